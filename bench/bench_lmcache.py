@@ -29,11 +29,29 @@ import torch  # noqa: E402
 from kvant.lmcache import options  # noqa: E402
 from kvant.lmcache.serde import Serde  # noqa: E402
 
-CODECS = ("turboquant-4:center=first/turboquant-4", "turboquant-4/turboquant-4", "int-4/int-4", "balanced")
+CODECS = (
+    "turboquant-4:center=first/turboquant-4",
+    "turboquant-4/turboquant-4",
+    "int-4/int-4",
+    "balanced",
+)
 CHUNK = (1, 32, 256, 2 * 8 * 128)  # 256 tokens of Llama 3.1 8B, fused
 PUBLISHED = (2, 80, 8192, 8 * 128)  # github.com/LMCache/LMCache/pull/4924: 70 and 66 GB/s on an L20
-KEY = types.SimpleNamespace(model_name="model", kv_rank=1 << 24, object_group_id=0, cache_salt="", chunk_hash=bytes(32))
-COLUMNS = ("machine", "device", "where", "codecs", "shape", "workers", "what", "gb_per_s", "ratio", "commit")
+KEY = types.SimpleNamespace(
+    model_name="model", kv_rank=1 << 24, object_group_id=0, cache_salt="", chunk_hash=bytes(32)
+)
+COLUMNS = (
+    "machine",
+    "device",
+    "where",
+    "codecs",
+    "shape",
+    "workers",
+    "what",
+    "gb_per_s",
+    "ratio",
+    "commit",
+)
 
 
 def words(codecs):
@@ -58,7 +76,12 @@ def buffer(n, pinned=False):
 
 def rows_like(shape, device="cpu", pinned=False):
     generator = torch.Generator(device).manual_seed(1)
-    made = torch.randn(shape, generator=generator, device=device, dtype=torch.float32 if device == "cpu" else torch.bfloat16)
+    made = torch.randn(
+        shape,
+        generator=generator,
+        device=device,
+        dtype=torch.float32 if device == "cpu" else torch.bfloat16,
+    )
     made = made.to(torch.bfloat16)
     return made.pin_memory() if pinned else made
 
@@ -66,7 +89,9 @@ def rows_like(shape, device="cpu", pinned=False):
 def on_host(codecs, shape, workers, device, seconds):
     """From host memory to host memory; on a GPU `workers` objects at once."""
     pinned = device != "cpu"
-    serde = Serde(options.read({"head_dim": 128, "device": device, "workers": workers} | words(codecs)))
+    serde = Serde(
+        options.read({"head_dim": 128, "device": device, "workers": workers} | words(codecs))
+    )
     at_once = workers if pinned else 1
     x = [rows_like(shape, pinned=pinned) for _ in range(at_once)]
     y = [torch.empty_like(one, pin_memory=pinned) for one in x]
@@ -83,7 +108,10 @@ def on_host(codecs, shape, workers, device, seconds):
     def decode(i):
         serde.decode(data[i], [y[i]], KEY)
 
-    raw, clock = x[0].nbytes * at_once, time.perf_counter if workers > 1 or pinned else time.thread_time
+    raw, clock = (
+        x[0].nbytes * at_once,
+        time.perf_counter if workers > 1 or pinned else time.thread_time,
+    )
     try:
         for what, call in (("encode", encode), ("decode", decode)):
             run = both(call) if at_once > 1 else functools.partial(call, 0)
@@ -122,15 +150,31 @@ def measured(arguments):
     for codecs, (place, shape) in itertools.product(arguments.codecs, where):
         for workers in arguments.workers if place == "host" else [1]:
             rest = arguments.device, arguments.seconds
-            run = on_device(codecs, shape, *rest) if place == "device" else on_host(codecs, shape, workers, *rest)
+            run = (
+                on_device(codecs, shape, *rest)
+                if place == "device"
+                else on_host(codecs, shape, workers, *rest)
+            )
             for what, speed, ratio in run:
-                yield place, codecs, "x".join(map(str, shape)), workers, what, f"{speed:.3g}", f"{ratio:.3f}"
+                yield (
+                    place,
+                    codecs,
+                    "x".join(map(str, shape)),
+                    workers,
+                    what,
+                    f"{speed:.3g}",
+                    f"{ratio:.3f}",
+                )
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--workers", type=int, nargs="+", default=[1], help="threads; on a GPU objects at once")
+    parser.add_argument(
+        "--workers", type=int, nargs="+", default=[1], help="threads; on a GPU objects at once"
+    )
     parser.add_argument("--codecs", nargs="+", default=CODECS, help="a preset, or specs K/V")
     parser.add_argument("--seconds", type=float, default=1.0, help="of each figure")
     parser.add_argument("--append", type=pathlib.Path, help="a CSV file")

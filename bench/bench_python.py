@@ -32,9 +32,15 @@ PROGRAMS = {
 def cpu_of(program):
     environment = os.environ | {"PYTHONPATH": str(PACKAGE)}
     before = os.times()
-    subprocess.run([sys.executable, "-S", "-c", f"import sys; sys.path[:0] = {sys.path!r}; {program}"], env=environment, check=True)
+    subprocess.run(
+        [sys.executable, "-S", "-c", f"import sys; sys.path[:0] = {sys.path!r}; {program}"],
+        env=environment,
+        check=True,
+    )
     after = os.times()
-    return after.children_user + after.children_system - before.children_user - before.children_system
+    return (
+        after.children_user + after.children_system - before.children_user - before.children_system
+    )
 
 
 def least(calls):
@@ -48,9 +54,17 @@ def least(calls):
 
 
 def encode_times(spec, role):
-    codec, rows = kvant.Codec(spec, 128, role), np.random.default_rng(1).standard_normal((ROWS, 128), np.float32)
+    codec, rows = (
+        kvant.Codec(spec, 128, role),
+        np.random.default_rng(1).standard_normal((ROWS, 128), np.float32),
+    )
     pages = codec.encode(rows)
-    call, handle, at, to = library().kvant_codec_encode, codec.handle, rows.ctypes.data, pages.ctypes.data
+    call, handle, at, to = (
+        library().kvant_codec_encode,
+        codec.handle,
+        rows.ctypes.data,
+        pages.ctypes.data,
+    )
 
     def straight():
         for i in range(ROWS // 64):
@@ -63,12 +77,17 @@ def main():
     rows = csv.writer(sys.stdout)
     where = record.machine(), record.commit()
     rows.writerow(("what", "python", "library", "unit", "machine", "commit"))
-    times = {name: min(cpu_of(program) for _ in range(20)) for name, program in {"": "", **PROGRAMS}.items()}
+    times = {
+        name: min(cpu_of(program) for _ in range(20))
+        for name, program in {"": "", **PROGRAMS}.items()
+    }
     for name in PROGRAMS:
         rows.writerow((name, f"{times[name] - times['']:.3f}", "", "s", *where))
     for spec in ("int-4", "turboquant-4", "trellis-4"):
         ours, theirs = (1e6 * seconds / ROWS for seconds in encode_times(spec, "k"))
-        rows.writerow((f"encode {spec}", f"{ours:.3f}", f"{theirs:.3f}", "us per row of 128", *where))
+        rows.writerow(
+            (f"encode {spec}", f"{ours:.3f}", f"{theirs:.3f}", "us per row of 128", *where)
+        )
 
 
 if __name__ == "__main__":

@@ -35,14 +35,20 @@ PART = 8192  # tokens of random rows that are made at once
 
 
 def arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     model_shape.add_options(parser)
     for name, default in dict(tokens=64, rounds=3).items():
         parser.add_argument("--" + name, type=int, default=default)
     parser.add_argument("--shapes", default="8x32768,1x131072", help="batch x context, with commas")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="bfloat16", choices=("float32", "float16", "bfloat16"))
-    parser.add_argument("--caches", default="kvant:balanced,dynamic", help="with commas: kvant:PRESET, kvant:SPEC, plain:PRESET, dynamic, static, quanto")
+    parser.add_argument(
+        "--caches",
+        default="kvant:balanced,dynamic",
+        help="with commas: kvant:PRESET, kvant:SPEC, plain:PRESET, dynamic, static, quanto",
+    )
     a = parser.parse_args()
     a.vocabulary = a.vocabulary or 32000
     model_shape.complete(a)
@@ -51,7 +57,9 @@ def arguments():
 
 
 def make_model(a):
-    config = model_shape.config(a, 2 * max(context for _, context in a.shapes), initializer_range=0.02)
+    config = model_shape.config(
+        a, 2 * max(context for _, context in a.shapes), initializer_range=0.02
+    )
     with torch.device(a.device):
         torch.manual_seed(0)
         torch.set_default_dtype(getattr(torch, a.dtype))
@@ -83,11 +91,15 @@ def fill(a, cache, name):
 
     def rows(n):
         shape = a.batch, a.kv_heads, n, a.head_dim
-        return torch.randn(shape, dtype=getattr(torch, a.dtype), device=a.device, generator=generator)
+        return torch.randn(
+            shape, dtype=getattr(torch, a.dtype), device=a.device, generator=generator
+        )
 
     for layer in range(a.layers):
         for first in range(0, a.context, part):
-            cache.update(rows(min(part, a.context - first)), rows(min(part, a.context - first)), layer)
+            cache.update(
+                rows(min(part, a.context - first)), rows(min(part, a.context - first)), layer
+            )
     if isinstance(cache, KvantCache):
         assert cache.bytes > 0  # the rows are appended
 
@@ -119,7 +131,9 @@ class Run:
         self.decode_bytes = used(a) - before
 
     def take(self, n):
-        self.model.set_attn_implementation("kvant" if isinstance(self.cache, KvantCache) else "sdpa")
+        self.model.set_attn_implementation(
+            "kvant" if isinstance(self.cache, KvantCache) else "sdpa"
+        )
         start = time.perf_counter()
         self.ids = self.model.generate(
             self.ids,

@@ -29,24 +29,54 @@ import time
 import model_shape
 
 COLUMNS = "device vllm commit command model cache layers batch context tpot_ms tokens_per_s tokens_that_fit ttft_ms".split()
-OF_VLLM = ("auto", "fp8", "int4_per_token_head", "int8_per_token_head", "fp8_per_token_head", "turboquant_")
+OF_VLLM = (
+    "auto",
+    "fp8",
+    "int4_per_token_head",
+    "int8_per_token_head",
+    "fp8_per_token_head",
+    "turboquant_",
+)
 PRESETS = ("quality", "balanced", "small")
 FEW, MANY = 8, 40  # tokens of the two calls
 
 
 def arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=("speed", "ids", "engine"))
     model_shape.add_options(parser)
-    parser.add_argument("--caches", nargs="+", default="auto turboquant4 fp8 int4 trellis4 int4_per_token_head".split())
-    parser.add_argument("--shapes", default="64x4096,8x32768,256x8192", help="requests x context, with commas, for tpot_ms")
+    parser.add_argument(
+        "--caches",
+        nargs="+",
+        default="auto turboquant4 fp8 int4 trellis4 int4_per_token_head".split(),
+    )
+    parser.add_argument(
+        "--shapes",
+        default="64x4096,8x32768,256x8192",
+        help="requests x context, with commas, for tpot_ms",
+    )
     parser.add_argument("--prompts", default="", help="requests x prompt, with commas, for ttft_ms")
-    parser.add_argument("--at-once", type=int, default=1, help="engines that start together; they are measured one by one")
-    parser.add_argument("--start", type=float, default=150, help="seconds that engines may take to start")
-    parser.add_argument("--gib", type=json.loads, default={}, help="memory of the cache by its name, as JSON")
-    parser.add_argument("--against", default="auto@TRITON_ATTN", help="of ids: further stock caches, with commas")
+    parser.add_argument(
+        "--at-once",
+        type=int,
+        default=1,
+        help="engines that start together; they are measured one by one",
+    )
+    parser.add_argument(
+        "--start", type=float, default=150, help="seconds that engines may take to start"
+    )
+    parser.add_argument(
+        "--gib", type=json.loads, default={}, help="memory of the cache by its name, as JSON"
+    )
+    parser.add_argument(
+        "--against", default="auto@TRITON_ATTN", help="of ids: further stock caches, with commas"
+    )
     parser.add_argument("--seconds", type=float, default=1e9, help="no cache is begun after these")
-    parser.add_argument("--options", type=json.loads, default={}, help="further options of vllm.LLM, as JSON")
+    parser.add_argument(
+        "--options", type=json.loads, default={}, help="further options of vllm.LLM, as JSON"
+    )
     parser.add_argument("--csv", default="")
     parser.add_argument("--commit", default="")
     parser.add_argument("--cache", help=argparse.SUPPRESS)
@@ -68,7 +98,9 @@ def write_model(a, folder):
     config = model_shape.config(a, most, initializer_range=0.05, dtype="bfloat16")
     config.architectures = [{"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}[a.model]]
     torch.manual_seed(1)
-    (AutoModelForCausalLM.from_config(config).to(torch.bfloat16) if a.what == "ids" else config).save_pretrained(folder)
+    (
+        AutoModelForCausalLM.from_config(config).to(torch.bfloat16) if a.what == "ids" else config
+    ).save_pretrained(folder)
 
 
 def write_calibration(a, path):
@@ -101,7 +133,9 @@ def cache_options(name):
     cache, backend, dtype = (name.split("@") + ["", ""])[:3]
     chosen = {"dtype": dtype} if dtype else {}
     if cache.startswith(OF_VLLM):
-        return chosen | {"kv_cache_dtype": cache} | ({"attention_backend": backend} if backend else {})
+        return (
+            chosen | {"kv_cache_dtype": cache} | ({"attention_backend": backend} if backend else {})
+        )
     os.environ["KVANT_VLLM"] = cache
     if is_cpu():
         return chosen | {"block_size": 64}
@@ -141,9 +175,14 @@ class Filled:
 
         scheduler = decode_bench_connector.DecodeBenchConnectorScheduler
         found = scheduler.get_num_new_matched_tokens
-        scheduler.get_num_new_matched_tokens = lambda self, *rest: found(self, *rest) if cls.now else (0, False)
+        scheduler.get_num_new_matched_tokens = lambda self, *rest: (
+            found(self, *rest) if cls.now else (0, False)
+        )
         extra = {"kv_connector_extra_config": {"startup_fill": True}}
-        return {"kv_transfer_config": {"kv_connector": "DecodeBenchConnector", "kv_role": "kv_both"} | extra}
+        return {
+            "kv_transfer_config": {"kv_connector": "DecodeBenchConnector", "kv_role": "kv_both"}
+            | extra
+        }
 
 
 def engine(a, folder, **more):
@@ -155,25 +194,47 @@ def engine(a, folder, **more):
         options |= {"enforce_eager": True}
     else:
         sizes = sorted({1, 8, *(batch for batch, _ in every)})
-        options |= {"compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": sizes}}
+        options |= {
+            "compilation_config": {
+                "mode": 0,
+                "cudagraph_mode": "FULL_DECODE_ONLY",
+                "cudagraph_capture_sizes": sizes,
+            }
+        }
     from vllm import LLM
 
     most, weights = max(batch for batch, _ in every), "auto" if a.what == "ids" else "dummy"
-    common = dict(model=folder, skip_tokenizer_init=True, load_format=weights, enable_prefix_caching=False, max_num_seqs=most)
-    return LLM(**common | dict(max_num_batched_tokens=8192, disable_log_stats=True) | options | a.options | more)
+    common = dict(
+        model=folder,
+        skip_tokenizer_init=True,
+        load_format=weights,
+        enable_prefix_caching=False,
+        max_num_seqs=most,
+    )
+    return LLM(
+        **common
+        | dict(max_num_batched_tokens=8192, disable_log_stats=True)
+        | options
+        | a.options
+        | more
+    )
 
 
 def generate(llm, prompts, n, **sampling):
     from vllm import SamplingParams
 
-    sampling = SamplingParams(temperature=0, ignore_eos=True, detokenize=False, max_tokens=n, **sampling)
+    sampling = SamplingParams(
+        temperature=0, ignore_eos=True, detokenize=False, max_tokens=n, **sampling
+    )
     start = time.perf_counter()
     made = llm.generate([{"prompt_token_ids": ids} for ids in prompts], sampling, use_tqdm=False)
     return time.perf_counter() - start, [x.outputs[0] for x in made]
 
 
 def prompts_of(batch, context, vocabulary):
-    return [[(i * 7919 + j * 31) % (vocabulary - 2) + 1 for j in range(context)] for i in range(batch)]
+    return [
+        [(i * 7919 + j * 31) % (vocabulary - 2) + 1 for j in range(context)] for i in range(batch)
+    ]
 
 
 def row(a, llm, batch, context):
@@ -181,7 +242,14 @@ def row(a, llm, batch, context):
     import vllm
 
     config = llm.llm_engine.vllm_config.cache_config
-    made = {"vllm": vllm.__version__, "model": a.model, "cache": a.cache, "layers": a.layers, "batch": batch, "context": context}
+    made = {
+        "vllm": vllm.__version__,
+        "model": a.model,
+        "cache": a.cache,
+        "layers": a.layers,
+        "batch": batch,
+        "context": context,
+    }
     made["device"] = "CPU" if is_cpu() else torch.cuda.get_device_name()
     return made if a.gib else made | {"tokens_that_fit": config.num_gpu_blocks * config.block_size}
 
@@ -190,7 +258,9 @@ def speed_rows(a, llm):
     Filled.now = False
     for batch, context in shapes(a.prompts):
         prompts = prompts_of(batch, context, a.vocabulary)
-        times = [generate(llm, prompts, 1)[0] for _ in range(3 if batch * context > 16384 else 4)][1:]
+        times = [generate(llm, prompts, 1)[0] for _ in range(3 if batch * context > 16384 else 4)][
+            1:
+        ]
         yield row(a, llm, batch, context) | {"ttft_ms": round(1e3 * statistics.median(times), 2)}
     Filled.now = True
     for batch, context in shapes(a.shapes):
@@ -198,12 +268,18 @@ def speed_rows(a, llm):
         generate(llm, prompts, 2)
         few, many = generate(llm, prompts, FEW)[0], generate(llm, prompts, MANY)[0]
         tpot = (many - few) / (MANY - FEW)
-        yield row(a, llm, batch, context) | {"tpot_ms": round(1e3 * tpot, 3), "tokens_per_s": round(batch * MANY / many, 1)}
+        yield row(a, llm, batch, context) | {
+            "tpot_ms": round(1e3 * tpot, 3),
+            "tokens_per_s": round(batch * MANY / many, 1),
+        }
 
 
 def steps(made):
     """The chosen tokens, and the most probable ones with their log-probabilities."""
-    return [[i, {j: p.logprob for j, p in step.items()}] for i, step in zip(made.token_ids, made.logprobs)]
+    return [
+        [i, {j: p.logprob for j, p in step.items()}]
+        for i, step in zip(made.token_ids, made.logprobs)
+    ]
 
 
 def answers(a, llm):
@@ -218,7 +294,9 @@ def run_engine(a):
     """In this process: rows as lines of JSON."""
     with tempfile.TemporaryDirectory() as folder:
         write_model(a, folder)
-        llm = engine(a, folder, **(Filled.options() if a.what == "speed" and shapes(a.shapes) else {}))
+        llm = engine(
+            a, folder, **(Filled.options() if a.what == "speed" and shapes(a.shapes) else {})
+        )
         print("READY", flush=True)
         sys.stdin.readline()
         for made in (speed_rows if a.what == "speed" else answers)(a, llm):
@@ -230,12 +308,32 @@ def run_engine(a):
 
 class Engine:
     def __init__(self, a, cache, what):
-        options = a.options | ({"kv_cache_memory_bytes": int(a.gib[cache] * 2**30)} if cache in a.gib else {})
-        words = [sys.executable, __file__, "engine", "--cache", cache, "--shapes", a.shapes, "--prompts", a.prompts]
-        words += ["--options", json.dumps(options), "--gib", json.dumps(a.gib), *model_shape.words(a)]
+        options = a.options | (
+            {"kv_cache_memory_bytes": int(a.gib[cache] * 2**30)} if cache in a.gib else {}
+        )
+        words = [
+            sys.executable,
+            __file__,
+            "engine",
+            "--cache",
+            cache,
+            "--shapes",
+            a.shapes,
+            "--prompts",
+            a.prompts,
+        ]
+        words += [
+            "--options",
+            json.dumps(options),
+            "--gib",
+            json.dumps(a.gib),
+            *model_shape.words(a),
+        ]
         environment = os.environ | {"BENCH_VLLM": what, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
         self.cache, self.lines, self.end = cache, queue.Queue(), time.monotonic() + a.start
-        self.child = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+        self.child = subprocess.Popen(
+            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self):
@@ -246,7 +344,9 @@ class Engine:
     def ready(self):
         """Waits for its start."""
         try:
-            while (line := self.lines.get(timeout=max(0.1, self.end - time.monotonic()))) is not None:
+            while (
+                line := self.lines.get(timeout=max(0.1, self.end - time.monotonic()))
+            ) is not None:
                 if line == "READY\n":
                     return
             self.lines.put(None)  # for rows: it ended
@@ -298,14 +398,24 @@ def compare(stock, other):
         if n < len(x):
             gaps.append(x[n][1][x[n][0]] - x[n][1].get(y[n][0], -float("inf")))
     equal = sum(n == len(x) for n, x in zip(firsts, stock))
-    most = f"log-probabilities differ by {statistics.median(changes):.5f}, at most {max(changes):.5f}"
+    most = (
+        f"log-probabilities differ by {statistics.median(changes):.5f}, at most {max(changes):.5f}"
+    )
     close = " ".join(f"{gap:.5f}" for gap in sorted(gaps))
     return f"{equal} of {len(stock)} prompts equal; {most}; where tokens differ stock's two are apart by: {close or '-'}; after {firsts}"
 
 
 def ids(a):
     """A small model: tokens of vLLM's own cache and of rows kept exactly, and of vLLM's own on other backends."""
-    a.layers, a.hidden, a.heads, a.kv_heads, a.head_dim, a.feed_forward, a.vocabulary = 2, 512, 8, 2, 64, 1024, 1024
+    a.layers, a.hidden, a.heads, a.kv_heads, a.head_dim, a.feed_forward, a.vocabulary = (
+        2,
+        512,
+        8,
+        2,
+        64,
+        1024,
+        1024,
+    )
     a.options, a.shapes, a.prompts = {"gpu_memory_utilization": 0.1} | a.options, "16x512", ""
     against = [name for name in a.against.split(",") if name]
     in_float = [f"{name}@float32" for name in against] + ["f32/f32@@float32"]
@@ -314,7 +424,10 @@ def ids(a):
         one.ready()
     found = {}
     for name, made in ((made["name"], made) for one in engines for made in one.rows()):
-        found[name] = [[(i, {int(j): p for j, p in of.items()}) for i, of in prompt] for prompt in made["prompts"]]
+        found[name] = [
+            [(i, {int(j): p for j, p in of.items()}) for i, of in prompt]
+            for prompt in made["prompts"]
+        ]
         stock = in_float[0] if name in in_float else "auto"
         if name != stock and stock in found:
             print(f"{name} beside {stock}: {compare(found[stock], found[name])}", flush=True)
@@ -329,7 +442,11 @@ def main():
         run_engine(a)
         return
     with tempfile.TemporaryDirectory() as folder:
-        if a.what == "speed" and any(cache in PRESETS or "=file" in cache for cache in a.caches) and "KVANT_VLLM_CALIBRATION" not in os.environ:
+        if (
+            a.what == "speed"
+            and any(cache in PRESETS or "=file" in cache for cache in a.caches)
+            and "KVANT_VLLM_CALIBRATION" not in os.environ
+        ):
             os.environ["KVANT_VLLM_CALIBRATION"] = f"{folder}/random.kvcal"
             write_calibration(a, os.environ["KVANT_VLLM_CALIBRATION"])
         {"speed": speed, "ids": ids}[a.what](a)

@@ -17,7 +17,17 @@ from results import Results  # noqa: E402
 from text import table_of  # noqa: E402
 
 ORDER = ["c", "avx2", "avx2vnni", "avx512", "avx512vnni", "avx512vbmi", "neon", "neondot"]
-COLORS = ["#444444", "#8c6d31", "#bd9e39", "#1f77b4", "#17becf", "#2ca02c", "#d62728", "#9467bd", "#e377c2"]
+COLORS = [
+    "#444444",
+    "#8c6d31",
+    "#bd9e39",
+    "#1f77b4",
+    "#17becf",
+    "#2ca02c",
+    "#d62728",
+    "#9467bd",
+    "#e377c2",
+]
 
 
 def name(row):
@@ -64,11 +74,21 @@ def shape_table(rows):
 def codec_table(rows):
     cells = {}
     for row in sorted(rows, key=lambda row: number(row, "microseconds")):
-        bits = 8 * number(row, "bytes") / (2 * number(row, "kv_heads") * number(row, "head_dim") * number(row, "tokens"))
-        cells.setdefault(name(row), {"bits": f"{bits:.2f}", "us": f"{number(row, 'microseconds'):.0f}",
-                                     "GB/s": f"{number(row, 'gbytes_per_second'):.2f}",
-                                     "times f16": f"{number(row, 'times_f16'):.2f}",
-                                     "of memory": f"{number(row, 'share_of_bandwidth'):.0%}"})
+        bits = (
+            8
+            * number(row, "bytes")
+            / (2 * number(row, "kv_heads") * number(row, "head_dim") * number(row, "tokens"))
+        )
+        cells.setdefault(
+            name(row),
+            {
+                "bits": f"{bits:.2f}",
+                "us": f"{number(row, 'microseconds'):.0f}",
+                "GB/s": f"{number(row, 'gbytes_per_second'):.2f}",
+                "times f16": f"{number(row, 'times_f16'):.2f}",
+                "of memory": f"{number(row, 'share_of_bandwidth'):.0%}",
+            },
+        )
     return table_of("cache", ["bits", "us", "GB/s", "times f16", "of memory"], cells)
 
 
@@ -79,15 +99,19 @@ def level_table(rows, tokens):
         if row["library"] == "kvant" and row["tokens"] == tokens:
             cells.setdefault(row["k"], {})[row["level"]] = cell(row)
     cells = {codec: row for codec, row in cells.items() if len(row) > 1}
-    return table_of("codec", sorted({level for row in cells.values() for level in row}, key=ORDER.index), cells)
+    return table_of(
+        "codec", sorted({level for row in cells.values() for level in row}, key=ORDER.index), cells
+    )
 
 
 def tables(rows, bandwidths, decode, prefill, usual):
     def is_usual(row):
         return (row["head_dim"], row["gqa"], row["queries"]) == ("128", "4", "1")
 
-    yield (f"{rows[0]['machine']}, {rows[0]['date']}, commit {rows[-1]['commit']}, level {level_of(rows)}; {rows[0]['threads']} "
-           f"threads read memory at {bandwidths[0]:.1f} to {bandwidths[-1]:.1f} GB/s, each run of the bench measured it once.")
+    yield (
+        f"{rows[0]['machine']}, {rows[0]['date']}, commit {rows[-1]['commit']}, level {level_of(rows)}; {rows[0]['threads']} "
+        f"threads read memory at {bandwidths[0]:.1f} to {bandwidths[-1]:.1f} GB/s, each run of the bench measured it once."
+    )
     yield "\nOne query token, microseconds and times faster than ggml's f16:\n"
     yield from shape_table(usual)
     yield "\n512 query tokens, causal:\n"
@@ -111,20 +135,39 @@ def draw(rows, bandwidth, ceilings, path):
     span = [min(intensities) / 1.5, max(intensities) * 1.5]
     roof = max([max(rates), *ceilings.values()])
     axes.plot([span[0], roof / bandwidth], [span[0] * bandwidth, roof], "k-", linewidth=1)
-    axes.text(span[0] * 1.05, span[0] * bandwidth * 1.9, f"memory, {bandwidth:.1f} GB/s", fontsize=8, rotation=35)
+    axes.text(
+        span[0] * 1.05,
+        span[0] * bandwidth * 1.9,
+        f"memory, {bandwidth:.1f} GB/s",
+        fontsize=8,
+        rotation=35,
+    )
     for label, height in ceilings.items():
         axes.plot([height / bandwidth, span[1]], [height, height], "k--", linewidth=0.8)
         axes.text(span[1], height * 1.05, f"{label}, {height:.0f}", fontsize=8, ha="right")
     for color, codec in zip(COLORS, names(rows)):
         for marker, many, size in (("o", False, 28), ("^", True, 36)):
-            points = [(x, y) for x, y, row in zip(intensities, rates, rows)
-                      if name(row) == codec and (number(row, "queries") > 8) == many]
+            points = [
+                (x, y)
+                for x, y, row in zip(intensities, rates, rows)
+                if name(row) == codec and (number(row, "queries") > 8) == many
+            ]
             if points:
-                axes.scatter(*zip(*points), s=size, color=color, marker=marker, label=None if many else codec)
-    axes.set(xscale="log", yscale="log", xlim=span, xlabel="multiply-adds a byte of keys and values",
-             ylabel="billions of multiply-adds a second")
-    axes.set_title("Attention, head_dim 128: one query token (circles; GQA 1, 4, 7; 32768 tokens)\n"
-                   "and 512 (triangles; GQA 4; 4096 tokens)", fontsize=9)
+                axes.scatter(
+                    *zip(*points), s=size, color=color, marker=marker, label=None if many else codec
+                )
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlim=span,
+        xlabel="multiply-adds a byte of keys and values",
+        ylabel="billions of multiply-adds a second",
+    )
+    axes.set_title(
+        "Attention, head_dim 128: one query token (circles; GQA 1, 4, 7; 32768 tokens)\n"
+        "and 512 (triangles; GQA 4; 4096 tokens)",
+        fontsize=9,
+    )
     axes.legend(fontsize=8, loc="center", bbox_to_anchor=(0.68, 0.25))
     axes.grid(True, which="major", linewidth=0.3)
     figure.tight_layout()
@@ -132,10 +175,18 @@ def draw(rows, bandwidth, ceilings, path):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("csv", type=pathlib.Path, help="cpu_attention.csv")
     parser.add_argument("--svg", help="the picture's file")
-    parser.add_argument("--ceiling", action="append", default=[], metavar="NAME=NUMBER", help="a line of the picture")
+    parser.add_argument(
+        "--ceiling",
+        action="append",
+        default=[],
+        metavar="NAME=NUMBER",
+        help="a line of the picture",
+    )
     arguments = parser.parse_args()
     rows = Results(arguments.csv.parent).lines(arguments.csv.name)
     bandwidths = sorted({number(row, "read_gbytes_per_second") for row in rows})
@@ -147,7 +198,9 @@ def main():
     if arguments.svg:
         drawn = [row for row in usual if (row["head_dim"], row["tokens"]) == ("128", "32768")]
         drawn += [row for row in prefill if row["head_dim"] == "128"]
-        ceilings = {key: float(value) for key, value in (text.rsplit("=", 1) for text in arguments.ceiling)}
+        ceilings = {
+            key: float(value) for key, value in (text.rsplit("=", 1) for text in arguments.ceiling)
+        }
         draw(drawn, bandwidths[-1], ceilings, arguments.svg)
 
 

@@ -40,21 +40,36 @@ def halves(data):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", required=True)
     parser.add_argument("--capture", required=True, type=pathlib.Path)
-    parser.add_argument("--csv", type=pathlib.Path, default=pathlib.Path("bench/results/entropy.csv"))
+    parser.add_argument(
+        "--csv", type=pathlib.Path, default=pathlib.Path("bench/results/entropy.csv")
+    )
     arguments = parser.parse_args()
     new = not arguments.csv.exists()
     with arguments.csv.open("a", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
         if new:
-            table.writerow(["model", "spec", "role", "bytes", "halves", "lzma", "machine", "commit", "command"])
+            table.writerow(
+                ["model", "spec", "role", "bytes", "halves", "lzma", "machine", "commit", "command"]
+            )
         for spec in SPECS:
             for role in "kv":
                 data = b"".join(pages(arguments.capture, spec, role))
-                row = [arguments.model, spec, role, len(data), halves(data), len(lzma.compress(data, preset=9)) / len(data)]
-                table.writerow(row + [machine(), commit(), f"bench/entropy.py --model {arguments.model}"])
+                row = [
+                    arguments.model,
+                    spec,
+                    role,
+                    len(data),
+                    halves(data),
+                    len(lzma.compress(data, preset=9)) / len(data),
+                ]
+                table.writerow(
+                    row + [machine(), commit(), f"bench/entropy.py --model {arguments.model}"]
+                )
                 print(*row)
 
 

@@ -20,23 +20,36 @@ import sys
 
 import record
 
-LINE = re.compile(r"after (ordinary text|none|\d+ tokens (?:of \"[^\"]*\"|in no order))(?::)? ([0-9.]+)")
+LINE = re.compile(
+    r"after (ordinary text|none|\d+ tokens (?:of \"[^\"]*\"|in no order))(?::)? ([0-9.]+)"
+)
 NONE = re.compile(r"mean KLD of a first request ([0-9.]+)")
 
 
 def measure(program, model):
     """The test's own bound is for the model that tests have: figures count either way."""
-    done = subprocess.run([program], capture_output=True, text=True, env=dict(os.environ, KVANT_TEST_MODEL=str(model)))
+    done = subprocess.run(
+        [program], capture_output=True, text=True, env=dict(os.environ, KVANT_TEST_MODEL=str(model))
+    )
     said = done.stdout + done.stderr
     found = [("none", kld) for kld in NONE.findall(said)] + LINE.findall(said)
     if len(found) != 9:
-        sys.exit(f"first_request: {model.name}: {len(found)} figures, and 9 are needed\n{said[-2000:]}")
+        sys.exit(
+            f"first_request: {model.name}: {len(found)} figures, and 9 are needed\n{said[-2000:]}"
+        )
     about = {"machine": record.machine(), "commit": record.commit(), "command": command(program)}
-    return [{"model": model.stem, "first_request": what.replace("\n", "\\n"), "kld_mean": kld, **about} for what, kld in found]
+    return [
+        {"model": model.stem, "first_request": what.replace("\n", "\\n"), "kld_mean": kld, **about}
+        for what, kld in found
+    ]
 
 
 def command(program):
-    given = [f"{name}={record.short(os.environ[name])}" for name in ("KVANT_TEST_TEXT", "KVANT_TEST_PIECES") if name in os.environ]
+    given = [
+        f"{name}={record.short(os.environ[name])}"
+        for name in ("KVANT_TEST_TEXT", "KVANT_TEST_PIECES")
+        if name in os.environ
+    ]
     return " ".join([*given, pathlib.Path(program).name])
 
 
@@ -44,7 +57,9 @@ def main():
     program, path = sys.argv[1], pathlib.Path(sys.argv[2])
     rows = [dict(row) for row in csv.DictReader(path.open())] if path.exists() else []
     for model in map(pathlib.Path, sys.argv[3:]):
-        same = [row for row in rows if (row["model"], row["command"]) == (model.stem, command(program))]
+        same = [
+            row for row in rows if (row["model"], row["command"]) == (model.stem, command(program))
+        ]
         if any(row["commit"] == record.commit() for row in same):
             continue
         rows = [row for row in rows if row not in same] + measure(program, model)

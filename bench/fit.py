@@ -59,8 +59,12 @@ def metadata(shape):
         own.update({f"expert_{of}": EXPERTS for of in ("count", "used_count")})
         own["expert_feed_forward_length"] = FEED_FORWARD
     named = {f"{architecture}.{key}": v for key, v in own.items()}
-    return {"general.architecture": architecture, "general.name": shape["model"],
-            "tokenizer.ggml.model": "no_vocab", **named}
+    return {
+        "general.architecture": architecture,
+        "general.name": shape["model"],
+        "tokenizer.ggml.model": "no_vocab",
+        **named,
+    }
 
 
 def attention(shape):
@@ -80,11 +84,17 @@ def attention(shape):
 
 def feed_forward(shape):
     """{tensor of a layer: dimensions}"""
-    ways = {"gate": (EMBEDDING, FEED_FORWARD), "up": (EMBEDDING, FEED_FORWARD),
-            "down": (FEED_FORWARD, EMBEDDING)}
+    ways = {
+        "gate": (EMBEDDING, FEED_FORWARD),
+        "up": (EMBEDDING, FEED_FORWARD),
+        "down": (FEED_FORWARD, EMBEDDING),
+    }
     if shape["architecture"] == "gpt-oss":
-        tensors = {"post_attention_norm.weight": [EMBEDDING], "ffn_gate_inp.bias": [EXPERTS],
-                   "ffn_gate_inp.weight": [EMBEDDING, EXPERTS]}
+        tensors = {
+            "post_attention_norm.weight": [EMBEDDING],
+            "ffn_gate_inp.bias": [EXPERTS],
+            "ffn_gate_inp.weight": [EMBEDDING, EXPERTS],
+        }
         for way, (of, to) in ways.items():
             tensors[f"ffn_{way}_exps.weight"] = [of, to, EXPERTS]
             tensors[f"ffn_{way}_exps.bias"] = [to, EXPERTS]
@@ -92,17 +102,23 @@ def feed_forward(shape):
     norms = ["ffn_norm"]
     if shape["architecture"] == "gemma3":
         norms += ["post_attention_norm", "post_ffw_norm"]
-    return {**{f"{norm}.weight": [EMBEDDING] for norm in norms},
-            **{f"ffn_{way}.weight": list(sides) for way, sides in ways.items()}}
+    return {
+        **{f"{norm}.weight": [EMBEDDING] for norm in norms},
+        **{f"ffn_{way}.weight": list(sides) for way, sides in ways.items()},
+    }
 
 
 def write_model(path, shape):
     """A GGUF file of this shape. Its weights are zeros, which take no room on a disk."""
-    ends = {"token_embd.weight": [EMBEDDING, VOCABULARY], "output_norm.weight": [EMBEDDING],
-            "output.weight": [EMBEDDING, VOCABULARY]}
+    ends = {
+        "token_embd.weight": [EMBEDDING, VOCABULARY],
+        "output_norm.weight": [EMBEDDING],
+        "output.weight": [EMBEDDING, VOCABULARY],
+    }
     layer = {**attention(shape), **feed_forward(shape)}
-    of_layers = {f"blk.{i}.{name}": dims for i in range(int(shape["layers"]))
-                 for name, dims in layer.items()}
+    of_layers = {
+        f"blk.{i}.{name}": dims for i in range(int(shape["layers"])) for name, dims in layer.items()
+    }
     tensors = [(name, dims, gguf_head.F32) for name, dims in {**ends, **of_layers}.items()]
     with open(path, "wb") as file:
         head = gguf_head.head(metadata(shape), tensors)
@@ -114,7 +130,7 @@ def inspected(kvant, model, on_gpu, contexts=CONTEXTS):
     """The rows of kvant inspect for the usual caches, full, at all contexts."""
     rows, words = [], [kvant, "inspect", "-m", model, "--json", *(["--gpu"] if on_gpu else [])]
     for i in range(0, len(contexts), AT_ONCE):
-        some = ",".join(map(str, contexts[i:i + AT_ONCE]))
+        some = ",".join(map(str, contexts[i : i + AT_ONCE]))
         done = subprocess.run([*words, "-c", some], capture_output=True, text=True)
         if done.returncode != 0:
             sys.exit(f"{' '.join(map(str, words))} -c {some}:\n{done.stderr}")

@@ -12,7 +12,9 @@ class Server:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
-        self.process = subprocess.Popen([*command, "--port", str(self.port)], stdout=log, stderr=log, env=env)
+        self.process = subprocess.Popen(
+            [*command, "--port", str(self.port)], stdout=log, stderr=log, env=env
+        )
 
     def __enter__(self):
         return self
@@ -28,7 +30,9 @@ class Server:
     def request(self, method, path, body=None):
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
         try:
-            connection.request(method, path, body and json.dumps(body), {"Content-Type": "application/json"})
+            connection.request(
+                method, path, body and json.dumps(body), {"Content-Type": "application/json"}
+            )
             response = connection.getresponse()
             return response.status, json.loads(response.read())
         finally:

@@ -34,7 +34,10 @@ from kvant.transformers import KvantCache  # noqa: E402
 
 BATCH = 512  # tokens of a pass
 WHO = "machine pytorch transformers commit command model cache k v settings calibrated".split()
-POSITIONS = [*WHO, *"context contexts from to tokens kld_mean kld_se ppl top1 bytes f16_bytes seconds".split()]
+POSITIONS = [
+    *WHO,
+    *"context contexts from to tokens kld_mean kld_se ppl top1 bytes f16_bytes seconds".split(),
+]
 NEEDLES = [*WHO, *"kind tokens texts found nll agree kld_mean found_f32 seconds".split()]
 
 
@@ -80,18 +83,55 @@ def spec(k, v=None):
 
 def wanted(model, folder, calibration):
     """(name, arguments of KvantCache or a rounding), the most important first."""
-    kept = [{"preset": name, "calibration": calibration} for name in ("balanced", "small", "quality")]
+    kept = [
+        {"preset": name, "calibration": calibration} for name in ("balanced", "small", "quality")
+    ]
     plain = [{"preset": name} for name in ("balanced", "small", "quality")]
     recipe = {file.stem: {"settings": str(file)} for file in papers.octopus_recipe(model, folder)}
     named = [row for name, row in recipe.items() if "-4_" in name or "-2_" in name]
-    tiny = [spec("trellis-2:transform=file", "trellis-2:center=file") | {"calibration": calibration}]
-    first = [spec("int-4"), spec("bdr-4"), spec(f"hqmq-s96r4:{BOOK}"), spec("octopus-4:scale=norm"), spec("turboquant-4:scale=norm"),
-             spec("innerq-base"), spec("kivi-2"), *tiny, spec(f"hqmq-s24r3:{BOOK}"), spec("octopus-2:scale=norm"),
-             spec("turboquant-2:scale=norm")]
-    last = [spec("trellis-4:center=first,norm=first", "trellis-4:center=first"), spec("int-3:sym"), spec("innerq-small"), spec("innerq-hybrid"), spec("turboquant-3.5:scale=norm"),
-            spec("turboquant-2.5:scale=norm"), spec("kivi-2:sink=32,recent=96"), spec("turboquant-4"), spec("octopus-4")]
-    caches = [spec("f16"), kept[0], plain[0], kept[1], plain[1], "q4_0", "q8_0", kept[2], *first, spec(f"hqmq-s96r6:{BOOK},med3"),
-              plain[2], "fp8", *named, *last]
+    tiny = [
+        spec("trellis-2:transform=file", "trellis-2:center=file") | {"calibration": calibration}
+    ]
+    first = [
+        spec("int-4"),
+        spec("bdr-4"),
+        spec(f"hqmq-s96r4:{BOOK}"),
+        spec("octopus-4:scale=norm"),
+        spec("turboquant-4:scale=norm"),
+        spec("innerq-base"),
+        spec("kivi-2"),
+        *tiny,
+        spec(f"hqmq-s24r3:{BOOK}"),
+        spec("octopus-2:scale=norm"),
+        spec("turboquant-2:scale=norm"),
+    ]
+    last = [
+        spec("trellis-4:center=first,norm=first", "trellis-4:center=first"),
+        spec("int-3:sym"),
+        spec("innerq-small"),
+        spec("innerq-hybrid"),
+        spec("turboquant-3.5:scale=norm"),
+        spec("turboquant-2.5:scale=norm"),
+        spec("kivi-2:sink=32,recent=96"),
+        spec("turboquant-4"),
+        spec("octopus-4"),
+    ]
+    caches = [
+        spec("f16"),
+        kept[0],
+        plain[0],
+        kept[1],
+        plain[1],
+        "q4_0",
+        "q8_0",
+        kept[2],
+        *first,
+        spec(f"hqmq-s96r6:{BOOK},med3"),
+        plain[2],
+        "fp8",
+        *named,
+        *last,
+    ]
     return [(cache, {}) if isinstance(cache, str) else (name_of(cache), cache) for cache in caches]
 
 
@@ -110,7 +150,11 @@ def of_group(group, model, folder, calibration):
 def learns(options):
     """Whether a cache takes something of its own first rows; then each text has its cache."""
     specs = options.get("k", ""), options.get("v", "")
-    return "preset" in options and "calibration" not in options or any("=first" in text or "innerq" in text for text in specs)
+    return (
+        "preset" in options
+        and "calibration" not in options
+        or any("=first" in text or "innerq" in text for text in specs)
+    )
 
 
 def name_of(options):
@@ -126,33 +170,65 @@ class Run:
         self.a, self.begin = a, time.monotonic()
         self.end = self.begin + min(a.limit, a.position_limit)
         self.model_name = next(name for name in papers.SHAPES if a.model.name.startswith(name))
-        self.model = AutoModelForCausalLM.from_pretrained(a.model.parent, gguf_file=a.model.name, dtype=torch.float32,
-                                                          attn_implementation="sdpa").to(a.device).eval()
-        self.arrays = {name: torch.from_numpy(np.asarray(x, np.int64)) for name, x in np.load(a.model.with_suffix(".npz")).items()}
+        self.model = (
+            AutoModelForCausalLM.from_pretrained(
+                a.model.parent,
+                gguf_file=a.model.name,
+                dtype=torch.float32,
+                attn_implementation="sdpa",
+            )
+            .to(a.device)
+            .eval()
+        )
+        self.arrays = {
+            name: torch.from_numpy(np.asarray(x, np.int64))
+            for name, x in np.load(a.model.with_suffix(".npz")).items()
+        }
         self.positions = a.positions or min(self.model.config.max_position_embeddings, 32768)
         self.clusters = tuple(int(n) for n in a.clusters.split(",")) if a.clusters else ()
-        self.calibration = a.work / f"{a.model.stem}{'_clusters' if a.clusters else ''}_{self.positions}.kvcal"
-        self.who = dict(machine=torch.cuda.get_device_name() if a.device == "cuda" else "CPU", pytorch=torch.__version__.split("+")[0],
-                        transformers=transformers.__version__, commit=a.commit, model=self.model_name,
-                        command=f"long_contexts.py {a.model.name}")
+        self.calibration = (
+            a.work / f"{a.model.stem}{'_clusters' if a.clusters else ''}_{self.positions}.kvcal"
+        )
+        self.who = dict(
+            machine=torch.cuda.get_device_name() if a.device == "cuda" else "CPU",
+            pytorch=torch.__version__.split("+")[0],
+            transformers=transformers.__version__,
+            commit=a.commit,
+            model=self.model_name,
+            command=f"long_contexts.py {a.model.name}",
+        )
 
     def calibrate(self):
         if not self.calibration.exists():
             ids = self.arrays["calibration"][: self.a.calibrate]
-            kvant.calibrate(self.model, ids, clusters=self.clusters, positions=self.positions).save(self.calibration)
-            print(f"calibrated on {len(ids)} tokens after {time.monotonic() - self.begin:.0f} s", flush=True)
+            kvant.calibrate(self.model, ids, clusters=self.clusters, positions=self.positions).save(
+                self.calibration
+            )
+            print(
+                f"calibrated on {len(ids)} tokens after {time.monotonic() - self.begin:.0f} s",
+                flush=True,
+            )
 
     def cache(self, name, options, tokens):
         if name in STOCK:
             return Rounded(self.model.config, STOCK[name])
-        return KvantCache(self.model.config, max_tokens=tokens, **options) if options else DynamicCache(config=self.model.config)
+        return (
+            KvantCache(self.model.config, max_tokens=tokens, **options)
+            if options
+            else DynamicCache(config=self.model.config)
+        )
 
     def attending(self, options):
         self.model.set_attn_implementation("kvant" if options else "sdpa")
 
     def describe(self, name, options):
-        return self.who | {"cache": name, "k": options.get("k", ""), "v": options.get("v", ""),
-                           "settings": pathlib.Path(options.get("settings", "")).name, "calibrated": self.calibrated(options)}
+        return self.who | {
+            "cache": name,
+            "k": options.get("k", ""),
+            "v": options.get("v", ""),
+            "settings": pathlib.Path(options.get("settings", "")).name,
+            "calibrated": self.calibrated(options),
+        }
 
     def calibrated(self, options):
         """Up to which position the calibration's contexts lie; 0 without."""
@@ -163,8 +239,14 @@ class Run:
         length = ids.shape[1]
         for start in range(0, length, BATCH):
             part = ids[:, start : start + BATCH].to(self.a.device)
-            n = part.shape[1] if kept is None else min(max(start + part.shape[1] - (length - kept), 0), part.shape[1])
-            logits = self.model(part, past_key_values=cache, use_cache=True, logits_to_keep=max(n, 1)).logits
+            n = (
+                part.shape[1]
+                if kept is None
+                else min(max(start + part.shape[1] - (length - kept), 0), part.shape[1])
+            )
+            logits = self.model(
+                part, past_key_values=cache, use_cache=True, logits_to_keep=max(n, 1)
+            ).logits
             if n:
                 yield start + part.shape[1] - n, torch.log_softmax(logits[:, -n:].float(), -1)
 
@@ -201,12 +283,19 @@ def positions(run, name, options, ids, reference):
                 reference.append(found)
             wanted_ = reference[start // BATCH][first : first + texts]
             targets = some[:, start + 1 : start + 1 + found.shape[1]].to(found.device)
-            of_text.append(((wanted_.exp() * (wanted_ - found)).sum(-1).cpu(),
-                            -found[:, : targets.shape[1]].gather(2, targets[..., None])[..., 0].cpu(),
-                            (wanted_.argmax(-1) == found.argmax(-1)).float().cpu()))
+            of_text.append(
+                (
+                    (wanted_.exp() * (wanted_ - found)).sum(-1).cpu(),
+                    -found[:, : targets.shape[1]].gather(2, targets[..., None])[..., 0].cpu(),
+                    (wanted_.argmax(-1) == found.argmax(-1)).float().cpu(),
+                )
+            )
         sums.append([torch.cat(x, 1) for x in zip(*of_text)])
         if options:
-            size = [have + more for have, more in zip(size if first else (0, 0), (cache.bytes, cache.f16_bytes))]
+            size = [
+                have + more
+                for have, more in zip(size if first else (0, 0), (cache.bytes, cache.f16_bytes))
+            ]
         del cache
     kld, nll, top = (torch.cat(x) for x in zip(*sums))
     took = time.monotonic() - begin
@@ -214,9 +303,19 @@ def positions(run, name, options, ids, reference):
         part, text = kld[:, first:last].flatten().double(), nll[:, first:last].flatten().double()
         se = float(part.std()) / math.sqrt(len(part))
         yield run.describe(name, options) | {
-            "context": n, "contexts": len(ids), "from": first, "to": last - 1, "tokens": len(part), "kld_mean": float(part.mean()),
-            "kld_se": se, "ppl": math.exp(float(text.mean())), "top1": float(top[:, first:last].mean()), "bytes": size[0],
-            "f16_bytes": size[1], "seconds": round(took, 1)}
+            "context": n,
+            "contexts": len(ids),
+            "from": first,
+            "to": last - 1,
+            "tokens": len(part),
+            "kld_mean": float(part.mean()),
+            "kld_se": se,
+            "ppl": math.exp(float(text.mean())),
+            "top1": float(top[:, first:last].mean()),
+            "bytes": size[0],
+            "f16_bytes": size[1],
+            "seconds": round(took, 1),
+        }
 
 
 # Needles
@@ -226,7 +325,9 @@ def needles(run, name, options, kind, length, references):
     """A row per kind and length. An answer is found when each of its tokens is the most probable one after those before it:
     what greedy decoding would write. agree: answers of which every most probable token is the reference's."""
     begin = time.monotonic()
-    ids, answers = (run.arrays[f"{name}_{kind}_{length}"][: run.a.texts] for name in ("needle", "answers"))
+    ids, answers = (
+        run.arrays[f"{name}_{kind}_{length}"][: run.a.texts] for name in ("needle", "answers")
+    )
     kept, found, nll, tops, kld = int(answers.max()) + 1, [], [], [], []
     run.attending(options)
     for part in range(0, len(ids), run.a.sequences):
@@ -236,7 +337,9 @@ def needles(run, name, options, kind, length, references):
         del cache
         key = kind, length, part
         references.setdefault(key, rows)
-        for row, reference, tokens, n in zip(rows, references[key], some.to(rows.device), answers[part : part + len(some)].tolist()):
+        for row, reference, tokens, n in zip(
+            rows, references[key], some.to(rows.device), answers[part : part + len(some)].tolist()
+        ):
             row, reference, tokens = row[-n - 1 : -1], reference[-n - 1 : -1], tokens[-n:]
             best = row.argmax(-1)
             found.append(bool((best == tokens).all()))
@@ -245,8 +348,16 @@ def needles(run, name, options, kind, length, references):
             kld.append(float((reference.exp() * (reference - row)).sum(-1).mean()))
     base = references.setdefault((kind, length), sum(found))
     yield run.describe(name, options) | {
-        "kind": kind, "tokens": length, "texts": len(ids), "found": sum(found), "nll": mean(nll), "agree": sum(tops),
-        "kld_mean": mean(kld), "found_f32": base, "seconds": round(time.monotonic() - begin, 1)}
+        "kind": kind,
+        "tokens": length,
+        "texts": len(ids),
+        "found": sum(found),
+        "nll": mean(nll),
+        "agree": sum(tops),
+        "kld_mean": mean(kld),
+        "found_f32": base,
+        "seconds": round(time.monotonic() - begin, 1),
+    }
 
 
 # All of it
@@ -258,7 +369,9 @@ class Table:
         for file in (path, *os.environ.get("HAVE", "").split()):
             if pathlib.Path(file).exists():
                 with open(file, newline="") as rows:
-                    self.have |= {tuple(row.get(name, "") for name in key) for row in csv.DictReader(rows)}
+                    self.have |= {
+                        tuple(row.get(name, "") for name in key) for row in csv.DictReader(rows)
+                    }
 
     def has(self, **place):
         return tuple(str(place[name]) for name in self.key) in self.have
@@ -271,7 +384,14 @@ class Table:
                 writer.writeheader()
             writer.writerows(rows)
         for row in rows:
-            print(" ".join(f"{x:.5g}" if isinstance(x, float) else str(x) for name, x in row.items() if name not in WHO[:5]), flush=True)
+            print(
+                " ".join(
+                    f"{x:.5g}" if isinstance(x, float) else str(x)
+                    for name, x in row.items()
+                    if name not in WHO[:5]
+                ),
+                flush=True,
+            )
 
 
 def attempt(run, table, make, reference, name, options, **place):
@@ -293,26 +413,48 @@ def attempt(run, table, make, reference, name, options, **place):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", type=pathlib.Path, help="a .gguf with its .npz beside it")
     parser.add_argument("-o", "--output", type=pathlib.Path, help="CSV of KLD by position")
     parser.add_argument("--needles", type=pathlib.Path, help="CSV of needles")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--limit", type=float, default=1e9, help="seconds after which nothing is begun")
-    parser.add_argument("--position-limit", type=float, default=1e9, help="seconds for KLD by position; the rest is for needles")
+    parser.add_argument(
+        "--limit", type=float, default=1e9, help="seconds after which nothing is begun"
+    )
+    parser.add_argument(
+        "--position-limit",
+        type=float,
+        default=1e9,
+        help="seconds for KLD by position; the rest is for needles",
+    )
     parser.add_argument("--work", type=pathlib.Path, default=pathlib.Path("long_work"))
     parser.add_argument("--sequences", type=int, default=20, help="needle texts of one batch")
     parser.add_argument("--ctx", type=int, help="of contexts, the first so many tokens")
     parser.add_argument("--contexts", type=int, help="the first so many")
     parser.add_argument("--lengths", help="of needle texts, with commas")
-    parser.add_argument("--texts", type=int, help="needle texts of a kind and length, the first so many")
-    parser.add_argument("--kinds", help="of needles, with commas; without: of the uncompressed cache alone")
+    parser.add_argument(
+        "--texts", type=int, help="needle texts of a kind and length, the first so many"
+    )
+    parser.add_argument(
+        "--kinds", help="of needles, with commas; without: of the uncompressed cache alone"
+    )
     parser.add_argument("--calibrate", type=int, default=8192, help="tokens")
-    parser.add_argument("--positions", type=int, help="that the calibration's contexts of 2048 tokens are spread over")
+    parser.add_argument(
+        "--positions",
+        type=int,
+        help="that the calibration's contexts of 2048 tokens are spread over",
+    )
     parser.add_argument("--only", help="caches with these names, with blanks")
     parser.add_argument("--caches", type=int, help="the first so many")
-    parser.add_argument("--group", choices=papers.GROUPS, help="configurations of bench/papers.py instead")
-    parser.add_argument("--clusters", help="sizes of sets of centroids in the calibration, with commas: for the group kmeans")
+    parser.add_argument(
+        "--group", choices=papers.GROUPS, help="configurations of bench/papers.py instead"
+    )
+    parser.add_argument(
+        "--clusters",
+        help="sizes of sets of centroids in the calibration, with commas: for the group kmeans",
+    )
     parser.add_argument("--commit", default=papers_commit())
     a = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
@@ -322,7 +464,9 @@ def main():
 
 
 def papers_commit():
-    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=HERE)
+    found = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=HERE
+    )
     return os.environ.get("COMMIT") or found.stdout.strip() or "unknown"
 
 
@@ -336,7 +480,10 @@ def measure(run):
     if a.only:
         caches = [row for row in caches if row[0] in ["f32", *a.only.split()]]
     if a.output:
-        table, ids = Table(a.output, POSITIONS, ("machine", "model", "cache", "calibrated", "context")), ids[: a.contexts, : a.ctx]
+        table, ids = (
+            Table(a.output, POSITIONS, ("machine", "model", "cache", "calibrated", "context")),
+            ids[: a.contexts, : a.ctx],
+        )
         reference = []
         for name, options in caches:
             make = lambda name, options, reference: positions(run, name, options, ids, reference)  # noqa: E731
@@ -344,14 +491,28 @@ def measure(run):
         del reference
     run.end = run.begin + a.limit
     if a.needles:
-        table, references = Table(a.needles, NEEDLES, ("machine", "model", "cache", "calibrated", "kind", "tokens")), {}
-        there = sorted({int(name.split("_")[2]) for name in run.arrays if name.startswith("needle")}, reverse=True)
+        table, references = (
+            Table(
+                a.needles, NEEDLES, ("machine", "model", "cache", "calibrated", "kind", "tokens")
+            ),
+            {},
+        )
+        there = sorted(
+            {int(name.split("_")[2]) for name in run.arrays if name.startswith("needle")},
+            reverse=True,
+        )
         lengths = [int(n) for n in a.lengths.split(",")] if a.lengths else there
-        kinds = a.kinds or ",".join(dict.fromkeys(name.split("_")[1] for name in run.arrays if name.startswith("needle")))
+        kinds = a.kinds or ",".join(
+            dict.fromkeys(name.split("_")[1] for name in run.arrays if name.startswith("needle"))
+        )
         for name, options in caches:
             for length in lengths:
-                for kind in kinds.split(",") if name == "f32" else kinds.replace(",without", "").split(","):
-                    make = lambda name, options, made: needles(run, name, options, kind, length, made)  # noqa: B023, E731
+                for kind in (
+                    kinds.split(",") if name == "f32" else kinds.replace(",without", "").split(",")
+                ):
+                    make = lambda name, options, made: needles(
+                        run, name, options, kind, length, made
+                    )  # noqa: B023, E731
                     attempt(run, table, make, references, name, options, kind=kind, tokens=length)
 
 

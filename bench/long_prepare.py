@@ -31,8 +31,20 @@ from transformers import AutoTokenizer
 
 CONTROL = 3  # a kind of piece that no text holds
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
-KEYS = ("amber harbour", "copper lantern", "silver orchard", "quiet meadow", "golden compass", "velvet canyon", "frozen anchor",
-        "hollow thunder", "crimson ladder", "gentle glacier", "paper falcon", "marble window")
+KEYS = (
+    "amber harbour",
+    "copper lantern",
+    "silver orchard",
+    "quiet meadow",
+    "golden compass",
+    "velvet canyon",
+    "frozen anchor",
+    "hollow thunder",
+    "crimson ladder",
+    "gentle glacier",
+    "paper falcon",
+    "marble window",
+)
 
 
 def sentence_pieces(reader):
@@ -42,8 +54,13 @@ def sentence_pieces(reader):
     scores = reader.fields["tokenizer.ggml.scores"].contents()
     kinds = reader.fields["tokenizer.ggml.token_type"].contents()
     places = {piece: i for i, (piece, kind) in enumerate(zip(pieces, kinds)) if kind != CONTROL}
-    merges = [(scores[i], piece[:at], piece[at:]) for piece, i in places.items() if len(piece) > 1 for at in range(1, len(piece))
-              if piece[:at] in places and piece[at:] in places]
+    merges = [
+        (scores[i], piece[:at], piece[at:])
+        for piece, i in places.items()
+        if len(piece) > 1
+        for at in range(1, len(piece))
+        if piece[:at] in places and piece[at:] in places
+    ]
     merges.sort(key=lambda merge: -merge[0])
     made = Tokenizer(models.BPE(places, [merge[1:] for merge in merges], byte_fallback=True))
     made.normalizer = normalizers.Replace(" ", "\u2581")
@@ -61,7 +78,11 @@ class Words:
         else:
             self.tokenizer = AutoTokenizer.from_pretrained(model.parent, gguf_file=model.name)
         first = reader.fields.get("tokenizer.ggml.add_bos_token")
-        self.first = [reader.fields["tokenizer.ggml.bos_token_id"].contents()] if first and first.contents() else []
+        self.first = (
+            [reader.fields["tokenizer.ggml.bos_token_id"].contents()]
+            if first and first.contents()
+            else []
+        )
         self.size = len(reader.fields["tokenizer.ggml.tokens"].contents())
 
     def __call__(self, text):
@@ -72,7 +93,11 @@ class Words:
 
 
 def contexts(ids, length, n, first):
-    parts = np.stack(np.split(ids[: n * length], n)) if len(ids) >= n * length else np.zeros((0, length), np.int32)
+    parts = (
+        np.stack(np.split(ids[: n * length], n))
+        if len(ids) >= n * length
+        else np.zeros((0, length), np.int32)
+    )
     parts[:, : len(first)] = first
     return parts
 
@@ -89,7 +114,10 @@ def needle(words, ids, kind, length, depth, random_):
     values = [value_of(kind, random_) for _ in keys]
     asked = f"\n\nQuestion: What is the special magic value of {keys[0]}?\nAnswer: The special magic value of {keys[0]} is"
     question, answer = words(asked), words(f" {values[0]}")
-    hidden = [words(f"\nThe special magic value of {key} is {value}.\n") for key, value in zip(keys, values)]
+    hidden = [
+        words(f"\nThe special magic value of {key} is {value}.\n")
+        for key, value in zip(keys, values)
+    ]
     room = length - len(question) - len(answer) - sum(map(len, hidden)) - len(words.first)
     start = random_.randrange(len(ids) - room)
     places = [depth] + [(i + random_.random()) / 4 for i in range(len(keys) - 1)]
@@ -108,7 +136,11 @@ def needles(words, ids, lengths, n):
     for kind in ("single", "multi", "chars"):
         for length in lengths:
             random_ = random.Random(f"{kind} {length}")
-            texts = [needle(words, ids, kind, length, depth, random_) for _ in range(n) for depth in DEPTHS]
+            texts = [
+                needle(words, ids, kind, length, depth, random_)
+                for _ in range(n)
+                for depth in DEPTHS
+            ]
             made[f"needle_{kind}_{length}"] = np.stack([tokens for tokens, _ in texts])
             made[f"answers_{kind}_{length}"] = np.array([answer for _, answer in texts], np.int32)
     return made
@@ -119,19 +151,33 @@ def reading(words, text, ids, lengths):
     with open(pathlib.Path(__file__).with_name("reading.csv"), newline="") as file:
         questions = list(csv.DictReader(file, delimiter="|"))
     ends = [text.index(row["evidence"]) for row in questions]
-    sizes = {end: len(words(text[start:end])) for start, end in zip([0, *sorted(ends)], sorted(ends))}
+    sizes = {
+        end: len(words(text[start:end])) for start, end in zip([0, *sorted(ends)], sorted(ends))
+    }
     places, made = [sum(n for other, n in sizes.items() if other <= end) for end in ends], {}
     for kind, shift in (("reading", 0), ("without", len(ids) // 2)):
         for length in lengths:
             texts, answers = [], []
             for i, (row, place) in enumerate(zip(questions, places)):
-                asked, answer = words(f"\n\nQuestion: {row['question']}\nAnswer: {row['begin']}"), words(f" {row['answer']}")
+                asked, answer = (
+                    words(f"\n\nQuestion: {row['question']}\nAnswer: {row['begin']}"),
+                    words(f" {row['answer']}"),
+                )
                 room = length - len(asked) - len(answer) - len(words.first)
-                start = (place + shift) % len(ids) - int((0.02 + 0.96 * DEPTHS[i % len(DEPTHS)]) * (room - 64))
+                start = (place + shift) % len(ids) - int(
+                    (0.02 + 0.96 * DEPTHS[i % len(DEPTHS)]) * (room - 64)
+                )
                 start = min(max(start, 0), len(ids) - room)
-                texts.append(np.concatenate([np.array(words.first, np.int32), ids[start : start + room], asked, answer]))
+                texts.append(
+                    np.concatenate(
+                        [np.array(words.first, np.int32), ids[start : start + room], asked, answer]
+                    )
+                )
                 answers.append(len(answer))
-            made |= {f"needle_{kind}_{length}": np.stack(texts), f"answers_{kind}_{length}": np.array(answers, np.int32)}
+            made |= {
+                f"needle_{kind}_{length}": np.stack(texts),
+                f"answers_{kind}_{length}": np.array(answers, np.int32),
+            }
     return made
 
 
@@ -139,7 +185,11 @@ def rounded(data, kind, steps):
     """A matrix as Q8_0 whose rows have one scale."""
     x = dequantize(data, kind).astype(np.float32)
     scale = (np.sqrt(np.mean(x * x, 1, keepdims=True)) / steps).astype(np.float16)
-    codes = np.clip(np.rint(x / scale.astype(np.float32)), -127, 127).astype(np.int8).reshape(len(x), -1, 32)
+    codes = (
+        np.clip(np.rint(x / scale.astype(np.float32)), -127, 127)
+        .astype(np.int8)
+        .reshape(len(x), -1, 32)
+    )
     scales = np.repeat(scale[:, None], codes.shape[1], 1).view(np.uint8)
     return np.concatenate([scales, codes.view(np.uint8)], 2).reshape(len(x), -1)
 
@@ -154,16 +204,30 @@ def pruned(model, output, keep, steps):
             continue
         kind, value = field.types[0], field.contents()
         inner = field.types[-1] if kind == GGUFValueType.ARRAY else None
-        if field.name.startswith("tokenizer.ggml.merges") or field.name == "tokenizer.chat_template":
+        if (
+            field.name.startswith("tokenizer.ggml.merges")
+            or field.name == "tokenizer.chat_template"
+        ):
             continue
         if field.name.endswith("_token_id") and value >= len(keep):
             continue
-        if field.name in ("tokenizer.ggml.tokens", "tokenizer.ggml.scores", "tokenizer.ggml.token_type"):
+        if field.name in (
+            "tokenizer.ggml.tokens",
+            "tokenizer.ggml.scores",
+            "tokenizer.ggml.token_type",
+        ):
             value = [value[i] for i in keep]
         writer.add_key_value(field.name, value, kind, inner)
     for tensor in reader.tensors:
-        data, kind = tensor.data[keep] if tensor.name in ("token_embd.weight", "output.weight") else tensor.data, tensor.tensor_type
-        if steps and (tensor.name == "output.weight" or re.search(r"ffn_(up|gate|down)\.weight", tensor.name)):
+        data, kind = (
+            tensor.data[keep]
+            if tensor.name in ("token_embd.weight", "output.weight")
+            else tensor.data,
+            tensor.tensor_type,
+        )
+        if steps and (
+            tensor.name == "output.weight" or re.search(r"ffn_(up|gate|down)\.weight", tensor.name)
+        ):
             data, kind = rounded(data, kind, steps), GGMLQuantizationType.Q8_0
         writer.add_tensor(tensor.name, data, raw_dtype=kind)
     writer.write_header_to_file()
@@ -176,11 +240,16 @@ def renumbered(arrays, extra):
     """The used token ids and the first `extra`, in order; arrays' ids become places in them."""
     used = [arrays[name].ravel() for name in arrays if not name.startswith("answers")]
     keep = np.union1d(np.concatenate(used), np.arange(extra))
-    return keep, {name: x if name.startswith("answers") else np.searchsorted(keep, x).astype(np.int32) for name, x in arrays.items()}
+    return keep, {
+        name: x if name.startswith("answers") else np.searchsorted(keep, x).astype(np.int32)
+        for name, x in arrays.items()
+    }
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("-m", "--model", required=True, type=pathlib.Path)
     parser.add_argument("-f", "--text", required=True, type=pathlib.Path)
     parser.add_argument("--calibration", required=True, type=pathlib.Path)
@@ -188,7 +257,11 @@ def main():
     parser.add_argument("--contexts", type=int, default=4)
     parser.add_argument("--needles", default="2048,8192", help="lengths of texts, with commas")
     parser.add_argument("--trials", type=int, default=4, help="texts per depth")
-    parser.add_argument("--reading", action="store_true", help="questions of bench/reading.csv, about WikiText-2's wiki.test.raw")
+    parser.add_argument(
+        "--reading",
+        action="store_true",
+        help="questions of bench/reading.csv, about WikiText-2's wiki.test.raw",
+    )
     parser.add_argument("--prune", type=int, metavar="N")
     parser.add_argument("--round", type=float, metavar="N", help="with --prune")
     parser.add_argument("-o", "--output", required=True, type=pathlib.Path)
@@ -196,8 +269,10 @@ def main():
     a.output.mkdir(parents=True, exist_ok=True)
     words = Words(a.model)
     ids = words(a.text.read_text())
-    arrays = {"contexts": contexts(ids, a.ctx, a.contexts, words.first),
-              "calibration": words(a.calibration.read_text()[:200000])[:8192]}
+    arrays = {
+        "contexts": contexts(ids, a.ctx, a.contexts, words.first),
+        "calibration": words(a.calibration.read_text()[:200000])[:8192],
+    }
     lengths = [int(n) for n in a.needles.split(",")]
     arrays |= needles(words, ids, lengths, a.trials)
     if a.reading:
@@ -210,8 +285,10 @@ def main():
     elif not file.exists():
         os.symlink(a.model.resolve(), file)
     np.savez_compressed(file.with_suffix(".npz"), **arrays)
-    print(f"{file.name}: {file.stat().st_size / 1e6:.1f} MB, {vocabulary} tokens, {len(ids)} of text, "
-          f"{', '.join(f'{name} {x.shape}' for name, x in arrays.items())}")
+    print(
+        f"{file.name}: {file.stat().st_size / 1e6:.1f} MB, {vocabulary} tokens, {len(ids)} of text, "
+        f"{', '.join(f'{name} {x.shape}' for name, x in arrays.items())}"
+    )
 
 
 if __name__ == "__main__":

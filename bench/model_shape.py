@@ -1,12 +1,20 @@
 """Models with random weights: options of a command line for their shape, and their configuration."""
 
 # layers, hidden, heads, kv heads, head_dim, feed-forward, vocabulary
-SHAPES = {"llama": (32, 4096, 32, 8, 128, 14336, 128256), "qwen3": (36, 4096, 32, 8, 128, 12288, 151936)}
+SHAPES = {
+    "llama": (32, 4096, 32, 8, 128, 14336, 128256),
+    "qwen3": (36, 4096, 32, 8, 128, 12288, 151936),
+}
 NAMES = "layers hidden heads kv_heads head_dim feed_forward vocabulary".split()
 
 
 def add_options(parser):
-    parser.add_argument("--model", choices=tuple(SHAPES), default="llama", help="the shape of Llama 3.1 8B or Qwen3 8B, which the next options change")
+    parser.add_argument(
+        "--model",
+        choices=tuple(SHAPES),
+        default="llama",
+        help="the shape of Llama 3.1 8B or Qwen3 8B, which the next options change",
+    )
     for name in NAMES:
         parser.add_argument("--" + name.replace("_", "-"), type=int)
 
@@ -37,4 +45,12 @@ def config(a, most_tokens, **more):
 
 def words(a):
     """The options that say this shape."""
-    return ["--model", a.model, *(word for name in NAMES for word in ("--" + name.replace("_", "-"), str(getattr(a, name))))]
+    return [
+        "--model",
+        a.model,
+        *(
+            word
+            for name in NAMES
+            for word in ("--" + name.replace("_", "-"), str(getattr(a, name)))
+        ),
+    ]

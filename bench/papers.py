@@ -25,15 +25,30 @@ def both(*specs):
 
 def bdr():
     """SAW-INT4 Tables 2, 3, 8: keys alone are rotated and values stay INT4; block orders; its text's random signs."""
-    orders = ("bdr-4:block=16", "bdr-4:block=64", "bdr-4:block=128", "bdr-4:block=16,signs=seed", "bdr-4:signs=seed")
-    return both("int-4", "bdr-4", *orders) + [("bdr-4", "int-4"), ("bdr-4:block=16", "int-4"), ("int-4", "bdr-4")]
+    orders = (
+        "bdr-4:block=16",
+        "bdr-4:block=64",
+        "bdr-4:block=128",
+        "bdr-4:block=16,signs=seed",
+        "bdr-4:signs=seed",
+    )
+    return both("int-4", "bdr-4", *orders) + [
+        ("bdr-4", "int-4"),
+        ("bdr-4:block=16", "int-4"),
+        ("int-4", "bdr-4"),
+    ]
 
 
 def kmeans():
     """SAW-INT4 Tables 2 and 9: 1 to 2048 centroids, alone and before BDR. Wants a calibration with these sets:
     kvant calibrate -n 8192 -c 1024 --clusters 16,256,2048 --sample 8192."""
     blocks = ("", ",block=64", ",block=16")
-    return both("int-4", "bdr-4", *(f"kmeans-4:c={c}{block}" for block in blocks for c in (1, 16, 256, 2048)), "hessian-4")
+    return both(
+        "int-4",
+        "bdr-4",
+        *(f"kmeans-4:c={c}{block}" for block in blocks for c in (1, 16, 256, 2048)),
+        "hessian-4",
+    )
 
 
 PAPERS_HQMQ = "book=random,scale=norm"
@@ -42,18 +57,30 @@ PAPERS_HQMQ = "book=random,scale=norm"
 def hqmq():
     """HQMQ Tables 8 to 10: its codec in its own form beside its authors' symmetric naive INT."""
     names = ("s24r2", "s24r3", "s24r4", "s48r4", "s96r4", "s192r4", "s24r6", "s96r6", "s192r6")
-    return both("int-4:sym", "int-3:sym", "int-4", *(f"hqmq-{name}:{PAPERS_HQMQ}" for name in names), "hqmq-s96r4")
+    return both(
+        "int-4:sym",
+        "int-3:sym",
+        "int-4",
+        *(f"hqmq-{name}:{PAPERS_HQMQ}" for name in names),
+        "hqmq-s96r4",
+    )
 
 
 def hqmq_med3():
     """HQMQ Tables 2 and 18: Med3x as published (the median of a page, room for 1 chunk in 16), with INT and with HQMQ; the
     scale of all chunks, as its program has it; other multiples."""
     page = "median=page"
-    return both("int-4:sym", "naive-4", "naive-4:range=all",
-                *(f"hqmq-{name}:{PAPERS_HQMQ},med3,{page}" for name in ("s24r6", "s96r6", "s192r6")),
-                f"hqmq-s24r6:{PAPERS_HQMQ},med3,{page},range=all", f"hqmq-s96r6:{PAPERS_HQMQ},med3", f"hqmq-s96r6:{PAPERS_HQMQ}",
-                *(f"hqmq-s96r6:{PAPERS_HQMQ},med={c},{page}" for c in (5, 10, 20, 50, 100)),
-                *(f"hqmq-s96r4:{PAPERS_HQMQ}{rest}" for rest in ("", f",med3,{page}")))
+    return both(
+        "int-4:sym",
+        "naive-4",
+        "naive-4:range=all",
+        *(f"hqmq-{name}:{PAPERS_HQMQ},med3,{page}" for name in ("s24r6", "s96r6", "s192r6")),
+        f"hqmq-s24r6:{PAPERS_HQMQ},med3,{page},range=all",
+        f"hqmq-s96r6:{PAPERS_HQMQ},med3",
+        f"hqmq-s96r6:{PAPERS_HQMQ}",
+        *(f"hqmq-s96r6:{PAPERS_HQMQ},med={c},{page}" for c in (5, 10, 20, 50, 100)),
+        *(f"hqmq-s96r4:{PAPERS_HQMQ}{rest}" for rest in ("", f",med3,{page}")),
+    )
 
 
 def hqmq_seeds():
@@ -65,15 +92,22 @@ def orders():
     """HQMQ, InnerQ's groups and BDR with keys in other orders of channels: the papers' models store
     halves, Llama-type GGUF files store pairs. A centre and a norm are not the papers'."""
     learned = "center=first,norm=first"
-    return both(*(f"hqmq-s96r4:{PAPERS_HQMQ},order={order}" for order in ("halves", "dealt")),
-                "hqmq-s96r4:order=halves", f"hqmq-s96r4:{learned}",
-                *(f"hqmq-s96r4:order={order},{learned}" for order in ("halves", "dealt")),
-                "innerq-base:order=halves", "bdr-4:block=16,order=halves")
+    return both(
+        *(f"hqmq-s96r4:{PAPERS_HQMQ},order={order}" for order in ("halves", "dealt")),
+        "hqmq-s96r4:order=halves",
+        f"hqmq-s96r4:{learned}",
+        *(f"hqmq-s96r4:order={order},{learned}" for order in ("halves", "dealt")),
+        "innerq-base:order=halves",
+        "bdr-4:block=16,order=halves",
+    )
 
 
 def settings_file(path, layers, lines):
     """A settings file: its check sum is FNV-1a (settings.md)."""
-    text, check = f"kvant-settings 1\nlayers {layers}\n" + "".join(f"{line}\n" for line in lines), FNV_START
+    text, check = (
+        f"kvant-settings 1\nlayers {layers}\n" + "".join(f"{line}\n" for line in lines),
+        FNV_START,
+    )
     for byte in text.encode():
         check = (check ^ byte) * FNV_PRIME % 2**64
     path.write_text(f"{text}check {check:016x}\n")
@@ -85,22 +119,37 @@ def hqmq_books(model, folder):
     layers, shape = SHAPES[model]
     heads, files = int(shape.partition("x")[0]), []
     for first in (0, 1, 7, 42, 1337):
-        places = [(role, f"{layer}/{head}" if heads > 1 else str(layer)) for role in "kv" for layer in range(layers)
-                  for head in range(heads)]
-        lines = [f"{role} {place} {shape} hqmq-s96r4:{PAPERS_HQMQ},seed={10000 * first + i}" for i, (role, place) in enumerate(places)]
+        places = [
+            (role, f"{layer}/{head}" if heads > 1 else str(layer))
+            for role in "kv"
+            for layer in range(layers)
+            for head in range(heads)
+        ]
+        lines = [
+            f"{role} {place} {shape} hqmq-s96r4:{PAPERS_HQMQ},seed={10000 * first + i}"
+            for i, (role, place) in enumerate(places)
+        ]
         files.append(settings_file(folder / f"hqmq-s96r4_books_{first}.kvant", layers, lines))
     return files
 
 
 def octopus_recipe(model, folder):
     """OCTOPUS Table 2: keys of the codec, fp16 in the first and last layer; values int in groups of 32; 32 newest tokens."""
-    keys = ("octopus-{b}:scale=norm,{o}", "turboquant-{b}:scale=norm,{o}", "polar-{b}:scale=norm,{o}", "turboquant-{b}:qjl,{o}")
+    keys = (
+        "octopus-{b}:scale=norm,{o}",
+        "turboquant-{b}:scale=norm,{o}",
+        "polar-{b}:scale=norm,{o}",
+        "turboquant-{b}:qjl,{o}",
+    )
     layers, shape = SHAPES[model]
     files = []
     for b in (4, 3, 2):
         for spec in (text.format(b=b, o="recent=32") for text in keys):
-            lines = [f"k 0,{layers - 1} {shape} f16", f"k 1-{layers - 2} {shape} {spec}",
-                     f"v 0-{layers - 1} {shape} int-{b}:group=32,recent=32"]
+            lines = [
+                f"k 0,{layers - 1} {shape} f16",
+                f"k 1-{layers - 2} {shape} {spec}",
+                f"v 0-{layers - 1} {shape} int-{b}:group=32,recent=32",
+            ]
             name = spec.split(":recent")[0].replace(":", "_").replace(",", "_").replace("=", "-")
             files.append(settings_file(folder / f"{name}.kvant", layers, lines))
     return files
@@ -109,24 +158,41 @@ def octopus_recipe(model, folder):
 def innerq_modes():
     """InnerQ Table 7: symmetric, asymmetric and hybrid groups of keys and values along the inner dimension."""
     window = "sink=32,recent=96"
-    keys = {"sym": f"int-3:group=32,sym,norm=first,{window}", "asym": f"int-3:group=32,norm=first,{window}"}
+    keys = {
+        "sym": f"int-3:group=32,sym,norm=first,{window}",
+        "asym": f"int-3:group=32,norm=first,{window}",
+    }
     value = {"sym": ",sym", "asym": "", "hybrid": ",hybrid", "hybrid=code": ",hybrid=code"}
-    pairs = [(k, v) for k in keys for v in ("sym", "asym")] + [("sym", "hybrid"), ("sym", "hybrid=code")]
-    return [(keys[k], f"int-{b}:axis=channel,group=32{value[v]},{window}") for b in (3, 2) for k, v in pairs]
+    pairs = [(k, v) for k in keys for v in ("sym", "asym")] + [
+        ("sym", "hybrid"),
+        ("sym", "hybrid=code"),
+    ]
+    return [
+        (keys[k], f"int-{b}:axis=channel,group=32{value[v]},{window}")
+        for b in (3, 2)
+        for k, v in pairs
+    ]
 
 
 def innerq_windows():
     """InnerQ Figure 5: 128 tokens in fp16, cut between the first and the newest; whole pages of 64 here. Table 1: TurboQuant."""
     names = ("innerq-base", "innerq-hybrid", "innerq-small", "kivi-2")
-    windows = both(*(f"{name}:sink={sink},recent={128 - sink}" for name in names for sink in (0, 64, 128)))
+    windows = both(
+        *(f"{name}:sink={sink},recent={128 - sink}" for name in names for sink in (0, 64, 128))
+    )
     return windows + [("turboquant-4:scale=norm,recent=128", "turboquant-3:scale=norm,recent=128")]
 
 
 def turboquant():
     """TurboQuant section 4.3: "quality neutral" at 3.5 bits, marginal at 2.5; InnerQ's K4/V3 of it."""
-    return both("turboquant-2.5:scale=norm", "turboquant-3.5:scale=norm", "turboquant-3.5", "turboquant-3:scale=norm",
-                "turboquant-4:scale=norm", "turboquant-4:qjl,sketch=gaussian") + [
-                    ("turboquant-4:scale=norm,recent=128", "turboquant-3:scale=norm,recent=128")]
+    return both(
+        "turboquant-2.5:scale=norm",
+        "turboquant-3.5:scale=norm",
+        "turboquant-3.5",
+        "turboquant-3:scale=norm",
+        "turboquant-4:scale=norm",
+        "turboquant-4:qjl,sketch=gaussian",
+    ) + [("turboquant-4:scale=norm,recent=128", "turboquant-3:scale=norm,recent=128")]
 
 
 GROUPS = {
@@ -150,7 +216,9 @@ def options_of(group, model, folder, done):
         return [word for file in files for word in ("--config", str(file))]
     pairs = [pair for pair in GROUPS[group]() if pair not in done]
     if model != "Gemma-3" and group == "bdr":  # heads of 64 have blocks of at most 64, the default
-        pairs = [pair for pair in pairs if not {"block=64", "block=128"} & {pair[0].partition(":")[2]}]
+        pairs = [
+            pair for pair in pairs if not {"block=64", "block=128"} & {pair[0].partition(":")[2]}
+        ]
     return [word for k, v in pairs for word in ("-k", k, "-v", v)]
 
 
@@ -159,16 +227,28 @@ def have(path, model, group):
     if not path.exists():
         return set()
     with open(path, newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["model"] == model and row["group"] == group]
+        rows = [
+            row for row in csv.DictReader(file) if row["model"] == model and row["group"] == group
+        ]
     return {(row["k"], row["v"]) for row in rows} | {row["config"] for row in rows}
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("-m", "--model", required=True, type=pathlib.Path)
     parser.add_argument("-f", "--text", required=True)
-    parser.add_argument("-o", "--output", required=True, type=pathlib.Path, help="CSV that rows are appended to")
-    parser.add_argument("-w", "--work", type=pathlib.Path, default=pathlib.Path("papers_work"), help="folder of unfinished runs")
+    parser.add_argument(
+        "-o", "--output", required=True, type=pathlib.Path, help="CSV that rows are appended to"
+    )
+    parser.add_argument(
+        "-w",
+        "--work",
+        type=pathlib.Path,
+        default=pathlib.Path("papers_work"),
+        help="folder of unfinished runs",
+    )
     parser.add_argument("-c", "--ctx", default="2048")
     parser.add_argument("--chunks", default="1")
     parser.add_argument("--calibration", help="for the group kmeans")
@@ -185,11 +265,35 @@ def main():
         options = options_of(group, model, given.work, have(given.output, model, group))
         if not options:
             continue
-        command = [given.kvant, "eval", "-m", str(given.model), "-f", given.text, "-c", given.ctx, "--chunks", given.chunks,
-                   "--resume", str(given.work / f"{model}_{group}"), "--base-cache", str(given.work), "--json", *options]
+        command = [
+            given.kvant,
+            "eval",
+            "-m",
+            str(given.model),
+            "-f",
+            given.text,
+            "-c",
+            given.ctx,
+            "--chunks",
+            given.chunks,
+            "--resume",
+            str(given.work / f"{model}_{group}"),
+            "--base-cache",
+            str(given.work),
+            "--json",
+            *options,
+        ]
         if given.calibration:
             command += ["--calibration", given.calibration]
-        record = [sys.executable, str(HERE / "record.py"), "--append", "--set", f"model={model}", "--set", f"group={group}"]
+        record = [
+            sys.executable,
+            str(HERE / "record.py"),
+            "--append",
+            "--set",
+            f"model={model}",
+            "--set",
+            f"group={group}",
+        ]
         if subprocess.run([*record, str(given.output), "--", *command]).returncode:
             sys.exit(f"papers: the group {group} did not end; the same command goes on")
 

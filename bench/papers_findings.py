@@ -38,8 +38,15 @@ def true_bits():
     """OCTOPUS beside a mixture of two widths of TurboQuant with the same true bits: heads or layers of either width."""
     whole = slice(None)
     for b in (2, 3, 4):
-        low, high, triplets = (f"turboquant-{b}:scale=norm", f"turboquant-{b + 1}:scale=norm", f"octopus-{b}:scale=norm")
-        found = {spec: [error(spec, normal(s), whole, s) for s in range(SEEDS)] for spec in (low, high, triplets)}
+        low, high, triplets = (
+            f"turboquant-{b}:scale=norm",
+            f"turboquant-{b + 1}:scale=norm",
+            f"octopus-{b}:scale=norm",
+        )
+        found = {
+            spec: [error(spec, normal(s), whole, s) for s in range(SEEDS)]
+            for spec in (low, high, triplets)
+        }
         d = {spec: np.mean([x for x, _ in of]) for spec, of in found.items()}
         bits = {spec: of[0][1] for spec, of in found.items()}
         share = (bits[triplets] - bits[low]) / (bits[high] - bits[low])
@@ -54,21 +61,40 @@ def two_large_channels():
     paper = "book=random,scale=norm"
     specs = ["int-4:sym", "naive-4:range=all", "naive-4"]
     for name in ("s24r6", "s96r6"):
-        specs += [f"hqmq-{name}:{paper}"] + [f"hqmq-{name}:{paper},med3,median=page{rest}" for rest in (",range=all", "")]
+        specs += [f"hqmq-{name}:{paper}"] + [
+            f"hqmq-{name}:{paper},med3,median=page{rest}" for rest in (",range=all", "")
+        ]
     for spec in specs:
         found = []
         for seed in range(SEEDS):
             rows = normal(seed)
             rows[:, large] *= 200
             found.append(error(spec, rows, counted, seed))
-        yield spec, "two channels 200 times as large; the others", found[0][1], np.mean([x for x, _ in found])
+        yield (
+            spec,
+            "two channels 200 times as large; the others",
+            found[0][1],
+            np.mean([x for x, _ in found]),
+        )
 
 
 def constant_part():
     """Keys with a constant part, which softmax ignores: the error, over the squares of what varies."""
     constant = 4 * np.random.RandomState(99).standard_normal(DIM).astype(np.float32)
-    for spec in ("int-4", "bdr-4", "turboquant-4", "octopus-4", "hqmq-s192r6", "trellis-4", "int-4:axis=channel,group=64"):
-        for name, shift in (("none", 0), ("4 standard deviations", 1), ("the same, its mean subtracted", 2)):
+    for spec in (
+        "int-4",
+        "bdr-4",
+        "turboquant-4",
+        "octopus-4",
+        "hqmq-s192r6",
+        "trellis-4",
+        "int-4:axis=channel,group=64",
+    ):
+        for name, shift in (
+            ("none", 0),
+            ("4 standard deviations", 1),
+            ("the same, its mean subtracted", 2),
+        ):
             found = []
             for seed in range(SEEDS):
                 varying = normal(seed)
@@ -76,14 +102,21 @@ def constant_part():
                 rows -= rows.mean(0) * np.float32(shift == 2)
                 codec = Codec(spec, DIM, "k", seed=seed)
                 lost = codec.decode(codec.encode(rows), len(rows)).astype(float) - rows
-                found.append(((lost**2).sum() / (varying.astype(float) ** 2).sum(), codec.true_bits))
+                found.append(
+                    ((lost**2).sum() / (varying.astype(float) ** 2).sum(), codec.true_bits)
+                )
             yield spec, f"constant part: {name}", found[0][1], np.mean([x for x, _ in found])
 
 
 def bandwidth():
     """HQMQ Table 5: bytes of an fp16 cache of 8 kv heads x 128 over the printed time, in TB/s."""
     for tokens, milliseconds in ((4096, 0.013), (16384, 0.014), (32768, 0.014)):
-        yield f"f16, {tokens} tokens", "TB/s that HQMQ Table 5 implies; an RTX 4090 has 1.0", 16, tokens * 8 * 128 * 2 * 2 / milliseconds / 1e9
+        yield (
+            f"f16, {tokens} tokens",
+            "TB/s that HQMQ Table 5 implies; an RTX 4090 has 1.0",
+            16,
+            tokens * 8 * 128 * 2 * 2 / milliseconds / 1e9,
+        )
 
 
 def errors_by_product():
@@ -92,7 +125,10 @@ def errors_by_product():
         for product in (0.0, 0.06, 0.12, 0.18):
             found, bits = [], 0
             for seed in range(4 * SEEDS):
-                rows, query = normal(seed).astype(float), np.random.RandomState(1000 + seed).standard_normal(DIM)
+                rows, query = (
+                    normal(seed).astype(float),
+                    np.random.RandomState(1000 + seed).standard_normal(DIM),
+                )
                 query /= np.linalg.norm(query)
                 rows -= np.outer(rows @ query, query)
                 rows *= np.sqrt(1 - product**2) / np.linalg.norm(rows, axis=1, keepdims=True)
@@ -101,7 +137,12 @@ def errors_by_product():
                 lost = (codec.decode(codec.encode(rows), ROWS).astype(float) - rows) @ query
                 found.append(DIM * lost.var())
                 bits = codec.true_bits
-            yield spec, f"d x variance of the error of an inner product of {product}", bits, np.mean(found)
+            yield (
+                spec,
+                f"d x variance of the error of an inner product of {product}",
+                bits,
+                np.mean(found),
+            )
 
 
 def key_chunks(path):
@@ -121,23 +162,50 @@ def key_chunks(path):
     yield name, "share of layers with a chunk above 3 medians", 16, np.mean(np.array(largest) > 3)
 
 
-FINDINGS = {"true bits": true_bits, "two large channels": two_large_channels, "constant part": constant_part,
-            "errors by product": errors_by_product, "bandwidth": bandwidth}
+FINDINGS = {
+    "true bits": true_bits,
+    "two large channels": two_large_channels,
+    "constant part": constant_part,
+    "errors by product": errors_by_product,
+    "bandwidth": bandwidth,
+}
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("-o", "--output", help="CSV to write, too")
-    parser.add_argument("--keys", action="append", default=[], metavar="FILE", help="from kvant capture -n 1024 -c 1024; may be repeated")
+    parser.add_argument(
+        "--keys",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="from kvant capture -n 1024 -c 1024; may be repeated",
+    )
     given = parser.parse_args()
-    about = {"date": datetime.date.today().isoformat(), "machine": machine(), "compiler": first_line("cc", "--version"),
-             "commit": commit(), "command": "bench/papers_findings.py"}
+    about = {
+        "date": datetime.date.today().isoformat(),
+        "machine": machine(),
+        "compiler": first_line("cc", "--version"),
+        "commit": commit(),
+        "command": "bench/papers_findings.py",
+    }
     rows = []
     captured = [("key chunks", functools.partial(key_chunks, path)) for path in given.keys]
     for name, measure in [*FINDINGS.items(), *captured]:
         for what, where, bits, figure in measure():
             print(f"{name:18}  {what:58}  {where:44}  {bits:6.3f}  {figure:.4f}", flush=True)
-            rows.append({"finding": name, "what": what, "where": where, "bits": bits, "figure": figure, **about})
+            rows.append(
+                {
+                    "finding": name,
+                    "what": what,
+                    "where": where,
+                    "bits": bits,
+                    "figure": figure,
+                    **about,
+                }
+            )
     if given.output:
         with open(given.output, "w", newline="") as file:
             writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")

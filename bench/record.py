@@ -19,7 +19,11 @@ import sys
 
 def first_line(*command):
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[0].strip()
+        return (
+            subprocess.run(command, capture_output=True, text=True, check=True)
+            .stdout.splitlines()[0]
+            .strip()
+        )
     except (OSError, subprocess.CalledProcessError, IndexError):
         return "unknown"
 
@@ -35,7 +39,9 @@ def machine():
 
 def commit():
     name = first_line("git", "rev-parse", "--short", "HEAD")
-    dirty = subprocess.run(["git", "diff", "--quiet", "HEAD", "--", "src", "tools", "integrations"]).returncode
+    dirty = subprocess.run(
+        ["git", "diff", "--quiet", "HEAD", "--", "src", "tools", "integrations"]
+    ).returncode
     return name + ("+changes" if dirty else "")
 
 
@@ -45,7 +51,10 @@ def short(argument):
 
 
 def portable(row):
-    return {key: os.path.basename(value) if str(value).startswith("/") else value for key, value in row.items()}
+    return {
+        key: os.path.basename(value) if str(value).startswith("/") else value
+        for key, value in row.items()
+    }
 
 
 def read_rows(path):
@@ -63,9 +72,13 @@ def write_rows(path, rows):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--append", action="store_true", help="keep the rows that the file has")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a column for all rows")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="a column for all rows"
+    )
     parser.add_argument("csv", type=pathlib.Path)
     parser.add_argument("command", nargs=argparse.REMAINDER, help="-- COMMAND ... --json")
     arguments = parser.parse_args()
@@ -76,7 +89,9 @@ def main():
         parser.error("--set takes KEY=VALUE")
     result = subprocess.run(command, stdout=subprocess.PIPE)
     if result.returncode != 0:
-        sys.exit(f"record: the command failed with exit code {result.returncode}; nothing was written")
+        sys.exit(
+            f"record: the command failed with exit code {result.returncode}; nothing was written"
+        )
     about = {
         "date": datetime.date.today().isoformat(),
         "machine": machine(),

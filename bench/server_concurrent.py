@@ -19,7 +19,10 @@ import time
 from llama_server import Server
 
 N_SLOTS, N_PREDICT, N_PASSES = 4, 24, 2
-WARM_UP = "It rained for three days, and on the fourth the river stood in the lower streets. People carried chairs upstairs. " * 4
+WARM_UP = (
+    "It rained for three days, and on the fourth the river stood in the lower streets. People carried chairs upstairs. "
+    * 4
+)
 PROMPTS = [
     "The capital of France is",
     "Write a short list of three fruits:\n1.",
@@ -41,13 +44,26 @@ PROMPTS = [
 
 def environment():
     """Without settings of kvant and llama.cpp that the caller happens to have."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("KVANT", "GGML", "LLAMA_"))}
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("KVANT", "GGML", "LLAMA_"))
+    }
     return env | {"KVANT_PLUGIN": PLUGIN}
 
 
 def answer(server, prompt):
-    status, reply = server.request("POST", "/completion", {
-        "prompt": prompt, "n_predict": N_PREDICT, "temperature": 0, "cache_prompt": False, "ignore_eos": True})
+    status, reply = server.request(
+        "POST",
+        "/completion",
+        {
+            "prompt": prompt,
+            "n_predict": N_PREDICT,
+            "temperature": 0,
+            "cache_prompt": False,
+            "ignore_eos": True,
+        },
+    )
     if status != 200:
         raise RuntimeError(f"status {status}: {reply}")
     return reply["content"]
@@ -74,7 +90,9 @@ def measure(command):
                 server.wait()
                 answer(server, WARM_UP)
                 first, alone = ([answer(server, prompt) for prompt in PROMPTS] for _ in range(2))
-                return equal(first, alone), sum(equal(among_others(server, i), alone) for i in range(N_PASSES))
+                return equal(first, alone), sum(
+                    equal(among_others(server, i), alone) for i in range(N_PASSES)
+                )
         except Exception:
             log.seek(0)
             print(log.read()[-4000:])
@@ -85,15 +103,30 @@ def main():
     global PLUGIN
     kvant, server, model, PLUGIN = sys.argv[1:]
     for kind in ("--no-kv-unified", "--kv-unified"):
-        stock = [server, "-m", model, "-c", "4096", "-np", str(N_SLOTS), "-t", "1", "-fa", "on", kind]
+        stock = [
+            server,
+            "-m",
+            model,
+            "-c",
+            "4096",
+            "-np",
+            str(N_SLOTS),
+            "-t",
+            "1",
+            "-fa",
+            "on",
+            kind,
+        ]
         found = {
             "f16": measure(stock),
             "turboquant-4": measure([kvant, "exec", "-k", "turboquant-4", "--", *stock]),
             "balanced": measure([kvant, "exec", "--preset", "balanced", "--", *stock]),
         }
         for name, (again, among) in found.items():
-            print(f"{kind} {name}: alone again {again} of {len(PROMPTS)}, among others {among} of {N_PASSES * len(PROMPTS)}",
-                  flush=True)
+            print(
+                f"{kind} {name}: alone again {again} of {len(PROMPTS)}, among others {among} of {N_PASSES * len(PROMPTS)}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

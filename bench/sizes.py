@@ -42,8 +42,17 @@ COLUMNS = (
 
 def write_model(path, shape):
     layers, kv_heads, head_dim = shape
-    fit.write_model(path, {"model": "shape", "architecture": "llama", "layers": layers,
-                           "kv_heads": kv_heads, "head_dim": head_dim, "window": 0})
+    fit.write_model(
+        path,
+        {
+            "model": "shape",
+            "architecture": "llama",
+            "layers": layers,
+            "kv_heads": kv_heads,
+            "head_dim": head_dim,
+            "window": 0,
+        },
+    )
 
 
 def told(kvant, shape, contexts):
@@ -52,9 +61,13 @@ def told(kvant, shape, contexts):
         path = os.path.join(folder, "shape.gguf")
         write_model(path, shape)
         rows = fit.inspected(kvant, path, False, contexts)
-    return {(row["preset"] or row["k"], row["ctx"]):
-            (round(row["kv_bytes"] - row["transform_bytes"]), round(row["transform_bytes"]))
-            for row in rows}
+    return {
+        (row["preset"] or row["k"], row["ctx"]): (
+            round(row["kv_bytes"] - row["transform_bytes"]),
+            round(row["transform_bytes"]),
+        )
+        for row in rows
+    }
 
 
 def lines(kvant, models=tuple(SHAPES), finer=True):

@@ -30,7 +30,10 @@ def tensors(path):
     for name, entry in json.loads(data[8 : 8 + size]).items():
         if entry.get("dtype") == "F16":
             start, end = (8 + size + offset for offset in entry["data_offsets"])
-            yield name, np.frombuffer(data[start:end], np.float16).reshape(entry["shape"]).astype(float)
+            yield (
+                name,
+                np.frombuffer(data[start:end], np.float16).reshape(entry["shape"]).astype(float),
+            )
 
 
 def heads(path):
@@ -47,9 +50,15 @@ def heads(path):
         row, triangle = n_heads * dim, dim * (dim + 1) // 2
         floats = 3 * row
         if role == 0:
-            moment = np.frombuffer(data, "<f4", row * dim, at + 4 * floats).reshape(n_heads, dim, dim).astype(float)
+            moment = (
+                np.frombuffer(data, "<f4", row * dim, at + 4 * floats)
+                .reshape(n_heads, dim, dim)
+                .astype(float)
+            )
             floats += row * dim
-            diagonal = np.frombuffer(data, "<f4", row, at + 4 * floats).reshape(n_heads, dim).astype(float)
+            diagonal = (
+                np.frombuffer(data, "<f4", row, at + 4 * floats).reshape(n_heads, dim).astype(float)
+            )
             floats += row
             halves = np.frombuffer(data, "<f2", n_heads * triangle, at + 4 * floats).astype(float)
             for head, part in enumerate(halves.reshape(n_heads, triangle)):
@@ -65,7 +74,9 @@ def codebook(bits):
     levels = 1.3 * np.quantile(x, (np.arange(2**bits) + 0.5) / 2**bits)
     for _ in range(300):
         index = np.searchsorted((levels[1:] + levels[:-1]) / 2, x)
-        levels = np.bincount(index, x, len(levels)) / np.maximum(np.bincount(index, minlength=len(levels)), 1)
+        levels = np.bincount(index, x, len(levels)) / np.maximum(
+            np.bincount(index, minlength=len(levels)), 1
+        )
     return levels
 
 
@@ -114,7 +125,9 @@ class Head:
     def loss(self, keys):
         keys = keys.copy()
         keys[:64] = self.keys[:64]
-        here, there = (np.where(self.seen, x, 0) for x in (self.truth, self.log_probabilities(keys)))
+        here, there = (
+            np.where(self.seen, x, 0) for x in (self.truth, self.log_probabilities(keys))
+        )
         return (np.exp(self.truth) * (here - there)).sum(1).mean()
 
     def through(self, matrix, code):
@@ -129,10 +142,14 @@ class Head:
         matrix, at, pieces = self.basis.T @ self.w, 0, []
         for share, bits in parts:
             n = int(self.dim * share)
-            matrix[at : at + n] = rotation(n) @ matrix[at : at + n] / np.sqrt(self.m[at : at + n].mean())
+            matrix[at : at + n] = (
+                rotation(n) @ matrix[at : at + n] / np.sqrt(self.m[at : at + n].mean())
+            )
             pieces.append((slice(at, at + n), bits))
             at += n
-        return self.through(matrix, lambda y: np.hstack([plain(y[:, piece], bits) for piece, bits in pieces]))
+        return self.through(
+            matrix, lambda y: np.hstack([plain(y[:, piece], bits) for piece, bits in pieces])
+        )
 
     def steered(self, bits, s, block=1):
         """Error feedback from each block of numbers to those behind it; keys have the spectrum m^s, the loss m^(2 - s)."""
@@ -160,11 +177,17 @@ def ways(bits):
     yield "W", lambda head: head.weighted(bits, head.w)
     yield "no matrix, the centre alone", lambda head: head.weighted(bits, np.eye(head.dim))
     yield "diagonal", lambda head: head.weighted(bits, head.diagonal)
-    yield "halves of b + 1 and b - 1 bits, a scale each", lambda head: head.allotted([(0.5, bits + 1), (0.5, bits - 1)])
+    yield (
+        "halves of b + 1 and b - 1 bits, a scale each",
+        lambda head: head.allotted([(0.5, bits + 1), (0.5, bits - 1)]),
+    )
     for s in (1, 2 / 3, 0.5, 0.3):
         yield f"feedback, s = {s:.2f}", lambda head, s=s: head.steered(bits, s)
     for block in (8, 16):
-        yield f"feedback, s = 0.50, between blocks of {block}", lambda head, n=block: head.steered(bits, 0.5, n)
+        yield (
+            f"feedback, s = 0.50, between blocks of {block}",
+            lambda head, n=block: head.steered(bits, 0.5, n),
+        )
 
 
 def measure(arguments):
@@ -175,7 +198,15 @@ def measure(arguments):
         if keys is not None:
             queries = captured[f"layers.{layer}.q"]
             group = len(queries) // len(keys)
-            inputs.append(Head(moment, diagonal, w, keys[kv_head], queries[kv_head * group : (kv_head + 1) * group]))
+            inputs.append(
+                Head(
+                    moment,
+                    diagonal,
+                    w,
+                    keys[kv_head],
+                    queries[kv_head * group : (kv_head + 1) * group],
+                )
+            )
     for bits in (4, 3):
         first = None
         for name, way in ways(bits):
@@ -187,7 +218,9 @@ def measure(arguments):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", required=True, help="name for the table")
     parser.add_argument("--calibration", required=True, type=pathlib.Path)
     parser.add_argument("--capture", required=True, type=pathlib.Path)
@@ -199,7 +232,19 @@ def main():
         with arguments.csv.open("a", newline="") as file:
             writer = csv.writer(file)
             if new:
-                writer.writerow(["model", "bits", "way", "heads", "kld_mean", "ratio", "machine", "commit", "command"])
+                writer.writerow(
+                    [
+                        "model",
+                        "bits",
+                        "way",
+                        "heads",
+                        "kld_mean",
+                        "ratio",
+                        "machine",
+                        "commit",
+                        "command",
+                    ]
+                )
             command = f"bench/steering.py --model {arguments.model}"
             writer.writerows([*row, machine(), commit(), command] for row in rows)
 

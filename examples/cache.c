@@ -20,9 +20,11 @@ static void fill(float *x, int n)
 
 int main(int argc, char **argv)
 {
-    static float k[KV_HEADS * HEAD_DIM], v[KV_HEADS * HEAD_DIM], q[HEADS * HEAD_DIM], out[HEADS * HEAD_DIM];
+    static float k[KV_HEADS * HEAD_DIM], v[KV_HEADS * HEAD_DIM], q[HEADS * HEAD_DIM],
+        out[HEADS * HEAD_DIM];
     kvant_cache_params params = KVANT_CACHE_PARAMS; /* preset balanced, on the CPU, all threads */
-    params.n_layers = LAYERS, params.n_heads = HEADS, params.n_kv_heads = KV_HEADS, params.head_dim = HEAD_DIM;
+    params.n_layers = LAYERS, params.n_heads = HEADS, params.n_kv_heads = KV_HEADS,
+    params.head_dim = HEAD_DIM;
     params.max_tokens = 4096;
     params.calibration = argc > 1 ? argv[1] : NULL;
 

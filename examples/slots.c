@@ -43,10 +43,9 @@ static kvant_tensor *make_tensor(kvant_scheme *scheme, kvant_role role, void **m
                                        .n_layers = 1,
                                        .n_kv_heads = KV_HEADS,
                                        .head_dim = HEAD_DIM };
-    kvant_tensor_params params = { .size = sizeof params,
-                                   .n_kv_heads = KV_HEADS,
-                                   .n_sequences = 1,
-                                   .n_blocks = BLOCKS };
+    kvant_tensor_params params = {
+        .size = sizeof params, .n_kv_heads = KV_HEADS, .n_sequences = 1, .n_blocks = BLOCKS
+    };
     check(kvant_scheme_codecs(scheme, &place, &params.codecs));
 
     size_t bytes;

@@ -66,7 +66,11 @@ def blocks(text):
         plain = [line for line in lines if not line.startswith("  ")]
         if plain:
             yield "text", one_line(" ".join(plain))
-        code = [line[4 if line.startswith("    ") and not plain else 2 :] for line in lines if line.startswith("  ")]
+        code = [
+            line[4 if line.startswith("    ") and not plain else 2 :]
+            for line in lines
+            if line.startswith("  ")
+        ]
         if code:
             yield "code", code
 
@@ -101,8 +105,12 @@ def man_options(options):
     lines = []
     for option in options:
         name, _, value = written(option).partition(f"--{option.name}")
-        lines += [".TP", f"\\fB{roff(name)}\\-\\-{roff(option.name)}\\fR" + (f" \\fI{roff(value.strip())}\\fR" if value else ""),
-                  spoken(option.help)]
+        lines += [
+            ".TP",
+            f"\\fB{roff(name)}\\-\\-{roff(option.name)}\\fR"
+            + (f" \\fI{roff(value.strip())}\\fR" if value else ""),
+            spoken(option.help),
+        ]
     return lines
 
 
@@ -114,19 +122,38 @@ def usages(table):
 
 
 def man(read, text):
-    common, version = common_options(read), re.search(r"project\(kvant VERSION ([\d.]+)", (ROOT / "CMakeLists.txt").read_text())[1]
-    lines = [f'.TH KVANT 1 "" "kvant {version}" "User Commands"', ".SH NAME",
-             "kvant \\- compressed key\\-value cache for llama.cpp, and what it costs and gains", ".SH SYNOPSIS"]
+    common, version = (
+        common_options(read),
+        re.search(r"project\(kvant VERSION ([\d.]+)", (ROOT / "CMakeLists.txt").read_text())[1],
+    )
+    lines = [
+        f'.TH KVANT 1 "" "kvant {version}" "User Commands"',
+        ".SH NAME",
+        "kvant \\- compressed key\\-value cache for llama.cpp, and what it costs and gains",
+        ".SH SYNOPSIS",
+    ]
     for table in read:
         for name, usage in usages(table):
             lines += [f"\\fB{roff(name)}\\fR {roff(one_line(usage))}", ".br"]
-    lines += ["\\fBkvant \\-\\-version\\fR | \\fB\\-\\-help\\fR | \\fBhelp\\fR \\fICOMMAND\\fR", ".SH DESCRIPTION", *man_text(text["Description"])[1:],
-              ".SH COMMANDS"]
+    lines += [
+        "\\fBkvant \\-\\-version\\fR | \\fB\\-\\-help\\fR | \\fBhelp\\fR \\fICOMMAND\\fR",
+        ".SH DESCRIPTION",
+        *man_text(text["Description"])[1:],
+        ".SH COMMANDS",
+    ]
     for table in read:
         own = [option for option in table.options if option not in common]
         lines += [f".SS kvant {roff(table.name)}", spoken(table.about), *man_options(own)]
-        lines += [line for more in (common_words(table, common), table.notes, text.get(f"kvant {table.name}", "")) if more
-                  for line in man_text(more)]
+        lines += [
+            line
+            for more in (
+                common_words(table, common),
+                table.notes,
+                text.get(f"kvant {table.name}", ""),
+            )
+            if more
+            for line in man_text(more)
+        ]
     lines += [".SH COMMON OPTIONS", *man_options([*common, tables.CPU])]
     for heading in END:
         body = man_text(text[heading])
@@ -137,12 +164,19 @@ def man(read, text):
 
 def files():
     read, text = tables.read(), sections()
-    unknown = {heading[6:] for heading in text if heading.startswith("kvant ")} - {table.name for table in read}
+    unknown = {heading[6:] for heading in text if heading.startswith("kvant ")} - {
+        table.name for table in read
+    }
     if unknown:
-        sys.exit(f"tools/reference.txt has sections of commands that do not exist: {', '.join(sorted(unknown))}")
-    return {"docs/kvant.1": man(read, text),
-            "tools/completion/kvant.bash": completion.bash(read), "tools/completion/_kvant": completion.zsh(read),
-            "tools/completion/kvant.fish": completion.fish(read)}
+        sys.exit(
+            f"tools/reference.txt has sections of commands that do not exist: {', '.join(sorted(unknown))}"
+        )
+    return {
+        "docs/kvant.1": man(read, text),
+        "tools/completion/kvant.bash": completion.bash(read),
+        "tools/completion/_kvant": completion.zsh(read),
+        "tools/completion/kvant.fish": completion.fish(read),
+    }
 
 
 def main():
@@ -157,7 +191,9 @@ def main():
         if path.exists() and path.read_text() == content:
             continue
         changed += 1
-        print(f"{name} {'is not what the option tables say: scripts/reference.py writes it' if given.check else 'written'}")
+        print(
+            f"{name} {'is not what the option tables say: scripts/reference.py writes it' if given.check else 'written'}"
+        )
         if not given.check:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(content)

@@ -19,7 +19,9 @@ import xml.etree.ElementTree as ElementTree
 SLOWEST = 20
 SKIPPED_LINE = re.compile(r"^(?:\[ +\w+ +\] )?skipped: (.+)$", re.MULTILINE)
 # test_full_disk (__main__.Kept.test_full_disk) ... skipped 'the reason'; a docstring takes a line of its own.
-SKIPPED_CASE = re.compile(r"^(test_\w+) \([^)]*\)(?:\n[^\n]*)? \.\.\. skipped ['\"](.+)['\"]$", re.MULTILINE)
+SKIPPED_CASE = re.compile(
+    r"^(test_\w+) \([^)]*\)(?:\n[^\n]*)? \.\.\. skipped ['\"](.+)['\"]$", re.MULTILINE
+)
 
 
 class Outcome:
@@ -37,7 +39,9 @@ class Outcome:
     def parts(self):
         """What a test that ran did not do: (what, which test)."""
         lines = [(line.strip(), self.name) for line in SKIPPED_LINE.findall(self.output)]
-        return lines + [(f"{case}: {reason}", self.name) for case, reason in SKIPPED_CASE.findall(self.output)]
+        return lines + [
+            (f"{case}: {reason}", self.name) for case, reason in SKIPPED_CASE.findall(self.output)
+        ]
 
 
 def outcomes(path):
@@ -53,21 +57,32 @@ def report(tests):
         for what, name in [] if test.skipped else test.parts():
             if name not in parts[what]:
                 parts[what].append(name)
-    lines = ["", "Slowest: " + ", ".join(
-        f"{test.name} {test.seconds:.0f} s" for test in sorted(tests, key=lambda test: -test.seconds)[:SLOWEST])]
+    lines = [
+        "",
+        "Slowest: "
+        + ", ".join(
+            f"{test.name} {test.seconds:.0f} s"
+            for test in sorted(tests, key=lambda test: -test.seconds)[:SLOWEST]
+        ),
+    ]
     if skipped or parts:
         lines += ["", "Not tested on this machine:"]
         lines += [f"  {test.name}: {test.reason()}" for test in skipped]
         lines += [f"  {what} ({', '.join(names)})" for what, names in sorted(parts.items())]
     if failed:
         lines += ["", "Failed:"] + [f"  {test.name}" for test in failed]
-    return lines + ["", f"{len(tests) - len(skipped) - len(failed)} passed, {len(failed)} failed, {len(skipped)} skipped"]
+    return lines + [
+        "",
+        f"{len(tests) - len(skipped) - len(failed)} passed, {len(failed)} failed, {len(skipped)} skipped",
+    ]
 
 
 def main():
     if len(sys.argv) < 2 or not pathlib.Path(sys.argv[1], "CTestTestfile.cmake").exists():
-        print("usage: run_tests.py BUILD [arguments of ctest]; BUILD is a folder configured with KVANT_BUILD_TESTS",
-              file=sys.stderr)
+        print(
+            "usage: run_tests.py BUILD [arguments of ctest]; BUILD is a folder configured with KVANT_BUILD_TESTS",
+            file=sys.stderr,
+        )
         return 2
     junit = pathlib.Path(sys.argv[1], "tests.xml").resolve()
     junit.unlink(missing_ok=True)
@@ -75,9 +90,21 @@ def main():
     # other work a test can take a hundred times as long then. unit.test_openmp unsets this.
     environment = {"GOMP_SPINCOUNT": "5000"} | os.environ
     # ctest cuts the output of tests that pass to 1 KiB otherwise, and a list of CPU levels may be behind that.
-    done = subprocess.run(["ctest", "--test-dir", sys.argv[1], "--output-on-failure", "--no-tests=error",
-                           "--test-output-size-passed", "1000000", "--output-junit", junit, *sys.argv[2:]],
-                          env=environment)
+    done = subprocess.run(
+        [
+            "ctest",
+            "--test-dir",
+            sys.argv[1],
+            "--output-on-failure",
+            "--no-tests=error",
+            "--test-output-size-passed",
+            "1000000",
+            "--output-junit",
+            junit,
+            *sys.argv[2:],
+        ],
+        env=environment,
+    )
     if junit.exists():
         print("\n".join(report(outcomes(junit))), flush=True)
     return done.returncode

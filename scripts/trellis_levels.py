@@ -79,7 +79,10 @@ def main():
         levels, error = lloyd(bits, x, args.rounds)
         scale = int(127 / levels.max())
         whole = np.rint(levels * scale).astype(int)
-        print(f"{bits} bits, {scale} a standard deviation, error {error:.5f}:", *whole[len(whole) // 2 :])
+        print(
+            f"{bits} bits, {scale} a standard deviation, error {error:.5f}:",
+            *whole[len(whole) // 2 :],
+        )
 
 
 if __name__ == "__main__":

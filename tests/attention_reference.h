@@ -22,7 +22,8 @@ static inline double reference_slope(uint32_t n_heads, double max_bias, uint32_t
     if (!(max_bias > 0))
         return 1;
     double n = pow(2, floor(log2(n_heads)));
-    return head < n ? pow(2, -max_bias * (head + 1) / n) : pow(2, -max_bias * (2 * (head - n) + 1) / (2 * n));
+    return head < n ? pow(2, -max_bias * (head + 1) / n)
+                    : pow(2, -max_bias * (2 * (head - n) + 1) / (2 * n));
 }
 
 /* Fills out[v_dim], zeros when all is hidden, and weights[n_cells], e^(score - largest); returns what out was divided by. */

@@ -12,8 +12,9 @@
 
 static const kvant_cpu_level cpu_levels[] = { KVANT_CPU_C,
 #if defined(__x86_64__) || defined(_M_X64)
-                                              KVANT_CPU_AVX2,   KVANT_CPU_AVX2_VNNI,   KVANT_CPU_AVX512,
-                                              KVANT_CPU_AVX512_VNNI, KVANT_CPU_AVX512_VBMI
+                                              KVANT_CPU_AVX2,       KVANT_CPU_AVX2_VNNI,
+                                              KVANT_CPU_AVX512,     KVANT_CPU_AVX512_VNNI,
+                                              KVANT_CPU_AVX512_VBMI
 #else
                                               KVANT_CPU_NEON, KVANT_CPU_NEON_DOT
 #endif

@@ -161,7 +161,11 @@ def main():
     model, n_layers, n_tokens = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     path, text = pathlib.Path(sys.argv[4]), pathlib.Path(sys.argv[5])
     part = path.with_name(path.name + ".part")
-    with open(model, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data, open(part, "wb") as out:
+    with (
+        open(model, "rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+        open(part, "wb") as out,
+    ):
         cut(data, n_layers, n_tokens, out)
     os.replace(part, path)
     whole = fetch.fetch_text().read_text(encoding="utf-8")

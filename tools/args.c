@@ -87,7 +87,8 @@ static int print_description(const arg_spec *spec)
 static void build_tables(const arg_spec *spec, char *letters, struct option *longs)
 {
     size_t n = 0;
-    *letters++ = '+'; /* stop at the first word: what follows belongs to the program that exec starts */
+    *letters++ =
+        '+'; /* stop at the first word: what follows belongs to the program that exec starts */
     *letters++ = ':';
     for (size_t i = 0; i < spec->n_options; i++) {
         const arg_option *o = &spec->options[i];
@@ -125,12 +126,14 @@ static size_t edit_distance(const char *a, const char *b)
         d[0][j] = j;
     for (size_t i = 1; i <= na; i++) {
         for (size_t j = 1; j <= nb; j++) {
-            size_t best = d[i - 1][j - 1] + (tolower((unsigned char)a[i - 1]) != tolower((unsigned char)b[j - 1]));
+            size_t best = d[i - 1][j - 1] +
+                          (tolower((unsigned char)a[i - 1]) != tolower((unsigned char)b[j - 1]));
             if (d[i - 1][j] + 1 < best)
                 best = d[i - 1][j] + 1;
             if (d[i][j - 1] + 1 < best)
                 best = d[i][j - 1] + 1;
-            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] && d[i - 2][j - 2] + 1 < best)
+            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] &&
+                d[i - 2][j - 2] + 1 < best)
                 best = d[i - 2][j - 2] + 1;
             d[i][j] = best;
         }
@@ -214,7 +217,8 @@ static bool take_value(const arg_option *o, void *settings, const char *value)
     switch (o->kind) {
     case ARG_IS_SWITCH: return *(bool *)part = true;
     case ARG_IS_TEXT: *(const char **)(void *)part = value; return true;
-    case ARG_IS_U32: return args_u32(name, value, (uint32_t)o->min, (uint32_t)o->max, (uint32_t *)(void *)part);
+    case ARG_IS_U32:
+        return args_u32(name, value, (uint32_t)o->min, (uint32_t)o->max, (uint32_t *)(void *)part);
     case ARG_IS_DOUBLE: return take_double(name, value, o->min, o->max, (double *)(void *)part);
     default: return o->take(part, value);
     }
@@ -270,11 +274,12 @@ bool args_u32(const char *option, const char *text, uint32_t min, uint32_t max, 
         *value = (uint32_t)n;
         return true;
     }
-    return complain("%s: '%s' is not a whole number from %lu to %lu", option, text, (unsigned long)min,
-             (unsigned long)max);
+    return complain("%s: '%s' is not a whole number from %lu to %lu", option, text,
+                    (unsigned long)min, (unsigned long)max);
 }
 
-bool args_list(const char *option, const char *text, bool (*take)(void *user, char *word), void *user)
+bool args_list(const char *option, const char *text, bool (*take)(void *user, char *word),
+               void *user)
 {
     char word[32];
     for (const char *p = text;; p++) {
@@ -297,8 +302,8 @@ static int ascending(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-bool args_u32_list(const char *option, const char *text, uint32_t min, uint32_t max, uint32_t *values, size_t room,
-                   size_t *n)
+bool args_u32_list(const char *option, const char *text, uint32_t min, uint32_t max,
+                   uint32_t *values, size_t room, size_t *n)
 {
     char word[32];
     *n = 0;
@@ -322,7 +327,8 @@ bool args_u32_list(const char *option, const char *text, uint32_t min, uint32_t 
     return true;
 }
 
-int args_unknown_word(const char *what, const char *word, const char *const *names, size_t n, const char *help)
+int args_unknown_word(const char *what, const char *word, const char *const *names, size_t n,
+                      const char *help)
 {
     complain("unknown %s '%s'", what, word);
     const char *closest = args_closest(word, names, n);

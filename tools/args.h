@@ -12,7 +12,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
-typedef enum arg_kind { ARG_IS_SWITCH, ARG_IS_TEXT, ARG_IS_U32, ARG_IS_DOUBLE, ARG_IS_CALL } arg_kind;
+typedef enum arg_kind {
+    ARG_IS_SWITCH,
+    ARG_IS_TEXT,
+    ARG_IS_U32,
+    ARG_IS_DOUBLE,
+    ARG_IS_CALL
+} arg_kind;
 
 typedef struct arg_option {
     char letter;       /* 0: long form only */
@@ -20,18 +26,23 @@ typedef struct arg_option {
     const char *value; /* NULL for a switch */
     const char *help;
     arg_kind kind;
-    size_t at; /* of the member in the settings: a bool, const char *, uint32_t or double, or what the function gets */
+    size_t
+        at; /* of the member in the settings: a bool, const char *, uint32_t or double, or what the function gets */
     double min, max;
     bool (*take)(void *part, const char *value); /* false after complaining about the value */
 } arg_option;
 
 /* Lines of a table. AT(member) is the file's own: offsetof(settings, member). */
-#define ARG_SWITCH(letter, name, member, help) { letter, name, NULL, help, ARG_IS_SWITCH, AT(member), 0, 0, NULL }
-#define ARG_TEXT(letter, name, value, member, help) { letter, name, value, help, ARG_IS_TEXT, AT(member), 0, 0, NULL }
-#define ARG_U32(letter, name, value, min, max, member, help) { letter, name, value, help, ARG_IS_U32, AT(member), min, max, NULL }
-#define ARG_DOUBLE(letter, name, value, min, max, member, help) \
+#define ARG_SWITCH(letter, name, member, help)                                                     \
+    { letter, name, NULL, help, ARG_IS_SWITCH, AT(member), 0, 0, NULL }
+#define ARG_TEXT(letter, name, value, member, help)                                                \
+    { letter, name, value, help, ARG_IS_TEXT, AT(member), 0, 0, NULL }
+#define ARG_U32(letter, name, value, min, max, member, help)                                       \
+    { letter, name, value, help, ARG_IS_U32, AT(member), min, max, NULL }
+#define ARG_DOUBLE(letter, name, value, min, max, member, help)                                    \
     { letter, name, value, help, ARG_IS_DOUBLE, AT(member), min, max, NULL }
-#define ARG_CALL(letter, name, value, take, member, help) { letter, name, value, help, ARG_IS_CALL, AT(member), 0, 0, take }
+#define ARG_CALL(letter, name, value, take, member, help)                                          \
+    { letter, name, value, help, ARG_IS_CALL, AT(member), 0, 0, take }
 
 typedef struct arg_spec {
     const char *command; /* "eval" */
@@ -53,10 +64,11 @@ int args_parse_all(const arg_spec *spec, int argc, char **argv, void *settings);
 bool args_u32(const char *option, const char *text, uint32_t min, uint32_t max, uint32_t *value);
 /* The words of "A,B,...", each of at most 31 bytes, one after another to `take`, until it returns
  * false. */
-bool args_list(const char *option, const char *text, bool (*take)(void *user, char *word), void *user);
+bool args_list(const char *option, const char *text, bool (*take)(void *user, char *word),
+               void *user);
 /* "N,N,...": up to room numbers, ascending and each once, whatever order they were written in. */
-bool args_u32_list(const char *option, const char *text, uint32_t min, uint32_t max, uint32_t *values, size_t room,
-                   size_t *n);
+bool args_u32_list(const char *option, const char *text, uint32_t min, uint32_t max,
+                   uint32_t *values, size_t room, size_t *n);
 
 /* Of n names the one that word is most probably meant for, or NULL: a beginning of it or the other
  * way round, else a slip of the keyboard. Capital letters do not matter. */
@@ -64,6 +76,7 @@ const char *args_closest(const char *word, const char *const *names, size_t n);
 
 /* For a word that names no command (benchmark, ...): complains, suggests the closest of n names and
  * the help, "kvant --help lists the commands". Returns the exit code. */
-int args_unknown_word(const char *what, const char *word, const char *const *names, size_t n, const char *help);
+int args_unknown_word(const char *what, const char *word, const char *const *names, size_t n,
+                      const char *help);
 
 #endif /* KVANT_TOOLS_ARGS_H */

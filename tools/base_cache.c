@@ -16,7 +16,8 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-#define MAGIC 0x455341425456414bu /* "KVATBASE" on little-endian machines; others see another number and refuse */
+#define MAGIC                                                                                      \
+    0x455341425456414bu /* "KVATBASE" on little-endian machines; others see another number and refuse */
 #define VERSION 2u
 #define MIB 1048576.0
 
@@ -45,8 +46,10 @@ static bool path_of(const char *folder, const base_key *key, char *path, size_t 
 
 static bool no_room(const char *folder, double needed, double there)
 {
-    complain("--base-cache %s: %.0f MiB are needed, %.0f MiB are free", folder, needed / MIB, there / MIB);
-    return hint("another folder, fewer --chunks or a smaller -c; without --base-cache one chunk is held in memory");
+    complain("--base-cache %s: %.0f MiB are needed, %.0f MiB are free", folder, needed / MIB,
+             there / MIB);
+    return hint("another folder, fewer --chunks or a smaller -c; without --base-cache one chunk is "
+                "held in memory");
 }
 
 bool base_cache_prepare(const char *folder, const base_key *key, size_t n_new)
@@ -112,9 +115,10 @@ bool base_load(base *b, const char *folder, const base_key *key)
     const int file = open(b->path, O_RDONLY | O_CLOEXEC);
     if (file < 0)
         return false;
-    const char *wrong = fstat(file, &about) != 0 || (uint64_t)about.st_size != b->bytes ? "its size is wrong"
-                        : !map_file(b, file, PROT_READ)                                 ? "it cannot be mapped"
-                                                                                        : judge(b);
+    const char *wrong = fstat(file, &about) != 0 || (uint64_t)about.st_size != b->bytes
+                            ? "its size is wrong"
+                        : !map_file(b, file, PROT_READ) ? "it cannot be mapped"
+                                                        : judge(b);
     close(file);
     if (wrong == NULL) {
         memcpy(&b->kv_bytes, (char *)b->map + offsetof(header, kv_bytes), sizeof b->kv_bytes);
@@ -141,7 +145,7 @@ static bool create_in_memory(base *b)
     void *map = mmap(NULL, b->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (map == MAP_FAILED)
         return complain("eval: out of memory for the f16 run of %llu rows x %llu tokens",
-                 (unsigned long long)b->key.n_rows, (unsigned long long)b->key.n_vocab);
+                        (unsigned long long)b->key.n_rows, (unsigned long long)b->key.n_vocab);
     b->map = map;
     lay_out(b);
     return true;
@@ -169,8 +173,8 @@ bool base_create(base *b, const char *folder, const base_key *key)
 {
     *b = (base){ .key = *key, .bytes = base_bytes(key) };
     if (b->bytes == 0)
-        return complain("eval: %llu rows x %llu tokens are too many", (unsigned long long)key->n_rows,
-                 (unsigned long long)key->n_vocab);
+        return complain("eval: %llu rows x %llu tokens are too many",
+                        (unsigned long long)key->n_rows, (unsigned long long)key->n_vocab);
     if (folder == NULL)
         return create_in_memory(b);
     return path_of(folder, key, b->path, sizeof b->path) && create_file(b);
@@ -180,7 +184,11 @@ bool base_publish(base *b)
 {
     if (b->path[0] == 0)
         return true;
-    header h = { .magic = MAGIC, .version = VERSION, .key = b->key, .kv_bytes = b->kv_bytes, .bytes = b->bytes };
+    header h = { .magic = MAGIC,
+                 .version = VERSION,
+                 .key = b->key,
+                 .kv_bytes = b->kv_bytes,
+                 .bytes = b->bytes };
     char path[4128];
     temporary_of(b, path, sizeof path);
     h.checksum = checksum_of(b, &h);

@@ -28,13 +28,15 @@ static size_t query_rows(const writer *w, size_t n_tokens)
     return n_tokens / n_ctx * (n_ctx / step) + n_tokens % n_ctx / step;
 }
 
-static bool plan_tensor(writer *w, uint32_t layer, capture_kind kind, uint64_t heads, uint64_t rows, uint64_t dim)
+static bool plan_tensor(writer *w, uint32_t layer, capture_kind kind, uint64_t heads, uint64_t rows,
+                        uint64_t dim)
 {
     static const char letters[] = "kvq";
     const uint64_t shape[3] = { heads, rows, dim };
     char name[32];
     snprintf(name, sizeof name, "layers.%lu.%c", (unsigned long)layer, letters[kind]);
-    return safetensors_plan(&w->file, name, "F16", sizeof *w->halves, shape, 3, &w->tensors[layer][kind]);
+    return safetensors_plan(&w->file, name, "F16", sizeof *w->halves, shape, 3,
+                            &w->tensors[layer][kind]);
 }
 
 static bool plan_layer(writer *w, uint32_t layer)
@@ -70,7 +72,8 @@ static void note_attention(writer *w)
         if (!wanted(w, layer))
             continue;
         snprintf(key, sizeof key, "layers.%lu.attention", (unsigned long)layer);
-        snprintf(text, sizeof text, "%.9g %.9g %.9g", (double)a->scale, (double)a->max_bias, (double)a->softcap);
+        snprintf(text, sizeof text, "%.9g %.9g %.9g", (double)a->scale, (double)a->max_bias,
+                 (double)a->softcap);
         safetensors_note(&w->file, key, text);
     }
 }
@@ -82,7 +85,8 @@ static void note_origin(writer *w)
     char name[256], fingerprint[24];
     if (ll.llama_model_meta_val_str(r->engine->cpu_model, "general.name", name, sizeof name) <= 0)
         snprintf(name, sizeof name, "%s", file_name(path));
-    snprintf(fingerprint, sizeof fingerprint, "%016llx", (unsigned long long)kvant_model_fingerprint(path));
+    snprintf(fingerprint, sizeof fingerprint, "%016llx",
+             (unsigned long long)kvant_model_fingerprint(path));
     safetensors_note(&w->file, "format", "kvant-capture-1");
     safetensors_note(&w->file, "model", name);
     safetensors_note(&w->file, "model_fingerprint", fingerprint);
@@ -91,18 +95,22 @@ static void note_origin(writer *w)
     note_number(&w->file, "ctx", r->n_ctx);
     note_number(&w->file, "query_step", w->plan->query_step);
     note_number(&w->file, "text_tokens", r->text_tokens);
-    note_number(&w->file, "model_ctx", (unsigned long long)ll.llama_model_n_ctx_train(r->engine->cpu_model));
+    note_number(&w->file, "model_ctx",
+                (unsigned long long)ll.llama_model_n_ctx_train(r->engine->cpu_model));
     safetensors_note(&w->file, "kvant", kvant_version());
 }
 
 /* Rows of dim numbers each, from the tensor's row on. */
-static bool keep(writer *w, uint32_t layer, capture_kind kind, uint64_t row, size_t n_rows, size_t dim)
+static bool keep(writer *w, uint32_t layer, capture_kind kind, uint64_t row, size_t n_rows,
+                 size_t dim)
 {
     const size_t row_bytes = dim * sizeof *w->halves;
-    return safetensors_write(&w->file, &w->tensors[layer][kind], row * row_bytes, w->halves, n_rows * row_bytes);
+    return safetensors_write(&w->file, &w->tensors[layer][kind], row * row_bytes, w->halves,
+                             n_rows * row_bytes);
 }
 
-static bool take_rows(void *user, uint32_t layer, kvant_role role, const float *rows, size_t stride, size_t n)
+static bool take_rows(void *user, uint32_t layer, kvant_role role, const float *rows, size_t stride,
+                      size_t n)
 {
     writer *w = user;
     const capture_kind kind = role == KVANT_ROLE_K ? CAPTURE_K : CAPTURE_V;
@@ -111,13 +119,15 @@ static bool take_rows(void *user, uint32_t layer, kvant_role role, const float *
     bool ok = n <= ENGINE_UBATCH;
     for (uint32_t h = 0; h < s->n_kv_heads && ok && wanted(w, layer); h++) {
         for (size_t i = 0; i < n; i++)
-            ll.ggml_fp32_to_fp16_row(rows + i * stride + h * dim, w->halves + i * dim, (int64_t)dim);
+            ll.ggml_fp32_to_fp16_row(rows + i * stride + h * dim, w->halves + i * dim,
+                                     (int64_t)dim);
         ok = keep(w, layer, kind, (uint64_t)h * w->reading->n_tokens + w->chunk + w->start, n, dim);
     }
     return ok;
 }
 
-static bool take_queries(void *user, uint32_t layer, uint32_t head, const float *rows, size_t stride, size_t n)
+static bool take_queries(void *user, uint32_t layer, uint32_t head, const float *rows,
+                         size_t stride, size_t n)
 {
     writer *w = user;
     const reading *r = w->reading;
@@ -168,7 +178,8 @@ static bool write_windows(writer *w)
     const size_t longest = r->n_tokens < r->n_ctx ? r->n_tokens : r->n_ctx;
     unsigned char bytes[4 * OBSERVE_MAX_LAYERS];
     for (uint32_t layer = 0; layer < r->observer.n_layers; layer++) {
-        const uint32_t seen = r->observer.shapes[layer].n_visible, window = seen < longest ? seen : 0;
+        const uint32_t seen = r->observer.shapes[layer].n_visible,
+                       window = seen < longest ? seen : 0;
         for (int i = 0; i < 4; i++)
             bytes[4 * layer + (uint32_t)i] = (unsigned char)(window >> 8 * i);
     }
@@ -183,7 +194,8 @@ static bool create(writer *w)
     for (uint32_t layer = 0; layer < o->n_layers && ok; layer++) {
         ok = plan_layer(w, layer);
         for (int role = 0; role < 2; role++)
-            largest = o->shapes[layer].head_dim[role] > largest ? o->shapes[layer].head_dim[role] : largest;
+            largest = o->shapes[layer].head_dim[role] > largest ? o->shapes[layer].head_dim[role]
+                                                                : largest;
     }
     w->halves = malloc((size_t)ENGINE_UBATCH * largest * sizeof *w->halves);
     if (!ok || w->halves == NULL)

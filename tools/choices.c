@@ -20,7 +20,8 @@ bool calibration_beside(const char *model, char *path, size_t bytes)
 {
     const size_t length = strlen(model), ending = strlen(".gguf");
     const bool has_ending = length > ending && strcmp(model + length - ending, ".gguf") == 0;
-    return snprintf(path, bytes, "%.*s.kvcal", (int)(has_ending ? length - ending : length), model) < (int)bytes;
+    return snprintf(path, bytes, "%.*s.kvcal", (int)(has_ending ? length - ending : length),
+                    model) < (int)bytes;
 }
 
 /* The library's reasons begin with the word that they are about. */
@@ -47,7 +48,8 @@ size_t codec_names(codec_name *names)
         do {
             const size_t length = strcspn(variant, " ");
             names[n].family = family;
-            snprintf(names[n++].text, CODEC_NAME_BYTES, "%s%s%.*s", family.name, length ? "-" : "", (int)length, variant);
+            snprintf(names[n++].text, CODEC_NAME_BYTES, "%s%s%.*s", family.name, length ? "-" : "",
+                     (int)length, variant);
             variant += length + strspn(variant + length, " ");
         } while (*variant != 0 && n < MAX_CODEC_NAMES);
     }
@@ -67,7 +69,8 @@ static void suggest(const char *spec)
         pointers[i] = names[i].text;
     const char *closest = args_closest(word, pointers, n);
     if (is_stock_type(word))
-        hint("%s is llama.cpp's own: --stock %s, or kvant exec --accel -- PROGRAM -ctk %s -ctv %s", word, word, word, word);
+        hint("%s is llama.cpp's own: --stock %s, or kvant exec --accel -- PROGRAM -ctk %s -ctv %s",
+             word, word, word, word);
     else if (kvant_preset_get(spec, 0, &preset) == KVANT_OK)
         hint("did you mean --preset %s?", spec);
     else if (closest != NULL && strcmp(closest, word) != 0)
@@ -113,7 +116,8 @@ static bool refused(const kvant_scheme_params *p, kvant_status status)
     if (strcmp(option, "--calibration") == 0)
         return hint("kvant calibrate -m MODEL -f TEXT -o FILE makes one");
     if (status == KVANT_ERR_UNSUPPORTED && p->calibration == NULL)
-        return hint("--calibration FILE, where a codec needs one; kvant codecs lists what there is");
+        return hint(
+            "--calibration FILE, where a codec needs one; kvant codecs lists what there is");
     return hint("kvant codecs lists what there is");
 }
 

@@ -37,9 +37,12 @@ static const arg_option options[] = {
     ENGINE_OPTIONS(engine),
     ARG_CALL('d', "depth", "N,N", parse_depths, engine, /* the first member: the settings */
              "tokens in the cache before measuring (default 0)"),
-    ARG_U32('p', "prefill", "N", 0, 1 << 20, n_prefill, "tokens to prefill, 0 to skip (default 512)"),
-    ARG_U32('n', "decode", "N", 0, 1 << 20, n_decode, "tokens to decode one by one, 0 to skip (default 32)"),
-    ARG_U32('r', "rounds", "N", 1, MAX_ROUNDS, n_rounds, "rounds, of which the median is given (default 3)"),
+    ARG_U32('p', "prefill", "N", 0, 1 << 20, n_prefill,
+            "tokens to prefill, 0 to skip (default 512)"),
+    ARG_U32('n', "decode", "N", 0, 1 << 20, n_decode,
+            "tokens to decode one by one, 0 to skip (default 32)"),
+    ARG_U32('r', "rounds", "N", 1, MAX_ROUNDS, n_rounds,
+            "rounds, of which the median is given (default 3)"),
     ARG_CALL(0, "json", NULL, progress_use_json, json, "one JSON array of flat objects"),
 };
 
@@ -50,8 +53,9 @@ static const arg_spec spec = {
     .about = "Measures tokens per second of a whole model: prefill of N tokens and decode of\n"
              "N tokens, both starting with the cache filled to a depth.",
     ARG_OPTIONS(options),
-    .notes = "Ctrl-C prints what is complete.\n\nexample:\n"
-             "  kvant bench model -m model.gguf -d 0,4096 --preset balanced --stock f16 --stock q4_0",
+    .notes =
+        "Ctrl-C prints what is complete.\n\nexample:\n"
+        "  kvant bench model -m model.gguf -d 0,4096 --preset balanced --stock f16 --stock q4_0",
 };
 
 typedef struct subject {
@@ -121,7 +125,8 @@ static bool cut_back(bench *b, subject *s, const char *what)
 }
 
 /* Tokens a second of feeding n tokens, or NaN in *tps when n is 0. */
-static bool time_feed(bench *b, subject *s, uint32_t n, uint32_t step, const char *what, double *tps)
+static bool time_feed(bench *b, subject *s, uint32_t n, uint32_t step, const char *what,
+                      double *tps)
 {
     *tps = NAN;
     if (n == 0)
@@ -219,7 +224,8 @@ static bool open_subjects(bench *b)
 static double total_tokens(const settings *s)
 {
     const double each = (double)s->n_rounds * (s->n_prefill + s->n_decode);
-    return (double)s->engine.configs.n * ((double)s->n_depths * each + s->depths[s->n_depths - 1] + 1);
+    return (double)s->engine.configs.n *
+           ((double)s->n_depths * each + s->depths[s->n_depths - 1] + 1);
 }
 
 static bool bench_all(bench *b)

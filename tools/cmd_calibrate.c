@@ -33,23 +33,28 @@ static bool read_clusters(void *user, const char *list)
 {
     settings *s = user;
     s->n_codebooks = 0;
-    return strcmp(list, "none") == 0 || args_u32_list("--clusters", list, 2, KVANT_CALIBRATION_MAX_CLUSTERS, s->clusters,
-                                                      KVANT_CALIBRATION_MAX_CODEBOOKS, &s->n_codebooks);
+    return strcmp(list, "none") == 0 ||
+           args_u32_list("--clusters", list, 2, KVANT_CALIBRATION_MAX_CLUSTERS, s->clusters,
+                         KVANT_CALIBRATION_MAX_CODEBOOKS, &s->n_codebooks);
 }
 
 static const arg_option options[] = {
     ENGINE_OPTION_MODEL(engine),
     ARG_TEXT('f', "file", "FILE", file, "text to calibrate on; - reads standard input"),
     ARG_TEXT('o', "output", "FILE", output,
-             "calibration file to write (default: model.kvcal beside\nmodel.gguf, where all commands find it)"),
-    ARG_U32('n', "tokens", "N", 16, 1 << 28, n_tokens, "tokens of the text to use at most (default 8192)"),
+             "calibration file to write (default: model.kvcal beside\nmodel.gguf, where all "
+             "commands find it)"),
+    ARG_U32('n', "tokens", "N", 16, 1 << 28, n_tokens,
+            "tokens of the text to use at most (default 8192)"),
     ARG_U32('c', "ctx", "N", 16, 1 << 24, n_ctx, "tokens of a context (default 2048)"),
     ARG_U32(0, "positions", "N", 0, 1 << 24, n_positions,
-            "spread contexts over positions 0 to N - 1, for caches\nof N tokens (default: all begin at 0)"),
+            "spread contexts over positions 0 to N - 1, for caches\nof N tokens (default: all "
+            "begin at 0)"),
     ARG_CALL(0, "clusters", "C,...", read_clusters, engine, /* the first member: the settings */
              "centroids per head for kmeans codecs, or none (default 256)"),
     ARG_U32(0, "sample", "N", 2, 1 << 24, sample,
-            "rows per layer to cluster (default: 8 for each\ncluster); 2 bytes per number of memory each"),
+            "rows per layer to cluster (default: 8 for each\ncluster); 2 bytes per number of "
+            "memory each"),
     ARG_U32(0, "seed", "N", 0, UINT32_MAX, seed, "seed of sampling and clustering (default 0)"),
     ARG_CALL(0, "json", NULL, progress_use_json, json, "one JSON array with one flat object"),
     ENGINE_OPTIONS_RUNTIME(engine),
@@ -90,7 +95,8 @@ static bool create_calibrator(run *r)
         snprintf(name, sizeof name, "%s", file_name(s->engine.model));
     const kvant_calibrator_config config = { .size = sizeof config,
                                              .model = name,
-                                             .model_fingerprint = kvant_model_fingerprint(s->engine.model),
+                                             .model_fingerprint =
+                                                 kvant_model_fingerprint(s->engine.model),
                                              .seed = s->seed,
                                              .clusters = s->clusters,
                                              .n_codebooks = (uint32_t)s->n_codebooks,
@@ -107,7 +113,8 @@ static uint64_t work_key(const run *r)
     uint64_t key = fingerprint_number(FINGERPRINT_START, r->settings->n_ctx);
     key = fingerprint_number(key, r->reading.n_positions);
     key = fingerprint_number(key, ENGINE_UBATCH);
-    return fingerprint_bytes(key, r->reading.tokens, r->reading.n_tokens * sizeof *r->reading.tokens);
+    return fingerprint_bytes(key, r->reading.tokens,
+                             r->reading.n_tokens * sizeof *r->reading.tokens);
 }
 
 /* A checkpoint that cannot be used is no reason to stop, but one to say so. */
@@ -117,7 +124,8 @@ static void go_on(run *r)
     uint64_t position = 0;
     if (access(r->part, F_OK) != 0)
         return;
-    if (kvant_calibrator_restore(r->calibrator, work_key(r), r->part, &position, err, sizeof err) != KVANT_OK) {
+    if (kvant_calibrator_restore(r->calibrator, work_key(r), r->part, &position, err, sizeof err) !=
+        KVANT_OK) {
         fprintf(stderr, "kvant: calibrate: not going on from %s: %s\n", r->part, err);
         return;
     }
@@ -131,7 +139,8 @@ static void keep(run *r)
     char err[512] = "";
     if (r->position == 0)
         return;
-    if (kvant_calibrator_save(r->calibrator, work_key(r), r->position, r->part, err, sizeof err) == KVANT_OK)
+    if (kvant_calibrator_save(r->calibrator, work_key(r), r->position, r->part, err, sizeof err) ==
+        KVANT_OK)
         fprintf(stderr, "kvant: calibrate: the same command goes on from here (%s)\n", r->part);
     else
         complain("calibrate: %s", err);
@@ -156,14 +165,16 @@ static void start_progress(run *r)
 {
     const size_t n_ctx = r->settings->n_ctx, n_tokens = r->reading.n_tokens;
     const size_t to_read = r->position < n_tokens ? n_tokens - r->position / n_ctx * n_ctx : 0;
-    progress_start(&r->progress, (double)to_read + r->reading.observer.n_layers * layer_work(r->settings));
+    progress_start(&r->progress,
+                   (double)to_read + r->reading.observer.n_layers * layer_work(r->settings));
 }
 
 static bool gather(run *r)
 {
     const size_t n_ctx = r->settings->n_ctx;
-    const bool ok = r->position == r->reading.n_tokens ||
-                    reading_all(&r->reading, r->position / n_ctx * n_ctx, &r->progress, on_batch, r);
+    const bool ok =
+        r->position == r->reading.n_tokens ||
+        reading_all(&r->reading, r->position / n_ctx * n_ctx, &r->progress, on_batch, r);
     r->position = r->reading.done > r->position ? r->reading.done : r->position;
     return ok;
 }
@@ -199,7 +210,8 @@ static bool prepare(run *r)
     const settings *s = r->settings;
     const reading_text text = { .file = s->file,
                                 .at_most = s->n_tokens,
-                                .at_least = s->n_codebooks > 0 ? s->clusters[s->n_codebooks - 1] : 16,
+                                .at_least =
+                                    s->n_codebooks > 0 ? s->clusters[s->n_codebooks - 1] : 16,
                                 .n_ctx = s->n_ctx };
     if (!can_write_beside("calibrate", s->output) || !engine_open(&r->engine, &s->engine) ||
         !reading_open(&r->reading, &r->engine, "calibrate", &text) || !create_calibrator(r))
@@ -247,9 +259,12 @@ static void tell_who_finds_it(const run *r)
 {
     const settings *s = r->settings;
     if (strcmp(s->output, s->beside) == 0)
-        fprintf(stderr, "kvant: calibrate: from now on all commands with -m %s use it, exec as well\n", s->engine.model);
+        fprintf(stderr,
+                "kvant: calibrate: from now on all commands with -m %s use it, exec as well\n",
+                s->engine.model);
     else
-        hint("--calibration %s uses it; commands find it by themselves under the name %s", s->output, s->beside);
+        hint("--calibration %s uses it; commands find it by themselves under the name %s",
+             s->output, s->beside);
 }
 
 static void release(run *r)
@@ -265,8 +280,8 @@ static bool check_settings(settings *s)
     if (!text_given("calibrate", s->file))
         return false;
     if (s->sample > 0 && s->n_codebooks > 0 && s->sample < s->clusters[s->n_codebooks - 1])
-        return complain("calibrate: --sample %lu is fewer than the %lu clusters asked for", (unsigned long)s->sample,
-                 (unsigned long)s->clusters[s->n_codebooks - 1]);
+        return complain("calibrate: --sample %lu is fewer than the %lu clusters asked for",
+                        (unsigned long)s->sample, (unsigned long)s->clusters[s->n_codebooks - 1]);
     if (!engine_model_options_finish(&s->engine, "calibrate"))
         return false;
     if (!calibration_beside(s->engine.model, s->beside, sizeof s->beside))

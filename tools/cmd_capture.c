@@ -47,13 +47,16 @@ static const arg_option options[] = {
     ENGINE_OPTION_MODEL(engine),
     ARG_TEXT('f', "file", "FILE", file, "text to read; - reads standard input"),
     ARG_TEXT('o', "output", "FILE", output, "safetensors file to write"),
-    ARG_U32('n', "tokens", "N", 16, 1 << 28, n_tokens, "tokens of the text to use at most (default 2048)"),
+    ARG_U32('n', "tokens", "N", 16, 1 << 28, n_tokens,
+            "tokens of the text to use at most (default 2048)"),
     ARG_U32('c', "ctx", "N", 16, 1 << 24, n_ctx, "tokens of a context (default 2048)"),
     ARG_U32(0, "spread", "N", 1, SPREAD_MAX_PARTS, n_parts,
-            "take whole contexts from N equal parts of the text in turn, not from\nits beginning alone (default 1)"),
+            "take whole contexts from N equal parts of the text in turn, not from\nits beginning "
+            "alone (default 1)"),
     ARG_CALL(0, "layers", "LIST", read_layers, engine, /* the first member: the settings */
              "layers to keep, as in 0,5-8,29 (default: all)"),
-    ARG_U32(0, "queries", "N", 1, 1 << 24, query_step, "keep the queries of every N-th token (default 1)"),
+    ARG_U32(0, "queries", "N", 1, 1 << 24, query_step,
+            "keep the queries of every N-th token (default 1)"),
     ARG_CALL(0, "json", NULL, progress_use_json, json,
              "one JSON array with one flat object; progress as JSON lines on stderr"),
     ENGINE_OPTIONS_RUNTIME(engine),
@@ -67,7 +70,8 @@ static const arg_spec spec = {
              "head_dim] and .q [n_heads, tokens, head_dim]. The model runs with llama.cpp's\n"
              "own f16 cache.",
     ARG_OPTIONS(options),
-    .notes = "The file appears when it is complete; Ctrl-C and errors leave FILE as it was.\n\nexample:\n"
+    .notes = "The file appears when it is complete; Ctrl-C and errors leave FILE as it "
+             "was.\n\nexample:\n"
              "  kvant capture -m model.gguf -f text.txt -o model.safetensors -n 1024 --queries 8",
 };
 
@@ -100,9 +104,10 @@ static bool capture_text(run *r)
                                 .at_least = s->n_parts > 1 ? (size_t)s->n_parts * s->n_ctx : 16,
                                 .n_parts = s->n_parts,
                                 .n_ctx = s->n_ctx };
-    const capture_plan plan = {
-        .path = s->output, .text = s->file, .layers = s->some_layers ? s->layers : NULL, .query_step = s->query_step
-    };
+    const capture_plan plan = { .path = s->output,
+                                .text = s->file,
+                                .layers = s->some_layers ? s->layers : NULL,
+                                .query_step = s->query_step };
     return can_write_beside("capture", s->output) && engine_open(&r->engine, &s->engine) &&
            reading_open(&r->reading, &r->engine, "capture", &text) && check_layers(r) &&
            capture_write(&r->reading, &plan, &r->summary);

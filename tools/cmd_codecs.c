@@ -24,7 +24,8 @@ typedef struct settings {
 
 static const arg_option options[] = {
     ARG_SWITCH('a', "all", all, "every codec at every width with its codec bits, and all options"),
-    ARG_U32('d', "head-dim", "N", 1, KVANT_MAX_HEAD_DIM, head_dim, "head dimension to count bits for, 1 to 512 (default 128)"),
+    ARG_U32('d', "head-dim", "N", 1, KVANT_MAX_HEAD_DIM, head_dim,
+            "head dimension to count bits for, 1 to 512 (default 128)"),
     ARG_TEXT(0, "config", "FILE", config, "the codecs of a settings file instead, layer by layer"),
     ARG_SWITCH(0, "json", json, "one JSON array of flat objects"),
 };
@@ -32,11 +33,13 @@ static const arg_option options[] = {
 static const arg_spec spec = {
     .command = "codecs",
     .usage = "[--all] [--head-dim N | --config FILE] [--json]",
-    .about = "Lists presets and codecs. Bits are codec bits per number: every stored byte of a page\n"
-             "counts, scales and padding included. A cache keeps more than pages: kvant inspect -c\n"
-             "counts all of it. Nominal bits are what the paper counts, the mean of K and V.",
+    .about =
+        "Lists presets and codecs. Bits are codec bits per number: every stored byte of a page\n"
+        "counts, scales and padding included. A cache keeps more than pages: kvant inspect -c\n"
+        "counts all of it. Nominal bits are what the paper counts, the mean of K and V.",
     ARG_OPTIONS(options),
-    .notes = "A spec is name[-bits][:key=value,...], for example trellis-4:center=first or int-4:group=32,sym.",
+    .notes = "A spec is name[-bits][:key=value,...], for example trellis-4:center=first or "
+             "int-4:group=32,sym.",
 };
 
 static const report_column columns[] = {
@@ -74,8 +77,8 @@ static kvant_codec_info info_of(listing *list, const char *name, uint32_t head_d
 {
     kvant_codec_info info = { .size = sizeof info, .true_bits = NAN, .nominal_bits = NAN };
     kvant_codec *codec = NULL;
-    const kvant_status status =
-        kvant_codec_create_calibrated(name, head_dim, role, 0, list->stand_in, 0, 0, &codec, NULL, 0);
+    const kvant_status status = kvant_codec_create_calibrated(
+        name, head_dim, role, 0, list->stand_in, 0, 0, &codec, NULL, 0);
     if (status == KVANT_OK)
         kvant_codec_get_info(codec, &info);
     list->no_memory = list->no_memory || status == KVANT_ERR_MEMORY;
@@ -128,7 +131,8 @@ static void print_options(void)
         if (usual[0] == 0)
             usual = family.common_options;
         const bool same = strcmp(usual, family.common_options) == 0;
-        printf("  %-12s %s%s%s\n", family.name, family.options, same ? "" : " ", same ? "" : family.common_options);
+        printf("  %-12s %s%s%s\n", family.name, family.options, same ? "" : " ",
+               same ? "" : family.common_options);
     }
     printf("  %-12s %s\n", "and each", usual);
 }
@@ -149,7 +153,8 @@ static bool fill(listing *list, uint32_t head_dim)
     enum { N_ROWS = 256 };
     float *zeros = calloc((size_t)N_ROWS * head_dim, sizeof *zeros);
     if (zeros != NULL)
-        list->stand_in = calibration_of((const float *const[]){ zeros, zeros }, N_ROWS, 1, head_dim, NULL);
+        list->stand_in =
+            calibration_of((const float *const[]){ zeros, zeros }, N_ROWS, 1, head_dim, NULL);
     free(zeros);
     list->n = codec_names(list->names);
     for (size_t i = 0; i < list->n && list->stand_in != NULL; i++)
@@ -163,7 +168,9 @@ static bool fill(listing *list, uint32_t head_dim)
 static double bits_of_preset(listing *list, const char *name, uint32_t head_dim)
 {
     const kvant_scheme_params params = { .size = sizeof params, .preset = name };
-    const kvant_scheme_model model = { .size = sizeof model, .n_layers = 64, .n_kv_heads = 1, .head_dim = { head_dim, head_dim } };
+    const kvant_scheme_model model = {
+        .size = sizeof model, .n_layers = 64, .n_kv_heads = 1, .head_dim = { head_dim, head_dim }
+    };
     kvant_scheme *scheme = NULL;
     double bits = 0;
     kvant_status status = kvant_scheme_create(&params, &scheme);
@@ -212,7 +219,8 @@ static bool print_short_list(listing *list, uint32_t head_dim)
     }
     putchar('\n');
     const bool ok = report_print(shown, 3, cells, (size_t)(row - cells) / 3, REPORT_TABLE);
-    puts("\n--preset balanced is the default; -k trellis-4 or -k trellis-4 -v trellis-3 chooses codecs.\n"
+    puts("\n--preset balanced is the default; -k trellis-4 or -k trellis-4 -v trellis-3 chooses "
+         "codecs.\n"
          "kvant codecs --all: every codec at every width with its codec bits, source and options");
     return ok;
 }
@@ -244,14 +252,17 @@ static char *layer_specs(const kvant_settings_layer *layer)
     char *text = NULL;
     size_t bytes;
     FILE *out = open_memstream(&text, &bytes);
-    for (uint32_t head = 0; out != NULL && head < (layer->heads != NULL ? layer->n_kv_heads : 1); head++)
-        fprintf(out, "%s%s", head > 0 ? " | " : "", layer->heads != NULL ? layer->heads[head] : layer->spec);
+    for (uint32_t head = 0; out != NULL && head < (layer->heads != NULL ? layer->n_kv_heads : 1);
+         head++)
+        fprintf(out, "%s%s", head > 0 ? " | " : "",
+                layer->heads != NULL ? layer->heads[head] : layer->spec);
     if (out != NULL)
         fclose(out);
     return text;
 }
 
-static bool read_layer(kvant_scheme *scheme, const kvant_settings_info *info, uint32_t layer, kvant_role role, layer_role *out)
+static bool read_layer(kvant_scheme *scheme, const kvant_settings_info *info, uint32_t layer,
+                       kvant_role role, layer_role *out)
 {
     const kvant_codec *const *codecs;
     kvant_settings_get_layer(scheme_info(scheme).settings, layer, role, &out->shape);
@@ -281,7 +292,8 @@ static void print_head(const kvant_settings_info *info, double bits)
         printf("model        %s\n", info->model);
     printf("layers       %" PRIu32 "\n", info->n_layers);
     if (info->calibration != NULL)
-        printf("calibration  %s, checksum %016" PRIx64 "\n", info->calibration, info->calibration_checksum);
+        printf("calibration  %s, checksum %016" PRIx64 "\n", info->calibration,
+               info->calibration_checksum);
     printf("codec bits   %.3f\n\n", bits);
 }
 
@@ -292,7 +304,8 @@ static bool print_layers(kvant_scheme *scheme, const kvant_settings_info *info, 
     double sum = 0, numbers = 0;
     for (uint32_t i = 0; i < info->n_layers; i++) {
         layer_role *k = &layers[2 * i], *v = k + 1;
-        if (!read_layer(scheme, info, i, KVANT_ROLE_K, k) || !read_layer(scheme, info, i, KVANT_ROLE_V, v))
+        if (!read_layer(scheme, info, i, KVANT_ROLE_K, k) ||
+            !read_layer(scheme, info, i, KVANT_ROLE_V, v))
             return false;
         report_cell *row = cells + (size_t)i * N_SETTINGS_COLUMNS;
         *row++ = CELL_NUMBER(i);
@@ -325,7 +338,8 @@ static int print_settings(const char *path, bool json)
     layer_role *layers = calloc(2 * (size_t)info.n_layers, sizeof *layers);
     if (cells == NULL || layers == NULL)
         complain("out of memory");
-    const bool ok = cells != NULL && layers != NULL && print_layers(scheme, &info, layers, cells, json);
+    const bool ok =
+        cells != NULL && layers != NULL && print_layers(scheme, &info, layers, cells, json);
     for (uint32_t i = 0; layers != NULL && i < 2 * info.n_layers; i++)
         free(layers[i].text);
     free(layers);
@@ -343,7 +357,8 @@ int command_codecs(int argc, char **argv)
     if (s.config != NULL)
         return print_settings(s.config, s.json);
     listing *list = calloc(1, sizeof *list);
-    bool ok = list != NULL && (s.all || s.json ? fill(list, s.head_dim) && print_all(list, s.json) : print_short_list(list, s.head_dim));
+    bool ok = list != NULL && (s.all || s.json ? fill(list, s.head_dim) && print_all(list, s.json)
+                                               : print_short_list(list, s.head_dim));
     if (list == NULL || list->no_memory)
         complain("codecs: %s", kvant_strerror(KVANT_ERR_MEMORY));
     free(list);

@@ -41,25 +41,34 @@ static bool read_chunks(void *n, const char *value)
 
 static const arg_option options[] = {
     ENGINE_OPTIONS(eval.engine),
-    ARG_CALL('f', "file", "FILE", add_file, eval, "text to score; - reads standard input; may be repeated"),
-    ARG_U32('c', "ctx", "N", 8, 1 << 24, eval.n_ctx, "tokens of a chunk, up to the model's own limit (default 2048)"),
-    ARG_U32(0, "from", "N", 0, 1 << 24, eval.first, "first position that is scored (default: half of the context)"),
-    ARG_CALL(0, "chunks", "N", read_chunks, eval.n_chunks, "chunks of every text to score, or all (default 4)"),
+    ARG_CALL('f', "file", "FILE", add_file, eval,
+             "text to score; - reads standard input; may be repeated"),
+    ARG_U32('c', "ctx", "N", 8, 1 << 24, eval.n_ctx,
+            "tokens of a chunk, up to the model's own limit (default 2048)"),
+    ARG_U32(0, "from", "N", 0, 1 << 24, eval.first,
+            "first position that is scored (default: half of the context)"),
+    ARG_CALL(0, "chunks", "N", read_chunks, eval.n_chunks,
+             "chunks of every text to score, or all (default 4)"),
     ARG_U32(0, "spread", "N", 1, SPREAD_MAX_PARTS, eval.n_parts,
-            "take the chunks from N equal parts of every text in turn, not from\nits beginning alone (default 1)"),
-    ARG_U32(0, "skip", "N", 0, 1 << 24, eval.skip, "chunks of every text to leave out first (default 0)"),
+            "take the chunks from N equal parts of every text in turn, not from\nits beginning "
+            "alone (default 1)"),
+    ARG_U32(0, "skip", "N", 0, 1 << 24, eval.skip,
+            "chunks of every text to leave out first (default 0)"),
     ARG_U32('b', "batch", "N", 1, ENGINE_UBATCH, eval.n_batch,
             "tokens of a graph (default 512; up to 8: the kernels of decoding, slow)"),
-    ARG_U32(0, "by-position", "N", 1, 4096, n_bins, "N rows per configuration, each of a part of the positions"),
+    ARG_U32(0, "by-position", "N", 1, 4096, n_bins,
+            "N rows per configuration, each of a part of the positions"),
     ARG_TEXT(0, "resume", "FILE", eval.resume,
              "keep every complete chunk there, and do not compute again what\nthe file has"),
     ARG_TEXT(0, "base-cache", "DIR", eval.base_cache,
-             "keep the f16 run of every chunk there: 2 bytes per scored token and\nword of the vocabulary"),
+             "keep the f16 run of every chunk there: 2 bytes per scored token and\nword of the "
+             "vocabulary"),
     ARG_TEXT(0, "values", "FILE", values,
              "keep the value of every scored token there: a safetensors file,\n"
              "tensors kld.I and nll.I [chunks, positions] of the I-th row"),
     ARG_SWITCH(0, "wide", wide, "a table with percentiles of the divergence, too"),
-    ARG_CALL(0, "json", NULL, progress_use_json, json, "one JSON array of flat objects; progress as JSON lines on stderr"),
+    ARG_CALL(0, "json", NULL, progress_use_json, json,
+             "one JSON array of flat objects; progress as JSON lines on stderr"),
     ARG_SWITCH(0, "csv", csv, "the same as CSV"),
 };
 
@@ -73,7 +82,8 @@ static const arg_spec spec = {
              "row.",
     ARG_OPTIONS(options),
     .notes = "Ctrl-C prints what is complete; with --resume the same command goes on.\n\nexample:\n"
-             "  kvant eval -m model.gguf -f text.txt --preset balanced --preset small --stock q8_0 --stock q4_0",
+             "  kvant eval -m model.gguf -f text.txt --preset balanced --preset small --stock q8_0 "
+             "--stock q4_0",
 };
 
 /* The first half gives the model something to go by, so it is not scored unless asked for. */
@@ -81,23 +91,27 @@ static bool finish(settings *s)
 {
     eval_options *e = &s->eval;
     if (s->json && s->csv)
-        return complain("eval: --json and --csv are two formats of the same output: give one of them");
+        return complain(
+            "eval: --json and --csv are two formats of the same output: give one of them");
     if (!text_given("eval", e->files[0]))
         return false;
     if (e->first == NO_POSITION)
         e->first = e->n_ctx / 2;
     if (e->first + 2 > e->n_ctx)
-        return complain("eval: --from %lu leaves nothing of a context of %lu to score", (unsigned long)e->first,
-                 (unsigned long)e->n_ctx);
+        return complain("eval: --from %lu leaves nothing of a context of %lu to score",
+                        (unsigned long)e->first, (unsigned long)e->n_ctx);
     if (s->n_bins > e->n_ctx - 1 - e->first)
-        return complain("eval: --by-position %lu is more than the %lu positions that are scored", (unsigned long)s->n_bins,
-                 (unsigned long)(e->n_ctx - 1 - e->first));
+        return complain("eval: --by-position %lu is more than the %lu positions that are scored",
+                        (unsigned long)s->n_bins, (unsigned long)(e->n_ctx - 1 - e->first));
     return engine_options_finish(&e->engine, "eval");
 }
 
 int command_eval(int argc, char **argv)
 {
-    settings s = { .eval = { .n_ctx = 2048, .n_parts = 1, .n_batch = ENGINE_UBATCH, .first = NO_POSITION }, .n_bins = 1 };
+    settings s = {
+        .eval = { .n_ctx = 2048, .n_parts = 1, .n_batch = ENGINE_UBATCH, .first = NO_POSITION },
+        .n_bins = 1
+    };
     int code = args_parse_all(&spec, argc, argv, &s);
     if (code >= 0)
         return code;
@@ -108,8 +122,10 @@ int command_eval(int argc, char **argv)
     const bool prepared = eval_prepare(r, &s.eval);
     const bool complete = prepared && eval_all(r);
     code = complete ? EXIT_OK : interrupted() ? EXIT_INTERRUPTED : EXIT_RUNTIME;
-    if ((complete || (prepared && interrupted())) &&
-        !eval_print_rows(r, s.n_bins, s.wide, s.json ? REPORT_JSON : s.csv ? REPORT_CSV : REPORT_TABLE))
+    if ((complete || (prepared && interrupted())) && !eval_print_rows(r, s.n_bins, s.wide,
+                                                                      s.json  ? REPORT_JSON
+                                                                      : s.csv ? REPORT_CSV
+                                                                              : REPORT_TABLE))
         code = EXIT_RUNTIME;
     if (complete && s.values != NULL && !eval_values_write(r, s.values))
         code = EXIT_RUNTIME;

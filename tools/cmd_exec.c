@@ -30,38 +30,51 @@ typedef struct exec_options {
 
 static const arg_option options[] = {
     ARG_TEXT(0, "preset", "NAME", cache.preset,
-             "quality, balanced, small or tiny: about 5, 4, 3 and 2 bits\n(default: KVANT_PRESET, else " KVANT_PRESET_DEFAULT ")"),
+             "quality, balanced, small or tiny: about 5, 4, 3 and 2 bits\n(default: KVANT_PRESET, "
+             "else " KVANT_PRESET_DEFAULT ")"),
     ARG_TEXT(0, "config", "FILE", cache.settings,
-             "a codec for each layer, from a settings file (default:\nKVANT_CONFIG); kvant tune makes it"),
-    ARG_TEXT('k', "codec-k", "SPEC", cache.k, "codec of keys instead (default: KVANT_K); see kvant codecs"),
-    ARG_TEXT('v', "codec-v", "SPEC", cache.v, "codec of values (default: the one of -k, else KVANT_V)"),
-    ARG_U32(0, "protect", "N", 0, PLUGIN_MAX_PROTECT, cache.protect,
-            "the first N and the last N layers use another codec\n(default: KVANT_PROTECT, else 0)"),
+             "a codec for each layer, from a settings file (default:\nKVANT_CONFIG); kvant tune "
+             "makes it"),
+    ARG_TEXT('k', "codec-k", "SPEC", cache.k,
+             "codec of keys instead (default: KVANT_K); see kvant codecs"),
+    ARG_TEXT('v', "codec-v", "SPEC", cache.v,
+             "codec of values (default: the one of -k, else KVANT_V)"),
+    ARG_U32(
+        0, "protect", "N", 0, PLUGIN_MAX_PROTECT, cache.protect,
+        "the first N and the last N layers use another codec\n(default: KVANT_PROTECT, else 0)"),
     ARG_TEXT(0, "protect-codec", "SPEC", cache.protect_codec,
-             "codec of these layers, keys and values (default:\nKVANT_PROTECT_CODEC, else " PLUGIN_PROTECT_CODEC ")"),
+             "codec of these layers, keys and values (default:\nKVANT_PROTECT_CODEC, "
+             "else " PLUGIN_PROTECT_CODEC ")"),
     ARG_TEXT(0, "calibration", "FILE", cache.calibration,
              "calibration, for all presets and some codecs (default:\n"
-             "KVANT_CALIBRATION, else model.kvcal beside the program's -m\nmodel.gguf); kvant calibrate makes it"),
+             "KVANT_CALIBRATION, else model.kvcal beside the program's -m\nmodel.gguf); kvant "
+             "calibrate makes it"),
     ARG_SWITCH(0, "accel", accel,
                "no codecs: kvant computes attention on llama.cpp's own cache,\n"
                "which the program's -ctk and -ctv choose: f16, q8_0, q4_0, ..."),
-    ARG_SWITCH(0, "verbose", verbose, "say what is compressed with which codec, layer by layer\n(sets KVANT_VERBOSE=1)"),
+    ARG_SWITCH(0, "verbose", verbose,
+               "say what is compressed with which codec, layer by layer\n(sets KVANT_VERBOSE=1)"),
     ARG_SWITCH(0, "quiet", quiet, "no line about the cache at the start (sets KVANT_QUIET=1)"),
 };
 
 static const arg_spec spec = {
     .command = "exec",
-    .usage = "[--preset NAME | --config FILE | -k SPEC [-v SPEC]] [--protect N] [--calibration FILE]\n"
-             "                  [--accel] [--] PROGRAM [ARGUMENTS]",
-    .about = "Runs a llama.cpp program (llama-server, llama-cli, llama-bench, ...) with kvant's KV cache.\n"
-             "Programs named llama* get --device KVANT, -ngl 99 and -fa on, unless these are given. They may stand\n"
+    .usage =
+        "[--preset NAME | --config FILE | -k SPEC [-v SPEC]] [--protect N] [--calibration FILE]\n"
+        "                  [--accel] [--] PROGRAM [ARGUMENTS]",
+    .about = "Runs a llama.cpp program (llama-server, llama-cli, llama-bench, ...) with kvant's KV "
+             "cache.\n"
+             "Programs named llama* get --device KVANT, -ngl 99 and -fa on, unless these are "
+             "given. They may stand\n"
              "behind other words: taskset -c 0 llama-server. Other programs get variables only:\n"
              "GGML_BACKEND_PATH, KVANT_K and the like, and for a llama.cpp program that they\n"
              "start LLAMA_ARG_DEVICE, LLAMA_ARG_N_GPU_LAYERS, LLAMA_ARG_FLASH_ATTN and\n"
-             "OLLAMA_FLASH_ATTENTION, unless these are set. With a GPU that is not CUDA's, llama* also get\n"
+             "OLLAMA_FLASH_ATTENTION, unless these are set. With a GPU that is not CUDA's, llama* "
+             "also get\n"
              "-ts and -ot, so that weights stay on it.",
     ARG_OPTIONS(options),
-    .notes = "Ends with the exit status of the program, or 127 when it does not exist. When the program opens\n"
+    .notes = "Ends with the exit status of the program, or 127 when it does not exist. When the "
+             "program opens\n"
              "a model and its cache does not become kvant's, one line says why.\n\nexample:\n"
              "  kvant exec -- llama-server -m model.gguf -c 32768\n"
              "  kvant exec --preset small -- llama-server -m model.gguf -c 32768\n"
@@ -78,7 +91,8 @@ static const char *env_or_null(const char *name)
  * means "both": a reader of `-k turboquant-4` does not expect 16-bit values beside it. */
 static bool one_choice(kvant_scheme_params *p)
 {
-    const bool k = p->k != NULL, specs = k || p->v != NULL, given = specs || p->preset != NULL || p->settings != NULL;
+    const bool k = p->k != NULL, specs = k || p->v != NULL,
+               given = specs || p->preset != NULL || p->settings != NULL;
     if (!given) {
         p->preset = env_or_null(PLUGIN_ENV_PRESET);
         p->settings = env_or_null(PLUGIN_ENV_CONFIG);
@@ -89,7 +103,8 @@ static bool one_choice(kvant_scheme_params *p)
     }
     if ((p->preset != NULL) + (p->settings != NULL) + (p->k != NULL || p->v != NULL) > 1) {
         complain(given ? "exec: of --preset, --config and -k only one can choose the codecs"
-                       : "exec: of KVANT_PRESET, KVANT_CONFIG and KVANT_K, KVANT_V only one can choose the codecs");
+                       : "exec: of KVANT_PRESET, KVANT_CONFIG and KVANT_K, KVANT_V only one can "
+                         "choose the codecs");
         return hint("leave out all but one of them");
     }
     if (p->settings == NULL || (p->protect == 0 && p->protect_codec == NULL))
@@ -106,7 +121,8 @@ static bool protect_from_environment(kvant_scheme_params *p)
     if (p->protect != NOT_GIVEN)
         return true;
     p->protect = 0;
-    return protect == NULL || args_u32(PLUGIN_ENV_PROTECT, protect, 0, PLUGIN_MAX_PROTECT, &p->protect);
+    return protect == NULL ||
+           args_u32(PLUGIN_ENV_PROTECT, protect, 0, PLUGIN_MAX_PROTECT, &p->protect);
 }
 
 /* A flag that a llama.cpp program needs, unless it is given one. */
@@ -166,10 +182,12 @@ static bool refuse_type(const program_option *option, const char *name, const ch
 {
     const bool is_short = strcmp(name, option->names[0]) == 0;
     complain("exec: %s %s%s%s is a cache of llama.cpp's own, kvant compresses what llama.cpp takes "
-             "for f16", option->names[0], type, is_short ? "" : ", given by ", is_short ? "" : name);
+             "for f16",
+             option->names[0], type, is_short ? "" : ", given by ", is_short ? "" : name);
     if (of_draft)
         return hint("leave %s out; or -devd none, where the model that drafts computes on the CPU "
-                    "with this cache", name);
+                    "with this cache",
+                    name);
     return hint("leave %s out; or kvant exec --accel, for kvant's attention on that cache", name);
 }
 
@@ -273,7 +291,8 @@ static char **build_arguments(const program *p, needed_flag *flags, const device
     for (size_t i = 0; plan->adds && i < plan->n_words; i++)
         out[n++] = plan->words[i];
     for (size_t i = 0; flags != NULL && i < MAX_NEEDED && flags[i].option != NULL; i++)
-        if (program_value(p, flags[i].option, NULL) == NULL && !is_useless(&flags[i], p, list, plan)) {
+        if (program_value(p, flags[i].option, NULL) == NULL &&
+            !is_useless(&flags[i], p, list, plan)) {
             out[n++] = flags[i].name;
             out[n++] = flags[i].value;
         }
@@ -357,7 +376,8 @@ static const char *static_program(const program *p)
 static void say_static(const char *name)
 {
     complain("exec: warning: '%s' has ggml linked in, so it cannot load kvant, and its cache stays "
-             "uncompressed; kvant needs a build whose ggml is a shared library", file_name(name));
+             "uncompressed; kvant needs a build whose ggml is a shared library",
+             file_name(name));
 }
 
 static void say_no_flags(const exec_options *o, const program *p)
@@ -368,7 +388,8 @@ static void say_no_flags(const exec_options *o, const program *p)
              file_name(p->argv[0]));
     hint("a llama.cpp program that it starts reads LLAMA_ARG_%s LLAMA_ARG_FLASH_ATTN=on; a program "
          "that calls the library itself must choose the device%s",
-         o->accel ? "OVERRIDE_TENSOR=none=CPU" : "DEVICE=" PLUGIN_DEVICE " LLAMA_ARG_N_GPU_LAYERS=99",
+         o->accel ? "OVERRIDE_TENSOR=none=CPU"
+                  : "DEVICE=" PLUGIN_DEVICE " LLAMA_ARG_N_GPU_LAYERS=99",
          o->accel ? "" : "; without CUDA weights stay on the CPU then");
 }
 
@@ -388,7 +409,8 @@ static int set_codecs(exec_options *o)
     kvant_scheme *scheme;
     bool told = false;
     kvant_scheme_params *p = &o->cache;
-    p->protect_codec = p->protect_codec != NULL ? p->protect_codec : env_or_null(PLUGIN_ENV_PROTECT_CODEC);
+    p->protect_codec =
+        p->protect_codec != NULL ? p->protect_codec : env_or_null(PLUGIN_ENV_PROTECT_CODEC);
     p->calibration = p->calibration != NULL ? p->calibration : env_or_null(PLUGIN_ENV_CALIBRATION);
     if (!protect_from_environment(p) || !one_choice(p) || !scheme_make(&o->cache, &scheme, &told))
         return EXIT_USAGE;
@@ -401,13 +423,17 @@ static int set_codecs(exec_options *o)
 static int set_accel(const exec_options *o)
 {
     const kvant_scheme_params *p = &o->cache;
-    if (p->preset != NULL || p->settings != NULL || p->k != NULL || p->v != NULL || p->protect != NOT_GIVEN ||
-        p->protect_codec != NULL || p->calibration != NULL) {
-        complain("exec: --accel leaves llama.cpp's own cache as it is: no options of codecs beside it");
+    if (p->preset != NULL || p->settings != NULL || p->k != NULL || p->v != NULL ||
+        p->protect != NOT_GIVEN || p->protect_codec != NULL || p->calibration != NULL) {
+        complain(
+            "exec: --accel leaves llama.cpp's own cache as it is: no options of codecs beside it");
         hint("types of llama.cpp's cache are the program's options: -ctk q8_0 -ctv q8_0");
         return EXIT_USAGE;
     }
-    return plugin_set(&(kvant_scheme_params){ .k = NULL }, NULL, false) && setenv(PLUGIN_ACCEL, "1", 1) == 0 ? 0 : EXIT_RUNTIME;
+    return plugin_set(&(kvant_scheme_params){ .k = NULL }, NULL, false) &&
+                   setenv(PLUGIN_ACCEL, "1", 1) == 0
+               ? 0
+               : EXIT_RUNTIME;
 }
 
 /* ggml reads one path: another back end that stands there is left to the plug-in, which loads it. A

@@ -101,11 +101,13 @@ static bool look_at_model(engine *e, inspect_facts *f)
     const struct llama_model *model = engine_model(e, &f16);
     if (model == NULL)
         return false;
-    if (ll.llama_model_meta_val_str(model, "general.name", f->name, sizeof f->name) <= 0 || f->name[0] == 0)
+    if (ll.llama_model_meta_val_str(model, "general.name", f->name, sizeof f->name) <= 0 ||
+        f->name[0] == 0)
         snprintf(f->name, sizeof f->name, "%s", file_name(e->options.model));
     snprintf(f->kvant, sizeof f->kvant, "%s, CPU level %s", kvant_version(),
              kvant_cpu_level_name(kvant_get_cpu_level()));
-    snprintf(f->runtime, sizeof f->runtime, "llama.cpp %s, ggml %s", ll.llama_version(), ll.ggml_version());
+    snprintf(f->runtime, sizeof f->runtime, "llama.cpp %s, ggml %s", ll.llama_version(),
+             ll.ggml_version());
     write_fingerprint(f->model, kvant_model_fingerprint(e->options.model));
     f->n_ctx_train = ll.llama_model_n_ctx_train(model);
     return true;
@@ -156,8 +158,8 @@ static bool look_at_sizes(engine *e, const inspect_contexts *contexts, bool on_g
     bool ok = configs_add_k(&f16, "f16") && configs_finish(&f16, e->options.model);
     for (size_t c = 0; c < contexts->n && ok; c++)
         for (size_t i = 0; i < list->n && ok; i++, fills += INSPECT_FILLS)
-            ok = !interrupted() && size_cache(e, &list->items[i], &f16.items[0],
-                                              contexts->n_ctx[c], on_gpu, fills);
+            ok = !interrupted() &&
+                 size_cache(e, &list->items[i], &f16.items[0], contexts->n_ctx[c], on_gpu, fills);
     configs_free(&f16);
     return ok;
 }

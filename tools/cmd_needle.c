@@ -40,29 +40,37 @@ static bool read_lengths(void *user, const char *list)
 
 static const arg_option options[] = {
     ENGINE_OPTIONS(engine),
-    ARG_TEXT('f', "file", "FILE", file, "text around the needles; - reads standard input (default: made here)"),
+    ARG_TEXT('f', "file", "FILE", file,
+             "text around the needles; - reads standard input (default: made here)"),
     ARG_CALL('c', "ctx", "N,N", read_lengths, engine, /* the first member: the settings */
              "context lengths (default: 512, 1024 ... the model's own limit, at\nmost 8192)"),
-    ARG_U32('n', "needles", "N", 1, NEEDLE_MAX, n_needles, "hidden sentences per text, at as many depths (default 8, at most 24)"),
+    ARG_U32('n', "needles", "N", 1, NEEDLE_MAX, n_needles,
+            "hidden sentences per text, at as many depths (default 8, at most 24)"),
     ARG_U32('r', "trials", "N", 1, MAX_TRIALS, n_trials, "texts of every length (default 2)"),
     ARG_U32(0, "seed", "N", 0, UINT32_MAX / 2, seed, "of the first text (default 1)"),
     ARG_TEXT(0, "resume", "FILE", resume,
-             "keep there what every configuration found in every text, and do not\nmeasure again what the file has"),
-    ARG_CALL(0, "json", NULL, progress_use_json, json, "one JSON array of flat objects, one per length and depth"),
+             "keep there what every configuration found in every text, and do not\nmeasure again "
+             "what the file has"),
+    ARG_CALL(0, "json", NULL, progress_use_json, json,
+             "one JSON array of flat objects, one per length and depth"),
 };
 
 static const arg_spec spec = {
     .command = "needle",
     .usage = "-m MODEL [-c CTX,CTX...] [-n NEEDLES] [-r TRIALS] [--preset NAME]...\n"
              "                    [--config FILE]... [-k SPEC [-v SPEC]]... [--stock TYPE]...",
-    .about = "Hides numbers at several depths of texts of several lengths and asks for them at\n"
-             "the end. The f16 cache is always the first row. 'of f16's %' leaves out the questions\n"
-             "that the f16 cache misses.",
+    .about =
+        "Hides numbers at several depths of texts of several lengths and asks for them at\n"
+        "the end. The f16 cache is always the first row. 'of f16's %' leaves out the questions\n"
+        "that the f16 cache misses.",
     ARG_OPTIONS(options),
-    .notes = "The map has a character per depth, from the beginning of the text on: the share found, 0 to 9 in\n"
-             "tenths, # for all.\n\nCtrl-C prints what is complete; with --resume the same command goes on from "
-             "there.\n\nexample:\n"
-             "  kvant needle -m model.gguf -c 1024,4096 --preset balanced --preset small --stock q4_0",
+    .notes =
+        "The map has a character per depth, from the beginning of the text on: the share found, 0 "
+        "to 9 in\n"
+        "tenths, # for all.\n\nCtrl-C prints what is complete; with --resume the same command goes "
+        "on from "
+        "there.\n\nexample:\n"
+        "  kvant needle -m model.gguf -c 1024,4096 --preset balanced --preset small --stock q4_0",
 };
 
 /* Of an answer: score_value's nll is -ln p of all its tokens, and same_top says whether each was the most probable. */
@@ -116,8 +124,8 @@ static void score(answer *a, const float *logits, size_t n_vocab, llama_token wa
 static bool ask(run *r, struct llama_context *ctx, const needle *asked, size_t position, answer *a)
 {
     const size_t n = asked->n_question + asked->n_answer - 1;
-    const size_t n_vocab =
-        (size_t)ll.llama_vocab_n_tokens(ll.llama_model_get_vocab(engine_model(&r->engine, &r->f16)));
+    const size_t n_vocab = (size_t)ll.llama_vocab_n_tokens(
+        ll.llama_model_get_vocab(engine_model(&r->engine, &r->f16)));
     struct llama_batch *b = &r->batch;
     engine_fill_batch(&r->engine, b, asked->question, position, n);
     for (size_t i = asked->n_question - 1; i < n; i++)
@@ -133,8 +141,8 @@ static bool ask(run *r, struct llama_context *ctx, const needle *asked, size_t p
     return complain("needle: this model's memory cannot forget a question (recurrent or windowed)");
 }
 
-static bool try_text(run *r, needle_text *text, const kv_config *config, uint32_t n_ctx, answer *answers,
-                     double *kv_bytes)
+static bool try_text(run *r, needle_text *text, const kv_config *config, uint32_t n_ctx,
+                     answer *answers, double *kv_bytes)
 {
     kv_meter meter;
     const engine_context_options context = {
@@ -154,10 +162,12 @@ static bool try_text(run *r, needle_text *text, const kv_config *config, uint32_
 /* Of the text and of all questions, which are what a result is of; its length follows. */
 static uint64_t key_of_text(const needle_text *text)
 {
-    uint64_t key = fingerprint_bytes(FINGERPRINT_START, text->tokens, text->n_tokens * sizeof *text->tokens);
+    uint64_t key =
+        fingerprint_bytes(FINGERPRINT_START, text->tokens, text->n_tokens * sizeof *text->tokens);
     for (size_t i = 0; i < text->n_needles; i++) {
         const needle *n = &text->needles[i];
-        key = fingerprint_bytes(key, n->question, (n->n_question + n->n_answer) * sizeof *n->question);
+        key = fingerprint_bytes(key, n->question,
+                                (n->n_question + n->n_answer) * sizeof *n->question);
     }
     return key;
 }
@@ -168,7 +178,8 @@ static bool try_length(run *r, size_t length, size_t trial)
     const settings *s = r->settings;
     needle_text text;
     /* A length's texts do not depend on what other lengths are asked for, so that one file serves all command lines. */
-    const uint32_t n_ctx = r->lengths[length], seed = s->seed + (uint32_t)trial + MAX_TRIALS * n_ctx;
+    const uint32_t n_ctx = r->lengths[length],
+                   seed = s->seed + (uint32_t)trial + MAX_TRIALS * n_ctx;
     bool ok = needle_text_make(&text, &r->engine, r->haystack, n_ctx, s->n_needles, seed);
     const uint64_t key = ok ? key_of_text(&text) : 0;
     for (size_t c = 0; c < r->n_configs && ok; c++) {
@@ -206,9 +217,10 @@ static bool choose_lengths(run *r, const struct llama_model *model)
     memcpy(r->lengths, r->settings->lengths, sizeof r->lengths);
     for (size_t i = 0; i < r->n_lengths; i++)
         if (r->lengths[i] > limit)
-            return complain("needle: a context of %u tokens is beyond the model's %u", (unsigned)r->lengths[i],
-                            (unsigned)limit);
-    for (uint32_t n = 512; r->settings->n_lengths == 0 && n <= limit && n <= DEFAULT_LONGEST; n *= 2)
+            return complain("needle: a context of %u tokens is beyond the model's %u",
+                            (unsigned)r->lengths[i], (unsigned)limit);
+    for (uint32_t n = 512; r->settings->n_lengths == 0 && n <= limit && n <= DEFAULT_LONGEST;
+         n *= 2)
         r->lengths[r->n_lengths++] = n;
     if (r->n_lengths == 0)
         complain("needle: the model's context of %u tokens is too short", (unsigned)limit);
@@ -235,7 +247,8 @@ static bool open_state(run *r, const struct llama_model *model)
                            .runtime = engine_runtime_fingerprint(&r->engine),
                            .n_batch = ENGINE_UBATCH,
                            .n_rows = r->settings->n_needles,
-                           .n_vocab = (uint64_t)ll.llama_vocab_n_tokens(ll.llama_model_get_vocab(model)) };
+                           .n_vocab =
+                               (uint64_t)ll.llama_vocab_n_tokens(ll.llama_model_get_vocab(model)) };
     return eval_state_open(&r->state, r->settings->resume, &key);
 }
 
@@ -275,7 +288,8 @@ static summary summarise(const run *r, size_t length, size_t config, size_t firs
     double sum = 0;
     for (size_t t = 0; t < n_trials; t++)
         for (size_t i = first; i < end; i++) {
-            const answer *a = answers_of(r, length, config, t) + i, *f16 = answers_of(r, length, 0, t) + i;
+            const answer *a = answers_of(r, length, config, t) + i,
+                         *f16 = answers_of(r, length, 0, t) + i;
             found += a->same_top;
             known += f16->same_top;
             both += a->same_top && f16->same_top;
@@ -314,8 +328,8 @@ static map draw_map(const run *r, size_t length, size_t config)
     return m;
 }
 
-static void fill_row(const run *r, size_t length, size_t config, size_t first, size_t end, const char *drawn,
-                     report_cell *row)
+static void fill_row(const run *r, size_t length, size_t config, size_t first, size_t end,
+                     const char *drawn, report_cell *row)
 {
     const summary s = summarise(r, length, config, first, end);
     const double *kv_bytes = r->kv_bytes + length * r->n_configs; /* f16 is the first */
@@ -350,7 +364,8 @@ static bool print_results(const run *r)
                 continue;
             maps[l * r->n_configs + c] = draw_map(r, l, c);
             for (size_t i = 0; i < n_needles; i += step)
-                fill_row(r, l, c, i, i + step, maps[l * r->n_configs + c].text, &rows[n++ * N_COLUMNS]);
+                fill_row(r, l, c, i, i + step, maps[l * r->n_configs + c].text,
+                         &rows[n++ * N_COLUMNS]);
         }
     if (ok)
         ok = report_print(columns, N_COLUMNS, rows, n, r->settings->json);

@@ -12,7 +12,8 @@ static const arg_spec spec = {
     .command = "plugin-path",
     .usage = "",
     .about = "Prints the absolute path of libggml-kvant.so.",
-    .notes = "Where llama.cpp lists a GPU that is not CUDA's, the flags of the example keep the weights on\n"
+    .notes = "Where llama.cpp lists a GPU that is not CUDA's, the flags of the example keep the "
+             "weights on\n"
              "the CPU; kvant exec prints others.\n\nexample:\n"
              "  GGML_BACKEND_PATH=$(kvant plugin-path) KVANT_PRESET=balanced \\\n"
              "    llama-server -m model.gguf --device KVANT -ngl 99 -fa on",

@@ -28,10 +28,14 @@ static const arg_option options[] = {
     ARG_TEXT('p', "prompt", "TEXT", prompt, "prompt; follows the text of -f when both are given"),
     ARG_TEXT('f', "file", "FILE", file, "read the prompt from a file; - reads standard input"),
     ARG_U32('n', "predict", "N", 1, 1 << 24, n_predict, "tokens to generate at most (default 256)"),
-    ARG_U32('c', "ctx", "N", 8, 1 << 24, n_ctx, "context (default: as long as prompt and answer need)"),
-    ARG_DOUBLE(0, "temp", "T", 0, 100, temp, "temperature; 0 takes the most probable token (default 0)"),
-    ARG_U32(0, "top-k", "N", 0, 1 << 24, top_k, "with a temperature: the N most probable, 0 all (default 40)"),
-    ARG_DOUBLE(0, "top-p", "P", 0, 1, top_p, "with a temperature: their probability mass (default 0.95)"),
+    ARG_U32('c', "ctx", "N", 8, 1 << 24, n_ctx,
+            "context (default: as long as prompt and answer need)"),
+    ARG_DOUBLE(0, "temp", "T", 0, 100, temp,
+               "temperature; 0 takes the most probable token (default 0)"),
+    ARG_U32(0, "top-k", "N", 0, 1 << 24, top_k,
+            "with a temperature: the N most probable, 0 all (default 40)"),
+    ARG_DOUBLE(0, "top-p", "P", 0, 1, top_p,
+               "with a temperature: their probability mass (default 0.95)"),
     ARG_U32(0, "seed", "N", 0, UINT32_MAX, seed, "with a temperature: seed (default 1)"),
     ARG_SWITCH(0, "raw", raw, "no chat template"),
 };
@@ -40,7 +44,8 @@ static const arg_spec spec = {
     .command = "run",
     .usage = "-m MODEL (-p PROMPT | -f FILE) [--preset NAME | --config FILE | -k SPEC [-v SPEC]]\n"
              "                 [-n N] [-c CTX]",
-    .about = "Generates text with the KV cache compressed. Text goes to standard output, statistics to standard\n"
+    .about = "Generates text with the KV cache compressed. Text goes to standard output, "
+             "statistics to standard\n"
              "error.",
     ARG_OPTIONS(options),
     .notes = "Ctrl-C stops the answer and prints the statistics.\n\nexample:\n"
@@ -66,7 +71,8 @@ static char *join_prompt(const settings *s, size_t *bytes)
     const char *prompt = s->prompt != NULL ? s->prompt : "";
     char *text = NULL, *joined = NULL;
     size_t n = 0;
-    if (!text_check("-p", prompt, strlen(prompt)) || (s->file != NULL && (text = read_text(s->file, &n)) == NULL))
+    if (!text_check("-p", prompt, strlen(prompt)) ||
+        (s->file != NULL && (text = read_text(s->file, &n)) == NULL))
         return NULL;
     FILE *out = open_memstream(&joined, bytes);
     if (out != NULL) {

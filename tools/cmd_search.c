@@ -15,7 +15,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_SPECS = 16, MAX_FILES = 3, STEP = 8192, BATCH = 100, MOST_QUERIES = 100000, TRAIN = 10000 };
+enum {
+    MAX_SPECS = 16,
+    MAX_FILES = 3,
+    STEP = 8192,
+    BATCH = 100,
+    MOST_QUERIES = 100000,
+    TRAIN = 10000
+};
 
 typedef struct settings {
     const char *metric, *device, *allow;
@@ -76,21 +83,28 @@ static const arg_option options[] = {
 
 static const arg_spec spec = {
     .command = "search",
-    .usage = "build VECTORS INDEX [options]\n       kvant search query INDEX QUERIES [options]\n       kvant search info INDEX [options]\n"
+    .usage = "build VECTORS INDEX [options]\n       kvant search query INDEX QUERIES [options]\n   "
+             "    kvant search info INDEX [options]\n"
              "       kvant search eval VECTORS QUERIES [options]",
-    .about = "Nearest-neighbour search on compressed vectors. `build` writes an index, `query` prints the neighbours\n"
-             "of each query, `eval` measures recall beside an exact search, bytes and time per vector.",
+    .about =
+        "Nearest-neighbour search on compressed vectors. `build` writes an index, `query` prints "
+        "the neighbours\n"
+        "of each query, `eval` measures recall beside an exact search, bytes and time per vector.",
     ARG_OPTIONS(options),
-    .notes = "VECTORS and QUERIES are .npy (float32 or uint8), .fvecs, .bvecs, .fbin or .u8bin files. A vector's id is\n"
+    .notes = "VECTORS and QUERIES are .npy (float32 or uint8), .fvecs, .bvecs, .fbin or .u8bin "
+             "files. A vector's id is\n"
              "its place in the file.\n\n"
-             "examples:\n  kvant search build base.npy base.kvidx\n  kvant search query base.kvidx queries.npy -k 10\n"
+             "examples:\n  kvant search build base.npy base.kvidx\n  kvant search query base.kvidx "
+             "queries.npy -k 10\n"
              "  kvant search eval base.npy queries.npy -c turboquant-4 -c turboquant-3:dims=256",
 };
 
 static const struct {
     const char *name;
     kvant_metric metric;
-} metrics[] = { { "ip", KVANT_METRIC_INNER_PRODUCT }, { "cosine", KVANT_METRIC_COSINE }, { "l2", KVANT_METRIC_L2 } };
+} metrics[] = { { "ip", KVANT_METRIC_INNER_PRODUCT },
+                { "cosine", KVANT_METRIC_COSINE },
+                { "l2", KVANT_METRIC_L2 } };
 
 static const char *metric_name(kvant_metric metric)
 {
@@ -117,14 +131,19 @@ static bool failed(const char *what)
 
 static bool same_dimensions(const char *what, const vectors *v, uint32_t dim)
 {
-    return v->dim == dim || complain("search: %s have %u dimensions, vectors %u", what, (unsigned)v->dim, (unsigned)dim);
+    return v->dim == dim || complain("search: %s have %u dimensions, vectors %u", what,
+                                     (unsigned)v->dim, (unsigned)dim);
 }
 
 static bool train(kvant_index *index, const settings *s, const char *codec, const vectors *base)
 {
-    const size_t wanted = s->train != 0 ? s->train : strstr(codec, "dims=") != NULL || strstr(codec, "lists=") != NULL ? TRAIN : 0;
+    const size_t wanted = s->train != 0 ? s->train
+                          : strstr(codec, "dims=") != NULL || strstr(codec, "lists=") != NULL
+                              ? TRAIN
+                              : 0;
     const size_t n = wanted < base->n ? wanted : base->n;
-    return n == 0 || kvant_index_train(index, base->rows, base->dim, n) == KVANT_OK || failed("training");
+    return n == 0 || kvant_index_train(index, base->rows, base->dim, n) == KVANT_OK ||
+           failed("training");
 }
 
 static bool add(kvant_index *index, const settings *s, const char *codec, const vectors *base)
@@ -134,21 +153,25 @@ static bool add(kvant_index *index, const settings *s, const char *codec, const 
     progress_start(&p, (double)base->n);
     for (size_t i = 0; ok && i < base->n && !interrupted(); i += STEP) {
         const size_t n = base->n - i < STEP ? base->n - i : STEP;
-        ok = kvant_index_add(index, base->rows + i * base->dim, base->dim, n, NULL, s->threads) == KVANT_OK || failed("adding vectors");
+        ok = kvant_index_add(index, base->rows + i * base->dim, base->dim, n, NULL, s->threads) ==
+                 KVANT_OK ||
+             failed("adding vectors");
         progress_add(&p, (double)n, codec);
     }
     progress_end(&p);
     return ok && !interrupted();
 }
 
-static bool make_index(const settings *s, const char *codec, const vectors *base, kvant_index **index)
+static bool make_index(const settings *s, const char *codec, const vectors *base,
+                       kvant_index **index)
 {
     kvant_index_params params = { .size = sizeof params, .dim = base->dim, .spec = codec };
     vectors centroids = { .rows = NULL };
     char err[256] = "";
     *index = NULL;
     if (!find_metric(s->metric, &params.metric) ||
-        (s->centroids != NULL && (!vectors_read(s->centroids, 0, &centroids) || !same_dimensions("centroids", &centroids, base->dim))))
+        (s->centroids != NULL && (!vectors_read(s->centroids, 0, &centroids) ||
+                                  !same_dimensions("centroids", &centroids, base->dim))))
         return false;
     params.centroids = centroids.rows;
     params.centroid_stride = centroids.dim;
@@ -180,8 +203,11 @@ static bool print_info(const kvant_index *index, bool json)
     kvant_index_info info = { .size = sizeof info };
     kvant_index_get_info(index, &info);
     const report_cell cells[N_INFO] = {
-        CELL_TEXT(info.spec), CELL_TEXT(metric_name(info.metric)), CELL_NUMBER(info.n), CELL_NUMBER(info.dim), CELL_NUMBER(info.bits),
-        CELL_NUMBER(info.bytes_per_vector), CELL_NUMBER(info.id_bytes), CELL_NUMBER(info.has_center), CELL_NUMBER(info.file_bytes),
+        CELL_TEXT(info.spec),         CELL_TEXT(metric_name(info.metric)),
+        CELL_NUMBER(info.n),          CELL_NUMBER(info.dim),
+        CELL_NUMBER(info.bits),       CELL_NUMBER(info.bytes_per_vector),
+        CELL_NUMBER(info.id_bytes),   CELL_NUMBER(info.has_center),
+        CELL_NUMBER(info.file_bytes),
     };
     return report_print(info_columns, N_INFO, cells, 1, json);
 }
@@ -263,7 +289,8 @@ static bool take_id(const char *path, size_t line, const char *text, id_list *li
     if (*end != '\0' && end[strspn(end, " \t\r")] != '\0')
         return complain("%s, line %zu: '%.40s' is not an id", path, line, text);
     if (end == digits)
-        return *digits == '\0' || *digits == '\r' || complain("%s, line %zu: '%.40s' is not an id", path, line, text);
+        return *digits == '\0' || *digits == '\r' ||
+               complain("%s, line %zu: '%.40s' is not an id", path, line, text);
     if (errno != 0 || *digits == '-' || list->ids[list->n] == KVANT_INDEX_NO_ID)
         return complain("%s, line %zu: '%.40s' is not from 0 to 2^64 - 2", path, line, text);
     list->n++;
@@ -313,14 +340,22 @@ static bool on_gpu(const settings *s)
 static bool copy_to_gpu(const settings *s, const kvant_index *index, kvant_index_gpu **gpu)
 {
     char err[512] = "";
-    return !on_gpu(s) || kvant_index_gpu_create(index, gpu, err, sizeof err) == KVANT_OK || complain("search: %s", err);
+    return !on_gpu(s) || kvant_index_gpu_create(index, gpu, err, sizeof err) == KVANT_OK ||
+           complain("search: %s", err);
 }
 
-static bool ask(const kvant_index *index, const kvant_index_gpu *gpu, const settings *s, const vectors *queries, size_t first, size_t n,
-                const vectors *base, const id_list *allowed, answers *a)
+static bool ask(const kvant_index *index, const kvant_index_gpu *gpu, const settings *s,
+                const vectors *queries, size_t first, size_t n, const vectors *base,
+                const id_list *allowed, answers *a)
 {
-    kvant_index_query query = { .size = sizeof query, .rows = queries->rows + first * queries->dim, .stride = queries->dim,
-                                .n = n, .k = s->k, .n_threads = s->threads, .n_probe = s->probe, .rerank = s->rerank };
+    kvant_index_query query = { .size = sizeof query,
+                                .rows = queries->rows + first * queries->dim,
+                                .stride = queries->dim,
+                                .n = n,
+                                .k = s->k,
+                                .n_threads = s->threads,
+                                .n_probe = s->probe,
+                                .rerank = s->rerank };
     if (allowed != NULL && allowed->ids != NULL) {
         query.allowed = allowed->ids;
         query.n_allowed = allowed->n;
@@ -332,7 +367,8 @@ static bool ask(const kvant_index *index, const kvant_index_gpu *gpu, const sett
     }
     float *scores = a->scores + first * s->k;
     uint64_t *ids = a->ids + first * s->k;
-    const kvant_status status = gpu != NULL ? kvant_index_gpu_search(gpu, &query, scores, ids) : kvant_index_search(index, &query, scores, ids);
+    const kvant_status status = gpu != NULL ? kvant_index_gpu_search(gpu, &query, scores, ids)
+                                            : kvant_index_search(index, &query, scores, ids);
     return status == KVANT_OK || failed("searching");
 }
 
@@ -356,7 +392,8 @@ static bool print_answers(const answers *a, size_t n, uint32_t k, bool json)
             *cell++ = CELL_NUMBER(a->ids[i]);
             *cell++ = CELL_NUMBER(a->scores[i]);
         }
-    const bool ok = report_print(query_columns, N_QUERY, cells, (size_t)(cell - cells) / N_QUERY, json);
+    const bool ok =
+        report_print(query_columns, N_QUERY, cells, (size_t)(cell - cells) / N_QUERY, json);
     free(cells);
     return ok;
 }
@@ -372,8 +409,10 @@ static bool run_query(const settings *s, const char *const *files)
     bool ok = read_ids(s->allow, &allowed) && open_for_query(files[0], s, &index) &&
               kvant_index_get_info(index, &info) == KVANT_OK &&
               vectors_read(files[1], s->queries, &queries);
-    ok = ok && same_dimensions("queries", &queries, info.dim) && allocate_answers(&a, queries.n, s->k) && copy_to_gpu(s, index, &gpu) &&
-         ask(index, gpu, s, &queries, 0, queries.n, NULL, &allowed, &a) && print_answers(&a, queries.n, s->k, s->json);
+    ok = ok && same_dimensions("queries", &queries, info.dim) &&
+         allocate_answers(&a, queries.n, s->k) && copy_to_gpu(s, index, &gpu) &&
+         ask(index, gpu, s, &queries, 0, queries.n, NULL, &allowed, &a) &&
+         print_answers(&a, queries.n, s->k, s->json);
     free(allowed.ids);
     kvant_index_gpu_free(&gpu);
     free_answers(&a);
@@ -405,14 +444,16 @@ static const report_column eval_columns[] = {
 enum { N_EVAL = sizeof eval_columns / sizeof *eval_columns, ROUNDS = 5 };
 
 /* Seconds for all queries: of each batch the shortest of some rounds; negative after a complaint. originals: for rerank, or NULL. */
-static double measure(const kvant_index *index, const kvant_index_gpu *gpu, const settings *s, const vectors *originals, const vectors *queries, answers *a)
+static double measure(const kvant_index *index, const kvant_index_gpu *gpu, const settings *s,
+                      const vectors *originals, const vectors *queries, answers *a)
 {
     double sum = 0;
     for (size_t q = 0; q < queries->n && !interrupted(); q += s->batch) {
         double best = INFINITY;
         for (int round = 0; round < ROUNDS; round++) {
             const double start = monotonic_seconds();
-            if (!ask(index, gpu, s, queries, q, queries->n - q < s->batch ? queries->n - q : s->batch, originals, NULL, a))
+            if (!ask(index, gpu, s, queries, q,
+                     queries->n - q < s->batch ? queries->n - q : s->batch, originals, NULL, a))
                 return -1;
             best = fmin(best, monotonic_seconds() - start);
         }
@@ -421,7 +462,9 @@ static double measure(const kvant_index *index, const kvant_index_gpu *gpu, cons
     return sum;
 }
 
-static bool eval_codec(const settings *s, const char *codec, const vectors *base, const vectors *queries, const search_truth *t, answers *a, report_cell *cells)
+static bool eval_codec(const settings *s, const char *codec, const vectors *base,
+                       const vectors *queries, const search_truth *t, answers *a,
+                       report_cell *cells)
 {
     kvant_index *index = NULL;
     kvant_index_gpu *gpu = NULL;
@@ -429,14 +472,26 @@ static bool eval_codec(const settings *s, const char *codec, const vectors *base
     const double start = monotonic_seconds();
     bool ok = make_index(s, codec, base, &index) && copy_to_gpu(s, index, &gpu);
     const vectors *originals = strstr(codec, "rows=") != NULL ? NULL : base;
-    const double built = monotonic_seconds() - start, seconds = ok ? measure(index, gpu, s, originals, queries, a) : -1;
+    const double built = monotonic_seconds() - start,
+                 seconds = ok ? measure(index, gpu, s, originals, queries, a) : -1;
     ok = seconds >= 0 && !interrupted() && kvant_index_get_info(index, &info) == KVANT_OK;
     if (ok) {
         const report_cell row[N_EVAL] = {
-            CELL_TEXT(codec), CELL_TEXT(metric_name(info.metric)), CELL_NUMBER(base->n), CELL_NUMBER(base->dim), CELL_NUMBER(queries->n),
-            CELL_NUMBER(s->batch), CELL_TEXT(s->device), CELL_NUMBER(s->threads), CELL_NUMBER(s->k), CELL_NUMBER(s->probe), CELL_NUMBER(s->rerank),
-            CELL_NUMBER(search_truth_recall(t, base, queries, a->ids)), CELL_NUMBER(info.bytes_per_vector),
-            CELL_NUMBER(seconds * 1e9 / (double)queries->n / (double)base->n), CELL_NUMBER(seconds * 1e6 / (double)queries->n),
+            CELL_TEXT(codec),
+            CELL_TEXT(metric_name(info.metric)),
+            CELL_NUMBER(base->n),
+            CELL_NUMBER(base->dim),
+            CELL_NUMBER(queries->n),
+            CELL_NUMBER(s->batch),
+            CELL_TEXT(s->device),
+            CELL_NUMBER(s->threads),
+            CELL_NUMBER(s->k),
+            CELL_NUMBER(s->probe),
+            CELL_NUMBER(s->rerank),
+            CELL_NUMBER(search_truth_recall(t, base, queries, a->ids)),
+            CELL_NUMBER(info.bytes_per_vector),
+            CELL_NUMBER(seconds * 1e9 / (double)queries->n / (double)base->n),
+            CELL_NUMBER(seconds * 1e6 / (double)queries->n),
             CELL_NUMBER(built),
         };
         memcpy(cells, row, sizeof row);
@@ -456,8 +511,11 @@ static bool run_eval(const settings *s, const char *const *files)
     search_truth t = { .least = NULL };
     answers a = { NULL, NULL };
     kvant_metric metric;
-    bool ok = find_metric(s->metric, &metric) && vectors_read(files[0], 0, &base) && vectors_read(files[1], s->queries, &queries) &&
-              same_dimensions("queries", &queries, base.dim) && allocate_answers(&a, queries.n, s->k) && search_truth_find(&t, metric, s->k, &base, &queries);
+    bool ok = find_metric(s->metric, &metric) && vectors_read(files[0], 0, &base) &&
+              vectors_read(files[1], s->queries, &queries) &&
+              same_dimensions("queries", &queries, base.dim) &&
+              allocate_answers(&a, queries.n, s->k) &&
+              search_truth_find(&t, metric, s->k, &base, &queries);
     for (size_t i = 0; ok && i < n; i++)
         ok = eval_codec(s, specs[i], &base, &queries, &t, &a, cells + i * N_EVAL);
     ok = ok && report_print(eval_columns, N_EVAL, cells, n, s->json);
@@ -474,7 +532,10 @@ static const struct action {
     const char *name;
     int n_files;
     bool (*run)(const settings *s, const char *const *files);
-} actions[] = { { "build", 2, run_build }, { "query", 2, run_query }, { "info", 1, run_info }, { "eval", 2, run_eval } };
+} actions[] = { { "build", 2, run_build },
+                { "query", 2, run_query },
+                { "info", 1, run_info },
+                { "eval", 2, run_eval } };
 enum { N_ACTIONS = sizeof actions / sizeof *actions };
 
 static const struct action *find_action(const char *word)
@@ -500,13 +561,19 @@ static const struct {
     const char *actions;
 } uses[] = {
 #define USE(name, member, actions) { name, AT(member), sizeof((settings *)NULL)->member, actions }
-    USE("--codec", n_specs, "build, eval"),         USE("--metric", metric, "build, eval"),
-    USE("--train", train, "build, eval"),           USE("--device", device, "query, eval"),
-    USE("--neighbors", k, "query, eval"),           USE("--probe", probe, "query, eval"),
-    USE("--rerank", rerank, "query, eval"),         USE("--queries", queries, "query, eval"),
-    USE("--batch", batch, "eval"),                  USE("--allow", allow, "query"),
+    USE("--codec", n_specs, "build, eval"),
+    USE("--metric", metric, "build, eval"),
+    USE("--train", train, "build, eval"),
+    USE("--device", device, "query, eval"),
+    USE("--neighbors", k, "query, eval"),
+    USE("--probe", probe, "query, eval"),
+    USE("--rerank", rerank, "query, eval"),
+    USE("--queries", queries, "query, eval"),
+    USE("--batch", batch, "eval"),
+    USE("--allow", allow, "query"),
     USE("--centroids", centroids, "build, eval"),
-    USE("--threads", threads, "build, query, eval"), USE("--verify", verify, "query, info"),
+    USE("--threads", threads, "build, query, eval"),
+    USE("--verify", verify, "query, info"),
 #undef USE
 };
 
@@ -514,8 +581,10 @@ static bool takes_options(const char *action, const settings *s)
 {
     static const char zeros[sizeof(void *)];
     for (size_t i = 0; i < sizeof uses / sizeof *uses; i++)
-        if (memcmp((const char *)s + uses[i].at, zeros, uses[i].size) != 0 && strstr(uses[i].actions, action) == NULL)
-            return complain("search %s takes no %s, which is for %s", action, uses[i].name, uses[i].actions);
+        if (memcmp((const char *)s + uses[i].at, zeros, uses[i].size) != 0 &&
+            strstr(uses[i].actions, action) == NULL)
+            return complain("search %s takes no %s, which is for %s", action, uses[i].name,
+                            uses[i].actions);
     return true;
 }
 
@@ -565,7 +634,8 @@ int command_search(int argc, char **argv)
     if (action == NULL)
         return unknown_action(words[0]);
     if (n != 1 + action->n_files) {
-        complain("search %s takes %d file%s, not %d", action->name, action->n_files, action->n_files > 1 ? "s" : "", n - 1);
+        complain("search %s takes %d file%s, not %d", action->name, action->n_files,
+                 action->n_files > 1 ? "s" : "", n - 1);
         hint("kvant search --help tells which");
         return EXIT_USAGE;
     }

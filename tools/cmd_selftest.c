@@ -135,11 +135,10 @@ static void run_all(test_report *report, const settings *s)
     const double start = monotonic_seconds();
     test_pair *pairs = test_pairs(s->codec, &n);
     report->n_devices = test_find_cpus(report->devices, MOST_DEVICES);
-    report->n_devices += test_find_gpus(report->devices + report->n_devices,
-                                        MOST_DEVICES - report->n_devices);
+    report->n_devices +=
+        test_find_gpus(report->devices + report->n_devices, MOST_DEVICES - report->n_devices);
     report->results = calloc(n * report->n_devices + 1, sizeof *report->results);
-    const bool ok =
-        pairs != NULL && report->results != NULL && check_all(report, pairs, n, s);
+    const bool ok = pairs != NULL && report->results != NULL && check_all(report, pairs, n, s);
     report->seconds = monotonic_seconds() - start;
     report->interrupted = interrupted();
     report->no_memory = !ok;

@@ -13,7 +13,8 @@
 #define EXIT_OK 0
 #define EXIT_RUNTIME 1
 #define EXIT_USAGE 2
-#define EXIT_NOT_FOUND 127   /* as shells say it: the program that exec was asked for does not exist */
+#define EXIT_NOT_FOUND                                                                             \
+    127 /* as shells say it: the program that exec was asked for does not exist */
 #define EXIT_INTERRUPTED 130 /* 128 + SIGINT; what was complete has been printed */
 
 int command_codecs(int argc, char **argv);

@@ -32,7 +32,8 @@ static bool stock_type_of(const char *name, enum ggml_type *type)
         }
     }
     complain("--stock: llama.cpp has no cache type '%s'", name);
-    return hint("f32, f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0 or iq4_nl; two as K/V, for example q8_0/q4_0");
+    return hint("f32, f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0 or iq4_nl; two as K/V, for example "
+                "q8_0/q4_0");
 }
 
 static kv_config *last_of(kv_configs *list)
@@ -140,7 +141,8 @@ bool configs_set_protect(void *configs, const char *layers)
 {
     kv_configs *list = configs;
     uint32_t *protect = list->n > 0 ? &last_of(list)->protect : &list->protect;
-    return last_takes_codecs(list, "--protect") && args_u32("--protect", layers, 0, PLUGIN_MAX_PROTECT, protect);
+    return last_takes_codecs(list, "--protect") &&
+           args_u32("--protect", layers, 0, PLUGIN_MAX_PROTECT, protect);
 }
 
 bool configs_set_protect_codec(void *configs, const char *spec)
@@ -194,7 +196,9 @@ void configs_fill_cells(const kv_config *config, report_cell *cells)
         CELL_TEXT(config->path),
         CELL_NUMBER(config->stock || config->path != NULL ? NAN : (double)config->protect),
         CELL_TEXT(protect_codec(config)),
-        CELL_TEXT(config->scheme == NULL || config->path != NULL ? NULL : scheme_info(config->scheme).calibration_path),
+        CELL_TEXT(config->scheme == NULL || config->path != NULL
+                      ? NULL
+                      : scheme_info(config->scheme).calibration_path),
     };
     memcpy(cells, filled, sizeof filled);
 }
@@ -203,7 +207,8 @@ static bool check_protection(const kv_config *config)
 {
     if (config->path != NULL && (config->protect > 0 || config->protect_codec != NULL)) {
         complain("--config %s says what every layer uses: no --protect beside it", config->path);
-        return hint("--protect belongs to the -k or --preset before it, or, before the first configuration, to all");
+        return hint("--protect belongs to the -k or --preset before it, or, before the first "
+                    "configuration, to all");
     }
     if (config->protect_codec == NULL || config->protect > 0)
         return true;
@@ -215,13 +220,16 @@ static void write_label(kv_config *c)
 {
     const char *kind = c->accel ? "accel " : c->stock ? "llama.cpp " : c->fp32 ? "fp32 " : "";
     const bool one = c->preset != NULL || strcmp(c->k, c->v) == 0;
-    const int used = snprintf(c->label, sizeof c->label, "%s%s%s%s", kind, c->preset != NULL ? c->preset : c->k,
-                              one ? "" : "/", one ? "" : c->v);
+    const int used =
+        snprintf(c->label, sizeof c->label, "%s%s%s%s", kind, c->preset != NULL ? c->preset : c->k,
+                 one ? "" : "/", one ? "" : c->v);
     if (c->protect > 0 && used > 0 && (size_t)used < sizeof c->label)
-        snprintf(c->label + used, sizeof c->label - (size_t)used, " protect %lu %s", (unsigned long)c->protect, protect_codec(c));
+        snprintf(c->label + used, sizeof c->label - (size_t)used, " protect %lu %s",
+                 (unsigned long)c->protect, protect_codec(c));
 }
 
-static bool finish(const kv_configs *list, kv_config *config, const char *model, const kvant_scheme *like, bool *told)
+static bool finish(const kv_configs *list, kv_config *config, const char *model,
+                   const kvant_scheme *like, bool *told)
 {
     if (!check_protection(config))
         return false;
@@ -245,7 +253,8 @@ bool configs_finish(kv_configs *list, const char *model)
         ok = list->items[i].stock || finish(list, &list->items[i], model, calibrated, &told);
         if (ok)
             write_label(&list->items[i]);
-        if (ok && calibrated == NULL && !list->items[i].stock && scheme_info(list->items[i].scheme).calibration != NULL)
+        if (ok && calibrated == NULL && !list->items[i].stock &&
+            scheme_info(list->items[i].scheme).calibration != NULL)
             calibrated = list->items[i].scheme;
     }
     if (!ok)
@@ -270,8 +279,8 @@ uint64_t config_key(const kv_config *c)
         return h;
     const char *const files[] = { c->path, scheme_info(c->scheme).calibration_path };
     const bool by_file = c->path != NULL; /* its name does not matter */
-    const char *const words[] = { by_file ? NULL : c->k, by_file ? NULL : c->v, protect_codec(c), getenv("KVANT_SEED"),
-                                  getenv(PLUGIN_ENV_CPU) };
+    const char *const words[] = { by_file ? NULL : c->k, by_file ? NULL : c->v, protect_codec(c),
+                                  getenv("KVANT_SEED"), getenv(PLUGIN_ENV_CPU) };
     for (size_t i = 0; i < sizeof files / sizeof *files; i++)
         h = fingerprint_number(h, files[i] != NULL ? fingerprint_whole_file(files[i]) : 0);
     for (size_t i = 0; i < sizeof words / sizeof *words; i++)
@@ -281,14 +290,18 @@ uint64_t config_key(const kv_config *c)
 
 kv_config configs_f16(void)
 {
-    return (kv_config){
-        .stock = true, .k = "f16", .v = "f16", .type_k = GGML_TYPE_F16, .type_v = GGML_TYPE_F16, .label = "llama.cpp f16"
-    };
+    return (kv_config){ .stock = true,
+                        .k = "f16",
+                        .v = "f16",
+                        .type_k = GGML_TYPE_F16,
+                        .type_v = GGML_TYPE_F16,
+                        .label = "llama.cpp f16" };
 }
 
 static bool is_f16(const kv_config *config)
 {
-    return config->stock && !config->accel && config->type_k == GGML_TYPE_F16 && config->type_v == GGML_TYPE_F16;
+    return config->stock && !config->accel && config->type_k == GGML_TYPE_F16 &&
+           config->type_v == GGML_TYPE_F16;
 }
 
 size_t configs_after_f16(const kv_configs *list, const kv_config *f16, const kv_config **ordered)

@@ -21,8 +21,8 @@ typedef struct kv_config {
     bool fp32;  /* of kvant's: attention without integer products */
     const char *k,
         *v; /* specs, or llama.cpp's names of types, or the settings file's name; from argv or constant */
-    const char *preset; /* where the specs come from one, or NULL */
-    const char *path;   /* of the settings file, or NULL */
+    const char *preset;   /* where the specs come from one, or NULL */
+    const char *path;     /* of the settings file, or NULL */
     kvant_scheme *scheme; /* of kvant's, once finished */
     uint32_t protect;
     const char *protect_codec; /* or NULL */

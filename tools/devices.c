@@ -156,8 +156,8 @@ void devices_read(char *text, device_list *list)
     for (size_t i = 0; i < n; i++) {
         const bool own = has_number(all[i].name, "KVANT") || is_no_gpu(all[i].name);
         /* A list without the plug-in's devices does not tell whether kvant works on CUDA's. */
-        const bool cuda = list->has_kvant ? is_cuda_card(list, &all[i])
-                                          : has_number(all[i].name, "CUDA");
+        const bool cuda =
+            list->has_kvant ? is_cuda_card(list, &all[i]) : has_number(all[i].name, "CUDA");
         if (!own && !cuda && list->n_others < MAX_DEVICES)
             list->others[list->n_others++] = all[i];
     }

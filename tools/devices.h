@@ -14,7 +14,7 @@ typedef struct device {
 
 enum { MAX_DEVICES = 16 };
 typedef struct device_list {
-    bool known; /* false: the program lists none, as scripts and programs without devices do */
+    bool known;     /* false: the program lists none, as scripts and programs without devices do */
     bool has_kvant; /* the plug-in's devices are listed; a program can load it later */
     bool has_cuda;  /* CUDA's own devices are listed */
     size_t n_others, n_gpus;

@@ -51,7 +51,8 @@ bool engine_model_options_finish(engine_options *options, const char *command)
 
 bool engine_options_finish(engine_options *options, const char *command)
 {
-    return engine_model_options_finish(options, command) && configs_finish(&options->configs, options->model);
+    return engine_model_options_finish(options, command) &&
+           configs_finish(&options->configs, options->model);
 }
 
 /* llama.cpp tells much at every level; errors are what a user of this command needs. A line may come in
@@ -78,7 +79,8 @@ static bool start_threadpool(engine *e)
     if (symbols[0] != NULL && symbols[1] != NULL) {
         memcpy(&create, &symbols[0], sizeof create);
         memcpy(&e->threadpool_free, &symbols[1], sizeof e->threadpool_free);
-        struct ggml_threadpool_params params = ll.ggml_threadpool_params_default((int)e->options.n_threads);
+        struct ggml_threadpool_params params =
+            ll.ggml_threadpool_params_default((int)e->options.n_threads);
         e->threadpool = create(&params);
     }
     if (e->threadpool == NULL)
@@ -124,7 +126,8 @@ static bool load_plugin(engine *e)
     if (e->plugin != NULL)
         return true;
     if (!plugin_path(path, sizeof path) || setenv(PLUGIN_ACCEL, "0", 1) != 0 ||
-        setenv(PLUGIN_ENV_QUIET, e->options.verbose ? "0" : "1", 0) != 0) /* a command makes many contexts */
+        setenv(PLUGIN_ENV_QUIET, e->options.verbose ? "0" : "1", 0) !=
+            0) /* a command makes many contexts */
         return false;
     e->plugin = ll.ggml_backend_load(path);
     if (e->plugin == NULL) {
@@ -146,7 +149,8 @@ static bool register_accel(engine *e)
         return true;
     if (!load_plugin(e))
         return false;
-    ggml_backend_dev_t device = ll.ggml_backend_reg_get_proc_address(e->plugin, "kvant_accel_device");
+    ggml_backend_dev_t device =
+        ll.ggml_backend_reg_get_proc_address(e->plugin, "kvant_accel_device");
     if (device == NULL)
         return wrong_plugin("device " PLUGIN_ACCEL);
     ll.ggml_backend_device_register(device);
@@ -182,7 +186,8 @@ static bool is_gguf(const char *path)
 {
     char magic[4] = "";
     FILE *file = fopen(path, "rb");
-    const bool ok = file != NULL && fread(magic, 1, sizeof magic, file) == sizeof magic && memcmp(magic, "GGUF", 4) == 0;
+    const bool ok = file != NULL && fread(magic, 1, sizeof magic, file) == sizeof magic &&
+                    memcmp(magic, "GGUF", 4) == 0;
     if (file != NULL)
         fclose(file);
     return ok;
@@ -264,7 +269,8 @@ static bool meter_node(struct ggml_tensor *node, bool ask, void *user)
     return false;
 }
 
-struct llama_context *engine_context(engine *e, const kv_config *config, const engine_context_options *options)
+struct llama_context *engine_context(engine *e, const kv_config *config,
+                                     const engine_context_options *options)
 {
     struct llama_model *model = engine_model(e, config);
     double bits;
@@ -298,8 +304,8 @@ struct llama_context *engine_context(engine *e, const kv_config *config, const e
     }
     struct llama_context *ctx = ll.llama_init_from_model(model, params);
     if (ctx == NULL) {
-        complain("cannot create a context of %lu tokens with the cache %s", (unsigned long)options->n_ctx,
-                 config->label);
+        complain("cannot create a context of %lu tokens with the cache %s",
+                 (unsigned long)options->n_ctx, config->label);
         (void)(e->options.verbose || hint("--verbose shows what llama.cpp says"));
         return NULL;
     }
@@ -351,7 +357,8 @@ uint64_t engine_runtime_fingerprint(const engine *e)
     memcpy(&symbols[2], &e->threadpool_free, sizeof(void *)); /* of the CPU back end */
     for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++) {
         Dl_info library;
-        const uint64_t file = dladdr(symbols[i], &library) != 0 ? fingerprint_whole_file(library.dli_fname) : 0;
+        const uint64_t file =
+            dladdr(symbols[i], &library) != 0 ? fingerprint_whole_file(library.dli_fname) : 0;
         if (file == 0)
             return 0;
         hash = fingerprint_words(hash, &file, sizeof file);
@@ -359,8 +366,8 @@ uint64_t engine_runtime_fingerprint(const engine *e)
     return hash;
 }
 
-void engine_fill_batch(const engine *e, struct llama_batch *batch, const llama_token *tokens, size_t position,
-                       size_t n)
+void engine_fill_batch(const engine *e, struct llama_batch *batch, const llama_token *tokens,
+                       size_t position, size_t n)
 {
     const struct llama_model *model = e->cpu_model != NULL ? e->cpu_model : e->kvant_model;
     const struct llama_vocab *vocab = ll.llama_model_get_vocab(model);
@@ -384,7 +391,8 @@ bool engine_decode(struct llama_context *ctx, struct llama_batch batch)
     return status == 0 || complain("llama.cpp could not decode (status %d)", (int)status);
 }
 
-bool engine_read(struct llama_context *ctx, llama_token *tokens, size_t n, progress *p, const char *label)
+bool engine_read(struct llama_context *ctx, llama_token *tokens, size_t n, progress *p,
+                 const char *label)
 {
     for (size_t start = 0; start < n; start += ENGINE_UBATCH) {
         const size_t now = n - start < ENGINE_UBATCH ? n - start : ENGINE_UBATCH;

@@ -20,44 +20,49 @@
 /* Options that all commands with a model have; e is the engine_options among the command's settings.
  * clang-format off */
 #define ENGINE_OPTION_MODEL(e) ARG_TEXT('m', "model", "FILE", e.model, "model, a .gguf file")
-#define ENGINE_OPTION_THREADS(e) \
-    ARG_U32('t', "threads", "N", 1, 512, e.n_threads, \
+#define ENGINE_OPTION_THREADS(e)                                                                   \
+    ARG_U32('t', "threads", "N", 1, 512, e.n_threads,                                              \
             "threads (default: CPUs this process may use)")
-#define ENGINE_OPTIONS_LIBRARIES(e) \
-    ARG_TEXT(0, "runtime", "DIR", e.runtime, "folder of llama.cpp's libraries (default: KVANT_RUNTIME,\n" \
-                                             "else the one this build was configured with)"), \
-    ARG_SWITCH(0, "verbose", e.verbose, "pass on everything that llama.cpp says")
+#define ENGINE_OPTIONS_LIBRARIES(e)                                                                \
+    ARG_TEXT(0, "runtime", "DIR", e.runtime,                                                       \
+             "folder of llama.cpp's libraries (default: KVANT_RUNTIME,\n"                          \
+             "else the one this build was configured with)"),                                      \
+        ARG_SWITCH(0, "verbose", e.verbose, "pass on everything that llama.cpp says")
 #define ENGINE_OPTIONS_RUNTIME(e) ENGINE_OPTION_THREADS(e), ENGINE_OPTIONS_LIBRARIES(e)
-#define ENGINE_OPTION_PRESET(e, default) \
-    ARG_CALL(0, "preset", "NAME", configs_add_preset, e.configs, \
+#define ENGINE_OPTION_PRESET(e, default)                                                           \
+    ARG_CALL(0, "preset", "NAME", configs_add_preset, e.configs,                                   \
              "quality, balanced, small or tiny: about 5, 4, 3 and 2 bits\n(default " default ")")
-#define ENGINE_OPTIONS_CACHES(e) \
-    ARG_CALL(0, "config", "FILE", configs_add_file, e.configs, \
-             "a codec for each layer, from a settings file; kvant tune makes it"), \
-    ARG_CALL('k', "codec-k", "SPEC", configs_add_k, e.configs, "codec of keys; see kvant codecs"), \
-    ARG_CALL('v', "codec-v", "SPEC", configs_add_v, e.configs, "codec of values (default: the one of the -k before it)"), \
-    ARG_CALL(0, "stock", "TYPE", configs_add_stock, e.configs, "llama.cpp's own cache instead: f16, q8_0, q5_1, q4_0,\n" \
-                                                               "... or two as K/V: q8_0/q4_0")
-#define ENGINE_OPTIONS_ATTENTION(e) \
-    ARG_CALL(0, "accel", NULL, configs_set_accel, e.configs, "attention of the --stock before it by " PLUGIN_ACCEL ", on the\n" \
-                                                             "same cache"), \
-    ARG_CALL(0, "fp32", NULL, configs_set_fp32, e.configs, \
-             "attention of the -k before it in fp32: slow, to see what the\n" \
-             "integer products of the fast kernels cost")
-#define ENGINE_OPTIONS_CODECS(e) \
-    ARG_CALL(0, "protect", "N", configs_set_protect, e.configs, \
-             "the first N and the last N layers use another codec: of the -k\n" \
-             "or --preset before it, of all when it comes first (default 0)"), \
-    ARG_CALL(0, "protect-codec", "SPEC", configs_set_protect_codec, e.configs, "codec of these layers, keys and values (default " \
-                                                                               PLUGIN_PROTECT_CODEC ")"), \
-    ARG_TEXT(0, "calibration", "FILE", e.configs.calibration, \
-             "calibration, for all presets and some codecs (default:\n" \
-             "model.kvcal beside model.gguf); kvant calibrate makes it")
-#define ENGINE_OPTIONS(e) \
-    ENGINE_OPTION_MODEL(e), \
-    ENGINE_OPTION_PRESET(e, KVANT_PRESET_DEFAULT ", where no cache is named"), \
-    ENGINE_OPTIONS_CACHES(e), ENGINE_OPTIONS_ATTENTION(e), ENGINE_OPTIONS_CODECS(e), \
-    ENGINE_OPTIONS_RUNTIME(e)
+#define ENGINE_OPTIONS_CACHES(e)                                                                   \
+    ARG_CALL(0, "config", "FILE", configs_add_file, e.configs,                                     \
+             "a codec for each layer, from a settings file; kvant tune makes it"),                 \
+        ARG_CALL('k', "codec-k", "SPEC", configs_add_k, e.configs,                                 \
+                 "codec of keys; see kvant codecs"),                                               \
+        ARG_CALL('v', "codec-v", "SPEC", configs_add_v, e.configs,                                 \
+                 "codec of values (default: the one of the -k before it)"),                        \
+        ARG_CALL(0, "stock", "TYPE", configs_add_stock, e.configs,                                 \
+                 "llama.cpp's own cache instead: f16, q8_0, q5_1, q4_0,\n"                         \
+                 "... or two as K/V: q8_0/q4_0")
+#define ENGINE_OPTIONS_ATTENTION(e)                                                                \
+    ARG_CALL(0, "accel", NULL, configs_set_accel, e.configs,                                       \
+             "attention of the --stock before it by " PLUGIN_ACCEL ", on the\n"                    \
+             "same cache"),                                                                        \
+        ARG_CALL(0, "fp32", NULL, configs_set_fp32, e.configs,                                     \
+                 "attention of the -k before it in fp32: slow, to see what the\n"                  \
+                 "integer products of the fast kernels cost")
+#define ENGINE_OPTIONS_CODECS(e)                                                                   \
+    ARG_CALL(0, "protect", "N", configs_set_protect, e.configs,                                    \
+             "the first N and the last N layers use another codec: of the -k\n"                    \
+             "or --preset before it, of all when it comes first (default 0)"),                     \
+        ARG_CALL(0, "protect-codec", "SPEC", configs_set_protect_codec, e.configs,                 \
+                 "codec of these layers, keys and values (default " PLUGIN_PROTECT_CODEC ")"),     \
+        ARG_TEXT(0, "calibration", "FILE", e.configs.calibration,                                  \
+                 "calibration, for all presets and some codecs (default:\n"                        \
+                 "model.kvcal beside model.gguf); kvant calibrate makes it")
+#define ENGINE_OPTIONS(e)                                                                          \
+    ENGINE_OPTION_MODEL(e),                                                                        \
+        ENGINE_OPTION_PRESET(e, KVANT_PRESET_DEFAULT ", where no cache is named"),                 \
+        ENGINE_OPTIONS_CACHES(e), ENGINE_OPTIONS_ATTENTION(e), ENGINE_OPTIONS_CODECS(e),           \
+        ENGINE_OPTIONS_RUNTIME(e)
 /* clang-format on */
 
 typedef struct engine_options {
@@ -95,16 +100,18 @@ struct llama_model *engine_model(engine *e, const kv_config *config);
 typedef struct engine_context_options {
     uint32_t n_ctx;
     uint32_t n_batch;
-    uint32_t n_outputs;                       /* at most so many logits rows a batch */
-    struct kv_meter *meter;                   /* or NULL */
-    ggml_backend_sched_eval_callback on_node; /* or NULL: called for every node of a graph; not beside a meter */
+    uint32_t n_outputs;     /* at most so many logits rows a batch */
+    struct kv_meter *meter; /* or NULL */
+    ggml_backend_sched_eval_callback
+        on_node; /* or NULL: called for every node of a graph; not beside a meter */
     void *on_node_user;
     bool flash_attention; /* also for llama.cpp's own cache, which otherwise chooses */
 } engine_context_options;
 
 /* A context whose cache has the configuration; Ctrl-C makes its llama_decode return 2. The caller
  * frees it with ll.llama_free. NULL after complaining. */
-struct llama_context *engine_context(engine *e, const kv_config *config, const engine_context_options *options);
+struct llama_context *engine_context(engine *e, const kv_config *config,
+                                     const engine_context_options *options);
 
 /* Adds up the cache tensors that graphs write to: their nominal size, as llama.cpp allocates
  * them. */
@@ -158,17 +165,19 @@ typedef enum token_kind {
 
 /* n tokens from a position of sequence 0 on, none of which gives logits; at position 0 stands the
  * model's BOS, where it wants one. */
-void engine_fill_batch(const engine *e, struct llama_batch *batch, const llama_token *tokens, size_t position,
-                       size_t n);
+void engine_fill_batch(const engine *e, struct llama_batch *batch, const llama_token *tokens,
+                       size_t position, size_t n);
 
 /* One graph. False when interrupted, or after complaining. */
 bool engine_decode(struct llama_context *ctx, struct llama_batch batch);
 
 /* n tokens behind those that the context has, in graphs of ENGINE_UBATCH, each of which counts as so much progress under that
  * label. False when interrupted, or after complaining. */
-bool engine_read(struct llama_context *ctx, llama_token *tokens, size_t n, progress *p, const char *label);
+bool engine_read(struct llama_context *ctx, llama_token *tokens, size_t n, progress *p,
+                 const char *label);
 
 /* Tokens of a text, to be freed; NULL after complaining. */
-llama_token *engine_tokenize(const engine *e, const char *text, size_t bytes, token_kind kind, size_t *n);
+llama_token *engine_tokenize(const engine *e, const char *text, size_t bytes, token_kind kind,
+                             size_t *n);
 
 #endif /* KVANT_TOOLS_ENGINE_H */

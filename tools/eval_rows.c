@@ -74,8 +74,8 @@ static size_t gather(const eval_run *r, const eval_tally *t, const slice *s, sam
 }
 
 /* Both were scored on the same tokens, so their difference is known better than either: its error is that of the differences. */
-static void gather_steps(const eval_run *r, const eval_tally *t, const eval_tally *before, const slice *s,
-                         sample *out)
+static void gather_steps(const eval_run *r, const eval_tally *t, const eval_tally *before,
+                         const slice *s, sample *out)
 {
     out->n = 0;
     for (size_t chunk = 0; chunk < r->texts.n_chunks; chunk++) {
@@ -85,7 +85,8 @@ static void gather_steps(const eval_run *r, const eval_tally *t, const eval_tall
     }
 }
 
-static void fill_row(const eval_run *r, size_t tally, const slice *s, sample *values, report_cell *row)
+static void fill_row(const eval_run *r, size_t tally, const slice *s, sample *values,
+                     report_cell *row)
 {
     const eval_tally *t = &r->tallies[tally];
     const uint32_t first = r->options->first;
@@ -142,7 +143,8 @@ static size_t fill_rows(const eval_run *r, uint32_t n_bins, sample *values, repo
 /* Columns that would say the same in every line of the table are left out there, and those of a wide one unless asked for. */
 static void choose_columns(const eval_run *r, uint32_t n_bins, bool wide, report_column *chosen)
 {
-    static const char *const of_wide[] = { "kld_p50", "kld_p90", "kld_p99", "kld_p999", "kld_max", "chunks" };
+    static const char *const of_wide[] = { "kld_p50",  "kld_p90", "kld_p99",
+                                           "kld_p999", "kld_max", "chunks" };
     memcpy(chosen, columns, sizeof columns);
     for (size_t c = N_CONFIG_COLUMNS; c < N_COLUMNS; c++)
         for (size_t i = 0; i < sizeof of_wide / sizeof *of_wide && !wide; i++)
@@ -157,8 +159,10 @@ static void choose_columns(const eval_run *r, uint32_t n_bins, bool wide, report
 bool eval_print_rows(const eval_run *r, uint32_t n_bins, bool wide, report_format format)
 {
     report_column chosen[N_COLUMNS];
-    const size_t n_values = r->texts.n_chunks * r->n_rows, most = (r->texts.n + 1) * r->n_tallies * n_bins;
-    sample values = { .x = calloc(n_values, sizeof(double)), .y = calloc(n_values, sizeof(double)) };
+    const size_t n_values = r->texts.n_chunks * r->n_rows,
+                 most = (r->texts.n + 1) * r->n_tallies * n_bins;
+    sample values = { .x = calloc(n_values, sizeof(double)),
+                      .y = calloc(n_values, sizeof(double)) };
     report_cell *cells = calloc(most * N_COLUMNS, sizeof *cells);
     bool ok = values.x != NULL && values.y != NULL && cells != NULL;
     choose_columns(r, n_bins, wide, chosen);

@@ -40,12 +40,14 @@ static bool run_batch(const pass *p, struct llama_context *ctx, size_t start, si
     if (interrupted())
         return false;
     const float *logits = status == 0 && from < end ? ll.llama_get_logits(ctx) : NULL;
-    const bool scored = logits != NULL && score_rows(&p->base->reference, from - first, p->define, logits,
-                                                     p->tokens + from + 1, end - from, r->engine.options.n_threads,
-                                                     p->values + (from - first));
+    const bool scored =
+        logits != NULL &&
+        score_rows(&p->base->reference, from - first, p->define, logits, p->tokens + from + 1,
+                   end - from, r->engine.options.n_threads, p->values + (from - first));
     if (scored || (status == 0 && from >= end))
         return true;
-    return complain("eval: %s: llama.cpp could not decode the batch (status %d)", p->label, (int)status);
+    return complain("eval: %s: llama.cpp could not decode the batch (status %d)", p->label,
+                    (int)status);
 }
 
 /* A batch is one graph (at most ENGINE_UBATCH tokens): llama.cpp would cut a larger one at the same places, and this
@@ -62,7 +64,8 @@ static bool run_batches(const pass *p, struct llama_context *ctx)
     return true;
 }
 
-static bool run_pass(eval_run *r, const eval_tally *t, size_t chunk, base *b, bool define, double *kv_bytes)
+static bool run_pass(eval_run *r, const eval_tally *t, size_t chunk, base *b, bool define,
+                     double *kv_bytes)
 {
     kv_meter meter = { .n = 0 };
     pass p = { .run = r,
@@ -71,9 +74,9 @@ static bool run_pass(eval_run *r, const eval_tally *t, size_t chunk, base *b, bo
                .define = define,
                .label = t->config->label,
                .values = t->values + chunk * r->n_rows };
-    const engine_context_options options = {
-        .n_ctx = r->options->n_ctx, .n_batch = r->options->n_batch, .meter = &meter
-    };
+    const engine_context_options options = { .n_ctx = r->options->n_ctx,
+                                             .n_batch = r->options->n_batch,
+                                             .meter = &meter };
     struct llama_context *ctx = engine_context(&r->engine, t->config, &options);
     if (ctx == NULL)
         return false;
@@ -90,7 +93,8 @@ static bool keep(eval_run *r, eval_tally *t, size_t chunk, double kv_bytes)
 {
     t->done[chunk] = true;
     t->kv_bytes = kv_bytes;
-    return eval_state_add(&r->state, t->key, r->texts.chunks[chunk].key, kv_bytes, t->values + chunk * r->n_rows);
+    return eval_state_add(&r->state, t->key, r->texts.chunks[chunk].key, kv_bytes,
+                          t->values + chunk * r->n_rows);
 }
 
 static base_key key_of_chunk(const eval_run *r, size_t chunk)
@@ -103,7 +107,8 @@ static base_key key_of_chunk(const eval_run *r, size_t chunk)
 static bool make_base(eval_run *r, size_t chunk, const base_key *key, base *b)
 {
     eval_tally *f16 = &r->tallies[0];
-    if (!base_create(b, r->options->base_cache, key) || !run_pass(r, f16, chunk, b, true, &b->kv_bytes))
+    if (!base_create(b, r->options->base_cache, key) ||
+        !run_pass(r, f16, chunk, b, true, &b->kv_bytes))
         return false;
     memcpy(b->values, f16->values + chunk * r->n_rows, r->n_rows * sizeof *b->values);
     return base_publish(b);
@@ -134,10 +139,12 @@ static bool eval_chunk_all(eval_run *r, size_t chunk)
     const base_key key = key_of_chunk(r, chunk);
     if (missing(r, chunk) == 0)
         return true;
-    bool ok = (base_load(&b, r->options->base_cache, &key) || make_base(r, chunk, &key, &b)) && keep_f16(r, chunk, &b);
+    bool ok = (base_load(&b, r->options->base_cache, &key) || make_base(r, chunk, &key, &b)) &&
+              keep_f16(r, chunk, &b);
     for (size_t i = 1; i < r->n_tallies && ok; i++)
         if (!r->tallies[i].done[chunk])
-            ok = run_pass(r, &r->tallies[i], chunk, &b, false, &kv_bytes) && keep(r, &r->tallies[i], chunk, kv_bytes);
+            ok = run_pass(r, &r->tallies[i], chunk, &b, false, &kv_bytes) &&
+                 keep(r, &r->tallies[i], chunk, kv_bytes);
     base_close(&b);
     return ok;
 }
@@ -153,7 +160,8 @@ bool eval_all(eval_run *r)
         passes += n - !r->tallies[0].done[chunk] + makes_base; /* f16's is that of its base */
         bases += makes_base;
     }
-    if (r->options->base_cache != NULL && !base_cache_prepare(r->options->base_cache, &r->key, bases))
+    if (r->options->base_cache != NULL &&
+        !base_cache_prepare(r->options->base_cache, &r->key, bases))
         return false;
     progress_start(&r->progress, (double)passes * r->options->n_ctx);
     for (size_t chunk = 0; chunk < r->texts.n_chunks && ok; chunk++)
@@ -190,11 +198,12 @@ static void take_over(eval_run *r)
     for (size_t i = 0; i < r->n_tallies; i++) {
         eval_tally *t = &r->tallies[i];
         for (size_t chunk = 0; chunk < r->texts.n_chunks; chunk++)
-            found += t->done[chunk] = eval_state_find(&r->state, t->key, r->texts.chunks[chunk].key, &t->kv_bytes,
-                                                      t->values + chunk * r->n_rows);
+            found += t->done[chunk] = eval_state_find(&r->state, t->key, r->texts.chunks[chunk].key,
+                                                      &t->kv_bytes, t->values + chunk * r->n_rows);
     }
     if (found > 0)
-        fprintf(stderr, "kvant: eval: going on from %s: %zu of %zu chunks and configurations are done\n",
+        fprintf(stderr,
+                "kvant: eval: going on from %s: %zu of %zu chunks and configurations are done\n",
                 r->options->resume, found, r->n_tallies * r->texts.n_chunks);
 }
 
@@ -203,8 +212,8 @@ static bool check_context(const eval_run *r, const struct llama_model *model)
     const uint32_t limit = (uint32_t)ll.llama_model_n_ctx_train(model);
     if (r->options->n_ctx <= limit)
         return true;
-    return complain("eval: a context of %lu tokens is beyond the model's %lu", (unsigned long)r->options->n_ctx,
-             (unsigned long)limit);
+    return complain("eval: a context of %lu tokens is beyond the model's %lu",
+                    (unsigned long)r->options->n_ctx, (unsigned long)limit);
 }
 
 bool eval_prepare(eval_run *r, const eval_options *options)
@@ -216,15 +225,17 @@ bool eval_prepare(eval_run *r, const eval_options *options)
     const struct llama_model *model = engine_model(&r->engine, &r->f16);
     const eval_cut cut = { options->n_ctx, options->n_parts, options->skip, options->n_chunks };
     if (model == NULL || !check_context(r, model) ||
-        !eval_texts_load(&r->texts, &r->engine, options->files, options->n_files, &cut) || !prepare_tallies(r))
+        !eval_texts_load(&r->texts, &r->engine, options->files, options->n_files, &cut) ||
+        !prepare_tallies(r))
         return false;
-    r->key = (base_key){ .model = kvant_model_fingerprint(options->engine.model),
-                         .runtime = engine_runtime_fingerprint(&r->engine),
-                         .n_ctx = options->n_ctx,
-                         .n_batch = options->n_batch,
-                         .first = options->first,
-                         .n_rows = r->n_rows,
-                         .n_vocab = (uint64_t)ll.llama_vocab_n_tokens(ll.llama_model_get_vocab(model)) };
+    r->key =
+        (base_key){ .model = kvant_model_fingerprint(options->engine.model),
+                    .runtime = engine_runtime_fingerprint(&r->engine),
+                    .n_ctx = options->n_ctx,
+                    .n_batch = options->n_batch,
+                    .first = options->first,
+                    .n_rows = r->n_rows,
+                    .n_vocab = (uint64_t)ll.llama_vocab_n_tokens(ll.llama_model_get_vocab(model)) };
     r->batch = ll.llama_batch_init((int32_t)ENGINE_UBATCH, 0, 1);
     if (r->batch.token == NULL)
         return out_of_memory();

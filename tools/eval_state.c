@@ -64,7 +64,8 @@ static bool check_header(const char *path, const header *h, const base_key *key)
     if (h->key.runtime != own.key.runtime)
         return refuse(path, "this state is of another llama.cpp runtime or another kind of CPU");
     if (h->own != own.own)
-        return refuse(path, "this state is of another command, context, batch, --from or number of needles");
+        return refuse(
+            path, "this state is of another command, context, batch, --from or number of needles");
     return true;
 }
 
@@ -82,7 +83,8 @@ static bool read_records(eval_state *s, uint64_t size)
     const uint64_t n = (size - sizeof(header)) / s->record_bytes;
     s->end = sizeof(header) + n * s->record_bytes;
     s->records = n > 0 ? malloc(n * s->record_bytes) : NULL;
-    if (n > 0 && (s->records == NULL || !file_read_at(s->file, s->records, n * s->record_bytes, sizeof(header))))
+    if (n > 0 && (s->records == NULL ||
+                  !file_read_at(s->file, s->records, n * s->record_bytes, sizeof(header))))
         return refuse(s->path, s->records == NULL ? "out of memory" : strerror(errno));
     for (uint64_t i = 0; i < n; i++) {
         const unsigned char *r = s->records + i * s->record_bytes;
@@ -116,7 +118,9 @@ bool eval_state_open(eval_state *s, const char *path, const base_key *key)
 {
     struct stat about;
     header h;
-    *s = (eval_state){ .path = path, .file = -1, .n_rows = key->n_rows, .record_bytes = record_size(key->n_rows) };
+    *s = (eval_state){
+        .path = path, .file = -1, .n_rows = key->n_rows, .record_bytes = record_size(key->n_rows)
+    };
     if (path == NULL)
         return true;
     s->file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
@@ -141,7 +145,8 @@ void eval_state_close(eval_state *s)
     *s = (eval_state){ .file = -1 };
 }
 
-bool eval_state_find(const eval_state *s, uint64_t config, uint64_t tokens, double *kv_bytes, score_value *values)
+bool eval_state_find(const eval_state *s, uint64_t config, uint64_t tokens, double *kv_bytes,
+                     score_value *values)
 {
     for (size_t i = 0; i < s->n_records; i++) {
         const unsigned char *bytes = s->records + i * s->record_bytes;
@@ -156,7 +161,8 @@ bool eval_state_find(const eval_state *s, uint64_t config, uint64_t tokens, doub
     return false;
 }
 
-bool eval_state_add(eval_state *s, uint64_t config, uint64_t tokens, double kv_bytes, const score_value *values)
+bool eval_state_add(eval_state *s, uint64_t config, uint64_t tokens, double kv_bytes,
+                    const score_value *values)
 {
     const record r = { config, tokens, kv_bytes };
     const size_t n = s->record_bytes - sizeof(uint64_t);
@@ -178,6 +184,7 @@ bool eval_state_add(eval_state *s, uint64_t config, uint64_t tokens, double kv_b
     complain("--resume %s: %s", s->path, strerror(errno));
     hint("what was complete before is in it: make room and give the same command again");
     if (ftruncate(s->file, (off_t)s->end) != 0)
-        complain("--resume %s: %s", s->path, strerror(errno)); /* the torn record's checksum will tell */
+        complain("--resume %s: %s", s->path,
+                 strerror(errno)); /* the torn record's checksum will tell */
     return false;
 }

@@ -27,9 +27,11 @@ void eval_state_close(eval_state *s);
 
 /* What the file had, n_rows values. config is a fingerprint of the configuration, tokens of the
  * chunk. */
-bool eval_state_find(const eval_state *s, uint64_t config, uint64_t tokens, double *kv_bytes, score_value *values);
+bool eval_state_find(const eval_state *s, uint64_t config, uint64_t tokens, double *kv_bytes,
+                     score_value *values);
 
 /* On the disk when it returns. False after complaining; what was there stays valid. */
-bool eval_state_add(eval_state *s, uint64_t config, uint64_t tokens, double kv_bytes, const score_value *values);
+bool eval_state_add(eval_state *s, uint64_t config, uint64_t tokens, double kv_bytes,
+                    const score_value *values);
 
 #endif /* KVANT_TOOLS_EVAL_STATE_H */

@@ -23,16 +23,19 @@ static llama_token *tokenize_file(const engine *e, const char *file, size_t *n)
     return tokens;
 }
 
-static bool add_chunks(eval_texts *t, size_t text, size_t n_tokens, size_t n_chunks, const eval_cut *cut)
+static bool add_chunks(eval_texts *t, size_t text, size_t n_tokens, size_t n_chunks,
+                       const eval_cut *cut)
 {
     eval_chunk *grown = realloc(t->chunks, (t->n_chunks + n_chunks) * sizeof *grown);
     if (grown == NULL)
         return complain("eval: out of memory");
     t->chunks = grown;
     for (size_t i = 0; i < n_chunks; i++) {
-        const llama_token *tokens = t->tokens[text] + spread_at(n_tokens, cut->n_parts, cut->n_ctx, cut->skip + i);
-        t->chunks[t->n_chunks++] =
-            (eval_chunk){ text, tokens, fingerprint_bytes(FINGERPRINT_START, tokens, cut->n_ctx * sizeof *tokens) };
+        const llama_token *tokens =
+            t->tokens[text] + spread_at(n_tokens, cut->n_parts, cut->n_ctx, cut->skip + i);
+        t->chunks[t->n_chunks++] = (eval_chunk){
+            text, tokens, fingerprint_bytes(FINGERPRINT_START, tokens, cut->n_ctx * sizeof *tokens)
+        };
     }
     return true;
 }
@@ -40,20 +43,24 @@ static bool add_chunks(eval_texts *t, size_t text, size_t n_tokens, size_t n_chu
 /* How many chunks of a text there are to score. False after complaining. */
 static bool count_chunks(const char *file, size_t n_tokens, const eval_cut *cut, size_t *n)
 {
-    const size_t available = spread_count(n_tokens, cut->n_parts, cut->n_ctx), least = cut->n_parts > 1 ? 1 : 2;
+    const size_t available = spread_count(n_tokens, cut->n_parts, cut->n_ctx),
+                 least = cut->n_parts > 1 ? 1 : 2;
     if (available < least || available <= cut->skip) {
         const size_t needed = cut->skip + 1 > least ? cut->skip + 1 : least;
-        complain("eval: %s has %zu tokens, a context of %zu needs at least %zu", file, n_tokens, cut->n_ctx,
+        complain("eval: %s has %zu tokens, a context of %zu needs at least %zu", file, n_tokens,
+                 cut->n_ctx,
                  (needed + cut->n_parts - 1) / cut->n_parts * cut->n_parts * cut->n_ctx);
         return hint("choose a smaller -c or a longer text");
     }
     *n = available - cut->skip;
     const size_t at_most = cut->at_most > 0 ? cut->at_most : EVAL_USUAL_CHUNKS;
     if (cut->at_most > *n && cut->at_most != EVAL_ALL_CHUNKS)
-        complain("eval: %s has %zu chunks of %zu tokens, fewer than the %zu asked for", file, *n, cut->n_ctx,
-                 cut->at_most);
+        complain("eval: %s has %zu chunks of %zu tokens, fewer than the %zu asked for", file, *n,
+                 cut->n_ctx, cut->at_most);
     if (cut->at_most == 0 && *n > at_most)
-        complain("eval: %zu of the %zu chunks of %s are scored; --chunks N or --chunks all scores more", at_most, *n, file);
+        complain(
+            "eval: %zu of the %zu chunks of %s are scored; --chunks N or --chunks all scores more",
+            at_most, *n, file);
     if (at_most < *n)
         *n = at_most;
     return true;
@@ -68,10 +75,12 @@ static bool add_text(eval_texts *t, const engine *e, const char *file, const eva
     if (t->tokens[text] == NULL)
         return false;
     t->n++;
-    return count_chunks(file, n_tokens, cut, &n_chunks) && add_chunks(t, text, n_tokens, n_chunks, cut);
+    return count_chunks(file, n_tokens, cut, &n_chunks) &&
+           add_chunks(t, text, n_tokens, n_chunks, cut);
 }
 
-bool eval_texts_load(eval_texts *t, const engine *e, const char *const *files, size_t n, const eval_cut *cut)
+bool eval_texts_load(eval_texts *t, const engine *e, const char *const *files, size_t n,
+                     const eval_cut *cut)
 {
     *t = (eval_texts){ .n = 0 };
     for (size_t i = 0; i < n; i++)

@@ -27,11 +27,13 @@ typedef struct eval_cut {
     size_t n_ctx;
     uint32_t n_parts; /* at least 1 */
     size_t skip;      /* chunks left out */
-    size_t at_most;   /* chunks behind them; 0: EVAL_USUAL_CHUNKS, and it is said when there are more */
+    size_t
+        at_most; /* chunks behind them; 0: EVAL_USUAL_CHUNKS, and it is said when there are more */
 } eval_cut;
 
 /* False after complaining; free it in any case. */
-bool eval_texts_load(eval_texts *t, const engine *e, const char *const *files, size_t n, const eval_cut *cut);
+bool eval_texts_load(eval_texts *t, const engine *e, const char *const *files, size_t n,
+                     const eval_cut *cut);
 void eval_texts_free(eval_texts *t);
 
 #endif /* KVANT_TOOLS_EVAL_TEXTS_H */

@@ -32,7 +32,8 @@ static bool plan(writer *w)
         for (int kind = 0; kind < PER_CONFIGURATION && ok; kind++) {
             char name[32];
             snprintf(name, sizeof name, "%s.%zu", names[kind], i);
-            ok = safetensors_plan(&w->file, name, "F64", sizeof(double), shape, 2, &w->tensors[i][kind]);
+            ok = safetensors_plan(&w->file, name, "F64", sizeof(double), shape, 2,
+                                  &w->tensors[i][kind]);
         }
     }
     return ok;
@@ -65,8 +66,8 @@ bool eval_values_write(const eval_run *r, const char *path)
     w.numbers = calloc(r->texts.n_chunks * r->n_rows, sizeof *w.numbers);
     if (w.numbers == NULL)
         return complain("eval: out of memory");
-    const bool ok = safetensors_begin(&w.file) && plan(&w) && safetensors_create(&w.file, path) && put_all(&w) &&
-                    safetensors_finish(&w.file);
+    const bool ok = safetensors_begin(&w.file) && plan(&w) && safetensors_create(&w.file, path) &&
+                    put_all(&w) && safetensors_finish(&w.file);
     safetensors_close(&w.file);
     free(w.numbers);
     return ok;

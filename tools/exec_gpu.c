@@ -120,14 +120,18 @@ static void say_placed(const program *p, const device_list *list, const gpu_plan
         if (plan->on[i] > 0 || (i == 0 && plan->n_placed == 0))
             add_names(&gpus, &list->others[i], 1);
     if (plan->keeps_output) {
-        add(&w, "weights and the compressed cache in the computer's memory, because -ngl is 0; %s "
-                "computes long batches", gpus.text);
+        add(&w,
+            "weights and the compressed cache in the computer's memory, because -ngl is 0; %s "
+            "computes long batches",
+            gpus.text);
     } else {
         add(&w, plan->n_wanted == 0 ? "the output's weights" : "weights");
         if (plan->n_wanted > 0)
             add_part(&w, plan);
-        add(&w, " on %s%s, the compressed cache in the computer's memory, where kvant computes "
-                "attention", gpus.text, part_reason(plan));
+        add(&w,
+            " on %s%s, the compressed cache in the computer's memory, where kvant computes "
+            "attention",
+            gpus.text, part_reason(plan));
     }
     if (program_keeps_cache(p))
         add(&w, "; -nkvo is left out, because it would take the cache from kvant");
@@ -153,10 +157,12 @@ void gpu_say_unused(const program *p, const device_list *list, const gpu_plan *p
         complain("exec: weights stay on the CPU: %s. Not used: %s", plan->problem, others.text);
     else if (strcmp(given, PLUGIN_DEVICE) == 0)
         complain("exec: weights stay on the CPU, because --device " PLUGIN_DEVICE
-                 " holds the cache alone. Not used: %s", others.text);
+                 " holds the cache alone. Not used: %s",
+                 others.text);
     else if (gpu_given_split(p) == NULL || gpu_given_tensors(p) == NULL)
         complain("exec: weights stay on the CPU where the cache is kvant's, and the cache stays "
-                 "llama.cpp's where weights are on a GPU: --device %s without -ts and -ot", given);
+                 "llama.cpp's where weights are on a GPU: --device %s without -ts and -ot",
+                 given);
     else
         return;
     gpu_hint_flags(p, list, plan);
@@ -169,8 +175,10 @@ static void say_accel_on_cuda(const program *p)
     const char *v = program_value(p, &option_type_v, NULL);
     const bool alike = k != NULL && v != NULL && strcmp(k, v) == 0;
     if (alike && (strcmp(k, "q8_0") == 0 || strcmp(k, "q4_0") == 0))
-        say_line("kvant: ", "attention of decoded tokens on llama.cpp's own cache of %s, on the "
-                 "GPU; llama.cpp computes prompts", k);
+        say_line("kvant: ",
+                 "attention of decoded tokens on llama.cpp's own cache of %s, on the "
+                 "GPU; llama.cpp computes prompts",
+                 k);
     else
         complain("exec: --accel computes nothing on a GPU here: there it reads caches of -ctk q8_0 "
                  "-ctv q8_0, or -ctk q4_0 -ctv q4_0");
@@ -185,7 +193,7 @@ void gpu_say_accel(const program *p, const device_list *list)
     words others = { .n = 0 };
     if (on_cpu || (list->n_gpus == 0 && list->n_others == 0)) {
         say_line("kvant: ", "attention on llama.cpp's own cache, of the types that -ctk and -ctv "
-                 "name: no codec, no calibration");
+                            "name: no codec, no calibration");
     } else if (list->n_gpus > 0) {
         say_accel_on_cuda(p);
     } else {

@@ -26,18 +26,16 @@ static const program_option option_tensors = { { "-ot", "--override-tensor", NUL
                                                { "LLAMA_ARG_OVERRIDE_TENSOR", NULL } };
 static const program_option option_mode = { { "-sm", "--split-mode", NULL },
                                             { "LLAMA_ARG_SPLIT_MODE", NULL } };
-static const program_option option_vision = {
-    { "-mm", "--mmproj", "-mmu", "--mmproj-url", NULL },
-    { "LLAMA_ARG_MMPROJ", "LLAMA_ARG_MMPROJ_URL", NULL }
-};
+static const program_option option_vision = { { "-mm", "--mmproj", "-mmu", "--mmproj-url", NULL },
+                                              { "LLAMA_ARG_MMPROJ", "LLAMA_ARG_MMPROJ_URL",
+                                                NULL } };
 static const program_option option_vision_device = {
     { "-mmdev", "--mmproj-device", "--no-mmproj-offload", NULL },
     { "MTMD_BACKEND_DEVICE", "LLAMA_ARG_MMPROJ_OFFLOAD", NULL }
 };
-static const program_option option_draft = {
-    { "-md", "--model-draft", "--spec-draft-model", NULL },
-    { "LLAMA_ARG_SPEC_DRAFT_MODEL", "LLAMA_ARG_MODEL_DRAFT", NULL }
-};
+static const program_option option_draft = { { "-md", "--model-draft", "--spec-draft-model", NULL },
+                                             { "LLAMA_ARG_SPEC_DRAFT_MODEL",
+                                               "LLAMA_ARG_MODEL_DRAFT", NULL } };
 static const program_option option_draft_repository = {
     { "-hfd", "-hfrd", "--hf-repo-draft", "--spec-draft-hf", NULL },
     { "LLAMA_ARG_SPEC_DRAFT_HF_REPO", "LLAMA_ARG_HFD_REPO", NULL }

@@ -17,12 +17,12 @@ enum { GPU_MAX_WORDS = 10 };
 enum { GPU_TEXT_BYTES = 8192 };
 
 typedef struct gpu_plan {
-    bool adds;            /* exec adds the words; otherwise problem says why not */
-    bool keeps_output;    /* the output stays in the computer's memory, because -ngl is 0 */
-    size_t n_gpus;        /* GPUs of one back end, the first ones of the list's others */
-    uint32_t n_layers;    /* of the model; 0: not known */
-    uint32_t n_wanted;    /* layers that -ngl asks for */
-    uint32_t n_placed;    /* the model's last layers, whose weights go to GPUs */
+    bool adds;                /* exec adds the words; otherwise problem says why not */
+    bool keeps_output;        /* the output stays in the computer's memory, because -ngl is 0 */
+    size_t n_gpus;            /* GPUs of one back end, the first ones of the list's others */
+    uint32_t n_layers;        /* of the model; 0: not known */
+    uint32_t n_wanted;        /* layers that -ngl asks for */
+    uint32_t n_placed;        /* the model's last layers, whose weights go to GPUs */
     uint32_t on[MAX_DEVICES]; /* layers of each GPU */
     char problem[256];
     char *words[GPU_MAX_WORDS];

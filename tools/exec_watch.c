@@ -95,16 +95,20 @@ static void say_why(const watch *w)
     const char *model = w->seen.model;
     if (is_missing(w) && w->seen.ggml)
         complain("exec: warning: %s was opened, but kvant was not loaded, because ggml's back ends "
-                 "are linked into the program's libraries: a llama.cpp program needs --device "
-                 PLUGIN_DEVICE ", a binding must call ggml_backend_load_all() before it loads a "
-                 "model", model);
+                 "are linked into the program's libraries: a llama.cpp program needs "
+                 "--device " PLUGIN_DEVICE
+                 ", a binding must call ggml_backend_load_all() before it loads a "
+                 "model",
+                 model);
     else if (is_missing(w))
         complain("exec: warning: %s was opened, but ggml was not loaded: this program has ggml "
                  "linked in (koboldcpp, LM Studio's engine) or never loaded it; kvant needs a "
-                 "build whose ggml is a shared library", model);
+                 "build whose ggml is a shared library",
+                 model);
     else if (w->loaded && w->seen.mapped)
         complain("exec: warning: %s was loaded, but no context was made on kvant's device: let the "
-                 "program take all devices or choose " PLUGIN_DEVICE ", with all layers", model);
+                 "program take all devices or choose " PLUGIN_DEVICE ", with all layers",
+                 model);
 }
 
 /* The program has ended. Where a process that it started goes on, nothing is known yet, and nothing

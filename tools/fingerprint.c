@@ -45,7 +45,8 @@ uint64_t fingerprint_whole_file(const char *path)
     FILE *file = fopen(path, "rb");
     if (file == NULL)
         return 0;
-    for (size_t n = fread(block, 1, sizeof block, file); n > 0; n = fread(block, 1, sizeof block, file))
+    for (size_t n = fread(block, 1, sizeof block, file); n > 0;
+         n = fread(block, 1, sizeof block, file))
         fingerprint = fingerprint_words(fingerprint, block, n);
     const int failed = ferror(file);
     fclose(file);

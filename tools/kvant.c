@@ -23,7 +23,7 @@ typedef struct subcommand {
 enum { MAX_SUBCOMMANDS = 16 };
 
 typedef struct command_list {
-    const char *what, *help; /* "command", "kvant --help lists the commands" */
+    const char *what, *help;           /* "command", "kvant --help lists the commands" */
     subcommand items[MAX_SUBCOMMANDS]; /* a name of NULL ends them */
 } command_list;
 
@@ -37,38 +37,56 @@ typedef struct command_list {
 
 static int command_bench(int argc, char **argv);
 
-static const command_list commands = { "command", "kvant --help lists the commands", {
-    { "exec", command_exec, "run a llama.cpp program with its KV cache compressed" },
-    { "run", NEEDS_LLAMA(command_run), "generate text on the compressed cache" },
-    { "eval", NEEDS_LLAMA(command_eval), "quality: perplexity, KL divergence to f16, top-1 agreement" },
-    { "needle", NEEDS_LLAMA(command_needle),
-      "does the model still find a fact, by context length, depth and codec" },
-    { "report", NEEDS_LLAMA(python_command), "all of this for a model, as one HTML page" },
-    { "bench", command_bench, "speed of a model, and the error of codecs beside their papers' figures" },
-    { "calibrate", NEEDS_LLAMA(command_calibrate), "statistics of a model for the codecs that need them" },
-    { "capture", NEEDS_LLAMA(command_capture), "keep a model's keys, values and queries in a safetensors file" },
-    { "tune", NEEDS_LLAMA(python_command), "a codec for each layer within a budget of bytes" },
-    { "inspect", NEEDS_LLAMA(command_inspect), "what KV caches take with a model, and its facts" },
-    { "search", command_search, "nearest-neighbour search on compressed vectors" },
-    { "codecs", command_codecs, "list the codecs with their codec bits and sources" },
-    { "selftest", command_selftest, "check every codec on this machine's CPUs and GPUs" },
-    { "plugin-path", command_plugin_path, "print where the llama.cpp plug-in is" },
-    { "completion", python_command, "print completion of the command line for bash, zsh or fish" },
-} };
+static const command_list commands = {
+    "command",
+    "kvant --help lists the commands",
+    {
+        { "exec", command_exec, "run a llama.cpp program with its KV cache compressed" },
+        { "run", NEEDS_LLAMA(command_run), "generate text on the compressed cache" },
+        { "eval", NEEDS_LLAMA(command_eval),
+          "quality: perplexity, KL divergence to f16, top-1 agreement" },
+        { "needle", NEEDS_LLAMA(command_needle),
+          "does the model still find a fact, by context length, depth and codec" },
+        { "report", NEEDS_LLAMA(python_command), "all of this for a model, as one HTML page" },
+        { "bench", command_bench,
+          "speed of a model, and the error of codecs beside their papers' figures" },
+        { "calibrate", NEEDS_LLAMA(command_calibrate),
+          "statistics of a model for the codecs that need them" },
+        { "capture", NEEDS_LLAMA(command_capture),
+          "keep a model's keys, values and queries in a safetensors file" },
+        { "tune", NEEDS_LLAMA(python_command), "a codec for each layer within a budget of bytes" },
+        { "inspect", NEEDS_LLAMA(command_inspect),
+          "what KV caches take with a model, and its facts" },
+        { "search", command_search, "nearest-neighbour search on compressed vectors" },
+        { "codecs", command_codecs, "list the codecs with their codec bits and sources" },
+        { "selftest", command_selftest, "check every codec on this machine's CPUs and GPUs" },
+        { "plugin-path", command_plugin_path, "print where the llama.cpp plug-in is" },
+        { "completion", python_command,
+          "print completion of the command line for bash, zsh or fish" },
+    }
+};
 
-static const command_list benchmarks = { "benchmark", "kvant bench --help lists the benchmarks", {
-    { "model", NEEDS_LLAMA(bench_model), "prefill and decode speed of a model" },
-    { "attention", python_command, "attention alone on long caches, beside ggml's flash attention" },
-    { "cuda", python_command, "decode attention on an NVIDIA GPU, beside a copy in the same run" },
-    { "encode", python_command, "time to encode a row, on one core, beside the f16 cache" },
-    { "distortion", python_command, "error of the codecs on synthetic rows, beside their papers' figures" },
-} };
+static const command_list benchmarks = {
+    "benchmark",
+    "kvant bench --help lists the benchmarks",
+    {
+        { "model", NEEDS_LLAMA(bench_model), "prefill and decode speed of a model" },
+        { "attention", python_command,
+          "attention alone on long caches, beside ggml's flash attention" },
+        { "cuda", python_command,
+          "decode attention on an NVIDIA GPU, beside a copy in the same run" },
+        { "encode", python_command, "time to encode a row, on one core, beside the f16 cache" },
+        { "distortion", python_command,
+          "error of the codecs on synthetic rows, beside their papers' figures" },
+    }
+};
 
 int command_without_llama(int argc, char **argv)
 {
     (void)argc;
     complain("%s: this build has no llama.cpp binding", argv[0]);
-    hint("make builds with one; or configure with -DKVANT_LLAMA_SRC=DIR, which scripts/fetch.py headers prints");
+    hint("make builds with one; or configure with -DKVANT_LLAMA_SRC=DIR, which scripts/fetch.py "
+         "headers prints");
     return EXIT_RUNTIME;
 }
 
@@ -136,7 +154,8 @@ static int command_bench(int argc, char **argv)
 static void print_usage(FILE *out)
 {
     fputs("usage: kvant COMMAND [options]\n\n"
-          "Compresses the key-value cache of transformer inference and shows what that costs in quality\n"
+          "Compresses the key-value cache of transformer inference and shows what that costs in "
+          "quality\n"
           "and gains in speed and memory.\n\ncommands:\n",
           out);
     print_list(out, &commands);
@@ -151,8 +170,8 @@ static void print_usage(FILE *out)
 
 static int print_version(void)
 {
-    printf("kvant %s (CPU level %s; %s)\n", kvant_version(), kvant_cpu_level_name(kvant_get_cpu_level()),
-           BUILT_FOR);
+    printf("kvant %s (CPU level %s; %s)\n", kvant_version(),
+           kvant_cpu_level_name(kvant_get_cpu_level()), BUILT_FOR);
     return finish_output();
 }
 
@@ -191,7 +210,8 @@ int main(int argc, char **argv)
         return EXIT_USAGE;
     }
     const char *word = argv[1];
-    if (strcmp(word, "--version") == 0 || strcasecmp(word, "-V") == 0 || strcmp(word, "version") == 0)
+    if (strcmp(word, "--version") == 0 || strcasecmp(word, "-V") == 0 ||
+        strcmp(word, "version") == 0)
         return print_version();
     if (strcmp(word, "--describe") == 0)
         return describe(&commands);

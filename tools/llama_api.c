@@ -12,9 +12,10 @@
 #include <string.h>
 
 /* A prototype in the list that differs from the header's does not compile. */
-#define LLAMA_CHECK(result, name, parameters)                                                                      \
-    _Static_assert(_Generic(&name, result(*) parameters : 1, default : 0), #name " is not as llama.h has "         \
-                                                                                 "it");
+#define LLAMA_CHECK(result, name, parameters)                                                      \
+    _Static_assert(_Generic(&name, result(*) parameters: 1, default: 0),                           \
+                   #name " is not as llama.h has "                                                 \
+                         "it");
 LLAMA_FUNCTIONS(LLAMA_CHECK)
 
 llama_api ll;
@@ -50,7 +51,8 @@ static bool bind(void *library, const char *name, void *member)
         return hint("kvant runs with llama.cpp from ggml 0.10 on; it was compiled for "
                     "llama.cpp " KVANT_LLAMA_VERSION " with ggml " KVANT_GGML_VERSION);
     }
-    memcpy(member, &symbol, sizeof symbol); /* ISO C has no conversion from void * to a function pointer */
+    memcpy(member, &symbol,
+           sizeof symbol); /* ISO C has no conversion from void * to a function pointer */
     return true;
 }
 
@@ -86,13 +88,14 @@ bool llama_api_load(const char *folder)
     if (folder[0] == 0)
         complain("no llama.cpp runtime is named");
     if (folder[0] == 0 || !find_libllama(folder, path, sizeof path))
-        return hint("scripts/fetch.py runtime fetches one; --runtime or KVANT_RUNTIME names the folder");
+        return hint(
+            "scripts/fetch.py runtime fetches one; --runtime or KVANT_RUNTIME names the folder");
     /* Global, because back ends that are loaded later look for ggml's symbols there. */
     void *library = dlopen(path, RTLD_NOW | RTLD_GLOBAL);
     if (library == NULL)
         return complain("cannot load %s", dlerror());
-#define LLAMA_BIND(result, name, parameters)                                                                       \
-    if (!bind(library, #name, &ll.name))                                                                           \
+#define LLAMA_BIND(result, name, parameters)                                                       \
+    if (!bind(library, #name, &ll.name))                                                           \
         return false;
     LLAMA_FUNCTIONS(LLAMA_BIND)
     LLAMA_SHAPED_FUNCTIONS(LLAMA_BIND)

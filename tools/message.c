@@ -22,6 +22,7 @@ int finish_output(void)
     errno = 0;
     if (fflush(stdout) == 0 && !ferror(stdout))
         return EXIT_OK;
-    complain("cannot write to standard output: %s", errno != 0 ? strerror(errno) : "an earlier write failed");
+    complain("cannot write to standard output: %s",
+             errno != 0 ? strerror(errno) : "an earlier write failed");
     return EXIT_RUNTIME;
 }

@@ -16,7 +16,8 @@
 static uint32_t meta_number(const struct llama_model *model, const char *what)
 {
     char architecture[64], key[128], value[32];
-    if (ll.llama_model_meta_val_str(model, "general.architecture", architecture, sizeof architecture) <= 0)
+    if (ll.llama_model_meta_val_str(model, "general.architecture", architecture,
+                                    sizeof architecture) <= 0)
         return 0;
     snprintf(key, sizeof key, "%s.attention.%s", architecture, what);
     if (ll.llama_model_meta_val_str(model, key, value, sizeof value) <= 0)
@@ -43,7 +44,8 @@ static double stock_bits(enum ggml_type type)
 /* Layers that keep keys and values of their own: the last ones may use those of others. */
 static uint32_t cache_layers(const struct llama_model *model)
 {
-    const uint32_t n = (uint32_t)ll.llama_model_n_layer(model), shared = meta_number(model, "shared_kv_layers");
+    const uint32_t n = (uint32_t)ll.llama_model_n_layer(model),
+                   shared = meta_number(model, "shared_kv_layers");
     return shared < n ? n - shared : n;
 }
 
@@ -140,18 +142,21 @@ bool engine_bits(engine *e, const kv_config *config, double *bits)
     return complain("%s", kvant_error_message());
 }
 
-llama_token *engine_tokenize(const engine *e, const char *text, size_t bytes, token_kind kind, size_t *n)
+llama_token *engine_tokenize(const engine *e, const char *text, size_t bytes, token_kind kind,
+                             size_t *n)
 {
     const struct llama_model *model = e->cpu_model != NULL ? e->cpu_model : e->kvant_model;
     if (bytes > INT32_MAX) {
         complain("the text is longer than 2 GiB");
         return NULL;
     }
-    if (!text_check("the prompt", text, bytes)) /* of files it is known; a model's chat template comes from anywhere */
+    if (!text_check("the prompt", text,
+                    bytes)) /* of files it is known; a model's chat template comes from anywhere */
         return NULL;
     const struct llama_vocab *vocab = ll.llama_model_get_vocab(model);
     const bool begins = kind != TOKENS_PART, special = kind == TOKENS_CHAT;
-    const int32_t needed = -ll.llama_tokenize(vocab, text, (int32_t)bytes, NULL, 0, begins, special);
+    const int32_t needed =
+        -ll.llama_tokenize(vocab, text, (int32_t)bytes, NULL, 0, begins, special);
     llama_token *tokens = needed > 0 ? malloc((size_t)needed * sizeof *tokens) : NULL;
     if (tokens == NULL) {
         complain(needed > 0 ? "out of memory" : "the text has no tokens");

@@ -12,19 +12,22 @@
 
 static const char intro[] = "The following text hides some secret numbers.\n\n";
 
-static const char *const cities[NEEDLE_MAX] = { "Lisbon", "Oslo",   "Nairobi", "Quito",  "Hanoi",  "Prague",
-                                                "Cairo",  "Lima",   "Dublin",  "Kyoto",  "Accra",  "Riga",
-                                                "Bogota", "Vienna", "Dakar",   "Perth",  "Naples", "Havana",
-                                                "Zagreb", "Tunis",  "Boston",  "Malaga", "Odessa", "Geneva" };
+static const char *const cities[NEEDLE_MAX] = { "Lisbon", "Oslo",   "Nairobi", "Quito",  "Hanoi",
+                                                "Prague", "Cairo",  "Lima",    "Dublin", "Kyoto",
+                                                "Accra",  "Riga",   "Bogota",  "Vienna", "Dakar",
+                                                "Perth",  "Naples", "Havana",  "Zagreb", "Tunis",
+                                                "Boston", "Malaga", "Odessa",  "Geneva" };
 
 /* What sentences between needles are made of when the user gives no text. */
-static const char *const who[] = { "The old gardener",  "A travelling clerk", "My neighbour's sister",
-                                   "The night porter",  "One of the twins",   "The ferry captain",
-                                   "A retired teacher", "The baker" };
+static const char *const who[] = { "The old gardener",      "A travelling clerk",
+                                   "My neighbour's sister", "The night porter",
+                                   "One of the twins",      "The ferry captain",
+                                   "A retired teacher",     "The baker" };
 static const char *const did[] = { "repaired",  "painted", "forgot about", "measured",
                                    "described", "sold",    "admired",      "moved" };
-static const char *const what[] = { "a wooden gate",    "the blue bicycle", "two empty barrels", "an iron stove",
-                                    "the garden table", "a broken clock",   "some wet blankets", "a box of nails" };
+static const char *const what[] = { "a wooden gate",     "the blue bicycle", "two empty barrels",
+                                    "an iron stove",     "the garden table", "a broken clock",
+                                    "some wet blankets", "a box of nails" };
 static const char *const when[] = { "before the rain began",     "on a quiet afternoon",
                                     "while the radio played",    "as soon as the snow melted",
                                     "without telling anyone",    "for the third time that week",
@@ -43,8 +46,8 @@ static uint32_t next_random(source *s, uint32_t below)
 
 static void make_sentence(source *s, char *out)
 {
-    const uint32_t a = next_random(s, COUNT(who)), b = next_random(s, COUNT(did)), c = next_random(s, COUNT(what)),
-                   d = next_random(s, COUNT(when));
+    const uint32_t a = next_random(s, COUNT(who)), b = next_random(s, COUNT(did)),
+                   c = next_random(s, COUNT(what)), d = next_random(s, COUNT(when));
     snprintf(out, MAX_SENTENCE, "%s %s %s %s. ", who[a], did[b], what[c], when[d]);
 }
 
@@ -136,7 +139,8 @@ static bool hide_needle(builder *b, source *s, const char *city)
     char sentence[128];
     const uint32_t number = 10000 + next_random(s, 90000);
     bool fits = false;
-    snprintf(sentence, sizeof sentence, "\nThe secret number of %s is %u.\n", city, (unsigned)number);
+    snprintf(sentence, sizeof sentence, "\nThe secret number of %s is %u.\n", city,
+             (unsigned)number);
     if (!append(b, sentence, TOKENS_PART, &fits) ||
         !make_question(b->engine, &b->text->needles[b->text->n_needles], city, number))
         return false;
@@ -175,8 +179,8 @@ static void shuffle(source *s, const char **order)
     }
 }
 
-bool needle_text_make(needle_text *text, const engine *e, const char *haystack, size_t n_tokens, size_t n_needles,
-                      uint32_t seed)
+bool needle_text_make(needle_text *text, const engine *e, const char *haystack, size_t n_tokens,
+                      size_t n_needles, uint32_t seed)
 {
     source s;
     const char *order[NEEDLE_MAX];

@@ -11,7 +11,8 @@
 static bool refuse(observer *o, const struct ggml_tensor *node, const char *what)
 {
     if (o->error[0] == 0)
-        snprintf(o->error, sizeof o->error, "%s (%s): %s", node->name, ll.ggml_op_name(node->op), what);
+        snprintf(o->error, sizeof o->error, "%s (%s): %s", node->name, ll.ggml_op_name(node->op),
+                 what);
     return false;
 }
 
@@ -96,8 +97,9 @@ static bool read_write(observer *o, const struct ggml_tensor *node, kvant_role r
                              (size_t)rows->ne[1]) ||
                refuse(o, node, "the rows could not be kept");
     return check(o, node,
-                 kvant_calibrator_add_rows(o->calibrator, layer, role, shape->n_kv_heads, shape->head_dim[role],
-                                           rows->data, rows->nb[1] / sizeof(float), (size_t)rows->ne[1]));
+                 kvant_calibrator_add_rows(o->calibrator, layer, role, shape->n_kv_heads,
+                                           shape->head_dim[role], rows->data,
+                                           rows->nb[1] / sizeof(float), (size_t)rows->ne[1]));
 }
 
 /* Rows of all query heads, head by head. */
@@ -106,8 +108,8 @@ static bool hand_over_queries(observer *o, const struct ggml_tensor *node, uint3
     const struct ggml_tensor *q = node->src[0];
     for (uint32_t h = 0; h < o->shapes[layer].n_heads; h++) {
         const char *head = (const char *)q->data + h * q->nb[2];
-        if (!o->sink->queries(o->sink->user, layer, h, (const float *)(const void *)head, q->nb[1] / sizeof(float),
-                              (size_t)q->ne[1]))
+        if (!o->sink->queries(o->sink->user, layer, h, (const float *)(const void *)head,
+                              q->nb[1] / sizeof(float), (size_t)q->ne[1]))
             return refuse(o, node, "the queries could not be kept");
     }
     return true;
@@ -117,7 +119,8 @@ static bool read_queries(observer *o, const struct ggml_tensor *node, uint32_t l
 {
     const observe_shape *shape = &o->shapes[layer];
     const struct ggml_tensor *q = node->src[0];
-    if (!readable(q) || q->ne[3] != 1 || q->ne[0] != shape->head_dim[KVANT_ROLE_K] || q->ne[2] != shape->n_heads)
+    if (!readable(q) || q->ne[3] != 1 || q->ne[0] != shape->head_dim[KVANT_ROLE_K] ||
+        q->ne[2] != shape->n_heads)
         return refuse(o, node, "the queries are not f32 rows in host memory");
     o->n_queries++;
     if (o->sink != NULL)
@@ -125,8 +128,9 @@ static bool read_queries(observer *o, const struct ggml_tensor *node, uint32_t l
     for (uint32_t h = 0; h < shape->n_heads; h++) {
         const char *head = (const char *)q->data + h * q->nb[2];
         const kvant_status status = kvant_calibrator_add_queries(
-            o->calibrator, layer, h / (shape->n_heads / shape->n_kv_heads), shape->head_dim[KVANT_ROLE_K],
-            (const float *)(const void *)head, q->nb[1] / sizeof(float), (size_t)q->ne[1]);
+            o->calibrator, layer, h / (shape->n_heads / shape->n_kv_heads),
+            shape->head_dim[KVANT_ROLE_K], (const float *)(const void *)head,
+            q->nb[1] / sizeof(float), (size_t)q->ne[1]);
         if (!check(o, node, status))
             return false;
     }
@@ -159,8 +163,8 @@ typedef struct attention_sample {
     size_t n_keys, n_tokens; /* tokens: those looked at */
 } attention_sample;
 
-static bool allocate_sample(attention_sample *s, const observe_shape *shape, const struct ggml_tensor *q,
-                            const struct ggml_tensor *k)
+static bool allocate_sample(attention_sample *s, const observe_shape *shape,
+                            const struct ggml_tensor *q, const struct ggml_tensor *k)
 {
     const size_t d = shape->head_dim[KVANT_ROLE_K], group = shape->n_heads / shape->n_kv_heads;
     s->n_keys = (size_t)k->ne[1];
@@ -196,16 +200,17 @@ static void fill_mask(attention_sample *s, const struct ggml_tensor *mask, size_
 }
 
 /* The queries of the kv head's query heads, token by token. */
-static void fill_queries(attention_sample *s, const struct ggml_tensor *q, size_t d, size_t group, size_t kv_head)
+static void fill_queries(attention_sample *s, const struct ggml_tensor *q, size_t d, size_t group,
+                         size_t kv_head)
 {
     for (size_t t = 0; t < s->n_tokens; t++)
         for (size_t g = 0; g < group; g++)
-            read_row(q, sampled(t) * q->nb[1] + (kv_head * group + g) * q->nb[2], s->queries + (t * group + g) * d,
-                     d);
+            read_row(q, sampled(t) * q->nb[1] + (kv_head * group + g) * q->nb[2],
+                     s->queries + (t * group + g) * d, d);
 }
 
-static kvant_status add_attention(observer *o, const struct ggml_tensor *node, uint32_t layer, attention_sample *s,
-                                  float scale)
+static kvant_status add_attention(observer *o, const struct ggml_tensor *node, uint32_t layer,
+                                  attention_sample *s, float scale)
 {
     const observe_shape *shape = &o->shapes[layer];
     const struct ggml_tensor *k = node->src[1];
@@ -226,7 +231,8 @@ static kvant_status add_attention(observer *o, const struct ggml_tensor *node, u
                                                        .mask = s->mask,
                                                        .mask_stride = s->n_keys,
                                                        .scale = scale };
-        status = kvant_calibrator_add_attention(o->calibrator, layer, h, (uint32_t)d, EXACT_KEYS, &attention);
+        status = kvant_calibrator_add_attention(o->calibrator, layer, h, (uint32_t)d, EXACT_KEYS,
+                                                &attention);
     }
     return status;
 }
@@ -236,8 +242,9 @@ static bool read_attention(observer *o, const struct ggml_tensor *node, uint32_t
 {
     const struct ggml_tensor *q = node->src[0], *k = node->src[1], *mask = node->src[3];
     const observe_attention parameters = o->shapes[layer].attention;
-    if (mask == NULL || !is_rows(mask) || !is_rows(k) || mask->ne[0] < k->ne[1] || mask->ne[1] < q->ne[1] ||
-        mask->ne[2] != 1 || parameters.max_bias != 0 || parameters.softcap != 0)
+    if (mask == NULL || !is_rows(mask) || !is_rows(k) || mask->ne[0] < k->ne[1] ||
+        mask->ne[1] < q->ne[1] || mask->ne[2] != 1 || parameters.max_bias != 0 ||
+        parameters.softcap != 0)
         return true;
     attention_sample s = { .n_keys = 0 };
     kvant_status status = KVANT_ERR_MEMORY;
@@ -252,7 +259,8 @@ static bool count_visible(observer *o, const struct ggml_tensor *node, uint32_t 
 {
     const struct ggml_tensor *q = node->src[0], *mask = node->src[3];
     observe_shape *shape = &o->shapes[layer];
-    if (mask == NULL || !is_rows(mask) || mask->ne[1] < q->ne[1] || mask->ne[0] < node->src[1]->ne[1])
+    if (mask == NULL || !is_rows(mask) || mask->ne[1] < q->ne[1] ||
+        mask->ne[0] < node->src[1]->ne[1])
         return refuse(o, node, "attention without a mask in host memory");
     const size_t n = (size_t)node->src[1]->ne[1];
     float *row = malloc(n * sizeof *row);

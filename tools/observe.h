@@ -30,8 +30,10 @@ typedef struct observe_shape {
 /* Takes rows instead of a calibrator. Rows are floats, stride numbers apart: of all kv heads side
  * by side, or of one query head. False ends the graph. */
 typedef struct observe_sink {
-    bool (*rows)(void *user, uint32_t layer, kvant_role role, const float *rows, size_t stride, size_t n);
-    bool (*queries)(void *user, uint32_t layer, uint32_t head, const float *rows, size_t stride, size_t n);
+    bool (*rows)(void *user, uint32_t layer, kvant_role role, const float *rows, size_t stride,
+                 size_t n);
+    bool (*queries)(void *user, uint32_t layer, uint32_t head, const float *rows, size_t stride,
+                    size_t n);
     void *user;
 } observe_sink;
 

@@ -108,12 +108,14 @@ bool plugin_set(const kvant_scheme_params *p, const kvant_scheme *scheme, bool f
     if (scheme != NULL)
         kvant_scheme_get_info(scheme, &info);
     snprintf(protect, sizeof protect, "%lu", (unsigned long)info.protect);
-    if (set_or_unset(PLUGIN_ENV_PRESET, info.preset) && set_or_unset(PLUGIN_ENV_CONFIG, p->settings) &&
+    if (set_or_unset(PLUGIN_ENV_PRESET, info.preset) &&
+        set_or_unset(PLUGIN_ENV_CONFIG, p->settings) &&
         set_or_unset(PLUGIN_ENV_K, info.preset != NULL ? NULL : info.k) &&
         set_or_unset(PLUGIN_ENV_V, info.preset != NULL ? NULL : info.v) &&
         set_or_unset(PLUGIN_ENV_PROTECT, info.protect > 0 ? protect : NULL) &&
         set_or_unset(PLUGIN_ENV_PROTECT_CODEC, p->protect_codec) &&
-        set_or_unset(PLUGIN_ENV_CALIBRATION, info.calibration_path) && set_or_unset(PLUGIN_ENV_FP32, fp32 ? "1" : NULL))
+        set_or_unset(PLUGIN_ENV_CALIBRATION, info.calibration_path) &&
+        set_or_unset(PLUGIN_ENV_FP32, fp32 ? "1" : NULL))
         return true;
     return complain("cannot set the environment: %s", strerror(errno));
 }

@@ -9,7 +9,7 @@
 
 #define PLUGIN_DEVICE "KVANT"      /* the device's name, and the back-end registry's */
 #define PLUGIN_ACCEL "KVANT_ACCEL" /* the other device, and the variable that asks for it */
-#define PLUGIN_ENV_K "KVANT_K"     /* codec spec of keys, read when a context's cache is allocated */
+#define PLUGIN_ENV_K "KVANT_K" /* codec spec of keys, read when a context's cache is allocated */
 #define PLUGIN_ENV_V "KVANT_V"
 #define PLUGIN_ENV_PRESET "KVANT_PRESET"
 #define PLUGIN_ENV_CONFIG "KVANT_CONFIG"
@@ -22,7 +22,7 @@
 #define PLUGIN_ENV_VERBOSE "KVANT_VERBOSE"
 #define PLUGIN_ENV_WATCH "KVANT_WATCH" /* set by exec: the socket that the plug-in reports to */
 #define PLUGIN_ENV_BACKEND "KVANT_BACKEND_PATH" /* a back end that the plug-in loads first */
-#define PLUGIN_ENV_PATH "KVANT_PLUGIN" /* overrides where the plug-in is looked for */
+#define PLUGIN_ENV_PATH "KVANT_PLUGIN"          /* overrides where the plug-in is looked for */
 
 /* The absolute path of the plug-in. False after complaining where it was looked for. */
 bool plugin_path(char *path, size_t bytes);

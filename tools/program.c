@@ -179,7 +179,7 @@ bool program_keeps_cache(const program *p)
 
 bool program_only_prints(const program *p)
 {
-    static const char *const words[] = { "-h",        "--help",      "--usage",      "--version",
+    static const char *const words[] = { "-h",        "--help",       "--usage",        "--version",
                                          "--license", "--cache-list", "--list-devices", NULL };
     for (int i = 1; i < p->argc; i++)
         if (is_one_of(p->argv[i], words))

@@ -79,8 +79,8 @@ static void print_line(const progress *p, double now, const char *what)
     fprintf(stderr, "%s%3.0f %%  ", p->terminal ? "\r\033[K" : "", 100 * share_done(p));
     if (seconds >= 3600)
         fprintf(stderr, "%u:", seconds / 3600);
-    fprintf(stderr, seconds >= 3600 ? "%02u:%02u left  %s%s" : "%u:%02u left  %s%s", seconds / 60 % 60,
-            seconds % 60, what, p->terminal ? "" : "\n");
+    fprintf(stderr, seconds >= 3600 ? "%02u:%02u left  %s%s" : "%u:%02u left  %s%s",
+            seconds / 60 % 60, seconds % 60, what, p->terminal ? "" : "\n");
 }
 
 static void show(progress *p, double now, const char *what)
@@ -97,7 +97,9 @@ static void show(progress *p, double now, const char *what)
 void progress_start(progress *p, double total)
 {
     const double now = monotonic_seconds();
-    *p = (progress){ .total = total, .started = now, .shown = now, .terminal = isatty(STDERR_FILENO) == 1 };
+    *p = (progress){
+        .total = total, .started = now, .shown = now, .terminal = isatty(STDERR_FILENO) == 1
+    };
     p->json = json && !p->terminal;
     if (p->json)
         show(p, now, "started");

@@ -64,10 +64,12 @@ static bool find_package(const char *data, char *package, size_t bytes)
 
 int python_command(int argc, char **argv)
 {
-    const char *given = getenv(ENV_PYTHON), *python = given != NULL && given[0] != 0 ? given : "python3";
+    const char *given = getenv(ENV_PYTHON),
+               *python = given != NULL && given[0] != 0 ? given : "python3";
     char data[PATH_MAX] = "", package[PATH_MAX + 32];
     if (!data_beside_command(data, sizeof data) || !find_package(data, package, sizeof package)) {
-        complain("%s: the Python part of kvant is not beside the program, in ../share/kvant/python", argv[0]);
+        complain("%s: the Python part of kvant is not beside the program, in ../share/kvant/python",
+                 argv[0]);
         hint("install the whole of kvant: cmake --install, or make install");
         return EXIT_RUNTIME;
     }

@@ -31,7 +31,8 @@ bool can_write_beside(const char *command, const char *path)
 /* Keeps whole contexts from all parts of the text. False without memory. */
 static bool spread_tokens(reading *r, const reading_text *t)
 {
-    const size_t wanted = t->at_most / t->n_ctx, available = spread_count(r->n_tokens, t->n_parts, t->n_ctx);
+    const size_t wanted = t->at_most / t->n_ctx,
+                 available = spread_count(r->n_tokens, t->n_parts, t->n_ctx);
     const size_t n = wanted < available ? wanted : available;
     llama_token *tokens = malloc(n * t->n_ctx * sizeof *tokens + 1);
     for (size_t i = 0; i < n && tokens != NULL; i++)
@@ -65,8 +66,10 @@ static bool load_tokens(reading *r, const reading_text *t)
         r->n_tokens = t->at_most;
     if (r->n_tokens >= t->at_least)
         return true;
-    complain("%s: %s gives %zu tokens, %zu are needed", r->command, t->file, r->text_tokens, t->at_least + skip);
-    return hint(t->at_most < t->at_least ? "more --tokens" : "use a longer text or a shorter context");
+    complain("%s: %s gives %zu tokens, %zu are needed", r->command, t->file, r->text_tokens,
+             t->at_least + skip);
+    return hint(t->at_most < t->at_least ? "more --tokens"
+                                         : "use a longer text or a shorter context");
 }
 
 static bool check_context(const reading *r, const struct llama_model *model)
@@ -100,7 +103,8 @@ static bool decode(reading *r, size_t chunk, size_t start, size_t n)
     engine_fill_batch(r->engine, &r->batch, r->tokens + chunk + start, start, n);
     for (size_t i = 0; i < n; i++)
         r->batch.pos[i] += (llama_pos)first_position(r, chunk);
-    r->batch.logits[n - 1] = 1; /* nobody reads them; a graph without any output is a rare case best avoided */
+    r->batch.logits[n - 1] =
+        1; /* nobody reads them; a graph without any output is a rare case best avoided */
     const int32_t status = ll.llama_decode(r->ctx, r->batch);
     if (r->observer.error[0] != 0)
         return complain("%s: cannot read this model's cache: %s", r->command, r->observer.error);
@@ -109,8 +113,8 @@ static bool decode(reading *r, size_t chunk, size_t start, size_t n)
     return status == 0;
 }
 
-bool reading_all(reading *r, size_t from, progress *p, void (*on_batch)(void *user, size_t chunk, size_t start, size_t n),
-                 void *user)
+bool reading_all(reading *r, size_t from, progress *p,
+                 void (*on_batch)(void *user, size_t chunk, size_t start, size_t n), void *user)
 {
     for (size_t chunk = from; chunk < r->n_tokens; chunk += r->n_ctx) {
         const size_t left = r->n_tokens - chunk, length = left < r->n_ctx ? left : r->n_ctx;
@@ -138,7 +142,8 @@ static bool learn_shapes(reading *r)
     if (r->observer.n_layers > 0)
         return true;
     complain("%s: this model's graph has no flash attention on a KV cache", r->command);
-    return hint("recurrent models and models without flash attention in llama.cpp are not supported here");
+    return hint(
+        "recurrent models and models without flash attention in llama.cpp are not supported here");
 }
 
 bool reading_open(reading *r, engine *e, const char *command, const reading_text *text)

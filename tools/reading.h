@@ -18,7 +18,8 @@ typedef struct reading {
     size_t text_tokens; /* of the whole text */
     size_t done;        /* tokens that reading_all has decoded */
     uint32_t n_ctx;
-    uint32_t n_positions; /* contexts' positions are spread over 0 .. n_positions - 1; 0: all begin at 0 */
+    uint32_t
+        n_positions; /* contexts' positions are spread over 0 .. n_positions - 1; 0: all begin at 0 */
     struct llama_context *ctx;
     struct llama_batch batch;
     observer observer;
@@ -41,8 +42,8 @@ void reading_close(reading *r);
 
 /* The contexts from token `from` on (a multiple of n_ctx), batch by batch. Between batches on_batch hears of each
  * one before it is decoded; after Ctrl-C the batch at hand is the last. False then, or after complaining. */
-bool reading_all(reading *r, size_t from, progress *p, void (*on_batch)(void *user, size_t chunk, size_t start, size_t n),
-                 void *user);
+bool reading_all(reading *r, size_t from, progress *p,
+                 void (*on_batch)(void *user, size_t chunk, size_t start, size_t n), void *user);
 
 /* Whether a file can be made there: minutes of work should not end in "permission denied".
  * Complains. */

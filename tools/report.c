@@ -19,14 +19,17 @@ static const char *cell_text(const report_column *column, const report_cell *cel
         return "-";
     if (column->kind == COLUMN_BOOL)
         return cell->number != 0 ? "yes" : "no";
-    const double scale = column->kind == COLUMN_MIB ? 1 / MIB : column->kind == COLUMN_PERCENT ? 100.0 : 1.0;
+    const double scale = column->kind == COLUMN_MIB       ? 1 / MIB
+                         : column->kind == COLUMN_PERCENT ? 100.0
+                                                          : 1.0;
     const double shown = cell->number * scale;
     const bool zero = fabs(shown) < 0.5 * pow(10, -column->precision); /* no "-0.00" */
     snprintf(buffer, CELL_BYTES, "%.*f", column->precision, zero ? 0 : shown);
     return buffer;
 }
 
-static size_t column_width(const report_column *column, size_t stride, const report_cell *cells, size_t n)
+static size_t column_width(const report_column *column, size_t stride, const report_cell *cells,
+                           size_t n)
 {
     char buffer[CELL_BYTES];
     size_t width = strlen(column->heading);
@@ -46,7 +49,8 @@ static void print_row(const report_column *columns, size_t n_columns, const size
     for (size_t c = 0; c < n_columns; c++) {
         if (columns[c].heading == NULL)
             continue;
-        const char *text = cells != NULL ? cell_text(&columns[c], &cells[c], buffer) : columns[c].heading;
+        const char *text =
+            cells != NULL ? cell_text(&columns[c], &cells[c], buffer) : columns[c].heading;
         const int padding = (int)(widths[c] - strlen(text));
         const bool left = columns[c].kind == COLUMN_TEXT;
         printf("%*s%s", blanks + (left ? 0 : padding), "", text);
@@ -55,7 +59,8 @@ static void print_row(const report_column *columns, size_t n_columns, const size
     putchar('\n');
 }
 
-static void print_table(const report_column *columns, size_t n_columns, const report_cell *cells, size_t n)
+static void print_table(const report_column *columns, size_t n_columns, const report_cell *cells,
+                        size_t n)
 {
     size_t widths[REPORT_MAX_COLUMNS] = { 0 };
     for (size_t c = 0; c < n_columns; c++)
@@ -77,7 +82,8 @@ static void print_json_cell(const report_column *column, const report_cell *cell
 }
 
 /* One object per line. */
-static void print_json(const report_column *columns, size_t n_columns, const report_cell *cells, size_t n)
+static void print_json(const report_column *columns, size_t n_columns, const report_cell *cells,
+                       size_t n)
 {
     fputs("[", stdout);
     for (size_t i = 0; i < n; i++) {
@@ -120,7 +126,8 @@ static void print_csv_cell(const report_column *column, const report_cell *cell)
         json_number(stdout, cell->number);
 }
 
-static void print_csv(const report_column *columns, size_t n_columns, const report_cell *cells, size_t n)
+static void print_csv(const report_column *columns, size_t n_columns, const report_cell *cells,
+                      size_t n)
 {
     for (size_t line = 0; line <= n; line++) {
         const char *comma = "";
@@ -138,8 +145,8 @@ static void print_csv(const report_column *columns, size_t n_columns, const repo
     }
 }
 
-bool report_print(const report_column *columns, size_t n_columns, const report_cell *cells, size_t n_rows,
-                  report_format format)
+bool report_print(const report_column *columns, size_t n_columns, const report_cell *cells,
+                  size_t n_rows, report_format format)
 {
     if (format == REPORT_JSON)
         print_json(columns, n_columns, cells, n_rows);

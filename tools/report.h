@@ -10,7 +10,13 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-typedef enum column_kind { COLUMN_TEXT, COLUMN_NUMBER, COLUMN_MIB, COLUMN_PERCENT, COLUMN_BOOL } column_kind;
+typedef enum column_kind {
+    COLUMN_TEXT,
+    COLUMN_NUMBER,
+    COLUMN_MIB,
+    COLUMN_PERCENT,
+    COLUMN_BOOL
+} column_kind;
 
 typedef struct report_column {
     const char *key;     /* in JSON and CSV, NULL to leave the column out there */
@@ -35,7 +41,7 @@ typedef enum report_format { REPORT_TABLE, REPORT_JSON, REPORT_CSV } report_form
 
 /* Prints n_rows x n_columns cells (at most REPORT_MAX_COLUMNS), row by row, to stdout, and flushes
  * it. False after complaining that it cannot be written. */
-bool report_print(const report_column *columns, size_t n_columns, const report_cell *cells, size_t n_rows,
-                  report_format format);
+bool report_print(const report_column *columns, size_t n_columns, const report_cell *cells,
+                  size_t n_rows, report_format format);
 
 #endif /* KVANT_TOOLS_REPORT_H */

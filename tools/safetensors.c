@@ -78,7 +78,8 @@ static unsigned char *make_header(safetensors *s, size_t *bytes)
 {
     static const char format[] = "{\"__metadata__\":{%s}%s}";
     const bool planned = close_stream(&s->notes), complete = close_stream(&s->entries) && planned;
-    const size_t length = s->note_bytes + s->entry_bytes + sizeof format - 5, padded = (length + 7) / 8 * 8;
+    const size_t length = s->note_bytes + s->entry_bytes + sizeof format - 5,
+                 padded = (length + 7) / 8 * 8;
     unsigned char *header = complete ? malloc(8 + padded + 1) : NULL;
     if (header == NULL)
         return NULL;
@@ -96,8 +97,9 @@ static bool has_room(const safetensors *s, uint64_t bytes)
     if (fstatvfs(s->fd, &disk) != 0)
         return complain("%s: %s", s->path, strerror(errno));
     const double free_bytes = (double)disk.f_bavail * (double)disk.f_frsize;
-    return free_bytes >= (double)bytes || complain("%s: %.1f MiB are needed, the disk has %.1f MiB left", s->path,
-                                                   (double)bytes / 1048576, free_bytes / 1048576);
+    return free_bytes >= (double)bytes ||
+           complain("%s: %.1f MiB are needed, the disk has %.1f MiB left", s->path,
+                    (double)bytes / 1048576, free_bytes / 1048576);
 }
 
 static bool cannot_write(const safetensors *s)
@@ -128,20 +130,23 @@ bool safetensors_create(safetensors *s, const char *path)
     if (header == NULL)
         return complain("out of memory");
     s->data_at = bytes;
-    bool ok = bytes <= MAX_HEADER || complain("%s: a header of %zu bytes is longer than the format allows", path, bytes);
+    bool ok = bytes <= MAX_HEADER ||
+              complain("%s: a header of %zu bytes is longer than the format allows", path, bytes);
     ok = ok && open_beside(s, path) && has_room(s, s->data_at + s->data_bytes) &&
-         ((ftruncate(s->fd, (off_t)(s->data_at + s->data_bytes)) == 0 && file_write_at(s->fd, header, bytes, 0)) ||
+         ((ftruncate(s->fd, (off_t)(s->data_at + s->data_bytes)) == 0 &&
+           file_write_at(s->fd, header, bytes, 0)) ||
           cannot_write(s));
     free(header);
     return ok;
 }
 
-bool safetensors_write(safetensors *s, const safetensors_tensor *tensor, uint64_t offset, const void *data,
-                       size_t bytes)
+bool safetensors_write(safetensors *s, const safetensors_tensor *tensor, uint64_t offset,
+                       const void *data, size_t bytes)
 {
     if (offset > tensor->bytes || bytes > tensor->bytes - offset)
         return complain("%s: a tensor has %" PRIu64 " bytes", s->path, tensor->bytes);
-    return file_write_at(s->fd, data, bytes, s->data_at + tensor->offset + offset) || cannot_write(s);
+    return file_write_at(s->fd, data, bytes, s->data_at + tensor->offset + offset) ||
+           cannot_write(s);
 }
 
 bool safetensors_finish(safetensors *s)

@@ -43,8 +43,8 @@ void safetensors_note(safetensors *s, const char *key, const char *value);
  * room for it. Nothing can be planned from then on. */
 bool safetensors_create(safetensors *s, const char *path);
 /* Writes a part of a tensor; parts that are never written are zero. */
-bool safetensors_write(safetensors *s, const safetensors_tensor *tensor, uint64_t offset, const void *data,
-                       size_t bytes);
+bool safetensors_write(safetensors *s, const safetensors_tensor *tensor, uint64_t offset,
+                       const void *data, size_t bytes);
 /* Flushes and renames: from then on the file is there. */
 bool safetensors_finish(safetensors *s);
 

@@ -65,8 +65,8 @@ static void define_row(score_reference *r, size_t row, const float *logits, cons
     }
 }
 
-static score_value compare_row(const score_reference *r, size_t row, const float *logits, const row_summary *s,
-                               int32_t target)
+static score_value compare_row(const score_reference *r, size_t row, const float *logits,
+                               const row_summary *s, int32_t target)
 {
     const uint16_t *codes = r->codes + row * r->n_vocab;
     const float step = r->step[row], floor = r->floor[row], log_total = s->top + s->log_sum;
@@ -79,7 +79,9 @@ static score_value compare_row(const score_reference *r, size_t row, const float
         if (log_p > -SPAN)
             kld += expf(log_p) * (log_p - (logits[i] - log_total));
     }
-    return (score_value){ .nll = log_total - logits[target], .kld = kld, .same_top = top_index == s->top_index };
+    return (score_value){ .nll = log_total - logits[target],
+                          .kld = kld,
+                          .same_top = top_index == s->top_index };
 }
 
 typedef struct job {
@@ -107,8 +109,8 @@ static void *work(void *user)
     }
 }
 
-bool score_rows(score_reference *reference, size_t first, bool define, const float *logits, const int32_t *targets,
-                size_t n, unsigned n_threads, score_value *values)
+bool score_rows(score_reference *reference, size_t first, bool define, const float *logits,
+                const int32_t *targets, size_t n, unsigned n_threads, score_value *values)
 {
     enum { MAX_THREADS = 64 };
     pthread_t threads[MAX_THREADS];

@@ -35,7 +35,7 @@ score_reference score_reference_at(void *memory, size_t n_rows, size_t n_vocab);
 /* Scores n rows of logits (n x n_vocab) against rows first .. first + n - 1 of the reference; with
  * define set these rows become the reference first. targets[i] is the token that follows row i.
  * Values do not depend on n_threads. False without threads or memory. */
-bool score_rows(score_reference *reference, size_t first, bool define, const float *logits, const int32_t *targets,
-                size_t n, unsigned n_threads, score_value *values);
+bool score_rows(score_reference *reference, size_t first, bool define, const float *logits,
+                const int32_t *targets, size_t n, unsigned n_threads, score_value *values);
 
 #endif /* KVANT_TOOLS_SCORE_H */

@@ -46,20 +46,25 @@ static float kth_largest(const float *all, size_t n, uint32_t k, float *top)
     return top[kept - 1];
 }
 
-bool search_truth_find(search_truth *t, kvant_metric metric, uint32_t k, const vectors *base, const vectors *queries)
+bool search_truth_find(search_truth *t, kvant_metric metric, uint32_t k, const vectors *base,
+                       const vectors *queries)
 {
     progress p;
     float *all = calloc(base->n, sizeof *all), *top = calloc(k, sizeof *top);
     *t = (search_truth){ .metric = metric, .k = k };
     t->least = calloc(queries->n, sizeof *t->least);
     t->squared = calloc(base->n, sizeof *t->squared);
-    const bool ok = (all != NULL && top != NULL && t->least != NULL && t->squared != NULL) || complain("out of memory");
+    const bool ok = (all != NULL && top != NULL && t->least != NULL && t->squared != NULL) ||
+                    complain("out of memory");
     for (size_t i = 0; ok && i < base->n; i++)
         t->squared[i] = product(base->rows + i * base->dim, base->rows + i * base->dim, base->dim);
     progress_start(&p, (double)queries->n);
     for (size_t q = 0; ok && q < queries->n && !interrupted(); q++) {
         for (size_t i = 0; i < base->n; i++)
-            all[i] = closeness(metric, product(queries->rows + q * base->dim, base->rows + i * base->dim, base->dim), t->squared[i]);
+            all[i] = closeness(
+                metric,
+                product(queries->rows + q * base->dim, base->rows + i * base->dim, base->dim),
+                t->squared[i]);
         t->least[q] = kth_largest(all, base->n, k, top);
         progress_add(&p, 1, "exact search");
     }
@@ -75,7 +80,8 @@ void search_truth_free(search_truth *t)
     free(t->squared);
 }
 
-double search_truth_recall(const search_truth *t, const vectors *base, const vectors *queries, const uint64_t *ids)
+double search_truth_recall(const search_truth *t, const vectors *base, const vectors *queries,
+                           const uint64_t *ids)
 {
     size_t hits = 0;
     const size_t k = t->k < base->n ? t->k : base->n;
@@ -83,7 +89,10 @@ double search_truth_recall(const search_truth *t, const vectors *base, const vec
         for (uint32_t j = 0; j < t->k; j++) {
             const uint64_t id = ids[q * t->k + j];
             if (id != KVANT_INDEX_NO_ID)
-                hits += closeness(t->metric, product(queries->rows + q * base->dim, base->rows + id * base->dim, base->dim), t->squared[id]) >= t->least[q];
+                hits += closeness(t->metric,
+                                  product(queries->rows + q * base->dim,
+                                          base->rows + id * base->dim, base->dim),
+                                  t->squared[id]) >= t->least[q];
         }
     return (double)hits / (double)(queries->n * k);
 }

@@ -13,8 +13,10 @@ typedef struct search_truth {
 } search_truth;
 
 /* False after complaining, or when interrupted. search_truth_free in any case. */
-bool search_truth_find(search_truth *truth, kvant_metric metric, uint32_t k, const vectors *base, const vectors *queries);
+bool search_truth_find(search_truth *truth, kvant_metric metric, uint32_t k, const vectors *base,
+                       const vectors *queries);
 void search_truth_free(search_truth *truth);
 
 /* The part of the k nearest that ids has, k of each query. */
-double search_truth_recall(const search_truth *truth, const vectors *base, const vectors *queries, const uint64_t *ids);
+double search_truth_recall(const search_truth *truth, const vectors *base, const vectors *queries,
+                           const uint64_t *ids);

@@ -40,7 +40,7 @@ typedef struct test_pair {
 typedef struct test_gpu test_gpu;
 
 typedef struct test_device {
-    test_gpu *gpu;                /* NULL: a CPU level, or a GPU that could not be tried */
+    test_gpu *gpu; /* NULL: a CPU level, or a GPU that could not be tried */
     bool is_gpu;
     int ordinal;                  /* of a GPU */
     kvant_cpu_level level;        /* of a CPU */
@@ -75,9 +75,9 @@ typedef enum test_place { TEST_ON_GPU, TEST_ON_CPU } test_place;
 
 /* The reference of one query head of one query token. */
 typedef struct test_output {
-    double lse;          /* without what a centre of keys adds to all scores */
-    double center;       /* what it adds */
-    double bound[2];     /* of the Euclidean length of an output's error; by test_place */
+    double lse;      /* without what a centre of keys adds to all scores */
+    double center;   /* what it adds */
+    double bound[2]; /* of the Euclidean length of an output's error; by test_place */
     double lse_bound[2];
 } test_output;
 
@@ -95,9 +95,9 @@ typedef struct test_problem {
     kvant_codec *codec[2][TEST_KV_HEADS]; /* by kvant_role and kv head */
     kvant_codec_info info[2];
     kvant_affine affine[2][TEST_KV_HEADS];
-    float *rows[2];     /* TEST_ROWS x TEST_KV_HEADS x head_dim; exact in bf16 */
-    float *decoded[2];  /* as rows: what portable C reads in the pages */
-    uint8_t *pages;     /* TEST_BLOCKS blocks of portable C: pages of keys, then of values */
+    float *rows[2];    /* TEST_ROWS x TEST_KV_HEADS x head_dim; exact in bf16 */
+    float *decoded[2]; /* as rows: what portable C reads in the pages */
+    uint8_t *pages;    /* TEST_BLOCKS blocks of portable C: pages of keys, then of values */
     size_t block_bytes;
     test_call calls[TEST_CALLS];
 } test_problem;

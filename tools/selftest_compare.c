@@ -39,17 +39,16 @@ void test_compare_pages(test_result *r, const test_problem *p, const uint8_t *pa
         size_t wrong = 0, first = 0, first_at = 0;
         for (size_t i = bytes; i-- > 0;) {
             const uint32_t page = (uint32_t)(i / page_bytes), block = page / TEST_KV_HEADS;
-            const size_t at = i % page_bytes +
-                              test_page_at(p, (kvant_role)role, block, page % TEST_KV_HEADS);
+            const size_t at =
+                i % page_bytes + test_page_at(p, (kvant_role)role, block, page % TEST_KV_HEADS);
             if (pages[at] != p->pages[at])
                 first = i, first_at = at, wrong++;
         }
         test_note(r, TEST_ENCODE, wrong ? TEST_WRONG : TEST_RIGHT,
                   "encode of %s: %zu of %zu bytes differ, first byte %zu of page %zu, "
                   "kv head %zu: %02x, not %02x",
-                  names[role], wrong, bytes, first % page_bytes,
-                  first / page_bytes / TEST_KV_HEADS, first / page_bytes % TEST_KV_HEADS,
-                  pages[first_at], p->pages[first_at]);
+                  names[role], wrong, bytes, first % page_bytes, first / page_bytes / TEST_KV_HEADS,
+                  first / page_bytes % TEST_KV_HEADS, pages[first_at], p->pages[first_at]);
     }
 }
 

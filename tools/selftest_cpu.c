@@ -203,8 +203,7 @@ void test_cpu_check(const test_device *device, const test_problem *p, test_resul
     layer l = { .threads = 1 };
     double seconds;
     bool ok = did(r, TEST_ENCODE, kvant_set_cpu_level(device->level)) &&
-              did(r, TEST_ENCODE,
-                  fill_layer(&l, p, TEST_KV_HEADS, TEST_ROWS, rows, &seconds)) &&
+              did(r, TEST_ENCODE, fill_layer(&l, p, TEST_KV_HEADS, TEST_ROWS, rows, &seconds)) &&
               did(r, TEST_ENCODE, check_pages(p, &l, r)) &&
               did(r, TEST_DECODE, check_rows(p, KVANT_ROLE_K, r)) &&
               did(r, TEST_DECODE, check_rows(p, KVANT_ROLE_V, r));
@@ -288,9 +287,8 @@ static kvant_status measure_copy(test_speed *s)
     copying parts[MOST_THREADS + 1] = { { .bytes = 0 } };
     char *memory = allocate(2 * part * n, 1);
     for (uint32_t i = 0; memory != NULL && i < n; i++)
-        parts[i] = (copying){
-            .to = memory + part * i, .from = memory + part * (n + i), .bytes = part
-        };
+        parts[i] =
+            (copying){ .to = memory + part * i, .from = memory + part * (n + i), .bytes = part };
     s->copy = memory != NULL ? test_time(run_copy, parts) / COPIES : NAN;
     free(memory);
     return memory != NULL ? KVANT_OK : KVANT_ERR_MEMORY;

@@ -148,9 +148,9 @@ static void seal(layer *l)
     for (int role = 0; role < 2; role++) {
         a.centroids[role] = l->tables[role][CENTROIDS];
         if (in_groups(l, role))
-            *(role ? &a.v : &a.k) = (kvant_cuda_seal_pages){
-                l->codec[role], pages_of(l, role, true), pages_of(l, role, false)
-            };
+            *(role ? &a.v : &a.k) =
+                (kvant_cuda_seal_pages){ l->codec[role], pages_of(l, role, true),
+                                         pages_of(l, role, false) };
     }
     if ((a.k.codec != NULL || a.v.codec != NULL) && l->gpu->error[0] == 0)
         gpu_did(l->gpu, kvant_cuda_seal(&a, l->gpu->stream), "seal");

@@ -120,8 +120,8 @@ kvant_calibration *test_calibration(uint32_t head_dim)
         return NULL;
     fill_rows(keys, n, head_dim, 100);
     fill_rows(values, n, head_dim, 101);
-    kvant_calibration *calibration = calibration_of((const float *const[]){ keys, values }, N,
-                                                    TEST_KV_HEADS, head_dim, values);
+    kvant_calibration *calibration =
+        calibration_of((const float *const[]){ keys, values }, N, TEST_KV_HEADS, head_dim, values);
     free(keys);
     return calibration;
 }

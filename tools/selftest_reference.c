@@ -167,14 +167,14 @@ static void score_errors(const reference *r, const float *q, uint32_t kv, double
                                 y);
     measure_row(&s, y, d, 0, 0);
     const double unit = s.largest > 0 ? exp2(floor(log2(s.largest)) + 1) : 0;
-    const double rounding[] = { [TEST_ON_GPU] = 0x1p-12 * unit * keys->sum,
-                                [TEST_ON_CPU] =
-                                    s.length * d *
-                                    (0x1p-19 * keys->sum + 4.0 / 3 * keys->largest / 32639) };
+    const double rounding[] = {
+        [TEST_ON_GPU] = 0x1p-12 * unit * keys->sum,
+        [TEST_ON_CPU] = s.length * d * (0x1p-19 * keys->sum + 4.0 / 3 * keys->largest / 32639)
+    };
     for (int i = 0; i < 2; i++)
-        delta[i] = (keys->error[i] * s.sum + rounding[i] +
-                    (d + 40) * 0x1p-22 * s.length * keys->length) /
-                   sqrt(d);
+        delta[i] =
+            (keys->error[i] * s.sum + rounding[i] + (d + 40) * 0x1p-22 * s.length * keys->length) /
+            sqrt(d);
 }
 
 /* Fills weights with probabilities; returns the log-sum-exp. */

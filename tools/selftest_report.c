@@ -121,8 +121,8 @@ static bool print_table(const test_report *report)
         row[9] = CELL_NUMBER(s->sequences / s->attention);
         row += N_COLUMNS;
     }
-    const bool ok = report_print(columns, N_COLUMNS, cells, (size_t)(row - cells) / N_COLUMNS,
-                                 REPORT_TABLE);
+    const bool ok =
+        report_print(columns, N_COLUMNS, cells, (size_t)(row - cells) / N_COLUMNS, REPORT_TABLE);
     free(cells);
     return ok;
 }

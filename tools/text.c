@@ -46,12 +46,14 @@ static bool is_beyond_unicode(const unsigned char *at)
 
 bool text_check(const char *name, const char *text, size_t bytes)
 {
-    const unsigned char *at = (const unsigned char *)text, *zero = bytes > 0 ? memchr(text, 0, bytes) : NULL;
+    const unsigned char *at = (const unsigned char *)text,
+                        *zero = bytes > 0 ? memchr(text, 0, bytes) : NULL;
     if (zero != NULL)
         return complain("%s: no text, byte %zu is 0 as in binary files", name, (size_t)(zero - at));
     for (size_t i = 0; i + 4 <= bytes; i++)
         if (is_beyond_unicode(at + i))
-            return complain("%s: no text, the character at byte %zu is beyond U+10FFFF (bytes %02x %02x %02x %02x)",
+            return complain("%s: no text, the character at byte %zu is beyond U+10FFFF (bytes %02x "
+                            "%02x %02x %02x)",
                             name, i, at[i], at[i + 1], at[i + 2], at[i + 3]);
     return true;
 }

@@ -57,15 +57,18 @@ static const char *value_of(const char *head, const char *key)
 
 static bool read_npy_dictionary(const source *s, const char *head, shape *p)
 {
-    const char *descr = value_of(head, "'descr'"), *order = value_of(head, "'fortran_order'"), *size = value_of(head, "'shape'");
+    const char *descr = value_of(head, "'descr'"), *order = value_of(head, "'fortran_order'"),
+               *size = value_of(head, "'shape'");
     unsigned long long n, dim;
     int used = 0;
     if (descr == NULL || order == NULL || size == NULL)
         return unusable(s, "its head is damaged");
     p->bytes = strncmp(descr, "'|u1'", 5) == 0;
     if (!p->bytes && strncmp(descr, "'<f4'", 5) != 0)
-        return unusable(s, "holds neither float32 nor uint8: numpy.save(file, array.astype('<f4'))");
-    if (strncmp(order, "False", 5) != 0 || sscanf(size, "(%llu, %llu)%n", &n, &dim, &used) != 2 || used == 0)
+        return unusable(s,
+                        "holds neither float32 nor uint8: numpy.save(file, array.astype('<f4'))");
+    if (strncmp(order, "False", 5) != 0 || sscanf(size, "(%llu, %llu)%n", &n, &dim, &used) != 2 ||
+        used == 0)
         return unusable(s, "is no array of two dimensions in C order");
     p->n = n;
     p->dim = dim;
@@ -77,7 +80,9 @@ static bool read_npy(const source *s, const uint8_t *head, size_t n, shape *p)
     char text[MOST_HEAD + 1];
     if (n < 12 || memcmp(head, "\x93NUMPY", 6) != 0 || head[6] < 1 || head[6] > 3)
         return unusable(s, "is no .npy file of version 1 to 3");
-    const uint64_t start = head[6] == 1 ? 10 : 12, length = head[6] == 1 ? (uint64_t)head[8] | (uint64_t)head[9] << 8 : read_u32(head + 8);
+    const uint64_t start = head[6] == 1 ? 10 : 12,
+                   length = head[6] == 1 ? (uint64_t)head[8] | (uint64_t)head[9] << 8
+                                         : read_u32(head + 8);
     if (start + length > n)
         return unusable(s, "its head is cut short, or longer than 4 KiB");
     memcpy(text, head + start, length);
@@ -130,9 +135,11 @@ static const struct reader *reader_of(const char *path)
 static bool check_shape(const source *s, const shape *p)
 {
     if (p->dim < 1 || p->dim > KVANT_INDEX_MAX_DIM)
-        return complain("%s: vectors of %llu dimensions; an index takes 1 to %u", s->path, (unsigned long long)p->dim, KVANT_INDEX_MAX_DIM);
+        return complain("%s: vectors of %llu dimensions; an index takes 1 to %u", s->path,
+                        (unsigned long long)p->dim, KVANT_INDEX_MAX_DIM);
     if (p->n > KVANT_INDEX_MAX_VECTORS || p->start + p->n * row_bytes(p) != s->size)
-        return unusable(s, "its size is not what its head tells: it is cut short, or of another kind");
+        return unusable(s,
+                        "its size is not what its head tells: it is cut short, or of another kind");
     return p->n > 0 || unusable(s, "it has no vectors");
 }
 
@@ -156,7 +163,8 @@ static bool read_rows(const source *s, const shape *p, vectors *out)
     bool ok = rows != NULL || complain("out of memory");
     for (size_t i = 0; ok && i < out->n; i += ROWS_AT_ONCE) {
         const size_t n = out->n - i < ROWS_AT_ONCE ? out->n - i : ROWS_AT_ONCE;
-        ok = file_read_at(s->file, rows, n * bytes, p->start + i * bytes) || unusable(s, "it cannot be read");
+        ok = file_read_at(s->file, rows, n * bytes, p->start + i * bytes) ||
+             unusable(s, "it cannot be read");
         for (size_t j = 0; ok && j < n; j++)
             ok = convert(s, p, rows + j * bytes, out->rows + (i + j) * p->dim);
     }
@@ -181,7 +189,8 @@ static bool read_file(source *s, const struct reader *reader, size_t most, vecto
     out->dim = (uint32_t)p.dim;
     out->rows = calloc(out->n, out->dim * sizeof *out->rows);
     if (out->rows == NULL)
-        return complain("%s: no memory for %zu vectors of %u dimensions", s->path, out->n, (unsigned)out->dim);
+        return complain("%s: no memory for %zu vectors of %u dimensions", s->path, out->n,
+                        (unsigned)out->dim);
     return read_rows(s, &p, out);
 }
 

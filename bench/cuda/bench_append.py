@@ -33,10 +33,17 @@ def bench_append(codec, shape, flush, repeats, to_open):
     blocks = (tokens + 63) // 64
     n_blocks = blocks if tokens > 64 else tokens
     cache = kvant.PagedCache(spec, spec, kv_heads, head_dim, n_blocks, n_blocks, seed=1)
-    k, v = (torch.randn(tokens, kv_heads, head_dim, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    k, v = (
+        torch.randn(tokens, kv_heads, head_dim, device="cuda", dtype=torch.bfloat16)
+        for _ in range(2)
+    )
     at = torch.arange(tokens, device="cuda")
     # a prompt's tokens are neighbours; a decode step's belong to different sequences, so to different blocks
-    slots = torch.randperm(blocks, device="cuda")[at // 64] * 64 + at % 64 if tokens > 64 else at * 64 + 17
+    slots = (
+        torch.randperm(blocks, device="cuda")[at // 64] * 64 + at % 64
+        if tokens > 64
+        else at * 64 + 17
+    )
     row_bytes = k.numel() * k.element_size()
     size = 4 * row_bytes if to_open else 2 * row_bytes + tokens * cache.block_bytes / 64
     return bench(lambda: cache.append(k, v, slots, to_open=to_open), flush, repeats), size
@@ -48,7 +55,8 @@ def bench_seal(codec, shape, flush, repeats):
     blocks = (tokens + 63) // 64
     cache = kvant.PagedCache(spec, spec, kv_heads, head_dim, blocks, blocks, seed=1)
     k, v = (
-        torch.randn(blocks * 64, kv_heads, head_dim, device="cuda", dtype=torch.bfloat16) for _ in range(2)
+        torch.randn(blocks * 64, kv_heads, head_dim, device="cuda", dtype=torch.bfloat16)
+        for _ in range(2)
     )
     cache.append(k, v, torch.arange(blocks * 64, device="cuda"), to_open=True)
     opened, sealed = (torch.randperm(blocks, device="cuda").to(torch.int32) for _ in range(2))

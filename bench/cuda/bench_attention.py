@@ -102,11 +102,14 @@ def make_cache(codec, batch, kv_heads, head_dim, tokens, n_open=0):
     specs = spec_for(keys, head_dim), spec_for(values or keys, head_dim)
     groups = any(name in codec for name in ("kivi", "innerq", "group"))
     staging = pages if groups else 0  # open blocks that codecs with groups are written through
-    cache = kvant.PagedCache(*specs, kv_heads, head_dim, batch * pages, staging + batch * n_open, seed=1)
+    cache = kvant.PagedCache(
+        *specs, kv_heads, head_dim, batch * pages, staging + batch * n_open, seed=1
+    )
     table = torch.randperm(batch * pages, device="cuda").to(torch.int32).view(batch, pages)
     for b in range(batch):
         rows = [
-            torch.randn(tokens, kv_heads, head_dim, device="cuda", dtype=torch.bfloat16) for _ in range(2)
+            torch.randn(tokens, kv_heads, head_dim, device="cuda", dtype=torch.bfloat16)
+            for _ in range(2)
         ]
         at = torch.arange(tokens, device="cuda")
         if groups:
@@ -119,7 +122,9 @@ def make_cache(codec, batch, kv_heads, head_dim, tokens, n_open=0):
             last = at[(pages - n_open) * 64 :]
             rows = [r[(pages - n_open) * 64 :] for r in rows]
             cache.append(rows[0], rows[1], first * 64 + last - (pages - n_open) * 64, to_open=True)
-            table[b, pages - n_open :] = -1 - torch.arange(first, first + n_open, device="cuda", dtype=torch.int32)
+            table[b, pages - n_open :] = -1 - torch.arange(
+                first, first + n_open, device="cuda", dtype=torch.int32
+            )
     return cache, table
 
 
@@ -137,7 +142,10 @@ def relative_error(cache, table, q, out, tokens):
 
     k, v = rows("k"), rows("v")
     scores = q[0, :, :group].float() @ k.T / cache.head_dim**0.5
-    behind = torch.arange(tokens, device=k.device) > torch.arange(tokens - n_queries, tokens, device=k.device)[:, None]
+    behind = (
+        torch.arange(tokens, device=k.device)
+        > torch.arange(tokens - n_queries, tokens, device=k.device)[:, None]
+    )
     want = torch.softmax(scores.masked_fill(behind[:, None, :], -torch.inf), -1) @ v
     return ((out[0, :, :group].float() - want).norm() / want.norm()).item()
 
@@ -168,7 +176,11 @@ def bench_queries(cache, table, shape, n_queries, flush, repeats, ragged):
     read = torch.arange(table.shape[1], device="cuda") * 64 < lengths[:, None]
     bytes_read = (read & (table >= 0)).sum().item() * cache.block_bytes
     bytes_read += (read & (table < 0)).sum().item() * open_bytes
-    return bench(lambda: cache.attention(q, table, lengths, out=out), flush, repeats), bytes_read, error
+    return (
+        bench(lambda: cache.attention(q, table, lengths, out=out), flush, repeats),
+        bytes_read,
+        error,
+    )
 
 
 def bench_sdpa(backend, shape, flush, repeats, n_queries=1, as_heads=False):
@@ -194,7 +206,9 @@ def bench_sdpa(backend, shape, flush, repeats, n_queries=1, as_heads=False):
 
 def machine():
     driver = subprocess.run(
-        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True, text=True
+        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
+        capture_output=True,
+        text=True,
     ).stdout.strip()
     return torch.cuda.get_device_name(), driver
 
@@ -202,20 +216,35 @@ def machine():
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--shapes", default=",".join(map(str, range(len(SHAPES)))), help="numbers of the shapes to time"
+        "--shapes",
+        default=",".join(map(str, range(len(SHAPES)))),
+        help="numbers of the shapes to time",
     )
     parser.add_argument("--codecs", default=",".join(CODECS), help="K/V for two codecs in one call")
     parser.add_argument("--no-sdpa", action="store_true")
-    parser.add_argument("--fa3", help="libfa3_bench.so, which fa3.sh makes: FlashAttention-3 in bf16 and fp8")
-    parser.add_argument("--vllm", help="a folder with vLLM's sources: its kernels of turboquant_4bit_nc, for one query token")
+    parser.add_argument(
+        "--fa3", help="libfa3_bench.so, which fa3.sh makes: FlashAttention-3 in bf16 and fp8"
+    )
+    parser.add_argument(
+        "--vllm",
+        help="a folder with vLLM's sources: its kernels of turboquant_4bit_nc, for one query token",
+    )
     parser.add_argument(
         "--open", type=int, default=0, help="blocks at the end of every sequence that stay fp16"
     )
     parser.add_argument(
-        "--ragged", action="store_true", help="lengths of kvant's calls between half of the tokens and all"
+        "--ragged",
+        action="store_true",
+        help="lengths of kvant's calls between half of the tokens and all",
     )
-    parser.add_argument("--query-tokens", default="1", help="numbers of query tokens of each sequence, causal")
-    parser.add_argument("--shared-kb", type=int, help="shared memory that kvant's blocks may use, as on smaller GPUs")
+    parser.add_argument(
+        "--query-tokens", default="1", help="numbers of query tokens of each sequence, causal"
+    )
+    parser.add_argument(
+        "--shared-kb",
+        type=int,
+        help="shared memory that kvant's blocks may use, as on smaller GPUs",
+    )
     parser.add_argument("--repeats", type=int, default=31)
     parser.add_argument("--csv", help="file to write the table to")
     parser.add_argument("--commit", default="unknown")
@@ -227,7 +256,13 @@ def main():
     if args.shared_kb:
         limit_shared_memory(args.shared_kb << 10)
     n_queries = [int(n) for n in args.query_tokens.split(",")]
-    head = [gpu, driver, args.compiler, args.commit, shlex.join(["bench_attention.py", *sys.argv[1:]])]
+    head = [
+        gpu,
+        driver,
+        args.compiler,
+        args.commit,
+        shlex.join(["bench_attention.py", *sys.argv[1:]]),
+    ]
     fa3_library = fa3.load(args.fa3) if args.fa3 else None
     fa3_types = fa3.check(fa3_library) if args.fa3 else []
     rows = []
@@ -236,12 +271,18 @@ def main():
         if not args.no_sdpa:
             results += rivals(shape, flush, args.repeats, n_queries)
         for n in n_queries:
-            results += fa3.results(fa3_library, fa3_types, shape, n, lambda call: bench(call, flush, args.repeats))
+            results += fa3.results(
+                fa3_library, fa3_types, shape, n, lambda call: bench(call, flush, args.repeats)
+            )
         if args.vllm and 1 in n_queries:
-            results += vllm_turboquant.results(args.vllm, shape, lambda call: bench(call, flush, args.repeats))
+            results += vllm_turboquant.results(
+                args.vllm, shape, lambda call: bench(call, flush, args.repeats)
+            )
         for codec in args.codecs.split(","):
             try:
-                found = bench_kvant(codec, shape, flush, args.repeats, args.open, args.ragged, n_queries)
+                found = bench_kvant(
+                    codec, shape, flush, args.repeats, args.open, args.ragged, n_queries
+                )
             except kvant.Error as error:
                 print(f"  {codec}: {error}", file=sys.stderr)
                 continue
@@ -255,7 +296,11 @@ def main():
                 + (f" ({n} query tokens): " if n > 1 else ": ")
                 + "  ".join(
                     f"{name} {us:.1f}"
-                    + (f" ({size / us / 1e6:.2f} TB/s, err {error:.4f})" if error is not None else "")
+                    + (
+                        f" ({size / us / 1e6:.2f} TB/s, err {error:.4f})"
+                        if error is not None
+                        else ""
+                    )
                     for name, _, us, size, error in own
                 ),
                 flush=True,
@@ -264,7 +309,10 @@ def main():
                 rows.append(
                     head
                     + [*shape, n, args.shared_kb or "", name, f"{us:.2f}", f"{size / us / 1e3:.0f}"]
-                    + [f"{rival / us:.2f}" if rival else "", "" if error is None else f"{error:.5f}"]
+                    + [
+                        f"{rival / us:.2f}" if rival else "",
+                        "" if error is None else f"{error:.5f}",
+                    ]
                 )
         if args.csv:
             write_rows(args.csv, rows)
@@ -284,7 +332,9 @@ def rivals(shape, flush, repeats, n_queries):
             ("cudnn-bf16 as heads", cudnn, True),
         ):
             if n > 1 or not as_heads:
-                found.append((name, n, *bench_sdpa(backend, shape, flush, repeats, n, as_heads), None))
+                found.append(
+                    (name, n, *bench_sdpa(backend, shape, flush, repeats, n, as_heads), None)
+                )
     return found
 
 

@@ -22,8 +22,22 @@
 #include <kvant/calibration.h>
 #include <kvant/cuda.h>
 
-enum { LAYERS = 32, HEADS = 32, KV_HEADS = 8, DIM = 128, WIDTH = KV_HEADS * DIM, PREFILL = 512, PREFILLS = 4, STEPS = 130 };
-enum { MOST_SEQUENCES = 8, MOST_TOKENS = PREFILL * PREFILLS + STEPS + 64, REPEATS = 41, BLOCKS = 256 };
+enum {
+    LAYERS = 32,
+    HEADS = 32,
+    KV_HEADS = 8,
+    DIM = 128,
+    WIDTH = KV_HEADS * DIM,
+    PREFILL = 512,
+    PREFILLS = 4,
+    STEPS = 130
+};
+enum {
+    MOST_SEQUENCES = 8,
+    MOST_TOKENS = PREFILL * PREFILLS + STEPS + 64,
+    REPEATS = 41,
+    BLOCKS = 256
+};
 
 #define CALIBRATION "bench_cache.kvcal"
 
@@ -106,16 +120,19 @@ static double mean(const double *times, int n)
     return sum / n;
 }
 
-static void row(const char *name, const char *codec, int batch, int tokens, const char *what, double us, double host)
+static void row(const char *name, const char *codec, int batch, int tokens, const char *what,
+                double us, double host)
 {
-    printf("%-22s %-28s batch %d, %4d tokens: %-10s %8.2f us", name, codec, batch, tokens, what, us);
+    printf("%-22s %-28s batch %d, %4d tokens: %-10s %8.2f us", name, codec, batch, tokens, what,
+           us);
     if (host > 0)
         printf(", host %.2f us", host);
     printf("\n");
     fflush(stdout);
     if (bench.csv)
-        fprintf(bench.csv, "%s,%s,%s,%s,%s,%s,%d,%d,%d,%d,%s,%.2f,%.2f\n", bench.machine, bench.compiler, bench.commit,
-                bench.command, name, codec, batch, tokens, KV_HEADS, DIM, what, us, host);
+        fprintf(bench.csv, "%s,%s,%s,%s,%s,%s,%d,%d,%d,%d,%s,%.2f,%.2f\n", bench.machine,
+                bench.compiler, bench.commit, bench.command, name, codec, batch, tokens, KV_HEADS,
+                DIM, what, us, host);
 }
 
 /* ---- calls of cuda.h ---- */
@@ -136,13 +153,16 @@ static void pools_new(pools *p, const char *spec)
     uint16_t *rows = malloc((size_t)BLOCKS * WIDTH * sizeof *rows);
     for (int role = 0; role < 2; role++) {
         kvant_codec_info info = { .size = sizeof info };
-        if (kvant_cuda_codec_create(spec, DIM, (kvant_role)role, 1, &p->codec[role], NULL, 0) != KVANT_OK)
+        if (kvant_cuda_codec_create(spec, DIM, (kvant_role)role, 1, &p->codec[role], NULL, 0) !=
+            KVANT_OK)
             die(names[role], kvant_error_message());
         kvant(kvant_cuda_codec_create_open(p->codec[role], &p->open[role]));
         kvant(kvant_cuda_codec_get_info(p->codec[role], &info));
         const size_t open_bytes = 64 * DIM * sizeof(uint16_t);
-        p->sealed[role] = (kvant_cuda_pages){ device(BLOCKS * KV_HEADS * info.page_bytes), KV_HEADS * info.page_bytes, info.page_bytes };
-        p->opened[role] = (kvant_cuda_pages){ device(BLOCKS * KV_HEADS * open_bytes), KV_HEADS * open_bytes, open_bytes };
+        p->sealed[role] = (kvant_cuda_pages){ device(BLOCKS * KV_HEADS * info.page_bytes),
+                                              KV_HEADS * info.page_bytes, info.page_bytes };
+        p->opened[role] = (kvant_cuda_pages){ device(BLOCKS * KV_HEADS * open_bytes),
+                                              KV_HEADS * open_bytes, open_bytes };
         for (size_t i = 0; i < (size_t)BLOCKS * WIDTH; i++) {
             const float x = number();
             uint32_t bits;
@@ -150,7 +170,8 @@ static void pools_new(pools *p, const char *spec)
             rows[i] = (uint16_t)(bits >> 16);
         }
         p->rows[role] = device((size_t)BLOCKS * WIDTH * sizeof *rows);
-        cuda(cudaMemcpy(p->rows[role], rows, (size_t)BLOCKS * WIDTH * sizeof *rows, cudaMemcpyHostToDevice));
+        cuda(cudaMemcpy(p->rows[role], rows, (size_t)BLOCKS * WIDTH * sizeof *rows,
+                        cudaMemcpyHostToDevice));
     }
     for (int i = 0; i < BLOCKS; i++) { /* of a decode step's sequences, each in another block */
         slots[i] = i * 64 + 17;
@@ -173,9 +194,13 @@ static void fill_open(const pools *p)
             uint32_t bits;
             memcpy(&bits, &x, sizeof bits);
             const uint32_t exponent = bits >> 23 & 0xff;
-            numbers[i] = (uint16_t)(exponent < 113 ? 0 : (bits >> 16 & 0x8000) | (exponent - 112) << 10 | (bits >> 13 & 0x3ff));
+            numbers[i] =
+                (uint16_t)(exponent < 113 ? 0
+                                          : (bits >> 16 & 0x8000) | (exponent - 112) << 10 |
+                                                (bits >> 13 & 0x3ff));
         }
-        cuda(cudaMemcpy(p->opened[role].base, numbers, n * sizeof *numbers, cudaMemcpyHostToDevice));
+        cuda(
+            cudaMemcpy(p->opened[role].base, numbers, n * sizeof *numbers, cudaMemcpyHostToDevice));
     }
     free(numbers);
 }
@@ -202,20 +227,24 @@ static void enqueue(const pools *p, operation what, int n)
                                       .n_tokens = (uint32_t)n,
                                       .n_kv_heads = KV_HEADS,
                                       .slots = p->slots };
-    kvant_cuda_seal_args seal = {
-        .size = sizeof seal, .n_blocks = (uint32_t)n, .n_kv_heads = KV_HEADS, .from = p->blocks, .to = p->blocks
-    };
+    kvant_cuda_seal_args seal = { .size = sizeof seal,
+                                  .n_blocks = (uint32_t)n,
+                                  .n_kv_heads = KV_HEADS,
+                                  .from = p->blocks,
+                                  .to = p->blocks };
     for (int role = 0; role < 2; role++) {
         const bool open = what == APPEND_OPEN;
-        *(role ? &append.v : &append.k) = (kvant_cuda_rows){ .codec = open ? p->open[role] : p->codec[role],
-                                                             .pages = open ? p->opened[role] : p->sealed[role],
-                                                             .rows = p->rows[role],
-                                                             .token_stride = WIDTH,
-                                                             .head_stride = DIM };
-        *(role ? &seal.v : &seal.k) = (kvant_cuda_seal_pages){ p->codec[role], p->opened[role], p->sealed[role] };
+        *(role ? &append.v : &append.k) =
+            (kvant_cuda_rows){ .codec = open ? p->open[role] : p->codec[role],
+                               .pages = open ? p->opened[role] : p->sealed[role],
+                               .rows = p->rows[role],
+                               .token_stride = WIDTH,
+                               .head_stride = DIM };
+        *(role ? &seal.v : &seal.k) =
+            (kvant_cuda_seal_pages){ p->codec[role], p->opened[role], p->sealed[role] };
         if (what == COPY)
-            cuda(cudaMemcpyAsync(p->opened[role].base, p->rows[role], (size_t)n * WIDTH * 2, cudaMemcpyDeviceToDevice,
-                                 bench.stream));
+            cuda(cudaMemcpyAsync(p->opened[role].base, p->rows[role], (size_t)n * WIDTH * 2,
+                                 cudaMemcpyDeviceToDevice, bench.stream));
     }
     if (what == SEAL)
         kvant(kvant_cuda_seal(&seal, bench.stream));
@@ -249,7 +278,8 @@ static double replay(const pools *p, operation what, int n, void *flush, size_t 
 
 static void bench_append(void)
 {
-    static const char *const specs[] = { "int-4", "int-8", "turboquant-4", "turboquant-3", "turboquant-6", "trellis-4" };
+    static const char *const specs[] = { "int-4",        "int-8",        "turboquant-4",
+                                         "turboquant-3", "turboquant-6", "trellis-4" };
     static const struct {
         operation what;
         const char *name;
@@ -266,11 +296,14 @@ static void bench_append(void)
         fill_open(&p);
         for (size_t j = 0; j < sizeof jobs / sizeof *jobs; j++)
             for (int i = 0; jobs[j].n[i]; i++) {
-                if ((jobs[j].what == COPY && s) || (jobs[j].what == APPEND_OPEN && s != 0 && s != 2))
+                if ((jobs[j].what == COPY && s) ||
+                    (jobs[j].what == APPEND_OPEN && s != 0 && s != 2))
                     continue;
                 const int n = jobs[j].n[i], tokens = jobs[j].what == SEAL ? 64 * n : n;
-                row(jobs[j].name, specs[s], 1, tokens, "cold", replay(&p, jobs[j].what, n, flush, flush_bytes), 0);
-                row(jobs[j].name, specs[s], 1, tokens, "warm", replay(&p, jobs[j].what, n, flush, 1), 0);
+                row(jobs[j].name, specs[s], 1, tokens, "cold",
+                    replay(&p, jobs[j].what, n, flush, flush_bytes), 0);
+                row(jobs[j].name, specs[s], 1, tokens, "warm",
+                    replay(&p, jobs[j].what, n, flush, 1), 0);
             }
         pools_free(&p);
     }
@@ -283,7 +316,8 @@ static void bench_append(void)
 static void make_rows(float *rows, size_t n)
 {
     for (size_t i = 0; i < n; i++)
-        rows[i] = number() * (float)(1 + i % DIM % 5) * 0.3f + (i % DIM == 3 ? 4.0f : 0.25f * (float)(i % DIM % 7));
+        rows[i] = number() * (float)(1 + i % DIM % 5) * 0.3f +
+                  (i % DIM == 3 ? 4.0f : 0.25f * (float)(i % DIM % 7));
 }
 
 static void save_calibration(void)
@@ -297,9 +331,11 @@ static void save_calibration(void)
     for (uint32_t layer = 0; layer < LAYERS; layer++) {
         for (int role = 0; role < 2; role++)
             for (int pass = 0; pass < 4; pass++)
-                kvant(kvant_calibrator_add_rows(calibrator, layer, (kvant_role)role, KV_HEADS, DIM, rows + layer, WIDTH, 63));
+                kvant(kvant_calibrator_add_rows(calibrator, layer, (kvant_role)role, KV_HEADS, DIM,
+                                                rows + layer, WIDTH, 63));
         for (uint32_t head = 0; head < KV_HEADS; head++)
-            kvant(kvant_calibrator_add_queries(calibrator, layer, head, DIM, rows + head * DIM, WIDTH, 64));
+            kvant(kvant_calibrator_add_queries(calibrator, layer, head, DIM, rows + head * DIM,
+                                               WIDTH, 64));
     }
     for (uint32_t left = 1; left;)
         kvant(kvant_calibrator_cluster(calibrator, &left));
@@ -325,9 +361,11 @@ static double step(const setting *s, bool attend, uint32_t n, double *host)
     cuda(cudaEventRecord(bench.begin, bench.stream));
     for (uint32_t layer = 0; layer < LAYERS; layer++)
         if (attend)
-            kvant(kvant_cache_attend_batch(s->cache, layer, s->sequences, (uint32_t)s->batch, s->q, s->out, n));
+            kvant(kvant_cache_attend_batch(s->cache, layer, s->sequences, (uint32_t)s->batch, s->q,
+                                           s->out, n));
         else
-            kvant(kvant_cache_append_batch(s->cache, layer, s->sequences, (uint32_t)s->batch, s->k, s->v, n));
+            kvant(kvant_cache_append_batch(s->cache, layer, s->sequences, (uint32_t)s->batch, s->k,
+                                           s->v, n));
     cuda(cudaEventRecord(bench.end, bench.stream));
     *host = (now() - start) / LAYERS;
     return elapsed() / LAYERS;
@@ -342,8 +380,8 @@ static double copy_rows(const setting *s, uint32_t n, uint16_t *room)
         cuda(cudaEventRecord(bench.begin, bench.stream));
         for (int layer = 0; layer < LAYERS; layer++)
             for (int i = 0; i < 2 * s->batch; i++)
-                cuda(cudaMemcpyAsync(room + (size_t)(layer * 2 * s->batch + i) % 64 * bytes / 2, s->k, bytes,
-                                     cudaMemcpyDeviceToDevice, bench.stream));
+                cuda(cudaMemcpyAsync(room + (size_t)(layer * 2 * s->batch + i) % 64 * bytes / 2,
+                                     s->k, bytes, cudaMemcpyDeviceToDevice, bench.stream));
         cuda(cudaEventRecord(bench.end, bench.stream));
         times[t] = elapsed() / LAYERS;
     }
@@ -360,9 +398,11 @@ static void run_steps(const setting *s, const char *name, uint32_t n, int steps,
     for (int attend = 0; attend < 2; attend++) {
         char what[32];
         snprintf(what, sizeof what, "%s mean", names[attend]);
-        row(name, s->name, s->batch, (int)n, what, mean(us[attend], steps), mean(host[attend], steps));
+        row(name, s->name, s->batch, (int)n, what, mean(us[attend], steps),
+            mean(host[attend], steps));
         snprintf(what, sizeof what, "%s median", names[attend]);
-        row(name, s->name, s->batch, (int)n, what, median(us[attend], steps), median(host[attend], steps));
+        row(name, s->name, s->batch, (int)n, what, median(us[attend], steps),
+            median(host[attend], steps));
     }
     row(name, s->name, s->batch, (int)n, "copy", copy_rows(s, n, room), 0);
 }
@@ -372,7 +412,8 @@ static void bench_preset(const char *preset, bool calibrated, int batch, bool as
     char name[64];
     const size_t n = (size_t)PREFILL * MOST_SEQUENCES;
     kvant_cache_params params = KVANT_CACHE_PARAMS;
-    params.n_layers = LAYERS, params.n_heads = HEADS, params.n_kv_heads = KV_HEADS, params.head_dim = DIM;
+    params.n_layers = LAYERS, params.n_heads = HEADS, params.n_kv_heads = KV_HEADS,
+    params.head_dim = DIM;
     params.max_tokens = (uint32_t)batch * MOST_TOKENS, params.max_sequences = (uint32_t)batch;
     params.device = "cuda", params.stream = bench.stream, params.asynchronous = asynchronous;
     if (strchr(preset, '-'))
@@ -381,7 +422,8 @@ static void bench_preset(const char *preset, bool calibrated, int batch, bool as
         params.preset = preset;
     params.calibration = calibrated ? CALIBRATION : NULL;
     setting s = { .batch = batch, .name = name };
-    snprintf(name, sizeof name, "%s%s%s", preset, calibrated ? " calibrated" : "", asynchronous ? "" : " checked");
+    snprintf(name, sizeof name, "%s%s%s", preset, calibrated ? " calibrated" : "",
+             asynchronous ? "" : " checked");
     kvant(kvant_cache_create(&params, &s.cache));
     for (int i = 0; i < batch; i++)
         s.sequences[i] = kvant_sequence_create(s.cache);
@@ -393,7 +435,8 @@ static void bench_preset(const char *preset, bool calibrated, int batch, bool as
     cuda(cudaMemcpy(s.k, rows, n * WIDTH * sizeof *rows, cudaMemcpyHostToDevice));
     cuda(cudaMemcpy(s.v, rows, n * WIDTH * sizeof *rows, cudaMemcpyHostToDevice));
     for (size_t i = 0; i < HEADS / KV_HEADS; i++)
-        cuda(cudaMemcpy(s.q + i * n * WIDTH, rows, n * WIDTH * sizeof *rows, cudaMemcpyHostToDevice));
+        cuda(cudaMemcpy(s.q + i * n * WIDTH, rows, n * WIDTH * sizeof *rows,
+                        cudaMemcpyHostToDevice));
     run_steps(&s, "prefill", PREFILL, PREFILLS, room);
     run_steps(&s, "decode", 1, STEPS, room);
     kvant_cache_free(&s.cache); /* waits */
@@ -422,7 +465,8 @@ static void open_csv(const char *name)
     bench.csv = fopen(name, "w");
     if (!bench.csv)
         die(name, "cannot be written");
-    fprintf(bench.csv, "machine,compiler,commit,command,operation,codec,batch,tokens,kv_heads,head_dim,what,us,host us\n");
+    fprintf(bench.csv, "machine,compiler,commit,command,operation,codec,batch,tokens,kv_heads,head_"
+                       "dim,what,us,host us\n");
 }
 
 int main(int argc, char **argv)

@@ -84,10 +84,12 @@ static void encode_page(const role *r, unsigned head_dim, unsigned char *page)
     free(rows);
 }
 
-static unsigned char *make_pool(const problem *p, const role *k, const role *v, size_t n_blocks, size_t *block_bytes)
+static unsigned char *make_pool(const problem *p, const role *k, const role *v, size_t n_blocks,
+                                size_t *block_bytes)
 {
     *block_bytes = p->kv_heads * (k->page_bytes + v->page_bytes);
-    unsigned char *host = calloc(DISTINCT, *block_bytes), *pool = new_device(n_blocks * *block_bytes);
+    unsigned char *host = calloc(DISTINCT, *block_bytes),
+                  *pool = new_device(n_blocks * *block_bytes);
     for (int b = 0; b < DISTINCT; b++)
         for (unsigned h = 0; h < p->kv_heads; h++) {
             unsigned char *block = host + b * *block_bytes;
@@ -96,7 +98,8 @@ static unsigned char *make_pool(const problem *p, const role *k, const role *v, 
         }
     for (size_t b = 0; b < n_blocks; b += DISTINCT)
         CUDA(cudaMemcpy(pool + b * *block_bytes, host,
-                        *block_bytes * (n_blocks - b < DISTINCT ? n_blocks - b : DISTINCT), cudaMemcpyHostToDevice));
+                        *block_bytes * (n_blocks - b < DISTINCT ? n_blocks - b : DISTINCT),
+                        cudaMemcpyHostToDevice));
     free(host);
     return pool;
 }
@@ -172,7 +175,8 @@ static float time_call(const kvant_cuda_attention_args *args, int runs)
 static float bench(const problem *p, const char *spec, int runs)
 {
     const role k = make_role(spec, p, KVANT_ROLE_K), v = make_role(spec, p, KVANT_ROLE_V);
-    const size_t pages = (p->tokens + 63) / 64, n_blocks = p->batch * pages, row = (size_t)p->heads * p->head_dim;
+    const size_t pages = (p->tokens + 63) / 64, n_blocks = p->batch * pages,
+                 row = (size_t)p->heads * p->head_dim;
     size_t block_bytes;
     unsigned char *pool = make_pool(p, &k, &v, n_blocks, &block_bytes);
     int32_t *lengths = malloc(p->batch * sizeof *lengths);
@@ -209,11 +213,13 @@ static float bench(const problem *p, const char *spec, int runs)
 
 int main(int argc, char **argv)
 {
-    static const char *const usual[] = { "int-4", "turboquant-4", "octopus-4", "hqmq-s96r4", "trellis-4" };
+    static const char *const usual[] = { "int-4", "turboquant-4", "octopus-4", "hqmq-s96r4",
+                                         "trellis-4" };
     problem p;
-    if (argc < 2 || sscanf(argv[1], "%u,%u,%u,%u,%u,%u", &p.batch, &p.heads, &p.kv_heads, &p.head_dim, &p.tokens,
-                           &p.queries) != 6) {
-        fprintf(stderr, "usage: bench_rows batch,heads,kv_heads,head_dim,tokens,query_tokens [CODEC...]\n");
+    if (argc < 2 || sscanf(argv[1], "%u,%u,%u,%u,%u,%u", &p.batch, &p.heads, &p.kv_heads,
+                           &p.head_dim, &p.tokens, &p.queries) != 6) {
+        fprintf(stderr,
+                "usage: bench_rows batch,heads,kv_heads,head_dim,tokens,query_tokens [CODEC...]\n");
         return 2;
     }
     if (getenv("KVANT_TEST_SHARED_KB"))

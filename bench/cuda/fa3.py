@@ -23,7 +23,9 @@ _POINTERS = "q k v out q_descale k_descale v_descale table lengths".split()
 
 
 class Problem(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_int32) for name in _NUMBERS] + [(name, ctypes.c_void_p) for name in _POINTERS]
+    _fields_ = [(name, ctypes.c_int32) for name in _NUMBERS] + [
+        (name, ctypes.c_void_p) for name in _POINTERS
+    ]
 
 
 def load(path):
@@ -119,7 +121,9 @@ def check(library):
         worst = 0.0
         for shape, n_queries in CHECKS:
             for paged in (True, False):
-                lengths = [shape[4] - 13 * s % 500 for s in range(shape[0])] if shape[4] > 500 else None
+                lengths = (
+                    [shape[4] - 13 * s % 500 for s in range(shape[0])] if shape[4] > 500 else None
+                )
                 call = Call(library, shape, n_queries, dtype, paged, lengths)
                 for _ in range(2):  # the scheduler's state serves twice
                     call.out.fill_(float("nan"))
@@ -128,8 +132,14 @@ def check(library):
                 call.free()
                 worst = max(worst, error)
                 if error > limit:
-                    print(f"  fa3-{name} {shape}, {n_queries} queries, paged {paged}: error {error}", file=sys.stderr)
-        print(f"fa3-{name}: largest error of small problems {worst:.5f}, allowed {limit:.5f}", flush=True)
+                    print(
+                        f"  fa3-{name} {shape}, {n_queries} queries, paged {paged}: error {error}",
+                        file=sys.stderr,
+                    )
+        print(
+            f"fa3-{name}: largest error of small problems {worst:.5f}, allowed {limit:.5f}",
+            flush=True,
+        )
         if worst <= limit:
             good.append(name)
     return good

@@ -31,8 +31,7 @@ struct fa3_plan {
     void *memory[4] = {};
     bool bad = false;
 
-    template <typename T>
-    T *take(int which, size_t n)
+    template <typename T> T *take(int which, size_t n)
     {
         bad = bad || cudaMalloc(&memory[which], n * sizeof(T)) != cudaSuccess;
         return static_cast<T *>(memory[which]);
@@ -75,10 +74,12 @@ static void set_numbers(Flash_fwd_params &p, const fa3_problem &x)
     p.is_e4m3 = x.e4m3 != 0, p.is_bf16 = !x.e4m3;
     p.q_ptr = x.q, p.k_ptr = x.k, p.v_ptr = x.v, p.o_ptr = x.out;
     if (x.e4m3) /* strides of 0: per tensor */
-        p.q_descale_ptr = x.descale[0], p.k_descale_ptr = x.descale[1], p.v_descale_ptr = x.descale[2];
+        p.q_descale_ptr = x.descale[0], p.k_descale_ptr = x.descale[1],
+        p.v_descale_ptr = x.descale[2];
     p.scale_softmax = 1 / sqrtf(HEAD_DIM);
     p.p_dropout = p.rp_dropout = 1, p.p_dropout_in_uint8_t = 255;
-    p.is_causal = x.queries > 1 || x.page_size; /* mha_fwd: causality of one query counts for pages only */
+    p.is_causal =
+        x.queries > 1 || x.page_size; /* mha_fwd: causality of one query counts for pages only */
     p.window_size_left = p.seqlen_k - 1, p.window_size_right = p.is_causal ? 0 : p.seqlen_q - 1;
     p.arch = 90;
 }
@@ -89,13 +90,17 @@ static void choose(Flash_fwd_params &p)
     const bool paged = p.page_table != nullptr;
     const int group = p.h / p.h_k, bytes = p.is_e4m3 ? 1 : 2;
     const auto tma = tile_size_fwd_sm90(HEAD_DIM, HEAD_DIM, p.is_causal, false, bytes);
-    p.pagedkv_tma = paged && p.page_size % std::get<1>(tma) == 0 && p.seqlen_q * group > std::get<0>(tma);
-    const auto tile = tile_size_fwd_sm90(HEAD_DIM, HEAD_DIM, p.is_causal, false, bytes, false, paged && !p.pagedkv_tma);
+    p.pagedkv_tma =
+        paged && p.page_size % std::get<1>(tma) == 0 && p.seqlen_q * group > std::get<0>(tma);
+    const auto tile = tile_size_fwd_sm90(HEAD_DIM, HEAD_DIM, p.is_causal, false, bytes, false,
+                                         paged && !p.pagedkv_tma);
     const int block_m = std::get<0>(tile), block_n = std::get<1>(tile);
     const int m_blocks = (p.seqlen_q * group + block_m - 1) / block_m;
-    const int n_blocks = (p.seqlen_k + block_n - 1) / block_n, blocks = (p.seqused_k ? 1 : p.b) * p.h_k * m_blocks;
-    p.num_splits = num_splits_heuristic(blocks, p.num_sm, n_blocks, m_blocks, p.seqlen_k * 2 * HEAD_DIM * bytes,
-                                        p.is_causal, MOST_SPLITS);
+    const int n_blocks = (p.seqlen_k + block_n - 1) / block_n,
+              blocks = (p.seqused_k ? 1 : p.b) * p.h_k * m_blocks;
+    p.num_splits =
+        num_splits_heuristic(blocks, p.num_sm, n_blocks, m_blocks,
+                             p.seqlen_k * 2 * HEAD_DIM * bytes, p.is_causal, MOST_SPLITS);
     p.pack_gqa = (paged && !p.pagedkv_tma) || p.num_splits > 1 ||
                  (group > 1 && should_pack_gqa(false, p.seqlen_q, group, block_m));
 }
@@ -120,7 +125,8 @@ static void take_workspace(fa3_plan &plan)
         return;
     p.oaccum_ptr = plan.take<float>(2, p.num_splits * p.b * rows * HEAD_DIM);
     p.softmax_lseaccum_ptr = plan.take<float>(3, p.num_splits * p.b * rows);
-    p.lseaccum_head_stride = p.seqlen_q, p.lseaccum_batch_stride = rows, p.lseaccum_split_stride = p.b * rows;
+    p.lseaccum_head_stride = p.seqlen_q, p.lseaccum_batch_stride = rows,
+    p.lseaccum_split_stride = p.b * rows;
     p.oaccum_row_stride = HEAD_DIM, p.oaccum_head_stride = (int64_t)p.seqlen_q * HEAD_DIM;
     p.oaccum_batch_stride = rows * HEAD_DIM, p.oaccum_split_stride = p.b * rows * HEAD_DIM;
 }
@@ -128,14 +134,13 @@ static void take_workspace(fa3_plan &plan)
 template <typename T, bool CAUSAL, bool PAGED, bool PACK, bool SPLIT>
 static void forward(Flash_fwd_params &p, cudaStream_t stream)
 {
-    run_flash_fwd<90, HEAD_DIM, HEAD_DIM, 1, T, cutlass::bfloat16_t, CAUSAL, false, false, PAGED, PAGED, false, false,
-                  PACK, SPLIT, false>(p, stream);
+    run_flash_fwd<90, HEAD_DIM, HEAD_DIM, 1, T, cutlass::bfloat16_t, CAUSAL, false, false, PAGED,
+                  PAGED, false, false, PACK, SPLIT, false>(p, stream);
 }
 
 using forward_fn = void (*)(Flash_fwd_params &, cudaStream_t);
 
-template <typename T>
-static forward_fn find_kernel(const Flash_fwd_params &p)
+template <typename T> static forward_fn find_kernel(const Flash_fwd_params &p)
 {
     const bool split = p.num_splits > 1;
     if (p.pagedkv_tma)
@@ -143,9 +148,11 @@ static forward_fn find_kernel(const Flash_fwd_params &p)
     if (p.page_table)
         return split ? forward<T, true, true, true, true> : forward<T, true, true, true, false>;
     if (split)
-        return p.is_causal ? forward<T, true, false, true, true> : forward<T, false, false, true, true>;
+        return p.is_causal ? forward<T, true, false, true, true>
+                           : forward<T, false, false, true, true>;
     if (p.pack_gqa)
-        return p.is_causal ? forward<T, true, false, true, false> : forward<T, false, false, true, false>;
+        return p.is_causal ? forward<T, true, false, true, false>
+                           : forward<T, false, false, true, false>;
     return p.is_causal ? forward<T, true, false, false, false> : nullptr;
 }
 
@@ -156,7 +163,8 @@ static forward_fn kernel_of(const Flash_fwd_params &p)
 
 static void make_metadata(Flash_fwd_params &p)
 {
-    const auto tile = tile_size_fwd_sm90(HEAD_DIM, HEAD_DIM, p.is_causal, false, p.is_e4m3 ? 1 : 2, false, true);
+    const auto tile =
+        tile_size_fwd_sm90(HEAD_DIM, HEAD_DIM, p.is_causal, false, p.is_e4m3 ? 1 : 2, false, true);
     prepare_varlen_num_blocks(p, nullptr, p.pack_gqa, std::get<0>(tile), std::get<1>(tile), false);
 }
 
@@ -166,7 +174,8 @@ extern "C" fa3_plan *fa3_plan_create(const fa3_problem *x, int32_t *splits)
     auto plan = std::make_unique<fa3_plan>();
     int device = 0;
     if (cudaGetDevice(&device) != cudaSuccess ||
-        cudaDeviceGetAttribute(&plan->params.num_sm, cudaDevAttrMultiProcessorCount, device) != cudaSuccess)
+        cudaDeviceGetAttribute(&plan->params.num_sm, cudaDevAttrMultiProcessorCount, device) !=
+            cudaSuccess)
         return nullptr;
     set_shape(plan->params, *x);
     set_numbers(plan->params, *x);

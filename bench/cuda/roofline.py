@@ -22,22 +22,30 @@ def read(path):
 def copy_bandwidth(rows):
     """GB/s of the copy that append was compared with; rows of many bytes have the most digits."""
     return statistics.median(
-        float(r["GB/s"]) / float(r["fraction of copy"]) for r in rows if float(r["fraction of copy"]) > 0.2
+        float(r["GB/s"]) / float(r["fraction of copy"])
+        for r in rows
+        if float(r["fraction of copy"]) > 0.2
     )
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("attention", type=pathlib.Path, help="cuda_attention.csv")
-    parser.add_argument("append", type=pathlib.Path, help="cuda_append.csv, for the speed of the copy")
+    parser.add_argument(
+        "append", type=pathlib.Path, help="cuda_append.csv, for the speed of the copy"
+    )
     args = parser.parse_args()
     copy = copy_bandwidth(read(args.append))
     cells, codecs = {}, []
     for row in read(args.attention):
-        shape = ", ".join(row[name] for name in ("batch", "heads", "kv_heads", "head_dim", "tokens"))
+        shape = ", ".join(
+            row[name] for name in ("batch", "heads", "kv_heads", "head_dim", "tokens")
+        )
         if row["codec"] not in codecs:
             codecs.append(row["codec"])
-        cells.setdefault(shape, {})[row["codec"]] = f"{float(row['us']):.0f} us, {float(row['GB/s']) / copy:.0%}"
+        cells.setdefault(shape, {})[row["codec"]] = (
+            f"{float(row['us']):.0f} us, {float(row['GB/s']) / copy:.0%}"
+        )
     print(f"Copy: {copy / 1e3:.2f} TB/s.\n")
     print(*table_of("batch, q heads, kv heads, head_dim, tokens", codecs, cells), sep="\n")
 

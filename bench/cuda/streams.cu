@@ -25,7 +25,9 @@ void check(cudaError_t error)
     std::exit(1);
 }
 
-__global__ void empty() {}
+__global__ void empty()
+{
+}
 
 cudaGraphExec_t graph_of(cudaStream_t stream, int kernels)
 {
@@ -46,7 +48,8 @@ double microseconds(cudaGraphExec_t run, cudaStream_t stream)
         const auto begin = std::chrono::steady_clock::now();
         check(cudaGraphLaunch(run, stream));
         check(cudaStreamSynchronize(stream));
-        const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - begin;
+        const std::chrono::duration<double, std::micro> took =
+            std::chrono::steady_clock::now() - begin;
         least = took.count() < least ? took.count() : least;
     }
     return least / KERNELS;
@@ -72,7 +75,8 @@ void measure(int n_streams, int launches, bool graphs)
             check(cudaStreamWaitEvent(streams[(s + 1) % n_streams], events[s], 0));
         }
     check(cudaDeviceSynchronize());
-    std::printf("%d,%d,%.3f,%.3f\n", graphs ? -n_streams : n_streams, launches, before, microseconds(timed, streams[0]));
+    std::printf("%d,%d,%.3f,%.3f\n", graphs ? -n_streams : n_streams, launches, before,
+                microseconds(timed, streams[0]));
 }
 
 } // namespace

@@ -20,7 +20,14 @@ LIMIT = 2**-8  # an output element is rounded to 8 significant bits in bf16; all
 @functools.cache
 class Kernels:
     def __init__(self, folder):
-        for name in ("vllm", "vllm.v1", "vllm.v1.attention", "vllm.v1.attention.ops", "vllm.platforms", "vllm.triton_utils"):
+        for name in (
+            "vllm",
+            "vllm.v1",
+            "vllm.v1.attention",
+            "vllm.v1.attention.ops",
+            "vllm.platforms",
+            "vllm.triton_utils",
+        ):
             module = sys.modules[name] = types.ModuleType(name)
             module.__path__ = [str(pathlib.Path(folder, *name.split(".")))]
         import triton
@@ -28,7 +35,12 @@ class Kernels:
 
         sys.modules["vllm.triton_utils"].triton = triton
         sys.modules["vllm.triton_utils"].tl = triton.language
-        platform = types.SimpleNamespace(is_rocm=lambda: False, is_cuda_alike=lambda: True, is_cuda=lambda: True, is_xpu=lambda: False)
+        platform = types.SimpleNamespace(
+            is_rocm=lambda: False,
+            is_cuda_alike=lambda: True,
+            is_cuda=lambda: True,
+            is_xpu=lambda: False,
+        )
         sys.modules["vllm.platforms"].current_platform = platform
         ops = "vllm.v1.attention.ops.triton_turboquant_"
         self.store = importlib.import_module(ops + "store").triton_turboquant_store
@@ -41,7 +53,9 @@ def levels(dim):
     found = x.view(1 << BITS, -1).mean(1)
     for _ in range(100):
         parts = torch.bucketize(x, (found[1:] + found[:-1]) / 2)
-        found = torch.zeros_like(found).index_add_(0, parts, x) / parts.bincount(minlength=len(found))
+        found = torch.zeros_like(found).index_add_(0, parts, x) / parts.bincount(
+            minlength=len(found)
+        )
     return found.cuda()
 
 
@@ -58,7 +72,9 @@ class Call:
         pages = batch * tokens // PAGE
         self.kernels, self.matrix, self.levels = kernels, hadamard(dim), levels(dim)
         self.key_bytes, value_bytes = dim * BITS // 8 + 2, dim * BITS // 8 + 4
-        self.cache = torch.empty(pages, PAGE, kv_heads, self.key_bytes + value_bytes, device="cuda", dtype=torch.uint8)
+        self.cache = torch.empty(
+            pages, PAGE, kv_heads, self.key_bytes + value_bytes, device="cuda", dtype=torch.uint8
+        )
         self.table = torch.randperm(pages, device="cuda").to(torch.int32).view(batch, -1)
         self.lengths = torch.full((batch,), tokens, device="cuda", dtype=torch.int32)
         self.q = torch.randn(batch, heads, dim, device="cuda", dtype=torch.bfloat16)
@@ -66,23 +82,40 @@ class Call:
         between = (self.levels[1:] + self.levels[:-1]) / 2
         at = torch.arange(tokens, device="cuda")
         for s in range(batch):
-            k, v = (torch.randn(tokens, kv_heads, dim, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+            k, v = (
+                torch.randn(tokens, kv_heads, dim, device="cuda", dtype=torch.bfloat16)
+                for _ in range(2)
+            )
             slots = (self.table[s].long()[at // PAGE] * PAGE + at % PAGE).to(torch.int32)
             kernels.store(k, v, self.cache, slots, self.matrix, between, BITS, self.key_bytes, BITS)
 
     def __call__(self):
         size = self.q.shape[-1]
         self.kernels.attend(
-            self.q, self.cache, self.table, self.lengths, self.matrix, self.levels, size**-0.5, BITS, self.key_bytes, BITS,
-            norm_correction=True, PiT=self.matrix, output_buf=self.out,
-        )  # fmt: skip
+            self.q,
+            self.cache,
+            self.table,
+            self.lengths,
+            self.matrix,
+            self.levels,
+            size**-0.5,
+            BITS,
+            self.key_bytes,
+            BITS,
+            norm_correction=True,
+            PiT=self.matrix,
+            output_buf=self.out,
+        )
 
     def rows(self, sequence, head):
         """Keys, rotated, and values of a sequence."""
         dim, fp16 = self.q.shape[-1], lambda x: x.contiguous().view(torch.float16).float()
         x = self.cache[self.table[sequence].long(), :, head].flatten(0, 1)
         k, v = x[:, : self.key_bytes], x[:, self.key_bytes :]
-        codes = [torch.stack([part[:, : dim // 2] & 15, part[:, : dim // 2] >> 4], 2).flatten(1).long() for part in (k, v)]
+        codes = [
+            torch.stack([part[:, : dim // 2] & 15, part[:, : dim // 2] >> 4], 2).flatten(1).long()
+            for part in (k, v)
+        ]
         keys = torch.nn.functional.normalize(self.levels[codes[0]], dim=1) * fp16(k[:, dim // 2 :])
         scale, zero = fp16(v[:, dim // 2 :]).split(1, 1)
         return keys, codes[1] * scale + zero

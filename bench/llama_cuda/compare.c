@@ -66,7 +66,8 @@ static void restore(void)
 static enum ggml_type type_of(const char *name)
 {
     for (int i = 0; i < GGML_TYPE_COUNT; i++)
-        if (ggml_type_name((enum ggml_type)i) != NULL && strcmp(ggml_type_name((enum ggml_type)i), name) == 0)
+        if (ggml_type_name((enum ggml_type)i) != NULL &&
+            strcmp(ggml_type_name((enum ggml_type)i), name) == 0)
             return (enum ggml_type)i;
     exit(2);
 }
@@ -101,7 +102,8 @@ int main(int argc, char **argv)
 {
     llama_token tokens[N_PROMPT];
 
-    if (argc < 5 || !start(argv, argc > 5 ? argv[5] : "f16") || (out = fopen(argv[4], "wb")) == NULL)
+    if (argc < 5 || !start(argv, argc > 5 ? argv[5] : "f16") ||
+        (out = fopen(argv[4], "wb")) == NULL)
         return 1;
     for (int i = 0; i < N_PROMPT; i++)
         tokens[i] = made_up(i);

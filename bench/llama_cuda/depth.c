@@ -34,7 +34,8 @@ static void check(bool ok, const char *what)
 static enum ggml_type type_of(const char *name)
 {
     for (int i = 0; i < GGML_TYPE_COUNT; i++)
-        if (ggml_type_name((enum ggml_type)i) != NULL && strcmp(ggml_type_name((enum ggml_type)i), name) == 0)
+        if (ggml_type_name((enum ggml_type)i) != NULL &&
+            strcmp(ggml_type_name((enum ggml_type)i), name) == 0)
             return (enum ggml_type)i;
     exit(2);
 }
@@ -132,7 +133,8 @@ int main(int argc, char **argv)
     fprintf(stderr, "pp%d: %.0f tokens/s\n", CHUNK, CHUNK / (now() - begun));
     bytes = llama_state_seq_get_size(context, 1);
     state = malloc(bytes);
-    check(state != NULL && (bytes = llama_state_seq_get_data(context, state, bytes, 1)) > 0, "saving rows");
+    check(state != NULL && (bytes = llama_state_seq_get_data(context, state, bytes, 1)) > 0,
+          "saving rows");
     llama_memory_seq_rm(llama_get_memory(context), 1, -1, -1);
     for (int i = 5; i < argc; i++) {
         for (begun = now(); depth < atoi(argv[i]); depth += CHUNK)

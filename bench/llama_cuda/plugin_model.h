@@ -17,7 +17,8 @@ static inline void quiet(enum ggml_log_level level, const char *message, void *d
 }
 
 /* All layers on its first device; plugin "none": on llama.cpp's own. Ends the program where there is none. */
-static inline struct llama_model *load_model(const char *libraries, const char *plugin, const char *path)
+static inline struct llama_model *load_model(const char *libraries, const char *plugin,
+                                             const char *path)
 {
     struct llama_model_params params = llama_model_default_params();
     ggml_backend_dev_t devices[2] = { NULL, NULL };

@@ -31,13 +31,17 @@ static llama_token *read_tokens(const struct llama_vocab *vocab, const char *pat
     char *text;
     llama_token *tokens;
 
-    check(file != NULL && fseek(file, 0, SEEK_END) == 0 && (bytes = ftell(file)) > 0, "reading the text");
+    check(file != NULL && fseek(file, 0, SEEK_END) == 0 && (bytes = ftell(file)) > 0,
+          "reading the text");
     rewind(file);
     text = malloc((size_t)bytes);
     tokens = malloc((size_t)bytes * sizeof(*tokens));
-    check(text != NULL && tokens != NULL && fread(text, 1, (size_t)bytes, file) == (size_t)bytes, "reading the text");
+    check(text != NULL && tokens != NULL && fread(text, 1, (size_t)bytes, file) == (size_t)bytes,
+          "reading the text");
     fclose(file);
-    check(llama_tokenize(vocab, text, (int32_t)bytes, tokens, (int32_t)bytes, true, false) >= skip + n, "finding so many tokens");
+    check(llama_tokenize(vocab, text, (int32_t)bytes, tokens, (int32_t)bytes, true, false) >=
+              skip + n,
+          "finding so many tokens");
     free(text);
     tokens[skip] = llama_vocab_bos(vocab);
     return tokens + skip;
@@ -81,7 +85,8 @@ static int batch_at(int at, int n, int prompt)
 }
 
 /* out: NULL, or a line for each token that counts. prompt: 0, or how many tokens do not come one by one. */
-static void run(struct llama_context *context, llama_token *tokens, int n, int prompt, FILE *file, FILE *out)
+static void run(struct llama_context *context, llama_token *tokens, int n, int prompt, FILE *file,
+                FILE *out)
 {
     struct llama_batch batch = llama_batch_init(BATCH, 0, 1);
     float *from = malloc((size_t)vocabulary * sizeof(*from));
@@ -101,9 +106,12 @@ static void run(struct llama_context *context, llama_token *tokens, int n, int p
             if (logits == NULL)
                 continue;
             if (out == NULL)
-                check(fwrite(logits, sizeof(*logits), (size_t)vocabulary, file) == (size_t)vocabulary, "writing logits");
+                check(fwrite(logits, sizeof(*logits), (size_t)vocabulary, file) ==
+                          (size_t)vocabulary,
+                      "writing logits");
             else {
-                check(fread(from, sizeof(*from), (size_t)vocabulary, file) == (size_t)vocabulary, "reading logits");
+                check(fread(from, sizeof(*from), (size_t)vocabulary, file) == (size_t)vocabulary,
+                      "reading logits");
                 fprintf(out, "%d %.8g\n", at + i, divergence(logits, from));
             }
         }
@@ -133,7 +141,9 @@ int main(int argc, char **argv)
     if (argc > 8)
         out = fopen(argv[8], "w");
     check(file != NULL && (argc == 8 || out != NULL), "opening files");
-    run(context, read_tokens(llama_model_get_vocab(model), argv[4], atoi(argv[5]), atoi(argv[6]) - LEFT), atoi(argv[6]) - LEFT, prompt, file, out);
+    run(context,
+        read_tokens(llama_model_get_vocab(model), argv[4], atoi(argv[5]), atoi(argv[6]) - LEFT),
+        atoi(argv[6]) - LEFT, prompt, file, out);
     check(fclose(file) == 0 && (out == NULL || fclose(out) == 0), "writing");
     llama_free(context);
     llama_model_free(model);

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Writes a llama model of random Q4_0 weights, to measure speed with: no vocabulary, numpy alone.
 
-    random_gguf.py OUT.gguf [layers=32 embd=4096 ff=14336 heads=32 kv=8 vocab=32000 ctx=131072]     Llama-3-8B's shape
+random_gguf.py OUT.gguf [layers=32 embd=4096 ff=14336 heads=32 kv=8 vocab=32000 ctx=131072]     Llama-3-8B's shape
 """
+
 import math
 import pathlib
 import sys
@@ -43,9 +44,17 @@ def tensors():
     yield "output_norm.weight", (embd,)
     yield "output.weight", (embd, shape["vocab"])
     for i in range(shape["layers"]):
-        for name, dims in (("attn_norm", (embd,)), ("attn_q", (embd, embd)), ("attn_k", (embd, kv)), ("attn_v", (embd, kv)),
-                           ("attn_output", (embd, embd)), ("ffn_norm", (embd,)), ("ffn_gate", (embd, ff)),
-                           ("ffn_up", (embd, ff)), ("ffn_down", (ff, embd))):
+        for name, dims in (
+            ("attn_norm", (embd,)),
+            ("attn_q", (embd, embd)),
+            ("attn_k", (embd, kv)),
+            ("attn_v", (embd, kv)),
+            ("attn_output", (embd, embd)),
+            ("ffn_norm", (embd,)),
+            ("ffn_gate", (embd, ff)),
+            ("ffn_up", (embd, ff)),
+            ("ffn_down", (ff, embd)),
+        ):
             yield f"blk.{i}.{name}.weight", dims
 
 

@@ -17,13 +17,17 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from llama_server import Server  # noqa: E402
 
 EVERY = 15  # seconds between rows
-WORDS = "river stone seven under the map of light and bread walks slowly to code return north".split()
+WORDS = (
+    "river stone seven under the map of light and bread walks slowly to code return north".split()
+)
 
 
 class Clients:
     def __init__(self, server, n):
         self.server, self.done, self.errors, self.last, self.stopped = server, 0, 0, "", False
-        self.threads = [threading.Thread(target=self.send, args=(i,), daemon=True) for i in range(n)]
+        self.threads = [
+            threading.Thread(target=self.send, args=(i,), daemon=True) for i in range(n)
+        ]
         for thread in self.threads:
             thread.start()
 
@@ -31,7 +35,11 @@ class Clients:
         choose = random.Random(seed)
         while not self.stopped:
             words = choose.choices(WORDS, k=choose.choice((10, 60, 300, 900)))
-            body = {"prompt": " ".join(words), "n_predict": choose.choice((1, 16, 64)), "cache_prompt": choose.random() < 0.5}
+            body = {
+                "prompt": " ".join(words),
+                "n_predict": choose.choice((1, 16, 64)),
+                "cache_prompt": choose.random() < 0.5,
+            }
             try:
                 status, said = self.server.request("POST", "/completion", body)
             except (OSError, ValueError, http.client.HTTPException) as error:
@@ -49,7 +57,9 @@ class Clients:
 
 def resident(pid):
     with open(f"/proc/{pid}/status") as file:
-        return next((int(line.split()[1]) // 1024 for line in file if line.startswith("VmRSS")), 0)  # 0: it just ended
+        return next(
+            (int(line.split()[1]) // 1024 for line in file if line.startswith("VmRSS")), 0
+        )  # 0: it just ended
 
 
 def gpu():
@@ -68,7 +78,10 @@ def main():
 
         def row():
             passed = time.monotonic() - begun
-            print(f"{passed:.0f},{clients.done},{clients.errors},{resident(process.pid)},{gpu()}", flush=True)
+            print(
+                f"{passed:.0f},{clients.done},{clients.errors},{resident(process.pid)},{gpu()}",
+                flush=True,
+            )
 
         while time.monotonic() - begun < seconds and process.poll() is None:
             row()

@@ -40,7 +40,8 @@ static double decode(struct llama_context *context, int first, int n)
     const double took = now() - begin;
     if (logits != NULL)
         fwrite(llama_get_logits_ith(context, -1), sizeof(float),
-               (size_t)llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(context))), logits);
+               (size_t)llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(context))),
+               logits);
     return took;
 }
 

@@ -33,14 +33,29 @@ PAPER_K = (1, 2, 4, 8, 16, 32, 64)
 
 def tables(d):
     faiss = ["SQ4", "RR,SQtqmse4", "RR,SQtqmse2", "RR,EDEN4", "RR,EDEN2", "RR,EDEN1"]
-    faiss += [f"RR,RaBitQ{bits}/qb=8" for bits in (4, 2, 1)] + [f"PQ{d // 2}x4fs", f"PQ{d // 4}x4fs"]
+    faiss += [f"RR,RaBitQ{bits}/qb=8" for bits in (4, 2, 1)] + [
+        f"PQ{d // 2}x4fs",
+        f"PQ{d // 4}x4fs",
+    ]
     if d <= 200:  # 256 centroids per 2 or 4 numbers, as in the paper: minutes of training
         faiss += [f"PQ{d // 2}", f"PQ{d // 4}"]
-    numpy = [form.format(bits) for bits in (4, 2, 1) for form in ("mse-{}", "scaled-{}", "scaled-{}cc", "rabitq-{}cc")]
+    numpy = [
+        form.format(bits)
+        for bits in (4, 2, 1)
+        for form in ("mse-{}", "scaled-{}", "scaled-{}cc", "rabitq-{}cc")
+    ]
     numpy += ["scaled-2c", "scaled-3", "prod-4", "prod-3", "prod-2", "prod-1"]
     kvant = [f"turboquant-{bits}{train}" for bits in (4, 3, 2, 1) for train in ("", "/train")]
     kvant += [f"trellis-{bits}{train}" for bits in (4, 3, 2) for train in ("", "/train")]
-    kvant += ["trellis-2:states=4096", "rabitq-4", "rabitq-2", "int-4", "octopus-3", "turboquant-4:qjl", "turboquant-2:qjl"]
+    kvant += [
+        "trellis-2:states=4096",
+        "rabitq-4",
+        "rabitq-2",
+        "int-4",
+        "octopus-3",
+        "turboquant-4:qjl",
+        "turboquant-2:qjl",
+    ]
     if d <= 1024:  # about the size of 2-bit codes; minutes of training beyond
         faiss.append(f"PCAR{d * 5 // 8},EDEN3/l2")
         kvant += [f"turboquant-3:dims={d * 5 // 8}", f"trellis-3:dims={d * 5 // 8}"]
@@ -60,7 +75,9 @@ class Numpy:
         self.name, (self.form, bits) = name, name.split("-")
         self.center, self.bits = (None, "rows", "both")[bits.count("c")], int(bits.rstrip("c"))
         # mse: the length; scaled and rabitq: one factor more is folded into it; prod: the length of the rest, too
-        self.bytes = -(-self.bits * d // 8) + 4 + 4 * (self.form == "prod") + 4 * (self.center == "both")
+        self.bytes = (
+            -(-self.bits * d // 8) + 4 + 4 * (self.form == "prod") + 4 * (self.center == "both")
+        )
 
     def train(self, rows, threads=1):
         pass
@@ -75,9 +92,11 @@ class Numpy:
     def search(self, queries, k, threads=1):
         found = np.empty((len(queries), k), np.int64)
         for first in range(0, len(queries), BATCH):
-            scores = -self.codes.products(queries[first:first + BATCH])
+            scores = -self.codes.products(queries[first : first + BATCH])
             near = np.argpartition(scores, k, axis=1)[:, :k]
-            found[first:first + BATCH] = np.take_along_axis(near, np.argsort(np.take_along_axis(scores, near, 1), 1), 1)
+            found[first : first + BATCH] = np.take_along_axis(
+                near, np.argsort(np.take_along_axis(scores, near, 1), 1), 1
+            )
         return found
 
 
@@ -88,7 +107,11 @@ class Kvant:
         import kvant
 
         spec, _, train = name.partition("/")
-        self.name, self.system, self.learns = name, f"kvant {kvant.version()}", bool(train) or "dims=" in spec or "lists=" in spec
+        self.name, self.system, self.learns = (
+            name,
+            f"kvant {kvant.version()}",
+            bool(train) or "dims=" in spec or "lists=" in spec,
+        )
         self.index = kvant.Index(d, spec=spec, **options)
 
     def train(self, rows, threads=1):
@@ -129,7 +152,10 @@ def build(index, base, threads):
 def measure(indexes, queries, n, rounds, threads, batch):
     """ns per vector and query of each: the indexes take turns, so that all see the same machine. An index that took two
     seconds has no more turns."""
-    parts = [np.ascontiguousarray(queries[at:at + batch]) for at in range(0, min(len(queries), 10 * batch), batch)]
+    parts = [
+        np.ascontiguousarray(queries[at : at + batch])
+        for at in range(0, min(len(queries), 10 * batch), batch)
+    ]
     best, used = np.full((len(indexes), len(parts)), np.inf), np.zeros(len(indexes))
     for _ in range(rounds):
         for j, part in enumerate(parts):
@@ -141,9 +167,18 @@ def measure(indexes, queries, n, rounds, threads, batch):
 
 def row(name, index, base, query, truth, threads):
     found = index.search(query, 100, threads)
-    out = {"data": name, "n": len(base), "dim": base.shape[1], "system": index.system, "index": index.name}
+    out = {
+        "data": name,
+        "n": len(base),
+        "dim": base.shape[1],
+        "system": index.system,
+        "index": index.name,
+    }
     out["bytes"] = int(index.bytes)
-    out |= {f"recall_{k}": round(float(data.recall(base, query, truth, found, k)), 4) for k in (1, 10, 100)}
+    out |= {
+        f"recall_{k}": round(float(data.recall(base, query, truth, found, k)), 4)
+        for k in (1, 10, 100)
+    }
     firsts = found == truth[:, :1]
     out |= {f"first_in_{k}": round(float(np.mean(firsts[:, :k].any(1))), 4) for k in PAPER_K}
     out["train_s"] = out["add_vectors_per_s"] = ""
@@ -151,12 +186,19 @@ def row(name, index, base, query, truth, threads):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("names", nargs="*", metavar="SYSTEM[:NAME]")
     parser.add_argument("--data", required=True, choices=data.NAMES)
     parser.add_argument("--speed", action="store_true")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="'all' of the table; %(default)s")
+    parser.add_argument(
+        "--threads",
+        type=int,
+        default=len(os.sched_getaffinity(0)),
+        help="'all' of the table; %(default)s",
+    )
     parser.add_argument("--json", action="store_true", help="rows for bench/record.py")
     arguments = parser.parse_args()
     base, query, truth = (data.load(arguments.data, part) for part in ("base", "query", "truth"))
@@ -166,14 +208,25 @@ def main():
         build(index, base, 1 if arguments.speed else arguments.threads)
         rows.append(row(arguments.data, index, base, query, truth, arguments.threads))
         if arguments.speed:
-            rows[-1] |= {"train_s": round(index.trained, 3), "add_vectors_per_s": round(len(base) / index.added)}
+            rows[-1] |= {
+                "train_s": round(index.trained, 3),
+                "add_vectors_per_s": round(len(base) / index.added),
+            }
         if not arguments.speed or index.system == "numpy":
             index = None
         indexes.append(index)
         print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
     fast = [i for i, index in enumerate(indexes) if index]
-    for threads, batch, column in ((1, BATCH, "ns_1"), (1, 1, "ns_1_single"), (arguments.threads, BATCH, "ns_all")):
-        found = measure([indexes[i] for i in fast], query, len(base), arguments.rounds, threads, batch) if fast else []
+    for threads, batch, column in (
+        (1, BATCH, "ns_1"),
+        (1, 1, "ns_1_single"),
+        (arguments.threads, BATCH, "ns_all"),
+    ):
+        found = (
+            measure([indexes[i] for i in fast], query, len(base), arguments.rounds, threads, batch)
+            if fast
+            else []
+        )
         for i in range(len(rows)):
             rows[i][column] = round(found[fast.index(i)], 2) if i in fast else ""
     print(json.dumps(rows) if arguments.json else "\n".join(map(str, rows)))

@@ -26,14 +26,22 @@ import numpy as np
 
 NEIGHBOURS, QUERIES, SEED = 100, 1000, 7
 WINDOW, STEP, QUERY_WORDS = 24, 8, 14
-SIZES = {"gauss200": (100_000, 200), "gauss1536": (20_000, 1536), "gauss3072": (10_000, 3072), "power": (30_000, 768)}
+SIZES = {
+    "gauss200": (100_000, 200),
+    "gauss1536": (20_000, 1536),
+    "gauss3072": (10_000, 3072),
+    "power": (30_000, 768),
+}
 SIZES["offset"] = (30_000, 768)
 NAMES = ("minilm", "words", *SIZES)
 FETCH = pathlib.Path(__file__).resolve().parents[2] / "scripts" / "fetch.py"
 
 
 def folder():
-    path = pathlib.Path(os.environ.get("KVANT_CACHE") or pathlib.Path.home() / ".cache" / "kvant") / "search"
+    path = (
+        pathlib.Path(os.environ.get("KVANT_CACHE") or pathlib.Path.home() / ".cache" / "kvant")
+        / "search"
+    )
     path.mkdir(parents=True, exist_ok=True)
     return path
 
@@ -59,7 +67,10 @@ def power(rng, n, d):
 def offset(rng, n, d):
     deviations = np.arange(1, d + 1, dtype=np.float32) ** -0.5
     centres = rng.standard_normal((500, d), np.float32) * deviations
-    rows = centres[rng.integers(0, len(centres), n)] + 0.7 * rng.standard_normal((n, d), np.float32) * deviations
+    rows = (
+        centres[rng.integers(0, len(centres), n)]
+        + 0.7 * rng.standard_normal((n, d), np.float32) * deviations
+    )
     return unit(rows + np.linalg.norm(deviations) / np.sqrt(d))
 
 
@@ -67,11 +78,13 @@ def synthetic(name):
     n, d = SIZES[name]
     make = {"power": power, "offset": offset}.get(name, gaussian)
     rows = make(np.random.default_rng([SEED, d, len(name)]), n + 2 * QUERIES, d)
-    return rows[:n], rows[n:n + QUERIES], rows[n + QUERIES:]
+    return rows[:n], rows[n : n + QUERIES], rows[n + QUERIES :]
 
 
 def encoder():
-    return subprocess.run([sys.executable, FETCH, "minilm"], stdout=subprocess.PIPE, check=True, text=True).stdout.strip()
+    return subprocess.run(
+        [sys.executable, FETCH, "minilm"], stdout=subprocess.PIPE, check=True, text=True
+    ).stdout.strip()
 
 
 def words():
@@ -80,7 +93,7 @@ def words():
     table = AutoModel.from_pretrained(encoder()).embeddings.word_embeddings.weight.detach().numpy()
     rows = unit(table[1000:])  # before them: padding, unused tokens, single letters
     rows = rows[np.random.default_rng(SEED).permutation(len(rows))]
-    return rows[2 * QUERIES:], rows[:QUERIES], rows[QUERIES:2 * QUERIES]
+    return rows[2 * QUERIES :], rows[:QUERIES], rows[QUERIES : 2 * QUERIES]
 
 
 def embed(texts):
@@ -91,11 +104,19 @@ def embed(texts):
     path = encoder()
     tokenizer, model = AutoTokenizer.from_pretrained(path), AutoModel.from_pretrained(path).eval()
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    order = sorted(range(len(texts)), key=lambda i: len(texts[i]))  # texts of one length need little padding
+    order = sorted(
+        range(len(texts)), key=lambda i: len(texts[i])
+    )  # texts of one length need little padding
     rows = np.empty((len(texts), model.config.hidden_size), np.float32)
     for first in range(0, len(order), 64):
-        here = order[first:first + 64]
-        batch = tokenizer([texts[i] for i in here], padding=True, truncation=True, max_length=256, return_tensors="pt")
+        here = order[first : first + 64]
+        batch = tokenizer(
+            [texts[i] for i in here],
+            padding=True,
+            truncation=True,
+            max_length=256,
+            return_tensors="pt",
+        )
         with torch.inference_mode():
             state, mask = model(**batch).last_hidden_state, batch["attention_mask"][..., None]
             rows[here] = (state * mask).sum(1).div(mask.sum(1)).numpy()
@@ -104,9 +125,9 @@ def embed(texts):
 
 def minilm(text):
     words = pathlib.Path(text).read_text(encoding="utf-8").split()
-    windows = [" ".join(words[at:at + WINDOW]) for at in range(0, len(words) - WINDOW, STEP)]
+    windows = [" ".join(words[at : at + WINDOW]) for at in range(0, len(words) - WINDOW, STEP)]
     starts = np.random.default_rng(SEED).integers(0, len(words) - QUERY_WORDS, 2 * QUERIES)
-    queries = embed([" ".join(words[at:at + QUERY_WORDS]) for at in starts])
+    queries = embed([" ".join(words[at : at + QUERY_WORDS]) for at in starts])
     return embed(windows), queries[:QUERIES], queries[QUERIES:]
 
 
@@ -118,11 +139,11 @@ def neighbours(base, queries):
     """Exact: candidates by float32 products, their order by float64."""
     found = np.empty((len(queries), NEIGHBOURS), np.int32)
     for first in range(0, len(queries), 100):
-        rows = queries[first:first + 100]
-        near = np.argpartition(-(rows @ base.T), 2 * NEIGHBOURS, axis=1)[:, :2 * NEIGHBOURS]
+        rows = queries[first : first + 100]
+        near = np.argpartition(-(rows @ base.T), 2 * NEIGHBOURS, axis=1)[:, : 2 * NEIGHBOURS]
         exact = np.einsum("qd,qnd->qn", rows.astype(np.float64), base[near].astype(np.float64))
         order = np.lexsort((near, -exact), axis=1)[:, :NEIGHBOURS]
-        found[first:first + 100] = np.take_along_axis(near, order, 1)
+        found[first : first + 100] = np.take_along_axis(near, order, 1)
     return found
 
 
@@ -138,9 +159,16 @@ def recall(base, queries, truth, found, k):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--text", help="for minilm: the text that is cut into windows")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}; default: the synthetic ones")
+    parser.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help=f"of {', '.join(NAMES)}; default: the synthetic ones",
+    )
     arguments = parser.parse_args()
     for name in arguments.names or SIZES:
         if name not in NAMES:
@@ -148,7 +176,12 @@ def main():
         if name == "minilm" and not arguments.text:
             parser.error("minilm needs --text")
         base, query, tune = make(name, arguments.text)
-        for part, rows in (("base", base), ("query", query), ("tune", tune), ("truth", neighbours(base, query))):
+        for part, rows in (
+            ("base", base),
+            ("query", query),
+            ("tune", tune),
+            ("truth", neighbours(base, query)),
+        ):
             np.save(folder() / f"{name}.{part}.npy", rows)
         print(name, base.shape, query.shape, flush=True)
 

@@ -51,7 +51,9 @@ def run(index, queries, rounds):
     seconds = []
     for _ in range(rounds):
         start = time.process_time()
-        found = np.concatenate([index.search(queries[at:at + BATCH], K) for at in range(0, len(queries), BATCH)])
+        found = np.concatenate(
+            [index.search(queries[at : at + BATCH], K) for at in range(0, len(queries), BATCH)]
+        )
         seconds.append(time.process_time() - start)
     return found, len(queries) / min(seconds)
 
@@ -71,17 +73,31 @@ def choose(index, nprobes, base, queries, truth):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", required=True, choices=data.NAMES)
     parser.add_argument("--lists", type=int, default=128)
     parser.add_argument("--json", action="store_true", help="rows for bench/record.py")
     parser.add_argument("names", nargs="*", metavar="SYSTEM:NAME")
     arguments = parser.parse_args()
-    base, query, tune, truth = (data.load(arguments.data, part) for part in ("base", "query", "tune", "truth"))
+    base, query, tune, truth = (
+        data.load(arguments.data, part) for part in ("base", "query", "tune", "truth")
+    )
     d, tune, rows, chosen = base.shape[1], tune[:300], [], []
     tune_truth, middle = data.neighbours(base, tune), centroids(base, arguments.lists)
-    names = [f"faiss:IVF{arguments.lists},{code}" for code in ("RaBitQfs4", "RaBitQfs2", f"PQ{d // 2}x4fs")]
-    codes = ("turboquant-4:", "turboquant-2:", "trellis-4:", "trellis-2:", f"trellis-3:dims={d * 5 // 8},", "trellis-2:rows=int8,")
+    names = [
+        f"faiss:IVF{arguments.lists},{code}"
+        for code in ("RaBitQfs4", "RaBitQfs2", f"PQ{d // 2}x4fs")
+    ]
+    codes = (
+        "turboquant-4:",
+        "turboquant-2:",
+        "trellis-4:",
+        "trellis-2:",
+        f"trellis-3:dims={d * 5 // 8},",
+        "trellis-2:rows=int8,",
+    )
     names += [f"kvant:{code}lists={arguments.lists}" for code in codes]
     names += [f"faiss:PQ{d // 2}x4fs", "kvant:turboquant-4", "kvant:trellis-2"]  # no lists
     for name in arguments.names or names:
@@ -91,16 +107,36 @@ def main():
         index.train(base)
         index.add(base)
         index.keep(base)
-        best = choose(index, NPROBE if "IVF" in name or "lists=" in name else (0,), base, tune, tune_truth)
+        best = choose(
+            index, NPROBE if "IVF" in name or "lists=" in name else (0,), base, tune, tune_truth
+        )
         chosen += [(index, target, setting) for target, setting in best.items()]
     for index, target, setting in chosen:
-        row = {"data": arguments.data, "n": len(base), "dim": d, "system": index.system, "index": index.name}
-        row |= {"bytes": int(index.bytes), "target": target, "nprobe": "", "rerank": "", "recall_10": "", "qps": ""}
+        row = {
+            "data": arguments.data,
+            "n": len(base),
+            "dim": d,
+            "system": index.system,
+            "index": index.name,
+        }
+        row |= {
+            "bytes": int(index.bytes),
+            "target": target,
+            "nprobe": "",
+            "rerank": "",
+            "recall_10": "",
+            "qps": "",
+        }
         if setting:
             index.configure(*setting)
             found, qps = run(index, query, 3)
             recall = round(float(data.recall(base, query, truth, found, K)), 4)
-            row |= {"nprobe": setting[0], "rerank": setting[1], "recall_10": recall, "qps": round(qps)}
+            row |= {
+                "nprobe": setting[0],
+                "rerank": setting[1],
+                "recall_10": recall,
+                "qps": round(qps),
+            }
         rows.append(row)
     print(json.dumps(rows) if arguments.json else "\n".join(map(str, rows)))
 

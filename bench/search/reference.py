@@ -91,7 +91,9 @@ class TurboQuant(Rotated):
 class RaBitQ(Rotated):
     def __init__(self, rows, bits, center="rows", seed=1):
         super().__init__(rows, center, seed)
-        decoded = np.concatenate([self.nearest(part, bits) for part in np.array_split(self.directions, 64)])
+        decoded = np.concatenate(
+            [self.nearest(part, bits) for part in np.array_split(self.directions, 64)]
+        )
         self.decoded = decoded / np.sum(decoded * self.directions, axis=1, keepdims=True)
         del self.directions
 
@@ -108,7 +110,9 @@ class RaBitQ(Rotated):
         order = np.argsort(at, axis=1)
         grown = np.tile(size, (1, len(steps)))
         longer = np.repeat(2 * steps, u.shape[1])
-        product = 0.5 * size.sum(1, keepdims=True) + np.cumsum(np.take_along_axis(grown, order, 1), axis=1)
+        product = 0.5 * size.sum(1, keepdims=True) + np.cumsum(
+            np.take_along_axis(grown, order, 1), axis=1
+        )
         square = u.shape[1] / 4 + np.cumsum(longer[order], axis=1)
         best = np.argmax(product / np.sqrt(square), axis=1)
         scale = np.take_along_axis(np.take_along_axis(at, order, 1), best[:, None], 1)

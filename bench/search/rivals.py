@@ -28,7 +28,11 @@ class Faiss:
 
     def inner(self):
         index = faiss.downcast_index(self.index)
-        return faiss.downcast_index(index.index) if isinstance(index, faiss.IndexPreTransform) else index
+        return (
+            faiss.downcast_index(index.index)
+            if isinstance(index, faiss.IndexPreTransform)
+            else index
+        )
 
     def configure(self, nprobe, rerank):
         """Of an IVF: lists to look at, and candidates that get exact products."""

@@ -41,11 +41,23 @@ def start_neighbours():
 def decode(arguments, plugin, n_threads):
     """Tokens per second and CPU milliseconds per token of one process."""
     prefix = ["taskset", "-c", "0"] if arguments.place == "core" else []
-    command = [*prefix, arguments.decode, arguments.libraries, plugin, arguments.model,
-               str(n_threads), str(arguments.seconds)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True,
-                          env=os.environ | {"KVANT_QUIET": "1"},
-                          preexec_fn=enter_group if arguments.place == "quota" else None)
+    command = [
+        *prefix,
+        arguments.decode,
+        arguments.libraries,
+        plugin,
+        arguments.model,
+        str(n_threads),
+        str(arguments.seconds),
+    ]
+    done = subprocess.run(
+        command,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        env=os.environ | {"KVANT_QUIET": "1"},
+        preexec_fn=enter_group if arguments.place == "quota" else None,
+    )
     tokens, seconds, cpu = map(float, done.stdout.split())
     return tokens / seconds, 1000 * cpu / tokens
 
@@ -60,17 +72,23 @@ def measure(arguments, n_threads):
             runs[cache].append(decode(arguments, plugin, n_threads))
     for cache, found in runs.items():
         rates, times = zip(*found)
-        yield {"place": arguments.place,
-               "quota": arguments.quota if arguments.place == "quota" else "",
-               "threads_of": arguments.build, "threads": n_threads, "cache": cache,
-               "tokens_per_s": round(statistics.median(rates), 3),
-               "cpu_ms": round(statistics.median(times), 2),
-               "rounds": arguments.rounds, "load": os.getloadavg()[0]}
+        yield {
+            "place": arguments.place,
+            "quota": arguments.quota if arguments.place == "quota" else "",
+            "threads_of": arguments.build,
+            "threads": n_threads,
+            "cache": cache,
+            "tokens_per_s": round(statistics.median(rates), 3),
+            "cpu_ms": round(statistics.median(times), 2),
+            "rounds": arguments.rounds,
+            "load": os.getloadavg()[0],
+        }
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("decode")
     parser.add_argument("libraries")
     parser.add_argument("plugin")

@@ -121,8 +121,9 @@ class Plan:
         return self.placed[self.group[stream]]
 
     def exact_pages(self):
-        return [key for key, block in self.blocks.items()
-                if block.exact and not self.is_placed(key[0])]
+        return [
+            key for key, block in self.blocks.items() if block.exact and not self.is_placed(key[0])
+        ]
 
     def bytes(self, more=0):
         sealed = sum(1 for block in self.blocks.values() if block.sealed)
@@ -144,7 +145,7 @@ class Plan:
         exact = self.exact_pages()
         age = {key: (self.blocks[key].age, self.blocks[key].last) for key in exact}
         firsts = sorted((key for key in exact if self.blocks[key].first), key=age.get)
-        kept = set(firsts[-(self.n_least // 2):])
+        kept = set(firsts[-(self.n_least // 2) :])
         for key in sorted(exact, key=age.get, reverse=True):
             if len(kept) < self.n_least:
                 kept.add(key)
@@ -156,7 +157,7 @@ class Plan:
         victims = [key for key in self.exact_pages() if key not in busy]
         victims.sort(key=lambda key: (key in least, self.blocks[key].age, self.blocks[key].last))
         spare = sum(1 for key in victims if key not in least)
-        victims = victims[:max(n, min(RUN, spare))]
+        victims = victims[: max(n, min(RUN, spare))]
         for key in victims:
             self.blocks[key].encode(self.blocks[key].exact)
         return len(victims)
@@ -253,8 +254,9 @@ class Plan:
 
     def used(self, event):
         """Cells up to the highest one that the stream is known to use."""
-        return padded(max([end for _, end in event.visible] + [slot + 1 for slot in event.slots],
-                          default=0))
+        return padded(
+            max([end for _, end in event.visible] + [slot + 1 for slot in event.slots], default=0)
+        )
 
     def step(self, events):
         """Lines of one graph; says whether it was served in place."""
@@ -281,7 +283,7 @@ class Plan:
         self.n_kv[s] = max(self.n_kv[s], self.used(event))
         self.leave_if_full(s)
         for i in range(0, len(event.slots), ROOM):
-            self.write(s, event.slots[i:i + ROOM], None, event.step)
+            self.write(s, event.slots[i : i + ROOM], None, event.step)
             self.note_bytes()
 
     def copy(self, event):
@@ -314,8 +316,12 @@ def steps(events):
     i = 0
     while i < len(events):
         end = i + 1
-        while (events[i].kind == "s" and end < len(events) and events[end].kind == "s" and
-               events[end].step == events[i].step):
+        while (
+            events[i].kind == "s"
+            and end < len(events)
+            and events[end].kind == "s"
+            and events[end].step == events[i].step
+        ):
             end += 1
         yield i, events[i:end]
         i = end
@@ -342,7 +348,7 @@ def alive(cache):
             end(base + slot)
             written[base + slot] = i
         for first, last in event.visible:
-            seen[base + first:base + last] = [i] * (last - first)
+            seen[base + first : base + last] = [i] * (last - first)
     for cell in range(n):
         end(cell)
     total = 0
@@ -360,29 +366,55 @@ def replay(cache, ratio, max_tokens, back, remap):
             plan.clear()
         elif kind == "s":
             placed, n = plan.step(events), sum(len(event.slots) for event in events)
-            fill = max(living[i:i + len(events)]) / max_tokens
+            fill = max(living[i : i + len(events)]) / max_tokens
             for most, counts in served.items():
                 counts[0] += n if fill <= most or most == 1 else 0
                 counts[1] += n if placed and (fill <= most or most == 1) else 0
         elif kind != "x":
             {"w": plan.outside, "p": plan.copy, "k": plan.shift}[kind](events[0])
-    row = {"cache": cache.name, "streams": cache.n_streams, "cells": cache.n_cells,
-           "max_tokens": max_tokens, "ratio": ratio, "back": back, "remap": remap,
-           "in_place_cells": plan.in_place}
+    row = {
+        "cache": cache.name,
+        "streams": cache.n_streams,
+        "cells": cache.n_cells,
+        "max_tokens": max_tokens,
+        "ratio": ratio,
+        "back": back,
+        "remap": remap,
+        "in_place_cells": plan.in_place,
+    }
     for name, most in (("quarter", 0.25), ("half", 0.5), ("all", 1)):
         n, placed = served[most]
         row[f"tokens_{name}"] = n
         row[f"in_place_{name}"] = round(placed / n, 3) if n else ""
     found = vars(plan.count)
-    return row | {name: n for name, n in found.items() if name != "peak"} | {
-        "peak_of_budget": round(plan.count.peak, 3)}
+    return (
+        row
+        | {name: n for name, n in found.items() if name != "peak"}
+        | {"peak_of_budget": round(plan.count.peak, 3)}
+    )
 
 
-SHOWN = {"workload": 20, "cache": 5, "streams": 7, "cells": 6, "ratio": 5, "back": 6, "remap": 6,
-         "tokens_all": 10, "tokens_quarter": 14, "in_place_quarter": 16,
-         "in_place_half": 13, "in_place_all": 12,
-         "hand_overs": 10, "returns": 7, "reopened": 8, "encoded_rows": 12, "decoded_rows": 12,
-         "mixed_shifts": 12, "peak_of_budget": 14}
+SHOWN = {
+    "workload": 20,
+    "cache": 5,
+    "streams": 7,
+    "cells": 6,
+    "ratio": 5,
+    "back": 6,
+    "remap": 6,
+    "tokens_all": 10,
+    "tokens_quarter": 14,
+    "in_place_quarter": 16,
+    "in_place_half": 13,
+    "in_place_all": 12,
+    "hand_overs": 10,
+    "returns": 7,
+    "reopened": 8,
+    "encoded_rows": 12,
+    "decoded_rows": 12,
+    "mixed_shifts": 12,
+    "peak_of_budget": 14,
+}
 
 
 def print_table(rows):
@@ -394,21 +426,29 @@ def print_table(rows):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("traces", nargs="+", type=pathlib.Path)
-    parser.add_argument("--ratio", type=float, action="append",
-                        help="of sealed to f16 bytes (0.27)")
+    parser.add_argument(
+        "--ratio", type=float, action="append", help="of sealed to f16 bytes (0.27)"
+    )
     parser.add_argument("--max-tokens", type=int, help="-c, all streams (all cells)")
     parser.add_argument("--back", choices=["held", "seen", "decode"], action="append")
     parser.add_argument("--remap", choices=["no", "buffer", "stream"], action="append")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    choices = list(itertools.product(given.ratio or [0.27], given.back or ["held"],
-                                     given.remap or ["no"]))
-    paths = [path for given_path in given.traces for path in
-             (sorted(given_path.glob("*.trace*")) if given_path.is_dir() else [given_path])]
-    rows = [{"workload": path.name.split(".")[0]} |
-            replay(cache, ratio, given.max_tokens, back, remap)
-            for path in paths for cache in trace_file.read(path)
-            for ratio, back, remap in choices if remap == "no" or cache.n_streams > 1]
+    choices = list(
+        itertools.product(given.ratio or [0.27], given.back or ["held"], given.remap or ["no"])
+    )
+    paths = [
+        path
+        for given_path in given.traces
+        for path in (sorted(given_path.glob("*.trace*")) if given_path.is_dir() else [given_path])
+    ]
+    rows = [
+        {"workload": path.name.split(".")[0]} | replay(cache, ratio, given.max_tokens, back, remap)
+        for path in paths
+        for cache in trace_file.read(path)
+        for ratio, back, remap in choices
+        if remap == "no" or cache.n_streams > 1
+    ]
     if given.json:
         json.dump(rows, sys.stdout, indent=1)
     else:

@@ -10,6 +10,7 @@ KINDS = "oswpkzx"
 @dataclass
 class Event:
     """One line; lists are expanded."""
+
     kind: str
     step: int
     stream: int
@@ -22,6 +23,7 @@ class Event:
 @dataclass
 class Cache:
     """The events of one cache of one process."""
+
     name: str
     n_streams: int
     n_cells: int  # of one stream
@@ -46,8 +48,15 @@ def read_line(columns):
     kind, _, step, stream, n_kv, slots, positions, visible = columns
     if kind not in KINDS or len(kind) != 1:
         raise ValueError(f"unknown kind {kind}")
-    event = Event(kind, int(step), int(stream), int(n_kv), numbers(slots), numbers(positions),
-                  [(first, first + n) for first, n, _ in runs(visible)])
+    event = Event(
+        kind,
+        int(step),
+        int(stream),
+        int(n_kv),
+        numbers(slots),
+        numbers(positions),
+        [(first, first + n) for first, n, _ in runs(visible)],
+    )
     if event.positions and len(event.positions) != len(event.slots):
         raise ValueError("as many positions as slots are wanted")
     return event

@@ -32,10 +32,17 @@ class Setting:
     def environment(self, name):
         trace = self.out / f"{name}.trace"
         trace.unlink(missing_ok=True)
-        clean = {key: value for key, value in os.environ.items()
-                 if not key.startswith(("KVANT", "GGML", "LLAMA_"))}
-        return clean | {"LD_LIBRARY_PATH": str(self.bin), "GGML_BACKEND_PATH": self.plugin,
-                        "KVANT_PRESET": "balanced", "KVANT_TRACE": str(trace)}
+        clean = {
+            key: value
+            for key, value in os.environ.items()
+            if not key.startswith(("KVANT", "GGML", "LLAMA_"))
+        }
+        return clean | {
+            "LD_LIBRARY_PATH": str(self.bin),
+            "GGML_BACKEND_PATH": self.plugin,
+            "KVANT_PRESET": "balanced",
+            "KVANT_TRACE": str(trace),
+        }
 
 
 class Users:
@@ -50,11 +57,16 @@ class Users:
 
     def piece(self, n):
         first = self.random.randrange(len(self.tokens) - n)
-        return self.tokens[first:first + n]
+        return self.tokens[first : first + n]
 
     def complete(self, prompt, n_predict, **more):
-        body = {"prompt": prompt, "n_predict": n_predict, "temperature": 0, "ignore_eos": True,
-                "return_tokens": True} | more
+        body = {
+            "prompt": prompt,
+            "n_predict": n_predict,
+            "temperature": 0,
+            "ignore_eos": True,
+            "return_tokens": True,
+        } | more
         status, reply = self.server.request("POST", "/completion", body)
         if status != 200:
             raise RuntimeError(f"status {status}: {reply}")
@@ -71,8 +83,21 @@ class Users:
 
 
 def serve(setting, name, model, flags, talk):
-    command = [str(setting.bin / "llama-server"), "-m", model, "--device", "KVANT", "-ngl", "99",
-               "-fa", "on", "-t", "2", "--no-webui", *flags]
+    command = [
+        str(setting.bin / "llama-server"),
+        "-m",
+        model,
+        "--device",
+        "KVANT",
+        "-ngl",
+        "99",
+        "-fa",
+        "on",
+        "-t",
+        "2",
+        "--no-webui",
+        *flags,
+    ]
     with tempfile.TemporaryFile("w+") as log:
         try:
             with Server(command, log, setting.environment(name)) as server:
@@ -96,21 +121,26 @@ def in_turn(users):
 
 def at_once(users, n_users=4, rounds=5, most_prompt=250):
     """Several people at the same time, with messages of different lengths."""
+
     def talk(i):
         for _ in range(rounds):
             users.say(i, 20 + users.random.randrange(most_prompt), 30 + 10 * i)
+
     with concurrent.futures.ThreadPoolExecutor(n_users) as pool:
         list(pool.map(talk, range(n_users)))
 
 
 def churn(users, most_prompt=300):
     """Four requests at any time, of people who come, talk for two rounds and leave."""
-    lengths = [(50 + users.random.randrange(most_prompt - 50), 20 + users.random.randrange(60))
-               for _ in range(24)]
+    lengths = [
+        (50 + users.random.randrange(most_prompt - 50), 20 + users.random.randrange(60))
+        for _ in range(24)
+    ]
 
     def talk(i):
         for _ in range(2):
             users.say(i, *lengths[i])
+
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         list(pool.map(talk, range(len(lengths))))
 
@@ -137,9 +167,11 @@ def one_long(users):
 
 def uneven(users):
     """Eight people who fill their slots unevenly, three at a time."""
+
     def talk(i):
         for _ in range(1 + i):
             users.say(i, 40 + 20 * i, 20 + 5 * i)
+
     with concurrent.futures.ThreadPoolExecutor(3) as pool:
         list(pool.map(talk, range(8)))
 
@@ -164,8 +196,9 @@ def saved(users):
             users.say(user, 200 + 100 * round_number, 60, id_slot="ab".index(user))
         for action in ("save", "erase", "restore"):
             for slot in range(2):
-                status, reply = users.server.request("POST", f"/slots/{slot}?action={action}",
-                                                     {"filename": f"slot{slot}.bin"})
+                status, reply = users.server.request(
+                    "POST", f"/slots/{slot}?action={action}", {"filename": f"slot{slot}.bin"}
+                )
                 assert status == 200, reply
 
 
@@ -181,16 +214,37 @@ def shifted(users):
 
 
 def perplexity(setting, name, flags):
-    command = [str(setting.bin / "llama-perplexity"), "-m", setting.model, "--device", "KVANT",
-               "-ngl", "99", "-fa", "on", "-t", "2", "-f", setting.text, *flags]
-    subprocess.run(command, env=setting.environment(name), check=True, stdout=subprocess.DEVNULL,
-                   stderr=subprocess.DEVNULL)
+    command = [
+        str(setting.bin / "llama-perplexity"),
+        "-m",
+        setting.model,
+        "--device",
+        "KVANT",
+        "-ngl",
+        "99",
+        "-fa",
+        "on",
+        "-t",
+        "2",
+        "-f",
+        setting.text,
+        *flags,
+    ]
+    subprocess.run(
+        command,
+        env=setting.environment(name),
+        check=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
 
 
 def workloads(setting):
     """Name -> function that records it."""
+
     def server(name, talk, *flags, model=setting.model):
         return lambda: serve(setting, name, model, flags, talk)
+
     made = {
         "auto4_in_turn": ("-c", "8192", in_turn),
         "auto4_in_turn_kept": ("-c", "8192", "--no-cache-idle-slots", in_turn),
@@ -206,17 +260,33 @@ def workloads(setting):
         "np8_unified": ("-c", "16384", "-np", "8", "--kv-unified", uneven),
         "reuse": ("-c", "8192", "-np", "1", "--cache-reuse", "32", reuse),
         "reuse_tight": ("-c", "3072", "-np", "1", "--cache-reuse", "32", reuse),
-        "draft": ("-c", "8192", "-np", "1", "-md", setting.draft, "-ngld", "99", "--spec-type",
-                  "draft-simple", "--spec-draft-n-max", "8", "--device-draft", "KVANT",
-                  "--spec-synth-len", "4",
-                  two_in_turn),
+        "draft": (
+            "-c",
+            "8192",
+            "-np",
+            "1",
+            "-md",
+            setting.draft,
+            "-ngld",
+            "99",
+            "--spec-type",
+            "draft-simple",
+            "--spec-draft-n-max",
+            "8",
+            "--device-draft",
+            "KVANT",
+            "--spec-synth-len",
+            "4",
+            two_in_turn,
+        ),
         "saved_slots": ("-c", "8192", "-np", "2", "--slot-save-path", tempfile.gettempdir(), saved),
         "shifted": ("-c", "2048", "-np", "1", "--context-shift", shifted),
     }
     found = {name: server(name, flags[-1], *flags[:-1]) for name, flags in made.items()}
     found["gemma_windows"] = server("gemma_windows", two_in_turn, "-c", "8192", model=setting.gemma)
     found["perplexity_4"] = lambda: perplexity(
-        setting, "perplexity_4", ("-c", "512", "-b", "2048", "--chunks", "12"))
+        setting, "perplexity_4", ("-c", "512", "-b", "2048", "--chunks", "12")
+    )
     return found
 
 

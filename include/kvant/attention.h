@@ -67,7 +67,8 @@ typedef struct kvant_attention_problem {
  * (kvant_tensor_shift) it grows with the pairs of version and shift that query tokens see, so
  * the mask is read. KVANT_ERR_ARGUMENT with the reason in kvant_error_message(). */
 KVANT_API kvant_status kvant_attention_workspace(const kvant_tensor *k, const kvant_tensor *v,
-                                                 const kvant_attention_problem *problem, size_t *bytes);
+                                                 const kvant_attention_problem *problem,
+                                                 size_t *bytes);
 
 /* Computes out and lse. k and v: tensors of the same n_kv_heads and blocks; head_dim may differ.
  * workspace: as many bytes as kvant_attention_workspace says, aligned to 64, owned by this call

@@ -55,11 +55,13 @@ typedef struct kvant_block_rows {
 
 /* As kvant_attention_workspace and kvant_attention, threads and errors included. In the problem
  * block_table must be NULL and first_block 0. */
-KVANT_API kvant_status kvant_block_attention_workspace(const kvant_block_rows *k, const kvant_block_rows *v,
-                                                       const kvant_attention_problem *problem, size_t *bytes);
+KVANT_API kvant_status kvant_block_attention_workspace(const kvant_block_rows *k,
+                                                       const kvant_block_rows *v,
+                                                       const kvant_attention_problem *problem,
+                                                       size_t *bytes);
 KVANT_API kvant_status kvant_block_attention(const kvant_block_rows *k, const kvant_block_rows *v,
-                                             const kvant_attention_problem *problem, void *workspace,
-                                             size_t workspace_bytes);
+                                             const kvant_attention_problem *problem,
+                                             void *workspace, size_t workspace_bytes);
 
 KVANT_END_C
 

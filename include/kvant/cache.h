@@ -61,7 +61,8 @@ typedef struct kvant_cache_params {
     uint32_t max_tokens; /* of all sequences together; on the CPU memory is taken when it is used */
     uint32_t max_sequences; /* default 1 */
     uint32_t n_threads;     /* default: kvant_available_cpus() */
-    const char *device;     /* "cpu" (default), "cuda" (the current GPU), "cuda:0" (the same if it is GPU 0) */
+    const char
+        *device; /* "cpu" (default), "cuda" (the current GPU), "cuda:0" (the same if it is GPU 0) */
     /* What the cache is stored with: a scheme, which must outlive the cache, or what one is made of (scheme.h). Default: the preset
      * balanced. */
     kvant_scheme *scheme;
@@ -69,7 +70,8 @@ typedef struct kvant_cache_params {
     /* Attention of every layer; kvant_cache_attention takes others per call. */
     float scale;         /* default 1 / sqrt(head_dim) */
     float logit_softcap; /* default: none */
-    void *stream; /* device "cuda": a cudaStream_t for all work; default: the legacy default stream */
+    void *
+        stream; /* device "cuda": a cudaStream_t for all work; default: the legacy default stream */
     /* device "cuda": not 0: append returns before its rows are checked. A row that is refused is left out: its slot
      * keeps the zeros or the row that it had. The next append or attention of the cache fails with
      * KVANT_ERR_NONFINITE or KVANT_ERR_RANGE, does nothing else, and the one after that goes on. */
@@ -94,29 +96,33 @@ KVANT_API void kvant_cache_free(kvant_cache **cache);
  * of a layer fp16 until rows are appended to another layer, so attend to a layer before the next
  * one. On an error the layer's length is as before and the cache goes on working:
  * KVANT_ERR_FULL (no block left), KVANT_ERR_NONFINITE, KVANT_ERR_RANGE, KVANT_ERR_ARGUMENT, KVANT_ERR_CUDA. */
-KVANT_API kvant_status kvant_cache_append(kvant_cache *cache, uint32_t layer, int32_t sequence, const float *k,
-                                          const float *v, uint32_t n);
+KVANT_API kvant_status kvant_cache_append(kvant_cache *cache, uint32_t layer, int32_t sequence,
+                                          const float *k, const float *v, uint32_t n);
 
 /* out (n x n_heads x v_head_dim) = causal attention of the sequence's n newest tokens, whose
  * queries are q (n x n_heads x head_dim). */
-KVANT_API kvant_status kvant_cache_attend(kvant_cache *cache, uint32_t layer, int32_t sequence, const float *q,
-                                          float *out, uint32_t n);
+KVANT_API kvant_status kvant_cache_attend(kvant_cache *cache, uint32_t layer, int32_t sequence,
+                                          const float *q, float *out, uint32_t n);
 
 /* For transform=first: the queries of tokens whose rows are appended next (tensor.h), on the cache's device. Keys learn best
  * from the queries of their own tokens. Where nobody calls this, the queries of attention count for the rows after them. wants_queries:
  * as kvant_tensor_wants_queries; on a GPU those of 64 tokens and more, until enough was learnt. */
-KVANT_API kvant_status kvant_cache_note_queries(kvant_cache *cache, uint32_t layer, const kvant_queries *queries);
+KVANT_API kvant_status kvant_cache_note_queries(kvant_cache *cache, uint32_t layer,
+                                                const kvant_queries *queries);
 KVANT_API int kvant_cache_wants_queries(const kvant_cache *cache, uint32_t layer, size_t n_tokens);
 
 /* The same for kvant_tensor_set_rope of a layer's keys. n_positions 0: max_tokens. */
-KVANT_API kvant_status kvant_cache_set_rope(kvant_cache *cache, uint32_t layer, const kvant_rope *rope);
+KVANT_API kvant_status kvant_cache_set_rope(kvant_cache *cache, uint32_t layer,
+                                            const kvant_rope *rope);
 
 /* The same as append and attend for n_sequences sequences, n tokens of each: rows of the first sequence, then of the next. On a GPU one
  * launch takes them all. After an error of append no sequence is longer. */
-KVANT_API kvant_status kvant_cache_append_batch(kvant_cache *cache, uint32_t layer, const int32_t *sequences,
-                                                uint32_t n_sequences, const float *k, const float *v, uint32_t n);
-KVANT_API kvant_status kvant_cache_attend_batch(kvant_cache *cache, uint32_t layer, const int32_t *sequences,
-                                                uint32_t n_sequences, const float *q, float *out, uint32_t n);
+KVANT_API kvant_status kvant_cache_append_batch(kvant_cache *cache, uint32_t layer,
+                                                const int32_t *sequences, uint32_t n_sequences,
+                                                const float *k, const float *v, uint32_t n);
+KVANT_API kvant_status kvant_cache_attend_batch(kvant_cache *cache, uint32_t layer,
+                                                const int32_t *sequences, uint32_t n_sequences,
+                                                const float *q, float *out, uint32_t n);
 
 /* The same with everything that attention.h describes. The cache sets n_tokens, block_table,
  * first_block and n_threads, and n_heads, scale and logit_softcap where they are 0. */
@@ -125,8 +131,8 @@ KVANT_API kvant_status kvant_cache_attention(kvant_cache *cache, uint32_t layer,
 
 /* The rows of n tokens from first on, as attention sees them: k is n x n_kv_heads x head_dim, v n x n_kv_heads x v_head_dim floats.
  * Tokens of dropped blocks are zeros. For reference and for engines that attend by themselves: attention does without. */
-KVANT_API kvant_status kvant_cache_read(const kvant_cache *cache, uint32_t layer, int32_t sequence, uint32_t first, uint32_t n,
-                                        float *k, float *v);
+KVANT_API kvant_status kvant_cache_read(const kvant_cache *cache, uint32_t layer, int32_t sequence,
+                                        uint32_t first, uint32_t n, float *k, float *v);
 
 /* Decode steps that a CUDA graph replays: one token per step of each of n sequences. Their rows lie in fp16 beside the cache, and
  * attention sees them.
@@ -147,19 +153,21 @@ typedef struct kvant_steps_info {
 /* KVANT_ERR_UNSUPPORTED on the CPU, while centres and scales are not learnt yet (64 tokens), for a
  * softcap over keys with a centre, and when imported blocks brought values of several centres;
  * KVANT_ERR_FULL, KVANT_ERR_MEMORY, KVANT_ERR_CUDA. */
-KVANT_API kvant_status kvant_steps_begin(kvant_cache *cache, const int32_t *sequences, uint32_t n, kvant_steps_info *info);
+KVANT_API kvant_status kvant_steps_begin(kvant_cache *cache, const int32_t *sequences, uint32_t n,
+                                         kvant_steps_info *info);
 
 /* Before the work of a step; enqueues a copy on the cache's stream. */
 KVANT_API kvant_status kvant_steps_next(kvant_cache *cache);
 
 typedef struct kvant_step {
-    size_t size;                /* set by the caller to sizeof(kvant_step) */
-    const void *q, *k, *v;      /* sequences x heads x head_dim of the token, contiguous, on the device */
-    void *out;                  /* as q */
-    int type;                   /* kvant_cuda_type of all four */
-    uint32_t window;            /* these four as in kvant_attention_problem; 0: the cache's, or none */
+    size_t size; /* set by the caller to sizeof(kvant_step) */
+    const void *q, *k,
+        *v;          /* sequences x heads x head_dim of the token, contiguous, on the device */
+    void *out;       /* as q */
+    int type;        /* kvant_cuda_type of all four */
+    uint32_t window; /* these four as in kvant_attention_problem; 0: the cache's, or none */
     float scale, logit_softcap;
-    void *stream;               /* cudaStream_t */
+    void *stream; /* cudaStream_t */
     const float *sinks;
 } kvant_step;
 
@@ -172,10 +180,12 @@ KVANT_API int32_t kvant_sequence_fork(kvant_cache *cache, int32_t sequence);
 KVANT_API void kvant_sequence_free(kvant_cache *cache, int32_t sequence);
 
 /* Tokens of a layer, 0 for a sequence or layer that is not there. */
-KVANT_API uint32_t kvant_sequence_length(const kvant_cache *cache, int32_t sequence, uint32_t layer);
+KVANT_API uint32_t kvant_sequence_length(const kvant_cache *cache, int32_t sequence,
+                                         uint32_t layer);
 
 /* Forgets all tokens from length on, in every layer. KVANT_ERR_ARGUMENT for no such sequence. */
-KVANT_API kvant_status kvant_sequence_truncate(kvant_cache *cache, int32_t sequence, uint32_t length);
+KVANT_API kvant_status kvant_sequence_truncate(kvant_cache *cache, int32_t sequence,
+                                               uint32_t length);
 
 /* Forgets the blocks before the first token that a sliding window still sees, where every layer has
  * one: their memory is used again, their tokens count as masked, and positions do not change. */
@@ -188,13 +198,15 @@ KVANT_API kvant_status kvant_sequence_drop(kvant_cache *cache, int32_t sequence,
  * most that one takes. KVANT_ERR_ARGUMENT, KVANT_ERR_MEMORY, KVANT_ERR_CUDA; what data holds then
  * is not specified. */
 KVANT_API size_t kvant_cache_export_size(const kvant_cache *cache);
-KVANT_API kvant_status kvant_sequence_export(const kvant_cache *cache, int32_t sequence, uint32_t index, void *data,
-                                             size_t bytes, size_t *used);
+KVANT_API kvant_status kvant_sequence_export(const kvant_cache *cache, int32_t sequence,
+                                             uint32_t index, void *data, size_t bytes,
+                                             size_t *used);
 
 /* Appends an exported block to a sequence whose length is a multiple of 64 in every layer.
  * KVANT_ERR_FORMAT (damaged, another scheme), KVANT_ERR_FULL; the sequence is then as before. Any
  * bytes are safe to pass. */
-KVANT_API kvant_status kvant_sequence_import(kvant_cache *cache, int32_t sequence, const void *data, size_t bytes);
+KVANT_API kvant_status kvant_sequence_import(kvant_cache *cache, int32_t sequence, const void *data,
+                                             size_t bytes);
 
 /* Bytes that the blocks in use take: codes, metadata, fp16 pages; and the matrices of transform=first. */
 KVANT_API size_t kvant_cache_bytes(const kvant_cache *cache);
@@ -202,11 +214,12 @@ KVANT_API size_t kvant_cache_bytes(const kvant_cache *cache);
 typedef struct kvant_cache_info {
     size_t size; /* set by the caller to sizeof(kvant_cache_info) */
     uint32_t n_blocks, n_free_blocks;
-    size_t bytes;      /* as kvant_cache_bytes */
-    size_t f16_bytes;  /* size of the same tokens as fp16 */
-    double true_bits;  /* per number of a sealed block, every stored byte counted */
-    bool calibrated;   /* the scheme has a calibration */
-    const char *k, *v; /* specs of ordinary layers, owned by the scheme; NULL with a settings file */
+    size_t bytes;     /* as kvant_cache_bytes */
+    size_t f16_bytes; /* size of the same tokens as fp16 */
+    double true_bits; /* per number of a sealed block, every stored byte counted */
+    bool calibrated;  /* the scheme has a calibration */
+    const char *k,
+        *v; /* specs of ordinary layers, owned by the scheme; NULL with a settings file */
     size_t working_bytes; /* of learning, next to `bytes`; goes back to the system when it ends */
 } kvant_cache_info;
 

@@ -56,21 +56,22 @@ typedef struct kvant_calibration_entry {
      * symmetric matrix, row by row, head_dim (head_dim + 1) / 2 binary16 numbers. */
     const float *diagonal;
     const uint16_t *matrix;
-    const float *centroids[KVANT_CALIBRATION_MAX_CODEBOOKS]; /* set i: clusters[i] x head_dim numbers */
+    const float
+        *centroids[KVANT_CALIBRATION_MAX_CODEBOOKS]; /* set i: clusters[i] x head_dim numbers */
 } kvant_calibration_entry;
 
 /* Reads a calibration file.
  * KVANT_ERR_FORMAT: the file is damaged, cut short or of an unknown version. KVANT_ERR_IO: the file
  * cannot be read. KVANT_ERR_MEMORY. On an error *calibration is NULL and err, when errlen > 0,
  * holds one line. */
-KVANT_API kvant_status kvant_calibration_load(const char *path, kvant_calibration **calibration, char *err,
-                                              size_t errlen);
+KVANT_API kvant_status kvant_calibration_load(const char *path, kvant_calibration **calibration,
+                                              char *err, size_t errlen);
 
 /* Writes a calibration file: to a temporary file beside path, which is flushed to disk and then
  * renamed. So path never holds half a file. After KVANT_ERR_IO it holds the old file, if there was
  * one. */
-KVANT_API kvant_status kvant_calibration_save(const kvant_calibration *calibration, const char *path, char *err,
-                                              size_t errlen);
+KVANT_API kvant_status kvant_calibration_save(const kvant_calibration *calibration,
+                                              const char *path, char *err, size_t errlen);
 
 /* Frees *calibration and sets it to NULL; NULL and a pointer to NULL are fine. */
 KVANT_API void kvant_calibration_free(kvant_calibration **calibration);
@@ -81,9 +82,9 @@ KVANT_API kvant_status kvant_calibration_get_info(const kvant_calibration *calib
 
 /* Fills *entry, whose size field must be set. KVANT_ERR_ARGUMENT: there is no entry for this layer,
  * kv head and role. */
-KVANT_API kvant_status kvant_calibration_get_entry(const kvant_calibration *calibration, uint32_t layer,
-                                                   uint32_t kv_head, kvant_role role,
-                                                   kvant_calibration_entry *entry);
+KVANT_API kvant_status kvant_calibration_get_entry(const kvant_calibration *calibration,
+                                                   uint32_t layer, uint32_t kv_head,
+                                                   kvant_role role, kvant_calibration_entry *entry);
 
 /* A fingerprint of a model's file, for model_fingerprint: of its size and of 256 blocks of 4 KiB
  * spread over it, read in a moment. 0 when the file cannot be read. It tells files apart and
@@ -93,19 +94,21 @@ KVANT_API uint64_t kvant_model_fingerprint(const char *path);
 typedef struct kvant_calibrator kvant_calibrator;
 
 typedef struct kvant_calibrator_config {
-    size_t size;       /* set by the caller to sizeof(kvant_calibrator_config) */
-    const char *model; /* at most 255 bytes of UTF-8, copied; NULL: "" */
+    size_t size;                /* set by the caller to sizeof(kvant_calibrator_config) */
+    const char *model;          /* at most 255 bytes of UTF-8, copied; NULL: "" */
     uint64_t model_fingerprint; /* kvant_model_fingerprint, or 0: none */
     uint64_t seed;
-    const uint32_t *clusters; /* n_codebooks increasing numbers, 2 to KVANT_CALIBRATION_MAX_CLUSTERS */
-    uint32_t n_codebooks;     /* 0: no k-means, no rows are kept for it */
-    uint32_t sample_rows;     /* rows kept per (layer, role); 0: 8 per cluster of the largest set */
-    uint32_t n_threads;       /* for rows and k-means; 0: 1 */
+    const uint32_t
+        *clusters;        /* n_codebooks increasing numbers, 2 to KVANT_CALIBRATION_MAX_CLUSTERS */
+    uint32_t n_codebooks; /* 0: no k-means, no rows are kept for it */
+    uint32_t sample_rows; /* rows kept per (layer, role); 0: 8 per cluster of the largest set */
+    uint32_t n_threads;   /* for rows and k-means; 0: 1 */
 } kvant_calibrator_config;
 
 /* KVANT_ERR_ARGUMENT with one line in err when the configuration is not valid, KVANT_ERR_MEMORY. */
-KVANT_API kvant_status kvant_calibrator_create(const kvant_calibrator_config *config, kvant_calibrator **calibrator,
-                                               char *err, size_t errlen);
+KVANT_API kvant_status kvant_calibrator_create(const kvant_calibrator_config *config,
+                                               kvant_calibrator **calibrator, char *err,
+                                               size_t errlen);
 KVANT_API void kvant_calibrator_free(kvant_calibrator **calibrator);
 
 /* Adds n rows of a layer, as the engine caches them: n_kv_heads x head_dim floats each, row i at
@@ -113,20 +116,22 @@ KVANT_API void kvant_calibrator_free(kvant_calibrator **calibrator);
  * so the order of calls changes only their last bits; the sample for k-means depends on the order.
  * KVANT_ERR_NONFINITE, KVANT_ERR_ARGUMENT, KVANT_ERR_MEMORY. On KVANT_ERR_NONFINITE nothing was
  * added. */
-KVANT_API kvant_status kvant_calibrator_add_rows(kvant_calibrator *calibrator, uint32_t layer, kvant_role role,
-                                                 uint32_t n_kv_heads, uint32_t head_dim, const float *rows,
+KVANT_API kvant_status kvant_calibrator_add_rows(kvant_calibrator *calibrator, uint32_t layer,
+                                                 kvant_role role, uint32_t n_kv_heads,
+                                                 uint32_t head_dim, const float *rows,
                                                  size_t stride, size_t n);
 
 /* Adds n queries of one query head that reads kv_head: head_dim floats each, query i at queries + i
  * * stride. kvant_calibrator_add_rows must have seen keys of this layer before. */
-KVANT_API kvant_status kvant_calibrator_add_queries(kvant_calibrator *calibrator, uint32_t layer, uint32_t kv_head,
-                                                    uint32_t head_dim, const float *queries, size_t stride,
-                                                    size_t n);
+KVANT_API kvant_status kvant_calibrator_add_queries(kvant_calibrator *calibrator, uint32_t layer,
+                                                    uint32_t kv_head, uint32_t head_dim,
+                                                    const float *queries, size_t stride, size_t n);
 
 /* Queries of the heads that share a kv head, and the keys that these queries see. */
 typedef struct kvant_calibrator_attention {
-    size_t size;       /* set by the caller to sizeof(kvant_calibrator_attention) */
-    const float *keys; /* n_keys x head_dim, as the engine caches them; key i at keys + i * key_stride */
+    size_t size; /* set by the caller to sizeof(kvant_calibrator_attention) */
+    const float
+        *keys; /* n_keys x head_dim, as the engine caches them; key i at keys + i * key_stride */
     size_t key_stride; /* in floats, as all strides */
     uint32_t n_keys;
     const float *queries; /* n_queries x head_dim; query i at queries + i * query_stride */
@@ -145,28 +150,32 @@ typedef struct kvant_calibrator_attention {
  * transform= nearly as well. kvant_calibrator_add_rows must have seen keys of this layer before.
  * KVANT_ERR_NONFINITE, KVANT_ERR_MEMORY: nothing was added. */
 KVANT_API kvant_status kvant_calibrator_add_attention(kvant_calibrator *calibrator, uint32_t layer,
-                                                      uint32_t kv_head, uint32_t head_dim, uint32_t n_exact,
+                                                      uint32_t kv_head, uint32_t head_dim,
+                                                      uint32_t n_exact,
                                                       const kvant_calibrator_attention *attention);
 
 /* Sums over rows, made elsewhere (on a GPU): what the three calls above add. NULL and 0 leave statistics out. */
 typedef struct kvant_calibrator_sums {
     size_t size; /* set by the caller to sizeof(kvant_calibrator_sums) */
     uint32_t n_kv_heads, head_dim;
-    uint64_t n_rows;    /* more than 0 */
-    const double *sum;  /* per channel, n_kv_heads x head_dim, as the next two; needed */
+    uint64_t n_rows;   /* more than 0 */
+    const double *sum; /* per channel, n_kv_heads x head_dim, as the next two; needed */
     const float *min, *max;
-    const float *rows;  /* as for add_rows; needed where there are clusters, for their sample */
+    const float *rows; /* as for add_rows; needed where there are clusters, for their sample */
     size_t stride;
     /* Of keys alone: outer products, n_kv_heads x head_dim x head_dim, of which the lower triangles are read. */
-    const double *spread;   /* of x x^T over keys; needed */
-    const double *moment;   /* of q q^T over the queries of all heads that share the kv head */
-    uint64_t n_queries;     /* per kv head */
-    const double *attended; /* of w x x^T over keys, w = sum over queries of p (1 - p), p the attention weight */
-    const double *attended_sum, *attended_weight; /* of w x, n_kv_heads x head_dim; of w, n_kv_heads */
+    const double *spread; /* of x x^T over keys; needed */
+    const double *moment; /* of q q^T over the queries of all heads that share the kv head */
+    uint64_t n_queries;   /* per kv head */
+    const double *
+        attended; /* of w x x^T over keys, w = sum over queries of p (1 - p), p the attention weight */
+    const double *attended_sum,
+        *attended_weight; /* of w x, n_kv_heads x head_dim; of w, n_kv_heads */
 } kvant_calibrator_sums;
 
 /* KVANT_ERR_NONFINITE: nothing was added. */
-KVANT_API kvant_status kvant_calibrator_add_sums(kvant_calibrator *calibrator, uint32_t layer, kvant_role role,
+KVANT_API kvant_status kvant_calibrator_add_sums(kvant_calibrator *calibrator, uint32_t layer,
+                                                 kvant_role role,
                                                  const kvant_calibrator_sums *sums);
 
 /* Runs k-means on one more layer and sets *left = the number of layers still to do. Call it until
@@ -179,19 +188,22 @@ KVANT_API kvant_status kvant_calibrator_cluster(kvant_calibrator *calibrator, ui
  * The file is written beside path and renamed. key identifies the work (for example a hash of the
  * text), position says how far it came; the library only stores both. KVANT_ERR_IO,
  * KVANT_ERR_MEMORY. */
-KVANT_API kvant_status kvant_calibrator_save(const kvant_calibrator *calibrator, uint64_t key, uint64_t position,
-                                             const char *path, char *err, size_t errlen);
+KVANT_API kvant_status kvant_calibrator_save(const kvant_calibrator *calibrator, uint64_t key,
+                                             uint64_t position, const char *path, char *err,
+                                             size_t errlen);
 
 /* Restores a saved state into a calibrator just created, and sets *position.
  * KVANT_ERR_ARGUMENT: the file has another key or configuration. KVANT_ERR_FORMAT: the file is
  * damaged or of another version of the library. KVANT_ERR_IO: the file cannot be read. On an error
  * the calibrator is unchanged. */
-KVANT_API kvant_status kvant_calibrator_restore(kvant_calibrator *calibrator, uint64_t key, const char *path,
-                                                uint64_t *position, char *err, size_t errlen);
+KVANT_API kvant_status kvant_calibrator_restore(kvant_calibrator *calibrator, uint64_t key,
+                                                const char *path, uint64_t *position, char *err,
+                                                size_t errlen);
 
 /* Makes the calibration. KVANT_ERR_ARGUMENT: nothing was added, or kvant_calibrator_cluster is not
  * done. */
-KVANT_API kvant_status kvant_calibrator_finish(const kvant_calibrator *calibrator, kvant_calibration **calibration);
+KVANT_API kvant_status kvant_calibrator_finish(const kvant_calibrator *calibrator,
+                                               kvant_calibration **calibration);
 
 KVANT_END_C
 

@@ -50,15 +50,24 @@
 KVANT_BEGIN_C
 
 #define KVANT_PAGE_TOKENS 64u
-#define KVANT_PAGE_ALIGN 64u /* page_bytes is a multiple of 64, so that pages can lie one after another */
+#define KVANT_PAGE_ALIGN                                                                           \
+    64u /* page_bytes is a multiple of 64, so that pages can lie one after another */
 #define KVANT_MAX_HEAD_DIM 512u
 
 typedef enum kvant_role { KVANT_ROLE_K = 0, KVANT_ROLE_V = 1 } kvant_role;
 
 /* Where the cache takes centre and scale from: nowhere, the first rows that are written, a
  * calibration. */
-typedef enum kvant_center { KVANT_CENTER_NONE = 0, KVANT_CENTER_FIRST = 1, KVANT_CENTER_FILE = 2 } kvant_center;
-typedef enum kvant_norm { KVANT_NORM_NONE = 0, KVANT_NORM_FIRST = 1, KVANT_NORM_FILE = 2 } kvant_norm;
+typedef enum kvant_center {
+    KVANT_CENTER_NONE = 0,
+    KVANT_CENTER_FIRST = 1,
+    KVANT_CENTER_FILE = 2
+} kvant_center;
+typedef enum kvant_norm {
+    KVANT_NORM_NONE = 0,
+    KVANT_NORM_FIRST = 1,
+    KVANT_NORM_FILE = 2
+} kvant_norm;
 
 /* Centre and scale of one kv head: before R a row is shifted by the centre and divided by the
  * scale. NULL instead of the struct or of a member means no shift or no division. */
@@ -71,7 +80,7 @@ typedef struct kvant_codec kvant_codec;
 typedef struct kvant_calibration kvant_calibration; /* calibration.h */
 
 typedef struct kvant_codec_info {
-    size_t size;        /* set by the caller to sizeof(kvant_codec_info) */
+    size_t size; /* set by the caller to sizeof(kvant_codec_info) */
     /* Canonical spec, owned by the codec. kvant_codec_create makes an equal codec from it with seed
      * 0. Codecs with equal specs, roles and head_dims write equal bytes, unless the spec takes
      * something from a calibration: compare fingerprints then. */
@@ -84,9 +93,10 @@ typedef struct kvant_codec_info {
     kvant_norm norm;
     uint32_t sink_tokens;   /* the first tokens of a sequence that stay fp16 */
     uint32_t recent_tokens; /* the newest tokens that stay fp16 */
-    uint32_t block_tokens;  /* encode takes whole blocks of this many tokens: 1 for per-token codecs */
-    uint32_t bits;          /* bits of one code (all planes), 16 or 32 for raw codecs */
-    size_t code_bytes;      /* bytes of the code plane, at offset 0 of the page */
+    uint32_t
+        block_tokens;  /* encode takes whole blocks of this many tokens: 1 for per-token codecs */
+    uint32_t bits;     /* bits of one code (all planes), 16 or 32 for raw codecs */
+    size_t code_bytes; /* bytes of the code plane, at offset 0 of the page */
     size_t metadata_offset;
     size_t metadata_bytes;
     size_t page_bytes;
@@ -105,8 +115,9 @@ typedef struct kvant_codec_info {
  * head_dim, this build or a missing calibration does not allow it. KVANT_ERR_ARGUMENT,
  * KVANT_ERR_MEMORY. On an error *codec is NULL, and err, when errlen > 0, holds one line that names
  * the valid values. */
-KVANT_API kvant_status kvant_codec_create(const char *spec, uint32_t head_dim, kvant_role role, uint64_t seed,
-                                          kvant_codec **codec, char *err, size_t errlen);
+KVANT_API kvant_status kvant_codec_create(const char *spec, uint32_t head_dim, kvant_role role,
+                                          uint64_t seed, kvant_codec **codec, char *err,
+                                          size_t errlen);
 
 /* The same for one kv head of one layer, for specs that take something from a calibration:
  * center=file, norm=file, transform=, and calibrated families. The codec copies what it needs, so
@@ -114,23 +125,25 @@ KVANT_API kvant_status kvant_codec_create(const char *spec, uint32_t head_dim, k
  * that differ only in kv_head have equal page sizes.
  * KVANT_ERR_UNSUPPORTED when the spec needs a calibration and there is none, KVANT_ERR_ARGUMENT
  * when the calibration was made for another shape of model. */
-KVANT_API kvant_status kvant_codec_create_calibrated(const char *spec, uint32_t head_dim, kvant_role role,
-                                                     uint64_t seed, const kvant_calibration *calibration,
-                                                     uint32_t layer, uint32_t kv_head, kvant_codec **codec,
-                                                     char *err, size_t errlen);
+KVANT_API kvant_status kvant_codec_create_calibrated(const char *spec, uint32_t head_dim,
+                                                     kvant_role role, uint64_t seed,
+                                                     const kvant_calibration *calibration,
+                                                     uint32_t layer, uint32_t kv_head,
+                                                     kvant_codec **codec, char *err, size_t errlen);
 
 /* Whether a spec makes a codec, before a model is known: the spec must work for one of the
  * head_dims that models use or, with a calibration, for its first layer. KVANT_OK, or the status
  * and words of create for the first head_dim. A spec that passes may still be refused for the
  * head_dim of a model. */
-KVANT_API kvant_status kvant_codec_check(const char *spec, kvant_role role, const kvant_calibration *calibration,
-                                         char *err, size_t errlen);
+KVANT_API kvant_status kvant_codec_check(const char *spec, kvant_role role,
+                                         const kvant_calibration *calibration, char *err,
+                                         size_t errlen);
 
 /* *needed = whether codecs of this spec and role take something from a calibration: 1 or 0.
  * KVANT_ERR_SPEC or KVANT_ERR_UNSUPPORTED with words in err when the spec makes no codec with a
  * calibration either. */
-KVANT_API kvant_status kvant_codec_needs_calibration(const char *spec, kvant_role role, int *needed, char *err,
-                                                     size_t errlen);
+KVANT_API kvant_status kvant_codec_needs_calibration(const char *spec, kvant_role role, int *needed,
+                                                     char *err, size_t errlen);
 
 /* Frees *codec and sets it to NULL; a NULL pointer or a pointer to NULL is fine. */
 KVANT_API void kvant_codec_free(kvant_codec **codec);
@@ -150,45 +163,52 @@ KVANT_API int kvant_codecs_fit_together(const kvant_codec_info *a, const kvant_c
  * KVANT_ERR_NONFINITE: a row holds a NaN or an infinity. KVANT_ERR_RANGE: a row, shifted and
  * divided, does not fit the stored scales. All rows are checked before the first byte is written.
  * KVANT_ERR_ARGUMENT, KVANT_ERR_MEMORY. */
-KVANT_API kvant_status kvant_codec_encode(const kvant_codec *codec, const kvant_affine *affine, const float *rows,
-                                          size_t stride, uint32_t first, uint32_t n, void *page);
+KVANT_API kvant_status kvant_codec_encode(const kvant_codec *codec, const kvant_affine *affine,
+                                          const float *rows, size_t stride, uint32_t first,
+                                          uint32_t n, void *page);
 
 /* Decodes tokens first .. first + n - 1 of the page into rows. Any bytes are a valid page: decoding
  * cannot fail on content, though foreign bytes may give any numbers, infinities and NaNs
  * included. */
-KVANT_API kvant_status kvant_codec_decode(const kvant_codec *codec, const kvant_affine *affine, const void *page,
-                                          uint32_t first, uint32_t n, float *rows, size_t stride);
+KVANT_API kvant_status kvant_codec_decode(const kvant_codec *codec, const kvant_affine *affine,
+                                          const void *page, uint32_t first, uint32_t n, float *rows,
+                                          size_t stride);
 
 /* out = R (q o s): what kvant_codec_score expects. head_dim floats each; in and out may be the
  * same. */
-KVANT_API kvant_status kvant_codec_transform_query(const kvant_codec *codec, const kvant_affine *affine,
-                                                   const float *q, float *out);
+KVANT_API kvant_status kvant_codec_transform_query(const kvant_codec *codec,
+                                                   const kvant_affine *affine, const float *q,
+                                                   float *out);
 
 /* scores[i * 64 + t] = <query i, token t> for n_queries transformed queries (query i at q + i *
  * stride) and all 64 tokens of the page, without the centre's term. Tokens that were never encoded
  * score 0. */
-KVANT_API kvant_status kvant_codec_score(const kvant_codec *codec, const void *page, const float *q, size_t stride,
-                                         uint32_t n_queries, float *scores);
+KVANT_API kvant_status kvant_codec_score(const kvant_codec *codec, const void *page, const float *q,
+                                         size_t stride, uint32_t n_queries, float *scores);
 
 /* acc[i * stride + j] += sum over t of weights[i * 64 + t] * y_t[j], in the transformed space, for
  * n_queries rows of weights. Tokens with weight 0 contribute nothing. */
-KVANT_API kvant_status kvant_codec_accumulate(const kvant_codec *codec, const void *page, const float *weights,
-                                              uint32_t n_queries, float *acc, size_t stride);
+KVANT_API kvant_status kvant_codec_accumulate(const kvant_codec *codec, const void *page,
+                                              const float *weights, uint32_t n_queries, float *acc,
+                                              size_t stride);
 
 /* out = s o R^T acc + weight_sum * c: from the accumulated sum to values. In and out may be the
  * same. */
-KVANT_API kvant_status kvant_codec_transform_output(const kvant_codec *codec, const kvant_affine *affine,
-                                                    float weight_sum, const float *acc, float *out);
+KVANT_API kvant_status kvant_codec_transform_output(const kvant_codec *codec,
+                                                    const kvant_affine *affine, float weight_sum,
+                                                    const float *acc, float *out);
 
 /* Codec families, for listings and help: index 0 .. kvant_codec_family_count() - 1. Strings are
  * constant. */
 typedef struct kvant_codec_family {
-    size_t size;          /* set by the caller to sizeof(kvant_codec_family) */
-    const char *name;     /* "turboquant" */
-    const char *variants; /* what may follow the dash, e.g. "1 2 2.5 3", the usual ones where there is no end of
+    size_t size;      /* set by the caller to sizeof(kvant_codec_family) */
+    const char *name; /* "turboquant" */
+    const char *
+        variants; /* what may follow the dash, e.g. "1 2 2.5 3", the usual ones where there is no end of
                                    them ("s24r3 s96r4"); "" when nothing follows */
-    const char *options;  /* the family's own, e.g. "scale=norm|unbiased qjl", or "" */
-    const char *common_options; /* the options that it shares with others: transform, centre, fp16 rows, seed */
+    const char *options; /* the family's own, e.g. "scale=norm|unbiased qjl", or "" */
+    const char *
+        common_options; /* the options that it shares with others: transform, centre, fp16 rows, seed */
     const char *source;
     const char *summary;
 } kvant_codec_family;

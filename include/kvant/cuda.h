@@ -48,7 +48,11 @@ KVANT_BEGIN_C
 /* A cudaStream_t or CUstream; NULL is the legacy default stream. */
 typedef void *kvant_cuda_stream;
 
-typedef enum kvant_cuda_type { KVANT_CUDA_F32 = 0, KVANT_CUDA_F16 = 1, KVANT_CUDA_BF16 = 2 } kvant_cuda_type;
+typedef enum kvant_cuda_type {
+    KVANT_CUDA_F32 = 0,
+    KVANT_CUDA_F16 = 1,
+    KVANT_CUDA_BF16 = 2
+} kvant_cuda_type;
 
 /* Bits that kernels set (atomic or) in the caller's device word when a row was refused; nothing of
  * it is written: what its slot held before stays there. */
@@ -65,40 +69,45 @@ KVANT_API kvant_status kvant_cuda_available(char *err, size_t errlen);
 /* Makes the GPU's side of a codec; the arguments are those of kvant_codec_create. Host work only:
  * no device is touched, and no driver is needed. On error *codec is NULL and err, when errlen > 0,
  * says what is missing ("not on the GPU: ..."). */
-KVANT_API kvant_status kvant_cuda_codec_create(const char *spec, uint32_t head_dim, kvant_role role, uint64_t seed,
-                                               kvant_cuda_codec **codec, char *err, size_t errlen);
+KVANT_API kvant_status kvant_cuda_codec_create(const char *spec, uint32_t head_dim, kvant_role role,
+                                               uint64_t seed, kvant_cuda_codec **codec, char *err,
+                                               size_t errlen);
 
 /* The same from a CPU codec, which need not outlive it. */
-KVANT_API kvant_status kvant_cuda_codec_from(const kvant_codec *source, kvant_cuda_codec **codec, char *err,
-                                             size_t errlen);
+KVANT_API kvant_status kvant_cuda_codec_from(const kvant_codec *source, kvant_cuda_codec **codec,
+                                             char *err, size_t errlen);
 
 /* The numbers that a calibration gives the codec of one kv head. An engine copies them to the
  * device, kv head after kv head, for the calls below; all kv heads share one kvant_cuda_codec when
  * their specs are equal. The arrays belong to the CPU codec; NULL: it has none. */
 typedef struct kvant_cuda_tables {
-    size_t size;                   /* set by the caller to sizeof(kvant_cuda_tables) */
+    size_t size;                 /* set by the caller to sizeof(kvant_cuda_tables) */
     const float *center, *scale; /* center=file, norm=file: head_dim numbers */
-    const float *weights;          /* transform=diagonal: head_dim numbers; transform=file: head_dim^2 */
-    const float *inverse_weights;  /* as many */
-    size_t n_weights;              /* 0, head_dim or head_dim^2 */
-    const float *pivots, *columns; /* feedback: head_dim numbers; head_dim columns of head_dim numbers */
-    const float *centroids;        /* kmeans: its tables */
-    size_t n_centroids;            /* numbers of these */
+    const float *weights; /* transform=diagonal: head_dim numbers; transform=file: head_dim^2 */
+    const float *inverse_weights; /* as many */
+    size_t n_weights;             /* 0, head_dim or head_dim^2 */
+    const float *pivots,
+        *columns;           /* feedback: head_dim numbers; head_dim columns of head_dim numbers */
+    const float *centroids; /* kmeans: its tables */
+    size_t n_centroids;     /* numbers of these */
 } kvant_cuda_tables;
 
 /* Host work only; needs no libkvant_cuda. KVANT_ERR_ARGUMENT for a NULL or another size. */
-KVANT_API kvant_status kvant_cuda_codec_tables(const kvant_codec *source, kvant_cuda_tables *tables);
+KVANT_API kvant_status kvant_cuda_codec_tables(const kvant_codec *source,
+                                               kvant_cuda_tables *tables);
 
 /* The codec of open pages whose rows `sealed` will quantise: its transform and role, 16 bits a
  * number. sealed need not outlive it. KVANT_ERR_ARGUMENT or KVANT_ERR_MEMORY. */
-KVANT_API kvant_status kvant_cuda_codec_create_open(const kvant_cuda_codec *sealed, kvant_cuda_codec **open);
+KVANT_API kvant_status kvant_cuda_codec_create_open(const kvant_cuda_codec *sealed,
+                                                    kvant_cuda_codec **open);
 
 /* Frees *codec and sets it to NULL. Work already enqueued does not need it any more; with tables on GPUs this waits for
  * such work. */
 KVANT_API void kvant_cuda_codec_free(kvant_cuda_codec **codec);
 
 /* Fills *info (size set by the caller); its strings belong to the codec. */
-KVANT_API kvant_status kvant_cuda_codec_get_info(const kvant_cuda_codec *codec, kvant_codec_info *info);
+KVANT_API kvant_status kvant_cuda_codec_get_info(const kvant_cuda_codec *codec,
+                                                 kvant_codec_info *info);
 
 /* Where pages lie. base and the strides are multiples of 16 bytes; head_stride is at least
  * page_bytes. */
@@ -133,7 +142,7 @@ typedef struct kvant_cuda_query_args {
     const void *q;                        /* batch x n_heads x head_dim */
     size_t q_batch_stride, q_head_stride; /* elements */
     const float *inverse_weights;         /* n_kv_heads x head_dim^2 on the device */
-    float *out;                           /* (1 + n_further) x batch x n_heads x head_dim, contiguous */
+    float *out; /* (1 + n_further) x batch x n_heads x head_dim, contiguous */
     /* Zeros from here on, or a smaller size: none of this. The same queries through other matrices, too, that keys of
      * other blocks have (n_matrices of attention). */
     uint32_t n_further;
@@ -196,7 +205,8 @@ typedef struct kvant_cuda_append_args {
  * in one call, or an append to a page that another stream appends to at the same time, leave that
  * slot undefined. Pages start as zero bytes or as old pages. Codecs with groups of tokens are not
  * appended to (KVANT_ERR_UNSUPPORTED): append to open pages and seal these. */
-KVANT_API kvant_status kvant_cuda_append(const kvant_cuda_append_args *args, kvant_cuda_stream stream);
+KVANT_API kvant_status kvant_cuda_append(const kvant_cuda_append_args *args,
+                                         kvant_cuda_stream stream);
 
 /* ---- sealing ---- */
 
@@ -210,13 +220,15 @@ typedef struct kvant_cuda_seal_args {
     size_t size; /* set by the caller to sizeof(kvant_cuda_seal_args) */
     kvant_cuda_seal_pages k, v;
     uint32_t n_blocks, n_kv_heads;
-    const int32_t *from, *to; /* device: open block from[i] becomes sealed block to[i]; below 0: skip */
-    const int32_t *tokens;    /* device: the first tokens[i] of from[i] were written; NULL: all 64 */
+    const int32_t *from,
+        *to; /* device: open block from[i] becomes sealed block to[i]; below 0: skip */
+    const int32_t *tokens; /* device: the first tokens[i] of from[i] were written; NULL: all 64 */
     /* device word or NULL: KVANT_CUDA_ROW_RANGE when the scale of a row does not fit. Such a row is
      * not written, and its block should stay open. */
     uint32_t *refused;
     const float *k_feedback; /* as in append, or a smaller size */
-    uint32_t exact;          /* not 0: open pages hold floats, as `exact` of append; codecs with one scale per token */
+    uint32_t
+        exact; /* not 0: open pages hold floats, as `exact` of append; codecs with one scale per token */
     const float *centroids[2]; /* as in append */
 } kvant_cuda_seal_args;
 
@@ -244,13 +256,14 @@ typedef struct kvant_cuda_attention_args {
     size_t size; /* set by the caller to sizeof(kvant_cuda_attention_args) */
     const kvant_cuda_codec *k_codec, *v_codec; /* a pair that kvant_cuda_attention_check takes */
     kvant_cuda_pages k, v;                     /* sealed blocks */
-    kvant_cuda_pages k_open, v_open;           /* open blocks, or base NULL in both when the table has none */
+    kvant_cuda_pages k_open, v_open; /* open blocks, or base NULL in both when the table has none */
     /* device: batch x blocks_per_row; b >= 0 is sealed block b, b < 0 is open block -1 - b;
      * KVANT_CUDA_NO_BLOCK, where there are open pools, hides 64 tokens */
     const int32_t *block_table;
     size_t table_stride;     /* elements between the rows of two sequences */
     uint32_t blocks_per_row; /* entries of a row that may be read */
-    const int32_t *lengths;  /* device: of each sequence; cut to 64 * blocks_per_row, below 1 is empty */
+    const int32_t
+        *lengths; /* device: of each sequence; cut to 64 * blocks_per_row, below 1 is empty */
     /* n_heads is a multiple of n_kv_heads, and at most 65536 */
     uint32_t batch, n_heads, n_kv_heads;
     kvant_cuda_type type;                 /* of q and out: F16 or BF16 (F32 too, for tests) */
@@ -262,9 +275,9 @@ typedef struct kvant_cuda_attention_args {
      * NULL */
     float *lse;
     float scale;
-    const float *v_center;              /* n_kv_heads x head_dim on the device, or NULL */
+    const float *v_center;          /* n_kv_heads x head_dim on the device, or NULL */
     const float *k_scale, *v_scale; /* likewise */
-    void *workspace;                    /* device, aligned to 256 */
+    void *workspace;                /* device, aligned to 256 */
     size_t workspace_bytes;
     /* Zeros from here on, or a smaller size: one query token per sequence, which sees the whole
      * sequence. */
@@ -285,8 +298,8 @@ typedef struct kvant_cuda_attention_args {
     /* device: per query row one fp16 number per token of its sequence, added to the scores; or
      * NULL */
     const uint16_t *mask;
-    size_t mask_token_stride; /* elements between two rows; 0: all query rows have the same */
-    const float *sinks;       /* device: n_heads logits of tokens whose value is 0, or NULL */
+    size_t mask_token_stride;  /* elements between two rows; 0: all query rows have the same */
+    const float *sinks;        /* device: n_heads logits of tokens whose value is 0, or NULL */
     const float *centroids[2]; /* as in append */
     /* not 0: block_table and lengths were written before the kernel that comes before this call in its
      * stream, and are read while that one ends */
@@ -302,7 +315,8 @@ typedef struct kvant_cuda_attention_args {
      * q has queries for all of these matrices: those of number n begin q_numbers[n] * q_matrix_stride elements behind q, as
      * several numbers may have the same matrix. 0 or 1: all keys are alike */
     uint32_t n_matrices;
-    const uint8_t *matrices; /* device: numbers below n_matrices, which lie as block_table's entries do, and are as ready */
+    const uint8_t *
+        matrices; /* device: numbers below n_matrices, which lie as block_table's entries do, and are as ready */
     size_t q_matrix_stride;
     uint8_t q_numbers[KVANT_CUDA_MOST_MATRICES];
     /* device, or NULL: kvant_cuda_page_offsets. What its own centre adds to all scores of a page, before `scale`. Not beside a
@@ -318,8 +332,9 @@ typedef struct kvant_cuda_attention_args {
  * open. Most pairs in use have a kernel of their own for few query rows.
  * KVANT_ERR_ARGUMENT when roles or head_dim do not fit together, or one codec alone is open; err, when
  * errlen > 0, has the reason. Touches no device. */
-KVANT_API kvant_status kvant_cuda_attention_check(const kvant_cuda_codec *k_codec, const kvant_cuda_codec *v_codec,
-                                                  char *err, size_t errlen);
+KVANT_API kvant_status kvant_cuda_attention_check(const kvant_cuda_codec *k_codec,
+                                                  const kvant_cuda_codec *v_codec, char *err,
+                                                  size_t errlen);
 
 /* Bytes of workspace that attention needs on the current device for any call with this head_dim; 0
  * on an error. */
@@ -331,7 +346,8 @@ KVANT_API size_t kvant_cuda_attention_workspace(uint32_t head_dim);
  * blocks_per_row of one kv head at least; SCRATCH_BYTES are 32768 tokens of 8 kv heads of 128. With
  * fewer than all pages need, kv heads take turns. */
 #define KVANT_CUDA_SCRATCH_ROWS 384
-#define KVANT_CUDA_SCRATCH_PER_BLOCK(head_dim) ((size_t)((head_dim) + 63) / 64 * 8192 + 128 * (size_t)(head_dim) + 16)
+#define KVANT_CUDA_SCRATCH_PER_BLOCK(head_dim)                                                     \
+    ((size_t)((head_dim) + 63) / 64 * 8192 + 128 * (size_t)(head_dim) + 16)
 #define KVANT_CUDA_SCRATCH_BYTES ((size_t)129 << 20)
 
 /* out = softmax(scale * q K^T) V. Scores are changed in this order: softcap, mask or ALiBi, hiding
@@ -341,7 +357,8 @@ KVANT_API size_t kvant_cuda_attention_workspace(uint32_t head_dim);
  * leaves it ready for the next. Calls that share a workspace must be ordered (one stream). Queries are rounded to fp16
  * after rotation, relative to the largest number of their head, probabilities to fp16. The error
  * bound is in docs/internals/cuda.md. */
-KVANT_API kvant_status kvant_cuda_attention(const kvant_cuda_attention_args *args, kvant_cuda_stream stream);
+KVANT_API kvant_status kvant_cuda_attention(const kvant_cuda_attention_args *args,
+                                            kvant_cuda_stream stream);
 
 /* A cache whose tokens get marks: token i of a call has the number numbers[i]. */
 typedef struct kvant_cuda_spread {
@@ -352,7 +369,7 @@ typedef struct kvant_cuda_spread {
 #define KVANT_CUDA_MOST_SPREAD 8u
 
 typedef struct kvant_cuda_marked_args {
-    size_t size; /* set by the caller to sizeof(kvant_cuda_marked_args) */
+    size_t size;           /* set by the caller to sizeof(kvant_cuda_marked_args) */
     const uint32_t *marks; /* as in append */
     int64_t first, stride; /* token t of sequence b has the number first + b * stride + t */
     /* as in attention, with as many query tokens in each sequence */
@@ -394,8 +411,9 @@ typedef struct kvant_cuda_block_args {
     size_t size;                /* set by the caller to sizeof(kvant_cuda_block_args) */
     kvant_cuda_block_rows k, v; /* of one type */
     uint32_t head_dim;          /* 64, 128 or 256 */
-    uint32_t n_tokens, batch, query_tokens, n_heads, n_kv_heads; /* at most 16 query rows per kv head */
-    const float *q;                                              /* strides of q, out and mask are elements */
+    uint32_t n_tokens, batch, query_tokens, n_heads,
+        n_kv_heads; /* at most 16 query rows per kv head */
+    const float *q; /* strides of q, out and mask are elements */
     size_t q_batch_stride, q_token_stride, q_head_stride;
     float *out;
     size_t out_batch_stride, out_token_stride, out_head_stride;
@@ -403,7 +421,8 @@ typedef struct kvant_cuda_block_args {
     const uint16_t *mask;                 /* fp16, aligned to 4, even strides; or NULL */
     size_t mask_batch_stride, mask_token_stride;
     const float *sinks; /* n_heads, or NULL */
-    void *workspace;    /* device, zeros before its first use; every call leaves it ready for the next */
+    void *
+        workspace; /* device, zeros before its first use; every call leaves it ready for the next */
     size_t workspace_bytes;
 } kvant_cuda_block_args;
 
@@ -412,7 +431,8 @@ KVANT_API size_t kvant_cuda_block_workspace(const kvant_cuda_block_args *args);
 
 /* Every query token sees every token that the mask leaves. Queries, weights and values are rounded to fp16.
  * KVANT_ERR_UNSUPPORTED for what is not taken. */
-KVANT_API kvant_status kvant_cuda_block_attention(const kvant_cuda_block_args *args, kvant_cuda_stream stream);
+KVANT_API kvant_status kvant_cuda_block_attention(const kvant_cuda_block_args *args,
+                                                  kvant_cuda_stream stream);
 
 /* ---- centres of blocks ---- */
 
@@ -420,20 +440,23 @@ typedef struct kvant_cuda_center_rows_args {
     size_t size;      /* set by the caller to sizeof(kvant_cuda_center_rows_args) */
     const void *rows; /* device: n_tokens x n_kv_heads x head_dim */
     kvant_cuda_type type;
-    size_t token_stride, head_stride; /* elements; a row is contiguous */
+    size_t token_stride, head_stride;        /* elements; a row is contiguous */
     uint32_t n_tokens, n_kv_heads, head_dim; /* head_dim is even, at most 512 */
-    const int64_t *slots;       /* device: token i is in block slots[i] / 64; below 0: its row is copied */
+    const int64_t
+        *slots; /* device: token i is in block slots[i] / 64; below 0: its row is copied */
     kvant_cuda_turning turning; /* phases and numbers by block */
     uint32_t add;               /* 0: the centre is subtracted; 1: added */
-    float *out; /* device: n_tokens x n_kv_heads x head_dim, contiguous; rows themselves if these are such floats, too */
+    float *
+        out; /* device: n_tokens x n_kv_heads x head_dim, contiguous; rows themselves if these are such floats, too */
 } kvant_cuda_center_rows_args;
 
 /* Rows about their blocks' centres, or back: the CPU's bits. KVANT_ERR_ARGUMENT for missing arrays, an odd head_dim, or one
  * above 512. */
-KVANT_API kvant_status kvant_cuda_center_rows(const kvant_cuda_center_rows_args *args, kvant_cuda_stream stream);
+KVANT_API kvant_status kvant_cuda_center_rows(const kvant_cuda_center_rows_args *args,
+                                              kvant_cuda_stream stream);
 
 typedef struct kvant_cuda_page_offsets_args {
-    size_t size; /* set by the caller to sizeof(kvant_cuda_page_offsets_args) */
+    size_t size;   /* set by the caller to sizeof(kvant_cuda_page_offsets_args) */
     const void *q; /* device: queries before any matrix */
     kvant_cuda_type type;
     size_t q_batch_stride, q_token_stride, q_head_stride; /* elements, as in attention */
@@ -441,8 +464,10 @@ typedef struct kvant_cuda_page_offsets_args {
     uint32_t query_tokens;                                /* per sequence at most; 0: 1 */
     const int32_t *query_starts;                          /* as in attention */
     const int32_t *lengths;                               /* device: of each sequence */
-    size_t table_stride;        /* places of a sequence in phases, numbers and offsets; lengths are cut to 64 of each */
-    kvant_cuda_turning turning; /* phases and numbers by b * table_stride + page, as block_table's entries lie */
+    size_t
+        table_stride; /* places of a sequence in phases, numbers and offsets; lengths are cut to 64 of each */
+    kvant_cuda_turning
+        turning; /* phases and numbers by b * table_stride + page, as block_table's entries lie */
     /* device: batch x n_kv_heads x table_stride x query rows of a kv head, which are query_tokens x heads of the kv head:
      * row = token * heads + head. Written are pages below a sequence's length and query tokens that there are */
     float *offsets;
@@ -450,7 +475,8 @@ typedef struct kvant_cuda_page_offsets_args {
 
 /* offsets = <q, centre of the page>, for attention; sums are in binary32. KVANT_ERR_ARGUMENT for missing arrays, an odd head_dim,
  * or one above 512. */
-KVANT_API kvant_status kvant_cuda_page_offsets(const kvant_cuda_page_offsets_args *args, kvant_cuda_stream stream);
+KVANT_API kvant_status kvant_cuda_page_offsets(const kvant_cuda_page_offsets_args *args,
+                                               kvant_cuda_stream stream);
 
 /* ---- queries of transform=file ---- */
 
@@ -458,7 +484,8 @@ KVANT_API kvant_status kvant_cuda_page_offsets(const kvant_cuda_page_offsets_arg
  * them (in binary32, in an order of its own: off by at most head_dim roundings). Attention takes
  * these as its q, with type KVANT_CUDA_F32. A codec with transform=diagonal needs no such call:
  * attention takes its inverse_weights as k_scale. */
-KVANT_API kvant_status kvant_cuda_transform_queries(const kvant_cuda_query_args *args, kvant_cuda_stream stream);
+KVANT_API kvant_status kvant_cuda_transform_queries(const kvant_cuda_query_args *args,
+                                                    kvant_cuda_stream stream);
 
 /* ---- pages ---- */
 
@@ -471,8 +498,9 @@ typedef struct kvant_cuda_decode_args {
     kvant_cuda_type type;             /* of out */
     void *out;                        /* (n_blocks x 64) x n_kv_heads x head_dim */
     size_t token_stride, head_stride; /* elements */
-    const float *center, *scale;    /* n_kv_heads x head_dim on the device, or NULL */
-    const float *inverse_weights;     /* device: n_kv_heads x n_weights (kvant_cuda_tables); NULL: none */
+    const float *center, *scale;      /* n_kv_heads x head_dim on the device, or NULL */
+    const float
+        *inverse_weights; /* device: n_kv_heads x n_weights (kvant_cuda_tables); NULL: none */
     /* device: rows of blocks[i] are rows 64 to[i] on of out; NULL: 64 i on */
     const int32_t *to;
     /* not 0: rows stay transformed and within fp16's range, as in open pages; no scale and
@@ -483,7 +511,8 @@ typedef struct kvant_cuda_decode_args {
 
 /* Decodes whole blocks into rows: the transform undone, multiplied by the scale, the centre
  * added. */
-KVANT_API kvant_status kvant_cuda_decode(const kvant_cuda_decode_args *args, kvant_cuda_stream stream);
+KVANT_API kvant_status kvant_cuda_decode(const kvant_cuda_decode_args *args,
+                                         kvant_cuda_stream stream);
 
 KVANT_END_C
 

@@ -55,7 +55,8 @@ typedef struct kvant_index_params {
      * centroids, and searches read the lists nearest to a query. Both need training first, lists only
      * without centroids; lists keep ids. rows=int8 keeps 8 bits per number beside the codes, for rerank. */
     const char *spec;
-    const float *center; /* dim finite numbers that are subtracted before rounding, copied; NULL: none */
+    const float
+        *center; /* dim finite numbers that are subtracted before rounding, copied; NULL: none */
     const float *centroids; /* lists=N: centroid i at i * centroid_stride, copied; NULL: k-means */
     size_t centroid_stride, n_centroids;
 } kvant_index_params;
@@ -63,8 +64,8 @@ typedef struct kvant_index_params {
 /* Creates an empty index.
  * KVANT_ERR_SPEC, KVANT_ERR_ARGUMENT, KVANT_ERR_NONFINITE, KVANT_ERR_MEMORY. On an error *index is
  * NULL and err, when errlen > 0, holds one line. */
-KVANT_API kvant_status kvant_index_create(const kvant_index_params *params, kvant_index **index, char *err,
-                                          size_t errlen);
+KVANT_API kvant_status kvant_index_create(const kvant_index_params *params, kvant_index **index,
+                                          char *err, size_t errlen);
 
 /* Frees *index and sets it to NULL; a NULL pointer or a pointer to NULL is fine. */
 KVANT_API void kvant_index_free(kvant_index **index);
@@ -74,7 +75,8 @@ KVANT_API void kvant_index_free(kvant_index **index);
  * Possible while the index is empty. About 10,000 rows are enough; with dims= the time is that of n
  * dim^2 products. A centre costs 4 bytes per vector unless the metric is L2.
  * KVANT_ERR_NONFINITE, KVANT_ERR_UNSUPPORTED (a view, or not empty), KVANT_ERR_MEMORY. */
-KVANT_API kvant_status kvant_index_train(kvant_index *index, const float *rows, size_t stride, size_t n);
+KVANT_API kvant_status kvant_index_train(kvant_index *index, const float *rows, size_t stride,
+                                         size_t n);
 
 /* Adds n rows of dim floats; row i lies at rows + i * stride. ids: n different numbers that no
  * vector of the index has; NULL: the numbers from the largest id so far plus 1, or from 0 on. All
@@ -82,8 +84,8 @@ KVANT_API kvant_status kvant_index_train(kvant_index *index, const float *rows, 
  * KVANT_ERR_NONFINITE: a row holds a NaN or an infinity. KVANT_ERR_RANGE: a row is longer than 2^60.
  * KVANT_ERR_ARGUMENT: an id is taken, or KVANT_INDEX_NO_ID. KVANT_ERR_FULL,
  * KVANT_ERR_MEMORY. KVANT_ERR_UNSUPPORTED: the index is a view. */
-KVANT_API kvant_status kvant_index_add(kvant_index *index, const float *rows, size_t stride, size_t n,
-                                       const uint64_t *ids, uint32_t n_threads);
+KVANT_API kvant_status kvant_index_add(kvant_index *index, const float *rows, size_t stride,
+                                       size_t n, const uint64_t *ids, uint32_t n_threads);
 
 /* Removes a vector, in a time that does not depend on the number of vectors. The first removal keeps
  * ids from then on, 8 to 16 bytes per vector. KVANT_ERR_ARGUMENT: no vector has this id.
@@ -120,8 +122,8 @@ typedef struct kvant_index_query {
  * -infinity (L2: infinity).
  * KVANT_ERR_NONFINITE: a query holds a NaN or an infinity. KVANT_ERR_RANGE: a query is longer than
  * 2^60. KVANT_ERR_ARGUMENT, KVANT_ERR_MEMORY. */
-KVANT_API kvant_status kvant_index_search(const kvant_index *index, const kvant_index_query *query, float *scores,
-                                          uint64_t *ids);
+KVANT_API kvant_status kvant_index_search(const kvant_index *index, const kvant_index_query *query,
+                                          float *scores, uint64_t *ids);
 
 /* row[0 .. dim - 1] = the vector as the index knows it, scaled as its inner products are.
  * KVANT_ERR_ARGUMENT: no vector has this id. KVANT_ERR_MEMORY. */
@@ -129,16 +131,19 @@ KVANT_API kvant_status kvant_index_reconstruct(const kvant_index *index, uint64_
 
 /* Writes the index to a temporary file beside path, flushes it to disk and renames it: path never
  * holds half a file. KVANT_ERR_IO: path holds the old file, if there was one. */
-KVANT_API kvant_status kvant_index_save(const kvant_index *index, const char *path, char *err, size_t errlen);
+KVANT_API kvant_status kvant_index_save(const kvant_index *index, const char *path, char *err,
+                                        size_t errlen);
 
 /* Reads an index and verifies its checksum. KVANT_ERR_FORMAT: the file is damaged, cut short or of
  * an unknown version. KVANT_ERR_IO, KVANT_ERR_MEMORY. On an error *index is NULL. */
-KVANT_API kvant_status kvant_index_load(const char *path, kvant_index **index, char *err, size_t errlen);
+KVANT_API kvant_status kvant_index_load(const char *path, kvant_index **index, char *err,
+                                        size_t errlen);
 
 /* The same without reading the file: it is mapped, and its pages are read when a search needs them.
  * Its head and length are verified; kvant_index_verify verifies the rest. Nobody may change the
  * file in place while it is open; replacing it by rename is fine. */
-KVANT_API kvant_status kvant_index_view(const char *path, kvant_index **index, char *err, size_t errlen);
+KVANT_API kvant_status kvant_index_view(const char *path, kvant_index **index, char *err,
+                                        size_t errlen);
 
 /* Reads the whole file of a view and compares its checksum: KVANT_OK or KVANT_ERR_FORMAT. KVANT_OK
  * for an index that is no view. */
@@ -173,8 +178,8 @@ typedef struct kvant_index_gpu kvant_index_gpu;
  * searches need both.
  * KVANT_ERR_UNSUPPORTED: no GPU, no libkvant_cuda.so, or lists=. KVANT_ERR_MEMORY, of the host or
  * the GPU; KVANT_ERR_CUDA. On an error *gpu is NULL and err, when errlen > 0, holds one line. */
-KVANT_API kvant_status kvant_index_gpu_create(const kvant_index *index, kvant_index_gpu **gpu, char *err,
-                                              size_t errlen);
+KVANT_API kvant_status kvant_index_gpu_create(const kvant_index *index, kvant_index_gpu **gpu,
+                                              char *err, size_t errlen);
 
 /* Frees *gpu and sets it to NULL; a NULL pointer or a pointer to NULL is fine. */
 KVANT_API void kvant_index_gpu_free(kvant_index_gpu **gpu);
@@ -184,8 +189,9 @@ KVANT_API void kvant_index_gpu_free(kvant_index_gpu **gpu);
  * Threads: any number may call this at once; the GPU serves one after another.
  * Memory on the GPU: the first search takes at most 50 MB beside the codes, 200 MB for k above 1024.
  * KVANT_ERR_UNSUPPORTED: k or rerank is above 4096. KVANT_ERR_CUDA. */
-KVANT_API kvant_status kvant_index_gpu_search(const kvant_index_gpu *gpu, const kvant_index_query *query,
-                                              float *scores, uint64_t *ids);
+KVANT_API kvant_status kvant_index_gpu_search(const kvant_index_gpu *gpu,
+                                              const kvant_index_query *query, float *scores,
+                                              uint64_t *ids);
 
 KVANT_END_C
 

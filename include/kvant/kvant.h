@@ -57,11 +57,12 @@ typedef enum kvant_status {
     KVANT_ERR_UNSUPPORTED = 30, /* understood, but not available here; the message says why */
     KVANT_ERR_MEMORY = 40,      /* the allocator returned nothing */
     KVANT_ERR_NONFINITE = 50,   /* an input row holds a NaN or an infinity; nothing was written */
-    KVANT_ERR_RANGE = 51,       /* a row's scale does not fit its stored type (fp16); nothing was written */
-    KVANT_ERR_FULL = 60,        /* a pool has no page left */
-    KVANT_ERR_FORMAT = 70,      /* bytes read from outside do not follow format.md */
-    KVANT_ERR_IO = 71,          /* a file could not be read or written; the message says why */
-    KVANT_ERR_CUDA = 80         /* GPU: a launch failed, or there is no code for this device */
+    KVANT_ERR_RANGE =
+        51, /* a row's scale does not fit its stored type (fp16); nothing was written */
+    KVANT_ERR_FULL = 60,   /* a pool has no page left */
+    KVANT_ERR_FORMAT = 70, /* bytes read from outside do not follow format.md */
+    KVANT_ERR_IO = 71,     /* a file could not be read or written; the message says why */
+    KVANT_ERR_CUDA = 80    /* GPU: a launch failed, or there is no code for this device */
 } kvant_status;
 
 /* A constant English phrase for a status, never NULL, also for values this version does not

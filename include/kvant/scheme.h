@@ -39,7 +39,8 @@ typedef struct kvant_scheme_params {
 /* KVANT_ERR_ARGUMENT, KVANT_ERR_SPEC, KVANT_ERR_UNSUPPORTED (a codec needs a calibration),
  * KVANT_ERR_FORMAT, KVANT_ERR_IO, KVANT_ERR_MEMORY, each with the reason in kvant_error_message().
  * *scheme is then NULL. */
-KVANT_API kvant_status kvant_scheme_create(const kvant_scheme_params *params, kvant_scheme **scheme);
+KVANT_API kvant_status kvant_scheme_create(const kvant_scheme_params *params,
+                                           kvant_scheme **scheme);
 
 /* Frees *scheme and sets it to NULL; NULL and a pointer to NULL are fine. */
 KVANT_API void kvant_scheme_free(kvant_scheme **scheme);
@@ -66,8 +67,8 @@ KVANT_API kvant_status kvant_scheme_codecs(kvant_scheme *scheme, const kvant_sch
 
 /* *head_dim = the head_dim that the settings file or the calibration states for this layer and role;
  * 0: none stated. */
-KVANT_API kvant_status kvant_scheme_head_dim(const kvant_scheme *scheme, uint32_t layer, kvant_role role,
-                                             uint32_t *head_dim);
+KVANT_API kvant_status kvant_scheme_head_dim(const kvant_scheme *scheme, uint32_t layer,
+                                             kvant_role role, uint32_t *head_dim);
 
 /* What is known of a model as a whole. */
 typedef struct kvant_scheme_model {
@@ -80,7 +81,8 @@ typedef struct kvant_scheme_model {
  * settings file states the shape of every layer; elsewhere all are taken to be alike.
  * KVANT_ERR_ARGUMENT when the settings file is for another model: another number of layers or kv
  * heads, or no layer with such a head_dim. Errors as kvant_scheme_codecs. */
-KVANT_API kvant_status kvant_scheme_true_bits(kvant_scheme *scheme, const kvant_scheme_model *model, double *bits);
+KVANT_API kvant_status kvant_scheme_true_bits(kvant_scheme *scheme, const kvant_scheme_model *model,
+                                              double *bits);
 
 /* What a cache with this scheme keeps as fp16, for kvant_tensor_params.exact: the first 64 and the
  * newest 128 tokens of each sequence, of all sequences together at most max_tokens / 16, but never
@@ -93,7 +95,8 @@ KVANT_API kvant_status kvant_scheme_exact(const kvant_scheme *scheme, uint64_t m
  * head_dim numbers: over every head_dim that is a multiple of 8 from 32 on and divides row_dim, or
  * head_dim alone when it is not 0, and over protected and ordinary codecs while n_layers is 0. The
  * other arguments are kvant_tensor_params'. */
-KVANT_API kvant_status kvant_scheme_most_bytes(kvant_scheme *scheme, const kvant_scheme_place *place, uint32_t row_dim,
+KVANT_API kvant_status kvant_scheme_most_bytes(kvant_scheme *scheme,
+                                               const kvant_scheme_place *place, uint32_t row_dim,
                                                const kvant_tensor_params *params, size_t *bytes);
 
 typedef struct kvant_scheme_info {
@@ -104,8 +107,9 @@ typedef struct kvant_scheme_info {
     const kvant_settings *settings;       /* or NULL */
     const kvant_calibration *calibration; /* or NULL */
     bool needs_calibration;               /* some codec could not be made without it */
-    const char *calibration_path; /* named or beside the model; NULL: none, or the settings file's own */
-    const char *not_used;         /* of a calibration beside the model, why it is not used; or NULL */
+    const char
+        *calibration_path; /* named or beside the model; NULL: none, or the settings file's own */
+    const char *not_used;  /* of a calibration beside the model, why it is not used; or NULL */
 } kvant_scheme_info;
 
 KVANT_API kvant_status kvant_scheme_get_info(const kvant_scheme *scheme, kvant_scheme_info *info);

@@ -34,7 +34,7 @@ typedef struct kvant_settings_layer {
 } kvant_settings_layer;
 
 typedef struct kvant_settings_config {
-    size_t size;                        /* set by the caller to sizeof(kvant_settings_config) */
+    size_t size; /* set by the caller to sizeof(kvant_settings_config) */
     /* at most 255 bytes of UTF-8; control characters become blanks; NULL: "" */
     const char *model;
     uint64_t model_fingerprint;         /* as in kvant_calibration_info; 0: none */
@@ -60,47 +60,52 @@ typedef struct kvant_settings_info {
  * they make codecs.
  * KVANT_ERR_ARGUMENT or KVANT_ERR_SPEC with one line in err (when errlen > 0), KVANT_ERR_MEMORY. On
  * an error *settings is NULL. */
-KVANT_API kvant_status kvant_settings_create(const kvant_settings_config *config, kvant_settings **settings,
-                                             char *err, size_t errlen);
+KVANT_API kvant_status kvant_settings_create(const kvant_settings_config *config,
+                                             kvant_settings **settings, char *err, size_t errlen);
 
 /* Reads a settings file.
  * KVANT_ERR_FORMAT: the file is damaged, was changed by hand, has another version or lacks a layer;
  * err names the line. KVANT_ERR_IO: the file cannot be read. KVANT_ERR_MEMORY. On an error
  * *settings is NULL. */
-KVANT_API kvant_status kvant_settings_load(const char *path, kvant_settings **settings, char *err, size_t errlen);
+KVANT_API kvant_status kvant_settings_load(const char *path, kvant_settings **settings, char *err,
+                                           size_t errlen);
 
 /* Writes a settings file: to a temporary file beside path, which is flushed to disk and then
  * renamed. So path never holds half a file, and after an error it holds the old file, if there was
  * one.
  * KVANT_ERR_IO, KVANT_ERR_MEMORY. KVANT_ERR_ARGUMENT: the file would exceed
  * KVANT_SETTINGS_MAX_BYTES. */
-KVANT_API kvant_status kvant_settings_save(const kvant_settings *settings, const char *path, char *err,
-                                           size_t errlen);
+KVANT_API kvant_status kvant_settings_save(const kvant_settings *settings, const char *path,
+                                           char *err, size_t errlen);
 
 /* Frees *settings and sets it to NULL; NULL and a pointer to NULL are fine. */
 KVANT_API void kvant_settings_free(kvant_settings **settings);
 
 /* Fills *info, whose size field must be set. */
-KVANT_API kvant_status kvant_settings_get_info(const kvant_settings *settings, kvant_settings_info *info);
+KVANT_API kvant_status kvant_settings_get_info(const kvant_settings *settings,
+                                               kvant_settings_info *info);
 
 /* Fills *entry. Its specs live as long as the settings. KVANT_ERR_ARGUMENT: there is no such
  * layer. */
-KVANT_API kvant_status kvant_settings_get_layer(const kvant_settings *settings, uint32_t layer, kvant_role role,
-                                                kvant_settings_layer *entry);
+KVANT_API kvant_status kvant_settings_get_layer(const kvant_settings *settings, uint32_t layer,
+                                                kvant_role role, kvant_settings_layer *entry);
 
 /* path = where the calibration of the settings is: a relative path in the file is resolved from the
  * folder of the file. "" when the settings need no calibration.
  * KVANT_ERR_ARGUMENT: the path does not fit `bytes` bytes, or it is relative and the settings were
  * not loaded from a file. */
-KVANT_API kvant_status kvant_settings_calibration_path(const kvant_settings *settings, char *path, size_t bytes);
+KVANT_API kvant_status kvant_settings_calibration_path(const kvant_settings *settings, char *path,
+                                                       size_t bytes);
 
 /* Loads the calibration that the settings were made with, from path or, when path is NULL, from
  * kvant_settings_calibration_path. When the settings need no calibration, *calibration is NULL and
  * the status KVANT_OK.
  * KVANT_ERR_ARGUMENT: the file holds another calibration, or path is NULL and the settings were not
  * loaded from a file. Other errors as kvant_calibration_load. */
-KVANT_API kvant_status kvant_settings_load_calibration(const kvant_settings *settings, const char *path,
-                                                       kvant_calibration **calibration, char *err, size_t errlen);
+KVANT_API kvant_status kvant_settings_load_calibration(const kvant_settings *settings,
+                                                       const char *path,
+                                                       kvant_calibration **calibration, char *err,
+                                                       size_t errlen);
 
 /* Checks that every spec makes a codec for the shape of its layer with the calibration (or NULL),
  * and that the codecs of a layer fit together in one cache (kvant_codecs_fit_together). KVANT_OK,
@@ -109,20 +114,21 @@ KVANT_API kvant_status kvant_settings_load_calibration(const kvant_settings *set
  * KVANT_ERR_ARGUMENT: the settings need a calibration and this is another. Settings that need none
  * ignore the argument. Costs one creation per different codec, and n_kv_heads creations per layer
  * whose kv heads differ. */
-KVANT_API kvant_status kvant_settings_check(const kvant_settings *settings, const kvant_calibration *calibration,
-                                            char *err, size_t errlen);
+KVANT_API kvant_status kvant_settings_check(const kvant_settings *settings,
+                                            const kvant_calibration *calibration, char *err,
+                                            size_t errlen);
 
 /* A preset: a named pair of codecs, a sensible default chosen by measurement (results.md). */
 typedef struct kvant_preset {
     size_t size;      /* set by the caller to sizeof(kvant_preset) */
     const char *name; /* all strings are constants */
     const char *summary;
-    const char *k, *v; /* specs */
+    const char *k, *v;  /* specs */
     const char *more_k; /* spec of the keys of some layers (kvant_preset_spec); NULL: all have k */
 } kvant_preset;
 
 #define KVANT_PRESET_NAMES "quality, balanced, small or tiny" /* all presets, for messages */
-#define KVANT_PRESET_DEFAULT "balanced"                 /* used when the caller names no codec */
+#define KVANT_PRESET_DEFAULT "balanced" /* used when the caller names no codec */
 
 /* Fills *preset, whose size field must be set. calibrated: not 0 gives the specs for a model with a
  * calibration; these specs need it. KVANT_ERR_ARGUMENT: there is no preset of this name. */
@@ -131,7 +137,8 @@ KVANT_API kvant_status kvant_preset_get(const char *name, int calibrated, kvant_
 /* The spec of a layer. A row's scale costs 16 bits, less per number where head_dim is above 64. The
  * preset tiny gives what keys and values save there to keys: (head_dim - 64) / (2 head_dim) of the
  * layers, spread evenly, have keys of 3 bits. So no head_dim from 64 on takes more than 64 does. */
-KVANT_API const char *kvant_preset_spec(const kvant_preset *preset, kvant_role role, uint32_t layer, uint32_t head_dim);
+KVANT_API const char *kvant_preset_spec(const kvant_preset *preset, kvant_role role, uint32_t layer,
+                                        uint32_t head_dim);
 
 KVANT_END_C
 

@@ -79,8 +79,9 @@ typedef struct kvant_step_pages {
 } kvant_step_pages;
 
 typedef struct kvant_tensor_params {
-    size_t size;                      /* set by the caller to sizeof(kvant_tensor_params) */
-    const kvant_codec *const *codecs; /* one per kv head; the array is copied, the codecs are borrowed */
+    size_t size; /* set by the caller to sizeof(kvant_tensor_params) */
+    const kvant_codec *const
+        *codecs; /* one per kv head; the array is copied, the codecs are borrowed */
     uint32_t n_kv_heads;
     uint32_t n_sequences; /* each sequence keeps its sinks and its newest rows as fp16 */
     uint32_t n_blocks;    /* of all sequences */
@@ -110,7 +111,8 @@ KVANT_API kvant_status kvant_tensor_size(const kvant_tensor_params *params, size
 /* Creates a tensor in memory: kvant_tensor_size bytes, aligned to KVANT_PAGE_ALIGN, zeroed, which
  * stay the caller's and outlive the tensor. KVANT_ERR_UNSUPPORTED when a codec needs a calibration
  * and was created without one. */
-KVANT_API kvant_status kvant_tensor_create(const kvant_tensor_params *params, void *memory, kvant_tensor **tensor);
+KVANT_API kvant_status kvant_tensor_create(const kvant_tensor_params *params, void *memory,
+                                           kvant_tensor **tensor);
 
 /* Frees the tensor, not its memory, and sets *tensor to NULL; NULL and a pointer to NULL are
  * fine. */
@@ -119,20 +121,22 @@ KVANT_API void kvant_tensor_free(kvant_tensor **tensor);
 /* Says that block is the index-th of a sequence, which decides whether it is a sink and whose
  * newest rows it holds. Only for an empty block and where blocks_per_sequence is 0:
  * KVANT_ERR_ARGUMENT otherwise. */
-KVANT_API kvant_status kvant_tensor_assign(kvant_tensor *tensor, uint32_t block, uint32_t sequence, uint32_t index);
+KVANT_API kvant_status kvant_tensor_assign(kvant_tensor *tensor, uint32_t block, uint32_t sequence,
+                                           uint32_t index);
 
 /* Writes n rows, row i (n_kv_heads x head_dim floats at rows + i * stride) to slots[i]; where slots
  * repeat, the last row stays. All or nothing: every row is checked first, and on an error nothing
  * of the call is stored, marked or learnt from.
  * KVANT_ERR_NONFINITE, KVANT_ERR_RANGE, KVANT_ERR_ARGUMENT. n_threads >= 1 bounds the threads used;
  * bytes do not depend on it. */
-KVANT_API kvant_status kvant_tensor_write(kvant_tensor *tensor, const int64_t *slots, size_t n, const float *rows,
-                                          size_t stride, uint32_t n_threads);
+KVANT_API kvant_status kvant_tensor_write(kvant_tensor *tensor, const int64_t *slots, size_t n,
+                                          const float *rows, size_t stride, uint32_t n_threads);
 
 /* The same for the keys and the values of a layer, at the same slots: all or nothing for both. Kv
  * heads of both are encoded in one loop, which for a single token wastes fewer threads than two. */
-KVANT_API kvant_status kvant_tensor_write_layer(kvant_tensor *k, kvant_tensor *v, const int64_t *slots, size_t n,
-                                                const float *k_rows, size_t k_stride, const float *v_rows,
+KVANT_API kvant_status kvant_tensor_write_layer(kvant_tensor *k, kvant_tensor *v,
+                                                const int64_t *slots, size_t n, const float *k_rows,
+                                                size_t k_stride, const float *v_rows,
                                                 size_t v_stride, uint32_t n_threads);
 
 /* Queries of tokens, for transform=first: query head h of token t is head_dim floats at q + t *
@@ -142,7 +146,8 @@ typedef struct kvant_queries {
     const float *q;
     size_t token_stride, head_stride;
     uint32_t n_tokens, n_heads;
-    const int32_t *positions; /* per token, for kvant_rope; NULL: they follow the row written last */
+    const int32_t
+        *positions; /* per token, for kvant_rope; NULL: they follow the row written last */
 } kvant_queries;
 
 /* Notes queries, from which the next write to the keys learns. Those of the same tokens, before the
@@ -157,18 +162,21 @@ KVANT_API int kvant_tensor_wants_queries(const kvant_tensor *tensor, size_t n_to
 /* RoPE: how keys and queries turn with their positions. Slow pairs of channels go on turning long after
  * enough was learnt; with this, versions are made for positions that no row has had yet. */
 typedef struct kvant_rope {
-    size_t size;              /* set by the caller to sizeof(kvant_rope) */
-    uint32_t n_dims;          /* the first channels of a head turn; even */
-    uint32_t interleaved;     /* not 0: pairs are channels (2i, 2i + 1); otherwise (i, i + n_dims / 2) */
+    size_t size;     /* set by the caller to sizeof(kvant_rope) */
+    uint32_t n_dims; /* the first channels of a head turn; even */
+    uint32_t
+        interleaved; /* not 0: pairs are channels (2i, 2i + 1); otherwise (i, i + n_dims / 2) */
     const float *frequencies; /* n_dims / 2, radians per position; copied */
     uint32_t n_positions;     /* that a sequence may have; 0: as many as there are slots */
-    uint32_t n_ranges;        /* versions that share the positions; 0: as many as pay; 1: one for all */
-    uint32_t block_centers;   /* not 0: each block has a centre of its own, the mean of keys at its positions */
+    uint32_t n_ranges; /* versions that share the positions; 0: as many as pay; 1: one for all */
+    uint32_t
+        block_centers; /* not 0: each block has a centre of its own, the mean of keys at its positions */
 } kvant_rope;
 
 /* By what keys turn at a position: cosines of a head's pairs of channels, then sines, head_dim numbers. pairs: NULL, or head_dim
  * numbers, two channels each. KVANT_ERR_ARGUMENT (an odd head_dim, too), KVANT_ERR_NONFINITE. */
-KVANT_API kvant_status kvant_rope_phase(const kvant_rope *rope, uint32_t head_dim, int32_t position, float *phase, uint16_t *pairs);
+KVANT_API kvant_status kvant_rope_phase(const kvant_rope *rope, uint32_t head_dim, int32_t position,
+                                        float *phase, uint16_t *pairs);
 
 /* For keys with transform=first; nothing happens for other tensors. Versions in force stay; where the
  * rope is another than before (NULL: none), what was learnt for later ones is forgotten. A writer's call.
@@ -178,7 +186,8 @@ KVANT_API kvant_status kvant_tensor_set_rope(kvant_tensor *tensor, const kvant_r
 
 /* Positions of the n rows of the next write, which borrows them. Otherwise a row's position is its place
  * in its sequence: 64 x index of the block + offset. Below 0: not known; nothing is learnt from the row. */
-KVANT_API kvant_status kvant_tensor_next_positions(kvant_tensor *tensor, const int32_t *positions, size_t n);
+KVANT_API kvant_status kvant_tensor_next_positions(kvant_tensor *tensor, const int32_t *positions,
+                                                   size_t n);
 
 /* Keys move to other positions without being encoded again: slot i of the first n by by[i]
  * positions, as if RoPE had turned them that much further. by[i] = KVANT_ANY_SHIFT says that
@@ -201,8 +210,8 @@ KVANT_API kvant_status kvant_tensor_read_slots(const kvant_tensor *tensor, const
                                                uint32_t n_threads);
 
 /* Reads the n slots from first on in one thread. */
-KVANT_API kvant_status kvant_tensor_read(const kvant_tensor *tensor, size_t first, size_t n, float *rows,
-                                         size_t stride);
+KVANT_API kvant_status kvant_tensor_read(const kvant_tensor *tensor, size_t first, size_t n,
+                                         float *rows, size_t stride);
 
 /* Makes n blocks from first on empty. kvant_tensor_clear also forgets the versions. Only memory
  * that was written is touched. */
@@ -213,8 +222,8 @@ KVANT_API void kvant_tensor_clear(kvant_tensor *tensor);
  * overlap: KVANT_ERR_ARGUMENT). The targets become equal to the sources, empty ones too.
  * KVANT_ERR_FULL when the target has no place for the versions or the open pages of the blocks:
  * copy by reading and writing then. On an error the target's blocks are as before. */
-KVANT_API kvant_status kvant_tensor_copy(const kvant_tensor *from, uint32_t first, kvant_tensor *to, uint32_t to_first,
-                                         uint32_t n);
+KVANT_API kvant_status kvant_tensor_copy(const kvant_tensor *from, uint32_t first, kvant_tensor *to,
+                                         uint32_t to_first, uint32_t n);
 
 /* A block as bytes that another process, machine or device imports: pages, which slots are written,
  * codec specs, centre and scale, a checksum (format.md, "Blocks"). kvant_tensor_export_size is
@@ -223,13 +232,14 @@ KVANT_API size_t kvant_tensor_export_size(const kvant_tensor *tensor);
 
 /* *used bytes are written. Slots that are not written leave no bit. KVANT_ERR_ARGUMENT when bytes
  * is too small, KVANT_ERR_MEMORY; what data holds then is not specified. */
-KVANT_API kvant_status kvant_tensor_export(const kvant_tensor *tensor, uint32_t block, void *data, size_t bytes,
-                                           size_t *used);
+KVANT_API kvant_status kvant_tensor_export(const kvant_tensor *tensor, uint32_t block, void *data,
+                                           size_t bytes, size_t *used);
 
 /* Replaces a block by an exported one. KVANT_ERR_FORMAT: damaged, of another version or another
  * scheme; KVANT_ERR_FULL: no place for its version or its open page. The block is then as before.
  * Any bytes are safe to pass. */
-KVANT_API kvant_status kvant_tensor_import(kvant_tensor *tensor, uint32_t block, const void *data, size_t bytes);
+KVANT_API kvant_status kvant_tensor_import(kvant_tensor *tensor, uint32_t block, const void *data,
+                                           size_t bytes);
 
 /* Gives a version before anything is written, in place of one from the first rows: n_kv_heads x
  * head_dim floats each, copied; NULL for no centre or no scale, or the calibration's. Each kv head
@@ -252,24 +262,29 @@ typedef struct kvant_block_info {
     uint64_t written;         /* bit per slot */
     const kvant_codec *codec; /* the kv head's */
     /* Keys that were shifted are in it as they were before (kvant_tensor_shift). */
-    const void *page;         /* sealed: a page of the codec; otherwise 64 x head_dim transformed fp16 numbers */
-    kvant_affine affine;      /* of the kv head: head_dim floats each, or NULL. What its version's blocks share */
-    const float *start; /* kvant_rope.block_centers: the version's centre of a block at position 0; NULL: it has none */
+    const void
+        *page; /* sealed: a page of the codec; otherwise 64 x head_dim transformed fp16 numbers */
+    kvant_affine
+        affine; /* of the kv head: head_dim floats each, or NULL. What its version's blocks share */
+    const float *
+        start; /* kvant_rope.block_centers: the version's centre of a block at position 0; NULL: it has none */
 } kvant_block_info;
 
-KVANT_API kvant_status kvant_tensor_get_block(const kvant_tensor *tensor, uint32_t block, uint32_t kv_head,
-                                              kvant_block_info *info);
+KVANT_API kvant_status kvant_tensor_get_block(const kvant_tensor *tensor, uint32_t block,
+                                              uint32_t kv_head, kvant_block_info *info);
 
 /* What a kv head's rows of a block are about: its own centre (kvant_rope.block_centers), the version's, or zeros. center: head_dim
  * floats. KVANT_ERR_ARGUMENT. */
-KVANT_API kvant_status kvant_tensor_block_center(const kvant_tensor *tensor, uint32_t block, uint32_t kv_head, float *center);
+KVANT_API kvant_status kvant_tensor_block_center(const kvant_tensor *tensor, uint32_t block,
+                                                 uint32_t kv_head, float *center);
 
 /* Makes a codec like another one, of the tensor's role and head_dim, with the centre, scale and matrix
  * that a kv head has in a block's version, as if a calibration gave them: for pages that lie elsewhere,
  * as on a GPU (kvant_cuda_codec_from, kvant_cuda_codec_tables). The caller frees it.
  * KVANT_ERR_ARGUMENT, KVANT_ERR_MEMORY. */
-KVANT_API kvant_status kvant_tensor_make_codec(const kvant_tensor *tensor, uint32_t block, uint32_t kv_head,
-                                               const kvant_codec *like, kvant_codec **codec);
+KVANT_API kvant_status kvant_tensor_make_codec(const kvant_tensor *tensor, uint32_t block,
+                                               uint32_t kv_head, const kvant_codec *like,
+                                               kvant_codec **codec);
 
 /* The same, one per kv head, of the matrices that what was learnt so far gives for keys at positions `first` to `last`,
  * whatever n_positions the rope has: for the octaves ([0, 1024), [1024, 2048), [2048, 4096) ...) from that of first to that
@@ -278,13 +293,15 @@ KVANT_API kvant_status kvant_tensor_make_codec(const kvant_tensor *tensor, uint3
  * likes and codecs: n_kv_heads; the caller frees the codecs, of which there are none on an error. A writer's call, which
  * changes nothing that is stored; takes a millisecond or two per kv head. KVANT_ERR_ARGUMENT, KVANT_ERR_MEMORY;
  * KVANT_ERR_UNSUPPORTED without transform=first or a rope, or before enough rows and queries came. */
-KVANT_API kvant_status kvant_tensor_make_range_codecs(kvant_tensor *tensor, int32_t first, int32_t last,
-                                                      uint32_t stretch, const kvant_codec *const *likes,
+KVANT_API kvant_status kvant_tensor_make_range_codecs(kvant_tensor *tensor, int32_t first,
+                                                      int32_t last, uint32_t stretch,
+                                                      const kvant_codec *const *likes,
                                                       kvant_codec **codecs, uint32_t n_threads);
 
 /* The mean of keys at positions `first` to `last`, from what was learnt so far. center: n_kv_heads x head_dim. Errors as
  * above. */
-KVANT_API kvant_status kvant_tensor_range_center(const kvant_tensor *tensor, int32_t first, int32_t last, float *center);
+KVANT_API kvant_status kvant_tensor_range_center(const kvant_tensor *tensor, int32_t first,
+                                                 int32_t last, float *center);
 
 typedef struct kvant_tensor_info {
     size_t size; /* set by the caller to sizeof(kvant_tensor_info) */

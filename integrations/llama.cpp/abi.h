@@ -23,7 +23,13 @@
 #define ABI_MAX_OP_PARAMS 64
 #define ABI_MAX_NAME 64
 
-enum { ABI_TYPE_F32 = 0, ABI_TYPE_F16 = 1, ABI_TYPE_I32 = 26, ABI_TYPE_I64 = 27, ABI_TYPE_BF16 = 30 };
+enum {
+    ABI_TYPE_F32 = 0,
+    ABI_TYPE_F16 = 1,
+    ABI_TYPE_I32 = 26,
+    ABI_TYPE_I64 = 27,
+    ABI_TYPE_BF16 = 30
+};
 enum { ABI_STATUS_ALLOC_FAILED = -2, ABI_STATUS_FAILED = -1, ABI_STATUS_SUCCESS = 0 };
 enum { ABI_DEVICE_CPU = 0, ABI_DEVICE_GPU = 1, ABI_DEVICE_ACCEL = 3 };
 enum { ABI_TENSOR_FLAG_COMPUTE = 16, ABI_USAGE_COMPUTE = 2 };
@@ -117,9 +123,12 @@ typedef struct abi_buffer_iface {
     void (*free_buffer)(abi_buffer *buffer);
     void *(*get_base)(abi_buffer *buffer);
     int32_t (*init_tensor)(abi_buffer *buffer, abi_tensor *tensor);
-    void (*memset_tensor)(abi_buffer *buffer, abi_tensor *tensor, uint8_t value, size_t offset, size_t size);
-    void (*set_tensor)(abi_buffer *buffer, abi_tensor *tensor, const void *data, size_t offset, size_t size);
-    void (*get_tensor)(abi_buffer *buffer, const abi_tensor *tensor, void *data, size_t offset, size_t size);
+    void (*memset_tensor)(abi_buffer *buffer, abi_tensor *tensor, uint8_t value, size_t offset,
+                          size_t size);
+    void (*set_tensor)(abi_buffer *buffer, abi_tensor *tensor, const void *data, size_t offset,
+                       size_t size);
+    void (*get_tensor)(abi_buffer *buffer, const abi_tensor *tensor, void *data, size_t offset,
+                       size_t size);
     void (*set_tensor_2d)(void); /* never set: ggml falls back to set_tensor */
     void (*get_tensor_2d)(void); /* never set: ggml falls back to get_tensor */
     bool (*cpy_tensor)(abi_buffer *buffer, const abi_tensor *src, abi_tensor *dst);
@@ -191,7 +200,8 @@ typedef struct abi_device_iface {
     abi_backend *(*init_backend)(abi_device *device, const char *params);
     abi_buft *(*get_buffer_type)(abi_device *device);
     abi_buft *(*get_host_buffer_type)(abi_device *device);
-    abi_buffer *(*buffer_from_host_ptr)(abi_device *device, void *ptr, size_t size, size_t max_tensor_size);
+    abi_buffer *(*buffer_from_host_ptr)(abi_device *device, void *ptr, size_t size,
+                                        size_t max_tensor_size);
     bool (*supports_op)(abi_device *device, const abi_tensor *op);
     bool (*supports_buft)(abi_device *device, abi_buft *buft);
     bool (*offload_op)(abi_device *device, const abi_tensor *op);
@@ -210,7 +220,8 @@ typedef struct abi_reg_iface {
     const char *(*get_name)(abi_reg *reg);
     size_t (*get_device_count)(abi_reg *reg);
     abi_device *(*get_device)(abi_reg *reg, size_t index);
-    void *(*_Atomic get_proc_address)(abi_reg *reg, const char *name); /* replaced while others read it (host_threads.c) */
+    void *(*_Atomic get_proc_address)(
+        abi_reg *reg, const char *name); /* replaced while others read it (host_threads.c) */
 } abi_reg_iface;
 
 struct abi_reg {

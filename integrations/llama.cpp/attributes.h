@@ -12,7 +12,8 @@
 /* Where the running function returns to: tells which copy of ggml loads the plug-in. */
 #define KVP_RETURN_ADDRESS() __builtin_return_address(0)
 
-#define KVP_PRINTF(format_index, first_argument) __attribute__((format(printf, format_index, first_argument)))
+#define KVP_PRINTF(format_index, first_argument)                                                   \
+    __attribute__((format(printf, format_index, first_argument)))
 
 /* In a loop that waits for another thread. */
 #if defined(__x86_64__) || defined(__i386__)

@@ -30,10 +30,11 @@ struct region {
     bool latents; /* its cache tensors are latents (mla.h) */
     kvp_kv **tensors;
     size_t n_tensors;
-    kvp_placement *placement; /* of cells of one stream; the cache tensors of a buffer are those of one cache */
-    uint32_t n_placed;        /* its cells */
-    kvp_steps steps[2];       /* of its keys, of its values */
-    struct region *next;      /* of live regions */
+    kvp_placement *
+        placement; /* of cells of one stream; the cache tensors of a buffer are those of one cache */
+    uint32_t n_placed;   /* its cells */
+    kvp_steps steps[2];  /* of its keys, of its values */
+    struct region *next; /* of live regions */
 };
 
 static pthread_mutex_t live_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -118,7 +119,8 @@ static struct region *region_create(size_t size, abi_buffer *inner)
     if (inner != NULL)
         region->base = inner->iface.get_base(inner);
     else
-        region->base = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        region->base = mmap(NULL, size, PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (region->base == MAP_FAILED) {
         free(region);
         return NULL;
@@ -171,7 +173,8 @@ static size_t resident_bytes(const struct region *region)
     if (region->inner != NULL)
         return region->size;
     for (size_t at = 0; at < region->size; at += sizeof(state) * page) {
-        size_t n = region->size - at < sizeof(state) * page ? region->size - at : sizeof(state) * page;
+        size_t n =
+            region->size - at < sizeof(state) * page ? region->size - at : sizeof(state) * page;
         size_t n_pages = (n + page - 1) / page;
         if (mincore(region->base + at, n, state) != 0)
             return resident;
@@ -260,7 +263,8 @@ static void *buffer_get_base(abi_buffer *buffer)
 /* Whether the bytes lie in the region and in no other tensor's. */
 static bool is_free(const struct region *region, const char *at, size_t bytes)
 {
-    if (at < region->base || bytes > region->size || (size_t)(at - region->base) > region->size - bytes)
+    if (at < region->base || bytes > region->size ||
+        (size_t)(at - region->base) > region->size - bytes)
         return false;
     for (size_t i = 0; i < region->n_tensors; i++) {
         const char *other = region->tensors[i]->memory;
@@ -280,7 +284,8 @@ static bool share_placement(struct region *region, kvp_kv *kv)
         region->n_placed = kv->shape.n_cells;
     }
     if (region->placement != NULL && region->n_placed != kv->shape.n_cells) {
-        kvp_error("%s has %u cells, tensors of the same buffer have %u", kv->name, kv->shape.n_cells, region->n_placed);
+        kvp_error("%s has %u cells, tensors of the same buffer have %u", kv->name,
+                  kv->shape.n_cells, region->n_placed);
         return false;
     }
     return region->placement != NULL && kvp_kv_set_placement(kv, region->placement);
@@ -324,7 +329,8 @@ static int32_t buffer_init_tensor(abi_buffer *buffer, abi_tensor *tensor)
     return ABI_STATUS_SUCCESS;
 }
 
-static void buffer_set_tensor(abi_buffer *buffer, abi_tensor *tensor, const void *data, size_t offset, size_t size)
+static void buffer_set_tensor(abi_buffer *buffer, abi_tensor *tensor, const void *data,
+                              size_t offset, size_t size)
 {
     abi_buffer *inner = ((struct region *)buffer->context)->inner;
     kvp_kv *kv = kvp_kv_of(tensor);
@@ -337,7 +343,8 @@ static void buffer_set_tensor(abi_buffer *buffer, abi_tensor *tensor, const void
         memcpy((char *)tensor->data + offset, data, size);
 }
 
-static void buffer_get_tensor(abi_buffer *buffer, const abi_tensor *tensor, void *data, size_t offset, size_t size)
+static void buffer_get_tensor(abi_buffer *buffer, const abi_tensor *tensor, void *data,
+                              size_t offset, size_t size)
 {
     abi_buffer *inner = ((struct region *)buffer->context)->inner;
     kvp_kv *kv = kvp_kv_of(tensor);
@@ -350,7 +357,8 @@ static void buffer_get_tensor(abi_buffer *buffer, const abi_tensor *tensor, void
         memset(data, 0xff, size); /* NaN: no stale bytes, nor zeros that attention takes for rows */
 }
 
-static void buffer_memset_tensor(abi_buffer *buffer, abi_tensor *tensor, uint8_t value, size_t offset, size_t size)
+static void buffer_memset_tensor(abi_buffer *buffer, abi_tensor *tensor, uint8_t value,
+                                 size_t offset, size_t size)
 {
     abi_buffer *inner = ((struct region *)buffer->context)->inner;
     kvp_kv *kv = kvp_kv_of(tensor);
@@ -364,7 +372,8 @@ static void buffer_memset_tensor(abi_buffer *buffer, abi_tensor *tensor, uint8_t
 }
 
 /* Whole streams of equal caches: llama_memory_seq_cp between streams. */
-static bool copy_streams(const abi_tensor *src, const kvp_kv *from, const abi_tensor *dst, kvp_kv *to)
+static bool copy_streams(const abi_tensor *src, const kvp_kv *from, const abi_tensor *dst,
+                         kvp_kv *to)
 {
     size_t stream = kvp_kv_stream_bytes(from), size = kvp_api.nbytes(src);
     size_t first_from = src->view_offs / stream, first_to = dst->view_offs / stream;
@@ -419,7 +428,8 @@ static const char *buft_get_name(abi_buft *self)
 
 /* inner: NULL, or freed when there is no memory. With the label of the CPU's memory it is plain
  * memory, on which the CPU back end computes by itself. */
-static abi_buffer *buffer_create(abi_buft *of, const kvp_remote *remote, abi_buffer *inner, size_t size)
+static abi_buffer *buffer_create(abi_buft *of, const kvp_remote *remote, abi_buffer *inner,
+                                 size_t size)
 {
     static const abi_buffer_iface iface = {
         .free_buffer = buffer_free,

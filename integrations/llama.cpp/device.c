@@ -43,7 +43,8 @@ static struct kind cache_kind = {
     .name = "KVANT",
     .description = "compressed KV cache (kvant " KVANT_VERSION_STRING ") in system memory",
     .type = ABI_DEVICE_GPU,
-    .guid = { 0x6b, 0x76, 0x61, 0x6e, 0x74, 0x2d, 0x67, 0x67, 0x6d, 0x6c, 0x2d, 0x62, 0x61, 0x63, 0x6b, 0x31 },
+    .guid = { 0x6b, 0x76, 0x61, 0x6e, 0x74, 0x2d, 0x67, 0x67, 0x6d, 0x6c, 0x2d, 0x62, 0x61, 0x63,
+              0x6b, 0x31 },
     .views = true,
     .operations = { { &kvp_api.op.set_rows, kvp_set_rows_supported, kvp_set_rows },
                     { &kvp_api.op.flash_attn_ext, kvp_attention_supported, kvp_attention },
@@ -53,8 +54,10 @@ static struct kind accel_kind = {
     .name = "KVANT_ACCEL",
     .description = "attention over llama.cpp's own KV cache (kvant " KVANT_VERSION_STRING ")",
     .type = ABI_DEVICE_ACCEL,
-    .guid = { 0x6b, 0x76, 0x61, 0x6e, 0x74, 0x2d, 0x67, 0x67, 0x6d, 0x6c, 0x2d, 0x61, 0x63, 0x63, 0x65, 0x6c },
-    .operations = { { &kvp_api.op.flash_attn_ext, kvp_block_attention_supported, kvp_block_attention } },
+    .guid = { 0x6b, 0x76, 0x61, 0x6e, 0x74, 0x2d, 0x67, 0x67, 0x6d, 0x6c, 0x2d, 0x61, 0x63, 0x63,
+              0x65, 0x6c },
+    .operations = { { &kvp_api.op.flash_attn_ext, kvp_block_attention_supported,
+                      kvp_block_attention } },
 };
 static abi_device cache_device, accel_device, dormant_device;
 
@@ -87,12 +90,14 @@ static void free_workspace(kvp_compute *compute)
 
 void *kvp_compute_workspace(kvp_compute *compute, size_t bytes)
 {
-    const size_t most = bytes <= SIZE_MAX / 8 && bytes > KEPT_WORKSPACE / 8 ? 8 * bytes : KEPT_WORKSPACE;
+    const size_t most =
+        bytes <= SIZE_MAX / 8 && bytes > KEPT_WORKSPACE / 8 ? 8 * bytes : KEPT_WORKSPACE;
 
     if (bytes <= compute->workspace_bytes && compute->workspace_bytes <= most)
         return compute->workspace;
     free_workspace(compute);
-    compute->workspace = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    compute->workspace =
+        mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     compute->workspace_bytes = compute->workspace != MAP_FAILED ? bytes : 0;
     if (compute->workspace == MAP_FAILED)
         compute->workspace = NULL;
@@ -162,8 +167,8 @@ static void compute_nodes(void *user)
     int i = 0;
 
     compute->keys = NULL;
-    for (abi_tensor *node = next_node(job->graph, &i), *next; node != NULL && job->status == ABI_STATUS_SUCCESS;
-         node = next) {
+    for (abi_tensor *node = next_node(job->graph, &i), *next;
+         node != NULL && job->status == ABI_STATUS_SUCCESS; node = next) {
         i++;
         compute->next = next = next_node(job->graph, &i);
         job->status = compute_node(job->kind, compute, node);
@@ -202,9 +207,10 @@ static abi_backend *backend_create(abi_device *device, bool fp32)
     compute->n_threads = DEFAULT_N_THREADS;
     compute->fp32 = fp32;
     compute->layers = device == &cache_device ? kvp_kv_context() : NULL;
-    *backend = (abi_backend){
-        .guid = &((struct kind *)device->context)->guid, .iface = iface, .device = device, .context = compute
-    };
+    *backend = (abi_backend){ .guid = &((struct kind *)device->context)->guid,
+                              .iface = iface,
+                              .device = device,
+                              .context = compute };
     return backend;
 }
 

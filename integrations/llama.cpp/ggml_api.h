@@ -39,16 +39,19 @@ typedef struct kvp_ggml {
     abi_context *(*init)(abi_init_params params);
     void (*free)(abi_context *context);
     abi_tensor *(*new_tensor_1d)(abi_context *context, int32_t type, int64_t ne0);
-    abi_tensor *(*new_tensor_3d)(abi_context *context, int32_t type, int64_t ne0, int64_t ne1, int64_t ne2);
-    abi_tensor *(*view_3d)(abi_context *context, abi_tensor *a, int64_t ne0, int64_t ne1, int64_t ne2, size_t nb1,
-                           size_t nb2, size_t offset);
+    abi_tensor *(*new_tensor_3d)(abi_context *context, int32_t type, int64_t ne0, int64_t ne1,
+                                 int64_t ne2);
+    abi_tensor *(*view_3d)(abi_context *context, abi_tensor *a, int64_t ne0, int64_t ne1,
+                           int64_t ne2, size_t nb1, size_t nb2, size_t offset);
     abi_tensor *(*set_name)(abi_tensor *tensor, const char *name);
     abi_tensor *(*set_rows)(abi_context *context, abi_tensor *a, abi_tensor *b, abi_tensor *c);
-    abi_tensor *(*rope_ext_inplace)(abi_context *context, abi_tensor *a, abi_tensor *b, abi_tensor *c, int n_dims,
-                                    int mode, int n_ctx_orig, float freq_base, float freq_scale, float ext_factor,
+    abi_tensor *(*rope_ext_inplace)(abi_context *context, abi_tensor *a, abi_tensor *b,
+                                    abi_tensor *c, int n_dims, int mode, int n_ctx_orig,
+                                    float freq_base, float freq_scale, float ext_factor,
                                     float attn_factor, float beta_fast, float beta_slow);
-    abi_tensor *(*custom_4d)(abi_context *context, int32_t type, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3,
-                             abi_tensor **args, int n_args, abi_custom_op op, int n_tasks, void *user);
+    abi_tensor *(*custom_4d)(abi_context *context, int32_t type, int64_t ne0, int64_t ne1,
+                             int64_t ne2, int64_t ne3, abi_tensor **args, int n_args,
+                             abi_custom_op op, int n_tasks, void *user);
     abi_graph *(*new_graph)(abi_context *context);
     size_t (*graph_overhead)(void);
     void (*build_forward_expand)(abi_graph *graph, abi_tensor *tensor);
@@ -78,8 +81,9 @@ extern kvp_ggml kvp_api;
 /* Operations that compute nothing. */
 static inline bool kvp_is_view(const abi_tensor *node)
 {
-    return node->op == kvp_api.op.none || node->op == kvp_api.op.view || node->op == kvp_api.op.permute ||
-           node->op == kvp_api.op.reshape || node->op == kvp_api.op.transpose;
+    return node->op == kvp_api.op.none || node->op == kvp_api.op.view ||
+           node->op == kvp_api.op.permute || node->op == kvp_api.op.reshape ||
+           node->op == kvp_api.op.transpose;
 }
 
 /* Fills kvp_api from the object that contains the address caller. On failure prints why and returns

@@ -36,9 +36,12 @@ static void *returns; /* what recorders return */
         called = i;                                                                                \
         return returns;                                                                            \
     }
-#define EACH(X)                                                                                    \
-    X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14) X(15)          \
-    X(16) X(17) X(18) X(19) X(20) X(21) X(22) X(23) X(24) X(25) X(26) X(27) X(28) X(29) X(30) X(31)
+/* clang-format off */
+#define EACH(X)                                                       \
+    X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10)           \
+    X(11) X(12) X(13) X(14) X(15) X(16) X(17) X(18) X(19) X(20) X(21) \
+    X(22) X(23) X(24) X(25) X(26) X(27) X(28) X(29) X(30) X(31)
+/* clang-format on */
 #define NAME(i) record_##i,
 EACH(RECORD)
 static const words recorders = { { EACH(NAME) } };
@@ -164,7 +167,7 @@ static void find_tensors(finder *f)
 /* ggml gives the tensor a buffer, which shows where a tensor names it. */
 static void find_buffer_of_tensor(finder *f)
 {
-    abi_buffer *(*allocate)(abi_context * context, abi_buft * buft);
+    abi_buffer *(*allocate)(abi_context *context, abi_buft *buft);
     abi_buffer *buffer;
 
     if (!find(f, "ggml_backend_alloc_ctx_tensors_from_buft", &allocate))
@@ -240,9 +243,9 @@ static int same_numbers(const abi_tensor *node, int first, const float *expected
 static void find_attention(finder *f)
 {
     static const float given[] = { 0.5f, 2.0f, 3.0f };
-    abi_tensor *(*attention)(abi_context *, abi_tensor * q, abi_tensor * k, abi_tensor * v,
-                             abi_tensor * mask, float, float, float);
-    void (*add_sinks)(abi_tensor * node, abi_tensor * sinks);
+    abi_tensor *(*attention)(abi_context *, abi_tensor *q, abi_tensor *k, abi_tensor *v,
+                             abi_tensor *mask, float, float, float);
+    void (*add_sinks)(abi_tensor *node, abi_tensor *sinks);
     abi_tensor *q = f->api->new_tensor_3d(f->context, ABI_TYPE_F32, 64, 2, 4);
     abi_tensor *k = f->api->new_tensor_3d(f->context, ABI_TYPE_F16, 64, 8, 2);
     abi_tensor *v = f->api->new_tensor_3d(f->context, ABI_TYPE_F16, 64, 8, 2);
@@ -289,8 +292,8 @@ static void find_graphs(finder *f)
     abi_tensor *rows = f->api->new_tensor_3d(f->context, ABI_TYPE_F32, 64, 3, 1);
     abi_tensor *index = f->api->new_tensor_1d(f->context, ABI_TYPE_I64, 3);
     abi_tensor *node = f->api->set_rows(f->context, cache, rows, index);
-    abi_tensor **(*nodes)(abi_graph * graph);
-    int (*size)(abi_graph * graph);
+    abi_tensor **(*nodes)(abi_graph *graph);
+    int (*size)(abi_graph *graph);
     abi_graph *graph = f->api->new_graph(f->context);
 
     operation(f, "SET_ROWS", node, &f->api->op.set_rows);
@@ -309,8 +312,7 @@ static void find_graphs(finder *f)
 
 static void find_experts(finder *f)
 {
-    abi_tensor *(*mul_mat_id)(abi_context *, abi_tensor * experts, abi_tensor * x,
-                              abi_tensor * ids);
+    abi_tensor *(*mul_mat_id)(abi_context *, abi_tensor *experts, abi_tensor *x, abi_tensor *ids);
     abi_tensor *ids = f->api->new_tensor_3d(f->context, ABI_TYPE_I32, 1, 2, 1);
 
     if (find(f, "ggml_mul_mat_id", &mul_mat_id))
@@ -350,7 +352,7 @@ static void find_buffer_type(finder *f)
 
 static void find_members_of_buffer(finder *f, abi_buffer *buffer)
 {
-    void (*set_usage)(abi_buffer * buffer, int32_t usage);
+    void (*set_usage)(abi_buffer *buffer, int32_t usage);
     recorder word = NULL;
     int n = 0;
 
@@ -490,8 +492,8 @@ static void find_registry(finder *f)
 static void find_cpu(finder *f)
 {
     abi_device *cpu = f->api->dev_by_type != NULL ? f->api->dev_by_type(ABI_DEVICE_CPU) : NULL;
-    void (*get_props)(abi_device * device, abi_device_props * props);
-    const char *(*name)(abi_device * device);
+    void (*get_props)(abi_device *device, abi_device_props *props);
+    const char *(*name)(abi_device *device);
     abi_device_props props = { .type = -1 };
 
     if (f->differs || cpu == NULL || !find(f, "ggml_backend_dev_get_props", &get_props) ||
@@ -510,7 +512,7 @@ bool kvp_ggml_tables_match(void *library, kvp_ggml *api, char *err, size_t errle
     const size_t overhead = sizeof(abi_tensor) + 32;
     const abi_init_params params = { .mem_size = 64 * overhead + 4 * api->graph_overhead(),
                                      .no_alloc = true };
-    static void (*const finders[])(finder * f) = {
+    static void (*const finders[])(finder *f) = {
         find_types,   find_tensors, find_views,           find_attention,   find_rope,
         find_graphs,  find_experts, different_operations, find_buffer_type, find_buffer,
         find_backend, find_device,  find_registry,        find_cpu,

@@ -109,7 +109,9 @@ static struct lender *new_lender(abi_backend *cpu)
 
     if (lender == NULL)
         return NULL;
-    *lender = (struct lender){ .next = lenders, .number = ++last_number, .cpu = cpu, .free = cpu->iface.free };
+    *lender = (struct lender){
+        .next = lenders, .number = ++last_number, .cpu = cpu, .free = cpu->iface.free
+    };
     cpu->iface.free = free_lender;
     lenders = lender;
     return lender;
@@ -228,13 +230,17 @@ static int most_threads(void)
 static void watch(void)
 {
     abi_device *cpu = kvp_api.dev_by_type != NULL ? kvp_api.dev_by_type(ABI_DEVICE_CPU) : NULL;
-    abi_reg *reg = cpu != NULL && kvp_api.dev_backend_reg != NULL ? kvp_api.dev_backend_reg(cpu) : NULL;
+    abi_reg *reg =
+        cpu != NULL && kvp_api.dev_backend_reg != NULL ? kvp_api.dev_backend_reg(cpu) : NULL;
     void *symbol;
 
     if (reg == NULL || reg->api_version != kvp_api.api)
         return;
-    host.get_proc_address = atomic_load_explicit(&reg->iface.get_proc_address, memory_order_acquire);
-    symbol = host.get_proc_address != NULL ? host.get_proc_address(reg, "ggml_backend_cpu_set_threadpool") : NULL;
+    host.get_proc_address =
+        atomic_load_explicit(&reg->iface.get_proc_address, memory_order_acquire);
+    symbol = host.get_proc_address != NULL
+                 ? host.get_proc_address(reg, "ggml_backend_cpu_set_threadpool")
+                 : NULL;
     if (symbol == NULL)
         return;
     memcpy(&host.set_threadpool, &symbol, sizeof(symbol));
@@ -411,8 +417,8 @@ static bool build_graph(kvp_host_threads *threads)
     threads->context = kvp_api.init(params);
     if (threads->context == NULL)
         return false;
-    node =
-        kvp_api.custom_4d(threads->context, ABI_TYPE_F32, 1, 1, 1, 1, NULL, 0, run_node, ABI_N_TASKS_MAX, threads);
+    node = kvp_api.custom_4d(threads->context, ABI_TYPE_F32, 1, 1, 1, 1, NULL, 0, run_node,
+                             ABI_N_TASKS_MAX, threads);
     threads->graph = kvp_api.new_graph(threads->context);
     kvp_api.build_forward_expand(threads->graph, node);
     init_awaited(&threads->turn);

@@ -21,7 +21,8 @@
 #define MAX_LAYER 100000u
 
 static pthread_mutex_t layers_lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_key_t current_key; /* the context that a thread is creating; released with the thread */
+static pthread_key_t
+    current_key; /* the context that a thread is creating; released with the thread */
 static bool has_current_key;
 
 static void layers_release(void *user)
@@ -212,20 +213,24 @@ bool kvp_kv_names(const abi_tensor *tensor)
 }
 
 /* llama.cpp creates the cache of all tokens before the cache of a window. */
-bool kvp_kv_shape_read(const abi_tensor *tensor, bool in_order, kvp_kv_shape *shape, char *err, size_t errlen)
+bool kvp_kv_shape_read(const abi_tensor *tensor, bool in_order, kvp_kv_shape *shape, char *err,
+                       size_t errlen)
 {
     unsigned long layer;
 
     if (tensor->type != ABI_TYPE_F16) {
-        snprintf(err, errlen,
-                 "the cache type is not f16; kvant compresses what llama.cpp takes for an f16 cache: "
-                 "set -ctk f16 -ctv f16 and choose the codecs with KVANT_PRESET, KVANT_K and KVANT_V, or use kvant exec "
-                 "--accel for attention on llama.cpp's own types");
+        snprintf(
+            err, errlen,
+            "the cache type is not f16; kvant compresses what llama.cpp takes for an f16 cache: "
+            "set -ctk f16 -ctv f16 and choose the codecs with KVANT_PRESET, KVANT_K and KVANT_V, "
+            "or use kvant exec "
+            "--accel for attention on llama.cpp's own types");
         return false;
     }
     layer = strtoul(tensor->name + 9, NULL, 10);
-    if (layer > MAX_LAYER || tensor->ne[3] != 1 || tensor->ne[0] <= 0 || tensor->ne[0] > UINT32_MAX ||
-        tensor->ne[1] <= 0 || tensor->ne[1] > UINT32_MAX || tensor->ne[2] <= 0 || tensor->ne[2] > UINT32_MAX) {
+    if (layer > MAX_LAYER || tensor->ne[3] != 1 || tensor->ne[0] <= 0 ||
+        tensor->ne[0] > UINT32_MAX || tensor->ne[1] <= 0 || tensor->ne[1] > UINT32_MAX ||
+        tensor->ne[2] <= 0 || tensor->ne[2] > UINT32_MAX) {
         snprintf(err, errlen, "%s has an unexpected shape", tensor->name);
         return false;
     }
@@ -341,7 +346,8 @@ bool kvp_kv_create_tensor(kvp_kv *kv, uint32_t head_dim, char *err, size_t errle
         return false;
     }
     if (bytes > kv->reserved) {
-        snprintf(err, errlen, "head_dim %u was not reserved for; set KVANT_HEAD_DIM=%u", head_dim, head_dim);
+        snprintf(err, errlen, "head_dim %u was not reserved for; set KVANT_HEAD_DIM=%u", head_dim,
+                 head_dim);
         return false;
     }
     if (kv->steps != NULL && !kvp_steps_map(kv)) {
@@ -366,15 +372,15 @@ size_t kvp_kv_bytes_beside(kvp_kv *kv)
 void kvp_kv_count(kvp_kv *kv)
 {
     const struct kvp_waiting *waiting = &kv->waiting;
-    const size_t row = kv->shape.row * sizeof(float) + sizeof(*waiting->cells) +
-                       sizeof(*waiting->positions);
+    const size_t row =
+        kv->shape.row * sizeof(float) + sizeof(*waiting->cells) + sizeof(*waiting->positions);
     kvant_tensor_info info = { .size = sizeof(info) };
 
     kvant_tensor_get_info(kv->tensor, &info); /* unbound: nothing */
-    atomic_store_explicit(
-        &kv->beside,
-        kv->shared + kv->calibrated + info.learnt_bytes + info.working_bytes + waiting->n * row,
-        memory_order_relaxed);
+    atomic_store_explicit(&kv->beside,
+                          kv->shared + kv->calibrated + info.learnt_bytes + info.working_bytes +
+                              waiting->n * row,
+                          memory_order_relaxed);
 }
 
 const kvant_codec *const *kvp_kv_codecs(const kvp_kv *kv)
@@ -471,8 +477,7 @@ bool kvp_kv_bind(kvp_kv *kv, uint32_t head_dim)
     if (kv->bind_failed)
         return false;
     if (kv->head_dim != 0)
-        snprintf(err, sizeof(err),
-                 "its head_dim is %u", kv->head_dim);
+        snprintf(err, sizeof(err), "its head_dim is %u", kv->head_dim);
     else if (!latents && kv->settings->head_dim != 0 && kv->settings->head_dim != head_dim)
         snprintf(err, sizeof(err), "KVANT_HEAD_DIM says %u; unset it, or set the model's",
                  kv->settings->head_dim);

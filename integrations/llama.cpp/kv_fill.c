@@ -43,8 +43,7 @@ static void shrink_computers(const kvp_kv *kv, double tokens, kvp_kv_size *size)
     size->exact = (double)kv->shared + (own < rows ? own : rows);
     size->transforms =
         (double)(kvp_kv_info_up_to(kv, positions_of(kv, tokens)).learnt_most + kv->calibrated);
-    size->bytes =
-        codes * n_blocks / kvp_kv_blocks(&kv->shape) + size->exact + size->transforms;
+    size->bytes = codes * n_blocks / kvp_kv_blocks(&kv->shape) + size->exact + size->transforms;
 }
 
 /* A GPU's pages are reserved as a whole; matrices are made when their positions are reached. */
@@ -56,9 +55,8 @@ static void shrink_gpus(const kvp_kv *kv, const kvant_codec *const *codecs, doub
 
     if (kv->shape.latents)
         return;
-    size->transforms = (double)kvp_gpu_transform_bytes(&kv->shape, codecs,
-                                                       kv->shape.row / kv->head_dim,
-                                                       tokens < all ? (uint32_t)tokens : all);
+    size->transforms = (double)kvp_gpu_transform_bytes(
+        &kv->shape, codecs, kv->shape.row / kv->head_dim, tokens < all ? (uint32_t)tokens : all);
     size->bytes = pages + size->transforms;
 }
 
@@ -67,8 +65,7 @@ bool kvp_kv_size_at(const kvp_kv *kv, bool on_gpu, double tokens, kvp_kv_size *s
     const double cells = cells_of(kv, tokens);
     const kvant_codec *const *codecs = kvp_kv_codecs(kv);
 
-    if (codecs == NULL || (!on_gpu && kv->roped) ||
-        !kvp_kv_full_size(kv, codecs, on_gpu, size))
+    if (codecs == NULL || (!on_gpu && kv->roped) || !kvp_kv_full_size(kv, codecs, on_gpu, size))
         return false;
     if (on_gpu)
         shrink_gpus(kv, codecs, tokens, size);

@@ -50,12 +50,13 @@ bool kvp_kv_tensor_params(const kvp_kv_shape *shape, const kvp_settings *setting
     uint64_t blocks = placed ? kvp_placement_blocks(shape->n_cells)
                              : (uint64_t)blocks_per_stream(shape) * shape->n_streams;
 
-    *params = (kvant_tensor_params){ .size = sizeof(*params),
-                                     .n_sequences = placed ? KVP_WINDOW_SEQUENCES : shape->n_streams,
-                                     .n_blocks = (uint32_t)blocks,
-                                     .blocks_per_sequence = placed ? 0 : blocks_per_stream(shape),
-                                     .exact = part,
-                                     .steps = kvp_steps_none() };
+    *params =
+        (kvant_tensor_params){ .size = sizeof(*params),
+                               .n_sequences = placed ? KVP_WINDOW_SEQUENCES : shape->n_streams,
+                               .n_blocks = (uint32_t)blocks,
+                               .blocks_per_sequence = placed ? 0 : blocks_per_stream(shape),
+                               .exact = part,
+                               .steps = kvp_steps_none() };
     /* A GPU's exact rows have pages of their own. */
     *part = (kvant_exact_part){ .size = sizeof(*part) };
     if (!shape->in_order)
@@ -113,7 +114,9 @@ uint32_t kvp_kv_open_pages(const kvp_kv_shape *shape, const kvp_settings *settin
  * for 64. The other words ask for first or newest tokens; a centre has first tokens, too. */
 static bool has_open_pages(const char *spec)
 {
-    static const char *const words[] = { "trellis", "octopus", "hqmq", "center=", "sink=", "recent=" };
+    static const char *const words[] = {
+        "trellis", "octopus", "hqmq", "center=", "sink=", "recent="
+    };
 
     for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++)
         if (strstr(spec, words[i]) != NULL)
@@ -134,8 +137,8 @@ size_t kvp_kv_open_bytes(const kvp_kv_shape *shape, const kvp_settings *settings
     kvant_scheme_info info = { .size = sizeof(info) };
 
     kvant_scheme_get_info(settings->scheme, &info);
-    if (!shape->in_order || (kvp_kv_exact(shape, settings, shape->n_streams).step == 0 && !has_open_pages(info.k) &&
-                             !has_open_pages(info.v)))
+    if (!shape->in_order || (kvp_kv_exact(shape, settings, shape->n_streams).step == 0 &&
+                             !has_open_pages(info.k) && !has_open_pages(info.v)))
         return 0;
     return (size_t)kvp_kv_open_pages(shape, settings) * KVANT_PAGE_TOKENS * shape->row *
            sizeof(uint16_t);
@@ -154,9 +157,12 @@ static kvant_status most_bytes(const kvp_settings *settings, const kvp_kv_shape 
     *most = 0;
     for (at.head_dim = 64; unknown && at.head_dim <= KVANT_MAX_HEAD_DIM; at.head_dim += 8)
         if (shape->row % at.head_dim == 0 &&
-            kvant_scheme_most_bytes(settings->scheme, &at, shape->row, params, &bytes) == KVANT_OK && bytes > *most)
+            kvant_scheme_most_bytes(settings->scheme, &at, shape->row, params, &bytes) ==
+                KVANT_OK &&
+            bytes > *most)
             *most = bytes;
-    return *most > 0 ? KVANT_OK : kvant_scheme_most_bytes(settings->scheme, place, shape->row, params, most);
+    return *most > 0 ? KVANT_OK
+                     : kvant_scheme_most_bytes(settings->scheme, place, shape->row, params, most);
 }
 
 size_t kvp_kv_reserve_with(const kvp_settings *settings, const kvp_kv_shape *shape, char *err,
@@ -177,14 +183,17 @@ size_t kvp_kv_reserve_with(const kvp_settings *settings, const kvp_kv_shape *sha
         return bytes;
     }
     if (settings->head_dim != 0 && shape->row % settings->head_dim != 0) {
-        snprintf(err, errlen,
-                 "KVANT_HEAD_DIM=%u does not divide rows of %u numbers; unset it, or set the model's",
-                 settings->head_dim, shape->row);
+        snprintf(
+            err, errlen,
+            "KVANT_HEAD_DIM=%u does not divide rows of %u numbers; unset it, or set the model's",
+            settings->head_dim, shape->row);
         return 0;
     }
     place = kvp_kv_place(shape, 0, kvp_kv_given_head_dim(shape, settings));
     if (most_bytes(settings, shape, &place, &params, &bytes) == KVANT_OK)
-        return shape->in_order ? (bytes + GPU_ALIGN - 1) / GPU_ALIGN * GPU_ALIGN + kvp_kv_open_bytes(shape, settings) : bytes;
+        return shape->in_order ? (bytes + GPU_ALIGN - 1) / GPU_ALIGN * GPU_ALIGN +
+                                     kvp_kv_open_bytes(shape, settings)
+                               : bytes;
     snprintf(err, errlen, "%s", kvant_error_message());
     return 0;
 }

@@ -25,7 +25,8 @@
  * they should be as long as the batch of a prompt. */
 #define BATCH_CELLS 512u
 
-#define NO_SINK (UINT32_MAX / 2) /* index of a block that is no sequence's first, whatever a codec's sink is */
+#define NO_SINK                                                                                    \
+    (UINT32_MAX / 2) /* index of a block that is no sequence's first, whatever a codec's sink is */
 
 /* Entering */
 
@@ -42,14 +43,16 @@ static kvant_status assign_block(kvp_kv *kv, uint32_t block)
     if (kv->generations[block] != 0)
         status = kvant_tensor_clear_blocks(kv->tensor, block, 1);
     if (status == KVANT_OK)
-        status = kvant_tensor_assign(kv->tensor, block, windows ? place.sequence : 0, windows ? place.index : NO_SINK);
+        status = kvant_tensor_assign(kv->tensor, block, windows ? place.sequence : 0,
+                                     windows ? place.index : NO_SINK);
     if (status == KVANT_OK)
         kv->generations[block] = place.generation;
     return status;
 }
 
 /* False when there is no memory to place them. */
-static bool find_slots(const kvp_kv *kv, const int64_t *cells, size_t n, const kvp_mask *mask, int64_t *slots)
+static bool find_slots(const kvp_kv *kv, const int64_t *cells, size_t n, const kvp_mask *mask,
+                       int64_t *slots)
 {
     if (kv->placement != NULL)
         return kvp_placement_write(kv->placement, cells, n, mask, slots);
@@ -89,7 +92,8 @@ static kvant_status store(const kvp_batch *batch, const kvp_mask *mask)
     return status;
 }
 
-kvant_status kvp_kv_write_rows(kvp_kv *kv, const int64_t *cells, size_t n, const float *rows, uint32_t n_threads)
+kvant_status kvp_kv_write_rows(kvp_kv *kv, const int64_t *cells, size_t n, const float *rows,
+                               uint32_t n_threads)
 {
     int64_t slots[BATCH_CELLS];
     const kvp_batch batch = { .rows = { { kv, rows, kv->shape.row, NULL } },
@@ -125,7 +129,8 @@ static kvant_status keep(const kvp_rows *rows, const int64_t *cells, size_t n)
     rows->kv->waiting = (struct kvp_waiting){ .cells = copy, .rows = (float *)(copy + n), .n = n };
     memcpy(copy, cells, n * sizeof(*cells));
     for (size_t i = 0; i < n; i++)
-        memcpy(rows->kv->waiting.rows + i * width, rows->at + i * rows->stride, width * sizeof(float));
+        memcpy(rows->kv->waiting.rows + i * width, rows->at + i * rows->stride,
+               width * sizeof(float));
     if (rows->positions != NULL) {
         rows->kv->waiting.positions = (int32_t *)(rows->kv->waiting.rows + n * width);
         memcpy(rows->kv->waiting.positions, rows->positions, n * sizeof(*rows->positions));
@@ -134,7 +139,8 @@ static kvant_status keep(const kvp_rows *rows, const int64_t *cells, size_t n)
     return KVANT_OK;
 }
 
-kvant_status kvp_kv_enter(const kvp_rows *rows, size_t n_tensors, const int64_t *cells, size_t n, uint32_t n_threads)
+kvant_status kvp_kv_enter(const kvp_rows *rows, size_t n_tensors, const int64_t *cells, size_t n,
+                          uint32_t n_threads)
 {
     const kvp_placement *placement = rows->kv->placement;
     kvp_batch batch = { .rows = { rows[0] },
@@ -297,7 +303,8 @@ static void encode_batch(kvp_kv *kv, const struct batch *batch, struct scratch *
 
     for (size_t i = 0; i < batch->n_cells; i++)
         cells[i] = (int64_t)(batch->cell + i);
-    kvp_api.fp16_to_fp32_row(scratch->halves, scratch->rows, (int64_t)batch->n_cells * kv->shape.row);
+    kvp_api.fp16_to_fp32_row(scratch->halves, scratch->rows,
+                             (int64_t)batch->n_cells * kv->shape.row);
     if (kv->remote != NULL)
         kvp_kv_store(&rows);
     else
@@ -414,7 +421,8 @@ static void write_bytes(kvp_kv *kv, size_t offset, size_t size, const struct byt
 void kvp_kv_fill(kvp_kv *kv, size_t offset, size_t size, uint8_t value)
 {
     const struct bytes bytes = { .value = value };
-    const size_t row = kvp_kv_row_bytes(kv), first = (offset + row - 1) / row, end = (offset + size) / row;
+    const size_t row = kvp_kv_row_bytes(kv), first = (offset + row - 1) / row,
+                 end = (offset + size) / row;
 
     if (value != 0 || kvp_kv_is_bound(kv))
         write_bytes(kv, offset, size, &bytes);
@@ -448,7 +456,8 @@ static void release_memory(const kvp_kv *kv)
     uintptr_t first = (uintptr_t)kv->memory, last = first + kv->reserved;
     uintptr_t inner_first = (first + page - 1) / page * page, inner_last = last / page * page;
 
-    if (inner_first >= inner_last || madvise((void *)inner_first, inner_last - inner_first, MADV_DONTNEED) != 0) {
+    if (inner_first >= inner_last ||
+        madvise((void *)inner_first, inner_last - inner_first, MADV_DONTNEED) != 0) {
         memset(kv->memory, 0, kv->reserved);
         return;
     }
@@ -463,7 +472,8 @@ void kvp_kv_clear(kvp_kv *kv)
     kvp_kv_forget_waiting(kv);
     kvp_invalid_clear(&kv->invalid);
     if (kv->generations != NULL)
-        memset(kv->generations, 0, kvp_placement_blocks(kv->shape.n_cells) * sizeof(*kv->generations));
+        memset(kv->generations, 0,
+               kvp_placement_blocks(kv->shape.n_cells) * sizeof(*kv->generations));
     if (kv->cells != NULL)
         kv->remote->clear(kv);
     if (kv->tensor == NULL)

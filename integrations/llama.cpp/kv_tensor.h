@@ -62,8 +62,8 @@ typedef struct kvp_kv kvp_kv;
 typedef struct kvp_remote {
     void *gpu;
     /* Makes kv->cells in kv->memory, which is zeroed, of a codec per kv head; false with a line in err. */
-    bool (*create)(kvp_kv *kv, const kvant_codec *const *codecs, uint32_t n_kv_heads, uint32_t head_dim, char *err,
-                   size_t errlen);
+    bool (*create)(kvp_kv *kv, const kvant_codec *const *codecs, uint32_t n_kv_heads,
+                   uint32_t head_dim, char *err, size_t errlen);
     void (*destroy)(kvp_kv *kv);
     kvant_status (*read)(const kvp_kv *kv, size_t cell, size_t n, float *rows);
     kvant_status (*write)(kvp_kv *kv, const int64_t *cells, size_t n, const float *rows);
@@ -76,29 +76,31 @@ typedef struct kvp_remote {
 struct kvp_kv {
     char name[ABI_MAX_NAME];
     kvp_kv_shape shape;
-    const kvp_settings *settings; /* the context's */
-    void *memory;          /* the buffer's, zeroed and untouched */
-    size_t reserved;       /* bytes of it */
-    uint32_t head_dim;     /* 0 while unbound; of latents: KVP_MLA_PART */
+    const kvp_settings *settings;                /* the context's */
+    void *memory;                                /* the buffer's, zeroed and untouched */
+    size_t reserved;                             /* bytes of it */
+    uint32_t head_dim;                           /* 0 while unbound; of latents: KVP_MLA_PART */
     const kvant_codec *parts[KVP_MLA_MAX_PARTS]; /* of latents, once bound */
-    kvant_tensor *tensor;  /* NULL while unbound, and with a remote */
-    const kvp_remote *remote; /* NULL: the cells are in the computer's memory */
-    void *cells;              /* the remote's, NULL while unbound */
-    kvp_kv_size full;         /* once bound: when all cells are written */
+    kvant_tensor *tensor;                        /* NULL while unbound, and with a remote */
+    const kvp_remote *remote;                    /* NULL: the cells are in the computer's memory */
+    void *cells;                                 /* the remote's, NULL while unbound */
+    kvp_kv_size full;                            /* once bound: when all cells are written */
     size_t
         calibrated; /* bytes of its codecs' matrices from a calibration, in the computer's memory */
-    const void *cache;        /* the same for the tensors of one buffer */
-    struct kvp_steps *steps;  /* the buffer's, of the tensor's role; NULL: the tensor shares none */
-    size_t shared;            /* bytes of them that are counted with this tensor: all, or none */
+    const void *cache;       /* the same for the tensors of one buffer */
+    struct kvp_steps *steps; /* the buffer's, of the tensor's role; NULL: the tensor shares none */
+    size_t shared;           /* bytes of them that are counted with this tensor: all, or none */
     struct kvp_layers *layers;
-    kvp_placement *placement; /* of a cache with one stream, shared by its tensors; NULL: cells are slots */
-    uint32_t *generations;    /* of each of its blocks, as the tensor knows it */
+    kvp_placement
+        *placement; /* of a cache with one stream, shared by its tensors; NULL: cells are slots */
+    uint32_t *generations; /* of each of its blocks, as the tensor knows it */
     struct kvp_waiting waiting;
     kvp_invalid invalid; /* cells whose rows were refused */
-    int32_t alone; /* position of a token that came alone and is stored, while its queries are still to be noted; else -1 */
+    int32_t
+        alone; /* position of a token that came alone and is stored, while its queries are still to be noted; else -1 */
     atomic_size_t beside; /* kvp_kv_bytes_beside: what other threads may read */
-    bool bind_failed; /* said once, not for every node */
-    bool roped;                /* the tensor was told the RoPE of its keys */
+    bool bind_failed;     /* said once, not for every node */
+    bool roped;           /* the tensor was told the RoPE of its keys */
 };
 
 /* True for a cache tensor that the plug-in compresses. With -sm tensor a device may have no head of a layer. */
@@ -106,7 +108,8 @@ bool kvp_kv_names(const abi_tensor *tensor);
 
 /* Reads the shape of a tensor that kvp_kv_names; false, with a line in err that says which flag to
  * set, when it is not one that can be compressed. */
-bool kvp_kv_shape_read(const abi_tensor *tensor, bool in_order, kvp_kv_shape *shape, char *err, size_t errlen);
+bool kvp_kv_shape_read(const abi_tensor *tensor, bool in_order, kvp_kv_shape *shape, char *err,
+                       size_t errlen);
 
 /* Begins a llama context: cache tensors that this thread creates from now on are its layers.
  * Reads the settings; the context keeps them when the environment changes. False with one line
@@ -281,7 +284,8 @@ typedef struct kvp_rows {
  * of one tensor, or of the keys and the values of a layer, which have equal cells and one placement
  * or none. Where a mask has to say where they go they wait for kvp_kv_flush, which every other
  * function here does without a mask when it must. */
-kvant_status kvp_kv_enter(const kvp_rows *rows, size_t n_tensors, const int64_t *cells, size_t n, uint32_t n_threads);
+kvant_status kvp_kv_enter(const kvp_rows *rows, size_t n_tensors, const int64_t *cells, size_t n,
+                          uint32_t n_threads);
 kvant_status kvp_kv_flush(kvp_kv *kv, const kvp_mask *mask, uint32_t n_threads);
 
 /* Drops what waits. */
@@ -299,7 +303,8 @@ static inline int64_t kvp_kv_slot(const kvp_kv *kv, int64_t cell)
 {
     if (kv->placement != NULL)
         return kvp_placement_slot(kv->placement, (uint32_t)cell);
-    int64_t n = kv->shape.n_cells, padded = (n + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS * KVANT_PAGE_TOKENS;
+    int64_t n = kv->shape.n_cells,
+            padded = (n + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS * KVANT_PAGE_TOKENS;
 
     return cell / n * padded + cell % n;
 }
@@ -309,7 +314,8 @@ static inline int64_t kvp_kv_slot(const kvp_kv *kv, int64_t cell)
 kvant_status kvp_kv_read_rows(const kvp_kv *kv, size_t cell, size_t n, float *rows);
 
 /* Writes at most 512 cells that have a slot. Cells whose rows are refused become invalid. */
-kvant_status kvp_kv_write_rows(kvp_kv *kv, const int64_t *cells, size_t n, const float *rows, uint32_t n_threads);
+kvant_status kvp_kv_write_rows(kvp_kv *kv, const int64_t *cells, size_t n, const float *rows,
+                               uint32_t n_threads);
 
 /* Nominal bytes of one stream. */
 size_t kvp_kv_stream_bytes(const kvp_kv *kv);

@@ -19,7 +19,8 @@ static bool is_model(const char *path)
         file = fopen(path, "rbe");
     if (file == NULL)
         return false;
-    bool ok = fread(magic, 1, sizeof(magic), file) == sizeof(magic) && memcmp(magic, "GGUF", sizeof(magic)) == 0;
+    bool ok = fread(magic, 1, sizeof(magic), file) == sizeof(magic) &&
+              memcmp(magic, "GGUF", sizeof(magic)) == 0;
     fclose(file);
     return ok;
 }
@@ -135,7 +136,8 @@ static bool take_value(reader *r, uint32_t type, uint32_t *number)
         return bytes_of(type) > 0 && skip(r, 1, bytes_of(type));
     if (!take(r, &type, sizeof(type)) || !take(r, &n, sizeof(n)))
         return false;
-    return type == GGUF_STRING ? skip_strings(r, n) : bytes_of(type) > 0 && skip(r, n, bytes_of(type));
+    return type == GGUF_STRING ? skip_strings(r, n)
+                               : bytes_of(type) > 0 && skip(r, n, bytes_of(type));
 }
 
 static bool ends_with(const char *key, const char *end)
@@ -174,7 +176,8 @@ static bool read_keys(reader *r, uint64_t n, struct layers *layers)
     for (; n > 0; n--) {
         uint32_t type, number = 0;
         uint64_t length;
-        if (!take(r, &length, sizeof(length)) || length >= sizeof(key) || !take(r, key, (size_t)length))
+        if (!take(r, &length, sizeof(length)) || length >= sizeof(key) ||
+            !take(r, key, (size_t)length))
             return false;
         key[length] = '\0';
         if (layers->all > 0 && strncmp(key, "tokenizer.", 10) == 0)

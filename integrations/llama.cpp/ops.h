@@ -19,8 +19,8 @@ typedef struct kvp_compute {
     uint32_t n_threads;
     const abi_tensor *next; /* that the graph computes after the node at hand, or NULL */
     const abi_tensor *keys; /* a SET_ROWS node that waits for the next one, or NULL */
-    bool fp32;       /* attention without integer products */
-    void *workspace; /* grows to what the largest node asked for; aligned to 64 */
+    bool fp32;              /* attention without integer products */
+    void *workspace;        /* grows to what the largest node asked for; aligned to 64 */
     size_t workspace_bytes;
     uint16_t *masks; /* in the order of a placement's blocks, and a block table */
     int32_t *table;

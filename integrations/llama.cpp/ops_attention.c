@@ -37,9 +37,9 @@ static bool cells_view(const abi_tensor *view, uint32_t *first_stream)
     size_t head_bytes = (size_t)view->ne[0] * sizeof(uint16_t);
 
     if (!kvp_is_kv(view) || view->nb[0] != sizeof(uint16_t) || view->nb[1] != root->nb[1] ||
-        (view->ne[2] > 1 && view->nb[2] != head_bytes) || view->ne[0] * view->ne[2] != root->ne[0] ||
-        view->ne[1] > root->ne[1] || view->view_offs % root->nb[2] != 0 ||
-        (view->ne[3] > 1 && view->nb[3] != root->nb[2]))
+        (view->ne[2] > 1 && view->nb[2] != head_bytes) ||
+        view->ne[0] * view->ne[2] != root->ne[0] || view->ne[1] > root->ne[1] ||
+        view->view_offs % root->nb[2] != 0 || (view->ne[3] > 1 && view->nb[3] != root->nb[2]))
         return false;
     *first_stream = (uint32_t)(view->view_offs / root->nb[2]);
     return *first_stream + view->ne[3] <= root->ne[2];
@@ -65,9 +65,9 @@ static bool is_latents(const abi_tensor *k)
 /* One mask for all heads, for one stream or for each of q's; none fits. */
 static bool mask_fits(const abi_tensor *mask, const abi_tensor *q, const abi_tensor *k)
 {
-    return mask == NULL ||
-           (mask->type == ABI_TYPE_F16 && mask->nb[0] == sizeof(uint16_t) && mask->ne[0] >= k->ne[1] &&
-            mask->ne[1] >= q->ne[1] && mask->ne[2] == 1 && (mask->ne[3] == 1 || mask->ne[3] == q->ne[3]));
+    return mask == NULL || (mask->type == ABI_TYPE_F16 && mask->nb[0] == sizeof(uint16_t) &&
+                            mask->ne[0] >= k->ne[1] && mask->ne[1] >= q->ne[1] &&
+                            mask->ne[2] == 1 && (mask->ne[3] == 1 || mask->ne[3] == q->ne[3]));
 }
 
 /* What nodes of both devices have to be. */
@@ -76,9 +76,10 @@ static bool shapes_fit(const abi_tensor *node)
     const abi_tensor *q = node->src[0], *k = node->src[1], *v = node->src[2], *sinks = node->src[4];
 
     return q->type == ABI_TYPE_F32 && q->nb[0] == sizeof(float) && node->type == ABI_TYPE_F32 &&
-           node->nb[0] == sizeof(float) && q->ne[0] == k->ne[0] && k->ne[1] == v->ne[1] && k->ne[2] == v->ne[2] &&
-           k->ne[2] > 0 && q->ne[2] % k->ne[2] == 0 && q->ne[3] == k->ne[3] && q->ne[3] == v->ne[3] &&
-           mask_fits(node->src[3], q, k) && (sinks == NULL || sinks->type == ABI_TYPE_F32);
+           node->nb[0] == sizeof(float) && q->ne[0] == k->ne[0] && k->ne[1] == v->ne[1] &&
+           k->ne[2] == v->ne[2] && k->ne[2] > 0 && q->ne[2] % k->ne[2] == 0 &&
+           q->ne[3] == k->ne[3] && q->ne[3] == v->ne[3] && mask_fits(node->src[3], q, k) &&
+           (sinks == NULL || sinks->type == ABI_TYPE_F32);
 }
 
 /* Learns head_dim from the node. While llama.cpp only estimates memory there are no cells to bind
@@ -103,17 +104,20 @@ bool kvp_attention_supported(const abi_tensor *node)
         return kvp_kv_refused(); /* ours all the same: its result asks for memory, which is refused */
     if (is_latents(k) && latents_view(k, v) && shapes_fit(node))
         return true;
-    if (!is_latents(k) && !is_latents(v) && cells_view(k, &k_stream) &&
-        cells_view(v, &v_stream) && k_stream == v_stream && shapes_fit(node))
+    if (!is_latents(k) && !is_latents(v) && cells_view(k, &k_stream) && cells_view(v, &v_stream) &&
+        k_stream == v_stream && shapes_fit(node))
         return true;
-    kvp_note("%s: this attention node is left to the CPU back end, on decoded copies", kvp_root(k)->name);
+    kvp_note("%s: this attention node is left to the CPU back end, on decoded copies",
+             kvp_root(k)->name);
     return false;
 }
 
 /* One stream of the node, without where keys and values are. */
-static kvant_attention_problem problem_of(const kvp_compute *compute, const abi_tensor *node, size_t stream)
+static kvant_attention_problem problem_of(const kvp_compute *compute, const abi_tensor *node,
+                                          size_t stream)
 {
-    const abi_tensor *q = node->src[0], *k = node->src[1], *mask = node->src[3], *sinks = node->src[4];
+    const abi_tensor *q = node->src[0], *k = node->src[1], *mask = node->src[3],
+                     *sinks = node->src[4];
     const size_t mask_offset = mask != NULL && mask->ne[3] > 1 ? stream * mask->nb[3] : 0;
     float parameters[3]; /* scale, max_bias, logit_softcap */
 
@@ -127,7 +131,9 @@ static kvant_attention_problem problem_of(const kvp_compute *compute, const abi_
         .q = (const float *)(const void *)((const char *)q->data + stream * q->nb[3]),
         .q_token_stride = q->nb[1] / sizeof(float),
         .q_head_stride = q->nb[2] / sizeof(float),
-        .mask = mask != NULL ? (const uint16_t *)(const void *)((const char *)mask->data + mask_offset) : NULL,
+        .mask = mask != NULL
+                    ? (const uint16_t *)(const void *)((const char *)mask->data + mask_offset)
+                    : NULL,
         .mask_token_stride = mask != NULL ? mask->nb[1] / sizeof(uint16_t) : 0,
         .sinks = sinks != NULL ? sinks->data : NULL,
         .scale = parameters[0],
@@ -150,7 +156,8 @@ static kvant_status run(kvp_compute *compute, const kvp_kv *k, const kvp_kv *v,
         return status;
     if (kvp_compute_workspace(compute, bytes) == NULL)
         return KVANT_ERR_MEMORY;
-    return kvant_attention(k->tensor, v->tensor, problem, compute->workspace, compute->workspace_bytes);
+    return kvant_attention(k->tensor, v->tensor, problem, compute->workspace,
+                           compute->workspace_bytes);
 }
 
 static bool reserve(void **memory, size_t *have, size_t need, size_t size)
@@ -166,8 +173,9 @@ static bool reserve(void **memory, size_t *have, size_t need, size_t size)
 
 /* The tokens first .. first + n - 1 of the batch, which are of one sequence: over its blocks alone,
  * so that results do not depend on other sequences, and nothing is spent on them. */
-static kvant_status attend_sequence(kvp_compute *compute, const kvp_kv *k, const kvp_kv *v, const kvp_mask *mask,
-                                    kvant_attention_problem problem, uint32_t first, uint32_t n)
+static kvant_status attend_sequence(kvp_compute *compute, const kvp_kv *k, const kvp_kv *v,
+                                    const kvp_mask *mask, kvant_attention_problem problem,
+                                    uint32_t first, uint32_t n)
 {
     const kvp_placement *placement = k->placement;
     uint32_t n_blocks = kvp_placement_blocks(k->shape.n_cells), width;
@@ -180,10 +188,12 @@ static kvant_status attend_sequence(kvp_compute *compute, const kvp_kv *k, const
     problem.n_queries = n;
     problem.q += first * problem.q_token_stride;
     problem.out += first * problem.out_token_stride;
-    if (mask->rows != NULL && width <= mask->n_cells && kvp_placement_in_order(placement, compute->table, n_blocks)) {
+    if (mask->rows != NULL && width <= mask->n_cells &&
+        kvp_placement_in_order(placement, compute->table, n_blocks)) {
         problem.mask += first * problem.mask_token_stride;
     } else {
-        if (!reserve((void **)&compute->masks, &compute->n_masks, (size_t)n * width + 1, sizeof(*compute->masks)))
+        if (!reserve((void **)&compute->masks, &compute->n_masks, (size_t)n * width + 1,
+                     sizeof(*compute->masks)))
             return KVANT_ERR_MEMORY;
         for (uint32_t i = 0; i < n; i++)
             kvp_placement_gather(placement, mask, first + i, compute->table, n_blocks,
@@ -195,10 +205,12 @@ static kvant_status attend_sequence(kvp_compute *compute, const kvp_kv *k, const
     return run(compute, k, v, &problem);
 }
 
-static kvant_status attend_placed(kvp_compute *compute, const abi_tensor *node, kvp_kv *k, kvp_kv *v)
+static kvant_status attend_placed(kvp_compute *compute, const abi_tensor *node, kvp_kv *k,
+                                  kvp_kv *v)
 {
     kvant_attention_problem problem = problem_of(compute, node, 0);
-    kvp_mask mask = { problem.mask, problem.mask_token_stride, problem.n_tokens, problem.n_queries };
+    kvp_mask mask = { problem.mask, problem.mask_token_stride, problem.n_tokens,
+                      problem.n_queries };
     kvant_status status = kvp_kv_flush(k, &mask, compute->n_threads);
 
     if (status == KVANT_OK)
@@ -219,7 +231,8 @@ static kvant_status learn_queries(kvp_compute *compute, const abi_tensor *node, 
     const int32_t *positions = alone ? &k->alone : k->waiting.n == n ? k->waiting.positions : NULL;
     kvant_status status = KVANT_OK;
 
-    for (size_t s = 0; (alone || k->waiting.n != 0) && s < (size_t)q->ne[3] && status == KVANT_OK; s++) {
+    for (size_t s = 0; (alone || k->waiting.n != 0) && s < (size_t)q->ne[3] && status == KVANT_OK;
+         s++) {
         const kvant_attention_problem problem = problem_of(compute, node, s);
         const kvant_queries queries = { .size = sizeof(queries),
                                         .q = problem.q,
@@ -227,11 +240,14 @@ static kvant_status learn_queries(kvp_compute *compute, const abi_tensor *node, 
                                         .head_stride = problem.q_head_stride,
                                         .n_tokens = problem.n_queries,
                                         .n_heads = problem.n_heads,
-                                        .positions = positions != NULL ? positions + s * problem.n_queries : NULL };
+                                        .positions = positions != NULL
+                                                         ? positions + s * problem.n_queries
+                                                         : NULL };
         status = kvant_tensor_note_queries(k->tensor, &queries, compute->n_threads);
     }
     k->alone = -1;
-    return status == KVANT_OK && k->placement == NULL ? kvp_kv_flush(k, NULL, compute->n_threads) : status;
+    return status == KVANT_OK && k->placement == NULL ? kvp_kv_flush(k, NULL, compute->n_threads)
+                                                      : status;
 }
 
 /* Tokens that see a cell get NaN for all heads. */
@@ -349,7 +365,8 @@ static kvant_status attend_latents(kvp_compute *compute, const abi_tensor *node,
 
 /* Every stream of the node. */
 static int32_t attend_all(kvp_compute *compute, const abi_tensor *node, const char *name,
-                          kvant_status (*attend)(kvp_compute *compute, const abi_tensor *node, size_t stream))
+                          kvant_status (*attend)(kvp_compute *compute, const abi_tensor *node,
+                                                 size_t stream))
 {
     for (int64_t s = 0; s < node->src[0]->ne[3]; s++) {
         kvant_status status = attend(compute, node, (size_t)s);
@@ -364,7 +381,8 @@ static int32_t attend_all(kvp_compute *compute, const abi_tensor *node, const ch
 
 int32_t kvp_attention(kvp_compute *compute, abi_tensor *node)
 {
-    if (kvp_kv_refused() || !kvp_attention_supported(node) || kvp_kv_of(node->src[1]) == NULL || kvp_kv_of(node->src[2]) == NULL)
+    if (kvp_kv_refused() || !kvp_attention_supported(node) || kvp_kv_of(node->src[1]) == NULL ||
+        kvp_kv_of(node->src[2]) == NULL)
         return ABI_STATUS_FAILED;
     return attend_all(compute, node, kvp_root(node->src[1])->name,
                       is_latents(node->src[1]) ? attend_latents : attend_cells);
@@ -382,16 +400,16 @@ static bool rows_supported(const abi_tensor *view)
 
 static bool in_whole_floats(const abi_tensor *tensor)
 {
-    return tensor->nb[1] % sizeof(float) == 0 && tensor->nb[2] % sizeof(float) == 0 && tensor->ne[1] <= UINT32_MAX &&
-           tensor->ne[2] <= UINT32_MAX;
+    return tensor->nb[1] % sizeof(float) == 0 && tensor->nb[2] % sizeof(float) == 0 &&
+           tensor->ne[1] <= UINT32_MAX && tensor->ne[2] <= UINT32_MAX;
 }
 
 bool kvp_block_attention_supported(const abi_tensor *node)
 {
     const abi_tensor *q = node->src[0], *k = node->src[1], *v = node->src[2];
 
-    return q != NULL && k != NULL && v != NULL && shapes_fit(node) && in_whole_floats(q) && in_whole_floats(node) &&
-           rows_supported(k) && rows_supported(v);
+    return q != NULL && k != NULL && v != NULL && shapes_fit(node) && in_whole_floats(q) &&
+           in_whole_floats(node) && rows_supported(k) && rows_supported(v);
 }
 
 /* Stream s of a view. */

@@ -25,7 +25,8 @@
 
 static bool have_cpu_backend(void)
 {
-    return kvp_api.dev_by_type != NULL && kvp_api.dev_init != NULL && kvp_api.dev_by_type(ABI_DEVICE_CPU) != NULL;
+    return kvp_api.dev_by_type != NULL && kvp_api.dev_init != NULL &&
+           kvp_api.dev_by_type(ABI_DEVICE_CPU) != NULL;
 }
 
 /* The node rotates ne[0] numbers of each head, from view_offs on, for every cell of every
@@ -49,14 +50,15 @@ bool kvp_rope_supported(const abi_tensor *node)
         return false;
     if (rotates_all_cells(node) && have_cpu_backend())
         return true;
-    kvp_error("%s: the context cannot be shifted here (%s); run with --no-context-shift", kvp_root(node)->name,
+    kvp_error("%s: the context cannot be shifted here (%s); run with --no-context-shift",
+              kvp_root(node)->name,
               have_cpu_backend() ? "unexpected shape" : "the program exports no CPU back end");
     return false;
 }
 
 static bool open_cpu_backend(kvp_compute *compute)
 {
-    void (*set_n_threads)(abi_backend * backend, int n_threads) = NULL;
+    void (*set_n_threads)(abi_backend *backend, int n_threads) = NULL;
     abi_device *device = kvp_api.dev_by_type(ABI_DEVICE_CPU);
 
     if (compute->cpu == NULL)
@@ -64,11 +66,13 @@ static bool open_cpu_backend(kvp_compute *compute)
     if (compute->cpu == NULL)
         return false;
     if (kvp_api.dev_backend_reg != NULL && kvp_api.reg_get_proc_address != NULL) {
-        void *symbol = kvp_api.reg_get_proc_address(kvp_api.dev_backend_reg(device), "ggml_backend_set_n_threads");
+        void *symbol = kvp_api.reg_get_proc_address(kvp_api.dev_backend_reg(device),
+                                                    "ggml_backend_set_n_threads");
         memcpy(&set_n_threads, &symbol, sizeof(symbol));
     }
     if (set_n_threads != NULL)
-        set_n_threads(compute->cpu, 1); /* the lender's threads wait, by spinning, for what follows */
+        set_n_threads(compute->cpu,
+                      1); /* the lender's threads wait, by spinning, for what follows */
     return true;
 }
 
@@ -88,24 +92,27 @@ static abi_tensor *rebuild_node(abi_context *context, const abi_tensor *node, st
     size_t head_bytes = (size_t)head_dim * sizeof(float);
     abi_tensor *rows = kvp_api.new_tensor_3d(context, ABI_TYPE_F32, head_dim, heads, moved->n);
     abi_tensor *position = kvp_api.new_tensor_1d(context, ABI_TYPE_I32, moved->n);
-    abi_tensor *factor = factors ? kvp_api.new_tensor_1d(context, ABI_TYPE_F32, factors->ne[0]) : NULL;
+    abi_tensor *factor =
+        factors ? kvp_api.new_tensor_1d(context, ABI_TYPE_F32, factors->ne[0]) : NULL;
     abi_tensor *view, *rope;
 
     rows->data = moved->rows;
     position->data = moved->positions;
     if (factor != NULL)
         factor->data = factors->data;
-    view = kvp_api.view_3d(context, rows, node->ne[0], heads, moved->n, head_bytes, head_bytes * (size_t)heads,
+    view = kvp_api.view_3d(context, rows, node->ne[0], heads, moved->n, head_bytes,
+                           head_bytes * (size_t)heads,
                            node->view_offs / sizeof(uint16_t) * sizeof(float));
-    rope = kvp_api.rope_ext_inplace(context, view, position, factor, node->op_params[1], node->op_params[2], 0,
-                                    1.0f, 1.0f, 0.0f, 1.0f, 0.0f, 0.0f);
+    rope = kvp_api.rope_ext_inplace(context, view, position, factor, node->op_params[1],
+                                    node->op_params[2], 0, 1.0f, 1.0f, 0.0f, 1.0f, 0.0f, 0.0f);
     memcpy(rope->op_params, node->op_params, sizeof(rope->op_params));
     return rope;
 }
 
 static int32_t rotate(const kvp_compute *compute, const abi_tensor *node, struct moved *moved)
 {
-    abi_init_params params = { .mem_size = 16 * kvp_api.tensor_overhead() + kvp_api.graph_overhead(),
+    abi_init_params params = { .mem_size =
+                                   16 * kvp_api.tensor_overhead() + kvp_api.graph_overhead(),
                                .no_alloc = true };
     abi_context *context = kvp_api.init(params);
     abi_graph *graph;
@@ -137,7 +144,8 @@ static kvant_status collect(const kvp_kv *kv, const int32_t *shift, int64_t n_ce
     return KVANT_OK;
 }
 
-static int32_t shift_cells(kvp_compute *compute, const abi_tensor *node, kvp_kv *kv, struct moved *moved)
+static int32_t shift_cells(kvp_compute *compute, const abi_tensor *node, kvp_kv *kv,
+                           struct moved *moved)
 {
     const int32_t *shift = node->src[1]->data;
     int64_t cell = 0;
@@ -147,7 +155,8 @@ static int32_t shift_cells(kvp_compute *compute, const abi_tensor *node, kvp_kv 
         if (status == KVANT_OK && moved->n > 0) {
             if (rotate(compute, node, moved) != ABI_STATUS_SUCCESS)
                 return ABI_STATUS_FAILED;
-            status = kvp_kv_write_rows(kv, moved->cells, (size_t)moved->n, moved->rows, compute->n_threads);
+            status = kvp_kv_write_rows(kv, moved->cells, (size_t)moved->n, moved->rows,
+                                       compute->n_threads);
         }
         if (status != KVANT_OK) {
             kvp_error("%s: cannot shift the context: %s", kv->name, kvant_strerror(status));

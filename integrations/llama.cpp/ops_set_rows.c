@@ -35,10 +35,11 @@ bool kvp_set_rows_supported(const abi_tensor *node)
                           "it off for this model (Grok): run the model without --device KVANT");
         return true; /* ggml aborts when nobody accepts it (ops_other.c) */
     }
-    if (rows->type == ABI_TYPE_F32 && (index->type == ABI_TYPE_I64 || index->type == ABI_TYPE_I32) &&
+    if (rows->type == ABI_TYPE_F32 &&
+        (index->type == ABI_TYPE_I64 || index->type == ABI_TYPE_I32) &&
         node->ne[0] == root->ne[0] && node->nb[1] == root->nb[1] && rows->ne[0] == root->ne[0] &&
-        rows->nb[0] == sizeof(float) && rows->nb[1] % sizeof(float) == 0 && rows->ne[2] == 1 && rows->ne[3] == 1 &&
-        node->view_offs % root->nb[1] == 0)
+        rows->nb[0] == sizeof(float) && rows->nb[1] % sizeof(float) == 0 && rows->ne[2] == 1 &&
+        rows->ne[3] == 1 && node->view_offs % root->nb[1] == 0)
         return true;
     return false;
 }
@@ -55,7 +56,8 @@ static const int64_t *cells_of(kvp_compute *compute, const abi_tensor *node)
     cells = kvp_compute_workspace(compute, (size_t)n * sizeof(int64_t));
     for (int64_t i = 0; cells != NULL && i < n; i++) {
         const char *at = (const char *)index->data + (size_t)i * index->nb[0];
-        cells[i] = first + (index->type == ABI_TYPE_I64 ? *(const int64_t *)at : *(const int32_t *)at);
+        cells[i] =
+            first + (index->type == ABI_TYPE_I64 ? *(const int64_t *)at : *(const int32_t *)at);
     }
     return cells;
 }
@@ -68,8 +70,9 @@ static bool is_ready(const abi_tensor *node)
         return false; /* said when the attention node was seen */
     if (kv != NULL && kvp_kv_ready(kv))
         return true;
-    kvp_error("%s: written before any attention told its head_dim; set KVANT_HEAD_DIM to the model's",
-              kvp_root(node)->name);
+    kvp_error(
+        "%s: written before any attention told its head_dim; set KVANT_HEAD_DIM to the model's",
+        kvp_root(node)->name);
     return false;
 }
 
@@ -78,11 +81,13 @@ static bool same_cells(const abi_tensor *a, const abi_tensor *b)
 {
     const kvp_kv *k = kvp_kv_of(a), *v = kvp_kv_of(b);
 
-    return k != NULL && v != NULL && k != v && k->placement == v->placement && k->shape.n_cells == v->shape.n_cells &&
-           a->src[0]->ne[1] == b->src[0]->ne[1] && a->src[1]->type == ABI_TYPE_I64 && b->src[1]->type == ABI_TYPE_I64 &&
+    return k != NULL && v != NULL && k != v && k->placement == v->placement &&
+           k->shape.n_cells == v->shape.n_cells && a->src[0]->ne[1] == b->src[0]->ne[1] &&
+           a->src[1]->type == ABI_TYPE_I64 && b->src[1]->type == ABI_TYPE_I64 &&
            a->view_offs / kvp_root(a)->nb[1] == b->view_offs / kvp_root(b)->nb[1] &&
            a->src[1]->nb[0] == sizeof(int64_t) && b->src[1]->nb[0] == sizeof(int64_t) &&
-           memcmp(a->src[1]->data, b->src[1]->data, (size_t)a->src[0]->ne[1] * sizeof(int64_t)) == 0;
+           memcmp(a->src[1]->data, b->src[1]->data, (size_t)a->src[0]->ne[1] * sizeof(int64_t)) ==
+               0;
 }
 
 /* The positions of new keys for the trace; NULL where they are not known, or not in the computer's

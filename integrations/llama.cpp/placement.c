@@ -15,8 +15,8 @@ struct kvp_placement {
     int64_t restored; /* last cell of a batch without a mask */
     int64_t *batch;   /* cells of the last batch, n_batch of them */
     size_t n_batch;
-    int32_t *slot_of; /* by cell */
-    int32_t *cell_of; /* by slot */
+    int32_t *slot_of;  /* by cell */
+    int32_t *cell_of;  /* by slot */
     uint64_t *written; /* by cell: when */
     uint32_t *turn;    /* by cell: its number in the batch at hand, from 1 on; else 0 */
     kvp_block *blocks;
@@ -48,8 +48,8 @@ kvp_placement *kvp_placement_create(uint32_t n_cells)
     p->started = calloc(p->n_blocks, sizeof(*p->started));
     p->tails = malloc(p->n_blocks * sizeof(*p->tails));
     p->n_of = malloc(p->n_blocks * sizeof(*p->n_of));
-    if (p->slot_of == NULL || p->cell_of == NULL || p->written == NULL || p->turn == NULL || p->blocks == NULL ||
-        p->started == NULL || p->tails == NULL || p->n_of == NULL) {
+    if (p->slot_of == NULL || p->cell_of == NULL || p->written == NULL || p->turn == NULL ||
+        p->blocks == NULL || p->started == NULL || p->tails == NULL || p->n_of == NULL) {
         kvp_placement_free(p);
         return NULL;
     }
@@ -115,7 +115,8 @@ static int64_t newest_seen(const kvp_placement *p, const kvp_mask *mask, size_t 
 
     for (uint32_t sequence = 0; sequence < p->n_blocks; sequence++) {
         int64_t tail = p->n_of[sequence] > 0 ? p->tails[sequence] : NOWHERE;
-        if (can_follow(p, mask, token, tail) && (newest < 0 || p->written[tail] > p->written[newest]))
+        if (can_follow(p, mask, token, tail) &&
+            (newest < 0 || p->written[tail] > p->written[newest]))
             newest = tail;
     }
     for (int64_t cell = 0; newest < 0 && cell < mask->n_cells; cell++)
@@ -132,7 +133,8 @@ static int64_t newest_seen(const kvp_placement *p, const kvp_mask *mask, size_t 
 static int32_t block_start(const kvp_placement *p, uint32_t sequence, uint32_t index)
 {
     for (uint32_t block = 0; block < p->n_blocks; block++)
-        if (p->blocks[block].n_used > 0 && p->blocks[block].sequence == sequence && p->blocks[block].index == index)
+        if (p->blocks[block].n_used > 0 && p->blocks[block].sequence == sequence &&
+            p->blocks[block].index == index)
             return (int32_t)(block * KVP_BLOCK);
     return NOWHERE;
 }
@@ -151,7 +153,8 @@ static int32_t start_block(kvp_placement *p, uint32_t sequence, uint32_t index)
             p->n_tried = block < p->n_tried ? p->n_tried : block + 1;
             return (int32_t)(block * KVP_BLOCK);
         }
-    for (uint32_t slot = 0; slot < p->n_blocks * KVP_BLOCK; slot++) /* there are more slots than cells */
+    for (uint32_t slot = 0; slot < p->n_blocks * KVP_BLOCK;
+         slot++) /* there are more slots than cells */
         if (p->cell_of[slot] == NOWHERE)
             return (int32_t)slot;
     return NOWHERE;
@@ -283,7 +286,8 @@ static void place_batch(kvp_placement *p, const int64_t *cells, size_t n, const 
     p->restored = mask == NULL ? cells[n - 1] : NOWHERE;
 }
 
-bool kvp_placement_write(kvp_placement *p, const int64_t *cells, size_t n, const kvp_mask *mask, int64_t *slots)
+bool kvp_placement_write(kvp_placement *p, const int64_t *cells, size_t n, const kvp_mask *mask,
+                         int64_t *slots)
 {
     if (n == 0)
         return true;
@@ -310,7 +314,8 @@ kvp_block kvp_placement_block(const kvp_placement *p, uint32_t block)
     return p->blocks[block];
 }
 
-static bool block_seen(const kvp_placement *p, const kvp_mask *mask, uint32_t first, uint32_t n, uint32_t block)
+static bool block_seen(const kvp_placement *p, const kvp_mask *mask, uint32_t first, uint32_t n,
+                       uint32_t block)
 {
     for (uint32_t i = 0; p->blocks[block].n_used > 0 && i < KVP_BLOCK; i++)
         for (uint32_t token = first; token < first + n; token++)
@@ -325,7 +330,8 @@ static bool comes_before(const kvp_placement *p, int32_t a, int32_t b)
                                                     : p->started[a] < p->started[b];
 }
 
-uint32_t kvp_placement_table(const kvp_placement *p, const kvp_mask *mask, uint32_t first, uint32_t n, int32_t *table)
+uint32_t kvp_placement_table(const kvp_placement *p, const kvp_mask *mask, uint32_t first,
+                             uint32_t n, int32_t *table)
 {
     uint32_t n_blocks = 0;
 
@@ -341,8 +347,8 @@ uint32_t kvp_placement_table(const kvp_placement *p, const kvp_mask *mask, uint3
     return n_blocks;
 }
 
-void kvp_placement_gather(const kvp_placement *p, const kvp_mask *mask, uint32_t token, const int32_t *table,
-                          uint32_t n_blocks, uint16_t *out)
+void kvp_placement_gather(const kvp_placement *p, const kvp_mask *mask, uint32_t token,
+                          const int32_t *table, uint32_t n_blocks, uint16_t *out)
 {
     const uint16_t *row = mask->rows != NULL ? mask->rows + token * mask->stride : NULL;
 

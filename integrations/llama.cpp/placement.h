@@ -51,8 +51,8 @@ void kvp_placement_clear(kvp_placement *placement);
  * place) cells that have a slot keep it; each other row follows the one before it, and the first
  * one the last row of the batch before, if that was the cell before. False when a cell is out of
  * range or memory is short; nothing is placed then. */
-bool kvp_placement_write(kvp_placement *placement, const int64_t *cells, size_t n, const kvp_mask *mask,
-                         int64_t *slots);
+bool kvp_placement_write(kvp_placement *placement, const int64_t *cells, size_t n,
+                         const kvp_mask *mask, int64_t *slots);
 
 /* Whether these are the cells of the last batch, which has its slots. */
 bool kvp_placement_is_last(const kvp_placement *placement, const int64_t *cells, size_t n);
@@ -68,14 +68,15 @@ kvp_block kvp_placement_block(const kvp_placement *placement, uint32_t block);
 
 /* The blocks that n tokens of the mask, from first on, see, in the order of their sequence; returns
  * how many. table has room for all. */
-uint32_t kvp_placement_table(const kvp_placement *placement, const kvp_mask *mask, uint32_t first, uint32_t n,
-                             int32_t *table);
+uint32_t kvp_placement_table(const kvp_placement *placement, const kvp_mask *mask, uint32_t first,
+                             uint32_t n, int32_t *table);
 
 /* One token's mask in the order of a table: n_blocks x 64 numbers. */
-void kvp_placement_gather(const kvp_placement *placement, const kvp_mask *mask, uint32_t token, const int32_t *table,
-                          uint32_t n_blocks, uint16_t *out);
+void kvp_placement_gather(const kvp_placement *placement, const kvp_mask *mask, uint32_t token,
+                          const int32_t *table, uint32_t n_blocks, uint16_t *out);
 
 /* Whether slot i of the table is cell i everywhere: masks are in its order then. */
-bool kvp_placement_in_order(const kvp_placement *placement, const int32_t *table, uint32_t n_blocks);
+bool kvp_placement_in_order(const kvp_placement *placement, const int32_t *table,
+                            uint32_t n_blocks);
 
 #endif /* KVP_PLACEMENT_H */

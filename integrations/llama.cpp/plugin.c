@@ -78,7 +78,9 @@ static void find_gpus(bool accel)
     kvp_gpu_set_accel(accel);
     n_gpus = kvp_gpu_setup(&reg, err, sizeof(err));
     if (n_gpus == 0 && err[0] != '\0')
-        kvp_error("warning: llama.cpp has a CUDA back end, but kvant works in the computer's memory: %s", err);
+        kvp_error(
+            "warning: llama.cpp has a CUDA back end, but kvant works in the computer's memory: %s",
+            err);
 }
 
 /* ggml reads one path alone, and a program may need it for its own back end: Ollama names CUDA's

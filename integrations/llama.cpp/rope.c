@@ -8,7 +8,8 @@
 #include "ggml_api.h"
 #include "log.h"
 
-#define MODE_NEOX 2 /* pairs (i, i + n_dims / 2); 0: (2i, 2i + 1); others have several positions per token */
+#define MODE_NEOX                                                                                  \
+    2 /* pairs (i, i + n_dims / 2); 0: (2i, 2i + 1); others have several positions per token */
 #define TWO_PI 6.283185307179586
 #define MAGNITUDE_ERROR                                                                            \
     1e-5f /* of two factors whose product should be 1: a hundredth of fp16's rounding */
@@ -39,8 +40,9 @@ static bool is_known(const abi_tensor *node, uint32_t head_dim)
 {
     const int32_t n_dims = node->op_params[N_DIMS], mode = node->op_params[MODE];
 
-    return (mode == 0 || mode == MODE_NEOX) && node->op_params[FIRST] == 0 && n_dims > 0 && n_dims % 2 == 0 &&
-           n_dims <= (int32_t)head_dim && number(node, FREQ_BASE) > 1 && node->src[1]->type == ABI_TYPE_I32;
+    return (mode == 0 || mode == MODE_NEOX) && node->op_params[FIRST] == 0 && n_dims > 0 &&
+           n_dims % 2 == 0 && n_dims <= (int32_t)head_dim && number(node, FREQ_BASE) > 1 &&
+           node->src[1]->type == ABI_TYPE_I32;
 }
 
 const abi_tensor *kvp_rope_of(const abi_tensor *rows, uint32_t head_dim)
@@ -49,9 +51,11 @@ const abi_tensor *kvp_rope_of(const abi_tensor *rows, uint32_t head_dim)
 
     while (node != NULL && node->op != kvp_api.op.none && kvp_is_view(node))
         node = node->src[0];
-    if (node == NULL || node->op != kvp_api.op.rope || node->ne[0] != (int64_t)head_dim || node->ne[0] * node->ne[1] != rows->ne[0] ||
-        node->ne[2] != rows->ne[1] || node->nb[1] != head_dim * sizeof(float) || node->nb[2] != rows->nb[1] ||
-        kvp_root(node) != kvp_root(rows) || node->view_offs != rows->view_offs || !is_known(node, head_dim))
+    if (node == NULL || node->op != kvp_api.op.rope || node->ne[0] != (int64_t)head_dim ||
+        node->ne[0] * node->ne[1] != rows->ne[0] || node->ne[2] != rows->ne[1] ||
+        node->nb[1] != head_dim * sizeof(float) || node->nb[2] != rows->nb[1] ||
+        kvp_root(node) != kvp_root(rows) || node->view_offs != rows->view_offs ||
+        !is_known(node, head_dim))
         return NULL;
     return node;
 }
@@ -61,7 +65,8 @@ static float yarn_pair(const abi_tensor *node, float turns)
 {
     const float n_ctx = (float)node->op_params[N_CTX_ORIG], base = number(node, FREQ_BASE);
 
-    return (float)node->op_params[N_DIMS] * logf(n_ctx / (turns * (float)TWO_PI)) / (2 * logf(base));
+    return (float)node->op_params[N_DIMS] * logf(n_ctx / (turns * (float)TWO_PI)) /
+           (2 * logf(base));
 }
 
 /* How much of a pair's frequency is not scaled. */
@@ -81,8 +86,8 @@ static bool read_factors(const abi_tensor *factors, float *out, int32_t n)
 {
     abi_buffer *buffer = kvp_root(factors)->buffer;
 
-    if (factors->type != ABI_TYPE_F32 || factors->ne[0] < n || factors->nb[0] != sizeof(float) || buffer == NULL ||
-        factors->data == NULL)
+    if (factors->type != ABI_TYPE_F32 || factors->ne[0] < n || factors->nb[0] != sizeof(float) ||
+        buffer == NULL || factors->data == NULL)
         return false;
     buffer->iface.get_tensor(buffer, factors, out, 0, (size_t)n * sizeof(float));
     return true;
@@ -97,7 +102,8 @@ uint32_t kvp_rope_frequencies(const abi_tensor *node, float *out)
     if (node->src[2] != NULL && !read_factors(node->src[2], factors, n))
         return 0;
     for (int32_t i = 0; i < n; i++, plain *= ratio) {
-        const float unscaled = unscaled_part(node, i), factor = node->src[2] != NULL ? factors[i] : 1;
+        const float unscaled = unscaled_part(node, i),
+                    factor = node->src[2] != NULL ? factors[i] : 1;
         out[i] = plain / factor * (number(node, FREQ_SCALE) * (1 - unscaled) + unscaled);
     }
     return (uint32_t)n;
@@ -147,8 +153,8 @@ bool kvp_rope_of_shift(const kvp_kv *kv, const abi_tensor *node, kvant_rope *rop
     return n > 0;
 }
 
-bool kvp_rope_tell(const kvp_kv *kv, kvant_tensor *tensor, const abi_tensor *rows, uint32_t n_positions, uint32_t n_ranges,
-                   bool block_centers)
+bool kvp_rope_tell(const kvp_kv *kv, kvant_tensor *tensor, const abi_tensor *rows,
+                   uint32_t n_positions, uint32_t n_ranges, bool block_centers)
 {
     float frequencies[KVANT_MAX_HEAD_DIM / 2];
     kvant_rope rope;
@@ -159,8 +165,8 @@ bool kvp_rope_tell(const kvp_kv *kv, kvant_tensor *tensor, const abi_tensor *row
     rope.block_centers = block_centers;
     told = told && kvant_tensor_set_rope(tensor, &rope) == KVANT_OK;
     if (told)
-        kvp_note("%s: RoPE turns %u channels, the slowest by %g per position", kv->name, rope.n_dims,
-                 (double)frequencies[rope.n_dims / 2 - 1]);
+        kvp_note("%s: RoPE turns %u channels, the slowest by %g per position", kv->name,
+                 rope.n_dims, (double)frequencies[rope.n_dims / 2 - 1]);
     else
         kvp_note("%s: matrices are learnt without RoPE", kv->name);
     return told;
@@ -172,17 +178,20 @@ const int32_t *kvp_rope_positions(kvp_kv *kv, const abi_tensor *rows)
     const int32_t *positions;
     const uint32_t most = kvp_kv_n_positions(kv);
 
-    if (kv->shape.role != KVANT_ROLE_K || !kvant_tensor_wants_queries(kv->tensor, KVANT_PAGE_TOKENS))
+    if (kv->shape.role != KVANT_ROLE_K ||
+        !kvant_tensor_wants_queries(kv->tensor, KVANT_PAGE_TOKENS))
         return NULL; /* nothing is ever learnt */
     if (!kv->roped)
         kvp_rope_tell(kv, kv->tensor, rows, most, 0, true);
     kv->roped = true;
     node = kvp_rope_of(rows, kv->head_dim);
-    if (node == NULL || node->src[1]->ne[0] != rows->ne[1] || kvp_root(node->src[1])->buffer == NULL ||
+    if (node == NULL || node->src[1]->ne[0] != rows->ne[1] ||
+        kvp_root(node->src[1])->buffer == NULL ||
         !kvp_api.buft_is_host(kvp_root(node->src[1])->buffer->buft))
         return NULL;
     positions = node->src[1]->data;
-    for (int64_t i = 0; i < rows->ne[1]; i++) /* an input's memory may have been given to another node */
+    for (int64_t i = 0; i < rows->ne[1];
+         i++) /* an input's memory may have been given to another node */
         if (positions[i] < 0 || (uint32_t)positions[i] >= most)
             return NULL;
     return positions;

@@ -33,8 +33,8 @@ bool kvp_rope_of_shift(const kvp_kv *kv, const abi_tensor *node, kvant_rope *rop
 
 /* Tells a tensor of keys their RoPE, the other numbers as kvant_rope has them. False: nothing was told,
  * as there is none. */
-bool kvp_rope_tell(const kvp_kv *kv, kvant_tensor *tensor, const abi_tensor *rows, uint32_t n_positions, uint32_t n_ranges,
-                   bool block_centers);
+bool kvp_rope_tell(const kvp_kv *kv, kvant_tensor *tensor, const abi_tensor *rows,
+                   uint32_t n_positions, uint32_t n_ranges, bool block_centers);
 
 /* The positions of new keys in the computer's memory, whose tensor is told its RoPE with the first ones; NULL: not known. */
 const int32_t *kvp_rope_positions(kvp_kv *kv, const abi_tensor *rows);

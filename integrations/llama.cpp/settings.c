@@ -47,8 +47,8 @@ static void add_file(char *key, const char *path)
     if (path != NULL)
         stat(path, &state);
     used = strlen(key);
-    snprintf(key + used, MAX_KEY - used, "%jd %jd %ld\n", (intmax_t)state.st_size, (intmax_t)state.st_mtim.tv_sec,
-             state.st_mtim.tv_nsec);
+    snprintf(key + used, MAX_KEY - used, "%jd %jd %ld\n", (intmax_t)state.st_size,
+             (intmax_t)state.st_mtim.tv_sec, state.st_mtim.tv_nsec);
 }
 
 static void write_key(const kvant_scheme_params *params, char *key)
@@ -121,8 +121,8 @@ static bool parse_number(const char *text, uint64_t max, uint64_t *value)
     return errno == 0 && *end == '\0' && *value <= max;
 }
 
-static bool read_number(const char *name, uint64_t min, uint64_t max, uint64_t fallback, uint64_t *value, char *err,
-                        size_t errlen)
+static bool read_number(const char *name, uint64_t min, uint64_t max, uint64_t fallback,
+                        uint64_t *value, char *err, size_t errlen)
 {
     const char *text = given(name);
 
@@ -131,8 +131,8 @@ static bool read_number(const char *name, uint64_t min, uint64_t max, uint64_t f
         return true;
     if (parse_number(text, max, value) && *value >= min)
         return true;
-    snprintf(err, errlen, "%s=%s is not a whole number from %llu to %llu", name, text, (unsigned long long)min,
-             (unsigned long long)max);
+    snprintf(err, errlen, "%s=%s is not a whole number from %llu to %llu", name, text,
+             (unsigned long long)min, (unsigned long long)max);
     return false;
 }
 
@@ -182,10 +182,13 @@ static void say_why(char *err, size_t errlen)
 static bool check_head_dim(const kvp_settings *settings)
 {
     const kvant_codec *const *codecs;
-    kvant_scheme_place place = { .size = sizeof(place), .n_kv_heads = 1, .head_dim = settings->head_dim };
+    kvant_scheme_place place = { .size = sizeof(place),
+                                 .n_kv_heads = 1,
+                                 .head_dim = settings->head_dim };
     kvant_scheme_info info = { .size = sizeof(info) };
 
-    if (settings->head_dim == 0 || kvant_scheme_get_info(settings->scheme, &info) != KVANT_OK || info.settings != NULL)
+    if (settings->head_dim == 0 || kvant_scheme_get_info(settings->scheme, &info) != KVANT_OK ||
+        info.settings != NULL)
         return true;
     for (int role = 0; role < 2; role++) {
         place.role = (kvant_role)role;
@@ -206,14 +209,17 @@ static void write_label(kvp_settings *settings)
 
     kvant_scheme_get_info(settings->scheme, &info);
     if (info.settings != NULL)
-        snprintf(settings->label, sizeof(settings->label), "of %s", config != NULL ? config : "a settings file");
+        snprintf(settings->label, sizeof(settings->label), "of %s",
+                 config != NULL ? config : "a settings file");
     else if (info.preset != NULL || strcmp(info.k, info.v) == 0)
-        snprintf(settings->label, sizeof(settings->label), "%s", info.preset != NULL ? info.preset : info.k);
+        snprintf(settings->label, sizeof(settings->label), "%s",
+                 info.preset != NULL ? info.preset : info.k);
     else
         snprintf(settings->label, sizeof(settings->label), "%s / %s", info.k, info.v);
     if (info.preset != NULL)
         snprintf(settings->remark, sizeof(settings->remark), "%s",
-                 info.calibration != NULL ? "; calibrated" : "; not calibrated, learns from prompts");
+                 info.calibration != NULL ? "; calibrated"
+                                          : "; not calibrated, learns from prompts");
 }
 
 bool kvp_settings_set_cpu_level(char *err, size_t errlen)
@@ -225,11 +231,14 @@ bool kvp_settings_set_cpu_level(char *err, size_t errlen)
         return true;
     if (kvant_cpu_level_from_name(text, &level) != KVANT_OK)
         snprintf(err, errlen,
-                 "KVANT_CPU=%s is not auto, c, avx2, avx2vnni, avx512, avx512vnni, avx512vbmi, neon or neondot",
+                 "KVANT_CPU=%s is not auto, c, avx2, avx2vnni, avx512, avx512vnni, avx512vbmi, "
+                 "neon or neondot",
                  text);
     else if (kvant_set_cpu_level(level) != KVANT_OK)
         snprintf(err, errlen,
-                 "KVANT_CPU=%s: this machine or this build lacks it; unset KVANT_CPU to use the best it has", text);
+                 "KVANT_CPU=%s: this machine or this build lacks it; unset KVANT_CPU to use the "
+                 "best it has",
+                 text);
     else
         return true;
     return false;
@@ -293,7 +302,8 @@ bool kvp_settings_read(kvp_settings *settings, char *err, size_t errlen)
 
     if (!read_params(&params, err, errlen) ||
         !read_number("KVANT_HEAD_DIM", 1, KVANT_MAX_HEAD_DIM, 0, &head_dim, err, errlen) ||
-        !read_exact(&exact, err, errlen) || !read_number("KVANT_VERBOSE", 0, 1, 0, &verbose, err, errlen) ||
+        !read_exact(&exact, err, errlen) ||
+        !read_number("KVANT_VERBOSE", 0, 1, 0, &verbose, err, errlen) ||
         !read_number("KVANT_QUIET", 0, 1, 0, &quiet, err, errlen) || !one_choice(err, errlen))
         return false;
     *settings = (kvp_settings){ .scheme = get_scheme(&params),
@@ -327,7 +337,8 @@ void kvp_settings_find_calibration(kvp_settings *settings)
     kvant_scheme *beside, *found = NULL;
     kvant_scheme_info info = { .size = sizeof(info) };
 
-    if (!read_params(&params, err, sizeof(err)) || params.calibration != NULL || !kvp_find_model(model))
+    if (!read_params(&params, err, sizeof(err)) || params.calibration != NULL ||
+        !kvp_find_model(model))
         return;
     params.model = model;
     if (kvant_scheme_create(&params, &beside) != KVANT_OK)
@@ -342,7 +353,8 @@ void kvp_settings_find_calibration(kvp_settings *settings)
     }
     if (found != NULL) {
         settings->scheme = found;
-        snprintf(settings->remark, sizeof(settings->remark), "; calibrated: %s", info.calibration_path);
+        snprintf(settings->remark, sizeof(settings->remark), "; calibrated: %s",
+                 info.calibration_path);
     }
     kvant_scheme_free(&beside);
 }

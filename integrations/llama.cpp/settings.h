@@ -47,13 +47,14 @@
 #define KVP_MAX_PROTECT 1000
 
 typedef struct kvp_settings {
-    kvant_scheme *scheme; /* lives as long as the process */
+    kvant_scheme *scheme;         /* lives as long as the process */
     kvant_scheme *latents, *rope; /* of caches of latents (mla.h); NULL: they stay uncompressed */
-    uint32_t head_dim;    /* 0: learn it from the graph */
-    uint32_t exact;       /* tokens that a GPU's cache keeps as f16 itself where they fit; UINT32_MAX: all that fit */
-    bool wants_exact;     /* the user set KVANT_EXACT, and not to 0 */
+    uint32_t head_dim;            /* 0: learn it from the graph */
+    uint32_t
+        exact; /* tokens that a GPU's cache keeps as f16 itself where they fit; UINT32_MAX: all that fit */
+    bool wants_exact; /* the user set KVANT_EXACT, and not to 0 */
     bool verbose, quiet;
-    char label[160];      /* what the user chose: a preset, specs or a settings file */
+    char label[160];                  /* what the user chose: a preset, specs or a settings file */
     char remark[KVP_MODEL_PATH + 64]; /* of a preset: whether it is calibrated; else "" */
 } kvp_settings;
 

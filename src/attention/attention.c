@@ -50,11 +50,12 @@ static void prepare(void *context, size_t index, uint32_t worker)
 {
     const job *j = context;
     const kvant_attention_plan *plan = j->plan;
-    const uint32_t v = (uint32_t)(index / plan->n_kv_heads), kv_head = (uint32_t)(index % plan->n_kv_heads);
+    const uint32_t v = (uint32_t)(index / plan->n_kv_heads),
+                   kv_head = (uint32_t)(index % plan->n_kv_heads);
     const size_t row = row_index(plan, 0, kv_head * plan->group_heads);
     (void)worker;
-    plan->reader->queries(plan, j->kernels, v, 0, plan->problem.n_queries, kv_head, queries_of(j, v, row), offsets_of(j, v, row),
-                          products_of(j, v, row));
+    plan->reader->queries(plan, j->kernels, v, 0, plan->problem.n_queries, kv_head,
+                          queries_of(j, v, row), offsets_of(j, v, row), products_of(j, v, row));
 }
 
 /* The sink's logit joins the denominator only. Returns the factor on what was summed against
@@ -118,7 +119,8 @@ static void finish_row(const job *j, uint32_t query, uint32_t head, float max, c
 
 static float *partial(const job *j, size_t row, uint32_t split)
 {
-    return j->workspace + j->plan->partials + (row * j->plan->n_splits + split) * j->plan->partial_stride;
+    return j->workspace + j->plan->partials +
+           (row * j->plan->n_splits + split) * j->plan->partial_stride;
 }
 
 /* Splits done, of each (tile, kv head). */
@@ -128,7 +130,8 @@ static atomic_uint *counters_of(const job *j)
     return (atomic_uint *)(void *)(j->workspace + j->plan->counters);
 }
 
-static void store_partials(const job *j, const kvant_attention_unit *unit, size_t first, uint32_t split)
+static void store_partials(const job *j, const kvant_attention_unit *unit, size_t first,
+                           uint32_t split)
 {
     const kvant_attention_plan *plan = j->plan;
     for (uint32_t row = 0; row < unit->n_rows; row++) {
@@ -136,8 +139,8 @@ static void store_partials(const job *j, const kvant_attention_unit *unit, size_
         p[0] = unit->max[row];
         for (uint32_t v = 0; v < plan->v_versions.n; v++) {
             p[1 + v] = unit->totals[v][row];
-            memcpy(p + KVANT_ATTENTION_HEAD + (size_t)v * plan->v_dim, unit->sums[v] + (size_t)row * plan->v_dim,
-                   plan->v_dim * sizeof *p);
+            memcpy(p + KVANT_ATTENTION_HEAD + (size_t)v * plan->v_dim,
+                   unit->sums[v] + (size_t)row * plan->v_dim, plan->v_dim * sizeof *p);
         }
     }
 }
@@ -153,7 +156,8 @@ static void finish_unit(const job *j, const kvant_attention_unit *unit)
             from.totals_stride = (size_t)(unit->totals[1] - unit->totals[0]);
         }
         finish_row(j, unit->first_query + row / plan->group_heads,
-                   unit->kv_head * plan->group_heads + row % plan->group_heads, unit->max[row], &from);
+                   unit->kv_head * plan->group_heads + row % plan->group_heads, unit->max[row],
+                   &from);
     }
 }
 
@@ -178,8 +182,8 @@ static void combine_row(const job *j, uint32_t query, uint32_t head)
 }
 
 /* Whoever stores the last split of a unit's rows adds them up. */
-static void store_split(const job *j, const kvant_attention_unit *unit, size_t first, uint32_t split,
-                        atomic_uint *done)
+static void store_split(const job *j, const kvant_attention_unit *unit, size_t first,
+                        uint32_t split, atomic_uint *done)
 {
     const kvant_attention_plan *plan = j->plan;
     store_partials(j, unit, first, split);
@@ -203,15 +207,18 @@ static void run_unit(void *context, size_t index, uint32_t worker)
                                   .first_query = tile * plan->tile_queries,
                                   .phases = j->workspace + plan->phases,
                                   .first_page = split * plan->split_pages };
-    uint32_t left = plan->problem.n_queries - unit.first_query, pages_left = plan->n_pages - unit.first_page;
+    uint32_t left = plan->problem.n_queries - unit.first_query,
+             pages_left = plan->n_pages - unit.first_page;
     unit.n_queries = left < plan->tile_queries ? left : plan->tile_queries;
     unit.n_rows = unit.n_queries * plan->group_heads;
-    unit.end_page = unit.first_page + (pages_left < plan->split_pages ? pages_left : plan->split_pages);
+    unit.end_page =
+        unit.first_page + (pages_left < plan->split_pages ? pages_left : plan->split_pages);
     size_t row = row_index(plan, unit.first_query, unit.kv_head * plan->group_heads);
     unit.queries = queries_of(j, 0, row);
     unit.offsets = offsets_of(j, 0, row);
     unit.products = products_of(j, 0, row);
-    kvant_attention_unit_run(plan, j->kernels, &unit, j->workspace + plan->scratch + worker * plan->scratch_stride);
+    kvant_attention_unit_run(plan, j->kernels, &unit,
+                             j->workspace + plan->scratch + worker * plan->scratch_stride);
     if (plan->n_splits > 1)
         store_split(j, &unit, row, split, &counters_of(j)[rest]);
     else
@@ -221,7 +228,8 @@ static void run_unit(void *context, size_t index, uint32_t worker)
 kvant_status kvant_attention_run(const kvant_attention_plan *plan, void *workspace, size_t bytes)
 {
     if (!workspace || (uintptr_t)workspace % 64 || bytes / sizeof(float) < plan->total)
-        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "attention: the workspace has %zu bytes of %zu or is not aligned to 64",
+        return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
+                          "attention: the workspace has %zu bytes of %zu or is not aligned to 64",
                           bytes, plan->total * sizeof(float));
     job j = { plan, kvant_kernels_get(KVANT_CPU_AUTO), workspace };
     if (plan->centered)
@@ -231,6 +239,7 @@ kvant_status kvant_attention_run(const kvant_attention_plan *plan, void *workspa
     if (plan->n_splits > 1)
         kvant_parallel_for((size_t)plan->n_kv_heads * plan->k_views.n, plan->n_preparing, prepare,
                            &j);
-    kvant_parallel_for((size_t)plan->n_tiles * plan->n_kv_heads * plan->n_splits, plan->n_threads, run_unit, &j);
+    kvant_parallel_for((size_t)plan->n_tiles * plan->n_kv_heads * plan->n_splits, plan->n_threads,
+                       run_unit, &j);
     return KVANT_OK;
 }

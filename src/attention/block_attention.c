@@ -18,8 +18,8 @@ typedef struct block_source {
     kvant_block_rows k, v;
 } block_source;
 
-static kvant_block_page page_of(const kvant_attention_plan *plan, const kvant_block_rows *rows, uint32_t kv_head,
-                                uint32_t page)
+static kvant_block_page page_of(const kvant_attention_plan *plan, const kvant_block_rows *rows,
+                                uint32_t kv_head, uint32_t page)
 {
     uint32_t first = page * KVANT_PAGE_TOKENS, left = plan->problem.n_tokens - first;
     return (kvant_block_page){ .type = rows->type,
@@ -44,8 +44,9 @@ static void fetch_next(const kvant_attention_plan *plan, const kvant_block_rows 
             KVANT_PREFETCH(next.rows + t * next.stride + i);
 }
 
-static void scale_queries(const kvant_attention_plan *plan, const kvant_kernels *kernels, uint32_t version,
-                          uint32_t query, uint32_t n, uint32_t kv_head, float *out, float *offsets, float *products)
+static void scale_queries(const kvant_attention_plan *plan, const kvant_kernels *kernels,
+                          uint32_t version, uint32_t query, uint32_t n, uint32_t kv_head,
+                          float *out, float *offsets, float *products)
 {
     const kvant_attention_problem *p = &plan->problem;
     const uint32_t group = plan->group_heads;
@@ -53,15 +54,17 @@ static void scale_queries(const kvant_attention_plan *plan, const kvant_kernels 
     (void)version;
     (void)products;
     for (uint32_t row = 0; row < n * group; row++, out += plan->k_dim) {
-        const float *q = p->q + (query + row / group) * p->q_token_stride + (kv_head * group + row % group) * p->q_head_stride;
+        const float *q = p->q + (query + row / group) * p->q_token_stride +
+                         (kv_head * group + row % group) * p->q_head_stride;
         for (uint32_t i = 0; i < plan->k_dim; i++)
             out[i] = q[i] * plan->score_scale;
         *offsets++ = 0;
     }
 }
 
-static void write_output(const kvant_attention_plan *plan, const kvant_kernels *kernels, uint32_t version,
-                         uint32_t head, const float *sums, float inverse, float weight, float *out)
+static void write_output(const kvant_attention_plan *plan, const kvant_kernels *kernels,
+                         uint32_t version, uint32_t head, const float *sums, float inverse,
+                         float weight, float *out)
 {
     (void)kernels;
     (void)version;
@@ -71,8 +74,8 @@ static void write_output(const kvant_attention_plan *plan, const kvant_kernels *
         out[i] += sums[i] * inverse;
 }
 
-static void score(const kvant_attention_plan *plan, const kvant_kernels *kernels, kvant_attention_unit *unit,
-                  uint32_t page)
+static void score(const kvant_attention_plan *plan, const kvant_kernels *kernels,
+                  kvant_attention_unit *unit, uint32_t page)
 {
     const block_source *source = plan->source;
     kvant_block_page k = page_of(plan, &source->k, unit->kv_head, page);
@@ -85,8 +88,8 @@ static void score(const kvant_attention_plan *plan, const kvant_kernels *kernels
     kvant_attention_score_tile(plan, kernels, unit);
 }
 
-static void add(const kvant_attention_plan *plan, const kvant_kernels *kernels, kvant_attention_unit *unit,
-                uint32_t page)
+static void add(const kvant_attention_plan *plan, const kvant_kernels *kernels,
+                kvant_attention_unit *unit, uint32_t page)
 {
     const block_source *source = plan->source;
     kvant_block_page v = page_of(plan, &source->v, unit->kv_head, page);
@@ -144,7 +147,8 @@ static kvant_status invalid(const char *what)
 }
 
 static kvant_status make_plan(const kvant_block_rows *k, const kvant_block_rows *v,
-                              const kvant_attention_problem *problem, block_source *source, kvant_attention_plan *plan)
+                              const kvant_attention_problem *problem, block_source *source,
+                              kvant_attention_plan *plan)
 {
     if (!KVANT_TAKE(kvant_block_rows, &source->k, k, head_stride) ||
         !KVANT_TAKE(kvant_block_rows, &source->v, v, head_stride))
@@ -160,8 +164,10 @@ static kvant_status make_plan(const kvant_block_rows *k, const kvant_block_rows 
     KVANT_FORWARD(kvant_attention_take_problem(plan, problem, source->k.n_kv_heads));
     if (plan->problem.block_table || plan->problem.first_block)
         return invalid("rows have no blocks: block_table must be NULL and first_block 0");
-    if (!rows_fit(&source->k, plan->problem.n_tokens) || !rows_fit(&source->v, plan->problem.n_tokens))
-        return invalid("a format or head_dim is not supported, or rows lie beyond the readable bytes");
+    if (!rows_fit(&source->k, plan->problem.n_tokens) ||
+        !rows_fit(&source->v, plan->problem.n_tokens))
+        return invalid(
+            "a format or head_dim is not supported, or rows lie beyond the readable bytes");
     return kvant_attention_cut(plan) ? KVANT_OK : invalid("the workspace's size overflows");
 }
 
@@ -177,7 +183,8 @@ kvant_status kvant_block_attention_workspace(const kvant_block_rows *k, const kv
 }
 
 kvant_status kvant_block_attention(const kvant_block_rows *k, const kvant_block_rows *v,
-                                   const kvant_attention_problem *problem, void *workspace, size_t workspace_bytes)
+                                   const kvant_attention_problem *problem, void *workspace,
+                                   size_t workspace_bytes)
 {
     kvant_attention_plan plan;
     block_source source;

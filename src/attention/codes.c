@@ -38,8 +38,8 @@ static void take(float *scratch, size_t *used, size_t count, size_t size, void *
     *used += (count * size + 63) / 64 * 16;
 }
 
-static void take_integers(float *scratch, size_t *used, const kvant_code_product *product, size_t rows,
-                          kvant_attention_integers *integers)
+static void take_integers(float *scratch, size_t *used, const kvant_code_product *product,
+                          size_t rows, kvant_attention_integers *integers)
 {
     size_t bands = rows * (product->by_row ? 1 : product->n_bands);
     void *x = NULL, *steps = NULL, *zeros = NULL, *sums = NULL;
@@ -73,8 +73,8 @@ static kvant_attention_query query_of(const kvant_attention_plan *plan, const kv
 
 /* The scratch of a kv head's units: its floats, and where codes' arrays lie in it unless it is
  * NULL. */
-static size_t lay_out(const kvant_attention_plan *plan, uint32_t kv_head, kvant_attention_codes *codes,
-                      float *scratch)
+static size_t lay_out(const kvant_attention_plan *plan, uint32_t kv_head,
+                      kvant_attention_codes *codes, float *scratch)
 {
     const kvant_codec *k = plan->k->codecs[kv_head], *v = plan->v->codecs[kv_head];
     size_t rows = kvant_attention_rows(plan), used = 0;
@@ -111,16 +111,16 @@ size_t kvant_attention_codes_floats(const kvant_attention_plan *plan)
     return most;
 }
 
-void kvant_attention_codes_bind(const kvant_attention_plan *plan, uint32_t kv_head, kvant_attention_codes *codes,
-                                float *scratch)
+void kvant_attention_codes_bind(const kvant_attention_plan *plan, uint32_t kv_head,
+                                kvant_attention_codes *codes, float *scratch)
 {
     if (!plan->source)
         lay_out(plan, kv_head, codes, scratch);
 }
 
 /* a: n_rows x n_columns. */
-static void round_rows(const kvant_kernels *kernels, const kvant_code_product *product, const float *a,
-                       uint32_t n_rows, kvant_attention_integers *out)
+static void round_rows(const kvant_kernels *kernels, const kvant_code_product *product,
+                       const float *a, uint32_t n_rows, kvant_attention_integers *out)
 {
     kvant_fixed_rows rows = { .w = a,
                               .limit = product->limit,
@@ -140,7 +140,9 @@ static void round_products(const kvant_kernels *kernels, const kvant_code_produc
     for (uint32_t band = 0; band < product->n_bands; band++) {
         kvant_fixed_rows rows = { .w = a,
                                   .scale = lines->scale + (size_t)band * product->stride,
-                                  .zero = product->has_zero ? lines->zero + (size_t)band * product->stride : NULL,
+                                  .zero = product->has_zero
+                                              ? lines->zero + (size_t)band * product->stride
+                                              : NULL,
                                   .limit = product->limit,
                                   .x = out->x + (size_t)band * product->n_columns,
                                   .x_stride = (size_t)product->n_bands * product->n_columns,
@@ -182,7 +184,8 @@ static void set_offsets(const multiplication *m, uint32_t first, uint32_t end)
 static bool takes_tile(const multiplication *m, const kvant_code_sums *out)
 {
     const kvant_code_kind kind = m->page.codec->view.kind;
-    return (kind == KVANT_CODES_UNIFORM || kind == KVANT_CODES_CODEBOOK) && m->n_rows >= TILE_ROWS &&
+    return (kind == KVANT_CODES_UNIFORM || kind == KVANT_CODES_CODEBOOK) &&
+           m->n_rows >= TILE_ROWS &&
            (out->band_tiles % 4 == 0 || out->band_tiles >= m->page.codec->layout.row_tiles);
 }
 
@@ -193,29 +196,30 @@ static void dot_codes(const multiplication *m, const kvant_code_factors *factors
     switch (codec->view.kind) {
     case KVANT_CODES_UNIFORM:
     case KVANT_CODES_CODEBOOK:
-        m->kernels->code_dots(&codec->layout, m->page.page, codec->product.integers.values, factors, m->dots,
-                              m->dot_stride, m->n_rows);
+        m->kernels->code_dots(&codec->layout, m->page.page, codec->product.integers.values, factors,
+                              m->dots, m->dot_stride, m->n_rows);
         return;
     case KVANT_CODES_TRELLIS:
-        m->kernels->trellis_dots(codec->product.integers.trellis, &codec->layout, m->page.page, factors->x,
-                                 factors->stride, m->dots, m->dot_stride, m->n_rows);
+        m->kernels->trellis_dots(codec->product.integers.trellis, &codec->layout, m->page.page,
+                                 factors->x, factors->stride, m->dots, m->dot_stride, m->n_rows);
         return;
     case KVANT_CODES_CHUNK:
         numbers = codec->product.integers.chunk;
-        m->kernels->chunk_dots(&numbers->chunk, numbers->layout, m->page.page, factors->x, factors->stride, m->dots,
-                               m->dot_stride, m->n_rows);
+        m->kernels->chunk_dots(&numbers->chunk, numbers->layout, m->page.page, factors->x,
+                               factors->stride, m->dots, m->dot_stride, m->n_rows);
         return;
     case KVANT_CODES_NONE: return; /* offers no product */
     }
 }
 
-static void multiply_codes(const multiplication *m, const kvant_code_factors *factors, const kvant_code_sums *out)
+static void multiply_codes(const multiplication *m, const kvant_code_factors *factors,
+                           const kvant_code_sums *out)
 {
     const kvant_codec *codec = m->page.codec;
     const kvant_layout *layout = &codec->layout;
     if (takes_tile(m, out)) {
-        m->kernels->tile_sums(layout, m->page.page, codec->product.integers.values, factors, m->dots, m->dot_stride,
-                              out, m->n_rows);
+        m->kernels->tile_sums(layout, m->page.page, codec->product.integers.values, factors,
+                              m->dots, m->dot_stride, out, m->n_rows);
         return;
     }
     dot_codes(m, factors);
@@ -227,12 +231,15 @@ static void multiply_by_row(const multiplication *m)
     const kvant_layout *layout = &m->page.codec->layout;
     const kvant_code_product *product = &m->page.codec->product;
     kvant_code_factors factors = { m->a->x, product->n_columns, 0, layout->row_tiles, 0, 0 };
-    kvant_code_sums out = {
-        .steps = m->a->steps, .n_bands = 1, .band_tiles = layout->row_tiles, .sums = m->sums, .stride = m->stride
-    };
+    kvant_code_sums out = { .steps = m->a->steps,
+                            .n_bands = 1,
+                            .band_tiles = layout->row_tiles,
+                            .sums = m->sums,
+                            .stride = m->stride };
     for (uint32_t band = 0; band < product->n_bands; band++) {
         factors.first = band * product->band_tiles;
-        factors.end = band + 1 < product->n_bands ? factors.first + product->band_tiles : layout->column_tiles;
+        factors.end = band + 1 < product->n_bands ? factors.first + product->band_tiles
+                                                  : layout->column_tiles;
         out.scale = m->lines->scale + (size_t)band * product->stride;
         out.add = m->add || band > 0;
         if (product->has_zero) {
@@ -310,16 +317,23 @@ void kvant_attention_codes_set_queries(const kvant_attention_plan *plan,
     memset(placed, 0, (size_t)n_rows * product->n_columns * sizeof *placed);
     for (uint32_t row = 0; row < n_rows; row++)
         for (uint32_t i = 0; i < plan->k_dim; i++)
-            placed[(size_t)row * product->n_columns + places[i]] = queries[(size_t)row * plan->k_dim + i];
+            placed[(size_t)row * product->n_columns + places[i]] =
+                queries[(size_t)row * plan->k_dim + i];
     if (product->by_row)
         round_rows(kernels, product, placed, n_rows, &query.integers);
 }
 
-static multiplication multiplication_of(const kvant_attention_plan *plan, const kvant_kernels *kernels,
-                                        const kvant_attention_codes *codes, kvant_page_ref page, uint32_t n_rows)
+static multiplication multiplication_of(const kvant_attention_plan *plan,
+                                        const kvant_kernels *kernels,
+                                        const kvant_attention_codes *codes, kvant_page_ref page,
+                                        uint32_t n_rows)
 {
-    return (multiplication){ .kernels = kernels, .page = page, .lines = codes->lines, .dots = codes->dots,
-                             .dot_stride = dot_stride(plan), .n_rows = n_rows };
+    return (multiplication){ .kernels = kernels,
+                             .page = page,
+                             .lines = codes->lines,
+                             .dots = codes->dots,
+                             .dot_stride = dot_stride(plan),
+                             .n_rows = n_rows };
 }
 
 void kvant_attention_codes_score(const kvant_attention_plan *plan, const kvant_kernels *kernels,

@@ -44,13 +44,13 @@ typedef struct kvant_attention_codes {
     size_t view_floats;
     kvant_attention_integers weight;
     kvant_code_lines *lines; /* of the page in hand: too large for a small stack */
-    int32_t *dots; /* n_rows x 64 or v_dim, in whole blocks of 64 */
+    int32_t *dots;           /* n_rows x 64 or v_dim, in whole blocks of 64 */
 } kvant_attention_codes;
 
 /* Floats of scratch that bind needs for any kv head: 0 where no codec suits. */
 size_t kvant_attention_codes_floats(const kvant_attention_plan *plan);
-void kvant_attention_codes_bind(const kvant_attention_plan *plan, uint32_t kv_head, kvant_attention_codes *codes,
-                                float *scratch);
+void kvant_attention_codes_bind(const kvant_attention_plan *plan, uint32_t kv_head,
+                                kvant_attention_codes *codes, float *scratch);
 
 /* Takes a unit's queries, n_rows x k_dim, for pages of codec and of one view. */
 void kvant_attention_codes_set_queries(const kvant_attention_plan *plan,

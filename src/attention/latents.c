@@ -106,8 +106,8 @@ static kvant_page_ref page_of(const kvant_attention_plan *plan, uint32_t page, u
 
 /* The parts of a block follow each other, but the order in which kernels read a page is none that
  * hardware foresees. */
-static void fetch(const kvant_attention_plan *plan, const kvant_attention_unit *unit,
-                  uint32_t page, uint32_t part)
+static void fetch(const kvant_attention_plan *plan, const kvant_attention_unit *unit, uint32_t page,
+                  uint32_t part)
 {
     if (page >= unit->end_page || kvant_attention_block(plan, page) < 0)
         return;

@@ -8,7 +8,7 @@
 
 #define DECODE_QUERIES 8u /* up to here the context is split, beyond there are enough query tiles */
 #define MOST_PAGES 16u    /* of a split: 1024 tokens, enough pieces for many threads */
-#define FEWEST_PAGES 4u    /* below, a unit's own cost is more than what even shares save */
+#define FEWEST_PAGES 4u   /* below, a unit's own cost is more than what even shares save */
 #define FEW_UNITS 8u      /* so many even out over two threads, and over four */
 /* Products below which one thread is faster than two: about 50 us, what it takes a sleeping thread
  * to begin, and 2 us, where threads are lent. */
@@ -22,7 +22,8 @@ static kvant_status invalid(const char *what)
     return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "attention: %s", what);
 }
 
-kvant_status kvant_attention_take_problem(kvant_attention_plan *plan, const kvant_attention_problem *problem,
+kvant_status kvant_attention_take_problem(kvant_attention_plan *plan,
+                                          const kvant_attention_problem *problem,
                                           uint32_t n_kv_heads)
 {
     kvant_attention_problem *p = &plan->problem;
@@ -93,7 +94,8 @@ static bool lay_out_workspace(kvant_attention_plan *plan)
  * of threads does not count: results must not depend on it. */
 static uint32_t split_pages(const kvant_attention_plan *plan)
 {
-    const uint32_t n = plan->n_pages, splits = (FEW_UNITS + plan->n_kv_heads - 1) / plan->n_kv_heads;
+    const uint32_t n = plan->n_pages,
+                   splits = (FEW_UNITS + plan->n_kv_heads - 1) / plan->n_kv_heads;
     const uint32_t pages = (n + splits - 1) / splits;
     if (plan->problem.n_queries > DECODE_QUERIES)
         return n ? n : 1;
@@ -102,7 +104,9 @@ static uint32_t split_pages(const kvant_attention_plan *plan)
 
 static uint32_t threads_for(const kvant_attention_plan *plan, double work)
 {
-    return work < (kvant_parallel_is_lent() ? SMALL_LENT_WORK : SMALL_WORK) ? 1 : plan->problem.n_threads;
+    return work < (kvant_parallel_is_lent() ? SMALL_LENT_WORK : SMALL_WORK)
+               ? 1
+               : plan->problem.n_threads;
 }
 
 static bool has_matrices(const kvant_attention_plan *plan)
@@ -124,7 +128,8 @@ bool kvant_attention_cut(kvant_attention_plan *plan)
         plan->tile_queries = p->n_queries;
     plan->n_tiles = (p->n_queries + plan->tile_queries - 1) / plan->tile_queries;
     plan->split_pages = split_pages(plan);
-    plan->n_splits = plan->n_pages ? (plan->n_pages + plan->split_pages - 1) / plan->split_pages : 1;
+    plan->n_splits =
+        plan->n_pages ? (plan->n_pages + plan->split_pages - 1) / plan->split_pages : 1;
     plan->score_scale = p->logit_softcap > 0 ? p->scale / p->logit_softcap : p->scale;
     const double rows = (double)p->n_queries * p->n_heads;
     plan->n_threads = threads_for(plan, rows * p->n_tokens * (plan->k_dim + plan->v_dim));

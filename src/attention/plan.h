@@ -40,7 +40,8 @@ typedef struct kvant_attention_plan {
     uint32_t k_dim, v_dim;            /* padded to multiples of 16 */
     uint32_t tile_queries, n_tiles;   /* query tokens of a unit */
     uint32_t n_pages, split_pages, n_splits;
-    uint32_t n_threads, n_preparing; /* threads worth using, and before for queries that units share */
+    uint32_t n_threads,
+        n_preparing;    /* threads worth using, and before for queries that units share */
     size_t own_per_row; /* floats of a unit's scratch that are the reader's, per row */
     float score_scale;  /* on the query: scale, or scale / softcap */
     bool centered;      /* some blocks of the keys have centres of their own (cache/center.h) */
@@ -55,16 +56,18 @@ typedef struct kvant_attention_plan {
      * other, else with 0. With 1 it begins with [k_dim] of the first block's position, with 0 it has
      * [k_dim][page] of all blocks. */
     size_t phases;
-    size_t partials; /* [row][split][KVANT_ATTENTION_HEAD + versions of v x v_dim rounded up to 16], if n_splits > 1 */
+    size_t
+        partials; /* [row][split][KVANT_ATTENTION_HEAD + versions of v x v_dim rounded up to 16], if n_splits > 1 */
     size_t partial_stride;
-    size_t counters; /* [tile][kv head]: splits done */
+    size_t counters;                /* [tile][kv head]: splits done */
     size_t scratch, scratch_stride; /* one per thread */
     size_t total;
 } kvant_attention_plan;
 
 #define KVANT_ATTENTION_MAX_ROWS 96u /* query rows of a unit, unless one query token has more */
-#define KVANT_ATTENTION_HEAD 16u     /* floats before the sums of a partial result: its maximum, its totals */
-#define KVANT_ATTENTION_CHUNK 16u    /* pages whose blocks' centres are multiplied together */
+#define KVANT_ATTENTION_HEAD                                                                       \
+    16u /* floats before the sums of a partial result: its maximum, its totals */
+#define KVANT_ATTENTION_CHUNK 16u /* pages whose blocks' centres are multiplied together */
 
 /* Cuts the problem (checked: plan->problem), after reader, n_kv_heads, k_dim, v_dim, versions and centered
  * are set. False when the workspace's size overflows. */
@@ -75,7 +78,8 @@ kvant_status kvant_attention_check_blocks(const kvant_attention_plan *plan, uint
 
 /* What does not depend on where keys and values are: copies the caller's problem into the plan and
  * checks it. */
-kvant_status kvant_attention_take_problem(kvant_attention_plan *plan, const kvant_attention_problem *problem,
+kvant_status kvant_attention_take_problem(kvant_attention_plan *plan,
+                                          const kvant_attention_problem *problem,
                                           uint32_t n_kv_heads);
 
 /* The most query rows a unit can have. */

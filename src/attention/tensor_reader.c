@@ -13,7 +13,8 @@
 #define DIRECT_ROWS 8u
 
 /* Functions of their own: what nobody else writes to becomes vectors. */
-static void times(uint32_t n, const float *restrict x, const float *restrict factors, float *restrict out)
+static void times(uint32_t n, const float *restrict x, const float *restrict factors,
+                  float *restrict out)
 {
     for (uint32_t i = 0; i < n; i++)
         out[i] = x[i] * factors[i];
@@ -56,7 +57,8 @@ static void read_rows(const kvant_attention_plan *plan, const kvant_kernels *ker
             memcpy(x + r * d, q, d * sizeof *x);
         offsets[r] = affine.center ? kernels->dot(q, affine.center, d) * plan->score_scale : 0;
         if (products && kvant_version_centers(plan->k, number))
-            kvant_center_products(plan->k, number, kv_head, q, plan->score_scale, products + (size_t)r * plan->k_dim);
+            kvant_center_products(plan->k, number, kv_head, q, plan->score_scale,
+                                  products + (size_t)r * plan->k_dim);
     }
     kvant_transform_dual(kvant_version_transform(plan->k, number, kv_head), kernels, n, x, y);
     for (uint32_t r = 0; r < n; r++, out += plan->k_dim) {
@@ -70,7 +72,8 @@ static void read_queries(const kvant_attention_plan *plan, const kvant_kernels *
                          uint32_t view, uint32_t query, uint32_t n, uint32_t kv_head, float *out,
                          float *offsets, float *products)
 {
-    const uint32_t first = query * plan->group_heads, rows = n * plan->group_heads, most = KVANT_TRANSFORM_TOGETHER / plan->k->head_dim;
+    const uint32_t first = query * plan->group_heads, rows = n * plan->group_heads,
+                   most = KVANT_TRANSFORM_TOGETHER / plan->k->head_dim;
     for (uint32_t r = 0; r < rows; r += most)
         read_rows(plan, kernels, view, kv_head, first + r, rows - r < most ? rows - r : most,
                   out + (size_t)r * plan->k_dim, offsets + r,
@@ -92,12 +95,14 @@ static int32_t position_of(const kvant_attention_plan *plan, uint32_t page)
 
 static uint32_t end_of_chunk(const kvant_attention_plan *plan, uint32_t first)
 {
-    return plan->n_pages - first < KVANT_ATTENTION_CHUNK ? plan->n_pages : first + KVANT_ATTENTION_CHUNK;
+    return plan->n_pages - first < KVANT_ATTENTION_CHUNK ? plan->n_pages
+                                                         : first + KVANT_ATTENTION_CHUNK;
 }
 
 /* Whether the blocks of a chunk turn like `of` and follow each other. *position becomes the position of
  * the chunk's first page. */
-static bool is_in_order(const kvant_attention_plan *plan, uint32_t first, const kvant_centers *of, int64_t *position)
+static bool is_in_order(const kvant_attention_plan *plan, uint32_t first, const kvant_centers *of,
+                        int64_t *position)
 {
     const kvant_centers *last = of;
     bool any = false;
@@ -160,7 +165,8 @@ static void fill_chunk(const kvant_attention_plan *plan, uint32_t first, float *
 
 /* The phases of blocks that follow each other from position 0 on. turning steps from one chunk of such
  * blocks to the next. */
-static void begin_chunks(const kvant_attention_plan *plan, const kvant_centers *of, kvant_turning *turning, float *phases)
+static void begin_chunks(const kvant_attention_plan *plan, const kvant_centers *of,
+                         kvant_turning *turning, float *phases)
 {
     const uint32_t n_pages = end_of_chunk(plan, 0);
     kvant_turning blocks;
@@ -197,8 +203,9 @@ static void fill_phases(const kvant_attention_plan *plan, float *phases)
 }
 
 /* Restores the order of channels and transforms back. */
-static void write_output(const kvant_attention_plan *plan, const kvant_kernels *kernels, uint32_t version,
-                         uint32_t head, const float *sums, float inverse, float weight, float *out)
+static void write_output(const kvant_attention_plan *plan, const kvant_kernels *kernels,
+                         uint32_t version, uint32_t head, const float *sums, float inverse,
+                         float weight, float *out)
 {
     const uint32_t kv_head = head / plan->group_heads, d = plan->v->head_dim;
     const kvant_codec *codec = plan->v->codecs[kv_head];
@@ -210,7 +217,8 @@ static void write_output(const kvant_attention_plan *plan, const kvant_kernels *
     do
         y[channel] = sums[kvant_layout_row_position(&codec->layout, channel)] * inverse;
     while (++channel < d);
-    kvant_transform_inverse(kvant_version_transform(plan->v, number, kv_head), kernels, &linear, y, x);
+    kvant_transform_inverse(kvant_version_transform(plan->v, number, kv_head), kernels, &linear, y,
+                            x);
     for (uint32_t i = 0; affine.center && i < d; i++)
         x[i] += weight * affine.center[i];
     for (uint32_t i = 0; i < d; i++)
@@ -247,7 +255,8 @@ KVANT_INLINE void fetch(const kvant_attention_plan *plan, const kvant_tensor *te
 {
     if (page >= unit->end_page || kvant_attention_block(plan, page) < 0)
         return;
-    kvant_page_ref ref = kvant_tensor_page(tensor, (uint32_t)kvant_attention_block(plan, page), unit->kv_head);
+    kvant_page_ref ref =
+        kvant_tensor_page(tensor, (uint32_t)kvant_attention_block(plan, page), unit->kv_head);
     for (size_t i = 0; i < kvant_page_ref_bytes(tensor, &ref); i += 64)
         KVANT_PREFETCH((const uint8_t *)ref.page + i);
 }
@@ -258,7 +267,8 @@ static void begin(const kvant_attention_plan *plan, const kvant_attention_unit *
     fetch(plan, plan->v, unit, unit->first_page);
 }
 
-static void take(const kvant_attention_plan *plan, const kvant_kernels *kernels, kvant_attention_unit *unit)
+static void take(const kvant_attention_plan *plan, const kvant_kernels *kernels,
+                 kvant_attention_unit *unit)
 {
     if (unit->codes.k_suits)
         kvant_attention_codes_set_queries(plan, kernels, plan->k->codecs[unit->kv_head],
@@ -268,7 +278,8 @@ static void take(const kvant_attention_plan *plan, const kvant_kernels *kernels,
 
 /* Whether a few query rows take the fp16 rows of open pages as they lie: a tile for all rows would
  * cost more than their products. */
-static bool takes_rows(const kvant_tensor *tensor, const kvant_page_ref *ref, const kvant_attention_unit *unit)
+static bool takes_rows(const kvant_tensor *tensor, const kvant_page_ref *ref,
+                       const kvant_attention_unit *unit)
 {
     return ref->open && unit->n_rows <= DIRECT_ROWS && tensor->head_dim % KVANT_BLOCK_PART == 0;
 }
@@ -283,37 +294,39 @@ static kvant_block_page rows_of(const kvant_tensor *tensor, const kvant_page_ref
 }
 
 /* Rows are in the order of tokens, scores at kvant_token_position. */
-static void score_rows(const kvant_attention_plan *plan, const kvant_kernels *kernels, kvant_attention_unit *unit,
-                       const kvant_page_ref *k)
+static void score_rows(const kvant_attention_plan *plan, const kvant_kernels *kernels,
+                       kvant_attention_unit *unit, const kvant_page_ref *k)
 {
     const kvant_block_page rows = rows_of(plan->k, k);
     float *in_order = unit->k_tile;
     kernels->block_scores(&rows, kvant_unit_queries(plan, unit), plan->k_dim, in_order,
                           unit->n_rows);
     for (uint32_t i = 0; i < unit->n_rows * KVANT_PAGE_TOKENS; i++)
-        unit->scores[i / KVANT_PAGE_TOKENS * KVANT_PAGE_TOKENS + kvant_token_position(i % KVANT_PAGE_TOKENS)] =
-            in_order[i];
+        unit->scores[i / KVANT_PAGE_TOKENS * KVANT_PAGE_TOKENS +
+                     kvant_token_position(i % KVANT_PAGE_TOKENS)] = in_order[i];
 }
 
-static void add_rows(const kvant_attention_plan *plan, const kvant_kernels *kernels, kvant_attention_unit *unit,
-                     const kvant_page_ref *v)
+static void add_rows(const kvant_attention_plan *plan, const kvant_kernels *kernels,
+                     kvant_attention_unit *unit, const kvant_page_ref *v)
 {
     const kvant_block_page rows = rows_of(plan->v, v);
     float *weights = unit->v_tile, *sums = weights + (size_t)unit->n_rows * KVANT_PAGE_TOKENS;
     for (uint32_t i = 0; i < unit->n_rows * KVANT_PAGE_TOKENS; i++)
-        weights[i] =
-            unit->scores[i / KVANT_PAGE_TOKENS * KVANT_PAGE_TOKENS + kvant_token_position(i % KVANT_PAGE_TOKENS)];
+        weights[i] = unit->scores[i / KVANT_PAGE_TOKENS * KVANT_PAGE_TOKENS +
+                                  kvant_token_position(i % KVANT_PAGE_TOKENS)];
     memset(sums, 0, (size_t)unit->n_rows * plan->v_dim * sizeof *sums);
     kernels->block_sums(&rows, weights, sums, plan->v_dim, unit->n_rows);
     for (uint32_t row = 0; row < unit->n_rows; row++)
         for (uint32_t j = 0; j < plan->v_dim; j++)
-            unit->sums[unit->v_version][row * plan->v_dim + kvant_layout_row_position(&v->codec->layout, j)] +=
+            unit->sums[unit->v_version]
+                      [row * plan->v_dim + kvant_layout_row_position(&v->codec->layout, j)] +=
                 sums[row * plan->v_dim + j];
 }
 
 /* Products for a chunk at position 0 become products for a chunk whose first block has this phase. A
  * function of its own: what nobody else writes to becomes vectors. */
-static void turn_products(uint32_t n_pairs, const float *restrict phase, const float *restrict from, float *restrict to)
+static void turn_products(uint32_t n_pairs, const float *restrict phase, const float *restrict from,
+                          float *restrict to)
 {
     const float *cosine = phase, *sine = phase + n_pairs;
     for (uint32_t i = 0; i < n_pairs; i++) {
@@ -324,7 +337,8 @@ static void turn_products(uint32_t n_pairs, const float *restrict phase, const f
 
 /* What scores of a chunk's pages lack, where their blocks have centres of their own. The tile of keys
  * is free between pages, so it holds the turned products. */
-static void fill_offsets(const kvant_attention_plan *plan, const kvant_kernels *kernels, const kvant_attention_unit *unit, uint32_t chunk)
+static void fill_offsets(const kvant_attention_plan *plan, const kvant_kernels *kernels,
+                         const kvant_attention_unit *unit, uint32_t chunk)
 {
     const size_t k_dim = plan->k_dim;
     const uint32_t d = plan->k->head_dim;
@@ -344,7 +358,8 @@ static void fill_offsets(const kvant_attention_plan *plan, const kvant_kernels *
     }
 }
 
-static void find_offsets(const kvant_attention_plan *plan, const kvant_kernels *kernels, kvant_attention_unit *unit, uint32_t page)
+static void find_offsets(const kvant_attention_plan *plan, const kvant_kernels *kernels,
+                         kvant_attention_unit *unit, uint32_t page)
 {
     const uint32_t chunk = page / KVANT_ATTENTION_CHUNK;
     unit->page_offsets = kvant_unit_offsets(plan, unit);
@@ -362,7 +377,8 @@ static void find_offsets(const kvant_attention_plan *plan, const kvant_kernels *
 static void score_view(const kvant_attention_plan *plan, const kvant_kernels *kernels,
                        kvant_attention_unit *unit, uint32_t page)
 {
-    kvant_page_ref k = kvant_tensor_page(plan->k, (uint32_t)kvant_attention_block(plan, page), unit->kv_head);
+    kvant_page_ref k =
+        kvant_tensor_page(plan->k, (uint32_t)kvant_attention_block(plan, page), unit->kv_head);
     find_offsets(plan, kernels, unit, page);
     if (!k.open && unit->codes.k_suits) {
         kvant_attention_codes_score(plan, kernels, &unit->codes, unit->k_view, k, unit->n_rows,
@@ -422,10 +438,11 @@ static void score(const kvant_attention_plan *plan, const kvant_kernels *kernels
         score_view(plan, kernels, unit, page);
 }
 
-static void add(const kvant_attention_plan *plan, const kvant_kernels *kernels, kvant_attention_unit *unit,
-                uint32_t page)
+static void add(const kvant_attention_plan *plan, const kvant_kernels *kernels,
+                kvant_attention_unit *unit, uint32_t page)
 {
-    kvant_page_ref v = kvant_tensor_page(plan->v, (uint32_t)kvant_attention_block(plan, page), unit->kv_head);
+    kvant_page_ref v =
+        kvant_tensor_page(plan->v, (uint32_t)kvant_attention_block(plan, page), unit->kv_head);
     fetch(plan, plan->v, unit, page + 1);
     if (!v.open && unit->codes.v_suits) {
         kvant_attention_codes_add(plan, kernels, &unit->codes, v, unit->n_rows, unit->scores,
@@ -454,7 +471,8 @@ static kvant_status invalid(const char *what)
     return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "attention: %s", what);
 }
 
-static kvant_used_versions find_versions(const kvant_attention_plan *plan, const kvant_tensor *tensor)
+static kvant_used_versions find_versions(const kvant_attention_plan *plan,
+                                         const kvant_tensor *tensor)
 {
     kvant_used_versions used = { 0 };
     bool seen[KVANT_MAX_VERSIONS] = { false };
@@ -508,8 +526,8 @@ static void find_views(kvant_attention_plan *plan)
     plan->k_views.n = plan->k_views.n ? plan->k_views.n : 1;
 }
 
-static kvant_status make_plan(const kvant_tensor *k, const kvant_tensor *v, const kvant_attention_problem *problem,
-                              kvant_attention_plan *plan)
+static kvant_status make_plan(const kvant_tensor *k, const kvant_tensor *v,
+                              const kvant_attention_problem *problem, kvant_attention_plan *plan)
 {
     *plan = (kvant_attention_plan){ .reader = &reader, .k = k, .v = v };
     if (!k || !v || kvant_tensor_codec_info(k)->role != KVANT_ROLE_K ||
@@ -539,8 +557,9 @@ kvant_status kvant_attention_workspace(const kvant_tensor *k, const kvant_tensor
     return KVANT_OK;
 }
 
-kvant_status kvant_attention(const kvant_tensor *k, const kvant_tensor *v, const kvant_attention_problem *problem,
-                             void *workspace, size_t workspace_bytes)
+kvant_status kvant_attention(const kvant_tensor *k, const kvant_tensor *v,
+                             const kvant_attention_problem *problem, void *workspace,
+                             size_t workspace_bytes)
 {
     kvant_attention_plan plan;
     KVANT_FORWARD(make_plan(k, v, problem, &plan));

@@ -87,7 +87,8 @@ static span visible_span(const kvant_attention_problem *p, uint32_t query, uint3
 }
 
 /* ALiBi without a mask: minus the distance from the query token. */
-static void fill_distances(const kvant_attention_plan *plan, uint32_t query, uint32_t page, span seen, float *mask)
+static void fill_distances(const kvant_attention_plan *plan, uint32_t query, uint32_t page,
+                           span seen, float *mask)
 {
     const kvant_attention_problem *p = &plan->problem;
     double position = (double)p->n_tokens - p->n_queries + query;
@@ -99,8 +100,8 @@ static void fill_distances(const kvant_attention_plan *plan, uint32_t query, uin
 }
 
 /* One query token's mask for a page, in tile order. */
-static visibility read_mask(const kvant_attention_plan *plan, const kvant_kernels *kernels, uint32_t query,
-                            uint32_t page, float *mask)
+static visibility read_mask(const kvant_attention_plan *plan, const kvant_kernels *kernels,
+                            uint32_t query, uint32_t page, float *mask)
 {
     static const uint16_t no_mask[KVANT_PAGE_TOKENS];
     const kvant_attention_problem *p = &plan->problem;
@@ -114,8 +115,10 @@ static visibility read_mask(const kvant_attention_plan *plan, const kvant_kernel
         return MIXED;
     }
     const uint16_t *row =
-        p->mask ? p->mask + query * p->mask_token_stride + (size_t)page * KVANT_PAGE_TOKENS : no_mask;
-    visibility v = n < KVANT_PAGE_TOKENS ? look_at(row + seen.first, n) : look_at(row, KVANT_PAGE_TOKENS);
+        p->mask ? p->mask + query * p->mask_token_stride + (size_t)page * KVANT_PAGE_TOKENS
+                : no_mask;
+    visibility v =
+        n < KVANT_PAGE_TOKENS ? look_at(row + seen.first, n) : look_at(row, KVANT_PAGE_TOKENS);
     if (p->mask) { /* its rows lie too far apart for the hardware to see where this goes */
         KVANT_PREFETCH(row + KVANT_PAGE_TOKENS);
         KVANT_PREFETCH(row + 3 * KVANT_PAGE_TOKENS / 2);
@@ -157,7 +160,8 @@ static void apply_softcap(float *scores, float softcap, float shift)
 }
 
 /* Carries a row's sums and totals over to a larger maximum. */
-static void raise_max(const kvant_attention_plan *plan, kvant_attention_unit *unit, uint32_t row, float max)
+static void raise_max(const kvant_attention_plan *plan, kvant_attention_unit *unit, uint32_t row,
+                      float max)
 {
     float factor = expf(unit->max[row] - max);
     for (uint32_t v = 0; v < plan->v_versions.n; v++) {
@@ -172,8 +176,9 @@ static void raise_max(const kvant_attention_plan *plan, kvant_attention_unit *un
 /* Turns a row's scores, the largest of which is page_max, into weights e^(s + offset - max). Some
  * token is visible, so the maximum is finite unless visible scores are not; then the row's total
  * becomes NaN, and so does its output (attention.c). */
-static void soften_row(const kvant_attention_plan *plan, const kvant_kernels *kernels, kvant_attention_unit *unit,
-                       uint32_t row, float page_max, float offset, float *scores)
+static void soften_row(const kvant_attention_plan *plan, const kvant_kernels *kernels,
+                       kvant_attention_unit *unit, uint32_t row, float page_max, float offset,
+                       float *scores)
 {
     if (!isfinite(page_max)) {
         memset(scores, 0, KVANT_PAGE_TOKENS * sizeof *scores);
@@ -182,11 +187,12 @@ static void soften_row(const kvant_attention_plan *plan, const kvant_kernels *ke
     }
     if (page_max + offset > unit->max[row])
         raise_max(plan, unit, row, page_max + offset);
-    unit->totals[unit->v_version][row] += kernels->exp_sum(scores, KVANT_PAGE_TOKENS, unit->max[row] - offset);
+    unit->totals[unit->v_version][row] +=
+        kernels->exp_sum(scores, KVANT_PAGE_TOKENS, unit->max[row] - offset);
 }
 
-static void soften_query(const kvant_attention_plan *plan, const kvant_kernels *kernels, kvant_attention_unit *unit,
-                         uint32_t query, visibility seen)
+static void soften_query(const kvant_attention_plan *plan, const kvant_kernels *kernels,
+                         kvant_attention_unit *unit, uint32_t query, visibility seen)
 {
     const kvant_attention_problem *p = &plan->problem;
     const float *mask = seen == MIXED ? unit->mask + (size_t)query * KVANT_PAGE_TOKENS : NULL;
@@ -203,7 +209,8 @@ static void soften_query(const kvant_attention_plan *plan, const kvant_kernels *
             apply_softcap(scores, p->logit_softcap, offset);
             offset = 0;
         }
-        soften_row(plan, kernels, unit, row, kernels->mask_scores(scores, mask, slope_of(p, head)), offset, scores);
+        soften_row(plan, kernels, unit, row, kernels->mask_scores(scores, mask, slope_of(p, head)),
+                   offset, scores);
     }
 }
 
@@ -218,8 +225,9 @@ void kvant_attention_score_tile(const kvant_attention_plan *plan, const kvant_ke
 void kvant_attention_add_tile(const kvant_attention_plan *plan, const kvant_kernels *kernels,
                               kvant_attention_unit *unit)
 {
-    kernels->matmul(unit->scores, KVANT_PAGE_TOKENS, unit->v_tile, plan->v_dim, unit->sums[unit->v_version],
-                    plan->v_dim, unit->n_rows, KVANT_PAGE_TOKENS, plan->v_dim);
+    kernels->matmul(unit->scores, KVANT_PAGE_TOKENS, unit->v_tile, plan->v_dim,
+                    unit->sums[unit->v_version], plan->v_dim, unit->n_rows, KVANT_PAGE_TOKENS,
+                    plan->v_dim);
 }
 
 /* A unit that has all pages of its query tokens prepares their queries; others share them (attention.c). */
@@ -238,15 +246,16 @@ void kvant_attention_take_view(const kvant_attention_plan *plan, const kvant_ker
         plan->reader->take(plan, kernels, unit);
 }
 
-static void run_page(const kvant_attention_plan *plan, const kvant_kernels *kernels, kvant_attention_unit *unit,
-                     uint32_t page, bool weighted)
+static void run_page(const kvant_attention_plan *plan, const kvant_kernels *kernels,
+                     kvant_attention_unit *unit, uint32_t page, bool weighted)
 {
     visibility seen[KVANT_ATTENTION_MAX_ROWS];
     bool any = false;
     if (plan->reader->open && !plan->reader->open(plan, unit, page))
         return;
     for (uint32_t t = 0; t < unit->n_queries; t++) {
-        seen[t] = read_mask(plan, kernels, unit->first_query + t, page, unit->mask + (size_t)t * KVANT_PAGE_TOKENS);
+        seen[t] = read_mask(plan, kernels, unit->first_query + t, page,
+                            unit->mask + (size_t)t * KVANT_PAGE_TOKENS);
         any |= seen[t] != ALL_HIDDEN;
     }
     if (!any)
@@ -278,8 +287,8 @@ static bool has_finite_sums(const kvant_attention_plan *plan, const kvant_kernel
 {
     bool finite = true;
     for (uint32_t v = 0; v < plan->v_versions.n; v++)
-        finite &= kernels->magnitude(unit->sums[v], unit->n_rows * plan->v_dim) <
-                  KVANT_INFINITY_BITS;
+        finite &=
+            kernels->magnitude(unit->sums[v], unit->n_rows * plan->v_dim) < KVANT_INFINITY_BITS;
     return finite;
 }
 

@@ -12,17 +12,18 @@
 typedef struct kvant_attention_unit {
     uint32_t kv_head, first_query, n_queries, first_page, end_page;
     uint32_t n_rows;
-    float *queries, *offsets, *products;      /* the unit's rows in the plan's arrays, in view 0 */
-    float *centers; /* per view: offsets of a chunk's pages, rows x KVANT_ATTENTION_CHUNK */
-    const float *phases;                      /* the plan's */
-    uint32_t *chunks; /* per view: 1 + the chunk that its centers are of; 0: none yet */
-    uint32_t *taken;  /* per view: whether the reader has seen its queries */
-    float *sums[KVANT_MAX_VERSIONS];          /* per version of the values: n_rows x v_dim, in the order of unpacked tiles */
-    float *max;                               /* per row */
-    float *totals[KVANT_MAX_VERSIONS];        /* per version of the values: n_rows */
+    float *queries, *offsets, *products; /* the unit's rows in the plan's arrays, in view 0 */
+    float *centers;      /* per view: offsets of a chunk's pages, rows x KVANT_ATTENTION_CHUNK */
+    const float *phases; /* the plan's */
+    uint32_t *chunks;    /* per view: 1 + the chunk that its centers are of; 0: none yet */
+    uint32_t *taken;     /* per view: whether the reader has seen its queries */
+    float *sums
+        [KVANT_MAX_VERSIONS]; /* per version of the values: n_rows x v_dim, in the order of unpacked tiles */
+    float *max;               /* per row */
+    float *totals[KVANT_MAX_VERSIONS]; /* per version of the values: n_rows */
     float *k_tile, *v_tile, *scores, *mask;
     float *some_scores; /* if the plan is mixed: of slots with one shift, n_rows x 64 */
-    float *own;         /* the reader's: plan->own_per_row floats for each row, rounded up to 16 rows */
+    float *own; /* the reader's: plan->own_per_row floats for each row, rounded up to 16 rows */
     uint32_t k_view, v_version; /* numbers of those of the page at hand */
     /* Of the page at hand, unless they are its view's: a row each, offset_stride apart. */
     const float *page_offsets;
@@ -45,21 +46,22 @@ typedef struct kvant_attention_reader {
     void (*phases)(const kvant_attention_plan *plan, float *phases);
     /* out += sums[v_dim] x inverse on its way back, in the order of channels; weight: the part of
      * the weights that is on values of the version. */
-    void (*output)(const kvant_attention_plan *plan, const kvant_kernels *kernels, uint32_t version, uint32_t head,
-                   const float *sums, float inverse, float weight, float *out);
+    void (*output)(const kvant_attention_plan *plan, const kvant_kernels *kernels, uint32_t version,
+                   uint32_t head, const float *sums, float inverse, float weight, float *out);
     /* Sets the unit's view and version for a page; NULL: there is one. False when the page is
      * hidden. */
     bool (*open)(const kvant_attention_plan *plan, kvant_attention_unit *unit, uint32_t page);
     /* Before the first page; NULL: nothing to do. */
     void (*begin)(const kvant_attention_plan *plan, const kvant_attention_unit *unit);
     /* Before the first page of the unit's view, when its queries are there; NULL: nothing to do. */
-    void (*take)(const kvant_attention_plan *plan, const kvant_kernels *kernels, kvant_attention_unit *unit);
+    void (*take)(const kvant_attention_plan *plan, const kvant_kernels *kernels,
+                 kvant_attention_unit *unit);
     /* unit->scores[row][64] = queries x K of the page, anything for tokens beyond the last. */
-    void (*score)(const kvant_attention_plan *plan, const kvant_kernels *kernels, kvant_attention_unit *unit,
-                  uint32_t page);
+    void (*score)(const kvant_attention_plan *plan, const kvant_kernels *kernels,
+                  kvant_attention_unit *unit, uint32_t page);
     /* The version's sums += weights (in unit->scores) x V of the page. */
-    void (*add)(const kvant_attention_plan *plan, const kvant_kernels *kernels, kvant_attention_unit *unit,
-                uint32_t page);
+    void (*add)(const kvant_attention_plan *plan, const kvant_kernels *kernels,
+                kvant_attention_unit *unit, uint32_t page);
     /* As add, but rows of V whose weight is 0 take no part, whatever they hold. The unit runs again
      * with this function when its sums are not finite. NULL: the reader's values always are. */
     void (*add_weighted)(const kvant_attention_plan *plan, const kvant_kernels *kernels,

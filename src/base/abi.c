@@ -17,7 +17,8 @@ bool kvant_take_struct(void *to, size_t size, const void *from, size_t least)
     if (!from)
         return false;
     memcpy(&given, from, sizeof given);
-    if (given < least || (given > size && !all_zero((const unsigned char *)from + size, given - size)))
+    if (given < least ||
+        (given > size && !all_zero((const unsigned char *)from + size, given - size)))
         return false;
     memset(to, 0, size);
     memcpy(to, from, given < size ? given : size);

@@ -21,5 +21,7 @@ bool kvant_give_struct(void *to, const void *from, size_t size, size_t least);
 #define KVANT_END_OF(type, member) (offsetof(type, member) + sizeof(((type *)0)->member))
 
 /* last: the last member of the type's first released version. */
-#define KVANT_TAKE(type, to, from, last) kvant_take_struct(to, sizeof(type), from, KVANT_END_OF(type, last))
-#define KVANT_GIVE(type, to, from, last) kvant_give_struct(to, from, sizeof(type), KVANT_END_OF(type, last))
+#define KVANT_TAKE(type, to, from, last)                                                           \
+    kvant_take_struct(to, sizeof(type), from, KVANT_END_OF(type, last))
+#define KVANT_GIVE(type, to, from, last)                                                           \
+    kvant_give_struct(to, from, sizeof(type), KVANT_END_OF(type, last))

@@ -12,7 +12,8 @@
 /* KVANT_PREFETCH fetches into the second cache. A page has more lines than the first cache has line
  * buffers: loads would wait for them. */
 #if defined(__GNUC__)
-#define KVANT_PRINTF(format_index, first_argument) __attribute__((format(printf, format_index, first_argument)))
+#define KVANT_PRINTF(format_index, first_argument)                                                 \
+    __attribute__((format(printf, format_index, first_argument)))
 #define KVANT_UNLIKELY(x) __builtin_expect(!!(x), 0)
 #define KVANT_NOINLINE __attribute__((noinline))
 #define KVANT_PREFETCH(address) __builtin_prefetch(address, 0, 2)
@@ -50,15 +51,15 @@ KVANT_INLINE uint32_t kvant_lowest_bit(uint32_t x)
 #endif
 }
 
-#define KVANT_RETURN_IF(condition, status)                                                                         \
-    do {                                                                                                           \
-        if (KVANT_UNLIKELY(condition))                                                                             \
-            return (status);                                                                                       \
+#define KVANT_RETURN_IF(condition, status)                                                         \
+    do {                                                                                           \
+        if (KVANT_UNLIKELY(condition))                                                             \
+            return (status);                                                                       \
     } while (0)
 
-#define KVANT_FORWARD(expression)                                                                                  \
-    do {                                                                                                           \
-        kvant_status forwarded_ = (expression);                                                                    \
-        if (KVANT_UNLIKELY(forwarded_ != KVANT_OK))                                                                \
-            return forwarded_;                                                                                     \
+#define KVANT_FORWARD(expression)                                                                  \
+    do {                                                                                           \
+        kvant_status forwarded_ = (expression);                                                    \
+        if (KVANT_UNLIKELY(forwarded_ != KVANT_OK))                                                \
+            return forwarded_;                                                                     \
     } while (0)

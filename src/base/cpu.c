@@ -20,7 +20,7 @@ static uint64_t read_xcr0(void)
     return (uint64_t)high << 32 | low;
 }
 
-#define BIT(word, n) ((word) >> (n)&1u)
+#define BIT(word, n) ((word) >> (n) & 1u)
 
 typedef struct features {
     bool avx2, avx2_vnni, avx512, avx512_vnni, avx512_vbmi;

@@ -12,7 +12,8 @@ typedef struct kvant_error {
 
 /* Formats the message (cut to fit, always terminated) for error, which may be NULL, and for
  * kvant_error_message(); returns status, so that `return kvant_fail(...)`. */
-kvant_status kvant_fail(const kvant_error *error, kvant_status status, const char *format, ...) KVANT_PRINTF(3, 4);
+kvant_status kvant_fail(const kvant_error *error, kvant_status status, const char *format, ...)
+    KVANT_PRINTF(3, 4);
 
 /* Appends to a string in a buffer of size bytes; cuts silently and always terminates. */
 void kvant_append(char *text, size_t size, const char *format, ...) KVANT_PRINTF(3, 4);

@@ -34,22 +34,23 @@ static bool read_all(int fd, uint8_t *bytes, size_t n)
 }
 
 /* The head is checked before memory of the stated size is asked for. */
-static kvant_status read_head(int fd, const char *path, kvant_check_head_fn *check, uint8_t head[KVANT_FILE_HEAD],
-                              size_t *n, const kvant_error *error)
+static kvant_status read_head(int fd, const char *path, kvant_check_head_fn *check,
+                              uint8_t head[KVANT_FILE_HEAD], size_t *n, const kvant_error *error)
 {
     struct stat st;
     if (fstat(fd, &st) != 0)
         return system_error(error, "read", path);
     if (!S_ISREG(st.st_mode) || (uintmax_t)st.st_size > SIZE_MAX - KVANT_FILE_HEAD)
-        return kvant_fail(error, KVANT_ERR_IO, "cannot read %s: it is not a regular file that fits memory", path);
+        return kvant_fail(error, KVANT_ERR_IO,
+                          "cannot read %s: it is not a regular file that fits memory", path);
     *n = (size_t)st.st_size;
     if (!read_all(fd, head, *n < KVANT_FILE_HEAD ? *n : KVANT_FILE_HEAD))
         return system_error(error, "read", path);
     return check(head, *n, error);
 }
 
-static kvant_status read_checked(int fd, const char *path, kvant_check_head_fn *check, uint8_t **bytes, size_t *n,
-                                 const kvant_error *error)
+static kvant_status read_checked(int fd, const char *path, kvant_check_head_fn *check,
+                                 uint8_t **bytes, size_t *n, const kvant_error *error)
 {
     uint8_t head[KVANT_FILE_HEAD] = { 0 };
     KVANT_FORWARD(read_head(fd, path, check, head, n, error));
@@ -70,8 +71,8 @@ static kvant_status open_file(const char *path, int *fd, const kvant_error *erro
     return *fd < 0 ? system_error(error, "open", path) : KVANT_OK;
 }
 
-kvant_status kvant_read_file(const char *path, kvant_check_head_fn *check, uint8_t **bytes, size_t *n,
-                             const kvant_error *error)
+kvant_status kvant_read_file(const char *path, kvant_check_head_fn *check, uint8_t **bytes,
+                             size_t *n, const kvant_error *error)
 {
     *bytes = NULL;
     int fd = -1;
@@ -85,8 +86,8 @@ kvant_status kvant_read_file(const char *path, kvant_check_head_fn *check, uint8
     return status;
 }
 
-kvant_status kvant_map_file(const char *path, kvant_check_head_fn *check, const uint8_t **bytes, size_t *n,
-                            const kvant_error *error)
+kvant_status kvant_map_file(const char *path, kvant_check_head_fn *check, const uint8_t **bytes,
+                            size_t *n, const kvant_error *error)
 {
     uint8_t head[KVANT_FILE_HEAD] = { 0 };
     *bytes = NULL;
@@ -152,14 +153,16 @@ kvant_status kvant_write_parts(const char *path, const kvant_file_part *parts, s
         return kvant_fail(error, KVANT_ERR_ARGUMENT, "the path is longer than %d bytes", PATH_MAX);
     if (write_new(temporary, parts, n_parts) && rename(temporary, path) == 0)
         return KVANT_OK;
-    bool someone_elses = errno == EEXIST; /* the temporary file, left by a process of this number that was killed */
+    bool someone_elses =
+        errno == EEXIST; /* the temporary file, left by a process of this number that was killed */
     kvant_status status = system_error(error, "write", someone_elses ? temporary : path);
     if (!someone_elses)
         unlink(temporary);
     return status;
 }
 
-kvant_status kvant_write_file(const char *path, const uint8_t *bytes, size_t n, const kvant_error *error)
+kvant_status kvant_write_file(const char *path, const uint8_t *bytes, size_t n,
+                              const kvant_error *error)
 {
     const kvant_file_part whole = { bytes, n };
     return kvant_write_parts(path, &whole, 1, error);

@@ -12,12 +12,12 @@ typedef kvant_status kvant_check_head_fn(const uint8_t *bytes, size_t n, const k
 
 /* Reads a regular file whose head passes check; *bytes (from kvant_alloc) is the caller's, NULL on
  * an error. A path that is NULL is refused. */
-kvant_status kvant_read_file(const char *path, kvant_check_head_fn *check, uint8_t **bytes, size_t *n,
-                             const kvant_error *error);
+kvant_status kvant_read_file(const char *path, kvant_check_head_fn *check, uint8_t **bytes,
+                             size_t *n, const kvant_error *error);
 
 /* The same without reading: *bytes is a mapping of the file for kvant_unmap_file, read-only. */
-kvant_status kvant_map_file(const char *path, kvant_check_head_fn *check, const uint8_t **bytes, size_t *n,
-                            const kvant_error *error);
+kvant_status kvant_map_file(const char *path, kvant_check_head_fn *check, const uint8_t **bytes,
+                            size_t *n, const kvant_error *error);
 void kvant_unmap_file(const uint8_t *bytes, size_t n);
 
 typedef struct kvant_file_part {
@@ -29,4 +29,5 @@ typedef struct kvant_file_part {
  * file. */
 kvant_status kvant_write_parts(const char *path, const kvant_file_part *parts, size_t n_parts,
                                const kvant_error *error);
-kvant_status kvant_write_file(const char *path, const uint8_t *bytes, size_t n, const kvant_error *error);
+kvant_status kvant_write_file(const char *path, const uint8_t *bytes, size_t n,
+                              const kvant_error *error);

@@ -47,9 +47,11 @@ static inline uint16_t kvant_half_from_float(float x)
     if (a < 0x33000001u) /* 2^-25 and less round to zero */
         return (uint16_t)sign;
     uint32_t exponent = a >> 23, mantissa = (a & 0x7fffffu) | 0x800000u;
-    uint32_t shift = exponent < 113 ? 126 - exponent : 13;       /* 113: the smallest normal half, 2^-14 */
+    uint32_t shift =
+        exponent < 113 ? 126 - exponent : 13; /* 113: the smallest normal half, 2^-14 */
     uint32_t base = exponent < 113 ? 0 : (exponent - 113) << 10; /* kept holds the implicit bit */
-    uint32_t kept = mantissa >> shift, rest = mantissa & ((1u << shift) - 1), half = 1u << (shift - 1);
+    uint32_t kept = mantissa >> shift, rest = mantissa & ((1u << shift) - 1),
+             half = 1u << (shift - 1);
     kept += rest > half || (rest == half && (kept & 1));
     return (uint16_t)(sign | (base + kept)); /* a carry moves into the exponent, as it should */
 }

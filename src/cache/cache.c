@@ -48,7 +48,8 @@ static kvant_status choose_device(kvant_cache *cache)
         cache->device = &kvant_device_cuda;
     else
         return kvant_fail(NULL, KVANT_ERR_UNSUPPORTED,
-                          "cache: there is no device '%s'; a cache can be on cpu, cuda or cuda:0", name);
+                          "cache: there is no device '%s'; a cache can be on cpu, cuda or cuda:0",
+                          name);
     return KVANT_OK;
 }
 
@@ -62,7 +63,8 @@ static kvant_status open_scheme(kvant_cache *cache)
                                    .settings = p->settings,
                                    .calibration = p->calibration };
     if (p->scheme && (p->preset || p->k || p->v || p->settings || p->calibration))
-        return invalid("a scheme says what the cache is stored with: give it or what one is made of");
+        return invalid(
+            "a scheme says what the cache is stored with: give it or what one is made of");
     if (!p->scheme)
         KVANT_FORWARD(kvant_scheme_create(&params, &cache->own_scheme));
     cache->scheme = p->scheme ? p->scheme : cache->own_scheme;
@@ -91,7 +93,8 @@ static kvant_status take_layers(kvant_cache *cache)
     if (!p->layers)
         return KVANT_OK;
     cache->layers = kvant_alloc(p->n_layers, sizeof *cache->layers);
-    KVANT_RETURN_IF(!cache->layers, kvant_fail(NULL, KVANT_ERR_MEMORY, "cache: no memory for its tables"));
+    KVANT_RETURN_IF(!cache->layers,
+                    kvant_fail(NULL, KVANT_ERR_MEMORY, "cache: no memory for its tables"));
     memcpy(cache->layers, p->layers, p->n_layers * sizeof *cache->layers);
     return KVANT_OK;
 }
@@ -104,7 +107,8 @@ static kvant_status fill(kvant_cache *cache)
     cache->slots = kvant_alloc(KVANT_CACHE_BATCH, sizeof *cache->slots);
     cache->tensors = kvant_alloc(2 * (size_t)cache->params.n_layers, sizeof *cache->tensors);
     cache->noted = kvant_alloc(cache->params.n_layers, sizeof *cache->noted);
-    if (!cache->slots || !cache->tensors || !cache->noted || kvant_sequences_create(cache) != KVANT_OK)
+    if (!cache->slots || !cache->tensors || !cache->noted ||
+        kvant_sequences_create(cache) != KVANT_OK)
         return kvant_fail(NULL, KVANT_ERR_MEMORY, "cache: no memory for its tables");
     return cache->device->create(cache);
 }
@@ -116,9 +120,11 @@ kvant_status kvant_cache_create(const kvant_cache_params *params, kvant_cache **
     kvant_cache *cache = kvant_alloc(1, sizeof *cache);
     if (!cache)
         return kvant_fail(NULL, KVANT_ERR_MEMORY, "no memory for a cache");
-    kvant_status status = KVANT_TAKE(kvant_cache_params, &cache->params, params, logit_softcap)
-                              ? resolve(&cache->params)
-                              : invalid("params is missing or its size field is not set: begin with KVANT_CACHE_PARAMS");
+    kvant_status status =
+        KVANT_TAKE(kvant_cache_params, &cache->params, params, logit_softcap)
+            ? resolve(&cache->params)
+            : invalid(
+                  "params is missing or its size field is not set: begin with KVANT_CACHE_PARAMS");
     if (status == KVANT_OK) {
         /* Every sequence may end in a block of its own. */
         cache->n_blocks = (cache->params.max_tokens + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS +
@@ -157,21 +163,25 @@ static kvant_status say_refused(kvant_status status, uint32_t layer)
 }
 
 /* Gives the next row of a sequence a slot; the first of n rows makes room for all. */
-static kvant_status place_row(kvant_cache *cache, uint32_t layer, int32_t sequence, uint32_t row, uint32_t n, int64_t *slot)
+static kvant_status place_row(kvant_cache *cache, uint32_t layer, int32_t sequence, uint32_t row,
+                              uint32_t n, int64_t *slot)
 {
     kvant_sequence *s = kvant_sequence_of(cache, sequence);
     KVANT_RETURN_IF(!s, KVANT_ERR_ARGUMENT);
     if (row == 0)
         KVANT_FORWARD(kvant_sequence_extend(cache, sequence, layer, n));
     const uint32_t token = s->lengths[layer]++;
-    *slot = (int64_t)s->table[token / KVANT_PAGE_TOKENS] * KVANT_PAGE_TOKENS + token % KVANT_PAGE_TOKENS;
+    *slot = (int64_t)s->table[token / KVANT_PAGE_TOKENS] * KVANT_PAGE_TOKENS +
+            token % KVANT_PAGE_TOKENS;
     return KVANT_OK;
 }
 
-kvant_status kvant_cache_append_batch(kvant_cache *cache, uint32_t layer, const int32_t *sequences, uint32_t n_sequences,
-                                      const float *k, const float *v, uint32_t n)
+kvant_status kvant_cache_append_batch(kvant_cache *cache, uint32_t layer, const int32_t *sequences,
+                                      uint32_t n_sequences, const float *k, const float *v,
+                                      uint32_t n)
 {
-    if (!cache || layer >= cache->params.n_layers || !k || !v || !sequences || (n && n_sequences > UINT32_MAX / n))
+    if (!cache || layer >= cache->params.n_layers || !k || !v || !sequences ||
+        (n && n_sequences > UINT32_MAX / n))
         return invalid("no such layer, too many rows, or k, v or sequences is missing");
     const uint32_t total = n_sequences * n;
     size_t k_width = (size_t)cache->params.n_kv_heads * cache->params.head_dim,
@@ -181,21 +191,24 @@ kvant_status kvant_cache_append_batch(kvant_cache *cache, uint32_t layer, const 
     while (status == KVANT_OK && placed < total) {
         const uint32_t first = placed;
         while (status == KVANT_OK && placed < total && placed - first < KVANT_CACHE_BATCH) {
-            status = place_row(cache, layer, sequences[placed / n], placed % n, n, &cache->slots[placed - first]);
+            status = place_row(cache, layer, sequences[placed / n], placed % n, n,
+                               &cache->slots[placed - first]);
             placed += status == KVANT_OK;
         }
         if (status == KVANT_OK)
-            status = cache->device->append(cache, layer, k + first * k_width, v + first * v_width, placed - first);
+            status = cache->device->append(cache, layer, k + first * k_width, v + first * v_width,
+                                           placed - first);
     }
     while (status != KVANT_OK && placed)
         cache->sequences[sequences[--placed / n]].lengths[layer]--;
     if (status == KVANT_OK)
-        cache->noted[layer] = cache->noted[layer] == KVANT_NOTED_NEXT ? KVANT_NOTED_NEWEST : KVANT_NOTED_NONE;
+        cache->noted[layer] =
+            cache->noted[layer] == KVANT_NOTED_NEXT ? KVANT_NOTED_NEWEST : KVANT_NOTED_NONE;
     return say_refused(status, layer);
 }
 
-kvant_status kvant_cache_append(kvant_cache *cache, uint32_t layer, int32_t sequence, const float *k, const float *v,
-                                uint32_t n)
+kvant_status kvant_cache_append(kvant_cache *cache, uint32_t layer, int32_t sequence,
+                                const float *k, const float *v, uint32_t n)
 {
     KVANT_RETURN_IF(!kvant_sequence_of(cache, sequence), KVANT_ERR_ARGUMENT);
     return kvant_cache_append_batch(cache, layer, &sequence, 1, k, v, n);
@@ -208,10 +221,12 @@ static uint32_t parts_of(uint32_t n_tokens)
     return n < MOST_PARTS ? n : MOST_PARTS;
 }
 
-kvant_status kvant_cache_note_queries(kvant_cache *cache, uint32_t layer, const kvant_queries *queries)
+kvant_status kvant_cache_note_queries(kvant_cache *cache, uint32_t layer,
+                                      const kvant_queries *queries)
 {
     kvant_queries all;
-    if (!cache || layer >= cache->params.n_layers || !KVANT_TAKE(kvant_queries, &all, queries, n_heads) || !all.q)
+    if (!cache || layer >= cache->params.n_layers ||
+        !KVANT_TAKE(kvant_queries, &all, queries, n_heads) || !all.q)
         return invalid("no such layer, or the queries are missing or their size field is not set");
     if (!cache->device->note_queries)
         return KVANT_OK;
@@ -232,7 +247,8 @@ kvant_status kvant_cache_note_queries(kvant_cache *cache, uint32_t layer, const 
 kvant_status kvant_cache_set_rope(kvant_cache *cache, uint32_t layer, const kvant_rope *rope)
 {
     kvant_rope r;
-    if (!cache || layer >= cache->params.n_layers || (rope && !KVANT_TAKE(kvant_rope, &r, rope, n_ranges)))
+    if (!cache || layer >= cache->params.n_layers ||
+        (rope && !KVANT_TAKE(kvant_rope, &r, rope, n_ranges)))
         return invalid("no such layer, or the rope's size field is not set");
     if (rope && !r.n_positions)
         r.n_positions = cache->params.max_tokens;
@@ -245,12 +261,13 @@ int kvant_cache_wants_queries(const kvant_cache *cache, uint32_t layer, size_t n
            cache->device->wants_queries(cache, layer, n_tokens);
 }
 
-kvant_status kvant_cache_read(const kvant_cache *cache, uint32_t layer, int32_t sequence, uint32_t first, uint32_t n, float *k,
-                              float *v)
+kvant_status kvant_cache_read(const kvant_cache *cache, uint32_t layer, int32_t sequence,
+                              uint32_t first, uint32_t n, float *k, float *v)
 {
     const kvant_sequence *s = kvant_sequence_of(cache, sequence);
     KVANT_RETURN_IF(!s, KVANT_ERR_ARGUMENT);
-    if (layer >= cache->params.n_layers || !k || !v || first > s->lengths[layer] || n > s->lengths[layer] - first)
+    if (layer >= cache->params.n_layers || !k || !v || first > s->lengths[layer] ||
+        n > s->lengths[layer] - first)
         return invalid("no such layer or tokens, or k or v is missing");
     return cache->device->read(cache, layer, sequence, first, n, k, v);
 }
@@ -258,8 +275,8 @@ kvant_status kvant_cache_read(const kvant_cache *cache, uint32_t layer, int32_t 
 /* Attention */
 
 /* The next rows are learnt from with the queries of those before them, unless the caller notes queries. */
-static kvant_status note_attended(kvant_cache *cache, uint32_t layer, const int32_t *sequences, uint32_t n_sequences,
-                                  const kvant_attention_problem *p)
+static kvant_status note_attended(kvant_cache *cache, uint32_t layer, const int32_t *sequences,
+                                  uint32_t n_sequences, const kvant_attention_problem *p)
 {
     const uint32_t n = n_sequences * p->n_queries;
     if (cache->noted[layer] != KVANT_NOTED_NONE || !kvant_cache_wants_queries(cache, layer, n))
@@ -273,14 +290,16 @@ static kvant_status note_attended(kvant_cache *cache, uint32_t layer, const int3
                                     .n_heads = p->n_heads,
                                     .positions = positions };
     for (uint32_t i = 0; positions && i < n; i++)
-        positions[i] = (int32_t)(cache->sequences[sequences[i / p->n_queries]].lengths[layer] - p->n_queries + i % p->n_queries);
-    const kvant_status status = positions ? cache->device->note_queries(cache, layer, &queries) : KVANT_ERR_MEMORY;
+        positions[i] = (int32_t)(cache->sequences[sequences[i / p->n_queries]].lengths[layer] -
+                                 p->n_queries + i % p->n_queries);
+    const kvant_status status =
+        positions ? cache->device->note_queries(cache, layer, &queries) : KVANT_ERR_MEMORY;
     kvant_free(positions);
     return status;
 }
 
-static kvant_status attend(kvant_cache *cache, uint32_t layer, const int32_t *sequences, uint32_t n_sequences,
-                           const kvant_attention_problem *problem)
+static kvant_status attend(kvant_cache *cache, uint32_t layer, const int32_t *sequences,
+                           uint32_t n_sequences, const kvant_attention_problem *problem)
 {
     kvant_attention_problem p;
     if (layer >= cache->params.n_layers || !KVANT_TAKE(kvant_attention_problem, &p, problem, exact))
@@ -301,8 +320,8 @@ kvant_status kvant_cache_attention(kvant_cache *cache, uint32_t layer, int32_t s
     return attend(cache, layer, &sequence, 1, problem);
 }
 
-kvant_status kvant_cache_attend_batch(kvant_cache *cache, uint32_t layer, const int32_t *sequences, uint32_t n_sequences,
-                                      const float *q, float *out, uint32_t n)
+kvant_status kvant_cache_attend_batch(kvant_cache *cache, uint32_t layer, const int32_t *sequences,
+                                      uint32_t n_sequences, const float *q, float *out, uint32_t n)
 {
     KVANT_RETURN_IF(!cache, KVANT_ERR_ARGUMENT);
     const kvant_cache_params *p = &cache->params;
@@ -312,7 +331,8 @@ kvant_status kvant_cache_attend_batch(kvant_cache *cache, uint32_t layer, const 
                                               .q_token_stride = (size_t)p->n_heads * p->head_dim,
                                               .q_head_stride = p->head_dim,
                                               .out = out,
-                                              .out_token_stride = (size_t)p->n_heads * p->v_head_dim,
+                                              .out_token_stride =
+                                                  (size_t)p->n_heads * p->v_head_dim,
                                               .out_head_stride = p->v_head_dim,
                                               .causal = true };
     for (uint32_t i = 0; i < n_sequences; i++)
@@ -320,8 +340,8 @@ kvant_status kvant_cache_attend_batch(kvant_cache *cache, uint32_t layer, const 
     return n_sequences ? attend(cache, layer, sequences, n_sequences, &problem) : KVANT_OK;
 }
 
-kvant_status kvant_cache_attend(kvant_cache *cache, uint32_t layer, int32_t sequence, const float *q, float *out,
-                                uint32_t n)
+kvant_status kvant_cache_attend(kvant_cache *cache, uint32_t layer, int32_t sequence,
+                                const float *q, float *out, uint32_t n)
 {
     return kvant_cache_attend_batch(cache, layer, &sequence, 1, q, out, n);
 }
@@ -330,10 +350,12 @@ kvant_status kvant_cache_attend(kvant_cache *cache, uint32_t layer, int32_t sequ
 
 static kvant_status no_steps(const kvant_cache *cache)
 {
-    return cache ? kvant_fail(NULL, KVANT_ERR_UNSUPPORTED, "cache: there are no steps on the CPU") : KVANT_ERR_ARGUMENT;
+    return cache ? kvant_fail(NULL, KVANT_ERR_UNSUPPORTED, "cache: there are no steps on the CPU")
+                 : KVANT_ERR_ARGUMENT;
 }
 
-kvant_status kvant_steps_begin(kvant_cache *cache, const int32_t *sequences, uint32_t n, kvant_steps_info *info)
+kvant_status kvant_steps_begin(kvant_cache *cache, const int32_t *sequences, uint32_t n,
+                               kvant_steps_info *info)
 {
     kvant_steps_info full = { .size = sizeof full };
     if (!cache || !cache->device->steps_begin)
@@ -356,7 +378,8 @@ kvant_status kvant_cache_step(kvant_cache *cache, uint32_t layer, const kvant_st
     kvant_step s;
     if (!cache || !cache->device->step)
         return no_steps(cache);
-    if (layer >= cache->params.n_layers || !KVANT_TAKE(kvant_step, &s, step, sinks) || !s.q || !s.k || !s.v || !s.out)
+    if (layer >= cache->params.n_layers || !KVANT_TAKE(kvant_step, &s, step, sinks) || !s.q ||
+        !s.k || !s.v || !s.out)
         return invalid("no such layer, or something of the step is missing");
     s.scale = s.scale > 0 ? s.scale : cache->params.scale;
     s.logit_softcap = s.logit_softcap > 0 ? s.logit_softcap : cache->params.logit_softcap;

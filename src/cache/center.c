@@ -28,7 +28,8 @@ static kvant_centers *allocate(const kvant_tensor *tensor)
     return centers;
 }
 
-kvant_status kvant_centers_create(const kvant_tensor *tensor, const kvant_rope *rope, kvant_centers **out)
+kvant_status kvant_centers_create(const kvant_tensor *tensor, const kvant_rope *rope,
+                                  kvant_centers **out)
 {
     kvant_centers *centers = *out = allocate(tensor);
     KVANT_RETURN_IF(!centers, KVANT_ERR_MEMORY);
@@ -40,7 +41,8 @@ kvant_status kvant_centers_create(const kvant_tensor *tensor, const kvant_rope *
         return KVANT_ERR_FORMAT;
     }
     for (uint32_t i = 0; i < centers->n; i++)
-        kvant_turn_sin_cos((double)KVANT_PAGE_TOKENS * centers->pairs[i].frequency, &centers->step[centers->n + i], &centers->step[i]);
+        kvant_turn_sin_cos((double)KVANT_PAGE_TOKENS * centers->pairs[i].frequency,
+                           &centers->step[centers->n + i], &centers->step[i]);
     return KVANT_OK;
 }
 
@@ -80,11 +82,13 @@ static void find_phase(const kvant_pair *pairs, uint32_t n, int32_t position, fl
     }
 }
 
-kvant_status kvant_rope_phase(const kvant_rope *rope, uint32_t head_dim, int32_t position, float *phase, uint16_t *pairs)
+kvant_status kvant_rope_phase(const kvant_rope *rope, uint32_t head_dim, int32_t position,
+                              float *phase, uint16_t *pairs)
 {
     kvant_rope r;
     kvant_pair all[KVANT_MAX_HEAD_DIM / 2];
-    KVANT_RETURN_IF(!phase || !head_dim || head_dim % 2 || head_dim > KVANT_MAX_HEAD_DIM, KVANT_ERR_ARGUMENT);
+    KVANT_RETURN_IF(!phase || !head_dim || head_dim % 2 || head_dim > KVANT_MAX_HEAD_DIM,
+                    KVANT_ERR_ARGUMENT);
     KVANT_RETURN_IF(!KVANT_TAKE(kvant_rope, &r, rope, n_ranges), KVANT_ERR_ARGUMENT);
     KVANT_FORWARD(kvant_rope_check(&r, head_dim));
     KVANT_RETURN_IF(!kvant_turn_pairs(&r, head_dim, all), KVANT_ERR_ARGUMENT);
@@ -96,17 +100,20 @@ kvant_status kvant_rope_phase(const kvant_rope *rope, uint32_t head_dim, int32_t
     return KVANT_OK;
 }
 
-static void turn_center(const kvant_centers *centers, const float *phase, const float *start, float *center)
+static void turn_center(const kvant_centers *centers, const float *phase, const float *start,
+                        float *center)
 {
     for (uint32_t i = 0; i < centers->n; i++) {
         const kvant_pair *pair = &centers->pairs[i];
-        const float a = start[pair->first], b = start[pair->second], cosine = phase[i], sine = phase[centers->n + i];
+        const float a = start[pair->first], b = start[pair->second], cosine = phase[i],
+                    sine = phase[centers->n + i];
         center[pair->first] = a * cosine - b * sine;
         center[pair->second] = b * cosine + a * sine;
     }
 }
 
-kvant_affine kvant_affine_at(const kvant_tensor *tensor, uint32_t version, uint32_t head, int32_t position, float *room)
+kvant_affine kvant_affine_at(const kvant_tensor *tensor, uint32_t version, uint32_t head,
+                             int32_t position, float *room)
 {
     kvant_affine affine = kvant_version_affine(tensor, version, head);
     const kvant_centers *centers = kvant_version_centers(tensor, version);
@@ -122,7 +129,8 @@ kvant_affine kvant_affine_at(const kvant_tensor *tensor, uint32_t version, uint3
     return affine;
 }
 
-kvant_affine kvant_affine_widest(const kvant_tensor *tensor, uint32_t version, uint32_t head, float *room)
+kvant_affine kvant_affine_widest(const kvant_tensor *tensor, uint32_t version, uint32_t head,
+                                 float *room)
 {
     kvant_affine affine = kvant_version_affine(tensor, version, head);
     const kvant_centers *centers = kvant_version_centers(tensor, version);
@@ -131,7 +139,8 @@ kvant_affine kvant_affine_widest(const kvant_tensor *tensor, uint32_t version, u
     const float *start = centers->start + (size_t)head * tensor->head_dim;
     memcpy(room, affine.center, tensor->head_dim * sizeof *room);
     for (uint32_t i = 0; i < centers->n; i++) {
-        const float a = start[centers->pairs[i].first], b = start[centers->pairs[i].second], most = fabsf(a) + fabsf(b);
+        const float a = start[centers->pairs[i].first], b = start[centers->pairs[i].second],
+                    most = fabsf(a) + fabsf(b);
         room[centers->pairs[i].first] = fmaxf(fabsf(room[centers->pairs[i].first]), most);
         room[centers->pairs[i].second] = fmaxf(fabsf(room[centers->pairs[i].second]), most);
     }
@@ -152,13 +161,16 @@ void kvant_centers_recall(kvant_tensor *tensor, uint32_t block)
     centers->last = position;
 }
 
-int32_t kvant_position_of_rows(const kvant_tensor *tensor, const int64_t *slots, size_t n_slots, size_t first, size_t n)
+int32_t kvant_position_of_rows(const kvant_tensor *tensor, const int64_t *slots, size_t n_slots,
+                               size_t first, size_t n)
 {
     const kvant_learning *l = tensor->learning;
     const kvant_new_rows rows = { .n = n_slots, .slots = slots };
     int32_t begin = KVANT_NO_POSITION;
     for (size_t i = first; i < first + n; i++) {
-        const int32_t at = l && l->turn && l->turn->block_centers ? kvant_row_position(tensor, &rows, i) : -1,
+        const int32_t at = l && l->turn && l->turn->block_centers
+                               ? kvant_row_position(tensor, &rows, i)
+                               : -1,
                       own = at - (int32_t)(slots[i] % KVANT_PAGE_TOKENS);
         if (at < 0 || (i > first && own != begin))
             return KVANT_NO_POSITION;
@@ -167,7 +179,8 @@ int32_t kvant_position_of_rows(const kvant_tensor *tensor, const int64_t *slots,
     return begin;
 }
 
-void kvant_center_products(const kvant_tensor *tensor, uint32_t version, uint32_t head, const float *q, float factor, float *products)
+void kvant_center_products(const kvant_tensor *tensor, uint32_t version, uint32_t head,
+                           const float *q, float factor, float *products)
 {
     const kvant_centers *centers = kvant_version_centers(tensor, version);
     const float *start = centers->start + (size_t)head * tensor->head_dim;

@@ -20,7 +20,7 @@
 #include "cuda_attention.h"
 
 #define MOST_QUERIES 32767u /* per call of the kernels */
-#define MOST_TURNED 65535u /* query tokens times matrices of kvant_cuda_transform_queries */
+#define MOST_TURNED 65535u  /* query tokens times matrices of kvant_cuda_transform_queries */
 
 _Static_assert(KVANT_MAX_VERSIONS <= KVANT_CUDA_MOST_MATRICES, "a call has all versions");
 
@@ -82,7 +82,8 @@ uint32_t kvant_cuda_call_blocks(const attention_call *c)
 {
     uint32_t most = 1;
     for (uint32_t i = 0; i < c->batch; i++) {
-        const uint32_t n = n_blocks_of(sequence_of(c, i)->lengths[c->number]), rest = n - n_dropped(sequence_of(c, i), n);
+        const uint32_t n = n_blocks_of(sequence_of(c, i)->lengths[c->number]),
+                       rest = n - n_dropped(sequence_of(c, i), n);
         most = rest > most ? rest : most;
     }
     return most;
@@ -101,12 +102,15 @@ static kvant_status find_room(attention_call *c)
     const size_t words = c->batch + 5 * (size_t)c->n_blocks + kvant_cuda_call_words(c);
     if (words > memory->staging_words) {
         kvant_free(memory->staging);
-        memory->staging = kvant_alloc(2 * words, sizeof *memory->staging); /* and as they were copied last */
+        memory->staging =
+            kvant_alloc(2 * words, sizeof *memory->staging); /* and as they were copied last */
         memory->staging_words = memory->staging ? words : 0;
         memory->n_copied = 0;
-        KVANT_RETURN_IF(!memory->staging, kvant_fail(NULL, KVANT_ERR_MEMORY, "cache: no memory for tables"));
+        KVANT_RETURN_IF(!memory->staging,
+                        kvant_fail(NULL, KVANT_ERR_MEMORY, "cache: no memory for tables"));
     }
-    return kvant_cuda_grow(&memory->tables, memory->staging_words * sizeof(int32_t), "memory for tables");
+    return kvant_cuda_grow(&memory->tables, memory->staging_words * sizeof(int32_t),
+                           "memory for tables");
 }
 
 /* Staging begins with lengths and blocks. */
@@ -116,7 +120,8 @@ static void find_blocks(attention_call *c)
     c->blocks = lengths + c->batch;
     for (uint32_t i = 0; i < c->batch; i++) {
         const kvant_sequence *s = sequence_of(c, i);
-        const uint32_t tokens = s->lengths[c->number], n = n_blocks_of(tokens), first = n_dropped(s, n);
+        const uint32_t tokens = s->lengths[c->number], n = n_blocks_of(tokens),
+                       first = n_dropped(s, n);
         c->dropped = first * KVANT_PAGE_TOKENS < tokens ? first * KVANT_PAGE_TOKENS : tokens;
         lengths[i] = (int32_t)(tokens - c->dropped);
         for (uint32_t j = 0; j < c->stride; j++)
@@ -314,9 +319,9 @@ static kvant_status stage(attention_call *c)
         return KVANT_OK;
     memcpy(copied, memory->staging, bytes);
     memory->n_copied = 0;
-    KVANT_FORWARD(kvant_cuda_said(kvant_cuda_memory_copy(memory->tables.at, memory->staging, bytes,
-                                                         memory->stream),
-                                  "tables"));
+    KVANT_FORWARD(kvant_cuda_said(
+        kvant_cuda_memory_copy(memory->tables.at, memory->staging, bytes, memory->stream),
+        "tables"));
     memory->n_copied = n;
     return KVANT_OK;
 }
@@ -331,9 +336,10 @@ static const int32_t *staged(const attention_call *c, const int32_t *at)
  * kv head. Where a pool must be named and nothing is gathered, there is one block of room. */
 kvant_cuda_pages kvant_cuda_call_pages(const attention_call *c, int role)
 {
-    const size_t page = c->layer->parts[role].tensor->open_page_bytes, n = c->gathered->bytes / (2 * c->n_kv_heads * page);
-    return (kvant_cuda_pages){ (uint8_t *)c->gathered->at + (size_t)role * c->n_kv_heads * n * page, page,
-                               n * page };
+    const size_t page = c->layer->parts[role].tensor->open_page_bytes,
+                 n = c->gathered->bytes / (2 * c->n_kv_heads * page);
+    return (kvant_cuda_pages){ (uint8_t *)c->gathered->at + (size_t)role * c->n_kv_heads * n * page,
+                               page, n * page };
 }
 
 static kvant_status decode(const attention_call *c, const gather_list *list)
@@ -364,9 +370,11 @@ static kvant_status decode(const attention_call *c, const gather_list *list)
 
 static kvant_status gather_pages(attention_call *c)
 {
-    const size_t page = c->layer->parts[0].tensor->open_page_bytes, n = c->n_gathered ? c->n_gathered : 1;
+    const size_t page = c->layer->parts[0].tensor->open_page_bytes,
+                 n = c->n_gathered ? c->n_gathered : 1;
     if (c->any_open)
-        KVANT_FORWARD(kvant_cuda_grow(c->gathered, 2 * c->n_kv_heads * n * page, "memory for open pages"));
+        KVANT_FORWARD(
+            kvant_cuda_grow(c->gathered, 2 * c->n_kv_heads * n * page, "memory for open pages"));
     for (uint32_t i = 0; i < c->n_lists; i++)
         KVANT_FORWARD(decode(c, &c->lists[i]));
     return KVANT_OK;
@@ -382,8 +390,7 @@ static size_t width_of(const attention_call *c)
 /* Through all matrices in one launch, or one after the other where there are too many queries. */
 static kvant_status transform_queries(const attention_call *c, kvant_cuda_query_args all)
 {
-    const uint32_t n = 1 + all.n_further,
-                   at_once = (uint64_t)all.batch * n <= MOST_TURNED ? n : 1;
+    const uint32_t n = 1 + all.n_further, at_once = (uint64_t)all.batch * n <= MOST_TURNED ? n : 1;
     kvant_cuda_query_args some = all;
     kvant_status status = KVANT_OK;
     some.n_further = at_once - 1;
@@ -444,7 +451,8 @@ static void tell_versions(const attention_call *c, kvant_cuda_attention_args *ar
 }
 
 /* Outputs of values with a dense rotation: turned back, then over the channels' scale. */
-static kvant_status turn_outputs(const attention_call *c, const kvant_cuda_attention_args *args, const float *scale)
+static kvant_status turn_outputs(const attention_call *c, const kvant_cuda_attention_args *args,
+                                 const float *scale)
 {
     kvant_cuda_turn_args turn = kvant_cuda_turn_of(&c->layer->parts[KVANT_ROLE_V], true);
     turn.rows = turn.out = args->out;
@@ -505,7 +513,8 @@ static kvant_cuda_attention_args arguments_of(const attention_call *c)
                                         .out_token_stride = p->out_token_stride,
                                         .causal = p->causal,
                                         .window = p->window,
-                                        .logit_softcap = p->logit_softcap > 0 ? p->logit_softcap : 0,
+                                        .logit_softcap =
+                                            p->logit_softcap > 0 ? p->logit_softcap : 0,
                                         .max_bias = p->max_bias > 0 ? p->max_bias : 0,
                                         .mask = p->mask ? p->mask + c->dropped : NULL,
                                         .mask_token_stride = p->mask_token_stride,
@@ -519,8 +528,11 @@ static void find_scratch(attention_call *c, kvant_cuda_attention_args *args)
     cuda_buffer *scratch = &c->memory->scratch;
     if (args->n_heads / args->n_kv_heads * args->query_tokens <= KVANT_CUDA_SCRATCH_ROWS)
         return;
-    const size_t pages = (size_t)args->batch * args->n_kv_heads * args->blocks_per_row * KVANT_CUDA_SCRATCH_PER_BLOCK(c->head_dim) + 1024,
-                 bytes = c->memory->workspace_bytes + (pages < KVANT_CUDA_SCRATCH_BYTES ? pages : KVANT_CUDA_SCRATCH_BYTES);
+    const size_t pages = (size_t)args->batch * args->n_kv_heads * args->blocks_per_row *
+                             KVANT_CUDA_SCRATCH_PER_BLOCK(c->head_dim) +
+                         1024,
+                 bytes = c->memory->workspace_bytes +
+                         (pages < KVANT_CUDA_SCRATCH_BYTES ? pages : KVANT_CUDA_SCRATCH_BYTES);
     if (kvant_cuda_grow(scratch, bytes, "memory for unpacked pages") != KVANT_OK)
         return;
     args->workspace = scratch->at;
@@ -562,8 +574,8 @@ kvant_status kvant_cuda_call_stage(attention_call *c)
     return gather_pages(c);
 }
 
-attention_call kvant_cuda_call_of(kvant_cache *cache, uint32_t layer, const int32_t *sequences, uint32_t n_sequences,
-                                  const kvant_attention_problem *p)
+attention_call kvant_cuda_call_of(kvant_cache *cache, uint32_t layer, const int32_t *sequences,
+                                  uint32_t n_sequences, const kvant_attention_problem *p)
 {
     cuda_memory *memory = cache->memory;
     return (attention_call){ .cache = cache,
@@ -579,8 +591,8 @@ attention_call kvant_cuda_call_of(kvant_cache *cache, uint32_t layer, const int3
                              .type = KVANT_CUDA_F32 };
 }
 
-kvant_status kvant_cuda_layers_attend(kvant_cache *cache, uint32_t layer, const int32_t *sequences, uint32_t n_sequences,
-                                      const kvant_attention_problem *p)
+kvant_status kvant_cuda_layers_attend(kvant_cache *cache, uint32_t layer, const int32_t *sequences,
+                                      uint32_t n_sequences, const kvant_attention_problem *p)
 {
     attention_call c = kvant_cuda_call_of(cache, layer, sequences, n_sequences, p);
     KVANT_FORWARD(kvant_cuda_refused(c.memory));

@@ -15,7 +15,7 @@ typedef struct gather_list {
 
 /* Versions of a call's blocks. Arrays are by kvant_role. */
 typedef struct call_versions {
-    uint32_t used[2], first[2];  /* a bit each; the first of them */
+    uint32_t used[2], first[2]; /* a bit each; the first of them */
     bool centred[2], scaled[2]; /* any of them */
     bool through;               /* queries go through the matrix of each version of keys */
 } call_versions;
@@ -33,8 +33,8 @@ typedef struct attention_call {
     uint32_t n_blocks, dropped; /* batch x stride; tokens, of one sequence */
     uint32_t n_kv_heads, head_dim;
     call_versions versions;
-    bool gathers;            /* blocks that are open, or all of them, are copied */
-    bool any_open;           /* entries below 0 */
+    bool gathers;  /* blocks that are open, or all of them, are copied */
+    bool any_open; /* entries below 0 */
     uint32_t n_gathered, n_lists;
     cuda_buffer *gathered; /* their pages */
     gather_list lists[KVANT_CUDA_MOST_LISTS];
@@ -47,8 +47,8 @@ typedef struct attention_call {
 } attention_call;
 
 /* With buffers of the cache, for float queries. */
-attention_call kvant_cuda_call_of(kvant_cache *cache, uint32_t layer, const int32_t *sequences, uint32_t n_sequences,
-                                  const kvant_attention_problem *p);
+attention_call kvant_cuda_call_of(kvant_cache *cache, uint32_t layer, const int32_t *sequences,
+                                  uint32_t n_sequences, const kvant_attention_problem *p);
 
 /* Blocks of the longest sequence, what stride is at least. */
 uint32_t kvant_cuda_call_blocks(const attention_call *c);

@@ -351,9 +351,9 @@ void kvant_cuda_exact_plan(kvant_cache *cache, uint32_t layer, uint32_t n)
     memcpy(memory->planned.slots, cache->slots, bytes);
     memory->planned.n = n;
     const uint32_t n_views = find_views(cache, layer, n, positions);
-    const kvant_plan_changes changes = kvant_plan_step_rows(
-        memory->plan,
-        &(kvant_plan_step){ cache->slots, positions, n, memory->views, n_views, false });
+    const kvant_plan_changes changes =
+        kvant_plan_step_rows(memory->plan, &(kvant_plan_step){ cache->slots, positions, n,
+                                                               memory->views, n_views, false });
     carry_out(memory, &changes);
 }
 

@@ -12,7 +12,8 @@
 
 static kvant_status unsupported(uint32_t layer, kvant_role role, const char *what)
 {
-    return kvant_fail(NULL, KVANT_ERR_UNSUPPORTED, "cache on cuda: %s of layer %u: %s; " WORKS_ANYWAY,
+    return kvant_fail(NULL, KVANT_ERR_UNSUPPORTED,
+                      "cache on cuda: %s of layer %u: %s; " WORKS_ANYWAY,
                       role == KVANT_ROLE_K ? "keys" : "values", (unsigned)layer, what);
 }
 
@@ -24,7 +25,9 @@ static kvant_status check_codecs(const kvant_tensor_params *params, uint32_t lay
         text[0] = 0;
         if (strcmp(first, spec) == 0)
             continue;
-        kvant_append(text, sizeof text, "kv heads have different codecs (%s, %s), which only the CPU has", first, spec);
+        kvant_append(text, sizeof text,
+                     "kv heads have different codecs (%s, %s), which only the CPU has", first,
+                     spec);
         return unsupported(layer, role, text);
     }
     return KVANT_OK;
@@ -41,7 +44,8 @@ static kvant_status check_scheme(const kvant_cache *cache)
         KVANT_FORWARD(check_codecs(&params, i / 2, (kvant_role)(i % 2)));
     }
     if (p->v_head_dim != p->head_dim)
-        return kvant_fail(NULL, KVANT_ERR_UNSUPPORTED, "cache on cuda: v_head_dim %u differs from head_dim %u",
+        return kvant_fail(NULL, KVANT_ERR_UNSUPPORTED,
+                          "cache on cuda: v_head_dim %u differs from head_dim %u",
                           (unsigned)p->v_head_dim, (unsigned)p->head_dim);
     return KVANT_OK;
 }
@@ -53,14 +57,16 @@ static kvant_status check_device(const kvant_cache *cache)
     KVANT_FORWARD(kvant_cuda_available(NULL, 0));
     KVANT_FORWARD(kvant_cuda_said(kvant_cuda_device_current(&current), "the current GPU"));
     if (strcmp(name, "cuda:0") == 0 && current != 0)
-        return kvant_fail(NULL, KVANT_ERR_UNSUPPORTED, "cache on cuda:0: the thread's current GPU is %d", current);
+        return kvant_fail(NULL, KVANT_ERR_UNSUPPORTED,
+                          "cache on cuda:0: the thread's current GPU is %d", current);
     return KVANT_OK;
 }
 
 /* Codecs */
 
 /* Layers of equal specs share codecs: these hold no numbers of a calibration. */
-static kvant_status create_codecs(cuda_part *part, const kvant_codec *source, const cuda_layer *layers, uint32_t layer)
+static kvant_status create_codecs(cuda_part *part, const kvant_codec *source,
+                                  const cuda_layer *layers, uint32_t layer)
 {
     char text[512] = "";
     for (uint32_t i = 0; i < layer; i++) {
@@ -75,7 +81,8 @@ static kvant_status create_codecs(cuda_part *part, const kvant_codec *source, co
     kvant_status status = kvant_cuda_codec_unturned(source, &part->codec, text, sizeof text);
     if (status != KVANT_OK)
         return status == KVANT_ERR_UNSUPPORTED ? unsupported(layer, part->role, text) : status;
-    return kvant_cuda_said(kvant_cuda_codec_create_open(part->codec, &part->open_codec), "a codec of open pages");
+    return kvant_cuda_said(kvant_cuda_codec_create_open(part->codec, &part->open_codec),
+                           "a codec of open pages");
 }
 
 /* Numbers */
@@ -89,18 +96,22 @@ kvant_cuda_tables kvant_cuda_tables_of(const cuda_part *part, uint32_t head)
 
 static kvant_status create_feedback(cuda_part *part)
 {
-    const size_t d = part->tensor->head_dim, columns = d * d * sizeof(float), pivots = d * sizeof(float);
+    const size_t d = part->tensor->head_dim, columns = d * d * sizeof(float),
+                 pivots = d * sizeof(float);
     const uint32_t n = kvant_cuda_tables_of(part, 0).pivots ? part->tensor->n_kv_heads : 0;
     void *memory = NULL;
     if (n)
-        KVANT_FORWARD(kvant_cuda_said(kvant_cuda_memory_new(&memory, n * (columns + pivots)), "memory for feedback"));
+        KVANT_FORWARD(kvant_cuda_said(kvant_cuda_memory_new(&memory, n * (columns + pivots)),
+                                      "memory for feedback"));
     part->feedback = memory;
     for (uint32_t head = 0; head < n; head++) {
         const kvant_cuda_tables tables = kvant_cuda_tables_of(part, head);
         float *at = part->feedback + head * (d + d * d);
-        KVANT_FORWARD(kvant_cuda_said(kvant_cuda_memory_copy(at, tables.pivots, pivots, part->memory->stream), "feedback"));
-        KVANT_FORWARD(
-            kvant_cuda_said(kvant_cuda_memory_copy(at + d, tables.columns, columns, part->memory->stream), "feedback"));
+        KVANT_FORWARD(kvant_cuda_said(
+            kvant_cuda_memory_copy(at, tables.pivots, pivots, part->memory->stream), "feedback"));
+        KVANT_FORWARD(kvant_cuda_said(
+            kvant_cuda_memory_copy(at + d, tables.columns, columns, part->memory->stream),
+            "feedback"));
     }
     return KVANT_OK;
 }
@@ -111,14 +122,15 @@ static kvant_status create_centroids(cuda_part *part)
                  heads = n ? part->tensor->n_kv_heads : 0;
     void *memory = NULL;
     if (n)
-        KVANT_FORWARD(kvant_cuda_said(kvant_cuda_memory_new(&memory, heads * n * sizeof(float)), "memory for centroids"));
+        KVANT_FORWARD(kvant_cuda_said(kvant_cuda_memory_new(&memory, heads * n * sizeof(float)),
+                                      "memory for centroids"));
     part->centroids = memory;
     for (uint32_t head = 0; head < heads; head++)
-        KVANT_FORWARD(kvant_cuda_said(
-            kvant_cuda_memory_copy(part->centroids + head * n,
-                                   kvant_cuda_tables_of(part, head).centroids, n * sizeof(float),
-                                   part->memory->stream),
-            "centroids"));
+        KVANT_FORWARD(
+            kvant_cuda_said(kvant_cuda_memory_copy(part->centroids + head * n,
+                                                   kvant_cuda_tables_of(part, head).centroids,
+                                                   n * sizeof(float), part->memory->stream),
+                            "centroids"));
     return KVANT_OK;
 }
 
@@ -147,12 +159,14 @@ static kvant_status create_matrix(cuda_part *part)
     KVANT_RETURN_IF(!both, kvant_fail(NULL, KVANT_ERR_MEMORY, "cache: no memory for a rotation"));
     for (size_t head = 0; head < heads; head++)
         for (size_t i = 0; i < n; i++)
-            both[2 * n * head + i % d * d + i / d] = both[2 * n * head + n + i] = matrix_of(part, (uint32_t)head)[i];
+            both[2 * n * head + i % d * d + i / d] = both[2 * n * head + n + i] =
+                matrix_of(part, (uint32_t)head)[i];
     part->matrix_stride = heads > 1 ? 2 * n : 0;
     kvant_status status = kvant_cuda_memory_new(&memory, 2 * n * heads * sizeof *both);
     part->matrix = memory;
     if (status == KVANT_OK)
-        status = kvant_cuda_memory_copy(memory, both, 2 * n * heads * sizeof *both, part->memory->stream);
+        status = kvant_cuda_memory_copy(memory, both, 2 * n * heads * sizeof *both,
+                                        part->memory->stream);
     kvant_free(both);
     return kvant_cuda_said(status, "a rotation");
 }
@@ -172,11 +186,15 @@ kvant_cuda_pages kvant_cuda_pages_of(const cuda_part *part, bool open)
 {
     const kvant_tensor *tensor = part->tensor;
     const size_t open_bytes = kvant_open_block_bytes(tensor);
-    return open ? (kvant_cuda_pages){ (void *)((uintptr_t)tensor->open - part->n_absent * open_bytes), open_bytes, tensor->open_page_bytes }
-                : (kvant_cuda_pages){ tensor->sealed, tensor->block_bytes, kvant_tensor_codec_info(tensor)->page_bytes };
+    return open ? (kvant_cuda_pages){ (void *)((uintptr_t)tensor->open -
+                                               part->n_absent * open_bytes),
+                                      open_bytes, tensor->open_page_bytes }
+                : (kvant_cuda_pages){ tensor->sealed, tensor->block_bytes,
+                                      kvant_tensor_codec_info(tensor)->page_bytes };
 }
 
-const float *kvant_cuda_seen(cuda_memory *memory, cuda_buffer *buffer, const float *numbers, size_t n, kvant_status *status)
+const float *kvant_cuda_seen(cuda_memory *memory, cuda_buffer *buffer, const float *numbers,
+                             size_t n, kvant_status *status)
 {
     *status = KVANT_OK;
     if (n * sizeof *numbers > buffer->bytes) {
@@ -220,7 +238,8 @@ static kvant_status size_part(kvant_cache *cache, uint32_t layer, kvant_role rol
     size_t bytes;
     KVANT_FORWARD(kvant_layers_params(cache, layer, role, &params));
     KVANT_FORWARD(kvant_tensor_size(&params, &bytes));
-    const size_t open = (size_t)params.n_kv_heads * KVANT_PAGE_TOKENS * params.codecs[0]->info.head_dim * sizeof(uint16_t);
+    const size_t open = (size_t)params.n_kv_heads * KVANT_PAGE_TOKENS *
+                        params.codecs[0]->info.head_dim * sizeof(uint16_t);
     part->n_absent = n && !part->n_open ? l->first_exact : 0;
     bytes += n ? (n + (part->n_open ? l->first_exact - part->n_open : 0)) * open : 0;
     bytes -= part->n_unused * open;
@@ -256,8 +275,9 @@ static kvant_status create_statistics(cuda_part *part)
     void *memory;
     if (!part->tensor->learns)
         return KVANT_OK;
-    KVANT_FORWARD(kvant_cuda_said(kvant_cuda_memory_new(&memory, 2 * kvant_statistics_bytes(part->tensor)),
-                                  "memory for statistics"));
+    KVANT_FORWARD(
+        kvant_cuda_said(kvant_cuda_memory_new(&memory, 2 * kvant_statistics_bytes(part->tensor)),
+                        "memory for statistics"));
     part->statistics = memory;
     kvant_versions_place(part->tensor, part->statistics);
     return KVANT_OK;
@@ -308,7 +328,8 @@ static kvant_status create_workspace(const kvant_cache *cache, cuda_memory *memo
     memory->version = kvant_alloc(4 * width, sizeof *memory->version);
     if (!memory->version)
         return kvant_fail(NULL, KVANT_ERR_MEMORY, "cache: no memory for its tables");
-    KVANT_FORWARD(kvant_cuda_said(kvant_cuda_memory_new(&arguments, sizeof(cuda_arguments)), "memory for arguments"));
+    KVANT_FORWARD(kvant_cuda_said(kvant_cuda_memory_new(&arguments, sizeof(cuda_arguments)),
+                                  "memory for arguments"));
     memory->arguments = arguments;
     for (uint32_t i = 0; i < KVANT_CACHE_BATCH; i++)
         memory->planned.slots[i] = i; /* nothing is planned yet */
@@ -317,10 +338,12 @@ static kvant_status create_workspace(const kvant_cache *cache, cuda_memory *memo
                                                sizeof memory->arguments->rows, memory->stream),
                         "arguments"));
     if (cache->params.asynchronous)
-        KVANT_FORWARD(kvant_cuda_said(kvant_cuda_host_new(&refused, sizeof *memory->refused), "memory for arguments"));
+        KVANT_FORWARD(kvant_cuda_said(kvant_cuda_host_new(&refused, sizeof *memory->refused),
+                                      "memory for arguments"));
     memory->refused = refused;
     memory->workspace_bytes = kvant_cuda_attention_workspace(cache->params.head_dim);
-    KVANT_RETURN_IF(!memory->workspace_bytes, kvant_cuda_said(KVANT_ERR_CUDA, "the workspace of attention"));
+    KVANT_RETURN_IF(!memory->workspace_bytes,
+                    kvant_cuda_said(KVANT_ERR_CUDA, "the workspace of attention"));
     KVANT_FORWARD(kvant_cuda_said(kvant_cuda_memory_new(&workspace, memory->workspace_bytes),
                                   "the workspace of attention"));
     memory->workspace = workspace;
@@ -364,9 +387,9 @@ void kvant_cuda_layers_destroy(kvant_cache *cache)
         kvant_cuda_memory_free(part->matrix);
         kvant_cuda_memory_free(part->statistics);
     }
-    void *device[] = { memory->pages,       memory->arguments,  memory->workspace,
-                       memory->tables.at,   memory->queries.at, memory->gathered.at,
-                       memory->turned.at,   memory->scratch.at };
+    void *device[] = { memory->pages,     memory->arguments,  memory->workspace,
+                       memory->tables.at, memory->queries.at, memory->gathered.at,
+                       memory->turned.at, memory->scratch.at };
     for (size_t i = 0; i < sizeof device / sizeof *device; i++)
         kvant_cuda_memory_free(device[i]);
     kvant_cuda_host_free(memory->refused);

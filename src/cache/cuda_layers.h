@@ -15,7 +15,6 @@
 #include "device.h"
 #include "tensor.h"
 
-
 typedef struct cuda_memory cuda_memory;
 typedef struct cuda_layer cuda_layer;
 
@@ -28,24 +27,26 @@ typedef struct cuda_part {
     kvant_cuda_codec *codec, *open_codec; /* of all kv heads */
     kvant_cuda_codec *full, *full_open;   /* the same for matrices; NULL: there was none */
     kvant_codec *made; /* what these were made of; NULL: they are another layer's */
-    float *matrices[KVANT_MAX_VERSIONS];  /* device: of versions with one: R W, then R W^-1, of each kv head; NULL: none yet */
+    float *matrices
+        [KVANT_MAX_VERSIONS]; /* device: of versions with one: R W, then R W^-1, of each kv head; NULL: none yet */
     float *queries[KVANT_MAX_VERSIONS]; /* device: matrices of queries, of versions without one */
     uint32_t query_stamps[KVANT_MAX_VERSIONS];
-    bool owns_codecs;                     /* else an earlier layer's */
-    void *pages;     /* in the memory's pages: of the tensor, then exact ones */
-    float *floats;   /* there too: exact rows before they are rounded; NULL: not kept */
+    bool owns_codecs;  /* else an earlier layer's */
+    void *pages;       /* in the memory's pages: of the tensor, then exact ones */
+    float *floats;     /* there too: exact rows before they are rounded; NULL: not kept */
     uint32_t n_open;   /* numbers of the tensor's open pages */
     uint32_t n_unused; /* the first of these, which have no memory: the plan keeps such rows */
     bool stores_fp16;  /* codes are as large as fp16 rows: no row has an exact page */
     uint32_t n_absent; /* page numbers that only the other role uses */
-    float *statistics;                    /* device: of rows that centre and scale are learnt from */
-    float *numbers;                       /* device: weights, inverse weights, versions */
-    size_t n_weights;                     /* per kv head: 0, head_dim, or head_dim^2 */
-    float *feedback;                      /* device: pivots and columns of each kv head; NULL: none */
-    float *centroids;                     /* device: of kmeans, kv head after kv head; NULL: none */
-    float *matrix;                        /* device: R^T, then R, of a dense rotation, of each kv head or of all; NULL: none */
-    size_t matrix_stride;                 /* from a kv head's to the next one's; 0: one for all */
-    uint32_t stamps[KVANT_MAX_VERSIONS];  /* of versions as they are on the device; 0: not there */
+    float *statistics; /* device: of rows that centre and scale are learnt from */
+    float *numbers;    /* device: weights, inverse weights, versions */
+    size_t n_weights;  /* per kv head: 0, head_dim, or head_dim^2 */
+    float *feedback;   /* device: pivots and columns of each kv head; NULL: none */
+    float *centroids;  /* device: of kmeans, kv head after kv head; NULL: none */
+    float *
+        matrix; /* device: R^T, then R, of a dense rotation, of each kv head or of all; NULL: none */
+    size_t matrix_stride;                /* from a kv head's to the next one's; 0: one for all */
+    uint32_t stamps[KVANT_MAX_VERSIONS]; /* of versions as they are on the device; 0: not there */
 } cuda_part;
 
 /* Rows of a role in an exact page. */
@@ -68,7 +69,8 @@ typedef struct cuda_append {
     size_t stride, n;
     uint32_t version;
     bool open, exact; /* exact: in pages of the plan */
-    int64_t slots[KVANT_CACHE_BATCH]; /* of open pages, or of sealed ones; below 0: another call's */
+    int64_t
+        slots[KVANT_CACHE_BATCH]; /* of open pages, or of sealed ones; below 0: another call's */
 } cuda_append;
 
 #define KVANT_CUDA_SEAL_TOGETHER 64u
@@ -80,7 +82,7 @@ typedef struct cuda_arguments {
     int64_t rows[KVANT_CACHE_BATCH]; /* 0, 1, 2, ... */
     int64_t waiting[KVANT_PAGE_TOKENS];
     int32_t full[2][KVANT_CUDA_SEAL_TOGETHER]; /* exact pages, the blocks */
-    int32_t seal[3][64]; /* open blocks, sealed blocks, tokens */
+    int32_t seal[3][64];                       /* open blocks, sealed blocks, tokens */
 } cuda_arguments;
 
 /* Memory of the device, or of the host, that grows when a call needs more. */
@@ -97,43 +99,46 @@ struct cuda_memory {
     cuda_layer *layers;
     void *pages; /* device: of all parts */
     uint32_t n_layers;
-    kvant_plan *plan;   /* NULL: no row is exact */
-    uint32_t n_exact;   /* pages */
-    uint32_t n_first;   /* first tokens of a sequence that are exact; 0: no exact part */
-    bool keeps_floats;  /* no exact part */
+    kvant_plan *plan;       /* NULL: no row is exact */
+    uint32_t n_exact;       /* pages */
+    uint32_t n_first;       /* first tokens of a sequence that are exact; 0: no exact part */
+    bool keeps_floats;      /* no exact part */
     kvant_plan_view *views; /* of a step */
     struct {
         size_t n;
         int64_t slots[KVANT_CACHE_BATCH];
     } planned; /* rows of the last plan */
     cuda_arguments *arguments;
-    uint32_t *refused;      /* on the host: of rows that append did not check; NULL: it checks all */
+    uint32_t *refused; /* on the host: of rows that append did not check; NULL: it checks all */
     cuda_append pending[2]; /* by kvant_role */
     struct {
         size_t n;
         int64_t slots[KVANT_CACHE_BATCH];
     } copied[2]; /* as they are on the device; layers of a step have the same ones */
-    cuda_buffer seen[2], asked; /* host: rows of a batch, by kvant_role, and queries that are learnt from */
-    float *version;         /* host: numbers of a version on their way */
+    cuda_buffer seen[2],
+        asked;      /* host: rows of a batch, by kvant_role, and queries that are learnt from */
+    float *version; /* host: numbers of a version on their way */
     uint8_t *workspace;
     size_t workspace_bytes;
-    int32_t *staging;                /* host: tables of a call, and as they were copied to the device last */
+    int32_t *staging; /* host: tables of a call, and as they were copied to the device last */
     size_t staging_words, n_copied;
     cuda_buffer tables, queries, gathered, turned; /* turned: rows of a batch, values behind keys */
-    cuda_buffer scratch;                                     /* a workspace with room for unpacked pages */
-    kvant_status status; /* the first error of work on pages: their bytes are unknown from then on */
+    cuda_buffer scratch;                           /* a workspace with room for unpacked pages */
+    kvant_status
+        status; /* the first error of work on pages: their bytes are unknown from then on */
     const char *failed;
 };
 
 /* The cache's device functions of the same names. */
 kvant_status kvant_cuda_layers_create(kvant_cache *cache);
 void kvant_cuda_layers_destroy(kvant_cache *cache);
-kvant_status kvant_cuda_layers_attend(kvant_cache *cache, uint32_t layer, const int32_t *sequences, uint32_t n_sequences,
-                                      const kvant_attention_problem *problem);
+kvant_status kvant_cuda_layers_attend(kvant_cache *cache, uint32_t layer, const int32_t *sequences,
+                                      uint32_t n_sequences, const kvant_attention_problem *problem);
 
 kvant_status kvant_cuda_layers_read(const kvant_cache *cache, uint32_t layer, int32_t sequence,
                                     uint32_t first, uint32_t n, float *k, float *v);
-kvant_status kvant_cuda_steps_begin(kvant_cache *cache, const int32_t *sequences, uint32_t n, kvant_steps_info *info);
+kvant_status kvant_cuda_steps_begin(kvant_cache *cache, const int32_t *sequences, uint32_t n,
+                                    kvant_steps_info *info);
 kvant_status kvant_cuda_steps_next(kvant_cache *cache);
 kvant_status kvant_cuda_step(kvant_cache *cache, uint32_t layer, const kvant_step *step);
 void kvant_cuda_steps_destroy(kvant_cache *cache);
@@ -238,7 +243,8 @@ kvant_cuda_pages kvant_cuda_pages_of(const cuda_part *part, bool open);
 
 /* n numbers of the device, in a buffer of the host, which grows; NULL and a status, without a message, where that
  * fails. Waits for the stream. */
-const float *kvant_cuda_seen(cuda_memory *memory, cuda_buffer *buffer, const float *numbers, size_t n, kvant_status *status);
+const float *kvant_cuda_seen(cuda_memory *memory, cuda_buffer *buffer, const float *numbers,
+                             size_t n, kvant_status *status);
 
 kvant_status kvant_cuda_grow(cuda_buffer *buffer, size_t bytes, const char *what);
 

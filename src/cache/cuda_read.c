@@ -34,7 +34,8 @@ static kvant_status decode(const reading *r, uint32_t version, bool open)
     const bool dense = v.turns;
     const int32_t *at = memory->tables.at;
     memory->n_copied = 0;
-    KVANT_FORWARD(kvant_cuda_said(kvant_cuda_memory_copy(memory->tables.at, lists, sizeof lists, memory->stream), "tables"));
+    KVANT_FORWARD(kvant_cuda_said(
+        kvant_cuda_memory_copy(memory->tables.at, lists, sizeof lists, memory->stream), "tables"));
     const kvant_cuda_decode_args args = { .size = sizeof args,
                                           .codec = open ? v.open_codec : v.codec,
                                           .pages = kvant_cuda_pages_of(r->part, open),
@@ -59,27 +60,33 @@ static kvant_status turn(const reading *r)
     const size_t width = kvant_tensor_width(r->part->tensor);
     for (uint32_t i = 0; i < r->n && r->part->matrix; i++) {
         kvant_cuda_turn_args args = kvant_cuda_turn_of(r->part, true);
-        if (r->table[i] < 0 || !kvant_cuda_turns(r->part, r->part->tensor->blocks[r->table[i]].version))
+        if (r->table[i] < 0 ||
+            !kvant_cuda_turns(r->part, r->part->tensor->blocks[r->table[i]].version))
             continue;
         args.rows = args.out = r->rows + i * KVANT_PAGE_TOKENS * width;
         args.token_stride = args.out_token_stride = width;
         args.head_stride = args.out_head_stride = r->part->tensor->head_dim;
         args.n_tokens = KVANT_PAGE_TOKENS, args.n_heads = args.n_kv_heads;
-        args.after = kvant_cuda_version(r->part, r->part->tensor->blocks[r->table[i]].version).attention_scale;
-        KVANT_FORWARD(kvant_cuda_said(kvant_cuda_turn(&args, r->part->memory->stream), "reading rows"));
+        args.after = kvant_cuda_version(r->part, r->part->tensor->blocks[r->table[i]].version)
+                         .attention_scale;
+        KVANT_FORWARD(
+            kvant_cuda_said(kvant_cuda_turn(&args, r->part->memory->stream), "reading rows"));
     }
     return KVANT_OK;
 }
 
 static kvant_status read_blocks(const reading *r, uint32_t offset, uint32_t n, float *to)
 {
-    const size_t width = kvant_tensor_width(r->part->tensor), bytes = (size_t)r->n * KVANT_PAGE_TOKENS * width * sizeof(float);
+    const size_t width = kvant_tensor_width(r->part->tensor),
+                 bytes = (size_t)r->n * KVANT_PAGE_TOKENS * width * sizeof(float);
     const kvant_cuda_stream stream = r->part->memory->stream;
     KVANT_FORWARD(kvant_cuda_said(kvant_cuda_memory_clear(r->rows, bytes, stream), "reading rows"));
     for (uint32_t i = 0; i < 2 * KVANT_MAX_VERSIONS; i++)
         KVANT_FORWARD(decode(r, i / 2, i % 2));
     KVANT_FORWARD(turn(r));
-    return kvant_cuda_said(kvant_cuda_memory_copy(to, r->rows + offset * width, n * width * sizeof *to, stream), "reading rows");
+    return kvant_cuda_said(
+        kvant_cuda_memory_copy(to, r->rows + offset * width, n * width * sizeof *to, stream),
+        "reading rows");
 }
 
 kvant_status kvant_cuda_layers_read(const kvant_cache *cache, uint32_t layer, int32_t sequence,
@@ -89,17 +96,23 @@ kvant_status kvant_cuda_layers_read(const kvant_cache *cache, uint32_t layer, in
     cuda_layer *l = kvant_cuda_layer(cache, layer);
     const size_t width = kvant_tensor_width(l->parts[0].tensor);
     KVANT_FORWARD(kvant_cuda_refused(memory));
-    KVANT_FORWARD(kvant_cuda_grow(&memory->tables, 2 * TOGETHER * sizeof(int32_t), "memory for tables"));
-    KVANT_FORWARD(kvant_cuda_grow(&memory->gathered, TOGETHER * KVANT_PAGE_TOKENS * width * sizeof(float), "memory for rows"));
+    KVANT_FORWARD(
+        kvant_cuda_grow(&memory->tables, 2 * TOGETHER * sizeof(int32_t), "memory for tables"));
+    KVANT_FORWARD(kvant_cuda_grow(&memory->gathered,
+                                  TOGETHER * KVANT_PAGE_TOKENS * width * sizeof(float),
+                                  "memory for rows"));
     for (uint32_t done = 0, here; done < n; done += here) {
-        const uint32_t offset = (first + done) % KVANT_PAGE_TOKENS, most = TOGETHER * KVANT_PAGE_TOKENS - offset;
+        const uint32_t offset = (first + done) % KVANT_PAGE_TOKENS,
+                       most = TOGETHER * KVANT_PAGE_TOKENS - offset;
         here = n - done < most ? n - done : most;
         for (int role = 0; role < 2; role++) {
             const reading r = { .part = &l->parts[role],
-                                .table = cache->sequences[sequence].table + (first + done) / KVANT_PAGE_TOKENS,
+                                .table = cache->sequences[sequence].table +
+                                         (first + done) / KVANT_PAGE_TOKENS,
                                 .n = (offset + here + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS,
                                 .rows = memory->gathered.at };
-            KVANT_FORWARD(read_blocks(&r, offset, here, (role == KVANT_ROLE_K ? k : v) + done * width));
+            KVANT_FORWARD(
+                read_blocks(&r, offset, here, (role == KVANT_ROLE_K ? k : v) + done * width));
         }
     }
     return kvant_cuda_said(memory->status, memory->failed);

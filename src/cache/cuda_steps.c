@@ -16,11 +16,12 @@
 typedef struct step_layer {
     cuda_buffer tables, pages;
     call_versions versions; /* of blocks; none is used: the layer has no tokens */
-    uint8_t (*rows)[2]; /* per sequence: versions of its new rows */
+    uint8_t (*rows)[2];     /* per sequence: versions of its new rows */
 } step_layer;
 
 struct cuda_steps {
-    uint32_t batch, most, stride; /* sequences, and how many there is room for; blocks of a table's row */
+    uint32_t batch, most,
+        stride; /* sequences, and how many there is room for; blocks of a table's row */
     uint32_t n_left, taken;
     int32_t *sequences;
     bool in_place;  /* rows go to pages of the plan */
@@ -83,7 +84,8 @@ static kvant_status find_steps(kvant_cache *cache, uint32_t n)
         steps->layers[i].rows = kvant_alloc(n, sizeof *steps->layers[i].rows);
         KVANT_RETURN_IF(!steps->layers[i].rows, no_memory());
     }
-    KVANT_FORWARD(kvant_cuda_grow(&steps->on_device, 2 * (size_t)n * sizeof *steps->state, "memory for steps"));
+    KVANT_FORWARD(kvant_cuda_grow(&steps->on_device, 2 * (size_t)n * sizeof *steps->state,
+                                  "memory for steps"));
     steps->most = n; /* now that all is there: the next begin asks for no more */
     return KVANT_OK;
 }
@@ -134,14 +136,17 @@ static kvant_status reserve(kvant_cache *cache, cuda_steps *steps)
     for (uint32_t i = 0; i < steps->batch; i++) {
         const kvant_sequence *s = &cache->sequences[steps->sequences[i]];
         KVANT_FORWARD(check_sequence(cache, s));
-        const uint32_t length = length_of(cache, s), most = cache->params.max_tokens, room = length < most ? most - length : 1,
-                       left = KVANT_PAGE_TOKENS - length % KVANT_PAGE_TOKENS, fewer = left < room ? left : room;
+        const uint32_t length = length_of(cache, s), most = cache->params.max_tokens,
+                       room = length < most ? most - length : 1,
+                       left = KVANT_PAGE_TOKENS - length % KVANT_PAGE_TOKENS,
+                       fewer = left < room ? left : room;
         steps->n_left = fewer < steps->n_left ? fewer : steps->n_left;
     }
     KVANT_FORWARD(check_layers(cache, steps));
     for (uint32_t i = 0; i < steps->batch; i++)
-        KVANT_FORWARD(kvant_sequence_reserve(cache, steps->sequences[i],
-                                             length_of(cache, &cache->sequences[steps->sequences[i]]), steps->n_left));
+        KVANT_FORWARD(kvant_sequence_reserve(
+            cache, steps->sequences[i], length_of(cache, &cache->sequences[steps->sequences[i]]),
+            steps->n_left));
     return KVANT_OK;
 }
 
@@ -202,7 +207,8 @@ static void find_versions(const attention_call *c, step_layer *layer)
     for (uint32_t i = 0; i < c->batch; i++) {
         const uint32_t last = ((uint32_t)c->memory->staging[i] - 1) / KVANT_PAGE_TOKENS;
         for (int role = 0; role < 2; role++)
-            layer->rows[i][role] = c->layer->parts[role].tensor->blocks[c->blocks[i * c->stride + last]].version;
+            layer->rows[i][role] =
+                c->layer->parts[role].tensor->blocks[c->blocks[i * c->stride + last]].version;
     }
 }
 
@@ -223,7 +229,8 @@ static kvant_status make_room(attention_call *c)
                            "memory for rows");
 }
 
-static kvant_status begin_layer(kvant_cache *cache, cuda_steps *steps, uint32_t number, kvant_steps_info *info)
+static kvant_status begin_layer(kvant_cache *cache, cuda_steps *steps, uint32_t number,
+                                kvant_steps_info *info)
 {
     const kvant_attention_problem p = problem_of(cache);
     step_layer *layer = &steps->layers[number];
@@ -297,7 +304,8 @@ static void find_state(const kvant_cache *cache, cuda_steps *steps)
     }
 }
 
-kvant_status kvant_cuda_steps_begin(kvant_cache *cache, const int32_t *sequences, uint32_t n, kvant_steps_info *info)
+kvant_status kvant_cuda_steps_begin(kvant_cache *cache, const int32_t *sequences, uint32_t n,
+                                    kvant_steps_info *info)
 {
     cuda_memory *memory = cache->memory;
     if (cache->params.n_heads % cache->params.n_kv_heads || n > KVANT_CACHE_BATCH)
@@ -331,25 +339,30 @@ kvant_status kvant_cuda_steps_next(kvant_cache *cache)
     cuda_steps *steps = memory->steps;
     KVANT_FORWARD(kvant_cuda_refused(memory));
     if (!steps || steps->taken == steps->n_left)
-        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "steps: none is left: append the rows and begin again");
+        return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
+                          "steps: none is left: append the rows and begin again");
     int32_t *lengths = (int32_t *)(steps->state + steps->batch);
     for (uint32_t i = 0; i < steps->batch; i++) {
         steps->state[i]++;
         lengths[i]++;
     }
     steps->taken++;
-    return kvant_cuda_said(kvant_cuda_memory_copy(steps->on_device.at, steps->state,
-                                                  steps->batch * (sizeof *steps->state + sizeof *lengths), memory->stream),
-                           "steps");
+    return kvant_cuda_said(
+        kvant_cuda_memory_copy(steps->on_device.at, steps->state,
+                               steps->batch * (sizeof *steps->state + sizeof *lengths),
+                               memory->stream),
+        "steps");
 }
 
 /* Rows of sequences first .. first + n - 1, which have one version. */
-static kvant_status append_rows(const attention_call *c, const kvant_step *step, uint32_t first, uint32_t n)
+static kvant_status append_rows(const attention_call *c, const kvant_step *step, uint32_t first,
+                                uint32_t n)
 {
     const cuda_steps *steps = c->memory->steps;
     const step_layer *layer = &steps->layers[c->number];
     const size_t width = kvant_tensor_width(c->layer->parts[0].tensor),
-                 offset = first * width * (step->type == KVANT_CUDA_F32 ? sizeof(float) : sizeof(uint16_t));
+                 offset = first * width *
+                          (step->type == KVANT_CUDA_F32 ? sizeof(float) : sizeof(uint16_t));
     kvant_cuda_append_args args = { .size = sizeof args,
                                     .type = (kvant_cuda_type)step->type,
                                     .n_tokens = n,
@@ -357,7 +370,11 @@ static kvant_status append_rows(const attention_call *c, const kvant_step *step,
                                     .slots = (const int64_t *)steps->on_device.at + first,
                                     .refused = c->memory->refused };
     for (int role = 0; role < 2; role++) {
-        cuda_append a = { .part = &c->layer->parts[role], .stride = width, .n = n, .version = layer->rows[first][role], .open = true };
+        cuda_append a = { .part = &c->layer->parts[role],
+                          .stride = width,
+                          .n = n,
+                          .version = layer->rows[first][role],
+                          .open = true };
         a.rows = (const float *)((const char *)(role == KVANT_ROLE_K ? step->k : step->v) + offset);
         kvant_cuda_rows *rows = role == KVANT_ROLE_K ? &args.k : &args.v;
         *rows = kvant_cuda_rows_of(&a);
@@ -371,7 +388,9 @@ static kvant_status append_rows(const attention_call *c, const kvant_step *step,
             *rows = (kvant_cuda_rows){ 0 };
         }
     }
-    return args.k.codec || args.v.codec ? kvant_cuda_said(kvant_cuda_append(&args, c->memory->stream), "steps") : KVANT_OK;
+    return args.k.codec || args.v.codec
+               ? kvant_cuda_said(kvant_cuda_append(&args, c->memory->stream), "steps")
+               : KVANT_OK;
 }
 
 static kvant_status append_all(const attention_call *c, const kvant_step *step)
@@ -379,14 +398,16 @@ static kvant_status append_all(const attention_call *c, const kvant_step *step)
     const step_layer *layer = &c->memory->steps->layers[c->number];
     for (uint32_t first = 0, end; first < c->batch; first = end) {
         end = first + 1;
-        while (end < c->batch && memcmp(layer->rows[end], layer->rows[first], sizeof *layer->rows) == 0)
+        while (end < c->batch &&
+               memcmp(layer->rows[end], layer->rows[first], sizeof *layer->rows) == 0)
             end++;
         KVANT_FORWARD(append_rows(c, step, first, end - first));
     }
     return KVANT_OK;
 }
 
-static attention_call call_of(kvant_cache *cache, uint32_t number, const kvant_step *step, const kvant_attention_problem *p)
+static attention_call call_of(kvant_cache *cache, uint32_t number, const kvant_step *step,
+                              const kvant_attention_problem *p)
 {
     const cuda_steps *steps = ((cuda_memory *)cache->memory)->steps;
     step_layer *layer = &steps->layers[number];

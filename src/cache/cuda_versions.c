@@ -37,16 +37,19 @@ kvant_status kvant_cuda_versions_create(cuda_part *part)
     const size_t n = tensor->n_kv_heads * part->n_weights,
                  of_versions = KINDS * KVANT_MAX_VERSIONS * kvant_tensor_width(tensor),
                  bytes = (2 * n + of_versions) * sizeof(float);
-    KVANT_FORWARD(kvant_cuda_said(kvant_cuda_memory_new(&memory, bytes), "memory for centres and scales"));
+    KVANT_FORWARD(
+        kvant_cuda_said(kvant_cuda_memory_new(&memory, bytes), "memory for centres and scales"));
     part->numbers = memory;
     for (uint32_t head = 0; n && head < tensor->n_kv_heads; head++) {
         const kvant_cuda_tables tables = kvant_cuda_tables_of(part, head);
         const size_t at = head * part->n_weights, size = part->n_weights * sizeof(float);
         KVANT_FORWARD(kvant_cuda_said(
-            kvant_cuda_memory_copy(part->numbers + at, tables.weights, size, part->memory->stream), "weights"));
-        KVANT_FORWARD(kvant_cuda_said(
-            kvant_cuda_memory_copy(part->numbers + n + at, tables.inverse_weights, size, part->memory->stream),
+            kvant_cuda_memory_copy(part->numbers + at, tables.weights, size, part->memory->stream),
             "weights"));
+        KVANT_FORWARD(
+            kvant_cuda_said(kvant_cuda_memory_copy(part->numbers + n + at, tables.inverse_weights,
+                                                   size, part->memory->stream),
+                            "weights"));
     }
     return KVANT_OK;
 }
@@ -61,8 +64,10 @@ static void turn_center(const kvant_tensor *tensor, uint32_t version, float *num
     for (uint32_t head = 0; head < tensor->n_kv_heads; head++) {
         float x[KVANT_MAX_HEAD_DIM];
         for (size_t j = 0; j < d; j++)
-            x[j] = numbers[head * d + j] / (tensor->versions[version].weights ? 1 : numbers[width + head * d + j]);
-        kvant_transform_forward(kvant_version_transform(tensor, version, head), kernels, NULL, x, numbers + 3 * width + head * d);
+            x[j] = numbers[head * d + j] /
+                   (tensor->versions[version].weights ? 1 : numbers[width + head * d + j]);
+        kvant_transform_forward(kvant_version_transform(tensor, version, head), kernels, NULL, x,
+                                numbers + 3 * width + head * d);
     }
 }
 
@@ -74,9 +79,11 @@ static kvant_status upload_head(const cuda_part *part, uint32_t version, uint32_
     kvant_transform transform = tensor->codecs[head]->transform;
     float *at = part->matrices[version] + head * size;
     KVANT_FORWARD(kvant_version_weigh(tensor, version, head, &transform));
-    kvant_status status = kvant_cuda_memory_copy(at, transform.weights, bytes, part->memory->stream);
+    kvant_status status =
+        kvant_cuda_memory_copy(at, transform.weights, bytes, part->memory->stream);
     if (status == KVANT_OK)
-        status = kvant_cuda_memory_copy(at + tensor->n_kv_heads * size, transform.weights + size, bytes, part->memory->stream);
+        status = kvant_cuda_memory_copy(at + tensor->n_kv_heads * size, transform.weights + size,
+                                        bytes, part->memory->stream);
     kvant_free(transform.weights);
     return status;
 }
@@ -116,7 +123,8 @@ static kvant_status make_full(cuda_part *part)
 static kvant_status create_full(cuda_part *part)
 {
     const cuda_memory *memory = part->memory;
-    for (const cuda_layer *l = memory->layers; l < memory->layers + memory->n_layers && !part->full; l++) {
+    for (const cuda_layer *l = memory->layers; l < memory->layers + memory->n_layers && !part->full;
+         l++) {
         const cuda_part *other = &l->parts[part->role];
         part->full = other->codec == part->codec ? other->full : NULL;
         part->full_open = other->codec == part->codec ? other->full_open : NULL;
@@ -151,7 +159,8 @@ static void upload_version(cuda_part *part, uint32_t version)
 {
     const kvant_tensor *tensor = part->tensor;
     const size_t d = tensor->head_dim, width = kvant_tensor_width(tensor);
-    const bool diagonal = part->n_weights == d, scaled = kvant_version_affine(tensor, version, 0).scale != NULL;
+    const bool diagonal = part->n_weights == d,
+               scaled = kvant_version_affine(tensor, version, 0).scale != NULL;
     float *numbers = part->memory->version;
     memcpy(numbers, tensor->versions[version].center, 2 * width * sizeof *numbers);
     for (uint32_t head = 0; head < tensor->n_kv_heads; head++) {
@@ -168,8 +177,7 @@ static void upload_version(cuda_part *part, uint32_t version)
         kvant_cuda_note(part->memory,
                         kvant_cuda_memory_copy(numbers_at(part, kind, version),
                                                numbers + (size_t)kind * width,
-                                               width * sizeof *numbers,
-                                               part->memory->stream),
+                                               width * sizeof *numbers, part->memory->stream),
                         "centres and scales");
     kvant_cuda_note(part->memory, upload_matrices(part, version), "matrices");
     part->stamps[version] = tensor->versions[version].stamp;
@@ -241,8 +249,7 @@ static kvant_status make_queries(cuda_part *part, uint32_t version)
     }
     part->queries[version] = memory;
     for (uint32_t head = 0; head < tensor->n_kv_heads; head++)
-        KVANT_FORWARD(
-            upload_queries(part, version, head, part->queries[version] + head * size));
+        KVANT_FORWARD(upload_queries(part, version, head, part->queries[version] + head * size));
     part->query_stamps[version] = tensor->versions[version].stamp;
     return KVANT_OK;
 }

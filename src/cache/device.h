@@ -15,9 +15,9 @@
 
 typedef struct kvant_sequence {
     bool alive;
-    uint32_t n_blocks;  /* entries of table */
-    int32_t *table;     /* max_blocks entries; KVANT_NO_BLOCK for blocks that were dropped */
-    uint32_t *lengths;  /* per layer */
+    uint32_t n_blocks; /* entries of table */
+    int32_t *table;    /* max_blocks entries; KVANT_NO_BLOCK for blocks that were dropped */
+    uint32_t *lengths; /* per layer */
 } kvant_sequence;
 
 typedef struct kvant_device kvant_device;
@@ -30,16 +30,20 @@ struct kvant_cache {
     void *memory;           /* the device's */
     kvant_tensor **tensors; /* per layer: keys, values */
     uint32_t n_blocks;
-    uint32_t *references;  /* per block: sequences that hold it; 0: free */
+    uint32_t *references; /* per block: sequences that hold it; 0: free */
     uint32_t n_free;
     kvant_exact_part exact; /* of its tensors; size 0: none */
-    int64_t *slots;        /* of a batch of rows */
-    uint8_t *noted;        /* per layer: whose queries the caller noted */
+    int64_t *slots;         /* of a batch of rows */
+    uint8_t *noted;         /* per layer: whose queries the caller noted */
     kvant_sequence *sequences;
 };
 
 /* kvant_cache.noted */
-enum { KVANT_NOTED_NONE, KVANT_NOTED_NEXT, KVANT_NOTED_NEWEST }; /* of the rows that are appended next, of those appended last */
+enum {
+    KVANT_NOTED_NONE,
+    KVANT_NOTED_NEXT,
+    KVANT_NOTED_NEWEST
+}; /* of the rows that are appended next, of those appended last */
 
 #define KVANT_CACHE_BATCH 512u /* rows that are written together */
 
@@ -48,7 +52,8 @@ kvant_sequence *kvant_sequence_of(const kvant_cache *cache, int32_t sequence);
 
 /* Makes tokens first .. first + n - 1 of a sequence writable: blocks are added, shared ones copied.
  * On an error blocks that were added stay, which changes no token. */
-kvant_status kvant_sequence_reserve(kvant_cache *cache, int32_t sequence, uint32_t first, uint32_t n);
+kvant_status kvant_sequence_reserve(kvant_cache *cache, int32_t sequence, uint32_t first,
+                                    uint32_t n);
 
 /* The same for the next n tokens of a layer. Rows beyond the layer's length, of another sequence or
  * of tokens that were cut, are forgotten. */
@@ -68,12 +73,13 @@ struct kvant_device {
     void (*release)(kvant_cache *cache, uint32_t block);
 
     /* Writes n rows to cache->slots. */
-    kvant_status (*append)(kvant_cache *cache, uint32_t layer, const float *k, const float *v, uint32_t n);
+    kvant_status (*append)(kvant_cache *cache, uint32_t layer, const float *k, const float *v,
+                           uint32_t n);
 
     /* The problem of each sequence, whose queries and outputs follow those of the sequence before it; n_tokens and
      * block_table are the sequence's. Arrays of the problem are on the device. */
-    kvant_status (*attend)(kvant_cache *cache, uint32_t layer, const int32_t *sequences, uint32_t n_sequences,
-                           const kvant_attention_problem *problem);
+    kvant_status (*attend)(kvant_cache *cache, uint32_t layer, const int32_t *sequences,
+                           uint32_t n_sequences, const kvant_attention_problem *problem);
 
     /* What cache.h says of kvant_cache_read; tokens are there. */
     kvant_status (*read)(const kvant_cache *cache, uint32_t layer, int32_t sequence, uint32_t first,
@@ -84,14 +90,16 @@ struct kvant_device {
     bool (*wants_queries)(const kvant_cache *cache, uint32_t layer, size_t n_tokens);
 
     /* kvant_steps_begin, kvant_steps_next, kvant_cache_step; NULL: there are no steps. */
-    kvant_status (*steps_begin)(kvant_cache *cache, const int32_t *sequences, uint32_t n, kvant_steps_info *info);
+    kvant_status (*steps_begin)(kvant_cache *cache, const int32_t *sequences, uint32_t n,
+                                kvant_steps_info *info);
     kvant_status (*steps_next)(kvant_cache *cache);
     kvant_status (*step)(kvant_cache *cache, uint32_t layer, const kvant_step *step);
 };
 
 extern const kvant_device kvant_device_cpu, kvant_device_cuda;
 
-static inline kvant_tensor **kvant_cache_tensor(const kvant_cache *cache, uint32_t layer, kvant_role role)
+static inline kvant_tensor **kvant_cache_tensor(const kvant_cache *cache, uint32_t layer,
+                                                kvant_role role)
 {
     return &cache->tensors[2 * layer + (uint32_t)role];
 }
@@ -108,7 +116,8 @@ kvant_status kvant_layers_params(const kvant_cache *cache, uint32_t layer, kvant
 
 /* Of all layers: an empty block becomes the index-th of a sequence; a block becomes empty; the empty
  * block `to` becomes equal to `from`. */
-kvant_status kvant_layers_assign(kvant_cache *cache, uint32_t block, uint32_t sequence, uint32_t index);
+kvant_status kvant_layers_assign(kvant_cache *cache, uint32_t block, uint32_t sequence,
+                                 uint32_t index);
 void kvant_layers_clear(kvant_cache *cache, uint32_t block);
 kvant_status kvant_layers_copy(kvant_cache *cache, uint32_t from, uint32_t to);
 

@@ -9,7 +9,7 @@
 #include "tensor.h"
 
 typedef struct cpu_memory {
-    void **pages; /* of each tensor, as they were allocated */
+    void **pages;              /* of each tensor, as they were allocated */
     kvant_step_pages steps[2]; /* that the keys of all layers share, and the values */
     void *step_pages[2];
     void *workspace;
@@ -21,7 +21,8 @@ static void *lazy_memory(size_t bytes, void **allocated)
 {
     *allocated = bytes <= SIZE_MAX - KVANT_PAGE_ALIGN ? calloc(1, bytes + KVANT_PAGE_ALIGN) : NULL;
     uintptr_t at = (uintptr_t)*allocated;
-    return *allocated ? (void *)((at + KVANT_PAGE_ALIGN - 1) / KVANT_PAGE_ALIGN * KVANT_PAGE_ALIGN) : NULL;
+    return *allocated ? (void *)((at + KVANT_PAGE_ALIGN - 1) / KVANT_PAGE_ALIGN * KVANT_PAGE_ALIGN)
+                      : NULL;
 }
 
 static kvant_status create_tensor(kvant_cache *cache, uint32_t layer, kvant_role role)
@@ -34,7 +35,8 @@ static kvant_status create_tensor(kvant_cache *cache, uint32_t layer, kvant_role
     KVANT_FORWARD(kvant_tensor_size(&params, &bytes));
     void *pages = lazy_memory(bytes, &memory->pages[2 * layer + (uint32_t)role]);
     if (!pages)
-        return kvant_fail(NULL, KVANT_ERR_MEMORY, "cache: no %zu bytes for layer %u", bytes, (unsigned)layer);
+        return kvant_fail(NULL, KVANT_ERR_MEMORY, "cache: no %zu bytes for layer %u", bytes,
+                          (unsigned)layer);
     return kvant_tensor_create(&params, pages, kvant_cache_tensor(cache, layer, role));
 }
 
@@ -51,7 +53,8 @@ static kvant_status create_steps(kvant_cache *cache)
                      bytes = rows * width * sizeof(uint16_t);
         void *pages = lazy_memory(bytes, &memory->step_pages[role]);
         if (!pages)
-            return kvant_fail(NULL, KVANT_ERR_MEMORY, "cache: no %zu bytes for the rows of a step", bytes);
+            return kvant_fail(NULL, KVANT_ERR_MEMORY, "cache: no %zu bytes for the rows of a step",
+                              bytes);
         memory->steps[role] = (kvant_step_pages){ sizeof memory->steps[role], pages, bytes, NULL };
     }
     return KVANT_OK;
@@ -87,13 +90,14 @@ static void destroy(kvant_cache *cache)
     kvant_free(memory);
 }
 
-static kvant_status append(kvant_cache *cache, uint32_t layer, const float *k, const float *v, uint32_t n)
+static kvant_status append(kvant_cache *cache, uint32_t layer, const float *k, const float *v,
+                           uint32_t n)
 {
     const kvant_cache_params *p = &cache->params;
     return kvant_tensor_write_layer(*kvant_cache_tensor(cache, layer, KVANT_ROLE_K),
-                                    *kvant_cache_tensor(cache, layer, KVANT_ROLE_V), cache->slots, n, k,
-                                    (size_t)p->n_kv_heads * p->head_dim, v, (size_t)p->n_kv_heads * p->v_head_dim,
-                                    p->n_threads);
+                                    *kvant_cache_tensor(cache, layer, KVANT_ROLE_V), cache->slots,
+                                    n, k, (size_t)p->n_kv_heads * p->head_dim, v,
+                                    (size_t)p->n_kv_heads * p->v_head_dim, p->n_threads);
 }
 
 static kvant_status grow_workspace(cpu_memory *memory, size_t bytes)
@@ -103,14 +107,15 @@ static kvant_status grow_workspace(cpu_memory *memory, size_t bytes)
     kvant_free(memory->workspace);
     memory->workspace = kvant_alloc(bytes, 1);
     memory->workspace_bytes = memory->workspace ? bytes : 0;
-    return memory->workspace
-               ? KVANT_OK
-               : kvant_fail(NULL, KVANT_ERR_MEMORY, "cache: no %zu bytes of workspace for attention", bytes);
+    return memory->workspace ? KVANT_OK
+                             : kvant_fail(NULL, KVANT_ERR_MEMORY,
+                                          "cache: no %zu bytes of workspace for attention", bytes);
 }
 
 static kvant_status note_queries(kvant_cache *cache, uint32_t layer, const kvant_queries *queries)
 {
-    return kvant_tensor_note_queries(*kvant_cache_tensor(cache, layer, KVANT_ROLE_K), queries, cache->params.n_threads);
+    return kvant_tensor_note_queries(*kvant_cache_tensor(cache, layer, KVANT_ROLE_K), queries,
+                                     cache->params.n_threads);
 }
 
 static bool wants_queries(const kvant_cache *cache, uint32_t layer, size_t n_tokens)
@@ -118,19 +123,21 @@ static bool wants_queries(const kvant_cache *cache, uint32_t layer, size_t n_tok
     return kvant_tensor_wants_queries(*kvant_cache_tensor(cache, layer, KVANT_ROLE_K), n_tokens);
 }
 
-static kvant_status attend_one(kvant_cache *cache, uint32_t layer, const kvant_attention_problem *problem)
+static kvant_status attend_one(kvant_cache *cache, uint32_t layer,
+                               const kvant_attention_problem *problem)
 {
     cpu_memory *memory = cache->memory;
     kvant_tensor *const *tensors = kvant_cache_tensor(cache, layer, KVANT_ROLE_K);
     size_t bytes;
-    KVANT_FORWARD(kvant_attention_workspace(tensors[KVANT_ROLE_K], tensors[KVANT_ROLE_V], problem, &bytes));
+    KVANT_FORWARD(
+        kvant_attention_workspace(tensors[KVANT_ROLE_K], tensors[KVANT_ROLE_V], problem, &bytes));
     KVANT_FORWARD(grow_workspace(memory, bytes));
     return kvant_attention(tensors[KVANT_ROLE_K], tensors[KVANT_ROLE_V], problem, memory->workspace,
                            memory->workspace_bytes);
 }
 
-static kvant_status attend(kvant_cache *cache, uint32_t layer, const int32_t *sequences, uint32_t n_sequences,
-                           const kvant_attention_problem *problem)
+static kvant_status attend(kvant_cache *cache, uint32_t layer, const int32_t *sequences,
+                           uint32_t n_sequences, const kvant_attention_problem *problem)
 {
     kvant_attention_problem p = *problem;
     for (uint32_t i = 0; i < n_sequences; i++) {
@@ -144,11 +151,13 @@ static kvant_status attend(kvant_cache *cache, uint32_t layer, const int32_t *se
     return KVANT_OK;
 }
 
-static kvant_status read_run(const kvant_tensor *tensor, int32_t block, uint32_t offset, uint32_t n, float *rows)
+static kvant_status read_run(const kvant_tensor *tensor, int32_t block, uint32_t offset, uint32_t n,
+                             float *rows)
 {
     const size_t width = kvant_tensor_width(tensor);
     if (block != KVANT_NO_BLOCK)
-        return kvant_tensor_read(tensor, (size_t)block * KVANT_PAGE_TOKENS + offset, n, rows, width);
+        return kvant_tensor_read(tensor, (size_t)block * KVANT_PAGE_TOKENS + offset, n, rows,
+                                 width);
     memset(rows, 0, n * width * sizeof *rows);
     return KVANT_OK;
 }
@@ -156,7 +165,8 @@ static kvant_status read_run(const kvant_tensor *tensor, int32_t block, uint32_t
 static kvant_status read_rows(const kvant_cache *cache, uint32_t layer, int32_t sequence,
                               uint32_t first, uint32_t n, float *k, float *v)
 {
-    const kvant_tensor *keys = *kvant_cache_tensor(cache, layer, KVANT_ROLE_K), *values = *kvant_cache_tensor(cache, layer, KVANT_ROLE_V);
+    const kvant_tensor *keys = *kvant_cache_tensor(cache, layer, KVANT_ROLE_K),
+                       *values = *kvant_cache_tensor(cache, layer, KVANT_ROLE_V);
     for (uint32_t done = 0, here; done < n; done += here) {
         const uint32_t offset = (first + done) % KVANT_PAGE_TOKENS;
         const int32_t block = cache->sequences[sequence].table[(first + done) / KVANT_PAGE_TOKENS];

@@ -21,14 +21,17 @@ static void turn_rows(const cuda_append *a, kvant_cuda_rows *rows)
     cuda_memory *memory = a->part->memory;
     const size_t width = kvant_tensor_width(a->part->tensor), d = a->part->tensor->head_dim,
                  floats = KVANT_CACHE_BATCH * width;
-    const kvant_status room = kvant_cuda_grow(&memory->turned, 2 * floats * sizeof(float), "memory for rows");
+    const kvant_status room =
+        kvant_cuda_grow(&memory->turned, 2 * floats * sizeof(float), "memory for rows");
     kvant_cuda_turn_args args = kvant_cuda_turn_of(a->part, false);
-    args.rows = rows->rows, args.token_stride = rows->token_stride, args.head_stride = rows->head_stride;
+    args.rows = rows->rows, args.token_stride = rows->token_stride,
+    args.head_stride = rows->head_stride;
     args.n_tokens = (uint32_t)a->n, args.n_heads = args.n_kv_heads;
     args.center = rows->center, args.divisor = rows->scale, args.before = rows->weights;
     args.out = (float *)memory->turned.at + (size_t)a->part->role * floats;
     args.out_token_stride = width, args.out_head_stride = d;
-    kvant_cuda_note(memory, room == KVANT_OK ? kvant_cuda_turn(&args, memory->stream) : room, "append");
+    kvant_cuda_note(memory, room == KVANT_OK ? kvant_cuda_turn(&args, memory->stream) : room,
+                    "append");
     rows->rows = args.out;
     rows->token_stride = width;
     rows->center = rows->scale = rows->weights = NULL;
@@ -54,13 +57,15 @@ kvant_cuda_rows kvant_cuda_rows_of(const cuda_append *a)
 
 static int64_t *copy_slots(cuda_memory *memory, const cuda_append *a)
 {
-    int64_t *to = memory->arguments->slots[a->part->role], *copied = memory->copied[a->part->role].slots;
+    int64_t *to = memory->arguments->slots[a->part->role],
+            *copied = memory->copied[a->part->role].slots;
     size_t *n = &memory->copied[a->part->role].n;
     const size_t bytes = a->n * sizeof *to;
     if (*n < a->n || memcmp(copied, a->slots, bytes) != 0) {
         memcpy(copied, a->slots, bytes);
         *n = a->n;
-        kvant_cuda_note(memory, kvant_cuda_memory_copy(to, a->slots, bytes, memory->stream), "append");
+        kvant_cuda_note(memory, kvant_cuda_memory_copy(to, a->slots, bytes, memory->stream),
+                        "append");
     }
     return to;
 }
@@ -200,11 +205,13 @@ static cuda_append *begin(cuda_part *part, const kvant_batch *batch, const kvant
 }
 
 /* page: the open or the exact page of the rows' block. */
-static void add_slots(cuda_append *a, const kvant_batch *batch, const kvant_run *run, int32_t page, size_t first)
+static void add_slots(cuda_append *a, const kvant_batch *batch, const kvant_run *run, int32_t page,
+                      size_t first)
 {
     for (size_t i = run->first; i < run->first + run->n; i++)
         a->slots[i - first] =
-            a->open ? (int64_t)page * KVANT_PAGE_TOKENS + batch->slots[i] % KVANT_PAGE_TOKENS : batch->slots[i];
+            a->open ? (int64_t)page * KVANT_PAGE_TOKENS + batch->slots[i] % KVANT_PAGE_TOKENS
+                    : batch->slots[i];
 }
 
 /* The exact page of the rows of a run, or KVANT_NO_PAGE. */
@@ -266,7 +273,7 @@ static bool stays_exact(const kvant_tensor *tensor, int32_t page, uint32_t block
     kvant_cuda_exact_drop(part_of(tensor), block);
     return keeps_sealed(tensor) &&
            kvant_cuda_exact_store(part_of(tensor), block, tensor->blocks[block].written,
-                                 kvant_open_page_of(tensor, page, 0));
+                                  kvant_open_page_of(tensor, page, 0));
 }
 
 static void seal(const kvant_tensor *tensor, const int32_t *pages, size_t n_pages)
@@ -286,7 +293,8 @@ static void seal(const kvant_tensor *tensor, const int32_t *pages, size_t n_page
     }
     if (!n)
         return;
-    const kvant_cuda_seal_pages of = { part->codec, kvant_cuda_pages_of(part, true), kvant_cuda_pages_of(part, false) };
+    const kvant_cuda_seal_pages of = { part->codec, kvant_cuda_pages_of(part, true),
+                                       kvant_cuda_pages_of(part, false) };
     int32_t(*device)[64] = memory->arguments->seal;
     kvant_cuda_seal_args args = { .size = sizeof args,
                                   .n_blocks = n,
@@ -298,18 +306,21 @@ static void seal(const kvant_tensor *tensor, const int32_t *pages, size_t n_page
     *(part->role == KVANT_ROLE_K ? &args.k : &args.v) = of;
     args.k_feedback = part->feedback; /* keys alone have one */
     args.centroids[part->role] = part->centroids;
-    kvant_cuda_note(memory, kvant_cuda_memory_copy(device, arrays, sizeof arrays, memory->stream), "seal");
+    kvant_cuda_note(memory, kvant_cuda_memory_copy(device, arrays, sizeof arrays, memory->stream),
+                    "seal");
     kvant_cuda_note(memory, kvant_cuda_seal(&args, memory->stream), "seal");
 }
 
 /* Blocks whose sealed pages an array of bytes touches: what happens to their exact rows. */
-static void touch(const kvant_tensor *tensor, const void *at, size_t bytes, void (*what)(cuda_part *, uint32_t))
+static void touch(const kvant_tensor *tensor, const void *at, size_t bytes,
+                  void (*what)(cuda_part *, uint32_t))
 {
     const uint8_t *first = at, *end = tensor->sealed + tensor->n_blocks * tensor->block_bytes;
     if (first < tensor->sealed || first >= end)
         return;
     const size_t from = (size_t)(first - tensor->sealed);
-    for (size_t block = from / tensor->block_bytes; block * tensor->block_bytes < from + bytes; block++)
+    for (size_t block = from / tensor->block_bytes; block * tensor->block_bytes < from + bytes;
+         block++)
         what(part_of(tensor), (uint32_t)block);
 }
 
@@ -318,7 +329,8 @@ static void read_bytes(const kvant_tensor *tensor, void *to, const void *from, s
     cuda_memory *memory = part_of(tensor)->memory;
     flush(memory);
     touch(tensor, from, bytes, kvant_cuda_exact_encode);
-    kvant_cuda_note(memory, kvant_cuda_memory_read(to, from, bytes, memory->stream), "reading pages");
+    kvant_cuda_note(memory, kvant_cuda_memory_read(to, from, bytes, memory->stream),
+                    "reading pages");
 }
 
 static void copy_bytes(const kvant_tensor *tensor, void *to, const void *from, size_t bytes)
@@ -327,7 +339,8 @@ static void copy_bytes(const kvant_tensor *tensor, void *to, const void *from, s
     flush(memory);
     touch(tensor, from, bytes, kvant_cuda_exact_encode);
     touch(tensor, to, bytes, kvant_cuda_exact_drop);
-    kvant_cuda_note(memory, kvant_cuda_memory_copy(to, from, bytes, memory->stream), "copying pages");
+    kvant_cuda_note(memory, kvant_cuda_memory_copy(to, from, bytes, memory->stream),
+                    "copying pages");
 }
 
 static void clear_bytes(const kvant_tensor *tensor, void *at, size_t bytes)
@@ -338,8 +351,8 @@ static void clear_bytes(const kvant_tensor *tensor, void *at, size_t bytes)
     kvant_cuda_note(memory, kvant_cuda_memory_clear(at, bytes, memory->stream), "clearing pages");
 }
 
-static void note(const kvant_tensor *tensor, const kvant_statistics *seen, const float *rows, size_t stride, size_t n,
-                 size_t taken)
+static void note(const kvant_tensor *tensor, const kvant_statistics *seen, const float *rows,
+                 size_t stride, size_t n, size_t taken)
 {
     cuda_memory *memory = part_of(tensor)->memory;
     const kvant_cuda_note_args args = { .rows = rows,
@@ -375,7 +388,7 @@ static const void *exact(const kvant_tensor *tensor, uint32_t block)
 }
 
 static bool store_exact(const kvant_tensor *tensor, uint32_t block, uint64_t fresh,
-                       const void *pages)
+                        const void *pages)
 {
     cuda_part *part = part_of(tensor);
     if (!keeps_sealed(tensor) || !pages)
@@ -409,11 +422,13 @@ const kvant_page_device kvant_cuda_page_device = { .read = read_bytes,
 /* Rows */
 
 /* seen[role]: the rows on the host, where the tensor has to look at them. */
-static kvant_status check(cuda_memory *memory, const cuda_layer *layer, const float *const rows[2], uint32_t n,
-                          const float *seen[2])
+static kvant_status check(cuda_memory *memory, const cuda_layer *layer, const float *const rows[2],
+                          uint32_t n, const float *seen[2])
 {
     const size_t width = kvant_tensor_width(layer->parts[0].tensor);
-    const kvant_cuda_numbers numbers = { { rows[0], rows[1] }, { n * width, n * width }, memory->arguments->largest };
+    const kvant_cuda_numbers numbers = { { rows[0], rows[1] },
+                                         { n * width, n * width },
+                                         memory->arguments->largest };
     float largest[2];
     KVANT_FORWARD(kvant_cuda_said(kvant_cuda_largest(&numbers, largest, memory->stream), "append"));
     for (int role = 0; role < 2; role++) {
@@ -430,8 +445,10 @@ kvant_status kvant_cuda_refused(cuda_memory *memory)
     if (!refused)
         return KVANT_OK;
     *memory->refused = 0;
-    return kvant_fail(NULL, refused & KVANT_CUDA_ROW_NONFINITE ? KVANT_ERR_NONFINITE : KVANT_ERR_RANGE,
-                      "cache on cuda: rows of an earlier append were refused, and count as zeros or as what was there before");
+    return kvant_fail(NULL,
+                      refused & KVANT_CUDA_ROW_NONFINITE ? KVANT_ERR_NONFINITE : KVANT_ERR_RANGE,
+                      "cache on cuda: rows of an earlier append were refused, and count as zeros "
+                      "or as what was there before");
 }
 
 static bool wants_queries(const kvant_cache *cache, uint32_t layer, size_t n_tokens)
@@ -447,7 +464,8 @@ static kvant_status note_queries(kvant_cache *cache, uint32_t layer, const kvant
     if (!wants_queries(cache, layer, queries->n_tokens))
         return KVANT_OK;
     KVANT_RETURN_IF(!queries->n_heads, KVANT_ERR_ARGUMENT);
-    const size_t n = (queries->n_tokens - 1) * queries->token_stride + (queries->n_heads - 1) * queries->head_stride + keys->head_dim;
+    const size_t n = (queries->n_tokens - 1) * queries->token_stride +
+                     (queries->n_heads - 1) * queries->head_stride + keys->head_dim;
     cuda_memory *memory = cache->memory;
     kvant_status status;
     host.q = kvant_cuda_seen(memory, &memory->asked, queries->q, n, &status);
@@ -455,7 +473,8 @@ static kvant_status note_queries(kvant_cache *cache, uint32_t layer, const kvant
     return kvant_tensor_note_queries(keys, &host, cache->params.n_threads);
 }
 
-static kvant_status append(kvant_cache *cache, uint32_t layer, const float *k, const float *v, uint32_t n)
+static kvant_status append(kvant_cache *cache, uint32_t layer, const float *k, const float *v,
+                           uint32_t n)
 {
     cuda_memory *memory = cache->memory;
     cuda_layer *l = kvant_cuda_layer(cache, layer);
@@ -467,7 +486,8 @@ static kvant_status append(kvant_cache *cache, uint32_t layer, const float *k, c
     const size_t width = kvant_tensor_width(l->parts[0].tensor);
     KVANT_FORWARD(make_scratch(l));
     kvant_cuda_exact_plan(cache, layer, n);
-    const kvant_rows of[] = { { l->parts[0].tensor, k, seen[0], width }, { l->parts[1].tensor, v, seen[1], width } };
+    const kvant_rows of[] = { { l->parts[0].tensor, k, seen[0], width },
+                              { l->parts[1].tensor, v, seen[1], width } };
     written = kvant_tensor_write_seen(of, 2, cache->slots, n, cache->params.n_threads);
     flush(memory);
     return written == KVANT_OK ? status_of(memory) : written;

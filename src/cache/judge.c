@@ -41,14 +41,16 @@ static int32_t spread_to(const int32_t octave[2], uint32_t n, uint32_t i)
 
 #define SPREAD_TOGETHER 16u /* vectors: their steps are often alike */
 
-static void spread_vector(const spread_job *job, kvant_turning *turning, uint32_t part, uint32_t head, uint32_t i, bool is_row)
+static void spread_vector(const spread_job *job, kvant_turning *turning, uint32_t part,
+                          uint32_t head, uint32_t i, bool is_row)
 {
     const kvant_tensor *tensor = job->tensor;
     const kvant_learning *l = tensor->learning;
     const uint32_t d = tensor->head_dim, n = is_row ? l->n_rows : sampled_queries(l, head);
     const size_t query = (size_t)head * SAMPLE_QUERIES + i;
     const int32_t position = i >= n ? -1 : is_row ? l->places[i] : l->asked[query];
-    float *at = is_row ? l->rows + i * kvant_tensor_width(tensor) + (size_t)head * d : l->queries + query * d;
+    float *at = is_row ? l->rows + i * kvant_tensor_width(tensor) + (size_t)head * d
+                       : l->queries + query * d;
     float x[KVANT_MAX_HEAD_DIM];
     if (position < 0)
         return;
@@ -63,7 +65,8 @@ static void spread_unit(void *context, size_t unit, uint32_t worker)
     const spread_job *job = context;
     const kvant_tensor *tensor = job->tensor;
     const kvant_learning *l = tensor->learning;
-    const uint32_t at = (uint32_t)unit * SPREAD_TOGETHER, first = at < SAMPLE_ROWS ? at : at - SAMPLE_ROWS;
+    const uint32_t at = (uint32_t)unit * SPREAD_TOGETHER,
+                   first = at < SAMPLE_ROWS ? at : at - SAMPLE_ROWS;
     kvant_turning turning;
     (void)worker;
     for (uint32_t part = 0; part < tensor->head_dim / l->part; part++) {
@@ -82,7 +85,8 @@ typedef struct row_centers {
     float center[KVANT_MAX_HEAD_DIM];
 } row_centers;
 
-static void begin_centers(row_centers *centers, const kvant_tensor *tensor, uint32_t version, uint32_t head)
+static void begin_centers(row_centers *centers, const kvant_tensor *tensor, uint32_t version,
+                          uint32_t head)
 {
     centers->of = kvant_version_centers(tensor, version);
     if (!centers->of)
@@ -92,17 +96,20 @@ static void begin_centers(row_centers *centers, const kvant_tensor *tensor, uint
 }
 
 /* The centre of a row at a position, below 0: not known; otherwise the one given. */
-static const float *center_at(row_centers *centers, uint32_t d, int32_t position, const float *otherwise)
+static const float *center_at(row_centers *centers, uint32_t d, int32_t position,
+                              const float *otherwise)
 {
     if (!centers->of || !otherwise || position < 0)
         return otherwise;
     memcpy(centers->center, centers->start, d * sizeof(float));
-    kvant_turn_back(&centers->turning, -(int64_t)(position - position % (int32_t)KVANT_PAGE_TOKENS), centers->center);
+    kvant_turn_back(&centers->turning, -(int64_t)(position - position % (int32_t)KVANT_PAGE_TOKENS),
+                    centers->center);
     return centers->center;
 }
 
 /* A key, or a query, in the version's terms, without W. */
-static void take_vector(const kvant_transform *transform, const kvant_affine *affine, bool is_query, const float *x, float *z)
+static void take_vector(const kvant_transform *transform, const kvant_affine *affine, bool is_query,
+                        const float *x, float *z)
 {
     const uint32_t d = transform->head_dim;
     for (uint32_t j = 0; j < d && is_query; j++)
@@ -119,8 +126,10 @@ static double length_of(const kvant_tensor *tensor, uint32_t version, uint32_t h
     const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
     const kvant_affine shared = kvant_version_affine(tensor, version, head);
     const kvant_transform *transform = kvant_version_transform(tensor, version, head);
-    const uint32_t d = tensor->head_dim, most = KVANT_TRANSFORM_TOGETHER / d, all = queries ? sampled_queries(l, head) : l->n_rows;
-    const float *x = queries ? l->queries + (size_t)head * SAMPLE_QUERIES * d : l->rows + (size_t)head * d;
+    const uint32_t d = tensor->head_dim, most = KVANT_TRANSFORM_TOGETHER / d,
+                   all = queries ? sampled_queries(l, head) : l->n_rows;
+    const float *x =
+        queries ? l->queries + (size_t)head * SAMPLE_QUERIES * d : l->rows + (size_t)head * d;
     const size_t stride = queries ? d : kvant_tensor_width(tensor);
     float z[KVANT_TRANSFORM_TOGETHER];
     double sum = 0;
@@ -129,7 +138,10 @@ static double length_of(const kvant_tensor *tensor, uint32_t version, uint32_t h
     for (uint32_t i = 0; i < all; i += most) {
         const uint32_t n = all - i < most ? all - i : most;
         for (uint32_t j = 0; j < n; j++) {
-            const kvant_affine affine = { queries ? NULL : center_at(&centers, d, l->places[i + j], shared.center), shared.scale };
+            const kvant_affine affine = {
+                queries ? NULL : center_at(&centers, d, l->places[i + j], shared.center),
+                shared.scale
+            };
             take_vector(transform, &affine, queries, x + (i + j) * stride, z + j * d);
         }
         if (transform->triangles)
@@ -157,7 +169,8 @@ static void cost_unit(void *context, size_t head, uint32_t worker)
     job->costs[head] = cost_of(job->tensor, job->version, (uint32_t)head);
 }
 
-void kvant_sample_costs(const kvant_tensor *tensor, uint32_t version, uint32_t n_threads, double *costs)
+void kvant_sample_costs(const kvant_tensor *tensor, uint32_t version, uint32_t n_threads,
+                        double *costs)
 {
     cost_job job = { tensor, costs, version };
     kvant_parallel_for(tensor->n_kv_heads, n_threads, cost_unit, &job);
@@ -176,7 +189,8 @@ void kvant_learning_spread(kvant_tensor *tensor, uint32_t n_threads)
         return;
     spread_job job = { tensor, { 0, 0 } };
     kvant_turn_octave_edges(l->turn, kvant_turn_octave(l->turn, kvant_sample_place(l)), job.octave);
-    kvant_parallel_for((SAMPLE_ROWS + SAMPLE_QUERIES) / SPREAD_TOGETHER, n_threads, spread_unit, &job);
+    kvant_parallel_for((SAMPLE_ROWS + SAMPLE_QUERIES) / SPREAD_TOGETHER, n_threads, spread_unit,
+                       &job);
     mark_spread(l->places, l->n_rows, job.octave);
     for (uint32_t head = 0; head < tensor->n_kv_heads; head++)
         mark_spread(l->asked + head * SAMPLE_QUERIES, sampled_queries(l, head), job.octave);
@@ -189,7 +203,8 @@ static void find_centre(const kvant_tensor *tensor, size_t at, double *centre)
     const float *own = tensor->versions[KVANT_CANDIDATE].center + at;
     for (uint32_t j = 0; j < tensor->head_dim && kvant_learns_center(tensor); j++)
         for (uint32_t i = 0; i < l->n_rows; i++)
-            centre[j] += (l->turn ? l->rows[i * kvant_tensor_width(tensor) + at + j] : own[j]) / (double)l->n_rows;
+            centre[j] += (l->turn ? l->rows[i * kvant_tensor_width(tensor) + at + j] : own[j]) /
+                         (double)l->n_rows;
 }
 
 /* The least cost that factors of channels can have, about the centre. */
@@ -197,7 +212,8 @@ static double least_cost(const kvant_tensor *tensor, uint32_t head)
 {
     const kvant_learning *l = tensor->learning;
     const size_t at = (size_t)head * tensor->head_dim;
-    double sum = 0, centre[KVANT_MAX_HEAD_DIM] = { 0 }, keys[KVANT_MAX_HEAD_DIM] = { 0 }, queries[KVANT_MAX_HEAD_DIM] = { 0 };
+    double sum = 0, centre[KVANT_MAX_HEAD_DIM] = { 0 }, keys[KVANT_MAX_HEAD_DIM] = { 0 },
+           queries[KVANT_MAX_HEAD_DIM] = { 0 };
     find_centre(tensor, at, centre);
     for (uint32_t i = 0; i < l->n_rows; i++)
         for (uint32_t j = 0; j < tensor->head_dim; j++) {
@@ -232,7 +248,8 @@ static bool is_there(const kvant_tensor *tensor, uint32_t version)
 static void excess_unit(void *context, size_t unit, uint32_t worker)
 {
     const kvant_tensor *tensor = context;
-    const uint32_t version = (uint32_t)(unit / tensor->n_kv_heads), head = (uint32_t)(unit % tensor->n_kv_heads);
+    const uint32_t version = (uint32_t)(unit / tensor->n_kv_heads),
+                   head = (uint32_t)(unit % tensor->n_kv_heads);
     (void)worker;
     if (version == KVANT_MAX_VERSIONS)
         tensor->learning->costs[unit] = least_cost(tensor, head);
@@ -240,7 +257,8 @@ static void excess_unit(void *context, size_t unit, uint32_t worker)
         tensor->learning->costs[unit] = cost_of(tensor, version, head);
 }
 
-bool kvant_learning_excess(kvant_tensor *tensor, uint32_t n_threads, double excess[KVANT_MAX_VERSIONS])
+bool kvant_learning_excess(kvant_tensor *tensor, uint32_t n_threads,
+                           double excess[KVANT_MAX_VERSIONS])
 {
     if (!tensor->learning || !kvant_sample_suffices(tensor))
         return false;

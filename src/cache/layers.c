@@ -21,7 +21,8 @@ kvant_status kvant_layers_params(const kvant_cache *cache, uint32_t layer, kvant
     return kvant_cache_codecs(cache, layer, role, &params->codecs);
 }
 
-kvant_status kvant_layers_assign(kvant_cache *cache, uint32_t block, uint32_t sequence, uint32_t index)
+kvant_status kvant_layers_assign(kvant_cache *cache, uint32_t block, uint32_t sequence,
+                                 uint32_t index)
 {
     for (uint32_t i = 0; i < n_tensors(cache); i++)
         KVANT_FORWARD(kvant_tensor_assign(cache->tensors[i], block, sequence, index));

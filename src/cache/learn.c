@@ -29,7 +29,8 @@ static double cost_beside(const kvant_tensor *tensor, uint32_t version, uint32_t
 static kvant_status solve(kvant_tensor *tensor, kvant_range range, uint32_t n_threads)
 {
     const kvant_turn *turn = tensor->learning->turn;
-    return kvant_solve(tensor, range, turn && turn->block_centers ? KVANT_PAGE_TOKENS : 0, n_threads);
+    return kvant_solve(tensor, range, turn && turn->block_centers ? KVANT_PAGE_TOKENS : 0,
+                       n_threads);
 }
 
 static uint32_t count_ranges(const kvant_learning *l, bool made)
@@ -46,7 +47,8 @@ static kvant_range choose_range(const kvant_learning *l, uint32_t n_unused)
     const int32_t place = kvant_sample_place(l);
     if (!l->turn)
         return (kvant_range){ 0, 0 };
-    const uint32_t first = kvant_turn_octave(l->turn, place < 0 ? 0 : place), made = count_ranges(l, true);
+    const uint32_t first = kvant_turn_octave(l->turn, place < 0 ? 0 : place),
+                   made = count_ranges(l, true);
     uint32_t end = first, most = n_unused > 2 ? n_unused - 1 : 1;
     if (l->ranges[first].end)
         return l->ranges[first];
@@ -91,10 +93,12 @@ static bool suffices(const kvant_learning *l)
 }
 
 /* Where rows fit a version of the sums, they are added before a version is made. */
-bool kvant_learning_turns(const kvant_tensor *tensor, const kvant_choice *choice, bool fits, uint32_t n_unused)
+bool kvant_learning_turns(const kvant_tensor *tensor, const kvant_choice *choice, bool fits,
+                          uint32_t n_unused)
 {
     const kvant_learning *l = tensor->learning;
-    if (!l || n_unused < 2 || was_tried(l, kvant_sample_place(l)) || !count_ranges(l, true) || !suffices(l))
+    if (!l || n_unused < 2 || was_tried(l, kvant_sample_place(l)) || !count_ranges(l, true) ||
+        !suffices(l))
         return false;
     return !fits || !l->n_rows || tensor->versions[choice->version].kin != l->kin;
 }
@@ -106,11 +110,14 @@ bool kvant_learning_follows(const kvant_tensor *tensor)
 
 bool kvant_learning_looks(const kvant_tensor *tensor, const kvant_new_rows *rows)
 {
-    return tensor->learning && (!tensor->learning->done || !was_tried(tensor->learning, kvant_row_position(tensor, rows, rows->n / 2)));
+    return tensor->learning &&
+           (!tensor->learning->done ||
+            !was_tried(tensor->learning, kvant_row_position(tensor, rows, rows->n / 2)));
 }
 
 /* Without a sample the sums are believed, if the choice comes from them, too. */
-static bool is_better(const kvant_tensor *tensor, const kvant_choice *choice, double least, double most, uint32_t n_threads)
+static bool is_better(const kvant_tensor *tensor, const kvant_choice *choice, double least,
+                      double most, uint32_t n_threads)
 {
     if (!kvant_sample_suffices(tensor))
         return tensor->versions[choice->version].kin == tensor->learning->kin;
@@ -118,8 +125,8 @@ static bool is_better(const kvant_tensor *tensor, const kvant_choice *choice, do
     return beside < WORTH_IT && beside * least <= most;
 }
 
-kvant_status kvant_learning_turn(kvant_tensor *tensor, const kvant_choice *choice, double least, double most,
-                                 uint32_t n_unused, uint32_t n_threads, bool *turned)
+kvant_status kvant_learning_turn(kvant_tensor *tensor, const kvant_choice *choice, double least,
+                                 double most, uint32_t n_unused, uint32_t n_threads, bool *turned)
 {
     kvant_learning *l = tensor->learning;
     const kvant_range range = choose_range(l, n_unused);
@@ -140,11 +147,13 @@ static bool is_due(const kvant_learning *l, size_t n)
 
 /* One unused version is left for rows of another kind, unless the one in use has no matrices, and one for each octave without a
  * version. Rows that give no matrix go on without. */
-static kvant_status improve(kvant_tensor *tensor, kvant_choice *choice, uint32_t n_unused, uint32_t n_threads)
+static kvant_status improve(kvant_tensor *tensor, kvant_choice *choice, uint32_t n_unused,
+                            uint32_t n_threads)
 {
     kvant_learning *l = tensor->learning;
     const uint32_t n = kvant_sums_fewest(l, false);
-    const bool plain = choice->version == KVANT_CANDIDATE || !tensor->versions[choice->version].weights;
+    const bool plain =
+        choice->version == KVANT_CANDIDATE || !tensor->versions[choice->version].weights;
     const bool again = was_tried(l, kvant_sample_place(l));
     if (!is_due(l, 0) || !suffices(l) || !kvant_sample_suffices(tensor))
         return KVANT_OK;
@@ -154,7 +163,8 @@ static kvant_status improve(kvant_tensor *tensor, kvant_choice *choice, uint32_t
     if (n_unused < (plain ? 1u : 2u + (again ? count_ranges(l, false) : 0)))
         return KVANT_OK;
     const kvant_status status = solve(tensor, range, n_threads);
-    if (status == KVANT_OK && (choice->version == KVANT_CANDIDATE || cost_beside(tensor, choice->version, n_threads) < WORTH_IT)) {
+    if (status == KVANT_OK && (choice->version == KVANT_CANDIDATE ||
+                               cost_beside(tensor, choice->version, n_threads) < WORTH_IT)) {
         choice->version = KVANT_CANDIDATE;
         mark_range(l, range);
     } else if (!again) {
@@ -169,7 +179,8 @@ static bool is_other_kind(const kvant_tensor *tensor, const kvant_choice *choice
 {
     const kvant_learning *l = tensor->learning;
     const kvant_tensor_version *version = &tensor->versions[choice->version];
-    return choice->version == KVANT_CANDIDATE || !(l->turn ? version->kin == l->kin : version->stamp == l->stamp);
+    return choice->version == KVANT_CANDIDATE ||
+           !(l->turn ? version->kin == l->kin : version->stamp == l->stamp);
 }
 
 static void begin_anew(const kvant_tensor *tensor, const kvant_choice *choice)
@@ -184,8 +195,8 @@ static bool is_learnt_from(const kvant_learning *l)
 }
 
 /* A choice that has matrices already was turned to from the sums there are. */
-static kvant_status add_rows(kvant_tensor *tensor, kvant_choice *choice, const kvant_new_rows *rows, uint32_t n_unused,
-                             uint32_t n_threads)
+static kvant_status add_rows(kvant_tensor *tensor, kvant_choice *choice, const kvant_new_rows *rows,
+                             uint32_t n_unused, uint32_t n_threads)
 {
     kvant_learning *l = tensor->learning;
     const bool turned = is_turned(tensor, choice), anew = !turned && is_other_kind(tensor, choice);
@@ -217,8 +228,8 @@ static bool has_ended(const kvant_tensor *tensor)
     return l->done && !count_ranges(l, false) && !tensor->device && !(l->turn && l->turn->n_ranges);
 }
 
-kvant_status kvant_learning_add(kvant_tensor *tensor, kvant_choice *choice, const kvant_new_rows *all,
-                                uint32_t n_unused, uint32_t n_threads)
+kvant_status kvant_learning_add(kvant_tensor *tensor, kvant_choice *choice,
+                                const kvant_new_rows *all, uint32_t n_unused, uint32_t n_threads)
 {
     kvant_learning *l = tensor->learning;
     const kvant_new_rows sampled = kvant_sample_of(tensor);
@@ -254,20 +265,24 @@ void kvant_learning_publish(kvant_tensor *tensor, uint32_t version)
 
 /* Ranges of a caller */
 
-static kvant_status make_codecs(const kvant_tensor *tensor, const kvant_codec *const *likes, kvant_codec **codecs)
+static kvant_status make_codecs(const kvant_tensor *tensor, const kvant_codec *const *likes,
+                                kvant_codec **codecs)
 {
     for (uint32_t head = 0; head < tensor->n_kv_heads; head++)
-        KVANT_FORWARD(kvant_version_codec(tensor, KVANT_CANDIDATE, KVANT_NO_POSITION, head, likes[head], &codecs[head]));
+        KVANT_FORWARD(kvant_version_codec(tensor, KVANT_CANDIDATE, KVANT_NO_POSITION, head,
+                                          likes[head], &codecs[head]));
     return KVANT_OK;
 }
 
 /* As if there were all positions. */
-static kvant_status solve_range(kvant_tensor *tensor, int32_t first, int32_t last, uint32_t stretch, uint32_t n_threads)
+static kvant_status solve_range(kvant_tensor *tensor, int32_t first, int32_t last, uint32_t stretch,
+                                uint32_t n_threads)
 {
     kvant_turn *const turn = tensor->learning->turn, whole = *turn;
     whole.n_octaves = KVANT_MOST_OCTAVES;
     whole.n_positions = INT32_MAX;
-    const kvant_range range = { (uint8_t)kvant_turn_octave(&whole, first), (uint8_t)(kvant_turn_octave(&whole, last) + 1) };
+    const kvant_range range = { (uint8_t)kvant_turn_octave(&whole, first),
+                                (uint8_t)(kvant_turn_octave(&whole, last) + 1) };
     tensor->learning->turn = &whole;
     const kvant_status status = kvant_solve(tensor, range, stretch, n_threads);
     tensor->learning->turn = turn;
@@ -280,15 +295,17 @@ static bool knows_positions(const kvant_tensor *tensor)
     return l && l->turn && suffices(l); /* so there are sums */
 }
 
-kvant_status kvant_tensor_range_center(const kvant_tensor *tensor, int32_t first, int32_t last, float *center)
+kvant_status kvant_tensor_range_center(const kvant_tensor *tensor, int32_t first, int32_t last,
+                                       float *center)
 {
     KVANT_RETURN_IF(!tensor || !center || first < 0 || last < first, KVANT_ERR_ARGUMENT);
     KVANT_RETURN_IF(!knows_positions(tensor), KVANT_ERR_UNSUPPORTED);
     return kvant_solve_center(tensor, first, last, center);
 }
 
-kvant_status kvant_tensor_make_range_codecs(kvant_tensor *tensor, int32_t first, int32_t last, uint32_t stretch,
-                                            const kvant_codec *const *likes, kvant_codec **codecs, uint32_t n_threads)
+kvant_status kvant_tensor_make_range_codecs(kvant_tensor *tensor, int32_t first, int32_t last,
+                                            uint32_t stretch, const kvant_codec *const *likes,
+                                            kvant_codec **codecs, uint32_t n_threads)
 {
     KVANT_RETURN_IF(!tensor || !likes || !codecs || first < 0 || last < first, KVANT_ERR_ARGUMENT);
     for (uint32_t head = 0; head < tensor->n_kv_heads; head++)
@@ -296,8 +313,9 @@ kvant_status kvant_tensor_make_range_codecs(kvant_tensor *tensor, int32_t first,
     for (uint32_t head = 0; head < tensor->n_kv_heads; head++)
         KVANT_RETURN_IF(!kvant_version_takes(tensor, likes[head]), KVANT_ERR_ARGUMENT);
     KVANT_RETURN_IF(!knows_positions(tensor), KVANT_ERR_UNSUPPORTED);
-    kvant_tensor_version *candidate = &tensor->versions[KVANT_CANDIDATE]; /* nobody's between two judgements */
-    candidate->learnt = true; /* it has a centre */
+    kvant_tensor_version *candidate =
+        &tensor->versions[KVANT_CANDIDATE]; /* nobody's between two judgements */
+    candidate->learnt = true;               /* it has a centre */
     kvant_status status = solve_range(tensor, first, last, stretch, n_threads);
     if (status == KVANT_OK)
         status = make_codecs(tensor, likes, codecs);

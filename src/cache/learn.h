@@ -39,12 +39,13 @@ bool kvant_learning_follows(const kvant_tensor *tensor);
 
 /* RoPE goes on turning keys. Whether the sums make a version for positions that rows have come to, and none has been tried for yet;
  * */
-bool kvant_learning_turns(const kvant_tensor *tensor, const kvant_choice *choice, bool fits, uint32_t n_unused);
+bool kvant_learning_turns(const kvant_tensor *tensor, const kvant_choice *choice, bool fits,
+                          uint32_t n_unused);
 
 /* The candidate becomes that version, and *turned true, where it is better for the sample than the choice, whose excess is `least`,
  * and exceeds the best factors less than `most` times. KVANT_ERR_MEMORY. */
-kvant_status kvant_learning_turn(kvant_tensor *tensor, const kvant_choice *choice, double least, double most, uint32_t n_unused,
-                                 uint32_t n_threads, bool *turned);
+kvant_status kvant_learning_turn(kvant_tensor *tensor, const kvant_choice *choice, double least,
+                                 double most, uint32_t n_unused, uint32_t n_threads, bool *turned);
 
 /* Before a judgement: sampled rows and queries turn to positions all over the octave (turn.h) that the rows are in. So they are judged
  * by what they are, not by where they happen to be. */
@@ -55,7 +56,8 @@ void kvant_learning_written(kvant_tensor *tensor, const int64_t *slots, size_t n
 
 /* As find_excess of versions.c, by sampled rows and queries. False when there are too few of
  * them. */
-bool kvant_learning_excess(kvant_tensor *tensor, uint32_t n_threads, double excess[KVANT_MAX_VERSIONS]);
+bool kvant_learning_excess(kvant_tensor *tensor, uint32_t n_threads,
+                           double excess[KVANT_MAX_VERSIONS]);
 
 /* Whether the sample is of few tokens again and again. Each batch of such rows would take a version of its own; the last one is for
  * others. */
@@ -63,8 +65,8 @@ bool kvant_learning_is_monotonous(const kvant_tensor *tensor);
 
 /* The rows become part of what is learnt from. Where that is due, the candidate gets matrices, and
  * the choice if they are better. all: the batch's rows; NULL: those sampled. KVANT_ERR_MEMORY. */
-kvant_status kvant_learning_add(kvant_tensor *tensor, kvant_choice *choice, const kvant_new_rows *all,
-                                uint32_t n_unused, uint32_t n_threads);
+kvant_status kvant_learning_add(kvant_tensor *tensor, kvant_choice *choice,
+                                const kvant_new_rows *all, uint32_t n_unused, uint32_t n_threads);
 
 /* What is learnt belongs to the version from now on. */
 void kvant_learning_publish(kvant_tensor *tensor, uint32_t version);

@@ -23,32 +23,33 @@ typedef struct unit_sums {
 } unit_sums;
 
 typedef struct kvant_learning {
-    uint32_t part, n_units; /* channels of a unit; units of all kv heads */
+    uint32_t part, n_units;         /* channels of a unit; units of all kv heads */
     uint32_t n_rows, n_rows_before; /* in the sample, now and before the last write */
-    uint32_t *n_queries;    /* ever put into the sample, per kv head */
-    uint32_t stamp;         /* of the version that the sums belong to */
-    uint32_t due;           /* keys that the next matrix waits for */
-    uint32_t n_alone;       /* tokens that came alone */
-    uint32_t n_waiting;     /* of these, tokens whose queries are still to be summed */
-    uint32_t waiting_heads; /* query heads of a token that there is room for */
-    float *waiting;         /* MOST_ALONE x waiting_heads x head_dim, or NULL: none came yet */
+    uint32_t *n_queries;            /* ever put into the sample, per kv head */
+    uint32_t stamp;                 /* of the version that the sums belong to */
+    uint32_t due;                   /* keys that the next matrix waits for */
+    uint32_t n_alone;               /* tokens that came alone */
+    uint32_t n_waiting;             /* of these, tokens whose queries are still to be summed */
+    uint32_t waiting_heads;         /* query heads of a token that there is room for */
+    float *waiting; /* MOST_ALONE x waiting_heads x head_dim, or NULL: none came yet */
     int32_t waiting_at[MOST_ALONE]; /* their positions */
-    bool done;              /* enough was seen */
-    float *rows;            /* SAMPLE_ROWS x width, then noted queries; NULL unless open */
-    float *queries;         /* SAMPLE_QUERIES x head_dim per kv head */
-    float *sums;            /* other arrays of units, origin; NULL before learning and after it */
-    float *origin;          /* width */
-    double *costs;          /* per kv head: of versions, then the least */
+    bool done;                      /* enough was seen */
+    float *rows;                    /* SAMPLE_ROWS x width, then noted queries; NULL unless open */
+    float *queries;                 /* SAMPLE_QUERIES x head_dim per kv head */
+    float *sums;   /* other arrays of units, origin; NULL before learning and after it */
+    float *origin; /* width */
+    double *costs; /* per kv head: of versions, then the least */
     unit_sums *units;
-    kvant_turn *turn;       /* or NULL, as what follows */
-    kvant_range ranges[KVANT_MOST_OCTAVES]; /* of the version from these sums for each octave, if there is one */
-    uint32_t kin;           /* versions from these sums have the same */
+    kvant_turn *turn; /* or NULL, as what follows */
+    kvant_range ranges
+        [KVANT_MOST_OCTAVES]; /* of the version from these sums for each octave, if there is one */
+    uint32_t kin;             /* versions from these sums have the same */
     int32_t places[SAMPLE_ROWS]; /* positions of rows of the sample */
-    int32_t *asked;         /* those of its queries */
-    const int32_t *positions; /* of the rows that are being written, or NULL */
+    int32_t *asked;              /* those of its queries */
+    const int32_t *positions;    /* of the rows that are being written, or NULL */
     size_t n_positions;
-    int32_t next;           /* position behind the row written last */
-    bool spent;             /* a judgement took what waited, so its memory can go */
+    int32_t next; /* position behind the row written last */
+    bool spent;   /* a judgement took what waited, so its memory can go */
 } kvant_learning;
 
 /* Values have no queries: a tensor of them learns from its rows alone. */
@@ -74,23 +75,28 @@ static inline uint32_t kvant_unit_head(const kvant_tensor *tensor, size_t unit)
 }
 
 /* A unit's channels of a row of all kv heads, or of one head. */
-static inline void kvant_unit_gather(const kvant_tensor *tensor, size_t unit, const float *row, bool whole, float *out)
+static inline void kvant_unit_gather(const kvant_tensor *tensor, size_t unit, const float *row,
+                                     bool whole, float *out)
 {
     const size_t at = whole ? kvant_unit_head(tensor, unit) * (size_t)tensor->head_dim : 0;
-    kvant_part_gather(tensor->head_dim, tensor->learning->part, kvant_unit_part(tensor, unit), row + at, out);
+    kvant_part_gather(tensor->head_dim, tensor->learning->part, kvant_unit_part(tensor, unit),
+                      row + at, out);
 }
 
 /* Puts a unit's channels into a row of all kv heads. */
-static inline void kvant_unit_scatter(const kvant_tensor *tensor, size_t unit, const float *x, float *row)
+static inline void kvant_unit_scatter(const kvant_tensor *tensor, size_t unit, const float *x,
+                                      float *row)
 {
     const size_t at = kvant_unit_head(tensor, unit) * (size_t)tensor->head_dim;
-    kvant_part_scatter(tensor->head_dim, tensor->learning->part, kvant_unit_part(tensor, unit), x, row + at);
+    kvant_part_scatter(tensor->head_dim, tensor->learning->part, kvant_unit_part(tensor, unit), x,
+                       row + at);
 }
 
 /* Rows that are sampled. */
 static inline kvant_new_rows kvant_sample_of(const kvant_tensor *tensor)
 {
-    return (kvant_new_rows){ tensor->learning->rows, kvant_tensor_width(tensor), tensor->learning->n_rows, NULL };
+    return (kvant_new_rows){ tensor->learning->rows, kvant_tensor_width(tensor),
+                             tensor->learning->n_rows, NULL };
 }
 
 /* Where the sampled rows are, or those that are written. */
@@ -151,14 +157,17 @@ void kvant_queries_assume_sums(const kvant_learning *l);
 /* solve.c: the candidate gets matrices from the sums, for a range of positions, and their centre. As it was on an error. stretch:
  * 0, or positions of an octave of the range whose keys will be about a centre of their own: kvant_solve_center has it, for the
  * tensor's channels. The candidate has those of blocks itself (center.h), where the tensor wants them. */
-kvant_status kvant_solve(kvant_tensor *tensor, kvant_range range, uint32_t stretch, uint32_t n_threads);
-kvant_status kvant_solve_center(const kvant_tensor *tensor, int32_t first, int32_t last, float *center);
+kvant_status kvant_solve(kvant_tensor *tensor, kvant_range range, uint32_t stretch,
+                         uint32_t n_threads);
+kvant_status kvant_solve_center(const kvant_tensor *tensor, int32_t first, int32_t last,
+                                float *center);
 
 /* judge.c */
 
 /* Squared errors of sampled scores, up to a factor: the squared length of the keys in the version's
  * terms times that of the queries. One per kv head. */
-void kvant_sample_costs(const kvant_tensor *tensor, uint32_t version, uint32_t n_threads, double *costs);
+void kvant_sample_costs(const kvant_tensor *tensor, uint32_t version, uint32_t n_threads,
+                        double *costs);
 
 /* Whether there are enough rows and queries to judge by. */
 bool kvant_sample_suffices(const kvant_tensor *tensor);

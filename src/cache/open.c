@@ -39,7 +39,8 @@ static block_pages borrow(const kvant_tensor *tensor, uint32_t block)
 }
 
 /* One of the two was changed. */
-static void give_back(const kvant_tensor *tensor, uint32_t block, const block_pages *borrowed, bool sealed)
+static void give_back(const kvant_tensor *tensor, uint32_t block, const block_pages *borrowed,
+                      bool sealed)
 {
     const block_pages at = pages_in_place(tensor, block);
     if (!tensor->device)
@@ -71,8 +72,8 @@ typedef struct seal_job {
 
 /* Rows of block_tokens slots from an open page; slots that were never written take the numbers of
  * one that was, so that they widen no range. */
-static void gather(const seal_job *job, const kvant_codec *codec, const void *page, uint64_t written, uint32_t first,
-                   float *rows)
+static void gather(const seal_job *job, const kvant_codec *codec, const void *page,
+                   uint64_t written, uint32_t first, float *rows)
 {
     uint32_t d = codec->info.head_dim, n = codec->info.block_tokens, stand_in = first;
     while (!(written >> stand_in & 1))
@@ -94,8 +95,8 @@ static void seal_page(const seal_job *job, const sealing *s, uint32_t head, floa
     for (uint32_t first = 0; first < KVANT_PAGE_TOKENS; first += n) {
         if (!((open->fresh & s->slots) >> first & mask))
             continue;
-        gather(job, tensor->codecs[head], at.open + head * tensor->open_page_bytes, tensor->blocks[block].written,
-               first, scratch);
+        gather(job, tensor->codecs[head], at.open + head * tensor->open_page_bytes,
+               tensor->blocks[block].written, first, scratch);
         kvant_codec_encode_transformed(tensor->codecs[head], job->kernels, scratch, first, n,
                                        at.sealed + tensor->page_offsets[head]);
     }
@@ -276,14 +277,17 @@ typedef struct change_job {
 } change_job;
 
 /* Row y of one version in the terms of another; false when it leaves what pages can hold. */
-static bool change_row(const change_job *job, uint32_t head, const kvant_affine *from, const kvant_affine *to, float *y)
+static bool change_row(const change_job *job, uint32_t head, const kvant_affine *from,
+                       const kvant_affine *to, float *y)
 {
     const kvant_codec *codec = job->tensor->codecs[head];
     float x[KVANT_MAX_HEAD_DIM];
     if (job->from == job->to)
         return true;
-    kvant_transform_inverse(kvant_version_transform(job->tensor, job->from, head), job->kernels, from, y, x);
-    kvant_transform_forward(kvant_version_transform(job->tensor, job->to, head), job->kernels, to, x, y);
+    kvant_transform_inverse(kvant_version_transform(job->tensor, job->from, head), job->kernels,
+                            from, y, x);
+    kvant_transform_forward(kvant_version_transform(job->tensor, job->to, head), job->kernels, to,
+                            x, y);
     return kvant_codec_fits_open(codec, job->kernels, y);
 }
 
@@ -295,14 +299,16 @@ void kvant_limit_to_half(float *y, uint32_t n)
         y[j] = fminf(fmaxf(y[j], -KVANT_HALF_MAX), KVANT_HALF_MAX);
 }
 
-static void read_row(const change_job *job, uint32_t head, uint32_t slot, const void *open, float *y)
+static void read_row(const change_job *job, uint32_t head, uint32_t slot, const void *open,
+                     float *y)
 {
     const kvant_codec *codec = job->tensor->codecs[head];
     if (!job->sealed) {
         kvant_codec_decode_open(codec, job->kernels, open, slot, 1, y);
         return;
     }
-    kvant_codec_decode_transformed(codec, job->kernels, job->pages.sealed + job->tensor->page_offsets[head], slot, y);
+    kvant_codec_decode_transformed(codec, job->kernels,
+                                   job->pages.sealed + job->tensor->page_offsets[head], slot, y);
     kvant_limit_to_half(y, job->tensor->head_dim);
 }
 
@@ -313,7 +319,8 @@ static void change_unit(void *context, size_t unit, uint32_t worker)
     const kvant_block *block = &job->tensor->blocks[job->block];
     void *open = job->pages.open + head * job->tensor->open_page_bytes;
     float rooms[2][KVANT_MAX_HEAD_DIM];
-    const kvant_affine from = kvant_block_affine(job->tensor, job->block, job->from, head, rooms[0]),
+    const kvant_affine from =
+                           kvant_block_affine(job->tensor, job->block, job->from, head, rooms[0]),
                        to = kvant_block_affine(job->tensor, job->block, job->to, head, rooms[1]);
     (void)worker;
     for (uint32_t t = 0; t < KVANT_PAGE_TOKENS; t++) {
@@ -333,8 +340,8 @@ static void change_unit(void *context, size_t unit, uint32_t worker)
 /* The rows of an open block, or of its sealed pages, in the terms of a version, into its open page.
  * False, and nothing stored, when one leaves fp16's range, or without memory; without `check_first`, rows before that
  * one are stored. */
-static bool change(kvant_tensor *tensor, uint32_t block, uint32_t version, bool sealed, bool check_first,
-                   uint32_t n_threads)
+static bool change(kvant_tensor *tensor, uint32_t block, uint32_t version, bool sealed,
+                   bool check_first, uint32_t n_threads)
 {
     change_job job = { .tensor = tensor,
                        .kernels = kvant_kernels_get(KVANT_CPU_AUTO),

@@ -11,8 +11,8 @@
 
 /* Tokens of a page share words, so blocks of one class are one thread's. */
 #define CLASSES 8u
-#define ROWS_FOR_THREADS 16u  /* below, waking a thread costs more than encoding */
-#define ROWS_AT_ONCE 4u       /* transformed on the stack */
+#define ROWS_FOR_THREADS 16u /* below, waking a thread costs more than encoding */
+#define ROWS_AT_ONCE 4u      /* transformed on the stack */
 
 static uint32_t offset_of(const kvant_write_job *job, size_t i)
 {
@@ -55,9 +55,9 @@ uint32_t kvant_write_version(const kvant_write_job *job, const kvant_run *r)
 int32_t kvant_write_position(const kvant_write_job *job, const kvant_run *r)
 {
     const kvant_block *block = &job->tensor->blocks[r->block];
-    return block->written & ~r->mask ? block->position
-                                     : kvant_position_of_rows(job->tensor, job->slots, job->n,
-                                                              r->first, r->n);
+    return block->written & ~r->mask
+               ? block->position
+               : kvant_position_of_rows(job->tensor, job->slots, job->n, r->first, r->n);
 }
 
 bool kvant_write_opens(const kvant_tensor *tensor, uint32_t block, uint32_t version)
@@ -152,7 +152,8 @@ static void encode_rows(const kvant_write_job *job, const kvant_run *r, uint32_t
     for (size_t i = r->first; i < r->first + r->n;) {
         uint32_t n = neighbours(job, i, r->first + r->n), offset = offset_of(job, i);
         kvant_codec_transform_rows(transform, job->kernels, &affine,
-                                   job->rows + i * job->stride + (size_t)head * d, job->stride, n, y);
+                                   job->rows + i * job->stride + (size_t)head * d, job->stride, n,
+                                   y);
         if (block->open_page >= 0)
             kvant_codec_encode_open(codec, job->kernels, y, offset, n,
                                     kvant_open_page_of(tensor, block->open_page, head));
@@ -249,7 +250,8 @@ void kvant_write_note_versions(const kvant_write_job *job)
     for (size_t first = 0; first < job->n && (job->choice.judged || !turns);) {
         kvant_run r = kvant_write_run(job, first);
         const kvant_block *block = &job->tensor->blocks[r.block];
-        job->tensor->sequence_versions[block->sequence] = turns ? job->choice.version : block->version;
+        job->tensor->sequence_versions[block->sequence] =
+            turns ? job->choice.version : block->version;
         first += r.n;
     }
 }

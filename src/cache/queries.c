@@ -7,9 +7,11 @@
 #include "../base/attributes.h"
 #include "../base/parallel.h"
 
-#define MOST_TOKENS 128u   /* of a call whose queries count */
-#define FEW_TOKENS 64u     /* the same of a call of less than 1024, and once enough was learnt: in case that rows of another kind come */
-#define ENOUGH_PER_CHANNEL 8u /* queries that are summed: of further tokens that come alone one in SELDOM counts */
+#define MOST_TOKENS 128u /* of a call whose queries count */
+#define FEW_TOKENS                                                                                 \
+    64u /* the same of a call of less than 1024, and once enough was learnt: in case that rows of another kind come */
+#define ENOUGH_PER_CHANNEL                                                                         \
+    8u /* queries that are summed: of further tokens that come alone one in SELDOM counts */
 #define SELDOM 8
 
 /* Values have no queries. What reads sums of them is taken to be alike in all directions: random
@@ -50,7 +52,9 @@ static size_t token_of(const query_job *job, uint32_t i)
 static int32_t asked_at(const query_job *job, uint32_t i)
 {
     const size_t token = token_of(job, i), next = (size_t)job->tensor->learning->next + token;
-    return job->queries->positions ? job->queries->positions[token] : next < INT32_MAX ? (int32_t)next : -1;
+    return job->queries->positions ? job->queries->positions[token]
+           : next < INT32_MAX      ? (int32_t)next
+                                   : -1;
 }
 
 /* The i-th of a kv head's queries that are looked at, or NULL: its square might be infinite. */
@@ -58,7 +62,8 @@ static const float *query_of(const query_job *job, size_t head, uint32_t i)
 {
     const kvant_queries *q = job->queries;
     const size_t token = token_of(job, i);
-    const float *x = q->q + token * q->token_stride + (head * job->group + i % job->group) * q->head_stride;
+    const float *x =
+        q->q + token * q->token_stride + (head * job->group + i % job->group) * q->head_stride;
     return job->kernels->magnitude(x, job->tensor->head_dim) < 0x5f000000u ? x : NULL; /* 2^63 */
 }
 
@@ -92,14 +97,17 @@ static void note_unit(void *context, size_t unit, uint32_t worker)
 static void sample_queries(const query_job *job)
 {
     const kvant_tensor *tensor = job->tensor;
-    const uint32_t n = job->n_tokens * job->group, step = n > SAMPLE_QUERIES ? n / SAMPLE_QUERIES : 1;
+    const uint32_t n = job->n_tokens * job->group,
+                   step = n > SAMPLE_QUERIES ? n / SAMPLE_QUERIES : 1;
     for (uint32_t head = 0; head < tensor->n_kv_heads; head++)
         for (uint32_t i = 0; i < n; i += step) {
             const float *query = query_of(job, head, i);
-            const size_t at = head * SAMPLE_QUERIES + tensor->learning->n_queries[head] % SAMPLE_QUERIES;
+            const size_t at =
+                head * SAMPLE_QUERIES + tensor->learning->n_queries[head] % SAMPLE_QUERIES;
             if (!query)
                 continue;
-            memcpy(tensor->learning->queries + at * tensor->head_dim, query, tensor->head_dim * sizeof *query);
+            memcpy(tensor->learning->queries + at * tensor->head_dim, query,
+                   tensor->head_dim * sizeof *query);
             tensor->learning->asked[at] = asked_at(job, i);
             tensor->learning->n_queries[head]++;
         }
@@ -108,12 +116,15 @@ static void sample_queries(const query_job *job)
 /* A matrix hardly changes by what one more token asks. */
 static bool is_seldom(const kvant_learning *l, size_t n_tokens)
 {
-    return n_tokens == 1 && l->units[0].n_queries + l->units[0].n_noted >= ENOUGH_PER_CHANNEL * l->part && l->n_alone % SELDOM;
+    return n_tokens == 1 &&
+           l->units[0].n_queries + l->units[0].n_noted >= ENOUGH_PER_CHANNEL * l->part &&
+           l->n_alone % SELDOM;
 }
 
 int kvant_tensor_wants_queries(const kvant_tensor *tensor, size_t n_tokens)
 {
-    if (!tensor || !tensor->learning || kvant_learns_values(tensor) || !n_tokens || is_seldom(tensor->learning, n_tokens))
+    if (!tensor || !tensor->learning || kvant_learns_values(tensor) || !n_tokens ||
+        is_seldom(tensor->learning, n_tokens))
         return false;
     return tensor->device ? !tensor->learning->done && n_tokens >= KVANT_LEARN_ROWS
                           : !tensor->learning->done || n_tokens >= KVANT_LEARN_ROWS;
@@ -168,23 +179,26 @@ static bool wait_alone(const query_job *job, uint32_t n_threads)
         return false;
     float *to = l->waiting + (size_t)l->n_waiting * q->n_heads * tensor->head_dim;
     for (uint32_t head = 0; head < q->n_heads; head++)
-        memcpy(to + (size_t)head * tensor->head_dim, q->q + head * q->head_stride, tensor->head_dim * sizeof *to);
+        memcpy(to + (size_t)head * tensor->head_dim, q->q + head * q->head_stride,
+               tensor->head_dim * sizeof *to);
     l->waiting_at[l->n_waiting++] = asked_at(job, 0);
     if (l->n_waiting == MOST_ALONE)
         kvant_queries_settle(tensor, n_threads);
     return true;
 }
 
-kvant_status kvant_tensor_note_queries(kvant_tensor *tensor, const kvant_queries *queries, uint32_t n_threads)
+kvant_status kvant_tensor_note_queries(kvant_tensor *tensor, const kvant_queries *queries,
+                                       uint32_t n_threads)
 {
     kvant_queries q;
-    KVANT_RETURN_IF(!tensor || !KVANT_TAKE(kvant_queries, &q, queries, n_heads) || !q.q || !q.n_heads ||
-                        q.n_heads % tensor->n_kv_heads || !n_threads,
+    KVANT_RETURN_IF(!tensor || !KVANT_TAKE(kvant_queries, &q, queries, n_heads) || !q.q ||
+                        !q.n_heads || q.n_heads % tensor->n_kv_heads || !n_threads,
                     KVANT_ERR_ARGUMENT);
     if (!kvant_tensor_wants_queries(tensor, q.n_tokens))
         return KVANT_OK;
     KVANT_FORWARD(kvant_learning_open(tensor));
-    const uint32_t most = tensor->learning->done || q.n_tokens < 8 * MOST_TOKENS ? FEW_TOKENS : MOST_TOKENS;
+    const uint32_t most =
+        tensor->learning->done || q.n_tokens < 8 * MOST_TOKENS ? FEW_TOKENS : MOST_TOKENS;
     query_job job = job_of(tensor, &q, most);
     sample_queries(&job);
     if (q.n_tokens == 1 && wait_alone(&job, n_threads))

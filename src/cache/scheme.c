@@ -57,7 +57,8 @@ struct kvant_scheme {
 static kvant_status read_spec(const char *what, const char *text, char *spec)
 {
     if (strlen(text) >= MAX_SPEC)
-        return kvant_fail(NULL, KVANT_ERR_SPEC, "the spec of %s is longer than %u characters", what, MAX_SPEC - 1);
+        return kvant_fail(NULL, KVANT_ERR_SPEC, "the spec of %s is longer than %u characters", what,
+                          MAX_SPEC - 1);
     memcpy(spec, text, strlen(text) + 1);
     return KVANT_OK;
 }
@@ -67,7 +68,8 @@ static kvant_status read_preset(kvant_scheme *scheme, const char *name)
     kvant_preset *preset = &scheme->preset;
     preset->size = sizeof *preset;
     if (kvant_preset_get(name, scheme->calibration != NULL, preset) != KVANT_OK)
-        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "there is no preset '%s'; there are %s", name, KVANT_PRESET_NAMES);
+        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "there is no preset '%s'; there are %s", name,
+                          KVANT_PRESET_NAMES);
     KVANT_FORWARD(read_spec("keys", preset->k, scheme->spec[KVANT_ROLE_K]));
     return read_spec("values", preset->v, scheme->spec[KVANT_ROLE_V]);
 }
@@ -92,7 +94,8 @@ static void drop_calibration(kvant_scheme *scheme)
 static bool has_checksum(const kvant_calibration *calibration, uint64_t checksum)
 {
     kvant_calibration_info info = { .size = sizeof info };
-    return calibration && kvant_calibration_get_info(calibration, &info) == KVANT_OK && info.checksum == checksum;
+    return calibration && kvant_calibration_get_info(calibration, &info) == KVANT_OK &&
+           info.checksum == checksum;
 }
 
 /* Reasons begin with the file, as those of the file system do by themselves. */
@@ -111,11 +114,14 @@ static kvant_status read_settings(kvant_scheme *scheme, const char *path, const 
     kvant_status status = kvant_settings_load(path, &scheme->settings, err, sizeof err);
     if (status == KVANT_OK)
         status = kvant_settings_get_info(scheme->settings, &info);
-    if (status == KVANT_OK && info.calibration && !has_checksum(scheme->calibration, info.calibration_checksum)) {
+    if (status == KVANT_OK && info.calibration &&
+        !has_checksum(scheme->calibration, info.calibration_checksum)) {
         drop_calibration(scheme);
         scheme->calibration_path[0] = 0;
-        if (!like || !has_checksum(like->calibration, info.calibration_checksum) || !borrow(scheme, like))
-            status = kvant_settings_load_calibration(scheme->settings, NULL, &scheme->calibration, err, sizeof err);
+        if (!like || !has_checksum(like->calibration, info.calibration_checksum) ||
+            !borrow(scheme, like))
+            status = kvant_settings_load_calibration(scheme->settings, NULL, &scheme->calibration,
+                                                     err, sizeof err);
     }
     if (status == KVANT_OK)
         status = kvant_settings_check(scheme->settings, scheme->calibration, err, sizeof err);
@@ -124,11 +130,13 @@ static kvant_status read_settings(kvant_scheme *scheme, const char *path, const 
 }
 
 /* A calibration that was named. */
-static kvant_status read_calibration(kvant_scheme *scheme, const char *path, const kvant_scheme *like)
+static kvant_status read_calibration(kvant_scheme *scheme, const char *path,
+                                     const kvant_scheme *like)
 {
     char err[512] = "";
     if (strlen(path) >= MAX_PATH)
-        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "the path of the calibration is longer than %u bytes", MAX_PATH - 1);
+        return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
+                          "the path of the calibration is longer than %u bytes", MAX_PATH - 1);
     memcpy(scheme->calibration_path, path, strlen(path) + 1);
     if (like && strcmp(like->calibration_path, path) == 0 && borrow(scheme, like))
         return KVANT_OK;
@@ -144,18 +152,23 @@ static void find_calibration(kvant_scheme *scheme, const char *model, const kvan
     char err[512] = "";
     const size_t length = strlen(model), ending = strlen(".gguf");
     const bool has_ending = length > ending && strcmp(model + length - ending, ".gguf") == 0;
-    const int n = snprintf(scheme->calibration_path, MAX_PATH, "%.*s.kvcal", (int)(has_ending ? length - ending : length), model);
-    if (like && strcmp(like->calibration_path, scheme->calibration_path) == 0 && borrow(scheme, like))
+    const int n = snprintf(scheme->calibration_path, MAX_PATH, "%.*s.kvcal",
+                           (int)(has_ending ? length - ending : length), model);
+    if (like && strcmp(like->calibration_path, scheme->calibration_path) == 0 &&
+        borrow(scheme, like))
         return;
     if (n > 0 && (size_t)n < MAX_PATH && access(scheme->calibration_path, F_OK) == 0) {
-        if (kvant_calibration_load(scheme->calibration_path, &scheme->calibration, err, sizeof err) == KVANT_OK &&
-            kvant_calibration_get_info(scheme->calibration, &info) == KVANT_OK && info.model_fingerprint != 0 &&
-            info.model_fingerprint == kvant_model_fingerprint(model))
+        if (kvant_calibration_load(scheme->calibration_path, &scheme->calibration, err,
+                                   sizeof err) == KVANT_OK &&
+            kvant_calibration_get_info(scheme->calibration, &info) == KVANT_OK &&
+            info.model_fingerprint != 0 && info.model_fingerprint == kvant_model_fingerprint(model))
             return;
         const char *slash = strrchr(model, '/');
         if (!err[0])
-            snprintf(err, sizeof err, "it was made with another file than %s", slash ? slash + 1 : model);
-        snprintf(scheme->not_used, sizeof scheme->not_used, "%s is not used: %s", scheme->calibration_path, err);
+            snprintf(err, sizeof err, "it was made with another file than %s",
+                     slash ? slash + 1 : model);
+        snprintf(scheme->not_used, sizeof scheme->not_used, "%s is not used: %s",
+                 scheme->calibration_path, err);
     }
     kvant_calibration_free(&scheme->calibration);
     scheme->calibration_path[0] = 0;
@@ -170,15 +183,17 @@ static kvant_status check_spec(kvant_scheme *scheme, const char *spec, kvant_rol
     if (status == KVANT_OK)
         status = kvant_codec_check(spec, role, scheme->calibration, err, sizeof err);
     scheme->needs_calibration |= needed != 0;
-    return status == KVANT_OK ? status
-                              : kvant_fail(NULL, status, "%s: %s", spec, err[0] ? err : kvant_strerror(status));
+    return status == KVANT_OK
+               ? status
+               : kvant_fail(NULL, status, "%s: %s", spec, err[0] ? err : kvant_strerror(status));
 }
 
 static kvant_status check_specs(kvant_scheme *scheme)
 {
     for (int role = 0; role < 2; role++) {
         KVANT_FORWARD(check_spec(scheme, scheme->spec[role], (kvant_role)role));
-        KVANT_FORWARD(check_spec(scheme, scheme->protect_codec, (kvant_role)role)); /* also where no layer uses it yet */
+        KVANT_FORWARD(check_spec(scheme, scheme->protect_codec,
+                                 (kvant_role)role)); /* also where no layer uses it yet */
     }
     return KVANT_OK;
 }
@@ -193,7 +208,8 @@ static bool takes_calibration(const char *spec, kvant_role role)
 static kvant_status read_specs(kvant_scheme *scheme, const kvant_scheme_params *p)
 {
     const bool preset = !p->k && !p->v;
-    KVANT_FORWARD(read_spec("protected layers", p->protect_codec ? p->protect_codec : "f16", scheme->protect_codec));
+    KVANT_FORWARD(read_spec("protected layers", p->protect_codec ? p->protect_codec : "f16",
+                            scheme->protect_codec));
     scheme->protect = p->protect;
     if (!preset) {
         KVANT_FORWARD(read_spec("keys", p->k ? p->k : p->v, scheme->spec[KVANT_ROLE_K]));
@@ -218,9 +234,10 @@ static kvant_status fill(kvant_scheme *scheme, const kvant_scheme_params *p)
     scheme->seed = p->seed;
     if ((p->preset != NULL) + (p->k || p->v) + (p->settings != NULL) > 1 ||
         (p->settings && (p->protect || p->protect_codec)))
-        return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
-                          "preset, specs and a settings file each choose the codecs: give one of them%s",
-                          p->settings ? "; a settings file says what its protected layers have" : "");
+        return kvant_fail(
+            NULL, KVANT_ERR_ARGUMENT,
+            "preset, specs and a settings file each choose the codecs: give one of them%s",
+            p->settings ? "; a settings file says what its protected layers have" : "");
     if (p->calibration)
         KVANT_FORWARD(read_calibration(scheme, p->calibration, p->like));
     return p->settings ? read_settings(scheme, p->settings, p->like) : read_specs(scheme, p);
@@ -232,7 +249,8 @@ kvant_status kvant_scheme_create(const kvant_scheme_params *params, kvant_scheme
     KVANT_RETURN_IF(!out, KVANT_ERR_ARGUMENT);
     *out = NULL;
     if (!KVANT_TAKE(kvant_scheme_params, &p, params, seed))
-        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "scheme: params is missing or its size field is not set");
+        return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
+                          "scheme: params is missing or its size field is not set");
     kvant_scheme *scheme = kvant_alloc(1, sizeof *scheme);
     if (!scheme)
         return kvant_fail(NULL, KVANT_ERR_MEMORY, "no memory for a scheme");
@@ -266,28 +284,33 @@ void kvant_scheme_free(kvant_scheme **scheme)
 
 /* Codecs */
 
-static const kvant_codec *find(const kvant_scheme *scheme, const char *spec, const kvant_scheme_place *place,
-                               uint32_t kv_head)
+static const kvant_codec *find(const kvant_scheme *scheme, const char *spec,
+                               const kvant_scheme_place *place, uint32_t kv_head)
 {
     for (const made_codec *m = scheme->codecs; m; m = m->next)
-        if (m->head_dim == place->head_dim && m->role == place->role && strcmp(m->spec, spec) == 0 &&
+        if (m->head_dim == place->head_dim && m->role == place->role &&
+            strcmp(m->spec, spec) == 0 &&
             (m->anywhere || (m->layer == place->layer && m->kv_head == kv_head)))
             return m->codec;
     return NULL;
 }
 
-static kvant_status create_at(const kvant_scheme *scheme, const char *spec, const kvant_scheme_place *place,
-                              uint32_t kv_head, const kvant_calibration *calibration, kvant_codec **codec)
+static kvant_status create_at(const kvant_scheme *scheme, const char *spec,
+                              const kvant_scheme_place *place, uint32_t kv_head,
+                              const kvant_calibration *calibration, kvant_codec **codec)
 {
     char err[512] = "";
-    kvant_status status = kvant_codec_create_calibrated(spec, place->head_dim, place->role, scheme->seed, calibration,
-                                                        place->layer, kv_head, codec, err, sizeof err);
-    return status == KVANT_OK ? status : kvant_fail(NULL, status, "%s: %s", spec, err[0] ? err : kvant_strerror(status));
+    kvant_status status =
+        kvant_codec_create_calibrated(spec, place->head_dim, place->role, scheme->seed, calibration,
+                                      place->layer, kv_head, codec, err, sizeof err);
+    return status == KVANT_OK
+               ? status
+               : kvant_fail(NULL, status, "%s: %s", spec, err[0] ? err : kvant_strerror(status));
 }
 
 /* A codec that can be made without the calibration does not depend on the place. */
-static kvant_status make(kvant_scheme *scheme, const char *spec, const kvant_scheme_place *place, uint32_t kv_head,
-                         const kvant_codec **codec)
+static kvant_status make(kvant_scheme *scheme, const char *spec, const kvant_scheme_place *place,
+                         uint32_t kv_head, const kvant_codec **codec)
 {
     made_codec *m = kvant_alloc(1, sizeof *m);
     if (!m)
@@ -313,8 +336,9 @@ static kvant_status make(kvant_scheme *scheme, const char *spec, const kvant_sch
 
 static const char *ordinary_spec(const kvant_scheme *scheme, const kvant_scheme_place *place)
 {
-    return scheme->preset.name ? kvant_preset_spec(&scheme->preset, place->role, place->layer, place->head_dim)
-                               : scheme->spec[place->role];
+    return scheme->preset.name
+               ? kvant_preset_spec(&scheme->preset, place->role, place->layer, place->head_dim)
+               : scheme->spec[place->role];
 }
 
 static bool is_protected(const kvant_scheme *scheme, const kvant_scheme_place *place)
@@ -325,7 +349,8 @@ static bool is_protected(const kvant_scheme *scheme, const kvant_scheme_place *p
 }
 
 /* What a layer is to have; checks that a settings file is one for this model. */
-static kvant_status choose(const kvant_scheme *scheme, const kvant_scheme_place *place, kvant_settings_layer *layer)
+static kvant_status choose(const kvant_scheme *scheme, const kvant_scheme_place *place,
+                           kvant_settings_layer *layer)
 {
     kvant_settings_info info = { .size = sizeof info };
     if (!scheme->settings) {
@@ -337,17 +362,21 @@ static kvant_status choose(const kvant_scheme *scheme, const kvant_scheme_place 
     KVANT_FORWARD(kvant_settings_get_info(scheme->settings, &info));
     if (kvant_settings_get_layer(scheme->settings, place->layer, place->role, layer) != KVANT_OK ||
         (place->n_layers && place->n_layers != info.n_layers))
-        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "the settings file is for a model of %u layers (%s), this one has %s%u",
+        return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
+                          "the settings file is for a model of %u layers (%s), this one has %s%u",
                           info.n_layers, info.model, place->n_layers ? "" : "at least ",
                           place->n_layers ? place->n_layers : place->layer + 1);
     if (layer->n_kv_heads != place->n_kv_heads || layer->head_dim != place->head_dim)
         return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
-                          "the settings file is for a model with %u kv heads of %u numbers (%s), this one has %u of %u",
-                          layer->n_kv_heads, layer->head_dim, info.model, place->n_kv_heads, place->head_dim);
+                          "the settings file is for a model with %u kv heads of %u numbers (%s), "
+                          "this one has %u of %u",
+                          layer->n_kv_heads, layer->head_dim, info.model, place->n_kv_heads,
+                          place->head_dim);
     return KVANT_OK;
 }
 
-static kvant_status fill_list(kvant_scheme *scheme, const kvant_settings_layer *layer, made_list *list)
+static kvant_status fill_list(kvant_scheme *scheme, const kvant_settings_layer *layer,
+                              made_list *list)
 {
     for (uint32_t head = 0; head < list->place.n_kv_heads; head++) {
         const char *spec = layer->heads ? layer->heads[head] : layer->spec;
@@ -360,12 +389,14 @@ static kvant_status fill_list(kvant_scheme *scheme, const kvant_settings_layer *
 
 static bool same_place(const kvant_scheme_place *a, const kvant_scheme_place *b)
 {
-    return a->role == b->role && a->layer == b->layer && a->n_layers == b->n_layers && a->n_kv_heads == b->n_kv_heads &&
-           a->head_dim == b->head_dim && a->rank == b->rank && a->n_cached == b->n_cached;
+    return a->role == b->role && a->layer == b->layer && a->n_layers == b->n_layers &&
+           a->n_kv_heads == b->n_kv_heads && a->head_dim == b->head_dim && a->rank == b->rank &&
+           a->n_cached == b->n_cached;
 }
 
 static kvant_status list_codecs(kvant_scheme *scheme, const kvant_scheme_place *place,
-                                const kvant_settings_layer *layer, const kvant_codec *const **codecs)
+                                const kvant_settings_layer *layer,
+                                const kvant_codec *const **codecs)
 {
     size_t bytes;
     if (!kvant_mul_size(place->n_kv_heads, sizeof(kvant_codec *), &bytes) || bytes > SIZE_MAX / 2)
@@ -385,7 +416,8 @@ static kvant_status list_codecs(kvant_scheme *scheme, const kvant_scheme_place *
     return KVANT_OK;
 }
 
-static kvant_status codecs_at(kvant_scheme *scheme, const kvant_scheme_place *place, const kvant_codec *const **codecs)
+static kvant_status codecs_at(kvant_scheme *scheme, const kvant_scheme_place *place,
+                              const kvant_codec *const **codecs)
 {
     kvant_settings_layer layer;
     for (const made_list *l = scheme->lists; l; l = l->next)
@@ -397,10 +429,13 @@ static kvant_status codecs_at(kvant_scheme *scheme, const kvant_scheme_place *pl
     return list_codecs(scheme, place, &layer, codecs);
 }
 
-static kvant_status take_place(const kvant_scheme *scheme, const kvant_scheme_place *place, kvant_scheme_place *p)
+static kvant_status take_place(const kvant_scheme *scheme, const kvant_scheme_place *place,
+                               kvant_scheme_place *p)
 {
     if (!scheme || !KVANT_TAKE(kvant_scheme_place, p, place, head_dim))
-        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "scheme: the scheme or the place is missing, or its size field is not set");
+        return kvant_fail(
+            NULL, KVANT_ERR_ARGUMENT,
+            "scheme: the scheme or the place is missing, or its size field is not set");
     if (p->role != KVANT_ROLE_K && p->role != KVANT_ROLE_V)
         return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "scheme: a role that is neither K nor V");
     return KVANT_OK;
@@ -419,16 +454,18 @@ kvant_status kvant_scheme_codecs(kvant_scheme *scheme, const kvant_scheme_place 
     return status;
 }
 
-kvant_status kvant_scheme_head_dim(const kvant_scheme *scheme, uint32_t layer, kvant_role role, uint32_t *head_dim)
+kvant_status kvant_scheme_head_dim(const kvant_scheme *scheme, uint32_t layer, kvant_role role,
+                                   uint32_t *head_dim)
 {
     kvant_settings_layer entry;
     kvant_calibration_entry measured = { .size = sizeof measured };
     KVANT_RETURN_IF(!scheme || !head_dim, KVANT_ERR_ARGUMENT);
     *head_dim = 0;
-    if (scheme->settings && kvant_settings_get_layer(scheme->settings, layer, role, &entry) == KVANT_OK)
+    if (scheme->settings &&
+        kvant_settings_get_layer(scheme->settings, layer, role, &entry) == KVANT_OK)
         *head_dim = entry.head_dim;
-    else if (scheme->calibration &&
-             kvant_calibration_get_entry(scheme->calibration, layer, 0, role, &measured) == KVANT_OK)
+    else if (scheme->calibration && kvant_calibration_get_entry(scheme->calibration, layer, 0, role,
+                                                                &measured) == KVANT_OK)
         *head_dim = measured.head_dim;
     return KVANT_OK;
 }
@@ -447,18 +484,23 @@ static kvant_status check_model(const kvant_scheme *scheme, const kvant_scheme_m
     KVANT_FORWARD(kvant_settings_get_info(scheme->settings, &info));
     KVANT_FORWARD(kvant_settings_get_layer(scheme->settings, 0, KVANT_ROLE_K, &first));
     for (uint32_t i = 0; i < 2 * info.n_layers; i++)
-        if (kvant_settings_get_layer(scheme->settings, i / 2, (kvant_role)(i % 2), &layer) == KVANT_OK)
+        if (kvant_settings_get_layer(scheme->settings, i / 2, (kvant_role)(i % 2), &layer) ==
+            KVANT_OK)
             found[i % 2] |= layer.head_dim == model->head_dim[i % 2];
-    if (info.n_layers == model->n_layers && first.n_kv_heads == model->n_kv_heads && found[0] && found[1])
+    if (info.n_layers == model->n_layers && first.n_kv_heads == model->n_kv_heads && found[0] &&
+        found[1])
         return KVANT_OK;
     return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
-                      "the settings file is for another model: for %s with %u layers, %u kv heads of %u; this one has %u, %u of %u",
-                      info.model[0] ? info.model : "one with no name", info.n_layers, first.n_kv_heads, first.head_dim,
-                      model->n_layers, model->n_kv_heads, model->head_dim[KVANT_ROLE_K]);
+                      "the settings file is for another model: for %s with %u layers, %u kv heads "
+                      "of %u; this one has %u, %u of %u",
+                      info.model[0] ? info.model : "one with no name", info.n_layers,
+                      first.n_kv_heads, first.head_dim, model->n_layers, model->n_kv_heads,
+                      model->head_dim[KVANT_ROLE_K]);
 }
 
 /* Sizes do not depend on layer and kv head, so one codec of a spec answers for all. */
-static kvant_status bits_of(kvant_scheme *scheme, const char *spec, const kvant_scheme_place *place, double *bits)
+static kvant_status bits_of(kvant_scheme *scheme, const char *spec, const kvant_scheme_place *place,
+                            double *bits)
 {
     kvant_codec_info info = { .size = sizeof info };
     const kvant_codec *codec = NULL;
@@ -472,11 +514,13 @@ static kvant_status bits_of(kvant_scheme *scheme, const char *spec, const kvant_
     return KVANT_OK;
 }
 
-static kvant_status add_bits(kvant_scheme *scheme, kvant_scheme_place place, double *sum, double *numbers)
+static kvant_status add_bits(kvant_scheme *scheme, kvant_scheme_place place, double *sum,
+                             double *numbers)
 {
     kvant_settings_layer layer;
     double bits;
-    if (scheme->settings && kvant_settings_get_layer(scheme->settings, place.layer, place.role, &layer) == KVANT_OK) {
+    if (scheme->settings &&
+        kvant_settings_get_layer(scheme->settings, place.layer, place.role, &layer) == KVANT_OK) {
         place.n_kv_heads = layer.n_kv_heads;
         place.head_dim = layer.head_dim;
     }
@@ -489,12 +533,16 @@ static kvant_status add_bits(kvant_scheme *scheme, kvant_scheme_place place, dou
     return KVANT_OK;
 }
 
-kvant_status kvant_scheme_true_bits(kvant_scheme *scheme, const kvant_scheme_model *model, double *bits)
+kvant_status kvant_scheme_true_bits(kvant_scheme *scheme, const kvant_scheme_model *model,
+                                    double *bits)
 {
     kvant_scheme_model m;
     double sum = 0, numbers = 0;
-    if (!scheme || !bits || !KVANT_TAKE(kvant_scheme_model, &m, model, head_dim) || !m.n_layers || !m.n_kv_heads)
-        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "scheme: the model is missing, has no layers, or its size field is not set");
+    if (!scheme || !bits || !KVANT_TAKE(kvant_scheme_model, &m, model, head_dim) || !m.n_layers ||
+        !m.n_kv_heads)
+        return kvant_fail(
+            NULL, KVANT_ERR_ARGUMENT,
+            "scheme: the model is missing, has no layers, or its size field is not set");
     kvant_status status = check_model(scheme, &m);
     pthread_mutex_lock(&scheme->lock);
     for (uint32_t i = 0; i < 2 * m.n_layers && status == KVANT_OK; i++) {
@@ -521,7 +569,9 @@ kvant_status kvant_scheme_get_info(const kvant_scheme *scheme, kvant_scheme_info
                                .settings = scheme->settings,
                                .calibration = scheme->calibration,
                                .needs_calibration = scheme->needs_calibration,
-                               .calibration_path = scheme->calibration_path[0] ? scheme->calibration_path : NULL,
+                               .calibration_path =
+                                   scheme->calibration_path[0] ? scheme->calibration_path : NULL,
                                .not_used = scheme->not_used[0] ? scheme->not_used : NULL };
-    return KVANT_GIVE(kvant_scheme_info, info, &full, needs_calibration) ? KVANT_OK : KVANT_ERR_ARGUMENT;
+    return KVANT_GIVE(kvant_scheme_info, info, &full, needs_calibration) ? KVANT_OK
+                                                                         : KVANT_ERR_ARGUMENT;
 }

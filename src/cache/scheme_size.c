@@ -57,8 +57,7 @@ kvant_status kvant_scheme_most_bytes(kvant_scheme *scheme, const kvant_scheme_pl
                           "scheme: the scheme or the place is missing, or its size field is not "
                           "set");
     if (p.role != KVANT_ROLE_K && p.role != KVANT_ROLE_V)
-        return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
-                          "scheme: a role that is neither K nor V");
+        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "scheme: a role that is neither K nor V");
     if (!bytes || !row_dim || !KVANT_TAKE(kvant_tensor_params, &t, params, n_open_blocks))
         return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
                           "scheme: params or row_dim is missing, or a size field is not set");

@@ -18,7 +18,8 @@ kvant_status kvant_sequences_create(kvant_cache *cache)
     for (uint32_t i = 0; i < n; i++) {
         cache->sequences[i].table = kvant_alloc(cache->n_blocks, sizeof(int32_t));
         cache->sequences[i].lengths = kvant_alloc(n_layers, sizeof(uint32_t));
-        KVANT_RETURN_IF(!cache->sequences[i].table || !cache->sequences[i].lengths, KVANT_ERR_MEMORY);
+        KVANT_RETURN_IF(!cache->sequences[i].table || !cache->sequences[i].lengths,
+                        KVANT_ERR_MEMORY);
     }
     return KVANT_OK;
 }
@@ -35,7 +36,8 @@ void kvant_sequences_destroy(kvant_cache *cache)
 
 kvant_sequence *kvant_sequence_of(const kvant_cache *cache, int32_t sequence)
 {
-    if (cache && sequence >= 0 && (uint32_t)sequence < cache->params.max_sequences && cache->sequences[sequence].alive)
+    if (cache && sequence >= 0 && (uint32_t)sequence < cache->params.max_sequences &&
+        cache->sequences[sequence].alive)
         return &cache->sequences[sequence];
     kvant_fail(NULL, KVANT_ERR_ARGUMENT, "there is no sequence %d", (int)sequence);
     return NULL;
@@ -57,7 +59,8 @@ static kvant_status take(kvant_cache *cache, int32_t sequence, uint32_t index, i
 {
     uint32_t block = 0;
     if (!cache->n_free)
-        return kvant_fail(NULL, KVANT_ERR_FULL, "all %u blocks of 64 tokens are in use", (unsigned)cache->n_blocks);
+        return kvant_fail(NULL, KVANT_ERR_FULL, "all %u blocks of 64 tokens are in use",
+                          (unsigned)cache->n_blocks);
     while (cache->references[block])
         block++;
     KVANT_FORWARD(kvant_layers_assign(cache, block, (uint32_t)sequence, index));
@@ -120,16 +123,19 @@ kvant_status kvant_sequence_extend(kvant_cache *cache, int32_t sequence, uint32_
     return KVANT_OK;
 }
 
-kvant_status kvant_sequence_reserve(kvant_cache *cache, int32_t sequence, uint32_t first, uint32_t n)
+kvant_status kvant_sequence_reserve(kvant_cache *cache, int32_t sequence, uint32_t first,
+                                    uint32_t n)
 {
     kvant_sequence *s = &cache->sequences[sequence];
     if (n > cache->params.max_tokens || first > cache->params.max_tokens - n)
         return kvant_fail(NULL, KVANT_ERR_FULL, "the sequence would have more than max_tokens, %u",
                           (unsigned)cache->params.max_tokens);
-    for (uint32_t index = first / KVANT_PAGE_TOKENS; index <= (first + n - 1) / KVANT_PAGE_TOKENS; index++) {
+    for (uint32_t index = first / KVANT_PAGE_TOKENS; index <= (first + n - 1) / KVANT_PAGE_TOKENS;
+         index++) {
         if (index < s->n_blocks) {
             if (s->table[index] == KVANT_NO_BLOCK)
-                return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "the block at token %u was dropped", index * KVANT_PAGE_TOKENS);
+                return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "the block at token %u was dropped",
+                                  index * KVANT_PAGE_TOKENS);
             if (cache->references[s->table[index]] > 1)
                 KVANT_FORWARD(unshare(cache, sequence, index));
         } else {
@@ -237,27 +243,31 @@ size_t kvant_cache_export_size(const kvant_cache *cache)
 }
 
 /* Tokens of a block, the same in every layer. */
-static kvant_status tokens_of(const kvant_cache *cache, const kvant_sequence *s, uint32_t index, uint32_t *tokens)
+static kvant_status tokens_of(const kvant_cache *cache, const kvant_sequence *s, uint32_t index,
+                              uint32_t *tokens)
 {
     uint32_t first = index * KVANT_PAGE_TOKENS, length = s->lengths[0];
     for (uint32_t layer = 1; layer < cache->params.n_layers; layer++)
         if (s->lengths[layer] != length)
-            return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "layers of the sequence have different lengths");
+            return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
+                              "layers of the sequence have different lengths");
     if (index >= s->n_blocks || s->table[index] == KVANT_NO_BLOCK || length <= first)
-        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "the sequence has no block %u", (unsigned)index);
+        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "the sequence has no block %u",
+                          (unsigned)index);
     *tokens = length - first < KVANT_PAGE_TOKENS ? length - first : KVANT_PAGE_TOKENS;
     return KVANT_OK;
 }
 
-kvant_status kvant_sequence_export(const kvant_cache *cache, int32_t sequence, uint32_t index, void *data, size_t bytes,
-                                   size_t *used)
+kvant_status kvant_sequence_export(const kvant_cache *cache, int32_t sequence, uint32_t index,
+                                   void *data, size_t bytes, size_t *used)
 {
     const kvant_sequence *s = kvant_sequence_of(cache, sequence);
     uint32_t tokens = 0;
     KVANT_RETURN_IF(!s || !data || !used, KVANT_ERR_ARGUMENT);
     KVANT_FORWARD(tokens_of(cache, s, index, &tokens));
     if (bytes < kvant_cache_export_size(cache))
-        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "%zu bytes are less than kvant_cache_export_size", bytes);
+        return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
+                          "%zu bytes are less than kvant_cache_export_size", bytes);
     uint8_t *at = data;
     uint64_t count = tokens;
     memcpy(at, &count, sizeof count);
@@ -279,7 +289,8 @@ static kvant_status damaged(void)
     return kvant_fail(NULL, KVANT_ERR_FORMAT, "exported block: its sizes do not add up");
 }
 
-static kvant_status import_layers(kvant_cache *cache, uint32_t block, const uint8_t *at, size_t left)
+static kvant_status import_layers(kvant_cache *cache, uint32_t block, const uint8_t *at,
+                                  size_t left)
 {
     for (uint32_t i = 0; i < 2 * cache->params.n_layers; i++) {
         uint64_t size;
@@ -297,24 +308,28 @@ static kvant_status import_layers(kvant_cache *cache, uint32_t block, const uint
     return left ? damaged() : KVANT_OK;
 }
 
-kvant_status kvant_sequence_import(kvant_cache *cache, int32_t sequence, const void *data, size_t bytes)
+kvant_status kvant_sequence_import(kvant_cache *cache, int32_t sequence, const void *data,
+                                   size_t bytes)
 {
     kvant_sequence *s = kvant_sequence_of(cache, sequence);
     uint64_t tokens;
     KVANT_RETURN_IF(!s || !data, KVANT_ERR_ARGUMENT);
     for (uint32_t layer = 0; layer < cache->params.n_layers; layer++)
         if (s->lengths[layer] != s->n_blocks * KVANT_PAGE_TOKENS)
-            return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "the sequence does not end with a whole block");
+            return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
+                              "the sequence does not end with a whole block");
     if (bytes < sizeof tokens)
         return damaged();
     memcpy(&tokens, data, sizeof tokens);
     if (tokens < 1 || tokens > KVANT_PAGE_TOKENS)
         return damaged();
-    KVANT_FORWARD(kvant_sequence_reserve(cache, sequence, s->n_blocks * KVANT_PAGE_TOKENS, (uint32_t)tokens));
+    KVANT_FORWARD(
+        kvant_sequence_reserve(cache, sequence, s->n_blocks * KVANT_PAGE_TOKENS, (uint32_t)tokens));
     uint32_t block = (uint32_t)s->table[s->n_blocks - 1];
     kvant_status status =
         import_layers(cache, block, (const uint8_t *)data + sizeof tokens, bytes - sizeof tokens);
-    if (status == KVANT_OK && !kvant_layers_have(cache, block, UINT64_MAX >> (KVANT_PAGE_TOKENS - tokens)))
+    if (status == KVANT_OK &&
+        !kvant_layers_have(cache, block, UINT64_MAX >> (KVANT_PAGE_TOKENS - tokens)))
         status = damaged();
     if (status != KVANT_OK) {
         shorten(cache, s, s->n_blocks - 1);

@@ -20,11 +20,11 @@ typedef struct kvant_block_shift {
 
 typedef struct kvant_shifts {
     uint32_t n_dims, interleaved, head_dim;
-    bool encodes; /* rows are being encoded again: they get number 0 */
+    bool encodes;                  /* rows are being encoded again: they get number 0 */
     int32_t by[KVANT_MOST_SHIFTS]; /* positions, by number; number 0 is no shift */
     uint64_t n_encoded; /* rows encoded again, because there were too many different shifts */
-    kvant_pair *pairs;         /* head_dim / 2 */
-    float *phases;             /* by number: cosines of all pairs, then sines */
+    kvant_pair *pairs;  /* head_dim / 2 */
+    float *phases;      /* by number: cosines of all pairs, then sines */
     kvant_block_shift *blocks; /* of the tensor */
 } kvant_shifts;
 

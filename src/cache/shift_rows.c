@@ -183,7 +183,8 @@ kvant_status kvant_shifts_map(const kvant_tensor *from, uint32_t first, uint32_t
     for (uint32_t i = 0; i < KVANT_MOST_SHIFTS; i++)
         map[i] = from == to ? (uint8_t)i : 0;
     for (uint32_t block = first; block < first + n && from != to; block++)
-        for (uint32_t slot = 0; kvant_shifts_any(from, block, UINT64_MAX) && slot < KVANT_PAGE_TOKENS; slot++)
+        for (uint32_t slot = 0;
+             kvant_shifts_any(from, block, UINT64_MAX) && slot < KVANT_PAGE_TOKENS; slot++)
             needed |= 1u << kvant_slot_shift(from, block, slot);
     if (needed == 1)
         return KVANT_OK;

@@ -54,26 +54,29 @@ typedef struct solve_job {
     uint16_t *triangles; /* per unit */
     float *center;       /* width */
     float *start;        /* the same of a block at position 0 (center.h) */
-    double *balance;     /* per unit: the length of keys, and what balances it with that of queries */
-    double *room;        /* per thread, ROOM numbers */
+    double *balance; /* per unit: the length of keys, and what balances it with that of queries */
+    double *room;    /* per thread, ROOM numbers */
     kvant_status status[];
 } solve_job;
 
 /* Keys of each stretch are about its own mean: that of the first one, turned from stretch to stretch. An octave that is no
  * longer is one. */
-static kvant_status leave_stretches(const solve_job *job, uint32_t part, uint8_t octave, const double *mean, double *moments, double *keys)
+static kvant_status leave_stretches(const solve_job *job, uint32_t part, uint8_t octave,
+                                    const double *mean, double *moments, double *keys)
 {
     const kvant_turn *t = job->tensor->learning->turn;
     const size_t d = t->part;
     double own[KVANT_MAX_HEAD_DIM];
     int32_t edges[2];
     kvant_turn_octave_edges(t, octave, edges);
-    const uint32_t length = (uint32_t)(edges[1] - edges[0]), step = length < job->stretch ? length : job->stretch;
+    const uint32_t length = (uint32_t)(edges[1] - edges[0]),
+                   step = length < job->stretch ? length : job->stretch;
     memcpy(own, mean, d * sizeof *own);
     memset(moments, 0, d * d * sizeof *moments);
     KVANT_FORWARD(kvant_turn_mean(t, part, 0, (int32_t)step - 1, own));
     add_product(1, own, d, moments);
-    KVANT_FORWARD(kvant_turn_moments(t, part, (kvant_range){ octave, (uint8_t)(octave + 1) }, step, NULL, moments));
+    KVANT_FORWARD(kvant_turn_moments(t, part, (kvant_range){ octave, (uint8_t)(octave + 1) }, step,
+                                     NULL, moments));
     for (size_t i = 0; i < d * d; i++)
         keys[i] -= moments[i] / (job->range.end - job->range.first);
     return KVANT_OK;
@@ -88,7 +91,8 @@ static void put_center(const kvant_tensor *tensor, size_t unit, const double *me
 }
 
 /* Moments of keys about 0 and of queries, and keys' mean, become those of the job's range of positions. room: d x d. */
-static kvant_status turn(const solve_job *job, size_t unit, double *mean, double *keys, double *queries, double *room)
+static kvant_status turn(const solve_job *job, size_t unit, double *mean, double *keys,
+                         double *queries, double *room)
 {
     const kvant_turn *t = job->tensor->learning->turn;
     const uint32_t part = kvant_unit_part(job->tensor, unit);
@@ -124,7 +128,8 @@ static void add_origin(const kvant_tensor *tensor, size_t unit, double *mean)
 }
 
 /* keys: about the mean; of keys without a centre about zero. */
-static kvant_status find_moments(const solve_job *job, size_t unit, double *keys, double *queries, double *room)
+static kvant_status find_moments(const solve_job *job, size_t unit, double *keys, double *queries,
+                                 double *room)
 {
     const kvant_tensor *tensor = job->tensor;
     const unit_sums *u = &tensor->learning->units[unit];
@@ -147,13 +152,15 @@ static void solve_unit(void *context, size_t unit, uint32_t worker)
 {
     solve_job *job = context;
     const uint32_t n = job->tensor->learning->part;
-    double *keys = job->room + worker * ROOM(n), *queries = keys + (size_t)n * n, *room = queries + (size_t)n * n;
+    double *keys = job->room + worker * ROOM(n), *queries = keys + (size_t)n * n,
+           *room = queries + (size_t)n * n;
     double *balance = job->balance + 2 * unit, gain = 1;
     job->status[unit] = find_moments(job, unit, keys, queries, room);
     if (job->status[unit] == KVANT_OK) {
         balance[0] = kvant_trace(n, keys);
         balance[1] = sqrt(kvant_trace(n, queries) / balance[0]);
-        job->status[unit] = kvant_make_triangle(n, queries, keys, room, job->triangles + unit * kvant_triangle_size(n), &gain);
+        job->status[unit] = kvant_make_triangle(
+            n, queries, keys, room, job->triangles + unit * kvant_triangle_size(n), &gain);
         balance[1] *= gain;
     }
 }
@@ -192,9 +199,12 @@ static kvant_status center_blocks(const solve_job *job, kvant_weights *weights)
     const kvant_turn *t = job->tensor->learning->turn;
     if (!t || !t->block_centers || job->stretch != KVANT_PAGE_TOKENS)
         return KVANT_OK;
-    const kvant_rope rope = { .n_dims = t->n_dims, .interleaved = t->interleaved, .frequencies = t->frequencies };
+    const kvant_rope rope = { .n_dims = t->n_dims,
+                              .interleaved = t->interleaved,
+                              .frequencies = t->frequencies };
     KVANT_FORWARD(kvant_centers_create(job->tensor, &rope, &weights->centers));
-    memcpy(weights->centers->start, job->start, kvant_tensor_width(job->tensor) * sizeof *job->start);
+    memcpy(weights->centers->start, job->start,
+           kvant_tensor_width(job->tensor) * sizeof *job->start);
     return KVANT_OK;
 }
 
@@ -238,9 +248,13 @@ static kvant_status solve_in(solve_job *job, uint32_t n_workers)
     return status;
 }
 
-kvant_status kvant_solve(kvant_tensor *tensor, kvant_range range, uint32_t stretch, uint32_t n_threads)
+kvant_status kvant_solve(kvant_tensor *tensor, kvant_range range, uint32_t stretch,
+                         uint32_t n_threads)
 {
-    const uint32_t n_units = tensor->learning->n_units, n_workers = n_threads < 2 ? 1 : n_threads < n_units ? n_threads : n_units;
+    const uint32_t n_units = tensor->learning->n_units, n_workers = n_threads < 2 ? 1
+                                                                    : n_threads < n_units
+                                                                        ? n_threads
+                                                                        : n_units;
     solve_job *job = kvant_alloc(1, sizeof *job + n_units * sizeof *job->status);
     KVANT_RETURN_IF(!job, KVANT_ERR_MEMORY);
     job->tensor = tensor;
@@ -251,13 +265,15 @@ kvant_status kvant_solve(kvant_tensor *tensor, kvant_range range, uint32_t stret
     return status;
 }
 
-kvant_status kvant_solve_center(const kvant_tensor *tensor, int32_t first, int32_t last, float *center)
+kvant_status kvant_solve_center(const kvant_tensor *tensor, int32_t first, int32_t last,
+                                float *center)
 {
     for (uint32_t unit = 0; unit < tensor->learning->n_units; unit++) {
         double mean[KVANT_MAX_HEAD_DIM];
         find_mean(tensor, unit, mean);
         add_origin(tensor, unit, mean);
-        KVANT_FORWARD(kvant_turn_mean(tensor->learning->turn, kvant_unit_part(tensor, unit), first, last, mean));
+        KVANT_FORWARD(kvant_turn_mean(tensor->learning->turn, kvant_unit_part(tensor, unit), first,
+                                      last, mean));
         put_center(tensor, unit, mean, center);
     }
     return KVANT_OK;

@@ -21,7 +21,8 @@
 
 void kvant_statistics_place(kvant_statistics *statistics, size_t width, float *memory)
 {
-    *statistics = (kvant_statistics){ 0, width, memory, memory + PARTS * width, memory + 2 * PARTS * width };
+    *statistics =
+        (kvant_statistics){ 0, width, memory, memory + PARTS * width, memory + 2 * PARTS * width };
 }
 
 kvant_status kvant_statistics_create(kvant_statistics *statistics, size_t width)
@@ -37,7 +38,8 @@ kvant_status kvant_statistics_create(kvant_statistics *statistics, size_t width)
 static void add_row(kvant_statistics *s, const float *row)
 {
     size_t first = s->n % PARTS * s->width;
-    float *restrict sum = s->sum + first, *restrict min = s->min + first, *restrict max = s->max + first;
+    float *restrict sum = s->sum + first, *restrict min = s->min + first,
+                    *restrict max = s->max + first;
     if (s->n < PARTS) {
         memcpy(sum, row, s->width * sizeof *sum);
         memcpy(min, row, s->width * sizeof *min);
@@ -126,7 +128,8 @@ static void centers_of(const kvant_statistics *s, size_t at, uint32_t n, float *
 }
 
 /* The largest distances from the centres that are not an outlier's, of n <= CHANNELS channels. */
-static void distances_of(const kvant_statistics *s, size_t at, uint32_t n, const float *centers, float *distances)
+static void distances_of(const kvant_statistics *s, size_t at, uint32_t n, const float *centers,
+                         float *distances)
 {
     by_part distance = { 0 };
     float middle[CHANNELS];
@@ -141,7 +144,8 @@ static void distances_of(const kvant_statistics *s, size_t at, uint32_t n, const
     memset(distances, 0, n * sizeof *distances);
     for (uint32_t p = 0; p < parts; p++)
         for (uint32_t j = 0; j < n; j++) {
-            const float limit = MOST_DISTANCE * middle[j], d = distance[p][j] < limit ? distance[p][j] : limit;
+            const float limit = MOST_DISTANCE * middle[j],
+                        d = distance[p][j] < limit ? distance[p][j] : limit;
             distances[j] = d > distances[j] ? d : distances[j];
         }
 }

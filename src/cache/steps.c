@@ -201,8 +201,7 @@ void kvant_open_take_runs(kvant_tensor *tensor, const kvant_run *runs, uint32_t 
         positions[i] = runs[i].position;
         if (!is_first(tensor, runs, i))
             continue;
-        views[n_views] =
-            view_of(tensor, tensor->blocks[runs[i].block].sequence, runs, n, blocks);
+        views[n_views] = view_of(tensor, tensor->blocks[runs[i].block].sequence, runs, n, blocks);
         blocks += views[n_views++].n;
     }
     const kvant_plan_changes changes = kvant_plan_step_rows(

@@ -42,7 +42,8 @@ static size_t waiting_floats(const kvant_learning *l)
 kvant_status kvant_learning_create(kvant_tensor *tensor)
 {
     const size_t width = kvant_tensor_width(tensor);
-    if (!kvant_tensor_codec_info(tensor)->learns_transform || (kvant_learns_values(tensor) && tensor->device))
+    if (!kvant_tensor_codec_info(tensor)->learns_transform ||
+        (kvant_learns_values(tensor) && tensor->device))
         return KVANT_OK;
     kvant_learning *l = tensor->learning = kvant_alloc(1, sizeof *l);
     KVANT_RETURN_IF(!l, KVANT_ERR_MEMORY);
@@ -142,7 +143,8 @@ size_t kvant_learning_bytes(const kvant_tensor *tensor)
     const kvant_learning *l = tensor->learning;
     if (!l)
         return 0;
-    size_t n = MOST_ALONE * (size_t)l->waiting_heads * tensor->head_dim + SAMPLE_QUERIES * width_of(l);
+    size_t n =
+        MOST_ALONE * (size_t)l->waiting_heads * tensor->head_dim + SAMPLE_QUERIES * width_of(l);
     n += l->sums ? sums_floats(l) : 0;
     n += l->rows ? waiting_floats(l) : 0;
     return n * sizeof(float);
@@ -274,7 +276,8 @@ float *kvant_outers_next(kvant_outers *o)
 /* A slot's place in its sequence, as far as its block tells. */
 static uint64_t place_of(const kvant_tensor *tensor, int64_t slot)
 {
-    return (uint64_t)tensor->blocks[slot / KVANT_PAGE_TOKENS].index * KVANT_PAGE_TOKENS + (uint64_t)slot % KVANT_PAGE_TOKENS;
+    return (uint64_t)tensor->blocks[slot / KVANT_PAGE_TOKENS].index * KVANT_PAGE_TOKENS +
+           (uint64_t)slot % KVANT_PAGE_TOKENS;
 }
 
 /* One of the first tokens, which a cache keeps fp16. */
@@ -312,7 +315,8 @@ void kvant_learning_written(kvant_tensor *tensor, const int64_t *slots, size_t n
 
 void kvant_learning_sample(kvant_tensor *tensor, const kvant_new_rows *rows, bool first)
 {
-    const size_t width = kvant_tensor_width(tensor), taken = rows->n < SAMPLE_ROWS ? rows->n : SAMPLE_ROWS;
+    const size_t width = kvant_tensor_width(tensor),
+                 taken = rows->n < SAMPLE_ROWS ? rows->n : SAMPLE_ROWS;
     kvant_learning *l = tensor->learning;
     if (!l)
         return;
@@ -323,7 +327,8 @@ void kvant_learning_sample(kvant_tensor *tensor, const kvant_new_rows *rows, boo
         if (is_kept(tensor, rows->slots[row]))
             continue;
         l->places[l->n_rows] = kvant_row_position(tensor, rows, row);
-        memcpy(l->rows + l->n_rows++ * width, rows->rows + row * rows->stride, width * sizeof(float));
+        memcpy(l->rows + l->n_rows++ * width, rows->rows + row * rows->stride,
+               width * sizeof(float));
     }
 }
 
@@ -354,7 +359,8 @@ void kvant_sums_begin(const kvant_tensor *tensor)
 {
     kvant_learning *l = tensor->learning;
     forget_keys(l);
-    memcpy(l->origin, tensor->versions[KVANT_CANDIDATE].center, kvant_tensor_width(tensor) * sizeof *l->origin);
+    memcpy(l->origin, tensor->versions[KVANT_CANDIDATE].center,
+           kvant_tensor_width(tensor) * sizeof *l->origin);
     for (uint32_t unit = 0; unit < l->n_units && l->turn && l->n_rows; unit++)
         find_origin(tensor, unit);
 }
@@ -394,7 +400,8 @@ static void begin_rows(row_reader *r, const kvant_tensor *tensor, size_t unit)
 }
 
 /* Functions of their own: what nobody else writes to becomes vectors. */
-static void put_about(uint32_t n, const float *restrict origin, const float *restrict inverse, float *restrict z, float *restrict scaled)
+static void put_about(uint32_t n, const float *restrict origin, const float *restrict inverse,
+                      float *restrict z, float *restrict scaled)
 {
     for (uint32_t j = 0; j < n; j++) {
         z[j] -= origin[j];
@@ -448,9 +455,10 @@ static void add_unit(void *context, size_t unit, uint32_t worker)
     begin_rows(&r, job->tensor, unit);
     kvant_outers_begin(&sums, l, u->keys);
     const float most = find_most(&r, sums.rows);
-    for (size_t i = 0; i < rows->n; i += rows->n > FEW_ROWS ? 2 : 1) {
+    for (size_t i = 0; i<rows->n; i += rows->n> FEW_ROWS ? 2 : 1) {
         float *z = kvant_outers_next(&sums);
-        if ((rows->slots && is_kept(job->tensor, rows->slots[i])) || !(take_row(&r, rows, i, z) <= most))
+        if ((rows->slots && is_kept(job->tensor, rows->slots[i])) ||
+            !(take_row(&r, rows, i, z) <= most))
             continue;
         add(l->part, z, u->key);
         sums.n++;
@@ -477,4 +485,3 @@ uint32_t kvant_sums_fewest(const kvant_learning *l, bool queries)
     }
     return least;
 }
-

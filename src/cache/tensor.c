@@ -49,7 +49,8 @@ static kvant_status check_params(const kvant_tensor_params *p)
             return invalid("a kv head has no codec");
         if (!kvant_codecs_fit_together(&p->codecs[0]->info, &p->codecs[head]->info))
             return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
-                              "the codecs of kv heads 0 and %u differ in role, head_dim, sink, recent, tokens per group or "
+                              "the codecs of kv heads 0 and %u differ in role, head_dim, sink, "
+                              "recent, tokens per group or "
                               "in whether the first rows give a centre or scale (%s, %s)",
                               (unsigned)head, p->codecs[0]->info.spec, p->codecs[head]->info.spec);
     }
@@ -87,8 +88,9 @@ static kvant_status take_exact(const kvant_tensor_params *p, kvant_exact_part *e
         return invalid("the exact part's size field is not set");
     if (exact->first % KVANT_PAGE_TOKENS || (uint64_t)exact->first + exact->newest > exact->total ||
         (exact->total && !exact->step))
-        return invalid("the exact part has a first part of broken blocks, no step, or less in total "
-                       "than for one sequence");
+        return invalid(
+            "the exact part has a first part of broken blocks, no step, or less in total "
+            "than for one sequence");
     if (stores_fp16(p))
         *exact = (kvant_exact_part){ 0 };
     return KVANT_OK;
@@ -128,7 +130,8 @@ static kvant_status size_exact_pool(const kvant_tensor_params *p, const kvant_ex
     size_t pool = blocks_of(exact_rows(p, exact)) + 1, windows, sinks = 0;
     if (!windows_pool(p, info, &windows))
         return too_large();
-    if (exact->first && info->sink_tokens > exact->first && !kvant_mul_size(p->n_sequences, s->sink_blocks, &sinks))
+    if (exact->first && info->sink_tokens > exact->first &&
+        !kvant_mul_size(p->n_sequences, s->sink_blocks, &sinks))
         return too_large();
     if (sinks > INT32_MAX / 2 - windows)
         return too_large();
@@ -148,8 +151,8 @@ static kvant_status size_codecs_pool(const kvant_tensor_params *p, sizes *s)
 {
     const kvant_codec_info *info = &p->codecs[0]->info;
     size_t sink_pages, pool;
-    if (!kvant_mul_size(p->n_sequences, s->sink_blocks, &sink_pages) || sink_pages > INT32_MAX / 2 ||
-        !windows_pool(p, info, &pool))
+    if (!kvant_mul_size(p->n_sequences, s->sink_blocks, &sink_pages) ||
+        sink_pages > INT32_MAX / 2 || !windows_pool(p, info, &pool))
         return too_large();
     s->always_open = pool > 0;
     pool = s->always_open ? pool : s->learns ? WAITING_BLOCKS : 0;
@@ -233,7 +236,8 @@ static kvant_status create_open_pages(kvant_tensor *tensor)
 {
     const kvant_codec_info *info = kvant_tensor_codec_info(tensor);
     tensor->open_pages = kvant_alloc(tensor->n_open_pages, sizeof *tensor->open_pages);
-    tensor->scratch = kvant_alloc((size_t)KVANT_SEAL_WORKERS * info->block_tokens * info->head_dim, sizeof(float));
+    tensor->scratch = kvant_alloc((size_t)KVANT_SEAL_WORKERS * info->block_tokens * info->head_dim,
+                                  sizeof(float));
     tensor->seen = kvant_alloc(tensor->n_open_pages + KVANT_MOST_RUNS, sizeof *tensor->seen);
     KVANT_RETURN_IF(!tensor->open_pages || !tensor->scratch || !tensor->seen, KVANT_ERR_MEMORY);
     for (uint32_t i = 0; i < tensor->n_open_pages; i++)
@@ -262,8 +266,8 @@ static kvant_status allocate(kvant_tensor *tensor, const kvant_tensor_params *p)
     tensor->clocks = kvant_alloc(p->n_sequences, sizeof *tensor->clocks);
     tensor->begun = kvant_alloc(p->n_sequences, sizeof *tensor->begun);
     tensor->sequence_versions = kvant_alloc(p->n_sequences, 1);
-    KVANT_RETURN_IF(!tensor->codecs || !tensor->page_offsets || !tensor->blocks || !tensor->clocks ||
-                        !tensor->begun || !tensor->sequence_versions,
+    KVANT_RETURN_IF(!tensor->codecs || !tensor->page_offsets || !tensor->blocks ||
+                        !tensor->clocks || !tensor->begun || !tensor->sequence_versions,
                     KVANT_ERR_MEMORY);
     size_t offset = 0;
     for (uint32_t head = 0; head < p->n_kv_heads; head++) {
@@ -277,7 +281,8 @@ static kvant_status allocate(kvant_tensor *tensor, const kvant_tensor_params *p)
     return tensor->n_open_pages ? create_open_pages(tensor) : KVANT_OK;
 }
 
-static void describe(kvant_tensor *tensor, const kvant_tensor_params *p, const sizes *s, void *memory)
+static void describe(kvant_tensor *tensor, const kvant_tensor_params *p, const sizes *s,
+                     void *memory)
 {
     *tensor = (kvant_tensor){
         .n_kv_heads = p->n_kv_heads,
@@ -304,13 +309,15 @@ static void describe(kvant_tensor *tensor, const kvant_tensor_params *p, const s
     };
 }
 
-kvant_status kvant_tensor_create(const kvant_tensor_params *params, void *memory, kvant_tensor **out)
+kvant_status kvant_tensor_create(const kvant_tensor_params *params, void *memory,
+                                 kvant_tensor **out)
 {
     return kvant_tensor_create_on(NULL, NULL, params, memory, out);
 }
 
-kvant_status kvant_tensor_create_on(const kvant_page_device *device, void *context, const kvant_tensor_params *params,
-                                    void *memory, kvant_tensor **out)
+kvant_status kvant_tensor_create_on(const kvant_page_device *device, void *context,
+                                    const kvant_tensor_params *params, void *memory,
+                                    kvant_tensor **out)
 {
     kvant_tensor_params p;
     sizes s;
@@ -321,8 +328,10 @@ kvant_status kvant_tensor_create_on(const kvant_page_device *device, void *conte
     KVANT_FORWARD(compute_sizes(&p, &s));
     if (!memory || (uintptr_t)memory % KVANT_PAGE_ALIGN)
         return invalid("memory is missing or not aligned to KVANT_PAGE_ALIGN");
-    if (s.n_step_pages && (device || !p.steps->memory || (uintptr_t)p.steps->memory % KVANT_PAGE_ALIGN))
-        return invalid("steps is for the computer's memory, and has to be aligned to KVANT_PAGE_ALIGN");
+    if (s.n_step_pages &&
+        (device || !p.steps->memory || (uintptr_t)p.steps->memory % KVANT_PAGE_ALIGN))
+        return invalid(
+            "steps is for the computer's memory, and has to be aligned to KVANT_PAGE_ALIGN");
     kvant_tensor *tensor = kvant_alloc(1, sizeof *tensor);
     KVANT_RETURN_IF(!tensor, kvant_fail(NULL, KVANT_ERR_MEMORY, "no memory for a tensor"));
     describe(tensor, &p, &s, memory);
@@ -333,7 +342,9 @@ kvant_status kvant_tensor_create_on(const kvant_page_device *device, void *conte
         kvant_tensor_free(&tensor);
     *out = tensor;
     if (status == KVANT_ERR_UNSUPPORTED)
-        return kvant_fail(NULL, status, "a codec takes its centre or scale from a calibration and was created without one");
+        return kvant_fail(
+            NULL, status,
+            "a codec takes its centre or scale from a calibration and was created without one");
     return status == KVANT_OK ? status : kvant_fail(NULL, status, "no memory for a tensor");
 }
 
@@ -359,7 +370,8 @@ void kvant_tensor_free(kvant_tensor **tensor)
     *tensor = NULL;
 }
 
-kvant_status kvant_tensor_assign(kvant_tensor *tensor, uint32_t block, uint32_t sequence, uint32_t index)
+kvant_status kvant_tensor_assign(kvant_tensor *tensor, uint32_t block, uint32_t sequence,
+                                 uint32_t index)
 {
     KVANT_RETURN_IF(!tensor || tensor->blocks_per_sequence || block >= tensor->n_blocks ||
                         sequence >= tensor->n_sequences || tensor->blocks[block].written,
@@ -378,12 +390,16 @@ void kvant_block_clear(kvant_tensor *tensor, uint32_t block)
     if (b->written)
         kvant_version_leave(tensor, block);
     kvant_shifts_clear_block(tensor, block);
-    *b = (kvant_block){ .open_page = KVANT_NO_PAGE, .position = KVANT_NO_POSITION, .sequence = b->sequence, .index = b->index };
+    *b = (kvant_block){ .open_page = KVANT_NO_PAGE,
+                        .position = KVANT_NO_POSITION,
+                        .sequence = b->sequence,
+                        .index = b->index };
 }
 
 kvant_status kvant_tensor_clear_blocks(kvant_tensor *tensor, uint32_t first, uint32_t n)
 {
-    KVANT_RETURN_IF(!tensor || first > tensor->n_blocks || n > tensor->n_blocks - first, KVANT_ERR_ARGUMENT);
+    KVANT_RETURN_IF(!tensor || first > tensor->n_blocks || n > tensor->n_blocks - first,
+                    KVANT_ERR_ARGUMENT);
     for (uint32_t block = first; block < first + n; block++)
         kvant_block_clear(tensor, block);
     return KVANT_OK;
@@ -402,8 +418,8 @@ void kvant_tensor_clear(kvant_tensor *tensor)
 }
 
 /* The transformed row of a slot. Codecs of whole groups fill the gaps with numbers of other slots: those not written are zeros. */
-static void decode_slot(const kvant_tensor *tensor, const kvant_kernels *kernels, uint32_t block, uint32_t token,
-                        const kvant_page_ref *ref, float *y)
+static void decode_slot(const kvant_tensor *tensor, const kvant_kernels *kernels, uint32_t block,
+                        uint32_t token, const kvant_page_ref *ref, float *y)
 {
     if (!(tensor->blocks[block].written >> token & 1))
         memset(y, 0, tensor->head_dim * sizeof *y);
@@ -417,7 +433,8 @@ static void decode_slot(const kvant_tensor *tensor, const kvant_kernels *kernels
 static void read_head(const kvant_tensor *tensor, const kvant_kernels *kernels, size_t first,
                       size_t n, uint32_t head, float *rows, size_t stride)
 {
-    const uint32_t block = (uint32_t)(first / KVANT_PAGE_TOKENS), version = tensor->blocks[block].version;
+    const uint32_t block = (uint32_t)(first / KVANT_PAGE_TOKENS),
+                   version = tensor->blocks[block].version;
     float room[KVANT_MAX_HEAD_DIM], y[KVANT_MAX_HEAD_DIM];
     const kvant_page_ref ref = kvant_tensor_page(tensor, block, head);
     const kvant_affine affine = kvant_block_affine(tensor, block, version, head, room);
@@ -433,11 +450,13 @@ static void read_head(const kvant_tensor *tensor, const kvant_kernels *kernels, 
     }
 }
 
-kvant_status kvant_tensor_read(const kvant_tensor *tensor, size_t first, size_t n, float *rows, size_t stride)
+kvant_status kvant_tensor_read(const kvant_tensor *tensor, size_t first, size_t n, float *rows,
+                               size_t stride)
 {
     KVANT_RETURN_IF(!tensor || !rows, KVANT_ERR_ARGUMENT);
     size_t total = (size_t)tensor->n_blocks * KVANT_PAGE_TOKENS;
-    KVANT_RETURN_IF(first > total || n > total - first || (n > 1 && stride < kvant_tensor_width(tensor)),
+    KVANT_RETURN_IF(first > total || n > total - first ||
+                        (n > 1 && stride < kvant_tensor_width(tensor)),
                     KVANT_ERR_ARGUMENT);
     const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
     for (size_t done = 0, here; done < n; done += here) {
@@ -507,7 +526,8 @@ kvant_status kvant_tensor_read_slots(const kvant_tensor *tensor, const int64_t *
 kvant_status kvant_tensor_get_block(const kvant_tensor *tensor, uint32_t block, uint32_t kv_head,
                                     kvant_block_info *info)
 {
-    KVANT_RETURN_IF(!tensor || block >= tensor->n_blocks || kv_head >= tensor->n_kv_heads, KVANT_ERR_ARGUMENT);
+    KVANT_RETURN_IF(!tensor || block >= tensor->n_blocks || kv_head >= tensor->n_kv_heads,
+                    KVANT_ERR_ARGUMENT);
     const kvant_block *b = &tensor->blocks[block];
     const kvant_page_ref page = kvant_tensor_page(tensor, block, kv_head);
     const kvant_centers *centers = kvant_version_centers(tensor, b->version);
@@ -517,15 +537,20 @@ kvant_status kvant_tensor_get_block(const kvant_tensor *tensor, uint32_t block, 
                               .codec = page.codec,
                               .page = page.page,
                               .affine = kvant_version_affine(tensor, b->version, kv_head),
-                              .start = centers ? centers->start + (size_t)kv_head * tensor->head_dim : NULL };
+                              .start = centers ? centers->start + (size_t)kv_head * tensor->head_dim
+                                               : NULL };
     return KVANT_GIVE(kvant_block_info, info, &full, affine) ? KVANT_OK : KVANT_ERR_ARGUMENT;
 }
 
-kvant_status kvant_tensor_block_center(const kvant_tensor *tensor, uint32_t block, uint32_t kv_head, float *center)
+kvant_status kvant_tensor_block_center(const kvant_tensor *tensor, uint32_t block, uint32_t kv_head,
+                                       float *center)
 {
-    KVANT_RETURN_IF(!tensor || block >= tensor->n_blocks || kv_head >= tensor->n_kv_heads || !center, KVANT_ERR_ARGUMENT);
+    KVANT_RETURN_IF(!tensor || block >= tensor->n_blocks || kv_head >= tensor->n_kv_heads ||
+                        !center,
+                    KVANT_ERR_ARGUMENT);
     float room[KVANT_MAX_HEAD_DIM];
-    const kvant_affine affine = kvant_block_affine(tensor, block, tensor->blocks[block].version, kv_head, room);
+    const kvant_affine affine =
+        kvant_block_affine(tensor, block, tensor->blocks[block].version, kv_head, room);
     for (uint32_t i = 0; i < tensor->head_dim; i++)
         center[i] = affine.center ? affine.center[i] : 0;
     return KVANT_OK;
@@ -551,5 +576,6 @@ kvant_status kvant_tensor_get_info(const kvant_tensor *tensor, kvant_tensor_info
         full.n_versions += tensor->versions[v].alive;
     for (uint32_t block = 0; block < tensor->n_blocks; block++)
         full.written_blocks += tensor->blocks[block].written != 0;
-    return KVANT_GIVE(kvant_tensor_info, info, &full, written_blocks) ? KVANT_OK : KVANT_ERR_ARGUMENT;
+    return KVANT_GIVE(kvant_tensor_info, info, &full, written_blocks) ? KVANT_OK
+                                                                      : KVANT_ERR_ARGUMENT;
 }

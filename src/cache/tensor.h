@@ -31,15 +31,17 @@ typedef struct kvant_block {
     uint64_t written;  /* bit per slot */
     int32_t open_page; /* KVANT_NO_PAGE unless open or sink */
     uint32_t sequence, index;
-    int32_t position; /* of its first slot, where it may have a centre of its own (center.h); KVANT_NO_POSITION: not known */
+    int32_t
+        position; /* of its first slot, where it may have a centre of its own (center.h); KVANT_NO_POSITION: not known */
     uint8_t state, version;
     bool touched; /* its sealed pages were written; until then their memory is not */
 } kvant_block;
 
 /* Open pages from n_own_pages on lie in memory that tensors share (steps.c). */
 typedef struct kvant_open_page {
-    int64_t block;  /* -1: free */
-    uint64_t fresh; /* bit per slot: written since it was encoded, so its sealed bytes are not up to date */
+    int64_t block; /* -1: free */
+    uint64_t
+        fresh; /* bit per slot: written since it was encoded, so its sealed bytes are not up to date */
 } kvant_open_page;
 
 typedef struct kvant_centers kvant_centers;
@@ -50,10 +52,10 @@ typedef struct kvant_centers kvant_centers;
 
 /* Matrices of transform=first (weights.h). */
 typedef struct kvant_weights {
-    float *expanded;     /* (R W)^T of all kv heads, or NULL: only if R is dense */
-    size_t idle;         /* rows written since it was needed */
-    uint16_t *triangles; /* W^T in binary16 */
-    kvant_centers *centers; /* of blocks, or NULL: the version's serves all */
+    float *expanded;              /* (R W)^T of all kv heads, or NULL: only if R is dense */
+    size_t idle;                  /* rows written since it was needed */
+    uint16_t *triangles;          /* W^T in binary16 */
+    kvant_centers *centers;       /* of blocks, or NULL: the version's serves all */
     kvant_transform transforms[]; /* per kv head */
 } kvant_weights;
 
@@ -61,10 +63,10 @@ typedef struct kvant_weights {
 typedef struct kvant_tensor_version {
     float *center, *scale;  /* n_kv_heads x head_dim each */
     kvant_weights *weights; /* or NULL; in place of the scale */
-    uint32_t n_blocks;     /* that use it */
-    uint32_t stamp;        /* another one whenever the numbers change */
-    uint32_t kin;          /* of the sums that it comes from (judge.h) */
-    bool alive, learnt;    /* learnt: from rows, so center=first and norm=first are in force */
+    uint32_t n_blocks;      /* that use it */
+    uint32_t stamp;         /* another one whenever the numbers change */
+    uint32_t kin;           /* of the sums that it comes from (judge.h) */
+    bool alive, learnt;     /* learnt: from rows, so center=first and norm=first are in force */
 } kvant_tensor_version;
 
 /* Rows seen, for estimates of centre and scale (versions.c). Rows are dealt into parts, each with
@@ -81,7 +83,7 @@ typedef struct kvant_statistics {
 typedef struct kvant_run {
     size_t first, n; /* rows */
     uint32_t block;
-    uint64_t mask; /* slots it writes */
+    uint64_t mask;    /* slots it writes */
     int32_t position; /* of its last row, as the plan counts (steps.c) */
 } kvant_run;
 
@@ -110,8 +112,8 @@ typedef struct kvant_page_device {
      * opened. */
     void (*seal)(const kvant_tensor *tensor, const int32_t *pages, size_t n);
     /* Adds rows first, first + n / taken, ... of n to statistics of rows seen, which lie on the device. */
-    void (*note)(const kvant_tensor *tensor, const struct kvant_statistics *seen, const float *rows, size_t stride,
-                 size_t n, size_t taken);
+    void (*note)(const kvant_tensor *tensor, const struct kvant_statistics *seen, const float *rows,
+                 size_t stride, size_t n, size_t taken);
     /* A batch's rows on the host; NULL when they cannot be read. */
     const float *(*look)(const kvant_tensor *tensor, const float *rows, size_t stride, size_t n);
     kvant_status (*status)(const kvant_tensor *tensor);
@@ -121,20 +123,20 @@ typedef struct kvant_page_device {
      * NULL it only says whether the device does. */
     const void *(*exact)(const kvant_tensor *tensor, uint32_t block);
     bool (*store_exact)(const kvant_tensor *tensor, uint32_t block, uint64_t fresh,
-                       const void *pages);
+                        const void *pages);
 } kvant_page_device;
 
 struct kvant_tensor {
     const kvant_page_device *device; /* NULL: pages lie in the computer's memory */
     void *device_context;
-    size_t device_bytes; /* of matrices that the device made of versions without one */
-    uint8_t *staging; /* of a device: the open page and the sealed pages of one block */
+    size_t device_bytes;        /* of matrices that the device made of versions without one */
+    uint8_t *staging;           /* of a device: the open page and the sealed pages of one block */
     const kvant_codec **codecs; /* per kv head */
     size_t *page_offsets;       /* of each kv head's sealed page in its block */
     uint32_t n_kv_heads, head_dim, n_sequences, n_blocks, blocks_per_sequence;
     size_t block_bytes, open_page_bytes, bytes;
-    size_t block_stride; /* from one block's pages to the next block's */
-    uint32_t sink_blocks; /* per sequence */
+    size_t block_stride;     /* from one block's pages to the next block's */
+    uint32_t sink_blocks;    /* per sequence */
     uint32_t n_sink_pages;   /* of the own pages: as many as sinks of all sequences need */
     uint32_t n_absent_pages; /* the first ones, for which there is no memory */
     uint32_t n_own_pages, n_open_pages;
@@ -145,9 +147,9 @@ struct kvant_tensor {
     /* Rows of a write that stay open until the next one; 0: there is no exact part. */
     uint32_t step_rows;
     uint32_t step_blocks; /* that get an open page at once */
-    bool always_open;       /* rows pass through open pages */
-    bool learns;            /* center=first or norm=first */
-    bool half_rows;         /* a device stores rows as fp16 in pages of its own, too */
+    bool always_open;     /* rows pass through open pages */
+    bool learns;          /* center=first or norm=first */
+    bool half_rows;       /* a device stores rows as fp16 in pages of its own, too */
     bool any_written;
     uint8_t *sealed, *open; /* the caller's memory */
     kvant_block *blocks;
@@ -163,10 +165,10 @@ struct kvant_tensor {
     /* Of rows that came a few at a time, of one long batch; NULL: none were noted
      * (kvant_versions_open). */
     kvant_statistics recent, batch;
-    kvant_statistics fetched;       /* on the host, where those are on a device */
+    kvant_statistics fetched;        /* on the host, where those are on a device */
     struct kvant_learning *learning; /* of transform=first, or NULL */
     struct kvant_shifts *shifts;     /* of keys that were shifted, or NULL (shift.h) */
-    float *scratch; /* KVANT_SEAL_WORKERS x block_tokens x head_dim */
+    float *scratch;                  /* KVANT_SEAL_WORKERS x block_tokens x head_dim */
 };
 
 #define KVANT_SEAL_WORKERS 8u
@@ -183,18 +185,22 @@ static inline size_t kvant_tensor_width(const kvant_tensor *tensor)
 
 /* Centre and scale of one kv head in a version: each head has what its own codec asks for. Blocks may have a centre of their own
  * (kvant_block_affine). */
-static inline kvant_affine kvant_version_affine(const kvant_tensor *tensor, uint32_t version, uint32_t head)
+static inline kvant_affine kvant_version_affine(const kvant_tensor *tensor, uint32_t version,
+                                                uint32_t head)
 {
     const kvant_codec_info *info = &tensor->codecs[head]->info;
     const kvant_tensor_version *v = &tensor->versions[version];
     size_t first = (size_t)head * tensor->head_dim;
-    bool center = info->center == KVANT_CENTER_FILE || (info->center == KVANT_CENTER_FIRST && v->learnt);
-    bool scale = info->norm == KVANT_NORM_FILE || (info->norm == KVANT_NORM_FIRST && v->learnt && !v->weights);
+    bool center =
+        info->center == KVANT_CENTER_FILE || (info->center == KVANT_CENTER_FIRST && v->learnt);
+    bool scale = info->norm == KVANT_NORM_FILE ||
+                 (info->norm == KVANT_NORM_FIRST && v->learnt && !v->weights);
     return (kvant_affine){ center ? v->center + first : NULL, scale ? v->scale + first : NULL };
 }
 
 /* R W of one kv head in a version. */
-static inline const kvant_transform *kvant_version_transform(const kvant_tensor *tensor, uint32_t version, uint32_t head)
+static inline const kvant_transform *kvant_version_transform(const kvant_tensor *tensor,
+                                                             uint32_t version, uint32_t head)
 {
     const kvant_weights *weights = tensor->versions[version].weights;
     return weights ? &weights->transforms[head] : &tensor->codecs[head]->transform;
@@ -223,7 +229,8 @@ static inline void *kvant_open_page_of(const kvant_tensor *tensor, int32_t page,
     return pages + ((size_t)page * tensor->n_kv_heads + kv_head) * tensor->open_page_bytes;
 }
 
-static inline kvant_page_ref kvant_tensor_page(const kvant_tensor *tensor, uint32_t block, uint32_t kv_head)
+static inline kvant_page_ref kvant_tensor_page(const kvant_tensor *tensor, uint32_t block,
+                                               uint32_t kv_head)
 {
     int32_t open = tensor->blocks[block].open_page;
     return (kvant_page_ref){ tensor->codecs[kv_head],
@@ -256,7 +263,8 @@ static inline size_t kvant_open_block_bytes(const kvant_tensor *tensor)
 }
 
 /* Bytes of pages, wherever they lie; kvant_pages_read: to the host. */
-static inline void kvant_pages_read(const kvant_tensor *tensor, void *to, const void *from, size_t bytes)
+static inline void kvant_pages_read(const kvant_tensor *tensor, void *to, const void *from,
+                                    size_t bytes)
 {
     if (tensor->device)
         tensor->device->read(tensor, to, from, bytes);
@@ -264,7 +272,8 @@ static inline void kvant_pages_read(const kvant_tensor *tensor, void *to, const 
         memcpy(to, from, bytes);
 }
 
-static inline void kvant_pages_copy(const kvant_tensor *tensor, void *to, const void *from, size_t bytes)
+static inline void kvant_pages_copy(const kvant_tensor *tensor, void *to, const void *from,
+                                    size_t bytes)
 {
     if (tensor->device)
         tensor->device->copy(tensor, to, from, bytes);
@@ -292,14 +301,15 @@ static inline const void *kvant_exact_page(const kvant_tensor *tensor, uint32_t 
 }
 
 static inline bool kvant_exact_store(const kvant_tensor *tensor, uint32_t block, uint64_t fresh,
-                                    const void *pages)
+                                     const void *pages)
 {
     return tensor->device && tensor->device->store_exact(tensor, block, fresh, pages);
 }
 
 /* tensor.c: kvant_tensor_create in a device's memory. device and context outlive the tensor. */
-kvant_status kvant_tensor_create_on(const kvant_page_device *device, void *context, const kvant_tensor_params *params,
-                                    void *memory, kvant_tensor **tensor);
+kvant_status kvant_tensor_create_on(const kvant_page_device *device, void *context,
+                                    const kvant_tensor_params *params, void *memory,
+                                    kvant_tensor **tensor);
 
 /* tensor.c: a block becomes empty. */
 void kvant_block_clear(kvant_tensor *tensor, uint32_t block);
@@ -313,8 +323,8 @@ typedef struct kvant_rows {
 } kvant_rows;
 
 /* write.c: kvant_tensor_write for one tensor or two, all or nothing for both. */
-kvant_status kvant_tensor_write_seen(const kvant_rows *rows, size_t n_tensors, const int64_t *slots, size_t n,
-                                     uint32_t n_threads);
+kvant_status kvant_tensor_write_seen(const kvant_rows *rows, size_t n_tensors, const int64_t *slots,
+                                     size_t n, uint32_t n_threads);
 float kvant_tensor_safe_input(const kvant_tensor *tensor);
 
 /* open.c */
@@ -337,7 +347,8 @@ void kvant_open_touch(kvant_tensor *tensor, uint32_t block, uint64_t slots);
 /* Seals what is older than its sequence's window, of one tensor or of the keys and values of a layer:
  * rows of a tensor with an exact part, otherwise blocks that are complete. With all, whatever the
  * pool holds. */
-void kvant_open_seal_due(kvant_tensor *const *tensors, size_t n_tensors, bool all, uint32_t n_threads);
+void kvant_open_seal_due(kvant_tensor *const *tensors, size_t n_tensors, bool all,
+                         uint32_t n_threads);
 
 /* Seals blocks that the plan took pages from. */
 void kvant_open_seal(kvant_tensor *tensor, const kvant_plan_change *list, uint32_t n,
@@ -438,7 +449,8 @@ typedef struct kvant_version_numbers {
 
 /* *version = the number of an alive version with these numbers, which is made when there is none. KVANT_ERR_FULL when all are
  * taken; errors as kvant_weights_create. */
-kvant_status kvant_version_find(kvant_tensor *tensor, const kvant_version_numbers *numbers, uint32_t *version);
+kvant_status kvant_version_find(kvant_tensor *tensor, const kvant_version_numbers *numbers,
+                                uint32_t *version);
 
 /* The first learnt version is there: rows that waited for it are expressed in it, new blocks begin
  * with it. */

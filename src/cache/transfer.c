@@ -15,12 +15,14 @@
 
 static bool same_codecs(const kvant_tensor *a, const kvant_tensor *b)
 {
-    return a->n_kv_heads == b->n_kv_heads && memcmp(a->codecs, b->codecs, a->n_kv_heads * sizeof *a->codecs) == 0;
+    return a->n_kv_heads == b->n_kv_heads &&
+           memcmp(a->codecs, b->codecs, a->n_kv_heads * sizeof *a->codecs) == 0;
 }
 
 static kvant_status no_version(void)
 {
-    return kvant_fail(NULL, KVANT_ERR_FULL, "the tensor holds blocks of as many versions as it can");
+    return kvant_fail(NULL, KVANT_ERR_FULL,
+                      "the tensor holds blocks of as many versions as it can");
 }
 
 static kvant_status no_page(void)
@@ -29,8 +31,8 @@ static kvant_status no_page(void)
 }
 
 /* The target's versions for those that the source's blocks use. */
-static kvant_status map_versions(const kvant_tensor *from, uint32_t first, uint32_t n, kvant_tensor *to,
-                                 int32_t map[KVANT_MAX_VERSIONS])
+static kvant_status map_versions(const kvant_tensor *from, uint32_t first, uint32_t n,
+                                 kvant_tensor *to, int32_t map[KVANT_MAX_VERSIONS])
 {
     kvant_status status = KVANT_OK;
     for (uint32_t v = 0; v < KVANT_MAX_VERSIONS; v++)
@@ -42,8 +44,10 @@ static kvant_status map_versions(const kvant_tensor *from, uint32_t first, uint3
             continue;
         uint32_t found = v;
         const kvant_weights *weights = version->weights;
-        const kvant_version_numbers numbers = { version->center, version->scale, weights ? weights->triangles : NULL,
-                                                weights ? weights->centers : NULL, version->learnt };
+        const kvant_version_numbers numbers = { version->center, version->scale,
+                                                weights ? weights->triangles : NULL,
+                                                weights ? weights->centers : NULL,
+                                                version->learnt };
         if (from != to)
             status = kvant_version_find(to, &numbers, &found);
         if (status != KVANT_OK)
@@ -58,7 +62,8 @@ static kvant_status map_versions(const kvant_tensor *from, uint32_t first, uint3
 }
 
 /* Blocks that waited for a first version need not wait any longer. */
-static void begin_versions(const kvant_tensor *from, kvant_tensor *to, const int32_t map[KVANT_MAX_VERSIONS])
+static void begin_versions(const kvant_tensor *from, kvant_tensor *to,
+                           const int32_t map[KVANT_MAX_VERSIONS])
 {
     for (uint32_t i = 0; i < KVANT_MAX_VERSIONS; i++) {
         uint32_t v = (from->newest + i) % KVANT_MAX_VERSIONS;
@@ -84,8 +89,8 @@ static bool has_pool(const kvant_tensor *tensor)
 }
 
 /* Whether every open block of the source finds an open page. */
-static bool finds_pages(const kvant_tensor *from, uint32_t first, uint32_t n, const kvant_tensor *to,
-                        uint32_t to_first)
+static bool finds_pages(const kvant_tensor *from, uint32_t first, uint32_t n,
+                        const kvant_tensor *to, uint32_t to_first)
 {
     uint32_t needed = 0, there = count_free_pages(to);
     for (uint32_t i = 0; i < n && !has_pool(to); i++) {
@@ -119,13 +124,15 @@ static void copy_open(const kvant_tensor *from, uint32_t source, kvant_tensor *t
 {
     const kvant_open_page *open = &from->open_pages[from->blocks[source].open_page];
     to->open_pages[page].fresh = open->fresh;
-    kvant_pages_copy(to, kvant_open_page_of(to, page, 0), kvant_open_page_of(from, from->blocks[source].open_page, 0),
+    kvant_pages_copy(to, kvant_open_page_of(to, page, 0),
+                     kvant_open_page_of(from, from->blocks[source].open_page, 0),
                      kvant_open_block_bytes(from));
 }
 
 /* An empty block, which may have taken an open page, gets its slots, version, position and sealed pages (NULL:
  * none). */
-static void fill(kvant_tensor *tensor, uint32_t block, uint32_t version, int32_t position, uint64_t written, const void *sealed)
+static void fill(kvant_tensor *tensor, uint32_t block, uint32_t version, int32_t position,
+                 uint64_t written, const void *sealed)
 {
     kvant_block *b = &tensor->blocks[block];
     kvant_version_join(tensor, block, version);
@@ -150,7 +157,8 @@ static void copy_block(const kvant_tensor *from, uint32_t source, kvant_tensor *
         copy_open(from, source, to, page);
     else if (page >= 0)
         kvant_open_leave(to, target, false);
-    fill(to, target, version, block->position, block->written, block->touched ? kvant_sealed_page(from, source, 0) : NULL);
+    fill(to, target, version, block->position, block->written,
+         block->touched ? kvant_sealed_page(from, source, 0) : NULL);
     const void *exact = kvant_exact_page(from, source);
     if (exact)
         kvant_exact_store(to, target, 0, exact);
@@ -161,12 +169,13 @@ static bool in_range(const kvant_tensor *tensor, uint32_t first, uint32_t n)
     return first <= tensor->n_blocks && n <= tensor->n_blocks - first;
 }
 
-kvant_status kvant_tensor_copy(const kvant_tensor *from, uint32_t first, kvant_tensor *to, uint32_t to_first,
-                               uint32_t n)
+kvant_status kvant_tensor_copy(const kvant_tensor *from, uint32_t first, kvant_tensor *to,
+                               uint32_t to_first, uint32_t n)
 {
     int32_t map[KVANT_MAX_VERSIONS];
     uint8_t shifts[KVANT_MOST_SHIFTS];
-    KVANT_RETURN_IF(!from || !to || from->device != to->device || !same_codecs(from, to) || !in_range(from, first, n) || !in_range(to, to_first, n),
+    KVANT_RETURN_IF(!from || !to || from->device != to->device || !same_codecs(from, to) ||
+                        !in_range(from, first, n) || !in_range(to, to_first, n),
                     KVANT_ERR_ARGUMENT);
     if (from == to && first == to_first)
         return KVANT_OK;
@@ -181,7 +190,8 @@ kvant_status kvant_tensor_copy(const kvant_tensor *from, uint32_t first, kvant_t
     for (uint32_t i = 0; i < n; i++)
         kvant_block_clear(to, to_first + i);
     for (uint32_t i = 0; i < n; i++) {
-        copy_block(from, first + i, to, to_first + i, (uint32_t)map[from->blocks[first + i].version]);
+        copy_block(from, first + i, to, to_first + i,
+                   (uint32_t)map[from->blocks[first + i].version]);
         kvant_shifts_copy_block(from, first + i, to, to_first + i, shifts);
     }
     return kvant_pages_status(to);
@@ -196,8 +206,9 @@ typedef struct block_header {
     uint64_t bytes;  /* of all of it */
     uint64_t scheme; /* what the codecs are */
     uint64_t written;
-    uint32_t open;   /* bits: fp16 pages, else sealed ones; slots have shifts */
-    uint32_t learnt; /* 1: centre and scale of all kv heads follow; 2: and their matrices; 3: and centres of blocks */
+    uint32_t open; /* bits: fp16 pages, else sealed ones; slots have shifts */
+    uint32_t
+        learnt; /* 1: centre and scale of all kv heads follow; 2: and their matrices; 3: and centres of blocks */
 } block_header;
 _Static_assert(sizeof(block_header) == 40, "format.md");
 
@@ -213,7 +224,8 @@ _Static_assert(sizeof(centers_header) == 16, "format.md");
  * calibration. */
 static uint64_t scheme_of(const kvant_tensor *tensor)
 {
-    uint32_t numbers[3] = { tensor->n_kv_heads, tensor->head_dim, kvant_tensor_codec_info(tensor)->role };
+    uint32_t numbers[3] = { tensor->n_kv_heads, tensor->head_dim,
+                            kvant_tensor_codec_info(tensor)->role };
     uint64_t hash = kvant_fnv1a(KVANT_FNV_START, numbers, sizeof numbers);
     for (uint32_t head = 0; head < tensor->n_kv_heads; head++) {
         const uint64_t fingerprint = tensor->codecs[head]->info.fingerprint;
@@ -255,12 +267,15 @@ static size_t frequency_bytes(const kvant_tensor *tensor)
 
 static size_t centers_bytes(const kvant_tensor *tensor)
 {
-    return (sizeof(centers_header) + frequency_bytes(tensor) + kvant_tensor_width(tensor) * sizeof(float) + 7) / 8 * 8;
+    return (sizeof(centers_header) + frequency_bytes(tensor) +
+            kvant_tensor_width(tensor) * sizeof(float) + 7) /
+           8 * 8;
 }
 
 static size_t version_bytes(const kvant_tensor *tensor, uint32_t learnt)
 {
-    return affine_bytes(tensor, learnt) + (learnt >= LEARNT_MATRICES ? (weights_bytes(tensor) + 7) / 8 * 8 : 0) +
+    return affine_bytes(tensor, learnt) +
+           (learnt >= LEARNT_MATRICES ? (weights_bytes(tensor) + 7) / 8 * 8 : 0) +
            (learnt == LEARNT_CENTERS ? centers_bytes(tensor) : 0);
 }
 
@@ -296,7 +311,8 @@ static uint32_t turning_channel(const centers_header *header, uint32_t i)
     return header->interleaved ? 2 * i : i;
 }
 
-static void export_centers(const kvant_tensor *tensor, const kvant_centers *centers, int32_t position, uint8_t *to)
+static void export_centers(const kvant_tensor *tensor, const kvant_centers *centers,
+                           int32_t position, uint8_t *to)
 {
     const centers_header header = { position, centers->n_dims, centers->interleaved, 0 };
     float frequencies[KVANT_MAX_HEAD_DIM / 2] = { 0 };
@@ -306,10 +322,12 @@ static void export_centers(const kvant_tensor *tensor, const kvant_centers *cent
                 frequencies[i] = centers->pairs[pair].frequency;
     memcpy(to, &header, sizeof header);
     memcpy(to + sizeof header, frequencies, frequency_bytes(tensor));
-    memcpy(to + sizeof header + frequency_bytes(tensor), centers->start, kvant_tensor_width(tensor) * sizeof(float));
+    memcpy(to + sizeof header + frequency_bytes(tensor), centers->start,
+           kvant_tensor_width(tensor) * sizeof(float));
 }
 
-kvant_status kvant_tensor_export(const kvant_tensor *tensor, uint32_t block, void *data, size_t bytes, size_t *used)
+kvant_status kvant_tensor_export(const kvant_tensor *tensor, uint32_t block, void *data,
+                                 size_t bytes, size_t *used)
 {
     return kvant_block_export(tensor, block, UINT64_MAX, data, bytes, used);
 }
@@ -333,9 +351,11 @@ kvant_status kvant_block_export(const kvant_tensor *tensor, uint32_t block, uint
     memcpy(at, &header, sizeof header);
     at += sizeof header;
     memcpy(at, version->center, affine_bytes(tensor, learnt));
-    memset(at + affine_bytes(tensor, learnt), 0, version_bytes(tensor, learnt) - affine_bytes(tensor, learnt));
+    memset(at + affine_bytes(tensor, learnt), 0,
+           version_bytes(tensor, learnt) - affine_bytes(tensor, learnt));
     if (learnt >= LEARNT_MATRICES)
-        memcpy(at + affine_bytes(tensor, learnt), version->weights->triangles, weights_bytes(tensor));
+        memcpy(at + affine_bytes(tensor, learnt), version->weights->triangles,
+               weights_bytes(tensor));
     if (learnt == LEARNT_CENTERS)
         export_centers(tensor, version->weights->centers, b->position, at + centers_at(tensor));
     at += version_bytes(tensor, learnt);
@@ -356,7 +376,8 @@ static kvant_status damaged(const char *what)
     return kvant_fail(NULL, KVANT_ERR_FORMAT, "exported block: %s", what);
 }
 
-static kvant_status check_block(const kvant_tensor *tensor, const uint8_t *data, size_t bytes, block_header *header)
+static kvant_status check_block(const kvant_tensor *tensor, const uint8_t *data, size_t bytes,
+                                block_header *header)
 {
     uint64_t checksum;
     if (bytes < sizeof *header + sizeof checksum)
@@ -368,11 +389,13 @@ static kvant_status check_block(const kvant_tensor *tensor, const uint8_t *data,
     if (header->scheme != scheme_of(tensor))
         return damaged("it was made with other codecs, another shape or another seed");
     if (header->learnt == LEARNT_CENTERS && tensor->device)
-        return kvant_fail(NULL, KVANT_ERR_UNSUPPORTED, "exported block: it has a centre of its own, which only tensors in the "
-                                                       "computer's memory can have");
+        return kvant_fail(NULL, KVANT_ERR_UNSUPPORTED,
+                          "exported block: it has a centre of its own, which only tensors in the "
+                          "computer's memory can have");
     if (header->learnt >= LEARNT_MATRICES && !tensor->learning)
-        return kvant_fail(NULL, KVANT_ERR_UNSUPPORTED, "exported block: it has matrices of transform=first, which only tensors "
-                                                       "in the computer's memory can have");
+        return kvant_fail(NULL, KVANT_ERR_UNSUPPORTED,
+                          "exported block: it has matrices of transform=first, which only tensors "
+                          "in the computer's memory can have");
     if (header->open & SHIFTED &&
         (tensor->device || kvant_tensor_codec_info(tensor)->role == KVANT_ROLE_V))
         return kvant_fail(NULL, KVANT_ERR_UNSUPPORTED,
@@ -403,7 +426,8 @@ static kvant_status check_open_rows(const kvant_tensor *tensor, const uint8_t *p
         for (uint32_t t = 0; t < KVANT_PAGE_TOKENS; t++) {
             uint16_t half[KVANT_MAX_HEAD_DIM];
             float y[KVANT_MAX_HEAD_DIM];
-            memcpy(half, pages + head * tensor->open_page_bytes + t * tensor->head_dim * sizeof *half,
+            memcpy(half,
+                   pages + head * tensor->open_page_bytes + t * tensor->head_dim * sizeof *half,
                    tensor->head_dim * sizeof *half);
             kvant_codec_decode_open(tensor->codecs[head], kernels, half, 0, 1, y);
             if (!kvant_codec_fits_open(tensor->codecs[head], kernels, y))
@@ -413,26 +437,32 @@ static kvant_status check_open_rows(const kvant_tensor *tensor, const uint8_t *p
 }
 
 /* What export_centers wrote. */
-static kvant_status import_centers(const kvant_tensor *tensor, const uint8_t *data, kvant_centers **centers)
+static kvant_status import_centers(const kvant_tensor *tensor, const uint8_t *data,
+                                   kvant_centers **centers)
 {
     centers_header header;
     float frequencies[KVANT_MAX_HEAD_DIM / 2];
     memcpy(&header, data, sizeof header);
     memcpy(frequencies, data + sizeof header, frequency_bytes(tensor));
-    const kvant_rope rope = { .n_dims = header.n_dims, .interleaved = header.interleaved, .frequencies = frequencies };
+    const kvant_rope rope = { .n_dims = header.n_dims,
+                              .interleaved = header.interleaved,
+                              .frequencies = frequencies };
     if (header.interleaved > 1 || kvant_rope_check(&rope, tensor->head_dim) != KVANT_OK)
         return damaged("no keys turn as it says");
     const kvant_status status = kvant_centers_create(tensor, &rope, centers);
     if (status != KVANT_OK)
-        return status == KVANT_ERR_MEMORY ? status : damaged("a channel does not turn with another one");
-    memcpy((*centers)->start, data + sizeof header + frequency_bytes(tensor), kvant_tensor_width(tensor) * sizeof(float));
+        return status == KVANT_ERR_MEMORY ? status
+                                          : damaged("a channel does not turn with another one");
+    memcpy((*centers)->start, data + sizeof header + frequency_bytes(tensor),
+           kvant_tensor_width(tensor) * sizeof(float));
     for (size_t i = 0; i < kvant_tensor_width(tensor); i++)
         if (!isfinite((*centers)->start[i]))
             return damaged("the centre of its blocks is not finite");
     return KVANT_OK;
 }
 
-static int32_t position_of(const kvant_tensor *tensor, const uint8_t *data, const block_header *header)
+static int32_t position_of(const kvant_tensor *tensor, const uint8_t *data,
+                           const block_header *header)
 {
     int32_t position = KVANT_NO_POSITION;
     if (header->learnt == LEARNT_CENTERS)
@@ -441,21 +471,22 @@ static int32_t position_of(const kvant_tensor *tensor, const uint8_t *data, cons
 }
 
 /* numbers->triangles and centers are the caller's to free, on an error, too. */
-static kvant_status import_weights(const kvant_tensor *tensor, const uint8_t *data, uint32_t learnt, uint16_t **triangles,
-                                   kvant_centers **centers)
+static kvant_status import_weights(const kvant_tensor *tensor, const uint8_t *data, uint32_t learnt,
+                                   uint16_t **triangles, kvant_centers **centers)
 {
     if (learnt < LEARNT_MATRICES)
         return KVANT_OK;
     *triangles = kvant_alloc(1, weights_bytes(tensor));
     KVANT_RETURN_IF(!*triangles, KVANT_ERR_MEMORY);
     memcpy(*triangles, data + affine_bytes(tensor, learnt), weights_bytes(tensor));
-    return learnt == LEARNT_CENTERS ? import_centers(tensor, data + centers_at(tensor), centers) : KVANT_OK;
+    return learnt == LEARNT_CENTERS ? import_centers(tensor, data + centers_at(tensor), centers)
+                                    : KVANT_OK;
 }
 
 /* The version of an imported block, made when it is not there. The arrays may lie at any alignment,
  * so they go through the candidate. */
-static kvant_status import_version(kvant_tensor *tensor, const uint8_t *data, const block_header *header,
-                                   uint32_t *version)
+static kvant_status import_version(kvant_tensor *tensor, const uint8_t *data,
+                                   const block_header *header, uint32_t *version)
 {
     kvant_tensor_version *read = &tensor->versions[KVANT_CANDIDATE];
     uint16_t *triangles = NULL;
@@ -465,16 +496,21 @@ static kvant_status import_version(kvant_tensor *tensor, const uint8_t *data, co
         return KVANT_OK;
     memcpy(read->center, data + sizeof *header, affine_bytes(tensor, header->learnt));
     KVANT_FORWARD(check_numbers(read->center, read->scale, kvant_tensor_width(tensor)));
-    const kvant_status fit = import_weights(tensor, data + sizeof *header, header->learnt, &triangles, &centers);
+    const kvant_status fit =
+        import_weights(tensor, data + sizeof *header, header->learnt, &triangles, &centers);
     const kvant_version_numbers numbers = { read->center, read->scale, triangles, centers, true };
-    const kvant_status status = fit == KVANT_OK ? kvant_version_find(tensor, &numbers, version) : KVANT_OK;
+    const kvant_status status =
+        fit == KVANT_OK ? kvant_version_find(tensor, &numbers, version) : KVANT_OK;
     kvant_free(triangles);
     kvant_free(centers);
     KVANT_FORWARD(fit);
-    return status == KVANT_ERR_FULL ? no_version() : status == KVANT_ERR_FORMAT ? damaged("a matrix has no good inverse") : status;
+    return status == KVANT_ERR_FULL     ? no_version()
+           : status == KVANT_ERR_FORMAT ? damaged("a matrix has no good inverse")
+                                        : status;
 }
 
-kvant_status kvant_tensor_import(kvant_tensor *tensor, uint32_t block, const void *data, size_t bytes)
+kvant_status kvant_tensor_import(kvant_tensor *tensor, uint32_t block, const void *data,
+                                 size_t bytes)
 {
     block_header header;
     uint32_t version;
@@ -504,7 +540,8 @@ kvant_status kvant_tensor_import(kvant_tensor *tensor, uint32_t block, const voi
         page = kvant_open_take(tensor, block, 0, 1);
     if (page >= 0) {
         tensor->open_pages[page].fresh = header.written;
-        kvant_pages_copy(tensor, kvant_open_page_of(tensor, page, 0), pages, page_bytes(tensor, true));
+        kvant_pages_copy(tensor, kvant_open_page_of(tensor, page, 0), pages,
+                         page_bytes(tensor, true));
     }
     fill(tensor, block, version, position_of(tensor, data, &header), header.written,
          open ? NULL : pages);
@@ -532,10 +569,12 @@ static kvant_status check_affine(const kvant_tensor *tensor, const kvant_affine 
 {
     size_t n = kvant_tensor_width(tensor);
     if ((affine->center && !uses(tensor, false)) || (affine->scale && !uses(tensor, true)))
-        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "no codec of the tensor has a centre, or a scale, to set (%s)",
+        return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
+                          "no codec of the tensor has a centre, or a scale, to set (%s)",
                           kvant_tensor_codec_info(tensor)->spec);
     for (size_t i = 0; i < n; i++) {
-        float center = affine->center ? affine->center[i] : 0, scale = affine->scale ? affine->scale[i] : 1;
+        float center = affine->center ? affine->center[i] : 0,
+              scale = affine->scale ? affine->scale[i] : 1;
         KVANT_RETURN_IF(!isfinite(center) || !isfinite(scale), KVANT_ERR_NONFINITE);
         KVANT_RETURN_IF(!(scale > 0), KVANT_ERR_ARGUMENT);
     }
@@ -547,7 +586,9 @@ kvant_status kvant_tensor_set_affine(kvant_tensor *tensor, const kvant_affine *a
     KVANT_RETURN_IF(!tensor || !affine || tensor->any_written, KVANT_ERR_ARGUMENT);
     KVANT_FORWARD(check_affine(tensor, affine));
     uint32_t version;
-    const kvant_version_numbers numbers = { .center = affine->center, .scale = affine->scale, .learnt = true };
+    const kvant_version_numbers numbers = { .center = affine->center,
+                                            .scale = affine->scale,
+                                            .learnt = true };
     KVANT_FORWARD(kvant_version_find(tensor, &numbers, &version));
     kvant_versions_begin(tensor, version);
     return KVANT_OK;

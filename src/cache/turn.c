@@ -54,11 +54,13 @@ static complex_number conjugate(complex_number a, bool really)
 kvant_status kvant_rope_check(const kvant_rope *rope, uint32_t head_dim)
 {
     if (!rope->frequencies || !rope->n_dims || rope->n_dims % 2 || rope->n_dims > head_dim)
-        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "rope: frequencies are missing, or n_dims is odd, 0 or above head_dim");
+        return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
+                          "rope: frequencies are missing, or n_dims is odd, 0 or above head_dim");
     for (uint32_t i = 0; i < rope->n_dims / 2; i++) {
         if (!(fabsf(rope->frequencies[i]) <= MOST_FREQUENCY))
-            return kvant_fail(NULL, isfinite(rope->frequencies[i]) ? KVANT_ERR_ARGUMENT : KVANT_ERR_NONFINITE,
-                              "rope: frequency %u is no number, or above 1024", i);
+            return kvant_fail(
+                NULL, isfinite(rope->frequencies[i]) ? KVANT_ERR_ARGUMENT : KVANT_ERR_NONFINITE,
+                "rope: frequency %u is no number, or above 1024", i);
     }
     return KVANT_OK;
 }
@@ -83,12 +85,14 @@ static uint32_t place_of(uint32_t d, uint32_t n, uint32_t part, uint32_t channel
 }
 
 /* Pairs of a part; false when one lies in two parts, or a channel is left. */
-static bool find_pairs(const kvant_rope *rope, uint32_t d, uint32_t n, uint32_t part, kvant_pair *pairs)
+static bool find_pairs(const kvant_rope *rope, uint32_t d, uint32_t n, uint32_t part,
+                       kvant_pair *pairs)
 {
     uint32_t found = 0, alone = n;
     for (uint32_t i = 0; i < n; i++) {
         bool second;
-        const uint32_t channel = kvant_part_channel(d, n, part, i), other = partner(rope, channel, &second);
+        const uint32_t channel = kvant_part_channel(d, n, part, i),
+                       other = partner(rope, channel, &second);
         const uint32_t at = place_of(d, n, part, other);
         if (at == n)
             return false;
@@ -98,7 +102,9 @@ static bool find_pairs(const kvant_rope *rope, uint32_t d, uint32_t n, uint32_t 
         } else if (at == i) {
             alone = i;
         } else if (!second) {
-            pairs[found++] = (kvant_pair){ (uint16_t)i, (uint16_t)at, rope->frequencies[rope->interleaved ? channel / 2 : channel] };
+            pairs[found++] =
+                (kvant_pair){ (uint16_t)i, (uint16_t)at,
+                              rope->frequencies[rope->interleaved ? channel / 2 : channel] };
         }
     }
     return alone == n;
@@ -129,7 +135,9 @@ uint32_t kvant_turn_octaves(uint64_t n_positions)
 
 static uint32_t edge_of(const kvant_turn *turn, uint32_t octave)
 {
-    return octave == turn->n_octaves ? turn->n_positions : octave ? KVANT_FIRST_OCTAVE << (octave - 1) : 0;
+    return octave == turn->n_octaves ? turn->n_positions
+           : octave                  ? KVANT_FIRST_OCTAVE << (octave - 1)
+                                     : 0;
 }
 
 void kvant_turn_octave_edges(const kvant_turn *turn, uint32_t octave, int32_t edges[2])
@@ -139,10 +147,13 @@ void kvant_turn_octave_edges(const kvant_turn *turn, uint32_t octave, int32_t ed
 }
 
 /* NULL with *status KVANT_OK: this rope cannot be followed. */
-static kvant_turn *make_turn(const kvant_tensor *tensor, const kvant_rope *rope, kvant_status *status)
+static kvant_turn *make_turn(const kvant_tensor *tensor, const kvant_rope *rope,
+                             kvant_status *status)
 {
     const uint32_t d = tensor->head_dim, n = tensor->learning->part;
-    const uint64_t slots = KVANT_PAGE_TOKENS * (uint64_t)(tensor->blocks_per_sequence ? tensor->blocks_per_sequence : tensor->n_blocks);
+    const uint64_t slots =
+        KVANT_PAGE_TOKENS *
+        (uint64_t)(tensor->blocks_per_sequence ? tensor->blocks_per_sequence : tensor->n_blocks);
     const uint64_t positions = rope->n_positions ? rope->n_positions : slots;
     kvant_turn *turn = kvant_alloc(1, sizeof *turn);
     *status = turn ? KVANT_OK : KVANT_ERR_MEMORY;
@@ -169,11 +180,13 @@ kvant_status kvant_tensor_set_rope(kvant_tensor *tensor, const kvant_rope *rope)
     kvant_rope r;
     kvant_status status = KVANT_OK;
     if (!tensor || (rope && !KVANT_TAKE(kvant_rope, &r, rope, n_ranges)))
-        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "rope: no tensor, or its size field is not set");
+        return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
+                          "rope: no tensor, or its size field is not set");
     if (rope)
         KVANT_FORWARD(kvant_rope_check(&r, tensor->head_dim));
     if (rope && r.block_centers && tensor->device)
-        return kvant_fail(NULL, KVANT_ERR_UNSUPPORTED, "rope: blocks on a GPU have no centres of their own");
+        return kvant_fail(NULL, KVANT_ERR_UNSUPPORTED,
+                          "rope: blocks on a GPU have no centres of their own");
     kvant_learning *l = tensor->learning;
     if (!l || kvant_tensor_codec_info(tensor)->role == KVANT_ROLE_V)
         return KVANT_OK;
@@ -203,7 +216,8 @@ kvant_status kvant_tensor_next_positions(kvant_tensor *tensor, const int32_t *po
 
 void kvant_turning_begin(kvant_turning *turning, const kvant_turn *turn, uint32_t part)
 {
-    kvant_turning_over(turning, turn ? turn->pairs + part * turn->part / 2 : NULL, turn ? turn->part / 2 : 0);
+    kvant_turning_over(turning, turn ? turn->pairs + part * turn->part / 2 : NULL,
+                       turn ? turn->part / 2 : 0);
 }
 
 void kvant_turning_over(kvant_turning *turning, const kvant_pair *pairs, uint32_t n)
@@ -213,13 +227,15 @@ void kvant_turning_over(kvant_turning *turning, const kvant_pair *pairs, uint32_
     turning->position = turning->step = 0;
     turning->halves = true;
     for (uint32_t i = 0; i < turning->n; i++) {
-        turning->halves &= turning->pairs[i].first == i && turning->pairs[i].second == i + turning->n;
+        turning->halves &=
+            turning->pairs[i].first == i && turning->pairs[i].second == i + turning->n;
         turning->at.cosine[i] = turning->by.cosine[i] = turning->cosine[i] = 1;
         turning->at.sine[i] = turning->by.sine[i] = turning->sine[i] = 0;
     }
 }
 
-void kvant_turning_expect(kvant_turning *turning, int64_t step, const double *cosine, const double *sine)
+void kvant_turning_expect(kvant_turning *turning, int64_t step, const double *cosine,
+                          const double *sine)
 {
     turning->step = step;
     memcpy(turning->by.cosine, cosine, turning->n * sizeof *cosine);
@@ -245,7 +261,8 @@ static void move_to(kvant_turning *t, int64_t position)
 }
 
 /* A function of its own: what nobody else writes to becomes vectors. */
-static void turn_halves(uint32_t n, const float *restrict cosine, const float *restrict sine, float *restrict first, float *restrict second)
+static void turn_halves(uint32_t n, const float *restrict cosine, const float *restrict sine,
+                        float *restrict first, float *restrict second)
 {
     for (uint32_t i = 0; i < n; i++) {
         const float a = first[i], b = second[i];
@@ -296,7 +313,8 @@ static kvant_status begin_series(series *s, const kvant_turn *turn, uint32_t par
     }
     for (uint32_t m = 0; m <= s->n_edges; m++)
         for (uint32_t i = 0; i < s->n; i++)
-            s->at[m * s->n + i] = unit((m < s->n_edges ? s->edge[m] : 1) * s->step * (double)s->pairs[i].frequency);
+            s->at[m * s->n + i] =
+                unit((m < s->n_edges ? s->edge[m] : 1) * s->step * (double)s->pairs[i].frequency);
     return KVANT_OK;
 }
 
@@ -306,11 +324,13 @@ static complex_number mean_of(const series *s, uint32_t i, uint32_t k, bool minu
     complex_number sum = { 0, 0 };
     const complex_number one = { 1, 0 };
     for (uint32_t m = 0; m < s->n_edges; m++) {
-        const complex_number *at = s->at + m * s->n, z = times(at[i], k < s->n ? conjugate(at[k], minus) : one);
+        const complex_number *at = s->at + m * s->n,
+                             z = times(at[i], k < s->n ? conjugate(at[k], minus) : one);
         sum.re += s->share[m] * z.re;
         sum.im += s->share[m] * z.im;
     }
-    const complex_number *at = s->at + s->n_edges * s->n, z = times(at[i], k < s->n ? conjugate(at[k], minus) : one);
+    const complex_number *at = s->at + s->n_edges * s->n,
+                         z = times(at[i], k < s->n ? conjugate(at[k], minus) : one);
     const complex_number below = { z.re - 1, -z.im };
     const double size = below.re * below.re + below.im * below.im;
     if (size < NO_TURN * NO_TURN)
@@ -323,7 +343,8 @@ static void turn_mean(const series *s, double *mean)
 {
     for (uint32_t i = 0; i < s->n; i++) {
         const kvant_pair *p = &s->pairs[i];
-        const complex_number z = times((complex_number){ mean[p->first], mean[p->second] }, mean_of(s, i, s->n, false));
+        const complex_number z =
+            times((complex_number){ mean[p->first], mean[p->second] }, mean_of(s, i, s->n, false));
         mean[p->first] = z.re;
         mean[p->second] = z.im;
     }
@@ -334,17 +355,20 @@ static void turn_block(const series *s, uint32_t i, uint32_t k, double *m)
 {
     const size_t d = 2 * (size_t)s->n;
     const kvant_pair *x = &s->pairs[i], *y = &s->pairs[k];
-    const double aa = m[x->first * d + y->first], ab = m[x->first * d + y->second], ba = m[x->second * d + y->first],
-                 bb = m[x->second * d + y->second];
-    const complex_number minus = times((complex_number){ aa + bb, ba - ab }, mean_of(s, i, k, true));
-    const complex_number plus = times((complex_number){ aa - bb, ba + ab }, mean_of(s, i, k, false));
+    const double aa = m[x->first * d + y->first], ab = m[x->first * d + y->second],
+                 ba = m[x->second * d + y->first], bb = m[x->second * d + y->second];
+    const complex_number minus =
+        times((complex_number){ aa + bb, ba - ab }, mean_of(s, i, k, true));
+    const complex_number plus =
+        times((complex_number){ aa - bb, ba + ab }, mean_of(s, i, k, false));
     m[y->first * d + x->first] = m[x->first * d + y->first] = (minus.re + plus.re) / 2;
     m[y->second * d + x->second] = m[x->second * d + y->second] = (minus.re - plus.re) / 2;
     m[y->first * d + x->second] = m[x->second * d + y->first] = (plus.im + minus.im) / 2;
     m[y->second * d + x->first] = m[x->first * d + y->second] = (plus.im - minus.im) / 2;
 }
 
-kvant_status kvant_turn_moments(const kvant_turn *turn, uint32_t part, kvant_range range, uint32_t step, double *mean, double *moments)
+kvant_status kvant_turn_moments(const kvant_turn *turn, uint32_t part, kvant_range range,
+                                uint32_t step, double *mean, double *moments)
 {
     series s = { .n_edges = range.end - range.first + 1u, .step = step };
     for (uint32_t m = 0; m < s.n_edges; m++)
@@ -359,7 +383,8 @@ kvant_status kvant_turn_moments(const kvant_turn *turn, uint32_t part, kvant_ran
     return KVANT_OK;
 }
 
-kvant_status kvant_turn_mean(const kvant_turn *turn, uint32_t part, int32_t first, int32_t last, double *mean)
+kvant_status kvant_turn_mean(const kvant_turn *turn, uint32_t part, int32_t first, int32_t last,
+                             double *mean)
 {
     series s = { .n_edges = 2, .step = 1, .edge = { first, last + 1.0 } };
     KVANT_FORWARD(begin_series(&s, turn, part));

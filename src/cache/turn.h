@@ -21,7 +21,8 @@ typedef struct kvant_pair {
 } kvant_pair;
 
 typedef struct kvant_turn {
-    uint32_t n_dims, interleaved, n_positions, n_ranges, block_centers; /* as in kvant_rope, with n_positions resolved */
+    uint32_t n_dims, interleaved, n_positions, n_ranges,
+        block_centers; /* as in kvant_rope, with n_positions resolved */
     uint32_t part, n_octaves;
     float frequencies[KVANT_MAX_HEAD_DIM / 2];
     kvant_pair pairs[KVANT_MAX_HEAD_DIM / 2]; /* of part 0, then of part 1 ... */
@@ -61,7 +62,8 @@ void kvant_turning_begin(kvant_turning *turning, const kvant_turn *turn, uint32_
 void kvant_turning_over(kvant_turning *turning, const kvant_pair *pairs, uint32_t n);
 
 /* The next steps will be so many positions, whose cosines and sines of all pairs these are. */
-void kvant_turning_expect(kvant_turning *turning, int64_t step, const double *cosine, const double *sine);
+void kvant_turning_expect(kvant_turning *turning, int64_t step, const double *cosine,
+                          const double *sine);
 
 /* turning->cosine and sine become those of the position. */
 void kvant_turning_move(kvant_turning *turning, int64_t position);
@@ -71,7 +73,9 @@ void kvant_turn_back(kvant_turning *turning, int64_t position, float *x);
 
 /* A mean (NULL: none) and a full matrix of second moments about 0, of vectors of one part at position
  * 0, become those over every step-th position of a range. KVANT_ERR_MEMORY. */
-kvant_status kvant_turn_moments(const kvant_turn *turn, uint32_t part, kvant_range range, uint32_t step, double *mean, double *moments);
+kvant_status kvant_turn_moments(const kvant_turn *turn, uint32_t part, kvant_range range,
+                                uint32_t step, double *mean, double *moments);
 
 /* Such a mean, over positions first to last. KVANT_ERR_MEMORY. */
-kvant_status kvant_turn_mean(const kvant_turn *turn, uint32_t part, int32_t first, int32_t last, double *mean);
+kvant_status kvant_turn_mean(const kvant_turn *turn, uint32_t part, int32_t first, int32_t last,
+                             double *mean);

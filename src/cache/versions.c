@@ -17,11 +17,14 @@
 
 /* Rows get a new version when an old one would make this many times the squared error of a new one. */
 #define MOST_EXCESS 1.5f
-#define MATRIX_EXCESS 2     /* times more by sums alone, which know no matrix: it is worth more than factors */
+#define MATRIX_EXCESS                                                                              \
+    2 /* times more by sums alone, which know no matrix: it is worth more than factors */
 #define NEAR_POSITIONS 512
-#define NEAR_EXCESS 1.25    /* instead, before these positions: other text's version errs 0.8 to 1.1 times as much */
-#define RANGE_EXCESS 2.0    /* behind them: turned there, a version is not as good for a few rows as one from them */
-#define VERSIONS 4u         /* without matrices */
+#define NEAR_EXCESS                                                                                \
+    1.25 /* instead, before these positions: other text's version errs 0.8 to 1.1 times as much */
+#define RANGE_EXCESS                                                                               \
+    2.0 /* behind them: turned there, a version is not as good for a few rows as one from them */
+#define VERSIONS 4u /* without matrices */
 
 /* Rows of a batch that are looked at, spread over it. */
 #define MOST_ROWS 512u
@@ -78,7 +81,8 @@ void kvant_versions_place(kvant_tensor *tensor, float *memory)
     kvant_statistics_place(&tensor->batch, width, memory + 3 * KVANT_STATISTICS_PARTS * width);
 }
 
-static void add_rows(const kvant_tensor *tensor, kvant_statistics *statistics, const float *rows, size_t stride, size_t n)
+static void add_rows(const kvant_tensor *tensor, kvant_statistics *statistics, const float *rows,
+                     size_t stride, size_t n)
 {
     size_t taken = n < MOST_ROWS ? n : MOST_ROWS;
     if (tensor->device) {
@@ -89,8 +93,8 @@ static void add_rows(const kvant_tensor *tensor, kvant_statistics *statistics, c
     kvant_statistics_add(statistics, rows, stride, n, taken);
 }
 
-static void distances_of_head(const kvant_tensor *tensor, const kvant_statistics *seen, uint32_t head,
-                              const kvant_tensor_version *version, float *distances)
+static void distances_of_head(const kvant_tensor *tensor, const kvant_statistics *seen,
+                              uint32_t head, const kvant_tensor_version *version, float *distances)
 {
     const size_t at = (size_t)head * tensor->head_dim;
     kvant_statistics_distances(seen, at, tensor->head_dim, version->center + at, distances);
@@ -139,7 +143,8 @@ kvant_status kvant_versions_create(kvant_tensor *tensor)
         tensor->versions[v].center = tensor->centers + v * 2 * width;
         tensor->versions[v].scale = tensor->versions[v].center + width;
     }
-    KVANT_RETURN_IF(!load(tensor, false, tensor->versions[0].center) || !load(tensor, true, tensor->versions[0].scale),
+    KVANT_RETURN_IF(!load(tensor, false, tensor->versions[0].center) ||
+                        !load(tensor, true, tensor->versions[0].scale),
                     KVANT_ERR_UNSUPPORTED);
     if (tensor->learns && tensor->device)
         KVANT_FORWARD(kvant_statistics_create(&tensor->fetched, width));
@@ -205,9 +210,8 @@ static uint32_t found_at_most(const kvant_tensor *tensor)
 
 static bool is_unused(const kvant_tensor *tensor, uint32_t version)
 {
-    return !tensor->versions[version].alive ||
-           (!tensor->versions[version].n_blocks &&
-            (version != tensor->newest || learns_once(tensor)));
+    return !tensor->versions[version].alive || (!tensor->versions[version].n_blocks &&
+                                                (version != tensor->newest || learns_once(tensor)));
 }
 
 /* A version that no block uses, or NULL. */
@@ -240,15 +244,18 @@ void kvant_version_leave(kvant_tensor *tensor, uint32_t block)
 }
 
 /* NULL: no matrices. */
-static bool same_weights(const kvant_tensor *tensor, const kvant_weights *weights, const kvant_version_numbers *numbers)
+static bool same_weights(const kvant_tensor *tensor, const kvant_weights *weights,
+                         const kvant_version_numbers *numbers)
 {
     if (!weights || !numbers->triangles)
         return !weights && !numbers->triangles;
-    return memcmp(weights->triangles, numbers->triangles, kvant_weights_halves(tensor) * sizeof *numbers->triangles) == 0 &&
+    return memcmp(weights->triangles, numbers->triangles,
+                  kvant_weights_halves(tensor) * sizeof *numbers->triangles) == 0 &&
            kvant_centers_equal(tensor, weights->centers, numbers->centers);
 }
 
-static kvant_status make_weights(const kvant_tensor *tensor, const kvant_version_numbers *numbers, kvant_weights **weights)
+static kvant_status make_weights(const kvant_tensor *tensor, const kvant_version_numbers *numbers,
+                                 kvant_weights **weights)
 {
     KVANT_FORWARD(kvant_weights_create(tensor, numbers->triangles, 1, weights));
     (*weights)->centers = kvant_centers_copy(tensor, numbers->centers);
@@ -259,7 +266,8 @@ static kvant_status make_weights(const kvant_tensor *tensor, const kvant_version
     return KVANT_OK;
 }
 
-kvant_status kvant_version_find(kvant_tensor *tensor, const kvant_version_numbers *numbers, uint32_t *version)
+kvant_status kvant_version_find(kvant_tensor *tensor, const kvant_version_numbers *numbers,
+                                uint32_t *version)
 {
     const size_t bytes = kvant_tensor_width(tensor) * sizeof(float);
     const float *center = numbers->center ? numbers->center : tensor->versions[0].center,
@@ -337,8 +345,8 @@ static double cost(const kvant_tensor *tensor, const kvant_statistics *seen, uin
 
 /* By how much each version errs more than the one that the rows themselves give, as a mean over
  * heads; infinite for versions that are not there or were not learnt. */
-static void find_excess(const kvant_tensor *tensor, const kvant_statistics *seen, const kvant_tensor_version *own,
-                        double excess[KVANT_MAX_VERSIONS])
+static void find_excess(const kvant_tensor *tensor, const kvant_statistics *seen,
+                        const kvant_tensor_version *own, double excess[KVANT_MAX_VERSIONS])
 {
     for (uint32_t v = 0; v < KVANT_MAX_VERSIONS; v++)
         excess[v] = tensor->versions[v].alive && tensor->versions[v].learnt ? 0 : INFINITY;
@@ -346,7 +354,9 @@ static void find_excess(const kvant_tensor *tensor, const kvant_statistics *seen
         const double best = cost(tensor, seen, head, own);
         for (uint32_t v = 0; v < KVANT_MAX_VERSIONS; v++)
             if (excess[v] < INFINITY)
-                excess[v] += (best > 0 ? cost(tensor, seen, head, &tensor->versions[v]) / best : 1) / tensor->n_kv_heads;
+                excess[v] +=
+                    (best > 0 ? cost(tensor, seen, head, &tensor->versions[v]) / best : 1) /
+                    tensor->n_kv_heads;
     }
 }
 
@@ -372,8 +382,8 @@ static const kvant_statistics *fetch(kvant_tensor *tensor, const kvant_statistic
 }
 
 /* all: the rows, if they are those of one write. */
-static kvant_choice judge(kvant_tensor *tensor, const kvant_statistics *noted, const kvant_new_rows *all,
-                          uint32_t n_threads)
+static kvant_choice judge(kvant_tensor *tensor, const kvant_statistics *noted,
+                          const kvant_new_rows *all, uint32_t n_threads)
 {
     kvant_choice choice = { .judged = true, .version = tensor->newest };
     const kvant_statistics *seen = fetch(tensor, noted);
@@ -395,11 +405,13 @@ static kvant_choice judge(kvant_tensor *tensor, const kvant_statistics *noted, c
         }
     }
     if (kvant_learning_turns(tensor, &choice, least <= most, count_unused(tensor))) {
-        choice.status = kvant_learning_turn(tensor, &choice, least, most, count_unused(tensor), n_threads, &turned);
+        choice.status = kvant_learning_turn(tensor, &choice, least, most, count_unused(tensor),
+                                            n_threads, &turned);
         if (!turned)
             learn(tensor, seen);
     }
-    if (turned || (!(least <= most) && count_unused(tensor) > (kvant_learning_is_monotonous(tensor) ? 1u : 0u)))
+    if (turned || (!(least <= most) &&
+                   count_unused(tensor) > (kvant_learning_is_monotonous(tensor) ? 1u : 0u)))
         choice.version = KVANT_CANDIDATE;
     if (choice.status == KVANT_OK && !tensor->device)
         choice.status = kvant_version_prepare(tensor, choice.version);
@@ -413,12 +425,15 @@ static kvant_new_rows rows_seen(const kvant_tensor *tensor, const kvant_new_rows
 {
     kvant_new_rows seen = *rows;
     if (tensor->device)
-        seen.rows = kvant_learning_looks(tensor, rows) ? tensor->device->look(tensor, rows->rows, rows->stride, rows->n) : NULL;
+        seen.rows = kvant_learning_looks(tensor, rows)
+                        ? tensor->device->look(tensor, rows->rows, rows->stride, rows->n)
+                        : NULL;
     seen.n = seen.rows ? rows->n : 0;
     return seen;
 }
 
-kvant_choice kvant_versions_judge(kvant_tensor *tensor, const kvant_new_rows *rows, uint32_t n_threads)
+kvant_choice kvant_versions_judge(kvant_tensor *tensor, const kvant_new_rows *rows,
+                                  uint32_t n_threads)
 {
     const kvant_new_rows seen = rows_seen(tensor, rows);
     tensor->batch.n = 0;
@@ -439,7 +454,8 @@ void kvant_versions_note(kvant_tensor *tensor, const kvant_new_rows *rows, bool 
         tensor->batch.n = tensor->recent.n;
         kvant_statistics_copy(&tensor->batch, &tensor->recent, rows->n);
     }
-    kvant_learning_sample(tensor, tensor->device ? &none : rows, tensor->recent.n == 0 || tensor->device);
+    kvant_learning_sample(tensor, tensor->device ? &none : rows,
+                          tensor->recent.n == 0 || tensor->device);
     add_rows(tensor, &tensor->recent, rows->rows, rows->stride, rows->n);
 }
 
@@ -461,7 +477,8 @@ void kvant_versions_forget(kvant_tensor *tensor)
 
 void kvant_versions_share(const kvant_tensor *from, kvant_tensor *to)
 {
-    if (from == to || !kvant_versions_wait(from) || !kvant_versions_wait(to) || to->recent.n || to->learning)
+    if (from == to || !kvant_versions_wait(from) || !kvant_versions_wait(to) || to->recent.n ||
+        to->learning)
         return; /* matrices need the rows themselves */
     if (!from->recent.n)
         return;
@@ -476,10 +493,13 @@ bool kvant_versions_fit(const kvant_tensor *tensor, uint32_t version)
     for (uint32_t head = 0; head < tensor->n_kv_heads; head++) {
         float room[KVANT_MAX_HEAD_DIM];
         const kvant_affine affine = kvant_affine_widest(tensor, version, head, room);
-        const float safe = kvant_codec_safe_input(kvant_version_transform(tensor, version, head), kernels, &affine);
+        const float safe = kvant_codec_safe_input(kvant_version_transform(tensor, version, head),
+                                                  kernels, &affine);
         for (uint32_t p = 0; p < kvant_statistics_parts(seen); p++)
-            for (size_t j = (size_t)head * tensor->head_dim; j < (size_t)(head + 1) * tensor->head_dim; j++)
-                if (!(fmaxf(-seen->min[p * seen->width + j], seen->max[p * seen->width + j]) <= safe))
+            for (size_t j = (size_t)head * tensor->head_dim;
+                 j < (size_t)(head + 1) * tensor->head_dim; j++)
+                if (!(fmaxf(-seen->min[p * seen->width + j], seen->max[p * seen->width + j]) <=
+                      safe))
                     return false;
     }
     return true;
@@ -508,7 +528,8 @@ void kvant_versions_begin(kvant_tensor *tensor, uint32_t version)
     tensor->newest = (uint8_t)version;
     memset(tensor->sequence_versions, (int)version, tensor->n_sequences);
     for (uint32_t i = 0; i < tensor->n_open_pages; i++)
-        if (tensor->open_pages[i].block >= 0 && is_open_in(tensor, (uint32_t)tensor->open_pages[i].block, 0))
+        if (tensor->open_pages[i].block >= 0 &&
+            is_open_in(tensor, (uint32_t)tensor->open_pages[i].block, 0))
             kvant_open_reexpress(tensor, (uint32_t)tensor->open_pages[i].block, version);
 }
 
@@ -518,7 +539,8 @@ void kvant_choice_publish(kvant_tensor *tensor, kvant_choice *choice)
         return;
     if (choice->version == KVANT_CANDIDATE)
         choice->version = promote_candidate(tensor);
-    kvant_weights_free(&tensor->versions[KVANT_CANDIDATE].weights); /* one that was not chosen, or replaced */
+    kvant_weights_free(
+        &tensor->versions[KVANT_CANDIDATE].weights); /* one that was not chosen, or replaced */
     if (kvant_versions_wait(tensor))
         kvant_versions_begin(tensor, choice->version);
     tensor->newest = choice->version;

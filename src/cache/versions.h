@@ -5,8 +5,9 @@
 
 /* What a batch of rows says about the versions. */
 typedef struct kvant_choice {
-    bool judged;     /* else blocks keep their version, and new blocks go by their sequence */
-    uint8_t version; /* for the rows, if judged: KVANT_CANDIDATE for a new one until it is published */
+    bool judged; /* else blocks keep their version, and new blocks go by their sequence */
+    uint8_t
+        version; /* for the rows, if judged: KVANT_CANDIDATE for a new one until it is published */
     bool unfit[KVANT_MAX_VERSIONS]; /* rows stored with this version would err much more */
     kvant_status status;            /* KVANT_ERR_MEMORY: there is no choice */
 } kvant_choice;
@@ -24,7 +25,8 @@ typedef struct kvant_new_rows {
 
 /* Judge rows; or all rows noted since they were last forgotten. Both change the candidate and what
  * transform=first has learnt, which a write that fails must forget (kvant_learning_reset). */
-kvant_choice kvant_versions_judge(kvant_tensor *tensor, const kvant_new_rows *rows, uint32_t n_threads);
+kvant_choice kvant_versions_judge(kvant_tensor *tensor, const kvant_new_rows *rows,
+                                  uint32_t n_threads);
 kvant_choice kvant_versions_judge_noted(kvant_tensor *tensor, uint32_t n_threads);
 
 /* There is room for statistics of rows, until they are forgotten. KVANT_ERR_MEMORY. */

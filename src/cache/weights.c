@@ -33,7 +33,8 @@ void kvant_weights_free(kvant_weights **weights)
 }
 
 /* lower = W^T of a part, and W^-1, whose rows are columns of lower^-1. */
-static kvant_status read_part(uint32_t n, const uint16_t *triangle, double *lower, double *inverse, double *room)
+static kvant_status read_part(uint32_t n, const uint16_t *triangle, double *lower, double *inverse,
+                              double *room)
 {
     const size_t d = n;
     for (size_t i = 0; i < d; i++)
@@ -43,7 +44,8 @@ static kvant_status read_part(uint32_t n, const uint16_t *triangle, double *lowe
         KVANT_RETURN_IF(!(lower[i * d + i] > 0), KVANT_ERR_FORMAT);
     memcpy(room, lower, d * d * sizeof *room);
     kvant_kernels_get(KVANT_CPU_AUTO)->lower_inverse(d, room, inverse);
-    const double squares = kvant_dot_lanes(lower, lower, d * d) * kvant_dot_lanes(room, room, d * d);
+    const double squares =
+        kvant_dot_lanes(lower, lower, d * d) * kvant_dot_lanes(room, room, d * d);
     KVANT_RETURN_IF(!(squares <= MAX_CONDITION * MAX_CONDITION), KVANT_ERR_FORMAT);
     for (size_t i = 0; i < d; i++)
         for (size_t j = 0; j < d; j++)
@@ -69,7 +71,8 @@ static kvant_status make_head(const make_job *job, uint32_t head)
     transform->part = n;
     transform->triangles = job->weights->triangles + head * (d / n) * kvant_triangle_size(n);
     for (uint32_t part = 0; part < d / n && status == KVANT_OK; part++) {
-        status = read_part(n, transform->triangles + part * kvant_triangle_size(n), w, w + size, w + 2 * size);
+        status = read_part(n, transform->triangles + part * kvant_triangle_size(n), w, w + size,
+                           w + 2 * size);
         transform->gain = fmaxf(transform->gain, kvant_transform_gain_of(w, n));
     }
     kvant_free(w);
@@ -115,12 +118,13 @@ static kvant_status prepare(const kvant_tensor *tensor, kvant_weights *weights)
     return KVANT_OK;
 }
 
-kvant_status kvant_weights_create(const kvant_tensor *tensor, const uint16_t *triangles, uint32_t n_threads,
-                                  kvant_weights **weights)
+kvant_status kvant_weights_create(const kvant_tensor *tensor, const uint16_t *triangles,
+                                  uint32_t n_threads, kvant_weights **weights)
 {
     const size_t n = kvant_weights_halves(tensor);
     make_job *job = kvant_alloc(1, sizeof *job + tensor->n_kv_heads * sizeof *job->status);
-    kvant_weights *w = *weights = kvant_alloc(1, sizeof *w + tensor->n_kv_heads * sizeof *w->transforms);
+    kvant_weights *w = *weights =
+        kvant_alloc(1, sizeof *w + tensor->n_kv_heads * sizeof *w->transforms);
     if (w)
         w->triangles = kvant_alloc(n + KVANT_TRIANGLE_PADDING, sizeof *w->triangles);
     kvant_status status = job && w && w->triangles ? KVANT_OK : KVANT_ERR_MEMORY;
@@ -194,7 +198,9 @@ size_t kvant_weights_bytes(const kvant_tensor *tensor)
 
 size_t kvant_weights_most(const kvant_tensor *tensor)
 {
-    const uint64_t slots = KVANT_PAGE_TOKENS * (uint64_t)(tensor->blocks_per_sequence ? tensor->blocks_per_sequence : tensor->n_blocks);
+    const uint64_t slots =
+        KVANT_PAGE_TOKENS *
+        (uint64_t)(tensor->blocks_per_sequence ? tensor->blocks_per_sequence : tensor->n_blocks);
     const kvant_turn *turn = tensor->learning ? tensor->learning->turn : NULL;
     const uint32_t n = (turn ? turn->n_octaves : kvant_turn_octaves(slots)) + EARLY_VERSIONS;
     const uint32_t most = kvant_versions_at_most(tensor) - 1;
@@ -215,9 +221,11 @@ static kvant_status read_parts(uint32_t d, const uint16_t *triangles, double *w,
     kvant_status status = part ? KVANT_OK : KVANT_ERR_MEMORY;
     for (uint32_t p = 0; p < d / n && status == KVANT_OK; p++) {
         const bool whole = n == d;
-        status = read_part(n, triangles + p * kvant_triangle_size(n), whole ? w : part, whole ? inverse : part + size, part + 2 * size);
+        status = read_part(n, triangles + p * kvant_triangle_size(n), whole ? w : part,
+                           whole ? inverse : part + size, part + 2 * size);
         for (uint32_t i = 0; i < size && status == KVANT_OK && !whole; i++) {
-            const size_t at = kvant_part_channel(d, n, p, i / n) * d + kvant_part_channel(d, n, p, i % n);
+            const size_t at =
+                kvant_part_channel(d, n, p, i / n) * d + kvant_part_channel(d, n, p, i % n);
             w[at] = part[i];
             inverse[at] = part[size + i];
         }
@@ -226,13 +234,16 @@ static kvant_status read_parts(uint32_t d, const uint16_t *triangles, double *w,
     return status;
 }
 
-kvant_status kvant_version_weigh(const kvant_tensor *tensor, uint32_t version, uint32_t kv_head, kvant_transform *transform)
+kvant_status kvant_version_weigh(const kvant_tensor *tensor, uint32_t version, uint32_t kv_head,
+                                 kvant_transform *transform)
 {
     const uint32_t d = tensor->head_dim;
     const size_t size = (size_t)d * d;
     double *w = kvant_alloc(2 * size, sizeof *w);
-    kvant_status status = w ? read_parts(d, tensor->versions[version].weights->transforms[kv_head].triangles, w, w + size)
-                            : KVANT_ERR_MEMORY;
+    kvant_status status =
+        w ? read_parts(d, tensor->versions[version].weights->transforms[kv_head].triangles, w,
+                       w + size)
+          : KVANT_ERR_MEMORY;
     if (status == KVANT_OK)
         status = kvant_transform_weigh(transform, w, w + size);
     kvant_free(w);
@@ -249,7 +260,8 @@ static float *copy_of(const float *numbers, uint32_t n, kvant_status *status)
     return copy;
 }
 
-static kvant_status fix(kvant_codec *codec, const kvant_tensor *tensor, uint32_t version, int32_t position, uint32_t kv_head)
+static kvant_status fix(kvant_codec *codec, const kvant_tensor *tensor, uint32_t version,
+                        int32_t position, uint32_t kv_head)
 {
     float room[KVANT_MAX_HEAD_DIM];
     const kvant_affine affine = kvant_affine_at(tensor, version, kv_head, position, room);
@@ -267,10 +279,11 @@ static kvant_status fix(kvant_codec *codec, const kvant_tensor *tensor, uint32_t
     return status;
 }
 
-kvant_status kvant_version_codec(const kvant_tensor *tensor, uint32_t version, int32_t position, uint32_t kv_head,
-                                 const kvant_codec *like, kvant_codec **codec)
+kvant_status kvant_version_codec(const kvant_tensor *tensor, uint32_t version, int32_t position,
+                                 uint32_t kv_head, const kvant_codec *like, kvant_codec **codec)
 {
-    KVANT_FORWARD(kvant_codec_create(like->info.spec, like->info.head_dim, like->info.role, 0, codec, NULL, 0));
+    KVANT_FORWARD(kvant_codec_create(like->info.spec, like->info.head_dim, like->info.role, 0,
+                                     codec, NULL, 0));
     const kvant_status status = fix(*codec, tensor, version, position, kv_head);
     if (status != KVANT_OK)
         kvant_codec_free(codec);
@@ -279,8 +292,8 @@ kvant_status kvant_version_codec(const kvant_tensor *tensor, uint32_t version, i
 
 bool kvant_version_takes(const kvant_tensor *tensor, const kvant_codec *like)
 {
-    return like && like->info.role == kvant_tensor_codec_info(tensor)->role && like->info.head_dim == tensor->head_dim &&
-           !like->transform.weights;
+    return like && like->info.role == kvant_tensor_codec_info(tensor)->role &&
+           like->info.head_dim == tensor->head_dim && !like->transform.weights;
 }
 
 kvant_status kvant_tensor_make_codec(const kvant_tensor *tensor, uint32_t block, uint32_t kv_head,
@@ -288,7 +301,9 @@ kvant_status kvant_tensor_make_codec(const kvant_tensor *tensor, uint32_t block,
 {
     KVANT_RETURN_IF(!codec, KVANT_ERR_ARGUMENT);
     *codec = NULL;
-    KVANT_RETURN_IF(!tensor || block >= tensor->n_blocks || kv_head >= tensor->n_kv_heads, KVANT_ERR_ARGUMENT);
+    KVANT_RETURN_IF(!tensor || block >= tensor->n_blocks || kv_head >= tensor->n_kv_heads,
+                    KVANT_ERR_ARGUMENT);
     KVANT_RETURN_IF(!kvant_version_takes(tensor, like), KVANT_ERR_ARGUMENT);
-    return kvant_version_codec(tensor, tensor->blocks[block].version, tensor->blocks[block].position, kv_head, like, codec);
+    return kvant_version_codec(tensor, tensor->blocks[block].version,
+                               tensor->blocks[block].position, kv_head, like, codec);
 }

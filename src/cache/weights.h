@@ -10,7 +10,8 @@
 static inline uint32_t kvant_weights_part(uint32_t head_dim)
 {
     uint32_t parts = 1;
-    while (head_dim > 128 && (head_dim / parts > 64 || head_dim % (2 * parts)) && 2 * parts <= head_dim)
+    while (head_dim > 128 && (head_dim / parts > 64 || head_dim % (2 * parts)) &&
+           2 * parts <= head_dim)
         parts++;
     return head_dim % (2 * parts) ? head_dim : head_dim / parts;
 }
@@ -23,8 +24,8 @@ static inline size_t kvant_weights_halves(const kvant_tensor *tensor)
 }
 
 /* Triangles are copied; rows can be written. KVANT_ERR_FORMAT when one has no good inverse, KVANT_ERR_MEMORY. */
-kvant_status kvant_weights_create(const kvant_tensor *tensor, const uint16_t *triangles, uint32_t n_threads,
-                                  kvant_weights **weights);
+kvant_status kvant_weights_create(const kvant_tensor *tensor, const uint16_t *triangles,
+                                  uint32_t n_threads, kvant_weights **weights);
 
 void kvant_weights_free(kvant_weights **weights);
 
@@ -40,10 +41,11 @@ size_t kvant_weights_bytes(const kvant_tensor *tensor);
 size_t kvant_weights_most(const kvant_tensor *tensor);
 
 /* Puts a version's W before a rotation, as the matrices of kvant_transform_weigh. */
-kvant_status kvant_version_weigh(const kvant_tensor *tensor, uint32_t version, uint32_t kv_head, kvant_transform *transform);
+kvant_status kvant_version_weigh(const kvant_tensor *tensor, uint32_t version, uint32_t kv_head,
+                                 kvant_transform *transform);
 
 /* kvant_tensor_make_codec of a version, for a block at a position or KVANT_NO_POSITION, and whether it makes a codec like this one
  * (NULL: no). */
 bool kvant_version_takes(const kvant_tensor *tensor, const kvant_codec *like);
-kvant_status kvant_version_codec(const kvant_tensor *tensor, uint32_t version, int32_t position, uint32_t kv_head,
-                                 const kvant_codec *like, kvant_codec **codec);
+kvant_status kvant_version_codec(const kvant_tensor *tensor, uint32_t version, int32_t position,
+                                 uint32_t kv_head, const kvant_codec *like, kvant_codec **codec);

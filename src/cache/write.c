@@ -14,7 +14,7 @@
 #include "shift.h"
 #include "weights.h"
 
-#define ROWS_FOR_THREADS 16u  /* below, waking a thread costs more than encoding */
+#define ROWS_FOR_THREADS 16u /* below, waking a thread costs more than encoding */
 
 /* Checking */
 
@@ -24,7 +24,8 @@ static kvant_status check_run(const kvant_write_job *job, const kvant_run *r, ui
     const kvant_tensor *tensor = job->tensor;
     const kvant_codec *codec = tensor->codecs[head];
     float room[KVANT_MAX_HEAD_DIM];
-    kvant_affine affine = kvant_affine_at(tensor, version, head, kvant_write_position(job, r), room);
+    kvant_affine affine =
+        kvant_affine_at(tensor, version, head, kvant_write_position(job, r), room);
     const float *rows = job->seen + r->first * job->stride + (size_t)head * tensor->head_dim;
     const kvant_transform *transform = kvant_version_transform(tensor, version, head);
     const bool open = kvant_write_opens(tensor, r->block, version);
@@ -89,7 +90,8 @@ static kvant_status check_all(kvant_write_job *job)
     if (!job->seen)
         return KVANT_OK;
     atomic_store(&job->status, KVANT_OK);
-    kvant_parallel_for(job->tensor->n_kv_heads, job->n >= ROWS_FOR_THREADS ? job->n_threads : 1, check_unit, job);
+    kvant_parallel_for(job->tensor->n_kv_heads, job->n >= ROWS_FOR_THREADS ? job->n_threads : 1,
+                       check_unit, job);
     return (kvant_status)atomic_load(&job->status);
 }
 
@@ -235,7 +237,8 @@ float kvant_tensor_safe_input(const kvant_tensor *tensor)
         for (uint32_t head = 0; tensor->versions[v].alive && head < tensor->n_kv_heads; head++) {
             float room[KVANT_MAX_HEAD_DIM];
             const kvant_affine affine = kvant_affine_widest(tensor, v, head, room);
-            least = fminf(least, kvant_codec_safe_input(kvant_version_transform(tensor, v, head), kernels, &affine));
+            least = fminf(least, kvant_codec_safe_input(kvant_version_transform(tensor, v, head),
+                                                        kernels, &affine));
         }
     return least;
 }
@@ -323,21 +326,21 @@ static kvant_status unshift(kvant_write_job *job, kvant_unshifted *unshifted)
     return KVANT_OK;
 }
 
-kvant_status kvant_tensor_write_seen(const kvant_rows *rows, size_t n_tensors, const int64_t *slots, size_t n,
-                                     uint32_t n_threads)
+kvant_status kvant_tensor_write_seen(const kvant_rows *rows, size_t n_tensors, const int64_t *slots,
+                                     size_t n, uint32_t n_threads)
 {
     kvant_write_job jobs[2];
     kvant_unshifted unshifted[2] = { { 0 } };
     kvant_status status = KVANT_OK;
     for (size_t i = 0; i < n_tensors && status == KVANT_OK; i++) {
         jobs[i] = (kvant_write_job){ .tensor = rows[i].tensor,
-                               .kernels = kvant_kernels_get(KVANT_CPU_AUTO),
-                               .slots = slots,
-                               .rows = rows[i].rows,
-                               .seen = rows[i].seen,
-                               .n = n,
-                               .stride = rows[i].stride,
-                               .n_threads = n_threads };
+                                     .kernels = kvant_kernels_get(KVANT_CPU_AUTO),
+                                     .slots = slots,
+                                     .rows = rows[i].rows,
+                                     .seen = rows[i].seen,
+                                     .n = n,
+                                     .stride = rows[i].stride,
+                                     .n_threads = n_threads };
         status = check_arguments(&jobs[i]);
         status = status == KVANT_OK ? unshift(&jobs[i], &unshifted[i]) : status;
     }
@@ -352,20 +355,21 @@ kvant_status kvant_tensor_write_seen(const kvant_rows *rows, size_t n_tensors, c
     return status;
 }
 
-kvant_status kvant_tensor_write(kvant_tensor *tensor, const int64_t *slots, size_t n, const float *rows,
-                                size_t stride, uint32_t n_threads)
+kvant_status kvant_tensor_write(kvant_tensor *tensor, const int64_t *slots, size_t n,
+                                const float *rows, size_t stride, uint32_t n_threads)
 {
     const kvant_rows of = { tensor, rows, rows, stride };
     KVANT_RETURN_IF(tensor && tensor->device, KVANT_ERR_ARGUMENT);
     return kvant_tensor_write_seen(&of, 1, slots, n, n_threads);
 }
 
-kvant_status kvant_tensor_write_layer(kvant_tensor *k, kvant_tensor *v, const int64_t *slots, size_t n,
-                                      const float *k_rows, size_t k_stride, const float *v_rows, size_t v_stride,
-                                      uint32_t n_threads)
+kvant_status kvant_tensor_write_layer(kvant_tensor *k, kvant_tensor *v, const int64_t *slots,
+                                      size_t n, const float *k_rows, size_t k_stride,
+                                      const float *v_rows, size_t v_stride, uint32_t n_threads)
 {
     const kvant_rows of[] = { { k, k_rows, k_rows, k_stride }, { v, v_rows, v_rows, v_stride } };
-    KVANT_RETURN_IF(!k || !v || k == v || k->device || v->device || (k->steps && k->steps == v->steps),
+    KVANT_RETURN_IF(!k || !v || k == v || k->device || v->device ||
+                        (k->steps && k->steps == v->steps),
                     KVANT_ERR_ARGUMENT);
     return kvant_tensor_write_seen(of, 2, slots, n, n_threads);
 }

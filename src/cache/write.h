@@ -16,10 +16,10 @@ typedef struct kvant_write_job {
     uint32_t n_threads;
     const uint8_t *shifts; /* numbers that the rows' slots get (shift.h), or NULL */
     kvant_choice choice;
-    bool undoable;         /* learn: another tensor's failure takes it back */
+    bool undoable; /* learn: another tensor's failure takes it back */
     /* What follows when nothing fails: noted rows are done with, sums begin again. */
     bool forgets, resets;
-    kvant_kept *kept; /* the learning before this write, or NULL */
+    kvant_kept *kept;                /* the learning before this write, or NULL */
     kvant_run runs[KVANT_MOST_RUNS]; /* of the rows before `done`, the last n_placed */
     uint32_t n_runs, classes;
     size_t done, n_placed;

@@ -16,7 +16,8 @@
 uint64_t kvant_calibration_checksum(const uint8_t *bytes, size_t n)
 {
     static const uint8_t own[8] = { 0 };
-    const size_t before = offsetof(kvant_calibration_header, checksum), behind = before + sizeof own;
+    const size_t before = offsetof(kvant_calibration_header, checksum),
+                 behind = before + sizeof own;
     if (n < behind)
         return kvant_fnv1a(KVANT_FNV_START, bytes, n);
     uint64_t hash = kvant_fnv1a(kvant_fnv1a(KVANT_FNV_START, bytes, before), own, sizeof own);
@@ -25,7 +26,8 @@ uint64_t kvant_calibration_checksum(const uint8_t *bytes, size_t n)
 
 static size_t padded(size_t bytes)
 {
-    return (bytes + KVANT_CALIBRATION_ALIGN - 1) / KVANT_CALIBRATION_ALIGN * KVANT_CALIBRATION_ALIGN;
+    return (bytes + KVANT_CALIBRATION_ALIGN - 1) / KVANT_CALIBRATION_ALIGN *
+           KVANT_CALIBRATION_ALIGN;
 }
 
 size_t kvant_calibration_arrays_start(uint32_t n_codebooks, uint32_t name_bytes, uint32_t n_sites)
@@ -87,7 +89,8 @@ static kvant_status check_header(const uint8_t *bytes, size_t n, const kvant_err
                           "with kvant calibrate",
                           header.version, KVANT_CALIBRATION_VERSION);
     if (header.bytes != n)
-        return kvant_fail(error, KVANT_ERR_FORMAT, "the calibration file is %s: it has %zu bytes of %" PRIu64,
+        return kvant_fail(error, KVANT_ERR_FORMAT,
+                          "the calibration file is %s: it has %zu bytes of %" PRIu64,
                           n < header.bytes ? "cut short" : "too long", n, header.bytes);
     return KVANT_OK;
 }
@@ -104,10 +107,12 @@ static kvant_status read_info(kvant_calibration *c, const kvant_error *error)
     const uint8_t *at = (const uint8_t *)(header + 1);
     kvant_calibration_info *info = &c->info;
     c->n_sites = header->n_sites;
-    if (header->n_codebooks > KVANT_CALIBRATION_MAX_CODEBOOKS || header->name_bytes > KVANT_CALIBRATION_MAX_NAME ||
-        c->n_sites == 0 || c->n_sites > 2 * KVANT_CALIBRATION_MAX_LAYERS)
+    if (header->n_codebooks > KVANT_CALIBRATION_MAX_CODEBOOKS ||
+        header->name_bytes > KVANT_CALIBRATION_MAX_NAME || c->n_sites == 0 ||
+        c->n_sites > 2 * KVANT_CALIBRATION_MAX_LAYERS)
         return damaged(error, "its head counts more than there can be");
-    if (kvant_calibration_arrays_start(header->n_codebooks, header->name_bytes, c->n_sites) > info->bytes)
+    if (kvant_calibration_arrays_start(header->n_codebooks, header->name_bytes, c->n_sites) >
+        info->bytes)
         return damaged(error, "its table does not fit");
     info->n_codebooks = header->n_codebooks;
     memcpy(info->clusters, at, info->n_codebooks * sizeof *info->clusters);
@@ -128,12 +133,14 @@ static kvant_status read_site(kvant_calibration *c, uint32_t i, const kvant_cali
                               const kvant_error *error)
 {
     kvant_calibration_site *site = &c->sites[i];
-    *site = (kvant_calibration_site){
-        .layer = line->layer, .role = line->role, .n_kv_heads = line->n_kv_heads, .head_dim = line->head_dim
-    };
-    if (site->layer >= KVANT_CALIBRATION_MAX_LAYERS || site->role > KVANT_ROLE_V || site->n_kv_heads == 0 ||
-        site->n_kv_heads > KVANT_CALIBRATION_MAX_KV_HEADS || site->head_dim == 0 ||
-        site->head_dim > KVANT_MAX_HEAD_DIM || line->zeros[0] || line->zeros[1])
+    *site = (kvant_calibration_site){ .layer = line->layer,
+                                      .role = line->role,
+                                      .n_kv_heads = line->n_kv_heads,
+                                      .head_dim = line->head_dim };
+    if (site->layer >= KVANT_CALIBRATION_MAX_LAYERS || site->role > KVANT_ROLE_V ||
+        site->n_kv_heads == 0 || site->n_kv_heads > KVANT_CALIBRATION_MAX_KV_HEADS ||
+        site->head_dim == 0 || site->head_dim > KVANT_MAX_HEAD_DIM || line->zeros[0] ||
+        line->zeros[1])
         return damaged(error, "an entry of its table is not valid");
     if (i > 0 && 2 * site->layer + site->role <= 2 * site[-1].layer + site[-1].role)
         return damaged(error, "its table is not in order");
@@ -151,9 +158,12 @@ static void extend_info(kvant_calibration_info *info, const kvant_calibration_si
 static kvant_status read_sites(kvant_calibration *c, const kvant_error *error)
 {
     size_t name_bytes = strlen(c->model);
-    size_t offset = kvant_calibration_arrays_start(c->info.n_codebooks, (uint32_t)name_bytes, c->n_sites);
-    const size_t table = kvant_calibration_arrays_start(c->info.n_codebooks, (uint32_t)name_bytes, 0);
-    const kvant_calibration_line *lines = (const kvant_calibration_line *)(const void *)(c->bytes + table);
+    size_t offset =
+        kvant_calibration_arrays_start(c->info.n_codebooks, (uint32_t)name_bytes, c->n_sites);
+    const size_t table =
+        kvant_calibration_arrays_start(c->info.n_codebooks, (uint32_t)name_bytes, 0);
+    const kvant_calibration_line *lines =
+        (const kvant_calibration_line *)(const void *)(c->bytes + table);
     for (uint32_t i = 0; i < c->n_sites; i++) {
         KVANT_FORWARD(read_site(c, i, &lines[i], error));
         extend_info(&c->info, &c->sites[i]);
@@ -221,7 +231,8 @@ static kvant_status parse(kvant_calibration *c, const kvant_error *error)
     return check_numbers(c, error);
 }
 
-kvant_status kvant_calibration_parse(uint8_t *bytes, size_t n, kvant_calibration **out, const kvant_error *error)
+kvant_status kvant_calibration_parse(uint8_t *bytes, size_t n, kvant_calibration **out,
+                                     const kvant_error *error)
 {
     *out = NULL;
     kvant_calibration *c = kvant_alloc(1, sizeof *c);
@@ -248,7 +259,8 @@ void kvant_calibration_free(kvant_calibration **calibration)
     *calibration = NULL;
 }
 
-kvant_status kvant_calibration_get_info(const kvant_calibration *calibration, kvant_calibration_info *info)
+kvant_status kvant_calibration_get_info(const kvant_calibration *calibration,
+                                        kvant_calibration_info *info)
 {
     KVANT_RETURN_IF(!calibration, KVANT_ERR_ARGUMENT);
     return KVANT_GIVE(kvant_calibration_info, info, &calibration->info, checksum)
@@ -256,7 +268,8 @@ kvant_status kvant_calibration_get_info(const kvant_calibration *calibration, kv
                : KVANT_ERR_ARGUMENT;
 }
 
-static const kvant_calibration_site *find(const kvant_calibration *c, uint32_t layer, kvant_role role)
+static const kvant_calibration_site *find(const kvant_calibration *c, uint32_t layer,
+                                          kvant_role role)
 {
     for (uint32_t i = 0; i < c->n_sites; i++)
         if (c->sites[i].layer == layer && c->sites[i].role == (uint32_t)role)
@@ -264,8 +277,9 @@ static const kvant_calibration_site *find(const kvant_calibration *c, uint32_t l
     return NULL;
 }
 
-kvant_status kvant_calibration_get_entry(const kvant_calibration *calibration, uint32_t layer, uint32_t kv_head,
-                                         kvant_role role, kvant_calibration_entry *entry)
+kvant_status kvant_calibration_get_entry(const kvant_calibration *calibration, uint32_t layer,
+                                         uint32_t kv_head, kvant_role role,
+                                         kvant_calibration_entry *entry)
 {
     KVANT_RETURN_IF(!calibration, KVANT_ERR_ARGUMENT);
     const kvant_calibration_site *site = find(calibration, layer, role);
@@ -287,7 +301,8 @@ kvant_status kvant_calibration_get_entry(const kvant_calibration *calibration, u
                                                                         : KVANT_ERR_ARGUMENT;
 }
 
-kvant_status kvant_calibration_load(const char *path, kvant_calibration **out, char *err, size_t errlen)
+kvant_status kvant_calibration_load(const char *path, kvant_calibration **out, char *err,
+                                    size_t errlen)
 {
     kvant_error error = { err, errlen };
     if (!out)
@@ -302,8 +317,8 @@ kvant_status kvant_calibration_load(const char *path, kvant_calibration **out, c
     return status;
 }
 
-kvant_status kvant_calibration_save(const kvant_calibration *calibration, const char *path, char *err,
-                                    size_t errlen)
+kvant_status kvant_calibration_save(const kvant_calibration *calibration, const char *path,
+                                    char *err, size_t errlen)
 {
     kvant_error error = { err, errlen };
     if (!calibration || !path)
@@ -319,7 +334,8 @@ uint64_t kvant_model_fingerprint(const char *path)
     if (!file)
         return 0;
     const long size = fseek(file, 0, SEEK_END) == 0 ? ftell(file) : 0;
-    uint64_t fingerprint = kvant_fnv1a(KVANT_FNV_START, &(uint64_t){ (uint64_t)size }, sizeof(uint64_t));
+    uint64_t fingerprint =
+        kvant_fnv1a(KVANT_FNV_START, &(uint64_t){ (uint64_t)size }, sizeof(uint64_t));
     for (long i = 0; i < BLOCKS && fseek(file, size / BLOCKS * i, SEEK_SET) == 0; i++)
         fingerprint = kvant_fnv1a(fingerprint, block, fread(block, 1, sizeof block, file));
     fclose(file);

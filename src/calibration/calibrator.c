@@ -21,7 +21,8 @@ static kvant_status check_config(const kvant_calibrator_config *config, const kv
     if (config->model && strlen(config->model) > KVANT_CALIBRATION_MAX_NAME)
         return kvant_fail(error, KVANT_ERR_ARGUMENT, "the model's name is longer than %u bytes",
                           KVANT_CALIBRATION_MAX_NAME);
-    if (config->n_codebooks > KVANT_CALIBRATION_MAX_CODEBOOKS || (config->n_codebooks && !config->clusters))
+    if (config->n_codebooks > KVANT_CALIBRATION_MAX_CODEBOOKS ||
+        (config->n_codebooks && !config->clusters))
         return kvant_fail(error, KVANT_ERR_ARGUMENT, "there can be %u sets of centroids",
                           KVANT_CALIBRATION_MAX_CODEBOOKS);
     if (!kvant_calibration_valid_clusters(config->clusters, config->n_codebooks))
@@ -30,8 +31,9 @@ static kvant_status check_config(const kvant_calibrator_config *config, const kv
                           KVANT_CALIBRATION_MAX_CLUSTERS);
     if (config->n_codebooks && config->sample_rows &&
         config->sample_rows < config->clusters[config->n_codebooks - 1])
-        return kvant_fail(error, KVANT_ERR_ARGUMENT, "%u clusters need a sample of as many rows, not of %u",
-                          (unsigned)config->clusters[config->n_codebooks - 1], (unsigned)config->sample_rows);
+        return kvant_fail(
+            error, KVANT_ERR_ARGUMENT, "%u clusters need a sample of as many rows, not of %u",
+            (unsigned)config->clusters[config->n_codebooks - 1], (unsigned)config->sample_rows);
     return KVANT_OK;
 }
 
@@ -59,7 +61,8 @@ kvant_status kvant_calibrator_create(const kvant_calibrator_config *given, kvant
     for (uint32_t i = 0; i < config->n_codebooks; i++)
         c->info.clusters[i] = config->clusters[i];
     if (config->n_codebooks)
-        c->sample_rows = config->sample_rows ? config->sample_rows : 8 * config->clusters[config->n_codebooks - 1];
+        c->sample_rows = config->sample_rows ? config->sample_rows
+                                             : 8 * config->clusters[config->n_codebooks - 1];
     c->n_threads = config->n_threads ? config->n_threads : 1;
     *out = c;
     return KVANT_OK;
@@ -112,7 +115,8 @@ static void *place(const slot *s, size_t *at, size_t n, size_t size)
  * 2^56: no overflow in 64 bits. */
 static size_t place_arrays(slot *s, bool keys, uint32_t sample_rows)
 {
-    size_t heads = s->n_kv_heads, row = heads * s->head_dim, square = keys ? row * s->head_dim : 0, at = 0;
+    size_t heads = s->n_kv_heads, row = heads * s->head_dim, square = keys ? row * s->head_dim : 0,
+           at = 0;
     s->sum = place(s, &at, row, sizeof *s->sum);
     s->min = place(s, &at, row, sizeof *s->min);
     s->max = place(s, &at, row, sizeof *s->max);
@@ -126,8 +130,8 @@ static size_t place_arrays(slot *s, bool keys, uint32_t sample_rows)
     return at;
 }
 
-kvant_status kvant_calibrator_start_slot(const kvant_calibrator *c, uint32_t index, uint32_t n_kv_heads,
-                                         uint32_t head_dim)
+kvant_status kvant_calibrator_start_slot(const kvant_calibrator *c, uint32_t index,
+                                         uint32_t n_kv_heads, uint32_t head_dim)
 {
     slot s = { .n_kv_heads = n_kv_heads, .head_dim = head_dim, .random = c->info.seed + index };
     bool keys = index % 2 == KVANT_ROLE_K;
@@ -162,11 +166,14 @@ static void add_range(slot *s, const float *x, size_t row)
  * the same probability. */
 static void add_sample(slot *s, uint32_t sample_rows, const float *x, size_t row)
 {
-    uint64_t place = s->n_rows < sample_rows ? s->n_rows : kvant_splitmix64(&s->random) % (s->n_rows + 1);
+    uint64_t place =
+        s->n_rows < sample_rows ? s->n_rows : kvant_splitmix64(&s->random) % (s->n_rows + 1);
     if (place >= sample_rows)
         return;
     for (size_t j = 0; j < row; j++) {
-        float clamped = x[j] > KVANT_HALF_MAX ? KVANT_HALF_MAX : x[j] < -KVANT_HALF_MAX ? -KVANT_HALF_MAX : x[j];
+        float clamped = x[j] > KVANT_HALF_MAX    ? KVANT_HALF_MAX
+                        : x[j] < -KVANT_HALF_MAX ? -KVANT_HALF_MAX
+                                                 : x[j];
         s->sample[place * row + j] = kvant_half_from_float(clamped);
     }
 }
@@ -183,32 +190,37 @@ static void add_spread(void *context, size_t head, uint32_t worker)
     const spread_job *j = context;
     const size_t d = j->slot->head_dim;
     for (size_t i = 0; i < j->n; i++)
-        kvant_moment_add(j->slot->spread + head * d * d, j->rows + i * j->stride + head * d, 1, (uint32_t)d);
+        kvant_moment_add(j->slot->spread + head * d * d, j->rows + i * j->stride + head * d, 1,
+                         (uint32_t)d);
 }
 
-static kvant_status check_shape(uint32_t layer, kvant_role role, uint32_t n_kv_heads, uint32_t head_dim)
+static kvant_status check_shape(uint32_t layer, kvant_role role, uint32_t n_kv_heads,
+                                uint32_t head_dim)
 {
     KVANT_RETURN_IF(layer >= KVANT_CALIBRATION_MAX_LAYERS, KVANT_ERR_ARGUMENT);
     KVANT_RETURN_IF(role != KVANT_ROLE_K && role != KVANT_ROLE_V, KVANT_ERR_ARGUMENT);
-    KVANT_RETURN_IF(n_kv_heads < 1 || n_kv_heads > KVANT_CALIBRATION_MAX_KV_HEADS, KVANT_ERR_ARGUMENT);
+    KVANT_RETURN_IF(n_kv_heads < 1 || n_kv_heads > KVANT_CALIBRATION_MAX_KV_HEADS,
+                    KVANT_ERR_ARGUMENT);
     KVANT_RETURN_IF(head_dim < 1 || head_dim > KVANT_MAX_HEAD_DIM, KVANT_ERR_ARGUMENT);
     return KVANT_OK;
 }
 
 /* The slot of a layer and role; the first call fixes its shape. */
-static kvant_status find_slot(kvant_calibrator *c, uint32_t layer, kvant_role role, uint32_t n_kv_heads, uint32_t head_dim,
-                              slot **found)
+static kvant_status find_slot(kvant_calibrator *c, uint32_t layer, kvant_role role,
+                              uint32_t n_kv_heads, uint32_t head_dim, slot **found)
 {
     const uint32_t index = 2 * layer + (uint32_t)role;
     KVANT_FORWARD(kvant_calibrator_grow(c, layer));
     slot *s = *found = &c->slots[index];
-    KVANT_RETURN_IF(s->centroids || (s->head_dim && (s->head_dim != head_dim || s->n_kv_heads != n_kv_heads)),
+    KVANT_RETURN_IF(s->centroids ||
+                        (s->head_dim && (s->head_dim != head_dim || s->n_kv_heads != n_kv_heads)),
                     KVANT_ERR_ARGUMENT);
     return s->head_dim ? KVANT_OK : kvant_calibrator_start_slot(c, index, n_kv_heads, head_dim);
 }
 
-kvant_status kvant_calibrator_add_rows(kvant_calibrator *c, uint32_t layer, kvant_role role, uint32_t n_kv_heads,
-                                       uint32_t head_dim, const float *rows, size_t stride, size_t n)
+kvant_status kvant_calibrator_add_rows(kvant_calibrator *c, uint32_t layer, kvant_role role,
+                                       uint32_t n_kv_heads, uint32_t head_dim, const float *rows,
+                                       size_t stride, size_t n)
 {
     slot *s;
     KVANT_RETURN_IF(!c || !rows, KVANT_ERR_ARGUMENT);
@@ -229,22 +241,25 @@ kvant_status kvant_calibrator_add_rows(kvant_calibrator *c, uint32_t layer, kvan
     return KVANT_OK;
 }
 
-kvant_status kvant_calibrator_add_queries(kvant_calibrator *c, uint32_t layer, uint32_t kv_head, uint32_t head_dim,
-                                          const float *queries, size_t stride, size_t n)
+kvant_status kvant_calibrator_add_queries(kvant_calibrator *c, uint32_t layer, uint32_t kv_head,
+                                          uint32_t head_dim, const float *queries, size_t stride,
+                                          size_t n)
 {
     KVANT_RETURN_IF(!c || !queries || layer >= c->n_layers, KVANT_ERR_ARGUMENT);
     slot *s = &c->slots[2 * layer + KVANT_ROLE_K];
-    KVANT_RETURN_IF(!s->head_dim || s->head_dim != head_dim || kv_head >= s->n_kv_heads, KVANT_ERR_ARGUMENT);
+    KVANT_RETURN_IF(!s->head_dim || s->head_dim != head_dim || kv_head >= s->n_kv_heads,
+                    KVANT_ERR_ARGUMENT);
     KVANT_RETURN_IF(n > 1 && stride < head_dim, KVANT_ERR_ARGUMENT);
     KVANT_RETURN_IF(!all_finite(queries, stride, n, head_dim), KVANT_ERR_NONFINITE);
     for (size_t i = 0; i < n; i++)
-        kvant_moment_add(s->moment + (size_t)kv_head * head_dim * head_dim, queries + i * stride, 1, head_dim);
+        kvant_moment_add(s->moment + (size_t)kv_head * head_dim * head_dim, queries + i * stride, 1,
+                         head_dim);
     s->n_queries[kv_head] += n;
     return KVANT_OK;
 }
 
-static void add_attended(slot *s, uint32_t kv_head, const kvant_calibrator_attention *a, uint32_t n_exact,
-                         const double *weights)
+static void add_attended(slot *s, uint32_t kv_head, const kvant_calibrator_attention *a,
+                         uint32_t n_exact, const double *weights)
 {
     size_t d = s->head_dim;
     for (uint32_t k = n_exact; k < a->n_keys; k++) {
@@ -268,7 +283,8 @@ kvant_status kvant_calibrator_add_attention(kvant_calibrator *c, uint32_t layer,
                     KVANT_ERR_ARGUMENT);
     KVANT_RETURN_IF(!c || layer >= c->n_layers, KVANT_ERR_ARGUMENT);
     slot *s = &c->slots[2 * layer + KVANT_ROLE_K];
-    KVANT_RETURN_IF(!s->head_dim || s->head_dim != head_dim || kv_head >= s->n_kv_heads, KVANT_ERR_ARGUMENT);
+    KVANT_RETURN_IF(!s->head_dim || s->head_dim != head_dim || kv_head >= s->n_kv_heads,
+                    KVANT_ERR_ARGUMENT);
     KVANT_RETURN_IF(!a->keys || !a->queries || !(a->scale - a->scale == 0), KVANT_ERR_ARGUMENT);
     KVANT_RETURN_IF((a->n_keys > 1 && a->key_stride < head_dim) ||
                         (a->n_queries > 1 && a->query_stride < head_dim) ||
@@ -282,7 +298,8 @@ kvant_status kvant_calibrator_add_attention(kvant_calibrator *c, uint32_t layer,
     kvant_status status = scores && weights ? KVANT_OK : KVANT_ERR_MEMORY;
     if (status == KVANT_OK) {
         kvant_attention_weights(a, head_dim, scores, weights);
-        for (uint32_t k = 0; k < a->n_keys; k++) /* a mask that is not one, or scores beyond binary32 */
+        for (uint32_t k = 0; k < a->n_keys;
+             k++) /* a mask that is not one, or scores beyond binary32 */
             status = weights[k] - weights[k] == 0 ? status : KVANT_ERR_NONFINITE;
     }
     if (status == KVANT_OK)
@@ -302,10 +319,13 @@ static bool finite_sums(const double *sums, size_t n)
 
 static bool all_finite_sums(const kvant_calibrator_sums *sums)
 {
-    const size_t heads = sums->n_kv_heads, row = heads * sums->head_dim, square = row * sums->head_dim;
-    return finite_sums(sums->sum, row) && all_finite(sums->min, row, 1, row) && all_finite(sums->max, row, 1, row) &&
-           (!sums->rows || all_finite(sums->rows, sums->stride, sums->n_rows, row)) && finite_sums(sums->spread, square) &&
-           finite_sums(sums->moment, square) && finite_sums(sums->attended, square) && finite_sums(sums->attended_sum, row) &&
+    const size_t heads = sums->n_kv_heads, row = heads * sums->head_dim,
+                 square = row * sums->head_dim;
+    return finite_sums(sums->sum, row) && all_finite(sums->min, row, 1, row) &&
+           all_finite(sums->max, row, 1, row) &&
+           (!sums->rows || all_finite(sums->rows, sums->stride, sums->n_rows, row)) &&
+           finite_sums(sums->spread, square) && finite_sums(sums->moment, square) &&
+           finite_sums(sums->attended, square) && finite_sums(sums->attended_sum, row) &&
            finite_sums(sums->attended_weight, heads);
 }
 
@@ -347,15 +367,20 @@ static void add_row_sums(slot *s, uint32_t sample_rows, const kvant_calibrator_s
         add_sample(s, sample_rows, sums->rows + i * sums->stride, row);
 }
 
-static kvant_status check_sums(const kvant_calibrator *c, kvant_role role, const kvant_calibrator_sums *sums)
+static kvant_status check_sums(const kvant_calibrator *c, kvant_role role,
+                               const kvant_calibrator_sums *sums)
 {
-    const bool keys = role == KVANT_ROLE_K, attended = sums->attended || sums->attended_sum || sums->attended_weight;
+    const bool keys = role == KVANT_ROLE_K,
+               attended = sums->attended || sums->attended_sum || sums->attended_weight;
     const size_t row = (size_t)sums->n_kv_heads * sums->head_dim;
     KVANT_RETURN_IF(!sums->n_rows || !sums->sum || !sums->min || !sums->max, KVANT_ERR_ARGUMENT);
-    KVANT_RETURN_IF(c->sample_rows && (!sums->rows || (sums->n_rows > 1 && sums->stride < row)), KVANT_ERR_ARGUMENT);
-    KVANT_RETURN_IF(keys ? !sums->spread : sums->spread || sums->moment || attended, KVANT_ERR_ARGUMENT);
+    KVANT_RETURN_IF(c->sample_rows && (!sums->rows || (sums->n_rows > 1 && sums->stride < row)),
+                    KVANT_ERR_ARGUMENT);
+    KVANT_RETURN_IF(keys ? !sums->spread : sums->spread || sums->moment || attended,
+                    KVANT_ERR_ARGUMENT);
     KVANT_RETURN_IF(!sums->moment != !sums->n_queries, KVANT_ERR_ARGUMENT);
-    KVANT_RETURN_IF(attended && (!sums->attended || !sums->attended_sum || !sums->attended_weight), KVANT_ERR_ARGUMENT);
+    KVANT_RETURN_IF(attended && (!sums->attended || !sums->attended_sum || !sums->attended_weight),
+                    KVANT_ERR_ARGUMENT);
     return KVANT_OK;
 }
 
@@ -409,7 +434,8 @@ static void run_job(void *context, size_t index, uint32_t worker)
 {
     (void)worker;
     job *j = &((job *)context)[index];
-    size_t n = j->slot->n_rows < j->calibrator->sample_rows ? j->slot->n_rows : j->calibrator->sample_rows;
+    size_t n =
+        j->slot->n_rows < j->calibrator->sample_rows ? j->slot->n_rows : j->calibrator->sample_rows;
     float *rows = kvant_alloc(n, j->slot->head_dim * sizeof *rows);
     j->status = rows ? cluster_head(j, rows, n) : KVANT_ERR_MEMORY;
     kvant_free(rows);
@@ -457,7 +483,8 @@ kvant_status kvant_calibrator_cluster(kvant_calibrator *c, uint32_t *left)
     uint32_t n = 0;
     for (uint32_t layer = 0; layer < c->n_layers; layer++) {
         slot *pair = &c->slots[2 * layer];
-        bool open = kvant_calibrator_to_cluster(c, &pair[0]) || kvant_calibrator_to_cluster(c, &pair[1]);
+        bool open =
+            kvant_calibrator_to_cluster(c, &pair[0]) || kvant_calibrator_to_cluster(c, &pair[1]);
         for (uint32_t role = 0; open && !done && role < 2; role++)
             if (kvant_calibrator_to_cluster(c, &pair[role]))
                 KVANT_FORWARD(cluster_slot(c, &pair[role], 2 * layer + role));

@@ -66,15 +66,17 @@ static head make_head(const kvant_calibrator *c, uint64_t key, uint64_t position
 static void put_slot(const kvant_calibrator *c, uint32_t index, uint8_t *at)
 {
     const slot *s = &c->slots[index];
-    const slot_head h = { index, s->n_kv_heads, s->head_dim, s->n_rows, s->random, s->centroids != NULL };
+    const slot_head h = { index,     s->n_kv_heads, s->head_dim,
+                          s->n_rows, s->random,     s->centroids != NULL };
     memcpy(at, &h, sizeof h);
     memcpy(at + sizeof h, s->block, s->bytes);
     if (s->centroids)
-        memcpy(at + sizeof h + s->bytes, s->centroids, kvant_calibrator_centroids(c, s) * sizeof *s->centroids);
+        memcpy(at + sizeof h + s->bytes, s->centroids,
+               kvant_calibrator_centroids(c, s) * sizeof *s->centroids);
 }
 
-kvant_status kvant_calibrator_save(const kvant_calibrator *c, uint64_t key, uint64_t position, const char *path,
-                                   char *err, size_t errlen)
+kvant_status kvant_calibrator_save(const kvant_calibrator *c, uint64_t key, uint64_t position,
+                                   const char *path, char *err, size_t errlen)
 {
     kvant_error error = { err, errlen };
     if (!c || !path)
@@ -82,7 +84,8 @@ kvant_status kvant_calibrator_save(const kvant_calibrator *c, uint64_t key, uint
     head h = make_head(c, key, position);
     uint8_t *bytes = kvant_alloc(h.bytes, 1), *at = bytes + sizeof h;
     if (!bytes)
-        return kvant_fail(&error, KVANT_ERR_MEMORY, "no memory for %zu bytes of a checkpoint", (size_t)h.bytes);
+        return kvant_fail(&error, KVANT_ERR_MEMORY, "no memory for %zu bytes of a checkpoint",
+                          (size_t)h.bytes);
     memcpy(bytes, &h, sizeof h);
     for (uint32_t i = 0; i < 2 * c->n_layers; i++)
         if (c->slots[i].head_dim) {
@@ -114,25 +117,28 @@ static kvant_status check_head(const uint8_t *bytes, size_t n, const kvant_error
 }
 
 /* The slot's head, then as many bytes as its dimensions ask for; *at moves on. */
-static kvant_status get_slot(kvant_calibrator *c, const uint8_t **at, const uint8_t *end, const kvant_error *error)
+static kvant_status get_slot(kvant_calibrator *c, const uint8_t **at, const uint8_t *end,
+                             const kvant_error *error)
 {
     slot_head h;
     if ((size_t)(end - *at) < sizeof h)
         return damaged(error);
     memcpy(&h, *at, sizeof h);
     if (h.index >= 2 * KVANT_CALIBRATION_MAX_LAYERS || h.n_kv_heads < 1 || h.head_dim < 1 ||
-        h.n_kv_heads > KVANT_CALIBRATION_MAX_KV_HEADS || h.head_dim > KVANT_MAX_HEAD_DIM || h.has_centroids > 1)
+        h.n_kv_heads > KVANT_CALIBRATION_MAX_KV_HEADS || h.head_dim > KVANT_MAX_HEAD_DIM ||
+        h.has_centroids > 1)
         return damaged(error);
     /* before memory for it is asked for: at least a sum, and for keys three moments */
-    uint64_t least =
-        h.n_kv_heads * h.head_dim * sizeof(double) * (h.index % 2 == KVANT_ROLE_K ? 3 * h.head_dim : 1);
+    uint64_t least = h.n_kv_heads * h.head_dim * sizeof(double) *
+                     (h.index % 2 == KVANT_ROLE_K ? 3 * h.head_dim : 1);
     if (least > (size_t)(end - *at))
         return damaged(error);
     KVANT_FORWARD(kvant_calibrator_grow(c, (uint32_t)h.index / 2));
     slot *s = &c->slots[h.index];
     if (s->head_dim)
         return damaged(error);
-    KVANT_FORWARD(kvant_calibrator_start_slot(c, (uint32_t)h.index, (uint32_t)h.n_kv_heads, (uint32_t)h.head_dim));
+    KVANT_FORWARD(kvant_calibrator_start_slot(c, (uint32_t)h.index, (uint32_t)h.n_kv_heads,
+                                              (uint32_t)h.head_dim));
     s->n_rows = h.n_rows;
     s->random = h.random;
     if (h.has_centroids) {
@@ -145,12 +151,13 @@ static kvant_status get_slot(kvant_calibrator *c, const uint8_t **at, const uint
     *at += slot_bytes(c, s);
     memcpy(s->block, from, s->bytes);
     if (s->centroids)
-        memcpy(s->centroids, from + s->bytes, kvant_calibrator_centroids(c, s) * sizeof *s->centroids);
+        memcpy(s->centroids, from + s->bytes,
+               kvant_calibrator_centroids(c, s) * sizeof *s->centroids);
     return KVANT_OK;
 }
 
-static kvant_status parse(kvant_calibrator *c, const uint8_t *bytes, size_t n, uint64_t key, uint64_t *position,
-                          const kvant_error *error)
+static kvant_status parse(kvant_calibrator *c, const uint8_t *bytes, size_t n, uint64_t key,
+                          uint64_t *position, const kvant_error *error)
 {
     head h;
     memcpy(&h, bytes, sizeof h);
@@ -172,12 +179,13 @@ static kvant_status parse(kvant_calibrator *c, const uint8_t *bytes, size_t n, u
     return KVANT_OK;
 }
 
-kvant_status kvant_calibrator_restore(kvant_calibrator *c, uint64_t key, const char *path, uint64_t *position,
-                                      char *err, size_t errlen)
+kvant_status kvant_calibrator_restore(kvant_calibrator *c, uint64_t key, const char *path,
+                                      uint64_t *position, char *err, size_t errlen)
 {
     kvant_error error = { err, errlen };
     if (!c || !path || !position || c->n_layers)
-        return kvant_fail(&error, KVANT_ERR_ARGUMENT, "no fresh calibrator, no path, or no place for the position");
+        return kvant_fail(&error, KVANT_ERR_ARGUMENT,
+                          "no fresh calibrator, no path, or no place for the position");
     uint8_t *bytes;
     size_t n;
     KVANT_FORWARD(kvant_read_file(path, check_head, &bytes, &n, &error));

@@ -35,8 +35,9 @@ typedef struct work {
 
 static void release(work *w)
 {
-    void *all[] = { w->mean,    w->point,   w->moved,            w->columns, w->products,
-                    w->squares, w->nearest, w->nearest_distance, w->sums,    w->counts };
+    void *all[] = { w->mean,     w->point,   w->moved,   w->columns,
+                    w->products, w->squares, w->nearest, w->nearest_distance,
+                    w->sums,     w->counts };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         kvant_free(all[i]);
 }
@@ -53,8 +54,8 @@ static bool allocate(work *w)
     w->nearest_distance = kvant_alloc(w->n, sizeof *w->nearest_distance);
     w->sums = kvant_alloc((size_t)w->k * w->d, sizeof *w->sums);
     w->counts = kvant_alloc(w->k, sizeof *w->counts);
-    return w->mean && w->point && w->moved && w->columns && w->products && w->squares && w->nearest &&
-           w->nearest_distance && w->sums && w->counts;
+    return w->mean && w->point && w->moved && w->columns && w->products && w->squares &&
+           w->nearest && w->nearest_distance && w->sums && w->counts;
 }
 
 static void move_rows(work *w)
@@ -151,14 +152,19 @@ static void update(work *w)
     }
     for (uint32_t c = 0; c < w->k; c++)
         for (uint32_t j = 0; w->counts[c] && j < w->d; j++)
-            w->centroids[(size_t)c * w->d + j] = (float)(w->sums[(size_t)c * w->d + j] / w->counts[c]);
+            w->centroids[(size_t)c * w->d + j] =
+                (float)(w->sums[(size_t)c * w->d + j] / w->counts[c]);
 }
 
-kvant_status kvant_cluster(const float *rows, size_t n, uint32_t d, uint32_t k, uint64_t seed, float *centroids)
+kvant_status kvant_cluster(const float *rows, size_t n, uint32_t d, uint32_t k, uint64_t seed,
+                           float *centroids)
 {
-    work w = {
-        .kernels = kvant_kernels_get(KVANT_CPU_AUTO), .rows = rows, .n = n, .d = d, .k = k, .centroids = centroids
-    };
+    work w = { .kernels = kvant_kernels_get(KVANT_CPU_AUTO),
+               .rows = rows,
+               .n = n,
+               .d = d,
+               .k = k,
+               .centroids = centroids };
     kvant_status status = allocate(&w) ? KVANT_OK : KVANT_ERR_MEMORY;
     if (status == KVANT_OK) {
         move_rows(&w);

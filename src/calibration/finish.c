@@ -22,7 +22,8 @@ static void put_header(const kvant_calibrator *c, uint8_t *bytes, size_t n, uint
                                           .name_bytes = (uint32_t)strlen(c->model),
                                           .n_codebooks = c->info.n_codebooks };
     for (uint32_t i = 0; i < 2 * c->n_layers; i++)
-        header->n_tokens = c->slots[i].n_rows > header->n_tokens ? c->slots[i].n_rows : header->n_tokens;
+        header->n_tokens =
+            c->slots[i].n_rows > header->n_tokens ? c->slots[i].n_rows : header->n_tokens;
     const size_t clusters = c->info.n_codebooks * sizeof *c->info.clusters;
     memcpy(header + 1, c->info.clusters, clusters);
     memcpy(bytes + sizeof *header + clusters, c->model, header->name_bytes);
@@ -40,11 +41,13 @@ static void centred_moments(const slot *s, uint32_t head, const float *centre, c
     for (size_t j = 0; j < d; j++)
         m->centre[j] = centre[j];
     const double *sum = s->sum + head * d;
-    kvant_moment_about(s->moment + head * size, NULL, (double)s->n_queries[head], NULL, s->head_dim, m->queries);
-    kvant_moment_about(s->spread + head * size, sum, (double)s->n_rows, m->centre, s->head_dim, m->keys);
+    kvant_moment_about(s->moment + head * size, NULL, (double)s->n_queries[head], NULL, s->head_dim,
+                       m->queries);
+    kvant_moment_about(s->spread + head * size, sum, (double)s->n_rows, m->centre, s->head_dim,
+                       m->keys);
     if (s->attended_weight[head] > 0)
-        kvant_moment_about(s->attended + head * size, s->attended_sum + head * d, s->attended_weight[head],
-                           m->centre, s->head_dim, m->attended);
+        kvant_moment_about(s->attended + head * size, s->attended_sum + head * d,
+                           s->attended_weight[head], m->centre, s->head_dim, m->attended);
     else
         memcpy(m->attended, m->keys, size * sizeof *m->keys);
 }
@@ -71,14 +74,15 @@ static void weigh_head(void *context, size_t head, uint32_t worker)
     for (size_t i = 0; i < size; i++)
         w->out[w->site->moment + head * size + i] = (float)m.queries[i];
     uint16_t *halves = (uint16_t *)(void *)(w->out + w->site->matrix);
-    w->statuses[head] = kvant_make_weights(w->slot->head_dim, m.queries, m.attended, m.keys,
-                                           w->out + w->site->diagonal + head * d, halves + head * d * (d + 1) / 2);
+    w->statuses[head] =
+        kvant_make_weights(w->slot->head_dim, m.queries, m.attended, m.keys,
+                           w->out + w->site->diagonal + head * d, halves + head * d * (d + 1) / 2);
     kvant_free(room);
 }
 
 /* Query moments and weights of all heads. */
-static kvant_status put_weights(const kvant_calibrator *c, const slot *s, const kvant_calibration_site *site,
-                                float *out)
+static kvant_status put_weights(const kvant_calibrator *c, const slot *s,
+                                const kvant_calibration_site *site, float *out)
 {
     kvant_status *statuses = kvant_alloc(s->n_kv_heads, sizeof *statuses), status = KVANT_OK;
     KVANT_RETURN_IF(!statuses, KVANT_ERR_MEMORY);
@@ -90,8 +94,8 @@ static kvant_status put_weights(const kvant_calibrator *c, const slot *s, const 
     return status;
 }
 
-static kvant_status put_arrays(const kvant_calibrator *c, const slot *s, const kvant_calibration_site *site,
-                               float *out)
+static kvant_status put_arrays(const kvant_calibrator *c, const slot *s,
+                               const kvant_calibration_site *site, float *out)
 {
     size_t row = (size_t)s->n_kv_heads * s->head_dim;
     for (size_t j = 0; j < row; j++)
@@ -99,7 +103,8 @@ static kvant_status put_arrays(const kvant_calibrator *c, const slot *s, const k
     memcpy(out + site->min, s->min, row * sizeof *out);
     memcpy(out + site->max, s->max, row * sizeof *out);
     if (s->centroids)
-        memcpy(out + site->centroids[0], s->centroids, kvant_calibrator_centroids(c, s) * sizeof *out);
+        memcpy(out + site->centroids[0], s->centroids,
+               kvant_calibrator_centroids(c, s) * sizeof *out);
     return s->moment ? put_weights(c, s, site, out) : KVANT_OK;
 }
 
@@ -113,16 +118,20 @@ static kvant_calibration_site site_of(const kvant_calibrator *c, uint32_t index)
     return site;
 }
 
-static kvant_status put_all(const kvant_calibrator *c, uint8_t *bytes, size_t n, uint32_t n_sites, size_t arrays)
+static kvant_status put_all(const kvant_calibrator *c, uint8_t *bytes, size_t n, uint32_t n_sites,
+                            size_t arrays)
 {
     put_header(c, bytes, n, n_sites);
-    const size_t table = kvant_calibration_arrays_start(c->info.n_codebooks, (uint32_t)strlen(c->model), 0);
+    const size_t table =
+        kvant_calibration_arrays_start(c->info.n_codebooks, (uint32_t)strlen(c->model), 0);
     kvant_calibration_line *line = (kvant_calibration_line *)(void *)(bytes + table);
     for (uint32_t i = 0; i < 2 * c->n_layers; i++) {
         if (!c->slots[i].n_rows)
             continue;
         kvant_calibration_site site = site_of(c, i);
-        *line++ = (kvant_calibration_line){ site.layer, site.role, site.n_kv_heads, site.head_dim, { 0 } };
+        *line++ = (kvant_calibration_line){
+            site.layer, site.role, site.n_kv_heads, site.head_dim, { 0 }
+        };
         KVANT_FORWARD(put_arrays(c, &c->slots[i], &site, (float *)(void *)(bytes + arrays)));
         arrays += site.bytes;
     }
@@ -145,7 +154,8 @@ kvant_status kvant_calibrator_finish(const kvant_calibrator *c, kvant_calibratio
         n_sites++;
     }
     KVANT_RETURN_IF(n_sites == 0, KVANT_ERR_ARGUMENT);
-    size_t arrays = kvant_calibration_arrays_start(c->info.n_codebooks, (uint32_t)strlen(c->model), n_sites);
+    size_t arrays =
+        kvant_calibration_arrays_start(c->info.n_codebooks, (uint32_t)strlen(c->model), n_sites);
     n += arrays;
     uint8_t *bytes = kvant_alloc(n, 1);
     KVANT_RETURN_IF(!bytes, KVANT_ERR_MEMORY);

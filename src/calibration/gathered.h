@@ -14,11 +14,14 @@ typedef struct kvant_calibrator_slot {
     double *sum;         /* row */
     float *min, *max;    /* row */
     uint64_t *n_queries; /* n_kv_heads */
-    double *moment; /* of queries: n_kv_heads x head_dim x head_dim, lower triangles; keys only, as the next four */
+    double *
+        moment; /* of queries: n_kv_heads x head_dim x head_dim, lower triangles; keys only, as the next four */
     double *spread; /* of keys */
-    double *attended, *attended_sum, *attended_weight; /* of keys as attention weighs them; row and n_kv_heads */
-    uint16_t *sample;                                  /* sample_rows x row, fp16 as the engine's cache */
-    float *centroids; /* as in the file: set by set, n_kv_heads x clusters x head_dim; NULL until clustered */
+    double *attended, *attended_sum,
+        *attended_weight; /* of keys as attention weighs them; row and n_kv_heads */
+    uint16_t *sample;     /* sample_rows x row, fp16 as the engine's cache */
+    float *
+        centroids; /* as in the file: set by set, n_kv_heads x clusters x head_dim; NULL until clustered */
 } kvant_calibrator_slot;
 
 struct kvant_calibrator {
@@ -31,8 +34,8 @@ struct kvant_calibrator {
 
 /* Memory for a slot's arrays, zeroed, without centroids; the slot must be empty. index: 2 layer +
  * role. */
-kvant_status kvant_calibrator_start_slot(const kvant_calibrator *calibrator, uint32_t index, uint32_t n_kv_heads,
-                                         uint32_t head_dim);
+kvant_status kvant_calibrator_start_slot(const kvant_calibrator *calibrator, uint32_t index,
+                                         uint32_t n_kv_heads, uint32_t head_dim);
 
 /* Makes room for slots up to this layer's. */
 kvant_status kvant_calibrator_grow(kvant_calibrator *calibrator, uint32_t layer);
@@ -41,7 +44,9 @@ kvant_status kvant_calibrator_grow(kvant_calibrator *calibrator, uint32_t layer)
 void kvant_calibrator_clear(kvant_calibrator *calibrator);
 
 /* Floats of all centroids of a slot. */
-size_t kvant_calibrator_centroids(const kvant_calibrator *calibrator, const kvant_calibrator_slot *slot);
+size_t kvant_calibrator_centroids(const kvant_calibrator *calibrator,
+                                  const kvant_calibrator_slot *slot);
 
 /* Whether k-means is asked for and still to be done. */
-bool kvant_calibrator_to_cluster(const kvant_calibrator *calibrator, const kvant_calibrator_slot *slot);
+bool kvant_calibrator_to_cluster(const kvant_calibrator *calibrator,
+                                 const kvant_calibrator_slot *slot);

@@ -28,8 +28,8 @@ void kvant_moment_add(double *moment, const float *x, double weight, uint32_t d)
     }
 }
 
-void kvant_moment_about(const double *moment, const double *sum, double weight, const double *centre, uint32_t n,
-                        double *out)
+void kvant_moment_about(const double *moment, const double *sum, double weight,
+                        const double *centre, uint32_t n, double *out)
 {
     size_t d = n;
     double inverse = weight > 0 ? 1 / weight : 0;
@@ -62,7 +62,8 @@ static bool score(const kvant_calibrator_attention *a, uint32_t d, uint32_t quer
     return largest > -INFINITY;
 }
 
-void kvant_attention_weights(const kvant_calibrator_attention *a, uint32_t d, float *scores, double *weights)
+void kvant_attention_weights(const kvant_calibrator_attention *a, uint32_t d, float *scores,
+                             double *weights)
 {
     for (uint32_t query = 0; query < a->n_queries; query++) {
         double sum = 0;
@@ -107,7 +108,8 @@ static void identity(size_t d, float *diagonal, uint16_t *matrix)
 }
 
 /* a: attended, b: queries, both regularised; keys too. */
-static void make_diagonal(size_t d, const double *a, const double *b, const double *keys, float *diagonal)
+static void make_diagonal(size_t d, const double *a, const double *b, const double *keys,
+                          float *diagonal)
 {
     double after = 0;
     for (size_t i = 0; i < d; i++)
@@ -129,21 +131,24 @@ static void square(size_t d, const double *w, double *m)
             m[j * d + i] = m[i * d + j];
 }
 
-static kvant_status make_matrix(size_t d, double *a, double *b, const double *keys, double *room, uint16_t *matrix)
+static kvant_status make_matrix(size_t d, double *a, double *b, const double *keys, double *room,
+                                uint16_t *matrix)
 {
-    KVANT_RETURN_IF(!(kvant_kernels_get(KVANT_CPU_AUTO)->mean_factor(d, a, b, room) > 0), KVANT_ERR_ARGUMENT);
+    KVANT_RETURN_IF(!(kvant_kernels_get(KVANT_CPU_AUTO)->mean_factor(d, a, b, room) > 0),
+                    KVANT_ERR_ARGUMENT);
     square(d, b, a);
     const double factor = sqrt(kvant_trace((uint32_t)d, keys) / trace_of_product(a, keys, d));
     KVANT_FORWARD(kvant_spd_roots((uint32_t)d, a, a, NULL));
     const double smallest = SMALLEST * kvant_frobenius((uint32_t)d, a);
     for (size_t i = 0; i < d; i++)
         for (size_t j = 0; j <= i; j++)
-            *matrix++ = kvant_half_from_float((float)(factor * (a[i * d + j] + (i == j ? smallest : 0))));
+            *matrix++ =
+                kvant_half_from_float((float)(factor * (a[i * d + j] + (i == j ? smallest : 0))));
     return KVANT_OK;
 }
 
-kvant_status kvant_make_weights(uint32_t n, const double *queries, const double *attended, const double *keys,
-                                float *diagonal, uint16_t *matrix)
+kvant_status kvant_make_weights(uint32_t n, const double *queries, const double *attended,
+                                const double *keys, float *diagonal, uint16_t *matrix)
 {
     size_t d = n, size = d * d;
     double *a = kvant_alloc(3 * size + KVANT_MEAN_ROOM(d), sizeof *a), *b = a + size, *k = b + size;
@@ -152,7 +157,8 @@ kvant_status kvant_make_weights(uint32_t n, const double *queries, const double 
     memcpy(a, attended, size * sizeof *a);
     memcpy(b, queries, size * sizeof *b);
     memcpy(k, keys, size * sizeof *k);
-    if (kvant_spd_regularise(n, a, FLOOR) && kvant_spd_regularise(n, b, FLOOR) && kvant_spd_regularise(n, k, FLOOR)) {
+    if (kvant_spd_regularise(n, a, FLOOR) && kvant_spd_regularise(n, b, FLOOR) &&
+        kvant_spd_regularise(n, k, FLOOR)) {
         make_diagonal(d, a, b, k, diagonal);
         status = make_matrix(d, a, b, k, k + size, matrix);
     }
@@ -162,7 +168,8 @@ kvant_status kvant_make_weights(uint32_t n, const double *queries, const double 
     return status == KVANT_ERR_MEMORY ? status : KVANT_OK;
 }
 
-kvant_status kvant_make_triangle(uint32_t n, double *queries, double *keys, double *room, uint16_t *triangle, double *gain)
+kvant_status kvant_make_triangle(uint32_t n, double *queries, double *keys, double *room,
+                                 uint16_t *triangle, double *gain)
 {
     const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
     const size_t d = n;

@@ -7,7 +7,8 @@
 
 /* The first layer's shape, for which a calibrated codec must exist; false when the calibration has
  * no such role. */
-static bool first_site(const kvant_calibration *calibration, kvant_role role, uint32_t *layer, uint32_t *head_dim)
+static bool first_site(const kvant_calibration *calibration, kvant_role role, uint32_t *layer,
+                       uint32_t *head_dim)
 {
     kvant_calibration_info info = { .size = sizeof info };
     kvant_calibration_entry entry = { .size = sizeof entry };
@@ -33,7 +34,8 @@ static kvant_status try_some(const char *spec, kvant_role role, const uint32_t *
     kvant_status first = KVANT_OK;
     for (size_t i = 0; i < n; i++) {
         kvant_codec *codec;
-        kvant_status status = kvant_codec_create_at(spec, head_dims[i], role, site, &codec, i ? &quiet : error);
+        kvant_status status =
+            kvant_codec_create_at(spec, head_dims[i], role, site, &codec, i ? &quiet : error);
         kvant_codec_free(&codec);
         if (status == KVANT_OK || (site->missed && *site->missed))
             return KVANT_OK;
@@ -44,8 +46,8 @@ static kvant_status try_some(const char *spec, kvant_role role, const uint32_t *
 
 #define N_USUAL (sizeof usual / sizeof usual[0])
 
-kvant_status kvant_codec_check(const char *spec, kvant_role role, const kvant_calibration *calibration, char *err,
-                               size_t errlen)
+kvant_status kvant_codec_check(const char *spec, kvant_role role,
+                               const kvant_calibration *calibration, char *err, size_t errlen)
 {
     kvant_site site = { .calibration = calibration };
     const kvant_error error = { err, errlen };
@@ -56,7 +58,8 @@ kvant_status kvant_codec_check(const char *spec, kvant_role role, const kvant_ca
     return try_some(spec, role, usual, N_USUAL, &site, &error);
 }
 
-kvant_status kvant_codec_needs_calibration(const char *spec, kvant_role role, int *needed, char *err, size_t errlen)
+kvant_status kvant_codec_needs_calibration(const char *spec, kvant_role role, int *needed,
+                                           char *err, size_t errlen)
 {
     bool missed = false;
     const kvant_site site = { .missed = &missed };

@@ -6,12 +6,14 @@
 #include "../base/half.h"
 #include "../math/lloyd_max.h"
 
-float kvant_codebook_quantize(const kvant_codebook *book, const kvant_kernels *kernels, const float *y,
-                              uint8_t *codes)
+float kvant_codebook_quantize(const kvant_codebook *book, const kvant_kernels *kernels,
+                              const float *y, uint8_t *codes)
 {
     float squares = kernels->dot(y, y, book->dim);
-    float scale = kvant_half_to_float(kvant_half_from_float(sqrtf(squares) * book->inverse_sqrt_dim));
-    kernels->codebook_codes(y, book->dim, scale > 0 ? 1 / scale : 0, book->thresholds, book->bits, codes);
+    float scale =
+        kvant_half_to_float(kvant_half_from_float(sqrtf(squares) * book->inverse_sqrt_dim));
+    kernels->codebook_codes(y, book->dim, scale > 0 ? 1 / scale : 0, book->thresholds, book->bits,
+                            codes);
     if (!book->unbiased || !(scale > 0))
         return scale;
     float product = kernels->dot_codes(y, codes, book->dim, book->values, book->bits);
@@ -34,7 +36,9 @@ void kvant_codebook_decode(const kvant_codebook *book, const uint8_t *codes, flo
 
 void kvant_codebook_init(kvant_codebook *book, uint32_t dim, uint32_t bits)
 {
-    *book = (kvant_codebook){ .dim = dim, .bits = bits, .inverse_sqrt_dim = (float)(1 / sqrt((double)dim)) };
+    *book = (kvant_codebook){ .dim = dim,
+                              .bits = bits,
+                              .inverse_sqrt_dim = (float)(1 / sqrt((double)dim)) };
     kvant_lloyd_max(dim, bits, book->values);
     for (uint32_t i = 0; i + 1 < 1u << bits; i++)
         book->thresholds[i] = (book->values[i] + book->values[i + 1]) / 2;

@@ -5,7 +5,7 @@
 #include "codec_internal.h"
 
 typedef struct kvant_codebook {
-    float values[256];     /* increasing; entries beyond 2^bits are zero, kernels read 32 at least */
+    float values[256]; /* increasing; entries beyond 2^bits are zero, kernels read 32 at least */
     float thresholds[256]; /* thresholds[i] = (values[i] + values[i+1]) / 2 */
     float inverse_sqrt_dim;
     bool unbiased;
@@ -23,8 +23,8 @@ static inline const kvant_codebook *kvant_codebook_of(const kvant_codec *codec)
 void kvant_codebook_init(kvant_codebook *book, uint32_t dim, uint32_t bits);
 
 /* Codes of a row of dim numbers; returns the scale to store, before it is rounded to fp16. */
-float kvant_codebook_quantize(const kvant_codebook *book, const kvant_kernels *kernels, const float *y,
-                              uint8_t *codes);
+float kvant_codebook_quantize(const kvant_codebook *book, const kvant_kernels *kernels,
+                              const float *y, uint8_t *codes);
 
 /* Whether the row has a code: both scales that quantize computes fit fp16. */
 bool kvant_codebook_fits(const kvant_codebook *book, const kvant_kernels *kernels, const float *y);

@@ -23,8 +23,8 @@ static kvant_status unknown_family(const char *name, const kvant_error *error)
     return kvant_fail(error, KVANT_ERR_SPEC, "there is no codec '%s'; there are %s", name, list);
 }
 
-static kvant_status read_spec(const kvant_family *family, kvant_spec *spec, int32_t *options, kvant_common *common,
-                              const kvant_error *error)
+static kvant_status read_spec(const kvant_family *family, kvant_spec *spec, int32_t *options,
+                              kvant_common *common, const kvant_error *error)
 {
     char valid[512] = "";
     KVANT_FORWARD(kvant_options_read(family->options, spec, options, error));
@@ -36,7 +36,8 @@ static kvant_status read_spec(const kvant_family *family, kvant_spec *spec, int3
     return kvant_spec_finish(spec, valid[0] ? valid : "none", error);
 }
 
-static kvant_status build(kvant_codec *codec, kvant_spec *spec, const kvant_site *given, const kvant_error *error)
+static kvant_status build(kvant_codec *codec, kvant_spec *spec, const kvant_site *given,
+                          const kvant_error *error)
 {
     const kvant_family *family = kvant_family_find(spec->name);
     int32_t options[KVANT_FAMILY_OPTIONS] = { 0 };
@@ -51,15 +52,18 @@ static kvant_status build(kvant_codec *codec, kvant_spec *spec, const kvant_site
     KVANT_FORWARD(family->create(codec, &request, error));
     if (!family->common) /* raw: nothing to centre and nothing to keep fp16 */
         return KVANT_OK;
-    codec->shown.seed = codec->takes_seed || kvant_transform_is_random(&codec->transform) ? common.seed : 0;
+    codec->shown.seed =
+        codec->takes_seed || kvant_transform_is_random(&codec->transform) ? common.seed : 0;
     KVANT_FORWARD(kvant_codec_set_order(codec, &common, error));
     KVANT_FORWARD(kvant_site_weigh(codec, &common, &site, error));
     kvant_common_apply(&common, &codec->info, &codec->shown);
-    kvant_options_describe(kvant_common_options_ordered, &codec->shown, codec->spec, sizeof codec->spec);
+    kvant_options_describe(kvant_common_options_ordered, &codec->shown, codec->spec,
+                           sizeof codec->spec);
     return kvant_site_fill(codec, &site, error);
 }
 
-void kvant_codec_describe(kvant_codec *codec, const kvant_option *table, const void *values, const char *format, ...)
+void kvant_codec_describe(kvant_codec *codec, const kvant_option *table, const void *values,
+                          const char *format, ...)
 {
     va_list arguments;
     va_start(arguments, format);
@@ -90,11 +94,13 @@ void kvant_codec_complete_view(kvant_codec *codec)
     codec->view.transform.center = codec->file_center;
     codec->view.transform.scale = codec->file_scale;
     if (feedback)
-        codec->view.feedback = (kvant_feedback_view){ feedback->pivots, feedback->columns, feedback->stride };
+        codec->view.feedback =
+            (kvant_feedback_view){ feedback->pivots, feedback->columns, feedback->stride };
 }
 
-kvant_status kvant_codec_create_at(const char *text, uint32_t head_dim, kvant_role role, const kvant_site *site,
-                                   kvant_codec **out, const kvant_error *error)
+kvant_status kvant_codec_create_at(const char *text, uint32_t head_dim, kvant_role role,
+                                   const kvant_site *site, kvant_codec **out,
+                                   const kvant_error *error)
 {
     if (!out)
         return kvant_fail(error, KVANT_ERR_ARGUMENT, "no place for the codec");
@@ -102,16 +108,18 @@ kvant_status kvant_codec_create_at(const char *text, uint32_t head_dim, kvant_ro
     if (!text || (role != KVANT_ROLE_K && role != KVANT_ROLE_V))
         return kvant_fail(error, KVANT_ERR_ARGUMENT, "no spec, or a role that is neither K nor V");
     if (head_dim < 1 || head_dim > KVANT_MAX_HEAD_DIM)
-        return kvant_fail(error, KVANT_ERR_ARGUMENT, "head_dim %u is not in 1 .. %u", (unsigned)head_dim,
-                          KVANT_MAX_HEAD_DIM);
+        return kvant_fail(error, KVANT_ERR_ARGUMENT, "head_dim %u is not in 1 .. %u",
+                          (unsigned)head_dim, KVANT_MAX_HEAD_DIM);
     kvant_spec spec;
     KVANT_FORWARD(kvant_spec_parse(text, &spec, error));
     kvant_codec *codec = kvant_alloc(1, sizeof *codec);
     if (!codec)
         return kvant_fail(error, KVANT_ERR_MEMORY, "no memory for a codec");
-    codec->info = (kvant_codec_info){
-        .size = sizeof codec->info, .spec = codec->spec, .head_dim = head_dim, .role = role, .block_tokens = 1
-    };
+    codec->info = (kvant_codec_info){ .size = sizeof codec->info,
+                                      .spec = codec->spec,
+                                      .head_dim = head_dim,
+                                      .role = role,
+                                      .block_tokens = 1 };
     codec->shown = (kvant_common)KVANT_COMMON_NONE(0);
     codec->identity = KVANT_FNV_START;
     if (error->text && error->size)
@@ -134,9 +142,10 @@ kvant_status kvant_codec_create(const char *spec, uint32_t head_dim, kvant_role 
     return kvant_codec_create_calibrated(spec, head_dim, role, seed, NULL, 0, 0, out, err, errlen);
 }
 
-kvant_status kvant_codec_create_calibrated(const char *spec, uint32_t head_dim, kvant_role role, uint64_t seed,
-                                           const kvant_calibration *calibration, uint32_t layer, uint32_t kv_head,
-                                           kvant_codec **out, char *err, size_t errlen)
+kvant_status kvant_codec_create_calibrated(const char *spec, uint32_t head_dim, kvant_role role,
+                                           uint64_t seed, const kvant_calibration *calibration,
+                                           uint32_t layer, uint32_t kv_head, kvant_codec **out,
+                                           char *err, size_t errlen)
 {
     kvant_site site = { seed, calibration, layer, kv_head, NULL };
     kvant_error error = { err, errlen };
@@ -162,8 +171,8 @@ kvant_status kvant_codec_set_transform(kvant_codec *codec, const kvant_request *
                                        kvant_transform_defaults defaults, const kvant_error *error)
 {
     kvant_transform *transform = &codec->transform;
-    KVANT_FORWARD(kvant_transform_create(transform, request->common, &defaults, codec->info.head_dim,
-                                         request->site->seed, error));
+    KVANT_FORWARD(kvant_transform_create(transform, request->common, &defaults,
+                                         codec->info.head_dim, request->site->seed, error));
     codec->shown.rotate = (int32_t)transform->rotate;
     if (transform->rotate == KVANT_ROTATE_HADAMARD) {
         codec->shown.block = (int32_t)transform->block;
@@ -178,7 +187,8 @@ kvant_status kvant_codec_alloc_state(kvant_codec *codec, size_t size)
     return codec->state ? KVANT_OK : KVANT_ERR_MEMORY;
 }
 
-void kvant_codec_set_page(kvant_codec *codec, uint32_t bits, size_t code_bytes, size_t metadata_bytes)
+void kvant_codec_set_page(kvant_codec *codec, uint32_t bits, size_t code_bytes,
+                          size_t metadata_bytes)
 {
     kvant_codec_info *info = &codec->info;
     info->bits = bits;
@@ -191,7 +201,8 @@ void kvant_codec_set_page(kvant_codec *codec, uint32_t bits, size_t code_bytes, 
     info->nominal_bits = info->bits;
 }
 
-void kvant_codec_set_sizes(kvant_codec *codec, uint32_t bits, size_t metadata_halves, size_t raw_bytes)
+void kvant_codec_set_sizes(kvant_codec *codec, uint32_t bits, size_t metadata_halves,
+                           size_t raw_bytes)
 {
     const kvant_codec_info *info = &codec->info;
     kvant_layout_init(&codec->layout, info->role, info->head_dim, bits);
@@ -202,7 +213,9 @@ void kvant_codec_set_sizes(kvant_codec *codec, uint32_t bits, size_t metadata_ha
 
 kvant_status kvant_codec_get_info(const kvant_codec *codec, kvant_codec_info *info)
 {
-    return codec && KVANT_GIVE(kvant_codec_info, info, &codec->info, nominal_bits) ? KVANT_OK : KVANT_ERR_ARGUMENT;
+    return codec && KVANT_GIVE(kvant_codec_info, info, &codec->info, nominal_bits)
+               ? KVANT_OK
+               : KVANT_ERR_ARGUMENT;
 }
 
 const kvant_codec_view *kvant_codec_get_view(const kvant_codec *codec)
@@ -212,12 +225,13 @@ const kvant_codec_view *kvant_codec_get_view(const kvant_codec *codec)
 
 bool kvant_codec_takes_tokens(uint32_t first, uint32_t n, uint32_t block)
 {
-    return n > 0 && first < KVANT_PAGE_TOKENS && n <= KVANT_PAGE_TOKENS - first && first % block == 0 &&
-           n % block == 0;
+    return n > 0 && first < KVANT_PAGE_TOKENS && n <= KVANT_PAGE_TOKENS - first &&
+           first % block == 0 && n % block == 0;
 }
 
-kvant_status kvant_codec_decode(const kvant_codec *codec, const kvant_affine *affine, const void *page,
-                                uint32_t first, uint32_t n, float *rows, size_t stride)
+kvant_status kvant_codec_decode(const kvant_codec *codec, const kvant_affine *affine,
+                                const void *page, uint32_t first, uint32_t n, float *rows,
+                                size_t stride)
 {
     KVANT_RETURN_IF(!codec || !rows || !page, KVANT_ERR_ARGUMENT);
     KVANT_RETURN_IF(!kvant_codec_takes_tokens(first, n, 1), KVANT_ERR_ARGUMENT);
@@ -231,8 +245,8 @@ kvant_status kvant_codec_decode(const kvant_codec *codec, const kvant_affine *af
     return KVANT_OK;
 }
 
-kvant_status kvant_codec_transform_query(const kvant_codec *codec, const kvant_affine *affine, const float *q,
-                                         float *out)
+kvant_status kvant_codec_transform_query(const kvant_codec *codec, const kvant_affine *affine,
+                                         const float *q, float *out)
 {
     KVANT_RETURN_IF(!codec || !q || !out, KVANT_ERR_ARGUMENT);
     float scaled[KVANT_MAX_HEAD_DIM], y[KVANT_MAX_HEAD_DIM];
@@ -243,8 +257,8 @@ kvant_status kvant_codec_transform_query(const kvant_codec *codec, const kvant_a
     return KVANT_OK;
 }
 
-kvant_status kvant_codec_transform_output(const kvant_codec *codec, const kvant_affine *affine, float weight_sum,
-                                          const float *acc, float *out)
+kvant_status kvant_codec_transform_output(const kvant_codec *codec, const kvant_affine *affine,
+                                          float weight_sum, const float *acc, float *out)
 {
     KVANT_RETURN_IF(!codec || !acc || !out, KVANT_ERR_ARGUMENT);
     float x[KVANT_MAX_HEAD_DIM];
@@ -255,8 +269,8 @@ kvant_status kvant_codec_transform_output(const kvant_codec *codec, const kvant_
     return KVANT_OK;
 }
 
-kvant_status kvant_codec_score(const kvant_codec *codec, const void *page, const float *q, size_t stride,
-                               uint32_t n_queries, float *scores)
+kvant_status kvant_codec_score(const kvant_codec *codec, const void *page, const float *q,
+                               size_t stride, uint32_t n_queries, float *scores)
 {
     KVANT_RETURN_IF(!codec || !page || !q || !scores, KVANT_ERR_ARGUMENT);
     KVANT_RETURN_IF(n_queries > 1 && stride < codec->info.head_dim, KVANT_ERR_ARGUMENT);
@@ -274,8 +288,9 @@ kvant_status kvant_codec_score(const kvant_codec *codec, const void *page, const
     return KVANT_OK;
 }
 
-kvant_status kvant_codec_accumulate(const kvant_codec *codec, const void *page, const float *weights,
-                                    uint32_t n_queries, float *acc, size_t stride)
+kvant_status kvant_codec_accumulate(const kvant_codec *codec, const void *page,
+                                    const float *weights, uint32_t n_queries, float *acc,
+                                    size_t stride)
 {
     KVANT_RETURN_IF(!codec || !page || !weights || !acc, KVANT_ERR_ARGUMENT);
     KVANT_RETURN_IF(n_queries > 1 && stride < codec->info.head_dim, KVANT_ERR_ARGUMENT);
@@ -296,8 +311,9 @@ kvant_status kvant_codec_accumulate(const kvant_codec *codec, const void *page, 
  * cache. */
 int kvant_codecs_fit_together(const kvant_codec_info *a, const kvant_codec_info *b)
 {
-    return a && b && a->role == b->role && a->head_dim == b->head_dim && a->block_tokens == b->block_tokens &&
-           a->sink_tokens == b->sink_tokens && a->recent_tokens == b->recent_tokens &&
+    return a && b && a->role == b->role && a->head_dim == b->head_dim &&
+           a->block_tokens == b->block_tokens && a->sink_tokens == b->sink_tokens &&
+           a->recent_tokens == b->recent_tokens &&
            (a->center == KVANT_CENTER_FIRST) == (b->center == KVANT_CENTER_FIRST) &&
            (a->norm == KVANT_NORM_FIRST) == (b->norm == KVANT_NORM_FIRST) &&
            a->learns_transform == b->learns_transform;
@@ -314,23 +330,25 @@ uint32_t kvant_codec_place(const kvant_codec *codec, const float *numbers)
     return (uint32_t)(numbers - (const float *)codec->state);
 }
 
-kvant_rotation_place kvant_codec_rotation_place(const kvant_codec *codec, const kvant_transform *rotation)
+kvant_rotation_place kvant_codec_rotation_place(const kvant_codec *codec,
+                                                const kvant_transform *rotation)
 {
     const bool dense = rotation->rotate == KVANT_ROTATE_DENSE;
     return (kvant_rotation_place){ .n = rotation->head_dim,
                                    .dense = dense,
-                                   .numbers = kvant_codec_place(codec, dense ? rotation->matrix : rotation->signs),
+                                   .numbers = kvant_codec_place(codec, dense ? rotation->matrix
+                                                                             : rotation->signs),
                                    .scale = (float)(1.0 / sqrt((double)rotation->head_dim)) };
 }
 
-void kvant_codec_decode_transformed(const kvant_codec *codec, const kvant_kernels *kernels, const void *page,
-                                    uint32_t token, float *y)
+void kvant_codec_decode_transformed(const kvant_codec *codec, const kvant_kernels *kernels,
+                                    const void *page, uint32_t token, float *y)
 {
     codec->quantizer->decode(codec, kernels, page, token, y);
 }
 
-void kvant_codec_token_lines(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, float step,
-                             kvant_code_lines *lines)
+void kvant_codec_token_lines(const kvant_codec *codec, const kvant_kernels *kernels,
+                             const void *page, float step, kvant_code_lines *lines)
 {
     kernels->token_halves(kvant_codec_metadata_of(codec, page), lines->scale);
     for (uint32_t t = 0; t < KVANT_PAGE_TOKENS; t++)
@@ -351,18 +369,21 @@ static int32_t largest_value(const kvant_codec *codec)
     return largest;
 }
 
-void kvant_codec_offer_codes(kvant_codec *codec, bool per_channel, uint32_t group, kvant_code_lines_fn *lines)
+void kvant_codec_offer_codes(kvant_codec *codec, bool per_channel, uint32_t group,
+                             kvant_code_lines_fn *lines)
 {
     const kvant_layout *layout = &codec->layout;
     kvant_code_product *product = &codec->product;
-    uint32_t lined = per_channel ? KVANT_PAGE_TOKENS : layout->padded_dim; /* that share lines in groups */
+    uint32_t lined =
+        per_channel ? KVANT_PAGE_TOKENS : layout->padded_dim; /* that share lines in groups */
     uint32_t others = per_channel ? layout->padded_dim : KVANT_PAGE_TOKENS;
     product->by_row = per_channel == (layout->role == KVANT_ROLE_V);
     product->band_tiles = (group + KVANT_TILE - 1) / KVANT_TILE;
     product->n_bands = (lined / KVANT_TILE + product->band_tiles - 1) / product->band_tiles;
     product->stride = (others + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS * KVANT_PAGE_TOKENS;
     product->n_columns = (layout->column_tiles + 3) / 4 * KVANT_PAGE_TOKENS;
-    int32_t limit = INT32_MAX / (largest_value(codec) * (int32_t)(KVANT_TILE * layout->column_tiles));
+    int32_t limit =
+        INT32_MAX / (largest_value(codec) * (int32_t)(KVANT_TILE * layout->column_tiles));
     product->limit = limit < KVANT_CODE_OPERAND_MAX ? limit : KVANT_CODE_OPERAND_MAX;
     product->lines = lines;
 }
@@ -388,7 +409,8 @@ void kvant_unpack_token(const kvant_codec *codec, uint32_t token, const float *y
         place_value(codec, y, kvant_token_position(token), tile);
 }
 
-void kvant_unpack_decoded(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, float *tile)
+void kvant_unpack_decoded(const kvant_codec *codec, const kvant_kernels *kernels, const void *page,
+                          float *tile)
 {
     for (uint32_t t = 0; t < KVANT_PAGE_TOKENS; t++) {
         float y[KVANT_MAX_HEAD_DIM];

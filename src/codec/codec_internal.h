@@ -15,14 +15,15 @@ typedef struct kvant_quantizer {
      * numbers. */
     kvant_status (*check)(const kvant_codec *codec, const kvant_kernels *kernels, const float *y);
     /* Encodes block_tokens rows as tokens token ... of the page. Cannot fail. */
-    void (*encode)(const kvant_codec *codec, const kvant_kernels *kernels, const float *y, uint32_t token,
-                   void *page);
+    void (*encode)(const kvant_codec *codec, const kvant_kernels *kernels, const float *y,
+                   uint32_t token, void *page);
     /* Decodes one token. */
-    void (*decode)(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, uint32_t token,
-                   float *y);
+    void (*decode)(const kvant_codec *codec, const kvant_kernels *kernels, const void *page,
+                   uint32_t token, float *y);
     /* Unpacks a whole page, scaled, into the tile of kernels.h, aligned to 64; padding channels of K
      * are zero. */
-    void (*unpack)(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, float *tile);
+    void (*unpack)(const kvant_codec *codec, const kvant_kernels *kernels, const void *page,
+                   float *tile);
 } kvant_quantizer;
 
 #define KVANT_CODE_VALUE_MAX 4095 /* leaves 13 bits for the other factor at 64 columns, 10 at 512 */
@@ -35,16 +36,16 @@ typedef struct kvant_code_lines {
 } kvant_code_lines;
 
 /* Reads scales and, with has_zero, zero points. */
-typedef void kvant_code_lines_fn(const kvant_codec *codec, const kvant_kernels *kernels, const void *page,
-                                 kvant_code_lines *lines);
+typedef void kvant_code_lines_fn(const kvant_codec *codec, const kvant_kernels *kernels,
+                                 const void *page, kvant_code_lines *lines);
 
 /* The integers that chunk codes stand for; a line belongs to a token. */
 typedef struct kvant_code_numbers {
     kvant_chunk_numbers chunk;
     const kvant_chunk_layout *layout;
     kvant_octahedral_integers octahedral; /* that chunk points to, or unused */
-    float step;                           /* a number times the token's scale and this is the decoder's */
-    float error;                          /* by which it may be off, in steps times the scale */
+    float step;  /* a number times the token's scale and this is the decoder's */
+    float error; /* by which it may be off, in steps times the scale */
     int16_t entries[];
 } kvant_code_numbers;
 
@@ -52,17 +53,18 @@ typedef struct kvant_code_numbers {
  * codes"). The kind of the view selects the member of `integers`. */
 typedef struct kvant_code_product {
     kvant_code_lines_fn *lines; /* NULL: attention unpacks the pages of this codec */
-    int32_t limit;              /* the largest other factor, so that no sum over a page's columns reaches 2^31 */
-    bool by_row;      /* lines belong to rows in bands of columns; false: to columns in bands of rows */
+    int32_t limit; /* the largest other factor, so that no sum over a page's columns reaches 2^31 */
+    bool by_row; /* lines belong to rows in bands of columns; false: to columns in bands of rows */
     bool has_zero;    /* lines have zero points */
     uint32_t n_bands; /* of band_tiles row or column tiles, the last may have fewer */
     uint32_t band_tiles;
     uint32_t n_columns; /* in whole blocks of 64 */
     uint32_t stride;    /* from the lines of a band to those of the next */
     union {
-        int16_t values[KVANT_CODE_VALUES]; /* uniform, codebook: sums of magnitude at most KVANT_CODE_VALUE_MAX */
-        const kvant_trellis *trellis;      /* part of the state */
-        kvant_code_numbers *chunk;         /* freed with the codec */
+        int16_t values
+            [KVANT_CODE_VALUES]; /* uniform, codebook: sums of magnitude at most KVANT_CODE_VALUE_MAX */
+        const kvant_trellis *trellis; /* part of the state */
+        kvant_code_numbers *chunk;    /* freed with the codec */
     } integers;
 } kvant_code_product;
 
@@ -81,16 +83,17 @@ struct kvant_codec {
     kvant_feedback *feedback; /* or NULL; freed with the codec */
     float *file_center,
         *file_scale; /* center=file and norm=file: head_dim floats each, or NULL; freed with the codec */
-    void
-        *state; /* the family's tables and options: one block, freed with the codec; never changes after creation */
+    void *
+        state; /* the family's tables and options: one block, freed with the codec; never changes after creation */
 };
 
 /* Where a codec will be used, and what it may know about that place. */
 typedef struct kvant_site {
     uint64_t seed;
-    const kvant_calibration *calibration; /* or NULL; families that need one refuse to live without */
-    uint32_t layer, kv_head;              /* that calibration is looked up for */
-    bool *missed; /* NULL, or set when a codec wants a calibration and there is none */
+    const kvant_calibration
+        *calibration;        /* or NULL; families that need one refuse to live without */
+    uint32_t layer, kv_head; /* that calibration is looked up for */
+    bool *missed;            /* NULL, or set when a codec wants a calibration and there is none */
 } kvant_site;
 
 /* A spec whose options have been read. */
@@ -105,7 +108,8 @@ typedef struct kvant_request {
  * numbers that are part of it. */
 void kvant_codec_set_tables(kvant_codec *codec, size_t bytes);
 uint32_t kvant_codec_place(const kvant_codec *codec, const float *numbers);
-kvant_rotation_place kvant_codec_rotation_place(const kvant_codec *codec, const kvant_transform *rotation);
+kvant_rotation_place kvant_codec_rotation_place(const kvant_codec *codec,
+                                                const kvant_transform *rotation);
 
 /* Counts numbers of a calibration that bytes depend on into the codec's fingerprint. */
 void kvant_codec_identify(kvant_codec *codec, const void *numbers, size_t bytes);
@@ -119,12 +123,14 @@ kvant_status kvant_codec_alloc_state(kvant_codec *codec, size_t size);
 
 /* Completes info and layout: bits planes of codes (0: raw), metadata_halves fp16 numbers of
  * metadata, raw_bytes of code plane for raw codecs. */
-void kvant_codec_set_sizes(kvant_codec *codec, uint32_t bits, size_t metadata_halves, size_t raw_bytes);
+void kvant_codec_set_sizes(kvant_codec *codec, uint32_t bits, size_t metadata_halves,
+                           size_t raw_bytes);
 
 /* The same for codecs with their own code plane: code_bytes of codes, then metadata_bytes. bits
  * is the bits per code in info.bits. Both functions set nominal_bits to bits; the family may
  * correct it. */
-void kvant_codec_set_page(kvant_codec *codec, uint32_t bits, size_t code_bytes, size_t metadata_bytes);
+void kvant_codec_set_page(kvant_codec *codec, uint32_t bits, size_t code_bytes,
+                          size_t metadata_bytes);
 
 /* Whether tokens first ... first + n - 1 lie in a page and are whole blocks. */
 bool kvant_codec_takes_tokens(uint32_t first, uint32_t n, uint32_t block);
@@ -134,7 +140,8 @@ void kvant_unpack_token(const kvant_codec *codec, uint32_t token, const float *y
 
 /* unpack for any codec, by its own decode, token by token: correct, not fast. Channels keep their
  * order in the tile. */
-void kvant_unpack_decoded(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, float *tile);
+void kvant_unpack_decoded(const kvant_codec *codec, const kvant_kernels *kernels, const void *page,
+                          float *tile);
 
 /* The fp16 numbers of a page's metadata. */
 static inline uint16_t *kvant_codec_metadata(const kvant_codec *codec, void *page)
@@ -150,24 +157,25 @@ static inline const uint16_t *kvant_codec_metadata_of(const kvant_codec *codec, 
 /* Lets attention work on codes, after sizes, the view and the product's integers and has_zero are
  * set. per_channel: a line belongs to a channel in a group of tokens, else to a token in a group of
  * channels; group is a multiple of 16, or all there are. */
-void kvant_codec_offer_codes(kvant_codec *codec, bool per_channel, uint32_t group, kvant_code_lines_fn *lines);
+void kvant_codec_offer_codes(kvant_codec *codec, bool per_channel, uint32_t group,
+                             kvant_code_lines_fn *lines);
 
 /* The same for chunk codes. A code stands for a direction times a length. Codes too wide, or tables
  * too large to pay, are not offered, which is no error. layout must live as long as the codec.
  * Chunks of four: directions is a table of 2^index_bits times 4 numbers, the other bits are the
  * length. Triplets: an octahedral codebook of 2^bits levels, and a table of lengths. */
-kvant_status kvant_codec_offer_directions(kvant_codec *codec, const kvant_chunk_layout *layout, uint32_t index_bits,
-                                          const float *directions);
-kvant_status kvant_codec_offer_triplets(kvant_codec *codec, const kvant_chunk_layout *layout, uint32_t bits,
-                                        const float *levels, const float *lengths);
+kvant_status kvant_codec_offer_directions(kvant_codec *codec, const kvant_chunk_layout *layout,
+                                          uint32_t index_bits, const float *directions);
+kvant_status kvant_codec_offer_triplets(kvant_codec *codec, const kvant_chunk_layout *layout,
+                                        uint32_t bits, const float *levels, const float *lengths);
 
 /* Where attention on codes has a query's n channels among those of its numbers. */
 void kvant_codec_query_places(const kvant_codec *codec, uint32_t n, uint32_t *places);
 
 /* Lines of codes whose metadata begin with one fp16 scale per token. A line is scale * step;
  * step is the unit of the codes. */
-void kvant_codec_token_lines(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, float step,
-                             kvant_code_lines *lines);
+void kvant_codec_token_lines(const kvant_codec *codec, const kvant_kernels *kernels,
+                             const void *page, float step, kvant_code_lines *lines);
 
 #define KVANT_FAMILY_OPTIONS 16u /* int32_t in a family's struct, at most */
 
@@ -175,17 +183,19 @@ void kvant_codec_token_lines(const kvant_codec *codec, const kvant_kernels *kern
 void kvant_codec_complete_view(kvant_codec *codec);
 
 /* kvant_codec_create_calibrated for any place. */
-kvant_status kvant_codec_create_at(const char *text, uint32_t head_dim, kvant_role role, const kvant_site *site,
-                                   kvant_codec **out, const kvant_error *error);
+kvant_status kvant_codec_create_at(const char *text, uint32_t head_dim, kvant_role role,
+                                   const kvant_site *site, kvant_codec **out,
+                                   const kvant_error *error);
 
 typedef struct kvant_family {
     const char *name, *variants, *source, *summary; /* as in kvant_codec_family */
     const kvant_option *options;                    /* the family's own */
-    const kvant_option *common;                     /* those it shares, of common.h; NULL: a raw family */
+    const kvant_option *common; /* those it shares, of common.h; NULL: a raw family */
     /* Fills codec, whose info has head_dim and role. It may preset info.center, norm, sink_tokens
      * and recent_tokens: their options are applied afterwards, for every family. KVANT_ERR_MEMORY
      * needs no words. */
-    kvant_status (*create)(kvant_codec *codec, const kvant_request *request, const kvant_error *error);
+    kvant_status (*create)(kvant_codec *codec, const kvant_request *request,
+                           const kvant_error *error);
 } kvant_family;
 
 /* Defines a family from the members behind its name. */
@@ -196,8 +206,8 @@ const kvant_family *kvant_family_find(const char *name);
 
 /* Begins the canonical form: name and variant by format, the family's options with the values as
  * they turned out. Common options follow. */
-void kvant_codec_describe(kvant_codec *codec, const kvant_option *table, const void *values, const char *format, ...)
-    KVANT_PRINTF(4, 5);
+void kvant_codec_describe(kvant_codec *codec, const kvant_option *table, const void *values,
+                          const char *format, ...) KVANT_PRINTF(4, 5);
 
 /* What the pages of a codec mean; valid as long as the codec. */
 const kvant_codec_view *kvant_codec_get_view(const kvant_codec *codec);

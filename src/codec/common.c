@@ -8,26 +8,31 @@ static const char *const sign_names[] = { "none", "seed", NULL };
 /* kvant_order */
 static const char *const order_names[] = { "stored", "halves", "pairs", "dealt", NULL };
 static const char *const weighting_names[] = { "none", "diagonal", "file", "first", NULL };
-static const char *const place_names[] = { "none", "first", "file", NULL }; /* kvant_center, kvant_norm */
+static const char *const place_names[] = { "none", "first", "file",
+                                           NULL }; /* kvant_center, kvant_norm */
 
 #define CHOICE(name, words, text) KVANT_CHOICE(kvant_common, name, words, KVANT_OPTION_ABSENT, text)
-#define NUMBER(name, least, most, text) KVANT_NUMBER(kvant_common, name, least, most, KVANT_OPTION_ABSENT, text)
+#define NUMBER(name, least, most, text)                                                            \
+    KVANT_NUMBER(kvant_common, name, least, most, KVANT_OPTION_ABSENT, text)
 
-#define ROTATION                                                                                                   \
-    CHOICE(rotate, rotate_names, "rotation of rows before they are quantised"),                                    \
-        NUMBER(block, 1, KVANT_MAX_HEAD_DIM, "size of Hadamard blocks, a power of two"),                           \
+#define ROTATION                                                                                   \
+    CHOICE(rotate, rotate_names, "rotation of rows before they are quantised"),                    \
+        NUMBER(block, 1, KVANT_MAX_HEAD_DIM, "size of Hadamard blocks, a power of two"),           \
         CHOICE(signs, sign_names, "signs of channels before a Hadamard rotation")
-#define AFFINE \
-    CHOICE(transform, weighting_names, \
-           "matrix on keys, of a calibration, or on keys or values, of the first rows"), \
-        KVANT_FLAG(kvant_common, feedback, \
-                   "steer rounding errors away from what queries read; with transform=file"), \
-        CHOICE(center, place_names, "where the centre per channel comes from"), \
+#define AFFINE                                                                                     \
+    CHOICE(transform, weighting_names,                                                             \
+           "matrix on keys, of a calibration, or on keys or values, of the first rows"),           \
+        KVANT_FLAG(kvant_common, feedback,                                                         \
+                   "steer rounding errors away from what queries read; with transform=file"),      \
+        CHOICE(center, place_names, "where the centre per channel comes from"),                    \
         CHOICE(norm, place_names, "where the scale per channel comes from")
-#define KEPT                                                                                                       \
-    NUMBER(sink, 0, MAX_KEPT, "first tokens that stay fp16"),                                                      \
-        NUMBER(recent, 0, MAX_KEPT, "newest tokens that stay fp16"),                                               \
-        { "seed", KVANT_OPTION_SEED, NULL, 0, 0, 0, offsetof(kvant_common, seed), "of random signs and matrices" }
+#define KEPT                                                                                       \
+    NUMBER(sink, 0, MAX_KEPT, "first tokens that stay fp16"),                                      \
+        NUMBER(recent, 0, MAX_KEPT, "newest tokens that stay fp16"),                               \
+    {                                                                                              \
+        "seed", KVANT_OPTION_SEED, NULL, 0, 0, 0, offsetof(kvant_common, seed),                    \
+            "of random signs and matrices"                                                         \
+    }
 
 const kvant_option kvant_common_options_ordered[] = {
     ROTATION,

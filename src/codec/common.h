@@ -17,7 +17,12 @@ typedef struct kvant_common {
 /* Without any option. */
 #define KVANT_COMMON_NONE(call_seed) { -1, -1, -1, -1, -1, 0, -1, -1, -1, -1, call_seed }
 
-enum { KVANT_WEIGHTING_NONE, KVANT_WEIGHTING_DIAGONAL, KVANT_WEIGHTING_FILE, KVANT_WEIGHTING_FIRST };
+enum {
+    KVANT_WEIGHTING_NONE,
+    KVANT_WEIGHTING_DIAGONAL,
+    KVANT_WEIGHTING_FILE,
+    KVANT_WEIGHTING_FIRST
+};
 
 /* order=, of keys (order.h). */
 typedef enum kvant_order {
@@ -30,8 +35,9 @@ typedef enum kvant_order {
 /* Every option, for families whose chunks or groups depend on the order of channels. Other families
  * take fewer. */
 extern const kvant_option kvant_common_options_ordered[];
-extern const kvant_option kvant_common_options[];           /* no order */
-extern const kvant_option kvant_common_options_uncentred[]; /* no center, norm, transform, feedback */
+extern const kvant_option kvant_common_options[]; /* no order */
+extern const kvant_option
+    kvant_common_options_uncentred[]; /* no center, norm, transform, feedback */
 
 /* A centre taken from the first rows leaves an attention sink's row, which lies far from the
  * centre, worse off than before: this many first tokens stay fp16 then, unless the spec says

@@ -16,7 +16,8 @@
  * a number by at most sqrt(head_dim) times its gain. */
 static float safe_magnitude(const kvant_transform *transform)
 {
-    return KVANT_HALF_MAX / (MOST_SCALE * sqrtf((float)transform->head_dim) * kvant_transform_gain(transform));
+    return KVANT_HALF_MAX /
+           (MOST_SCALE * sqrtf((float)transform->head_dim) * kvant_transform_gain(transform));
 }
 
 static float magnitude(const kvant_kernels *kernels, const float *x, uint32_t n)
@@ -38,7 +39,8 @@ float kvant_codec_safe_input(const kvant_transform *transform, const kvant_kerne
 
 /* Rounds y to fp16 and back when the row is to pass through an open page. Of small rows the
  * quantiser need not say whether its scale fits: a trellis would search for it. */
-static kvant_status check_transformed(const kvant_codec *codec, const kvant_kernels *kernels, float *y, bool open)
+static kvant_status check_transformed(const kvant_codec *codec, const kvant_kernels *kernels,
+                                      float *y, bool open)
 {
     uint32_t d = codec->info.head_dim;
     float largest = magnitude(kernels, y, d);
@@ -48,12 +50,14 @@ static kvant_status check_transformed(const kvant_codec *codec, const kvant_kern
         kernels->float_to_half(y, half, d);
         kernels->half_to_float(half, y, d);
     }
-    return largest <= KVANT_HALF_MAX / MOST_SCALE ? KVANT_OK : codec->quantizer->check(codec, kernels, y);
+    return largest <= KVANT_HALF_MAX / MOST_SCALE ? KVANT_OK
+                                                  : codec->quantizer->check(codec, kernels, y);
 }
 
 /* A row with large numbers. */
-static kvant_status check_large(const kvant_codec *codec, const kvant_transform *transform, const kvant_kernels *kernels,
-                                const kvant_affine *affine, const float *x, bool open)
+static kvant_status check_large(const kvant_codec *codec, const kvant_transform *transform,
+                                const kvant_kernels *kernels, const kvant_affine *affine,
+                                const float *x, bool open)
 {
     float y[KVANT_MAX_HEAD_DIM];
     const float *z = kvant_transform_normalise(transform, affine, x, y);
@@ -64,8 +68,8 @@ static kvant_status check_large(const kvant_codec *codec, const kvant_transform 
 }
 
 kvant_status kvant_codec_check_rows(const kvant_codec *codec, const kvant_transform *transform,
-                                    const kvant_kernels *kernels, const kvant_affine *affine, const float *rows,
-                                    size_t stride, size_t n, bool open)
+                                    const kvant_kernels *kernels, const kvant_affine *affine,
+                                    const float *rows, size_t stride, size_t n, bool open)
 {
     float safe = kvant_codec_safe_input(transform, kernels, affine);
     for (size_t i = 0; i < n; i++) {
@@ -91,13 +95,15 @@ bool kvant_codec_encodes_slowly(const kvant_codec *codec)
 #define TOGETHER 4u /* rows that go through a full W at once */
 
 /* At most TOGETHER rows. */
-static void transform_together(const kvant_transform *transform, const kvant_kernels *kernels, const kvant_affine *affine,
-                               const float *rows, size_t stride, uint32_t n, float *y)
+static void transform_together(const kvant_transform *transform, const kvant_kernels *kernels,
+                               const kvant_affine *affine, const float *rows, size_t stride,
+                               uint32_t n, float *y)
 {
     const uint32_t d = transform->head_dim;
     float z[TOGETHER * KVANT_MAX_HEAD_DIM];
     for (uint32_t i = 0; i < n; i++) {
-        const float *x = rows + i * stride, *source = kvant_transform_normalise(transform, affine, x, z + (size_t)i * d);
+        const float *x = rows + i * stride,
+                    *source = kvant_transform_normalise(transform, affine, x, z + (size_t)i * d);
         if (source == x)
             memcpy(z + (size_t)i * d, x, d * sizeof *z);
     }
@@ -105,29 +111,31 @@ static void transform_together(const kvant_transform *transform, const kvant_ker
 }
 
 void kvant_codec_transform_rows(const kvant_transform *transform, const kvant_kernels *kernels,
-                                const kvant_affine *affine, const float *rows, size_t stride, size_t n, float *y)
+                                const kvant_affine *affine, const float *rows, size_t stride,
+                                size_t n, float *y)
 {
     const size_t d = transform->head_dim;
     const bool full = kvant_transform_is_full(transform);
     for (size_t i = 0; full && i < n; i += TOGETHER)
-        transform_together(transform, kernels, affine, rows + i * stride, stride, n - i < TOGETHER ? (uint32_t)(n - i) : TOGETHER,
-                           y + i * d);
+        transform_together(transform, kernels, affine, rows + i * stride, stride,
+                           n - i < TOGETHER ? (uint32_t)(n - i) : TOGETHER, y + i * d);
     for (size_t i = 0; !full && i < n; i++)
         kvant_transform_forward(transform, kernels, affine, rows + i * stride, y + i * d);
 }
 
-void kvant_codec_encode_transformed(const kvant_codec *codec, const kvant_kernels *kernels, const float *y,
-                                    uint32_t first, uint32_t n, void *page)
+void kvant_codec_encode_transformed(const kvant_codec *codec, const kvant_kernels *kernels,
+                                    const float *y, uint32_t first, uint32_t n, void *page)
 {
     uint32_t block = codec->info.block_tokens;
     for (uint32_t i = 0; i < n; i += block)
-        codec->quantizer->encode(codec, kernels, y + (size_t)i * codec->info.head_dim, first + i, page);
+        codec->quantizer->encode(codec, kernels, y + (size_t)i * codec->info.head_dim, first + i,
+                                 page);
 }
 
 /* Rows of per-token codecs pass through one buffer; blocks of tokens need one of their size. */
 static kvant_status encode_checked(const kvant_codec *codec, const kvant_kernels *kernels,
-                                   const kvant_affine *affine, const float *rows, size_t stride, uint32_t first,
-                                   uint32_t n, void *page)
+                                   const kvant_affine *affine, const float *rows, size_t stride,
+                                   uint32_t first, uint32_t n, void *page)
 {
     uint32_t block = codec->info.block_tokens;
     float row[KVANT_MAX_HEAD_DIM], *y = row;
@@ -135,7 +143,8 @@ static kvant_status encode_checked(const kvant_codec *codec, const kvant_kernels
         y = kvant_alloc((size_t)block * codec->info.head_dim, sizeof *y);
     KVANT_RETURN_IF(!y, KVANT_ERR_MEMORY);
     for (uint32_t i = 0; i < n; i += block) {
-        kvant_codec_transform_rows(&codec->transform, kernels, affine, rows + i * stride, stride, block, y);
+        kvant_codec_transform_rows(&codec->transform, kernels, affine, rows + i * stride, stride,
+                                   block, y);
         kvant_codec_encode_transformed(codec, kernels, y, first + i, block, page);
     }
     if (block > 1)
@@ -143,13 +152,16 @@ static kvant_status encode_checked(const kvant_codec *codec, const kvant_kernels
     return KVANT_OK;
 }
 
-kvant_status kvant_codec_encode(const kvant_codec *codec, const kvant_affine *affine, const float *rows,
-                                size_t stride, uint32_t first, uint32_t n, void *page)
+kvant_status kvant_codec_encode(const kvant_codec *codec, const kvant_affine *affine,
+                                const float *rows, size_t stride, uint32_t first, uint32_t n,
+                                void *page)
 {
     KVANT_RETURN_IF(!codec || !rows || !page, KVANT_ERR_ARGUMENT);
-    KVANT_RETURN_IF(!kvant_codec_takes_tokens(first, n, codec->info.block_tokens), KVANT_ERR_ARGUMENT);
+    KVANT_RETURN_IF(!kvant_codec_takes_tokens(first, n, codec->info.block_tokens),
+                    KVANT_ERR_ARGUMENT);
     KVANT_RETURN_IF(n > 1 && stride < codec->info.head_dim, KVANT_ERR_ARGUMENT);
     const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
-    KVANT_FORWARD(kvant_codec_check_rows(codec, &codec->transform, kernels, affine, rows, stride, n, false));
+    KVANT_FORWARD(
+        kvant_codec_check_rows(codec, &codec->transform, kernels, affine, rows, stride, n, false));
     return encode_checked(codec, kernels, affine, rows, stride, first, n, page);
 }

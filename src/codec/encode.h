@@ -16,12 +16,13 @@
  * open: the rows go to an open page first. They fit fp16 after the transform, and what fp16 leaves of
  * them fits the codec, so that sealing the page later cannot fail. */
 kvant_status kvant_codec_check_rows(const kvant_codec *codec, const kvant_transform *transform,
-                                    const kvant_kernels *kernels, const kvant_affine *affine, const float *rows,
-                                    size_t stride, size_t n, bool open);
+                                    const kvant_kernels *kernels, const kvant_affine *affine,
+                                    const float *rows, size_t stride, size_t n, bool open);
 
 /* Rows whose numbers are at most this magnitude pass both checks. At most 0 when the centre alone is
  * too large. */
-float kvant_codec_safe_input(const kvant_transform *transform, const kvant_kernels *kernels, const kvant_affine *affine);
+float kvant_codec_safe_input(const kvant_transform *transform, const kvant_kernels *kernels,
+                             const kvant_affine *affine);
 
 /* The same for one transformed row, which becomes what fp16 leaves of it. */
 bool kvant_codec_fits_open(const kvant_codec *codec, const kvant_kernels *kernels, float *y);
@@ -31,29 +32,31 @@ bool kvant_codec_encodes_slowly(const kvant_codec *codec);
 
 /* y = R W ((x - c) / s) for n rows. y: n x head_dim, contiguous; it does not overlap rows. */
 void kvant_codec_transform_rows(const kvant_transform *transform, const kvant_kernels *kernels,
-                                const kvant_affine *affine, const float *rows, size_t stride, size_t n, float *y);
+                                const kvant_affine *affine, const float *rows, size_t stride,
+                                size_t n, float *y);
 
 /* Encodes n transformed rows as tokens first ... first + n - 1 of a page of the codec. first and n
  * are multiples of block_tokens. Cannot fail after one of the checks. Stack: below 40 KiB. Only a
  * trellis search with more than 16 KiB of survivors (states=4096, and states=1024 beyond head_dim
  * 128) allocates; without memory it repeats parts of the search, which is slower and gives the same
  * bytes. */
-void kvant_codec_encode_transformed(const kvant_codec *codec, const kvant_kernels *kernels, const float *y,
-                                    uint32_t first, uint32_t n, void *page);
+void kvant_codec_encode_transformed(const kvant_codec *codec, const kvant_kernels *kernels,
+                                    const float *y, uint32_t first, uint32_t n, void *page);
 
 /* Decodes one token of a page of the codec, without the way back from y to x. */
-void kvant_codec_decode_transformed(const kvant_codec *codec, const kvant_kernels *kernels, const void *page,
-                                    uint32_t token, float *y);
+void kvant_codec_decode_transformed(const kvant_codec *codec, const kvant_kernels *kernels,
+                                    const void *page, uint32_t token, float *y);
 
 /* An open page holds the y of 64 tokens as fp16, token after token. Every codec of one head_dim has
  * the same. */
-void kvant_codec_encode_open(const kvant_codec *codec, const kvant_kernels *kernels, const float *y, uint32_t first,
-                             uint32_t n, void *page);
+void kvant_codec_encode_open(const kvant_codec *codec, const kvant_kernels *kernels, const float *y,
+                             uint32_t first, uint32_t n, void *page);
 
 /* y of tokens first ... first + n - 1. */
-void kvant_codec_decode_open(const kvant_codec *codec, const kvant_kernels *kernels, const void *page,
-                             uint32_t first, uint32_t n, float *y);
+void kvant_codec_decode_open(const kvant_codec *codec, const kvant_kernels *kernels,
+                             const void *page, uint32_t first, uint32_t n, float *y);
 
 /* Unpacks an open page into the tile of kernels.h, in the order of channels that the codec's own
  * tiles have. */
-void kvant_codec_unpack_open(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, float *tile);
+void kvant_codec_unpack_open(const kvant_codec *codec, const kvant_kernels *kernels,
+                             const void *page, float *tile);

@@ -14,21 +14,21 @@
 #define KVANT_PAPER(X, name)
 #endif
 
-#define KVANT_FAMILIES(X)                                                                                          \
-    X(f32)                                                                                                         \
-    X(f16)                                                                                                         \
-    X(bf16)                                                                                                        \
-    X(int)                                                                                                         \
-    X(bdr)                                                                                                         \
-    KVANT_PAPER(X, kivi)                                                                                           \
-    KVANT_PAPER(X, innerq)                                                                                         \
-    KVANT_PAPER(X, kmeans)                                                                                         \
-    KVANT_PAPER(X, hessian)                                                                                        \
-    X(turboquant)                                                                                                  \
-    X(trellis)                                                                                                     \
-    KVANT_PAPER(X, polar)                                                                                          \
-    KVANT_PAPER(X, octopus)                                                                                        \
-    KVANT_PAPER(X, hqmq)                                                                                           \
-    KVANT_PAPER(X, naive)                                                                                          \
-    KVANT_PAPER(X, spherical)                                                                                      \
+#define KVANT_FAMILIES(X)                                                                          \
+    X(f32)                                                                                         \
+    X(f16)                                                                                         \
+    X(bf16)                                                                                        \
+    X(int)                                                                                         \
+    X(bdr)                                                                                         \
+    KVANT_PAPER(X, kivi)                                                                           \
+    KVANT_PAPER(X, innerq)                                                                         \
+    KVANT_PAPER(X, kmeans)                                                                         \
+    KVANT_PAPER(X, hessian)                                                                        \
+    X(turboquant)                                                                                  \
+    X(trellis)                                                                                     \
+    KVANT_PAPER(X, polar)                                                                          \
+    KVANT_PAPER(X, octopus)                                                                        \
+    KVANT_PAPER(X, hqmq)                                                                           \
+    KVANT_PAPER(X, naive)                                                                          \
+    KVANT_PAPER(X, spherical)                                                                      \
     KVANT_PAPER(X, addvq)

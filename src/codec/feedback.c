@@ -37,8 +37,8 @@ static void add_to_diagonal(double *m, size_t d, double number)
 
 /* S^2 = W M^(-1/2) W, M = W^-1 Q W^-1: s is 1/2. S keeps the length of what W makes of keys, tr M.
  * room: 3 d^2. */
-static kvant_status make_matrix(uint32_t n, const double *w, const double *inverse, const double *q, double *s,
-                                double *room)
+static kvant_status make_matrix(uint32_t n, const double *w, const double *inverse, const double *q,
+                                double *s, double *room)
 {
     size_t d = n, size = d * d;
     double *m = room, *root = room + size, *scratch = room + 2 * size;
@@ -101,8 +101,8 @@ static kvant_status build(kvant_codec *codec, const double *w, double *inverse, 
     return KVANT_OK;
 }
 
-kvant_status kvant_feedback_create(kvant_codec *codec, const double *w, double *inverse, const float *moment,
-                                   const kvant_error *error)
+kvant_status kvant_feedback_create(kvant_codec *codec, const double *w, double *inverse,
+                                   const float *moment, const kvant_error *error)
 {
     size_t d = codec->info.head_dim, stride = (d + 15) / 16 * 16;
     double *room = kvant_alloc(5 * d * d, sizeof *room);
@@ -113,13 +113,15 @@ kvant_status kvant_feedback_create(kvant_codec *codec, const double *w, double *
         codec->feedback->stride = (uint32_t)stride;
         for (size_t i = 0; i < d * d; i++)
             room[i] = moment[i];
-        status = kvant_spd_regularise((uint32_t)d, room, QUERY_FLOOR) ? build(codec, w, inverse, room)
-                                                                      : KVANT_ERR_ARGUMENT;
+        status = kvant_spd_regularise((uint32_t)d, room, QUERY_FLOOR)
+                     ? build(codec, w, inverse, room)
+                     : KVANT_ERR_ARGUMENT;
     }
     kvant_free(room);
     if (status == KVANT_OK || status == KVANT_ERR_MEMORY)
         return status;
-    return kvant_fail(error, KVANT_ERR_FORMAT, "the calibration file has no queries to steer errors by");
+    return kvant_fail(error, KVANT_ERR_FORMAT,
+                      "the calibration file has no queries to steer errors by");
 }
 
 float kvant_feedback_quantize(const kvant_feedback *feedback, const kvant_codebook *book,
@@ -128,7 +130,8 @@ float kvant_feedback_quantize(const kvant_feedback *feedback, const kvant_codebo
     float z[KVANT_MAX_HEAD_DIM];
     kvant_feedback_sums sums;
     float length = sqrtf(kernels->dot(y, y, feedback->n)) * book->inverse_sqrt_dim;
-    float scale = kvant_half_to_float(kvant_half_from_float(length)), inverse = scale > 0 ? 1 / scale : 0;
+    float scale = kvant_half_to_float(kvant_half_from_float(length)),
+          inverse = scale > 0 ? 1 / scale : 0;
     for (uint32_t i = 0; i < feedback->n; i++)
         z[i] = y[i] * inverse;
     kernels->feedback_codes(feedback, z, book->thresholds, book->values, book->bits, codes, &sums);

@@ -9,8 +9,8 @@
  * codec->feedback. w and inverse (overwritten) are the calibration's W and its inverse, moment the
  * queries' second moment, all n x n. KVANT_ERR_MEMORY; KVANT_ERR_FORMAT when they are none of a
  * calibration's. */
-kvant_status kvant_feedback_create(kvant_codec *codec, const double *w, double *inverse, const float *moment,
-                                   const kvant_error *error);
+kvant_status kvant_feedback_create(kvant_codec *codec, const double *w, double *inverse,
+                                   const float *moment, const kvant_error *error);
 
 /* As kvant_codebook_quantize. */
 float kvant_feedback_quantize(const kvant_feedback *feedback, const kvant_codebook *book,

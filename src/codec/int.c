@@ -23,12 +23,14 @@ static kvant_status choose_mode(int_options *o, kvant_uniform_mode *mode, const 
     if (o->sym + o->asym + hybrid > 1)
         return kvant_fail(error, KVANT_ERR_SPEC, "sym, asym and hybrid exclude each other");
     o->asym = !o->sym && !hybrid;
-    *mode = o->sym ? KVANT_UNIFORM_SYM : hybrid ? kvant_uniform_hybrid(o->hybrid) : KVANT_UNIFORM_ASYM;
+    *mode = o->sym   ? KVANT_UNIFORM_SYM
+            : hybrid ? kvant_uniform_hybrid(o->hybrid)
+                     : KVANT_UNIFORM_ASYM;
     return KVANT_OK;
 }
 
-static kvant_status create_uniform(kvant_codec *codec, const kvant_request *request, kvant_rotate rotate,
-                                   const kvant_error *error)
+static kvant_status create_uniform(kvant_codec *codec, const kvant_request *request,
+                                   kvant_rotate rotate, const kvant_error *error)
 {
     kvant_uniform_mode mode = KVANT_UNIFORM_ASYM;
     int_options o = *(const int_options *)request->options;
@@ -42,14 +44,16 @@ static kvant_status create_uniform(kvant_codec *codec, const kvant_request *requ
     return KVANT_OK;
 }
 
-static kvant_status create_int(kvant_codec *codec, const kvant_request *request, const kvant_error *error)
+static kvant_status create_int(kvant_codec *codec, const kvant_request *request,
+                               const kvant_error *error)
 {
     return create_uniform(codec, request, KVANT_ROTATE_NONE, error);
 }
 
 /* The authors' program has a fixed Hadamard matrix in blocks of up to 128 channels; the paper's text
  * has random signs (`signs=seed`). */
-static kvant_status create_bdr(kvant_codec *codec, const kvant_request *request, const kvant_error *error)
+static kvant_status create_bdr(kvant_codec *codec, const kvant_request *request,
+                               const kvant_error *error)
 {
     return create_uniform(codec, request, KVANT_ROTATE_HADAMARD, error);
 }

@@ -38,12 +38,13 @@ static void fill_directions(kvant_code_numbers *numbers, const float *directions
     const float unit = largest_of(directions, n) / 32767;
     for (size_t i = 0; i < n; i++)
         numbers->entries[i] = (int16_t)lrintf(directions[i] / unit);
-    chunk->step = KVANT_CODE_VALUE_MAX / (int32_t)((1u << (numbers->layout->bits - chunk->index_bits)) - 1);
+    chunk->step =
+        KVANT_CODE_VALUE_MAX / (int32_t)((1u << (numbers->layout->bits - chunk->index_bits)) - 1);
     numbers->step = 32768 * unit * (1 / (float)chunk->step);
     numbers->error = 1.1f;
 }
 
-#define ENTRY_UNIT                                                                                                 \
+#define ENTRY_UNIT                                                                                 \
     8180.0 /* 1 of a computed entry: times LENGTH_MAX / 2^15 no more than KVANT_CODE_VALUE_MAX, errors included */
 #define LENGTH_MAX 16380
 
@@ -63,7 +64,8 @@ static void fill_triplets(kvant_code_numbers *numbers, const float *levels, cons
     kvant_octahedral_integers *o = &numbers->octahedral;
     const uint32_t bits = numbers->chunk.index_bits / 2, n = 1u << bits;
     const uint32_t n_lengths = 1u << (numbers->layout->bits - 2 * bits);
-    const uint32_t smallest = KVANT_OCTAHEDRAL_UNIT / 3 * (uint64_t)KVANT_OCTAHEDRAL_UNIT / 32768 / 1024;
+    const uint32_t smallest =
+        KVANT_OCTAHEDRAL_UNIT / 3 * (uint64_t)KVANT_OCTAHEDRAL_UNIT / 32768 / 1024;
     o->bits = bits;
     for (uint32_t i = 0; i < 1u << KVANT_NUMBER_MAX_INDEX / 2; i++)
         o->levels[i] = (int16_t)lrintf(levels[i % n] * KVANT_OCTAHEDRAL_UNIT);
@@ -93,36 +95,42 @@ static void set_product(kvant_codec *codec, kvant_code_numbers *numbers)
     kvant_code_product *product = &codec->product;
     const uint32_t block = KVANT_PAGE_TOKENS;
     const bool key = layout->role == KVANT_ROLE_K;
-    *product = (kvant_code_product){
-        .lines = numbers_lines, .by_row = key, .n_bands = 1, .stride = block, .integers.chunk = numbers
-    };
+    *product = (kvant_code_product){ .lines = numbers_lines,
+                                     .by_row = key,
+                                     .n_bands = 1,
+                                     .stride = block,
+                                     .integers.chunk = numbers };
     product->band_tiles = key ? layout->column_tiles : layout->row_tiles;
     product->n_columns = key ? (key_numbers(codec) + block - 1) / block * block : block;
-    int32_t limit = INT32_MAX / (KVANT_CODE_VALUE_MAX * (int32_t)(KVANT_TILE * layout->column_tiles));
+    int32_t limit =
+        INT32_MAX / (KVANT_CODE_VALUE_MAX * (int32_t)(KVANT_TILE * layout->column_tiles));
     product->limit = limit < KVANT_CODE_OPERAND_MAX ? limit : KVANT_CODE_OPERAND_MAX;
 }
 
 /* *numbers is NULL where codes are too wide, or tables too large to pay. */
-static kvant_status alloc_numbers(kvant_codec *codec, const kvant_chunk_layout *layout, uint32_t components,
-                                  uint32_t index_bits, kvant_code_numbers **out)
+static kvant_status alloc_numbers(kvant_codec *codec, const kvant_chunk_layout *layout,
+                                  uint32_t components, uint32_t index_bits,
+                                  kvant_code_numbers **out)
 {
     *out = NULL;
     if (layout->bits > KVANT_NUMBER_MAX_BITS || index_bits > KVANT_NUMBER_MAX_INDEX ||
         (components == 3 && layout->bits - index_bits > KVANT_NUMBER_MAX_LENGTHS))
         return KVANT_OK;
-    kvant_code_numbers *numbers = kvant_alloc(1, sizeof *numbers + ((size_t)4 << index_bits) * sizeof(int16_t));
+    kvant_code_numbers *numbers =
+        kvant_alloc(1, sizeof *numbers + ((size_t)4 << index_bits) * sizeof(int16_t));
     KVANT_RETURN_IF(!numbers, KVANT_ERR_MEMORY);
     numbers->layout = layout;
-    numbers->chunk = (kvant_chunk_numbers){
-        .entries = numbers->entries, .components = components, .dim = codec->info.head_dim, .index_bits = index_bits
-    };
+    numbers->chunk = (kvant_chunk_numbers){ .entries = numbers->entries,
+                                            .components = components,
+                                            .dim = codec->info.head_dim,
+                                            .index_bits = index_bits };
     set_product(codec, numbers);
     *out = numbers;
     return KVANT_OK;
 }
 
-kvant_status kvant_codec_offer_directions(kvant_codec *codec, const kvant_chunk_layout *layout, uint32_t index_bits,
-                                          const float *directions)
+kvant_status kvant_codec_offer_directions(kvant_codec *codec, const kvant_chunk_layout *layout,
+                                          uint32_t index_bits, const float *directions)
 {
     kvant_code_numbers *numbers;
     KVANT_FORWARD(alloc_numbers(codec, layout, 4, index_bits, &numbers));
@@ -131,8 +139,8 @@ kvant_status kvant_codec_offer_directions(kvant_codec *codec, const kvant_chunk_
     return KVANT_OK;
 }
 
-kvant_status kvant_codec_offer_triplets(kvant_codec *codec, const kvant_chunk_layout *layout, uint32_t bits,
-                                        const float *levels, const float *lengths)
+kvant_status kvant_codec_offer_triplets(kvant_codec *codec, const kvant_chunk_layout *layout,
+                                        uint32_t bits, const float *levels, const float *lengths)
 {
     kvant_code_numbers *numbers;
     KVANT_FORWARD(alloc_numbers(codec, layout, 3, 2 * bits, &numbers));
@@ -144,7 +152,9 @@ kvant_status kvant_codec_offer_triplets(kvant_codec *codec, const kvant_chunk_la
 void kvant_codec_query_places(const kvant_codec *codec, uint32_t n, uint32_t *places)
 {
     const bool chunks = codec->view.kind == KVANT_CODES_CHUNK;
-    const uint32_t size = chunks ? codec->product.integers.chunk->chunk.components : KVANT_PAGE_TOKENS;
+    const uint32_t size =
+        chunks ? codec->product.integers.chunk->chunk.components : KVANT_PAGE_TOKENS;
     for (uint32_t i = 0; i < n; i++)
-        places[i] = chunks ? kvant_key_place(size, i / size, i % size) : i / size * size + kvant_token_position(i % size);
+        places[i] = chunks ? kvant_key_place(size, i / size, i % size)
+                           : i / size * size + kvant_token_position(i % size);
 }

@@ -43,7 +43,8 @@ static bool read_value(const kvant_option *option, const char *text, void *place
 {
     int32_t *value = place;
     uint32_t first, second;
-    if (option->kind == KVANT_OPTION_FLAG || (option->kind == KVANT_OPTION_FLAG_OR_CHOICE && !text)) {
+    if (option->kind == KVANT_OPTION_FLAG ||
+        (option->kind == KVANT_OPTION_FLAG_OR_CHOICE && !text)) {
         *value = option->kind == KVANT_OPTION_FLAG;
         return !text;
     }
@@ -66,7 +67,8 @@ static bool read_value(const kvant_option *option, const char *text, void *place
     return true;
 }
 
-static kvant_status refuse(const kvant_option *option, const char *name, const char *text, const kvant_error *error)
+static kvant_status refuse(const kvant_option *option, const char *name, const char *text,
+                           const kvant_error *error)
 {
     char valid[128] = "";
     if (option->kind == KVANT_OPTION_FLAG)
@@ -74,17 +76,20 @@ static kvant_status refuse(const kvant_option *option, const char *name, const c
     for (int i = 0; option->choices && option->choices[i]; i++)
         kvant_append(valid, sizeof valid, "%s%s", i ? ", " : "one of ", option->choices[i]);
     if (option->kind == KVANT_OPTION_NUMBER)
-        kvant_append(valid, sizeof valid, "a number from %u to %u", (unsigned)option->min, (unsigned)option->max);
+        kvant_append(valid, sizeof valid, "a number from %u to %u", (unsigned)option->min,
+                     (unsigned)option->max);
     if (option->kind == KVANT_OPTION_SEED)
-        kvant_append(valid, sizeof valid, "a number from 0 to %llu", (unsigned long long)UINT64_MAX);
+        kvant_append(valid, sizeof valid, "a number from 0 to %llu",
+                     (unsigned long long)UINT64_MAX);
     if (option->kind == KVANT_OPTION_PAIR)
-        kvant_append(valid, sizeof valid, "two numbers up to %u and %u, as in %s=5.3", (unsigned)option->min,
-                     (unsigned)option->max, option->key);
-    return kvant_fail(error, KVANT_ERR_SPEC, "%s=%s is not valid for %s: use %s", option->key, text ? text : "", name,
-                      valid);
+        kvant_append(valid, sizeof valid, "two numbers up to %u and %u, as in %s=5.3",
+                     (unsigned)option->min, (unsigned)option->max, option->key);
+    return kvant_fail(error, KVANT_ERR_SPEC, "%s=%s is not valid for %s: use %s", option->key,
+                      text ? text : "", name, valid);
 }
 
-kvant_status kvant_options_read(const kvant_option *table, kvant_spec *spec, void *values, const kvant_error *error)
+kvant_status kvant_options_read(const kvant_option *table, kvant_spec *spec, void *values,
+                                const kvant_error *error)
 {
     for (const kvant_option *option = table; option->key; option++) {
         void *place = (char *)values + option->offset;

@@ -10,8 +10,8 @@ typedef enum kvant_option_kind {
     KVANT_OPTION_CHOICE,         /* "key=word": the index of the word in choices */
     KVANT_OPTION_FLAG_OR_CHOICE, /* the same; "key" alone means the first word */
     KVANT_OPTION_NUMBER,         /* "key=N": min <= N <= max */
-    KVANT_OPTION_PAIR,           /* "key=D.N": D at most min, N at most max; the next int32_t holds N */
-    KVANT_OPTION_SEED            /* "key=N": a uint64_t instead, which keeps its value without the option */
+    KVANT_OPTION_PAIR, /* "key=D.N": D at most min, N at most max; the next int32_t holds N */
+    KVANT_OPTION_SEED  /* "key=N": a uint64_t instead, which keeps its value without the option */
 } kvant_option_kind;
 
 #define KVANT_OPTION_ABSENT (-1)
@@ -28,7 +28,8 @@ typedef struct kvant_option {
 
 /* Fills *values with the options of the spec, and with presets for the others. KVANT_ERR_SPEC with
  * the valid values. */
-kvant_status kvant_options_read(const kvant_option *table, kvant_spec *spec, void *values, const kvant_error *error);
+kvant_status kvant_options_read(const kvant_option *table, kvant_spec *spec, void *values,
+                                const kvant_error *error);
 
 /* Appends the values to a canonical spec, ":" before the first option of the text, "," before the
  * others. Leaves out absent values, and flags and seeds that are 0. */
@@ -38,16 +39,17 @@ void kvant_options_describe(const kvant_option *table, const void *values, char 
 void kvant_options_list(const kvant_option *table, char *text, size_t size);
 
 /* Options named as the int32_t of the struct that holds them. */
-#define KVANT_FLAG(type, name, text) { #name, KVANT_OPTION_FLAG, NULL, 0, 0, 0, offsetof(type, name), text }
-#define KVANT_NUMBER(type, name, least, most, preset, text)                                                        \
+#define KVANT_FLAG(type, name, text)                                                               \
+    { #name, KVANT_OPTION_FLAG, NULL, 0, 0, 0, offsetof(type, name), text }
+#define KVANT_NUMBER(type, name, least, most, preset, text)                                        \
     { #name, KVANT_OPTION_NUMBER, NULL, least, most, preset, offsetof(type, name), text }
-#define KVANT_CHOICE(type, name, words, preset, text)                                                              \
+#define KVANT_CHOICE(type, name, words, preset, text)                                              \
     { #name, KVANT_OPTION_CHOICE, words, 0, 0, preset, offsetof(type, name), text }
 
 /* scale= of many families: norm keeps a row's length in its scale, unbiased its projection on the
  * decoded row. */
 extern const char *const kvant_scale_names[];
 enum { KVANT_SCALE_NORM = 0, KVANT_SCALE_UNBIASED = 1 };
-#define KVANT_SCALE_OPTION(type, preset)                                                                           \
-    KVANT_CHOICE(type, scale, kvant_scale_names, preset,                                                           \
+#define KVANT_SCALE_OPTION(type, preset)                                                           \
+    KVANT_CHOICE(type, scale, kvant_scale_names, preset,                                           \
                  "what a row's scale keeps: its length, or inner products on average")

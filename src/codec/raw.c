@@ -18,31 +18,34 @@ static raw_type type_of(const kvant_codec *codec)
     return ((const raw_state *)codec->state)->type;
 }
 
-static kvant_status raw_check(const kvant_codec *codec, const kvant_kernels *kernels, const float *y)
+static kvant_status raw_check(const kvant_codec *codec, const kvant_kernels *kernels,
+                              const float *y)
 {
     (void)kernels;
-    const float limit[] = { [RAW_F32] = INFINITY, [RAW_F16] = KVANT_HALF_MAX, [RAW_BF16] = 3.3895314e38f };
+    const float limit[] = {
+        [RAW_F32] = INFINITY, [RAW_F16] = KVANT_HALF_MAX, [RAW_BF16] = 3.3895314e38f
+    };
     for (uint32_t j = 0; j < codec->info.head_dim; j++)
         KVANT_RETURN_IF(!(fabsf(y[j]) <= limit[type_of(codec)]), KVANT_ERR_RANGE);
     return KVANT_OK;
 }
 
-void kvant_codec_encode_open(const kvant_codec *codec, const kvant_kernels *kernels, const float *y, uint32_t first,
-                             uint32_t n, void *page)
+void kvant_codec_encode_open(const kvant_codec *codec, const kvant_kernels *kernels, const float *y,
+                             uint32_t first, uint32_t n, void *page)
 {
     uint32_t d = codec->info.head_dim;
     kernels->float_to_half(y, (uint16_t *)page + (size_t)first * d, n * d);
 }
 
-void kvant_codec_decode_open(const kvant_codec *codec, const kvant_kernels *kernels, const void *page,
-                             uint32_t first, uint32_t n, float *y)
+void kvant_codec_decode_open(const kvant_codec *codec, const kvant_kernels *kernels,
+                             const void *page, uint32_t first, uint32_t n, float *y)
 {
     uint32_t d = codec->info.head_dim;
     kernels->half_to_float((const uint16_t *)page + (size_t)first * d, y, n * d);
 }
 
-static void raw_encode(const kvant_codec *codec, const kvant_kernels *kernels, const float *y, uint32_t token,
-                   void *page)
+static void raw_encode(const kvant_codec *codec, const kvant_kernels *kernels, const float *y,
+                       uint32_t token, void *page)
 {
     uint32_t d = codec->info.head_dim;
     if (type_of(codec) == RAW_F32) {
@@ -56,8 +59,8 @@ static void raw_encode(const kvant_codec *codec, const kvant_kernels *kernels, c
         out[j] = kvant_bf16_from_float(y[j]);
 }
 
-static void raw_decode(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, uint32_t token,
-                   float *y)
+static void raw_decode(const kvant_codec *codec, const kvant_kernels *kernels, const void *page,
+                       uint32_t token, float *y)
 {
     uint32_t d = codec->info.head_dim;
     if (type_of(codec) == RAW_F32) {
@@ -74,24 +77,29 @@ static void raw_decode(const kvant_codec *codec, const kvant_kernels *kernels, c
 /* Keys, and values whose channels are in the order of tiles, whole blocks of 64. */
 static bool suits_halves(const kvant_codec *codec)
 {
-    return codec->info.role == KVANT_ROLE_K || (codec->info.head_dim % KVANT_PAGE_TOKENS == 0 && !codec->layout.moved);
+    return codec->info.role == KVANT_ROLE_K ||
+           (codec->info.head_dim % KVANT_PAGE_TOKENS == 0 && !codec->layout.moved);
 }
 
-static void unpack_halves(const kvant_codec *codec, const kvant_kernels *kernels, const uint16_t *half, float *tile)
+static void unpack_halves(const kvant_codec *codec, const kvant_kernels *kernels,
+                          const uint16_t *half, float *tile)
 {
     uint32_t d = codec->info.head_dim, padded = codec->layout.padded_dim;
     if (codec->info.role == KVANT_ROLE_K) {
         kernels->key_halves(half, d, tile);
-        memset(tile + (size_t)d * KVANT_PAGE_TOKENS, 0, (size_t)(padded - d) * KVANT_PAGE_TOKENS * sizeof *tile);
+        memset(tile + (size_t)d * KVANT_PAGE_TOKENS, 0,
+               (size_t)(padded - d) * KVANT_PAGE_TOKENS * sizeof *tile);
         return;
     }
     for (uint32_t t = 0; t < KVANT_PAGE_TOKENS; t++)
         for (uint32_t j = 0; j < d;
              j += KVANT_PAGE_TOKENS) /* positions of channels are those of tokens, 64 at a time */
-            kernels->token_halves(half + (size_t)t * d + j, tile + (size_t)kvant_token_position(t) * padded + j);
+            kernels->token_halves(half + (size_t)t * d + j,
+                                  tile + (size_t)kvant_token_position(t) * padded + j);
 }
 
-void kvant_codec_unpack_open(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, float *tile)
+void kvant_codec_unpack_open(const kvant_codec *codec, const kvant_kernels *kernels,
+                             const void *page, float *tile)
 {
     if (suits_halves(codec)) {
         unpack_halves(codec, kernels, page, tile);
@@ -104,7 +112,8 @@ void kvant_codec_unpack_open(const kvant_codec *codec, const kvant_kernels *kern
     }
 }
 
-static void raw_unpack(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, float *tile)
+static void raw_unpack(const kvant_codec *codec, const kvant_kernels *kernels, const void *page,
+                       float *tile)
 {
     if (type_of(codec) == RAW_F16)
         kvant_codec_unpack_open(codec, kernels, page, tile);
@@ -114,19 +123,23 @@ static void raw_unpack(const kvant_codec *codec, const kvant_kernels *kernels, c
 
 static const kvant_quantizer raw_quantizer = { raw_check, raw_encode, raw_decode, raw_unpack };
 
-static kvant_status create_raw(kvant_codec *codec, const kvant_request *request, const kvant_error *error)
+static kvant_status create_raw(kvant_codec *codec, const kvant_request *request,
+                               const kvant_error *error)
 {
     const kvant_spec *spec = request->spec;
     if (spec->variant)
         return kvant_fail(error, KVANT_ERR_SPEC, "%s takes no number of bits", spec->name);
     KVANT_FORWARD(kvant_codec_alloc_state(codec, sizeof(raw_state)));
-    raw_type type = spec->name[0] == 'b' ? RAW_BF16 : strcmp(spec->name, "f32") == 0 ? RAW_F32 : RAW_F16;
+    raw_type type = spec->name[0] == 'b'             ? RAW_BF16
+                    : strcmp(spec->name, "f32") == 0 ? RAW_F32
+                                                     : RAW_F16;
     ((raw_state *)codec->state)->type = type;
     codec->transform.head_dim = codec->info.head_dim;
     codec->quantizer = &raw_quantizer;
     codec->view.general.kind = KVANT_GENERAL_RAW;
     codec->view.general.raw = (uint32_t)type;
-    kvant_codec_set_sizes(codec, 0, 0, (type == RAW_F32 ? 4u : 2u) * KVANT_PAGE_TOKENS * codec->info.head_dim);
+    kvant_codec_set_sizes(codec, 0, 0,
+                          (type == RAW_F32 ? 4u : 2u) * KVANT_PAGE_TOKENS * codec->info.head_dim);
     snprintf(codec->spec, sizeof codec->spec, "%s", spec->name);
     return KVANT_OK;
 }

@@ -15,17 +15,19 @@ static kvant_status wrong_shape(const kvant_codec *codec, const kvant_site *site
 {
     kvant_calibration_info info = { .size = sizeof info };
     KVANT_FORWARD(kvant_calibration_get_info(site->calibration, &info));
-    return kvant_fail(
-        error, KVANT_ERR_ARGUMENT,
-        "the calibration (of %s: %u layers, %u kv heads, head_dim %u) has no %s of layer %u, kv head %u, "
-        "head_dim %u: it was made for another model",
-        info.model[0] ? info.model : "an unnamed model", (unsigned)info.n_layers, (unsigned)info.n_kv_heads,
-        (unsigned)info.head_dim, role == KVANT_ROLE_K ? "keys" : "values", (unsigned)site->layer,
-        (unsigned)site->kv_head, (unsigned)codec->info.head_dim);
+    return kvant_fail(error, KVANT_ERR_ARGUMENT,
+                      "the calibration (of %s: %u layers, %u kv heads, head_dim %u) has no %s of "
+                      "layer %u, kv head %u, "
+                      "head_dim %u: it was made for another model",
+                      info.model[0] ? info.model : "an unnamed model", (unsigned)info.n_layers,
+                      (unsigned)info.n_kv_heads, (unsigned)info.head_dim,
+                      role == KVANT_ROLE_K ? "keys" : "values", (unsigned)site->layer,
+                      (unsigned)site->kv_head, (unsigned)codec->info.head_dim);
 }
 
-kvant_status kvant_site_entry(const kvant_codec *codec, const kvant_site *site, kvant_role role, const char *what,
-                              kvant_calibration_entry *entry, const kvant_error *error)
+kvant_status kvant_site_entry(const kvant_codec *codec, const kvant_site *site, kvant_role role,
+                              const char *what, kvant_calibration_entry *entry,
+                              const kvant_error *error)
 {
     if (!site->calibration && site->missed)
         *site->missed = true;
@@ -35,7 +37,8 @@ kvant_status kvant_site_entry(const kvant_codec *codec, const kvant_site *site, 
                           "kvant calibrate -m MODEL -f TEXT -o FILE",
                           what);
     *entry = (kvant_calibration_entry){ .size = sizeof *entry };
-    kvant_status status = kvant_calibration_get_entry(site->calibration, site->layer, site->kv_head, role, entry);
+    kvant_status status =
+        kvant_calibration_get_entry(site->calibration, site->layer, site->kv_head, role, entry);
     if (status != KVANT_OK || entry->head_dim != codec->info.head_dim)
         return wrong_shape(codec, site, role, error);
     return KVANT_OK;
@@ -45,7 +48,8 @@ static void fill_scale(const kvant_calibration_entry *entry, const float *center
 {
     float largest = 0;
     for (uint32_t j = 0; j < entry->head_dim; j++) {
-        float c = center ? center[j] : 0, low = fabsf(entry->min[j] - c), high = fabsf(entry->max[j] - c);
+        float c = center ? center[j] : 0, low = fabsf(entry->min[j] - c),
+              high = fabsf(entry->max[j] - c);
         scale[j] = sqrtf(low > high ? low : high);
         largest = scale[j] > largest ? scale[j] : largest;
     }
@@ -55,15 +59,17 @@ static void fill_scale(const kvant_calibration_entry *entry, const float *center
 
 kvant_status kvant_site_fill(kvant_codec *codec, const kvant_site *site, const kvant_error *error)
 {
-    bool center = codec->info.center == KVANT_CENTER_FILE, scale = codec->info.norm == KVANT_NORM_FILE;
+    bool center = codec->info.center == KVANT_CENTER_FILE,
+         scale = codec->info.norm == KVANT_NORM_FILE;
     kvant_calibration_entry entry;
     if (!center && !scale)
         return KVANT_OK;
-    KVANT_FORWARD(
-        kvant_site_entry(codec, site, codec->info.role, center ? "center=file" : "norm=file", &entry, error));
+    KVANT_FORWARD(kvant_site_entry(codec, site, codec->info.role,
+                                   center ? "center=file" : "norm=file", &entry, error));
     codec->file_center = center ? kvant_alloc(entry.head_dim, sizeof(float)) : NULL;
     codec->file_scale = scale ? kvant_alloc(entry.head_dim, sizeof(float)) : NULL;
-    KVANT_RETURN_IF((center && !codec->file_center) || (scale && !codec->file_scale), KVANT_ERR_MEMORY);
+    KVANT_RETURN_IF((center && !codec->file_center) || (scale && !codec->file_scale),
+                    KVANT_ERR_MEMORY);
     const size_t bytes = entry.head_dim * sizeof(float);
     if (center) {
         memcpy(codec->file_center, entry.mean, bytes);
@@ -94,14 +100,15 @@ static kvant_status invert(uint32_t n, const double *w, double *inverse, const k
 {
     kvant_status status = kvant_spd_inverse(n, w, inverse);
     KVANT_RETURN_IF(status == KVANT_ERR_MEMORY, status);
-    if (status != KVANT_OK || !(kvant_frobenius(n, w) * kvant_frobenius(n, inverse) <= MAX_CONDITION))
+    if (status != KVANT_OK ||
+        !(kvant_frobenius(n, w) * kvant_frobenius(n, inverse) <= MAX_CONDITION))
         return kvant_fail(error, KVANT_ERR_FORMAT,
                           "the calibration file is damaged: its matrix has no good inverse");
     return KVANT_OK;
 }
 
-static kvant_status set_matrix(kvant_codec *codec, const kvant_calibration_entry *entry, bool feedback,
-                               const kvant_error *error)
+static kvant_status set_matrix(kvant_codec *codec, const kvant_calibration_entry *entry,
+                               bool feedback, const kvant_error *error)
 {
     uint32_t n = codec->info.head_dim;
     size_t size = (size_t)n * n;
@@ -126,7 +133,8 @@ static kvant_status set_diagonal(kvant_codec *codec, const float *factors)
     return kvant_transform_weigh_diagonal(&codec->transform, factors);
 }
 
-static kvant_status check_feedback(const kvant_codec *codec, bool feedback, int kind, const kvant_error *error)
+static kvant_status check_feedback(const kvant_codec *codec, bool feedback, int kind,
+                                   const kvant_error *error)
 {
     if (feedback && kind != KVANT_WEIGHTING_FILE)
         return kvant_fail(error, KVANT_ERR_SPEC, "feedback needs transform=file beside it");
@@ -138,13 +146,15 @@ static kvant_status check_feedback(const kvant_codec *codec, bool feedback, int 
 
 /* The matrix belongs to versions (src/cache/weights.h). Until there is one, centre and scale of the
  * first rows take its place. */
-static kvant_status weigh_first(kvant_codec *codec, const kvant_common *common, const kvant_error *error)
+static kvant_status weigh_first(kvant_codec *codec, const kvant_common *common,
+                                const kvant_error *error)
 {
     const bool keys = codec->info.role == KVANT_ROLE_K;
     const bool centred = keys || common->center != KVANT_OPTION_ABSENT;
     if ((common->norm != KVANT_OPTION_ABSENT && common->norm != KVANT_NORM_FIRST) ||
         (common->center != KVANT_OPTION_ABSENT && common->center != KVANT_CENTER_FIRST))
-        return kvant_fail(error, KVANT_ERR_SPEC, "transform=first brings center=first and norm=first: leave them out");
+        return kvant_fail(error, KVANT_ERR_SPEC,
+                          "transform=first brings center=first and norm=first: leave them out");
     codec->info.center = centred ? KVANT_CENTER_FIRST : KVANT_CENTER_NONE;
     codec->info.norm = KVANT_NORM_FIRST;
     codec->info.learns_transform = 1;
@@ -152,8 +162,8 @@ static kvant_status weigh_first(kvant_codec *codec, const kvant_common *common, 
     return KVANT_OK;
 }
 
-kvant_status kvant_site_weigh(kvant_codec *codec, const kvant_common *common, const kvant_site *site,
-                                   const kvant_error *error)
+kvant_status kvant_site_weigh(kvant_codec *codec, const kvant_common *common,
+                              const kvant_site *site, const kvant_error *error)
 {
     int kind = common->transform == KVANT_OPTION_ABSENT ? KVANT_WEIGHTING_NONE : common->transform;
     bool feedback = common->feedback == 1;
@@ -164,10 +174,13 @@ kvant_status kvant_site_weigh(kvant_codec *codec, const kvant_common *common, co
     if (kind == KVANT_WEIGHTING_FIRST)
         return weigh_first(codec, common, error);
     if (common->norm != KVANT_OPTION_ABSENT)
-        return kvant_fail(error, KVANT_ERR_SPEC, "transform=%s takes the place of norm: leave one of them out",
+        return kvant_fail(error, KVANT_ERR_SPEC,
+                          "transform=%s takes the place of norm: leave one of them out",
                           kind == KVANT_WEIGHTING_FILE ? "file" : "diagonal");
     bool keys = codec->info.role == KVANT_ROLE_K;
-    if (keys || common->center == KVANT_OPTION_ABSENT) /* values that name their centre need no word of a preset */
+    if (keys ||
+        common->center ==
+            KVANT_OPTION_ABSENT) /* values that name their centre need no word of a preset */
         codec->info.center = KVANT_CENTER_FILE;
     codec->info.norm = KVANT_NORM_NONE;
     KVANT_FORWARD(kvant_site_entry(codec, site, codec->info.role, "transform", &entry, error));

@@ -34,8 +34,9 @@ static kvant_status parse_name(kvant_spec *spec, char *name, const kvant_error *
     if (dash)
         *dash++ = 0;
     if (!is_word(name) || (dash && !is_word(dash)))
-        return kvant_fail(error, KVANT_ERR_SPEC, "'%s%s%s' is not a codec: a spec reads name-bits:key=value,...",
-                          name, dash ? "-" : "", dash ? dash : "");
+        return kvant_fail(error, KVANT_ERR_SPEC,
+                          "'%s%s%s' is not a codec: a spec reads name-bits:key=value,...", name,
+                          dash ? "-" : "", dash ? dash : "");
     spec->name = name;
     spec->variant = dash;
     return KVANT_OK;
@@ -47,8 +48,8 @@ static kvant_status parse_option(kvant_spec *spec, char *text, const kvant_error
     if (value)
         *value++ = 0;
     if (!is_word(text) || (value && !is_word(value)))
-        return kvant_fail(error, KVANT_ERR_SPEC, "option '%s%s%s' does not read key or key=value", text,
-                          value ? "=" : "", value ? value : "");
+        return kvant_fail(error, KVANT_ERR_SPEC, "option '%s%s%s' does not read key or key=value",
+                          text, value ? "=" : "", value ? value : "");
     for (uint32_t i = 0; i < spec->n_options; i++)
         if (strcmp(spec->options[i].key, text) == 0)
             return kvant_fail(error, KVANT_ERR_SPEC, "option '%s' is given twice", text);
@@ -65,7 +66,8 @@ kvant_status kvant_spec_parse(const char *text, kvant_spec *spec, const kvant_er
     if (length == 0)
         return kvant_fail(error, KVANT_ERR_SPEC, "the codec spec is empty; try turboquant-4");
     if (length > KVANT_SPEC_MAX_LENGTH)
-        return kvant_fail(error, KVANT_ERR_SPEC, "the codec spec is longer than %d bytes", KVANT_SPEC_MAX_LENGTH);
+        return kvant_fail(error, KVANT_ERR_SPEC, "the codec spec is longer than %d bytes",
+                          KVANT_SPEC_MAX_LENGTH);
     memcpy(spec->text, text, length + 1);
     char *options = strchr(spec->text, ':');
     if (options)
@@ -86,8 +88,8 @@ kvant_status kvant_spec_bits(const kvant_spec *spec, uint32_t min, uint32_t max,
 {
     if (spec->variant && kvant_spec_number(spec->variant, bits) && *bits >= min && *bits <= max)
         return KVANT_OK;
-    return kvant_fail(error, KVANT_ERR_SPEC, "%s takes %u to %u bits, as in %s-%u", spec->name, (unsigned)min,
-                      (unsigned)max, spec->name, (unsigned)(max > 4 ? 4 : max));
+    return kvant_fail(error, KVANT_ERR_SPEC, "%s takes %u to %u bits, as in %s-%u", spec->name,
+                      (unsigned)min, (unsigned)max, spec->name, (unsigned)(max > 4 ? 4 : max));
 }
 
 const kvant_spec_option *kvant_spec_take(kvant_spec *spec, const char *key)
@@ -104,7 +106,7 @@ kvant_status kvant_spec_finish(const kvant_spec *spec, const char *valid, const 
 {
     for (uint32_t i = 0; i < spec->n_options; i++)
         if (!spec->options[i].used)
-            return kvant_fail(error, KVANT_ERR_SPEC, "%s has no option '%s'; it has: %s", spec->name,
-                              spec->options[i].key, valid);
+            return kvant_fail(error, KVANT_ERR_SPEC, "%s has no option '%s'; it has: %s",
+                              spec->name, spec->options[i].key, valid);
     return KVANT_OK;
 }

@@ -29,10 +29,11 @@ static kvant_status set_block(kvant_transform *transform, int32_t wanted, uint32
     if (asked && transform->rotate != KVANT_ROTATE_HADAMARD)
         return kvant_fail(error, KVANT_ERR_SPEC, "block=%u needs rotate=hadamard", (unsigned)asked);
     if (asked && (!is_power_of_two(asked) || transform->head_dim % asked != 0))
-        return kvant_fail(error, KVANT_ERR_SPEC,
-                          "block=%u must be a power of two that divides head_dim %u (the largest is %u)",
-                          (unsigned)asked, (unsigned)transform->head_dim,
-                          (unsigned)largest_block(transform->head_dim, KVANT_MAX_HEAD_DIM));
+        return kvant_fail(
+            error, KVANT_ERR_SPEC,
+            "block=%u must be a power of two that divides head_dim %u (the largest is %u)",
+            (unsigned)asked, (unsigned)transform->head_dim,
+            (unsigned)largest_block(transform->head_dim, KVANT_MAX_HEAD_DIM));
     if (transform->rotate == KVANT_ROTATE_HADAMARD)
         transform->block = asked ? asked : largest_block(transform->head_dim, max_block);
     return KVANT_OK;
@@ -59,8 +60,8 @@ static void fill_signs(kvant_transform *transform, uint64_t seed)
 }
 
 kvant_status kvant_transform_create(kvant_transform *transform, const kvant_common *common,
-                                    const kvant_transform_defaults *defaults, uint32_t head_dim, uint64_t seed,
-                                    const kvant_error *error)
+                                    const kvant_transform_defaults *defaults, uint32_t head_dim,
+                                    uint64_t seed, const kvant_error *error)
 {
     *transform = (kvant_transform){ .head_dim = head_dim };
     KVANT_FORWARD(set_rotation(transform, common, defaults, error));
@@ -89,14 +90,17 @@ size_t kvant_transform_matrix_floats(uint32_t n)
     return is_power_of_two(n) ? n : (size_t)n * n;
 }
 
-kvant_status kvant_transform_init_inner(kvant_transform *transform, uint32_t n, uint64_t seed, float *matrix)
+kvant_status kvant_transform_init_inner(kvant_transform *transform, uint32_t n, uint64_t seed,
+                                        float *matrix)
 {
     *transform = (kvant_transform){ .rotate = KVANT_ROTATE_DENSE, .head_dim = n, .matrix = matrix };
     if (!is_power_of_two(n))
         return kvant_random_rotation(n, seed, matrix);
-    *transform = (kvant_transform){
-        .rotate = KVANT_ROTATE_HADAMARD, .head_dim = n, .block = n, .random_signs = true, .signs = matrix
-    };
+    *transform = (kvant_transform){ .rotate = KVANT_ROTATE_HADAMARD,
+                                    .head_dim = n,
+                                    .block = n,
+                                    .random_signs = true,
+                                    .signs = matrix };
     fill_signs(transform, seed);
     return KVANT_OK;
 }
@@ -106,7 +110,8 @@ kvant_status kvant_transform_compose(kvant_transform *transform, const float *b,
 {
     const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
     size_t d = transform->head_dim;
-    float *matrix = kvant_alloc(d * d, sizeof *matrix), in[KVANT_MAX_HEAD_DIM], out[KVANT_MAX_HEAD_DIM];
+    float *matrix = kvant_alloc(d * d, sizeof *matrix), in[KVANT_MAX_HEAD_DIM],
+          out[KVANT_MAX_HEAD_DIM];
     KVANT_RETURN_IF(!matrix, KVANT_ERR_MEMORY);
     for (size_t i = 0; i < d; i++) {
         for (size_t j = 0; j < d; j++)
@@ -126,8 +131,8 @@ kvant_status kvant_transform_compose(kvant_transform *transform, const float *b,
 
 /* (x - c) / s, where R still has to be applied to it: in z, or x itself when there is nothing to
  * do. */
-const float *kvant_transform_normalise(const kvant_transform *transform, const kvant_affine *affine, const float *x,
-                                       float *z)
+const float *kvant_transform_normalise(const kvant_transform *transform, const kvant_affine *affine,
+                                       const float *x, float *z)
 {
     if (!affine || (!affine->center && !affine->scale))
         return x;
@@ -139,7 +144,8 @@ const float *kvant_transform_normalise(const kvant_transform *transform, const k
 }
 
 /* y = R x; x and y may be equal unless R is dense. */
-static void rotate(const kvant_transform *transform, const kvant_kernels *kernels, const float *x, float *y)
+static void rotate(const kvant_transform *transform, const kvant_kernels *kernels, const float *x,
+                   float *y)
 {
     uint32_t d = transform->head_dim;
     if (transform->rotate == KVANT_ROTATE_DENSE) {
@@ -155,7 +161,8 @@ static void rotate(const kvant_transform *transform, const kvant_kernels *kernel
 }
 
 /* x = R^T y, the same rules. */
-static void unrotate(const kvant_transform *transform, const kvant_kernels *kernels, const float *y, float *x)
+static void unrotate(const kvant_transform *transform, const kvant_kernels *kernels, const float *y,
+                     float *x)
 {
     uint32_t d = transform->head_dim;
     if (transform->rotate == KVANT_ROTATE_DENSE) {
@@ -189,7 +196,8 @@ float kvant_transform_gain_of(const double *w, size_t n)
 }
 
 /* Columns of R W are R times those of W. */
-kvant_status kvant_transform_weigh(kvant_transform *transform, const double *w, const double *inverse)
+kvant_status kvant_transform_weigh(kvant_transform *transform, const double *w,
+                                   const double *inverse)
 {
     const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
     size_t d = transform->head_dim;
@@ -244,10 +252,11 @@ float kvant_transform_gain(const kvant_transform *transform)
 }
 
 /* In place: a vector's numbers of a part. */
-typedef void stretch_part(const kvant_transform *t, const kvant_kernels *kernels, uint32_t part, uint32_t n, float *x);
+typedef void stretch_part(const kvant_transform *t, const kvant_kernels *kernels, uint32_t part,
+                          uint32_t n, float *x);
 
-static void by_parts(const kvant_transform *t, const kvant_kernels *kernels, stretch_part *stretch, uint32_t n, const float *x,
-                     float *y)
+static void by_parts(const kvant_transform *t, const kvant_kernels *kernels, stretch_part *stretch,
+                     uint32_t n, const float *x, float *y)
 {
     const uint32_t d = t->head_dim, part = t->part;
     float of_part[KVANT_TRANSFORM_TOGETHER];
@@ -265,12 +274,14 @@ static const uint16_t *triangle_of(const kvant_transform *t, uint32_t part)
     return t->triangles + part * kvant_triangle_size(t->part);
 }
 
-static void multiply_part(const kvant_transform *t, const kvant_kernels *kernels, uint32_t part, uint32_t n, float *x)
+static void multiply_part(const kvant_transform *t, const kvant_kernels *kernels, uint32_t part,
+                          uint32_t n, float *x)
 {
     kernels->multiply_upper(triangle_of(t, part), t->part, n, x);
 }
 
-static void solve_part(const kvant_transform *t, const kvant_kernels *kernels, uint32_t part, uint32_t n, float *x)
+static void solve_part(const kvant_transform *t, const kvant_kernels *kernels, uint32_t part,
+                       uint32_t n, float *x)
 {
     kernels->solve_upper(triangle_of(t, part), t->part, n, x);
 }
@@ -281,8 +292,8 @@ static void solve_dual(const kvant_transform *t, const kvant_kernels *kernels, u
     kernels->solve_lower(triangle_of(t, part), t->part, n, x);
 }
 
-void kvant_transform_stretch(const kvant_transform *transform, const kvant_kernels *kernels, bool dual, uint32_t n,
-                             const float *x, float *y)
+void kvant_transform_stretch(const kvant_transform *transform, const kvant_kernels *kernels,
+                             bool dual, uint32_t n, const float *x, float *y)
 {
     const size_t d = transform->head_dim;
     const uint32_t most = KVANT_TRANSFORM_TOGETHER / transform->part;
@@ -292,7 +303,8 @@ void kvant_transform_stretch(const kvant_transform *transform, const kvant_kerne
 }
 
 /* W^-T x. With one part there is nothing to gather, nor to put back. */
-static void stretch_queries(const kvant_transform *transform, const kvant_kernels *kernels, uint32_t n, const float *x, float *y)
+static void stretch_queries(const kvant_transform *transform, const kvant_kernels *kernels,
+                            uint32_t n, const float *x, float *y)
 {
     const size_t d = transform->head_dim;
     if (transform->part < d) {
@@ -304,8 +316,8 @@ static void stretch_queries(const kvant_transform *transform, const kvant_kernel
 }
 
 /* y = R W x of a diagonal W whose factors are weights. */
-static void weigh_diagonal(const kvant_transform *transform, const kvant_kernels *kernels, const float *weights, const float *x,
-                           float *y)
+static void weigh_diagonal(const kvant_transform *transform, const kvant_kernels *kernels,
+                           const float *weights, const float *x, float *y)
 {
     float z[KVANT_MAX_HEAD_DIM];
     for (uint32_t i = 0; i < transform->head_dim; i++)
@@ -323,23 +335,27 @@ static const float *inverse_weights(const kvant_transform *transform)
 kvant_transform_view kvant_transform_get_view(const kvant_transform *transform)
 {
     const bool hadamard = transform->rotate == KVANT_ROTATE_HADAMARD;
-    return (kvant_transform_view){ .rotate = transform->rotate,
-                                   .block = hadamard ? transform->block : 0,
-                                   .signs = hadamard ? transform->signs : NULL,
-                                   .matrix = transform->rotate == KVANT_ROTATE_DENSE ? transform->matrix : NULL,
-                                   .weights = transform->weights,
-                                   .inverse_weights =
-                                       transform->weights && !transform->triangles ? inverse_weights(transform) : NULL,
-                                   .diagonal = transform->diagonal };
+    return (kvant_transform_view){
+        .rotate = transform->rotate,
+        .block = hadamard ? transform->block : 0,
+        .signs = hadamard ? transform->signs : NULL,
+        .matrix = transform->rotate == KVANT_ROTATE_DENSE ? transform->matrix : NULL,
+        .weights = transform->weights,
+        .inverse_weights =
+            transform->weights && !transform->triangles ? inverse_weights(transform) : NULL,
+        .diagonal = transform->diagonal
+    };
 }
 
 /* Some vectors, in place. */
-static void rotate_all(const kvant_transform *transform, const kvant_kernels *kernels, uint32_t n, float *y)
+static void rotate_all(const kvant_transform *transform, const kvant_kernels *kernels, uint32_t n,
+                       float *y)
 {
     const size_t d = transform->head_dim;
     float z[KVANT_MAX_HEAD_DIM];
     for (uint32_t i = 0; i < n; i++, y += d)
-        rotate(transform, kernels, transform->rotate == KVANT_ROTATE_DENSE ? memcpy(z, y, d * sizeof *z) : y, y);
+        rotate(transform, kernels,
+               transform->rotate == KVANT_ROTATE_DENSE ? memcpy(z, y, d * sizeof *z) : y, y);
 }
 
 /* The rows of (R W)^T are made some at a time, because all of them do not fit a small stack. A sum
@@ -361,15 +377,18 @@ static void weigh_expanded(const kvant_transform *transform, const kvant_kernels
             if (!skip)
                 memcpy(rows, sum, d * sizeof *rows);
             memcpy(weights + 1, x + (size_t)i * d + first, some * sizeof *weights);
-            kernels->combine_rows(rows + (size_t)skip * d, weights + skip, 1 + some - skip, d, 1, sum);
+            kernels->combine_rows(rows + (size_t)skip * d, weights + skip, 1 + some - skip, d, 1,
+                                  sum);
         }
     }
 }
 
-void kvant_transform_weigh_rows(const kvant_transform *transform, const kvant_kernels *kernels, uint32_t n, const float *x, float *y)
+void kvant_transform_weigh_rows(const kvant_transform *transform, const kvant_kernels *kernels,
+                                uint32_t n, const float *x, float *y)
 {
     if (transform->weights) {
-        kernels->combine_rows(transform->weights, x, transform->head_dim, transform->head_dim, n, y);
+        kernels->combine_rows(transform->weights, x, transform->head_dim, transform->head_dim, n,
+                              y);
     } else if (kvant_transform_expands(transform)) {
         weigh_expanded(transform, kernels, n, x, y);
     } else {
@@ -391,8 +410,8 @@ void kvant_transform_forward(const kvant_transform *transform, const kvant_kerne
         rotate(transform, kernels, source, y);
 }
 
-void kvant_transform_dual(const kvant_transform *transform, const kvant_kernels *kernels, uint32_t n, const float *x,
-                          float *y)
+void kvant_transform_dual(const kvant_transform *transform, const kvant_kernels *kernels,
+                          uint32_t n, const float *x, float *y)
 {
     const uint32_t d = transform->head_dim;
     if (transform->triangles) {
@@ -412,7 +431,8 @@ void kvant_transform_dual(const kvant_transform *transform, const kvant_kernels 
 }
 
 /* x = W^-1 R^T y */
-static void unweigh(const kvant_transform *transform, const kvant_kernels *kernels, const float *y, float *x)
+static void unweigh(const kvant_transform *transform, const kvant_kernels *kernels, const float *y,
+                    float *x)
 {
     const float *weights = inverse_weights(transform);
     uint32_t d = transform->head_dim;

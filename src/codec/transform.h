@@ -19,16 +19,16 @@ typedef struct kvant_transform {
     uint32_t head_dim;
     uint32_t block; /* Hadamard block, 0 without one */
     bool random_signs;
-    float *signs;    /* +1 or -1, Hadamard only */
-    float *matrix;   /* R, head_dim x head_dim row-major, dense only */
-    bool diagonal;   /* what weights holds */
+    float *signs;  /* +1 or -1, Hadamard only */
+    float *matrix; /* R, head_dim x head_dim row-major, dense only */
+    bool diagonal; /* what weights holds */
     /* A diagonal W has its factors here, and then their inverses. A full W has (R W)^T and then
      * (R W^-1)^T. A W with triangles has (R W)^T alone, or NULL: then a batch makes (R W)^T for
      * itself. */
     float *weights;
     const uint16_t *triangles; /* or NULL: W^T of parts, one after another (kernels.h) */
-    uint32_t part;   /* of triangles: channels */
-    float gain;      /* with weights or triangles: no vector becomes longer than gain times its length */
+    uint32_t part;             /* of triangles: channels */
+    float gain; /* with weights or triangles: no vector becomes longer than gain times its length */
 } kvant_transform;
 
 /* What a family rotates by when the spec does not say; block 0: the largest that fits, up to
@@ -47,14 +47,15 @@ typedef struct kvant_transform_defaults {
  * other head_dims get a dense matrix. */
 static inline kvant_transform_defaults kvant_transform_random(uint32_t head_dim)
 {
-    return (kvant_transform_defaults){ (head_dim & (head_dim - 1)) == 0 ? KVANT_ROTATE_HADAMARD : KVANT_ROTATE_DENSE,
+    return (kvant_transform_defaults){ (head_dim & (head_dim - 1)) == 0 ? KVANT_ROTATE_HADAMARD
+                                                                        : KVANT_ROTATE_DENSE,
                                        KVANT_MAX_HEAD_DIM, true };
 }
 
 /* Builds the transform that rotate, block and signs ask for. It owns its matrix. */
 kvant_status kvant_transform_create(kvant_transform *transform, const kvant_common *common,
-                                    const kvant_transform_defaults *defaults, uint32_t head_dim, uint64_t seed,
-                                    const kvant_error *error);
+                                    const kvant_transform_defaults *defaults, uint32_t head_dim,
+                                    uint64_t seed, const kvant_error *error);
 
 /* Whether R depends on the seed. */
 static inline bool kvant_transform_is_random(const kvant_transform *transform)
@@ -67,7 +68,8 @@ void kvant_transform_destroy(kvant_transform *transform);
 /* A rotation inside a quantiser: with random signs by a Hadamard matrix of full size when n is a
  * power of two, dense otherwise. The matrix, or the signs, lie in memory of the caller's,
  * kvant_transform_matrix_floats(n) floats; nothing to destroy. */
-kvant_status kvant_transform_init_inner(kvant_transform *transform, uint32_t n, uint64_t seed, float *matrix);
+kvant_status kvant_transform_init_inner(kvant_transform *transform, uint32_t n, uint64_t seed,
+                                        float *matrix);
 size_t kvant_transform_matrix_floats(uint32_t n);
 
 /* Puts an orthonormal B (head_dim x head_dim, row-major) before the rotation, R becoming R B, or
@@ -77,7 +79,8 @@ kvant_status kvant_transform_compose(kvant_transform *transform, const float *b,
 /* Puts W before the rotation: columns of w are rows of W, rows of the inverse those of W^-1, head_dim
  * x head_dim each, rounded to binary32; or the factors of a diagonal W, above 0. Once per transform.
  * KVANT_ERR_MEMORY. */
-kvant_status kvant_transform_weigh(kvant_transform *transform, const double *w, const double *inverse);
+kvant_status kvant_transform_weigh(kvant_transform *transform, const double *w,
+                                   const double *inverse);
 kvant_status kvant_transform_weigh_diagonal(kvant_transform *transform, const float *factors);
 
 /* (R W)^T of a transform with triangles of one part, as kvant_transform_weigh rounds it: head_dim x head_dim. */
@@ -100,13 +103,15 @@ float kvant_transform_gain_of(const double *w, size_t n);
 
 /* Channels of a part, gathered and put back. Its halves lie head_dim / 2 apart, so that a part has
  * both channels of the pairs that RoPE turns, whether they are neighbours or not. */
-static inline void kvant_part_gather(uint32_t head_dim, uint32_t n, uint32_t part, const float *x, float *out)
+static inline void kvant_part_gather(uint32_t head_dim, uint32_t n, uint32_t part, const float *x,
+                                     float *out)
 {
     memcpy(out, x + part * (n / 2), n / 2 * sizeof *x);
     memcpy(out + n / 2, x + head_dim / 2 + part * (n / 2), (n - n / 2) * sizeof *x);
 }
 
-static inline void kvant_part_scatter(uint32_t head_dim, uint32_t n, uint32_t part, const float *x, float *out)
+static inline void kvant_part_scatter(uint32_t head_dim, uint32_t n, uint32_t part, const float *x,
+                                      float *out)
 {
     memcpy(out + part * (n / 2), x, n / 2 * sizeof *x);
     memcpy(out + head_dim / 2 + part * (n / 2), x + n / 2, (n - n / 2) * sizeof *x);
@@ -127,8 +132,8 @@ static inline uint32_t kvant_part_channel(uint32_t head_dim, uint32_t n, uint32_
 float kvant_transform_gain(const kvant_transform *transform);
 
 /* (x - c) / s: in z, or x itself when there is nothing to do. x and z may be equal. */
-const float *kvant_transform_normalise(const kvant_transform *transform, const kvant_affine *affine, const float *x,
-                                       float *z);
+const float *kvant_transform_normalise(const kvant_transform *transform, const kvant_affine *affine,
+                                       const float *x, float *z);
 
 /* y = R W ((x - c) / s); affine may be NULL. x and y may not overlap with a dense rotation or a
  * full W, may be equal otherwise. */
@@ -142,21 +147,22 @@ static inline bool kvant_transform_is_full(const kvant_transform *transform)
 }
 
 /* y = R W x for n vectors, one after another, of a full W. x and y may not overlap. */
-void kvant_transform_weigh_rows(const kvant_transform *transform, const kvant_kernels *kernels, uint32_t n, const float *x, float *y);
+void kvant_transform_weigh_rows(const kvant_transform *transform, const kvant_kernels *kernels,
+                                uint32_t n, const float *x, float *y);
 
 /* The transform as plain data, without centre and scale. */
 kvant_transform_view kvant_transform_get_view(const kvant_transform *transform);
 
 /* y = R W^-1 x for n queries, one after another, the same rules. */
-void kvant_transform_dual(const kvant_transform *transform, const kvant_kernels *kernels, uint32_t n, const float *x,
-                          float *y);
+void kvant_transform_dual(const kvant_transform *transform, const kvant_kernels *kernels,
+                          uint32_t n, const float *x, float *y);
 
 /* Numbers of vectors that this does at once, and that callers do well to hand over: 16 vectors of head_dim 128. */
 #define KVANT_TRANSFORM_TOGETHER (4u * KVANT_MAX_HEAD_DIM)
 
 /* y = W x, or W^-T x, without R, of a transform with triangles, for n vectors. */
-void kvant_transform_stretch(const kvant_transform *transform, const kvant_kernels *kernels, bool dual, uint32_t n,
-                             const float *x, float *y);
+void kvant_transform_stretch(const kvant_transform *transform, const kvant_kernels *kernels,
+                             bool dual, uint32_t n, const float *x, float *y);
 
 /* x = c + s o W^-1 R^T y, the same rules. */
 void kvant_transform_inverse(const kvant_transform *transform, const kvant_kernels *kernels,

@@ -18,7 +18,8 @@
  * not by a call per number. */
 static void find_cells(const float *y, float inverse, uint32_t n, uint16_t *cells)
 {
-    const float low = -(float)KVANT_TRELLIS_CELLS / 2, high = (float)KVANT_TRELLIS_CELLS / 2 - 1, whole = 0x1.8p23f;
+    const float low = -(float)KVANT_TRELLIS_CELLS / 2, high = (float)KVANT_TRELLIS_CELLS / 2 - 1,
+                whole = 0x1.8p23f;
     for (uint32_t j = 0; j < n; j++) {
         float x = y[j] * inverse * (KVANT_TRELLIS_CELLS / 8);
         x = x < low ? low : x;
@@ -33,8 +34,9 @@ static void find_cells(const float *y, float inverse, uint32_t n, uint16_t *cell
  * stacks. */
 #define STACK_WORDS 4096u /* KVANT_TRELLIS_MAX_STEPS x 256 bits */
 
-static KVANT_NOINLINE void find_short_path(const kvant_trellis *trellis, const kvant_kernels *kernels,
-                                           const uint16_t *cells, uint32_t n, uint8_t *bits)
+static KVANT_NOINLINE void find_short_path(const kvant_trellis *trellis,
+                                           const kvant_kernels *kernels, const uint16_t *cells,
+                                           uint32_t n, uint8_t *bits)
 {
     _Alignas(64) uint16_t metric[2u << KVANT_TRELLIS_MIN_MEMORY];
     uint32_t decisions[STACK_WORDS];
@@ -42,8 +44,9 @@ static KVANT_NOINLINE void find_short_path(const kvant_trellis *trellis, const k
     kernels->trellis_path(trellis, cells, n, &work, bits);
 }
 
-static KVANT_NOINLINE void find_long_path(const kvant_trellis *trellis, const kvant_kernels *kernels,
-                                          const uint16_t *cells, uint32_t n, uint8_t *bits)
+static KVANT_NOINLINE void find_long_path(const kvant_trellis *trellis,
+                                          const kvant_kernels *kernels, const uint16_t *cells,
+                                          uint32_t n, uint8_t *bits)
 {
     _Alignas(64) uint16_t metric[2u << KVANT_TRELLIS_MAX_MEMORY];
     uint32_t own[STACK_WORDS], step_words = 1u << trellis->memory >> 5;
@@ -57,8 +60,8 @@ static KVANT_NOINLINE void find_long_path(const kvant_trellis *trellis, const kv
     kvant_free(heap);
 }
 
-static void find_path(const kvant_trellis *trellis, const kvant_kernels *kernels, const uint16_t *cells, uint32_t n,
-                      uint8_t *bits)
+static void find_path(const kvant_trellis *trellis, const kvant_kernels *kernels,
+                      const uint16_t *cells, uint32_t n, uint8_t *bits)
 {
     if (trellis->memory == KVANT_TRELLIS_MIN_MEMORY)
         find_short_path(trellis, kernels, cells, n, bits);
@@ -66,9 +69,9 @@ static void find_path(const kvant_trellis *trellis, const kvant_kernels *kernels
         find_long_path(trellis, kernels, cells, n, bits);
 }
 
-void kvant_trellis_quantize(const kvant_trellis *trellis, const kvant_kernels *kernels, const float *y,
-                            float inverse, uint32_t n, const uint16_t *steps, uint32_t n_steps,
-                            uint8_t *restrict codes, uint8_t *restrict levels)
+void kvant_trellis_quantize(const kvant_trellis *trellis, const kvant_kernels *kernels,
+                            const float *y, float inverse, uint32_t n, const uint16_t *steps,
+                            uint32_t n_steps, uint8_t *restrict codes, uint8_t *restrict levels)
 {
     uint16_t cells[KVANT_TRELLIS_MAX_STEPS], in_order[KVANT_TRELLIS_MAX_STEPS];
     uint8_t bits[KVANT_TRELLIS_MAX_STEPS], subsets[KVANT_TRELLIS_MAX_STEPS];
@@ -87,21 +90,23 @@ void kvant_trellis_quantize(const kvant_trellis *trellis, const kvant_kernels *k
 }
 
 /* Codes and levels' indices of a row; returns the scale to store, before it is rounded to fp16. */
-static float quantize(const kvant_trellis_book *book, const kvant_kernels *kernels, uint32_t dim, const float *y,
-                      uint8_t *restrict codes, uint8_t *restrict levels)
+static float quantize(const kvant_trellis_book *book, const kvant_kernels *kernels, uint32_t dim,
+                      const float *y, uint8_t *restrict codes, uint8_t *restrict levels)
 {
     const kvant_trellis *trellis = &book->trellis;
     const float squares = kernels->dot(y, y, dim);
-    const float scale = kvant_half_to_float(kvant_half_from_float(sqrtf(squares) * book->inverse_sqrt_dim));
-    kvant_trellis_quantize(trellis, kernels, y, scale > 0 ? 1 / scale : 0, dim, trellis->steps, trellis->n_steps,
-                           codes, levels);
+    const float scale =
+        kvant_half_to_float(kvant_half_from_float(sqrtf(squares) * book->inverse_sqrt_dim));
+    kvant_trellis_quantize(trellis, kernels, y, scale > 0 ? 1 / scale : 0, dim, trellis->steps,
+                           trellis->n_steps, codes, levels);
     if (!book->unbiased || !(scale > 0))
         return scale;
     const float product = kernels->dot_codes(y, levels, dim, book->values, trellis->bits + 2);
     return product > 0 ? squares / product : 0;
 }
 
-static kvant_status trellis_check(const kvant_codec *codec, const kvant_kernels *kernels, const float *y)
+static kvant_status trellis_check(const kvant_codec *codec, const kvant_kernels *kernels,
+                                  const float *y)
 {
     const kvant_trellis_book *book = kvant_trellis_book_of(codec);
     const uint32_t dim = codec->info.head_dim;
@@ -112,8 +117,8 @@ static kvant_status trellis_check(const kvant_codec *codec, const kvant_kernels 
     return fits ? KVANT_OK : KVANT_ERR_RANGE;
 }
 
-static void trellis_encode(const kvant_codec *codec, const kvant_kernels *kernels, const float *y, uint32_t token,
-                   void *page)
+static void trellis_encode(const kvant_codec *codec, const kvant_kernels *kernels, const float *y,
+                           uint32_t token, void *page)
 {
     const kvant_trellis_book *book = kvant_trellis_book_of(codec);
     uint8_t codes[KVANT_MAX_HEAD_DIM] = { 0 }, levels[KVANT_MAX_HEAD_DIM];
@@ -122,11 +127,12 @@ static void trellis_encode(const kvant_codec *codec, const kvant_kernels *kernel
     kvant_layout_put(&codec->layout, page, token, codes);
 }
 
-static void trellis_decode(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, uint32_t token,
-                   float *y)
+static void trellis_decode(const kvant_codec *codec, const kvant_kernels *kernels, const void *page,
+                           uint32_t token, float *y)
 {
     const kvant_trellis_book *book = kvant_trellis_book_of(codec);
-    uint8_t codes[KVANT_MAX_HEAD_DIM], bits[KVANT_TRELLIS_MAX_STEPS] = { 0 }, subsets[KVANT_TRELLIS_MAX_STEPS];
+    uint8_t codes[KVANT_MAX_HEAD_DIM], bits[KVANT_TRELLIS_MAX_STEPS] = { 0 },
+                                       subsets[KVANT_TRELLIS_MAX_STEPS];
     const float scale = kvant_half_to_float(kvant_codec_metadata_of(codec, page)[token]);
     (void)kernels;
     kvant_layout_get(&codec->layout, page, token, codes);
@@ -134,7 +140,9 @@ static void trellis_decode(const kvant_codec *codec, const kvant_kernels *kernel
         bits[book->trellis.steps[j]] = codes[j] & 1;
     kvant_trellis_subsets(&book->trellis, bits, book->trellis.n_steps, subsets);
     for (uint32_t j = 0; j < codec->info.head_dim; j++)
-        y[j] = scale * book->values[KVANT_TRELLIS_SUBSETS * (codes[j] / 2u) + subsets[book->trellis.steps[j]]];
+        y[j] =
+            scale *
+            book->values[KVANT_TRELLIS_SUBSETS * (codes[j] / 2u) + subsets[book->trellis.steps[j]]];
 }
 
 /* Attention multiplies keys by their codes, so keys are seldom unpacked. */
@@ -187,7 +195,8 @@ static void set_view(kvant_codec *codec, const kvant_trellis_book *book)
                                                    .unbiased = book->unbiased };
 }
 
-static kvant_status create_trellis(kvant_codec *codec, const kvant_request *request, const kvant_error *error)
+static kvant_status create_trellis(kvant_codec *codec, const kvant_request *request,
+                                   const kvant_error *error)
 {
     const uint32_t d = codec->info.head_dim;
     const trellis_options *o = request->options;
@@ -196,15 +205,16 @@ static kvant_status create_trellis(kvant_codec *codec, const kvant_request *requ
     if (kvant_spec_bits(request->spec, 2, 4, &bits, &quiet) != KVANT_OK)
         return kvant_fail(error, KVANT_ERR_SPEC, "trellis takes 2, 3 or 4 bits, as in trellis-4");
     if (d < MIN_HEAD_DIM)
-        return kvant_fail(error, KVANT_ERR_UNSUPPORTED, "trellis needs head_dim %u or more, not %u", MIN_HEAD_DIM,
-                          (unsigned)d);
+        return kvant_fail(error, KVANT_ERR_UNSUPPORTED, "trellis needs head_dim %u or more, not %u",
+                          MIN_HEAD_DIM, (unsigned)d);
     KVANT_FORWARD(kvant_codec_set_transform(codec, request, kvant_transform_random(d), error));
     KVANT_FORWARD(kvant_codec_alloc_state(codec, sizeof(kvant_trellis_book)));
     kvant_codec_describe(codec, table, o, "trellis-%u", (unsigned)bits);
     codec->quantizer = &trellis_quantizer;
     kvant_codec_set_sizes(codec, bits, KVANT_PAGE_TOKENS, 0);
     kvant_trellis_book *book = codec->state;
-    kvant_trellis_book_init(book, &codec->layout, KVANT_TRELLIS_MIN_MEMORY + 2 * (uint32_t)o->states);
+    kvant_trellis_book_init(book, &codec->layout,
+                            KVANT_TRELLIS_MIN_MEMORY + 2 * (uint32_t)o->states);
     book->unbiased = o->scale == KVANT_SCALE_UNBIASED;
     set_view(codec, book);
     codec->product.integers.trellis = &book->trellis;
@@ -212,6 +222,7 @@ static kvant_status create_trellis(kvant_codec *codec, const kvant_request *requ
     return KVANT_OK;
 }
 
-KVANT_FAMILY(trellis, "2 3 4", "Marcellin and Fischer 1990; tail-biting, on a grid of its own",
-             "random rotation, then trellis-coded quantisation: levels of a whole row chosen together", table,
-             kvant_common_options, create_trellis)
+KVANT_FAMILY(
+    trellis, "2 3 4", "Marcellin and Fischer 1990; tail-biting, on a grid of its own",
+    "random rotation, then trellis-coded quantisation: levels of a whole row chosen together",
+    table, kvant_common_options, create_trellis)

@@ -35,7 +35,8 @@ static void fill_cell(kvant_trellis *trellis, const level_set *set, uint32_t cel
     for (uint32_t z = 0; z < KVANT_TRELLIS_SUBSETS; z++) {
         cost[z] = INT64_MAX;
         for (uint32_t i = 0; i < 1u << (set->bits - 1); i++) {
-            const int64_t away = x - CELLS_PER_DEVIATION * trellis->levels[KVANT_TRELLIS_SUBSETS * i + z];
+            const int64_t away =
+                x - CELLS_PER_DEVIATION * trellis->levels[KVANT_TRELLIS_SUBSETS * i + z];
             if (away * away < cost[z]) {
                 cost[z] = away * away;
                 trellis->nearest[cell][z] = (uint8_t)i;
@@ -76,10 +77,12 @@ static void fill_levels(kvant_trellis *trellis, const level_set *set, uint32_t p
         trellis->levels[n / 2 - 1 - i] = (int8_t)-set->positive[i];
     }
     for (uint32_t i = 0; i < KVANT_TRELLIS_MAX_LEVELS; i++) {
-        const uint32_t low = plane_bits - 1, last = i >> (plane_bits + 2) & ((1u << (set->bits - plane_bits)) - 1);
+        const uint32_t low = plane_bits - 1,
+                       last = i >> (plane_bits + 2) & ((1u << (set->bits - plane_bits)) - 1);
         const uint32_t code = (i >> 1 & ((1u << low) - 1)) | last << low; /* less its lowest bit */
         const uint32_t subset = (i & 1) | (i >> plane_bits & 3) << 1;
-        trellis->in_words[i] = (uint8_t)(128 + trellis->levels[KVANT_TRELLIS_SUBSETS * code + subset]);
+        trellis->in_words[i] =
+            (uint8_t)(128 + trellis->levels[KVANT_TRELLIS_SUBSETS * code + subset]);
     }
 }
 
@@ -88,7 +91,8 @@ static void fill_levels(kvant_trellis *trellis, const level_set *set, uint32_t p
 static uint32_t key_channel(const kvant_plane *plane, uint32_t lane, uint32_t field, uint32_t unit)
 {
     const uint32_t odd = plane->bits * field / 8, half = field % 2;
-    return KVANT_TILE * (plane->tiles * unit + field / 2 % plane->tiles) + 8 * half + 2 * lane + odd;
+    return KVANT_TILE * (plane->tiles * unit + field / 2 % plane->tiles) + 8 * half + 2 * lane +
+           odd;
 }
 
 static void fill_key_steps(kvant_trellis *trellis, const kvant_layout *layout)

@@ -22,6 +22,6 @@ void kvant_trellis_book_init(kvant_trellis_book *book, const kvant_layout *layou
 
 /* Codes and the indices of their levels, for n numbers y * inverse of variance about 1. Number i is
  * at steps[i] of a circle of n_steps, at most KVANT_TRELLIS_MAX_STEPS; the other steps have code 0. */
-void kvant_trellis_quantize(const kvant_trellis *trellis, const kvant_kernels *kernels, const float *y,
-                            float inverse, uint32_t n, const uint16_t *steps, uint32_t n_steps,
-                            uint8_t *restrict codes, uint8_t *restrict levels);
+void kvant_trellis_quantize(const kvant_trellis *trellis, const kvant_kernels *kernels,
+                            const float *y, float inverse, uint32_t n, const uint16_t *steps,
+                            uint32_t n_steps, uint8_t *restrict codes, uint8_t *restrict levels);

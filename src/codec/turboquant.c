@@ -21,26 +21,29 @@
 #include "papers/qjl.h"
 #endif
 
-static kvant_status turboquant_check(const kvant_codec *codec, const kvant_kernels *kernels, const float *y)
+static kvant_status turboquant_check(const kvant_codec *codec, const kvant_kernels *kernels,
+                                     const float *y)
 {
     const kvant_codebook *book = kvant_codebook_of(codec);
-    bool fits = codec->feedback ? kvant_feedback_fits(book, kernels, y) : kvant_codebook_fits(book, kernels, y);
+    bool fits = codec->feedback ? kvant_feedback_fits(book, kernels, y)
+                                : kvant_codebook_fits(book, kernels, y);
     return fits ? KVANT_OK : KVANT_ERR_RANGE;
 }
 
-static void turboquant_encode(const kvant_codec *codec, const kvant_kernels *kernels, const float *y, uint32_t token,
-                   void *page)
+static void turboquant_encode(const kvant_codec *codec, const kvant_kernels *kernels,
+                              const float *y, uint32_t token, void *page)
 {
     uint8_t codes[KVANT_MAX_HEAD_DIM] = { 0 };
     const kvant_codebook *book = kvant_codebook_of(codec);
-    float scale = codec->feedback ? kvant_feedback_quantize(codec->feedback, book, kernels, y, codes)
-                                  : kvant_codebook_quantize(book, kernels, y, codes);
+    float scale = codec->feedback
+                      ? kvant_feedback_quantize(codec->feedback, book, kernels, y, codes)
+                      : kvant_codebook_quantize(book, kernels, y, codes);
     kvant_codec_metadata(codec, page)[token] = kvant_half_from_float(scale);
     kvant_layout_put(&codec->layout, page, token, codes);
 }
 
-static void turboquant_decode(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, uint32_t token,
-                   float *y)
+static void turboquant_decode(const kvant_codec *codec, const kvant_kernels *kernels,
+                              const void *page, uint32_t token, float *y)
 {
     uint8_t codes[KVANT_MAX_HEAD_DIM];
     float scale = kvant_half_to_float(kvant_codec_metadata_of(codec, page)[token]);
@@ -49,7 +52,8 @@ static void turboquant_decode(const kvant_codec *codec, const kvant_kernels *ker
     kvant_codebook_decode(kvant_codebook_of(codec), codes, scale, y);
 }
 
-static void turboquant_unpack(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, float *tile)
+static void turboquant_unpack(const kvant_codec *codec, const kvant_kernels *kernels,
+                              const void *page, float *tile)
 {
     uint32_t d = codec->info.head_dim, padded = codec->layout.padded_dim;
     _Alignas(64) float scale[KVANT_PAGE_TOKENS], zero[KVANT_PAGE_TOKENS] = { 0 };
@@ -60,14 +64,15 @@ static void turboquant_unpack(const kvant_codec *codec, const kvant_kernels *ker
         return;
     }
     kernels->scale_columns(tile, d, KVANT_PAGE_TOKENS, scale, zero);
-    memset(tile + (size_t)d * KVANT_PAGE_TOKENS, 0, (size_t)(padded - d) * KVANT_PAGE_TOKENS * sizeof *tile);
+    memset(tile + (size_t)d * KVANT_PAGE_TOKENS, 0,
+           (size_t)(padded - d) * KVANT_PAGE_TOKENS * sizeof *tile);
 }
 
-static const kvant_quantizer turboquant_quantizer = { turboquant_check, turboquant_encode, turboquant_decode,
-                                                      turboquant_unpack };
+static const kvant_quantizer turboquant_quantizer = { turboquant_check, turboquant_encode,
+                                                      turboquant_decode, turboquant_unpack };
 
-static void turboquant_lines(const kvant_codec *codec, const kvant_kernels *kernels, const void *page,
-                             kvant_code_lines *lines)
+static void turboquant_lines(const kvant_codec *codec, const kvant_kernels *kernels,
+                             const void *page, kvant_code_lines *lines)
 {
     kvant_codec_token_lines(codec, kernels, page, kvant_codebook_of(codec)->code_step, lines);
 }
@@ -94,8 +99,8 @@ static kvant_status create_plain(kvant_codec *codec, const turboquant_variant *v
     codec->takes_feedback = true;
     kvant_codec_set_sizes(codec, variant->bits, KVANT_PAGE_TOKENS, 0);
     codec->view.kind = KVANT_CODES_CODEBOOK;
-    codec->view.of.codebook =
-        (kvant_codebook_view){ book->values, book->thresholds, book->inverse_sqrt_dim, book->unbiased };
+    codec->view.of.codebook = (kvant_codebook_view){ book->values, book->thresholds,
+                                                     book->inverse_sqrt_dim, book->unbiased };
     offer_codes(codec, book);
     return KVANT_OK;
 }
@@ -114,7 +119,8 @@ static const kvant_option table[] = {
     { .key = NULL },
 };
 
-static kvant_status read_variant(const kvant_spec *spec, turboquant_variant *v, const kvant_error *error)
+static kvant_status read_variant(const kvant_spec *spec, turboquant_variant *v,
+                                 const kvant_error *error)
 {
     const kvant_error quiet = { NULL, 0 };
     const char *text = spec->variant ? spec->variant : "";
@@ -122,7 +128,8 @@ static kvant_status read_variant(const kvant_spec *spec, turboquant_variant *v, 
     v->bits = text[0] == '2' ? 2 : 3;
     if (v->tiers || kvant_spec_bits(spec, 1, KVANT_LLOYD_MAX_BITS, &v->bits, &quiet) == KVANT_OK)
         return KVANT_OK;
-    return kvant_fail(error, KVANT_ERR_SPEC, "turboquant takes 1 to 8 bits, 2.5 or 3.5, as in turboquant-4");
+    return kvant_fail(error, KVANT_ERR_SPEC,
+                      "turboquant takes 1 to 8 bits, 2.5 or 3.5, as in turboquant-4");
 }
 
 #if KVANT_PAPERS
@@ -130,13 +137,15 @@ static kvant_status resolve(turboquant_options *o, turboquant_variant *v, const 
 {
     kvant_sketch sketch;
     if (v->tiers && o->qjl)
-        return kvant_fail(error, KVANT_ERR_SPEC, "turboquant-%u.5 has no qjl; whole bits have", (unsigned)v->bits);
+        return kvant_fail(error, KVANT_ERR_SPEC, "turboquant-%u.5 has no qjl; whole bits have",
+                          (unsigned)v->bits);
     KVANT_FORWARD(kvant_qjl_resolve(o->qjl, &o->sketch, &o->scale, &sketch, error));
     v->sketch = (int)sketch;
     return KVANT_OK;
 }
 
-static kvant_status create_variant(kvant_codec *codec, const turboquant_variant *v, const kvant_error *error)
+static kvant_status create_variant(kvant_codec *codec, const turboquant_variant *v,
+                                   const kvant_error *error)
 {
     codec->takes_seed = v->tiers || v->sketch != KVANT_SKETCH_NONE;
     if (v->tiers)
@@ -150,19 +159,22 @@ static kvant_status resolve(turboquant_options *o, turboquant_variant *v, const 
 {
     (void)o;
     if (v->tiers)
-        return kvant_fail(error, KVANT_ERR_UNSUPPORTED, "turboquant-%u.5 is not in this build (KVANT_PAPERS=OFF)",
+        return kvant_fail(error, KVANT_ERR_UNSUPPORTED,
+                          "turboquant-%u.5 is not in this build (KVANT_PAPERS=OFF)",
                           (unsigned)v->bits);
     return KVANT_OK;
 }
 
-static kvant_status create_variant(kvant_codec *codec, const turboquant_variant *v, const kvant_error *error)
+static kvant_status create_variant(kvant_codec *codec, const turboquant_variant *v,
+                                   const kvant_error *error)
 {
     (void)error;
     return create_plain(codec, v);
 }
 #endif
 
-static kvant_status create_turboquant(kvant_codec *codec, const kvant_request *request, const kvant_error *error)
+static kvant_status create_turboquant(kvant_codec *codec, const kvant_request *request,
+                                      const kvant_error *error)
 {
     const uint32_t d = codec->info.head_dim;
     kvant_transform_defaults defaults = kvant_transform_random(d);
@@ -171,12 +183,14 @@ static kvant_status create_turboquant(kvant_codec *codec, const kvant_request *r
     KVANT_FORWARD(read_variant(request->spec, &v, error));
     KVANT_FORWARD(resolve(&o, &v, error));
     if (d < 4)
-        return kvant_fail(error, KVANT_ERR_UNSUPPORTED, "turboquant needs head_dim 4 or more, not %u", (unsigned)d);
+        return kvant_fail(error, KVANT_ERR_UNSUPPORTED,
+                          "turboquant needs head_dim 4 or more, not %u", (unsigned)d);
     if (v.tiers) /* they rotate inside */
         defaults.rotate = KVANT_ROTATE_NONE;
     KVANT_FORWARD(kvant_codec_set_transform(codec, request, defaults, error));
     v.unbiased = o.scale == KVANT_SCALE_UNBIASED;
-    kvant_codec_describe(codec, table, &o, "turboquant-%u%s", (unsigned)v.bits, v.tiers ? ".5" : "");
+    kvant_codec_describe(codec, table, &o, "turboquant-%u%s", (unsigned)v.bits,
+                         v.tiers ? ".5" : "");
     return create_variant(codec, &v, error);
 }
 
@@ -186,6 +200,7 @@ static kvant_status create_turboquant(kvant_codec *codec, const kvant_request *r
 #define VARIANTS "1 2 3 4 5 6 7 8"
 #endif
 
-KVANT_FAMILY(turboquant, VARIANTS, "TurboQuant, Algorithms 1 (mse) and 2 (prod), section 2.3",
-             "random rotation, then the Lloyd-Max codebook of its marginal; 2.5 and 3.5: outlier channels", table,
-             kvant_common_options, create_turboquant)
+KVANT_FAMILY(
+    turboquant, VARIANTS, "TurboQuant, Algorithms 1 (mse) and 2 (prod), section 2.3",
+    "random rotation, then the Lloyd-Max codebook of its marginal; 2.5 and 3.5: outlier channels",
+    table, kvant_common_options, create_turboquant)

@@ -15,8 +15,9 @@ typedef struct turboquant_variant {
 /* Both complete a codec that has its transform. */
 
 /* (bits - 1)-bit codes and a sketch of what they leave. */
-kvant_status kvant_turboquant_create_sketched(kvant_codec *codec, const turboquant_variant *variant);
+kvant_status kvant_turboquant_create_sketched(kvant_codec *codec,
+                                              const turboquant_variant *variant);
 
 /* Pages of their own choice of outlier channels, which have bits + 1, the others bits. */
 kvant_status kvant_turboquant_create_tiers(kvant_codec *codec, const turboquant_variant *variant,
-                                     const kvant_error *error);
+                                           const kvant_error *error);

@@ -15,7 +15,8 @@ static fit fit_symmetric(const kvant_uniform *u, float min, float max)
     float largest = fabsf(min) > fabsf(max) ? fabsf(min) : fabsf(max);
     fit f = { .scale = kvant_half_from_float(largest / u->sym_levels) };
     float scale = kvant_half_to_float(f.scale);
-    f.step = (kvant_uniform_step){ 0, scale > 0 ? 1 / scale : 0, -u->sym_levels, u->sym_levels, -u->bias };
+    f.step = (kvant_uniform_step){ 0, scale > 0 ? 1 / scale : 0, -u->sym_levels, u->sym_levels,
+                                   -u->bias };
     return f;
 }
 
@@ -26,15 +27,17 @@ static fit fit_asymmetric(const kvant_uniform *u, float min, float max)
     fit f = { .scale = kvant_half_from_float((max - min + 0.0f) / u->asym_levels),
               .zero = kvant_half_from_float(min + 0.0f) };
     float scale = kvant_half_to_float(f.scale);
-    f.step = (kvant_uniform_step){ kvant_half_to_float(f.zero), scale > 0 ? 1 / scale : 0, 0, u->asym_levels, 0 };
+    f.step = (kvant_uniform_step){ kvant_half_to_float(f.zero), scale > 0 ? 1 / scale : 0, 0,
+                                   u->asym_levels, 0 };
     return f;
 }
 
 /* What decoding will leave of the numbers: the sum of squared or of absolute differences. */
-static float error_of(const kvant_uniform *u, const kvant_kernels *kernels, const float *x, uint32_t n,
-                      const fit *f, const uint8_t *codes)
+static float error_of(const kvant_uniform *u, const kvant_kernels *kernels, const float *x,
+                      uint32_t n, const fit *f, const uint8_t *codes)
 {
-    float difference[KVANT_MAX_HEAD_DIM], sign[KVANT_MAX_HEAD_DIM], scale = kvant_half_to_float(f->scale);
+    float difference[KVANT_MAX_HEAD_DIM], sign[KVANT_MAX_HEAD_DIM],
+        scale = kvant_half_to_float(f->scale);
     float offset = f->step.offset, zero = f->step.zero;
     for (uint32_t i = 0; i < n; i++)
         difference[i] = x[i] - (scale * ((float)codes[i] + offset) + zero);
@@ -47,8 +50,8 @@ static float error_of(const kvant_uniform *u, const kvant_kernels *kernels, cons
 
 /* Replaces a symmetric fit where an asymmetric one errs less. A scale beyond fp16 (levels of one
  * bit less can need one) makes the error NaN, which is not less than anything. */
-static void choose(const kvant_uniform *u, const kvant_kernels *kernels, const float *x, uint32_t n, float min,
-                   float max, fit *f, uint8_t *codes)
+static void choose(const kvant_uniform *u, const kvant_kernels *kernels, const float *x, uint32_t n,
+                   float min, float max, fit *f, uint8_t *codes)
 {
     uint8_t other[KVANT_MAX_HEAD_DIM];
     fit asymmetric = fit_asymmetric(u, min, max);
@@ -61,12 +64,13 @@ static void choose(const kvant_uniform *u, const kvant_kernels *kernels, const f
 }
 
 /* Codes of a group's n numbers; its scale and zero point go to meta[0] and meta[zero_at]. */
-static void encode_group(const kvant_uniform *u, const kvant_kernels *kernels, const float *x, uint32_t n,
-                         uint8_t *codes, uint16_t *meta, size_t zero_at)
+static void encode_group(const kvant_uniform *u, const kvant_kernels *kernels, const float *x,
+                         uint32_t n, uint8_t *codes, uint16_t *meta, size_t zero_at)
 {
     float min, max;
     kernels->range(x, n, &min, &max);
-    fit f = u->mode == KVANT_UNIFORM_ASYM ? fit_asymmetric(u, min, max) : fit_symmetric(u, min, max);
+    fit f =
+        u->mode == KVANT_UNIFORM_ASYM ? fit_asymmetric(u, min, max) : fit_symmetric(u, min, max);
     kernels->uniform_codes(x, n, &f.step, codes);
     if (kvant_uniform_is_hybrid(u))
         choose(u, kernels, x, n, min, max, &f, codes);
@@ -81,12 +85,13 @@ static uint32_t group_end(const kvant_codec *codec, uint32_t first)
     return end < codec->info.head_dim ? end : codec->info.head_dim;
 }
 
-static void encode_token(const kvant_codec *codec, const kvant_kernels *kernels, const float *y, uint32_t token,
-                         void *page)
+static void encode_token(const kvant_codec *codec, const kvant_kernels *kernels, const float *y,
+                         uint32_t token, void *page)
 {
     uint8_t codes[KVANT_MAX_HEAD_DIM] = { 0 };
     for (uint32_t first = 0; first < codec->info.head_dim; first = group_end(codec, first))
-        encode_group(kvant_uniform_of(codec), kernels, y + first, group_end(codec, first) - first, codes + first,
+        encode_group(kvant_uniform_of(codec), kernels, y + first, group_end(codec, first) - first,
+                     codes + first,
                      kvant_codec_metadata(codec, page) + kvant_uniform_index(codec, token, first),
                      kvant_uniform_n_scales(codec));
     kvant_layout_put(&codec->layout, page, token, codes);
@@ -101,21 +106,22 @@ typedef struct columns {
     uint8_t codes[KVANT_PAGE_TOKENS][KVANT_MAX_HEAD_DIM];
 } columns;
 
-static void encode_columns(const kvant_codec *codec, const kvant_kernels *kernels, uint32_t first, uint32_t n,
-                           uint32_t token, void *page, columns *block)
+static void encode_columns(const kvant_codec *codec, const kvant_kernels *kernels, uint32_t first,
+                           uint32_t n, uint32_t token, void *page, columns *block)
 {
     const kvant_uniform *u = kvant_uniform_of(codec);
     uint16_t *meta = kvant_codec_metadata(codec, page) + kvant_uniform_index(codec, token, first);
     uint8_t codes[KVANT_PAGE_TOKENS];
     for (uint32_t j = 0; j < n; j++) {
-        encode_group(u, kernels, block->numbers[j], u->group, codes, meta + j, kvant_uniform_n_scales(codec));
+        encode_group(u, kernels, block->numbers[j], u->group, codes, meta + j,
+                     kvant_uniform_n_scales(codec));
         for (uint32_t t = 0; t < u->group; t++)
             block->codes[t][first + j] = codes[t];
     }
 }
 
-static void encode_tokens(const kvant_codec *codec, const kvant_kernels *kernels, const float *y, uint32_t token,
-                          void *page)
+static void encode_tokens(const kvant_codec *codec, const kvant_kernels *kernels, const float *y,
+                          uint32_t token, void *page)
 {
     columns block;
     uint32_t d = codec->info.head_dim, group = kvant_uniform_of(codec)->group;
@@ -132,8 +138,8 @@ static void encode_tokens(const kvant_codec *codec, const kvant_kernels *kernels
         kvant_layout_put(&codec->layout, page, token + t, block.codes[t]);
 }
 
-static void uniform_encode(const kvant_codec *codec, const kvant_kernels *kernels, const float *y, uint32_t token,
-                           void *page)
+static void uniform_encode(const kvant_codec *codec, const kvant_kernels *kernels, const float *y,
+                           uint32_t token, void *page)
 {
     if (kvant_uniform_of(codec)->per_channel)
         encode_tokens(codec, kernels, y, token, page);
@@ -142,8 +148,8 @@ static void uniform_encode(const kvant_codec *codec, const kvant_kernels *kernel
 }
 
 /* The fp16 numbers of a token's lines, one per channel or one per group, from scales or zeros. */
-static void token_halves(const kvant_codec *codec, const uint16_t *stored, uint32_t token, uint32_t n,
-                         uint16_t *halves)
+static void token_halves(const kvant_codec *codec, const uint16_t *stored, uint32_t token,
+                         uint32_t n, uint16_t *halves)
 {
     size_t stride = kvant_uniform_of(codec)->per_channel ? 1 : KVANT_PAGE_TOKENS;
     stored += kvant_uniform_index(codec, token, 0);
@@ -151,8 +157,8 @@ static void token_halves(const kvant_codec *codec, const uint16_t *stored, uint3
         halves[i] = stored[i * stride];
 }
 
-static void uniform_decode(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, uint32_t token,
-                   float *y)
+static void uniform_decode(const kvant_codec *codec, const kvant_kernels *kernels, const void *page,
+                           uint32_t token, float *y)
 {
     const kvant_uniform *u = kvant_uniform_of(codec);
     const uint16_t *stored = kvant_codec_metadata_of(codec, page);
@@ -182,7 +188,8 @@ static void uniform_decode(const kvant_codec *codec, const kvant_kernels *kernel
 /* A zero point is a number of the row. The scale of a group is at most its largest magnitude (2
  * bits, symmetric). So both fit when the row fits. The exception is a hybrid group whose
  * asymmetric scale does not fit: it stays symmetric. */
-static kvant_status uniform_check(const kvant_codec *codec, const kvant_kernels *kernels, const float *y)
+static kvant_status uniform_check(const kvant_codec *codec, const kvant_kernels *kernels,
+                                  const float *y)
 {
     (void)kernels;
     for (uint32_t j = 0; j < codec->info.head_dim; j++)
@@ -242,18 +249,20 @@ static kvant_status set_group(kvant_codec *codec, uint32_t group, const kvant_er
     else
         u->group = group && group < d ? group : d;
     if (u->per_channel && u->group != 16 && u->group != 32 && u->group != 64)
-        return kvant_fail(error, KVANT_ERR_SPEC, "group=%u: with axis=channel a group is 16, 32 or 64 tokens",
+        return kvant_fail(error, KVANT_ERR_SPEC,
+                          "group=%u: with axis=channel a group is 16, 32 or 64 tokens",
                           (unsigned)group);
     if (!u->per_channel && u->group % 8 != 0 && u->group != d)
-        return kvant_fail(error, KVANT_ERR_SPEC, "group=%u must be a multiple of 8, or head_dim %u or more",
+        return kvant_fail(error, KVANT_ERR_SPEC,
+                          "group=%u must be a multiple of 8, or head_dim %u or more",
                           (unsigned)group, (unsigned)d);
     u->n_groups = u->per_channel ? KVANT_PAGE_TOKENS / u->group : (d + u->group - 1) / u->group;
     codec->info.block_tokens = u->per_channel ? u->group : 1;
     return KVANT_OK;
 }
 
-kvant_status kvant_uniform_init(kvant_codec *codec, uint32_t bits, kvant_uniform_mode mode, bool per_channel,
-                                uint32_t group, const kvant_error *error)
+kvant_status kvant_uniform_init(kvant_codec *codec, uint32_t bits, kvant_uniform_mode mode,
+                                bool per_channel, uint32_t group, const kvant_error *error)
 {
     KVANT_FORWARD(kvant_codec_alloc_state(codec, sizeof(kvant_uniform)));
     kvant_uniform *u = codec->state;
@@ -268,7 +277,8 @@ kvant_status kvant_uniform_init(kvant_codec *codec, uint32_t bits, kvant_uniform
     codec->quantizer = &uniform_quantizer;
     uint32_t padded = (codec->info.head_dim + KVANT_TILE - 1) / KVANT_TILE * KVANT_TILE;
     size_t arrays = u->symmetric ? 1 : 2;
-    kvant_codec_set_sizes(codec, bits, arrays * u->n_groups * (per_channel ? padded : KVANT_PAGE_TOKENS), 0);
+    kvant_codec_set_sizes(codec, bits,
+                          arrays * u->n_groups * (per_channel ? padded : KVANT_PAGE_TOKENS), 0);
     set_view(codec);
     offer_codes(codec);
     return KVANT_OK;

@@ -23,12 +23,13 @@ typedef enum kvant_uniform_mode {
 
 typedef struct kvant_uniform {
     kvant_uniform_mode mode;
-    bool per_channel;         /* groups of tokens, 16, 32 or 64 */
-    uint32_t group, n_groups; /* groups a token or, per channel, a page; the last of a token may be smaller */
-    float sym_levels;         /* the largest magnitude of a symmetric level, 2^(bits-1) - 1 */
-    float asym_levels;        /* the largest asymmetric level */
-    float bias;               /* code of the symmetric level 0, 2^(bits-1) */
-    bool symmetric;           /* mode is KVANT_UNIFORM_SYM: no zero points */
+    bool per_channel; /* groups of tokens, 16, 32 or 64 */
+    uint32_t group,
+        n_groups; /* groups a token or, per channel, a page; the last of a token may be smaller */
+    float sym_levels;  /* the largest magnitude of a symmetric level, 2^(bits-1) - 1 */
+    float asym_levels; /* the largest asymmetric level */
+    float bias;        /* code of the symmetric level 0, 2^(bits-1) */
+    bool symmetric;    /* mode is KVANT_UNIFORM_SYM: no zero points */
 } kvant_uniform;
 
 static inline const kvant_uniform *kvant_uniform_of(const kvant_codec *codec)
@@ -44,15 +45,22 @@ static inline bool kvant_uniform_is_hybrid(const kvant_uniform *u)
 /* Makes a codec uniform after its transform is set: checks group (0: all channels of a token; or
  * 32 tokens), fills state, sizes and quantiser. bits: 2 to 8. KVANT_ERR_SPEC: the group is not
  * possible. */
-kvant_status kvant_uniform_init(kvant_codec *codec, uint32_t bits, kvant_uniform_mode mode, bool per_channel,
-                                uint32_t group, const kvant_error *error);
+kvant_status kvant_uniform_init(kvant_codec *codec, uint32_t bits, kvant_uniform_mode mode,
+                                bool per_channel, uint32_t group, const kvant_error *error);
 
 /* group=N of families whose groups are channels of a token. */
-#define KVANT_GROUP_OPTION(type) KVANT_NUMBER(type, group, 1, KVANT_MAX_HEAD_DIM, 0, "numbers that share a scale")
+#define KVANT_GROUP_OPTION(type)                                                                   \
+    KVANT_NUMBER(type, group, 1, KVANT_MAX_HEAD_DIM, 0, "numbers that share a scale")
 
 /* hybrid, hybrid=paper, hybrid=code; without them KVANT_OPTION_ABSENT. */
-#define KVANT_HYBRID_OPTION(type)                                                                                  \
-    { "hybrid", KVANT_OPTION_FLAG_OR_CHOICE, kvant_hybrid_names, 0, 0, KVANT_OPTION_ABSENT, offsetof(type, hybrid), \
+#define KVANT_HYBRID_OPTION(type)                                                                  \
+    { "hybrid",                                                                                    \
+      KVANT_OPTION_FLAG_OR_CHOICE,                                                                 \
+      kvant_hybrid_names,                                                                          \
+      0,                                                                                           \
+      0,                                                                                           \
+      KVANT_OPTION_ABSENT,                                                                         \
+      offsetof(type, hybrid),                                                                      \
       "each group takes the better of sym and asym, as the paper or as its authors' program" }
 extern const char *const kvant_hybrid_names[];
 
@@ -63,7 +71,8 @@ static inline kvant_uniform_mode kvant_uniform_hybrid(int32_t choice)
 
 /* group of families whose groups are channels in one role and tokens in the other: 16, 32 or 64; 16
  * << choice. */
-#define KVANT_TILES_OPTION(type) KVANT_CHOICE(type, group, kvant_tile_names, 1, "numbers that share a scale")
+#define KVANT_TILES_OPTION(type)                                                                   \
+    KVANT_CHOICE(type, group, kvant_tile_names, 1, "numbers that share a scale")
 extern const char *const kvant_tile_names[];
 
 /* As InnerQ's Table 3 counts: a code, and its share of a full group's fp16 scale and, unless
@@ -98,15 +107,17 @@ typedef struct kvant_uniform_line {
 
 /* stored: the bits of the stored scale, whose sign marks asymmetric groups of a hybrid codec; scale
  * and zero: what is stored, as numbers (zero: anything where there is none). */
-static inline kvant_uniform_line kvant_uniform_line_of(const kvant_uniform *u, uint16_t stored, float scale,
-                                                       float zero)
+static inline kvant_uniform_line kvant_uniform_line_of(const kvant_uniform *u, uint16_t stored,
+                                                       float scale, float zero)
 {
-    bool asymmetric = u->mode == KVANT_UNIFORM_ASYM || (u->mode != KVANT_UNIFORM_SYM && stored >> 15);
+    bool asymmetric =
+        u->mode == KVANT_UNIFORM_ASYM || (u->mode != KVANT_UNIFORM_SYM && stored >> 15);
     float size = kvant_uniform_is_hybrid(u) ? fabsf(scale) : scale;
     return (kvant_uniform_line){ size, asymmetric ? zero : -size * u->bias };
 }
 
-void kvant_uniform_unpack(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, float *tile);
+void kvant_uniform_unpack(const kvant_codec *codec, const kvant_kernels *kernels, const void *page,
+                          float *tile);
 
 /* Its lines for values code - bias. */
 void kvant_uniform_lines(const kvant_codec *codec, const kvant_kernels *kernels, const void *page,

@@ -8,8 +8,9 @@
 
 #include "uniform.h"
 
-#define MAX_LINES                                                                                                  \
-    (KVANT_MAX_HEAD_DIM / 8 * KVANT_PAGE_TOKENS) /* groups of 8 channels; per channel there are fewer */
+#define MAX_LINES                                                                                  \
+    (KVANT_MAX_HEAD_DIM / 8 *                                                                      \
+     KVANT_PAGE_TOKENS) /* groups of 8 channels; per channel there are fewer */
 
 /* Every line of a page, in the order in which scales are stored. */
 typedef struct page_lines {
@@ -23,7 +24,8 @@ typedef struct row_lines {
     _Alignas(64) float zero[KVANT_MAX_PADDED_DIM];
 } row_lines;
 
-static void read_lines(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, page_lines *all)
+static void read_lines(const kvant_codec *codec, const kvant_kernels *kernels, const void *page,
+                       page_lines *all)
 {
     const kvant_uniform *u = kvant_uniform_of(codec);
     const uint16_t *stored = kvant_codec_metadata_of(codec, page);
@@ -49,22 +51,24 @@ static void token_lines(const page_lines *all, uint32_t group, row_lines *row)
 }
 
 /* K, groups of channels: a group is neighbouring rows of the tile, which share a line per token. */
-static void scale_key_tokens(const kvant_codec *codec, const kvant_kernels *kernels, const page_lines *all, float *tile)
+static void scale_key_tokens(const kvant_codec *codec, const kvant_kernels *kernels,
+                             const page_lines *all, float *tile)
 {
     const kvant_uniform *u = kvant_uniform_of(codec);
     row_lines row;
     for (uint32_t group = 0; group < u->n_groups; group++) {
         uint32_t first = group * u->group, left = codec->info.head_dim - first;
         token_lines(all, group, &row);
-        kernels->scale_columns(tile + (size_t)first * KVANT_PAGE_TOKENS, left < u->group ? left : u->group,
-                               KVANT_PAGE_TOKENS, row.scale, row.zero);
+        kernels->scale_columns(tile + (size_t)first * KVANT_PAGE_TOKENS,
+                               left < u->group ? left : u->group, KVANT_PAGE_TOKENS, row.scale,
+                               row.zero);
     }
 }
 
 /* K, groups of tokens: token positions run through the 4 token tiles first, so 4 lines, one per tile,
  * repeat along a row, and its 64 columns are 4 rows of 16 to the kernel. */
-static void scale_key_channels(const kvant_codec *codec, const kvant_kernels *kernels, const page_lines *all,
-                               float *tile)
+static void scale_key_channels(const kvant_codec *codec, const kvant_kernels *kernels,
+                               const page_lines *all, float *tile)
 {
     uint32_t group = kvant_uniform_of(codec)->group, padded = codec->layout.padded_dim;
     _Alignas(64) float scale[KVANT_TILE], zero[KVANT_TILE];
@@ -79,7 +83,8 @@ static void scale_key_channels(const kvant_codec *codec, const kvant_kernels *ke
 }
 
 /* V, one group a token. */
-static void scale_value_rows(const kvant_codec *codec, const kvant_kernels *kernels, const page_lines *all, float *tile)
+static void scale_value_rows(const kvant_codec *codec, const kvant_kernels *kernels,
+                             const page_lines *all, float *tile)
 {
     row_lines row;
     token_lines(all, 0, &row);
@@ -89,7 +94,8 @@ static void scale_value_rows(const kvant_codec *codec, const kvant_kernels *kern
 /* Spreads one number per group, 64 apart, to every column of a row of the tile. A group is a
  * whole number of half channel tiles. Column order runs through the channel tiles of a row group
  * first (4 tiles, fewer in the last), so the numbers of their halves repeat 8 times. */
-static void spread(const kvant_layout *layout, const uint8_t *group_of_half, const float *numbers, float *row)
+static void spread(const kvant_layout *layout, const uint8_t *group_of_half, const float *numbers,
+                   float *row)
 {
     for (uint32_t first = 0; first < layout->row_tiles; first += 4)
         for (uint32_t half = 0; half < 2; half++) {
@@ -111,27 +117,29 @@ static void spread(const kvant_layout *layout, const uint8_t *group_of_half, con
 }
 
 /* V, groups of channels: every row of the tile is a token and has its own lines. */
-static void scale_value_tokens(const kvant_codec *codec, const kvant_kernels *kernels, const page_lines *all,
-                               float *tile)
+static void scale_value_tokens(const kvant_codec *codec, const kvant_kernels *kernels,
+                               const page_lines *all, float *tile)
 {
     const kvant_uniform *u = kvant_uniform_of(codec);
     uint32_t padded = codec->layout.padded_dim;
     uint8_t group_of_half[KVANT_MAX_PADDED_DIM / 8];
     row_lines row;
     for (uint32_t half = 0; half < padded / 8; half++) {
-        uint32_t group = 8 * half / u->group; /* padding channels beyond the last group take its lines */
+        uint32_t group =
+            8 * half / u->group; /* padding channels beyond the last group take its lines */
         group_of_half[half] = (uint8_t)(group < u->n_groups ? group : u->n_groups - 1);
     }
     for (uint32_t t = 0; t < KVANT_PAGE_TOKENS; t++) {
         spread(&codec->layout, group_of_half, all->scale + t, row.scale);
         spread(&codec->layout, group_of_half, all->zero + t, row.zero);
-        kernels->scale_columns(tile + (size_t)kvant_token_position(t) * padded, 1, padded, row.scale, row.zero);
+        kernels->scale_columns(tile + (size_t)kvant_token_position(t) * padded, 1, padded,
+                               row.scale, row.zero);
     }
 }
 
 /* V, groups of tokens: the tokens of a group share a line per channel. */
-static void scale_value_channels(const kvant_codec *codec, const kvant_kernels *kernels, const page_lines *all,
-                                 float *tile)
+static void scale_value_channels(const kvant_codec *codec, const kvant_kernels *kernels,
+                                 const page_lines *all, float *tile)
 {
     const kvant_uniform *u = kvant_uniform_of(codec);
     uint32_t padded = codec->layout.padded_dim;
@@ -143,11 +151,13 @@ static void scale_value_channels(const kvant_codec *codec, const kvant_kernels *
             row.zero[position] = all->zero[first / u->group * padded + j];
         }
         for (uint32_t t = first; t < first + u->group; t++)
-            kernels->scale_columns(tile + (size_t)kvant_token_position(t) * padded, 1, padded, row.scale, row.zero);
+            kernels->scale_columns(tile + (size_t)kvant_token_position(t) * padded, 1, padded,
+                                   row.scale, row.zero);
     }
 }
 
-static void scale_values(const kvant_codec *codec, const kvant_kernels *kernels, const page_lines *all, float *tile)
+static void scale_values(const kvant_codec *codec, const kvant_kernels *kernels,
+                         const page_lines *all, float *tile)
 {
     const kvant_uniform *u = kvant_uniform_of(codec);
     if (u->per_channel)
@@ -158,7 +168,8 @@ static void scale_values(const kvant_codec *codec, const kvant_kernels *kernels,
         scale_value_rows(codec, kernels, all, tile);
 }
 
-static void scale_keys(const kvant_codec *codec, const kvant_kernels *kernels, const page_lines *all, float *tile)
+static void scale_keys(const kvant_codec *codec, const kvant_kernels *kernels,
+                       const page_lines *all, float *tile)
 {
     uint32_t d = codec->info.head_dim;
     if (kvant_uniform_of(codec)->per_channel)
@@ -169,7 +180,8 @@ static void scale_keys(const kvant_codec *codec, const kvant_kernels *kernels, c
            (size_t)(codec->layout.padded_dim - d) * KVANT_PAGE_TOKENS * sizeof *tile);
 }
 
-void kvant_uniform_unpack(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, float *tile)
+void kvant_uniform_unpack(const kvant_codec *codec, const kvant_kernels *kernels, const void *page,
+                          float *tile)
 {
     page_lines all;
     read_lines(codec, kernels, page, &all);
@@ -181,8 +193,8 @@ void kvant_uniform_unpack(const kvant_codec *codec, const kvant_kernels *kernels
 }
 
 /* The numbers of all channels in the order of positions, 0 beyond them. */
-static void channel_halves(const kvant_codec *codec, const kvant_kernels *kernels, const uint16_t *stored,
-                           float *out)
+static void channel_halves(const kvant_codec *codec, const kvant_kernels *kernels,
+                           const uint16_t *stored, float *out)
 {
     uint32_t d = codec->info.head_dim, whole = d / KVANT_PAGE_TOKENS * KVANT_PAGE_TOKENS;
     for (uint32_t j = 0; j < whole; j += KVANT_PAGE_TOKENS)
@@ -194,7 +206,8 @@ static void channel_halves(const kvant_codec *codec, const kvant_kernels *kernel
     kernels->token_halves(tail, out + whole);
 }
 
-static void read_bands(const kvant_codec *codec, const kvant_kernels *kernels, const uint16_t *stored, float *out)
+static void read_bands(const kvant_codec *codec, const kvant_kernels *kernels,
+                       const uint16_t *stored, float *out)
 {
     const kvant_code_product *product = &codec->product;
     for (uint32_t band = 0; band < product->n_bands; band++, out += product->stride)

@@ -14,12 +14,13 @@ typedef enum kvant_code_kind {
     KVANT_CODES_NONE = 0, /* raw rows, or codes that only the family's own functions read */
     KVANT_CODES_UNIFORM,  /* scale * (code + offset) + zero, a scale per group */
     KVANT_CODES_CODEBOOK, /* scale * values[code], a scale per token */
-    KVANT_CODES_TRELLIS,  /* scale * values[level]: code and the trellis bits of preceding codes select the level */
-    KVANT_CODES_CHUNK     /* a direction of 3 or 4 channels times a length, a scale per token */
+    KVANT_CODES_TRELLIS, /* scale * values[level]: code and the trellis bits of preceding codes select the level */
+    KVANT_CODES_CHUNK /* a direction of 3 or 4 channels times a length, a scale per token */
 } kvant_code_kind;
 
 typedef struct kvant_uniform_view {
-    uint32_t hybrid;      /* each group chooses between symmetric and asymmetric: levels and offset mean nothing */
+    uint32_t
+        hybrid; /* each group chooses between symmetric and asymmetric: levels and offset mean nothing */
     uint32_t symmetric;   /* no zero points */
     uint32_t per_channel; /* a group is tokens of one channel, else channels of one token */
     uint32_t group, n_groups;
@@ -36,8 +37,9 @@ typedef struct kvant_codebook_view {
 } kvant_codebook_view;
 
 typedef struct kvant_trellis_view {
-    uint32_t memory;       /* bits of a state: 8, 10 or 12 */
-    const uint16_t *taps;  /* 3; bit j of taps[i] set: bit i of a subset counts the code bit of j steps ago */
+    uint32_t memory; /* bits of a state: 8, 10 or 12 */
+    const uint16_t
+        *taps; /* 3; bit j of taps[i] set: bit i of a subset counts the code bit of j steps ago */
     const uint16_t *steps; /* of head_dim channels */
     const int8_t *levels;  /* 2^(bits + 2), ascending; level i is in subset i mod 8 */
     const float *values;   /* the levels in standard deviations */
@@ -48,8 +50,8 @@ typedef struct kvant_trellis_view {
 
 /* What the index of a chunk code means. */
 typedef enum kvant_chunk_kind {
-    KVANT_CHUNK_TABLE = 0,  /* an entry of codewords */
-    KVANT_CHUNK_TRIPLETS,   /* an octahedral direction */
+    KVANT_CHUNK_TABLE = 0, /* an entry of codewords */
+    KVANT_CHUNK_TRIPLETS,  /* an octahedral direction */
     KVANT_CHUNK_QUATERNIONS /* a Hurwitz unit times a secondary quaternion; codewords are the rounded products */
 } kvant_chunk_kind;
 
@@ -75,10 +77,10 @@ typedef struct kvant_chunk_view {
 /* Quantisers that no member of kvant_codec_view.of describes whole. Places count floats from the view's
  * tables. */
 typedef enum kvant_general_kind {
-    KVANT_GENERAL_NONE = 0,   /* not in this form */
-    KVANT_GENERAL_RAW,        /* no codes */
-    KVANT_GENERAL_SKETCH,     /* a sketch alone */
-    KVANT_GENERAL_UNIFORM,    /* hybrid groups, or what centroids leave of a row */
+    KVANT_GENERAL_NONE = 0, /* not in this form */
+    KVANT_GENERAL_RAW,      /* no codes */
+    KVANT_GENERAL_SKETCH,   /* a sketch alone */
+    KVANT_GENERAL_UNIFORM,  /* hybrid groups, or what centroids leave of a row */
     KVANT_GENERAL_CODEBOOK,
     KVANT_GENERAL_TIERS,      /* two codebooks: of outlier channels, of the others */
     KVANT_GENERAL_TRIPLETS,   /* octahedral directions */
@@ -126,17 +128,23 @@ typedef struct kvant_general_view {
     struct {
         uint32_t n, index_bits, length_bits, rounding, zero_padding;
         uint32_t direction, direction_thresholds, norm, norm_thresholds; /* places: triplets */
-        uint32_t slots, n_codewords, codewords, table; /* directions; table: what the search reads */
+        uint32_t slots, n_codewords, codewords,
+            table; /* directions; table: what the search reads */
         float multiple;
         kvant_direction_search_kind search;
     } chunks;
     struct { /* books of a list: cosines and sines of 16 levels, then of thresholds */
-        uint32_t bits, depth, books, last_books, stride; /* stride: from a list's books to the next one's */
+        uint32_t bits, depth, books, last_books,
+            stride; /* stride: from a list's books to the next one's */
         float sqrt_dim;
     } polar;
 } kvant_general_view;
 
-typedef enum kvant_rotate { KVANT_ROTATE_NONE = 0, KVANT_ROTATE_HADAMARD = 1, KVANT_ROTATE_DENSE = 2 } kvant_rotate;
+typedef enum kvant_rotate {
+    KVANT_ROTATE_NONE = 0,
+    KVANT_ROTATE_HADAMARD = 1,
+    KVANT_ROTATE_DENSE = 2
+} kvant_rotate;
 
 /* y = R W ((x - c) / s), queries R W^-1 q (transform.h). */
 typedef struct kvant_transform_view {

@@ -69,8 +69,8 @@ bool takes_any(const kvant_cuda_params &codec, bool seals)
 bool share_launch(const kvant_cuda_params &a, const kvant_cuda_params &b, bool seals)
 {
     const AppendLaunch launch = append_launch_of(a);
-    return !takes_any(a, seals) && !takes_any(b, seals) && launch == append_launch_of(b) && a.memory == b.memory &&
-           (launch == launch_append || a.codes == b.codes);
+    return !takes_any(a, seals) && !takes_any(b, seals) && launch == append_launch_of(b) &&
+           a.memory == b.memory && (launch == launch_append || a.codes == b.codes);
 }
 
 /* The roles of an append or a seal. */
@@ -82,13 +82,14 @@ struct Roles {
 AppendLaunch choose_launch(const kvant_cuda_params &codec, const AppendArgs &args)
 {
     const AppendLaunch usual = append_launch_of(codec);
-    const bool simple = usual == launch_append || usual == launch_append_wide || usual == launch_append_open;
+    const bool simple =
+        usual == launch_append || usual == launch_append_wide || usual == launch_append_open;
     return simple && !args.from && args.n_tokens <= MOST_FEW ? launch_append_few : usual;
 }
 
 /* Roles first .. end - 1 in one launch; common: what all roles share. */
-kvant_status launch_some(const Roles &roles, int first, int end, const AppendArgs &common, uint32_t n_kv_heads,
-                         kvant_cuda_stream stream)
+kvant_status launch_some(const Roles &roles, int first, int end, const AppendArgs &common,
+                         uint32_t n_kv_heads, kvant_cuda_stream stream)
 {
     AppendArgs args = common;
     std::copy(roles.at + first, roles.at + end, args.roles);
@@ -96,14 +97,16 @@ kvant_status launch_some(const Roles &roles, int first, int end, const AppendArg
     if (takes_any(codec, args.from != nullptr))
         return kvant_cuda_is_general(&codec) || codec.codes == KVANT_CUDA_CODES_UNIFORM
                    ? launch_general(args, (int)n_kv_heads, static_cast<cudaStream_t>(stream))
-                   : from_cuda(launch_append_any(args, (int)n_kv_heads, static_cast<cudaStream_t>(stream)));
-    return from_cuda(choose_launch(codec, args)(
-        args, codec.head_dim, end - first, (int)n_kv_heads, static_cast<cudaStream_t>(stream)));
+                   : from_cuda(launch_append_any(args, (int)n_kv_heads,
+                                                 static_cast<cudaStream_t>(stream)));
+    return from_cuda(choose_launch(codec, args)(args, codec.head_dim, end - first, (int)n_kv_heads,
+                                                static_cast<cudaStream_t>(stream)));
 }
 
 bool one_launch(const Roles &roles, const AppendArgs &common)
 {
-    return roles.n == 1 || share_launch(roles.at[0].codec, roles.at[1].codec, common.from != nullptr);
+    return roles.n == 1 ||
+           share_launch(roles.at[0].codec, roles.at[1].codec, common.from != nullptr);
 }
 
 /* Whether queries, and centres of keys, find a place in the launch of the rows. */
@@ -135,9 +138,10 @@ bool valid_weights(const kvant_cuda_params &codec, const float *weights)
 
 bool valid_rows(const kvant_cuda_rows &rows, uint32_t n_kv_heads, bool transformed)
 {
-    return !rows.codec || (rows.rows && valid_pages(rows.pages, rows.codec->params.page_bytes, n_kv_heads) &&
-                           (transformed ? !rows.center && !rows.scale && !rows.weights
-                                        : valid_weights(rows.codec->params, rows.weights)));
+    return !rows.codec ||
+           (rows.rows && valid_pages(rows.pages, rows.codec->params.page_bytes, n_kv_heads) &&
+            (transformed ? !rows.center && !rows.scale && !rows.weights
+                         : valid_weights(rows.codec->params, rows.weights)));
 }
 
 void without_transform(kvant_cuda_params &codec)
@@ -151,8 +155,8 @@ void without_transform(kvant_cuda_params &codec)
 template <class Args> bool add_shared(Roles &to, const Args &args)
 {
     const kvant_cuda_codec *k = args.k.codec, *v = args.v.codec;
-    if ((!k && !v) || (k && v && k->params.head_dim != v->params.head_dim) || (v && v->params.feedback) ||
-        (k && k->params.feedback) != (args.k_feedback != nullptr))
+    if ((!k && !v) || (k && v && k->params.head_dim != v->params.head_dim) ||
+        (v && v->params.feedback) || (k && k->params.feedback) != (args.k_feedback != nullptr))
         return false;
     if (k)
         to.at[0].feedback = args.k_feedback;
@@ -178,17 +182,26 @@ void add_rows(Roles &to, const kvant_cuda_rows &rows, float *exact, bool transfo
 bool valid_queries(const kvant_cuda_query_args &args)
 {
     if (args.n_further >= KVANT_CUDA_MOST_MATRICES ||
-        std::any_of(args.further, args.further + args.n_further, [](const float *matrix) { return !matrix; }))
+        std::any_of(args.further, args.further + args.n_further,
+                    [](const float *matrix) { return !matrix; }))
         return false;
-    return args.k_codec && args.q && args.out && args.inverse_weights && valid_type(args.type) && args.n_kv_heads > 0 &&
-           args.n_heads > 0 && args.n_heads % args.n_kv_heads == 0 && args.n_kv_heads <= MAX_GRID_Y &&
-           args.batch <= MAX_GRID_Y / (1 + args.n_further) && args.k_codec->params.weighting == KVANT_CUDA_WEIGHTING_FULL;
+    return args.k_codec && args.q && args.out && args.inverse_weights && valid_type(args.type) &&
+           args.n_kv_heads > 0 && args.n_heads > 0 && args.n_heads % args.n_kv_heads == 0 &&
+           args.n_kv_heads <= MAX_GRID_Y && args.batch <= MAX_GRID_Y / (1 + args.n_further) &&
+           args.k_codec->params.weighting == KVANT_CUDA_WEIGHTING_FULL;
 }
 
 QueryArgs queries_of(const kvant_cuda_query_args &args)
 {
-    QueryArgs queries{ args.type,  args.q,          args.q_batch_stride,           args.q_head_stride, args.out,
-                       args.batch, args.n_further + 1, args.n_heads / args.n_kv_heads, { args.inverse_weights } };
+    QueryArgs queries{ args.type,
+                       args.q,
+                       args.q_batch_stride,
+                       args.q_head_stride,
+                       args.out,
+                       args.batch,
+                       args.n_further + 1,
+                       args.n_heads / args.n_kv_heads,
+                       { args.inverse_weights } };
     std::copy_n(args.further, args.n_further, queries.inverse_weights + 1);
     return queries;
 }
@@ -197,15 +210,16 @@ kvant_status transform_queries(const kvant_cuda_query_args &args, kvant_cuda_str
 {
     if (args.batch == 0)
         return KVANT_OK;
-    return from_cuda(launch_queries(queries_of(args), args.k_codec->params.head_dim, args.n_kv_heads,
-                                    static_cast<cudaStream_t>(stream)));
+    return from_cuda(launch_queries(queries_of(args), args.k_codec->params.head_dim,
+                                    args.n_kv_heads, static_cast<cudaStream_t>(stream)));
 }
 
 bool valid_queries_of(const kvant_cuda_append_args &args)
 {
     const kvant_cuda_query_args &queries = args.queries;
-    return !queries.q || (valid_queries(queries) && queries.batch == args.n_tokens && queries.n_kv_heads == args.n_kv_heads &&
-                          args.k.codec && queries.k_codec->params.head_dim == args.k.codec->params.head_dim);
+    return !queries.q || (valid_queries(queries) && queries.batch == args.n_tokens &&
+                          queries.n_kv_heads == args.n_kv_heads && args.k.codec &&
+                          queries.k_codec->params.head_dim == args.k.codec->params.head_dim);
 }
 
 /* Keys lose their blocks' centres in their launch, or in one of their own before it. */
@@ -240,10 +254,12 @@ kvant_status center_keys(const kvant_cuda_append_args &args, AppendRole &keys,
 
 bool valid_seal(const kvant_cuda_seal_pages &pages, uint32_t n_kv_heads, bool exact)
 {
-    return !pages.codec || (pages.codec->params.codes != KVANT_CUDA_CODES_OPEN &&
-                            !(exact && has_groups(pages.codec->params)) &&
-                            valid_pages(pages.open, open_bytes(pages.codec->params) * (exact ? 2 : 1), n_kv_heads) &&
-                            valid_pages(pages.sealed, pages.codec->params.page_bytes, n_kv_heads));
+    return !pages.codec ||
+           (pages.codec->params.codes != KVANT_CUDA_CODES_OPEN &&
+            !(exact && has_groups(pages.codec->params)) &&
+            valid_pages(pages.open, open_bytes(pages.codec->params) * (exact ? 2 : 1),
+                        n_kv_heads) &&
+            valid_pages(pages.sealed, pages.codec->params.page_bytes, n_kv_heads));
 }
 
 void add_open_pages(Roles &to, const kvant_cuda_seal_pages &pages, size_t number_bytes)
@@ -272,8 +288,9 @@ kvant_status kvant_cuda_table_device_check(char *err, size_t errlen)
 
 kvant_status kvant_cuda_table_append(const kvant_cuda_append_args *args, kvant_cuda_stream stream)
 {
-    if (!args || args->size != sizeof *args || !args->slots || !valid_type(args->type) || args->n_kv_heads == 0 ||
-        args->n_kv_heads > MAX_GRID_Y || !valid_rows(args->k, args->n_kv_heads, args->transformed) ||
+    if (!args || args->size != sizeof *args || !args->slots || !valid_type(args->type) ||
+        args->n_kv_heads == 0 || args->n_kv_heads > MAX_GRID_Y ||
+        !valid_rows(args->k, args->n_kv_heads, args->transformed) ||
         !valid_rows(args->v, args->n_kv_heads, args->transformed) || !valid_queries_of(*args) ||
         !valid_centers(*args))
         return KVANT_ERR_ARGUMENT;
@@ -315,7 +332,8 @@ kvant_status kvant_cuda_table_seal(const kvant_cuda_seal_args *args, kvant_cuda_
 {
     if (!args || args->size != sizeof *args || !args->from || !args->to || args->n_kv_heads == 0 ||
         args->n_kv_heads > MAX_GRID_Y || args->n_blocks > INT_MAX / KVANT_PAGE_TOKENS ||
-        !valid_seal(args->k, args->n_kv_heads, args->exact) || !valid_seal(args->v, args->n_kv_heads, args->exact))
+        !valid_seal(args->k, args->n_kv_heads, args->exact) ||
+        !valid_seal(args->v, args->n_kv_heads, args->exact))
         return KVANT_ERR_ARGUMENT;
     Roles roles{};
     for (const kvant_cuda_seal_pages *pages : { &args->k, &args->v })
@@ -333,7 +351,8 @@ kvant_status kvant_cuda_table_seal(const kvant_cuda_seal_args *args, kvant_cuda_
     return launch_roles(roles, common, args->n_kv_heads, stream);
 }
 
-kvant_status kvant_cuda_table_transform_queries(const kvant_cuda_query_args *args, kvant_cuda_stream stream)
+kvant_status kvant_cuda_table_transform_queries(const kvant_cuda_query_args *args,
+                                                kvant_cuda_stream stream)
 {
     if (!args || args->size != sizeof *args || !valid_queries(*args))
         return KVANT_ERR_ARGUMENT;
@@ -375,6 +394,6 @@ kvant_status kvant_cuda_table_decode(const kvant_cuda_decode_args *args, kvant_c
     const kvant_status status = kvant_cuda_codec_placed(args->codec, args->centroids, &placed);
     if (status != KVANT_OK)
         return status;
-    return from_cuda(
-        launch_decode(p, placed, args->n_blocks, args->n_kv_heads, static_cast<cudaStream_t>(stream)));
+    return from_cuda(launch_decode(p, placed, args->n_blocks, args->n_kv_heads,
+                                   static_cast<cudaStream_t>(stream)));
 }

@@ -24,17 +24,20 @@ namespace kvant
 constexpr uint32_t ROW_THREADS = 256;
 
 /* A thread has a pair of channels of a row, so that rows may lie in their own place. */
-__global__ void __launch_bounds__(ROW_THREADS) center_rows_kernel(const __grid_constant__ kvant_cuda_center_rows_args args)
+__global__ void __launch_bounds__(ROW_THREADS)
+    center_rows_kernel(const __grid_constant__ kvant_cuda_center_rows_args args)
 {
-    const uint32_t n = args.head_dim / 2, in_block = threadIdx.x / n, i = threadIdx.x - in_block * n,
-                   row = blockIdx.x * (ROW_THREADS / n) + in_block, token = row / args.n_kv_heads, head = row - token * args.n_kv_heads;
+    const uint32_t n = args.head_dim / 2, in_block = threadIdx.x / n,
+                   i = threadIdx.x - in_block * n, row = blockIdx.x * (ROW_THREADS / n) + in_block,
+                   token = row / args.n_kv_heads, head = row - token * args.n_kv_heads;
     begin_next();
     if (in_block >= ROW_THREADS / n || token >= args.n_tokens)
         return;
     const ushort2 pair = pair_at(args.turning, i);
     wait_for_former();
     const size_t at = token * args.token_stride + head * args.head_stride;
-    float x = load_number(args.rows, at + pair.x, args.type), y = load_number(args.rows, at + pair.y, args.type);
+    float x = load_number(args.rows, at + pair.x, args.type),
+          y = load_number(args.rows, at + pair.y, args.type);
     const int64_t slot = args.slots[token];
     if (slot >= 0) {
         CenterPair own;
@@ -58,14 +61,20 @@ struct OffsetArgs {
 /* A thread block's tile of query rows and pages: a warp has 16 rows and 8 pages of each of its tensor-core tiles. Both fit the 99 KiB that
  * a thread block may have where it may have least (compute capability 8.6). */
 template <int ROW_WARPS_, int PAGE_WARPS, int TILES_> struct OffsetShape {
-    static constexpr int ROW_WARPS = ROW_WARPS_, TILES = TILES_, WARPS = ROW_WARPS * PAGE_WARPS, THREADS = 32 * WARPS,
-                         ROWS = 16 * ROW_WARPS, PAGES = 8 * TILES * PAGE_WARPS;
+    static constexpr int ROW_WARPS = ROW_WARPS_, TILES = TILES_, WARPS = ROW_WARPS * PAGE_WARPS,
+                         THREADS = 32 * WARPS, ROWS = 16 * ROW_WARPS,
+                         PAGES = 8 * TILES * PAGE_WARPS;
 };
 using FewOffsets = OffsetShape<1, 3, 1>;
-template <int D> using ManyOffsets = OffsetShape<D <= 256 ? 4 : 2, 1, D <= 128 ? 8 : D <= 256 ? 3 : 1>;
+template <int D>
+using ManyOffsets = OffsetShape<D <= 256 ? 4 : 2, 1,
+                                D <= 128   ? 8
+                                : D <= 256 ? 3
+                                           : 1>;
 constexpr uint32_t MOST_FEW_ROWS = 32;
 
-constexpr uint32_t ROW_PADDING = 4; /* of rows in shared memory: eight of them are in different banks */
+constexpr uint32_t ROW_PADDING =
+    4; /* of rows in shared memory: eight of them are in different banks */
 
 template <class S> constexpr size_t offset_bytes(uint32_t head_dim)
 {
@@ -83,8 +92,9 @@ template <class S> constexpr bool offsets_fit(uint32_t head_dim)
 {
     return offset_bytes<S>(head_dim) + sizeof(OffsetPairs) <= 99 * 1024;
 }
-static_assert(offsets_fit<FewOffsets>(512) && offsets_fit<ManyOffsets<128>>(128) && offsets_fit<ManyOffsets<256>>(256) &&
-              offsets_fit<ManyOffsets<512>>(512) && KVANT_CUDA_MOST_DIM == 512);
+static_assert(offsets_fit<FewOffsets>(512) && offsets_fit<ManyOffsets<128>>(128) &&
+              offsets_fit<ManyOffsets<256>>(256) && offsets_fit<ManyOffsets<512>>(512) &&
+              KVANT_CUDA_MOST_DIM == 512);
 
 /* A number as two of TF32, of which the second holds what the first lacks: three products of these are binary32's except for a few units
  * in the last place. */
@@ -112,7 +122,9 @@ template <class S> KVANT_INLINE OffsetWork find_offset_work(const OffsetArgs &ar
     OffsetWork w;
     w.b = head / p.n_kv_heads, w.kv_head = head - w.b * p.n_kv_heads;
     w.first_page = (int)(blockIdx.x - head * args.page_tiles) * S::PAGES;
-    const int pages = (int)min((size_t)(max(p.lengths[w.b], 0) + KVANT_PAGE_TOKENS - 1u) / KVANT_PAGE_TOKENS, p.table_stride);
+    const int pages =
+        (int)min((size_t)(max(p.lengths[w.b], 0) + KVANT_PAGE_TOKENS - 1u) / KVANT_PAGE_TOKENS,
+                 p.table_stride);
     w.end_page = min(w.first_page + S::PAGES, pages);
     int tokens = (int)p.query_tokens;
     w.first_q = w.b * p.q_batch_stride;
@@ -138,12 +150,15 @@ KVANT_INLINE uint32_t numbers_of(const kvant_cuda_turning &turning, size_t first
 }
 
 /* head_dim numbers, by a warp. */
-KVANT_INLINE void load_vector(float *to, const void *from, size_t at, kvant_cuda_type type, uint32_t head_dim, bool whole)
+KVANT_INLINE void load_vector(float *to, const void *from, size_t at, kvant_cuda_type type,
+                              uint32_t head_dim, bool whole)
 {
     const uint32_t lane = threadIdx.x % 32;
     if (whole)
         for (uint32_t i = 4 * lane; i < head_dim; i += 128)
-            copy_or_clear(shared_address(to + i), reinterpret_cast<const uint8_t *>(static_cast<const float *>(from) + at + i), true);
+            copy_or_clear(
+                shared_address(to + i),
+                reinterpret_cast<const uint8_t *>(static_cast<const float *>(from) + at + i), true);
     else
         for (uint32_t i = lane; i < head_dim; i += 32)
             to[i] = load_number(from, at + i, type);
@@ -151,19 +166,23 @@ KVANT_INLINE void load_vector(float *to, const void *from, size_t at, kvant_cuda
 
 /* Query rows, phases of pages and pairs; all loads are on their way together. Rows and pages that are not there are the last one's: what
  * they give is not stored. */
-template <class S> KVANT_INLINE void load_tile(const OffsetArgs &args, const OffsetWork &w, float *shared, OffsetPairs &pairs)
+template <class S>
+KVANT_INLINE void load_tile(const OffsetArgs &args, const OffsetWork &w, float *shared,
+                            OffsetPairs &pairs)
 {
     const kvant_cuda_page_offsets_args &p = args.given;
     const uint32_t stride = p.head_dim + ROW_PADDING, n = p.head_dim / 2;
     for (int i = (int)threadIdx.x / 32; i < S::ROWS; i += S::WARPS) {
         const uint32_t r = min(w.first_row + i, w.end_row - 1), token = r / args.heads_a_kv,
                        head = w.kv_head * args.heads_a_kv + r - token * args.heads_a_kv;
-        load_vector(shared + i * stride, p.q, w.first_q + token * p.q_token_stride + head * p.q_head_stride, p.type,
+        load_vector(shared + i * stride, p.q,
+                    w.first_q + token * p.q_token_stride + head * p.q_head_stride, p.type,
                     p.head_dim, args.whole_rows);
     }
     for (int i = (int)threadIdx.x / 32; i < S::PAGES; i += S::WARPS) {
         const size_t page = w.b * p.table_stride + min(w.first_page + i, w.end_page - 1);
-        load_vector(shared + (S::ROWS + i) * stride, p.turning.phases, page * p.head_dim, KVANT_CUDA_F32, p.head_dim, args.whole_phases);
+        load_vector(shared + (S::ROWS + i) * stride, p.turning.phases, page * p.head_dim,
+                    KVANT_CUDA_F32, p.head_dim, args.whole_phases);
     }
     for (uint32_t i = threadIdx.x; i < (n + 3) / 4 * 4; i += S::THREADS)
         pairs.channels[i] = i < n ? pair_at(p.turning, i) : make_ushort2(0, 0);
@@ -171,14 +190,16 @@ template <class S> KVANT_INLINE void load_tile(const OffsetArgs &args, const Off
     wait_for_copies<0>();
 }
 
-KVANT_INLINE void load_starts(const OffsetArgs &args, const OffsetWork &w, uint32_t number, OffsetPairs &pairs)
+KVANT_INLINE void load_starts(const OffsetArgs &args, const OffsetWork &w, uint32_t number,
+                              OffsetPairs &pairs)
 {
     const kvant_cuda_page_offsets_args &p = args.given;
     const float *start = p.turning.start + ((size_t)number * p.n_kv_heads + w.kv_head) * p.head_dim;
     const uint32_t n = p.head_dim / 2;
     for (uint32_t i = threadIdx.x; i < (n + 3) / 4 * 4; i += blockDim.x) {
         const ushort2 channels = pairs.channels[i];
-        pairs.starts[i] = i < n ? make_float2(start[channels.x], start[channels.y]) : make_float2(0, 0);
+        pairs.starts[i] =
+            i < n ? make_float2(start[channels.x], start[channels.y]) : make_float2(0, 0);
     }
 }
 
@@ -188,7 +209,8 @@ struct RowProducts {
 
     KVANT_INLINE RowProducts(const float *row, const float *other, ushort2 channels, float2 start)
     {
-        const float x[2] = { row[channels.x], other[channels.x] }, y[2] = { row[channels.y], other[channels.y] };
+        const float x[2] = { row[channels.x], other[channels.x] },
+                    y[2] = { row[channels.y], other[channels.y] };
         unrolled_for (int i = 0; i < 2; i++) {
             parts[i] = in_two_parts(x[i] * start.x + y[i] * start.y);
             parts[2 + i] = in_two_parts(y[i] * start.x - x[i] * start.y);
@@ -197,16 +219,21 @@ struct RowProducts {
 };
 
 /* Sums over all pairs, four at a time, of a warp's rows and pages. */
-template <class S> KVANT_INLINE void add_pairs(uint32_t head_dim, const float *shared, const OffsetPairs &pairs, float (&sums)[S::TILES][4])
+template <class S>
+KVANT_INLINE void add_pairs(uint32_t head_dim, const float *shared, const OffsetPairs &pairs,
+                            float (&sums)[S::TILES][4])
 {
-    const uint32_t stride = head_dim + ROW_PADDING, n = head_dim / 2, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const uint32_t stride = head_dim + ROW_PADDING, n = head_dim / 2, warp = threadIdx.x / 32,
+                   lane = threadIdx.x % 32;
     const float *rows = shared + (warp % S::ROW_WARPS * 16 + lane / 4) * stride,
-                *phases = shared + (S::ROWS + warp / S::ROW_WARPS * 8 * S::TILES + lane / 4) * stride;
+                *phases =
+                    shared + (S::ROWS + warp / S::ROW_WARPS * 8 * S::TILES + lane / 4) * stride;
 #pragma unroll 2
     for (uint32_t first = 0; first < n; first += 4) {
         const uint32_t own = first + lane % 4, there = min(own, n - 1);
         const RowProducts z(rows, rows + 8 * stride, pairs.channels[own], pairs.starts[own]);
-        const uint32_t high[4] = { z.parts[0].high, z.parts[1].high, z.parts[2].high, z.parts[3].high },
+        const uint32_t high[4] = { z.parts[0].high, z.parts[1].high, z.parts[2].high,
+                                   z.parts[3].high },
                        low[4] = { z.parts[0].low, z.parts[1].low, z.parts[2].low, z.parts[3].low };
         unrolled_for (int j = 0; j < S::TILES; j++) {
             const float *phase = phases + 8 * j * stride + there;
@@ -220,22 +247,28 @@ template <class S> KVANT_INLINE void add_pairs(uint32_t head_dim, const float *s
 
 /* Those of pages with this number. */
 template <class S>
-KVANT_INLINE void store_offsets(const OffsetArgs &args, const OffsetWork &w, uint32_t number, const float (&sums)[S::TILES][4])
+KVANT_INLINE void store_offsets(const OffsetArgs &args, const OffsetWork &w, uint32_t number,
+                                const float (&sums)[S::TILES][4])
 {
     const kvant_cuda_page_offsets_args &p = args.given;
-    const size_t rows = (size_t)p.query_tokens * args.heads_a_kv, first = ((size_t)w.b * p.n_kv_heads + w.kv_head) * p.table_stride;
-    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, row = w.first_row + warp % S::ROW_WARPS * 16 + lane / 4,
+    const size_t rows = (size_t)p.query_tokens * args.heads_a_kv,
+                 first = ((size_t)w.b * p.n_kv_heads + w.kv_head) * p.table_stride;
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32,
+              row = w.first_row + warp % S::ROW_WARPS * 16 + lane / 4,
               page = w.first_page + warp / S::ROW_WARPS * 8 * S::TILES + lane % 4 * 2;
     unrolled_for (int j = 0; j < S::TILES; j++)
         unrolled_for (int i = 0; i < 4; i++) {
             const int to = page + 8 * j + i % 2, r = row + i / 2 * 8;
-            if (to < w.end_page && r < w.end_row && number_at(p.turning, w.b * p.table_stride + to) == number)
+            if (to < w.end_page && r < w.end_row &&
+                number_at(p.turning, w.b * p.table_stride + to) == number)
                 p.offsets[(first + to) * rows + r] = sums[j][i];
         }
 }
 
 /* A tile whose pages have several numbers is summed once for each: that is rare. */
-template <class S> __global__ void __launch_bounds__(S::THREADS) page_offsets_kernel(const __grid_constant__ OffsetArgs args)
+template <class S>
+__global__ void __launch_bounds__(S::THREADS)
+    page_offsets_kernel(const __grid_constant__ OffsetArgs args)
 {
     extern __shared__ __align__(16) float shared[];
     __shared__ OffsetPairs pairs;
@@ -245,7 +278,8 @@ template <class S> __global__ void __launch_bounds__(S::THREADS) page_offsets_ke
     if (w.first_page >= w.end_page || w.first_row >= w.end_row)
         return;
     load_tile<S>(args, w, shared, pairs);
-    uint32_t left = numbers_of(args.given.turning, w.b * args.given.table_stride + w.first_page, w.end_page - w.first_page);
+    uint32_t left = numbers_of(args.given.turning, w.b * args.given.table_stride + w.first_page,
+                               w.end_page - w.first_page);
 #pragma unroll 1
     for (; left; left &= left - 1) {
         const uint32_t number = __ffs(left) - 1;
@@ -262,50 +296,60 @@ template <class S> __global__ void __launch_bounds__(S::THREADS) page_offsets_ke
 static bool in_sixteens(const void *at, std::initializer_list<size_t> strides)
 {
     return reinterpret_cast<uintptr_t>(at) % 16 == 0 &&
-           std::all_of(strides.begin(), strides.end(), [](size_t stride) { return stride % 4 == 0; });
+           std::all_of(strides.begin(), strides.end(),
+                       [](size_t stride) { return stride % 4 == 0; });
 }
 
-template <class S> cudaError_t launch_page_offsets(const kvant_cuda_page_offsets_args &args, cudaStream_t stream)
+template <class S>
+cudaError_t launch_page_offsets(const kvant_cuda_page_offsets_args &args, cudaStream_t stream)
 {
     const void *kernel = (const void *)page_offsets_kernel<S>;
-    OffsetArgs p{ args, args.n_heads / args.n_kv_heads, (uint32_t)((args.table_stride + S::PAGES - 1) / S::PAGES),
+    OffsetArgs p{ args, args.n_heads / args.n_kv_heads,
+                  (uint32_t)((args.table_stride + S::PAGES - 1) / S::PAGES),
                   args.type == KVANT_CUDA_F32 &&
-                      in_sixteens(args.q, { args.head_dim, args.q_batch_stride, args.q_token_stride, args.q_head_stride }),
+                      in_sixteens(args.q, { args.head_dim, args.q_batch_stride, args.q_token_stride,
+                                            args.q_head_stride }),
                   in_sixteens(args.turning.phases, { args.head_dim }) };
     void *parameters[] = { &p };
     const uint32_t rows = args.query_tokens * p.heads_a_kv;
     const size_t bytes = offset_bytes<S>(args.head_dim);
     const dim3 grid(args.batch * args.n_kv_heads * p.page_tiles, (rows + S::ROWS - 1) / S::ROWS);
     const cudaError_t error = allow_shared(kernel, (int)bytes);
-    return error == cudaSuccess ? launch_early(kernel, grid, S::THREADS, parameters, bytes, stream) : error;
+    return error == cudaSuccess ? launch_early(kernel, grid, S::THREADS, parameters, bytes, stream)
+                                : error;
 }
 
 constexpr uint32_t MOST_GRID_Y = 65535;
 
 bool valid_turning(const kvant_cuda_turning &turning, uint32_t head_dim)
 {
-    return turning.pairs && reinterpret_cast<uintptr_t>(turning.pairs) % 4 == 0 && turning.start && turning.phases && head_dim > 0 &&
-           head_dim % 2 == 0 && head_dim <= KVANT_CUDA_MOST_DIM;
+    return turning.pairs && reinterpret_cast<uintptr_t>(turning.pairs) % 4 == 0 && turning.start &&
+           turning.phases && head_dim > 0 && head_dim % 2 == 0 && head_dim <= KVANT_CUDA_MOST_DIM;
 }
 
 /* The grid counts thread blocks, and kernels places, in 32 bits. */
 bool valid_offsets(const kvant_cuda_page_offsets_args &args)
 {
     const uint32_t tokens = std::max(args.query_tokens, 1u);
-    return args.q && args.lengths && args.offsets && valid_type(args.type) && valid_turning(args.turning, args.head_dim) &&
-           args.n_kv_heads > 0 && args.n_heads > 0 && args.n_heads % args.n_kv_heads == 0 && args.table_stride > 0 &&
-           args.table_stride <= INT_MAX / KVANT_PAGE_TOKENS && (uint64_t)args.batch * args.n_kv_heads <= INT_MAX / args.table_stride &&
-           (uint64_t)tokens * (args.n_heads / args.n_kv_heads) <= MOST_GRID_Y * (uint64_t)ManyOffsets<KVANT_CUDA_MOST_DIM>::ROWS;
+    return args.q && args.lengths && args.offsets && valid_type(args.type) &&
+           valid_turning(args.turning, args.head_dim) && args.n_kv_heads > 0 && args.n_heads > 0 &&
+           args.n_heads % args.n_kv_heads == 0 && args.table_stride > 0 &&
+           args.table_stride <= INT_MAX / KVANT_PAGE_TOKENS &&
+           (uint64_t)args.batch * args.n_kv_heads <= INT_MAX / args.table_stride &&
+           (uint64_t)tokens * (args.n_heads / args.n_kv_heads) <=
+               MOST_GRID_Y * (uint64_t)ManyOffsets<KVANT_CUDA_MOST_DIM>::ROWS;
 }
 
 } // namespace kvant
 
 using namespace kvant;
 
-kvant_status kvant_cuda_table_center_rows(const kvant_cuda_center_rows_args *args, kvant_cuda_stream stream)
+kvant_status kvant_cuda_table_center_rows(const kvant_cuda_center_rows_args *args,
+                                          kvant_cuda_stream stream)
 {
-    if (!args || args->size != sizeof *args || !args->rows || !args->slots || !args->out || !valid_type(args->type) ||
-        args->n_kv_heads == 0 || (uint64_t)args->n_tokens * args->n_kv_heads > INT_MAX || args->add > 1 ||
+    if (!args || args->size != sizeof *args || !args->rows || !args->slots || !args->out ||
+        !valid_type(args->type) || args->n_kv_heads == 0 ||
+        (uint64_t)args->n_tokens * args->n_kv_heads > INT_MAX || args->add > 1 ||
         !valid_turning(args->turning, args->head_dim))
         return KVANT_ERR_ARGUMENT;
     if (args->n_tokens == 0)
@@ -313,11 +357,13 @@ kvant_status kvant_cuda_table_center_rows(const kvant_cuda_center_rows_args *arg
     kvant_cuda_center_rows_args p = *args;
     void *parameters[] = { &p };
     const uint32_t rows = p.n_tokens * p.n_kv_heads, rows_a_block = ROW_THREADS / (p.head_dim / 2);
-    return from_cuda(launch_early((const void *)center_rows_kernel, dim3((rows + rows_a_block - 1) / rows_a_block), ROW_THREADS, parameters, 0,
-                                  static_cast<cudaStream_t>(stream)));
+    return from_cuda(launch_early((const void *)center_rows_kernel,
+                                  dim3((rows + rows_a_block - 1) / rows_a_block), ROW_THREADS,
+                                  parameters, 0, static_cast<cudaStream_t>(stream)));
 }
 
-kvant_status kvant_cuda_table_page_offsets(const kvant_cuda_page_offsets_args *given, kvant_cuda_stream stream)
+kvant_status kvant_cuda_table_page_offsets(const kvant_cuda_page_offsets_args *given,
+                                           kvant_cuda_stream stream)
 {
     if (!given || given->size != sizeof *given || !valid_offsets(*given))
         return KVANT_ERR_ARGUMENT;

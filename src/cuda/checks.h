@@ -13,8 +13,8 @@ inline kvant_status from_cuda(cudaError_t error)
     if (error == cudaSuccess)
         return KVANT_OK;
     cudaGetLastError(); /* a refused launch leaves no error behind for the caller's own checks */
-    const bool unsupported =
-        error == cudaErrorNotSupported || error == cudaErrorNoDevice || error == cudaErrorInsufficientDriver;
+    const bool unsupported = error == cudaErrorNotSupported || error == cudaErrorNoDevice ||
+                             error == cudaErrorInsufficientDriver;
     return unsupported ? KVANT_ERR_UNSUPPORTED : KVANT_ERR_CUDA;
 }
 
@@ -31,8 +31,9 @@ inline bool aligned(const void *pointer)
 /* Pages are copied in pieces of 16 bytes. */
 inline bool valid_pages(const kvant_cuda_pages &pages, size_t page_bytes, uint32_t n_kv_heads)
 {
-    return pages.base && aligned(pages.base) && pages.block_stride % 16 == 0 && pages.head_stride % 16 == 0 &&
-           pages.block_stride >= page_bytes && (n_kv_heads == 1 || pages.head_stride >= page_bytes);
+    return pages.base && aligned(pages.base) && pages.block_stride % 16 == 0 &&
+           pages.head_stride % 16 == 0 && pages.block_stride >= page_bytes &&
+           (n_kv_heads == 1 || pages.head_stride >= page_bytes);
 }
 
 /* Open pages hold 16-bit rows. */

@@ -52,7 +52,9 @@ inline cudaError_t allow_shared(const void *kernel, int bytes)
     const cudaError_t error = most_shared(most);
     if (error == cudaSuccess && bytes > most)
         return cudaErrorNotSupported;
-    return error == cudaSuccess ? cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) : error;
+    return error == cudaSuccess
+               ? cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes)
+               : error;
 }
 
 /* How many thread blocks of a kernel run at once. */
@@ -70,8 +72,8 @@ inline cudaError_t blocks_at_once(const void *kernel, int threads, int shared, i
 
 /* A kernel that calls wait_for_former (ptx.cuh), which only code for compute_90 and later does: its blocks start
  * while those of the kernel before it end. A CUDA graph keeps that from 12.3 on. */
-inline cudaError_t launch_early(const void *kernel, dim3 grid, unsigned threads, void **parameters, size_t shared,
-                                cudaStream_t stream)
+inline cudaError_t launch_early(const void *kernel, dim3 grid, unsigned threads, void **parameters,
+                                size_t shared, cudaStream_t stream)
 {
     static const bool driver_knows = [] {
         int version = 0;

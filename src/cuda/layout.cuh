@@ -40,17 +40,20 @@ __host__ __device__ constexpr int code_bytes(int bits, int row_tiles, int column
 }
 
 /* Of the code at (row, column) in a plane of p bits. */
-__host__ __device__ constexpr Place place(int p, int row_tiles, int column_tiles, int row, int column)
+__host__ __device__ constexpr Place place(int p, int row_tiles, int column_tiles, int row,
+                                          int column)
 {
     int tiles = 4 / p, units = (column_tiles + tiles - 1) / tiles;
     int rt = row / 16, r = row % 16, ct = column / 16, c = column % 16, g = rt / 4;
     int left = row_tiles - 4 * g, in_group = left < 4 ? left : 4;
     int lane = 4 * (r % 8) + c % 8 / 2, field = 4 * (ct % tiles) + r / 8 + 2 * (c / 8);
-    return Place{ 128 * g * units + (32 * (ct / tiles) + lane) * in_group + rt % 4, p * field + 16 * (c % 2) };
+    return Place{ 128 * g * units + (32 * (ct / tiles) + lane) * in_group + rt % 4,
+                  p * field + 16 * (c % 2) };
 }
 
 /* use(log, first word, shift of the code) for each plane of codes of so many bits. */
-template <class F> __host__ __device__ __forceinline__ void for_each_plane(int bits, bool keys, int tiles, F &&use)
+template <class F>
+__host__ __device__ __forceinline__ void for_each_plane(int bits, bool keys, int tiles, F &&use)
 {
     for (int first = 0, shift = 0, log = 0; shift < bits; shift += 1 << log) {
         const int left = bits - shift;

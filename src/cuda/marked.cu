@@ -64,9 +64,8 @@ kvant_status kvant_cuda_table_fill_marked(const kvant_cuda_marked_args *args,
 {
     if (!args || args->size != sizeof *args || !args->marks || !args->lengths || !args->out ||
         args->query_tokens == 0 || args->query_tokens > INT_MAX ||
-        args->n_spread > KVANT_CUDA_MOST_SPREAD ||
-        args->batch > kvant::MOST_GRID_Y || args->n_heads == 0 || args->head_dim == 0 ||
-        args->n_heads > UINT_MAX / args->head_dim)
+        args->n_spread > KVANT_CUDA_MOST_SPREAD || args->batch > kvant::MOST_GRID_Y ||
+        args->n_heads == 0 || args->head_dim == 0 || args->n_heads > UINT_MAX / args->head_dim)
         return KVANT_ERR_ARGUMENT;
     if (args->batch == 0)
         return KVANT_OK;

@@ -15,11 +15,13 @@ namespace
 constexpr uint32_t THREADS = 256, BLOCKS = 64;
 
 /* Magnitudes as bits are in the order of whole numbers; a NaN is above all of them. */
-__global__ void __launch_bounds__(THREADS) largest_kernel(const __grid_constant__ kvant_cuda_numbers numbers)
+__global__ void __launch_bounds__(THREADS)
+    largest_kernel(const __grid_constant__ kvant_cuda_numbers numbers)
 {
     const float *from = numbers.at[blockIdx.y];
     uint32_t largest = 0;
-    for (size_t i = blockIdx.x * THREADS + threadIdx.x; i < numbers.n[blockIdx.y]; i += (size_t)gridDim.x * THREADS)
+    for (size_t i = blockIdx.x * THREADS + threadIdx.x; i < numbers.n[blockIdx.y];
+         i += (size_t)gridDim.x * THREADS)
         largest = max(largest, __float_as_uint(from[i]) & 0x7fffffffu);
     largest = __reduce_max_sync(kvant::FULL, largest);
     if (threadIdx.x % 32 == 0)
@@ -27,13 +29,16 @@ __global__ void __launch_bounds__(THREADS) largest_kernel(const __grid_constant_
 }
 
 /* A thread takes a channel of one part: its rows one after another, as on the host. */
-__global__ void __launch_bounds__(THREADS) note_kernel(const __grid_constant__ kvant_cuda_note_args args)
+__global__ void __launch_bounds__(THREADS)
+    note_kernel(const __grid_constant__ kvant_cuda_note_args args)
 {
-    const size_t channel = (size_t)blockIdx.x * THREADS + threadIdx.x, at = blockIdx.y * args.width + channel;
+    const size_t channel = (size_t)blockIdx.x * THREADS + threadIdx.x,
+                 at = blockIdx.y * args.width + channel;
     if (channel >= args.width)
         return;
     float sum = args.sum[at], least = args.min[at], most = args.max[at];
-    for (uint32_t i = (blockIdx.y + args.parts - args.seen % args.parts) % args.parts; i < args.taken; i += args.parts) {
+    for (uint32_t i = (blockIdx.y + args.parts - args.seen % args.parts) % args.parts;
+         i < args.taken; i += args.parts) {
         const float read = args.rows[(size_t)i * args.n / args.taken * args.stride + channel],
                     x = fabsf(read) <= 3.4028234e38f ? read : 0;
         const bool first = args.seen + i < args.parts;
@@ -62,7 +67,8 @@ kvant_status kvant_cuda_table_memory_new(void **memory, size_t bytes)
     cudaError_t error = cudaMalloc(memory, bytes);
     if (error == cudaSuccess) {
         error = cudaMemset(*memory, 0, bytes);
-        if (error == cudaSuccess) /* streams that do not wait for the default stream find zeros too */
+        if (error ==
+            cudaSuccess) /* streams that do not wait for the default stream find zeros too */
             error = cudaStreamSynchronize(cudaStreamLegacy);
         if (error == cudaSuccess)
             return KVANT_OK;
@@ -81,7 +87,8 @@ void kvant_cuda_table_memory_free(void *memory)
 kvant_status kvant_cuda_table_host_new(void **memory, size_t bytes)
 {
     *memory = NULL;
-    const kvant_status status = from_cuda(cudaHostAlloc(memory, bytes, cudaHostAllocPortable | cudaHostAllocMapped));
+    const kvant_status status =
+        from_cuda(cudaHostAlloc(memory, bytes, cudaHostAllocPortable | cudaHostAllocMapped));
     if (status == KVANT_OK)
         std::memset(*memory, 0, bytes);
     return status;
@@ -92,12 +99,14 @@ void kvant_cuda_table_host_free(void *memory)
     cudaFreeHost(memory);
 }
 
-kvant_status kvant_cuda_table_memory_copy(void *to, const void *from, size_t bytes, kvant_cuda_stream stream)
+kvant_status kvant_cuda_table_memory_copy(void *to, const void *from, size_t bytes,
+                                          kvant_cuda_stream stream)
 {
     return from_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_of(stream)));
 }
 
-kvant_status kvant_cuda_table_memory_read(void *to, const void *from, size_t bytes, kvant_cuda_stream stream)
+kvant_status kvant_cuda_table_memory_read(void *to, const void *from, size_t bytes,
+                                          kvant_cuda_stream stream)
 {
     const kvant_status status =
         from_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream_of(stream)));
@@ -109,7 +118,8 @@ kvant_status kvant_cuda_table_memory_clear(void *memory, size_t bytes, kvant_cud
     return from_cuda(cudaMemsetAsync(memory, 0, bytes, stream_of(stream)));
 }
 
-kvant_status kvant_cuda_table_largest(const kvant_cuda_numbers *numbers, float *largest, kvant_cuda_stream stream)
+kvant_status kvant_cuda_table_largest(const kvant_cuda_numbers *numbers, float *largest,
+                                      kvant_cuda_stream stream)
 {
     const size_t most = std::max(numbers->n[0], numbers->n[1]);
     const uint32_t blocks = (uint32_t)std::min<size_t>((most + THREADS - 1) / THREADS, BLOCKS);
@@ -131,7 +141,7 @@ kvant_status kvant_cuda_table_note_rows(const kvant_cuda_note_args *args, kvant_
 {
     if (args->taken == 0 || args->width == 0)
         return KVANT_OK;
-    note_kernel<<<dim3((uint32_t)((args->width + THREADS - 1) / THREADS), args->parts), THREADS, 0, stream_of(stream)>>>(
-        *args);
+    note_kernel<<<dim3((uint32_t)((args->width + THREADS - 1) / THREADS), args->parts), THREADS, 0,
+                  stream_of(stream)>>>(*args);
     return from_cuda(cudaGetLastError());
 }

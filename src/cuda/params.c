@@ -10,7 +10,8 @@
 #include "any/halves.h"
 #include "table.h"
 
-kvant_status kvant_cuda_refuse(const kvant_cuda_error *error, kvant_status status, const char *format, ...)
+kvant_status kvant_cuda_refuse(const kvant_cuda_error *error, kvant_status status,
+                               const char *format, ...)
 {
     if (!error->text || !error->size)
         return status;
@@ -48,8 +49,9 @@ static void init_transform(kvant_cuda_codec *out, const kvant_codec_view *view)
 
 static kvant_cuda_kind uniform_kind(const kvant_uniform_view *u, uint32_t bits)
 {
-    static const kvant_cuda_kind per_token[] = { KVANT_CUDA_UNIFORM2, KVANT_CUDA_UNIFORM3, KVANT_CUDA_UNIFORM4,
-                                                 KVANT_CUDA_UNIFORM5, KVANT_CUDA_UNIFORM6, KVANT_CUDA_UNIFORM7,
+    static const kvant_cuda_kind per_token[] = { KVANT_CUDA_UNIFORM2, KVANT_CUDA_UNIFORM3,
+                                                 KVANT_CUDA_UNIFORM4, KVANT_CUDA_UNIFORM5,
+                                                 KVANT_CUDA_UNIFORM6, KVANT_CUDA_UNIFORM7,
                                                  KVANT_CUDA_UNIFORM8 };
     static const kvant_cuda_kind kinds[2][2] = {
         { KVANT_CUDA_UNIFORM2_CHANNELS32, KVANT_CUDA_UNIFORM2_TOKENS32 },
@@ -61,7 +63,8 @@ static kvant_cuda_kind uniform_kind(const kvant_uniform_view *u, uint32_t bits)
 }
 
 /* Decode kernels know powers of two of at least group_step (dequant.cuh). */
-static kvant_cuda_kind uniform_decoder(const kvant_uniform_view *u, uint32_t bits, uint32_t head_dim)
+static kvant_cuda_kind uniform_decoder(const kvant_uniform_view *u, uint32_t bits,
+                                       uint32_t head_dim)
 {
     static const kvant_cuda_kind kinds[3][2] = {
         { KVANT_CUDA_UNIFORM2_CHANNELS32, KVANT_CUDA_UNIFORM2_TOKENS32 },
@@ -117,10 +120,11 @@ static void byte_codebook(kvant_cuda_params *params)
     uint32_t n = 1u << params->bits;
     double top = n == 16 ? 63 : 127, best = INFINITY, best_step = 1;
     for (int trial = 0; trial < 4000; trial++) {
-        double unit = params->values[n - 1] / (top * (0.6 + 0.4 * trial / 4000)), product = 0, square = 0,
-               error = 0;
+        double unit = params->values[n - 1] / (top * (0.6 + 0.4 * trial / 4000)), product = 0,
+               square = 0, error = 0;
         for (uint32_t i = 0; i < n; i++) {
-            double weight = cell_weight(params->thresholds, n, i), m = rint(params->values[i] / unit);
+            double weight = cell_weight(params->thresholds, n, i),
+                   m = rint(params->values[i] / unit);
             product += weight * m * params->values[i];
             square += weight * m * m;
         }
@@ -155,7 +159,8 @@ static bool guess_curve(kvant_cuda_params *params)
     for (int trial = 0; trial < 1000; trial++) {
         double slope = 0.3 + 0.001 * trial, worst = 0;
         for (uint32_t k = 0; k + 1 < n; k++)
-            worst = fmax(worst, fabs(middle + gain * tanh(slope * params->thresholds[k]) - (k + 0.5)));
+            worst =
+                fmax(worst, fabs(middle + gain * tanh(slope * params->thresholds[k]) - (k + 0.5)));
         if (worst >= best)
             continue;
         best = worst;
@@ -169,7 +174,8 @@ static bool guess_curve(kvant_cuda_params *params)
 /* Levels that stand too unevenly for a curve are looked up like those of wide codes. */
 static void init_codebook(kvant_cuda_codec *out, const kvant_codec_view *view)
 {
-    static const kvant_cuda_kind kinds[] = { KVANT_CUDA_CODEBOOK2, KVANT_CUDA_CODEBOOK3, KVANT_CUDA_CODEBOOK4 };
+    static const kvant_cuda_kind kinds[] = { KVANT_CUDA_CODEBOOK2, KVANT_CUDA_CODEBOOK3,
+                                             KVANT_CUDA_CODEBOOK4 };
     const kvant_codebook_view *book = &view->of.codebook;
     const uint32_t bits = view->info->bits;
     kvant_cuda_params *params = &out->params;
@@ -187,19 +193,22 @@ static void init_codebook(kvant_cuda_codec *out, const kvant_codec_view *view)
     memcpy(params->values, book->values, sizeof *book->values << bits);
     memcpy(params->thresholds, book->thresholds, sizeof *book->thresholds * ((1u << bits) - 1));
     byte_codebook(params);
-    if (guess_curve(params) || !kvant_cuda_knows(params->head_dim)) /* others compare with thresholds alone */
+    if (guess_curve(params) ||
+        !kvant_cuda_knows(params->head_dim)) /* others compare with thresholds alone */
         params->kind = kinds[bits - 2];
 }
 
 bool kvant_cuda_general_init(kvant_cuda_codec *out, const kvant_codec_view *view)
 {
     const kvant_cuda_params *params = &out->params;
-    out->general = (kvant_general){ .view = view->general,
-                                    .head_dim = params->head_dim,
-                                    .keys = params->role == KVANT_ROLE_K,
-                                    .metadata = params->metadata_offset,
-                                    .head_stride =
-                                        view->general.uniform.clusters ? (uint32_t)(view->table_bytes / sizeof(float)) : 0 };
+    out->general =
+        (kvant_general){ .view = view->general,
+                         .head_dim = params->head_dim,
+                         .keys = params->role == KVANT_ROLE_K,
+                         .metadata = params->metadata_offset,
+                         .head_stride = view->general.uniform.clusters
+                                            ? (uint32_t)(view->table_bytes / sizeof(float))
+                                            : 0 };
     return view->general.kind != KVANT_GENERAL_NONE;
 }
 
@@ -221,7 +230,8 @@ static kvant_status copy_tables(kvant_cuda_codec *out, const kvant_codec_view *v
 {
     if (!kvant_cuda_is_general(&out->params) || view->table_bytes == 0 || out->general.head_stride)
         return KVANT_OK;
-    const size_t own_bytes = (view->table_bytes + 15) / 16 * 16, bytes = own_bytes + kvant_cuda_halves_bytes(&out->general);
+    const size_t own_bytes = (view->table_bytes + 15) / 16 * 16,
+                 bytes = own_bytes + kvant_cuda_halves_bytes(&out->general);
     kvant_cuda_tables_of *tables = calloc(1, sizeof *tables + bytes);
     KVANT_RETURN_IF(!tables, KVANT_ERR_MEMORY);
     out->tables = tables;
@@ -230,7 +240,8 @@ static kvant_status copy_tables(kvant_cuda_codec *out, const kvant_codec_view *v
     memcpy(tables->host, view->tables, view->table_bytes);
     if (bytes > own_bytes) {
         out->general.halves = (uint32_t)(own_bytes / sizeof(float));
-        kvant_cuda_halves(&out->general, view->tables, (uint16_t *)tables->host + own_bytes / sizeof(uint16_t));
+        kvant_cuda_halves(&out->general, view->tables,
+                          (uint16_t *)tables->host + own_bytes / sizeof(uint16_t));
     }
     return KVANT_OK;
 }
@@ -246,22 +257,25 @@ kvant_status kvant_cuda_params_init(kvant_cuda_codec *out, const kvant_codec_vie
                                        .metadata_offset = (uint32_t)info->metadata_offset,
                                        .page_bytes = (uint32_t)info->page_bytes };
     if (d == 0 || d % 16 != 0 || d > KVANT_CUDA_MOST_DIM)
-        return kvant_cuda_refuse(error, KVANT_ERR_UNSUPPORTED,
-                                 "not on the GPU: head_dim %u; there are the multiples of 16 up to 512", (unsigned)d);
+        return kvant_cuda_refuse(
+            error, KVANT_ERR_UNSUPPORTED,
+            "not on the GPU: head_dim %u; there are the multiples of 16 up to 512", (unsigned)d);
     init_transform(out, view);
     const bool general = kvant_cuda_general_init(out, view);
     if (!init_codes(out, view)) {
         if (!general)
-            return kvant_cuda_refuse(error, KVANT_ERR_UNSUPPORTED, "not on the GPU: %s", info->spec);
+            return kvant_cuda_refuse(error, KVANT_ERR_UNSUPPORTED, "not on the GPU: %s",
+                                     info->spec);
         out->params.codes = KVANT_CUDA_CODES_GENERAL;
         out->params.kind = KVANT_CUDA_GENERAL;
-        out->params.grouping = info->block_tokens > 1 ? KVANT_CUDA_GROUP_TOKENS : KVANT_CUDA_GROUP_TOKEN;
+        out->params.grouping =
+            info->block_tokens > 1 ? KVANT_CUDA_GROUP_TOKENS : KVANT_CUDA_GROUP_TOKEN;
     }
     return copy_tables(out, view);
 }
 
-kvant_status kvant_cuda_table_codec_create(const kvant_codec_view *view, kvant_cuda_codec **out, char *err,
-                                           size_t errlen)
+kvant_status kvant_cuda_table_codec_create(const kvant_codec_view *view, kvant_cuda_codec **out,
+                                           char *err, size_t errlen)
 {
     const kvant_cuda_error error = { err, errlen };
     const size_t spec_bytes = strlen(view->info->spec) + 1;
@@ -280,7 +294,8 @@ kvant_status kvant_cuda_table_codec_create(const kvant_codec_view *view, kvant_c
     return KVANT_OK;
 }
 
-kvant_status kvant_cuda_table_codec_create_open(const kvant_cuda_codec *sealed, kvant_cuda_codec **open)
+kvant_status kvant_cuda_table_codec_create_open(const kvant_cuda_codec *sealed,
+                                                kvant_cuda_codec **open)
 {
     kvant_cuda_codec *codec = calloc(1, sizeof *codec);
     *open = codec;

@@ -25,7 +25,7 @@ typedef enum kvant_cuda_codes {
     KVANT_CUDA_CODES_UNIFORM,
     KVANT_CUDA_CODES_CODEBOOK,
     KVANT_CUDA_CODES_TRELLIS,
-    KVANT_CUDA_CODES_TRIPLETS,   /* chunks of 3 channels */
+    KVANT_CUDA_CODES_TRIPLETS,    /* chunks of 3 channels */
     KVANT_CUDA_CODES_QUATERNIONS, /* chunks of 4 */
     KVANT_CUDA_CODES_GENERAL      /* kvant_cuda_codec.general says; kernels of any/ alone */
 } kvant_cuda_codes;
@@ -49,15 +49,15 @@ typedef enum kvant_cuda_kind {
     KVANT_CUDA_UNIFORM7,
     KVANT_CUDA_UNIFORM8,
     KVANT_CUDA_UNIFORM_ANY, /* other groups; kernels of any/ alone */
-    KVANT_CUDA_OCTOPUS2, /* codes of triplets of channels */
+    KVANT_CUDA_OCTOPUS2,    /* codes of triplets of channels */
     KVANT_CUDA_OCTOPUS3,
     KVANT_CUDA_OCTOPUS4,
     KVANT_CUDA_HQMQ_S96R4, /* codes of 4 channels */
     KVANT_CUDA_HQMQ_S192R6,
-    KVANT_CUDA_HQMQ_ANY, /* other sizes; kernels of any/ alone */
+    KVANT_CUDA_HQMQ_ANY,       /* other sizes; kernels of any/ alone */
     KVANT_CUDA_OCTOPUS_SPLITS, /* of decode kernels alone: any split, any sizes */
     KVANT_CUDA_HQMQ_SIZES,
-    KVANT_CUDA_OPEN, /* fp16 rows */
+    KVANT_CUDA_OPEN,    /* fp16 rows */
     KVANT_CUDA_GENERAL, /* kernels of any/ alone */
     KVANT_CUDA_CODEBOOK2,
     KVANT_CUDA_CODEBOOK3,
@@ -99,7 +99,8 @@ typedef struct kvant_cuda_wide_rotation {
 typedef struct kvant_cuda_params {
     kvant_cuda_codes codes;
     kvant_cuda_kind kind;
-    kvant_cuda_kind decoder; /* another kind for decode kernels, which know more groups and sizes than others */
+    kvant_cuda_kind
+        decoder; /* another kind for decode kernels, which know more groups and sizes than others */
     kvant_cuda_grouping grouping;
     uint32_t head_dim, bits, role;
     uint32_t metadata_offset, page_bytes;
@@ -108,7 +109,8 @@ typedef struct kvant_cuda_params {
     kvant_cuda_rotation rotation;
     /* uniform: the number of scales of a page, a multiple of 64; zero points follow them */
     uint32_t symmetric, n_scales;
-    uint32_t hybrid, group_log; /* hybrid: a scale's sign says that it has a zero point; group_log: of decode kernels */
+    uint32_t hybrid,
+        group_log; /* hybrid: a scale's sign says that it has a zero point; group_log: of decode kernels */
     float levels, offset; /* as in the CPU's codec: number = scale * (code + offset) + zero */
     /* codebook */
     uint32_t unbiased, feedback;
@@ -121,7 +123,8 @@ typedef struct kvant_cuda_params {
      * params.c */
     uint32_t bytes[KVANT_CUDA_TABLE_WORDS];
     float step, bias;
-    uint32_t memory; /* trellis: bits of a state; bytes are magnitudes of levels then, see trellis_params.c */
+    uint32_t
+        memory; /* trellis: bits of a state; bytes are magnitudes of levels then, see trellis_params.c */
 } kvant_cuda_params;
 
 #define KVANT_CUDA_WIDE_LEVELS 256u
@@ -179,7 +182,8 @@ static inline uint32_t kvant_cuda_needs_any(const kvant_cuda_params *params)
 
 KVANT_CUDA_BOTH static inline uint32_t kvant_cuda_has_chunks(const kvant_cuda_params *params)
 {
-    return params->codes == KVANT_CUDA_CODES_TRIPLETS || params->codes == KVANT_CUDA_CODES_QUATERNIONS;
+    return params->codes == KVANT_CUDA_CODES_TRIPLETS ||
+           params->codes == KVANT_CUDA_CODES_QUATERNIONS;
 }
 
 /* Whether kernels of any/ read rows in the general form. */
@@ -197,7 +201,8 @@ KVANT_CUDA_BOTH static inline uint32_t kvant_cuda_turns_tiers(const kvant_genera
 /* What only kernels of any head_dim and codec read (any/). */
 typedef struct kvant_cuda_any {
     kvant_cuda_wide_rotation rotation;
-    uint32_t group, per_channel; /* uniform codes: numbers that share a scale, tokens of a channel or channels of a token */
+    uint32_t group,
+        per_channel; /* uniform codes: numbers that share a scale, tokens of a channel or channels of a token */
     uint16_t steps[KVANT_CUDA_MOST_DIM]; /* of a trellis: a channel's place in the circle */
 } kvant_cuda_any;
 
@@ -227,8 +232,8 @@ typedef struct kvant_cuda_error {
 } kvant_cuda_error;
 
 /* Formats the message and returns status. */
-kvant_status kvant_cuda_refuse(const kvant_cuda_error *error, kvant_status status, const char *format, ...)
-    KVANT_PRINTF(3, 4);
+kvant_status kvant_cuda_refuse(const kvant_cuda_error *error, kvant_status status,
+                               const char *format, ...) KVANT_PRINTF(3, 4);
 
 /* Fills a codec's params, book and trellis, or says why the codec of this view is not on the
  * GPU. */
@@ -236,13 +241,15 @@ kvant_status kvant_cuda_params_init(kvant_cuda_codec *codec, const kvant_codec_v
                                     const kvant_cuda_error *error);
 
 /* The part of params_init for chunks (chunk_params.c); false: kernels for chunks do not know them. */
-bool kvant_cuda_chunk_init(kvant_cuda_params *params, kvant_cuda_book *book, const kvant_codec_view *view);
+bool kvant_cuda_chunk_init(kvant_cuda_params *params, kvant_cuda_book *book,
+                           const kvant_codec_view *view);
 /* Fills a codec's general form; false when the view has none. No tables. */
 bool kvant_cuda_general_init(kvant_cuda_codec *codec, const kvant_codec_view *view);
 
 /* The codec with tables of the current GPU, for a launch (any/general.cu). The first call there allocates and waits.
  * centroids: as the call's arguments have them; KVANT_ERR_ARGUMENT for some without need, or none. */
-kvant_status kvant_cuda_codec_placed(const kvant_cuda_codec *codec, const float *centroids, kvant_cuda_codec *placed);
+kvant_status kvant_cuda_codec_placed(const kvant_cuda_codec *codec, const float *centroids,
+                                     kvant_cuda_codec *placed);
 void kvant_cuda_tables_free(kvant_cuda_tables_of *tables); /* of GPUs; NULL is fine */
 
 /* The part of params_init for a trellis (trellis_params.c). */

@@ -19,11 +19,14 @@ typedef struct kvant_code_place {
 /* Of a token's channel in a plane of 2^log bits. tiles: of channels. */
 KVANT_PLACE kvant_code_place code_place(int log, bool keys, int tiles, int token, int channel)
 {
-    const int row = keys ? token : channel, column = keys ? channel : token, rt = row >> 4, ct = column >> 4,
-              c = column & 15, group = keys ? 0 : rt >> 2, left = keys ? 4 : tiles - 4 * group, shift = 2 - log,
-              lane = 4 * (row & 7) + (c >> 1 & 3), field = 4 * (ct & ((1 << shift) - 1)) + (row >> 3 & 1) + 2 * (c >> 3);
+    const int row = keys ? token : channel, column = keys ? channel : token, rt = row >> 4,
+              ct = column >> 4, c = column & 15, group = keys ? 0 : rt >> 2,
+              left = keys ? 4 : tiles - 4 * group, shift = 2 - log,
+              lane = 4 * (row & 7) + (c >> 1 & 3),
+              field = 4 * (ct & ((1 << shift) - 1)) + (row >> 3 & 1) + 2 * (c >> 3);
     const kvant_code_place place = {
-        (128 * group << log) + (32 * (ct >> shift) + lane) * (left < 4 ? left : 4) + (rt & 3), (field << log) + 16 * (c & 1)
+        (128 * group << log) + (32 * (ct >> shift) + lane) * (left < 4 ? left : 4) + (rt & 3),
+        (field << log) + 16 * (c & 1)
     };
     return place;
 }
@@ -40,11 +43,13 @@ KVANT_PLACE kvant_code_place chunk_place(int p, int n_chunks, bool keys, int tok
     const int row = token % 8, h = token % 16 / 8, tile = token / 16;
     if (keys) {
         const int position = 32 * h + 4 * row + tile;
-        const kvant_code_place place = { 4 * p * (chunk / 2) + position % (4 * p), p * (position / (4 * p)) + 16 * (chunk % 2) };
+        const kvant_code_place place = { 4 * p * (chunk / 2) + position % (4 * p),
+                                         p * (position / (4 * p)) + 16 * (chunk % 2) };
         return place;
     }
     const int k = 8 * (row / 2) + 4 * h + tile, fields = 16 / p;
-    const kvant_code_place place = { n_chunks * (k / fields) + chunk, p * (k % fields) + 16 * (token % 2) };
+    const kvant_code_place place = { n_chunks * (k / fields) + chunk,
+                                     p * (k % fields) + 16 * (token % 2) };
     return place;
 }
 

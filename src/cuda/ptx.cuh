@@ -10,7 +10,8 @@ namespace kvant
 /* d += A (16 x 16, row major) * B (16 x 8, column major), fp16 in, fp32 accumulated. */
 KVANT_INLINE void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+        "{%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
@@ -18,7 +19,8 @@ KVANT_INLINE void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32
 /* The same of 8 numbers in TF32, whose lower 13 bits are not read. */
 KVANT_INLINE void mma_tf32(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
+        "{%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
@@ -26,7 +28,8 @@ KVANT_INLINE void mma_tf32(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, u
 /* The same of bf16. */
 KVANT_INLINE void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
@@ -35,9 +38,10 @@ KVANT_INLINE void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, u
 template <bool A_SIGNED, bool B_SIGNED>
 KVANT_INLINE void mma_bytes(int32_t (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {
-#define KVANT_MMA_BYTES(types)                                                                                     \
-    asm("mma.sync.aligned.m16n8k32.row.col.s32." types ".s32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"   \
-        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])                                                           \
+#define KVANT_MMA_BYTES(types)                                                                     \
+    asm("mma.sync.aligned.m16n8k32.row.col.s32." types                                             \
+        ".s32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"                                  \
+        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])                                           \
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1))
     if constexpr (A_SIGNED && B_SIGNED)
         KVANT_MMA_BYTES("s8.s8");
@@ -79,16 +83,16 @@ template <bool TRANSPOSED> KVANT_INLINE void load_matrices(uint32_t (&m)[4], con
 /* The other way round: m to shared memory, rows as load_matrices<false> has them. compute_90. */
 KVANT_INLINE void store_matrices(const uint32_t (&m)[4], uint32_t row)
 {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0],{%1,%2,%3,%4};" ::"r"(row), "r"(m[0]), "r"(m[1]),
-                 "r"(m[2]), "r"(m[3])
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0],{%1,%2,%3,%4};" ::"r"(row),
+                 "r"(m[0]), "r"(m[1]), "r"(m[2]), "r"(m[3])
                  : "memory");
 }
 
 /* The same of transposed matrices: numbers 2 (l mod 4) and + 1 of column l / 4. */
 KVANT_INLINE void store_transposed(const uint32_t (&m)[4], uint32_t row)
 {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0],{%1,%2,%3,%4};" ::"r"(row), "r"(m[0]),
-                 "r"(m[1]), "r"(m[2]), "r"(m[3])
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0],{%1,%2,%3,%4};" ::"r"(row),
+                 "r"(m[0]), "r"(m[1]), "r"(m[2]), "r"(m[3])
                  : "memory");
 }
 
@@ -150,7 +154,10 @@ KVANT_INLINE float max_or_nan(float a, float b)
 KVANT_INLINE uint32_t count_up(uint32_t *counter, uint32_t last)
 {
     uint32_t before;
-    asm volatile("atom.acq_rel.gpu.global.inc.u32 %0,[%1],%2;" : "=r"(before) : "l"(counter), "r"(last) : "memory");
+    asm volatile("atom.acq_rel.gpu.global.inc.u32 %0,[%1],%2;"
+                 : "=r"(before)
+                 : "l"(counter), "r"(last)
+                 : "memory");
     return before;
 }
 
@@ -173,7 +180,9 @@ KVANT_INLINE void begin_next()
 /* 16 bytes into shared memory, later; zeros when they are not there. */
 KVANT_INLINE void copy_or_clear(uint32_t to, const uint8_t *from, bool there)
 {
-    asm volatile("cp.async.cg.shared.global [%0],[%1],16,%2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0],[%1],16,%2;" ::"r"(to), "l"(from),
+                 "r"(there ? 16 : 0)
+                 : "memory");
 }
 
 /* The copies since the last call are a group. */
@@ -238,7 +247,8 @@ KVANT_INLINE uint2 look_up_two_words(uint32_t address)
 /* To shared memory, without a branch. */
 KVANT_INLINE void store_if(bool condition, uint32_t address, uint32_t x)
 {
-    asm volatile("{.reg .pred p;\nsetp.ne.u32 p,%0,0;\n@p st.shared.b32 [%1],%2;}" ::"r"((uint32_t)condition),
+    asm volatile("{.reg .pred p;\nsetp.ne.u32 p,%0,0;\n@p st.shared.b32 [%1],%2;}" ::"r"(
+                     (uint32_t)condition),
                  "r"(address), "r"(x)
                  : "memory");
 }

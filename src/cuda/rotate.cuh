@@ -39,22 +39,27 @@ KVANT_INLINE float load_number(const void *from, size_t at, kvant_cuda_type type
 
 /* The type is a run-time choice made once per row, around the loads: kernels start with a cold
  * instruction cache, and every instruction that is not there need not be fetched. */
-template <int D> KVANT_INLINE Row<D> load_row(const void *from, size_t offset, kvant_cuda_type type, int lane)
+template <int D>
+KVANT_INLINE Row<D> load_row(const void *from, size_t offset, kvant_cuda_type type, int lane)
 {
     Row<D> row;
     if (type == KVANT_CUDA_F32)
-        row.each(lane, [&](float &x, int channel) { x = static_cast<const float *>(from)[offset + channel]; });
+        row.each(lane, [&](float &x, int channel) {
+            x = static_cast<const float *>(from)[offset + channel];
+        });
     else
         row.each(lane, [&](float &x, int channel) {
             __half_raw bits;
             bits.x = static_cast<const uint16_t *>(from)[offset + channel];
-            x = type == KVANT_CUDA_F16 ? __half2float(bits) : __uint_as_float((uint32_t)bits.x << 16);
+            x = type == KVANT_CUDA_F16 ? __half2float(bits)
+                                       : __uint_as_float((uint32_t)bits.x << 16);
         });
     return row;
 }
 
 template <int D>
-KVANT_INLINE void store_row(void *to, size_t offset, kvant_cuda_type type, int lane, const Row<D> &row)
+KVANT_INLINE void store_row(void *to, size_t offset, kvant_cuda_type type, int lane,
+                            const Row<D> &row)
 {
     if (type == KVANT_CUDA_F32) {
         unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
@@ -62,8 +67,9 @@ KVANT_INLINE void store_row(void *to, size_t offset, kvant_cuda_type type, int l
         return;
     }
     unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++) {
-        uint16_t bits = type == KVANT_CUDA_F16 ? __half_as_ushort(__float2half_rn(row.x[j]))
-                                               : __bfloat16_as_ushort(__float2bfloat16_rn(row.x[j]));
+        uint16_t bits = type == KVANT_CUDA_F16
+                            ? __half_as_ushort(__float2half_rn(row.x[j]))
+                            : __bfloat16_as_ushort(__float2bfloat16_rn(row.x[j]));
         static_cast<uint16_t *>(to)[offset + lane + 32 * j] = bits;
     }
 }
@@ -139,7 +145,8 @@ template <int D> KVANT_INLINE Row<D> combine_rows(const float *m, const Row<D> &
 
 /* y = R W x. weights: of the kv head. */
 template <int D>
-KVANT_INLINE void transform(Row<D> &row, const kvant_cuda_params &codec, const float *weights, int lane)
+KVANT_INLINE void transform(Row<D> &row, const kvant_cuda_params &codec, const float *weights,
+                            int lane)
 {
     if (codec.weighting == KVANT_CUDA_WEIGHTING_FULL) {
         row = combine_rows<D>(weights, row, lane);
@@ -151,7 +158,8 @@ KVANT_INLINE void transform(Row<D> &row, const kvant_cuda_params &codec, const f
 }
 
 /* Where the weights of a kv head begin; NULL without any. */
-KVANT_INLINE const float *weights_of(const kvant_cuda_params &codec, const float *weights, int kv_head)
+KVANT_INLINE const float *weights_of(const kvant_cuda_params &codec, const float *weights,
+                                     int kv_head)
 {
     const size_t d = codec.head_dim;
     return codec.weighting == KVANT_CUDA_WEIGHTING_NONE
@@ -163,7 +171,8 @@ KVANT_INLINE const float *weights_of(const kvant_cuda_params &codec, const float
  * except the sign, floats are in the order of whole numbers. */
 KVANT_INLINE float largest_of(float x)
 {
-    const int bits = __float_as_int(x), top = __reduce_max_sync(FULL, bits ^ (bits >> 31 & 0x7fffffff));
+    const int bits = __float_as_int(x),
+              top = __reduce_max_sync(FULL, bits ^ (bits >> 31 & 0x7fffffff));
     return __int_as_float(top ^ (top >> 31 & 0x7fffffff));
 }
 

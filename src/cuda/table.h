@@ -7,7 +7,8 @@
 
 KVANT_BEGIN_C
 
-#define KVANT_CUDA_TABLE_DECLARE(result, name, parameters) result kvant_cuda_table_##name parameters;
+#define KVANT_CUDA_TABLE_DECLARE(result, name, parameters)                                         \
+    result kvant_cuda_table_##name parameters;
 KVANT_CUDA_TABLE_FUNCTIONS(KVANT_CUDA_TABLE_DECLARE)
 #undef KVANT_CUDA_TABLE_DECLARE
 

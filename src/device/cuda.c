@@ -26,32 +26,38 @@ static struct {
     _Atomic(const kvant_cuda_table *) table;
 } door = { .mutex = PTHREAD_MUTEX_INITIALIZER };
 
-static kvant_status check_table(const kvant_cuda_table *table, const char *file, const kvant_error *error)
+static kvant_status check_table(const kvant_cuda_table *table, const char *file,
+                                const kvant_error *error)
 {
     if (!table)
         return kvant_fail(error, KVANT_ERR_UNSUPPORTED, "%s gives no table: it is damaged", file);
     if (table->version != KVANT_CUDA_TABLE_VERSION)
-        return kvant_fail(
-            error, KVANT_ERR_UNSUPPORTED,
-            "%s has version %u of the table of GPU functions, and this libkvant needs %u: install both "
-            "from one release",
-            file, (unsigned)table->version, KVANT_CUDA_TABLE_VERSION);
+        return kvant_fail(error, KVANT_ERR_UNSUPPORTED,
+                          "%s has version %u of the table of GPU functions, and this libkvant "
+                          "needs %u: install both "
+                          "from one release",
+                          file, (unsigned)table->version, KVANT_CUDA_TABLE_VERSION);
     if (table->size != sizeof *table || table->view_bytes != sizeof(kvant_codec_view) ||
         table->info_bytes != sizeof(kvant_codec_info))
-        return kvant_fail(error, KVANT_ERR_UNSUPPORTED,
-                          "%s was compiled with other structs than this libkvant: install both from one release",
-                          file);
+        return kvant_fail(
+            error, KVANT_ERR_UNSUPPORTED,
+            "%s was compiled with other structs than this libkvant: install both from one release",
+            file);
     return KVANT_OK;
 }
 
-static const kvant_cuda_table *ask_for_table(void *library, const char *file, const kvant_error *error)
+static const kvant_cuda_table *ask_for_table(void *library, const char *file,
+                                             const kvant_error *error)
 {
     void *symbol = dlsym(library, KVANT_CUDA_TABLE_FUNCTION);
     kvant_cuda_table_get_fn *get = NULL;
-    memcpy(&get, &symbol, sizeof get); /* ISO C has no conversion from void * to a function pointer */
+    memcpy(&get, &symbol,
+           sizeof get); /* ISO C has no conversion from void * to a function pointer */
     if (!get) {
         kvant_fail(error, KVANT_ERR_UNSUPPORTED,
-                   "%s has no " KVANT_CUDA_TABLE_FUNCTION ": it is no libkvant_cuda of this release", file);
+                   "%s has no " KVANT_CUDA_TABLE_FUNCTION
+                   ": it is no libkvant_cuda of this release",
+                   file);
         return NULL;
     }
     const kvant_cuda_table *table = get();
@@ -65,7 +71,8 @@ static const kvant_cuda_table *open_library(const kvant_error *error)
     void *library = dlopen(file, RTLD_NOW | RTLD_LOCAL);
     if (!library) {
         kvant_fail(error, KVANT_ERR_UNSUPPORTED,
-                   "cannot load the library for GPUs (%s); " LIBRARY_ENV " names it where it is elsewhere",
+                   "cannot load the library for GPUs (%s); " LIBRARY_ENV
+                   " names it where it is elsewhere",
                    dlerror());
         return NULL;
     }
@@ -94,7 +101,9 @@ static const kvant_cuda_table *open_door(const kvant_error *error)
 /* The message of a call of the table: for the caller and for kvant_error_message(). */
 static kvant_status tell(kvant_status status, const char *text, const kvant_error *error)
 {
-    return status == KVANT_OK ? KVANT_OK : kvant_fail(error, status, "%s", text[0] ? text : kvant_strerror(status));
+    return status == KVANT_OK
+               ? KVANT_OK
+               : kvant_fail(error, status, "%s", text[0] ? text : kvant_strerror(status));
 }
 
 kvant_status kvant_cuda_available(char *err, size_t errlen)
@@ -102,19 +111,25 @@ kvant_status kvant_cuda_available(char *err, size_t errlen)
     const kvant_error error = { err, errlen };
     const kvant_cuda_table *table = open_door(&error);
     char text[MESSAGE_BYTES] = "";
-    return table ? tell(table->device_check(text, sizeof text), text, &error) : KVANT_ERR_UNSUPPORTED;
+    return table ? tell(table->device_check(text, sizeof text), text, &error)
+                 : KVANT_ERR_UNSUPPORTED;
 }
 
-kvant_status kvant_cuda_codec_from(const kvant_codec *source, kvant_cuda_codec **codec, char *err, size_t errlen)
+kvant_status kvant_cuda_codec_from(const kvant_codec *source, kvant_cuda_codec **codec, char *err,
+                                   size_t errlen)
 {
     const kvant_error error = { err, errlen };
-    const kvant_transform_view *transform = source ? &kvant_codec_get_view(source)->transform : NULL;
-    if (transform && transform->rotate == KVANT_ROTATE_DENSE && (!transform->weights || transform->diagonal)) {
+    const kvant_transform_view *transform =
+        source ? &kvant_codec_get_view(source)->transform : NULL;
+    if (transform && transform->rotate == KVANT_ROTATE_DENSE &&
+        (!transform->weights || transform->diagonal)) {
         if (codec)
             *codec = NULL;
-        return kvant_fail(&error, KVANT_ERR_UNSUPPORTED,
-                          "not on the GPU: rotate=dense (the default of turboquant, octopus and trellis when head_dim is no "
-                          "power of two), but in a cache (kvant/cache.h); use rotate=hadamard or rotate=none");
+        return kvant_fail(
+            &error, KVANT_ERR_UNSUPPORTED,
+            "not on the GPU: rotate=dense (the default of turboquant, octopus and trellis when "
+            "head_dim is no "
+            "power of two), but in a cache (kvant/cache.h); use rotate=hadamard or rotate=none");
     }
     return kvant_cuda_codec_unturned(source, codec, err, errlen);
 }
@@ -126,7 +141,8 @@ static bool scales_behind_order(const kvant_codec_view *view)
     return view->info->norm != KVANT_NORM_NONE && strstr(view->info->spec, "order=") != NULL;
 }
 
-kvant_status kvant_cuda_codec_unturned(const kvant_codec *source, kvant_cuda_codec **codec, char *err, size_t errlen)
+kvant_status kvant_cuda_codec_unturned(const kvant_codec *source, kvant_cuda_codec **codec,
+                                       char *err, size_t errlen)
 {
     const kvant_error error = { err, errlen };
     char text[MESSAGE_BYTES] = "";
@@ -141,11 +157,13 @@ kvant_status kvant_cuda_codec_unturned(const kvant_codec *source, kvant_cuda_cod
                           "or use the CPU");
     const kvant_cuda_table *table = open_door(&error);
     KVANT_RETURN_IF(!table, KVANT_ERR_UNSUPPORTED);
-    return tell(table->codec_create(kvant_codec_get_view(source), codec, text, sizeof text), text, &error);
+    return tell(table->codec_create(kvant_codec_get_view(source), codec, text, sizeof text), text,
+                &error);
 }
 
-kvant_status kvant_cuda_codec_create(const char *spec, uint32_t head_dim, kvant_role role, uint64_t seed,
-                                     kvant_cuda_codec **codec, char *err, size_t errlen)
+kvant_status kvant_cuda_codec_create(const char *spec, uint32_t head_dim, kvant_role role,
+                                     uint64_t seed, kvant_cuda_codec **codec, char *err,
+                                     size_t errlen)
 {
     const kvant_error error = { err, errlen };
     kvant_codec *source = NULL;
@@ -175,7 +193,8 @@ kvant_status kvant_cuda_codec_tables(const kvant_codec *source, kvant_cuda_table
                                      .pivots = view->feedback.pivots,
                                      .columns = view->feedback.columns,
                                      .centroids = centroids ? view->tables : NULL,
-                                     .n_centroids = centroids ? view->table_bytes / sizeof(float) : 0 };
+                                     .n_centroids =
+                                         centroids ? view->table_bytes / sizeof(float) : 0 };
     return KVANT_GIVE(kvant_cuda_tables, tables, &full, n_weights) ? KVANT_OK : KVANT_ERR_ARGUMENT;
 }
 
@@ -201,8 +220,8 @@ kvant_status kvant_cuda_codec_get_info(const kvant_cuda_codec *codec, kvant_code
     return KVANT_GIVE(kvant_codec_info, info, &full, nominal_bits) ? KVANT_OK : KVANT_ERR_ARGUMENT;
 }
 
-kvant_status kvant_cuda_attention_check(const kvant_cuda_codec *k_codec, const kvant_cuda_codec *v_codec, char *err,
-                                        size_t errlen)
+kvant_status kvant_cuda_attention_check(const kvant_cuda_codec *k_codec,
+                                        const kvant_cuda_codec *v_codec, char *err, size_t errlen)
 {
     const kvant_error error = { err, errlen };
     const kvant_cuda_table *table = open_door(&error);
@@ -221,7 +240,9 @@ size_t kvant_cuda_block_workspace(const kvant_cuda_block_args *args)
 {
     const kvant_cuda_table *table = open_door(NULL);
     kvant_cuda_block_args full;
-    return table && KVANT_TAKE(kvant_cuda_block_args, &full, args, workspace_bytes) ? table->block_workspace(&full) : 0;
+    return table && KVANT_TAKE(kvant_cuda_block_args, &full, args, workspace_bytes)
+               ? table->block_workspace(&full)
+               : 0;
 }
 
 void kvant_cuda_limit_shared_memory(size_t bytes)
@@ -233,13 +254,14 @@ void kvant_cuda_limit_shared_memory(size_t bytes)
 
 /* A call with a struct of arguments, of the caller's size: last is the last member of its first
  * released version. */
-#define TABLE_CALL(name, type, last)                                                                               \
-    kvant_status kvant_cuda_##name(const type *args, kvant_cuda_stream stream)                                     \
-    {                                                                                                              \
-        const kvant_cuda_table *table = open_door(NULL);                                                           \
-        type full;                                                                                                 \
-        KVANT_RETURN_IF(!table, KVANT_ERR_UNSUPPORTED);                                                            \
-        return KVANT_TAKE(type, &full, args, last) ? table->name(&full, stream) : KVANT_ERR_ARGUMENT;              \
+#define TABLE_CALL(name, type, last)                                                               \
+    kvant_status kvant_cuda_##name(const type *args, kvant_cuda_stream stream)                     \
+    {                                                                                              \
+        const kvant_cuda_table *table = open_door(NULL);                                           \
+        type full;                                                                                 \
+        KVANT_RETURN_IF(!table, KVANT_ERR_UNSUPPORTED);                                            \
+        return KVANT_TAKE(type, &full, args, last) ? table->name(&full, stream)                    \
+                                                   : KVANT_ERR_ARGUMENT;                           \
     }
 
 TABLE_CALL(append, kvant_cuda_append_args, refused)
@@ -253,19 +275,22 @@ TABLE_CALL(page_offsets, kvant_cuda_page_offsets_args, offsets)
 TABLE_CALL(decode, kvant_cuda_decode_args, inverse_weights)
 
 /* A call that the table takes as it is. */
-#define FORWARD(name, parameters, arguments)                                                                       \
-    kvant_status kvant_cuda_##name parameters                                                                      \
-    {                                                                                                              \
-        const kvant_cuda_table *table = open_door(NULL);                                                           \
-        return table ? table->name arguments : KVANT_ERR_UNSUPPORTED;                                              \
+#define FORWARD(name, parameters, arguments)                                                       \
+    kvant_status kvant_cuda_##name parameters                                                      \
+    {                                                                                              \
+        const kvant_cuda_table *table = open_door(NULL);                                           \
+        return table ? table->name arguments : KVANT_ERR_UNSUPPORTED;                              \
     }
 
 /* memory.h */
 
 FORWARD(device_current, (int *device), (device))
-FORWARD(memory_copy, (void *to, const void *from, size_t bytes, kvant_cuda_stream stream), (to, from, bytes, stream))
-FORWARD(memory_read, (void *to, const void *from, size_t bytes, kvant_cuda_stream stream), (to, from, bytes, stream))
-FORWARD(memory_clear, (void *memory, size_t bytes, kvant_cuda_stream stream), (memory, bytes, stream))
+FORWARD(memory_copy, (void *to, const void *from, size_t bytes, kvant_cuda_stream stream),
+        (to, from, bytes, stream))
+FORWARD(memory_read, (void *to, const void *from, size_t bytes, kvant_cuda_stream stream),
+        (to, from, bytes, stream))
+FORWARD(memory_clear, (void *memory, size_t bytes, kvant_cuda_stream stream),
+        (memory, bytes, stream))
 FORWARD(largest, (const kvant_cuda_numbers *numbers, float *largest, kvant_cuda_stream stream),
         (numbers, largest, stream))
 FORWARD(note_rows, (const kvant_cuda_note_args *args, kvant_cuda_stream stream), (args, stream))
@@ -312,5 +337,6 @@ void kvant_cuda_index_free(kvant_cuda_index **index)
         open_door(NULL)->index_free(index);
 }
 
-FORWARD(index_put, (kvant_cuda_index * index, size_t first, size_t n, const uint8_t *codes), (index, first, n, codes))
+FORWARD(index_put, (kvant_cuda_index * index, size_t first, size_t n, const uint8_t *codes),
+        (index, first, n, codes))
 FORWARD(index_find, (kvant_cuda_index * index, const kvant_cuda_find_args *args), (index, args))

@@ -23,46 +23,56 @@ extern "C" {
 /* X(result, name, parameters), each called by kvant_cuda_<name> of kvant/cuda.h, the last sixteen by those of memory.h and index.h.
  * Two differ from their public functions: codec_create takes a view instead of a spec, and device_check is a part of
  * kvant_cuda_available. */
-#define KVANT_CUDA_TABLE_FUNCTIONS(X)                                                                              \
-    X(kvant_status, device_check, (char *err, size_t errlen))                                                      \
-    X(kvant_status, codec_create,                                                                                  \
-      (const kvant_codec_view *view, kvant_cuda_codec **codec, char *err, size_t errlen))                          \
-    X(kvant_status, codec_create_open, (const kvant_cuda_codec *sealed, kvant_cuda_codec **open))                  \
-    X(void, codec_free, (kvant_cuda_codec * *codec))                                                               \
-    X(kvant_status, codec_get_info, (const kvant_cuda_codec *codec, kvant_codec_info *info))                       \
-    X(kvant_status, append, (const kvant_cuda_append_args *args, kvant_cuda_stream stream))                        \
-    X(kvant_status, seal, (const kvant_cuda_seal_args *args, kvant_cuda_stream stream))                            \
-    X(kvant_status, attention_check,                                                                               \
-      (const kvant_cuda_codec *k_codec, const kvant_cuda_codec *v_codec, char *err, size_t errlen))                \
-    X(size_t, attention_workspace, (uint32_t head_dim))                                                            \
-    X(kvant_status, attention, (const kvant_cuda_attention_args *args, kvant_cuda_stream stream))                  \
-    X(kvant_status, fill_marked, (const kvant_cuda_marked_args *args, kvant_cuda_stream stream))                   \
-    X(void, limit_shared_memory, (size_t bytes))                                                                   \
-    X(size_t, block_workspace, (const kvant_cuda_block_args *args))                                                \
-    X(kvant_status, block_attention, (const kvant_cuda_block_args *args, kvant_cuda_stream stream))                \
-    X(kvant_status, transform_queries, (const kvant_cuda_query_args *args, kvant_cuda_stream stream))              \
-    X(kvant_status, center_rows, (const kvant_cuda_center_rows_args *args, kvant_cuda_stream stream))              \
-    X(kvant_status, page_offsets, (const kvant_cuda_page_offsets_args *args, kvant_cuda_stream stream))            \
-    X(kvant_status, decode, (const kvant_cuda_decode_args *args, kvant_cuda_stream stream))                        \
-    X(kvant_status, device_current, (int *device))                                                                 \
-    X(kvant_status, memory_new, (void **memory, size_t bytes))                                                     \
-    X(void, memory_free, (void *memory))                                                                           \
-    X(kvant_status, host_new, (void **memory, size_t bytes))                                                       \
-    X(void, host_free, (void *memory))                                                                             \
-    X(kvant_status, memory_copy, (void *to, const void *from, size_t bytes, kvant_cuda_stream stream))             \
-    X(kvant_status, memory_read, (void *to, const void *from, size_t bytes, kvant_cuda_stream stream))             \
-    X(kvant_status, memory_clear, (void *memory, size_t bytes, kvant_cuda_stream stream))                          \
-    X(kvant_status, largest, (const kvant_cuda_numbers *numbers, float *largest, kvant_cuda_stream stream))        \
-    X(kvant_status, note_rows, (const kvant_cuda_note_args *args, kvant_cuda_stream stream))                       \
-    X(kvant_status, turn, (const kvant_cuda_turn_args *args, kvant_cuda_stream stream))                            \
-    X(kvant_status, index_create, (const kvant_cuda_index_args *args, kvant_cuda_index **index))                   \
-    X(void, index_free, (kvant_cuda_index * *index))                                                               \
-    X(kvant_status, index_put, (kvant_cuda_index * index, size_t first, size_t n, const uint8_t *codes))           \
+#define KVANT_CUDA_TABLE_FUNCTIONS(X)                                                              \
+    X(kvant_status, device_check, (char *err, size_t errlen))                                      \
+    X(kvant_status, codec_create,                                                                  \
+      (const kvant_codec_view *view, kvant_cuda_codec **codec, char *err, size_t errlen))          \
+    X(kvant_status, codec_create_open, (const kvant_cuda_codec *sealed, kvant_cuda_codec **open))  \
+    X(void, codec_free, (kvant_cuda_codec * *codec))                                               \
+    X(kvant_status, codec_get_info, (const kvant_cuda_codec *codec, kvant_codec_info *info))       \
+    X(kvant_status, append, (const kvant_cuda_append_args *args, kvant_cuda_stream stream))        \
+    X(kvant_status, seal, (const kvant_cuda_seal_args *args, kvant_cuda_stream stream))            \
+    X(kvant_status, attention_check,                                                               \
+      (const kvant_cuda_codec *k_codec, const kvant_cuda_codec *v_codec, char *err,                \
+       size_t errlen))                                                                             \
+    X(size_t, attention_workspace, (uint32_t head_dim))                                            \
+    X(kvant_status, attention, (const kvant_cuda_attention_args *args, kvant_cuda_stream stream))  \
+    X(kvant_status, fill_marked, (const kvant_cuda_marked_args *args, kvant_cuda_stream stream))   \
+    X(void, limit_shared_memory, (size_t bytes))                                                   \
+    X(size_t, block_workspace, (const kvant_cuda_block_args *args))                                \
+    X(kvant_status, block_attention,                                                               \
+      (const kvant_cuda_block_args *args, kvant_cuda_stream stream))                               \
+    X(kvant_status, transform_queries,                                                             \
+      (const kvant_cuda_query_args *args, kvant_cuda_stream stream))                               \
+    X(kvant_status, center_rows,                                                                   \
+      (const kvant_cuda_center_rows_args *args, kvant_cuda_stream stream))                         \
+    X(kvant_status, page_offsets,                                                                  \
+      (const kvant_cuda_page_offsets_args *args, kvant_cuda_stream stream))                        \
+    X(kvant_status, decode, (const kvant_cuda_decode_args *args, kvant_cuda_stream stream))        \
+    X(kvant_status, device_current, (int *device))                                                 \
+    X(kvant_status, memory_new, (void **memory, size_t bytes))                                     \
+    X(void, memory_free, (void *memory))                                                           \
+    X(kvant_status, host_new, (void **memory, size_t bytes))                                       \
+    X(void, host_free, (void *memory))                                                             \
+    X(kvant_status, memory_copy,                                                                   \
+      (void *to, const void *from, size_t bytes, kvant_cuda_stream stream))                        \
+    X(kvant_status, memory_read,                                                                   \
+      (void *to, const void *from, size_t bytes, kvant_cuda_stream stream))                        \
+    X(kvant_status, memory_clear, (void *memory, size_t bytes, kvant_cuda_stream stream))          \
+    X(kvant_status, largest,                                                                       \
+      (const kvant_cuda_numbers *numbers, float *largest, kvant_cuda_stream stream))               \
+    X(kvant_status, note_rows, (const kvant_cuda_note_args *args, kvant_cuda_stream stream))       \
+    X(kvant_status, turn, (const kvant_cuda_turn_args *args, kvant_cuda_stream stream))            \
+    X(kvant_status, index_create, (const kvant_cuda_index_args *args, kvant_cuda_index **index))   \
+    X(void, index_free, (kvant_cuda_index * *index))                                               \
+    X(kvant_status, index_put,                                                                     \
+      (kvant_cuda_index * index, size_t first, size_t n, const uint8_t *codes))                    \
     X(kvant_status, index_find, (kvant_cuda_index * index, const kvant_cuda_find_args *args))
 
 typedef struct kvant_cuda_table {
-    uint32_t version;                      /* KVANT_CUDA_TABLE_VERSION */
-    uint32_t size, view_bytes, info_bytes; /* of this struct, kvant_codec_view and kvant_codec_info */
+    uint32_t version; /* KVANT_CUDA_TABLE_VERSION */
+    uint32_t size, view_bytes,
+        info_bytes; /* of this struct, kvant_codec_view and kvant_codec_info */
 #define KVANT_CUDA_TABLE_MEMBER(result, name, parameters) result(*name) parameters;
     KVANT_CUDA_TABLE_FUNCTIONS(KVANT_CUDA_TABLE_MEMBER)
 #undef KVANT_CUDA_TABLE_MEMBER

@@ -15,9 +15,9 @@ typedef struct kvant_cuda_index kvant_cuda_index;
 /* Packs of 32 vectors (src/kernels/packs.h), on the host. Arrays have 32 numbers for each pack. */
 typedef struct kvant_cuda_index_args {
     uint32_t bits, n_quads;
-    const int8_t *levels; /* of codes; not for 8 bits */
-    uint8_t bias;         /* level + bias is from 0 to 127; not for 8 bits */
-    size_t n;             /* slots in use: 0 .. n - 1 */
+    const int8_t *levels;           /* of codes; not for 8 bits */
+    uint8_t bias;                   /* level + bias is from 0 to 127; not for 8 bits */
+    size_t n;                       /* slots in use: 0 .. n - 1 */
     const float *factors, *offsets; /* offsets: NULL for none */
     const uint64_t *ids;            /* n; NULL: slot s has id s */
 } kvant_cuda_index_args;
@@ -28,7 +28,8 @@ kvant_status kvant_cuda_index_create(const kvant_cuda_index_args *args, kvant_cu
 void kvant_cuda_index_free(kvant_cuda_index **index);
 
 /* Copies packs first to first + n. */
-kvant_status kvant_cuda_index_put(kvant_cuda_index *index, size_t first, size_t n, const uint8_t *codes);
+kvant_status kvant_cuda_index_put(kvant_cuda_index *index, size_t first, size_t n,
+                                  const uint8_t *codes);
 
 typedef struct kvant_cuda_found {
     float key;
@@ -41,8 +42,8 @@ typedef struct kvant_cuda_find_args {
     const int32_t *sums;
     const float *scales, *weights;
     size_t n;
-    uint32_t k;             /* 1 to KVANT_CUDA_INDEX_MOST_K */
-    const uint32_t *passes; /* a bit per slot; NULL: all */
+    uint32_t k;              /* 1 to KVANT_CUDA_INDEX_MOST_K */
+    const uint32_t *passes;  /* a bit per slot; NULL: all */
     kvant_cuda_found *found; /* n x k */
     uint32_t *n_found;       /* n */
 } kvant_cuda_find_args;

@@ -22,9 +22,11 @@ kvant_status kvant_cuda_host_new(void **memory, size_t bytes);
 void kvant_cuda_host_free(void *memory); /* NULL is fine */
 
 /* To the device, from the host or the device; the host's bytes may change after the call. */
-kvant_status kvant_cuda_memory_copy(void *to, const void *from, size_t bytes, kvant_cuda_stream stream);
+kvant_status kvant_cuda_memory_copy(void *to, const void *from, size_t bytes,
+                                    kvant_cuda_stream stream);
 /* To the host; waits for the stream. */
-kvant_status kvant_cuda_memory_read(void *to, const void *from, size_t bytes, kvant_cuda_stream stream);
+kvant_status kvant_cuda_memory_read(void *to, const void *from, size_t bytes,
+                                    kvant_cuda_stream stream);
 kvant_status kvant_cuda_memory_clear(void *memory, size_t bytes, kvant_cuda_stream stream);
 
 /* Two arrays of numbers on the device; n is 0 where one is not to be looked at. */
@@ -35,15 +37,16 @@ typedef struct kvant_cuda_numbers {
 } kvant_cuda_numbers;
 
 /* largest[i] = the largest magnitude in array i, 0 for no numbers, a NaN when there is one. Waits. */
-kvant_status kvant_cuda_largest(const kvant_cuda_numbers *numbers, float *largest, kvant_cuda_stream stream);
+kvant_status kvant_cuda_largest(const kvant_cuda_numbers *numbers, float *largest,
+                                kvant_cuda_stream stream);
 
 /* Adds rows first, first + n / taken, ... of n rows to sums, minima and maxima per channel of KVANT_STATISTICS_PARTS
  * parts, as src/cache/versions.c does on the host; numbers that are not finite count as 0. Arrays are on the device. */
 typedef struct kvant_cuda_note_args {
     const float *rows;
-    size_t stride, width; /* of rows; channels */
+    size_t stride, width;           /* of rows; channels */
     uint32_t n, taken, seen, parts; /* seen: rows that were added before */
-    float *sum, *min, *max; /* parts x width */
+    float *sum, *min, *max;         /* parts x width */
 } kvant_cuda_note_args;
 
 kvant_status kvant_cuda_note_rows(const kvant_cuda_note_args *args, kvant_cuda_stream stream);
@@ -65,7 +68,8 @@ kvant_status kvant_cuda_turn(const kvant_cuda_turn_args *args, kvant_cuda_stream
 
 /* kvant_cuda_codec_from with codecs of a dense rotation too. Their rows, queries and outputs are the caller's to turn:
  * append takes transformed rows alone. */
-kvant_status kvant_cuda_codec_unturned(const kvant_codec *source, kvant_cuda_codec **codec, char *err, size_t errlen);
+kvant_status kvant_cuda_codec_unturned(const kvant_codec *source, kvant_cuda_codec **codec,
+                                       char *err, size_t errlen);
 
 #ifdef __cplusplus
 }

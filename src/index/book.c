@@ -23,14 +23,15 @@ static const struct {
     [5] = { 0.03375f, { 2, 6, 10, 14, 18, 22, 26, 31, 36, 41, 47, 53, 60, 69, 80, 97 } },
     [6] = { 0.03525f, { 1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
                         33, 35, 38, 41, 44, 47, 50, 53, 57, 61, 65, 70, 76, 83, 92, 106 } },
-    [7] = { 0.03575f, { 1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15, 16,
-                        17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32,
-                        33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43, 45, 47, 49, 51, 53,
+    [7] = { 0.03575f, { 1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15,  16,
+                        17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31,  32,
+                        33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43, 45, 47, 49, 51,  53,
                         55, 57, 59, 61, 63, 65, 68, 71, 74, 77, 81, 85, 90, 96, 104, 117 } },
 };
 
 /* Half the distance of evenly spaced levels with the smallest error (Max 1960, table II). */
-static const float grid_steps[8] = { 0, 0.7979f, 0.4979f, 0.2930f, 0.1676f, 0.0941f, 0.0520f, 0.0285f };
+static const float grid_steps[8] = { 0,       0.7979f, 0.4979f, 0.2930f,
+                                     0.1676f, 0.0941f, 0.0520f, 0.0285f };
 
 #define WHOLE_STEP 0.03125f /* turboquant-8: 127 levels reach 4 */
 
@@ -71,9 +72,11 @@ static kvant_status fill_trellis(kvant_book *book, uint32_t bits, uint32_t memor
     return KVANT_OK;
 }
 
-kvant_status kvant_book_create(kvant_book *book, kvant_book_kind kind, uint32_t bits, uint32_t memory, uint32_t dim)
+kvant_status kvant_book_create(kvant_book *book, kvant_book_kind kind, uint32_t bits,
+                               uint32_t memory, uint32_t dim)
 {
-    const uint32_t padded = kind == KVANT_BOOK_TRELLIS && dim < 16 ? 16 : dim; /* more steps than memory */
+    const uint32_t padded =
+        kind == KVANT_BOOK_TRELLIS && dim < 16 ? 16 : dim; /* more steps than memory */
     *book = (kvant_book){ .kind = kind,
                           .format = { .bits = bits, .n_quads = kvant_pack_quads(padded, bits) },
                           .value_bits = bits };
@@ -87,14 +90,17 @@ kvant_status kvant_book_create(kvant_book *book, kvant_book_kind kind, uint32_t 
         book->format.levels[code] = (int8_t)book->values[code];
     book->levels = book->format;
     if (kind == KVANT_BOOK_TRELLIS || (bits > 4 && bits < 8))
-        book->levels = (kvant_pack_format){ .bits = 8, .n_quads = book->format.n_quads, .bias = 128 };
+        book->levels =
+            (kvant_pack_format){ .bits = 8, .n_quads = book->format.n_quads, .bias = 128 };
     return KVANT_OK;
 }
 
-kvant_status kvant_book_create_records(kvant_book *book, const char *spec, uint32_t dim, const kvant_error *error)
+kvant_status kvant_book_create_records(kvant_book *book, const char *spec, uint32_t dim,
+                                       const kvant_error *error)
 {
     *book = (kvant_book){ .kind = KVANT_BOOK_RECORDS };
-    book->levels = (kvant_pack_format){ .bits = 8, .n_quads = kvant_pack_quads(dim, 8), .bias = 128 };
+    book->levels =
+        (kvant_pack_format){ .bits = 8, .n_quads = kvant_pack_quads(dim, 8), .bias = 128 };
     return kvant_records_create(spec, dim, &book->records, error);
 }
 
@@ -119,19 +125,22 @@ size_t kvant_book_scratch(const kvant_book *book, uint32_t n)
 /* ---- Encoding ---- */
 
 /* Even levels of magnitude up to most. */
-static void encode_even(const kvant_book *book, const kvant_kernels *kernels, const float *y, uint32_t n,
-                        float inverse, uint8_t *codes)
+static void encode_even(const kvant_book *book, const kvant_kernels *kernels, const float *y,
+                        uint32_t n, float inverse, uint8_t *codes)
 {
     const float half = (float)(1 << (book->format.bits - 1));
-    const kvant_uniform_step step = { .inverse = inverse, .low = 1 - half, .high = half - 1, .offset = -half };
+    const kvant_uniform_step step = {
+        .inverse = inverse, .low = 1 - half, .high = half - 1, .offset = -half
+    };
     kernels->uniform_codes(y, n, &step, codes);
 }
 
-#define GRID_TRIALS 33 /* the factor that codes are rounded with, from 0.68 to 1.32 of the usual one */
+#define GRID_TRIALS                                                                                \
+    33 /* the factor that codes are rounded with, from 0.68 to 1.32 of the usual one */
 
 /* The grid's point with the smallest angle to y, of those that a scan over scales meets. */
-static void encode_grid(const kvant_book *book, const kvant_kernels *kernels, const float *y, uint32_t n,
-                        float inverse, uint8_t *codes)
+static void encode_grid(const kvant_book *book, const kvant_kernels *kernels, const float *y,
+                        uint32_t n, float inverse, uint8_t *codes)
 {
     double most = 0;
     uint32_t best = GRID_TRIALS / 2;
@@ -152,35 +161,39 @@ static void encode_grid(const kvant_book *book, const kvant_kernels *kernels, co
         kernels->codebook_codes(y, n, inverse, book->thresholds, 1, codes);
 }
 
-static void encode_trellis(const kvant_book *book, const kvant_kernels *kernels, const float *y, uint32_t n,
-                           float inverse, uint8_t *codes, uint8_t *at)
+static void encode_trellis(const kvant_book *book, const kvant_kernels *kernels, const float *y,
+                           uint32_t n, float inverse, uint8_t *codes, uint8_t *at)
 {
     const kvant_pack_format *format = &book->format;
     uint16_t steps[KVANT_TRELLIS_MAX_STEPS];
     for (uint32_t circle = 0; circle < kvant_pack_circles(format); circle++) {
-        const uint32_t first = kvant_pack_circle(format, circle), quads = kvant_pack_circle(format, circle + 1) - first;
+        const uint32_t first = kvant_pack_circle(format, circle),
+                       quads = kvant_pack_circle(format, circle + 1) - first;
         const uint32_t left = n - 4 * first, numbers = left < 4 * quads ? left : 4 * quads;
         for (uint32_t i = 0; i < numbers; i++)
             steps[i] = (uint16_t)kvant_pack_step(format->bits, quads, i);
-        kvant_trellis_quantize(&book->trellis->trellis, kernels, y + 4 * first, inverse, numbers, steps, 4 * quads,
-                               codes + 4 * first, at + 4 * first);
+        kvant_trellis_quantize(&book->trellis->trellis, kernels, y + 4 * first, inverse, numbers,
+                               steps, 4 * quads, codes + 4 * first, at + 4 * first);
     }
 }
 
-float kvant_book_encode(const kvant_book *book, const kvant_kernels *kernels, const float *y, uint32_t n,
-                        uint8_t *codes, uint8_t *at)
+float kvant_book_encode(const kvant_book *book, const kvant_kernels *kernels, const float *y,
+                        uint32_t n, uint8_t *codes, uint8_t *at)
 {
     const float squared = kernels->dot(y, y, n);
     if (!(squared > 0)) {
         memset(codes, 0, n);
         return 0;
     }
-    const float inverse = sqrtf((float)n) / (sqrtf(squared) * (book->kind == KVANT_BOOK_TRELLIS ? 1 : book->step));
+    const float inverse =
+        sqrtf((float)n) / (sqrtf(squared) * (book->kind == KVANT_BOOK_TRELLIS ? 1 : book->step));
     if (book->kind == KVANT_BOOK_TRELLIS)
         encode_trellis(book, kernels, y, n, inverse, codes, at);
     else if (book->kind == KVANT_BOOK_INT)
         encode_even(book, kernels, y, n,
-                    (float)((1 << (book->format.bits - 1)) - 1) / kvant_float_from_bits(kernels->magnitude(y, n)), codes);
+                    (float)((1 << (book->format.bits - 1)) - 1) /
+                        kvant_float_from_bits(kernels->magnitude(y, n)),
+                    codes);
     else if (book->format.bits == 8)
         encode_even(book, kernels, y, n, inverse, codes);
     else if (book->kind == KVANT_BOOK_RABITQ)
@@ -194,8 +207,8 @@ float kvant_book_encode(const kvant_book *book, const kvant_kernels *kernels, co
 /* ---- Packs ---- */
 
 /* In parts of variance about 1 codecs' scales neither overflow nor lose bits. */
-static float store_record(const kvant_book *book, const kvant_kernels *kernels, const float *y, uint32_t n,
-                          uint8_t *record, uint8_t *scratch)
+static float store_record(const kvant_book *book, const kvant_kernels *kernels, const float *y,
+                          uint32_t n, uint8_t *record, uint8_t *scratch)
 {
     float *row = (float *)(void *)(scratch + padded(n));
     uint8_t *page = scratch + 5 * padded(n);
@@ -215,8 +228,8 @@ static float store_record(const kvant_book *book, const kvant_kernels *kernels, 
     return product > 0 ? (float)(squared / product) : 0;
 }
 
-float kvant_book_store(const kvant_book *book, const kvant_kernels *kernels, const float *y, uint32_t n, uint8_t *pack,
-                       uint32_t v, uint8_t *scratch)
+float kvant_book_store(const kvant_book *book, const kvant_kernels *kernels, const float *y,
+                       uint32_t n, uint8_t *pack, uint32_t v, uint8_t *scratch)
 {
     if (book->records)
         return store_record(book, kernels, y, n, pack + v * book->records->bytes, scratch);
@@ -227,7 +240,8 @@ float kvant_book_store(const kvant_book *book, const kvant_kernels *kernels, con
     return factor;
 }
 
-void kvant_book_copy(const kvant_book *book, const uint8_t *from, uint32_t from_v, uint8_t *pack, uint32_t v)
+void kvant_book_copy(const kvant_book *book, const uint8_t *from, uint32_t from_v, uint8_t *pack,
+                     uint32_t v)
 {
     const size_t bytes = book->records ? book->records->bytes : 0;
     if (from)
@@ -243,31 +257,35 @@ void kvant_book_copy(const kvant_book *book, const uint8_t *from, uint32_t from_
 }
 
 /* Codes of 16 vectors in a quad. */
-static void decode_plane(const kvant_book *book, const uint8_t *codes, uint32_t quad, uint32_t half, uint8_t *levels)
+static void decode_plane(const kvant_book *book, const uint8_t *codes, uint32_t quad, uint32_t half,
+                         uint8_t *levels)
 {
     uint8_t plane[KVANT_PACK_CHUNK] = { 0 };
-    for (kvant_pack_part part = { 0 }; kvant_pack_next(book->format.bits, 4 * quad, 16 * half, &part);)
+    for (kvant_pack_part part = { 0 };
+         kvant_pack_next(book->format.bits, 4 * quad, 16 * half, &part);)
         for (uint32_t i = 0; i < KVANT_PACK_CHUNK; i++)
-            plane[i] |= (uint8_t)((codes[part.byte + i] >> part.shift & ((1u << part.bits) - 1)) << part.done);
+            plane[i] |= (uint8_t)((codes[part.byte + i] >> part.shift & ((1u << part.bits) - 1))
+                                  << part.done);
     for (uint32_t i = 0; i < KVANT_PACK_CHUNK; i++)
         levels[i] = (uint8_t)(128 + (int32_t)book->values[plane[i]]);
 }
 
-static void decode_records(const kvant_book *book, const kvant_kernels *kernels, const uint8_t *pack, uint8_t *levels,
-                           uint8_t *scratch)
+static void decode_records(const kvant_book *book, const kvant_kernels *kernels,
+                           const uint8_t *pack, uint8_t *levels, uint8_t *scratch)
 {
     const uint32_t n = book->records->dim;
     memset(levels, 128, kvant_pack_bytes(&book->levels));
     for (uint32_t v = 0; v < KVANT_PACK_VECTORS; v++) {
-        kvant_records_decode(book->records, kernels, pack + v * book->records->bytes, scratch + 5 * padded(n),
-                             (float *)(void *)(scratch + padded(n)), scratch);
+        kvant_records_decode(book->records, kernels, pack + v * book->records->bytes,
+                             scratch + 5 * padded(n), (float *)(void *)(scratch + padded(n)),
+                             scratch);
         for (uint32_t quad = 0; 4 * quad < n; quad++)
             kvant_pack_put_quad(8, levels, quad, v, scratch + 4 * (size_t)quad);
     }
 }
 
-void kvant_book_decode(const kvant_book *book, const kvant_kernels *kernels, const uint8_t *pack, uint8_t *levels,
-                       uint8_t *scratch)
+void kvant_book_decode(const kvant_book *book, const kvant_kernels *kernels, const uint8_t *pack,
+                       uint8_t *levels, uint8_t *scratch)
 {
     if (book->records)
         decode_records(book, kernels, pack, levels, scratch);

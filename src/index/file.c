@@ -21,13 +21,26 @@ typedef struct head {
     char magic[8];
     uint32_t version, dim, metric, flags;
     uint64_t n, bytes, checksum, next_id, head_checksum; /* KVANT_FILE_HEAD bytes up to here */
-    uint32_t n_packs; /* with lists */
-    float radius;     /* with lists */
+    uint32_t n_packs;                                    /* with lists */
+    float radius;                                        /* with lists */
     char spec[KVANT_INDEX_SPEC];
 } head;
 _Static_assert(offsetof(head, n_packs) == KVANT_FILE_HEAD && sizeof(head) == 256, "format.md");
 
-enum { HEAD, CENTER, PROJECTION, CENTROIDS, LISTS, IDS, FACTORS, OFFSETS, ROW_FACTORS, CODES, ROWS, N_SECTIONS };
+enum {
+    HEAD,
+    CENTER,
+    PROJECTION,
+    CENTROIDS,
+    LISTS,
+    IDS,
+    FACTORS,
+    OFFSETS,
+    ROW_FACTORS,
+    CODES,
+    ROWS,
+    N_SECTIONS
+};
 
 typedef struct layout {
     size_t bytes[N_SECTIONS], start[N_SECTIONS], end;
@@ -39,7 +52,8 @@ typedef struct layout {
 static bool lay_out(const kvant_index *index, const head *h, layout *l)
 {
     const bool lists = index->n_lists > 0;
-    const size_t packs = lists ? h->n_packs : ((size_t)h->n + KVANT_PACK_VECTORS - 1) / KVANT_PACK_VECTORS;
+    const size_t packs =
+        lists ? h->n_packs : ((size_t)h->n + KVANT_PACK_VECTORS - 1) / KVANT_PACK_VECTORS;
     const size_t numbers = packs * KVANT_PACK_VECTORS;
     *l = (layout){ .bytes = { [HEAD] = sizeof *h } };
     if (h->flags & HAS_CENTER)
@@ -50,7 +64,8 @@ static bool lay_out(const kvant_index *index, const head *h, layout *l)
         l->bytes[CENTROIDS] = (size_t)index->n_lists * h->dim * sizeof(float);
         l->bytes[LISTS] = ((size_t)index->n_lists + h->n_packs) * sizeof(uint32_t);
     }
-    if ((h->flags & HAS_IDS && !kvant_mul_size(lists ? numbers : (size_t)h->n, sizeof(uint64_t), &l->bytes[IDS])) ||
+    if ((h->flags & HAS_IDS &&
+         !kvant_mul_size(lists ? numbers : (size_t)h->n, sizeof(uint64_t), &l->bytes[IDS])) ||
         !kvant_mul_size(numbers, sizeof(float), &l->bytes[FACTORS]) ||
         !kvant_mul_size(packs, kvant_book_pack_bytes(&index->book), &l->bytes[CODES]) ||
         (index->has_rows && !kvant_mul_size(numbers, h->dim, &l->bytes[ROWS])))
@@ -115,14 +130,17 @@ kvant_status kvant_index_save(const kvant_index *index, const char *path, char *
     const kvant_error error = { errlen ? err : NULL, errlen };
     layout l;
     if (!index || !path || index->needs_training)
-        return kvant_fail(&error, KVANT_ERR_ARGUMENT, "the index or the path is NULL, or the index needs training");
+        return kvant_fail(&error, KVANT_ERR_ARGUMENT,
+                          "the index or the path is NULL, or the index needs training");
     head h = head_of(index, &l);
     uint32_t *lists = list_section(index);
     if (!lists)
         return kvant_fail(&error, KVANT_ERR_MEMORY, "no memory to write lists");
-    const void *const sections[N_SECTIONS] = { &h,         index->center,  index->projection, index->centroids,
-                                               lists,      index->ids,     index->factors,    index->offsets,
-                                               index->row_factors, index->codes, index->rows };
+    const void *const sections[N_SECTIONS] = {
+        &h,         index->center,  index->projection, index->centroids,   lists,
+        index->ids, index->factors, index->offsets,    index->row_factors, index->codes,
+        index->rows
+    };
     kvant_file_part parts[2 * N_SECTIONS];
     for (int i = 0; i < N_SECTIONS; i++) {
         parts[2 * i] = (kvant_file_part){ sections[i], l.bytes[i] };
@@ -154,7 +172,8 @@ static kvant_status check_head(const uint8_t *bytes, size_t n, const kvant_error
     if (memcmp(h.magic, MAGIC, sizeof h.magic) != 0)
         return damaged(error, "it does not begin with " MAGIC);
     if (h.version != VERSION)
-        return kvant_fail(error, KVANT_ERR_FORMAT, "index file of version %u; this library reads version %u",
+        return kvant_fail(error, KVANT_ERR_FORMAT,
+                          "index file of version %u; this library reads version %u",
                           (unsigned)h.version, VERSION);
     if (h.bytes != n || n < sizeof h)
         return damaged(error, "it is cut short, or too long");
@@ -173,18 +192,20 @@ static bool checksum_fits(const uint8_t *bytes, size_t n)
 }
 
 /* The index of a head without its arrays, and where these are. */
-static kvant_status make_from_head(const head *h, size_t n, kvant_index **index, layout *l, const kvant_error *error)
+static kvant_status make_from_head(const head *h, size_t n, kvant_index **index, layout *l,
+                                   const kvant_error *error)
 {
-    if (h->head_checksum != head_checksum(*h) || h->spec[sizeof h->spec - 1] != 0 || h->flags & ~(uint32_t)ALL_FLAGS ||
-        h->n > KVANT_INDEX_MAX_VECTORS)
+    if (h->head_checksum != head_checksum(*h) || h->spec[sizeof h->spec - 1] != 0 ||
+        h->flags & ~(uint32_t)ALL_FLAGS || h->n > KVANT_INDEX_MAX_VECTORS)
         return damaged(error, "its head is damaged");
-    const kvant_status status = kvant_index_make(h->spec, h->dim, (kvant_metric)h->metric, index, error);
+    const kvant_status status =
+        kvant_index_make(h->spec, h->dim, (kvant_metric)h->metric, index, error);
     if (status != KVANT_OK) /* also a codec that this build lacks */
         return status == KVANT_ERR_MEMORY ? status : damaged(error, "its head is damaged");
     kvant_index *made = *index;
     if (made->n_lists && (h->n_packs > KVANT_INDEX_MAX_VECTORS / KVANT_PACK_VECTORS ||
-                          h->n > (uint64_t)h->n_packs * KVANT_PACK_VECTORS || (h->n > 0 && !(h->flags & HAS_IDS)) ||
-                          !(h->radius > 0)))
+                          h->n > (uint64_t)h->n_packs * KVANT_PACK_VECTORS ||
+                          (h->n > 0 && !(h->flags & HAS_IDS)) || !(h->radius > 0)))
         return damaged(error, "its head is damaged");
     if (!lay_out(made, h, l) || l->end != n)
         return damaged(error, "it is cut short, or too long");
@@ -216,7 +237,8 @@ static void point_into(kvant_index *index, const uint8_t *bytes, const layout *l
 
 static bool enter_id(kvant_index *index, size_t slot)
 {
-    if (index->ids[slot] >= index->next_id || kvant_index_slot(index, index->ids[slot]) != KVANT_NO_SLOT)
+    if (index->ids[slot] >= index->next_id ||
+        kvant_index_slot(index, index->ids[slot]) != KVANT_NO_SLOT)
         return false;
     kvant_id_table_insert(&index->table, index->ids, (uint32_t)slot);
     return true;
@@ -226,28 +248,33 @@ static bool enter_id(kvant_index *index, size_t slot)
 static kvant_status enter_ids(kvant_index *index, const kvant_error *error)
 {
     if (!index->ids)
-        return index->next_id == index->n || index->n == 0 ? KVANT_OK : damaged(error, "its ids are damaged");
+        return index->next_id == index->n || index->n == 0 ? KVANT_OK
+                                                           : damaged(error, "its ids are damaged");
     if (kvant_id_table_reserve(&index->table, index->ids, index->n) != KVANT_OK)
-        return kvant_fail(error, KVANT_ERR_MEMORY, "no memory for the ids of %zu vectors", index->n);
+        return kvant_fail(error, KVANT_ERR_MEMORY, "no memory for the ids of %zu vectors",
+                          index->n);
     for (size_t i = 0; !index->n_lists && i < index->n; i++)
         if (!enter_id(index, i))
             return damaged(error, "its ids are damaged");
     for (uint32_t l = 0; l < index->n_lists; l++)
         for (size_t i = 0; i < index->lists[l].n; i++)
-            if (!enter_id(index, index->lists[l].packs[i / KVANT_PACK_VECTORS] * (size_t)KVANT_PACK_VECTORS +
+            if (!enter_id(index, index->lists[l].packs[i / KVANT_PACK_VECTORS] *
+                                         (size_t)KVANT_PACK_VECTORS +
                                      i % KVANT_PACK_VECTORS))
                 return damaged(error, "its ids are damaged");
     return KVANT_OK;
 }
 
 /* Every vector is in one list, and every pack. */
-static kvant_status enter_lists(kvant_index *index, const uint32_t *numbers, const kvant_error *error)
+static kvant_status enter_lists(kvant_index *index, const uint32_t *numbers,
+                                const kvant_error *error)
 {
     const uint32_t *packs = numbers + index->n_lists;
     size_t left = index->n_packs, n = index->n;
     index->owners = kvant_alloc(index->n_packs + 1, sizeof *index->owners);
     if (!index->owners || kvant_lists_set(index, index->centroids) != KVANT_OK)
-        return kvant_fail(error, KVANT_ERR_MEMORY, "no memory for %u lists", (unsigned)index->n_lists);
+        return kvant_fail(error, KVANT_ERR_MEMORY, "no memory for %u lists",
+                          (unsigned)index->n_lists);
     memset(index->owners, 0xff, index->n_packs * sizeof *index->owners);
     for (uint32_t l = 0; l < index->n_lists; l++) {
         const size_t used = ((size_t)numbers[l] + KVANT_PACK_VECTORS - 1) / KVANT_PACK_VECTORS;
@@ -276,7 +303,8 @@ void kvant_index_drop(kvant_index **index)
     }
 }
 
-kvant_status kvant_index_parse(const uint8_t *bytes, size_t n, kvant_index **index, const kvant_error *error)
+kvant_status kvant_index_parse(const uint8_t *bytes, size_t n, kvant_index **index,
+                               const kvant_error *error)
 {
     head h;
     layout l;
@@ -341,7 +369,8 @@ kvant_status kvant_index_load(const char *path, kvant_index **index, char *err, 
     KVANT_RETURN_IF(!index, KVANT_ERR_ARGUMENT);
     *index = NULL;
     KVANT_FORWARD(kvant_read_file(path, check_head, &bytes, &n, &error));
-    kvant_status status = checksum_fits(bytes, n) ? KVANT_OK : damaged(&error, "its checksum is wrong");
+    kvant_status status =
+        checksum_fits(bytes, n) ? KVANT_OK : damaged(&error, "its checksum is wrong");
     if (status == KVANT_OK)
         status = kvant_index_parse(bytes, n, index, &error);
     if (status == KVANT_OK && copy_arrays(*index, bytes) != KVANT_OK)

@@ -17,11 +17,13 @@ static bool is_used(const kvant_index *index, size_t slot)
 static void ask(const kvant_index *index, const kvant_index_query *query, uint32_t *passes)
 {
     for (size_t slot = 0; slot < kvant_index_packs(index) * 32; slot++)
-        if (passes[slot / 32] >> slot % 32 & 1 && !query->allow(query->allow_context, kvant_index_id(index, slot)))
+        if (passes[slot / 32] >> slot % 32 & 1 &&
+            !query->allow(query->allow_context, kvant_index_id(index, slot)))
             passes[slot / 32] &= ~(1u << slot % 32);
 }
 
-kvant_status kvant_index_filter(const kvant_index *index, const kvant_index_query *query, uint32_t **passes)
+kvant_status kvant_index_filter(const kvant_index *index, const kvant_index_query *query,
+                                uint32_t **passes)
 {
     *passes = NULL;
     if (!query->allowed && !query->allow)

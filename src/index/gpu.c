@@ -24,15 +24,17 @@ static kvant_status put_decoded(const kvant_index *index, kvant_cuda_index *code
     for (size_t first = 0; status == KVANT_OK && first < n_packs; first += AT_ONCE) {
         const size_t n = n_packs - first < AT_ONCE ? n_packs - first : AT_ONCE;
         for (size_t i = 0; i < n; i++)
-            kvant_book_decode(book, kernels, index->codes + (first + i) * kvant_book_pack_bytes(book), levels + i * bytes,
-                              levels + AT_ONCE * bytes);
+            kvant_book_decode(book, kernels,
+                              index->codes + (first + i) * kvant_book_pack_bytes(book),
+                              levels + i * bytes, levels + AT_ONCE * bytes);
         status = kvant_cuda_index_put(codes, first, n, levels);
     }
     kvant_free(levels);
     return status;
 }
 
-static kvant_status copy_codes(const kvant_index *index, kvant_index_gpu *gpu, const kvant_error *error)
+static kvant_status copy_codes(const kvant_index *index, kvant_index_gpu *gpu,
+                               const kvant_error *error)
 {
     const kvant_pack_format *format = &index->book.levels;
     const kvant_cuda_index_args args = { .bits = format->bits,
@@ -50,10 +52,12 @@ static kvant_status copy_codes(const kvant_index *index, kvant_index_gpu *gpu, c
                      ? put_decoded(index, gpu->codes)
                      : kvant_cuda_index_put(gpu->codes, 0, kvant_index_packs(index), index->codes);
     return status == KVANT_OK ? status
-                              : kvant_fail(error, status, "copying the index to the GPU: %s", kvant_strerror(status));
+                              : kvant_fail(error, status, "copying the index to the GPU: %s",
+                                           kvant_strerror(status));
 }
 
-kvant_status kvant_index_gpu_create(const kvant_index *index, kvant_index_gpu **gpu, char *err, size_t errlen)
+kvant_status kvant_index_gpu_create(const kvant_index *index, kvant_index_gpu **gpu, char *err,
+                                    size_t errlen)
 {
     const kvant_error error = { err, errlen };
     if (gpu)
@@ -84,11 +88,12 @@ void kvant_index_gpu_free(kvant_index_gpu **gpu)
     *gpu = NULL;
 }
 
-kvant_status kvant_index_gpu_search(const kvant_index_gpu *gpu, const kvant_index_query *query, float *scores,
-                                    uint64_t *ids)
+kvant_status kvant_index_gpu_search(const kvant_index_gpu *gpu, const kvant_index_query *query,
+                                    float *scores, uint64_t *ids)
 {
     KVANT_RETURN_IF(!gpu, KVANT_ERR_ARGUMENT);
     if (gpu->changes != gpu->index->changes)
-        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "the index has changed since it was copied to the GPU");
+        return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
+                          "the index has changed since it was copied to the GPU");
     return kvant_index_search_on(gpu->codes, gpu->index, query, scores, ids);
 }

@@ -25,7 +25,8 @@ static const kvant_option table[] = {
                  "dimensions that are kept: the principal ones of the rows of training"),
     KVANT_NUMBER(index_options, lists, 1, KVANT_MAX_LISTS, KVANT_OPTION_ABSENT,
                  "inverted lists: vectors by the nearest of N centroids"),
-    KVANT_CHOICE(index_options, rows, row_names, KVANT_OPTION_ABSENT, "8 bits per number beside the codes, for rerank"),
+    KVANT_CHOICE(index_options, rows, row_names, KVANT_OPTION_ABSENT,
+                 "8 bits per number beside the codes, for rerank"),
     { "seed", KVANT_OPTION_SEED, NULL, 0, 0, 0, offsetof(index_options, seed), "of the rotation" },
     { .key = NULL },
 };
@@ -34,22 +35,28 @@ static const kvant_option table[] = {
 
 /* The kind and the bits in the name of a spec. What has other options, or another name, is a codec of
  * codec.h, whose spec goes to codec. */
-static kvant_status read_name(const kvant_spec *spec, kvant_book_kind *kind, uint32_t *bits, char *codec, size_t size,
-                              const kvant_error *error)
+static kvant_status read_name(const kvant_spec *spec, kvant_book_kind *kind, uint32_t *bits,
+                              char *codec, size_t size, const kvant_error *error)
 {
     *kind = KVANT_BOOK_RECORDS;
-    snprintf(codec, size, "%s%s%s", spec->name, spec->variant ? "-" : "", spec->variant ? spec->variant : "");
+    snprintf(codec, size, "%s%s%s", spec->name, spec->variant ? "-" : "",
+             spec->variant ? spec->variant : "");
     for (uint32_t i = 0; i < spec->n_options; i++) {
         for (const kvant_option *option = kvant_common_options_ordered; option->key; option++)
             if (!spec->options[i].used && strcmp(spec->options[i].key, option->key) == 0)
-                return kvant_fail(error, KVANT_ERR_SPEC, "%s= is no option of an index, which rotates by itself", option->key);
+                return kvant_fail(error, KVANT_ERR_SPEC,
+                                  "%s= is no option of an index, which rotates by itself",
+                                  option->key);
         if (!spec->options[i].used)
-            kvant_append(codec, size, "%c%s%s%s", strchr(codec, ':') ? ',' : ':', spec->options[i].key,
-                         spec->options[i].value ? "=" : "", spec->options[i].value ? spec->options[i].value : "");
+            kvant_append(codec, size, "%c%s%s%s", strchr(codec, ':') ? ',' : ':',
+                         spec->options[i].key, spec->options[i].value ? "=" : "",
+                         spec->options[i].value ? spec->options[i].value : "");
     }
     if (strlen(codec) == size - 1)
-        return kvant_fail(error, KVANT_ERR_SPEC, "a codec of an index is named in at most %zu letters", size - 2);
-    for (uint32_t i = 0; !strchr(codec, ':') && i < sizeof kvant_book_names / sizeof *kvant_book_names; i++) {
+        return kvant_fail(error, KVANT_ERR_SPEC,
+                          "a codec of an index is named in at most %zu letters", size - 2);
+    for (uint32_t i = 0;
+         !strchr(codec, ':') && i < sizeof kvant_book_names / sizeof *kvant_book_names; i++) {
         const kvant_book_name *name = &kvant_book_names[i];
         if (strcmp(spec->name, name->name) == 0) {
             *kind = (kvant_book_kind)i;
@@ -59,12 +66,12 @@ static kvant_status read_name(const kvant_spec *spec, kvant_book_kind *kind, uin
     return KVANT_OK;
 }
 
-static kvant_status check_options(const kvant_index *index, kvant_book_kind kind, const index_options *o,
-                                  const kvant_error *error)
+static kvant_status check_options(const kvant_index *index, kvant_book_kind kind,
+                                  const index_options *o, const kvant_error *error)
 {
     if (o->dims != KVANT_OPTION_ABSENT && (uint32_t)o->dims > index->dim)
-        return kvant_fail(error, KVANT_ERR_SPEC, "dims=%d is more than the vectors' %u", (int)o->dims,
-                          (unsigned)index->dim);
+        return kvant_fail(error, KVANT_ERR_SPEC, "dims=%d is more than the vectors' %u",
+                          (int)o->dims, (unsigned)index->dim);
     if (o->states != KVANT_OPTION_ABSENT && kind != KVANT_BOOK_TRELLIS)
         return kvant_fail(error, KVANT_ERR_SPEC, "states= is an option of trellis");
     return KVANT_OK;
@@ -109,12 +116,13 @@ static kvant_status parse(kvant_index *index, const char *text, const kvant_erro
     return KVANT_OK;
 }
 
-kvant_status kvant_index_make(const char *spec, uint32_t dim, kvant_metric metric, kvant_index **index,
-                              const kvant_error *error)
+kvant_status kvant_index_make(const char *spec, uint32_t dim, kvant_metric metric,
+                              kvant_index **index, const kvant_error *error)
 {
     *index = NULL;
     if (dim < 1 || dim > KVANT_INDEX_MAX_DIM || (unsigned)metric > KVANT_METRIC_L2)
-        return kvant_fail(error, KVANT_ERR_ARGUMENT, "dimensions are 1 to %u, metrics 0 to 2", KVANT_INDEX_MAX_DIM);
+        return kvant_fail(error, KVANT_ERR_ARGUMENT, "dimensions are 1 to %u, metrics 0 to 2",
+                          KVANT_INDEX_MAX_DIM);
     kvant_index *made = kvant_alloc(1, sizeof *made);
     if (!made)
         return kvant_fail(error, KVANT_ERR_MEMORY, "no memory for an index");
@@ -129,8 +137,8 @@ kvant_status kvant_index_make(const char *spec, uint32_t dim, kvant_metric metri
 }
 
 /* A copy of rows without a stride. */
-static kvant_status copy_rows(const float *rows, size_t stride, size_t n, uint32_t dim, const float **copy,
-                              const kvant_error *error)
+static kvant_status copy_rows(const float *rows, size_t stride, size_t n, uint32_t dim,
+                              const float **copy, const kvant_error *error)
 {
     const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
     float *to = kvant_alloc(n, dim * sizeof *to);
@@ -139,19 +147,23 @@ static kvant_status copy_rows(const float *rows, size_t stride, size_t n, uint32
     *copy = to;
     for (size_t i = 0; i < n; i++) {
         if (kernels->magnitude(rows + i * stride, dim) > kvant_float_bits(0x1p40f))
-            return kvant_fail(error, KVANT_ERR_NONFINITE,
-                              "a centre or centroid holds a NaN, an infinity or a number beyond 2^40");
+            return kvant_fail(
+                error, KVANT_ERR_NONFINITE,
+                "a centre or centroid holds a NaN, an infinity or a number beyond 2^40");
         memcpy(to + i * dim, rows + i * stride, dim * sizeof *to);
     }
     return KVANT_OK;
 }
 
-static kvant_status take_centroids(kvant_index *index, const kvant_index_params *p, const kvant_error *error)
+static kvant_status take_centroids(kvant_index *index, const kvant_index_params *p,
+                                   const kvant_error *error)
 {
     const size_t n = p->n_centroids;
     if (n == 0 || n != index->n_lists || (n > 1 && p->centroid_stride < index->dim))
-        return kvant_fail(error, KVANT_ERR_ARGUMENT, "%zu centroids need lists=%zu and a stride of at least dim", n, n);
-    KVANT_FORWARD(copy_rows(p->centroids, p->centroid_stride, n, index->dim, &index->centroids, error));
+        return kvant_fail(error, KVANT_ERR_ARGUMENT,
+                          "%zu centroids need lists=%zu and a stride of at least dim", n, n);
+    KVANT_FORWARD(
+        copy_rows(p->centroids, p->centroid_stride, n, index->dim, &index->centroids, error));
     kvant_lists_move(KVANT_OWN(float, index->centroids), index, NULL);
     index->needs_training = index->project;
     index->given_lists = true;
@@ -160,7 +172,8 @@ static kvant_status take_centroids(kvant_index *index, const kvant_index_params 
     return KVANT_OK;
 }
 
-kvant_status kvant_index_create(const kvant_index_params *params, kvant_index **index, char *err, size_t errlen)
+kvant_status kvant_index_create(const kvant_index_params *params, kvant_index **index, char *err,
+                                size_t errlen)
 {
     const kvant_error error = { errlen ? err : NULL, errlen };
     kvant_index_params p;
@@ -169,7 +182,8 @@ kvant_status kvant_index_create(const kvant_index_params *params, kvant_index **
     if (!KVANT_TAKE(kvant_index_params, &p, params, center))
         return kvant_fail(&error, KVANT_ERR_ARGUMENT, "params is NULL, or its size field is wrong");
     KVANT_FORWARD(kvant_index_make(p.spec, p.dim, p.metric, index, &error));
-    kvant_status status = p.center ? copy_rows(p.center, 0, 1, p.dim, &(*index)->center, &error) : KVANT_OK;
+    kvant_status status =
+        p.center ? copy_rows(p.center, 0, 1, p.dim, &(*index)->center, &error) : KVANT_OK;
     if (status == KVANT_OK && p.centroids)
         status = take_centroids(*index, &p, &error);
     if (status != KVANT_OK)
@@ -227,9 +241,9 @@ uint32_t kvant_index_slot(const kvant_index *index, uint64_t id)
 
 static kvant_status check_writable(const kvant_index *index)
 {
-    return index->mapped
-               ? kvant_fail(NULL, KVANT_ERR_UNSUPPORTED, "a view of a file cannot be changed: load it instead")
-               : KVANT_OK;
+    return index->mapped ? kvant_fail(NULL, KVANT_ERR_UNSUPPORTED,
+                                      "a view of a file cannot be changed: load it instead")
+                         : KVANT_OK;
 }
 
 /* ---- Growing ---- */
@@ -247,11 +261,12 @@ static bool enlarge(const void **array, size_t now, size_t n, size_t size)
     return true;
 }
 
-#define ENLARGE(index, member, n)                                                                                  \
-    do {                                                                                                           \
-        const void *array_ = (index)->member;                                                                      \
-        KVANT_RETURN_IF(!enlarge(&array_, (index)->capacity, n, sizeof *(index)->member), KVANT_ERR_MEMORY);       \
-        (index)->member = array_;                                                                                  \
+#define ENLARGE(index, member, n)                                                                  \
+    do {                                                                                           \
+        const void *array_ = (index)->member;                                                      \
+        KVANT_RETURN_IF(!enlarge(&array_, (index)->capacity, n, sizeof *(index)->member),          \
+                        KVANT_ERR_MEMORY);                                                         \
+        (index)->member = array_;                                                                  \
     } while (0)
 
 /* Every array is either as large as before or larger. */
@@ -273,14 +288,15 @@ kvant_status kvant_index_grow(kvant_index *index, size_t n)
         index->rows = rows;
     }
     if (index->n_lists) {
-        KVANT_RETURN_IF(!enlarge(&owners, index->capacity / KVANT_PACK_VECTORS, capacity / KVANT_PACK_VECTORS,
-                                 sizeof *index->owners),
+        KVANT_RETURN_IF(!enlarge(&owners, index->capacity / KVANT_PACK_VECTORS,
+                                 capacity / KVANT_PACK_VECTORS, sizeof *index->owners),
                         KVANT_ERR_MEMORY);
         index->owners = KVANT_OWN(uint32_t, owners);
     }
     const size_t pack = kvant_book_pack_bytes(&index->book);
-    KVANT_RETURN_IF(!enlarge(&codes, index->capacity / KVANT_PACK_VECTORS, capacity / KVANT_PACK_VECTORS, pack),
-                    KVANT_ERR_MEMORY);
+    KVANT_RETURN_IF(
+        !enlarge(&codes, index->capacity / KVANT_PACK_VECTORS, capacity / KVANT_PACK_VECTORS, pack),
+        KVANT_ERR_MEMORY);
     index->codes = codes;
     index->capacity = capacity;
     return KVANT_OK;
@@ -297,7 +313,8 @@ kvant_status kvant_index_keep_ids(kvant_index *index, size_t n)
         kvant_free(ids);
         return status;
     }
-    for (size_t slot = 0; slot < index->n; slot++) { /* of a flat index: lists have ids from the first vector on */
+    for (size_t slot = 0; slot < index->n;
+         slot++) { /* of a flat index: lists have ids from the first vector on */
         ids[slot] = slot;
         kvant_id_table_insert(&index->table, ids, (uint32_t)slot);
     }
@@ -324,14 +341,16 @@ void kvant_index_forget_ids(kvant_index *index, const uint32_t *slots, size_t n)
         kvant_id_table_erase(&index->table, index->ids, index->ids[new_slot(index, slots, n)]);
 }
 
-kvant_status kvant_index_insert_ids(kvant_index *index, const uint64_t *ids, const uint32_t *slots, size_t n)
+kvant_status kvant_index_insert_ids(kvant_index *index, const uint64_t *ids, const uint32_t *slots,
+                                    size_t n)
 {
     for (size_t i = 0; i < n; i++) {
         const uint64_t id = ids ? ids[i] : index->next_id + i;
         const size_t slot = new_slot(index, slots, i);
         if (id == KVANT_INDEX_NO_ID || kvant_index_slot(index, id) != KVANT_NO_SLOT) {
             kvant_index_forget_ids(index, slots, i);
-            return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "the id %llu is taken", (unsigned long long)id);
+            return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "the id %llu is taken",
+                              (unsigned long long)id);
         }
         KVANT_OWN(uint64_t, index->ids)[slot] = id;
         kvant_id_table_insert(&index->table, index->ids, (uint32_t)slot);
@@ -350,8 +369,8 @@ static void count_added(kvant_index *index, const uint64_t *ids, size_t n)
     index->changes++;
 }
 
-static kvant_status add_flat(kvant_index *index, const float *rows, size_t stride, size_t n, const uint64_t *ids,
-                             uint32_t n_threads)
+static kvant_status add_flat(kvant_index *index, const float *rows, size_t stride, size_t n,
+                             const uint64_t *ids, uint32_t n_threads)
 {
     if (n > index->capacity - index->n)
         KVANT_FORWARD(kvant_index_grow(index, index->n + n));
@@ -366,21 +385,23 @@ static kvant_status add_flat(kvant_index *index, const float *rows, size_t strid
     return status;
 }
 
-kvant_status kvant_index_add(kvant_index *index, const float *rows, size_t stride, size_t n, const uint64_t *ids,
-                             uint32_t n_threads)
+kvant_status kvant_index_add(kvant_index *index, const float *rows, size_t stride, size_t n,
+                             const uint64_t *ids, uint32_t n_threads)
 {
     if (!index || (n && !rows) || (n > 1 && stride < index->dim))
         return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
                           "there is no index, rows are missing, or stride is too small");
     KVANT_FORWARD(check_writable(index));
     if (index->needs_training)
-        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "%s needs kvant_index_train before the first vector",
-                          index->spec);
+        return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
+                          "%s needs kvant_index_train before the first vector", index->spec);
     if (n > KVANT_INDEX_MAX_VECTORS - index->n || n > KVANT_INDEX_NO_ID - index->next_id)
-        return kvant_fail(NULL, KVANT_ERR_FULL, "an index holds %u vectors", KVANT_INDEX_MAX_VECTORS);
+        return kvant_fail(NULL, KVANT_ERR_FULL, "an index holds %u vectors",
+                          KVANT_INDEX_MAX_VECTORS);
     KVANT_FORWARD(kvant_index_check_rows(index, rows, stride, n));
-    const kvant_status status = index->n_lists ? kvant_lists_add(index, rows, stride, n, ids, n_threads)
-                                               : add_flat(index, rows, stride, n, ids, n_threads);
+    const kvant_status status = index->n_lists
+                                    ? kvant_lists_add(index, rows, stride, n, ids, n_threads)
+                                    : add_flat(index, rows, stride, n, ids, n_threads);
     if (status == KVANT_OK)
         count_added(index, ids, n);
     return kvant_index_said(status);
@@ -388,7 +409,8 @@ kvant_status kvant_index_add(kvant_index *index, const float *rows, size_t strid
 
 static uint8_t *pack_of(kvant_index *index, size_t slot)
 {
-    return KVANT_OWN(uint8_t, index->codes) + slot / KVANT_PACK_VECTORS * kvant_book_pack_bytes(&index->book);
+    return KVANT_OWN(uint8_t, index->codes) +
+           slot / KVANT_PACK_VECTORS * kvant_book_pack_bytes(&index->book);
 }
 
 static void move_number(float *numbers, size_t from, size_t to)
@@ -421,8 +443,8 @@ void kvant_index_replace(kvant_index *index, size_t from, size_t to)
 {
     if (from != to) {
         kvant_index_move_slot(index, from, to);
-        kvant_book_copy(&index->book, pack_of(index, from), from % KVANT_PACK_VECTORS, pack_of(index, to),
-                        to % KVANT_PACK_VECTORS);
+        kvant_book_copy(&index->book, pack_of(index, from), from % KVANT_PACK_VECTORS,
+                        pack_of(index, to), to % KVANT_PACK_VECTORS);
     } else {
         KVANT_OWN(uint64_t, index->ids)[to] = 0;
         KVANT_OWN(float, index->factors)[to] = 0;
@@ -441,7 +463,8 @@ kvant_status kvant_index_remove(kvant_index *index, uint64_t id)
     KVANT_RETURN_IF(!index, KVANT_ERR_ARGUMENT);
     KVANT_FORWARD(check_writable(index));
     if (kvant_index_slot(index, id) == KVANT_NO_SLOT)
-        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "no vector has the id %llu", (unsigned long long)id);
+        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "no vector has the id %llu",
+                          (unsigned long long)id);
     KVANT_FORWARD(kvant_index_said(kvant_index_keep_ids(index, index->n)));
     const size_t slot = kvant_index_slot(index, id);
     kvant_id_table_erase(&index->table, index->ids, id);

@@ -31,26 +31,26 @@ struct kvant_index {
     const float *projection; /* dim x code_dim: row i is where number i goes; NULL: none */
     bool project;            /* dims= was asked for */
     bool needs_training;     /* dims= or lists= was asked for, and there was no training yet */
-    bool given_lists;        /* the centroids are the caller's; training takes the centre from them */
-    size_t n, capacity;      /* slots, a multiple of 32 */
-    const uint64_t *ids;     /* by slot; NULL: slot s has id s */
-    const float *factors;    /* by slot, as everything below */
-    const float *offsets;    /* L2: -|u|^2 / 2; else <x, center>, or NULL without a centre */
-    const uint8_t *codes;    /* packs */
-    bool has_rows;           /* rows=int8 was asked for */
-    const uint8_t *rows;     /* codes of whole vectors for rerank, dim per slot; NULL: none */
+    bool given_lists;     /* the centroids are the caller's; training takes the centre from them */
+    size_t n, capacity;   /* slots, a multiple of 32 */
+    const uint64_t *ids;  /* by slot; NULL: slot s has id s */
+    const float *factors; /* by slot, as everything below */
+    const float *offsets; /* L2: -|u|^2 / 2; else <x, center>, or NULL without a centre */
+    const uint8_t *codes; /* packs */
+    bool has_rows;        /* rows=int8 was asked for */
+    const uint8_t *rows;  /* codes of whole vectors for rerank, dim per slot; NULL: none */
     const float *row_factors;
     kvant_book row_book;
     kvant_rotation row_rotation; /* of dim numbers */
-    uint32_t n_lists;        /* 0: flat, and what follows is empty */
-    const float *centroids;  /* n_lists x dim, of vectors without the centre */
-    float *half_squares;     /* of centroids */
-    float radius;            /* root of the mean squared length of training rows, without the centre */
+    uint32_t n_lists;            /* 0: flat, and what follows is empty */
+    const float *centroids;      /* n_lists x dim, of vectors without the centre */
+    float *half_squares;         /* of centroids */
+    float radius; /* root of the mean squared length of training rows, without the centre */
     kvant_list *lists;
     uint32_t *owners; /* by pack: its list */
     size_t n_packs;
     uint64_t next_id;
-    uint64_t changes;      /* grows with every call that adds or removes: a copy knows that it is old */
+    uint64_t changes; /* grows with every call that adds or removes: a copy knows that it is old */
     kvant_id_table table;  /* with ids only */
     const uint8_t *mapped; /* a view: the file, to which the arrays belong */
     size_t mapped_bytes;
@@ -79,15 +79,16 @@ static inline bool kvant_index_has_offsets(const kvant_index *index)
 
 static inline size_t kvant_index_packs(const kvant_index *index)
 {
-    return index->n_lists ? index->n_packs : (index->n + KVANT_PACK_VECTORS - 1) / KVANT_PACK_VECTORS;
+    return index->n_lists ? index->n_packs
+                          : (index->n + KVANT_PACK_VECTORS - 1) / KVANT_PACK_VECTORS;
 }
 
 /* KVANT_NO_SLOT when no vector has the id. */
 uint32_t kvant_index_slot(const kvant_index *index, uint64_t id);
 
 /* An empty index: spec is parsed, nothing else is checked. */
-kvant_status kvant_index_make(const char *spec, uint32_t dim, kvant_metric metric, kvant_index **index,
-                              const kvant_error *error);
+kvant_status kvant_index_make(const char *spec, uint32_t dim, kvant_metric metric,
+                              kvant_index **index, const kvant_error *error);
 
 /* Frees the arrays of an empty index. */
 void kvant_index_forget(kvant_index *index);
@@ -100,7 +101,8 @@ kvant_status kvant_index_keep_ids(kvant_index *index, size_t n);
 
 /* Enters n ids (NULL: behind the largest) for slots (NULL: those behind the last). On an error none
  * stays. */
-kvant_status kvant_index_insert_ids(kvant_index *index, const uint64_t *ids, const uint32_t *slots, size_t n);
+kvant_status kvant_index_insert_ids(kvant_index *index, const uint64_t *ids, const uint32_t *slots,
+                                    size_t n);
 void kvant_index_forget_ids(kvant_index *index, const uint32_t *slots, size_t n);
 
 /* A vector's id and factors go to another slot; its codes, too, and slot `from` is zeros (replace). */
@@ -124,44 +126,48 @@ typedef struct kvant_index_row {
 #define KVANT_NO_LIST UINT32_MAX
 
 /* u = x - center, dim numbers, and everything of the row but y. */
-void kvant_index_centre(const kvant_index *index, const kvant_kernels *kernels, const float *x, bool is_query,
-                        float *u, kvant_index_row *row);
+void kvant_index_centre(const kvant_index *index, const kvant_kernels *kernels, const float *x,
+                        bool is_query, float *u, kvant_index_row *row);
 
 /* The same, then y = R u of all dim numbers, as rows=int8 keep it. */
-kvant_index_row kvant_index_transform_row(const kvant_index *index, const kvant_kernels *kernels, const float *x,
-                                          bool is_query, float *scratch);
+kvant_index_row kvant_index_transform_row(const kvant_index *index, const kvant_kernels *kernels,
+                                          const float *x, bool is_query, float *scratch);
 
 /* The same, then y; of a vector in a list, its difference from the centroid. centred, unless NULL: gets
  * u. */
-kvant_index_row kvant_index_transform(const kvant_index *index, const kvant_kernels *kernels, const float *x,
-                                      bool is_query, uint32_t list, float *scratch, float *centred);
+kvant_index_row kvant_index_transform(const kvant_index *index, const kvant_kernels *kernels,
+                                      const float *x, bool is_query, uint32_t list, float *scratch,
+                                      float *centred);
 
 /* Codes and factors of a vector; codes: kvant_index_code_room bytes. */
 size_t kvant_index_code_room(const kvant_index *index);
-void kvant_index_encode_row(kvant_index *index, const kvant_kernels *kernels, size_t slot, uint32_t list,
-                            const float *x, float *scratch, uint8_t *codes);
+void kvant_index_encode_row(kvant_index *index, const kvant_kernels *kernels, size_t slot,
+                            uint32_t list, const float *x, float *scratch, uint8_t *codes);
 
 /* x = x / |x|; 0 stays 0. */
 void kvant_index_normalise(const kvant_kernels *kernels, float *x, uint32_t n);
 
 /* Finite, and no longer than 2^60. */
-kvant_status kvant_index_check_rows(const kvant_index *index, const float *rows, size_t stride, size_t n);
+kvant_status kvant_index_check_rows(const kvant_index *index, const float *rows, size_t stride,
+                                    size_t n);
 
 /* Encodes n rows into slots from first on; the arrays have room. KVANT_ERR_MEMORY: nothing that
  * counts was written. */
-kvant_status kvant_index_encode(kvant_index *index, size_t first, const float *rows, size_t stride, size_t n,
-                                uint32_t n_threads);
+kvant_status kvant_index_encode(kvant_index *index, size_t first, const float *rows, size_t stride,
+                                size_t n, uint32_t n_threads);
 
 /* An index on the bytes of a file, aligned to 64, which stay the caller's; NULL on an error. The
  * checksum of the whole is not looked at. */
-kvant_status kvant_index_parse(const uint8_t *bytes, size_t n, kvant_index **index, const kvant_error *error);
+kvant_status kvant_index_parse(const uint8_t *bytes, size_t n, kvant_index **index,
+                               const kvant_error *error);
 
 /* Frees an index, but not the bytes of a file that it is on. */
 void kvant_index_drop(kvant_index **index);
 
 /* A bit per slot that passes the filters of a query; NULL in *passes: all do. */
-kvant_status kvant_index_filter(const kvant_index *index, const kvant_index_query *query, uint32_t **passes);
+kvant_status kvant_index_filter(const kvant_index *index, const kvant_index_query *query,
+                                uint32_t **passes);
 
 /* kvant_index_search; gpu: where the index's codes were copied to, or NULL. */
-kvant_status kvant_index_search_on(kvant_cuda_index *gpu, const kvant_index *index, const kvant_index_query *query,
-                                   float *scores, uint64_t *ids);
+kvant_status kvant_index_search_on(kvant_cuda_index *gpu, const kvant_index *index,
+                                   const kvant_index_query *query, float *scores, uint64_t *ids);

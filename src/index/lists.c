@@ -11,7 +11,8 @@ void kvant_lists_move(float *centroids, const kvant_index *index, const float *f
 {
     for (uint32_t l = 0; l < index->n_lists; l++)
         for (uint32_t i = 0; i < index->dim; i++)
-            centroids[(size_t)l * index->dim + i] += (from ? from[i] : 0) - (index->center ? index->center[i] : 0);
+            centroids[(size_t)l * index->dim + i] +=
+                (from ? from[i] : 0) - (index->center ? index->center[i] : 0);
 }
 
 kvant_status kvant_lists_set(kvant_index *index, const float *centroids)
@@ -83,8 +84,8 @@ kvant_status kvant_lists_enter(kvant_index *index, uint32_t number, const uint32
 /* near[0 .. n - 1] = <v, c> - weight |c|^2 / 2 of the lists from first on; returns n. */
 #define NEAR 64u
 
-static uint32_t find_near(const kvant_index *index, const kvant_kernels *kernels, const float *v, float weight,
-                          uint32_t first, float *near)
+static uint32_t find_near(const kvant_index *index, const kvant_kernels *kernels, const float *v,
+                          float weight, uint32_t first, float *near)
 {
     const uint32_t left = index->n_lists - first, n = left < NEAR ? left : NEAR;
     kernels->dot_rows(v, kvant_index_centroid(index, first), index->dim, n, near);
@@ -113,11 +114,12 @@ static uint32_t nearest_list(const kvant_index *index, const kvant_kernels *kern
  * which want 1 and 0: at 16 of 128 lists 0.936 and 0.939 of the neighbours, of 0.938 and 0.959. */
 #define SHORT_CENTROIDS 0.7f
 
-void kvant_lists_choose(const kvant_index *index, const kvant_kernels *kernels, const float *v, uint32_t n_probe,
-                        kvant_found *found, uint32_t *chosen)
+void kvant_lists_choose(const kvant_index *index, const kvant_kernels *kernels, const float *v,
+                        uint32_t n_probe, kvant_found *found, uint32_t *chosen)
 {
     const bool distance = index->metric == KVANT_METRIC_L2;
-    const float weight = distance ? 1 : SHORT_CENTROIDS * sqrtf(kernels->dot(v, v, index->dim)) / index->radius;
+    const float weight =
+        distance ? 1 : SHORT_CENTROIDS * sqrtf(kernels->dot(v, v, index->dim)) / index->radius;
     kvant_top top = { found, 0, n_probe };
     float near[NEAR];
     for (uint32_t first = 0, n; first < index->n_lists; first += n) {
@@ -172,14 +174,15 @@ static bool find_slots(addition *a, size_t *n_packs)
     for (uint32_t l = 0; l < a->index->n_lists; l++) {
         kvant_list *list = &a->index->lists[l];
         const size_t first = a->starts[l], end = a->starts[l + 1], packs = kvant_list_packs(list);
-        if (!make_room(list, (list->n + (end - first) + KVANT_PACK_VECTORS - 1) / KVANT_PACK_VECTORS))
+        if (!make_room(list,
+                       (list->n + (end - first) + KVANT_PACK_VECTORS - 1) / KVANT_PACK_VECTORS))
             return false;
         for (size_t i = first; i < end; i++) {
             const size_t at = list->n + (i - first);
             if (at % KVANT_PACK_VECTORS == 0 && at / KVANT_PACK_VECTORS >= packs)
                 list->packs[at / KVANT_PACK_VECTORS] = (uint32_t)(*n_packs)++;
-            a->slots[a->order[i]] =
-                list->packs[at / KVANT_PACK_VECTORS] * KVANT_PACK_VECTORS + (uint32_t)(at % KVANT_PACK_VECTORS);
+            a->slots[a->order[i]] = list->packs[at / KVANT_PACK_VECTORS] * KVANT_PACK_VECTORS +
+                                    (uint32_t)(at % KVANT_PACK_VECTORS);
         }
     }
     return *n_packs <= KVANT_INDEX_MAX_VECTORS / KVANT_PACK_VECTORS;
@@ -192,8 +195,8 @@ static void encode_list(void *context, size_t l, uint32_t worker)
     uint8_t *codes = a->codes + worker * kvant_index_code_room(a->index);
     for (size_t i = a->starts[l]; i < a->starts[l + 1]; i++) {
         const uint32_t row = a->order[i];
-        kvant_index_encode_row(a->index, a->kernels, a->slots[row], (uint32_t)l, a->rows + row * a->stride, scratch,
-                               codes);
+        kvant_index_encode_row(a->index, a->kernels, a->slots[row], (uint32_t)l,
+                               a->rows + row * a->stride, scratch, codes);
     }
 }
 
@@ -221,13 +224,15 @@ static kvant_status place_rows(addition *a, const uint64_t *ids, uint32_t thread
     return KVANT_OK;
 }
 
-kvant_status kvant_lists_add(kvant_index *index, const float *rows, size_t stride, size_t n, const uint64_t *ids,
-                             uint32_t n_threads)
+kvant_status kvant_lists_add(kvant_index *index, const float *rows, size_t stride, size_t n,
+                             const uint64_t *ids, uint32_t n_threads)
 {
     const uint32_t threads = n_threads > 1 ? n_threads > 256 ? 256 : n_threads : 1;
-    addition a = {
-        .index = index, .kernels = kvant_kernels_get(KVANT_CPU_AUTO), .rows = rows, .stride = stride, .n = n
-    };
+    addition a = { .index = index,
+                   .kernels = kvant_kernels_get(KVANT_CPU_AUTO),
+                   .rows = rows,
+                   .stride = stride,
+                   .n = n };
     a.list_of = kvant_alloc(n + 1, sizeof *a.list_of);
     a.slots = kvant_alloc(n + 1, sizeof *a.slots);
     a.order = kvant_alloc(n + 1, sizeof *a.order);

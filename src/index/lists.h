@@ -36,12 +36,12 @@ void kvant_lists_destroy(kvant_index *index);
 kvant_status kvant_lists_enter(kvant_index *index, uint32_t list, const uint32_t *packs, size_t n);
 
 /* kvant_index_add, behind its checks. */
-kvant_status kvant_lists_add(kvant_index *index, const float *rows, size_t stride, size_t n, const uint64_t *ids,
-                             uint32_t n_threads);
+kvant_status kvant_lists_add(kvant_index *index, const float *rows, size_t stride, size_t n,
+                             const uint64_t *ids, uint32_t n_threads);
 
 /* Takes the slot's vector out; its id must be out of the table already. */
 void kvant_lists_remove(kvant_index *index, size_t slot);
 
 /* chosen[0 .. n_probe - 1] = the lists whose centroids are nearest to a centred query. */
-void kvant_lists_choose(const kvant_index *index, const kvant_kernels *kernels, const float *v, uint32_t n_probe,
-                        kvant_found *found, uint32_t *chosen);
+void kvant_lists_choose(const kvant_index *index, const kvant_kernels *kernels, const float *v,
+                        uint32_t n_probe, kvant_found *found, uint32_t *chosen);

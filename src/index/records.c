@@ -40,19 +40,22 @@ static kvant_status find_bits(kvant_record_part *part)
     return part->bits ? KVANT_OK : KVANT_ERR_MEMORY;
 }
 
-static kvant_status make_part(const char *spec, uint32_t n, kvant_record_part *part, const kvant_error *error)
+static kvant_status make_part(const char *spec, uint32_t n, kvant_record_part *part,
+                              const kvant_error *error)
 {
     const kvant_site site = { .seed = 0 };
     KVANT_FORWARD(kvant_codec_create_at(spec, n, KVANT_ROLE_K, &site, &part->codec, error));
     if (part->codec->info.block_tokens != 1)
-        return kvant_fail(error, KVANT_ERR_UNSUPPORTED, "%s encodes several vectors together, which an index does not",
+        return kvant_fail(error, KVANT_ERR_UNSUPPORTED,
+                          "%s encodes several vectors together, which an index does not",
                           part->codec->spec);
     if (find_bits(part) != KVANT_OK)
         return kvant_fail(error, KVANT_ERR_MEMORY, "no memory for an index");
     return KVANT_OK;
 }
 
-kvant_status kvant_records_create(const char *spec, uint32_t dim, kvant_records **records, const kvant_error *error)
+kvant_status kvant_records_create(const char *spec, uint32_t dim, kvant_records **records,
+                                  const kvant_error *error)
 {
     kvant_records *made = *records = kvant_alloc(1, sizeof *made);
     size_t bits = 0;
@@ -103,8 +106,8 @@ static uint32_t get_bit(const uint8_t *bytes, size_t at)
     return (uint32_t)bytes[at / 8] >> at % 8 & 1u;
 }
 
-void kvant_records_encode(const kvant_records *records, const kvant_kernels *kernels, const float *y, uint8_t *page,
-                          uint8_t *record)
+void kvant_records_encode(const kvant_records *records, const kvant_kernels *kernels,
+                          const float *y, uint8_t *page, uint8_t *record)
 {
     size_t at = 0;
     for (uint32_t i = 0; i < records->n_parts; i++) {
@@ -116,8 +119,8 @@ void kvant_records_encode(const kvant_records *records, const kvant_kernels *ker
     }
 }
 
-float kvant_records_decode(const kvant_records *records, const kvant_kernels *kernels, const uint8_t *record,
-                           uint8_t *page, float *y, uint8_t *levels)
+float kvant_records_decode(const kvant_records *records, const kvant_kernels *kernels,
+                           const uint8_t *record, uint8_t *page, float *y, uint8_t *levels)
 {
     size_t at = 0;
     for (uint32_t i = 0; i < records->n_parts; i++) {
@@ -128,8 +131,11 @@ float kvant_records_decode(const kvant_records *records, const kvant_kernels *ke
         part->codec->quantizer->decode(part->codec, kernels, page, 0, y + first);
     }
     const float largest = kvant_float_from_bits(kernels->magnitude(y, records->dim));
-    const bool usable = largest > 0x1p-100f && largest < 0x1p100f; /* a damaged file may hold any scale */
-    const kvant_uniform_step step = { .inverse = usable ? 127 / largest : 0, .low = -127, .high = 127, .offset = -128 };
+    const bool usable =
+        largest > 0x1p-100f && largest < 0x1p100f; /* a damaged file may hold any scale */
+    const kvant_uniform_step step = {
+        .inverse = usable ? 127 / largest : 0, .low = -127, .high = 127, .offset = -128
+    };
     memset(levels, 128, records->dim);
     if (usable)
         kernels->uniform_codes(y, records->dim, &step, levels);

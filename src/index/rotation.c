@@ -23,7 +23,8 @@ static void shuffle(uint16_t *places, uint32_t n, uint64_t *seed)
 kvant_status kvant_rotation_create(kvant_rotation *rotation, uint32_t dim, uint64_t seed)
 {
     const size_t n = (size_t)KVANT_ROTATION_ROUNDS * dim;
-    *rotation = (kvant_rotation){ dim, kvant_alloc(n, sizeof(float)), kvant_alloc(n, sizeof(uint16_t)) };
+    *rotation =
+        (kvant_rotation){ dim, kvant_alloc(n, sizeof(float)), kvant_alloc(n, sizeof(uint16_t)) };
     if (!rotation->signs || !rotation->places) {
         kvant_rotation_destroy(rotation);
         return KVANT_ERR_MEMORY;
@@ -52,7 +53,8 @@ static void transform_blocks(const kvant_kernels *kernels, float *x, uint32_t n)
         }
 }
 
-void kvant_rotation_apply(const kvant_rotation *rotation, const kvant_kernels *kernels, float *x, float *scratch)
+void kvant_rotation_apply(const kvant_rotation *rotation, const kvant_kernels *kernels, float *x,
+                          float *scratch)
 {
     const uint32_t dim = rotation->dim;
     for (uint32_t round = 0; round < KVANT_ROTATION_ROUNDS; round++) {
@@ -65,7 +67,8 @@ void kvant_rotation_apply(const kvant_rotation *rotation, const kvant_kernels *k
     }
 }
 
-void kvant_rotation_undo(const kvant_rotation *rotation, const kvant_kernels *kernels, float *x, float *scratch)
+void kvant_rotation_undo(const kvant_rotation *rotation, const kvant_kernels *kernels, float *x,
+                         float *scratch)
 {
     const uint32_t dim = rotation->dim;
     for (uint32_t round = KVANT_ROTATION_ROUNDS; round-- > 0;) {

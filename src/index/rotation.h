@@ -23,5 +23,7 @@ kvant_status kvant_rotation_create(kvant_rotation *rotation, uint32_t dim, uint6
 void kvant_rotation_destroy(kvant_rotation *rotation);
 
 /* x = R x, or R^T x, in place; scratch: dim numbers. */
-void kvant_rotation_apply(const kvant_rotation *rotation, const kvant_kernels *kernels, float *x, float *scratch);
-void kvant_rotation_undo(const kvant_rotation *rotation, const kvant_kernels *kernels, float *x, float *scratch);
+void kvant_rotation_apply(const kvant_rotation *rotation, const kvant_kernels *kernels, float *x,
+                          float *scratch);
+void kvant_rotation_undo(const kvant_rotation *rotation, const kvant_kernels *kernels, float *x,
+                         float *scratch);

@@ -26,7 +26,8 @@ static void take(const search *s, kvant_top *top, size_t pack, uint32_t mask, co
         const uint32_t v = kvant_lowest_bit(mask);
         const size_t slot = pack * KVANT_PACK_VECTORS + v;
         if (keys[v] >= kvant_top_threshold(top))
-            kvant_top_add(top, (kvant_found){ keys[v], (uint32_t)slot, kvant_index_id(s->index, slot) });
+            kvant_top_add(top,
+                          (kvant_found){ keys[v], (uint32_t)slot, kvant_index_id(s->index, slot) });
     }
 }
 
@@ -49,7 +50,8 @@ typedef struct room {
 static size_t level_bytes(const search *s)
 {
     const kvant_book *book = &s->index->book;
-    return (kvant_pack_bytes(&book->levels) + kvant_book_scratch(book, s->index->code_dim) + 63) / 64 * 64;
+    return (kvant_pack_bytes(&book->levels) + kvant_book_scratch(book, s->index->code_dim) + 63) /
+           64 * 64;
 }
 
 static room room_of(const search *s, uint32_t worker)
@@ -67,12 +69,13 @@ static const uint8_t *open_pack(const search *s, size_t pack, const room *r)
     const uint8_t *codes = s->index->codes + pack * kvant_book_pack_bytes(book);
     if (!r->levels)
         return codes;
-    kvant_book_decode(book, s->kernels, codes, r->levels, r->levels + kvant_pack_bytes(&book->levels));
+    kvant_book_decode(book, s->kernels, codes, r->levels,
+                      r->levels + kvant_pack_bytes(&book->levels));
     return r->levels;
 }
 
-static void scan_pack(const search *s, size_t tile, size_t pack, const uint8_t *codes, uint32_t wanted,
-                      kvant_top *tops, float *thresholds, const room *r)
+static void scan_pack(const search *s, size_t tile, size_t pack, const uint8_t *codes,
+                      uint32_t wanted, kvant_top *tops, float *thresholds, const room *r)
 {
     const kvant_index *index = s->index;
     const size_t first = tile * TILE, slot = pack * KVANT_PACK_VECTORS;
@@ -80,8 +83,9 @@ static void scan_pack(const search *s, size_t tile, size_t pack, const uint8_t *
     const kvant_pack_queries queries = { s->x + tile * tile_bytes(s), s->sums + first, n };
     uint32_t masks[TILE];
     s->kernels->pack_dots(&index->book.levels, codes, &queries, r->dots);
-    s->kernels->pack_keys(r->dots, index->factors + slot, index->offsets ? index->offsets + slot : NULL,
-                          s->scales + first, s->weights + first, thresholds, n, r->keys, masks);
+    s->kernels->pack_keys(r->dots, index->factors + slot,
+                          index->offsets ? index->offsets + slot : NULL, s->scales + first,
+                          s->weights + first, thresholds, n, r->keys, masks);
     for (uint32_t i = 0; i < n; i++)
         if (masks[i] & wanted) {
             take(s, &tops[i], pack, masks[i] & wanted, r->keys + (size_t)i * KVANT_PACK_VECTORS);
@@ -104,7 +108,8 @@ static void open_group(const search *s, size_t unit, group *g)
     g->n = 0;
     for (size_t tile = g->first; tile < g->end; tile++)
         for (uint32_t i = 0; i < tile_size(s, tile); i++)
-            g->tops[g->n++] = (kvant_top){ s->found + ((tile * TILE + i) * s->n_ranges + range) * s->k, 0, s->k };
+            g->tops[g->n++] =
+                (kvant_top){ s->found + ((tile * TILE + i) * s->n_ranges + range) * s->k, 0, s->k };
 }
 
 static void close_group(const search *s, size_t unit, const group *g)
@@ -117,7 +122,8 @@ static void scan(void *context, size_t unit, uint32_t worker)
 {
     const search *s = context;
     const size_t range = unit % s->n_ranges;
-    const size_t first = s->n_packs * range / s->n_ranges, end = s->n_packs * (range + 1) / s->n_ranges;
+    const size_t first = s->n_packs * range / s->n_ranges,
+                 end = s->n_packs * (range + 1) / s->n_ranges;
     const room r = room_of(s, worker);
     float thresholds[GROUP * TILE];
     group g;
@@ -175,8 +181,8 @@ static void add_visitor(const search *s, const group *g, uint32_t list, uint32_t
     v->sums[v->n] = s->sums[at];
     v->scales[v->n] = s->scales[at];
     v->weights[v->n] = s->weights[at];
-    v->constants[v->n++] =
-        s->kernels->dot(s->centred + at * s->index->dim, kvant_index_centroid(s->index, list), s->index->dim);
+    v->constants[v->n++] = s->kernels->dot(s->centred + at * s->index->dim,
+                                           kvant_index_centroid(s->index, list), s->index->dim);
 }
 
 /* As a tile. */
@@ -192,7 +198,8 @@ static void copy_visitors(const search *s, const group *g, const visitors *v, in
 }
 
 /* The queries that look into a list, 32 at a time; returns how many of these there are. */
-static uint32_t gather(const search *s, const group *g, uint32_t list, int8_t *gathered, visitors *sets)
+static uint32_t gather(const search *s, const group *g, uint32_t list, int8_t *gathered,
+                       visitors *sets)
 {
     uint32_t n = 0;
     sets[0].n = 0;
@@ -200,15 +207,16 @@ static uint32_t gather(const search *s, const group *g, uint32_t list, int8_t *g
         for (uint32_t mask = s->probed[tile * s->index->n_lists + list]; mask; mask &= mask - 1) {
             if (sets[n].n == TILE)
                 sets[++n].n = 0;
-            add_visitor(s, g, list, (uint32_t)(tile - g->first) * TILE + kvant_lowest_bit(mask), &sets[n]);
+            add_visitor(s, g, list, (uint32_t)(tile - g->first) * TILE + kvant_lowest_bit(mask),
+                        &sets[n]);
         }
     for (uint32_t i = 0; i <= n; i++)
         copy_visitors(s, g, &sets[i], gathered + i * tile_bytes(s));
     return n + 1;
 }
 
-static void scan_list_pack(const search *s, size_t pack, const uint8_t *codes, uint32_t wanted, const int8_t *x,
-                           visitors *v, kvant_top *tops, const room *r)
+static void scan_list_pack(const search *s, size_t pack, const uint8_t *codes, uint32_t wanted,
+                           const int8_t *x, visitors *v, kvant_top *tops, const room *r)
 {
     const kvant_index *index = s->index;
     const size_t slot = pack * KVANT_PACK_VECTORS;
@@ -217,8 +225,9 @@ static void scan_list_pack(const search *s, size_t pack, const uint8_t *codes, u
     for (uint32_t j = 0; j < v->n; j++)
         v->thresholds[j] = lowered(kvant_top_threshold(&tops[v->query[j]]), v->constants[j]);
     s->kernels->pack_dots(&index->book.levels, codes, &queries, r->dots);
-    s->kernels->pack_keys(r->dots, index->factors + slot, index->offsets ? index->offsets + slot : NULL, v->scales,
-                          v->weights, v->thresholds, v->n, r->keys, masks);
+    s->kernels->pack_keys(r->dots, index->factors + slot,
+                          index->offsets ? index->offsets + slot : NULL, v->scales, v->weights,
+                          v->thresholds, v->n, r->keys, masks);
     for (uint32_t j = 0; j < v->n; j++) {
         float *of_query = r->keys + (size_t)j * KVANT_PACK_VECTORS;
         for (uint32_t i = 0; masks[j] & wanted && i < KVANT_PACK_VECTORS; i++)
@@ -238,7 +247,8 @@ static void scan_list(const search *s, group *g, uint32_t number, const room *r)
         const uint32_t wanted = s->passes ? s->passes[pack] & used : used;
         const uint8_t *codes = wanted ? open_pack(s, pack, r) : NULL;
         for (uint32_t set = 0; wanted && set < n; set++)
-            scan_list_pack(s, pack, codes, wanted, r->gathered + set * tile_bytes(s), &sets[set], g->tops, r);
+            scan_list_pack(s, pack, codes, wanted, r->gathered + set * tile_bytes(s), &sets[set],
+                           g->tops, r);
     }
 }
 
@@ -295,7 +305,8 @@ static bool allocate(search *s)
 {
     const size_t n = s->query->n;
     size_t per_query, all;
-    if (!kvant_mul_size(s->n_ranges, s->k ? s->k : 1, &per_query) || !kvant_mul_size(per_query, n, &all) ||
+    if (!kvant_mul_size(s->n_ranges, s->k ? s->k : 1, &per_query) ||
+        !kvant_mul_size(per_query, n, &all) ||
         !kvant_mul_size(tile_bytes(s), s->n_tiles, &per_query))
         return false;
     s->x = kvant_alloc(per_query, 1);
@@ -327,8 +338,8 @@ static bool allocate(search *s)
     }
     s->dots = kvant_alloc((size_t)s->n_threads * TILE * KVANT_PACK_VECTORS, sizeof *s->dots);
     s->keys = kvant_alloc((size_t)s->n_threads * TILE * KVANT_PACK_VECTORS, sizeof *s->keys);
-    return s->x && s->sums && s->scales && s->weights && s->steps && s->constants && s->found && s->n_found &&
-           s->scratch && s->dots && s->keys;
+    return s->x && s->sums && s->scales && s->weights && s->steps && s->constants && s->found &&
+           s->n_found && s->scratch && s->dots && s->keys;
 }
 
 static void release(search *s)
@@ -353,16 +364,22 @@ static void release(search *s)
     kvant_free(s->keys);
 }
 
-static kvant_status check_query(const kvant_index *index, const kvant_index_query *given, kvant_index_query *query)
+static kvant_status check_query(const kvant_index *index, const kvant_index_query *given,
+                                kvant_index_query *query)
 {
     if (!KVANT_TAKE(kvant_index_query, query, given, n_probe))
-        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "the query is NULL, or its size field is wrong");
-    if (query->k < 1 || (query->n && !query->rows) || (query->n > 1 && query->stride < index->dim) ||
-        (query->n_originals > 1 && query->original_stride < index->dim) || (query->n_allowed && !query->allowed))
         return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
-                          "k is 0, rows or allowed are missing, or a stride is below %u", (unsigned)index->dim);
+                          "the query is NULL, or its size field is wrong");
+    if (query->k < 1 || (query->n && !query->rows) ||
+        (query->n > 1 && query->stride < index->dim) ||
+        (query->n_originals > 1 && query->original_stride < index->dim) ||
+        (query->n_allowed && !query->allowed))
+        return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
+                          "k is 0, rows or allowed are missing, or a stride is below %u",
+                          (unsigned)index->dim);
     if (query->rerank && !query->original && !query->originals && !index->has_rows)
-        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "rerank needs originals, or an index with rows=int8");
+        return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
+                          "rerank needs originals, or an index with rows=int8");
     return KVANT_OK;
 }
 
@@ -380,8 +397,10 @@ static kvant_status find_on_gpu(search *s)
     const kvant_index_query *query = s->query;
     kvant_cuda_found *found = kvant_alloc(query->n, s->k * sizeof *found);
     uint32_t *n_found = kvant_alloc(query->n, sizeof *n_found);
-    const kvant_cuda_find_args args = { s->x, s->sums, s->scales, s->weights, query->n, s->k, s->passes, found, n_found };
-    kvant_status status = found && n_found ? kvant_cuda_index_find(s->gpu, &args) : KVANT_ERR_MEMORY;
+    const kvant_cuda_find_args args = { s->x, s->sums,   s->scales, s->weights, query->n,
+                                        s->k, s->passes, found,     n_found };
+    kvant_status status =
+        found && n_found ? kvant_cuda_index_find(s->gpu, &args) : KVANT_ERR_MEMORY;
     if (status != KVANT_OK)
         status = kvant_fail(NULL, status, "searching on the GPU: %s", kvant_strerror(status));
     for (size_t i = 0; status == KVANT_OK && i < query->n; i++)
@@ -404,14 +423,14 @@ static kvant_status find(search *s)
     return KVANT_OK;
 }
 
-kvant_status kvant_index_search(const kvant_index *index, const kvant_index_query *query, float *scores,
-                                uint64_t *ids)
+kvant_status kvant_index_search(const kvant_index *index, const kvant_index_query *query,
+                                float *scores, uint64_t *ids)
 {
     return kvant_index_search_on(NULL, index, query, scores, ids);
 }
 
-kvant_status kvant_index_search_on(kvant_cuda_index *gpu, const kvant_index *index, const kvant_index_query *query,
-                                   float *scores, uint64_t *ids)
+kvant_status kvant_index_search_on(kvant_cuda_index *gpu, const kvant_index *index,
+                                   const kvant_index_query *query, float *scores, uint64_t *ids)
 {
     kvant_index_query q;
     if (!index || !scores || !ids)
@@ -420,21 +439,27 @@ kvant_status kvant_index_search_on(kvant_cuda_index *gpu, const kvant_index *ind
     KVANT_FORWARD(check_query(index, query, &q));
     if (q.n == 0)
         return KVANT_OK;
-    search s = { .index = index, .query = &q, .kernels = kvant_kernels_get(KVANT_CPU_AUTO), .gpu = gpu };
+    search s = {
+        .index = index, .query = &q, .kernels = kvant_kernels_get(KVANT_CPU_AUTO), .gpu = gpu
+    };
     kvant_search_results r = { &s, scores, ids };
     plan(&s);
     if (gpu && s.k > KVANT_CUDA_INDEX_MOST_K)
-        return kvant_fail(NULL, KVANT_ERR_UNSUPPORTED, "on a GPU k and rerank are at most %u, not %u",
-                          KVANT_CUDA_INDEX_MOST_K, (unsigned)s.k);
+        return kvant_fail(NULL, KVANT_ERR_UNSUPPORTED,
+                          "on a GPU k and rerank are at most %u, not %u", KVANT_CUDA_INDEX_MOST_K,
+                          (unsigned)s.k);
     kvant_status status = kvant_index_filter(index, &q, &s.passes);
     if (status == KVANT_OK && !allocate(&s))
         status = KVANT_ERR_MEMORY;
     if (status == KVANT_OK) {
-        kvant_parallel_for(s.n_tiles, threads_for(&s, (double)q.n * index->dim), kvant_search_prepare_tile, &s);
-        status = atomic_load(&s.refused) ? kvant_index_check_rows(index, q.rows, q.stride, q.n) : find(&s);
+        kvant_parallel_for(s.n_tiles, threads_for(&s, (double)q.n * index->dim),
+                           kvant_search_prepare_tile, &s);
+        status = atomic_load(&s.refused) ? kvant_index_check_rows(index, q.rows, q.stride, q.n)
+                                         : find(&s);
     }
     if (status == KVANT_OK)
-        kvant_parallel_for(q.n, threads_for(&s, (double)q.n * s.k * (q.rerank ? index->dim : 16)), kvant_search_finish_query, &r);
+        kvant_parallel_for(q.n, threads_for(&s, (double)q.n * s.k * (q.rerank ? index->dim : 16)),
+                           kvant_search_finish_query, &r);
     release(&s);
     return kvant_index_said(status);
 }

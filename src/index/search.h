@@ -13,9 +13,9 @@ typedef struct search {
     const kvant_index *index;
     const kvant_index_query *query;
     const kvant_kernels *kernels;
-    kvant_cuda_index *gpu; /* NULL: the CPU searches */
+    kvant_cuda_index *gpu;          /* NULL: the CPU searches */
     uint32_t k, n_threads, n_probe; /* k: candidates per query */
-    uint32_t group; /* tiles: GROUP with lists or where packs are decoded, else 1 */
+    uint32_t group;                 /* tiles: GROUP with lists or where packs are decoded, else 1 */
     size_t n_tiles, n_groups, n_ranges, n_packs;
     uint32_t *passes;
     int8_t *x;          /* of tile t: x + t * TILE * 4 n_quads, interleaved */
@@ -29,12 +29,13 @@ typedef struct search {
     float *scratch;     /* per thread */
     float *centred;     /* with lists: queries without the centre */
     uint32_t *probed;   /* [tile][list]: a bit per query that looks there */
-    kvant_found *nearest; /* per thread, n_probe: lists while they are chosen; NULL: all are probed */
-    uint32_t *chosen;   /* the same */
-    int8_t *gathered;   /* per thread: queries of a list, by tiles of the group */
-    uint8_t *levels;    /* per thread: a decoded pack, and scratch */
-    int32_t *dots;      /* per thread, TILE x 32 */
-    float *keys;        /* the same */
+    kvant_found
+        *nearest;     /* per thread, n_probe: lists while they are chosen; NULL: all are probed */
+    uint32_t *chosen; /* the same */
+    int8_t *gathered; /* per thread: queries of a list, by tiles of the group */
+    uint8_t *levels;  /* per thread: a decoded pack, and scratch */
+    int32_t *dots;    /* per thread, TILE x 32 */
+    float *keys;      /* the same */
     atomic_bool refused; /* a query is not finite, or too long */
 } search;
 

@@ -10,7 +10,9 @@ static float round_query(const search *s, float *y, uint8_t *codes)
 {
     const uint32_t n = s->index->code_dim;
     const float largest = kvant_float_from_bits(s->kernels->magnitude(y, n));
-    const kvant_uniform_step step = { .inverse = 127 / largest, .low = -127, .high = 127, .offset = -128 };
+    const kvant_uniform_step step = {
+        .inverse = 127 / largest, .low = -127, .high = 127, .offset = -128
+    };
     if (largest < 0x1p-100f) { /* beside 1, which some number of a query that is not zero is near */
         memset(codes, 128, n);
         return 0;
@@ -46,11 +48,13 @@ static void prepare_query(search *s, size_t i, uint32_t worker)
         atomic_store(&s->refused, true);
         return;
     }
-    const kvant_index_row row = kvant_index_transform(index, s->kernels, q, true, KVANT_NO_LIST, scratch,
-                                                      s->centred ? s->centred + i * index->dim : NULL);
+    const kvant_index_row row =
+        kvant_index_transform(index, s->kernels, q, true, KVANT_NO_LIST, scratch,
+                              s->centred ? s->centred + i * index->dim : NULL);
     const bool offsets = kvant_index_has_offsets(index) || index->n_lists,
                distance = index->metric == KVANT_METRIC_L2;
-    uint8_t *codes = (uint8_t *)(row.y + index->code_dim); /* behind y, where the transform is done */
+    uint8_t *codes =
+        (uint8_t *)(row.y + index->code_dim); /* behind y, where the transform is done */
     const float step = ldexpf(round_query(s, row.y, codes), row.exponent);
     store_query(s, i, codes);
     s->scales[i] = offsets ? step : 1;

@@ -49,7 +49,8 @@ static float row_score(const search *s, const kvant_index_row *query, size_t slo
 {
     const kvant_index *index = s->index;
     const bool distance = index->metric == KVANT_METRIC_L2;
-    float key = s->kernels->dot_codes(query->y, index->rows + slot * index->dim, index->dim, index->row_book.values, 8);
+    float key = s->kernels->dot_codes(query->y, index->rows + slot * index->dim, index->dim,
+                                      index->row_book.values, 8);
     key = ldexpf(key * index->row_factors[slot], query->exponent);
     if (index->offsets)
         key += index->offsets[slot] * query->weight;

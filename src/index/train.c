@@ -69,14 +69,16 @@ static void sort_values(training *t)
     }
 }
 
-static kvant_status find_projection(const kvant_index *index, training *t, const float *center, float *projection)
+static kvant_status find_projection(const kvant_index *index, training *t, const float *center,
+                                    float *projection)
 {
     find_moments(index, t, center);
     KVANT_FORWARD(kvant_tridiagonal_eigen(t->dim, t->moments, t->values, t->vectors));
     sort_values(t);
     for (uint32_t k = 0; k < t->kept; k++)
         for (uint32_t i = 0; i < t->dim; i++)
-            projection[(size_t)i * t->kept + k] = (float)t->vectors[(size_t)t->order[k] * t->dim + i];
+            projection[(size_t)i * t->kept + k] =
+                (float)t->vectors[(size_t)t->order[k] * t->dim + i];
     return KVANT_OK;
 }
 
@@ -149,12 +151,16 @@ kvant_status kvant_index_train(kvant_index *index, const float *rows, size_t str
     KVANT_FORWARD(kvant_index_check_rows(index, rows, stride, n));
     const bool project = index->project;
     if (n < index->n_lists && !index->given_lists)
-        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "%s needs at least %u rows of training", index->spec,
-                          (unsigned)index->n_lists);
-    training t = { .rows = rows, .stride = stride, .n = n, .dim = index->dim, .kept = index->code_dim };
+        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "%s needs at least %u rows of training",
+                          index->spec, (unsigned)index->n_lists);
+    training t = {
+        .rows = rows, .stride = stride, .n = n, .dim = index->dim, .kept = index->code_dim
+    };
     float *center = kvant_alloc(index->dim, sizeof *center);
-    float *projection = kvant_alloc(project ? (size_t)index->dim * index->code_dim : 1, sizeof *projection);
-    kvant_status status = allocate(&t, project) && center && projection ? KVANT_OK : KVANT_ERR_MEMORY;
+    float *projection =
+        kvant_alloc(project ? (size_t)index->dim * index->code_dim : 1, sizeof *projection);
+    kvant_status status =
+        allocate(&t, project) && center && projection ? KVANT_OK : KVANT_ERR_MEMORY;
     if (status == KVANT_OK)
         find_mean(index, &t, center);
     if (status == KVANT_OK && project)
@@ -168,7 +174,8 @@ kvant_status kvant_index_train(kvant_index *index, const float *rows, size_t str
         kvant_free(center);
         return kvant_index_said(status);
     }
-    kvant_index_forget(index); /* the room of vectors that were removed: with a centre there are offsets */
+    kvant_index_forget(
+        index); /* the room of vectors that were removed: with a centre there are offsets */
     const float *old_center = index->center;
     index->center = center;
     replace(&index->projection, projection);

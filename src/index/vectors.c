@@ -62,8 +62,8 @@ void kvant_index_normalise(const kvant_kernels *kernels, float *x, uint32_t n)
         x[i] /= length;
 }
 
-static void subtract_center(const kvant_index *index, const kvant_kernels *kernels, bool is_query, float *u,
-                            kvant_index_row *row)
+static void subtract_center(const kvant_index *index, const kvant_kernels *kernels, bool is_query,
+                            float *u, kvant_index_row *row)
 {
     const float along = kernels->dot(u, index->center, index->dim);
     if (is_query && index->metric != KVANT_METRIC_L2) {
@@ -75,8 +75,8 @@ static void subtract_center(const kvant_index *index, const kvant_kernels *kerne
         u[i] -= row->weight * index->center[i];
 }
 
-void kvant_index_centre(const kvant_index *index, const kvant_kernels *kernels, const float *x, bool is_query,
-                        float *u, kvant_index_row *row)
+void kvant_index_centre(const kvant_index *index, const kvant_kernels *kernels, const float *x,
+                        bool is_query, float *u, kvant_index_row *row)
 {
     *row = (kvant_index_row){ .weight = 1 };
     memcpy(u, x, index->dim * sizeof *u);
@@ -95,8 +95,8 @@ static void bring_near_one(const kvant_kernels *kernels, float *u, uint32_t dim,
 }
 
 /* u = x - center, scaled by a power of two; centred: u before that. */
-static kvant_index_row read_row(const kvant_index *index, const kvant_kernels *kernels, const float *x, bool is_query,
-                                float *u, float *centred)
+static kvant_index_row read_row(const kvant_index *index, const kvant_kernels *kernels,
+                                const float *x, bool is_query, float *u, float *centred)
 {
     const uint32_t dim = index->dim;
     kvant_index_row row;
@@ -110,8 +110,8 @@ static kvant_index_row read_row(const kvant_index *index, const kvant_kernels *k
     return row;
 }
 
-kvant_index_row kvant_index_transform_row(const kvant_index *index, const kvant_kernels *kernels, const float *x,
-                                          bool is_query, float *scratch)
+kvant_index_row kvant_index_transform_row(const kvant_index *index, const kvant_kernels *kernels,
+                                          const float *x, bool is_query, float *scratch)
 {
     kvant_index_row row = read_row(index, kernels, x, is_query, scratch, NULL);
     row.y = scratch;
@@ -119,11 +119,13 @@ kvant_index_row kvant_index_transform_row(const kvant_index *index, const kvant_
     return row;
 }
 
-kvant_index_row kvant_index_transform(const kvant_index *index, const kvant_kernels *kernels, const float *x,
-                                      bool is_query, uint32_t list, float *scratch, float *centred)
+kvant_index_row kvant_index_transform(const kvant_index *index, const kvant_kernels *kernels,
+                                      const float *x, bool is_query, uint32_t list, float *scratch,
+                                      float *centred)
 {
     const uint32_t dim = index->dim, n = index->code_dim;
-    float *u = index->projection ? scratch + padded(dim) : scratch, *rest = scratch + 2 * padded(dim);
+    float *u = index->projection ? scratch + padded(dim) : scratch,
+          *rest = scratch + 2 * padded(dim);
     kvant_index_row row = read_row(index, kernels, x, is_query, u, centred);
     if (list != KVANT_NO_LIST) {
         const float *centroid = index->centroids + (size_t)list * dim;
@@ -138,7 +140,8 @@ kvant_index_row kvant_index_transform(const kvant_index *index, const kvant_kern
     return row;
 }
 
-kvant_status kvant_index_check_rows(const kvant_index *index, const float *rows, size_t stride, size_t n)
+kvant_status kvant_index_check_rows(const kvant_index *index, const float *rows, size_t stride,
+                                    size_t n)
 {
     const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
     const float largest = (float)(LONGEST / sqrt((double)index->dim));
@@ -152,24 +155,27 @@ kvant_status kvant_index_check_rows(const kvant_index *index, const float *rows,
     return KVANT_OK;
 }
 
-static void encode_whole_row(kvant_index *index, const kvant_kernels *kernels, size_t slot, const float *x,
-                             float *scratch, uint8_t *codes)
+static void encode_whole_row(kvant_index *index, const kvant_kernels *kernels, size_t slot,
+                             const float *x, float *scratch, uint8_t *codes)
 {
     const kvant_index_row row = kvant_index_transform_row(index, kernels, x, false, scratch);
-    KVANT_OWN(float, index->row_factors)[slot] =
-        ldexpf(kvant_book_encode(&index->row_book, kernels, row.y, index->dim, codes, codes), row.exponent);
+    KVANT_OWN(float, index->row_factors)
+    [slot] = ldexpf(kvant_book_encode(&index->row_book, kernels, row.y, index->dim, codes, codes),
+                    row.exponent);
     memcpy(KVANT_OWN(uint8_t, index->rows) + slot * index->dim, codes, index->dim);
 }
 
-void kvant_index_encode_row(kvant_index *index, const kvant_kernels *kernels, size_t slot, uint32_t list,
-                            const float *x, float *scratch, uint8_t *codes)
+void kvant_index_encode_row(kvant_index *index, const kvant_kernels *kernels, size_t slot,
+                            uint32_t list, const float *x, float *scratch, uint8_t *codes)
 {
-    const kvant_index_row row = kvant_index_transform(index, kernels, x, false, list, scratch, NULL);
-    uint8_t *pack = KVANT_OWN(uint8_t, index->codes) + slot / KVANT_PACK_VECTORS * kvant_book_pack_bytes(&index->book);
-    KVANT_OWN(float, index->factors)[slot] =
-        ldexpf(kvant_book_store(&index->book, kernels, row.y, index->code_dim, pack,
-                                (uint32_t)(slot % KVANT_PACK_VECTORS), codes),
-               row.exponent);
+    const kvant_index_row row =
+        kvant_index_transform(index, kernels, x, false, list, scratch, NULL);
+    uint8_t *pack = KVANT_OWN(uint8_t, index->codes) +
+                    slot / KVANT_PACK_VECTORS * kvant_book_pack_bytes(&index->book);
+    KVANT_OWN(float, index->factors)
+    [slot] = ldexpf(kvant_book_store(&index->book, kernels, row.y, index->code_dim, pack,
+                                     (uint32_t)(slot % KVANT_PACK_VECTORS), codes),
+                    row.exponent);
     if (index->offsets)
         KVANT_OWN(float, index->offsets)[slot] = row.offset;
     if (index->has_rows)
@@ -198,8 +204,8 @@ static void encode_pack(void *context, size_t i, uint32_t worker)
                                    e->rows + (slot - e->first) * e->stride, scratch, codes);
 }
 
-kvant_status kvant_index_encode(kvant_index *index, size_t first, const float *rows, size_t stride, size_t n,
-                                uint32_t n_threads)
+kvant_status kvant_index_encode(kvant_index *index, size_t first, const float *rows, size_t stride,
+                                size_t n, uint32_t n_threads)
 {
     const uint32_t threads = n_threads > 1 ? n_threads > 256 ? 256 : n_threads : 1;
     encoding e = { .index = index,
@@ -212,24 +218,27 @@ kvant_status kvant_index_encode(kvant_index *index, size_t first, const float *r
     e.codes = kvant_alloc(threads, kvant_index_code_room(index));
     const bool ok = e.scratch && e.codes;
     if (ok && n > 0)
-        kvant_parallel_for((e.end - 1) / KVANT_PACK_VECTORS - first / KVANT_PACK_VECTORS + 1, threads, encode_pack,
-                           &e);
+        kvant_parallel_for((e.end - 1) / KVANT_PACK_VECTORS - first / KVANT_PACK_VECTORS + 1,
+                           threads, encode_pack, &e);
     kvant_free(e.scratch);
     kvant_free(e.codes);
     return ok ? KVANT_OK : KVANT_ERR_MEMORY;
 }
 
 /* Levels of a slot times the vector's factor. */
-static kvant_status decode_slot(const kvant_index *index, const kvant_kernels *kernels, size_t slot, float *y)
+static kvant_status decode_slot(const kvant_index *index, const kvant_kernels *kernels, size_t slot,
+                                float *y)
 {
     const kvant_book *book = &index->book;
     const size_t bytes = (size_t)book->levels.n_quads * 128;
     uint8_t *levels = kvant_alloc(bytes + kvant_book_scratch(book, index->code_dim), 1);
     KVANT_RETURN_IF(!levels, KVANT_ERR_MEMORY);
-    kvant_book_decode(book, kernels, index->codes + slot / KVANT_PACK_VECTORS * kvant_book_pack_bytes(book), levels,
-                      levels + bytes);
+    kvant_book_decode(book, kernels,
+                      index->codes + slot / KVANT_PACK_VECTORS * kvant_book_pack_bytes(book),
+                      levels, levels + bytes);
     for (uint32_t i = 0; i < index->code_dim; i++)
-        y[i] = index->factors[slot] * ((float)kvant_pack_get(8, levels, i, slot % KVANT_PACK_VECTORS) - 128);
+        y[i] = index->factors[slot] *
+               ((float)kvant_pack_get(8, levels, i, slot % KVANT_PACK_VECTORS) - 128);
     kvant_free(levels);
     return KVANT_OK;
 }
@@ -239,12 +248,15 @@ static kvant_status decode(const kvant_index *index, size_t slot, float *row, fl
     const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
     const uint32_t n = index->code_dim;
     const float *centroid =
-        index->n_lists ? index->centroids + (size_t)index->owners[slot / KVANT_PACK_VECTORS] * index->dim : NULL;
+        index->n_lists
+            ? index->centroids + (size_t)index->owners[slot / KVANT_PACK_VECTORS] * index->dim
+            : NULL;
     KVANT_FORWARD(decode_slot(index, kernels, slot, scratch));
     kvant_rotation_undo(&index->rotation, kernels, scratch, scratch + padded(n));
     for (uint32_t i = 0; i < index->dim; i++) {
-        const float u =
-            index->projection ? kernels->dot(index->projection + (size_t)i * n, scratch, n) : scratch[i];
+        const float u = index->projection
+                            ? kernels->dot(index->projection + (size_t)i * n, scratch, n)
+                            : scratch[i];
         row[i] = u + (centroid ? centroid[i] : 0) + (index->center ? index->center[i] : 0);
     }
     return KVANT_OK;
@@ -255,7 +267,8 @@ kvant_status kvant_index_reconstruct(const kvant_index *index, uint64_t id, floa
     KVANT_RETURN_IF(!index || !row, KVANT_ERR_ARGUMENT);
     const uint32_t slot = kvant_index_slot(index, id);
     if (slot == KVANT_NO_SLOT)
-        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "no vector has the id %llu", (unsigned long long)id);
+        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "no vector has the id %llu",
+                          (unsigned long long)id);
     float *scratch = kvant_alloc(kvant_index_scratch(index), sizeof *scratch);
     KVANT_RETURN_IF(!scratch, KVANT_ERR_MEMORY);
     const kvant_status status = decode(index, slot, row, scratch);

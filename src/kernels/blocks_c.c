@@ -38,7 +38,8 @@ KVANT_BLOCK_SUMS_FN(kvant_block_sums_c)
 KVANT_BLOCK_TILE_FN(kvant_block_rows_tile_c)
 {
     for (uint32_t t = 0; t < page->n_tokens; t++)
-        kvant_block_decode(page->type, page->rows + t * page->stride, page->head_dim, tile + t * page->head_dim);
+        kvant_block_decode(page->type, page->rows + t * page->stride, page->head_dim,
+                           tile + t * page->head_dim);
     memset(tile + page->n_tokens * page->head_dim, 0,
            (KVANT_PAGE_TOKENS - page->n_tokens) * page->head_dim * sizeof *tile);
 }

@@ -7,15 +7,16 @@
 
 /* A token's numbers in the order of channels' places: of K those of queries, of V as in unpacked
  * tiles. */
-static uint32_t number_place(const kvant_chunk_numbers *numbers, bool key, uint32_t chunk, uint32_t j)
+static uint32_t number_place(const kvant_chunk_numbers *numbers, bool key, uint32_t chunk,
+                             uint32_t j)
 {
     if (key || numbers->components == 4)
         return kvant_key_place(numbers->components, chunk, j);
     return kvant_triplet_places_of(numbers->dim).first[j] + chunk;
 }
 
-static void read_numbers(const kvant_chunk_numbers *numbers, const kvant_chunk_layout *layout, const void *page,
-                         uint32_t token, int16_t *out)
+static void read_numbers(const kvant_chunk_numbers *numbers, const kvant_chunk_layout *layout,
+                         const void *page, uint32_t token, int16_t *out)
 {
     uint32_t codes[KVANT_MAX_HEAD_DIM];
     const uint32_t size = numbers->components;
@@ -23,7 +24,8 @@ static void read_numbers(const kvant_chunk_numbers *numbers, const kvant_chunk_l
     for (uint32_t c = 0; c < layout->n_chunks; c++) {
         const uint32_t index = codes[c] & ((1u << numbers->index_bits) - 1),
                        above = codes[c] >> numbers->index_bits;
-        const int32_t length = numbers->step ? numbers->step * (int32_t)above : numbers->lengths[above];
+        const int32_t length =
+            numbers->step ? numbers->step * (int32_t)above : numbers->lengths[above];
         for (uint32_t j = 0; j < size && size * c + j < numbers->dim; j++)
             out[number_place(numbers, layout->role == KVANT_ROLE_K, c, j)] =
                 (int16_t)kvant_scale_word(numbers->entries[4 * index + j], length);

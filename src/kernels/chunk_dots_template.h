@@ -94,15 +94,17 @@ KVANT_INLINE vi plane_codes(vi w, vi shift, uint32_t p, uint32_t to)
 }
 
 /* Codes of chunks 2 pair and 2 pair + 1 at LANES positions. */
-KVANT_INLINE vi key_words(const chunk_reader *reader, uint32_t bits, const plane_shifts *shifts, uint32_t pair,
-                          uint32_t position)
+KVANT_INLINE vi key_words(const chunk_reader *reader, uint32_t bits, const plane_shifts *shifts,
+                          uint32_t pair, uint32_t position)
 {
     vi codes = vi_set(0);
     uint32_t i = 0, to = 0;
     unrolled_for (uint32_t p = 16; p; p /= 2)
         if (bits & p) {
-            const uint32_t *first = reader->words + reader->layout->planes[i].word_offset + (size_t)4 * p * pair;
-            vi w = 4 * p >= LANES ? vi_load(first + position % (4 * p)) : vi_load_repeated(first, 4 * p);
+            const uint32_t *first =
+                reader->words + reader->layout->planes[i].word_offset + (size_t)4 * p * pair;
+            vi w = 4 * p >= LANES ? vi_load(first + position % (4 * p))
+                                  : vi_load_repeated(first, 4 * p);
             codes = vi_or(codes, plane_codes(w, shifts->at[i++], p, to));
             to += p;
         }
@@ -110,8 +112,8 @@ KVANT_INLINE vi key_words(const chunk_reader *reader, uint32_t bits, const plane
 }
 
 /* Codes of both tokens of pair k for LANES chunks; those beyond the last are any. */
-KVANT_INLINE vi value_words(const chunk_reader *reader, uint32_t bits, const plane_shifts *shifts, uint32_t k,
-                            uint32_t chunk)
+KVANT_INLINE vi value_words(const chunk_reader *reader, uint32_t bits, const plane_shifts *shifts,
+                            uint32_t k, uint32_t chunk)
 {
     vi codes = vi_set(0);
     uint32_t i = 0, to = 0;
@@ -138,7 +140,8 @@ KVANT_INLINE vi code_indices(const chunk_reader *reader, vi codes)
 }
 
 /* x[j]: number j of both codes of each word. */
-KVANT_INLINE void read_triplets(const chunk_reader *reader, bool computed, bool linear, vi codes, vi x[3])
+KVANT_INLINE void read_triplets(const chunk_reader *reader, bool computed, bool linear, vi codes,
+                                vi x[3])
 {
     vi lengths = code_lengths(reader, linear, codes);
     if (computed) {
@@ -149,21 +152,23 @@ KVANT_INLINE void read_triplets(const chunk_reader *reader, bool computed, bool 
         vi a = vi_low_dwords(quads[0], quads[1]), b = vi_low_dwords(quads[2], quads[3]);
         x[0] = vi_low_qwords(a, b);
         x[1] = vi_high_qwords(a, b);
-        x[2] = vi_low_qwords(vi_high_dwords(quads[0], quads[1]), vi_high_dwords(quads[2], quads[3]));
+        x[2] =
+            vi_low_qwords(vi_high_dwords(quads[0], quads[1]), vi_high_dwords(quads[2], quads[3]));
     }
     for (uint32_t j = 0; j < 3; j++)
         x[j] = vi_scale_words(x[j], lengths);
 }
 
 /* Rows 3 (c / 2) + j of the tile: numbers j of chunks first + c and first + c + 1, c even. */
-KVANT_INLINE void triplet_key_tile(const chunk_reader *reader, uint32_t bits, bool computed, bool linear,
-                                   uint32_t first, uint32_t n, number_tile *tile)
+KVANT_INLINE void triplet_key_tile(const chunk_reader *reader, uint32_t bits, bool computed,
+                                   bool linear, uint32_t first, uint32_t n, number_tile *tile)
 {
     for (uint32_t position = 0; position < KVANT_PAGE_TOKENS; position += LANES) {
         const plane_shifts shifts = key_shifts(bits, position);
         for (uint32_t c = 0; c < n; c += 2) {
             vi x[3];
-            read_triplets(reader, computed, linear, key_words(reader, bits, &shifts, (first + c) / 2, position), x);
+            read_triplets(reader, computed, linear,
+                          key_words(reader, bits, &shifts, (first + c) / 2, position), x);
             for (uint32_t j = 0; j < 3; j++)
                 vi_store_aligned(tile->at[3 * (c / 2) + j] + position, x[j]);
         }
@@ -171,8 +176,8 @@ KVANT_INLINE void triplet_key_tile(const chunk_reader *reader, uint32_t bits, bo
 }
 
 /* Rows 2 c and 2 c + 1 of the tile: numbers 0 and 1, 2 and 3 of chunk first + c. */
-KVANT_INLINE void key_tile(const chunk_reader *reader, uint32_t bits, bool linear, uint32_t first, uint32_t n,
-                           number_tile *tile)
+KVANT_INLINE void key_tile(const chunk_reader *reader, uint32_t bits, bool linear, uint32_t first,
+                           uint32_t n, number_tile *tile)
 {
     for (uint32_t position = 0; position < KVANT_PAGE_TOKENS; position += LANES) {
         const plane_shifts shifts = key_shifts(bits, position);
@@ -182,8 +187,10 @@ KVANT_INLINE void key_tile(const chunk_reader *reader, uint32_t bits, bool linea
             unrolled_for (uint32_t odd = 0; odd < 2; odd++) {
                 vi rows[2], length = vi_double_words(lengths, odd);
                 fetch_rows(reader->numbers->entries, index, odd, rows);
-                vi_store_aligned(tile->at[2 * (c + odd)] + position, vi_scale_words(rows[0], length));
-                vi_store_aligned(tile->at[2 * (c + odd) + 1] + position, vi_scale_words(rows[1], length));
+                vi_store_aligned(tile->at[2 * (c + odd)] + position,
+                                 vi_scale_words(rows[0], length));
+                vi_store_aligned(tile->at[2 * (c + odd) + 1] + position,
+                                 vi_scale_words(rows[1], length));
             }
         }
     }
@@ -196,7 +203,8 @@ KVANT_INLINE uint32_t pair_place(uint32_t k)
 }
 
 /* LANES / 2 chunks. */
-KVANT_INLINE void store_pairs(const chunk_reader *reader, vi lengths, vi index, uint32_t half, int32_t *out)
+KVANT_INLINE void store_pairs(const chunk_reader *reader, vi lengths, vi index, uint32_t half,
+                              int32_t *out)
 {
     vi pairs[2];
     fetch_pairs(reader->numbers->entries, index, half, pairs);
@@ -205,8 +213,8 @@ KVANT_INLINE void store_pairs(const chunk_reader *reader, vi lengths, vi index, 
 }
 
 /* Row pair_place(k): the numbers of chunk first + c at 4 c .... */
-KVANT_INLINE void value_tile(const chunk_reader *reader, uint32_t bits, bool linear, uint32_t first, uint32_t n,
-                             number_tile *tile)
+KVANT_INLINE void value_tile(const chunk_reader *reader, uint32_t bits, bool linear, uint32_t first,
+                             uint32_t n, number_tile *tile)
 {
     for (uint32_t k = 0; k < KVANT_PAGE_TOKENS / 2; k++) {
         const plane_shifts shifts = value_shifts(bits, k);
@@ -228,14 +236,15 @@ KVANT_INLINE uint32_t triplet_lanes(uint32_t n)
 }
 
 /* Row pair_place(k): number j of chunk first + c at c of its lanes. */
-KVANT_INLINE void triplet_value_tile(const chunk_reader *reader, uint32_t bits, bool computed, bool linear,
-                                     uint32_t first, uint32_t n, number_tile *tile)
+KVANT_INLINE void triplet_value_tile(const chunk_reader *reader, uint32_t bits, bool computed,
+                                     bool linear, uint32_t first, uint32_t n, number_tile *tile)
 {
     for (uint32_t k = 0; k < KVANT_PAGE_TOKENS / 2; k++) {
         const plane_shifts shifts = value_shifts(bits, k);
         for (uint32_t c = 0; c < n; c += LANES) {
             vi x[3];
-            read_triplets(reader, computed, linear, value_words(reader, bits, &shifts, k, first + c), x);
+            read_triplets(reader, computed, linear,
+                          value_words(reader, bits, &shifts, k, first + c), x);
             for (uint32_t j = 0; j < 3; j++)
                 vi_store_aligned(tile->at[pair_place(k)] + triplet_lanes(n) * j + c, x[j]);
         }
@@ -251,9 +260,9 @@ KVANT_INLINE int32_t pair_at(const int16_t *x)
 
 /* Sums of some vectors of the tile's columns over its first n_pairs rows; more: dots has a part of
  * them already. */
-KVANT_INLINE void multiply_block(const number_tile *tile, uint32_t column, uint32_t vectors, uint32_t n_pairs,
-                                 const int16_t *x, size_t x_stride, uint32_t rows, bool more, int32_t *dots,
-                                 size_t dots_stride)
+KVANT_INLINE void multiply_block(const number_tile *tile, uint32_t column, uint32_t vectors,
+                                 uint32_t n_pairs, const int16_t *x, size_t x_stride, uint32_t rows,
+                                 bool more, int32_t *dots, size_t dots_stride)
 {
     vi sum[CHUNK_ROWS][CHUNK_VECTORS];
     unrolled_for (uint32_t i = 0; i < rows; i++)
@@ -274,13 +283,15 @@ KVANT_INLINE void multiply_block(const number_tile *tile, uint32_t column, uint3
             vi_store_aligned(dots + i * dots_stride + column + LANES * j, sum[i][j]);
 }
 
-KVANT_INLINE void multiply_rows(const number_tile *tile, uint32_t columns, uint32_t n_pairs, const int16_t *x,
-                                size_t x_stride, uint32_t rows, bool more, int32_t *dots, size_t dots_stride)
+KVANT_INLINE void multiply_rows(const number_tile *tile, uint32_t columns, uint32_t n_pairs,
+                                const int16_t *x, size_t x_stride, uint32_t rows, bool more,
+                                int32_t *dots, size_t dots_stride)
 {
     uint32_t column = 0;
     columns = (columns + LANES - 1) / LANES * LANES;
     for (; column + LANES * CHUNK_VECTORS <= columns; column += LANES * CHUNK_VECTORS)
-        multiply_block(tile, column, CHUNK_VECTORS, n_pairs, x, x_stride, rows, more, dots, dots_stride);
+        multiply_block(tile, column, CHUNK_VECTORS, n_pairs, x, x_stride, rows, more, dots,
+                       dots_stride);
     if (CHUNK_VECTORS > 3 && columns - column == 3 * LANES) {
         multiply_block(tile, column, 3, n_pairs, x, x_stride, rows, more, dots, dots_stride);
         return;
@@ -292,8 +303,8 @@ KVANT_INLINE void multiply_rows(const number_tile *tile, uint32_t columns, uint3
 }
 
 /* n: at most CHUNK_ROWS. */
-static void multiply(const number_tile *tile, uint32_t columns, uint32_t n_pairs, const int16_t *x, size_t x_stride,
-                     uint32_t n, bool more, int32_t *dots, size_t dots_stride)
+static void multiply(const number_tile *tile, uint32_t columns, uint32_t n_pairs, const int16_t *x,
+                     size_t x_stride, uint32_t n, bool more, int32_t *dots, size_t dots_stride)
 {
     switch (n) {
     case 1: multiply_rows(tile, columns, n_pairs, x, x_stride, 1, more, dots, dots_stride); return;
@@ -310,10 +321,12 @@ KVANT_INLINE uint32_t at_most(uint32_t n, uint32_t most)
     return n < most ? n : most;
 }
 
-KVANT_INLINE void key_piece(const chunk_reader *reader, const number_tile *tile, uint32_t first, uint32_t chunks,
-                            const int16_t *x, size_t x_stride, int32_t *dots, size_t dots_stride, uint32_t n)
+KVANT_INLINE void key_piece(const chunk_reader *reader, const number_tile *tile, uint32_t first,
+                            uint32_t chunks, const int16_t *x, size_t x_stride, int32_t *dots,
+                            size_t dots_stride, uint32_t n)
 {
-    const uint32_t size = reader->numbers->components, numbers = size * (chunks + (size == 3 && chunks % 2));
+    const uint32_t size = reader->numbers->components,
+                   numbers = size * (chunks + (size == 3 && chunks % 2));
     for (uint32_t i = 0; i < n; i += CHUNK_ROWS)
         multiply(tile, KVANT_PAGE_TOKENS, numbers / 2, x + i * x_stride + size * first, x_stride,
                  at_most(n - i, CHUNK_ROWS), first > 0, dots + i * dots_stride, dots_stride);
@@ -331,33 +344,37 @@ KVANT_INLINE void place_sums(const kvant_chunk_numbers *numbers, uint32_t first,
 {
     const kvant_triplet_places places = kvant_triplet_places_of(numbers->dim);
     if (numbers->components == 4)
-        copy_sums(dots + 4 * first, sums, at_most(4 * chunks, kvant_padded_dim(numbers->dim) - 4 * first));
+        copy_sums(dots + 4 * first, sums,
+                  at_most(4 * chunks, kvant_padded_dim(numbers->dim) - 4 * first));
     for (uint32_t j = 0; j < 3 && numbers->components == 3; j++)
         if (first < places.n[j])
             copy_sums(dots + places.first[j] + first, sums + triplet_lanes(chunks) * j,
                       at_most(chunks, places.n[j] - first));
 }
 
-KVANT_INLINE void value_piece(const chunk_reader *reader, const number_tile *tile, uint32_t first, uint32_t chunks,
-                              const int16_t *x, size_t x_stride, int32_t *dots, size_t dots_stride, uint32_t n)
+KVANT_INLINE void value_piece(const chunk_reader *reader, const number_tile *tile, uint32_t first,
+                              uint32_t chunks, const int16_t *x, size_t x_stride, int32_t *dots,
+                              size_t dots_stride, uint32_t n)
 {
     _Alignas(64) int16_t pairs[CHUNK_ROWS][KVANT_PAGE_TOKENS];
     _Alignas(64) int32_t sums[CHUNK_ROWS][KVANT_PAGE_TOKENS];
-    const uint32_t columns = reader->numbers->components == 3 ? 3 * triplet_lanes(chunks) : 4 * chunks;
+    const uint32_t columns =
+        reader->numbers->components == 3 ? 3 * triplet_lanes(chunks) : 4 * chunks;
     for (uint32_t i = 0; i < n; i += CHUNK_ROWS) {
         const uint32_t rows = at_most(n - i, CHUNK_ROWS);
         for (uint32_t r = 0; r < rows; r++)
             for (uint32_t j = 0; j < KVANT_PAGE_TOKENS; j += 2 * LANES)
                 vi_store_aligned(pairs[r] + j, vi_pair_words(vi_load(x + (i + r) * x_stride + j)));
-        multiply(tile, columns, KVANT_PAGE_TOKENS / 2, pairs[0], KVANT_PAGE_TOKENS, rows, false, sums[0],
-                 KVANT_PAGE_TOKENS);
+        multiply(tile, columns, KVANT_PAGE_TOKENS / 2, pairs[0], KVANT_PAGE_TOKENS, rows, false,
+                 sums[0], KVANT_PAGE_TOKENS);
         for (uint32_t r = 0; r < rows; r++)
             place_sums(reader->numbers, first, chunks, sums[r], dots + (i + r) * dots_stride);
     }
 }
 
 /* Of a value of triplets, the padding behind the channels. */
-KVANT_INLINE void clear_padding(const kvant_chunk_numbers *numbers, int32_t *dots, size_t dots_stride, uint32_t n)
+KVANT_INLINE void clear_padding(const kvant_chunk_numbers *numbers, int32_t *dots,
+                                size_t dots_stride, uint32_t n)
 {
     const uint32_t dim = numbers->dim, padded = kvant_padded_dim(dim);
     for (uint32_t i = 0; i < n && padded > dim; i++)
@@ -370,8 +387,8 @@ typedef struct chunk_kind {
     bool triplets, computed, linear;
 } chunk_kind;
 
-KVANT_INLINE void make_tile_of(const chunk_reader *reader, chunk_kind kind, uint32_t first, uint32_t chunks,
-                               number_tile *tile)
+KVANT_INLINE void make_tile_of(const chunk_reader *reader, chunk_kind kind, uint32_t first,
+                               uint32_t chunks, number_tile *tile)
 {
     const bool key = reader->layout->role == KVANT_ROLE_K;
     if (kind.triplets && key)
@@ -384,8 +401,8 @@ KVANT_INLINE void make_tile_of(const chunk_reader *reader, chunk_kind kind, uint
         value_tile(reader, kind.bits, kind.linear, first, chunks, tile);
 }
 
-KVANT_INLINE void chunk_dots_of(const chunk_reader *reader, chunk_kind kind, const int16_t *x, size_t x_stride,
-                                int32_t *dots, size_t dots_stride, uint32_t n)
+KVANT_INLINE void chunk_dots_of(const chunk_reader *reader, chunk_kind kind, const int16_t *x,
+                                size_t x_stride, int32_t *dots, size_t dots_stride, uint32_t n)
 {
     number_tile tile;
     for (uint32_t first = 0; first < reader->layout->n_chunks; first += PIECE_CHUNKS) {
@@ -405,21 +422,26 @@ static KVANT_CHUNK_DOTS_FN(NAME(chunk_dots))
 {
     const bool triplets = numbers->components == 3, linear = numbers->step != 0;
     const bool computed = CAN_COMPUTE && triplets && numbers->octahedral;
-    chunk_reader reader = {
-        .numbers = numbers, .layout = layout, .words = page, .lengths = load_lengths(numbers->lengths)
-    };
+    chunk_reader reader = { .numbers = numbers,
+                            .layout = layout,
+                            .words = page,
+                            .lengths = load_lengths(numbers->lengths) };
     if (computed)
         reader.octahedral = load_octahedral(numbers->octahedral);
     const bool usual = triplets && !linear && computed == CAN_COMPUTE;
     if (usual && layout->bits == 13)
-        chunk_dots_of(&reader, (chunk_kind){ 13, true, CAN_COMPUTE, false }, x, x_stride, dots, dots_stride, n);
-    else if (usual && layout->bits == 10)
-        chunk_dots_of(&reader, (chunk_kind){ 10, true, CAN_COMPUTE, false }, x, x_stride, dots, dots_stride, n);
-    else if (usual && layout->bits == 7)
-        chunk_dots_of(&reader, (chunk_kind){ 7, true, CAN_COMPUTE, false }, x, x_stride, dots, dots_stride, n);
-    else if (!triplets && linear && layout->bits == 16)
-        chunk_dots_of(&reader, (chunk_kind){ 16, false, false, true }, x, x_stride, dots, dots_stride, n);
-    else
-        chunk_dots_of(&reader, (chunk_kind){ layout->bits, triplets, computed, linear }, x, x_stride, dots,
+        chunk_dots_of(&reader, (chunk_kind){ 13, true, CAN_COMPUTE, false }, x, x_stride, dots,
                       dots_stride, n);
+    else if (usual && layout->bits == 10)
+        chunk_dots_of(&reader, (chunk_kind){ 10, true, CAN_COMPUTE, false }, x, x_stride, dots,
+                      dots_stride, n);
+    else if (usual && layout->bits == 7)
+        chunk_dots_of(&reader, (chunk_kind){ 7, true, CAN_COMPUTE, false }, x, x_stride, dots,
+                      dots_stride, n);
+    else if (!triplets && linear && layout->bits == 16)
+        chunk_dots_of(&reader, (chunk_kind){ 16, false, false, true }, x, x_stride, dots,
+                      dots_stride, n);
+    else
+        chunk_dots_of(&reader, (chunk_kind){ layout->bits, triplets, computed, linear }, x,
+                      x_stride, dots, dots_stride, n);
 }

@@ -16,20 +16,22 @@
 #define KVANT_NUMBER_MAX_INDEX 12u  /* 32 KB of entries: more would not stay in the nearest cache */
 #define KVANT_NUMBER_MAX_LENGTHS 4u /* bits, where they have a table */
 
-#define KVANT_OCTAHEDRAL_UNIT                                                                                      \
+#define KVANT_OCTAHEDRAL_UNIT                                                                      \
     32512 /* 1 of the square's coordinates: squares of a point sum to less than 2^15 units */
-#define KVANT_OCTAHEDRAL_MAX_BITS                                                                                  \
+#define KVANT_OCTAHEDRAL_MAX_BITS                                                                  \
     5u /* of a coordinate: a permutation of 16-bit words reads that much of an index */
 
 /* 1 / sqrt(x) in pieces of 1024: base + scale(x, slope). */
 typedef struct kvant_octahedral_integers {
-    uint32_t bits;      /* of a coordinate */
-    int16_t levels[1 << KVANT_NUMBER_MAX_INDEX / 2]; /* of u and w, repeated to fill; |level| < KVANT_OCTAHEDRAL_UNIT */
+    uint32_t bits; /* of a coordinate */
+    int16_t levels[1 << KVANT_NUMBER_MAX_INDEX /
+                            2]; /* of u and w, repeated to fill; |level| < KVANT_OCTAHEDRAL_UNIT */
     int16_t base[32], slope[32];
 } kvant_octahedral_integers;
 
 typedef struct kvant_chunk_numbers {
-    const int16_t *entries; /* 2^index_bits of 4, aligned to 8; the fourth is 0 where chunks have 3 */
+    const int16_t
+        *entries; /* 2^index_bits of 4, aligned to 8; the fourth is 0 where chunks have 3 */
     const kvant_octahedral_integers *octahedral; /* or NULL; what entries were made of */
     uint32_t components;                         /* 3 or 4 channels a chunk */
     uint32_t dim, index_bits;
@@ -50,14 +52,17 @@ static inline int32_t kvant_clamp_word(int32_t x, int32_t most)
 
 /* The unit vector at (u, w), indices of levels: kvant_octahedral_point with the fold as a limit of
  * u by 1 - |w|, and of w by 1 - |u|. */
-static inline void kvant_octahedral_entry(const kvant_octahedral_integers *o, uint32_t u, uint32_t w,
-                                          int16_t entry[3])
+static inline void kvant_octahedral_entry(const kvant_octahedral_integers *o, uint32_t u,
+                                          uint32_t w, int16_t entry[3])
 {
     const int32_t unit = KVANT_OCTAHEDRAL_UNIT, a = abs(o->levels[u]), b = abs(o->levels[w]);
-    const int32_t x = kvant_clamp_word(o->levels[u], unit - b), y = kvant_clamp_word(o->levels[w], unit - a);
+    const int32_t x = kvant_clamp_word(o->levels[u], unit - b),
+                  y = kvant_clamp_word(o->levels[w], unit - a);
     const int32_t z = unit - b - a;
-    const int32_t squares = kvant_scale_word(x, x) + kvant_scale_word(y, y) + kvant_scale_word(z, z);
-    const int32_t inverse = o->base[squares >> 10] + kvant_scale_word(squares, o->slope[squares >> 10]);
+    const int32_t squares =
+        kvant_scale_word(x, x) + kvant_scale_word(y, y) + kvant_scale_word(z, z);
+    const int32_t inverse =
+        o->base[squares >> 10] + kvant_scale_word(squares, o->slope[squares >> 10]);
     entry[0] = (int16_t)kvant_scale_word(x, inverse);
     entry[1] = (int16_t)kvant_scale_word(y, inverse);
     entry[2] = (int16_t)kvant_scale_word(z, inverse);

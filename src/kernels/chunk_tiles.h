@@ -36,8 +36,8 @@ static inline void kvant_clear_padding(uint32_t dim, float *tile)
 }
 
 /* The first n numbers of a slot, step apart. */
-static inline void kvant_place_outlier(const uint16_t *outliers, uint32_t slot, uint32_t token, uint32_t n,
-                                       size_t step, float *out)
+static inline void kvant_place_outlier(const uint16_t *outliers, uint32_t slot, uint32_t token,
+                                       uint32_t n, size_t step, float *out)
 {
     const uint16_t *half = outliers + ((size_t)slot * KVANT_PAGE_TOKENS + token) * 4;
     for (uint32_t j = 0; j < n; j++)

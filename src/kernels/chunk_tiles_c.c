@@ -19,10 +19,12 @@ static uint32_t components(uint32_t dim, uint32_t chunk, uint32_t size)
     return left < size ? left : size;
 }
 
-static void place_triplet(const kvant_triplet_book *book, uint32_t code, float scale, const target *to)
+static void place_triplet(const kvant_triplet_book *book, uint32_t code, float scale,
+                          const target *to)
 {
     uint32_t mask = (1u << book->direction_bits) - 1;
-    float u = book->direction[code & mask], w = book->direction[code >> book->direction_bits & mask], x[3];
+    float u = book->direction[code & mask],
+          w = book->direction[code >> book->direction_bits & mask], x[3];
     kvant_octahedral_point(u, w, &x[0], &x[1], &x[2]);
     float norm = book->norm[code >> (2 * book->direction_bits)];
     float factor = scale * norm / sqrtf(x[0] * x[0] + x[1] * x[1] + x[2] * x[2]);
@@ -65,14 +67,17 @@ KVANT_UNPACK_DIRECTIONS_FN(kvant_unpack_directions_c)
         uint32_t position = kvant_token_position(t);
         kvant_chunk_layout_get(layout, page, t, codes);
         for (uint32_t c = 0; c < layout->n_chunks; c++) {
-            float *out =
-                key ? tile + (size_t)4 * c * KVANT_PAGE_TOKENS + position : tile + position * padded + 4 * c;
-            const uint32_t index = codes[c] & ((1u << book->index_bits) - 1), above = codes[c] >> book->index_bits;
+            float *out = key ? tile + (size_t)4 * c * KVANT_PAGE_TOKENS + position
+                             : tile + position * padded + 4 * c;
+            const uint32_t index = codes[c] & ((1u << book->index_bits) - 1),
+                           above = codes[c] >> book->index_bits;
             const float radius = scale[position] * (float)above;
             for (uint32_t j = 0; j < components(dim, c, 4); j++)
-                out[key ? j * KVANT_PAGE_TOKENS : j] = radius * book->codewords[(size_t)4 * index + j];
+                out[key ? j * KVANT_PAGE_TOKENS : j] =
+                    radius * book->codewords[(size_t)4 * index + j];
             if (index == book->n_codewords && above < book->slots)
-                kvant_place_outlier(outliers, above, t, components(dim, c, 4), key ? KVANT_PAGE_TOKENS : 1, out);
+                kvant_place_outlier(outliers, above, t, components(dim, c, 4),
+                                    key ? KVANT_PAGE_TOKENS : 1, out);
         }
     }
 }

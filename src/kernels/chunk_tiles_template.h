@@ -29,12 +29,14 @@ KVANT_INLINE vi lane_shifts(uint32_t p, uint32_t first)
 
 /* A plane's bits of chunks 2 pair and 2 pair + 1, in the lower and upper half of each lane's word
  * from bit 0 and 16 on. */
-KVANT_INLINE vi key_plane(const kvant_chunk_plane *plane, const uint32_t *words, uint32_t pair, uint32_t position)
+KVANT_INLINE vi key_plane(const kvant_chunk_plane *plane, const uint32_t *words, uint32_t pair,
+                          uint32_t position)
 {
     const uint32_t p = plane->bits, *first = words + plane->word_offset + (size_t)4 * p * pair;
     if (4 * p >= LANES)
         return vi_shift_right_by(vi_load(first + position % (4 * p)), p * (position / (4 * p)));
-    return vi_shift_right_each(vi_load_repeated(first, 4 * p), lane_shifts(p, p * (position / (4 * p))));
+    return vi_shift_right_each(vi_load_repeated(first, 4 * p),
+                               lane_shifts(p, p * (position / (4 * p))));
 }
 
 KVANT_INLINE vi key_codes(const kvant_chunk_layout *layout, const uint32_t *words, uint32_t chunk,
@@ -44,20 +46,23 @@ KVANT_INLINE vi key_codes(const kvant_chunk_layout *layout, const uint32_t *word
     for (uint32_t i = 0; i < layout->n_planes; i++) {
         const kvant_chunk_plane *plane = &layout->planes[i];
         vi w = vi_shift_right_by(key_plane(plane, words, chunk / 2, position), 16 * (chunk % 2));
-        codes = vi_or(codes, vi_shift_left_by(vi_and(w, vi_set((1 << plane->bits) - 1)), plane->shift));
+        codes =
+            vi_or(codes, vi_shift_left_by(vi_and(w, vi_set((1 << plane->bits) - 1)), plane->shift));
     }
     return codes;
 }
 
 /* What lies beyond the last chunk is other codes or metadata: any bits. */
-KVANT_INLINE vi value_codes(const kvant_chunk_layout *layout, const uint32_t *words, uint32_t token, uint32_t chunk)
+KVANT_INLINE vi value_codes(const kvant_chunk_layout *layout, const uint32_t *words, uint32_t token,
+                            uint32_t chunk)
 {
     vi codes = vi_set(0);
     const uint32_t k = 8 * (token % 8 / 2) + 4 * (token % 16 / 8) + token / 16;
     for (uint32_t i = 0; i < layout->n_planes; i++) {
         const kvant_chunk_plane *plane = &layout->planes[i];
         const uint32_t p = plane->bits, fields = 16 / p;
-        vi w = vi_load(words + plane->word_offset + (size_t)(k / fields) * layout->n_chunks + chunk);
+        vi w =
+            vi_load(words + plane->word_offset + (size_t)(k / fields) * layout->n_chunks + chunk);
         w = vi_shift_right_by(w, p * (k % fields) + 16 * (token % 2));
         codes = vi_or(codes, vi_shift_left_by(vi_and(w, vi_set((1 << p) - 1)), plane->shift));
     }
@@ -81,16 +86,16 @@ KVANT_INLINE vf inverse_square_root(vf x)
 }
 
 /* entries: constants, at least the levels that there are. */
-KVANT_INLINE triplet_vectors decode_triplets(const triplet_tables *tables, uint32_t directions, uint32_t norms,
-                                             vi codes, vf scale)
+KVANT_INLINE triplet_vectors decode_triplets(const triplet_tables *tables, uint32_t directions,
+                                             uint32_t norms, vi codes, vf scale)
 {
     const kvant_triplet_book *book = tables->book;
     const uint32_t bits = book->direction_bits;
     const vi mask = vi_set((1 << bits) - 1);
     const vf sign = vf_set(-0.0f);
     vf u = table_look_up(&tables->direction, book->direction, vi_and(codes, mask), directions);
-    vf w = table_look_up(&tables->direction, book->direction, vi_and(vi_shift_right_by(codes, bits), mask),
-                         directions);
+    vf w = table_look_up(&tables->direction, book->direction,
+                         vi_and(vi_shift_right_by(codes, bits), mask), directions);
     vi level = vi_and(vi_shift_right_by(codes, 2 * bits), vi_set((1 << book->norm_bits) - 1));
     vf norm = table_look_up(&tables->norm, book->norm, level, norms);
     vf z = vf_sub(vf_sub(vf_set(1), vf_absolute(u)), vf_absolute(w)), fold = vf_min(z, vf_zero());
@@ -102,15 +107,17 @@ KVANT_INLINE triplet_vectors decode_triplets(const triplet_tables *tables, uint3
     return (triplet_vectors){ { vf_mul(factor, x), vf_mul(factor, y), vf_mul(factor, z) } };
 }
 
-KVANT_INLINE void unpack_triplet_keys(const triplet_tables *tables, uint32_t directions, uint32_t norms,
-                                      const kvant_chunk_layout *layout, const uint32_t *words, const float *scale,
-                                      uint32_t dim, float *tile)
+KVANT_INLINE void unpack_triplet_keys(const triplet_tables *tables, uint32_t directions,
+                                      uint32_t norms, const kvant_chunk_layout *layout,
+                                      const uint32_t *words, const float *scale, uint32_t dim,
+                                      float *tile)
 {
     kvant_clear_padding(dim, tile);
     for (uint32_t c = 0; c < layout->n_chunks; c++)
         for (uint32_t position = 0; position < KVANT_PAGE_TOKENS; position += LANES) {
-            triplet_vectors x = decode_triplets(tables, directions, norms, key_codes(layout, words, c, position),
-                                                vf_load(scale + position));
+            triplet_vectors x =
+                decode_triplets(tables, directions, norms, key_codes(layout, words, c, position),
+                                vf_load(scale + position));
             for (uint32_t j = 0; j < 3 && 3 * c + j < dim; j++)
                 vf_store(tile + (size_t)(3 * c + j) * KVANT_PAGE_TOKENS + position, x.at[j]);
         }
@@ -124,17 +131,19 @@ KVANT_INLINE void store_some(float *p, vf x, uint32_t n)
         vf_store_first(p, x, n);
 }
 
-KVANT_INLINE void unpack_triplet_values(const triplet_tables *tables, uint32_t directions, uint32_t norms,
-                                        const kvant_chunk_layout *layout, const uint32_t *words, const float *scale,
-                                        uint32_t dim, float *tile)
+KVANT_INLINE void unpack_triplet_values(const triplet_tables *tables, uint32_t directions,
+                                        uint32_t norms, const kvant_chunk_layout *layout,
+                                        const uint32_t *words, const float *scale, uint32_t dim,
+                                        float *tile)
 {
     const kvant_triplet_places places = kvant_triplet_places_of(dim);
     for (uint32_t token = 0; token < KVANT_PAGE_TOKENS; token++) {
         const uint32_t position = kvant_token_position(token);
         float *row = tile + (size_t)position * kvant_padded_dim(dim);
         for (uint32_t c = 0; c < layout->n_chunks; c += LANES) {
-            triplet_vectors x = decode_triplets(tables, directions, norms, value_codes(layout, words, token, c),
-                                                vf_set(scale[position]));
+            triplet_vectors x =
+                decode_triplets(tables, directions, norms, value_codes(layout, words, token, c),
+                                vf_set(scale[position]));
             for (uint32_t j = 0; j < 3; j++)
                 if (c < places.n[j])
                     store_some(row + places.first[j] + c, x.at[j], places.n[j] - c);
@@ -142,11 +151,13 @@ KVANT_INLINE void unpack_triplet_values(const triplet_tables *tables, uint32_t d
     }
 }
 
-KVANT_INLINE void unpack_triplets_of(const kvant_triplet_book *book, uint32_t directions, uint32_t norms,
-                                     const kvant_chunk_layout *layout, const uint32_t *words, const float *scale,
-                                     uint32_t dim, float *tile)
+KVANT_INLINE void unpack_triplets_of(const kvant_triplet_book *book, uint32_t directions,
+                                     uint32_t norms, const kvant_chunk_layout *layout,
+                                     const uint32_t *words, const float *scale, uint32_t dim,
+                                     float *tile)
 {
-    const triplet_tables tables = { book, table_load(book->direction, directions), table_load(book->norm, norms) };
+    const triplet_tables tables = { book, table_load(book->direction, directions),
+                                    table_load(book->norm, norms) };
     if (layout->role == KVANT_ROLE_K)
         unpack_triplet_keys(&tables, directions, norms, layout, words, scale, dim, tile);
     else
@@ -206,9 +217,10 @@ static void place_key_outliers(const kvant_direction_book *book, const direction
     }
 }
 
-KVANT_INLINE void unpack_direction_keys(const kvant_direction_book *book, const kvant_chunk_layout *layout,
-                                        const uint32_t *words, const float *scale, const uint16_t *outliers,
-                                        uint32_t dim, float *tile)
+KVANT_INLINE void unpack_direction_keys(const kvant_direction_book *book,
+                                        const kvant_chunk_layout *layout, const uint32_t *words,
+                                        const float *scale, const uint16_t *outliers, uint32_t dim,
+                                        float *tile)
 {
     kvant_clear_padding(dim, tile);
     for (uint32_t c = 0; c < layout->n_chunks; c++) {
@@ -230,7 +242,8 @@ KVANT_INLINE void unpack_direction_keys(const kvant_direction_book *book, const 
 }
 
 static void place_value_outliers(const kvant_direction_book *book, const direction_lanes *lanes,
-                                 const uint16_t *outliers, uint32_t token, uint32_t n_chunks, float *out)
+                                 const uint16_t *outliers, uint32_t token, uint32_t n_chunks,
+                                 float *out)
 {
     for (uint32_t j = 0; j < LANES && j < n_chunks; j++)
         if (lanes->index[j] == book->n_codewords && lanes->above[j] < book->slots)
@@ -239,8 +252,9 @@ static void place_value_outliers(const kvant_direction_book *book, const directi
 
 /* Rows are padded to 16 numbers, 4 chunks; those that are no chunks become any finite numbers, as
  * index and radius have no others. */
-KVANT_INLINE void unpack_direction_values(const kvant_direction_book *book, const kvant_chunk_layout *layout,
-                                          const uint32_t *words, const float *scale, const uint16_t *outliers,
+KVANT_INLINE void unpack_direction_values(const kvant_direction_book *book,
+                                          const kvant_chunk_layout *layout, const uint32_t *words,
+                                          const float *scale, const uint16_t *outliers,
                                           uint32_t dim, float *tile)
 {
     const uint32_t padded = kvant_padded_dim(dim);
@@ -251,8 +265,9 @@ KVANT_INLINE void unpack_direction_values(const kvant_direction_book *book, cons
             direction_lanes lanes =
                 split_codes(book, value_codes(layout, words, token, c), vf_set(scale[position]));
             for (uint32_t j = 0; j < 4 && 4 * c + LANES * j < padded; j++)
-                vf_store(out + LANES * j, vf_mul(vf_spread_quads(lanes.radius, j),
-                                                 vf_load_quads(book->codewords, lanes.index + LANES / 4 * j, 1)));
+                vf_store(out + LANES * j,
+                         vf_mul(vf_spread_quads(lanes.radius, j),
+                                vf_load_quads(book->codewords, lanes.index + LANES / 4 * j, 1)));
             if (KVANT_UNLIKELY(lanes.outliers))
                 place_value_outliers(book, &lanes, outliers, token, layout->n_chunks - c, out);
         }

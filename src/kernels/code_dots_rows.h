@@ -21,27 +21,29 @@ typedef struct dot_job {
 
 /* x of a vector for the four row tiles of a group; those that are missing meet what the last one
  * meets. */
-KVANT_INLINE void find_bands(const dot_job *job, uint32_t i, uint32_t group, bool one_band, const int16_t *bands[4])
+KVANT_INLINE void find_bands(const dot_job *job, uint32_t i, uint32_t group, bool one_band,
+                             const int16_t *bands[4])
 {
     const kvant_code_factors *factors = job->factors;
     for (uint32_t k = 0; k < 4; k++) {
-        uint32_t rt = 4 * group + k < job->layout->row_tiles ? 4 * group + k : job->layout->row_tiles - 1;
+        uint32_t rt =
+            4 * group + k < job->layout->row_tiles ? 4 * group + k : job->layout->row_tiles - 1;
         uint32_t band = one_band ? 0 : rt / factors->band_tiles;
         bands[k] = factors->x + i * factors->stride + band * factors->band_stride;
     }
 }
 
 /* The planes of a row group of 4 tiles: those of the page, or words made of a smaller group. */
-KVANT_INLINE void find_planes(const kvant_layout *layout, const void *page, uint32_t group, uint32_t *words,
-                              const uint32_t **planes)
+KVANT_INLINE void find_planes(const kvant_layout *layout, const void *page, uint32_t group,
+                              uint32_t *words, const uint32_t **planes)
 {
     if (kvant_layout_group_tiles(layout, group) < 4) {
         kvant_whole_group(layout, page, group, words, planes);
         return;
     }
     for (uint32_t i = 0; i < layout->n_planes; i++)
-        planes[i] =
-            (const uint32_t *)page + layout->planes[i].word_offset + (size_t)128 * group * layout->planes[i].units;
+        planes[i] = (const uint32_t *)page + layout->planes[i].word_offset +
+                    (size_t)128 * group * layout->planes[i].units;
 }
 
 KVANT_INLINE void dot_rows(const dot_job *job, uint32_t bits, uint32_t first, uint32_t rows)

@@ -2,7 +2,8 @@
  * file defines vf, vi, vf_load, vf_set, vf_add, vf_mul, vf_fma, vf_from_codes. */
 
 /* Of rows first .. of one vector x, whose sums are at sums. */
-KVANT_INLINE vf code_sum(vi dots, vf step, vf offset, const kvant_code_sums *out, size_t first, const float *sums)
+KVANT_INLINE vf code_sum(vi dots, vf step, vf offset, const kvant_code_sums *out, size_t first,
+                         const float *sums)
 {
     vf rest = out->zero ? vf_mul(vf_load(out->zero + first), offset) : offset;
     vf factor = out->scale ? vf_mul(step, vf_load(out->scale + first)) : step;

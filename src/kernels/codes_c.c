@@ -12,24 +12,27 @@ typedef struct value_tile {
     int16_t at[KVANT_PAGE_TOKENS][KVANT_TILE];
 } value_tile;
 
-static uint32_t code_of(const kvant_layout *layout, const uint32_t *words, uint32_t group, uint32_t ct, uint32_t at,
-                        uint32_t field, uint32_t odd)
+static uint32_t code_of(const kvant_layout *layout, const uint32_t *words, uint32_t group,
+                        uint32_t ct, uint32_t at, uint32_t field, uint32_t odd)
 {
     uint32_t code = 0, tiles = kvant_layout_group_tiles(layout, group);
     for (uint32_t i = 0; i < layout->n_planes; i++) {
         const kvant_plane *plane = &layout->planes[i];
-        size_t first = (size_t)128 * group * plane->units + (size_t)32 * tiles * (ct / plane->tiles);
+        size_t first =
+            (size_t)128 * group * plane->units + (size_t)32 * tiles * (ct / plane->tiles);
         uint32_t bit = plane->bits * (4 * (ct % plane->tiles) + field) + 16 * odd;
-        code |= (words[plane->word_offset + first + at] >> bit & ((1u << plane->bits) - 1)) << plane->shift;
+        code |= (words[plane->word_offset + first + at] >> bit & ((1u << plane->bits) - 1))
+                << plane->shift;
     }
     return code;
 }
 
-static void read_tile(const kvant_layout *layout, const void *page, const int16_t *values, uint32_t group,
-                      uint32_t ct, value_tile *tile)
+static void read_tile(const kvant_layout *layout, const void *page, const int16_t *values,
+                      uint32_t group, uint32_t ct, value_tile *tile)
 {
     uint32_t tiles = kvant_layout_group_tiles(layout, group);
-    for (uint32_t at = 0; at < 32 * tiles; at++) /* word of the column unit: tiles x lane + row tile */
+    for (uint32_t at = 0; at < 32 * tiles;
+         at++) /* word of the column unit: tiles x lane + row tile */
         for (uint32_t field = 0; field < 4; field++)
             for (uint32_t odd = 0; odd < 2; odd++) {
                 uint32_t lane = at / tiles, column = 2 * (lane % 4) + 8 * (field / 2) + odd;
@@ -53,7 +56,8 @@ static void add_tile(const value_tile *tile, uint32_t rt, const int16_t *x, int3
 {
     for (uint32_t r = 0; r < KVANT_TILE; r++)
         for (uint32_t c = 0; c < KVANT_TILE; c++)
-            dots[kvant_token_position(KVANT_TILE * rt + r)] += tile->at[KVANT_TILE * rt + r][c] * x[c];
+            dots[kvant_token_position(KVANT_TILE * rt + r)] +=
+                tile->at[KVANT_TILE * rt + r][c] * x[c];
 }
 
 KVANT_CODE_DOTS_FN(kvant_code_dots_c)
@@ -61,14 +65,16 @@ KVANT_CODE_DOTS_FN(kvant_code_dots_c)
     value_tile tile;
     int16_t x[KVANT_TILE];
     for (uint32_t i = 0; i < n; i++)
-        memset(dots + i * dots_stride, 0, (layout->row_tiles + 3) / 4 * KVANT_PAGE_TOKENS * sizeof *dots);
+        memset(dots + i * dots_stride, 0,
+               (layout->row_tiles + 3) / 4 * KVANT_PAGE_TOKENS * sizeof *dots);
     for (uint32_t group = 0; 4 * group < layout->row_tiles; group++)
         for (uint32_t ct = factors->first; ct < factors->end; ct++) {
             read_tile(layout, page, values, group, ct, &tile);
             for (uint32_t i = 0; i < n; i++)
                 for (uint32_t rt = 0; rt < kvant_layout_group_tiles(layout, group); rt++) {
                     uint32_t band = (4 * group + rt) / factors->band_tiles;
-                    gather_tile(factors->x + i * factors->stride + band * factors->band_stride, ct, x);
+                    gather_tile(factors->x + i * factors->stride + band * factors->band_stride, ct,
+                                x);
                     add_tile(&tile, rt, x, dots + i * dots_stride + KVANT_PAGE_TOKENS * group);
                 }
         }
@@ -109,15 +115,16 @@ KVANT_FIXED_POINT_FN(kvant_fixed_point_c)
     }
 }
 
-void kvant_sum_group_c(const kvant_layout *layout, uint32_t group, const int32_t *dots, const kvant_code_sums *out,
-                       uint32_t i)
+void kvant_sum_group_c(const kvant_layout *layout, uint32_t group, const int32_t *dots,
+                       const kvant_code_sums *out, uint32_t i)
 {
     uint32_t tiles = kvant_layout_group_tiles(layout, group), first = KVANT_PAGE_TOKENS * group;
     float *sums = out->sums + i * out->stride + first;
     for (uint32_t j = 0; j < KVANT_TILE * tiles; j++) {
         uint32_t at = j / tiles * 4 + j % tiles;
         size_t band = (size_t)i * out->n_bands + (4 * group + j % tiles) / out->band_tiles;
-        float scale = out->scale ? out->scale[first + at] : 1, zero = out->zero ? out->zero[first + at] : 1;
+        float scale = out->scale ? out->scale[first + at] : 1,
+              zero = out->zero ? out->zero[first + at] : 1;
         float rest = out->offsets ? out->offsets[band] * zero : 0;
         sums[j] = (out->add ? sums[j] : 0) + (float)dots[at] * (out->steps[band] * scale) + rest;
     }
@@ -127,7 +134,8 @@ KVANT_SUM_DOTS_FN(kvant_sum_dots_c)
 {
     for (uint32_t i = 0; i < n; i++)
         for (uint32_t group = 0; 4 * group < layout->row_tiles; group++)
-            kvant_sum_group_c(layout, group, dots + i * dots_stride + KVANT_PAGE_TOKENS * group, out, i);
+            kvant_sum_group_c(layout, group, dots + i * dots_stride + KVANT_PAGE_TOKENS * group,
+                              out, i);
 }
 
 KVANT_TILE_SUMS_FN(kvant_tile_sums_c)
@@ -142,13 +150,14 @@ KVANT_TOKEN_HALVES_FN(kvant_token_halves_c)
         x[kvant_token_position(t)] = kvant_half_to_float(half[t]);
 }
 
-void kvant_whole_group(const kvant_layout *layout, const void *page, uint32_t group, uint32_t *words,
-                       const uint32_t **planes)
+void kvant_whole_group(const kvant_layout *layout, const void *page, uint32_t group,
+                       uint32_t *words, const uint32_t **planes)
 {
     uint32_t tiles = kvant_layout_group_tiles(layout, group);
     for (uint32_t i = 0; i < layout->n_planes; i++) {
         const kvant_plane *plane = &layout->planes[i];
-        const uint32_t *part = (const uint32_t *)page + plane->word_offset + (size_t)128 * group * plane->units;
+        const uint32_t *part =
+            (const uint32_t *)page + plane->word_offset + (size_t)128 * group * plane->units;
         planes[i] = words;
         for (uint32_t lane = 0; lane < 32 * plane->units; lane++, words += 4, part += tiles)
             for (uint32_t rt = 0; rt < 4; rt++)

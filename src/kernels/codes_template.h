@@ -10,7 +10,7 @@
  *   vi_largest(v)           largest of unsigned lanes
  *   vf_repeat_four(p) */
 
-#define FIXED_ROWS                                                                                                 \
+#define FIXED_ROWS                                                                                 \
     8u /* at a time: the few steps that a row takes as a whole, one after another, are those of several rows */
 
 KVANT_INLINE vf product_at(const float *w, const float *scale, uint32_t i)
@@ -22,7 +22,8 @@ KVANT_INLINE uint32_t largest_product(const float *w, const float *scale, uint32
 {
     vi largest = vi_set(0);
     for (uint32_t i = 0; i < n; i += LANES)
-        largest = vi_max_unsigned(largest, vi_and(vi_float_bits(product_at(w, scale, i)), vi_set(0x7fffffff)));
+        largest = vi_max_unsigned(
+            largest, vi_and(vi_float_bits(product_at(w, scale, i)), vi_set(0x7fffffff)));
     return (uint32_t)vi_largest(largest);
 }
 
@@ -35,8 +36,8 @@ KVANT_INLINE float sum_of_products(const float *w, const float *zero, uint32_t n
 }
 
 /* Products with an inverse of 0 are 0 or, not finite, NaN, which becomes no integer. */
-KVANT_INLINE void round_row(const float *w, const float *scale, uint32_t n, float inverse, int16_t *x,
-                            int32_t *sums)
+KVANT_INLINE void round_row(const float *w, const float *scale, uint32_t n, float inverse,
+                            int16_t *x, int32_t *sums)
 {
     if (!(inverse > 0)) {
         memset(x, 0, n * sizeof *x);
@@ -57,7 +58,8 @@ KVANT_INLINE void round_row(const float *w, const float *scale, uint32_t n, floa
     }
 }
 
-KVANT_INLINE void round_rows(const kvant_fixed_rows *rows, uint32_t n, uint32_t first, uint32_t n_rows)
+KVANT_INLINE void round_rows(const kvant_fixed_rows *rows, uint32_t n, uint32_t first,
+                             uint32_t n_rows)
 {
     float inverse[FIXED_ROWS];
     uint32_t largest[FIXED_ROWS];
@@ -65,9 +67,11 @@ KVANT_INLINE void round_rows(const kvant_fixed_rows *rows, uint32_t n, uint32_t 
     for (uint32_t i = 0; i < n_rows; i++)
         largest[i] = largest_product(w + (size_t)i * n, scale, n);
     for (uint32_t i = 0; i < n_rows; i++)
-        rows->steps[(first + i) * rows->line_stride] = kvant_fixed_point_step(largest[i], rows->limit, &inverse[i]);
+        rows->steps[(first + i) * rows->line_stride] =
+            kvant_fixed_point_step(largest[i], rows->limit, &inverse[i]);
     for (uint32_t i = 0; i < n_rows; i++)
-        rows->zeros[(first + i) * rows->line_stride] = zero ? sum_of_products(w + (size_t)i * n, zero, n) : 0;
+        rows->zeros[(first + i) * rows->line_stride] =
+            zero ? sum_of_products(w + (size_t)i * n, zero, n) : 0;
     for (uint32_t i = 0; i < n_rows; i++)
         round_row(w + (size_t)i * n, scale, n, inverse[i], rows->x + (first + i) * rows->x_stride,
                   rows->sums ? rows->sums + (size_t)(first + i) * (n / KVANT_TILE) : NULL);
@@ -79,7 +83,8 @@ static KVANT_FIXED_POINT_FN(NAME(fixed_point))
         round_rows(rows, n, first, n_rows - first < FIXED_ROWS ? n_rows - first : FIXED_ROWS);
 }
 
-KVANT_INLINE void sum_group(const int32_t *dots, const kvant_code_sums *out, uint32_t group, uint32_t i)
+KVANT_INLINE void sum_group(const int32_t *dots, const kvant_code_sums *out, uint32_t group,
+                            uint32_t i)
 {
     const float *steps = out->steps + (size_t)i * out->n_bands;
     const float *offsets = out->offsets ? out->offsets + (size_t)i * out->n_bands : NULL;

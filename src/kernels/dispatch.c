@@ -64,8 +64,12 @@ static struct {
     { .level = KVANT_CPU_AVX2, .name = "avx2", .init = kvant_kernels_init_avx2 },
     { .level = KVANT_CPU_AVX2_VNNI, .name = "avx2vnni", .init = kvant_kernels_init_avx2_vnni },
     { .level = KVANT_CPU_AVX512, .name = "avx512", .init = kvant_kernels_init_avx512 },
-    { .level = KVANT_CPU_AVX512_VNNI, .name = "avx512vnni", .init = kvant_kernels_init_avx512_vnni },
-    { .level = KVANT_CPU_AVX512_VBMI, .name = "avx512vbmi", .init = kvant_kernels_init_avx512_vbmi },
+    { .level = KVANT_CPU_AVX512_VNNI,
+      .name = "avx512vnni",
+      .init = kvant_kernels_init_avx512_vnni },
+    { .level = KVANT_CPU_AVX512_VBMI,
+      .name = "avx512vbmi",
+      .init = kvant_kernels_init_avx512_vbmi },
     { .level = KVANT_CPU_NEON, .name = "neon", .init = kvant_kernels_init_neon },
     { .level = KVANT_CPU_NEON_DOT, .name = "neondot", .init = kvant_kernels_init_neon_dot },
 };
@@ -77,7 +81,8 @@ static void fill(void)
     for (size_t i = 0; i < N_LEVELS; i++) {
         if (!levels[i].init || !kvant_cpu_has(levels[i].level))
             continue;
-        levels[i].init(&kernels); /* compiled for the level: filling a table already takes its instructions */
+        levels[i].init(
+            &kernels); /* compiled for the level: filling a table already takes its instructions */
         levels[i].kernels = kernels;
         levels[i].usable = true;
         best = i;

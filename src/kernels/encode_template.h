@@ -32,8 +32,8 @@ static KVANT_DOT_FN(NAME(dot))
         sum[v] = vf_zero();
     for (; i + 16 <= n; i += 16)
         for (uint32_t v = 0; v < SUM_VECTORS; v++)
-            sum[v] =
-                vf_add(sum[v], vf_mul(vf_load_unaligned(a + i + v * LANES), vf_load_unaligned(b + i + v * LANES)));
+            sum[v] = vf_add(sum[v], vf_mul(vf_load_unaligned(a + i + v * LANES),
+                                           vf_load_unaligned(b + i + v * LANES)));
     for (uint32_t v = 0; v < SUM_VECTORS; v++)
         vf_store_unaligned(s + v * LANES, sum[v]);
     for (uint32_t j = 0; i < n; i++, j++)
@@ -57,7 +57,8 @@ static KVANT_DOT_ROWS_FN(NAME(dot_rows))
             unrolled_for (uint32_t v = 0; v < SUM_VECTORS; v++) {
                 const vf x = vf_load_unaligned(a + i + v * LANES);
                 unrolled_for (uint32_t r = 0; r < 4; r++)
-                    sum[r][v] = vf_add(sum[r][v], vf_mul(x, vf_load_unaligned(b + r * (size_t)n + i + v * LANES)));
+                    sum[r][v] = vf_add(
+                        sum[r][v], vf_mul(x, vf_load_unaligned(b + r * (size_t)n + i + v * LANES)));
             }
         unrolled_for (uint32_t r = 0; r < 4; r++) {
             unrolled_for (uint32_t v = 0; v < SUM_VECTORS; v++)
@@ -75,8 +76,8 @@ static KVANT_DOT_ROWS_FN(NAME(dot_rows))
  * vectors of one row of y, or of some rows, which share what is read. */
 #define COMBINED 4
 
-KVANT_INLINE void combine_vectors(uint32_t n_y, uint32_t vectors, const float *rows, const float *weights, uint32_t k, uint32_t n,
-                                  float *y)
+KVANT_INLINE void combine_vectors(uint32_t n_y, uint32_t vectors, const float *rows,
+                                  const float *weights, uint32_t k, uint32_t n, float *y)
 {
     vf sum[COMBINED][COMBINED];
     unrolled_for (uint32_t r = 0; r < n_y; r++)
@@ -95,9 +96,11 @@ KVANT_INLINE void combine_vectors(uint32_t n_y, uint32_t vectors, const float *r
             vf_store_unaligned(y + (size_t)r * n + v * LANES, sum[r][v]);
 }
 
-KVANT_INLINE void combine_some(uint32_t n_y, const float *rows, const float *weights, uint32_t k, uint32_t n, float *y)
+KVANT_INLINE void combine_some(uint32_t n_y, const float *rows, const float *weights, uint32_t k,
+                               uint32_t n, float *y)
 {
-    const uint32_t vectors = n_y > 1 && LANES == 8 ? 2 : COMBINED; /* of 16 registers; others have 32 */
+    const uint32_t vectors =
+        n_y > 1 && LANES == 8 ? 2 : COMBINED; /* of 16 registers; others have 32 */
     uint32_t i = 0;
     for (; i + vectors * LANES <= n; i += vectors * LANES)
         combine_vectors(n_y, vectors, rows + i, weights, k, n, y + i);
@@ -114,7 +117,8 @@ KVANT_INLINE void combine_some(uint32_t n_y, const float *rows, const float *wei
 
 static KVANT_COMBINE_ROWS_FN(NAME(combine_rows))
 {
-    for (; n_y >= COMBINED; n_y -= COMBINED, weights += (size_t)COMBINED * k, y += (size_t)COMBINED * n)
+    for (; n_y >= COMBINED;
+         n_y -= COMBINED, weights += (size_t)COMBINED * k, y += (size_t)COMBINED * n)
         combine_some(COMBINED, rows, weights, k, n, y);
     switch (n_y) {
     case 3: combine_some(3, rows, weights, k, n, y); break;
@@ -201,7 +205,8 @@ static KVANT_RANGE_FN(NAME(range))
     }
     vf low = vf_load_unaligned(x), high = low;
     for (uint32_t i = LANES; i < n; i += LANES) {
-        uint32_t at = i + LANES <= n ? i : n - LANES; /* the last vector may overlap the one before */
+        uint32_t at =
+            i + LANES <= n ? i : n - LANES; /* the last vector may overlap the one before */
         vf v = vf_load_unaligned(x + at);
         low = vf_min(low, v);
         high = vf_max(high, v);

@@ -10,7 +10,8 @@
 typedef struct kvant_feedback {
     uint32_t n, stride; /* n rounded up to a multiple of 16 */
     float pivots[KVANT_MAX_HEAD_DIM];
-    float columns[]; /* L by columns, n of them of stride numbers; zeros up to the diagonal and behind n */
+    float columns
+        []; /* L by columns, n of them of stride numbers; zeros up to the diagonal and behind n */
 } kvant_feedback;
 
 /* What the scale of a row is made of: its own loss, and the product of the row and its decoded

@@ -21,8 +21,9 @@ KVANT_INLINE uint32_t NAME(feedback_code)(const float *thresholds, uint32_t bits
 }
 
 /* From the 16 numbers on among which the first one lies: those before it meet zeros. */
-KVANT_INLINE void NAME(feedback_pass_on)(const float *restrict column, uint32_t first, uint32_t end, float error,
-                                         float number, float *restrict target, float *restrict a)
+KVANT_INLINE void NAME(feedback_pass_on)(const float *restrict column, uint32_t first, uint32_t end,
+                                         float error, float number, float *restrict target,
+                                         float *restrict a)
 {
     for (uint32_t i = first / 16 * 16; i < end; i++) {
         target[i] -= column[i] * error;
@@ -30,9 +31,10 @@ KVANT_INLINE void NAME(feedback_pass_on)(const float *restrict column, uint32_t 
     }
 }
 
-KVANT_INLINE kvant_feedback_sums NAME(feedback_codes_of)(const kvant_feedback *feedback, const float *z,
-                                                         const float *thresholds, const float *values,
-                                                         uint32_t bits, uint8_t *codes)
+KVANT_INLINE kvant_feedback_sums NAME(feedback_codes_of)(const kvant_feedback *feedback,
+                                                         const float *z, const float *thresholds,
+                                                         const float *values, uint32_t bits,
+                                                         uint8_t *codes)
 {
     _Alignas(64) float target[KVANT_MAX_HEAD_DIM], a[KVANT_MAX_HEAD_DIM];
     kvant_feedback_sums sums = { 0, 0 };

@@ -4,8 +4,9 @@
 #include "../base/half.h"
 #include "kernels.h"
 
-static uint32_t code_at(const kvant_layout *layout, const uint32_t *words, uint32_t group, uint32_t column_tile,
-                        uint32_t lane, uint32_t tile_in_group, uint32_t field, uint32_t odd)
+static uint32_t code_at(const kvant_layout *layout, const uint32_t *words, uint32_t group,
+                        uint32_t column_tile, uint32_t lane, uint32_t tile_in_group, uint32_t field,
+                        uint32_t odd)
 {
     uint32_t code = 0, tiles = kvant_layout_group_tiles(layout, group);
     for (uint32_t i = 0; i < layout->n_planes; i++) {
@@ -18,8 +19,8 @@ static uint32_t code_at(const kvant_layout *layout, const uint32_t *words, uint3
     return code;
 }
 
-void kvant_unpack_group_c(const kvant_layout *layout, const void *page, const float *values, float offset,
-                          uint32_t group, float *tile)
+void kvant_unpack_group_c(const kvant_layout *layout, const void *page, const float *values,
+                          float offset, uint32_t group, float *tile)
 {
     uint32_t tiles = kvant_layout_group_tiles(layout, group);
     size_t stride = layout->role == KVANT_ROLE_K ? KVANT_PAGE_TOKENS : layout->padded_dim;
@@ -29,11 +30,13 @@ void kvant_unpack_group_c(const kvant_layout *layout, const void *page, const fl
                 for (uint32_t rt = 0; rt < tiles; rt++)
                     for (uint32_t odd = 0; odd < 2; odd++) {
                         uint32_t column = 16 * ct + 2 * (lane % 4) + 8 * (field / 2) + odd;
-                        uint32_t position = 64 * group + 8 * tiles * (field % 2) + tiles * (lane / 4) + rt;
+                        uint32_t position =
+                            64 * group + 8 * tiles * (field % 2) + tiles * (lane / 4) + rt;
                         uint32_t code = code_at(layout, page, group, ct, lane, rt, field, odd);
                         if (layout->role == KVANT_ROLE_V)
                             column = kvant_token_position(column);
-                        tile[column * stride + position] = values ? values[code] : (float)code + offset;
+                        tile[column * stride + position] =
+                            values ? values[code] : (float)code + offset;
                     }
 }
 
@@ -72,7 +75,8 @@ KVANT_MASK_SCORES_FN(kvant_mask_scores_c)
     for (uint32_t i = 0; i < KVANT_PAGE_TOKENS; i += 4)
         for (uint32_t j = 0; j < 4; j++)
             lanes[j] = scores[i + j] > lanes[j] ? scores[i + j] : lanes[j];
-    float even = lanes[0] > lanes[2] ? lanes[0] : lanes[2], odd = lanes[1] > lanes[3] ? lanes[1] : lanes[3];
+    float even = lanes[0] > lanes[2] ? lanes[0] : lanes[2],
+          odd = lanes[1] > lanes[3] ? lanes[1] : lanes[3];
     return even > odd ? even : odd;
 }
 

@@ -14,14 +14,17 @@
  * rows, that hold zeros left of column k (upper), or right of it (lower). */
 typedef enum row_shape { ROWS_FULL, ROWS_UPPER, ROWS_LOWER } row_shape;
 
-KVANT_INLINE void NAME(add_multiples)(double *restrict to, const double *restrict factors, const double *restrict x, size_t stride,
-                                      size_t n_x, size_t first, size_t end, row_shape shape)
+KVANT_INLINE void NAME(add_multiples)(double *restrict to, const double *restrict factors,
+                                      const double *restrict x, size_t stride, size_t n_x,
+                                      size_t first, size_t end, row_shape shape)
 {
     size_t k = 0;
     for (; k + 4 <= n_x; k += 4) {
-        const double *restrict x0 = x + k * stride, *restrict x1 = x0 + stride, *restrict x2 = x1 + stride, *restrict x3 = x2 + stride;
+        const double *restrict x0 = x + k * stride, *restrict x1 = x0 + stride,
+                               *restrict x2 = x1 + stride, *restrict x3 = x2 + stride;
         const double f0 = factors[k], f1 = factors[k + 1], f2 = factors[k + 2], f3 = factors[k + 3];
-        const size_t from = shape == ROWS_UPPER && k > first ? k : first, last = shape == ROWS_LOWER && k + 4 < end ? k + 4 : end;
+        const size_t from = shape == ROWS_UPPER && k > first ? k : first,
+                     last = shape == ROWS_LOWER && k + 4 < end ? k + 4 : end;
         for (size_t j = from; j < last; j++)
             to[j] = (((to[j] + f0 * x0[j]) + f1 * x1[j]) + f2 * x2[j]) + f3 * x3[j];
     }
@@ -84,7 +87,8 @@ static bool NAME(factor_from_end)(size_t n, double *a, double *room, double *col
 }
 
 /* out = U^T b U of a symmetric b. */
-static void NAME(sandwich)(size_t n, const double *u, const double *b, double *out, double *row, double *column)
+static void NAME(sandwich)(size_t n, const double *u, const double *b, double *out, double *row,
+                           double *column)
 {
     for (size_t i = 0; i < n; i++) {
         for (size_t k = 0; k <= i; k++)
@@ -101,7 +105,8 @@ static void NAME(sandwich)(size_t n, const double *u, const double *b, double *o
  * number, which is returned. */
 static double NAME(reflect)(double *v, size_t n, double *beta)
 {
-    const double rest = kvant_dot_lanes(v + 1, v + 1, n - 1), first = v[0], length = sqrt(first * first + rest);
+    const double rest = kvant_dot_lanes(v + 1, v + 1, n - 1), first = v[0],
+                 length = sqrt(first * first + rest);
     *beta = 0;
     if (rest == 0)
         return first;
@@ -112,15 +117,17 @@ static double NAME(reflect)(double *v, size_t n, double *beta)
 }
 
 /* a -= v w^T + w v^T, and sum = next times a, in rows from the given one on and columns from first on. */
-static void NAME(update)(size_t n, double *a, size_t row, size_t first, const double *restrict v, const double *restrict w,
-                         const double *restrict next, double *restrict sum)
+static void NAME(update)(size_t n, double *a, size_t row, size_t first, const double *restrict v,
+                         const double *restrict w, const double *restrict next,
+                         double *restrict sum)
 {
     memset(sum + first, 0, (n - first) * sizeof *sum);
     for (; row + 4 <= n; row += 4) {
-        double *restrict r0 = a + row * n, *restrict r1 = r0 + n, *restrict r2 = r1 + n, *restrict r3 = r2 + n;
-        const double v0 = v[row], v1 = v[row + 1], v2 = v[row + 2], v3 = v[row + 3], w0 = w[row], w1 = w[row + 1],
-                     w2 = w[row + 2], w3 = w[row + 3], n0 = next[row], n1 = next[row + 1], n2 = next[row + 2],
-                     n3 = next[row + 3];
+        double *restrict r0 = a + row * n, *restrict r1 = r0 + n, *restrict r2 = r1 + n,
+                         *restrict r3 = r2 + n;
+        const double v0 = v[row], v1 = v[row + 1], v2 = v[row + 2], v3 = v[row + 3], w0 = w[row],
+                     w1 = w[row + 1], w2 = w[row + 2], w3 = w[row + 3], n0 = next[row],
+                     n1 = next[row + 1], n2 = next[row + 2], n3 = next[row + 3];
         for (size_t j = first; j < n; j++) {
             r0[j] -= v0 * w[j] + w0 * v[j];
             r1[j] -= v1 * w[j] + w1 * v[j];
@@ -147,8 +154,8 @@ static void NAME(weigh)(size_t n, const double *v, double beta, double *w)
 /* a becomes tridiagonal: its diagonal, and the numbers beside it. The vector of reflection k stays in
  * row k, right of zeros. Rows are reflected when the next vector is known: they go by once for both. Left
  * of the columns that matter, up to where vectors are aligned, anything may come out. */
-static void NAME(tridiagonalise)(size_t n, double *a, double *diagonal, double *beside, double *betas,
-                                 const double *zeros, double *sums)
+static void NAME(tridiagonalise)(size_t n, double *a, double *diagonal, double *beside,
+                                 double *betas, const double *zeros, double *sums)
 {
     const double *v = zeros, *w = zeros;
     for (size_t k = 0; k < n; k++) {
@@ -169,8 +176,8 @@ static void NAME(tridiagonalise)(size_t n, double *a, double *diagonal, double *
 
 /* m becomes Q m Q^T, Q being the product of the reflections in a's rows, the last one first. Rows from k
  * on are whole; numbers above them are those of their columns. */
-static void NAME(reflect_back)(size_t n, const double *a, const double *betas, double *m, const double *zeros,
-                               double *sums)
+static void NAME(reflect_back)(size_t n, const double *a, const double *betas, double *m,
+                               const double *zeros, double *sums)
 {
     const double *v = zeros, *w = zeros;
     for (size_t k = n; k-- > 0;) {
@@ -195,14 +202,16 @@ static void NAME(reflect_back)(size_t n, const double *a, const double *betas, d
 #define ROOT_FACTOR 0.44127120030605137
 
 typedef struct NAME(nodes) {
-    double shift[ROOT_NODES], weight[ROOT_NODES], sum; /* of 1 - shift / (x + shift), weight: times shift */
+    double shift[ROOT_NODES], weight[ROOT_NODES],
+        sum; /* of 1 - shift / (x + shift), weight: times shift */
 } NAME(nodes);
 
-static void NAME(make_nodes)(double bound, NAME(nodes) *nodes)
+static void NAME(make_nodes)(double bound, NAME(nodes) * nodes)
 {
     int exponent;
     frexp(bound, &exponent);
-    exponent = (exponent + (exponent > 0)) / 2 + ROOT_LOWEST; /* bound <= 4^(exponent - ROOT_LOWEST) */
+    exponent =
+        (exponent + (exponent > 0)) / 2 + ROOT_LOWEST; /* bound <= 4^(exponent - ROOT_LOWEST) */
     nodes->sum = 0;
     for (int k = 0; k < ROOT_NODES; k++) {
         const bool low = k == 0, high = k == ROOT_NODES - 1;
@@ -219,15 +228,16 @@ static double NAME(bound_of)(size_t n, const double *diagonal, const double *bes
 {
     double bound = 0;
     for (size_t i = 0; i < n; i++) {
-        const double sum = fabs(diagonal[i]) + (i ? fabs(beside[i - 1]) : 0) + (i + 1 < n ? fabs(beside[i]) : 0);
+        const double sum =
+            fabs(diagonal[i]) + (i ? fabs(beside[i - 1]) : 0) + (i + 1 < n ? fabs(beside[i]) : 0);
         bound = sum > bound ? sum : bound;
     }
     return bound;
 }
 
 /* pivots and ratios of T + shift = L D L^T, per node; false when a pivot is not above 0. */
-static bool NAME(factor_shifted)(size_t n, const double *diagonal, const double *beside, const double *shift, double *pivots,
-                                 double *ratios)
+static bool NAME(factor_shifted)(size_t n, const double *diagonal, const double *beside,
+                                 const double *shift, double *pivots, double *ratios)
 {
     bool positive = true;
     for (size_t i = 0; i < n; i++) {
@@ -245,7 +255,8 @@ static bool NAME(factor_shifted)(size_t n, const double *diagonal, const double 
 
 /* root = T^(1/2) of the tridiagonal T. Row i of an inverse of T + shift is row i + 1 times a number,
  * except for the diagonal. room: 3 n ROOT_NODES. */
-static bool NAME(root)(size_t n, const double *diagonal, const double *beside, double *root, double *room)
+static bool NAME(root)(size_t n, const double *diagonal, const double *beside, double *root,
+                       double *room)
 {
     NAME(nodes) nodes;
     double *pivots = room, *ratios = pivots + n * ROOT_NODES, *rows = ratios + n * ROOT_NODES;
@@ -257,7 +268,8 @@ static bool NAME(root)(size_t n, const double *diagonal, const double *beside, d
         double *restrict to = root + i * n;
         for (size_t k = 0; k < ROOT_NODES; k += 4) {
             const double *ratio = ratios + i * ROOT_NODES + k;
-            double *restrict x0 = rows + k * n, *restrict x1 = x0 + n, *restrict x2 = x1 + n, *restrict x3 = x2 + n;
+            double *restrict x0 = rows + k * n, *restrict x1 = x0 + n, *restrict x2 = x1 + n,
+                             *restrict x3 = x2 + n;
             const double f0 = ratio[0], f1 = ratio[1], f2 = ratio[2], f3 = ratio[3];
             for (size_t j = i + 1; j < n; j++) {
                 x0[j] *= -f0, x1[j] *= -f1, x2[j] *= -f2, x3[j] *= -f3;
@@ -291,8 +303,8 @@ static void NAME(divide)(size_t n, double *r, const double *u)
 /* (U^T b U)^(1/2), with a = U U^T, takes the place of b. */
 static bool NAME(inner_root)(size_t n, double *a, double *b, double *room)
 {
-    double *inner = room, *sums = inner + n * n, *diagonal = sums + 2 * n, *beside = diagonal + n, *betas = beside + n,
-           *zeros = betas + n, *work = zeros + n;
+    double *inner = room, *sums = inner + n * n, *diagonal = sums + 2 * n, *beside = diagonal + n,
+           *betas = beside + n, *zeros = betas + n, *work = zeros + n;
     memset(zeros, 0, n * sizeof *zeros);
     memset(sums, 0, 2 * n * sizeof *sums);
     if (!NAME(factor_from_end)(n, a, work, sums))

@@ -32,7 +32,8 @@ KVANT_INLINE uint32_t code_digits(uint32_t bits)
 
 /* Digit 0 (the low four bits of codes) or 1 of column tile ct, from word `at` of its unit on;
  * planes are those of a row group of 4 row tiles. */
-KVANT_INLINE vi nibble_word(const uint32_t *const *planes, uint32_t bits, uint32_t digit, uint32_t ct, uint32_t at)
+KVANT_INLINE vi nibble_word(const uint32_t *const *planes, uint32_t bits, uint32_t digit,
+                            uint32_t ct, uint32_t at)
 {
     if (digit)
         planes++;

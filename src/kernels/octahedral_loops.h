@@ -62,13 +62,14 @@ static void octahedral_count(const float *thresholds, uint32_t n, const float *x
     for (uint32_t k = 0; k < n; k += 8)
         for (uint32_t j = 0; j < OCTAHEDRAL_LANES; j++) {
             const float *t = thresholds + k;
-            count[j] += (x[j] > t[0]) + (x[j] > t[1]) + (x[j] > t[2]) + (x[j] > t[3]) + (x[j] > t[4]) +
-                        (x[j] > t[5]) + (x[j] > t[6]) + (x[j] > t[7]);
+            count[j] += (x[j] > t[0]) + (x[j] > t[1]) + (x[j] > t[2]) + (x[j] > t[3]) +
+                        (x[j] > t[4]) + (x[j] > t[5]) + (x[j] > t[6]) + (x[j] > t[7]);
         }
 }
 
 /* The level nearest to each number and its two neighbours. */
-static void octahedral_near(const kvant_triplet_book *book, const float *x, octahedral_candidates *near)
+static void octahedral_near(const kvant_triplet_book *book, const float *x,
+                            octahedral_candidates *near)
 {
     int32_t count[OCTAHEDRAL_LANES], last = (int32_t)(1u << book->direction_bits) - 1;
     octahedral_count(book->direction_thresholds, 1u << book->direction_bits, x, count);
@@ -83,7 +84,8 @@ static void octahedral_near(const kvant_triplet_book *book, const float *x, octa
 
 /* Keeps of the three candidates the nearest, with or without the next higher one, or the two that
  * lie around the number. */
-static void octahedral_narrow(const float *x, kvant_triplet_rounding rounding, octahedral_candidates *near)
+static void octahedral_narrow(const float *x, kvant_triplet_rounding rounding,
+                              octahedral_candidates *near)
 {
     bool from_nearest = rounding == KVANT_ROUND_SCALAR || rounding == KVANT_ROUND_NEXT;
     for (uint32_t j = 0; from_nearest && j < OCTAHEDRAL_LANES; j++) {
@@ -100,8 +102,8 @@ static void octahedral_narrow(const float *x, kvant_triplet_rounding rounding, o
 }
 
 /* Takes candidate (a, b), at u and w of the square, where it is better than the best one. */
-static void octahedral_try(const octahedral_direction *p, const float *u, const float *w, int32_t a, int32_t b,
-                           octahedral_best *best)
+static void octahedral_try(const octahedral_direction *p, const float *u, const float *w, int32_t a,
+                           int32_t b, octahedral_best *best)
 {
     for (uint32_t j = 0; j < OCTAHEDRAL_LANES; j++) {
         float x, y, z;
@@ -140,9 +142,10 @@ static void octahedral_search_all(const kvant_triplet_book *book, const octahedr
         }
 }
 
-static void octahedral_store_direction(const kvant_triplet_book *book, const octahedral_direction *p,
-                                       const octahedral_best *best, const int32_t *first_u, const int32_t *first_w,
-                                       uint32_t at, kvant_triplets *t)
+static void octahedral_store_direction(const kvant_triplet_book *book,
+                                       const octahedral_direction *p, const octahedral_best *best,
+                                       const int32_t *first_u, const int32_t *first_w, uint32_t at,
+                                       kvant_triplets *t)
 {
     int32_t last = (int32_t)(1u << book->direction_bits) - 1;
     for (uint32_t j = 0; j < OCTAHEDRAL_LANES; j++) {

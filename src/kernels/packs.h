@@ -77,7 +77,8 @@ static inline uint32_t kvant_pack_get(uint32_t bits, const uint8_t *codes, uint3
 }
 
 /* Codes of the 4 dimensions of a quad. */
-static inline void kvant_pack_put_quad(uint32_t bits, uint8_t *codes, uint32_t quad, uint32_t v, const uint8_t four[4])
+static inline void kvant_pack_put_quad(uint32_t bits, uint8_t *codes, uint32_t quad, uint32_t v,
+                                       const uint8_t four[4])
 {
     for (kvant_pack_part part = { 0 }; kvant_pack_next(bits, 4 * quad, v, &part);) {
         const uint32_t mask = (1u << part.bits) - 1;
@@ -107,5 +108,6 @@ static inline uint32_t kvant_pack_circle(const kvant_pack_format *format, uint32
 static inline uint32_t kvant_pack_step(uint32_t bits, uint32_t circle_quads, uint32_t dim)
 {
     const uint32_t quad = dim / 4;
-    return bits == 4 ? dim % 4 * circle_quads + quad : (dim % 4 * 2 + quad % 2) * (circle_quads / 2) + quad / 2;
+    return bits == 4 ? dim % 4 * circle_quads + quad
+                     : (dim % 4 * 2 + quad % 2) * (circle_quads / 2) + quad / 2;
 }

@@ -1,7 +1,8 @@
 /* packs_c.c - products with the codes of an index in portable C, the reference. */
 #include "kernels.h"
 
-static int32_t level_of(const kvant_pack_format *format, const uint8_t *codes, uint32_t dim, uint32_t v)
+static int32_t level_of(const kvant_pack_format *format, const uint8_t *codes, uint32_t dim,
+                        uint32_t v)
 {
     const uint32_t code = kvant_pack_get(format->bits, codes, dim, v);
     return format->bits == 8 ? (int32_t)code - 128 : format->levels[code];
@@ -20,7 +21,8 @@ KVANT_PACK_DOTS_FN(kvant_pack_dots_c)
             const int8_t *x = queries->x + ((size_t)quad * queries->n + i) * 4;
             int32_t *sums = dots + (size_t)i * KVANT_PACK_VECTORS;
             for (uint32_t v = 0; v < KVANT_PACK_VECTORS; v++)
-                sums[v] += levels[v][0] * x[0] + levels[v][1] * x[1] + levels[v][2] * x[2] + levels[v][3] * x[3];
+                sums[v] += levels[v][0] * x[0] + levels[v][1] * x[1] + levels[v][2] * x[2] +
+                           levels[v][3] * x[3];
         }
     }
 }

@@ -24,16 +24,16 @@
 
 /* Operands of one half of a step of quads; at: the part of the step's first chunk. bits and half are
  * constants. */
-KVANT_INLINE void NAME(pack_operands)(uint32_t bits, uint32_t half, pack_bytes table, const uint8_t *at,
-                                      pack_bytes *operand)
+KVANT_INLINE void NAME(pack_operands)(uint32_t bits, uint32_t half, pack_bytes table,
+                                      const uint8_t *at, pack_bytes *operand)
 {
     if (bits == 8) {
         operand[0] = pack_whole(pack_load(at + half * KVANT_PACK_CHUNK));
     } else if (bits == 3) {
         const pack_bytes high = pack_load(at + 2 * KVANT_PACK_CHUNK);
         unrolled_for (uint32_t q = 0; q < 4; q++)
-            operand[q] = pack_look_up_two(table, pack_load(at + q / 2 * KVANT_PACK_CHUNK), 2 * (q % 2 * 2 + half),
-                                          high, 2 * q + half);
+            operand[q] = pack_look_up_two(table, pack_load(at + q / 2 * KVANT_PACK_CHUNK),
+                                          2 * (q % 2 * 2 + half), high, 2 * q + half);
     } else {
         unrolled_for (uint32_t q = 0; q < 4 / bits; q++)
             operand[q] = pack_look_up(table, pack_load(at), bits * (2 * q + half));
@@ -42,9 +42,10 @@ KVANT_INLINE void NAME(pack_operands)(uint32_t bits, uint32_t half, pack_bytes t
 
 /* Part `part` of all chunks times n queries from `first` on. bits and n are constants. Two sets of
  * sums hide the latency of products where queries are few. */
-KVANT_INLINE void NAME(pack_part)(uint32_t bits, uint32_t n, uint32_t ways, const kvant_pack_format *format,
-                                  const uint8_t *codes, const kvant_pack_queries *queries, uint32_t first,
-                                  uint32_t part, pack_bytes table, int32_t *dots)
+KVANT_INLINE void NAME(pack_part)(uint32_t bits, uint32_t n, uint32_t ways,
+                                  const kvant_pack_format *format, const uint8_t *codes,
+                                  const kvant_pack_queries *queries, uint32_t first, uint32_t part,
+                                  pack_bytes table, int32_t *dots)
 {
     const uint32_t quads = bits == 3 ? 4 : bits < 4 ? 4 / bits : 1; /* of a step */
     const size_t step = (size_t)queries->n * 4;
@@ -52,7 +53,8 @@ KVANT_INLINE void NAME(pack_part)(uint32_t bits, uint32_t n, uint32_t ways, cons
     const uint8_t *at = codes + (size_t)part * PACK_BYTES;
     pack_sums sum[2][PACK_TILE][2];
     unrolled_for (uint32_t i = 0; i < n; i++) {
-        const int32_t bias = PACK_BIASED(bits) ? -(int32_t)format->bias * queries->sums[first + i] : 0;
+        const int32_t bias =
+            PACK_BIASED(bits) ? -(int32_t)format->bias * queries->sums[first + i] : 0;
         unrolled_for (uint32_t half = 0; half < 2; half++) {
             sum[0][i][half] = pack_set(bias);
             sum[1][i][half] = pack_set(0);
@@ -67,34 +69,39 @@ KVANT_INLINE void NAME(pack_part)(uint32_t bits, uint32_t n, uint32_t ways, cons
                 pack_bytes operand[4];
                 NAME(pack_operands)(bits, half, table, at, operand);
                 unrolled_for (uint32_t i = 0; i < n; i++)
-                    sum[way][i][half] = bits == 8 ? pack_add_whole(sum[way][i][half], operand[0], x + 4 * i)
-                                                  : pack_add(sum[way][i][half], operand, quads,
-                                                             bits == 3 ? 2 : quads, x + 4 * i, step);
+                    sum[way][i][half] =
+                        bits == 8 ? pack_add_whole(sum[way][i][half], operand[0], x + 4 * i)
+                                  : pack_add(sum[way][i][half], operand, quads,
+                                             bits == 3 ? 2 : quads, x + 4 * i, step);
             }
             at += quads * bits * 16;
             x += quads * step;
         }
     unrolled_for (uint32_t i = 0; i < n; i++)
         unrolled_for (uint32_t half = 0; half < 2; half++)
-            pack_store(dots + (size_t)(first + i) * KVANT_PACK_VECTORS + half * 16 + part * PACK_LANES,
+            pack_store(dots + (size_t)(first + i) * KVANT_PACK_VECTORS + half * 16 +
+                           part * PACK_LANES,
                        pack_finish(sum[0][i][half], sum[1][i][half]));
 }
 
-KVANT_INLINE void NAME(pack_tile)(uint32_t bits, uint32_t n, uint32_t ways, const kvant_pack_format *format,
-                                  const uint8_t *codes, const kvant_pack_queries *queries, uint32_t first,
+KVANT_INLINE void NAME(pack_tile)(uint32_t bits, uint32_t n, uint32_t ways,
+                                  const kvant_pack_format *format, const uint8_t *codes,
+                                  const kvant_pack_queries *queries, uint32_t first,
                                   pack_bytes table, int32_t *dots)
 {
     for (uint32_t part = 0; part < PACK_PARTS; part++)
         NAME(pack_part)(bits, n, ways, format, codes, queries, first, part, table, dots);
 }
 
-KVANT_INLINE void NAME(pack_width)(uint32_t bits, const kvant_pack_format *format, const uint8_t *codes,
-                                   const kvant_pack_queries *queries, int32_t *dots)
+KVANT_INLINE void NAME(pack_width)(uint32_t bits, const kvant_pack_format *format,
+                                   const uint8_t *codes, const kvant_pack_queries *queries,
+                                   int32_t *dots)
 {
     uint8_t entries[16];
     uint32_t i = 0;
     for (uint32_t code = 0; code < 16; code++)
-        entries[code] = (uint8_t)(format->levels[code % (1u << bits % 8)] + (PACK_BIASED(bits) ? format->bias : 0));
+        entries[code] = (uint8_t)(format->levels[code % (1u << bits % 8)] +
+                                  (PACK_BIASED(bits) ? format->bias : 0));
     const pack_bytes table = pack_table(entries);
     for (; i + PACK_TILE <= queries->n; i += PACK_TILE)
         NAME(pack_tile)(bits, PACK_TILE, 1, format, codes, queries, i, table, dots);

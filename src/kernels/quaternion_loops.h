@@ -14,8 +14,9 @@
 
 /* <x, p s> = <y, p> with y = x conj(s), and its maximum over the 24 Hurwitz units p is the largest
  * |y_i| or half their sum. */
-static void NAME(closest_cosets_loop)(const float *restrict x, size_t stride, const float *restrict s, uint32_t n,
-                                      float *restrict best, uint32_t *restrict which)
+static void NAME(closest_cosets_loop)(const float *restrict x, size_t stride,
+                                      const float *restrict s, uint32_t n, float *restrict best,
+                                      uint32_t *restrict which)
 {
     const float *x0 = x, *x1 = x + stride, *x2 = x + 2 * stride, *x3 = x + 3 * stride;
     for (uint32_t k = 0; k < n; k++) {
@@ -26,7 +27,8 @@ static void NAME(closest_cosets_loop)(const float *restrict x, size_t stride, co
             const float c = fabsf(x2[j] * s0 - x3[j] * s1 - x0[j] * s2 + x1[j] * s3);
             const float d = fabsf(x3[j] * s0 + x2[j] * s1 - x1[j] * s2 - x0[j] * s3);
             const float ab = a > b ? a : b, cd = c > d ? c : d, largest = ab > cd ? ab : cd;
-            const float half = ((a + b) + (c + d)) * 0.5f, closeness = largest > half ? largest : half;
+            const float half = ((a + b) + (c + d)) * 0.5f,
+                        closeness = largest > half ? largest : half;
             const float before = best[j];
             const uint32_t closer = 0u - (uint32_t)(closeness > before);
             which[j] = (k & closer) | (which[j] & ~closer);
@@ -43,14 +45,17 @@ static KVANT_CLOSEST_COSETS_FN(NAME(closest_cosets))
     NAME(closest_cosets_loop)(x, stride, secondaries, n, best, which);
 }
 
-static void NAME(largest_products_loop)(const float *restrict x, size_t stride, const float *restrict entries,
-                                        uint32_t n, float *restrict best, uint32_t *restrict which)
+static void NAME(largest_products_loop)(const float *restrict x, size_t stride,
+                                        const float *restrict entries, uint32_t n,
+                                        float *restrict best, uint32_t *restrict which)
 {
     const float *x0 = x, *x1 = x + stride, *x2 = x + 2 * stride, *x3 = x + 3 * stride;
     for (uint32_t k = 0; k < n; k++) {
-        const float w0 = entries[4 * k], w1 = entries[4 * k + 1], w2 = entries[4 * k + 2], w3 = entries[4 * k + 3];
+        const float w0 = entries[4 * k], w1 = entries[4 * k + 1], w2 = entries[4 * k + 2],
+                    w3 = entries[4 * k + 3];
         for (uint32_t j = 0; j < QUATERNION_LANES; j++) {
-            const float product = (x0[j] * w0 + x1[j] * w1) + (x2[j] * w2 + x3[j] * w3), before = best[j];
+            const float product = (x0[j] * w0 + x1[j] * w1) + (x2[j] * w2 + x3[j] * w3),
+                        before = best[j];
             const uint32_t larger = 0u - (uint32_t)(product > before);
             which[j] = (k & larger) | (which[j] & ~larger);
             best[j] = product > before ? product : before;

@@ -17,8 +17,8 @@
  * unpack, code_dots, tile_sums, token_halves, dot_codes and codebook_codes. */
 
 /* One block of c in registers: rows and vectors are constants at every call. */
-KVANT_INLINE void matmul_block(uint32_t rows, uint32_t vectors, const float *a, size_t lda, const float *b,
-                               size_t ldb, float *c, size_t ldc, uint32_t k)
+KVANT_INLINE void matmul_block(uint32_t rows, uint32_t vectors, const float *a, size_t lda,
+                               const float *b, size_t ldb, float *c, size_t ldc, uint32_t k)
 {
     vf sum[6][MATMUL_VECTORS];
     unrolled_for (uint32_t i = 0; i < rows; i++)
@@ -39,8 +39,8 @@ KVANT_INLINE void matmul_block(uint32_t rows, uint32_t vectors, const float *a, 
             vf_store(c + i * ldc + j * LANES, sum[i][j]);
 }
 
-KVANT_INLINE void matmul_rows(uint32_t rows, const float *a, size_t lda, const float *b, size_t ldb, float *c,
-                              size_t ldc, uint32_t k, uint32_t n)
+KVANT_INLINE void matmul_rows(uint32_t rows, const float *a, size_t lda, const float *b, size_t ldb,
+                              float *c, size_t ldc, uint32_t k, uint32_t n)
 {
     uint32_t j = 0;
     for (; j + MATMUL_VECTORS * LANES <= n; j += MATMUL_VECTORS * LANES)
@@ -106,7 +106,8 @@ static KVANT_MASK_SCORES_FN(NAME(mask_scores))
     const float lowest_half = -65504;
     vf largest = vf_set(-INFINITY), factor = vf_set(slope);
     for (uint32_t i = 0; mask && i < KVANT_PAGE_TOKENS; i += LANES) {
-        vf offset = vf_load(mask + i), score = vf_keep_above(vf_load(scores + i), offset, lowest_half);
+        vf offset = vf_load(mask + i),
+           score = vf_keep_above(vf_load(scores + i), offset, lowest_half);
         vf_store(scores + i, vf_fma(factor, offset, score));
     }
     for (uint32_t i = 0; i < KVANT_PAGE_TOKENS; i += LANES)
@@ -127,7 +128,8 @@ static KVANT_SCALE_COLUMNS_FN(NAME(scale_columns))
     for (uint32_t j = 0; j < n; j += LANES) {
         vf factor = vf_load(scale + j), offset = vf_load(zero + j);
         for (uint32_t i = 0; i < m; i++)
-            vf_store(tile + (size_t)i * n + j, vf_fma(vf_load(tile + (size_t)i * n + j), factor, offset));
+            vf_store(tile + (size_t)i * n + j,
+                     vf_fma(vf_load(tile + (size_t)i * n + j), factor, offset));
     }
 }
 
@@ -136,7 +138,8 @@ static KVANT_SCALE_ROWS_FN(NAME(scale_rows))
     for (uint32_t i = 0; i < m; i++) {
         vf factor = vf_set(scale[i]), offset = vf_set(zero[i]);
         for (uint32_t j = 0; j < n; j += LANES)
-            vf_store(tile + (size_t)i * n + j, vf_fma(vf_load(tile + (size_t)i * n + j), factor, offset));
+            vf_store(tile + (size_t)i * n + j,
+                     vf_fma(vf_load(tile + (size_t)i * n + j), factor, offset));
     }
 }
 
@@ -144,7 +147,8 @@ static KVANT_SCALE_ROWS_FN(NAME(scale_rows))
 static KVANT_PACK_KEYS_FN(NAME(pack_keys))
 {
     for (uint32_t i = 0; i < n; i++) {
-        const vf scale = vf_set(scales[i]), weight = vf_set(weights[i]), threshold = vf_set(thresholds[i]);
+        const vf scale = vf_set(scales[i]), weight = vf_set(weights[i]),
+                 threshold = vf_set(thresholds[i]);
         uint32_t mask = 0;
         unrolled_for (uint32_t v = 0; v < KVANT_PACK_VECTORS; v += LANES) {
             const size_t at = (size_t)i * KVANT_PACK_VECTORS + v;

@@ -17,7 +17,8 @@
 
 #include "code_sums.h"
 
-#define TILE_COLUMN_TILES 8u /* of a piece: a tile of 16 KB, and x of a unit beside it in the nearest cache */
+#define TILE_COLUMN_TILES                                                                          \
+    8u /* of a piece: a tile of 16 KB, and x of a unit beside it in the nearest cache */
 
 /* A pair of columns 2 q and 2 q + 1 (+ 8 h) of column tile ct: index 16 (2 (ct / 4) + h) + 4 q + ct
  * mod 4, which is their order in x. Rows in the order of positions. */
@@ -34,7 +35,8 @@ typedef struct tile_range {
     uint32_t first, end;
 } tile_range;
 
-KVANT_INLINE void pair_columns(const int16_t *x, size_t x_stride, uint32_t rows, tile_range range, pair_rows *out)
+KVANT_INLINE void pair_columns(const int16_t *x, size_t x_stride, uint32_t rows, tile_range range,
+                               pair_rows *out)
 {
     uint32_t n = (range.end + 3) / 4 * KVANT_PAGE_TOKENS;
     for (uint32_t i = 0; i < rows; i++)
@@ -42,8 +44,8 @@ KVANT_INLINE void pair_columns(const int16_t *x, size_t x_stride, uint32_t rows,
             vi_store_aligned(out->at[i] + j / 2, vi_pair_words(vi_load(x + i * x_stride + j)));
 }
 
-KVANT_INLINE void add_column_pair(const pair_tile *tile, uint32_t position, const pair_rows *x, uint32_t pair,
-                                  uint32_t rows, vi sum[TILE_ROWS][TILE_VECTORS])
+KVANT_INLINE void add_column_pair(const pair_tile *tile, uint32_t position, const pair_rows *x,
+                                  uint32_t pair, uint32_t rows, vi sum[TILE_ROWS][TILE_VECTORS])
 {
     vi column[TILE_VECTORS];
     unrolled_for (uint32_t j = 0; j < TILE_VECTORS; j++)
@@ -56,11 +58,12 @@ KVANT_INLINE void add_column_pair(const pair_tile *tile, uint32_t position, cons
 }
 
 /* The pairs of a block of 4 column tiles, or of those of them that the range has. */
-KVANT_INLINE void add_block(const pair_tile *tile, uint32_t position, const pair_rows *x, uint32_t block,
-                            tile_range range, uint32_t rows, vi sum[TILE_ROWS][TILE_VECTORS])
+KVANT_INLINE void add_block(const pair_tile *tile, uint32_t position, const pair_rows *x,
+                            uint32_t block, tile_range range, uint32_t rows,
+                            vi sum[TILE_ROWS][TILE_VECTORS])
 {
-    uint32_t first = range.first > 4 * block ? range.first - 4 * block : 0, left = range.end - 4 * block,
-             end = left < 4 ? left : 4;
+    uint32_t first = range.first > 4 * block ? range.first - 4 * block : 0,
+             left = range.end - 4 * block, end = left < 4 ? left : 4;
     if (end - first == 4) {
         for (uint32_t pair = 32 * block; pair < 32 * (block + 1); pair++)
             add_column_pair(tile, position, x, pair, rows, sum);
@@ -81,16 +84,17 @@ typedef struct tile_target {
     size_t row, band; /* the group's first ones */
 } tile_target;
 
-KVANT_INLINE void store_dots(vi dots[TILE_ROWS][TILE_VECTORS], uint32_t first, uint32_t rows, uint32_t position,
-                             const tile_target *to)
+KVANT_INLINE void store_dots(vi dots[TILE_ROWS][TILE_VECTORS], uint32_t first, uint32_t rows,
+                             uint32_t position, const tile_target *to)
 {
     unrolled_for (uint32_t i = 0; i < rows; i++)
         unrolled_for (uint32_t j = 0; j < TILE_VECTORS; j++)
-            vi_store_aligned(to->dots + (first + i) * to->dots_stride + position + LANES * j, dots[i][j]);
+            vi_store_aligned(to->dots + (first + i) * to->dots_stride + position + LANES * j,
+                             dots[i][j]);
 }
 
-KVANT_INLINE void store_sums(vi dots[TILE_ROWS][TILE_VECTORS], uint32_t first, uint32_t rows, uint32_t position,
-                             const tile_target *to, const kvant_code_sums *out)
+KVANT_INLINE void store_sums(vi dots[TILE_ROWS][TILE_VECTORS], uint32_t first, uint32_t rows,
+                             uint32_t position, const tile_target *to, const kvant_code_sums *out)
 {
     unrolled_for (uint32_t i = 0; i < rows; i++) {
         size_t band = (first + i) * out->n_bands + to->band;
@@ -98,14 +102,14 @@ KVANT_INLINE void store_sums(vi dots[TILE_ROWS][TILE_VECTORS], uint32_t first, u
         float *sums = out->sums + (first + i) * out->stride + to->row + position;
         unrolled_for (uint32_t j = 0; j < TILE_VECTORS; j++)
             vf_store(sums + LANES * j, code_sum(dots[i][j], step, offset, out,
-                                                     to->row + position + LANES * j, sums + LANES * j));
+                                                to->row + position + LANES * j, sums + LANES * j));
     }
 }
 
 /* The same thrice, for what is asked once here is not asked for every vector: values, keys with
  * lines by row, all else. */
-KVANT_INLINE void finish_block(vi dots[TILE_ROWS][TILE_VECTORS], uint32_t first, uint32_t rows, uint32_t position,
-                               const tile_target *to)
+KVANT_INLINE void finish_block(vi dots[TILE_ROWS][TILE_VECTORS], uint32_t first, uint32_t rows,
+                               uint32_t position, const tile_target *to)
 {
     kvant_code_sums out = *to->out;
     if (!to->last)
@@ -119,21 +123,22 @@ KVANT_INLINE void finish_block(vi dots[TILE_ROWS][TILE_VECTORS], uint32_t first,
 }
 
 /* Positions of one block of vectors. */
-KVANT_INLINE void tile_block(const pair_tile *tile, uint32_t position, const pair_rows *x, tile_range range,
-                             uint32_t first, uint32_t rows, const tile_target *to)
+KVANT_INLINE void tile_block(const pair_tile *tile, uint32_t position, const pair_rows *x,
+                             tile_range range, uint32_t first, uint32_t rows, const tile_target *to)
 {
     vi sum[TILE_ROWS][TILE_VECTORS];
     unrolled_for (uint32_t i = 0; i < rows; i++)
         unrolled_for (uint32_t j = 0; j < TILE_VECTORS; j++)
-            sum[i][j] = to->more ? vi_load(to->dots + (first + i) * to->dots_stride + position + LANES * j)
-                                 : vi_set(0);
+            sum[i][j] =
+                to->more ? vi_load(to->dots + (first + i) * to->dots_stride + position + LANES * j)
+                         : vi_set(0);
     for (uint32_t block = range.first / 4; 4 * block < range.end; block++)
         add_block(tile, position, x, block, range, rows, sum);
     finish_block(sum, first, rows, position, to);
 }
 
-KVANT_INLINE void tile_rows(const pair_tile *tile, tile_range range, const int16_t *x, size_t x_stride,
-                            uint32_t first, uint32_t rows, const tile_target *to)
+KVANT_INLINE void tile_rows(const pair_tile *tile, tile_range range, const int16_t *x,
+                            size_t x_stride, uint32_t first, uint32_t rows, const tile_target *to)
 {
     pair_rows pairs;
     pair_columns(x + first * x_stride, x_stride, rows, range, &pairs);
@@ -157,11 +162,11 @@ static void tile_piece(const pair_tile *tile, tile_range range, const int16_t *x
 }
 
 /* piece: its first column tile. */
-static void make_tile(const uint32_t *const *planes, uint32_t bits, const dot_tables *tables, uint32_t piece,
-                      tile_range range, pair_tile *tile)
+static void make_tile(const uint32_t *const *planes, uint32_t bits, const dot_tables *tables,
+                      uint32_t piece, tile_range range, pair_tile *tile)
 {
-#define MAKE_TILE(bits)                                                                                            \
-    for (uint32_t i = range.first; i < range.end; i++)                                                             \
+#define MAKE_TILE(bits)                                                                            \
+    for (uint32_t i = range.first; i < range.end; i++)                                             \
     make_pairs(planes, bits, piece + i, tables, tile->at + 32 * (i / 4) + i % 4)
     switch (bits) {
     case 1: MAKE_TILE(1); return;
@@ -177,13 +182,14 @@ static void make_tile(const uint32_t *const *planes, uint32_t bits, const dot_ta
 }
 
 /* Of one row group; a group of fewer than 4 tiles has its sums in another order. */
-KVANT_INLINE void tile_group(const kvant_layout *layout, const uint32_t *const *planes, const dot_tables *tables,
-                             const kvant_code_factors *factors, const int16_t *x, tile_target *to, bool whole,
-                             uint32_t n)
+KVANT_INLINE void tile_group(const kvant_layout *layout, const uint32_t *const *planes,
+                             const dot_tables *tables, const kvant_code_factors *factors,
+                             const int16_t *x, tile_target *to, bool whole, uint32_t n)
 {
     pair_tile tile;
     to->more = false;
-    for (uint32_t piece = factors->first / 4 * 4; piece < factors->end; piece += TILE_COLUMN_TILES) {
+    for (uint32_t piece = factors->first / 4 * 4; piece < factors->end;
+         piece += TILE_COLUMN_TILES) {
         uint32_t left = factors->end - piece;
         tile_range range = { factors->first > piece ? factors->first - piece : 0,
                              left < TILE_COLUMN_TILES ? left : TILE_COLUMN_TILES };

@@ -38,12 +38,14 @@ static void spread_costs(const kvant_trellis *trellis, uint32_t cell, block_cost
 
 /* The new states of a block and of the same states of the other half; flags: those of 2 i, then of
  * 2 i + 1. */
-static void advance_block(const uint16_t *near, const uint16_t *far, const uint16_t *first, const uint16_t *second,
-                          uint16_t *to, uint8_t flags[2][BLOCK])
+static void advance_block(const uint16_t *near, const uint16_t *far, const uint16_t *first,
+                          const uint16_t *second, uint16_t *to, uint8_t flags[2][BLOCK])
 {
     for (uint32_t i = 0; i < BLOCK; i++) {
-        const uint16_t low0 = add_limited(first[i], near[i]), high0 = add_limited(second[i], far[i]);
-        const uint16_t low1 = add_limited(first[i], far[i]), high1 = add_limited(second[i], near[i]);
+        const uint16_t low0 = add_limited(first[i], near[i]),
+                       high0 = add_limited(second[i], far[i]);
+        const uint16_t low1 = add_limited(first[i], far[i]),
+                       high1 = add_limited(second[i], near[i]);
         to[2 * i] = high0 < low0 ? high0 : low0;
         to[2 * i + 1] = high1 < low1 ? high1 : low1;
         flags[0][i] = high0 < low0;
@@ -51,8 +53,8 @@ static void advance_block(const uint16_t *near, const uint16_t *far, const uint1
     }
 }
 
-static void advance_c(const kvant_trellis *trellis, uint32_t states, uint32_t cell, const uint16_t *from,
-                      uint16_t *to, uint32_t *decisions)
+static void advance_c(const kvant_trellis *trellis, uint32_t states, uint32_t cell,
+                      const uint16_t *from, uint16_t *to, uint32_t *decisions)
 {
     const uint32_t half = states / 2;
     block_costs costs;
@@ -61,10 +63,11 @@ static void advance_c(const kvant_trellis *trellis, uint32_t states, uint32_t ce
     for (uint32_t i = 0; i < half; i += BLOCK) {
         const uint32_t z = trellis->subsets[i][0] / 2u;
         uint8_t flags[2][BLOCK];
-        advance_block(costs.of[z], costs.of[z ^ KVANT_TRELLIS_SWAP], from + i, from + half + i, to + 2 * i, flags);
+        advance_block(costs.of[z], costs.of[z ^ KVANT_TRELLIS_SWAP], from + i, from + half + i,
+                      to + 2 * i, flags);
         for (uint32_t odd = 0; odd < 2; odd++)
-            decisions[(odd * half + i) / 32] |= (pack_flags(flags[odd]) | pack_flags(flags[odd] + 8) << 8)
-                                                << i % 32;
+            decisions[(odd * half + i) / 32] |=
+                (pack_flags(flags[odd]) | pack_flags(flags[odd] + 8) << 8) << i % 32;
     }
     for (uint32_t i = 1; cell == KVANT_TRELLIS_NO_NUMBER && i < states; i += 2)
         to[i] = UINT16_MAX;
@@ -94,7 +97,8 @@ static void add_bits(const uint8_t *restrict from, uint32_t n, uint8_t bit, uint
         to[i] ^= (uint8_t)(0 - from[i]) & bit;
 }
 
-void kvant_trellis_subsets(const kvant_trellis *trellis, const uint8_t *bits, uint32_t n, uint8_t *subsets)
+void kvant_trellis_subsets(const kvant_trellis *trellis, const uint8_t *bits, uint32_t n,
+                           uint8_t *subsets)
 {
     uint8_t circle[KVANT_TRELLIS_MAX_MEMORY + KVANT_TRELLIS_MAX_STEPS];
     const uint32_t memory = trellis->memory;
@@ -108,16 +112,18 @@ void kvant_trellis_subsets(const kvant_trellis *trellis, const uint8_t *bits, ui
 }
 
 /* Of a token's codes, padded_dim of them. */
-static void token_levels(const kvant_trellis *trellis, const kvant_layout *layout, const void *page, uint32_t token,
-                         int8_t *levels)
+static void token_levels(const kvant_trellis *trellis, const kvant_layout *layout, const void *page,
+                         uint32_t token, int8_t *levels)
 {
-    uint8_t codes[KVANT_MAX_PADDED_DIM], bits[KVANT_TRELLIS_MAX_STEPS] = { 0 }, subsets[KVANT_TRELLIS_MAX_STEPS];
+    uint8_t codes[KVANT_MAX_PADDED_DIM], bits[KVANT_TRELLIS_MAX_STEPS] = { 0 },
+                                         subsets[KVANT_TRELLIS_MAX_STEPS];
     kvant_layout_get(layout, page, token, codes);
     for (uint32_t j = 0; j < layout->padded_dim; j++)
         bits[trellis->steps[j]] = codes[j] & 1;
     kvant_trellis_subsets(trellis, bits, trellis->n_steps, subsets);
     for (uint32_t j = 0; j < layout->padded_dim; j++)
-        levels[j] = trellis->levels[KVANT_TRELLIS_SUBSETS * (codes[j] / 2u) + subsets[trellis->steps[j]]];
+        levels[j] =
+            trellis->levels[KVANT_TRELLIS_SUBSETS * (codes[j] / 2u) + subsets[trellis->steps[j]]];
 }
 
 static size_t position_of(uint32_t i)
@@ -129,14 +135,16 @@ KVANT_TRELLIS_DOTS_FN(kvant_trellis_dots_c)
 {
     const bool key = layout->role == KVANT_ROLE_K;
     for (uint32_t i = 0; i < n; i++)
-        memset(dots + i * dots_stride, 0, (layout->row_tiles + 3) / 4 * KVANT_PAGE_TOKENS * sizeof *dots);
+        memset(dots + i * dots_stride, 0,
+               (layout->row_tiles + 3) / 4 * KVANT_PAGE_TOKENS * sizeof *dots);
     for (uint32_t token = 0; token < KVANT_PAGE_TOKENS; token++) {
         int8_t levels[KVANT_MAX_PADDED_DIM];
         token_levels(trellis, layout, page, token, levels);
         for (uint32_t i = 0; i < n; i++)
             for (uint32_t j = 0; j < layout->padded_dim; j++) {
                 const uint32_t row = key ? token : j, column = key ? j : token;
-                dots[i * dots_stride + position_of(row)] += levels[j] * x[i * x_stride + position_of(column)];
+                dots[i * dots_stride + position_of(row)] +=
+                    levels[j] * x[i * x_stride + position_of(column)];
             }
     }
 }
@@ -153,26 +161,30 @@ KVANT_TRELLIS_VALUES_FN(kvant_trellis_values_c)
     }
 }
 
-static void circle_levels(const kvant_trellis *trellis, const kvant_pack_format *format, const uint8_t *codes,
-                          uint32_t quad, uint32_t n_quads, uint32_t v, uint8_t *levels)
+static void circle_levels(const kvant_trellis *trellis, const kvant_pack_format *format,
+                          const uint8_t *codes, uint32_t quad, uint32_t n_quads, uint32_t v,
+                          uint8_t *levels)
 {
     uint8_t bits[KVANT_TRELLIS_MAX_STEPS] = { 0 }, subsets[KVANT_TRELLIS_MAX_STEPS];
     for (uint32_t i = 0; i < 4 * n_quads; i++)
-        bits[kvant_pack_step(format->bits, n_quads, i)] = kvant_pack_get(format->bits, codes, 4 * quad + i, v) & 1;
+        bits[kvant_pack_step(format->bits, n_quads, i)] =
+            kvant_pack_get(format->bits, codes, 4 * quad + i, v) & 1;
     kvant_trellis_subsets(trellis, bits, 4 * n_quads, subsets);
     for (uint32_t i = 0; i < 4 * n_quads; i++) {
         const uint32_t code = kvant_pack_get(format->bits, codes, 4 * quad + i, v);
         const uint32_t subset = subsets[kvant_pack_step(format->bits, n_quads, i)];
         kvant_pack_part at = { 0 };
         kvant_pack_next(8, 4 * quad + i, v, &at);
-        levels[at.byte] = (uint8_t)(trellis->levels[KVANT_TRELLIS_SUBSETS * (code / 2) + subset] + 128);
+        levels[at.byte] =
+            (uint8_t)(trellis->levels[KVANT_TRELLIS_SUBSETS * (code / 2) + subset] + 128);
     }
 }
 
 KVANT_TRELLIS_PACK_FN(kvant_trellis_pack_c)
 {
     for (uint32_t circle = 0; circle < kvant_pack_circles(format); circle++) {
-        const uint32_t quad = kvant_pack_circle(format, circle), end = kvant_pack_circle(format, circle + 1);
+        const uint32_t quad = kvant_pack_circle(format, circle),
+                       end = kvant_pack_circle(format, circle + 1);
         for (uint32_t v = 0; v < KVANT_PACK_VECTORS; v++)
             circle_levels(trellis, format, codes, quad, end - quad, v, levels);
     }

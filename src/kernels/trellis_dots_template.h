@@ -41,7 +41,8 @@ typedef struct level_tile {
 typedef struct level_job {
     const kvant_trellis *trellis;
     const kvant_layout *layout;
-    const uint32_t *planes[KVANT_MAX_HEAD_DIM / KVANT_PAGE_TOKENS][KVANT_MAX_PLANES]; /* of row groups of 4 tiles */
+    const uint32_t *planes[KVANT_MAX_HEAD_DIM / KVANT_PAGE_TOKENS]
+                          [KVANT_MAX_PLANES]; /* of row groups of 4 tiles */
     level_tile *tile; /* [row group][r][unit][field of a byte], 64 bytes each */
 } level_job;
 
@@ -93,7 +94,8 @@ KVANT_INLINE row_words value_fields_before(row_words row, uint32_t bits)
     const vi low = vi_set(p == 4 ? 0x0f0f0f0f : 0x33333333);
 #pragma GCC unroll 2
     for (uint32_t v = 0; v < ROW_VECTORS; v++)
-        row.at[v] = vi_select(low, vw_shift_right(vi_rotate_four(row.at[v]), p), vw_shift_left(row.at[v], p));
+        row.at[v] = vi_select(low, vw_shift_right(vi_rotate_four(row.at[v]), p),
+                              vw_shift_left(row.at[v], p));
     return row;
 }
 
@@ -114,7 +116,16 @@ KVANT_INLINE parity_terms find_terms(const kvant_trellis *trellis)
 
 /* The terms of KVANT_TRELLIS_256_TAP_0 to _2: constants cost no look-up and no branch per word. */
 #define FEW_STATES_MEMORY 8u
-#define FEW_STATES_TERMS { { 2, 3, 2 }, { { 3, 4 }, { 0, 5, 8 }, { 1, 7 } } }
+#define FEW_STATES_TERMS                                                                           \
+    {                                                                                              \
+        { 2, 3, 2 },                                                                               \
+        {                                                                                          \
+            { 3, 4 }, { 0, 5, 8 },                                                                 \
+            {                                                                                      \
+                1, 7                                                                               \
+            }                                                                                      \
+        }                                                                                          \
+    }
 
 KVANT_INLINE vi add_terms(const row_words *step, const parity_terms *terms, uint32_t p, uint32_t v)
 {
@@ -126,11 +137,12 @@ KVANT_INLINE vi add_terms(const row_words *step, const parity_terms *terms, uint
 
 /* The levels of a word's codes: 2 vectors of bytes for codes of 4 bits, else 4; more: the third
  * bits of codes of 3, in bits 0 .. 3 of bytes. kvant_trellis.in_words has the order of an index. */
-KVANT_INLINE void store_levels(const level_tables *tables, uint32_t bits, vi w, vi z0, vi z1, vi z2, vi more,
-                               uint8_t *out)
+KVANT_INLINE void store_levels(const level_tables *tables, uint32_t bits, vi w, vi z0, vi z1, vi z2,
+                               vi more, uint8_t *out)
 {
     const uint32_t p = first_plane(bits);
-    const vi newest = vi_set((int)trellis_bits(bits)), low = vi_set(p == 4 ? 0x0f0f0f0f : 0x03030303);
+    const vi newest = vi_set((int)trellis_bits(bits)),
+             low = vi_set(p == 4 ? 0x0f0f0f0f : 0x03030303);
     const vi x = vi_select(newest, z0, w), y = vi_select(newest, z1, vi_add(z2, z2));
     unrolled_for (uint32_t i = 0; i < 8 / p; i++) {
         const vi above = i == 0 ? vw_shift_left(y, p) : i == 1 ? y : vw_shift_right(y, p * (i - 1));
@@ -155,12 +167,14 @@ KVANT_INLINE vi third_bits(const uint32_t *words, uint32_t unit)
 typedef struct circle_shape {
     bool key;
     uint32_t bits, units, n; /* n words */
-    uint32_t shorter; /* the first word follows word n - 1 where whole has ones, else n - 1 - shorter */
+    uint32_t
+        shorter; /* the first word follows word n - 1 where whole has ones, else n - 1 - shorter */
     vi whole;
 } circle_shape;
 
 /* Word i of a circle in a plane. */
-KVANT_INLINE const uint32_t *word_at(const level_job *job, bool key, uint32_t plane, uint32_t circle, uint32_t i)
+KVANT_INLINE const uint32_t *word_at(const level_job *job, bool key, uint32_t plane,
+                                     uint32_t circle, uint32_t i)
 {
     const uint32_t unit = key ? i : circle, r = key ? circle : i % 8, group = key ? 0 : i / 8;
     return job->planes[group][plane] + 128 * (plane ? unit / 2 : unit) + 16 * r;
@@ -174,19 +188,23 @@ KVANT_INLINE row_words word_before(const circle_shape *shape, row_words last, ro
     for (uint32_t v = 0; v < ROW_VECTORS; v++)
         if (shape->shorter)
             last.at[v] = vi_select(shape->whole, last.at[v], shorter.at[v]);
-    return shape->key ? key_fields_before(last, shape->bits) : value_fields_before(last, shape->bits);
+    return shape->key ? key_fields_before(last, shape->bits)
+                      : value_fields_before(last, shape->bits);
 }
 
-KVANT_INLINE void make_word_levels(const level_job *job, const level_tables *tables, const circle_shape *shape,
-                                   const parity_terms *terms, const row_words *step, uint32_t circle, uint32_t i)
+KVANT_INLINE void make_word_levels(const level_job *job, const level_tables *tables,
+                                   const circle_shape *shape, const parity_terms *terms,
+                                   const row_words *step, uint32_t circle, uint32_t i)
 {
     const uint32_t bits = shape->bits;
     const uint32_t unit = shape->key ? i : circle, r = shape->key ? circle : i;
-    uint8_t *out = job->tile->at + (size_t)64 * (8 / first_plane(bits)) * ((size_t)r * shape->units + unit);
+    uint8_t *out =
+        job->tile->at + (size_t)64 * (8 / first_plane(bits)) * ((size_t)r * shape->units + unit);
 #pragma GCC unroll 2
     for (uint32_t v = 0; v < ROW_VECTORS; v++) {
         const vi w = step->at[v];
-        const vi more = bits == 3 ? third_bits(word_at(job, shape->key, 1, circle, i) + LANES * v, unit) : w;
+        const vi more =
+            bits == 3 ? third_bits(word_at(job, shape->key, 1, circle, i) + LANES * v, unit) : w;
         store_levels(tables, bits, w, add_terms(step, terms, 0, v), add_terms(step, terms, 1, v),
                      add_terms(step, terms, 2, v), more, out + 4 * LANES * v);
     }
@@ -194,8 +212,8 @@ KVANT_INLINE void make_word_levels(const level_job *job, const level_tables *tab
 
 #if LANES > 4
 /* 256 states, and blocks of 2, 4 or 8 words: these and the words before them stay in registers. */
-KVANT_INLINE void make_block_levels(const level_job *job, const circle_shape *shape, uint32_t n_circles,
-                                    uint32_t block)
+KVANT_INLINE void make_block_levels(const level_job *job, const circle_shape *shape,
+                                    uint32_t n_circles, uint32_t block)
 {
     const parity_terms terms = FEW_STATES_TERMS;
     const level_tables tables = load_levels(job->trellis->in_words);
@@ -205,9 +223,11 @@ KVANT_INLINE void make_block_levels(const level_job *job, const circle_shape *sh
         unrolled_for (uint32_t i = 0; i < block; i++)
             at[m + i] = load_row(word_at(job, shape->key, 0, circle, shape->n - block + i));
         unrolled_for (uint32_t i = m; i-- > 0;) {
-            const uint32_t before = shape->n - 2 * block + i; /* there is none where no circle is shorter */
+            const uint32_t before =
+                shape->n - 2 * block + i; /* there is none where no circle is shorter */
             const row_words last = at[i + block];
-            const row_words other = shape->shorter ? load_row(word_at(job, shape->key, 0, circle, before)) : last;
+            const row_words other =
+                shape->shorter ? load_row(word_at(job, shape->key, 0, circle, before)) : last;
             at[i] = word_before(shape, last, other);
         }
         for (uint32_t first = 0; first < shape->n; first += block) {
@@ -222,8 +242,8 @@ KVANT_INLINE void make_block_levels(const level_job *job, const circle_shape *sh
 }
 #endif
 
-KVANT_INLINE void make_circle_levels(const level_job *job, const circle_shape *shape, uint32_t n_circles, uint32_t m,
-                                     const parity_terms *terms)
+KVANT_INLINE void make_circle_levels(const level_job *job, const circle_shape *shape,
+                                     uint32_t n_circles, uint32_t m, const parity_terms *terms)
 {
     const level_tables tables = load_levels(job->trellis->in_words);
     for (uint32_t circle = 0; circle < n_circles; circle++) {
@@ -242,11 +262,14 @@ KVANT_INLINE void make_circle_levels(const level_job *job, const circle_shape *s
 KVANT_INLINE void make_role_levels(const level_job *job, uint32_t bits, bool key)
 {
     const uint32_t tiles = job->layout->row_tiles, memory = job->trellis->memory;
-    const uint32_t whole[4] = { UINT32_MAX, tiles % 4 != 1 ? UINT32_MAX : 0, tiles % 4 == 3 ? UINT32_MAX : 0, 0 };
-    const uint32_t units = key ? job->layout->planes[0].units : first_plane(bits); /* of 64 tokens */
+    const uint32_t whole[4] = { UINT32_MAX, tiles % 4 != 1 ? UINT32_MAX : 0,
+                                tiles % 4 == 3 ? UINT32_MAX : 0, 0 };
+    const uint32_t units =
+        key ? job->layout->planes[0].units : first_plane(bits); /* of 64 tokens */
     const uint32_t shorter = key ? bits != 4 && job->layout->column_tiles % 2 : tiles % 4 ? 8 : 0;
-    const circle_shape any = { key, bits, units, key ? units : 8 * ((tiles + 3) / 4), shorter,
-                               key ? vi_set(0x00ff00ff) : vi_load_repeated(whole, 4) };
+    const circle_shape any = { key,     bits,
+                               units,   key ? units : 8 * ((tiles + 3) / 4),
+                               shorter, key ? vi_set(0x00ff00ff) : vi_load_repeated(whole, 4) };
     const uint32_t n_circles = key ? 8 : units;
 #if LANES == 4 /* the words of a circle do not fit the registers */
     if (memory == FEW_STATES_MEMORY) {
@@ -257,9 +280,11 @@ KVANT_INLINE void make_role_levels(const level_job *job, uint32_t bits, bool key
         make_circle_levels(job, &any, n_circles, memory, &terms);
     }
 #else
-    const circle_shape two = { key, bits, 2, 2, 0, vi_set(0) }, four = { key, bits, 4, 4, 0, vi_set(0) },
+    const circle_shape two = { key, bits, 2, 2, 0, vi_set(0) },
+                       four = { key, bits, 4, 4, 0, vi_set(0) },
                        eight = { key, bits, key ? 8 : units, 8, 0, vi_set(0) };
-    if (memory != FEW_STATES_MEMORY || (key && (shorter || (units != 2 && units != 4 && units % 8)))) {
+    if (memory != FEW_STATES_MEMORY ||
+        (key && (shorter || (units != 2 && units != 4 && units % 8)))) {
         const parity_terms terms = find_terms(job->trellis);
         make_circle_levels(job, &any, n_circles, memory, &terms);
     } else if (key && units == 2)
@@ -292,7 +317,8 @@ static KVANT_NOINLINE void NAME(make_levels)(level_job *job, const void *page)
             job->planes[group][i] = (const uint32_t *)page + layout->planes[i].word_offset +
                                     (size_t)128 * group * layout->planes[i].units;
     if (layout->row_tiles % 4)
-        kvant_whole_group(layout, page, layout->row_tiles / 4, words, job->planes[layout->row_tiles / 4]);
+        kvant_whole_group(layout, page, layout->row_tiles / 4, words,
+                          job->planes[layout->row_tiles / 4]);
     switch (layout->bits) {
     case 2: make_levels_bits(job, 2); return;
     case 3: make_levels_bits(job, 3); return;
@@ -309,7 +335,8 @@ typedef struct level_operand {
 /* Operand o is that of the o-th of the two vectors of bytes of a row r: a column tile, or one side
  * (columns 0 ... 7 or 8 ... 15) of two. Lane q takes columns 2 q and 2 q + 1 of a side. Each lane
  * has a part of the bias. */
-KVANT_INLINE void spread_levels(uint32_t bits, uint32_t n_operands, const int16_t *x, level_operand *out)
+KVANT_INLINE void spread_levels(uint32_t bits, uint32_t n_operands, const int16_t *x,
+                                level_operand *out)
 {
     static const uint32_t pairs[4] = { 0x09080100, 0x0b0a0302, 0x0d0c0504, 0x0f0e0706 };
     const vi bias = vi_set((int)(0x10000u * (uint16_t)-LEVEL_BIAS + (uint16_t)-LEVEL_BIAS));
@@ -321,8 +348,8 @@ KVANT_INLINE void spread_levels(uint32_t bits, uint32_t n_operands, const int16_
             const vi columns = vi_load(x + KVANT_PAGE_TOKENS / 4 * first + 2 * LANES * part);
             sum = add_pairs(sum, bias, columns);
             for (uint32_t ct = 0; ct < 4; ct++)
-                out->at[first + (bits == 4 ? ct : ct / 2 * 2 + side)][bits == 4 ? side : ct % 2][v] =
-                    vi_pick_bytes(columns, vi_set((int)pairs[ct]));
+                out->at[first + (bits == 4 ? ct : ct / 2 * 2 + side)][bits == 4 ? side : ct % 2]
+                       [v] = vi_pick_bytes(columns, vi_set((int)pairs[ct]));
         }
     sum = vi_add(sum, vi_rotate_four(sum));
     out->bias = vi_add(sum, vi_rotate_four(vi_rotate_four(sum)));
@@ -330,40 +357,44 @@ KVANT_INLINE void spread_levels(uint32_t bits, uint32_t n_operands, const int16_
 
 /* Rows r ... r + 3 of a half (r below 8 or from there on) of a row group, for LEVEL_ROWS vectors x
  * or fewer. */
-KVANT_INLINE void dot_four(const uint8_t *tile, uint32_t n_operands, const level_operand *x, uint32_t rows,
-                           int32_t *dots, size_t stride)
+KVANT_INLINE void dot_four(const uint8_t *tile, uint32_t n_operands, const level_operand *x,
+                           uint32_t rows, int32_t *dots, size_t stride)
 {
     vi sum[LEVEL_ROWS][4];
 #pragma GCC unroll 8
     for (uint32_t i = 0; i < rows; i++)
         sum[i][0] = sum[i][1] = sum[i][2] = sum[i][3] = x[i].bias;
-    each_operand (uint32_t o = 0; o < n_operands; o++)
+    each_operand(uint32_t o = 0; o < n_operands; o++)
 #pragma GCC unroll 2
-        for (uint32_t v = 0; v < ROW_VECTORS; v++)
-            for (uint32_t r = 0; r < 4; r++) {
-                const vi levels = vi_load(tile + (size_t)128 * (r * n_operands + o) + 4 * LANES * v);
-                const vi even = vi_and(levels, vi_set(0x00ff00ff)), odd = vi_odd_bytes(levels);
+        for (uint32_t v = 0; v < ROW_VECTORS; v++) for (uint32_t r = 0; r < 4; r++)
+    {
+        const vi levels = vi_load(tile + (size_t)128 * (r * n_operands + o) + 4 * LANES * v);
+        const vi even = vi_and(levels, vi_set(0x00ff00ff)), odd = vi_odd_bytes(levels);
 #pragma GCC unroll 8
-                for (uint32_t i = 0; i < rows; i++)
-                    sum[i][r] = add_pairs(add_pairs(sum[i][r], even, x[i].at[o][0][v]), odd, x[i].at[o][1][v]);
-            }
+        for (uint32_t i = 0; i < rows; i++)
+            sum[i][r] =
+                add_pairs(add_pairs(sum[i][r], even, x[i].at[o][0][v]), odd, x[i].at[o][1][v]);
+    }
 #pragma GCC unroll 8
     for (uint32_t i = 0; i < rows; i++)
         store_lane_sums(dots + i * stride, sum[i]);
 }
 
-KVANT_INLINE void dot_levels(const level_job *job, uint32_t n_operands, const level_operand *x, uint32_t rows,
-                             int32_t *dots, size_t stride)
+KVANT_INLINE void dot_levels(const level_job *job, uint32_t n_operands, const level_operand *x,
+                             uint32_t rows, int32_t *dots, size_t stride)
 {
     for (uint32_t group = 0; 4 * group < job->layout->row_tiles; group++)
         for (uint32_t quad = 0; quad < 2; quad++)
             for (uint32_t half = 0; half < 2; half++)
-                dot_four(job->tile->at + (size_t)128 * n_operands * (8 * group + 4 * quad) + 64 * half, n_operands,
-                         x, rows, dots + KVANT_PAGE_TOKENS * group + 32 * half + 16 * quad, stride);
+                dot_four(job->tile->at + (size_t)128 * n_operands * (8 * group + 4 * quad) +
+                             64 * half,
+                         n_operands, x, rows,
+                         dots + KVANT_PAGE_TOKENS * group + 32 * half + 16 * quad, stride);
 }
 
-static KVANT_NOINLINE void NAME(multiply_levels)(const level_job *job, const int16_t *x, size_t x_stride,
-                                                 int32_t *dots, size_t dots_stride, uint32_t n)
+static KVANT_NOINLINE void NAME(multiply_levels)(const level_job *job, const int16_t *x,
+                                                 size_t x_stride, int32_t *dots, size_t dots_stride,
+                                                 uint32_t n)
 {
     const kvant_layout *layout = job->layout;
     const uint32_t bits = layout->bits;
@@ -391,8 +422,9 @@ static KVANT_TRELLIS_DOTS_FN(NAME(trellis_dots))
 {
     level_tile tile;
     level_job job = { .trellis = trellis, .layout = layout, .tile = &tile };
-    if (layout->role == KVANT_ROLE_V ? layout->row_tiles < 4
-                                     : layout->column_tiles < 2) { /* lanes or fields without a step */
+    if (layout->role == KVANT_ROLE_V
+            ? layout->row_tiles < 4
+            : layout->column_tiles < 2) { /* lanes or fields without a step */
         kvant_trellis_dots_c(trellis, layout, page, x, x_stride, dots, dots_stride, n);
         return;
     }

@@ -5,11 +5,13 @@
 /* The chunk of low bits i. */
 KVANT_INLINE row_words load_chunk(uint32_t bits, const uint8_t *codes, uint32_t i)
 {
-    return load_row((const uint32_t *)(const void *)(codes + (size_t)KVANT_PACK_CHUNK * (bits == 3 ? i + i / 2 : i)));
+    return load_row((const uint32_t *)(const void *)(codes + (size_t)KVANT_PACK_CHUNK *
+                                                                 (bits == 3 ? i + i / 2 : i)));
 }
 
 KVANT_INLINE void chunk_levels(const level_tables *tables, uint32_t bits, const parity_terms *terms,
-                               const row_words *step, const uint8_t *codes, uint32_t i, uint8_t *levels)
+                               const row_words *step, const uint8_t *codes, uint32_t i,
+                               uint8_t *levels)
 {
     const uint8_t *third = codes + (size_t)KVANT_PACK_CHUNK * (i / 2 * 3 + 2);
     uint8_t *out = levels + (size_t)KVANT_PACK_CHUNK * (8 / first_plane(bits)) * i;
@@ -20,15 +22,17 @@ KVANT_INLINE void chunk_levels(const level_tables *tables, uint32_t bits, const 
             more = vi_load((const uint32_t *)(const void *)(third + 4 * LANES * v));
             more = i % 2 ? vw_shift_right(more, 4) : more;
         }
-        store_levels(tables, bits, step->at[v], add_terms(step, terms, 0, v), add_terms(step, terms, 1, v),
-                     add_terms(step, terms, 2, v), more, out + 4 * LANES * v);
+        store_levels(tables, bits, step->at[v], add_terms(step, terms, 0, v),
+                     add_terms(step, terms, 1, v), add_terms(step, terms, 2, v), more,
+                     out + 4 * LANES * v);
     }
 }
 
 /* A circle of n chunks of low bits. What is before the first of them is the last ones, a field
  * further. */
 KVANT_INLINE void circle_levels(const kvant_trellis *trellis, uint32_t bits, uint32_t memory,
-                                const parity_terms *terms, const uint8_t *codes, uint32_t n, uint8_t *levels)
+                                const parity_terms *terms, const uint8_t *codes, uint32_t n,
+                                uint8_t *levels)
 {
     const level_tables tables = load_levels(trellis->in_words);
     row_words at[KVANT_TRELLIS_MAX_MEMORY + KVANT_PACK_CIRCLE_QUADS];
@@ -42,8 +46,9 @@ KVANT_INLINE void circle_levels(const kvant_trellis *trellis, uint32_t bits, uin
         chunk_levels(&tables, bits, terms, &at[memory + i], codes, i, levels);
 }
 
-KVANT_INLINE void pack_levels(const kvant_trellis *trellis, uint32_t bits, const kvant_pack_format *format,
-                              const uint8_t *codes, uint8_t *levels)
+KVANT_INLINE void pack_levels(const kvant_trellis *trellis, uint32_t bits,
+                              const kvant_pack_format *format, const uint8_t *codes,
+                              uint8_t *levels)
 {
     const parity_terms few = FEW_STATES_TERMS, many = find_terms(trellis);
     for (uint32_t circle = 0; circle < kvant_pack_circles(format); circle++) {

@@ -41,7 +41,8 @@ KVANT_INLINE uint32_t NAME(path_first_cell)(const NAME(path_work) * w)
 
 /* Where the decisions of pass step `step` go: those before the stretch are overwritten by its
  * first. */
-KVANT_INLINE uint32_t *NAME(path_decisions)(const NAME(path_work) * w, uint32_t states, uint32_t step)
+KVANT_INLINE uint32_t *NAME(path_decisions)(const NAME(path_work) * w, uint32_t states,
+                                            uint32_t step)
 {
     const uint32_t first = w->before + w->kept;
     return w->decisions + (size_t)(step > first ? step - first : 0) * (states / 32);
@@ -50,7 +51,8 @@ KVANT_INLINE uint32_t *NAME(path_decisions)(const NAME(path_work) * w, uint32_t 
 /* The warm-up and the steps up to the end of the stretch that is kept; returns the metrics. */
 KVANT_INLINE const uint16_t *NAME(path_pass)(const NAME(path_work) * w, uint32_t states)
 {
-    const uint32_t left = w->n - w->kept, steps = w->before + w->kept + (left < w->room ? left : w->room);
+    const uint32_t left = w->n - w->kept,
+                   steps = w->before + w->kept + (left < w->room ? left : w->room);
     uint32_t at = NAME(path_first_cell)(w);
     for (uint32_t step = 0; step < steps; step++) {
         uint16_t *from = w->metric[step % 2];
@@ -75,7 +77,8 @@ KVANT_INLINE const uint16_t *NAME(path_keep)(NAME(path_work) * w, uint32_t state
 }
 
 /* The state before step 0 of the path that ends in a state. */
-KVANT_INLINE uint32_t NAME(path_trace)(NAME(path_work) * w, uint32_t states, uint32_t state, uint8_t *bits)
+KVANT_INLINE uint32_t NAME(path_trace)(NAME(path_work) * w, uint32_t states, uint32_t state,
+                                       uint8_t *bits)
 {
     for (uint32_t step = w->n; step-- > 0;) {
         if (KVANT_UNLIKELY(step - w->kept >= w->room))

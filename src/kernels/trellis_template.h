@@ -24,8 +24,8 @@ typedef struct block_costs {
     vh near[TRELLIS_VECTORS], far[TRELLIS_VECTORS];
 } block_costs;
 
-KVANT_INLINE void spread_costs(const kvant_trellis *trellis, const trellis_costs *costs, uint32_t block,
-                               block_costs *out)
+KVANT_INLINE void spread_costs(const kvant_trellis *trellis, const trellis_costs *costs,
+                               uint32_t block, block_costs *out)
 {
 #pragma GCC unroll 8
     for (uint32_t v = 0; v < TRELLIS_VECTORS; v++) {
@@ -38,13 +38,16 @@ KVANT_INLINE void spread_costs(const kvant_trellis *trellis, const trellis_costs
 /* Whether the subsets of an odd block of 32 states are those of the block before. */
 KVANT_INLINE bool blocks_are_alike(uint32_t states)
 {
-    return states == 256 && !((KVANT_TRELLIS_256_TAP_0 | KVANT_TRELLIS_256_TAP_1 | KVANT_TRELLIS_256_TAP_2) & 1 << 6);
+    return states == 256 &&
+           !((KVANT_TRELLIS_256_TAP_0 | KVANT_TRELLIS_256_TAP_1 | KVANT_TRELLIS_256_TAP_2) &
+             1 << 6);
 }
 
 /* New metrics of 2 i and 2 i + 1, in order, of the states i ... i + 31 and the other half's; block:
  * i / 32. */
-KVANT_INLINE void advance_block(const block_costs *costs, uint32_t states, uint32_t block, const vh *first,
-                                const vh *second, vh next[2 * TRELLIS_VECTORS], uint32_t *decisions)
+KVANT_INLINE void advance_block(const block_costs *costs, uint32_t states, uint32_t block,
+                                const vh *first, const vh *second, vh next[2 * TRELLIS_VECTORS],
+                                uint32_t *decisions)
 {
     vh low[2][TRELLIS_VECTORS], least[2][TRELLIS_VECTORS];
 #pragma GCC unroll 8
@@ -65,8 +68,8 @@ KVANT_INLINE trellis_costs costs_of(const kvant_trellis *trellis, uint32_t cell)
     return (trellis_costs){ near, vh_swap_pairs(near) };
 }
 
-KVANT_INLINE void NAME(advance)(const kvant_trellis *trellis, uint32_t states, uint32_t cell, const uint16_t *from,
-                                uint16_t *to, uint32_t *decisions)
+KVANT_INLINE void NAME(advance)(const kvant_trellis *trellis, uint32_t states, uint32_t cell,
+                                const uint16_t *from, uint16_t *to, uint32_t *decisions)
 {
     const trellis_costs costs = costs_of(trellis, cell);
     block_costs spread;
@@ -152,4 +155,3 @@ static KVANT_TRELLIS_PATH_FN(NAME(trellis_path))
 #endif
     NAME(path)(trellis, cells, n, work, bits);
 }
-

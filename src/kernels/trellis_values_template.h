@@ -58,7 +58,8 @@ KVANT_INLINE void write_values(const level_job *job, uint32_t bits, float unit, 
         for (uint32_t quad = 0; quad < 2; quad++)
             for (uint32_t part = 0; part < 2 * n_operands; part++) {
                 const uint32_t o = part / 2, half = part % 2;
-                const size_t at = (size_t)128 * (n_operands * (8 * group + 4 * quad) + o) + 64 * half;
+                const size_t at =
+                    (size_t)128 * (n_operands * (8 * group + 4 * quad) + o) + 64 * half;
                 gather_tokens(job->tile->at + at, (size_t)128 * n_operands, levels);
                 write_tokens(bits, o, levels, unit, scale,
                              tile + KVANT_PAGE_TOKENS * group + 32 * half + 16 * quad, stride);

@@ -9,7 +9,9 @@
 /* Row i, in whole vectors, as far as floats have room: what lies behind its numbers may be anything. */
 KVANT_INLINE void NAME(read_row)(const uint16_t *triangle, uint32_t i, float *row)
 {
-    NAME(half_to_float)(triangle + (size_t)i * (i + 1) / 2, row, (i + KVANT_TRIANGLE_PADDING) / KVANT_TRIANGLE_PADDING * KVANT_TRIANGLE_PADDING);
+    NAME(half_to_float)
+    (triangle + (size_t)i * (i + 1) / 2, row,
+     (i + KVANT_TRIANGLE_PADDING) / KVANT_TRIANGLE_PADDING * KVANT_TRIANGLE_PADDING);
 }
 
 static KVANT_TRIANGLE_FN(NAME(solve_upper))

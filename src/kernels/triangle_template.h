@@ -79,15 +79,19 @@ static KVANT_TRIANGLE_FN(NAME(solve_lower))
 
 /* Sums of columns from `first` on over rows i = from .. end - 1; cut: rows end at their i-th number. row: number `first` of row
  * `from`; returned: of row `end`. */
-KVANT_INLINE const uint16_t *upper_rows(uint32_t some, uint32_t vectors, bool cut, const uint16_t *row, uint32_t first, uint32_t from,
-                                        uint32_t end, uint32_t n, const float *x, vf sum[COMBINED][COMBINED])
+KVANT_INLINE const uint16_t *upper_rows(uint32_t some, uint32_t vectors, bool cut,
+                                        const uint16_t *row, uint32_t first, uint32_t from,
+                                        uint32_t end, uint32_t n, const float *x,
+                                        vf sum[COMBINED][COMBINED])
 {
     static const float kept[2 * 16 * COMBINED] = { ONES_16, ONES_16, ONES_16, ONES_16 };
     for (uint32_t i = from; i < end; row += ++i)
         unrolled_for (uint32_t v = 0; v < vectors; v++) {
             vf numbers = half_load(row + v * LANES);
             if (cut)
-                numbers = vf_keep_above(numbers, vf_load_unaligned(kept + 16 * COMBINED - 1 - (i - first) + v * LANES), 1.0f);
+                numbers = vf_keep_above(
+                    numbers, vf_load_unaligned(kept + 16 * COMBINED - 1 - (i - first) + v * LANES),
+                    1.0f);
             unrolled_for (uint32_t r = 0; r < some; r++)
                 sum[r][v] = vf_add(sum[r][v], vf_mul(vf_set(x[(size_t)r * n + i]), numbers));
         }
@@ -95,7 +99,8 @@ KVANT_INLINE const uint16_t *upper_rows(uint32_t some, uint32_t vectors, bool cu
 }
 
 /* Columns from `first` on, as many as vectors have and n leaves. Sums of later ones do not need what is stored here. */
-KVANT_INLINE void upper_columns(uint32_t some, uint32_t vectors, const uint16_t *triangle, uint32_t n, uint32_t first, float *x)
+KVANT_INLINE void upper_columns(uint32_t some, uint32_t vectors, const uint16_t *triangle,
+                                uint32_t n, uint32_t first, float *x)
 {
     const uint32_t width = vectors * LANES, left = n - first < width ? n - first : width;
     const uint16_t *row = triangle + (size_t)first * (first + 1) / 2 + first;
@@ -136,8 +141,8 @@ static KVANT_TRIANGLE_FN(NAME(multiply_upper))
 }
 
 /* Some vectors of a column of sums: a constant at every call. rows: from the column's number on; x: from the vectors' on. */
-KVANT_INLINE void outer_vectors(uint32_t vectors, const float *rows, const float *x, size_t stride, uint32_t n_rows,
-                                float *sums)
+KVANT_INLINE void outer_vectors(uint32_t vectors, const float *rows, const float *x, size_t stride,
+                                uint32_t n_rows, float *sums)
 {
     vf sum[COMBINED];
     unrolled_for (uint32_t v = 0; v < vectors; v++)

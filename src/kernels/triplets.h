@@ -4,7 +4,8 @@
 
 #include <stdint.h>
 
-#define KVANT_MAX_TRIPLETS 192u /* a multiple of 16: the 171 of head_dim 512 and trials for the last one */
+#define KVANT_MAX_TRIPLETS                                                                         \
+    192u /* a multiple of 16: the 171 of head_dim 512 and trials for the last one */
 
 /* Which levels around the nearest ones are tried as a direction; values up to 3 are the candidates
  * per coordinate. */
@@ -20,7 +21,8 @@ typedef struct kvant_triplet_book {
     uint32_t direction_bits, norm_bits; /* 1 .. 8 and 0 .. 7 */
     kvant_triplet_rounding rounding;
     float direction[256],
-        direction_thresholds[256]; /* levels of u and of w; threshold k lies between levels k and k + 1 */
+        direction_thresholds
+            [256]; /* levels of u and of w; threshold k lies between levels k and k + 1 */
     float norm[128], norm_thresholds[128];
 } kvant_triplet_book;
 

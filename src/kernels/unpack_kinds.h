@@ -22,7 +22,8 @@ static KVANT_UNPACK_FN(NAME(unpack))
                        .values = values,
                        .offset = offset,
                        .tile = tile,
-                       .stride = layout->role == KVANT_ROLE_K ? KVANT_PAGE_TOKENS : layout->padded_dim };
+                       .stride =
+                           layout->role == KVANT_ROLE_K ? KVANT_PAGE_TOKENS : layout->padded_dim };
     if (values)
         unpack_kind(&job, false);
     else

@@ -100,7 +100,8 @@ static void lloyd_step(problem *p)
  * disorder the levels. */
 static bool newton_step(problem *p, double *largest)
 {
-    double lower[MAX_LEVELS], diagonal[MAX_LEVELS], upper[MAX_LEVELS], step[MAX_LEVELS], next[MAX_LEVELS];
+    double lower[MAX_LEVELS], diagonal[MAX_LEVELS], upper[MAX_LEVELS], step[MAX_LEVELS],
+        next[MAX_LEVELS];
     update_cells(p);
     for (uint32_t i = 0; i < p->n; i++) {
         double g = centroid(p, i), inverse = p->cell[i].mass > 0 ? 0.5 / p->cell[i].mass : 0;
@@ -154,7 +155,9 @@ void kvant_lloyd_max(uint32_t d, uint32_t bits, float *codebook)
     double sigma = 1 / sqrt((double)d), levels[MAX_LEVELS];
     uint32_t n = 1u << (bits - 1);
     /* f is log-concave, so there is one solution */
-    const kvant_density density = { .value = coordinate_density, .end = 1, .spread = sigma, .d = d };
+    const kvant_density density = {
+        .value = coordinate_density, .end = 1, .spread = sigma, .d = d
+    };
     kvant_lloyd_max_spread(n, fmin(0.98, sigma * (0.8 + 0.47 * bits)), levels);
     kvant_lloyd_max_solve(&density, n, levels);
     for (uint32_t i = 0; i < n; i++) {

@@ -26,7 +26,8 @@ struct kvant_density {
     double spread; /* over half of this the density is smooth enough for a quadrature of 8 points */
     uint32_t d;    /* the density's own parameter, if it has one */
     /* Fills cells i, from t[i] to t[i + 1], in a way of the density's own; NULL: by quadrature. */
-    void (*integrate)(const kvant_density *density, const double *t, uint32_t n, kvant_moments *cells);
+    void (*integrate)(const kvant_density *density, const double *t, uint32_t n,
+                      kvant_moments *cells);
 };
 
 /* x to the power of n by repeated squaring. */

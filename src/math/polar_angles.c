@@ -26,7 +26,8 @@ static double value(const kvant_density *density, double psi)
     const angle_density *a = (const angle_density *)density;
     double s, c;
     kvant_sin_cos(psi, &s, &c);
-    return kvant_power(c * 1.4142135623730951, a->n1 - 1) * kvant_power(s * 1.4142135623730951, a->n2 - 1);
+    return kvant_power(c * 1.4142135623730951, a->n1 - 1) *
+           kvant_power(s * 1.4142135623730951, a->n2 - 1);
 }
 
 static double grid_point(uint32_t i)
@@ -43,16 +44,19 @@ static void fill_grid(angle_density *a)
 {
     a->grid[0] = (kvant_moments){ 0, 0 };
     for (uint32_t i = 0; i < GRID; i++)
-        a->grid[i + 1] = add(a->grid[i], kvant_density_moments(&a->base, grid_point(i), grid_point(i + 1)));
+        a->grid[i + 1] =
+            add(a->grid[i], kvant_density_moments(&a->base, grid_point(i), grid_point(i + 1)));
 }
 
 static kvant_moments integral_to(const angle_density *a, double t)
 {
     uint32_t i = (uint32_t)(t * (GRID / KVANT_HALF_PI));
-    return i < GRID ? add(a->grid[i], kvant_density_moments(&a->base, grid_point(i), t)) : a->grid[GRID];
+    return i < GRID ? add(a->grid[i], kvant_density_moments(&a->base, grid_point(i), t))
+                    : a->grid[GRID];
 }
 
-static void integrate(const kvant_density *density, const double *t, uint32_t n, kvant_moments *cells)
+static void integrate(const kvant_density *density, const double *t, uint32_t n,
+                      kvant_moments *cells)
 {
     const angle_density *a = (const angle_density *)density;
     kvant_moments before = { 0, 0 };
@@ -67,8 +71,10 @@ static void integrate(const kvant_density *density, const double *t, uint32_t n,
 static void first_guess(const angle_density *a, uint32_t bits, double *levels)
 {
     uint32_t n = 1u << bits;
-    double mean = a->grid[GRID].first / a->grid[GRID].mass, sigma = 0.5 / sqrt((a->n1 + a->n2) / 2.0);
-    double room = 0.95 * fmin(mean, KVANT_HALF_PI - mean), reach = fmin(sigma * (0.6 + 0.6 * bits), room);
+    double mean = a->grid[GRID].first / a->grid[GRID].mass,
+           sigma = 0.5 / sqrt((a->n1 + a->n2) / 2.0);
+    double room = 0.95 * fmin(mean, KVANT_HALF_PI - mean),
+           reach = fmin(sigma * (0.6 + 0.6 * bits), room);
     for (uint32_t i = 0; i < n; i++)
         levels[i] = mean + reach * ((2 * i + 1.0) / n - 1);
 }
@@ -84,9 +90,11 @@ static void store(double angle, float *sine, float *cosine)
 void kvant_polar_angle_book(uint32_t n1, uint32_t n2, uint32_t bits, kvant_polar_book *book)
 {
     /* Quadrature never spans more than an interval of the grid: one piece. */
-    angle_density density = { .base = { .value = value, .end = KVANT_HALF_PI, .spread = 1, .integrate = integrate },
-                              .n1 = n1,
-                              .n2 = n2 };
+    angle_density density = {
+        .base = { .value = value, .end = KVANT_HALF_PI, .spread = 1, .integrate = integrate },
+        .n1 = n1,
+        .n2 = n2
+    };
     uint32_t n = 1u << bits;
     double levels[KVANT_POLAR_MAX_LEVELS];
     fill_grid(&density);

@@ -17,8 +17,8 @@ static double nearly_normal(uint64_t *state)
     uint32_t sum = 0;
     for (int i = 0; i < 4; i++) {
         uint64_t word = kvant_splitmix64(state);
-        sum += (uint32_t)(word & 0xffff) + (uint32_t)(word >> 16 & 0xffff) + (uint32_t)(word >> 32 & 0xffff) +
-               (uint32_t)(word >> 48);
+        sum += (uint32_t)(word & 0xffff) + (uint32_t)(word >> 16 & 0xffff) +
+               (uint32_t)(word >> 32 & 0xffff) + (uint32_t)(word >> 48);
     }
     return (double)sum - 16 * 32767.5;
 }
@@ -26,7 +26,8 @@ static double nearly_normal(uint64_t *state)
 void kvant_random_normals(size_t n, double sigma, uint64_t seed, float *matrix)
 {
     double scale =
-        sigma / (4 * sqrt(4294967295.0 / 12)); /* variance of a uniform 16-bit integer: (2^32 - 1) / 12 */
+        sigma /
+        (4 * sqrt(4294967295.0 / 12)); /* variance of a uniform 16-bit integer: (2^32 - 1) / 12 */
     for (size_t i = 0; i < n; i++)
         matrix[i] = (float)(nearly_normal(&seed) * scale);
 }

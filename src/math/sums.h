@@ -40,7 +40,8 @@ static inline double kvant_dot_lanes(const double *a, const double *b, size_t n)
 }
 
 /* to += factor * x, which do not overlap. */
-static inline void kvant_add_multiple(double *restrict to, double factor, const double *restrict x, size_t n)
+static inline void kvant_add_multiple(double *restrict to, double factor, const double *restrict x,
+                                      size_t n)
 {
     for (size_t i = 0; i < n; i++)
         to[i] += factor * x[i];

@@ -21,7 +21,8 @@
  * number, which is returned. */
 static double reflect(double *v, size_t n, double *beta)
 {
-    double rest = kvant_dot_lanes(v + 1, v + 1, n - 1), first = v[0], length = sqrt(first * first + rest);
+    double rest = kvant_dot_lanes(v + 1, v + 1, n - 1), first = v[0],
+           length = sqrt(first * first + rest);
     *beta = 0;
     if (rest == 0)
         return first;
@@ -33,7 +34,8 @@ static double reflect(double *v, size_t n, double *beta)
 
 /* a = (1 - beta v v^T) a (1 - beta v v^T) for the last n rows and columns of a matrix with rows of
  * the given stride; w: room for n. */
-static void reflect_both(double *a, size_t stride, size_t n, const double *v, double beta, double *w)
+static void reflect_both(double *a, size_t stride, size_t n, const double *v, double beta,
+                         double *w)
 {
     for (size_t i = 0; i < n; i++)
         w[i] = beta * kvant_dot_lanes(a + i * stride, v, n);
@@ -46,7 +48,8 @@ static void reflect_both(double *a, size_t stride, size_t n, const double *v, do
 
 /* Diagonal and the numbers beside it; rows of q become those of the reflections' product.
  * Reflection k's vector stays in row k of a, right of the diagonal. */
-static void tridiagonalise(size_t n, double *a, double *diagonal, double *beside, double *q, double *w)
+static void tridiagonalise(size_t n, double *a, double *diagonal, double *beside, double *q,
+                           double *w)
 {
     double *beta = w + n;
     for (size_t k = 0; k + 1 < n; k++) {

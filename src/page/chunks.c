@@ -1,7 +1,8 @@
 /* chunks.c - see chunks.h. format.md, "Chunk codes", has the formulas. */
 #include "chunks.h"
 
-void kvant_chunk_layout_init(kvant_chunk_layout *layout, kvant_role role, uint32_t n_chunks, uint32_t bits)
+void kvant_chunk_layout_init(kvant_chunk_layout *layout, kvant_role role, uint32_t n_chunks,
+                             uint32_t bits)
 {
     *layout = (kvant_chunk_layout){ .role = role, .n_chunks = n_chunks, .bits = bits };
     size_t words = 0;
@@ -9,8 +10,10 @@ void kvant_chunk_layout_init(kvant_chunk_layout *layout, kvant_role role, uint32
     for (uint32_t p = 16; p; p /= 2) {
         if (!(bits & p))
             continue;
-        layout->planes[layout->n_planes++] = (kvant_chunk_plane){ .bits = p, .shift = shift, .word_offset = words };
-        words += role == KVANT_ROLE_K ? (size_t)4 * p * ((n_chunks + 1) / 2) : (size_t)2 * p * n_chunks;
+        layout->planes[layout->n_planes++] =
+            (kvant_chunk_plane){ .bits = p, .shift = shift, .word_offset = words };
+        words +=
+            role == KVANT_ROLE_K ? (size_t)4 * p * ((n_chunks + 1) / 2) : (size_t)2 * p * n_chunks;
         words = (words + 3) / 4 * 4;
         shift += p;
     }
@@ -33,7 +36,8 @@ static place key_place(const kvant_chunk_plane *plane, uint32_t token)
 }
 
 /* Tokens are columns: a lane owns pairs of neighbouring tokens, 16 bits apart, of one chunk. */
-static place value_place(const kvant_chunk_layout *layout, const kvant_chunk_plane *plane, uint32_t token)
+static place value_place(const kvant_chunk_layout *layout, const kvant_chunk_plane *plane,
+                         uint32_t token)
 {
     uint32_t p = plane->bits, fields = 16 / p;
     uint32_t k = 8 * (token % 8 / 2) + 4 * (token % 16 / 8) + token / 16;
@@ -41,12 +45,15 @@ static place value_place(const kvant_chunk_layout *layout, const kvant_chunk_pla
                     p * (k % fields) + 16 * (token % 2), 1 };
 }
 
-static place place_of(const kvant_chunk_layout *layout, const kvant_chunk_plane *plane, uint32_t token)
+static place place_of(const kvant_chunk_layout *layout, const kvant_chunk_plane *plane,
+                      uint32_t token)
 {
-    return layout->role == KVANT_ROLE_K ? key_place(plane, token) : value_place(layout, plane, token);
+    return layout->role == KVANT_ROLE_K ? key_place(plane, token)
+                                        : value_place(layout, plane, token);
 }
 
-void kvant_chunk_layout_put(const kvant_chunk_layout *layout, void *page, uint32_t token, const uint32_t *codes)
+void kvant_chunk_layout_put(const kvant_chunk_layout *layout, void *page, uint32_t token,
+                            const uint32_t *codes)
 {
     uint32_t *words = page;
     for (uint32_t i = 0; i < layout->n_planes; i++) {
@@ -54,13 +61,15 @@ void kvant_chunk_layout_put(const kvant_chunk_layout *layout, void *page, uint32
         place at = place_of(layout, plane, token);
         uint32_t mask = (1u << plane->bits) - 1;
         for (uint32_t c = 0; c < layout->n_chunks; c++) {
-            uint32_t *word = words + at.first + at.step * (c / at.pair), bit = at.bit + 16 * (c % at.pair);
+            uint32_t *word = words + at.first + at.step * (c / at.pair),
+                     bit = at.bit + 16 * (c % at.pair);
             *word = (*word & ~(mask << bit)) | (codes[c] >> plane->shift & mask) << bit;
         }
     }
 }
 
-void kvant_chunk_layout_get(const kvant_chunk_layout *layout, const void *page, uint32_t token, uint32_t *codes)
+void kvant_chunk_layout_get(const kvant_chunk_layout *layout, const void *page, uint32_t token,
+                            uint32_t *codes)
 {
     const uint32_t *words = page;
     for (uint32_t c = 0; c < layout->n_chunks; c++)
@@ -70,7 +79,8 @@ void kvant_chunk_layout_get(const kvant_chunk_layout *layout, const void *page, 
         place at = place_of(layout, plane, token);
         uint32_t mask = (1u << plane->bits) - 1;
         for (uint32_t c = 0; c < layout->n_chunks; c++)
-            codes[c] |= (words[at.first + at.step * (c / at.pair)] >> (at.bit + 16 * (c % at.pair)) & mask)
-                        << plane->shift;
+            codes[c] |=
+                (words[at.first + at.step * (c / at.pair)] >> (at.bit + 16 * (c % at.pair)) & mask)
+                << plane->shift;
     }
 }

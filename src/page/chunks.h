@@ -25,8 +25,11 @@ typedef struct kvant_chunk_layout {
 } kvant_chunk_layout;
 
 /* bits: 1 .. 31; n_chunks: 1 .. KVANT_MAX_HEAD_DIM. */
-void kvant_chunk_layout_init(kvant_chunk_layout *layout, kvant_role role, uint32_t n_chunks, uint32_t bits);
+void kvant_chunk_layout_init(kvant_chunk_layout *layout, kvant_role role, uint32_t n_chunks,
+                             uint32_t bits);
 
 /* Writes or reads the codes of all chunks of one token; codes: n_chunks numbers below 2^bits. */
-void kvant_chunk_layout_put(const kvant_chunk_layout *layout, void *page, uint32_t token, const uint32_t *codes);
-void kvant_chunk_layout_get(const kvant_chunk_layout *layout, const void *page, uint32_t token, uint32_t *codes);
+void kvant_chunk_layout_put(const kvant_chunk_layout *layout, void *page, uint32_t token,
+                            const uint32_t *codes);
+void kvant_chunk_layout_get(const kvant_chunk_layout *layout, const void *page, uint32_t token,
+                            uint32_t *codes);

@@ -29,8 +29,9 @@ void kvant_layout_init(kvant_layout *layout, kvant_role role, uint32_t head_dim,
     for (uint32_t i = 0; i < KVANT_MAX_PLANES && plane_bits[bits][i]; i++) {
         uint32_t p = plane_bits[bits][i], tiles = 4 / p;
         uint32_t units = (layout->column_tiles + tiles - 1) / tiles;
-        layout->planes[i] =
-            (kvant_plane){ .bits = p, .shift = shift, .tiles = tiles, .units = units, .word_offset = words };
+        layout->planes[i] = (kvant_plane){
+            .bits = p, .shift = shift, .tiles = tiles, .units = units, .word_offset = words
+        };
         words += (size_t)32 * units * layout->row_tiles;
         shift += p;
         layout->n_planes++;
@@ -41,31 +42,35 @@ void kvant_layout_init(kvant_layout *layout, kvant_role role, uint32_t head_dim,
 }
 
 /* Field values of a plane for a word: two codes, of even and odd column, at distance 16. */
-static uint32_t pair(uint32_t even, uint32_t odd, const kvant_plane *plane, uint32_t mask, uint32_t field)
+static uint32_t pair(uint32_t even, uint32_t odd, const kvant_plane *plane, uint32_t mask,
+                     uint32_t field)
 {
-    return ((even >> plane->shift & mask) | (odd >> plane->shift & mask) << 16) << plane->bits * field;
+    return ((even >> plane->shift & mask) | (odd >> plane->shift & mask) << 16)
+           << plane->bits * field;
 }
 
 /* A token of K is a row: a word holds 4 of its codes, columns 2 q, 2 q + 1, 2 q + 8 and 2 q + 9 of
  * a tile. */
-static void put_row(const kvant_layout *layout, const kvant_plane *plane, uint32_t *words, uint32_t row,
-                    const uint8_t *codes)
+static void put_row(const kvant_layout *layout, const kvant_plane *plane, uint32_t *words,
+                    uint32_t row, const uint8_t *codes)
 {
     uint32_t r = row % 16, mask = (1u << plane->bits) - 1, lane_words = 4 * (r % 8) * 4 + row / 16;
     for (uint32_t ct = 0; ct < layout->column_tiles; ct++, codes += KVANT_TILE) {
-        uint32_t *word = words + plane->word_offset + (size_t)128 * (ct / plane->tiles) + lane_words;
+        uint32_t *word =
+            words + plane->word_offset + (size_t)128 * (ct / plane->tiles) + lane_words;
         uint32_t field = 4 * (ct % plane->tiles) + r / 8;
         uint32_t clear = ~pair(UINT32_MAX, UINT32_MAX, plane, mask, field) &
                          ~pair(UINT32_MAX, UINT32_MAX, plane, mask, field + 2);
         for (uint32_t q = 0; q < 4; q++)
-            word[4 * q] = (word[4 * q] & clear) | pair(codes[2 * q], codes[2 * q + 1], plane, mask, field) |
+            word[4 * q] = (word[4 * q] & clear) |
+                          pair(codes[2 * q], codes[2 * q + 1], plane, mask, field) |
                           pair(codes[2 * q + 8], codes[2 * q + 9], plane, mask, field + 2);
     }
 }
 
 /* A token of V is a column: a word holds 2 of its codes, rows r and r + 8 of a tile. */
-static void put_column(const kvant_layout *layout, const kvant_plane *plane, uint32_t *words, uint32_t column,
-                       const uint8_t *codes)
+static void put_column(const kvant_layout *layout, const kvant_plane *plane, uint32_t *words,
+                       uint32_t column, const uint8_t *codes)
 {
     uint32_t ct = column / 16, c = column % 16, mask = (1u << plane->bits) - 1;
     uint32_t lane = 32 * (ct / plane->tiles) + c % 8 / 2;
@@ -73,8 +78,8 @@ static void put_column(const kvant_layout *layout, const kvant_plane *plane, uin
     uint32_t clear = ~(mask << bit | mask << (bit + plane->bits));
     for (uint32_t rt = 0; rt < layout->row_tiles; rt++, codes += KVANT_TILE) {
         uint32_t g = rt / 4, tiles = kvant_layout_group_tiles(layout, g);
-        uint32_t *word =
-            words + plane->word_offset + (size_t)128 * g * plane->units + (size_t)lane * tiles + rt % 4;
+        uint32_t *word = words + plane->word_offset + (size_t)128 * g * plane->units +
+                         (size_t)lane * tiles + rt % 4;
         for (uint32_t r = 0; r < 8; r++, word += 4 * tiles)
             *word = (*word & clear) | (codes[r] >> plane->shift & mask) << bit |
                     (codes[r + 8] >> plane->shift & mask) << (bit + plane->bits);
@@ -90,12 +95,13 @@ void kvant_layout_put(const kvant_layout *layout, void *page, uint32_t token, co
             put_column(layout, &layout->planes[i], page, token, codes);
 }
 
-static void get_row(const kvant_layout *layout, const kvant_plane *plane, const uint32_t *words, uint32_t row,
-                    uint8_t *codes)
+static void get_row(const kvant_layout *layout, const kvant_plane *plane, const uint32_t *words,
+                    uint32_t row, uint8_t *codes)
 {
     uint32_t r = row % 16, mask = (1u << plane->bits) - 1, lane_words = 4 * (r % 8) * 4 + row / 16;
     for (uint32_t ct = 0; ct < layout->column_tiles; ct++, codes += KVANT_TILE) {
-        const uint32_t *word = words + plane->word_offset + (size_t)128 * (ct / plane->tiles) + lane_words;
+        const uint32_t *word =
+            words + plane->word_offset + (size_t)128 * (ct / plane->tiles) + lane_words;
         uint32_t bit = plane->bits * (4 * (ct % plane->tiles) + r / 8), far = bit + 2 * plane->bits;
         for (uint32_t q = 0; q < 4; q++) {
             codes[2 * q] |= (uint8_t)((word[4 * q] >> bit & mask) << plane->shift);
@@ -106,16 +112,16 @@ static void get_row(const kvant_layout *layout, const kvant_plane *plane, const 
     }
 }
 
-static void get_column(const kvant_layout *layout, const kvant_plane *plane, const uint32_t *words, uint32_t column,
-                       uint8_t *codes)
+static void get_column(const kvant_layout *layout, const kvant_plane *plane, const uint32_t *words,
+                       uint32_t column, uint8_t *codes)
 {
     uint32_t ct = column / 16, c = column % 16, mask = (1u << plane->bits) - 1;
     uint32_t lane = 32 * (ct / plane->tiles) + c % 8 / 2;
     uint32_t bit = plane->bits * (4 * (ct % plane->tiles) + 2 * (c / 8)) + 16 * (c % 2);
     for (uint32_t rt = 0; rt < layout->row_tiles; rt++, codes += KVANT_TILE) {
         uint32_t g = rt / 4, tiles = kvant_layout_group_tiles(layout, g);
-        const uint32_t *word =
-            words + plane->word_offset + (size_t)128 * g * plane->units + (size_t)lane * tiles + rt % 4;
+        const uint32_t *word = words + plane->word_offset + (size_t)128 * g * plane->units +
+                               (size_t)lane * tiles + rt % 4;
         for (uint32_t r = 0; r < 8; r++, word += 4 * tiles) {
             codes[r] |= (uint8_t)((*word >> bit & mask) << plane->shift);
             codes[r + 8] |= (uint8_t)((*word >> (bit + plane->bits) & mask) << plane->shift);

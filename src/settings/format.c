@@ -47,15 +47,17 @@ static void put(buffer *b, const char *format, ...)
 }
 
 /* Whether all kv heads of entry i have the codec that spec number index of entry is. */
-static bool whole_layer(const kvant_settings *s, uint32_t i, const kvant_settings_entry *entry, uint32_t index)
+static bool whole_layer(const kvant_settings *s, uint32_t i, const kvant_settings_entry *entry,
+                        uint32_t index)
 {
     return i < 2 * s->n_layers && s->entries[i].n_specs == 1 &&
            kvant_settings_same(&s->entries[i], 0, entry, index);
 }
 
 /* A layer whose kv heads differ, as N/H for each kv head H that has the codec. */
-static const char *put_heads(buffer *b, const kvant_settings *s, uint32_t i, const kvant_settings_entry *entry,
-                             uint32_t index, const char *separator)
+static const char *put_heads(buffer *b, const kvant_settings *s, uint32_t i,
+                             const kvant_settings_entry *entry, uint32_t index,
+                             const char *separator)
 {
     for (uint32_t head = 0; s->entries[i].n_specs > 1 && head < s->entries[i].n_specs; head++)
         if (kvant_settings_same(&s->entries[i], head, entry, index)) {
@@ -83,10 +85,12 @@ static void put_codec(buffer *b, const kvant_settings *s, uint32_t i, uint32_t i
             put(b, "-%" PRIu32, j / 2);
         separator = ",";
     }
-    put(b, " %" PRIu32 "x%" PRIu32 " %s\n", entry->n_kv_heads, entry->head_dim, entry->specs[index]);
+    put(b, " %" PRIu32 "x%" PRIu32 " %s\n", entry->n_kv_heads, entry->head_dim,
+        entry->specs[index]);
 }
 
-kvant_status kvant_settings_format(const kvant_settings *s, char **text, size_t *n, const kvant_error *error)
+kvant_status kvant_settings_format(const kvant_settings *s, char **text, size_t *n,
+                                   const kvant_error *error)
 {
     buffer b = { .text = NULL };
     put(&b, "kvant-settings %u\n", KVANT_SETTINGS_VERSION);
@@ -111,6 +115,6 @@ kvant_status kvant_settings_format(const kvant_settings *s, char **text, size_t 
     if (b.n <= KVANT_SETTINGS_MAX_BYTES)
         return KVANT_OK;
     kvant_free(b.text);
-    return kvant_fail(error, KVANT_ERR_ARGUMENT, "the settings file would have %zu bytes, more than any can need",
-                      b.n);
+    return kvant_fail(error, KVANT_ERR_ARGUMENT,
+                      "the settings file would have %zu bytes, more than any can need", b.n);
 }

@@ -72,8 +72,9 @@ static kvant_status read_model(kvant_settings *s, line *l)
 {
     if (s->model[0])
         return wrong(l, "the model is named twice");
-    return take_rest(l, s->model, KVANT_SETTINGS_MAX_NAME) ? KVANT_OK
-                                                           : wrong(l, "a model's name has 1 to 255 bytes");
+    return take_rest(l, s->model, KVANT_SETTINGS_MAX_NAME)
+               ? KVANT_OK
+               : wrong(l, "a model's name has 1 to 255 bytes");
 }
 
 static kvant_status read_fingerprint(kvant_settings *s, line *l)
@@ -101,7 +102,8 @@ static kvant_status read_calibration(kvant_settings *s, line *l)
         return wrong(l, "the calibration is given twice");
     if (!take_hex(l, &s->calibration_checksum) || !take(l, " ") ||
         !take_rest(l, s->calibration, KVANT_SETTINGS_MAX_PATH))
-        return wrong(l, "calibration is followed by a checksum of 16 digits and a name of 1 to 1023 bytes");
+        return wrong(
+            l, "calibration is followed by a checksum of 16 digits and a name of 1 to 1023 bytes");
     return KVANT_OK;
 }
 
@@ -132,27 +134,28 @@ typedef struct statement {
 
 static kvant_status wrong_layer(const line *l, kvant_role role, uint32_t layer, const char *what)
 {
-    return kvant_fail(l->error, KVANT_ERR_FORMAT, "line %" PRIu32 ": %s of layer %" PRIu32 " %s", l->number,
-                      role == KVANT_ROLE_K ? "keys" : "values", layer, what);
+    return kvant_fail(l->error, KVANT_ERR_FORMAT, "line %" PRIu32 ": %s of layer %" PRIu32 " %s",
+                      l->number, role == KVANT_ROLE_K ? "keys" : "values", layer, what);
 }
 
 /* Room for the layer's specs when the line is the first that names it. */
-static kvant_status open_layer(kvant_settings *s, kvant_settings_entry *to, const statement *said, uint32_t head,
-                               const line *l)
+static kvant_status open_layer(kvant_settings *s, kvant_settings_entry *to, const statement *said,
+                               uint32_t head, const line *l)
 {
     char reason[128] = "";
     kvant_error inner = { reason, sizeof reason };
     if (to->head_dim)
         return KVANT_OK;
-    kvant_status status = kvant_settings_open_entry(s, to, said->n_kv_heads, said->head_dim,
-                                                    head == ALL_HEADS ? 1 : said->n_kv_heads, &inner);
-    return status == KVANT_OK ? status
-                              : kvant_fail(l->error, status == KVANT_ERR_ARGUMENT ? KVANT_ERR_FORMAT : status,
-                                           "line %" PRIu32 ": %s", l->number, reason);
+    kvant_status status = kvant_settings_open_entry(
+        s, to, said->n_kv_heads, said->head_dim, head == ALL_HEADS ? 1 : said->n_kv_heads, &inner);
+    return status == KVANT_OK
+               ? status
+               : kvant_fail(l->error, status == KVANT_ERR_ARGUMENT ? KVANT_ERR_FORMAT : status,
+                            "line %" PRIu32 ": %s", l->number, reason);
 }
 
-static kvant_status fill_layer(kvant_settings *s, uint32_t layer, kvant_role role, const statement *said,
-                               uint32_t head, const line *l)
+static kvant_status fill_layer(kvant_settings *s, uint32_t layer, kvant_role role,
+                               const statement *said, uint32_t head, const line *l)
 {
     kvant_settings_entry *to = &s->entries[2 * layer + (uint32_t)role];
     const uint32_t index = head == ALL_HEADS ? 0 : head;
@@ -172,9 +175,10 @@ static kvant_status read_statement(line *l, statement *said)
 {
     char reason[256] = "";
     kvant_error inner = { reason, sizeof reason };
-    if (!take(l, " ") || !take_number(l, KVANT_SETTINGS_MAX_KV_HEADS, &said->n_kv_heads) || !take(l, "x") ||
-        !take_number(l, KVANT_MAX_HEAD_DIM, &said->head_dim) || !take(l, " "))
-        return wrong(l, "layers are followed by their shape, kv heads x head_dim, as in 0-3,7 3x64");
+    if (!take(l, " ") || !take_number(l, KVANT_SETTINGS_MAX_KV_HEADS, &said->n_kv_heads) ||
+        !take(l, "x") || !take_number(l, KVANT_MAX_HEAD_DIM, &said->head_dim) || !take(l, " "))
+        return wrong(l,
+                     "layers are followed by their shape, kv heads x head_dim, as in 0-3,7 3x64");
     if (!take_rest(l, said->spec, KVANT_SPEC_MAX_LENGTH))
         return wrong(l, "the shape is followed by a codec spec of 1 to 255 bytes");
     const kvant_settings_layer layer = { .spec = said->spec,
@@ -193,7 +197,8 @@ static kvant_status read_codec(kvant_settings *s, line *l, kvant_role role)
     do {
         if (!take_piece(l, s, &p))
             return kvant_fail(l->error, KVANT_ERR_FORMAT,
-                              "line %" PRIu32 ": layers are written as 0-3,7 or, for kv head 1 of layer 7, 7/1; "
+                              "line %" PRIu32
+                              ": layers are written as 0-3,7 or, for kv head 1 of layer 7, 7/1; "
                               "they are 0 to %" PRIu32,
                               l->number, s->n_layers - 1);
     } while (take(l, ","));
@@ -214,7 +219,8 @@ static kvant_status read_version(line *l)
     if (version == KVANT_SETTINGS_VERSION)
         return KVANT_OK;
     return kvant_fail(l->error, KVANT_ERR_FORMAT,
-                      "the settings file has version %" PRIu32 ", this library reads version %u; make it anew with "
+                      "the settings file has version %" PRIu32
+                      ", this library reads version %u; make it anew with "
                       "kvant tune",
                       version, KVANT_SETTINGS_VERSION);
 }
@@ -246,14 +252,18 @@ static kvant_status check_sum(const char *text, size_t n, size_t *body, const kv
 {
     uint64_t stated;
     if (n < CHECK_BYTES || text[n - 1] != '\n')
-        return kvant_fail(error, KVANT_ERR_FORMAT, "the settings file is cut short: its last line is no checksum");
+        return kvant_fail(error, KVANT_ERR_FORMAT,
+                          "the settings file is cut short: its last line is no checksum");
     *body = n - CHECK_BYTES;
     line l = { .at = text + *body, .end = text + n - 1 };
-    if ((*body > 0 && text[*body - 1] != '\n') || !take(&l, KVANT_SETTINGS_CHECK) || !take_hex(&l, &stated))
-        return kvant_fail(error, KVANT_ERR_FORMAT, "the settings file is cut short: its last line is no checksum");
-    if (stated != kvant_fnv1a(KVANT_FNV_START, text, *body))
+    if ((*body > 0 && text[*body - 1] != '\n') || !take(&l, KVANT_SETTINGS_CHECK) ||
+        !take_hex(&l, &stated))
         return kvant_fail(error, KVANT_ERR_FORMAT,
-                          "the settings file is damaged or was changed by hand: its checksum does not match");
+                          "the settings file is cut short: its last line is no checksum");
+    if (stated != kvant_fnv1a(KVANT_FNV_START, text, *body))
+        return kvant_fail(
+            error, KVANT_ERR_FORMAT,
+            "the settings file is damaged or was changed by hand: its checksum does not match");
     return KVANT_OK;
 }
 
@@ -268,18 +278,21 @@ static bool is_complete(const kvant_settings_entry *entry)
 static kvant_status complete(kvant_settings *s, const kvant_error *error)
 {
     if (!s->entries)
-        return kvant_fail(error, KVANT_ERR_FORMAT, "the settings file does not say how many layers there are");
+        return kvant_fail(error, KVANT_ERR_FORMAT,
+                          "the settings file does not say how many layers there are");
     for (uint32_t i = 0; i < 2 * s->n_layers; i++) {
         if (!is_complete(&s->entries[i]))
-            return kvant_fail(
-                error, KVANT_ERR_FORMAT, "the settings file has no codec for %s of layer %" PRIu32 "%s",
-                i % 2 ? "values" : "keys", i / 2, s->entries[i].n_specs > 0 ? " in one of its kv heads" : "");
+            return kvant_fail(error, KVANT_ERR_FORMAT,
+                              "the settings file has no codec for %s of layer %" PRIu32 "%s",
+                              i % 2 ? "values" : "keys", i / 2,
+                              s->entries[i].n_specs > 0 ? " in one of its kv heads" : "");
         kvant_settings_close_entry(s, &s->entries[i]);
     }
     return KVANT_OK;
 }
 
-kvant_status kvant_settings_parse(kvant_settings *s, const char *text, size_t n, const kvant_error *error)
+kvant_status kvant_settings_parse(kvant_settings *s, const char *text, size_t n,
+                                  const kvant_error *error)
 {
     size_t body = 0;
     KVANT_FORWARD(check_sum(text, n, &body, error));

@@ -68,7 +68,8 @@ static uint64_t paid_layers(uint64_t n, uint32_t head_dim)
     return head_dim > 64 ? n * (head_dim - 64) / (2 * (uint64_t)head_dim) : 0;
 }
 
-const char *kvant_preset_spec(const kvant_preset *preset, kvant_role role, uint32_t layer, uint32_t head_dim)
+const char *kvant_preset_spec(const kvant_preset *preset, kvant_role role, uint32_t layer,
+                              uint32_t head_dim)
 {
     if (!preset || role == KVANT_ROLE_V)
         return preset ? preset->v : NULL;

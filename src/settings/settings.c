@@ -27,11 +27,12 @@ void kvant_settings_free(kvant_settings **settings)
     *settings = NULL;
 }
 
-kvant_status kvant_settings_set_layers(kvant_settings *s, uint32_t n_layers, const kvant_error *error)
+kvant_status kvant_settings_set_layers(kvant_settings *s, uint32_t n_layers,
+                                       const kvant_error *error)
 {
     if (n_layers == 0 || n_layers > KVANT_SETTINGS_MAX_LAYERS)
-        return kvant_fail(error, KVANT_ERR_ARGUMENT, "%" PRIu32 " layers: there are 1 to %u", n_layers,
-                          KVANT_SETTINGS_MAX_LAYERS);
+        return kvant_fail(error, KVANT_ERR_ARGUMENT, "%" PRIu32 " layers: there are 1 to %u",
+                          n_layers, KVANT_SETTINGS_MAX_LAYERS);
     s->n_layers = n_layers;
     s->entries = kvant_alloc((size_t)2 * n_layers, sizeof *s->entries);
     return s->entries ? KVANT_OK : kvant_fail(error, KVANT_ERR_MEMORY, "no memory for settings");
@@ -40,19 +41,22 @@ kvant_status kvant_settings_set_layers(kvant_settings *s, uint32_t n_layers, con
 kvant_status kvant_settings_check_entry(const kvant_settings_layer *layer, const kvant_error *error)
 {
     kvant_spec spec;
-    if (layer->n_kv_heads == 0 || layer->n_kv_heads > KVANT_SETTINGS_MAX_KV_HEADS || layer->head_dim == 0 ||
-        layer->head_dim > KVANT_MAX_HEAD_DIM)
-        return kvant_fail(error, KVANT_ERR_ARGUMENT,
-                          "%" PRIu32 " kv heads of head_dim %" PRIu32 ": there are 1 to %u of 1 to %u",
-                          layer->n_kv_heads, layer->head_dim, KVANT_SETTINGS_MAX_KV_HEADS, KVANT_MAX_HEAD_DIM);
+    if (layer->n_kv_heads == 0 || layer->n_kv_heads > KVANT_SETTINGS_MAX_KV_HEADS ||
+        layer->head_dim == 0 || layer->head_dim > KVANT_MAX_HEAD_DIM)
+        return kvant_fail(
+            error, KVANT_ERR_ARGUMENT,
+            "%" PRIu32 " kv heads of head_dim %" PRIu32 ": there are 1 to %u of 1 to %u",
+            layer->n_kv_heads, layer->head_dim, KVANT_SETTINGS_MAX_KV_HEADS, KVANT_MAX_HEAD_DIM);
     return kvant_spec_parse(layer->spec, &spec, error);
 }
 
-kvant_status kvant_settings_open_entry(kvant_settings *s, kvant_settings_entry *entry, uint32_t n_kv_heads,
-                                       uint32_t head_dim, uint32_t n_specs, const kvant_error *error)
+kvant_status kvant_settings_open_entry(kvant_settings *s, kvant_settings_entry *entry,
+                                       uint32_t n_kv_heads, uint32_t head_dim, uint32_t n_specs,
+                                       const kvant_error *error)
 {
     if (n_specs > KVANT_SETTINGS_MAX_SPECS - s->n_specs)
-        return kvant_fail(error, KVANT_ERR_ARGUMENT, "more than %u codecs in one file", KVANT_SETTINGS_MAX_SPECS);
+        return kvant_fail(error, KVANT_ERR_ARGUMENT, "more than %u codecs in one file",
+                          KVANT_SETTINGS_MAX_SPECS);
     const char **specs = kvant_alloc(n_specs, sizeof *specs + KVANT_SPEC_MAX_LENGTH + 1);
     if (!specs)
         return kvant_fail(error, KVANT_ERR_MEMORY, "no memory for settings");
@@ -63,7 +67,8 @@ kvant_status kvant_settings_open_entry(kvant_settings *s, kvant_settings_entry *
 
 void kvant_settings_set_spec(kvant_settings_entry *entry, uint32_t index, const char *spec)
 {
-    char *text = (char *)(entry->specs + entry->n_specs) + (size_t)index * (KVANT_SPEC_MAX_LENGTH + 1);
+    char *text =
+        (char *)(entry->specs + entry->n_specs) + (size_t)index * (KVANT_SPEC_MAX_LENGTH + 1);
     strcpy(text, spec);
     entry->specs[index] = text;
 }
@@ -77,9 +82,11 @@ void kvant_settings_close_entry(kvant_settings *s, kvant_settings_entry *entry)
     entry->n_specs = 1; /* the text stays where it is */
 }
 
-bool kvant_settings_same(const kvant_settings_entry *x, uint32_t a, const kvant_settings_entry *y, uint32_t b)
+bool kvant_settings_same(const kvant_settings_entry *x, uint32_t a, const kvant_settings_entry *y,
+                         uint32_t b)
 {
-    return x->n_kv_heads == y->n_kv_heads && x->head_dim == y->head_dim && strcmp(x->specs[a], y->specs[b]) == 0;
+    return x->n_kv_heads == y->n_kv_heads && x->head_dim == y->head_dim &&
+           strcmp(x->specs[a], y->specs[b]) == 0;
 }
 
 bool kvant_settings_is_first(const kvant_settings *s, uint32_t i, uint32_t index)
@@ -115,11 +122,13 @@ static kvant_status set_calibration(kvant_settings *s, const kvant_settings_conf
     if (!config->calibration)
         return KVANT_OK;
     if (n == 0 || n > KVANT_SETTINGS_MAX_PATH)
-        return kvant_fail(error, KVANT_ERR_ARGUMENT, "the calibration's name has %zu bytes; it may have 1 to %u", n,
+        return kvant_fail(error, KVANT_ERR_ARGUMENT,
+                          "the calibration's name has %zu bytes; it may have 1 to %u", n,
                           KVANT_SETTINGS_MAX_PATH);
     for (size_t i = 0; i < n; i++)
         if (is_control(config->calibration[i]))
-            return kvant_fail(error, KVANT_ERR_ARGUMENT, "the calibration's name holds a control character");
+            return kvant_fail(error, KVANT_ERR_ARGUMENT,
+                              "the calibration's name holds a control character");
     memcpy(s->calibration, config->calibration, n + 1);
     s->calibration_checksum = config->calibration_checksum;
     return KVANT_OK;
@@ -138,19 +147,22 @@ static kvant_status set_entry(kvant_settings *s, uint32_t i, const kvant_setting
         kvant_settings_layer one = *layer;
         one.spec = layer->heads ? layer->heads[h] : layer->spec;
         if (!one.spec)
-            return kvant_fail(error, KVANT_ERR_ARGUMENT, "layer %" PRIu32 " lacks the spec of a kv head", i / 2);
+            return kvant_fail(error, KVANT_ERR_ARGUMENT,
+                              "layer %" PRIu32 " lacks the spec of a kv head", i / 2);
         KVANT_FORWARD(kvant_settings_check_entry(&one, error));
     }
     if (n == 0)
         return kvant_settings_check_entry(layer, error);
-    KVANT_FORWARD(kvant_settings_open_entry(s, entry, layer->n_kv_heads, layer->head_dim, n, error));
+    KVANT_FORWARD(
+        kvant_settings_open_entry(s, entry, layer->n_kv_heads, layer->head_dim, n, error));
     for (uint32_t h = 0; h < n; h++)
         kvant_settings_set_spec(entry, h, layer->heads ? layer->heads[h] : layer->spec);
     kvant_settings_close_entry(s, entry);
     return KVANT_OK;
 }
 
-static kvant_status set_entries(kvant_settings *s, const kvant_settings_config *config, const kvant_error *error)
+static kvant_status set_entries(kvant_settings *s, const kvant_settings_config *config,
+                                const kvant_error *error)
 {
     KVANT_FORWARD(kvant_settings_set_layers(s, config->n_layers, error));
     for (uint32_t i = 0; i < 2 * config->n_layers; i++)
@@ -158,7 +170,8 @@ static kvant_status set_entries(kvant_settings *s, const kvant_settings_config *
     return KVANT_OK;
 }
 
-static kvant_status fill(kvant_settings *s, const kvant_settings_config *config, const kvant_error *error)
+static kvant_status fill(kvant_settings *s, const kvant_settings_config *config,
+                         const kvant_error *error)
 {
     if (config->model && strlen(config->model) > KVANT_SETTINGS_MAX_NAME)
         return kvant_fail(error, KVANT_ERR_ARGUMENT, "the model's name is longer than %u bytes",
@@ -169,8 +182,8 @@ static kvant_status fill(kvant_settings *s, const kvant_settings_config *config,
     return set_entries(s, config, error);
 }
 
-kvant_status kvant_settings_create(const kvant_settings_config *config, kvant_settings **settings, char *err,
-                                   size_t errlen)
+kvant_status kvant_settings_create(const kvant_settings_config *config, kvant_settings **settings,
+                                   char *err, size_t errlen)
 {
     kvant_error error = { err, errlen };
     if (!settings)
@@ -178,7 +191,8 @@ kvant_status kvant_settings_create(const kvant_settings_config *config, kvant_se
     *settings = NULL;
     kvant_settings_config given;
     if (!KVANT_TAKE(kvant_settings_config, &given, config, calibration_checksum) || !given.layers)
-        return kvant_fail(&error, KVANT_ERR_ARGUMENT, "no configuration, or one of another version");
+        return kvant_fail(&error, KVANT_ERR_ARGUMENT,
+                          "no configuration, or one of another version");
     kvant_settings *s = kvant_alloc(1, sizeof *s);
     if (!s)
         return kvant_fail(&error, KVANT_ERR_MEMORY, "no memory for settings");
@@ -195,7 +209,8 @@ static kvant_status check_head(const uint8_t *bytes, size_t n, const kvant_error
     if (n < KVANT_FILE_HEAD || memcmp(bytes, magic, sizeof magic - 1) != 0)
         return kvant_fail(error, KVANT_ERR_FORMAT, "this is not a settings file of kvant");
     if (n > KVANT_SETTINGS_MAX_BYTES)
-        return kvant_fail(error, KVANT_ERR_FORMAT, "the settings file has %zu bytes, more than any can need", n);
+        return kvant_fail(error, KVANT_ERR_FORMAT,
+                          "the settings file has %zu bytes, more than any can need", n);
     return KVANT_OK;
 }
 
@@ -210,7 +225,8 @@ static kvant_status set_folder(kvant_settings *s, const char *path, const kvant_
     return KVANT_OK;
 }
 
-kvant_status kvant_settings_load(const char *path, kvant_settings **settings, char *err, size_t errlen)
+kvant_status kvant_settings_load(const char *path, kvant_settings **settings, char *err,
+                                 size_t errlen)
 {
     kvant_error error = { err, errlen };
     if (!settings)
@@ -231,7 +247,8 @@ kvant_status kvant_settings_load(const char *path, kvant_settings **settings, ch
     return status;
 }
 
-kvant_status kvant_settings_save(const kvant_settings *settings, const char *path, char *err, size_t errlen)
+kvant_status kvant_settings_save(const kvant_settings *settings, const char *path, char *err,
+                                 size_t errlen)
 {
     kvant_error error = { err, errlen };
     if (!settings || !path)
@@ -258,19 +275,21 @@ kvant_status kvant_settings_get_info(const kvant_settings *settings, kvant_setti
                                                                               : KVANT_ERR_ARGUMENT;
 }
 
-kvant_status kvant_settings_get_layer(const kvant_settings *settings, uint32_t layer, kvant_role role,
-                                      kvant_settings_layer *entry)
+kvant_status kvant_settings_get_layer(const kvant_settings *settings, uint32_t layer,
+                                      kvant_role role, kvant_settings_layer *entry)
 {
-    if (!settings || !entry || layer >= settings->n_layers || (role != KVANT_ROLE_K && role != KVANT_ROLE_V))
+    if (!settings || !entry || layer >= settings->n_layers ||
+        (role != KVANT_ROLE_K && role != KVANT_ROLE_V))
         return KVANT_ERR_ARGUMENT;
     const kvant_settings_entry *found = &settings->entries[2 * layer + (uint32_t)role];
     const bool alike = found->n_specs == 1;
-    *entry = (kvant_settings_layer){ alike ? found->specs[0] : NULL, found->n_kv_heads, found->head_dim,
-                                     alike ? NULL : found->specs };
+    *entry = (kvant_settings_layer){ alike ? found->specs[0] : NULL, found->n_kv_heads,
+                                     found->head_dim, alike ? NULL : found->specs };
     return KVANT_OK;
 }
 
-kvant_status kvant_settings_calibration_path(const kvant_settings *settings, char *path, size_t bytes)
+kvant_status kvant_settings_calibration_path(const kvant_settings *settings, char *path,
+                                             size_t bytes)
 {
     KVANT_RETURN_IF(!settings || !path || bytes == 0, KVANT_ERR_ARGUMENT);
     const bool relative = settings->calibration[0] && settings->calibration[0] != '/';
@@ -284,21 +303,23 @@ kvant_status kvant_settings_calibration_path(const kvant_settings *settings, cha
 
 /* A calibration of the same model made anew is another one: what was measured with the old one does
  * not hold for it. */
-static kvant_status check_theirs(const kvant_settings *s, const kvant_calibration *calibration, const char *name,
-                                 const kvant_error *error)
+static kvant_status check_theirs(const kvant_settings *s, const kvant_calibration *calibration,
+                                 const char *name, const kvant_error *error)
 {
     kvant_calibration_info info = { .size = sizeof info };
     KVANT_FORWARD(kvant_calibration_get_info(calibration, &info));
     if (info.checksum == s->calibration_checksum)
         return KVANT_OK;
-    return kvant_fail(error, KVANT_ERR_ARGUMENT,
-                      "%s is not the one that the settings were made with: its checksum is %016" PRIx64
-                      ", theirs %016" PRIx64,
-                      name, info.checksum, s->calibration_checksum);
+    return kvant_fail(
+        error, KVANT_ERR_ARGUMENT,
+        "%s is not the one that the settings were made with: its checksum is %016" PRIx64
+        ", theirs %016" PRIx64,
+        name, info.checksum, s->calibration_checksum);
 }
 
 kvant_status kvant_settings_load_calibration(const kvant_settings *settings, const char *path,
-                                             kvant_calibration **calibration, char *err, size_t errlen)
+                                             kvant_calibration **calibration, char *err,
+                                             size_t errlen)
 {
     kvant_error error = { err, errlen };
     char own[PATH_MAX];
@@ -321,11 +342,13 @@ kvant_status kvant_settings_load_calibration(const kvant_settings *settings, con
 }
 
 /* The kv heads of a calibration are those that have an entry. */
-static kvant_status check_calibrated(const kvant_settings_entry *e, const kvant_calibration *calibration,
-                                     uint32_t layer, kvant_role role, const kvant_error *error)
+static kvant_status check_calibrated(const kvant_settings_entry *e,
+                                     const kvant_calibration *calibration, uint32_t layer,
+                                     kvant_role role, const kvant_error *error)
 {
     kvant_calibration_entry entry = { .size = sizeof entry };
-    if (kvant_calibration_get_entry(calibration, layer, e->n_kv_heads - 1, role, &entry) == KVANT_OK &&
+    if (kvant_calibration_get_entry(calibration, layer, e->n_kv_heads - 1, role, &entry) ==
+            KVANT_OK &&
         entry.head_dim == e->head_dim &&
         kvant_calibration_get_entry(calibration, layer, e->n_kv_heads, role, &entry) != KVANT_OK)
         return KVANT_OK;
@@ -333,38 +356,45 @@ static kvant_status check_calibrated(const kvant_settings_entry *e, const kvant_
 }
 
 /* Makes the codecs of the kv heads, or the one of all; *spec is the one that is wrong. */
-static kvant_status check_specs(const kvant_settings_entry *e, uint32_t i, const kvant_calibration *calibration,
-                                const char **spec, const kvant_error *error)
+static kvant_status check_specs(const kvant_settings_entry *e, uint32_t i,
+                                const kvant_calibration *calibration, const char **spec,
+                                const kvant_error *error)
 {
     kvant_codec_info first = { .size = 0 }, info;
     for (uint32_t head = 0; head < e->n_specs; head++) {
         kvant_codec *codec;
         *spec = e->specs[head];
-        KVANT_FORWARD(kvant_codec_create_calibrated(*spec, e->head_dim, i % 2 ? KVANT_ROLE_V : KVANT_ROLE_K, 0,
-                                                    calibration, i / 2, head, &codec, error->text, error->size));
+        KVANT_FORWARD(kvant_codec_create_calibrated(
+            *spec, e->head_dim, i % 2 ? KVANT_ROLE_V : KVANT_ROLE_K, 0, calibration, i / 2, head,
+            &codec, error->text, error->size));
         info = codec->info;
         kvant_codec_free(&codec);
         first = head == 0 ? info : first;
         if (!kvant_codecs_fit_together(&first, &info))
-            return kvant_fail(error, KVANT_ERR_ARGUMENT,
-                              "it keeps other tokens in fp16 or has another kind of centre than %s of kv head 0",
-                              e->specs[0]);
+            return kvant_fail(
+                error, KVANT_ERR_ARGUMENT,
+                "it keeps other tokens in fp16 or has another kind of centre than %s of kv head 0",
+                e->specs[0]);
     }
     return KVANT_OK;
 }
 
 /* *spec becomes the one that is wrong. */
-static kvant_status check_layer(const kvant_settings *s, uint32_t i, const kvant_calibration *calibration,
-                                const char **spec, const kvant_error *error)
+static kvant_status check_layer(const kvant_settings *s, uint32_t i,
+                                const kvant_calibration *calibration, const char **spec,
+                                const kvant_error *error)
 {
     const kvant_settings_entry *e = &s->entries[i];
     if (calibration && s->calibration[0])
-        KVANT_FORWARD(check_calibrated(e, calibration, i / 2, i % 2 ? KVANT_ROLE_V : KVANT_ROLE_K, error));
-    return e->n_specs > 1 || kvant_settings_is_first(s, i, 0) ? check_specs(e, i, calibration, spec, error) : KVANT_OK;
+        KVANT_FORWARD(
+            check_calibrated(e, calibration, i / 2, i % 2 ? KVANT_ROLE_V : KVANT_ROLE_K, error));
+    return e->n_specs > 1 || kvant_settings_is_first(s, i, 0)
+               ? check_specs(e, i, calibration, spec, error)
+               : KVANT_OK;
 }
 
-kvant_status kvant_settings_check(const kvant_settings *settings, const kvant_calibration *calibration, char *err,
-                                  size_t errlen)
+kvant_status kvant_settings_check(const kvant_settings *settings,
+                                  const kvant_calibration *calibration, char *err, size_t errlen)
 {
     kvant_error error = { err, errlen };
     if (!settings)
@@ -377,8 +407,9 @@ kvant_status kvant_settings_check(const kvant_settings *settings, const kvant_ca
         kvant_error inner = { reason, sizeof reason };
         kvant_status status = check_layer(settings, i, calibration, &spec, &inner);
         if (status != KVANT_OK)
-            return kvant_fail(&error, status, "layer %" PRIu32 ", %s, %s: %s", i / 2, i % 2 ? "values" : "keys",
-                              spec, reason[0] ? reason : kvant_strerror(status));
+            return kvant_fail(&error, status, "layer %" PRIu32 ", %s, %s: %s", i / 2,
+                              i % 2 ? "values" : "keys", spec,
+                              reason[0] ? reason : kvant_strerror(status));
     }
     return KVANT_OK;
 }

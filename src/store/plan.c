@@ -217,8 +217,7 @@ static int32_t next_to_go(const kvant_plan *plan, rank most, uint64_t since)
     int32_t best = -1;
     for (uint32_t page = 0; page < plan->params.n_pages; page++) {
         const int32_t at = plan->pages[page];
-        if (at < 0 || plan->blocks[at].written >= since ||
-            rank_of(plan, &plan->blocks[at]) > most)
+        if (at < 0 || plan->blocks[at].written >= since || rank_of(plan, &plan->blocks[at]) > most)
             continue;
         if (best < 0 || goes_before(plan, &plan->blocks[at], &plan->blocks[best]))
             best = at;

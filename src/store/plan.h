@@ -32,7 +32,7 @@ typedef struct kvant_plan_params {
     uint32_t n_pages;       /* exact blocks at most */
     uint32_t step_pages;    /* of these, for rows of a step that are neither first nor newest */
     uint32_t first, newest; /* tokens of each sequence that are exact */
-    uint32_t step_rows; /* A longer step seals its rows at once. Its first tokens and the newest
+    uint32_t step_rows;     /* A longer step seals its rows at once. Its first tokens and the newest
                          * tokens at its end stay exact. 0: no step is longer. */
 } kvant_plan_params;
 

@@ -20,13 +20,14 @@
 enum { N_PROMPT = 100, N_BATCH = 64, N_DECODED = 28, N_SECOND = 50, N_MORE = 4, N_TOKENS = 160 };
 
 struct probe {
-    llama_context * context;
-    FILE * out;
+    llama_context *context;
+    FILE *out;
     size_t n_vocab;
     std::vector<llama_token> tokens;
 };
 
-static bool decode(const probe & p, int from, int n, int pos, int seq, bool encode = false) {
+static bool decode(const probe &p, int from, int n, int pos, int seq, bool encode = false)
+{
     llama_batch batch = llama_batch_init(n, 0, 1);
     for (int i = 0; i < n; i++) {
         batch.token[i] = p.tokens[size_t(from + i)];
@@ -36,10 +37,10 @@ static bool decode(const probe & p, int from, int n, int pos, int seq, bool enco
         batch.logits[i] = 1;
     }
     batch.n_tokens = n;
-    const bool ok = (!encode || llama_encode(p.context, batch) == 0) &&
-                    llama_decode(p.context, batch) == 0;
+    const bool ok =
+        (!encode || llama_encode(p.context, batch) == 0) && llama_decode(p.context, batch) == 0;
     for (int i = 0; ok && i < n; i++) {
-        const float * logits = llama_get_logits_ith(p.context, i);
+        const float *logits = llama_get_logits_ith(p.context, i);
         if (logits != nullptr) {
             fwrite(logits, sizeof(float), p.n_vocab, p.out);
         }
@@ -48,7 +49,8 @@ static bool decode(const probe & p, int from, int n, int pos, int seq, bool enco
     return ok;
 }
 
-static bool decode_all(const probe & p) {
+static bool decode_all(const probe &p)
+{
     bool ok = decode(p, 0, N_BATCH, 0, 0) && decode(p, N_BATCH, N_PROMPT - N_BATCH, N_BATCH, 0);
     for (int i = N_PROMPT; ok && i < N_PROMPT + N_DECODED; i++) {
         ok = decode(p, i, 1, i, 0);
@@ -60,7 +62,8 @@ static bool decode_all(const probe & p) {
     return ok;
 }
 
-static bool restore(const probe & p) {
+static bool restore(const probe &p)
+{
     const int n = N_PROMPT + N_DECODED + N_MORE;
     std::vector<uint8_t> state(llama_state_seq_get_size(p.context, 0));
     const size_t size = llama_state_seq_get_data(p.context, state.data(), state.size(), 0);
@@ -69,7 +72,8 @@ static bool restore(const probe & p) {
            decode(p, n, 1, n, 0);
 }
 
-static int run(const probe & p, bool encode) {
+static int run(const probe &p, bool encode)
+{
     if (encode || llama_get_memory(p.context) == nullptr) {
         puts(encode ? "encoder" : "no memory");
         return decode(p, 0, N_PROMPT, 0, 0, encode) ? 0 : 5;
@@ -77,8 +81,9 @@ static int run(const probe & p, bool encode) {
     return !decode_all(p) ? 5 : restore(p) ? 0 : 6;
 }
 
-static int list() {
-    for (const llm_arch & arch : llm_arch_all()) {
+static int list()
+{
+    for (const llm_arch &arch : llm_arch_all()) {
         if (arch == LLM_ARCH_UNKNOWN) {
             continue;
         }
@@ -89,7 +94,8 @@ static int list() {
     return 0;
 }
 
-static llama_context_params context_params(const char * type, bool whole) {
+static llama_context_params context_params(const char *type, bool whole)
+{
     llama_context_params params = llama_context_default_params();
     params.n_ctx = 512;
     params.n_seq_max = 2;
@@ -105,7 +111,8 @@ static llama_context_params context_params(const char * type, bool whole) {
     return params;
 }
 
-int main(int argc, char ** argv) {
+int main(int argc, char **argv)
+{
     if (argc == 2 && strcmp(argv[1], "list") == 0) {
         return list();
     }
@@ -114,9 +121,9 @@ int main(int argc, char ** argv) {
     }
     const llm_arch arch = llm_arch_from_string(argv[1]);
     const std::string name = argv[1];
-    const char * const whole_batch[] = { "bert", "embedding", "t5", "dream", "llada", "rnd1" };
+    const char *const whole_batch[] = { "bert", "embedding", "t5", "dream", "llada", "rnd1" };
     bool encoder = false;
-    for (const char * part : whole_batch) {
+    for (const char *part : whole_batch) {
         encoder = encoder || name.find(part) != name.npos;
     }
     ggml_backend_load_all();
@@ -131,7 +138,7 @@ int main(int argc, char ** argv) {
     gguf_context_ptr metadata = get_gguf_ctx(arch, strcmp(argv[2], "moe") == 0);
     if (arch == LLM_ARCH_GEMMA4) { /* the test leaves Gemma 4 out: its pattern has to be a list */
         const uint32_t windows[] = { 1, 1, 1, 1, 0 };
-        const char * key = "gemma4.attention.sliding_window_pattern";
+        const char *key = "gemma4.attention.sliding_window_pattern";
         gguf_set_arr_data(metadata.get(), key, GGUF_TYPE_UINT32, windows, 5);
     }
     tensor_data_params data = { 1234, 0.1f };

@@ -54,7 +54,11 @@ CACHES = {
     "balanced": ("KVANT", "f16", KVANT),
 }
 STATUS = {
-    2: "no device", 3: "no model", 4: "no context", 5: "decoding failed", 6: "state not restored"
+    2: "no device",
+    3: "no model",
+    4: "no context",
+    5: "decoding failed",
+    6: "state not restored",
 }
 
 

@@ -7,7 +7,9 @@ import shutil
 import subprocess
 import tempfile
 
-PROGRAM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+PROGRAM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 
 
 class Browser:
@@ -20,13 +22,25 @@ class Browser:
         # The program wants the pipe as file descriptors 3 (in) and 4 (out).
         shell = 'exec 3<&"$1" 4>&"$2"; shift 2; exec "$@"'
         arguments = [
-            "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--hide-scrollbars",
-            "--disable-background-networking", "--disable-component-update", "--disable-extensions", "--remote-debugging-pipe",
-            f"--user-data-dir={self.folder.name}", "about:blank",
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-dev-shm-usage",
+            "--no-first-run",
+            "--hide-scrollbars",
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--disable-extensions",
+            "--remote-debugging-pipe",
+            f"--user-data-dir={self.folder.name}",
+            "about:blank",
         ]
         self.process = subprocess.Popen(
             ["bash", "-c", shell, "bash", str(to_read), str(from_write), PROGRAM, *arguments],
-            pass_fds=(to_read, from_write), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            pass_fds=(to_read, from_write),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
             env=dict(os.environ, DBUS_SESSION_BUS_ADDRESS="disabled:"),
         )
         os.close(to_read)
@@ -34,8 +48,12 @@ class Browser:
         self.to, self.out = os.fdopen(to_write, "wb"), os.fdopen(from_read, "rb")
         self.session, self.counter, self.rest = None, 0, b""
         self.requests, self.complaints, self.events = [], [], []
-        target = next(t for t in self.call("Target.getTargets")["targetInfos"] if t["type"] == "page")
-        self.session = self.call("Target.attachToTarget", targetId=target["targetId"], flatten=True)["sessionId"]
+        target = next(
+            t for t in self.call("Target.getTargets")["targetInfos"] if t["type"] == "page"
+        )
+        self.session = self.call(
+            "Target.attachToTarget", targetId=target["targetId"], flatten=True
+        )["sessionId"]
         for domain in ("Page", "Network", "Runtime", "Log", "Accessibility"):
             self.call(f"{domain}.enable")
 
@@ -90,24 +108,43 @@ class Browser:
 
     def settle(self):
         """Two frames: figures are drawn by observers, which run between them."""
-        self.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done, 50))))")
+        self.evaluate(
+            "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done, 50))))"
+        )
 
     def evaluate(self, expression):
-        result = self.call("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
+        result = self.call(
+            "Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True
+        )
         if "exceptionDetails" in result:
             raise RuntimeError(result["exceptionDetails"])
         return result["result"].get("value")
 
     def look(self, width=1280, height=900, scheme="light", media="screen"):
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600)
-        self.call("Emulation.setEmulatedMedia", media=media, features=[{"name": "prefers-color-scheme", "value": scheme}])
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=width < 600,
+        )
+        self.call(
+            "Emulation.setEmulatedMedia",
+            media=media,
+            features=[{"name": "prefers-color-scheme", "value": scheme}],
+        )
         self.settle()
 
     def press(self, key, code=None, text=None):
         for kind in ("keyDown", "keyUp"):
-            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=code or key,
-                      windowsVirtualKeyCode={"Tab": 9, "Enter": 13}.get(key, 0),
-                      **({"text": text} if text and kind == "keyDown" else {}))
+            self.call(
+                "Input.dispatchKeyEvent",
+                type=kind,
+                key=key,
+                code=code or key,
+                windowsVirtualKeyCode={"Tab": 9, "Enter": 13}.get(key, 0),
+                **({"text": text} if text and kind == "keyDown" else {}),
+            )
 
     def screenshot(self, path, whole=True):
         picture = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
@@ -115,4 +152,8 @@ class Browser:
             file.write(base64.b64decode(picture["data"]))
 
     def accessible_nodes(self):
-        return [node for node in self.call("Accessibility.getFullAXTree")["nodes"] if not node.get("ignored")]
+        return [
+            node
+            for node in self.call("Accessibility.getFullAXTree")["nodes"]
+            if not node.get("ignored")
+        ]

@@ -12,4 +12,6 @@ def seal(body):
 def plain(n_layers, shape, keys, values):
     """One codec for all keys and one for all values, without a calibration."""
     last = n_layers - 1
-    return seal(f"kvant-settings 1\nmodel tested\nlayers {n_layers}\nk 0-{last} {shape} {keys}\nv 0-{last} {shape} {values}\n")
+    return seal(
+        f"kvant-settings 1\nmodel tested\nlayers {n_layers}\nk 0-{last} {shape} {keys}\nv 0-{last} {shape} {values}\n"
+    )

@@ -14,26 +14,63 @@ CUDA_LIBRARY = pathlib.Path(KVANT).resolve().parent.parent / "lib" / "libkvant_c
 
 
 class BenchAttention(unittest.TestCase):
-    SMALL = ["bench", "attention", "-n", "128", "-d", "64", "-g", "3", "-r", "2", "--kv-heads", "1", "--json"]
+    SMALL = [
+        "bench",
+        "attention",
+        "-n",
+        "128",
+        "-d",
+        "64",
+        "-g",
+        "3",
+        "-r",
+        "2",
+        "--kv-heads",
+        "1",
+        "--json",
+    ]
 
     def test_every_shape_codec_and_level(self):
-        done = run(*self.SMALL, "--stock", "none", "-k", "int-4", "-k", "trellis-4", "-v", "bdr-4",
-                   "-q", "1,16", "-d", "40,64", "--levels", "c,auto")
+        done = run(
+            *self.SMALL,
+            "--stock",
+            "none",
+            "-k",
+            "int-4",
+            "-k",
+            "trellis-4",
+            "-v",
+            "bdr-4",
+            "-q",
+            "1,16",
+            "-d",
+            "40,64",
+            "--levels",
+            "c,auto",
+        )
         self.assertEqual(done.returncode, OK, done.stderr)
         self.assertIn("GB/s", done.stderr)
         rows = json.loads(done.stdout)
         self.assertEqual(len(rows), 2 * 2 * 2 * 2)
-        self.assertEqual({(row["k"], row["v"]) for row in rows}, {("int-4", "int-4"), ("trellis-4", "bdr-4")})
+        self.assertEqual(
+            {(row["k"], row["v"]) for row in rows}, {("int-4", "int-4"), ("trellis-4", "bdr-4")}
+        )
         for row in rows:
             speed = row["bytes"] / row["microseconds"] / 1e3
             self.assertAlmostEqual(row["gbytes_per_second"] / speed, 1, places=6)
-            self.assertAlmostEqual(row["share_of_bandwidth"] * row["read_gbytes_per_second"] / speed, 1, places=6)
+            self.assertAlmostEqual(
+                row["share_of_bandwidth"] * row["read_gbytes_per_second"] / speed, 1, places=6
+            )
             self.assertIsNone(row["times_f16"])
 
     def test_bad_values(self):
         for bad, said in (
-            (["-n", "63"], "--tokens"), (["-q", "0"], "--queries"), (["-d", "64,"], "--head-dim"),
-            (["-q", "256"], "more than --tokens 128"), (["--levels", "mmx"], "--levels"), (["-r", "0"], "--rounds"),
+            (["-n", "63"], "--tokens"),
+            (["-q", "0"], "--queries"),
+            (["-d", "64,"], "--head-dim"),
+            (["-q", "256"], "more than --tokens 128"),
+            (["--levels", "mmx"], "--levels"),
+            (["-r", "0"], "--rounds"),
             (["--stock", "none", "--stock", "q8_0"], "--stock none"),
         ):
             done = run(*self.SMALL, *bad)
@@ -44,11 +81,16 @@ class BenchAttention(unittest.TestCase):
         self.assertIn("no -k before it", done.stderr)
 
     def test_codecs_are_checked_first(self):
-        for bench, spec, said in (("attention", "trelis-4", "did you mean 'trellis-4'?"), ("cuda", "q4_0", "q4_0 is llama.cpp's own"),
-                                  ("encode", "int-9", "int takes 2 to 8 bits")):
+        for bench, spec, said in (
+            ("attention", "trelis-4", "did you mean 'trellis-4'?"),
+            ("cuda", "q4_0", "q4_0 is llama.cpp's own"),
+            ("encode", "int-9", "int takes 2 to 8 bits"),
+        ):
             done = run("bench", bench, "-k", spec)
             self.assertEqual((done.returncode, done.stdout), (USAGE, ""), done.stderr)
-            self.assertTrue(done.stderr.startswith(f"kvant: bench {bench}: -k {spec}: "), done.stderr)
+            self.assertTrue(
+                done.stderr.startswith(f"kvant: bench {bench}: -k {spec}: "), done.stderr
+            )
             self.assertIn(said, done.stderr)
 
     @unittest.skipUnless(LIB and SRC, "no llama.cpp runtime")
@@ -60,7 +102,9 @@ class BenchAttention(unittest.TestCase):
         for f16, *others in (rows[:3], rows[3:]):
             self.assertEqual((f16["library"], f16["times_f16"]), ("ggml", 1))
             for row in others:
-                self.assertAlmostEqual(row["times_f16"] * row["microseconds"] / f16["microseconds"], 1, places=6)
+                self.assertAlmostEqual(
+                    row["times_f16"] * row["microseconds"] / f16["microseconds"], 1, places=6
+                )
         self.assertEqual(run(*self.SMALL, "--stock", "q3_0").returncode, USAGE)
 
 
@@ -78,14 +122,18 @@ class BenchCuda(unittest.TestCase):
         self.check(["--rounds", "many"], 2, "--rounds")
 
     def test_library_that_is_not_there(self):
-        self.check(["--library", "/nowhere/libkvant_cuda.so"], 1, "cannot load", "make cuda", "--library")
+        self.check(
+            ["--library", "/nowhere/libkvant_cuda.so"], 1, "cannot load", "make cuda", "--library"
+        )
 
     def test_library_that_is_another_one(self):
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder) / "libkvant_cuda.so"
             path.write_text("not a library")
             self.check(["--library", path], 1, "cannot load", str(path))
-        self.check(["--library", "libm.so.6"], 1, "libm.so.6 has no kvant_cuda_table_get", "this release")
+        self.check(
+            ["--library", "libm.so.6"], 1, "libm.so.6 has no kvant_cuda_table_get", "this release"
+        )
 
     @unittest.skipUnless(CUDA_LIBRARY.exists(), "libkvant_cuda was not built")
     @unittest.skipIf(shutil.which("nvidia-smi"), "a machine with a GPU")
@@ -105,24 +153,66 @@ class BenchCudaHost(unittest.TestCase):
 
     def bench(self, *arguments, **environment):
         library = os.environ["CUDA_HOST"]
-        return run("bench", "cuda", "--library", library, *arguments, LD_LIBRARY_PATH=self.folder, **environment)
+        return run(
+            "bench",
+            "cuda",
+            "--library",
+            library,
+            *arguments,
+            LD_LIBRARY_PATH=self.folder,
+            **environment,
+        )
 
     def test_pages_table_and_queries_are_right(self):
         in_groups = "kivi-2" if PAPERS else "int-2:axis=channel"
-        done = self.bench("-k", "int-4", "-k", "turboquant-4", "-v", "int-2", "-k", in_groups, "-b", "2", "--heads", "4",
-                          "--kv-heads", "2", "-d", "64", "-n", "3000,65", "-r", "2", "--json")
+        done = self.bench(
+            "-k",
+            "int-4",
+            "-k",
+            "turboquant-4",
+            "-v",
+            "int-2",
+            "-k",
+            in_groups,
+            "-b",
+            "2",
+            "--heads",
+            "4",
+            "--kv-heads",
+            "2",
+            "-d",
+            "64",
+            "-n",
+            "3000,65",
+            "-r",
+            "2",
+            "--json",
+        )
         self.assertEqual(done.returncode, OK, done.stderr)
         self.assertIn("host GPU 0, a copy reads and writes", done.stderr)
         rows = json.loads(done.stdout)
-        self.assertEqual([(row["k"], row["v"], row["tokens"]) for row in rows],
-                         [(k, v, n) for n in (3000, 65) for k, v in (("int-4",) * 2, ("turboquant-4", "int-2"), (in_groups,) * 2)])
+        self.assertEqual(
+            [(row["k"], row["v"], row["tokens"]) for row in rows],
+            [
+                (k, v, n)
+                for n in (3000, 65)
+                for k, v in (("int-4",) * 2, ("turboquant-4", "int-2"), (in_groups,) * 2)
+            ],
+        )
         for row in rows:
             self.assertLess(row["error"], 0.004)  # bf16 rounds to 2^-9
-            self.assertEqual((row["device"], row["driver_cuda"], row["batch"], row["rounds"]), ("host GPU 0", 13, 2, 2))
+            self.assertEqual(
+                (row["device"], row["driver_cuda"], row["batch"], row["rounds"]),
+                ("host GPU 0", 13, 2, 2),
+            )
             speed = row["bytes"] / row["microseconds"] / 1e3
             self.assertAlmostEqual(row["gbytes_per_second"] / speed, 1, places=6)
-            self.assertAlmostEqual(row["share_of_copy"] * row["copy_gbytes_per_second"] / speed, 1, places=6)
-        int4 = 2 * 2 * 64 * (64 * 4 / 8 + 4)  # batch, kv heads, tokens of a page, codes and scale: of keys or values
+            self.assertAlmostEqual(
+                row["share_of_copy"] * row["copy_gbytes_per_second"] / speed, 1, places=6
+            )
+        int4 = (
+            2 * 2 * 64 * (64 * 4 / 8 + 4)
+        )  # batch, kv heads, tokens of a page, codes and scale: of keys or values
         self.assertEqual(rows[0]["bytes"], 2 * 47 * int4)
         self.assertEqual(rows[3]["bytes"], 2 * 2 * int4)
 
@@ -135,7 +225,9 @@ class BenchCudaHost(unittest.TestCase):
             done = self.bench("-r", "1", *arguments)
             self.assertEqual((done.returncode, done.stdout), (RUNTIME, ""), arguments)
             self.assertIn(said, done.stderr)
-        done = self.bench("-r", "1", "-k", "int-4", "-n", "64", HOST_CUDA_NO_PAIR="no kernel for this pair")
+        done = self.bench(
+            "-r", "1", "-k", "int-4", "-n", "64", HOST_CUDA_NO_PAIR="no kernel for this pair"
+        )
         self.assertEqual((done.returncode, done.stdout), (RUNTIME, ""))
         self.assertIn("no kernel for this pair", done.stderr)
 

@@ -48,7 +48,9 @@ class Help(unittest.TestCase):
 
     def test_examples_show_presets(self):
         """The first example that users copy must not be a codec that breaks a model."""
-        for command in [[], ["exec"], ["plugin-path"]] + ([["run"], ["eval"], ["needle"], ["bench", "model"]] if SRC else []):
+        for command in [[], ["exec"], ["plugin-path"]] + (
+            [["run"], ["eval"], ["needle"], ["bench", "model"]] if SRC else []
+        ):
             text = run(*command, "--help").stdout
             self.assertNotIn("turboquant-4 ", text.partition("example")[2], command)
 
@@ -63,9 +65,12 @@ class Help(unittest.TestCase):
         self.assertIn("did you mean 'calibrate'?", run("Calib").stderr)
 
     def test_unknown_and_ambiguous_options_are_told_apart(self):
-        for option, said in (("--temperature", "unknown option --temperature\n  hint: did you mean --temp?"),
-                             ("--TOP-K", "unknown option --TOP-K\n  hint: did you mean --top-k?"),
-                             ("--top", "--top may be --top-k or --top-p"), ("--raw=1", "--raw takes no value")):
+        for option, said in (
+            ("--temperature", "unknown option --temperature\n  hint: did you mean --temp?"),
+            ("--TOP-K", "unknown option --TOP-K\n  hint: did you mean --top-k?"),
+            ("--top", "--top may be --top-k or --top-p"),
+            ("--raw=1", "--raw takes no value"),
+        ):
             if SRC:
                 done = run("run", option, "1")
                 self.assertEqual((done.returncode, done.stdout), (USAGE, ""))
@@ -90,15 +95,31 @@ class Help(unittest.TestCase):
 
 class BenchEncode(unittest.TestCase):
     def test_f16_comes_first_and_ratios_refer_to_it(self):
-        done = run("bench", "encode", "-k", "int-4", "-k", "turboquant-3", "--head-dim", "64", "-r", "3", "--json")
+        done = run(
+            "bench",
+            "encode",
+            "-k",
+            "int-4",
+            "-k",
+            "turboquant-3",
+            "--head-dim",
+            "64",
+            "-r",
+            "3",
+            "--json",
+        )
         self.assertEqual((done.returncode, done.stderr), (OK, ""))
         rows = json.loads(done.stdout)
-        self.assertEqual([(row["spec"], row["role"]) for row in rows],
-                         [(spec, role) for spec in ("f16", "int-4", "turboquant-3") for role in "KV"])
+        self.assertEqual(
+            [(row["spec"], row["role"]) for row in rows],
+            [(spec, role) for spec in ("f16", "int-4", "turboquant-3") for role in "KV"],
+        )
         for row in rows:
             rival = rows[0 if row["role"] == "K" else 1]
             self.assertGreater(row["microseconds"], 0)
-            self.assertAlmostEqual(row["ratio_to_f16"], row["microseconds"] / rival["microseconds"], places=6)
+            self.assertAlmostEqual(
+                row["ratio_to_f16"], row["microseconds"] / rival["microseconds"], places=6
+            )
 
     def test_unknown_codec_and_level(self):
         done = run("bench", "encode", "-k", "nope")
@@ -111,7 +132,9 @@ class BenchEncode(unittest.TestCase):
 
     def test_level_before_the_command_is_the_one_used(self):
         self.assertIn("(CPU level c;", run("--cpu", "c", "--version").stdout)
-        rows = json.loads(run("--cpu", "c", "bench", "encode", "-k", "int-4", "-r", "1", "--json").stdout)
+        rows = json.loads(
+            run("--cpu", "c", "bench", "encode", "-k", "int-4", "-r", "1", "--json").stdout
+        )
         self.assertEqual({row["level"] for row in rows}, {"c"})
 
 
@@ -126,7 +149,8 @@ class Codecs(unittest.TestCase):
         self.assertGreater(len(rows), 10)
         for row in rows:
             self.assertLessEqual(
-                {"spec", "family", "true_bits", "nominal_bits", "source", "options", "head_dim"}, set(row)
+                {"spec", "family", "true_bits", "nominal_bits", "source", "options", "head_dim"},
+                set(row),
             )
             for value in row.values():
                 self.assertNotIsInstance(value, (dict, list))
@@ -152,9 +176,19 @@ class Codecs(unittest.TestCase):
     def test_presets_come_first(self):
         """At head_dim 64 a row of 64 numbers has one 16-bit scale: a quarter of a bit per number."""
         lines = run("codecs", "-d", "64").stdout.splitlines()
-        self.assertEqual([line.split()[:2] for line in lines[:5]],
-                         [["preset", "bits"], ["quality", "5.25"], ["balanced", "4.25"], ["small", "3.25"], ["tiny", "2.25"]])
-        self.assertEqual(run("codecs", "-d", "256").stdout.splitlines()[4].split()[:2], ["tiny", "2.25"])  # what the scale saves, keys get
+        self.assertEqual(
+            [line.split()[:2] for line in lines[:5]],
+            [
+                ["preset", "bits"],
+                ["quality", "5.25"],
+                ["balanced", "4.25"],
+                ["small", "3.25"],
+                ["tiny", "2.25"],
+            ],
+        )
+        self.assertEqual(
+            run("codecs", "-d", "256").stdout.splitlines()[4].split()[:2], ["tiny", "2.25"]
+        )  # what the scale saves, keys get
         families = {row["family"] for row in self.rows()}
         self.assertEqual({line.split()[0] for line in lines[7 : 7 + len(families)]}, families)
         self.assertIn("kvant codecs --all", lines[-1])
@@ -258,7 +292,10 @@ class Exec(unittest.TestCase):
 
     def test_settings_file(self):
         path = self.config(settings.plain(2, "1x64", "int-8", "f16"))
-        for arguments, environment in (["--config", path], {"KVANT_K": "int-4"}), ([], {"KVANT_CONFIG": str(path)}):
+        for arguments, environment in (
+            (["--config", path], {"KVANT_K": "int-4"}),
+            ([], {"KVANT_CONFIG": str(path)}),
+        ):
             env = self.environment(*arguments, **environment)
             self.assertEqual(env["KVANT_CONFIG"], str(path))
             self.assertFalse({"KVANT_K", "KVANT_V", "KVANT_PRESET", "KVANT_PROTECT"} & set(env))
@@ -280,17 +317,40 @@ class Exec(unittest.TestCase):
         for text, said in (
             (good[:-30], "cut short"),
             (good.replace("int-8", "int-4"), "changed by hand"),
-            (settings.plain(2, "1x64", "int-9", "f16"), "layer 0, keys, int-9: int takes 2 to 8 bits"),
-            (settings.seal("kvant-settings 9\nlayers 1\nk 0 1x64 f16\nv 0 1x64 f16\n"), "version 9"),
-            (settings.seal("kvant-settings 1\nlayers 2\nk 0 1x64 f16\nv 0-1 1x64 f16\n"), "no codec for keys of layer 1"),
-            (settings.seal("kvant-settings 1\nlayers 1\nk 0 1x64 f16\nv 0,0 1x64 f16\n"), "line 4: values of layer 0"),
-            (settings.seal("kvant-settings 1\nlayers 1\ncalibration 0123456789abcdef no.kvcal\n"
-                           "k 0 1x64 f16\nv 0 1x64 f16\n"), "no.kvcal: No such file"),
-            ("a text of another kind, long enough to be a settings file of kvant\n", "not a settings file"),
+            (
+                settings.plain(2, "1x64", "int-9", "f16"),
+                "layer 0, keys, int-9: int takes 2 to 8 bits",
+            ),
+            (
+                settings.seal("kvant-settings 9\nlayers 1\nk 0 1x64 f16\nv 0 1x64 f16\n"),
+                "version 9",
+            ),
+            (
+                settings.seal("kvant-settings 1\nlayers 2\nk 0 1x64 f16\nv 0-1 1x64 f16\n"),
+                "no codec for keys of layer 1",
+            ),
+            (
+                settings.seal("kvant-settings 1\nlayers 1\nk 0 1x64 f16\nv 0,0 1x64 f16\n"),
+                "line 4: values of layer 0",
+            ),
+            (
+                settings.seal(
+                    "kvant-settings 1\nlayers 1\ncalibration 0123456789abcdef no.kvcal\n"
+                    "k 0 1x64 f16\nv 0 1x64 f16\n"
+                ),
+                "no.kvcal: No such file",
+            ),
+            (
+                "a text of another kind, long enough to be a settings file of kvant\n",
+                "not a settings file",
+            ),
             ("", "not a settings file"),
         ):
             path = self.config(text)
-            for command in ["exec", "--config", path, "--", self.server], ["codecs", "--config", path]:
+            for command in (
+                ["exec", "--config", path, "--", self.server],
+                ["codecs", "--config", path],
+            ):
                 done = run(*command)
                 self.assertEqual((done.returncode, done.stdout), (USAGE, ""), text)
                 self.assertIn(f"--config {path}: ", done.stderr)
@@ -299,8 +359,13 @@ class Exec(unittest.TestCase):
     def test_settings_file_as_a_table(self):
         path = self.config(settings.plain(2, "1x64", "int-8", "f16"))
         rows = json.loads(run("codecs", "--config", path, "--json").stdout)
-        self.assertEqual([(row["layer"], row["k"], row["v"]) for row in rows], [(0, "int-8", "f16"), (1, "int-8", "f16")])
-        self.assertEqual([(row["true_bits_k"], row["true_bits_v"]) for row in rows], 2 * [(8.5, 16)])
+        self.assertEqual(
+            [(row["layer"], row["k"], row["v"]) for row in rows],
+            [(0, "int-8", "f16"), (1, "int-8", "f16")],
+        )
+        self.assertEqual(
+            [(row["true_bits_k"], row["true_bits_v"]) for row in rows], 2 * [(8.5, 16)]
+        )
         done = run("codecs", "--config", path)
         self.assertIn("codec bits   12.250\n", done.stdout)
         self.assertIn("model        tested\n", done.stdout)
@@ -321,7 +386,11 @@ class Exec(unittest.TestCase):
         env = self.environment(KVANT_PROTECT="3")
         self.assertEqual((env["KVANT_PROTECT"], env.get("KVANT_PROTECT_CODEC")), ("3", None))
         self.assertNotIn("KVANT_PROTECT", self.environment())
-        for options in (["--protect", "-1"], ["--protect-codec", "f8"], ["--calibration", "/nowhere/at.all"]):
+        for options in (
+            ["--protect", "-1"],
+            ["--protect-codec", "f8"],
+            ["--calibration", "/nowhere/at.all"],
+        ):
             done = run("exec", *options, "--", self.server)
             self.assertEqual((done.returncode, done.stdout), (USAGE, ""), options)
             self.assertIn(options[0], done.stderr)
@@ -329,7 +398,9 @@ class Exec(unittest.TestCase):
 
     def test_flags_are_added_behind_the_given_ones(self):
         arguments, _ = self.arguments("-m", "a model.gguf")
-        self.assertEqual(arguments, ["-m", "a model.gguf", "--device", "KVANT", "-ngl", "99", "-fa", "on"])
+        self.assertEqual(
+            arguments, ["-m", "a model.gguf", "--device", "KVANT", "-ngl", "99", "-fa", "on"]
+        )
 
     def test_given_flags_stay_in_any_spelling(self):
         for given in (
@@ -355,17 +426,29 @@ class Exec(unittest.TestCase):
         self.assertEqual(done.stdout.split(), "-ctk q8_0 -ctv q8_0 -fa on -ot none=CPU".split())
         self.assertIn("kvant: attention on llama.cpp's own cache", done.stderr)
         self.assertEqual(run("exec", "--accel", "--quiet", "--", self.server).stderr, "")
-        done = run("exec", "--accel", "--", self.server, "-fa", "auto", LLAMA_ARG_OVERRIDE_TENSOR="x=CPU")
+        done = run(
+            "exec", "--accel", "--", self.server, "-fa", "auto", LLAMA_ARG_OVERRIDE_TENSOR="x=CPU"
+        )
         self.assertEqual(done.stdout.split(), ["-fa", "auto"])
-        cuda = pathlib.Path(self.server).parent / "libggml-cuda.so"  # a build whose back ends are files
+        cuda = (
+            pathlib.Path(self.server).parent / "libggml-cuda.so"
+        )  # a build whose back ends are files
         cuda.touch()
         self.addCleanup(cuda.unlink)
         done = run("exec", "--accel", "--", self.server, "-ctk", "q8_0", "-ctv", "q8_0")
-        self.assertEqual(done.stdout.split(), "-ctk q8_0 -ctv q8_0 --device KVANT -ngl 99 -fa on".split())
+        self.assertEqual(
+            done.stdout.split(), "-ctk q8_0 -ctv q8_0 --device KVANT -ngl 99 -fa on".split()
+        )
 
     def test_accel_has_no_codecs(self):
-        for options in (["-k", "int-8"], ["-v", "int-8"], ["--protect", "2"], ["--calibration", "x"],
-                        ["--preset", "small"], ["--config", "x"]):
+        for options in (
+            ["-k", "int-8"],
+            ["-v", "int-8"],
+            ["--protect", "2"],
+            ["--calibration", "x"],
+            ["--preset", "small"],
+            ["--config", "x"],
+        ):
             done = run("exec", "--accel", *options, "--", self.server)
             self.assertEqual((done.returncode, done.stdout), (USAGE, ""), options)
             self.assertIn("--accel", done.stderr)
@@ -394,15 +477,22 @@ class Exec(unittest.TestCase):
 
     def test_flash_attention_off_is_refused(self):
         for options in ([], ["--accel"]):
-            for given, environment in ((["-fa", "off"], {}), (["--flash-attn", "0"], {}), ([], {"LLAMA_ARG_FLASH_ATTN": "off"})):
+            for given, environment in (
+                (["-fa", "off"], {}),
+                (["--flash-attn", "0"], {}),
+                ([], {"LLAMA_ARG_FLASH_ATTN": "off"}),
+            ):
                 done = run("exec", *options, "--", self.server, *given, **environment)
                 self.assertEqual((done.returncode, done.stdout), (USAGE, ""), given)
                 self.assertIn("-fa off", done.stderr)
         self.assertEqual(self.arguments("-fa", "auto")[1], "")
 
     def test_another_cache_type_names_the_flag(self):
-        for given, environment, flag in ((["-ctk", "q8_0"], {}, "-ctk q8_0"), (["--cache-type-v", "q4_0"], {}, "-ctv q4_0"),
-                                         ([], {"LLAMA_ARG_CACHE_TYPE_K": "f32"}, "-ctk f32")):
+        for given, environment, flag in (
+            (["-ctk", "q8_0"], {}, "-ctk q8_0"),
+            (["--cache-type-v", "q4_0"], {}, "-ctv q4_0"),
+            ([], {"LLAMA_ARG_CACHE_TYPE_K": "f32"}, "-ctk f32"),
+        ):
             done = run("exec", "--", self.server, *given, **environment)
             self.assertEqual((done.returncode, done.stdout), (USAGE, ""), given)
             for word in (flag, "--accel"):
@@ -489,7 +579,11 @@ class LlamaErrors(unittest.TestCase):
         self.check(["bench", "model"], USAGE, "no model given")
 
     def test_a_file_that_is_no_model(self):
-        self.check(["run", "-p", "x", "-m", self.file], RUNTIME, f"model {self.file}: this is not a .gguf file\n")
+        self.check(
+            ["run", "-p", "x", "-m", self.file],
+            RUNTIME,
+            f"model {self.file}: this is not a .gguf file\n",
+        )
 
     def test_the_calibration_beside_the_model_is_found(self):
         """By every command that has a model and takes a calibration. That the file is none is said before the model is loaded."""
@@ -497,10 +591,21 @@ class LlamaErrors(unittest.TestCase):
         model.write_text("GGUF, but not really")
         (pathlib.Path(self.folder.name) / "model.kvcal").write_text("no calibration")
         out = pathlib.Path(self.folder.name) / "out"
-        for command in (["run", "-p", "x"], ["eval", "-f", self.file], ["needle"], ["inspect"], ["bench", "model"],
-                        ["report", "-f", self.file, "-o", out], ["tune", "-f", self.file, "-o", out, "--bits", "4"]):
+        for command in (
+            ["run", "-p", "x"],
+            ["eval", "-f", self.file],
+            ["needle"],
+            ["inspect"],
+            ["bench", "model"],
+            ["report", "-f", self.file, "-o", out],
+            ["tune", "-f", self.file, "-o", out, "--bits", "4"],
+        ):
             with self.subTest(command=command):
-                self.check([*command, "-m", model], RUNTIME, "model.kvcal is not used: this is not a calibration file")
+                self.check(
+                    [*command, "-m", model],
+                    RUNTIME,
+                    "model.kvcal is not used: this is not a calibration file",
+                )
 
     def test_formats_exclude_each_other(self):
         self.check(["eval", "--json", "--csv"], USAGE, "--json and --csv are two formats")
@@ -517,16 +622,26 @@ class LlamaErrors(unittest.TestCase):
             "hint:",
         )
         self.check(
-            ["run", "-p", "x", "-m", self.file], RUNTIME, "/nowhere-runtime", KVANT_RUNTIME="/nowhere-runtime"
+            ["run", "-p", "x", "-m", self.file],
+            RUNTIME,
+            "/nowhere-runtime",
+            KVANT_RUNTIME="/nowhere-runtime",
         )
 
     def test_names_of_libllama(self):
         """What a developer's build, a package registry and a distribution call it; here each is a text."""
-        for name in ("libllama.so", "libllama.v0.5.0.so", "libllama.so.0", "libllama.b7347.so.0.0.1"):
+        for name in (
+            "libllama.so",
+            "libllama.v0.5.0.so",
+            "libllama.so.0",
+            "libllama.b7347.so.0.0.1",
+        ):
             with self.subTest(name), tempfile.TemporaryDirectory() as folder:
                 pathlib.Path(folder, "libllama-common.so.0").write_text("not the library")
                 pathlib.Path(folder, name).write_text("no library")
-                self.check(["run", "-p", "x", "-m", self.file, "--runtime", folder], RUNTIME, f"{name}: ")
+                self.check(
+                    ["run", "-p", "x", "-m", self.file, "--runtime", folder], RUNTIME, f"{name}: "
+                )
 
     def test_bad_specs_and_types(self):
         base = ["eval", "-m", self.file, "-f", self.file]
@@ -534,21 +649,34 @@ class LlamaErrors(unittest.TestCase):
         self.check([*base, "-k", "int-8", "-v", "nonsense"], USAGE, "nonsense")
         self.check([*base, "-v", "int-8"], USAGE, "no -k before it")
         self.check([*base, "--stock", "q8_0", "-v", "int-8"], USAGE, "no -k before it")
-        self.check([*base, "--stock", "q8_0", "--fp32"], USAGE, "no -k, --preset or --config before it")
+        self.check(
+            [*base, "--stock", "q8_0", "--fp32"], USAGE, "no -k, --preset or --config before it"
+        )
         self.check([*base, "--stock", "q3_0"], USAGE, "q3_0", "q8_0")
         self.check([*base, "--stock", "q8_0/"], USAGE, "no cache type ''")
-        self.check(["run", "-m", self.file, "-p", "x", "-k", "int-8", "-k", "int-4"], USAGE, "takes one")
+        self.check(
+            ["run", "-m", self.file, "-p", "x", "-k", "int-8", "-k", "int-4"], USAGE, "takes one"
+        )
 
     def test_presets_and_settings_files(self):
         base = ["eval", "-m", self.file, "-f", self.file]
         good = pathlib.Path(self.folder.name) / "model.kvant"
         good.write_text(settings.plain(2, "1x64", "int-8", "f16"))
-        self.check([*base, "--preset", "large"], USAGE, "no preset 'large'", "quality, balanced, small or tiny")
+        self.check(
+            [*base, "--preset", "large"],
+            USAGE,
+            "no preset 'large'",
+            "quality, balanced, small or tiny",
+        )
         self.check([*base, "--config", self.file], USAGE, "not a settings file")
         self.check([*base, "--config", "/nowhere.kvant"], USAGE, "/nowhere.kvant", "No such file")
         for option, value in (("--preset", "small"), ("--config", good)):
             self.check([*base, option, value, "-v", "int-8"], USAGE, "no -k before it")
-            self.check(["run", "-m", self.file, "-p", "x", "-k", "int-8", option, value], USAGE, "takes one")
+            self.check(
+                ["run", "-m", self.file, "-p", "x", "-k", "int-8", option, value],
+                USAGE,
+                "takes one",
+            )
         self.check([*base, "--config", good, "--protect", "1"], USAGE, "no --protect beside it")
         self.check([*base, "--protect", "1", "--config", good], USAGE, "no --protect beside it")
 
@@ -562,7 +690,9 @@ class LlamaErrors(unittest.TestCase):
             self.check([*base, "-t", bad], USAGE, "--threads")
         self.check(["run", "-m", self.file, "-p", "x", "--temp", "nan"], USAGE, "--temp")
         self.check(["bench", "model", "-m", self.file, "-d", "0,,5"], USAGE, "--depth")
-        self.check(["bench", "model", "-m", self.file, "-p", "0", "-n", "0"], USAGE, "nothing to measure")
+        self.check(
+            ["bench", "model", "-m", self.file, "-p", "0", "-n", "0"], USAGE, "nothing to measure"
+        )
 
     def test_without_the_plugin_the_reason_is_clear(self):
         done = run("exec", "-k", "int-8", "env", KVANT_PLUGIN="/nowhere.so")

@@ -35,7 +35,11 @@ def parse(data):
         row = heads * dim
         arrays = {"mean": (row, "f"), "min": (row, "f"), "max": (row, "f")}
         if role == 0:
-            arrays |= {"moment": (row * dim, "f"), "diagonal": (row, "f"), "matrix": (row * (dim + 1) // 2, "e")}
+            arrays |= {
+                "moment": (row * dim, "f"),
+                "diagonal": (row, "f"),
+                "matrix": (row * (dim + 1) // 2, "e"),
+            }
         arrays |= {c: (row * c, "f") for c in clusters}
         site, start = {"heads": heads, "dim": dim}, at
         for key, (n, kind) in arrays.items():
@@ -52,7 +56,19 @@ class Calibrate(unittest.TestCase):
     def setUpClass(cls):
         cls.folder = tempfile.TemporaryDirectory()
         cls.path = pathlib.Path(cls.folder.name) / "model.kvcal"
-        cls.arguments = ["calibrate", "-m", SMALL, "-f", TEXT, "-n", TOKENS, "-c", 128, "--clusters", CLUSTERS]
+        cls.arguments = [
+            "calibrate",
+            "-m",
+            SMALL,
+            "-f",
+            TEXT,
+            "-n",
+            TOKENS,
+            "-c",
+            128,
+            "--clusters",
+            CLUSTERS,
+        ]
         cls.done = run(*cls.arguments, "-o", cls.path, "--json")
         assert cls.done.returncode == OK, cls.done.stderr
         cls.data = cls.path.read_bytes()
@@ -69,14 +85,34 @@ class Calibrate(unittest.TestCase):
             (N_LAYERS, N_KV_HEADS, HEAD_DIM, TOKENS, str(CLUSTERS)),
         )
         self.assertEqual(row["bytes"], len(self.data))
-        self.assertIn(f"hint: --calibration {self.path} uses it; commands find it by themselves under the name ", self.done.stderr)
-        shares = [json.loads(line)["fraction"] for line in self.done.stderr.splitlines() if line.startswith("{")]
+        self.assertIn(
+            f"hint: --calibration {self.path} uses it; commands find it by themselves under the name ",
+            self.done.stderr,
+        )
+        shares = [
+            json.loads(line)["fraction"]
+            for line in self.done.stderr.splitlines()
+            if line.startswith("{")
+        ]
         self.assertEqual((shares[0], shares[-1], shares), (0, 1, sorted(shares)))
         self.assertGreater(row["seconds"], 0)
 
     def sites(self, *arguments):
         path = pathlib.Path(self.folder.name) / "other.kvcal"
-        done = run("calibrate", "-m", SMALL, "-f", TEXT, "-c", 128, "--clusters", CLUSTERS, *arguments, "-o", path)
+        done = run(
+            "calibrate",
+            "-m",
+            SMALL,
+            "-f",
+            TEXT,
+            "-c",
+            128,
+            "--clusters",
+            CLUSTERS,
+            *arguments,
+            "-o",
+            path,
+        )
         self.assertEqual(done.returncode, OK, done.stderr)
         return parse(path.read_bytes())
 
@@ -84,14 +120,23 @@ class Calibrate(unittest.TestCase):
         """The second of two contexts begins at 1024 - 128: RoPE turns its keys by so much more, pair by pair (frequencies of
         SmolLM2, base 100000), and leaves values alone. Of the first layer: rows of others have been through attention, whose
         roundings differ between positions. Two roundings to fp16, of both numbers of a pair, are 2^-11 sqrt(2) each."""
-        once, first, spread = parse(self.data), self.sites("-n", 128), self.sites("-n", TOKENS, "--positions", 1024)
+        once, first, spread = (
+            parse(self.data),
+            self.sites("-n", 128),
+            self.sites("-n", TOKENS, "--positions", 1024),
+        )
         self.assertEqual(self.sites("-n", TOKENS, "--positions", 128), once)
         for layer, role in ((0, 0), (0, 1)):
             site = once[layer, role]
             wanted = list(site["mean"])
             if role == 0:
                 for i in range(0, N_KV_HEADS * HEAD_DIM, 2):
-                    rest = complex(*(TOKENS * site["mean"][j] - 128 * first[layer, 0]["mean"][j] for j in (i, i + 1)))
+                    rest = complex(
+                        *(
+                            TOKENS * site["mean"][j] - 128 * first[layer, 0]["mean"][j]
+                            for j in (i, i + 1)
+                        )
+                    )
                     turned = rest * cmath.exp(1j * 896 * 100000 ** -(i % HEAD_DIM / HEAD_DIM))
                     wanted[i] += (turned - rest).real / TOKENS
                     wanted[i + 1] += (turned - rest).imag / TOKENS
@@ -115,8 +160,11 @@ class Calibrate(unittest.TestCase):
     def test_a_calibration_beside_the_model_is_used_by_itself(self):
         model = self.beside(self.data)
         found = str(model.with_suffix(".kvcal"))
-        for options, keys in (([], "trellis-4:transform=file"), (["--preset", "small"], "trellis-3:transform=file"),
-                              (["-k", "int-4:center=file"], "int-4:center=file")):
+        for options, keys in (
+            ([], "trellis-4:transform=file"),
+            (["--preset", "small"], "trellis-3:transform=file"),
+            (["-k", "int-4:center=file"], "int-4:center=file"),
+        ):
             done = self.eval(model, *options)
             self.assertEqual(done.returncode, OK, done.stderr)
             self.assertIn(f"using the calibration {found}\n", done.stderr)
@@ -144,24 +192,41 @@ class Calibrate(unittest.TestCase):
     def test_a_settings_file_takes_its_own_calibration_only(self):
         folder = pathlib.Path(self.beside(self.data).parent)
         checksum = struct.unpack_from("<Q", self.data, 24)[0]
-        for stated, code, said in ((checksum, OK, ""), (checksum ^ 1, USAGE, "not the one that the settings were made")):
+        for stated, code, said in (
+            (checksum, OK, ""),
+            (checksum ^ 1, USAGE, "not the one that the settings were made"),
+        ):
             path = folder / "model.kvant"
-            path.write_text(settings.seal(
-                f"kvant-settings 1\nlayers {N_LAYERS}\ncalibration {stated:016x} model.kvcal\n"
-                f"k 0-{N_LAYERS - 1} 3x64 trellis-4:transform=file\nv 0-{N_LAYERS - 1} 3x64 trellis-4:center=file\n"))
+            path.write_text(
+                settings.seal(
+                    f"kvant-settings 1\nlayers {N_LAYERS}\ncalibration {stated:016x} model.kvcal\n"
+                    f"k 0-{N_LAYERS - 1} 3x64 trellis-4:transform=file\nv 0-{N_LAYERS - 1} 3x64 trellis-4:center=file\n"
+                )
+            )
             done = self.eval(SMALL, "--config", path)
             self.assertEqual(done.returncode, code, done.stderr)
             self.assertIn(said, done.stderr)
             if code == OK:
                 row = json.loads(done.stdout)[1]
-                same = json.loads(self.eval(SMALL, "--calibration", self.path, "-k", "trellis-4:transform=file",
-                                            "-v", "trellis-4:center=file").stdout)[1]
+                same = json.loads(
+                    self.eval(
+                        SMALL,
+                        "--calibration",
+                        self.path,
+                        "-k",
+                        "trellis-4:transform=file",
+                        "-v",
+                        "trellis-4:center=file",
+                    ).stdout
+                )[1]
                 self.assertEqual(row["kld_mean"], same["kld_mean"])
                 self.assertEqual(row["bits"], same["bits"])
 
     def test_statistics_hang_together(self):
         sites = parse(self.data)
-        self.assertEqual(set(sites), {(layer, role) for layer in range(N_LAYERS) for role in (0, 1)})
+        self.assertEqual(
+            set(sites), {(layer, role) for layer in range(N_LAYERS) for role in (0, 1)}
+        )
         for (layer, role), site in sites.items():
             self.assertEqual((site["heads"], site["dim"]), (N_KV_HEADS, HEAD_DIM))
             for low, mean, high in zip(site["min"], site["mean"], site["max"]):
@@ -169,7 +234,9 @@ class Calibrate(unittest.TestCase):
             # Centroids are means of rows.
             for i, x in enumerate(site[CLUSTERS]):
                 channel = i // (CLUSTERS * HEAD_DIM) * HEAD_DIM + i % HEAD_DIM
-                slack = 2**-10 * max(abs(site["min"][channel]), abs(site["max"][channel]))  # rows kept as fp16
+                slack = 2**-10 * max(
+                    abs(site["min"][channel]), abs(site["max"][channel])
+                )  # rows kept as fp16
                 self.assertTrue(site["min"][channel] - slack <= x <= site["max"][channel] + slack)
             if role == 0:  # a second moment: symmetric, and |S_ij| <= sqrt(S_ii S_jj)
                 for head in range(N_KV_HEADS):
@@ -189,7 +256,11 @@ class Calibrate(unittest.TestCase):
 
     def test_calibrated_codecs_run(self):
         """The calibrated codecs through llama.cpp: quality of the order of 4-bit codecs, and sizes that count the index."""
-        bits = {"int-4:center=file": 4.5, "turboquant-4:transform=file": 4.375, "turboquant-4:transform=diagonal": 4.375}
+        bits = {
+            "int-4:center=file": 4.5,
+            "turboquant-4:transform=file": 4.375,
+            "turboquant-4:transform=diagonal": 4.375,
+        }
         if PAPERS:
             bits |= {"hessian-4": 4.5, f"kmeans-4:c={CLUSTERS},block=64": 4.5625}
         specs = list(bits)
@@ -225,7 +296,11 @@ class Calibrate(unittest.TestCase):
 
     def test_missing_and_wrong_calibrations_are_named(self):
         arguments = ["eval", "-m", SMALL, "-f", TEXT, "-c", 128, "--chunks", 1]
-        for spec in ("int-4:center=file", "turboquant-4:transform=file", *(("hessian-4", "kmeans-4:c=4") if PAPERS else ())):
+        for spec in (
+            "int-4:center=file",
+            "turboquant-4:transform=file",
+            *(("hessian-4", "kmeans-4:c=4") if PAPERS else ()),
+        ):
             done = run(*arguments, "-k", spec)
             self.assertEqual(done.returncode, USAGE, done.stderr)
             self.assertIn("kvant calibrate", done.stderr)
@@ -245,7 +320,9 @@ class Calibrate(unittest.TestCase):
 
     def interrupt(self, arguments):
         """Interrupts when the first batch was gathered."""
-        process = subprocess.Popen(command(*arguments, "--json", "--runtime", LIB), stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            command(*arguments, "--json", "--runtime", LIB), stderr=subprocess.PIPE, text=True
+        )
         for line in process.stderr:
             if line.startswith("{") and json.loads(line)["done"] > 0:
                 break
@@ -279,8 +356,16 @@ class Calibrate(unittest.TestCase):
             ([*base, "--clusters", "16,x"], USAGE, "--clusters"),
             ([*base, "--clusters", "64", "--sample", "32"], USAGE, "--sample"),
             ([*base, "-n", "64", "--clusters", "256"], RUNTIME, "256 are needed"),
-            (["calibrate", "-m", SMALL, "-f", TEXT, "-o", "/nonexistent/file"], RUNTIME, "/nonexistent"),
-            (["calibrate", "-m", SMALL, "-f", "/nonexistent", "-o", self.path], RUNTIME, "/nonexistent"),
+            (
+                ["calibrate", "-m", SMALL, "-f", TEXT, "-o", "/nonexistent/file"],
+                RUNTIME,
+                "/nonexistent",
+            ),
+            (
+                ["calibrate", "-m", SMALL, "-f", "/nonexistent", "-o", self.path],
+                RUNTIME,
+                "/nonexistent",
+            ),
         ]:
             with self.subTest(arguments=arguments):
                 done = run(*arguments)

@@ -31,7 +31,10 @@ def read(data):
         kind, size = {"F16": ("e", 2), "F64": ("d", 8), "I32": ("i", 4)}[entry["dtype"]]
         assert begin == covered and (end - begin) % size == 0
         covered = end
-        tensors[name] = (entry["shape"], struct.unpack_from(f"<{(end - begin) // size}{kind}", data, 8 + n + begin))
+        tensors[name] = (
+            entry["shape"],
+            struct.unpack_from(f"<{(end - begin) // size}{kind}", data, 8 + n + begin),
+        )
     assert 8 + n + covered == len(data)
     return header["__metadata__"], tensors
 
@@ -42,7 +45,9 @@ class Capture(unittest.TestCase):
         cls.folder = tempfile.TemporaryDirectory()
         cls.path = pathlib.Path(cls.folder.name) / "model.safetensors"
         cls.base = ["capture", "-m", SMALL, "-f", TEXT, "-n", TOKENS, "-c", CTX]
-        done = run(*cls.base, "-o", cls.path, "--queries", STEP, "--layers", f"0,2-{LAST}", "--json")
+        done = run(
+            *cls.base, "-o", cls.path, "--queries", STEP, "--layers", f"0,2-{LAST}", "--json"
+        )
         assert done.returncode == OK, done.stderr
         cls.row = json.loads(done.stdout)[0]
         cls.data = cls.path.read_bytes()
@@ -55,9 +60,14 @@ class Capture(unittest.TestCase):
     def test_what_the_file_says(self):
         queries = CTX // STEP + (TOKENS - CTX) // STEP
         self.assertEqual(self.row["layers"], LAST)
-        self.assertEqual((self.row["tokens"], self.row["ctx"], self.row["queries"]), (TOKENS, CTX, queries))
+        self.assertEqual(
+            (self.row["tokens"], self.row["ctx"], self.row["queries"]), (TOKENS, CTX, queries)
+        )
         self.assertEqual(self.row["bytes"], len(self.data))
-        self.assertEqual(set(self.tensors), {"windows"} | {f"layers.{i}.{c}" for i in (0, *range(2, LAST + 1)) for c in "kvq"})
+        self.assertEqual(
+            set(self.tensors),
+            {"windows"} | {f"layers.{i}.{c}" for i in (0, *range(2, LAST + 1)) for c in "kvq"},
+        )
         self.assertEqual(self.tensors["layers.2.k"][0], [N_KV_HEADS, TOKENS, HEAD_DIM])
         self.assertEqual(self.tensors["layers.2.v"][0], [N_KV_HEADS, TOKENS, HEAD_DIM])
         self.assertEqual(self.tensors[f"layers.{LAST}.q"][0], [N_HEADS, queries, HEAD_DIM])
@@ -69,7 +79,9 @@ class Capture(unittest.TestCase):
 
     def test_numbers_are_those_that_a_calibration_sees(self):
         """Means of keys and values, and the queries' second moment, of the same tokens: gathered by another program path."""
-        calibration, every = (self.path.with_name(name) for name in ("c.kvcal", "every.safetensors"))
+        calibration, every = (
+            self.path.with_name(name) for name in ("c.kvcal", "every.safetensors")
+        )
         arguments = ["-m", SMALL, "-f", TEXT, "-n", TOKENS, "-c", CTX]
         done = run("calibrate", *arguments, "-o", calibration, "--clusters", "none")
         self.assertEqual(done.returncode, OK, done.stderr)
@@ -82,7 +94,9 @@ class Capture(unittest.TestCase):
             numbers = tensors[f"layers.2.{letter}"][1]
             for i, mean in enumerate(sites[2, role]["mean"]):
                 head, channel = divmod(i, HEAD_DIM)
-                column = numbers[head * TOKENS * HEAD_DIM + channel : (head + 1) * TOKENS * HEAD_DIM : HEAD_DIM]
+                column = numbers[
+                    head * TOKENS * HEAD_DIM + channel : (head + 1) * TOKENS * HEAD_DIM : HEAD_DIM
+                ]
                 largest = max(map(abs, column))
                 # Each number was rounded to fp16: by 2^-11 of itself at most.
                 self.assertAlmostEqual(sum(column) / TOKENS, mean, delta=2**-11 * largest + 1e-6)
@@ -101,22 +115,45 @@ class Capture(unittest.TestCase):
         done = run(*self.base, "-o", every, "--layers", LAST)
         self.assertEqual(done.returncode, OK, done.stderr)
         _, tensors = read(every.read_bytes())
-        n_queries, all_queries = self.tensors[f"layers.{LAST}.q"][0][1], tensors[f"layers.{LAST}.q"][1]
+        n_queries, all_queries = (
+            self.tensors[f"layers.{LAST}.q"][0][1],
+            tensors[f"layers.{LAST}.q"][1],
+        )
         positions = [*range(STEP - 1, CTX, STEP), *range(CTX + STEP - 1, TOKENS, STEP)]
         self.assertEqual(len(positions), n_queries)
         for head in range(N_HEADS):
             for i, position in enumerate(positions):
                 at, of = (head * n_queries + i) * HEAD_DIM, (head * TOKENS + position) * HEAD_DIM
-                self.assertEqual(self.tensors[f"layers.{LAST}.q"][1][at : at + HEAD_DIM], all_queries[of : of + HEAD_DIM])
+                self.assertEqual(
+                    self.tensors[f"layers.{LAST}.q"][1][at : at + HEAD_DIM],
+                    all_queries[of : of + HEAD_DIM],
+                )
 
     def test_contexts_from_all_parts_of_a_text(self):
         """The second half of the text, which the second part is, reads as a text of its own."""
         halves = [" sun" * 64, " rain" * 64]
         captured = []
-        for name, text, more in [("whole", "".join(halves), ["--spread", 2]), ("sun", halves[0], []), ("rain", halves[1], [])]:
+        for name, text, more in [
+            ("whole", "".join(halves), ["--spread", 2]),
+            ("sun", halves[0], []),
+            ("rain", halves[1], []),
+        ]:
             file = self.path.with_name(name)
             file.with_suffix(".txt").write_text(text)
-            done = run("capture", "-m", SMALL, "-f", file.with_suffix(".txt"), "-o", file, "-c", 32, "-n", 64 if more else 32, *more)
+            done = run(
+                "capture",
+                "-m",
+                SMALL,
+                "-f",
+                file.with_suffix(".txt"),
+                "-o",
+                file,
+                "-c",
+                32,
+                "-n",
+                64 if more else 32,
+                *more,
+            )
             self.assertEqual(done.returncode, OK, done.stderr)
             captured.append(read(file.read_bytes())[1]["layers.1.k"])
         (shape, whole), *parts = captured
@@ -124,7 +161,9 @@ class Capture(unittest.TestCase):
         for part, (_, rows) in enumerate(parts):
             for head in range(N_KV_HEADS):
                 first, length = (2 * head + part) * 32 * HEAD_DIM, 32 * HEAD_DIM
-                self.assertEqual(whole[first : first + length], rows[head * length : (head + 1) * length])
+                self.assertEqual(
+                    whole[first : first + length], rows[head * length : (head + 1) * length]
+                )
 
     def limited(self, limit, path):
         """A disk that is full after so many bytes."""
@@ -149,8 +188,14 @@ class Capture(unittest.TestCase):
         shm = pathlib.Path("/dev/shm")
         free = 0
         if shm.is_dir():
-            done = subprocess.run(["stat", "-f", "-c", "%a %S", shm], capture_output=True, text=True)
-            free = int(done.stdout.split()[0]) * int(done.stdout.split()[1]) if done.returncode == 0 else 0
+            done = subprocess.run(
+                ["stat", "-f", "-c", "%a %S", shm], capture_output=True, text=True
+            )
+            free = (
+                int(done.stdout.split()[0]) * int(done.stdout.split()[1])
+                if done.returncode == 0
+                else 0
+            )
         tokens = free // (N_LAYERS * (2 * N_KV_HEADS + N_HEADS) * HEAD_DIM * 2) + 4096
         if free == 0 or tokens > 4_000_000:
             self.skipTest("/dev/shm is no disk of a known, moderate size")
@@ -166,7 +211,21 @@ class Capture(unittest.TestCase):
     def test_an_interrupted_run_leaves_nothing(self):
         with tempfile.TemporaryDirectory() as name:
             path = pathlib.Path(name) / "out.safetensors"
-            arguments = ["capture", "-m", SMALL, "-f", TEXT, "-n", 5000, "-c", 512, "-o", path, "--runtime", LIB]
+            arguments = [
+                "capture",
+                "-m",
+                SMALL,
+                "-f",
+                TEXT,
+                "-n",
+                5000,
+                "-c",
+                512,
+                "-o",
+                path,
+                "--runtime",
+                LIB,
+            ]
             process = subprocess.Popen(command(*arguments), stderr=subprocess.PIPE)
             for _ in range(600):
                 if list(path.parent.iterdir()):
@@ -194,8 +253,16 @@ class Capture(unittest.TestCase):
             ([*base, "--layers", N_LAYERS, "-c", "64"], RUNTIME, f"0 to {LAST}"),
             ([*base, "-c", "100000"], RUNTIME, "the model's own limit"),
             ([*base[:4], "/dev/null", *base[5:]], RUNTIME, "no tokens"),
-            (["capture", "-m", broken, "-f", TEXT, "-o", self.path], RUNTIME, "cannot load the model"),
-            (["capture", "-m", SMALL, "-f", TEXT, "-o", "/nonexistent/file"], RUNTIME, "/nonexistent"),
+            (
+                ["capture", "-m", broken, "-f", TEXT, "-o", self.path],
+                RUNTIME,
+                "cannot load the model",
+            ),
+            (
+                ["capture", "-m", SMALL, "-f", TEXT, "-o", "/nonexistent/file"],
+                RUNTIME,
+                "/nonexistent",
+            ),
         ]:
             with self.subTest(arguments=arguments):
                 done = run(*arguments)

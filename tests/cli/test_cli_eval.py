@@ -57,7 +57,9 @@ class Kept(unittest.TestCase):
 
     @staticmethod
     def eval(folder, *more):
-        return run(*BASE, "--resume", folder / "state", "--base-cache", folder / "bases", "--json", *more)
+        return run(
+            *BASE, "--resume", folder / "state", "--base-cache", folder / "bases", "--json", *more
+        )
 
     def again(self, *more):
         return self.eval(self.folder, "--chunks", "2", *CONFIGS, *more)
@@ -81,7 +83,10 @@ class Kept(unittest.TestCase):
         rows = rows_of(done)
         self.assertIn("6 of 8", done.stderr)
         self.assertEqual(json.loads(done.stderr.splitlines()[-1])["total"], 2 * 64)
-        self.assertEqual([row["kld_mean"] for row in (rows[0], *rows[2:])], [row["kld_mean"] for row in self.rows])
+        self.assertEqual(
+            [row["kld_mean"] for row in (rows[0], *rows[2:])],
+            [row["kld_mean"] for row in self.rows],
+        )
         fresh = rows_of(run(*BASE, "--chunks", "2", "--stock", "q8_0", "--json"))
         self.assertEqual(rows[1], fresh[1])
 
@@ -126,9 +131,21 @@ class Kept(unittest.TestCase):
         shutil.copyfile(self.state, version)
         flip(version, 8)
         for path, more, words in [
-            (self.state, ["-c", "72"], "of another command, context, batch, --from or number of needles"),
-            (self.state, ["-b", "32"], "of another command, context, batch, --from or number of needles"),
-            (self.state, ["--from", "16"], "of another command, context, batch, --from or number of needles"),
+            (
+                self.state,
+                ["-c", "72"],
+                "of another command, context, batch, --from or number of needles",
+            ),
+            (
+                self.state,
+                ["-b", "32"],
+                "of another command, context, batch, --from or number of needles",
+            ),
+            (
+                self.state,
+                ["--from", "16"],
+                "of another command, context, batch, --from or number of needles",
+            ),
             (flipped, [], "its header is damaged"),
             (version, [], "of another version"),
             (TEXT, [], "this is no file of --resume"),
@@ -148,9 +165,13 @@ class Kept(unittest.TestCase):
         env = dict(os.environ, KVANT_PLUGIN=PLUGIN)
         words = command(*BASE, "--chunks", "4", *CONFIGS, "--resume", self.state, "--json")
         for interruptions in range(3):
-            child = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+            child = subprocess.Popen(
+                words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
+            )
             before = self.state.stat().st_size if self.state.exists() else 0
-            while child.poll() is None and (not self.state.exists() or self.state.stat().st_size <= before + 300):
+            while child.poll() is None and (
+                not self.state.exists() or self.state.stat().st_size <= before + 300
+            ):
                 time.sleep(0.01)
             if interruptions < 2:
                 child.send_signal(signal.SIGINT)
@@ -173,19 +194,37 @@ class Kept(unittest.TestCase):
         script = 'mount -t tmpfs -o size=2m none "$0" && shift 0 && exec "$@"'
         small = self.folder / "small"
         small.mkdir()
-        probe = subprocess.run(["unshare", "-rm", "sh", "-c", script, str(small), "true"], capture_output=True)
+        probe = subprocess.run(
+            ["unshare", "-rm", "sh", "-c", script, str(small), "true"], capture_output=True
+        )
         if probe.returncode != 0:
             self.skipTest("this system lets nobody mount a small file system")
         words = command(*BASE, "--chunks", "4", "--stock", "q4_0")
         more = ["--chunks", "8", "--base-cache", str(small)]
-        done = subprocess.run(["unshare", "-rm", "sh", "-c", script, str(small), *words, *more],
-                              capture_output=True, text=True)
+        done = subprocess.run(
+            ["unshare", "-rm", "sh", "-c", script, str(small), *words, *more],
+            capture_output=True,
+            text=True,
+        )
         self.assertEqual((done.returncode, done.stdout), (RUNTIME, ""))
         self.assertIn(f"{8 * BASE_BYTES / 2**20:.0f} MiB are needed, 2 MiB are free", done.stderr)
         # A block of 4096 bytes is left, one less than 8 records and the header.
         filler = f"head -c 2093000 /dev/zero > {small}/filler; "
-        done = subprocess.run(["unshare", "-rm", "sh", "-c", script.replace("&& exec", f"&& {filler} exec"), str(small),
-                               *words, "--resume", str(small / "state")], capture_output=True, text=True)
+        done = subprocess.run(
+            [
+                "unshare",
+                "-rm",
+                "sh",
+                "-c",
+                script.replace("&& exec", f"&& {filler} exec"),
+                str(small),
+                *words,
+                "--resume",
+                str(small / "state"),
+            ],
+            capture_output=True,
+            text=True,
+        )
         self.assertEqual((done.returncode, done.stdout), (RUNTIME, ""), done.stderr)
         self.assertIn("No space left", done.stderr)
         self.assertIn("make room and give the same command again", done.stderr)
@@ -199,8 +238,16 @@ class Rows(unittest.TestCase):
         other.flush()
         cls.other = other
         cls.folder = tempfile.TemporaryDirectory()
-        cls.arguments = [*BASE, "-f", other.name, "--chunks", "2", *CONFIGS,
-                         "--resume", pathlib.Path(cls.folder.name) / "state"]
+        cls.arguments = [
+            *BASE,
+            "-f",
+            other.name,
+            "--chunks",
+            "2",
+            *CONFIGS,
+            "--resume",
+            pathlib.Path(cls.folder.name) / "state",
+        ]
         cls.rows = rows_of(run(*cls.arguments, "--json"))
 
     @classmethod
@@ -210,8 +257,10 @@ class Rows(unittest.TestCase):
 
     def test_a_row_a_text_and_one_of_all(self):
         names = [pathlib.Path(TEXT).name, pathlib.Path(self.other.name).name, "all"]
-        self.assertEqual([(row["text"], row["k"]) for row in self.rows],
-                         [(name, k) for name in names for k in ("f16", "turboquant-3", "q4_0")])
+        self.assertEqual(
+            [(row["text"], row["k"]) for row in self.rows],
+            [(name, k) for name in names for k in ("f16", "turboquant-3", "q4_0")],
+        )
         for a, b, both in zip(self.rows[:3], self.rows[3:6], self.rows[6:]):
             self.assertEqual(both["chunks"], a["chunks"] + b["chunks"])
             self.assertAlmostEqual(both["kld_mean"], (a["kld_mean"] + b["kld_mean"]) / 2, places=9)
@@ -230,7 +279,9 @@ class Rows(unittest.TestCase):
         for line, row in zip(table[1:], self.rows, strict=True):
             for text, value in zip(line, row.values(), strict=True):
                 if isinstance(value, float):  # JSON has 15 digits, CSV as many as it takes
-                    self.assertAlmostEqual(float(text) / (value or 1), value / (value or 1), places=13)
+                    self.assertAlmostEqual(
+                        float(text) / (value or 1), value / (value or 1), places=13
+                    )
                 else:
                     self.assertEqual(text, "" if value is None else str(value))
 
@@ -239,7 +290,9 @@ class Rows(unittest.TestCase):
         self.assertEqual(len(parts), 3 * len(self.rows))
         for i, row in enumerate(self.rows):
             three = parts[3 * i : 3 * i + 3]
-            self.assertEqual([(part["from"], part["to"]) for part in three], [(32, 41), (42, 51), (52, 62)])
+            self.assertEqual(
+                [(part["from"], part["to"]) for part in three], [(32, 41), (42, 51), (52, 62)]
+            )
             widths = [part["to"] - part["from"] + 1 for part in three]
             mean = sum(part["kld_mean"] * width for part, width in zip(three, widths)) / 31
             self.assertAlmostEqual(mean, row["kld_mean"], places=9)

@@ -71,19 +71,41 @@ class Eval(unittest.TestCase):
         )
         for row in self.rows:
             self.assertLessEqual(
-                {"bits", "cache_bits", "kv_bytes", "ppl", "kld_mean", "kld_se", "kld_p99", "top1",
-                 "chunks", "batch"}, set(row)
+                {
+                    "bits",
+                    "cache_bits",
+                    "kv_bytes",
+                    "ppl",
+                    "kld_mean",
+                    "kld_se",
+                    "kld_p99",
+                    "top1",
+                    "chunks",
+                    "batch",
+                },
+                set(row),
             )
             absent = {key for key, value in row.items() if not isinstance(value, (str, int, float))}
             self.assertLessEqual(
                 absent,
-                {"preset", "config", "protect", "protect_codec", "calibration", "kld_step", "kld_step_se"},
+                {
+                    "preset",
+                    "config",
+                    "protect",
+                    "protect_codec",
+                    "calibration",
+                    "kld_step",
+                    "kld_step_se",
+                },
                 row,
             )
             self.assertEqual(row["chunks"], 1)
 
     def test_bits(self):
-        self.assertEqual([row["bits"] for row in self.rows], [16, 8.5, 6.5, 16, 3.75, (24 * 9 + 6 * 16) / 30, 3.75])
+        self.assertEqual(
+            [row["bits"] for row in self.rows],
+            [16, 8.5, 6.5, 16, 3.75, (24 * 9 + 6 * 16) / 30, 3.75],
+        )
         self.assertEqual([row["protect"] for row in self.rows], [None, None, None, 0, 0, 3, 0])
         self.assertEqual([row["protect_codec"] for row in self.rows], [None] * 5 + ["f16", None])
 
@@ -138,10 +160,23 @@ class Eval(unittest.TestCase):
     def test_fewer_bits_cost_more(self):
         kld = {(row["cache"], row["k"], row["v"]): row["kld_mean"] for row in self.rows}
         self.assertLess(kld["llama.cpp", "q8_0", "q8_0"], kld["llama.cpp", "q8_0", "q4_0"])
-        self.assertLess(kld["llama.cpp", "q8_0", "q4_0"], kld["kvant", "turboquant-4", "turboquant-3"])
+        self.assertLess(
+            kld["llama.cpp", "q8_0", "q4_0"], kld["kvant", "turboquant-4", "turboquant-3"]
+        )
 
     def test_threads_change_speed_only(self):
-        arguments = [*self.small, "-c", "256", "--chunks", "1", "-k", "turboquant-4", "-v", "turboquant-3", "--json"]
+        arguments = [
+            *self.small,
+            "-c",
+            "256",
+            "--chunks",
+            "1",
+            "-k",
+            "turboquant-4",
+            "-v",
+            "turboquant-3",
+            "--json",
+        ]
         one, two = (rows_of(run(*arguments, "-t", n_threads)) for n_threads in (1, 2))
         # Attention of kvant is the same for any number of threads; llama.cpp's own products are as well.
         self.assertEqual([row["ppl"] for row in two], [row["ppl"] for row in one])
@@ -152,8 +187,10 @@ class Eval(unittest.TestCase):
         rows, done = rows_of(run(*arguments, "--json")), run(*arguments)
         self.assertEqual(done.returncode, OK, done.stderr)
         header, f16, q8 = done.stdout.splitlines()
-        self.assertEqual(re.split("  +", header.strip()),
-                         ["cache", "codec bits", "bits", "KV MiB", "ppl", "KLD mean", "+-", "top-1 %"])
+        self.assertEqual(
+            re.split("  +", header.strip()),
+            ["cache", "codec bits", "bits", "KV MiB", "ppl", "KLD mean", "+-", "top-1 %"],
+        )
         self.assertTrue(f16.startswith("llama.cpp f16 "))
         self.assertIn(f"{rows[0]['ppl']:.3f}", f16)
         self.assertIn(f"{rows[1]['ppl']:.3f}", q8)
@@ -173,11 +210,27 @@ class Eval(unittest.TestCase):
     def test_interrupt_prints_what_is_complete(self):
         env = dict(os.environ, KVANT_PLUGIN=PLUGIN)
         # A chunk is one batch, and the first line about progress but the start's comes after a batch of the f16 cache.
-        command = [KVANT, *self.small, "-c", "64", "--chunks", "all", "-t", "1", "-k", "f16", "--json"]
-        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+        command = [
+            KVANT,
+            *self.small,
+            "-c",
+            "64",
+            "--chunks",
+            "all",
+            "-t",
+            "1",
+            "-k",
+            "f16",
+            "--json",
+        ]
+        child = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
+        )
         for line in child.stderr:
             event = json.loads(line)
-            self.assertEqual(set(event), {"done", "total", "fraction", "elapsed_s", "remaining_s", "what"})
+            self.assertEqual(
+                set(event), {"done", "total", "fraction", "elapsed_s", "remaining_s", "what"}
+            )
             if event["done"] > 0:
                 break
         child.send_signal(signal.SIGINT)
@@ -219,7 +272,20 @@ class Eval(unittest.TestCase):
             return float(re.search(name + r"\s*:\s*([-0-9.]+)", done.stdout + done.stderr).group(1))
 
         ours = rows_of(
-            run("eval", "-m", MODEL, "-f", TEXT, "-c", "512", "--chunks", "2", "--stock", "q4_0", "--json")
+            run(
+                "eval",
+                "-m",
+                MODEL,
+                "-f",
+                TEXT,
+                "-c",
+                "512",
+                "--chunks",
+                "2",
+                "--stock",
+                "q4_0",
+                "--json",
+            )
         )
         # Both decode the same tokens; batches are cut differently, so sums round differently, no more. The
         # standard error of a mean over the same tokens says nothing here: the tokens are the same.
@@ -236,8 +302,26 @@ def full(rows):
 
 class Inspect(unittest.TestCase):
     def test_rows(self):
-        rows = rows_of(run("inspect", "-m", SMALL, "-f", TEXT, "--stock", "q4_0", "-k", "int-4", "-v", "int-2", "--json"))
-        self.assertEqual([(row["cache"], row["k"], row["v"]) for row in rows], [("llama.cpp", "q4_0", "q4_0"), ("kvant", "int-4", "int-2")])
+        rows = rows_of(
+            run(
+                "inspect",
+                "-m",
+                SMALL,
+                "-f",
+                TEXT,
+                "--stock",
+                "q4_0",
+                "-k",
+                "int-4",
+                "-v",
+                "int-2",
+                "--json",
+            )
+        )
+        self.assertEqual(
+            [(row["cache"], row["k"], row["v"]) for row in rows],
+            [("llama.cpp", "q4_0", "q4_0"), ("kvant", "int-4", "int-2")],
+        )
         self.assertEqual(rows[0]["bits"], 4.5)
         self.assertLess(3, rows[1]["bits"])
         for row in rows:
@@ -248,7 +332,9 @@ class Inspect(unittest.TestCase):
 
     def test_without_a_text(self):
         row = rows_of(run("inspect", "-m", SMALL, "--json"))[0]
-        self.assertEqual((row["preset"], row["text_tokens"], row["text_fingerprint"]), ("balanced", None, None))
+        self.assertEqual(
+            (row["preset"], row["text_tokens"], row["text_fingerprint"]), ("balanced", None, None)
+        )
         done = run("inspect", "-m", SMALL)
         self.assertIn("contexts of up to 8192 tokens\n", done.stdout)
 
@@ -257,12 +343,15 @@ class Inspect(unittest.TestCase):
         takes."""
         for n_ctx in ("512", "2048"):
             done = run("inspect", "-m", SMALL, "-c", n_ctx, "--preset", "small", "--json")
-            row, = full(rows_of(done))
+            (row,) = full(rows_of(done))
             words = ("--preset", "small", "-c", n_ctx, "-p", "Hello", "-n", "1")
             done = run("run", "-m", SMALL, *words, KVANT_QUIET="0")
-            said = re.search(r"KV cache small: ([\d.]+) bits per number, .* layers, ([\d.]+) MiB "
-                             r"for (\d+) tokens \(f16: ([\d.]+) MiB\), and ([\d.]+) MiB while it "
-                             "learns", done.stderr).groups()
+            said = re.search(
+                r"KV cache small: ([\d.]+) bits per number, .* layers, ([\d.]+) MiB "
+                r"for (\d+) tokens \(f16: ([\d.]+) MiB\), and ([\d.]+) MiB while it "
+                "learns",
+                done.stderr,
+            ).groups()
             f16 = 16 / row["cache_bits"] * row["kv_bytes"]
             mib = [f"{b / 2**20:.1f}" for b in (row["kv_bytes"], f16, row["working_bytes"])]
             self.assertEqual(said, (f"{row['cache_bits']:.2f}", mib[0], n_ctx, *mib[1:]))
@@ -273,8 +362,11 @@ class Inspect(unittest.TestCase):
         """All of it at once, whatever is written."""
         stock = ("--stock", "f16", "--stock", "q8_0/q4_0")
         rows = rows_of(run("inspect", "-m", SMALL, "-c", "300,1024", *stock, "--json"))
-        cells = [(ctx, cells * share // 4, 25 * share)  # steps of 256
-                 for ctx, cells in ((300, 512), (1024, 1024)) for share in (1, 2, 4)]
+        cells = [
+            (ctx, cells * share // 4, 25 * share)  # steps of 256
+            for ctx, cells in ((300, 512), (1024, 1024))
+            for share in (1, 2, 4)
+        ]
         self.assertEqual([(row["ctx"], row["tokens"], row["filled"]) for row in rows], 2 * cells)
         for row, bits in zip(rows, (*6 * [16], *6 * [6.5])):
             numbers = 2 * row["tokens"] * SMALL_LAYERS * N_KV_HEADS * HEAD_DIM
@@ -292,12 +384,32 @@ class Inspect(unittest.TestCase):
 
     def test_the_table(self):
         header, *lines = self.columns("-c", "4096")
-        self.assertEqual(header, ["cache", "tokens", "codes", "exact rows", "transforms",
-                                  "MiB in all", "bits", "while learning"])
-        caches = ["llama.cpp f16", "llama.cpp q8_0", "llama.cpp q4_0",
-                  "quality", "balanced", "small", "tiny"]
-        self.assertEqual([tuple(line[:2]) for line in lines],
-                         [(cache, n) for cache in caches for n in ("1024", "2048", "4096")])
+        self.assertEqual(
+            header,
+            [
+                "cache",
+                "tokens",
+                "codes",
+                "exact rows",
+                "transforms",
+                "MiB in all",
+                "bits",
+                "while learning",
+            ],
+        )
+        caches = [
+            "llama.cpp f16",
+            "llama.cpp q8_0",
+            "llama.cpp q4_0",
+            "quality",
+            "balanced",
+            "small",
+            "tiny",
+        ]
+        self.assertEqual(
+            [tuple(line[:2]) for line in lines],
+            [(cache, n) for cache in caches for n in ("1024", "2048", "4096")],
+        )
         header, *lines = self.columns("-c", "4096", "--gpu", "--stock", "f16", "--preset", "tiny")
         self.assertEqual(header[-1], "f16 in place")
         self.assertEqual([line[-1] for line in lines], ["-"] * 3 + ["yes", "no", "no"])
@@ -307,8 +419,9 @@ class Inspect(unittest.TestCase):
     def test_parts_of_a_cache_that_fills(self):
         """test_plugin_fill.c compares them with the memory that a text really takes."""
         rows = rows_of(run("inspect", "-m", SMALL, "-c", "4096", "--preset", "balanced", "--json"))
-        self.assertEqual([(row["filled"], row["tokens"]) for row in rows],
-                         [(25, 1024), (50, 2048), (100, 4096)])
+        self.assertEqual(
+            [(row["filled"], row["tokens"]) for row in rows], [(25, 1024), (50, 2048), (100, 4096)]
+        )
         numbers = 2 * SMALL_LAYERS * N_KV_HEADS * HEAD_DIM
         for row in rows:
             parts = row["code_bytes"] + row["exact_bytes"] + row["transform_bytes"]
@@ -358,6 +471,7 @@ class Inspect(unittest.TestCase):
         """Two of four layers have a window of 64 tokens: 64 and one graph of 512, in steps of 256.
         What kvant learns for them goes by the context. Recurrent layers of lfm2 (two of four) have
         no keys and values and are not counted, and deepseek2 has keys alone."""
+
         def sized(model, *words):
             words = ("inspect", "-m", TINY / f"{model}.gguf", *words, "-c", "4096", "--json")
             return full(rows_of(run(*words)))
@@ -368,14 +482,14 @@ class Inspect(unittest.TestCase):
         sizes = [row["kv_bytes"] / numbers for row in (rows[0], rows[2])]
         self.assertEqual(sizes, [2, 4.25 / 8])
         self.assertEqual({row["tokens"] for row in rows}, {4096})
-        without, = sized("llama", "--preset", "balanced")
+        (without,) = sized("llama", "--preset", "balanced")
         self.assertEqual(rows[1]["transform_bytes"], without["transform_bytes"])
         rows = [sized(model, "--stock", "f16")[0] for model in ("lfm2", "llama")]
         self.assertEqual(2 * rows[0]["kv_bytes"], rows[1]["kv_bytes"])
         done = run("inspect", "-m", TINY / "deepseek2.gguf", "-c", "512")
         self.assertEqual((done.returncode, done.stdout), (RUNTIME, ""))
         self.assertIn("no cache of keys and values that kvant compresses", done.stderr)
-        row, = rows_of(run("inspect", "-m", TINY / "lfm2.gguf", "--json"))
+        (row,) = rows_of(run("inspect", "-m", TINY / "lfm2.gguf", "--json"))
         self.assertEqual(row["bits"], 4.25)
 
     def test_what_does_not_matter_is_no_option(self):
@@ -410,36 +524,59 @@ class Settings(unittest.TestCase):
         self.path = pathlib.Path(self.folder.name) / "model.kvant"
 
     def eval(self, *options):
-        return run("eval", "-m", SMALL, "-f", TEXT, "-c", "128", "--chunks", "1", "--json", *options)
+        return run(
+            "eval", "-m", SMALL, "-f", TEXT, "-c", "128", "--chunks", "1", "--json", *options
+        )
 
     def test_a_settings_file_is_a_configuration(self):
         last = SMALL_LAYERS - 1
-        self.path.write_text(settings.seal(
-            f"kvant-settings 1\nlayers {SMALL_LAYERS}\nk 0,{last} 3x64 int-8:group=32\nk 1-{last - 1} 3x64 f16\n"
-            f"v 0-{last} 3x64 int-8:group=32\n"))
-        rows = rows_of(self.eval("--config", self.path, "-k", "int-8:group=32", "--preset", "small"))
-        self.assertEqual([row["k"] for row in rows],
-                         ["f16", "model.kvant", "int-8:group=32", "trellis-3:transform=first"])
+        self.path.write_text(
+            settings.seal(
+                f"kvant-settings 1\nlayers {SMALL_LAYERS}\nk 0,{last} 3x64 int-8:group=32\nk 1-{last - 1} 3x64 f16\n"
+                f"v 0-{last} 3x64 int-8:group=32\n"
+            )
+        )
+        rows = rows_of(
+            self.eval("--config", self.path, "-k", "int-8:group=32", "--preset", "small")
+        )
+        self.assertEqual(
+            [row["k"] for row in rows],
+            ["f16", "model.kvant", "int-8:group=32", "trellis-3:transform=first"],
+        )
         self.assertEqual([row["config"] for row in rows], [None, str(self.path), None, None])
         self.assertEqual([row["preset"] for row in rows], [None, None, None, "small"])
-        self.assertEqual([row["bits"] for row in rows], [16, 9 + (last - 1) * (16 - 9) / (2 * SMALL_LAYERS), 9, 3.25])
+        self.assertEqual(
+            [row["bits"] for row in rows],
+            [16, 9 + (last - 1) * (16 - 9) / (2 * SMALL_LAYERS), 9, 3.25],
+        )
         self.assertLess(rows[1]["kld_mean"], rows[3]["kld_mean"])
 
     def test_the_same_codecs_store_the_same_bits(self):
         """A settings file has an exact part, as presets have one; specs that are given by hand have
         none."""
-        self.path.write_text(settings.plain(SMALL_LAYERS, f"{N_KV_HEADS}x{HEAD_DIM}", "turboquant-4", "turboquant-3"))
+        self.path.write_text(
+            settings.plain(SMALL_LAYERS, f"{N_KV_HEADS}x{HEAD_DIM}", "turboquant-4", "turboquant-3")
+        )
         rows = rows_of(self.eval("--config", self.path, "-k", "turboquant-4", "-v", "turboquant-3"))
         self.assertEqual(rows[1]["bits"], rows[2]["bits"])
         self.assertLess(rows[1]["kld_mean"], rows[2]["kld_mean"])
 
     def test_another_models_settings_file(self):
-        for shape, n_layers in (("3x64", SMALL_LAYERS - 1), ("2x64", SMALL_LAYERS), ("3x32", SMALL_LAYERS), ("1x192", SMALL_LAYERS)):
+        for shape, n_layers in (
+            ("3x64", SMALL_LAYERS - 1),
+            ("2x64", SMALL_LAYERS),
+            ("3x32", SMALL_LAYERS),
+            ("1x192", SMALL_LAYERS),
+        ):
             self.path.write_text(settings.plain(n_layers, shape, "f16", "f16"))
-            for done in (self.eval("--config", self.path),
-                         run("run", "-m", SMALL, "-p", "x", "-n", "1", "--config", self.path)):
+            for done in (
+                self.eval("--config", self.path),
+                run("run", "-m", SMALL, "-p", "x", "-n", "1", "--config", self.path),
+            ):
                 self.assertEqual((done.returncode, done.stdout), (RUNTIME, ""), shape)
-                self.assertIn(f"--config {self.path}: the settings file is for another model", done.stderr)
+                self.assertIn(
+                    f"--config {self.path}: the settings file is for another model", done.stderr
+                )
                 self.assertIn(f"{SMALL_LAYERS}, 3 of 64", done.stderr)
 
     def test_the_default_is_balanced(self):
@@ -463,7 +600,12 @@ class Needle(unittest.TestCase):
     def test_rows(self):
         self.assertEqual(
             [(row["ctx"], row["k"]) for row in self.first],
-            [(ctx, k) for ctx in (256, 320) for k in ("f16", "int-8", "turboquant-1") for _ in range(3)],
+            [
+                (ctx, k)
+                for ctx in (256, 320)
+                for k in ("f16", "int-8", "turboquant-1")
+                for _ in range(3)
+            ],
         )
         self.assertEqual([row["depth"] for row in self.first], 6 * [1 / 6, 3 / 6, 5 / 6])
         for row in self.first:
@@ -517,14 +659,20 @@ class NeedleResumed(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             state = pathlib.Path(folder) / "needles"
             more = ("-c", "256,320", "-k", "int-8", "-k", "turboquant-1", "--resume", state)
-            self.assertEqual(Needle.rows("-c", "320", "-k", "turboquant-1", "--resume", state), [
-                row for row in first if row["ctx"] == 320 and row["k"] in ("f16", "turboquant-1")])
+            self.assertEqual(
+                Needle.rows("-c", "320", "-k", "turboquant-1", "--resume", state),
+                [row for row in first if row["ctx"] == 320 and row["k"] in ("f16", "turboquant-1")],
+            )
             kept = state.read_bytes()
             self.assertEqual(Needle.rows(*more), first)
             self.assertTrue(state.read_bytes().startswith(kept))
             complete = state.read_bytes()
             record = (len(complete) - len(kept)) // 4
-            self.assertEqual(len(kept) + 4 * record, len(complete), "two texts, two configurations: four more records")
+            self.assertEqual(
+                len(kept) + 4 * record,
+                len(complete),
+                "two texts, two configurations: four more records",
+            )
             # Nothing is measured again, and what is torn is.
             self.assertEqual(Needle.rows(*more), first)
             self.assertEqual(state.read_bytes(), complete)
@@ -569,7 +717,21 @@ class Bench(unittest.TestCase):
 
     def test_skipped_phase_is_null(self):
         (row,) = rows_of(
-            run("bench", "model", "-m", SMALL, "-p", "0", "-n", "2", "-r", "1", "--stock", "f16", "--json")
+            run(
+                "bench",
+                "model",
+                "-m",
+                SMALL,
+                "-p",
+                "0",
+                "-n",
+                "2",
+                "-r",
+                "1",
+                "--stock",
+                "f16",
+                "--json",
+            )
         )
         self.assertIsNone(row["prefill_tps"])
         self.assertGreater(row["decode_tps"], 0)
@@ -592,14 +754,18 @@ class Run(unittest.TestCase):
         self.assertIn(said, four.stderr)
 
     def test_answer_on_stdout_statistics_on_stderr(self):
-        done = run("run", "-m", MODEL, "-k", "int-8", "-p", "What is the capital of France?", "-n", "16")
+        done = run(
+            "run", "-m", MODEL, "-k", "int-8", "-p", "What is the capital of France?", "-n", "16"
+        )
         self.assertEqual(done.returncode, OK, done.stderr)
         self.assertIn("Paris", done.stdout)
         cells = 256  # the fewest that llama.cpp allocates
         numbers = cells * 2 * N_LAYERS * N_KV_HEADS * HEAD_DIM
         full, f16 = (rf"{numbers * bits / 8 / 2**20:.2f} MiB" for bits in (8.5, 16))
         full = rf"with a full context {full}: 8\.50 bits per number \(f16: {f16}\)"
-        self.assertRegex(done.stderr, rf"int-8: prompt \d+ tokens, .* KV cache \d+\.\d\d MiB, {full}")
+        self.assertRegex(
+            done.stderr, rf"int-8: prompt \d+ tokens, .* KV cache \d+\.\d\d MiB, {full}"
+        )
 
     def test_a_preset_without_a_calibration(self):
         done = run("run", "-m", SMALL, "--preset", "small", "-p", "Hello", "-n", "2")
@@ -613,7 +779,21 @@ class Run(unittest.TestCase):
         """What it foretells for a full context is there when it is full, within rounding and what tensors remember of blocks: a
         twentieth, but for the page of each tensor that rows need when they begin within a block: here a batch begins with one. What
         learning still holds then is at most what the line says of it."""
-        done = run("eval", "-m", SMALL, "-f", TEXT, "-c", "1024", "--chunks", "1", "--preset", "quality", "--json", KVANT_QUIET="0")
+        done = run(
+            "eval",
+            "-m",
+            SMALL,
+            "-f",
+            TEXT,
+            "-c",
+            "1024",
+            "--chunks",
+            "1",
+            "--preset",
+            "quality",
+            "--json",
+            KVANT_QUIET="0",
+        )
         said = re.search(
             r"KV cache quality: (\d+\.\d\d) bits per number, .*, (\d+\.\d) MiB for 1024 tokens .* "
             r"and (\d+\.\d) MiB while it learns",
@@ -642,7 +822,17 @@ class Run(unittest.TestCase):
 
     def test_prompt_from_standard_input_and_raw(self):
         done = run(
-            "run", "-m", MODEL, "-k", "f16", "-f", "-", "--raw", "-n", "3", stdin="One, two, three, four,"
+            "run",
+            "-m",
+            MODEL,
+            "-k",
+            "f16",
+            "-f",
+            "-",
+            "--raw",
+            "-n",
+            "3",
+            stdin="One, two, three, four,",
         )
         self.assertEqual(done.returncode, OK, done.stderr)
         self.assertIn("five", done.stdout)
@@ -679,7 +869,8 @@ class Run(unittest.TestCase):
 
 
 @unittest.skipUnless(
-    LIB and os.access(os.path.join(LIB, "llama-completion"), os.X_OK), "this runtime has no programs"
+    LIB and os.access(os.path.join(LIB, "llama-completion"), os.X_OK),
+    "this runtime has no programs",
 )
 class Exec(unittest.TestCase):
     def test_a_stock_program_runs_on_the_compressed_cache(self):

@@ -20,12 +20,30 @@ class Report(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.folder = pathlib.Path(folder.name)
         self.page = self.folder / "report.html"
-        self.arguments = ["report", "-m", SMALL, "-f", TEXT, "-o", self.page, "--quick", "-c", "64", "--stock", "q4_0"]
+        self.arguments = [
+            "report",
+            "-m",
+            SMALL,
+            "-f",
+            TEXT,
+            "-o",
+            self.page,
+            "--quick",
+            "-c",
+            "64",
+            "--stock",
+            "q4_0",
+        ]
 
     def until(self, step):
         """Interrupts as soon as the step has begun."""
-        child = subprocess.Popen(command(*self.arguments, "--json"), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                 text=True, env=dict(os.environ, KVANT_PLUGIN=PLUGIN))
+        child = subprocess.Popen(
+            command(*self.arguments, "--json"),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=dict(os.environ, KVANT_PLUGIN=PLUGIN),
+        )
         for line in child.stderr:
             if line.startswith("{") and json.loads(line)["what"] == step:
                 break
@@ -34,7 +52,12 @@ class Report(unittest.TestCase):
         self.assertEqual(child.returncode, INTERRUPTED, err)
         without_plots = "  hint: this build has no plotting library"
         said = [line for line in err.splitlines() if not line.startswith(("{", without_plots))]
-        self.assertEqual(said, [f"kvant: report: stopped; {self.page} is a partial page, and the same command goes on from here"])
+        self.assertEqual(
+            said,
+            [
+                f"kvant: report: stopped; {self.page} is a partial page, and the same command goes on from here"
+            ],
+        )
         return json.loads(out)
 
     def test_interrupted_and_going_on(self):
@@ -42,14 +65,22 @@ class Report(unittest.TestCase):
         self.assertEqual(first, json.loads((self.folder / "report.json").read_text()))
         self.assertIs(first["complete"], False)
         states = {step["name"]: step["state"] for step in first["steps"]}
-        self.assertEqual((states["quality"], states["position"], states["speed"]), ("complete", "complete", "partial"))
-        sizes, = (step for step in first["steps"] if step["name"] == "sizes")
-        self.assertEqual([(row["k"], row["ctx"], row["filled"]) for row in sizes["rows"]],
-                         [(k, 8192, filled) for k in ("f16", "q4_0") for filled in (25, 50, 100)])
+        self.assertEqual(
+            (states["quality"], states["position"], states["speed"]),
+            ("complete", "complete", "partial"),
+        )
+        (sizes,) = (step for step in first["steps"] if step["name"] == "sizes")
+        self.assertEqual(
+            [(row["k"], row["ctx"], row["filled"]) for row in sizes["rows"]],
+            [(k, 8192, filled) for k in ("f16", "q4_0") for filled in (25, 50, 100)],
+        )
         self.assertTrue(all(row["kv_bytes"] > 0 for row in sizes["rows"]))
         quality = first["steps"][0]
         self.assertEqual([row["k"] for row in quality["rows"]], ["f16", "q4_0"])
-        self.assertTrue(quality["command"].startswith(f"kvant eval -m {pathlib.Path(SMALL).name} --json"), quality["command"])
+        self.assertTrue(
+            quality["command"].startswith(f"kvant eval -m {pathlib.Path(SMALL).name} --json"),
+            quality["command"],
+        )
         self.assertEqual(first["about"]["n_ctx_train"], 8192)
         self.assertIn('"kvant_report":1', self.page.read_text())
         second = self.until("speed")
@@ -59,13 +90,29 @@ class Report(unittest.TestCase):
         layers.write_text('[{"layer": 0, "calibration": "/home/somebody/model.kvcal"}]')
         own = self.folder / "own.kvant"
         own.write_text(settings.plain(N_LAYERS, "3x64", "int-8", "int-8"))
-        self.arguments += ["--chunks", "2", "--sensitivity", layers, "--config", own, "--fp32", "--stock", "q8_0"]
+        self.arguments += [
+            "--chunks",
+            "2",
+            "--sensitivity",
+            layers,
+            "--config",
+            own,
+            "--fp32",
+            "--stock",
+            "q8_0",
+        ]
         third = self.until("speed")  # a step that is resumed may end before it says anything
         self.assertEqual(third["steps"][0]["rows"][0]["chunks"], 2)
         # Settings files stand behind the others, with what was said of them.
-        self.assertTrue(third["steps"][0]["command"].endswith("--stock q4_0 --stock q8_0 --config own.kvant --fp32"))
+        self.assertTrue(
+            third["steps"][0]["command"].endswith(
+                "--stock q4_0 --stock q8_0 --config own.kvant --fp32"
+            )
+        )
         rows = {step["name"]: step["rows"] for step in third["steps"]}
-        self.assertEqual(rows["sensitivity"][0]["calibration"], "model.kvcal", "a report says nothing of folders")
+        self.assertEqual(
+            rows["sensitivity"][0]["calibration"], "model.kvcal", "a report says nothing of folders"
+        )
         other = self.folder / "other.txt"
         other.write_text("Another text. " * 100)
         before = (self.folder / "report.json").read_text()

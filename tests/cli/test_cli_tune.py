@@ -17,7 +17,9 @@ from testing import LIB, N_LAYERS, SMALL, TEXT, command, program, run
 OK, RUNTIME, USAGE, INTERRUPTED = 0, 1, 2, 130
 # One context is measured, for time; which ones are taken of several texts is tests/tuning/test_probes.py.
 CTX, PROBE, PROBE_CHUNKS = 4096, 640, 1
-MEASUREMENTS = PROBE_CHUNKS * (N_LAYERS + -(-N_LAYERS // 4) + 2)  # every layer, keys of some, no codec, and llama.cpp's own f16
+MEASUREMENTS = PROBE_CHUNKS * (
+    N_LAYERS + -(-N_LAYERS // 4) + 2
+)  # every layer, keys of some, no codec, and llama.cpp's own f16
 # Bits of turboquant at head_dim 64: a scale of 16 bits a row.
 CANDIDATES = {f"turboquant-{bits}": bits + 0.25 for bits in (2, 3, 4)}
 # A cache of 4096 tokens has fp16 pages for 4 of its 64 blocks: the first block, and three for the
@@ -42,7 +44,20 @@ class Tune(unittest.TestCase):
         cls.folder = tempfile.TemporaryDirectory()
         cls.path = pathlib.Path(cls.folder.name) / "model.kvant"
         cls.state = cls.path.with_name("state")
-        cls.base = ["tune", "-m", SMALL, "-f", TEXT, "-c", CTX, "--probe-ctx", PROBE, "--chunks", 2, *TRY]
+        cls.base = [
+            "tune",
+            "-m",
+            SMALL,
+            "-f",
+            TEXT,
+            "-c",
+            CTX,
+            "--probe-ctx",
+            PROBE,
+            "--chunks",
+            2,
+            *TRY,
+        ]
         cls.base += ["--probe-chunks", PROBE_CHUNKS]
         words = [*cls.base, "--bits", 3 + EXACT, "-o", cls.path, "--resume", cls.state]
         cls.interrupted = cls.interrupt(words)
@@ -60,7 +75,9 @@ class Tune(unittest.TestCase):
     @classmethod
     def interrupt(cls, arguments):
         """Ctrl-C when some of the measurements are there."""
-        process = subprocess.Popen(command(*arguments, "--runtime", LIB), stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            command(*arguments, "--runtime", LIB), stderr=subprocess.PIPE, text=True
+        )
         for _ in range(1200):
             if cls.state.exists() and cls.state.stat().st_size > 1024 or process.poll() is not None:
                 break
@@ -74,12 +91,17 @@ class Tune(unittest.TestCase):
         self.assertEqual(code, INTERRUPTED, stderr)
         self.assertIn(str(self.state), stderr)
         self.assertIn("state", self.left)
-        self.assertLessEqual(set(self.left), {"state", "state.check", "state.errors"})  # no settings file, nothing on the way
+        self.assertLessEqual(
+            set(self.left), {"state", "state.check", "state.errors"}
+        )  # no settings file, nothing on the way
         self.assertRegex(self.done.stderr, rf"going on from .*: [1-9]\d* of {MEASUREMENTS} chunks")
 
     def test_the_budget_is_kept_and_used(self):
         self.assertEqual(len(self.sites), 2 * N_LAYERS)
-        self.assertEqual({(s["layer"], s["role"]) for s in self.sites}, {(i, r) for i in range(N_LAYERS) for r in "KV"})
+        self.assertEqual(
+            {(s["layer"], s["role"]) for s in self.sites},
+            {(i, r) for i in range(N_LAYERS) for r in "KV"},
+        )
         for site in self.sites:
             bits = [CANDIDATES[spec] for spec in of_heads(site["spec"])]
             self.assertEqual(len(bits), N_KV_HEADS)
@@ -88,7 +110,9 @@ class Tune(unittest.TestCase):
         self.assertEqual(tuned["setting"], "tuned")
         mean = sum(site["site_bits"] for site in self.sites) / len(self.sites) + EXACT - OWN
         self.assertAlmostEqual(tuned["bits"], mean, places=6)
-        self.assertAlmostEqual(tuned["kv_bytes"], mean / 8 * 2 * N_LAYERS * N_KV_HEADS * HEAD_DIM * CTX, places=3)
+        self.assertAlmostEqual(
+            tuned["kv_bytes"], mean / 8 * 2 * N_LAYERS * N_KV_HEADS * HEAD_DIM * CTX, places=3
+        )
         # A step is at most a bit of one site; what is left is less than one of them.
         self.assertTrue(3 - 1 / len(self.sites) < tuned["bits"] - EXACT <= 3)
 
@@ -107,7 +131,9 @@ class Tune(unittest.TestCase):
         for site in self.sites:
             self.assertGreater(site["cost"], 0)
             self.assertTrue(0 < site["error"] < 1)
-            self.assertGreater(site["probe_error"], 0)  # keys of 1 bit may lead attention elsewhere: more than the output
+            self.assertGreater(
+                site["probe_error"], 0
+            )  # keys of 1 bit may lead attention elsewhere: more than the output
         tuned, *uniform = self.settings
         self.assertGreaterEqual(len(uniform), 1)
         for setting in uniform:
@@ -130,14 +156,31 @@ class Tune(unittest.TestCase):
                         for layer in range(int(first), int(last or first) + 1):
                             for h in heads:
                                 said[layer, role.upper()][h] = spec
-        self.assertEqual(said, {(site["layer"], site["role"]): of_heads(site["spec"]) for site in self.sites})
-        self.assertTrue(any("|" in site["spec"] for site in self.sites), "no kv head has a codec of its own")
+        self.assertEqual(
+            said, {(site["layer"], site["role"]): of_heads(site["spec"]) for site in self.sites}
+        )
+        self.assertTrue(
+            any("|" in site["spec"] for site in self.sites), "no kv head has a codec of its own"
+        )
         shown = run("codecs", "--config", self.path, "--json")
         self.assertEqual(shown.returncode, OK, shown.stderr)
         for row in json.loads(shown.stdout):
             self.assertEqual(of_heads(row["k"]), said[row["layer"], "K"])
             self.assertEqual(of_heads(row["v"]), said[row["layer"], "V"])
-        done = run("eval", "-m", SMALL, "-f", TEXT, "-c", 128, "--chunks", 1, "--config", self.path, "--json")
+        done = run(
+            "eval",
+            "-m",
+            SMALL,
+            "-f",
+            TEXT,
+            "-c",
+            128,
+            "--chunks",
+            1,
+            "--config",
+            self.path,
+            "--json",
+        )
         self.assertEqual(done.returncode, OK, done.stderr)
         row = next(row for row in json.loads(done.stdout) if row["cache"] == "kvant")
         self.assertAlmostEqual(row["bits"], self.settings[0]["bits"] - EXACT, places=6)
@@ -145,7 +188,7 @@ class Tune(unittest.TestCase):
     def test_the_bytes_are_those_that_kvant_inspect_tells(self):
         done = run("inspect", "-m", SMALL, "-c", CTX, "--config", self.path, "--json")
         self.assertEqual(done.returncode, OK, done.stderr)
-        row, = (row for row in json.loads(done.stdout) if row["filled"] == 100)
+        (row,) = (row for row in json.loads(done.stdout) if row["filled"] == 100)
         self.assertEqual(row["kv_bytes"], self.settings[0]["kv_bytes"])
         self.assertEqual(row["cache_bits"], self.settings[0]["bits"])
 
@@ -164,10 +207,15 @@ class Tune(unittest.TestCase):
         cache = self.path.with_name("cache")
         self.addCleanup(shutil.rmtree, cache)
         arguments = [*self.base, "--chunks", 0, "-o", self.path.with_name("third.kvant"), "--json"]
-        rows = [json.loads(run(*arguments, "--bits", bits + EXACT, XDG_CACHE_HOME=str(cache)).stdout)
-                for bits in (3, 3.5)]
+        rows = [
+            json.loads(run(*arguments, "--bits", bits + EXACT, XDG_CACHE_HOME=str(cache)).stdout)
+            for bits in (3, 3.5)
+        ]
         self.assertEqual([found[0]["setting"] for found in rows], ["tuned", "tuned"])
-        self.assertEqual([row["kld_mean"] for row in rows[1] if row["setting"]], [None] * sum(bool(row["setting"]) for row in rows[1]))
+        self.assertEqual(
+            [row["kld_mean"] for row in rows[1] if row["setting"]],
+            [None] * sum(bool(row["setting"]) for row in rows[1]),
+        )
         files = list((cache / "kvant" / "tune").iterdir())
         self.assertEqual(sorted(file.suffix for file in files), ["", ".errors"])
         again = run(*arguments, "--bits", 3 + EXACT, XDG_CACHE_HOME=str(cache))
@@ -195,7 +243,21 @@ class Mistakes(unittest.TestCase):
         self.assertEqual(done.returncode, USAGE, done.stderr)
         self.assertIn("--try-k int-4:center=file", done.stderr)
         beside = model.with_name("model.kvcal")
-        done = run("calibrate", "-m", model, "-f", TEXT, "-n", 64, "-c", 64, "--clusters", "none", "-o", beside)
+        done = run(
+            "calibrate",
+            "-m",
+            model,
+            "-f",
+            TEXT,
+            "-n",
+            64,
+            "-c",
+            64,
+            "--clusters",
+            "none",
+            "-o",
+            beside,
+        )
         self.assertEqual(done.returncode, OK, done.stderr)
         done = run(*arguments)
         self.assertEqual(done.returncode, USAGE, done.stderr)
@@ -204,10 +266,26 @@ class Mistakes(unittest.TestCase):
 
     def test_numpy_is_named_when_it_is_missing(self):
         with tempfile.TemporaryDirectory() as folder:
-            python = program(folder, "python3", f'exec "{sys.executable}" -S -s "$@"')  # without site-packages
-            if subprocess.run([python, "-c", "import numpy"], stderr=subprocess.DEVNULL).returncode == 0:
+            python = program(
+                folder, "python3", f'exec "{sys.executable}" -S -s "$@"'
+            )  # without site-packages
+            if (
+                subprocess.run([python, "-c", "import numpy"], stderr=subprocess.DEVNULL).returncode
+                == 0
+            ):
                 self.skipTest("NumPy lies where every Python finds it")
-            done = run("tune", "-m", SMALL, "-f", TEXT, "--bits", 4, "-o", f"{folder}/x", KVANT_PYTHON=str(python))
+            done = run(
+                "tune",
+                "-m",
+                SMALL,
+                "-f",
+                TEXT,
+                "--bits",
+                4,
+                "-o",
+                f"{folder}/x",
+                KVANT_PYTHON=str(python),
+            )
         self.assertEqual(done.returncode, RUNTIME, done.stderr)
         self.assertIn("python3-numpy", done.stderr)
 
@@ -239,12 +317,18 @@ class Mistakes(unittest.TestCase):
             ([*base, "--report-text", short, "--probe-ctx", "640"], RUNTIME, "are needed"),
             (["tune", "-m", broken, *base[3:]], RUNTIME, "cannot load the model"),
             ([*base[:5], "-o", "/nonexistent/file", *base[7:]], RUNTIME, "/nonexistent"),
-            ([*base, "--probe-ctx", "512"], RUNTIME,
-             "keeps as fp16\n  hint: a longer context: --probe-ctx 640\n"),
+            (
+                [*base, "--probe-ctx", "512"],
+                RUNTIME,
+                "keeps as fp16\n  hint: a longer context: --probe-ctx 640\n",
+            ),
             ([*base, "-c", "512"], RUNTIME, "--probe-ctx 640"),
             ([*base, "--probe-ctx", "640", "--resume", full, *TRY], RUNTIME, full),
-            ([*base, "--probe-ctx", "640", "--resume", "/nonexistent/state", *TRY], RUNTIME,
-             "/nonexistent/state"),
+            (
+                [*base, "--probe-ctx", "640", "--resume", "/nonexistent/state", *TRY],
+                RUNTIME,
+                "/nonexistent/state",
+            ),
         ]:
             with self.subTest(arguments=arguments):
                 done = run(*arguments)

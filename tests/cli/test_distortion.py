@@ -10,7 +10,19 @@ import unittest
 from testing import KVANT, PAPERS, run
 
 OK, RUNTIME, USAGE, INTERRUPTED = 0, 1, 2, 130
-TABLES = ["octopus-1", "octopus-4", "octopus-5", "octopus-6", "octopus-7", "needle", "turboquant", "derived", "trellis", "size", "covering"]
+TABLES = [
+    "octopus-1",
+    "octopus-4",
+    "octopus-5",
+    "octopus-6",
+    "octopus-7",
+    "needle",
+    "turboquant",
+    "derived",
+    "trellis",
+    "size",
+    "covering",
+]
 
 
 def cells(*arguments):
@@ -53,7 +65,6 @@ class Usage(unittest.TestCase):
         self.assertEqual(done.returncode, RUNTIME)
         self.assertIn("cannot write to standard output", done.stderr)
 
-
     def test_without_numpy(self):
         with tempfile.TemporaryDirectory() as folder:
             pathlib.Path(folder, "numpy.py").write_text("raise ImportError('none here')\n")
@@ -61,12 +72,16 @@ class Usage(unittest.TestCase):
             self.assertEqual(run("bench", "distortion", "--help", PYTHONPATH=folder).returncode, OK)
         self.assertEqual((done.returncode, done.stdout), (RUNTIME, ""))
         self.assertIn("no NumPy", done.stderr)
-        self.assertIn("hint: apt install python3-numpy, or python3 -m pip install numpy", done.stderr)
+        self.assertIn(
+            "hint: apt install python3-numpy, or python3 -m pip install numpy", done.stderr
+        )
 
     def test_interrupted_prints_what_is_complete(self):
         """Sizes draw nothing, so they are there before the first of the other cells."""
         command = [KVANT, "bench", "distortion", "-t", "size", "-t", "octopus-4", "--json"]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as child:
             child.stderr.readline()  # the first event: the work has begun, and Ctrl-C is caught
             child.send_signal(signal.SIGINT)
             stdout, _ = child.communicate(timeout=60)
@@ -76,7 +91,16 @@ class Usage(unittest.TestCase):
 
 class Codecs(unittest.TestCase):
     def test_errors_of_any_codec(self):
-        done = run("bench", "distortion", "--quick", "--json", "-k", "turboquant-4:scale=norm", "-k", "trellis-4")
+        done = run(
+            "bench",
+            "distortion",
+            "--quick",
+            "--json",
+            "-k",
+            "turboquant-4:scale=norm",
+            "-k",
+            "trellis-4",
+        )
         self.assertEqual(done.returncode, OK)
         scalar, trellis = json.loads(done.stdout)
         self.assertEqual((scalar["spec"], scalar["bits"]), ("turboquant-4:scale=norm", 4.125))
@@ -131,15 +155,22 @@ class Cells(unittest.TestCase):
                 continue
             far = abs(cell["measured"] - cell["paper"])
             if cell["column"] == "above f32 - 0.001":
-                self.assertEqual(cell["within"], cell["measured"] >= cell["paper"] - 3 * cell["error"])
+                self.assertEqual(
+                    cell["within"], cell["measured"] >= cell["paper"] - 3 * cell["error"]
+                )
             elif cell["column"] == "mse >= bound":
                 self.assertTrue(cell["within"], cell)
                 self.assertGreater(cell["measured"], cell["paper"])
             elif "<=" in cell["column"]:  # bounds and aims
-                self.assertEqual(cell["within"], cell["measured"] <= cell["paper"] + 3 * cell["error"])
+                self.assertEqual(
+                    cell["within"], cell["measured"] <= cell["paper"] + 3 * cell["error"]
+                )
             elif far < max(0.0199 * abs(cell["paper"]), 2.99 * cell["error"]):
                 self.assertTrue(cell["within"], cell)
-            elif far > 0.1 * abs(cell["paper"]) + 3.01 * cell["error"] and cell["paper"] not in (0.03, 0.009):
+            elif far > 0.1 * abs(cell["paper"]) + 3.01 * cell["error"] and cell["paper"] not in (
+                0.03,
+                0.009,
+            ):
                 self.assertFalse(cell["within"], cell)
 
     def test_exit_code_counts_cells_without_a_footnote_and_missing_codecs(self):
@@ -163,10 +194,14 @@ class Cells(unittest.TestCase):
             if cell["table"] in ("octopus-7", "size"):  # bytes of metadata
                 continue
             if cell["table"] == "turboquant" or "TurboQuant" in cell["row"]:
-                self.assertTrue(cell["within"] or (cell["paper"], cell["expected"]) == (0.047, 0.0534), cell)
+                self.assertTrue(
+                    cell["within"] or (cell["paper"], cell["expected"]) == (0.047, 0.0534), cell
+                )
 
     def test_the_same_numbers_every_time(self):
-        self.assertEqual(cells("-t", "derived")[1], [c for c in self.cells if c["table"] == "derived"])
+        self.assertEqual(
+            cells("-t", "derived")[1], [c for c in self.cells if c["table"] == "derived"]
+        )
 
     def test_table_for_people_has_the_same_cells(self):
         done = run("bench", "distortion", "--quick", "-t", "needle", "-t", "size")

@@ -33,9 +33,7 @@ class Gpus(Case):
 
     def given(self, *words, listed=(VULKAN, KVANT), name="llama-server", **more):
         """Words behind -m MODEL: what the program gets there, and what exec says."""
-        out, said = self.exec(
-            self.program(*listed, name=name), "-m", self.model(), *words, **more
-        )
+        out, said = self.exec(self.program(*listed, name=name), "-m", self.model(), *words, **more)
         return out[2:], said
 
 
@@ -226,9 +224,7 @@ class Added(Gpus):
         ):
             self.assertEqual(self.given(*given, name="llama-bench")[0], words, given)
         free = "(1600 MiB, 1600 MiB free)"
-        bench = self.program(
-            f"Vulkan0: A {free}", f"Vulkan1: B {free}", KVANT, name="llama-bench"
-        )
+        bench = self.program(f"Vulkan0: A {free}", f"Vulkan1: B {free}", KVANT, name="llama-bench")
         words, said = self.exec(bench, "-m", self.model(size=31 * 64 << 20))
         self.assertEqual(words[3:6], ["KVANT/Vulkan0/Vulkan1", "-ts", "29.5/1.5/0"])
         self.assertRegex(words[7], r"^blk\\\.\(0\|[0-9|]*\)\\\.=Vulkan0;blk\\\.\(.*=Vulkan1$")

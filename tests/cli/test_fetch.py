@@ -29,7 +29,12 @@ class Fetch(unittest.TestCase):
 
     def run_fetch(self, *arguments, **environment):
         """With nothing on PATH but what a test put into self.bin."""
-        env = {"PATH": str(self.bin), "KVANT_CACHE": str(self.cache), "HOME": str(self.root), **environment}
+        env = {
+            "PATH": str(self.bin),
+            "KVANT_CACHE": str(self.cache),
+            "HOME": str(self.root),
+            **environment,
+        }
         return subprocess.run(
             [sys.executable, "-B", SCRIPTS / "fetch.py", *arguments],
             capture_output=True,
@@ -39,7 +44,11 @@ class Fetch(unittest.TestCase):
         )
 
     def leftovers(self):
-        return [path for path in self.cache.rglob("*") if path.is_file()] if self.cache.exists() else []
+        return (
+            [path for path in self.cache.rglob("*") if path.is_file()]
+            if self.cache.exists()
+            else []
+        )
 
     def test_what_is_cached_is_found_without_network_or_programs(self):
         model = self.cache / "models" / fetch.MODELS["smollm2"][0]
@@ -52,14 +61,21 @@ class Fetch(unittest.TestCase):
         for folder in (runtime, headers, torch, vulkan):
             folder.mkdir()
         python = torch / "bin" / "python"
-        for what, path in (("model", model), ("runtime", runtime), ("headers", headers),
-                           ("vulkan", vulkan), ("torch", python)):  # fmt: skip
+        for what, path in (
+            ("model", model),
+            ("runtime", runtime),
+            ("headers", headers),
+            ("vulkan", vulkan),
+            ("torch", python),
+        ):
             done = self.run_fetch(what)
             self.assertEqual((done.returncode, done.stdout, done.stderr), (0, f"{path}\n", ""))
 
     def test_without_a_wheel_of_pytorch(self):
         """pip finds nothing; the hint says what it must find, and no half of an environment stays."""
-        done = self.run_fetch("torch", PIP_NO_INDEX="1", PIP_FIND_LINKS=str(self.root), PIP_CONFIG_FILE=os.devnull)
+        done = self.run_fetch(
+            "torch", PIP_NO_INDEX="1", PIP_FIND_LINKS=str(self.root), PIP_CONFIG_FILE=os.devnull
+        )
         self.assertEqual((done.returncode, done.stdout), (1, ""))
         self.assertIn("installing Python packages failed", done.stderr)
         self.assertIn(f"hint: pip must find torch=={fetch.TORCH}, the CPU build", done.stderr)
@@ -113,7 +129,9 @@ class Fetch(unittest.TestCase):
     def fake_npm(self, body):
         path = self.bin / "npm"
         # The destination is the argument after --pack-destination.
-        path.write_text('#!/bin/sh\nwhile [ "$1" != --pack-destination ]; do shift; done\n' + body + "\n")
+        path.write_text(
+            '#!/bin/sh\nwhile [ "$1" != --pack-destination ]; do shift; done\n' + body + "\n"
+        )
         path.chmod(0o755)
 
     def test_a_damaged_download_is_refused_and_leaves_nothing(self):

@@ -74,8 +74,12 @@ class Sizes(unittest.TestCase):
             cls.lines = [line[:-2] for line in csv.reader(file)][1:]  # without commit and command
 
     def test_every_cell_is_there_once(self):
-        wanted = [[model, cache, str(context)] for model in sizes.SHAPES for cache in sizes.CACHES
-                  for context in (sizes.FINER if model == sizes.DRAWN else sizes.CONTEXTS)]
+        wanted = [
+            [model, cache, str(context)]
+            for model in sizes.SHAPES
+            for cache in sizes.CACHES
+            for context in (sizes.FINER if model == sizes.DRAWN else sizes.CONTEXTS)
+        ]
         self.assertEqual([[line[0], *line[4:6]] for line in self.lines], wanted)
 
     def test_the_lines_are_what_the_plug_in_says(self):

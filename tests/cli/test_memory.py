@@ -13,7 +13,10 @@ SOME = [*range(1, 12), 20, 50, 120, 250, 400, 600]  # it makes some 600 allocati
 class Codecs(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.whole = {arguments: run("codecs", *arguments).stdout for arguments in ((), ("--all",), ("--json",))}
+        cls.whole = {
+            arguments: run("codecs", *arguments).stdout
+            for arguments in ((), ("--all",), ("--json",))
+        }
 
     def check(self, variable, n, *arguments):
         done = run("codecs", *arguments, LD_PRELOAD=LIBRARY, **{variable: str(n)})
@@ -25,7 +28,11 @@ class Codecs(unittest.TestCase):
         return RUNTIME
 
     def test_one_allocation_fails(self):
-        codes = [self.check("FAIL_AT", n, *arguments) for n in SOME for arguments in ((), ("--all",), ("--json",))]
+        codes = [
+            self.check("FAIL_AT", n, *arguments)
+            for n in SOME
+            for arguments in ((), ("--all",), ("--json",))
+        ]
         self.assertGreater(codes.count(RUNTIME), len(SOME))
 
     def test_memory_ends(self):

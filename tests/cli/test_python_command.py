@@ -39,7 +39,10 @@ class Door(unittest.TestCase):
         self.assertEqual(told["KVANT_CPU"], "c")
 
     def test_a_library_that_was_chosen_stays(self):
-        self.assertEqual(self.told("report", KVANT_LIBRARY="/nowhere/libkvant.so")[1]["KVANT_LIBRARY"], "/nowhere/libkvant.so")
+        self.assertEqual(
+            self.told("report", KVANT_LIBRARY="/nowhere/libkvant.so")[1]["KVANT_LIBRARY"],
+            "/nowhere/libkvant.so",
+        )
 
     def test_no_python(self):
         done = run("report", KVANT_PYTHON="/nonexistent/python")
@@ -48,8 +51,10 @@ class Door(unittest.TestCase):
         self.assertIn("KVANT_PYTHON says where one is", done.stderr)
 
     def test_old_python(self):
-        old = ("import runpy, sys; sys.version_info = (3, 8, 1, 'final', 0); sys.argv = sys.argv[1:]; "
-               "runpy.run_path(sys.argv[0], run_name='__main__')")
+        old = (
+            "import runpy, sys; sys.version_info = (3, 8, 1, 'final', 0); sys.argv = sys.argv[1:]; "
+            "runpy.run_path(sys.argv[0], run_name='__main__')"
+        )
         python = program(self.folder, "python", f'exec "{sys.executable}" -c "{old}" "$@"')
         done = run("report", "--help", KVANT_PYTHON=str(python))
         self.assertEqual((done.returncode, done.stdout), (RUNTIME, ""))
@@ -59,7 +64,9 @@ class Door(unittest.TestCase):
         (self.folder / "kvant" / "commands").mkdir(parents=True)
         for name in ("json.py", "typing.py", "kvant/__init__.py", "kvant/commands/report.py"):
             (self.folder / name).write_text("raise SystemExit('somebody else ran')")
-        done = subprocess.run([KVANT, "report", "--help"], cwd=self.folder, capture_output=True, text=True)
+        done = subprocess.run(
+            [KVANT, "report", "--help"], cwd=self.folder, capture_output=True, text=True
+        )
         self.assertEqual((done.returncode, done.stderr), (OK, ""))
 
     def install(self):
@@ -70,8 +77,13 @@ class Door(unittest.TestCase):
         """No plotting library is there: the page has tables only, and the command says so."""
         moved = self.install()
         shutil.copytree(PACKAGE / "kvant", self.folder / "share" / "kvant" / "python" / "kvant")
-        results, page = pathlib.Path(__file__).parent / "report_results.json", self.folder / "page.html"
-        done = subprocess.run([moved, "report", "--from", results, "-o", page], capture_output=True, text=True)
+        results, page = (
+            pathlib.Path(__file__).parent / "report_results.json",
+            self.folder / "page.html",
+        )
+        done = subprocess.run(
+            [moved, "report", "--from", results, "-o", page], capture_output=True, text=True
+        )
         self.assertEqual(done.returncode, OK, done.stderr)
         self.assertIn("the page has tables only", done.stderr)
         self.assertIn('"kvant_report":1', page.read_text())
@@ -86,7 +98,9 @@ class Door(unittest.TestCase):
         with open("/dev/full", "w") as full:
             done = run("report", "--help", stdout=full)
         self.assertEqual(done.returncode, RUNTIME)
-        self.assertEqual(done.stderr, "kvant: cannot write to standard output: No space left on device\n")
+        self.assertEqual(
+            done.stderr, "kvant: cannot write to standard output: No space left on device\n"
+        )
 
     def test_command_lines(self):
         for arguments, words in [

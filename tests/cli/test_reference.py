@@ -16,8 +16,16 @@ OK, USAGE = 0, 2
 
 class Files(unittest.TestCase):
     def test_they_are_what_the_tables_say(self):
-        done = subprocess.run([sys.executable, ROOT / "scripts" / "reference.py", "--kvant", KVANT, "--check"], capture_output=True, text=True)
-        self.assertEqual((done.returncode, done.stdout, done.stderr), (OK, "", ""), "run scripts/reference.py and commit what it writes")
+        done = subprocess.run(
+            [sys.executable, ROOT / "scripts" / "reference.py", "--kvant", KVANT, "--check"],
+            capture_output=True,
+            text=True,
+        )
+        self.assertEqual(
+            (done.returncode, done.stdout, done.stderr),
+            (OK, "", ""),
+            "run scripts/reference.py and commit what it writes",
+        )
 
     def test_fields_are_described(self):
         page = (ROOT / "docs" / "kvant.1").read_text().partition(".SS kvant codecs")[2]
@@ -36,17 +44,35 @@ class Files(unittest.TestCase):
     def test_the_man_page_has_no_warnings(self):
         if shutil.which("groff") is None:
             self.skipTest("no groff")
-        done = subprocess.run(["groff", "-man", "-Tutf8", "-ww", "-rLL=100n", ROOT / "docs" / "kvant.1"], capture_output=True, text=True)
-        self.assertEqual((done.returncode, [line for line in done.stderr.splitlines() if "adjust" not in line and "break" not in line]), (OK, []))
+        done = subprocess.run(
+            ["groff", "-man", "-Tutf8", "-ww", "-rLL=100n", ROOT / "docs" / "kvant.1"],
+            capture_output=True,
+            text=True,
+        )
+        self.assertEqual(
+            (
+                done.returncode,
+                [
+                    line
+                    for line in done.stderr.splitlines()
+                    if "adjust" not in line and "break" not in line
+                ],
+            ),
+            (OK, []),
+        )
         self.assertIn("MODEL.gguf" if "MODEL.gguf" in done.stdout else "model.gguf", done.stdout)
 
 
 class Shells(unittest.TestCase):
     def completed(self, *words):
         """What bash offers for the last word."""
-        script = (f'source {COMPLETION / "kvant.bash"}; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=(); _kvant; '
-                  'printf "%s\\n" "${COMPREPLY[@]}"')
-        done = subprocess.run(["bash", "-c", script, "bash", *words], capture_output=True, text=True)
+        script = (
+            f'source {COMPLETION / "kvant.bash"}; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=(); _kvant; '
+            'printf "%s\\n" "${COMPREPLY[@]}"'
+        )
+        done = subprocess.run(
+            ["bash", "-c", script, "bash", *words], capture_output=True, text=True
+        )
         self.assertEqual((done.returncode, done.stderr), (OK, ""))
         return done.stdout.split()
 
@@ -62,9 +88,17 @@ class Shells(unittest.TestCase):
     def test_options_and_values(self):
         self.assertEqual(self.completed("kvant", "run", "--top"), ["--top-k", "--top-p"])
         self.assertEqual(self.completed("kvant", "bench", "model", "--dep"), ["--depth"])
-        self.assertEqual(self.completed("kvant", "exec", "--preset", ""), ["quality", "balanced", "small", "tiny"])
-        self.assertEqual(self.completed("kvant", "eval", "-m", "x", "--stock", "q4"), ["q4_1", "q4_0"])
-        self.assertEqual(self.completed("kvant", "eval", "-k", "trellis-"), ["trellis-2", "trellis-3", "trellis-4"])
+        self.assertEqual(
+            self.completed("kvant", "exec", "--preset", ""),
+            ["quality", "balanced", "small", "tiny"],
+        )
+        self.assertEqual(
+            self.completed("kvant", "eval", "-m", "x", "--stock", "q4"), ["q4_1", "q4_0"]
+        )
+        self.assertEqual(
+            self.completed("kvant", "eval", "-k", "trellis-"),
+            ["trellis-2", "trellis-3", "trellis-4"],
+        )
         self.assertEqual(self.completed("kvant", "report", "--long"), ["--longest"])
         self.assertEqual(self.completed("kvant", "eval", "-c", ""), [])
         self.assertEqual(self.completed("kvant", "exec", "--", "--pre"), [])
@@ -74,16 +108,29 @@ class Shells(unittest.TestCase):
             with self.subTest(shell=shell):
                 if shutil.which(shell) is None:
                     self.skipTest(f"no {shell}")
-                done = subprocess.run([shell, "-n", COMPLETION / file], capture_output=True, text=True)
+                done = subprocess.run(
+                    [shell, "-n", COMPLETION / file], capture_output=True, text=True
+                )
                 self.assertEqual((done.returncode, done.stderr), (OK, ""))
 
     def test_fish_completes(self):
         if shutil.which("fish") is None:
             self.skipTest("no fish")
-        for line, words in (("kvant ca", ["calibrate", "capture"]), ("kvant bench d", ["distortion"]), ("kvant run --top", ["--top-k", "--top-p"]),
-                            ("kvant exec --preset ", ["balanced", "quality", "small", "tiny"]), ("kvant eval -k trellis-", ["trellis-2", "trellis-3", "trellis-4"])):
-            done = subprocess.run(["fish", "-c", f"source {COMPLETION / 'kvant.fish'}; complete -C '{line}'"], capture_output=True, text=True)
-            self.assertEqual([found.split()[0] for found in done.stdout.splitlines()], words, done.stderr)
+        for line, words in (
+            ("kvant ca", ["calibrate", "capture"]),
+            ("kvant bench d", ["distortion"]),
+            ("kvant run --top", ["--top-k", "--top-p"]),
+            ("kvant exec --preset ", ["balanced", "quality", "small", "tiny"]),
+            ("kvant eval -k trellis-", ["trellis-2", "trellis-3", "trellis-4"]),
+        ):
+            done = subprocess.run(
+                ["fish", "-c", f"source {COMPLETION / 'kvant.fish'}; complete -C '{line}'"],
+                capture_output=True,
+                text=True,
+            )
+            self.assertEqual(
+                [found.split()[0] for found in done.stdout.splitlines()], words, done.stderr
+            )
 
     def test_the_command_prints_them(self):
         for shell, file in (("bash", "kvant.bash"), ("zsh", "_kvant"), ("fish", "kvant.fish")):

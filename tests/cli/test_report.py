@@ -23,7 +23,10 @@ def step(results, name):
 def presets():
     """Results with two presets in place of the codecs: sizes of 4.25 and 3.25 bits and 1 MiB that stays fp16, speeds with their spread."""
     results = copy.deepcopy(RESULTS)
-    names = {"int-4:axis=channel,group=64": ("balanced", 4.25, 0.0202), "turboquant-3": ("small", 3.25, 0.08)}
+    names = {
+        "int-4:axis=channel,group=64": ("balanced", 4.25, 0.0202),
+        "turboquant-3": ("small", 3.25, 0.08),
+    }
     for each in results["steps"]:
         for row in each["rows"]:
             row["preset"], bits, kld = names.get(row["k"], (None, None, None))
@@ -90,7 +93,11 @@ class Render(Folder):
             (["-o", self.page], USAGE, "no model given"),
             (["-o", self.page, "-f", "-"], USAGE, "standard input"),
             (["-o", self.page, "-f", __file__], USAGE, "no model given"),
-            (["-o", self.page, "-f", __file__, "-m", "/nonexistent.gguf"], RUNTIME, "/nonexistent.gguf"),
+            (
+                ["-o", self.page, "-f", __file__, "-m", "/nonexistent.gguf"],
+                RUNTIME,
+                "/nonexistent.gguf",
+            ),
             (["-o", "/nonexistent/page.html", "--from", __file__], RUNTIME, "/nonexistent"),
             (["-o", self.page, "--from", "/nonexistent.json"], RUNTIME, "/nonexistent.json"),
         ]:
@@ -142,15 +149,26 @@ class InABrowser(Folder):
             self.assertGreater(figure["rows"], 0)
             self.assertGreater(len(figure["pictures"]), 0)
             self.assertTrue(all(figure["pictures"]))
-        names = [(node["role"]["value"], node.get("name", {}).get("value")) for node in self.browser.accessible_nodes()]
+        names = [
+            (node["role"]["value"], node.get("name", {}).get("value"))
+            for node in self.browser.accessible_nodes()
+        ]
         for figure in figures:
             for picture in figure["pictures"]:
-                self.assertTrue(any(role in ("image", "img", "graphics-document") and name == picture for role, name in names), picture)
+                self.assertTrue(
+                    any(
+                        role in ("image", "img", "graphics-document") and name == picture
+                        for role, name in names
+                    ),
+                    picture,
+                )
 
     def test_every_number_is_in_the_table(self):
         self.open()
         rows = step(RESULTS, "quality")["rows"]
-        self.assertEqual(self.evaluate('document.querySelectorAll("#table tbody tr").length'), len(rows))
+        self.assertEqual(
+            self.evaluate('document.querySelectorAll("#table tbody tr").length'), len(rows)
+        )
         text = self.evaluate('document.querySelector("#table table").textContent')
         for row in rows:
             self.assertIn(f"{row['bits']:.2f}", text)
@@ -163,7 +181,9 @@ class InABrowser(Folder):
         rows = step(results, "quality")["rows"]
         numbers = rows[0]["kv_bytes"] / 2
         for row in rows:
-            row["kv_bytes"] = row["bits"] / 8 * (numbers if row["cache"] == "llama.cpp" else numbers / 2)
+            row["kv_bytes"] = (
+                row["bits"] / 8 * (numbers if row["cache"] == "llama.cpp" else numbers / 2)
+            )
         self.open(results)
         self.assertEqual(self.column(1), self.column(2))
 
@@ -172,35 +192,60 @@ class InABrowser(Folder):
         grow."""
         results = presets()
         f16 = {**step(results, "quality")["rows"][0], "ctx": 32768, "kv_bytes": 100 << 20}
-        balanced, = (row for row in step(results, "quality")["rows"] if row["preset"] == "balanced")
+        (balanced,) = (
+            row for row in step(results, "quality")["rows"] if row["preset"] == "balanced"
+        )
         quarter = {**balanced, "ctx": 32768, "filled": 25, "kv_bytes": 12 << 20}
         rows = [f16, quarter, {**balanced, "ctx": 32768, "filled": 100, "kv_bytes": 31 << 20}]
-        results["steps"].append({"name": "sizes", "command": "kvant inspect", "state": "complete",
-                                 "seconds": 0, "rows": rows})
+        results["steps"].append(
+            {
+                "name": "sizes",
+                "command": "kvant inspect",
+                "state": "complete",
+                "seconds": 0,
+                "rows": rows,
+            }
+        )
         self.open(results)
         default = self.cards()[1]
         self.assertIn("31.0 MiB at 32768 tokens, 0.31 of f16's 100", default["text"])
         self.assertTrue(default["command"].endswith("-c 32768"))
-        self.assertNotIn("is computed", self.evaluate('document.querySelector("#choose").textContent'))
+        self.assertNotIn(
+            "is computed", self.evaluate('document.querySelector("#choose").textContent')
+        )
         self.assertEqual(self.browser.complaints, [])
 
     def choose_size(self, size):
-        self.evaluate(f"""(() => {{ const s = document.querySelector("#size"); s.value = "{size}"; s.dispatchEvent(new Event("change")); }})()""")
+        self.evaluate(
+            f"""(() => {{ const s = document.querySelector("#size"); s.value = "{size}"; s.dispatchEvent(new Event("change")); }})()"""
+        )
         self.browser.settle()
 
     def test_front_is_what_nothing_beats(self):
         self.open()
         self.choose_size("bits")
         rows = [row for row in step(RESULTS, "quality")["rows"] if row["kld_mean"] > 1e-4]
-        wanted = [row for row in rows if not any(
-            other["kld_mean"] <= row["kld_mean"] and other["bits"] <= row["bits"] and other is not row for other in rows)]
-        listed = self.evaluate('[...document.querySelectorAll(".front li")].map((li) => li.textContent)')
+        wanted = [
+            row
+            for row in rows
+            if not any(
+                other["kld_mean"] <= row["kld_mean"]
+                and other["bits"] <= row["bits"]
+                and other is not row
+                for other in rows
+            )
+        ]
+        listed = self.evaluate(
+            '[...document.querySelectorAll(".front li")].map((li) => li.textContent)'
+        )
         self.assertEqual(len(listed), len(wanted))
         for row, text in zip(sorted(wanted, key=lambda row: row["bits"]), listed):
             self.assertIn(f"{row['bits']:.2f} bits", text)
 
     def column(self, i):
-        return self.evaluate(f'[...document.querySelectorAll("#table tbody tr")].map((tr) => parseFloat(tr.children[{i}].textContent))')
+        return self.evaluate(
+            f'[...document.querySelectorAll("#table tbody tr")].map((tr) => parseFloat(tr.children[{i}].textContent))'
+        )
 
     def test_sorting_by_keyboard(self):
         self.open()
@@ -210,7 +255,10 @@ class InABrowser(Folder):
         self.assertIn("codec bits", self.evaluate("document.activeElement.textContent"))
         self.browser.press("Enter", text="\r")
         self.assertEqual(self.column(1), sorted(self.column(1)))
-        self.assertEqual(self.evaluate('document.activeElement.parentElement.getAttribute("aria-sort")'), "ascending")
+        self.assertEqual(
+            self.evaluate('document.activeElement.parentElement.getAttribute("aria-sort")'),
+            "ascending",
+        )
         self.browser.press("Enter", text="\r")
         self.assertEqual(self.column(1), sorted(self.column(1), reverse=True))
         self.assertEqual(self.evaluate('document.querySelectorAll("#table [aria-sort]").length'), 1)
@@ -231,12 +279,21 @@ class InABrowser(Folder):
 
     def test_nothing_sticks_out_on_a_phone(self):
         self.open(presets(), width=360, height=740)
-        self.evaluate('document.querySelectorAll("#content details").forEach((d) => (d.open = true))')
+        self.evaluate(
+            'document.querySelectorAll("#content details").forEach((d) => (d.open = true))'
+        )
         self.browser.settle()
         self.assertEqual(self.evaluate("document.documentElement.scrollWidth"), 360)
-        widths = self.evaluate('[...document.querySelectorAll("svg[role=img], .card, td, th")].map((s) => s.getBoundingClientRect().right)')
+        widths = self.evaluate(
+            '[...document.querySelectorAll("svg[role=img], .card, td, th")].map((s) => s.getBoundingClientRect().right)'
+        )
         self.assertLessEqual(max(widths), 360)
-        self.assertEqual(self.evaluate('[...document.querySelectorAll(".scroll")].filter((e) => e.scrollWidth > e.clientWidth).length'), 0)
+        self.assertEqual(
+            self.evaluate(
+                '[...document.querySelectorAll(".scroll")].filter((e) => e.scrollWidth > e.clientWidth).length'
+            ),
+            0,
+        )
 
     def cards(self):
         return self.evaluate("""[...document.querySelectorAll("#choose .card")].map((card) => ({ title: card.querySelector("h3").textContent,
@@ -245,28 +302,53 @@ class InABrowser(Folder):
     def test_three_cards_with_commands(self):
         self.open(presets())
         unseen, default, small = self.cards()
-        self.assertEqual((unseen["title"], unseen["name"]), ("Loses nothing to be seen", "llama.cpp q8_0"))
-        self.assertEqual(unseen["command"], "kvant exec --accel -- llama-server -m SmolLM2-135M-Instruct.Q4_1.gguf -c 8192 -ctk q8_0 -ctv q8_0")
+        self.assertEqual(
+            (unseen["title"], unseen["name"]), ("Loses nothing to be seen", "llama.cpp q8_0")
+        )
+        self.assertEqual(
+            unseen["command"],
+            "kvant exec --accel -- llama-server -m SmolLM2-135M-Instruct.Q4_1.gguf -c 8192 -ctk q8_0 -ctv q8_0",
+        )
         self.assertEqual((default["title"], default["name"]), ("The default", "preset balanced"))
-        self.assertEqual(default["command"], "kvant exec -- llama-server -m SmolLM2-135M-Instruct.Q4_1.gguf -c 8192")
+        self.assertEqual(
+            default["command"],
+            "kvant exec -- llama-server -m SmolLM2-135M-Instruct.Q4_1.gguf -c 8192",
+        )
         self.assertIn("without --accel as fast as f16", unseen["text"])
         # 8192 tokens of 180 MiB at 4.25 of 16 bits, and the tokens that stay fp16: 1 MiB.
         self.assertIn("48.8 MiB at 8192 tokens, 0.27 of f16's 180", default["text"])
         self.assertIn("0.0202: 4.1 times q8_0's, 1/2 of q4_0's", default["text"])
-        self.assertIn("2.00 times f16's: 20.0 tokens/s (19.0 to 21.0) after 1024 tokens", default["text"])
+        self.assertIn(
+            "2.00 times f16's: 20.0 tokens/s (19.0 to 21.0) after 1024 tokens", default["text"]
+        )
         self.assertEqual((small["title"], small["name"]), ("Smallest usable", "preset small"))
-        self.assertEqual(small["command"], "kvant exec --preset small -- llama-server -m SmolLM2-135M-Instruct.Q4_1.gguf -c 8192")
+        self.assertEqual(
+            small["command"],
+            "kvant exec --preset small -- llama-server -m SmolLM2-135M-Instruct.Q4_1.gguf -c 8192",
+        )
         self.assertIn("as fast as f16 within the spread", small["text"])
-        self.assertIn("kvant calibrate -m SmolLM2-135M-Instruct.Q4_1.gguf -f text.txt -o SmolLM2-135M-Instruct.Q4_1.kvcal",
-                      self.evaluate('document.querySelector("#choose").textContent'))
+        self.assertIn(
+            "kvant calibrate -m SmolLM2-135M-Instruct.Q4_1.gguf -f text.txt -o SmolLM2-135M-Instruct.Q4_1.kvcal",
+            self.evaluate('document.querySelector("#choose").textContent'),
+        )
 
     def test_the_speed_of_a_stock_type_is_that_of_its_command(self):
         results = presets()
         speed = step(results, "speed")["rows"]
         for row in [row for row in speed if row["k"] == "q8_0"]:
-            speed.append({**row, "cache": "accel", "decode_tps": 17.0, "decode_low": 16.9, "decode_high": 17.1})
+            speed.append(
+                {
+                    **row,
+                    "cache": "accel",
+                    "decode_tps": 17.0,
+                    "decode_low": 16.9,
+                    "decode_high": 17.1,
+                }
+            )
         self.open(results)
-        self.assertIn("with --accel 1.70 times f16's: 17.0 tokens/s (16.9 to 17.1)", self.cards()[0]["text"])
+        self.assertIn(
+            "with --accel 1.70 times f16's: 17.0 tokens/s (16.9 to 17.1)", self.cards()[0]["text"]
+        )
 
     def test_nothing_is_recommended_that_a_stock_type_equals(self):
         results = presets()
@@ -274,44 +356,58 @@ class InABrowser(Folder):
             if row["preset"] == "balanced":
                 row.update(bits=6, kv_bytes=11796480 * 6 / 16)
             if row["preset"] == "small":  # as large as q4_0, and no better by more than its error
-                row.update(bits=4.5, kv_bytes=step(results, "quality")["rows"][2]["kv_bytes"], kld_mean=0.039)
+                row.update(
+                    bits=4.5,
+                    kv_bytes=step(results, "quality")["rows"][2]["kv_bytes"],
+                    kld_mean=0.039,
+                )
         self.open(results)
         self.assertEqual(self.cards()[2]["name"], "llama.cpp q4_0")
-        self.assertNotIn("preset small", self.evaluate('document.querySelector(".front").textContent'))
+        self.assertNotIn(
+            "preset small", self.evaluate('document.querySelector(".front").textContent')
+        )
 
     def test_presets_are_named_in_the_plot(self):
         self.open(presets())
-        words = self.evaluate('[...document.querySelectorAll("#quality svg[role=img] text")].map((t) => t.textContent)')
+        words = self.evaluate(
+            '[...document.querySelectorAll("#quality svg[role=img] text")].map((t) => t.textContent)'
+        )
         for name in ("balanced", "small", "q8_0", "q4_0"):
             self.assertIn(name, words)
 
     def boxes(self, selector):
         """(left, right, top, bottom, text) of what is drawn in the plot of quality."""
-        return self.evaluate("""[...document.querySelector("#quality svg[role=img]")
+        return self.evaluate(
+            """[...document.querySelector("#quality svg[role=img]")
             .querySelectorAll(%s)].map((e) => { const b = e.getBoundingClientRect();
-            return [b.left, b.right, b.top, b.bottom, e.textContent]; })""" % json.dumps(selector))
+            return [b.left, b.right, b.top, b.bottom, e.textContent]; })"""
+            % json.dumps(selector)
+        )
 
     def test_names_in_the_plot_are_in_nobodys_way(self):
         """On a phone, too: no name covers another one, and nothing the title of an axis. A preset
         diverges most, at the upper edge; and two caches are nearly one point, as balanced and q5_1
         were."""
+
         def apart(a, b):
             return a[1] <= b[0] or b[1] <= a[0] or a[3] <= b[2] or b[3] <= a[2]
 
         results = presets()
         rows = step(results, "quality")["rows"]
-        worst, = (row for row in rows if row["preset"] == "small")
+        (worst,) = (row for row in rows if row["preset"] == "small")
         worst.update(kld_mean=2 * max(row["kld_mean"] for row in rows), bits=2, kv_bytes=1 << 20)
-        q4, = (row for row in rows if row["k"] == row["v"] == "q4_0")
-        near, = (row for row in rows if row["preset"] == "balanced")
+        (q4,) = (row for row in rows if row["k"] == row["v"] == "q4_0")
+        (near,) = (row for row in rows if row["preset"] == "balanced")
         near.update({key: 1.02 * q4[key] for key in ("kld_mean", "bits", "kv_bytes")})
         stock = [row["k"] for row in rows if row["cache"] == "llama.cpp" and row["k"] == row["v"]]
         for width in (1280, 390, 340):
             self.open(results, width=width)
             names = self.boxes("text.point")
             titles = self.boxes('[aria-label$="axis label"] text')
-            self.assertEqual(sorted(name[4] for name in names),
-                             sorted(["balanced", "small", *(k for k in stock if k != "f16")]))
+            self.assertEqual(
+                sorted(name[4] for name in names),
+                sorted(["balanced", "small", *(k for k in stock if k != "f16")]),
+            )
             self.assertGreaterEqual(len(titles), 2)
             points = self.boxes('[aria-label="dot"] path')
             pairs = itertools.product(names + points, titles)
@@ -338,8 +434,12 @@ class InABrowser(Folder):
         q8.update(kld_se=0.01 * q8["kld_mean"])
         for row in rows:
             if row["preset"] == "small":
-                row.update(preset="quality", kld_mean=1.9 * q8["kld_mean"], bits=4.5,
-                           kv_bytes=11796480 * 4.5 / 16)
+                row.update(
+                    preset="quality",
+                    kld_mean=1.9 * q8["kld_mean"],
+                    bits=4.5,
+                    kv_bytes=11796480 * 4.5 / 16,
+                )
         self.open(results)
         card = self.cards()[0]
         self.assertEqual((card["title"], card["name"]), ("Loses little", "preset quality"))
@@ -348,7 +448,14 @@ class InABrowser(Folder):
     def test_curves_differ(self):
         results = presets()
         for i in range(12):
-            step(results, "speed")["rows"].append({**step(results, "speed")["rows"][0], "cache": "kvant", "k": f"codec-{i}", "v": f"codec-{i}"})
+            step(results, "speed")["rows"].append(
+                {
+                    **step(results, "speed")["rows"][0],
+                    "cache": "kvant",
+                    "k": f"codec-{i}",
+                    "v": f"codec-{i}",
+                }
+            )
         self.open(results)
         looks = self.evaluate("""[...document.querySelector("#speed .legend").querySelectorAll("line")].map((l) =>
             `${getComputedStyle(l).stroke} ${l.getAttribute("stroke-dasharray")}`)""")
@@ -363,7 +470,12 @@ class InABrowser(Folder):
 
     def test_totals_of_found_facts_come_first(self):
         self.open()
-        rows = [row for name in ("needle:512", "needle:1024") for row in step(RESULTS, name)["rows"] if row["k"] == row["v"] == "q8_0"]
+        rows = [
+            row
+            for name in ("needle:512", "needle:1024")
+            for row in step(RESULTS, name)["rows"]
+            if row["k"] == row["v"] == "q8_0"
+        ]
         found = sum(round(row["exact"] * row["trials"]) for row in rows)
         asked = sum(row["trials"] for row in rows)
         sentence = self.evaluate('document.querySelector("#needle p").textContent')
@@ -372,7 +484,9 @@ class InABrowser(Folder):
         self.assertFalse(self.evaluate('document.querySelector("#needle .by-place").open'))
         self.evaluate('(document.querySelector("#needle .by-place").open = true)')
         self.browser.settle()
-        self.assertEqual(self.evaluate('document.querySelectorAll("#needle .maps svg[role=img]").length'), 5)
+        self.assertEqual(
+            self.evaluate('document.querySelectorAll("#needle .maps svg[role=img]").length'), 5
+        )
 
     def test_copying_selects_the_command(self):
         self.open(presets())
@@ -383,13 +497,22 @@ class InABrowser(Folder):
         self.open(width=1200)
         self.browser.look(width=500)
         self.browser.settle()
-        self.assertLessEqual(self.evaluate('document.querySelector("#quality svg[role=img]").getBoundingClientRect().width'), 500)
+        self.assertLessEqual(
+            self.evaluate(
+                'document.querySelector("#quality svg[role=img]").getBoundingClientRect().width'
+            ),
+            500,
+        )
 
     def test_paper_shows_all_tables(self):
         self.open(scheme="dark", media="print")
-        self.assertEqual(self.evaluate("getComputedStyle(document.body).backgroundColor"), "rgb(255, 255, 255)")
+        self.assertEqual(
+            self.evaluate("getComputedStyle(document.body).backgroundColor"), "rgb(255, 255, 255)"
+        )
         self.evaluate('window.dispatchEvent(new Event("beforeprint"))')
-        self.assertEqual(self.evaluate('document.querySelectorAll("details:not([open])").length'), 0)
+        self.assertEqual(
+            self.evaluate('document.querySelectorAll("details:not([open])").length'), 0
+        )
 
     def test_the_other_size(self):
         self.open()
@@ -401,14 +524,46 @@ class InABrowser(Folder):
 
     def test_layers_of_kvant_tune(self):
         results = copy.deepcopy(RESULTS)
-        sites = [{"setting": None, "layer": layer, "role": role, "spec": "int-4", "site_bits": 4.5, "probe_kld": 0.01 * (layer + 1)}
-                 for layer in range(3) for role in "KV"]
-        rows = [{"setting": "tuned", "k": "several", "v": "several", "bits": 4.1, "kld_mean": 0.02, "layer": None}, *sites]
-        results["steps"].append({"name": "sensitivity", "command": "kvant tune", "state": "complete", "seconds": 0, "rows": rows})
+        sites = [
+            {
+                "setting": None,
+                "layer": layer,
+                "role": role,
+                "spec": "int-4",
+                "site_bits": 4.5,
+                "probe_kld": 0.01 * (layer + 1),
+            }
+            for layer in range(3)
+            for role in "KV"
+        ]
+        rows = [
+            {
+                "setting": "tuned",
+                "k": "several",
+                "v": "several",
+                "bits": 4.1,
+                "kld_mean": 0.02,
+                "layer": None,
+            },
+            *sites,
+        ]
+        results["steps"].append(
+            {
+                "name": "sensitivity",
+                "command": "kvant tune",
+                "state": "complete",
+                "seconds": 0,
+                "rows": rows,
+            }
+        )
         self.open(results)
-        self.assertEqual(self.evaluate('document.querySelectorAll("#layers figure tbody tr").length'), 6)
+        self.assertEqual(
+            self.evaluate('document.querySelectorAll("#layers figure tbody tr").length'), 6
+        )
         self.assertIn("tuned", self.evaluate('document.querySelector("#layers").textContent'))
-        self.assertEqual(self.evaluate('document.querySelectorAll("#layers svg[role=img]").length'), 1)
+        self.assertEqual(
+            self.evaluate('document.querySelectorAll("#layers svg[role=img]").length'), 1
+        )
         self.assertEqual(self.browser.complaints, [])
 
     def test_names_are_text(self):
@@ -423,12 +578,16 @@ class InABrowser(Folder):
         self.assertEqual(self.browser.complaints, [])
 
     def test_what_is_missing_is_said(self):
-        for results in ({"kvant_report": 1, "about": {}, "steps": []},
-                        {**RESULTS, "complete": False, "steps": [step(RESULTS, "quality")]}):
+        for results in (
+            {"kvant_report": 1, "about": {}, "steps": []},
+            {**RESULTS, "complete": False, "steps": [step(RESULTS, "quality")]},
+        ):
             self.open(results)
             self.assertEqual(self.browser.complaints, [])
             self.assertIn("This report is partial", self.evaluate("document.body.textContent"))
-            self.assertIn("Not measured", self.evaluate('document.querySelector("#needle").textContent'))
+            self.assertIn(
+                "Not measured", self.evaluate('document.querySelector("#needle").textContent')
+            )
 
 
 if __name__ == "__main__":

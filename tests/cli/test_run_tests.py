@@ -55,11 +55,16 @@ class RunTests(unittest.TestCase):
         (root / "CMakeLists.txt").write_text(PROJECT)
         (root / "levels").write_text("x" * 5000 + "\n[ RUN      ] one\nskipped: CPU level avx9\n")
         (root / "cases.py").write_text(CASES)
-        subprocess.run(["cmake", "-S", root, "-B", root / "build", *options], check=True, capture_output=True)
-        return subprocess.run([sys.executable, "-B", SCRIPTS / "run_tests.py", root / "build", "-j", "2"],
-                              capture_output=True, text=True,
-                              env={name: value for name, value in os.environ.items()
-                                   if name != "GOMP_SPINCOUNT"} | environment)
+        subprocess.run(
+            ["cmake", "-S", root, "-B", root / "build", *options], check=True, capture_output=True
+        )
+        return subprocess.run(
+            [sys.executable, "-B", SCRIPTS / "run_tests.py", root / "build", "-j", "2"],
+            capture_output=True,
+            text=True,
+            env={name: value for name, value in os.environ.items() if name != "GOMP_SPINCOUNT"}
+            | environment,
+        )
 
     def test_openmp_threads_spin_briefly(self):
         self.assertEqual(self.run_tests("-DSPIN=5000").returncode, 0)
@@ -69,23 +74,32 @@ class RunTests(unittest.TestCase):
         done = self.run_tests()
         self.assertEqual(done.returncode, 0, done.stdout)
         said = done.stdout[done.stdout.index("Not tested on this machine:") :].splitlines()
-        self.assertEqual(said, [
-            "Not tested on this machine:",
-            "  gpu: no CUDA device",
-            "  CPU level avx9 (levels, levels2)",
-            "  test_disk: no 'disk' either (cases)",
-            "  test_mount: nobody mounts here (cases)",
-            "",
-            "4 passed, 0 failed, 1 skipped",
-        ])
+        self.assertEqual(
+            said,
+            [
+                "Not tested on this machine:",
+                "  gpu: no CUDA device",
+                "  CPU level avx9 (levels, levels2)",
+                "  test_disk: no 'disk' either (cases)",
+                "  test_mount: nobody mounts here (cases)",
+                "",
+                "4 passed, 0 failed, 1 skipped",
+            ],
+        )
 
     def test_failures_are_listed_and_fail(self):
         done = self.run_tests("-DBAD=ON")
         self.assertNotEqual(done.returncode, 0)
-        self.assertTrue(done.stdout.endswith("Failed:\n  bad\n\n4 passed, 1 failed, 1 skipped\n"), done.stdout)
+        self.assertTrue(
+            done.stdout.endswith("Failed:\n  bad\n\n4 passed, 1 failed, 1 skipped\n"), done.stdout
+        )
 
     def test_a_folder_without_tests(self):
-        done = subprocess.run([sys.executable, "-B", SCRIPTS / "run_tests.py", "/nonexistent"], capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-B", SCRIPTS / "run_tests.py", "/nonexistent"],
+            capture_output=True,
+            text=True,
+        )
         self.assertEqual(done.returncode, 2)
         self.assertIn("usage", done.stderr)
 

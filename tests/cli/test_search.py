@@ -18,7 +18,12 @@ DIM, N = 24, 200
 def npy(rows, descr="<f4", order="False"):
     head = f"{{'descr': '{descr}', 'fortran_order': {order}, 'shape': ({len(rows)}, {len(rows[0])}), }}"
     head += " " * (-(len(head) + 11) % 64) + "\n"
-    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(head)) + head.encode() + b"".join(struct.pack(f"<{len(r)}f", *r) for r in rows)
+    return (
+        b"\x93NUMPY\x01\x00"
+        + struct.pack("<H", len(head))
+        + head.encode()
+        + b"".join(struct.pack(f"<{len(r)}f", *r) for r in rows)
+    )
 
 
 def fvecs(rows):
@@ -26,11 +31,15 @@ def fvecs(rows):
 
 
 def fbin(rows):
-    return struct.pack("<II", len(rows), len(rows[0])) + b"".join(struct.pack(f"<{len(r)}f", *r) for r in rows)
+    return struct.pack("<II", len(rows), len(rows[0])) + b"".join(
+        struct.pack(f"<{len(r)}f", *r) for r in rows
+    )
 
 
 def closest(rows, query, k):
-    return sorted(range(len(rows)), key=lambda i: -math.fsum(a * b for a, b in zip(rows[i], query)))[:k]
+    return sorted(
+        range(len(rows)), key=lambda i: -math.fsum(a * b for a, b in zip(rows[i], query))
+    )[:k]
 
 
 class Search(unittest.TestCase):
@@ -39,7 +48,10 @@ class Search(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.folder = pathlib.Path(folder.name)
         rng = random.Random(5)
-        self.rows = [[struct.unpack("<f", struct.pack("<f", rng.gauss(0, 1)))[0] for _ in range(DIM)] for _ in range(N)]
+        self.rows = [
+            [struct.unpack("<f", struct.pack("<f", rng.gauss(0, 1)))[0] for _ in range(DIM)]
+            for _ in range(N)
+        ]
         self.base = self.write("base.npy", npy(self.rows))
         self.index = self.folder / "base.kvidx"
 
@@ -54,20 +66,52 @@ class Search(unittest.TestCase):
 
     def test_every_kind_of_file(self):
         wanted = [closest(self.rows, query, 3) for query in self.rows[:4]]
-        for name, content in (("a.npy", npy(self.rows)), ("a.fvecs", fvecs(self.rows)), ("a.fbin", fbin(self.rows))):
-            done = run("search", "build", self.write(name, content), self.index, "--json", "-c", "turboquant-8")
+        for name, content in (
+            ("a.npy", npy(self.rows)),
+            ("a.fvecs", fvecs(self.rows)),
+            ("a.fbin", fbin(self.rows)),
+        ):
+            done = run(
+                "search",
+                "build",
+                self.write(name, content),
+                self.index,
+                "--json",
+                "-c",
+                "turboquant-8",
+            )
             self.assertEqual(done.returncode, OK, done.stderr)
             info = json.loads(done.stdout)[0]
-            self.assertEqual((info["vectors"], info["dim"], info["bytes_per_vector"], info["id_bytes"]), (N, DIM, DIM + 4, 0))
+            self.assertEqual(
+                (info["vectors"], info["dim"], info["bytes_per_vector"], info["id_bytes"]),
+                (N, DIM, DIM + 4, 0),
+            )
             self.assertEqual(self.index.stat().st_size, info["file_bytes"])
-            found = json.loads(run("search", "query", self.index, self.base, "-k", "3", "-n", "4", "--verify", "--json").stdout)
-            self.assertEqual([[row["id"] for row in found if row["query"] == q] for q in range(4)], wanted)
+            found = json.loads(
+                run(
+                    "search",
+                    "query",
+                    self.index,
+                    self.base,
+                    "-k",
+                    "3",
+                    "-n",
+                    "4",
+                    "--verify",
+                    "--json",
+                ).stdout
+            )
+            self.assertEqual(
+                [[row["id"] for row in found if row["query"] == q] for q in range(4)], wanted
+            )
             self.assertEqual([row["rank"] for row in found], [1, 2, 3] * 4)
 
     def test_bytes(self):
         rows = [[i % 7, i // 7 % 7, 3] for i in range(49)]
-        for name, content in (("b.u8bin", struct.pack("<II", 49, 3) + bytes(sum(rows, []))),
-                              ("b.bvecs", b"".join(struct.pack("<i", 3) + bytes(row) for row in rows))):
+        for name, content in (
+            ("b.u8bin", struct.pack("<II", 49, 3) + bytes(sum(rows, []))),
+            ("b.bvecs", b"".join(struct.pack("<i", 3) + bytes(row) for row in rows)),
+        ):
             path = self.write(name, content)
             done = run("search", "build", path, self.index, "--metric", "l2", "-c", "turboquant-8")
             self.assertEqual(done.returncode, OK, done.stderr)
@@ -75,15 +119,46 @@ class Search(unittest.TestCase):
             self.assertGreater(sum(row["query"] == row["id"] for row in found), 40)
 
     def test_eval(self):
-        done = run("search", "eval", self.base, self.base, "-c", "turboquant-8", "-c", "turboquant-1", "-c", "turboquant-2:dims=8",
-                   "-k", "5", "-n", "50", "--json")
+        done = run(
+            "search",
+            "eval",
+            self.base,
+            self.base,
+            "-c",
+            "turboquant-8",
+            "-c",
+            "turboquant-1",
+            "-c",
+            "turboquant-2:dims=8",
+            "-k",
+            "5",
+            "-n",
+            "50",
+            "--json",
+        )
         self.assertEqual(done.returncode, OK, done.stderr)
         rows = json.loads(done.stdout)
-        self.assertEqual([row["codec"] for row in rows], ["turboquant-8", "turboquant-1", "turboquant-2:dims=8"])
+        self.assertEqual(
+            [row["codec"] for row in rows], ["turboquant-8", "turboquant-1", "turboquant-2:dims=8"]
+        )
         self.assertGreater(rows[0]["recall"], 0.95)
         self.assertGreater(rows[0]["recall"], rows[1]["recall"])
         self.assertEqual([row["queries"] for row in rows], [50] * 3)
-        exact = json.loads(run("search", "eval", self.base, self.base, "-c", "turboquant-1", "-m", "l2", "--rerank", N, "--json").stdout)
+        exact = json.loads(
+            run(
+                "search",
+                "eval",
+                self.base,
+                self.base,
+                "-c",
+                "turboquant-1",
+                "-m",
+                "l2",
+                "--rerank",
+                N,
+                "--json",
+            ).stdout
+        )
         self.assertEqual(exact[0]["recall"], 1)
 
     def test_damaged_files(self):
@@ -127,30 +202,70 @@ class Search(unittest.TestCase):
         self.said("one word too many", "eval", self.base, self.base, self.base, code=USAGE)
         self.said("there is no codec 'float'", "build", self.base, self.index, "-c", "float-4")
         self.said("ip, cosine or l2", "build", self.base, self.index, "-m", "dot")
-        self.said("one codec", "build", self.base, self.index, "-c", "turboquant-4", "-c", "turboquant-2")
+        self.said(
+            "one codec", "build", self.base, self.index, "-c", "turboquant-4", "-c", "turboquant-2"
+        )
         self.assertEqual(run("search", "build", self.base, self.index).returncode, OK)
-        self.said("queries have 2 dimensions, vectors 24", "query", self.index, self.write("q.fvecs", fvecs([[1, 2]])))
+        self.said(
+            "queries have 2 dimensions, vectors 24",
+            "query",
+            self.index,
+            self.write("q.fvecs", fvecs([[1, 2]])),
+        )
         self.said("query takes no --metric", "query", self.index, self.base, "-m", "l2", code=USAGE)
-        self.said("build takes no --neighbors", "build", self.base, self.index, "-k", "3", code=USAGE)
+        self.said(
+            "build takes no --neighbors", "build", self.base, self.index, "-k", "3", code=USAGE
+        )
         self.said("cpu or cuda", "query", self.index, self.base, "--device", "gpu", code=USAGE)
         self.said("rows=int8", "query", self.index, self.base, "--rerank", "20")
 
     def test_allowed_ids(self):
         self.assertEqual(run("search", "build", self.base, self.index).returncode, OK)
-        found = json.loads(run("search", "query", self.index, self.base, "-n", "2", "--json", "--allow",
-                               self.write("ids", b" 7\n\n150\r\n99999\n7")).stdout)
-        self.assertEqual([sorted(row["id"] for row in found if row["query"] == q) for q in range(2)], [[7, 150]] * 2)
-        for content, words in ((b"7\nx1\n", "line 2: 'x1' is not an id"), (b"-7", "not from 0"), (b"99999999999999999999", "not from 0")):
+        found = json.loads(
+            run(
+                "search",
+                "query",
+                self.index,
+                self.base,
+                "-n",
+                "2",
+                "--json",
+                "--allow",
+                self.write("ids", b" 7\n\n150\r\n99999\n7"),
+            ).stdout
+        )
+        self.assertEqual(
+            [sorted(row["id"] for row in found if row["query"] == q) for q in range(2)],
+            [[7, 150]] * 2,
+        )
+        for content, words in (
+            (b"7\nx1\n", "line 2: 'x1' is not an id"),
+            (b"-7", "not from 0"),
+            (b"99999999999999999999", "not from 0"),
+        ):
             self.said(words, "query", self.index, self.base, "--allow", self.write("ids", content))
 
     @unittest.skipUnless(os.environ.get("CUDA_HOST"), "no stand-in for a GPU")
     def test_on_a_gpu(self):
         gpu = {"KVANT_CUDA_LIBRARY": os.environ["CUDA_HOST"]}
-        self.assertEqual(run("search", "build", self.base, self.index, "-c", "trellis-2").returncode, OK)
+        self.assertEqual(
+            run("search", "build", self.base, self.index, "-c", "trellis-2").returncode, OK
+        )
         ask = ("search", "query", self.index, self.base, "-n", "20", "--json")
         found = run(*ask, "--device", "cuda", **gpu)
         self.assertEqual((found.returncode, found.stdout), (OK, run(*ask).stdout), found.stderr)
-        measured = run("search", "eval", self.base, self.base, "-c", "turboquant-4", "--device", "cuda", "--json", **gpu)
+        measured = run(
+            "search",
+            "eval",
+            self.base,
+            self.base,
+            "-c",
+            "turboquant-4",
+            "--device",
+            "cuda",
+            "--json",
+            **gpu,
+        )
         self.assertEqual(json.loads(measured.stdout)[0]["device"], "cuda")
         missing = run(*ask, "--device", "cuda", KVANT_CUDA_LIBRARY="/nowhere.so")
         self.assertEqual((missing.returncode, missing.stdout), (RUNTIME, ""))

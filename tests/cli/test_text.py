@@ -12,7 +12,15 @@ MANUAL = pathlib.Path(__file__).resolve().parents[2] / "tools" / "manual.txt"
 # The first and the last numbers beyond U+10FFFF that four bytes can hold, and a longer text that has one at byte 6.
 BEYOND = [b"\xf4\x90\x80\x80", b"\xf7\xbf\xbf\xbf", b"before\xf5\x80\x80\x80after " * 3]
 # Malformed as well, but llama.cpp replaces these bytes.
-TAKEN = [b"\xf4\x8f\xbf\xbf", b"\xf4\x90\x80", b"\xf5\x80", b"\xed\xa0\x80", b"\xc0\x80", b"\xff\xfe\x80", b"caf\xe9"]
+TAKEN = [
+    b"\xf4\x8f\xbf\xbf",
+    b"\xf4\x90\x80",
+    b"\xf5\x80",
+    b"\xed\xa0\x80",
+    b"\xc0\x80",
+    b"\xff\xfe\x80",
+    b"caf\xe9",
+]
 
 
 class Manual(unittest.TestCase):
@@ -21,8 +29,10 @@ class Manual(unittest.TestCase):
     @unittest.skipUnless(SRC, "built without llama.cpp's headers")
     def test_it_is_frozen(self):
         text = MANUAL.read_bytes()
-        self.assertEqual(hashlib.sha256(text).hexdigest(),
-                         "22ed91fb02da67bc4b84b415d3dc4652071199b175777deadf9e9a6daa883afe")
+        self.assertEqual(
+            hashlib.sha256(text).hexdigest(),
+            "22ed91fb02da67bc4b84b415d3dc4652071199b175777deadf9e9a6daa883afe",
+        )
         self.assertIn(text, pathlib.Path(KVANT).read_bytes())
 
 
@@ -45,11 +55,16 @@ class BeyondUnicode(unittest.TestCase):
     def test_every_command_with_a_text(self):
         self.text.write_bytes(b"An ordinary beginning.\n" * 200 + b"\xf4\x90\x80\x80")
         text, offset = self.text, 200 * 23
-        for arguments in (["eval", "-f", text, "-c", 64], ["needle", "-f", text, "-c", 256],
-                          ["run", "-f", text], ["calibrate", "-f", text, "-o", self.out],
-                          ["capture", "-f", text, "-o", self.out], ["report", "-f", text, "-o", self.out, "-c", 64],
-                          ["tune", "-f", text, "-o", self.out, "--bits", 4],
-                          ["tune", "-f", "kvant:manual", "--report-text", text, "-o", self.out, "--bits", 4]):
+        for arguments in (
+            ["eval", "-f", text, "-c", 64],
+            ["needle", "-f", text, "-c", 256],
+            ["run", "-f", text],
+            ["calibrate", "-f", text, "-o", self.out],
+            ["capture", "-f", text, "-o", self.out],
+            ["report", "-f", text, "-o", self.out, "-c", 64],
+            ["tune", "-f", text, "-o", self.out, "--bits", 4],
+            ["tune", "-f", "kvant:manual", "--report-text", text, "-o", self.out, "--bits", 4],
+        ):
             with self.subTest(arguments=arguments):
                 self.refused(run(*arguments, "-m", SMALL), text, offset, "f4 90 80 80")
                 self.assertEqual([path.name for path in self.folder.iterdir()], ["text.txt"])
@@ -63,12 +78,18 @@ class BeyondUnicode(unittest.TestCase):
                 self.refused(run("run", "-m", SMALL, "-p", words), "-p", offset, said)
                 self.text.write_bytes(text)
                 with open(self.text, encoding="utf-8", errors="surrogateescape") as stdin:
-                    done = run("run", "-m", SMALL, "-f", "-", stdin=stdin.read(), errors="surrogateescape")
+                    done = run(
+                        "run", "-m", SMALL, "-f", "-", stdin=stdin.read(), errors="surrogateescape"
+                    )
                 self.refused(done, "standard input", offset, said)
 
     def test_binary_files_are_refused(self):
         self.text.write_bytes(b"GGUF\x03\x00\x00\x00 and so on")
-        for arguments in ["eval", "-f", self.text], ["run", "-f", self.text], ["calibrate", "-f", self.text, "-o", self.out]:
+        for arguments in (
+            ["eval", "-f", self.text],
+            ["run", "-f", self.text],
+            ["calibrate", "-f", self.text, "-o", self.out],
+        ):
             done = run(*arguments, "-m", SMALL)
             self.assertEqual((done.returncode, done.stdout), (RUNTIME, ""))
             self.assertIn(f"{self.text}: no text, byte 5 is 0 as in binary files", done.stderr)
@@ -77,7 +98,18 @@ class BeyondUnicode(unittest.TestCase):
         for text in TAKEN:
             with self.subTest(text=text):
                 self.text.write_bytes(text)
-                done = run("run", "-m", SMALL, "-f", self.text, "-n", "1", "--stock", "f16", errors="replace")
+                done = run(
+                    "run",
+                    "-m",
+                    SMALL,
+                    "-f",
+                    self.text,
+                    "-n",
+                    "1",
+                    "--stock",
+                    "f16",
+                    errors="replace",
+                )
                 self.assertEqual(done.returncode, OK, done.stderr)
 
 

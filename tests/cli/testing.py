@@ -33,7 +33,9 @@ def command(*arguments):
 def run(*arguments, stdin=None, stdout=subprocess.PIPE, timeout=300, errors=None, **environment):
     """The finished process. The caller's own kvant settings must not leak into what is tested."""
     env = {
-        name: value for name, value in os.environ.items() if not name.startswith(("KVANT", "GGML", "LLAMA_"))
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("KVANT", "GGML", "LLAMA_"))
     }
     if PLUGIN:
         env["KVANT_PLUGIN"] = PLUGIN

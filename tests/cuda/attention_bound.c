@@ -82,7 +82,8 @@ static const float *tables_of(const kvant_cuda_codec *codec)
 
 static bool has_chunks(const kvant_cuda_codec *codec)
 {
-    return kvant_cuda_has_chunks(&codec->params) || codec->params.decoder == KVANT_CUDA_OCTOPUS_SPLITS ||
+    return kvant_cuda_has_chunks(&codec->params) ||
+           codec->params.decoder == KVANT_CUDA_OCTOPUS_SPLITS ||
            codec->params.decoder == KVANT_CUDA_HQMQ_SIZES;
 }
 
@@ -105,14 +106,16 @@ static double step_error(const kvant_cuda_codec *codec)
     const kvant_cuda_params *p = &codec->params;
     const bool known = p->kind == KVANT_CUDA_HQMQ_S96R4 || p->kind == KVANT_CUDA_HQMQ_S192R6;
     double worst = known ? direction_error(&codec->book) : 0;
-    if (p->decoder == KVANT_CUDA_HQMQ_SIZES) /* pairs of different sizes have kernels of any sizes */
+    if (p->decoder ==
+        KVANT_CUDA_HQMQ_SIZES) /* pairs of different sizes have kernels of any sizes */
         worst = fmax(worst, codeword_error(codec));
     if (worst > 0)
         return worst * ((1 << codec->general.view.chunks.length_bits) - 1);
-    const bool codebook = p->codes == KVANT_CUDA_CODES_CODEBOOK && p->kind != KVANT_CUDA_CODEBOOK_WIDE;
+    const bool codebook =
+        p->codes == KVANT_CUDA_CODES_CODEBOOK && p->kind != KVANT_CUDA_CODEBOOK_WIDE;
     for (uint32_t i = 0; codebook && i < 1u << p->bits; i++)
-        worst =
-            fmax(worst, fabs(p->values[i] - p->step * ((p->bytes[i / 4] >> 8 * (i % 4) & 255) - (double)p->bias)));
+        worst = fmax(worst, fabs(p->values[i] - p->step * ((p->bytes[i / 4] >> 8 * (i % 4) & 255) -
+                                                           (double)p->bias)));
     return worst;
 }
 
@@ -127,16 +130,20 @@ static double half_at(const kvant_cuda_params *p, const uint8_t *page, uint32_t 
     return fabs(kvant_half_to_float(((const uint16_t *)(page + p->metadata_offset))[i]));
 }
 
-static void grow(const kvant_cuda_params *p, const uint8_t *page, uint32_t i, double *scale, double *zero)
+static void grow(const kvant_cuda_params *p, const uint8_t *page, uint32_t i, double *scale,
+                 double *zero)
 {
     const bool signed_scale = ((const uint16_t *)(page + p->metadata_offset))[i] >> 15,
-               zeros = p->hybrid ? signed_scale : p->codes == KVANT_CUDA_CODES_UNIFORM && !p->symmetric;
+               zeros =
+                   p->hybrid ? signed_scale : p->codes == KVANT_CUDA_CODES_UNIFORM && !p->symmetric;
     *scale = fmax(*scale, half_at(p, page, i));
-    *zero = fmax(*zero, zeros ? half_at(p, page, p->n_scales + i) : fabs(p->offset) * half_at(p, page, i));
+    *zero = fmax(*zero,
+                 zeros ? half_at(p, page, p->n_scales + i) : fabs(p->offset) * half_at(p, page, i));
 }
 
 /* valid: tokens of the page that are there. */
-static sizes sizes_of(const kvant_cuda_codec *codec, const uint8_t *page, uint32_t token, uint32_t valid)
+static sizes sizes_of(const kvant_cuda_codec *codec, const uint8_t *page, uint32_t token,
+                      uint32_t valid)
 {
     const kvant_cuda_params *p = &codec->params;
     const uint32_t group = codec->any.group;
@@ -165,7 +172,8 @@ typedef struct rows_of_page {
 /* No tile kernels serve it. */
 static bool is_any(const fixture *f)
 {
-    return kvant_cuda_needs_any(&f->cache.gpu_k->params) || kvant_cuda_needs_any(&f->cache.gpu_v->params);
+    return kvant_cuda_needs_any(&f->cache.gpu_k->params) ||
+           kvant_cuda_needs_any(&f->cache.gpu_v->params);
 }
 
 /* The largest number of a token's centroid. */
@@ -184,11 +192,13 @@ static double centroid_size(const kvant_cuda_codec *codec, const located *at, ui
 static bool may_decode(const fixture *f)
 {
     const kvant_cuda_params *k = &f->cache.gpu_k->params, *v = &f->cache.gpu_v->params;
-    return kvant_cuda_knows(k->head_dim) && (k->decoder || !kvant_cuda_needs_any(k)) && (v->decoder || !kvant_cuda_needs_any(v));
+    return kvant_cuda_knows(k->head_dim) && (k->decoder || !kvant_cuda_needs_any(k)) &&
+           (v->decoder || !kvant_cuda_needs_any(v));
 }
 
 /* Of any/: what a number of a rotated tile is wrong by beside 2^-11 of itself; length: of the row. */
-static double rotated_error(const kvant_cuda_codec *codec, const located *at, uint32_t token, double length)
+static double rotated_error(const kvant_cuda_codec *codec, const located *at, uint32_t token,
+                            double length)
 {
     const kvant_general_view *view = &codec->general.view;
     if (at->open || !kvant_cuda_is_general(&codec->params))
@@ -199,7 +209,8 @@ static double rotated_error(const kvant_cuda_codec *codec, const located *at, ui
         return 14 * 0x1p-29 * length;
     if (!view->sketched)
         return view->kind == KVANT_GENERAL_TIERS ? 3.01 * 0x1p-11 * length : 0;
-    const double norm = kvant_half_to_float(((const uint16_t *)((const uint8_t *)at->page + view->sketch_norms))[token]);
+    const double norm = kvant_half_to_float(
+        ((const uint16_t *)((const uint8_t *)at->page + view->sketch_norms))[token]);
     return 0x1p-10 * 1.2533142 * norm * 1.5 * sqrt(codec->params.head_dim);
 }
 
@@ -212,29 +223,39 @@ static double roundings(const kvant_cuda_codec *codec, const located *at)
         return 1;
     if (codec->params.decoder == KVANT_CUDA_OCTOPUS_SPLITS)
         return 5.02;
-    return view->sketched ? 2 : view->kind == KVANT_GENERAL_DIRECTIONS ? 3.01 : view->kind == KVANT_GENERAL_POLAR ? 14.1 : 1;
+    return view->sketched                           ? 2
+           : view->kind == KVANT_GENERAL_DIRECTIONS ? 3.01
+           : view->kind == KVANT_GENERAL_POLAR      ? 14.1
+                                                    : 1;
 }
 
 /* What bytes of directions are wrong by, in kernels of any/. */
-static double byte_error(const kvant_cuda_codec *codec, double error, const located *at, uint32_t token)
+static double byte_error(const kvant_cuda_codec *codec, double error, const located *at,
+                         uint32_t token)
 {
-    return at->open || codec->params.decoder != KVANT_CUDA_HQMQ_SIZES ? 0 : error * half_at(&codec->params, at->page, token);
+    return at->open || codec->params.decoder != KVANT_CUDA_HQMQ_SIZES
+               ? 0
+               : error * half_at(&codec->params, at->page, token);
 }
 
 /* The arithmetic for a codec. */
 static units_kind units_for(units_kind units, const kvant_cuda_codec *codec)
 {
-    return units == ROW_UNITS && codec->params.codes == KVANT_CUDA_CODES_UNIFORM ? PAGE_UNITS : units;
+    return units == ROW_UNITS && codec->params.codes == KVANT_CUDA_CODES_UNIFORM ? PAGE_UNITS
+                                                                                 : units;
 }
 
 /* The units of unpack.cuh, and of any/ for the scales of one token: a power of two above the page's scales, whose zero points are at most 2^23 times as
  * large. Zero points stand in the unit too and have to stay within fp16's 2^16, so the unit is 2^9 times that
  * power (2^14 for the zero point, another bit for the number). Symmetric codes of 5 to 7 bits have none: 2, and
  * numbers of at most 2^7. */
-static double unit_of(const fixture *f, const kvant_cuda_codec *codec, const uint8_t *page, uint32_t token, uint32_t valid)
+static double unit_of(const fixture *f, const kvant_cuda_codec *codec, const uint8_t *page,
+                      uint32_t token, uint32_t valid)
 {
     const kvant_cuda_params *p = &codec->params;
-    const uint32_t n = p->codes == KVANT_CUDA_CODES_UNIFORM ? p->n_scales : p->codes == KVANT_CUDA_CODES_GENERAL ? 0 : 64;
+    const uint32_t n = p->codes == KVANT_CUDA_CODES_UNIFORM   ? p->n_scales
+                       : p->codes == KVANT_CUDA_CODES_GENERAL ? 0
+                                                              : 64;
     const uint32_t group = codec->any.group;
     const bool any = is_any(f);
     double top = 0;
@@ -249,8 +270,10 @@ static double unit_of(const fixture *f, const kvant_cuda_codec *codec, const uin
     }
     const double above = fmax(top > 0 ? exp2(floor(log2(top)) + 1) : 0, 0x1p-24);
     switch (p->codes) {
-    case KVANT_CUDA_CODES_CODEBOOK: return p->kind == KVANT_CUDA_CODEBOOK_WIDE ? 2 * above : 0x1p9 * above * p->step;
-    case KVANT_CUDA_CODES_UNIFORM: return (p->bits > 4 && p->bits < 8 && p->symmetric && !any ? 2 : 0x1p9) * above;
+    case KVANT_CUDA_CODES_CODEBOOK:
+        return p->kind == KVANT_CUDA_CODEBOOK_WIDE ? 2 * above : 0x1p9 * above * p->step;
+    case KVANT_CUDA_CODES_UNIFORM:
+        return (p->bits > 4 && p->bits < 8 && p->symmetric && !any ? 2 : 0x1p9) * above;
     case KVANT_CUDA_CODES_TRELLIS: return p->memory == 8 ? 0x1p9 * above * p->step : above;
     case KVANT_CUDA_CODES_QUATERNIONS: return above * 0x1p-9;
     default: return above;
@@ -261,7 +284,9 @@ static double unit_of(const fixture *f, const kvant_cuda_codec *codec, const uin
  * quaternions are products of a direction times 2^15 and of a radius of at most 1, or times up to 2^12 / 2^-9. */
 static double length_range(const kvant_cuda_params *p)
 {
-    return p->codes == KVANT_CUDA_CODES_TRIPLETS ? 8 : p->codes == KVANT_CUDA_CODES_QUATERNIONS ? 0x1p20 : 1;
+    return p->codes == KVANT_CUDA_CODES_TRIPLETS      ? 8
+           : p->codes == KVANT_CUDA_CODES_QUATERNIONS ? 0x1p20
+                                                      : 1;
 }
 
 /* Decodes the page that holds token t when t is its first. */
@@ -277,7 +302,8 @@ static const float *row_at(const fixture *f, kvant_role role, uint32_t b, int32_
     }
     const kvant_cuda_codec *codec = role == KVANT_ROLE_K ? f->cache.gpu_k : f->cache.gpu_v;
     if (t % 64 == 0 || is_any(f)) {
-        page->unit = page->at.open ? 1 : unit_of(f, codec, page->at.page, (uint32_t)t % 64, page->valid);
+        page->unit =
+            page->at.open ? 1 : unit_of(f, codec, page->at.page, (uint32_t)t % 64, page->valid);
         page->resolution = page->at.open ? 0 : 0x1p-23 * page->unit * length_range(&codec->params);
     }
     return page->rows + (uint32_t)t % 64 * d;
@@ -291,9 +317,11 @@ static double largest_code(const kvant_cuda_codec *codec)
     const kvant_general_view *view = &codec->general.view;
     const uint32_t largest = (1u << view->chunks.length_bits) - 1;
     if (has_chunks(codec))
-        return view->kind == KVANT_GENERAL_TRIPLETS ? tables_of(codec)[view->chunks.norm + largest] : (float)largest;
-    return p->codes == KVANT_CUDA_CODES_CODEBOOK || p->codes == KVANT_CUDA_CODES_TRELLIS ? 255 * p->step
-                                                                                         : p->levels * 2 + 2;
+        return view->kind == KVANT_GENERAL_TRIPLETS ? tables_of(codec)[view->chunks.norm + largest]
+                                                    : (float)largest;
+    return p->codes == KVANT_CUDA_CODES_CODEBOOK || p->codes == KVANT_CUDA_CODES_TRELLIS
+               ? 255 * p->step
+               : p->levels * 2 + 2;
 }
 
 /* A query row. */
@@ -312,7 +340,9 @@ static double bias_of(const fixture *f, const query *at, int32_t t)
         return -INFINITY;
     const double slope = slope_of(f, at->head);
     if (p->mask)
-        return slope * kvant_half_to_float(f->mask[(size_t)row_of(f, at->b, at->token) * f->mask_stride + (uint32_t)t]);
+        return slope *
+               kvant_half_to_float(
+                   f->mask[(size_t)row_of(f, at->b, at->token) * f->mask_stride + (uint32_t)t]);
     return p->max_bias > 0 ? slope * (t - position) : 0;
 }
 
@@ -340,8 +370,13 @@ typedef struct transformed {
 static void transform(const fixture *f, const query *at, uint32_t kv, uint32_t m, transformed *r)
 {
     const uint32_t d = f->c->head_dim;
-    const float *given = f->q + (((size_t)f->q_numbers[m] * f->n_rows + row_of(f, at->b, at->token)) * f->c->n_heads + at->head) * d;
-    const float *center = f->k_center ? f->k_center + ((size_t)m * f->c->n_kv_heads + kv) * d : NULL;
+    const float *given =
+        f->q +
+        (((size_t)f->q_numbers[m] * f->n_rows + row_of(f, at->b, at->token)) * f->c->n_heads +
+         at->head) *
+            d;
+    const float *center =
+        f->k_center ? f->k_center + ((size_t)m * f->c->n_kv_heads + kv) * d : NULL;
     double largest = 0;
     *r = (transformed){ 0 };
     for (uint32_t j = 0; j < d; j++) {
@@ -362,14 +397,16 @@ static double page_bias(const fixture *f, const query *at, uint32_t kv, int32_t 
 {
     const uint32_t d = f->c->head_dim;
     double size;
-    const double bias = turned_product(&f->turning, at->b * f->blocks_per_row + (uint32_t)t / 64, kv,
-                                       f->plain_q + ((size_t)row_of(f, at->b, at->token) * f->c->n_heads + at->head) * d, &size);
+    const double bias = turned_product(
+        &f->turning, at->b * f->blocks_per_row + (uint32_t)t / 64, kv,
+        f->plain_q + ((size_t)row_of(f, at->b, at->token) * f->c->n_heads + at->head) * d, &size);
     *error = (d + 4) * 0x1p-24 * size;
     return bias;
 }
 
 /* Fills scores; returns the largest error of one that is seen. */
-static double score_errors(const fixture *f, const query *at, units_kind wanted, uint32_t kv, double *scores)
+static double score_errors(const fixture *f, const query *at, units_kind wanted, uint32_t kv,
+                           double *scores)
 {
     static transformed rows[KVANT_CUDA_MOST_MATRICES];
     const units_kind units = units_for(wanted, f->cache.gpu_k);
@@ -379,7 +416,8 @@ static double score_errors(const fixture *f, const query *at, units_kind wanted,
     const kvant_cuda_codec *codec = f->cache.gpu_k;
     const kvant_cuda_params *p = &codec->params;
     uint32_t d = f->c->head_dim;
-    double scale = 1 / sqrtf((float)d), delta = 0, k_error = step_error(f->cache.gpu_k), of_page = 0, page_error = 0;
+    double scale = 1 / sqrtf((float)d), delta = 0, k_error = step_error(f->cache.gpu_k),
+           of_page = 0, page_error = 0;
     float y[MAX_D];
     for (uint32_t m = 0; m < f->n_matrices; m++)
         transform(f, at, kv, m, &rows[m]);
@@ -400,17 +438,23 @@ static double score_errors(const fixture *f, const query *at, units_kind wanted,
             largest = fmax(largest, fabs(y[j]));
         }
         scores[t] = scale * (sum + own->bias + of_page);
-        const double plain = fabs(scores[t]), more = change_score(f, at, t, &scores[t]) + scale * (own->bias_size * 0x1p-19 + page_error);
+        const double plain = fabs(scores[t]),
+                     more = change_score(f, at, t, &scores[t]) +
+                            scale * (own->bias_size * 0x1p-19 + page_error);
         if (isinf(scores[t]))
             continue;
         if (units == ROW_UNITS) {
             of_scales = (roundings(codec, &page.at) * 0x1p-11 + d / 16 * 0x1p-22) * qy +
-                        (0x1p-23 * largest + rotated_error(codec, &page.at, (uint32_t)t % 64, sqrt(squares)) +
-                         byte_error(codec, k_error, &page.at, (uint32_t)t % 64)) * q1;
-            delta = fmax(delta, scale * ((unit * 0x1p-12 + f->query_error) * y1 + of_scales) + plain * 0x1p-20 + more);
+                        (0x1p-23 * largest +
+                         rotated_error(codec, &page.at, (uint32_t)t % 64, sqrt(squares)) +
+                         byte_error(codec, k_error, &page.at, (uint32_t)t % 64)) *
+                            q1;
+            delta = fmax(delta, scale * ((unit * 0x1p-12 + f->query_error) * y1 + of_scales) +
+                                    plain * 0x1p-20 + more);
             continue;
         }
-        sizes s = page.at.open ? (sizes){ 0 } : sizes_of(codec, page.at.page, (uint32_t)t % 64, page.valid);
+        sizes s = page.at.open ? (sizes){ 0 }
+                               : sizes_of(codec, page.at.page, (uint32_t)t % 64, page.valid);
         if (p->grouping == KVANT_CUDA_GROUP_TOKENS && !tiles) /* rounded to fp16 once more */
             of_scales = largest_code(codec) * (0x1p-11 * q1 * s.scale + 0x1p-25 * unit * d);
         of_scales += p->hybrid ? 0x1p-11 * s.zero * q1 : 0;
@@ -419,11 +463,14 @@ static double score_errors(const fixture *f, const query *at, units_kind wanted,
         if (p->decoder == KVANT_CUDA_CODEBOOK6 && !tiles && !page.at.open)
             of_scales += 0x1p-11 * qy;
         if (tiles && !page.at.open)
-            of_scales += 0x1p-11 * qy + page.resolution * q1 + (p->symmetric ? 0x1p-11 * s.zero * q1 : 0);
+            of_scales +=
+                0x1p-11 * qy + page.resolution * q1 + (p->symmetric ? 0x1p-11 * s.zero * q1 : 0);
         /* last term: fp32 sums of codes of up to 255 with their bias, and exponents of base 2 at most 2^7 */
-        delta = fmax(delta, scale * ((unit * 0x1p-12 + f->query_error) * y1 + k_error * s.scale * q1 + of_scales +
-                                     (d / 16) * 0x1p-22 * q1 * (s.scale * 255 + s.zero + fabs(y1 / d))) +
-                                plain * 0x1p-20 + more);
+        delta = fmax(delta,
+                     scale * ((unit * 0x1p-12 + f->query_error) * y1 + k_error * s.scale * q1 +
+                              of_scales +
+                              (d / 16) * 0x1p-22 * q1 * (s.scale * 255 + s.zero + fabs(y1 / d))) +
+                         plain * 0x1p-20 + more);
     }
     return delta;
 }
@@ -441,7 +488,8 @@ static void compute_row(const fixture *f, const query *at, units_kind wanted, re
     uint32_t d = c->head_dim, kv = head / (c->n_heads / c->n_kv_heads);
     int32_t n = c->lengths[b];
     double *scores = malloc((size_t)n * sizeof *scores), top = -INFINITY;
-    const double bytes_error = step_error(f->cache.gpu_v), v_error = units == ROW_UNITS ? 0 : bytes_error;
+    const double bytes_error = step_error(f->cache.gpu_v),
+                 v_error = units == ROW_UNITS ? 0 : bytes_error;
     double delta = score_errors(f, at, wanted, kv, scores);
     for (int32_t t = 0; t < n; t++)
         top = fmax(top, scores[t]);
@@ -467,7 +515,10 @@ static void compute_row(const fixture *f, const query *at, units_kind wanted, re
         norms += w * sqrt(norm);
         if (units == ROW_UNITS) { /* the unit is between norm / (8 root) and four times the norm */
             rounded += (1 + roundings(codec, &page.at)) * w * sqrt(norm);
-            tile += w * (rotated_error(codec, &page.at, (uint32_t)t % 64, sqrt(norm)) + byte_error(codec, bytes_error, &page.at, (uint32_t)t % 64)) * root;
+            tile += w *
+                    (rotated_error(codec, &page.at, (uint32_t)t % 64, sqrt(norm)) +
+                     byte_error(codec, bytes_error, &page.at, (uint32_t)t % 64)) *
+                    root;
             summed += w * sqrt(norm);
             small += 8 * root + (page.at.open ? sqrt(norm) : 0);
             small_zero += codec->general.view.kind == KVANT_GENERAL_RAW ? sqrt(norm) : 0;
@@ -480,7 +531,9 @@ static void compute_row(const fixture *f, const query *at, units_kind wanted, re
             small += sqrt(norm) / page.unit;
             largest = fmax(largest, w * page.unit);
             tile += w * page.resolution * root;
-            const sizes s = page.at.open ? (sizes){ 0 } : sizes_of(codec, page.at.page, (uint32_t)t % 64, page.valid);
+            const sizes s = page.at.open
+                                ? (sizes){ 0 }
+                                : sizes_of(codec, page.at.page, (uint32_t)t % 64, page.valid);
             weighted_scale += w * s.scale;
             summed += w * (s.scale * code + s.zero) * root + w * sqrt(norm);
             tile += p->symmetric ? w * 0x1p-11 * s.zero * root : 0;
@@ -508,7 +561,8 @@ static void compute_row(const fixture *f, const query *at, units_kind wanted, re
         } else { /* weight, scale and product are rounded, zero points too */
             rounded += w * (2 * s.scale * code + s.zero) * root;
             small += (3 * code + s.zero / s.page_scale) * root;
-            summed += w * s.page_zero * 0x1p-3 * root; /* 2^-25 for a zero point, as 2^-22 of an eighth */
+            summed +=
+                w * s.page_zero * 0x1p-3 * root; /* 2^-25 for a zero point, as 2^-22 of an eighth */
             largest = fmax(largest, w * s.page_scale);
         }
     }
@@ -523,8 +577,9 @@ static void compute_row(const fixture *f, const query *at, units_kind wanted, re
         center_norm += center * center;
         factor = fmax(factor, own);
     }
-    const double of_chunks =
-        has_chunks(codec) && units != ROW_UNITS ? CHUNK_RELATIVE * norms + CHUNK_ABSOLUTE * weighted_scale * root : 0;
+    const double of_chunks = has_chunks(codec) && units != ROW_UNITS
+                                 ? CHUNK_RELATIVE * norms + CHUNK_ABSOLUTE * weighted_scale * root
+                                 : 0;
     double norm = 0, growth = exp(2 * delta) - 1,
            rounding = c->type == KVANT_CUDA_F32   ? 0x1p-22
                       : c->type == KVANT_CUDA_F16 ? 0x1p-11
@@ -533,10 +588,12 @@ static void compute_row(const fixture *f, const query *at, units_kind wanted, re
         norm += r->out[j] * r->out[j];
     r->lse = top + log(total);
     r->lse_bound = delta + 0x1p-20 * (1 + fabs(r->lse));
-    r->bound = (growth * norms + 0x1p-11 * rounded + 0x1p-25 * (largest * small + small_zero) +
-                v_error * weighted_scale * root + of_chunks + tile + (n / 16 + 16) * 0x1p-22 * summed) /
-                   total * factor +
-               (f->sinks ? growth * sqrt(center_norm) : 0) + (rounding + f->output_error) * sqrt(norm) + (c->type == KVANT_CUDA_F16 ? 0x1p-25 * root : 0);
+    r->bound =
+        (growth * norms + 0x1p-11 * rounded + 0x1p-25 * (largest * small + small_zero) +
+         v_error * weighted_scale * root + of_chunks + tile + (n / 16 + 16) * 0x1p-22 * summed) /
+            total * factor +
+        (f->sinks ? growth * sqrt(center_norm) : 0) + (rounding + f->output_error) * sqrt(norm) +
+        (c->type == KVANT_CUDA_F16 ? 0x1p-25 * root : 0);
     free(scores);
 }
 
@@ -559,7 +616,8 @@ void compute_reference(const fixture *f, uint32_t b, uint32_t token, uint32_t he
     }
 }
 
-void check_head(fixture *f, const void *out, const float *lse, uint32_t b, uint32_t token, uint32_t head)
+void check_head(fixture *f, const void *out, const float *lse, uint32_t b, uint32_t token,
+                uint32_t head)
 {
     const attention_case *c = f->c;
     const uint32_t d = c->head_dim;
@@ -575,9 +633,11 @@ void check_head(fixture *f, const void *out, const float *lse, uint32_t b, uint3
     if (r.bound > 0)
         f->worst = fmax(f->worst, error / r.bound);
     if (!(error <= r.bound))
-        fail_msg("%s / %s, head_dim %u, sequence %u of %d tokens, query token %u, head %u: error %g, bound %g",
+        fail_msg("%s / %s, head_dim %u, sequence %u of %d tokens, query token %u, head %u: error "
+                 "%g, bound %g",
                  c->k_spec, c->v_spec, d, b, c->lengths[b], token, head, error, r.bound);
     if (lse && !(lse[row] == r.lse || fabs(lse[row] - r.lse) <= r.lse_bound))
-        fail_msg("%s, head_dim %u, sequence %u, query token %u, head %u: log-sum-exp %g, reference %g, bound %g",
+        fail_msg("%s, head_dim %u, sequence %u, query token %u, head %u: log-sum-exp %g, reference "
+                 "%g, bound %g",
                  c->k_spec, d, b, token, head, lse[row], r.lse, r.lse_bound);
 }

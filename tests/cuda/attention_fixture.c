@@ -19,7 +19,8 @@ static void fill_table(fixture *f)
     }
     for (uint32_t b = 0; b < f->c->batch; b++)
         for (uint32_t i = 0; i < f->blocks_per_row; i++) {
-            bool used = (int64_t)i * 64 < f->c->lengths[b], last = (int64_t)(i + 1) * 64 >= f->c->lengths[b];
+            bool used = (int64_t)i * 64 < f->c->lengths[b],
+                 last = (int64_t)(i + 1) * 64 >= f->c->lengths[b];
             bool open = f->c->open && (last || random_bits() % f->c->open == 0);
             int32_t block = used ? (int32_t)order[n++] : 0x7ffffff;
             f->table[b * f->blocks_per_row + i] = used && open ? -1 - block : block;
@@ -31,7 +32,8 @@ located locate(const fixture *f, kvant_role role, uint32_t b, int32_t t, uint32_
 {
     int32_t entry = f->table[b * f->blocks_per_row + (uint32_t)t / 64];
     if (entry < 0)
-        return (located){ f->open.codec[role], open_page(&f->open, role, (uint32_t)(-1 - entry), kv_head), true };
+        return (located){ f->open.codec[role],
+                          open_page(&f->open, role, (uint32_t)(-1 - entry), kv_head), true };
     return (located){ role == KVANT_ROLE_K ? f->cache.k : f->cache.v,
                       cache_page(&f->cache, role, (uint32_t)entry, kv_head), false };
 }
@@ -42,20 +44,24 @@ static void encode_block(fixture *f, kvant_role role, uint32_t b, int32_t first,
 {
     const attention_case *c = f->c;
     static float rows[64 * MAX_D];
-    uint32_t d = c->head_dim, n = c->lengths[b] - first < 64 ? (uint32_t)(c->lengths[b] - first) : 64;
+    uint32_t d = c->head_dim,
+             n = c->lengths[b] - first < 64 ? (uint32_t)(c->lengths[b] - first) : 64;
     for (uint32_t t = 0; t < 64; t++)
         for (uint32_t j = 0; j < d; j++)
-            rows[t * d + j] = t >= n ? rows[j]
-                                     : random_normal() * (role == KVANT_ROLE_K ? c->key_size : 0.02f) +
-                                           (role == KVANT_ROLE_V && j == 3 ? 0.1f : 0);
+            rows[t * d + j] = t >= n
+                                  ? rows[j]
+                                  : random_normal() * (role == KVANT_ROLE_K ? c->key_size : 0.02f) +
+                                        (role == KVANT_ROLE_V && j == 3 ? 0.1f : 0);
     const float *scale = role == KVANT_ROLE_V ? f->v_scale : f->k_scale;
-    kvant_affine affine = { .center = role == KVANT_ROLE_V && f->center ? f->center + kv_head * d : NULL,
+    kvant_affine affine = { .center =
+                                role == KVANT_ROLE_V && f->center ? f->center + kv_head * d : NULL,
                             .scale = scale ? scale + kv_head * d : NULL };
     located at = locate(f, role, b, first, kv_head);
     kvant_codec_info info = { .size = sizeof info };
     kvant_codec_get_info(at.codec, &info);
-    assert_int_equal(kvant_codec_encode(at.codec, &affine, rows, d, 0, info.block_tokens == 1 ? n : 64, at.page),
-                     KVANT_OK);
+    assert_int_equal(
+        kvant_codec_encode(at.codec, &affine, rows, d, 0, info.block_tokens == 1 ? n : 64, at.page),
+        KVANT_OK);
 }
 
 static void encode_sequence(fixture *f, uint32_t b)
@@ -126,7 +132,8 @@ static void make_mask(fixture *f)
             const bool hidden = random_bits() % 8 == 0;
             for (int32_t t = 0; t < f->c->lengths[b]; t++)
                 f->mask[(size_t)row_of(f, b, i) * f->mask_stride + (uint32_t)t] =
-                    hidden || random_bits() % 8 == 0 ? 0xfc00 : kvant_half_from_float(random_uniform(-3, 3));
+                    hidden || random_bits() % 8 == 0 ? 0xfc00
+                                                     : kvant_half_from_float(random_uniform(-3, 3));
         }
     f->gpu_mask = device_copy(f->mask, n * sizeof *f->mask);
 }
@@ -145,8 +152,9 @@ static void make_matrices(fixture *f)
     if (f->p.matrices) {
         f->matrices = malloc(n);
         for (uint32_t i = 0; i < n; i++)
-            f->matrices[i] = (uint8_t)(i > 0 && random_bits() % 3 != 0 ? f->matrices[i - 1]
-                                                                       : random_bits() % f->n_matrices);
+            f->matrices[i] =
+                (uint8_t)(i > 0 && random_bits() % 3 != 0 ? f->matrices[i - 1]
+                                                          : random_bits() % f->n_matrices);
         f->gpu_matrices = device_copy(f->matrices, n);
     }
     if (f->p.key_center) {
@@ -161,7 +169,8 @@ static void make_matrices(fixture *f)
 static void find_offsets(fixture *f, const void *q)
 {
     const attention_case *c = f->c;
-    const size_t width = (size_t)c->n_heads * c->head_dim, rows = (size_t)f->p.query_tokens * (c->n_heads / c->n_kv_heads),
+    const size_t width = (size_t)c->n_heads * c->head_dim,
+                 rows = (size_t)f->p.query_tokens * (c->n_heads / c->n_kv_heads),
                  n = (size_t)c->batch * c->n_kv_heads * f->blocks_per_row * rows;
     f->gpu_offsets = device_new(n * sizeof(float), 0xff);
     f->turned = (kvant_cuda_page_offsets_args){ .size = sizeof f->turned,
@@ -184,7 +193,8 @@ static void find_offsets(fixture *f, const void *q)
     float *offsets = malloc(n * sizeof *offsets);
     device_read(offsets, f->gpu_offsets, n * sizeof *offsets);
     for (size_t i = 0; f->hidden && i < n; i++)
-        if (f->hidden[i / rows / f->blocks_per_row / c->n_kv_heads * f->blocks_per_row + i / rows % f->blocks_per_row])
+        if (f->hidden[i / rows / f->blocks_per_row / c->n_kv_heads * f->blocks_per_row +
+                      i / rows % f->blocks_per_row])
             offsets[i] = NAN;
     check_cuda(cudaMemcpy(f->gpu_offsets, offsets, n * sizeof *offsets, cudaMemcpyHostToDevice));
     free(offsets);
@@ -197,7 +207,8 @@ static void make_page_centers(fixture *f)
     const turning_shape shape = { c->head_dim, c->n_kv_heads, c->head_dim, c->head_dim % 3 == 2 };
     const size_t n = (size_t)f->n_rows * c->n_heads * c->head_dim;
     size_t bytes;
-    turning_open(&f->turning, &shape, (size_t)c->batch * f->blocks_per_row, f->n_matrices, f->matrices, 4 * c->key_size);
+    turning_open(&f->turning, &shape, (size_t)c->batch * f->blocks_per_row, f->n_matrices,
+                 f->matrices, 4 * c->key_size);
     f->plain_q = malloc(n * sizeof *f->plain_q);
     for (size_t i = 0; i < n; i++)
         f->plain_q[i] = round_to_type(random_normal(), c->type);
@@ -254,8 +265,8 @@ void fixture_open(fixture *f, const attention_case *c, const attention_problem *
     }
     for (uint32_t b = 0; b < c->batch; b++)
         encode_sequence(f, b);
-    check_cuda(
-        cudaMemcpy(f->cache.gpu_pool, f->cache.pool, f->cache.block_bytes * n_blocks, cudaMemcpyHostToDevice));
+    check_cuda(cudaMemcpy(f->cache.gpu_pool, f->cache.pool, f->cache.block_bytes * n_blocks,
+                          cudaMemcpyHostToDevice));
     open_pool_upload(&f->open);
     if (f->p.mask)
         make_mask(f);

@@ -15,7 +15,8 @@ typedef struct attention_case {
     const int32_t *lengths;
     bool center;    /* of values, and scale of both */
     float key_size; /* how sharp the softmax is */
-    uint32_t open;  /* 0: no open blocks; 1: all; n: about one of n, and the last of every sequence */
+    uint32_t
+        open; /* 0: no open blocks; 1: all; n: about one of n, and the last of every sequence */
 } attention_case;
 
 /* What else a problem may ask for; all zero: one query token a sequence, which sees all of it. */
@@ -26,12 +27,13 @@ typedef struct attention_problem {
     uint32_t window;
     float softcap, max_bias;
     bool mask, sinks;
-    bool scratch; /* room for the unpacked pages of two kv heads */
-    bool no_blocks; /* every block hidden */
+    bool scratch;      /* room for the unpacked pages of two kv heads */
+    bool no_blocks;    /* every block hidden */
     uint32_t matrices; /* of keys, a random one each few blocks; 0: none */
     bool key_center;   /* of each of these */
-    bool page_centers; /* every page has its own, of queries that no matrix changed; not beside key_center */
-    bool hidden;       /* one of four pages, with open blocks; their offsets are NaN */
+    bool
+        page_centers; /* every page has its own, of queries that no matrix changed; not beside key_center */
+    bool hidden; /* one of four pages, with open blocks; their offsets are NaN */
 } attention_problem;
 
 typedef struct fixture {
@@ -42,11 +44,11 @@ typedef struct fixture {
     uint8_t q_numbers[KVANT_CUDA_MOST_MATRICES];
     float *k_center;
     void *gpu_matrices, *gpu_k_center;
-    test_turning turning;  /* of pages */
-    float *plain_q;        /* before any matrix; NULL: pages have no centres */
-    void *gpu_offsets;     /* kvant_cuda_page_offsets */
+    test_turning turning;                /* of pages */
+    float *plain_q;                      /* before any matrix; NULL: pages have no centres */
+    void *gpu_offsets;                   /* kvant_cuda_page_offsets */
     kvant_cuda_page_offsets_args turned; /* how they were made */
-    bool *hidden;          /* as table, which still says what is there; NULL: none */
+    bool *hidden;                        /* as table, which still says what is there; NULL: none */
     int32_t *starts;
     uint16_t *mask;
     float *sinks;
@@ -56,12 +58,13 @@ typedef struct fixture {
     uint32_t blocks_per_row;
     int32_t *table;
     float *q, *center, *k_scale, *v_scale; /* q: of each matrix */
-    void *gpu_q, *gpu_out, *gpu_table, *gpu_lengths, *gpu_center, *gpu_k_scale, *gpu_v_scale, *workspace;
+    void *gpu_q, *gpu_out, *gpu_table, *gpu_lengths, *gpu_center, *gpu_k_scale, *gpu_v_scale,
+        *workspace;
     float *gpu_lse;
     size_t q_bytes, out_bytes, workspace_bytes;
-    double query_error; /* that the numbers of queries have already */
+    double query_error;  /* that the numbers of queries have already */
     double output_error; /* that outputs get afterwards, in parts of their length */
-    double worst;       /* error / bound */
+    double worst;        /* error / bound */
 } fixture;
 
 typedef struct located {
@@ -91,7 +94,8 @@ typedef struct reference {
 void compute_reference(const fixture *f, uint32_t b, uint32_t token, uint32_t head, reference *r);
 
 /* One query row's output and log-sum-exp (NULL: not asked for) within the bound of attention_bound.c. */
-void check_head(fixture *f, const void *out, const float *lse, uint32_t b, uint32_t token, uint32_t head);
+void check_head(fixture *f, const void *out, const float *lse, uint32_t b, uint32_t token,
+                uint32_t head);
 
 kvant_cuda_attention_args attention_args(const fixture *f);
 

@@ -6,52 +6,55 @@
 kvant_cuda_attention_args attention_args(const fixture *f)
 {
     const attention_case *c = f->c;
-    const kvant_cuda_pages none = { NULL, 0,
-                                    0 }; /* then kernels that know no open pages are used where there are any */
-    kvant_cuda_attention_args args = { .size = sizeof(kvant_cuda_attention_args),
-                                       .k_codec = f->cache.gpu_k,
-                                       .v_codec = f->cache.gpu_v,
-                                       .k = cache_pages(&f->cache, KVANT_ROLE_K),
-                                       .v = cache_pages(&f->cache, KVANT_ROLE_V),
-                                       .k_open = c->open ? open_pages(&f->open, KVANT_ROLE_K) : none,
-                                       .v_open = c->open ? open_pages(&f->open, KVANT_ROLE_V) : none,
-                                       .block_table = f->gpu_table,
-                                       .table_stride = f->blocks_per_row,
-                                       .blocks_per_row = f->blocks_per_row,
-                                       .lengths = f->gpu_lengths,
-                                       .batch = c->batch,
-                                       .n_heads = c->n_heads,
-                                       .n_kv_heads = c->n_kv_heads,
-                                       .type = c->type,
-                                       .q = f->gpu_q,
-                                       .q_batch_stride = (size_t)f->p.query_tokens * c->n_heads * c->head_dim,
-                                       .q_head_stride = c->head_dim,
-                                       .out = f->gpu_out,
-                                       .out_batch_stride = (size_t)f->p.query_tokens * c->n_heads * c->head_dim,
-                                       .out_head_stride = c->head_dim,
-                                       .lse = f->gpu_lse,
-                                       .scale = 1 / sqrtf((float)c->head_dim),
-                                       .v_center = f->gpu_center,
-                                       .k_scale = f->gpu_k_scale,
-                                       .v_scale = f->gpu_v_scale,
-                                       .workspace = f->workspace,
-                                       .workspace_bytes = f->workspace_bytes,
-                                       .query_tokens = f->p.query_tokens,
-                                       .query_starts = f->gpu_starts,
-                                       .q_token_stride = (size_t)c->n_heads * c->head_dim,
-                                       .out_token_stride = (size_t)c->n_heads * c->head_dim,
-                                       .causal = f->p.causal,
-                                       .window = f->p.window,
-                                       .logit_softcap = f->p.softcap,
-                                       .max_bias = f->p.max_bias,
-                                       .mask = f->gpu_mask,
-                                       .mask_token_stride = f->mask_stride,
-                                       .sinks = f->gpu_sinks,
-                                       .k_center = f->gpu_k_center,
-                                       .n_matrices = f->p.matrices,
-                                       .matrices = f->gpu_matrices,
-                                       .q_matrix_stride = (size_t)f->n_rows * c->n_heads * c->head_dim,
-                                       .page_offsets = f->gpu_offsets };
+    const kvant_cuda_pages none = {
+        NULL, 0, 0
+    }; /* then kernels that know no open pages are used where there are any */
+    kvant_cuda_attention_args args = {
+        .size = sizeof(kvant_cuda_attention_args),
+        .k_codec = f->cache.gpu_k,
+        .v_codec = f->cache.gpu_v,
+        .k = cache_pages(&f->cache, KVANT_ROLE_K),
+        .v = cache_pages(&f->cache, KVANT_ROLE_V),
+        .k_open = c->open ? open_pages(&f->open, KVANT_ROLE_K) : none,
+        .v_open = c->open ? open_pages(&f->open, KVANT_ROLE_V) : none,
+        .block_table = f->gpu_table,
+        .table_stride = f->blocks_per_row,
+        .blocks_per_row = f->blocks_per_row,
+        .lengths = f->gpu_lengths,
+        .batch = c->batch,
+        .n_heads = c->n_heads,
+        .n_kv_heads = c->n_kv_heads,
+        .type = c->type,
+        .q = f->gpu_q,
+        .q_batch_stride = (size_t)f->p.query_tokens * c->n_heads * c->head_dim,
+        .q_head_stride = c->head_dim,
+        .out = f->gpu_out,
+        .out_batch_stride = (size_t)f->p.query_tokens * c->n_heads * c->head_dim,
+        .out_head_stride = c->head_dim,
+        .lse = f->gpu_lse,
+        .scale = 1 / sqrtf((float)c->head_dim),
+        .v_center = f->gpu_center,
+        .k_scale = f->gpu_k_scale,
+        .v_scale = f->gpu_v_scale,
+        .workspace = f->workspace,
+        .workspace_bytes = f->workspace_bytes,
+        .query_tokens = f->p.query_tokens,
+        .query_starts = f->gpu_starts,
+        .q_token_stride = (size_t)c->n_heads * c->head_dim,
+        .out_token_stride = (size_t)c->n_heads * c->head_dim,
+        .causal = f->p.causal,
+        .window = f->p.window,
+        .logit_softcap = f->p.softcap,
+        .max_bias = f->p.max_bias,
+        .mask = f->gpu_mask,
+        .mask_token_stride = f->mask_stride,
+        .sinks = f->gpu_sinks,
+        .k_center = f->gpu_k_center,
+        .n_matrices = f->p.matrices,
+        .matrices = f->gpu_matrices,
+        .q_matrix_stride = (size_t)f->n_rows * c->n_heads * c->head_dim,
+        .page_offsets = f->gpu_offsets
+    };
     memcpy(args.q_numbers, f->q_numbers, sizeof args.q_numbers);
     return args;
 }
@@ -103,12 +106,14 @@ void run_problem(const attention_case *c, const attention_problem *p)
         device_read(again, f.gpu_out, f.out_bytes);
         assert_memory_equal(again, out, f.out_bytes);
     }
-    printf("%-28s %-28s d %3u  kv %u  q %2u  batch %3u  type %d  open %u", c->k_spec, c->v_spec, c->head_dim,
-           c->n_kv_heads, c->n_heads, c->batch, c->type, c->open);
+    printf("%-28s %-28s d %3u  kv %u  q %2u  batch %3u  type %d  open %u", c->k_spec, c->v_spec,
+           c->head_dim, c->n_kv_heads, c->n_heads, c->batch, c->type, c->open);
     if (p)
-        printf("  tokens %u%s%s%s%s%s%s%s%s  window %u  softcap %g  bias %g  matrices %u", p->query_tokens, p->counts ? " ragged" : "",
-               p->causal ? " causal" : "", p->mask ? " mask" : "", p->sinks ? " sinks" : "", p->scratch ? " scratch" : "",
-               p->key_center ? " centre" : "", p->page_centers ? " centres" : "", p->hidden ? " hidden" : "", p->window, p->softcap, p->max_bias, p->matrices);
+        printf("  tokens %u%s%s%s%s%s%s%s%s  window %u  softcap %g  bias %g  matrices %u",
+               p->query_tokens, p->counts ? " ragged" : "", p->causal ? " causal" : "",
+               p->mask ? " mask" : "", p->sinks ? " sinks" : "", p->scratch ? " scratch" : "",
+               p->key_center ? " centre" : "", p->page_centers ? " centres" : "",
+               p->hidden ? " hidden" : "", p->window, p->softcap, p->max_bias, p->matrices);
     printf(": error / bound %.3f\n", f.worst);
     cudaGraphExecDestroy(exec);
     cudaGraphDestroy(graph);

@@ -120,8 +120,8 @@ static void open_role(const char *spec, uint32_t head_dim, kvant_role role, kvan
     assert_int_equal(kvant_codec_get_info(*codec, info), KVANT_OK);
 }
 
-void cache_open(test_cache *cache, const char *k_spec, const char *v_spec, uint32_t head_dim, uint32_t n_kv_heads,
-                uint32_t n_blocks, int fill)
+void cache_open(test_cache *cache, const char *k_spec, const char *v_spec, uint32_t head_dim,
+                uint32_t n_kv_heads, uint32_t n_blocks, int fill)
 {
     *cache = (test_cache){ .head_dim = head_dim, .n_kv_heads = n_kv_heads, .n_blocks = n_blocks };
     open_role(k_spec, head_dim, KVANT_ROLE_K, &cache->k, &cache->gpu_k, &cache->k_info);
@@ -185,13 +185,15 @@ void open_pool_free(test_open_pool *open)
 
 void open_pool_upload(const test_open_pool *open)
 {
-    check_cuda(cudaMemcpy(open->gpu_pool, open->pool, 2 * open->page_bytes * open->n_kv_heads * open->n_blocks,
+    check_cuda(cudaMemcpy(open->gpu_pool, open->pool,
+                          2 * open->page_bytes * open->n_kv_heads * open->n_blocks,
                           cudaMemcpyHostToDevice));
 }
 
 void *open_page(const test_open_pool *open, kvant_role role, uint32_t block, uint32_t kv_head)
 {
-    return open->pool + ((2 * block + role) * (size_t)open->n_kv_heads + kv_head) * open->page_bytes;
+    return open->pool +
+           ((2 * block + role) * (size_t)open->n_kv_heads + kv_head) * open->page_bytes;
 }
 
 kvant_cuda_pages open_pages(const test_open_pool *open, kvant_role role)

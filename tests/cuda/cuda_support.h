@@ -17,11 +17,11 @@
 
 #include <kvant/cuda.h>
 
-#define check_cuda(call)                                                                                           \
-    do {                                                                                                           \
-        cudaError_t error_ = (call);                                                                               \
-        if (error_ != cudaSuccess)                                                                                 \
-            fail_msg("%s: %s", #call, cudaGetErrorString(error_));                                                 \
+#define check_cuda(call)                                                                           \
+    do {                                                                                           \
+        cudaError_t error_ = (call);                                                               \
+        if (error_ != cudaSuccess)                                                                 \
+            fail_msg("%s: %s", #call, cudaGetErrorString(error_));                                 \
     } while (0)
 
 /* False, after saying so, without a GPU: main returns 77 then, which CTest counts as skipped. With an argument the tests run
@@ -58,8 +58,8 @@ typedef struct test_cache {
 } test_cache;
 
 /* fill: what the pool's bytes are before anything is written. */
-void cache_open(test_cache *cache, const char *k_spec, const char *v_spec, uint32_t head_dim, uint32_t n_kv_heads,
-                uint32_t n_blocks, int fill);
+void cache_open(test_cache *cache, const char *k_spec, const char *v_spec, uint32_t head_dim,
+                uint32_t n_kv_heads, uint32_t n_blocks, int fill);
 void cache_close(test_cache *cache);
 void *cache_page(const test_cache *cache, kvant_role role, uint32_t block, uint32_t kv_head);
 kvant_cuda_pages cache_pages(const test_cache *cache, kvant_role role);

@@ -25,7 +25,8 @@ static float *device_numbers(int n)
 int main(void)
 {
     kvant_cache_params params = KVANT_CACHE_PARAMS;
-    params.n_layers = LAYERS, params.n_heads = HEADS, params.n_kv_heads = KV_HEADS, params.head_dim = HEAD_DIM;
+    params.n_layers = LAYERS, params.n_heads = HEADS, params.n_kv_heads = KV_HEADS,
+    params.head_dim = HEAD_DIM;
     params.max_tokens = 4096;
     params.device = "cuda";
 
@@ -45,7 +46,8 @@ int main(void)
     int32_t sequence = kvant_sequence_create(cache);
     for (int t = 0; t < TOKENS; t++)
         for (uint32_t layer = 0; layer < LAYERS; layer++)
-            if (kvant_cache_append(cache, layer, sequence, k + t * kv_width, v + t * kv_width, 1) != KVANT_OK ||
+            if (kvant_cache_append(cache, layer, sequence, k + t * kv_width, v + t * kv_width, 1) !=
+                    KVANT_OK ||
                 kvant_cache_attend(cache, layer, sequence, q + t * width, out, 1) != KVANT_OK) {
                 fprintf(stderr, "%s\n", kvant_error_message());
                 kvant_cache_free(&cache);

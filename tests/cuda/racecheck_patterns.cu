@@ -31,7 +31,9 @@ template <int LANES> __device__ static void arrive_at(uint64_t &barrier)
 {
     __syncwarp();
     if (threadIdx.x % 32 < LANES)
-        asm volatile("{.reg .b64 state; mbarrier.arrive.shared.b64 state, [%0];}" ::"r"(address_of(&barrier)) : "memory");
+        asm volatile(
+            "{.reg .b64 state; mbarrier.arrive.shared.b64 state, [%0];}" ::"r"(address_of(&barrier))
+            : "memory");
 }
 
 /* A warp writes numbers that the other one reads, four times. */
@@ -43,7 +45,8 @@ template <int LANES> __global__ void arrivals(float *out)
     float sum = 0;
     if (threadIdx.x == 0)
         for (uint64_t *barrier : { &full, &empty })
-            asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(address_of(barrier)), "r"(LANES) : "memory");
+            asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(address_of(barrier)), "r"(LANES)
+                         : "memory");
     __syncthreads();
     for (int round = 0; round < 4; round++)
         if (threadIdx.x < 32) {

@@ -30,7 +30,8 @@ static void choose_slots(const append_case *c, int64_t *slots)
         all[j] = t;
     }
     for (uint32_t i = 0; i < c->n_tokens; i++)
-        slots[i] = c->order == 2 ? (int64_t)(i % BLOCKS) * 64 + (i * 13 + 5) % 64 : all[c->order == 0 ? i + 37 : i];
+        slots[i] = c->order == 2 ? (int64_t)(i % BLOCKS) * 64 + (i * 13 + 5) % 64
+                                 : all[c->order == 0 ? i + 37 : i];
     if (c->n_tokens > 4)
         slots[3] = -1; /* skipped */
 }
@@ -51,17 +52,18 @@ static void fill_row(float *row, uint32_t d, uint32_t kind)
     }
 }
 
-static void encode_on_cpu(test_cache *cache, const append_case *c, kvant_role role, const float *rows,
-                          const float *center, const int64_t *slots)
+static void encode_on_cpu(test_cache *cache, const append_case *c, kvant_role role,
+                          const float *rows, const float *center, const int64_t *slots)
 {
     const kvant_codec *codec = role == KVANT_ROLE_K ? cache->k : cache->v;
     for (uint32_t i = 0; i < c->n_tokens; i++)
         for (uint32_t h = 0; slots[i] >= 0 && h < HEADS; h++) {
-            uint32_t block = (uint32_t)(slots[i] / 64), at = (uint32_t)(slots[i] % 64), d = c->head_dim;
+            uint32_t block = (uint32_t)(slots[i] / 64), at = (uint32_t)(slots[i] % 64),
+                     d = c->head_dim;
             const kvant_affine affine = { .center = center ? center + h * d : NULL,
                                           .scale = center ? scale + h * d : NULL };
-            assert_int_equal(kvant_codec_encode(codec, &affine, rows + (i * HEADS + h) * d, d, at, 1,
-                                                cache_page(cache, role, block, h)),
+            assert_int_equal(kvant_codec_encode(codec, &affine, rows + (i * HEADS + h) * d, d, at,
+                                                1, cache_page(cache, role, block, h)),
                              KVANT_OK);
         }
 }
@@ -73,13 +75,15 @@ static void compare_pools(const test_cache *cache, const append_case *c)
     device_read(got, cache->gpu_pool, bytes);
     for (size_t i = 0; i < bytes; i++)
         if (got[i] != cache->pool[i])
-            fail_msg("%s, head_dim %u, order %d, type %d: byte %zu of block %zu is %02x, the CPU's %02x", c->spec,
-                     c->head_dim, c->order, c->type, i % cache->block_bytes, i / cache->block_bytes, got[i],
-                     cache->pool[i]);
+            fail_msg(
+                "%s, head_dim %u, order %d, type %d: byte %zu of block %zu is %02x, the CPU's %02x",
+                c->spec, c->head_dim, c->order, c->type, i % cache->block_bytes,
+                i / cache->block_bytes, got[i], cache->pool[i]);
     free(got);
 }
 
-static void check_decode(const test_cache *cache, const append_case *c, kvant_role role, const float *center)
+static void check_decode(const test_cache *cache, const append_case *c, kvant_role role,
+                         const float *center)
 {
     const kvant_codec *codec = role == KVANT_ROLE_K ? cache->k : cache->v;
     uint32_t d = c->head_dim;
@@ -87,7 +91,8 @@ static void check_decode(const test_cache *cache, const append_case *c, kvant_ro
     int32_t blocks[BLOCKS];
     for (int i = 0; i < BLOCKS; i++)
         blocks[i] = BLOCKS - 1 - i;
-    void *gpu_blocks = device_copy(blocks, sizeof blocks), *out = device_new(n * sizeof(float), 0xff);
+    void *gpu_blocks = device_copy(blocks, sizeof blocks),
+         *out = device_new(n * sizeof(float), 0xff);
     void *gpu_center = center ? device_copy(center, HEADS * d * sizeof(float)) : NULL;
     void *gpu_scale = center ? device_copy(scale, HEADS * d * sizeof(float)) : NULL;
     kvant_cuda_decode_args args = { .size = sizeof args,
@@ -109,14 +114,15 @@ static void check_decode(const test_cache *cache, const append_case *c, kvant_ro
         for (uint32_t h = 0; h < HEADS; h++) {
             const kvant_affine affine = { .center = center ? center + h * d : NULL,
                                           .scale = center ? scale + h * d : NULL };
-            kvant_codec_decode(codec, &affine, cache_page(cache, role, (uint32_t)blocks[b], h), 0, 64, want, d);
+            kvant_codec_decode(codec, &affine, cache_page(cache, role, (uint32_t)blocks[b], h), 0,
+                               64, want, d);
             for (uint32_t t = 0; t < 64; t++)
                 for (uint32_t j = 0; j < d; j++) {
                     float x = got[((b * 64 + t) * HEADS + h) * d + j], y = want[t * d + j];
                     if (!(x == y))
-                        fail_msg(
-                            "%s, head_dim %u: decoded %g, the CPU %g (block %u, head %u, token %u, channel %u)",
-                            c->spec, d, x, y, b, h, t, j);
+                        fail_msg("%s, head_dim %u: decoded %g, the CPU %g (block %u, head %u, "
+                                 "token %u, channel %u)",
+                                 c->spec, d, x, y, b, h, t, j);
                 }
         }
     free(got);
@@ -237,10 +243,12 @@ static void test_same_bytes(void **unused)
                                          "trellis-4:rotate=hadamard,states=4096" };
     static const uint32_t dims[] = { 64, 96, 128, 256 }, counts[] = { 300, 1, 7, 130 };
     for (size_t s = 0; s < sizeof specs / sizeof *specs; s++)
-        for (size_t i = small_tests() ? 3 * (s % 2) : 0; i < (small_tests() ? 3 * (s % 2) + 1 : 4); i++) {
+        for (size_t i = small_tests() ? 3 * (s % 2) : 0; i < (small_tests() ? 3 * (s % 2) + 1 : 4);
+             i++) {
             if (dims[i] == 96 && strcmp(specs[s], "bdr-4:block=64") == 0)
                 continue; /* 64 does not divide 96 */
-            for (int order = small_tests() ? (int)(s % 3) : 0; order < (small_tests() ? (int)(s % 3) + 1 : 3); order++) {
+            for (int order = small_tests() ? (int)(s % 3) : 0;
+                 order < (small_tests() ? (int)(s % 3) + 1 : 3); order++) {
                 append_case c = { specs[s],
                                   dims[i],
                                   counts[(s + i + (size_t)order) % 4],
@@ -288,9 +296,11 @@ static void test_any(void **unused)
                   { "trellis-4:rotate=hadamard", 512 },
                   { "trellis-4:rotate=hadamard,scale=norm,states=1024", 512 },
                   { "trellis-3:rotate=hadamard,states=4096", 512 } };
-    static const uint32_t dims[] = { 80, 112, 192, 512, 48, 336, 64, 128, 16 }, counts[] = { 150, 1, 7, 80 };
+    static const uint32_t dims[] = { 80, 112, 192, 512, 48, 336, 64, 128, 16 },
+                          counts[] = { 150, 1, 7, 80 };
     for (size_t s = 0; s < sizeof cases / sizeof *cases; s++)
-        for (size_t i = small_tests() ? s % 3 : 0; i < (small_tests() ? s % 3 + 1 : sizeof dims / sizeof *dims); i++) {
+        for (size_t i = small_tests() ? s % 3 : 0;
+             i < (small_tests() ? s % 3 + 1 : sizeof dims / sizeof *dims); i++) {
             const append_case c = { cases[s].spec,
                                     dims[i],
                                     (s + i) % 3 == 2 ? BLOCKS : counts[(s + i) % 4],
@@ -306,42 +316,41 @@ static void test_any(void **unused)
 static void test_families(void **unused)
 {
     (void)unused;
-    static const char *const specs[] = { "f32",
-                                         "f16",
-                                         "bf16",
-                                         "int-3:group=32,hybrid",
-                                         "int-4:group=24,hybrid=code",
-                                         PAPERS("turboquant-4:qjl,rotate=hadamard",
-                                                "turboquant-1:qjl,rotate=hadamard",
-                                                "turboquant-3:qjl,sketch=gaussian,rotate=none",
-                                                "octopus-1:rotate=hadamard",
-                                                "octopus-5:rotate=none",
-                                                "octopus-4:split=7.1,rotate=none,scale=norm",
-                                                "octopus-3:split=5.2,round=full,rotate=none",
-                                                "octopus-2:qjl,rotate=hadamard",
-                                                "polar-2:rotate=hadamard",
-                                                "polar-3:rotate=none,scale=norm",
-                                                "polar-4:rotate=hadamard",
-                                                "hqmq-s341r6",
-                                                "hqmq-s96r4:med3",
-                                                "hqmq-s24r3:med=1,slots=3,scale=norm",
-                                                "spherical-r4jl4",
-                                                "addvq-k24r3",
-                                                "addvq-k48r4:search=greedy,scale=unbiased", ) };
+    static const char *const specs[] = {
+        "f32",
+        "f16",
+        "bf16",
+        "int-3:group=32,hybrid",
+        "int-4:group=24,hybrid=code",
+        PAPERS("turboquant-4:qjl,rotate=hadamard", "turboquant-1:qjl,rotate=hadamard",
+               "turboquant-3:qjl,sketch=gaussian,rotate=none", "octopus-1:rotate=hadamard",
+               "octopus-5:rotate=none", "octopus-4:split=7.1,rotate=none,scale=norm",
+               "octopus-3:split=5.2,round=full,rotate=none", "octopus-2:qjl,rotate=hadamard",
+               "polar-2:rotate=hadamard", "polar-3:rotate=none,scale=norm",
+               "polar-4:rotate=hadamard", "hqmq-s341r6", "hqmq-s96r4:med3",
+               "hqmq-s24r3:med=1,slots=3,scale=norm", "spherical-r4jl4", "addvq-k24r3",
+               "addvq-k48r4:search=greedy,scale=unbiased", )
+    };
     static const uint32_t dims[] = { 64, 128, 80, 256, 512, 16 }, counts[] = { 150, 1, 7, 80 };
     for (size_t s = 0; s < sizeof specs / sizeof *specs; s++)
-        for (size_t i = small_tests() ? s % 3 : 0; i < (small_tests() ? s % 3 + 1 : sizeof dims / sizeof *dims); i++)
-            run_append(&(append_case){ specs[s], dims[i], (s + i) % 3 == 2 ? BLOCKS : counts[(s + i) % 4],
-                                       (kvant_cuda_type)((s + i) % 3), (int)((s + i) % 3), (s + i) % 4 == 0 });
+        for (size_t i = small_tests() ? s % 3 : 0;
+             i < (small_tests() ? s % 3 + 1 : sizeof dims / sizeof *dims); i++)
+            run_append(&(append_case){
+                specs[s], dims[i], (s + i) % 3 == 2 ? BLOCKS : counts[(s + i) % 4],
+                (kvant_cuda_type)((s + i) % 3), (int)((s + i) % 3), (s + i) % 4 == 0 });
 }
 
 /* Old bytes around what is written stay as they are: pages of 0xa5 keep every bit that is not the token's. */
 static void test_keeps_neighbours(void **unused)
 {
     (void)unused;
-    static const char *const specs[] = { "int-4",      "int-8",       "turboquant-3", "octopus-2", "octopus-4",
-                                         "hqmq-s96r4", "hqmq-s192r6", "trellis-3",    "trellis-4",
-                                         PAPERS("polar-3", "turboquant-3:qjl", "hqmq-s96r4:med3", ) };
+    static const char *const specs[] = {
+        "int-4",        "int-8",
+        "turboquant-3", "octopus-2",
+        "octopus-4",    "hqmq-s96r4",
+        "hqmq-s192r6",  "trellis-3",
+        "trellis-4",    PAPERS("polar-3", "turboquant-3:qjl", "hqmq-s96r4:med3", )
+    };
     for (size_t s = 0; s < sizeof specs / sizeof *specs; s++) {
         test_cache cache;
         cache_open(&cache, specs[s], specs[s], 128, 1, 1, 0xa5);
@@ -352,12 +361,16 @@ static void test_keeps_neighbours(void **unused)
             kvant_codec_encode(cache.v, NULL, rows[i], 128, (uint32_t)slots[i], 1,
                                cache_page(&cache, KVANT_ROLE_V, 0, 0));
         }
-        void *gpu_rows = device_copy(rows, sizeof rows), *gpu_slots = device_copy(slots, sizeof slots);
-        kvant_cuda_append_args args = {
-            .size = sizeof args, .type = KVANT_CUDA_F32, .n_tokens = 2, .n_kv_heads = 1, .slots = gpu_slots
+        void *gpu_rows = device_copy(rows, sizeof rows),
+             *gpu_slots = device_copy(slots, sizeof slots);
+        kvant_cuda_append_args args = { .size = sizeof args,
+                                        .type = KVANT_CUDA_F32,
+                                        .n_tokens = 2,
+                                        .n_kv_heads = 1,
+                                        .slots = gpu_slots };
+        args.v = (kvant_cuda_rows){
+            cache.gpu_v, cache_pages(&cache, KVANT_ROLE_V), gpu_rows, 128, 128, NULL, NULL, NULL
         };
-        args.v =
-            (kvant_cuda_rows){ cache.gpu_v, cache_pages(&cache, KVANT_ROLE_V), gpu_rows, 128, 128, NULL, NULL, NULL };
         assert_int_equal(kvant_cuda_append(&args, NULL), KVANT_OK);
         compare_pools(&cache, &(append_case){ specs[s], 128, 2, KVANT_CUDA_F32, 0, false });
         cudaFree(gpu_rows);
@@ -369,7 +382,8 @@ static void test_keeps_neighbours(void **unused)
 static void test_refused_rows(void **unused)
 {
     (void)unused;
-    static const char *const specs[] = { "int-4", "turboquant-4", "octopus-4", "hqmq-s96r4", "trellis-4" };
+    static const char *const specs[] = { "int-4", "turboquant-4", "octopus-4", "hqmq-s96r4",
+                                         "trellis-4" };
     static const float bad[] = { NAN, INFINITY, -INFINITY, 3e38f, 1e6f };
     for (size_t s = 0; s < sizeof specs / sizeof *specs; s++)
         for (size_t i = 0; i < 5; i++) {
@@ -383,23 +397,25 @@ static void test_refused_rows(void **unused)
                 rows[1][j] = i == 4 ? (j % 2 ? bad[i] : -bad[i]) : j == 77 ? bad[i] : rows[1][j];
             kvant_status status[3];
             for (uint32_t t = 0; t < 3; t++)
-                status[t] =
-                    kvant_codec_encode(cache.k, NULL, rows[t], 128, t, 1, cache_page(&cache, KVANT_ROLE_K, 0, 0));
+                status[t] = kvant_codec_encode(cache.k, NULL, rows[t], 128, t, 1,
+                                               cache_page(&cache, KVANT_ROLE_K, 0, 0));
             assert_int_not_equal(status[1], KVANT_OK);
             uint32_t refused = 0, *gpu_refused = device_copy(&refused, sizeof refused);
-            void *gpu_rows = device_copy(rows, sizeof rows), *gpu_slots = device_copy(slots, sizeof slots);
+            void *gpu_rows = device_copy(rows, sizeof rows),
+                 *gpu_slots = device_copy(slots, sizeof slots);
             kvant_cuda_append_args args = { .size = sizeof args,
                                             .type = KVANT_CUDA_F32,
                                             .n_tokens = 3,
                                             .n_kv_heads = 1,
                                             .slots = gpu_slots,
                                             .refused = gpu_refused };
-            args.k =
-                (kvant_cuda_rows){ cache.gpu_k, cache_pages(&cache, KVANT_ROLE_K), gpu_rows, 128, 128, NULL, NULL, NULL };
+            args.k = (kvant_cuda_rows){
+                cache.gpu_k, cache_pages(&cache, KVANT_ROLE_K), gpu_rows, 128, 128, NULL, NULL, NULL
+            };
             assert_int_equal(kvant_cuda_append(&args, NULL), KVANT_OK);
             device_read(&refused, gpu_refused, sizeof refused);
-            assert_int_equal(refused,
-                             status[1] == KVANT_ERR_NONFINITE ? KVANT_CUDA_ROW_NONFINITE : KVANT_CUDA_ROW_RANGE);
+            assert_int_equal(refused, status[1] == KVANT_ERR_NONFINITE ? KVANT_CUDA_ROW_NONFINITE
+                                                                       : KVANT_CUDA_ROW_RANGE);
             compare_pools(&cache, &(append_case){ specs[s], 128, 3, KVANT_CUDA_F32, 0, false });
             cudaFree(gpu_rows);
             cudaFree(gpu_slots);
@@ -413,10 +429,8 @@ int main(int argc, char **argv)
     if (!begin_tests(argc, argv))
         return 77; /* CTest: skipped */
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_same_bytes),
-        cmocka_unit_test(test_any),
-        cmocka_unit_test(test_families),
-        cmocka_unit_test(test_keeps_neighbours),
+        cmocka_unit_test(test_same_bytes),   cmocka_unit_test(test_any),
+        cmocka_unit_test(test_families),     cmocka_unit_test(test_keeps_neighbours),
         cmocka_unit_test(test_refused_rows),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -8,8 +8,10 @@
 
 enum { KV = 3, TOKENS = 70, BLOCKS = 9, MOST_D = 512 };
 
-static const turning_shape shapes[] = { { 64, KV, 64, false },  { 80, KV, 80, true },   { 96, KV, 64, false }, { 128, KV, 128, false },
-                                        { 128, KV, 32, true },  { 256, KV, 256, true }, { 16, KV, 10, false }, { 512, KV, 512, false },
+static const turning_shape shapes[] = { { 64, KV, 64, false },  { 80, KV, 80, true },
+                                        { 96, KV, 64, false },  { 128, KV, 128, false },
+                                        { 128, KV, 32, true },  { 256, KV, 256, true },
+                                        { 16, KV, 10, false },  { 512, KV, 512, false },
                                         { 250, KV, 100, false } };
 
 static void random_numbers(uint8_t *numbers, size_t n, uint32_t below)
@@ -54,7 +56,8 @@ static void open_rows(rows_case *c, uint32_t n_numbers)
                                              .head_dim = d,
                                              .slots = device_copy(c->slots, sizeof c->slots),
                                              .turning = gpu_turning(&c->turning),
-                                             .out = device_new(c->n_tokens * width * sizeof(float), 0xff) };
+                                             .out = device_new(c->n_tokens * width * sizeof(float),
+                                                               0xff) };
     free(typed);
 }
 
@@ -91,8 +94,8 @@ static void check_rows(const rows_case *c, const char *what)
     device_read(got, c->args.out, n * sizeof *got);
     for (size_t i = 0; i < n; i++)
         if (got[i] != c->want[i])
-            fail_msg("head_dim %u of which %u turn, type %d, %s: number %zu is %a, on the CPU %a", c->shape->head_dim, c->shape->n_dims,
-                     c->type, what, i, got[i], c->want[i]);
+            fail_msg("head_dim %u of which %u turn, type %d, %s: number %zu is %a, on the CPU %a",
+                     c->shape->head_dim, c->shape->n_dims, c->type, what, i, got[i], c->want[i]);
     free(got);
 }
 
@@ -103,13 +106,16 @@ static void test_rows(void **unused)
     static const uint32_t tokens[] = { 1, TOKENS };
     for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
         for (int i = 0; i < 6; i++) {
-            rows_case c = { .shape = &shapes[s], .type = (kvant_cuda_type)(i % 3), .n_tokens = tokens[i / 3] };
+            rows_case c = { .shape = &shapes[s],
+                            .type = (kvant_cuda_type)(i % 3),
+                            .n_tokens = tokens[i / 3] };
             open_rows(&c, i % 2 ? 5 : 1);
             want_rows(&c, c.rows, false);
             assert_int_equal(kvant_cuda_center_rows(&c.args, NULL), KVANT_OK);
             check_rows(&c, "subtracted");
             kvant_cuda_center_rows_args back = c.args;
-            back.rows = c.args.out, back.type = KVANT_CUDA_F32, back.token_stride = KV * c.shape->head_dim, back.add = 1;
+            back.rows = c.args.out, back.type = KVANT_CUDA_F32,
+            back.token_stride = KV * c.shape->head_dim, back.add = 1;
             want_rows(&c, NULL, true);
             assert_int_equal(kvant_cuda_center_rows(&back, NULL), KVANT_OK);
             check_rows(&c, "added again");
@@ -162,8 +168,9 @@ static stored_codec stored_codec_new(const char *spec, uint32_t d, kvant_role ro
 {
     kvant_calibration *calibration = calibrate_fixed(d);
     stored_codec c = { NULL, NULL, NULL };
-    assert_int_equal(kvant_codec_create_calibrated(spec, d, role, 7, calibration, 1, 0, &c.cpu, NULL, 0),
-                     KVANT_OK);
+    assert_int_equal(
+        kvant_codec_create_calibrated(spec, d, role, 7, calibration, 1, 0, &c.cpu, NULL, 0),
+        KVANT_OK);
     assert_int_equal(kvant_cuda_codec_from(c.cpu, &c.sealed, NULL, 0), KVANT_OK);
     assert_int_equal(kvant_cuda_codec_create_open(c.sealed, &c.open), KVANT_OK);
     kvant_calibration_free(&calibration);
@@ -189,12 +196,23 @@ static uint8_t *store_rows(const stored_case *s, const rows_case *c, const store
                                     .n_tokens = c->n_tokens,
                                     .n_kv_heads = KV,
                                     .slots = c->args.slots,
-                                    .k = { s->open ? codecs[0].open : codecs[0].sealed, { pool, head * KV, head }, c->args.rows,
-                                           c->args.token_stride, d, NULL, NULL, weights } };
+                                    .k = { s->open ? codecs[0].open : codecs[0].sealed,
+                                           { pool, head * KV, head },
+                                           c->args.rows,
+                                           c->args.token_stride,
+                                           d,
+                                           NULL,
+                                           NULL,
+                                           weights } };
     if (s->values)
         args.v = (kvant_cuda_rows){ s->open ? codecs[1].open : codecs[1].sealed,
-                                    { pool + bytes / 2, head * KV, head }, c->args.rows,
-                                    c->args.token_stride, d, NULL, NULL, NULL };
+                                    { pool + bytes / 2, head * KV, head },
+                                    c->args.rows,
+                                    c->args.token_stride,
+                                    d,
+                                    NULL,
+                                    NULL,
+                                    NULL };
     if (fused) {
         args.k_turning = c->args.turning;
         args.center_slots = c->args.slots;
@@ -317,22 +335,29 @@ typedef struct pages_case {
 
 /* Products z = q a +- q b have two roundings each, the sum of head_dim terms with phases one for each; the reference's centre has two.
  * Together below head_dim + 4 times 2^-24 of the sum of magnitudes. */
-static void check_pages(const pages_case *c, const test_turning *turning, const float *q, const float *got)
+static void check_pages(const pages_case *c, const test_turning *turning, const float *q,
+                        const float *got)
 {
-    const uint32_t d = c->shape->head_dim, n_heads = KV * c->group, rows = c->query_tokens * c->group;
+    const uint32_t d = c->shape->head_dim, n_heads = KV * c->group,
+                   rows = c->query_tokens * c->group;
     for (uint32_t b = 0; b < c->batch; b++)
         for (uint32_t kv = 0; kv < KV; kv++)
             for (uint32_t page = 0; (int32_t)page * 64 < c->lengths[b]; page++) {
                 const uint32_t first = c->starts ? (uint32_t)c->starts[b] : b * c->query_tokens,
-                               tokens = c->starts ? (uint32_t)(c->starts[b + 1] - c->starts[b]) : c->query_tokens;
+                               tokens = c->starts ? (uint32_t)(c->starts[b + 1] - c->starts[b])
+                                                  : c->query_tokens;
                 for (uint32_t r = 0; r < tokens * c->group; r++) {
                     double size;
-                    const double want = turned_product(turning, (size_t)b * c->stride + page, kv,
-                                                       q + ((first + r / c->group) * n_heads + kv * c->group + r % c->group) * (size_t)d, &size);
+                    const double want = turned_product(
+                        turning, (size_t)b * c->stride + page, kv,
+                        q + ((first + r / c->group) * n_heads + kv * c->group + r % c->group) *
+                                (size_t)d,
+                        &size);
                     const float is = got[(((size_t)b * KV + kv) * c->stride + page) * rows + r];
                     if (!(fabs(is - want) <= (d + 4) * 0x1p-24 * size))
-                        fail_msg("head_dim %u, %u query tokens, group %u, sequence %u, kv head %u, page %u, row %u: %g, reference %g", d,
-                                 c->query_tokens, c->group, b, kv, page, r, is, want);
+                        fail_msg("head_dim %u, %u query tokens, group %u, sequence %u, kv head %u, "
+                                 "page %u, row %u: %g, reference %g",
+                                 d, c->query_tokens, c->group, b, kv, page, r, is, want);
                 }
             }
 }
@@ -340,7 +365,9 @@ static void check_pages(const pages_case *c, const test_turning *turning, const 
 static void run_pages(const pages_case *c)
 {
     const uint32_t d = c->shape->head_dim, n_heads = KV * c->group;
-    const size_t places = (size_t)c->batch * c->stride, n_rows = c->starts ? (size_t)c->starts[c->batch] : c->batch * (size_t)c->query_tokens,
+    const size_t places = (size_t)c->batch * c->stride,
+                 n_rows =
+                     c->starts ? (size_t)c->starts[c->batch] : c->batch * (size_t)c->query_tokens,
                  n = n_rows * n_heads * d, n_offsets = places * KV * c->query_tokens * c->group;
     uint8_t *numbers = malloc(places);
     test_turning turning;
@@ -351,22 +378,25 @@ static void run_pages(const pages_case *c)
     for (size_t i = 0; i < n; i++)
         q[i] = round_to_type(random_normal(), c->type);
     void *typed = to_type(q, n, c->type, &bytes);
-    kvant_cuda_page_offsets_args args = { .size = sizeof args,
-                                          .q = device_copy(typed, bytes),
-                                          .type = c->type,
-                                          .q_batch_stride = (size_t)c->query_tokens * n_heads * d,
-                                          .q_token_stride = (size_t)n_heads * d,
-                                          .q_head_stride = d,
-                                          .batch = c->batch,
-                                          .n_heads = n_heads,
-                                          .n_kv_heads = KV,
-                                          .head_dim = d,
-                                          .query_tokens = c->query_tokens == 1 ? 0 : c->query_tokens,
-                                          .query_starts = c->starts ? device_copy(c->starts, (c->batch + 1) * sizeof *c->starts) : NULL,
-                                          .lengths = device_copy(c->lengths, c->batch * sizeof *c->lengths),
-                                          .table_stride = c->stride,
-                                          .turning = gpu_turning(&turning),
-                                          .offsets = device_new(n_offsets * sizeof(float), 0xff) };
+    kvant_cuda_page_offsets_args args = {
+        .size = sizeof args,
+        .q = device_copy(typed, bytes),
+        .type = c->type,
+        .q_batch_stride = (size_t)c->query_tokens * n_heads * d,
+        .q_token_stride = (size_t)n_heads * d,
+        .q_head_stride = d,
+        .batch = c->batch,
+        .n_heads = n_heads,
+        .n_kv_heads = KV,
+        .head_dim = d,
+        .query_tokens = c->query_tokens == 1 ? 0 : c->query_tokens,
+        .query_starts =
+            c->starts ? device_copy(c->starts, (c->batch + 1) * sizeof *c->starts) : NULL,
+        .lengths = device_copy(c->lengths, c->batch * sizeof *c->lengths),
+        .table_stride = c->stride,
+        .turning = gpu_turning(&turning),
+        .offsets = device_new(n_offsets * sizeof(float), 0xff)
+    };
     assert_int_equal(kvant_cuda_page_offsets(&args, NULL), KVANT_OK);
     device_read(got, args.offsets, n_offsets * sizeof *got);
     check_pages(c, &turning, q, got);
@@ -388,8 +418,14 @@ static void test_pages(void **unused)
     static const uint32_t tokens[] = { 1, 5, 33 }, groups[] = { 1, 4, 7 };
     for (uint32_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
         for (uint32_t i = 0; i < 9; i++) {
-            const pages_case c = { .shape = &shapes[s], .query_tokens = tokens[i % 3], .group = groups[i / 3], .n_numbers = (s + i) % 3 ? 1 + 2 * i : 1,
-                                   .stride = 65, .lengths = lengths, .batch = 7, .type = (kvant_cuda_type)((s + i) % 3) };
+            const pages_case c = { .shape = &shapes[s],
+                                   .query_tokens = tokens[i % 3],
+                                   .group = groups[i / 3],
+                                   .n_numbers = (s + i) % 3 ? 1 + 2 * i : 1,
+                                   .stride = 65,
+                                   .lengths = lengths,
+                                   .batch = 7,
+                                   .type = (kvant_cuda_type)((s + i) % 3) };
             run_pages(&c);
         }
 }
@@ -397,10 +433,18 @@ static void test_pages(void **unused)
 static void test_ragged_pages(void **unused)
 {
     (void)unused;
-    static const int32_t lengths[] = { 700, 30, 64, 300 }, starts[][5] = { { 0, 1, 1, 5, 8 }, { 0, 40, 41, 41, 72 } };
+    static const int32_t lengths[] = { 700, 30, 64, 300 },
+                         starts[][5] = { { 0, 1, 1, 5, 8 }, { 0, 40, 41, 41, 72 } };
     for (uint32_t i = 0; i < 4; i++) {
-        const pages_case c = { .shape = &shapes[3 + i % 2], .query_tokens = i < 2 ? 5 : 40, .group = i % 2 ? 7 : 4, .n_numbers = 1 + 23 * (i % 2),
-                               .stride = 11, .lengths = lengths, .starts = starts[i / 2], .batch = 4, .type = KVANT_CUDA_F32 };
+        const pages_case c = { .shape = &shapes[3 + i % 2],
+                               .query_tokens = i < 2 ? 5 : 40,
+                               .group = i % 2 ? 7 : 4,
+                               .n_numbers = 1 + 23 * (i % 2),
+                               .stride = 11,
+                               .lengths = lengths,
+                               .starts = starts[i / 2],
+                               .batch = 4,
+                               .type = KVANT_CUDA_F32 };
         run_pages(&c);
     }
 }
@@ -411,8 +455,16 @@ static void test_many_rows(void **unused)
     (void)unused;
     static const int32_t lengths[] = { 1500 };
     for (uint32_t i = 0; i < 3; i++) {
-        const pages_case c = { .shape = &shapes[i == 0 ? 3 : i == 1 ? 1 : 5], .query_tokens = 512, .group = i == 1 ? 1 : 4, .n_numbers = i == 2 ? 3 : 1,
-                               .stride = 24, .lengths = lengths, .batch = 1, .type = KVANT_CUDA_BF16 };
+        const pages_case c = { .shape = &shapes[i == 0   ? 3
+                                                : i == 1 ? 1
+                                                         : 5],
+                               .query_tokens = 512,
+                               .group = i == 1 ? 1 : 4,
+                               .n_numbers = i == 2 ? 3 : 1,
+                               .stride = 24,
+                               .lengths = lengths,
+                               .batch = 1,
+                               .type = KVANT_CUDA_BF16 };
         run_pages(&c);
     }
 }
@@ -421,9 +473,18 @@ static void test_refused_pages(void **unused)
 {
     (void)unused;
     uint32_t there[2] = { 0, 1 };
-    const kvant_cuda_page_offsets_args good = { .size = sizeof good, .q = there, .type = KVANT_CUDA_F32, .n_heads = 4, .n_kv_heads = 2, .head_dim = 64,
-                                                .lengths = (int32_t *)there, .table_stride = 1, .offsets = (float *)there,
-                                                .turning = { .pairs = (uint16_t *)there, .start = (float *)there, .phases = (float *)there } };
+    const kvant_cuda_page_offsets_args good = {
+        .size = sizeof good,
+        .q = there,
+        .type = KVANT_CUDA_F32,
+        .n_heads = 4,
+        .n_kv_heads = 2,
+        .head_dim = 64,
+        .lengths = (int32_t *)there,
+        .table_stride = 1,
+        .offsets = (float *)there,
+        .turning = { .pairs = (uint16_t *)there, .start = (float *)there, .phases = (float *)there }
+    };
     kvant_cuda_page_offsets_args args = good;
     args.n_heads = 5, args.batch = 1;
     assert_int_equal(kvant_cuda_page_offsets(&args, NULL), KVANT_ERR_ARGUMENT);
@@ -442,9 +503,14 @@ int main(int argc, char **argv)
     if (!begin_tests(argc, argv))
         return 77; /* CTest: skipped */
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rows),         cmocka_unit_test(test_refused_rows), cmocka_unit_test(test_pages),
-        cmocka_unit_test(test_stored_rows),  cmocka_unit_test(test_refused_stored_rows),
-        cmocka_unit_test(test_ragged_pages), cmocka_unit_test(test_many_rows),    cmocka_unit_test(test_refused_pages),
+        cmocka_unit_test(test_rows),
+        cmocka_unit_test(test_refused_rows),
+        cmocka_unit_test(test_pages),
+        cmocka_unit_test(test_stored_rows),
+        cmocka_unit_test(test_refused_stored_rows),
+        cmocka_unit_test(test_ragged_pages),
+        cmocka_unit_test(test_many_rows),
+        cmocka_unit_test(test_refused_pages),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -34,7 +34,8 @@ static uint8_t *random_rows(const problem *p, size_t bytes)
     uint8_t *rows = malloc(bytes);
     for (size_t i = 0; i < bytes; i += block) {
         size_t size;
-        const float scale = random_uniform(0.7f, 1.3f) / (p->type == KVANT_BLOCK_Q8_0 ? 74.0f : 4.6f);
+        const float scale =
+            random_uniform(0.7f, 1.3f) / (p->type == KVANT_BLOCK_Q8_0 ? 74.0f : 4.6f);
         void *half = to_type(&scale, 1, KVANT_CUDA_F16, &size);
         memcpy(rows + i, half, 2);
         free(half);
@@ -50,7 +51,9 @@ static uint16_t *random_mask(const problem *p, uint32_t stride)
     float *mask = malloc(n * sizeof *mask);
     size_t bytes;
     for (size_t i = 0; i < n; i++)
-        mask[i] = i / stride % p->query_tokens == 1 || random_uniform(0, 1) < 0.4f ? -INFINITY : -fabsf(random_normal());
+        mask[i] = i / stride % p->query_tokens == 1 || random_uniform(0, 1) < 0.4f
+                      ? -INFINITY
+                      : -fabsf(random_normal());
     void *halves = to_type(mask, n, KVANT_CUDA_F16, &bytes);
     free(mask);
     return halves;
@@ -74,7 +77,8 @@ static arrays arrays_new(const problem *p)
     a.gpu_out = device_new(a.n_q * sizeof *a.q, 0xff);
     if (p->mask) {
         a.mask = random_mask(p, a.mask_stride);
-        a.gpu_mask = device_copy(a.mask, (size_t)p->batch * p->query_tokens * a.mask_stride * sizeof *a.mask);
+        a.gpu_mask = device_copy(a.mask, (size_t)p->batch * p->query_tokens * a.mask_stride *
+                                             sizeof *a.mask);
     }
     if (p->sinks) {
         a.sinks = malloc(p->n_heads * sizeof *a.sinks);
@@ -125,8 +129,10 @@ static kvant_cuda_block_args arguments(const problem *p, const arrays *a)
                                    .mask_batch_stride = (size_t)p->query_tokens * a->mask_stride,
                                    .mask_token_stride = a->mask_stride,
                                    .sinks = a->gpu_sinks };
-    args.k = (kvant_cuda_block_rows){ (uint32_t)p->type, a->gpu_rows[0], a->token_stride, a->row_bytes, a->batch_stride };
-    args.v = (kvant_cuda_block_rows){ (uint32_t)p->type, a->gpu_rows[1], a->token_stride, a->row_bytes, a->batch_stride };
+    args.k = (kvant_cuda_block_rows){ (uint32_t)p->type, a->gpu_rows[0], a->token_stride,
+                                      a->row_bytes, a->batch_stride };
+    args.v = (kvant_cuda_block_rows){ (uint32_t)p->type, a->gpu_rows[1], a->token_stride,
+                                      a->row_bytes, a->batch_stride };
     return args;
 }
 
@@ -144,27 +150,31 @@ static void on_the_cpu(const problem *p, const arrays *a, float *out)
                                           .bytes = a->batch_stride,
                                           .token_stride = a->token_stride,
                                           .head_stride = a->row_bytes };
-        const kvant_attention_problem problem = { .size = sizeof problem,
-                                                  .n_tokens = p->n_tokens,
-                                                  .n_queries = p->query_tokens,
-                                                  .n_heads = p->n_heads,
-                                                  .q = a->q + b * p->query_tokens * token,
-                                                  .q_token_stride = token,
-                                                  .q_head_stride = p->head_dim,
-                                                  .mask = a->mask ? a->mask + (size_t)b * p->query_tokens * a->mask_stride : NULL,
-                                                  .mask_token_stride = a->mask_stride,
-                                                  .sinks = a->sinks,
-                                                  .scale = 1 / sqrtf((float)p->head_dim),
-                                                  .max_bias = p->mask ? p->max_bias : 0,
-                                                  .logit_softcap = p->softcap,
-                                                  .out = out + b * p->query_tokens * token,
-                                                  .out_token_stride = token,
-                                                  .out_head_stride = p->head_dim,
-                                                  .n_threads = 4 };
+        const kvant_attention_problem problem = {
+            .size = sizeof problem,
+            .n_tokens = p->n_tokens,
+            .n_queries = p->query_tokens,
+            .n_heads = p->n_heads,
+            .q = a->q + b * p->query_tokens * token,
+            .q_token_stride = token,
+            .q_head_stride = p->head_dim,
+            .mask = a->mask ? a->mask + (size_t)b * p->query_tokens * a->mask_stride : NULL,
+            .mask_token_stride = a->mask_stride,
+            .sinks = a->sinks,
+            .scale = 1 / sqrtf((float)p->head_dim),
+            .max_bias = p->mask ? p->max_bias : 0,
+            .logit_softcap = p->softcap,
+            .out = out + b * p->query_tokens * token,
+            .out_token_stride = token,
+            .out_head_stride = p->head_dim,
+            .n_threads = 4
+        };
         size_t bytes;
-        assert_int_equal(kvant_block_attention_workspace(&rows[0], &rows[1], &problem, &bytes), KVANT_OK);
+        assert_int_equal(kvant_block_attention_workspace(&rows[0], &rows[1], &problem, &bytes),
+                         KVANT_OK);
         void *workspace = aligned_alloc(64, (bytes + 64) / 64 * 64);
-        assert_int_equal(kvant_block_attention(&rows[0], &rows[1], &problem, workspace, bytes), KVANT_OK);
+        assert_int_equal(kvant_block_attention(&rows[0], &rows[1], &problem, workspace, bytes),
+                         KVANT_OK);
         free(workspace);
     }
 }
@@ -191,8 +201,10 @@ static void check(const problem *p)
         if (isnan(worst))
             break;
     }
-    print_message("type %d, head_dim %u, %u tokens, %u x %u query rows, %u kv heads: largest error %.5f of %.5f\n", (int)p->type,
-                  p->head_dim, p->n_tokens, p->batch, p->query_tokens * (p->n_heads / p->n_kv_heads), p->n_kv_heads, (double)worst,
+    print_message("type %d, head_dim %u, %u tokens, %u x %u query rows, %u kv heads: largest error "
+                  "%.5f of %.5f\n",
+                  (int)p->type, p->head_dim, p->n_tokens, p->batch,
+                  p->query_tokens * (p->n_heads / p->n_kv_heads), p->n_kv_heads, (double)worst,
                   (double)bound);
     assert_true(worst <= bound);
     cudaFree(args.workspace);

@@ -61,8 +61,8 @@ static void role_open(role_cache *c, const char *spec, uint32_t d, kvant_role ro
     kvant_codec_info info = { .size = sizeof info };
     *c = (role_cache){ .d = d, .role = role, .open_bytes = (size_t)64 * d * sizeof(uint16_t) };
     for (uint32_t h = 0; h < HEADS; h++) {
-        if (kvant_codec_create_calibrated(spec, d, role, 7, calibration, 1, h, &c->codec[h], text, sizeof text) !=
-            KVANT_OK)
+        if (kvant_codec_create_calibrated(spec, d, role, 7, calibration, 1, h, &c->codec[h], text,
+                                          sizeof text) != KVANT_OK)
             fail_msg("%s, head_dim %u: %s", spec, d, text);
         assert_int_equal(open_codec_create(c->codec[h], &c->open_codec[h]), KVANT_OK);
     }
@@ -115,23 +115,26 @@ static float *make_rows(uint32_t d)
     return rows;
 }
 
-static void append_some(const role_cache *c, const float *rows, const int64_t *slots, uint32_t n, bool open,
-                        kvant_status want, uint32_t want_refused)
+static void append_some(const role_cache *c, const float *rows, const int64_t *slots, uint32_t n,
+                        bool open, kvant_status want, uint32_t want_refused)
 {
     void *gpu_rows = device_copy(rows, (size_t)n * HEADS * c->d * sizeof *rows),
          *gpu_slots = device_copy(slots, n * sizeof *slots);
     uint32_t refused = 0, *gpu_refused = device_copy(&refused, sizeof refused);
-    kvant_cuda_append_args args = {
-        .size = sizeof args, .n_tokens = n, .n_kv_heads = HEADS, .slots = gpu_slots, .refused = gpu_refused
-    };
-    *(c->role == KVANT_ROLE_K ? &args.k : &args.v) = (kvant_cuda_rows){ .codec = open ? c->gpu_open : c->gpu,
-                                                                        .pages = gpu_pages(c, open),
-                                                                        .rows = gpu_rows,
-                                                                        .token_stride = HEADS * c->d,
-                                                                        .head_stride = c->d,
-                                                                        .center = c->center,
-                                                                        .scale = c->scale,
-                                                                        .weights = c->weights };
+    kvant_cuda_append_args args = { .size = sizeof args,
+                                    .n_tokens = n,
+                                    .n_kv_heads = HEADS,
+                                    .slots = gpu_slots,
+                                    .refused = gpu_refused };
+    *(c->role == KVANT_ROLE_K ? &args.k : &args.v) =
+        (kvant_cuda_rows){ .codec = open ? c->gpu_open : c->gpu,
+                           .pages = gpu_pages(c, open),
+                           .rows = gpu_rows,
+                           .token_stride = HEADS * c->d,
+                           .head_stride = c->d,
+                           .center = c->center,
+                           .scale = c->scale,
+                           .weights = c->weights };
     assert_int_equal(kvant_cuda_append(&args, NULL), want);
     device_read(&refused, gpu_refused, sizeof refused);
     assert_int_equal(refused, want_refused);
@@ -148,7 +151,8 @@ static void append_on_gpu(const role_cache *c, const float *rows, bool open, kva
     for (uint32_t t = 0; t < TOKENS; t++)
         slots[t] = t;
     for (uint32_t i = 0, first = 0; i < sizeof ends / sizeof *ends; first = ends[i++])
-        append_some(c, rows + (size_t)first * HEADS * c->d, slots + first, ends[i] - first, open, want, 0);
+        append_some(c, rows + (size_t)first * HEADS * c->d, slots + first, ends[i] - first, open,
+                    want, 0);
 }
 
 static void encode_on_cpu(const role_cache *c, const float *rows)
@@ -157,11 +161,11 @@ static void encode_on_cpu(const role_cache *c, const float *rows)
         for (uint32_t t = 0; t < TOKENS; t++) {
             const float *row = rows + ((size_t)t * HEADS + h) * c->d;
             if (c->codec[h]->info.block_tokens == 1)
-                assert_int_equal(kvant_codec_encode(c->codec[h], &c->affine[h], row, c->d, t % 64, 1,
-                                                    page_of(c->pool, c->page_bytes, t / 64, h)),
+                assert_int_equal(kvant_codec_encode(c->codec[h], &c->affine[h], row, c->d, t % 64,
+                                                    1, page_of(c->pool, c->page_bytes, t / 64, h)),
                                  KVANT_OK);
-            assert_int_equal(kvant_codec_encode(c->open_codec[h], &c->affine[h], row, c->d, t % 64, 1,
-                                                page_of(c->open_pool, c->open_bytes, t / 64, h)),
+            assert_int_equal(kvant_codec_encode(c->open_codec[h], &c->affine[h], row, c->d, t % 64,
+                                                1, page_of(c->open_pool, c->open_bytes, t / 64, h)),
                              KVANT_OK);
         }
 }
@@ -174,8 +178,10 @@ static void compare(const role_cache *c, const char *what, const uint8_t *want, 
     device_read(got, device, bytes);
     for (size_t i = 0; i < bytes; i++)
         if (got[i] != want[i])
-            fail_msg("%s, head_dim %u, %s: byte %zu of page %zu (of block x kv head) is %02x, the CPU's %02x",
-                     c->codec[0]->info.spec, c->d, what, i % page_bytes, i / page_bytes, got[i], want[i]);
+            fail_msg("%s, head_dim %u, %s: byte %zu of page %zu (of block x kv head) is %02x, the "
+                     "CPU's %02x",
+                     c->codec[0]->info.spec, c->d, what, i % page_bytes, i / page_bytes, got[i],
+                     want[i]);
     free(got);
 }
 
@@ -183,7 +189,8 @@ static void compare(const role_cache *c, const char *what, const uint8_t *want, 
 static void check_seal(const role_cache *c)
 {
     int32_t numbers[BLOCKS] = { 0, 1, 2 }, tokens[BLOCKS] = { 64, 64, TOKENS - 128 };
-    void *gpu_numbers = device_copy(numbers, sizeof numbers), *gpu_tokens = device_copy(tokens, sizeof tokens);
+    void *gpu_numbers = device_copy(numbers, sizeof numbers),
+         *gpu_tokens = device_copy(tokens, sizeof tokens);
     uint8_t *want = calloc(BLOCKS * HEADS, c->page_bytes);
     float *rows = malloc(64 * (size_t)c->d * sizeof *rows);
     check_cuda(cudaMemset(c->gpu_pool, 0, BLOCKS * HEADS * c->page_bytes));
@@ -204,8 +211,10 @@ static void check_seal(const role_cache *c)
                                                rows + (size_t)t * c->d);
             const uint32_t group = c->codec[h]->info.block_tokens,
                            n = ((uint32_t)tokens[b] + group - 1) / group * group;
-            for (uint32_t t = (uint32_t)tokens[b]; t < n; t++) /* the rest of a group: copies of its first row */
-                memcpy(rows + (size_t)t * c->d, rows + (size_t)(t / group * group) * c->d, c->d * sizeof *rows);
+            for (uint32_t t = (uint32_t)tokens[b]; t < n;
+                 t++) /* the rest of a group: copies of its first row */
+                memcpy(rows + (size_t)t * c->d, rows + (size_t)(t / group * group) * c->d,
+                       c->d * sizeof *rows);
             assert_int_equal(seal_rows(c->codec[h], rows, 0, n, page_of(want, c->page_bytes, b, h)),
                              KVANT_OK);
         }
@@ -249,21 +258,24 @@ static void check_decode(const role_cache *c, bool open)
     decode_on_gpu(c, open, got);
     for (uint32_t t = 0; t < TOKENS; t++)
         for (uint32_t h = 0; h < HEADS; h++) {
-            const uint8_t *page =
-                open ? page_of(c->open_pool, c->open_bytes, t / 64, h) : page_of(c->pool, c->page_bytes, t / 64, h);
-            kvant_codec_decode(open ? c->open_codec[h] : c->codec[h], &c->affine[h], page, t % 64, 1, want, c->d);
+            const uint8_t *page = open ? page_of(c->open_pool, c->open_bytes, t / 64, h)
+                                       : page_of(c->pool, c->page_bytes, t / 64, h);
+            kvant_codec_decode(open ? c->open_codec[h] : c->codec[h], &c->affine[h], page, t % 64,
+                               1, want, c->d);
             for (uint32_t j = 0; j < c->d; j++) {
                 const float x = got[((size_t)t * HEADS + h) * c->d + j];
                 if (!(x == want[j]))
-                    fail_msg("%s, head_dim %u, %s: decoded %g, the CPU %g (token %u, kv head %u, channel %u)",
-                             c->codec[0]->info.spec, c->d, open ? "open" : "sealed", (double)x, (double)want[j], t,
-                             h, j);
+                    fail_msg("%s, head_dim %u, %s: decoded %g, the CPU %g (token %u, kv head %u, "
+                             "channel %u)",
+                             c->codec[0]->info.spec, c->d, open ? "open" : "sealed", (double)x,
+                             (double)want[j], t, h, j);
             }
         }
     free(got);
 }
 
-static void check_pages(const char *spec, uint32_t d, kvant_role role, const kvant_calibration *calibration)
+static void check_pages(const char *spec, uint32_t d, kvant_role role,
+                        const kvant_calibration *calibration)
 {
     role_cache c;
     role_open(&c, spec, d, role, calibration);
@@ -341,13 +353,15 @@ static void refused_rows_leave_no_trace(void **unused)
             for (uint32_t b = 0; b < BLOCKS; b++) /* what no call writes */
                 for (uint32_t h = 0; h < HEADS; h++)
                     for (uint32_t t = 0; t < 64; t++)
-                        if (64 * b + t >= counts[i] || (64 * b + t == 3 && h == 1) || (64 * b + t == 5 && h == 0))
+                        if (64 * b + t >= counts[i] || (64 * b + t == 3 && h == 1) ||
+                            (64 * b + t == 5 && h == 0))
                             memset(page_of(c.open_pool, c.open_bytes, b, h) + t * 256, 0, 256);
             memcpy(bad, rows, (size_t)TOKENS * HEADS * 128 * sizeof *rows);
             bad[(3 * HEADS + 1) * 128 + 77] = NAN;
             for (uint32_t j = 0; j < 128; j++)
                 bad[(5 * HEADS + 0) * 128 + j] *= 1e30f;
-            append_some(&c, bad, slots, counts[i], open, KVANT_OK, KVANT_CUDA_ROW_NONFINITE | KVANT_CUDA_ROW_RANGE);
+            append_some(&c, bad, slots, counts[i], open, KVANT_OK,
+                        KVANT_CUDA_ROW_NONFINITE | KVANT_CUDA_ROW_RANGE);
             if (open)
                 compare(&c, "refused", c.open_pool, c.gpu_open_pool, c.open_bytes);
             role_close(&c);
@@ -368,8 +382,8 @@ typedef struct problem {
 
 /* out = softmax(scale <q, k>) v over the decoded rows, of which the keys lack their centre: it moves all
  * scores alike. */
-static void reference(const problem *p, const float *keys, const float *values, uint32_t sequence, uint32_t head,
-                      double *out)
+static void reference(const problem *p, const float *keys, const float *values, uint32_t sequence,
+                      uint32_t head, double *out)
 {
     const uint32_t d = p->k.d, h = head / (QUERY_HEADS / HEADS);
     double weight[TOKENS], most = -INFINITY, sum = 0;
@@ -397,7 +411,8 @@ static void compare_query(const float *got, const float *want, uint32_t d, size_
         largest = fmaxf(largest, fabsf(want[j]));
     for (uint32_t j = 0; j < d; j++)
         if (!(fabsf(got[j] - want[j]) <= 2e-5f * largest))
-            fail_msg("head_dim %u, query %zu, channel %u: %g, not %g", d, i, j, (double)got[j], (double)want[j]);
+            fail_msg("head_dim %u, query %zu, channel %u: %g, not %g", d, i, j, (double)got[j],
+                     (double)want[j]);
 }
 
 static void compare_queries(const problem *p, const float *gpu)
@@ -407,9 +422,10 @@ static void compare_queries(const problem *p, const float *gpu)
     float *got = malloc(n * sizeof *got), want[MAX_D];
     device_read(got, gpu, n * sizeof *got);
     for (size_t i = 0; i < BATCH * QUERY_HEADS; i++) {
-        assert_int_equal(kvant_codec_transform_query(p->k.codec[i % QUERY_HEADS / (QUERY_HEADS / HEADS)], NULL,
-                                                     p->q + i * d, want),
-                         KVANT_OK);
+        assert_int_equal(
+            kvant_codec_transform_query(p->k.codec[i % QUERY_HEADS / (QUERY_HEADS / HEADS)], NULL,
+                                        p->q + i * d, want),
+            KVANT_OK);
         compare_query(got + i * d, want, d, i);
     }
     free(got);
@@ -447,7 +463,9 @@ static void transform_many_queries(const problem *p, const kvant_cuda_query_args
     device_read(got, many.out, 2 * part * sizeof *got);
     device_read(want, queries->out, 2 * BATCH * token * sizeof *want);
     for (size_t i = 0; i < 2 * MANY * QUERY_HEADS; i++)
-        compare_query(got + i * p->k.d, want + i / (MANY * QUERY_HEADS) * BATCH * token + i % QUERY_HEADS * p->k.d, p->k.d, i);
+        compare_query(got + i * p->k.d,
+                      want + i / (MANY * QUERY_HEADS) * BATCH * token + i % QUERY_HEADS * p->k.d,
+                      p->k.d, i);
     cudaFree(many.out);
     free(got);
     free(want);
@@ -460,7 +478,8 @@ static void transform_queries_with_rows(const problem *p, const kvant_cuda_query
     const size_t part = (size_t)BATCH * QUERY_HEADS * d;
     const int64_t none[BATCH] = { -1, -1, -1 };
     for (int open = 0; open < 2; open++) {
-        void *slots = device_copy(none, sizeof none), *rows = device_new((size_t)BATCH * HEADS * d * sizeof(float), 0);
+        void *slots = device_copy(none, sizeof none),
+             *rows = device_new((size_t)BATCH * HEADS * d * sizeof(float), 0);
         kvant_cuda_append_args args = { .size = sizeof args,
                                         .k = { .codec = open ? p->k.gpu_open : p->k.gpu,
                                                .pages = gpu_pages(&p->k, open),
@@ -524,7 +543,8 @@ static void check_attention(const problem *p, bool full)
     const size_t n = (size_t)BATCH * QUERY_HEADS * d, rows = (size_t)BLOCKS * 64 * HEADS * d;
     int32_t table[BATCH][BLOCKS] = { { 0, 1, 2 }, { 0, 1, 2 }, { 0, 1, 2 } },
             lengths[BATCH] = { TOKENS, TOKENS, TOKENS };
-    void *gpu_table = device_copy(table, sizeof table), *gpu_lengths = device_copy(lengths, sizeof lengths);
+    void *gpu_table = device_copy(table, sizeof table),
+         *gpu_lengths = device_copy(lengths, sizeof lengths);
     void *gpu_q = device_copy(p->q, n * sizeof(float)), *out = device_new(n * sizeof(float), 0xff);
     const size_t workspace = kvant_cuda_attention_workspace(d);
     void *gpu_workspace = device_new(workspace, 0);
@@ -565,8 +585,9 @@ static void check_attention(const problem *p, bool full)
         reference(p, keys, values, i / QUERY_HEADS, i % QUERY_HEADS, want);
         for (uint32_t j = 0; j < d; j++)
             if (!(fabs(got[(size_t)i * d + j] - want[j]) <= 1e-2 * largest))
-                fail_msg("%s, head_dim %u, query %u, channel %u: %g, not %g", p->k.codec[0]->info.spec, d, i, j,
-                         (double)got[(size_t)i * d + j], want[j]);
+                fail_msg("%s, head_dim %u, query %u, channel %u: %g, not %g",
+                         p->k.codec[0]->info.spec, d, i, j, (double)got[(size_t)i * d + j],
+                         want[j]);
     }
     void *arrays[] = { gpu_table, gpu_lengths, gpu_q, out, gpu_workspace, transformed };
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
@@ -584,7 +605,8 @@ static void attention_through_weights(void **unused)
         bool full;
     } cases[] = { { "trellis-4:transform=file", "trellis-4:center=file,rotate=hadamard", true },
                   { "int-4:transform=file", "int-4", true },
-                  { "turboquant-4:transform=diagonal,rotate=hadamard", "turboquant-4:rotate=hadamard", false } };
+                  { "turboquant-4:transform=diagonal,rotate=hadamard",
+                    "turboquant-4:rotate=hadamard", false } };
     (void)unused;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         for (size_t k = 0; k < sizeof dims / sizeof *dims; k++) {

@@ -45,15 +45,19 @@ static void test_mixed_codecs(void **unused)
 {
     (void)unused;
     static const char *const keys[] = { "int-8", "int-4", "turboquant-4:rotate=hadamard",
-                                        "turboquant-3:rotate=hadamard", "turboquant-2:rotate=hadamard" };
+                                        "turboquant-3:rotate=hadamard",
+                                        "turboquant-2:rotate=hadamard" };
     static const char *const values[] = { "int-8:sym", "bdr-4", "turboquant-4:rotate=none",
-                                          "turboquant-3:rotate=hadamard", "turboquant-2:rotate=hadamard" };
+                                          "turboquant-3:rotate=hadamard",
+                                          "turboquant-2:rotate=hadamard" };
     static const uint32_t dims[] = { 128, 64, 256, 96 };
     size_t n = 0;
     for (size_t k = 0; k < 5; k++)
         for (size_t v = 0; v < 5; v++) {
-            attention_case c = { keys[k],     values[v],  dims[n % 4], 2, 6, 10, (kvant_cuda_type)(n % 3),
-                                 odd_lengths, n % 2 == 0, 1.0f,        0 };
+            attention_case c = {
+                keys[k],     values[v],  dims[n % 4], 2, 6, 10, (kvant_cuda_type)(n % 3),
+                odd_lengths, n % 2 == 0, 1.0f,        0
+            };
             if (v >= k || (k == 2 && v == 1)) { /* values of no more bits */
                 run_attention(&c);
                 n++;
@@ -110,7 +114,9 @@ static void test_open_pages(void **unused)
             c.open = c.open == 3 ? 0 : 3;
             run_attention(&c);
         }
-    attention_case c = { "kivi-2", "kivi-2", 128, 2, 8, 1, KVANT_CUDA_F32, one_long, false, 0.5f, 20 };
+    attention_case c = {
+        "kivi-2", "kivi-2", 128, 2, 8, 1, KVANT_CUDA_F32, one_long, false, 0.5f, 20
+    };
     run_attention(&c);
     c.k_spec = c.v_spec = "turboquant-4";
     run_attention(&c);
@@ -122,22 +128,23 @@ static void test_chunks(void **unused)
     (void)unused;
     static const char *const specs[] = {
 #if KVANT_PAPERS /* sizes that are no constants of a kernel */
-                                         "octopus-5:rotate=hadamard",
-                                         "octopus-4:split=7.1,rotate=hadamard",
-                                         "octopus-3:split=4.3,rotate=none",
-                                         "hqmq-s341r6",
-                                         "hqmq-s42r4:rotate=hadamard",
-                                         "hqmq-s170r7",
-                                         "addvq-k24r3",
-                                         "hqmq-s341r6:med3",
+        "octopus-5:rotate=hadamard",
+        "octopus-4:split=7.1,rotate=hadamard",
+        "octopus-3:split=4.3,rotate=none",
+        "hqmq-s341r6",
+        "hqmq-s42r4:rotate=hadamard",
+        "hqmq-s170r7",
+        "addvq-k24r3",
+        "hqmq-s341r6:med3",
 #endif
-                                         "octopus-2:rotate=hadamard",
-                                         "octopus-3:rotate=hadamard",
-                                         "octopus-4:rotate=hadamard",
-                                         "hqmq-s96r4",
-                                         "hqmq-s192r6",
-                                         "octopus-4:rotate=none,scale=norm",
-                                         "hqmq-s96r4:rotate=hadamard,scale=norm,book=random" };
+        "octopus-2:rotate=hadamard",
+        "octopus-3:rotate=hadamard",
+        "octopus-4:rotate=hadamard",
+        "hqmq-s96r4",
+        "hqmq-s192r6",
+        "octopus-4:rotate=none,scale=norm",
+        "hqmq-s96r4:rotate=hadamard,scale=norm,book=random"
+    };
     static const uint32_t dims[] = { 64, 96, 128, 256 };
     for (size_t s = 0; s < sizeof specs / sizeof *specs; s++)
         for (size_t i = 0; i < 4; i++)
@@ -156,7 +163,8 @@ static void test_chunks(void **unused)
                 run_attention(&c);
             }
     for (size_t s = 0; s < 5; s++) {
-        attention_case c = { specs[s], specs[s], 128, 2, 8, 1, KVANT_CUDA_F32, one_long, false, 0.5f, 20 };
+        attention_case c = { specs[s],       specs[s], 128,   2,    8, 1,
+                             KVANT_CUDA_F32, one_long, false, 0.5f, 20 };
         run_attention(&c);
     }
 }
@@ -166,7 +174,8 @@ static void test_trellis(void **unused)
 {
     (void)unused;
     static const char *const specs[] = { "trellis-2:rotate=hadamard", "trellis-3:rotate=hadamard",
-                                         "trellis-4:rotate=hadamard", "trellis-4:rotate=none,scale=norm" };
+                                         "trellis-4:rotate=hadamard",
+                                         "trellis-4:rotate=none,scale=norm" };
     static const uint32_t dims[] = { 64, 96, 128, 256 };
     for (size_t k = 0; k < 4; k++)
         for (size_t v = 0; v <= k; v++)
@@ -186,7 +195,8 @@ static void test_trellis(void **unused)
                     run_attention(&c);
                 }
     for (size_t s = 0; s < 3; s++) {
-        attention_case c = { specs[s], specs[s], 128, 2, 8, 1, KVANT_CUDA_F32, one_long, false, 0.5f, 20 };
+        attention_case c = { specs[s],       specs[s], 128,   2,    8, 1,
+                             KVANT_CUDA_F32, one_long, false, 0.5f, 20 };
         run_attention(&c);
     }
 }
@@ -215,8 +225,7 @@ static void test_wide_keys(void **unused)
                                      open };
                 run_attention(&c);
             }
-    attention_case c = { keys[0],  values, 128,  2, 8, 1, KVANT_CUDA_F32,
-                         one_long, false,  0.5f, 20 };
+    attention_case c = { keys[0], values, 128, 2, 8, 1, KVANT_CUDA_F32, one_long, false, 0.5f, 20 };
     run_attention(&c);
 }
 
@@ -230,10 +239,17 @@ static void test_states(void **unused)
             for (size_t i = 0; i < 4; i++) {
                 char spec[64];
                 snprintf(spec, sizeof spec, "trellis-%u:rotate=hadamard,states=%u", bits, states);
-                attention_case c = {
-                    spec,       spec, dims[i],      1, 4, 5, (kvant_cuda_type)((bits + i) % 3), odd_lengths,
-                    i % 2 == 0, 0.5f, i % 2 ? 3 : 0
-                };
+                attention_case c = { spec,
+                                     spec,
+                                     dims[i],
+                                     1,
+                                     4,
+                                     5,
+                                     (kvant_cuda_type)((bits + i) % 3),
+                                     odd_lengths,
+                                     i % 2 == 0,
+                                     0.5f,
+                                     i % 2 ? 3 : 0 };
                 run_attention(&c);
             }
 }
@@ -243,8 +259,10 @@ static void test_head_groups(void **unused)
     (void)unused;
     static const uint32_t groups[] = { 1, 2, 3, 5, 7, 8, 9, 12, 16 };
     for (size_t i = 0; i < sizeof groups / sizeof *groups; i++) {
-        attention_case c = { "turboquant-4",  "turboquant-4", 128,  3, 3 * groups[i], 4, KVANT_CUDA_F32,
-                             odd_lengths + 4, false,          0.5f, 0 };
+        attention_case c = {
+            "turboquant-4",  "turboquant-4", 128,  3, 3 * groups[i], 4, KVANT_CUDA_F32,
+            odd_lengths + 4, false,          0.5f, 0
+        };
         run_attention(&c);
     }
 }
@@ -264,9 +282,10 @@ static void test_shapes(void **unused)
         { "int-4", "int-4", 128, 2, 4, 3, KVANT_CUDA_F32, empties, false, 1.0f, 0 },
         { "int-4", "int-4", 128, 2, 6, 300, KVANT_CUDA_F32, many, true, 1.0f, 0 },
         { "int-4:sym", "bdr-4", 128, 2, 8, 10, KVANT_CUDA_F32, odd_lengths, false, 1.0f, 0 },
-        { "turboquant-4:scale=norm", "turboquant-4:rotate=none", 128, 2, 8, 10, KVANT_CUDA_F32, odd_lengths, false,
-          1.0f, 0 },
-        { "turboquant-4", "turboquant-4", 128, 2, 8, 10, KVANT_CUDA_F32, odd_lengths, false, 20.0f, 0 },
+        { "turboquant-4:scale=norm", "turboquant-4:rotate=none", 128, 2, 8, 10, KVANT_CUDA_F32,
+          odd_lengths, false, 1.0f, 0 },
+        { "turboquant-4", "turboquant-4", 128, 2, 8, 10, KVANT_CUDA_F32, odd_lengths, false, 20.0f,
+          0 },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         run_attention(&cases[i]);
@@ -277,11 +296,13 @@ static void test_shared_blocks(void **unused)
 {
     (void)unused;
     static const int32_t lengths[] = { 200, 200 };
-    attention_case c = { "turboquant-4", "turboquant-4", 128, 2, 8, 2, KVANT_CUDA_F32, lengths, false, 1.0f, 0 };
+    attention_case c = { "turboquant-4", "turboquant-4", 128,   2,    8, 2,
+                         KVANT_CUDA_F32, lengths,        false, 1.0f, 0 };
     fixture f;
     fixture_open(&f, &c, NULL);
     memcpy(f.table + f.blocks_per_row, f.table, f.blocks_per_row * sizeof *f.table);
-    check_cuda(cudaMemcpy(f.gpu_table, f.table, 2 * f.blocks_per_row * sizeof *f.table, cudaMemcpyHostToDevice));
+    check_cuda(cudaMemcpy(f.gpu_table, f.table, 2 * f.blocks_per_row * sizeof *f.table,
+                          cudaMemcpyHostToDevice));
     memcpy(f.q + (size_t)c.n_heads * 128, f.q, (size_t)c.n_heads * 128 * sizeof(float));
     check_cuda(cudaMemcpy(f.gpu_q, f.q, f.q_bytes, cudaMemcpyHostToDevice));
     int32_t beyond[] = { 192, 1 << 30 };
@@ -307,11 +328,11 @@ int main(int argc, char **argv)
     if (!begin_tests(argc, argv))
         return 77; /* CTest: skipped */
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_codecs),        cmocka_unit_test(test_mixed_codecs),
-        cmocka_unit_test(test_open_pages),    cmocka_unit_test(test_chunks),
-        cmocka_unit_test(test_trellis),       cmocka_unit_test(test_wide_keys),
-        cmocka_unit_test(test_states),        cmocka_unit_test(test_head_groups),
-        cmocka_unit_test(test_shapes),        cmocka_unit_test(test_shared_blocks),
+        cmocka_unit_test(test_codecs),     cmocka_unit_test(test_mixed_codecs),
+        cmocka_unit_test(test_open_pages), cmocka_unit_test(test_chunks),
+        cmocka_unit_test(test_trellis),    cmocka_unit_test(test_wide_keys),
+        cmocka_unit_test(test_states),     cmocka_unit_test(test_head_groups),
+        cmocka_unit_test(test_shapes),     cmocka_unit_test(test_shared_blocks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

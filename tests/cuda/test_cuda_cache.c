@@ -15,12 +15,15 @@ enum { MOST_QUERIES = 20, STEPS = 60 };
 
 static void attend_somehow(twins *t, int32_t s)
 {
-    const uint32_t seen = twins_length(t, s) - 64 * t->dropped[s], limit = seen < MOST_QUERIES ? seen : MOST_QUERIES;
+    const uint32_t seen = twins_length(t, s) - 64 * t->dropped[s],
+                   limit = seen < MOST_QUERIES ? seen : MOST_QUERIES;
     if (twins_length(t, s) <= 64 * t->dropped[s])
         return;
-    const attention_problem p = { .query_tokens = random_bits() % 2 ? 1 : 1 + (uint32_t)(random_bits() % limit),
+    const attention_problem p = { .query_tokens =
+                                      random_bits() % 2 ? 1 : 1 + (uint32_t)(random_bits() % limit),
                                   .causal = random_bits() % 4 != 0,
-                                  .window = random_bits() % 3 ? 0 : 1 + (uint32_t)(random_bits() % 200),
+                                  .window =
+                                      random_bits() % 3 ? 0 : 1 + (uint32_t)(random_bits() % 200),
                                   .softcap = random_bits() % 4 ? 0 : random_uniform(1, 60),
                                   .max_bias = random_bits() % 4 ? 0 : random_uniform(1, 8),
                                   .mask = random_bits() % 4 == 0,
@@ -76,7 +79,9 @@ static void random_calls(const spec_pair *spec, bool attend)
         int32_t s = (int32_t)(random_bits() % (uint64_t)alive);
         const uint64_t call = random_bits() % 12;
         switch (step == STEPS / 3 ? 10 : step ? call : 0) { /* one fork at least */
-        case 7: full += !twins_append_all(&t, (uint32_t)alive, 1 + (uint32_t)(random_bits() % 40)); break;
+        case 7:
+            full += !twins_append_all(&t, (uint32_t)alive, 1 + (uint32_t)(random_bits() % 40));
+            break;
         case 8: truncate_one(&t, s); break;
         case 9: drop_one(&t, s); break;
         case 10:
@@ -89,15 +94,19 @@ static void random_calls(const spec_pair *spec, bool attend)
             if (alive == SEQUENCES)
                 free_one(&t, s);
             break;
-        default: full += !twins_append(&t, s, 1 + (uint32_t)(random_bits() % (random_bits() % 2 ? 3 : 130)));
+        default:
+            full +=
+                !twins_append(&t, s, 1 + (uint32_t)(random_bits() % (random_bits() % 2 ? 3 : 130)));
         }
         twins_compare(&t);
         if (attend)
             attend_somehow(&t, s);
     }
-    printf("%s / %s: %d forks, %d times full, %u blocks waited, at most %u versions at once, error / bound %.3f\n", spec->k,
-           spec->v, forks, full, t.waited, t.most_parts, t.worst);
-    const bool waits = strstr(spec->k, "trellis") || strstr(spec->k, "octopus") || strstr(spec->k, "hqmq");
+    printf("%s / %s: %d forks, %d times full, %u blocks waited, at most %u versions at once, error "
+           "/ bound %.3f\n",
+           spec->k, spec->v, forks, full, t.waited, t.most_parts, t.worst);
+    const bool waits =
+        strstr(spec->k, "trellis") || strstr(spec->k, "octopus") || strstr(spec->k, "hqmq");
     assert_true(!attend || (forks > 0 && (!waits || strstr(spec->k, "recent") || t.waited > 0)));
     twins_free(&t);
 }
@@ -146,8 +155,8 @@ static const spec_pair more_pairs[] = {
     { "hessian-4", "hessian-4:pool=layer", "int-4:rotate=none", true, false, false, NULL, 0 },
     { "hqmq-s96r4", "trellis-4:center=first", NULL, false, false, false, NULL, 0 },
     /* a matrix without a calibration */
-    { "hqmq-s96r4:order=halves,center=first", "hqmq-s96r4:order=halves", "hqmq-s96r4",
-      false, false, false, NULL, 0 },
+    { "hqmq-s96r4:order=halves,center=first", "hqmq-s96r4:order=halves", "hqmq-s96r4", false, false,
+      false, NULL, 0 },
 #endif
     /* dense rotations, as trellises and codebooks have them where head_dim is no power of two */
     { "trellis-4:rotate=dense,center=first,norm=first", "trellis-4:rotate=dense,center=first", NULL,
@@ -182,9 +191,11 @@ static void bytes_and_more_agree(void **unused)
 static void heads_differ(void **unused)
 {
     (void)unused;
-    static const spec_pair differing[] = { { .k = "int-4", .v = "hessian-4", .calibrated = true },
-                                           { .k = "kmeans-4:c=4", .v = "kmeans-3:c=257", .calibrated = true },
-                                           { .k = "kmeans-4:c=1,recent=30", .v = "int-4", .calibrated = true } };
+    static const spec_pair differing[] = {
+        { .k = "int-4", .v = "hessian-4", .calibrated = true },
+        { .k = "kmeans-4:c=4", .v = "kmeans-3:c=257", .calibrated = true },
+        { .k = "kmeans-4:c=1,recent=30", .v = "int-4", .calibrated = true }
+    };
     for (int i = 0; i < 3; i++)
         random_calls(&differing[i], false);
 }
@@ -194,12 +205,14 @@ static void heads_differ(void **unused)
 static void random_spec(kvant_role role, char spec[96])
 {
     static const char *const families[] = { "int-%u", "bdr-%u", "turboquant-%u", "trellis-%u",
-                                            PAPERS("octopus-%u", "hqmq-s96r4", "hqmq-s192r6", "kivi-2", "kivi-4",
-                                                   "innerq-base", "innerq-small", "innerq-hybrid", "turboquant-2.5",
-                                                   "turboquant-3.5", "polar-%u", "octopus-1", "octopus-5", "hqmq-s341r6",
+                                            PAPERS("octopus-%u", "hqmq-s96r4", "hqmq-s192r6",
+                                                   "kivi-2", "kivi-4", "innerq-base",
+                                                   "innerq-small", "innerq-hybrid",
+                                                   "turboquant-2.5", "turboquant-3.5", "polar-%u",
+                                                   "octopus-1", "octopus-5", "hqmq-s341r6",
                                                    "spherical-r4jl4", "addvq-k24r3", ) },
-                      *const options[] = { "sink=%u", "recent=%u", "center=first", "norm=first", "rotate=dense",
-                                           "rotate=none" };
+                             *const options[] = { "sink=%u",    "recent=%u",    "center=first",
+                                                  "norm=first", "rotate=dense", "rotate=none" };
     for (;;) {
         kvant_codec *codec = NULL;
         kvant_cuda_codec *gpu = NULL;
@@ -210,7 +223,8 @@ static void random_spec(kvant_role role, char spec[96])
             if (random_bits() % 3 == 0) {
                 spec[n] = n == plain ? ':' : ',';
                 n++;
-                n += snprintf(spec + n, 96 - (size_t)n, options[i], (uint32_t)(random_bits() % 150));
+                n +=
+                    snprintf(spec + n, 96 - (size_t)n, options[i], (uint32_t)(random_bits() % 150));
             }
         const bool good = kvant_codec_create(spec, DIM, role, 0, &codec, NULL, 0) == KVANT_OK &&
                           kvant_cuda_codec_unturned(codec, &gpu, NULL, 0) == KVANT_OK;
@@ -282,8 +296,8 @@ static void refuse_rows_later(const spec_pair *pair)
     twins_new(&t, pair, SEQUENCES);
     kvant_sequence_create(t.gpu);
     float *rows = random_rows(7 * WIDTH, 0.5f), *q = random_rows(Q_WIDTH, 1);
-    void *good = device_copy(rows, 7 * WIDTH * sizeof *rows), *gpu_q = device_copy(q, Q_WIDTH * sizeof *q),
-         *gpu_out = device_new(sizeof out, 0);
+    void *good = device_copy(rows, 7 * WIDTH * sizeof *rows),
+         *gpu_q = device_copy(q, Q_WIDTH * sizeof *q), *gpu_out = device_new(sizeof out, 0);
     for (size_t i = 0; i < 2; i++) {
         const kvant_status want = i ? KVANT_ERR_RANGE : KVANT_ERR_NONFINITE;
         const float kept = rows[5 * WIDTH + 3];
@@ -292,7 +306,8 @@ static void refuse_rows_later(const spec_pair *pair)
         rows[5 * WIDTH + 3] = kept;
         assert_int_equal(kvant_cache_append(t.gpu, 0, 0, with_bad, good, 7), KVANT_OK);
         device_read(again, gpu_out, sizeof again); /* the row has been looked at */
-        assert_int_equal(i ? kvant_cache_append(t.gpu, 0, 0, good, good, 7) : kvant_cache_attend(t.gpu, 0, 0, gpu_q, gpu_out, 1),
+        assert_int_equal(i ? kvant_cache_append(t.gpu, 0, 0, good, good, 7)
+                           : kvant_cache_attend(t.gpu, 0, 0, gpu_q, gpu_out, 1),
                          want);
         assert_int_equal(kvant_sequence_length(t.gpu, 0, 0), 7 * (uint32_t)(i + 1));
         assert_int_equal(kvant_cache_attend(t.gpu, 0, 0, gpu_q, gpu_out, 1), KVANT_OK);
@@ -322,7 +337,8 @@ static void refused_rows_leave_no_trace(void **unused)
 static void cut_blocks_are_sealed_again(void **unused)
 {
     (void)unused;
-    static const uint32_t grown[] = { 330, 330, 460, 590, 630 }, cut[] = { 100, 228, 356, 484, 600 };
+    static const uint32_t grown[] = { 330, 330, 460, 590, 630 },
+                          cut[] = { 100, 228, 356, 484, 600 };
     for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
         twins t;
         twins_new(&t, &pairs[i], 1);
@@ -330,7 +346,10 @@ static void cut_blocks_are_sealed_again(void **unused)
         kvant_sequence_create(t.gpu);
         for (int step = 0; step < 5; step++) {
             while (twins_length(&t, 0) < grown[step])
-                assert_true(twins_append(&t, 0, grown[step] - twins_length(&t, 0) < 20 ? grown[step] - twins_length(&t, 0) : 20));
+                assert_true(twins_append(&t, 0,
+                                         grown[step] - twins_length(&t, 0) < 20
+                                             ? grown[step] - twins_length(&t, 0)
+                                             : 20));
             twins_compare(&t);
             assert_int_equal(kvant_sequence_truncate(t.cpu, 0, cut[step]), KVANT_OK);
             assert_int_equal(kvant_sequence_truncate(t.gpu, 0, cut[step]), KVANT_OK);
@@ -428,11 +447,13 @@ static void refuses(uint32_t head_dim, const char *words)
 {
     kvant_cache_params params = KVANT_CACHE_PARAMS;
     kvant_cache *cache;
-    params.n_layers = LAYERS, params.n_heads = HEADS, params.n_kv_heads = KV_HEADS, params.head_dim = head_dim;
+    params.n_layers = LAYERS, params.n_heads = HEADS, params.n_kv_heads = KV_HEADS,
+    params.head_dim = head_dim;
     params.max_tokens = MOST, params.device = "cuda", params.k = params.v = "int-4";
     const kvant_status status = kvant_cache_create(&params, &cache);
     if (status != KVANT_ERR_UNSUPPORTED)
-        fail_msg("head_dim %u: status %d: %s", head_dim, status, status == KVANT_OK ? "" : kvant_error_message());
+        fail_msg("head_dim %u: status %d: %s", head_dim, status,
+                 status == KVANT_OK ? "" : kvant_error_message());
     assert_null(cache);
     if (!strstr(kvant_error_message(), words) || !strstr(kvant_error_message(), "presets"))
         fail_msg("'%s' does not say '%s'", kvant_error_message(), words);
@@ -448,7 +469,8 @@ static void what_is_missing_is_refused(void **unused)
     kvant_sequence_create(t.gpu);
     twins_append(&t, 0, 3);
     fixture none = { .p = { 0 } };
-    float *q = device_new(4 * Q_WIDTH * sizeof *q, 0), *out = device_new(4 * Q_WIDTH * sizeof *q, 0);
+    float *q = device_new(4 * Q_WIDTH * sizeof *q, 0),
+          *out = device_new(4 * Q_WIDTH * sizeof *q, 0);
     kvant_attention_problem problem = problem_of(&none, 1, q, out);
     problem.exact = true;
     assert_int_equal(kvant_cache_attention(t.gpu, 0, 0, &problem), KVANT_ERR_UNSUPPORTED);
@@ -457,7 +479,9 @@ static void what_is_missing_is_refused(void **unused)
     assert_non_null(strstr(kvant_error_message(), "causal"));
     assert_int_equal(kvant_cache_attend(t.gpu, 0, 0, q, out, 3), KVANT_OK);
     const float still = 0;
-    const kvant_rope rope = { .size = sizeof rope, .n_dims = 2, .frequencies = &still, .block_centers = 1 };
+    const kvant_rope rope = {
+        .size = sizeof rope, .n_dims = 2, .frequencies = &still, .block_centers = 1
+    };
     assert_int_equal(kvant_cache_set_rope(t.gpu, 0, &rope), KVANT_ERR_UNSUPPORTED);
     assert_non_null(strstr(kvant_error_message(), "centres"));
     assert_int_equal(kvant_cache_set_rope(t.cpu, 0, &rope), KVANT_OK);
@@ -477,7 +501,8 @@ static int save_calibration(void **unused)
 {
     (void)unused;
     kvant_calibration *calibration = calibrate_fixed(DIM);
-    const bool saved = calibration && kvant_calibration_save(calibration, CALIBRATION, NULL, 0) == KVANT_OK;
+    const bool saved =
+        calibration && kvant_calibration_save(calibration, CALIBRATION, NULL, 0) == KVANT_OK;
     kvant_calibration_free(&calibration);
     return saved ? 0 : -1;
 }
@@ -495,7 +520,9 @@ static void matrices_agree(void **unused)
         { .k = "trellis-4:transform=first", .v = "trellis-4" },
         { .k = "turboquant-6:transform=first", .v = "trellis-4:center=first" },
         { .k = "turboquant-4:rotate=dense,transform=first", .v = "turboquant-4:rotate=dense" },
-        { .k = "turboquant-4:transform=first,recent=20", .v = "turboquant-4", .asynchronous = true },
+        { .k = "turboquant-4:transform=first,recent=20",
+          .v = "turboquant-4",
+          .asynchronous = true },
     };
     (void)unused;
     for (size_t i = 0; i < sizeof first / sizeof *first; i++) {

@@ -24,9 +24,9 @@ static void test_refusals(void **unused)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         kvant_cuda_codec *codec = (kvant_cuda_codec *)1;
         char text[256] = "";
-        assert_int_equal(
-            kvant_cuda_codec_create(cases[i].spec, cases[i].head_dim, KVANT_ROLE_K, 0, &codec, text, sizeof text),
-            cases[i].status);
+        assert_int_equal(kvant_cuda_codec_create(cases[i].spec, cases[i].head_dim, KVANT_ROLE_K, 0,
+                                                 &codec, text, sizeof text),
+                         cases[i].status);
         assert_null(codec);
         if (!strstr(text, cases[i].word))
             fail_msg("%s: '%s' does not say '%s'", cases[i].spec, text, cases[i].word);
@@ -39,7 +39,8 @@ static void test_info(void **unused)
     kvant_codec *cpu = NULL;
     kvant_cuda_codec *gpu = NULL;
     kvant_codec_info a = { .size = sizeof a }, b = { .size = sizeof b };
-    assert_int_equal(kvant_codec_create("bdr-4:block=64", 128, KVANT_ROLE_V, 1, &cpu, NULL, 0), KVANT_OK);
+    assert_int_equal(kvant_codec_create("bdr-4:block=64", 128, KVANT_ROLE_V, 1, &cpu, NULL, 0),
+                     KVANT_OK);
     assert_int_equal(kvant_cuda_codec_from(cpu, &gpu, NULL, 0), KVANT_OK);
     assert_int_equal(kvant_codec_get_info(cpu, &a), KVANT_OK);
     assert_int_equal(kvant_cuda_codec_get_info(gpu, &b), KVANT_OK);
@@ -64,7 +65,8 @@ static void test_byte_codebooks(void **unused)
             char spec[32];
             kvant_cuda_codec *codec = NULL;
             snprintf(spec, sizeof spec, "turboquant-%u", bits);
-            assert_int_equal(kvant_cuda_codec_create(spec, dims[i], KVANT_ROLE_K, 0, &codec, NULL, 0), KVANT_OK);
+            assert_int_equal(
+                kvant_cuda_codec_create(spec, dims[i], KVANT_ROLE_K, 0, &codec, NULL, 0), KVANT_OK);
             const kvant_cuda_params *p = &codec->params;
             double range = bits == 4 ? 63 : 127, unit = p->values[(1u << bits) - 1] / (0.6 * range);
             for (uint32_t c = 0; c < 1u << bits; c++) {
@@ -104,7 +106,8 @@ static void test_guesses(void **unused)
             char spec[40];
             kvant_cuda_codec *codec = NULL;
             snprintf(spec, sizeof spec, "turboquant-%u:rotate=hadamard", bits);
-            assert_int_equal(kvant_cuda_codec_create(spec, dims[i], KVANT_ROLE_K, 0, &codec, NULL, 0), KVANT_OK);
+            assert_int_equal(
+                kvant_cuda_codec_create(spec, dims[i], KVANT_ROLE_K, 0, &codec, NULL, 0), KVANT_OK);
             for (int step = -20000; step <= 20000; step++)
                 check_guess(&codec->params, (float)step * 0.001f);
             for (uint32_t k = 0; k + 1 < 1u << bits; k++) {
@@ -127,7 +130,8 @@ static void test_magnitudes(void **unused)
         char spec[32];
         kvant_cuda_codec *codec = NULL;
         snprintf(spec, sizeof spec, "trellis-%u", bits);
-        assert_int_equal(kvant_cuda_codec_create(spec, 128, KVANT_ROLE_K, 0, &codec, NULL, 0), KVANT_OK);
+        assert_int_equal(kvant_cuda_codec_create(spec, 128, KVANT_ROLE_K, 0, &codec, NULL, 0),
+                         KVANT_OK);
         const kvant_cuda_trellis *t = &codec->trellis;
         const uint8_t *bytes = (const uint8_t *)codec->params.bytes;
         const uint32_t half = t->n_levels / 2;
@@ -146,12 +150,15 @@ static void test_magnitudes(void **unused)
 static void test_parities(void **unused)
 {
     (void)unused;
-    static const uint32_t taps[3][3] = { { 030, 0441, 0202 }, { 0160, 02101, 0442 }, { 01210, 010201, 03002 } };
+    static const uint32_t taps[3][3] = { { 030, 0441, 0202 },
+                                         { 0160, 02101, 0442 },
+                                         { 01210, 010201, 03002 } };
     for (uint32_t i = 0; i < 3; i++) {
         char spec[32];
         kvant_cuda_codec *codec = NULL;
         snprintf(spec, sizeof spec, "trellis-3:states=%u", 256u << 2 * i);
-        assert_int_equal(kvant_cuda_codec_create(spec, 64, KVANT_ROLE_V, 0, &codec, NULL, 0), KVANT_OK);
+        assert_int_equal(kvant_cuda_codec_create(spec, 64, KVANT_ROLE_V, 0, &codec, NULL, 0),
+                         KVANT_OK);
         assert_int_equal(codec->params.memory, 8 + 2 * i);
         assert_memory_equal(codec->trellis.taps, taps[i], sizeof taps[i]);
         kvant_cuda_codec_free(&codec);
@@ -208,8 +215,10 @@ static void test_open_codec(void **unused)
     (void)unused;
     kvant_cuda_codec *sealed = NULL, *open = (kvant_cuda_codec *)1, *values = NULL;
     kvant_codec_info info = { .size = sizeof info };
-    assert_int_equal(kvant_cuda_codec_create("kivi-2", 96, KVANT_ROLE_K, 0, &sealed, NULL, 0), KVANT_OK);
-    assert_int_equal(kvant_cuda_codec_create("kivi-2", 96, KVANT_ROLE_V, 0, &values, NULL, 0), KVANT_OK);
+    assert_int_equal(kvant_cuda_codec_create("kivi-2", 96, KVANT_ROLE_K, 0, &sealed, NULL, 0),
+                     KVANT_OK);
+    assert_int_equal(kvant_cuda_codec_create("kivi-2", 96, KVANT_ROLE_V, 0, &values, NULL, 0),
+                     KVANT_OK);
     assert_int_equal(kvant_cuda_codec_create_open(NULL, &open), KVANT_ERR_ARGUMENT);
     assert_null(open);
     assert_int_equal(kvant_cuda_codec_create_open(sealed, NULL), KVANT_ERR_ARGUMENT);
@@ -219,7 +228,8 @@ static void test_open_codec(void **unused)
     assert_int_equal(info.page_bytes, 64 * 96 * 2);
     assert_int_equal(info.block_tokens, 1);
     assert_int_equal(info.role, KVANT_ROLE_K);
-    assert_int_equal(kvant_cuda_attention_check(open, values, NULL, 0), KVANT_ERR_ARGUMENT); /* one alone is open */
+    assert_int_equal(kvant_cuda_attention_check(open, values, NULL, 0),
+                     KVANT_ERR_ARGUMENT); /* one alone is open */
     kvant_cuda_codec_free(&sealed);
     kvant_cuda_codec_free(&values);
     kvant_cuda_codec_free(&open);
@@ -231,14 +241,18 @@ static void test_refused_calls(void **unused)
     (void)unused;
     void *somewhere = (void *)(uintptr_t)4096;
     kvant_cuda_codec *codec = NULL, *open = NULL;
-    assert_int_equal(kvant_cuda_codec_create("kivi-2", 128, KVANT_ROLE_K, 0, &codec, NULL, 0), KVANT_OK);
+    assert_int_equal(kvant_cuda_codec_create("kivi-2", 128, KVANT_ROLE_K, 0, &codec, NULL, 0),
+                     KVANT_OK);
     assert_int_equal(kvant_cuda_codec_create_open(codec, &open), KVANT_OK);
     kvant_cuda_pages pages = { somewhere, 1 << 20, 1 << 16 }, narrow = { somewhere, 64, 64 };
-    kvant_cuda_append_args append = {
-        .size = sizeof append, .n_tokens = 1, .n_kv_heads = 1, .slots = somewhere, .type = KVANT_CUDA_F16
-    };
+    kvant_cuda_append_args append = { .size = sizeof append,
+                                      .n_tokens = 1,
+                                      .n_kv_heads = 1,
+                                      .slots = somewhere,
+                                      .type = KVANT_CUDA_F16 };
     append.k = (kvant_cuda_rows){ .codec = codec, .pages = pages, .rows = somewhere };
-    assert_int_equal(kvant_cuda_append(&append, NULL), KVANT_ERR_UNSUPPORTED); /* groups of tokens */
+    assert_int_equal(kvant_cuda_append(&append, NULL),
+                     KVANT_ERR_UNSUPPORTED); /* groups of tokens */
     append.k = (kvant_cuda_rows){ .codec = open, .pages = narrow, .rows = somewhere };
     assert_int_equal(kvant_cuda_append(&append, NULL), KVANT_ERR_ARGUMENT);
     kvant_cuda_seal_args seal = {

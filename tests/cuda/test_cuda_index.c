@@ -28,13 +28,16 @@ static float *random_rows(size_t n, uint32_t dim)
 
 static kvant_index *filled(const shape *s, const float *rows)
 {
-    kvant_index_params params = { .size = sizeof params, .dim = s->dim, .metric = s->metric, .spec = s->spec };
+    kvant_index_params params = {
+        .size = sizeof params, .dim = s->dim, .metric = s->metric, .spec = s->spec
+    };
     kvant_index *index = NULL;
     char err[256];
     if (kvant_index_create(&params, &index, err, sizeof err) != KVANT_OK)
         fail_msg("%s: %s", s->spec, err);
     if (s->centre)
-        assert_int_equal(kvant_index_train(index, rows, s->dim, s->n < 1000 ? s->n : 1000), KVANT_OK);
+        assert_int_equal(kvant_index_train(index, rows, s->dim, s->n < 1000 ? s->n : 1000),
+                         KVANT_OK);
     assert_int_equal(kvant_index_add(index, rows, s->dim, s->n, NULL, 8), KVANT_OK);
     for (uint64_t id = 3; s->remove && id < s->n; id += s->remove)
         assert_int_equal(kvant_index_remove(index, id), KVANT_OK);
@@ -50,18 +53,21 @@ static kvant_index_gpu *on_gpu(const kvant_index *index)
     return gpu;
 }
 
-static void compare(const kvant_index *index, const kvant_index_gpu *gpu, const kvant_index_query *query, const char *what)
+static void compare(const kvant_index *index, const kvant_index_gpu *gpu,
+                    const kvant_index_query *query, const char *what)
 {
     const size_t n = query->n * query->k;
-    float *scores = malloc((n + 1) * sizeof *scores), *want_scores = malloc((n + 1) * sizeof *scores);
+    float *scores = malloc((n + 1) * sizeof *scores),
+          *want_scores = malloc((n + 1) * sizeof *scores);
     uint64_t *ids = malloc((n + 1) * sizeof *ids), *want_ids = malloc((n + 1) * sizeof *ids);
     assert_int_equal(kvant_index_search(index, query, want_scores, want_ids), KVANT_OK);
     if (kvant_index_gpu_search(gpu, query, scores, ids) != KVANT_OK)
         fail_msg("%s: %s", what, kvant_error_message());
     for (size_t i = 0; i < n; i++)
         if (ids[i] != want_ids[i] || memcmp(&scores[i], &want_scores[i], sizeof *scores) != 0)
-            fail_msg("%s: result %zu of query %zu is %llu with %.9g, the CPU's %llu with %.9g", what, i % query->k, i / query->k,
-                     (unsigned long long)ids[i], (double)scores[i], (unsigned long long)want_ids[i], (double)want_scores[i]);
+            fail_msg("%s: result %zu of query %zu is %llu with %.9g, the CPU's %llu with %.9g",
+                     what, i % query->k, i / query->k, (unsigned long long)ids[i],
+                     (double)scores[i], (unsigned long long)want_ids[i], (double)want_scores[i]);
     free(scores);
     free(want_scores);
     free(ids);
@@ -70,7 +76,12 @@ static void compare(const kvant_index *index, const kvant_index_gpu *gpu, const 
 
 static kvant_index_query query_of(const shape *s, const float *rows)
 {
-    return (kvant_index_query){ .size = sizeof(kvant_index_query), .rows = rows, .stride = s->dim, .n = s->n_queries, .k = s->k, .n_threads = 8 };
+    return (kvant_index_query){ .size = sizeof(kvant_index_query),
+                                .rows = rows,
+                                .stride = s->dim,
+                                .n = s->n_queries,
+                                .k = s->k,
+                                .n_threads = 8 };
 }
 
 static void check(const shape *s)
@@ -80,8 +91,9 @@ static void check(const shape *s)
     kvant_index *index = filled(s, rows);
     kvant_index_gpu *gpu = on_gpu(index);
     const kvant_index_query query = query_of(s, queries);
-    snprintf(what, sizeof what, "%s, dim %u, metric %d, %zu vectors, %zu queries, k %u, centre %d, remove %u", s->spec, s->dim, (int)s->metric, s->n,
-             s->n_queries, s->k, s->centre, s->remove);
+    snprintf(what, sizeof what,
+             "%s, dim %u, metric %d, %zu vectors, %zu queries, k %u, centre %d, remove %u", s->spec,
+             s->dim, (int)s->metric, s->n, s->n_queries, s->k, s->centre, s->remove);
     compare(index, gpu, &query, what);
     kvant_index_gpu_free(&gpu);
     assert_null(gpu);
@@ -92,14 +104,16 @@ static void check(const shape *s)
 
 static void every_width_and_batch(void **state)
 {
-    static const char *const specs[] = { "turboquant-1", "turboquant-2", "turboquant-3", "turboquant-4", "turboquant-8" };
+    static const char *const specs[] = { "turboquant-1", "turboquant-2", "turboquant-3",
+                                         "turboquant-4", "turboquant-8" };
     static const size_t batches[] = { 1, 8, 9, 32, 33, 64, 65, 130 };
     static const uint32_t dims[] = { 1, 7, 33, 64, 100, 200 };
     (void)state;
     for (size_t i = 0; i < COUNT(specs); i++)
         for (size_t j = 0; j < COUNT(batches); j++)
             for (size_t d = 0; d < COUNT(dims); d++)
-                check(&(shape){ specs[i], dims[d], KVANT_METRIC_INNER_PRODUCT, 333, batches[j], 10, false, 0 });
+                check(&(shape){ specs[i], dims[d], KVANT_METRIC_INNER_PRODUCT, 333, batches[j], 10,
+                                false, 0 });
 }
 
 static void every_metric(void **state)
@@ -109,19 +123,29 @@ static void every_metric(void **state)
         for (int centre = 0; centre < 2; centre++)
             for (uint32_t remove = 0; remove < 12; remove += 11)
                 for (size_t n_queries = 3; n_queries < 100; n_queries += 67)
-                    check(&(shape){ "turboquant-4", 96, (kvant_metric)metric, 700, n_queries, 20, centre, remove });
+                    check(&(shape){ "turboquant-4", 96, (kvant_metric)metric, 700, n_queries, 20,
+                                    centre, remove });
 }
 
 /* Numbers that are at the edge of packs, groups of packs and lists. */
 static void random_shapes(void **state)
 {
-    static const char *const specs[] = { "turboquant-1", "turboquant-2", "turboquant-3", "turboquant-4", "turboquant-8", "turboquant-3:dims=17",
-                                         "turboquant-6", "trellis-2", "trellis-4", "rabitq-1", "rabitq-4", "int-4", "int-2" };
+    static const char *const specs[] = { "turboquant-1", "turboquant-2", "turboquant-3",
+                                         "turboquant-4", "turboquant-8", "turboquant-3:dims=17",
+                                         "turboquant-6", "trellis-2",    "trellis-4",
+                                         "rabitq-1",     "rabitq-4",     "int-4",
+                                         "int-2" };
     static const size_t edges[] = { 1, 31, 32, 33, 127, 128, 129, 1000 };
     (void)state;
     for (int i = 0; i < 100; i++) {
-        shape s = { specs[random_bits() % COUNT(specs)], 17 + (uint32_t)(random_bits() % 120), (kvant_metric)(random_bits() % 3), edges[random_bits() % COUNT(edges)],
-                    1 + random_bits() % 40, 1 + (uint32_t)(random_bits() % 150), random_bits() % 2, random_bits() % 3 == 0 ? 5 : 0 };
+        shape s = { specs[random_bits() % COUNT(specs)],
+                    17 + (uint32_t)(random_bits() % 120),
+                    (kvant_metric)(random_bits() % 3),
+                    edges[random_bits() % COUNT(edges)],
+                    1 + random_bits() % 40,
+                    1 + (uint32_t)(random_bits() % 150),
+                    random_bits() % 2,
+                    random_bits() % 3 == 0 ? 5 : 0 };
         s.centre = s.centre || strchr(s.spec, '=');
         check(&s);
     }
@@ -160,7 +184,8 @@ static void equal_vectors(void **state)
     kvant_index_gpu *gpu = on_gpu(index);
     kvant_index_query query = query_of(&s, queries);
     compare(index, gpu, &query, "equal vectors");
-    memset(queries, 0, s.n_queries * s.dim * sizeof *queries); /* all products are 0, some of them -0 */
+    memset(queries, 0,
+           s.n_queries * s.dim * sizeof *queries); /* all products are 0, some of them -0 */
     compare(index, gpu, &query, "equal products");
     query.n = 1;
     compare(index, gpu, &query, "equal products of one query");
@@ -233,9 +258,11 @@ static void what_is_wrong_is_refused(void **state)
     query.n = 1;
     assert_int_equal(kvant_index_remove(index, 7), KVANT_OK);
     assert_int_equal(kvant_index_gpu_search(gpu, &query, scores, ids), KVANT_ERR_ARGUMENT);
-    assert_int_equal(kvant_index_add(index, rows, s.dim, 1, NULL, 1), KVANT_OK); /* as many as were copied, but others */
+    assert_int_equal(kvant_index_add(index, rows, s.dim, 1, NULL, 1),
+                     KVANT_OK); /* as many as were copied, but others */
     assert_int_equal(kvant_index_gpu_search(gpu, &query, scores, ids), KVANT_ERR_ARGUMENT);
-    lists = filled(&(shape){ .spec = "turboquant-4:lists=4", .dim = 8, .n = 50, .centre = true }, rows);
+    lists =
+        filled(&(shape){ .spec = "turboquant-4:lists=4", .dim = 8, .n = 50, .centre = true }, rows);
     assert_int_equal(kvant_index_gpu_create(lists, &none, err, sizeof err), KVANT_ERR_UNSUPPORTED);
     assert_non_null(strstr(err, "lists="));
     kvant_index_gpu_free(&gpu);
@@ -286,14 +313,16 @@ static void threads_take_turns(void **state)
     pthread_t threads[4];
     (void)state;
     for (int i = 0; i < 4; i++) {
-        jobs[i] = (job){ .gpu = gpu, .query = query_of(&s, rows + (size_t)i * s.n_queries * s.dim) };
+        jobs[i] =
+            (job){ .gpu = gpu, .query = query_of(&s, rows + (size_t)i * s.n_queries * s.dim) };
         jobs[i].query.n_threads = 1;
         assert_int_equal(pthread_create(&threads[i], NULL, search_again, &jobs[i]), 0);
     }
     for (int i = 0; i < 4; i++) {
         pthread_join(threads[i], NULL);
         assert_int_equal(jobs[i].status, KVANT_OK);
-        assert_int_equal(kvant_index_search(index, &jobs[i].query, want.scores, want.ids), KVANT_OK);
+        assert_int_equal(kvant_index_search(index, &jobs[i].query, want.scores, want.ids),
+                         KVANT_OK);
         assert_memory_equal(jobs[i].scores, want.scores, sizeof want.scores);
         assert_memory_equal(jobs[i].ids, want.ids, sizeof want.ids);
     }

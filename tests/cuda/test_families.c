@@ -54,9 +54,16 @@ static float normal(uint64_t *rng)
 static void fill_row(float *x, uint32_t n, uint64_t *rng, bool huge)
 {
     const uint64_t kind = test_random(rng) % 12;
-    const float size = kind == 1 ? 1e-6f : kind == 2 ? 3000.0f : kind == 3 ? 1e-30f : huge && kind == 4 ? 9e4f : huge && kind == 5 ? 3e38f : 1;
+    const float size = kind == 1           ? 1e-6f
+                       : kind == 2         ? 3000.0f
+                       : kind == 3         ? 1e-30f
+                       : huge && kind == 4 ? 9e4f
+                       : huge && kind == 5 ? 3e38f
+                                           : 1;
     for (uint32_t j = 0; j < n; j++) {
-        x[j] = kind == 6 ? 0.0f : kind == 7 ? (float)(test_random(rng) % 5) - 2 : normal(rng) * size;
+        x[j] = kind == 6   ? 0.0f
+               : kind == 7 ? (float)(test_random(rng) % 5) - 2
+                           : normal(rng) * size;
         if (kind == 8 && test_random(rng) % 16 == 0)
             x[j] *= 40;
         x[j] = fmaxf(-FLT_MAX, fminf(x[j], FLT_MAX));
@@ -94,7 +101,8 @@ static void seal(const kvant_general *g, const float *rows, void *page)
     work w;
     general_space s = space_of(&w);
     const uint32_t d = g->head_dim;
-    for (uint32_t first = 0; g->view.kind == KVANT_GENERAL_UNIFORM && first < 64; first += g->view.uniform.group)
+    for (uint32_t first = 0; g->view.kind == KVANT_GENERAL_UNIFORM && first < 64;
+         first += g->view.uniform.group)
         for (uint32_t j = 0; j < d; j++) {
             const general_run x = { rows + (size_t)first * d + j, NULL, (int)d, 64 };
             general_encode_tokens(g, &x, (int)first, (int)j, page);
@@ -116,20 +124,23 @@ static void seal(const kvant_general *g, const float *rows, void *page)
 }
 
 /* Both encode the same transformed rows into pages of the same old bytes. */
-static void check_rows(const kvant_codec *codec, const kvant_general *g, const float *rows, uint8_t *cpu, uint8_t *gpu)
+static void check_rows(const kvant_codec *codec, const kvant_general *g, const float *rows,
+                       uint8_t *cpu, uint8_t *gpu)
 {
     const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
     const uint32_t d = g->head_dim, group = codec->info.block_tokens;
     for (uint32_t t = 0; t < 64; t += group) {
         bool fits = true;
         for (uint32_t i = 0; i < group; i++)
-            fits = fits && codec->quantizer->check(codec, kernels, rows + (size_t)(t + i) * d) == KVANT_OK;
+            fits = fits &&
+                   codec->quantizer->check(codec, kernels, rows + (size_t)(t + i) * d) == KVANT_OK;
         if (group == 1) {
             work w;
             const general_space s = space_of(&w);
             memcpy(w.y, rows + (size_t)t * d, d * sizeof *rows);
             if (general_encode(alone, g, &s, (int)t, gpu) != fits)
-                fail_msg("%s: token %u %s on the CPU", codec->info.spec, t, fits ? "fits" : "does not fit");
+                fail_msg("%s: token %u %s on the CPU", codec->info.spec, t,
+                         fits ? "fits" : "does not fit");
         }
         if (fits)
             kvant_codec_encode_transformed(codec, kernels, rows + (size_t)t * d, t, group, cpu);
@@ -138,8 +149,9 @@ static void check_rows(const kvant_codec *codec, const kvant_general *g, const f
         seal(g, rows, gpu);
     for (size_t i = 0; i < codec->info.page_bytes; i++)
         if (cpu[i] != gpu[i])
-            fail_msg("%s, head_dim %u, %s: byte %zu of %zu is %02x, the CPU's %02x", codec->info.spec, d,
-                     codec->info.role ? "values" : "keys", i, (size_t)codec->info.page_bytes, gpu[i], cpu[i]);
+            fail_msg("%s, head_dim %u, %s: byte %zu of %zu is %02x, the CPU's %02x",
+                     codec->info.spec, d, codec->info.role ? "values" : "keys", i,
+                     (size_t)codec->info.page_bytes, gpu[i], cpu[i]);
 }
 
 static void check_decoded(const kvant_codec *codec, const kvant_general *g, const void *page)
@@ -152,8 +164,8 @@ static void check_decoded(const kvant_codec *codec, const kvant_general *g, cons
         general_decode(alone, g, page, (int)t, &s);
         for (uint32_t j = 0; j < g->head_dim; j++)
             if (!(w.y[j] == y[j] || (isnan(w.y[j]) && isnan(y[j]))))
-                fail_msg("%s, head_dim %u: token %u, channel %u is %.9g, the CPU's %.9g", codec->info.spec, g->head_dim, t, j,
-                         (double)w.y[j], (double)y[j]);
+                fail_msg("%s, head_dim %u: token %u, channel %u is %.9g, the CPU's %.9g",
+                         codec->info.spec, g->head_dim, t, j, (double)w.y[j], (double)y[j]);
     }
 }
 
@@ -162,7 +174,9 @@ static void check_decoded(const kvant_codec *codec, const kvant_general *g, cons
 static void check_rotation(const kvant_codec *codec, const kvant_general *g, uint64_t *rng)
 {
     const uint32_t d = g->head_dim, tiles = d / 16, n = g->view.sketched ? d : g->view.books[0].n;
-    const kvant_rotation_place *places[] = { g->view.sketched ? &g->view.projection : &g->view.tiers.rotations[0], &g->view.tiers.rotations[1] };
+    const kvant_rotation_place *places[] = { g->view.sketched ? &g->view.projection
+                                                              : &g->view.tiers.rotations[0],
+                                             &g->view.tiers.rotations[1] };
     float row[KVANT_MAX_HEAD_DIM], from[KVANT_MAX_HEAD_DIM], to[KVANT_MAX_HEAD_DIM];
     const size_t bytes = kvant_cuda_halves_bytes(g);
     const bool direct = d == 64 || d == 128;
@@ -180,12 +194,18 @@ static void check_rotation(const kvant_codec *codec, const kvant_general *g, uin
     for (uint32_t column = 0; column < d; column++) {
         double sum = 0, bound = 0;
         for (uint32_t i = 0; i < d; i++) {
-            const uint32_t k = i % 16, lane = 4 * (column % 8) + k % 8 / 2, registers = column % 16 / 8 * 2 + k / 8;
-            const double term = (double)row[i] * kvant_half_to_float(halves[(((size_t)(column / 16) * tiles + i / 16) * 32 + lane) * 8 + 2 * registers + k % 2]);
+            const uint32_t k = i % 16, lane = 4 * (column % 8) + k % 8 / 2,
+                           registers = column % 16 / 8 * 2 + k / 8;
+            const double term =
+                (double)row[i] *
+                kvant_half_to_float(
+                    halves[(((size_t)(column / 16) * tiles + i / 16) * 32 + lane) * 8 +
+                           2 * registers + k % 2]);
             sum += term, bound += fabs(term) * 0x1p-10;
         }
         if (!(fabs(sum - to[column]) <= bound + 1e-6))
-            fail_msg("%s, head_dim %u: column %u of the rotation gives %g, not %g", codec->info.spec, d, column, sum, (double)to[column]);
+            fail_msg("%s, head_dim %u: column %u of the rotation gives %g, not %g",
+                     codec->info.spec, d, column, sum, (double)to[column]);
     }
     free(halves);
 }
@@ -210,7 +230,8 @@ static uint32_t check_codec(const kvant_codec *codec, uint64_t *rng)
         check_rows(codec, &gpu.general, rows, pages[0], pages[1]);
         check_decoded(codec, &gpu.general, pages[1]);
     }
-    for (size_t i = 0; i < codec->info.page_bytes; i++) /* foreign bytes do no harm, and mean the same */
+    for (size_t i = 0; i < codec->info.page_bytes;
+         i++) /* foreign bytes do no harm, and mean the same */
         pages[0][i] = (uint8_t)test_random(rng);
     check_decoded(codec, &gpu.general, pages[0]);
     check_rotation(codec, &gpu.general, rng);
@@ -222,7 +243,9 @@ static uint32_t check_codec(const kvant_codec *codec, uint64_t *rng)
 
 static const char *spec_at(size_t i)
 {
-    return i < COUNT(all_specs) ? all_specs[i] : i < COUNT(all_specs) + COUNT(more_specs) ? more_specs[i - COUNT(all_specs)] : NULL;
+    return i < COUNT(all_specs)                       ? all_specs[i]
+           : i < COUNT(all_specs) + COUNT(more_specs) ? more_specs[i - COUNT(all_specs)]
+                                                      : NULL;
 }
 
 static const uint32_t dims[] = { 16, 64, 80, 96, 128, 256, 512 };
@@ -237,7 +260,8 @@ static void general_rows_are_the_cpus(void **state)
             for (int role = 0; role < 2; role++) {
                 kvant_codec *codec;
                 if ((dims[d] == 512 && strstr(spec_at(i), "k192")) ||
-                    kvant_codec_create(spec_at(i), dims[d], (kvant_role)role, 3, &codec, NULL, 0) != KVANT_OK)
+                    kvant_codec_create(spec_at(i), dims[d], (kvant_role)role, 3, &codec, NULL, 0) !=
+                        KVANT_OK)
                     continue;
                 n += check_codec(codec, &rng);
                 kvant_codec_free(&codec);
@@ -255,9 +279,11 @@ static void calibrated_rows_are_the_cpus(void **state)
         assert_non_null(calibration);
         for (size_t i = 0; i < N_CALIBRATED_SPECS + N_WEIGHTED_SPECS; i++)
             for (uint32_t head = 0; head < 4; head++) {
-                const char *spec = i < N_CALIBRATED_SPECS ? calibrated_specs[i] : weighted_specs[i - N_CALIBRATED_SPECS];
+                const char *spec = i < N_CALIBRATED_SPECS ? calibrated_specs[i]
+                                                          : weighted_specs[i - N_CALIBRATED_SPECS];
                 kvant_codec *codec;
-                if (kvant_codec_create_calibrated(spec, dims[d], (kvant_role)(head % 2), 3, calibration, 1, head / 2, &codec, NULL,
+                if (kvant_codec_create_calibrated(spec, dims[d], (kvant_role)(head % 2), 3,
+                                                  calibration, 1, head / 2, &codec, NULL,
                                                   0) != KVANT_OK)
                     continue;
                 check_codec(codec, &rng);
@@ -273,11 +299,13 @@ static void calibrated_rows_are_the_cpus(void **state)
 static void expect_on_gpu(const kvant_codec *codec)
 {
     const char *spec = codec->info.spec;
-    const bool refused = strstr(spec, "median=page") || strncmp(spec, "naive-", 6) == 0 || strncmp(spec, "polar-3.9", 9) == 0;
+    const bool refused = strstr(spec, "median=page") || strncmp(spec, "naive-", 6) == 0 ||
+                         strncmp(spec, "polar-3.9", 9) == 0;
     kvant_cuda_codec *gpu = NULL;
     char text[512] = "";
     const kvant_status status = kvant_cuda_codec_unturned(codec, &gpu, text, sizeof text);
-    if (status != (refused ? KVANT_ERR_UNSUPPORTED : KVANT_OK) || (refused && !strstr(text, "not on the GPU")))
+    if (status != (refused ? KVANT_ERR_UNSUPPORTED : KVANT_OK) ||
+        (refused && !strstr(text, "not on the GPU")))
         fail_msg("%s, head_dim %u: status %d, %s", spec, codec->info.head_dim, (int)status, text);
     kvant_cuda_codec_free(&gpu);
 }
@@ -292,7 +320,8 @@ static void all_specs_are_on_the_gpu(void **state)
         for (size_t d = 0; d < COUNT(dims); d++)
             for (int role = 0; role < 2; role++) {
                 kvant_codec *codec;
-                if (kvant_codec_create(spec_at(i), dims[d], (kvant_role)role, 3, &codec, NULL, 0) != KVANT_OK)
+                if (kvant_codec_create(spec_at(i), dims[d], (kvant_role)role, 3, &codec, NULL, 0) !=
+                    KVANT_OK)
                     continue;
                 expect_on_gpu(codec);
                 kvant_codec_free(&codec);
@@ -309,14 +338,16 @@ static void all_families_are_on_the_gpu(void **state)
     (void)state;
     assert_non_null(calibration);
     for (size_t i = 0; kvant_codec_family_get(i, &family) == KVANT_OK; i++)
-        for (const char *at = family.variants;; at += strcspn(at, " ") + (at[strcspn(at, " ")] != 0)) {
+        for (const char *at = family.variants;;
+             at += strcspn(at, " ") + (at[strcspn(at, " ")] != 0)) {
             const int length = (int)strcspn(at, " ");
             char spec[64];
             snprintf(spec, sizeof spec, "%s%s%.*s%s", family.name, length ? "-" : "", length, at,
                      strcmp(family.name, "kmeans") == 0 ? ":c=4" : "");
             for (int role = 0; role < 2; role++) {
                 kvant_codec *codec;
-                assert_int_equal(kvant_codec_create_calibrated(spec, 64, (kvant_role)role, 0, calibration, 0, 0, &codec, NULL, 0),
+                assert_int_equal(kvant_codec_create_calibrated(spec, 64, (kvant_role)role, 0,
+                                                               calibration, 0, 0, &codec, NULL, 0),
                                  KVANT_OK);
                 expect_on_gpu(codec);
                 kvant_codec_free(&codec);

@@ -172,27 +172,27 @@ static void check_fill(const fill_case *c, bool any)
          *gpu_spread = device_copy(spread, sizeof spread);
     const int64_t *numbers_at = gpu_numbers;
     uint32_t *spread_at = gpu_spread;
-    const kvant_cuda_marked_args args = { .size = sizeof args,
-                                          .marks = gpu_words,
-                                          .first = 5,
-                                          .stride = STRIDE,
-                                          .lengths = gpu_lengths,
-                                          .batch = BATCH,
-                                          .query_tokens = c->query_tokens,
-                                          .n_heads = HEADS,
-                                          .head_dim = DIM,
-                                          .causal = c->causal,
-                                          .type = c->type,
-                                          .mask = c->masked ? gpu_mask : NULL,
-                                          .mask_token_stride = TOKENS,
-                                          .out = gpu_out,
-                                          .out_batch_stride = c->query_tokens * HEADS * DIM,
-                                          .out_token_stride = HEADS * DIM,
-                                          .out_head_stride = DIM,
-                                          .n_spread = 2,
-                                          .spread = { { spread_at, numbers_at },
-                                                      { spread_at + WORDS,
-                                                        numbers_at + BATCH * 30 } } };
+    const kvant_cuda_marked_args args = {
+        .size = sizeof args,
+        .marks = gpu_words,
+        .first = 5,
+        .stride = STRIDE,
+        .lengths = gpu_lengths,
+        .batch = BATCH,
+        .query_tokens = c->query_tokens,
+        .n_heads = HEADS,
+        .head_dim = DIM,
+        .causal = c->causal,
+        .type = c->type,
+        .mask = c->masked ? gpu_mask : NULL,
+        .mask_token_stride = TOKENS,
+        .out = gpu_out,
+        .out_batch_stride = c->query_tokens * HEADS * DIM,
+        .out_token_stride = HEADS * DIM,
+        .out_head_stride = DIM,
+        .n_spread = 2,
+        .spread = { { spread_at, numbers_at }, { spread_at + WORDS, numbers_at + BATCH * 30 } }
+    };
     assert_int_equal(kvant_cuda_fill_marked(&args, NULL), KVANT_OK);
     device_read(typed, gpu_out, bytes);
     device_read(spread, gpu_spread, sizeof spread);

@@ -54,14 +54,15 @@ static float *make_rows(uint32_t n, uint32_t d, kvant_cuda_type type)
     return rows;
 }
 
-static void compare(const char *what, const fixture *f, const uint8_t *want, const void *gpu, size_t bytes)
+static void compare(const char *what, const fixture *f, const uint8_t *want, const void *gpu,
+                    size_t bytes)
 {
     uint8_t *got = malloc(bytes);
     device_read(got, gpu, bytes);
     for (size_t i = 0; i < bytes; i++)
         if (got[i] != want[i])
-            fail_msg("%s: %s, head_dim %u: byte %zu is %02x, the CPU's %02x", what, f->spec, f->head_dim, i, got[i],
-                     want[i]);
+            fail_msg("%s: %s, head_dim %u: byte %zu is %02x, the CPU's %02x", what, f->spec,
+                     f->head_dim, i, got[i], want[i]);
     free(got);
 }
 
@@ -70,23 +71,25 @@ static size_t open_bytes(const fixture *f)
     return 2 * f->open.page_bytes * HEADS * BLOCKS;
 }
 
-static void append_on_cpu(fixture *f, kvant_role role, const float *rows, uint32_t n, const int64_t *slots,
-                          const float *center)
+static void append_on_cpu(fixture *f, kvant_role role, const float *rows, uint32_t n,
+                          const int64_t *slots, const float *center)
 {
     uint32_t d = f->head_dim;
     for (uint32_t i = 0; i < n; i++)
         for (uint32_t h = 0; slots[i] >= 0 && h < HEADS; h++) {
             kvant_affine affine = { .center = center ? center + h * d : NULL,
                                     .scale = center ? scale_of_rows + h * d : NULL };
-            assert_int_equal(kvant_codec_encode(f->open.codec[role], &affine, rows + (i * HEADS + h) * d, d,
-                                                (uint32_t)(slots[i] % 64), 1,
-                                                open_page(&f->open, role, (uint32_t)(slots[i] / 64), h)),
-                             KVANT_OK);
+            assert_int_equal(
+                kvant_codec_encode(f->open.codec[role], &affine, rows + (i * HEADS + h) * d, d,
+                                   (uint32_t)(slots[i] % 64), 1,
+                                   open_page(&f->open, role, (uint32_t)(slots[i] / 64), h)),
+                KVANT_OK);
         }
 }
 
 /* Appends n tokens to slots on both machines and compares all open pages. */
-static void append_rows(fixture *f, uint32_t n, const int64_t *slots, kvant_cuda_type type, const float *center)
+static void append_rows(fixture *f, uint32_t n, const int64_t *slots, kvant_cuda_type type,
+                        const float *center)
 {
     uint32_t d = f->head_dim;
     void *gpu_rows[2], *gpu_slots = device_copy(slots, n * sizeof *slots);
@@ -101,10 +104,14 @@ static void append_rows(fixture *f, uint32_t n, const int64_t *slots, kvant_cuda
         void *typed = to_type(rows, (size_t)n * HEADS * d, type, &bytes);
         gpu_rows[r] = device_copy(typed, bytes);
         append_on_cpu(f, (kvant_role)r, rows, n, slots, center);
-        *(r ? &args.v : &args.k) = (kvant_cuda_rows){
-            f->open.gpu_codec[r], open_pages(&f->open, (kvant_role)r), gpu_rows[r], HEADS * d, d, gpu_center,
-            gpu_scale, NULL
-        };
+        *(r ? &args.v : &args.k) = (kvant_cuda_rows){ f->open.gpu_codec[r],
+                                                      open_pages(&f->open, (kvant_role)r),
+                                                      gpu_rows[r],
+                                                      HEADS * d,
+                                                      d,
+                                                      gpu_center,
+                                                      gpu_scale,
+                                                      NULL };
         free(typed);
         free(rows);
     }
@@ -125,10 +132,12 @@ static void seal_on_cpu(fixture *f, kvant_role role, uint32_t from, uint32_t to,
     for (uint32_t h = 0; h < HEADS; h++)
         for (uint32_t first = 0; first < n_tokens; first += block) {
             for (uint32_t t = 0; t < block; t++)
-                kvant_codec_decode_transformed(f->open.codec[role], kvant_kernels_get(KVANT_CPU_AUTO), open_page(&f->open, role, from, h),
-                                               first + t < n_tokens ? first + t : first, rows + t * f->head_dim);
-            assert_int_equal(seal_rows(role == KVANT_ROLE_K ? f->cache.k : f->cache.v, rows, first, block,
-                                              cache_page(&f->cache, role, to, h)),
+                kvant_codec_decode_transformed(
+                    f->open.codec[role], kvant_kernels_get(KVANT_CPU_AUTO),
+                    open_page(&f->open, role, from, h), first + t < n_tokens ? first + t : first,
+                    rows + t * f->head_dim);
+            assert_int_equal(seal_rows(role == KVANT_ROLE_K ? f->cache.k : f->cache.v, rows, first,
+                                       block, cache_page(&f->cache, role, to, h)),
                              KVANT_OK);
         }
 }
@@ -171,8 +180,8 @@ static void seal_blocks(fixture *f, bool all_written)
 /* Decodes block of the pages on both machines. */
 static void check_decode(const fixture *f, const kvant_cuda_codec *gpu, kvant_cuda_pages pages,
                          const kvant_codec *codec, int32_t block,
-                         void *(*page)(const void *, kvant_role, uint32_t, uint32_t), const void *pool,
-                         kvant_role role)
+                         void *(*page)(const void *, kvant_role, uint32_t, uint32_t),
+                         const void *pool, kvant_role role)
 {
     static float got[64 * HEADS * MAX_D], want[64 * MAX_D];
     uint32_t d = f->head_dim;
@@ -229,10 +238,10 @@ static void run(const char *spec, uint32_t head_dim, kvant_cuda_type type, bool 
     seal_blocks(&f, false);
     for (int r = 0; r < 2; r++) {
         kvant_role role = (kvant_role)r;
-        check_decode(&f, r ? f.cache.gpu_v : f.cache.gpu_k, cache_pages(&f.cache, role), r ? f.cache.v : f.cache.k,
-                     4, page_of_cache, &f.cache, role);
-        check_decode(&f, f.open.gpu_codec[r], open_pages(&f.open, role), f.open.codec[r], 3, page_of_open, &f.open,
-                     role);
+        check_decode(&f, r ? f.cache.gpu_v : f.cache.gpu_k, cache_pages(&f.cache, role),
+                     r ? f.cache.v : f.cache.k, 4, page_of_cache, &f.cache, role);
+        check_decode(&f, f.open.gpu_codec[r], open_pages(&f.open, role), f.open.codec[r], 3,
+                     page_of_open, &f.open, role);
     }
     fixture_close(&f);
 }
@@ -273,34 +282,32 @@ static void test_open_and_seal(void **unused)
 static void test_any(void **unused)
 {
     (void)unused;
-    static const char *const specs[] = { "int-4",
-                                         "int-6:sym",
-                                         "turboquant-4:rotate=hadamard",
-                                         "octopus-4:rotate=hadamard",
-                                         "hqmq-s96r4",
-                                         "trellis-3:rotate=hadamard",
-                                         "int-2:group=32",
-                                         "int-4:group=64,axis=channel",
-                                         "int-2:group=16,axis=channel,sym",
-                                         "int-3:group=32,axis=channel",
-                                         "int-8:group=40",
-                                         "kivi-2",
-                                         "kivi-4",
-                                         "innerq-base",
-                                         "int-3:axis=channel,hybrid=code",
-                                         "f16",
-                                         PAPERS("turboquant-2.5",
-                                                "turboquant-3.5:scale=norm,rotate=hadamard",
-                                                "innerq-hybrid",
-                                                "innerq-hybrid:group=64,hybrid=code",
-                                                "turboquant-3:qjl,rotate=hadamard",
-                                                "polar-3:rotate=hadamard",
-                                                "octopus-5:rotate=hadamard",
-                                                "hqmq-s341r6:med3",
-                                                "spherical-r4jl4", ) };
+    static const char *const specs[] = {
+        "int-4",
+        "int-6:sym",
+        "turboquant-4:rotate=hadamard",
+        "octopus-4:rotate=hadamard",
+        "hqmq-s96r4",
+        "trellis-3:rotate=hadamard",
+        "int-2:group=32",
+        "int-4:group=64,axis=channel",
+        "int-2:group=16,axis=channel,sym",
+        "int-3:group=32,axis=channel",
+        "int-8:group=40",
+        "kivi-2",
+        "kivi-4",
+        "innerq-base",
+        "int-3:axis=channel,hybrid=code",
+        "f16",
+        PAPERS("turboquant-2.5", "turboquant-3.5:scale=norm,rotate=hadamard", "innerq-hybrid",
+               "innerq-hybrid:group=64,hybrid=code", "turboquant-3:qjl,rotate=hadamard",
+               "polar-3:rotate=hadamard", "octopus-5:rotate=hadamard", "hqmq-s341r6:med3",
+               "spherical-r4jl4", )
+    };
     static const uint32_t dims[] = { 80, 512, 192, 112, 128, 64 };
     for (size_t s = 0; s < sizeof specs / sizeof *specs; s++)
-        for (size_t i = small_tests() ? s % 3 : 0; i < (small_tests() ? s % 3 + 1 : sizeof dims / sizeof *dims); i++)
+        for (size_t i = small_tests() ? s % 3 : 0;
+             i < (small_tests() ? s % 3 + 1 : sizeof dims / sizeof *dims); i++)
             run(specs[s], dims[i], (kvant_cuda_type)((s + i) % 3), (s + i) % 2 == 0);
 }
 
@@ -317,19 +324,27 @@ static void test_refused_rows(void **unused)
         for (uint32_t h = 0; h < HEADS; h++)
             for (uint32_t t = 0; t < 2; t++)
                 assert_int_equal(kvant_codec_encode(f.open.codec[0], NULL, rows[t] + h * 128, 128,
-                                                    (uint32_t)slots[t], 1, open_page(&f.open, KVANT_ROLE_K, 0, h)),
-                                 t == 0 && h == 1 ? (i < 2 ? KVANT_ERR_NONFINITE : KVANT_ERR_RANGE) : KVANT_OK);
+                                                    (uint32_t)slots[t], 1,
+                                                    open_page(&f.open, KVANT_ROLE_K, 0, h)),
+                                 t == 0 && h == 1 ? (i < 2 ? KVANT_ERR_NONFINITE : KVANT_ERR_RANGE)
+                                                  : KVANT_OK);
         uint32_t refused = 0, *gpu_refused = device_copy(&refused, sizeof refused);
-        void *gpu_rows = device_copy(rows, sizeof rows), *gpu_slots = device_copy(slots, sizeof slots);
+        void *gpu_rows = device_copy(rows, sizeof rows),
+             *gpu_slots = device_copy(slots, sizeof slots);
         kvant_cuda_append_args args = { .size = sizeof args,
                                         .type = KVANT_CUDA_F32,
                                         .n_tokens = 2,
                                         .n_kv_heads = HEADS,
                                         .slots = gpu_slots,
                                         .refused = gpu_refused };
-        args.k = (kvant_cuda_rows){
-            f.open.gpu_codec[0], open_pages(&f.open, KVANT_ROLE_K), gpu_rows, HEADS * 128, 128, NULL, NULL, NULL
-        };
+        args.k = (kvant_cuda_rows){ f.open.gpu_codec[0],
+                                    open_pages(&f.open, KVANT_ROLE_K),
+                                    gpu_rows,
+                                    HEADS * 128,
+                                    128,
+                                    NULL,
+                                    NULL,
+                                    NULL };
         assert_int_equal(kvant_cuda_append(&args, NULL), KVANT_OK);
         device_read(&refused, gpu_refused, sizeof refused);
         assert_int_equal(refused, i < 2 ? KVANT_CUDA_ROW_NONFINITE : KVANT_CUDA_ROW_RANGE);

@@ -8,18 +8,19 @@ typedef struct spec_pair {
     uint32_t head_dim;
 } spec_pair;
 
-static const spec_pair specs[] = { { "trellis-4:rotate=hadamard", "trellis-4:rotate=hadamard", 128 },
-                                   { "trellis-3:rotate=hadamard", "trellis-3:rotate=hadamard", 64 },
-                                   { "turboquant-4:rotate=hadamard", "turboquant-4:rotate=hadamard", 128 },
-                                   { "trellis-2:rotate=hadamard", "trellis-2:rotate=hadamard", 128 },
-                                   { "int-8", "int-8", 64 },
-                                   { "trellis-4:rotate=hadamard", "trellis-2:rotate=hadamard", 64 },
-                                   { "int-8:sym", "turboquant-4:rotate=hadamard", 128 },
-                                   { "int-5", "trellis-4:rotate=hadamard", 80 },
-                                   { "kivi-2", "kivi-2", 128 },
-                                   { "bf16", "bf16", 128 },
-                                   { "turboquant-6:rotate=hadamard",
-                                     "trellis-4:rotate=hadamard", 128 } };
+static const spec_pair specs[] = {
+    { "trellis-4:rotate=hadamard", "trellis-4:rotate=hadamard", 128 },
+    { "trellis-3:rotate=hadamard", "trellis-3:rotate=hadamard", 64 },
+    { "turboquant-4:rotate=hadamard", "turboquant-4:rotate=hadamard", 128 },
+    { "trellis-2:rotate=hadamard", "trellis-2:rotate=hadamard", 128 },
+    { "int-8", "int-8", 64 },
+    { "trellis-4:rotate=hadamard", "trellis-2:rotate=hadamard", 64 },
+    { "int-8:sym", "turboquant-4:rotate=hadamard", 128 },
+    { "int-5", "trellis-4:rotate=hadamard", 80 },
+    { "kivi-2", "kivi-2", 128 },
+    { "bf16", "bf16", 128 },
+    { "turboquant-6:rotate=hadamard", "trellis-4:rotate=hadamard", 128 }
+};
 enum { N_SPECS = sizeof specs / sizeof *specs };
 
 static void test_few_tokens(void **unused)
@@ -39,11 +40,17 @@ static void test_few_tokens(void **unused)
     const size_t n_problems = sizeof problems / sizeof *problems;
     for (size_t s = 0; s < N_SPECS; s++)
         for (size_t i = 0; i < n_problems; i++) {
-            const attention_case c = { specs[s].k, specs[s].v, specs[s].head_dim, 2, s % 2 ? 8 : 4, i == 1 ? 1 : i < 6 ? 5 : 3,
-                                       KVANT_CUDA_F32, i == 1 ? one : some, i % 2 == 1, 0.5f, (s + i) % 2 ? 3 : 0 };
+            const attention_case c = { specs[s].k,         specs[s].v,
+                                       specs[s].head_dim,  2,
+                                       s % 2 ? 8 : 4,      i == 1 ? 1 : i < 6 ? 5 : 3,
+                                       KVANT_CUDA_F32,     i == 1 ? one : some,
+                                       i % 2 == 1,         0.5f,
+                                       (s + i) % 2 ? 3 : 0 };
             attention_problem p = problems[i];
             p.page_centers = p.hidden = true;
-            p.matrices = (s + i) % 3 == 0 ? 0 : 2 + (uint32_t)(5 * s + 7 * i) % (KVANT_CUDA_MOST_MATRICES - 1);
+            p.matrices = (s + i) % 3 == 0
+                             ? 0
+                             : 2 + (uint32_t)(5 * s + 7 * i) % (KVANT_CUDA_MOST_MATRICES - 1);
             if (!small_tests() || (s + i) % 3 == 0)
                 run_problem(&c, &p);
         }
@@ -56,10 +63,16 @@ static void test_many_tokens(void **unused)
     static const int32_t length[] = { 730 };
     for (size_t s = 0; s < N_SPECS; s++)
         for (uint32_t i = 0; i < 2; i++) {
-            const attention_case c = { specs[s].k, specs[s].v, specs[s].head_dim, 1, i ? 1 : 2, 1, KVANT_CUDA_BF16, length, false, 0.5f,
-                                       (s + i) % 2 ? 3 : 0 };
-            const attention_problem p = { .query_tokens = i ? 600 : 250, .causal = true, .window = s % 4 == 3 ? 250 : 0, .scratch = i || s % 2,
-                                          .page_centers = true, .hidden = true, .matrices = s % 2 == i ? 4 : 0 };
+            const attention_case c = { specs[s].k, specs[s].v, specs[s].head_dim,  1,
+                                       i ? 1 : 2,  1,          KVANT_CUDA_BF16,    length,
+                                       false,      0.5f,       (s + i) % 2 ? 3 : 0 };
+            const attention_problem p = { .query_tokens = i ? 600 : 250,
+                                          .causal = true,
+                                          .window = s % 4 == 3 ? 250 : 0,
+                                          .scratch = i || s % 2,
+                                          .page_centers = true,
+                                          .hidden = true,
+                                          .matrices = s % 2 == i ? 4 : 0 };
             if (!small_tests() || s % 3 == i)
                 run_problem(&c, &p);
         }
@@ -71,8 +84,16 @@ static void test_ragged_tokens(void **unused)
     static const int32_t lengths[] = { 300, 64, 65, 200, 129 };
     static const uint32_t counts[] = { 1, 4, 0, 33, 2 };
     for (size_t s = 0; s < N_SPECS; s++) {
-        const attention_case c = { specs[s].k, specs[s].v, specs[s].head_dim, 2, s % 2 ? 8 : 2, 5, KVANT_CUDA_F16, lengths, true, 0.5f, 3 };
-        const attention_problem p = { .query_tokens = 33, .counts = counts, .causal = s % 3 != 0, .page_centers = true, .matrices = s % 2 ? 3 : 0 };
+        const attention_case c = {
+            specs[s].k, specs[s].v,     specs[s].head_dim, 2,    s % 2 ? 8 : 2,
+            5,          KVANT_CUDA_F16, lengths,           true, 0.5f,
+            3
+        };
+        const attention_problem p = { .query_tokens = 33,
+                                      .counts = counts,
+                                      .causal = s % 3 != 0,
+                                      .page_centers = true,
+                                      .matrices = s % 2 ? 3 : 0 };
         run_problem(&c, &p);
     }
 }
@@ -90,14 +111,32 @@ static void test_captured(void **unused)
     turning_open(&turning, &shape, PAGES, 1, NULL, 2);
     for (int i = 0; i < HEADS * D; i++)
         numbers[i] = random_normal();
-    void *rows = device_copy(numbers, sizeof numbers), *slots = device_copy(&slot, sizeof slot), *lengths = device_copy(&length, sizeof length);
+    void *rows = device_copy(numbers, sizeof numbers), *slots = device_copy(&slot, sizeof slot),
+         *lengths = device_copy(&length, sizeof length);
     float *out = device_new(sizeof want, 0xff);
-    const kvant_cuda_center_rows_args center = { .size = sizeof center, .rows = rows, .type = KVANT_CUDA_F32, .token_stride = KV * D, .head_stride = D,
-                                                 .n_tokens = 1, .n_kv_heads = KV, .head_dim = D, .slots = slots,
-                                                 .turning = gpu_turning(&turning), .out = out };
-    const kvant_cuda_page_offsets_args pages = { .size = sizeof pages, .q = rows, .type = KVANT_CUDA_F32, .q_head_stride = D, .batch = 1, .n_heads = HEADS,
-                                                 .n_kv_heads = KV, .head_dim = D, .lengths = lengths, .table_stride = PAGES,
-                                                 .turning = gpu_turning(&turning), .offsets = out + KV * D };
+    const kvant_cuda_center_rows_args center = { .size = sizeof center,
+                                                 .rows = rows,
+                                                 .type = KVANT_CUDA_F32,
+                                                 .token_stride = KV * D,
+                                                 .head_stride = D,
+                                                 .n_tokens = 1,
+                                                 .n_kv_heads = KV,
+                                                 .head_dim = D,
+                                                 .slots = slots,
+                                                 .turning = gpu_turning(&turning),
+                                                 .out = out };
+    const kvant_cuda_page_offsets_args pages = { .size = sizeof pages,
+                                                 .q = rows,
+                                                 .type = KVANT_CUDA_F32,
+                                                 .q_head_stride = D,
+                                                 .batch = 1,
+                                                 .n_heads = HEADS,
+                                                 .n_kv_heads = KV,
+                                                 .head_dim = D,
+                                                 .lengths = lengths,
+                                                 .table_stride = PAGES,
+                                                 .turning = gpu_turning(&turning),
+                                                 .offsets = out + KV * D };
     cudaStream_t stream;
     cudaGraph_t graph;
     cudaGraphExec_t exec;
@@ -130,7 +169,8 @@ static void test_refused(void **unused)
 {
     (void)unused;
     static const int32_t length[] = { 100 };
-    const attention_case c = { "int-4", "int-4", 128, 2, 8, 1, KVANT_CUDA_F32, length, false, 0.5f, 0 };
+    const attention_case c = { "int-4",        "int-4", 128,   2,    8, 1,
+                               KVANT_CUDA_F32, length,  false, 0.5f, 0 };
     const attention_problem p = { .query_tokens = 1, .page_centers = true };
     fixture f;
     fixture_open(&f, &c, &p);
@@ -148,10 +188,8 @@ int main(int argc, char **argv)
     if (!begin_tests(argc, argv))
         return 77; /* CTest: skipped */
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_few_tokens),
-        cmocka_unit_test(test_many_tokens),
-        cmocka_unit_test(test_ragged_tokens),
-        cmocka_unit_test(test_captured),
+        cmocka_unit_test(test_few_tokens),    cmocka_unit_test(test_many_tokens),
+        cmocka_unit_test(test_ragged_tokens), cmocka_unit_test(test_captured),
         cmocka_unit_test(test_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -9,10 +9,11 @@
 
 static const int32_t lengths[] = { 1, 0, 64, 63, 65, 200, -3, 300, 7, 129 };
 
-static attention_case case_of(const char *k, const char *v, uint32_t head_dim, uint32_t n_kv_heads, uint32_t n_heads,
-                              uint32_t open)
+static attention_case case_of(const char *k, const char *v, uint32_t head_dim, uint32_t n_kv_heads,
+                              uint32_t n_heads, uint32_t open)
 {
-    return (attention_case){ k, v, head_dim, n_kv_heads, n_heads, 10, KVANT_CUDA_F32, lengths, open == 3, 0.5f, open };
+    return (attention_case){ k,       v,         head_dim, n_kv_heads, n_heads, 10, KVANT_CUDA_F32,
+                             lengths, open == 3, 0.5f,     open };
 }
 
 /* Columns from 2 to 66 for every kind of code, so that a tile, two tiles and several passes occur. */
@@ -35,8 +36,8 @@ static void test_query_tokens(void **unused)
     static const uint32_t dims[] = { 128, 64, 96, 256 }, tokens[] = { 1, 2, 3, 4, 5, 8, 16, 33 };
     for (size_t s = 0; s < sizeof specs / sizeof *specs; s++)
         for (size_t i = 0; i < 8; i++) {
-            const attention_case c =
-                case_of(specs[s].k, specs[s].v, dims[(s + i) % 4], 2, i % 3 == 0 ? 8 : 4, i % 2 ? 3 : 0);
+            const attention_case c = case_of(specs[s].k, specs[s].v, dims[(s + i) % 4], 2,
+                                             i % 3 == 0 ? 8 : 4, i % 2 ? 3 : 0);
             const attention_problem p = { .query_tokens = tokens[i], .causal = (s + i) % 4 != 0 };
             run_problem(&c, &p);
         }
@@ -46,8 +47,9 @@ static void test_query_tokens(void **unused)
 static void test_codes(void **unused)
 {
     (void)unused;
-    static const char *const specs[] = { "int-4", "turboquant-4:rotate=hadamard", "octopus-4:rotate=hadamard",
-                                         "hqmq-s96r4", "trellis-4:rotate=hadamard" };
+    static const char *const specs[] = { "int-4", "turboquant-4:rotate=hadamard",
+                                         "octopus-4:rotate=hadamard", "hqmq-s96r4",
+                                         "trellis-4:rotate=hadamard" };
     static const int32_t few_lengths[] = { 64, 3, 190, 0, 700 };
     static const uint32_t tokens[] = { 5, 8, 9, 16 };
     static const attention_problem problems[] = { { .causal = true },
@@ -72,15 +74,18 @@ static void test_one_by_one(void **unused)
 {
     (void)unused;
     static const attention_problem problems[] = {
-        { .causal = true },  { .window = 1 },      { .window = 64 },   { .window = 100, .causal = true },
-        { .softcap = 5 },    { .max_bias = 8 },    { .mask = true },   { .mask = true, .max_bias = 4 },
-        { .sinks = true },   { .softcap = 30, .window = 65, .sinks = true, .causal = true },
+        { .causal = true }, { .window = 1 },
+        { .window = 64 },   { .window = 100, .causal = true },
+        { .softcap = 5 },   { .max_bias = 8 },
+        { .mask = true },   { .mask = true, .max_bias = 4 },
+        { .sinks = true },  { .softcap = 30, .window = 65, .sinks = true, .causal = true },
     };
     static const char *const specs[] = { "int-4", "turboquant-4" };
     for (size_t i = 0; i < sizeof problems / sizeof *problems; i++)
         for (uint32_t tokens = 1; tokens <= 6; tokens += 5) {
             attention_problem p = problems[i];
-            const attention_case c = case_of(specs[i % 2], specs[i % 2], 128, 2, 6, i % 3 == 2 ? 3 : 0);
+            const attention_case c =
+                case_of(specs[i % 2], specs[i % 2], 128, 2, 6, i % 3 == 2 ? 3 : 0);
             p.query_tokens = tokens;
             run_problem(&c, &p);
         }
@@ -89,11 +94,14 @@ static void test_one_by_one(void **unused)
 static void test_ragged(void **unused)
 {
     (void)unused;
-    static const uint32_t counts[][10] = { { 1, 2, 0, 4, 5, 1, 1, 16, 3, 0 }, { 0, 0, 1, 0, 0, 33, 2, 1, 1, 1 } };
+    static const uint32_t counts[][10] = { { 1, 2, 0, 4, 5, 1, 1, 16, 3, 0 },
+                                           { 0, 0, 1, 0, 0, 33, 2, 1, 1, 1 } };
     for (uint32_t i = 0; i < 8; i++) {
-        const attention_case c = case_of("turboquant-4", "turboquant-4", i % 4 < 2 ? 128 : 64, 2, i < 4 ? 8 : 2,
-                                         i % 2 ? 3 : 0);
-        const attention_problem p = { .query_tokens = 33, .counts = counts[i % 2], .causal = i % 3 != 0,
+        const attention_case c = case_of("turboquant-4", "turboquant-4", i % 4 < 2 ? 128 : 64, 2,
+                                         i < 4 ? 8 : 2, i % 2 ? 3 : 0);
+        const attention_problem p = { .query_tokens = 33,
+                                      .counts = counts[i % 2],
+                                      .causal = i % 3 != 0,
                                       .window = i > 5 ? 70 : 0 };
         run_problem(&c, &p);
     }
@@ -124,8 +132,11 @@ static void test_tiles(void **unused)
     static const uint32_t dims[] = { 128, 96, 256, 64 };
     for (size_t s = 0; s < sizeof specs / sizeof *specs; s++)
         for (uint32_t i = small_tests() ? s % 4 : 0; i < (small_tests() ? s % 4 + 1 : 4); i++) {
-            const attention_case c = case_of(specs[s].k, specs[s].v, dims[i], 2, s % 2 ? 6 : 2, i % 2 ? 3 : 0);
-            const attention_problem p = { .query_tokens = (s + i) % 3 == 0 ? 20 : (s + i) % 3 == 1 ? 70 : 33,
+            const attention_case c =
+                case_of(specs[s].k, specs[s].v, dims[i], 2, s % 2 ? 6 : 2, i % 2 ? 3 : 0);
+            const attention_problem p = { .query_tokens = (s + i) % 3 == 0   ? 20
+                                                          : (s + i) % 3 == 1 ? 70
+                                                                             : 33,
                                           .causal = (s + i) % 4 != 0 };
             run_problem(&c, &p);
         }
@@ -150,7 +161,8 @@ static void test_any(void **unused)
     static const uint32_t dims[] = { 80, 112, 192, 512, 128 }, tokens[] = { 1, 5, 20, 70 };
     for (size_t s = 0; s < sizeof specs / sizeof *specs; s++)
         for (uint32_t i = small_tests() ? s % 3 : 0; i < (small_tests() ? s % 3 + 1 : 5); i++) {
-            const attention_case c = case_of(specs[s].k, specs[s].v, dims[i], 2, s % 2 ? 6 : 2, (s + i) % 2 ? 3 : 0);
+            const attention_case c =
+                case_of(specs[s].k, specs[s].v, dims[i], 2, s % 2 ? 6 : 2, (s + i) % 2 ? 3 : 0);
             const attention_problem p = { .query_tokens = tokens[(s + i) % 4],
                                           .causal = i % 3 != 0,
                                           .window = (s + i) % 5 == 4 ? 100 : 0,
@@ -162,7 +174,17 @@ static void test_any(void **unused)
         }
     static const int32_t one_long[] = { 9000 };
     for (uint32_t i = 0; i < 5 && !small_tests(); i++) {
-        const attention_case c = { "int-4", "trellis-4:rotate=hadamard", dims[i], 2, 8, 1, KVANT_CUDA_BF16, one_long, true, 0.5f, 20 };
+        const attention_case c = { "int-4",
+                                   "trellis-4:rotate=hadamard",
+                                   dims[i],
+                                   2,
+                                   8,
+                                   1,
+                                   KVANT_CUDA_BF16,
+                                   one_long,
+                                   true,
+                                   0.5f,
+                                   20 };
         if (dims[i] != 128)
             run_problem(&c, NULL);
     }
@@ -178,8 +200,17 @@ static void test_many_heads(void **unused)
 {
     (void)unused;
     for (uint32_t i = 0; i < 4; i++) {
-        const attention_case c = { "int-4", "turboquant-4:rotate=hadamard", i < 2 ? 64 : 80, 1 + i % 2, 71 * (1 + i % 2), 10,
-                                   KVANT_CUDA_F32, lengths, false, 0.5f, i % 2 ? 3 : 0 };
+        const attention_case c = { "int-4",
+                                   "turboquant-4:rotate=hadamard",
+                                   i < 2 ? 64 : 80,
+                                   1 + i % 2,
+                                   71 * (1 + i % 2),
+                                   10,
+                                   KVANT_CUDA_F32,
+                                   lengths,
+                                   false,
+                                   0.5f,
+                                   i % 2 ? 3 : 0 };
         const attention_problem p = { .query_tokens = 1 + i, .causal = true };
         run_problem(&c, &p);
     }
@@ -196,7 +227,9 @@ static void test_nothing_seen(void **unused)
         for (size_t i = 0; i < 4; i++)
             for (size_t k = 0; k < 3; k++) {
                 const attention_case c = case_of(specs[s], specs[s], dims[i], 2, 4, 3);
-                const attention_problem p = { .query_tokens = tokens[k], .no_blocks = true, .sinks = (s + i + k) % 3 == 2 };
+                const attention_problem p = { .query_tokens = tokens[k],
+                                              .no_blocks = true,
+                                              .sinks = (s + i + k) % 3 == 2 };
                 run_problem(&c, &p);
             }
 }
@@ -207,10 +240,12 @@ static void test_captured(void **unused)
 {
     (void)unused;
     enum { TOKENS = 130, D = 128, KV = 2, Q = 8 };
-    static const char *const specs[] = { "int-4", "turboquant-4:rotate=hadamard", "trellis-4:rotate=hadamard" };
+    static const char *const specs[] = { "int-4", "turboquant-4:rotate=hadamard",
+                                         "trellis-4:rotate=hadamard" };
     for (size_t s = 0; s < 3; s++) {
         static const int32_t longest[] = { TOKENS };
-        const attention_case c = { specs[s], specs[s], D, KV, Q, 1, KVANT_CUDA_F32, longest, false, 0.5f, 0 };
+        const attention_case c = { specs[s],       specs[s], D,     KV,   Q, 1,
+                                   KVANT_CUDA_F32, longest,  false, 0.5f, 0 };
         fixture f;
         fixture_open(&f, &c, NULL);
         float *rows[2], *gpu_rows[2];
@@ -221,15 +256,28 @@ static void test_captured(void **unused)
             gpu_rows[r] = device_new(KV * D * sizeof(float), 0xff);
         }
         int64_t slot = -1, *gpu_slot = device_copy(&slot, sizeof slot);
-        kvant_cuda_append_args append = { .size = sizeof append, .type = KVANT_CUDA_F32, .n_tokens = 1, .n_kv_heads = KV, .slots = gpu_slot };
-        append.k = (kvant_cuda_rows){ .codec = f.cache.gpu_k, .pages = cache_pages(&f.cache, KVANT_ROLE_K), .rows = gpu_rows[0], .token_stride = KV * D, .head_stride = D };
-        append.v = (kvant_cuda_rows){ .codec = f.cache.gpu_v, .pages = cache_pages(&f.cache, KVANT_ROLE_V), .rows = gpu_rows[1], .token_stride = KV * D, .head_stride = D };
+        kvant_cuda_append_args append = { .size = sizeof append,
+                                          .type = KVANT_CUDA_F32,
+                                          .n_tokens = 1,
+                                          .n_kv_heads = KV,
+                                          .slots = gpu_slot };
+        append.k = (kvant_cuda_rows){ .codec = f.cache.gpu_k,
+                                      .pages = cache_pages(&f.cache, KVANT_ROLE_K),
+                                      .rows = gpu_rows[0],
+                                      .token_stride = KV * D,
+                                      .head_stride = D };
+        append.v = (kvant_cuda_rows){ .codec = f.cache.gpu_v,
+                                      .pages = cache_pages(&f.cache, KVANT_ROLE_V),
+                                      .rows = gpu_rows[1],
+                                      .token_stride = KV * D,
+                                      .head_stride = D };
         const kvant_cuda_attention_args args = attention_args(&f);
         cudaStream_t stream;
         cudaGraph_t graph;
         cudaGraphExec_t exec;
         check_cuda(cudaStreamCreate(&stream));
-        assert_int_equal(kvant_cuda_append(&append, stream), KVANT_OK); /* engines load kernels before they capture */
+        assert_int_equal(kvant_cuda_append(&append, stream),
+                         KVANT_OK); /* engines load kernels before they capture */
         assert_int_equal(kvant_cuda_attention(&args, stream), KVANT_OK);
         check_cuda(cudaStreamSynchronize(stream));
         check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
@@ -246,11 +294,14 @@ static void test_captured(void **unused)
             check_cuda(cudaMemcpy(gpu_slot, &slot, sizeof slot, cudaMemcpyHostToDevice));
             check_cuda(cudaMemcpy(f.gpu_lengths, &length, sizeof length, cudaMemcpyHostToDevice));
             for (int r = 0; r < 2; r++) {
-                check_cuda(cudaMemcpy(gpu_rows[r], rows[r] + t * KV * D, KV * D * sizeof(float), cudaMemcpyHostToDevice));
+                check_cuda(cudaMemcpy(gpu_rows[r], rows[r] + t * KV * D, KV * D * sizeof(float),
+                                      cudaMemcpyHostToDevice));
                 for (uint32_t h = 0; h < KV; h++)
-                    assert_int_equal(kvant_codec_encode(r ? f.cache.v : f.cache.k, NULL, rows[r] + (t * KV + (int)h) * D, D,
+                    assert_int_equal(kvant_codec_encode(r ? f.cache.v : f.cache.k, NULL,
+                                                        rows[r] + (t * KV + (int)h) * D, D,
                                                         (uint32_t)t % 64, 1,
-                                                        cache_page(&f.cache, (kvant_role)r, (uint32_t)f.table[t / 64], h)),
+                                                        cache_page(&f.cache, (kvant_role)r,
+                                                                   (uint32_t)f.table[t / 64], h)),
                                      KVANT_OK);
             }
             check_cuda(cudaGraphLaunch(exec, stream));
@@ -298,10 +349,22 @@ static void test_scratch(void **unused)
     static const int32_t some[] = { 300, 20, 129 };
     for (uint32_t s = 0; s < sizeof specs / sizeof *specs; s++)
         for (uint32_t i = small_tests() ? s % 2 : 0; i < (small_tests() ? s % 2 + 1 : 2); i++) {
-            const attention_case c = { specs[s].k, specs[s].v, dims[(s + 2 * i) % 4], 1, 16, 3, KVANT_CUDA_F32, some, i == 1,
-                                       0.5f, i ? 3 : 0 };
-            const attention_problem p = { .query_tokens = 25, .causal = s % 3 != 0, .window = s % 4 == 3 ? 90 : 0,
-                                          .mask = s % 4 == 2, .scratch = true };
+            const attention_case c = { specs[s].k,
+                                       specs[s].v,
+                                       dims[(s + 2 * i) % 4],
+                                       1,
+                                       16,
+                                       3,
+                                       KVANT_CUDA_F32,
+                                       some,
+                                       i == 1,
+                                       0.5f,
+                                       i ? 3 : 0 };
+            const attention_problem p = { .query_tokens = 25,
+                                          .causal = s % 3 != 0,
+                                          .window = s % 4 == 3 ? 90 : 0,
+                                          .mask = s % 4 == 2,
+                                          .scratch = true };
             run_problem(&c, &p);
         }
 }
@@ -312,7 +375,8 @@ static void test_prefill(void **unused)
     (void)unused;
     static const int32_t past[] = { 5000, 130 };
     for (int i = 0; i < 2; i++) {
-        const attention_case c = { "int-4", "int-4", i ? 64 : 128, 1, 4, 2, KVANT_CUDA_BF16, past, false, 0.5f, 3 };
+        const attention_case c = { "int-4",         "int-4", i ? 64 : 128, 1,    4, 2,
+                                   KVANT_CUDA_BF16, past,    false,        0.5f, 3 };
         const attention_problem p = { .query_tokens = 130, .causal = true, .scratch = i == 0 };
         run_problem(&c, &p);
     }
@@ -347,13 +411,19 @@ static void test_matrices(void **unused)
         { .query_tokens = 110, .mask = true, .scratch = true },
     };
     static const int32_t some[] = { 500, 20, 129, 0, 700 }, one[] = { 5000 };
-    const size_t n_specs = sizeof specs / sizeof *specs, n_problems = sizeof problems / sizeof *problems;
+    const size_t n_specs = sizeof specs / sizeof *specs,
+                 n_problems = sizeof problems / sizeof *problems;
     for (size_t s = 0; s < n_specs; s++)
         for (size_t i = 0; i < n_problems; i++) {
-            const attention_case c = { specs[s].k, specs[s].v, specs[s].head_dim, 2, s % 2 ? 8 : 4, i == 1 ? 1 : i < 6 ? 5 : 3, KVANT_CUDA_F32,
-                                       i == 1 ? one : some, i % 2 == 1, 0.5f, (s + i) % 2 ? 3 : 0 };
+            const attention_case c = { specs[s].k,         specs[s].v,
+                                       specs[s].head_dim,  2,
+                                       s % 2 ? 8 : 4,      i == 1 ? 1 : i < 6 ? 5 : 3,
+                                       KVANT_CUDA_F32,     i == 1 ? one : some,
+                                       i % 2 == 1,         0.5f,
+                                       (s + i) % 2 ? 3 : 0 };
             attention_problem p = problems[i];
-            p.matrices = i == 4 ? 0 : 2 + (uint32_t)(5 * s + 7 * i) % (KVANT_CUDA_MOST_MATRICES - 1);
+            p.matrices =
+                i == 4 ? 0 : 2 + (uint32_t)(5 * s + 7 * i) % (KVANT_CUDA_MOST_MATRICES - 1);
             p.key_center = i != 2;
             if (!small_tests() || (s + i) % 3 == 0)
                 run_problem(&c, &p);
@@ -369,12 +439,25 @@ static const char *one_of(const char *const *names, size_t n)
 static void test_random(void **unused)
 {
     (void)unused;
-    static const char *const specs[] = { "int-4:sym", "bdr-4", "int-8", "int-5", "kivi-2", "innerq-base", "turboquant-4:scale=norm,rotate=none",
-                                         "turboquant-4:rotate=hadamard", "trellis-4:rotate=hadamard", "trellis-2:rotate=hadamard",
-                                         "octopus-4:rotate=hadamard", "hqmq-s192r6",
+    static const char *const specs[] = {
+        "int-4:sym",
+        "bdr-4",
+        "int-8",
+        "int-5",
+        "kivi-2",
+        "innerq-base",
+        "turboquant-4:scale=norm,rotate=none",
+        "turboquant-4:rotate=hadamard",
+        "trellis-4:rotate=hadamard",
+        "trellis-2:rotate=hadamard",
+        "octopus-4:rotate=hadamard",
+        "hqmq-s192r6",
 #if KVANT_PAPERS
-                                         "turboquant-2.5", "turboquant-3:qjl,rotate=hadamard", "innerq-hybrid",
-                                         "polar-4:rotate=hadamard", "octopus-5:rotate=hadamard",
+        "turboquant-2.5",
+        "turboquant-3:qjl,rotate=hadamard",
+        "innerq-hybrid",
+        "polar-4:rotate=hadamard",
+        "octopus-5:rotate=hadamard",
 #endif
     };
     static const uint32_t dims[] = { 64, 128, 256, 96, 80 };
@@ -389,7 +472,8 @@ static void test_random(void **unused)
         }
         const char *spec = one_of(specs, sizeof specs / sizeof *specs);
         const attention_case c = { spec,
-                                   random_bits() % 3 ? spec : one_of(specs, sizeof specs / sizeof *specs),
+                                   random_bits() % 3 ? spec
+                                                     : one_of(specs, sizeof specs / sizeof *specs),
                                    dims[random_bits() % 5],
                                    n_kv_heads,
                                    n_kv_heads * (1 + random_bits() % 8),
@@ -402,7 +486,9 @@ static void test_random(void **unused)
         const attention_problem p = { .query_tokens = most,
                                       .counts = random_bits() % 2 ? counts : NULL,
                                       .causal = random_bits() % 4 != 0,
-                                      .window = random_bits() % 3 ? 0 : 1 + (uint32_t)(random_bits() % 200),
+                                      .window = random_bits() % 3
+                                                    ? 0
+                                                    : 1 + (uint32_t)(random_bits() % 200),
                                       .softcap = random_bits() % 4 ? 0 : random_uniform(1, 60),
                                       .max_bias = random_bits() % 4 ? 0 : random_uniform(1, 8),
                                       .mask = random_bits() % 4 == 0,
@@ -417,26 +503,30 @@ static void test_families(void **unused)
     (void)unused;
     static const struct {
         const char *k, *v;
-    } specs[] = { { "bf16", "int-3:group=32,hybrid" },
+    } specs[] = {
+        { "bf16", "int-3:group=32,hybrid" },
 #if KVANT_PAPERS
-                  { "turboquant-2.5", "turboquant-3.5" },
-                  { "turboquant-3:qjl,rotate=hadamard", "turboquant-4:rotate=hadamard" },
-                  { "turboquant-1:qjl,rotate=none", "turboquant-4:qjl,sketch=gaussian,rotate=none" },
-                  { "innerq-hybrid", "innerq-hybrid" },
-                  { "int-4", "innerq-hybrid:hybrid=code,group=16" },
-                  { "hqmq-s341r6:med3", "hqmq-s1024r4" },
-                  { "octopus-5:rotate=hadamard", "octopus-4:split=7.1,rotate=hadamard" },
-                  { "octopus-2:qjl,rotate=hadamard", "trellis-4:rotate=hadamard" },
-                  { "polar-4:rotate=hadamard", "polar-3:rotate=hadamard" },
-                  { "spherical-r4jl4", "addvq-k24r3" },
-                  { "kivi-4", "turboquant-2.5" },
+        { "turboquant-2.5", "turboquant-3.5" },
+        { "turboquant-3:qjl,rotate=hadamard", "turboquant-4:rotate=hadamard" },
+        { "turboquant-1:qjl,rotate=none", "turboquant-4:qjl,sketch=gaussian,rotate=none" },
+        { "innerq-hybrid", "innerq-hybrid" },
+        { "int-4", "innerq-hybrid:hybrid=code,group=16" },
+        { "hqmq-s341r6:med3", "hqmq-s1024r4" },
+        { "octopus-5:rotate=hadamard", "octopus-4:split=7.1,rotate=hadamard" },
+        { "octopus-2:qjl,rotate=hadamard", "trellis-4:rotate=hadamard" },
+        { "polar-4:rotate=hadamard", "polar-3:rotate=hadamard" },
+        { "spherical-r4jl4", "addvq-k24r3" },
+        { "kivi-4", "turboquant-2.5" },
 #endif
     };
     static const uint32_t dims[] = { 128, 64, 80, 256, 512 }, tokens[] = { 1, 5, 20, 70 };
     for (size_t s = 0; s < sizeof specs / sizeof *specs; s++)
         for (uint32_t i = small_tests() ? s % 3 : 0; i < (small_tests() ? s % 3 + 1 : 5); i++) {
-            const attention_case c = case_of(specs[s].k, specs[s].v, dims[i], 2, s % 2 ? 6 : 2, (s + i) % 2 ? 3 : 0);
-            const attention_problem p = { .query_tokens = tokens[(s + i) % 4], .causal = i % 3 != 0, .sinks = (s + i) % 6 == 0 };
+            const attention_case c =
+                case_of(specs[s].k, specs[s].v, dims[i], 2, s % 2 ? 6 : 2, (s + i) % 2 ? 3 : 0);
+            const attention_problem p = { .query_tokens = tokens[(s + i) % 4],
+                                          .causal = i % 3 != 0,
+                                          .sinks = (s + i) % 6 == 0 };
             run_problem(&c, &p);
         }
 }
@@ -452,30 +542,39 @@ enum { FIRST_CELL = 1000 };
 static row_arrays make_rows(const fixture *f, kvant_cuda_append_args *args)
 {
     const attention_case *c = f->c;
-    const size_t width = (size_t)c->n_kv_heads * c->head_dim, stride = (size_t)f->blocks_per_row * 64;
-    row_arrays r = { malloc(c->batch * sizeof(int64_t)), malloc(c->batch * sizeof(int64_t)), NULL, NULL, { NULL } };
+    const size_t width = (size_t)c->n_kv_heads * c->head_dim,
+                 stride = (size_t)f->blocks_per_row * 64;
+    row_arrays r = {
+        malloc(c->batch * sizeof(int64_t)), malloc(c->batch * sizeof(int64_t)), NULL, NULL, { NULL }
+    };
     float *numbers = malloc(c->batch * width * sizeof *numbers);
     for (uint32_t b = 0; b < c->batch; b++) {
-        const int32_t last = c->lengths[b] - 1, entry = last < 0 ? 0 : f->table[b * f->blocks_per_row + (uint32_t)last / 64];
+        const int32_t last = c->lengths[b] - 1,
+                      entry = last < 0 ? 0 : f->table[b * f->blocks_per_row + (uint32_t)last / 64];
         r.slots[b] = last < 0 ? -1 : (int64_t)(entry < 0 ? -1 - entry : entry) * 64 + last % 64;
         r.cells[b] = (int64_t)(FIRST_CELL + b * stride) + last;
     }
-    *args = (kvant_cuda_append_args){ .size = sizeof *args, .type = KVANT_CUDA_F32, .n_tokens = c->batch, .n_kv_heads = c->n_kv_heads };
+    *args = (kvant_cuda_append_args){ .size = sizeof *args,
+                                      .type = KVANT_CUDA_F32,
+                                      .n_tokens = c->batch,
+                                      .n_kv_heads = c->n_kv_heads };
     args->slots = r.gpu_slots = device_copy(r.slots, c->batch * sizeof(int64_t));
     r.gpu_cells = device_copy(r.cells, c->batch * sizeof(int64_t));
     for (int role = 0; role < 2; role++) {
         for (size_t i = 0; i < c->batch * width; i++)
             numbers[i] = random_normal();
         r.gpu_rows[role] = device_copy(numbers, c->batch * width * sizeof *numbers);
-        *(role ? &args->v : &args->k) = (kvant_cuda_rows){
-            .codec = c->open ? f->open.gpu_codec[role] : role ? f->cache.gpu_v : f->cache.gpu_k,
-            .pages = c->open ? open_pages(&f->open, (kvant_role)role) : cache_pages(&f->cache, (kvant_role)role),
-            .rows = r.gpu_rows[role],
-            .token_stride = width,
-            .head_stride = c->head_dim,
-            .center = f->gpu_center,
-            .scale = role ? f->gpu_v_scale : f->gpu_k_scale
-        };
+        *(role ? &args->v : &args->k) =
+            (kvant_cuda_rows){ .codec = c->open ? f->open.gpu_codec[role]
+                                        : role  ? f->cache.gpu_v
+                                                : f->cache.gpu_k,
+                               .pages = c->open ? open_pages(&f->open, (kvant_role)role)
+                                                : cache_pages(&f->cache, (kvant_role)role),
+                               .rows = r.gpu_rows[role],
+                               .token_stride = width,
+                               .head_stride = c->head_dim,
+                               .center = f->gpu_center,
+                               .scale = role ? f->gpu_v_scale : f->gpu_k_scale };
     }
     free(numbers);
     return r;
@@ -499,7 +598,8 @@ static void new_rows(const attention_case *c)
     kvant_cuda_append_args rows;
     row_arrays arrays = make_rows(&f, &rows);
     kvant_cuda_attention_args args = attention_args(&f);
-    const size_t bytes = c->open ? 2 * f.open.page_bytes * c->n_kv_heads * f.open.n_blocks : f.cache.n_blocks * f.cache.block_bytes;
+    const size_t bytes = c->open ? 2 * f.open.page_bytes * c->n_kv_heads * f.open.n_blocks
+                                 : f.cache.n_blocks * f.cache.block_bytes;
     void *pool = c->open ? f.open.gpu_pool : f.cache.gpu_pool;
     uint8_t *before = malloc(bytes), *out = malloc(f.out_bytes), *again = malloc(f.out_bytes);
     device_read(before, pool, bytes);
@@ -514,7 +614,8 @@ static void new_rows(const attention_case *c)
         assert_int_equal(kvant_cuda_attention(&args, NULL), KVANT_OK);
         device_read(i == 0 ? out : again, f.gpu_out, f.out_bytes);
         if (i > 0 && memcmp(again, out, f.out_bytes) != 0)
-            fail_msg("%s, head_dim %u, batch %u, open %u, run %d: outputs differ", c->k_spec, c->head_dim, c->batch, c->open, i);
+            fail_msg("%s, head_dim %u, batch %u, open %u, run %d: outputs differ", c->k_spec,
+                     c->head_dim, c->batch, c->open, i);
     }
     free(before), free(out), free(again);
     free_rows(&arrays);
@@ -605,9 +706,14 @@ int main(int argc, char **argv)
     if (!begin_tests(argc, argv))
         return 77; /* CTest: skipped */
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_tiles),        cmocka_unit_test(test_scratch),   cmocka_unit_test(test_any), cmocka_unit_test(test_families), cmocka_unit_test(test_nothing_seen), cmocka_unit_test(test_many_heads), cmocka_unit_test(test_captured), cmocka_unit_test(test_query_tokens), cmocka_unit_test(test_codes), cmocka_unit_test(test_one_by_one), cmocka_unit_test(test_ragged),
-        cmocka_unit_test(test_prefill),      cmocka_unit_test(test_random),     cmocka_unit_test(test_sizes),
-        cmocka_unit_test(test_new_rows),    cmocka_unit_test(test_matrices),
+        cmocka_unit_test(test_tiles),        cmocka_unit_test(test_scratch),
+        cmocka_unit_test(test_any),          cmocka_unit_test(test_families),
+        cmocka_unit_test(test_nothing_seen), cmocka_unit_test(test_many_heads),
+        cmocka_unit_test(test_captured),     cmocka_unit_test(test_query_tokens),
+        cmocka_unit_test(test_codes),        cmocka_unit_test(test_one_by_one),
+        cmocka_unit_test(test_ragged),       cmocka_unit_test(test_prefill),
+        cmocka_unit_test(test_random),       cmocka_unit_test(test_sizes),
+        cmocka_unit_test(test_new_rows),     cmocka_unit_test(test_matrices),
         cmocka_unit_test(test_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -7,18 +7,26 @@
 
 enum { MOST_DIM = 512 };
 
-void turning_open(test_turning *t, const turning_shape *shape, size_t n_blocks, uint32_t n_numbers, const uint8_t *numbers, float size)
+void turning_open(test_turning *t, const turning_shape *shape, size_t n_blocks, uint32_t n_numbers,
+                  const uint8_t *numbers, float size)
 {
     const size_t d = shape->head_dim, starts = n_numbers * shape->n_kv_heads * d;
     float frequencies[MOST_DIM / 2];
     for (uint32_t i = 0; i < shape->n_dims / 2; i++)
         frequencies[i] = (float)pow(10000, -2.0 * i / shape->n_dims);
-    const kvant_rope rope = { .size = sizeof rope, .n_dims = shape->n_dims, .interleaved = shape->interleaved, .frequencies = frequencies };
-    *t = (test_turning){ .head_dim = shape->head_dim, .n_kv_heads = shape->n_kv_heads, .n_numbers = n_numbers };
+    const kvant_rope rope = { .size = sizeof rope,
+                              .n_dims = shape->n_dims,
+                              .interleaved = shape->interleaved,
+                              .frequencies = frequencies };
+    *t = (test_turning){ .head_dim = shape->head_dim,
+                         .n_kv_heads = shape->n_kv_heads,
+                         .n_numbers = n_numbers };
     t->pairs = malloc(d * sizeof *t->pairs);
     t->phases = malloc(n_blocks * d * sizeof *t->phases);
     for (size_t i = 0; i < n_blocks; i++) {
-        assert_int_equal(kvant_rope_phase(&rope, shape->head_dim, (int32_t)(random_bits() % 100000), t->phases + i * d, t->pairs), KVANT_OK);
+        assert_int_equal(kvant_rope_phase(&rope, shape->head_dim, (int32_t)(random_bits() % 100000),
+                                          t->phases + i * d, t->pairs),
+                         KVANT_OK);
         if (random_bits() % 8 == 0)
             memset(t->phases + i * d, 0, d * sizeof *t->phases);
     }
@@ -53,7 +61,8 @@ kvant_cuda_turning gpu_turning(const test_turning *t)
 
 static const float *start_of(const test_turning *t, size_t block, uint32_t kv_head)
 {
-    return t->start + ((t->numbers ? t->numbers[block] : 0) * t->n_kv_heads + kv_head) * t->head_dim;
+    return t->start +
+           ((t->numbers ? t->numbers[block] : 0) * t->n_kv_heads + kv_head) * t->head_dim;
 }
 
 void turned_center(const test_turning *t, size_t block, uint32_t kv_head, float *center)
@@ -61,13 +70,15 @@ void turned_center(const test_turning *t, size_t block, uint32_t kv_head, float 
     const float *start = start_of(t, block, kv_head), *phase = t->phases + block * t->head_dim;
     for (uint32_t i = 0; i < t->head_dim / 2; i++) {
         const uint32_t first = t->pairs[2 * i], second = t->pairs[2 * i + 1];
-        const float a = start[first], b = start[second], cosine = phase[i], sine = phase[t->head_dim / 2 + i];
+        const float a = start[first], b = start[second], cosine = phase[i],
+                    sine = phase[t->head_dim / 2 + i];
         center[first] = a * cosine - b * sine;
         center[second] = b * cosine + a * sine;
     }
 }
 
-double turned_product(const test_turning *t, size_t block, uint32_t kv_head, const float *q, double *size)
+double turned_product(const test_turning *t, size_t block, uint32_t kv_head, const float *q,
+                      double *size)
 {
     const float *start = start_of(t, block, kv_head);
     float center[MOST_DIM];

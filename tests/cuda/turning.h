@@ -20,7 +20,8 @@ typedef struct turning_shape {
 
 /* For so many blocks, a part of which have no centre. numbers: of each, below n_numbers, or NULL; copied. size: of a centre's
  * numbers. */
-void turning_open(test_turning *t, const turning_shape *shape, size_t n_blocks, uint32_t n_numbers, const uint8_t *numbers, float size);
+void turning_open(test_turning *t, const turning_shape *shape, size_t n_blocks, uint32_t n_numbers,
+                  const uint8_t *numbers, float size);
 void turning_close(test_turning *t);
 kvant_cuda_turning gpu_turning(const test_turning *t);
 
@@ -28,6 +29,7 @@ kvant_cuda_turning gpu_turning(const test_turning *t);
 void turned_center(const test_turning *t, size_t block, uint32_t kv_head, float *center);
 
 /* <q, a block's centre>; *size: the sum of magnitudes that a kernel may add up instead, one product after another. */
-double turned_product(const test_turning *t, size_t block, uint32_t kv_head, const float *q, double *size);
+double turned_product(const test_turning *t, size_t block, uint32_t kv_head, const float *q,
+                      double *size);
 
 #endif

@@ -9,7 +9,8 @@ static kvant_cache *make_cache(kvant_scheme *scheme, const char *device, const s
 {
     kvant_cache_params params = KVANT_CACHE_PARAMS;
     kvant_cache *cache;
-    params.n_layers = LAYERS, params.n_heads = HEADS, params.n_kv_heads = KV_HEADS, params.head_dim = DIM;
+    params.n_layers = LAYERS, params.n_heads = HEADS, params.n_kv_heads = KV_HEADS,
+    params.head_dim = DIM;
     params.max_tokens = spec->max_tokens ? spec->max_tokens : MOST,
     params.max_sequences = n_sequences, params.n_threads = 2;
     params.scheme = scheme, params.device = device, params.asynchronous = asynchronous;
@@ -66,23 +67,27 @@ float *random_rows(size_t n, float size)
     return rows;
 }
 
-static kvant_status append_rows(twins *t, const int32_t *sequences, uint32_t n_sequences, uint32_t layer, const float *k,
-                                const float *v, uint32_t n)
+static kvant_status append_rows(twins *t, const int32_t *sequences, uint32_t n_sequences,
+                                uint32_t layer, const float *k, const float *v, uint32_t n)
 {
     const size_t bytes = (size_t)n_sequences * n * WIDTH * sizeof(float);
     void *gpu_k = device_copy(k, bytes), *gpu_v = device_copy(v, bytes);
     kvant_status of_cpu = kvant_cache_append_batch(t->cpu, layer, sequences, n_sequences, k, v, n),
-                 of_gpu = kvant_cache_append_batch(t->gpu, layer, sequences, n_sequences, gpu_k, gpu_v, n);
+                 of_gpu = kvant_cache_append_batch(t->gpu, layer, sequences, n_sequences, gpu_k,
+                                                   gpu_v, n);
     if (of_cpu != of_gpu)
-        fail_msg("%u tokens: status %d on the CPU, %d on the GPU: %s", n, of_cpu, of_gpu, kvant_error_message());
+        fail_msg("%u tokens: status %d on the CPU, %d on the GPU: %s", n, of_cpu, of_gpu,
+                 kvant_error_message());
     for (uint32_t i = 0; i < n_sequences; i++)
-        assert_int_equal(kvant_sequence_length(t->gpu, sequences[i], layer), kvant_sequence_length(t->cpu, sequences[i], layer));
+        assert_int_equal(kvant_sequence_length(t->gpu, sequences[i], layer),
+                         kvant_sequence_length(t->cpu, sequences[i], layer));
     cudaFree(gpu_k);
     cudaFree(gpu_v);
     return of_gpu;
 }
 
-kvant_status twins_append_rows(twins *t, int32_t s, uint32_t layer, const float *k, const float *v, uint32_t n)
+kvant_status twins_append_rows(twins *t, int32_t s, uint32_t layer, const float *k, const float *v,
+                               uint32_t n)
 {
     return append_rows(t, &s, 1, layer, k, v, n);
 }
@@ -141,7 +146,8 @@ static void note_queries(twins *t, uint32_t layer, uint32_t n)
     const kvant_queries of_cpu = { sizeof of_cpu, q, Q_WIDTH, DIM, n, HEADS, NULL };
     kvant_queries of_gpu = of_cpu;
     of_gpu.q = gpu_q;
-    assert_true(kvant_cache_wants_queries(t->cpu, layer, n) && kvant_cache_wants_queries(t->gpu, layer, n));
+    assert_true(kvant_cache_wants_queries(t->cpu, layer, n) &&
+                kvant_cache_wants_queries(t->gpu, layer, n));
     assert_int_equal(kvant_cache_note_queries(t->cpu, layer, &of_cpu), KVANT_OK);
     assert_int_equal(kvant_cache_note_queries(t->gpu, layer, &of_gpu), KVANT_OK);
     cudaFree(gpu_q);
@@ -181,7 +187,8 @@ void twins_learn(twins *t)
         kvant_sequence_free(t->gpu, 0);
     }
     for (uint32_t layer = 0; layer < LAYERS; layer++) {
-        assert_false(kvant_cache_wants_queries(t->cpu, layer, 1) || kvant_cache_wants_queries(t->gpu, layer, 512));
+        assert_false(kvant_cache_wants_queries(t->cpu, layer, 1) ||
+                     kvant_cache_wants_queries(t->gpu, layer, 512));
         forget_first(t->cpu, layer);
         forget_first(t->gpu, layer);
     }
@@ -240,7 +247,9 @@ static size_t learnt_bytes(const kvant_cache *cache)
     for (uint32_t layer = 0; layer < LAYERS; layer++)
         for (int role = 0; role < 2; role++) {
             kvant_tensor_info info = { .size = sizeof info };
-            assert_int_equal(kvant_tensor_get_info(kvant_cache_tensor(cache, layer, (kvant_role)role)[0], &info), KVANT_OK);
+            assert_int_equal(
+                kvant_tensor_get_info(kvant_cache_tensor(cache, layer, (kvant_role)role)[0], &info),
+                KVANT_OK);
             bytes += info.learnt_bytes;
         }
     return bytes;

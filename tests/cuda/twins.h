@@ -11,7 +11,14 @@
 #define TWINS_DIM 64
 #endif
 
-enum { LAYERS = 2, HEADS = 8, KV_HEADS = 2, DIM = TWINS_DIM, WIDTH = KV_HEADS * DIM, Q_WIDTH = HEADS * DIM };
+enum {
+    LAYERS = 2,
+    HEADS = 8,
+    KV_HEADS = 2,
+    DIM = TWINS_DIM,
+    WIDTH = KV_HEADS * DIM,
+    Q_WIDTH = HEADS * DIM
+};
 enum { MOST = 640, SEQUENCES = 4 };
 
 /* The programs of each head_dim run side by side in one folder. */
@@ -56,7 +63,8 @@ float *random_rows(size_t n, float size);
 float *twins_rows(const twins *t, size_t n, float size);
 
 /* Rows of one layer, with the status that both caches give. */
-kvant_status twins_append_rows(twins *t, int32_t s, uint32_t layer, const float *k, const float *v, uint32_t n);
+kvant_status twins_append_rows(twins *t, int32_t s, uint32_t layer, const float *k, const float *v,
+                               uint32_t n);
 /* Random rows of every layer. False when there is no room. */
 bool twins_append(twins *t, int32_t s, uint32_t n);
 /* n of each of the first so many sequences in one call. */

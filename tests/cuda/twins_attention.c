@@ -41,7 +41,8 @@ static void read_numbers(const kvant_codec *const *codecs, const uint8_t *learnt
     }
 }
 
-static void read_block(const kvant_codec *const *codecs, const uint8_t *at, size_t size, stored *block)
+static void read_block(const kvant_codec *const *codecs, const uint8_t *at, size_t size,
+                       stored *block)
 {
     uint32_t open, learnt;
     memcpy(&open, at + 32, sizeof open);
@@ -137,8 +138,10 @@ static void free_layer(stored_layer *all)
 static bool same_version(const stored_layer *all, uint32_t a, uint32_t b)
 {
     for (int role = 0; role < 2; role++)
-        if (memcmp(all->blocks[role][a].center, all->blocks[role][b].center, sizeof(float[WIDTH])) != 0 ||
-            memcmp(all->blocks[role][a].scale, all->blocks[role][b].scale, sizeof(float[WIDTH])) != 0)
+        if (memcmp(all->blocks[role][a].center, all->blocks[role][b].center,
+                   sizeof(float[WIDTH])) != 0 ||
+            memcmp(all->blocks[role][a].scale, all->blocks[role][b].scale, sizeof(float[WIDTH])) !=
+                0)
             return false;
     return true;
 }
@@ -157,12 +160,14 @@ static uint32_t find_parts(const stored_layer *all, uint32_t parts[MOST / 64])
 }
 
 /* A codec whose rows before the rotation are what its pages hold behind transform=file. */
-static const kvant_codec *reference_codec(const twins *t, const stored_layer *all, kvant_role role, kvant_codec **made)
+static const kvant_codec *reference_codec(const twins *t, const stored_layer *all, kvant_role role,
+                                          kvant_codec **made)
 {
     *made = NULL;
     if (role == KVANT_ROLE_V || !t->spec->transformed)
         return all->codecs[role][0];
-    assert_int_equal(kvant_codec_create(t->spec->transformed, DIM, KVANT_ROLE_K, 0, made, NULL, 0), KVANT_OK);
+    assert_int_equal(kvant_codec_create(t->spec->transformed, DIM, KVANT_ROLE_K, 0, made, NULL, 0),
+                     KVANT_OK);
     return *made;
 }
 
@@ -173,14 +178,14 @@ static void turn_center(const stored_layer *all, const stored *block, kvant_role
     float x[DIM];
     for (uint32_t j = 0; j < DIM; j++)
         x[j] = block->center[h * DIM + j] / block->scale[h * DIM + j];
-    kvant_transform_forward(&all->codecs[role][h]->transform,
-                            kvant_kernels_get(KVANT_CPU_AUTO), NULL, x, turned);
+    kvant_transform_forward(&all->codecs[role][h]->transform, kvant_kernels_get(KVANT_CPU_AUTO),
+                            NULL, x, turned);
 }
 
 /* What the GPU reads where a block is open for keys or values alone: sealed pages as fp16. center:
  * with it. */
-static void fill_open_page(const fixture *f, const stored_layer *all, const stored *block, kvant_role role, uint32_t b,
-                           bool center)
+static void fill_open_page(const fixture *f, const stored_layer *all, const stored *block,
+                           kvant_role role, uint32_t b, bool center)
 {
     const kvant_codec *codec = role == KVANT_ROLE_K ? f->cache.k : f->cache.v;
     const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
@@ -191,9 +196,11 @@ static void fill_open_page(const fixture *f, const stored_layer *all, const stor
             turn_center(all, block, role, h, turned);
         for (uint32_t i = 0; i < 64; i++) {
             if (block->open)
-                kernels->half_to_float((uint16_t *)(block->pages + h * f->open.page_bytes) + i * DIM, y, DIM);
+                kernels->half_to_float(
+                    (uint16_t *)(block->pages + h * f->open.page_bytes) + i * DIM, y, DIM);
             else
-                kvant_codec_decode_transformed(codec, kernels, block->pages + h * codec->info.page_bytes, i, y);
+                kvant_codec_decode_transformed(codec, kernels,
+                                               block->pages + h * codec->info.page_bytes, i, y);
             for (uint32_t j = 0; center && j < DIM; j++)
                 y[j] += turned[j];
             kernels->float_to_half(y, to + i * DIM, DIM);
@@ -232,11 +239,14 @@ static void check_turned(const stored_layer *all, const float *q, uint32_t n)
             float turned[DIM], y[DIM];
             double sum = 0, want = 0, size = 0;
             turn_center(all, block, KVANT_ROLE_K, h, turned);
-            assert_int_equal(kvant_codec_transform_query(all->codecs[KVANT_ROLE_K][h], &affine, q + i * DIM, y), KVANT_OK);
+            assert_int_equal(
+                kvant_codec_transform_query(all->codecs[KVANT_ROLE_K][h], &affine, q + i * DIM, y),
+                KVANT_OK);
             for (uint32_t j = 0; j < DIM; j++) {
                 sum += (double)y[j] * turned[j];
                 want += (double)q[i * DIM + j] * block->center[h * DIM + j];
-                size += fabs((double)y[j] * turned[j]) + fabs((double)q[i * DIM + j] * block->center[h * DIM + j]);
+                size += fabs((double)y[j] * turned[j]) +
+                        fabs((double)q[i * DIM + j] * block->center[h * DIM + j]);
             }
             if (!(fabs(sum - want) <= 0x1p-10 * size))
                 fail_msg("a turned centre adds %g to a score instead of %g", sum, want);
@@ -252,7 +262,8 @@ static void fill_block(const twins *t, fixture *f, const stored_layer *all, uint
         if (open)
             fill_open_page(f, all, &all->blocks[role][b], (kvant_role)role, b, center[role]);
         else
-            memcpy(cache_page(&f->cache, (kvant_role)role, b, 0), all->blocks[role][b].pages, all->blocks[role][b].bytes);
+            memcpy(cache_page(&f->cache, (kvant_role)role, b, 0), all->blocks[role][b].pages,
+                   all->blocks[role][b].bytes);
     f->table[f->blocks_per_row++] = open ? -1 - (int32_t)b : (int32_t)b;
 }
 
@@ -277,17 +288,28 @@ typedef struct part {
 } part;
 
 /* A fixture of the blocks of one version. The last block of the sequence may be partly there. */
-static void part_open(part *p, twins *t, const stored_layer *all, const uint32_t *parts, uint32_t version, int32_t length,
-                      const attention_problem *problem, int32_t *starts)
+static void part_open(part *p, twins *t, const stored_layer *all, const uint32_t *parts,
+                      uint32_t version, int32_t length, const attention_problem *problem,
+                      int32_t *starts)
 {
     kvant_codec *none;
     fixture *f = &p->f;
     const stored *k = &all->blocks[KVANT_ROLE_K][version], *v = &all->blocks[KVANT_ROLE_V][version];
-    *p = (part){ .c = { .k_spec = t->spec->k, .v_spec = t->spec->v, .head_dim = DIM, .n_kv_heads = KV_HEADS,
-                        .n_heads = HEADS, .batch = 1, .type = KVANT_CUDA_F32 } };
+    *p = (part){ .c = { .k_spec = t->spec->k,
+                        .v_spec = t->spec->v,
+                        .head_dim = DIM,
+                        .n_kv_heads = KV_HEADS,
+                        .n_heads = HEADS,
+                        .batch = 1,
+                        .type = KVANT_CUDA_F32 } };
     p->k_center = k->center;
     p->c.lengths = &p->length;
-    *f = (fixture){ .c = &p->c, .p = *problem, .n_rows = problem->query_tokens, .n_matrices = 1, .starts = starts, .table = p->table };
+    *f = (fixture){ .c = &p->c,
+                    .p = *problem,
+                    .n_rows = problem->query_tokens,
+                    .n_matrices = 1,
+                    .starts = starts,
+                    .table = p->table };
     f->cache = (test_cache){ .head_dim = DIM, .n_kv_heads = KV_HEADS, .n_blocks = all->n_blocks };
     f->cache.k = (kvant_codec *)(uintptr_t)reference_codec(t, all, KVANT_ROLE_K, &p->made);
     f->cache.v = (kvant_codec *)(uintptr_t)reference_codec(t, all, KVANT_ROLE_V, &none);
@@ -297,7 +319,9 @@ static void part_open(part *p, twins *t, const stored_layer *all, const uint32_t
     f->cache.v_offset = f->cache.k_info.page_bytes * KV_HEADS;
     f->cache.block_bytes = f->cache.v_offset + f->cache.v_info.page_bytes * KV_HEADS;
     f->cache.pool = calloc(all->n_blocks + 1, f->cache.block_bytes);
-    f->open = (test_open_pool){ .n_kv_heads = KV_HEADS, .n_blocks = all->n_blocks, .page_bytes = 64 * DIM * 2 };
+    f->open = (test_open_pool){ .n_kv_heads = KV_HEADS,
+                                .n_blocks = all->n_blocks,
+                                .page_bytes = 64 * DIM * 2 };
     assert_int_equal(open_codec_create(f->cache.k, &f->open.codec[0]), KVANT_OK);
     assert_int_equal(open_codec_create(f->cache.v, &f->open.codec[1]), KVANT_OK);
     f->open.pool = calloc(2 * KV_HEADS * (all->n_blocks + 1), f->open.page_bytes);
@@ -331,7 +355,8 @@ static double matrix_error(const kvant_codec *codec, const float *q)
     kvant_cuda_tables tables = { .size = sizeof tables };
     double worst = 0, largest = 0;
     assert_int_equal(kvant_cuda_codec_tables(codec, &tables), KVANT_OK);
-    const float *matrix = tables.inverse_weights ? tables.inverse_weights : kvant_codec_get_view(codec)->transform.matrix;
+    const float *matrix = tables.inverse_weights ? tables.inverse_weights
+                                                 : kvant_codec_get_view(codec)->transform.matrix;
     for (uint32_t i = 0; i < DIM; i++) {
         double row = 0, column = 0;
         for (uint32_t j = 0; j < DIM; j++) {
@@ -359,7 +384,10 @@ static void note_turning(fixture *f, const stored_layer *all, const float *q, ui
     for (uint32_t i = 0; turned && i < n * HEADS; i++) {
         double squares = 0;
         for (uint32_t j = 0; j < DIM; j++)
-            squares += pow(q[i * DIM + j] * (f->k_scale ? f->k_scale[i % HEADS / (HEADS / KV_HEADS) * DIM + j] : 1), 2);
+            squares +=
+                pow(q[i * DIM + j] *
+                        (f->k_scale ? f->k_scale[i % HEADS / (HEADS / KV_HEADS) * DIM + j] : 1),
+                    2);
         f->query_error = fmax(f->query_error, (DIM + 2) * 0x1p-24 * sqrt(squares));
     }
     if (is_turned(all->codecs[KVANT_ROLE_V][0]))
@@ -367,14 +395,16 @@ static void note_turning(fixture *f, const stored_layer *all, const float *q, ui
 }
 
 /* The reference takes queries behind the matrix. */
-static float *transform(const twins *t, fixture *f, const stored_layer *all, const float *q, uint32_t n)
+static float *transform(const twins *t, fixture *f, const stored_layer *all, const float *q,
+                        uint32_t n)
 {
     float *to = malloc((size_t)n * Q_WIDTH * sizeof *to);
     memcpy(to, q, (size_t)n * Q_WIDTH * sizeof *to);
     for (uint32_t i = 0; t->spec->transformed && i < n * HEADS; i++) {
         const kvant_codec *codec = all->codecs[KVANT_ROLE_K][i % HEADS / (HEADS / KV_HEADS)];
         f->query_error = fmax(f->query_error, matrix_error(codec, q + i * DIM));
-        assert_int_equal(kvant_codec_transform_query(codec, NULL, q + i * DIM, to + i * DIM), KVANT_OK);
+        assert_int_equal(kvant_codec_transform_query(codec, NULL, q + i * DIM, to + i * DIM),
+                         KVANT_OK);
     }
     return to;
 }
@@ -426,7 +456,8 @@ static void attend_all(twins *t, int32_t s, uint32_t layer, const attended *a, v
     const size_t one = (size_t)a->n * Q_WIDTH;
     float *rows = random_rows((n + 1) * one, 1);
     memcpy(rows + n * one, a->q, one * sizeof *rows);
-    float *q = device_copy(rows, (n + 1) * one * sizeof *rows), *outs = device_new((n + 1) * one * sizeof *rows, 0xff);
+    float *q = device_copy(rows, (n + 1) * one * sizeof *rows),
+          *outs = device_new((n + 1) * one * sizeof *rows, 0xff);
     if (kvant_cache_attend_batch(t->gpu, layer, sequences, n + 1, q, outs, a->n) != KVANT_OK)
         fail_msg("%s", kvant_error_message());
     check_cuda(cudaMemcpy(out, outs + n * one, one * sizeof *rows, cudaMemcpyDeviceToDevice));
@@ -435,14 +466,19 @@ static void attend_all(twins *t, int32_t s, uint32_t layer, const attended *a, v
     free(rows);
 }
 
-static void attend_on_gpu(twins *t, int32_t s, uint32_t layer, const attention_problem *p, attended *a)
+static void attend_on_gpu(twins *t, int32_t s, uint32_t layer, const attention_problem *p,
+                          attended *a)
 {
     const uint32_t n = p->query_tokens, length = twins_length(t, s), first = t->dropped[s];
-    const size_t bytes = (size_t)n * Q_WIDTH * sizeof(float), lse_bytes = (size_t)n * HEADS * sizeof(float);
+    const size_t bytes = (size_t)n * Q_WIDTH * sizeof(float),
+                 lse_bytes = (size_t)n * HEADS * sizeof(float);
     fixture f = { .p = *p };
-    *a = (attended){ .n = n, .q = random_rows((size_t)n * Q_WIDTH, 1), .out = malloc(bytes), .lse = malloc(lse_bytes) };
-    void *q = device_copy(a->q, bytes), *out = device_new(bytes, 0xff), *lse = device_new(lse_bytes, 0xff), *mask = NULL,
-         *sinks = NULL;
+    *a = (attended){ .n = n,
+                     .q = random_rows((size_t)n * Q_WIDTH, 1),
+                     .out = malloc(bytes),
+                     .lse = malloc(lse_bytes) };
+    void *q = device_copy(a->q, bytes), *out = device_new(bytes, 0xff),
+         *lse = device_new(lse_bytes, 0xff), *mask = NULL, *sinks = NULL;
     kvant_attention_problem problem = problem_of(&f, n, q, out);
     problem.lse = lse;
     if (p->mask) {
@@ -450,7 +486,8 @@ static void attend_on_gpu(twins *t, int32_t s, uint32_t layer, const attention_p
         a->mask = f.mask, a->mask_stride = f.mask_stride;
         problem.mask = mask = device_copy(f.mask, (size_t)n * f.mask_stride * sizeof *f.mask);
         problem.mask_token_stride = f.mask_stride;
-        memmove(a->mask, a->mask + 64 * first, ((size_t)n * f.mask_stride - 64 * first) * sizeof *a->mask);
+        memmove(a->mask, a->mask + 64 * first,
+                ((size_t)n * f.mask_stride - 64 * first) * sizeof *a->mask);
     }
     if (p->sinks) {
         a->sinks = random_rows(HEADS, 2);
@@ -490,7 +527,8 @@ static double of_center(const part *p, const float *q, uint32_t head, double *er
 
 /* Parts are weighed by e^lse, <q, c> added, and a sink is a part without a value. With every lse off by at most delta, a
  * weight is off by e^(2 delta) - 1 of itself; the kernel's own exponentials and sums add 2^-20. */
-static void check_merged(twins *t, part *parts, uint32_t n_parts, const attended *a, uint32_t i, uint32_t head)
+static void check_merged(twins *t, part *parts, uint32_t n_parts, const attended *a, uint32_t i,
+                         uint32_t head)
 {
     static reference r[MOST / 64];
     double lse[MOST / 64], delta = 0x1p-20, top = a->sinks ? a->sinks[head] : -INFINITY;
@@ -504,7 +542,8 @@ static void check_merged(twins *t, part *parts, uint32_t n_parts, const attended
         delta = fmax(delta, r[p].lse_bound + error + 0x1p-20 * (1 + fabs(lse[p])));
         top = fmax(top, lse[p]);
     }
-    double total = a->sinks ? exp(a->sinks[head] - top) : 0, want[DIM] = { 0 }, bound = 0, norms = 0, off = 0;
+    double total = a->sinks ? exp(a->sinks[head] - top) : 0, want[DIM] = { 0 }, bound = 0,
+           norms = 0, off = 0;
     for (uint32_t p = 0; p < n_parts && !isinf(top); p++) {
         const double w = exp(lse[p] - top);
         double norm = 0;
@@ -520,11 +559,12 @@ static void check_merged(twins *t, part *parts, uint32_t n_parts, const attended
         off += pow(got[j] - (total > 0 ? want[j] / total : 0), 2);
     bound = total > 0 ? (bound + (exp(2 * delta) - 1) * norms) / total : 0;
     if (!(sqrt(off) <= bound))
-        fail_msg("%s / %s, %u parts, query %u, head %u: error %g, bound %g", t->spec->k, t->spec->v, n_parts, i, head,
-                 sqrt(off), bound);
+        fail_msg("%s / %s, %u parts, query %u, head %u: error %g, bound %g", t->spec->k, t->spec->v,
+                 n_parts, i, head, sqrt(off), bound);
     t->worst = fmax(t->worst, bound > 0 ? sqrt(off) / bound : 0);
     const double want_lse = total > 0 ? top + log(total) : -INFINITY;
-    if (!(a->lse[i * HEADS + head] == want_lse || fabs(a->lse[i * HEADS + head] - want_lse) <= 2 * delta))
+    if (!(a->lse[i * HEADS + head] == want_lse ||
+          fabs(a->lse[i * HEADS + head] - want_lse) <= 2 * delta))
         fail_msg("%s / %s, %u parts: log-sum-exp %g, reference %g", t->spec->k, t->spec->v, n_parts,
                  a->lse[i * HEADS + head], want_lse);
 }
@@ -540,8 +580,10 @@ void twins_attend(twins *t, int32_t s, uint32_t layer, const attention_problem *
     const int32_t length = (int32_t)(twins_length(t, s) - 64 * t->dropped[s]);
     const bool several = find_parts(&all, parts) > 1; /* queries go through a matrix of each */
     if (several)
-        p = (attention_problem){ .query_tokens = 1, .causal = problem->causal, .softcap = problem->softcap,
-                                .sinks = problem->sinks };
+        p = (attention_problem){ .query_tokens = 1,
+                                 .causal = problem->causal,
+                                 .softcap = problem->softcap,
+                                 .sinks = problem->sinks };
     attended a;
     attend_on_gpu(t, s, layer, &p, &a);
     a.centers_back = centers_back(&all, &p);

@@ -80,10 +80,11 @@ static double scale_of(const float *row)
 
 /* Attention of the newest token of a head over rows, in binary64; the same with the values' sizes, to which errors of
  * weights are relative; and how much of the values' errors remains, when they are independent, in scales of tokens. */
-static void attend_rows(const rows *r, uint32_t head, const float *q, uint32_t window, double out[DIM], double sizes[DIM],
-                        double *remains)
+static void attend_rows(const rows *r, uint32_t head, const float *q, uint32_t window,
+                        double out[DIM], double sizes[DIM], double *remains)
 {
-    const uint32_t kv = head / (HEADS / KV_HEADS) * DIM, first = window && window < r->n ? r->n - window : 0;
+    const uint32_t kv = head / (HEADS / KV_HEADS) * DIM,
+                   first = window && window < r->n ? r->n - window : 0;
     static double weights[MOST];
     double top = -INFINITY, sum = 0;
     for (uint32_t i = first; i < r->n; i++) {
@@ -110,7 +111,8 @@ static void attend_rows(const rows *r, uint32_t head, const float *q, uint32_t w
  * error of 2^-11 of scores: up to 10 with random rows, 50 with those of the calibration. Weights change by twice that. */
 static double error_of_weights(const twins *t)
 {
-    const bool chunks = strncmp(t->spec->k, "octopus", 7) == 0 || strncmp(t->spec->k, "hqmq", 4) == 0;
+    const bool chunks =
+        strncmp(t->spec->k, "octopus", 7) == 0 || strncmp(t->spec->k, "hqmq", 4) == 0;
     return 2 * 0x1p-11 * (chunks ? 4 : 2) * (t->spec->calibrated ? 50 : 10);
 }
 
@@ -125,19 +127,22 @@ static void compare(twins *t, const rows *r, const float *q, const float *out, u
             error = fmax(error, fabs(want[j] - (double)out[head * DIM + j]));
             size = fmax(size, sizes[j]);
         }
-        const double of_weights = error_of_weights(t) + noise_of(t->spec->k) * keys * scale_of(q + head * DIM);
+        const double of_weights =
+            error_of_weights(t) + noise_of(t->spec->k) * keys * scale_of(q + head * DIM);
         if (!(error <= of_weights * size + noise_of(t->spec->v) * sqrt(remains)))
-            fail_msg("%s / %s: a step's output of head %u at %u tokens is off by %g of %g", t->spec->k, t->spec->v, head, r->n,
-                     error, size);
+            fail_msg("%s / %s: a step's output of head %u at %u tokens is off by %g of %g",
+                     t->spec->k, t->spec->v, head, r->n, error, size);
     }
 }
 
 static void take_step(twins *t, uint32_t layer, rows state[BATCH], uint32_t window)
 {
-    float *q = random_rows(BATCH * Q_WIDTH, 1), *k = random_rows(BATCH * WIDTH, 0.5f), *v = random_rows(BATCH * WIDTH, 0.5f);
+    float *q = random_rows(BATCH * Q_WIDTH, 1), *k = random_rows(BATCH * WIDTH, 0.5f),
+          *v = random_rows(BATCH * WIDTH, 0.5f);
     float out[BATCH * Q_WIDTH];
     kvant_step step = { .size = sizeof step, .window = window };
-    void *of[] = { device_copy(q, BATCH * Q_WIDTH * sizeof *q), device_copy(k, BATCH * WIDTH * sizeof *k),
+    void *of[] = { device_copy(q, BATCH * Q_WIDTH * sizeof *q),
+                   device_copy(k, BATCH * WIDTH * sizeof *k),
                    device_copy(v, BATCH * WIDTH * sizeof *v), device_new(sizeof out, 0xff) };
     step.q = of[0], step.k = of[1], step.v = of[2], step.out = of[3];
     if (kvant_cache_step(t->gpu, layer, &step) != KVANT_OK)
@@ -205,7 +210,10 @@ void twins_take_steps(twins *t, uint32_t most, uint32_t window)
     kvant_steps_info info = { .size = sizeof info };
     if (kvant_steps_begin(t->gpu, sequences, BATCH, &info) != KVANT_OK)
         fail_msg("%s / %s: %s", t->spec->k, t->spec->v, kvant_error_message());
-    assert_int_equal(info.n_steps, 64 - (twins_length(t, 0) % 64 > twins_length(t, 1) % 64 ? twins_length(t, 0) : twins_length(t, 1)) % 64);
+    assert_int_equal(info.n_steps,
+                     64 - (twins_length(t, 0) % 64 > twins_length(t, 1) % 64 ? twins_length(t, 0)
+                                                                             : twins_length(t, 1)) %
+                              64);
     for (uint32_t i = 0; i < LAYERS * BATCH; i++)
         read_rows(t, i / BATCH, sequences[i % BATCH], &state[i / BATCH][i % BATCH]);
     uint16_t before[BATCH][DIM], after[DIM];
@@ -238,8 +246,10 @@ void twins_steps(const spec_pair *spec)
         kvant_sequence_create(t.cpu);
         kvant_sequence_create(t.gpu);
     }
-    assert_int_equal(kvant_steps_begin(t.gpu, (const int32_t[]){ 0 }, 1, &info), KVANT_ERR_UNSUPPORTED);
-    assert_int_equal(kvant_steps_begin(t.cpu, (const int32_t[]){ 0 }, 1, &info), KVANT_ERR_UNSUPPORTED);
+    assert_int_equal(kvant_steps_begin(t.gpu, (const int32_t[]){ 0 }, 1, &info),
+                     KVANT_ERR_UNSUPPORTED);
+    assert_int_equal(kvant_steps_begin(t.cpu, (const int32_t[]){ 0 }, 1, &info),
+                     KVANT_ERR_UNSUPPORTED);
     assert_int_equal(kvant_steps_next(t.gpu), KVANT_ERR_ARGUMENT);
     twins_append(&t, 0, 100);
     twins_append(&t, 1, 64);

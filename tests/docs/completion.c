@@ -60,8 +60,8 @@ static int answer(struct llama_context *context, const struct llama_vocab *vocab
 {
     const int n_vocab = llama_vocab_n_tokens(vocab);
     llama_token tokens[MOST_TOKENS], token;
-    int n = llama_tokenize(vocab, o->prompt, (int)strlen(o->prompt), tokens, MOST_TOKENS, true,
-                           false);
+    int n =
+        llama_tokenize(vocab, o->prompt, (int)strlen(o->prompt), tokens, MOST_TOKENS, true, false);
 
     if (n <= 0 || llama_decode(context, llama_batch_get_one(tokens, n)) != 0)
         return 5;

@@ -63,8 +63,15 @@ def prepare(folder):
 def run(kind, block, folder, env):
     program = ["python3", "-c", block] if kind == "python" else ["sh", "-e", "-c", block]
     return subprocess.run(
-        program, cwd=folder, env=env, text=True, timeout=1500, stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, errors="replace",
+        program,
+        cwd=folder,
+        env=env,
+        text=True,
+        timeout=1500,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        errors="replace",
     )
 
 

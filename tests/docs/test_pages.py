@@ -22,7 +22,12 @@ def pages(root):
 
 
 def everywhere(root):
-    return [*root.glob("*.md"), *pages(root), *(root / "src").rglob("*.md"), *(root / "integrations").rglob("*.md")]
+    return [
+        *root.glob("*.md"),
+        *pages(root),
+        *(root / "src").rglob("*.md"),
+        *(root / "integrations").rglob("*.md"),
+    ]
 
 
 def prose(text):
@@ -68,7 +73,7 @@ def readers(root):
     for page in pages(root):
         text = re.sub(r"^<!--.*?-->\n", "", page.read_text(), flags=re.DOTALL)
         if not any(READER.search(line) for line in text.splitlines()[:5]):
-            yield f"{page.relative_to(root)} does not say in its first lines for whom it is (\"For ...\")"
+            yield f'{page.relative_to(root)} does not say in its first lines for whom it is ("For ...")'
 
 
 def markers(root):
@@ -109,7 +114,9 @@ def files(root):
     results = root / "bench" / "results"
     for page in [root / "README.md", root / "CONTRIBUTING.md", *pages(root)]:
         text = page.read_text() if page.exists() else ""
-        for path in re.findall(r"`((?:%s)/[\w./-]*[\w/])`" % "|".join((*SOURCES, "examples")), text):
+        for path in re.findall(
+            r"`((?:%s)/[\w./-]*[\w/])`" % "|".join((*SOURCES, "examples")), text
+        ):
             if "NAME" not in path and not (root / path).exists():
                 yield f"{page.relative_to(root)}: there is no {path}"
         for table in re.findall(r"(?<![\w/.*-])(\w+\.csv)\b", text):
@@ -122,8 +129,13 @@ def names(root):
     known = {page.name for page in [*everywhere(root), *(root / "tools").rglob("*.md")]}
     for folder in SOURCES:
         for file in (root / folder).rglob("*"):
-            if file.suffix in (".c", ".h", ".cu", ".cuh", ".in", ".py", ".sh", ".txt") and file.name not in EXEMPT:
-                for path, name in re.findall(r"((?:docs/[\w/]*)?)\b([a-z][\w.-]*\.md)\b", file.read_text(errors="replace")):
+            if (
+                file.suffix in (".c", ".h", ".cu", ".cuh", ".in", ".py", ".sh", ".txt")
+                and file.name not in EXEMPT
+            ):
+                for path, name in re.findall(
+                    r"((?:docs/[\w/]*)?)\b([a-z][\w.-]*\.md)\b", file.read_text(errors="replace")
+                ):
                     if name not in known or (path and not (root / path / name).exists()):
                         yield f"{file.relative_to(root)} names {path}{name}, which does not exist"
 
@@ -182,8 +194,13 @@ class Rules(unittest.TestCase):
     def found(self, rule, readme="", page="For users.\n", source="", workflow=""):
         with tempfile.TemporaryDirectory() as folder:
             root = pathlib.Path(folder)
-            for path, text in (("README.md", readme), ("docs/start/page.md", page), ("src/file.c", source),
-                               ("Makefile", "test:\n\ttrue\n"), (".github/workflows/ci.yml", workflow)):
+            for path, text in (
+                ("README.md", readme),
+                ("docs/start/page.md", page),
+                ("src/file.c", source),
+                ("Makefile", "test:\n\ttrue\n"),
+                (".github/workflows/ci.yml", workflow),
+            ):
                 (root / path).parent.mkdir(parents=True, exist_ok=True)
                 (root / path).write_text(text)
             return len(list(rule(root)))
@@ -229,7 +246,9 @@ class Rules(unittest.TestCase):
         self.assertEqual(len(blocks.not_printed(shown, "kvant: 4.1 bits, no layers, 2 MiB\n")), 1)
 
     def test_links(self):
-        page = "For all.\n# A heading\n[a](#a-heading) [b](../../README.md) [c](https://example.org)\n"
+        page = (
+            "For all.\n# A heading\n[a](#a-heading) [b](../../README.md) [c](https://example.org)\n"
+        )
         self.assertEqual(self.found(links, page=page), 0)
         self.assertEqual(self.found(links, page="[a](#no-heading) [b](missing.md)"), 2)
         self.assertEqual(self.found(links, readme='<img src="missing.svg">'), 1)
@@ -247,8 +266,15 @@ class Rules(unittest.TestCase):
         self.assertEqual(self.found(names, source="/* other.md, docs/page.md */"), 2)
 
     def test_jobs(self):
-        self.assertEqual(self.found(jobs, workflow=f"target: [test]\n- run: make test\nuses: a/b@{'0' * 40} # v1\n"), 0)
-        self.assertEqual(self.found(jobs, workflow="target: [test, tset]\n- run: make tset\nuses: a/b@v1\n"), 3)
+        self.assertEqual(
+            self.found(
+                jobs, workflow=f"target: [test]\n- run: make test\nuses: a/b@{'0' * 40} # v1\n"
+            ),
+            0,
+        )
+        self.assertEqual(
+            self.found(jobs, workflow="target: [test, tset]\n- run: make tset\nuses: a/b@v1\n"), 3
+        )
 
 
 if __name__ == "__main__":

@@ -40,14 +40,30 @@ class Cards(unittest.TestCase):
     @staticmethod
     def report(states, version=1):
         result = {"device": 1, "encode": "right", "decode": "right", "attention": "right"}
-        speed = {"device": 1, "k": "int-4", "encoded_rows_per_second": 2.5e7,
-                 "attention_gbytes_read_per_second": 500.0, "copy_gbytes_read_and_written_per_second": 800.0,
-                 "attention_tokens_per_second_of_one_layer": 12345.0}
-        gpu = {"kind": "gpu", "name": "NVIDIA GeForce RTX 4090", "compute_capability": "8.9", "why": None,
-               "driver_cuda_version": 12040}
-        return {"kvant_selftest": version, "shared_memory_limit_kib": 0, "kvant_version": "0.1.0", "devices": [{"kind": "cpu"}, gpu],
-                "results": [result | {"attention": state} for state in states] + [result | {"device": 0}],
-                "speeds": [speed, speed | {"device": 0}]}
+        speed = {
+            "device": 1,
+            "k": "int-4",
+            "encoded_rows_per_second": 2.5e7,
+            "attention_gbytes_read_per_second": 500.0,
+            "copy_gbytes_read_and_written_per_second": 800.0,
+            "attention_tokens_per_second_of_one_layer": 12345.0,
+        }
+        gpu = {
+            "kind": "gpu",
+            "name": "NVIDIA GeForce RTX 4090",
+            "compute_capability": "8.9",
+            "why": None,
+            "driver_cuda_version": 12040,
+        }
+        return {
+            "kvant_selftest": version,
+            "shared_memory_limit_kib": 0,
+            "kvant_version": "0.1.0",
+            "devices": [{"kind": "cpu"}, gpu],
+            "results": [result | {"attention": state} for state in states]
+            + [result | {"device": 0}],
+            "speeds": [speed, speed | {"device": 0}],
+        }
 
     def made(self, maker, report):
         with tempfile.TemporaryDirectory() as folder:
@@ -56,17 +72,24 @@ class Cards(unittest.TestCase):
             return maker(Results(pathlib.Path(folder)))
 
     def test_counts(self):
-        lines = self.made(cards.cards, self.report(["right", "right", "wrong", "not done", "no kernel on GPUs"]))
+        lines = self.made(
+            cards.cards, self.report(["right", "right", "wrong", "not done", "no kernel on GPUs"])
+        )
         self.assertIn("| NVIDIA GeForce RTX 4090 | 8.9 | 2 | 2 | 1 | 0.1.0, CUDA 12.4 |", lines)
         self.assertIn("| RTX 5090 | 12.0 | not reported yet | | | |", lines)
         self.assertFalse(any("| RTX 4090 |" in line for line in lines))
 
     def test_speeds(self):
         lines = self.made(cards.cards_speed, self.report(["right"]))
-        self.assertEqual(lines[2:], ["| NVIDIA GeForce RTX 4090 | `int-4` | 25.0 | 500 | 800 | 0.62 | 12,345 |"])
+        self.assertEqual(
+            lines[2:], ["| NVIDIA GeForce RTX 4090 | `int-4` | 25.0 | 500 | 800 | 0.62 | 12,345 |"]
+        )
 
     def test_other_files_are_refused(self):
-        for report in (self.report([], version=2), self.report([]) | {"shared_memory_limit_kib": 99}):
+        for report in (
+            self.report([], version=2),
+            self.report([]) | {"shared_memory_limit_kib": 99},
+        ):
             with self.assertRaises(ValueError):
                 self.made(cards.cards, report)
 

@@ -12,14 +12,15 @@
 #include "../unit/calibrated.h"
 
 /* A matrix of any numbers has an inverse or is refused; small ones only, for time. */
-static void create_codec(const kvant_calibration *c, uint32_t layer, uint32_t kv_head, uint32_t head_dim)
+static void create_codec(const kvant_calibration *c, uint32_t layer, uint32_t kv_head,
+                         uint32_t head_dim)
 {
     kvant_codec *codec;
     char err[256] = "";
     if (head_dim > 16)
         return;
-    if (kvant_codec_create_calibrated("int-4:transform=file", head_dim, KVANT_ROLE_K, 0, c, layer, kv_head, &codec,
-                                      err, sizeof err) != KVANT_OK &&
+    if (kvant_codec_create_calibrated("int-4:transform=file", head_dim, KVANT_ROLE_K, 0, c, layer,
+                                      kv_head, &codec, err, sizeof err) != KVANT_OK &&
         !err[0])
         abort();
     kvant_codec_free(&codec);
@@ -94,7 +95,8 @@ int main(void)
     for (uint32_t i = 0; i < ROUNDS; i++) {
         size_t n = valid->info.bytes;
         memcpy(bytes, valid->bytes, n);
-        fuzz_mutate(bytes, &n, 320, 8, &state); /* mostly the head and the table, where lengths are */
+        fuzz_mutate(bytes, &n, 320, 8,
+                    &state); /* mostly the head and the table, where lengths are */
         LLVMFuzzerTestOneInput(bytes, n);
     }
     printf("%u mutated files: none read beyond its end\n", ROUNDS);

@@ -17,10 +17,13 @@
 
 enum { HEADS = 2, DIM = 16, WIDTH = HEADS * DIM, BLOCKS = 6, TOKENS = 150, HEADER = 40 };
 
-static const char *const specs[] = { "turboquant-3:center=first,norm=first,recent=64", "int-4:axis=channel,group=32,sink=4",
-                                     "trellis-3", "int-2:norm=first",
+static const char *const specs[] = { "turboquant-3:center=first,norm=first,recent=64",
+                                     "int-4:axis=channel,group=32,sink=4",
+                                     "trellis-3",
+                                     "int-2:norm=first",
 #if KVANT_PAPERS
-                                     "octopus-3:center=first", "polar-3:recent=32"
+                                     "octopus-3:center=first",
+                                     "polar-3:recent=32"
 #endif
 };
 #define N_SPECS (sizeof specs / sizeof *specs)
@@ -71,11 +74,14 @@ static room make_room(const char *spec)
 {
     room r = { 0 };
     for (int role = 0; role < 2; role++) {
-        require(kvant_codec_create(spec, DIM, (kvant_role)role, 1, &r.codecs[role], NULL, 0) == KVANT_OK);
+        require(kvant_codec_create(spec, DIM, (kvant_role)role, 1, &r.codecs[role], NULL, 0) ==
+                KVANT_OK);
         const kvant_codec *const codecs[HEADS] = { r.codecs[role], r.codecs[role] };
-        const kvant_tensor_params params = {
-            .size = sizeof params, .codecs = codecs, .n_kv_heads = HEADS, .n_sequences = 1, .n_blocks = BLOCKS
-        };
+        const kvant_tensor_params params = { .size = sizeof params,
+                                             .codecs = codecs,
+                                             .n_kv_heads = HEADS,
+                                             .n_sequences = 1,
+                                             .n_blocks = BLOCKS };
         require(kvant_tensor_size(&params, &r.bytes) == KVANT_OK);
         r.memory[role] = aligned_alloc(64, r.bytes);
         require(r.memory[role] != NULL);
@@ -113,7 +119,8 @@ static void attend(const room *r, uint32_t n_tokens)
                                               .causal = true };
     require(kvant_attention_workspace(r->tensors[0], r->tensors[1], &problem, &bytes) == KVANT_OK);
     void *workspace = aligned_alloc(64, (bytes + 63) / 64 * 64);
-    require(workspace && kvant_attention(r->tensors[0], r->tensors[1], &problem, workspace, bytes) == KVANT_OK);
+    require(workspace &&
+            kvant_attention(r->tensors[0], r->tensors[1], &problem, workspace, bytes) == KVANT_OK);
     free(workspace);
 }
 
@@ -160,7 +167,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
     memcpy(block, data + 1, n - 1);
     if (n - 1 >= HEADER) { /* magic and scheme from a block of this tensor */
         uint8_t *own = malloc(kvant_tensor_export_size(r.tensors[0]));
-        require(own && kvant_tensor_export(r.tensors[0], 0, own, kvant_tensor_export_size(r.tensors[0]), &used) == KVANT_OK);
+        require(own &&
+                kvant_tensor_export(r.tensors[0], 0, own, kvant_tensor_export_size(r.tensors[0]),
+                                    &used) == KVANT_OK);
         memcpy(block, own, 8);
         memcpy(block + 8, &bytes, sizeof bytes);
         memcpy(block + 16, own + 16, 8);
@@ -195,7 +204,9 @@ static size_t mutate(uint8_t *data, size_t n, uint64_t *state)
         switch (fuzz_next(state) % 4) {
         case 0: data[at] = (uint8_t)(data[at] ^ 1 << fuzz_next(state) % 8); break;
         case 1: data[at] = odd[fuzz_next(state) % sizeof odd]; break;
-        case 2: memset(data + at, odd[fuzz_next(state) % sizeof odd], n - at < 32 ? n - at : 32); break;
+        case 2:
+            memset(data + at, odd[fuzz_next(state) % sizeof odd], n - at < 32 ? n - at : 32);
+            break;
         default: n -= fuzz_next(state) % 8 ? 0 : fuzz_next(state) % (n - HEADER - 1) / 2;
         }
         if (n < 2 * HEADER)
@@ -213,7 +224,8 @@ int main(void)
         uint8_t *valid = malloc(most + 1), *data = malloc(most + 1);
         require(valid && data);
         write_rows(r.tensors[0], 0, TOKENS, 1);
-        for (uint32_t block = 0; block < 4; block++) { /* a sink where there are some, sealed, filling, empty */
+        for (uint32_t block = 0; block < 4;
+             block++) { /* a sink where there are some, sealed, filling, empty */
             valid[0] = (uint8_t)s;
             require(kvant_tensor_export(r.tensors[0], block, valid + 1, most, &used) == KVANT_OK);
             LLVMFuzzerTestOneInput(valid, used + 1 - sizeof(uint64_t));

@@ -12,7 +12,14 @@
 #include "../../src/base/fnv.h"
 #include "../../src/index/index_internal.h"
 
-enum { HEAD = 256, LENGTH_AT = 32, CHECKSUM_AT = 40, HEAD_CHECKSUM_AT = 56, MOST_VECTORS = 4096, MOST_DIM = 512 };
+enum {
+    HEAD = 256,
+    LENGTH_AT = 32,
+    CHECKSUM_AT = 40,
+    HEAD_CHECKSUM_AT = 56,
+    MOST_VECTORS = 4096,
+    MOST_DIM = 512
+};
 
 static void repair(uint8_t *bytes, size_t n)
 {
@@ -43,7 +50,9 @@ static void use(const kvant_index *index)
         return;
     for (uint32_t i = 0; i < 2 * info.dim; i++)
         rows[i] = (float)(i % 7) - 3;
-    kvant_index_query query = { .size = sizeof query, .rows = rows, .stride = info.dim, .n = 2, .k = 20, .n_threads = 1 };
+    kvant_index_query query = {
+        .size = sizeof query, .rows = rows, .stride = info.dim, .n = 2, .k = 20, .n_threads = 1
+    };
     query.rerank = index->has_rows ? 30 : 0;
     if (kvant_index_search(index, &query, scores, ids) != KVANT_OK)
         abort();
@@ -83,14 +92,19 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 
 #define ROUNDS 20000u
 
-static const char *const specs[] = { "turboquant-4", "turboquant-3:dims=9", "turboquant-2:lists=3", "trellis-4", "trellis-2:lists=3,rows=int8",
-                                     "turboquant-6:rows=int8", "int-4:asym", "int-3:asym,lists=2" };
+static const char *const specs[] = {
+    "turboquant-4", "turboquant-3:dims=9",         "turboquant-2:lists=3",
+    "trellis-4",    "trellis-2:lists=3,rows=int8", "turboquant-6:rows=int8",
+    "int-4:asym",   "int-3:asym,lists=2"
+};
 enum { KINDS = 2 * sizeof specs / sizeof *specs };
 
 /* A saved index: dim 24, ids of its own where kind is odd. */
 static size_t valid_file(uint32_t kind, uint8_t *bytes, size_t room)
 {
-    kvant_index_params params = { .size = sizeof params, .dim = 24, .metric = (kvant_metric)(kind % 3),
+    kvant_index_params params = { .size = sizeof params,
+                                  .dim = 24,
+                                  .metric = (kvant_metric)(kind % 3),
                                   .spec = specs[kind / 2] };
     kvant_index *index;
     float rows[40 * 24];

@@ -51,7 +51,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
     char check[24];
     if (!settings || !text)
         abort();
-    snprintf(check, sizeof check, "check %016llx\n", (unsigned long long)kvant_fnv1a(KVANT_FNV_START, data, n));
+    snprintf(check, sizeof check, "check %016llx\n",
+             (unsigned long long)kvant_fnv1a(KVANT_FNV_START, data, n));
     memcpy(text, data, n);
     memcpy(text + n, check, 23);
     if (kvant_settings_parse(settings, text, n + 23, &error) == KVANT_OK)

@@ -16,11 +16,13 @@ static inline uint64_t fuzz_next(uint64_t *state)
 }
 
 /* Up to four bytes, mostly of the first `head`, one place in `rarely` anywhere; sometimes the end is cut. */
-static inline void fuzz_mutate(uint8_t *bytes, size_t *n, size_t head, uint64_t rarely, uint64_t *state)
+static inline void fuzz_mutate(uint8_t *bytes, size_t *n, size_t head, uint64_t rarely,
+                               uint64_t *state)
 {
     static const uint8_t edges[] = { 0, 1, 2, 0x7f, 0x80, 0xff };
     for (uint64_t left = fuzz_next(state) % 4 + 1; left; left--) {
-        const size_t within = fuzz_next(state) % rarely && head < *n ? head : *n, at = fuzz_next(state) % within;
+        const size_t within = fuzz_next(state) % rarely && head < *n ? head : *n,
+                     at = fuzz_next(state) % within;
         if (fuzz_next(state) % 2)
             bytes[at] ^= (uint8_t)(1u << fuzz_next(state) % 8);
         else

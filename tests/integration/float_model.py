@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes a GGUF model with its weights in fp16, for tests that 8-bit activations of quantised weights would blur.
 
-    tests/integration/float_model.py MODEL OUT.gguf LIBGGML_BASE
+tests/integration/float_model.py MODEL OUT.gguf LIBGGML_BASE
 """
 
 import ctypes
@@ -22,8 +22,14 @@ class Traits(ctypes.Structure):
     """The beginning of ggml_type_traits."""
 
     to_floats = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
-    _fields_ = [("name", ctypes.c_char_p), ("block", ctypes.c_int64), ("interleaved", ctypes.c_int64),
-                ("bytes", ctypes.c_size_t), ("is_quantized", ctypes.c_bool), ("to_float", to_floats)]  # fmt: skip
+    _fields_ = [
+        ("name", ctypes.c_char_p),
+        ("block", ctypes.c_int64),
+        ("interleaved", ctypes.c_int64),
+        ("bytes", ctypes.c_size_t),
+        ("is_quantized", ctypes.c_bool),
+        ("to_float", to_floats),
+    ]
 
 
 def halves(ggml, kind, n, data):
@@ -32,7 +38,9 @@ def halves(ggml, kind, n, data):
         return data[: n * (4 if kind == F32 else 2)]
     traits = ggml.ggml_get_type_traits(kind).contents
     floats, out = ctypes.create_string_buffer(4 * n), ctypes.create_string_buffer(2 * n)
-    traits.to_float(ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p), ctypes.addressof(floats), n)
+    traits.to_float(
+        ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p), ctypes.addressof(floats), n
+    )
     ggml.ggml_fp32_to_fp16_row(floats, out, ctypes.c_int64(n))
     return out.raw
 
@@ -43,7 +51,11 @@ def metadata(reader, n):
         key, kind = reader.string(), reader.number("I")
         value = reader.at
         reader.skip_value(kind)
-        yield reader.data[start:value] + struct.pack("<I", F16) if key == FILE_TYPE else reader.data[start : reader.at]
+        yield (
+            reader.data[start:value] + struct.pack("<I", F16)
+            if key == FILE_TYPE
+            else reader.data[start : reader.at]
+        )
 
 
 def convert(data, ggml, out):
@@ -56,7 +68,12 @@ def convert(data, ggml, out):
     for name, shape, offset, size in found:
         (kind,) = struct.unpack_from("<I", shape, len(shape) - 4)
         n = math.prod(struct.unpack(f"<{(len(shape) - 8) // 8}Q", shape[4:-4]))
-        infos += struct.pack("<Q", len(name)) + name + shape[:-4] + struct.pack("<IQ", min(kind, F16), len(body))
+        infos += (
+            struct.pack("<Q", len(name))
+            + name
+            + shape[:-4]
+            + struct.pack("<IQ", min(kind, F16), len(body))
+        )
         weights = halves(ggml, kind, n, data[base + offset : base + offset + size])
         body += weights + bytes(aligned(len(weights)) - len(weights))
     head = data[:4] + struct.pack("<IQQ", version, n_tensors, n_pairs) + pairs + infos

@@ -41,7 +41,8 @@ void *foreign_load(const char *plugin)
     void *library = dlopen(plugin, RTLD_NOW | RTLD_LOCAL);
     void *symbol = library ? dlsym(library, "ggml_backend_init") : NULL;
     void *(*init)(void);
-    void *volatile result = &init; /* volatile: the call must not become a jump out of this library */
+    void *volatile result =
+        &init; /* volatile: the call must not become a jump out of this library */
 
 #ifdef FOREIGN_BACKENDS
     ggml_backend_load_all_from_path(FOREIGN_BACKENDS); /* the CPU's, as llama.cpp does before */

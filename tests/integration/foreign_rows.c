@@ -140,7 +140,7 @@ REAL(abi_tensor *, ggml_new_tensor_1d, abi_context *context, int32_t type, int64
 
 REAL(abi_buffer *, ggml_backend_alloc_ctx_tensors_from_buft, abi_context *context, abi_buft *buft)
 {
-    abi_tensor *(*first)(abi_context * of);
+    abi_tensor *(*first)(abi_context *of);
     abi_buffer *buffer;
     CALL(abi_buffer *, ggml_backend_alloc_ctx_tensors_from_buft, abi_context *, abi_buft *);
 

@@ -20,20 +20,32 @@
  * Threads are tested in test_plugin_ops.c. */
 #define N_THREADS 1
 
-static const char text[] =
-    "The keeper of the lighthouse had counted ships for thirty years. Every evening he climbed the ninety steps, "
-    "wiped the salt from the glass, lit the lamp, and wrote into a large book which sails he had seen, where they "
-    "came from, and how the wind stood. Nobody had asked him to do it. The first keeper had begun the book because "
-    "he could not sleep, and the second had gone on with it because an unfinished book troubled him more than an "
-    "empty one. In the winter, when no ships came for weeks, he wrote down the birds instead: gulls, cormorants, "
-    "once a swan that had lost its way. On the mainland people said that the sea takes what it wants, but the "
-    "numbers in the book said otherwise. The sea took almost nothing. In thirty years there were four wrecks, and "
-    "in three of them the crew walked home along the beach, wet, angry, and alive. He liked to show that page to "
-    "visitors. \"Look,\" he would say, \"eleven thousand ships, and four of them did not arrive. What else do you "
-    "know that goes right so often?\" Then he would make tea, and the visitors would look out at the water, which "
-    "was grey in the morning, green at noon, and of no colour at all when the lamp began to turn. A scientist came "
-    "one summer to measure the height of the waves. She stayed for nine days, filled two notebooks, and found that "
-    "the highest wave had been exactly as high as the keeper had guessed, less the width of a hand. ";
+static const char text[] = "The keeper of the lighthouse had counted ships for thirty years. Every "
+                           "evening he climbed the ninety steps, "
+                           "wiped the salt from the glass, lit the lamp, and wrote into a large "
+                           "book which sails he had seen, where they "
+                           "came from, and how the wind stood. Nobody had asked him to do it. The "
+                           "first keeper had begun the book because "
+                           "he could not sleep, and the second had gone on with it because an "
+                           "unfinished book troubled him more than an "
+                           "empty one. In the winter, when no ships came for weeks, he wrote down "
+                           "the birds instead: gulls, cormorants, "
+                           "once a swan that had lost its way. On the mainland people said that "
+                           "the sea takes what it wants, but the "
+                           "numbers in the book said otherwise. The sea took almost nothing. In "
+                           "thirty years there were four wrecks, and "
+                           "in three of them the crew walked home along the beach, wet, angry, and "
+                           "alive. He liked to show that page to "
+                           "visitors. \"Look,\" he would say, \"eleven thousand ships, and four of "
+                           "them did not arrive. What else do you "
+                           "know that goes right so often?\" Then he would make tea, and the "
+                           "visitors would look out at the water, which "
+                           "was grey in the morning, green at noon, and of no colour at all when "
+                           "the lamp began to turn. A scientist came "
+                           "one summer to measure the height of the waves. She stayed for nine "
+                           "days, filled two notebooks, and found that "
+                           "the highest wave had been exactly as high as the keeper had guessed, "
+                           "less the width of a hand. ";
 
 static struct llama_model *models[2]; /* own cache, kvant's */
 static char models_path[4096];
@@ -67,7 +79,8 @@ static void place_weights(struct llama_model_params *params, float *split,
 }
 
 /* On one device or two. */
-static struct llama_model *load_model(const char *path, ggml_backend_dev_t device, ggml_backend_dev_t other, bool planned)
+static struct llama_model *load_model(const char *path, ggml_backend_dev_t device,
+                                      ggml_backend_dev_t other, bool planned)
 {
     struct llama_model_params params = llama_model_default_params();
     struct llama_model_tensor_buft_override weights[2] = { { NULL, NULL } };
@@ -170,7 +183,9 @@ int harness_start(void **state)
 {
     const char *path = getenv("KVANT_TEST_MODEL");
 
-    return harness_load_plugin(state) != 0 ? -1 : harness_load_models(path != NULL ? path : KVANT_TEST_MODEL);
+    return harness_load_plugin(state) != 0
+               ? -1
+               : harness_load_models(path != NULL ? path : KVANT_TEST_MODEL);
 }
 
 int harness_stop(void **state)
@@ -213,7 +228,8 @@ ggml_backend_dev_t harness_add_accel(void)
 static enum ggml_type type_of(const char *name)
 {
     for (int i = 0; i < GGML_TYPE_COUNT; i++) /* numbers of removed types have no name */
-        if (ggml_type_name((enum ggml_type)i) != NULL && strcmp(ggml_type_name((enum ggml_type)i), name) == 0)
+        if (ggml_type_name((enum ggml_type)i) != NULL &&
+            strcmp(ggml_type_name((enum ggml_type)i), name) == 0)
             return (enum ggml_type)i;
     fail_msg("no type %s", name);
     return GGML_TYPE_F32;
@@ -233,7 +249,8 @@ struct llama_context *harness_context(const harness_options *options)
     params.offload_kqv = !options->on_cpu;
     params.cb_eval = options->eval;
     params.n_threads = params.n_threads_batch = N_THREADS;
-    params.flash_attn_type = options->fa_auto ? LLAMA_FLASH_ATTN_TYPE_AUTO : LLAMA_FLASH_ATTN_TYPE_ENABLED;
+    params.flash_attn_type =
+        options->fa_auto ? LLAMA_FLASH_ATTN_TYPE_AUTO : LLAMA_FLASH_ATTN_TYPE_ENABLED;
     if (options->spec != NULL && options->spec[0] == '\0') {
         unsetenv("KVANT_K");
         unsetenv("KVANT_V");
@@ -248,7 +265,8 @@ struct llama_context *harness_context(const harness_options *options)
     if (options->type != NULL)
         params.type_k = params.type_v = type_of(options->type);
     setenv("KVANT_ACCEL", options->accel ? "1" : "0", 1);
-    context = llama_init_from_model(models[options->spec != NULL || (options->accel && harness_on_gpu())], params);
+    context = llama_init_from_model(
+        models[options->spec != NULL || (options->accel && harness_on_gpu())], params);
     assert_non_null(context);
     return context;
 }
@@ -271,7 +289,8 @@ void harness_tokens(llama_token *tokens, int n)
 
     if (llama_vocab_type(harness_vocab()) == LLAMA_VOCAB_TYPE_NONE) {
         for (int i = 0; i < n; i++)
-            tokens[i] = (llama_token)((unsigned)i * 2654435761u >> 8) % llama_vocab_n_tokens(harness_vocab());
+            tokens[i] = (llama_token)((unsigned)i * 2654435761u >> 8) %
+                        llama_vocab_n_tokens(harness_vocab());
         return;
     }
     n_once = llama_tokenize(harness_vocab(), text, (int32_t)strlen(text), once, 1024, true, false);
@@ -403,9 +422,11 @@ harness_comparison harness_compare_logits(const float *a, const float *b, const 
 
 int harness_counting(llama_token *tokens, int max)
 {
-    static const char counting[] = "<|im_start|>user\nCount from 1 to 60, one number a line.<|im_end|>\n"
-                                   "<|im_start|>assistant\n1\n2\n3\n4\n5\n6\n7\n8\n";
-    int n = llama_tokenize(harness_vocab(), counting, (int32_t)strlen(counting), tokens, max, true, true);
+    static const char counting[] =
+        "<|im_start|>user\nCount from 1 to 60, one number a line.<|im_end|>\n"
+        "<|im_start|>assistant\n1\n2\n3\n4\n5\n6\n7\n8\n";
+    int n = llama_tokenize(harness_vocab(), counting, (int32_t)strlen(counting), tokens, max, true,
+                           true);
 
     assert_true(n > 0);
     return n;

@@ -15,19 +15,21 @@
 #include "llama.h"
 
 typedef struct harness_options {
-    const char *spec; /* codec of keys and values, "" for the default preset, or NULL for llama.cpp's own cache */
+    const char *
+        spec; /* codec of keys and values, "" for the default preset, or NULL for llama.cpp's own cache */
     const char *values; /* codec of values, or NULL: spec is the codec of both */
-    const char *type; /* spec NULL: of llama.cpp's own cache, "q8_0" and the like; NULL: f16 */
-    bool accel;       /* spec NULL: attention by KVANT_ACCEL; wants harness_add_accel */
-    bool exact;       /* spec NULL: cache and attention all in f32, instead of f16 with flash attention */
-    bool fa_auto;     /* llama.cpp decides whether flash attention is on */
+    const char *type;   /* spec NULL: of llama.cpp's own cache, "q8_0" and the like; NULL: f16 */
+    bool accel;         /* spec NULL: attention by KVANT_ACCEL; wants harness_add_accel */
+    bool exact; /* spec NULL: cache and attention all in f32, instead of f16 with flash attention */
+    bool fa_auto; /* llama.cpp decides whether flash attention is on */
     uint32_t n_ctx;
-    uint32_t n_seq; /* 0 means 1 */
+    uint32_t n_seq;    /* 0 means 1 */
     uint32_t n_ubatch; /* tokens of a graph; 0 means 512 */
     bool unified;
     bool window; /* a sliding window's cache has the window's cells, not the context's */
     bool on_cpu; /* keys and values stay in the computer's memory (--no-kv-offload) */
-    ggml_backend_sched_eval_callback eval; /* asked for each node of a graph (cb_eval); NULL: none */
+    ggml_backend_sched_eval_callback
+        eval; /* asked for each node of a graph (cb_eval); NULL: none */
 } harness_options;
 
 /* cmocka group set-up and tear-down: loads back ends, the plug-in and the model twice (with and without
@@ -101,7 +103,8 @@ typedef struct harness_comparison {
     double a, b, difference_error;
 } harness_comparison;
 
-harness_comparison harness_compare_logits(const float *a, const float *b, const float *exact, int n);
+harness_comparison harness_compare_logits(const float *a, const float *b, const float *exact,
+                                          int n);
 
 /* A prompt whose continuation the model is sure of, at most max tokens; returns how many. Where two words are about equally
  * likely, as in a story, the rounding noise of a cache decides between them in stock as well. */

@@ -65,7 +65,7 @@ static inline float *room_for(int n)
 
 /* Tokens first .. first + n - 1 of the text, in steps of `step`; out NULL: no logits are kept. */
 static inline void feed(struct llama_context *context, int first, int n, int step, llama_pos pos,
-                 llama_seq_id seq, float *out)
+                        llama_seq_id seq, float *out)
 {
     for (int i = 0, some; i < n; i += some) {
         some = n - i < step ? n - i : step;
@@ -92,7 +92,7 @@ static inline void a_text(struct llama_context *context, float *logits)
 }
 
 static inline float *hear(void (*tell)(struct llama_context *context, float *logits), int n,
-                   const char *spec, const char *exact, uint32_t n_seq)
+                          const char *spec, const char *exact, uint32_t n_seq)
 {
     struct llama_context *context = new_context(spec, exact, n_seq);
     float *logits = room_for(n);
@@ -106,7 +106,7 @@ static inline float *hear(void (*tell)(struct llama_context *context, float *log
  * have its error. The factor is for centres and open blocks, which differ by when rows came; 1e-5
  * is for KLDs that are as small as rounding. */
 static inline void assert_as_good(const char *what, const float *stock, const float *ours,
-                           const float *compressed, int n)
+                                  const float *compressed, int n)
 {
     const double a = harness_mean_kld(stock, ours, n);
     const double b = harness_mean_kld(stock, compressed, n);

@@ -36,7 +36,9 @@ static int read_text(const struct llama_vocab *vocab, const char *path, int n)
     if (file != NULL)
         fclose(file);
     static llama_token all[16 * MOST];
-    return llama_tokenize(vocab, text, (int32_t)bytes, all, 16 * MOST, true, false) >= n ? (memcpy(tokens, all, (size_t)n * sizeof(*all)), 0) : -1;
+    return llama_tokenize(vocab, text, (int32_t)bytes, all, 16 * MOST, true, false) >= n
+               ? (memcpy(tokens, all, (size_t)n * sizeof(*all)), 0)
+               : -1;
 }
 
 static int make_tokens(const struct llama_vocab *vocab, const char *kind, int n)
@@ -46,7 +48,9 @@ static int make_tokens(const struct llama_vocab *vocab, const char *kind, int n)
     if (kind[0] == '/')
         return read_text(vocab, kind, n);
     for (int i = 0; i < n; i++)
-        tokens[i] = (llama_token)(((unsigned)i + 1000003u * (unsigned)atoi(kind)) * 2654435761u >> 8) % (llama_token)n_vocab;
+        tokens[i] =
+            (llama_token)(((unsigned)i + 1000003u * (unsigned)atoi(kind)) * 2654435761u >> 8) %
+            (llama_token)n_vocab;
     return 0;
 }
 
@@ -56,7 +60,8 @@ static int save_state(struct llama_context *context)
     const size_t size = path != NULL ? llama_state_seq_get_size(context, 0) : 0;
     uint8_t *state = malloc(size + 1);
     FILE *file = path != NULL ? fopen(path, "wb") : NULL;
-    bool ok = path == NULL || (state != NULL && file != NULL && llama_state_seq_get_data(context, state, size, 0) == size);
+    bool ok = path == NULL || (state != NULL && file != NULL &&
+                               llama_state_seq_get_data(context, state, size, 0) == size);
 
     ok = ok && (file == NULL || fwrite(state, 1, size, file) == size);
     if (file != NULL)
@@ -100,13 +105,15 @@ int main(int argc, char **argv)
     model_params.devices = devices;
     model_params.n_gpu_layers = 99;
     model_params.load_mode = argc > 4 ? LLAMA_LOAD_MODE_NONE : model_params.load_mode;
-    params.n_ctx = getenv("LEARN_PROBE_CTX") != NULL ? (uint32_t)atoi(getenv("LEARN_PROBE_CTX")) : MOST + 256;
+    params.n_ctx =
+        getenv("LEARN_PROBE_CTX") != NULL ? (uint32_t)atoi(getenv("LEARN_PROBE_CTX")) : MOST + 256;
     params.n_threads = params.n_threads_batch = 1;
     params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
     struct llama_model *model = llama_model_load_from_file(argv[1], model_params);
     struct llama_context *context = model != NULL ? llama_init_from_model(model, params) : NULL;
     if (context != NULL)
-        result = make_tokens(llama_model_get_vocab(model), argv[3], n) == 0 ? decode(context, n) : 6;
+        result =
+            make_tokens(llama_model_get_vocab(model), argv[3], n) == 0 ? decode(context, n) : 6;
     llama_free(context);
     llama_model_free(model);
     return result;

@@ -24,7 +24,9 @@ static void quiet(enum ggml_log_level level, const char *message, void *data)
 
 static enum ggml_type cache_type(const char *name)
 {
-    return strcmp(name, "q8_0") == 0 ? GGML_TYPE_Q8_0 : strcmp(name, "f32") == 0 ? GGML_TYPE_F32 : GGML_TYPE_F16;
+    return strcmp(name, "q8_0") == 0  ? GGML_TYPE_Q8_0
+           : strcmp(name, "f32") == 0 ? GGML_TYPE_F32
+                                      : GGML_TYPE_F16;
 }
 
 static int run(ggml_backend_reg_t plugin, char *types, bool flash_attention, int n_layers)
@@ -55,7 +57,8 @@ static int run(ggml_backend_reg_t plugin, char *types, bool flash_attention, int
     params.n_threads = params.n_threads_batch = 1;
     params.type_k = cache_type(types);
     params.type_v = cache_type(slash != NULL ? slash + 1 : types);
-    params.flash_attn_type = flash_attention ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
+    params.flash_attn_type =
+        flash_attention ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
     context = model ? llama_init_from_model(model, params) : NULL;
     if (context != NULL)
         result = llama_decode(context, llama_batch_get_one(tokens, 2)) == 0 ? 0 : 5;
@@ -72,8 +75,11 @@ int main(int argc, char **argv)
         return 2;
     llama_log_set(quiet, NULL);
     ggml_backend_load_all_from_path(KVANT_TEST_LLAMA_LIB);
-    if (getenv("KVANT_TEST_STANDIN") != NULL && ggml_backend_load(getenv("KVANT_TEST_STANDIN")) == NULL)
+    if (getenv("KVANT_TEST_STANDIN") != NULL &&
+        ggml_backend_load(getenv("KVANT_TEST_STANDIN")) == NULL)
         return 2;
     plugin = ggml_backend_load(KVANT_TEST_PLUGIN);
-    return plugin == NULL ? 3 : run(plugin, argv[1], strcmp(argv[2], "on") == 0, argc > 3 ? atoi(argv[3]) : 99);
+    return plugin == NULL
+               ? 3
+               : run(plugin, argv[1], strcmp(argv[2], "on") == 0, argc > 3 ? atoi(argv[3]) : 99);
 }

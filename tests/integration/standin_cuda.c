@@ -40,7 +40,8 @@ static struct gpu {
     struct ggml_backend_buffer_type buft;
     void *context; /* the driver's */
     const char *name, *id;
-} gpus[MOST] = { { .name = "CUDA0", .id = "0000:00:00.0" }, { .name = "CUDA1", .id = "0000:01:00.0" } };
+} gpus[MOST] = { { .name = "CUDA0", .id = "0000:00:00.0" },
+                 { .name = "CUDA1", .id = "0000:01:00.0" } };
 static size_t n_gpus;
 static unsigned long n_direct, n_recorded, n_synchronized;
 
@@ -67,14 +68,16 @@ static void *buffer_base(ggml_backend_buffer_t buffer)
     return buffer->context;
 }
 
-static void buffer_memset(ggml_backend_buffer_t buffer, struct ggml_tensor *tensor, uint8_t value, size_t offset, size_t size)
+static void buffer_memset(ggml_backend_buffer_t buffer, struct ggml_tensor *tensor, uint8_t value,
+                          size_t offset, size_t size)
 {
     (void)buffer;
     memset((char *)tensor->data + offset, value, size);
 }
 
 /* KVANT_TEST_SLOW_INPUTS: between the inputs of a graph others have time for theirs. */
-static void buffer_set(ggml_backend_buffer_t buffer, struct ggml_tensor *tensor, const void *data, size_t offset, size_t size)
+static void buffer_set(ggml_backend_buffer_t buffer, struct ggml_tensor *tensor, const void *data,
+                       size_t offset, size_t size)
 {
     (void)buffer;
     if (tensor->type == GGML_TYPE_I32 && getenv("KVANT_TEST_SLOW_INPUTS") != NULL)
@@ -82,13 +85,15 @@ static void buffer_set(ggml_backend_buffer_t buffer, struct ggml_tensor *tensor,
     memcpy((char *)tensor->data + offset, data, size);
 }
 
-static void buffer_get(ggml_backend_buffer_t buffer, const struct ggml_tensor *tensor, void *data, size_t offset, size_t size)
+static void buffer_get(ggml_backend_buffer_t buffer, const struct ggml_tensor *tensor, void *data,
+                       size_t offset, size_t size)
 {
     (void)buffer;
     memcpy(data, (const char *)tensor->data + offset, size);
 }
 
-static bool buffer_copy(ggml_backend_buffer_t buffer, const struct ggml_tensor *src, struct ggml_tensor *dst)
+static bool buffer_copy(ggml_backend_buffer_t buffer, const struct ggml_tensor *src,
+                        struct ggml_tensor *dst)
 {
     if (src->buffer->buft != buffer->buft)
         return false;
@@ -192,7 +197,8 @@ static bool is_foreign(const struct gpu *gpu, const struct ggml_tensor *t)
 {
     const struct ggml_tensor *root = t->view_src != NULL ? t->view_src : t;
 
-    return root->buffer != NULL && root->buffer->buft != &gpu->buft && !ggml_backend_buft_is_host(root->buffer->buft);
+    return root->buffer != NULL && root->buffer->buft != &gpu->buft &&
+           !ggml_backend_buft_is_host(root->buffer->buft);
 }
 
 static bool reads_foreign(const struct gpu *gpu, const struct ggml_tensor *node)
@@ -201,7 +207,8 @@ static bool reads_foreign(const struct gpu *gpu, const struct ggml_tensor *node)
 
     for (int i = 0; i < GGML_MAX_SRC; i++)
         foreign = foreign || (node->src[i] != NULL && is_foreign(gpu, node->src[i]));
-    return foreign && !ggml_is_empty(node) && node->op != GGML_OP_VIEW && node->op != GGML_OP_PERMUTE && node->op != GGML_OP_RESHAPE &&
+    return foreign && !ggml_is_empty(node) && node->op != GGML_OP_VIEW &&
+           node->op != GGML_OP_PERMUTE && node->op != GGML_OP_RESHAPE &&
            node->op != GGML_OP_TRANSPOSE && node->op != GGML_OP_NONE;
 }
 
@@ -258,8 +265,8 @@ static enum ggml_status backend_compute(ggml_backend_t backend, struct ggml_cgra
 
     for (int i = 0; i < graph->n_nodes; i++)
         if (!may_be_in_place() && reads_foreign(self->gpu, graph->nodes[i])) {
-            fprintf(stderr, "stand-in of CUDA: %s (%s) is not in its memory\n", graph->nodes[i]->name,
-                    ggml_op_name(graph->nodes[i]->op));
+            fprintf(stderr, "stand-in of CUDA: %s (%s) is not in its memory\n",
+                    graph->nodes[i]->name, ggml_op_name(graph->nodes[i]->op));
             abort();
         }
     if (is_mistaken(self, graph)) {
@@ -294,8 +301,8 @@ static void backend_event_wait(ggml_backend_t backend, ggml_backend_event_t even
 static void use_one_thread(ggml_backend_t cpu)
 {
     ggml_backend_set_n_threads_t set;
-    void *symbol = ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(ggml_backend_get_device(cpu)),
-                                                     "ggml_backend_set_n_threads");
+    void *symbol = ggml_backend_reg_get_proc_address(
+        ggml_backend_dev_backend_reg(ggml_backend_get_device(cpu)), "ggml_backend_set_n_threads");
 
     memcpy(&set, &symbol, sizeof(symbol));
     set(cpu, 1);
@@ -315,10 +322,12 @@ static ggml_backend_t device_init(ggml_backend_dev_t dev, const char *params)
 
     self->gpu = gpu_of(dev);
     driver.context_set(self->gpu->context);
-    self->cpu = ggml_backend_dev_init(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), params);
+    self->cpu =
+        ggml_backend_dev_init(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), params);
     use_one_thread(self->cpu);
     driver.stream_new(&self->stream, 1);
-    *backend = (struct ggml_backend){ .guid = &guid, .iface = iface, .device = dev, .context = self };
+    *backend =
+        (struct ggml_backend){ .guid = &guid, .iface = iface, .device = dev, .context = self };
     return backend;
 }
 
@@ -383,7 +392,8 @@ static void device_event_synchronize(ggml_backend_dev_t dev, ggml_backend_event_
 static bool device_supports_op(ggml_backend_dev_t dev, const struct ggml_tensor *op)
 {
     (void)dev;
-    if (op->op == GGML_OP_ROPE && op->src[1]->op == GGML_OP_NONE && getenv("KVANT_TEST_RENAME") != NULL)
+    if (op->op == GGML_OP_ROPE && op->src[1]->op == GGML_OP_NONE &&
+        getenv("KVANT_TEST_RENAME") != NULL)
         ggml_set_name(op->src[1], "where_tokens_are");
     return ggml_backend_dev_supports_op(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), op);
 }
@@ -438,20 +448,21 @@ static void set_up(struct gpu *gpu, int number)
                                                               .get_alignment = buft_alignment,
                                                               .get_alloc_size = buft_alloc_size },
                                                    .device = &gpu->device };
-    gpu->device = (struct ggml_backend_device){ .iface = { .get_name = device_name,
-                                                           .get_description = device_name,
-                                                           .get_memory = device_memory,
-                                                           .get_type = device_type,
-                                                           .get_props = device_props,
-                                                           .init_backend = device_init,
-                                                           .get_buffer_type = device_buft,
-                                                           .supports_op = device_supports_op,
-                                                           .supports_buft = device_supports_buft,
-                                                           .event_new = device_event_new,
-                                                           .event_free = device_event_free,
-                                                           .event_synchronize = device_event_synchronize },
-                                                .reg = &reg,
-                                                .context = gpu };
+    gpu->device =
+        (struct ggml_backend_device){ .iface = { .get_name = device_name,
+                                                 .get_description = device_name,
+                                                 .get_memory = device_memory,
+                                                 .get_type = device_type,
+                                                 .get_props = device_props,
+                                                 .init_backend = device_init,
+                                                 .get_buffer_type = device_buft,
+                                                 .supports_op = device_supports_op,
+                                                 .supports_buft = device_supports_buft,
+                                                 .event_new = device_event_new,
+                                                 .event_free = device_event_free,
+                                                 .event_synchronize = device_event_synchronize },
+                                      .reg = &reg,
+                                      .context = gpu };
 }
 
 GGML_BACKEND_API ggml_backend_reg_t ggml_backend_init(void);
@@ -479,7 +490,9 @@ ggml_backend_reg_t ggml_backend_init(void)
             fprintf(stderr, "stand-in of CUDA: no driver: %s\n", dlerror());
             return NULL;
         }
-    n_gpus = getenv("KVANT_TEST_GPUS") != NULL ? (size_t)atoi(getenv("KVANT_TEST_GPUS")) % (MOST + 1) : 1;
+    n_gpus = getenv("KVANT_TEST_GPUS") != NULL
+                 ? (size_t)atoi(getenv("KVANT_TEST_GPUS")) % (MOST + 1)
+                 : 1;
     for (size_t i = 0; i < n_gpus; i++)
         set_up(&gpus[i], (int)i);
     reg = (struct ggml_backend_reg){ .api_version = GGML_BACKEND_API_VERSION,

@@ -20,10 +20,10 @@
 
 #define SAME_SIZE(ours, theirs) assert_int_equal(sizeof(ours), sizeof(theirs))
 #define SAME_FIELD(ours, theirs, field) SAME_FIELD_AS(ours, field, theirs, field)
-#define SAME_FIELD_AS(ours, our_field, theirs, their_field)                                                        \
-    do {                                                                                                           \
-        assert_int_equal(offsetof(ours, our_field), offsetof(theirs, their_field));                                \
-        assert_int_equal(sizeof(((ours *)0)->our_field), sizeof(((theirs *)0)->their_field));                      \
+#define SAME_FIELD_AS(ours, our_field, theirs, their_field)                                        \
+    do {                                                                                           \
+        assert_int_equal(offsetof(ours, our_field), offsetof(theirs, their_field));                \
+        assert_int_equal(sizeof(((ours *)0)->our_field), sizeof(((theirs *)0)->their_field));      \
     } while (0)
 
 #if GGML_BACKEND_API_VERSION == 2
@@ -227,9 +227,9 @@ static void constants_match(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(tensor_matches),  cmocka_unit_test(buffer_type_matches),
-        cmocka_unit_test(buffer_matches),  cmocka_unit_test(backend_matches),
-        cmocka_unit_test(graph_matches),   cmocka_unit_test(device_matches),
+        cmocka_unit_test(tensor_matches),   cmocka_unit_test(buffer_type_matches),
+        cmocka_unit_test(buffer_matches),   cmocka_unit_test(backend_matches),
+        cmocka_unit_test(graph_matches),    cmocka_unit_test(device_matches),
         cmocka_unit_test(registry_matches), cmocka_unit_test(constants_match),
     };
 

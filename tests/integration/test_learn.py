@@ -9,7 +9,9 @@ import tempfile
 import unittest
 
 PROBE = os.environ["LEARN_PROBE"]
-SMALL, CALIBRATION = (pathlib.Path(os.environ[name]) for name in ("KVANT_SMALL_MODEL", "KVANT_SMALL_KVCAL"))
+SMALL, CALIBRATION = (
+    pathlib.Path(os.environ[name]) for name in ("KVANT_SMALL_MODEL", "KVANT_SMALL_KVCAL")
+)
 TEXT = os.environ["KVANT_TEXT"]
 LEARNS = "; not calibrated, learns from prompts\n"
 # A cache that fits as f16 is f16 and has no matrix. The cases are about one that does not fit.
@@ -33,9 +35,15 @@ class Probe(unittest.TestCase):
         self.home = pathlib.Path(folder.name).resolve()
 
     def run_probe(self, *arguments, **variables):
-        env = {name: value for name, value in os.environ.items() if not name.startswith(("KVANT", "GGML", "LLAMA"))}
+        env = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("KVANT", "GGML", "LLAMA"))
+        }
         env.update({name: str(value) for name, value in variables.items()})
-        done = subprocess.run([PROBE, *map(str, arguments)], env=env, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(
+            [PROBE, *map(str, arguments)], env=env, capture_output=True, text=True, timeout=300
+        )
         self.assertEqual(done.returncode, 0, done.stderr)
         return done.stderr
 
@@ -51,10 +59,17 @@ class Probe(unittest.TestCase):
         """Rows that a cache has of the first layer's keys after a prompt, of which the last tokens
         come alone."""
         path = self.home / "state"
-        self.run_probe(SMALL, tokens, text, LEARN_PROBE_STATE=path, LEARN_PROBE_CTX=context,
-                       LEARN_PROBE_ALONE=alone,
-                       KVANT_V="trellis-4", KVANT_K="trellis-4:transform=first,sink=0",
-                       **{**(GPU if on_gpu else {}), **variables})
+        self.run_probe(
+            SMALL,
+            tokens,
+            text,
+            LEARN_PROBE_STATE=path,
+            LEARN_PROBE_CTX=context,
+            LEARN_PROBE_ALONE=alone,
+            KVANT_V="trellis-4",
+            KVANT_K="trellis-4:transform=first,sink=0",
+            **{**(GPU if on_gpu else {}), **variables},
+        )
         data, width, layers = path.read_bytes(), 3 * 64, 4
         bytes_each = 2 * tokens * width
         # Each tensor has its type and a row's bytes in front.
@@ -66,8 +81,9 @@ class Probe(unittest.TestCase):
         """The CPU seals each batch with its own matrix, a GPU seals later. 4 bits of other codes
         for every row would make a difference above 1."""
         cpu, gpu = (
-            self.first_keys(tokens + alone, 8192, on_gpu, *text, alone=alone,
-                            **(variables if on_gpu else {}))
+            self.first_keys(
+                tokens + alone, 8192, on_gpu, *text, alone=alone, **(variables if on_gpu else {})
+            )
             for on_gpu in (False, True)
         )
         self.assertLess(max(difference(*rows) for rows in zip(gpu, cpu)), 0.3)
@@ -88,11 +104,16 @@ class Learning(Probe):
     def test_what_was_named_stays(self):
         model = self.model(CALIBRATION.read_bytes())
         self.assertNotIn("calibrated", self.run_probe(model, 100, 1, KVANT_K="int-8"))
-        self.assertIn("; calibrated\n", self.run_probe(model, 100, 1, KVANT_CALIBRATION=CALIBRATION))
+        self.assertIn(
+            "; calibrated\n", self.run_probe(model, 100, 1, KVANT_CALIBRATION=CALIBRATION)
+        )
 
     def test_files_that_are_not_used(self):
         good = CALIBRATION.read_bytes()
-        for calibration, end, why in ((good[: len(good) // 2], b"", ""), (good, bytes(32), "it was made with another file than model.gguf\n")):
+        for calibration, end, why in (
+            (good[: len(good) // 2], b"", ""),
+            (good, bytes(32), "it was made with another file than model.gguf\n"),
+        ):
             model = self.model(calibration, end)
             said = self.run_probe(model, 100, 1)
             self.assertIn(f"kvant: {model.with_suffix('.kvcal')} is not used: {why}", said)

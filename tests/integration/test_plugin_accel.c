@@ -54,7 +54,8 @@ static void fill(struct ggml_tensor *tensor)
     if (tensor->type == GGML_TYPE_F32)
         memcpy(tensor->data, x, (size_t)n * sizeof(*x));
     else
-        ggml_quantize_chunk(tensor->type, x, tensor->data, 0, n / tensor->ne[0], tensor->ne[0], NULL);
+        ggml_quantize_chunk(tensor->type, x, tensor->data, 0, n / tensor->ne[0], tensor->ne[0],
+                            NULL);
     free(x);
 }
 
@@ -66,11 +67,13 @@ static void fill_mask(const struct attention_case *c, struct ggml_tensor *mask)
     for (int i = 0; i < c->tokens * c->streams; i++)
         for (int j = 0; j < c->cells; j++) {
             bool hidden = (c->tokens > 1 && i % c->tokens == 0) || random_number() < 0;
-            half[(size_t)(i * c->cells + j)] = ggml_fp32_to_fp16(hidden ? -INFINITY : -fabsf(8 * random_number()));
+            half[(size_t)(i * c->cells + j)] =
+                ggml_fp32_to_fp16(hidden ? -INFINITY : -fabsf(8 * random_number()));
         }
 }
 
-static struct operation make_operation(const struct attention_case *c, enum ggml_type k_type, enum ggml_type v_type)
+static struct operation make_operation(const struct attention_case *c, enum ggml_type k_type,
+                                       enum ggml_type v_type)
 {
     struct ggml_init_params params = { .mem_size = 64u << 20 };
     struct operation o = { .context = ggml_init(params) };
@@ -86,9 +89,9 @@ static struct operation make_operation(const struct attention_case *c, enum ggml
         o.mask = ggml_new_tensor_4d(x, GGML_TYPE_F16, c->cells, c->tokens, 1, c->streams);
         fill_mask(c, o.mask);
     }
-    o.node = ggml_flash_attn_ext(x, ggml_permute(x, o.q, 0, 2, 1, 3), ggml_permute(x, o.k, 0, 2, 1, 3),
-                                 ggml_permute(x, o.v, 0, 2, 1, 3), o.mask, 1 / sqrtf((float)c->k_dim), c->max_bias,
-                                 c->softcap);
+    o.node = ggml_flash_attn_ext(x, ggml_permute(x, o.q, 0, 2, 1, 3),
+                                 ggml_permute(x, o.k, 0, 2, 1, 3), ggml_permute(x, o.v, 0, 2, 1, 3),
+                                 o.mask, 1 / sqrtf((float)c->k_dim), c->max_bias, c->softcap);
     if (c->sinks) {
         o.sinks = ggml_new_tensor_1d(x, GGML_TYPE_F32, c->heads);
         fill(o.sinks);
@@ -112,7 +115,8 @@ static void compute(ggml_backend_dev_t device, struct operation *o)
 /* ggml's own decoding of row (cell, head, stream). */
 static void decode(const struct ggml_tensor *t, int cell, int head, int stream, float *x)
 {
-    const char *row = (const char *)t->data + (size_t)stream * t->nb[3] + (size_t)cell * t->nb[2] + (size_t)head * t->nb[1];
+    const char *row = (const char *)t->data + (size_t)stream * t->nb[3] + (size_t)cell * t->nb[2] +
+                      (size_t)head * t->nb[1];
 
     if (t->type == GGML_TYPE_F32)
         memcpy(x, row, (size_t)t->ne[0] * sizeof(*x));
@@ -120,7 +124,8 @@ static void decode(const struct ggml_tensor *t, int cell, int head, int stream, 
         ggml_get_type_traits(t->type)->to_float(row, x, t->ne[0]);
 }
 
-static float *decode_head(const struct attention_case *c, const struct ggml_tensor *t, int head, int stream)
+static float *decode_head(const struct attention_case *c, const struct ggml_tensor *t, int head,
+                          int stream)
 {
     float *x = malloc((size_t)c->cells * (size_t)t->ne[0] * sizeof(*x));
 
@@ -131,26 +136,28 @@ static float *decode_head(const struct attention_case *c, const struct ggml_tens
 }
 
 /* Attention of one query in double precision. */
-static void exact_row(const struct attention_case *c, const struct operation *o, int head, int token, int stream,
-                      double *out)
+static void exact_row(const struct attention_case *c, const struct operation *o, int head,
+                      int token, int stream, double *out)
 {
     float *keys = decode_head(c, o->k, head, stream), *values = decode_head(c, o->v, head, stream);
-    double *weights = malloc((size_t)c->cells * sizeof(*weights)), *bias = calloc((size_t)c->cells, sizeof(*bias));
+    double *weights = malloc((size_t)c->cells * sizeof(*weights)),
+           *bias = calloc((size_t)c->cells, sizeof(*bias));
     const ggml_fp16_t *mask = o->mask != NULL ? o->mask->data : NULL;
     const size_t row = (size_t)stream * (size_t)c->tokens + (size_t)token;
-    const reference_row r = { .q = (const float *)o->q->data +
-                                   (row * (size_t)c->heads + (size_t)head) * (size_t)c->k_dim,
-                              .keys = keys,
-                              .values = values,
-                              .key_stride = (size_t)c->k_dim,
-                              .value_stride = (size_t)c->v_dim,
-                              .n_cells = (uint32_t)c->cells,
-                              .k_dim = (uint32_t)c->k_dim,
-                              .v_dim = (uint32_t)c->v_dim,
-                              .scale = 1 / sqrtf((float)c->k_dim),
-                              .softcap = c->softcap,
-                              .bias = bias,
-                              .sink = o->sinks != NULL ? (const float *)o->sinks->data + head : NULL };
+    const reference_row r = {
+        .q = (const float *)o->q->data + (row * (size_t)c->heads + (size_t)head) * (size_t)c->k_dim,
+        .keys = keys,
+        .values = values,
+        .key_stride = (size_t)c->k_dim,
+        .value_stride = (size_t)c->v_dim,
+        .n_cells = (uint32_t)c->cells,
+        .k_dim = (uint32_t)c->k_dim,
+        .v_dim = (uint32_t)c->v_dim,
+        .scale = 1 / sqrtf((float)c->k_dim),
+        .softcap = c->softcap,
+        .bias = bias,
+        .sink = o->sinks != NULL ? (const float *)o->sinks->data + head : NULL
+    };
 
     for (int j = 0; mask != NULL && j < c->cells; j++)
         bias[j] = reference_slope((uint32_t)c->heads, c->max_bias, (uint32_t)head) *
@@ -170,7 +177,8 @@ static double *exact_output(const struct attention_case *c, const struct operati
     for (int s = 0; s < c->streams; s++)
         for (int t = 0; t < c->tokens; t++)
             for (int h = 0; h < c->heads; h++)
-                exact_row(c, o, h, t, s, out + (size_t)(((s * c->tokens + t) * c->heads + h) * c->v_dim));
+                exact_row(c, o, h, t, s,
+                          out + (size_t)(((s * c->tokens + t) * c->heads + h) * c->v_dim));
     return out;
 }
 
@@ -201,8 +209,8 @@ static void check_case(const struct attention_case *c, enum ggml_type k_type, en
     ours = distance(&o, exact);
     compute(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), &o);
     stock = distance(&o, exact);
-    print_message("%s/%s, head_dim %d, %d tokens: distance to exact %.2g, stock %.2g\n", ggml_type_name(k_type),
-                  ggml_type_name(v_type), c->k_dim, c->tokens, ours, stock);
+    print_message("%s/%s, head_dim %d, %d tokens: distance to exact %.2g, stock %.2g\n",
+                  ggml_type_name(k_type), ggml_type_name(v_type), c->k_dim, c->tokens, ours, stock);
     assert_true(ours <= own_roundings);
     assert_true(ours <= stock || k_type == GGML_TYPE_F32);
     free(exact);
@@ -247,7 +255,13 @@ static void attention_is_nearer_to_exact_than_stock(void **state)
           .mask = true,
           .softcap = 5,
           .max_bias = 8 },
-        { .heads = 4, .kv_heads = 1, .k_dim = 256, .v_dim = 256, .cells = 63, .tokens = 1, .streams = 1 },
+        { .heads = 4,
+          .kv_heads = 1,
+          .k_dim = 256,
+          .v_dim = 256,
+          .cells = 63,
+          .tokens = 1,
+          .streams = 1 },
     };
 
     (void)state;
@@ -279,10 +293,10 @@ static void other_operations_are_declined(void **state)
     assert_false(ggml_backend_dev_supports_buft(
         accel, ggml_backend_dev_buffer_type(ggml_backend_reg_dev_get(harness_plugin(), 0))));
     assert_false(ggml_backend_dev_supports_op(accel, o.node));
-    assert_false(
-        ggml_backend_dev_supports_op(accel, ggml_flash_attn_ext(o.context, wide_q, wide, wide, NULL, 1, 0, 0)));
-    assert_false(
-        ggml_backend_dev_supports_op(accel, ggml_flash_attn_ext(o.context, q, mxfp4, mxfp4, NULL, 1, 0, 0)));
+    assert_false(ggml_backend_dev_supports_op(
+        accel, ggml_flash_attn_ext(o.context, wide_q, wide, wide, NULL, 1, 0, 0)));
+    assert_false(ggml_backend_dev_supports_op(
+        accel, ggml_flash_attn_ext(o.context, q, mxfp4, mxfp4, NULL, 1, 0, 0)));
     assert_false(ggml_backend_dev_supports_op(accel, ggml_mul_mat(o.context, o.q, o.q)));
     assert_false(ggml_backend_dev_supports_op(accel, ggml_add(o.context, o.q, o.q)));
     ggml_free(o.context);
@@ -296,11 +310,13 @@ static void other_operations_are_declined(void **state)
  * device is therefore expected to be no further away than stock: its mean squared error may exceed stock's by no more than 3
  * standard errors of the difference, taken token by token. (The operation itself is checked above, ten thousand times as
  * finely: this model multiplies a rounding by several hundred, because its activations are quantised to 8 bits.) */
-static void check_logits(const char *type, const float *exact, const float *stock, const float *ours)
+static void check_logits(const char *type, const float *exact, const float *stock,
+                         const float *ours)
 {
     const harness_comparison c = harness_compare_logits(ours, stock, exact, N_PROMPT);
 
-    print_message("%s: distance of logits to f32 (rms) %.4f, stock's %.4f; mean squares differ by %.5f +- %.5f\n",
+    print_message("%s: distance of logits to f32 (rms) %.4f, stock's %.4f; mean squares differ by "
+                  "%.5f +- %.5f\n",
                   type, sqrt(c.a), sqrt(c.b), c.a - c.b, c.difference_error);
     assert_true(c.a - c.b <= 3 * c.difference_error);
 }
@@ -308,14 +324,16 @@ static void check_logits(const char *type, const float *exact, const float *stoc
 static void logits_are_no_further_from_f32_than_stocks(void **state)
 {
     static const char *const names[] = { "f16", "q8_0", "q4_0" };
-    float *exact = harness_prompt_logits(&(harness_options){ .exact = true, .n_ctx = 512 }, N_PROMPT);
+    float *exact =
+        harness_prompt_logits(&(harness_options){ .exact = true, .n_ctx = 512 }, N_PROMPT);
     size_t bytes = (size_t)N_PROMPT * harness_n_vocab() * sizeof(float);
 
     (void)state;
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
-        float *stock = harness_prompt_logits(&(harness_options){ .type = names[i], .n_ctx = 512 }, N_PROMPT);
-        float *ours =
-            harness_prompt_logits(&(harness_options){ .type = names[i], .accel = true, .n_ctx = 512 }, N_PROMPT);
+        float *stock =
+            harness_prompt_logits(&(harness_options){ .type = names[i], .n_ctx = 512 }, N_PROMPT);
+        float *ours = harness_prompt_logits(
+            &(harness_options){ .type = names[i], .accel = true, .n_ctx = 512 }, N_PROMPT);
         assert_memory_not_equal(stock, ours, bytes); /* the device did take part */
         check_logits(names[i], exact, stock, ours);
         free(stock);
@@ -329,11 +347,11 @@ static float *before;
 
 static void unwanted_instances_change_nothing(void **state)
 {
-    float *after = harness_prompt_logits(&(harness_options){ .type = "q8_0", .n_ctx = 512 }, N_PROMPT);
+    float *after =
+        harness_prompt_logits(&(harness_options){ .type = "q8_0", .n_ctx = 512 }, N_PROMPT);
 
     (void)state;
-    assert_memory_equal(before, after,
-                        (size_t)N_PROMPT * harness_n_vocab() * sizeof(float));
+    assert_memory_equal(before, after, (size_t)N_PROMPT * harness_n_vocab() * sizeof(float));
     free(after);
 }
 
@@ -373,7 +391,8 @@ static void greedy_text_is_the_stock_text(void **state)
         for (int i = 0; i < 2; i++)
             chosen[i] = harness_argmax(logits[i]);
         equal += chosen[0] == chosen[1];
-        assert_true(logits[0][chosen[0]] - logits[0][chosen[1]] <= 4 * stock_error(logits[0], logits[2]));
+        assert_true(logits[0][chosen[0]] - logits[0][chosen[1]] <=
+                    4 * stock_error(logits[0], logits[2]));
         for (int i = 0; i < 3; i++)
             harness_decode(contexts[i], &chosen[0], 1, n + k, 0, false);
     }
@@ -394,7 +413,8 @@ static void states_are_stock_states(void **state)
     (void)state;
     harness_tokens(tokens, 100);
     for (int i = 0; i < 2; i++)
-        contexts[i] = harness_context(&(harness_options){ .type = "q4_0", .accel = i == 1, .n_ctx = 256 });
+        contexts[i] =
+            harness_context(&(harness_options){ .type = "q4_0", .accel = i == 1, .n_ctx = 256 });
     harness_decode(contexts[0], tokens, 99, 0, 0, false);
     from_stock = harness_save_state(contexts[0], &bytes);
     assert_int_equal(llama_state_seq_set_data(contexts[1], from_stock, bytes, 0), bytes);

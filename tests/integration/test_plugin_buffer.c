@@ -57,7 +57,8 @@ static layout size_tensors(void)
 
 static enum ggml_status place(layout *l, int i, size_t offset)
 {
-    return ggml_backend_tensor_alloc(l->buffer, l->keys[i], (char *)ggml_backend_buffer_get_base(l->buffer) + offset);
+    return ggml_backend_tensor_alloc(l->buffer, l->keys[i],
+                                     (char *)ggml_backend_buffer_get_base(l->buffer) + offset);
 }
 
 static void free_layout(layout *l)
@@ -116,7 +117,8 @@ static void write_config(const char *path, const char *spec)
     FILE *file = fopen(path, "wb");
 
     assert_non_null(file);
-    snprintf(body, sizeof(body), "kvant-settings 1\nlayers 2\nk 0-1 2x64 %s\nv 0-1 2x64 %s\n", spec, spec);
+    snprintf(body, sizeof(body), "kvant-settings 1\nlayers 2\nk 0-1 2x64 %s\nv 0-1 2x64 %s\n", spec,
+             spec);
     for (const char *at = body; *at != '\0'; at++)
         checksum = (checksum ^ (unsigned char)*at) * 0x100000001b3u;
     fprintf(file, "%scheck %016llx\n", body, (unsigned long long)checksum);
@@ -158,7 +160,8 @@ static void overlapping_tensors_are_refused(void **state)
         size_t step = apart[i] == 2 ? l.size : apart[i] * (l.size / 2 / 64 * 64);
 
         assert_int_equal(place(&l, 1, step), GGML_STATUS_SUCCESS);
-        assert_int_equal(place(&l, 0, 0), apart[i] == 2 ? GGML_STATUS_SUCCESS : GGML_STATUS_ALLOC_FAILED);
+        assert_int_equal(place(&l, 0, 0),
+                         apart[i] == 2 ? GGML_STATUS_SUCCESS : GGML_STATUS_ALLOC_FAILED);
         free_layout(&l);
     }
 }

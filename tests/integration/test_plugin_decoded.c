@@ -69,7 +69,8 @@ static int decode_text(text of, float *logits)
         if (of.saves && i % 50 == 0)
             free(harness_save_state(context, &size));
         if (i >= of.n - N_STEPS)
-            memcpy(logits + (size_t)(i - of.n + N_STEPS) * n, llama_get_logits_ith(context, -1), n * sizeof(*logits));
+            memcpy(logits + (size_t)(i - of.n + N_STEPS) * n, llama_get_logits_ith(context, -1),
+                   n * sizeof(*logits));
     }
     llama_free(context);
     return first;
@@ -124,7 +125,8 @@ static uint8_t *long_decoding(const char *spec, const char *graphs, float *logit
 
     harness_tokens(tokens, N_OTHERS + N_BATCH);
     setenv("KVANT_GRAPH", graphs, 1);
-    context = harness_context(&(harness_options){ .spec = spec, .n_ctx = 4096, .n_seq = 2, .unified = true });
+    context = harness_context(
+        &(harness_options){ .spec = spec, .n_ctx = 4096, .n_seq = 2, .unified = true });
     unsetenv("KVANT_GRAPH");
     harness_decode(context, tokens, 40, pos[0], 0, false);
     pos[0] += 40;
@@ -149,7 +151,8 @@ static uint8_t *decoding_between_prompts(const char *spec, size_t *size)
 {
     enum { N_FIRST = 70, N_ALONE = 130, N_SECOND = 300, N_BEHIND = 40 };
     llama_token tokens[N_FIRST + N_ALONE + N_SECOND + N_BEHIND];
-    struct llama_context *context = harness_context(&(harness_options){ .spec = spec, .n_ctx = 640 });
+    struct llama_context *context =
+        harness_context(&(harness_options){ .spec = spec, .n_ctx = 640 });
     uint8_t *saved;
     int at = N_FIRST;
 
@@ -168,12 +171,14 @@ static uint8_t *decoding_between_prompts(const char *spec, size_t *size)
 static void rows_that_were_not_learnt_from_stay_themselves(void **state)
 {
     size_t size, stock_size;
-    uint8_t *stock = decoding_between_prompts(NULL, &stock_size), *ours = decoding_between_prompts("int-8:transform=first", &size);
+    uint8_t *stock = decoding_between_prompts(NULL, &stock_size),
+            *ours = decoding_between_prompts("int-8:transform=first", &size);
 
     (void)state;
     assert_int_equal(size, stock_size);
     print_message("relative difference %.4f\n", harness_state_difference(stock, ours, size));
-    assert_true(harness_state_difference(stock, ours, size) < 0.1); /* activations of 8 bits make 0.02, a block of zeros 0.25 */
+    assert_true(harness_state_difference(stock, ours, size) <
+                0.1); /* activations of 8 bits make 0.02, a block of zeros 0.25 */
     free(stock);
     free(ours);
 }
@@ -195,8 +200,8 @@ static void learning_from_decoded_tokens_ends(void **state)
     free(long_decoding(spec, "0", parts, &size));
     ours = long_decoding(spec, "1", graphs, &size);
     assert_int_equal(size, stock_size);
-    print_message("relative difference %.4f, KLD %.6f\n", harness_state_difference(rows, ours, size),
-                  harness_mean_kld(stock, graphs, 1));
+    print_message("relative difference %.4f, KLD %.6f\n",
+                  harness_state_difference(rows, ours, size), harness_mean_kld(stock, graphs, 1));
     assert_memory_equal(parts, graphs, harness_n_vocab() * sizeof(*graphs));
     assert_true(harness_state_difference(rows, ours, size) < 0.02);
     free(rows);

@@ -19,14 +19,24 @@
 
 #include "harness.h"
 
-enum { N_TEXT = 400, N_REQUEST = 200, MOST_REQUEST = 1200, N_PROMPT = 120, N_LAST = 80, N_STEPS = 40, N_ANSWERS = 2,
-       N_LOGITS = N_ANSWERS * (N_LAST + N_STEPS), MOST_BYTES = 1 << 18 };
+enum {
+    N_TEXT = 400,
+    N_REQUEST = 200,
+    MOST_REQUEST = 1200,
+    N_PROMPT = 120,
+    N_LAST = 80,
+    N_STEPS = 40,
+    N_ANSWERS = 2,
+    N_LOGITS = N_ANSWERS * (N_LAST + N_STEPS),
+    MOST_BYTES = 1 << 18
+};
 
 #define KEYS "trellis-4:transform=first"
 #define VALUES "trellis-4"
 
 typedef struct request {
-    const char *format, *word; /* of the line that is printed; word NULL: tokens of the text, or of no order */
+    const char *format,
+        *word; /* of the line that is printed; word NULL: tokens of the text, or of no order */
     int n;
     double kld;
 } request;
@@ -53,7 +63,8 @@ static float *answers(const char *spec, const llama_token *piece, const llama_to
         const llama_token *prompt = piece + a * (N_TEXT / 2);
         llama_memory_seq_rm(memory, 0, -1, -1);
         harness_decode(context, prompt, N_PROMPT, 0, 0, true);
-        memcpy(next, llama_get_logits_ith(context, N_PROMPT - N_LAST), N_LAST * vocab * sizeof(float));
+        memcpy(next, llama_get_logits_ith(context, N_PROMPT - N_LAST),
+               N_LAST * vocab * sizeof(float));
         next += N_LAST * vocab;
         for (int i = 0; i < N_STEPS; i++, next += vocab) {
             harness_decode(context, prompt + N_PROMPT + i, 1, N_PROMPT + i, 0, false);
@@ -70,11 +81,14 @@ static void fill(llama_token *tokens, const request *r, int kind, const llama_to
     int n = 0;
 
     if (r->word != NULL) {
-        n = llama_tokenize(harness_vocab(), r->word, (int32_t)strlen(r->word), word, 8, false, false);
+        n = llama_tokenize(harness_vocab(), r->word, (int32_t)strlen(r->word), word, 8, false,
+                           false);
         assert_true(n > 0);
     }
     for (int i = 0; i < r->n; i++)
-        tokens[i] = r->word != NULL ? word[i % n] : kind == NO_ORDER ? (i * 7919 + 13) % 40000 + 100 : piece[kind == TOKEN ? i : 100 + i];
+        tokens[i] = r->word != NULL    ? word[i % n]
+                    : kind == NO_ORDER ? (i * 7919 + 13) % 40000 + 100
+                                       : piece[kind == TOKEN ? i : 100 + i];
 }
 
 /* Pieces of a file, far from one another; each prompt begins as the file does, with the model's own first token where it has one. */
@@ -89,7 +103,8 @@ static void read_text(const char *path)
 
     n_pieces = pieces != NULL ? atoi(pieces) : 4;
     assert_true(file != NULL && bytes != NULL && all != NULL && n_pieces > 0);
-    n = llama_tokenize(harness_vocab(), bytes, (int32_t)fread(bytes, 1, MOST_BYTES, file), all, MOST_BYTES, true, false);
+    n = llama_tokenize(harness_vocab(), bytes, (int32_t)fread(bytes, 1, MOST_BYTES, file), all,
+                       MOST_BYTES, true, false);
     assert_true(n >= n_pieces * N_TEXT);
     text = malloc((size_t)n_pieces * N_TEXT * sizeof *text);
     assert_non_null(text);

@@ -18,7 +18,8 @@
 
 enum { N_PROMPT = 150, N_STEPS = 40 };
 
-static llama_token tokens[N_PROMPT + N_STEPS]; /* N_PROMPT is more than any test takes of a shorter prompt */
+static llama_token
+    tokens[N_PROMPT + N_STEPS]; /* N_PROMPT is more than any test takes of a shorter prompt */
 
 static int start(void **state)
 {
@@ -59,7 +60,8 @@ static unsigned long counter(const char *name)
 {
     if (!harness_has_standin())
         return 0;
-    return *(unsigned long *)ggml_backend_reg_get_proc_address(ggml_backend_reg_by_name("CUDA"), name);
+    return *(unsigned long *)ggml_backend_reg_get_proc_address(ggml_backend_reg_by_name("CUDA"),
+                                                               name);
 }
 
 /* Logits of N_STEPS tokens, one at a time, after the prompt, which comes in batches of so many tokens. */
@@ -68,7 +70,8 @@ static void steps_after(struct llama_context *context, int batch, float *logits)
     const size_t n = harness_n_vocab();
 
     for (int i = 0; i < N_PROMPT; i += batch)
-        harness_decode(context, tokens + i, batch < N_PROMPT - i ? batch : N_PROMPT - i, i, 0, false);
+        harness_decode(context, tokens + i, batch < N_PROMPT - i ? batch : N_PROMPT - i, i, 0,
+                       false);
     for (int i = 0; i < N_STEPS; i++) {
         harness_decode(context, tokens + N_PROMPT + i, 1, N_PROMPT + i, 0, false);
         memcpy(logits + (size_t)i * n, llama_get_logits_ith(context, -1), n * sizeof(*logits));
@@ -117,15 +120,16 @@ static void check_replay(const char *spec)
     assert_int_equal(launches(&updates), before);
     captured = counter("standin_recorded");
     run_twice(spec, "1", logits[2], logits[3]);
-    print_message("%s: %lu graphs launched, %lu parts recorded\n", spec, launches(&updates) - before,
-                  counter("standin_recorded") - captured);
+    print_message("%s: %lu graphs launched, %lu parts recorded\n", spec,
+                  launches(&updates) - before, counter("standin_recorded") - captured);
     /* Every token but those that begin a graph: a graph holds up to 256 cells, its first token is computed in parts. */
     assert_true(!harness_has_standin() || launches(&updates) - before >= 2 * N_STEPS - 8);
     if (harness_has_standin())
         assert_int_equal(edges_left(), 0);
     assert_true(!harness_has_standin() || counter("standin_recorded") > captured);
     for (int i = 0; i < 3; i++)
-        assert_memory_equal(logits[i], logits[i + 1], N_STEPS * harness_n_vocab() * sizeof(**logits));
+        assert_memory_equal(logits[i], logits[i + 1],
+                            N_STEPS * harness_n_vocab() * sizeof(**logits));
     for (int i = 0; i < 4; i++)
         free(logits[i]);
 }
@@ -162,7 +166,8 @@ static void drafted_steps(const harness_options *options, float *logits)
     memset(logits, 0, N_STEPS * n * sizeof(*logits));
     for (int i = 0; pos + 4 < N_PROMPT + N_STEPS; i++) {
         draft(target, drafter, pos);
-        memcpy(logits + (size_t)i * n, llama_get_logits_ith(i % 2 ? drafter : target, -1), n * sizeof(*logits));
+        memcpy(logits + (size_t)i * n, llama_get_logits_ith(i % 2 ? drafter : target, -1),
+               n * sizeof(*logits));
         pos += 1 + pos % 4;
     }
     llama_free(target);
@@ -213,8 +218,12 @@ static void errors_are_those_of_the_bits(void **state)
         const char *spec, *type;
         double factor;
         const char *preset;
-    } pairs[] = { { "turboquant-4", "q4_0", 1.7, NULL }, { "int-8", "q8_0", 1.6, NULL },    { "trellis-4", "q4_0", 1, NULL },
-                  { "", "q4_0", 1, "balanced" },        { "", "q5_0", 1, "quality" }, { "", "q4_0", 1, "small" },
+    } pairs[] = { { "turboquant-4", "q4_0", 1.7, NULL },
+                  { "int-8", "q8_0", 1.6, NULL },
+                  { "trellis-4", "q4_0", 1, NULL },
+                  { "", "q4_0", 1, "balanced" },
+                  { "", "q5_0", 1, "quality" },
+                  { "", "q4_0", 1, "small" },
                   { "", "q4_0", 14, "tiny" } };
     struct llama_context *context;
     float *stock;
@@ -230,8 +239,8 @@ static void errors_are_those_of_the_bits(void **state)
             setenv("KVANT_PRESET", pairs[i].preset, 1);
         double ours = divergence(&(harness_options){ .spec = pairs[i].spec, .n_ctx = 512 }, stock);
         double rival = divergence(&(harness_options){ .type = pairs[i].type, .n_ctx = 512 }, stock);
-        print_message("mean KLD: %s%s %.5f, %s %.5f\n", pairs[i].spec, pairs[i].preset != NULL ? pairs[i].preset : "", ours,
-                      pairs[i].type, rival);
+        print_message("mean KLD: %s%s %.5f, %s %.5f\n", pairs[i].spec,
+                      pairs[i].preset != NULL ? pairs[i].preset : "", ours, pairs[i].type, rival);
         unsetenv("KVANT_PRESET");
         assert_true(ours > 1e-7); /* else it was f16 that ran */
         assert_true(ours <= pairs[i].factor * rival);
@@ -242,7 +251,8 @@ static void errors_are_those_of_the_bits(void **state)
 /* Centre and factors are learnt from 64 tokens, in however many batches these come: errors are those of a prompt in one batch. */
 static void centres_are_learnt_from_enough_tokens(void **state)
 {
-    static const char *const specs[] = { "trellis-4:center=first,norm=first", "turboquant-6:center=first,norm=first",
+    static const char *const specs[] = { "trellis-4:center=first,norm=first",
+                                         "turboquant-6:center=first,norm=first",
                                          "turboquant-4:center=first" };
     static const int batches[] = { N_PROMPT, 1, 40 };
     struct llama_context *context = harness_context(&(harness_options){ .n_ctx = 512 });
@@ -293,7 +303,8 @@ static void late_steps(const char *spec, const char *graphs, int batch, float *l
 static void matrices_come_late(void **state)
 {
     float *stock, *parts, *graphs;
-    const bool trained = llama_vocab_type(harness_vocab()) != LLAMA_VOCAB_TYPE_NONE; /* random weights: channels have little in common */
+    const bool trained = llama_vocab_type(harness_vocab()) !=
+                         LLAMA_VOCAB_TYPE_NONE; /* random weights: channels have little in common */
     double factors, matrices;
 
     (void)state;
@@ -306,7 +317,8 @@ static void matrices_come_late(void **state)
         late_steps("turboquant-3:transform=first", "0", batch, parts);
         late_steps("turboquant-3:transform=first", "1", batch, graphs);
         matrices = harness_mean_kld(stock, graphs, N_STEPS);
-        print_message("mean KLD, prompts of %d: factors %.5f, matrices %.5f\n", batch, factors, matrices);
+        print_message("mean KLD, prompts of %d: factors %.5f, matrices %.5f\n", batch, factors,
+                      matrices);
         assert_memory_equal(parts, graphs, N_STEPS * harness_n_vocab() * sizeof(*graphs));
         assert_true(matrices > 1e-7 && matrices < (trained ? 1 : 1.2) * factors);
     }
@@ -322,7 +334,8 @@ static void room_makes_no_difference(void **state)
 
     (void)state;
     for (int i = 0; i < 2; i++) {
-        struct llama_context *context = harness_context(&(harness_options){ .spec = "turboquant-3:transform=first", .n_ctx = 4096u << i });
+        struct llama_context *context = harness_context(
+            &(harness_options){ .spec = "turboquant-3:transform=first", .n_ctx = 4096u << i });
         steps(context, logits[i]);
         llama_free(context);
     }
@@ -370,7 +383,9 @@ enum { N_TOGETHER = 4, N_EACH = 40 };
 /* Logits of the tokens that follow prompts which came in one batch. */
 static void prompts_together(const char *spec, float *logits)
 {
-    const harness_options options = { .spec = spec, .n_ctx = 2048, .n_seq = N_TOGETHER, .unified = true };
+    const harness_options options = {
+        .spec = spec, .n_ctx = 2048, .n_seq = N_TOGETHER, .unified = true
+    };
     struct llama_context *context = harness_context(&options);
     struct llama_batch batch = llama_batch_init(N_TOGETHER * N_EACH, 0, 1);
     const size_t n = harness_n_vocab();
@@ -428,7 +443,9 @@ static uint8_t *states_of(struct llama_context *context, size_t *size)
 /* More sequences than a cache has open pages, alone and together, so that pages change hands and some rows find none. */
 static uint8_t *in_one_cache(const char *spec, size_t *size)
 {
-    const harness_options options = { .spec = spec, .n_ctx = 2048, .n_seq = N_SEQUENCES, .unified = true };
+    const harness_options options = {
+        .spec = spec, .n_ctx = 2048, .n_seq = N_SEQUENCES, .unified = true
+    };
     struct llama_context *context = harness_context(&options);
 
     for (int s = 0; s < N_SEQUENCES; s++)
@@ -447,7 +464,9 @@ static uint8_t *in_one_cache(const char *spec, size_t *size)
  * hands. */
 static uint8_t *each_in_its_own(const char *spec, size_t *size)
 {
-    const harness_options options = { .spec = spec, .n_ctx = 192 * N_SEQUENCES, .n_seq = N_SEQUENCES };
+    const harness_options options = { .spec = spec,
+                                      .n_ctx = 192 * N_SEQUENCES,
+                                      .n_seq = N_SEQUENCES };
     struct llama_context *context = harness_context(&options);
     int pos = 0;
 
@@ -465,7 +484,8 @@ static uint8_t *each_in_its_own(const char *spec, size_t *size)
  * less than as much again. Of these rows a tenth waits: each in its neighbour's place, they would make it .2. */
 static void rows_that_waited_are_where_they_belong(void **state)
 {
-    static const char *const specs[] = { "trellis-4", "trellis-4:center=first,norm=first", "trellis-4:transform=first" };
+    static const char *const specs[] = { "trellis-4", "trellis-4:center=first,norm=first",
+                                         "trellis-4:transform=first" };
     static uint8_t *(*const ways[])(const char *, size_t *) = { in_one_cache, each_in_its_own };
 
     (void)state;
@@ -588,10 +608,12 @@ static void masks_are_read_where_they_must_be(void **state)
         assert_attended(false, 1, 1, 71 + i);
     }
     for (int i = 0; i < 3; i++) {
-        harness_decode(context, tokens + i, 1, i, 1, false); /* of another sequence, behind the first */
+        harness_decode(context, tokens + i, 1, i, 1,
+                       false); /* of another sequence, behind the first */
         assert_attended(true, 1, 1, 256);
     }
-    harness_decode(context, tokens, 1, 73, 0, false); /* the first one again: cells between are hidden */
+    harness_decode(context, tokens, 1, 73, 0,
+                   false); /* the first one again: cells between are hidden */
     assert_attended(true, 1, 1, 256);
     assert_true(llama_memory_seq_rm(llama_get_memory(context), 1, -1, -1));
     harness_decode(context, tokens, 3, 74, 0, false); /* into the cells that became free */
@@ -608,13 +630,22 @@ static void masks_are_read_where_they_must_be(void **state)
 
 /* Tokens at positions at which keys get a further matrix, 1024 tokens behind the first of these: far is a batch behind, or many blocks.
  * N_NEAR makes learning end before. */
-enum { N_AT_ONCE = 168, FAR = 2048 + 1024 + N_AT_ONCE, FARTHER = FAR + 12 * N_AT_ONCE, N_NEAR = 17 * N_AT_ONCE, N_FAR = 100 };
+enum {
+    N_AT_ONCE = 168,
+    FAR = 2048 + 1024 + N_AT_ONCE,
+    FARTHER = FAR + 12 * N_AT_ONCE,
+    N_NEAR = 17 * N_AT_ONCE,
+    N_FAR = 100
+};
 
 /* hidden: tokens of another sequence. matrices: of the keys of the last attention; 0: not ours. Returns the state,
  * which the caller frees. */
-static uint8_t *far_steps(const char *spec, const char *type, int far, int hidden, uint32_t matrices, float *logits, size_t *size)
+static uint8_t *far_steps(const char *spec, const char *type, int far, int hidden,
+                          uint32_t matrices, float *logits, size_t *size)
 {
-    const harness_options options = { .spec = spec, .type = type, .n_ctx = 4096, .n_seq = 2, .unified = true };
+    const harness_options options = {
+        .spec = spec, .type = type, .n_ctx = 4096, .n_seq = 2, .unified = true
+    };
     struct llama_context *context = harness_context(&options);
     const size_t n = harness_n_vocab();
     llama_pos pos = far - N_NEAR;
@@ -658,8 +689,8 @@ static void far_rows_are_as_good(int far, uint32_t matrices)
     assert_true(harness_state_difference(rows, own, size) < 0.02);
     kld = harness_mean_kld(stock, graphs, N_STEPS);
     free(far_steps(spec, NULL, far, 70, 0, ours, &size));
-    print_message("mean KLD behind position %d: %.6f, beside a hidden sequence %.6f, q8_0 %.6f\n", far, kld,
-                  harness_mean_kld(stock, ours, N_STEPS), rival);
+    print_message("mean KLD behind position %d: %.6f, beside a hidden sequence %.6f, q8_0 %.6f\n",
+                  far, kld, harness_mean_kld(stock, ours, N_STEPS), rival);
     assert_true(kld > 1e-8 && kld <= 1.6 * rival);
     assert_true(harness_mean_kld(stock, ours, N_STEPS) <= 1.6 * rival);
     free(rows);

@@ -408,8 +408,7 @@ static float *read_in_rounds(const char *preset, const char *exact, int n_rounds
         harness_decode(context, text + pos, BATCH, pos, 0, true);
         if (number == 0 || number + 1 == N_BATCHES)
             memcpy(logits + (size_t)(i / N_BATCHES * 2 + (number > 0)) * batch,
-                   llama_get_logits(context),
-                   batch * sizeof(*logits));
+                   llama_get_logits(context), batch * sizeof(*logits));
     }
     llama_free(context);
     return logits;
@@ -428,8 +427,8 @@ static void assert_as_good(const char *preset, const float *stock, const float *
         const size_t first = 2 * round * batch, last = first + batch;
         const double a = harness_mean_kld(stock + batch, ours + last, BATCH),
                      b = harness_mean_kld(stock + batch, compressed + batch, BATCH);
-        print_message("%s, round %zu: KLD %.6f, compressed from the start %.6f\n", preset, round,
-                      a, b);
+        print_message("%s, round %zu: KLD %.6f, compressed from the start %.6f\n", preset, round, a,
+                      b);
         assert_same(stock, ours + first, BATCH);
         assert_true(a > 0 && a <= 1.6 * b + 1e-4);
     }

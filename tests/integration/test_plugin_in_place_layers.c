@@ -101,12 +101,10 @@ static void layers_go_one_by_one(void **state)
         /* Threads have the time of many tokens, so matrices come in force when the room ends. */
         assert_in_range(ready, ROOM - 4 * n_layers(), first_to_go() - 1);
         for (int layer = 0; layer < N_LAYERS; layer++)
-            assert_int_equal(cells[layer],
-                             layer < n_layers() ? first_to_go() + layer : ROOM - 1);
+            assert_int_equal(cells[layer], layer < n_layers() ? first_to_go() + layer : ROOM - 1);
         assert_same(stock, ours, before);
         assert_false(is_same(stock + first, ours + first, 1));
-        assert_as_good(cases[i].spec, stock + first, ours + first, compressed + first,
-                       n_layers());
+        assert_as_good(cases[i].spec, stock + first, ours + first, compressed + first, n_layers());
         assert_as_good(cases[i].spec, stock + last, ours + last, compressed + last, 100 - full);
         free(ours);
         free(compressed);

@@ -166,8 +166,8 @@ static void layers_wait_for_memory(void **state)
     unsetenv("KVANT_TEST_NO_MEMORY");
     for (int i = full; i < 100; i++)
         assert_true(try_token(context, PROMPT + i, ours + (size_t)i * harness_n_vocab()));
-    assert_as_good("after a try without memory", stock + behind, ours + behind,
-                   compressed + behind, 100 - full);
+    assert_as_good("after a try without memory", stock + behind, ours + behind, compressed + behind,
+                   100 - full);
     llama_free(context);
     free(stock);
     free(ours);

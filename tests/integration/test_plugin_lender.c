@@ -31,7 +31,8 @@ static rows_graph make_rows_graph(void)
 {
     ggml_backend_dev_t device = ggml_backend_reg_dev_get(harness_plugin(), 0);
     struct ggml_init_params params = { .mem_size = 64 * ggml_tensor_overhead(), .no_alloc = true },
-                            graph_params = { .mem_size = ggml_graph_overhead() + 4096, .no_alloc = true };
+                            graph_params = { .mem_size = ggml_graph_overhead() + 4096,
+                                             .no_alloc = true };
     rows_graph g = { .context = ggml_init(params), .graph_context = ggml_init(graph_params) };
     struct ggml_tensor *cache, *rows, *index, *node;
     float numbers[ROW];
@@ -43,13 +44,15 @@ static rows_graph make_rows_graph(void)
     g.backend = ggml_backend_dev_init(device, NULL);
     assert_non_null(g.backend);
     unsetenv("KVANT_HEAD_DIM");
-    cache = ggml_new_tensor_3d(g.context, GGML_TYPE_F16, ROW, N_ROWS, 2); /* of one stream, rows would wait for a mask */
+    cache = ggml_new_tensor_3d(g.context, GGML_TYPE_F16, ROW, N_ROWS,
+                               2); /* of one stream, rows would wait for a mask */
     ggml_set_name(cache, "cache_k_l0");
     /* Keys without values would stay llama.cpp's own. */
     ggml_set_name(ggml_new_tensor_3d(g.context, GGML_TYPE_F16, ROW, N_ROWS, 2), "cache_v_l0");
     rows = ggml_new_tensor_2d(g.context, GGML_TYPE_F32, ROW, N_ROWS);
     index = ggml_new_tensor_1d(g.context, GGML_TYPE_I64, N_ROWS);
-    g.buffer = ggml_backend_alloc_ctx_tensors_from_buft(g.context, ggml_backend_dev_buffer_type(device));
+    g.buffer =
+        ggml_backend_alloc_ctx_tensors_from_buft(g.context, ggml_backend_dev_buffer_type(device));
     assert_non_null(g.buffer);
     for (int64_t i = 0; i < N_ROWS; i++) {
         for (int j = 0; j < ROW; j++)
@@ -77,7 +80,8 @@ static void free_rows_graph(rows_graph *g)
 /* What llama.cpp does before a graph, and the graph. A NULL lender leaves the first half out. */
 static void compute_rows(rows_graph *g, ggml_backend_t lender, struct ggml_threadpool *pool)
 {
-    void (*set_threadpool)(ggml_backend_t, struct ggml_threadpool *), (*set_n_threads)(ggml_backend_t, int);
+    void (*set_threadpool)(ggml_backend_t, struct ggml_threadpool *),
+        (*set_n_threads)(ggml_backend_t, int);
     void *address = harness_cpu_function("ggml_backend_cpu_set_threadpool");
 
     memcpy(&set_threadpool, &address, sizeof(address));
@@ -126,9 +130,12 @@ static void *free_backend(void *backend)
 static void a_freed_lender_is_never_used(void **state)
 {
     struct ggml_threadpool *pool = harness_new_pool(2);
-    ggml_backend_t cpu = ggml_backend_dev_init(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), NULL), lender;
+    ggml_backend_t cpu = ggml_backend_dev_init(
+                       ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), NULL),
+                   lender;
     rows_graph g = make_rows_graph();
-    void (*set_threadpool)(ggml_backend_t, struct ggml_threadpool *), (*set_n_threads)(ggml_backend_t, int);
+    void (*set_threadpool)(ggml_backend_t, struct ggml_threadpool *),
+        (*set_n_threads)(ggml_backend_t, int);
     void *address = harness_cpu_function("ggml_backend_cpu_set_threadpool");
     pthread_t other;
 
@@ -173,8 +180,8 @@ static void note_threads(struct ggml_tensor *node, int thread, int n_threads, vo
 /* With how many threads a back end computes a graph. */
 static int threads_of(ggml_backend_t cpu)
 {
-    struct ggml_init_params params = { .mem_size = ggml_graph_overhead() +
-                                                   4 * ggml_tensor_overhead() };
+    struct ggml_init_params params = { .mem_size =
+                                           ggml_graph_overhead() + 4 * ggml_tensor_overhead() };
     struct ggml_context *context = ggml_init(params);
     struct ggml_cgraph *graph = ggml_new_graph(context);
     int n = 0;
@@ -231,7 +238,9 @@ static void switched_off_nothing_changes(void **state)
 {
     void *before = harness_cpu_function("ggml_backend_cpu_set_threadpool");
     struct ggml_threadpool *pool = harness_new_pool(2);
-    ggml_backend_t cpu = ggml_backend_dev_init(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), NULL), lender;
+    ggml_backend_t cpu = ggml_backend_dev_init(
+                       ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), NULL),
+                   lender;
     rows_graph g;
 
     (void)state;

@@ -15,7 +15,8 @@
 
 static float *prompt_logits(const char *spec, bool exact)
 {
-    return harness_prompt_logits(&(harness_options){ .spec = spec, .exact = exact, .n_ctx = 512 }, N_PROMPT);
+    return harness_prompt_logits(&(harness_options){ .spec = spec, .exact = exact, .n_ctx = 512 },
+                                 N_PROMPT);
 }
 
 static float *stock; /* logits with llama.cpp's f16 cache */
@@ -60,7 +61,8 @@ static void f16_is_stock_within_f16_rounding(void **state)
  * stock's choice led where they parted. */
 static int equal_greedy_tokens(const char *spec, double *lead)
 {
-    const harness_options options[2] = { { .spec = NULL, .n_ctx = 512 }, { .spec = spec, .n_ctx = 512 } };
+    const harness_options options[2] = { { .spec = NULL, .n_ctx = 512 },
+                                         { .spec = spec, .n_ctx = 512 } };
     llama_token prompt[256], chosen[2];
     int n = harness_counting(prompt, 256), same;
     struct llama_context *contexts[2];
@@ -91,7 +93,8 @@ static void int8_writes_the_stock_text(void **state)
     int same = equal_greedy_tokens("int-8", &lead);
 
     (void)state;
-    print_message("%d of %d tokens equal; stock's last choice leads by %.2f\n", same, N_GREEDY, lead);
+    print_message("%d of %d tokens equal; stock's last choice leads by %.2f\n", same, N_GREEDY,
+                  lead);
     assert_true(same == N_GREEDY || lead < 0.5);
 }
 

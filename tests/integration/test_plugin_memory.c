@@ -51,8 +51,8 @@ static int n_layers(const struct llama_context *context)
 
 static double expected_bytes(const struct llama_context *context, const char *spec, int cells)
 {
-    return (true_bits(spec, KVANT_ROLE_K) + true_bits(spec, KVANT_ROLE_V)) / 8 * cells * N_KV_HEADS * HEAD_DIM *
-           n_layers(context);
+    return (true_bits(spec, KVANT_ROLE_K) + true_bits(spec, KVANT_ROLE_V)) / 8 * cells *
+           N_KV_HEADS * HEAD_DIM * n_layers(context);
 }
 
 /* System pages that hold cells but belong to no tensor alone: one at either end of each. */
@@ -86,7 +86,9 @@ static void load_other_quarters(struct llama_context *context)
  * again. */
 static void a_cache_takes_its_true_bits(void **state)
 {
-    const harness_options options = { .spec = "turboquant-4", .n_ctx = N_CTX, .n_seq = 4, .unified = true };
+    const harness_options options = {
+        .spec = "turboquant-4", .n_ctx = N_CTX, .n_seq = 4, .unified = true
+    };
     struct llama_context *context = harness_context(&options);
     double full = expected_bytes(context, options.spec, N_CTX), quarter = full / 4, resident;
     size_t reserved;
@@ -95,12 +97,13 @@ static void a_cache_takes_its_true_bits(void **state)
     assert_true((double)kv_memory()(NULL) < 0.01 * full);
     decode_quarter(context);
     resident = (double)kv_memory()(NULL);
-    print_message("%d cells: resident %.0f bytes, true bits say %.0f\n", N_CTX / 4, resident, quarter);
+    print_message("%d cells: resident %.0f bytes, true bits say %.0f\n", N_CTX / 4, resident,
+                  quarter);
     assert_true(resident >= quarter && resident <= quarter + edges(context));
     load_other_quarters(context);
     resident = (double)kv_memory()(&reserved);
-    print_message("%d cells: resident %.0f bytes, true bits say %.0f (%+.2f %%), reserved %zu\n", N_CTX, resident,
-                  full, 100 * (resident / full - 1), reserved);
+    print_message("%d cells: resident %.0f bytes, true bits say %.0f (%+.2f %%), reserved %zu\n",
+                  N_CTX, resident, full, 100 * (resident / full - 1), reserved);
     assert_true(resident > 0.97 * full && resident < 1.03 * full);
     assert_true(resident <= (double)reserved);
     llama_memory_clear(llama_get_memory(context), true);

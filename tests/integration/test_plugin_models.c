@@ -41,7 +41,9 @@ static void decode(struct llama_context *context, int n, llama_pos pos, llama_se
 static float *logits_of(const harness_options *options)
 {
     /* v0.5.0 does not get its own quantised cache back from a checkpoint on a device. */
-    const llama_state_seq_flags flags = LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY | (options->type == NULL ? LLAMA_STATE_SEQ_FLAGS_ON_DEVICE : 0);
+    const llama_state_seq_flags flags =
+        LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY |
+        (options->type == NULL ? LLAMA_STATE_SEQ_FLAGS_ON_DEVICE : 0);
     struct llama_context *context = harness_context(options);
     const size_t n = harness_n_vocab();
     float *logits = malloc(n_logits() * sizeof(*logits));
@@ -71,14 +73,16 @@ static float *logits_of(const harness_options *options)
 static double difference(const harness_options *options, const float *stock)
 {
     float *logits = logits_of(options);
-    const double rms = harness_rms_difference(stock, logits, n_logits()) / harness_rms(stock, n_logits());
+    const double rms =
+        harness_rms_difference(stock, logits, n_logits()) / harness_rms(stock, n_logits());
 
     free(logits);
     return rms;
 }
 
 /* With streams of their own: planned first, as --fit does, and with -fa auto. */
-static void check(const char *model, const char *spec, const char *type, double factor, bool unified)
+static void check(const char *model, const char *spec, const char *type, double factor,
+                  bool unified)
 {
     const harness_options plain = { .n_ctx = 512, .n_seq = 2, .unified = unified };
     harness_options ours = plain, rival = plain;
@@ -221,7 +225,9 @@ static void add_token(struct llama_batch *batch, llama_pos pos, llama_seq_id seq
  * of the size of the logits. */
 static float *mixed_logits(bool together)
 {
-    static const struct { int pos, seq; } next[] = { { 100, 0 }, { 101, 0 }, { 60, 1 }, { 90, 2 } };
+    static const struct {
+        int pos, seq;
+    } next[] = { { 100, 0 }, { 101, 0 }, { 60, 1 }, { 90, 2 } };
     const harness_options options = { .spec = "f16", .n_ctx = 512, .n_seq = 3, .unified = true };
     struct llama_context *context = harness_context(&options);
     struct llama_batch batch = llama_batch_init(4, 0, 1);
@@ -308,9 +314,12 @@ static void bad_rows_of_latents(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(other_head_dims), cmocka_unit_test(sliding_windows), cmocka_unit_test(softcap),
+        cmocka_unit_test(other_head_dims),
+        cmocka_unit_test(sliding_windows),
+        cmocka_unit_test(softcap),
         cmocka_unit_test(sinks),
-        cmocka_unit_test(recurrent_state), cmocka_unit_test(keys_without_values_stay_as_they_are),
+        cmocka_unit_test(recurrent_state),
+        cmocka_unit_test(keys_without_values_stay_as_they_are),
         cmocka_unit_test(latents),
         cmocka_unit_test(latents_of_several_sequences_in_one_batch),
         cmocka_unit_test(bad_rows_of_latents),

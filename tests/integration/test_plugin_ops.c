@@ -58,8 +58,8 @@ static struct device open_device(ggml_backend_dev_t dev, int n_threads)
                              .device = dev,
                              .context = ggml_init(params) };
     void (*set_n_threads)(ggml_backend_t, int);
-    void *symbol =
-        ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(dev), "ggml_backend_set_n_threads");
+    void *symbol = ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(dev),
+                                                     "ggml_backend_set_n_threads");
 
     assert_non_null(device.backend);
     assert_non_null(symbol);
@@ -82,8 +82,8 @@ static ggml_backend_dev_t kvant_device(void)
 
 static void allocate(struct device *device)
 {
-    device->buffer =
-        ggml_backend_alloc_ctx_tensors_from_buft(device->context, ggml_backend_dev_buffer_type(device->device));
+    device->buffer = ggml_backend_alloc_ctx_tensors_from_buft(
+        device->context, ggml_backend_dev_buffer_type(device->device));
     assert_non_null(device->buffer);
     ggml_backend_buffer_clear(device->buffer, 0);
 }
@@ -117,7 +117,8 @@ static void fill_mask(const struct attention_case *c, struct inputs *in)
     for (int i = 0; i < c->tokens * c->streams; i++)
         for (int j = 0; j < c->cells; j++) {
             bool hidden = i % c->tokens == 0 || random_number() < 0;
-            in->mask[i * c->cells + j] = ggml_fp32_to_fp16(hidden ? -INFINITY : -fabsf(8 * random_number()));
+            in->mask[i * c->cells + j] =
+                ggml_fp32_to_fp16(hidden ? -INFINITY : -fabsf(8 * random_number()));
         }
 }
 
@@ -161,31 +162,36 @@ struct node {
     struct ggml_tensor *k, *v, *q, *mask, *sinks, *out;
 };
 
-static struct ggml_tensor *head_view(struct ggml_context *context, struct ggml_tensor *cache, int dim,
-                                     const struct attention_case *c)
+static struct ggml_tensor *head_view(struct ggml_context *context, struct ggml_tensor *cache,
+                                     int dim, const struct attention_case *c)
 {
     size_t element = ggml_element_size(cache);
-    struct ggml_tensor *view = ggml_view_4d(context, cache, dim, c->kv_heads, c->cells, c->streams, (size_t)dim * element,
-                                            cache->nb[1], cache->nb[2], (size_t)c->first_stream * cache->nb[2]);
+    struct ggml_tensor *view =
+        ggml_view_4d(context, cache, dim, c->kv_heads, c->cells, c->streams, (size_t)dim * element,
+                     cache->nb[1], cache->nb[2], (size_t)c->first_stream * cache->nb[2]);
 
     return ggml_permute(context, view, 0, 2, 1, 3);
 }
 
-static struct node make_node(struct ggml_context *context, const struct attention_case *c, enum ggml_type type)
+static struct node make_node(struct ggml_context *context, const struct attention_case *c,
+                             enum ggml_type type)
 {
     int n_streams = c->first_stream + c->streams;
     struct node n = {
         .k = ggml_new_tensor_3d(context, type, c->k_dim * c->kv_heads, N_CELLS, n_streams),
         .v = ggml_new_tensor_3d(context, type, c->v_dim * c->kv_heads, N_CELLS, n_streams),
         .q = ggml_new_tensor_4d(context, GGML_TYPE_F32, c->k_dim, c->heads, c->tokens, c->streams),
-        .mask = c->mask ? ggml_new_tensor_4d(context, GGML_TYPE_F16, c->cells, c->tokens, 1, c->streams) : NULL,
+        .mask = c->mask
+                    ? ggml_new_tensor_4d(context, GGML_TYPE_F16, c->cells, c->tokens, 1, c->streams)
+                    : NULL,
         .sinks = c->sinks ? ggml_new_tensor_1d(context, GGML_TYPE_F32, c->heads) : NULL,
     };
 
     ggml_set_name(n.k, "cache_k_l0");
     ggml_set_name(n.v, "cache_v_l0");
     n.out = ggml_flash_attn_ext(context, ggml_permute(context, n.q, 0, 2, 1, 3),
-                                head_view(context, n.k, c->k_dim, c), head_view(context, n.v, c->v_dim, c), n.mask,
+                                head_view(context, n.k, c->k_dim, c),
+                                head_view(context, n.v, c->v_dim, c), n.mask,
                                 1.0f / sqrtf((float)c->k_dim), c->max_bias, c->softcap);
     ggml_flash_attn_ext_add_sinks(n.out, n.sinks);
     return n;
@@ -222,8 +228,10 @@ static struct filled fill_kvant(const struct attention_case *c, const struct inp
     struct filled filled = { .device = open_device(kvant_device(), n_threads) };
     struct ggml_context *context = filled.device.context;
     const int64_t n_rows = (int64_t)in->n_rows;
-    struct ggml_tensor *k_rows = ggml_new_tensor_2d(context, GGML_TYPE_F32, c->k_dim * c->kv_heads, n_rows);
-    struct ggml_tensor *v_rows = ggml_new_tensor_2d(context, GGML_TYPE_F32, c->v_dim * c->kv_heads, n_rows);
+    struct ggml_tensor *k_rows =
+        ggml_new_tensor_2d(context, GGML_TYPE_F32, c->k_dim * c->kv_heads, n_rows);
+    struct ggml_tensor *v_rows =
+        ggml_new_tensor_2d(context, GGML_TYPE_F32, c->v_dim * c->kv_heads, n_rows);
     struct ggml_tensor *index = ggml_new_tensor_1d(context, GGML_TYPE_I64, n_rows);
     struct node n = filled.node = make_node(context, c, GGML_TYPE_F16);
     struct ggml_tensor *nodes[2] = {
@@ -236,8 +244,10 @@ static struct filled fill_kvant(const struct attention_case *c, const struct inp
     ggml_backend_tensor_set(index, in->index, 0, ggml_nbytes(index));
     for (size_t i = 0; i < in->n_rows; i++) {
         size_t cell = (size_t)in->index[i];
-        ggml_backend_tensor_set(k_rows, in->k + cell * (size_t)k_rows->ne[0], i * k_rows->nb[1], k_rows->nb[1]);
-        ggml_backend_tensor_set(v_rows, in->v + cell * (size_t)v_rows->ne[0], i * v_rows->nb[1], v_rows->nb[1]);
+        ggml_backend_tensor_set(k_rows, in->k + cell * (size_t)k_rows->ne[0], i * k_rows->nb[1],
+                                k_rows->nb[1]);
+        ggml_backend_tensor_set(v_rows, in->v + cell * (size_t)v_rows->ne[0], i * v_rows->nb[1],
+                                v_rows->nb[1]);
     }
     /* It is what tells head_dim. */
     assert_true(ggml_backend_dev_supports_op(filled.device.device, n.out));
@@ -409,9 +419,13 @@ static struct ggml_tensor *bound_cache(struct device *device, const struct atten
 /* Any range of nominal bytes reads and writes like the tensor that llama.cpp believes in. */
 static void bytes_behave_like_a_tensor(void **state)
 {
-    static const struct attention_case c = {
-        .heads = 2, .kv_heads = 2, .k_dim = 64, .v_dim = 64, .cells = N_CELLS, .tokens = 1, .streams = 2
-    };
+    static const struct attention_case c = { .heads = 2,
+                                             .kv_heads = 2,
+                                             .k_dim = 64,
+                                             .v_dim = 64,
+                                             .cells = N_CELLS,
+                                             .tokens = 1,
+                                             .streams = 2 };
     struct device device = open_device(kvant_device(), 1);
     struct ggml_tensor *k = bound_cache(&device, &c);
     size_t bytes = ggml_nbytes(k);
@@ -421,7 +435,8 @@ static void bytes_behave_like_a_tensor(void **state)
     for (int round = 0; round < 200; round++) {
         size_t offset = (size_t)((random_number() + 1) / 2 * (float)(bytes - 2)) / 2 * 2;
         size_t size =
-            (size_t)((random_number() + 1) / 2 * (float)((bytes - offset) / (round % 2 ? 1 : 64))) / 2 * 2;
+            (size_t)((random_number() + 1) / 2 * (float)((bytes - offset) / (round % 2 ? 1 : 64))) /
+            2 * 2;
         if (round % 10 == 9) {
             ggml_backend_tensor_memset(k, 0, offset, size);
             memset((char *)shadow + offset, 0, size);
@@ -506,7 +521,7 @@ static void check_outputs(const struct attention_case *c, const float *cpu, cons
             sees = sees || !isfinite(cpu[token * row + i]);
         n_spoilt += sees;
         for (size_t i = token * row; i < (token + 1) * row; i++)
-        assert_true(sees ? isnan(ours[i]) : fabs((double)ours[i] - cpu[i]) <= tolerance(c));
+            assert_true(sees ? isnan(ours[i]) : fabs((double)ours[i] - cpu[i]) <= tolerance(c));
     }
     assert_true(n_spoilt > 0);
 }
@@ -543,7 +558,8 @@ static void check_bad_row(const struct attention_case *c, bool values, enum way 
     write_row(&filled, cache, cell, BY_SET, row);
     if (way == BY_SET_ROWS) /* keys and values of a token are refused together */
         write_row(&filled, values ? filled.node.k : filled.node.v, cell, BY_SET,
-                  (values ? in.k : in.v) + cell * (size_t)((values ? c->k_dim : c->v_dim) * c->kv_heads));
+                  (values ? in.k : in.v) +
+                      cell * (size_t)((values ? c->k_dim : c->v_dim) * c->kv_heads));
     cpu = run_cpu(c, &in);
     ours = attend(&filled);
     for (size_t i = 0; i < (size_t)(c->v_dim * c->heads * c->tokens * c->streams); i++)

@@ -30,8 +30,8 @@ static struct outcome run(const char *environment, const char *program, const ch
     FILE *pipe;
     int status;
 
-    snprintf(command, sizeof(command), "ulimit -c 0; env GGML_NO_BACKTRACE=1 %s '%s' %s 2>&1", environment, program,
-             arguments);
+    snprintf(command, sizeof(command), "ulimit -c 0; env GGML_NO_BACKTRACE=1 %s '%s' %s 2>&1",
+             environment, program, arguments);
     pipe = popen(command, "r");
     assert_non_null(pipe);
     n = fread(outcome.output, 1, sizeof(outcome.output) - 1, pipe);
@@ -116,7 +116,8 @@ static void a_context_begins_with_a_line(void **state)
 
 static void verbose_names_codecs(void **state)
 {
-    struct outcome outcome = run("KVANT_VERBOSE=1 KVANT_K=int-8 KVANT_V=f16", KVANT_TEST_PROBE, "f16 on");
+    struct outcome outcome =
+        run("KVANT_VERBOSE=1 KVANT_K=int-8 KVANT_V=f16", KVANT_TEST_PROBE, "f16 on");
 
     (void)state;
     assert_int_equal(outcome.status, 0);
@@ -182,17 +183,20 @@ static struct outcome run_config(const char *body, const char *more)
 
 static void settings_file_names_codecs(void **state)
 {
-    struct outcome outcome = run_config("kvant-settings 1\nlayers 30\nk 0,29 3x64 f16\nk 1-28 3x64 int-8\n"
-                                        "v 0-14 3x64 int-4:group=32\nv 15-29 3x64 int-5\n",
-                                        "");
+    struct outcome outcome =
+        run_config("kvant-settings 1\nlayers 30\nk 0,29 3x64 f16\nk 1-28 3x64 int-8\n"
+                   "v 0-14 3x64 int-4:group=32\nv 15-29 3x64 int-5\n",
+                   "");
     char line[64];
 
     (void)state;
     assert_int_equal(outcome.status, 0);
     for (int layer = 0; layer < 30; layer++) {
-        snprintf(line, sizeof(line), "cache_k_l%d: %s", layer, layer == 0 || layer == 29 ? "f16," : "int-8:");
+        snprintf(line, sizeof(line), "cache_k_l%d: %s", layer,
+                 layer == 0 || layer == 29 ? "f16," : "int-8:");
         assert_true(says(&outcome, line));
-        snprintf(line, sizeof(line), "cache_v_l%d: %s", layer, layer < 15 ? "int-4:group=32," : "int-5:");
+        snprintf(line, sizeof(line), "cache_v_l%d: %s", layer,
+                 layer < 15 ? "int-4:group=32," : "int-5:");
         assert_true(says(&outcome, line));
     }
 }
@@ -200,9 +204,10 @@ static void settings_file_names_codecs(void **state)
 /* Bits are the mean: (16 + 4.25 + 16) / 3. */
 static void settings_file_names_codecs_of_kv_heads(void **state)
 {
-    struct outcome outcome = run_config("kvant-settings 1\nlayers 30\nk 0-29 3x64 f16\nv 0-28,29/0,29/2 3x64 f16\n"
-                                        "v 29/1 3x64 turboquant-4\n",
-                                        "");
+    struct outcome outcome =
+        run_config("kvant-settings 1\nlayers 30\nk 0-29 3x64 f16\nv 0-28,29/0,29/2 3x64 f16\n"
+                   "v 29/1 3x64 turboquant-4\n",
+                   "");
 
     (void)state;
     assert_int_equal(outcome.status, 0);
@@ -223,7 +228,8 @@ static void settings_file_of_another_model_is_refused(void **state)
           "for a model of 31 layers (M), this one has 30" },
         { "kvant-settings 1\nmodel M\nlayers 30\nk 0-29 3x64 f16\nv 0-29 2x64 f16\n",
           "for a model with 2 kv heads of 64 numbers (M)" },
-        { "kvant-settings 1\nmodel M\nlayers 30\nk 0-29 6x32 f16\nv 0-29 3x64 f16\n", "KVANT_CONFIG says 32" },
+        { "kvant-settings 1\nmodel M\nlayers 30\nk 0-29 6x32 f16\nv 0-29 3x64 f16\n",
+          "KVANT_CONFIG says 32" },
     };
 
     (void)state;
@@ -238,10 +244,12 @@ static void settings_file_of_another_model_is_refused(void **state)
 static void settings_file_chooses_alone(void **state)
 {
     static const char body[] = "kvant-settings 1\nlayers 30\nk 0-29 3x64 f16\nv 0-29 3x64 f16\n";
-    static const char needs[] = "kvant-settings 1\nlayers 30\ncalibration 0123456789abcdef absent.kvcal\n"
-                                "k 0-29 3x64 f16\nv 0-29 3x64 f16\n";
-    static const char mixed[] = "kvant-settings 1\nlayers 30\nk 0/0 3x64 int-4:sink=4\nk 0/1,0/2,1-29 3x64 f16\n"
-                                "v 0-29 3x64 f16\n";
+    static const char needs[] =
+        "kvant-settings 1\nlayers 30\ncalibration 0123456789abcdef absent.kvcal\n"
+        "k 0-29 3x64 f16\nv 0-29 3x64 f16\n";
+    static const char mixed[] =
+        "kvant-settings 1\nlayers 30\nk 0/0 3x64 int-4:sink=4\nk 0/1,0/2,1-29 3x64 f16\n"
+        "v 0-29 3x64 f16\n";
     static const struct {
         const char *body, *more, *said;
     } cases[] = { { body, "KVANT_K=f16", "KVANT_CONFIG and KVANT_K are both set" },
@@ -265,7 +273,8 @@ static void first_and_last_layers_are_protected(void **state)
         const char *environment, *protected_spec;
     } cases[] = { { "KVANT_PROTECT=2", "f16" },
                   { "KVANT_PROTECT=2 KVANT_PROTECT_CODEC=int-8 KVANT_HEAD_DIM=64", "int-8:" },
-                  { "KVANT_PROTECT=2 KVANT_PROTECT_CODEC=int-4 KVANT_K=f16 KVANT_V=f32", "int-4:" } };
+                  { "KVANT_PROTECT=2 KVANT_PROTECT_CODEC=int-4 KVANT_K=f16 KVANT_V=f32",
+                    "int-4:" } };
 
     (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
@@ -325,7 +334,8 @@ static void wrong_head_dim_is_refused(void **state)
         const char *environment, *said;
     } cases[] = { { "KVANT_HEAD_DIM=96", "KVANT_HEAD_DIM says 96" },
                   { "KVANT_HEAD_DIM=96 KVANT_K=f16", "KVANT_HEAD_DIM says 96" },
-                  { "KVANT_HEAD_DIM=128", "KVANT_HEAD_DIM=128 does not divide rows of 192 numbers" } };
+                  { "KVANT_HEAD_DIM=128",
+                    "KVANT_HEAD_DIM=128 does not divide rows of 192 numbers" } };
 
     (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
@@ -406,7 +416,8 @@ static void bad_values_name_variable_and_valid_values(void **state)
         { "KVANT_PRESET=small KVANT_V=f16", "KVANT_PRESET and KVANT_V are both set", "unset one" },
         { "KVANT_CONFIG=/nowhere/at.all", "KVANT_CONFIG=/nowhere/at.all", "No such file" },
         { "KVANT_CONFIG=/dev/null", "KVANT_CONFIG=/dev/null", "not a regular file" },
-        { "KVANT_CALIBRATION=/nowhere/at.all", "KVANT_CALIBRATION=/nowhere/at.all", "No such file" },
+        { "KVANT_CALIBRATION=/nowhere/at.all", "KVANT_CALIBRATION=/nowhere/at.all",
+          "No such file" },
         { "KVANT_CPU=sse", "KVANT_CPU=sse", "avx512vnni" },
         { "KVANT_VERBOSE=yes", "KVANT_VERBOSE=yes", "from 0 to 1" },
         { "KVANT_QUIET=yes", "KVANT_QUIET=yes", "from 0 to 1" },
@@ -520,8 +531,8 @@ static void an_old_ggml_leaves_gpus_alone(void **state)
 {
     static const char alone[] = "works in the computer's memory, as it was not tried on a GPU with "
                                 "ggml 0.20.0, which is older than 0.21; KVANT_GPU=1 tries it";
-    static const char gpu[] = "KVANT_VERBOSE=1 FOREIGN_BACKEND=" KVANT_TEST_CUDA
-                              " " KVANT_TEST_DRIVER;
+    static const char gpu[] =
+        "KVANT_VERBOSE=1 FOREIGN_BACKEND=" KVANT_TEST_CUDA " " KVANT_TEST_DRIVER;
     static const struct {
         const char *setting, *loader;
         bool told, used;
@@ -548,8 +559,8 @@ static void an_old_ggml_leaves_gpus_alone(void **state)
 /* ggml reads one path of a back end. The plug-in loads the one that stood there before. */
 static void another_back_end_is_loaded_first(void **state)
 {
-    static const char cuda[] = "KVANT_VERBOSE=1 KVANT_BACKEND_PATH=" KVANT_TEST_CUDA
-                               " " KVANT_TEST_DRIVER;
+    static const char cuda[] =
+        "KVANT_VERBOSE=1 KVANT_BACKEND_PATH=" KVANT_TEST_CUDA " " KVANT_TEST_DRIVER;
     static const char *const wrong[] = { "/no/where.so", "/dev/null", KVANT_TEST_PLUGIN };
     struct outcome outcome = run(cuda, KVANT_TEST_PROBE, "f16 on");
 

@@ -160,8 +160,8 @@ static void streams_in_one_batch_agree(void **state)
     }
     assert_int_equal(llama_decode(context, batch), 0);
     for (int i = 0; i < N_NEXT; i++)
-        assert_memory_equal(llama_get_logits_ith(context, 2 * i), llama_get_logits_ith(context, 2 * i + 1),
-                            n * sizeof(float));
+        assert_memory_equal(llama_get_logits_ith(context, 2 * i),
+                            llama_get_logits_ith(context, 2 * i + 1), n * sizeof(float));
     llama_batch_free(batch);
     llama_free(context);
 }
@@ -190,7 +190,9 @@ static double stock_rounding(void (*change)(struct llama_context *), llama_pos p
  * the first. The same terms are summed in another order. */
 static void unified_copy_agrees(void **state)
 {
-    const harness_options options = { .spec = "turboquant-4", .n_ctx = 512, .n_seq = 2, .unified = true };
+    const harness_options options = {
+        .spec = "turboquant-4", .n_ctx = 512, .n_seq = 2, .unified = true
+    };
     struct llama_context *context = prompted(&options);
     double rounding = stock_rounding(NULL, N_PROMPT), difference;
     float *a, *b;
@@ -304,7 +306,9 @@ static void restoring_on_a_gpu_does_not_quantise_twice(void **state)
  * are new. */
 static void rows_are_restored_beside_a_prompt(void **state)
 {
-    const harness_options options = { .spec = "trellis-4:transform=first", .n_ctx = 1024, .n_seq = 2 };
+    const harness_options options = { .spec = "trellis-4:transform=first",
+                                      .n_ctx = 1024,
+                                      .n_seq = 2 };
     struct llama_context *context = prompted(&options);
     uint8_t *first, *again[2];
     size_t size;
@@ -319,7 +323,8 @@ static void rows_are_restored_beside_a_prompt(void **state)
         assert_int_equal(llama_state_seq_get_data(context, again[i], size, 1), size);
     }
     assert_memory_equal(again[0], again[1], size);
-    assert_true(harness_state_difference(first, again[0] + EMPTY_STREAM, size - EMPTY_STREAM) < sqrt(0.0050));
+    assert_true(harness_state_difference(first, again[0] + EMPTY_STREAM, size - EMPTY_STREAM) <
+                sqrt(0.0050));
     llama_free(context);
     free(first);
     free(again[0]);
@@ -351,7 +356,8 @@ static void copy_on_a_gpu_is_exact(void **state)
 }
 
 /* Stock's logits and kvant's, with a shift or without. */
-static double difference_to_stock(const char *spec, void (*change)(struct llama_context *), llama_pos pos)
+static double difference_to_stock(const char *spec, void (*change)(struct llama_context *),
+                                  llama_pos pos)
 {
     const harness_options options[] = { { .spec = spec, .n_ctx = 512 }, { .n_ctx = 512 } };
     float *logits[2];
@@ -404,12 +410,14 @@ static void states_are_exchanged_with_stock(void **state)
 {
     const harness_options stock = { .n_ctx = 512 }, ours = { .spec = "int-8", .n_ctx = 512 };
     double plain = difference_to_stock("int-8", NULL, N_PROMPT);
-    float *logits[] = { continued(&stock, &stock), continued(&stock, &ours), continued(&ours, &stock) };
+    float *logits[] = { continued(&stock, &stock), continued(&stock, &ours),
+                        continued(&ours, &stock) };
 
     (void)state;
     for (int i = 1; i < 3; i++) {
         double difference = rms_difference(logits[0], logits[i]);
-        print_message("rms difference to stock %.5f, %s stock's state %.5f\n", plain, i == 1 ? "from" : "to", difference);
+        print_message("rms difference to stock %.5f, %s stock's state %.5f\n", plain,
+                      i == 1 ? "from" : "to", difference);
         assert_true(difference > 0 && difference <= 2 * plain);
     }
     for (int i = 0; i < 3; i++)
@@ -419,11 +427,15 @@ static void states_are_exchanged_with_stock(void **state)
 int main(void)
 {
     const struct CMUnitTest on_gpu[] = {
-        cmocka_unit_test(restoring_on_a_gpu_does_not_quantise_twice), cmocka_unit_test(copy_on_a_gpu_is_exact),
+        cmocka_unit_test(restoring_on_a_gpu_does_not_quantise_twice),
+        cmocka_unit_test(copy_on_a_gpu_is_exact),
         cmocka_unit_test(rows_are_restored_beside_a_prompt),
-        cmocka_unit_test(streams_in_one_batch_agree),                 cmocka_unit_test(unified_copy_agrees),
-        cmocka_unit_test(removal_on_a_gpu_leaves_no_trace),           cmocka_unit_test(clear_on_a_gpu_starts_over),
-        cmocka_unit_test(shift_on_a_gpu_costs_one_quantisation), cmocka_unit_test(states_are_exchanged_with_stock),
+        cmocka_unit_test(streams_in_one_batch_agree),
+        cmocka_unit_test(unified_copy_agrees),
+        cmocka_unit_test(removal_on_a_gpu_leaves_no_trace),
+        cmocka_unit_test(clear_on_a_gpu_starts_over),
+        cmocka_unit_test(shift_on_a_gpu_costs_one_quantisation),
+        cmocka_unit_test(states_are_exchanged_with_stock),
     };
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(f16_state_is_exact),

@@ -113,7 +113,7 @@ static void ask(const struct ggml_context *context, size_t *bytes, size_t n)
 /* --fit adds up these sizes, and each cache asks for them once or twice. */
 static void plans_count_the_room_of_a_step_once(void **state)
 {
-    enum { N = 12 }; /* keys and values of six layers */
+    enum { N = 12 };                                   /* keys and values of six layers */
     static const int layers[] = { 5, 11, 0, 1, 2, 6 }; /* of two caches, as a window's has */
     struct llama_context *context = harness_context(&preset);
     const struct ggml_init_params params = { 2 * N * ggml_tensor_overhead(), NULL, true };

@@ -19,7 +19,7 @@
 #include "ggml-cpu.h"
 #include "harness.h"
 
-#define N_PROMPT                                                                                                   \
+#define N_PROMPT                                                                                   \
     160 /* fills two pages and part of a third: encoding, sealing and attention all have work for two threads */
 
 static int thread_count(void)
@@ -52,7 +52,8 @@ static bool has_openmp(void)
     void *address = harness_cpu_function("ggml_backend_get_features");
 
     memcpy(&get_features, &address, sizeof(get_features));
-    for (const struct ggml_backend_feature *f = get_features(ggml_backend_dev_backend_reg(cpu)); f->name; f++)
+    for (const struct ggml_backend_feature *f = get_features(ggml_backend_dev_backend_reg(cpu));
+         f->name; f++)
         if (strcmp(f->name, "OPENMP") == 0)
             return true;
     return false;

@@ -45,8 +45,8 @@ static const char *new_lines(void)
 
 static void one_conversation(void **state)
 {
-    struct llama_context *context = harness_context(&(harness_options){ .spec = "turboquant-4",
-                                                                        .n_ctx = N_CTX });
+    struct llama_context *context =
+        harness_context(&(harness_options){ .spec = "turboquant-4", .n_ctx = N_CTX });
     llama_memory_t memory = llama_get_memory(context);
     uint8_t *saved;
     size_t size;

@@ -22,7 +22,8 @@ static size_t logits_bytes(void)
     return (size_t)llama_vocab_n_tokens(harness_vocab()) * sizeof(float);
 }
 
-static int32_t add_token(struct llama_batch *batch, llama_token token, llama_pos pos, llama_seq_id sequence)
+static int32_t add_token(struct llama_batch *batch, llama_token token, llama_pos pos,
+                         llama_seq_id sequence)
 {
     int32_t i = batch->n_tokens++;
 
@@ -72,7 +73,8 @@ static void check(const harness_options *usual, const int n_beside[][2], int n_c
     options.n_seq = 3;
     options.unified = true;
     context = harness_context(&options);
-    harness_decode(context, tokens + 200, PAGE, 0, 2, false); /* centre and factors of the first rows are no subject here */
+    harness_decode(context, tokens + 200, PAGE, 0, 2,
+                   false); /* centre and factors of the first rows are no subject here */
     llama_memory_seq_rm(llama_get_memory(context), 2, -1, -1);
     alone = answer(context, NULL, 0);
     for (int i = 0; i < n_cases; i++) {
@@ -118,7 +120,8 @@ static int start(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(compressed_cache), cmocka_unit_test(accelerated_cache) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(compressed_cache),
+                                        cmocka_unit_test(accelerated_cache) };
 
     return cmocka_run_group_tests(tests, start, harness_stop);
 }

@@ -74,16 +74,20 @@ static const int32_t positions[TOKENS] = { 0, 1, 2, 17, MOST_POSITION };
 /* rows as llama.cpp hands them to SET_ROWS: a view of whole tokens. */
 static graph build(const variant *v)
 {
-    const struct ggml_init_params params = { .mem_size = 64 * ggml_tensor_overhead() + ggml_graph_overhead(), .no_alloc = true };
-    graph g = { .context = ggml_init(params), .cpu = ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_CPU, NULL) };
+    const struct ggml_init_params params = {
+        .mem_size = 64 * ggml_tensor_overhead() + ggml_graph_overhead(), .no_alloc = true
+    };
+    graph g = { .context = ggml_init(params),
+                .cpu = ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_CPU, NULL) };
     struct ggml_tensor *cache = ggml_new_tensor_2d(g.context, GGML_TYPE_F16, DIM * HEADS, 64);
     struct ggml_tensor *cells = ggml_new_tensor_1d(g.context, GGML_TYPE_I64, TOKENS);
 
     g.in = ggml_new_tensor_3d(g.context, GGML_TYPE_F32, DIM, HEADS, TOKENS);
     g.positions = ggml_new_tensor_1d(g.context, GGML_TYPE_I32, TOKENS);
     g.factors = v->factors ? ggml_new_tensor_1d(g.context, GGML_TYPE_F32, v->n_dims / 2) : NULL;
-    g.rope = ggml_rope_ext(g.context, g.in, g.positions, g.factors, v->n_dims, v->mode, v->n_ctx_orig, v->base, v->scale, v->ext_factor,
-                           1, v->beta_fast, v->beta_slow);
+    g.rope =
+        ggml_rope_ext(g.context, g.in, g.positions, g.factors, v->n_dims, v->mode, v->n_ctx_orig,
+                      v->base, v->scale, v->ext_factor, 1, v->beta_fast, v->beta_slow);
     g.rows = ggml_view_2d(g.context, g.rope, DIM * HEADS, TOKENS, g.rope->nb[2], 0);
     g.stored = ggml_set_rows(g.context, cache, g.rows, cells);
     g.memory = ggml_backend_alloc_ctx_tensors(g.context, g.cpu);
@@ -110,7 +114,8 @@ static const float *turn(graph *g, bool halves, int n_dims)
 
     for (int i = 0; i < DIM * HEADS * TOKENS; i++) {
         const int channel = i % DIM;
-        in[i] = channel < n_dims && (halves ? channel < n_dims / 2 : channel % 2 == 0) ? 1.0f : 0.0f;
+        in[i] =
+            channel < n_dims && (halves ? channel < n_dims / 2 : channel % 2 == 0) ? 1.0f : 0.0f;
     }
     ggml_build_forward_expand(nodes, g->rope);
     assert_int_equal(ggml_backend_graph_compute(g->cpu, nodes), GGML_STATUS_SUCCESS);
@@ -132,7 +137,8 @@ static void check(const variant *v)
     for (int token = 0; token < TOKENS; token++)
         for (int i = 0; i < v->n_dims / 2; i++) {
             const float *head = turned + (size_t)token * DIM * HEADS;
-            const double x = head[halves ? i : 2 * i], y = head[halves ? i + v->n_dims / 2 : 2 * i + 1], length = hypot(x, y);
+            const double x = head[halves ? i : 2 * i],
+                         y = head[halves ? i + v->n_dims / 2 : 2 * i + 1], length = hypot(x, y);
             const double angle = (double)frequencies[i] * positions[token];
             const double bound = 1e-6 + 2 * (i + 2) * angle * 0x1p-24;
             assert_true(length > 0.5);
@@ -158,14 +164,28 @@ static void plain(void **state)
 static void with_factors(void **state)
 {
     (void)state;
-    check(&(variant){ .n_dims = DIM, .mode = GGML_ROPE_TYPE_NORMAL, .base = 500000, .scale = 1, .factors = true });
-    check(&(variant){ .n_dims = DIM / 2, .mode = GGML_ROPE_TYPE_NEOX, .base = 10000, .scale = 0.5f, .factors = true });
+    check(&(variant){ .n_dims = DIM,
+                      .mode = GGML_ROPE_TYPE_NORMAL,
+                      .base = 500000,
+                      .scale = 1,
+                      .factors = true });
+    check(&(variant){ .n_dims = DIM / 2,
+                      .mode = GGML_ROPE_TYPE_NEOX,
+                      .base = 10000,
+                      .scale = 0.5f,
+                      .factors = true });
 }
 
 static void yarn(void **state)
 {
-    const variant v = { .n_dims = DIM, .mode = GGML_ROPE_TYPE_NEOX, .n_ctx_orig = 4096, .base = 10000, .scale = 0.0625f,
-                        .ext_factor = 1, .beta_fast = 32, .beta_slow = 1 };
+    const variant v = { .n_dims = DIM,
+                        .mode = GGML_ROPE_TYPE_NEOX,
+                        .n_ctx_orig = 4096,
+                        .base = 10000,
+                        .scale = 0.0625f,
+                        .ext_factor = 1,
+                        .beta_fast = 32,
+                        .beta_slow = 1 };
     variant other = v;
     float frequencies[KVANT_MAX_HEAD_DIM / 2];
     graph g = build(&v);
@@ -176,7 +196,7 @@ static void yarn(void **state)
     other.factors = true;
     check(&other);
     assert_int_equal(kvp_rope_frequencies((const abi_tensor *)g.rope, frequencies), DIM / 2);
-    assert_true(frequencies[0] == 1);                                              /* not scaled */
+    assert_true(frequencies[0] == 1);                                             /* not scaled */
     assert_true(fabs(frequencies[31] - 0.0625 * pow(10000, -31.0 / 32)) < 1e-10); /* scaled */
     release(&g);
 }
@@ -237,7 +257,11 @@ static void shifts_are_noted(void **state)
 static kvant_tensor *new_tensor(const char *spec, kvant_codec **codec)
 {
     const kvant_codec *codecs[HEADS];
-    kvant_tensor_params params = { .size = sizeof(params), .codecs = codecs, .n_kv_heads = HEADS, .n_sequences = 1, .n_blocks = 2 };
+    kvant_tensor_params params = { .size = sizeof(params),
+                                   .codecs = codecs,
+                                   .n_kv_heads = HEADS,
+                                   .n_sequences = 1,
+                                   .n_blocks = 2 };
     kvant_tensor *tensor = NULL;
     size_t bytes;
     void *memory;
@@ -246,7 +270,8 @@ static kvant_tensor *new_tensor(const char *spec, kvant_codec **codec)
     for (int head = 0; head < HEADS; head++)
         codecs[head] = *codec;
     assert_int_equal(kvant_tensor_size(&params, &bytes), KVANT_OK);
-    memory = aligned_alloc(KVANT_PAGE_ALIGN, (bytes + KVANT_PAGE_ALIGN - 1) / KVANT_PAGE_ALIGN * KVANT_PAGE_ALIGN);
+    memory = aligned_alloc(KVANT_PAGE_ALIGN,
+                           (bytes + KVANT_PAGE_ALIGN - 1) / KVANT_PAGE_ALIGN * KVANT_PAGE_ALIGN);
     memset(memory, 0, bytes);
     assert_int_equal(kvant_tensor_create(&params, memory, &tensor), KVANT_OK);
     tensor_memory = memory;
@@ -263,21 +288,24 @@ static void delete_tensor(kvant_tensor *tensor, kvant_codec *codec)
 static void positions_of_the_batch(void **state)
 {
     const variant v = { .n_dims = DIM, .mode = GGML_ROPE_TYPE_NORMAL, .base = 10000, .scale = 1 };
-      kvant_codec *codec = NULL;
+    kvant_codec *codec = NULL;
     kvant_tensor *tensor = new_tensor("int-8:transform=first", &codec);
     kvp_kv kv = { .shape.role = KVANT_ROLE_K, .head_dim = DIM, .tensor = tensor };
     const int32_t beyond = MOST_POSITION + 1;
     graph g = build(&v);
 
     (void)state;
-    assert_memory_equal(kvp_rope_positions(&kv, (const abi_tensor *)g.rows), positions, sizeof(positions));
+    assert_memory_equal(kvp_rope_positions(&kv, (const abi_tensor *)g.rows), positions,
+                        sizeof(positions));
     ggml_backend_tensor_set(g.positions, &beyond, 4, sizeof(beyond));
     assert_null(kvp_rope_positions(&kv, (const abi_tensor *)g.rows));
     assert_true(kv.roped);
     release(&g);
     delete_tensor(tensor, codec);
     codec = NULL;
-    kv = (kvp_kv){ .shape.role = KVANT_ROLE_K, .head_dim = DIM, .tensor = tensor = new_tensor("int-8", &codec) };
+    kv = (kvp_kv){ .shape.role = KVANT_ROLE_K,
+                   .head_dim = DIM,
+                   .tensor = tensor = new_tensor("int-8", &codec) };
     g = build(&v);
     assert_null(kvp_rope_positions(&kv, (const abi_tensor *)g.rows)); /* they would be of no use */
     release(&g);
@@ -292,10 +320,13 @@ static void other_rows_have_none(void **state)
     struct ggml_tensor *four = ggml_new_tensor_1d(g.context, GGML_TYPE_I32, 4 * TOKENS);
     struct ggml_tensor *rows[] = {
         ggml_view_2d(g.context, g.in, DIM * HEADS, TOKENS, g.in->nb[2], 0),
-        ggml_view_2d(g.context, ggml_scale(g.context, g.rope, 2), DIM * HEADS, TOKENS, g.rope->nb[2], 0),
+        ggml_view_2d(g.context, ggml_scale(g.context, g.rope, 2), DIM * HEADS, TOKENS,
+                     g.rope->nb[2], 0),
         ggml_view_2d(g.context, g.rope, DIM * (HEADS - 1), TOKENS, g.rope->nb[2], 0),
         ggml_view_2d(g.context, g.rope, DIM * HEADS, TOKENS - 1, g.rope->nb[2], g.rope->nb[2]),
-        ggml_view_2d(g.context, ggml_rope_multi(g.context, g.in, four, NULL, DIM, sections, GGML_ROPE_TYPE_MROPE, 0, 10000, 1, 0, 1, 32, 1),
+        ggml_view_2d(g.context,
+                     ggml_rope_multi(g.context, g.in, four, NULL, DIM, sections,
+                                     GGML_ROPE_TYPE_MROPE, 0, 10000, 1, 0, 1, 32, 1),
                      DIM * HEADS, TOKENS, g.rope->nb[2], 0),
     };
 

@@ -356,8 +356,8 @@ static void check_rows(const uint8_t *stock, const uint8_t *ours, size_t n, int 
             const size_t at = t * layer + ROWS_HEAD + i * row;
             const double error = error_of_row(stock + at, ours + at);
             if (!(error < 0.3 * 0.3))
-                fail_msg("slot %d, tensor %zu: row %zu of %zu errs by %.3f of its norm", slot, t,
-                         i, n, sqrt(error));
+                fail_msg("slot %d, tensor %zu: row %zu of %zu errs by %.3f of its norm", slot, t, i,
+                         n, sqrt(error));
         }
 }
 

@@ -25,10 +25,10 @@ typedef struct twins {
     twins_slot slots[TWINS_SLOTS];
     int n_slots;
     llama_token text[TWINS_TEXT];
-    int next; /* of the text */
-    double peak;                /* the most bytes that kvant's cache took after a call */
-    double times[TWINS_STEPS];  /* of single steps, as shares of llama.cpp's own time */
-    unsigned long parts;        /* of graphs that the mock of a GPU computed and did not replay */
+    int next;                  /* of the text */
+    double peak;               /* the most bytes that kvant's cache took after a call */
+    double times[TWINS_STEPS]; /* of single steps, as shares of llama.cpp's own time */
+    unsigned long parts;       /* of graphs that the mock of a GPU computed and did not replay */
     int n_steps;
 } twins;
 

@@ -18,52 +18,52 @@
 #include "../../src/base/random.h"
 #include "../../src/kernels/kernels.h"
 
-#define CHECK_KERNELS(X)                                                                                           \
-    X(unpack)                                                                                                      \
-    X(matmul)                                                                                                      \
-    X(exp_sum)                                                                                                     \
-    X(mask_scores)                                                                                                 \
-    X(half_to_float)                                                                                               \
-    X(scale_columns)                                                                                               \
-    X(scale_rows)                                                                                                  \
-    X(float_to_half)                                                                                               \
-    X(dot)                                                                                                         \
-    X(dot_rows)                                                                                                    \
-    X(dot_codes)                                                                                                   \
-    X(combine_rows)                                                                                                \
-    X(add_outers)                                                                                                  \
-    X(mean_factor)                                                                                                 \
-    X(lower_inverse)                                                                                               \
-    X(solve_lower)                                                                                                 \
-    X(solve_upper)                                                                                                 \
-    X(multiply_upper)                                                                                              \
-    X(hadamard)                                                                                                    \
-    X(range)                                                                                                       \
-    X(magnitude)                                                                                                   \
-    X(uniform_codes)                                                                                               \
-    X(codebook_codes)                                                                                              \
-    X(feedback_codes)                                                                                              \
-    X(triplet_codes)                                                                                               \
-    X(closest_cosets)                                                                                              \
-    X(largest_products)                                                                                            \
-    X(token_halves)                                                                                                \
-    X(key_halves)                                                                                                  \
-    X(fixed_point)                                                                                                 \
-    X(code_dots)                                                                                                   \
-    X(sum_dots)                                                                                                    \
-    X(tile_sums)                                                                                                   \
-    X(unpack_triplets)                                                                                             \
-    X(unpack_directions)                                                                                           \
-    X(block_scores)                                                                                                \
-    X(block_sums)                                                                                                  \
-    X(block_rows_tile)                                                                                             \
-    X(block_columns_tile)                                                                                          \
-    X(chunk_dots)                                                                                                  \
-    X(trellis_path)                                                                                                \
-    X(trellis_dots)                                                                                                \
-    X(trellis_values)                                                                                              \
-    X(trellis_pack)                                                                                                \
-    X(pack_dots)                                                                                                   \
+#define CHECK_KERNELS(X)                                                                           \
+    X(unpack)                                                                                      \
+    X(matmul)                                                                                      \
+    X(exp_sum)                                                                                     \
+    X(mask_scores)                                                                                 \
+    X(half_to_float)                                                                               \
+    X(scale_columns)                                                                               \
+    X(scale_rows)                                                                                  \
+    X(float_to_half)                                                                               \
+    X(dot)                                                                                         \
+    X(dot_rows)                                                                                    \
+    X(dot_codes)                                                                                   \
+    X(combine_rows)                                                                                \
+    X(add_outers)                                                                                  \
+    X(mean_factor)                                                                                 \
+    X(lower_inverse)                                                                               \
+    X(solve_lower)                                                                                 \
+    X(solve_upper)                                                                                 \
+    X(multiply_upper)                                                                              \
+    X(hadamard)                                                                                    \
+    X(range)                                                                                       \
+    X(magnitude)                                                                                   \
+    X(uniform_codes)                                                                               \
+    X(codebook_codes)                                                                              \
+    X(feedback_codes)                                                                              \
+    X(triplet_codes)                                                                               \
+    X(closest_cosets)                                                                              \
+    X(largest_products)                                                                            \
+    X(token_halves)                                                                                \
+    X(key_halves)                                                                                  \
+    X(fixed_point)                                                                                 \
+    X(code_dots)                                                                                   \
+    X(sum_dots)                                                                                    \
+    X(tile_sums)                                                                                   \
+    X(unpack_triplets)                                                                             \
+    X(unpack_directions)                                                                           \
+    X(block_scores)                                                                                \
+    X(block_sums)                                                                                  \
+    X(block_rows_tile)                                                                             \
+    X(block_columns_tile)                                                                          \
+    X(chunk_dots)                                                                                  \
+    X(trellis_path)                                                                                \
+    X(trellis_dots)                                                                                \
+    X(trellis_values)                                                                              \
+    X(trellis_pack)                                                                                \
+    X(pack_dots)                                                                                   \
     X(pack_keys)
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
@@ -71,9 +71,12 @@
 typedef struct checker checker;
 
 /* kernels: the level under test; c: portable C. */
-#define CHECK(name) void check_##name(checker *check, const kvant_kernels *kernels, const kvant_kernels *c)
+#define CHECK(name)                                                                                \
+    void check_##name(checker *check, const kvant_kernels *kernels, const kvant_kernels *c)
 #define BENCH(name) void bench_##name(checker *check, const kvant_kernels *kernels)
-#define DECLARED(name) CHECK(name); BENCH(name);
+#define DECLARED(name)                                                                             \
+    CHECK(name);                                                                                   \
+    BENCH(name);
 CHECK_KERNELS(DECLARED)
 #undef DECLARED
 typedef CHECK(fn);
@@ -88,11 +91,11 @@ void *check_input(checker *check, const char *name, size_t bytes, size_t alignme
 void *check_output(checker *check, const char *name, size_t bytes, size_t alignment);
 
 /* The call of the kernel under test: inputs are read-only meanwhile, and what lies around buffers is looked at afterwards. */
-#define CHECK_CALL(check, call)                                                                                    \
-    do {                                                                                                           \
-        check_enter(check);                                                                                        \
-        call;                                                                                                      \
-        check_leave(check);                                                                                        \
+#define CHECK_CALL(check, call)                                                                    \
+    do {                                                                                           \
+        check_enter(check);                                                                        \
+        call;                                                                                      \
+        check_leave(check);                                                                        \
     } while (0)
 void check_enter(checker *check);
 void check_leave(checker *check);
@@ -102,14 +105,16 @@ bool check_compares(const checker *check);
 
 /* Comparisons: the first differences of a kernel at a level are reported, the others counted. */
 void check_fail(checker *check, const char *format, ...) KVANT_PRINTF(2, 3);
-void check_near(checker *check, const char *name, size_t index, double got, double want, double bound);
-void check_same(checker *check, const char *name, const void *got, const void *want, size_t n, size_t size);
+void check_near(checker *check, const char *name, size_t index, double got, double want,
+                double bound);
+void check_same(checker *check, const char *name, const void *got, const void *want, size_t n,
+                size_t size);
 
 /* Times a call: CHECK_BENCH(check, kernels->f(...), "n %u", n). */
-#define CHECK_BENCH(check, call, ...)                                                                              \
-    for (check_bench_start(check, __VA_ARGS__); check_bench_more(check);)                                          \
-        for (uint64_t left_ = check_bench_calls(check); left_; left_--) {                                          \
-            call;                                                                                                  \
+#define CHECK_BENCH(check, call, ...)                                                              \
+    for (check_bench_start(check, __VA_ARGS__); check_bench_more(check);)                          \
+        for (uint64_t left_ = check_bench_calls(check); left_; left_--) {                          \
+            call;                                                                                  \
         }
 void check_bench_start(checker *check, const char *shape, ...) KVANT_PRINTF(2, 3);
 bool check_bench_more(checker *check);
@@ -134,7 +139,8 @@ typedef enum check_fill {
 } check_fill;
 const char *check_fill_name(check_fill fill);
 void check_floats(checker *check, float *x, size_t n, check_fill fill);
-void check_bytes(checker *check, void *bytes, size_t n, int value); /* all value, or random when value < 0 */
+void check_bytes(checker *check, void *bytes, size_t n,
+                 int value); /* all value, or random when value < 0 */
 
 /* Most that one rounding to binary32 changes x by, which is no overflow. References in double are off by less than 2^-20 of it. */
 static inline double check_rounding(double x)

@@ -5,7 +5,8 @@
 static const kvant_block_type types[] = { KVANT_BLOCK_F32,  KVANT_BLOCK_F16,  KVANT_BLOCK_BF16,
                                           KVANT_BLOCK_Q4_0, KVANT_BLOCK_Q4_1, KVANT_BLOCK_Q5_0,
                                           KVANT_BLOCK_Q5_1, KVANT_BLOCK_Q8_0, KVANT_BLOCK_IQ4_NL };
-static const char *const type_names[] = { "f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl" };
+static const char *const type_names[] = { "f32",  "f16",  "bf16", "q4_0",  "q4_1",
+                                          "q5_0", "q5_1", "q8_0", "iq4_nl" };
 static const uint32_t dims[] = { 16, 32, 48, 64, 80, 96, 128, 256, 512 };
 static const uint32_t token_counts[] = { 1, 2, 3, 4, 5, 15, 16, 17, 33, 63, 64 };
 
@@ -26,7 +27,8 @@ static void put_half(checker *check, uint8_t *p, bool not_a_number)
 }
 
 /* Random codes under finite scales, or floats. A row of NaNs is one that a kernel must not read into its sums. */
-static void fill_row(checker *check, kvant_block_type type, uint8_t *row, uint32_t n, bool not_a_number)
+static void fill_row(checker *check, kvant_block_type type, uint8_t *row, uint32_t n,
+                     bool not_a_number)
 {
     kvant_block_format format = kvant_block_format_of(type);
     check_bytes(check, row, kvant_block_row_bytes(type, n), -1);
@@ -40,7 +42,8 @@ static void fill_row(checker *check, kvant_block_type type, uint8_t *row, uint32
         for (uint32_t j = 0; j < format.numbers; j++) {
             float x = not_a_number ? NAN : check_normal(check);
             uint32_t bits = kvant_float_bits(x);
-            uint16_t half = type == KVANT_BLOCK_F16 ? kvant_half_from_float(x) : (uint16_t)(bits >> 16);
+            uint16_t half =
+                type == KVANT_BLOCK_F16 ? kvant_half_from_float(x) : (uint16_t)(bits >> 16);
             if (type == KVANT_BLOCK_F32)
                 memcpy(row + 4 * j, &bits, sizeof bits);
             else
@@ -50,16 +53,19 @@ static void fill_row(checker *check, kvant_block_type type, uint8_t *row, uint32
 }
 
 /* The input ends where its last row ends: nothing beyond a row may be read. */
-static bool make_blocks(checker *check, blocks *b, size_t type, uint32_t dim, uint32_t n_tokens, bool with_nans)
+static bool make_blocks(checker *check, blocks *b, size_t type, uint32_t dim, uint32_t n_tokens,
+                        bool with_nans)
 {
     size_t row = kvant_block_row_bytes(types[type], dim), stride = row + (n_tokens % 2 ? 0 : 3);
     if (!row)
         return false;
     check_case(check, "%s, head_dim %u, %u tokens", type_names[type], dim, n_tokens);
     b->rows = check_input(check, "rows", (n_tokens - 1) * stride + row, 1);
-    b->page = (kvant_block_page){
-        .type = types[type], .n_tokens = n_tokens, .head_dim = dim, .rows = b->rows, .stride = stride
-    };
+    b->page = (kvant_block_page){ .type = types[type],
+                                  .n_tokens = n_tokens,
+                                  .head_dim = dim,
+                                  .rows = b->rows,
+                                  .stride = stride };
     for (uint32_t t = 0; t < n_tokens; t++) {
         fill_row(check, types[type], b->rows + t * stride, dim, with_nans && t % 5 == 3);
         kvant_block_decode(types[type], b->rows + t * stride, dim, b->x[t]);
@@ -83,7 +89,8 @@ static void check_scores_of(checker *check, const kvant_kernels *kernels, blocks
             }
             /* kernels.h; (1 + 2^-23)^512 is below 1 + 2^-13 */
             double bound = dim * (1 + 0x1p-13) * check_rounding(magnitude);
-            check_near(check, "scores", i * KVANT_PAGE_TOKENS + t, scores[i * KVANT_PAGE_TOKENS + t], want, bound);
+            check_near(check, "scores", i * KVANT_PAGE_TOKENS + t,
+                       scores[i * KVANT_PAGE_TOKENS + t], want, bound);
         }
 }
 
@@ -102,10 +109,12 @@ CHECK(block_scores)
 static void check_sums_of(checker *check, const kvant_kernels *kernels, blocks *b, uint32_t n)
 {
     uint32_t dim = b->page.head_dim, tokens = b->page.n_tokens;
-    float *w = check_input(check, "w", n * KVANT_PAGE_TOKENS * sizeof *w, 64), before[MAX_QUERIES * 512];
+    float *w = check_input(check, "w", n * KVANT_PAGE_TOKENS * sizeof *w, 64),
+          before[MAX_QUERIES * 512];
     float *sums = check_output(check, "sums", n * dim * sizeof *sums, 64);
     for (uint32_t i = 0; i < n * KVANT_PAGE_TOKENS; i++)
-        w[i] = i % KVANT_PAGE_TOKENS % 5 == 3 || check_below(check, 4) == 0 ? 0 : check_uniform(check);
+        w[i] =
+            i % KVANT_PAGE_TOKENS % 5 == 3 || check_below(check, 4) == 0 ? 0 : check_uniform(check);
     check_floats(check, sums, n * dim, CHECK_NORMAL);
     memcpy(before, sums, n * dim * sizeof *sums);
     CHECK_CALL(check, kernels->block_sums(&b->page, w, sums, dim, n));
@@ -113,7 +122,8 @@ static void check_sums_of(checker *check, const kvant_kernels *kernels, blocks *
         for (uint32_t ch = 0; ch < dim; ch++) {
             double want = before[i * dim + ch], magnitude = fabs(want);
             for (uint32_t t = 0; t < tokens; t++) {
-                double product = t % 5 == 3 ? 0 : (double)w[i * KVANT_PAGE_TOKENS + t] * b->x[t][ch];
+                double product =
+                    t % 5 == 3 ? 0 : (double)w[i * KVANT_PAGE_TOKENS + t] * b->x[t][ch];
                 want += product;
                 magnitude += fabs(product);
             }
@@ -144,10 +154,12 @@ static void check_tile(checker *check, kvant_block_rows_tile_fn *kernel, bool co
                 uint32_t dim = dims[d], n = token_counts[t];
                 if (!make_blocks(check, &b, type, dim, n, false))
                     continue;
-                float *tile = check_output(check, "tile", KVANT_PAGE_TOKENS * dim * sizeof *tile, 64);
+                float *tile =
+                    check_output(check, "tile", KVANT_PAGE_TOKENS * dim * sizeof *tile, 64);
                 for (uint32_t i = 0; i < KVANT_PAGE_TOKENS; i++)
                     for (uint32_t ch = 0; ch < dim; ch++)
-                        want[columns ? ch * KVANT_PAGE_TOKENS + i : i * dim + ch] = i < n ? b.x[i][ch] : 0;
+                        want[columns ? ch * KVANT_PAGE_TOKENS + i : i * dim + ch] =
+                            i < n ? b.x[i][ch] : 0;
                 CHECK_CALL(check, kernel(&b.page, tile));
                 check_same(check, "tile", tile, want, KVANT_PAGE_TOKENS * dim, sizeof *tile);
             }
@@ -174,7 +186,8 @@ BENCH(block_scores)
         float *q = check_input(check, "q", 3 * 64 * sizeof *q, 64);
         float *scores = check_output(check, "scores", 3 * 64 * sizeof *scores, 64);
         check_floats(check, q, 3 * 64, CHECK_NORMAL);
-        CHECK_BENCH(check, kernels->block_scores(&b.page, q, 64, scores, 3), "%s, 64, 3 rows", type_names[type]);
+        CHECK_BENCH(check, kernels->block_scores(&b.page, q, 64, scores, 3), "%s, 64, 3 rows",
+                    type_names[type]);
     }
 }
 
@@ -188,7 +201,8 @@ BENCH(block_sums)
         for (uint32_t i = 0; i < 3 * 64; i++)
             w[i] = check_uniform(check);
         check_floats(check, sums, 3 * 64, CHECK_ZEROS);
-        CHECK_BENCH(check, kernels->block_sums(&b.page, w, sums, 64, 3), "%s, 64, 3 rows", type_names[type]);
+        CHECK_BENCH(check, kernels->block_sums(&b.page, w, sums, 64, 3), "%s, 64, 3 rows",
+                    type_names[type]);
     }
 }
 

@@ -63,14 +63,16 @@ typedef enum dots_kind { ANY_DOTS, CODEBOOK_DOTS, LARGEST_DOTS, N_DOTS_KINDS } d
 /* Values of the low and, of codes of more than 4 bits, of the high digit; returns the largest magnitude of a code's. */
 static int32_t fill_values(checker *check, uint32_t bits, dots_kind kind, int16_t *values)
 {
-    int32_t largest = kind == CODEBOOK_DOTS  ? 4095
-                      : kind == LARGEST_DOTS ? KVANT_CODE_OPERAND_MAX
-                                             : 2 + (int32_t)check_below(check, KVANT_CODE_OPERAND_MAX - 1);
+    int32_t largest = kind == CODEBOOK_DOTS ? 4095
+                      : kind == LARGEST_DOTS
+                          ? KVANT_CODE_OPERAND_MAX
+                          : 2 + (int32_t)check_below(check, KVANT_CODE_OPERAND_MAX - 1);
     int32_t limits[2] = { bits > 4 ? (largest + 1) / 2 : largest, largest / 2 };
     for (uint32_t i = 0; i < KVANT_CODE_VALUES; i++) {
         int32_t limit = limits[i / 16];
-        values[i] = (int16_t)(kind != ANY_DOTS ? i % 4 == 1 ? -limit : limit
-                                               : (int32_t)check_below(check, 2 * (uint32_t)limit + 1) - limit);
+        values[i] = (int16_t)(kind != ANY_DOTS
+                                  ? i % 4 == 1 ? -limit : limit
+                                  : (int32_t)check_below(check, 2 * (uint32_t)limit + 1) - limit);
     }
     return largest;
 }
@@ -78,7 +80,8 @@ static int32_t fill_values(checker *check, uint32_t bits, dots_kind kind, int16_
 static dot_case make_dots(checker *check, const shape *s, uint32_t bits, uint32_t n, dots_kind kind)
 {
     dot_case p = { .n = n };
-    check_case(check, "role %d, head_dim %u, bands of %u, columns %u to %u, %u bits, %u vectors, kind %d",
+    check_case(check,
+               "role %d, head_dim %u, bands of %u, columns %u to %u, %u bits, %u vectors, kind %d",
                (int)s->role, s->dim, s->band_tiles, s->first, s->end, bits, n, (int)kind);
     kvant_layout_init(&p.layout, s->role, s->dim, bits);
     uint32_t columns = 16 * p.layout.column_tiles, width = (columns + 63) / 64 * 64;
@@ -96,7 +99,8 @@ static dot_case make_dots(checker *check, const shape *s, uint32_t bits, uint32_
     check_bytes(check, p.page, p.layout.code_bytes, kind != ANY_DOTS ? 0xff : -1);
     int32_t limit = INT32_MAX / (fill_values(check, bits, kind, p.values) * (int32_t)columns);
     limit = limit < KVANT_CODE_OPERAND_MAX ? limit : KVANT_CODE_OPERAND_MAX;
-    for (size_t i = 0; i < n_x; i++) { /* columns that a page lacks, too: nothing may depend on them */
+    for (size_t i = 0; i < n_x;
+         i++) { /* columns that a page lacks, too: nothing may depend on them */
         int32_t number = (int32_t)check_below(check, 2 * (uint32_t)limit + 1) - limit;
         p.x[i] = (int16_t)(kind == ANY_DOTS ? number : i / width % 2 ? -limit : limit);
     }
@@ -130,12 +134,15 @@ static void expect_dots(const dot_case *p, int32_t *want)
 {
     static int16_t values[KVANT_MAX_PADDED_DIM * KVANT_PAGE_TOKENS], x[KVANT_MAX_PADDED_DIM];
     const kvant_code_factors *f = &p->factors;
-    const uint32_t rows = KVANT_TILE * p->layout.row_tiles, columns = KVANT_TILE * p->layout.column_tiles;
-    const uint32_t first = KVANT_TILE * f->first, end = KVANT_TILE * f->end, band_rows = KVANT_TILE * f->band_tiles;
+    const uint32_t rows = KVANT_TILE * p->layout.row_tiles,
+                   columns = KVANT_TILE * p->layout.column_tiles;
+    const uint32_t first = KVANT_TILE * f->first, end = KVANT_TILE * f->end,
+                   band_rows = KVANT_TILE * f->band_tiles;
     read_values(p, values);
     for (uint32_t i = 0; i < p->n; i++)
         for (uint32_t row = 0; row < rows; row++) {
-            for (uint32_t c = first; c < end && row % band_rows == 0; c++) /* a band's vector, column by column */
+            for (uint32_t c = first; c < end && row % band_rows == 0;
+                 c++) /* a band's vector, column by column */
                 x[c] = p->x[i * f->stride + row / band_rows * f->band_stride + position_of(c)];
             int32_t sum = 0;
             for (uint32_t c = first; c < end; c++)
@@ -150,11 +157,12 @@ static void check_dots(checker *check, kvant_code_dots_fn *kernel, const dot_cas
     uint32_t rows = 16 * p->layout.row_tiles;
     if (check_compares(check))
         expect_dots(p, want);
-    CHECK_CALL(check, kernel(&p->layout, p->page, p->values, &p->factors, p->got, p->dots_stride, p->n));
+    CHECK_CALL(check,
+               kernel(&p->layout, p->page, p->values, &p->factors, p->got, p->dots_stride, p->n));
     for (uint32_t i = 0; i < p->n; i++)
         for (uint32_t row = 0; row < rows; row++)
-            check_same(check, "dot", p->got + i * p->dots_stride + position_of(row), want + i * rows + row, 1,
-                       sizeof *want);
+            check_same(check, "dot", p->got + i * p->dots_stride + position_of(row),
+                       want + i * rows + row, 1, sizeof *want);
     for (uint32_t i = 0; i + 1 < p->n; i++) /* what lies between vectors is the caller's */
         for (size_t at = (p->layout.row_tiles + 3) / 4 * 64; at < p->dots_stride; at++)
             if (p->got[i * p->dots_stride + at] != 0x55555555)
@@ -173,15 +181,17 @@ static void check_all_dots(checker *check, kvant_code_dots_fn *kernel)
                 }
 }
 
-static void bench_dots(checker *check, kvant_code_dots_fn *kernel, const shape *s, uint32_t bits, uint32_t n)
+static void bench_dots(checker *check, kvant_code_dots_fn *kernel, const shape *s, uint32_t bits,
+                       uint32_t n)
 {
     dot_case p = make_dots(check, s, bits, n, ANY_DOTS);
     CHECK_BENCH(check, kernel(&p.layout, p.page, p.values, &p.factors, p.got, p.dots_stride, n),
-                "%s, head_dim %u, bands of %u, %u bits, n %u", s->role == KVANT_ROLE_K ? "K" : "V", s->dim,
-                s->band_tiles, bits, n);
+                "%s, head_dim %u, bands of %u, %u bits, n %u", s->role == KVANT_ROLE_K ? "K" : "V",
+                s->dim, s->band_tiles, bits, n);
 }
 
-static void bench_all_dots(checker *check, kvant_code_dots_fn *kernel, uint32_t first, uint32_t last)
+static void bench_all_dots(checker *check, kvant_code_dots_fn *kernel, uint32_t first,
+                           uint32_t last)
 {
     static const shape benched[] = { { KVANT_ROLE_K, 128, 0, 0, 0 },
                                      { KVANT_ROLE_V, 128, 0, 0, 0 },
@@ -220,18 +230,20 @@ typedef struct code_sums {
 } code_sums;
 
 /* n vectors' sums of the rows of a layout; band_tiles as in factors. */
-static code_sums make_sums(checker *check, const kvant_layout *layout, uint32_t band_tiles, uint32_t n,
-                           lines_kind kind, bool add)
+static code_sums make_sums(checker *check, const kvant_layout *layout, uint32_t band_tiles,
+                           uint32_t n, lines_kind kind, bool add)
 {
     static float before[MAX_VECTORS * (KVANT_MAX_PADDED_DIM + 16)];
-    bool by_row = kind <= BY_ROW_WITH_ZEROS, zeros = kind == BY_ROW_WITH_ZEROS, offsets = kind % 2 == 1;
+    bool by_row = kind <= BY_ROW_WITH_ZEROS, zeros = kind == BY_ROW_WITH_ZEROS,
+         offsets = kind % 2 == 1;
     uint32_t bands = by_row ? 1 : (layout->row_tiles + band_tiles - 1) / band_tiles;
     uint32_t positions = (layout->row_tiles + 3) / 4 * 64, rows = KVANT_TILE * layout->row_tiles;
     size_t stride = rows + (n % 2 ? 0 : 16), n_sums = (n - 1) * stride + rows;
     float *scale = by_row ? check_input(check, "scale", positions * sizeof *scale, 64) : NULL;
     float *zero = zeros ? check_input(check, "zero", positions * sizeof *zero, 64) : NULL;
     float *steps = check_input(check, "steps", n * bands * sizeof *steps, sizeof *steps);
-    float *offset = offsets ? check_input(check, "offsets", n * bands * sizeof *offset, sizeof *offset) : NULL;
+    float *offset =
+        offsets ? check_input(check, "offsets", n * bands * sizeof *offset, sizeof *offset) : NULL;
     float *sums = check_output(check, "sums", n_sums * sizeof *sums, 64);
     if (by_row)
         check_floats(check, scale, positions, CHECK_NORMAL);
@@ -244,8 +256,8 @@ static code_sums make_sums(checker *check, const kvant_layout *layout, uint32_t 
         check_floats(check, sums, n_sums, n % 2 ? CHECK_AWKWARD : CHECK_NORMAL);
     for (size_t i = 0; i < n_sums; i++)
         before[i] = add ? sums[i] : 0;
-    return (code_sums){ { scale, zero, steps, offset, bands, by_row ? layout->row_tiles : band_tiles, add, sums,
-                          stride },
+    return (code_sums){ { scale, zero, steps, offset, bands,
+                          by_row ? layout->row_tiles : band_tiles, add, sums, stride },
                         sums,
                         before };
 }
@@ -256,12 +268,14 @@ static void check_vector(checker *check, const kvant_layout *layout, const code_
 {
     const kvant_code_sums *o = &s->out;
     for (uint32_t row = 0; row < KVANT_TILE * layout->row_tiles; row++) {
-        size_t at = i * o->stride + kvant_layout_row_position(layout, row), place = position_of(row);
+        size_t at = i * o->stride + kvant_layout_row_position(layout, row),
+               place = position_of(row);
         size_t band = (size_t)i * o->n_bands + row / KVANT_TILE / o->band_tiles;
         double first = (double)dots[row] * o->steps[band] * (o->scale ? o->scale[place] : 1);
         double second = o->offsets ? (double)o->offsets[band] * (o->zero ? o->zero[place] : 1) : 0;
         check_near(check, "sum", (uint32_t)at, s->got[at], s->before[at] + first + second,
-                   5 * check_rounding(first) + 3 * check_rounding(second) + 2 * check_rounding(s->before[at]));
+                   5 * check_rounding(first) + 3 * check_rounding(second) +
+                       2 * check_rounding(s->before[at]));
     }
 }
 
@@ -270,14 +284,14 @@ static void check_dot_sums(checker *check, const kvant_kernels *kernels, const s
 {
     static int32_t by_row[KVANT_MAX_PADDED_DIM];
     kvant_layout layout;
-    check_case(check, "head_dim %u, bands of %u, %u vectors, kind %d, round %u", s->dim, s->band_tiles, n,
-               (int)kind, round);
+    check_case(check, "head_dim %u, bands of %u, %u vectors, kind %d, round %u", s->dim,
+               s->band_tiles, n, (int)kind, round);
     kvant_layout_init(&layout, s->role, s->dim, 4);
     uint32_t positions = (layout.row_tiles + 3) / 4 * 64;
     size_t stride = positions + 16 * (n % 2);
     int32_t *dots = check_input(check, "dots", n * stride * sizeof *dots, 64);
-    code_sums sums =
-        make_sums(check, &layout, s->band_tiles ? s->band_tiles : layout.row_tiles, n, kind, round % 2);
+    code_sums sums = make_sums(check, &layout, s->band_tiles ? s->band_tiles : layout.row_tiles, n,
+                               kind, round % 2);
     for (size_t i = 0; i < n * stride; i++)
         dots[i] = round == 0   ? INT32_MAX
                   : round == 1 ? INT32_MIN
@@ -309,7 +323,8 @@ BENCH(sum_dots)
             kvant_layout_init(&layout, KVANT_ROLE_V, 128, 4);
             int32_t *dots = check_input(check, "dots", n * 128 * sizeof *dots, 64);
             code_sums sums = make_sums(check, &layout, layout.row_tiles, n, (lines_kind)kind, true);
-            CHECK_BENCH(check, kernels->sum_dots(&layout, dots, 128, &sums.out, n), "128, kind %d, n %u", kind, n);
+            CHECK_BENCH(check, kernels->sum_dots(&layout, dots, 128, &sums.out, n),
+                        "128, kind %d, n %u", kind, n);
         }
 }
 
@@ -320,15 +335,16 @@ static bool suits_tiles(const shape *s)
     return s->band_tiles % 4 == 0 || s->band_tiles >= row_tiles;
 }
 
-static void check_tile(checker *check, const kvant_kernels *kernels, const dot_case *p, lines_kind kind, bool add)
+static void check_tile(checker *check, const kvant_kernels *kernels, const dot_case *p,
+                       lines_kind kind, bool add)
 {
     static int32_t want[MAX_VECTORS * KVANT_MAX_PADDED_DIM];
     uint32_t rows = KVANT_TILE * p->layout.row_tiles;
     code_sums s = make_sums(check, &p->layout, p->factors.band_tiles, p->n, kind, add);
     if (check_compares(check))
         expect_dots(p, want);
-    CHECK_CALL(check, kernels->tile_sums(&p->layout, p->page, p->values, &p->factors, p->got, p->dots_stride,
-                                         &s.out, p->n));
+    CHECK_CALL(check, kernels->tile_sums(&p->layout, p->page, p->values, &p->factors, p->got,
+                                         p->dots_stride, &s.out, p->n));
     for (uint32_t i = 0; i < p->n && check_compares(check); i++)
         check_vector(check, &p->layout, &s, i, want + (size_t)i * rows);
 }
@@ -342,25 +358,31 @@ CHECK(tile_sums)
         for (size_t v = 0; v < (bits == 4 ? COUNT(vectors) : 3); v++)
             for (int kind = 0; kind < (vectors[v] % 4 == 0 ? N_DOTS_KINDS : 1); kind++)
                 for (size_t i = 0; i < COUNT(shapes); i++)
-                    for (uint32_t lines = 0; lines < N_LINES_KINDS && suits_tiles(&shapes[i]); lines++) {
-                        dot_case p = make_dots(check, &shapes[i], bits, vectors[v], (dots_kind)kind);
+                    for (uint32_t lines = 0; lines < N_LINES_KINDS && suits_tiles(&shapes[i]);
+                         lines++) {
+                        dot_case p =
+                            make_dots(check, &shapes[i], bits, vectors[v], (dots_kind)kind);
                         check_tile(check, kernels, &p, (lines_kind)lines, turn++ % 2);
                     }
 }
 
-static void bench_tile(checker *check, const kvant_kernels *kernels, const shape *s, uint32_t bits, uint32_t n)
+static void bench_tile(checker *check, const kvant_kernels *kernels, const shape *s, uint32_t bits,
+                       uint32_t n)
 {
     bool key = s->role == KVANT_ROLE_K;
     dot_case p = make_dots(check, s, bits, n, ANY_DOTS);
-    code_sums sums = make_sums(check, &p.layout, p.factors.band_tiles, n, key ? BY_ROW : BY_COLUMN, !key);
+    code_sums sums =
+        make_sums(check, &p.layout, p.factors.band_tiles, n, key ? BY_ROW : BY_COLUMN, !key);
     CHECK_BENCH(check,
-                kernels->tile_sums(&p.layout, p.page, p.values, &p.factors, p.got, p.dots_stride, &sums.out, n),
+                kernels->tile_sums(&p.layout, p.page, p.values, &p.factors, p.got, p.dots_stride,
+                                   &sums.out, n),
                 "%s, head_dim %u, %u bits, n %u", key ? "K" : "V", s->dim, bits, n);
 }
 
 BENCH(tile_sums)
 {
-    static const shape benched[] = { { KVANT_ROLE_K, 128, 0, 0, 0 }, { KVANT_ROLE_V, 128, 0, 0, 0 } };
+    static const shape benched[] = { { KVANT_ROLE_K, 128, 0, 0, 0 },
+                                     { KVANT_ROLE_V, 128, 0, 0, 0 } };
     for (uint32_t bits = 3; bits <= 8; bits += bits == 3 ? 1 : 4)
         for (uint32_t n = 4; n <= 64; n *= 4)
             for (size_t i = 0; i < COUNT(benched); i++)
@@ -397,8 +419,8 @@ typedef struct integers {
     uint32_t n, n_rows;
 } integers;
 
-static integers make_integers(checker *check, uint32_t n, uint32_t n_rows, int32_t limit, uint32_t kind,
-                              bool scaled)
+static integers make_integers(checker *check, uint32_t n, uint32_t n_rows, int32_t limit,
+                              uint32_t kind, bool scaled)
 {
     integers p = { .n = n, .n_rows = n_rows };
     float unused[KVANT_MAX_HEAD_DIM];
@@ -419,9 +441,13 @@ static integers make_integers(checker *check, uint32_t n, uint32_t n_rows, int32
         .x = check_output(check, "x", ((n_rows - 1) * x_stride + n) * sizeof *p.rows.x, 64),
         .x_stride = x_stride,
         .line_stride = line_stride,
-        .steps = check_output(check, "steps", ((n_rows - 1) * line_stride + 1) * sizeof *p.rows.steps, 4),
-        .zeros = check_output(check, "zeros", ((n_rows - 1) * line_stride + 1) * sizeof *p.rows.zeros, 4),
-        .sums = n_rows % 4 ? check_output(check, "sums", n_rows * (n / 16) * sizeof *p.rows.sums, 16) : NULL,
+        .steps = check_output(check, "steps",
+                              ((n_rows - 1) * line_stride + 1) * sizeof *p.rows.steps, 4),
+        .zeros = check_output(check, "zeros",
+                              ((n_rows - 1) * line_stride + 1) * sizeof *p.rows.zeros, 4),
+        .sums = n_rows % 4
+                    ? check_output(check, "sums", n_rows * (n / 16) * sizeof *p.rows.sums, 16)
+                    : NULL,
     };
     return p;
 }
@@ -453,7 +479,8 @@ static void check_integers(checker *check, const integers *p, uint32_t i)
             check_near(check, "x", j, x[j], 0, step > 0 ? limit : 0);
         else
             check_near(check, "step x", j, (double)step * x[j],
-                       (double)p->rows.w[i * p->n + j] * (p->rows.scale ? p->rows.scale[j] : 1), bound);
+                       (double)p->rows.w[i * p->n + j] * (p->rows.scale ? p->rows.scale[j] : 1),
+                       bound);
 }
 
 static void check_zeros(checker *check, const integers *p, uint32_t i)
@@ -469,7 +496,8 @@ static void check_zeros(checker *check, const integers *p, uint32_t i)
                    p->n * 0x1p-24 * pow(1 + 0x1p-23, p->n) * magnitudes + p->n * 0x1p-149);
 }
 
-static void check_rows(checker *check, const kvant_kernels *kernels, const kvant_kernels *c, const integers *p)
+static void check_rows(checker *check, const kvant_kernels *kernels, const kvant_kernels *c,
+                       const integers *p)
 {
     static int16_t x[MAX_VECTORS * (KVANT_MAX_HEAD_DIM + 32)];
     static int32_t sums[MAX_VECTORS * KVANT_MAX_HEAD_DIM / 16];
@@ -482,10 +510,12 @@ static void check_rows(checker *check, const kvant_kernels *kernels, const kvant
     c->fixed_point(&want, p->n, p->n_rows);
     CHECK_CALL(check, kernels->fixed_point(&p->rows, p->n, p->n_rows));
     for (uint32_t i = 0; i < p->n_rows; i++) {
-        float got = p->rows.steps[i * p->rows.line_stride], expected = steps[i * p->rows.line_stride];
+        float got = p->rows.steps[i * p->rows.line_stride],
+              expected = steps[i * p->rows.line_stride];
         check_integers(check, p, i);
         check_zeros(check, p, i);
-        check_same(check, "x", p->rows.x + i * p->rows.x_stride, x + i * p->rows.x_stride, p->n, sizeof *x);
+        check_same(check, "x", p->rows.x + i * p->rows.x_stride, x + i * p->rows.x_stride, p->n,
+                   sizeof *x);
         if (got != expected && !(isnan(got) && isnan(expected)))
             check_fail(check, "step is %.9g, not %.9g", (double)got, (double)expected);
     }
@@ -498,10 +528,12 @@ CHECK(fixed_point)
     static const uint32_t rows[] = { 1, 2, 8, 3, 9, MAX_VECTORS };
     for (uint32_t round = 0; round < 8 * N_KINDS; round++)
         for (size_t l = 0; l < COUNT(limits); l++) {
-            uint32_t n = lengths[(round + l) % COUNT(lengths)], n_rows = rows[(round / 2 + l) % COUNT(rows)];
+            uint32_t n = lengths[(round + l) % COUNT(lengths)],
+                     n_rows = rows[(round / 2 + l) % COUNT(rows)];
             bool scaled = round / N_KINDS % 4 != 0;
-            check_case(check, "%u rows of %u numbers, limit %d, kind %u, round %u%s", n_rows, n, (int)limits[l],
-                       round % N_KINDS, round / N_KINDS, scaled ? "" : ", no scale");
+            check_case(check, "%u rows of %u numbers, limit %d, kind %u, round %u%s", n_rows, n,
+                       (int)limits[l], round % N_KINDS, round / N_KINDS,
+                       scaled ? "" : ", no scale");
             integers p = make_integers(check, n, n_rows, limits[l], round % N_KINDS, scaled);
             check_rows(check, kernels, c, &p);
         }

@@ -2,13 +2,14 @@
  * baselines). The same choices and bits at every level. */
 #include "check.h"
 
-
 /* Increasing levels between -1 and 1, or from 0 on; thresholds between them, the last ones above every number. */
-static void fill_levels(checker *check, uint32_t bits, bool norms, uint32_t room, float *levels, float *thresholds)
+static void fill_levels(checker *check, uint32_t bits, bool norms, uint32_t room, float *levels,
+                        float *thresholds)
 {
     uint32_t n = 1u << bits;
     for (uint32_t k = 0; k < n; k++)
-        levels[k] = ((float)k + 0.8f * check_uniform(check)) * (norms ? 3.0f : 2.0f) / (float)n - (norms ? 0 : 1);
+        levels[k] = ((float)k + 0.8f * check_uniform(check)) * (norms ? 3.0f : 2.0f) / (float)n -
+                    (norms ? 0 : 1);
     for (uint32_t k = 0; k < room; k++)
         thresholds[k] = k + 1 < n ? (levels[k] + levels[k + 1]) / 2 : INFINITY;
 }
@@ -22,8 +23,8 @@ static search make_search(checker *check, uint32_t n, uint32_t direction_bits, u
                           uint32_t rounding, check_fill fill)
 {
     search s;
-    check_case(check, "%u triplets, %u + %u bits, rounding %u, %s", n, direction_bits, norm_bits, rounding,
-               check_fill_name(fill));
+    check_case(check, "%u triplets, %u + %u bits, rounding %u, %s", n, direction_bits, norm_bits,
+               rounding, check_fill_name(fill));
     s.book = check_input(check, "book", sizeof *s.book, 4);
     s.triplets = check_output(check, "triplets", sizeof *s.triplets, 4);
     memset(s.book, 0, sizeof *s.book);
@@ -48,14 +49,17 @@ CHECK(triplet_codes)
                 for (int fill = 0; fill < CHECK_N_FILLS; fill++) {
                     if (rounding == KVANT_ROUND_FULL && (bits > 4 || n > 16))
                         continue; /* searches 4^bits candidates */
-                    search s = make_search(check, n, bits, check_below(check, 8), rounding, (check_fill)fill);
+                    search s = make_search(check, n, bits, check_below(check, 8), rounding,
+                                           (check_fill)fill);
                     want = *s.triplets;
                     c->triplet_codes(s.book, n, &want);
                     CHECK_CALL(check, kernels->triplet_codes(s.book, n, s.triplets));
-                    check_same(check, "code", s.triplets->code, want.code, KVANT_MAX_TRIPLETS, sizeof *want.code);
+                    check_same(check, "code", s.triplets->code, want.code, KVANT_MAX_TRIPLETS,
+                               sizeof *want.code);
                     check_same(check, "along", s.triplets->along, want.along, KVANT_MAX_TRIPLETS,
                                sizeof *want.along);
-                    check_same(check, "norm", s.triplets->norm, want.norm, KVANT_MAX_TRIPLETS, sizeof *want.norm);
+                    check_same(check, "norm", s.triplets->norm, want.norm, KVANT_MAX_TRIPLETS,
+                               sizeof *want.norm);
                 }
 }
 
@@ -63,7 +67,8 @@ BENCH(triplet_codes)
 {
     for (uint32_t rounding = 1; rounding < 4; rounding++) {
         search s = make_search(check, 48, 5, 2, rounding, CHECK_NORMAL);
-        CHECK_BENCH(check, kernels->triplet_codes(s.book, 48, s.triplets), "48, 5 + 2 bits, rounding %u", rounding);
+        CHECK_BENCH(check, kernels->triplet_codes(s.book, 48, s.triplets),
+                    "48, 5 + 2 bits, rounding %u", rounding);
     }
 }
 
@@ -87,7 +92,8 @@ static chunks make_chunks(checker *check, uint32_t n, uint32_t spare, check_fill
     return p;
 }
 
-static void check_chunks(checker *check, kvant_closest_cosets_fn *kernel, kvant_closest_cosets_fn *c)
+static void check_chunks(checker *check, kvant_closest_cosets_fn *kernel,
+                         kvant_closest_cosets_fn *c)
 {
     static const uint32_t counts[] = { 1, 2, 3, 7, 8, 17, 64, 96, 256, 4096 };
     uint32_t want[16] = { 0 };
@@ -107,8 +113,8 @@ static void bench_chunks(checker *check, kvant_closest_cosets_fn *kernel)
     static const uint32_t counts[] = { 16, 96, 256 };
     for (size_t i = 0; i < COUNT(counts); i++) {
         chunks p = make_chunks(check, counts[i], 0, CHECK_NORMAL);
-        CHECK_BENCH(check, kernel(p.x, p.stride, p.entries, counts[i], p.which), "16 chunks, %u entries",
-                    counts[i]);
+        CHECK_BENCH(check, kernel(p.x, p.stride, p.entries, counts[i], p.which),
+                    "16 chunks, %u entries", counts[i]);
     }
 }
 

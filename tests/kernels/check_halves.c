@@ -52,7 +52,8 @@ static float near_tie(uint32_t i)
     return i % 3 == 0 ? tie : nextafterf(tie, i % 3 == 1 ? INFINITY : -INFINITY);
 }
 
-static void check_to_half(checker *check, const kvant_kernels *kernels, uint32_t n, uint32_t first, uint32_t kind)
+static void check_to_half(checker *check, const kvant_kernels *kernels, uint32_t n, uint32_t first,
+                          uint32_t kind)
 {
     check_case(check, "%u numbers, kind %u from %#x", n, kind, first);
     float *x = check_input(check, "x", n * sizeof *x, sizeof *x);
@@ -102,7 +103,8 @@ CHECK(token_halves)
         CHECK_CALL(check, kernels->token_halves(half, x));
         for (uint32_t t = 0; t < KVANT_PAGE_TOKENS; t++)
             if (!same_float(x[kvant_token_position(t)], kvant_half_to_float(half[t])))
-                check_fail(check, "half %#x of token %u is %.9g", half[t], t, (double)x[kvant_token_position(t)]);
+                check_fail(check, "half %#x of token %u is %.9g", half[t], t,
+                           (double)x[kvant_token_position(t)]);
     }
 }
 
@@ -123,15 +125,18 @@ CHECK(key_halves)
         for (uint32_t first = 0; first < 65536; first += KVANT_PAGE_TOKENS * dims[i]) {
             uint32_t dim = dims[i];
             check_case(check, "head_dim %u, halves from %#x", dim, first);
-            uint16_t *half = check_input(check, "half", (size_t)KVANT_PAGE_TOKENS * dim * sizeof *half, 2);
-            float *tile = check_output(check, "tile", (size_t)KVANT_PAGE_TOKENS * dim * sizeof *tile, 64);
+            uint16_t *half =
+                check_input(check, "half", (size_t)KVANT_PAGE_TOKENS * dim * sizeof *half, 2);
+            float *tile =
+                check_output(check, "tile", (size_t)KVANT_PAGE_TOKENS * dim * sizeof *tile, 64);
             for (uint32_t k = 0; k < KVANT_PAGE_TOKENS * dim; k++)
                 half[k] = (uint16_t)(first + k);
             CHECK_CALL(check, kernels->key_halves(half, dim, tile));
             for (uint32_t k = 0; k < KVANT_PAGE_TOKENS * dim; k++) {
                 float got = tile[k % dim * KVANT_PAGE_TOKENS + kvant_token_position(k / dim)];
                 if (!same_float(got, kvant_half_to_float(half[k])))
-                    check_fail(check, "half %#x of token %u is %.9g", half[k], k / dim, (double)got);
+                    check_fail(check, "half %#x of token %u is %.9g", half[k], k / dim,
+                               (double)got);
             }
         }
 }
@@ -141,8 +146,10 @@ BENCH(key_halves)
     static const uint32_t dims[] = { 64, 128 };
     for (size_t i = 0; i < COUNT(dims); i++) {
         check_case(check, "bench");
-        uint16_t *half = check_input(check, "half", (size_t)KVANT_PAGE_TOKENS * dims[i] * sizeof *half, 64);
-        float *tile = check_output(check, "tile", (size_t)KVANT_PAGE_TOKENS * dims[i] * sizeof *tile, 64);
+        uint16_t *half =
+            check_input(check, "half", (size_t)KVANT_PAGE_TOKENS * dims[i] * sizeof *half, 64);
+        float *tile =
+            check_output(check, "tile", (size_t)KVANT_PAGE_TOKENS * dims[i] * sizeof *tile, 64);
         memset(half, 0x3c, (size_t)KVANT_PAGE_TOKENS * dims[i] * sizeof *half);
         CHECK_BENCH(check, kernels->key_halves(half, dims[i], tile), "head_dim %u", dims[i]);
     }

@@ -25,9 +25,13 @@ static packs make_packs(checker *check, uint32_t w, uint32_t dim, uint32_t n, ui
     packs p;
     const uint32_t bits = widths[w].bits, quads = kvant_pack_quads(dim, bits);
     p.format = check_input(check, "format", sizeof *p.format, 4);
-    *p.format = (kvant_pack_format){ .bits = bits, .n_quads = quads, .bias = (uint8_t)widths[w].largest };
-    for (uint32_t i = 0; bits < 8 && i < 16; i++) /* any within the bias: books need not be symmetric */
-        p.format->levels[i] = (int8_t)((int)(i % (1u << bits) * 2 * widths[w].largest / ((1u << bits) - 1)) - (int)widths[w].largest);
+    *p.format =
+        (kvant_pack_format){ .bits = bits, .n_quads = quads, .bias = (uint8_t)widths[w].largest };
+    for (uint32_t i = 0; bits < 8 && i < 16;
+         i++) /* any within the bias: books need not be symmetric */
+        p.format->levels[i] =
+            (int8_t)((int)(i % (1u << bits) * 2 * widths[w].largest / ((1u << bits) - 1)) -
+                     (int)widths[w].largest);
     p.codes = check_input(check, "codes", kvant_pack_bytes(p.format), 64);
     check_bytes(check, p.codes, kvant_pack_bytes(p.format), kind == 0 ? -1 : kind == 1 ? 0xff : 0);
     int8_t *x = check_input(check, "x", (size_t)quads * n * 4, 4);
@@ -52,12 +56,15 @@ static int32_t wanted_dot(const packs *p, uint32_t query, uint32_t v)
     for (uint32_t dim = 0; dim < 4 * p->format->n_quads; dim++) {
         const uint32_t plane = 2 * (dim / 4) + (v >= 16), in_chunk = 4 * (v & 15) + (dim & 3);
         uint32_t code;
-        if (bits == 3) { /* 16 dimensions: planes 0 .. 3 and 4 .. 7 of 2 bits, then 8 planes of 1 bit */
+        if (bits ==
+            3) { /* 16 dimensions: planes 0 .. 3 and 4 .. 7 of 2 bits, then 8 planes of 1 bit */
             const uint8_t *chunks = p->codes + 192 * (plane / 8) + in_chunk;
             code = (uint32_t)chunks[64 * (plane % 8 / 4)] >> 2 * (plane % 4) & 3;
             code |= ((uint32_t)chunks[128] >> plane % 8 & 1) << 2;
         } else {
-            code = (uint32_t)p->codes[64 * (plane / per_chunk) + in_chunk] >> (plane % per_chunk * bits) & ((1u << bits) - 1);
+            code = (uint32_t)p->codes[64 * (plane / per_chunk) + in_chunk] >>
+                       (plane % per_chunk * bits) &
+                   ((1u << bits) - 1);
         }
         sum += (bits == 8 ? (int32_t)code - 128 : p->format->levels[code]) *
                p->queries->x[(dim / 4 * p->queries->n + query) * 4 + dim % 4];
@@ -73,7 +80,8 @@ CHECK(pack_dots)
         for (size_t d = 0; d < COUNT(dims); d++)
             for (size_t q = 0; q < COUNT(ns); q++)
                 for (uint32_t kind = 0; kind < 3; kind++) {
-                    check_case(check, "%u bits, %u dimensions, %u queries, kind %u", widths[w].bits, dims[d], ns[q], kind);
+                    check_case(check, "%u bits, %u dimensions, %u queries, kind %u", widths[w].bits,
+                               dims[d], ns[q], kind);
                     packs p = make_packs(check, w, dims[d], ns[q], kind);
                     for (uint32_t i = 0; check_compares(check) && i < ns[q] * 32; i++)
                         want[i] = wanted_dot(&p, i / 32, i % 32);
@@ -89,8 +97,8 @@ BENCH(pack_dots)
         for (uint32_t n = 1; n <= 32; n *= 32) {
             check_case(check, "bench");
             packs p = make_packs(check, w, 384, n, 0);
-            CHECK_BENCH(check, kernels->pack_dots(p.format, p.codes, p.queries, p.dots), "%u bits, 384 x 32 x %u",
-                        widths[w].bits, n);
+            CHECK_BENCH(check, kernels->pack_dots(p.format, p.codes, p.queries, p.dots),
+                        "%u bits, 384 x 32 x %u", widths[w].bits, n);
         }
 }
 
@@ -123,7 +131,10 @@ static keyed make_keyed(checker *check, uint32_t n, check_fill fill, bool offset
     for (uint32_t i = 0; i < n; i++) { /* one that a key equals, none, all */
         const uint32_t v = check_below(check, 32);
         const float key = (float)p.dots[i * 32 + v] * p.factors[v] * p.scales[i];
-        p.thresholds[i] = i % 4 == 3 ? -INFINITY : i % 4 == 2 ? INFINITY : p.offsets ? key + p.offsets[v] * p.weights[i] : key;
+        p.thresholds[i] = i % 4 == 3   ? -INFINITY
+                          : i % 4 == 2 ? INFINITY
+                          : p.offsets  ? key + p.offsets[v] * p.weights[i]
+                                       : key;
     }
     return p;
 }
@@ -137,9 +148,11 @@ CHECK(pack_keys)
         for (int fill = 0; fill < CHECK_N_FILLS; fill++)
             for (uint32_t offsets = 0; offsets < 2; offsets++) {
                 keyed p = make_keyed(check, ns[q], (check_fill)fill, offsets);
-                c->pack_keys(p.dots, p.factors, p.offsets, p.scales, p.weights, p.thresholds, ns[q], keys, masks);
-                CHECK_CALL(check, kernels->pack_keys(p.dots, p.factors, p.offsets, p.scales, p.weights, p.thresholds,
-                                                     ns[q], p.keys, p.masks));
+                c->pack_keys(p.dots, p.factors, p.offsets, p.scales, p.weights, p.thresholds, ns[q],
+                             keys, masks);
+                CHECK_CALL(check,
+                           kernels->pack_keys(p.dots, p.factors, p.offsets, p.scales, p.weights,
+                                              p.thresholds, ns[q], p.keys, p.masks));
                 check_same(check, "keys", p.keys, keys, (size_t)ns[q] * 32, sizeof *keys);
                 check_same(check, "masks", p.masks, masks, ns[q], sizeof *masks);
             }
@@ -148,6 +161,8 @@ CHECK(pack_keys)
 BENCH(pack_keys)
 {
     keyed p = make_keyed(check, 32, CHECK_NORMAL, false);
-    CHECK_BENCH(check, kernels->pack_keys(p.dots, p.factors, NULL, p.scales, p.weights, p.thresholds, 32, p.keys, p.masks),
+    CHECK_BENCH(check,
+                kernels->pack_keys(p.dots, p.factors, NULL, p.scales, p.weights, p.thresholds, 32,
+                                   p.keys, p.masks),
                 "32 queries");
 }

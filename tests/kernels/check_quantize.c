@@ -30,7 +30,8 @@ CHECK(uniform_codes)
                 for (uint32_t i = 0; fill == CHECK_N_FILLS && i < n; i++) { /* ties */
                     step->zero = 0;
                     step->inverse = 1;
-                    x[i] = (float)check_below(check, 2u << bits) / 2 - (kind % 2 ? (float)(1u << bits) / 2 : 0);
+                    x[i] = (float)check_below(check, 2u << bits) / 2 -
+                           (kind % 2 ? (float)(1u << bits) / 2 : 0);
                 }
                 c->uniform_codes(x, n, step, want);
                 CHECK_CALL(check, kernels->uniform_codes(x, n, step, codes));
@@ -59,7 +60,8 @@ static book make_book(checker *check, uint32_t n, uint32_t bits, uint32_t kind)
     uint32_t used = (1u << bits) - 1, readable = bits > 5 ? 1u << bits : 32;
     check_case(check, "%u numbers, %u bits, kind %u", n, bits, kind);
     b.x = check_input(check, "x", n * sizeof *b.x, sizeof *b.x);
-    b.thresholds = check_input(check, "thresholds", readable * sizeof *b.thresholds, sizeof *b.thresholds);
+    b.thresholds =
+        check_input(check, "thresholds", readable * sizeof *b.thresholds, sizeof *b.thresholds);
     b.codes = check_output(check, "codes", n, 1);
     for (uint32_t i = 0; i < readable; i++) /* what lies behind the thresholds is anything */
         b.thresholds[i] = i < used ? ((float)i - (float)used / 2) * 4 / (float)(1u << bits) : NAN;
@@ -79,7 +81,8 @@ CHECK(codebook_codes)
                 float inverse = kind == CHECK_N_FILLS ? 1 : 1.25f;
                 book b = make_book(check, n, bits, kind);
                 c->codebook_codes(b.x, n, inverse, b.thresholds, bits, want);
-                CHECK_CALL(check, kernels->codebook_codes(b.x, n, inverse, b.thresholds, bits, b.codes));
+                CHECK_CALL(check,
+                           kernels->codebook_codes(b.x, n, inverse, b.thresholds, bits, b.codes));
                 check_same(check, "codes", b.codes, want, n, 1);
             }
 }
@@ -89,8 +92,8 @@ BENCH(codebook_codes)
     static const uint32_t bits[] = { 2, 4, 8 };
     for (size_t i = 0; i < COUNT(bits); i++) {
         book b = make_book(check, 128, bits[i], CHECK_NORMAL);
-        CHECK_BENCH(check, kernels->codebook_codes(b.x, 128, 1.25f, b.thresholds, bits[i], b.codes), "128, %u bits",
-                    bits[i]);
+        CHECK_BENCH(check, kernels->codebook_codes(b.x, 128, 1.25f, b.thresholds, bits[i], b.codes),
+                    "128, %u bits", bits[i]);
     }
 }
 
@@ -117,15 +120,19 @@ CHECK(feedback_codes)
     for (size_t l = 0; l < COUNT(lengths); l++)
         for (uint32_t bits = 1; bits <= 8; bits++)
             for (uint32_t kind = 0; kind <= CHECK_N_FILLS; kind++) {
-                uint32_t n = lengths[l] < 200 ? lengths[l] : 200; /* more do not fit a checker's buffers */
+                uint32_t n =
+                    lengths[l] < 200 ? lengths[l] : 200; /* more do not fit a checker's buffers */
                 book b = make_book(check, n, bits, kind);
                 const kvant_feedback *f = make_feedback(check, n);
-                float *values = check_input(check, "values", (sizeof *values) << bits, sizeof *values);
+                float *values =
+                    check_input(check, "values", (sizeof *values) << bits, sizeof *values);
                 kvant_feedback_sums *got = check_output(check, "sums", sizeof *got, 4);
                 for (uint32_t i = 0; i < 1u << bits; i++)
-                    values[i] = ((float)i - (float)((1u << bits) - 1) / 2) * 4 / (float)(1u << bits);
+                    values[i] =
+                        ((float)i - (float)((1u << bits) - 1) / 2) * 4 / (float)(1u << bits);
                 c->feedback_codes(f, b.x, b.thresholds, values, bits, want, &sums);
-                CHECK_CALL(check, kernels->feedback_codes(f, b.x, b.thresholds, values, bits, b.codes, got));
+                CHECK_CALL(check, kernels->feedback_codes(f, b.x, b.thresholds, values, bits,
+                                                          b.codes, got));
                 check_same(check, "codes", b.codes, want, n, 1);
                 check_same(check, "sums", got, &sums, 2, sizeof(float));
             }
@@ -139,7 +146,7 @@ BENCH(feedback_codes)
         book b = make_book(check, dims[i], 4, CHECK_NORMAL);
         const kvant_feedback *f = make_feedback(check, dims[i]);
         kvant_feedback_sums sums;
-        CHECK_BENCH(check, kernels->feedback_codes(f, b.x, b.thresholds, values, 4, b.codes, &sums), "%u, 4 bits",
-                    dims[i]);
+        CHECK_BENCH(check, kernels->feedback_codes(f, b.x, b.thresholds, values, 4, b.codes, &sums),
+                    "%u, 4 bits", dims[i]);
     }
 }

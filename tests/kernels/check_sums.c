@@ -2,7 +2,6 @@
  * zero in range are the same bits at every level. */
 #include "check.h"
 
-
 static const uint32_t lengths[] = { 1,  2,  5,  7,  8,  9,   15,  16,  17,  24, 31,
                                     33, 40, 64, 80, 96, 112, 128, 192, 256, 512 };
 
@@ -12,7 +11,8 @@ CHECK(dot)
         for (int fill = 0; fill < CHECK_N_FILLS; fill++)
             for (uint32_t round = 0; round < 4; round++) {
                 uint32_t n = lengths[l];
-                check_case(check, "%u numbers, %s, round %u", n, check_fill_name((check_fill)fill), round);
+                check_case(check, "%u numbers, %s, round %u", n, check_fill_name((check_fill)fill),
+                           round);
                 float *a = check_input(check, "a", n * sizeof *a, sizeof *a);
                 float *b = check_input(check, "b", n * sizeof *b, sizeof *b);
                 check_floats(check, a, n, CHECK_NORMAL);
@@ -31,7 +31,8 @@ CHECK(dot_rows)
             const uint32_t n = lengths[l];
             check_case(check, "%u numbers, %u rows", n, n_rows);
             float *a = check_input(check, "a", n * sizeof *a, sizeof *a);
-            float *rows = check_input(check, "rows", (size_t)n * n_rows * sizeof *rows, sizeof *rows);
+            float *rows =
+                check_input(check, "rows", (size_t)n * n_rows * sizeof *rows, sizeof *rows);
             float *sums = check_output(check, "sums", n_rows * sizeof *sums, sizeof *sums);
             check_floats(check, a, n, CHECK_NORMAL);
             check_floats(check, rows, n * n_rows, CHECK_NORMAL);
@@ -45,7 +46,8 @@ CHECK(dot_rows)
 BENCH(dot_rows)
 {
     check_case(check, "bench");
-    float *a = check_input(check, "a", 384 * sizeof *a, 64), *rows = check_input(check, "rows", 128 * 384 * sizeof *rows, 64);
+    float *a = check_input(check, "a", 384 * sizeof *a, 64),
+          *rows = check_input(check, "rows", 128 * 384 * sizeof *rows, 64);
     float *sums = check_output(check, "sums", 128 * sizeof *sums, 64);
     CHECK_BENCH(check, kernels->dot_rows(a, rows, 384, 128, sums), "128 rows of 384");
 }
@@ -105,8 +107,8 @@ BENCH(combine_rows)
         for (uint32_t n_y = 1; n_y <= 4; n_y += 3) {
             check_case(check, "bench");
             combined p = make_combined(check, sizes[i], sizes[i], n_y, CHECK_NORMAL);
-            CHECK_BENCH(check, kernels->combine_rows(p.rows, p.weights, p.k, p.n, p.n_y, p.got), "%u x %u, %u times",
-                        sizes[i], sizes[i], n_y);
+            CHECK_BENCH(check, kernels->combine_rows(p.rows, p.weights, p.k, p.n, p.n_y, p.got),
+                        "%u x %u, %u times", sizes[i], sizes[i], n_y);
         }
     }
 }
@@ -119,7 +121,9 @@ typedef struct outers {
 
 static outers make_outers(checker *check, uint32_t n_rows, uint32_t n, check_fill fill)
 {
-    outers p = { .stride = (n + 15u) / 16 * 16, .n_sums = kvant_lower_floats(n), .n_rows = n_rows, .n = n };
+    outers p = {
+        .stride = (n + 15u) / 16 * 16, .n_sums = kvant_lower_floats(n), .n_rows = n_rows, .n = n
+    };
     p.rows = check_input(check, "rows", n_rows * p.stride * sizeof *p.rows, sizeof *p.rows);
     p.got = check_output(check, "sums", p.n_sums * sizeof *p.got, sizeof *p.got);
     check_floats(check, p.rows, n_rows * p.stride, fill);
@@ -129,11 +133,13 @@ static outers make_outers(checker *check, uint32_t n_rows, uint32_t n, check_fil
 
 CHECK(add_outers)
 {
-    static const uint32_t dims[] = { 1, 2, 15, 16, 17, 31, 48, 64, 80, 128, 130 }, rows[] = { 1, 2, 7, 32 };
+    static const uint32_t dims[] = { 1, 2, 15, 16, 17, 31, 48, 64, 80, 128, 130 },
+                          rows[] = { 1, 2, 7, 32 };
     for (size_t l = 0; l < COUNT(dims); l++)
         for (size_t r = 0; r < COUNT(rows); r++)
             for (int fill = 0; fill < CHECK_N_FILLS; fill++) {
-                check_case(check, "%u rows of %u numbers, %s", rows[r], dims[l], check_fill_name((check_fill)fill));
+                check_case(check, "%u rows of %u numbers, %s", rows[r], dims[l],
+                           check_fill_name((check_fill)fill));
                 outers p = make_outers(check, rows[r], dims[l], (check_fill)fill);
                 static float want[144 * 130];
                 memcpy(want, p.got, p.n_sums * sizeof *want);
@@ -149,7 +155,8 @@ BENCH(add_outers)
     for (size_t i = 0; i < COUNT(sizes); i++) {
         check_case(check, "bench");
         outers p = make_outers(check, 32, sizes[i], CHECK_NORMAL);
-        CHECK_BENCH(check, kernels->add_outers(p.rows, p.stride, p.n_rows, p.n, p.got), "32 rows of %u", sizes[i]);
+        CHECK_BENCH(check, kernels->add_outers(p.rows, p.stride, p.n_rows, p.n, p.got),
+                    "32 rows of %u", sizes[i]);
     }
 }
 
@@ -189,7 +196,8 @@ CHECK(mean_factor)
     static const uint32_t dims[] = { 1, 2, 3, 8, 13, 64, 80, 128 };
     for (size_t i = 0; i < COUNT(dims); i++)
         for (int definite = 0; definite < 2; definite++) {
-            check_case(check, "%u x %u, %s", dims[i], dims[i], definite ? "positive definite" : "of few rows");
+            check_case(check, "%u x %u, %s", dims[i], dims[i],
+                       definite ? "positive definite" : "of few rows");
             mean p = make_mean(check, dims[i], definite);
             static double want[128 * 128], trace;
             double got = 0;
@@ -201,7 +209,8 @@ CHECK(mean_factor)
             CHECK_CALL(check, got = kernels->mean_factor(p.n, p.a, p.b, p.room));
             check_same(check, "trace", &got, &trace, 1, sizeof got);
             for (size_t row = 0; row < p.n && trace > 0; row++)
-                check_same(check, "w", p.b + row * p.n + row, want + row * p.n + row, p.n - row, sizeof *want);
+                check_same(check, "w", p.b + row * p.n + row, want + row * p.n + row, p.n - row,
+                           sizeof *want);
         }
 }
 
@@ -212,7 +221,8 @@ BENCH(mean_factor)
     for (size_t i = 0; i < COUNT(sizes); i++) {
         check_case(check, "bench");
         mean p = make_mean(check, sizes[i], true);
-        CHECK_BENCH(check, (fill_mean(&p), trace = kernels->mean_factor(p.n, p.a, p.b, p.room)), "%u x %u", sizes[i], sizes[i]);
+        CHECK_BENCH(check, (fill_mean(&p), trace = kernels->mean_factor(p.n, p.a, p.b, p.room)),
+                    "%u x %u", sizes[i], sizes[i]);
     }
     (void)trace;
 }
@@ -240,7 +250,8 @@ CHECK(lower_inverse)
         const uint32_t n = dims[s];
         double column[128];
         check_case(check, "%u x %u", n, n);
-        double *l = make_lower(check, n, kept), *room = check_output(check, "column", n * sizeof *room, sizeof *room);
+        double *l = make_lower(check, n, kept),
+               *room = check_output(check, "column", n * sizeof *room, sizeof *room);
         memcpy(want, kept, (size_t)n * n * sizeof *want);
         c->lower_inverse(n, want, column);
         CHECK_CALL(check, kernels->lower_inverse(n, l, room));
@@ -261,7 +272,8 @@ BENCH(lower_inverse)
     double column[128];
     check_case(check, "bench");
     double *l = make_lower(check, 128, kept);
-    CHECK_BENCH(check, (memcpy(l, kept, sizeof kept), kernels->lower_inverse(128, l, column)), "128 x 128");
+    CHECK_BENCH(check, (memcpy(l, kept, sizeof kept), kernels->lower_inverse(128, l, column)),
+                "128 x 128");
 }
 
 enum { MOST_VECTORS = 23 };
@@ -280,13 +292,16 @@ static void make_triangular(checker *check, uint32_t n, uint32_t n_x, triangular
     float row[512];
     check_case(check, "%u x %u, %u vectors", n, n, n_x);
     t->n = n, t->n_x = n_x;
-    t->triangle = check_input(check, "triangle", (size + KVANT_TRIANGLE_PADDING) * sizeof *t->triangle, sizeof *t->triangle);
+    t->triangle =
+        check_input(check, "triangle", (size + KVANT_TRIANGLE_PADDING) * sizeof *t->triangle,
+                    sizeof *t->triangle);
     t->x = check_output(check, "x", (size_t)n_x * n * sizeof *t->x, sizeof *t->x);
     uint16_t *to = t->triangle;
     for (uint32_t i = 0; i < n; i++) {
         check_floats(check, row, n, CHECK_NORMAL);
         for (uint32_t j = 0; j <= i; j++)
-            *to++ = kvant_half_from_float(j == i ? 1 + fabsf(sinf(row[j])) : sinf(row[j]) / sqrtf((float)n));
+            *to++ = kvant_half_from_float(j == i ? 1 + fabsf(sinf(row[j]))
+                                                 : sinf(row[j]) / sqrtf((float)n));
     }
     for (uint32_t i = 0; i < KVANT_TRIANGLE_PADDING; i++)
         *to++ = 0x7e00; /* NaN */
@@ -315,7 +330,8 @@ static void check_solution(checker *check, const triangular *t, bool lower)
                 sum += term;
                 magnitudes += fabs(term);
             }
-            check_near(check, "equation", (size_t)v * t->n + i, sum, (double)t->before[v * t->n + i], (t->n + 3) * 0x1p-23 * magnitudes);
+            check_near(check, "equation", (size_t)v * t->n + i, sum,
+                       (double)t->before[v * t->n + i], (t->n + 3) * 0x1p-23 * magnitudes);
         }
 }
 
@@ -329,7 +345,8 @@ static void check_product(checker *check, const triangular *t)
                 sum += term;
                 magnitudes += fabs(term);
             }
-            check_near(check, "product", (size_t)v * t->n + i, (double)t->x[v * t->n + i], sum, t->n * 0x1p-23 * magnitudes);
+            check_near(check, "product", (size_t)v * t->n + i, (double)t->x[v * t->n + i], sum,
+                       t->n * 0x1p-23 * magnitudes);
         }
 }
 
@@ -360,20 +377,36 @@ static void bench_triangles(checker *check, triangle_fn *kernel)
     static triangular t;
     for (uint32_t n_x = 1; n_x <= 16; n_x *= 4) {
         make_triangular(check, 128, n_x, &t);
-        CHECK_BENCH(check, (memcpy(t.x, t.before, n_x * 512), kernel(t.triangle, 128, n_x, t.x)), "128 x 128, %u vectors", n_x);
+        CHECK_BENCH(check, (memcpy(t.x, t.before, n_x * 512), kernel(t.triangle, 128, n_x, t.x)),
+                    "128 x 128, %u vectors", n_x);
     }
 }
 
-CHECK(solve_lower) { check_triangles(check, kernels->solve_lower, c->solve_lower, SOLVE_LOWER); }
-CHECK(solve_upper) { check_triangles(check, kernels->solve_upper, c->solve_upper, SOLVE_UPPER); }
+CHECK(solve_lower)
+{
+    check_triangles(check, kernels->solve_lower, c->solve_lower, SOLVE_LOWER);
+}
+CHECK(solve_upper)
+{
+    check_triangles(check, kernels->solve_upper, c->solve_upper, SOLVE_UPPER);
+}
 CHECK(multiply_upper)
 {
     check_triangles(check, kernels->multiply_upper, c->multiply_upper, MULTIPLY_UPPER);
 }
 
-BENCH(solve_lower) { bench_triangles(check, kernels->solve_lower); }
-BENCH(solve_upper) { bench_triangles(check, kernels->solve_upper); }
-BENCH(multiply_upper) { bench_triangles(check, kernels->multiply_upper); }
+BENCH(solve_lower)
+{
+    bench_triangles(check, kernels->solve_lower);
+}
+BENCH(solve_upper)
+{
+    bench_triangles(check, kernels->solve_upper);
+}
+BENCH(multiply_upper)
+{
+    bench_triangles(check, kernels->multiply_upper);
+}
 
 typedef struct coded {
     float *a, *values;
@@ -414,7 +447,8 @@ BENCH(dot_codes)
     volatile float sum = 0;
     for (size_t i = 0; i < COUNT(bits); i++) {
         coded p = make_coded(check, 128, bits[i], 0);
-        CHECK_BENCH(check, sum = kernels->dot_codes(p.a, p.codes, p.n, p.values, p.bits), "128, %u bits", bits[i]);
+        CHECK_BENCH(check, sum = kernels->dot_codes(p.a, p.codes, p.n, p.values, p.bits),
+                    "128, %u bits", bits[i]);
     }
     (void)sum;
 }
@@ -426,7 +460,8 @@ CHECK(hadamard)
         for (uint32_t block = 1; block <= lengths[l] && lengths[l] % block == 0; block *= 2)
             for (int fill = 0; fill < CHECK_N_FILLS; fill++) {
                 uint32_t n = lengths[l];
-                check_case(check, "%u numbers in blocks of %u, %s", n, block, check_fill_name((check_fill)fill));
+                check_case(check, "%u numbers in blocks of %u, %s", n, block,
+                           check_fill_name((check_fill)fill));
                 float *x = check_output(check, "x", n * sizeof *x, sizeof *x);
                 check_floats(check, x, n, (check_fill)fill);
                 memcpy(want, x, n * sizeof *x);
@@ -453,7 +488,8 @@ CHECK(range)
         for (int fill = 0; fill < CHECK_N_FILLS; fill++)
             for (uint32_t round = 0; round < 8; round++) {
                 uint32_t n = lengths[l];
-                check_case(check, "%u numbers, %s, round %u", n, check_fill_name((check_fill)fill), round);
+                check_case(check, "%u numbers, %s, round %u", n, check_fill_name((check_fill)fill),
+                           round);
                 float *x = check_input(check, "x", n * sizeof *x, sizeof *x), min, max;
                 float *low = check_output(check, "min", sizeof *low, sizeof *low);
                 float *high = check_output(check, "max", sizeof *high, sizeof *high);
@@ -480,7 +516,8 @@ CHECK(magnitude)
         for (int fill = 0; fill < CHECK_N_FILLS; fill++)
             for (uint32_t at = 0; at < lengths[l] + 1; at += 1 + lengths[l] / 9) {
                 uint32_t n = lengths[l], got = 0;
-                check_case(check, "%u numbers, %s, not finite at %u", n, check_fill_name((check_fill)fill), at);
+                check_case(check, "%u numbers, %s, not finite at %u", n,
+                           check_fill_name((check_fill)fill), at);
                 float *x = check_input(check, "x", n * sizeof *x, sizeof *x);
                 check_floats(check, x, n, (check_fill)fill);
                 if (at < n)

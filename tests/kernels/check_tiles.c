@@ -10,8 +10,8 @@ static void fill_codes(checker *check, void *page, size_t bytes, uint32_t round)
 }
 
 /* The tile as the layout's own reader gives it. */
-static void expect_tile(const kvant_layout *layout, const void *page, const float *values, float offset,
-                        float *tile)
+static void expect_tile(const kvant_layout *layout, const void *page, const float *values,
+                        float offset, float *tile)
 {
     uint8_t codes[KVANT_MAX_PADDED_DIM];
     for (uint32_t t = 0; t < KVANT_PAGE_TOKENS; t++) {
@@ -19,21 +19,23 @@ static void expect_tile(const kvant_layout *layout, const void *page, const floa
         for (uint32_t j = 0; j < layout->padded_dim; j++) {
             uint32_t at = layout->role == KVANT_ROLE_K
                               ? j * KVANT_PAGE_TOKENS + kvant_layout_row_position(layout, t)
-                              : kvant_token_position(t) * layout->padded_dim + kvant_layout_row_position(layout, j);
+                              : kvant_token_position(t) * layout->padded_dim +
+                                    kvant_layout_row_position(layout, j);
             tile[at] = values ? values[codes[j]] : (float)codes[j] + offset;
         }
     }
 }
 
-static void check_unpack_of(checker *check, const kvant_kernels *kernels, const kvant_layout *layout,
-                            uint32_t round)
+static void check_unpack_of(checker *check, const kvant_kernels *kernels,
+                            const kvant_layout *layout, uint32_t round)
 {
     static float want[KVANT_MAX_PADDED_DIM * KVANT_PAGE_TOKENS];
     size_t n = (size_t)layout->padded_dim * KVANT_PAGE_TOKENS;
-    uint32_t n_values = layout->bits > 5 ? 1u << layout->bits : 32; /* what is readable, not what is used */
+    uint32_t n_values =
+        layout->bits > 5 ? 1u << layout->bits : 32; /* what is readable, not what is used */
     for (uint32_t table = 0; table < 2; table++) {
-        check_case(check, "role %d, head_dim %u, %u bits, %s, round %u", (int)layout->role, layout->head_dim,
-                   layout->bits, table ? "values" : "offset", round);
+        check_case(check, "role %d, head_dim %u, %u bits, %s, round %u", (int)layout->role,
+                   layout->head_dim, layout->bits, table ? "values" : "offset", round);
         void *page = check_input(check, "page", layout->code_bytes, 64);
         float *values = check_input(check, "values", n_values * sizeof *values, sizeof *values);
         float *tile = check_output(check, "tile", n * sizeof *tile, 64);
@@ -72,8 +74,8 @@ BENCH(unpack)
             float *tile = check_output(check, "tile", 128 * KVANT_PAGE_TOKENS * sizeof *tile, 64);
             check_bytes(check, page, layout.code_bytes, -1);
             check_floats(check, values, 256, CHECK_NORMAL);
-            CHECK_BENCH(check, kernels->unpack(&layout, page, values, 0, tile), "%s, head_dim 128, %u bits",
-                        role == KVANT_ROLE_K ? "K" : "V", bits[i]);
+            CHECK_BENCH(check, kernels->unpack(&layout, page, values, 0, tile),
+                        "%s, head_dim 128, %u bits", role == KVANT_ROLE_K ? "K" : "V", bits[i]);
         }
 }
 
@@ -83,10 +85,12 @@ typedef struct product {
     float *a, *b, *c;
 } product;
 
-static product make_product(checker *check, uint32_t m, uint32_t k, uint32_t n, uint32_t spare, check_fill fill)
+static product make_product(checker *check, uint32_t m, uint32_t k, uint32_t n, uint32_t spare,
+                            check_fill fill)
 {
     product p = { m, k, n, k + spare, n + 16 * spare, n + 16 * spare, NULL, NULL, NULL };
-    check_case(check, "%u x %u times %u x %u, spare columns %u, %s", m, k, k, n, spare, check_fill_name(fill));
+    check_case(check, "%u x %u times %u x %u, spare columns %u, %s", m, k, k, n, spare,
+               check_fill_name(fill));
     /* The last row may end where the matrix ends. */
     size_t a = (m - 1) * p.lda + k, b = (k - 1) * p.ldb + n, c = (m - 1) * p.ldc + n;
     p.a = check_input(check, "a", a * sizeof(float), sizeof(float));
@@ -99,8 +103,8 @@ static product make_product(checker *check, uint32_t m, uint32_t k, uint32_t n, 
 }
 
 /* Element (i, j) and the size of its terms; growth: (1 + 2^-23)^steps. An underflow of any of its 2 k roundings adds 2^-150. */
-static void check_element(checker *check, const product *p, const float *before, double growth, uint32_t i,
-                          uint32_t j)
+static void check_element(checker *check, const product *p, const float *before, double growth,
+                          uint32_t i, uint32_t j)
 {
     double sum = before[i * p->ldc + j], size = fabs(sum);
     for (uint32_t l = 0; l < p->k; l++) {
@@ -123,20 +127,22 @@ static void check_product(checker *check, const kvant_kernels *kernels, const pr
         for (uint32_t j = 0; j < p->n; j++)
             check_element(check, p, before, growth, i, j);
         if (i + 1 < p->m)
-            check_same(check, "c behind a row", p->c + i * p->ldc + p->n, before + i * p->ldc + p->n, p->ldc - p->n,
-                       sizeof(float));
+            check_same(check, "c behind a row", p->c + i * p->ldc + p->n,
+                       before + i * p->ldc + p->n, p->ldc - p->n, sizeof(float));
     }
 }
 
 CHECK(matmul)
 {
-    static const uint32_t columns[] = { 16, 32, 48, 64, 80, 128, 192, 512 }, depths[] = { 1, 7, 64, 80, 128 };
+    static const uint32_t columns[] = { 16, 32, 48, 64, 80, 128, 192, 512 },
+                          depths[] = { 1, 7, 64, 80, 128 };
     (void)c;
     for (uint32_t m = 1; m <= 13; m++)
         for (size_t i = 0; i < COUNT(columns); i++) {
             uint32_t k = depths[(m + i) % COUNT(depths)];
             for (int fill = 0; fill < CHECK_N_FILLS; fill++) {
-                product p = make_product(check, m, k, columns[i], (m + (uint32_t)i) % 3, (check_fill)fill);
+                product p =
+                    make_product(check, m, k, columns[i], (m + (uint32_t)i) % 3, (check_fill)fill);
                 if (fill != CHECK_AWKWARD) /* sums of it may overflow */
                     check_product(check, kernels, &p);
             }
@@ -215,7 +221,8 @@ BENCH(exp_sum)
     float *x = check_output(check, "x", 64 * sizeof *x, 64);
     volatile float sum = 0; /* keeps the calls that are timed */
     check_floats(check, x, 64, CHECK_ZEROS);
-    CHECK_BENCH(check, sum += kernels->exp_sum(x, 64, 2), "64"); /* e^(x - 2) has a fixed point below 2 */
+    CHECK_BENCH(check, sum += kernels->exp_sum(x, 64, 2),
+                "64"); /* e^(x - 2) has a fixed point below 2 */
     (void)sum;
 }
 
@@ -234,19 +241,23 @@ CHECK(mask_scores)
             check_floats(check, scores, 64, CHECK_NORMAL);
             for (uint32_t i = 0; i < 64; i++) {
                 bool hidden = all_hidden || check_below(check, 3) == 0;
-                mask[i] = hidden ? -INFINITY : kind % 4 == 1 ? 0 : -65504 * (float)check_uniform(check);
+                mask[i] = hidden          ? -INFINITY
+                          : kind % 4 == 1 ? 0
+                                          : -65504 * (float)check_uniform(check);
                 if (hidden && !no_mask && kind > 3) /* what was never written */
                     scores[i] = i % 2 ? INFINITY : NAN;
             }
             memcpy(before, scores, sizeof before);
-            CHECK_CALL(check, largest = kernels->mask_scores(scores, no_mask ? NULL : mask, slopes[s]));
+            CHECK_CALL(check,
+                       largest = kernels->mask_scores(scores, no_mask ? NULL : mask, slopes[s]));
             for (uint32_t i = 0; i < 64; i++) {
                 double term = no_mask ? 0 : (double)slopes[s] * mask[i], sum = before[i] + term;
                 want = scores[i] > want ? scores[i] : want;
                 if (term == -INFINITY)
                     check_same(check, "scores", &scores[i], &mask[i], 1, sizeof *mask);
                 else
-                    check_near(check, "scores", i, scores[i], sum, (fabs(sum) + fabs(term)) * 0x1p-24);
+                    check_near(check, "scores", i, scores[i], sum,
+                               (fabs(sum) + fabs(term)) * 0x1p-24);
             }
             check_same(check, "largest", &largest, &(float){ (float)want }, 1, sizeof largest);
         }
@@ -266,8 +277,8 @@ BENCH(mask_scores)
 }
 
 /* What scale_columns and scale_rows share: by_row says which. */
-static void check_scale(checker *check, const kvant_kernels *kernels, uint32_t m, uint32_t n, check_fill fill,
-                        bool by_row)
+static void check_scale(checker *check, const kvant_kernels *kernels, uint32_t m, uint32_t n,
+                        check_fill fill, bool by_row)
 {
     static float before[80 * 512];
     uint32_t n_scales = by_row ? m : n;
@@ -279,19 +290,22 @@ static void check_scale(checker *check, const kvant_kernels *kernels, uint32_t m
     check_floats(check, scale, n_scales, fill);
     check_floats(check, zero, n_scales, (check_fill)check_below(check, CHECK_N_FILLS));
     memcpy(before, tile, (size_t)m * n * sizeof *tile);
-    CHECK_CALL(check, (by_row ? kernels->scale_rows : kernels->scale_columns)(tile, m, n, scale, zero));
+    CHECK_CALL(check,
+               (by_row ? kernels->scale_rows : kernels->scale_columns)(tile, m, n, scale, zero));
     for (uint32_t i = 0; i < m && check_compares(check); i++)
         for (uint32_t j = 0; j < n; j++) {
             uint32_t s = by_row ? i : j;
             double term = (double)before[i * n + j] * scale[s], want = term + zero[s];
             double bound = check_rounding(term);
-            check_near(check, "tile", i * n + j, tile[i * n + j], want, bound + check_rounding(fabs(want) + bound));
+            check_near(check, "tile", i * n + j, tile[i * n + j], want,
+                       bound + check_rounding(fabs(want) + bound));
         }
 }
 
 static void check_scales(checker *check, const kvant_kernels *kernels, bool by_row)
 {
-    static const uint32_t rows[] = { 1, 2, 3, 16, 40, 64, 80 }, columns[] = { 16, 32, 48, 64, 80, 128, 512 };
+    static const uint32_t rows[] = { 1, 2, 3, 16, 40, 64, 80 },
+                          columns[] = { 16, 32, 48, 64, 80, 128, 512 };
     for (size_t i = 0; i < COUNT(rows); i++)
         for (size_t j = 0; j < COUNT(columns); j++)
             for (int fill = 0; fill < CHECK_N_FILLS; fill++)
@@ -309,7 +323,8 @@ static void bench_scales(checker *check, const kvant_kernels *kernels, bool by_r
         zero[j] = 1;
     }
     check_floats(check, tile, 64 * 128, CHECK_NORMAL);
-    CHECK_BENCH(check, (by_row ? kernels->scale_rows : kernels->scale_columns)(tile, 64, 128, scale, zero),
+    CHECK_BENCH(check,
+                (by_row ? kernels->scale_rows : kernels->scale_columns)(tile, 64, 128, scale, zero),
                 "64 x 128");
 }
 

@@ -7,7 +7,8 @@ typedef enum cost_kind { ANY_COSTS, LARGEST_COSTS, TIES, N_COST_KINDS } cost_kin
 /* What bit i of the states before a step does to its subset. */
 static uint32_t subset_of_256(uint32_t i)
 {
-    return ((2 * i & KVANT_TRELLIS_256_TAP_0) ? 1u : 0u) | ((2 * i & KVANT_TRELLIS_256_TAP_1) ? 2u : 0u) |
+    return ((2 * i & KVANT_TRELLIS_256_TAP_0) ? 1u : 0u) |
+           ((2 * i & KVANT_TRELLIS_256_TAP_1) ? 2u : 0u) |
            ((2 * i & KVANT_TRELLIS_256_TAP_2) ? 4u : 0u);
 }
 
@@ -21,9 +22,10 @@ static kvant_trellis *make_trellis(checker *check, uint32_t memory, cost_kind ki
     trellis->bits = 4;
     for (uint32_t cell = 0; cell < KVANT_TRELLIS_CELLS; cell++)
         for (uint32_t z = 0; z < KVANT_TRELLIS_SUBSETS; z++)
-            trellis->costs[cell][z] = (uint16_t)(kind == LARGEST_COSTS ? 8191 - check_below(check, 2)
-                                                 : kind == TIES        ? check_below(check, 3)
-                                                                       : check_below(check, 1u << cell % 14));
+            trellis->costs[cell][z] =
+                (uint16_t)(kind == LARGEST_COSTS ? 8191 - check_below(check, 2)
+                           : kind == TIES        ? check_below(check, 3)
+                                                 : check_below(check, 1u << cell % 14));
     for (uint32_t i = 0; i < 1u << (memory - 1); i++) {
         /* Parities: what a bit of i does to z does not depend on the others. */
         const uint32_t rest = i & (i - 1), other = trellis->subsets[rest][0] / 2u;
@@ -50,10 +52,12 @@ static uint16_t *make_cells(checker *check, uint32_t n)
 }
 
 /* Memory of a search that keeps decisions of `room` steps, with guards behind it. */
-static const kvant_trellis_work *make_work(checker *check, uint32_t memory, uint32_t room, kvant_trellis_work *work)
+static const kvant_trellis_work *make_work(checker *check, uint32_t memory, uint32_t room,
+                                           kvant_trellis_work *work)
 {
     work->metric = check_output(check, "metric", (size_t)2 << memory << 1, 64);
-    work->decisions = check_output(check, "decisions", ((size_t)room << memory) / 8, sizeof *work->decisions);
+    work->decisions =
+        check_output(check, "decisions", ((size_t)room << memory) / 8, sizeof *work->decisions);
     work->room = room;
     return work;
 }
@@ -63,10 +67,12 @@ CHECK(trellis_path)
     static const uint32_t steps[] = { 64, 1, 7, 16, 31, 33, 48, 128, 400, KVANT_TRELLIS_MAX_STEPS };
     uint8_t want[KVANT_TRELLIS_MAX_STEPS];
     for (uint32_t round = 0; round < 4; round++)
-        for (uint32_t memory = KVANT_TRELLIS_MIN_MEMORY; memory <= KVANT_TRELLIS_MAX_MEMORY; memory += 2)
+        for (uint32_t memory = KVANT_TRELLIS_MIN_MEMORY; memory <= KVANT_TRELLIS_MAX_MEMORY;
+             memory += 2)
             for (size_t s = 0; s < (memory == 8 ? COUNT(steps) : 4); s++)
                 for (int kind = 0; kind < N_COST_KINDS; kind++) {
-                    check_case(check, "memory %u, %u steps, kind %d, round %u", memory, steps[s], kind, round);
+                    check_case(check, "memory %u, %u steps, kind %d, round %u", memory, steps[s],
+                               kind, round);
                     const kvant_trellis *trellis = make_trellis(check, memory, (cost_kind)kind);
                     const uint16_t *cells = make_cells(check, steps[s]);
                     uint8_t *bits = check_output(check, "bits", steps[s], 1);
@@ -74,7 +80,8 @@ CHECK(trellis_path)
                     make_work(check, memory, steps[s], &work);
                     if (check_compares(check))
                         c->trellis_path(trellis, cells, steps[s], &work, want);
-                    make_work(check, memory, round % 2 ? 1 + check_below(check, steps[s]) : steps[s], &work);
+                    make_work(check, memory,
+                              round % 2 ? 1 + check_below(check, steps[s]) : steps[s], &work);
                     CHECK_CALL(check, kernels->trellis_path(trellis, cells, steps[s], &work, bits));
                     check_same(check, "bits", bits, want, steps[s], 1);
                 }
@@ -82,7 +89,8 @@ CHECK(trellis_path)
 
 BENCH(trellis_path)
 {
-    for (uint32_t memory = KVANT_TRELLIS_MIN_MEMORY; memory <= KVANT_TRELLIS_MAX_MEMORY; memory += 2) {
+    for (uint32_t memory = KVANT_TRELLIS_MIN_MEMORY; memory <= KVANT_TRELLIS_MAX_MEMORY;
+         memory += 2) {
         check_case(check, "bench");
         const kvant_trellis *trellis = make_trellis(check, memory, ANY_COSTS);
         uint16_t *cells = check_input(check, "cells", 128 * sizeof *cells, 64);
@@ -91,7 +99,8 @@ BENCH(trellis_path)
         make_work(check, memory, 128, &work);
         for (uint32_t step = 0; step < 128; step++)
             cells[step] = (uint16_t)check_below(check, KVANT_TRELLIS_CELLS);
-        CHECK_BENCH(check, kernels->trellis_path(trellis, cells, 128, &work, bits), "128 steps, %u states", 1u << memory);
+        CHECK_BENCH(check, kernels->trellis_path(trellis, cells, 128, &work, bits),
+                    "128 steps, %u states", 1u << memory);
     }
 }
 
@@ -113,8 +122,8 @@ typedef struct level_dots {
 static level_dots make_level_dots(checker *check, const dots_shape *s)
 {
     level_dots p;
-    check_case(check, "role %d, head_dim %u, %u bits, memory %u, %u vectors", (int)s->role, s->dim, s->bits,
-               s->memory, s->n);
+    check_case(check, "role %d, head_dim %u, %u bits, memory %u, %u vectors", (int)s->role, s->dim,
+               s->bits, s->memory, s->n);
     kvant_trellis_book *book = check_input(check, "trellis", sizeof *book, 64);
     memset(book, 0, sizeof *book);
     kvant_layout_init(&p.layout, s->role, s->dim, s->bits);
@@ -131,7 +140,9 @@ static level_dots make_level_dots(checker *check, const dots_shape *s)
     for (uint32_t i = 0; i < s->n; i++)
         for (uint32_t c = 0; c < p.width; c++) /* the last block completed with zeros */
             p.x[i * p.width + c / 64 * 64 + kvant_token_position(c % 64)] =
-                (int16_t)(c < 16 * p.layout.column_tiles ? (int32_t)check_below(check, 2 * (uint32_t)limit + 1) - limit : 0);
+                (int16_t)(c < 16 * p.layout.column_tiles
+                              ? (int32_t)check_below(check, 2 * (uint32_t)limit + 1) - limit
+                              : 0);
     return p;
 }
 
@@ -142,7 +153,8 @@ static void check_level_dots(checker *check, const kvant_kernels *kernels, const
     const level_dots p = make_level_dots(check, s);
     if (check_compares(check))
         c->trellis_dots(p.trellis, &p.layout, p.page, p.x, p.width, want, p.stride, s->n);
-    CHECK_CALL(check, kernels->trellis_dots(p.trellis, &p.layout, p.page, p.x, p.width, p.got, p.stride, s->n));
+    CHECK_CALL(check, kernels->trellis_dots(p.trellis, &p.layout, p.page, p.x, p.width, p.got,
+                                            p.stride, s->n));
     for (uint32_t i = 0; i < s->n; i++)
         for (uint32_t row = 0; row < 16 * p.layout.row_tiles; row++) {
             const size_t at = i * p.stride + row / 64 * 64 + kvant_token_position(row % 64);
@@ -156,7 +168,8 @@ CHECK(trellis_dots)
     for (size_t d = 0; d < COUNT(dims); d++)
         for (int role = 0; role < 2; role++)
             for (uint32_t bits = 2; bits <= 4; bits++)
-                for (uint32_t memory = KVANT_TRELLIS_MIN_MEMORY; memory <= KVANT_TRELLIS_MAX_MEMORY; memory += 2)
+                for (uint32_t memory = KVANT_TRELLIS_MIN_MEMORY; memory <= KVANT_TRELLIS_MAX_MEMORY;
+                     memory += 2)
                     for (uint32_t n = 1; n <= (memory == 8 ? 7 : 1); n++) {
                         const dots_shape s = { (kvant_role)role, dims[d], bits, memory, n };
                         check_level_dots(check, kernels, c, &s);
@@ -171,8 +184,10 @@ BENCH(trellis_dots)
                 const dots_shape s = { (kvant_role)role, 128, bits, 8, n };
                 const level_dots p = make_level_dots(check, &s);
                 CHECK_BENCH(check,
-                            kernels->trellis_dots(p.trellis, &p.layout, p.page, p.x, p.width, p.got, p.stride, n),
-                            "%s, head_dim 128, %u bits, n %u", role == KVANT_ROLE_K ? "K" : "V", bits, n);
+                            kernels->trellis_dots(p.trellis, &p.layout, p.page, p.x, p.width, p.got,
+                                                  p.stride, n),
+                            "%s, head_dim 128, %u bits, n %u", role == KVANT_ROLE_K ? "K" : "V",
+                            bits, n);
             }
 }
 
@@ -266,7 +281,8 @@ static uint32_t wanted_level(const trellis_pack *p, uint32_t dim, uint32_t v)
         end = quads / unit * (i + 1) / circles * unit;
     }
     const uint32_t n = 4 * (end - first), per = bits == 4 ? 1 : 2, chunks = (end - first) / per;
-    const uint32_t quad = dim / 4 - first, step = (dim % 4 * per + quad % per) * chunks + quad / per;
+    const uint32_t quad = dim / 4 - first,
+                   step = (dim % 4 * per + quad % per) * chunks + quad / per;
     for (uint32_t parity = 0; parity < 3; parity++)
         for (uint32_t back = 0; back <= p->trellis->memory; back++) {
             const uint32_t at = (step + n - back) % n, field = at / chunks, chunk = at % chunks;
@@ -274,7 +290,9 @@ static uint32_t wanted_level(const trellis_pack *p, uint32_t dim, uint32_t v)
             if (p->trellis->taps[parity] >> back & 1)
                 subset ^= (kvant_pack_get(bits, p->codes, other, v) & 1) << parity;
         }
-    return (uint32_t)(128 + p->trellis->levels[8 * (kvant_pack_get(bits, p->codes, dim, v) / 2) + subset]);
+    return (
+        uint32_t)(128 +
+                  p->trellis->levels[8 * (kvant_pack_get(bits, p->codes, dim, v) / 2) + subset]);
 }
 
 CHECK(trellis_pack)
@@ -282,12 +300,14 @@ CHECK(trellis_pack)
     static const uint32_t dims[] = { 16, 17, 32, 60, 100, 384, 513, 1000, 1536 };
     static uint8_t want[1536 * 32];
     for (uint32_t bits = 2; bits <= 4; bits++)
-        for (uint32_t memory = KVANT_TRELLIS_MIN_MEMORY; memory <= KVANT_TRELLIS_MAX_MEMORY; memory += 2)
+        for (uint32_t memory = KVANT_TRELLIS_MIN_MEMORY; memory <= KVANT_TRELLIS_MAX_MEMORY;
+             memory += 2)
             for (size_t d = 0; d < COUNT(dims); d++) {
                 const trellis_pack p = make_trellis_pack(check, bits, memory, dims[d]);
                 const uint32_t n = p.format->n_quads * 4;
                 for (uint32_t i = 0; check_compares(check) && i < n * 32; i++)
-                    want[i / 128 * 128 + i % 32 / 16 * 64 + i % 16 * 4 + i / 32 % 4] = (uint8_t)wanted_level(&p, i / 32, i % 32);
+                    want[i / 128 * 128 + i % 32 / 16 * 64 + i % 16 * 4 + i / 32 % 4] =
+                        (uint8_t)wanted_level(&p, i / 32, i % 32);
                 CHECK_CALL(check, kernels->trellis_pack(p.trellis, p.format, p.codes, p.levels));
                 check_same(check, "levels", p.levels, want, (size_t)n * 32, 1);
             }
@@ -297,8 +317,10 @@ CHECK(trellis_pack)
 BENCH(trellis_pack)
 {
     for (uint32_t bits = 2; bits <= 4; bits++)
-        for (uint32_t memory = KVANT_TRELLIS_MIN_MEMORY; memory <= KVANT_TRELLIS_MAX_MEMORY; memory += 4) {
+        for (uint32_t memory = KVANT_TRELLIS_MIN_MEMORY; memory <= KVANT_TRELLIS_MAX_MEMORY;
+             memory += 4) {
             const trellis_pack p = make_trellis_pack(check, bits, memory, 384);
-            CHECK_BENCH(check, kernels->trellis_pack(p.trellis, p.format, p.codes, p.levels), "%u bits, %u states", bits, 1u << memory);
+            CHECK_BENCH(check, kernels->trellis_pack(p.trellis, p.format, p.codes, p.levels),
+                        "%u bits, %u states", bits, 1u << memory);
         }
 }

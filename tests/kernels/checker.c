@@ -49,8 +49,8 @@ static void report(checker *check, const char *format, va_list list)
     if (check->failures++ == 0)
         memcpy(check->first, text, sizeof text);
     if (!check->silent && check->failures <= SHOWN)
-        fprintf(stderr, "FAIL %s at %s, %s, buffers %s guard pages: %s\n", check->kernel, check->level, check->name,
-                check->memory.at_end ? "end at" : "begin behind", text);
+        fprintf(stderr, "FAIL %s at %s, %s, buffers %s guard pages: %s\n", check->kernel,
+                check->level, check->name, check->memory.at_end ? "end at" : "begin behind", text);
 }
 
 void check_fail(checker *check, const char *format, ...)
@@ -76,11 +76,12 @@ bool check_compares(const checker *check)
     return !check->faults_only;
 }
 
-void check_near(checker *check, const char *name, size_t index, double got, double want, double bound)
+void check_near(checker *check, const char *name, size_t index, double got, double want,
+                double bound)
 {
     if (!(fabs(got - want) <= bound))
-        check_fail(check, "%s[%zu] is %.9g, not %.9g: off by %.3g, allowed %.3g", name, index, got, want,
-                   fabs(got - want), bound);
+        check_fail(check, "%s[%zu] is %.9g, not %.9g: off by %.3g, allowed %.3g", name, index, got,
+                   want, fabs(got - want), bound);
 }
 
 static void print_bytes(char *out, size_t room, const uint8_t *bytes, size_t size)
@@ -89,7 +90,8 @@ static void print_bytes(char *out, size_t room, const uint8_t *bytes, size_t siz
         snprintf(out, room, "%02x", bytes[i]);
 }
 
-void check_same(checker *check, const char *name, const void *got, const void *want, size_t n, size_t size)
+void check_same(checker *check, const char *name, const void *got, const void *want, size_t n,
+                size_t size)
 {
     const uint8_t *a = got, *b = want;
     if (memcmp(a, b, n * size) == 0)
@@ -127,12 +129,13 @@ static void report_fault(int number, const void *address)
     else if (number == SIGFPE)
         fault(catching, "integer division fault");
     else if (!b)
-        fault(catching, "access to %p, which is near no buffer (or a misaligned vector access)", address);
+        fault(catching, "access to %p, which is near no buffer (or a misaligned vector access)",
+              address);
     else if ((const uint8_t *)address >= b->at && (const uint8_t *)address < b->at + b->bytes)
         fault(catching, "it writes to its input `%s`", b->name);
     else
-        fault(catching, "access %td bytes from the start of `%s` (%zu bytes)", (const uint8_t *)address - b->at,
-              b->name, b->bytes);
+        fault(catching, "access %td bytes from the start of `%s` (%zu bytes)",
+              (const uint8_t *)address - b->at, b->name, b->bytes);
 }
 
 static void on_fault(int number, siginfo_t *info, void *context)

@@ -17,11 +17,11 @@ struct checker {
     uint64_t cases, failures; /* of this kernel at this level */
     uint64_t most_cases;      /* of a pass; 0: all */
     uint64_t pass_cases;
-    sigjmp_buf out;           /* where a kernel that faults ends up */
-    volatile bool inside;     /* a kernel */
-    bool faults_only;         /* wrong results do not count */
-    bool silent;              /* nothing is printed */
-    char first[256];          /* failure of this kernel at this level, without its case */
+    sigjmp_buf out;       /* where a kernel that faults ends up */
+    volatile bool inside; /* a kernel */
+    bool faults_only;     /* wrong results do not count */
+    bool silent;          /* nothing is printed */
+    char first[256];      /* failure of this kernel at this level, without its case */
 
     char shape[96];
     uint32_t shape_index;

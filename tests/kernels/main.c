@@ -7,8 +7,8 @@
 #include "../cpu_levels.h"
 #include "checker.h"
 
-#define DECLARE(name)                                                                                              \
-    CHECK(name);                                                                                                   \
+#define DECLARE(name)                                                                              \
+    CHECK(name);                                                                                   \
     BENCH(name);
 CHECK_KERNELS(DECLARE)
 
@@ -61,7 +61,8 @@ static kvant_cpu_level shared_with(const struct kernel *kernel, kvant_cpu_level 
     return KVANT_CPU_AUTO;
 }
 
-static uint64_t check_level(checker *check, const struct kernel *kernel, kvant_cpu_level level, uint64_t seed)
+static uint64_t check_level(checker *check, const struct kernel *kernel, kvant_cpu_level level,
+                            uint64_t seed)
 {
     check->level = kvant_cpu_level_name(level);
     checker_run(check, kernel->check, kvant_kernels_get(level), seed);
@@ -90,12 +91,15 @@ static uint64_t run_kernel(checker *check, const struct kernel *kernel, const op
     memset(check->c_ns, 0, sizeof check->c_ns);
     for (int i = 1; i < MAX_LEVEL; i++) {
         kvant_cpu_level level = (kvant_cpu_level)i;
-        bool asked = o->level == KVANT_CPU_AUTO || o->level == level || (o->bench && level == KVANT_CPU_C);
+        bool asked =
+            o->level == KVANT_CPU_AUTO || o->level == level || (o->bench && level == KVANT_CPU_C);
         if (!exists(i) || !asked || !kvant_kernels_get(level))
             continue;
-        kvant_cpu_level same = o->level == KVANT_CPU_AUTO ? shared_with(kernel, level) : KVANT_CPU_AUTO;
+        kvant_cpu_level same =
+            o->level == KVANT_CPU_AUTO ? shared_with(kernel, level) : KVANT_CPU_AUTO;
         if (same != KVANT_CPU_AUTO)
-            printf("%-18s %-12s as %s\n", kernel->name, kvant_cpu_level_name(level), kvant_cpu_level_name(same));
+            printf("%-18s %-12s as %s\n", kernel->name, kvant_cpu_level_name(level),
+                   kvant_cpu_level_name(same));
         else if (o->bench)
             bench_level(check, kernel, level);
         else
@@ -116,7 +120,9 @@ static int run(checker *check, const options *o)
     check->faults_only = o->faults_only;
     check->most_cases = o->cases;
     for (size_t i = 0; i < COUNT(cpu_levels) && o->level == KVANT_CPU_AUTO && !o->cases; i++)
-        has_level(cpu_levels[i]); /* says which are missing; emulated machines (--cases) are there because they lack some */
+        has_level(
+            cpu_levels
+                [i]); /* says which are missing; emulated machines (--cases) are there because they lack some */
     if (o->bench)
         printf("%-18s %-32s %-12s %12s %9s\n", "kernel", "shape", "level", "ns a call", "x of c");
     for (size_t i = 0; i < COUNT(kernel_list); i++)
@@ -141,31 +147,38 @@ static void list(void)
 
 static void help(FILE *to)
 {
-    fputs("usage: check_kernels [--kernel NAME] [--level NAME] [--seed N] [--cases N] [--faults-only]\n       "
-          "check_kernels "
-          "--bench [--kernel NAME] [--level NAME] | --list | --self-test | --help\n"
-          "\n"
-          "Runs every inner loop of libkvant at every CPU level of this machine against portable C, on buffers "
-          "between\n"
-          "unmapped pages. Exits with 1 when one differs, faults or leaves its buffers.\n"
-          "\n"
-          "  --kernel NAME  only this one (--list names them)\n"
-          "  --level NAME   only this CPU level, also where it shares its function with a lower one\n"
-          "  --seed N       of the random numbers (1)\n"
-          "  --bench        time instead: median nanoseconds of a call, hot caches, and how many times faster than "
-          "c\n"
-          "  --list         names kernels and levels\n"
-          "  --cases N      the first N of each kernel at each level and no more, for emulators, which are slow\n"
-          "  --faults-only  wrong results do not count, and buffers only end at unmapped pages: for emulators,\n"
-          "                 which are slow and have errors of their own\n"
-          "  --self-test    are kernels that are known to be wrong reported?\n"
-          "  --help         this text\n",
-          to);
+    fputs(
+        "usage: check_kernels [--kernel NAME] [--level NAME] [--seed N] [--cases N] "
+        "[--faults-only]\n       "
+        "check_kernels "
+        "--bench [--kernel NAME] [--level NAME] | --list | --self-test | --help\n"
+        "\n"
+        "Runs every inner loop of libkvant at every CPU level of this machine against portable C, "
+        "on buffers "
+        "between\n"
+        "unmapped pages. Exits with 1 when one differs, faults or leaves its buffers.\n"
+        "\n"
+        "  --kernel NAME  only this one (--list names them)\n"
+        "  --level NAME   only this CPU level, also where it shares its function with a lower one\n"
+        "  --seed N       of the random numbers (1)\n"
+        "  --bench        time instead: median nanoseconds of a call, hot caches, and how many "
+        "times faster than "
+        "c\n"
+        "  --list         names kernels and levels\n"
+        "  --cases N      the first N of each kernel at each level and no more, for emulators, "
+        "which are slow\n"
+        "  --faults-only  wrong results do not count, and buffers only end at unmapped pages: for "
+        "emulators,\n"
+        "                 which are slow and have errors of their own\n"
+        "  --self-test    are kernels that are known to be wrong reported?\n"
+        "  --help         this text\n",
+        to);
 }
 
 static int usage(const char *what, const char *argument)
 {
-    fprintf(stderr, "check_kernels: %s: %s\n  hint: check_kernels --help, or --list for names\n", what, argument);
+    fprintf(stderr, "check_kernels: %s: %s\n  hint: check_kernels --help, or --list for names\n",
+            what, argument);
     return 2;
 }
 
@@ -204,8 +217,8 @@ int main(int argc, char **argv)
     checker_catch_faults(&check);
     for (int i = 1; i < argc; i++) {
         const char *name = argv[i];
-        bool with_value = !strcmp(name, "--kernel") || !strcmp(name, "--level") || !strcmp(name, "--seed") ||
-                          !strcmp(name, "--cases");
+        bool with_value = !strcmp(name, "--kernel") || !strcmp(name, "--level") ||
+                          !strcmp(name, "--seed") || !strcmp(name, "--cases");
         if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0) {
             help(stdout);
             return 0;

@@ -14,7 +14,8 @@ bool guard_open(guard_memory *memory)
     memory->page = (size_t)sysconf(_SC_PAGESIZE);
     memory->n = 0;
     for (uint32_t i = 0; i < GUARD_BUFFERS; i++) {
-        uint8_t *all = mmap(NULL, GUARD_BYTES + 2 * memory->page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        uint8_t *all = mmap(NULL, GUARD_BYTES + 2 * memory->page, PROT_NONE,
+                            MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (all == MAP_FAILED)
             return false;
         memory->buffers[i].region = all + memory->page;
@@ -36,7 +37,8 @@ static uint8_t *margin_end(const guard_buffer *b)
     return b->at + b->bytes + (left > MARGIN ? MARGIN : left);
 }
 
-void *guard_take(guard_memory *memory, const char *name, size_t bytes, size_t alignment, bool constant)
+void *guard_take(guard_memory *memory, const char *name, size_t bytes, size_t alignment,
+                 bool constant)
 {
     if (memory->n == GUARD_BUFFERS || bytes > GUARD_BYTES)
         return NULL;
@@ -60,7 +62,8 @@ void guard_protect(guard_memory *memory, bool locked)
         if (!b->constant)
             continue;
         uint8_t *first = b->region + (size_t)(b->at - b->region) / memory->page * memory->page;
-        size_t length = ((size_t)(b->at + b->bytes - first) + memory->page - 1) / memory->page * memory->page;
+        size_t length =
+            ((size_t)(b->at + b->bytes - first) + memory->page - 1) / memory->page * memory->page;
         mprotect(first, length, locked ? PROT_READ : PROT_READ | PROT_WRITE);
     }
 }

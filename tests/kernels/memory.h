@@ -28,7 +28,8 @@ bool guard_open(guard_memory *memory); /* false: the system has no memory for it
 void guard_release(guard_memory *memory);
 
 /* NULL when there are too many, or it is too large. */
-void *guard_take(guard_memory *memory, const char *name, size_t bytes, size_t alignment, bool constant);
+void *guard_take(guard_memory *memory, const char *name, size_t bytes, size_t alignment,
+                 bool constant);
 
 /* Forbids and allows writes to constants. */
 void guard_protect(guard_memory *memory, bool locked);

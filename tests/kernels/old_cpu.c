@@ -5,7 +5,8 @@
 #include <stdio.h>
 #include <unistd.h>
 
-static volatile int numbers[2]; /* on the stack, AVX would set them to zero before the handler is there */
+static volatile int
+    numbers[2]; /* on the stack, AVX would set them to zero before the handler is there */
 
 static void refused(int number)
 {

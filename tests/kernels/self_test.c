@@ -90,10 +90,8 @@ static const struct {
     size_t offset;
     any_fn *wrong;
 } faults[] = {
-#define FAULT(kernel, wrong)                                                                                       \
-    {                                                                                                              \
-#kernel, #wrong, check_##kernel, offsetof(kvant_kernels, kernel), (any_fn *)wrong                          \
-    }
+#define FAULT(kernel, wrong)                                                                       \
+    { #kernel, #wrong, check_##kernel, offsetof(kvant_kernels, kernel), (any_fn *)wrong }
     FAULT(dot, reads_behind),
     FAULT(dot, reads_before),
     FAULT(dot, sums_in_another_order),

@@ -50,10 +50,17 @@ def main():
     here = [
         s
         for s in vars(structs).values()
-        if isinstance(s, type) and issubclass(s, c.Structure) and hasattr(s, "_fields_") and s is not structs.Struct
+        if isinstance(s, type)
+        and issubclass(s, c.Structure)
+        and hasattr(s, "_fields_")
+        and s is not structs.Struct
     ]
     assert len(here) > 20, "structs.py has lost its structures"
-    lines = [f'    wrong |= compare("{what}", {number}, {what});' for struct in here for what, number in checks(struct)]
+    lines = [
+        f'    wrong |= compare("{what}", {number}, {what});'
+        for struct in here
+        for what, number in checks(struct)
+    ]
     print(START + "\n".join(lines) + "\n    return wrong;\n}")
 
 

@@ -21,7 +21,9 @@ def attention(q, k, v, scale, causal=True, window=0, softcap=0.0, mask=None, sin
             s = np.where(np.arange(tokens) > position, -np.inf, s)
         if window:
             s = np.where(np.arange(tokens) <= position - window, -np.inf, s)
-        all_logits = s if sinks is None else np.concatenate([s, np.full((n, 1), sinks[h], np.float64)], 1)
+        all_logits = (
+            s if sinks is None else np.concatenate([s, np.full((n, 1), sinks[h], np.float64)], 1)
+        )
         largest = all_logits.max(1, keepdims=True)
         lse[:, h] = (largest + np.log(np.exp(all_logits - largest).sum(1, keepdims=True)))[:, 0]
         weights = np.exp(s - lse[:, h : h + 1])
@@ -33,7 +35,9 @@ def attention(q, k, v, scale, causal=True, window=0, softcap=0.0, mask=None, sin
 def largest_score(q, k, scale):
     """No score is larger than |q| |k| scale."""
     return (
-        np.linalg.norm(q.astype(np.float64), axis=2).max() * np.linalg.norm(k.astype(np.float64), axis=2).max() * scale
+        np.linalg.norm(q.astype(np.float64), axis=2).max()
+        * np.linalg.norm(k.astype(np.float64), axis=2).max()
+        * scale
     )
 
 

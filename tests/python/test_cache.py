@@ -65,7 +65,13 @@ class Attends(TestCase):
         k, v, q = rows(1, n), rows(2, n), rows(3, 5, HEADS)
         cache.append(1, sequence, k[:130], v[:130])
         cache.append(1, sequence, k[130:], v[130:])
-        for options in ({}, {"causal": False}, {"window": 70}, {"sinks": normal(4, HEADS)}, {"scale": 0.3}):
+        for options in (
+            {},
+            {"causal": False},
+            {"window": 70},
+            {"sinks": normal(4, HEADS)},
+            {"scale": 0.3},
+        ):
             wanted, _, size = attention(q, k, v, **{"scale": DIM**-0.5} | options)
             bound = rounding(q, k, v, options.get("scale", DIM**-0.5), size)
             got = cache.attend(1, sequence, q, **options)
@@ -81,10 +87,14 @@ class Attends(TestCase):
         decoded = []
         for role, spec, x in (("k", "turboquant-4", k), ("v", "int-4", v)):
             codec = kvant.Codec(spec, DIM, role)
-            decoded.append(np.stack([codec.decode(codec.encode(x[:, head]), n) for head in range(KV_HEADS)], 1))
+            decoded.append(
+                np.stack([codec.decode(codec.encode(x[:, head]), n) for head in range(KV_HEADS)], 1)
+            )
         wanted, _, size = attention(q, *decoded, DIM**-0.5)
         got = cache.attend(0, sequence, q, exact=True)
-        self.assertTrue((np.abs(got - wanted).max(2) <= rounding(q, *decoded, DIM**-0.5, size)).all())
+        self.assertTrue(
+            (np.abs(got - wanted).max(2) <= rounding(q, *decoded, DIM**-0.5, size)).all()
+        )
 
     def test_presets_attend_as_their_tensors_do(self):
         scheme = kvant.Scheme("balanced", n_layers=LAYERS, n_kv_heads=KV_HEADS, head_dim=DIM)
@@ -94,7 +104,9 @@ class Attends(TestCase):
         cache.append(0, sequence, k, v)
         tensors = []
         for role, x in (("k", k), ("v", v)):
-            tensors.append(kvant.Tensor(scheme.codecs(0, role), n_blocks=8, exact=scheme.exact(512)))
+            tensors.append(
+                kvant.Tensor(scheme.codecs(0, role), n_blocks=8, exact=scheme.exact(512))
+            )
             tensors[-1].write(np.arange(n), x)
         self.same([cache.attend(0, sequence, q)], [kvant.attention(*tensors, q, n)])
         self.assertEqual(cache.info.true_bits, scheme.true_bits)
@@ -113,8 +125,15 @@ class Attends(TestCase):
 
     def test_several_sequences_at_once(self):
         """They are stored and attended to as one by one."""
-        caches = [kvant.Cache(**SHAPE, max_tokens=512, max_sequences=2, k="turboquant-4") for _ in range(2)]
-        k, v, q = normal(1, 2, 70, KV_HEADS, DIM), normal(2, 2, 70, KV_HEADS, DIM), normal(3, 2, 5, HEADS, DIM)
+        caches = [
+            kvant.Cache(**SHAPE, max_tokens=512, max_sequences=2, k="turboquant-4")
+            for _ in range(2)
+        ]
+        k, v, q = (
+            normal(1, 2, 70, KV_HEADS, DIM),
+            normal(2, 2, 70, KV_HEADS, DIM),
+            normal(3, 2, 5, HEADS, DIM),
+        )
         pairs = [[cache.new_sequence() for _ in range(2)] for cache in caches]
         for i in range(2):
             caches[0].append(1, pairs[0][i], k[i], v[i])
@@ -122,7 +141,10 @@ class Attends(TestCase):
         out = np.empty((2, 5, HEADS, DIM), np.float32)
         self.assertIs(caches[1].attend_batch(1, pairs[1], q, out=out), out)
         self.same(out, [caches[0].attend(1, pairs[0][i], q[i]) for i in range(2)])
-        self.same(caches[1].attend_batch(1, pairs[1], q[:, :1].copy()), [caches[0].attend(1, s, x[:1]) for s, x in zip(pairs[0], q)])
+        self.same(
+            caches[1].attend_batch(1, pairs[1], q[:, :1].copy()),
+            [caches[0].attend(1, s, x[:1]) for s, x in zip(pairs[0], q)],
+        )
         self.assertEqual(caches[1].attend_batch(1, [], q[:0]).shape, (0, 5, HEADS, DIM))
         self.refused(ValueError, "no sequence 2", caches[1].append_batch, 1, [0, 2], k, v)
         self.refused(ValueError, "k: ", caches[1].append_batch, 1, [0], k, v)
@@ -133,7 +155,9 @@ class Attends(TestCase):
         cache.new_sequence()
         cache.append(2, sequence, k, v)
         codec = kvant.Codec("int-4", DIM, "v")
-        decoded = np.stack([codec.decode(codec.encode(v[:, head]), 200) for head in range(KV_HEADS)], 1)
+        decoded = np.stack(
+            [codec.decode(codec.encode(v[:, head]), 200) for head in range(KV_HEADS)], 1
+        )
         self.same(cache.read(2, sequence), (k, decoded))
         self.same(cache.read(2, sequence, 60, 70), (k[60:130], decoded[60:130]))
         self.assertEqual(cache.read(0, sequence)[0].shape, (0, KV_HEADS, DIM))
@@ -194,7 +218,10 @@ class Sequences(Attends):
         hidden = np.zeros((1, 100), np.float16)
         hidden[:, :64] = -np.inf
         q = rows(5, 1, HEADS)
-        wanted, blocks = self.cache.attend(0, self.sequence, q, mask=hidden), self.cache.info.n_free_blocks
+        wanted, blocks = (
+            self.cache.attend(0, self.sequence, q, mask=hidden),
+            self.cache.info.n_free_blocks,
+        )
         self.cache.drop(self.sequence, 70)
         self.assertEqual(self.cache.info.n_free_blocks, blocks + 1)
         got = self.cache.attend(0, self.sequence, q)
@@ -236,21 +263,31 @@ class Sequences(Attends):
         data = self.cache.export_block(self.sequence, 0)
         foreign = kvant.Cache(**SHAPE, max_tokens=64, k="turboquant-3")
         self.assertEqual(
-            self.refused(kvant.Error, "import", foreign.import_block, foreign.new_sequence(), data).status, 70
+            self.refused(
+                kvant.Error, "import", foreign.import_block, foreign.new_sequence(), data
+            ).status,
+            70,
         )
         into = self.cache.new_sequence()
         for bad in (b"", data[:-1], data[:1000] + bytes([data[1000] ^ 1]) + data[1001:]):
-            self.assertEqual(self.refused(kvant.Error, "import", self.cache.import_block, into, bad).status, 70)
+            self.assertEqual(
+                self.refused(kvant.Error, "import", self.cache.import_block, into, bad).status, 70
+            )
             self.assertEqual(self.cache.length(into), 0)
         self.refused(kvant.Error, "export|block 2", self.cache.export_block, self.sequence, 2)
         self.refused(TypeError, "", self.cache.import_block, into, "text")
-        self.refused(kvant.Error, "import|whole block", self.cache.import_block, self.sequence, data)
+        self.refused(
+            kvant.Error, "import|whole block", self.cache.import_block, self.sequence, data
+        )
 
     def test_threads_take_turns(self):
         """Each thread has a sequence of one cache; what they hold is what one thread would have
         written."""
         wanted = outputs(self.cache, self.sequence)
-        other, failures = kvant.Cache(**SHAPE, max_tokens=640, max_sequences=4, k="turboquant-4"), []
+        other, failures = (
+            kvant.Cache(**SHAPE, max_tokens=640, max_sequences=4, k="turboquant-4"),
+            [],
+        )
 
         def work():
             sequence = other.new_sequence()
@@ -273,7 +310,12 @@ class SlowLibrary:
     """libkvant whose append waits until it is told to go on."""
 
     def __init__(self, real):
-        self.real, self.begun, self.go_on, self.calls = real, threading.Event(), threading.Event(), []
+        self.real, self.begun, self.go_on, self.calls = (
+            real,
+            threading.Event(),
+            threading.Event(),
+            [],
+        )
 
     def __getattr__(self, name):
         self.calls.append(name)
@@ -325,7 +367,9 @@ class Refusals(TestCase):
             ("/nowhere.kvcal", {"calibration": "/nowhere.kvcal"}),
         ):
             self.refused(kvant.Error, words, kvant.Cache, **SHAPE | {"max_tokens": 64} | named)
-        self.refused(TypeError, "scheme: |str", kvant.Cache, **SHAPE, max_tokens=64, scheme="balanced")
+        self.refused(
+            TypeError, "scheme: |str", kvant.Cache, **SHAPE, max_tokens=64, scheme="balanced"
+        )
 
     def test_a_gpu_that_is_not_there(self):
         """Whatever is missing, the error names it and no call follows."""
@@ -344,25 +388,44 @@ class Refusals(TestCase):
         ):
             for call in ((bad, good), (good, bad)):
                 self.refused(error, words, self.cache.append, 0, self.sequence, *call)
-        self.refused(ValueError, "v: |[4, 3, 64]", self.cache.append, 0, self.sequence, good, rows(1, 5))
+        self.refused(
+            ValueError, "v: |[4, 3, 64]", self.cache.append, 0, self.sequence, good, rows(1, 5)
+        )
         bad = good.copy()
         bad[3, 1, 2] = np.nan
         self.assertEqual(
-            self.refused(kvant.Error, "layer 0|NaN", self.cache.append, 0, self.sequence, good, bad).status, 50
+            self.refused(
+                kvant.Error, "layer 0|NaN", self.cache.append, 0, self.sequence, good, bad
+            ).status,
+            50,
         )
         self.assertEqual(self.cache.length(self.sequence), 0)
         self.cache.append(0, self.sequence, good[:0], good[:0])
         self.assertEqual(self.cache.length(self.sequence), 0)
 
     def test_places(self):
-        self.refused(ValueError, "layer: 3", self.cache.append, 3, self.sequence, rows(1, 1), rows(2, 1))
+        self.refused(
+            ValueError, "layer: 3", self.cache.append, 3, self.sequence, rows(1, 1), rows(2, 1)
+        )
         self.refused(ValueError, "no sequence 1", self.cache.append, 0, 1, rows(1, 1), rows(2, 1))
         self.refused(ValueError, "no sequence 'a'", self.cache.fork, "a")
-        self.refused(ValueError, "no sequence None", self.cache.append, 0, None, rows(1, 1), rows(2, 1))
-        self.assertEqual(self.refused(kvant.Error, "max_sequences", self.cache.new_sequence).status, 60)
-        self.assertEqual(self.refused(kvant.Error, "max_sequences", self.cache.fork, self.sequence).status, 60)
+        self.refused(
+            ValueError, "no sequence None", self.cache.append, 0, None, rows(1, 1), rows(2, 1)
+        )
+        self.assertEqual(
+            self.refused(kvant.Error, "max_sequences", self.cache.new_sequence).status, 60
+        )
+        self.assertEqual(
+            self.refused(kvant.Error, "max_sequences", self.cache.fork, self.sequence).status, 60
+        )
         error = self.refused(
-            kvant.Error, "max_tokens, 64", self.cache.append, 0, self.sequence, rows(1, 65), rows(2, 65)
+            kvant.Error,
+            "max_tokens, 64",
+            self.cache.append,
+            0,
+            self.sequence,
+            rows(1, 65),
+            rows(2, 65),
         )
         self.assertEqual((error.status, self.cache.length(self.sequence)), (60, 0))
 

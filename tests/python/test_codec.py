@@ -34,7 +34,10 @@ def xorshift():
 def heavy_tail(words, n, dim):
     """Rows that are exact in binary32: integers over powers of two (tests/unit/same_bytes.c,
     tests/vectors/make.py)."""
-    numbers = [((word >> 40 & 0xFFFF) - 32768) / 2 ** (8 + (word >> 60)) for _, word in zip(range(n * dim), words)]
+    numbers = [
+        ((word >> 40 & 0xFFFF) - 32768) / 2 ** (8 + (word >> 60))
+        for _, word in zip(range(n * dim), words)
+    ]
     return np.array(numbers, np.float32).reshape(n, dim)
 
 
@@ -57,7 +60,12 @@ class SameBytes(TestCase):
         rows, n = heavy_tail(xorshift(), 4 * TOKENS, 64), 0
         for line in (ROOT / "tests" / "unit" / "same_bytes.txt").read_text().splitlines():
             spec, dim, wanted = line.split()
-            if dim != "64" or spec == "learnt" or left_out(spec) or kvant.needs_calibration(spec, "k"):
+            if (
+                dim != "64"
+                or spec == "learnt"
+                or left_out(spec)
+                or kvant.needs_calibration(spec, "k")
+            ):
                 continue
             hash_of_all = 0xCBF29CE484222325
             for role in "kv":
@@ -95,7 +103,9 @@ class SameBytes(TestCase):
                 place, value = sample.split("=")
                 token, channel = map(int, place.split(":"))
                 bound = dim * 2.0**-24 * np.linalg.norm(decoded[token])
-                self.assertLessEqual(abs(decoded[token, channel] - float(value)), bound, (line, sample))
+                self.assertLessEqual(
+                    abs(decoded[token, channel] - float(value)), bound, (line, sample)
+                )
             n += 1
         self.assertGreater(n, 60)
 
@@ -103,21 +113,29 @@ class SameBytes(TestCase):
 class RoundTrips(TestCase):
     def test_what_a_codec_says_of_itself(self):
         codec = kvant.Codec("int-4", 128, "v")
-        self.assertEqual((codec.head_dim, codec.role, codec.bits, codec.page_bytes), (128, "v", 4, 4352))
+        self.assertEqual(
+            (codec.head_dim, codec.role, codec.bits, codec.page_bytes), (128, "v", 4, 4352)
+        )
         self.assertEqual(codec.true_bits, 8 * 4352 / (64 * 128))
         self.assertEqual((codec.center, codec.norm, codec.block_tokens), ("none", "none", 1))
         same = kvant.Codec(codec.spec, 128, "v")
         self.assertEqual((same.spec, same.fingerprint), (codec.spec, codec.fingerprint))
         first = kvant.Codec("turboquant-4:center=first,norm=first,sink=4,recent=32", 128)
-        self.assertEqual((first.center, first.norm, first.sink_tokens, first.recent_tokens), ("first", "first", 4, 32))
+        self.assertEqual(
+            (first.center, first.norm, first.sink_tokens, first.recent_tokens),
+            ("first", "first", 4, 32),
+        )
 
     def test_raw_rows_come_back(self):
         rows = normal(1, 130, 48)
         self.assertEqual(
-            kvant.Codec("f32", 48).decode(kvant.Codec("f32", 48).encode(rows), 130).tobytes(), rows.tobytes()
+            kvant.Codec("f32", 48).decode(kvant.Codec("f32", 48).encode(rows), 130).tobytes(),
+            rows.tobytes(),
         )
         codec = kvant.Codec("f16", 48)
-        self.assertTrue(np.array_equal(codec.decode(codec.encode(rows), 130), rows.astype(np.float16)))
+        self.assertTrue(
+            np.array_equal(codec.decode(codec.encode(rows), 130), rows.astype(np.float16))
+        )
 
     def test_uniform_codes_are_off_by_half_a_step(self):
         """int-8 of a token: half a step of span / 255. Zero and scale are fp16, which moves the
@@ -157,7 +175,9 @@ class RoundTrips(TestCase):
         scores, rows = codec.scores(queries, pages), codec.decode(pages).astype(np.float64)
         self.assertEqual(scores.shape, (3, 128))
         lengths = np.outer(np.linalg.norm(queries, axis=1), np.linalg.norm(rows, axis=1))
-        self.assertTrue((np.abs(scores - queries @ rows.T) <= 2 * (128 + 20) * 2.0**-24 * lengths).all())
+        self.assertTrue(
+            (np.abs(scores - queries @ rows.T) <= 2 * (128 + 20) * 2.0**-24 * lengths).all()
+        )
         self.assertEqual(codec.scores(queries[:0], pages).shape, (0, 128))
 
     def test_another_process_can_have_it(self):
@@ -188,8 +208,15 @@ class RoundTrips(TestCase):
 
 class Refusals(TestCase):
     def test_specs(self):
-        self.assertEqual(self.refused(kvant.Error, "codec 'int-99'|2 to 8 bits", kvant.Codec, "int-99", 64).status, 20)
-        error = self.refused(kvant.Error, "needs a calibration", kvant.Codec, "int-4:center=file", 64)
+        self.assertEqual(
+            self.refused(
+                kvant.Error, "codec 'int-99'|2 to 8 bits", kvant.Codec, "int-99", 64
+            ).status,
+            20,
+        )
+        error = self.refused(
+            kvant.Error, "needs a calibration", kvant.Codec, "int-4:center=file", 64
+        )
         self.assertEqual(error.status, 30)
         self.assertIsNone(kvant.check_spec("int-4"))
         self.refused(kvant.Error, "int-99", kvant.check_spec, "int-99")
@@ -206,7 +233,9 @@ class Refusals(TestCase):
         self.refused(TypeError, "head_dim: |64.0", kvant.Codec, "int-4", 64.0)
         self.refused(ValueError, "role: |'q'", kvant.Codec, "int-4", 64, "q")
         self.refused(ValueError, "seed: -1", kvant.Codec, "int-4", 64, seed=-1)
-        self.refused(TypeError, "calibration: |str", kvant.Codec, "int-4", 64, calibration="model.kvcal")
+        self.refused(
+            TypeError, "calibration: |str", kvant.Codec, "int-4", 64, calibration="model.kvcal"
+        )
         scheme = kvant.Scheme("balanced", n_layers=1, n_kv_heads=1, head_dim=64)
         self.refused(TypeError, "copied", copy.copy, scheme)
 
@@ -219,13 +248,22 @@ class Refusals(TestCase):
         for bad in (np.nan, np.inf):
             rows = normal(1, 70, 64)
             rows[65, 3] = bad
-            self.assertEqual(self.refused(kvant.Error, "rows 64 to 69|NaN", codec.encode, rows).status, 50)
+            self.assertEqual(
+                self.refused(kvant.Error, "rows 64 to 69|NaN", codec.encode, rows).status, 50
+            )
         rows = normal(1, 2, 64)
         rows[0, 0] = 1e30
         self.assertEqual(self.refused(kvant.Error, "rows 0 to 1", codec.encode, rows).status, 51)
         rows = normal(1, 40, 64)
-        self.refused(ValueError, "rows: |whole blocks of 32|40", kvant.Codec("int-2:axis=channel", 64).encode, rows)
-        self.refused(ValueError, "center: |[64]", codec.encode, normal(1, 4, 64), center=normal(1, 63))
+        self.refused(
+            ValueError,
+            "rows: |whole blocks of 32|40",
+            kvant.Codec("int-2:axis=channel", 64).encode,
+            rows,
+        )
+        self.refused(
+            ValueError, "center: |[64]", codec.encode, normal(1, 4, 64), center=normal(1, 63)
+        )
         self.refused(TypeError, "scale: ", codec.encode, normal(1, 4, 64), scale=1.0)
 
     def test_pages(self):

@@ -34,7 +34,10 @@ class CommandLine(unittest.TestCase):
         for words, options in [
             (["-c", "5", "-q", "-c7"], [("ctx", "5"), ("quick", None), ("ctx", "7")]),
             (["-qc", "5"], [("quick", None), ("ctx", "5")]),
-            (["--ctx=", "--ct", "-1", "--conf", "-"], [("ctx", ""), ("ctx", "-1"), ("config", "-")]),
+            (
+                ["--ctx=", "--ct", "-1", "--conf", "-"],
+                [("ctx", ""), ("ctx", "-1"), ("config", "-")],
+            ),
             (["-q", "--"], [("quick", None)]),
             ([], []),
         ]:
@@ -98,7 +101,8 @@ class Child(unittest.TestCase):
 
     def test_level_of_the_command(self):
         self.assertEqual(
-            self.run_script('printf \'["%s"]\' "$*"', "eval", "-m", KVANT_CPU="avx2").rows, ["--cpu avx2 eval -m"]
+            self.run_script('printf \'["%s"]\' "$*"', "eval", "-m", KVANT_CPU="avx2").rows,
+            ["--cpu avx2 eval -m"],
         )
 
     def test_progress_is_shared(self):
@@ -122,7 +126,9 @@ class Child(unittest.TestCase):
         return said.getvalue().decode().splitlines()
 
     def test_messages_once_and_no_noise_of_what_was_stopped(self):
-        self.assertEqual(self.messages(False), ["kvant: using a", "llama_decode: failed", "  hint: b"])
+        self.assertEqual(
+            self.messages(False), ["kvant: using a", "llama_decode: failed", "  hint: b"]
+        )
         self.assertEqual(self.messages(True), ["kvant: using a", "  hint: b"])
 
     def test_interrupt_is_passed_on(self):
@@ -138,7 +144,9 @@ class Child(unittest.TestCase):
             os.kill(os.getpid(), signal.SIGINT)
 
         threading.Thread(target=interrupt, daemon=True).start()
-        result = self.run_script(f"trap 'echo [1]; exit 130' INT; : > {ready}; while :; do sleep 0.05; done")
+        result = self.run_script(
+            f"trap 'echo [1]; exit 130' INT; : > {ready}; while :; do sleep 0.05; done"
+        )
         self.assertEqual((result.code, result.rows), (130, [1]))
         self.assertTrue(cli.interrupted())
 
@@ -158,7 +166,19 @@ class Plan(unittest.TestCase):
         "decode_tps": 10.0,
         "calibrated": False,
         "families": frozenset(
-            ["int", "bdr", "kivi", "innerq", "hessian", "turboquant", "trellis", "octopus", "polar", "hqmq", "addvq"]
+            [
+                "int",
+                "bdr",
+                "kivi",
+                "innerq",
+                "hessian",
+                "turboquant",
+                "trellis",
+                "octopus",
+                "polar",
+                "hqmq",
+                "addvq",
+            ]
         ),
     }
 
@@ -168,11 +188,21 @@ class Plan(unittest.TestCase):
     def test_steps(self):
         self.assertEqual(
             [step.name for step in self.plan()],
-            ["quality", "position", "sizes", "speed",
-             "needle:512", "needle:1024", "needle:2048", "needle:4096"],
+            [
+                "quality",
+                "position",
+                "sizes",
+                "speed",
+                "needle:512",
+                "needle:1024",
+                "needle:2048",
+                "needle:4096",
+            ],
         )
         short = self.plan(n_ctx_train=1000)
-        self.assertEqual([step.name for step in short], ["quality", "position", "sizes", "speed", "needle:512"])
+        self.assertEqual(
+            [step.name for step in short], ["quality", "position", "sizes", "speed", "needle:512"]
+        )
         self.assertIn("0,125,500", short[3].words)  # what is measured at the deepest must still fit
 
     def test_lists(self):
@@ -190,20 +220,30 @@ class Plan(unittest.TestCase):
         own = ["--codec-k", "int-8", "--fp32", "--stock", "q8_0", "--accel"]
         common = ["--threads", "2", "--runtime", "/lib"]
         sizes = self.plan(configs=own, common=common)[2]
-        self.assertEqual(sizes.words, [
-            *["inspect", "-m", "/models/m.gguf", "--json", "--runtime", "/lib", "-c", "8192"],
-            *["--stock", "f16", "--codec-k", "int-8", "--stock", "q8_0"],
-        ])
+        self.assertEqual(
+            sizes.words,
+            [
+                *["inspect", "-m", "/models/m.gguf", "--json", "--runtime", "/lib", "-c", "8192"],
+                *["--stock", "f16", "--codec-k", "int-8", "--stock", "q8_0"],
+            ],
+        )
         self.assertIn("32768", self.plan(n_ctx_train=131072)[2].words)
         quality, _, sizes = self.plan(calibrated=True)[:3]
         self.assertEqual(sizes.words[-20:], quality.words[-20:])
 
     def test_quick(self):
         steps = self.plan(quick=True, n_ctx=1024, longest=1024)
-        self.assertEqual([step.name for step in steps], ["quality", "position", "sizes", "speed", "needle:1024"])
-        self.assertEqual([word for word in steps[0].words if word in ("quality", "balanced", "small", "q4_0")], ["q4_0", "quality", "balanced", "small"])
+        self.assertEqual(
+            [step.name for step in steps], ["quality", "position", "sizes", "speed", "needle:1024"]
+        )
+        self.assertEqual(
+            [word for word in steps[0].words if word in ("quality", "balanced", "small", "q4_0")],
+            ["q4_0", "quality", "balanced", "small"],
+        )
         self.assertIn("0,1024", steps[3].words)
-        self.assertEqual(steps[3].words[steps[3].words.index("-r") + 1], "3")  # one round has no spread
+        self.assertEqual(
+            steps[3].words[steps[3].words.index("-r") + 1], "3"
+        )  # one round has no spread
 
     def test_builds_without_some_families(self):
         few = {"families": frozenset(["int", "turboquant", "trellis"]), "calibrated": True}
@@ -218,8 +258,14 @@ class Plan(unittest.TestCase):
         )
 
     def test_own_configurations(self):
-        own = ["--protect", "1", *(word for i in range(9) for word in ("--codec-k", f"int-{i}", "--fp32"))]
-        quality, _, _, needle, *_ = self.plan(configs=own, settings=["--config", "a.kvant"], calibrated=True)
+        own = [
+            "--protect",
+            "1",
+            *(word for i in range(9) for word in ("--codec-k", f"int-{i}", "--fp32")),
+        ]
+        quality, _, _, needle, *_ = self.plan(
+            configs=own, settings=["--config", "a.kvant"], calibrated=True
+        )
         self.assertEqual(quality.words[-len(own) - 2 :], [*own, "--config", "a.kvant"])
         self.assertEqual(needle.words[-22:], [*own[:20], "--config", "a.kvant"])
         self.assertNotIn("--accel", self.plan(configs=own)[2].words)
@@ -243,9 +289,13 @@ class Plan(unittest.TestCase):
 class Results(unittest.TestCase):
     def test_steps(self):
         results = report_file.new()
-        report_file.set_step(results, "a", "kvant a", "complete", 1, [{"calibration": "/home/x/m.kvcal"}])
+        report_file.set_step(
+            results, "a", "kvant a", "complete", 1, [{"calibration": "/home/x/m.kvcal"}]
+        )
         report_file.set_step(results, "b", "kvant b", "partial", 1, [])
-        report_file.set_step(results, "a", "kvant a -q", "complete", 2, [{"calibration": "/home/x/m.kvcal"}])
+        report_file.set_step(
+            results, "a", "kvant a -q", "complete", 2, [{"calibration": "/home/x/m.kvcal"}]
+        )
         self.assertEqual([step["name"] for step in results["steps"]], ["a", "b"])
         self.assertEqual(results["steps"][0]["rows"], [{"calibration": "m.kvcal"}])
         self.assertTrue(report_file.has(results, "a", "kvant a -q"))

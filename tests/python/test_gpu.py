@@ -20,7 +20,11 @@ except (ImportError, kvant.Error) as missing:
 
 LAYERS, HEADS, KV_HEADS, DIM, TOKENS = 2, 8, 2, 64, 150
 SPECS = {"k": "turboquant-4", "v": "int-4"}
-K, V, Q = normal(1, TOKENS, KV_HEADS, DIM), normal(2, TOKENS, KV_HEADS, DIM), normal(3, 5, HEADS, DIM)
+K, V, Q = (
+    normal(1, TOKENS, KV_HEADS, DIM),
+    normal(2, TOKENS, KV_HEADS, DIM),
+    normal(3, 5, HEADS, DIM),
+)
 
 
 def on_gpu(array):
@@ -29,12 +33,16 @@ def on_gpu(array):
 
 def decoded(rows, role):
     codec = kvant.Codec(SPECS[role], DIM, role)
-    return np.stack([codec.decode(codec.encode(rows[:, head]), len(rows)) for head in range(KV_HEADS)], 1)
+    return np.stack(
+        [codec.decode(codec.encode(rows[:, head]), len(rows)) for head in range(KV_HEADS)], 1
+    )
 
 
 class Cache(TestCase):
     def setUp(self):
-        self.cache = kvant.Cache(LAYERS, HEADS, KV_HEADS, DIM, 512, device="cuda", **SPECS, max_sequences=3)
+        self.cache = kvant.Cache(
+            LAYERS, HEADS, KV_HEADS, DIM, 512, device="cuda", **SPECS, max_sequences=3
+        )
         self.sequence = self.cache.new_sequence()
         for layer in range(LAYERS):
             self.cache.append(layer, self.sequence, on_gpu(K), on_gpu(V))
@@ -53,14 +61,21 @@ class Cache(TestCase):
             host.import_block(copy, self.cache.export_block(self.sequence, index))
         self.assertEqual(host.length(copy), TOKENS)
         for layer in range(LAYERS):
-            self.assertTrue(np.array_equal(host.attend(layer, copy, Q), host.attend(layer, sequence, Q)))
+            self.assertTrue(
+                np.array_equal(host.attend(layer, copy, Q), host.attend(layer, sequence, Q))
+            )
 
     def test_a_query_that_sees_one_token_gives_its_value(self):
         """Its weight is 1. The weight times the value's scale is rounded to fp16, 2^-11 of at most 15 steps
         and less than 16 with the scale's own rounding; fp32 sums are off by 2^-22 of codes and zero point
         a step (docs/internals/cuda.md), in fewer than 64 steps."""
         values = decoded(V, "v")[-5:]
-        out = self.attend(on_gpu(Q), window=1).cpu().numpy().reshape(5, KV_HEADS, HEADS // KV_HEADS, DIM)
+        out = (
+            self.attend(on_gpu(Q), window=1)
+            .cpu()
+            .numpy()
+            .reshape(5, KV_HEADS, HEADS // KV_HEADS, DIM)
+        )
         codes = 16 / 15 * (V[-5:].max(2) - V[-5:].min(2))
         bound = 2.0**-11 * codes + 64 * 2.0**-22 * (codes + np.abs(V[-5:]).max(2))
         self.assertTrue((np.abs(out - values[:, :, None]).max((2, 3)) <= bound).all())
@@ -102,18 +117,32 @@ class Cache(TestCase):
 
     def test_a_stream_of_its_own(self):
         stream = torch.cuda.Stream()
-        cache = kvant.Cache(1, HEADS, KV_HEADS, DIM, 512, device="cuda", **SPECS, stream=stream.cuda_stream)
+        cache = kvant.Cache(
+            1, HEADS, KV_HEADS, DIM, 512, device="cuda", **SPECS, stream=stream.cuda_stream
+        )
         cache.append(0, cache.new_sequence(), on_gpu(K), on_gpu(V))
         out = cache.attend(0, 0, on_gpu(Q))
         stream.synchronize()
         self.assertTrue(torch.equal(out, self.attend(on_gpu(Q))))
 
     def test_refusals(self):
-        self.refused(ValueError, "k: |GPU", self.cache.append, 0, self.sequence, torch.from_numpy(K), on_gpu(V))
-        self.refused(TypeError, "q: |bfloat16", self.cache.attend, 0, self.sequence, on_gpu(Q).bfloat16())
+        self.refused(
+            ValueError,
+            "k: |GPU",
+            self.cache.append,
+            0,
+            self.sequence,
+            torch.from_numpy(K),
+            on_gpu(V),
+        )
+        self.refused(
+            TypeError, "q: |bfloat16", self.cache.attend, 0, self.sequence, on_gpu(Q).bfloat16()
+        )
         bad = on_gpu(K)
         bad[3, 1, 5] = float("nan")
-        error = self.refused(kvant.Error, "layer 0", self.cache.append, 0, self.sequence, bad, on_gpu(V))
+        error = self.refused(
+            kvant.Error, "layer 0", self.cache.append, 0, self.sequence, bad, on_gpu(V)
+        )
         self.assertEqual((error.status, self.cache.length(self.sequence, 0)), (50, TOKENS))
 
 
@@ -143,23 +172,38 @@ class Paged(TestCase):
         from test_learning import text
 
         k, v, q = (on_gpu(x) for x in text(1, 1024, DIM))
-        host = kvant.Tensor([kvant.Codec("trellis-4:center=first,norm=first", DIM)] * KV_HEADS, n_blocks=16)
+        host = kvant.Tensor(
+            [kvant.Codec("trellis-4:center=first,norm=first", DIM)] * KV_HEADS, n_blocks=16
+        )
         host.write(np.arange(1024), k.cpu().numpy())
-        table, slots = torch.arange(16, dtype=torch.int32, device="cuda"), torch.arange(1024, device="cuda")
+        table, slots = (
+            torch.arange(16, dtype=torch.int32, device="cuda"),
+            torch.arange(1024, device="cuda"),
+        )
         paged = kvant.PagedCache("trellis-4:transform=first", "f16", KV_HEADS, DIM, n_blocks=16)
         paged.learn(k, q)
         paged.append(k, v, slots)
         rows = [paged.decode(role, table, dtype=torch.float32) for role in "kv"]
         groups = q.view(1024, KV_HEADS, -1, DIM)
-        wrong = [(groups * (x - k)[:, :, None]).sum(3).square().mean().sqrt() for x in (rows[0], on_gpu(host.read(0, 1024)))]
+        wrong = [
+            (groups * (x - k)[:, :, None]).sum(3).square().mean().sqrt()
+            for x in (rows[0], on_gpu(host.read(0, 1024)))
+        ]
         self.assertLess(wrong[0], 0.7 * wrong[1])
-        newest, lengths = q[-3:].contiguous() / 16, torch.tensor([1024], dtype=torch.int32, device="cuda")
+        newest, lengths = (
+            q[-3:].contiguous() / 16,
+            torch.tensor([1024], dtype=torch.int32, device="cuda"),
+        )
         got = paged.attention(newest[None], table[None], lengths)[0]
         mask = torch.ones(3, 1024, device="cuda").tril(1021).bool()[:, None]
         spread = [x.repeat_interleave(q.shape[1] // KV_HEADS, 1).transpose(0, 1) for x in rows]
         scores = (newest.transpose(0, 1) @ spread[0].transpose(1, 2)).transpose(0, 1) * DIM**-0.5
-        wanted = torch.softmax(scores.masked_fill(~mask, -torch.inf), -1).transpose(0, 1) @ spread[1]
-        self.assertLess((got - wanted.transpose(0, 1)).abs().max().item(), 0.02 * v.abs().max().item())
+        wanted = (
+            torch.softmax(scores.masked_fill(~mask, -torch.inf), -1).transpose(0, 1) @ spread[1]
+        )
+        self.assertLess(
+            (got - wanted.transpose(0, 1)).abs().max().item(), 0.02 * v.abs().max().item()
+        )
         for words, bad in (("k: ", (k[:, :1], q)), ("q: ", (k, q[:9]))):
             self.refused(ValueError, words, paged.learn, *bad)
 

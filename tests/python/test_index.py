@@ -49,9 +49,13 @@ class Estimates(TestCase):
             expected = np.sqrt(distortion / (1 - distortion))
             # 200,000 products of 100 queries: 2 %. Queries of 8 bits add (max / 127)^2 / 12 per number, with
             # max / deviation of 512 numbers about 3.1: 0.7 % of a deviation, seen at 4 bits only.
-            self.assertLess(abs(error / np.hypot(expected, 3.1 / 127 / np.sqrt(12)) - 1), 0.03, bits)
+            self.assertLess(
+                abs(error / np.hypot(expected, 3.1 / 127 / np.sqrt(12)) - 1), 0.03, bits
+            )
             slope = np.sum(scores * truth) / np.sum(truth * truth)
-            self.assertLess(abs(slope - 1), 4 * expected / np.sqrt(truth.size), bits)  # unbiased: four deviations
+            self.assertLess(
+                abs(slope - 1), 4 * expected / np.sqrt(truth.size), bits
+            )  # unbiased: four deviations
 
     def test_scores_are_products_with_reconstructed_vectors(self):
         index, _ = filled("turboquant-4")
@@ -59,8 +63,15 @@ class Estimates(TestCase):
         scores, ids = index.search(query, N)
         products = np.array([query[0] @ index.reconstruct(int(i)) for i in ids[0]])
         # The query is rounded to integers up to 127: half a step in each of 96 numbers, of random sign.
-        step = np.abs(query).max() * 2 / 127  # rotated, its largest number is at most twice as large (seed of this test)
-        bound = 5 * step / np.sqrt(12) * np.linalg.norm([index.reconstruct(i) for i in range(20)], axis=1).max()
+        step = (
+            np.abs(query).max() * 2 / 127
+        )  # rotated, its largest number is at most twice as large (seed of this test)
+        bound = (
+            5
+            * step
+            / np.sqrt(12)
+            * np.linalg.norm([index.reconstruct(i) for i in range(20)], axis=1).max()
+        )
         self.assertLess(np.abs(scores[0] - products).max(), bound)
         self.assertTrue((np.diff(scores[0]) <= 0).all())
 
@@ -84,7 +95,9 @@ class Search(TestCase):
         ):
             index, rows = filled(metric=metric)
             scores, ids = index.search(queries, 10)
-            self.assertEqual((scores.dtype, ids.dtype, scores.shape), (np.float32, np.int64, (50, 10)))
+            self.assertEqual(
+                (scores.dtype, ids.dtype, scores.shape), (np.float32, np.int64, (50, 10))
+            )
             same = np.mean([len(set(a) & set(b)) for a, b in zip(ids, best(exact(rows), 10))]) / 10
             self.assertGreater(same, 0.95, metric)  # 8 bits
             sign = -1 if metric == "l2" else 1
@@ -100,7 +113,9 @@ class Search(TestCase):
 
         def hits(index):
             index.add(rows)
-            return np.mean([len(set(a) & set(b)) for a, b in zip(index.search(queries + 10, 10)[1], truth)])
+            return np.mean(
+                [len(set(a) & set(b)) for a, b in zip(index.search(queries + 10, 10)[1], truth)]
+            )
 
         plain, trained = kvant.Index(DIM, metric="l2"), kvant.Index(DIM, metric="l2")
         trained.train(rows[:200])
@@ -130,7 +145,10 @@ class Search(TestCase):
         index.add(rows)
         self.assertEqual(index.info.n_lists, 16)
         found = {n: index.search(queries, 10, n_probe=n)[1] for n in (1, 4, 16)}
-        hits = {n: np.mean([len(set(a) & set(b)) for a, b in zip(ids, truth)]) for n, ids in found.items()}
+        hits = {
+            n: np.mean([len(set(a) & set(b)) for a, b in zip(ids, truth)])
+            for n, ids in found.items()
+        }
         self.assertGreater(hits[16], 9)  # of 10, at 8 bits
         self.assertGreater(hits[4], 0.9 * hits[16])
         self.assertGreaterEqual(hits[16], hits[4])
@@ -149,8 +167,24 @@ class Search(TestCase):
         ids = index.search(rows[:40], 10, rerank=50, n_probe=16)[1]
         self.assertGreater(np.mean([len(set(a) & set(b)) for a, b in zip(ids, truth)]), 9)
         self.refused(kvant.Error, "lists=16", kvant.Index, DIM, centroids=centres)
-        self.refused(kvant.Error, "15 centroids", kvant.Index, DIM, "l2", "trellis-4:lists=16", centroids=centres[1:])
-        self.refused(ValueError, "centroids", kvant.Index, DIM, "l2", "trellis-4:lists=16", centroids=centres[:, 1:])
+        self.refused(
+            kvant.Error,
+            "15 centroids",
+            kvant.Index,
+            DIM,
+            "l2",
+            "trellis-4:lists=16",
+            centroids=centres[1:],
+        )
+        self.refused(
+            ValueError,
+            "centroids",
+            kvant.Index,
+            DIM,
+            "l2",
+            "trellis-4:lists=16",
+            centroids=centres[:, 1:],
+        )
 
     def test_many_threads_search_at_once(self):
         index, _ = filled(n=2000)
@@ -228,7 +262,9 @@ class Ids(TestCase):
         self.assertTrue(all(set(row) == {3, 50, 299, -1} for row in ids.tolist()))
         self.assertTrue((index.search(rows[:4], 5, allowed=allowed[:0])[1] == -1).all())
         even = index.search(rows[:4], 5, allow=lambda i: i % 2 == 0)[1]
-        np.testing.assert_array_equal(even, index.search(rows[:4], 5, allowed=np.arange(0, N, 2))[1])
+        np.testing.assert_array_equal(
+            even, index.search(rows[:4], 5, allowed=np.arange(0, N, 2))[1]
+        )
         both = index.search(rows[:1], 5, allowed=allowed, allow=lambda i: i > 3)[1]
         self.assertEqual(set(both[0].tolist()), {50, 299, -1})
 
@@ -282,7 +318,9 @@ class Refusals(TestCase):
         self.refused(TypeError, "rows: float32", index.add, rows.astype(np.float64))
         self.refused(ValueError, "rows: |[n, 96]", index.add, rows[:, :-1])
         self.refused(ValueError, "queries: ", index.search, rows[0], 5)
-        self.refused(TypeError, "ids: int64", index.add_with_ids, rows, np.arange(N, dtype=np.int32))
+        self.refused(
+            TypeError, "ids: int64", index.add_with_ids, rows, np.arange(N, dtype=np.int32)
+        )
         self.refused(ValueError, "ids: ", index.add_with_ids, rows, np.arange(N - 1))
         self.refused(ValueError, "ids: -1", index.remove_ids, np.array([-1]))
         self.refused(ValueError, "k: 0", index.search, rows, 0)
@@ -333,9 +371,13 @@ class Refusals(TestCase):
     def test_what_it_says_of_itself(self):
         index, _ = filled("turboquant-2")
         info = index.info
-        self.assertEqual((info.dim, info.metric, info.bits, info.n, info.is_view), (DIM, "ip", 2, N, False))
+        self.assertEqual(
+            (info.dim, info.metric, info.bits, info.n, info.is_view), (DIM, "ip", 2, N, False)
+        )
         self.assertEqual(info.bytes_per_vector, DIM * 2 // 8 + 4)
-        self.assertEqual(repr(index), f"<kvant.Index of {N} vectors, {DIM} numbers each, turboquant-2, ip>")
+        self.assertEqual(
+            repr(index), f"<kvant.Index of {N} vectors, {DIM} numbers each, turboquant-2, ip>"
+        )
 
 
 class OnAGpu(TestCase):
@@ -344,7 +386,11 @@ class OnAGpu(TestCase):
     def test_results_are_those_of_the_cpu_after_every_change(self):
         index, rows = filled("turboquant-3", "l2", device="cuda")
         twin, _ = filled("turboquant-3", "l2")
-        changes = (lambda i: None, lambda i: i.remove_ids(np.arange(0, N, 3)), lambda i: i.add(rows[:50] + 1))
+        changes = (
+            lambda i: None,
+            lambda i: i.remove_ids(np.arange(0, N, 3)),
+            lambda i: i.add(rows[:50] + 1),
+        )
         for change in changes:
             for each in (index, twin):
                 change(each)
@@ -356,8 +402,13 @@ class OnAGpu(TestCase):
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder) / "a.kvindex"
             index.save(path)
-            for opened in (kvant.Index.view(path, device="cuda"), kvant.Index.load(path, device="cuda")):
-                np.testing.assert_array_equal(opened.search(rows[:3], 5)[1], index.search(rows[:3], 5)[1])
+            for opened in (
+                kvant.Index.view(path, device="cuda"),
+                kvant.Index.load(path, device="cuda"),
+            ):
+                np.testing.assert_array_equal(
+                    opened.search(rows[:3], 5)[1], index.search(rows[:3], 5)[1]
+                )
 
     def test_refusals(self):
         index, rows = filled(device="cuda")

@@ -62,7 +62,10 @@ class Caches(TestCase):
         for first, end in ((0, 400), (400, 1100), (1100, N)):
             late[0].append(0, late[1], *(x[first:end] for x in rows[:2]))
             late[0].attend(0, late[1], rows[2][first:end])
-        first, later = ([error(*cache, rows, *part) for cache in (noted, late, never)] for part in ((64, 400), (1100, N)))
+        first, later = (
+            [error(*cache, rows, *part) for cache in (noted, late, never)]
+            for part in ((64, 400), (1100, N))
+        )
         self.assertLess(first[0], 0.7 * first[1])
         self.assertEqual(first[1], first[2])
         self.assertLess(later[1], 0.7 * later[2])
@@ -96,7 +99,9 @@ class Caches(TestCase):
         self.assertEqual([other.export_block(there, i) for i in range(n // 64)], blocks)
         q = normal(5, 3, HEADS, DIM)
         self.assertTrue(np.array_equal(other.attend(0, there, q), cache.attend(0, sequence, q)))
-        self.assertGreater(len({len(block) for block in blocks}), 1)  # fp16 rows of the first one, matrices of others
+        self.assertGreater(
+            len({len(block) for block in blocks}), 1
+        )  # fp16 rows of the first one, matrices of others
 
     def test_forks_and_truncation(self):
         """Versions belong to blocks, not to sequences."""
@@ -144,9 +149,16 @@ FREQUENCIES = 1e5 ** (-np.arange(DIM // 2) / (DIM // 2))  # radians per position
 def turned(rows, interleaved=False):
     """Each by its position, of all heads."""
     angles = np.outer(np.arange(len(rows)), FREQUENCIES)[:, None]
-    first, second = (np.s_[..., ::2], np.s_[..., 1::2]) if interleaved else (np.s_[..., : DIM // 2], np.s_[..., DIM // 2 :])
+    first, second = (
+        (np.s_[..., ::2], np.s_[..., 1::2])
+        if interleaved
+        else (np.s_[..., : DIM // 2], np.s_[..., DIM // 2 :])
+    )
     out, x, y = np.empty_like(rows), rows[first], rows[second]
-    out[first], out[second] = x * np.cos(angles) - y * np.sin(angles), x * np.sin(angles) + y * np.cos(angles)
+    out[first], out[second] = (
+        x * np.cos(angles) - y * np.sin(angles),
+        x * np.sin(angles) + y * np.cos(angles),
+    )
     return out
 
 
@@ -158,7 +170,10 @@ class Ropes(TestCase):
     def errors(self, rope, interleaved=False, noted=1024):
         """Of the first keys and of late ones. noted: tokens whose queries are told, with their positions."""
         k, v, q = text(1, self.LONG)
-        rows, numbers = (turned(k, interleaved), v, turned(q, interleaved)), np.arange(self.LONG, dtype=np.int32)
+        rows, numbers = (
+            (turned(k, interleaved), v, turned(q, interleaved)),
+            np.arange(self.LONG, dtype=np.int32),
+        )
         cache, sequence = made(max_tokens=self.LONG)
         if rope is not None:
             cache.set_rope(0, rope)
@@ -172,7 +187,10 @@ class Ropes(TestCase):
     def test_late_keys(self):
         """Late keys without it lose most of what a matrix is good for; with it about nothing, and one matrix for all positions
         something everywhere."""
-        (first, late), (first_without, late_without) = self.errors(kvant.Rope(FREQUENCIES)), self.errors(None)
+        (first, late), (first_without, late_without) = (
+            self.errors(kvant.Rope(FREQUENCIES)),
+            self.errors(None),
+        )
         self.assertGreater(late_without, 2 * first_without)
         self.assertLess(first, 1.1 * first_without)
         self.assertLess(late, 1.4 * first)
@@ -183,7 +201,10 @@ class Ropes(TestCase):
     def test_pairs(self):
         frequencies = list(FREQUENCIES)
         for interleaved in False, True:
-            right, wrong = (self.errors(kvant.Rope(frequencies, pairs), interleaved)[1] for pairs in (interleaved, not interleaved))
+            right, wrong = (
+                self.errors(kvant.Rope(frequencies, pairs), interleaved)[1]
+                for pairs in (interleaved, not interleaved)
+            )
             self.assertLess(right, 0.9 * wrong)
 
     def test_refusals(self):
@@ -195,7 +216,9 @@ class Ropes(TestCase):
             (kvant.Error, "frequency 1 ", kvant.Rope([1.0, np.nan])),
         ):
             self.refused(kind, words, cache.set_rope, 0, bad)
-        self.refused(ValueError, "positions", cache.note_queries, 0, text(1, 8)[2], np.zeros(7, np.int32))
+        self.refused(
+            ValueError, "positions", cache.note_queries, 0, text(1, 8)[2], np.zeros(7, np.int32)
+        )
         cache.set_rope(0, None)
 
 
@@ -238,8 +261,22 @@ class Tensors(TestCase):
         for head in range(KV_HEADS):
             codec, x = tensor.make_codec(7, head, like), rows[0][448:512, head]
             center = tensor.block(7, head).center
-            self.assertTrue(np.allclose(codec.decode(codec.encode(x, center), 64, center), stored[:, head], rtol=0, atol=1e-4))
-            self.assertFalse(np.allclose(like.decode(like.encode(x, center), 64, center), stored[:, head], rtol=0, atol=1e-2))
+            self.assertTrue(
+                np.allclose(
+                    codec.decode(codec.encode(x, center), 64, center),
+                    stored[:, head],
+                    rtol=0,
+                    atol=1e-4,
+                )
+            )
+            self.assertFalse(
+                np.allclose(
+                    like.decode(like.encode(x, center), 64, center),
+                    stored[:, head],
+                    rtol=0,
+                    atol=1e-2,
+                )
+            )
         self.refused(ValueError, "kv_head: 2", tensor.make_codec, 7, 2, like)
         self.refused(TypeError, "like", tensor.make_codec, 7, 0, "trellis-4")
 

@@ -28,14 +28,18 @@ import kvant
 """
 
 
-NEED_TORCH = ("PagedCache", "Evaluation", "calibrate", "evaluate", "tune")  # test_paged, pytorch/test_models
+NEED_TORCH = (
+    "PagedCache",
+    "Evaluation",
+    "calibrate",
+    "evaluate",
+    "tune",
+)  # test_paged, pytorch/test_models
 
 
 class Imports(TestCase):
     def test_importing_loads_nothing(self):
-        program = (
-            "import kvant, sys; print([m for m in sys.modules if m.split('.')[0] in ('numpy', 'torch', 'ctypes')])"
-        )
+        program = "import kvant, sys; print([m for m in sys.modules if m.split('.')[0] in ('numpy', 'torch', 'ctypes')])"
         self.assertEqual(run(program, KVANT_LIBRARY="/nowhere"), "[]")
 
     def test_every_name_is_there(self):
@@ -82,7 +86,10 @@ class Finding(TestCase):
 
     def test_a_gpu_library_that_is_not_there(self):
         program = "import kvant; kvant.Cache(1, 1, 1, 64, 64, device='cuda', k='int-4')"
-        self.assertIn("/nowhere/libkvant_cuda.so", run(program, KVANT_CUDA_LIBRARY="/nowhere/libkvant_cuda.so"))
+        self.assertIn(
+            "/nowhere/libkvant_cuda.so",
+            run(program, KVANT_CUDA_LIBRARY="/nowhere/libkvant_cuda.so"),
+        )
 
 
 class Threads(TestCase):
@@ -101,10 +108,14 @@ class Threads(TestCase):
 
 class Errors(TestCase):
     def test_words_and_status(self):
-        error = self.refused(kvant.Error, "codec 'int-99': int takes 2 to 8 bits", kvant.Codec, "int-99", 64)
+        error = self.refused(
+            kvant.Error, "codec 'int-99': int takes 2 to 8 bits", kvant.Codec, "int-99", 64
+        )
         self.assertEqual((error.status, error.reason), (20, "int takes 2 to 8 bits, as in int-4"))
         again = pickle.loads(pickle.dumps(error))
-        self.assertEqual((str(again), again.status, again.reason), (str(error), error.status, error.reason))
+        self.assertEqual(
+            (str(again), again.status, again.reason), (str(error), error.status, error.reason)
+        )
 
     def test_older_messages_are_not_repeated(self):
         """A status that tells all comes with its own words."""

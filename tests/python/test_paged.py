@@ -106,7 +106,10 @@ class Append(Calls):
         args = self.library.calls["append"]
         self.assertEqual((args.type, args.n_tokens, args.n_kv_heads), (2, 5, KV_HEADS))
         self.assertEqual((args.slots, args.refused), (slots.data_ptr(), refused.data_ptr()))
-        self.assertEqual((args.k.rows, args.k.token_stride, args.k.head_stride), (k.data_ptr(), KV_HEADS * DIM, DIM))
+        self.assertEqual(
+            (args.k.rows, args.k.token_stride, args.k.head_stride),
+            (k.data_ptr(), KV_HEADS * DIM, DIM),
+        )
         self.assertEqual((args.v.rows, args.v.token_stride), (v.data_ptr(), 3 * KV_HEADS * DIM))
         self.assertEqual((args.k.center, args.k.scale), (center.data_ptr(), None))
         self.assertEqual((args.v.center, args.v.scale), (None, scale.data_ptr()))
@@ -160,11 +163,21 @@ class Append(Calls):
     def test_refused_word(self):
         self.refused(TypeError, "refused: |int64", self.append, refused=Tensor((1,), int64))
         self.refused(ValueError, "refused: |shape", self.append, refused=Tensor((2,), int32))
-        self.refused(ValueError, "refused: |cpu", self.append, refused=Tensor((1,), int32, on="cpu"))
+        self.refused(
+            ValueError, "refused: |cpu", self.append, refused=Tensor((1,), int32, on="cpu")
+        )
 
     def test_open_blocks_are_needed(self):
         slots = Tensor((5,), int64)
-        self.refused(ValueError, "n_open_blocks", self.sealed_only.append, rows(), rows(), slots, to_open=True)
+        self.refused(
+            ValueError,
+            "n_open_blocks",
+            self.sealed_only.append,
+            rows(),
+            rows(),
+            slots,
+            to_open=True,
+        )
 
     def test_numbers_are_read_when_asked_for(self):
         cache = kvant.PagedCache("int-4", "int-4", KV_HEADS, DIM, BLOCKS, OPEN, check_numbers=True)
@@ -222,26 +235,39 @@ class Attention(Calls):
     def test_right_ones_arrive(self):
         given = self.arguments()
         given["block_table"] = Tensor((self.BATCH, self.PER_ROW), int32, strides=(9, 1))
-        lse, out = Tensor((self.BATCH, self.HEADS), float32), Tensor((self.BATCH, self.HEADS, DIM), bfloat16)
+        lse, out = (
+            Tensor((self.BATCH, self.HEADS), float32),
+            Tensor((self.BATCH, self.HEADS, DIM), bfloat16),
+        )
         self.assertIs(self.cache.attention(**given, lse=lse, out=out), out)
         args = self.library.calls["attention"]
-        self.assertEqual((args.batch, args.n_heads, args.n_kv_heads), (self.BATCH, self.HEADS, KV_HEADS))
+        self.assertEqual(
+            (args.batch, args.n_heads, args.n_kv_heads), (self.BATCH, self.HEADS, KV_HEADS)
+        )
         self.assertEqual((args.table_stride, args.blocks_per_row), (9, self.PER_ROW))
-        self.assertEqual((args.q, args.out, args.lse), (given["q"].data_ptr(), out.data_ptr(), lse.data_ptr()))
+        self.assertEqual(
+            (args.q, args.out, args.lse), (given["q"].data_ptr(), out.data_ptr(), lse.data_ptr())
+        )
         self.assertEqual((args.lengths, args.type), (given["lengths"].data_ptr(), 2))
         self.assertEqual(args.workspace_bytes, 4096)
         self.assertAlmostEqual(args.scale, DIM**-0.5)
-        self.assertEqual(self.cache.attention(**self.arguments()).shape, (self.BATCH, self.HEADS, DIM))
+        self.assertEqual(
+            self.cache.attention(**self.arguments()).shape, (self.BATCH, self.HEADS, DIM)
+        )
 
     def test_many_rows(self):
         """From 385 rows of a kv head on, caches share a workspace with scratch."""
         workspaces = []
         for tokens in (384 * KV_HEADS // self.HEADS, 400, 401):
-            given = self.arguments() | {"q": Tensor((self.BATCH, tokens, self.HEADS, DIM), bfloat16)}
+            given = self.arguments() | {
+                "q": Tensor((self.BATCH, tokens, self.HEADS, DIM), bfloat16)
+            }
             self.cache.attention(**given)
             args = self.library.calls["attention"]
             workspaces.append((args.workspace, args.workspace_bytes))
-        self.assertEqual([size for _, size in workspaces], [4096, 4096 + (129 << 20), 4096 + (129 << 20)])
+        self.assertEqual(
+            [size for _, size in workspaces], [4096, 4096 + (129 << 20), 4096 + (129 << 20)]
+        )
         self.assertEqual(workspaces[1], workspaces[2])
 
     def test_streams(self):
@@ -252,7 +278,9 @@ class Attention(Calls):
                 torch.cuda, "current_stream", lambda: types.SimpleNamespace(cuda_stream=stream)
             ):
                 for tokens in (1, 400):
-                    given = self.arguments() | {"q": Tensor((self.BATCH, tokens, self.HEADS, DIM), bfloat16)}
+                    given = self.arguments() | {
+                        "q": Tensor((self.BATCH, tokens, self.HEADS, DIM), bfloat16)
+                    }
                     self.cache.attention(**given)
                     workspace = self.library.calls["attention"].workspace
                     self.assertEqual(seen.setdefault((stream, tokens), workspace), workspace)
@@ -275,7 +303,12 @@ class Attention(Calls):
             ("block_table", ValueError, "shape", Tensor((batch * per_row,), int32)),
             ("block_table", TypeError, "int64", Tensor((batch, per_row), int64)),
             ("block_table", ValueError, "cuda:1", Tensor((batch, per_row), int32, on="cuda:1")),
-            ("block_table", ValueError, "contiguous", Tensor((batch, per_row), int32, strides=(1, batch))),
+            (
+                "block_table",
+                ValueError,
+                "contiguous",
+                Tensor((batch, per_row), int32, strides=(1, batch)),
+            ),
             ("lengths", ValueError, "shape", Tensor((batch - 1,), int32)),
             ("lengths", ValueError, "shape", Tensor((batch, 1), int32)),
             ("lengths", TypeError, "int64", Tensor((batch,), int64)),
@@ -284,11 +317,26 @@ class Attention(Calls):
             ("out", ValueError, "shape", Tensor((batch, heads - 2, DIM), bfloat16)),
             ("out", TypeError, "float16", Tensor((batch, heads, DIM), float16)),
             ("out", ValueError, "cpu", Tensor((batch, heads, DIM), bfloat16, on="cpu")),
-            ("out", ValueError, "overlap", Tensor((batch, heads, DIM), bfloat16, strides=(0, DIM, 1))),
-            ("out", ValueError, "overlap", Tensor((batch, heads, DIM), bfloat16, strides=(heads * DIM, 8, 1))),
+            (
+                "out",
+                ValueError,
+                "overlap",
+                Tensor((batch, heads, DIM), bfloat16, strides=(0, DIM, 1)),
+            ),
+            (
+                "out",
+                ValueError,
+                "overlap",
+                Tensor((batch, heads, DIM), bfloat16, strides=(heads * DIM, 8, 1)),
+            ),
             ("lse", ValueError, "shape", Tensor((batch,), float32)),
             ("lse", TypeError, "bfloat16", Tensor((batch, heads), bfloat16)),
-            ("lse", ValueError, "contiguous", Tensor((batch, heads), float32, strides=(heads * 2, 1))),
+            (
+                "lse",
+                ValueError,
+                "contiguous",
+                Tensor((batch, heads), float32, strides=(heads * 2, 1)),
+            ),
             ("v_center", TypeError, "float16", Tensor((KV_HEADS, DIM), float16)),
             ("k_scale", ValueError, "shape", Tensor((heads, DIM), float32)),
             ("v_scale", ValueError, "cpu", Tensor((KV_HEADS, DIM), float32, on="cpu")),
@@ -305,16 +353,22 @@ class Attention(Calls):
         for values in ((0, BLOCKS), (-OPEN - 1, 0)):
             arguments = self.arguments() | {"block_table": Tensor(shape, int32, values=values)}
             self.refused(ValueError, "block_table: ", cache.attention, **arguments)
-        cache.attention(**self.arguments() | {"block_table": Tensor(shape, int32, values=(-OPEN, BLOCKS - 1))})
+        cache.attention(
+            **self.arguments() | {"block_table": Tensor(shape, int32, values=(-OPEN, BLOCKS - 1))}
+        )
         self.assertEqual(self.library.calls["attention"].batch, self.BATCH)
 
 
 class Decode(Calls):
     def test_right_ones_arrive(self):
         blocks = Tensor((3,), int32)
-        self.assertEqual(self.cache.decode("v", blocks, dtype=float32).shape, (3 * 64, KV_HEADS, DIM))
+        self.assertEqual(
+            self.cache.decode("v", blocks, dtype=float32).shape, (3 * 64, KV_HEADS, DIM)
+        )
         args = self.library.calls["decode"]
-        self.assertEqual((args.codec, args.blocks, args.n_blocks, args.type), (17, blocks.data_ptr(), 3, 0))
+        self.assertEqual(
+            (args.codec, args.blocks, args.n_blocks, args.type), (17, blocks.data_ptr(), 3, 0)
+        )
         self.library.reset()
         self.assertEqual(self.cache.decode("k", Tensor((0,), int32)).shape, (0, KV_HEADS, DIM))
         self.assertEqual(self.library.calls, {})
@@ -325,7 +379,14 @@ class Decode(Calls):
         self.refused(ValueError, "dtype: |int32", self.cache.decode, "k", good, dtype=int32)
         self.refused(TypeError, "blocks: |int64", self.cache.decode, "k", Tensor((3,), int64))
         self.refused(ValueError, "blocks: |shape", self.cache.decode, "k", Tensor((3, 3), int32))
-        self.refused(ValueError, "center: |shape", self.cache.decode, "k", good, center=Tensor((DIM,), float32))
+        self.refused(
+            ValueError,
+            "center: |shape",
+            self.cache.decode,
+            "k",
+            good,
+            center=Tensor((DIM,), float32),
+        )
         self.refused(ValueError, "n_open_blocks", self.sealed_only.decode, "k", good, is_open=True)
 
 
@@ -343,7 +404,9 @@ class Creation(Calls):
             ({"k_spec": b"int-4"}, TypeError, "spec: |b'int-4'"),
             ({"device": "cpu"}, ValueError, "device: |cpu"),
         ):
-            good = dict(k_spec="int-4", v_spec="int-4", n_kv_heads=KV_HEADS, head_dim=DIM, n_blocks=BLOCKS)
+            good = dict(
+                k_spec="int-4", v_spec="int-4", n_kv_heads=KV_HEADS, head_dim=DIM, n_blocks=BLOCKS
+            )
             self.refused(error, words, kvant.PagedCache, **good | named)
 
     def test_the_library_refuses(self):

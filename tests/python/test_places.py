@@ -18,7 +18,10 @@ class OnGpu:
             self.__dlpack__ = self._dlpack
             self.__dlpack_device__ = lambda: (kind, 0)
         else:
-            self.__cuda_array_interface__ = array.__array_interface__ | {"version": 3, "stream": stream}
+            self.__cuda_array_interface__ = array.__array_interface__ | {
+                "version": 3,
+                "stream": stream,
+            }
 
     def _dlpack(self, stream):
         """As a producer gives it whose data pointer is the beginning of a larger allocation."""
@@ -39,21 +42,33 @@ class Gpu(TestCase):
             for dlpack in (True, False):
                 view = self.take(OnGpu(array, dlpack), array.dtype.name)
                 self.assertEqual((view.address, view.shape), (array.ctypes.data, array.shape))
-                self.assertEqual(view.strides, tuple(stride // array.itemsize for stride in array.strides))
+                self.assertEqual(
+                    view.strides, tuple(stride // array.itemsize for stride in array.strides)
+                )
 
     def test_the_producer_orders_its_work_before_ours(self):
         array = OnGpu(normal(1, 2, 3, 8))
         self.take(array)
         self.assertEqual(array.streams, [1])
         self.take(OnGpu(normal(1, 2, 3, 8), dlpack=False, stream=1))
-        self.refused(ValueError, "q: |stream 7", self.take, OnGpu(normal(1, 2, 3, 8), dlpack=False, stream=7))
+        self.refused(
+            ValueError, "q: |stream 7", self.take, OnGpu(normal(1, 2, 3, 8), dlpack=False, stream=7)
+        )
 
     def test_another_stream(self):
         array = OnGpu(normal(1, 2, 3, 8))
         places.Gpu(4096).take(array, "q", "float32", (2, 3, 8))
         self.assertEqual(array.streams, [4096])
         legacy = OnGpu(normal(1, 2, 3, 8), dlpack=False, stream=1)
-        self.refused(ValueError, "q: |stream 1|4096", places.Gpu(4096).take, legacy, "q", "float32", (2, 3, 8))
+        self.refused(
+            ValueError,
+            "q: |stream 1|4096",
+            places.Gpu(4096).take,
+            legacy,
+            "q",
+            "float32",
+            (2, 3, 8),
+        )
 
     def test_views_keep_their_memory(self):
         """A capsule that nobody consumed still owns its part of the array."""
@@ -61,7 +76,9 @@ class Gpu(TestCase):
         copy = array.copy()
         view = self.take(OnGpu(array))
         del array
-        again = np.frombuffer((places.c.c_char * copy.nbytes).from_address(view.address), np.float32)
+        again = np.frombuffer(
+            (places.c.c_char * copy.nbytes).from_address(view.address), np.float32
+        )
         self.assertTrue(np.array_equal(again.reshape(copy.shape), copy))
 
     def test_refusals(self):
@@ -76,12 +93,24 @@ class Gpu(TestCase):
             (ValueError, "q: |contiguous", OnGpu(normal(1, 2, 3, 16)[:, :, ::2])),
         ):
             self.refused(error, words, self.take, value)
-        self.refused(ValueError, "q: |contiguous", self.take, OnGpu(normal(1, 2, 5, 8)[:, :3]), rows=False)
+        self.refused(
+            ValueError, "q: |contiguous", self.take, OnGpu(normal(1, 2, 5, 8)[:, :3]), rows=False
+        )
 
     def test_outputs(self):
         gpu, good = places.Gpu(), normal(1, 2, 3, 8)
-        self.assertEqual(gpu.give(OnGpu(good), "out", "float32", (2, 3, 8)).address, good.ctypes.data)
-        self.refused(ValueError, "out: |contiguous", gpu.give, OnGpu(good.swapaxes(0, 1)), "out", "float32", (3, 2, 8))
+        self.assertEqual(
+            gpu.give(OnGpu(good), "out", "float32", (2, 3, 8)).address, good.ctypes.data
+        )
+        self.refused(
+            ValueError,
+            "out: |contiguous",
+            gpu.give,
+            OnGpu(good.swapaxes(0, 1)),
+            "out",
+            "float32",
+            (3, 2, 8),
+        )
         self.refused(TypeError, "out: |OnGpu", gpu.new, OnGpu(good), (2, 3, 8))
 
 
@@ -137,14 +166,30 @@ class CacheOnGpu(TestCase):
         self.cache.append(0, self.sequence, rows, rows)
         out = self.cache.attend(0, self.sequence, Torch(normal(2, 1, 4, 64)))
         self.assertTrue(np.isfinite(out.array).all())
-        self.refused(TypeError, "out: ", self.cache.attend, 0, self.sequence, OnGpu(normal(2, 1, 4, 64)))
+        self.refused(
+            TypeError, "out: ", self.cache.attend, 0, self.sequence, OnGpu(normal(2, 1, 4, 64))
+        )
 
     def test_refusals(self):
         rows = normal(1, 3, 2, 64)
         self.refused(ValueError, "k: |GPU", self.cache.append, 0, self.sequence, rows, rows)
-        self.refused(ValueError, "v: |[3, 2, 64]", self.cache.append, 0, self.sequence, OnGpu(rows), OnGpu(rows[:2]))
         self.refused(
-            ValueError, "k: |contiguous", self.cache.append, 0, self.sequence, OnGpu(rows[::2]), OnGpu(rows[:2])
+            ValueError,
+            "v: |[3, 2, 64]",
+            self.cache.append,
+            0,
+            self.sequence,
+            OnGpu(rows),
+            OnGpu(rows[:2]),
+        )
+        self.refused(
+            ValueError,
+            "k: |contiguous",
+            self.cache.append,
+            0,
+            self.sequence,
+            OnGpu(rows[::2]),
+            OnGpu(rows[:2]),
         )
         self.assertEqual(self.cache.length(self.sequence), 0)
 
@@ -160,7 +205,9 @@ class Host(TestCase):
             self.assertFalse(np.shares_memory(copy.keep, array))
             self.assertTrue(np.array_equal(copy.keep, bad))
         self.assertFalse(
-            np.shares_memory(host.take(array[..., ::-1], "q", "float32", (4, 3, 8), rows=True).keep, array)
+            np.shares_memory(
+                host.take(array[..., ::-1], "q", "float32", (4, 3, 8), rows=True).keep, array
+            )
         )
 
 

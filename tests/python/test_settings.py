@@ -20,10 +20,16 @@ class WithFolder(TestCase):
 
 
 class Settings(WithFolder):
-    LAYERS = [(("int-4", 2, 64), (("int-2", "trellis-3"), 2, 64)), (("f16", 2, 64), ("turboquant-4", 2, 64))]
+    LAYERS = [
+        (("int-4", 2, 64), (("int-2", "trellis-3"), 2, 64)),
+        (("f16", 2, 64), ("turboquant-4", 2, 64)),
+    ]
 
     def test_files_come_back(self):
-        made, path = kvant.Settings(self.LAYERS, model="a model", model_fingerprint=2**63 + 1), self.folder / "m.kvant"
+        made, path = (
+            kvant.Settings(self.LAYERS, model="a model", model_fingerprint=2**63 + 1),
+            self.folder / "m.kvant",
+        )
         made.save(path)
         for settings in (made, kvant.Settings.load(path)):
             self.assertEqual(settings.info, ("a model", 2**63 + 1, 2, None, 0))
@@ -32,7 +38,10 @@ class Settings(WithFolder):
             settings.check()
             self.assertIsNone(settings.load_calibration())
         scheme = kvant.Scheme(settings=path, n_layers=2, n_kv_heads=2, head_dim=64)
-        self.assertEqual(scheme.specs(0, "v"), tuple(kvant.Codec(spec, 64, "v").spec for spec in self.LAYERS[0][1][0]))
+        self.assertEqual(
+            scheme.specs(0, "v"),
+            tuple(kvant.Codec(spec, 64, "v").spec for spec in self.LAYERS[0][1][0]),
+        )
 
     def test_a_calibration_goes_with_them(self):
         calibration = kvant.Calibration(VECTORS)
@@ -40,7 +49,9 @@ class Settings(WithFolder):
         info, path = calibration.info, self.folder / "m.kvant"
         place = (info.n_kv_heads, info.head_dim)
         layers = [(("turboquant-4:transform=file", *place), ("int-4", *place))] * info.n_layers
-        kvant.Settings(layers, calibration="model.kvcal", calibration_checksum=info.checksum).save(path)
+        kvant.Settings(layers, calibration="model.kvcal", calibration_checksum=info.checksum).save(
+            path
+        )
         settings = kvant.Settings.load(path)
         self.assertEqual(settings.load_calibration().info, info)
         settings.check(calibration)
@@ -83,14 +94,23 @@ class Scheme(WithFolder):
         self.assertEqual((scheme.preset, scheme.k, scheme.v), ("balanced", plain.k, plain.v))
         self.assertEqual((scheme.calibrated, scheme.needs_calibration), (False, False))
         mixed = kvant.Scheme(k="int-4", v="int-2", protect=1, protect_codec="int-8", **SHAPE)
-        found = [[codec.spec.split(":")[0] for codec in mixed.codecs(layer, "v")] for layer in range(3)]
+        found = [
+            [codec.spec.split(":")[0] for codec in mixed.codecs(layer, "v")] for layer in range(3)
+        ]
         self.assertEqual(found, [["int-8"] * 2, ["int-2"] * 2, ["int-8"] * 2])
-        bits = [kvant.Codec(spec, 64, role).true_bits for spec in ("int-8", "int-4", "int-2") for role in "kv"]
+        bits = [
+            kvant.Codec(spec, 64, role).true_bits
+            for spec in ("int-8", "int-4", "int-2")
+            for role in "kv"
+        ]
         self.assertAlmostEqual(mixed.true_bits, (2 * (bits[0] + bits[1]) + bits[2] + bits[5]) / 6)
 
     def test_tiny_has_keys_of_more_bits_in_some_layers(self):
         scheme = kvant.Scheme(preset="tiny", n_layers=8, n_kv_heads=1, head_dim=256)
-        self.assertEqual([layer for layer in range(8) if scheme.specs(layer, "k")[0].startswith("trellis-3")], [2, 5, 7])
+        self.assertEqual(
+            [layer for layer in range(8) if scheme.specs(layer, "k")[0].startswith("trellis-3")],
+            [2, 5, 7],
+        )
         self.assertEqual({scheme.specs(layer, "v") for layer in range(8)}, {scheme.specs(0, "v")})
         self.assertEqual(scheme.true_bits, 2.25)
 
@@ -160,8 +180,12 @@ class Scheme(WithFolder):
             calibrator.add_queries(0, 0, normal(9, 64, 64))
             calibrator.finish().save(path.with_suffix(".kvcal"))
         scheme = kvant.Scheme(k="int-4:center=file", model=model, **SHAPE)
-        self.assertEqual((scheme.calibrated, scheme.calibration_path), (True, str(model.with_suffix(".kvcal"))))
-        self.assertTrue(kvant.Scheme(k="int-4:center=file", model=model, like=scheme, **SHAPE).calibrated)
+        self.assertEqual(
+            (scheme.calibrated, scheme.calibration_path), (True, str(model.with_suffix(".kvcal")))
+        )
+        self.assertTrue(
+            kvant.Scheme(k="int-4:center=file", model=model, like=scheme, **SHAPE).calibrated
+        )
         foreign = kvant.Scheme("balanced", model=other, **SHAPE)
         self.assertFalse(foreign.calibrated)
         self.assertIn("other.kvcal", foreign.not_used)
@@ -170,27 +194,42 @@ class Scheme(WithFolder):
     def test_codecs_outlive_the_scheme_object(self):
         codecs = kvant.Scheme(k="int-4", **SHAPE).codecs(0, "k")
         rows = normal(1, 64, 64)
-        self.assertEqual(codecs[0].encode(rows).tobytes(), kvant.Codec("int-4", 64).encode(rows).tobytes())
+        self.assertEqual(
+            codecs[0].encode(rows).tobytes(), kvant.Codec("int-4", 64).encode(rows).tobytes()
+        )
 
     def test_refusals(self):
         self.refused(kvant.Error, "no preset 'large'", kvant.Scheme, "large", **SHAPE)
-        self.refused(kvant.Error, "int-99", lambda: kvant.Scheme(k="int-99", **SHAPE).codecs(0, "k"))
+        self.refused(
+            kvant.Error, "int-99", lambda: kvant.Scheme(k="int-99", **SHAPE).codecs(0, "k")
+        )
         self.refused(kvant.Error, "/nowhere", kvant.Scheme, settings="/nowhere.kvant", **SHAPE)
         self.refused(kvant.Error, "scheme", kvant.Scheme, "small", k="int-4", **SHAPE)
         self.refused(ValueError, "layer: 3", kvant.Scheme(**SHAPE).codecs, 3, "k")
         self.refused(ValueError, "role: ", kvant.Scheme(**SHAPE).codecs, 0, "q")
-        self.refused(TypeError, "calibration: ", kvant.Scheme, calibration=kvant.Calibration(VECTORS), **SHAPE)
+        self.refused(
+            TypeError,
+            "calibration: ",
+            kvant.Scheme,
+            calibration=kvant.Calibration(VECTORS),
+            **SHAPE,
+        )
 
 
 class Calibration(WithFolder):
     def gather(self):
-        calibrator, keys = kvant.Calibrator("a model", clusters=[4, 16], seed=3), normal(1, 300, 2, 32)
+        calibrator, keys = (
+            kvant.Calibrator("a model", clusters=[4, 16], seed=3),
+            normal(1, 300, 2, 32),
+        )
         calibrator.add_rows(0, "k", keys[:100])
         calibrator.add_rows(0, "k", keys[100:])
         calibrator.add_rows(0, "v", normal(2, 300, 2, 32))
         self.queries = normal(3, 50, 32)
         calibrator.add_queries(0, 1, self.queries)
-        calibrator.add_attention(0, 1, keys[:64, 1], self.queries[:3], mask=np.zeros((3, 64), np.float32))
+        calibrator.add_attention(
+            0, 1, keys[:64, 1], self.queries[:3], mask=np.zeros((3, 64), np.float32)
+        )
         self.keys = keys
         return calibrator
 
@@ -199,7 +238,9 @@ class Calibration(WithFolder):
         calibration = calibrator.finish(left.append)
         self.assertEqual(left[-1], 0)
         info = calibration.info
-        self.assertEqual((info.model, info.n_layers, info.n_kv_heads, info.head_dim), ("a model", 1, 2, 32))
+        self.assertEqual(
+            (info.model, info.n_layers, info.n_kv_heads, info.head_dim), ("a model", 1, 2, 32)
+        )
         self.assertEqual((info.n_tokens, info.clusters), (300, (4, 16)))
         entry = calibration.entry(0, 1)
         keys = self.keys[:, 1].astype(np.float64)
@@ -207,7 +248,9 @@ class Calibration(WithFolder):
         self.assertTrue(np.array_equal(entry.min, self.keys[:, 1].min(0)))
         self.assertTrue(np.array_equal(entry.max, self.keys[:, 1].max(0)))
         moment = self.queries.astype(np.float64).T @ self.queries / 50
-        self.assertTrue(np.allclose(entry.query_moment, moment, rtol=0, atol=2.0**-22 * moment.max()))
+        self.assertTrue(
+            np.allclose(entry.query_moment, moment, rtol=0, atol=2.0**-22 * moment.max())
+        )
         self.assertEqual([c.shape for c in entry.centroids], [(4, 32), (16, 32)])
         self.assertEqual((entry.diagonal.shape, entry.matrix.shape), ((32,), (32 * 33 // 2,)))
         self.assertIsNone(calibration.entry(0, 0, "v").query_moment)
@@ -218,7 +261,11 @@ class Calibration(WithFolder):
         keys, queries, made = normal(5, 64, 1, 16), normal(6, 4, 16), []
         hidden = np.zeros((4, 64), np.float32)
         hidden[:, 20:] = -np.inf
-        for given in ((keys[:, 0], queries, hidden), (keys[:20, 0], queries), (keys[:, 0], queries)):
+        for given in (
+            (keys[:, 0], queries, hidden),
+            (keys[:20, 0], queries),
+            (keys[:, 0], queries),
+        ):
             calibrator = kvant.Calibrator()
             calibrator.add_rows(0, "k", keys)
             calibrator.add_queries(0, 0, queries)
@@ -232,31 +279,51 @@ class Calibration(WithFolder):
         calibration.save(path)
         again = kvant.Calibration(path)
         self.assertEqual(again.info, calibration.info)
-        rows, specs = normal(4, 64, 32), ("turboquant-4:transform=file", "int-4:center=file,norm=file")
+        rows, specs = (
+            normal(4, 64, 32),
+            ("turboquant-4:transform=file", "int-4:center=file,norm=file"),
+        )
         for spec in specs:
-            pages = [kvant.Codec(spec, 32, "k", c, kv_head=1).encode(rows).tobytes() for c in (calibration, again)]
+            pages = [
+                kvant.Codec(spec, 32, "k", c, kv_head=1).encode(rows).tobytes()
+                for c in (calibration, again)
+            ]
             self.assertEqual(*pages)
             other = kvant.Codec(spec, 32, "k", again, kv_head=0)
-            self.assertNotEqual(other.fingerprint, kvant.Codec(spec, 32, "k", again, kv_head=1).fingerprint)
+            self.assertNotEqual(
+                other.fingerprint, kvant.Codec(spec, 32, "k", again, kv_head=1).fingerprint
+            )
         cache = kvant.Cache(1, 4, 2, 32, 64, calibration=path)
         self.assertTrue(cache.info.calibrated)
 
     def test_refusals(self):
         path = self.folder / "model.kvcal"
         path.write_bytes(VECTORS.read_bytes()[:-1])
-        self.assertEqual(self.refused(kvant.Error, "model.kvcal", kvant.Calibration, path).status, 70)
-        self.assertEqual(self.refused(kvant.Error, "/nowhere", kvant.Calibration, "/nowhere.kvcal").status, 71)
+        self.assertEqual(
+            self.refused(kvant.Error, "model.kvcal", kvant.Calibration, path).status, 70
+        )
+        self.assertEqual(
+            self.refused(kvant.Error, "/nowhere", kvant.Calibration, "/nowhere.kvcal").status, 71
+        )
         self.refused(TypeError, "path", kvant.Calibration, None)
         calibration = kvant.Calibration(VECTORS)
         self.refused(
-            kvant.Error, "codec", kvant.Codec, "int-4:center=file", calibration.info.head_dim * 2, "k", calibration
+            kvant.Error,
+            "codec",
+            kvant.Codec,
+            "int-4:center=file",
+            calibration.info.head_dim * 2,
+            "k",
+            calibration,
         )
         self.refused(kvant.Error, "calibration", kvant.Calibrator().finish)
         calibrator, rows = kvant.Calibrator(), normal(1, 4, 2, 32)
         self.refused(ValueError, "rows: |[n, n, n]", calibrator.add_rows, 0, "k", rows[:, 0])
         self.refused(kvant.Error, "queries of layer 0", calibrator.add_queries, 0, 0, rows[:, 0])
         rows[2, 1, 3] = np.nan
-        self.assertEqual(self.refused(kvant.Error, "layer 0", calibrator.add_rows, 0, "k", rows).status, 50)
+        self.assertEqual(
+            self.refused(kvant.Error, "layer 0", calibrator.add_rows, 0, "k", rows).status, 50
+        )
 
 
 if __name__ == "__main__":

@@ -41,8 +41,12 @@ class WriteAndRead(TestCase):
         tensor = made("int-4", "v")
         tensor.write(np.arange(64, 70), normal(4, 6, HEADS, DIM))
         info = tensor.info
-        self.assertEqual((info.role, info.n_kv_heads, info.head_dim, info.n_blocks), ("v", HEADS, DIM, 4))
-        self.assertEqual((info.written_blocks, info.sealed_bytes), (1, HEADS * tensor.codecs[0].page_bytes))
+        self.assertEqual(
+            (info.role, info.n_kv_heads, info.head_dim, info.n_blocks), ("v", HEADS, DIM, 4)
+        )
+        self.assertEqual(
+            (info.written_blocks, info.sealed_bytes), (1, HEADS * tensor.codecs[0].page_bytes)
+        )
 
     def test_blocks_apart(self):
         """Blocks in memory that holds other things hold the same pages, and the other things
@@ -83,7 +87,9 @@ class WriteAndRead(TestCase):
 
     def test_a_given_centre_replaces_that_of_the_first_rows(self):
         center = normal(6, HEADS, DIM)
-        rows = normal(7, 128, HEADS, DIM) + center  # so that a centre of their own would not serve them better
+        rows = (
+            normal(7, 128, HEADS, DIM) + center
+        )  # so that a centre of their own would not serve them better
         tensor = made("int-4:center=first")
         tensor.set_affine(center=center)
         tensor.write(np.arange(128), rows)
@@ -123,9 +129,14 @@ class Blocks(TestCase):
         tensor.write(np.arange(64), normal(10, 64, HEADS, DIM))
         data = bytearray(tensor.export_block(0))
         data[len(data) // 2] ^= 1
-        self.assertEqual(self.refused(kvant.Error, "import", tensor.import_block, 1, bytes(data)).status, 70)
         self.assertEqual(
-            self.refused(kvant.Error, "import", made("int-3").import_block, 1, tensor.export_block(0)).status, 70
+            self.refused(kvant.Error, "import", tensor.import_block, 1, bytes(data)).status, 70
+        )
+        self.assertEqual(
+            self.refused(
+                kvant.Error, "import", made("int-3").import_block, 1, tensor.export_block(0)
+            ).status,
+            70,
         )
         self.refused(kvant.Error, "import", tensor.import_block, 1, b"")
         self.assertFalse(tensor.read(64, 64).any())
@@ -141,12 +152,19 @@ class Attention(TestCase):
     def compare(self, order=slice(None), **options):
         """The tokens of the sequence are in the blocks of order; without rounding to integers."""
         k, v = (
-            x.read(0, 256).reshape(4, 64, HEADS, DIM)[order].reshape(-1, HEADS, DIM)[:190] for x in (self.k, self.v)
+            x.read(0, 256).reshape(4, 64, HEADS, DIM)[order].reshape(-1, HEADS, DIM)[:190]
+            for x in (self.k, self.v)
         )
         table = np.arange(4, dtype=np.int32)[order]
         out = kvant.attention(self.k, self.v, self.q, 190, table, exact=True, **options)
-        known = {name: value for name, value in options.items() if name not in ("out", "lse", "logit_softcap")}
-        wanted, lse, size = attention(self.q, k, v, DIM**-0.5, softcap=options.get("logit_softcap", 0), **known)
+        known = {
+            name: value
+            for name, value in options.items()
+            if name not in ("out", "lse", "logit_softcap")
+        }
+        wanted, lse, size = attention(
+            self.q, k, v, DIM**-0.5, softcap=options.get("logit_softcap", 0), **known
+        )
         bound = rounding(self.q, k, v, DIM**-0.5, size)
         self.assertTrue((np.abs(out - wanted).max(2) <= bound).all())
         return lse
@@ -169,22 +187,37 @@ class Attention(TestCase):
     def test_first_block_and_outputs(self):
         out = np.empty((3, 6, DIM), np.float32)
         self.assertIs(kvant.attention(self.k, self.v, self.q, 100, first_block=1, out=out), out)
-        again = kvant.attention(self.k, self.v, self.q, 100, np.array([1, 2], np.int32), n_threads=1)
+        again = kvant.attention(
+            self.k, self.v, self.q, 100, np.array([1, 2], np.int32), n_threads=1
+        )
         self.assertTrue(np.array_equal(out, again))
 
     def test_refusals(self):
         call, k, v, q = kvant.attention, self.k, self.v, self.q
-        self.refused(ValueError, "block_table: |2 blocks for 190", call, k, v, q, 190, np.zeros(2, np.int32))
+        self.refused(
+            ValueError, "block_table: |2 blocks for 190", call, k, v, q, 190, np.zeros(2, np.int32)
+        )
         self.refused(ValueError, "block_table: |4", call, k, v, q, 64, np.full(1, 4, np.int32))
         self.refused(TypeError, "block_table: |int64", call, k, v, q, 64, np.zeros(1, np.int64))
         self.refused(kvant.Error, "more tokens", call, k, v, q, 1000)
         self.refused(kvant.Error, "causal", call, k, v, q, 2)
         self.refused(kvant.Error, "attention", call, k, v, normal(1, 3, 5, DIM), 64)
         self.refused(
-            ValueError, "out: |contiguous", call, k, v, q, 64, out=np.empty((6, 3, DIM), np.float32).swapaxes(0, 1)
+            ValueError,
+            "out: |contiguous",
+            call,
+            k,
+            v,
+            q,
+            64,
+            out=np.empty((6, 3, DIM), np.float32).swapaxes(0, 1),
         )
-        self.refused(ValueError, "mask: |[3, 64]", call, k, v, q, 64, mask=np.zeros((3, 63), np.float16))
-        self.refused(TypeError, "mask: |float32", call, k, v, q, 64, mask=np.zeros((3, 64), np.float32))
+        self.refused(
+            ValueError, "mask: |[3, 64]", call, k, v, q, 64, mask=np.zeros((3, 63), np.float16)
+        )
+        self.refused(
+            TypeError, "mask: |float32", call, k, v, q, 64, mask=np.zeros((3, 64), np.float32)
+        )
         self.refused(ValueError, "scale: -1", call, k, v, q, 64, scale=-1)
 
 
@@ -206,7 +239,9 @@ class Refusals(TestCase):
         self.refused(ValueError, "rows: |[2, 2, 64]", tensor.write, slots[:2], rows)
         self.refused(TypeError, "rows: |float16", tensor.write, slots, rows.astype(np.float16))
         rows[2, 1, 5] = np.nan
-        self.assertEqual(self.refused(kvant.Error, "write|NaN", tensor.write, slots, rows).status, 50)
+        self.assertEqual(
+            self.refused(kvant.Error, "write|NaN", tensor.write, slots, rows).status, 50
+        )
         self.assertEqual(tensor.info.written_blocks, 0)
 
     def test_reads_and_blocks(self):

@@ -51,11 +51,18 @@ class Files(TestCase):
         self.same(self.folder / "a.fvecs", self.rows[6:], first=6)
         self.same(self.write("empty.fvecs", b""), np.empty((0, 0), np.float32))
         small = np.arange(35, dtype=np.uint8).reshape(7, 5)
-        self.same(self.write("a.bvecs", b"".join(struct.pack("<i5B", 5, *row) for row in small.tolist())), small)
+        self.same(
+            self.write("a.bvecs", b"".join(struct.pack("<i5B", 5, *row) for row in small.tolist())),
+            small,
+        )
         for damaged in (data[:-1], data[:3], b"\0" * 8, struct.pack("<i", -1) + data, b"\xff" * 48):
-            self.refused(ValueError, "b.fvecs|rows of", kvant.read_vectors, self.write("b.fvecs", damaged))
+            self.refused(
+                ValueError, "b.fvecs|rows of", kvant.read_vectors, self.write("b.fvecs", damaged)
+            )
         other = struct.pack("<i5f", 5, *[0] * 5) + struct.pack("<i5f", 4, *[0] * 5)
-        self.refused(ValueError, "differ in length", kvant.read_vectors, self.write("c.fvecs", other))
+        self.refused(
+            ValueError, "differ in length", kvant.read_vectors, self.write("c.fvecs", other)
+        )
 
     def test_bin(self):
         head = struct.pack("<II", 7, 5)
@@ -64,8 +71,15 @@ class Files(TestCase):
         self.same(self.write("a.u8bin", head + small.astype("u1").tobytes()), small)
         self.same(self.write("a.i8bin", head + (small - 20).astype("i1").tobytes()), small - 20)
         self.same(self.write("a.f16bin", head + small.astype("<f2").tobytes()), small)
-        for damaged in (head, head[:5], head + self.rows.tobytes() + b"\0", struct.pack("<II", 2**32 - 1, 2**32 - 1)):
-            self.refused(ValueError, "b.fbin|its size", kvant.read_vectors, self.write("b.fbin", damaged))
+        for damaged in (
+            head,
+            head[:5],
+            head + self.rows.tobytes() + b"\0",
+            struct.pack("<II", 2**32 - 1, 2**32 - 1),
+        ):
+            self.refused(
+                ValueError, "b.fbin|its size", kvant.read_vectors, self.write("b.fbin", damaged)
+            )
 
     def test_float32_is_not_copied(self):
         path = self.write("a.fbin", struct.pack("<II", 7, 5) + self.rows.tobytes())
@@ -82,7 +96,9 @@ class Files(TestCase):
             file["train"], file["test"] = self.rows, self.rows[:2].astype(np.float64)
         self.same(self.folder / "a.hdf5", self.rows)
         self.same(self.folder / "a.hdf5", self.rows[1:2], dataset="test", first=1)
-        self.refused(ValueError, "'queries'|train", kvant.read_vectors, self.folder / "a.hdf5", "queries")
+        self.refused(
+            ValueError, "'queries'|train", kvant.read_vectors, self.folder / "a.hdf5", "queries"
+        )
 
 
 if __name__ == "__main__":

@@ -22,17 +22,17 @@ import trace_file  # noqa: E402
 NEW = "o 1 0 1 1024 - - -"
 
 # A conversation of 300 tokens leaves its place at its second step. Another one takes its cells.
-TALK = [NEW,
-        "s 1 1 0 256 0+200 0+200 0+200",
-        "s 1 2 0 512 200+100 200+100 0+300",
-        "s 1 3 0 256 0+60 0+60 0+60",
-        "s 1 4 0 256 60+190 60+190 0+250"]
+TALK = [
+    NEW,
+    "s 1 1 0 256 0+200 0+200 0+200",
+    "s 1 2 0 512 200+100 200+100 0+300",
+    "s 1 3 0 256 0+60 0+60 0+60",
+    "s 1 4 0 256 60+190 60+190 0+250",
+]
 
 # 768 tokens: blocks 0 to 3 in place, then blocks 1 and 2 sealed (0 has the first tokens, 3 the
 # newest), then blocks 4 to 11 exact, which are all 10 exact pages.
-FULL = [NEW,
-        "s 1 1 0 256 0+256 0+256 0+256",
-        "s 1 2 0 768 256+512 256+512 0+768"]
+FULL = [NEW, "s 1 1 0 256 0+256 0+256 0+256", "s 1 2 0 768 256+512 256+512 0+768"]
 
 
 def run(lines, back="held", remap="no", ratio=0.25):
@@ -57,19 +57,31 @@ class Phases(unittest.TestCase):
     def test_back_when_nothing_sealed_is_held(self):
         """Blocks 1 and 2 are sealed at the second step: 128 rows. The third step frees block 4,
         as 256 cells are read, but not 1 and 2. The fourth step overwrites both."""
-        self.expect(run(TALK), hand_overs=1, handed_rows=128, returns=1, reopened=0,
-                    in_place_all=round(390 / 550, 3), in_place_quarter=round(390 / 450, 3))
+        self.expect(
+            run(TALK),
+            hand_overs=1,
+            handed_rows=128,
+            returns=1,
+            reopened=0,
+            in_place_all=round(390 / 550, 3),
+            in_place_quarter=round(390 / 450, 3),
+        )
 
     def test_back_when_nothing_sealed_is_seen(self):
         """The third step sees cells 0 to 59, and none of them is sealed."""
-        self.expect(run(TALK, "seen"), hand_overs=1, returns=1, decoded_rows=0,
-                    in_place_all=round(450 / 550, 3), in_place_quarter=1.0)
+        self.expect(
+            run(TALK, "seen"),
+            hand_overs=1,
+            returns=1,
+            decoded_rows=0,
+            in_place_all=round(450 / 550, 3),
+            in_place_quarter=1.0,
+        )
 
     def test_seen_again(self):
         """The fourth step sees sealed cells after all, and then nothing fits or is overwritten."""
         lines = TALK[:4] + ["s 1 4 0 256 60+1 60+1 0+61,130+1"]
-        self.expect(run(lines, "seen"), hand_overs=2, returns=1,
-                    in_place_all=round(260 / 361, 3))
+        self.expect(run(lines, "seen"), hand_overs=2, returns=1, in_place_all=round(260 / 361, 3))
 
     def test_what_stays_aside_needs_room(self):
         """16384 cells: the least part is 1024 rows, 4864 fit in place, and the budget is 5376.
@@ -98,8 +110,11 @@ class Phases(unittest.TestCase):
 
     def test_clear(self):
         """A cleared cache is in its place again."""
-        self.expect(run(FULL + ["z 1 2 0 0 - - -", "s 1 3 0 256 0+9 0+9 0+9"]), hand_overs=1,
-                    in_place_all=round((256 + 9) / (768 + 9), 3))
+        self.expect(
+            run(FULL + ["z 1 2 0 0 - - -", "s 1 3 0 256 0+9 0+9 0+9"]),
+            hand_overs=1,
+            in_place_all=round((256 + 9) / (768 + 9), 3),
+        )
 
     def test_a_restored_state_may_not_fit(self):
         """300 rows are written outside of a graph: the cache leaves its place before the step."""
@@ -144,17 +159,26 @@ class Pages(unittest.TestCase):
 
     def test_streams(self):
         """Two streams of 1024: room for 608 rows, 256 for each stream if they are remapped."""
-        lines = ["o 1 0 2 1024 - - -", "s 1 1 0 256 0+5 0+5 0+5", "s 1 1 1 256 0+3 0+3 0+3",
-                 "p 1 1 1 0 - - -", "s 1 2 1 256 5+2 5+2 0+7"]
+        lines = [
+            "o 1 0 2 1024 - - -",
+            "s 1 1 0 256 0+5 0+5 0+5",
+            "s 1 1 1 256 0+3 0+3 0+3",
+            "p 1 1 1 0 - - -",
+            "s 1 2 1 256 5+2 5+2 0+7",
+        ]
         self.expect(run(lines), in_place_all=0.0, in_place_cells=0, tokens_all=10)
         self.expect(run(lines, remap="buffer"), in_place_all=1.0, in_place_cells=256, hand_overs=0)
-
 
     def test_streams_by_themselves(self):
         """Stream 1 reads 512 cells at last. With it, or alone, it leaves its place; stream 0 stays
         where streams are by themselves, and serves 4 of the 268 + 4 tokens there."""
-        lines = ["o 1 0 2 1024 - - -", "s 1 1 0 256 0+5 0+5 0+5", "s 1 2 1 256 0+250 0+250 0+250",
-                 "s 1 3 1 512 250+13 250+13 0+263", "s 1 4 0 256 5+4 5+4 0+9"]
+        lines = [
+            "o 1 0 2 1024 - - -",
+            "s 1 1 0 256 0+5 0+5 0+5",
+            "s 1 2 1 256 0+250 0+250 0+250",
+            "s 1 3 1 512 250+13 250+13 0+263",
+            "s 1 4 0 256 5+4 5+4 0+9",
+        ]
         self.expect(run(lines, remap="buffer"), hand_overs=1, in_place_all=round(255 / 272, 3))
         self.expect(run(lines, remap="stream"), hand_overs=1, in_place_all=round(259 / 272, 3))
 
@@ -175,10 +199,19 @@ class Recorded(unittest.TestCase):
 
 class Files(unittest.TestCase):
     def test_what_is_no_trace_is_refused(self):
-        for line in ("s 1 1 0 256 0+5 0+5", "y 1 1 0 256 0+5 0+5 0+5", "s 2 1 0 256 0+5 0+5 0+5",
-                     "s 1 1 1 256 0+5 0+5 0+5", "s 1 1 0 256 1020+5 - 0+5", "s 1 1 0 256 -1+5 - -",
-                     "s 1 1 0 256 0+5 0+4 0+5", "s 1 1 0 2048 0+5 0+5 0+5", "s 1 1 0 256 5 - -",
-                     "s 1 1 0 256 0+5 0+5 1000+25", "s 1 1 0 256 0+0 - -"):
+        for line in (
+            "s 1 1 0 256 0+5 0+5",
+            "y 1 1 0 256 0+5 0+5 0+5",
+            "s 2 1 0 256 0+5 0+5 0+5",
+            "s 1 1 1 256 0+5 0+5 0+5",
+            "s 1 1 0 256 1020+5 - 0+5",
+            "s 1 1 0 256 -1+5 - -",
+            "s 1 1 0 256 0+5 0+4 0+5",
+            "s 1 1 0 2048 0+5 0+5 0+5",
+            "s 1 1 0 256 5 - -",
+            "s 1 1 0 256 0+5 0+5 1000+25",
+            "s 1 1 0 256 0+0 - -",
+        ):
             with self.assertRaisesRegex(ValueError, "hand.trace:3: "):
                 run([NEW, line])
         with self.assertRaisesRegex(ValueError, "hand.trace:2: "):
@@ -194,8 +227,11 @@ class Files(unittest.TestCase):
     def test_table(self):
         path = ROOT / "bench" / "traces" / "replay.py"
         traces = sorted(pathlib.Path(__file__).parent.glob("*.trace"))
-        done = subprocess.run([sys.executable, path, traces[0], "--back", "held", "--back", "seen"],
-                              capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, path, traces[0], "--back", "held", "--back", "seen"],
+            capture_output=True,
+            text=True,
+        )
         self.assertEqual((done.returncode, done.stderr), (0, ""))
         self.assertIn("in_place_quarter", done.stdout.splitlines()[0])
 

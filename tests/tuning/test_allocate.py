@@ -16,7 +16,12 @@ def problem(rng):
     sites = []
     for _ in range(SITES):
         weight = math.exp(3 * rng.random())
-        sites.append([(100 * (c + 1) + rng.randrange(20), weight * (3 + rng.random()) ** -c) for c in range(CHOICES)])
+        sites.append(
+            [
+                (100 * (c + 1) + rng.randrange(20), weight * (3 + rng.random()) ** -c)
+                for c in range(CHOICES)
+            ]
+        )
     return sites
 
 

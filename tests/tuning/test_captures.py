@@ -14,13 +14,26 @@ from kvant.tuning.safetensors import Damaged
 KV_HEADS, HEADS, DIM_K, DIM_V, CTX, TOKENS, STEP, WINDOW = 2, 4, 16, 32, 192, 320, 16, 100
 QUERIES = CTX // STEP + (TOKENS - CTX) // STEP
 LAYER = 1
-METADATA = {"format": "kvant-capture-1", "tokens": "320", "ctx": "192", "query_step": "16", "layers.1.attention": "0.25 0 0"}
+METADATA = {
+    "format": "kvant-capture-1",
+    "tokens": "320",
+    "ctx": "192",
+    "query_step": "16",
+    "layers.1.attention": "0.25 0 0",
+}
 
 
 def numbers():
     rng = np.random.default_rng(3)
-    shapes = {"k": (KV_HEADS, TOKENS, DIM_K), "v": (KV_HEADS, TOKENS, DIM_V), "q": (HEADS, QUERIES, DIM_K)}
-    tensors = {f"layers.{LAYER}.{kind}": rng.uniform(-2, 2, shape).astype("<f2") for kind, shape in shapes.items()}
+    shapes = {
+        "k": (KV_HEADS, TOKENS, DIM_K),
+        "v": (KV_HEADS, TOKENS, DIM_V),
+        "q": (HEADS, QUERIES, DIM_K),
+    }
+    tensors = {
+        f"layers.{LAYER}.{kind}": rng.uniform(-2, 2, shape).astype("<f2")
+        for kind, shape in shapes.items()
+    }
     return {"windows": np.array([0, WINDOW], "<i4"), **tensors}
 
 
@@ -28,10 +41,18 @@ def write(path, tensors, metadata=METADATA):
     header, at = {"__metadata__": metadata}, 0
     for name, values in tensors.items():
         kind = {"f2": "F16", "f4": "F32", "i4": "I32"}[values.dtype.str[1:]]
-        header[name] = {"dtype": kind, "shape": values.shape, "data_offsets": [at, at + values.nbytes]}
+        header[name] = {
+            "dtype": kind,
+            "shape": values.shape,
+            "data_offsets": [at, at + values.nbytes],
+        }
         at += values.nbytes
     text = json.dumps(header).encode()
-    path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(values.tobytes() for values in tensors.values()))
+    path.write_bytes(
+        len(text).to_bytes(8, "little")
+        + text
+        + b"".join(values.tobytes() for values in tensors.values())
+    )
 
 
 class InAFolder(unittest.TestCase):
@@ -47,7 +68,10 @@ class Reading(InAFolder):
         write(self.path, tensors)
         with captures.Capture(self.path) as capture:
             self.assertEqual((capture.n_layers, list(capture.layers)), (2, [LAYER]))
-            self.assertEqual(capture.layers[LAYER], captures.Shape(KV_HEADS, HEADS, (DIM_K, DIM_V), 0.25, 0, 0, WINDOW))
+            self.assertEqual(
+                capture.layers[LAYER],
+                captures.Shape(KV_HEADS, HEADS, (DIM_K, DIM_V), 0.25, 0, 0, WINDOW),
+            )
             for kind in "kvq":
                 rows = capture.rows(LAYER, kind)
                 self.assertEqual(rows.dtype, np.float32)
@@ -61,7 +85,9 @@ class Reading(InAFolder):
             return {other: values for other, values in good.items() if other != name}
 
         def noted(**changes):
-            return good, {key: value for key, value in {**METADATA, **changes}.items() if value is not None}
+            return good, {
+                key: value for key, value in {**METADATA, **changes}.items() if value is not None
+            }
 
         for words, (tensors, metadata) in [
             ("kvant-capture-1", noted(format=None)),
@@ -87,7 +113,11 @@ class Reading(InAFolder):
             ("shapes", ({**good, "layers.1.q": good["layers.1.q"][:, :, :8]}, METADATA)),
             ("shapes", ({**good, "layers.1.q": good["layers.1.q"][:3]}, METADATA)),
         ]:
-            with self.subTest(words=words, metadata=metadata, tensors={name: v.shape for name, v in tensors.items()}):
+            with self.subTest(
+                words=words,
+                metadata=metadata,
+                tensors={name: v.shape for name, v in tensors.items()},
+            ):
                 write(self.path, tensors, metadata)
                 with self.assertRaises(Damaged) as caught:
                     captures.Capture(self.path)
@@ -104,11 +134,16 @@ class Reading(InAFolder):
 
 def plain_attention(query, head, tensors, back=None):
     """One query's output in binary64; back replaces one role's rows."""
-    k, v = (back.get(kind, tensors[f"layers.1.{kind}"]).astype(float)[head // (HEADS // KV_HEADS)] for kind in "kv")
+    k, v = (
+        back.get(kind, tensors[f"layers.1.{kind}"]).astype(float)[head // (HEADS // KV_HEADS)]
+        for kind in "kv"
+    )
     context = 0 if query < CTX // STEP else CTX
     position = context + (query - context // STEP + 1) * STEP - 1
     first = max(context, position + 1 - WINDOW)
-    weights = np.exp(0.25 * k[first : position + 1] @ tensors["layers.1.q"].astype(float)[head, query])
+    weights = np.exp(
+        0.25 * k[first : position + 1] @ tensors["layers.1.q"].astype(float)[head, query]
+    )
     return weights @ v[first : position + 1] / weights.sum()
 
 
@@ -126,7 +161,10 @@ def plain_errors(spec, role, tensors, n_ctx, first):
         if not first <= (in_context + 1) * STEP - 1 < n_ctx:
             continue
         for head in range(HEADS):
-            exact, coded = plain_attention(query, head, tensors, {}), plain_attention(query, head, tensors, back)
+            exact, coded = (
+                plain_attention(query, head, tensors, {}),
+                plain_attention(query, head, tensors, back),
+            )
             errors[head // (HEADS // KV_HEADS)] += ((coded - exact) ** 2).sum()
             size += (exact**2).sum()
     return errors / size
@@ -142,14 +180,21 @@ class Errors(InAFolder):
         self.rows = layer_error.LayerRows([capture], LAYER, CTX, CTX // 2)
 
     def test_errors_are_those_of_a_plain_computation(self):
-        for spec, *window in (("int-2", CTX, CTX // 2), ("turboquant-4", CTX, 0), ("trellis-3", 96, 24), ("f16", CTX, CTX // 2)):
+        for spec, *window in (
+            ("int-2", CTX, CTX // 2),
+            ("turboquant-4", CTX, 0),
+            ("trellis-3", 96, 24),
+            ("f16", CTX, CTX // 2),
+        ):
             with captures.Capture(self.path) as capture:
                 rows = layer_error.LayerRows([capture], LAYER, *window)
             for role, dim in (("k", DIM_K), ("v", DIM_V)):
                 found = rows.error(role, [kvant.Codec(spec, dim, role)] * KV_HEADS)
                 # fp32 sums of up to 100 terms: relative errors of outputs below 1e-5, which is all there is of f16's.
                 plain = plain_errors(spec, role, self.tensors, *window)
-                np.testing.assert_allclose(np.sqrt(found), np.sqrt(plain), atol=1e-5, err_msg=f"{spec} {role}")
+                np.testing.assert_allclose(
+                    np.sqrt(found), np.sqrt(plain), atol=1e-5, err_msg=f"{spec} {role}"
+                )
                 self.assertTrue(sum(found) < 1e-10 if spec == "f16" else sum(found) > 1e-4)
 
     def test_captures_count_together(self):
@@ -157,22 +202,34 @@ class Errors(InAFolder):
         codecs = [kvant.Codec("int-3", DIM_V, "v")] * KV_HEADS
         with captures.Capture(self.path) as a, captures.Capture(self.path) as b:
             twice = layer_error.LayerRows([a, b], LAYER, CTX, CTX // 2)
-        np.testing.assert_allclose(twice.error("v", codecs), self.rows.error("v", codecs), rtol=1e-12)
+        np.testing.assert_allclose(
+            twice.error("v", codecs), self.rows.error("v", codecs), rtol=1e-12
+        )
 
     def test_the_first_contexts_alone(self):
         """As if the capture had no others."""
         codecs = [kvant.Codec("int-3", DIM_V, "v")] * KV_HEADS
-        short = {name: t if name == "windows" else t[:, : CTX // STEP if name.endswith("q") else CTX] for name, t in self.tensors.items()}
+        short = {
+            name: t if name == "windows" else t[:, : CTX // STEP if name.endswith("q") else CTX]
+            for name, t in self.tensors.items()
+        }
         with captures.Capture(self.path) as capture:
             found = layer_error.LayerRows([capture], LAYER, CTX, CTX // 2, 1).error("v", codecs)
-        write(self.path, {name: np.ascontiguousarray(t) for name, t in short.items()}, {**METADATA, "tokens": str(CTX)})
+        write(
+            self.path,
+            {name: np.ascontiguousarray(t) for name, t in short.items()},
+            {**METADATA, "tokens": str(CTX)},
+        )
         with captures.Capture(self.path) as capture:
             wanted = layer_error.LayerRows([capture], LAYER, CTX, CTX // 2).error("v", codecs)
         np.testing.assert_allclose(found, wanted, rtol=1e-12)
 
     def test_alibi_is_refused(self):
         write(self.path, self.tensors, {**METADATA, "layers.1.attention": "0.25 8 0"})
-        with captures.Capture(self.path) as capture, self.assertRaisesRegex(layer_error.Unsupported, "ALiBi"):
+        with (
+            captures.Capture(self.path) as capture,
+            self.assertRaisesRegex(layer_error.Unsupported, "ALiBi"),
+        ):
             layer_error.LayerRows([capture], LAYER, CTX, CTX // 2)
 
     def test_a_softcap_bounds_scores(self):

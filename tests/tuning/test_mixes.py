@@ -15,7 +15,10 @@ def problem(rng, n_heads=HEADS):
     """Sizes, and errors that fall by about a factor per step of bytes."""
     sizes = [100 * (c // 2 + 1) + (30 if c % 2 else 0) for c in range(CANDIDATES)]
     weights = [math.exp(4 * rng.random()) for _ in range(n_heads)]
-    return sizes, [[weight * (2 + 3 * rng.random()) ** -(c // 2) for weight in weights] for c in range(CANDIDATES)]
+    return sizes, [
+        [weight * (2 + 3 * rng.random()) ** -(c // 2) for weight in weights]
+        for c in range(CANDIDATES)
+    ]
 
 
 def of(heads, sizes, errors):
@@ -37,7 +40,10 @@ class Mixes(unittest.TestCase):
 
     def test_every_mix_is_the_best_of_its_bytes(self):
         """A path of best steps is best at each of its points: nothing of the same kind has less error in as many bytes."""
-        rng, everything = random.Random(4), list(filter(fit, itertools.product(range(CANDIDATES), repeat=HEADS)))
+        rng, everything = (
+            random.Random(4),
+            list(filter(fit, itertools.product(range(CANDIDATES), repeat=HEADS))),
+        )
         for _ in range(50):
             sizes, errors = problem(rng)
             totals = [(heads, *of(heads, sizes, errors)) for heads in everything]
@@ -45,8 +51,11 @@ class Mixes(unittest.TestCase):
                 self.assertTrue(fit(mix.heads))
                 self.assertGreater(len(set(mix.heads)), 1)
                 self.assertEqual(mix[:2], of(mix.heads, sizes, errors))
-                least = min(error for heads, size, error in totals
-                            if size <= mix.bytes and KINDS[heads[0]] == KINDS[mix.heads[0]])
+                least = min(
+                    error
+                    for heads, size, error in totals
+                    if size <= mix.bytes and KINDS[heads[0]] == KINDS[mix.heads[0]]
+                )
                 self.assertLessEqual(mix.error, least * (1 + 1e-12))
 
     def test_one_kv_head_has_nothing_to_mix(self):

@@ -35,8 +35,14 @@ class WhichContexts(unittest.TestCase):
     def test_checks_are_dealt_to_the_parts_in_turn(self):
         """Parts are numbered text by text: of two texts in two parts, one check is the first part's, the third the second text's."""
         self.assertEqual(checks(["a", "b"], 2, 1), [Contexts(("a",), 2, 2, 1, WINDOW)])
-        self.assertEqual(checks(["a", "b"], 2, 3), [Contexts(("a",), 2, 2, 2, WINDOW), Contexts(("b",), 2, 2, 1, WINDOW)])
-        self.assertEqual(checks(["a", "b"], 2, 5), [Contexts(("a",), 2, 2, 3, WINDOW), Contexts(("b",), 2, 2, 2, WINDOW)])
+        self.assertEqual(
+            checks(["a", "b"], 2, 3),
+            [Contexts(("a",), 2, 2, 2, WINDOW), Contexts(("b",), 2, 2, 1, WINDOW)],
+        )
+        self.assertEqual(
+            checks(["a", "b"], 2, 5),
+            [Contexts(("a",), 2, 2, 3, WINDOW), Contexts(("b",), 2, 2, 2, WINDOW)],
+        )
 
     def test_a_text_of_its_own(self):
         self.assertEqual(checks(["a"], 2, 5, "own"), [Contexts(("own",), 1, 0, 5, WINDOW)])
@@ -49,8 +55,14 @@ class WhichContexts(unittest.TestCase):
 
     def test_texts_are_long_enough_for_both(self):
         """kvant eval wants two contexts of a text whatever is asked for."""
-        for arguments, needed in [((1, 1, 1), 2), ((1, 1, 2), 3), ((1, 3, 4), 9), ((2, 2, 1), 4), ((1, 1, 2, "own"), 2),
-                                  ((1, 4, 2, "own"), 4)]:
+        for arguments, needed in [
+            ((1, 1, 1), 2),
+            ((1, 1, 2), 3),
+            ((1, 3, 4), 9),
+            ((2, 2, 1), 4),
+            ((1, 1, 2, "own"), 2),
+            ((1, 4, 2, "own"), 4),
+        ]:
             self.assertEqual(probes.contexts_needed(*arguments)[0], needed, arguments)
         self.assertEqual([probes.contexts_needed(1, 1, n, "own")[1] for n in (1, 2, 3)], [2, 2, 3])
 
@@ -82,7 +94,9 @@ class Shares(unittest.TestCase):
         self.found = [(k.true + v.true, 0.1 * (k.true + v.true)) for k, v in self.layers]
 
     def test_parts(self):
-        probes.share(self.layers, self.found, sum(k.true for k, _ in self.layers[:: probes.KEYS_STEP]))
+        probes.share(
+            self.layers, self.found, sum(k.true for k, _ in self.layers[:: probes.KEYS_STEP])
+        )
         for layer in self.layers:
             for site in layer:
                 self.assertAlmostEqual(site.measured / site.true, 1, places=6)
@@ -93,7 +107,9 @@ class Shares(unittest.TestCase):
             probes.share(self.layers, self.found, of_keys)
             for k, v in self.layers:
                 weights = [site.measured / site.probe_error for site in (k, v)]
-                self.assertAlmostEqual(abs(np.log(weights[1] / weights[0])), probes.LARGEST_LOG_FACTOR, places=6)
+                self.assertAlmostEqual(
+                    abs(np.log(weights[1] / weights[0])), probes.LARGEST_LOG_FACTOR, places=6
+                )
 
 
 if __name__ == "__main__":

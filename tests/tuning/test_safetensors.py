@@ -49,7 +49,9 @@ class Files(unittest.TestCase):
         self.path.write_bytes(file_of(HEADER))
         with safetensors.File(self.path) as file:
             self.assertEqual(file.metadata, HEADER["__metadata__"])
-            np.testing.assert_array_equal(file.read("a"), np.frombuffer(DATA, "<f2", 24).reshape(2, 3, 4))
+            np.testing.assert_array_equal(
+                file.read("a"), np.frombuffer(DATA, "<f2", 24).reshape(2, 3, 4)
+            )
             np.testing.assert_array_equal(file.read("b"), np.frombuffer(DATA, "<i4", 4, 48))
             self.assertEqual([file.read(name).shape for name in "cde"], [(), (0, 7), (3, 1)])
 
@@ -101,14 +103,20 @@ class Files(unittest.TestCase):
             text = bytearray(valid)
             for _ in range(rng.randint(1, 3)):
                 at = rng.randrange(len(text))
-                text[at] = text[at] ^ 1 << rng.randrange(8) if rng.random() < 0.25 else rng.choice(b'0123456789-.e{}[],:"\\ ')
+                text[at] = (
+                    text[at] ^ 1 << rng.randrange(8)
+                    if rng.random() < 0.25
+                    else rng.choice(b'0123456789-.e{}[],:"\\ ')
+                )
             try:
                 tensors, metadata = safetensors.parse(bytes(text), len(DATA))
             except Damaged as error:
                 self.assertNotIn("\n", str(error))
                 continue
             believed, at = believed + 1, 0
-            for entry in sorted(tensors.values(), key=lambda entry: (entry.offset, math.prod(entry.shape))):
+            for entry in sorted(
+                tensors.values(), key=lambda entry: (entry.offset, math.prod(entry.shape))
+            ):
                 self.assertEqual(entry.offset, at)
                 at += math.prod(entry.shape) * entry.dtype.itemsize
             self.assertEqual(at, len(DATA))

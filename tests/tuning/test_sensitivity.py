@@ -17,18 +17,31 @@ def site(role, measured, error, se=1e-6):
 
 class Weights(unittest.TestCase):
     def test_exact_measurements_are_taken_as_they_are(self):
-        sites = [site("k", 0.01, 0.1), site("k", 0.08, 0.2), site("v", 0.3, 0.1), site("v", 0.001, 0.1)]
+        sites = [
+            site("k", 0.01, 0.1),
+            site("k", 0.08, 0.2),
+            site("v", 0.3, 0.1),
+            site("v", 0.001, 0.1),
+        ]
         sensitivity.weigh(sites)
         for s in sites:
             self.assertAlmostEqual(s.cost(0) / s.measured, 1, places=4)
 
     def test_noise_is_drawn_to_the_mean_of_the_role(self):
         """Equal errors: logarithms of weights lie between the measured ones and their mean, noisy ones nearer to it."""
-        sites = [site("k", 0.01, 0.1, 1e-4), site("k", 0.04, 0.1, 0.02), site("k", 0.0025, 0.1, 1e-5), site("v", 9.0, 0.1)]
+        sites = [
+            site("k", 0.01, 0.1, 1e-4),
+            site("k", 0.04, 0.1, 0.02),
+            site("k", 0.0025, 0.1, 1e-5),
+            site("v", 9.0, 0.1),
+        ]
         sensitivity.weigh(sites)
         logs = [math.log(s.measured / 0.1) for s in sites[:3]]
         mean = sum(logs) / 3
-        moved = [(math.log(s.weight) - y) / (mean - y) if abs(mean - y) > 1e-9 else 0 for s, y in zip(sites, logs)]
+        moved = [
+            (math.log(s.weight) - y) / (mean - y) if abs(mean - y) > 1e-9 else 0
+            for s, y in zip(sites, logs)
+        ]
         self.assertTrue(0.05 < moved[1] < 1)
         self.assertTrue(0 <= moved[2] < 0.01 * moved[1])
 
@@ -72,7 +85,8 @@ class Bytes(unittest.TestCase):
             mix = [mixes.Mix(5.0, 0.1, (0, 0)), mixes.Mix(3.0, 0.2, (1, 1))]
             return [
                 sensitivity.Site(layer, role, shape, cells, ["a", "b"], mix)
-                for layer, shape in enumerate(shapes) for role in "kv"
+                for layer, shape in enumerate(shapes)
+                for role in "kv"
             ]
 
         room = 512 * 128 * 2
@@ -111,7 +125,11 @@ class Candidates(unittest.TestCase):
 
     def test_kinds_are_what_fits_into_one_cache(self):
         """Against the library's own judgement: a tensor takes codecs of one kind, and refuses others."""
-        codecs = [kvant.Codec(spec, 64, "k") for spec in sensitivity.default_candidates(False)["k"] + ["int-4:axis=channel,group=64", "int-4:recent=70"]]
+        codecs = [
+            kvant.Codec(spec, 64, "k")
+            for spec in sensitivity.default_candidates(False)["k"]
+            + ["int-4:axis=channel,group=64", "int-4:recent=70"]
+        ]
         for a in codecs:
             for b in codecs:
                 try:

@@ -20,8 +20,13 @@ class Files(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.folder = pathlib.Path(folder.name).resolve()
         self.path = self.folder / "model.kvant"
-        sites = [sensitivity.Site(layer, role, SHAPE, 64, SPECS, [mixes.Mix(0.0, 0.0, heads) for heads in HEADS])
-                 for layer in range(2) for role in "kv"]
+        sites = [
+            sensitivity.Site(
+                layer, role, SHAPE, 64, SPECS, [mixes.Mix(0.0, 0.0, heads) for heads in HEADS]
+            )
+            for layer in range(2)
+            for role in "kv"
+        ]
         self.calibration = self.folder / "model.kvcal"
         shutil.copy(CALIBRATION, self.calibration)
         info = kvant.Calibration(self.calibration).info
@@ -33,7 +38,10 @@ class Files(unittest.TestCase):
 
     def test_layers_and_kv_heads(self):
         found = self.saved([None, 1, 3, 0])
-        self.assertEqual((found.info.model, found.info.model_fingerprint, found.info.n_layers), ("a model", 0x1234, 2))
+        self.assertEqual(
+            (found.info.model, found.info.model_fingerprint, found.info.n_layers),
+            ("a model", 0x1234, 2),
+        )
         self.assertEqual(found.layer(0, "k"), ("f16", 2, 64))
         self.assertEqual(found.layer(0, "v"), ("turboquant-4", 2, 32))
         self.assertEqual(found.layer(1, "k"), (("turboquant-2", "turboquant-4"), 2, 64))

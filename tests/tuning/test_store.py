@@ -38,8 +38,18 @@ class Files(unittest.TestCase):
     def test_damage(self):
         """A file that is cut short, or has other shapes, is as good as none."""
         whole = self.path.read_text()
-        for text in (whole[:-9], "[]", "3", "{}", json.dumps({"one": []}), json.dumps({"one": {"layers": {"3": [1]}, "errors": {}}}),
-                     whole.replace("0.25, ", ""), whole.replace("0.25", "NaN"), whole.replace("0.25", '"x"'), "\0"):
+        for text in (
+            whole[:-9],
+            "[]",
+            "3",
+            "{}",
+            json.dumps({"one": []}),
+            json.dumps({"one": {"layers": {"3": [1]}, "errors": {}}}),
+            whole.replace("0.25, ", ""),
+            whole.replace("0.25", "NaN"),
+            whole.replace("0.25", '"x"'),
+            "\0",
+        ):
             with self.subTest(text=text):
                 self.assertNotEqual(text, whole)
                 self.path.write_text(text)

@@ -17,7 +17,8 @@ typedef struct attended {
 } attended;
 
 /* Completes the problem's queries and outputs. Results keep NaN where nothing is written. */
-static inline kvant_status attend(const fixture *k, const fixture *v, kvant_attention_problem *problem, const float *q,
+static inline kvant_status attend(const fixture *k, const fixture *v,
+                                  kvant_attention_problem *problem, const float *q,
                                   attended *result)
 {
     size_t bytes;
@@ -56,14 +57,16 @@ static inline float *gather_rows(const fixture *f, const kvant_attention_problem
 }
 
 /* What is added to each score, by the header's words. */
-static inline void fill_bias(const kvant_attention_problem *p, uint32_t query, uint32_t head, double *bias)
+static inline void fill_bias(const kvant_attention_problem *p, uint32_t query, uint32_t head,
+                             double *bias)
 {
     double slope = reference_slope(p->n_heads, p->max_bias, head);
     int64_t position = (int64_t)p->n_tokens - p->n_queries + query;
     for (int64_t j = 0; j < p->n_tokens; j++) {
-        bias[j] = p->mask           ? slope * kvant_half_to_float(p->mask[query * p->mask_token_stride + (size_t)j])
-                  : p->max_bias > 0 ? -slope * (double)(position - j)
-                                    : 0;
+        bias[j] =
+            p->mask ? slope * kvant_half_to_float(p->mask[query * p->mask_token_stride + (size_t)j])
+            : p->max_bias > 0 ? -slope * (double)(position - j)
+                              : 0;
         if ((p->causal && j > position) || (p->window && j <= position - (int64_t)p->window) ||
             (p->block_table && p->block_table[j / 64] < 0))
             bias[j] = -INFINITY;
@@ -73,11 +76,13 @@ static inline void fill_bias(const kvant_attention_problem *p, uint32_t query, u
 /* Compares with the reference. An exact problem errs by binary32's rounding: a score of 32
  * products by (32 + 20) 2^-24 of |q| |k| scale, twice as much again behind a centre and a scale
  * of a version; error: in parts of the largest value and of 1 + |lse|. */
-static inline void check_attended(const fixture *k, const fixture *v, const kvant_attention_problem *p,
-                                  const attended *got, double error)
+static inline void check_attended(const fixture *k, const fixture *v,
+                                  const kvant_attention_problem *p, const attended *got,
+                                  double error)
 {
     float *keys = gather_rows(k, p), *values = gather_rows(v, p);
-    double *bias = malloc((p->n_tokens + 1) * sizeof *bias), *weights = malloc((p->n_tokens + 1) * sizeof *weights);
+    double *bias = malloc((p->n_tokens + 1) * sizeof *bias),
+           *weights = malloc((p->n_tokens + 1) * sizeof *weights);
     double out[HEAD_DIM], largest = 0;
     for (size_t i = 0; i < (size_t)p->n_tokens * WIDTH; i++)
         largest = fmax(largest, fabsf(values[i]));
@@ -97,7 +102,8 @@ static inline void check_attended(const fixture *k, const fixture *v, const kvan
                                       .softcap = p->logit_softcap,
                                       .bias = bias,
                                       .sink = p->sinks ? &p->sinks[h] : NULL };
-            double total = reference_attention(&r, weights, out), most = p->sinks ? p->sinks[h] : -INFINITY;
+            double total = reference_attention(&r, weights, out),
+                   most = p->sinks ? p->sinks[h] : -INFINITY;
             for (uint32_t j = 0; j < p->n_tokens; j++) { /* weights are e^(score - most) */
                 double score = 0;
                 for (uint32_t i = 0; i < HEAD_DIM; i++)
@@ -114,7 +120,8 @@ static inline void check_attended(const fixture *k, const fixture *v, const kvan
                 fail_msg("query %u head %u: lse %.9g, not %.9g", t, h, got->lse[row], lse);
             for (uint32_t i = 0; i < HEAD_DIM; i++)
                 if (!(fabs(got->out[row * HEAD_DIM + i] - out[i]) <= error * largest))
-                    fail_msg("query %u head %u channel %u: %.9g, not %.9g", t, h, i, got->out[row * HEAD_DIM + i], out[i]);
+                    fail_msg("query %u head %u channel %u: %.9g, not %.9g", t, h, i,
+                             got->out[row * HEAD_DIM + i], out[i]);
         }
     free(keys);
     free(values);

@@ -21,7 +21,8 @@ static inline uint16_t *random_mask(const kvant_attention_problem *p, uint64_t *
     uint16_t *mask = malloc((size_t)p->n_queries * p->n_tokens * sizeof *mask);
     for (uint32_t t = 0; t < p->n_queries; t++)
         for (uint32_t j = 0; j < p->n_tokens; j++) {
-            bool hidden = j > p->n_tokens - p->n_queries + t || (t % 3 == 1 && j < 70) || test_random(rng) % 5 == 0;
+            bool hidden = j > p->n_tokens - p->n_queries + t || (t % 3 == 1 && j < 70) ||
+                          test_random(rng) % 5 == 0;
             float bias = p->max_bias > 0 ? -(float)(p->n_tokens - j) / 8 : 0;
             mask[(size_t)t * p->n_tokens + j] = hidden ? 0xfc00 : kvant_half_from_float(bias);
         }
@@ -29,8 +30,8 @@ static inline uint16_t *random_mask(const kvant_attention_problem *p, uint64_t *
 }
 
 /* Completes a problem that has its numbers of tokens, queries and heads, softcap and max_bias. */
-static inline attention_data make_data(kvant_attention_problem *p, uint32_t k_dim, uint32_t v_dim, bool mask, bool sinks,
-                                       uint64_t *rng)
+static inline attention_data make_data(kvant_attention_problem *p, uint32_t k_dim, uint32_t v_dim,
+                                       bool mask, bool sinks, uint64_t *rng)
 {
     const size_t n_rows = (size_t)p->n_queries * p->n_heads;
     attention_data d = { .q = malloc(n_rows * k_dim * sizeof *d.q),
@@ -60,8 +61,9 @@ static inline void free_data(attention_data *d)
 }
 
 /* reference_attention for a row of the call; `cells` has the head's keys and values and their strides. */
-static inline double data_row(const attention_data *d, const kvant_attention_problem *p, uint32_t token, uint32_t head,
-                              reference_row cells, double *weights, double *out)
+static inline double data_row(const attention_data *d, const kvant_attention_problem *p,
+                              uint32_t token, uint32_t head, reference_row cells, double *weights,
+                              double *out)
 {
     double *bias = calloc(p->n_tokens, sizeof *bias), total;
     for (uint32_t j = 0; d->mask && j < p->n_tokens; j++)

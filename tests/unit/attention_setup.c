@@ -3,11 +3,13 @@
 
 #include "../../src/codec/codec_internal.h"
 
-static void fill_tensor(const setup *s, kvant_tensor *tensor, uint32_t blocks, uint32_t dim, uint64_t *rng)
+static void fill_tensor(const setup *s, kvant_tensor *tensor, uint32_t blocks, uint32_t dim,
+                        uint64_t *rng)
 {
     uint32_t n = s->n_sequences * s->n_tokens, width = s->n_kv_heads * dim;
     int64_t *slots = malloc(n * sizeof *slots);
-    float *rows = malloc((size_t)n * width * sizeof *rows), *center = malloc(width * sizeof *center);
+    float *rows = malloc((size_t)n * width * sizeof *rows),
+          *center = malloc(width * sizeof *center);
     fill_normal(center, width, rng);
     fill_normal(rows, (size_t)n * width, rng);
     for (uint32_t i = 0; i < n; i++) {
@@ -27,7 +29,8 @@ static kvant_tensor *make_tensor(const setup *s, const char *spec, uint32_t dim,
     const kvant_codec *array[MAX_KV_HEADS];
     for (uint32_t h = 0; h < s->n_kv_heads; h++) {
         if (h == 0 || s->codec_per_head)
-            assert_int_equal(kvant_codec_create(spec, dim, role, TEST_SEED + h, &codecs[h], NULL, 0), KVANT_OK);
+            assert_int_equal(
+                kvant_codec_create(spec, dim, role, TEST_SEED + h, &codecs[h], NULL, 0), KVANT_OK);
         array[h] = s->codec_per_head ? codecs[h] : codecs[0];
     }
     uint32_t blocks = (s->n_tokens + 63) / 64;
@@ -108,7 +111,8 @@ static double length(const float *value, uint32_t n)
 }
 
 /* Sums of every fourth term, which do not wait for one another. */
-static void distances(const float *value, const double *out, uint32_t n, double *distance, double *magnitude)
+static void distances(const float *value, const double *out, uint32_t n, double *distance,
+                      double *magnitude)
 {
     double squares[4] = { 0 }, sums[4] = { 0 };
     for (uint32_t i = 0; i < n; i++) {
@@ -119,7 +123,8 @@ static void distances(const float *value, const double *out, uint32_t n, double 
     *magnitude = sums[0] + sums[1] + sums[2] + sums[3];
 }
 
-static sizes measure(const setup *s, const float *values, const double *weights, double total, const double *out)
+static sizes measure(const setup *s, const float *values, const double *weights, double total,
+                     const double *out)
 {
     sizes m = { 0 };
     double peak = 0;
@@ -137,8 +142,8 @@ static sizes measure(const setup *s, const float *values, const double *weights,
 }
 
 /* One output row in double from the decoded cache. */
-static void reference(const fixture *f, const float *keys, const float *values, double longest, uint32_t token,
-                      uint32_t head, double *out, sizes *size)
+static void reference(const fixture *f, const float *keys, const float *values, double longest,
+                      uint32_t token, uint32_t head, double *out, sizes *size)
 {
     const setup *s = &f->s;
     uint32_t kv = head / (s->n_heads / s->n_kv_heads);
@@ -167,7 +172,8 @@ static double growth(const kvant_tensor *tensor, uint32_t n_kv_heads, uint32_t d
     assert_int_equal(kvant_tensor_get_info(tensor, &info), KVANT_OK);
     for (uint32_t i = 0; i < info.n_blocks * n_kv_heads; i++) {
         kvant_block_info block = { .size = sizeof block };
-        assert_int_equal(kvant_tensor_get_block(tensor, i / n_kv_heads, i % n_kv_heads, &block), KVANT_OK);
+        assert_int_equal(kvant_tensor_get_block(tensor, i / n_kv_heads, i % n_kv_heads, &block),
+                         KVANT_OK);
         if (block.affine.center)
             centre = 2;
         for (uint32_t j = 0; j < dim; j++) {
@@ -204,7 +210,8 @@ static bool begins(const char *spec, const char *word)
 
 static bool has_levels(const char *spec)
 {
-    return begins(spec, "int") || begins(spec, "bdr") || begins(spec, "kivi") || begins(spec, "innerq");
+    return begins(spec, "int") || begins(spec, "bdr") || begins(spec, "kivi") ||
+           begins(spec, "innerq");
 }
 
 /* The largest integer of a query or a weight. Products and their sum over `columns` numbers fit 31 bits: with levels, which are at most 13,
@@ -254,7 +261,8 @@ static double integers(const fixture *f, double score, const sizes *size)
                  size->spread;
     }
     if (v->product.lines)
-        error += (64.0 / 2 / operand_limit(s->v_spec, 64) * size->peaks * 4 * 2 + 1.2 * value_error(s->v_spec, s->v_dim)) *
+        error += (64.0 / 2 / operand_limit(s->v_spec, 64) * size->peaks * 4 * 2 +
+                  1.2 * value_error(s->v_spec, s->v_dim)) *
                  values;
     return error;
 }
@@ -272,16 +280,19 @@ void check(const fixture *f)
     assert_int_equal(kvant_tensor_read(f->v, first, s->n_tokens, values, v_width), KVANT_OK);
     score = largest_score(f, keys);
     for (uint32_t i = 0; i < s->n_tokens * s->n_kv_heads; i++)
-        longest[i % s->n_kv_heads] = fmax(longest[i % s->n_kv_heads], length(values + (size_t)i * s->v_dim, s->v_dim));
+        longest[i % s->n_kv_heads] =
+            fmax(longest[i % s->n_kv_heads], length(values + (size_t)i * s->v_dim, s->v_dim));
     for (uint32_t t = 0; t < s->n_queries; t++)
         for (uint32_t h = 0; h < s->n_heads; h++) {
-            reference(f, keys, values, longest[h / (s->n_heads / s->n_kv_heads)], t, h, want, &size);
+            reference(f, keys, values, longest[h / (s->n_heads / s->n_kv_heads)], t, h, want,
+                      &size);
             double bound = rounding(f, score, &size) + integers(f, score, &size);
             for (uint32_t i = 0; i < s->v_dim; i++) {
                 double got = f->data.out[((size_t)t * s->n_heads + h) * s->v_dim + i];
                 if (!(fabs(got - want[i]) <= bound + 1e-30))
-                    fail_msg("%s/%s %s token %u head %u channel %u: %.9g, not %.9g (bound %.3g)", s->k_spec,
-                             s->v_spec, kvant_cpu_level_name(kvant_get_cpu_level()), t, h, i, got, want[i], bound);
+                    fail_msg("%s/%s %s token %u head %u channel %u: %.9g, not %.9g (bound %.3g)",
+                             s->k_spec, s->v_spec, kvant_cpu_level_name(kvant_get_cpu_level()), t,
+                             h, i, got, want[i], bound);
             }
         }
     free(keys);

@@ -75,13 +75,16 @@ static inline kvant_calibration *calibrate_fixed(uint32_t dim)
     for (uint32_t i = 0; !failed && i < 600 * 4; i++) {
         uint32_t layer = i % 4 / 2, role = i % 2;
         for (uint32_t j = 0; j < 2 * dim; j++)
-            row[j] = calibrated_number(&state) + (float)((i / 4 % 5 * 7 + j) % 11) - (j % dim == 3 ? 40.0f : 0.0f);
-        failed =
-            kvant_calibrator_add_rows(calibrator, layer, (kvant_role)role, 2, dim, row, 2 * dim, 1) != KVANT_OK;
+            row[j] = calibrated_number(&state) + (float)((i / 4 % 5 * 7 + j) % 11) -
+                     (j % dim == 3 ? 40.0f : 0.0f);
+        failed = kvant_calibrator_add_rows(calibrator, layer, (kvant_role)role, 2, dim, row,
+                                           2 * dim, 1) != KVANT_OK;
         for (uint32_t j = 0; j < 2 * dim; j++) /* channels of unequal and related size */
-            row[j] = calibrated_number(&state) * (float)(1 + j % 5) + (j % 3 == 0 ? row[0] / 16 : 0);
+            row[j] =
+                calibrated_number(&state) * (float)(1 + j % 5) + (j % 3 == 0 ? row[0] / 16 : 0);
         for (uint32_t h = 0; !failed && role == 0 && h < 2; h++)
-            failed = kvant_calibrator_add_queries(calibrator, layer, h, dim, row + h * dim, dim, 1) != KVANT_OK;
+            failed = kvant_calibrator_add_queries(calibrator, layer, h, dim, row + h * dim, dim,
+                                                  1) != KVANT_OK;
     }
     for (uint32_t left = 1; !failed && left;)
         failed = kvant_calibrator_cluster(calibrator, &left) != KVANT_OK;

@@ -20,11 +20,13 @@ static inline void fill_rows(float *rows, size_t n, uint64_t *rng)
     for (size_t i = 0; i < n; i++) {
         uint64_t kind = test_random(rng) % 5;
         for (uint32_t j = 0; j < HEADS * DIM; j++)
-            rows[i * HEADS * DIM + j] = test_normal(rng) * 0.2f + (float)((kind * 7 + j) % 11) - (j == 3 ? 40 : 0);
+            rows[i * HEADS * DIM + j] =
+                test_normal(rng) * 0.2f + (float)((kind * 7 + j) % 11) - (j == 3 ? 40 : 0);
     }
 }
 
-static inline kvant_calibrator *make_calibrator(const uint32_t *clusters, uint32_t n, uint32_t n_threads)
+static inline kvant_calibrator *make_calibrator(const uint32_t *clusters, uint32_t n,
+                                                uint32_t n_threads)
 {
     kvant_calibrator_config config = { .size = sizeof config,
                                        .model = "a model",
@@ -66,15 +68,16 @@ static inline void add_all(kvant_calibrator *calibrator, const data *all)
     for (uint32_t l = 0; l < LAYERS; l++) {
         for (uint32_t role = 0; role < 2; role++) {
             const float *rows = all->rows[l][role];
-            assert_int_equal(kvant_calibrator_add_rows(calibrator, l, (kvant_role)role, HEADS, DIM, rows, row, cut),
+            assert_int_equal(kvant_calibrator_add_rows(calibrator, l, (kvant_role)role, HEADS, DIM,
+                                                       rows, row, cut),
                              KVANT_OK);
             assert_int_equal(kvant_calibrator_add_rows(calibrator, l, (kvant_role)role, HEADS, DIM,
                                                        rows + cut * row, row, ROWS - cut),
                              KVANT_OK);
         }
         for (uint32_t h = 0; h < QUERY_HEADS; h++)
-            assert_int_equal(kvant_calibrator_add_queries(calibrator, l, h / (QUERY_HEADS / HEADS), DIM,
-                                                          all->queries[l][h], DIM, ROWS),
+            assert_int_equal(kvant_calibrator_add_queries(calibrator, l, h / (QUERY_HEADS / HEADS),
+                                                          DIM, all->queries[l][h], DIM, ROWS),
                              KVANT_OK);
     }
 }
@@ -101,7 +104,8 @@ static inline kvant_calibration *make_calibration(uint32_t n_codebooks, uint32_t
     return finish(calibrator);
 }
 
-static inline kvant_calibration_entry entry_of(const kvant_calibration *c, uint32_t layer, uint32_t head, kvant_role role)
+static inline kvant_calibration_entry entry_of(const kvant_calibration *c, uint32_t layer,
+                                               uint32_t head, kvant_role role)
 {
     kvant_calibration_entry entry = { .size = sizeof entry };
     assert_int_equal(kvant_calibration_get_entry(c, layer, head, role, &entry), KVANT_OK);

@@ -17,7 +17,8 @@ static inline distortion measure(const char *spec, uint32_t d, uint32_t n_pages)
     uint64_t rng = 12345;
     kvant_codec *codec = make_codec(spec, d, KVANT_ROLE_K);
     void *page = aligned(info_of(codec).page_bytes);
-    float *x = malloc((size_t)64 * d * sizeof *x), *decoded = malloc((size_t)64 * d * sizeof *decoded);
+    float *x = malloc((size_t)64 * d * sizeof *x),
+          *decoded = malloc((size_t)64 * d * sizeof *decoded);
     float *y = malloc(d * sizeof *y);
     double sum = 0, squares = 0, cross = 0, base = 0, error = 0, n = 64.0 * n_pages;
     for (uint32_t i = 0; i < n_pages; i++) {

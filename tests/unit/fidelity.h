@@ -5,15 +5,18 @@
 #include "testing.h"
 
 typedef struct fidelity {
-    double cosine, mse, product; /* means of: cosine, squared error a number, |error of an inner product| */
+    double cosine, mse,
+        product; /* means of: cosine, squared error a number, |error of an inner product| */
 } fidelity;
 
 /* Keys and queries of normal numbers, 16 queries for each page of keys: the set-up of OCTOPUS, Table 1. */
-static inline fidelity measure_fidelity(const char *spec, uint32_t d, uint32_t n_pages, uint64_t rng)
+static inline fidelity measure_fidelity(const char *spec, uint32_t d, uint32_t n_pages,
+                                        uint64_t rng)
 {
     kvant_codec *codec = make_codec(spec, d, KVANT_ROLE_K);
     void *page = aligned(info_of(codec).page_bytes);
-    float *x = malloc((size_t)64 * d * sizeof *x), *decoded = malloc((size_t)64 * d * sizeof *decoded);
+    float *x = malloc((size_t)64 * d * sizeof *x),
+          *decoded = malloc((size_t)64 * d * sizeof *decoded);
     float *q = malloc((size_t)16 * d * sizeof *q);
     fidelity sum = { 0, 0, 0 };
     for (uint32_t i = 0; i < n_pages; i++) {

@@ -17,7 +17,9 @@ static inline float *random_rows(size_t n, uint32_t dim, uint64_t seed)
 
 static inline kvant_index *empty(const char *spec, uint32_t dim, kvant_metric metric)
 {
-    kvant_index_params params = { .size = sizeof params, .dim = dim, .metric = metric, .spec = spec };
+    kvant_index_params params = {
+        .size = sizeof params, .dim = dim, .metric = metric, .spec = spec
+    };
     kvant_index *index = NULL;
     char err[256];
     const kvant_status status = kvant_index_create(&params, &index, err, sizeof err);
@@ -26,7 +28,8 @@ static inline kvant_index *empty(const char *spec, uint32_t dim, kvant_metric me
     return index;
 }
 
-static inline kvant_index *filled(const char *spec, uint32_t dim, kvant_metric metric, const float *rows, size_t n)
+static inline kvant_index *filled(const char *spec, uint32_t dim, kvant_metric metric,
+                                  const float *rows, size_t n)
 {
     kvant_index *index = empty(spec, dim, metric);
     if (strchr(spec, ':'))
@@ -60,10 +63,17 @@ static inline result search_with(const kvant_index *index, const kvant_index_que
 
 static inline kvant_index_query query_of(const float *rows, uint32_t dim, size_t n, uint32_t k)
 {
-    return (kvant_index_query){ .size = sizeof(kvant_index_query), .rows = rows, .stride = dim, .n = n, .k = k, .n_threads = 1, .n_probe = 100 };
+    return (kvant_index_query){ .size = sizeof(kvant_index_query),
+                                .rows = rows,
+                                .stride = dim,
+                                .n = n,
+                                .k = k,
+                                .n_threads = 1,
+                                .n_probe = 100 };
 }
 
-static inline result search(const kvant_index *index, const float *rows, uint32_t dim, size_t n, uint32_t k)
+static inline result search(const kvant_index *index, const float *rows, uint32_t dim, size_t n,
+                            uint32_t k)
 {
     const kvant_index_query query = query_of(rows, dim, n, k);
     return search_with(index, &query);

@@ -9,7 +9,8 @@
 /* fp16 rows behind the transform of codec, in its order of channels. codec must outlive it. */
 static inline kvant_status open_codec_create(const kvant_codec *codec, kvant_codec **open)
 {
-    kvant_status status = kvant_codec_create("f16", codec->info.head_dim, codec->info.role, 0, open, NULL, 0);
+    kvant_status status =
+        kvant_codec_create("f16", codec->info.head_dim, codec->info.role, 0, open, NULL, 0);
     if (status != KVANT_OK)
         return status;
     (*open)->transform = codec->transform;
@@ -27,11 +28,13 @@ static inline void open_codec_free(kvant_codec **open)
 }
 
 /* Encodes transformed rows whose numbers fp16 holds, after the codec's own check. */
-static inline kvant_status seal_rows(const kvant_codec *codec, const float *y, uint32_t first, uint32_t n, void *page)
+static inline kvant_status seal_rows(const kvant_codec *codec, const float *y, uint32_t first,
+                                     uint32_t n, void *page)
 {
     const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
     for (uint32_t i = 0; i < n; i++) {
-        kvant_status status = codec->quantizer->check(codec, kernels, y + (size_t)i * codec->info.head_dim);
+        kvant_status status =
+            codec->quantizer->check(codec, kernels, y + (size_t)i * codec->info.head_dim);
         if (status != KVANT_OK)
             return status;
     }

@@ -24,7 +24,7 @@ typedef struct model {
     int32_t owner[PAGES]; /* the block of a page, or -1 */
     bool used[BLOCKS], undoes;
     sequence sequences[SEQUENCES];
-    int32_t shift; /* of all positions */
+    int32_t shift;              /* of all positions */
     uint64_t digest;            /* of all decisions */
     uint32_t n_sealed, n_seals; /* blocks; steps that sealed some */
 } model;

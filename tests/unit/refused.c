@@ -77,7 +77,8 @@ void __wrap_free(void *memory)
 
 void *__wrap_mmap(void *at, size_t bytes, int protection, int flags, int file, off_t offset)
 {
-    void *memory = file < 0 && refuse() ? MAP_FAILED : __real_mmap(at, bytes, protection, flags, file, offset);
+    void *memory =
+        file < 0 && refuse() ? MAP_FAILED : __real_mmap(at, bytes, protection, flags, file, offset);
     if (memory != MAP_FAILED)
         blocks++;
     return memory;
@@ -100,11 +101,12 @@ void refuse_each_allocation(attempt *call, const void *context, const char *what
             const long met = refused;
             arm(0, false);
             if (blocks != before)
-                fail_msg("%s: allocation %ld refused%s: %ld blocks leak", what, at, on ? ", and all later ones" : "",
-                         blocks - before);
+                fail_msg("%s: allocation %ld refused%s: %ld blocks leak", what, at,
+                         on ? ", and all later ones" : "", blocks - before);
             const bool survived = survives && !on && met && status == KVANT_OK;
             if (!survived && status != (met ? KVANT_ERR_MEMORY : KVANT_OK))
-                fail_msg("%s: allocation %ld refused (%ld times): %s", what, at, met, kvant_strerror(status));
+                fail_msg("%s: allocation %ld refused (%ld times): %s", what, at, met,
+                         kvant_strerror(status));
             if (met == 0) {
                 assert_true(at > 1); /* else nothing was tried */
                 break;

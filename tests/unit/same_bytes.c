@@ -32,12 +32,13 @@ static uint64_t hash_page(uint64_t hash, const uint8_t *bytes, size_t n)
     return hash;
 }
 
-static int hash_codec(const char *spec, uint32_t dim, kvant_role role, const kvant_calibration *calibration,
-                      uint64_t *hash)
+static int hash_codec(const char *spec, uint32_t dim, kvant_role role,
+                      const kvant_calibration *calibration, uint64_t *hash)
 {
     kvant_codec *codec;
     kvant_codec_info info = { .size = sizeof info };
-    if (kvant_codec_create_calibrated(spec, dim, role, 42, calibration, 1, 1, &codec, NULL, 0) != KVANT_OK)
+    if (kvant_codec_create_calibrated(spec, dim, role, 42, calibration, 1, 1, &codec, NULL, 0) !=
+        KVANT_OK)
         return 1;
     kvant_codec_get_info(codec, &info);
     uint8_t *page = aligned_alloc(64, info.page_bytes);
@@ -89,7 +90,8 @@ static void print_learnt(uint32_t dim)
         hash = hash_page(hash, (const uint8_t *)sums, dim * (dim + 1) / 2 * sizeof(float));
     }
     if (kvant_make_triangle(dim, moments[0], moments[1], room, triangle, &gain) == KVANT_OK)
-        printf("learnt %u %016" PRIx64 "\n", (unsigned)dim, hash_page(hash, (const uint8_t *)triangle, dim * (dim + 1)));
+        printf("learnt %u %016" PRIx64 "\n", (unsigned)dim,
+               hash_page(hash, (const uint8_t *)triangle, dim * (dim + 1)));
 }
 
 int main(int argc, char **argv)
@@ -97,8 +99,8 @@ int main(int argc, char **argv)
     static const uint32_t calibrated_dims[] = { 64, 80 }, learnt_dims[] = { 40, 64, 80, 128 };
     uint32_t only = argc > 2 ? (uint32_t)strtoul(argv[2], NULL, 10) : 0;
     kvant_cpu_level level;
-    if (argc > 1 &&
-        (kvant_cpu_level_from_name(argv[1], &level) != KVANT_OK || kvant_set_cpu_level(level) != KVANT_OK)) {
+    if (argc > 1 && (kvant_cpu_level_from_name(argv[1], &level) != KVANT_OK ||
+                     kvant_set_cpu_level(level) != KVANT_OK)) {
         fprintf(stderr, "same_bytes: this machine or this build has no CPU level %s\n", argv[1]);
         return 2;
     }

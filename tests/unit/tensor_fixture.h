@@ -37,8 +37,8 @@ static inline void make_tensor(fixture *f)
     assert_non_null(f->rows);
 }
 
-static inline fixture make_heads(const char *first, const char *second, kvant_role role, uint32_t n_sequences,
-                                 uint32_t blocks, uint32_t n_open)
+static inline fixture make_heads(const char *first, const char *second, kvant_role role,
+                                 uint32_t n_sequences, uint32_t blocks, uint32_t n_open)
 {
     fixture f = { .owned = { make_codec(first, HEAD_DIM, role) } };
     f.owned[1] = strcmp(first, second) == 0 ? NULL : make_codec(second, HEAD_DIM, role);
@@ -84,7 +84,8 @@ static inline float half_number(uint64_t *rng)
     return (float)((int)(test_random(rng) % 2049) - 1024) / 256;
 }
 
-static inline kvant_status try_write(fixture *f, uint32_t first, uint32_t n, const float *rows, uint32_t n_threads)
+static inline kvant_status try_write(fixture *f, uint32_t first, uint32_t n, const float *rows,
+                                     uint32_t n_threads)
 {
     int64_t *slots = malloc(n * sizeof *slots);
     for (uint32_t i = 0; i < n; i++)
@@ -95,17 +96,18 @@ static inline kvant_status try_write(fixture *f, uint32_t first, uint32_t n, con
 }
 
 /* Writes rows to the slots from first on in batches, and notes them. */
-static inline void write_rows(fixture *f, uint32_t first, uint32_t n, const float *rows, uint32_t batch,
-                              uint32_t n_threads)
+static inline void write_rows(fixture *f, uint32_t first, uint32_t n, const float *rows,
+                              uint32_t batch, uint32_t n_threads)
 {
     memcpy(f->rows + (size_t)first * WIDTH, rows, (size_t)n * WIDTH * sizeof *rows);
     for (uint32_t i = 0; i < n; i += batch)
-        assert_int_equal(
-            try_write(f, first + i, n - i < batch ? n - i : batch, rows + (size_t)i * WIDTH, n_threads), KVANT_OK);
+        assert_int_equal(try_write(f, first + i, n - i < batch ? n - i : batch,
+                                   rows + (size_t)i * WIDTH, n_threads),
+                         KVANT_OK);
 }
 
-static inline void write_range(fixture *f, uint32_t first, uint32_t n, uint32_t batch, uint32_t n_threads,
-                               uint64_t *rng)
+static inline void write_range(fixture *f, uint32_t first, uint32_t n, uint32_t batch,
+                               uint32_t n_threads, uint64_t *rng)
 {
     float *rows = malloc((size_t)n * WIDTH * sizeof *rows);
     for (size_t j = 0; j < (size_t)n * WIDTH; j++)
@@ -153,8 +155,11 @@ static inline void through_codec(const fixture *f, const float *row, float *out)
 {
     for (uint32_t h = 0; h < N_KV_HEADS; h++) {
         void *page = aligned(info_of(f->codecs[h]).page_bytes);
-        assert_int_equal(kvant_codec_encode(f->codecs[h], NULL, row + h * HEAD_DIM, HEAD_DIM, 0, 1, page), KVANT_OK);
-        assert_int_equal(kvant_codec_decode(f->codecs[h], NULL, page, 0, 1, out + h * HEAD_DIM, 0), KVANT_OK);
+        assert_int_equal(
+            kvant_codec_encode(f->codecs[h], NULL, row + h * HEAD_DIM, HEAD_DIM, 0, 1, page),
+            KVANT_OK);
+        assert_int_equal(kvant_codec_decode(f->codecs[h], NULL, page, 0, 1, out + h * HEAD_DIM, 0),
+                         KVANT_OK);
         free(page);
     }
 }

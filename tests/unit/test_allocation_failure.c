@@ -14,12 +14,14 @@
 /* --- Threads --- */
 
 int __real_pthread_create(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *);
-int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*start)(void *), void *argument);
+int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes,
+                          void *(*start)(void *), void *argument);
 
 static bool no_threads;
 static long threads_refused;
 
-int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*start)(void *), void *argument)
+int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes,
+                          void *(*start)(void *), void *argument)
 {
     if (!no_threads)
         return __real_pthread_create(thread, attributes, start, argument);
@@ -65,8 +67,11 @@ static kvant_status create_both(layer *c, const char *const specs[2],
             return status;
         }
         const kvant_codec *const heads[HEADS] = { c->codecs[role], c->codecs[role] };
-        const kvant_tensor_params params = { .size = sizeof params, .codecs = heads, .n_kv_heads = HEADS,
-                                             .n_sequences = 1, .n_blocks = (TOKENS + 63) / 64 };
+        const kvant_tensor_params params = { .size = sizeof params,
+                                             .codecs = heads,
+                                             .n_kv_heads = HEADS,
+                                             .n_sequences = 1,
+                                             .n_blocks = (TOKENS + 63) / 64 };
         size_t bytes;
         status = kvant_tensor_size(&params, &bytes);
         if (status != KVANT_OK)
@@ -89,12 +94,14 @@ static kvant_status create(layer *c, const char *spec, const kvant_calibration *
     return create_both(c, (const char *const[]){ spec, spec }, calibration);
 }
 
-static kvant_status write_rows(layer *c, int role, uint32_t first, uint32_t n, const float *rows, uint32_t n_threads)
+static kvant_status write_rows(layer *c, int role, uint32_t first, uint32_t n, const float *rows,
+                               uint32_t n_threads)
 {
     static int64_t slots[TOKENS];
     for (uint32_t i = 0; i < n; i++)
         slots[i] = first + i;
-    return kvant_tensor_write(c->tensors[role], slots, n, rows + (size_t)first * WIDTH, WIDTH, n_threads);
+    return kvant_tensor_write(c->tensors[role], slots, n, rows + (size_t)first * WIDTH, WIDTH,
+                              n_threads);
 }
 
 /* A query of every head over all tokens. */
@@ -105,11 +112,20 @@ static kvant_status attend(const layer *c, float *out)
     size_t bytes;
     for (uint32_t i = 0; i < WIDTH; i++)
         q[i] = (float)(i % 7) - 3;
-    const kvant_attention_problem problem = { .size = sizeof problem, .n_queries = 1, .n_tokens = TOKENS, .n_heads = HEADS,
-                                              .n_threads = 2, .q = q, .q_token_stride = WIDTH, .q_head_stride = DIM,
-                                              .out = out, .out_token_stride = WIDTH, .out_head_stride = DIM,
+    const kvant_attention_problem problem = { .size = sizeof problem,
+                                              .n_queries = 1,
+                                              .n_tokens = TOKENS,
+                                              .n_heads = HEADS,
+                                              .n_threads = 2,
+                                              .q = q,
+                                              .q_token_stride = WIDTH,
+                                              .q_head_stride = DIM,
+                                              .out = out,
+                                              .out_token_stride = WIDTH,
+                                              .out_head_stride = DIM,
                                               .scale = 0.125f };
-    const kvant_status status = kvant_attention_workspace(c->tensors[0], c->tensors[1], &problem, &bytes);
+    const kvant_status status =
+        kvant_attention_workspace(c->tensors[0], c->tensors[1], &problem, &bytes);
     if (status != KVANT_OK)
         return status;
     assert_in_range(bytes, 1, sizeof workspace);
@@ -118,15 +134,15 @@ static kvant_status attend(const layer *c, float *out)
 
 /* --- What is tried --- */
 
-static const char *const plain_specs[] = { "turboquant-4",
-                                           "trellis-4:center=first,norm=first",
+static const char *const plain_specs[] = { "turboquant-4", "trellis-4:center=first,norm=first",
                                            "int-4:axis=channel,group=32,recent=32,sink=4",
                                            PAPERS("octopus-4", "hqmq-s96r4:med3", )
-                                           PAPERS("turboquant-3:qjl", "turboquant-2.5", )
-                                           "int-4:rotate=dense" };
-static const char *const file_specs[] = { "trellis-4:transform=file", "turboquant-4:transform=file,feedback",
-                                          PAPERS("kmeans-4:c=4", "hessian-4", )
-                                          "turboquant-4:center=file,norm=file" };
+                                               PAPERS("turboquant-3:qjl",
+                                                      "turboquant-2.5", ) "int-4:rotate=dense" };
+static const char *const file_specs[] = {
+    "trellis-4:transform=file", "turboquant-4:transform=file,feedback",
+    PAPERS("kmeans-4:c=4", "hessian-4", ) "turboquant-4:center=file,norm=file"
+};
 
 static float rows[TOKENS * WIDTH];
 
@@ -140,8 +156,12 @@ static void fill_rows(void)
 static kvant_status calibrate(kvant_calibration **calibration)
 {
     static const uint32_t clusters[] = { 4 };
-    kvant_calibrator_config config = { .size = sizeof config, .model = "small", .seed = 9, .clusters = clusters,
-                                       .n_codebooks = 1, .sample_rows = 40 };
+    kvant_calibrator_config config = { .size = sizeof config,
+                                       .model = "small",
+                                       .seed = 9,
+                                       .clusters = clusters,
+                                       .n_codebooks = 1,
+                                       .sample_rows = 40 };
     kvant_calibrator *calibrator = NULL;
     char err[256] = "";
     *calibration = NULL;
@@ -182,9 +202,11 @@ static void layers(void **state)
     (void)state;
     assert_int_equal(calibrate(&calibration), KVANT_OK);
     for (size_t i = 0; i < COUNT(plain_specs); i++)
-        refuse_each_allocation(create_and_drop, &(site){ plain_specs[i], NULL }, plain_specs[i], false);
+        refuse_each_allocation(create_and_drop, &(site){ plain_specs[i], NULL }, plain_specs[i],
+                               false);
     for (size_t i = 0; i < COUNT(file_specs); i++)
-        refuse_each_allocation(create_and_drop, &(site){ file_specs[i], calibration }, file_specs[i], false);
+        refuse_each_allocation(create_and_drop, &(site){ file_specs[i], calibration },
+                               file_specs[i], false);
     kvant_calibration_free(&calibration);
 }
 
@@ -258,7 +280,9 @@ static kvant_status save_settings(const void *path)
     static const char *const heads[] = { "turboquant-4", "turboquant-3" };
     const kvant_settings_layer layers[] = { { .n_kv_heads = 2, .head_dim = DIM, .heads = heads },
                                             { .spec = "int-8", .n_kv_heads = 2, .head_dim = DIM } };
-    const kvant_settings_config config = { .size = sizeof config, .model = "small", .n_layers = 1, .layers = layers };
+    const kvant_settings_config config = {
+        .size = sizeof config, .model = "small", .n_layers = 1, .layers = layers
+    };
     kvant_settings *made = NULL, *read = NULL;
     char err[256] = "";
     kvant_status status = kvant_settings_create(&config, &made, err, sizeof err);
@@ -463,7 +487,8 @@ typedef kvant_status step(life *l);
 static kvant_status create_cache(life *l)
 {
     kvant_cache_params params = KVANT_CACHE_PARAMS;
-    params.n_layers = LAYERS, params.n_heads = HEADS, params.n_kv_heads = HEADS, params.head_dim = DIM;
+    params.n_layers = LAYERS, params.n_heads = HEADS, params.n_kv_heads = HEADS,
+    params.head_dim = DIM;
     params.max_tokens = 512, params.max_sequences = 2, params.n_threads = 2;
     const kvant_status status = kvant_cache_create(&params, &l->cache);
     if (status != KVANT_OK) {
@@ -488,8 +513,12 @@ static kvant_status tell_rope(life *l)
 
 static kvant_status note_queries(life *l)
 {
-    const kvant_queries queries = { .size = sizeof queries, .q = rows, .token_stride = WIDTH, .head_stride = DIM,
-                                    .n_tokens = STEP, .n_heads = HEADS };
+    const kvant_queries queries = { .size = sizeof queries,
+                                    .q = rows,
+                                    .token_stride = WIDTH,
+                                    .head_stride = DIM,
+                                    .n_tokens = STEP,
+                                    .n_heads = HEADS };
     return kvant_cache_note_queries(l->cache, 0, &queries);
 }
 
@@ -504,7 +533,8 @@ static kvant_status append_to(life *l, int32_t sequence, uint32_t number)
     const uint32_t length = kvant_sequence_length(l->cache, sequence, number);
     const float *row = rows + (size_t)length * WIDTH;
     const kvant_status status = kvant_cache_append(l->cache, number, sequence, row, row, STEP);
-    assert_int_equal(kvant_sequence_length(l->cache, sequence, number), length + (status == KVANT_OK ? STEP : 0));
+    assert_int_equal(kvant_sequence_length(l->cache, sequence, number),
+                     length + (status == KVANT_OK ? STEP : 0));
     return status;
 }
 
@@ -534,9 +564,10 @@ static kvant_status attend_first(life *l)
     return kvant_cache_attend(l->cache, 0, l->first, rows, l->out, 1);
 }
 
-static step *const steps[] = { create_cache, create_sequence, tell_rope, note_queries, append_0,      append_1,        append_0, append_1,
-                               attend_first, fork_sequence,   append_second, truncate_second, append_0, append_second,
-                               attend_first };
+static step *const steps[] = { create_cache, create_sequence, tell_rope,     note_queries,
+                               append_0,     append_1,        append_0,      append_1,
+                               attend_first, fork_sequence,   append_second, truncate_second,
+                               append_0,     append_second,   attend_first };
 
 /* Stops at the first call that fails. */
 static kvant_status live(const void *context)
@@ -553,7 +584,8 @@ static kvant_status live(const void *context)
 static void caches(void **state)
 {
     (void)state;
-    refuse_each_allocation(live, NULL, "a cache", true); /* a spec is tried with several head dimensions */
+    refuse_each_allocation(live, NULL, "a cache",
+                           true); /* a spec is tried with several head dimensions */
 }
 
 /* A call that failed for lack of memory is given again and succeeds; the end is the same. */

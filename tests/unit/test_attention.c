@@ -46,7 +46,8 @@ static void features(void **state)
     check_setup(base);
     base.sinks = true;
     check_setup(base);
-    base.k_spec = "turboquant-4:center=first,norm=first"; /* the bias is on the scores with the centre's part */
+    base.k_spec =
+        "turboquant-4:center=first,norm=first"; /* the bias is on the scores with the centre's part */
     base.v_spec = "int-8:center=first,norm=first";
     check_setup(base);
     base.n_sequences = 3;
@@ -64,11 +65,11 @@ static void windows(void **state)
         { "int-4:axis=channel,norm=first,rotate=dense", "turboquant-3:norm=first,center=first" },
         { "bdr-4:norm=first", "bdr-4:recent=200" },
         /* values in an order of their own, open pages too */
-        PAPERS({ "octopus-4:center=first", "octopus-4:center=first" }, )
-        { "int-4:group=16,order=dealt,recent=64", "int-4:order=halves" },
+        PAPERS({ "octopus-4:center=first", "octopus-4:center=first" }, ){
+            "int-4:group=16,order=dealt,recent=64", "int-4:order=halves" },
         PAPERS({ "hqmq-s96r4:order=halves,center=first,norm=first", "hqmq-s96r4:order=halves" }, )
-        PAPERS({ "hqmq-s96r4:recent=64", "hqmq-s96r4:sink=4,recent=96" }, )
-        PAPERS({ "octopus-3:qjl,recent=64", "spherical-r4jl4:recent=64" }, )
+            PAPERS({ "hqmq-s96r4:recent=64", "hqmq-s96r4:sink=4,recent=96" }, )
+                PAPERS({ "octopus-3:qjl,recent=64", "spherical-r4jl4:recent=64" }, )
     };
     (void)state;
     for (size_t i = 0; i < COUNT(specs); i++)
@@ -129,8 +130,19 @@ static void threads_do_not_change_results(void **state)
 {
     (void)state;
     setup shapes[] = {
-        { .k_dim = 64, .v_dim = 64, .n_kv_heads = 3, .n_heads = 9, .n_tokens = 3000, .n_queries = 1 },
-        { .k_dim = 64, .v_dim = 64, .n_kv_heads = 3, .n_heads = 9, .n_tokens = 700, .n_queries = 200, .mask = true },
+        { .k_dim = 64,
+          .v_dim = 64,
+          .n_kv_heads = 3,
+          .n_heads = 9,
+          .n_tokens = 3000,
+          .n_queries = 1 },
+        { .k_dim = 64,
+          .v_dim = 64,
+          .n_kv_heads = 3,
+          .n_heads = 9,
+          .n_tokens = 700,
+          .n_queries = 200,
+          .mask = true },
     };
     for (size_t i = 0; i < COUNT(shapes); i++) {
         shapes[i].k_spec = shapes[i].v_spec = "turboquant-4";
@@ -191,12 +203,14 @@ static void bad_arguments(void **state)
     assert_int_equal(kvant_attention_workspace(f.k, f.v, &good, &bytes), KVANT_OK);
     void *workspace = aligned(bytes);
     f.data.out[0] = NAN;
-#define REFUSED(change)                                                                                            \
-    do {                                                                                                           \
-        f.problem = good;                                                                                             \
-        change;                                                                                                    \
-        assert_int_equal(kvant_attention(f.k, f.v, &f.problem, workspace, bytes), KVANT_ERR_ARGUMENT);              \
-        assert_int_equal(kvant_attention_workspace(f.k, f.v, &f.problem, &other), KVANT_ERR_ARGUMENT);             \
+#define REFUSED(change)                                                                            \
+    do {                                                                                           \
+        f.problem = good;                                                                          \
+        change;                                                                                    \
+        assert_int_equal(kvant_attention(f.k, f.v, &f.problem, workspace, bytes),                  \
+                         KVANT_ERR_ARGUMENT);                                                      \
+        assert_int_equal(kvant_attention_workspace(f.k, f.v, &f.problem, &other),                  \
+                         KVANT_ERR_ARGUMENT);                                                      \
     } while (0)
     REFUSED(f.problem.size = 8);
     REFUSED(f.problem.n_heads = 3);
@@ -213,7 +227,8 @@ static void bad_arguments(void **state)
     f.problem = good;
     assert_int_equal(kvant_attention(f.k, f.v, &good, workspace, bytes - 64), KVANT_ERR_ARGUMENT);
     assert_int_equal(kvant_attention(f.k, f.v, &good, NULL, bytes), KVANT_ERR_ARGUMENT);
-    assert_int_equal(kvant_attention(f.k, f.v, &good, (char *)workspace + 32, bytes), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_attention(f.k, f.v, &good, (char *)workspace + 32, bytes),
+                     KVANT_ERR_ARGUMENT);
     assert_int_equal(kvant_attention(f.k, f.v, NULL, workspace, bytes), KVANT_ERR_ARGUMENT);
     assert_int_equal(kvant_attention(NULL, f.v, &good, workspace, bytes), KVANT_ERR_ARGUMENT);
     assert_int_equal(kvant_attention(f.k, NULL, &good, workspace, bytes), KVANT_ERR_ARGUMENT);

@@ -20,7 +20,8 @@ static void every_codec(void **state)
 /* Without the errors of integers, of decoding and of many query rows, in every page. */
 static void exact_rounds_no_integers(void **state)
 {
-    static const char *const specs[] = { "turboquant-4", "int-4:axis=channel,group=64", PAPERS("octopus-4", ) "int-8" };
+    static const char *const specs[] = { "turboquant-4", "int-4:axis=channel,group=64",
+                                         PAPERS("octopus-4", ) "int-8" };
     (void)state;
     for (size_t i = 0; i < COUNT(specs); i++)
         for (uint32_t n_queries = 1; n_queries < 60; n_queries += 49)
@@ -51,12 +52,20 @@ static void integers_cost_what_they_may(void **state)
     static const struct {
         const char *spec;
         double most;
-    } figures[] = { { "turboquant-4", 3.5e-4 }, PAPERS({ "octopus-4", 6.1e-4 }, ) { "int-8", 0.6e-4 } };
+    } figures[] = { { "turboquant-4", 3.5e-4 },
+                    PAPERS({ "octopus-4", 6.1e-4 }, ){ "int-8", 0.6e-4 } };
     (void)state;
     for (size_t i = 0; i < COUNT(figures); i++)
         for (uint32_t n_queries = 1; n_queries <= 33; n_queries += 32) {
-            fixture f = make_fixture((setup){ .k_dim = 64, .v_dim = 64, .n_kv_heads = 1, .n_heads = 4, .n_tokens = 640,
-                                              .n_queries = n_queries, .k_spec = figures[i].spec, .v_spec = figures[i].spec, .centred = true });
+            fixture f = make_fixture((setup){ .k_dim = 64,
+                                              .v_dim = 64,
+                                              .n_kv_heads = 1,
+                                              .n_heads = 4,
+                                              .n_tokens = 640,
+                                              .n_queries = n_queries,
+                                              .k_spec = figures[i].spec,
+                                              .v_spec = figures[i].spec,
+                                              .centred = true });
             const size_t n = (size_t)n_queries * f.s.n_heads * f.s.v_dim;
             float *exact = malloc(n * sizeof *exact);
             f.problem.exact = true;
@@ -70,8 +79,8 @@ static void integers_cost_what_they_may(void **state)
             const double error = sqrt(squared_distance(exact, f.data.out, n) / size);
             print_message("%s, %u queries: %.2g\n", figures[i].spec, n_queries, error);
             if (!(error <= figures[i].most))
-                fail_msg("%s, %u queries: %.3g of an output, not at most %.3g", figures[i].spec, n_queries, error,
-                         figures[i].most);
+                fail_msg("%s, %u queries: %.3g of an output, not at most %.3g", figures[i].spec,
+                         n_queries, error, figures[i].most);
             assert_true(error > 0 || n_queries > 1); /* integers were used */
             free(exact);
             free_fixture(&f);
@@ -81,8 +90,9 @@ static void integers_cost_what_they_may(void **state)
 /* Units of many rows on codes, whole ones and the last, smaller one; every width of codes, levels with zero points and codebooks. */
 static void prefill_on_codes(void **state)
 {
-    static const char *const specs[] = { "turboquant-1", "turboquant-2", "turboquant-3", "turboquant-4",
-                                         "bdr-4",        "int-2",        "int-3",        "int-4" };
+    static const char *const specs[] = { "turboquant-1", "turboquant-2", "turboquant-3",
+                                         "turboquant-4", "bdr-4",        "int-2",
+                                         "int-3",        "int-4" };
     static const uint32_t dims[] = { 64, 80, 128, 192 };
     (void)state;
     for (size_t i = 0; i < COUNT(specs); i++)
@@ -104,11 +114,12 @@ static void prefill_on_codes(void **state)
 /* Codes of chunks, of every family, with tables and without; some of them (7 bits a coordinate, sketches, outliers) unpacked. */
 static void chunks_on_codes(void **state)
 {
-    static const char *const specs[] = { "octopus-2",           "octopus-3",     "octopus-4",  "octopus-5",
-                                         "octopus-4:split=7.1", "octopus-3:qjl", "hqmq-s24r3", "hqmq-s96r4",
-                                         "hqmq-s96r4:med3",     "hqmq-s170r4",   "hqmq-s24r8", "hqmq-s192r6",
-                                         "spherical-r4jl4",     "addvq-k24r3",   "addvq-k48r4",
-                                         "hqmq-s96r4:order=halves" };
+    static const char *const specs[] = {
+        "octopus-2",           "octopus-3",     "octopus-4",   "octopus-5",
+        "octopus-4:split=7.1", "octopus-3:qjl", "hqmq-s24r3",  "hqmq-s96r4",
+        "hqmq-s96r4:med3",     "hqmq-s170r4",   "hqmq-s24r8",  "hqmq-s192r6",
+        "spherical-r4jl4",     "addvq-k24r3",   "addvq-k48r4", "hqmq-s96r4:order=halves"
+    };
     static const uint32_t dims[] = { 64, 80, 128, 96, 112, 32, 256 };
     (void)state;
     for (size_t i = 0; i < COUNT(specs); i++)
@@ -171,8 +182,7 @@ int main(void)
         cmocka_unit_test(exact_rounds_no_integers),
         cmocka_unit_test(integers_cost_what_they_may),
         cmocka_unit_test(prefill_on_codes),
-        PAPERS(cmocka_unit_test(chunks_on_codes), )
-        cmocka_unit_test(groupings_on_codes),
+        PAPERS(cmocka_unit_test(chunks_on_codes), ) cmocka_unit_test(groupings_on_codes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -114,7 +114,6 @@ static void count_worker(void *context, size_t index, uint32_t worker)
     atomic_fetch_or((atomic_uint *)context, 1u << worker);
 }
 
-
 /* Bound to one CPU, the caller runs all of a loop: seven workers would be woken to find that they
  * have to wait for it. */
 static void a_loop_on_one_cpu_runs_on_one_thread(void **state)

@@ -39,10 +39,12 @@ static void blocks_decode_as_documented(void **state)
 {
     const uint8_t nibbles[16] = { 0xf0, 0xe1, 0xd2, 0xc3, 0xb4, 0xa5, 0x96, 0x87,
                                   0x78, 0x69, 0x5a, 0x4b, 0x3c, 0x2d, 0x1e, 0x0f };
-    static const float nl[16] = { -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113 };
+    static const float nl[16] = { -127, -104, -83, -65, -49, -35, -22, -10,
+                                  1,    13,   25,  38,  53,  69,  89,  113 };
     uint8_t plain[18] = { 0x00, 0x38 }, with_min[20] = { 0x00, 0x38, 0x00, 0xc2 };
     uint8_t fifths[22] = { 0x00, 0x38, 0x02, 0x00, 0x01, 0x80 };
-    uint8_t both[24] = { 0x00, 0x38, 0x00, 0xc2, 0x02, 0x00, 0x01, 0x80 }, bytes[34] = { 0x00, 0x38, 0x80, 0x7f };
+    uint8_t both[24] = { 0x00, 0x38, 0x00, 0xc2, 0x02, 0x00, 0x01, 0x80 },
+            bytes[34] = { 0x00, 0x38, 0x80, 0x7f };
     float x[32];
     (void)state;
     memcpy(plain + 2, nibbles, 16);
@@ -90,15 +92,17 @@ static void fill_row(kvant_block_type type, uint8_t *row, uint32_t n, uint64_t *
         row[i] = (uint8_t)(test_random(rng) >> 40);
     for (uint32_t b = 0; b < n / format.numbers; b++, row += format.bytes) {
         float x[16];
-        uint16_t half[2] = { kvant_half_from_float(type == KVANT_BLOCK_Q8_0 || type == KVANT_BLOCK_IQ4_NL ? 0.01f
-                                                                                                          : 0.1f),
+        uint16_t half[2] = { kvant_half_from_float(
+                                 type == KVANT_BLOCK_Q8_0 || type == KVANT_BLOCK_IQ4_NL ? 0.01f
+                                                                                        : 0.1f),
                              kvant_half_from_float(-0.7f) };
         fill_normal(x, 16, rng);
         if (format.numbers == 32)
             memcpy(row, half, format.has_min ? 4 : 2);
         for (uint32_t i = 0; format.numbers == 16 && i < 16; i++) {
             uint32_t bits = kvant_float_bits(x[i]);
-            half[0] = type == KVANT_BLOCK_F16 ? kvant_half_from_float(x[i]) : (uint16_t)(bits >> 16);
+            half[0] =
+                type == KVANT_BLOCK_F16 ? kvant_half_from_float(x[i]) : (uint16_t)(bits >> 16);
             if (type == KVANT_BLOCK_F32)
                 memcpy(row + 4 * i, &bits, 4);
             else
@@ -107,8 +111,8 @@ static void fill_row(kvant_block_type type, uint8_t *row, uint32_t n, uint64_t *
     }
 }
 
-static kvant_block_rows make_rows(const setup *s, kvant_block_type type, uint32_t dim, uint64_t *rng,
-                                  uint8_t **memory)
+static kvant_block_rows make_rows(const setup *s, kvant_block_type type, uint32_t dim,
+                                  uint64_t *rng, uint8_t **memory)
 {
     kvant_block_rows rows = { .size = sizeof rows,
                               .type = type,
@@ -150,12 +154,14 @@ static void free_fixture(fixture *f)
 static kvant_status run(fixture *f)
 {
     size_t bytes = 0;
-    kvant_status said = kvant_block_attention_workspace(&f->k_rows, &f->v_rows, &f->problem, &bytes);
+    kvant_status said =
+        kvant_block_attention_workspace(&f->k_rows, &f->v_rows, &f->problem, &bytes);
     void *workspace = aligned(bytes ? bytes : 64);
     memset(workspace, 0xff, bytes); /* NaNs: reading what was not written shows */
     for (size_t i = 0; i < (size_t)f->s.n_queries * f->s.n_heads * f->s.v_dim; i++)
         f->data.out[i] = NAN;
-    kvant_status status = kvant_block_attention(&f->k_rows, &f->v_rows, &f->problem, workspace, bytes);
+    kvant_status status =
+        kvant_block_attention(&f->k_rows, &f->v_rows, &f->problem, workspace, bytes);
     assert_int_equal(said, status);
     free(workspace);
     return status;
@@ -166,7 +172,8 @@ static float *decode_head(const fixture *f, const kvant_block_rows *rows, uint32
     float *x = malloc((size_t)f->s.n_tokens * rows->head_dim * sizeof *x);
     for (uint32_t j = 0; j < f->s.n_tokens; j++)
         kvant_block_decode(rows->type,
-                           (const uint8_t *)rows->data + j * rows->token_stride + kv_head * rows->head_stride,
+                           (const uint8_t *)rows->data + j * rows->token_stride +
+                               kv_head * rows->head_stride,
                            rows->head_dim, x + (size_t)j * rows->head_dim);
     return x;
 }
@@ -177,9 +184,12 @@ static double exact_row(const fixture *f, uint32_t token, uint32_t head, double 
 {
     const setup *s = &f->s;
     uint32_t kv_head = head / (s->n_heads / s->n_kv_heads);
-    float *keys = decode_head(f, &f->k_rows, kv_head), *values = decode_head(f, &f->v_rows, kv_head);
+    float *keys = decode_head(f, &f->k_rows, kv_head),
+          *values = decode_head(f, &f->v_rows, kv_head);
     double *weights = malloc(s->n_tokens * sizeof *weights);
-    const reference_row cells = { .keys = keys, .values = values, .key_stride = s->k_dim, .value_stride = s->v_dim };
+    const reference_row cells = {
+        .keys = keys, .values = values, .key_stride = s->k_dim, .value_stride = s->v_dim
+    };
     const float *q = f->data.q + ((size_t)token * s->n_heads + head) * s->k_dim;
     data_row(&f->data, &f->problem, token, head, cells, weights, out);
     double magnitude = 0, largest = 0;
@@ -195,7 +205,8 @@ static double exact_row(const fixture *f, uint32_t token, uint32_t head, double 
     free(values);
     free(weights);
     /* Twice: numerator and denominator. 40: masks' largest magnitude, whose sum with a score is rounded. */
-    return 2 * largest * ((s->k_dim + 4) * (magnitude + 40) * 0x1p-24 + s->n_tokens * 0x1p-24 + 0x1p-18);
+    return 2 * largest *
+           ((s->k_dim + 4) * (magnitude + 40) * 0x1p-24 + s->n_tokens * 0x1p-24 + 0x1p-18);
 }
 
 static void check(setup s, kvant_block_type k, kvant_block_type v)
@@ -209,8 +220,8 @@ static void check(setup s, kvant_block_type k, kvant_block_type v)
             for (uint32_t i = 0; i < s.v_dim; i++) {
                 double got = f.data.out[((size_t)t * s.n_heads + h) * s.v_dim + i];
                 if (!(fabs(got - want[i]) <= bound))
-                    fail_msg("type %d, token %u, head %u, channel %u: %g, exact %g, bound %g", (int)k, t, h, i, got,
-                             want[i], bound);
+                    fail_msg("type %d, token %u, head %u, channel %u: %g, exact %g, bound %g",
+                             (int)k, t, h, i, got, want[i], bound);
             }
         }
     free_fixture(&f);
@@ -236,8 +247,8 @@ static void threads_change_nothing(void **state)
 {
     (void)state;
     for (uint32_t n_queries = 1; n_queries <= 41; n_queries += 40) {
-        fixture f =
-            make_fixture((setup){ 64, 64, 3, 9, 2300, n_queries, .mask = true }, KVANT_BLOCK_Q8_0, KVANT_BLOCK_Q4_0);
+        fixture f = make_fixture((setup){ 64, 64, 3, 9, 2300, n_queries, .mask = true },
+                                 KVANT_BLOCK_Q8_0, KVANT_BLOCK_Q4_0);
         size_t bytes = (size_t)n_queries * 9 * 64 * sizeof(float);
         float *first = malloc(bytes);
         for (uint32_t n = 1; n <= 4; n++) {
@@ -322,8 +333,9 @@ static void check_damage(setup s, kvant_block_type type, uint32_t kind)
                                    : memcmp(&got, &before[t * token + i], sizeof got) == 0;
             if (!right)
                 fail_msg("type %d, %u query tokens, %s %s, token %u, number %zu: %g, before %g",
-                         (int)type, s.n_queries, infinite ? "infinite" : "NaN", keys ? "keys" : "values", t, i,
-                         (double)got, (double)before[t * token + i]);
+                         (int)type, s.n_queries, infinite ? "infinite" : "NaN",
+                         keys ? "keys" : "values", t, i, (double)got,
+                         (double)before[t * token + i]);
         }
     free(before);
     free_fixture(&f);
@@ -352,7 +364,8 @@ static void hidden_rows_have_no_influence(void **state)
 
 static void no_tokens_give_zeros(void **state)
 {
-    fixture f = make_fixture((setup){ 64, 64, 1, 2, 1, 1, .gap = 0 }, KVANT_BLOCK_Q8_0, KVANT_BLOCK_Q8_0);
+    fixture f =
+        make_fixture((setup){ 64, 64, 1, 2, 1, 1, .gap = 0 }, KVANT_BLOCK_Q8_0, KVANT_BLOCK_Q8_0);
     (void)state;
     f.problem.n_tokens = 0;
     f.k_rows.data = f.v_rows.data = NULL;
@@ -368,17 +381,18 @@ static void refuse(fixture *f)
     assert_true(isnan(f->data.out[0])); /* nothing was written */
 }
 
-#define REFUSE(change)                                                                                             \
-    do {                                                                                                           \
-        const fixture kept = f;                                                                  \
-        change;                                                                                                    \
-        refuse(&f);                                                                                                \
-        f = kept;                                                                                                     \
+#define REFUSE(change)                                                                             \
+    do {                                                                                           \
+        const fixture kept = f;                                                                    \
+        change;                                                                                    \
+        refuse(&f);                                                                                \
+        f = kept;                                                                                  \
     } while (0)
 
 static void arguments_are_checked(void **state)
 {
-    fixture f = make_fixture((setup){ 64, 64, 3, 9, 70, 2, .gap = 0 }, KVANT_BLOCK_Q8_0, KVANT_BLOCK_Q4_0);
+    fixture f =
+        make_fixture((setup){ 64, 64, 3, 9, 70, 2, .gap = 0 }, KVANT_BLOCK_Q8_0, KVANT_BLOCK_Q4_0);
     int32_t table = 0;
     (void)state;
     REFUSE(f.problem.size = 8);
@@ -408,13 +422,19 @@ static void arguments_are_checked(void **state)
     REFUSE(f.k_rows.head_stride = SIZE_MAX);
     REFUSE(f.problem.n_queries = UINT32_MAX; f.problem.n_heads = UINT32_MAX / 3 * 3);
     size_t bytes;
-    assert_int_equal(kvant_block_attention_workspace(&f.k_rows, &f.v_rows, &f.problem, NULL), KVANT_ERR_ARGUMENT);
-    assert_int_equal(kvant_block_attention_workspace(&f.k_rows, &f.v_rows, &f.problem, &bytes), KVANT_OK);
+    assert_int_equal(kvant_block_attention_workspace(&f.k_rows, &f.v_rows, &f.problem, NULL),
+                     KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_block_attention_workspace(&f.k_rows, &f.v_rows, &f.problem, &bytes),
+                     KVANT_OK);
     uint8_t *workspace = aligned(bytes + 64);
-    assert_int_equal(kvant_block_attention(&f.k_rows, &f.v_rows, &f.problem, workspace, bytes - 64), KVANT_ERR_ARGUMENT);
-    assert_int_equal(kvant_block_attention(&f.k_rows, &f.v_rows, &f.problem, workspace + 32, bytes), KVANT_ERR_ARGUMENT);
-    assert_int_equal(kvant_block_attention(&f.k_rows, &f.v_rows, &f.problem, NULL, bytes), KVANT_ERR_ARGUMENT);
-    assert_int_equal(kvant_block_attention(&f.k_rows, &f.v_rows, &f.problem, workspace, bytes), KVANT_OK);
+    assert_int_equal(kvant_block_attention(&f.k_rows, &f.v_rows, &f.problem, workspace, bytes - 64),
+                     KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_block_attention(&f.k_rows, &f.v_rows, &f.problem, workspace + 32, bytes),
+                     KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_block_attention(&f.k_rows, &f.v_rows, &f.problem, NULL, bytes),
+                     KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_block_attention(&f.k_rows, &f.v_rows, &f.problem, workspace, bytes),
+                     KVANT_OK);
     free(workspace);
     free_fixture(&f);
 }
@@ -422,10 +442,13 @@ static void arguments_are_checked(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(row_sizes_are_ggmls),           cmocka_unit_test(blocks_decode_as_documented),
-        cmocka_unit_test(outputs_are_exact_to_binary32), cmocka_unit_test(threads_change_nothing),
+        cmocka_unit_test(row_sizes_are_ggmls),
+        cmocka_unit_test(blocks_decode_as_documented),
+        cmocka_unit_test(outputs_are_exact_to_binary32),
+        cmocka_unit_test(threads_change_nothing),
         cmocka_unit_test(hidden_rows_have_no_influence),
-        cmocka_unit_test(no_tokens_give_zeros),           cmocka_unit_test(arguments_are_checked),
+        cmocka_unit_test(no_tokens_give_zeros),
+        cmocka_unit_test(arguments_are_checked),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -5,7 +5,15 @@
 
 #include "../attention_reference.h"
 
-enum { LAYERS = 3, HEADS = 4, KV_HEADS = 2, DIM = 32, WIDTH = KV_HEADS * DIM, Q_WIDTH = HEADS * DIM, MOST = 512 };
+enum {
+    LAYERS = 3,
+    HEADS = 4,
+    KV_HEADS = 2,
+    DIM = 32,
+    WIDTH = KV_HEADS * DIM,
+    Q_WIDTH = HEADS * DIM,
+    MOST = 512
+};
 
 /* A cache beside plain copies of what each sequence holds. */
 typedef struct model {
@@ -17,7 +25,8 @@ typedef struct model {
 static kvant_cache_params params_of(const char *k, const char *v)
 {
     kvant_cache_params params = KVANT_CACHE_PARAMS;
-    params.n_layers = LAYERS, params.n_heads = HEADS, params.n_kv_heads = KV_HEADS, params.head_dim = DIM;
+    params.n_layers = LAYERS, params.n_heads = HEADS, params.n_kv_heads = KV_HEADS,
+    params.head_dim = DIM;
     params.max_tokens = MOST, params.max_sequences = 8, params.n_threads = 2;
     params.k = k, params.v = v;
     return params;
@@ -92,7 +101,8 @@ static double error_of(model *m, int32_t s, uint32_t n, uint32_t first)
                                       .scale = 1 / sqrt(DIM) };
                 reference_attention(&row, weights, want);
                 for (uint32_t i = 0; i < DIM; i++)
-                    error += pow(out[t * Q_WIDTH + h * DIM + i] - want[i], 2) / (LAYERS * n * HEADS * DIM);
+                    error += pow(out[t * Q_WIDTH + h * DIM + i] - want[i], 2) /
+                             (LAYERS * n * HEADS * DIM);
             }
     }
     return sqrt(error);
@@ -143,7 +153,8 @@ static void presets_work_without_a_word(void **state)
 static void forks_share_until_they_differ(void **state)
 {
     (void)state;
-    static const char *const specs[] = { "f32", "int-8", "int-8:recent=70", "trellis-4:center=first,norm=first" };
+    static const char *const specs[] = { "f32", "int-8", "int-8:recent=70",
+                                         "trellis-4:center=first,norm=first" };
     for (size_t i = 0; i < COUNT(specs); i++) {
         model m = make(specs[i], NULL), alone = make(specs[i], NULL);
         kvant_cache_info before = { .size = sizeof before }, after = before;
@@ -157,7 +168,8 @@ static void forks_share_until_they_differ(void **state)
         assert_int_equal(after.n_free_blocks, before.n_free_blocks); /* nothing was copied */
         append(&m, b, 10);
         kvant_cache_get_info(m.cache, &after);
-        assert_int_equal(after.n_free_blocks, before.n_free_blocks - 1); /* the block that b wrote to was */
+        assert_int_equal(after.n_free_blocks,
+                         before.n_free_blocks - 1); /* the block that b wrote to was */
         append(&m, a, 70);
         double most = i ? 0.1 : EXACT;
         assert_true(error_of(&m, a, 8, 0) < most && error_of(&m, b, 8, 0) < most);
@@ -194,7 +206,8 @@ static void truncated_tokens_are_gone(void **state)
 static void blocks_pass_through_a_store(void **state)
 {
     (void)state;
-    static const char *const specs[] = { "f32", "turboquant-4:center=first,norm=first", "int-4:axis=channel" };
+    static const char *const specs[] = { "f32", "turboquant-4:center=first,norm=first",
+                                         "int-4:axis=channel" };
     for (size_t i = 0; i < COUNT(specs); i++) {
         model m = make(specs[i], NULL), other = make(specs[i], NULL);
         int32_t a = kvant_sequence_create(m.cache), b = kvant_sequence_create(other.cache);
@@ -209,7 +222,8 @@ static void blocks_pass_through_a_store(void **state)
             assert_int_equal(kvant_sequence_export(m.cache, a, block, data, room, &used), KVANT_OK);
             assert_true(used <= room);
             for (size_t cut = 0; cut < used; cut += used / 7 + 1)
-                assert_int_equal(kvant_sequence_import(other.cache, b, data, cut), KVANT_ERR_FORMAT);
+                assert_int_equal(kvant_sequence_import(other.cache, b, data, cut),
+                                 KVANT_ERR_FORMAT);
             data[used / 2] ^= 4;
             assert_int_equal(kvant_sequence_import(other.cache, b, data, used), KVANT_ERR_FORMAT);
             data[used / 2] ^= 4;
@@ -217,7 +231,8 @@ static void blocks_pass_through_a_store(void **state)
             assert_int_equal(kvant_sequence_import(other.cache, b, data, used), KVANT_OK);
         }
         assert_int_equal(kvant_sequence_length(other.cache, b, 1), 150);
-        assert_int_equal(kvant_sequence_export(m.cache, a, 3, data, room, &used), KVANT_ERR_ARGUMENT);
+        assert_int_equal(kvant_sequence_export(m.cache, a, 3, data, room, &used),
+                         KVANT_ERR_ARGUMENT);
         /* The same queries give the same numbers. */
         other.rng = m.rng;
         float q[Q_WIDTH], one[Q_WIDTH], two[Q_WIDTH];
@@ -254,7 +269,8 @@ static void errors_leave_a_working_cache(void **state)
     assert_int_equal(kvant_cache_append(m.cache, 0, 5, good, good, 1), KVANT_ERR_ARGUMENT);
     assert_int_equal(kvant_cache_append(m.cache, 0, s, NULL, good, 1), KVANT_ERR_ARGUMENT);
     assert_int_equal(kvant_cache_append(m.cache, 0, s, good, good, MOST), KVANT_ERR_FULL);
-    assert_int_equal(kvant_cache_attend(m.cache, 0, s, q, out, 121), KVANT_ERR_ARGUMENT); /* more queries than tokens */
+    assert_int_equal(kvant_cache_attend(m.cache, 0, s, q, out, 121),
+                     KVANT_ERR_ARGUMENT); /* more queries than tokens */
     assert_non_null(strstr(kvant_error_message(), "causal"));
     for (int i = 1; i < 8; i++)
         assert_int_equal(kvant_sequence_create(m.cache), i);
@@ -318,7 +334,8 @@ static void rows_are_read_back(void **state)
                 memset(m.k[a][layer], 0, 64 * WIDTH * sizeof(float));
                 memset(m.v[a][layer], 0, 64 * WIDTH * sizeof(float));
             }
-            assert_int_equal(kvant_cache_read(m.cache, layer, dropped ? b : a, 30, 110, k, v), KVANT_OK);
+            assert_int_equal(kvant_cache_read(m.cache, layer, dropped ? b : a, 30, 110, k, v),
+                             KVANT_OK);
             assert_memory_equal(k, m.k[a][layer] + 30 * WIDTH, 110 * WIDTH * sizeof *k);
             assert_memory_equal(v, m.v[a][layer] + 30 * WIDTH, 110 * WIDTH * sizeof *v);
         }
@@ -341,27 +358,39 @@ static void queries_may_come_before_their_keys(void **state)
 {
     enum { N = 448 };
     const size_t matrices = (size_t)LAYERS * KV_HEADS * DIM * (DIM + 1) / 2 * sizeof(uint16_t);
-    model m[] = { make("trellis-4:transform=first", "f16"), make("trellis-4:transform=first", "f16"), make("trellis-4", "f16") };
-    float *q = calloc((size_t)N * Q_WIDTH, sizeof *q), *out = calloc((size_t)N * Q_WIDTH, sizeof *out);
+    model m[] = { make("trellis-4:transform=first", "f16"),
+                  make("trellis-4:transform=first", "f16"), make("trellis-4", "f16") };
+    float *q = calloc((size_t)N * Q_WIDTH, sizeof *q),
+          *out = calloc((size_t)N * Q_WIDTH, sizeof *out);
     uint8_t *data = malloc(kvant_cache_export_size(m[0].cache));
     size_t used[2][2];
     (void)state;
     fill_normal(q, (size_t)N * Q_WIDTH, &m[0].rng);
     m[0].rng = m[1].rng;
-    const kvant_queries queries = { .size = sizeof queries, .q = q, .token_stride = Q_WIDTH, .head_stride = DIM, .n_tokens = N, .n_heads = HEADS };
+    const kvant_queries queries = { .size = sizeof queries,
+                                    .q = q,
+                                    .token_stride = Q_WIDTH,
+                                    .head_stride = DIM,
+                                    .n_tokens = N,
+                                    .n_heads = HEADS };
     for (int i = 0; i < 2; i++) {
         int32_t s = kvant_sequence_create(m[i].cache);
         for (uint32_t layer = 0; layer < LAYERS; layer++) {
             assert_true(kvant_cache_wants_queries(m[i].cache, layer, 1));
-            assert_int_equal(i ? KVANT_OK : kvant_cache_note_queries(m[i].cache, layer, &queries), KVANT_OK);
+            assert_int_equal(i ? KVANT_OK : kvant_cache_note_queries(m[i].cache, layer, &queries),
+                             KVANT_OK);
         }
         append(&m[i], s, N);
         for (uint32_t layer = 0; layer < LAYERS; layer++)
             assert_int_equal(kvant_cache_attend(m[i].cache, layer, s, q, out, N), KVANT_OK);
-        assert_int_equal(kvant_sequence_export(m[i].cache, s, 2, data, kvant_cache_export_size(m[i].cache), &used[i][0]), KVANT_OK);
+        assert_int_equal(kvant_sequence_export(m[i].cache, s, 2, data,
+                                               kvant_cache_export_size(m[i].cache), &used[i][0]),
+                         KVANT_OK);
         kvant_sequence_truncate(m[i].cache, s, 0);
         append(&m[i], s, 128);
-        assert_int_equal(kvant_sequence_export(m[i].cache, s, 1, data, kvant_cache_export_size(m[i].cache), &used[i][1]), KVANT_OK);
+        assert_int_equal(kvant_sequence_export(m[i].cache, s, 1, data,
+                                               kvant_cache_export_size(m[i].cache), &used[i][1]),
+                         KVANT_OK);
     }
     assert_int_equal(used[0][0], used[1][0] + matrices);
     assert_int_equal(used[0][1], used[1][1]);
@@ -372,7 +401,10 @@ static void queries_may_come_before_their_keys(void **state)
     assert_int_equal(kvant_cache_set_rope(m[0].cache, 0, NULL), KVANT_OK);
     assert_int_equal(kvant_cache_set_rope(m[2].cache, 0, &rope), KVANT_OK);
     assert_int_equal(kvant_cache_set_rope(m[0].cache, LAYERS, &rope), KVANT_ERR_ARGUMENT);
-    assert_int_equal(kvant_cache_set_rope(m[0].cache, 0, &(kvant_rope){ .size = sizeof rope, .n_dims = 1, .frequencies = slow }), KVANT_ERR_ARGUMENT);
+    assert_int_equal(
+        kvant_cache_set_rope(
+            m[0].cache, 0, &(kvant_rope){ .size = sizeof rope, .n_dims = 1, .frequencies = slow }),
+        KVANT_ERR_ARGUMENT);
     assert_int_equal(kvant_cache_set_rope(NULL, 0, &rope), KVANT_ERR_ARGUMENT);
     assert_false(kvant_cache_wants_queries(m[2].cache, 0, N));
     assert_false(kvant_cache_wants_queries(m[0].cache, LAYERS, N));
@@ -380,7 +412,10 @@ static void queries_may_come_before_their_keys(void **state)
     assert_int_equal(kvant_cache_note_queries(m[2].cache, 0, &queries), KVANT_OK);
     assert_int_equal(kvant_cache_note_queries(m[0].cache, LAYERS, &queries), KVANT_ERR_ARGUMENT);
     assert_int_equal(kvant_cache_note_queries(m[0].cache, 0, NULL), KVANT_ERR_ARGUMENT);
-    assert_int_equal(kvant_cache_note_queries(m[0].cache, 0, &(kvant_queries){ .size = sizeof queries, .n_tokens = 1, .n_heads = 1 }), KVANT_ERR_ARGUMENT);
+    assert_int_equal(
+        kvant_cache_note_queries(
+            m[0].cache, 0, &(kvant_queries){ .size = sizeof queries, .n_tokens = 1, .n_heads = 1 }),
+        KVANT_ERR_ARGUMENT);
     for (int i = 0; i < 3; i++)
         drop(&m[i]);
     free(q);
@@ -391,10 +426,14 @@ static void queries_may_come_before_their_keys(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(attends_to_what_was_appended), cmocka_unit_test(presets_work_without_a_word),
-        cmocka_unit_test(forks_share_until_they_differ), cmocka_unit_test(truncated_tokens_are_gone),
-        cmocka_unit_test(blocks_pass_through_a_store),   cmocka_unit_test(errors_leave_a_working_cache),
-        cmocka_unit_test(shapes_are_refused_on_cuda),    cmocka_unit_test(rows_are_read_back),
+        cmocka_unit_test(attends_to_what_was_appended),
+        cmocka_unit_test(presets_work_without_a_word),
+        cmocka_unit_test(forks_share_until_they_differ),
+        cmocka_unit_test(truncated_tokens_are_gone),
+        cmocka_unit_test(blocks_pass_through_a_store),
+        cmocka_unit_test(errors_leave_a_working_cache),
+        cmocka_unit_test(shapes_are_refused_on_cuda),
+        cmocka_unit_test(rows_are_read_back),
         cmocka_unit_test(parameters_are_checked),
         cmocka_unit_test(queries_may_come_before_their_keys),
     };

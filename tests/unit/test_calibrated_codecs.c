@@ -16,7 +16,8 @@ static uint32_t nearest(const float *centroids, uint32_t clusters, const float *
 {
     uint32_t best = 0;
     for (uint32_t k = 1; k < clusters; k++)
-        if (squared_distance(x, centroids + k * DIM, DIM) < squared_distance(x, centroids + best * DIM, DIM))
+        if (squared_distance(x, centroids + k * DIM, DIM) <
+            squared_distance(x, centroids + best * DIM, DIM))
             best = k;
     return best;
 }
@@ -44,7 +45,8 @@ static void kmeans_is_a_centroid_and_int_of_the_rest(void **state)
             kvant_codec *plain = make_codec(cases[i].rest, DIM, (kvant_role)role);
             const float *centroids = centroids_of(c, (kvant_role)role, cases[i].clusters);
             bool rotated = strstr(cases[i].spec, "block") != NULL;
-            float rows[TOKENS * DIM], rest[TOKENS * DIM], decoded[TOKENS * DIM], expected[TOKENS * DIM];
+            float rows[TOKENS * DIM], rest[TOKENS * DIM], decoded[TOKENS * DIM],
+                expected[TOKENS * DIM];
             uint32_t ids[TOKENS], different = 0;
             fill_rows(rows, DIM, &rng);
             for (uint32_t t = 0; t < TOKENS; t++) {
@@ -174,9 +176,11 @@ static void rows_come_back(void **state)
                     for (uint32_t j = 0; j < dims[d]; j++)
                         size += (double)rows[t * dims[d] + j] * rows[t * dims[d] + j];
                     bound = sqrt(size) * 2 * (1 / levels + pow(2, -11)) * sqrt(dims[d]);
-                    double error = sqrt(squared_distance(rows + t * dims[d], decoded + t * dims[d], dims[d]));
+                    double error =
+                        sqrt(squared_distance(rows + t * dims[d], decoded + t * dims[d], dims[d]));
                     if (!(error <= bound))
-                        fail_msg("%s at %u: error %g, at most %g", calibrated_specs[s], dims[d], error, bound);
+                        fail_msg("%s at %u: error %g, at most %g", calibrated_specs[s], dims[d],
+                                 error, bound);
                 }
                 free(page);
                 kvant_codec_free(&codec);
@@ -229,10 +233,12 @@ static void tokens_are_independent(void **state)
             fill_rows(rows, DIM, &rng);
             void *whole = encode(codec, rows), *pieces = encode(codec, rows);
             for (uint32_t t = 0; t < TOKENS; t++) /* other rows, then the same again, backwards */
-                assert_int_equal(kvant_codec_encode(codec, NULL, rows + (63 - t) * DIM, DIM, t, 1, pieces),
-                                 KVANT_OK);
+                assert_int_equal(
+                    kvant_codec_encode(codec, NULL, rows + (63 - t) * DIM, DIM, t, 1, pieces),
+                    KVANT_OK);
             for (uint32_t t = TOKENS; t-- > 0;)
-                assert_int_equal(kvant_codec_encode(codec, NULL, rows + t * DIM, DIM, t, 1, pieces), KVANT_OK);
+                assert_int_equal(kvant_codec_encode(codec, NULL, rows + t * DIM, DIM, t, 1, pieces),
+                                 KVANT_OK);
             assert_memory_equal(whole, pieces, info_of(codec).page_bytes);
             free(whole);
             free(pieces);
@@ -291,13 +297,13 @@ static void bad_numbers_are_refused(void **state)
     kvant_calibration_free(&c);
 }
 
-static void expect_error(const char *spec, uint32_t dim, const kvant_calibration *c, uint32_t layer, uint32_t head,
-                         kvant_status expected, const char *words)
+static void expect_error(const char *spec, uint32_t dim, const kvant_calibration *c, uint32_t layer,
+                         uint32_t head, kvant_status expected, const char *words)
 {
     kvant_codec *codec;
     char err[512] = "";
-    kvant_status status =
-        kvant_codec_create_calibrated(spec, dim, KVANT_ROLE_K, 0, c, layer, head, &codec, err, sizeof err);
+    kvant_status status = kvant_codec_create_calibrated(spec, dim, KVANT_ROLE_K, 0, c, layer, head,
+                                                        &codec, err, sizeof err);
     if (status != expected || !strstr(err, words))
         fail_msg("%s: %s: \"%s\", expected %s with \"%s\"", spec, kvant_strerror(status), err,
                  kvant_strerror(expected), words);
@@ -308,14 +314,18 @@ static void errors_say_what_to_do(void **state)
 {
     (void)state;
     kvant_calibration *c = calibrate_fixed(DIM);
-    expect_error("int-4:center=file", DIM, NULL, 0, 0, KVANT_ERR_UNSUPPORTED, "center=file needs a calibration");
-    expect_error("int-4:norm=file", DIM, NULL, 0, 0, KVANT_ERR_UNSUPPORTED, "norm=file needs a calibration");
+    expect_error("int-4:center=file", DIM, NULL, 0, 0, KVANT_ERR_UNSUPPORTED,
+                 "center=file needs a calibration");
+    expect_error("int-4:norm=file", DIM, NULL, 0, 0, KVANT_ERR_UNSUPPORTED,
+                 "norm=file needs a calibration");
     expect_error("int-4:norm=file", DIM, c, 2, 0, KVANT_ERR_ARGUMENT, "made for another model");
-    expect_error("int-4:norm=file", 64, c, 0, 0, KVANT_ERR_ARGUMENT, "2 layers, 2 kv heads, head_dim 32");
+    expect_error("int-4:norm=file", 64, c, 0, 0, KVANT_ERR_ARGUMENT,
+                 "2 layers, 2 kv heads, head_dim 32");
 #if KVANT_PAPERS
     expect_error("kmeans-4", DIM, NULL, 0, 0, KVANT_ERR_UNSUPPORTED, "kvant calibrate");
     expect_error("hessian-4", DIM, NULL, 0, 0, KVANT_ERR_UNSUPPORTED, "kvant calibrate");
-    expect_error("kmeans-4", DIM, c, 0, 0, KVANT_ERR_UNSUPPORTED, "has c=1, 4, 257; make it with kvant calibrate");
+    expect_error("kmeans-4", DIM, c, 0, 0, KVANT_ERR_UNSUPPORTED,
+                 "has c=1, 4, 257; make it with kvant calibrate");
     expect_error("kmeans-4:c=4", DIM, c, 2, 0, KVANT_ERR_ARGUMENT, "made for another model");
     expect_error("kmeans-4:c=4", DIM, c, 0, 2, KVANT_ERR_ARGUMENT, "made for another model");
     expect_error("hessian-4", 64, c, 0, 0, KVANT_ERR_ARGUMENT, "2 layers, 2 kv heads, head_dim 32");
@@ -365,8 +375,8 @@ static void centre_and_factors_come_from_the_file(void **state)
             kvant_codec *codecs[2];
             for (uint32_t head = 0; head < 2; head++) {
                 char err[256] = "";
-                if (kvant_codec_create_calibrated(cases[i].spec, DIM, (kvant_role)role, 0, c, 1, head,
-                                                  &codecs[head], err, sizeof err) != KVANT_OK)
+                if (kvant_codec_create_calibrated(cases[i].spec, DIM, (kvant_role)role, 0, c, 1,
+                                                  head, &codecs[head], err, sizeof err) != KVANT_OK)
                     fail_msg("%s: %s", cases[i].spec, err);
             }
             const kvant_codec *array[2] = { codecs[0], codecs[1] };
@@ -374,7 +384,8 @@ static void centre_and_factors_come_from_the_file(void **state)
             kvant_tensor *tensor = tensor_of(array, 2, &memory);
             for (uint32_t head = 0; head < 2; head++) {
                 kvant_affine affine = affine_of(tensor, head);
-                assert_true((affine.center != NULL) == cases[i].center && (affine.scale != NULL) == cases[i].norm);
+                assert_true((affine.center != NULL) == cases[i].center &&
+                            (affine.scale != NULL) == cases[i].norm);
                 kvant_calibration_entry e = entry_of(c, head, (kvant_role)role);
                 float largest = 0;
                 for (uint32_t pass = 0; pass < 2; pass++)
@@ -406,14 +417,15 @@ static void factors_are_never_zero(void **state)
     float row[16] = { 100 };
     uint32_t left;
     assert_int_equal(kvant_calibrator_create(&config, &calibrator, NULL, 0), KVANT_OK);
-    assert_int_equal(kvant_calibrator_add_rows(calibrator, 0, KVANT_ROLE_K, 2, 8, row, 16, 1), KVANT_OK);
+    assert_int_equal(kvant_calibrator_add_rows(calibrator, 0, KVANT_ROLE_K, 2, 8, row, 16, 1),
+                     KVANT_OK);
     assert_int_equal(kvant_calibrator_cluster(calibrator, &left), KVANT_OK);
     assert_int_equal(kvant_calibrator_finish(calibrator, &c), KVANT_OK);
     for (uint32_t head = 0; head < 2; head++) {
         kvant_codec *codec;
-        assert_int_equal(
-            kvant_codec_create_calibrated("int-4:norm=file", 8, KVANT_ROLE_K, 0, c, 0, head, &codec, NULL, 0),
-            KVANT_OK);
+        assert_int_equal(kvant_codec_create_calibrated("int-4:norm=file", 8, KVANT_ROLE_K, 0, c, 0,
+                                                       head, &codec, NULL, 0),
+                         KVANT_OK);
         const kvant_codec *array[1] = { codec };
         void *memory;
         kvant_tensor *tensor = tensor_of(array, 1, &memory);
@@ -451,9 +463,10 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         PAPERS(cmocka_unit_test(kmeans_is_a_centroid_and_int_of_the_rest), )
-        PAPERS(cmocka_unit_test(centroids_lower_the_error), )
-        PAPERS(cmocka_unit_test(true_bits_count_the_index), cmocka_unit_test(rows_that_a_centroid_hits), )
-        cmocka_unit_test(rows_come_back),
+            PAPERS(cmocka_unit_test(centroids_lower_the_error), )
+                PAPERS(cmocka_unit_test(true_bits_count_the_index),
+                       cmocka_unit_test(rows_that_a_centroid_hits), )
+                    cmocka_unit_test(rows_come_back),
         cmocka_unit_test(scores_agree_with_decode),
         cmocka_unit_test(tokens_are_independent),
         cmocka_unit_test(extreme_rows),

@@ -25,7 +25,8 @@ static void statistics_follow_their_definitions(void **state)
                         min = fminf(min, x);
                         max = fmaxf(max, x);
                     }
-                    assert_true(e.min[j] == min && e.max[j] == max && e.mean[j] == (float)(sum / ROWS));
+                    assert_true(e.min[j] == min && e.max[j] == max &&
+                                e.mean[j] == (float)(sum / ROWS));
                 }
             }
     kvant_calibration_free(&c);
@@ -47,7 +48,8 @@ static void query_moments_follow_their_definition(void **state)
                         sum += (double)all->queries[1][2 * h + g][t * DIM + i] *
                                all->queries[1][2 * h + g][t * DIM + j];
                 /* 400 products in another order, then binary32 */
-                assert_true(fabs(moment[i * DIM + j] - sum / (2 * ROWS)) <= 6e-8 * (fabs(sum / (2 * ROWS)) + 1e-6));
+                assert_true(fabs(moment[i * DIM + j] - sum / (2 * ROWS)) <=
+                            6e-8 * (fabs(sum / (2 * ROWS)) + 1e-6));
                 assert_true(moment[i * DIM + j] == moment[j * DIM + i]);
             }
     }
@@ -62,14 +64,18 @@ static void info_says_what_was_seen(void **state)
     kvant_calibration_info info = { .size = sizeof info };
     assert_int_equal(kvant_calibration_get_info(c, &info), KVANT_OK);
     assert_string_equal(info.model, "a model");
-    assert_true(info.model_fingerprint == 0x0123456789abcdefu && info.seed == 5 && info.n_tokens == ROWS);
+    assert_true(info.model_fingerprint == 0x0123456789abcdefu && info.seed == 5 &&
+                info.n_tokens == ROWS);
     assert_true(info.n_layers == LAYERS && info.n_kv_heads == HEADS && info.head_dim == DIM);
     assert_true(info.n_codebooks == 2 && info.clusters[0] == 4 && info.clusters[1] == 16);
     kvant_calibration_entry entry = { .size = sizeof entry };
-    assert_int_equal(kvant_calibration_get_entry(c, LAYERS, 0, KVANT_ROLE_K, &entry), KVANT_ERR_ARGUMENT);
-    assert_int_equal(kvant_calibration_get_entry(c, 0, HEADS, KVANT_ROLE_K, &entry), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_calibration_get_entry(c, LAYERS, 0, KVANT_ROLE_K, &entry),
+                     KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_calibration_get_entry(c, 0, HEADS, KVANT_ROLE_K, &entry),
+                     KVANT_ERR_ARGUMENT);
     entry.size = 1;
-    assert_int_equal(kvant_calibration_get_entry(c, 0, 0, KVANT_ROLE_K, &entry), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_calibration_get_entry(c, 0, 0, KVANT_ROLE_K, &entry),
+                     KVANT_ERR_ARGUMENT);
     info.size = 1;
     assert_int_equal(kvant_calibration_get_info(c, &info), KVANT_ERR_ARGUMENT);
     kvant_calibration_free(&c);
@@ -90,8 +96,8 @@ static void clusters_are_found(void **state)
         for (uint32_t i = 0; i < ROWS; i++) {
             double best = INFINITY;
             for (uint32_t k = 0; k < few_clusters[set]; k++)
-                best =
-                    fmin(best, squared_distance(&all->rows[2][1][(i * HEADS + 1) * DIM], centroids + k * DIM, DIM));
+                best = fmin(best, squared_distance(&all->rows[2][1][(i * HEADS + 1) * DIM],
+                                                   centroids + k * DIM, DIM));
             error[set] += best / ROWS;
         }
     }
@@ -108,7 +114,8 @@ static void threads_do_not_change_the_result(void **state)
     for (uint32_t l = 0; l < LAYERS; l++)
         for (uint32_t h = 0; h < HEADS; h++)
             assert_memory_equal(entry_of(a, l, h, KVANT_ROLE_K).centroids[1],
-                                entry_of(b, l, h, KVANT_ROLE_K).centroids[1], 16 * DIM * sizeof(float));
+                                entry_of(b, l, h, KVANT_ROLE_K).centroids[1],
+                                16 * DIM * sizeof(float));
     kvant_calibration_free(&a);
     kvant_calibration_free(&b);
 }
@@ -127,7 +134,8 @@ static void outer(double *out, const float *rows, size_t stride, size_t n)
                 out[i * DIM + j] += (double)rows[r * stride + i] * rows[r * stride + j];
 }
 
-static void sum_up(const data *all, uint32_t layer, uint32_t role, size_t first, size_t n, sums *out)
+static void sum_up(const data *all, uint32_t layer, uint32_t role, size_t first, size_t n,
+                   sums *out)
 {
     const size_t row = HEADS * DIM;
     const float *rows = all->rows[layer][role] + first * row;
@@ -143,10 +151,12 @@ static void sum_up(const data *all, uint32_t layer, uint32_t role, size_t first,
     for (uint32_t h = 0; h < HEADS; h++)
         outer(out->spread + h * DIM * DIM, rows + h * DIM, row, n);
     for (uint32_t h = 0; h < QUERY_HEADS; h++)
-        outer(out->moment + h / (QUERY_HEADS / HEADS) * DIM * DIM, all->queries[layer][h] + first * DIM, DIM, n);
+        outer(out->moment + h / (QUERY_HEADS / HEADS) * DIM * DIM,
+              all->queries[layer][h] + first * DIM, DIM, n);
 }
 
-static kvant_calibrator_sums args_of(const data *all, uint32_t layer, uint32_t role, size_t first, size_t n, const sums *from)
+static kvant_calibrator_sums args_of(const data *all, uint32_t layer, uint32_t role, size_t first,
+                                     size_t n, const sums *from)
 {
     const bool keys = role == KVANT_ROLE_K;
     return (kvant_calibrator_sums){ .size = sizeof(kvant_calibrator_sums),
@@ -172,7 +182,8 @@ static kvant_calibration *calibration_of_sums(const data *all)
             for (size_t first = 0; first < ROWS; first += 50) {
                 sum_up(all, l, role, first, 50, &made);
                 const kvant_calibrator_sums args = args_of(all, l, role, first, 50, &made);
-                assert_int_equal(kvant_calibrator_add_sums(calibrator, l, (kvant_role)role, &args), KVANT_OK);
+                assert_int_equal(kvant_calibrator_add_sums(calibrator, l, (kvant_role)role, &args),
+                                 KVANT_OK);
             }
     return finish(calibrator);
 }
@@ -190,11 +201,13 @@ static void sums_give_what_rows_give(void **state)
     kvant_calibration *rows = make_calibration(2, 1), *found = calibration_of_sums(all);
     for (uint32_t i = 0; i < LAYERS * 2 * HEADS; i++) {
         const kvant_role role = (kvant_role)(i % 2);
-        const kvant_calibration_entry a = entry_of(rows, i / 4, i / 2 % 2, role), b = entry_of(found, i / 4, i / 2 % 2, role);
+        const kvant_calibration_entry a = entry_of(rows, i / 4, i / 2 % 2, role),
+                                      b = entry_of(found, i / 4, i / 2 % 2, role);
         assert_memory_equal(a.min, b.min, DIM * sizeof(float));
         assert_memory_equal(a.max, b.max, DIM * sizeof(float));
         for (uint32_t set = 0; set < 2; set++) /* of the same sample */
-            assert_memory_equal(a.centroids[set], b.centroids[set], few_clusters[set] * DIM * sizeof(float));
+            assert_memory_equal(a.centroids[set], b.centroids[set],
+                                few_clusters[set] * DIM * sizeof(float));
         for (uint32_t j = 0; j < DIM; j++)
             assert_true(near(a.mean[j], b.mean[j]));
         for (uint32_t j = 0; role == KVANT_ROLE_K && j < DIM * DIM; j++)
@@ -202,7 +215,8 @@ static void sums_give_what_rows_give(void **state)
         /* One step of binary16: inverses make differences at most 1 / FLOOR of moments.c, 2^12, as large. */
         for (uint32_t j = 0; role == KVANT_ROLE_K && j < DIM * (DIM + 1) / 2; j++) {
             const float x = kvant_half_to_float(a.matrix[j]);
-            assert_true(fabsf(x - kvant_half_to_float(b.matrix[j])) <= fabsf(x) * 0x1p-10f + 0x1p-24f);
+            assert_true(fabsf(x - kvant_half_to_float(b.matrix[j])) <=
+                        fabsf(x) * 0x1p-10f + 0x1p-24f);
         }
     }
     kvant_calibration_free(&rows);
@@ -222,14 +236,19 @@ static void bad_sums_are_refused(void **state)
     kvant_calibrator_sums bad[9];
     for (size_t i = 0; i < COUNT(bad); i++)
         bad[i] = good;
-    bad[0].size--, bad[1].n_rows = 0, bad[2].sum = NULL, bad[3].spread = NULL, bad[4].rows = NULL, bad[5].n_queries = 0;
+    bad[0].size--, bad[1].n_rows = 0, bad[2].sum = NULL, bad[3].spread = NULL, bad[4].rows = NULL,
+                   bad[5].n_queries = 0;
     bad[6].attended = made.spread, bad[7].head_dim = 513, bad[8].stride = HEADS * DIM - 1;
     for (size_t i = 0; i < COUNT(bad); i++)
-        assert_int_equal(kvant_calibrator_add_sums(calibrator, 0, KVANT_ROLE_K, &bad[i]), KVANT_ERR_ARGUMENT);
-    assert_int_equal(kvant_calibrator_add_sums(calibrator, 0, KVANT_ROLE_V, &good), KVANT_ERR_ARGUMENT);
+        assert_int_equal(kvant_calibrator_add_sums(calibrator, 0, KVANT_ROLE_K, &bad[i]),
+                         KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_calibrator_add_sums(calibrator, 0, KVANT_ROLE_V, &good),
+                     KVANT_ERR_ARGUMENT);
     made.spread[7 * DIM + 2] = NAN;
-    assert_int_equal(kvant_calibrator_add_sums(calibrator, 0, KVANT_ROLE_K, &good), KVANT_ERR_NONFINITE);
-    assert_int_equal(kvant_calibrator_finish(calibrator, &c), KVANT_ERR_ARGUMENT); /* nothing was added */
+    assert_int_equal(kvant_calibrator_add_sums(calibrator, 0, KVANT_ROLE_K, &good),
+                     KVANT_ERR_NONFINITE);
+    assert_int_equal(kvant_calibrator_finish(calibrator, &c),
+                     KVANT_ERR_ARGUMENT); /* nothing was added */
     kvant_calibrator_free(&calibrator);
     free(all);
 }
@@ -245,7 +264,8 @@ static void long_texts_are_sampled(void **state)
     assert_int_equal(kvant_calibrator_create(&config, &calibrator, NULL, 0), KVANT_OK);
     for (uint32_t i = 0; i < 1000; i++) {
         float x = (float)i;
-        assert_int_equal(kvant_calibrator_add_rows(calibrator, 0, KVANT_ROLE_V, 1, 1, &x, 1, 1), KVANT_OK);
+        assert_int_equal(kvant_calibrator_add_rows(calibrator, 0, KVANT_ROLE_V, 1, 1, &x, 1, 1),
+                         KVANT_OK);
     }
     kvant_calibration *c = finish(calibrator);
     const float *centroids = entry_of(c, 0, 0, KVANT_ROLE_V).centroids[1];
@@ -266,32 +286,45 @@ static void bad_input_is_refused(void **state)
     (void)state;
     kvant_calibrator *calibrator;
     char err[256];
-    kvant_calibrator_config config = { .size = sizeof config, .clusters = unordered, .n_codebooks = 2 };
-    assert_int_equal(kvant_calibrator_create(&config, &calibrator, err, sizeof err), KVANT_ERR_ARGUMENT);
+    kvant_calibrator_config config = { .size = sizeof config,
+                                       .clusters = unordered,
+                                       .n_codebooks = 2 };
+    assert_int_equal(kvant_calibrator_create(&config, &calibrator, err, sizeof err),
+                     KVANT_ERR_ARGUMENT);
     assert_non_null(strstr(err, "increasing"));
-    config = (kvant_calibrator_config){ .size = sizeof config, .clusters = too_many, .n_codebooks = 1 };
-    assert_int_equal(kvant_calibrator_create(&config, &calibrator, err, sizeof err), KVANT_ERR_ARGUMENT);
+    config =
+        (kvant_calibrator_config){ .size = sizeof config, .clusters = too_many, .n_codebooks = 1 };
+    assert_int_equal(kvant_calibrator_create(&config, &calibrator, err, sizeof err),
+                     KVANT_ERR_ARGUMENT);
     config = (kvant_calibrator_config){
         .size = sizeof config, .clusters = few_clusters, .n_codebooks = 2, .sample_rows = 15
     };
-    assert_int_equal(kvant_calibrator_create(&config, &calibrator, err, sizeof err), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_calibrator_create(&config, &calibrator, err, sizeof err),
+                     KVANT_ERR_ARGUMENT);
     calibrator = make_calibrator(few_clusters, 2, 1);
     kvant_calibration *c;
     assert_int_equal(kvant_calibrator_finish(calibrator, &c), KVANT_ERR_ARGUMENT);
     float x[2 * DIM] = { 0 };
-    assert_int_equal(kvant_calibrator_add_queries(calibrator, 0, 0, DIM, x, DIM, 1), KVANT_ERR_ARGUMENT);
-    assert_int_equal(kvant_calibrator_add_rows(calibrator, 0, KVANT_ROLE_K, 1, DIM, x, DIM, 2), KVANT_OK);
-    assert_int_equal(kvant_calibrator_add_rows(calibrator, 0, KVANT_ROLE_K, 2, DIM, x, DIM, 1), KVANT_ERR_ARGUMENT);
-    assert_int_equal(kvant_calibrator_add_rows(calibrator, 0, KVANT_ROLE_K, 1, 513, x, DIM, 1), KVANT_ERR_ARGUMENT);
-    assert_int_equal(kvant_calibrator_add_rows(calibrator, UINT32_MAX, KVANT_ROLE_K, 1, DIM, x, DIM, 1),
+    assert_int_equal(kvant_calibrator_add_queries(calibrator, 0, 0, DIM, x, DIM, 1),
                      KVANT_ERR_ARGUMENT);
-    assert_int_equal(kvant_calibrator_add_queries(calibrator, 0, 1, DIM, x, DIM, 1), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_calibrator_add_rows(calibrator, 0, KVANT_ROLE_K, 1, DIM, x, DIM, 2),
+                     KVANT_OK);
+    assert_int_equal(kvant_calibrator_add_rows(calibrator, 0, KVANT_ROLE_K, 2, DIM, x, DIM, 1),
+                     KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_calibrator_add_rows(calibrator, 0, KVANT_ROLE_K, 1, 513, x, DIM, 1),
+                     KVANT_ERR_ARGUMENT);
+    assert_int_equal(
+        kvant_calibrator_add_rows(calibrator, UINT32_MAX, KVANT_ROLE_K, 1, DIM, x, DIM, 1),
+        KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_calibrator_add_queries(calibrator, 0, 1, DIM, x, DIM, 1),
+                     KVANT_ERR_ARGUMENT);
     x[DIM + 3] = NAN;
     assert_int_equal(kvant_calibrator_add_rows(calibrator, 0, KVANT_ROLE_K, 1, DIM, x, DIM, 2),
                      KVANT_ERR_NONFINITE);
     uint32_t left = 7;
-    assert_int_equal(kvant_calibrator_cluster(calibrator, &left), KVANT_ERR_ARGUMENT); /* 2 rows, 16 clusters */
-    assert_int_equal(left, 7); /* on an error nothing is changed */
+    assert_int_equal(kvant_calibrator_cluster(calibrator, &left),
+                     KVANT_ERR_ARGUMENT); /* 2 rows, 16 clusters */
+    assert_int_equal(left, 7);            /* on an error nothing is changed */
     assert_int_equal(kvant_calibrator_finish(calibrator, &c), KVANT_ERR_ARGUMENT);
     assert_null(c);
     kvant_calibrator_free(&calibrator);

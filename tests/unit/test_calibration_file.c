@@ -48,8 +48,8 @@ static void expect(const file *f, size_t n, kvant_status expected, const char *w
     fclose(out);
     kvant_status status = kvant_calibration_load(f->path, &c, err, sizeof err);
     if (status != expected || !strstr(err, words))
-        fail_msg("%s: \"%s\" for a file of %zu bytes, expected %s with \"%s\"", kvant_strerror(status), err, n,
-                 kvant_strerror(expected), words);
+        fail_msg("%s: \"%s\" for a file of %zu bytes, expected %s with \"%s\"",
+                 kvant_strerror(status), err, n, kvant_strerror(expected), words);
     assert_true((c != NULL) == (status == KVANT_OK));
     kvant_calibration_free(&c);
 }
@@ -61,13 +61,15 @@ static void files_come_back_as_they_were(void **state)
     kvant_calibration *a = make_calibration(2, 1), *b;
     assert_int_equal(kvant_calibration_load(f.path, &b, NULL, 0), KVANT_OK);
     for (uint32_t role = 0; role < 2; role++) {
-        kvant_calibration_entry x = entry_of(a, 2, 1, (kvant_role)role), y = entry_of(b, 2, 1, (kvant_role)role);
+        kvant_calibration_entry x = entry_of(a, 2, 1, (kvant_role)role),
+                                y = entry_of(b, 2, 1, (kvant_role)role);
         assert_memory_equal(x.mean, y.mean, DIM * sizeof(float));
         assert_memory_equal(x.min, y.min, DIM * sizeof(float));
         assert_memory_equal(x.max, y.max, DIM * sizeof(float));
         assert_memory_equal(x.centroids[0], y.centroids[0], 4 * DIM * sizeof(float));
         assert_memory_equal(x.centroids[1], y.centroids[1], 16 * DIM * sizeof(float));
-        assert_true((x.matrix != NULL) == (role == KVANT_ROLE_K) && (x.diagonal != NULL) == (role == KVANT_ROLE_K));
+        assert_true((x.matrix != NULL) == (role == KVANT_ROLE_K) &&
+                    (x.diagonal != NULL) == (role == KVANT_ROLE_K));
         if (role == KVANT_ROLE_V)
             continue;
         assert_memory_equal(x.query_moment, y.query_moment, DIM * DIM * sizeof(float));
@@ -96,7 +98,10 @@ static void cut_files_are_refused(void **state)
 
 static const char *damage_at(size_t byte)
 {
-    return byte < 8 ? "not a calibration file" : byte < 12 ? "version" : byte < 16 || byte >= 24 ? "checksum" : "";
+    return byte < 8                  ? "not a calibration file"
+           : byte < 12               ? "version"
+           : byte < 16 || byte >= 24 ? "checksum"
+                                     : "";
 }
 
 static void flipped_bits_are_refused(void **state)
@@ -168,7 +173,8 @@ static void lying_fields_are_refused(void **state)
         { FACTORS + 8, 0x7fc00000, 4, "not finite" },
         { FACTORS + 4 * HEADS * DIM, 0x7c00, 2, "not finite" },
         { FACTORS + 4 * HEADS * DIM + 2, 0xfe01, 2, "not finite" },
-        { FACTORS + 4 * HEADS * DIM + HEADS * DIM * (DIM + 1), 0x7f800000, 4, "not finite" }, /* a centroid */
+        { FACTORS + 4 * HEADS * DIM + HEADS * DIM * (DIM + 1), 0x7f800000, 4,
+          "not finite" }, /* a centroid */
     };
     (void)state;
     file f = make_file();
@@ -184,7 +190,8 @@ static void lying_fields_are_refused(void **state)
     }
     put(&f, 8, 1, 4);
     sign(&f);
-    expect(&f, f.n, KVANT_ERR_FORMAT, "version 1, this library reads version 2; make it anew with kvant calibrate");
+    expect(&f, f.n, KVANT_ERR_FORMAT,
+           "version 1, this library reads version 2; make it anew with kvant calibrate");
     free(whole);
     drop_file(&f);
 }
@@ -193,9 +200,11 @@ static void lying_fields_are_refused(void **state)
 
 static kvant_calibrator *calibrator_of(uint64_t seed)
 {
-    kvant_calibrator_config config = {
-        .size = sizeof config, .model = "a model", .seed = seed, .clusters = few_clusters, .n_codebooks = 2
-    };
+    kvant_calibrator_config config = { .size = sizeof config,
+                                       .model = "a model",
+                                       .seed = seed,
+                                       .clusters = few_clusters,
+                                       .n_codebooks = 2 };
     kvant_calibrator *calibrator;
     assert_int_equal(kvant_calibrator_create(&config, &calibrator, NULL, 0), KVANT_OK);
     return calibrator;
@@ -216,9 +225,11 @@ static void add_some(kvant_calibrator *calibrator, const data *all, uint32_t lay
         assert_int_equal(kvant_calibrator_add_rows(calibrator, layer, (kvant_role)role, HEADS, DIM,
                                                    all->rows[layer][role], HEADS * DIM, ROWS),
                          KVANT_OK);
-    assert_int_equal(kvant_calibrator_add_queries(calibrator, layer, 1, DIM, all->queries[layer][1], DIM, ROWS),
+    assert_int_equal(
+        kvant_calibrator_add_queries(calibrator, layer, 1, DIM, all->queries[layer][1], DIM, ROWS),
+        KVANT_OK);
+    assert_int_equal(kvant_calibrator_add_attention(calibrator, layer, 0, DIM, 64, &attention),
                      KVANT_OK);
-    assert_int_equal(kvant_calibrator_add_attention(calibrator, layer, 0, DIM, 64, &attention), KVANT_OK);
 }
 
 static void save_to(kvant_calibrator *calibrator, const char *path)
@@ -257,10 +268,12 @@ static void work_goes_on_where_it_stopped(void **state)
     for (uint32_t step = 0; step < 3; step++) {
         uint64_t position = 99;
         uint32_t left;
-        assert_int_equal(kvant_calibrator_save(calibrator, 17, 100 + step, part, NULL, 0), KVANT_OK);
+        assert_int_equal(kvant_calibrator_save(calibrator, 17, 100 + step, part, NULL, 0),
+                         KVANT_OK);
         kvant_calibrator_free(&calibrator);
         calibrator = calibrator_of(5);
-        assert_int_equal(kvant_calibrator_restore(calibrator, 17, part, &position, NULL, 0), KVANT_OK);
+        assert_int_equal(kvant_calibrator_restore(calibrator, 17, part, &position, NULL, 0),
+                         KVANT_OK);
         assert_true(position == 100 + step);
         if (step < 1)
             for (uint32_t l = 1; l < LAYERS; l++)
@@ -279,8 +292,8 @@ static void work_goes_on_where_it_stopped(void **state)
     free(all);
 }
 
-static void expect_no_restore(const char *path, const uint8_t *bytes, size_t n, uint64_t key, uint64_t seed,
-                              kvant_status expected)
+static void expect_no_restore(const char *path, const uint8_t *bytes, size_t n, uint64_t key,
+                              uint64_t seed, kvant_status expected)
 {
     char err[256] = "";
     uint64_t position = 99;
@@ -290,9 +303,11 @@ static void expect_no_restore(const char *path, const uint8_t *bytes, size_t n, 
     assert_int_equal(fwrite(bytes, 1, n, out), n);
     fclose(out);
     kvant_calibrator *calibrator = calibrator_of(seed);
-    assert_int_equal(kvant_calibrator_restore(calibrator, key, path, &position, err, sizeof err), expected);
+    assert_int_equal(kvant_calibrator_restore(calibrator, key, path, &position, err, sizeof err),
+                     expected);
     assert_true(position == 99 && err[0]);
-    assert_int_equal(kvant_calibrator_finish(calibrator, &c), KVANT_ERR_ARGUMENT); /* nothing was kept of it */
+    assert_int_equal(kvant_calibrator_finish(calibrator, &c),
+                     KVANT_ERR_ARGUMENT); /* nothing was kept of it */
     kvant_calibrator_free(&calibrator);
 }
 

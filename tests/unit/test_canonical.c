@@ -19,7 +19,8 @@ static uint8_t *encode(const kvant_codec *codec)
     float *rows = aligned((size_t)info.block_tokens * info.head_dim * sizeof *rows);
     uint8_t *page = aligned(info.page_bytes);
     fill_normal(rows, (size_t)info.block_tokens * info.head_dim, &state);
-    assert_int_equal(kvant_codec_encode(codec, NULL, rows, info.head_dim, 0, info.block_tokens, page), KVANT_OK);
+    assert_int_equal(
+        kvant_codec_encode(codec, NULL, rows, info.head_dim, 0, info.block_tokens, page), KVANT_OK);
     free(rows);
     return page;
 }
@@ -30,7 +31,8 @@ static void expect_same_codec(const kvant_codec *a, const char *spec)
     char err[256] = "";
     kvant_codec *b;
     if (kvant_codec_create(info.spec, info.head_dim, info.role, 0, &b, err, sizeof err) != KVANT_OK)
-        fail_msg("%s at head_dim %u prints %s, which is refused: %s", spec, info.head_dim, info.spec, err);
+        fail_msg("%s at head_dim %u prints %s, which is refused: %s", spec, info.head_dim,
+                 info.spec, err);
     kvant_codec_info again = info_of(b);
     uint8_t *left = encode(a), *right = encode(b);
     assert_string_equal(again.spec, info.spec);
@@ -58,7 +60,8 @@ static void canonical_specs_make_the_codec_that_printed_them(void **state)
             for (int role = 0; role < 2; role++) {
                 if (d > 256 && role == (int)(i % 2))
                     continue; /* rotations of 512 channels take most of the time */
-                kvant_codec *codec = try_codec(all_specs[i], d, (kvant_role)role, d % 3 ? UINT64_MAX - d : 0);
+                kvant_codec *codec =
+                    try_codec(all_specs[i], d, (kvant_role)role, d % 3 ? UINT64_MAX - d : 0);
                 if (!codec)
                     continue;
                 expect_same_codec(codec, all_specs[i]);
@@ -100,7 +103,8 @@ static void seeds_of_specs_come_before_those_of_calls(void **state)
                         "turboquant-4:scale=unbiased,rotate=hadamard,block=64,signs=seed,seed=7");
     kvant_codec_free(&codec);
     codec = make_codec("turboquant-4:seed=0", 64, KVANT_ROLE_K);
-    assert_string_equal(info_of(codec).spec, "turboquant-4:scale=unbiased,rotate=hadamard,block=64,signs=seed");
+    assert_string_equal(info_of(codec).spec,
+                        "turboquant-4:scale=unbiased,rotate=hadamard,block=64,signs=seed");
     kvant_codec_free(&codec);
     codec = make_codec("int-4", 64, KVANT_ROLE_K);
     assert_null(strstr(info_of(codec).spec, "seed"));
@@ -111,10 +115,12 @@ static void seeds_of_specs_come_before_those_of_calls(void **state)
     assert_null(try_codec("f16:seed=1", 64, KVANT_ROLE_K, 0));
 }
 
-static uint64_t fingerprint_at(const char *spec, const kvant_calibration *c, uint32_t layer, uint32_t kv_head)
+static uint64_t fingerprint_at(const char *spec, const kvant_calibration *c, uint32_t layer,
+                               uint32_t kv_head)
 {
     kvant_codec *codec;
-    assert_int_equal(kvant_codec_create_calibrated(spec, 32, KVANT_ROLE_K, 0, c, layer, kv_head, &codec, NULL, 0),
+    assert_int_equal(kvant_codec_create_calibrated(spec, 32, KVANT_ROLE_K, 0, c, layer, kv_head,
+                                                   &codec, NULL, 0),
                      KVANT_OK);
     uint64_t fingerprint = info_of(codec).fingerprint;
     kvant_codec_free(&codec);

@@ -18,7 +18,8 @@ static fixture make_centered(const layout *l)
 static void center_of(const fixture *f, uint32_t block, float *center)
 {
     for (uint32_t h = 0; h < N_KV_HEADS; h++)
-        assert_int_equal(kvant_tensor_block_center(f->tensor, block, h, center + h * HEAD_DIM), KVANT_OK);
+        assert_int_equal(kvant_tensor_block_center(f->tensor, block, h, center + h * HEAD_DIM),
+                         KVANT_OK);
 }
 
 static double distance(const float *a, const double *b, uint32_t n)
@@ -36,7 +37,8 @@ static double length(const float *a, uint32_t n)
 }
 
 /* Of keys at the positions of a block, from those of the tokens before `end`: each is turned to each position. */
-static void expect_center(const layout *l, const text *t, uint32_t end, uint32_t block, double *center)
+static void expect_center(const layout *l, const text *t, uint32_t end, uint32_t block,
+                          double *center)
 {
     memset(center, 0, WIDTH * sizeof *center);
     for (uint32_t token = 0; token < end; token += 16)
@@ -70,7 +72,8 @@ static void centers_are_means_at_the_blocks_positions(void **state)
             for (uint32_t slot = 0; slot < 64; slot++)
                 keys += distance(t->rows + ((size_t)block * 64 + slot) * WIDTH, want, WIDTH) / 64;
             assert_true(distance(got, want, WIDTH) < 0.25 * keys);
-            assert_true(distance(other, want, WIDTH) > 2 * distance(got, want, WIDTH)); /* else nothing is shown */
+            assert_true(distance(other, want, WIDTH) >
+                        2 * distance(got, want, WIDTH)); /* else nothing is shown */
         }
         drop(&f);
         free(t);
@@ -87,7 +90,8 @@ static void errors_are_smaller(void **state)
     put_all(&f, t, 0, MOST, BATCH, 0);
     put_all(&plain, t, 0, MOST, BATCH, 0);
     for (uint32_t first = 1024; first < MOST; first *= 2)
-        assert_true(error_near(&f, t, first, 2 * first, 0) < 0.9 * error_near(&plain, t, first, 2 * first, 0));
+        assert_true(error_near(&f, t, first, 2 * first, 0) <
+                    0.9 * error_near(&plain, t, first, 2 * first, 0));
     assert_true(tensor_info_of(&f).n_versions <= 9);
     assert_true(tensor_info_of(&f).learnt_bytes > tensor_info_of(&plain).learnt_bytes);
     drop(&f);
@@ -125,10 +129,16 @@ static void attention_is_on_what_is_read(void **state)
     for (size_t i = 0; i < (size_t)MAX_QUERIES * N_HEADS * HEAD_DIM; i++)
         q[i] = test_normal(&rng);
     for (size_t level = 0; level < COUNT(cpu_levels); level++)
-        for (size_t i = 0; i < 2 * COUNT(all) * COUNT(n_queries) && use_level(cpu_levels[level]); i++) {
+        for (size_t i = 0; i < 2 * COUNT(all) * COUNT(n_queries) && use_level(cpu_levels[level]);
+             i++) {
             const int32_t *table = all[i / 2 % COUNT(all)];
-            kvant_attention_problem p = { .n_queries = n_queries[i / 2 / COUNT(all)], .n_tokens = table ? 64 * PAGES : 3000, .block_table = table,
-                                          .scale = 0.05f, .causal = 1, .exact = 1, .logit_softcap = i % 2 ? 20 : 0 };
+            kvant_attention_problem p = { .n_queries = n_queries[i / 2 / COUNT(all)],
+                                          .n_tokens = table ? 64 * PAGES : 3000,
+                                          .block_table = table,
+                                          .scale = 0.05f,
+                                          .causal = 1,
+                                          .exact = 1,
+                                          .logit_softcap = i % 2 ? 20 : 0 };
             assert_int_equal(attend(&k, &v, &p, q, got), KVANT_OK);
             check_attended(&k, &v, &p, got, 1e-4);
         }
@@ -178,11 +188,19 @@ static void blocks_take_their_centers_along(void **state)
 static void damaged_centers_are_refused(void **state)
 {
     const layout l = make_layout(12, 1);
-    const size_t at = 40 + 2 * WIDTH * sizeof(float) + N_KV_HEADS * HEAD_DIM * (HEAD_DIM + 1) / 2 * sizeof(uint16_t);
+    const size_t at = 40 + 2 * WIDTH * sizeof(float) +
+                      N_KV_HEADS * HEAD_DIM * (HEAD_DIM + 1) / 2 * sizeof(uint16_t);
     const struct {
         size_t place;
         uint32_t number;
-    } bad[] = { { 4, 0 }, { 4, 13 }, { 4, HEAD_DIM + 2 }, { 4, UINT32_MAX }, { 8, 2 }, { 16, 0x7fc00000 }, { 16, 0x7f800000 }, { 16, 0x44fa0000 },
+    } bad[] = { { 4, 0 },
+                { 4, 13 },
+                { 4, HEAD_DIM + 2 },
+                { 4, UINT32_MAX },
+                { 8, 2 },
+                { 16, 0x7fc00000 },
+                { 16, 0x7f800000 },
+                { 16, 0x44fa0000 },
                 { 16 + HEAD_DIM / 2 * sizeof(float) + 8, 0x7fc00000 } };
     text *t = make_text(&l, 25);
     fixture f = make_centered(&l), g = make(spec, 1, BLOCKS, 0);
@@ -195,7 +213,8 @@ static void damaged_centers_are_refused(void **state)
             memcpy((uint8_t *)e.data + at + bad[i].place, &bad[i].number, sizeof bad[i].number);
         const uint64_t checksum = kvant_fnv1a(KVANT_FNV_START, e.data, body);
         memcpy((uint8_t *)e.data + body, &checksum, sizeof checksum);
-        assert_int_equal(kvant_tensor_import(g.tensor, 12, e.data, e.bytes), i < COUNT(bad) ? KVANT_ERR_FORMAT : KVANT_OK);
+        assert_int_equal(kvant_tensor_import(g.tensor, 12, e.data, e.bytes),
+                         i < COUNT(bad) ? KVANT_ERR_FORMAT : KVANT_OK);
         assert_true((block_of(&g, 12, 0).written != 0) == (i == COUNT(bad)));
         free(e.data);
     }
@@ -234,7 +253,8 @@ static void blocks_of_mixed_positions_share_a_center(void **state)
         for (uint32_t j = 0; j < WIDTH; j++)
             want[j] = f.rows[(16 * 64 + i) * WIDTH + j];
         read_slot(&f, 16 * 64 + i, got);
-        assert_true(distance(got, want, WIDTH) < 0.5 * length(f.rows + (16 * 64 + i) * WIDTH, WIDTH));
+        assert_true(distance(got, want, WIDTH) <
+                    0.5 * length(f.rows + (16 * 64 + i) * WIDTH, WIDTH));
     }
     drop(&f);
     free(t);
@@ -300,12 +320,14 @@ static void phases_turn_vectors(void **state)
         float phase[HEAD_DIM], x[HEAD_DIM];
         uint16_t pairs[HEAD_DIM];
         double want[HEAD_DIM];
-        assert_int_equal(kvant_rope_phase(&rope, HEAD_DIM, positions[i / 4], phase, pairs), KVANT_OK);
+        assert_int_equal(kvant_rope_phase(&rope, HEAD_DIM, positions[i / 4], phase, pairs),
+                         KVANT_OK);
         for (uint32_t j = 0; j < HEAD_DIM; j++)
             want[j] = x[j] = test_normal(&rng);
         turn(l, positions[i / 4], want);
         for (uint32_t j = 0; j < PAIRS; j++) {
-            const float a = x[pairs[2 * j]], b = x[pairs[2 * j + 1]], cosine = phase[j], sine = phase[PAIRS + j];
+            const float a = x[pairs[2 * j]], b = x[pairs[2 * j + 1]], cosine = phase[j],
+                        sine = phase[PAIRS + j];
             x[pairs[2 * j]] = a * cosine - b * sine;
             x[pairs[2 * j + 1]] = b * cosine + a * sine;
         }
@@ -321,7 +343,8 @@ static void arguments_are_checked(void **state)
     (void)state;
     assert_int_equal(kvant_tensor_block_center(NULL, 0, 0, center), KVANT_ERR_ARGUMENT);
     assert_int_equal(kvant_tensor_block_center(f.tensor, BLOCKS, 0, center), KVANT_ERR_ARGUMENT);
-    assert_int_equal(kvant_tensor_block_center(f.tensor, 0, N_KV_HEADS, center), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_tensor_block_center(f.tensor, 0, N_KV_HEADS, center),
+                     KVANT_ERR_ARGUMENT);
     assert_int_equal(kvant_tensor_block_center(f.tensor, 0, 0, NULL), KVANT_ERR_ARGUMENT);
     assert_int_equal(kvant_tensor_block_center(f.tensor, 0, 0, center), KVANT_OK);
     assert_true(length(center, HEAD_DIM) == 0);
@@ -331,7 +354,8 @@ static void arguments_are_checked(void **state)
     assert_int_equal(kvant_rope_phase(&rope, HEAD_DIM, 7, NULL, NULL), KVANT_ERR_ARGUMENT);
     assert_int_equal(kvant_rope_phase(&rope, HEAD_DIM + 1, 7, phase, NULL), KVANT_ERR_ARGUMENT);
     assert_int_equal(kvant_rope_phase(&rope, HEAD_DIM - 2, 7, phase, NULL), KVANT_ERR_ARGUMENT);
-    assert_int_equal(kvant_rope_phase(&rope, 2 * KVANT_MAX_HEAD_DIM, 7, phase, NULL), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_rope_phase(&rope, 2 * KVANT_MAX_HEAD_DIM, 7, phase, NULL),
+                     KVANT_ERR_ARGUMENT);
     assert_int_equal(kvant_rope_phase(&none, HEAD_DIM, 7, phase, NULL), KVANT_ERR_ARGUMENT);
     assert_int_equal(kvant_rope_phase(NULL, HEAD_DIM, 7, phase, NULL), KVANT_ERR_ARGUMENT);
     drop(&f);
@@ -340,11 +364,16 @@ static void arguments_are_checked(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(centers_are_means_at_the_blocks_positions), cmocka_unit_test(errors_are_smaller),
-        cmocka_unit_test(attention_is_on_what_is_read), cmocka_unit_test(blocks_take_their_centers_along),
-        cmocka_unit_test(damaged_centers_are_refused), cmocka_unit_test(blocks_of_mixed_positions_share_a_center),
-        cmocka_unit_test(rewritten_blocks_have_other_positions), cmocka_unit_test(levels_and_batches_do_not_change_bytes),
-        cmocka_unit_test(phases_turn_vectors), cmocka_unit_test(arguments_are_checked),
+        cmocka_unit_test(centers_are_means_at_the_blocks_positions),
+        cmocka_unit_test(errors_are_smaller),
+        cmocka_unit_test(attention_is_on_what_is_read),
+        cmocka_unit_test(blocks_take_their_centers_along),
+        cmocka_unit_test(damaged_centers_are_refused),
+        cmocka_unit_test(blocks_of_mixed_positions_share_a_center),
+        cmocka_unit_test(rewritten_blocks_have_other_positions),
+        cmocka_unit_test(levels_and_batches_do_not_change_bytes),
+        cmocka_unit_test(phases_turn_vectors),
+        cmocka_unit_test(arguments_are_checked),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

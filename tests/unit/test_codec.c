@@ -8,7 +8,8 @@ static const uint32_t odd_dims[] = { 1, 4, 5, 16, 24, 40, 63, 64, 80, 96, 112, 1
 static bool takes_dim(const char *spec, uint32_t head_dim)
 {
     kvant_codec *codec;
-    bool ok = kvant_codec_create(spec, head_dim, KVANT_ROLE_K, TEST_SEED, &codec, NULL, 0) == KVANT_OK;
+    bool ok =
+        kvant_codec_create(spec, head_dim, KVANT_ROLE_K, TEST_SEED, &codec, NULL, 0) == KVANT_OK;
     kvant_codec_free(&codec);
     return ok;
 }
@@ -52,15 +53,17 @@ static void round_trip_error_is_bounded(void **state)
             float x[64 * 64], decoded[64 * 64];
             fill_normal(x, COUNT(x), &rng);
             assert_int_equal(kvant_codec_encode(p.codec, NULL, x, 64, 0, 64, p.bytes), KVANT_OK);
-            assert_int_equal(kvant_codec_decode(p.codec, NULL, p.bytes, 0, 64, decoded, 64), KVANT_OK);
+            assert_int_equal(kvant_codec_decode(p.codec, NULL, p.bytes, 0, 64, decoded, 64),
+                             KVANT_OK);
             double error = squared_distance(x, decoded, COUNT(x)) / COUNT(x);
             /* A uniform quantiser over a range r errs at most r / (2 levels); +-4.5 holds all 4096 normal numbers of this seed
              * before and after a rotation (|N| > 4.5 has probability 7e-6). Lloyd-Max does better, raw ones better still. */
             double levels = pow(2, fmin(channel_bits(&p.info), 16)) - 1;
-            if ((strstr(all_specs[s], "sym") && !strstr(all_specs[s], "asym")) || strstr(all_specs[s], "hybrid") ||
-                strstr(all_specs[s], "innerq"))
+            if ((strstr(all_specs[s], "sym") && !strstr(all_specs[s], "asym")) ||
+                strstr(all_specs[s], "hybrid") || strstr(all_specs[s], "innerq"))
                 levels -= 1;
-            if (strcmp(all_specs[s], "bf16") == 0) /* relative rounding 2^-9, and a mean square of at most 1.1 */
+            if (strcmp(all_specs[s], "bf16") ==
+                0) /* relative rounding 2^-9, and a mean square of at most 1.1 */
                 levels = 4.5 / (sqrt(1.1) * pow(2, -9));
             double worst = levels == 1 ? 0.3634 / (1 - 0.3634) * 1.1 : 4.5 / levels;
             if (!(error <= (levels == 1 ? worst : worst * worst) + 1e-6))
@@ -128,8 +131,8 @@ static void score_and_accumulate_agree_with_decode(void **state)
     uint64_t rng = 6;
     for (size_t s = 0; s < COUNT(all_specs); s++) {
         page p = make_page(all_specs[s], 64, KVANT_ROLE_K);
-        float x[64 * 64], decoded[64 * 64], center[64], scale[64], q[64], rotated[64], scores[64], acc[64] = { 0 },
-                                                                                                   out[64];
+        float x[64 * 64], decoded[64 * 64], center[64], scale[64], q[64], rotated[64], scores[64],
+            acc[64] = { 0 }, out[64];
         const kvant_affine affine = { center, scale };
         fill_normal(x, COUNT(x), &rng);
         fill_normal(center, 64, &rng);
@@ -137,7 +140,8 @@ static void score_and_accumulate_agree_with_decode(void **state)
         for (uint32_t j = 0; j < 64; j++)
             scale[j] = 0.5f + (float)test_uniform(&rng);
         assert_int_equal(kvant_codec_encode(p.codec, &affine, x, 64, 0, 64, p.bytes), KVANT_OK);
-        assert_int_equal(kvant_codec_decode(p.codec, &affine, p.bytes, 0, 64, decoded, 64), KVANT_OK);
+        assert_int_equal(kvant_codec_decode(p.codec, &affine, p.bytes, 0, 64, decoded, 64),
+                         KVANT_OK);
         assert_int_equal(kvant_codec_transform_query(p.codec, &affine, q, rotated), KVANT_OK);
         assert_int_equal(kvant_codec_score(p.codec, p.bytes, rotated, 64, 1, scores), KVANT_OK);
         double weight_sum = 0;
@@ -154,7 +158,8 @@ static void score_and_accumulate_agree_with_decode(void **state)
             weight_sum += scores[t];
         }
         assert_int_equal(kvant_codec_accumulate(p.codec, p.bytes, scores, 1, acc, 64), KVANT_OK);
-        assert_int_equal(kvant_codec_transform_output(p.codec, &affine, (float)weight_sum, acc, out), KVANT_OK);
+        assert_int_equal(
+            kvant_codec_transform_output(p.codec, &affine, (float)weight_sum, acc, out), KVANT_OK);
         for (uint32_t j = 0; j < 64; j++) {
             double exact = 0;
             for (uint32_t t = 0; t < 64; t++)
@@ -175,16 +180,18 @@ static void tokens_are_independent(void **state)
             page pieces = make_page(all_specs[s], 80, (kvant_role)role);
             float x[64 * 80];
             fill_normal(x, COUNT(x), &rng);
-            assert_int_equal(kvant_codec_encode(all.codec, NULL, x, 80, 0, 64, all.bytes), KVANT_OK);
+            assert_int_equal(kvant_codec_encode(all.codec, NULL, x, 80, 0, 64, all.bytes),
+                             KVANT_OK);
             uint32_t block = all.info.block_tokens;
             memset(pieces.bytes, 0, pieces.info.page_bytes);
             for (uint32_t t = 64; t > 0; t -= block) /* backwards, over other codes */
-                assert_int_equal(
-                    kvant_codec_encode(pieces.codec, NULL, x + (64 - t) * 80, 80, 64 - t, block, pieces.bytes),
-                    KVANT_OK);
-            for (uint32_t t = 0; t < 64; t += block)
-                assert_int_equal(kvant_codec_encode(pieces.codec, NULL, x + t * 80, 80, t, block, pieces.bytes),
+                assert_int_equal(kvant_codec_encode(pieces.codec, NULL, x + (64 - t) * 80, 80,
+                                                    64 - t, block, pieces.bytes),
                                  KVANT_OK);
+            for (uint32_t t = 0; t < 64; t += block)
+                assert_int_equal(
+                    kvant_codec_encode(pieces.codec, NULL, x + t * 80, 80, t, block, pieces.bytes),
+                    KVANT_OK);
             assert_memory_equal(all.bytes, pieces.bytes, all.info.page_bytes);
             free_page(&all);
             free_page(&pieces);
@@ -235,12 +242,15 @@ static void extreme_rows(void **state)
             uint32_t dim = odd_dims[d];
             page p = make_page(all_specs[s], dim, KVANT_ROLE_K);
             expect_consistent_sizes(&p, dim);
-            float *x = calloc((size_t)64 * dim, sizeof *x), *decoded = calloc((size_t)64 * dim, sizeof *decoded);
+            float *x = calloc((size_t)64 * dim, sizeof *x),
+                  *decoded = calloc((size_t)64 * dim, sizeof *decoded);
             for (size_t m = 0; m < COUNT(magnitudes); m++) {
                 for (uint32_t i = 0; i < 64 * dim; i++)
                     x[i] = i % 7 == 0 ? magnitudes[m] / sqrtf((float)dim) : 0;
-                assert_int_equal(kvant_codec_encode(p.codec, NULL, x, dim, 0, 64, p.bytes), KVANT_OK);
-                assert_int_equal(kvant_codec_decode(p.codec, NULL, p.bytes, 0, 64, decoded, dim), KVANT_OK);
+                assert_int_equal(kvant_codec_encode(p.codec, NULL, x, dim, 0, 64, p.bytes),
+                                 KVANT_OK);
+                assert_int_equal(kvant_codec_decode(p.codec, NULL, p.bytes, 0, 64, decoded, dim),
+                                 KVANT_OK);
                 for (uint32_t i = 0; i < 64 * dim; i++) {
                     assert_true(isfinite(decoded[i]));
                     if (magnitudes[m] == 0)
@@ -290,10 +300,12 @@ static void bad_arguments(void **state)
     assert_int_equal(kvant_codec_encode(p.codec, NULL, x, 64, 32, 64, p.bytes), KVANT_ERR_ARGUMENT);
     assert_int_equal(kvant_codec_encode(p.codec, NULL, x, 64, 0, 0, p.bytes), KVANT_ERR_ARGUMENT);
     assert_int_equal(kvant_codec_encode(p.codec, NULL, x, 63, 0, 64, p.bytes), KVANT_ERR_ARGUMENT);
-    assert_int_equal(kvant_codec_encode(p.codec, NULL, NULL, 64, 0, 64, p.bytes), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_codec_encode(p.codec, NULL, NULL, 64, 0, 64, p.bytes),
+                     KVANT_ERR_ARGUMENT);
     assert_int_equal(kvant_codec_encode(NULL, NULL, x, 64, 0, 64, p.bytes), KVANT_ERR_ARGUMENT);
     assert_int_equal(kvant_codec_decode(p.codec, NULL, p.bytes, 60, 5, x, 64), KVANT_ERR_ARGUMENT);
-    assert_int_equal(kvant_codec_decode(p.codec, NULL, p.bytes, UINT32_MAX, 2, x, 64), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_codec_decode(p.codec, NULL, p.bytes, UINT32_MAX, 2, x, 64),
+                     KVANT_ERR_ARGUMENT);
     kvant_codec_info info = { .size = 1 };
     assert_int_equal(kvant_codec_get_info(p.codec, &info), KVANT_ERR_ARGUMENT);
     free_page(&p);

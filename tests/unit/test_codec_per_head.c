@@ -26,7 +26,8 @@ static kvant_tensor_params params_of(const kvant_codec *const *codecs, uint32_t 
                                   .blocks_per_sequence = BLOCKS };
 }
 
-static kvant_tensor *make_tensor(const kvant_codec *const *codecs, uint32_t n, void **memory, size_t *bytes)
+static kvant_tensor *make_tensor(const kvant_codec *const *codecs, uint32_t n, void **memory,
+                                 size_t *bytes)
 {
     const kvant_tensor_params params = params_of(codecs, n);
     kvant_tensor *tensor;
@@ -36,14 +37,15 @@ static kvant_tensor *make_tensor(const kvant_codec *const *codecs, uint32_t n, v
     return tensor;
 }
 
-static side make_side(const char *const specs[N_HEADS], kvant_role role, const kvant_calibration *calibration)
+static side make_side(const char *const specs[N_HEADS], kvant_role role,
+                      const kvant_calibration *calibration)
 {
     side s;
     const kvant_codec *codecs[N_HEADS];
     char err[256] = "";
     for (uint32_t h = 0; h < N_HEADS; h++) {
-        if (kvant_codec_create_calibrated(specs[h], DIM, role, TEST_SEED, calibration, LAYER, h, &s.codecs[h], err,
-                                          sizeof err) != KVANT_OK)
+        if (kvant_codec_create_calibrated(specs[h], DIM, role, TEST_SEED, calibration, LAYER, h,
+                                          &s.codecs[h], err, sizeof err) != KVANT_OK)
             fail_msg("%s: %s", specs[h], err);
         codecs[h] = s.codecs[h];
         s.alone[h] = make_tensor(&codecs[h], 1, &s.alone_memory[h], &s.alone_bytes[h]);
@@ -72,9 +74,11 @@ static void write_slots(side *s, uint32_t first, uint32_t n, uint32_t n_threads,
     fill_normal(rows, (size_t)n * N_HEADS * DIM, rng);
     for (size_t i = 0; i < (size_t)n * N_HEADS * DIM; i++)
         rows[i] += (float)(i % 7); /* channels with a mean of their own, which centres find */
-    assert_int_equal(kvant_tensor_write(s->tensor, slots, n, rows, N_HEADS * DIM, n_threads), KVANT_OK);
+    assert_int_equal(kvant_tensor_write(s->tensor, slots, n, rows, N_HEADS * DIM, n_threads),
+                     KVANT_OK);
     for (uint32_t h = 0; h < N_HEADS; h++)
-        assert_int_equal(kvant_tensor_write(s->alone[h], slots, n, rows + h * DIM, N_HEADS * DIM, 1), KVANT_OK);
+        assert_int_equal(
+            kvant_tensor_write(s->alone[h], slots, n, rows + h * DIM, N_HEADS * DIM, 1), KVANT_OK);
 }
 
 /* A prompt, single tokens behind it, a rewritten range, a copied sequence. */
@@ -106,7 +110,8 @@ static void check_pages(const side *s)
             assert_true(got.written == want.written);
             const bool open = want.state == KVANT_BLOCK_OPEN || want.state == KVANT_BLOCK_SINK;
             assert_memory_equal(got.page, want.page,
-                                open ? 64 * DIM * sizeof(uint16_t) : info_of(want.codec).page_bytes);
+                                open ? 64 * DIM * sizeof(uint16_t)
+                                     : info_of(want.codec).page_bytes);
         }
 }
 
@@ -128,8 +133,8 @@ static void check_reading(const side *s)
         }
 }
 
-static void attend(const kvant_tensor *k, const kvant_tensor *v, const float *q, uint32_t n_heads, uint32_t n_queries,
-                   uint32_t n_threads, float *out)
+static void attend(const kvant_tensor *k, const kvant_tensor *v, const float *q, uint32_t n_heads,
+                   uint32_t n_queries, uint32_t n_threads, float *out)
 {
     const kvant_attention_problem problem = { .size = sizeof problem,
                                               .first_block = BLOCKS,
@@ -140,7 +145,8 @@ static void attend(const kvant_tensor *k, const kvant_tensor *v, const float *q,
                                               .q_token_stride = N_HEADS * GROUP * DIM,
                                               .q_head_stride = DIM,
                                               .scale = 0.2f,
-                                              .logit_softcap = 20, /* the centre's part counts then */
+                                              .logit_softcap =
+                                                  20, /* the centre's part counts then */
                                               .out = out,
                                               .out_token_stride = N_HEADS * GROUP * DIM,
                                               .out_head_stride = DIM,
@@ -160,7 +166,8 @@ static void check_attention(const side *k, const side *v, uint32_t n_queries, ui
     fill_normal(q, COUNT(q), rng);
     attend(k->tensor, v->tensor, q, N_HEADS * GROUP, n_queries, 2, all);
     for (uint32_t h = 0; h < N_HEADS; h++)
-        attend(k->alone[h], v->alone[h], q + h * GROUP * DIM, GROUP, n_queries, 1, one + h * GROUP * DIM);
+        attend(k->alone[h], v->alone[h], q + h * GROUP * DIM, GROUP, n_queries, 1,
+               one + h * GROUP * DIM);
     assert_equal_numbers(all, one, (size_t)n_queries * N_HEADS * GROUP * DIM);
 }
 
@@ -173,10 +180,11 @@ static void a_head_is_what_it_is_alone(void **state)
         { { "turboquant-4", "turboquant-2" }, { "trellis-3", "turboquant-8" } },
         { { "trellis-4:transform=file", "turboquant-2:transform=file,feedback" },
           { "trellis-2:center=file", "turboquant-5:center=file" } },
-        { { "f16", "trellis-2:transform=file,sink=0" }, { "trellis-4:center=file,norm=file,sink=0", "f16" } },
-        PAPERS({ { "int-4:transform=diagonal,sink=0", "octopus-3" }, { "polar-4", "int-3" } }, )
-        { { "turboquant-3:center=first,norm=first", "trellis-4:center=first,norm=first" },
-          { "trellis-3:center=first", "int-8:center=first" } },
+        { { "f16", "trellis-2:transform=file,sink=0" },
+          { "trellis-4:center=file,norm=file,sink=0", "f16" } },
+        PAPERS({ { "int-4:transform=diagonal,sink=0", "octopus-3" }, { "polar-4", "int-3" } }, ){
+            { "turboquant-3:center=first,norm=first", "trellis-4:center=first,norm=first" },
+            { "trellis-3:center=first", "int-8:center=first" } },
         { { "int-2:axis=channel,group=32,recent=32", "int-4:axis=channel,group=32,recent=32" },
           { "turboquant-4:recent=70", "bdr-4:recent=70" } },
     };

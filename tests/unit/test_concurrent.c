@@ -13,8 +13,8 @@ enum { DIM = 64, KV_HEADS = 2, HEADS = 4, TOKENS = 192, WIDTH = KV_HEADS * DIM, 
 enum { READERS = 3, WRITERS = 2, CREATORS = 2, ROUNDS = 6, WORKSPACE = 8 << 20 };
 
 static const char *const specs[] = { "turboquant-4", "trellis-3:center=first,norm=first",
-                                     PAPERS("octopus-3", )
-                                     "int-4:axis=channel,group=32,recent=32" };
+                                     PAPERS(
+                                         "octopus-3", ) "int-4:axis=channel,group=32,recent=32" };
 
 static float rows[TOKENS * WIDTH], query[OUT];
 
@@ -32,8 +32,11 @@ static kvant_status create(layer *c, const kvant_codec *k, const kvant_codec *v)
     *c = (layer){ .codecs = { k, v } };
     for (int role = 0; role < 2; role++) {
         const kvant_codec *const heads[KV_HEADS] = { c->codecs[role], c->codecs[role] };
-        const kvant_tensor_params params = { .size = sizeof params, .codecs = heads, .n_kv_heads = KV_HEADS,
-                                             .n_sequences = 1, .n_blocks = TOKENS / 64 };
+        const kvant_tensor_params params = { .size = sizeof params,
+                                             .codecs = heads,
+                                             .n_kv_heads = KV_HEADS,
+                                             .n_sequences = 1,
+                                             .n_blocks = TOKENS / 64 };
         size_t bytes;
         kvant_status status = kvant_tensor_size(&params, &bytes);
         if (status != KVANT_OK)
@@ -63,7 +66,8 @@ static kvant_status write_all(layer *c)
     for (int role = 0; role < 2; role++) {
         kvant_status status = kvant_tensor_write(c->tensors[role], slots, 64, rows, WIDTH, 3);
         if (status == KVANT_OK)
-            status = kvant_tensor_write(c->tensors[role], slots + 64, TOKENS - 64, rows + 64 * WIDTH, WIDTH, 3);
+            status = kvant_tensor_write(c->tensors[role], slots + 64, TOKENS - 64,
+                                        rows + 64 * WIDTH, WIDTH, 3);
         if (status != KVANT_OK)
             return status;
     }
@@ -72,15 +76,26 @@ static kvant_status write_all(layer *c)
 
 static kvant_status attend(const layer *c, void *workspace, float *out)
 {
-    const kvant_attention_problem problem = { .size = sizeof problem, .n_queries = 1, .n_tokens = TOKENS, .n_heads = HEADS,
-                                              .n_threads = 3, .q = query, .q_token_stride = OUT, .q_head_stride = DIM,
-                                              .out = out, .out_token_stride = OUT, .out_head_stride = DIM,
+    const kvant_attention_problem problem = { .size = sizeof problem,
+                                              .n_queries = 1,
+                                              .n_tokens = TOKENS,
+                                              .n_heads = HEADS,
+                                              .n_threads = 3,
+                                              .q = query,
+                                              .q_token_stride = OUT,
+                                              .q_head_stride = DIM,
+                                              .out = out,
+                                              .out_token_stride = OUT,
+                                              .out_head_stride = DIM,
                                               .scale = 0.125f };
     size_t bytes;
-    const kvant_status status = kvant_attention_workspace(c->tensors[0], c->tensors[1], &problem, &bytes);
+    const kvant_status status =
+        kvant_attention_workspace(c->tensors[0], c->tensors[1], &problem, &bytes);
     if (status != KVANT_OK)
         return status;
-    return bytes <= WORKSPACE ? kvant_attention(c->tensors[0], c->tensors[1], &problem, workspace, bytes) : KVANT_ERR_FULL;
+    return bytes <= WORKSPACE
+               ? kvant_attention(c->tensors[0], c->tensors[1], &problem, workspace, bytes)
+               : KVANT_ERR_FULL;
 }
 
 /* --- Threads --- */
@@ -138,7 +153,8 @@ static void *create_codecs(void *argument)
     for (int i = 0; i < ROUNDS; i++)
         for (int role = 0; role < 2; role++) {
             kvant_codec *codec;
-            if (kvant_codec_create(s->spec, DIM, (kvant_role)role, TEST_SEED + (uint64_t)i, &codec, NULL, 0) != KVANT_OK)
+            if (kvant_codec_create(s->spec, DIM, (kvant_role)role, TEST_SEED + (uint64_t)i, &codec,
+                                   NULL, 0) != KVANT_OK)
                 return "a codec was not created";
             kvant_codec_free(&codec);
         }

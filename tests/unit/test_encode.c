@@ -26,7 +26,9 @@ static bool exists(const char *spec, uint32_t d, kvant_role role)
 
 static subject make_subject(const char *spec, uint32_t d, kvant_role role)
 {
-    subject s = { .kernels = kvant_kernels_get(KVANT_CPU_AUTO), .codec = make_codec(spec, d, role), .d = d };
+    subject s = { .kernels = kvant_kernels_get(KVANT_CPU_AUTO),
+                  .codec = make_codec(spec, d, role),
+                  .d = d };
     uint64_t state = d + 1;
     s.page_bytes = info_of(s.codec).page_bytes;
     s.page = aligned(s.page_bytes);
@@ -69,15 +71,20 @@ static void encode_all_ways(subject *s)
 {
     kvant_affine affine = { s->center, s->scale };
     uint32_t block = info_of(s->codec).block_tokens;
-    assert_int_equal(kvant_codec_check_rows(s->codec, &s->codec->transform, s->kernels, &affine, s->rows, s->d, ROWS, false), KVANT_OK);
-    kvant_codec_transform_rows(&s->codec->transform, s->kernels, &affine, s->rows, s->d, ROWS, s->y);
+    assert_int_equal(kvant_codec_check_rows(s->codec, &s->codec->transform, s->kernels, &affine,
+                                            s->rows, s->d, ROWS, false),
+                     KVANT_OK);
+    kvant_codec_transform_rows(&s->codec->transform, s->kernels, &affine, s->rows, s->d, ROWS,
+                               s->y);
     kvant_codec_encode_transformed(s->codec, s->kernels, s->y, 0, ROWS, s->page);
-    assert_int_equal(kvant_codec_encode(s->codec, &affine, s->rows, s->d, 0, ROWS, s->other), KVANT_OK);
+    assert_int_equal(kvant_codec_encode(s->codec, &affine, s->rows, s->d, 0, ROWS, s->other),
+                     KVANT_OK);
     assert_memory_equal(s->page, s->other, s->page_bytes);
     memset(s->page, 0, s->page_bytes);
     for (uint32_t first = ROWS; first > 0; first -= block) {
         uint32_t at = first - block;
-        kvant_codec_encode_transformed(s->codec, s->kernels, s->y + (size_t)at * s->d, at, block, s->page);
+        kvant_codec_encode_transformed(s->codec, s->kernels, s->y + (size_t)at * s->d, at, block,
+                                       s->page);
     }
     assert_memory_equal(s->page, s->other, s->page_bytes);
 }
@@ -113,12 +120,17 @@ static void compare_checks(subject *s, const kvant_affine *affine)
         kvant_codec_transform_rows(&s->codec->transform, s->kernels, affine, x, s->d, 1, s->y);
         memcpy(half, s->y, s->d * sizeof *half);
         round_to_half(half, s->d);
-        kvant_status exact = finite_row(s->y, s->d) ? s->codec->quantizer->check(s->codec, s->kernels, s->y)
-                                                    : KVANT_ERR_RANGE;
-        kvant_status open = finite_row(half, s->d) ? s->codec->quantizer->check(s->codec, s->kernels, half)
-                                                   : KVANT_ERR_RANGE;
-        assert_int_equal(kvant_codec_check_rows(s->codec, &s->codec->transform, s->kernels, affine, x, s->d, 1, false), exact);
-        kvant_status status = kvant_codec_check_rows(s->codec, &s->codec->transform, s->kernels, affine, x, s->d, 1, true);
+        kvant_status exact = finite_row(s->y, s->d)
+                                 ? s->codec->quantizer->check(s->codec, s->kernels, s->y)
+                                 : KVANT_ERR_RANGE;
+        kvant_status open = finite_row(half, s->d)
+                                ? s->codec->quantizer->check(s->codec, s->kernels, half)
+                                : KVANT_ERR_RANGE;
+        assert_int_equal(kvant_codec_check_rows(s->codec, &s->codec->transform, s->kernels, affine,
+                                                x, s->d, 1, false),
+                         exact);
+        kvant_status status = kvant_codec_check_rows(s->codec, &s->codec->transform, s->kernels,
+                                                     affine, x, s->d, 1, true);
         if (open != KVANT_OK) /* it may refuse a row between 65504 and 65520 */
             assert_int_equal(status, open);
         if (status == KVANT_OK)
@@ -128,7 +140,8 @@ static void compare_checks(subject *s, const kvant_affine *affine)
 
 static void compare_checks_with_and_without_affine(subject *s)
 {
-    kvant_affine centred = { s->center, NULL }, both = { s->center, s->scale }, tiny = { NULL, s->scale };
+    kvant_affine centred = { s->center, NULL }, both = { s->center, s->scale },
+                 tiny = { NULL, s->scale };
     if (info_of(s->codec).block_tokens > 1)
         return; /* their check of a row is the same; sealing takes whole blocks */
     compare_checks(s, NULL);
@@ -153,9 +166,11 @@ static void refuse_bad_rows(subject *s)
         for (size_t at = 0; at < (size_t)3 * s->d; at += s->d + 5) {
             float kept = s->rows[at];
             s->rows[at] = bad[i];
-            assert_int_equal(kvant_codec_check_rows(s->codec, &s->codec->transform, s->kernels, &affine, s->rows, s->d, 3, false),
+            assert_int_equal(kvant_codec_check_rows(s->codec, &s->codec->transform, s->kernels,
+                                                    &affine, s->rows, s->d, 3, false),
                              KVANT_ERR_NONFINITE);
-            assert_int_equal(kvant_codec_check_rows(s->codec, &s->codec->transform, s->kernels, NULL, s->rows, s->d, 3, true),
+            assert_int_equal(kvant_codec_check_rows(s->codec, &s->codec->transform, s->kernels,
+                                                    NULL, s->rows, s->d, 3, true),
                              KVANT_ERR_NONFINITE);
             s->rows[at] = kept;
         }
@@ -172,7 +187,8 @@ static void read_open_page(subject *s)
 {
     uint32_t padded = s->codec->layout.padded_dim;
     void *page = aligned((size_t)KVANT_PAGE_TOKENS * s->d * sizeof(uint16_t));
-    float *tile = aligned((size_t)padded * KVANT_PAGE_TOKENS * sizeof *tile), *back = aligned(ROWS * s->d * 4u);
+    float *tile = aligned((size_t)padded * KVANT_PAGE_TOKENS * sizeof *tile),
+          *back = aligned(ROWS * s->d * 4u);
     kvant_codec_transform_rows(&s->codec->transform, s->kernels, NULL, s->rows, s->d, ROWS, s->y);
     kvant_codec_encode_open(s->codec, s->kernels, s->y, 0, 7, page);
     kvant_codec_encode_open(s->codec, s->kernels, s->y + (size_t)7 * s->d, 7, ROWS - 7, page);
@@ -184,7 +200,8 @@ static void read_open_page(subject *s)
         for (uint32_t j = 0; j < s->d; j++) {
             uint32_t at = s->codec->info.role == KVANT_ROLE_K
                               ? j * KVANT_PAGE_TOKENS + kvant_token_position(t)
-                              : kvant_token_position(t) * padded + kvant_layout_row_position(&s->codec->layout, j);
+                              : kvant_token_position(t) * padded +
+                                    kvant_layout_row_position(&s->codec->layout, j);
             assert_true(tile[at] == s->y[(size_t)t * s->d + j]);
         }
     free(page);

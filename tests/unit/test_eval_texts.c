@@ -17,7 +17,8 @@ const char *file_name(const char *path)
     return path;
 }
 
-llama_token *engine_tokenize(const engine *e, const char *text, size_t bytes, token_kind kind, size_t *n)
+llama_token *engine_tokenize(const engine *e, const char *text, size_t bytes, token_kind kind,
+                             size_t *n)
 {
     llama_token *tokens = malloc((bytes + 1) * sizeof *tokens);
     (void)e;
@@ -65,7 +66,8 @@ static void chunks_follow_each_other(void **state)
     (void)state;
     const char *const one[] = { "35" }, *const two[] = { "35", "17" };
     check(one, 1, (eval_cut){ .n_ctx = 8, .n_parts = 1 }, FIRSTS(35000, 35008, 35016, 35024));
-    check(one, 1, (eval_cut){ .n_ctx = 8, .n_parts = 1, .skip = 1, .at_most = 2 }, FIRSTS(35008, 35016));
+    check(one, 1, (eval_cut){ .n_ctx = 8, .n_parts = 1, .skip = 1, .at_most = 2 },
+          FIRSTS(35008, 35016));
     check(two, 2, (eval_cut){ .n_ctx = 8, .n_parts = 1, .at_most = 1 }, FIRSTS(35000, 17000));
 }
 
@@ -74,8 +76,10 @@ static void long_texts_are_scored_in_part(void **state)
     (void)state;
     const char *const one[] = { "47" };
     check(one, 1, (eval_cut){ .n_ctx = 8, .n_parts = 1 }, FIRSTS(47000, 47008, 47016, 47024));
-    assert_non_null(strstr(complaint, "4 of the 5 chunks of 47 are scored; --chunks N or --chunks all"));
-    check(one, 1, (eval_cut){ .n_ctx = 8, .n_parts = 1, .at_most = EVAL_ALL_CHUNKS }, FIRSTS(47000, 47008, 47016, 47024, 47032));
+    assert_non_null(
+        strstr(complaint, "4 of the 5 chunks of 47 are scored; --chunks N or --chunks all"));
+    check(one, 1, (eval_cut){ .n_ctx = 8, .n_parts = 1, .at_most = EVAL_ALL_CHUNKS },
+          FIRSTS(47000, 47008, 47016, 47024, 47032));
     assert_string_equal(complaint, "");
 }
 
@@ -84,7 +88,8 @@ static void chunks_are_taken_from_all_parts(void **state)
 {
     (void)state;
     const char *const one[] = { "101" };
-    check(one, 1, (eval_cut){ .n_ctx = 8, .n_parts = 3, .at_most = 3 }, FIRSTS(101000, 101033, 101066));
+    check(one, 1, (eval_cut){ .n_ctx = 8, .n_parts = 3, .at_most = 3 },
+          FIRSTS(101000, 101033, 101066));
     check(one, 1, (eval_cut){ .n_ctx = 8, .n_parts = 3, .skip = 3, .at_most = 4 },
           FIRSTS(101008, 101041, 101074, 101016));
     check(one, 1, (eval_cut){ .n_ctx = 30, .n_parts = 3 }, FIRSTS(101000, 101033, 101066));
@@ -97,10 +102,18 @@ static void texts_without_the_chunks(void **state)
         eval_cut cut;
         const char *said;
     } cases[] = {
-        { "15", { .n_ctx = 8, .n_parts = 1 }, "15 has 15 tokens, a context of 8 needs at least 16" },
-        { "31", { .n_ctx = 8, .n_parts = 1, .skip = 3 }, "31 has 31 tokens, a context of 8 needs at least 32" },
-        { "15", { .n_ctx = 8, .n_parts = 2 }, "15 has 15 tokens, a context of 8 needs at least 16" },
-        { "31", { .n_ctx = 8, .n_parts = 2, .skip = 2 }, "31 has 31 tokens, a context of 8 needs at least 32" },
+        { "15",
+          { .n_ctx = 8, .n_parts = 1 },
+          "15 has 15 tokens, a context of 8 needs at least 16" },
+        { "31",
+          { .n_ctx = 8, .n_parts = 1, .skip = 3 },
+          "31 has 31 tokens, a context of 8 needs at least 32" },
+        { "15",
+          { .n_ctx = 8, .n_parts = 2 },
+          "15 has 15 tokens, a context of 8 needs at least 16" },
+        { "31",
+          { .n_ctx = 8, .n_parts = 2, .skip = 2 },
+          "31 has 31 tokens, a context of 8 needs at least 32" },
     };
     (void)state;
     for (size_t i = 0; i < COUNT(cases); i++) {

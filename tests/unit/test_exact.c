@@ -40,7 +40,8 @@ static void first_and_newest_rows_are_exact(void **state)
         for (uint64_t seed = 1; seed < 5; seed++) {
             uint64_t rng = seed;
             fixture f = make_exact(specs[s], 1, 64, &usual);
-            const bool exact_numbers = strncmp(specs[s], "int", 3) == 0 && !strstr(specs[s], "center");
+            const bool exact_numbers =
+                strncmp(specs[s], "int", 3) == 0 && !strstr(specs[s], "center");
             for (uint32_t n = 0, step; n < 4000; n += step) {
                 static const uint32_t most[] = { 1, 9, 64, 512, 700 };
                 step = 1 + (uint32_t)(test_random(&rng) % most[test_random(&rng) % COUNT(most)]);
@@ -76,8 +77,10 @@ static void steps_and_threads_do_not_change_bytes(void **state)
             fixture f = make_exact(specs[s], 1, 11, &usual);
             write_rows(&f, 0, 700, first.rows, steps[b], (uint32_t)b + 1);
             for (uint32_t block = 0; block < 11; block++)
-                for (uint32_t h = 0; h < N_KV_HEADS && !is_open(&f, block) && !is_open(&first, block); h++)
-                    assert_memory_equal(block_of(&f, block, h).page, block_of(&first, block, h).page,
+                for (uint32_t h = 0;
+                     h < N_KV_HEADS && !is_open(&f, block) && !is_open(&first, block); h++)
+                    assert_memory_equal(block_of(&f, block, h).page,
+                                        block_of(&first, block, h).page,
                                         info_of(f.codecs[h]).page_bytes);
             drop(&f);
         }
@@ -125,7 +128,9 @@ static void check_rows(const fixture *f, uint32_t first, uint32_t n)
  * was written last give way last. */
 static void the_bound_of_all_sequences_holds(void **state)
 {
-    const kvant_exact_part part = { .size = sizeof part, .first = 64, .newest = 64, .total = 256, .step = 64 };
+    const kvant_exact_part part = {
+        .size = sizeof part, .first = 64, .newest = 64, .total = 256, .step = 64
+    };
     enum { SEQUENCES = 6, BLOCKS = 8, PAGES = 4 + 1 + 1 };
     (void)state;
     uint64_t rng = 9;
@@ -137,12 +142,15 @@ static void the_bound_of_all_sequences_holds(void **state)
         for (uint32_t s = 0; s < SEQUENCES; s++) {
             const uint32_t first = n[s];
             while (n[s] < first + 90) {
-                const uint32_t step = n[s] + 32 < first + 90 ? 1 + (uint32_t)(test_random(&rng) % 32) : first + 90 - n[s];
+                const uint32_t step = n[s] + 32 < first + 90
+                                          ? 1 + (uint32_t)(test_random(&rng) % 32)
+                                          : first + 90 - n[s];
                 write_range(&f, s * BLOCKS * 64 + n[s], step, step, 1, &rng);
                 n[s] += step;
                 assert_true(n_open(&f) <= PAGES);
             }
-            for (uint32_t row = first; row < n[s]; row++) /* what it wrote in this round, beyond its window of 64, may be sealed */
+            for (uint32_t row = first; row < n[s];
+                 row++) /* what it wrote in this round, beyond its window of 64, may be sealed */
                 assert_true(row + 64 < n[s] || is_open(&f, s * BLOCKS + row / 64));
             const uint32_t former = (s + SEQUENCES - 1) % SEQUENCES;
             assert_true(round > 0 || n[former] == 0 || is_open(&f, former * BLOCKS));
@@ -157,10 +165,12 @@ static void the_bound_of_all_sequences_holds(void **state)
 static void sizes(void **state)
 {
     (void)state;
-    static const kvant_exact_part bad[] = { { .size = sizeof *bad, .first = 32, .newest = 64, .total = 96, .step = 1 },
-                                            { .size = sizeof *bad, .first = 64, .newest = 64, .total = 127, .step = 1 },
-                                            { .size = sizeof *bad, .first = 64, .newest = 64, .total = 128 },
-                                            { .size = 4, .first = 64, .newest = 64, .total = 128, .step = 1 } };
+    static const kvant_exact_part bad[] = {
+        { .size = sizeof *bad, .first = 32, .newest = 64, .total = 96, .step = 1 },
+        { .size = sizeof *bad, .first = 64, .newest = 64, .total = 127, .step = 1 },
+        { .size = sizeof *bad, .first = 64, .newest = 64, .total = 128 },
+        { .size = 4, .first = 64, .newest = 64, .total = 128, .step = 1 }
+    };
     const kvant_exact_part none = { .size = sizeof none };
     const char *const specs[] = { "f16", "int-4", "int-4:center=first", "int-4:recent=100" };
     for (size_t s = 0; s < COUNT(specs); s++) {
@@ -178,8 +188,10 @@ static void sizes(void **state)
         assert_int_equal(bytes, sealed + pages * N_KV_HEADS * HEAD_DIM * 64 * 2);
         params.n_blocks = 5;
         params.blocks_per_sequence = 3;
-        assert_int_equal(kvant_tensor_size(&params, &bytes), KVANT_OK); /* no more pages than blocks */
-        assert_true(bytes <= 5 * N_KV_HEADS * (info_of(f.codecs[0]).page_bytes + HEAD_DIM * 64 * 2));
+        assert_int_equal(kvant_tensor_size(&params, &bytes),
+                         KVANT_OK); /* no more pages than blocks */
+        assert_true(bytes <=
+                    5 * N_KV_HEADS * (info_of(f.codecs[0]).page_bytes + HEAD_DIM * 64 * 2));
         for (size_t i = 0; i < COUNT(bad); i++) {
             params.exact = &bad[i];
             assert_int_equal(kvant_tensor_size(&params, &bytes), KVANT_ERR_ARGUMENT);
@@ -232,9 +244,11 @@ enum { D = 64, MOST_SEQUENCES = 3, MOST_TOKENS = 2000 };
 
 typedef struct sequence {
     int32_t id; /* -1: free */
-    uint32_t n, own; /* tokens; those before own came from another sequence, or were shared with one */
-    uint32_t begun;  /* tokens when the last step began */
-    uint32_t left;   /* rows before it were outside of the newest 128 when a step began, of any sequence */
+    uint32_t n,
+        own; /* tokens; those before own came from another sequence, or were shared with one */
+    uint32_t begun; /* tokens when the last step began */
+    uint32_t
+        left; /* rows before it were outside of the newest 128 when a step began, of any sequence */
     float k[MOST_TOKENS][D], v[MOST_TOKENS][D];
 } sequence;
 
@@ -244,7 +258,8 @@ typedef struct sequence {
  * it varies by a few percent. */
 static bool is_exact(const float *got, const float *want)
 {
-    const double error = sqrt(squared_distance(got, want, D)), length = sqrt(squared_distance(want, (float[D]){ 0 }, D));
+    const double error = sqrt(squared_distance(got, want, D)),
+                 length = sqrt(squared_distance(want, (float[D]){ 0 }, D));
     assert_true(error < 0.01 * length || error > 0.1 * length);
     return error < 0.01 * length;
 }
@@ -310,7 +325,8 @@ static void random_sequences(void **state)
         for (uint32_t i = 0; i < MOST_SEQUENCES; i++)
             all[i].id = -1;
         for (uint32_t op = 0; op < 60; op++) {
-            sequence *s = &all[test_random(&rng) % MOST_SEQUENCES], *other = &all[test_random(&rng) % MOST_SEQUENCES];
+            sequence *s = &all[test_random(&rng) % MOST_SEQUENCES],
+                     *other = &all[test_random(&rng) % MOST_SEQUENCES];
             const uint32_t what = (uint32_t)(test_random(&rng) % 10);
             if (s->id < 0) {
                 *s = (sequence){ .id = kvant_sequence_create(cache) };
@@ -358,10 +374,16 @@ static void layers_keep_a_step_until_the_next_layer(void **state)
         for (uint32_t layer = 0; layer < LAYERS; layer++) {
             fill_normal(k[layer][n], STEP * D, &rng);
             fill_normal(v[layer][n], STEP * D, &rng);
-            assert_int_equal(kvant_cache_append(cache, layer, id, k[layer][n], v[layer][n], STEP), KVANT_OK);
+            assert_int_equal(kvant_cache_append(cache, layer, id, k[layer][n], v[layer][n], STEP),
+                             KVANT_OK);
             for (uint32_t before = 0; before < 2 && before <= layer; before++) {
-                const uint32_t of = layer - before, end = n + STEP, exact = (before ? end : n ? n : 192) - 128;
-                assert_int_equal(kvant_cache_read(cache, of, id, 0, end, *got[0], *got[1]), KVANT_OK);
+                const uint32_t of = layer - before, end = n + STEP,
+                               exact = (before ? end
+                                        : n    ? n
+                                               : 192) -
+                                       128;
+                assert_int_equal(kvant_cache_read(cache, of, id, 0, end, *got[0], *got[1]),
+                                 KVANT_OK);
                 for (uint32_t row = 0; row < end; row++) {
                     const bool k_exact = is_exact(got[0][row], k[of][row]);
                     assert_int_equal(k_exact, is_exact(got[1][row], v[of][row]));

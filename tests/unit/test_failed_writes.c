@@ -39,8 +39,11 @@ static void fill_batch(batch *b, uint64_t *rng)
 static void write_badly(fixture *f, batch *b, uint64_t *rng)
 {
     static const float numbers[] = { NAN, INFINITY, -INFINITY, 3e38f, -3e38f };
-    size_t at = test_random(rng) % b->n * WIDTH + test_random(rng) % WIDTH, kind = test_random(rng) % 9;
-    kvant_status want = kind < 3 ? KVANT_ERR_NONFINITE : kind < 5 ? KVANT_ERR_RANGE : KVANT_ERR_ARGUMENT;
+    size_t at = test_random(rng) % b->n * WIDTH + test_random(rng) % WIDTH,
+           kind = test_random(rng) % 9;
+    kvant_status want = kind < 3   ? KVANT_ERR_NONFINITE
+                        : kind < 5 ? KVANT_ERR_RANGE
+                                   : KVANT_ERR_ARGUMENT;
     size_t stride = WIDTH;
     uint32_t n_threads = 1 + (uint32_t)(test_random(rng) % 3);
     if (kind < 5)
@@ -51,7 +54,8 @@ static void write_badly(fixture *f, batch *b, uint64_t *rng)
         stride = WIDTH - 1;
     else
         n_threads = 0;
-    assert_int_equal(kvant_tensor_write(f->tensor, b->slots, b->n, b->rows, stride, n_threads), want);
+    assert_int_equal(kvant_tensor_write(f->tensor, b->slots, b->n, b->rows, stride, n_threads),
+                     want);
 }
 
 static void failed_writes_change_nothing(void **state)
@@ -70,7 +74,9 @@ static void failed_writes_change_nothing(void **state)
                 assert_memory_equal(f.memory, g.memory, f.bytes);
                 fill_batch(&good, &rng);
                 for (fixture *t = &f; t; t = t == &f ? &g : NULL)
-                    assert_int_equal(kvant_tensor_write(t->tensor, good.slots, good.n, good.rows, WIDTH, 2), KVANT_OK);
+                    assert_int_equal(
+                        kvant_tensor_write(t->tensor, good.slots, good.n, good.rows, WIDTH, 2),
+                        KVANT_OK);
                 assert_memory_equal(f.memory, g.memory, f.bytes);
                 if (i % 6 == 0)
                     assert_alike(&f, &g);
@@ -91,7 +97,8 @@ static void a_layer_is_written_whole_or_not(void **state)
     for (size_t c = 0; c < COUNT(cases); c++) {
         uint64_t rng = 80 + c;
         fixture k = make(cases[c].spec, 2, BLOCKS, cases[c].n_open), k_alone = make_like(&k),
-                v = make_heads("turboquant-4:center=first", "turboquant-4:center=first", KVANT_ROLE_V, 2, BLOCKS, 0),
+                v = make_heads("turboquant-4:center=first", "turboquant-4:center=first",
+                               KVANT_ROLE_V, 2, BLOCKS, 0),
                 v_alone = make_like(&v);
         for (int i = 0; i < 60; i++) {
             fill_batch(&b, &rng);
@@ -99,20 +106,25 @@ static void a_layer_is_written_whole_or_not(void **state)
                 values[j] = test_normal(&rng);
             float *bad = (i % 2 ? values : b.rows) + test_random(&rng) % (b.n * WIDTH), good = *bad;
             *bad = NAN;
-            assert_int_equal(kvant_tensor_write_layer(k.tensor, v.tensor, b.slots, b.n, b.rows, WIDTH, values, WIDTH, 3),
+            assert_int_equal(kvant_tensor_write_layer(k.tensor, v.tensor, b.slots, b.n, b.rows,
+                                                      WIDTH, values, WIDTH, 3),
                              KVANT_ERR_NONFINITE);
             assert_memory_equal(k.memory, k_alone.memory, k.bytes);
             *bad = good;
-            assert_int_equal(kvant_tensor_write_layer(k.tensor, v.tensor, b.slots, b.n, b.rows, WIDTH, values, WIDTH, 3),
+            assert_int_equal(kvant_tensor_write_layer(k.tensor, v.tensor, b.slots, b.n, b.rows,
+                                                      WIDTH, values, WIDTH, 3),
                              KVANT_OK);
-            assert_int_equal(kvant_tensor_write(k_alone.tensor, b.slots, b.n, b.rows, WIDTH, 1), KVANT_OK);
-            assert_int_equal(kvant_tensor_write(v_alone.tensor, b.slots, b.n, values, WIDTH, 1), KVANT_OK);
+            assert_int_equal(kvant_tensor_write(k_alone.tensor, b.slots, b.n, b.rows, WIDTH, 1),
+                             KVANT_OK);
+            assert_int_equal(kvant_tensor_write(v_alone.tensor, b.slots, b.n, values, WIDTH, 1),
+                             KVANT_OK);
             assert_memory_equal(k.memory, k_alone.memory, k.bytes);
             assert_memory_equal(v.memory, v_alone.memory, v.bytes);
         }
         assert_alike(&k, &k_alone);
         assert_alike(&v, &v_alone);
-        assert_int_equal(kvant_tensor_write_layer(k.tensor, k.tensor, b.slots, b.n, b.rows, WIDTH, values, WIDTH, 1),
+        assert_int_equal(kvant_tensor_write_layer(k.tensor, k.tensor, b.slots, b.n, b.rows, WIDTH,
+                                                  values, WIDTH, 1),
                          KVANT_ERR_ARGUMENT);
         drop(&k_alone);
         drop(&v_alone);
@@ -201,7 +213,8 @@ static void rows_must_fit_the_page_they_go_to(void **state)
  * again. */
 static void largest_numbers_stay_finite(void **state)
 {
-    static const char *const specs[] = { "int-4:recent=64", "int-4:axis=channel", "int-2:recent=64", "int-7:recent=64" };
+    static const char *const specs[] = { "int-4:recent=64", "int-4:axis=channel", "int-2:recent=64",
+                                         "int-7:recent=64" };
     (void)state;
     for (size_t s = 0; s < COUNT(specs); s++) {
         uint64_t rng = 71;
@@ -229,7 +242,8 @@ static void largest_numbers_stay_finite(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(failed_writes_change_nothing), cmocka_unit_test(a_layer_is_written_whole_or_not),
+        cmocka_unit_test(failed_writes_change_nothing),
+        cmocka_unit_test(a_layer_is_written_whole_or_not),
         cmocka_unit_test(refused_values_do_not_make_keys_forget),
         cmocka_unit_test(rows_must_fit_the_page_they_go_to),
         cmocka_unit_test(largest_numbers_stay_finite),

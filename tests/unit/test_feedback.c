@@ -29,7 +29,8 @@ static void unit_lower_factors_multiply_back(void **state)
             double sum = 0;
             for (uint32_t k = 0; k < N; k++)
                 sum += lower[k * N + i] * pivots[k] * lower[k * N + j];
-            assert_true(fabs(sum - m[i * N + j]) <= 8 * N * 0x1p-53 * sqrt(m[i * N + i] * m[j * N + j]));
+            assert_true(fabs(sum - m[i * N + j]) <=
+                        8 * N * 0x1p-53 * sqrt(m[i * N + i] * m[j * N + j]));
             assert_true(j <= i || lower[i * N + j] == 0);
             assert_true(j != i || lower[i * N + j] == 1);
         }
@@ -70,11 +71,14 @@ static void make_head(head *h)
         for (uint32_t layer = 0; layer < 2; layer++) {
             draw(h, 0, &rng, row);
             draw(h, 0, &rng, row + DIM);
-            assert_int_equal(kvant_calibrator_add_rows(calibrator, layer, KVANT_ROLE_K, 2, DIM, row, 2 * DIM, 1),
-                             KVANT_OK);
+            assert_int_equal(
+                kvant_calibrator_add_rows(calibrator, layer, KVANT_ROLE_K, 2, DIM, row, 2 * DIM, 1),
+                KVANT_OK);
             draw(h, 1, &rng, row);
             for (uint32_t kv = 0; kv < 2; kv++)
-                assert_int_equal(kvant_calibrator_add_queries(calibrator, layer, kv, DIM, row, DIM, 1), KVANT_OK);
+                assert_int_equal(
+                    kvant_calibrator_add_queries(calibrator, layer, kv, DIM, row, DIM, 1),
+                    KVANT_OK);
         }
     assert_int_equal(kvant_calibrator_finish(calibrator, &h->calibration), KVANT_OK);
     kvant_calibrator_free(&calibrator);
@@ -115,7 +119,8 @@ static double loss_of(const head *h, const char *spec)
  * W^-1 Q W^-1. */
 static double expected_gain(const kvant_calibration *c)
 {
-    static double w[DIM * DIM], inverse[DIM * DIM], q[DIM * DIM], m[DIM * DIM], scratch[DIM * DIM], values[DIM];
+    static double w[DIM * DIM], inverse[DIM * DIM], q[DIM * DIM], m[DIM * DIM], scratch[DIM * DIM],
+        values[DIM];
     kvant_calibration_entry entry = entry_of(c, 1, KVANT_ROLE_K);
     const uint16_t *triangle = entry.matrix;
     for (uint32_t i = 0; i < DIM; i++)
@@ -140,7 +145,8 @@ static void scores_lose_less(void **state)
     static const char *const specs[][2] = {
         { "turboquant-4:transform=file", "turboquant-4:transform=file,feedback" },
         { "turboquant-3:transform=file", "turboquant-3:transform=file,feedback" },
-        { "turboquant-4:transform=file,scale=norm", "turboquant-4:transform=file,feedback,scale=norm" },
+        { "turboquant-4:transform=file,scale=norm",
+          "turboquant-4:transform=file,feedback,scale=norm" },
     };
     (void)state;
     head h;
@@ -183,12 +189,14 @@ static void rows_at_the_limits(void **state)
     kvant_calibration_free(&c);
 }
 
-static void expect_refusal(const kvant_calibration *c, const char *spec, kvant_status expected, const char *word)
+static void expect_refusal(const kvant_calibration *c, const char *spec, kvant_status expected,
+                           const char *word)
 {
     kvant_codec *codec;
     char err[256] = "";
-    assert_int_equal(kvant_codec_create_calibrated(spec, DIM, KVANT_ROLE_K, 1, c, 1, 1, &codec, err, sizeof err),
-                     expected);
+    assert_int_equal(
+        kvant_codec_create_calibrated(spec, DIM, KVANT_ROLE_K, 1, c, 1, 1, &codec, err, sizeof err),
+        expected);
     assert_null(codec);
     assert_non_null(strstr(err, word));
 }
@@ -209,7 +217,8 @@ static void only_where_it_means_something(void **state)
     assert_string_equal(info_of(codec).spec, info_of(again).spec);
     kvant_codec_free(&again);
     kvant_codec_free(&codec);
-    codec = create("turboquant-4:transform=file,feedback", DIM, KVANT_ROLE_V, c); /* values: the centre alone */
+    codec = create("turboquant-4:transform=file,feedback", DIM, KVANT_ROLE_V,
+                   c); /* values: the centre alone */
     assert_null(strstr(info_of(codec).spec, "feedback"));
     kvant_codec_free(&codec);
     kvant_calibration_free(&c);

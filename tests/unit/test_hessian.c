@@ -7,8 +7,12 @@
 
 static void eigenvectors_of_a_known_matrix(void **state)
 {
-    static const double matrix[] = { 2, -9, 0, 1, 2, -9, 0, 0, 5 }; /* above the diagonal is not read */
-    static const float expected[] = { 0, 0, 1, 0.70710678f, 0.70710678f, 0, 0.70710678f, -0.70710678f, 0 };
+    static const double matrix[] = {
+        2, -9, 0, 1, 2, -9, 0, 0, 5
+    }; /* above the diagonal is not read */
+    static const float expected[] = {
+        0, 0, 1, 0.70710678f, 0.70710678f, 0, 0.70710678f, -0.70710678f, 0
+    };
     float vectors[9];
     (void)state;
     assert_int_equal(kvant_eigenvectors(3, matrix, vectors), KVANT_OK);
@@ -142,7 +146,9 @@ static void hessian_separates_the_queries_directions(void **state)
     kvant_codec *codec = create("hessian-4:rotate=none", DIM, KVANT_ROLE_K, c);
     float rotated[DIM * DIM], column[DIM];
     for (uint32_t i = 0; i < DIM; i++) /* R M, row by row of M */
-        assert_int_equal(kvant_codec_transform_query(codec, NULL, moment + i * DIM, rotated + i * DIM), KVANT_OK);
+        assert_int_equal(
+            kvant_codec_transform_query(codec, NULL, moment + i * DIM, rotated + i * DIM),
+            KVANT_OK);
     double before = INFINITY;
     for (uint32_t i = 0; i < DIM; i++) { /* R M R^T */
         float out[DIM];
@@ -170,7 +176,8 @@ static void hessian_quantises_as_int(void **state)
         float rows[TOKENS * DIM], y[TOKENS * DIM];
         fill_rows(rows, DIM, &rng);
         for (uint32_t t = 0; t < TOKENS; t++)
-            assert_int_equal(kvant_codec_transform_query(hessian, NULL, rows + t * DIM, y + t * DIM), KVANT_OK);
+            assert_int_equal(
+                kvant_codec_transform_query(hessian, NULL, rows + t * DIM, y + t * DIM), KVANT_OK);
         void *a = encode(hessian, rows), *b = encode(plain, y);
         assert_int_equal(info_of(hessian).page_bytes, info_of(plain).page_bytes);
         assert_memory_equal(a, b, info_of(plain).page_bytes);

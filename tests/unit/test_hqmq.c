@@ -14,8 +14,9 @@ static void sizes_of_the_papers_table(void **state)
         const char *spec;
         double nominal, stored; /* stored: (ceil(log2 24 S) + r) / 4 + 16 / 128 */
     } rows[] = {
-        { "hqmq-s24r3", 3.17, 3.375 }, { "hqmq-s24r4", 3.42, 3.625 },  { "hqmq-s48r4", 3.67, 3.875 },
-        { "hqmq-s96r4", 3.92, 4.125 }, { "hqmq-s192r4", 4.17, 4.375 }, { "hqmq-s192r6", 4.67, 4.875 },
+        { "hqmq-s24r3", 3.17, 3.375 },  { "hqmq-s24r4", 3.42, 3.625 },
+        { "hqmq-s48r4", 3.67, 3.875 },  { "hqmq-s96r4", 3.92, 4.125 },
+        { "hqmq-s192r4", 4.17, 4.375 }, { "hqmq-s192r6", 4.67, 4.875 },
     };
     (void)state;
     for (size_t i = 0; i < COUNT(rows); i++)
@@ -40,8 +41,10 @@ static int compare_codewords(const void *a, const void *b)
 
 static void codewords_are_distinct_units(void **state)
 {
-    static const char *const specs[] = { "hqmq-s24r4",  "hqmq-s24r4:book=random",  "hqmq-s96r4",
-                                         "hqmq-s192r4", "hqmq-s192r4:book=random", "hqmq-s1024r4:book=random" };
+    static const char *const specs[] = {
+        "hqmq-s24r4",  "hqmq-s24r4:book=random",  "hqmq-s96r4",
+        "hqmq-s192r4", "hqmq-s192r4:book=random", "hqmq-s1024r4:book=random"
+    };
     (void)state;
     for (size_t i = 0; i < COUNT(specs); i++) {
         kvant_codec *codec = make_codec(specs[i], 64, KVANT_ROLE_K);
@@ -78,8 +81,8 @@ static void units_are_a_group(void **state)
             for (uint32_t c = 0; c < KVANT_HURWITZ_UNITS; c++) {
                 const kvant_quaternion unit = kvant_hurwitz_unit(c);
                 found += memcmp(&unit, &product, sizeof unit) == 0 ||
-                         (unit.c[0] == product.c[0] && unit.c[1] == product.c[1] && unit.c[2] == product.c[2] &&
-                          unit.c[3] == product.c[3]);
+                         (unit.c[0] == product.c[0] && unit.c[1] == product.c[1] &&
+                          unit.c[2] == product.c[2] && unit.c[3] == product.c[3]);
             }
             assert_int_equal(found, 1);
             assert_true(a == b ? cosine == 1 : cosine <= 0.5);
@@ -92,7 +95,8 @@ typedef struct covering {
     double radius;      /* the largest angle met */
 } covering;
 
-static covering measure_covering(const kvant_quaternion *s, uint32_t n, uint32_t samples, uint64_t *rng)
+static covering measure_covering(const kvant_quaternion *s, uint32_t n, uint32_t samples,
+                                 uint64_t *rng)
 {
     covering result = { 0, 0 };
     for (uint32_t k = 0; k < samples; k++) {
@@ -103,7 +107,8 @@ static covering measure_covering(const kvant_quaternion *s, uint32_t n, uint32_t
             norm += u.c[i] * u.c[i];
         }
         for (uint32_t i = 0; i < n; i++) {
-            const kvant_quaternion conjugate = { { s[i].c[0], -s[i].c[1], -s[i].c[2], -s[i].c[3] } };
+            const kvant_quaternion conjugate = { { s[i].c[0], -s[i].c[1], -s[i].c[2],
+                                                   -s[i].c[3] } };
             const kvant_quaternion y = kvant_quaternion_multiply(&u, &conjugate);
             const double closeness = kvant_hurwitz_closeness(&y);
             closest = closeness > closest ? closeness : closest;
@@ -155,7 +160,8 @@ static void random_books_cover_as_the_proposition_says(void **state)
             sum += distance / BOOKS;
             squares += distance * distance / BOOKS;
         }
-        double error = sqrt((squares - sum * sum) / (BOOKS - 1)), want = random_coset_distance(sizes[i]);
+        double error = sqrt((squares - sum * sum) / (BOOKS - 1)),
+               want = random_coset_distance(sizes[i]);
         if (!(fabs(sum - want) <= 3 * error))
             fail_msg("S = %u: distance %.6f +- %.6f, expected %.6f", sizes[i], sum, error, want);
     }
@@ -193,7 +199,8 @@ static void covering_radius_falls_with_the_cube_root(void **state)
     uint64_t rng = 22;
     (void)state;
     for (size_t i = 0; i < COUNT(specs); i++) {
-        double scaled = book_covering(specs[i].spec, &rng).radius * cbrt(24.0 * specs[i].secondaries);
+        double scaled =
+            book_covering(specs[i].spec, &rng).radius * cbrt(24.0 * specs[i].secondaries);
         if (!(scaled >= 1.67 && scaled <= 4.35))
             fail_msg("%s: covering radius %.3f (24 S)^(-1/3)", specs[i].spec, scaled);
     }
@@ -225,7 +232,8 @@ static void spread_books_are_better_than_random_ones(void **state)
  * sum |x_i w_i| <= |x|, twice. */
 static void the_search_finds_the_nearest_codeword(void **state)
 {
-    static const char *const specs[] = { "hqmq-s24r3", "hqmq-s96r4", "hqmq-s5r2", "hqmq-s192r6:book=random" };
+    static const char *const specs[] = { "hqmq-s24r3", "hqmq-s96r4", "hqmq-s5r2",
+                                         "hqmq-s192r6:book=random" };
     enum { D = 72 };
     static float x[64 * D], decoded[64 * D];
     uint64_t rng = 24;
@@ -350,7 +358,8 @@ static void bad_specs_are_refused(void **state)
     for (size_t i = 0; i < COUNT(specs); i++) {
         kvant_codec *codec;
         char err[256] = "";
-        if (kvant_codec_create(specs[i], 128, KVANT_ROLE_K, 1, &codec, err, sizeof err) != KVANT_ERR_SPEC ||
+        if (kvant_codec_create(specs[i], 128, KVANT_ROLE_K, 1, &codec, err, sizeof err) !=
+                KVANT_ERR_SPEC ||
             !err[0])
             fail_msg("%s: not refused, or without a message", specs[i]);
     }

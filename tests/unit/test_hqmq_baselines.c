@@ -181,7 +181,9 @@ static void bad_specs_are_refused(void **state)
     for (size_t i = 0; i < COUNT(specs); i++) {
         kvant_codec *codec;
         char err[256] = "";
-        if (kvant_codec_create(specs[i], 64, KVANT_ROLE_K, 1, &codec, err, sizeof err) != KVANT_ERR_SPEC || !err[0])
+        if (kvant_codec_create(specs[i], 64, KVANT_ROLE_K, 1, &codec, err, sizeof err) !=
+                KVANT_ERR_SPEC ||
+            !err[0])
             fail_msg("%s: not refused, or without a message", specs[i]);
     }
 }

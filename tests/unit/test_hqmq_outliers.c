@@ -86,8 +86,10 @@ static int compare_numbers(const void *a, const void *b)
 static double papers_rule(const float *x, uint32_t tokens, uint32_t d, double *share)
 {
     const uint32_t chunks = tokens * d / 4;
-    double *norm = malloc(chunks * sizeof *norm), *sorted = malloc(chunks * sizeof *sorted), error = 0;
-    float *rest = malloc((size_t)tokens * d * sizeof *rest), *decoded = malloc((size_t)64 * d * sizeof *decoded);
+    double *norm = malloc(chunks * sizeof *norm), *sorted = malloc(chunks * sizeof *sorted),
+           error = 0;
+    float *rest = malloc((size_t)tokens * d * sizeof *rest),
+          *decoded = malloc((size_t)64 * d * sizeof *decoded);
     memcpy(rest, x, (size_t)tokens * d * sizeof *rest);
     for (uint32_t c = 0; c < chunks; c++) {
         norm[c] = 0;
@@ -152,7 +154,8 @@ static void the_streaming_rule_against_the_papers(void **state)
     enum { D = 128, TOKENS = 1024 };
     static const outlier_set sets[] = { { "two outlier channels", 0, 40, 25, 0 },
                                         { "1.5 % of the chunks", 0, 1, 1, 0.015 },
-                                        { "two channels, tokens of different size", 0.5, 40, 25, 0 } };
+                                        { "two channels, tokens of different size", 0.5, 40, 25,
+                                          0 } };
     static const char *const specs[] = { "hqmq-s96r6", "hqmq-s96r6:med3,slots=1", "hqmq-s96r6:med3",
                                          "hqmq-s96r6:med3,slots=16", "hqmq-s96r6:med=0" };
     static float x[TOKENS * D], decoded[64 * D];
@@ -161,8 +164,8 @@ static void the_streaming_rule_against_the_papers(void **state)
         double errors[COUNT(specs)] = { 0 }, share;
         fill_outliers(&sets[k], x, TOKENS, D);
         const double paper = papers_rule(x, TOKENS, D, &share);
-        print_message("%s: the paper's rule takes %.1f %% of the chunks, %.2f bits\n", sets[k].name, 100 * share,
-                      (1 - share) * 4.417 + 16 * share + 0.25);
+        print_message("%s: the paper's rule takes %.1f %% of the chunks, %.2f bits\n", sets[k].name,
+                      100 * share, (1 - share) * 4.417 + 16 * share + 0.25);
         for (size_t i = 0; i < COUNT(specs); i++) {
             kvant_codec *codec = make_codec(specs[i], D, KVANT_ROLE_K);
             for (uint32_t t = 0; t < TOKENS; t += 64) {
@@ -206,7 +209,8 @@ static void the_median_of_a_page_is_the_papers_rule(void **state)
 static void a_full_page_keeps_the_largest(void **state)
 {
     enum { D = 64, SLOTS = 32 };
-    static const char *const specs[] = { "hqmq-s96r8:med3,median=page,slots=32", "naive-7:slots=32" };
+    static const char *const specs[] = { "hqmq-s96r8:med3,median=page,slots=32",
+                                         "naive-7:slots=32" };
     static float x[64 * D], decoded[64 * D];
     uint64_t rng = 31;
     (void)state;
@@ -221,7 +225,8 @@ static void a_full_page_keeps_the_largest(void **state)
                 const uint32_t at = t * D + t % 16 * 4 + j;
                 const float kept = kvant_half_to_float(kvant_half_from_float(x[at]));
                 assert_true((decoded[at] == kept) == (t % 2 == 0));
-                assert_true(fabsf(decoded[at] - x[at]) <= 0.3f * 2 * 50.3f); /* the book's covering radius */
+                assert_true(fabsf(decoded[at] - x[at]) <=
+                            0.3f * 2 * 50.3f); /* the book's covering radius */
             }
     }
 }

@@ -2,11 +2,24 @@
  * test_index_contents.c tests which vectors are found, test_index_file.c files. */
 #include "index_fixture.h"
 
-static const char *const specs[] = { "turboquant-1", "turboquant-2", "turboquant-3", "turboquant-4", "turboquant-5", "turboquant-6",
-                                     "turboquant-7", "turboquant-8", "int-4", "rabitq-3", "trellis-2", "trellis-3:states=1024",
-                                     "trellis-4", "turboquant-4:lists=5", "trellis-2:lists=5,rows=int8",
+static const char *const specs[] = { "turboquant-1",
+                                     "turboquant-2",
+                                     "turboquant-3",
+                                     "turboquant-4",
+                                     "turboquant-5",
+                                     "turboquant-6",
+                                     "turboquant-7",
+                                     "turboquant-8",
+                                     "int-4",
+                                     "rabitq-3",
+                                     "trellis-2",
+                                     "trellis-3:states=1024",
+                                     "trellis-4",
+                                     "turboquant-4:lists=5",
+                                     "trellis-2:lists=5,rows=int8",
 #if KVANT_PAPERS
-                                     "octopus-3", "turboquant-3:qjl",
+                                     "octopus-3",
+                                     "turboquant-3:qjl",
 #endif
                                      "int-4:asym,lists=3" };
 
@@ -48,8 +61,15 @@ static void rotations(void **state)
  * what lies beyond 4. */
 static void books(void **state)
 {
-    static const double most[9] = { 0, 0.3634 * 1.003, 0.1175 * 1.003, 0.03454 * 1.003, 0.009497 * 1.003, 0.002499 * 1.01,
-                                    0.0006442 * 1.03, 0.0001635 * 1.12, 0.03125 * 0.03125 / 12 * 1.1 };
+    static const double most[9] = { 0,
+                                    0.3634 * 1.003,
+                                    0.1175 * 1.003,
+                                    0.03454 * 1.003,
+                                    0.009497 * 1.003,
+                                    0.002499 * 1.01,
+                                    0.0006442 * 1.03,
+                                    0.0001635 * 1.12,
+                                    0.03125 * 0.03125 / 12 * 1.1 };
     (void)state;
     for (uint32_t bits = 1; bits <= 8; bits++) {
         kvant_book book;
@@ -73,7 +93,8 @@ static void books(void **state)
  * 3/4 of Lloyd and Max's variance (256 states: 1.2 dB or more), and cannot pass Shannon's 2^-2b. */
 static void estimator(void **state)
 {
-    static const double variance[] = { 0.3634 / 0.6366, 0.1175 / 0.8825, 0.03456 / 0.96544, 0.00952 / 0.99048, 0.002519, 0.000657 };
+    static const double variance[] = { 0.3634 / 0.6366,   0.1175 / 0.8825, 0.03456 / 0.96544,
+                                       0.00952 / 0.99048, 0.002519,        0.000657 };
     enum { DIM = 256, N = 400, QUERIES = 100 };
     (void)state;
     float *x = random_rows(N, DIM, 11), *q = random_rows(QUERIES, DIM, 12);
@@ -87,7 +108,8 @@ static void estimator(void **state)
         double sum = 0, squares = 0;
         for (size_t j = 0; j < r.n; j++) {
             const float *a = q + j / N * DIM, *b = x + r.ids[j] * DIM;
-            const double error = (r.scores[j] - dot(a, b, DIM)) / sqrt(dot(a, a, DIM) * dot(b, b, DIM)) * sqrt(DIM);
+            const double error =
+                (r.scores[j] - dot(a, b, DIM)) / sqrt(dot(a, a, DIM) * dot(b, b, DIM)) * sqrt(DIM);
             sum += error;
             squares += error * error;
         }
@@ -96,7 +118,8 @@ static void estimator(void **state)
         if (trellis)
             assert_true(found > rate / (1 - rate) && found < 0.75 * variance[bits - 1]);
         else
-            assert_true(fabs(sqrt(found / variance[bits - 1]) - 1) < 0.05); /* 256 dimensions are not many */
+            assert_true(fabs(sqrt(found / variance[bits - 1]) - 1) <
+                        0.05); /* 256 dimensions are not many */
         drop(&r);
         kvant_index_free(&index);
     }
@@ -110,14 +133,17 @@ static void centred(void **state)
 {
     enum { DIM = 256, N = 400, QUERIES = 100 };
     (void)state;
-    float *x = random_rows(N, DIM, 13), *q = random_rows(QUERIES, DIM, 14), *c = random_rows(1, DIM, 15);
+    float *x = random_rows(N, DIM, 13), *q = random_rows(QUERIES, DIM, 14),
+          *c = random_rows(1, DIM, 15);
     for (size_t j = 0; j < DIM; j++)
         c[j] *= 3;
     for (size_t i = 0; i < N * DIM; i++)
         x[i] += c[i % DIM];
     for (size_t i = 0; i < QUERIES * DIM; i++)
         q[i] = ldexpf(q[i] + c[i % DIM], i < QUERIES / 2 * DIM ? 0 : -40);
-    kvant_index_params params = { .size = sizeof params, .dim = DIM, .spec = "turboquant-2", .center = c };
+    kvant_index_params params = {
+        .size = sizeof params, .dim = DIM, .spec = "turboquant-2", .center = c
+    };
     kvant_index *index;
     assert_int_equal(kvant_index_create(&params, &index, NULL, 0), KVANT_OK);
     assert_int_equal(kvant_index_add(index, x, DIM, N, NULL, 1), KVANT_OK);
@@ -125,8 +151,10 @@ static void centred(void **state)
     double squares = 0;
     for (size_t i = 0; i < r.n; i++) {
         const float *a = q + i / N * DIM, *b = x + r.ids[i] * DIM;
-        const double cc = dot(c, c, DIM), along = dot(a, c, DIM), off = dot(b, b, DIM) - 2 * dot(b, c, DIM) + cc;
-        const double error = (r.scores[i] - dot(a, b, DIM)) / sqrt((dot(a, a, DIM) - along * along / cc) * off) * sqrt(DIM);
+        const double cc = dot(c, c, DIM), along = dot(a, c, DIM),
+                     off = dot(b, b, DIM) - 2 * dot(b, c, DIM) + cc;
+        const double error = (r.scores[i] - dot(a, b, DIM)) /
+                             sqrt((dot(a, a, DIM) - along * along / cc) * off) * sqrt(DIM);
         squares += error * error;
     }
     assert_true(fabs(sqrt(squares / (double)r.n / (0.1175 / 0.8825)) - 1) < 0.05);
@@ -141,7 +169,8 @@ static double exact(kvant_metric metric, const float *q, const float *x, uint32_
 {
     if (metric == KVANT_METRIC_COSINE)
         return dot(q, x, dim) / sqrt(dot(q, q, dim) * dot(x, x, dim));
-    return metric == KVANT_METRIC_L2 ? dot(q, q, dim) + dot(x, x, dim) - 2 * dot(q, x, dim) : dot(q, x, dim);
+    return metric == KVANT_METRIC_L2 ? dot(q, q, dim) + dot(x, x, dim) - 2 * dot(q, x, dim)
+                                     : dot(q, x, dim);
 }
 
 static double longest(const float *x, uint32_t dim, size_t n)
@@ -156,7 +185,8 @@ static double longest(const float *x, uint32_t dim, size_t n)
 static double along_centre(const kvant_index *index, const float *q, const float *x, const float *y)
 {
     const float *c = index->center;
-    const double weight = index->metric == KVANT_METRIC_L2 ? 1 : dot(q, c, index->dim) / dot(c, c, index->dim);
+    const double weight =
+        index->metric == KVANT_METRIC_L2 ? 1 : dot(q, c, index->dim) / dot(c, c, index->dim);
     const double length = index->metric == KVANT_METRIC_COSINE ? sqrt(dot(x, x, index->dim)) : 1;
     return weight * (dot(c, x, index->dim) / length - dot(c, y, index->dim));
 }
@@ -172,7 +202,8 @@ static void scores(void **state)
         for (size_t s = 0; s < COUNT(specs); s++)
             for (int metric = 0; takes(specs[s], dims[d]) && metric < 3; metric++) {
                 const uint32_t dim = dims[d];
-                float *x = random_rows(N, dim, 21), *q = random_rows(QUERIES, dim, 22), *y = malloc(dim * sizeof *y);
+                float *x = random_rows(N, dim, 21), *q = random_rows(QUERIES, dim, 22),
+                      *y = malloc(dim * sizeof *y);
                 kvant_index *index = filled(specs[s], dim, (kvant_metric)metric, x, N);
                 result r = search(index, q, dim, QUERIES, N);
                 const double common = strchr(specs[s], ':') ? longest(x, dim, N) : 0;
@@ -180,7 +211,8 @@ static void scores(void **state)
                     const float *a = q + i / N * dim, *b = x + r.ids[i] * dim;
                     assert_int_equal(kvant_index_reconstruct(index, r.ids[i], y), KVANT_OK);
                     const double aa = sqrt(dot(a, a, dim)), yy = sqrt(dot(y, y, dim)) + common;
-                    double want = dot(a, y, dim), bound = aa / 254 * sqrt(dim) * yy + 1e-5 * (1 + aa) * (1 + yy);
+                    double want = dot(a, y, dim),
+                           bound = aa / 254 * sqrt(dim) * yy + 1e-5 * (1 + aa) * (1 + yy);
                     if (index->center)
                         want += along_centre(index, a, b, y);
                     if (metric == KVANT_METRIC_COSINE) {
@@ -193,7 +225,8 @@ static void scores(void **state)
                     }
                     assert_true(fabs(r.scores[i] - want) <= bound);
                     if (i % N)
-                        assert_true(metric == KVANT_METRIC_L2 ? r.scores[i] >= r.scores[i - 1] : r.scores[i] <= r.scores[i - 1]);
+                        assert_true(metric == KVANT_METRIC_L2 ? r.scores[i] >= r.scores[i - 1]
+                                                              : r.scores[i] <= r.scores[i - 1]);
                 }
                 drop(&r);
                 kvant_index_free(&index);
@@ -208,7 +241,8 @@ static void same_results(void **state)
 {
     enum { DIM = 72, N = 9000, QUERIES = 70, K = 13 };
     (void)state;
-    float *x = random_rows(N, DIM, 31), *q = random_rows(QUERIES, DIM, 32), *turned = malloc(sizeof(float) * N * DIM);
+    float *x = random_rows(N, DIM, 31), *q = random_rows(QUERIES, DIM, 32),
+          *turned = malloc(sizeof(float) * N * DIM);
     uint64_t *ids = malloc(N * sizeof *ids);
     for (size_t i = 0; i < N; i++) {
         if (i % 3 == 0) /* equal vectors: ties */
@@ -219,17 +253,20 @@ static void same_results(void **state)
         ids[i] = N - 1 - i;
     }
     for (size_t s = 0; s < COUNT(specs); s++) {
-        const size_t n = takes(specs[s], 1) ? N : N / 10, first = N - n; /* of turned: the rows 0 to n - 1 */
+        const size_t n = takes(specs[s], 1) ? N : N / 10,
+                     first = N - n; /* of turned: the rows 0 to n - 1 */
         kvant_set_cpu_level(KVANT_CPU_C);
         kvant_index *index = filled(specs[s], DIM, KVANT_METRIC_L2, x, n);
         result want = search(index, q, DIM, QUERIES, K);
         for (int level = 1; level < 100; level++) {
-            if (!kvant_cpu_level_name((kvant_cpu_level)level) || kvant_set_cpu_level((kvant_cpu_level)level) != KVANT_OK)
+            if (!kvant_cpu_level_name((kvant_cpu_level)level) ||
+                kvant_set_cpu_level((kvant_cpu_level)level) != KVANT_OK)
                 continue;
             kvant_index *other = empty(specs[s], DIM, KVANT_METRIC_L2);
             if (strchr(specs[s], ':'))
                 assert_int_equal(kvant_index_train(other, x, DIM, 500), KVANT_OK);
-            assert_int_equal(kvant_index_add(other, turned + first * DIM, DIM, n, ids + first, 3), KVANT_OK);
+            assert_int_equal(kvant_index_add(other, turned + first * DIM, DIM, n, ids + first, 3),
+                             KVANT_OK);
             for (uint32_t threads = 1; threads <= 7; threads += 3) {
                 kvant_index_query query = query_of(q, DIM, QUERIES, K);
                 query.n_threads = threads;
@@ -263,13 +300,15 @@ static void scaling(void **state)
     enum { DIM = 48, N = 200, QUERIES = 8, K = 20 };
     static const int powers[] = { -140, -60, -10, 3, 50 };
     (void)state;
-    float *x = random_rows(N, DIM, 41), *q = random_rows(QUERIES, DIM, 42), *scaled = malloc(sizeof(float) * N * DIM);
+    float *x = random_rows(N, DIM, 41), *q = random_rows(QUERIES, DIM, 42),
+          *scaled = malloc(sizeof(float) * N * DIM);
     for (int metric = 0; metric < 2; metric++) {
         kvant_index *index = filled("turboquant-4", DIM, (kvant_metric)metric, x, N);
         result want = search(index, q, DIM, QUERIES, K);
         for (size_t p = 0; p < COUNT(powers); p++) {
             for (size_t i = 0; i < QUERIES * DIM; i++)
-                scaled[i] = powers[p] < -100 ? ldexpf(q[i] > 0 ? 1 : -1, powers[p]) : ldexpf(q[i], powers[p]);
+                scaled[i] = powers[p] < -100 ? ldexpf(q[i] > 0 ? 1 : -1, powers[p])
+                                             : ldexpf(q[i], powers[p]);
             result got = search(index, scaled, DIM, QUERIES, K);
             if (powers[p] >= -100)
                 assert_memory_equal(got.ids, want.ids, got.n * sizeof *got.ids);
@@ -308,21 +347,28 @@ static void stored_rows(void **state)
     float *x = random_rows(N, DIM, 63), *q = random_rows(4, DIM, 64);
     for (int lists = 0; lists < 2; lists++)
         for (int metric = 0; metric < 3; metric++) {
-            kvant_index *index = filled(lists ? "turboquant-1:lists=4,rows=int8" : "turboquant-1:rows=int8", DIM, (kvant_metric)metric, x, N);
+            kvant_index *index =
+                filled(lists ? "turboquant-1:lists=4,rows=int8" : "turboquant-1:rows=int8", DIM,
+                       (kvant_metric)metric, x, N);
             kvant_index_query query = query_of(q, DIM, 4, K);
             query.rerank = N;
             result r = search_with(index, &query);
             for (size_t i = 0; i < r.n; i++) {
                 const float *a = q + i / K * DIM, *b = x + r.ids[i] * DIM;
-                const double most = sqrt(DIM) / 2 / 127 * sqrt(dot(a, a, DIM)) * (longest(x, DIM, N) + longest(x, DIM, N));
+                const double most = sqrt(DIM) / 2 / 127 * sqrt(dot(a, a, DIM)) *
+                                    (longest(x, DIM, N) + longest(x, DIM, N));
                 const double score = exact((kvant_metric)metric, a, b, DIM);
-                assert_true(fabs(r.scores[i] - score) < (metric == KVANT_METRIC_COSINE ? sqrt(DIM) / 127 : 2 * most));
-                assert_true(i % K == 0 || (metric == KVANT_METRIC_L2 ? r.scores[i] >= r.scores[i - 1] : r.scores[i] <= r.scores[i - 1]));
+                assert_true(fabs(r.scores[i] - score) <
+                            (metric == KVANT_METRIC_COSINE ? sqrt(DIM) / 127 : 2 * most));
+                assert_true(i % K == 0 ||
+                            (metric == KVANT_METRIC_L2 ? r.scores[i] >= r.scores[i - 1]
+                                                       : r.scores[i] <= r.scores[i - 1]));
             }
             query.original = original;
             query.original_context = x;
             result better = search_with(index, &query);
-            assert_true(fabs(better.scores[0] - exact((kvant_metric)metric, q, x + better.ids[0] * DIM, DIM)) < 1e-4);
+            assert_true(fabs(better.scores[0] -
+                             exact((kvant_metric)metric, q, x + better.ids[0] * DIM, DIM)) < 1e-4);
             drop(&r);
             drop(&better);
             kvant_index_free(&index);
@@ -346,15 +392,19 @@ static void rerank(void **state)
         result r = search_with(index, &query);
         for (size_t i = 0; i < 4; i++) {
             size_t better = 0; /* than the last of the results */
-            const double last = exact((kvant_metric)metric, q + i * DIM, x + r.ids[i * K + K - 1] * DIM, DIM);
+            const double last =
+                exact((kvant_metric)metric, q + i * DIM, x + r.ids[i * K + K - 1] * DIM, DIM);
             for (size_t j = 0; j < N; j++) {
                 const double score = exact((kvant_metric)metric, q + i * DIM, x + j * DIM, DIM);
-                better += j != 3 && (metric == KVANT_METRIC_L2 ? score < last - 1e-9 : score > last + 1e-9);
+                better += j != 3 &&
+                          (metric == KVANT_METRIC_L2 ? score < last - 1e-9 : score > last + 1e-9);
             }
             assert_true(better <= K - 1);
             for (size_t j = 0; j < K; j++)
                 if (r.ids[i * K + j] != 3)
-                    assert_true(fabs(r.scores[i * K + j] - exact((kvant_metric)metric, q + i * DIM, x + r.ids[i * K + j] * DIM, DIM)) < 1e-4);
+                    assert_true(fabs(r.scores[i * K + j] - exact((kvant_metric)metric, q + i * DIM,
+                                                                 x + r.ids[i * K + j] * DIM, DIM)) <
+                                1e-4);
         }
         drop(&r);
         kvant_index_free(&index);
@@ -384,8 +434,10 @@ static void zeros(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rotations), cmocka_unit_test(books), cmocka_unit_test(estimator), cmocka_unit_test(centred), cmocka_unit_test(scores),
-        cmocka_unit_test(same_results), cmocka_unit_test(scaling), cmocka_unit_test(rerank), cmocka_unit_test(stored_rows), cmocka_unit_test(zeros),
+        cmocka_unit_test(rotations), cmocka_unit_test(books),  cmocka_unit_test(estimator),
+        cmocka_unit_test(centred),   cmocka_unit_test(scores), cmocka_unit_test(same_results),
+        cmocka_unit_test(scaling),   cmocka_unit_test(rerank), cmocka_unit_test(stored_rows),
+        cmocka_unit_test(zeros),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

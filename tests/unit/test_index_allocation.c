@@ -13,8 +13,19 @@ static const char *index_spec;
 static kvant_status index_life(const void *path)
 {
     static const uint64_t allowed[] = { 70, 71 };
-    kvant_index_params params = { .size = sizeof params, .dim = 20, .metric = KVANT_METRIC_L2, .spec = index_spec, .center = rows };
-    kvant_index_query query = { .size = sizeof query, .rows = rows, .stride = 20, .n = 2, .k = 3, .n_threads = 2, .allowed = allowed, .n_allowed = 2 };
+    kvant_index_params params = { .size = sizeof params,
+                                  .dim = 20,
+                                  .metric = KVANT_METRIC_L2,
+                                  .spec = index_spec,
+                                  .center = rows };
+    kvant_index_query query = { .size = sizeof query,
+                                .rows = rows,
+                                .stride = 20,
+                                .n = 2,
+                                .k = 3,
+                                .n_threads = 2,
+                                .allowed = allowed,
+                                .n_allowed = 2 };
     kvant_index *index, *read = NULL;
     query.rerank = strstr(index_spec, "rows") ? 20 : 0;
     if (query.rerank) { /* centroids are given, too */
@@ -43,7 +54,8 @@ static kvant_status index_life(const void *path)
         status = kvant_index_save(index, path, err, sizeof err);
     for (int view = 0; status == KVANT_OK && view < 2; view++) {
         kvant_index_free(&read);
-        status = view ? kvant_index_view(path, &read, err, sizeof err) : kvant_index_load(path, &read, err, sizeof err);
+        status = view ? kvant_index_view(path, &read, err, sizeof err)
+                      : kvant_index_load(path, &read, err, sizeof err);
         assert_true((read != NULL) == (status == KVANT_OK));
     }
     kvant_index_free(&index);
@@ -71,7 +83,9 @@ static void indexes(void **state)
 static void index_changes(void **state)
 {
     const kvant_index_params params = { .size = sizeof params, .dim = 4, .spec = "turboquant-4" };
-    const kvant_index_query query = { .size = sizeof query, .rows = rows, .stride = 4, .n = 1, .k = 100 };
+    const kvant_index_query query = {
+        .size = sizeof query, .rows = rows, .stride = 4, .n = 1, .k = 100
+    };
     uint64_t want[100], got[100];
     float scores[100];
     (void)state;
@@ -83,10 +97,13 @@ static void index_changes(void **state)
             assert_int_equal(kvant_index_add(index, rows, 4, 33, NULL, 1), KVANT_OK);
             assert_int_equal(kvant_index_search(index, &query, scores, want), KVANT_OK);
             arm(at, true);
-            const kvant_status status = removal ? kvant_index_remove(index, 5) : kvant_index_add(index, rows, 4, 2, ids, 1);
+            const kvant_status status =
+                removal ? kvant_index_remove(index, 5) : kvant_index_add(index, rows, 4, 2, ids, 1);
             met = refused;
             arm(0, false);
-            assert_int_equal(status, met ? KVANT_ERR_MEMORY : removal ? KVANT_OK : KVANT_ERR_ARGUMENT);
+            assert_int_equal(status, met       ? KVANT_ERR_MEMORY
+                                     : removal ? KVANT_OK
+                                               : KVANT_ERR_ARGUMENT);
             assert_int_equal(kvant_index_search(index, &query, scores, got), KVANT_OK);
             if (met || !removal)
                 assert_memory_equal(got, want, sizeof got);
@@ -96,7 +113,8 @@ static void index_changes(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(indexes), cmocka_unit_test(index_changes) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(indexes),
+                                        cmocka_unit_test(index_changes) };
     uint64_t rng = 31;
     fill_normal(rows, COUNT(rows), &rng);
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -64,16 +64,23 @@ static void changes(void **state)
     change("int-4:asym", 0);
 }
 
-static kvant_index *given(const float *centroids, uint32_t dim, size_t n_centroids, const float *rows, size_t n, bool train)
+static kvant_index *given(const float *centroids, uint32_t dim, size_t n_centroids,
+                          const float *rows, size_t n, bool train)
 {
-    kvant_index_params params = { .size = sizeof params, .dim = dim, .metric = KVANT_METRIC_L2, .spec = "trellis-4:lists=3",
-                                  .centroids = centroids, .centroid_stride = dim, .n_centroids = n_centroids };
+    kvant_index_params params = { .size = sizeof params,
+                                  .dim = dim,
+                                  .metric = KVANT_METRIC_L2,
+                                  .spec = "trellis-4:lists=3",
+                                  .centroids = centroids,
+                                  .centroid_stride = dim,
+                                  .n_centroids = n_centroids };
     kvant_index *index = NULL;
     assert_int_equal(kvant_index_create(&params, &index, NULL, 0), KVANT_OK);
     if (train)
         assert_int_equal(kvant_index_train(index, rows, dim, n), KVANT_OK);
     for (size_t i = 0; i < n_centroids * dim; i++) /* what is kept is without the centre */
-        assert_true(fabsf(index->centroids[i] + (train ? index->center[i % dim] : 0) - centroids[i]) < 1e-4f);
+        assert_true(fabsf(index->centroids[i] + (train ? index->center[i % dim] : 0) -
+                          centroids[i]) < 1e-4f);
     assert_int_equal(kvant_index_add(index, rows, dim, n, NULL, 1), KVANT_OK);
     return index;
 }
@@ -89,9 +96,11 @@ static void lists(void **state)
         x[i] += 20 * centres[i / DIM % CLUSTERS * DIM + i % DIM];
     for (size_t i = 0; i < CLUSTERS * DIM; i++)
         centres[i] *= 20;
-    for (int i = 2; i < 6; i++) { /* centroids that are learned; then given, without and with a centre */
+    for (int i = 2; i < 6;
+         i++) { /* centroids that are learned; then given, without and with a centre */
         const kvant_metric metric = i < 4 ? (kvant_metric)(i % 2 + 1) : KVANT_METRIC_L2;
-        kvant_index *index = i < 4 ? filled("turboquant-8:lists=3", DIM, metric, x, N) : given(centres, DIM, CLUSTERS, x, N, i == 5);
+        kvant_index *index = i < 4 ? filled("turboquant-8:lists=3", DIM, metric, x, N)
+                                   : given(centres, DIM, CLUSTERS, x, N, i == 5);
         kvant_index_query query = query_of(x, DIM, 64, K);
         result all = search_with(index, &query);
         query.n_probe = 1;
@@ -140,11 +149,13 @@ static void filters(void **state)
                 const uint64_t id = all.ids[i * N + j];
                 if ((id == 7 || id == 33 || id == 31 || (!both && (id == 64 || id == 98)))) {
                     assert_int_equal(r.ids[i * N + found], id);
-                    assert_memory_equal(&r.scores[i * N + found++], &all.scores[i * N + j], sizeof(float));
+                    assert_memory_equal(&r.scores[i * N + found++], &all.scores[i * N + j],
+                                        sizeof(float));
                 }
             }
             assert_int_equal(found, both ? 3 : 5);
-            assert_true(r.ids[i * N + found] == KVANT_INDEX_NO_ID && r.scores[i * N + found] == -INFINITY);
+            assert_true(r.ids[i * N + found] == KVANT_INDEX_NO_ID &&
+                        r.scores[i * N + found] == -INFINITY);
         }
         drop(&r);
     }
@@ -160,7 +171,8 @@ static void training(void **state)
 {
     enum { DIM = 60, KEPT = 12, N = 400 };
     (void)state;
-    float *basis = random_rows(KEPT + 1, DIM, 71), *z = random_rows(N, KEPT, 72), *x = calloc((size_t)N * DIM, sizeof *x);
+    float *basis = random_rows(KEPT + 1, DIM, 71), *z = random_rows(N, KEPT, 72),
+          *x = calloc((size_t)N * DIM, sizeof *x);
     float y[DIM];
     for (size_t i = 0; i < N; i++)
         for (size_t k = 0; k <= KEPT; k++)
@@ -183,7 +195,9 @@ static void training(void **state)
             off += ((double)y[j] - x[i * DIM + j]) * ((double)y[j] - x[i * DIM + j]);
             length += u * u;
         }
-        assert_true(off < 0.001 * length); /* 8 bits: 0.0003 with a long tail; a missed direction costs 0.08 */
+        assert_true(
+            off <
+            0.001 * length); /* 8 bits: 0.0003 with a long tail; a missed direction costs 0.08 */
     }
     kvant_index_free(&index);
     free(basis);
@@ -199,7 +213,11 @@ static void mistakes(void **state)
     float score;
     uint64_t id;
     (void)state;
-    static const char *const bad[] = { "turboquant", "turboquant-9", "turboquant-0", "int-1", "trellis-5", "turboquant-4:states=256", "trellis-4:states=8", "turboquant-4:dims=5", "turboquant-4:x", "" };
+    static const char *const bad[] = { "turboquant",         "turboquant-9",
+                                       "turboquant-0",       "int-1",
+                                       "trellis-5",          "turboquant-4:states=256",
+                                       "trellis-4:states=8", "turboquant-4:dims=5",
+                                       "turboquant-4:x",     "" };
     for (size_t i = 0; i < COUNT(bad); i++) {
         kvant_index_params params = { .size = sizeof params, .dim = 4, .spec = bad[i] };
         kvant_index *index = (kvant_index *)err;
@@ -207,10 +225,15 @@ static void mistakes(void **state)
         assert_null(index);
         assert_true(err[0] != 0);
     }
-    kvant_index_params with = { .size = sizeof with, .dim = 4, .spec = "turboquant-4:lists=2", .centroids = x[0], .centroid_stride = 4 };
+    kvant_index_params with = { .size = sizeof with,
+                                .dim = 4,
+                                .spec = "turboquant-4:lists=2",
+                                .centroids = x[0],
+                                .centroid_stride = 4 };
     for (with.n_centroids = 0; with.n_centroids < 4; with.n_centroids++) {
         kvant_index *made = NULL;
-        assert_int_equal(kvant_index_create(&with, &made, err, sizeof err), with.n_centroids == 2 ? KVANT_OK : KVANT_ERR_ARGUMENT);
+        assert_int_equal(kvant_index_create(&with, &made, err, sizeof err),
+                         with.n_centroids == 2 ? KVANT_OK : KVANT_ERR_ARGUMENT);
         kvant_index_free(&made);
     }
     with.n_centroids = 2;

@@ -30,7 +30,9 @@ static void remove_files(const files *f)
 
 static kvant_index *make(const files *f, const char *spec, kvant_metric metric, bool ids)
 {
-    kvant_index_params params = { .size = sizeof params, .dim = DIM, .metric = metric, .spec = spec };
+    kvant_index_params params = {
+        .size = sizeof params, .dim = DIM, .metric = metric, .spec = spec
+    };
     kvant_index *index;
     uint64_t numbers[N];
     for (uint64_t i = 0; i < N; i++)
@@ -50,7 +52,9 @@ typedef struct found {
 static found search(const files *f, const kvant_index *index)
 {
     found r;
-    const kvant_index_query query = { .size = sizeof query, .rows = f->rows, .stride = DIM, .n = 3, .k = N, .n_probe = 3 };
+    const kvant_index_query query = {
+        .size = sizeof query, .rows = f->rows, .stride = DIM, .n = 3, .k = N, .n_probe = 3
+    };
     memset(&r, 0, sizeof r);
     assert_int_equal(kvant_index_search(index, &query, r.scores, r.ids), KVANT_OK);
     return r;
@@ -76,8 +80,15 @@ static kvant_index *opened(open_fn *open, const char *path)
 
 static void saved_and_found(void **state)
 {
-    static const char *const specs[] = { "turboquant-1", "turboquant-2:seed=5", "turboquant-3:dims=10", "turboquant-4", "turboquant-8", "turboquant-2:lists=3",
-                                         "trellis-3:states=1024", "trellis-2:lists=2,rows=int8", "int-3:asym" };
+    static const char *const specs[] = { "turboquant-1",
+                                         "turboquant-2:seed=5",
+                                         "turboquant-3:dims=10",
+                                         "turboquant-4",
+                                         "turboquant-8",
+                                         "turboquant-2:lists=3",
+                                         "trellis-3:states=1024",
+                                         "trellis-2:lists=2,rows=int8",
+                                         "int-3:asym" };
     files f = make_files();
     (void)state;
     for (size_t s = 0; s < COUNT(specs); s++)
@@ -96,10 +107,13 @@ static void saved_and_found(void **state)
                     assert_int_equal(kvant_index_get_info(index, &before), KVANT_OK);
                     assert_int_equal(kvant_index_get_info(again, &after), KVANT_OK);
                     assert_string_equal(before.spec, after.spec);
-                    assert_true(after.n == before.n && after.file_bytes == before.file_bytes && after.is_view == view);
+                    assert_true(after.n == before.n && after.file_bytes == before.file_bytes &&
+                                after.is_view == view);
                     assert_int_equal(kvant_index_verify(again), KVANT_OK);
-                    assert_int_equal(kvant_index_add(again, f.rows, DIM, 1, NULL, 1), view ? KVANT_ERR_UNSUPPORTED : KVANT_OK);
-                    assert_int_equal(kvant_index_remove(again, 7919 * (ids ? 1 : 0)), view ? KVANT_ERR_UNSUPPORTED : KVANT_OK);
+                    assert_int_equal(kvant_index_add(again, f.rows, DIM, 1, NULL, 1),
+                                     view ? KVANT_ERR_UNSUPPORTED : KVANT_OK);
+                    assert_int_equal(kvant_index_remove(again, 7919 * (ids ? 1 : 0)),
+                                     view ? KVANT_ERR_UNSUPPORTED : KVANT_OK);
                     kvant_index_free(&again);
                 }
                 kvant_index_free(&index);
@@ -158,7 +172,8 @@ static void refused_or_found(const char *path, size_t at)
     kvant_index *view = NULL;
     refused(kvant_index_load, path, KVANT_ERR_FORMAT);
     if (kvant_index_view(path, &view, NULL, 0) == KVANT_OK) {
-        assert_true(at >= 256 || (at >= 40 && at < 48)); /* behind the head, or the checksum of all */
+        assert_true(at >= 256 ||
+                    (at >= 40 && at < 48)); /* behind the head, or the checksum of all */
         assert_int_equal(kvant_index_verify(view), KVANT_ERR_FORMAT);
     }
     kvant_index_free(&view);

@@ -9,7 +9,8 @@
 
 enum { DIM = 40, N = 3000, QUERIES = 70, K = 7, SEARCHERS = 4, ROUNDS = 3 };
 
-static const char *const specs[] = { "turboquant-4", "turboquant-6", "trellis-3", "trellis-2:lists=9,rows=int8", "int-4:asym" };
+static const char *const specs[] = { "turboquant-4", "turboquant-6", "trellis-3",
+                                     "trellis-2:lists=9,rows=int8", "int-4:asym" };
 
 typedef struct job {
     const kvant_index *index;
@@ -24,8 +25,14 @@ static void *run(void *context)
 {
     job *j = context;
     const uint64_t allowed[] = { 1, 5, 8, 13, 600, 601, 602, 700, 2999 };
-    kvant_index_query query = { .size = sizeof query, .rows = j->queries, .stride = DIM, .n = QUERIES, .k = K, .n_threads = j->n_threads,
-                                .allowed = allowed, .n_allowed = COUNT(allowed) };
+    kvant_index_query query = { .size = sizeof query,
+                                .rows = j->queries,
+                                .stride = DIM,
+                                .n = QUERIES,
+                                .k = K,
+                                .n_threads = j->n_threads,
+                                .allowed = allowed,
+                                .n_allowed = COUNT(allowed) };
     for (int round = 0; round < ROUNDS && j->status == KVANT_OK; round++) {
         query.allowed = round % 2 ? allowed : NULL; /* the last round without */
         query.n_allowed = round % 2 ? COUNT(allowed) : 0;
@@ -50,11 +57,16 @@ static void searches(void **state)
         assert_int_equal(kvant_index_create(&params, &index, NULL, 0), KVANT_OK);
         assert_int_equal(kvant_index_train(index, rows, DIM, 500), KVANT_OK);
         assert_int_equal(kvant_index_add(index, rows, DIM, N, NULL, 3), KVANT_OK);
-        alone = (job){ .index = index, .queries = queries, .n_threads = 1, .rerank = strstr(specs[s], "rows") ? 20 : 0 };
+        alone = (job){ .index = index,
+                       .queries = queries,
+                       .n_threads = 1,
+                       .rerank = strstr(specs[s], "rows") ? 20 : 0 };
         run(&alone);
         assert_int_equal(alone.status, KVANT_OK);
         for (uint32_t i = 0; i < SEARCHERS; i++) {
-            jobs[i] = (job){ .index = index, .queries = queries, .n_threads = 1 + i, .rerank = alone.rerank };
+            jobs[i] = (job){
+                .index = index, .queries = queries, .n_threads = 1 + i, .rerank = alone.rerank
+            };
             assert_int_equal(pthread_create(&threads[i], NULL, run, &jobs[i]), 0);
         }
         for (uint32_t i = 0; i < SEARCHERS; i++) {

@@ -46,7 +46,8 @@ static void bits_are_those_of_table_3(void **state)
     for (size_t i = 0; i < COUNT(rows); i++) {
         kvant_codec *k = make_codec(rows[i].spec, 128, KVANT_ROLE_K),
                     *v = make_codec(rows[i].spec, 128, KVANT_ROLE_V);
-        assert_true(info_of(k).nominal_bits == rows[i].key && info_of(v).nominal_bits == rows[i].value);
+        assert_true(info_of(k).nominal_bits == rows[i].key &&
+                    info_of(v).nominal_bits == rows[i].value);
         assert_true(info_of(k).true_bits == rows[i].key && info_of(v).true_bits == rows[i].value);
         assert_true((info_of(k).nominal_bits + info_of(v).nominal_bits) / 2 == rows[i].mean);
         kvant_codec_free(&k);
@@ -81,7 +82,8 @@ static void names_stand_for_uniform_codecs(void **state)
     } rows[] = {
         { "innerq-base", "int-3:group=32,sym", "int-3:group=32,sym,axis=channel" },
         { "innerq-hybrid", "int-3:group=32,sym", "int-2:group=32,hybrid,axis=channel" },
-        { "innerq-hybrid:hybrid=code", "int-3:group=32,sym", "int-2:group=32,hybrid=code,axis=channel" },
+        { "innerq-hybrid:hybrid=code", "int-3:group=32,sym",
+          "int-2:group=32,hybrid=code,axis=channel" },
         { "innerq-small:group=16", "int-3:group=16,sym", "int-2:group=16,sym,axis=channel" },
         { "kivi-2", "int-2:axis=channel,group=32", "int-2:group=32" },
         { "kivi-4:group=64", "int-4:axis=channel,group=64", "int-4:group=64" },
@@ -123,7 +125,8 @@ static void last_groups_may_be_smaller(void **state)
             encode_decode(rows[i].spec, d, (kvant_role)role, x, decoded);
             encode_decode(rows[i].alone, rest, (kvant_role)role, tail, tail_decoded);
             for (uint32_t t = 0; t < 64; t++)
-                assert_memory_equal(decoded + (t + 1) * d - rest, tail_decoded + t * rest, rest * sizeof *x);
+                assert_memory_equal(decoded + (t + 1) * d - rest, tail_decoded + t * rest,
+                                    rest * sizeof *x);
         }
     kvant_codec *whole = make_codec("int-4:group=128", 80, KVANT_ROLE_K);
     assert_string_equal(info_of(whole).spec, "int-4:group=80,asym,axis=token,rotate=none");
@@ -134,7 +137,8 @@ static void refused(const char *spec, const char *wanted)
 {
     kvant_codec *codec;
     char err[256] = "";
-    assert_int_equal(kvant_codec_create(spec, 64, KVANT_ROLE_V, 0, &codec, err, sizeof err), KVANT_ERR_SPEC);
+    assert_int_equal(kvant_codec_create(spec, 64, KVANT_ROLE_V, 0, &codec, err, sizeof err),
+                     KVANT_ERR_SPEC);
     if (!strstr(err, wanted))
         fail_msg("%s: '%s' does not say '%s'", spec, err, wanted);
 }
@@ -289,8 +293,8 @@ typedef struct group_error {
 } group_error;
 
 /* Of the group of token t's and channel j's page: tokens of one channel, or channels of one token. */
-static group_error error_of(const float *x, const float *decoded, uint32_t d, bool per_channel, uint32_t t,
-                            uint32_t j)
+static group_error error_of(const float *x, const float *decoded, uint32_t d, bool per_channel,
+                            uint32_t t, uint32_t j)
 {
     group_error e = { 0 };
     for (uint32_t i = 0; i < 32; i++) {
@@ -311,10 +315,10 @@ static void hybrid_takes_the_better_arm(void **state)
         const char *hybrid, *symmetric, *asymmetric;
         bool per_channel, absolute;
     } rows[] = {
-        { "int-2:hybrid,group=32,axis=channel", "int-2:sym,group=32,axis=channel", "int-2:group=32,axis=channel",
-          true, false },
-        { "int-3:hybrid,group=32,axis=channel", "int-3:sym,group=32,axis=channel", "int-3:group=32,axis=channel",
-          true, false },
+        { "int-2:hybrid,group=32,axis=channel", "int-2:sym,group=32,axis=channel",
+          "int-2:group=32,axis=channel", true, false },
+        { "int-3:hybrid,group=32,axis=channel", "int-3:sym,group=32,axis=channel",
+          "int-3:group=32,axis=channel", true, false },
         { "int-3:hybrid,group=32", "int-3:sym,group=32", "int-3:group=32", false, false },
         { "int-3:hybrid=code,group=32,axis=channel", "int-3:sym,group=32,axis=channel",
           "int-2:group=32,axis=channel", true, true },
@@ -340,7 +344,8 @@ static void hybrid_takes_the_better_arm(void **state)
                     double asym = rows[i].absolute ? a.absolute : a.squared;
                     double best = sym < asym ? sym : asym;
                     if (!(got >= best && got <= best * (1 + 80 * pow(2, -24)) + 32 * pow(2, -19)))
-                        fail_msg("%s: error %g of a group, arms %g and %g", rows[i].hybrid, got, sym, asym);
+                        fail_msg("%s: error %g of a group, arms %g and %g", rows[i].hybrid, got,
+                                 sym, asym);
                     taken[asym < sym]++;
                 }
             assert_true(taken[0] > 0 && taken[1] > 0);
@@ -385,7 +390,8 @@ static void share_of_asymmetric_groups(void **state)
         uint32_t count = 0;
         for (uint32_t i = 0; i < PAGES; i++) {
             fill_normal(x, COUNT(x), &rng);
-            page p = encode(code ? "innerq-hybrid:hybrid=code" : "innerq-hybrid", D, KVANT_ROLE_V, x);
+            page p =
+                encode(code ? "innerq-hybrid:hybrid=code" : "innerq-hybrid", D, KVANT_ROLE_V, x);
             for (size_t at = 0; at < 2 * D; at++)
                 count += is_asymmetric(&p, at);
             free_page(&p);
@@ -417,10 +423,12 @@ static void choices_with_a_known_answer(void **state)
             float x[64 * 16], decoded[64 * 16];
             for (uint32_t k = 0; k < COUNT(x); k++)
                 x[k] = rows[i].base + rows[i].spread * (float)(k / 16 % 32) / 31.0f;
-            page p = encode(code ? "innerq-hybrid:hybrid=code" : "innerq-hybrid", 16, KVANT_ROLE_V, x);
+            page p =
+                encode(code ? "innerq-hybrid:hybrid=code" : "innerq-hybrid", 16, KVANT_ROLE_V, x);
             for (size_t at = 0; at < 32; at++)
                 assert_int_equal(is_asymmetric(&p, at), code ? rows[i].code : rows[i].paper);
-            assert_int_equal(kvant_codec_decode(p.codec, NULL, p.bytes, 0, 64, decoded, 16), KVANT_OK);
+            assert_int_equal(kvant_codec_decode(p.codec, NULL, p.bytes, 0, 64, decoded, 16),
+                             KVANT_OK);
             for (uint32_t k = 0; k < COUNT(x); k++)
                 assert_true(isfinite(decoded[k]) && (rows[i].spread != 0 || decoded[k] == x[k]));
             free_page(&p);

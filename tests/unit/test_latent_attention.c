@@ -50,8 +50,7 @@ static kvant_tensor *make_tensor(fixture *f, kvant_role role, uint32_t dim)
     size_t bytes;
     assert_int_equal(kvant_codec_create(f->s.latent, dim, role, 3, &f->codecs[0], NULL, 0),
                      KVANT_OK);
-    assert_int_equal(kvant_codec_create(f->s.rope, dim, role, 3, &f->codecs[1], NULL, 0),
-                     KVANT_OK);
+    assert_int_equal(kvant_codec_create(f->s.rope, dim, role, 3, &f->codecs[1], NULL, 0), KVANT_OK);
     for (uint32_t part = 0; part < PARTS; part++)
         codecs[part] = f->codecs[part >= VALUE_PARTS];
     assert_int_equal(kvant_tensor_size(&params, &bytes), KVANT_OK);
@@ -262,9 +261,8 @@ static void arguments_are_checked(void **state)
     assert_int_equal(kvant_latent_attention_workspace(f.tensor, VALUES, &f.problem, &bytes),
                      KVANT_OK);
     void *workspace = aligned(bytes);
-    assert_int_equal(
-        kvant_latent_attention(f.tensor, VALUES, &f.problem, workspace, bytes - 64),
-        KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_latent_attention(f.tensor, VALUES, &f.problem, workspace, bytes - 64),
+                     KVANT_ERR_ARGUMENT);
     free(workspace);
     free_fixture(&f);
     for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) {

@@ -19,7 +19,8 @@ CHANGES(kvant_centers_recall, recalls_centers *);
 
 enum { BLOCKS = 40, MOST = BLOCKS * 64, GROUP = 3, N_HEADS = GROUP * N_KV_HEADS, HEADER = 40 };
 
-static const char spec[] = "turboquant-4:transform=first", plain[] = "turboquant-4:center=first,norm=first";
+static const char spec[] = "turboquant-4:transform=first",
+                  plain[] = "turboquant-4:center=first,norm=first";
 
 /* Keys and queries whose channels belong together: latent numbers of falling size through a fixed matrix each, keys about a centre. */
 typedef struct kind {
@@ -37,7 +38,8 @@ static kind make_kind(uint64_t seed)
     return k;
 }
 
-static void fill(const float *matrix, const float *center, size_t n_heads, size_t n, uint64_t *rng, float *out)
+static void fill(const float *matrix, const float *center, size_t n_heads, size_t n, uint64_t *rng,
+                 float *out)
 {
     for (size_t i = 0; i < n * n_heads; i++)
         for (uint32_t j = 0; j < HEAD_DIM; j++)
@@ -65,12 +67,18 @@ static text *make_text(const kind *k, uint64_t seed)
 
 static void note(const fixture *f, const float *queries, uint32_t n, uint32_t n_threads)
 {
-    const kvant_queries q = { .size = sizeof q, .q = queries, .token_stride = (size_t)N_HEADS * HEAD_DIM, .head_stride = HEAD_DIM, .n_tokens = n, .n_heads = N_HEADS };
+    const kvant_queries q = { .size = sizeof q,
+                              .q = queries,
+                              .token_stride = (size_t)N_HEADS * HEAD_DIM,
+                              .head_stride = HEAD_DIM,
+                              .n_tokens = n,
+                              .n_heads = N_HEADS };
     assert_int_equal(kvant_tensor_note_queries(f->tensor, &q, n_threads), KVANT_OK);
 }
 
 /* Tokens first .. first + n - 1 of the text to the slots of these numbers, queries before keys. */
-static void put(fixture *f, const text *t, uint32_t first, uint32_t n, uint32_t batch, uint32_t n_threads)
+static void put(fixture *f, const text *t, uint32_t first, uint32_t n, uint32_t batch,
+                uint32_t n_threads)
 {
     for (uint32_t i = first; i < first + n; i += batch) {
         const uint32_t m = first + n - i < batch ? first + n - i : batch;
@@ -115,7 +123,8 @@ static double row_error(const fixture *f, uint32_t first, uint32_t n)
         float got[WIDTH];
         read_slot(f, slot, got);
         for (uint32_t j = 0; j < WIDTH; j++)
-            sum += (got[j] - f->rows[(size_t)slot * WIDTH + j]) * (double)(got[j] - f->rows[(size_t)slot * WIDTH + j]);
+            sum += (got[j] - f->rows[(size_t)slot * WIDTH + j]) *
+                   (double)(got[j] - f->rows[(size_t)slot * WIDTH + j]);
     }
     return sqrt(sum / n);
 }
@@ -143,7 +152,8 @@ static void values_get_matrices_without_queries(void **state)
 {
     const kind k = make_kind(31);
     text *t = make_text(&k, 32);
-    fixture f = make_values(spec), g = make_values("turboquant-4:norm=first"), h = make_values("turboquant-4:transform=first,center=first");
+    fixture f = make_values(spec), g = make_values("turboquant-4:norm=first"),
+            h = make_values("turboquant-4:transform=first,center=first");
     fixture *all[] = { &f, &g, &h };
     (void)state;
     for (size_t i = 0; i < COUNT(all); i++) {
@@ -208,7 +218,8 @@ static void later_matrices_are_for_later_blocks(void **state)
     assert_int_equal(tensor_info_of(&f).n_versions, 4);
     assert_true(has_matrix(&f, 32));
     assert_false(kvant_tensor_wants_queries(f.tensor, 1));
-    assert_true(score_error(&f, u, 2048, 256) <= 1.3 * score_error(&g, u, 2048, 256)); /* few queries were looked at */
+    assert_true(score_error(&f, u, 2048, 256) <=
+                1.3 * score_error(&g, u, 2048, 256)); /* few queries were looked at */
     kvant_tensor_clear(f.tensor);
     assert_int_equal(tensor_info_of(&f).n_versions, 1);
     put(&f, t, 0, 80, 80, 2);
@@ -289,7 +300,8 @@ static void hostile_first_rows_do_not_spoil(void **state)
         uint64_t rng = 14;
         fixture f = make(spec, 1, BLOCKS, 0);
         for (size_t j = WIDTH; j < MOST * WIDTH; j++)
-            hostile->rows[j] = hostile->rows[j % WIDTH] + starts[i].spread * test_normal(&rng) * (j % 3 == 0);
+            hostile->rows[j] =
+                hostile->rows[j % WIDTH] + starts[i].spread * test_normal(&rng) * (j % 3 == 0);
         for (size_t j = N_HEADS * HEAD_DIM; j < COUNT(hostile->queries); j++)
             hostile->queries[j] = hostile->queries[j % (N_HEADS * HEAD_DIM)];
         put(&f, hostile, 0, starts[i].n, starts[i].batch, 2);
@@ -405,7 +417,8 @@ static void check_refused(const fixture *f, const exported *e, size_t at, uint16
 /* Exported blocks bring their matrices; one that has no good inverse is refused. */
 static void moved_blocks_keep_matrices_of(kvant_role role)
 {
-    static const uint16_t bad[] = { 0, 0x8000, 0xbc00, 0x7c00, 0x7e00 }; /* 0, -0, -1, infinity, NaN */
+    static const uint16_t bad[] = { 0, 0x8000, 0xbc00, 0x7c00,
+                                    0x7e00 }; /* 0, -0, -1, infinity, NaN */
     const kind k = make_kind(21);
     text *t = make_text(&k, 22);
     fixture f = make_heads(spec, spec, role, 1, BLOCKS, 0), g = make_like(&f), h = make_like(&f);
@@ -422,7 +435,8 @@ static void moved_blocks_keep_matrices_of(kvant_role role)
     assert_int_equal(tensor_info_of(&g).n_versions, tensor_info_of(&f).n_versions);
     assert_int_equal(kvant_tensor_copy(f.tensor, 0, h.tensor, 0, BLOCKS), KVANT_OK);
     for (uint32_t block = 0; block < BLOCKS; block++) {
-        exported e = export_block(&f, block), imported = export_block(&g, block), copied = export_block(&h, block);
+        exported e = export_block(&f, block), imported = export_block(&g, block),
+                 copied = export_block(&h, block);
         assert_int_equal(e.bytes, imported.bytes);
         assert_memory_equal(e.data, imported.data, e.bytes);
         assert_int_equal(e.bytes, copied.bytes);
@@ -514,22 +528,27 @@ static void large_heads_have_parts(void **state)
 {
     static const struct {
         uint32_t head_dim, part;
-    } dims[] = { { 64, 64 }, { 80, 80 }, { 96, 96 }, { 127, 127 }, { 128, 128 }, { 256, 64 }, { 512, 64 }, { 192, 64 }, { 160, 40 }, { 136, 34 }, { 255, 255 } };
+    } dims[] = { { 64, 64 },  { 80, 80 },  { 96, 96 },  { 127, 127 }, { 128, 128 }, { 256, 64 },
+                 { 512, 64 }, { 192, 64 }, { 160, 40 }, { 136, 34 },  { 255, 255 } };
     uint64_t rng = 23;
     (void)state;
     for (size_t i = 0; i < COUNT(dims); i++) {
         const uint32_t d = dims[i].head_dim, n = dims[i].part;
         kvant_codec *codec = make_codec(spec, d, KVANT_ROLE_K);
-        kvant_tensor tensor = { .codecs = (const kvant_codec *[]){ codec }, .n_kv_heads = 1, .head_dim = d };
+        kvant_tensor tensor = { .codecs = (const kvant_codec *[]){ codec },
+                                .n_kv_heads = 1,
+                                .head_dim = d };
         const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
         kvant_weights *weights;
         float x[512], q[512], y[512], p[512], back[512];
         assert_int_equal(kvant_weights_part(d), n);
-        uint16_t *triangles = malloc(kvant_weights_halves(&tensor) * sizeof *triangles), *at = triangles;
+        uint16_t *triangles = malloc(kvant_weights_halves(&tensor) * sizeof *triangles),
+                 *at = triangles;
         for (uint32_t part = 0; part < d / n; part++)
             for (uint32_t row = 0; row < n; row++)
                 for (uint32_t j = 0; j <= row; j++)
-                    *at++ = row == j ? (uint16_t)(0x3800 + test_random(&rng) % 0x800) : (uint16_t)(0x2000 + test_random(&rng) % 0x400);
+                    *at++ = row == j ? (uint16_t)(0x3800 + test_random(&rng) % 0x800)
+                                     : (uint16_t)(0x2000 + test_random(&rng) % 0x400);
         assert_ptr_equal(at, triangles + kvant_weights_halves(&tensor));
         assert_int_equal(kvant_weights_create(&tensor, triangles, 2, &weights), KVANT_OK);
         fill_normal(x, d, &rng);
@@ -547,7 +566,8 @@ static void large_heads_have_parts(void **state)
             length += (double)x[j] * x[j];
         }
         assert_true(fabs(score - other) <= 1e-4 * lengths && error <= 1e-4);
-        assert_true(gain <= pow(kvant_transform_gain(&weights->transforms[0]), 2) * length * 1.0001);
+        assert_true(gain <=
+                    pow(kvant_transform_gain(&weights->transforms[0]), 2) * length * 1.0001);
         check_kept(&tensor, weights, x, y);
         kvant_weights_free(&weights);
         assert_null(weights);
@@ -585,20 +605,26 @@ static void a_version_is_a_codec(void **state)
     kvant_codec *like, *made;
     uint8_t page[64 * 64 * 4];
     (void)state;
-    assert_int_equal(kvant_codec_create("trellis-4:transform=first", HEAD_DIM, KVANT_ROLE_K, 0, &like, NULL, 0), KVANT_OK);
+    assert_int_equal(
+        kvant_codec_create("trellis-4:transform=first", HEAD_DIM, KVANT_ROLE_K, 0, &like, NULL, 0),
+        KVANT_OK);
     put(&f, t, 0, 320, 320, 1);
     for (uint32_t h = 0; h < N_KV_HEADS; h++) {
         const kvant_block_info block = block_of(&f, 2, h);
         assert_int_equal(kvant_tensor_make_codec(f.tensor, 2, h, block.codec, &made), KVANT_OK);
         memset(page, 0, sizeof page);
-        assert_memory_equal(made->view.transform.center, block.affine.center, HEAD_DIM * sizeof(float));
-        assert_int_equal(kvant_codec_encode(made, &(kvant_affine){ made->view.transform.center, NULL },
-                                            t->rows + 128 * WIDTH + (size_t)h * HEAD_DIM, WIDTH, 0, 64, page), KVANT_OK);
+        assert_memory_equal(made->view.transform.center, block.affine.center,
+                            HEAD_DIM * sizeof(float));
+        assert_int_equal(
+            kvant_codec_encode(made, &(kvant_affine){ made->view.transform.center, NULL },
+                               t->rows + 128 * WIDTH + (size_t)h * HEAD_DIM, WIDTH, 0, 64, page),
+            KVANT_OK);
         assert_memory_equal(page, block.page, made->info.page_bytes);
         kvant_codec_free(&made);
         assert_int_equal(kvant_tensor_make_codec(f.tensor, 2, h, like, &made), KVANT_OK);
         float y[HEAD_DIM], z[HEAD_DIM];
-        kvant_transform_forward(&made->transform, kvant_kernels_get(KVANT_CPU_AUTO), NULL, t->rows, y);
+        kvant_transform_forward(&made->transform, kvant_kernels_get(KVANT_CPU_AUTO), NULL, t->rows,
+                                y);
         kvant_transform_dual(&made->transform, kvant_kernels_get(KVANT_CPU_AUTO), 1, t->queries, z);
         double exact = 0, ours = 0, length = 0;
         for (uint32_t j = 0; j < HEAD_DIM; j++) {
@@ -610,7 +636,8 @@ static void a_version_is_a_codec(void **state)
         kvant_codec_free(&made);
     }
     assert_int_equal(kvant_tensor_make_codec(f.tensor, BLOCKS, 0, like, &made), KVANT_ERR_ARGUMENT);
-    assert_int_equal(kvant_tensor_make_codec(f.tensor, 0, N_KV_HEADS, like, &made), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_tensor_make_codec(f.tensor, 0, N_KV_HEADS, like, &made),
+                     KVANT_ERR_ARGUMENT);
     assert_null(made);
     kvant_codec_free(&like);
     drop(&f);
@@ -621,13 +648,19 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(matrices_make_errors_of_scores_small),
-        cmocka_unit_test(values_get_matrices_without_queries), cmocka_unit_test(without_queries_there_are_factors),
-        cmocka_unit_test(later_matrices_are_for_later_blocks),  cmocka_unit_test(single_tokens_are_learnt_from),
+        cmocka_unit_test(values_get_matrices_without_queries),
+        cmocka_unit_test(without_queries_there_are_factors),
+        cmocka_unit_test(later_matrices_are_for_later_blocks),
+        cmocka_unit_test(single_tokens_are_learnt_from),
         cmocka_unit_test(single_tokens_queries_count_before_and_behind_rows),
-        cmocka_unit_test(hostile_first_rows_do_not_spoil),      cmocka_unit_test(a_long_monotonous_prompt_leaves_a_version),
+        cmocka_unit_test(hostile_first_rows_do_not_spoil),
+        cmocka_unit_test(a_long_monotonous_prompt_leaves_a_version),
         cmocka_unit_test(outliers_do_not_spoil),
-        cmocka_unit_test(threads_do_not_change_bytes),          cmocka_unit_test(refused_rows_leave_no_trace),
-        cmocka_unit_test(moved_blocks_keep_their_matrices),     cmocka_unit_test(large_heads_have_parts), cmocka_unit_test(parts_have_every_channel_once),
+        cmocka_unit_test(threads_do_not_change_bytes),
+        cmocka_unit_test(refused_rows_leave_no_trace),
+        cmocka_unit_test(moved_blocks_keep_their_matrices),
+        cmocka_unit_test(large_heads_have_parts),
+        cmocka_unit_test(parts_have_every_channel_once),
         cmocka_unit_test(a_version_is_a_codec),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

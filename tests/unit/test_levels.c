@@ -4,8 +4,8 @@
 /* Which zero a range ends with is left to the level: pages must not show it. */
 static void zeros_of_both_signs_leave_no_trace(void **state)
 {
-    static const char *const specs[] = { "int-4", "int-4:sym", "int-4:group=16", "bdr-4", "turboquant-4",
-                                         "int-3:group=32,hybrid" };
+    static const char *const specs[] = { "int-4", "int-4:sym",    "int-4:group=16",
+                                         "bdr-4", "turboquant-4", "int-3:group=32,hybrid" };
     (void)state;
     uint64_t rng = 3;
     for (size_t i = 0; i < COUNT(specs); i++)
@@ -37,7 +37,8 @@ static void pages_do_not_tell_the_level(void **state)
         for (size_t d = 0; d < 2 * COUNT(dims); d++) {
             kvant_codec *codec;
             uint32_t dim = dims[d / 2];
-            if (kvant_codec_create(all_specs[s], dim, (kvant_role)(d % 2), TEST_SEED, &codec, NULL, 0) != KVANT_OK)
+            if (kvant_codec_create(all_specs[s], dim, (kvant_role)(d % 2), TEST_SEED, &codec, NULL,
+                                   0) != KVANT_OK)
                 continue; /* a spec that does not take this head_dim, or needs a calibration */
             kvant_codec_info info = info_of(codec);
             float *rows = malloc((size_t)64 * dim * sizeof *rows);

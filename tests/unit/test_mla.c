@@ -17,8 +17,9 @@
 static void rows_of_latents_are_no_power_of_two(void **state)
 {
     static const uint64_t latents[] = { 192, 320, 576, 1088 };
-    static const uint64_t others[] = { 0,   64,   96,   128,  256,       512,
-                                       544, 1024, 2048, 4160, UINT64_MAX };
+    static const uint64_t others[] = {
+        0, 64, 96, 128, 256, 512, 544, 1024, 2048, 4160, UINT64_MAX
+    };
 
     (void)state;
     for (size_t i = 0; i < sizeof(latents) / sizeof(latents[0]); i++)

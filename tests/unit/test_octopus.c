@@ -57,7 +57,8 @@ static void directions_are_lloyd_max(void **state)
         for (uint32_t k = n / 2; k < n; k += 1 + n / 16) {
             double low = k > n / 2 ? (level[k - 1] + level[k]) / 2.0 : 0;
             double high = k + 1 < n ? (level[k] + level[k + 1]) / 2.0 : 1;
-            assert_true(fabs(level[k] - centroid(direction_density, 0, low, high)) <= 1e-5 * (high - low) + 6e-8);
+            assert_true(fabs(level[k] - centroid(direction_density, 0, low, high)) <=
+                        1e-5 * (high - low) + 6e-8);
             assert_true(level[n - 1 - k] == -level[k]);
         }
     }
@@ -80,7 +81,8 @@ static void norms_are_lloyd_max(void **state)
                 double low = k ? (level[k - 1] + level[k]) / 2.0 : 0;
                 /* beyond 12 nothing is left: chi with 3 degrees of freedom has a density of e^-72 there */
                 double high = k + 1 < n ? (level[k] + level[k + 1]) / 2.0 : fmin(12, sqrt(d));
-                assert_true(fabs(level[k] - centroid(norm_density, d, low, high)) <= 1e-4 * (high - low) + 3e-7);
+                assert_true(fabs(level[k] - centroid(norm_density, d, low, high)) <=
+                            1e-4 * (high - low) + 3e-7);
             }
         }
     }
@@ -117,7 +119,8 @@ static void the_map_is_the_papers(void **state)
 
 /* --- the paper's figures, at head_dim 128 --- */
 
-static void expect_near(const char *what, const char *spec, double got, double want, double tolerance)
+static void expect_near(const char *what, const char *spec, double got, double want,
+                        double tolerance)
 {
     if (!(fabs(got - want) <= tolerance))
         fail_msg("%s: %s %.5f, the paper has %.5f +- %.5f", spec, what, got, want, tolerance);
@@ -139,9 +142,11 @@ static void table_1(void **state)
     (void)state;
     for (size_t i = 0; i < COUNT(rows); i++) {
         fidelity q = measure_fidelity(rows[i].spec, 128, 64, 2024);
-        expect_near("cosine", rows[i].spec, q.cosine, rows[i].cosine, 0.02 * (1 - rows[i].cosine) + 0.00005);
+        expect_near("cosine", rows[i].spec, q.cosine, rows[i].cosine,
+                    0.02 * (1 - rows[i].cosine) + 0.00005);
         expect_near("mse", rows[i].spec, q.mse, rows[i].mse, 0.02 * rows[i].mse + 0.00005);
-        expect_near("product", rows[i].spec, q.product, rows[i].product, 0.02 * rows[i].product + 0.0005);
+        expect_near("product", rows[i].spec, q.product, rows[i].product,
+                    0.02 * rows[i].product + 0.0005);
     }
 }
 
@@ -155,7 +160,8 @@ static void table_1_sketched(void **state)
         char spec[64];
         snprintf(spec, sizeof spec, "octopus-%u:round=scalar,qjl", bits);
         fidelity q = measure_fidelity(spec, 128, 64, 2024);
-        expect_near("product", spec, q.product, product[bits - 2], 0.02 * product[bits - 2] + 0.0005);
+        expect_near("product", spec, q.product, product[bits - 2],
+                    0.02 * product[bits - 2] + 0.0005);
     }
 }
 
@@ -165,7 +171,8 @@ static void expect_joint(const char *spec, double mse, double want)
 {
     double least = want * 126 / 128, tolerance = 0.02 * want + 0.00005;
     if (!(mse >= least - tolerance && mse <= want + tolerance))
-        fail_msg("%s: mse %.5f, the paper has %.5f - %.5f +- %.5f", spec, mse, want, want - least, tolerance);
+        fail_msg("%s: mse %.5f, the paper has %.5f - %.5f +- %.5f", spec, mse, want, want - least,
+                 tolerance);
 }
 
 /* Table 5. Its b = 1 spends a bit on each of the three numbers (split=1.1: b - 1 = 0 bits had no codebook
@@ -173,7 +180,8 @@ static void expect_joint(const char *spec, double mse, double want)
  * out to be as good as 3x3. */
 static void table_5(void **state)
 {
-    static const double scalar[] = { 0.6022, 0.0897, 0.0261, 0.0071 }, full[] = { 0.5172, 0.0832, 0.0243, 0.0067 },
+    static const double scalar[] = { 0.6022, 0.0897, 0.0261, 0.0071 },
+                        full[] = { 0.5172, 0.0832, 0.0243, 0.0067 },
                         next[] = { 0.5172, 0.0858, 0.0250, 0.0068 };
     static const char *const joint[] = { "2x2", "3x3", "full" };
     (void)state;
@@ -182,15 +190,19 @@ static void table_5(void **state)
         const char *split = bits == 1 ? ",split=1.1" : "";
         snprintf(spec, sizeof spec, "octopus-%u:round=scalar,scale=norm%s", bits, split);
         double want = scalar[bits - 1];
-        expect_near("mse", spec, measure_fidelity(spec, 128, 64, 2024).mse, want, 0.02 * want + 0.00005);
+        expect_near("mse", spec, measure_fidelity(spec, 128, 64, 2024).mse, want,
+                    0.02 * want + 0.00005);
         for (size_t i = 0; i < COUNT(joint); i++) {
             snprintf(spec, sizeof spec, "octopus-%u:round=%s,scale=norm%s", bits, joint[i], split);
-            expect_joint(spec, measure_fidelity(spec, 128, i == 2 ? 16 : 64, 2024).mse, full[bits - 1]);
+            expect_joint(spec, measure_fidelity(spec, 128, i == 2 ? 16 : 64, 2024).mse,
+                         full[bits - 1]);
         }
         for (int i = 0; i < 2; i++) {
-            snprintf(spec, sizeof spec, "octopus-%u:round=%s,pad=zero,scale=norm%s", bits, i ? "3x3" : "next", split);
+            snprintf(spec, sizeof spec, "octopus-%u:round=%s,pad=zero,scale=norm%s", bits,
+                     i ? "3x3" : "next", split);
             want = i ? full[bits - 1] : next[bits - 1];
-            expect_near("mse", spec, measure_fidelity(spec, 128, 64, 2024).mse, want, 0.02 * want + 0.00005);
+            expect_near("mse", spec, measure_fidelity(spec, 128, 64, 2024).mse, want,
+                        0.02 * want + 0.00005);
         }
     }
 }
@@ -226,8 +238,8 @@ static void table_4(void **state)
 
 /* --- rounding --- */
 
-static void codes_of(const octopus_book *book, kvant_triplet_rounding rounding, kvant_cpu_level level,
-                     const kvant_triplets *in, kvant_triplets *out)
+static void codes_of(const octopus_book *book, kvant_triplet_rounding rounding,
+                     kvant_cpu_level level, const kvant_triplets *in, kvant_triplets *out)
 {
     kvant_triplet_book b = book->triplets;
     b.rounding = rounding;
@@ -296,8 +308,8 @@ static void levels_agree(void **state)
         if (!has_level(cpu_levels[l]))
             continue;
         for (uint32_t bits = 1; bits <= KVANT_OCTAHEDRAL_BITS; bits++)
-            for (int rounding = bits <= 5 ? KVANT_ROUND_FULL : KVANT_ROUND_SCALAR; rounding <= KVANT_ROUND_3X3;
-                 rounding++) {
+            for (int rounding = bits <= 5 ? KVANT_ROUND_FULL : KVANT_ROUND_SCALAR;
+                 rounding <= KVANT_ROUND_3X3; rounding++) {
                 static octopus_book book;
                 static kvant_triplets t, portable, vector;
                 kvant_octopus_book_init(&book, 128, bits, bits - 1);
@@ -349,7 +361,10 @@ static void last_triplet(void **state)
                     float y[KVANT_MAX_HEAD_DIM], decoded[KVANT_MAX_HEAD_DIM];
                     uint32_t codes[KVANT_MAX_TRIPLETS];
                     fill_normal(y, d, &rng);
-                    kvant_octopus_dequantize(&book, codes, kvant_octopus_quantize(&book, kvant_kernels_get(KVANT_CPU_AUTO), y, codes), decoded);
+                    kvant_octopus_dequantize(
+                        &book, codes,
+                        kvant_octopus_quantize(&book, kvant_kernels_get(KVANT_CPU_AUTO), y, codes),
+                        decoded);
                     others += squared_distance(y, decoded, d - left) / (d - left);
                     last += squared_distance(y + d - left, decoded + d - left, left) / left;
                 }
@@ -376,11 +391,13 @@ static void hopeless_rows(void **state)
     kvant_codec_free(&codec);
 }
 
-static void expect_error(const char *spec, uint32_t head_dim, kvant_status expected, const char *hint)
+static void expect_error(const char *spec, uint32_t head_dim, kvant_status expected,
+                         const char *hint)
 {
     kvant_codec *codec;
     char err[256] = "";
-    assert_int_equal(kvant_codec_create(spec, head_dim, KVANT_ROLE_K, 1, &codec, err, sizeof err), expected);
+    assert_int_equal(kvant_codec_create(spec, head_dim, KVANT_ROLE_K, 1, &codec, err, sizeof err),
+                     expected);
     if (!strstr(err, hint))
         fail_msg("%s: the message '%s' does not say '%s'", spec, err, hint);
 }
@@ -400,7 +417,8 @@ static void options(void **state)
     kvant_codec_info info = info_of(codec);
     assert_true(info.bits == 13 && info.nominal_bits == 4);
     assert_true(info.code_bytes ==
-                (size_t)43 * 13 * 8 + 16 - 43 * 13 * 8 % 16); /* 64 tokens, one plane ends within 16 bytes */
+                (size_t)43 * 13 * 8 + 16 -
+                    43 * 13 * 8 % 16); /* 64 tokens, one plane ends within 16 bytes */
     kvant_codec_free(&codec);
 }
 

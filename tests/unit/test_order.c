@@ -12,11 +12,7 @@ static const char *const names[N_ORDERS] = { "halves", "pairs", "dealt" };
 static const char *const codecs[] = {
     "int-4:group=16",
 #if KVANT_PAPERS
-    "hqmq-s96r4",
-    "innerq-base:norm=none",
-    "naive-4",
-    "spherical-r4jl4",
-    "addvq-k24r3",
+    "hqmq-s96r4",     "innerq-base:norm=none", "naive-4", "spherical-r4jl4", "addvq-k24r3",
 #endif
 };
 
@@ -176,9 +172,9 @@ static void gpus_refuse_an_order_with_a_norm(void **state)
     for (size_t i = 0; i < COUNT(specs); i++) {
         kvant_cuda_codec *codec;
         char err[256] = "";
-        assert_int_equal(kvant_cuda_codec_create(specs[i], 64, KVANT_ROLE_K, 0, &codec, err,
-                                                 sizeof err),
-                         KVANT_ERR_UNSUPPORTED);
+        assert_int_equal(
+            kvant_cuda_codec_create(specs[i], 64, KVANT_ROLE_K, 0, &codec, err, sizeof err),
+            KVANT_ERR_UNSUPPORTED);
         assert_null(codec);
         assert_non_null(strstr(err, "order= together with norm="));
     }

@@ -5,10 +5,11 @@
 #include "../../src/page/chunks.h"
 
 /* format.md, "Scalar codes", written down a second time with its own names. */
-static uint32_t code_by_the_document(const uint32_t *plane, uint32_t p, uint32_t row_tiles, uint32_t column_tiles,
-                                     uint32_t row, uint32_t column)
+static uint32_t code_by_the_document(const uint32_t *plane, uint32_t p, uint32_t row_tiles,
+                                     uint32_t column_tiles, uint32_t row, uint32_t column)
 {
-    uint32_t cw = 4 / p, cu = (column_tiles + cw - 1) / cw, rt = row / 16, r = row % 16, ct = column / 16;
+    uint32_t cw = 4 / p, cu = (column_tiles + cw - 1) / cw, rt = row / 16, r = row % 16,
+             ct = column / 16;
     uint32_t c = column % 16, g = rt / 4, big_r = row_tiles - 4 * g < 4 ? row_tiles - 4 * g : 4;
     uint32_t lane = 4 * (r % 8) + (c % 8) / 2;
     uint32_t word = 128 * g * cu + (32 * (ct / cw) + lane) * big_r + rt % 4;
@@ -41,7 +42,8 @@ static void codes_lie_where_the_document_says(void **state)
                         codes[t][j] = (uint8_t)(test_random(&rng) & ((1u << bits) - 1));
                     kvant_layout_put(&layout, page, t, codes[t]);
                 }
-                uint32_t row_tiles = role ? (dims[d] + 15) / 16 : 4, column_tiles = role ? 4 : (dims[d] + 15) / 16;
+                uint32_t row_tiles = role ? (dims[d] + 15) / 16 : 4,
+                         column_tiles = role ? 4 : (dims[d] + 15) / 16;
                 size_t words = 0;
                 for (uint32_t i = 0; i < 3 && planes[bits][i]; i++)
                     words += plane_words(planes[bits][i], row_tiles, column_tiles);
@@ -54,9 +56,9 @@ static void codes_lie_where_the_document_says(void **state)
                         uint32_t code = 0, shift = 0;
                         for (uint32_t i = 0; i < 3 && planes[bits][i]; i++) {
                             uint32_t p = planes[bits][i];
-                            code |=
-                                code_by_the_document(plane, p, row_tiles, column_tiles, role ? j : t, role ? t : j)
-                                << shift;
+                            code |= code_by_the_document(plane, p, row_tiles, column_tiles,
+                                                         role ? j : t, role ? t : j)
+                                    << shift;
                             plane += plane_words(p, row_tiles, column_tiles);
                             shift += p;
                         }
@@ -68,12 +70,15 @@ static void codes_lie_where_the_document_says(void **state)
 }
 
 /* A page and its rows as decode gives them, against every level's unpack. */
-static void check_unpacking(const kvant_codec *codec, const char *spec, kvant_role role, const void *page)
+static void check_unpacking(const kvant_codec *codec, const char *spec, kvant_role role,
+                            const void *page)
 {
     const uint32_t dim = codec->info.head_dim, padded = codec->layout.padded_dim;
-    float *tile = aligned((size_t)64 * padded * sizeof *tile), *rows = malloc((size_t)64 * KVANT_MAX_HEAD_DIM * sizeof *rows);
+    float *tile = aligned((size_t)64 * padded * sizeof *tile),
+          *rows = malloc((size_t)64 * KVANT_MAX_HEAD_DIM * sizeof *rows);
     for (uint32_t t = 0; t < 64; t++)
-        kvant_codec_decode_transformed(codec, kvant_kernels_get(KVANT_CPU_AUTO), page, t, rows + t * KVANT_MAX_HEAD_DIM);
+        kvant_codec_decode_transformed(codec, kvant_kernels_get(KVANT_CPU_AUTO), page, t,
+                                       rows + t * KVANT_MAX_HEAD_DIM);
     for (size_t l = 0; l < COUNT(cpu_levels); l++) {
         if (!has_level(cpu_levels[l]))
             continue;
@@ -81,15 +86,16 @@ static void check_unpacking(const kvant_codec *codec, const char *spec, kvant_ro
         codec->quantizer->unpack(codec, kvant_kernels_get(cpu_levels[l]), page, tile);
         for (uint32_t t = 0; t < 64; t++)
             for (uint32_t j = 0; j < padded; j++) {
-                size_t at = role ? kvant_token_position(t) * padded + kvant_layout_row_position(&codec->layout, j)
+                size_t at = role ? kvant_token_position(t) * padded +
+                                       kvant_layout_row_position(&codec->layout, j)
                                  : j * 64 + kvant_token_position(t);
                 float y = rows[t * KVANT_MAX_HEAD_DIM + j];
                 if (j >= dim)
                     assert_true(role || tile[at] == 0);
                 /* One product and one sum, fused or not: an ulp of the larger term */
                 else if (!(fabsf(tile[at] - y) <= 2.4e-7f * (fabsf(y) + 8)))
-                    fail_msg("%s %s dim %u token %u channel %u: %g, not %g", kvant_cpu_level_name(cpu_levels[l]), spec,
-                             dim, t, j, tile[at], y);
+                    fail_msg("%s %s dim %u token %u channel %u: %g, not %g",
+                             kvant_cpu_level_name(cpu_levels[l]), spec, dim, t, j, tile[at], y);
             }
     }
     free(tile);
@@ -105,12 +111,14 @@ static void unpacking_is_decoding_at_every_level(void **state)
         for (size_t d = 0; d < COUNT(dims); d++)
             for (int role = 0; role < 2; role++) {
                 kvant_codec *codec;
-                if (kvant_codec_create(all_specs[s], dims[d], (kvant_role)role, 1, &codec, NULL, 0) != KVANT_OK)
+                if (kvant_codec_create(all_specs[s], dims[d], (kvant_role)role, 1, &codec, NULL,
+                                       0) != KVANT_OK)
                     continue;
                 void *page = aligned(info_of(codec).page_bytes);
                 float *x = malloc((size_t)64 * dims[d] * sizeof *x);
                 fill_normal(x, (size_t)64 * dims[d], &rng);
-                assert_int_equal(kvant_codec_encode(codec, NULL, x, dims[d], 0, 64, page), KVANT_OK);
+                assert_int_equal(kvant_codec_encode(codec, NULL, x, dims[d], 0, 64, page),
+                                 KVANT_OK);
                 check_unpacking(codec, all_specs[s], (kvant_role)role, page);
                 free(x);
                 free(page);
@@ -128,7 +136,8 @@ static void numbers_are_near_decoding(void **state)
     for (size_t s = 0; s < COUNT(all_specs); s++)
         for (size_t d = 0; d < COUNT(dims); d++) {
             kvant_codec *codec;
-            if (kvant_codec_create(all_specs[s], dims[d], KVANT_ROLE_K, 1, &codec, NULL, 0) != KVANT_OK)
+            if (kvant_codec_create(all_specs[s], dims[d], KVANT_ROLE_K, 1, &codec, NULL, 0) !=
+                KVANT_OK)
                 continue;
             const kvant_code_numbers *numbers =
                 codec->view.kind == KVANT_CODES_CHUNK ? codec->product.integers.chunk : NULL;
@@ -143,17 +152,21 @@ static void numbers_are_near_decoding(void **state)
                 const double scale = kvant_half_to_float(
                     ((const uint16_t *)((const uint8_t *)page + codec->info.metadata_offset))[t]);
                 kvant_chunk_layout_get(numbers->layout, page, t, codes);
-                kvant_codec_decode_transformed(codec, kvant_kernels_get(KVANT_CPU_AUTO), page, t, y);
+                kvant_codec_decode_transformed(codec, kvant_kernels_get(KVANT_CPU_AUTO), page, t,
+                                               y);
                 for (uint32_t j = 0; j < dims[d]; j++) {
-                    const uint32_t code = codes[j / chunk->components], above = code >> chunk->index_bits;
+                    const uint32_t code = codes[j / chunk->components],
+                                   above = code >> chunk->index_bits;
                     const uint32_t index = code & ((1u << chunk->index_bits) - 1);
-                    const int32_t length = chunk->step ? chunk->step * (int32_t)above : chunk->lengths[above];
+                    const int32_t length =
+                        chunk->step ? chunk->step * (int32_t)above : chunk->lengths[above];
                     const int32_t number =
                         kvant_scale_word(chunk->entries[4 * index + j % chunk->components], length);
                     assert_true(abs(number) <= KVANT_CODE_VALUE_MAX);
-                    if (!(fabs(number * scale * numbers->step - y[j]) <= numbers->error * numbers->step * scale))
-                        fail_msg("%s dim %u token %u channel %u: %g, not %g", all_specs[s], dims[d], t, j,
-                                 number * scale * numbers->step, y[j]);
+                    if (!(fabs(number * scale * numbers->step - y[j]) <=
+                          numbers->error * numbers->step * scale))
+                        fail_msg("%s dim %u token %u channel %u: %g, not %g", all_specs[s], dims[d],
+                                 t, j, number * scale * numbers->step, y[j]);
                 }
             }
             free(x);
@@ -231,8 +244,8 @@ static void matmul_and_exp_agree_with_double(void **state)
 }
 
 /* format.md, "Chunk codes", written down a second time. */
-static uint32_t chunk_code_by_the_document(const uint32_t *plane, uint32_t p, kvant_role role, uint32_t n_chunks,
-                                           uint32_t token, uint32_t c)
+static uint32_t chunk_code_by_the_document(const uint32_t *plane, uint32_t p, kvant_role role,
+                                           uint32_t n_chunks, uint32_t token, uint32_t c)
 {
     uint32_t h = token % 16 / 8, rt = token / 16, word, bit;
     if (role == KVANT_ROLE_K) {

@@ -94,8 +94,8 @@ static void run_nothing(void *context, uint32_t n_workers, kvant_executor_work w
 
 static void executors_run_every_index_once(void **state)
 {
-    void (*const runs[])(void *, uint32_t, kvant_executor_work, void *) = { run_on_threads, run_last_only,
-                                                                            run_nothing };
+    void (*const runs[])(void *, uint32_t, kvant_executor_work,
+                         void *) = { run_on_threads, run_last_only, run_nothing };
     (void)state;
     for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
         request r = { .calls = 0 };

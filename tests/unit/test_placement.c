@@ -58,7 +58,9 @@ static void write_tokens(cache *c, kvp_placement *p, const int *sequences, int n
     }
     for (int i = 0; i < n; i++)
         for (int j = 0; j < N_CELLS; j++)
-            rows[i * N_CELLS + j] = c->sequence[j] == sequences[i] && c->position[j] <= c->position[cells[i]] ? 0 : HIDDEN;
+            rows[i * N_CELLS + j] =
+                c->sequence[j] == sequences[i] && c->position[j] <= c->position[cells[i]] ? 0
+                                                                                          : HIDDEN;
     assert_true(kvp_placement_write(p, cells, (size_t)n, &mask, slots));
     assert_true(kvp_placement_write(p, cells, (size_t)n, &mask, again));
     assert_memory_equal(slots, again, (size_t)n * sizeof(*slots));
@@ -212,7 +214,8 @@ static void restored_rows_are_one_sequence(void **state)
         assert_true(kvp_placement_write(p, cells, 50, NULL, slots));
         for (int i = 0; i < 50; i++) {
             assert_int_equal(slots[i] % 64, (50 * part + i) % 64);
-            assert_int_equal(kvp_placement_block(p, (uint32_t)(slots[i] / 64)).index, (50 * part + i) / 64);
+            assert_int_equal(kvp_placement_block(p, (uint32_t)(slots[i] / 64)).index,
+                             (50 * part + i) / 64);
         }
     }
     for (int i = 0; i < 50; i++) /* of the next tensor */

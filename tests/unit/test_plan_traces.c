@@ -91,8 +91,8 @@ static void add_line(const trace *t, const line *l, step *s)
     }
     for (uint32_t i = 0; i < l->n_slots; i++) {
         if (i == 0 || l->positions[i] != l->positions[i - 1] + 1)
-            s->views[s->n_views++] = (kvant_plan_view){ s->blocks + at, s->n_blocks - at,
-                                                        (int32_t)l->positions[i] };
+            s->views[s->n_views++] =
+                (kvant_plan_view){ s->blocks + at, s->n_blocks - at, (int32_t)l->positions[i] };
         s->slots[s->n] = first_block(t, l) * SLOTS + l->slots[i];
         s->positions[s->n++] = (int32_t)l->positions[i];
     }

@@ -29,10 +29,10 @@ static void figures_of_octopus_table_1(void **state)
         char spec[32];
         snprintf(spec, sizeof spec, "polar-%u:scale=norm", bits);
         fidelity want = paper[bits - 2], got = measure_fidelity(spec, 128, 100, 77);
-        if (!(fabs((1 - got.cosine) / (1 - want.cosine) - 1) <= 0.02 && fabs(got.mse / want.mse - 1) <= 0.02 &&
-              fabs(got.product / want.product - 1) <= 0.02))
-            fail_msg("%s: cosine %.4f (%.4f), mse %.4f (%.4f), inner product %.3f (%.3f)", spec, got.cosine,
-                     want.cosine, got.mse, want.mse, got.product, want.product);
+        if (!(fabs((1 - got.cosine) / (1 - want.cosine) - 1) <= 0.02 &&
+              fabs(got.mse / want.mse - 1) <= 0.02 && fabs(got.product / want.product - 1) <= 0.02))
+            fail_msg("%s: cosine %.4f (%.4f), mse %.4f (%.4f), inner product %.3f (%.3f)", spec,
+                     got.cosine, want.cosine, got.mse, want.mse, got.product, want.product);
     }
 }
 
@@ -54,7 +54,8 @@ static void angle_books_are_optimal(void **state)
             double mass = 0, moment = 0;
             for (int i = 0; i <= STEPS; i++) {
                 double psi = KVANT_HALF_PI * i / STEPS;
-                double next = cell + 1 < n ? atan2(book.sin_threshold[cell], book.cos_threshold[cell]) : 2;
+                double next =
+                    cell + 1 < n ? atan2(book.sin_threshold[cell], book.cos_threshold[cell]) : 2;
                 double level = atan2(book.sin_level[cell], book.cos_level[cell]);
                 if (psi > next || i == STEPS) {
                     assert_true(fabs(level - moment / mass) < 1.6e-5);
@@ -65,8 +66,8 @@ static void angle_books_are_optimal(void **state)
                     }
                     mass = moment = 0;
                 }
-                double f =
-                    pow(1.41421356 * cos(psi), sizes[k][0] - 1.0) * pow(1.41421356 * sin(psi), sizes[k][1] - 1.0);
+                double f = pow(1.41421356 * cos(psi), sizes[k][0] - 1.0) *
+                           pow(1.41421356 * sin(psi), sizes[k][1] - 1.0);
                 mass += f;
                 moment += f * psi;
             }
@@ -83,7 +84,8 @@ static double nearest(const float *sines, const float *cosines, uint32_t n, doub
 {
     double best = 0, distance = 10;
     for (uint32_t i = 0; i < n; i++) {
-        double level = atan2(sines[i], cosines[i]), turn = fabs(remainder(angle - level, 4 * KVANT_HALF_PI));
+        double level = atan2(sines[i], cosines[i]),
+               turn = fabs(remainder(angle - level, 4 * KVANT_HALF_PI));
         if (turn < distance) {
             distance = turn;
             best = level;
@@ -111,12 +113,14 @@ static void reference(const float *x, uint32_t d, uint32_t bits, double *directi
                 kvant_polar_circle_book(bits, &book);
             else
                 kvant_polar_angle_book(a.size, b.size, bits, &book);
-            double angle = nearest(book.sin_level, book.cos_level, 1u << bits, atan2(b.radius, a.radius));
+            double angle =
+                nearest(book.sin_level, book.cos_level, 1u << bits, atan2(b.radius, a.radius));
             for (uint32_t j = 0; j < a.size; j++)
                 direction[a.first + j] *= cos(angle);
             for (uint32_t j = 0; j < b.size; j++)
                 direction[b.first + j] *= sin(angle);
-            parts[i] = (part){ sqrt(a.radius * a.radius + b.radius * b.radius), a.size + b.size, a.first };
+            parts[i] =
+                (part){ sqrt(a.radius * a.radius + b.radius * b.radius), a.size + b.size, a.first };
         }
         if (n % 2)
             parts[pairs] = parts[n - 1];
@@ -147,7 +151,8 @@ static void rows_follow_the_definition(void **state)
                     norm += (double)x[j] * x[j];
                 reference(x, d, bits, direction);
                 assert_int_equal(kvant_codec_encode(codec, NULL, x, d, token, 1, page), KVANT_OK);
-                assert_int_equal(kvant_codec_decode(codec, NULL, page, token, 1, decoded, d), KVANT_OK);
+                assert_int_equal(kvant_codec_decode(codec, NULL, page, token, 1, decoded, d),
+                                 KVANT_OK);
                 for (uint32_t j = 0; j < d; j++) {
                     double want = sqrt(norm) * direction[j];
                     if (!(fabs(decoded[j] - want) <= fabs(want) * (pow(2, -11) + 40 * pow(2, -24))))
@@ -198,7 +203,8 @@ static void ties(void **state)
         float x[2] = { rows[i].x, rows[i].y }, decoded[2];
         assert_int_equal(kvant_codec_encode(codec, NULL, x, 2, 0, 1, page), KVANT_OK);
         assert_int_equal(kvant_codec_decode(codec, NULL, page, 0, 1, decoded, 2), KVANT_OK);
-        double angle = atan2(decoded[1], decoded[0]), want = KVANT_HALF_PI / 2 * (rows[i].level + 0.5);
+        double angle = atan2(decoded[1], decoded[0]),
+               want = KVANT_HALF_PI / 2 * (rows[i].level + 0.5);
         assert_true(fabs(remainder(angle - want, 4 * KVANT_HALF_PI)) < 1e-6);
     }
     free(page);
@@ -213,10 +219,13 @@ static void odd_head_dims_are_refused(void **state)
     assert_int_equal(kvant_codec_create("polar-3", 63, KVANT_ROLE_K, 1, &codec, err, sizeof err),
                      KVANT_ERR_UNSUPPORTED);
     assert_non_null(strstr(err, "63"));
-    assert_int_equal(kvant_codec_create("polar-5", 64, KVANT_ROLE_K, 1, &codec, err, sizeof err), KVANT_ERR_SPEC);
+    assert_int_equal(kvant_codec_create("polar-5", 64, KVANT_ROLE_K, 1, &codec, err, sizeof err),
+                     KVANT_ERR_SPEC);
     assert_non_null(strstr(err, "2 to 4"));
-    assert_int_equal(kvant_codec_create("polar", 64, KVANT_ROLE_K, 1, &codec, err, sizeof err), KVANT_ERR_SPEC);
-    assert_int_equal(kvant_codec_create("polar-3.9", 72, KVANT_ROLE_K, 1, &codec, err, sizeof err), KVANT_ERR_UNSUPPORTED);
+    assert_int_equal(kvant_codec_create("polar", 64, KVANT_ROLE_K, 1, &codec, err, sizeof err),
+                     KVANT_ERR_SPEC);
+    assert_int_equal(kvant_codec_create("polar-3.9", 72, KVANT_ROLE_K, 1, &codec, err, sizeof err),
+                     KVANT_ERR_UNSUPPORTED);
 }
 
 int main(void)

@@ -21,7 +21,8 @@ static fixture use(const char *spec, kvant_role role)
     for (uint32_t i = 0; i < TOKENS; i++)
         for (uint32_t j = 0; j < WIDTH; j++) {
             uint32_t kind = i < 200 ? 0 : i < 330 ? 1 : 2;
-            rows[i * WIDTH + j] = test_normal(&rng) * (j % 6 ? 1 : 3) + 6 * (float)((j * (kind + 1) + kind) % 7) - 12;
+            rows[i * WIDTH + j] =
+                test_normal(&rng) * (j % 6 ? 1 : 3) + 6 * (float)((j * (kind + 1) + kind) % 7) - 12;
         }
     write_rows(&f, 0, 200, rows, 200, 2);
     write_rows(&f, 200, 130, rows + 200 * WIDTH, 130, 2);
@@ -41,10 +42,13 @@ static void fill_inputs(inputs *in)
     for (size_t i = 0; i < COUNT(in->sinks); i++)
         in->sinks[i] = 20 * test_normal(&rng); /* beside scores of some tens */
     for (size_t i = 0; i < COUNT(in->mask); i++)
-        in->mask[i] = test_random(&rng) % 4 == 0 ? 0xfc00 : kvant_half_from_float(-4 * (float)test_uniform(&rng));
+        in->mask[i] = test_random(&rng) % 4 == 0
+                          ? 0xfc00
+                          : kvant_half_from_float(-4 * (float)test_uniform(&rng));
 }
 
-static void check(const fixture *k, const fixture *v, kvant_attention_problem problem, const inputs *in)
+static void check(const fixture *k, const fixture *v, kvant_attention_problem problem,
+                  const inputs *in)
 {
     static attended got, again;
     for (int exact = 0; exact < 2; exact++) {
@@ -124,9 +128,11 @@ static void block_tables(void **state)
                                                  .max_bias = features & ALIBI ? 4.0f : 0.0f,
                                                  .scale = 0.1f },
                       &in);
-        check(&k, &v,
-              (kvant_attention_problem){ .n_queries = 2, .n_tokens = 200, .first_block = 3, .causal = true, .scale = 0.1f },
-              &in);
+        check(
+            &k, &v,
+            (kvant_attention_problem){
+                .n_queries = 2, .n_tokens = 200, .first_block = 3, .causal = true, .scale = 0.1f },
+            &in);
         drop(&k);
         drop(&v);
     }
@@ -145,7 +151,12 @@ static void nothing_to_see(void **state)
     kvant_attention_problem problems[] = {
         { .n_queries = 2, .n_tokens = 0, .scale = 1 },
         { .n_queries = 2, .n_tokens = 128, .block_table = hidden, .scale = 1 },
-        { .n_queries = 2, .n_tokens = 128, .block_table = hidden, .causal = true, .max_bias = 8, .scale = 1 },
+        { .n_queries = 2,
+          .n_tokens = 128,
+          .block_table = hidden,
+          .causal = true,
+          .max_bias = 8,
+          .scale = 1 },
     };
     for (size_t i = 0; i < COUNT(problems); i++)
         for (int sinks = 0; sinks < 2; sinks++) {
@@ -175,9 +186,11 @@ static void nans_stay_with_their_heads(void **state)
         for (uint32_t n_queries = 1; n_queries <= MAX_QUERIES; n_queries += 18)
             for (int exact = 0; exact < 2; exact++) {
                 fixture k = use(pairs[p][0], KVANT_ROLE_K), v = use(pairs[p][1], KVANT_ROLE_V);
-                kvant_attention_problem problem = {
-                    .n_queries = n_queries, .n_tokens = TOKENS, .causal = true, .scale = 0.1f, .exact = exact
-                };
+                kvant_attention_problem problem = { .n_queries = n_queries,
+                                                    .n_tokens = TOKENS,
+                                                    .causal = true,
+                                                    .scale = 0.1f,
+                                                    .exact = exact };
                 assert_int_equal(attend(&k, &v, &problem, in.q, &want), KVANT_OK);
                 const float kept = in.q[HEAD_DIM + 3];
                 in.q[HEAD_DIM + 3] = NAN; /* head 1 of query 0 */
@@ -188,7 +201,8 @@ static void nans_stay_with_their_heads(void **state)
                 assert_true(isnan(got.lse[1]));
                 for (uint32_t row = 0; row < n_queries * N_HEADS; row++)
                     if (row != 1)
-                        assert_memory_equal(got.out + row * HEAD_DIM, want.out + row * HEAD_DIM, HEAD_DIM * sizeof(float));
+                        assert_memory_equal(got.out + row * HEAD_DIM, want.out + row * HEAD_DIM,
+                                            HEAD_DIM * sizeof(float));
                 drop(&k);
                 drop(&v);
             }

@@ -2,7 +2,8 @@
  * request, rows that are refused. */
 #include "tensor_fixture.h"
 
-static const char *const specs[] = { "turboquant-4:center=first,norm=first", "trellis-4:center=first,norm=first",
+static const char *const specs[] = { "turboquant-4:center=first,norm=first",
+                                     "trellis-4:center=first,norm=first",
                                      "int-4:axis=channel,center=first,norm=first",
                                      "turboquant-4:center=first,norm=first,recent=64" };
 
@@ -37,8 +38,8 @@ static void monotonous_rows(float *rows, uint32_t n, uint64_t seed)
 enum { FIRST = 200, LATER = 320, BLOCKS = 10 };
 
 /* Error of LATER ordinary rows behind a first batch, in batches of their own. */
-static double later_error(const char *spec, const float *first, uint32_t n, uint32_t first_batch, uint32_t batch,
-                          uint32_t *n_versions)
+static double later_error(const char *spec, const float *first, uint32_t n, uint32_t first_batch,
+                          uint32_t batch, uint32_t *n_versions)
 {
     uint64_t rng = 52;
     static float rows[LATER * WIDTH];
@@ -66,12 +67,13 @@ static void one_large_number(void **state)
                 /* Rows that come one at a time wait as fp16. */
                 uint32_t first_batch = batch == 1 && fabsf(sizes[i]) < 65504 ? 1 : FIRST;
                 ordinary_rows(first, 0, FIRST, &rng);
-                double ordinary = later_error(specs[s], first, FIRST, first_batch, batch, &versions);
+                double ordinary =
+                    later_error(specs[s], first, FIRST, first_batch, batch, &versions);
                 first[40 * WIDTH + 5] = sizes[i];
                 double error = later_error(specs[s], first, FIRST, first_batch, batch, &versions);
                 if (!(error <= 1.3 * ordinary))
-                    fail_msg("%s, a number of %g, batches of %u: error %g, without it %g", specs[s], sizes[i], batch,
-                             error, ordinary);
+                    fail_msg("%s, a number of %g, batches of %u: error %g, without it %g", specs[s],
+                             sizes[i], batch, error, ordinary);
             }
 }
 
@@ -93,12 +95,13 @@ static void monotonous_first_batch(void **state)
                 uint32_t more;
                 double error = later_error(specs[s], same, FIRST, FIRST, batch, &more);
                 assert_int_equal(versions, 2);
-                assert_int_equal(more, 3); /* the initial one, one of the first request, one of ordinary rows */
+                assert_int_equal(
+                    more, 3); /* the initial one, one of the first request, one of ordinary rows */
                 /* One at a time, rows are stored with the first request's version until 64 were
                  * seen. */
                 if (!(error <= 1.3 * want))
-                    fail_msg("%s, %s first, batches of %u: error %g, after ordinary rows %g", specs[s],
-                             zeros ? "zeros" : "one token", batch, error, want);
+                    fail_msg("%s, %s first, batches of %u: error %g, after ordinary rows %g",
+                             specs[s], zeros ? "zeros" : "one token", batch, error, want);
             }
 }
 
@@ -109,8 +112,12 @@ static void refused_rows_leave_no_trace(void **state)
     static const struct {
         float number;
         kvant_status status;
-    } bad[] = { { 3e38f, KVANT_ERR_RANGE }, { NAN, KVANT_ERR_NONFINITE }, { -INFINITY, KVANT_ERR_NONFINITE } };
-    static const uint32_t stages[] = { 0, 10, 40, 30, 100, 7, 64, 50 }; /* rows written before each attempt */
+    } bad[] = { { 3e38f, KVANT_ERR_RANGE },
+                { NAN, KVANT_ERR_NONFINITE },
+                { -INFINITY, KVANT_ERR_NONFINITE } };
+    static const uint32_t stages[] = {
+        0, 10, 40, 30, 100, 7, 64, 50
+    }; /* rows written before each attempt */
     (void)state;
     for (size_t s = 0; s < COUNT(specs); s++)
         for (size_t b = 0; b < COUNT(bad); b++) {
@@ -120,10 +127,12 @@ static void refused_rows_leave_no_trace(void **state)
             ordinary_rows(rows, 0, BLOCKS * 64, &rng);
             uint32_t n = 0;
             for (size_t stage = 0; stage < COUNT(stages); n += stages[stage++]) {
-                for (uint32_t batch = 1; batch <= 100; batch += 33) { /* 1, 34, 67, 100: singly and as a batch to learn from */
+                for (uint32_t batch = 1; batch <= 100;
+                     batch += 33) { /* 1, 34, 67, 100: singly and as a batch to learn from */
                     ordinary_rows(wrong, 1000, batch, &rng);
                     wrong[(size_t)(batch - 1) * WIDTH + WIDTH - 1] = bad[b].number;
-                    assert_int_equal(try_write(&f, n < 20 ? 0 : n - 20, batch, wrong, 2), bad[b].status);
+                    assert_int_equal(try_write(&f, n < 20 ? 0 : n - 20, batch, wrong, 2),
+                                     bad[b].status);
                 }
                 assert_memory_equal(f.memory, g.memory, f.bytes);
                 assert_alike(&f, &g);

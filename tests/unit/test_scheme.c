@@ -16,7 +16,12 @@ static kvant_scheme *make(const kvant_scheme_params *params)
 
 static const char *spec_of(kvant_scheme *scheme, kvant_role role, uint32_t layer, uint32_t n_layers)
 {
-    kvant_scheme_place place = { .size = sizeof place, .role = role, .layer = layer, .n_layers = n_layers, .n_kv_heads = 2, .head_dim = 64 };
+    kvant_scheme_place place = { .size = sizeof place,
+                                 .role = role,
+                                 .layer = layer,
+                                 .n_layers = n_layers,
+                                 .n_kv_heads = 2,
+                                 .head_dim = 64 };
     const kvant_codec *const *codecs;
     if (kvant_scheme_codecs(scheme, &place, &codecs) != KVANT_OK)
         fail_msg("%s", kvant_error_message());
@@ -26,7 +31,9 @@ static const char *spec_of(kvant_scheme *scheme, kvant_role role, uint32_t layer
 
 static const char *spec_of_one(kvant_scheme *scheme)
 {
-    kvant_scheme_place place = { .size = sizeof place, .n_layers = 1, .n_kv_heads = 1, .head_dim = 32 };
+    kvant_scheme_place place = {
+        .size = sizeof place, .n_layers = 1, .n_kv_heads = 1, .head_dim = 32
+    };
     const kvant_codec *const *codecs;
     if (kvant_scheme_codecs(scheme, &place, &codecs) != KVANT_OK)
         fail_msg("%s", kvant_error_message());
@@ -64,7 +71,8 @@ static void choices(void **state)
     assert_true(begins(spec_of(scheme, KVANT_ROLE_K, 0, 4), "int-8"));
     assert_true(begins(spec_of(scheme, KVANT_ROLE_K, 1, 4), "int-4"));
     assert_true(begins(spec_of(scheme, KVANT_ROLE_K, 3, 4), "int-8"));
-    assert_true(begins(spec_of(scheme, KVANT_ROLE_K, 3, 0), "int-4")); /* the number of layers is not known */
+    assert_true(begins(spec_of(scheme, KVANT_ROLE_K, 3, 0),
+                       "int-4")); /* the number of layers is not known */
     kvant_scheme_free(&scheme);
 }
 
@@ -103,14 +111,19 @@ static void sizes(void **state)
     assert_int_equal(kvant_scheme_most_bytes(scheme, &place, 192, &tensor, &most), KVANT_OK);
     for (uint32_t head_dim = 32; head_dim <= 192; head_dim += 8)
         for (uint32_t n_layers = 1; n_layers <= 3 && 192 % head_dim == 0; n_layers += 2) {
-            kvant_scheme_place at = { .size = sizeof at, .layer = 1 % n_layers, .n_layers = n_layers, .n_kv_heads = 192 / head_dim, .head_dim = head_dim };
+            kvant_scheme_place at = { .size = sizeof at,
+                                      .layer = 1 % n_layers,
+                                      .n_layers = n_layers,
+                                      .n_kv_heads = 192 / head_dim,
+                                      .head_dim = head_dim };
             tensor.n_kv_heads = at.n_kv_heads;
             assert_int_equal(kvant_scheme_codecs(scheme, &at, &tensor.codecs), KVANT_OK);
             assert_int_equal(kvant_tensor_size(&tensor, &bytes), KVANT_OK);
             assert_true(bytes <= most);
         }
     assert_true(most >= 10 * 64 * 192 * 2); /* the protected codec is f16 */
-    assert_int_equal(kvant_scheme_most_bytes(scheme, &place, 31, &tensor, &most), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_scheme_most_bytes(scheme, &place, 31, &tensor, &most),
+                     KVANT_ERR_ARGUMENT);
     assert_non_null(strstr(kvant_error_message(), "31"));
     kvant_scheme_free(&scheme);
 }
@@ -119,14 +132,20 @@ static void sizes(void **state)
 static void bits_of_a_model(void **state)
 {
     (void)state;
-    const kvant_scheme_model model = { .size = sizeof model, .n_layers = 4, .n_kv_heads = 2, .head_dim = { 64, 128 } };
-    kvant_scheme_params params = { .size = sizeof params, .k = "f16", .v = "int-8", .protect = 1, .protect_codec = "f16" };
+    const kvant_scheme_model model = {
+        .size = sizeof model, .n_layers = 4, .n_kv_heads = 2, .head_dim = { 64, 128 }
+    };
+    kvant_scheme_params params = {
+        .size = sizeof params, .k = "f16", .v = "int-8", .protect = 1, .protect_codec = "f16"
+    };
     kvant_scheme *scheme = make(&params);
     double bits;
     assert_int_equal(kvant_scheme_true_bits(scheme, &model, &bits), KVANT_OK);
     const double int8 = 8 + 32.0 / 128; /* a scale and a zero point of 16 bits a row */
     assert_float_equal(bits, (4 * 64 * 16 + 2 * 128 * 16 + 2 * 128 * int8) / (4 * 192), 1e-9);
-    const kvant_scheme_model odd = { .size = sizeof odd, .n_layers = 4, .n_kv_heads = 2, .head_dim = { 64, 0 } };
+    const kvant_scheme_model odd = {
+        .size = sizeof odd, .n_layers = 4, .n_kv_heads = 2, .head_dim = { 64, 0 }
+    };
     bits = 7;
     assert_int_not_equal(kvant_scheme_true_bits(scheme, &odd, &bits), KVANT_OK);
     const kvant_scheme_model empty = { .size = sizeof empty };
@@ -135,7 +154,8 @@ static void bits_of_a_model(void **state)
     kvant_scheme_free(&scheme);
 }
 
-static kvant_exact_part exact_of(const kvant_scheme *scheme, uint64_t max_tokens, uint32_t n_sequences)
+static kvant_exact_part exact_of(const kvant_scheme *scheme, uint64_t max_tokens,
+                                 uint32_t n_sequences)
 {
     kvant_exact_part part = { .size = sizeof part };
     assert_int_equal(kvant_scheme_exact(scheme, max_tokens, n_sequences, &part), KVANT_OK);
@@ -160,12 +180,18 @@ static void exact_part(void **state)
     static const struct {
         uint64_t max_tokens;
         uint32_t n_sequences, newest, total, step;
-    } cases[] = { { 0, 1, 64, 128, 64 },           { 64, 9, 64, 128, 64 },
-                  { 2048, 1, 64, 128, 256 },       { 2049 + 15, 1, 65, 129, 256 },
-                  { 3071, 1, 127, 191, 320 },      { 3072, 1, 128, 192, 384 },
-                  { 1 << 20, 1, 128, 192, 512 },   { 3072, 4, 128, 192, 384 },
-                  { 8192, 4, 128, 512, 512 },      { 1 << 20, 4, 128, 768, 512 },
-                  { 4095, 1, 128, 192, 448 },      { 4096, 1, 128, 192, 512 },
+    } cases[] = { { 0, 1, 64, 128, 64 },
+                  { 64, 9, 64, 128, 64 },
+                  { 2048, 1, 64, 128, 256 },
+                  { 2049 + 15, 1, 65, 129, 256 },
+                  { 3071, 1, 127, 191, 320 },
+                  { 3072, 1, 128, 192, 384 },
+                  { 1 << 20, 1, 128, 192, 512 },
+                  { 3072, 4, 128, 192, 384 },
+                  { 8192, 4, 128, 512, 512 },
+                  { 1 << 20, 4, 128, 768, 512 },
+                  { 4095, 1, 128, 192, 448 },
+                  { 4096, 1, 128, 192, 512 },
                   { UINT64_MAX, UINT32_MAX, 128, INT32_MAX, 512 } };
     char folder[] = "/tmp/kvant-scheme-XXXXXX", path[64];
     (void)state;
@@ -176,7 +202,8 @@ static void exact_part(void **state)
                                          { .size = sizeof *with, .preset = "tiny" },
                                          { .size = sizeof *with, .settings = path } },
                               without[] = { { .size = sizeof *with, .k = "trellis-4" },
-                                            { .size = sizeof *with, .k = "int-4:sink=4,recent=64" } };
+                                            { .size = sizeof *with,
+                                              .k = "int-4:sink=4,recent=64" } };
     for (size_t i = 0; i < COUNT(with); i++) {
         kvant_scheme *scheme = make(&with[i]);
         for (size_t c = 0; c < COUNT(cases); c++) {
@@ -205,7 +232,9 @@ static void exact_part(void **state)
 static void bits_of_tiny(void **state)
 {
     (void)state;
-    const kvant_scheme_model model = { .size = sizeof model, .n_layers = 18, .n_kv_heads = 1, .head_dim = { 256, 256 } };
+    const kvant_scheme_model model = {
+        .size = sizeof model, .n_layers = 18, .n_kv_heads = 1, .head_dim = { 256, 256 }
+    };
     const kvant_scheme_params params = { .size = sizeof params, .preset = "tiny" };
     kvant_scheme *scheme = make(&params);
     kvant_scheme_place place = { .size = sizeof place, .n_kv_heads = 1, .head_dim = 256 };
@@ -213,7 +242,8 @@ static void bits_of_tiny(void **state)
     double bits;
     assert_int_equal(kvant_scheme_true_bits(scheme, &model, &bits), KVANT_OK);
     assert_true(fabs(bits - (2 + 16.0 / 256 + 6.0 / 36)) < 1e-9);
-    for (place.layer = 0; place.layer < 3; place.layer++) { /* whether the number of layers is known or not */
+    for (place.layer = 0; place.layer < 3;
+         place.layer++) { /* whether the number of layers is known or not */
         place.n_layers = place.layer % 2 * 18;
         assert_int_equal(kvant_scheme_codecs(scheme, &place, &codecs), KVANT_OK);
         assert_true(begins(info_of(codecs[0]).spec, place.layer == 2 ? "trellis-3" : "trellis-2"));
@@ -225,8 +255,13 @@ static void bits_of_tiny(void **state)
 static void bits_of_a_settings_file(void **state)
 {
     (void)state;
-    const kvant_settings_layer layers[] = { { "f16", 1, 32, NULL }, { "f16", 1, 32, NULL }, { "int-8", 1, 64, NULL }, { "f16", 1, 64, NULL } };
-    const kvant_settings_config config = { .size = sizeof config, .model = "tiny", .n_layers = 2, .layers = layers };
+    const kvant_settings_layer layers[] = { { "f16", 1, 32, NULL },
+                                            { "f16", 1, 32, NULL },
+                                            { "int-8", 1, 64, NULL },
+                                            { "f16", 1, 64, NULL } };
+    const kvant_settings_config config = {
+        .size = sizeof config, .model = "tiny", .n_layers = 2, .layers = layers
+    };
     kvant_settings *settings;
     char folder[] = "/tmp/kvant-scheme-XXXXXX", path[64];
     assert_non_null(mkdtemp(folder));
@@ -236,9 +271,12 @@ static void bits_of_a_settings_file(void **state)
     kvant_settings_free(&settings);
     const kvant_scheme_params params = { .size = sizeof params, .settings = path };
     kvant_scheme *scheme = make(&params);
-    kvant_scheme_model model = { .size = sizeof model, .n_layers = 2, .n_kv_heads = 1, .head_dim = { 64, 32 } };
+    kvant_scheme_model model = {
+        .size = sizeof model, .n_layers = 2, .n_kv_heads = 1, .head_dim = { 64, 32 }
+    };
     double bits;
-    assert_int_equal(kvant_scheme_true_bits(scheme, &model, &bits), KVANT_OK); /* some layer has each */
+    assert_int_equal(kvant_scheme_true_bits(scheme, &model, &bits),
+                     KVANT_OK); /* some layer has each */
     assert_float_equal(bits, (2 * 32 * 16 + 64 * 8.5 + 64 * 16) / 192, 1e-9);
     model.head_dim[KVANT_ROLE_V] = 128;
     bits = 7;
@@ -253,7 +291,8 @@ static void bits_of_a_settings_file(void **state)
 
 static void save_calibration(const char *path, uint64_t fingerprint)
 {
-    const kvant_calibrator_config config = { .size = sizeof config, .model_fingerprint = fingerprint };
+    const kvant_calibrator_config config = { .size = sizeof config,
+                                             .model_fingerprint = fingerprint };
     float rows[64 * 32];
     uint64_t rng = 1;
     kvant_calibrator *calibrator;
@@ -261,7 +300,9 @@ static void save_calibration(const char *path, uint64_t fingerprint)
     fill_normal(rows, COUNT(rows), &rng);
     assert_int_equal(kvant_calibrator_create(&config, &calibrator, NULL, 0), KVANT_OK);
     for (int role = 0; role < 2; role++)
-        assert_int_equal(kvant_calibrator_add_rows(calibrator, 0, (kvant_role)role, 1, 32, rows, 32, 64), KVANT_OK);
+        assert_int_equal(
+            kvant_calibrator_add_rows(calibrator, 0, (kvant_role)role, 1, 32, rows, 32, 64),
+            KVANT_OK);
     assert_int_equal(kvant_calibrator_finish(calibrator, &calibration), KVANT_OK);
     assert_int_equal(kvant_calibration_save(calibration, path, NULL, 0), KVANT_OK);
     kvant_calibration_free(&calibration);
@@ -283,11 +324,14 @@ static void calibration_beside_the_model(void **state)
     for (int ours = 0; ours < 3; ours++) {
         kvant_scheme_info info = { .size = sizeof info };
         const kvant_scheme_params plain = { .size = sizeof plain, .k = "int-8", .model = model };
-        const kvant_scheme_params params = { .size = sizeof params, .k = "int-8:center=file", .model = model };
+        const kvant_scheme_params params = { .size = sizeof params,
+                                             .k = "int-8:center=file",
+                                             .model = model };
         kvant_scheme *scheme = NULL;
         if (ours)
             save_calibration(path, ours == 1 ? fingerprint : fingerprint + 1);
-        assert_int_equal(kvant_scheme_create(&params, &scheme), ours == 1 ? KVANT_OK : KVANT_ERR_UNSUPPORTED);
+        assert_int_equal(kvant_scheme_create(&params, &scheme),
+                         ours == 1 ? KVANT_OK : KVANT_ERR_UNSUPPORTED);
         if (ours == 2)
             assert_non_null(strstr(kvant_error_message(), "another file than a.gguf"));
         if (ours == 1) {
@@ -306,7 +350,8 @@ static void calibration_beside_the_model(void **state)
             assert_int_equal(kvant_scheme_get_info(other, &shared), KVANT_OK);
             assert_ptr_equal(shared.calibration, info.calibration);
             kvant_scheme_free(&other);
-            assert_non_null(strstr(spec_of_one(scheme), "center=file")); /* its calibration is still there */
+            assert_non_null(
+                strstr(spec_of_one(scheme), "center=file")); /* its calibration is still there */
         }
         kvant_scheme_free(&scheme);
         scheme = make(&plain);
@@ -358,9 +403,12 @@ static void mistakes_have_reasons(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(choices),
-        cmocka_unit_test(protected_layers_are_those_with_a_cache), cmocka_unit_test(sizes),
-        cmocka_unit_test(exact_part),
-                                        cmocka_unit_test(bits_of_a_model), cmocka_unit_test(bits_of_tiny), cmocka_unit_test(bits_of_a_settings_file),
+                                        cmocka_unit_test(protected_layers_are_those_with_a_cache),
+                                        cmocka_unit_test(sizes),
+                                        cmocka_unit_test(exact_part),
+                                        cmocka_unit_test(bits_of_a_model),
+                                        cmocka_unit_test(bits_of_tiny),
+                                        cmocka_unit_test(bits_of_a_settings_file),
                                         cmocka_unit_test(calibration_beside_the_model),
                                         cmocka_unit_test(mistakes_have_reasons) };
     return cmocka_run_group_tests(tests, NULL, NULL);

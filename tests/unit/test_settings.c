@@ -112,7 +112,8 @@ static void assert_usual(const kvant_settings *settings)
     assert_true(info.calibration_checksum == 0xfedcba9876543210u);
     for (uint32_t i = 0; i < 2 * LAYERS; i++) {
         kvant_settings_layer layer;
-        assert_int_equal(kvant_settings_get_layer(settings, i / 2, (kvant_role)(i % 2), &layer), KVANT_OK);
+        assert_int_equal(kvant_settings_get_layer(settings, i / 2, (kvant_role)(i % 2), &layer),
+                         KVANT_OK);
         assert_true((layer.spec == NULL) == (layers[i].spec == NULL));
         assert_true((layer.heads == NULL) == (layers[i].heads == NULL));
         for (uint32_t h = 0; layer.heads && h < layer.n_kv_heads; h++)
@@ -168,7 +169,8 @@ static void smallest_and_largest_come_back(void **state)
             fail_msg("%s", err);
         for (uint32_t i = 0; i < 2 * config.n_layers; i++) {
             kvant_settings_layer layer;
-            assert_int_equal(kvant_settings_get_layer(loaded, i / 2, (kvant_role)(i % 2), &layer), KVANT_OK);
+            assert_int_equal(kvant_settings_get_layer(loaded, i / 2, (kvant_role)(i % 2), &layer),
+                             KVANT_OK);
             assert_string_equal(layer.spec, config.layers[i].spec);
         }
         kvant_settings_free(&made);
@@ -198,7 +200,8 @@ static void damage_anywhere_is_found(void **state)
         }
         fclose(file);
         err[0] = 0;
-        assert_int_equal(kvant_settings_load(in_folder("damaged"), &settings, err, sizeof err), KVANT_ERR_FORMAT);
+        assert_int_equal(kvant_settings_load(in_folder("damaged"), &settings, err, sizeof err),
+                         KVANT_ERR_FORMAT);
         assert_null(settings);
         assert_true(err[0] != 0);
     }
@@ -212,38 +215,58 @@ static void every_rule_names_its_line(void **state)
     } cases[] = {
         { "kvant-settings 2\nlayers 1\nk 0 1x1 f16\nv 0 1x1 f16\n", "version 2" },
         { "kvant-settings one\nlayers 1\nk 0 1x1 f16\nv 0 1x1 f16\n", "line 1" },
-        { "kvant-settings 1\nlayers 1\nk 0 1x1 f16\nv 0 1x1 f16\nw 0 1x1 f16\n", "line 5: it begins with none" },
-        { "kvant-settings 1\nlayers 1\n\nk 0 1x1 f16\nv 0 1x1 f16\n", "line 3: it begins with none" },
-        { "kvant-settings 1\nlayers 1\nk 0 1x1 f16\nv 0 1x1 f16\r\n", "line 4: it holds a control" },
-        { "kvant-settings 1\nk 0 1x1 f16\nv 0 1x1 f16\nlayers 1\n", "line 2: the number of layers has to come" },
+        { "kvant-settings 1\nlayers 1\nk 0 1x1 f16\nv 0 1x1 f16\nw 0 1x1 f16\n",
+          "line 5: it begins with none" },
+        { "kvant-settings 1\nlayers 1\n\nk 0 1x1 f16\nv 0 1x1 f16\n",
+          "line 3: it begins with none" },
+        { "kvant-settings 1\nlayers 1\nk 0 1x1 f16\nv 0 1x1 f16\r\n",
+          "line 4: it holds a control" },
+        { "kvant-settings 1\nk 0 1x1 f16\nv 0 1x1 f16\nlayers 1\n",
+          "line 2: the number of layers has to come" },
         { "kvant-settings 1\nmodel nothing else is said here at all\n", "how many layers" },
         { "kvant-settings 1\nlayers 1\nlayers 1\nk 0 1x1 f16\nv 0 1x1 f16\n",
           "line 3: the number of layers is given" },
-        { "kvant-settings 1\nlayers 0\nk 0 1x1 f16\nv 0 1x1 f16\n", "line 2: the number of layers is 1" },
-        { "kvant-settings 1\nlayers 4097\nk 0 1x1 f16\nv 0 1x1 f16\n", "line 2: the number of layers is 1" },
-        { "kvant-settings 1\nlayers 01\nk 0 1x1 f16\nv 0 1x1 f16\n", "line 2: the number of layers is 1" },
+        { "kvant-settings 1\nlayers 0\nk 0 1x1 f16\nv 0 1x1 f16\n",
+          "line 2: the number of layers is 1" },
+        { "kvant-settings 1\nlayers 4097\nk 0 1x1 f16\nv 0 1x1 f16\n",
+          "line 2: the number of layers is 1" },
+        { "kvant-settings 1\nlayers 01\nk 0 1x1 f16\nv 0 1x1 f16\n",
+          "line 2: the number of layers is 1" },
         { "kvant-settings 1\nlayers 18446744073709551617\nk 0 1x1 f16\nv 0 1x1 f16\n", "line 2" },
-        { "kvant-settings 1\nlayers 1\nmodel a\nmodel b\nk 0 1x1 f16\nv 0 1x1 f16\n", "line 4: the model is" },
-        { "kvant-settings 1\nlayers 1\nmodel \nk 0 1x1 f16\nv 0 1x1 f16\n", "line 3: a model's name" },
-        { "kvant-settings 1\nlayers 1\nfingerprint 0\nk 0 1x1 f16\nv 0 1x1 f16\n", "line 3: a fingerprint" },
-        { "kvant-settings 1\nlayers 1\nfingerprint 0000000000000000\nk 0 1x1 f16\nv 0 1x1 f16\n", "line 3" },
-        { "kvant-settings 1\nlayers 1\nfingerprint 0123456789ABCDEF\nk 0 1x1 f16\nv 0 1x1 f16\n", "line 3" },
-        { "kvant-settings 1\nlayers 1\nfingerprint 0123456789abcdef0\nk 0 1x1 f16\nv 0 1x1 f16\n", "line 3" },
-        { "kvant-settings 1\nlayers 1\ncalibration a.kvcal\nk 0 1x1 f16\nv 0 1x1 f16\n", "line 3: calibration is" },
-        { "kvant-settings 1\nlayers 1\ncalibration 0123456789abcdef \nk 0 1x1 f16\nv 0 1x1 f16\n", "line 3" },
+        { "kvant-settings 1\nlayers 1\nmodel a\nmodel b\nk 0 1x1 f16\nv 0 1x1 f16\n",
+          "line 4: the model is" },
+        { "kvant-settings 1\nlayers 1\nmodel \nk 0 1x1 f16\nv 0 1x1 f16\n",
+          "line 3: a model's name" },
+        { "kvant-settings 1\nlayers 1\nfingerprint 0\nk 0 1x1 f16\nv 0 1x1 f16\n",
+          "line 3: a fingerprint" },
+        { "kvant-settings 1\nlayers 1\nfingerprint 0000000000000000\nk 0 1x1 f16\nv 0 1x1 f16\n",
+          "line 3" },
+        { "kvant-settings 1\nlayers 1\nfingerprint 0123456789ABCDEF\nk 0 1x1 f16\nv 0 1x1 f16\n",
+          "line 3" },
+        { "kvant-settings 1\nlayers 1\nfingerprint 0123456789abcdef0\nk 0 1x1 f16\nv 0 1x1 f16\n",
+          "line 3" },
+        { "kvant-settings 1\nlayers 1\ncalibration a.kvcal\nk 0 1x1 f16\nv 0 1x1 f16\n",
+          "line 3: calibration is" },
+        { "kvant-settings 1\nlayers 1\ncalibration 0123456789abcdef \nk 0 1x1 f16\nv 0 1x1 f16\n",
+          "line 3" },
         { "kvant-settings 1\nlayers 1\nk 0 1x1 f16\nk 0 1x1 f16\nv 0 1x1 f16\n",
           "line 4: keys of layer 0 are given" },
         { "kvant-settings 1\nlayers 2\nk 0-1 1x1 f16\nv 1,0,1 1x1 f16\n",
           "line 4: values of layer 1 are given twice" },
-        { "kvant-settings 1\nlayers 2\nk 0-1 1x1 f16\nv 0 1x1 f16\n", "no codec for values of layer 1" },
+        { "kvant-settings 1\nlayers 2\nk 0-1 1x1 f16\nv 0 1x1 f16\n",
+          "no codec for values of layer 1" },
         { "kvant-settings 1\nlayers 2\nk 0-2 1x1 f16\nv 0-1 1x1 f16\n",
-          "line 3: layers are written as 0-3,7 or, for kv head 1 of layer 7, 7/1; they are 0 to 1" },
+          "line 3: layers are written as 0-3,7 or, for kv head 1 of layer 7, 7/1; they are 0 to "
+          "1" },
         { "kvant-settings 1\nlayers 1\nk 0/ 1x1 f16\nv 0 1x1 f16\n", "line 3: layers are written" },
-        { "kvant-settings 1\nlayers 2\nk 0-1/0 1x1 f16\nv 0-1 1x1 f16\n", "line 3: layers are followed by" },
-        { "kvant-settings 1\nlayers 1\nk 0/4096 2x1 f16\nv 0 1x1 f16\n", "line 3: layers are written" },
+        { "kvant-settings 1\nlayers 2\nk 0-1/0 1x1 f16\nv 0-1 1x1 f16\n",
+          "line 3: layers are followed by" },
+        { "kvant-settings 1\nlayers 1\nk 0/4096 2x1 f16\nv 0 1x1 f16\n",
+          "line 3: layers are written" },
         { "kvant-settings 1\nlayers 1\nk 0/2 2x1 f16\nv 0 1x1 f16\n",
           "line 3: keys of layer 0 do not have that kv head" },
-        { "kvant-settings 1\nlayers 1\nk 0/0 2x1 f16\nv 0 2x1 f16\n", "keys of layer 0 in one of its kv heads" },
+        { "kvant-settings 1\nlayers 1\nk 0/0 2x1 f16\nv 0 2x1 f16\n",
+          "keys of layer 0 in one of its kv heads" },
         { "kvant-settings 1\nlayers 1\nk 0/0,0/1,0/0 2x1 f16\nv 0 2x1 f16\n",
           "line 3: keys of layer 0 are given twice" },
         { "kvant-settings 1\nlayers 1\nk 0/0 2x1 f16\nk 0 2x1 f32\nv 0 2x1 f16\n",
@@ -254,24 +277,30 @@ static void every_rule_names_its_line(void **state)
           "line 4: keys of layer 0 are given two shapes" },
         { "kvant-settings 1\nlayers 5\nk 0/0,1/0,2/0,3/0,4/0 4096x1 f16\nv 0 2x1 f16\n",
           "line 3: more than 16384 codecs" },
-        { "kvant-settings 1\nlayers 2\nk 1-0 1x1 f16\nv 0-1 1x1 f16\n", "line 3: layers are written" },
+        { "kvant-settings 1\nlayers 2\nk 1-0 1x1 f16\nv 0-1 1x1 f16\n",
+          "line 3: layers are written" },
         { "kvant-settings 1\nlayers 2\nk 0-1,1x1 f16\nv 0-1 1x1 f16\n", "line 3" },
-        { "kvant-settings 1\nlayers 2\nk  1x1 f16 and so on\nv 0-1 1x1 f16\n", "line 3: layers are written" },
+        { "kvant-settings 1\nlayers 2\nk  1x1 f16 and so on\nv 0-1 1x1 f16\n",
+          "line 3: layers are written" },
         { "kvant-settings 1\nlayers 1\nk 0 0x1 f16\nv 0 1x1 f16\n", "line 3: 0 kv heads" },
         { "kvant-settings 1\nlayers 1\nk 0 1x513 f16\nv 0 1x1 f16\n",
           "line 3: layers are followed by their shape" },
         { "kvant-settings 1\nlayers 1\nk 0 4097x1 f16\nv 0 1x1 f16\n",
           "line 3: layers are followed by their shape" },
-        { "kvant-settings 1\nlayers 1\nk 0 1x1 \nv 0 1x1 f16\n", "line 3: the shape is followed by a codec" },
-        { "kvant-settings 1\nlayers 1\nk 0 1x1 f16 \nv 0 1x1 f16\n", "line 3: 'f16 ' is not a codec" },
-        { "kvant-settings 1\nlayers 1\nk 0 1x1 int-4:a=1,a=2\nv 0 1x1 f16\n", "line 3: option 'a' is given twice" },
+        { "kvant-settings 1\nlayers 1\nk 0 1x1 \nv 0 1x1 f16\n",
+          "line 3: the shape is followed by a codec" },
+        { "kvant-settings 1\nlayers 1\nk 0 1x1 f16 \nv 0 1x1 f16\n",
+          "line 3: 'f16 ' is not a codec" },
+        { "kvant-settings 1\nlayers 1\nk 0 1x1 int-4:a=1,a=2\nv 0 1x1 f16\n",
+          "line 3: option 'a' is given twice" },
     };
     (void)state;
     for (size_t i = 0; i < COUNT(cases); i++) {
         char err[256] = "";
         kvant_settings *settings;
         write_sealed(in_folder("rule"), cases[i].body, strlen(cases[i].body));
-        assert_int_equal(kvant_settings_load(in_folder("rule"), &settings, err, sizeof err), KVANT_ERR_FORMAT);
+        assert_int_equal(kvant_settings_load(in_folder("rule"), &settings, err, sizeof err),
+                         KVANT_ERR_FORMAT);
         assert_null(settings);
         if (!strstr(err, cases[i].said))
             fail_msg("case %zu says \"%s\", not \"%s\"", i, err, cases[i].said);
@@ -285,10 +314,12 @@ static void long_words_are_refused(void **state)
     static const struct {
         const char *format;
         int fits;
-    } cases[] = { { "kvant-settings 1\nlayers 1\nmodel %s\nk 0 1x1 f16\nv 0 1x1 f16\n", 255 },
-                  { "kvant-settings 1\nlayers 1\ncalibration 0123456789abcdef %s\nk 0 1x1 f16\nv 0 1x1 f16\n",
-                    1023 },
-                  { "kvant-settings 1\nlayers 1\nk 0 1x1 %s\nv 0 1x1 f16\n", 255 } };
+    } cases[] = {
+        { "kvant-settings 1\nlayers 1\nmodel %s\nk 0 1x1 f16\nv 0 1x1 f16\n", 255 },
+        { "kvant-settings 1\nlayers 1\ncalibration 0123456789abcdef %s\nk 0 1x1 f16\nv 0 1x1 f16\n",
+          1023 },
+        { "kvant-settings 1\nlayers 1\nk 0 1x1 %s\nv 0 1x1 f16\n", 255 }
+    };
     (void)state;
     memset(word, 'w', sizeof word);
     for (size_t i = 0; i < COUNT(cases); i++)
@@ -297,7 +328,8 @@ static void long_words_are_refused(void **state)
             snprintf(body, sizeof body, cases[i].format, word);
             word[cases[i].fits + more] = 'w';
             write_sealed(in_folder("long"), body, strlen(body));
-            kvant_status status = kvant_settings_load(in_folder("long"), &settings, err, sizeof err);
+            kvant_status status =
+                kvant_settings_load(in_folder("long"), &settings, err, sizeof err);
             assert_int_equal(status, more ? KVANT_ERR_FORMAT : KVANT_OK);
             kvant_settings_free(&settings);
         }
@@ -308,7 +340,8 @@ static void other_files_are_refused(void **state)
     char err[256] = "";
     kvant_settings *settings;
     (void)state;
-    assert_int_equal(kvant_settings_load(in_folder("absent"), &settings, err, sizeof err), KVANT_ERR_IO);
+    assert_int_equal(kvant_settings_load(in_folder("absent"), &settings, err, sizeof err),
+                     KVANT_ERR_IO);
     assert_non_null(strstr(err, "No such file"));
     assert_int_equal(kvant_settings_load(folder, &settings, err, sizeof err), KVANT_ERR_IO);
     FILE *file = fopen(in_folder("large"), "wb");
@@ -316,10 +349,13 @@ static void other_files_are_refused(void **state)
     fputs("kvant-settings 1\n", file);
     assert_int_equal(ftruncate(fileno(file), KVANT_SETTINGS_MAX_BYTES + 1), 0);
     fclose(file);
-    assert_int_equal(kvant_settings_load(in_folder("large"), &settings, err, sizeof err), KVANT_ERR_FORMAT);
+    assert_int_equal(kvant_settings_load(in_folder("large"), &settings, err, sizeof err),
+                     KVANT_ERR_FORMAT);
     assert_non_null(strstr(err, "more than any"));
-    write_sealed(in_folder("other"), "GGUF this is another kind of file, long enough to be read\n", 58);
-    assert_int_equal(kvant_settings_load(in_folder("other"), &settings, err, sizeof err), KVANT_ERR_FORMAT);
+    write_sealed(in_folder("other"), "GGUF this is another kind of file, long enough to be read\n",
+                 58);
+    assert_int_equal(kvant_settings_load(in_folder("other"), &settings, err, sizeof err),
+                     KVANT_ERR_FORMAT);
     assert_non_null(strstr(err, "not a settings file"));
 }
 
@@ -335,12 +371,12 @@ static void wrong_arguments_are_refused(void **state)
     name[sizeof name - 1] = 0;
     assert_int_equal(kvant_settings_create(NULL, &settings, err, sizeof err), KVANT_ERR_ARGUMENT);
     assert_int_equal(kvant_settings_create(&good, NULL, err, sizeof err), KVANT_ERR_ARGUMENT);
-#define REFUSED(field, value, status)                                                                              \
-    do {                                                                                                           \
-        bad = good;                                                                                                \
-        bad.field = (value);                                                                                       \
-        assert_int_equal(kvant_settings_create(&bad, &settings, err, sizeof err), status);                         \
-        assert_null(settings);                                                                                     \
+#define REFUSED(field, value, status)                                                              \
+    do {                                                                                           \
+        bad = good;                                                                                \
+        bad.field = (value);                                                                       \
+        assert_int_equal(kvant_settings_create(&bad, &settings, err, sizeof err), status);         \
+        assert_null(settings);                                                                     \
     } while (0)
     REFUSED(size, 1, KVANT_ERR_ARGUMENT);
     REFUSED(layers, NULL, KVANT_ERR_ARGUMENT);
@@ -368,9 +404,12 @@ static void wrong_arguments_are_refused(void **state)
     REFUSED(layers, wrong, KVANT_ERR_SPEC);
 #undef REFUSED
     settings = create(&good);
-    assert_int_equal(kvant_settings_get_layer(settings, LAYERS, KVANT_ROLE_K, &layer), KVANT_ERR_ARGUMENT);
-    assert_int_equal(kvant_settings_get_layer(settings, 0, (kvant_role)2, &layer), KVANT_ERR_ARGUMENT);
-    assert_int_equal(kvant_settings_save(settings, in_folder("no/such/folder"), err, sizeof err), KVANT_ERR_IO);
+    assert_int_equal(kvant_settings_get_layer(settings, LAYERS, KVANT_ROLE_K, &layer),
+                     KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_settings_get_layer(settings, 0, (kvant_role)2, &layer),
+                     KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_settings_save(settings, in_folder("no/such/folder"), err, sizeof err),
+                     KVANT_ERR_IO);
     kvant_settings_free(&settings);
     assert_int_equal(kvant_settings_load(NULL, &settings, err, sizeof err), KVANT_ERR_ARGUMENT);
 }
@@ -401,17 +440,25 @@ static void calibration_is_found_beside_and_another_refused(void **state)
     kvant_settings *settings = calibrated_settings("int-4", 2, 8, own);
     char err[256] = "";
     (void)state;
-    assert_int_equal(kvant_settings_load_calibration(settings, NULL, &loaded, err, sizeof err), KVANT_ERR_ARGUMENT);
-    assert_int_equal(kvant_settings_save(settings, in_folder("model.kvant"), err, sizeof err), KVANT_OK);
+    assert_int_equal(kvant_settings_load_calibration(settings, NULL, &loaded, err, sizeof err),
+                     KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_settings_save(settings, in_folder("model.kvant"), err, sizeof err),
+                     KVANT_OK);
     kvant_settings_free(&settings);
-    assert_int_equal(kvant_settings_load(in_folder("model.kvant"), &settings, err, sizeof err), KVANT_OK);
-    assert_int_equal(kvant_settings_load_calibration(settings, NULL, &loaded, err, sizeof err), KVANT_ERR_IO);
-    assert_int_equal(kvant_calibration_save(own, in_folder("fixed.kvcal"), err, sizeof err), KVANT_OK);
-    assert_int_equal(kvant_settings_load_calibration(settings, NULL, &loaded, err, sizeof err), KVANT_OK);
+    assert_int_equal(kvant_settings_load(in_folder("model.kvant"), &settings, err, sizeof err),
+                     KVANT_OK);
+    assert_int_equal(kvant_settings_load_calibration(settings, NULL, &loaded, err, sizeof err),
+                     KVANT_ERR_IO);
+    assert_int_equal(kvant_calibration_save(own, in_folder("fixed.kvcal"), err, sizeof err),
+                     KVANT_OK);
+    assert_int_equal(kvant_settings_load_calibration(settings, NULL, &loaded, err, sizeof err),
+                     KVANT_OK);
     assert_non_null(loaded);
     kvant_calibration_free(&loaded);
-    assert_int_equal(kvant_calibration_save(other, in_folder("fixed.kvcal"), err, sizeof err), KVANT_OK);
-    assert_int_equal(kvant_settings_load_calibration(settings, NULL, &loaded, err, sizeof err), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_calibration_save(other, in_folder("fixed.kvcal"), err, sizeof err),
+                     KVANT_OK);
+    assert_int_equal(kvant_settings_load_calibration(settings, NULL, &loaded, err, sizeof err),
+                     KVANT_ERR_ARGUMENT);
     assert_null(loaded);
     assert_non_null(strstr(err, "not the one that the settings were made with"));
     assert_int_equal(kvant_settings_check(settings, other, err, sizeof err), KVANT_ERR_ARGUMENT);
@@ -419,11 +466,13 @@ static void calibration_is_found_beside_and_another_refused(void **state)
     char path[256];
     assert_int_equal(kvant_settings_calibration_path(settings, path, sizeof path), KVANT_OK);
     assert_string_equal(path, in_folder("fixed.kvcal"));
-    assert_int_equal(kvant_settings_calibration_path(settings, path, strlen(path)), KVANT_ERR_ARGUMENT);
-    assert_int_equal(kvant_calibration_save(own, in_folder("elsewhere.kvcal"), err, sizeof err), KVANT_OK);
-    assert_int_equal(
-        kvant_settings_load_calibration(settings, in_folder("elsewhere.kvcal"), &loaded, err, sizeof err),
-        KVANT_OK);
+    assert_int_equal(kvant_settings_calibration_path(settings, path, strlen(path)),
+                     KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_calibration_save(own, in_folder("elsewhere.kvcal"), err, sizeof err),
+                     KVANT_OK);
+    assert_int_equal(kvant_settings_load_calibration(settings, in_folder("elsewhere.kvcal"),
+                                                     &loaded, err, sizeof err),
+                     KVANT_OK);
     kvant_calibration_free(&loaded);
     kvant_settings_free(&settings);
     kvant_calibration_free(&own);
@@ -438,7 +487,8 @@ static void no_calibration_is_none(void **state)
     (void)state;
     config.calibration = NULL;
     kvant_settings *settings = create(&config);
-    assert_int_equal(kvant_settings_load_calibration(settings, NULL, &loaded, err, sizeof err), KVANT_OK);
+    assert_int_equal(kvant_settings_load_calibration(settings, NULL, &loaded, err, sizeof err),
+                     KVANT_OK);
     assert_null(loaded);
     kvant_settings_free(&settings);
 }
@@ -453,11 +503,15 @@ static void check_creates_every_codec(void **state)
         const char *said;
     } cases[] = {
         { "int-4:transform=file", 2, 8, true, KVANT_OK, "" },
-        { "int-4:transform=file", 2, 8, false, KVANT_ERR_UNSUPPORTED, "layer 0, keys, int-4:center=file: " },
+        { "int-4:transform=file", 2, 8, false, KVANT_ERR_UNSUPPORTED,
+          "layer 0, keys, int-4:center=file: " },
         { "int-9", 2, 8, true, KVANT_ERR_SPEC, "layer 1, keys, int-9: " },
-        { "int-4", 2, 16, true, KVANT_ERR_ARGUMENT, "layer 1, keys, int-4: the calibration is of another" },
-        { "int-4", 1, 8, true, KVANT_ERR_ARGUMENT, "layer 1, keys, int-4: the calibration is of another" },
-        { "int-4", 3, 8, true, KVANT_ERR_ARGUMENT, "layer 1, keys, int-4: the calibration is of another" },
+        { "int-4", 2, 16, true, KVANT_ERR_ARGUMENT,
+          "layer 1, keys, int-4: the calibration is of another" },
+        { "int-4", 1, 8, true, KVANT_ERR_ARGUMENT,
+          "layer 1, keys, int-4: the calibration is of another" },
+        { "int-4", 3, 8, true, KVANT_ERR_ARGUMENT,
+          "layer 1, keys, int-4: the calibration is of another" },
     };
     kvant_calibration *calibration = calibrate_fixed(8);
     (void)state;
@@ -465,8 +519,8 @@ static void check_creates_every_codec(void **state)
         char err[512] = "";
         kvant_settings *settings =
             calibrated_settings(cases[i].spec, cases[i].n_kv_heads, cases[i].head_dim, calibration);
-        kvant_status status =
-            kvant_settings_check(settings, cases[i].calibrated ? calibration : NULL, err, sizeof err);
+        kvant_status status = kvant_settings_check(
+            settings, cases[i].calibrated ? calibration : NULL, err, sizeof err);
         if (status != cases[i].status || strncmp(err, cases[i].said, strlen(cases[i].said)) != 0)
             fail_msg("case %zu: status %d, \"%s\"", i, (int)status, err);
         kvant_settings_free(&settings);
@@ -483,14 +537,21 @@ static void check_creates_every_kv_head(void **state)
     } cases[] = {
         { { "int-4:transform=file", "turboquant-2:transform=file,feedback" }, KVANT_OK, "" },
         { { "int-4", "int-9" }, KVANT_ERR_SPEC, "layer 0, keys, int-9: " },
-        { { "int-4:center=file", "trellis-4" }, KVANT_ERR_ARGUMENT, "layer 0, keys, trellis-4: it keeps other" },
-        { { "int-4:center=first,sink=0", "int-4" }, KVANT_ERR_ARGUMENT, "layer 0, keys, int-4: it keeps other" },
+        { { "int-4:center=file", "trellis-4" },
+          KVANT_ERR_ARGUMENT,
+          "layer 0, keys, trellis-4: it keeps other" },
+        { { "int-4:center=first,sink=0", "int-4" },
+          KVANT_ERR_ARGUMENT,
+          "layer 0, keys, int-4: it keeps other" },
     };
     kvant_calibration *calibration = calibrate_fixed(8);
     (void)state;
     for (size_t i = 0; i < COUNT(cases); i++) {
-        const kvant_settings_layer one[2] = { { NULL, 2, 8, cases[i].keys }, { "int-4", 2, 8, NULL } };
-        const kvant_settings_config config = { .size = sizeof config, .n_layers = 1, .layers = one };
+        const kvant_settings_layer one[2] = { { NULL, 2, 8, cases[i].keys },
+                                              { "int-4", 2, 8, NULL } };
+        const kvant_settings_config config = { .size = sizeof config,
+                                               .n_layers = 1,
+                                               .layers = one };
         kvant_settings *settings = create(&config);
         char err[512] = "";
         kvant_status status = kvant_settings_check(settings, calibration, err, sizeof err);
@@ -515,12 +576,16 @@ static void presets_make_codecs(void **state)
             assert_string_equal(preset.name, names[i]);
             assert_non_null(strstr(KVANT_PRESET_NAMES, preset.name));
             const kvant_calibration *with = calibrated ? calibration : NULL;
-            assert_int_equal(kvant_codec_check(preset.k, KVANT_ROLE_K, with, err, sizeof err), KVANT_OK);
-            assert_int_equal(kvant_codec_check(preset.v, KVANT_ROLE_V, with, err, sizeof err), KVANT_OK);
+            assert_int_equal(kvant_codec_check(preset.k, KVANT_ROLE_K, with, err, sizeof err),
+                             KVANT_OK);
+            assert_int_equal(kvant_codec_check(preset.v, KVANT_ROLE_V, with, err, sizeof err),
+                             KVANT_OK);
             const bool learns = strcmp(names[i], "tiny") == 0; /* with a calibration, too */
-            assert_true(!preset.more_k || kvant_codec_check(preset.more_k, KVANT_ROLE_K, NULL, err, sizeof err) == KVANT_OK);
+            assert_true(!preset.more_k || kvant_codec_check(preset.more_k, KVANT_ROLE_K, NULL, err,
+                                                            sizeof err) == KVANT_OK);
             kvant_status without = calibrated && !learns ? KVANT_ERR_UNSUPPORTED : KVANT_OK;
-            assert_int_equal(kvant_codec_check(preset.k, KVANT_ROLE_K, NULL, err, sizeof err), without);
+            assert_int_equal(kvant_codec_check(preset.k, KVANT_ROLE_K, NULL, err, sizeof err),
+                             without);
         }
     kvant_calibration_free(&calibration);
 }
@@ -539,7 +604,8 @@ static void tiny_has_the_bits_of_head_dim_64(void **state)
             assert_ptr_equal(kvant_preset_spec(&preset, KVANT_ROLE_V, layer, d), preset.v);
             assert_true(k == preset.k || k == preset.more_k);
             more += k == preset.more_k;
-            const uint32_t rows = 2 * (layer + 1), used = rows * (2 * d + 16) + more * d, allowed = rows * (2 * d + d / 4);
+            const uint32_t rows = 2 * (layer + 1), used = rows * (2 * d + 16) + more * d,
+                           allowed = rows * (2 * d + d / 4);
             assert_true(used <= allowed && used + d > allowed);
         }
     assert_ptr_equal(kvant_preset_spec(&preset, KVANT_ROLE_K, UINT32_MAX, 32), preset.k);

@@ -5,14 +5,17 @@ static void refused(const char *spec, uint32_t head_dim, kvant_status expected, 
 {
     kvant_codec *codec = (kvant_codec *)1;
     char err[256] = "";
-    kvant_status status = kvant_codec_create(spec, head_dim, KVANT_ROLE_K, 0, &codec, err, sizeof err);
+    kvant_status status =
+        kvant_codec_create(spec, head_dim, KVANT_ROLE_K, 0, &codec, err, sizeof err);
     if (status != expected || codec || !strstr(err, words))
         fail_msg("'%s': %s, '%s' (expected %s with '%s')", spec, kvant_strerror(status), err,
                  kvant_strerror(expected), words);
     /* The same without a buffer, and with one that is too short for the words. */
-    assert_int_equal(kvant_codec_create(spec, head_dim, KVANT_ROLE_K, 0, &codec, NULL, 0), expected);
+    assert_int_equal(kvant_codec_create(spec, head_dim, KVANT_ROLE_K, 0, &codec, NULL, 0),
+                     expected);
     char tiny[4] = "xyz";
-    assert_int_equal(kvant_codec_create(spec, head_dim, KVANT_ROLE_K, 0, &codec, tiny, sizeof tiny), expected);
+    assert_int_equal(kvant_codec_create(spec, head_dim, KVANT_ROLE_K, 0, &codec, tiny, sizeof tiny),
+                     expected);
     assert_true(strlen(tiny) < sizeof tiny);
 }
 
@@ -81,8 +84,8 @@ static void mutated_specs_do_no_harm(void **state)
             spec[test_random(&rng) % (strlen(spec) + 1)] = (char)(test_random(&rng) % 255 + 1);
         spec[sizeof spec - 1] = 0;
         kvant_codec *codec;
-        kvant_codec_create(spec, 1 + (uint32_t)(test_random(&rng) % 80), (kvant_role)(test_random(&rng) % 2), 1,
-                           &codec, err, sizeof err);
+        kvant_codec_create(spec, 1 + (uint32_t)(test_random(&rng) % 80),
+                           (kvant_role)(test_random(&rng) % 2), 1, &codec, err, sizeof err);
         kvant_codec_free(&codec);
     }
 }
@@ -100,13 +103,15 @@ static void canonical_specs_describe_the_same_codec(void **state)
         assert_null(first);
     }
     kvant_codec *codec = make_codec("turboquant-4:seed=0", 64, KVANT_ROLE_K);
-    assert_string_equal(info_of(codec).spec, "turboquant-4:scale=unbiased,rotate=hadamard,block=64,signs=seed");
+    assert_string_equal(info_of(codec).spec,
+                        "turboquant-4:scale=unbiased,rotate=hadamard,block=64,signs=seed");
     kvant_codec_free(&codec);
     codec = make_codec("turboquant-4", 80, KVANT_ROLE_K);
     assert_string_equal(info_of(codec).spec, "turboquant-4:scale=unbiased,rotate=dense,seed=7");
     kvant_codec_free(&codec);
     codec = make_codec("bdr-4", 96, KVANT_ROLE_K);
-    assert_string_equal(info_of(codec).spec, "bdr-4:group=96,asym,axis=token,rotate=hadamard,block=32,signs=none");
+    assert_string_equal(info_of(codec).spec,
+                        "bdr-4:group=96,asym,axis=token,rotate=hadamard,block=32,signs=none");
     kvant_codec_free(&codec);
 }
 
@@ -115,20 +120,24 @@ static void specs_are_checked_without_a_model(void **state)
     (void)state;
     char err[256];
     for (size_t s = 0; s < COUNT(all_specs); s++)
-        assert_int_equal(kvant_codec_check(all_specs[s], KVANT_ROLE_V, NULL, err, sizeof err), KVANT_OK);
+        assert_int_equal(kvant_codec_check(all_specs[s], KVANT_ROLE_V, NULL, err, sizeof err),
+                         KVANT_OK);
     assert_int_equal(kvant_codec_check("bdr-4:block=512", KVANT_ROLE_K, NULL, err, sizeof err),
                      KVANT_OK); /* for 512 alone */
-    assert_int_equal(kvant_codec_check("bdr-4:block=48", KVANT_ROLE_K, NULL, err, sizeof err), KVANT_ERR_SPEC);
+    assert_int_equal(kvant_codec_check("bdr-4:block=48", KVANT_ROLE_K, NULL, err, sizeof err),
+                     KVANT_ERR_SPEC);
     assert_non_null(strstr(err, "head_dim 128"));
     assert_int_equal(kvant_codec_check("int-9", KVANT_ROLE_K, NULL, NULL, 0), KVANT_ERR_SPEC);
-    assert_int_equal(kvant_codec_check(NULL, KVANT_ROLE_K, NULL, err, sizeof err), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_codec_check(NULL, KVANT_ROLE_K, NULL, err, sizeof err),
+                     KVANT_ERR_ARGUMENT);
 }
 
 static void expect_need(const char *spec, kvant_role role, int expected)
 {
     int needed = -1;
     char err[256];
-    if (kvant_codec_needs_calibration(spec, role, &needed, err, sizeof err) != KVANT_OK || needed != expected)
+    if (kvant_codec_needs_calibration(spec, role, &needed, err, sizeof err) != KVANT_OK ||
+        needed != expected)
         fail_msg("%s: %d, expected %d (%s)", spec, needed, expected, err);
 }
 
@@ -144,8 +153,10 @@ static void specs_say_whether_they_need_a_calibration(void **state)
     expect_need("int-4:norm=file", KVANT_ROLE_K, 1);
     expect_need("int-4:center=first,norm=first", KVANT_ROLE_K, 0);
     expect_need("bdr-4:block=512,center=file", KVANT_ROLE_K, 1); /* of one head_dim alone */
-    assert_int_equal(kvant_codec_needs_calibration("int-9", KVANT_ROLE_K, &needed, NULL, 0), KVANT_ERR_SPEC);
-    assert_int_equal(kvant_codec_needs_calibration("int-4", KVANT_ROLE_K, NULL, NULL, 0), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_codec_needs_calibration("int-9", KVANT_ROLE_K, &needed, NULL, 0),
+                     KVANT_ERR_SPEC);
+    assert_int_equal(kvant_codec_needs_calibration("int-4", KVANT_ROLE_K, NULL, NULL, 0),
+                     KVANT_ERR_ARGUMENT);
 }
 
 /* A caller of the first release knows fewer fields: no more bytes than that are written. */

@@ -43,7 +43,8 @@ static void *create(void *argument)
     job *j = argument;
     char err[256];
     for (int role = 0; role < 2; role++)
-        keep(j, kvant_codec_create(j->spec, j->d, (kvant_role)role, TEST_SEED, &j->codec[role], err, sizeof err));
+        keep(j, kvant_codec_create(j->spec, j->d, (kvant_role)role, TEST_SEED, &j->codec[role], err,
+                                   sizeof err));
     return NULL;
 }
 
@@ -51,8 +52,10 @@ static void *convert(void *argument)
 {
     job *j = argument;
     for (int role = 0; role < 2; role++) {
-        keep(j, kvant_codec_encode(j->codec[role], NULL, j->rows, j->d, 0, KVANT_PAGE_TOKENS, j->page));
-        keep(j, kvant_codec_decode(j->codec[role], NULL, j->page, 0, KVANT_PAGE_TOKENS, j->out, j->d));
+        keep(j, kvant_codec_encode(j->codec[role], NULL, j->rows, j->d, 0, KVANT_PAGE_TOKENS,
+                                   j->page));
+        keep(j,
+             kvant_codec_decode(j->codec[role], NULL, j->page, 0, KVANT_PAGE_TOKENS, j->out, j->d));
     }
     keep(j, kvant_codec_transform_query(j->codec[0], NULL, j->q, j->out));
     keep(j, kvant_codec_score(j->codec[0], j->page, j->q, j->d, 4, j->out));
@@ -74,7 +77,11 @@ static kvant_tensor_params params_of(job *j, int role)
 static void tell_rope(job *j)
 {
     static float frequencies[KVANT_MAX_HEAD_DIM / 2];
-    const kvant_rope rope = { .size = sizeof rope, .n_dims = j->d, .frequencies = frequencies, .n_positions = SLOTS, .block_centers = 1 };
+    const kvant_rope rope = { .size = sizeof rope,
+                              .n_dims = j->d,
+                              .frequencies = frequencies,
+                              .n_positions = SLOTS,
+                              .block_centers = 1 };
     for (uint32_t i = 0; i < j->d / 2; i++)
         frequencies[i] = 1.0f / (float)(1 + i);
     keep(j, kvant_tensor_set_rope(j->tensor[0], &rope));
@@ -82,8 +89,13 @@ static void tell_rope(job *j)
 
 static void note_queries(job *j, const int32_t *positions)
 {
-    const kvant_queries queries = { .size = sizeof queries, .q = j->q, .token_stride = (size_t)HEADS * j->d, .head_stride = j->d,
-                                    .n_tokens = TOKENS, .n_heads = HEADS, .positions = positions };
+    const kvant_queries queries = { .size = sizeof queries,
+                                    .q = j->q,
+                                    .token_stride = (size_t)HEADS * j->d,
+                                    .head_stride = j->d,
+                                    .n_tokens = TOKENS,
+                                    .n_heads = HEADS,
+                                    .positions = positions };
     keep(j, kvant_tensor_note_queries(j->tensor[0], &queries, 1));
     kvant_tensor_next_positions(j->tensor[0], positions, SLOTS);
 }
@@ -97,7 +109,8 @@ static void *write_and_read(void *argument)
     for (int role = 0; role < 2; role++) {
         kvant_tensor_params params = params_of(j, role);
         keep(j, kvant_tensor_create(&params, j->memory[role], &j->tensor[role]));
-        const bool learns = role == KVANT_ROLE_K && kvant_tensor_wants_queries(j->tensor[0], TOKENS);
+        const bool learns =
+            role == KVANT_ROLE_K && kvant_tensor_wants_queries(j->tensor[0], TOKENS);
         if (learns)
             tell_rope(j);
         for (int time = 0; time < 2; time++) { /* opens and seals again */
@@ -197,7 +210,8 @@ static void prepare_attention(job *j)
                                               .out_head_stride = j->d,
                                               .n_threads = 1 };
     assert_int_equal(
-        kvant_attention_workspace(j->tensor[0], j->tensor[1], &j->attention, &j->workspace_bytes), KVANT_OK);
+        kvant_attention_workspace(j->tensor[0], j->tensor[1], &j->attention, &j->workspace_bytes),
+        KVANT_OK);
     free(j->workspace);
     j->workspace = aligned(j->workspace_bytes);
 }
@@ -266,8 +280,8 @@ static void every_call_fits_a_small_stack(void **state)
 /* Levels have kernels of their own. */
 static void every_cpu_level_fits_a_small_stack(void **state)
 {
-    static const char *const specs[] = { "trellis-4", "turboquant-4", "int-3:axis=channel", PAPERS("octopus-3", )
-                                         "int-4:group=16" };
+    static const char *const specs[] = { "trellis-4", "turboquant-4", "int-3:axis=channel",
+                                         PAPERS("octopus-3", ) "int-4:group=16" };
     (void)state;
     for (size_t l = 0; l < COUNT(cpu_levels); l++)
         for (size_t i = 0; i < COUNT(specs) && use_level(cpu_levels[l]); i++)

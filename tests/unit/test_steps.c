@@ -254,8 +254,8 @@ static void sequences_have_exact_parts_of_their_own(void **state)
                     memcpy(t[i].rows + (size_t)slots[s] * WIDTH, rows + s * WIDTH,
                            WIDTH * sizeof *rows);
                 }
-                assert_int_equal(
-                    kvant_tensor_write(t[i].tensor, slots, SEQUENCES, rows, WIDTH, 1), KVANT_OK);
+                assert_int_equal(kvant_tensor_write(t[i].tensor, slots, SEQUENCES, rows, WIDTH, 1),
+                                 KVANT_OK);
             }
             for (uint32_t s = 0; s < SEQUENCES; s++)
                 for (uint32_t row = 0; row <= n; row++)
@@ -290,8 +290,8 @@ static void sizes_and_what_is_refused(void **state)
     check_slots(&none.tensors[0], 0, 700);
     assert_true(n_open(&none.tensors[0]) <= OWN);
     /* Both would need the pages at once. */
-    assert_int_equal(kvant_tensor_write_layer(f->tensor, all.tensors[1].tensor, &slot, 1, row, WIDTH,
-                                              row, WIDTH, 1),
+    assert_int_equal(kvant_tensor_write_layer(f->tensor, all.tensors[1].tensor, &slot, 1, row,
+                                              WIDTH, row, WIDTH, 1),
                      KVANT_ERR_ARGUMENT);
     kvant_tensor_params params = params_of(f);
     kvant_step_pages bad[] = { all.steps, all.steps, all.steps };

@@ -55,7 +55,8 @@ static void tensor_params(void **state)
 {
     (void)state;
     fixture f = use(KVANT_ROLE_K);
-    const size_t first = END_OF(kvant_tensor_params, n_open_blocks), now = sizeof(kvant_tensor_params);
+    const size_t first = END_OF(kvant_tensor_params, n_open_blocks),
+                 now = sizeof(kvant_tensor_params);
     assert_int_equal(try_params(&f, first, 0), KVANT_OK);
     assert_int_equal(try_params(&f, now, 0), KVANT_OK);
     assert_int_equal(try_params(&f, now + TAIL, 0), KVANT_OK);
@@ -73,13 +74,16 @@ typedef struct attention {
 
 static kvant_status try_problem(attention *a, size_t size, uint8_t tail)
 {
-    kvant_attention_problem problem = { .n_queries = 2, .n_tokens = 150, .causal = true, .scale = 0.1f };
+    kvant_attention_problem problem = {
+        .n_queries = 2, .n_tokens = 150, .causal = true, .scale = 0.1f
+    };
     size_t bytes = 0, other = 0;
     assert_int_equal(attend(&a->k, &a->v, &problem, a->q, &a->want), KVANT_OK);
     problem.out = a->got.out;
     problem.lse = a->got.lse;
     a->got = (attended){ .out = { 1 } };
-    assert_int_equal(kvant_attention_workspace(a->k.tensor, a->v.tensor, &problem, &bytes), KVANT_OK);
+    assert_int_equal(kvant_attention_workspace(a->k.tensor, a->v.tensor, &problem, &bytes),
+                     KVANT_OK);
     void *workspace = aligned(bytes);
     kvant_attention_problem *given = sized(&problem, sizeof problem, size, tail);
     kvant_status status = kvant_attention(a->k.tensor, a->v.tensor, given, workspace, bytes);
@@ -103,7 +107,8 @@ static void attention_problem(void **state)
     a.k = use(KVANT_ROLE_K);
     a.v = use(KVANT_ROLE_V);
     fill_normal(a.q, COUNT(a.q), &rng);
-    const size_t first = END_OF(kvant_attention_problem, exact), now = sizeof(kvant_attention_problem);
+    const size_t first = END_OF(kvant_attention_problem, exact),
+                 now = sizeof(kvant_attention_problem);
     assert_int_equal(try_problem(&a, first, 0), KVANT_OK);
     assert_int_equal(try_problem(&a, now, 0), KVANT_OK);
     assert_int_equal(try_problem(&a, now + TAIL, 0), KVANT_OK);
@@ -172,7 +177,9 @@ static void index_structs(void **state)
 {
     const kvant_index_params params = { .size = sizeof params, .dim = 4 };
     const float row[4] = { 1 };
-    const kvant_index_query query = { .size = sizeof query, .rows = row, .stride = 4, .n = 1, .k = 1 };
+    const kvant_index_query query = {
+        .size = sizeof query, .rows = row, .stride = 4, .n = 1, .k = 1
+    };
     const size_t first = END_OF(kvant_index_params, center), now = sizeof params;
     kvant_index *index;
     float score;
@@ -187,13 +194,16 @@ static void index_structs(void **state)
     for (size_t size = sizeof(size_t); size <= sizeof query; size++) {
         kvant_index_query *given = sized(&query, sizeof query, size, 0);
         const bool served = size >= END_OF(kvant_index_query, n_probe);
-        assert_int_equal(kvant_index_search(index, given, &score, &id), served ? KVANT_OK : KVANT_ERR_ARGUMENT);
+        assert_int_equal(kvant_index_search(index, given, &score, &id),
+                         served ? KVANT_OK : KVANT_ERR_ARGUMENT);
         free(given);
     }
     for (size_t size = sizeof(size_t); size <= sizeof(kvant_index_info); size++) {
-        kvant_index_info *given = sized(&(kvant_index_info){ 0 }, sizeof(kvant_index_info), size, 0);
+        kvant_index_info *given =
+            sized(&(kvant_index_info){ 0 }, sizeof(kvant_index_info), size, 0);
         const bool served = size >= END_OF(kvant_index_info, n_lists);
-        assert_int_equal(kvant_index_get_info(index, given), served ? KVANT_OK : KVANT_ERR_ARGUMENT);
+        assert_int_equal(kvant_index_get_info(index, given),
+                         served ? KVANT_OK : KVANT_ERR_ARGUMENT);
         free(given);
     }
     kvant_index_free(&index);
@@ -296,12 +306,12 @@ static void calibration_structs(void **state)
     fill_normal(rows, COUNT(rows), &rng);
     const kvant_calibrator_config config = { .size = sizeof config, .seed = 3, .n_threads = 1 };
     const kvant_calibrator_attention observed = { .keys = rows,
-                                                   .key_stride = HEAD_DIM,
-                                                   .n_keys = 9,
-                                                   .queries = rows,
-                                                   .query_stride = HEAD_DIM,
-                                                   .n_queries = 2,
-                                                   .scale = 0.1f };
+                                                  .key_stride = HEAD_DIM,
+                                                  .n_keys = 9,
+                                                  .queries = rows,
+                                                  .query_stride = HEAD_DIM,
+                                                  .n_queries = 2,
+                                                  .scale = 0.1f };
     const kvant_calibrator_sums added = {
         .n_kv_heads = 1, .head_dim = HEAD_DIM, .n_rows = 1, .sum = sums, .min = rows, .max = rows
     };

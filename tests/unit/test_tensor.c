@@ -101,7 +101,8 @@ static void clear_and_copy_blocks(void **state)
         assert_reads_zeros(&f, 0, 9 * 64);
         assert_zeros(f.memory, 9 * tensor_info_of(&f).sealed_bytes);
         assert_int_equal(kvant_tensor_copy(f.tensor, 7, f.tensor, 0, 3), KVANT_ERR_ARGUMENT);
-        assert_int_equal(kvant_tensor_copy(f.tensor, 0, f.tensor, 2, 3), KVANT_ERR_ARGUMENT); /* overlap */
+        assert_int_equal(kvant_tensor_copy(f.tensor, 0, f.tensor, 2, 3),
+                         KVANT_ERR_ARGUMENT); /* overlap */
         assert_int_equal(kvant_tensor_copy(f.tensor, 0, f.tensor, 10, 1), KVANT_ERR_ARGUMENT);
         assert_int_equal(kvant_tensor_copy(f.tensor, 0, NULL, 0, 1), KVANT_ERR_ARGUMENT);
         assert_int_equal(kvant_tensor_clear_blocks(f.tensor, 8, 2), KVANT_ERR_ARGUMENT);
@@ -193,7 +194,8 @@ static void assigned_blocks(void **state)
     (void)state;
     uint64_t rng = 26;
     fixture f = make("int-4:sink=64,recent=64", 2, 6, 0), g;
-    assert_int_equal(kvant_tensor_assign(f.tensor, 0, 0, 0), KVANT_ERR_ARGUMENT); /* places are fixed here */
+    assert_int_equal(kvant_tensor_assign(f.tensor, 0, 0, 0),
+                     KVANT_ERR_ARGUMENT); /* places are fixed here */
     f.params.blocks_per_sequence = 0;
     g = make_like(&f);
     static const uint32_t blocks[2][3] = { { 7, 3, 9 }, { 2, 8, 0 } };
@@ -223,7 +225,8 @@ static void assigned_blocks(void **state)
  * have these. No row is lost, also when all blocks come in one batch. */
 static void more_sinks_than_pages(void **state)
 {
-    static const char *const specs[] = { "int-4:sink=64", "int-4:sink=64,recent=64", "int-8:axis=channel,sink=64" };
+    static const char *const specs[] = { "int-4:sink=64", "int-4:sink=64,recent=64",
+                                         "int-8:axis=channel,sink=64" };
     (void)state;
     for (size_t s = 0; s < COUNT(specs); s++)
         for (uint32_t batch = 1; batch <= 256; batch += 255) {
@@ -235,11 +238,13 @@ static void more_sinks_than_pages(void **state)
                 assert_int_equal(kvant_tensor_assign(g.tensor, block, 0, 0), KVANT_OK);
             write_range(&g, 0, 256, batch, 2, &rng);
             assert_int_equal(block_of(&g, 3, 0).state, KVANT_BLOCK_SINK);
-            for (uint32_t i = 0; i < 256; i++) { /* a range of 8, 15 steps and half a step's error; 8 bits do better */
+            for (uint32_t i = 0; i < 256;
+                 i++) { /* a range of 8, 15 steps and half a step's error; 8 bits do better */
                 float got[WIDTH];
                 read_slot(&g, i, got);
                 for (uint32_t j = 0; j < WIDTH; j++)
-                    assert_true(fabsf(got[j] - g.rows[(size_t)i * WIDTH + j]) <= 8 / 15.0f / 2 * 1.01f);
+                    assert_true(fabsf(got[j] - g.rows[(size_t)i * WIDTH + j]) <=
+                                8 / 15.0f / 2 * 1.01f);
             }
             drop(&g);
             drop(&f);
@@ -307,7 +312,8 @@ static void block_codecs_go_through_open_pages(void **state)
 /* A group that is sealed before all of it was written holds nothing in the other slots. */
 static void gaps_read_as_nothing(void **state)
 {
-    static const char *const specs[] = { "int-8:axis=channel", "int-8:axis=channel,group=16", "turboquant-4:recent=64" };
+    static const char *const specs[] = { "int-8:axis=channel", "int-8:axis=channel,group=16",
+                                         "turboquant-4:recent=64" };
     (void)state;
     for (size_t s = 0; s < COUNT(specs); s++) {
         uint64_t rng = 28;
@@ -392,9 +398,11 @@ static void given_centre_and_scale(void **state)
         assert_int_equal(kvant_tensor_set_affine(f.tensor, NULL), KVANT_ERR_ARGUMENT);
         assert_int_equal(tensor_info_of(&f).n_versions, 1);
         assert_int_equal(kvant_tensor_set_affine(f.tensor, &only_center), KVANT_OK);
-        assert_int_equal(kvant_tensor_set_affine(f.tensor, &affine), KVANT_OK); /* the last one given counts */
+        assert_int_equal(kvant_tensor_set_affine(f.tensor, &affine),
+                         KVANT_OK); /* the last one given counts */
         double error = 0;
-        for (int64_t i = 0; i < 60; i++) { /* before rows are judged, which may prefer other numbers */
+        for (int64_t i = 0; i < 60;
+             i++) { /* before rows are judged, which may prefer other numbers */
             for (uint32_t j = 0; j < WIDTH; j++)
                 row[j] = center[j] + scale[j] * test_normal(&rng);
             write_slot(&f, i, row);
@@ -405,8 +413,10 @@ static void given_centre_and_scale(void **state)
         /* The codec sees numbers of variance 1 in every channel, whatever their size was. */
         assert_true(error < 0.05);
         for (uint32_t h = 0; h < N_KV_HEADS; h++) {
-            assert_memory_equal(block_of(&f, 0, h).affine.center, center + h * HEAD_DIM, HEAD_DIM * sizeof *center);
-            assert_memory_equal(block_of(&f, 0, h).affine.scale, scale + h * HEAD_DIM, HEAD_DIM * sizeof *scale);
+            assert_memory_equal(block_of(&f, 0, h).affine.center, center + h * HEAD_DIM,
+                                HEAD_DIM * sizeof *center);
+            assert_memory_equal(block_of(&f, 0, h).affine.scale, scale + h * HEAD_DIM,
+                                HEAD_DIM * sizeof *scale);
         }
         assert_int_equal(kvant_tensor_set_affine(f.tensor, &affine), KVANT_ERR_ARGUMENT);
         kvant_tensor_clear(f.tensor);
@@ -420,7 +430,8 @@ static void given_centre_and_scale(void **state)
     float ones[WIDTH];
     for (uint32_t i = 0; i < WIDTH; i++)
         ones[i] = 1;
-    assert_int_equal(kvant_tensor_set_affine(f.tensor, &(kvant_affine){ .center = ones }), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_tensor_set_affine(f.tensor, &(kvant_affine){ .center = ones }),
+                     KVANT_ERR_ARGUMENT);
     assert_int_equal(kvant_tensor_set_affine(f.tensor, &(kvant_affine){ .scale = ones }), KVANT_OK);
     drop(&f);
 }
@@ -440,7 +451,8 @@ static void bad_input(void **state)
     slots[1] = INT64_MAX;
     assert_int_equal(kvant_tensor_write(f.tensor, slots, 2, rows, WIDTH, 1), KVANT_ERR_ARGUMENT);
     slots[1] = 1;
-    assert_int_equal(kvant_tensor_write(f.tensor, slots, 2, rows, WIDTH - 1, 1), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_tensor_write(f.tensor, slots, 2, rows, WIDTH - 1, 1),
+                     KVANT_ERR_ARGUMENT);
     assert_int_equal(kvant_tensor_write(f.tensor, slots, 2, rows, WIDTH, 0), KVANT_ERR_ARGUMENT);
     assert_int_equal(kvant_tensor_write(f.tensor, slots, 0, rows, WIDTH, 1), KVANT_OK);
     rows[WIDTH + 40] = INFINITY; /* second kv head of the second row */
@@ -465,15 +477,15 @@ static void bad_params(void **state)
     const kvant_codec *missing[N_KV_HEADS] = { f.codecs[0], NULL };
     kvant_tensor_params params;
     size_t bytes;
-#define REFUSED(status, change)                                                                                    \
-    do {                                                                                                           \
-        kvant_tensor *tensor = f.tensor;                                                                           \
-        params = good;                                                                                             \
-        change;                                                                                                    \
-        assert_int_equal(kvant_tensor_size(&params, &bytes), status);                                              \
-        assert_int_equal(kvant_tensor_create(&params, f.memory, &tensor), status);                                 \
-        assert_null(tensor);                                                                                       \
-        assert_true(strlen(kvant_error_message()) > 8);                                                            \
+#define REFUSED(status, change)                                                                    \
+    do {                                                                                           \
+        kvant_tensor *tensor = f.tensor;                                                           \
+        params = good;                                                                             \
+        change;                                                                                    \
+        assert_int_equal(kvant_tensor_size(&params, &bytes), status);                              \
+        assert_int_equal(kvant_tensor_create(&params, f.memory, &tensor), status);                 \
+        assert_null(tensor);                                                                       \
+        assert_true(strlen(kvant_error_message()) > 8);                                            \
     } while (0)
     REFUSED(KVANT_ERR_ARGUMENT, params.codecs = NULL);
     REFUSED(KVANT_ERR_ARGUMENT, params.codecs = missing);
@@ -485,7 +497,8 @@ static void bad_params(void **state)
     assert_int_equal(kvant_tensor_size(&good, NULL), KVANT_ERR_ARGUMENT);
     assert_int_equal(kvant_tensor_size(NULL, &bytes), KVANT_ERR_ARGUMENT);
     kvant_tensor *tensor = f.tensor;
-    assert_int_equal(kvant_tensor_create(&good, (char *)f.memory + 16, &tensor), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_tensor_create(&good, (char *)f.memory + 16, &tensor),
+                     KVANT_ERR_ARGUMENT);
     assert_null(tensor);
     assert_int_equal(kvant_tensor_create(&good, NULL, &tensor), KVANT_ERR_ARGUMENT);
     assert_int_equal(kvant_tensor_create(&good, f.memory, NULL), KVANT_ERR_ARGUMENT);

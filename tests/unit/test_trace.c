@@ -24,11 +24,10 @@ static kvp_kv keys[2], values[2], later_keys;
 static void create(void)
 {
     for (uint32_t i = 0; i < 2; i++) {
-        keys[i] = (kvp_kv){ .cache = &keys[i],
-                            .shape = { .role = KVANT_ROLE_K,
-                                       .row = ROW,
-                                       .n_cells = N_CELLS,
-                                       .n_streams = i + 1 } };
+        keys[i] = (kvp_kv){
+            .cache = &keys[i],
+            .shape = { .role = KVANT_ROLE_K, .row = ROW, .n_cells = N_CELLS, .n_streams = i + 1 }
+        };
         values[i] = keys[i];
         values[i].shape.role = KVANT_ROLE_V;
     }
@@ -54,10 +53,9 @@ static void expect(const char *lines)
 static void attend(const kvp_kv *kv, size_t stream, uint32_t n_kv, uint32_t n_queries,
                    const uint16_t *mask)
 {
-    const kvant_attention_problem problem = { .n_tokens = n_kv,
-                                              .n_queries = n_queries,
-                                              .mask = mask,
-                                              .mask_token_stride = n_kv };
+    const kvant_attention_problem problem = {
+        .n_tokens = n_kv, .n_queries = n_queries, .mask = mask, .mask_token_stride = n_kv
+    };
 
     kvp_trace_attention(kv, stream, &problem);
 }

@@ -10,8 +10,7 @@ static const char *const specs[] = { "turboquant-4:center=first,norm=first,recen
                                      "trellis-3:center=first,norm=first",
                                      "int-4:axis=channel,group=32,sink=4",
                                      "int-4:center=first,axis=channel",
-                                     PAPERS("octopus-4", )
-                                     "int-4:sink=4" };
+                                     PAPERS("octopus-4", ) "int-4:sink=4" };
 
 static void fill_rows(float *rows, uint32_t n, float kind, uint64_t *rng)
 {
@@ -19,7 +18,8 @@ static void fill_rows(float *rows, uint32_t n, float kind, uint64_t *rng)
         rows[j] = test_normal(rng) + kind * (float)(j % 5) - 2;
 }
 
-static void write_kind(fixture *f, uint32_t first, uint32_t n, uint32_t batch, float kind, uint64_t *rng)
+static void write_kind(fixture *f, uint32_t first, uint32_t n, uint32_t batch, float kind,
+                       uint64_t *rng)
 {
     static float rows[TOKENS * WIDTH];
     fill_rows(rows, n, kind, rng);
@@ -77,14 +77,16 @@ static void assert_same_export(const fixture *f, uint32_t block, const fixture *
 }
 
 /* Bits: the same pages and versions give the same attention. */
-static void assert_same_attention(const fixture *k, const fixture *v, const fixture *k2, const fixture *v2, uint32_t n_tokens,
-                                  uint32_t first_block)
+static void assert_same_attention(const fixture *k, const fixture *v, const fixture *k2,
+                                  const fixture *v2, uint32_t n_tokens, uint32_t first_block)
 {
     static attended a, b;
     static float q[2 * N_HEADS * HEAD_DIM];
     uint64_t rng = 5;
     fill_normal(q, COUNT(q), &rng);
-    kvant_attention_problem problem = { .n_queries = 2, .n_tokens = n_tokens, .causal = true, .scale = 0.1f };
+    kvant_attention_problem problem = {
+        .n_queries = 2, .n_tokens = n_tokens, .causal = true, .scale = 0.1f
+    };
     assert_int_equal(attend(k, v, &problem, q, &a), KVANT_OK);
     problem.first_block = first_block;
     assert_int_equal(attend(k2, v2, &problem, q, &b), KVANT_OK);
@@ -117,11 +119,14 @@ static void exported_blocks_are_imported(void **state)
                     for (uint32_t block = 0; block < BLOCKS; block++)
                         import_block(&g[role], block, &f[role], block);
                 for (uint32_t block = 0; block < BLOCKS; block++) {
-                    assert_int_equal(block_of(&f[role], block, 0).state, block_of(&g[role], block, 0).state);
-                    assert_true(block_of(&f[role], block, 0).written == block_of(&g[role], block, 0).written);
+                    assert_int_equal(block_of(&f[role], block, 0).state,
+                                     block_of(&g[role], block, 0).state);
+                    assert_true(block_of(&f[role], block, 0).written ==
+                                block_of(&g[role], block, 0).written);
                     assert_same_export(&f[role], block, &g[role], block);
                 }
-                assert_int_equal(tensor_info_of(&f[role]).n_versions, tensor_info_of(&g[role]).n_versions);
+                assert_int_equal(tensor_info_of(&f[role]).n_versions,
+                                 tensor_info_of(&g[role]).n_versions);
             }
             assert_same_attention(&f[0], &f[1], &g[0], &g[1], few ? 90 : TOKENS, 0);
             /* The tensor goes on from there: rows like the imported ones need no new version. */
@@ -129,7 +134,8 @@ static void exported_blocks_are_imported(void **state)
             uint32_t versions = tensor_info_of(&g[0]).n_versions;
             write_kind(&g[0], few ? 90 : TOKENS, 80, few ? 80 : 1, few ? 0 : 9, &rng);
             assert_true(tensor_info_of(&g[0]).n_versions <= versions + (few ? 1 : 0));
-            check_near(&g[0], few ? 90 : TOKENS, 80, g[0].rows + (size_t)(few ? 90 : TOKENS) * WIDTH, few);
+            check_near(&g[0], few ? 90 : TOKENS, 80,
+                       g[0].rows + (size_t)(few ? 90 : TOKENS) * WIDTH, few);
             for (int role = 0; role < 2; role++) {
                 drop(&g[role]);
                 drop(&f[role]);
@@ -153,7 +159,8 @@ static void imports_end_the_waiting(void **state)
     assert_true(error_of(&g, BLOCKS * 64 + 100, 20) < 0.02); /* fp16 of numbers below 64, twice */
     write_kind(&g, 128, 10, 1, 0, &rng);
     assert_int_equal(tensor_info_of(&g).n_versions, 2);
-    assert_memory_equal(block_of(&g, 2, 1).affine.scale, block_of(&f, 1, 1).affine.scale, HEAD_DIM * sizeof(float));
+    assert_memory_equal(block_of(&g, 2, 1).affine.scale, block_of(&f, 1, 1).affine.scale,
+                        HEAD_DIM * sizeof(float));
     drop(&g);
     drop(&f);
 }
@@ -175,12 +182,14 @@ static void *copy_of(const void *data, size_t bytes)
 static void damaged_blocks_are_refused(void **state)
 {
     (void)state;
-    for (uint32_t block = 0; block < 7; block += 2) { /* a sink, sealed and opened again, sealed with version 2, filling */
+    for (uint32_t block = 0; block < 7;
+         block += 2) { /* a sink, sealed and opened again, sealed with version 2, filling */
         fixture f = use(specs[0], KVANT_ROLE_K, false), g = use(specs[0], KVANT_ROLE_K, false);
         exported e = export_block(&f, block);
         void *before = copy_of(f.memory, f.bytes);
         for (size_t n = 0; n < e.bytes; n++) {
-            uint8_t *cut = copy_of(e.data, n ? n : 1); /* its exact size: a sanitiser sees a byte too many */
+            uint8_t *cut =
+                copy_of(e.data, n ? n : 1); /* its exact size: a sanitiser sees a byte too many */
             refuse_import(&f, cut, n);
             free(cut);
         }
@@ -196,7 +205,8 @@ static void damaged_blocks_are_refused(void **state)
         assert_memory_equal(f.memory, before, f.bytes); /* no change would have been undone */
         assert_alike(&f, &g);
         assert_int_equal(kvant_tensor_import(f.tensor, 1, e.data, e.bytes), KVANT_OK);
-        assert_int_equal(kvant_tensor_import(f.tensor, 2 * BLOCKS, e.data, e.bytes), KVANT_ERR_ARGUMENT);
+        assert_int_equal(kvant_tensor_import(f.tensor, 2 * BLOCKS, e.data, e.bytes),
+                         KVANT_ERR_ARGUMENT);
         assert_int_equal(kvant_tensor_import(f.tensor, 1, NULL, e.bytes), KVANT_ERR_ARGUMENT);
         free(longer);
         free(before);
@@ -213,7 +223,8 @@ static void hostile_blocks_are_refused(void **state)
     (void)state;
     fixture f = use(specs[0], KVANT_ROLE_K, false);
     void *before = copy_of(f.memory, f.bytes);
-    const size_t scales = HEADER + WIDTH * sizeof(float), pages = HEADER + 2 * WIDTH * sizeof(float);
+    const size_t scales = HEADER + WIDTH * sizeof(float),
+                 pages = HEADER + 2 * WIDTH * sizeof(float);
     for (size_t i = 0; i < 4 + 3; i++) {
         exported e = export_block(&f, 6);
         static const uint16_t halves[] = { 0x7c00, 0xfe00, 0xfc00 };
@@ -263,14 +274,17 @@ static void places_run_out(void **state)
     /* Versions: each of some kinds of rows in a tensor of its own, the last finds no place beside
      * the others. */
     const uint32_t last = 3; /* more versions are for matrices alone */
-    fixture f = make("turboquant-4:center=first", 1, BLOCKS, 0), g = make_like(&f), h = make_like(&f);
+    fixture f = make("turboquant-4:center=first", 1, BLOCKS, 0), g = make_like(&f),
+            h = make_like(&f);
     for (uint32_t kind = 0; kind <= last; kind++) {
         kvant_tensor_clear(f.tensor);
         write_kind(&f, 64, 64, 64, 40.0f * (float)kind - 50, &rng);
         exported e = export_block(&f, 1);
         void *before = copy_of(g.memory, g.bytes);
-        assert_int_equal(kvant_tensor_import(g.tensor, 1 + kind, e.data, e.bytes), kind < last ? KVANT_OK : KVANT_ERR_FULL);
-        assert_int_equal(kvant_tensor_copy(f.tensor, 1, h.tensor, 1 + kind, 1), kind < last ? KVANT_OK : KVANT_ERR_FULL);
+        assert_int_equal(kvant_tensor_import(g.tensor, 1 + kind, e.data, e.bytes),
+                         kind < last ? KVANT_OK : KVANT_ERR_FULL);
+        assert_int_equal(kvant_tensor_copy(f.tensor, 1, h.tensor, 1 + kind, 1),
+                         kind < last ? KVANT_OK : KVANT_ERR_FULL);
         if (kind == last)
             assert_memory_equal(g.memory, before, g.bytes);
         free(before);
@@ -302,7 +316,8 @@ static void places_run_out(void **state)
     check_slots(&a, 0, 200);
     assert_int_equal(tensor_info_of(&b).written_blocks, 0);
     assert_int_equal(kvant_tensor_import(a.tensor, BLOCKS, e.data, e.bytes), KVANT_OK);
-    assert_int_equal(kvant_tensor_import(a.tensor, 0, e.data, e.bytes), KVANT_OK); /* gives its own page back */
+    assert_int_equal(kvant_tensor_import(a.tensor, 0, e.data, e.bytes),
+                     KVANT_OK); /* gives its own page back */
     assert_same_export(&a, 0, &a, BLOCKS);
     assert_int_equal(kvant_tensor_copy(a.tensor, 0, a.tensor, BLOCKS, 4), KVANT_OK);
     free(e.data);
@@ -317,9 +332,11 @@ static void small_buffers_are_refused(void **state)
     size_t most = kvant_tensor_export_size(f.tensor), used = 77;
     uint8_t *data = malloc(most);
     exported e = export_block(&f, 1);
-    assert_int_equal(kvant_tensor_export(f.tensor, 1, data, e.bytes - 1, &used), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_tensor_export(f.tensor, 1, data, e.bytes - 1, &used),
+                     KVANT_ERR_ARGUMENT);
     assert_int_equal(kvant_tensor_export(f.tensor, 1, data, 0, &used), KVANT_ERR_ARGUMENT);
-    assert_int_equal(kvant_tensor_export(f.tensor, 2 * BLOCKS, data, most, &used), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_tensor_export(f.tensor, 2 * BLOCKS, data, most, &used),
+                     KVANT_ERR_ARGUMENT);
     assert_int_equal(kvant_tensor_export(f.tensor, 1, NULL, most, &used), KVANT_ERR_ARGUMENT);
     assert_int_equal(used, 77);
     assert_int_equal(kvant_tensor_export(f.tensor, 1, data, e.bytes, &used), KVANT_OK);
@@ -343,9 +360,11 @@ static void copies_are_alike(void **state)
                 uint64_t rng = 4;
                 if (!few) /* what becomes of the target's rows; rows that wait are counted where none wait yet */
                     write_kind(&g[role], 30, 20, 1, 3, &rng);
-                assert_int_equal(kvant_tensor_copy(f[role].tensor, 0, g[role].tensor, 0, BLOCKS), KVANT_OK);
+                assert_int_equal(kvant_tensor_copy(f[role].tensor, 0, g[role].tensor, 0, BLOCKS),
+                                 KVANT_OK);
                 for (uint32_t block = 0; block < BLOCKS; block++) {
-                    assert_int_equal(block_of(&f[role], block, 0).state, block_of(&g[role], block, 0).state);
+                    assert_int_equal(block_of(&f[role], block, 0).state,
+                                     block_of(&g[role], block, 0).state);
                     assert_same_export(&f[role], block, &g[role], block);
                 }
                 memcpy(g[role].rows, f[role].rows, TOKENS * WIDTH * sizeof(float));
@@ -362,14 +381,17 @@ static void copies_are_alike(void **state)
             }
             /* Within the tensor: the copies have pages of their own. */
             for (int role = 0; role < 2; role++)
-                assert_int_equal(kvant_tensor_copy(f[role].tensor, 0, f[role].tensor, BLOCKS, BLOCKS), KVANT_OK);
+                assert_int_equal(
+                    kvant_tensor_copy(f[role].tensor, 0, f[role].tensor, BLOCKS, BLOCKS), KVANT_OK);
             for (uint32_t block = 0; block < BLOCKS; block++)
-                assert_true(block_of(&f[0], block, 0).written == block_of(&f[0], BLOCKS + block, 0).written);
+                assert_true(block_of(&f[0], block, 0).written ==
+                            block_of(&f[0], BLOCKS + block, 0).written);
             uint32_t n = few ? 190 : TOKENS + 100;
             for (uint32_t i = few ? 50 : 0; i < n; i++) /* though the pool may have sealed some */
                 check_near(&f[0], BLOCKS * 64 + i, 1, f[0].rows + (size_t)i * WIDTH, few);
             write_kind(&f[0], BLOCKS * 64 + 128, 64, 64, 0, &(uint64_t){ 11 });
-            check_near(&f[0], 128, few ? 62 : 64, f[0].rows + 128 * WIDTH, few); /* the source is what it was */
+            check_near(&f[0], 128, few ? 62 : 64, f[0].rows + 128 * WIDTH,
+                       few); /* the source is what it was */
             for (int role = 0; role < 2; role++) {
                 drop(&g[role]);
                 drop(&f[role]);
@@ -380,7 +402,8 @@ static void copies_are_alike(void **state)
 /* With one page for two sequences, copying an open block seals it. */
 static void copies_of_small_pools(void **state)
 {
-    static const char *const pooled[] = { "int-8:axis=channel", "turboquant-8:center=first,norm=first,recent=64",
+    static const char *const pooled[] = { "int-8:axis=channel",
+                                          "turboquant-8:center=first,norm=first,recent=64",
                                           "int-8:center=first" };
     (void)state;
     for (size_t s = 0; s < COUNT(pooled); s++)
@@ -388,11 +411,14 @@ static void copies_of_small_pools(void **state)
             uint64_t rng = 37;
             fixture f = make(pooled[s], 3, BLOCKS, 1), g = make_like(&f);
             write_range(&f, BLOCKS * 64, n, 30, 1, &rng);
-            assert_int_equal(kvant_tensor_copy(f.tensor, BLOCKS, g.tensor, 2 * BLOCKS, BLOCKS), KVANT_OK);
+            assert_int_equal(kvant_tensor_copy(f.tensor, BLOCKS, g.tensor, 2 * BLOCKS, BLOCKS),
+                             KVANT_OK);
             for (uint32_t block = 0; block < BLOCKS; block++)
                 assert_same_rows(&f, BLOCKS + block, &g, 2 * BLOCKS + block);
             assert_int_equal(kvant_tensor_copy(f.tensor, BLOCKS, f.tensor, 0, BLOCKS), KVANT_OK);
-            for (uint32_t i = 0; i < n; i++) { /* 8 bits of numbers within 4, centred: a range of at most 16, two roundings */
+            for (
+                uint32_t i = 0; i < n;
+                i++) { /* 8 bits of numbers within 4, centred: a range of at most 16, two roundings */
                 float got[WIDTH], copy[WIDTH];
                 read_slot(&f, BLOCKS * 64 + i, got);
                 read_slot(&f, i, copy);
@@ -409,10 +435,14 @@ static void copies_of_small_pools(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(exported_blocks_are_imported), cmocka_unit_test(imports_end_the_waiting),
-        cmocka_unit_test(damaged_blocks_are_refused),   cmocka_unit_test(hostile_blocks_are_refused),
-        cmocka_unit_test(other_schemes_are_refused),    cmocka_unit_test(places_run_out),
-        cmocka_unit_test(small_buffers_are_refused),    cmocka_unit_test(copies_are_alike),
+        cmocka_unit_test(exported_blocks_are_imported),
+        cmocka_unit_test(imports_end_the_waiting),
+        cmocka_unit_test(damaged_blocks_are_refused),
+        cmocka_unit_test(hostile_blocks_are_refused),
+        cmocka_unit_test(other_schemes_are_refused),
+        cmocka_unit_test(places_run_out),
+        cmocka_unit_test(small_buffers_are_refused),
+        cmocka_unit_test(copies_are_alike),
         cmocka_unit_test(copies_of_small_pools),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -23,7 +23,8 @@ static void distortion_meets_its_aims(void **state)
     for (size_t i = 0; i < COUNT(aims); i++) {
         distortion d = measure(aims[i].spec, 128, 30);
         if (!(d.mse >= pow(4, -aims[i].bits)))
-            fail_msg("%s: mse %.5f is below what any code can reach: it is measured wrongly", aims[i].spec, d.mse);
+            fail_msg("%s: mse %.5f is below what any code can reach: it is measured wrongly",
+                     aims[i].spec, d.mse);
         assert_true(d.mse <= .738 * aims[i].scalar);
         if (!(d.mse <= aims[i].most))
             fail_msg("%s: mse %.5f, not at most %.5f", aims[i].spec, d.mse, aims[i].most);
@@ -71,7 +72,8 @@ static uint64_t least_from(const kvant_trellis *trellis, const uint16_t *cells, 
         for (uint32_t s = 0; s < STATES; s++)
             for (uint32_t bit = 0; bit < 2; bit++) {
                 const uint32_t window = 2 * s + bit;
-                const uint64_t sum = cost[s] + trellis->costs[cells[step]][subset_of(trellis, window)];
+                const uint64_t sum =
+                    cost[s] + trellis->costs[cells[step]][subset_of(trellis, window)];
                 next[window % STATES] = sum < next[window % STATES] ? sum : next[window % STATES];
             }
         memcpy(cost, next, sizeof cost);
@@ -141,7 +143,8 @@ static void steps_are_a_permutation(void **state)
                 bool seen[KVANT_TRELLIS_MAX_STEPS] = { false };
                 assert_int_equal(book->trellis.n_steps, codec->layout.padded_dim);
                 for (uint32_t j = 0; j < codec->layout.padded_dim; j++) {
-                    assert_true(book->trellis.steps[j] < book->trellis.n_steps && !seen[book->trellis.steps[j]]);
+                    assert_true(book->trellis.steps[j] < book->trellis.n_steps &&
+                                !seen[book->trellis.steps[j]]);
                     seen[book->trellis.steps[j]] = true;
                 }
                 kvant_codec_free(&codec);
@@ -151,7 +154,8 @@ static void steps_are_a_permutation(void **state)
 /* What kernels rely on: negatives of one another, the newest and the oldest bit alike and in one parity alone. */
 static void tables_have_their_symmetries(void **state)
 {
-    static const char *const specs[] = { "trellis-2", "trellis-3:states=1024", "trellis-4:states=4096" };
+    static const char *const specs[] = { "trellis-2", "trellis-3:states=1024",
+                                         "trellis-4:states=4096" };
     (void)state;
     for (size_t i = 0; i < COUNT(specs); i++) {
         kvant_codec *codec = make_codec(specs[i], 64, KVANT_ROLE_V);
@@ -190,14 +194,16 @@ static void bit_6_changes_no_subset_of_256_states(void **state)
             for (uint32_t p = 0; p < KVANT_TRELLIS_PARITIES; p++)
                 assert_int_equal(trellis->taps[p] & 1 << 6, 0);
             for (uint32_t i = 0; i < STATES / 2; i++)
-                assert_memory_equal(trellis->subsets[i], trellis->subsets[i ^ 1 << 5], sizeof trellis->subsets[i]);
+                assert_memory_equal(trellis->subsets[i], trellis->subsets[i ^ 1 << 5],
+                                    sizeof trellis->subsets[i]);
             kvant_codec_free(&codec);
         }
 }
 
 static void specs(void **state)
 {
-    static const char *const wrong[] = { "trellis",       "trellis-1",  "trellis-5", "trellis-4:states=512",
+    static const char *const wrong[] = { "trellis",       "trellis-1",
+                                         "trellis-5",     "trellis-4:states=512",
                                          "trellis-4:qjl", "trellis-2.5" };
     (void)state;
     for (size_t i = 0; i < COUNT(wrong); i++) {
@@ -206,17 +212,21 @@ static void specs(void **state)
                          KVANT_ERR_SPEC);
     }
     kvant_codec *codec = make_codec("trellis-3:states=1024", 64, KVANT_ROLE_K);
-    assert_string_equal(info_of(codec).spec,
-                        "trellis-3:states=1024,scale=unbiased,rotate=hadamard,block=64,signs=seed,seed=7");
+    assert_string_equal(
+        info_of(codec).spec,
+        "trellis-3:states=1024,scale=unbiased,rotate=hadamard,block=64,signs=seed,seed=7");
     kvant_codec_free(&codec);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(distortion_meets_its_aims),         cmocka_unit_test(products_are_unbiased),
-        cmocka_unit_test(search_finds_the_best_path_mostly), cmocka_unit_test(steps_are_a_permutation),
-        cmocka_unit_test(tables_have_their_symmetries),      cmocka_unit_test(specs),
+        cmocka_unit_test(distortion_meets_its_aims),
+        cmocka_unit_test(products_are_unbiased),
+        cmocka_unit_test(search_finds_the_best_path_mostly),
+        cmocka_unit_test(steps_are_a_permutation),
+        cmocka_unit_test(tables_have_their_symmetries),
+        cmocka_unit_test(specs),
         cmocka_unit_test(bit_6_changes_no_subset_of_256_states),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -6,14 +6,16 @@
  * these. */
 static void mse_rounds_to_the_papers_figures(void **state)
 {
-    static const double low[] = { 0.355, 0.1165, 0.025, 0.0085 }, high[] = { 0.365, 0.1175, 0.035, 0.0095 };
+    static const double low[] = { 0.355, 0.1165, 0.025, 0.0085 },
+                        high[] = { 0.365, 0.1175, 0.035, 0.0095 };
     (void)state;
     for (uint32_t bits = 1; bits <= 4; bits++) {
         char spec[64];
         snprintf(spec, sizeof spec, "turboquant-%u:scale=norm", bits);
         distortion d = measure(spec, 512, 40);
         if (!(d.mse >= low[bits - 1] && d.mse < high[bits - 1]))
-            fail_msg("%s: mse %.5f, paper's figure is in [%g, %g)", spec, d.mse, low[bits - 1], high[bits - 1]);
+            fail_msg("%s: mse %.5f, paper's figure is in [%g, %g)", spec, d.mse, low[bits - 1],
+                     high[bits - 1]);
     }
 }
 
@@ -62,7 +64,8 @@ static void mse_is_that_of_the_optimal_codebook(void **state)
             double want = brute_force_mse(dims[i], bits);
             /* 2^-11: relative rounding of the fp16 norm, squared twice over at most */
             if (!(fabs(d.mse - want) <= 3 * d.mse_error + 4.8e-7))
-                fail_msg("%s at %u: mse %.6f, not %.6f +- %.6f", spec, dims[i], d.mse, want, d.mse_error);
+                fail_msg("%s at %u: mse %.6f, not %.6f +- %.6f", spec, dims[i], d.mse, want,
+                         d.mse_error);
         }
 }
 
@@ -107,7 +110,8 @@ static void sketch_has_the_papers_variance(void **state)
     for (uint32_t bits = 1; bits <= 4; bits++)
         for (int gaussian = 0; gaussian < 2; gaussian++) {
             char spec[64];
-            snprintf(spec, sizeof spec, "turboquant-%u:qjl%s", bits, gaussian ? ",sketch=gaussian" : "");
+            snprintf(spec, sizeof spec, "turboquant-%u:qjl%s", bits,
+                     gaussian ? ",sketch=gaussian" : "");
             distortion got = measure(spec, 128, 300);
             double first = bits > 1 ? brute_force_mse(128, bits - 1) : 1;
             double m = 1 + (2 * excess[bits - 1] + 6) / (24 * d);
@@ -154,7 +158,8 @@ static void tiers_have_the_mse_of_their_codebooks(void **state)
             for (uint32_t i = 0; i < n / 64; i++) {
                 fill_with_outliers(x, d, 4, &rng);
                 assert_int_equal(kvant_codec_encode(codec, NULL, x, d, 0, 64, page), KVANT_OK);
-                assert_int_equal(kvant_codec_decode(codec, NULL, page, 0, 64, decoded, d), KVANT_OK);
+                assert_int_equal(kvant_codec_decode(codec, NULL, page, 0, 64, decoded, d),
+                                 KVANT_OK);
                 for (uint32_t t = 0; t < 64; t++) {
                     double error[2] = { 0, 0 }, norm[2] = { 0, 0 };
                     for (uint32_t j = 0; j < d; j++) {
@@ -169,10 +174,12 @@ static void tiers_have_the_mse_of_their_codebooks(void **state)
                 }
             }
             for (uint32_t tier = 0; tier < 2; tier++) {
-                double want = brute_force_mse(tier ? d - d / 4 : d / 4, bits + 1 - tier), mse = sum[tier] / n;
+                double want = brute_force_mse(tier ? d - d / 4 : d / 4, bits + 1 - tier),
+                       mse = sum[tier] / n;
                 double error = sqrt((squares[tier] / n - mse * mse) / n);
                 if (!(fabs(mse - want) <= 3 * error + 4.8e-7))
-                    fail_msg("%s at %u, tier %u: mse %.6f, not %.6f +- %.6f", spec, d, tier, mse, want, error);
+                    fail_msg("%s at %u, tier %u: mse %.6f, not %.6f +- %.6f", spec, d, tier, mse,
+                             want, error);
             }
             free(page);
             kvant_codec_free(&codec);
@@ -200,9 +207,10 @@ static void bits_of_tiers(void **state)
 
 static void head_dims_of_models(void **state)
 {
-    static const char *const specs[] = { "turboquant-4", "turboquant-4:rotate=dense",
-                                         PAPERS("turboquant-5:qjl", "turboquant-3.5", )
-                                         "turboquant-4:rotate=hadamard" };
+    static const char *const specs[] = {
+        "turboquant-4", "turboquant-4:rotate=dense",
+        PAPERS("turboquant-5:qjl", "turboquant-3.5", ) "turboquant-4:rotate=hadamard"
+    };
     static const uint32_t dims[] = { 64, 80, 96, 112, 128, 192, 256 };
     (void)state;
     for (size_t s = 0; s < COUNT(specs); s++)
@@ -211,17 +219,21 @@ static void head_dims_of_models(void **state)
             /* 4 bits with the unbiased scale: D / (1 - D) of .0095; 5:qjl pi / 2 - 1 of that of 4; 3.5: at
              * most that of 3 bits. 10 %: ten standard errors of 256 rows, and Hadamard blocks of 16
              * (head_dim 80) whose marginal is not the codebook's. */
-            double want = strstr(specs[s], "3.5") ? 0.0358 : strstr(specs[s], "qjl") ? 0.0095 * 0.5708 : 0.0096;
+            double want = strstr(specs[s], "3.5")   ? 0.0358
+                          : strstr(specs[s], "qjl") ? 0.0095 * 0.5708
+                                                    : 0.0096;
             if (!(got.mse <= want * 1.1))
                 fail_msg("%s at %u: mse %g, not %g", specs[s], dims[k], got.mse, want);
         }
 }
 
-static void expect_error(const char *spec, uint32_t head_dim, kvant_status expected, const char *part)
+static void expect_error(const char *spec, uint32_t head_dim, kvant_status expected,
+                         const char *part)
 {
     kvant_codec *codec;
     char err[256] = "";
-    assert_int_equal(kvant_codec_create(spec, head_dim, KVANT_ROLE_K, 1, &codec, err, sizeof err), expected);
+    assert_int_equal(kvant_codec_create(spec, head_dim, KVANT_ROLE_K, 1, &codec, err, sizeof err),
+                     expected);
     if (!strstr(err, part))
         fail_msg("%s: '%s' does not say '%s'", spec, err, part);
 }
@@ -246,12 +258,12 @@ static void errors_name_the_valid_values(void **state)
 /* A canonical spec describes the same codec. */
 static void canonical_specs(void **state)
 {
-    static const char *const specs[] = { PAPERS("turboquant-2.5", "turboquant-3:qjl", )
-                                         PAPERS("turboquant-1:qjl,sketch=gaussian", )
-                                         "turboquant-04" };
+    static const char *const specs[] = { PAPERS("turboquant-2.5", "turboquant-3:qjl", ) PAPERS(
+        "turboquant-1:qjl,sketch=gaussian", ) "turboquant-04" };
     (void)state;
     for (size_t i = 0; i < COUNT(specs); i++) {
-        kvant_codec *a = make_codec(specs[i], 64, KVANT_ROLE_K), *b = make_codec(info_of(a).spec, 64, KVANT_ROLE_K);
+        kvant_codec *a = make_codec(specs[i], 64, KVANT_ROLE_K),
+                    *b = make_codec(info_of(a).spec, 64, KVANT_ROLE_K);
         assert_string_equal(info_of(a).spec, info_of(b).spec);
         assert_int_equal(info_of(a).page_bytes, info_of(b).page_bytes);
         kvant_codec_free(&a);
@@ -266,9 +278,8 @@ int main(void)
         cmocka_unit_test(mse_is_that_of_the_optimal_codebook),
         cmocka_unit_test(inner_products),
         PAPERS(cmocka_unit_test(sketch_has_the_papers_variance), )
-        PAPERS(cmocka_unit_test(tiers_have_the_mse_of_their_codebooks), )
-        PAPERS(cmocka_unit_test(bits_of_tiers), )
-        cmocka_unit_test(head_dims_of_models),
+            PAPERS(cmocka_unit_test(tiers_have_the_mse_of_their_codebooks), )
+                PAPERS(cmocka_unit_test(bits_of_tiers), ) cmocka_unit_test(head_dims_of_models),
         cmocka_unit_test(errors_name_the_valid_values),
         cmocka_unit_test(canonical_specs),
     };

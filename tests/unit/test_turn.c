@@ -5,7 +5,8 @@
 
 static void vectors_turn_back(void **state)
 {
-    static const int64_t positions[] = { 0, 1, 2, 3, 700, 1400, 2100, 2099, 0, 8191, -5, -12, 2147483646 };
+    static const int64_t positions[] = { 0,    1, 2,    3,  700, 1400,      2100,
+                                         2099, 0, 8191, -5, -12, 2147483646 };
     uint64_t rng = 1;
     (void)state;
     for (uint32_t i = 0; i < 4; i++) {
@@ -19,7 +20,8 @@ static void vectors_turn_back(void **state)
                 x[j] = y[j] = test_normal(&rng);
             turn(&layouts()[i], -(double)positions[p], x);
             kvant_turn_back(&turning, positions[p], y);
-            for (uint32_t j = 0; j < HEAD_DIM; j++) /* binary32; angles of 2^31 are known to 2^31 2^-53 */
+            for (uint32_t j = 0; j < HEAD_DIM;
+                 j++) /* binary32; angles of 2^31 are known to 2^31 2^-53 */
                 assert_true(fabs(y[j] - x[j]) < 1e-5);
         }
         drop(&f);
@@ -40,7 +42,8 @@ static void moments_are_means_over_positions(void **state)
         const layout *l = &layouts()[r % 4];
         const uint32_t first = ranges[r / 4].first, end = ranges[r / 4].end;
         double x[VECTORS][HEAD_DIM], mean[HEAD_DIM] = { 0 }, moments[HEAD_DIM * HEAD_DIM] = { 0 };
-        double alone[HEAD_DIM], want_mean[HEAD_DIM] = { 0 }, want[HEAD_DIM * HEAD_DIM] = { 0 }, length = 0;
+        double alone[HEAD_DIM], want_mean[HEAD_DIM] = { 0 }, want[HEAD_DIM * HEAD_DIM] = { 0 },
+                                length = 0;
         fixture f = make_turned(l, 3000, 0);
         assert_int_equal(f.tensor->learning->turn->n_octaves, 3);
         for (uint32_t v = 0; v < VECTORS; v++)
@@ -54,7 +57,8 @@ static void moments_are_means_over_positions(void **state)
                 moments[i] += x[v][i / HEAD_DIM] * x[v][i % HEAD_DIM] / VECTORS;
         for (uint32_t octave = first; octave < end; octave++)
             for (double p = edges[octave]; p < edges[octave + 1]; p++) {
-                const double weight = 1 / ((edges[octave + 1] - edges[octave]) * (end - first) * VECTORS);
+                const double weight =
+                    1 / ((edges[octave + 1] - edges[octave]) * (end - first) * VECTORS);
                 for (uint32_t v = 0; v < VECTORS; v++) {
                     double y[HEAD_DIM];
                     memcpy(y, x[v], sizeof y);
@@ -67,10 +71,14 @@ static void moments_are_means_over_positions(void **state)
             }
         const kvant_range range = { (uint8_t)first, (uint8_t)end };
         memcpy(alone, mean, sizeof alone);
-        assert_int_equal(kvant_turn_mean(f.tensor->learning->turn, 0, (int32_t)edges[first], (int32_t)edges[first + 1] - 1, alone), KVANT_OK);
-        assert_int_equal(kvant_turn_moments(f.tensor->learning->turn, 0, range, 1, mean, moments), KVANT_OK);
+        assert_int_equal(kvant_turn_mean(f.tensor->learning->turn, 0, (int32_t)edges[first],
+                                         (int32_t)edges[first + 1] - 1, alone),
+                         KVANT_OK);
+        assert_int_equal(kvant_turn_moments(f.tensor->learning->turn, 0, range, 1, mean, moments),
+                         KVANT_OK);
         for (uint32_t j = 0; j < HEAD_DIM; j++)
-            assert_true(fabs(mean[j] - want_mean[j]) < 1e-9 * sqrt(length) && (end > first + 1 || alone[j] == mean[j]));
+            assert_true(fabs(mean[j] - want_mean[j]) < 1e-9 * sqrt(length) &&
+                        (end > first + 1 || alone[j] == mean[j]));
         for (uint32_t i = 0; i < HEAD_DIM * HEAD_DIM; i++)
             assert_true(fabs(moments[i] - want[i]) < 1e-9 * length);
         drop(&f);
@@ -143,9 +151,11 @@ static void later_positions_are_as_good_as_early_ones(void **state)
     put_all(&f, t, 0, MOST, BATCH, 0);
     put_all(&plain, t, 0, MOST, BATCH, 0);
     for (uint32_t first = 1024; first < MOST; first *= 2) {
-        const double own = error_of_own(t, first, 2 * first, &rng), turned = error_near(&f, t, first, 2 * first, 0);
+        const double own = error_of_own(t, first, 2 * first, &rng),
+                     turned = error_near(&f, t, first, 2 * first, 0);
         assert_true(turned < 1.06 * own);
-        assert_true(first < 2048 || error_near(&plain, t, first, 2 * first, 0) > 1.3 * own); /* else nothing is shown */
+        assert_true(first < 2048 || error_near(&plain, t, first, 2 * first, 0) >
+                                        1.3 * own); /* else nothing is shown */
     }
     assert_true(tensor_info_of(&f).n_versions <= 9);
     drop(&plain);
@@ -164,7 +174,12 @@ static void later_positions_are_as_good_as_early_ones(void **state)
 
 static void short_tails_belong_to_the_octave_before(void **state)
 {
-    static const uint32_t n[][3] = { { 1, 1, 1 }, { 1040, 1, 1040 }, { 1400, 2, 1400 }, { 2048, 2, 2048 }, { 5000, 3, 5000 }, { 8192, 4, 8192 },
+    static const uint32_t n[][3] = { { 1, 1, 1 },
+                                     { 1040, 1, 1040 },
+                                     { 1400, 2, 1400 },
+                                     { 2048, 2, 2048 },
+                                     { 5000, 3, 5000 },
+                                     { 8192, 4, 8192 },
                                      { 0x7fffffff, 22, 0x7fffffff } };
     const layout l = make_layout(HEAD_DIM, 0);
     (void)state;
@@ -201,7 +216,8 @@ static void unknown_positions_are_rows_all_the_same(void **state)
 {
     const layout l = make_layout(HEAD_DIM, 0);
     text *t = make_text(&l, 6);
-    fixture f = make_turned(&l, MOST, 0), g = make("turboquant-4:center=first,norm=first", 1, BLOCKS, 0);
+    fixture f = make_turned(&l, MOST, 0),
+            g = make("turboquant-4:center=first,norm=first", 1, BLOCKS, 0);
     int32_t unknown[BATCH];
     (void)state;
     memset(unknown, -1, sizeof unknown);
@@ -262,33 +278,42 @@ static void hostile_prompts_do_not_spoil(void **state)
 
 /* Rows of tokens first .. end - 1 as these codecs, one per kv head, store them; about centres of their stretches, which the learner
  * has, or (0) about the codecs'. */
-static void store_with(fixture *f, kvant_codec **codecs, const kvant_tensor *learner, uint32_t first, uint32_t end, uint32_t stretch)
+static void store_with(fixture *f, kvant_codec **codecs, const kvant_tensor *learner,
+                       uint32_t first, uint32_t end, uint32_t stretch)
 {
     uint8_t page[64 * HEAD_DIM * sizeof(float)];
     float center[WIDTH];
     for (uint32_t token = first; token < end; token += 64)
         for (uint32_t h = 0; h < N_KV_HEADS; h++) {
             const int32_t from = (int32_t)(stretch ? token - (token - first) % stretch : first);
-            const kvant_affine affine = { stretch ? center + h * HEAD_DIM : codecs[h]->file_center, NULL };
+            const kvant_affine affine = { stretch ? center + h * HEAD_DIM : codecs[h]->file_center,
+                                          NULL };
             if (stretch)
-                assert_int_equal(kvant_tensor_range_center(learner, from, from + (int32_t)stretch - 1, center), KVANT_OK);
+                assert_int_equal(
+                    kvant_tensor_range_center(learner, from, from + (int32_t)stretch - 1, center),
+                    KVANT_OK);
             float *at = f->rows + (size_t)token * WIDTH + h * HEAD_DIM;
             memset(page, 0, sizeof page);
             assert_non_null(affine.center);
-            assert_int_equal(kvant_codec_encode(codecs[h], &affine, at, WIDTH, 0, 64, page), KVANT_OK);
-            assert_int_equal(kvant_codec_decode(codecs[h], &affine, page, 0, 64, at, WIDTH), KVANT_OK);
+            assert_int_equal(kvant_codec_encode(codecs[h], &affine, at, WIDTH, 0, 64, page),
+                             KVANT_OK);
+            assert_int_equal(kvant_codec_decode(codecs[h], &affine, page, 0, 64, at, WIDTH),
+                             KVANT_OK);
         }
 }
 
 /* As of error_near, of rows that codecs of the range stored. */
-static double error_of_range(fixture *f, const text *t, uint32_t first, uint32_t end, uint32_t stretch)
+static double error_of_range(fixture *f, const text *t, uint32_t first, uint32_t end,
+                             uint32_t stretch)
 {
     const kvant_codec *likes[N_KV_HEADS];
     kvant_codec *codecs[N_KV_HEADS];
     fixture rows = make("f32", 1, BLOCKS, 0);
     for (uint32_t h = 0; h < N_KV_HEADS; h++)
         likes[h] = block_of(f, 0, h).codec;
-    assert_int_equal(kvant_tensor_make_range_codecs(f->tensor, (int32_t)first, (int32_t)end - 1, stretch, likes, codecs, 2), KVANT_OK);
+    assert_int_equal(kvant_tensor_make_range_codecs(f->tensor, (int32_t)first, (int32_t)end - 1,
+                                                    stretch, likes, codecs, 2),
+                     KVANT_OK);
     memcpy(rows.rows, t->rows, sizeof t->rows);
     store_with(&rows, codecs, f->tensor, first, end, stretch);
     write_rows(&rows, first, end - first, rows.rows + (size_t)first * WIDTH, end - first, 1);
@@ -310,10 +335,12 @@ static void codecs_of_a_range_are_as_good_as_a_version(void **state)
     kvant_codec *codecs[N_KV_HEADS];
     uint64_t rng = 14;
     (void)state;
-    assert_int_equal(kvant_tensor_make_range_codecs(f.tensor, 0, 511, 0, likes, codecs, 1), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_tensor_make_range_codecs(f.tensor, 0, 511, 0, likes, codecs, 1),
+                     KVANT_ERR_ARGUMENT);
     for (uint32_t h = 0; h < N_KV_HEADS; h++)
         likes[h] = block_of(&f, 0, h).codec;
-    assert_int_equal(kvant_tensor_make_range_codecs(f.tensor, 0, 511, 0, likes, codecs, 1), KVANT_ERR_UNSUPPORTED);
+    assert_int_equal(kvant_tensor_make_range_codecs(f.tensor, 0, 511, 0, likes, codecs, 1),
+                     KVANT_ERR_UNSUPPORTED);
     put_all(&f, t, 0, 1024, BATCH, 0);
     put_all(&plain, t, 0, 1024, BATCH, 0);
     exported before = export_block(&f, 15);
@@ -321,12 +348,16 @@ static void codecs_of_a_range_are_as_good_as_a_version(void **state)
     const double two = error_of_range(&f, t, 2048, MOST, 0);
     put_all(&f, t, 2048, MOST, BATCH, 0);
     put_all(&plain, t, 2048, MOST, BATCH, 0);
-    assert_true(two < error_near(&f, t, 2048, MOST, 0) && two < 0.9 * error_near(&plain, t, 2048, MOST, 0));
+    assert_true(two < error_near(&f, t, 2048, MOST, 0) &&
+                two < 0.9 * error_near(&plain, t, 2048, MOST, 0));
     exported after = export_block(&f, 15);
     assert_memory_equal(before.data, after.data, before.bytes);
-    assert_int_equal(kvant_tensor_make_range_codecs(f.tensor, -1, 511, 0, likes, codecs, 1), KVANT_ERR_ARGUMENT);
-    assert_int_equal(kvant_tensor_make_range_codecs(f.tensor, 512, 511, 0, likes, codecs, 1), KVANT_ERR_ARGUMENT);
-    assert_int_equal(kvant_tensor_make_range_codecs(plain.tensor, 0, 511, 0, likes, codecs, 1), KVANT_ERR_UNSUPPORTED);
+    assert_int_equal(kvant_tensor_make_range_codecs(f.tensor, -1, 511, 0, likes, codecs, 1),
+                     KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_tensor_make_range_codecs(f.tensor, 512, 511, 0, likes, codecs, 1),
+                     KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_tensor_make_range_codecs(plain.tensor, 0, 511, 0, likes, codecs, 1),
+                     KVANT_ERR_UNSUPPORTED);
     assert_null(codecs[0]);
     free(before.data);
     free(after.data);
@@ -345,7 +376,8 @@ static void stretches_have_centers_of_their_own(void **state)
     (void)state;
     assert_int_equal(kvant_tensor_range_center(f.tensor, 0, 511, center), KVANT_ERR_UNSUPPORTED);
     put_all(&f, t, 0, 1024, BATCH, 0);
-    const double octave = error_of_range(&f, t, 4096, MOST, 4096), quarter = error_of_range(&f, t, 4096, MOST, 1024);
+    const double octave = error_of_range(&f, t, 4096, MOST, 4096),
+                 quarter = error_of_range(&f, t, 4096, MOST, 1024);
     assert_true(octave == error_of_range(&f, t, 4096, MOST, 0));
     assert_true(quarter < 0.97 * octave && error_of_range(&f, t, 4096, MOST, 256) < 0.97 * quarter);
     assert_int_equal(kvant_tensor_range_center(f.tensor, -1, 511, center), KVANT_ERR_ARGUMENT);
@@ -402,12 +434,19 @@ static void levels_and_calls_do_not_change_bytes(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(vectors_turn_back), cmocka_unit_test(moments_are_means_over_positions),
-        cmocka_unit_test(bad_ropes_are_refused), cmocka_unit_test(later_positions_are_as_good_as_early_ones),
-        cmocka_unit_test(short_tails_belong_to_the_octave_before), cmocka_unit_test(positions_may_be_given), cmocka_unit_test(unknown_positions_are_rows_all_the_same),
-        cmocka_unit_test(one_version_serves_all_positions), cmocka_unit_test(hostile_prompts_do_not_spoil),
-        cmocka_unit_test(codecs_of_a_range_are_as_good_as_a_version), cmocka_unit_test(stretches_have_centers_of_their_own),
-        cmocka_unit_test(single_tokens_turn_too), cmocka_unit_test(levels_and_calls_do_not_change_bytes),
+        cmocka_unit_test(vectors_turn_back),
+        cmocka_unit_test(moments_are_means_over_positions),
+        cmocka_unit_test(bad_ropes_are_refused),
+        cmocka_unit_test(later_positions_are_as_good_as_early_ones),
+        cmocka_unit_test(short_tails_belong_to_the_octave_before),
+        cmocka_unit_test(positions_may_be_given),
+        cmocka_unit_test(unknown_positions_are_rows_all_the_same),
+        cmocka_unit_test(one_version_serves_all_positions),
+        cmocka_unit_test(hostile_prompts_do_not_spoil),
+        cmocka_unit_test(codecs_of_a_range_are_as_good_as_a_version),
+        cmocka_unit_test(stretches_have_centers_of_their_own),
+        cmocka_unit_test(single_tokens_turn_too),
+        cmocka_unit_test(levels_and_calls_do_not_change_bytes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

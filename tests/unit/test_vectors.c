@@ -67,8 +67,9 @@ static vector parse(const char *line)
 {
     vector v;
     int used = 0;
-    const int n = sscanf(line, "%127s %u %c %" SCNu64 " %u %" SCNx64 " %" SCNx64 " %" SCNx64 " %zu%n", v.spec,
-                         &v.dim, &v.role, &v.seed, &v.setting, &v.code, &v.metadata, &v.page, &v.page_bytes, &used);
+    const int n = sscanf(
+        line, "%127s %u %c %" SCNu64 " %u %" SCNx64 " %" SCNx64 " %" SCNx64 " %zu%n", v.spec,
+        &v.dim, &v.role, &v.seed, &v.setting, &v.code, &v.metadata, &v.page, &v.page_bytes, &used);
     if (n != 9 || v.dim == 0 || v.dim > KVANT_MAX_HEAD_DIM)
         fail_msg("not a vector: %s", line);
     v.samples = line + used;
@@ -83,8 +84,9 @@ static bool same_bytes(const vector *v, const kvant_codec_info *info, const uint
     const bool all = fnv1a(page, info->page_bytes) == v->page;
     if (sizes && codes && metadata && all)
         return true;
-    print_error("%s %u %c: other%s%s%s%s\n", v->spec, v->dim, v->role, sizes ? "" : " size", codes ? "" : " codes",
-                metadata ? "" : " metadata", codes && metadata ? " padding" : "");
+    print_error("%s %u %c: other%s%s%s%s\n", v->spec, v->dim, v->role, sizes ? "" : " size",
+                codes ? "" : " codes", metadata ? "" : " metadata",
+                codes && metadata ? " padding" : "");
     return false;
 }
 
@@ -102,15 +104,15 @@ static bool same_samples(const vector *v, const float *decoded)
     float expected;
     int used, n = 0;
     bool same = true;
-    for (const char *p = v->samples; sscanf(p, " %u:%u=%f%n", &token, &channel, &expected, &used) == 3;
-         p += used, n++) {
+    for (const char *p = v->samples;
+         sscanf(p, " %u:%u=%f%n", &token, &channel, &expected, &used) == 3; p += used, n++) {
         assert_in_range(token, 0, TOKENS - 1);
         assert_in_range(channel, 0, v->dim - 1);
         const float *row = decoded + token * v->dim;
         if (fabs((double)row[channel] - expected) <= v->dim * 0x1p-24 * length(row, v->dim))
             continue;
-        print_error("%s %u %c: token %u channel %u decodes to %.9g, not %.9g\n", v->spec, v->dim, v->role, token,
-                    channel, (double)row[channel], (double)expected);
+        print_error("%s %u %c: token %u channel %u decodes to %.9g, not %.9g\n", v->spec, v->dim,
+                    v->role, token, channel, (double)row[channel], (double)expected);
         same = false;
     }
     assert_int_equal(n, 8);
@@ -126,8 +128,8 @@ static bool check(const vector *v, const kvant_calibration *calibration)
     kvant_codec *codec;
     char err[256] = "";
     const kvant_calibration *used = v->setting == WITH_FILE ? calibration : NULL;
-    if (kvant_codec_create_calibrated(v->spec, v->dim, role, v->seed, used, 0, 1, &codec, err, sizeof err) !=
-        KVANT_OK) {
+    if (kvant_codec_create_calibrated(v->spec, v->dim, role, v->seed, used, 0, 1, &codec, err,
+                                      sizeof err) != KVANT_OK) {
         print_error("%s %u %c: %s\n", v->spec, v->dim, v->role, err);
         return false;
     }
@@ -146,8 +148,9 @@ static bool check(const vector *v, const kvant_calibration *calibration)
 /* The families of src/codec/papers, by name: the library under test is not asked. */
 static bool of_papers(const char *spec)
 {
-    static const char *const words[] = { "kivi",    "innerq", "kmeans", "hessian",   "naive", "polar",
-                                         "octopus", "hqmq",   "addvq",  "spherical", "qjl",   "turboquant-2.5",
+    static const char *const words[] = { "kivi",          "innerq",    "kmeans",  "hessian",
+                                         "naive",         "polar",     "octopus", "hqmq",
+                                         "addvq",         "spherical", "qjl",     "turboquant-2.5",
                                          "turboquant-3.5" };
     for (size_t i = 0; i < COUNT(words); i++)
         if (strstr(spec, words[i]) != NULL)
@@ -161,7 +164,8 @@ static void test_vectors(void **state)
     char line[MAX_LINE];
     size_t n = 0, different = 0;
     kvant_calibration *calibration;
-    assert_int_equal(kvant_calibration_load(KVANT_VECTORS "/vectors.kvcal", &calibration, NULL, 0), KVANT_OK);
+    assert_int_equal(kvant_calibration_load(KVANT_VECTORS "/vectors.kvcal", &calibration, NULL, 0),
+                     KVANT_OK);
     FILE *file = fopen(KVANT_VECTORS "/vectors.txt", "r");
     assert_non_null(file);
     while (fgets(line, sizeof line, file) != NULL)

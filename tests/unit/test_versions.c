@@ -71,9 +71,11 @@ static void check_affine(const fixture *f, uint32_t block, const float *rows, ui
                 largest = fmax(largest, fabsf(rows[(size_t)i * WIDTH + h * HEAD_DIM + j]));
             if (affine.center) {
                 center = affine.center[j];
-                assert_true(fabs(center - robust_mean(rows, n, h * HEAD_DIM + j)) <= (n / 8 + 8) * 0x1p-24 * largest);
+                assert_true(fabs(center - robust_mean(rows, n, h * HEAD_DIM + j)) <=
+                            (n / 8 + 8) * 0x1p-24 * largest);
             }
-            double scale = sqrt(robust_distance(rows, n, h * HEAD_DIM + j, center)); /* no channel is 2^-16 of another */
+            double scale = sqrt(robust_distance(rows, n, h * HEAD_DIM + j,
+                                                center)); /* no channel is 2^-16 of another */
             assert_true(!affine.scale || fabs(affine.scale[j] / scale - 1) <= 0x1p-22);
         }
     }
@@ -83,7 +85,8 @@ static void shift_rows(float *rows, uint32_t n, uint64_t *rng)
 {
     for (uint32_t i = 0; i < n; i++)
         for (uint32_t j = 0; j < WIDTH; j++)
-            rows[(size_t)i * WIDTH + j] = (float)(j % 7 * 20) + test_normal(rng) * (j % 5 == 0 ? 10 : 1);
+            rows[(size_t)i * WIDTH + j] =
+                (float)(j % 7 * 20) + test_normal(rng) * (j % 5 == 0 ? 10 : 1);
 }
 
 static void centre_of_the_first_batch(void **state)
@@ -99,11 +102,13 @@ static void centre_of_the_first_batch(void **state)
     check_affine(&f, 0, rows, 300);
     check_affine(&f, 4, rows, 300);
     for (uint32_t block = 0; block < 5; block++)
-        assert_int_equal(block_of(&f, block, 0).state, block == 0 ? KVANT_BLOCK_SINK : KVANT_BLOCK_SEALED);
+        assert_int_equal(block_of(&f, block, 0).state,
+                         block == 0 ? KVANT_BLOCK_SINK : KVANT_BLOCK_SEALED);
     /* Sealed rows are the codec's under that centre, byte for byte. */
     void *page = aligned(info_of(f.codecs[0]).page_bytes);
     const kvant_affine affine = block_of(&f, 1, 0).affine;
-    assert_int_equal(kvant_codec_encode(f.codecs[0], &affine, rows + 64 * WIDTH, WIDTH, 0, 64, page), KVANT_OK);
+    assert_int_equal(
+        kvant_codec_encode(f.codecs[0], &affine, rows + 64 * WIDTH, WIDTH, 0, 64, page), KVANT_OK);
     assert_memory_equal(page, block_of(&f, 1, 0).page, info_of(f.codecs[0]).page_bytes);
     free(page);
     /* Rows like the first ones change nothing, in whatever batches. */
@@ -121,8 +126,10 @@ static void centre_of_the_first_batch(void **state)
     assert_int_equal(tensor_info_of(&f).n_versions, 3);
     check_affine(&f, 0, again, 300);
     check_affine(&f, 4, again, 300);
-    assert_memory_equal(block_of(&f, 7, 0).affine.center, center, sizeof center); /* nobody wrote there */
-    assert_true(error_of(&f, 0, 300) < 3 && error_of(&f, 320, 180) < 3); /* 10 in the wide channels, 4 bits */
+    assert_memory_equal(block_of(&f, 7, 0).affine.center, center,
+                        sizeof center); /* nobody wrote there */
+    assert_true(error_of(&f, 0, 300) < 3 &&
+                error_of(&f, 320, 180) < 3); /* 10 in the wide channels, 4 bits */
     kvant_tensor_clear(f.tensor);
     assert_null(block_of(&f, 1, 0).affine.center);
     write_rows(&f, 0, 300, again, 300, 2);
@@ -133,7 +140,8 @@ static void centre_of_the_first_batch(void **state)
 /* Rows come one at a time: the 64th makes a version, and what was written before stays what it was. */
 static void version_of_the_first_rows(void **state)
 {
-    static const char *const specs[] = { "turboquant-4:center=first,norm=first", "int-4:axis=channel,norm=first",
+    static const char *const specs[] = { "turboquant-4:center=first,norm=first",
+                                         "int-4:axis=channel,norm=first",
                                          "bdr-4:center=first,recent=70" };
     (void)state;
     for (size_t s = 0; s < COUNT(specs); s++) {
@@ -149,7 +157,8 @@ static void version_of_the_first_rows(void **state)
             assert_null(block_of(&f, block, 1).affine.center);
             assert_null(block_of(&f, block, 1).affine.scale);
         }
-        assert_true(error_of(&f, first, 63) <= 180 * 0x1p-11); /* fp16, of rows that a rotation spreads */
+        assert_true(error_of(&f, first, 63) <=
+                    180 * 0x1p-11); /* fp16, of rows that a rotation spreads */
         write_rows(&f, first + 63, 1, rows + 63 * WIDTH, 1, 1);
         check_affine(&f, 7, rows, 64);
         check_affine(&f, 8, rows, 64);
@@ -192,7 +201,8 @@ static void small_pools_make_versions_early(void **state)
     static const uint32_t slots[5] = { 70, 71, 200, 300, 2 };
     shift_rows(rows, 5, &rng);
     for (uint32_t i = 0; i < 5; i++) {
-        assert_int_equal(tensor_info_of(&f).n_versions, i < 3 ? 1 : 2); /* the third row is seen, then finds no page */
+        assert_int_equal(tensor_info_of(&f).n_versions,
+                         i < 3 ? 1 : 2); /* the third row is seen, then finds no page */
         write_rows(&f, slots[i], 1, rows + i * WIDTH, 1, 1);
     }
     for (uint32_t j = 0; j < HEAD_DIM; j++) { /* a mean: three parts of one row are not judged */
@@ -222,7 +232,8 @@ static void state_with_centre(void **state)
     write_rows(&g, 0, 400, saved, 50, 1);
     assert_int_equal(tensor_info_of(&g).n_versions, 2);
     for (uint32_t h = 0; h < N_KV_HEADS; h++)
-        assert_memory_equal(block_of(&g, 6, h).affine.center, center + h * HEAD_DIM, HEAD_DIM * sizeof *center);
+        assert_memory_equal(block_of(&g, 6, h).affine.center, center + h * HEAD_DIM,
+                            HEAD_DIM * sizeof *center);
     assert_int_equal(kvant_tensor_read(g.tensor, 0, 400, restored, WIDTH), KVANT_OK);
     /* A row's zero point and scale are its own again, unless binary32's rounding of c + s z moves an fp16 scale over a tie: then by
      * 2^-11 of 15 steps at most. Numbers are at most 120 + 50; open pages add fp16's 2^-11. */
@@ -240,7 +251,8 @@ static void calibrated_centre_and_scale(void **state)
     fixture f = { 0 };
     float rows[100 * WIDTH];
     shift_rows(rows, 100, &rng);
-    for (uint32_t h = 0; h < N_KV_HEADS; h++) { /* what kvant_codec_create_calibrated does with a calibration */
+    for (uint32_t h = 0; h < N_KV_HEADS;
+         h++) { /* what kvant_codec_create_calibrated does with a calibration */
         kvant_codec *codec = f.owned[h] = make_codec("turboquant-4", HEAD_DIM, KVANT_ROLE_K);
         f.codecs[h] = codec;
         codec->file_center = kvant_alloc(HEAD_DIM, sizeof(float));
@@ -252,7 +264,9 @@ static void calibrated_centre_and_scale(void **state)
             codec->file_scale[j] = (HEAD_DIM * h + j) % 5 == 0 ? 10 : 1;
         }
     }
-    f.params = (kvant_tensor_params){ .size = sizeof f.params, .n_kv_heads = N_KV_HEADS, .n_sequences = 1, .n_blocks = 2 };
+    f.params = (kvant_tensor_params){
+        .size = sizeof f.params, .n_kv_heads = N_KV_HEADS, .n_sequences = 1, .n_blocks = 2
+    };
     make_tensor(&f);
     for (int lap = 0; lap < 2; lap++) {
         double error = 0;
@@ -266,7 +280,8 @@ static void calibrated_centre_and_scale(void **state)
             float got[WIDTH];
             read_slot(&f, i, got);
             for (uint32_t j = 0; j < WIDTH; j++)
-                error += pow((got[j] - rows[i * WIDTH + j]) / (j % 5 == 0 ? 10 : 1), 2) / (100 * WIDTH);
+                error +=
+                    pow((got[j] - rows[i * WIDTH + j]) / (j % 5 == 0 ? 10 : 1), 2) / (100 * WIDTH);
         }
         assert_true(error < 0.05); /* the codec sees variance 1 */
         kvant_tensor_clear(f.tensor);
@@ -302,7 +317,8 @@ static void new_blocks_follow_their_sequence(void **state)
     assert_int_equal(block_of(&f, 5, 0).version, second);
     assert_int_equal(block_of(&f, 0, 0).version, second);
     write_rows(&f, 0, 64, rows, 64, 1); /* judged: fits the second */
-    assert_int_equal(kvant_tensor_write(f.tensor, &(int64_t){ 6 * 64 }, 1, rows, WIDTH, 1), KVANT_OK);
+    assert_int_equal(kvant_tensor_write(f.tensor, &(int64_t){ 6 * 64 }, 1, rows, WIDTH, 1),
+                     KVANT_OK);
     assert_int_equal(block_of(&f, 6, 0).version, second);
     assert_int_equal(block_of(&f, 2, 0).version, second);
     drop(&f);
@@ -313,15 +329,18 @@ static void calibrated_rows(float *rows, uint32_t n, uint64_t *rng)
 {
     for (uint32_t i = 0; i < n; i++)
         for (uint32_t j = 0; j < WIDTH; j++)
-            rows[i * WIDTH + j] = test_normal(rng) * (j % 9 == 0 ? 5 : 0.6f) + (float)((i % 5 * 7 + j) % 11) -
+            rows[i * WIDTH + j] = test_normal(rng) * (j % 9 == 0 ? 5 : 0.6f) +
+                                  (float)((i % 5 * 7 + j) % 11) -
                                   (j % HEAD_DIM == 3 ? 40.0f : 0.0f);
 }
 
 /* One kv head with a calibrated centre beside one without: each is stored as it is in a tensor of its own. */
 static void centre_lost(void **state)
 {
-    static const char *const specs[N_KV_HEADS] = { "turboquant-4:norm=first,sink=4", /* as calibrated centres have it */
-                                                   "turboquant-4:center=file,norm=first" };
+    static const char *const specs[N_KV_HEADS] = {
+        "turboquant-4:norm=first,sink=4", /* as calibrated centres have it */
+        "turboquant-4:center=file,norm=first"
+    };
     (void)state;
     kvant_calibration *c = calibrate_fixed(HEAD_DIM);
     assert_non_null(c);
@@ -331,8 +350,9 @@ static void centre_lost(void **state)
             float rows[200 * WIDTH], got[WIDTH], alone[HEAD_DIM];
             fixture f = { 0 };
             for (uint32_t h = 0; h < N_KV_HEADS; h++) {
-                assert_int_equal(kvant_codec_create_calibrated(specs[(h + order) % 2], HEAD_DIM, KVANT_ROLE_K, TEST_SEED,
-                                                               c, 0, h, &f.owned[h], NULL, 0),
+                assert_int_equal(kvant_codec_create_calibrated(specs[(h + order) % 2], HEAD_DIM,
+                                                               KVANT_ROLE_K, TEST_SEED, c, 0, h,
+                                                               &f.owned[h], NULL, 0),
                                  KVANT_OK);
                 f.codecs[h] = f.owned[h];
             }
@@ -351,7 +371,8 @@ static void centre_lost(void **state)
                     int64_t slots[200];
                     for (uint32_t k = 0; k < batch; k++)
                         slots[k] = i + k;
-                    assert_int_equal(kvant_tensor_write(g.tensor, slots, batch, rows + i * WIDTH + h * HEAD_DIM, WIDTH, 1),
+                    assert_int_equal(kvant_tensor_write(g.tensor, slots, batch,
+                                                        rows + i * WIDTH + h * HEAD_DIM, WIDTH, 1),
                                      KVANT_OK);
                 }
                 double error = 0;
@@ -359,11 +380,14 @@ static void centre_lost(void **state)
                     read_slot(&f, i, got);
                     assert_int_equal(kvant_tensor_read(g.tensor, i, 1, alone, 0), KVANT_OK);
                     assert_memory_equal(got + h * HEAD_DIM, alone, sizeof alone);
-                    error += squared_distance(got + h * HEAD_DIM, rows + i * WIDTH + h * HEAD_DIM, HEAD_DIM) / 6400;
+                    error += squared_distance(got + h * HEAD_DIM, rows + i * WIDTH + h * HEAD_DIM,
+                                              HEAD_DIM) /
+                             6400;
                 }
                 /* 4 bits of rows with a channel of -40, and without it: a lost centre doubles the error. */
                 assert_true(sqrt(error) < ((h + order) % 2 ? 0.35 : 0.7));
-                assert_int_equal(kvant_calibration_get_entry(c, 0, h, KVANT_ROLE_K, &entry), KVANT_OK);
+                assert_int_equal(kvant_calibration_get_entry(c, 0, h, KVANT_ROLE_K, &entry),
+                                 KVANT_OK);
                 kvant_affine affine = block_of(&f, 2, h).affine;
                 assert_non_null(affine.scale);
                 assert_int_equal(affine.center != NULL, (h + order) % 2);
@@ -379,9 +403,12 @@ static void centre_lost(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(centre_of_the_first_batch),       cmocka_unit_test(version_of_the_first_rows),
-        cmocka_unit_test(scales_have_a_floor),             cmocka_unit_test(small_pools_make_versions_early),
-        cmocka_unit_test(state_with_centre),               cmocka_unit_test(calibrated_centre_and_scale),
+        cmocka_unit_test(centre_of_the_first_batch),
+        cmocka_unit_test(version_of_the_first_rows),
+        cmocka_unit_test(scales_have_a_floor),
+        cmocka_unit_test(small_pools_make_versions_early),
+        cmocka_unit_test(state_with_centre),
+        cmocka_unit_test(calibrated_centre_and_scale),
         cmocka_unit_test(new_blocks_follow_their_sequence),
         cmocka_unit_test(centre_lost),
     };

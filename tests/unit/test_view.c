@@ -21,18 +21,21 @@ typedef struct read_page {
 
 static float half_at(const read_page *p, size_t i)
 {
-    return kvant_half_to_float(((const uint16_t *)(const void *)(p->page + p->view->info->metadata_offset))[i]);
+    return kvant_half_to_float(
+        ((const uint16_t *)(const void *)(p->page + p->view->info->metadata_offset))[i]);
 }
 
 static void read_codes(read_page *p)
 {
     const kvant_codec_info *info = p->view->info;
-    if (p->view->kind != KVANT_CODES_UNIFORM) /* its groups have scales, which may be fewer than 64 */
+    if (p->view->kind !=
+        KVANT_CODES_UNIFORM) /* its groups have scales, which may be fewer than 64 */
         p->scale = half_at(p, p->token);
     if (p->view->kind == KVANT_CODES_CHUNK) {
         const kvant_chunk_view *chunk = &p->view->of.chunk;
         kvant_chunk_layout layout;
-        kvant_chunk_layout_init(&layout, info->role, chunk->n_chunks, chunk->index_bits + chunk->length_bits);
+        kvant_chunk_layout_init(&layout, info->role, chunk->n_chunks,
+                                chunk->index_bits + chunk->length_bits);
         kvant_chunk_layout_get(&layout, p->page, p->token, p->codes);
         return;
     }
@@ -48,8 +51,8 @@ static double uniform_number(const read_page *p, uint32_t j)
 {
     const kvant_uniform_view *u = &p->view->of.uniform;
     const uint32_t padded = (p->view->info->head_dim + 15) / 16 * 16;
-    const size_t at =
-        u->per_channel ? (size_t)(p->token / u->group) * padded + j : (size_t)(j / u->group) * 64 + p->token;
+    const size_t at = u->per_channel ? (size_t)(p->token / u->group) * padded + j
+                                     : (size_t)(j / u->group) * 64 + p->token;
     const double zero = u->symmetric ? 0 : half_at(p, u->n_scales + at);
     return half_at(p, at) * ((double)p->codes[j] + (double)u->offset) + zero;
 }
@@ -76,8 +79,8 @@ static double triplet_number(const kvant_chunk_view *chunk, uint32_t index, uint
 {
     const uint32_t bits = chunk->index_bits / 2;
     float point[3];
-    kvant_octahedral_point(chunk->direction[index & ((1u << bits) - 1)], chunk->direction[index >> bits], &point[0],
-                           &point[1], &point[2]);
+    kvant_octahedral_point(chunk->direction[index & ((1u << bits) - 1)],
+                           chunk->direction[index >> bits], &point[0], &point[1], &point[2]);
     const double x = point[0], y = point[1], z = point[2];
     return point[component] / sqrt(x * x + y * y + z * z);
 }
@@ -129,7 +132,8 @@ static void check_secondaries(const kvant_chunk_view *chunk)
 
 static bool readable(const kvant_codec_view *view)
 {
-    return view->kind != KVANT_CODES_NONE && !(view->kind == KVANT_CODES_UNIFORM && view->of.uniform.hybrid) &&
+    return view->kind != KVANT_CODES_NONE &&
+           !(view->kind == KVANT_CODES_UNIFORM && view->of.uniform.hybrid) &&
            !(view->kind == KVANT_CODES_CHUNK && view->of.chunk.outliers);
 }
 
@@ -147,10 +151,11 @@ static void check_page(const kvant_codec *codec, uint64_t *rng)
     for (p.token = 0; p.token < 64; p.token++) {
         read_codes(&p);
         kvant_codec_decode_transformed(codec, kvant_kernels_get(KVANT_CPU_AUTO), page, p.token, y);
-        for (uint32_t j = 0; j < dim; j++) /* rows are of variance 1, scales and zero points below 8 */
+        for (uint32_t j = 0; j < dim;
+             j++) /* rows are of variance 1, scales and zero points below 8 */
             if (!(fabs(number_of(&p, j) - y[j]) <= 4e-6))
-                fail_msg("%s, head_dim %u, token %u, channel %u: %g, not %g", view->info->spec, dim, p.token, j,
-                         number_of(&p, j), (double)y[j]);
+                fail_msg("%s, head_dim %u, token %u, channel %u: %g, not %g", view->info->spec, dim,
+                         p.token, j, number_of(&p, j), (double)y[j]);
     }
     if (view->kind == KVANT_CODES_CHUNK && view->of.chunk.kind == KVANT_CHUNK_QUATERNIONS)
         check_secondaries(&view->of.chunk);
@@ -173,7 +178,8 @@ static void views_read_pages(void **state)
         for (size_t d = 0; d < COUNT(dims); d++)
             for (int role = 0; role < 2; role++) {
                 kvant_codec *codec;
-                if (kvant_codec_create(all_specs[s], dims[d], (kvant_role)role, 3, &codec, NULL, 0) != KVANT_OK)
+                if (kvant_codec_create(all_specs[s], dims[d], (kvant_role)role, 3, &codec, NULL,
+                                       0) != KVANT_OK)
                     continue;
                 const kvant_codec_view *view = kvant_codec_get_view(codec);
                 assert_int_equal(view->size, sizeof *view);
@@ -202,7 +208,8 @@ static void kinds_are_those_of_families(void **state)
     (void)state;
     for (size_t i = 0; i < COUNT(cases); i++) {
         kvant_codec *codec;
-        assert_int_equal(kvant_codec_create(cases[i].spec, 64, KVANT_ROLE_K, 0, &codec, NULL, 0), KVANT_OK);
+        assert_int_equal(kvant_codec_create(cases[i].spec, 64, KVANT_ROLE_K, 0, &codec, NULL, 0),
+                         KVANT_OK);
         assert_int_equal(kvant_codec_get_view(codec)->kind, cases[i].kind);
         kvant_codec_free(&codec);
     }
@@ -217,7 +224,8 @@ static bool odd(uint32_t bits)
 }
 
 /* y = R W x from the view: what a device computes for a row, in binary64. */
-static void transform_by_view(const kvant_transform_view *t, uint32_t dim, bool query, const float *x, double *y)
+static void transform_by_view(const kvant_transform_view *t, uint32_t dim, bool query,
+                              const float *x, double *y)
 {
     const float *w = query ? t->inverse_weights : t->weights;
     double z[KVANT_MAX_HEAD_DIM];
@@ -257,13 +265,15 @@ static void check_transform(const kvant_codec *codec, uint64_t *rng)
         if (query)
             assert_int_equal(kvant_codec_transform_query(codec, NULL, x, got), KVANT_OK);
         else
-            kvant_transform_forward(&codec->transform, kvant_kernels_get(KVANT_CPU_AUTO), NULL, x, got);
+            kvant_transform_forward(&codec->transform, kvant_kernels_get(KVANT_CPU_AUTO), NULL, x,
+                                    got);
         transform_by_view(&view->transform, dim, query, x, want);
         for (uint32_t j = 0; j < dim; j++)
             largest = fmax(largest, fabs(want[j]));
         for (uint32_t j = 0; j < dim; j++)
             if (!(fabs(got[j] - want[j]) <= 1e-5 * largest))
-                fail_msg("%s, channel %u: %g, not %g", view->info->spec, j, (double)got[j], want[j]);
+                fail_msg("%s, channel %u: %g, not %g", view->info->spec, j, (double)got[j],
+                         want[j]);
     }
 }
 
@@ -279,8 +289,8 @@ static void views_transform_rows_and_queries(void **state)
     for (size_t s = 0; s < COUNT(plain) + N_WEIGHTED_SPECS; s++) {
         kvant_codec *codec;
         const char *spec = s < COUNT(plain) ? plain[s] : weighted_specs[s - COUNT(plain)];
-        if (kvant_codec_create_calibrated(spec, 32, KVANT_ROLE_K, 3, calibration, 1, 1, &codec, NULL, 0) !=
-            KVANT_OK)
+        if (kvant_codec_create_calibrated(spec, 32, KVANT_ROLE_K, 3, calibration, 1, 1, &codec,
+                                          NULL, 0) != KVANT_OK)
             continue; /* a family that this build lacks */
         const kvant_codec_view *view = kvant_codec_get_view(codec);
         full += view->transform.weights && !view->transform.diagonal;

@@ -53,8 +53,10 @@ static void inner_products_stay(void **state)
             double before = 0, after = 0, size_x = 0, size_q = 0;
             fill_normal(x, DIM, &rng);
             fill_normal(q, DIM, &rng);
-            kvant_transform_forward(&codec->transform, kvant_kernels_get(KVANT_CPU_AUTO), NULL, x, y);
-            kvant_transform_inverse(&codec->transform, kvant_kernels_get(KVANT_CPU_AUTO), NULL, y, back);
+            kvant_transform_forward(&codec->transform, kvant_kernels_get(KVANT_CPU_AUTO), NULL, x,
+                                    y);
+            kvant_transform_inverse(&codec->transform, kvant_kernels_get(KVANT_CPU_AUTO), NULL, y,
+                                    back);
             assert_int_equal(kvant_codec_transform_query(codec, NULL, q, p), KVANT_OK);
             for (uint32_t j = 0; j < DIM; j++) {
                 before += (double)x[j] * q[j];
@@ -85,7 +87,8 @@ static double score_error(const char *spec, const kvant_calibration *c)
     assert_int_equal(kvant_codec_decode(codec, &affine, page, 0, TOKENS, decoded, DIM), KVANT_OK);
     for (uint32_t t = 0; t < TOKENS; t++)
         for (uint32_t i = 0; i < DIM * DIM; i++)
-            error += entry.query_moment[i] * ((double)decoded[t * DIM + i / DIM] - rows[t * DIM + i / DIM]) *
+            error += entry.query_moment[i] *
+                     ((double)decoded[t * DIM + i / DIM] - rows[t * DIM + i / DIM]) *
                      ((double)decoded[t * DIM + i % DIM] - rows[t * DIM + i % DIM]);
     free(page);
     kvant_codec_free(&codec);
@@ -108,11 +111,13 @@ static void specs_say_what_they_do(void **state)
     static const struct {
         const char *spec, *key, *value;
     } cases[] = {
-        { "turboquant-4:transform=file", ",transform=file,center=file,sink=4,seed=7", ",center=file,sink=4,seed=7" },
-        { "turboquant-4:transform=diagonal,center=none", ",transform=diagonal,center=none,seed=7", "signs=seed,seed=7" },
-        PAPERS({ "innerq-base:transform=file,recent=0,sink=0", ",transform=file,center=file,sink=0,recent=0",
-                 ",center=file,sink=0,recent=0" }, )
-        { "turboquant-4:transform=none", "signs=seed,seed=7", "signs=seed,seed=7" },
+        { "turboquant-4:transform=file", ",transform=file,center=file,sink=4,seed=7",
+          ",center=file,sink=4,seed=7" },
+        { "turboquant-4:transform=diagonal,center=none", ",transform=diagonal,center=none,seed=7",
+          "signs=seed,seed=7" },
+        PAPERS({ "innerq-base:transform=file,recent=0,sink=0",
+                 ",transform=file,center=file,sink=0,recent=0", ",center=file,sink=0,recent=0" }, ){
+            "turboquant-4:transform=none", "signs=seed,seed=7", "signs=seed,seed=7" },
     };
     (void)state;
     kvant_calibration *c = calibrate_fixed(DIM);
@@ -122,8 +127,10 @@ static void specs_say_what_they_do(void **state)
             const char *end = role ? cases[i].value : cases[i].key, *spec = info_of(codec).spec;
             if (strlen(spec) < strlen(end) || strcmp(spec + strlen(spec) - strlen(end), end) != 0)
                 fail_msg("%s became %s, expected it to end in %s", cases[i].spec, spec, end);
-            assert_true((codec->transform.weights != NULL) == (role == 0 && strstr(cases[i].spec, "transform=none") == NULL));
-            kvant_codec *again = create(spec, DIM, (kvant_role)role, c); /* canonical specs are their own */
+            assert_true((codec->transform.weights != NULL) ==
+                        (role == 0 && strstr(cases[i].spec, "transform=none") == NULL));
+            kvant_codec *again =
+                create(spec, DIM, (kvant_role)role, c); /* canonical specs are their own */
             assert_string_equal(info_of(again).spec, spec);
             kvant_codec_free(&again);
             kvant_codec_free(&codec);
@@ -131,12 +138,13 @@ static void specs_say_what_they_do(void **state)
     kvant_calibration_free(&c);
 }
 
-static void expect_refusal(const char *spec, uint32_t dim, kvant_role role, const kvant_calibration *c,
-                           kvant_status expected, const char *words)
+static void expect_refusal(const char *spec, uint32_t dim, kvant_role role,
+                           const kvant_calibration *c, kvant_status expected, const char *words)
 {
     kvant_codec *codec;
     char err[512] = "";
-    kvant_status status = kvant_codec_create_calibrated(spec, dim, role, 0, c, 1, 1, &codec, err, sizeof err);
+    kvant_status status =
+        kvant_codec_create_calibrated(spec, dim, role, 0, c, 1, 1, &codec, err, sizeof err);
     if (status != expected || !strstr(err, words))
         fail_msg("%s: %s: \"%s\", expected %s with \"%s\"", spec, kvant_strerror(status), err,
                  kvant_strerror(expected), words);
@@ -149,11 +157,16 @@ static void mistakes_are_named(void **state)
     kvant_calibration *c = calibrate_fixed(DIM);
     for (int role = 0; role < 2; role++) {
         kvant_role r = (kvant_role)role;
-        expect_refusal("turboquant-4:transform=file", DIM, r, NULL, KVANT_ERR_UNSUPPORTED, "kvant calibrate");
-        expect_refusal("turboquant-4:transform=file", 64, r, c, KVANT_ERR_ARGUMENT, "made for another model");
-        expect_refusal("turboquant-4:transform=matrix", DIM, r, c, KVANT_ERR_SPEC, "none, diagonal, file");
-        expect_refusal("int-4:transform=file,norm=first", DIM, r, c, KVANT_ERR_SPEC, "place of norm");
-        PAPERS(expect_refusal("kmeans-4:c=4,transform=file", DIM, r, c, KVANT_ERR_SPEC, "no option 'transform'");)
+        expect_refusal("turboquant-4:transform=file", DIM, r, NULL, KVANT_ERR_UNSUPPORTED,
+                       "kvant calibrate");
+        expect_refusal("turboquant-4:transform=file", 64, r, c, KVANT_ERR_ARGUMENT,
+                       "made for another model");
+        expect_refusal("turboquant-4:transform=matrix", DIM, r, c, KVANT_ERR_SPEC,
+                       "none, diagonal, file");
+        expect_refusal("int-4:transform=file,norm=first", DIM, r, c, KVANT_ERR_SPEC,
+                       "place of norm");
+        PAPERS(expect_refusal("kmeans-4:c=4,transform=file", DIM, r, c, KVANT_ERR_SPEC,
+                              "no option 'transform'");)
         expect_refusal("f16:transform=file", DIM, r, c, KVANT_ERR_SPEC, "no option 'transform'");
     }
     kvant_calibration_free(&c);
@@ -168,8 +181,10 @@ static void matrices_without_inverse_are_refused(void **state)
         uint16_t *half = (uint16_t *)(uintptr_t)entry_of(c, 1, KVANT_ROLE_K).matrix;
         for (uint32_t i = 0; i < DIM; i++)
             for (uint32_t j = 0; j <= i; j++) /* zero; all ones; a condition of 2^17 */
-                *half++ = kind == 1 || (kind == 2 && i == j) ? (i || kind == 1 ? 0x3c00 : 0x0080) : 0;
-        expect_refusal("turboquant-4:transform=file", DIM, KVANT_ROLE_K, c, KVANT_ERR_FORMAT, "no good inverse");
+                *half++ =
+                    kind == 1 || (kind == 2 && i == j) ? (i || kind == 1 ? 0x3c00 : 0x0080) : 0;
+        expect_refusal("turboquant-4:transform=file", DIM, KVANT_ROLE_K, c, KVANT_ERR_FORMAT,
+                       "no good inverse");
         kvant_codec *fine = create("turboquant-4:transform=diagonal", DIM, KVANT_ROLE_K, c);
         kvant_codec_free(&fine);
         kvant_calibration_free(&c);
@@ -193,7 +208,8 @@ static void bad_rows_are_refused(void **state)
                                : status == (i == 2 ? KVANT_ERR_RANGE : KVANT_ERR_NONFINITE));
             if (status != KVANT_OK)
                 assert_memory_equal(page, zeros, bytes);
-            assert_int_equal(kvant_codec_decode(codec, NULL, page, 0, TOKENS, decoded, DIM), KVANT_OK);
+            assert_int_equal(kvant_codec_decode(codec, NULL, page, 0, TOKENS, decoded, DIM),
+                             KVANT_OK);
             for (size_t j = 0; j < COUNT(decoded); j++)
                 assert_true(isfinite(decoded[j]));
         }
@@ -221,11 +237,12 @@ static void pages_do_not_tell_the_level(void **state)
                 if (!use_level(cpu_levels[l]))
                     continue;
                 memset(page, 0, bytes);
-                assert_int_equal(kvant_codec_encode(codec, NULL, rows, dims[d], 0, TOKENS, l ? page : want),
-                                 KVANT_OK);
+                assert_int_equal(
+                    kvant_codec_encode(codec, NULL, rows, dims[d], 0, TOKENS, l ? page : want),
+                    KVANT_OK);
                 if (l && memcmp(page, want, bytes) != 0)
-                    fail_msg("%s at %u: other bytes at level %s", weighted_specs[s], (unsigned)dims[d],
-                             kvant_cpu_level_name(cpu_levels[l]));
+                    fail_msg("%s at %u: other bytes at level %s", weighted_specs[s],
+                             (unsigned)dims[d], kvant_cpu_level_name(cpu_levels[l]));
             }
             kvant_set_cpu_level(KVANT_CPU_AUTO);
             free(page);
@@ -240,14 +257,16 @@ static void pages_do_not_tell_the_level(void **state)
 static void attention_undoes_the_transform(void **state)
 {
     enum { N = 300 };
-    static const char *const specs[] = { "turboquant-4:transform=file", "turboquant-4:transform=diagonal",
-                                         PAPERS("octopus-4:transform=file,recent=70", )
-                                         "int-4:axis=channel,transform=file" };
+    static const char *const specs[] = {
+        "turboquant-4:transform=file", "turboquant-4:transform=diagonal",
+        PAPERS("octopus-4:transform=file,recent=70", ) "int-4:axis=channel,transform=file"
+    };
     (void)state;
     kvant_calibration *c = calibrate_fixed(DIM);
     uint64_t rng = 40;
     for (size_t s = 0; s < COUNT(specs); s++) {
-        kvant_codec *codecs[2] = { create(specs[s], DIM, KVANT_ROLE_K, c), create(specs[s], DIM, KVANT_ROLE_V, c) };
+        kvant_codec *codecs[2] = { create(specs[s], DIM, KVANT_ROLE_K, c),
+                                   create(specs[s], DIM, KVANT_ROLE_V, c) };
         kvant_tensor *tensors[2];
         void *memory[2];
         static float rows[2][(N / 64 + 1) * 64 * DIM];
@@ -267,7 +286,8 @@ static void attention_undoes_the_transform(void **state)
             assert_int_equal(kvant_tensor_size(&params, &size), KVANT_OK);
             memory[role] = aligned(size);
             assert_int_equal(kvant_tensor_create(&params, memory[role], &tensors[role]), KVANT_OK);
-            assert_int_equal(kvant_tensor_write(tensors[role], slots, N, rows[role], DIM, 1), KVANT_OK);
+            assert_int_equal(kvant_tensor_write(tensors[role], slots, N, rows[role], DIM, 1),
+                             KVANT_OK);
             assert_int_equal(kvant_tensor_read(tensors[role], 0, N, rows[role], DIM), KVANT_OK);
         }
         float q[DIM], out[DIM];
@@ -285,9 +305,11 @@ static void attention_undoes_the_transform(void **state)
                                                   .out_head_stride = DIM,
                                                   .n_threads = 1 };
         size_t bytes;
-        assert_int_equal(kvant_attention_workspace(tensors[0], tensors[1], &problem, &bytes), KVANT_OK);
+        assert_int_equal(kvant_attention_workspace(tensors[0], tensors[1], &problem, &bytes),
+                         KVANT_OK);
         void *workspace = aligned(bytes);
-        assert_int_equal(kvant_attention(tensors[0], tensors[1], &problem, workspace, bytes), KVANT_OK);
+        assert_int_equal(kvant_attention(tensors[0], tensors[1], &problem, workspace, bytes),
+                         KVANT_OK);
         double p[N], sum = 0, error = 0, size = 0;
         for (uint32_t t = 0; t < N; t++) {
             double score = 0;

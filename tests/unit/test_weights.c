@@ -87,9 +87,11 @@ static void eigenvectors_follow_their_definition(void **state)
     for (size_t i = 0; i < COUNT(dims); i++)
         for (uint32_t kind = 0; kind < 5; kind++) {
             uint32_t d = dims[i], size = d * d;
-            double *m = malloc(sizeof *m * (4 * size + d)), *copy = m + size, *v = copy + size, *product = v + size;
+            double *m = malloc(sizeof *m * (4 * size + d)), *copy = m + size, *v = copy + size,
+                   *product = v + size;
             double *values = product + size;
-            random_moment(m, d, kind == 1 ? d / 2 + 1 : 2 * d, kind == 2 ? 1e4 : 3, &rng); /* 1: of half the rank */
+            random_moment(m, d, kind == 1 ? d / 2 + 1 : 2 * d, kind == 2 ? 1e4 : 3,
+                          &rng); /* 1: of half the rank */
             for (uint32_t j = 0; j < size; j++) {
                 bool on = j / d == j % d;
                 m[j] = kind == 3 ? (double)on : kind == 4 ? on * ((double)(j % d) - 3) : m[j];
@@ -116,7 +118,8 @@ static void eigenvectors_follow_their_definition(void **state)
 /* The square of a geometric mean, by the kernel in use. */
 static void geometric_mean(const double *a, const double *b, uint32_t d, double *mean)
 {
-    double *room = malloc((2 * d * d + KVANT_MEAN_ROOM(d)) * sizeof *room), *w = room + d * d, *copy = memcpy(room, a, d * d * sizeof *a);
+    double *room = malloc((2 * d * d + KVANT_MEAN_ROOM(d)) * sizeof *room), *w = room + d * d,
+           *copy = memcpy(room, a, d * d * sizeof *a);
     memcpy(w, b, d * d * sizeof *b);
     assert_true(kvant_kernels_get(KVANT_CPU_AUTO)->mean_factor(d, copy, w, w + d * d) > 0);
     for (uint32_t i = 0; i < d; i++)
@@ -139,7 +142,8 @@ static void means_solve_their_equation(void **state)
     uint64_t rng = 32;
     for (size_t i = 0; i < COUNT(dims); i++) {
         const uint32_t d = dims[i], size = d * d;
-        double *a = malloc(sizeof *a * size * 5), *b = a + size, *mean = b + size, *product = mean + size, *back = product + size;
+        double *a = malloc(sizeof *a * size * 5), *b = a + size, *mean = b + size,
+               *product = mean + size, *back = product + size;
         random_moment(a, d, 3 * d, 5, &rng);
         random_moment(b, d, 3 * d, 5, &rng);
         geometric_mean(a, b, d, mean);
@@ -152,7 +156,8 @@ static void means_solve_their_equation(void **state)
 
 static void what_is_not_positive_definite_is_refused(void **state)
 {
-    static const double indefinite[] = { 1, 2, 2, 1 }, zero[4] = { 0 }, nan_matrix[] = { NAN, 0, 0, 1 };
+    static const double indefinite[] = { 1, 2, 2, 1 }, zero[4] = { 0 },
+                        nan_matrix[] = { NAN, 0, 0, 1 };
     static const double *const bad[] = { indefinite, zero, nan_matrix };
     double out[4];
     (void)state;
@@ -182,7 +187,8 @@ static void read_weights(weights *w)
 }
 
 /* tr(W^-2 Q) tr(W^2 K) for symmetric W: proportional to the mean squared error of a score. */
-static double expected_error(const double *w, const double *inverse, const double *q, const double *k)
+static double expected_error(const double *w, const double *inverse, const double *q,
+                             const double *k)
 {
     double squared[SMALL * SMALL], back[SMALL * SMALL], a = 0, b = 0;
     multiply(w, w, SMALL, squared);
@@ -208,7 +214,8 @@ static double error_of_diagonal(const float *diagonal, const double *q, const do
  * error of W counts in the second order, a floor in the first: 1 % is many times both. Anything else that one could use is worse. */
 static void weights_make_errors_of_scores_small(void **state)
 {
-    static double q[SMALL * SMALL], k[SMALL * SMALL], best[SMALL * SMALL], best_inverse[SMALL * SMALL];
+    static double q[SMALL * SMALL], k[SMALL * SMALL], best[SMALL * SMALL],
+        best_inverse[SMALL * SMALL];
     (void)state;
     uint64_t rng = 33;
     for (int round = 0; round < 5; round++) {
@@ -219,7 +226,8 @@ static void weights_make_errors_of_scores_small(void **state)
         read_weights(&w);
         geometric_mean(k, q, SMALL, best);
         assert_int_equal(kvant_spd_roots(SMALL, best, best, best_inverse), KVANT_OK);
-        double least = expected_error(best, best_inverse, q, k), ours = expected_error(w.w, w.inverse, q, k);
+        double least = expected_error(best, best_inverse, q, k),
+               ours = expected_error(w.w, w.inverse, q, k);
         double diagonal = error_of_diagonal(w.diagonal, q, k), none = 0, traces[2] = { 0 };
         for (uint32_t i = 0; i < SMALL; i++) {
             traces[0] += q[i * SMALL + i];
@@ -301,13 +309,15 @@ static void unused_directions_stay_within_bounds(void **state)
 static void attention_weights_are_those_of_softmax(void **state)
 {
     static const float keys[] = { 1, 0, 1, 5, 7, 7, 1, 2 }, queries[] = { 3, 0, 1, 1 };
-    static const float mask[] = { 0, 0, -INFINITY, -INFINITY, -INFINITY, -INFINITY, -INFINITY, -INFINITY };
+    static const float mask[] = { 0,         0,         -INFINITY, -INFINITY,
+                                  -INFINITY, -INFINITY, -INFINITY, -INFINITY };
     kvant_calibrator_attention a = { sizeof a, keys, 2, 4, queries, 2, 2, mask, 4, 0.5f };
     float scores[4];
     double got[4] = { 0 };
     (void)state;
     kvant_attention_weights(&a, 2, scores, got);
-    assert_true(fabs(got[0] - 0.25) < 1e-7 && fabs(got[1] - 0.25) < 1e-7 && got[2] == 0 && got[3] == 0);
+    assert_true(fabs(got[0] - 0.25) < 1e-7 && fabs(got[1] - 0.25) < 1e-7 && got[2] == 0 &&
+                got[3] == 0);
     a.mask = NULL;
     a.n_queries = 1;
     memset(got, 0, sizeof got);
@@ -335,14 +345,19 @@ static void attention_changes_the_weights(void **state)
         assert_int_equal(kvant_calibrator_create(&config, &calibrator, NULL, 0), KVANT_OK);
         assert_int_equal(kvant_calibrator_add_attention(calibrator, 0, 0, D, 0, &a),
                          KVANT_ERR_ARGUMENT); /* no keys yet */
-        assert_int_equal(kvant_calibrator_add_rows(calibrator, 0, KVANT_ROLE_K, 1, D, keys, D, N), KVANT_OK);
+        assert_int_equal(kvant_calibrator_add_rows(calibrator, 0, KVANT_ROLE_K, 1, D, keys, D, N),
+                         KVANT_OK);
         assert_int_equal(kvant_calibrator_add_queries(calibrator, 0, 0, D, q, D, 1), KVANT_OK);
         if (kind)
-            assert_int_equal(kvant_calibrator_add_attention(calibrator, 0, 0, D, kind == 1 ? 0 : N, &a), KVANT_OK);
+            assert_int_equal(
+                kvant_calibrator_add_attention(calibrator, 0, 0, D, kind == 1 ? 0 : N, &a),
+                KVANT_OK);
         a.scale = NAN;
-        assert_int_equal(kvant_calibrator_add_attention(calibrator, 0, 0, D, 0, &a), KVANT_ERR_ARGUMENT);
+        assert_int_equal(kvant_calibrator_add_attention(calibrator, 0, 0, D, 0, &a),
+                         KVANT_ERR_ARGUMENT);
         a.scale = 3e38f; /* scores beyond binary32 */
-        assert_int_equal(kvant_calibrator_add_attention(calibrator, 0, 0, D, 0, &a), KVANT_ERR_NONFINITE);
+        assert_int_equal(kvant_calibrator_add_attention(calibrator, 0, 0, D, 0, &a),
+                         KVANT_ERR_NONFINITE);
         assert_int_equal(kvant_calibrator_finish(calibrator, &c), KVANT_OK);
         kvant_calibration_entry entry = { .size = sizeof entry };
         assert_int_equal(kvant_calibration_get_entry(c, 0, 0, KVANT_ROLE_K, &entry), KVANT_OK);

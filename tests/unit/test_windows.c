@@ -10,7 +10,8 @@ static void sinks_are_never_sealed(void **state)
         write_range(&f, sequence * 320, 320, 50, 2, &rng);
     for (uint32_t sequence = 0; sequence < 2; sequence++) {
         for (uint32_t page = 0; page < 5; page++)
-            assert_int_equal(is_open(&f, sequence * 5 + page), page < 2); /* whole pages: 65 tokens are two */
+            assert_int_equal(is_open(&f, sequence * 5 + page),
+                             page < 2); /* whole pages: 65 tokens are two */
         check_slots(&f, sequence * 320, 320);
     }
     write_range(&f, 0, 320, 64, 1, &rng); /* all slots again */
@@ -47,7 +48,8 @@ static void recent_tokens_are_fp16(void **state)
 
 static void batches_and_threads_do_not_change_bytes(void **state)
 {
-    static const char *const specs[] = { "turboquant-4:sink=4,recent=96", "int-2:axis=channel,recent=40" };
+    static const char *const specs[] = { "turboquant-4:sink=4,recent=96",
+                                         "int-2:axis=channel,recent=40" };
     static const uint32_t batches[] = { 1, 7, 64, 512 };
     (void)state;
     for (size_t s = 0; s < COUNT(specs); s++) {
@@ -96,8 +98,10 @@ static void rewriting_a_sealed_slot_loses_nothing(void **state)
             assert_memory_equal(got, f.rows + 74 * 64, sizeof got);
         for (uint32_t i = 64; i < 128 && cases[c].reopens; i++) {
             read_slot(&f, i, got);
-            for (uint32_t j = 0; i != 74 && j < 64; j++) /* decoded numbers rounded to fp16: half a unit in 2^-10 */
-                assert_true(fabsf(got[j] - before[i * 64 + j]) <= fabsf(before[i * 64 + j]) / 2048 + 6e-8f);
+            for (uint32_t j = 0; i != 74 && j < 64;
+                 j++) /* decoded numbers rounded to fp16: half a unit in 2^-10 */
+                assert_true(fabsf(got[j] - before[i * 64 + j]) <=
+                            fabsf(before[i * 64 + j]) / 2048 + 6e-8f);
         }
         /* Other blocks need the page: scattered rewrites, one to a page. */
         for (uint32_t page = 2; page < 8; page++)
@@ -140,7 +144,8 @@ static void reused_slots_are_recent_again(void **state)
 /* A context shift: all slots are read, changed and written again, in batches that know nothing of pages. */
 static void all_slots_are_rewritten(void **state)
 {
-    static const char *const specs[] = { "int-8:axis=channel", "int-8:recent=64,sink=4", "int-8:center=first",
+    static const char *const specs[] = { "int-8:axis=channel", "int-8:recent=64,sink=4",
+                                         "int-8:center=first",
                                          "int-8:axis=channel,group=16,recent=100,norm=first" };
     (void)state;
     for (size_t s = 0; s < COUNT(specs); s++) {

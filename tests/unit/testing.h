@@ -62,7 +62,8 @@ static inline kvant_codec *make_codec(const char *spec, uint32_t head_dim, kvant
 {
     kvant_codec *codec;
     char err[256] = "";
-    kvant_status status = kvant_codec_create(spec, head_dim, role, TEST_SEED, &codec, err, sizeof err);
+    kvant_status status =
+        kvant_codec_create(spec, head_dim, role, TEST_SEED, &codec, err, sizeof err);
     if (status != KVANT_OK)
         fail_msg("%s at head_dim %u: %s", spec, (unsigned)head_dim, err);
     return codec;

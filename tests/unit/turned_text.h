@@ -6,7 +6,14 @@
 
 #include "../../src/cache/learning.h"
 
-enum { BLOCKS = 128, MOST = BLOCKS * 64, TEXT_GROUP = 2, TEXT_HEADS = TEXT_GROUP * N_KV_HEADS, PAIRS = HEAD_DIM / 2, BATCH = 512 };
+enum {
+    BLOCKS = 128,
+    MOST = BLOCKS * 64,
+    TEXT_GROUP = 2,
+    TEXT_HEADS = TEXT_GROUP * N_KV_HEADS,
+    PAIRS = HEAD_DIM / 2,
+    BATCH = 512
+};
 
 static const char spec[] = "turboquant-4:transform=first";
 
@@ -34,15 +41,20 @@ static inline layout make_layout(uint32_t n_dims, uint32_t interleaved)
 
 static inline kvant_rope rope_of(const layout *l, uint32_t n_positions, uint32_t n_ranges)
 {
-    return (kvant_rope){ .size = sizeof(kvant_rope), .n_dims = l->n_dims, .interleaved = l->interleaved,
-                         .frequencies = frequencies(), .n_positions = n_positions, .n_ranges = n_ranges };
+    return (kvant_rope){ .size = sizeof(kvant_rope),
+                         .n_dims = l->n_dims,
+                         .interleaved = l->interleaved,
+                         .frequencies = frequencies(),
+                         .n_positions = n_positions,
+                         .n_ranges = n_ranges };
 }
 
 /* As a model turns a head. */
 static inline void turn(const layout *l, double position, double *x)
 {
     for (uint32_t i = 0; i < l->n_dims / 2; i++) {
-        const double angle = position * frequencies()[i], a = x[l->pairs[i][0]], b = x[l->pairs[i][1]];
+        const double angle = position * frequencies()[i], a = x[l->pairs[i][0]],
+                     b = x[l->pairs[i][1]];
         x[l->pairs[i][0]] = a * cos(angle) - b * sin(angle);
         x[l->pairs[i][1]] = a * sin(angle) + b * cos(angle);
     }
@@ -73,7 +85,8 @@ typedef struct text {
     float rows[MOST * WIDTH], queries[MOST * TEXT_HEADS * HEAD_DIM];
 } text;
 
-static inline void fill(const layout *l, float constant, uint32_t n_heads, uint64_t *rng, float *out)
+static inline void fill(const layout *l, float constant, uint32_t n_heads, uint64_t *rng,
+                        float *out)
 {
     double matrix[HEAD_DIM * HEAD_DIM], center[HEAD_DIM];
     for (uint32_t i = 0; i < HEAD_DIM * HEAD_DIM; i++)
@@ -104,26 +117,37 @@ static inline text *make_text(const layout *l, uint64_t seed)
 }
 
 /* Tokens at these slots, queries first. positions: NULL, or those of the tokens. */
-static inline void put(fixture *f, const text *t, const int64_t *slots, const int32_t *tokens, uint32_t n, bool positions)
+static inline void put(fixture *f, const text *t, const int64_t *slots, const int32_t *tokens,
+                       uint32_t n, bool positions)
 {
-    float *rows = malloc((size_t)n * WIDTH * sizeof *rows), *queries = malloc((size_t)n * TEXT_HEADS * HEAD_DIM * sizeof *queries);
+    float *rows = malloc((size_t)n * WIDTH * sizeof *rows),
+          *queries = malloc((size_t)n * TEXT_HEADS * HEAD_DIM * sizeof *queries);
     for (uint32_t i = 0; i < n; i++) {
         memcpy(rows + (size_t)i * WIDTH, t->rows + (size_t)tokens[i] * WIDTH, WIDTH * sizeof *rows);
         memcpy(f->rows + (size_t)slots[i] * WIDTH, rows + (size_t)i * WIDTH, WIDTH * sizeof *rows);
-        memcpy(queries + (size_t)i * TEXT_HEADS * HEAD_DIM, t->queries + (size_t)tokens[i] * TEXT_HEADS * HEAD_DIM,
+        memcpy(queries + (size_t)i * TEXT_HEADS * HEAD_DIM,
+               t->queries + (size_t)tokens[i] * TEXT_HEADS * HEAD_DIM,
                TEXT_HEADS * HEAD_DIM * sizeof *queries);
     }
-    const kvant_queries q = { .size = sizeof q, .q = queries, .token_stride = (size_t)TEXT_HEADS * HEAD_DIM, .head_stride = HEAD_DIM,
-                              .n_tokens = n, .n_heads = TEXT_HEADS, .positions = positions ? tokens : NULL };
+    const kvant_queries q = { .size = sizeof q,
+                              .q = queries,
+                              .token_stride = (size_t)TEXT_HEADS * HEAD_DIM,
+                              .head_stride = HEAD_DIM,
+                              .n_tokens = n,
+                              .n_heads = TEXT_HEADS,
+                              .positions = positions ? tokens : NULL };
     assert_int_equal(kvant_tensor_note_queries(f->tensor, &q, 2), KVANT_OK);
-    assert_int_equal(kvant_tensor_next_positions(f->tensor, positions ? tokens : NULL, positions ? n : 0), KVANT_OK);
+    assert_int_equal(
+        kvant_tensor_next_positions(f->tensor, positions ? tokens : NULL, positions ? n : 0),
+        KVANT_OK);
     assert_int_equal(kvant_tensor_write(f->tensor, slots, n, rows, WIDTH, 2), KVANT_OK);
     free(rows);
     free(queries);
 }
 
 /* Tokens first .. end - 1 in batches, at slots of their own numbers, or moved. */
-static inline void put_all(fixture *f, const text *t, uint32_t first, uint32_t end, uint32_t batch, int64_t moved)
+static inline void put_all(fixture *f, const text *t, uint32_t first, uint32_t end, uint32_t batch,
+                           int64_t moved)
 {
     int64_t slots[BATCH];
     int32_t tokens[BATCH];
@@ -138,7 +162,8 @@ static inline void put_all(fixture *f, const text *t, uint32_t first, uint32_t e
 }
 
 /* Root mean square error of the scores of tokens first .. end - 1 with queries near them. */
-static inline double error_near(const fixture *f, const text *t, uint32_t first, uint32_t end, int64_t moved)
+static inline double error_near(const fixture *f, const text *t, uint32_t first, uint32_t end,
+                                int64_t moved)
 {
     double sum = 0;
     for (uint32_t token = first; token < end; token += 3) {
@@ -146,7 +171,9 @@ static inline double error_near(const fixture *f, const text *t, uint32_t first,
         float got[WIDTH];
         read_slot(f, slot, got);
         for (uint32_t h = 0; h < TEXT_HEADS; h++) {
-            const float *q = t->queries + ((size_t)(token + 7 < MOST ? token + 7 : token) * TEXT_HEADS + h) * HEAD_DIM;
+            const float *q =
+                t->queries +
+                ((size_t)(token + 7 < MOST ? token + 7 : token) * TEXT_HEADS + h) * HEAD_DIM;
             double error = 0;
             for (uint32_t j = 0, at = h / TEXT_GROUP * HEAD_DIM; j < HEAD_DIM; j++)
                 error += (double)q[j] * (got[at + j] - f->rows[(size_t)slot * WIDTH + at + j]);

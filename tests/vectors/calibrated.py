@@ -87,7 +87,9 @@ def encode_hessian(x, bits, role, options, seed):
 def encode_kmeans(x, bits, role, options, seed):
     count = int(options.get("c", 256))
     turn = rotation(options, "none", seed)
-    centers = CALIBRATION.mean[role][HEAD][None] if count == 1 else CALIBRATION.centroids[role][HEAD]
+    centers = (
+        CALIBRATION.mean[role][HEAD][None] if count == 1 else CALIBRATION.centroids[role][HEAD]
+    )
     y, centers = turn.apply(x), turn.apply(centers.astype(F32))
     distance = np.zeros((TOKENS, count), F32)
     for j in range(DIM):
@@ -102,7 +104,9 @@ def encode_kmeans(x, bits, role, options, seed):
 
 
 def encode(x, family, bits, role, options, seed):
-    return (encode_kmeans if family == "kmeans" else encode_hessian)(x, int(bits), role, options, seed)
+    return (encode_kmeans if family == "kmeans" else encode_hessian)(
+        x, int(bits), role, options, seed
+    )
 
 
 def power(matrix, exponent):
@@ -128,7 +132,9 @@ class Feedback:
     """Numbers rounded one after another, section "Feedback"."""
 
     def __init__(self, turn):
-        back = turn.apply(np.linalg.inv(steering_matrix()).astype(F32)).astype(float)  # columns of R S^-1
+        back = turn.apply(np.linalg.inv(steering_matrix()).astype(F32)).astype(
+            float
+        )  # columns of R S^-1
         loss = back.T @ queries() @ back
         loss += 1e-2 * np.trace(loss) / DIM * np.eye(DIM)
         factor = np.linalg.cholesky(loss[::-1, ::-1]).T[::-1, ::-1]  # lower, factor^T factor = loss
@@ -162,7 +168,10 @@ class Weighting:
         self.kind, self.turn = kind if role == "K" else "none", turn
         self.factors = CALIBRATION.diagonal[HEAD].astype(F32)
         matrix = steering_matrix() if feedback else CALIBRATION.matrix[HEAD]
-        self.rows, self.back = turn.apply(matrix.astype(F32)), turn.undo(np.eye(DIM)) @ np.linalg.inv(matrix)
+        self.rows, self.back = (
+            turn.apply(matrix.astype(F32)),
+            turn.undo(np.eye(DIM)) @ np.linalg.inv(matrix),
+        )
 
     def apply(self, x):
         if self.kind == "none":

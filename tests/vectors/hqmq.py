@@ -128,7 +128,9 @@ class Spherical:
         turns = stream.take((n + 3) // 4)
         g = [product(UNITS[2 * (k % 4)], turns[k // 4]) for k in range(n)]
         self.g = np.array(g).reshape(n, 4).astype(F32)
-        signs = np.array([[-1 if m >> k & 1 else 1 for k in range(n)] for m in range(1 << n)]).reshape(-1, n)
+        signs = np.array(
+            [[-1 if m >> k & 1 else 1 for k in range(n)] for m in range(1 << n)]
+        ).reshape(-1, n)
         e = np.zeros((1 << n, 4))
         for k in range(n):
             e = e + signs[:, k : k + 1] * self.g[k].astype(float)
@@ -143,7 +145,10 @@ class Spherical:
     def index(self, x, norm):
         unit = closest_unit(x)
         e = x - norm[..., None] * UNITS[unit].astype(F32)
-        m = sum(((dot(e, g) < 0).astype(int) << k for k, g in enumerate(self.g)), np.zeros(unit.shape, int))
+        m = sum(
+            ((dot(e, g) < 0).astype(int) << k for k, g in enumerate(self.g)),
+            np.zeros(unit.shape, int),
+        )
         return unit + 24 * m
 
 
@@ -211,7 +216,9 @@ def encode_naive(y, bits, role, options):
     slots = int(options.get("slots", x.shape[0] * x.shape[1] // 16))
     slot = page_outliers(dot(x, x), float(options.get("med", 3)), slots)
     out = slot >= 0
-    inner = np.abs(x) if options.get("range") == "all" else np.where(out[..., None], F32(0), np.abs(x))
+    inner = (
+        np.abs(x) if options.get("range") == "all" else np.where(out[..., None], F32(0), np.abs(x))
+    )
     top = 2 ** (bits - 1) - 1
     scale = half(inner.max((1, 2)) / F32(top))
     level = np.clip(np.rint(x * reciprocal(scale)[:, None, None]), -top, top).astype(int)

@@ -102,7 +102,13 @@ def parse(spec):
 
 def rotation_of(family, bits, options, dim, seed):
     rotated = "dense" if dim & (dim - 1) else "hadamard"
-    default = {"bdr": "hadamard", "turboquant": rotated, "trellis": rotated, "polar": rotated, "octopus": rotated}
+    default = {
+        "bdr": "hadamard",
+        "turboquant": rotated,
+        "trellis": rotated,
+        "polar": rotated,
+        "octopus": rotated,
+    }
     default = "none" if bits.endswith(".5") else default.get(family, "none")
     kind = options.get("rotate", default)
     limit = 128 if family in UNIFORM else dim
@@ -150,7 +156,16 @@ def fnv1a(data):
 def samples(decoded):
     """Eight numbers, among them some of the special rows."""
     dim = decoded.shape[1]
-    where = [(0, 0), (1, dim - 1), (5, 3), (6, 2), (7, dim // 2), (17, 5), (40, dim - 7), (63, dim // 3)]
+    where = [
+        (0, 0),
+        (1, dim - 1),
+        (5, 3),
+        (6, 2),
+        (7, dim // 2),
+        (17, 5),
+        (40, dim - 7),
+        (63, dim // 3),
+    ]
     return " ".join(f"{t}:{c}={decoded[t, c]:.9g}" for t, c in where)
 
 

@@ -31,7 +31,9 @@ def norm_levels(dim, bits):
     n = 1 << bits
     density = lambda r: r * r * (1 - r * r) ** ((dim - 5) / 2)
     high = min(0.95, 3.4 / np.sqrt(dim))
-    return (lloyd_max(density, 0, 1, high * (np.arange(n) + 0.5) / n) * np.sqrt(float(dim))).astype(F32)
+    return (lloyd_max(density, 0, 1, high * (np.arange(n) + 0.5) / n) * np.sqrt(float(dim))).astype(
+        F32
+    )
 
 
 class Point:
@@ -149,7 +151,9 @@ def encode(y, bits, role, options, seed):
         total = ordered_sum(inner)
         a = (ordered_dot(y, y) * inverse) / np.where(total > 0, total, F32(1))
         stored = np.where((total > 0) & (a <= F32(4) * scale), half(a), scale)
-    decoded = decode_triplets(u, w, k, d_bits, levels_r, stored[:, None]).reshape(tokens, -1)[:, :dim]
+    decoded = decode_triplets(u, w, k, d_bits, levels_r, stored[:, None]).reshape(tokens, -1)[
+        :, :dim
+    ]
     code = chunk_codes(u | w << d_bits | k << 2 * d_bits, 2 * d_bits + n_bits, role)
     if "qjl" not in options:
         return code, halves(stored), decoded

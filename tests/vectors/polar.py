@@ -23,7 +23,9 @@ def angles(n1, n2, bits):
 
 def sectors(a, b, bits):
     """The code of list 0: which of 2^bits equal sectors of the circle."""
-    quadrant = np.select([(a >= 0) & (b >= 0), (a < 0) & (b >= 0), (a <= 0) & (b < 0)], [0, 1, 2], 3)
+    quadrant = np.select(
+        [(a >= 0) & (b >= 0), (a < 0) & (b >= 0), (a <= 0) & (b < 0)], [0, 1, 2], 3
+    )
     odd = quadrant % 2 == 1
     x, y = np.where(odd, np.abs(b), np.abs(a)), np.where(odd, np.abs(a), np.abs(b))
     code = quadrant << (bits - 2)
@@ -85,7 +87,10 @@ def encode_blocks(y, role, options):
         decoded.append(rows)
         first.append(codes[0])
         others += codes[1:]
-    planes = [chunk_codes(np.concatenate(codes, 1), bits, role) for codes, bits in ((first, 4), (others, 2))]
+    planes = [
+        chunk_codes(np.concatenate(codes, 1), bits, role)
+        for codes, bits in ((first, 4), (others, 2))
+    ]
     return pad_to(planes[0], 16) + planes[1], halves(np.stack(scales)), np.concatenate(decoded, 1)
 
 

@@ -44,7 +44,9 @@ def circle(dim, bits, role):
 
 
 def subset(window, states):
-    return sum(np.bitwise_count(window & taps).astype(int) % 2 << k for k, taps in enumerate(TAPS[states]))
+    return sum(
+        np.bitwise_count(window & taps).astype(int) % 2 << k for k, taps in enumerate(TAPS[states])
+    )
 
 
 class Search:
@@ -65,7 +67,8 @@ class Search:
                 metric = metric - metric.min(1, keepdims=True)
             low = np.minimum(LIMIT, metric[:, self.near] + self.cost[:, step][:, self.subsets[0]])
             high = np.minimum(
-                LIMIT, metric[:, self.near + self.states // 2] + self.cost[:, step][:, self.subsets[1]]
+                LIMIT,
+                metric[:, self.near + self.states // 2] + self.cost[:, step][:, self.subsets[1]],
             )
             metric = np.minimum(low, high)
             if self.padding[step]:
@@ -131,5 +134,7 @@ def encode(y, bits, role, options):
     values = (levels / deviation).astype(F32)[level]
     if options.get("scale", "unbiased") == "unbiased":
         inner = ordered_dot(y, values)
-        scale = np.where(inner > 0, half(ordered_dot(y, y) / np.where(inner > 0, inner, F32(1))), F32(0))
+        scale = np.where(
+            inner > 0, half(ordered_dot(y, y) / np.where(inner > 0, inner, F32(1))), F32(0)
+        )
     return scalar_codes(code, bits, role), halves(scale), scale[:, None] * values

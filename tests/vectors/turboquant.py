@@ -66,7 +66,9 @@ def encode_tiers(y, bits, role, unbiased, seed):
     for channels, wide, k in ((mask, bits + 1, 2), (~mask, bits, 3)):
         tier = y[:, channels]
         size = tier.shape[1]
-        rotation = Rotation("dense" if size & (size - 1) else "hadamard", size, derived_seed(seed, k))
+        rotation = Rotation(
+            "dense" if size & (size - 1) else "hadamard", size, derived_seed(seed, k)
+        )
         codes, scale, back = lloyd_codes(rotation.apply(tier), wide, unbiased)
         code = pad_to(code, 16) + chunk_codes(codes, wide, role)
         decoded[:, channels] = rotation.undo(back)
@@ -77,10 +79,14 @@ def encode_tiers(y, bits, role, unbiased, seed):
 
 def encode(y, bits, role, options, seed, feedback=None):
     if bits.endswith(".5"):
-        return encode_tiers(y, int(bits[0]), role, options.get("scale", "unbiased") == "unbiased", seed)
+        return encode_tiers(
+            y, int(bits[0]), role, options.get("scale", "unbiased") == "unbiased", seed
+        )
     bits = int(bits)
     if "qjl" not in options:
-        code, scale, decoded = lloyd_codes(y, bits, options.get("scale", "unbiased") == "unbiased", feedback)
+        code, scale, decoded = lloyd_codes(
+            y, bits, options.get("scale", "unbiased") == "unbiased", feedback
+        )
         return scalar_codes(code, bits, role), halves(scale), decoded
     plane, scales, first = b"", (), np.zeros_like(y)
     if bits > 1:

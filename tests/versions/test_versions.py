@@ -55,7 +55,11 @@ class Build:
         command += ["-m", self.options.model, "--runtime", self.folder]
         environment = dict(os.environ, KVANT_PLUGIN=self.options.plugin, KVANT_VERBOSE="1")
         return subprocess.run(
-            [str(word) for word in command], env=environment, capture_output=True, text=True, timeout=1800
+            [str(word) for word in command],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=1800,
         )
 
     def binding(self, flags):
@@ -83,7 +87,10 @@ class Build:
             row["ggml"], row["api"] = found.groups()
         if done.returncode != 0:
             refusal = re.search(REFUSAL, done.stderr)
-            row["outcome"], row["why"] = f"fails ({done.returncode})", (lines or [done.stderr[-200:]])[0]
+            row["outcome"], row["why"] = (
+                f"fails ({done.returncode})",
+                (lines or [done.stderr[-200:]])[0],
+            )
             if refusal:
                 row["outcome"], row["ggml"], row["why"] = "refused", *refusal.groups()
             return row, None

@@ -1,6 +1,6 @@
 """kvant for ann-benchmarks: copy this folder to ann_benchmarks/algorithms/kvant there.
 
-    python3 run.py --algorithm kvant --dataset glove-200-angular
+python3 run.py --algorithm kvant --dataset glove-200-angular
 """
 
 import kvant

@@ -30,34 +30,37 @@ static kvant_cuda_block_rows rows_of(const abi_tensor *view)
 
 static kvant_cuda_block_args arguments_of(const abi_tensor *node)
 {
-    const abi_tensor *q = node->src[0], *k = node->src[1], *mask = node->src[3], *sinks = node->src[4];
+    const abi_tensor *q = node->src[0], *k = node->src[1], *mask = node->src[3],
+                     *sinks = node->src[4];
     float parameters[3]; /* scale, max_bias, logit_softcap */
 
     memcpy(parameters, node->op_params, sizeof(parameters));
-    return (kvant_cuda_block_args){ .size = sizeof(kvant_cuda_block_args),
-                                    .k = rows_of(k),
-                                    .v = rows_of(node->src[2]),
-                                    .head_dim = (uint32_t)k->ne[0],
-                                    .n_tokens = (uint32_t)k->ne[1],
-                                    .batch = (uint32_t)q->ne[3],
-                                    .query_tokens = (uint32_t)q->ne[1],
-                                    .n_heads = (uint32_t)q->ne[2],
-                                    .n_kv_heads = (uint32_t)k->ne[2],
-                                    .q = q->data,
-                                    .q_batch_stride = q->nb[3] / sizeof(float),
-                                    .q_token_stride = q->nb[1] / sizeof(float),
-                                    .q_head_stride = q->nb[2] / sizeof(float),
-                                    .out = node->data,
-                                    .out_batch_stride = node->nb[3] / sizeof(float),
-                                    .out_token_stride = node->nb[2] / sizeof(float),
-                                    .out_head_stride = node->nb[1] / sizeof(float),
-                                    .scale = parameters[0],
-                                    .max_bias = mask != NULL ? parameters[1] : 0,
-                                    .logit_softcap = parameters[2],
-                                    .mask = mask != NULL ? mask->data : NULL,
-                                    .mask_batch_stride = mask != NULL && mask->ne[3] > 1 ? mask->nb[3] / sizeof(uint16_t) : 0,
-                                    .mask_token_stride = mask != NULL ? mask->nb[1] / sizeof(uint16_t) : 0,
-                                    .sinks = sinks != NULL ? sinks->data : NULL };
+    return (kvant_cuda_block_args){
+        .size = sizeof(kvant_cuda_block_args),
+        .k = rows_of(k),
+        .v = rows_of(node->src[2]),
+        .head_dim = (uint32_t)k->ne[0],
+        .n_tokens = (uint32_t)k->ne[1],
+        .batch = (uint32_t)q->ne[3],
+        .query_tokens = (uint32_t)q->ne[1],
+        .n_heads = (uint32_t)q->ne[2],
+        .n_kv_heads = (uint32_t)k->ne[2],
+        .q = q->data,
+        .q_batch_stride = q->nb[3] / sizeof(float),
+        .q_token_stride = q->nb[1] / sizeof(float),
+        .q_head_stride = q->nb[2] / sizeof(float),
+        .out = node->data,
+        .out_batch_stride = node->nb[3] / sizeof(float),
+        .out_token_stride = node->nb[2] / sizeof(float),
+        .out_head_stride = node->nb[1] / sizeof(float),
+        .scale = parameters[0],
+        .max_bias = mask != NULL ? parameters[1] : 0,
+        .logit_softcap = parameters[2],
+        .mask = mask != NULL ? mask->data : NULL,
+        .mask_batch_stride = mask != NULL && mask->ne[3] > 1 ? mask->nb[3] / sizeof(uint16_t) : 0,
+        .mask_token_stride = mask != NULL ? mask->nb[1] / sizeof(uint16_t) : 0,
+        .sinks = sinks != NULL ? sinks->data : NULL
+    };
 }
 
 bool kvp_gpu_accelerates(const abi_tensor *node)

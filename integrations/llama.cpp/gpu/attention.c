@@ -18,7 +18,9 @@ typedef struct streams_at_once {
 
 static const void *stream_of(const abi_tensor *tensor, size_t stream)
 {
-    return tensor != NULL ? (const char *)tensor->data + (tensor->ne[3] > 1 ? stream * tensor->nb[3] : 0) : NULL;
+    return tensor != NULL
+               ? (const char *)tensor->data + (tensor->ne[3] > 1 ? stream * tensor->nb[3] : 0)
+               : NULL;
 }
 
 /* Rows of two streams stand as far apart as those of one. */
@@ -28,10 +30,11 @@ static bool in_a_row(const abi_tensor *rows, int64_t n_streams)
            (rows->ne[3] == n_streams && rows->nb[3] == (size_t)rows->ne[1] * rows->nb[1]);
 }
 
-static kvant_cuda_attention_args arguments_of(const kvp_gpu_backend *b, const abi_tensor *node, streams_at_once streams,
-                                              const int64_t *new_cells)
+static kvant_cuda_attention_args arguments_of(const kvp_gpu_backend *b, const abi_tensor *node,
+                                              streams_at_once streams, const int64_t *new_cells)
 {
-    const abi_tensor *q = node->src[0], *view = node->src[1], *mask = node->src[3], *sinks = node->src[4];
+    const abi_tensor *q = node->src[0], *view = node->src[1], *mask = node->src[3],
+                     *sinks = node->src[4];
     const kvp_gpu_cells *k = kvp_gpu_cells_of(view), *v = kvp_gpu_cells_of(node->src[2]);
     const kvp_kv *kv = kvp_kv_of(view);
     const uint32_t n_matrices = kvp_gpu_matrices(k);
@@ -51,7 +54,9 @@ static kvant_cuda_attention_args arguments_of(const kvp_gpu_backend *b, const ab
         .v = v->pages,
         .k_open = k->open_pages,
         .v_open = v->open_pages,
-        .block_table = (k->open_pages.base != NULL && k->cache->keeps ? (const int32_t *)k->cache->device_table.at : kvp_gpu_numbers(k->gpu)) +
+        .block_table = (k->open_pages.base != NULL && k->cache->keeps
+                            ? (const int32_t *)k->cache->device_table.at
+                            : kvp_gpu_numbers(k->gpu)) +
                        first_stream * n_blocks,
         .table_stride = n_blocks,
         .blocks_per_row = (uint32_t)(view->ne[1] + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS,
@@ -85,14 +90,19 @@ static kvant_cuda_attention_args arguments_of(const kvp_gpu_backend *b, const ab
         .new_cells = new_cells,
         .new_first = (int64_t)(first_stream * n_blocks * KVANT_PAGE_TOKENS),
         .new_stride = (int64_t)n_blocks * KVANT_PAGE_TOKENS,
-        .k_center = k->center != NULL && !k->turns && sinks != NULL ? k->key_center.at : NULL, /* else a softmax ignores it */
+        .k_center = k->center != NULL && !k->turns && sinks != NULL
+                        ? k->key_center.at
+                        : NULL, /* else a softmax ignores it */
         .n_matrices = n_matrices,
-        .matrices = n_matrices > 1 ? (const uint8_t *)k->cache->ranges.numbers.at + first_stream * n_blocks : NULL,
+        .matrices = n_matrices > 1
+                        ? (const uint8_t *)k->cache->ranges.numbers.at + first_stream * n_blocks
+                        : NULL,
     };
 }
 
 /* Through each matrix. */
-static kvant_cuda_query_args queries_of(const kvp_gpu_backend *b, const kvp_gpu_cells *k, const kvant_cuda_attention_args *args)
+static kvant_cuda_query_args queries_of(const kvp_gpu_backend *b, const kvp_gpu_cells *k,
+                                        const kvant_cuda_attention_args *args)
 {
     const kvp_gpu_matrix first = kvp_gpu_matrix_of(k, kvp_gpu_transform_at(k, 0));
     kvant_cuda_query_args queries = { .size = sizeof(kvant_cuda_query_args),
@@ -114,7 +124,8 @@ static kvant_cuda_query_args queries_of(const kvp_gpu_backend *b, const kvp_gpu_
 }
 
 /* Queries that went through matrices. */
-static void take_queries(const kvp_gpu_backend *b, const kvp_gpu_cells *k, kvant_cuda_attention_args *args)
+static void take_queries(const kvp_gpu_backend *b, const kvp_gpu_cells *k,
+                         kvant_cuda_attention_args *args)
 {
     const size_t width = (size_t)args->n_heads * k->head_dim;
 
@@ -131,15 +142,14 @@ static void take_queries(const kvp_gpu_backend *b, const kvp_gpu_cells *k, kvant
 static kvant_cuda_turned turned_of(const kvp_gpu_backend *b, const kvp_gpu_cells *k,
                                    const kvant_cuda_attention_args *args)
 {
-    return (kvant_cuda_turned){
-        .q = args->q,
-        .type = args->type,
-        .q_batch_stride = args->q_batch_stride,
-        .q_token_stride = args->q_token_stride,
-        .q_head_stride = args->q_head_stride,
-        .turning = kvp_gpu_turning_of(k, (size_t)args->new_first / KVANT_PAGE_TOKENS),
-        .offsets = b->scratch.offsets
-    };
+    return (kvant_cuda_turned){ .q = args->q,
+                                .type = args->type,
+                                .q_batch_stride = args->q_batch_stride,
+                                .q_token_stride = args->q_token_stride,
+                                .q_head_stride = args->q_head_stride,
+                                .turning = kvp_gpu_turning_of(k, (size_t)args->new_first /
+                                                                     KVANT_PAGE_TOKENS),
+                                .offsets = b->scratch.offsets };
 }
 
 static bool is_full(const kvp_gpu_cells *k)
@@ -148,7 +158,8 @@ static bool is_full(const kvp_gpu_cells *k)
 }
 
 /* Through all matrices in one launch, or one after the other where there are too many queries. */
-static kvant_status transform_queries(const kvp_gpu_backend *b, const kvp_gpu_cells *k, const kvant_cuda_attention_args *args)
+static kvant_status transform_queries(const kvp_gpu_backend *b, const kvp_gpu_cells *k,
+                                      const kvant_cuda_attention_args *args)
 {
     const kvant_cuda_query_args all = queries_of(b, k, args);
     kvant_cuda_query_args one = all;
@@ -168,7 +179,8 @@ static kvant_status transform_queries(const kvp_gpu_backend *b, const kvp_gpu_ce
 }
 
 /* transformed: queries went through their matrices with the rows. */
-static kvant_status attend(kvp_gpu_backend *b, const abi_tensor *node, streams_at_once streams, const int64_t *new_cells, bool transformed)
+static kvant_status attend(kvp_gpu_backend *b, const abi_tensor *node, streams_at_once streams,
+                           const int64_t *new_cells, bool transformed)
 {
     kvant_cuda_attention_args args = arguments_of(b, node, streams, new_cells);
     const kvp_gpu_cells *k = kvp_gpu_cells_of(node->src[1]);
@@ -218,36 +230,33 @@ static void spread(const kvp_gpu_backend *b, const abi_tensor *node, size_t firs
 
     for (int i = 0; is_late(b, node) && i < b->n_writes; i++)
         if (b->writes[i].cells->ne[0] == q->ne[1] * q->ne[3])
-            args->spread[args->n_spread++] = (kvant_cuda_spread){
-                .marks = b->writes[i].cache->marks.memory.at,
-                .numbers = kvp_gpu_marks_numbers(b->writes[i].cache) +
-                           first_stream * (size_t)q->ne[1]
-            };
+            args->spread[args->n_spread++] =
+                (kvant_cuda_spread){ .marks = b->writes[i].cache->marks.memory.at,
+                                     .numbers = kvp_gpu_marks_numbers(b->writes[i].cache) +
+                                                first_stream * (size_t)q->ne[1] };
 }
 
 static kvant_status fill_marked(const kvp_gpu_backend *b, const abi_tensor *node,
                                 streams_at_once streams)
 {
     const kvant_cuda_attention_args of = arguments_of(b, node, streams, NULL);
-    kvant_cuda_marked_args args = {
-        .size = sizeof(args),
-        .marks = kvp_gpu_cells_of(node->src[1])->cache->marks.memory.at,
-        .first = of.new_first,
-        .stride = of.new_stride,
-        .lengths = of.lengths,
-        .batch = of.batch,
-        .query_tokens = of.query_tokens,
-        .n_heads = of.n_heads,
-        .head_dim = (uint32_t)node->ne[0],
-        .causal = of.causal,
-        .type = of.type,
-        .mask = of.mask,
-        .mask_token_stride = of.mask_token_stride,
-        .out = of.out,
-        .out_batch_stride = of.out_batch_stride,
-        .out_token_stride = of.out_token_stride,
-        .out_head_stride = of.out_head_stride
-    };
+    kvant_cuda_marked_args args = { .size = sizeof(args),
+                                    .marks = kvp_gpu_cells_of(node->src[1])->cache->marks.memory.at,
+                                    .first = of.new_first,
+                                    .stride = of.new_stride,
+                                    .lengths = of.lengths,
+                                    .batch = of.batch,
+                                    .query_tokens = of.query_tokens,
+                                    .n_heads = of.n_heads,
+                                    .head_dim = (uint32_t)node->ne[0],
+                                    .causal = of.causal,
+                                    .type = of.type,
+                                    .mask = of.mask,
+                                    .mask_token_stride = of.mask_token_stride,
+                                    .out = of.out,
+                                    .out_batch_stride = of.out_batch_stride,
+                                    .out_token_stride = of.out_token_stride,
+                                    .out_head_stride = of.out_head_stride };
 
     spread(b, node, streams.first, &args);
     return kvant_cuda_fill_marked(&args, b->gpu->stream);
@@ -258,8 +267,10 @@ static size_t unpacked_bytes(const abi_tensor *node)
 {
     const abi_tensor *q = node->src[0], *view = node->src[1], *root = kvp_root(view);
     const size_t rows = (size_t)(q->ne[1] * q->ne[2] / view->ne[2]);
-    const size_t blocks = (size_t)((root->ne[1] + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS * root->ne[2]);
-    const size_t bytes = blocks * (size_t)view->ne[2] * KVANT_CUDA_SCRATCH_PER_BLOCK(view->ne[0]) + 1024;
+    const size_t blocks =
+        (size_t)((root->ne[1] + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS * root->ne[2]);
+    const size_t bytes =
+        blocks * (size_t)view->ne[2] * KVANT_CUDA_SCRATCH_PER_BLOCK(view->ne[0]) + 1024;
 
     if (rows <= KVANT_CUDA_SCRATCH_ROWS)
         return 0;
@@ -274,7 +285,8 @@ static size_t rows_of_queries(const abi_tensor *q)
 /* What they have in common with centres of a stream's blocks. */
 static size_t offset_bytes(const abi_tensor *node)
 {
-    const size_t blocks = (size_t)(kvp_root(node->src[1])->ne[1] + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS;
+    const size_t blocks =
+        (size_t)(kvp_root(node->src[1])->ne[1] + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS;
 
     return blocks * rows_of_queries(node->src[0]) * sizeof(float);
 }
@@ -291,7 +303,8 @@ size_t kvp_gpu_room(kvp_gpu *gpu, const abi_tensor *node)
     kvp_gpu_cells *k;
     size_t unpacked;
 
-    if (node->op != kvp_api.op.flash_attn_ext || !kvp_is_kv(node->src[1]) || !kvp_is_kv(node->src[2]) || !kvp_gpu_enter(gpu))
+    if (node->op != kvp_api.op.flash_attn_ext || !kvp_is_kv(node->src[1]) ||
+        !kvp_is_kv(node->src[2]) || !kvp_gpu_enter(gpu))
         return 0;
     k = kvp_gpu_cells_of(node->src[1]);
     if (k != NULL)
@@ -310,7 +323,8 @@ static bool have_workspace(kvp_gpu_backend *b, const abi_tensor *node, const kvp
     const uintptr_t behind = align((uintptr_t)node->data + kvp_api.nbytes(node));
 
     if (unpacked > 0 && k->has_room && node->buffer->usage == ABI_USAGE_COMPUTE) {
-        b->scratch = (struct kvp_gpu_scratch){ (void *)behind, own + unpacked, (float *)(behind + align(own + unpacked)) };
+        b->scratch = (struct kvp_gpu_scratch){ (void *)behind, own + unpacked,
+                                               (float *)(behind + align(own + unpacked)) };
         return kvp_cu_ok(kvp_cu.fill((cu_address)behind, 0, own, b->gpu->stream), "memory");
     }
     if (!kvp_gpu_grow(b->gpu, &b->workspace, own + unpacked, true) ||
@@ -322,22 +336,28 @@ static bool have_workspace(kvp_gpu_backend *b, const abi_tensor *node, const kvp
 
 static bool have_queries(kvp_gpu_backend *b, const abi_tensor *node, const kvp_gpu_cells *k)
 {
-    return !is_full(k) || kvp_gpu_grow(b->gpu, &b->queries, kvp_gpu_matrices(k) * rows_of_queries(node->src[0]) * k->head_dim * sizeof(float), false);
+    return !is_full(k) || kvp_gpu_grow(b->gpu, &b->queries,
+                                       kvp_gpu_matrices(k) * rows_of_queries(node->src[0]) *
+                                           k->head_dim * sizeof(float),
+                                       false);
 }
 
 /* Whether one launch takes all streams of a node. */
 static bool at_once(const abi_tensor *node)
 {
-    return in_a_row(node->src[3], node->src[0]->ne[3]) && in_a_row(node->src[0], node->src[0]->ne[3]);
+    return in_a_row(node->src[3], node->src[0]->ne[3]) &&
+           in_a_row(node->src[0], node->src[0]->ne[3]);
 }
 
 /* Queries of many tokens go by themselves: they may bring another matrix. So do those of rows that take several. */
-bool kvp_gpu_queries_of_pair(kvp_gpu_backend *b, const abi_tensor *node, kvant_cuda_query_args *queries)
+bool kvp_gpu_queries_of_pair(kvp_gpu_backend *b, const abi_tensor *node,
+                             kvant_cuda_query_args *queries)
 {
     const kvp_gpu_cells *k = kvp_gpu_cells_of(node->src[1]);
     kvant_cuda_attention_args args;
 
-    if (k == NULL || !is_full(k) || node->src[0]->ne[3] > KVP_FEW_TOKENS || !at_once(node) || !kvp_attention_supported(node))
+    if (k == NULL || !is_full(k) || node->src[0]->ne[3] > KVP_FEW_TOKENS || !at_once(node) ||
+        !kvp_attention_supported(node))
         return true;
     if (kvp_gpu_runs(k) > 1)
         return true;
@@ -348,7 +368,8 @@ bool kvp_gpu_queries_of_pair(kvp_gpu_backend *b, const abi_tensor *node, kvant_c
     return true;
 }
 
-int32_t kvp_gpu_attention(kvp_gpu_backend *b, abi_tensor *node, const int64_t *new_cells, bool transformed)
+int32_t kvp_gpu_attention(kvp_gpu_backend *b, abi_tensor *node, const int64_t *new_cells,
+                          bool transformed)
 {
     const kvp_gpu_cells *k = kvp_gpu_cells_of(node->src[1]);
     const size_t n_streams = (size_t)node->src[0]->ne[3];

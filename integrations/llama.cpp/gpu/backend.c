@@ -72,8 +72,9 @@ static void to_cuda(kvp_gpu_backend *b)
 
 static bool is_computed(const abi_tensor *node)
 {
-    return node->op != kvp_api.op.none && node->op != kvp_api.op.view && node->op != kvp_api.op.permute &&
-           node->op != kvp_api.op.reshape && node->op != kvp_api.op.transpose;
+    return node->op != kvp_api.op.none && node->op != kvp_api.op.view &&
+           node->op != kvp_api.op.permute && node->op != kvp_api.op.reshape &&
+           node->op != kvp_api.op.transpose;
 }
 
 bool kvp_gpu_is_computed(const abi_tensor *node)
@@ -126,7 +127,8 @@ static bool put_front(kvp_gpu_backend *b, abi_graph *part)
     return true;
 }
 
-static int32_t by_cuda(kvp_gpu_backend *b, const abi_graph *graph, int begin, int end, uint64_t uid, bool capturing)
+static int32_t by_cuda(kvp_gpu_backend *b, const abi_graph *graph, int begin, int end, uint64_t uid,
+                       bool capturing)
 {
     abi_graph part = { .n_nodes = end - begin,
                        .nodes = graph->nodes + begin,
@@ -211,8 +213,9 @@ static bool waits_on_host(const abi_tensor *node)
 {
     const int32_t type = node->op == kvp_api.op.mul_mat_id ? node->src[0]->type : 0;
 
-    return node->op == kvp_api.op.mul_mat_id && (node->ne[2] > MOST_CAPTURED_EXPERT_TOKENS || type == ABI_TYPE_F32 ||
-                                                 type == ABI_TYPE_F16 || type == ABI_TYPE_BF16);
+    return node->op == kvp_api.op.mul_mat_id &&
+           (node->ne[2] > MOST_CAPTURED_EXPERT_TOKENS || type == ABI_TYPE_F32 ||
+            type == ABI_TYPE_F16 || type == ABI_TYPE_BF16);
 }
 
 static bool may_capture(const abi_graph *graph)
@@ -220,7 +223,8 @@ static bool may_capture(const abi_graph *graph)
     for (int i = 0; i < graph->n_nodes; i++) {
         const abi_tensor *node = graph->nodes[i];
         if (waits_on_host(node) ||
-            (node->op == kvp_api.op.flash_attn_ext && node->src[0]->ne[1] * node->src[0]->ne[3] > MOST_CAPTURED_TOKENS) ||
+            (node->op == kvp_api.op.flash_attn_ext &&
+             node->src[0]->ne[1] * node->src[0]->ne[3] > MOST_CAPTURED_TOKENS) ||
             (kvp_gpu_is_ours(node) && !kvp_gpu_capturable(node)))
             return false;
     }
@@ -451,8 +455,8 @@ static void backend_free(abi_backend *backend)
     kvp_gpu_backend *b = state_of(backend);
     void (*inner_free)(abi_backend *) = b->inner.free;
 
-    kvp_note("%s: %lu graphs in %lu parts, %lu captures, %lu launches", b->gpu->name, b->n_graphs, b->n_parts,
-             b->n_captures, b->n_launches);
+    kvp_note("%s: %lu graphs in %lu parts, %lu captures, %lu launches", b->gpu->name, b->n_graphs,
+             b->n_parts, b->n_captures, b->n_launches);
     if (kvp_gpu_enter(b->gpu))
         kvp_gpu_finish(b->gpu, b->context);
     take_from_list(b);
@@ -469,13 +473,17 @@ static bool start(kvp_gpu_backend *b)
 {
     kvp_gpu *gpu = b->gpu;
 
-    if (b->inner.event_record == NULL || b->inner.event_wait == NULL || b->inner.synchronize == NULL ||
-        !kvp_gpu_enter(gpu) || !kvp_cu_ok(kvp_cu.event_new(&b->to_us, CU_NO_TIMING), "an event") ||
-        !kvp_cu_ok(kvp_cu.event_new(&b->to_cuda, CU_NO_TIMING), "an event") || (b->refused = kvp_gpu_new_word()) == NULL)
+    if (b->inner.event_record == NULL || b->inner.event_wait == NULL ||
+        b->inner.synchronize == NULL || !kvp_gpu_enter(gpu) ||
+        !kvp_cu_ok(kvp_cu.event_new(&b->to_us, CU_NO_TIMING), "an event") ||
+        !kvp_cu_ok(kvp_cu.event_new(&b->to_cuda, CU_NO_TIMING), "an event") ||
+        (b->refused = kvp_gpu_new_word()) == NULL)
         return false;
     b->to_us_event = (abi_event){ gpu->inner, b->to_us };
     b->to_cuda_event = (abi_event){ gpu->inner, b->to_cuda };
-    b->front = (abi_tensor){ .type = ABI_TYPE_F32, .ne = { 1, 1, 1, 1 }, .op = kvp_api.op.none, .name = "kvant" };
+    b->front = (abi_tensor){
+        .type = ABI_TYPE_F32, .ne = { 1, 1, 1, 1 }, .op = kvp_api.op.none, .name = "kvant"
+    };
     return true;
 }
 

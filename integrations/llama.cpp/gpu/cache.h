@@ -22,15 +22,15 @@ typedef struct kvp_gpu_cache {
     kvp_gpu *gpu;
     kvp_kv **tensors;
     size_t n_tensors;
-    bool keeps;           /* open pages; else all rows are encoded at once */
+    bool keeps;             /* open pages; else all rows are encoded at once */
     kvant_exact_part exact; /* the most of what its tensors have */
-    uint32_t sink_tokens; /* first tokens of a sequence, which nothing is learnt from */
+    uint32_t sink_tokens;   /* first tokens of a sequence, which nothing is learnt from */
     uint32_t n_blocks, n_pages;
-    kvant_plan *plan;     /* NULL: no block has a page */
+    kvant_plan *plan;      /* NULL: no block has a page */
     const kvp_kv *planner; /* whose rows were written first since the last graph; NULL: none were */
     int64_t planned_last;  /* the last cell of these rows */
     int32_t planned_position; /* of the row behind it, counted from where its sequence began */
-    int32_t *table; /* by block: itself, or -1 - its open page */
+    int32_t *table;           /* by block: itself, or -1 - its open page */
     uint64_t *written; /* by block: a bit per cell that got a row since the cache was cleared */
     kvp_open_page pages[KVP_MOST_PAGES];
     bool table_changed;
@@ -38,7 +38,7 @@ typedef struct kvp_gpu_cache {
      * rows go to open pages. */
     bool waits, any_open;
     bool learns, learning; /* centre or scale from the first rows; of which too few came yet */
-    int64_t *first;       /* their cells */
+    int64_t *first;        /* their cells */
     size_t n_first;
     bool weighs, weighing; /* keys have transform=first; of which some have no matrix yet */
     /* Of first matrices (first.c): threads make them; it was tried since a page was given up last;
@@ -48,7 +48,7 @@ typedef struct kvp_gpu_cache {
     kvp_gpu_asked asked;
     uint32_t n_streams;
     kvp_gpu_ranges ranges;
-    struct kvp_gpu_shift { /* the last context shift (shift.c) */
+    struct kvp_gpu_shift {     /* the last context shift (shift.c) */
         uint32_t n;            /* how many there were */
         const void *input;     /* where positions lie that cells move by */
         struct kvp_gpu_mixed { /* blocks in which not all keys move alike */
@@ -61,10 +61,11 @@ typedef struct kvp_gpu_cache {
         kvp_gpu_memory memory;
         uint32_t *host; /* the same as far as the computer knows, and room for as many words */
     } marks;
-    bool in_place; /* some tensors are (kvp_gpu_cells), not always all of them */
+    bool in_place;               /* some tensors are (kvp_gpu_cells), not always all of them */
     struct kvp_gpu_place *place; /* in_place.h; NULL: they never were */
-    unsigned forms; /* a larger number: a tensor is in place, or no longer */
-    kvp_gpu_memory device_table, slots, moved; /* slots: in open pages, of the batch; moved: numbers of rows that are encoded or decoded */
+    unsigned forms;              /* a larger number: a tensor is in place, or no longer */
+    kvp_gpu_memory device_table, slots,
+        moved; /* slots: in open pages, of the batch; moved: numbers of rows that are encoded or decoded */
 } kvp_gpu_cache;
 
 /* One cache tensor; see cells.c. Arrays are in GPU memory, kv head after kv head. */
@@ -79,17 +80,18 @@ typedef struct kvp_gpu_cells {
     size_t most_weights;          /* the same, with a matrix of the first rows */
     kvp_gpu_memory numbers;       /* weights, inverse weights, centre, scale, query scale */
     kvp_gpu_memory further[KVP_MOST_RANGES - 1]; /* of later ranges: weights, inverse weights */
-    kvp_gpu_memory key_center;    /* as attention takes it (k_center): of the first range */
-    kvp_gpu_memory starts;        /* by range centres of a block at position 0, then by range those of blocks whose position is not known */
-    bool turns;                   /* rows are about these */
-    uint32_t further_made;        /* a bit for each range that has some */
-    struct kvp_gpu_moved {        /* the same of keys that moved, by id; of.by 0: none */
+    kvp_gpu_memory key_center; /* as attention takes it (k_center): of the first range */
+    kvp_gpu_memory
+        starts; /* by range centres of a block at position 0, then by range those of blocks whose position is not known */
+    bool turns; /* rows are about these */
+    uint32_t further_made; /* a bit for each range that has some */
+    struct kvp_gpu_moved { /* the same of keys that moved, by id; of.by 0: none */
         kvp_gpu_memory numbers;
         kvp_gpu_lineage of;
     } moved[KVP_MOST_MOVED];
-    kvant_rope rope;              /* that these moved by; size 0: none did */
+    kvant_rope rope; /* that these moved by; size 0: none did */
     float frequencies[KVANT_MAX_HEAD_DIM / 2];
-    uint32_t n_shifts;            /* of its cache, that its keys took part in */
+    uint32_t n_shifts;                      /* of its cache, that its keys took part in */
     const float *weights, *inverse_weights; /* NULL: none */
     float *center, *scale, *query_scale;    /* NULL: none */
     bool learns, learnt;                    /* centre or scale from the first rows */
@@ -100,11 +102,13 @@ typedef struct kvp_gpu_cells {
     kvant_cuda_pages open_pages; /* base NULL: none was needed yet */
     kvp_gpu_memory open;         /* where nothing is reserved for them */
     kvant_cuda_codec *open_codec;
-    struct kvp_gpu_learner *learner; /* of keys with transform=first; NULL: none is needed yet, or any more */
-    bool weighs, weighed;            /* weighed: nothing is learned any more for the first range */
-    uint32_t n_asked;                /* batches whose queries were kept (cache->asked) */
-    kvant_cuda_codec *codecs[2], *open_codecs[2]; /* without and with a matrix: codec and open_codec are of these */
-    kvant_codec *made; /* what the latter were made of */
+    struct kvp_gpu_learner
+        *learner;         /* of keys with transform=first; NULL: none is needed yet, or any more */
+    bool weighs, weighed; /* weighed: nothing is learned any more for the first range */
+    uint32_t n_asked;     /* batches whose queries were kept (cache->asked) */
+    kvant_cuda_codec *codecs[2],
+        *open_codecs[2]; /* without and with a matrix: codec and open_codec are of these */
+    kvant_codec *made;   /* what the latter were made of */
 } kvp_gpu_cells;
 
 /* cells.c */
@@ -121,7 +125,8 @@ float *kvp_gpu_batch_room(kvp_gpu *gpu, size_t n, size_t width, int64_t **slots)
 /* Gives the room back where it is more than reading and writing of states takes. Waits for the
  * stream then. */
 void kvp_gpu_batch_done(kvp_gpu *gpu);
-kvant_status kvp_gpu_decode_blocks(const kvp_gpu_cells *cells, bool open, size_t first, size_t n, float *out);
+kvant_status kvp_gpu_decode_blocks(const kvp_gpu_cells *cells, bool open, size_t first, size_t n,
+                                   float *out);
 
 /* rows.c. The kvp_remote's functions (kv_tensor.h). */
 kvant_status kvp_gpu_read_rows(const kvp_kv *kv, size_t cell, size_t n, float *rows);
@@ -132,8 +137,9 @@ bool kvp_gpu_copy_blocks(const kvp_kv *from, uint32_t first, kvp_kv *to, uint32_
 
 /* Rows of one, in the computer's memory when this returns; false with a message. */
 bool kvp_gpu_fetch_block(const kvp_gpu_cells *cells, bool open, size_t block, float *rows);
-kvant_status kvp_gpu_append(const kvp_gpu_cells *cells, kvant_role role, bool open, const float *rows, kvp_gpu_run run,
-                            const int64_t *slots, atomic_uint *refused);
+kvant_status kvp_gpu_append(const kvp_gpu_cells *cells, kvant_role role, bool open,
+                            const float *rows, kvp_gpu_run run, const int64_t *slots,
+                            atomic_uint *refused);
 kvant_cuda_tables kvp_gpu_tables(const kvant_codec *source);
 void kvp_gpu_free_codecs(kvant_codec **codecs, uint32_t n); /* of n, and the array; NULL: none */
 
@@ -177,7 +183,8 @@ bool kvp_gpu_have_pages(kvp_kv *kv, uint32_t n);
 void kvp_gpu_close_all(kvp_gpu_cache *cache);
 
 /* Rows on the GPU as an append takes them: those of a run. */
-kvant_cuda_rows kvp_gpu_rows(const kvp_gpu_cells *cells, const float *rows, size_t stride, kvp_gpu_run run);
+kvant_cuda_rows kvp_gpu_rows(const kvp_gpu_cells *cells, const float *rows, size_t stride,
+                             kvp_gpu_run run);
 
 /* The numbers 0, 1, ... on the GPU. */
 const int32_t *kvp_gpu_numbers(const kvp_gpu *gpu);

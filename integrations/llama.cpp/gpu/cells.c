@@ -32,7 +32,8 @@ size_t kvp_gpu_width(const kvp_gpu_cells *cells)
 
 bool kvp_gpu_upload(kvp_gpu *gpu, void *to, const void *from, size_t bytes)
 {
-    return kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)to, from, bytes, gpu->stream), "copying") &&
+    return kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)to, from, bytes, gpu->stream),
+                     "copying") &&
            kvp_cu_ok(kvp_cu.stream_finish(gpu->stream), "copying");
 }
 
@@ -47,7 +48,8 @@ static bool count_to(kvp_gpu *gpu, uint32_t n)
     numbers = malloc(bytes);
     for (uint32_t i = 0; numbers != NULL && i < n; i++)
         numbers[i] = (int32_t)i;
-    ok = numbers != NULL && kvp_gpu_grow(gpu, &gpu->numbers, bytes, false) && kvp_gpu_upload(gpu, gpu->numbers.at, numbers, bytes);
+    ok = numbers != NULL && kvp_gpu_grow(gpu, &gpu->numbers, bytes, false) &&
+         kvp_gpu_upload(gpu, gpu->numbers.at, numbers, bytes);
     free(numbers);
     return ok;
 }
@@ -77,15 +79,18 @@ static const char *refusal_of(const kvp_kv *kv, const kvant_codec *const *codecs
     kvant_codec_get_info(codecs[0], &first);
     kvant_scheme_get_info(kv->settings->scheme, &scheme);
     if (scheme.calibration != NULL &&
-        kvant_calibration_get_entry(scheme.calibration, kv->shape.layer, n, kv->shape.role, &entry) == KVANT_OK)
-        return "its kv heads are on several GPUs (-sm tensor), which a calibration does not take: unset KVANT_CALIBRATION, or move model.kvcal away";
+        kvant_calibration_get_entry(scheme.calibration, kv->shape.layer, n, kv->shape.role,
+                                    &entry) == KVANT_OK)
+        return "its kv heads are on several GPUs (-sm tensor), which a calibration does not take: "
+               "unset KVANT_CALIBRATION, or move model.kvcal away";
     for (uint32_t head = 1; head < n; head++) {
         kvant_codec_get_info(codecs[head], &info);
         if (strcmp(first.spec, info.spec) != 0)
             return "kv heads of one layer have different codecs, which a GPU does not take";
     }
     if (first.block_tokens != 1)
-        return "its codec has groups of several tokens, which the GPU device does not take: use another codec";
+        return "its codec has groups of several tokens, which the GPU device does not take: use "
+               "another codec";
     if (kvp_gpu_tables(codecs[0]).pivots != NULL)
         return "the GPU device takes no feedback: leave out feedback";
     if (kvp_gpu_tables(codecs[0]).centroids != NULL)
@@ -108,20 +113,23 @@ static void read_key_center(kvant_cuda_tables tables, const float *center, size_
     }
 }
 
-static void read_weights(const kvp_gpu_cells *cells, uint32_t head, kvant_cuda_tables tables, float *host)
+static void read_weights(const kvp_gpu_cells *cells, uint32_t head, kvant_cuda_tables tables,
+                         float *host)
 {
     const size_t room = cells->n_kv_heads * cells->most_weights;
 
     if (tables.n_weights == 0)
         return;
     memcpy(host + head * tables.n_weights, tables.weights, tables.n_weights * sizeof(*host));
-    memcpy(host + room + head * tables.n_weights, tables.inverse_weights, tables.n_weights * sizeof(*host));
+    memcpy(host + room + head * tables.n_weights, tables.inverse_weights,
+           tables.n_weights * sizeof(*host));
 }
 
 /* Each array kv head after kv head; zeros. */
 static void read_numbers(const kvp_gpu_cells *cells, const kvant_codec *const *codecs, float *host)
 {
-    const size_t width = kvp_gpu_width(cells), d = cells->head_dim, room = cells->n_kv_heads * cells->most_weights;
+    const size_t width = kvp_gpu_width(cells), d = cells->head_dim,
+                 room = cells->n_kv_heads * cells->most_weights;
 
     for (uint32_t head = 0; head < cells->n_kv_heads; head++) {
         const kvant_cuda_tables tables = kvp_gpu_tables(codecs[head]);
@@ -140,38 +148,46 @@ static void read_numbers(const kvp_gpu_cells *cells, const kvant_codec *const *c
 
 static bool copy_in(void *to, const float *from, size_t n, cu_stream stream)
 {
-    return kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)to, from, n * sizeof(*from), stream), "copying");
+    return kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)to, from, n * sizeof(*from), stream),
+                     "copying");
 }
 
 /* n numbers; and a range's centres, of a block at position 0 and of one whose position is not known, unless there are none. */
-static bool bring(kvp_gpu_cells *cells, kvp_gpu_memory *to, const float *host, size_t n, uint32_t range, const float *start,
-                  const float *mean, cu_stream stream)
+static bool bring(kvp_gpu_cells *cells, kvp_gpu_memory *to, const float *host, size_t n,
+                  uint32_t range, const float *start, const float *mean, cu_stream stream)
 {
     const size_t width = kvp_gpu_width(cells);
-    bool ok = kvp_gpu_grow(cells->gpu, to, n * sizeof(*host), false) && copy_in(to->at, host, n, stream);
+    bool ok =
+        kvp_gpu_grow(cells->gpu, to, n * sizeof(*host), false) && copy_in(to->at, host, n, stream);
 
     if (ok && start != NULL)
-        ok = kvp_gpu_grow(cells->gpu, &cells->starts, 2 * KVP_MOST_RANGES * width * sizeof(*start), false) &&
+        ok = kvp_gpu_grow(cells->gpu, &cells->starts, 2 * KVP_MOST_RANGES * width * sizeof(*start),
+                          false) &&
              copy_in((float *)cells->starts.at + range * width, start, width, stream) &&
-             copy_in((float *)cells->starts.at + (KVP_MOST_RANGES + range) * width, mean, width, stream);
+             copy_in((float *)cells->starts.at + (KVP_MOST_RANGES + range) * width, mean, width,
+                     stream);
     return ok && kvp_cu_ok(kvp_cu.stream_finish(stream), "copying");
 }
 
-bool kvp_gpu_bring_numbers(kvp_gpu_cells *cells, const kvant_codec *const *codecs, const float *start, cu_stream stream)
+bool kvp_gpu_bring_numbers(kvp_gpu_cells *cells, const kvant_codec *const *codecs,
+                           const float *start, cu_stream stream)
 {
-    const size_t width = kvp_gpu_width(cells), room = 2 * cells->n_kv_heads * cells->most_weights, n = room + 3 * width;
+    const size_t width = kvp_gpu_width(cells), room = 2 * cells->n_kv_heads * cells->most_weights,
+                 n = room + 3 * width;
     float *host = calloc(n + width, sizeof(*host));
     bool ok = host != NULL;
 
     if (ok)
         read_numbers(cells, codecs, host);
     ok = ok && kvp_gpu_grow(cells->gpu, &cells->key_center, width * sizeof(*host), false) &&
-         copy_in(cells->key_center.at, host + n, width, stream) && bring(cells, &cells->numbers, host, n, 0, start, host + room, stream);
+         copy_in(cells->key_center.at, host + n, width, stream) &&
+         bring(cells, &cells->numbers, host, n, 0, start, host + room, stream);
     free(host);
     return ok;
 }
 
-bool kvp_gpu_bring_range(kvp_gpu_cells *cells, uint32_t range, const kvp_gpu_version *version, const float *mean)
+bool kvp_gpu_bring_range(kvp_gpu_cells *cells, uint32_t range, const kvp_gpu_version *version,
+                         const float *mean)
 {
     const size_t n = 2 * cells->n_kv_heads * cells->most_weights;
     float *host = calloc(n, sizeof(*host));
@@ -278,7 +294,8 @@ void kvp_gpu_free_codecs(kvant_codec **codecs, uint32_t n)
 
 /* Kernels know no dense rotation, the default where head_dim is no power of two. A Hadamard matrix per block of channels takes its
  * place. */
-static bool replace_dense_rotations(const kvp_kv *kv, kvp_gpu_cells *cells, char *err, size_t errlen)
+static bool replace_dense_rotations(const kvp_kv *kv, kvp_gpu_cells *cells, char *err,
+                                    size_t errlen)
 {
     static const char dense[] = "rotate=dense";
     kvant_scheme_info scheme = { .size = sizeof(scheme) };
@@ -286,7 +303,8 @@ static bool replace_dense_rotations(const kvp_kv *kv, kvp_gpu_cells *cells, char
     char spec[256];
 
     kvant_codec_get_info(cells->sources[0], &info);
-    if (strstr(info.spec, dense) == NULL || kvp_gpu_tables(cells->sources[0]).n_weights > cells->head_dim)
+    if (strstr(info.spec, dense) == NULL ||
+        kvp_gpu_tables(cells->sources[0]).n_weights > cells->head_dim)
         return true;
     kvant_scheme_get_info(kv->settings->scheme, &scheme);
     cells->own = calloc(cells->n_kv_heads, sizeof(*cells->own));
@@ -294,8 +312,10 @@ static bool replace_dense_rotations(const kvp_kv *kv, kvp_gpu_cells *cells, char
         const char *at;
         kvant_codec_get_info(cells->sources[head], &info);
         at = strstr(info.spec, dense);
-        snprintf(spec, sizeof(spec), "%.*srotate=hadamard%s", (int)(at - info.spec), info.spec, at + sizeof(dense) - 1);
-        if (kvant_codec_create_calibrated(spec, cells->head_dim, kv->shape.role, 0, scheme.calibration, kv->shape.layer, head,
+        snprintf(spec, sizeof(spec), "%.*srotate=hadamard%s", (int)(at - info.spec), info.spec,
+                 at + sizeof(dense) - 1);
+        if (kvant_codec_create_calibrated(spec, cells->head_dim, kv->shape.role, 0,
+                                          scheme.calibration, kv->shape.layer, head,
                                           &cells->own[head], err, errlen) != KVANT_OK)
             return false;
     }
@@ -344,15 +364,18 @@ static bool create_all(kvp_kv *kv, kvp_gpu_cells *cells, char *err, size_t errle
     cells->codec = cells->codecs[0];
     kvant_codec_get_info(cells->sources[0], &info);
     cells->page_bytes = info.page_bytes;
-    cells->pages = (kvant_cuda_pages){ kv->memory, cells->n_kv_heads * info.page_bytes, info.page_bytes };
+    cells->pages =
+        (kvant_cuda_pages){ kv->memory, cells->n_kv_heads * info.page_bytes, info.page_bytes };
     cells->learns = info.center == KVANT_CENTER_FIRST || info.norm == KVANT_NORM_FIRST;
     cells->weighs = info.learns_transform && info.role == KVANT_ROLE_K;
-    cells->most_weights = cells->weighs ? (size_t)cells->head_dim * cells->head_dim : kvp_gpu_tables(cells->sources[0]).n_weights;
+    cells->most_weights = cells->weighs ? (size_t)cells->head_dim * cells->head_dim
+                                        : kvp_gpu_tables(cells->sources[0]).n_weights;
     snprintf(err, errlen, "no GPU memory for its tables");
     pthread_mutex_lock(&cells->gpu->lock);
-    ok = n_blocks * cells->pages.block_stride <= kv->reserved - kvp_kv_open_bytes(&kv->shape, kv->settings) && kvp_gpu_bring_numbers(cells, cells->sources, NULL, cells->gpu->stream) &&
-         count_to(cells->gpu, n_blocks * KVANT_PAGE_TOKENS + 1) &&
-         kvp_gpu_cache_join(kv, &info);
+    ok = n_blocks * cells->pages.block_stride <=
+             kv->reserved - kvp_kv_open_bytes(&kv->shape, kv->settings) &&
+         kvp_gpu_bring_numbers(cells, cells->sources, NULL, cells->gpu->stream) &&
+         count_to(cells->gpu, n_blocks * KVANT_PAGE_TOKENS + 1) && kvp_gpu_cache_join(kv, &info);
     if (ok)
         kvp_gpu_take_numbers(cells, cells->sources);
     if (ok && cells->weighs)
@@ -361,8 +384,8 @@ static bool create_all(kvp_kv *kv, kvp_gpu_cells *cells, char *err, size_t errle
     return ok;
 }
 
-static bool create(kvp_kv *kv, const kvant_codec *const *codecs, uint32_t n_kv_heads, uint32_t head_dim, char *err,
-                   size_t errlen)
+static bool create(kvp_kv *kv, const kvant_codec *const *codecs, uint32_t n_kv_heads,
+                   uint32_t head_dim, char *err, size_t errlen)
 {
     const char *refusal = refusal_of(kv, codecs, n_kv_heads);
     kvp_gpu_cells *cells = refusal == NULL ? calloc(1, sizeof(*cells)) : NULL;
@@ -384,14 +407,17 @@ static bool create(kvp_kv *kv, const kvant_codec *const *codecs, uint32_t n_kv_h
 
 /* Rows */
 
-kvant_cuda_rows kvp_gpu_rows(const kvp_gpu_cells *cells, const float *rows, size_t stride, kvp_gpu_run run)
+kvant_cuda_rows kvp_gpu_rows(const kvp_gpu_cells *cells, const float *rows, size_t stride,
+                             kvp_gpu_run run)
 {
     return (kvant_cuda_rows){ .codec = cells->codec,
                               .pages = cells->pages,
                               .rows = rows + run.first * stride,
                               .token_stride = stride,
                               .head_stride = cells->head_dim,
-                              .center = cells->turns ? NULL : cells->center, /* rows are about their blocks' */
+                              .center = cells->turns
+                                            ? NULL
+                                            : cells->center, /* rows are about their blocks' */
                               .scale = cells->scale,
                               .weights = kvp_gpu_matrix_of(cells, run.transform).weights };
 }
@@ -438,11 +464,13 @@ static kvant_status decode_run(const kvp_gpu_cells *cells, bool open, kvp_gpu_ru
                                           .inverse_weights = matrix.inverse_weights };
     const kvant_status status = kvant_cuda_decode(&args, cells->gpu->stream);
 
-    return status != KVANT_OK ? status : kvp_gpu_center_blocks(cells, open, run.first, run.n, true, out);
+    return status != KVANT_OK ? status
+                              : kvp_gpu_center_blocks(cells, open, run.first, run.n, true, out);
 }
 
 /* open: open pages of these numbers. */
-kvant_status kvp_gpu_decode_blocks(const kvp_gpu_cells *cells, bool open, size_t first, size_t n, float *out)
+kvant_status kvp_gpu_decode_blocks(const kvp_gpu_cells *cells, bool open, size_t first, size_t n,
+                                   float *out)
 {
     kvant_status status = KVANT_OK;
     kvp_gpu_run run;
@@ -461,13 +489,15 @@ bool kvp_gpu_fetch_block(const kvp_gpu_cells *cells, bool open, size_t block, fl
     float *room = kvp_gpu_batch_room(cells->gpu, KVANT_PAGE_TOKENS, width, &slots);
 
     return room != NULL && kvp_gpu_decode_blocks(cells, open, block, 1, room) == KVANT_OK &&
-           kvp_cu_ok(kvp_cu.copy_out(rows, (cu_address)(uintptr_t)room, KVANT_PAGE_TOKENS * width * sizeof(*rows), cells->gpu->stream),
+           kvp_cu_ok(kvp_cu.copy_out(rows, (cu_address)(uintptr_t)room,
+                                     KVANT_PAGE_TOKENS * width * sizeof(*rows), cells->gpu->stream),
                      "copying") &&
            kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "copying");
 }
 
-kvant_status kvp_gpu_append(const kvp_gpu_cells *cells, kvant_role role, bool open, const float *rows, kvp_gpu_run run,
-                            const int64_t *slots, atomic_uint *refused)
+kvant_status kvp_gpu_append(const kvp_gpu_cells *cells, kvant_role role, bool open,
+                            const float *rows, kvp_gpu_run run, const int64_t *slots,
+                            atomic_uint *refused)
 {
     kvant_cuda_append_args args = { .size = sizeof(args),
                                     .type = KVANT_CUDA_F32,

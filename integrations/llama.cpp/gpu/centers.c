@@ -46,7 +46,8 @@ void kvp_gpu_centers_assign(kvp_gpu_cache *cache, size_t block, int32_t position
 
     if (former == position)
         return;
-    cache->ranges.changed = cache->ranges.changed || former == KVP_NO_POSITION || position == KVP_NO_POSITION;
+    cache->ranges.changed =
+        cache->ranges.changed || former == KVP_NO_POSITION || position == KVP_NO_POSITION;
     centers->positions[block] = position;
     note_change(centers, block);
 }
@@ -91,10 +92,13 @@ static bool begin(kvp_gpu_cache *cache, cu_stream stream)
     centers->host = malloc(n * sizeof(*centers->host));
     centers->first = 0;
     centers->end = cache->n_blocks;
-    return centers->host != NULL && kvant_rope_phase(&centers->rope, centers->head_dim, 0, phase, pairs) == KVANT_OK &&
+    return centers->host != NULL &&
+           kvant_rope_phase(&centers->rope, centers->head_dim, 0, phase, pairs) == KVANT_OK &&
            kvp_gpu_grow(cache->gpu, &centers->phases, n * sizeof(*centers->host), false) &&
            kvp_gpu_grow(cache->gpu, &centers->pairs, centers->head_dim * sizeof(*pairs), false) &&
-           kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)centers->pairs.at, pairs, centers->head_dim * sizeof(*pairs), stream), "copying");
+           kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)centers->pairs.at, pairs,
+                                    centers->head_dim * sizeof(*pairs), stream),
+                     "copying");
 }
 
 bool kvp_gpu_centers_bring(kvp_gpu_cache *cache, cu_stream stream)
@@ -109,8 +113,10 @@ bool kvp_gpu_centers_bring(kvp_gpu_cache *cache, cu_stream stream)
         return true;
     for (uint32_t block = centers->first; block < centers->end; block++)
         fill(&cache->ranges, block, centers->host + block * d);
-    ok = kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)centers->phases.at + centers->first * d * sizeof(float),
-                                  centers->host + centers->first * d, (centers->end - centers->first) * d * sizeof(float), stream),
+    ok = kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)centers->phases.at +
+                                      centers->first * d * sizeof(float),
+                                  centers->host + centers->first * d,
+                                  (centers->end - centers->first) * d * sizeof(float), stream),
                    "copying");
     if (ok) {
         centers->first = cache->n_blocks;
@@ -125,14 +131,16 @@ kvant_cuda_turning kvp_gpu_turning_of(const kvp_gpu_cells *keys, size_t first_bl
 {
     const kvp_gpu_ranges *ranges = &keys->cache->ranges;
 
-    return (kvant_cuda_turning){ .pairs = ranges->centers.pairs.at,
-                                 .start = keys->starts.at,
-                                 .phases = (const float *)ranges->centers.phases.at + first_block * keys->head_dim,
-                                 .numbers = (const uint8_t *)ranges->numbers.at + keys->cache->n_blocks + first_block };
+    return (kvant_cuda_turning){
+        .pairs = ranges->centers.pairs.at,
+        .start = keys->starts.at,
+        .phases = (const float *)ranges->centers.phases.at + first_block * keys->head_dim,
+        .numbers = (const uint8_t *)ranges->numbers.at + keys->cache->n_blocks + first_block
+    };
 }
 
-kvant_status kvp_gpu_center_rows(const kvp_gpu_cells *keys, const float *rows, size_t stride, size_t n, const int64_t *cells, bool add,
-                                 float *out)
+kvant_status kvp_gpu_center_rows(const kvp_gpu_cells *keys, const float *rows, size_t stride,
+                                 size_t n, const int64_t *cells, bool add, float *out)
 {
     const kvant_cuda_center_rows_args args = { .size = sizeof(args),
                                                .rows = rows,
@@ -150,7 +158,8 @@ kvant_status kvp_gpu_center_rows(const kvp_gpu_cells *keys, const float *rows, s
     return keys->turns ? kvant_cuda_center_rows(&args, keys->gpu->stream) : KVANT_OK;
 }
 
-kvant_status kvp_gpu_center_blocks(const kvp_gpu_cells *keys, bool open, size_t first, size_t n, bool add, float *rows)
+kvant_status kvp_gpu_center_blocks(const kvp_gpu_cells *keys, bool open, size_t first, size_t n,
+                                   bool add, float *rows)
 {
     kvp_gpu_cache *cache = keys->cache;
     const size_t n_rows = n * KVANT_PAGE_TOKENS;
@@ -166,9 +175,13 @@ kvant_status kvp_gpu_center_blocks(const kvp_gpu_cells *keys, bool open, size_t 
         const int64_t block = kvp_gpu_block_at(cache, open, first + i / KVANT_PAGE_TOKENS);
         cells[i] = block < 0 ? -1 : block * KVANT_PAGE_TOKENS + (int64_t)(i % KVANT_PAGE_TOKENS);
     }
-    ok = ok && kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)cache->moved.at, cells, n_rows * sizeof(*cells), cache->gpu->stream), "copying");
+    ok = ok && kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)cache->moved.at, cells,
+                                        n_rows * sizeof(*cells), cache->gpu->stream),
+                         "copying");
     free(cells);
-    return ok ? kvp_gpu_center_rows(keys, rows, kvp_gpu_width(keys), n_rows, cache->moved.at, add, rows) : KVANT_ERR_MEMORY;
+    return ok ? kvp_gpu_center_rows(keys, rows, kvp_gpu_width(keys), n_rows, cache->moved.at, add,
+                                    rows)
+              : KVANT_ERR_MEMORY;
 }
 
 /* Life */

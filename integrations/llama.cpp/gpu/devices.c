@@ -96,7 +96,8 @@ atomic_uint *kvp_gpu_new_word(void)
 {
     void *word = NULL;
 
-    if (!kvp_cu_ok(kvp_cu.host_memory_new(&word, sizeof(atomic_uint), CU_HOST_PORTABLE_MAPPED), "memory"))
+    if (!kvp_cu_ok(kvp_cu.host_memory_new(&word, sizeof(atomic_uint), CU_HOST_PORTABLE_MAPPED),
+                   "memory"))
         return NULL;
     atomic_init((atomic_uint *)word, 0);
     return word;
@@ -116,7 +117,8 @@ kvant_status kvp_gpu_take_word(atomic_uint *word)
 
 static kvp_gpu *gpu_of_buft(const abi_buft *buft)
 {
-    return kvp_gpu_of(kvp_api.api == 2 ? ((const abi_buft_2 *)buft)->device : ((const abi_buft_3 *)buft)->device);
+    return kvp_gpu_of(kvp_api.api == 2 ? ((const abi_buft_2 *)buft)->device
+                                       : ((const abi_buft_3 *)buft)->device);
 }
 
 static const char *buft_get_name(abi_buft *buft)
@@ -126,14 +128,16 @@ static const char *buft_get_name(abi_buft *buft)
 
 static size_t inner_alloc_size(const kvp_gpu *gpu, const abi_tensor *tensor)
 {
-    return kvp_api.api == 2 ? ((abi_buft_2 *)gpu->inner_buft)->iface.get_alloc_size(gpu->inner_buft, tensor)
-                            : ((abi_buft_3 *)gpu->inner_buft)->iface.get_alloc_size(gpu->inner_buft, tensor);
+    return kvp_api.api == 2
+               ? ((abi_buft_2 *)gpu->inner_buft)->iface.get_alloc_size(gpu->inner_buft, tensor)
+               : ((abi_buft_3 *)gpu->inner_buft)->iface.get_alloc_size(gpu->inner_buft, tensor);
 }
 
 static size_t padded(const kvp_gpu *gpu, size_t bytes)
 {
-    const size_t alignment = kvp_api.api == 2 ? ((abi_buft_2 *)gpu->inner_buft)->iface.get_alignment(gpu->inner_buft)
-                                              : ((abi_buft_3 *)gpu->inner_buft)->iface.get_alignment(gpu->inner_buft);
+    const size_t alignment =
+        kvp_api.api == 2 ? ((abi_buft_2 *)gpu->inner_buft)->iface.get_alignment(gpu->inner_buft)
+                         : ((abi_buft_3 *)gpu->inner_buft)->iface.get_alignment(gpu->inner_buft);
 
     return (bytes + alignment - 1) / alignment * alignment;
 }
@@ -180,8 +184,9 @@ static size_t buft_get_alloc_size_n(abi_buft *buft, abi_tensor **tensors, int n_
         values = values || (is_cache(tensors[i]) && tensors[i]->name[6] == 'v');
     for (int i = 0; i < n_tensors; i++)
         if (tensors[i]->data == NULL && tensors[i]->view_src == NULL)
-            bytes += padded(gpu, values && is_cache(tensors[i]) ? kvp_buffer_bytes(tensors[i], true)
-                                                                : inner_alloc_size(gpu, tensors[i]));
+            bytes +=
+                padded(gpu, values && is_cache(tensors[i]) ? kvp_buffer_bytes(tensors[i], true)
+                                                           : inner_alloc_size(gpu, tensors[i]));
     for (int i = 0; i < n_tensors; i++) {
         const size_t own = values && is_cache(tensors[i]) ? learning_room(tensors[i]) : 0;
         room = own > room ? own : room; /* one layer after another does */
@@ -192,7 +197,8 @@ static size_t buft_get_alloc_size_n(abi_buft *buft, abi_tensor **tensors, int n_
 /* Of a buffer that is there. */
 static size_t label_get_alloc_size(abi_buft *buft, const abi_tensor *tensor)
 {
-    return is_cache(tensor) ? kvp_buffer_bytes(tensor, true) : inner_alloc_size(gpu_of_buft(buft), tensor);
+    return is_cache(tensor) ? kvp_buffer_bytes(tensor, true)
+                            : inner_alloc_size(gpu_of_buft(buft), tensor);
 }
 
 /* What passes on its way to the GPU */
@@ -256,7 +262,8 @@ static void note_input(kvp_gpu *gpu, const abi_tensor *tensor, const void *data,
         seen->bytes = 0;
 }
 
-static void set_tensor(abi_buffer *buffer, abi_tensor *tensor, const void *data, size_t offset, size_t size)
+static void set_tensor(abi_buffer *buffer, abi_tensor *tensor, const void *data, size_t offset,
+                       size_t size)
 {
     void (*inner)(abi_buffer *, abi_tensor *, const void *, size_t, size_t) = NULL;
 
@@ -307,8 +314,10 @@ const int32_t *kvp_gpu_positions_at(const kvp_gpu *gpu, const void *at, size_t n
 /* Memory of CUDA's with its label. */
 static abi_buffer *plain_buffer(kvp_gpu *gpu, size_t size)
 {
-    abi_buffer *inner = kvp_api.api == 2 ? ((abi_buft_2 *)gpu->inner_buft)->iface.alloc_buffer(gpu->inner_buft, size)
-                                         : ((abi_buft_3 *)gpu->inner_buft)->iface.alloc_buffer(gpu->inner_buft, size);
+    abi_buffer *inner =
+        kvp_api.api == 2
+            ? ((abi_buft_2 *)gpu->inner_buft)->iface.alloc_buffer(gpu->inner_buft, size)
+            : ((abi_buft_3 *)gpu->inner_buft)->iface.alloc_buffer(gpu->inner_buft, size);
 
     if (inner == NULL)
         return NULL;
@@ -340,7 +349,8 @@ static abi_buffer *buft_alloc_buffer(abi_buft *buft, size_t size)
     return inner;
 }
 
-static void derive_buft(abi_any_buft *buft, kvp_gpu *gpu, size_t (*get_alloc_size)(abi_buft *, const abi_tensor *))
+static void derive_buft(abi_any_buft *buft, kvp_gpu *gpu,
+                        size_t (*get_alloc_size)(abi_buft *, const abi_tensor *))
 {
     if (kvp_api.api == 2) {
         buft->v2 = *(const abi_buft_2 *)gpu->inner_buft;
@@ -385,7 +395,8 @@ static bool device_supports_op(abi_device *device, const abi_tensor *node)
 {
     kvp_gpu *gpu = kvp_gpu_of(device);
 
-    return kvp_gpu_touches(node) ? kvp_gpu_supports(gpu, node) : gpu->inner->iface.supports_op(gpu->inner, node);
+    return kvp_gpu_touches(node) ? kvp_gpu_supports(gpu, node)
+                                 : gpu->inner->iface.supports_op(gpu->inner, node);
 }
 
 static bool device_supports_buft(abi_device *device, abi_buft *buft)
@@ -431,9 +442,12 @@ static bool setup_one(kvp_gpu *gpu, abi_device *inner, const char *name, char *e
     pthread_mutex_init(&gpu->list_lock, NULL);
     pthread_mutexattr_destroy(&recursive);
     if (kvp_cu.device_by_bus_id(&number, bus) != 0 ||
-        kvp_cu.context_retain(&gpu->context, number) != 0 || kvp_cu.context_set(gpu->context) != 0 ||
-        kvp_cu.stream_new(&gpu->stream, CU_NON_BLOCKING) != 0 || (gpu->refused = kvp_gpu_new_word()) == NULL) {
-        snprintf(err, errlen, "the driver does not open the GPU %s", props.device_id != NULL ? props.device_id : "?");
+        kvp_cu.context_retain(&gpu->context, number) != 0 ||
+        kvp_cu.context_set(gpu->context) != 0 ||
+        kvp_cu.stream_new(&gpu->stream, CU_NON_BLOCKING) != 0 ||
+        (gpu->refused = kvp_gpu_new_word()) == NULL) {
+        snprintf(err, errlen, "the driver does not open the GPU %s",
+                 props.device_id != NULL ? props.device_id : "?");
         return false;
     }
     return true;
@@ -452,7 +466,8 @@ size_t kvp_gpu_setup(abi_reg *reg, char *err, size_t errlen)
     n = inner_reg->iface.get_device_count(inner_reg);
     for (size_t i = 0; i <= n && i < KVP_MAX_GPUS; i++) {
         abi_device *inner = inner_reg->iface.get_device(inner_reg, i < n ? i : 0);
-        char name[sizeof(gpus[i].name)] = "KVANT"; /* the last: the first GPU by the name of the device without one */
+        char name[sizeof(gpus[i].name)] =
+            "KVANT"; /* the last: the first GPU by the name of the device without one */
         if (i < n)
             snprintf(name, sizeof(name), "KVANT%u", (unsigned)i % 1000);
         if (!setup_one(&gpus[i], inner, name, err, errlen))

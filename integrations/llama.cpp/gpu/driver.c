@@ -25,7 +25,9 @@ bool kvp_driver_load(char *err, size_t errlen)
     for (size_t i = 0; i < n; i++) {
         void *symbol = library != NULL ? dlsym(library, symbols[i].name) : NULL;
         if (symbol == NULL && (library == NULL || i < n - 2)) {
-            snprintf(err, errlen, "%s", library == NULL ? "no NVIDIA driver (libcuda.so.1)" : "the NVIDIA driver is too old");
+            snprintf(err, errlen, "%s",
+                     library == NULL ? "no NVIDIA driver (libcuda.so.1)"
+                                     : "the NVIDIA driver is too old");
             return false;
         }
         memcpy(symbols[i].slot, &symbol, sizeof(symbol));

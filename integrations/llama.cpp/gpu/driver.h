@@ -16,7 +16,13 @@ typedef struct CUgraph_st *cu_graph;
 typedef struct CUgraphExec_st *cu_graph_exec;
 typedef struct CUgraphNode_st *cu_node;
 
-enum { CU_NON_BLOCKING = 1, CU_EVENT_SLEEPS = 1, CU_NO_TIMING = 2, CU_CAPTURE_RELAXED = 2, CU_HOST_PORTABLE_MAPPED = 3 };
+enum {
+    CU_NON_BLOCKING = 1,
+    CU_EVENT_SLEEPS = 1,
+    CU_NO_TIMING = 2,
+    CU_CAPTURE_RELAXED = 2,
+    CU_HOST_PORTABLE_MAPPED = 3
+};
 
 typedef struct cu_edge_data {
     unsigned char from_port, to_port, type, reserved[5];
@@ -44,43 +50,49 @@ typedef struct cu_copy_2d {
 } cu_copy_2d;
 
 /* X(member, exported name, parameters); all return 0 for success. The last two may be NULL: drivers have them from 12.3 on. */
-#define KVP_CUDA_FUNCTIONS(X)                                                                                          \
-    X(init, cuInit, (unsigned flags))                                                                                  \
-    X(device_by_bus_id, cuDeviceGetByPCIBusId, (int *device, const char *id))                                          \
-    X(context_retain, cuDevicePrimaryCtxRetain, (cu_context * context, int device))                                    \
-    X(context_set, cuCtxSetCurrent, (cu_context context))                                                              \
-    X(memory_new, cuMemAlloc_v2, (cu_address * memory, size_t bytes))                                                  \
-    X(memory_free, cuMemFree_v2, (cu_address memory))                                                                  \
-    X(memory_info, cuMemGetInfo_v2, (size_t *free, size_t *total))                                                     \
-    X(host_memory_new, cuMemHostAlloc, (void **memory, size_t bytes, unsigned flags))                                  \
-    X(host_memory_free, cuMemFreeHost, (void *memory))                                                                 \
-    X(copy_in, cuMemcpyHtoDAsync_v2, (cu_address to, const void *from, size_t bytes, cu_stream stream))                \
-    X(copy_out, cuMemcpyDtoHAsync_v2, (void *to, cu_address from, size_t bytes, cu_stream stream))                     \
-    X(copy_2d, cuMemcpy2DAsync_v2, (const cu_copy_2d *copy, cu_stream stream))                                         \
-    X(copy_within, cuMemcpyDtoDAsync_v2, (cu_address to, cu_address from, size_t bytes, cu_stream stream))             \
-    X(fill, cuMemsetD8Async, (cu_address at, unsigned char value, size_t bytes, cu_stream stream))                     \
-    X(stream_new, cuStreamCreate, (cu_stream * stream, unsigned flags))                                                \
-    X(stream_free, cuStreamDestroy_v2, (cu_stream stream))                                                             \
-    X(stream_wait, cuStreamWaitEvent, (cu_stream stream, cu_event event, unsigned flags))                              \
-    X(stream_finish, cuStreamSynchronize, (cu_stream stream))                                                          \
-    X(capture_begin, cuStreamBeginCapture_v2, (cu_stream stream, int mode))                                            \
-    X(capture_end, cuStreamEndCapture, (cu_stream stream, cu_graph * graph))                                           \
-    X(event_new, cuEventCreate, (cu_event * event, unsigned flags))                                                    \
-    X(event_free, cuEventDestroy_v2, (cu_event event))                                                                 \
-    X(event_record, cuEventRecord, (cu_event event, cu_stream stream))                                                 \
-    X(event_finish, cuEventSynchronize, (cu_event event))                                                              \
-    X(graph_make, cuGraphInstantiateWithFlags, (cu_graph_exec * exec, cu_graph graph, unsigned long long flags))       \
-    X(graph_update, cuGraphExecUpdate_v2, (cu_graph_exec exec, cu_graph graph, cu_update_info * info))                 \
-    X(graph_launch, cuGraphLaunch, (cu_graph_exec exec, cu_stream stream))                                             \
-    X(graph_free, cuGraphDestroy, (cu_graph graph))                                                                    \
-    X(exec_free, cuGraphExecDestroy, (cu_graph_exec exec))                                                             \
-    X(error_name, cuGetErrorName, (int error, const char **name))                                                      \
-    X(edges, cuGraphGetEdges_v2, (cu_graph graph, cu_node * from, cu_node * to, cu_edge_data * data, size_t * n))      \
-    X(edges_remove, cuGraphRemoveDependencies_v2,                                                                      \
-      (cu_graph graph, const cu_node *from, const cu_node *to, const cu_edge_data *data, size_t n))
+#define KVP_CUDA_FUNCTIONS(X)                                                                      \
+    X(init, cuInit, (unsigned flags))                                                              \
+    X(device_by_bus_id, cuDeviceGetByPCIBusId, (int *device, const char *id))                      \
+    X(context_retain, cuDevicePrimaryCtxRetain, (cu_context * context, int device))                \
+    X(context_set, cuCtxSetCurrent, (cu_context context))                                          \
+    X(memory_new, cuMemAlloc_v2, (cu_address * memory, size_t bytes))                              \
+    X(memory_free, cuMemFree_v2, (cu_address memory))                                              \
+    X(memory_info, cuMemGetInfo_v2, (size_t * free, size_t * total))                               \
+    X(host_memory_new, cuMemHostAlloc, (void **memory, size_t bytes, unsigned flags))              \
+    X(host_memory_free, cuMemFreeHost, (void *memory))                                             \
+    X(copy_in, cuMemcpyHtoDAsync_v2,                                                               \
+      (cu_address to, const void *from, size_t bytes, cu_stream stream))                           \
+    X(copy_out, cuMemcpyDtoHAsync_v2, (void *to, cu_address from, size_t bytes, cu_stream stream)) \
+    X(copy_2d, cuMemcpy2DAsync_v2, (const cu_copy_2d *copy, cu_stream stream))                     \
+    X(copy_within, cuMemcpyDtoDAsync_v2,                                                           \
+      (cu_address to, cu_address from, size_t bytes, cu_stream stream))                            \
+    X(fill, cuMemsetD8Async, (cu_address at, unsigned char value, size_t bytes, cu_stream stream)) \
+    X(stream_new, cuStreamCreate, (cu_stream * stream, unsigned flags))                            \
+    X(stream_free, cuStreamDestroy_v2, (cu_stream stream))                                         \
+    X(stream_wait, cuStreamWaitEvent, (cu_stream stream, cu_event event, unsigned flags))          \
+    X(stream_finish, cuStreamSynchronize, (cu_stream stream))                                      \
+    X(capture_begin, cuStreamBeginCapture_v2, (cu_stream stream, int mode))                        \
+    X(capture_end, cuStreamEndCapture, (cu_stream stream, cu_graph * graph))                       \
+    X(event_new, cuEventCreate, (cu_event * event, unsigned flags))                                \
+    X(event_free, cuEventDestroy_v2, (cu_event event))                                             \
+    X(event_record, cuEventRecord, (cu_event event, cu_stream stream))                             \
+    X(event_finish, cuEventSynchronize, (cu_event event))                                          \
+    X(graph_make, cuGraphInstantiateWithFlags,                                                     \
+      (cu_graph_exec * exec, cu_graph graph, unsigned long long flags))                            \
+    X(graph_update, cuGraphExecUpdate_v2,                                                          \
+      (cu_graph_exec exec, cu_graph graph, cu_update_info * info))                                 \
+    X(graph_launch, cuGraphLaunch, (cu_graph_exec exec, cu_stream stream))                         \
+    X(graph_free, cuGraphDestroy, (cu_graph graph))                                                \
+    X(exec_free, cuGraphExecDestroy, (cu_graph_exec exec))                                         \
+    X(error_name, cuGetErrorName, (int error, const char **name))                                  \
+    X(edges, cuGraphGetEdges_v2,                                                                   \
+      (cu_graph graph, cu_node * from, cu_node * to, cu_edge_data * data, size_t * n))             \
+    X(edges_remove, cuGraphRemoveDependencies_v2,                                                  \
+      (cu_graph graph, const cu_node *from, const cu_node *to, const cu_edge_data *data,           \
+       size_t n))
 
 typedef struct kvp_driver {
-#define KVP_CUDA_MEMBER(member, name, parameters) int (*member) parameters;
+#define KVP_CUDA_MEMBER(member, name, parameters) int(*member) parameters;
     KVP_CUDA_FUNCTIONS(KVP_CUDA_MEMBER)
 #undef KVP_CUDA_MEMBER
 } kvp_driver;

@@ -13,8 +13,8 @@ typedef struct edges {
     size_t n, n_nodes;
     cu_node *from, *to;
     cu_edge_data *data;
-    cu_node *nodes;           /* sorted */
-    uint32_t *waits, *order;  /* by node: predecessors; its place in the order */
+    cu_node *nodes;          /* sorted */
+    uint32_t *waits, *order; /* by node: predecessors; its place in the order */
 } edges;
 
 static int compare(const void *a, const void *b)

@@ -26,7 +26,9 @@ bool kvp_gpu_fetch(kvp_gpu_backend *b, kvp_fetched place, const abi_tensor *from
         return false;
     *to = *from;
     to->data = memory->at;
-    return kvp_cu_ok(kvp_cu.copy_out(to->data, (cu_address)(uintptr_t)from->data, bytes, b->gpu->stream), "copying") &&
+    return kvp_cu_ok(
+               kvp_cu.copy_out(to->data, (cu_address)(uintptr_t)from->data, bytes, b->gpu->stream),
+               "copying") &&
            kvp_cu_ok(kvp_cu.stream_finish(b->gpu->stream), "copying");
 }
 
@@ -41,7 +43,8 @@ void kvp_gpu_fetch_release(kvp_gpu_backend *b)
 
 bool kvp_gpu_have_copying(kvp_gpu *gpu)
 {
-    return gpu->copying != NULL || kvp_cu_ok(kvp_cu.stream_new(&gpu->copying, CU_NON_BLOCKING), "a stream");
+    return gpu->copying != NULL ||
+           kvp_cu_ok(kvp_cu.stream_new(&gpu->copying, CU_NON_BLOCKING), "a stream");
 }
 
 void kvp_gpu_copying_release(kvp_gpu *gpu)

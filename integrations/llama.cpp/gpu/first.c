@@ -19,8 +19,8 @@
 #include "../ggml_api.h"
 #include "../log.h"
 
-#define SIGNS 128u            /* of a value, which tell tokens apart */
-#define LEAST_DIFFERENT 192u  /* tokens of 1024. Text has at least twice as many */
+#define SIGNS 128u           /* of a value, which tell tokens apart */
+#define LEAST_DIFFERENT 192u /* tokens of 1024. Text has at least twice as many */
 
 /* Open pages, in the order of their blocks */
 
@@ -258,18 +258,17 @@ static bool take(kvp_gpu_cells *cells, kvp_gpu_version *made)
     cells->cache->ranges.centers.used = cells->cache->ranges.centers.used || cells->turns;
     if (!cells->in_place)
         atomic_fetch_add(&cells->gpu->epoch, 1); /* captured graphs know none */
-    return kvp_gpu_shift_matrices(cells) &&
-           kvp_gpu_ranges_bring(cells->cache, cells->gpu->stream);
+    return kvp_gpu_shift_matrices(cells) && kvp_gpu_ranges_bring(cells->cache, cells->gpu->stream);
 }
 
 static bool copy_affine(const kvp_gpu_cells *cells, const float *from, float *to)
 {
     const size_t bytes = kvp_gpu_width(cells) * sizeof(*to);
 
-    return from == NULL || (kvp_cu_ok(kvp_cu.copy_out(to, (cu_address)(uintptr_t)from, bytes,
-                                                      cells->gpu->stream),
-                                      "copying") &&
-                            kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "copying"));
+    return from == NULL ||
+           (kvp_cu_ok(kvp_cu.copy_out(to, (cu_address)(uintptr_t)from, bytes, cells->gpu->stream),
+                      "copying") &&
+            kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "copying"));
 }
 
 /* The version's numbers, and what keys that were sealed went through: the centre and the scale that
@@ -316,8 +315,8 @@ static bool store(const kvp_gpu_cells *cells, const page_list *list, float *rows
         const int32_t block = cache->pages[list->pages[i]].block;
         const kvp_gpu_run run = { (size_t)i * KVANT_PAGE_TOKENS, KVANT_PAGE_TOKENS,
                                   cache->ranges.of[block] };
-        status = kvp_gpu_center_blocks(cells, true, list->pages[i], 1, false,
-                                       rows + run.first * width);
+        status =
+            kvp_gpu_center_blocks(cells, true, list->pages[i], 1, false, rows + run.first * width);
         if (status == KVANT_OK)
             status = kvp_gpu_append(cells, KVANT_ROLE_K, true, rows, run, slots, NULL);
     }

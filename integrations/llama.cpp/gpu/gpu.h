@@ -98,19 +98,22 @@ struct kvp_gpu {
     abi_buft *inner_buft;
     char name[16];
     cu_context context;
-    cu_stream stream; /* of all that is ours: with kernels of further streams every launch takes longer (docs/internals/cuda.md) */
+    cu_stream
+        stream; /* of all that is ours: with kernels of further streams every launch takes longer (docs/internals/cuda.md) */
     kvp_remote remote;
-    pthread_mutex_t lock; /* recursive; held while work is enqueued on the stream, and while a graph is captured there */
+    pthread_mutex_t
+        lock; /* recursive; held while work is enqueued on the stream, and while a graph is captured there */
     kvp_gpu_backend *backends; /* alive; under list_lock */
     atomic_uint epoch;         /* another one: captured graphs are of the past */
     /* Cell i is i, block i is i, and a length of i is i, for kernels that read arrays. */
-    kvp_gpu_cache *caches;                          /* under the lock */
-    kvp_gpu_seen *seen;                             /* under the lock */
-    kvp_gpu_mask *masks;                            /* under the lock */
-    void (*set_tensor)(abi_buffer *buffer, abi_tensor *tensor, const void *data, size_t offset, size_t size); /* CUDA's */
-    kvp_gpu_memory numbers, batch; /* batch: rows on their way; under the lock */
-    cu_stream copying;             /* of copies to the computer's memory, while kernels go on */
-    atomic_uint *refused;                 /* of these rows */
+    kvp_gpu_cache *caches; /* under the lock */
+    kvp_gpu_seen *seen;    /* under the lock */
+    kvp_gpu_mask *masks;   /* under the lock */
+    void (*set_tensor)(abi_buffer *buffer, abi_tensor *tensor, const void *data, size_t offset,
+                       size_t size); /* CUDA's */
+    kvp_gpu_memory numbers, batch;   /* batch: rows on their way; under the lock */
+    cu_stream copying;               /* of copies to the computer's memory, while kernels go on */
+    atomic_uint *refused;            /* of these rows */
     atomic_bool hands_over; /* a cache has memory for that, and rows that may have been refused */
     pthread_mutex_t list_lock;
 };
@@ -132,16 +135,18 @@ struct kvp_gpu_backend {
     kvp_gpu_backend *next;
     cu_event to_us, to_cuda;
     abi_event to_us_event, to_cuda_event;
-    bool on_ours;         /* what was enqueued last is on our stream */
-    kvp_gpu_memory workspace, queries, centered, offsets; /* the latter: rows about their blocks' centres, and what queries get of these */
+    bool on_ours; /* what was enqueued last is on our stream */
+    kvp_gpu_memory workspace, queries, centered,
+        offsets; /* the latter: rows about their blocks' centres, and what queries get of these */
     struct kvp_gpu_scratch { /* of the attention node at hand */
         void *at;
         size_t bytes;
         float *offsets; /* of keys that turn */
     } scratch;
-    kvp_compute compute;  /* for what the CPU computes: the context shift */
-    abi_tensor front;     /* computes nothing and is never the same: keeps ggml-cuda from a capture of its own */
-    abi_tensor **nodes;   /* of a part of a graph, behind the front */
+    kvp_compute compute; /* for what the CPU computes: the context shift */
+    abi_tensor
+        front; /* computes nothing and is never the same: keeps ggml-cuda from a capture of its own */
+    abi_tensor **nodes; /* of a part of a graph, behind the front */
     uint64_t *part_uids;
     int n_nodes, n_part_uids;
     uint64_t uid;         /* of the graph that was computed last */
@@ -158,8 +163,8 @@ struct kvp_gpu_backend {
         const abi_tensor *cells, *last; /* last: attention node over the cache */
     } writes[KVANT_CUDA_MOST_SPREAD];
     int n_writes;
-    const void *positions; /* the place of the tokens' positions; NULL: unknown */
-    bool warned;           /* that caches need them */
+    const void *positions;    /* the place of the tokens' positions; NULL: unknown */
+    bool warned;              /* that caches need them */
     struct kvp_gpu_attended { /* attention nodes of one mask; plain: it is not read */
         const void *mask;
         size_t n_cells, n_rows, n_streams;
@@ -168,16 +173,20 @@ struct kvp_gpu_backend {
     int n_attended;
     kvp_gpu_memory lengths; /* of the streams of each of these */
     bool masks_changed;     /* one became plain, or ceased to be, since a graph was captured */
-    bool waits;           /* all of its rows went to open pages when it was captured */
-    unsigned forms, looked_forms; /* of the caches of the graph at hand; and of the one that was looked at */
-    kvp_gpu_cache *asking; /* which is in place and learns from queries of the batch at hand; NULL: none */
-    unsigned epoch;       /* when it was captured */
-    atomic_uint *refused; /* kernels say here, in the computer's memory, which rows they did not store */
+    bool waits;             /* all of its rows went to open pages when it was captured */
+    unsigned forms,
+        looked_forms; /* of the caches of the graph at hand; and of the one that was looked at */
+    kvp_gpu_cache
+        *asking;    /* which is in place and learns from queries of the batch at hand; NULL: none */
+    unsigned epoch; /* when it was captured */
+    atomic_uint
+        *refused; /* kernels say here, in the computer's memory, which rows they did not store */
     struct kvp_layers *layers; /* of the llama context that made it */
-    const void *context; /* whose caches its graphs attend to: the layers of these caches */
+    const void *context;       /* whose caches its graphs attend to: the layers of these caches */
     struct kvp_gpu_fetched fetched[KVP_FETCHED_PLACES];
-    bool looked, monotonous;   /* at the tokens of the batch; they are too much alike to learn a matrix from */
-    const abi_graph *graph;    /* at hand */
+    bool looked,
+        monotonous; /* at the tokens of the batch; they are too much alike to learn a matrix from */
+    const abi_graph *graph; /* at hand */
     cu_graph_exec exec;
     bool graphs, captured; /* graphs: may be captured */
     unsigned long n_graphs, n_parts, n_captures, n_launches;
@@ -268,12 +277,15 @@ bool kvp_gpu_attends(const abi_tensor *keys, const abi_tensor *values, const abi
 
 /* attention.c. new_cells: NULL, or those of the newest rows, one per stream. transformed: queries went through their matrix with the rows of
  * their tokens, by what queries_of_pair said; q NULL: they need none, or go by themselves. False without memory. */
-int32_t kvp_gpu_attention(kvp_gpu_backend *b, abi_tensor *node, const int64_t *new_cells, bool transformed);
-bool kvp_gpu_queries_of_pair(kvp_gpu_backend *b, const abi_tensor *node, kvant_cuda_query_args *queries);
+int32_t kvp_gpu_attention(kvp_gpu_backend *b, abi_tensor *node, const int64_t *new_cells,
+                          bool transformed);
+bool kvp_gpu_queries_of_pair(kvp_gpu_backend *b, const abi_tensor *node,
+                             kvant_cuda_query_args *queries);
 
 /* Enqueues the node on the back end's stream; values: NULL, or the second of a pair; attending: NULL, or the attention
  * that comes with a pair. */
-int32_t kvp_gpu_compute(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values, abi_tensor *attending);
+int32_t kvp_gpu_compute(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values,
+                        abi_tensor *attending);
 
 /* attention.c. Bytes that an attention node's output has behind it, for unpacked pages of many query rows and for what these get of centres:
  * so --fit counts them. */

@@ -80,8 +80,7 @@ static bool find_writes(kvp_gpu_backend *b, const abi_graph *graph)
         int at = 0;
         while (at < b->n_writes && b->writes[at].cache != cache)
             at++;
-        if (cache == NULL ||
-            (at < b->n_writes && b->writes[at].cells->data == node->src[1]->data))
+        if (cache == NULL || (at < b->n_writes && b->writes[at].cells->data == node->src[1]->data))
             continue;
         if (at < b->n_writes || at == (int)(sizeof(b->writes) / sizeof(b->writes[0]))) {
             if (!prepares(cache))
@@ -90,8 +89,7 @@ static bool find_writes(kvp_gpu_backend *b, const abi_graph *graph)
                       node->name);
             return false;
         }
-        b->writes[b->n_writes++] =
-            (struct kvp_gpu_writes){ .cache = cache, .cells = node->src[1] };
+        b->writes[b->n_writes++] = (struct kvp_gpu_writes){ .cache = cache, .cells = node->src[1] };
     }
     find_last_attention(b, graph);
     return true;

@@ -137,10 +137,10 @@ static bool store(kvp_kv *kv, const beside *at)
     const size_t n = cells->cache->place->n, bytes = n * kvp_kv_row_bytes(kv);
     const cu_address memory = (cu_address)(uintptr_t)kv->memory;
     cu_stream stream = cells->gpu->stream;
-    bool ok = kvp_cu_ok(kvp_cu.copy_within((cu_address)(uintptr_t)at->halves, memory, bytes,
-                                           stream),
-                        "copying") &&
-              kvp_cu_ok(kvp_cu.fill(memory, 0, kv->reserved, stream), "clearing");
+    bool ok =
+        kvp_cu_ok(kvp_cu.copy_within((cu_address)(uintptr_t)at->halves, memory, bytes, stream),
+                  "copying") &&
+        kvp_cu_ok(kvp_cu.fill(memory, 0, kv->reserved, stream), "clearing");
 
     for (size_t first = 0, run; first < n && ok; first += run) {
         run = run_of(cells, first, n);
@@ -167,7 +167,8 @@ static beside beside_of(const kvp_gpu_cache *cache)
     char *at = place->beside.at;
     int64_t *slots = (int64_t *)(void *)(at + halves + CHUNK * width * sizeof(float));
 
-    return (beside){ (uint16_t *)(void *)at, (float *)(void *)(at + halves),
+    return (beside){ (uint16_t *)(void *)at,
+                     (float *)(void *)(at + halves),
                      { slots, slots + place->n } };
 }
 

@@ -115,8 +115,7 @@ bool kvp_gpu_place_read(const kvp_kv *kv, size_t cell, size_t n, float *rows, kv
     *status = halves != NULL ? KVANT_OK : KVANT_ERR_MEMORY;
     if (halves != NULL && known > 0 &&
         !(kvp_cu_ok(kvp_cu.copy_out(halves, (cu_address)(uintptr_t)row_at(kv, cell),
-                                    known * kvp_kv_row_bytes(kv),
-                                    cells->gpu->stream),
+                                    known * kvp_kv_row_bytes(kv), cells->gpu->stream),
                     "copying") &&
           kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "copying")))
         *status = KVANT_ERR_CUDA;
@@ -166,8 +165,8 @@ bool kvp_gpu_place_write(kvp_kv *kv, const int64_t *numbers, size_t n, const flo
     const kvp_gpu_cells *cells = kv->cells;
     kvp_gpu_cache *cache = cells->cache;
     struct kvp_gpu_place *place = place_of(cache);
-    bool fits = place != NULL && !place->planned &&
-                (cache->in_place || kvp_gpu_cache_is_empty(cache));
+    bool fits =
+        place != NULL && !place->planned && (cache->in_place || kvp_gpu_cache_is_empty(cache));
     uint16_t *halves;
 
     for (size_t i = 0; i < n && fits; i++)
@@ -195,8 +194,8 @@ static uint16_t *decode(const kvp_kv *kv, size_t first, size_t n)
 {
     uint16_t *halves = malloc((n + 1) * kvp_kv_row_bytes(kv));
     float *rows = malloc((n + 1) * kv->shape.row * sizeof(*rows));
-    const bool ok = halves != NULL && rows != NULL &&
-                    kv->remote->read(kv, first, n, rows) == KVANT_OK;
+    const bool ok =
+        halves != NULL && rows != NULL && kv->remote->read(kv, first, n, rows) == KVANT_OK;
 
     if (ok)
         kvp_api.fp32_to_fp16_row(rows, halves, (int64_t)(n * kv->shape.row));
@@ -215,9 +214,8 @@ static bool become_rows(const kvp_kv *kv, size_t first, size_t n, const uint16_t
     return kvp_cu_ok(kvp_cu.fill(at, 0, kv->reserved, cells->gpu->stream), "clearing") &&
            (n == 0 || (halves != NULL &&
                        kvp_cu_ok(kvp_cu.copy_in(at + first * kvp_kv_row_bytes(kv), halves,
-                                                n * kvp_kv_row_bytes(kv),
-                                                                  cells->gpu->stream),
-                                                   "copying"))) &&
+                                                n * kvp_kv_row_bytes(kv), cells->gpu->stream),
+                                 "copying"))) &&
            kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "clearing");
 }
 
@@ -376,10 +374,9 @@ static bool fits(const kvp_gpu_backend *b, const kvp_gpu_use *u, kvp_gpu_step *s
 
     if (place == NULL || u->other || u->n_kv > place->room)
         return false;
-    return u->cells == NULL ||
-           (kvp_gpu_find_step(b->gpu, u->cells->data, b->positions, (size_t)u->cells->ne[0],
-                              step) &&
-            step_fits(u, step));
+    return u->cells == NULL || (kvp_gpu_find_step(b->gpu, u->cells->data, b->positions,
+                                                  (size_t)u->cells->ne[0], step) &&
+                                step_fits(u, step));
 }
 
 /* A context shift covers all cells, of which those behind the room are not there. Where rows are

@@ -19,19 +19,19 @@
 enum { KVP_NO_ROW = -1, KVP_ROW_SOMEWHERE = -2 }; /* in positions */
 
 struct kvp_gpu_place {
-    size_t room;        /* cells that fit, a multiple of 256; 0: the cache is never in place */
-    bool whole;         /* all cells fit, so nothing is ever compressed */
-    size_t n;           /* behind the last cell with a row */
-    int32_t *positions; /* of rows, by cell; or one of the two above */
-    uint32_t n_prompts; /* batches that were long enough to ask */
-    bool learns;        /* threads make the first matrices of these rows */
-    size_t begun;       /* n when they began; 0: they did not */
-    size_t n_alone;     /* steps of few tokens since then */
-    size_t n_ready;     /* tensors whose transforms are in force */
-    size_t n_plain;     /* tensors that have no centre because none could be learned */
-    size_t asked_at;    /* n when threads began to make the matrix of a further range; 0: never */
-    bool planned;       /* blocks have transforms and pages, and some layers are compressed */
-    bool short_of_memory;  /* for a hand-over, when it was not needed yet */
+    size_t room;          /* cells that fit, a multiple of 256; 0: the cache is never in place */
+    bool whole;           /* all cells fit, so nothing is ever compressed */
+    size_t n;             /* behind the last cell with a row */
+    int32_t *positions;   /* of rows, by cell; or one of the two above */
+    uint32_t n_prompts;   /* batches that were long enough to ask */
+    bool learns;          /* threads make the first matrices of these rows */
+    size_t begun;         /* n when they began; 0: they did not */
+    size_t n_alone;       /* steps of few tokens since then */
+    size_t n_ready;       /* tensors whose transforms are in force */
+    size_t n_plain;       /* tensors that have no centre because none could be learned */
+    size_t asked_at;      /* n when threads began to make the matrix of a further range; 0: never */
+    bool planned;         /* blocks have transforms and pages, and some layers are compressed */
+    bool short_of_memory; /* for a hand-over, when it was not needed yet */
     kvp_gpu_memory beside; /* a tensor's rows while they are stored */
 };
 

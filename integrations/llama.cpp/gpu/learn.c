@@ -22,15 +22,16 @@ static kvant_codec *quick_codec(const kvp_gpu_cells *cells)
     kvant_codec_get_info(cells->sources[0], &info);
     if (info.center == KVANT_CENTER_FILE || info.norm == KVANT_NORM_FILE)
         return NULL;
-    snprintf(spec, sizeof(spec), "int-8:center=%s,norm=%s", info.center == KVANT_CENTER_FIRST ? "first" : "none",
+    snprintf(spec, sizeof(spec), "int-8:center=%s,norm=%s",
+             info.center == KVANT_CENTER_FIRST ? "first" : "none",
              info.norm == KVANT_NORM_FIRST ? "first" : "none");
     kvant_codec_create(spec, cells->head_dim, info.role, 0, &codec, err, sizeof(err));
     return codec;
 }
 
 /* The first version that a tensor in the computer's memory makes of these rows. codecs: one per kv head. */
-static kvant_tensor *learn_tensor(const kvp_gpu_cells *cells, const kvant_codec *const *codecs, const float *rows, size_t n,
-                                  void **memory)
+static kvant_tensor *learn_tensor(const kvp_gpu_cells *cells, const kvant_codec *const *codecs,
+                                  const float *rows, size_t n, void **memory)
 {
     const kvant_tensor_params params = { .size = sizeof(params),
                                          .codecs = codecs,
@@ -48,7 +49,8 @@ static kvant_tensor *learn_tensor(const kvp_gpu_cells *cells, const kvant_codec 
     ok = *memory != NULL && kvant_tensor_create(&params, *memory, &tensor) == KVANT_OK;
     for (size_t i = 0; i < n && ok; i++)
         slots[i] = (int64_t)i;
-    ok = ok && kvant_tensor_write(tensor, slots, n, rows, kvp_gpu_width(cells), LEARN_THREADS) == KVANT_OK;
+    ok = ok && kvant_tensor_write(tensor, slots, n, rows, kvp_gpu_width(cells), LEARN_THREADS) ==
+                   KVANT_OK;
     free(slots);
     if (!ok)
         kvant_tensor_free(&tensor);
@@ -56,7 +58,8 @@ static kvant_tensor *learn_tensor(const kvp_gpu_cells *cells, const kvant_codec 
 }
 
 /* Centre, scale and query scale of all kv heads; NULL members where there is none. */
-static bool read_version(kvp_gpu_cells *cells, const kvant_tensor *tensor, float *numbers, bool *center, bool *scale)
+static bool read_version(kvp_gpu_cells *cells, const kvant_tensor *tensor, float *numbers,
+                         bool *center, bool *scale)
 {
     const size_t d = cells->head_dim, width = kvp_gpu_width(cells);
 
@@ -141,7 +144,8 @@ bool kvp_gpu_copy_first(kvp_gpu_cache *cache, uint32_t first, uint32_t to, uint3
                 cache->positions + (size_t)first * KVANT_PAGE_TOKENS,
                 (size_t)n * KVANT_PAGE_TOKENS * sizeof(*cache->positions));
     for (size_t i = 0; i < n_first && ok; i++) {
-        const int64_t block = cache->first[i] / KVANT_PAGE_TOKENS, cell = cache->first[i] + ((int64_t)to - first) * KVANT_PAGE_TOKENS;
+        const int64_t block = cache->first[i] / KVANT_PAGE_TOKENS,
+                      cell = cache->first[i] + ((int64_t)to - first) * KVANT_PAGE_TOKENS;
         ok = block < first || block >= (int64_t)first + n || note_first(cache, &cell, 1);
     }
     return ok;
@@ -158,11 +162,13 @@ static float *fetch_first(const kvp_gpu_cells *cells)
     bool ok = page != NULL;
 
     for (size_t i = 0; i < cache->n_first && ok; i++) {
-        const int64_t block = cache->first[i] / KVANT_PAGE_TOKENS, open = kvp_gpu_page_of(cache, cache->first[i]);
+        const int64_t block = cache->first[i] / KVANT_PAGE_TOKENS,
+                      open = kvp_gpu_page_of(cache, cache->first[i]);
         if (block != held)
             ok = kvp_gpu_fetch_block(cells, open >= 0, (size_t)(open >= 0 ? open : block), page);
         held = block;
-        memcpy(rows + i * width, page + (size_t)(cache->first[i] % KVANT_PAGE_TOKENS) * width, width * sizeof(*rows));
+        memcpy(rows + i * width, page + (size_t)(cache->first[i] % KVANT_PAGE_TOKENS) * width,
+               width * sizeof(*rows));
     }
     if (ok)
         return rows;
@@ -177,15 +183,18 @@ static bool store_first(const kvp_kv *kv, const float *rows)
     const size_t n = cache->n_first, width = kvp_gpu_width(cells);
     int64_t *room_slots = NULL, *slots = malloc(n * sizeof(*slots));
     float *room = kvp_gpu_batch_room(cells->gpu, n, width, &room_slots);
-    bool ok = slots != NULL && room != NULL && kvp_gpu_upload(cells->gpu, room, rows, n * width * sizeof(*rows));
+    bool ok = slots != NULL && room != NULL &&
+              kvp_gpu_upload(cells->gpu, room, rows, n * width * sizeof(*rows));
 
     for (int open = 0; open < (cells->open_pages.base != NULL ? 2 : 1) && ok; open++) {
         for (size_t i = 0; i < n; i++) {
-            const int64_t page = kvp_gpu_page_of(cache, cache->first[i]), at = cache->first[i] % KVANT_PAGE_TOKENS;
+            const int64_t page = kvp_gpu_page_of(cache, cache->first[i]),
+                          at = cache->first[i] % KVANT_PAGE_TOKENS;
             slots[i] = !open ? cache->first[i] : page >= 0 ? page * KVANT_PAGE_TOKENS + at : -1;
         }
         ok = kvp_gpu_upload(cells->gpu, room_slots, slots, n * sizeof(*slots)) &&
-             kvp_gpu_append(cells, kv->shape.role, open, room, (kvp_gpu_run){ 0, n, 0 }, room_slots, NULL) == KVANT_OK &&
+             kvp_gpu_append(cells, kv->shape.role, open, room, (kvp_gpu_run){ 0, n, 0 }, room_slots,
+                            NULL) == KVANT_OK &&
              kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "storing rows");
     }
     free(slots);
@@ -230,7 +239,8 @@ bool kvp_gpu_learn(kvp_kv *kv, const float *rows, size_t stride, size_t n, cu_st
 bool kvp_gpu_learn_before(kvp_gpu_cache *cache, const int64_t *batch, size_t n, cu_stream stream)
 {
     /* -sm tensor: a batch is several graphs, and the later layers have no rows of it yet. */
-    const bool again = cache->n_first > 0 && n > 0 && cache->first[cache->n_first - 1] == batch[n - 1];
+    const bool again =
+        cache->n_first > 0 && n > 0 && cache->first[cache->n_first - 1] == batch[n - 1];
     const bool enough = cache->n_first >= KVP_LEARN_ROWS && !again;
     bool ok = !enough || kvp_cu_ok(kvp_cu.stream_finish(stream), "storing rows");
 
@@ -253,4 +263,3 @@ bool kvp_gpu_learn_written(kvp_kv *kv, const int64_t *cells, size_t n, const flo
         return true;
     return n >= KVP_LEARN_ROWS ? learn_now(kv, rows, n) : note_first(own->cache, cells, n);
 }
-

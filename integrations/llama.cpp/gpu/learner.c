@@ -139,12 +139,16 @@ static bool create_tensor(kvp_gpu_learner *l, const kvp_gpu_cells *cells)
     bool ok;
 
     kvant_codec_get_info(cells->sources[0], &info);
-    snprintf(spec, sizeof(spec), "int-8:transform=first,rotate=none,sink=%u", (unsigned)info.sink_tokens);
-    ok = codecs != NULL && kvant_codec_create(spec, cells->head_dim, info.role, 0, &l->codec, NULL, 0) == KVANT_OK;
+    snprintf(spec, sizeof(spec), "int-8:transform=first,rotate=none,sink=%u",
+             (unsigned)info.sink_tokens);
+    ok = codecs != NULL &&
+         kvant_codec_create(spec, cells->head_dim, info.role, 0, &l->codec, NULL, 0) == KVANT_OK;
     for (uint32_t head = 0; ok && head < cells->n_kv_heads; head++)
         codecs[head] = l->codec;
     ok = ok && kvant_tensor_size(&params, &bytes) == KVANT_OK;
-    l->memory = ok ? aligned_alloc(KVANT_PAGE_ALIGN, (bytes + KVANT_PAGE_ALIGN - 1) / KVANT_PAGE_ALIGN * KVANT_PAGE_ALIGN) : NULL;
+    l->memory = ok ? aligned_alloc(KVANT_PAGE_ALIGN, (bytes + KVANT_PAGE_ALIGN - 1) /
+                                                         KVANT_PAGE_ALIGN * KVANT_PAGE_ALIGN)
+                   : NULL;
     if (l->memory != NULL)
         memset(l->memory, 0, bytes);
     ok = l->memory != NULL && kvant_tensor_create(&params, l->memory, &l->tensor) == KVANT_OK;
@@ -244,11 +248,13 @@ static bool read_version(const kvp_gpu_cells *cells, uint32_t head, const kvp_gp
     kvant_block_info info = { .size = sizeof(info) };
     const size_t d = cells->head_dim;
 
-    if (kvant_tensor_get_block(tensor, 1, head, &info) != KVANT_OK || (info.start == NULL && version->start != NULL))
+    if (kvant_tensor_get_block(tensor, 1, head, &info) != KVANT_OK ||
+        (info.start == NULL && version->start != NULL))
         return false;
     if (version->start != NULL)
         memcpy(version->start + head * d, info.start, d * sizeof(*info.start));
-    return kvant_tensor_make_codec(tensor, 1, head, cells->sources[head], &version->codecs[head]) == KVANT_OK;
+    return kvant_tensor_make_codec(tensor, 1, head, cells->sources[head], &version->codecs[head]) ==
+           KVANT_OK;
 }
 
 /* Makes codecs of the newest version, or none if the rows gave the tensor no version. */
@@ -337,8 +343,9 @@ void kvp_gpu_learner_learn(kvp_gpu_cells *cells, const kvp_gpu_lesson *lesson)
 /* Layers without blocks' centres have none. */
 static bool find_centers(const kvp_gpu_learner *l, float *start, float *mean)
 {
-    return start == NULL || (kvant_tensor_range_center(l->tensor, 0, KVANT_PAGE_TOKENS - 1, start) == KVANT_OK &&
-                             kvant_tensor_range_center(l->tensor, l->range.first, l->range.last, mean) == KVANT_OK);
+    return start == NULL ||
+           (kvant_tensor_range_center(l->tensor, 0, KVANT_PAGE_TOKENS - 1, start) == KVANT_OK &&
+            kvant_tensor_range_center(l->tensor, l->range.first, l->range.last, mean) == KVANT_OK);
 }
 
 static void *make_range(void *context)
@@ -351,10 +358,11 @@ static void *make_range(void *context)
 
     setpriority(PRIO_PROCESS, 0, LOW_PRIORITY);
     take_permit();
-    l->made_range = room && kvp_gpu_enter(cells->gpu) && find_centers(l, version.start, mean) &&
-                    kvant_tensor_make_range_codecs(l->tensor, l->range.first, l->range.last, KVANT_PAGE_TOKENS, cells->sources,
-                                                   version.codecs, 1) == KVANT_OK &&
-                    kvp_gpu_bring_range(cells, l->range.number, &version, mean);
+    l->made_range =
+        room && kvp_gpu_enter(cells->gpu) && find_centers(l, version.start, mean) &&
+        kvant_tensor_make_range_codecs(l->tensor, l->range.first, l->range.last, KVANT_PAGE_TOKENS,
+                                       cells->sources, version.codecs, 1) == KVANT_OK &&
+        kvp_gpu_bring_range(cells, l->range.number, &version, mean);
     return_permit();
     kvp_gpu_free_codecs(version.codecs, cells->n_kv_heads);
     free(version.start);
@@ -366,7 +374,8 @@ bool kvp_gpu_learner_ask(kvp_gpu_cells *cells, const kvp_gpu_range *range)
 {
     kvp_gpu_learner *l = cells->learner;
 
-    if (l == NULL || l->tensor == NULL || l->making || cells->cache->ranges.centers.uneven || cells->cache->ranges.centers.rope.size == 0)
+    if (l == NULL || l->tensor == NULL || l->making || cells->cache->ranges.centers.uneven ||
+        cells->cache->ranges.centers.rope.size == 0)
         return false;
     l->range = *range;
     l->made_range = false;

@@ -22,14 +22,14 @@ typedef struct kvp_gpu_learner {
     kvant_codec *codec; /* encodes quickly, learns the same */
     kvant_tensor *tensor;
     void *memory;
-    bool told, turns;   /* how RoPE rotates keys; so that their blocks can have centres */
-    kvant_rope rope;    /* size 0: not known */
+    bool told, turns; /* how RoPE rotates keys; so that their blocks can have centres */
+    kvant_rope rope;  /* size 0: not known */
     float frequencies[KVANT_MAX_HEAD_DIM / 2];
-    bool begins;        /* with rows of the first range, so the first matrix is for these alone */
+    bool begins; /* with rows of the first range, so the first matrix is for these alone */
     kvp_gpu_lesson lesson;
     pthread_t thread;
-    bool begun, runs;   /* a thread makes the first matrix, or made it; it was not joined yet */
-    bool failed;        /* there was no memory */
+    bool begun, runs; /* a thread makes the first matrix, or made it; it was not joined yet */
+    bool failed;      /* there was no memory */
     kvp_gpu_version made;
     atomic_bool dropped; /* nobody uses the result, so a thread that comes later learns nothing */
     pthread_t maker;     /* of a further matrix */

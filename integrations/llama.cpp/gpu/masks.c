@@ -50,7 +50,8 @@ static int32_t length_of(const uint16_t *mask, size_t n_cells, size_t n_rows)
     if (first == 0 || first + n_rows - 1 > n_cells)
         return 0;
     for (size_t row = 0; row < n_rows; row++, mask += n_cells)
-        if (!all_are(mask, first + row, SEEN) || !all_are(mask + first + row, n_cells - first - row, HIDDEN))
+        if (!all_are(mask, first + row, SEEN) ||
+            !all_are(mask + first + row, n_cells - first - row, HIDDEN))
             return 0;
     return (int32_t)(first + n_rows - 1);
 }
@@ -99,8 +100,10 @@ static kvp_gpu_mask *entry_of(kvp_gpu *gpu, const void *at)
 
 void kvp_gpu_note_mask(kvp_gpu *gpu, const abi_tensor *tensor, const void *data, size_t size)
 {
-    kvp_gpu_mask *mask = gpu->caches != NULL ? entry_of(gpu, tensor->data) : NULL; /* a GPU has two names */
-    const size_t n_cells = (size_t)tensor->ne[0], n_rows = (size_t)tensor->ne[1], n_streams = (size_t)tensor->ne[3];
+    kvp_gpu_mask *mask =
+        gpu->caches != NULL ? entry_of(gpu, tensor->data) : NULL; /* a GPU has two names */
+    const size_t n_cells = (size_t)tensor->ne[0], n_rows = (size_t)tensor->ne[1],
+                 n_streams = (size_t)tensor->ne[3];
 
     if (mask == NULL)
         return;
@@ -110,7 +113,8 @@ void kvp_gpu_note_mask(kvp_gpu *gpu, const abi_tensor *tensor, const void *data,
     mask->known = tensor->ne[2] == 1 && size == n_streams * n_rows * n_cells * sizeof(uint16_t);
     mask->plain = mask->known && n_streams <= KVP_MOST_STREAMS;
     for (size_t s = 0; s < n_streams && mask->plain; s++) {
-        mask->lengths[s] = length_of((const uint16_t *)data + s * n_rows * n_cells, n_cells, n_rows);
+        mask->lengths[s] =
+            length_of((const uint16_t *)data + s * n_rows * n_cells, n_cells, n_rows);
         mask->plain = mask->lengths[s] > 0;
     }
     mask->in_order = mask->plain;
@@ -155,8 +159,8 @@ static bool take(kvp_gpu *gpu, const struct kvp_gpu_attended *of, int32_t *lengt
 
     while (mask != NULL && mask->at != of->mask)
         mask = mask->next;
-    plain = mask != NULL && mask->plain && mask->n_cells == of->n_cells && mask->n_rows == of->n_rows &&
-            mask->n_streams == of->n_streams;
+    plain = mask != NULL && mask->plain && mask->n_cells == of->n_cells &&
+            mask->n_rows == of->n_rows && mask->n_streams == of->n_streams;
     if (plain)
         memcpy(lengths, mask->lengths, of->n_streams * sizeof(*lengths));
     if (mask != NULL)
@@ -168,8 +172,9 @@ static bool is_of(const struct kvp_gpu_attended *a, const abi_tensor *node)
 {
     const abi_tensor *mask = node->src[3];
 
-    return a->mask == (mask != NULL ? mask->data : NULL) && a->n_cells == (size_t)node->src[1]->ne[1] &&
-           a->n_rows == (size_t)node->src[0]->ne[1] && a->n_streams == (size_t)node->src[0]->ne[3];
+    return a->mask == (mask != NULL ? mask->data : NULL) &&
+           a->n_cells == (size_t)node->src[1]->ne[1] && a->n_rows == (size_t)node->src[0]->ne[1] &&
+           a->n_streams == (size_t)node->src[0]->ne[3];
 }
 
 int kvp_gpu_attended_of(const kvp_gpu_backend *b, const abi_tensor *node)
@@ -187,10 +192,11 @@ bool kvp_gpu_find_attended(kvp_gpu_backend *b, const abi_tensor *node)
         return true;
     if (b->n_attended == KVP_MOST_MASKS || node->src[0]->ne[3] > KVP_MOST_STREAMS)
         return false;
-    b->attended[b->n_attended++] = (struct kvp_gpu_attended){ .mask = node->src[3] != NULL ? node->src[3]->data : NULL,
-                                                              .n_cells = (size_t)node->src[1]->ne[1],
-                                                              .n_rows = (size_t)node->src[0]->ne[1],
-                                                              .n_streams = (size_t)node->src[0]->ne[3] };
+    b->attended[b->n_attended++] =
+        (struct kvp_gpu_attended){ .mask = node->src[3] != NULL ? node->src[3]->data : NULL,
+                                   .n_cells = (size_t)node->src[1]->ne[1],
+                                   .n_rows = (size_t)node->src[0]->ne[1],
+                                   .n_streams = (size_t)node->src[0]->ne[3] };
     return true;
 }
 

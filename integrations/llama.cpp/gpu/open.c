@@ -28,7 +28,8 @@ static kvp_gpu_cache *find_cache(kvp_gpu *gpu, const kvp_kv *kv)
     cache->n_streams = kv->shape.n_streams;
     cache->written = calloc(cache->n_blocks, sizeof(*cache->written));
     cache->ranges.of = calloc(cache->n_blocks, sizeof(*cache->ranges.of));
-    cache->ranges.centers.positions = calloc(cache->n_blocks, sizeof(*cache->ranges.centers.positions));
+    cache->ranges.centers.positions =
+        calloc(cache->n_blocks, sizeof(*cache->ranges.centers.positions));
     if (cache->written == NULL || cache->ranges.of == NULL ||
         cache->ranges.centers.positions == NULL) {
         free(cache->written);
@@ -64,7 +65,8 @@ void kvp_gpu_close_all(kvp_gpu_cache *cache)
 static kvant_plan_params plan_params(const kvp_gpu_cache *cache)
 {
     const kvant_exact_part *part = &cache->exact;
-    const uint32_t ends = kvp_pages_of(part->first) + kvp_pages_of(part->newest) + (part->newest != 0);
+    const uint32_t ends =
+        kvp_pages_of(part->first) + kvp_pages_of(part->newest) + (part->newest != 0);
     const uint32_t rest = cache->n_pages > ends ? cache->n_pages - ends : 1;
 
     return (kvant_plan_params){ .n_blocks = cache->n_blocks,
@@ -89,8 +91,8 @@ static bool make_room(kvp_gpu_cache *cache)
         return false;
     cache->table = malloc(cache->n_blocks * sizeof(*cache->table));
     kvp_gpu_close_all(cache);
-    return cache->table != NULL &&
-           kvp_gpu_grow(cache->gpu, &cache->device_table, cache->n_blocks * sizeof(*cache->table), false);
+    return cache->table != NULL && kvp_gpu_grow(cache->gpu, &cache->device_table,
+                                                cache->n_blocks * sizeof(*cache->table), false);
 }
 
 size_t kvp_gpu_open_page_bytes(const kvp_gpu_cells *cells)
@@ -111,11 +113,13 @@ bool kvp_gpu_have_pages(kvp_kv *kv, uint32_t n)
         return false;
     for (int matrix = 0; matrix < 2; matrix++)
         if (cells->codecs[matrix] != NULL && cells->open_codecs[matrix] == NULL &&
-            kvant_cuda_codec_create_open(cells->codecs[matrix], &cells->open_codecs[matrix]) != KVANT_OK)
+            kvant_cuda_codec_create_open(cells->codecs[matrix], &cells->open_codecs[matrix]) !=
+                KVANT_OK)
             return false;
     cells->open_codec = cells->open_codecs[cells->codec == cells->codecs[1]];
     cells->open_pages =
-        (kvant_cuda_pages){ reserved < bytes ? cells->open.at : (char *)kv->memory + kv->reserved - reserved,
+        (kvant_cuda_pages){ reserved < bytes ? cells->open.at
+                                             : (char *)kv->memory + kv->reserved - reserved,
                             cells->n_kv_heads * page, page };
     return true;
 }
@@ -123,14 +127,16 @@ bool kvp_gpu_have_pages(kvp_kv *kv, uint32_t n)
 /* Families whose rows take as long alone as 64 of them. */
 static bool searches(const char *spec)
 {
-    return strncmp(spec, "trellis", 7) == 0 || strncmp(spec, "octopus", 7) == 0 || strncmp(spec, "hqmq", 4) == 0;
+    return strncmp(spec, "trellis", 7) == 0 || strncmp(spec, "octopus", 7) == 0 ||
+           strncmp(spec, "hqmq", 4) == 0;
 }
 
 bool kvp_gpu_cache_join(kvp_kv *kv, const kvant_codec_info *info)
 {
     kvp_gpu_cells *cells = kv->cells;
     kvp_gpu_cache *cache = find_cache(cells->gpu, kv);
-    kvp_kv **tensors = cache != NULL ? realloc(cache->tensors, (cache->n_tensors + 1) * sizeof(kvp_kv *)) : NULL;
+    kvp_kv **tensors =
+        cache != NULL ? realloc(cache->tensors, (cache->n_tensors + 1) * sizeof(kvp_kv *)) : NULL;
 
     if (tensors == NULL)
         return false;
@@ -143,8 +149,8 @@ bool kvp_gpu_cache_join(kvp_kv *kv, const kvant_codec_info *info)
         cache->exact.first = info->sink_tokens;
     if (info->recent_tokens > cache->exact.newest)
         cache->exact.newest = info->recent_tokens;
-    cache->keeps = cache->keeps || searches(info->spec) || cache->exact.first > 0 ||
-                   cache->exact.newest > 0;
+    cache->keeps =
+        cache->keeps || searches(info->spec) || cache->exact.first > 0 || cache->exact.newest > 0;
     cache->learns = cache->learning = cache->learns || cells->learns;
     cache->weighs = cache->weighing = cache->weighs || cells->weighs;
     if (info->sink_tokens > cache->sink_tokens)
@@ -157,7 +163,8 @@ bool kvp_gpu_cache_join(kvp_kv *kv, const kvant_codec_info *info)
         return false;
     for (uint32_t i = 0; i < cache->n_pages; i++)
         if (cache->table != NULL && cache->pages[i].block != KVP_NO_PAGE)
-            return kvp_gpu_have_pages(kv, cache->n_pages); /* blocks were opened before this tensor knew its head_dim */
+            return kvp_gpu_have_pages(
+                kv, cache->n_pages); /* blocks were opened before this tensor knew its head_dim */
     return true;
 }
 
@@ -201,8 +208,9 @@ static bool are_pair(const kvp_kv *a, const kvp_kv *b)
 {
     const kvp_gpu_cells *x = a->cells, *y = b->cells;
 
-    return a->shape.layer == b->shape.layer && a->shape.role != b->shape.role && x->n_kv_heads == y->n_kv_heads &&
-           x->head_dim == y->head_dim && y->open_pages.base != NULL;
+    return a->shape.layer == b->shape.layer && a->shape.role != b->shape.role &&
+           x->n_kv_heads == y->n_kv_heads && x->head_dim == y->head_dim &&
+           y->open_pages.base != NULL;
 }
 
 /* Pages of a tensor stand one behind the other. So rows of several are rows of one matrix, in which each page has 64 rows per kv
@@ -212,7 +220,8 @@ static bool bring_slots(kvp_gpu_cache *cache, const kvp_open_page *pages, uint32
 {
     const size_t rows = (size_t)n * n_kv_heads * KVANT_PAGE_TOKENS;
     int64_t *slots = malloc(rows * sizeof(*slots));
-    bool ok = slots != NULL && kvp_gpu_grow(cache->gpu, &cache->moved, rows * sizeof(*slots), false);
+    bool ok =
+        slots != NULL && kvp_gpu_grow(cache->gpu, &cache->moved, rows * sizeof(*slots), false);
 
     for (size_t i = 0; i < rows && ok; i++) {
         const kvp_open_page *page = &pages[i / (n_kv_heads * KVANT_PAGE_TOKENS)];
@@ -222,7 +231,9 @@ static bool bring_slots(kvp_gpu_cache *cache, const kvp_open_page *pages, uint32
                        ? (int64_t)page->block * KVANT_PAGE_TOKENS + (int64_t)row
                        : -1;
     }
-    ok = ok && kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)cache->moved.at, slots, rows * sizeof(*slots), stream), "copying");
+    ok = ok && kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)cache->moved.at, slots,
+                                        rows * sizeof(*slots), stream),
+                         "copying");
     free(slots);
     return ok;
 }
@@ -262,7 +273,8 @@ static bool encode_run(kvp_gpu_cache *cache, const kvp_open_page *pages, uint32_
             continue;
         kvant_cuda_append_args args = { .size = sizeof(args),
                                         .type = KVANT_CUDA_F16,
-                                        .n_tokens = ((n - 1) * cells->n_kv_heads + 1) * KVANT_PAGE_TOKENS,
+                                        .n_tokens =
+                                            ((n - 1) * cells->n_kv_heads + 1) * KVANT_PAGE_TOKENS,
                                         .n_kv_heads = cells->n_kv_heads,
                                         .transformed = 1 };
         ok = cells->open_pages.base != NULL &&
@@ -351,7 +363,8 @@ static bool decode(kvp_gpu_cache *cache, const kvant_plan_changes *changes, cu_s
                                               .type = KVANT_CUDA_F16,
                                               .out = cells->open_pages.base,
                                               .token_stride = cells->head_dim,
-                                              .head_stride = cells->open_pages.head_stride / sizeof(uint16_t),
+                                              .head_stride =
+                                                  cells->open_pages.head_stride / sizeof(uint16_t),
                                               .to = (const int32_t *)cache->moved.at + n,
                                               .transformed = 1 };
         ok = ok && kvant_cuda_decode(&args, stream) == KVANT_OK;

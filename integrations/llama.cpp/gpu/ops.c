@@ -61,7 +61,9 @@ static bool attention_supported(const abi_tensor *node)
         return true; /* llama.cpp estimates sizes */
     leave_out_center(node, k);
     if (k->head_dim != v->head_dim || q->ne[2] / node->src[1]->ne[2] > MOST_HEADS_PER_KV_HEAD)
-        kvp_error("%s: keys and values of different head_dim, or more than 64 query heads per kv head", name);
+        kvp_error(
+            "%s: keys and values of different head_dim, or more than 64 query heads per kv head",
+            name);
     else if (kvant_cuda_attention_check(k->codec, v->codec, err, sizeof(err)) != KVANT_OK)
         kvp_error("%s: %s", name, err);
     else
@@ -127,10 +129,13 @@ static bool takes_cells(const abi_tensor *node)
     if (kv == NULL || kv->bind_failed)
         return false;
     if (!kvp_kv_ready(kvp_kv_of(node))) {
-        kvp_error("%s: written before any attention told its head_dim; set KVANT_HEAD_DIM to the model's", kv->name);
+        kvp_error(
+            "%s: written before any attention told its head_dim; set KVANT_HEAD_DIM to the model's",
+            kv->name);
         return false;
     }
-    if (node->view_offs == 0 && node->src[1]->type == ABI_TYPE_I64 && node->src[1]->nb[0] == sizeof(int64_t))
+    if (node->view_offs == 0 && node->src[1]->type == ABI_TYPE_I64 &&
+        node->src[1]->nb[0] == sizeof(int64_t))
         return true;
     kvp_error("%s: cell numbers are not 64-bit numbers of the whole cache", kv->name);
     return false;
@@ -140,10 +145,12 @@ bool kvp_gpu_pairs(const abi_tensor *a, const abi_tensor *b)
 {
     const kvp_kv *k = kvp_kv_of(a), *v = kvp_kv_of(b);
 
-    return b->op == kvp_api.op.set_rows && k != NULL && v != NULL && k->shape.role == KVANT_ROLE_K &&
-           v->shape.role == KVANT_ROLE_V && k->shape.layer == v->shape.layer && k->shape.n_cells == v->shape.n_cells &&
-           k->shape.row == v->shape.row && k->head_dim == v->head_dim && a->src[0]->ne[1] == b->src[0]->ne[1] &&
-           strstr(a->src[1]->name, "inp_k_idxs") != NULL && strstr(b->src[1]->name, "inp_v_idxs") != NULL;
+    return b->op == kvp_api.op.set_rows && k != NULL && v != NULL &&
+           k->shape.role == KVANT_ROLE_K && v->shape.role == KVANT_ROLE_V &&
+           k->shape.layer == v->shape.layer && k->shape.n_cells == v->shape.n_cells &&
+           k->shape.row == v->shape.row && k->head_dim == v->head_dim &&
+           a->src[0]->ne[1] == b->src[0]->ne[1] && strstr(a->src[1]->name, "inp_k_idxs") != NULL &&
+           strstr(b->src[1]->name, "inp_v_idxs") != NULL;
 }
 
 /* Centre and scale, or a matrix, from a batch of many tokens. */
@@ -158,11 +165,12 @@ static bool learn_first(kvp_gpu_backend *b, const abi_tensor *node, const abi_te
     if (kvp_gpu_is_weighing(cells) && seals && !kvp_gpu_first_in_graph(b, node, values))
         return false;
     return !kvp_gpu_is_learning(cells) || rows->ne[1] < KVP_LEARN_ROWS ||
-           kvp_gpu_learn(kvp_kv_of(node), rows->data, rows->nb[1] / sizeof(float), (size_t)rows->ne[1], b->gpu->stream);
+           kvp_gpu_learn(kvp_kv_of(node), rows->data, rows->nb[1] / sizeof(float),
+                         (size_t)rows->ne[1], b->gpu->stream);
 }
 
-static kvant_status append_run(kvp_gpu_backend *b, abi_tensor *const *nodes, int n, bool open, kvp_gpu_run run,
-                               const kvant_cuda_query_args *queries)
+static kvant_status append_run(kvp_gpu_backend *b, abi_tensor *const *nodes, int n, bool open,
+                               kvp_gpu_run run, const kvant_cuda_query_args *queries)
 {
     const kvp_gpu_cells *first = kvp_gpu_cells_of(nodes[0]);
     const int64_t *slots = open ? kvp_gpu_open_slots(first->cache) : nodes[0]->src[1]->data;
@@ -194,7 +202,8 @@ static kvant_status append_run(kvp_gpu_backend *b, abi_tensor *const *nodes, int
 }
 
 /* open: to open pages. queries: NULL, or those of the same tokens, which need one run for all of them. */
-static kvant_status append(kvp_gpu_backend *b, abi_tensor *const *nodes, int n, bool open, const kvant_cuda_query_args *queries)
+static kvant_status append(kvp_gpu_backend *b, abi_tensor *const *nodes, int n, bool open,
+                           const kvant_cuda_query_args *queries)
 {
     const kvp_gpu_cells *first = kvp_gpu_cells_of(nodes[0]);
     const kvp_gpu_ranges *ranges = &first->cache->ranges;
@@ -211,7 +220,8 @@ static kvant_status append(kvp_gpu_backend *b, abi_tensor *const *nodes, int n, 
 
 /* values: NULL, or the values of the same tokens, whose cells llama.cpp gives the same numbers. attending: NULL, or
  * attention of the same layer, which comes next. */
-static int32_t set_rows(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values, abi_tensor *attending)
+static int32_t set_rows(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values,
+                        abi_tensor *attending)
 {
     abi_tensor *nodes[2] = { node, values };
     const int n = values != NULL ? 2 : 1;
@@ -224,7 +234,8 @@ static int32_t set_rows(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values
     for (int i = 0; i < n; i++)
         if (!takes_cells(nodes[i]) || !learn_first(b, nodes[i], values))
             return ABI_STATUS_FAILED;
-    if (!have_centered(b, node) || (attending != NULL && !kvp_gpu_queries_of_pair(b, attending, &queries)))
+    if (!have_centered(b, node) ||
+        (attending != NULL && !kvp_gpu_queries_of_pair(b, attending, &queries)))
         return ABI_STATUS_ALLOC_FAILED;
     cache = kvp_gpu_cells_of(node)->cache;
     open = cache->keeps && cache->any_open;
@@ -243,7 +254,8 @@ static int32_t set_rows(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values
 /* Whether attention sees the rows of a pair, one per stream: all other rows are older than the graph. */
 bool kvp_gpu_attends(const abi_tensor *keys, const abi_tensor *values, const abi_tensor *attending)
 {
-    return attending->op == kvp_api.op.flash_attn_ext && kvp_root(attending->src[1]) == kvp_root(keys) &&
+    return attending->op == kvp_api.op.flash_attn_ext &&
+           kvp_root(attending->src[1]) == kvp_root(keys) &&
            kvp_root(attending->src[2]) == kvp_root(values) && attending->src[0]->ne[1] == 1 &&
            attending->src[0]->ne[3] == keys->src[0]->ne[1];
 }
@@ -274,7 +286,8 @@ static int32_t rope(kvp_gpu_backend *b, abi_tensor *node)
     return status;
 }
 
-int32_t kvp_gpu_compute(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values, abi_tensor *attending)
+int32_t kvp_gpu_compute(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values,
+                        abi_tensor *attending)
 {
     if (!kvp_gpu_touches(node))
         return kvp_gpu_accelerate(b, node);
@@ -286,6 +299,7 @@ int32_t kvp_gpu_compute(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values
         return kvp_gpu_attention(b, node, NULL, false);
     if (node->op == kvp_api.op.rope)
         return rope(b, node);
-    kvp_error("%s: operation %s on a compressed cache is not supported", node->name, kvp_api.op_name(node->op));
+    kvp_error("%s: operation %s on a compressed cache is not supported", node->name,
+              kvp_api.op_name(node->op));
     return ABI_STATUS_FAILED;
 }

@@ -19,7 +19,8 @@
 /* Where ranges begin: each one more costs memory, and queries through its matrix. Below 8192 they have more than an octave. */
 static const int32_t begins[KVP_PLAIN + 1] = { 0,     KVP_FIRST_RANGE, 8192,   16384,
                                                32768, 65536,           131072, 262144 };
-_Static_assert(2 * KVP_MOST_RANGES <= KVANT_CUDA_MOST_MATRICES, "attention takes all of them, centres are twice as many");
+_Static_assert(2 * KVP_MOST_RANGES <= KVANT_CUDA_MOST_MATRICES,
+               "attention takes all of them, centres are twice as many");
 
 kvp_gpu_range kvp_gpu_range_at(uint32_t number)
 {
@@ -87,7 +88,8 @@ static void take_asked(kvp_gpu_cache *cache)
     if (all)
         ranges->made |= 1u << ranges->asked;
     else
-        kvp_note("%s: keys at position %d and later share the matrices of those before", cache->gpu->name, begins[ranges->asked]);
+        kvp_note("%s: keys at position %d and later share the matrices of those before",
+                 cache->gpu->name, begins[ranges->asked]);
     ranges->ended = !(ranges->made >> ranges->asked & 1);
     ranges->asked = 0;
 }
@@ -201,7 +203,8 @@ static void assign(kvp_gpu_cache *cache, const kvp_gpu_step *step)
         n = rows_of_block(step, i);
         if (cache->written[block] != 0 && n < KVANT_PAGE_TOKENS)
             continue;
-        kvp_gpu_centers_assign(cache, block, step->positions != NULL ? position_of(step, i, n) : KVP_NO_POSITION);
+        kvp_gpu_centers_assign(cache, block,
+                               step->positions != NULL ? position_of(step, i, n) : KVP_NO_POSITION);
         transform =
             step->positions != NULL ? transform_of_new_block(cache, block, step->positions[i]) : 0;
         if (ranges->of[block] != transform)
@@ -327,7 +330,9 @@ bool kvp_gpu_ranges_bring(kvp_gpu_cache *cache, cu_stream stream)
         atomic_fetch_add(&cache->gpu->epoch, 1); /* captured graphs know the former ones */
     if (ok)
         fill_numbers(cache, numbers, numbers + cache->n_blocks);
-    ok = ok && kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)ranges->numbers.at, numbers, bytes, stream), "copying");
+    ok = ok && kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)ranges->numbers.at, numbers, bytes,
+                                        stream),
+                         "copying");
     ranges->changed = !ok;
     free(numbers);
     return ok;
@@ -376,7 +381,8 @@ kvp_gpu_run kvp_gpu_run_of_blocks(const kvp_gpu_cells *cells, bool open, size_t 
     return run;
 }
 
-kvp_gpu_run kvp_gpu_run_of_cells(const kvp_gpu_cache *cache, const int64_t *numbers, size_t first, size_t n)
+kvp_gpu_run kvp_gpu_run_of_cells(const kvp_gpu_cache *cache, const int64_t *numbers, size_t first,
+                                 size_t n)
 {
     const uint8_t *of = cache->ranges.of;
     kvp_gpu_run run = { first, 1, of[numbers[first] / KVANT_PAGE_TOKENS] }; /* no cell (-1): any */

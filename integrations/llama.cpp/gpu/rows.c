@@ -37,7 +37,8 @@ static bool read_open_rows(const kvp_gpu_cells *cells, size_t first, size_t n, f
 kvant_status kvp_gpu_read_rows(const kvp_kv *kv, size_t cell, size_t n, float *rows)
 {
     const kvp_gpu_cells *cells = kv->cells;
-    const size_t width = kvp_gpu_width(cells), first = cell / KVANT_PAGE_TOKENS, skip = cell % KVANT_PAGE_TOKENS;
+    const size_t width = kvp_gpu_width(cells), first = cell / KVANT_PAGE_TOKENS,
+                 skip = cell % KVANT_PAGE_TOKENS;
     const size_t blocks = (skip + n + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS;
     kvant_status status = KVANT_ERR_MEMORY;
     int64_t *slots;
@@ -55,10 +56,11 @@ kvant_status kvp_gpu_read_rows(const kvp_kv *kv, size_t cell, size_t n, float *r
     room = kvp_gpu_batch_room(cells->gpu, blocks * KVANT_PAGE_TOKENS, width, &slots);
     if (room != NULL)
         status = kvp_gpu_decode_blocks(cells, false, first, blocks, room);
-    if (status == KVANT_OK && !(kvp_cu_ok(kvp_cu.copy_out(rows, (cu_address)(uintptr_t)(room + skip * width),
-                                                          n * width * sizeof(*rows), cells->gpu->stream),
-                                          "copying") &&
-                                kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "copying")))
+    if (status == KVANT_OK &&
+        !(kvp_cu_ok(kvp_cu.copy_out(rows, (cu_address)(uintptr_t)(room + skip * width),
+                                    n * width * sizeof(*rows), cells->gpu->stream),
+                    "copying") &&
+          kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "copying")))
         status = KVANT_ERR_CUDA;
     if (status == KVANT_OK && !read_open_rows(cells, cell, n, rows))
         status = KVANT_ERR_MEMORY;
@@ -113,7 +115,8 @@ static kvant_status append_all(kvp_kv *kv, const int64_t *numbers, size_t n, flo
     return status == KVANT_OK ? append_open(kv, numbers, n, rows, slots) : status;
 }
 
-kvant_status kvp_gpu_write_rows(kvp_kv *kv, const int64_t *cell_numbers, size_t n, const float *rows)
+kvant_status kvp_gpu_write_rows(kvp_kv *kv, const int64_t *cell_numbers, size_t n,
+                                const float *rows)
 {
     kvp_gpu_cells *cells = kv->cells;
     kvp_gpu *gpu = cells->gpu;
@@ -155,22 +158,24 @@ static bool copy_pages(kvp_kv *kv, uint32_t first, uint32_t to, uint32_t n)
     bool ok = true;
 
     for (uint32_t i = 0; i < n && ok; i++) {
-        const int64_t source = kvp_gpu_page_of(cells->cache, (int64_t)(first + i) * KVANT_PAGE_TOKENS);
+        const int64_t source =
+            kvp_gpu_page_of(cells->cache, (int64_t)(first + i) * KVANT_PAGE_TOKENS);
         const int64_t target = kvp_gpu_page_of(cells->cache, (int64_t)(to + i) * KVANT_PAGE_TOKENS);
         if (source < 0 || target < 0)
             continue;
         ok = kvp_gpu_have_pages(kv, cells->cache->n_pages);
-        ok = ok && kvp_cu_ok(kvp_cu.copy_within((cu_address)(uintptr_t)cells->open_pages.base +
-                                                    (size_t)target * page,
-                                                (cu_address)(uintptr_t)cells->open_pages.base +
-                                                    (size_t)source * page,
-                                                page, cells->gpu->stream),
-                             "copying");
+        ok = ok &&
+             kvp_cu_ok(kvp_cu.copy_within(
+                           (cu_address)(uintptr_t)cells->open_pages.base + (size_t)target * page,
+                           (cu_address)(uintptr_t)cells->open_pages.base + (size_t)source * page,
+                           page, cells->gpu->stream),
+                       "copying");
     }
     return ok;
 }
 
-bool kvp_gpu_copy_blocks(const kvp_kv *from, uint32_t first, kvp_kv *to, uint32_t to_first, uint32_t n)
+bool kvp_gpu_copy_blocks(const kvp_kv *from, uint32_t first, kvp_kv *to, uint32_t to_first,
+                         uint32_t n)
 {
     const kvp_gpu_cells *source = from->cells, *target = to->cells;
     const size_t block = source->pages.block_stride;
@@ -190,9 +195,10 @@ bool kvp_gpu_copy_blocks(const kvp_kv *from, uint32_t first, kvp_kv *to, uint32_
     kvp_gpu_ranges_copy(source->cache, first, to_first, n);
     ok = ok && copy_pages(to, first, to_first, n);
     pthread_mutex_unlock(&source->gpu->lock);
-    ok = ok && kvp_cu_ok(kvp_cu.copy_within((cu_address)(uintptr_t)target->pages.base + to_first * block,
-                                      (cu_address)(uintptr_t)source->pages.base + first * block, n * block,
-                                      source->gpu->stream),
+    ok = ok &&
+         kvp_cu_ok(kvp_cu.copy_within((cu_address)(uintptr_t)target->pages.base + to_first * block,
+                                      (cu_address)(uintptr_t)source->pages.base + first * block,
+                                      n * block, source->gpu->stream),
                    "copying");
     return kvp_cu_ok(kvp_cu.stream_finish(source->gpu->stream), "copying") && ok;
 }

@@ -160,8 +160,7 @@ static bool fits(const kvp_gpu_cache *cache, const kvp_gpu_step *step)
  * and encoded again with it. */
 static bool stays_exact(const kvp_gpu_cache *cache, const kvp_gpu_step *step)
 {
-    return (cache->weighing && fits(cache, step)) ||
-           (cache->learning && step->n < KVP_LEARN_ROWS);
+    return (cache->weighing && fits(cache, step)) || (cache->learning && step->n < KVP_LEARN_ROWS);
 }
 
 static bool has_pages(const kvp_gpu_cache *cache, const kvp_gpu_step *step)
@@ -201,8 +200,7 @@ bool kvp_gpu_open_blocks(kvp_gpu_cache *cache, const uint32_t *blocks, uint32_t 
 
     for (uint32_t i = 0; i < n; i++)
         cells[i] = (int64_t)blocks[i] * KVANT_PAGE_TOKENS;
-    return !cache->keeps ||
-           open_rows(cache, &(kvp_gpu_step){ .cells = cells, .n = n }, stream);
+    return !cache->keeps || open_rows(cache, &(kvp_gpu_step){ .cells = cells, .n = n }, stream);
 }
 
 /* Rows */

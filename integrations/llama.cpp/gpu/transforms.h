@@ -32,32 +32,32 @@ typedef struct kvp_gpu_centers {
     bool used;             /* by keys of some layer */
     kvp_gpu_memory phases; /* by block, head_dim each, once they are used */
     kvp_gpu_memory pairs;
-    float *host;           /* the same as phases */
+    float *host; /* the same as phases */
     float frequencies[KVANT_MAX_HEAD_DIM / 2];
-    kvant_rope rope;       /* of the layers whose blocks have centres; size 0: not known */
+    kvant_rope rope; /* of the layers whose blocks have centres; size 0: not known */
     uint32_t head_dim;
-    bool uneven;           /* others differ: there are no further ranges */
+    bool uneven; /* others differ: there are no further ranges */
 } kvp_gpu_centers;
 
 #define KVP_NO_POSITION INT32_MIN
 
 /* Which blocks' keys have which matrix and centre. */
 typedef struct kvp_gpu_ranges {
-    uint8_t *of;   /* by block: the id of its transform */
+    uint8_t *of;                                   /* by block: the id of its transform */
     kvp_gpu_lineage lineages[KVP_MOST_TRANSFORMS]; /* by id */
-    bool moved;    /* some of these are of keys that moved */
-    bool plain;    /* some blocks have the id KVP_PLAIN */
-    uint32_t made; /* a bit for each range that has a matrix; bit 0 always */
-    uint32_t asked; /* threads make that of this one; 0: of none */
-    size_t since;  /* rows that were stored since */
-    bool ended;    /* no others can be had */
-    bool changed;  /* of blocks with rows */
-    int32_t position; /* the last one of the last step */
+    bool moved;                                    /* some of these are of keys that moved */
+    bool plain;                                    /* some blocks have the id KVP_PLAIN */
+    uint32_t made;                     /* a bit for each range that has a matrix; bit 0 always */
+    uint32_t asked;                    /* threads make that of this one; 0: of none */
+    size_t since;                      /* rows that were stored since */
+    bool ended;                        /* no others can be had */
+    bool changed;                      /* of blocks with rows */
+    int32_t position;                  /* the last one of the last step */
     uint8_t used[KVP_MOST_TRANSFORMS]; /* ids of all blocks with rows */
-    uint32_t n;             /* of these */
+    uint32_t n;                        /* of these */
     kvp_gpu_memory numbers; /* by block, for attention: places in `used`, then numbers of centres */
     kvp_gpu_centers centers;
-    kvp_gpu_run *runs;     /* of the batch at hand */
+    kvp_gpu_run *runs; /* of the batch at hand */
     size_t n_runs;
     int64_t *last; /* its cells */
     size_t n_last, most_last;
@@ -146,9 +146,10 @@ void kvp_gpu_centers_move(kvp_gpu_cache *cache, size_t block, int32_t by);
 void kvp_gpu_centers_copy(kvp_gpu_cache *cache, size_t block, size_t to);
 bool kvp_gpu_centers_bring(kvp_gpu_cache *cache, cu_stream stream);
 kvant_cuda_turning kvp_gpu_turning_of(const kvp_gpu_cells *keys, size_t first_block);
-kvant_status kvp_gpu_center_rows(const kvp_gpu_cells *keys, const float *rows, size_t stride, size_t n, const int64_t *cells, bool add,
-                                 float *out);
-kvant_status kvp_gpu_center_blocks(const kvp_gpu_cells *keys, bool open, size_t first, size_t n, bool add, float *rows);
+kvant_status kvp_gpu_center_rows(const kvp_gpu_cells *keys, const float *rows, size_t stride,
+                                 size_t n, const int64_t *cells, bool add, float *out);
+kvant_status kvp_gpu_center_blocks(const kvp_gpu_cells *keys, bool open, size_t first, size_t n,
+                                   bool add, float *rows);
 void kvp_gpu_centers_forget(kvp_gpu_cache *cache);
 void kvp_gpu_centers_free(kvp_gpu_cache *cache);
 
@@ -180,7 +181,8 @@ bool kvp_gpu_ranges_bring(kvp_gpu_cache *cache, cu_stream stream);
 void kvp_gpu_ranges_foresee(kvp_gpu_cache *cache, int32_t last);
 void kvp_gpu_ranges_forget(kvp_gpu_cache *cache);
 void kvp_gpu_ranges_free(kvp_gpu_cache *cache);
-void kvp_gpu_ranges_copy(kvp_gpu_cache *cache, uint32_t first, uint32_t to, uint32_t n); /* n blocks */
+void kvp_gpu_ranges_copy(kvp_gpu_cache *cache, uint32_t first, uint32_t to,
+                         uint32_t n); /* n blocks */
 
 /* Whether rows of the last step are of the first range. */
 bool kvp_gpu_in_first_range(const kvp_gpu_cache *cache);
@@ -201,13 +203,16 @@ int64_t kvp_gpu_block_at(const kvp_gpu_cache *cache, bool open, size_t number);
 /* The longest run of blocks (open: of open pages), or of cells, whose keys have one transform: from
  * the first-th on, of n blocks, or before the n-th cell. */
 kvp_gpu_run kvp_gpu_run_of_blocks(const kvp_gpu_cells *cells, bool open, size_t first, size_t n);
-kvp_gpu_run kvp_gpu_run_of_cells(const kvp_gpu_cache *cache, const int64_t *numbers, size_t first, size_t n);
+kvp_gpu_run kvp_gpu_run_of_cells(const kvp_gpu_cache *cache, const int64_t *numbers, size_t first,
+                                 size_t n);
 
 /* cells.c: what a version of the first range says is brought to the GPU (which waits for the stream; NULL: one that orders nothing), and
  * becomes the cells'; or weights and centres of a later one. plain: what KVP_PLAIN stands for, a
  * centre and a scale (NULL: none) in the computer's memory. */
-bool kvp_gpu_bring_numbers(kvp_gpu_cells *cells, const kvant_codec *const *codecs, const float *start, cu_stream stream);
-bool kvp_gpu_bring_range(kvp_gpu_cells *cells, uint32_t range, const kvp_gpu_version *version, const float *mean);
+bool kvp_gpu_bring_numbers(kvp_gpu_cells *cells, const kvant_codec *const *codecs,
+                           const float *start, cu_stream stream);
+bool kvp_gpu_bring_range(kvp_gpu_cells *cells, uint32_t range, const kvp_gpu_version *version,
+                         const float *mean);
 bool kvp_gpu_bring_plain(kvp_gpu_cells *cells, const float *center, const float *scale);
 void kvp_gpu_take_numbers(kvp_gpu_cells *cells, const kvant_codec *const *codecs);
 

@@ -31,10 +31,10 @@ typedef struct kvp_gpu kvp_gpu;
 struct kvp_gpu_lesson; /* learner.h */
 
 #define KVP_MOST_PAGES KVP_MOST_OPEN
-#define KVP_FEW_TOKENS 16u /* a step of at most 16 tokens may be captured */
+#define KVP_FEW_TOKENS 16u    /* a step of at most 16 tokens may be captured */
 #define KVP_ENOUGH_ROWS 1024u /* to learn a matrix from */
-#define KVP_ASKED_TOKENS 64u /* of a prompt's batch, whose queries are kept */
-#define KVP_ASKED_BATCHES 4u /* that are kept at once */
+#define KVP_ASKED_TOKENS 64u  /* of a prompt's batch, whose queries are kept */
+#define KVP_ASKED_BATCHES 4u  /* that are kept at once */
 
 /* Ranges of positions that have a matrix of their own, the last one without an end. Behind them is
  * KVP_PLAIN, for keys that were sealed before their layer had a matrix. */

@@ -52,7 +52,13 @@ if TYPE_CHECKING:
 _HOMES = {
     "attend": ("attention",),
     "cache": ("Cache", "CacheInfo"),
-    "calibration": ("Calibration", "CalibrationEntry", "CalibrationInfo", "Calibrator", "model_fingerprint"),
+    "calibration": (
+        "Calibration",
+        "CalibrationEntry",
+        "CalibrationInfo",
+        "Calibrator",
+        "model_fingerprint",
+    ),
     "codec": ("Codec", "CodecFamily", "ExactPart", "check_spec", "codecs", "needs_calibration"),
     "index": ("Index", "IndexInfo"),
     "library": ("Error", "cpu_level", "set_cpu_level", "version"),

@@ -29,7 +29,9 @@ def array(value: Any, what: str, dtype: Any, shape: tuple[int | None, ...]) -> n
     Anything with DLPack on the CPU will do, such as PyTorch's tensors."""
     value = on_host(value, what)
     if value.dtype != dtype:
-        raise TypeError(f"{what}: {np.dtype(dtype)} is needed, not {value.dtype}; convert with .astype")
+        raise TypeError(
+            f"{what}: {np.dtype(dtype)} is needed, not {value.dtype}; convert with .astype"
+        )
     checks.shapes(value.shape, what, shape)
     return value
 
@@ -38,12 +40,20 @@ def on_host(value: Any, what: str) -> np.ndarray:
     if isinstance(value, np.ndarray):
         return value
     if not hasattr(value, "__dlpack__"):
-        raise TypeError(f"{what}: an array is needed (NumPy, or with DLPack), not {type(value).__name__}")
+        raise TypeError(
+            f"{what}: an array is needed (NumPy, or with DLPack), not {type(value).__name__}"
+        )
     try:
         return np.from_dlpack(value)
-    except (BufferError, RuntimeError, TypeError) as error:  # another device, a dtype that NumPy lacks, a gradient
+    except (
+        BufferError,
+        RuntimeError,
+        TypeError,
+    ) as error:  # another device, a dtype that NumPy lacks, a gradient
         kind = f"{getattr(value, 'dtype', 'dtype unknown')} on {getattr(value, 'device', 'some device')}"
-        raise TypeError(f"{what}: its memory cannot be used as a NumPy array ({kind}): {error}") from None
+        raise TypeError(
+            f"{what}: its memory cannot be used as a NumPy array ({kind}): {error}"
+        ) from None
 
 
 def contiguous(value: Any, what: str, dtype: Any, shape: tuple[int | None, ...]) -> np.ndarray:

@@ -104,6 +104,8 @@ def attention(
     status = library().kvant_attention_workspace(k.handle, v.handle, c.byref(made), c.byref(size))
     check("attention", status, SAID)
     workspace = arrays.zeroed(size.value)
-    status = library().kvant_attention(k.handle, v.handle, c.byref(made), workspace.ctypes.data, size.value)
+    status = library().kvant_attention(
+        k.handle, v.handle, c.byref(made), workspace.ctypes.data, size.value
+    )
     check("attention", status, SAID)
     return out

@@ -104,11 +104,22 @@ class Cache(Owned):
         self.n_heads = checks.count(n_heads, "n_heads")
         self.n_kv_heads = checks.count(n_kv_heads, "n_kv_heads")
         self.head_dim = checks.count(head_dim, "head_dim", most=MAX_HEAD_DIM)
-        self.v_head_dim = head_dim if v_head_dim is None else checks.count(v_head_dim, "v_head_dim", most=MAX_HEAD_DIM)
+        self.v_head_dim = (
+            head_dim
+            if v_head_dim is None
+            else checks.count(v_head_dim, "v_head_dim", most=MAX_HEAD_DIM)
+        )
         self.device = device
         self.scale = self.head_dim**-0.5 if not scale else checks.number(scale, "scale")
         self.logit_softcap = checks.number(logit_softcap, "logit_softcap")
-        texts = {"preset": preset, "k": k, "v": v, "settings": settings, "calibration": calibration, "device": device}
+        texts = {
+            "preset": preset,
+            "k": k,
+            "v": v,
+            "settings": settings,
+            "calibration": calibration,
+            "device": device,
+        }
         numbers = self._layer_numbers(layers)
         params = s.CacheParams.new(
             n_layers=self.n_layers,
@@ -220,7 +231,11 @@ class Cache(Owned):
         v = self._place.take(v, "v", "float32", (n, self.n_kv_heads, self.v_head_dim))
         with self._lock:
             number = self._open(sequence)
-            status = library().kvant_cache_append(self._handle, layer, number, k.address, v.address, n) if n else 0
+            status = (
+                library().kvant_cache_append(self._handle, layer, number, k.address, v.address, n)
+                if n
+                else 0
+            )
             check("append", status, SAID)
 
     def set_rope(self, layer: int, rope: Rope | None) -> None:
@@ -246,7 +261,11 @@ class Cache(Owned):
             noted.positions = positions.address
         with self._lock:
             self._open()
-            check("queries", library().kvant_cache_note_queries(self._handle, layer, c.byref(noted)), SAID)
+            check(
+                "queries",
+                library().kvant_cache_note_queries(self._handle, layer, c.byref(noted)),
+                SAID,
+            )
 
     def wants_queries(self, layer: int, n: int = 1) -> bool:
         """Whether note_queries would look at those of n tokens: never without transform=first, and
@@ -285,7 +304,9 @@ class Cache(Owned):
 
         On a GPU the call returns before the outputs are there, and out must be given unless q is a
         PyTorch tensor."""
-        options = dict(out=out, lse=lse, mask=mask, sinks=sinks, causal=causal, window=window, scale=scale)
+        options = dict(
+            out=out, lse=lse, mask=mask, sinks=sinks, causal=causal, window=window, scale=scale
+        )
         options |= dict(logit_softcap=logit_softcap, max_bias=max_bias, exact=exact)
         layer, dims = self._layer(layer), (self.head_dim, self.v_head_dim)
         with self._lock:
@@ -302,11 +323,17 @@ class Cache(Owned):
         layer, shape = self._layer(layer), (len(sequences), None, self.n_kv_heads)
         k = self._place.take(k, "k", "float32", (*shape, self.head_dim))
         n = k.shape[1]
-        v = self._place.take(v, "v", "float32", (len(sequences), n, self.n_kv_heads, self.v_head_dim))
+        v = self._place.take(
+            v, "v", "float32", (len(sequences), n, self.n_kv_heads, self.v_head_dim)
+        )
         with self._lock:
             numbers = self._numbers(sequences)
             call = library().kvant_cache_append_batch
-            status = call(self._handle, layer, numbers, len(sequences), k.address, v.address, n) if n and numbers else 0
+            status = (
+                call(self._handle, layer, numbers, len(sequences), k.address, v.address, n)
+                if n and numbers
+                else 0
+            )
             check("append", status, SAID)
 
     def attend_batch(
@@ -323,14 +350,28 @@ class Cache(Owned):
             numbers = self._numbers(sequences)
             call = library().kvant_cache_attend_batch
             n = queries.shape[1]
-            status = call(self._handle, layer, numbers, len(sequences), queries.address, written.address, n) if n else 0
+            status = (
+                call(
+                    self._handle,
+                    layer,
+                    numbers,
+                    len(sequences),
+                    queries.address,
+                    written.address,
+                    n,
+                )
+                if n
+                else 0
+            )
             check("attend", status, SAID)
         return out
 
     def _numbers(self, sequences: Sequence[int]) -> Any:
         return (c.c_int32 * len(sequences))(*(self._open(sequence) for sequence in sequences))
 
-    def read(self, layer: int, sequence: int, first: int = 0, n: int | None = None) -> tuple[Any, Any]:
+    def read(
+        self, layer: int, sequence: int, first: int = 0, n: int | None = None
+    ) -> tuple[Any, Any]:
         """The keys and values of n tokens from first on, all by default, as attention sees them:
         new float32 arrays [n, n_kv_heads, head_dim]. Zeros for dropped tokens. On the CPU; read_to
         is for GPUs."""
@@ -342,10 +383,17 @@ class Cache(Owned):
         with self._lock:
             number = self._open(sequence)
             length = library().kvant_sequence_length(self._handle, number, layer)
-            n = checks.count(max(length - first, 0) if n is None else n, "n", least=0, most=max(length - first, 0))
+            n = checks.count(
+                max(length - first, 0) if n is None else n,
+                "n",
+                least=0,
+                most=max(length - first, 0),
+            )
             k = np.empty((n, self.n_kv_heads, self.head_dim), np.float32)
             v = np.empty((n, self.n_kv_heads, self.v_head_dim), np.float32)
-            status = library().kvant_cache_read(self._handle, layer, number, first, n, k.ctypes.data, v.ctypes.data)
+            status = library().kvant_cache_read(
+                self._handle, layer, number, first, n, k.ctypes.data, v.ctypes.data
+            )
             check("read", status, SAID)
         return k, v
 
@@ -358,7 +406,11 @@ class Cache(Owned):
         with self._lock:
             number = self._open(sequence)
             call = library().kvant_cache_read
-            check("read", call(self._handle, layer, number, first, n, keys.address, values.address), SAID)
+            check(
+                "read",
+                call(self._handle, layer, number, first, n, keys.address, values.address),
+                SAID,
+            )
 
     # Decode steps that a CUDA graph replays (kvant/cache.h)
 
@@ -368,7 +420,9 @@ class Cache(Owned):
         found = s.StepsInfo.new()
         with self._lock:
             numbers = self._numbers(sequences)
-            status = library().kvant_steps_begin(self._handle, numbers, len(sequences), c.byref(found))
+            status = library().kvant_steps_begin(
+                self._handle, numbers, len(sequences), c.byref(found)
+            )
             check("steps", status, SAID)
             self.n_stepping = len(sequences)
         return found.n_steps, found.graph, found.floats
@@ -400,7 +454,9 @@ class Cache(Owned):
             number, used = self._open(sequence), c.c_size_t()
             most = library().kvant_cache_export_size(self._handle)
             data = c.create_string_buffer(most)
-            status = library().kvant_sequence_export(self._handle, number, index, data, most, c.byref(used))
+            status = library().kvant_sequence_export(
+                self._handle, number, index, data, most, c.byref(used)
+            )
             check("export", status, SAID)
         return data.raw[: used.value]
 
@@ -409,7 +465,9 @@ class Cache(Owned):
         to pass: Error of status 70 for damaged ones and those of another scheme."""
         data = bytes(data)
         with self._lock:
-            status = library().kvant_sequence_import(self._handle, self._open(sequence), data, len(data))
+            status = library().kvant_sequence_import(
+                self._handle, self._open(sequence), data, len(data)
+            )
             check("import", status, SAID)
 
     # What it says of itself

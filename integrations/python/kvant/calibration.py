@@ -62,7 +62,9 @@ class Calibration(Owned):
         if path is None:
             raise TypeError("path: the path of a calibration is needed, not None")
         text = text_buffer()
-        status = library().kvant_calibration_load(c_text(path, "path"), c.byref(self._handle), text, len(text))
+        status = library().kvant_calibration_load(
+            c_text(path, "path"), c.byref(self._handle), text, len(text)
+        )
         check(f"calibration {os.fspath(path)}", status, text)
         self._read_info()
 
@@ -85,7 +87,9 @@ class Calibration(Owned):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes a calibration file; path never holds half of one."""
         text = text_buffer()
-        status = library().kvant_calibration_save(self._handle, c_text(path, "path"), text, len(text))
+        status = library().kvant_calibration_save(
+            self._handle, c_text(path, "path"), text, len(text)
+        )
         check(f"calibration {os.fspath(path)}", status, text)
 
     def entry(self, layer: int, kv_head: int, role: str = "k") -> CalibrationEntry:
@@ -96,7 +100,9 @@ class Calibration(Owned):
         place = checks.count(layer, "layer", least=0), checks.count(kv_head, "kv_head", least=0)
         role_number = ROLES[checks.choice(role, "role", tuple(ROLES))]
         if library().kvant_calibration_get_entry(self._handle, *place, role_number, c.byref(found)):
-            raise IndexError(f"layer {layer}, kv head {kv_head}, {role}: the calibration has no entry")
+            raise IndexError(
+                f"layer {layer}, kv head {kv_head}, {role}: the calibration has no entry"
+            )
         dim = found.head_dim
         return CalibrationEntry(
             mean=copied(found.mean, "float32", (dim,)),
@@ -105,7 +111,10 @@ class Calibration(Owned):
             query_moment=copied(found.query_moment, "float32", (dim, dim)),
             diagonal=copied(found.diagonal, "float32", (dim,)),
             matrix=copied(found.matrix, "float16", (dim * (dim + 1) // 2,)),
-            centroids=tuple(copied(found.centroids[i], "float32", (n, dim)) for i, n in enumerate(self.info.clusters)),
+            centroids=tuple(
+                copied(found.centroids[i], "float32", (n, dim))
+                for i, n in enumerate(self.info.clusters)
+            ),
         )
 
     def __repr__(self) -> str:
@@ -133,7 +142,9 @@ class Calibrator(Owned):
         sizes = [checks.count(n, "clusters", least=2) for n in clusters]
         config = s.CalibratorConfig.new(
             model=checks.text(model, "model").encode(),
-            model_fingerprint=checks.count(model_fingerprint, "model_fingerprint", least=0, most=2**64 - 1),
+            model_fingerprint=checks.count(
+                model_fingerprint, "model_fingerprint", least=0, most=2**64 - 1
+            ),
             seed=checks.count(seed, "seed", least=0, most=2**64 - 1),
             clusters=(c.c_uint32 * len(sizes))(*sizes),
             n_codebooks=len(sizes),
@@ -141,7 +152,9 @@ class Calibrator(Owned):
             n_threads=checks.threads(n_threads),
         )
         text = text_buffer()
-        status = library().kvant_calibrator_create(c.byref(config), c.byref(self._handle), text, len(text))
+        status = library().kvant_calibrator_create(
+            c.byref(config), c.byref(self._handle), text, len(text)
+        )
         check("calibrator", status, text)
 
     def add_rows(self, layer: int, role: str, rows: np.ndarray) -> None:
@@ -153,7 +166,13 @@ class Calibrator(Owned):
         layer = checks.count(layer, "layer", least=0)
         role_number = ROLES[checks.choice(role, "role", tuple(ROLES))]
         status = library().kvant_calibrator_add_rows(
-            self._handle, layer, role_number, *rows.shape[1:], rows.ctypes.data, stride, rows.shape[0]
+            self._handle,
+            layer,
+            role_number,
+            *rows.shape[1:],
+            rows.ctypes.data,
+            stride,
+            rows.shape[0],
         )
         check(f"rows of layer {layer}", status)
 
@@ -207,7 +226,16 @@ class Calibrator(Owned):
         )
         check(f"attention of layer {layer}", status)
 
-    def add_sums(self, layer: int, role: str, n_rows: int, *, rows: np.ndarray | None = None, n_queries: int = 0, **sums: Any) -> None:
+    def add_sums(
+        self,
+        layer: int,
+        role: str,
+        n_rows: int,
+        *,
+        rows: np.ndarray | None = None,
+        n_queries: int = 0,
+        **sums: Any,
+    ) -> None:
         """Adds what add_rows, add_queries and add_attention would, from sums made elsewhere: arrays sum (float64), min and
         max (float32) [n_kv_heads, head_dim]; of keys also spread, float64 [n_kv_heads, head_dim, head_dim], and, or none of
         them, moment with n_queries, attended with attended_sum and attended_weight: include/kvant/calibration.h has the
@@ -216,12 +244,18 @@ class Calibrator(Owned):
 
         sums["sum"] = arrays.contiguous(sums["sum"], "sum", "float64", (None, None))
         heads, dim = sums["sum"].shape
-        shapes = {name: (heads, dim) for name in ("min", "max", "attended_sum")} | {"attended_weight": (heads,)}
+        shapes = {name: (heads, dim) for name in ("min", "max", "attended_sum")} | {
+            "attended_weight": (heads,)
+        }
         shapes |= {name: (heads, dim, dim) for name in ("spread", "moment", "attended")}
         for name in sums.keys() - {"sum"}:
             dtype = "float32" if name in ("min", "max") else "float64"
-            sums[name] = arrays.contiguous(sums[name], name, dtype, shapes[checks.choice(name, "sums", tuple(shapes))])
-        kept, stride = (None, 0) if rows is None else arrays.rows(rows, "rows", (n_rows, heads, dim))
+            sums[name] = arrays.contiguous(
+                sums[name], name, dtype, shapes[checks.choice(name, "sums", tuple(shapes))]
+            )
+        kept, stride = (
+            (None, 0) if rows is None else arrays.rows(rows, "rows", (n_rows, heads, dim))
+        )
         made = s.CalibratorSums.new(
             n_kv_heads=heads,
             head_dim=dim,
@@ -233,7 +267,9 @@ class Calibrator(Owned):
         )
         role_number = ROLES[checks.choice(role, "role", tuple(ROLES))]
         layer = checks.count(layer, "layer", least=0)
-        status = library().kvant_calibrator_add_sums(self._handle, layer, role_number, c.byref(made))
+        status = library().kvant_calibrator_add_sums(
+            self._handle, layer, role_number, c.byref(made)
+        )
         check(f"sums of layer {layer}", status)
 
     def finish(self, progress: Callable[[int], None] | None = None) -> Calibration:

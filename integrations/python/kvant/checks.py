@@ -97,7 +97,9 @@ def strides(strides, shape, what, rows, written):
         return
     if rows:
         if shape[-1] > 1 and strides[-1] != 1:
-            raise ValueError(f"{what}: the numbers of a row must be contiguous, and are {strides[-1]} apart")
+            raise ValueError(
+                f"{what}: the numbers of a row must be contiguous, and are {strides[-1]} apart"
+            )
         extent = shape[-1]
         for size, stride in sorted(zip(shape[:-1], strides[:-1]), key=lambda pair: pair[1]):
             if written and size > 1 and stride < extent:
@@ -123,4 +125,6 @@ def in_range(value, what, low, high):
         return
     least, most = int(value.min()), int(value.max())
     if least < low or most >= high:
-        raise ValueError(f"{what}: numbers from {least} to {most}, and there are {low} to {high - 1}")
+        raise ValueError(
+            f"{what}: numbers from {least} to {most}, and there are {low} to {high - 1}"
+        )

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
 from . import checks
 from . import structs as s
 from .library import (
-    MAX_HEAD_DIM, PAGE_TOKENS, ROLES, SAID, Error, Owned, c_text, check, library, text_buffer,
+    MAX_HEAD_DIM,
+    PAGE_TOKENS,
+    ROLES,
+    SAID,
+    Error,
+    Owned,
+    c_text,
+    check,
+    library,
+    text_buffer,
 )
 
 if TYPE_CHECKING:
@@ -174,7 +183,10 @@ class Codec(Owned):
         """The structure, and the arrays that it points to."""
         from . import arrays
 
-        kept = [arrays.channels(x, what, (self.head_dim,)) for x, what in ((center, "center"), (scale, "scale"))]
+        kept = [
+            arrays.channels(x, what, (self.head_dim,))
+            for x, what in ((center, "center"), (scale, "scale"))
+        ]
         return c.byref(s.Affine(*map(arrays.pointer, kept))), kept
 
     def encode(self, rows: Any, center: Any = None, scale: Any = None) -> np.ndarray:
@@ -208,11 +220,7 @@ class Codec(Owned):
         return pages
 
     def decode(
-        self,
-        pages: Any,
-        n: int | None = None,
-        center: Any = None,
-        scale: Any = None,
+        self, pages: Any, n: int | None = None, center: Any = None, scale: Any = None
     ) -> np.ndarray:
         """The first n rows of pages, by default all 64 of each: a new float32 array [n, head_dim].
 
@@ -228,7 +236,9 @@ class Codec(Owned):
         for first in range(0, n, PAGE_TOKENS):
             source = pages.ctypes.data + first // PAGE_TOKENS * self.page_bytes
             to = rows.ctypes.data + 4 * self.head_dim * first
-            status = decode(self._handle, affine, source, 0, min(PAGE_TOKENS, n - first), to, self.head_dim)
+            status = decode(
+                self._handle, affine, source, 0, min(PAGE_TOKENS, n - first), to, self.head_dim
+            )
             if status:
                 check("decode", status)
         return rows
@@ -248,17 +258,27 @@ class Codec(Owned):
             check("transform", status)
         return out
 
-    def scores(self, queries: np.ndarray, pages: np.ndarray, scale: np.ndarray | None = None) -> np.ndarray:
+    def scores(
+        self, queries: np.ndarray, pages: np.ndarray, scale: np.ndarray | None = None
+    ) -> np.ndarray:
         """<query, token> of every query, float32 [n, head_dim], and every token of pages, computed
         on their codes: a new float32 array [n, 64 * pages]. The centre's term is left out, as
         softmax ignores it. Tokens that were never encoded score 0."""
         from . import arrays
 
         queries, pages = self.transform_queries(queries, scale), self._readable(pages)
-        n, found = queries.shape[0], arrays.np.empty((pages.shape[0], queries.shape[0], PAGE_TOKENS), "float32")
+        n, found = (
+            queries.shape[0],
+            arrays.np.empty((pages.shape[0], queries.shape[0], PAGE_TOKENS), "float32"),
+        )
         for i in range(pages.shape[0] if n else 0):
             page, to = pages.ctypes.data + i * self.page_bytes, found[i].ctypes.data
-            check("scores", library().kvant_codec_score(self._handle, page, queries.ctypes.data, self.head_dim, n, to))
+            check(
+                "scores",
+                library().kvant_codec_score(
+                    self._handle, page, queries.ctypes.data, self.head_dim, n, to
+                ),
+            )
         return found.transpose(1, 0, 2).reshape(n, PAGE_TOKENS * pages.shape[0])
 
     def _readable(self, pages: np.ndarray) -> np.ndarray:

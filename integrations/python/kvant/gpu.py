@@ -34,7 +34,9 @@ def calls(device: torch.device) -> Iterator[Callable[[str, Any], None]]:
     on_gpu = device.type != "cpu"
     with torch.cuda.device(device) if on_gpu else contextlib.nullcontext():
         stream = torch.cuda.current_stream().cuda_stream if on_gpu else None
-        yield lambda name, arguments: check(name, getattr(library(), f"kvant_cuda_{name}")(c.byref(arguments), stream))
+        yield lambda name, arguments: check(
+            name, getattr(library(), f"kvant_cuda_{name}")(c.byref(arguments), stream)
+        )
 
 
 def call(name: str, arguments: Any, device: torch.device) -> None:
@@ -42,7 +44,9 @@ def call(name: str, arguments: Any, device: torch.device) -> None:
         run(name, arguments)
 
 
-def transform_queries(codec: GpuCodec, q: Tensor, inverse: int | None, n_kv_heads: int, out: Tensor) -> Tensor:
+def transform_queries(
+    codec: GpuCodec, q: Tensor, inverse: int | None, n_kv_heads: int, out: Tensor
+) -> Tensor:
     """Queries [n, heads, head_dim] through the matrix of transform=file, into out: float32, contiguous."""
     arguments = CudaQueryArgs.new(
         k_codec=codec.handle,
@@ -72,7 +76,9 @@ class GpuCodec(Owned):
 
     @classmethod
     def of(cls, codec: Codec) -> GpuCodec:
-        return cls(library().kvant_cuda_codec_from, f"codec {codec.spec!r}", codec.handle, text_buffer())
+        return cls(
+            library().kvant_cuda_codec_from, f"codec {codec.spec!r}", codec.handle, text_buffer()
+        )
 
     def open(self) -> GpuCodec:
         """The codec of open pages whose rows this one will quantise."""
@@ -91,11 +97,15 @@ def learn(like: Codec, keys: Tensor, queries: Tensor, rope: Rope | None = None) 
     first tokens of a sequence, keys [n, kv heads, head_dim] and queries [n, heads, head_dim]. rope: how both turn."""
     from .tensor import Tensor as Rows
 
-    quick = Codec(f"int-8:transform=first,rotate=none,sink={like.sink_tokens}", like.head_dim)  # and learns the same
+    quick = Codec(
+        f"int-8:transform=first,rotate=none,sink={like.sink_tokens}", like.head_dim
+    )  # and learns the same
     k, q = (x.detach().to("cpu", torch.float32).contiguous() for x in (keys, queries))
     rows, at = Rows([quick] * k.shape[1], n_blocks=-(-len(k) // PAGE_TOKENS)), torch.arange(len(k))
     rows.set_rope(None if rope is None else rope._replace(n_ranges=1))  # a matrix for all positions
-    for part in zip(k.split(_LEARNT_TOGETHER), q.split(_LEARNT_TOGETHER), at.split(_LEARNT_TOGETHER)):
+    for part in zip(
+        k.split(_LEARNT_TOGETHER), q.split(_LEARNT_TOGETHER), at.split(_LEARNT_TOGETHER)
+    ):
         here, asked, slots = (x.numpy() for x in part)
         rows.note_queries(asked)
         rows.write(slots, here)
@@ -111,10 +121,16 @@ class Numbers:
         first, dim = self._found[0][0], codecs[0][0].head_dim
         self.n_weights = first.n_weights
         self.center, self.scale = self._gather("center", dim), self._gather("scale", dim)
-        self.weights, self.inverse_weights = (self._gather(name, first.n_weights) for name in ("weights", "inverse_weights"))
+        self.weights, self.inverse_weights = (
+            self._gather(name, first.n_weights) for name in ("weights", "inverse_weights")
+        )
         self.centroids = self._gather("centroids", first.n_centroids)
         pivots, columns = self._gather("pivots", dim), self._gather("columns", dim * dim)
-        self.feedback = None if pivots is None or columns is None else torch.cat([pivots, columns], 2).contiguous()
+        self.feedback = (
+            None
+            if pivots is None or columns is None
+            else torch.cat([pivots, columns], 2).contiguous()
+        )
         del self._found
 
     def _gather(self, name: str, n: int) -> Tensor | None:
@@ -128,4 +144,7 @@ class Numbers:
 
     @property
     def any(self) -> bool:
-        return any(x is not None for x in (self.center, self.scale, self.weights, self.centroids, self.feedback))
+        return any(
+            x is not None
+            for x in (self.center, self.scale, self.weights, self.centroids, self.feedback)
+        )

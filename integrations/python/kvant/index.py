@@ -48,7 +48,9 @@ class _Copy(Owned):
     def __init__(self, index: Index) -> None:
         super().__init__("kvant_index_gpu_free")
         text = text_buffer()
-        status = library().kvant_index_gpu_create(index._handle, c.byref(self._handle), text, len(text))
+        status = library().kvant_index_gpu_create(
+            index._handle, c.byref(self._handle), text, len(text)
+        )
         check("index on the GPU", status, text)
 
 
@@ -97,7 +99,9 @@ class Index(Owned):
             centroids, params.centroid_stride = arrays.rows(centroids, "centroids", (None, dim))
             params.n_centroids, params.centroids = centroids.shape[0], centroids.ctypes.data
         text = text_buffer()
-        status = library().kvant_index_create(c.byref(params), c.byref(self._handle), text, len(text))
+        status = library().kvant_index_create(
+            c.byref(params), c.byref(self._handle), text, len(text)
+        )
         check(f"index {spec!r}", status, text)
         self.dim, self.metric = dim, metric
 
@@ -134,7 +138,9 @@ class Index(Owned):
         check(f"index {os.fspath(path)}", status, text)
         info = index.info
         if info.next_id > _MOST_ID + 1:
-            raise ValueError(f"index {os.fspath(path)}: it has ids above {_MOST_ID}, which int64 cannot hold")
+            raise ValueError(
+                f"index {os.fspath(path)}: it has ids above {_MOST_ID}, which int64 cannot hold"
+            )
         index.dim, index.metric = info.dim, info.metric
         return index
 
@@ -143,7 +149,11 @@ class Index(Owned):
         text, name = text_buffer(), c_text(path, "path")
         if name is None:
             raise TypeError("path: a path is needed, not None")
-        check(f"index {os.fspath(path)}", library().kvant_index_save(self._handle, name, text, len(text)), text)
+        check(
+            f"index {os.fspath(path)}",
+            library().kvant_index_save(self._handle, name, text, len(text)),
+            text,
+        )
 
     def verify(self) -> None:
         """Reads a view's whole file. Error when its checksum is wrong."""
@@ -155,7 +165,11 @@ class Index(Owned):
         rows, stride = arrays.rows(rows, "rows", (None, self.dim))
         if not rows.shape[0]:
             raise ValueError("rows: there are none to learn from")
-        check("train", library().kvant_index_train(self._change(), rows.ctypes.data, stride, rows.shape[0]), SAID)
+        check(
+            "train",
+            library().kvant_index_train(self._change(), rows.ctypes.data, stride, rows.shape[0]),
+            SAID,
+        )
 
     def add(self, rows: Any, n_threads: int | None = None) -> None:
         """Adds float32 rows [n, dim], all or none. Their ids go on from the largest one, from 0 at
@@ -171,11 +185,19 @@ class Index(Owned):
         if ids is not None:
             checks.shapes(ids.shape, "ids", (rows.shape[0],))
         elif self.info.next_id + rows.shape[0] > _MOST_ID + 1:
-            raise ValueError(f"rows: their ids would be above {_MOST_ID}: give ids with add_with_ids")
+            raise ValueError(
+                f"rows: their ids would be above {_MOST_ID}: give ids with add_with_ids"
+            )
         if rows.shape[0]:
             at, n = rows.ctypes.data, rows.shape[0]
             threads = checks.threads(n_threads)
-            check("add", library().kvant_index_add(self._change(), at, stride, n, arrays.pointer(ids), threads), SAID)
+            check(
+                "add",
+                library().kvant_index_add(
+                    self._change(), at, stride, n, arrays.pointer(ids), threads
+                ),
+                SAID,
+            )
 
     @staticmethod
     def _ids(ids: Any, what: str = "ids") -> np.ndarray:
@@ -238,16 +260,24 @@ class Index(Owned):
 
     def _find(self, query: s.IndexQuery, scores: np.ndarray, ids: np.ndarray) -> int:
         if self.device == "cpu":
-            return library().kvant_index_search(self._handle, c.byref(query), scores.ctypes.data, ids.ctypes.data)
+            return library().kvant_index_search(
+                self._handle, c.byref(query), scores.ctypes.data, ids.ctypes.data
+            )
         with self._copying:
             copy = self._copy = self._copy or _Copy(self)
-        return library().kvant_index_gpu_search(copy._handle, c.byref(query), scores.ctypes.data, ids.ctypes.data)
+        return library().kvant_index_gpu_search(
+            copy._handle, c.byref(query), scores.ctypes.data, ids.ctypes.data
+        )
 
     def reconstruct(self, id: int) -> np.ndarray:
         """The vector with this id as the index knows it, float32 [dim]. Error when no vector has it."""
         row = arrays.np.empty(self.dim, "float32")
         number = checks.count(id, "id", least=0, most=_MOST_ID)
-        check("reconstruct", library().kvant_index_reconstruct(self._handle, number, row.ctypes.data), SAID)
+        check(
+            "reconstruct",
+            library().kvant_index_reconstruct(self._handle, number, row.ctypes.data),
+            SAID,
+        )
         return row
 
     @property

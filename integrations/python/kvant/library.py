@@ -123,7 +123,10 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "kvant_calibrator_free": (None, [_OUT]),
     "kvant_calibrator_add_rows": (_INT, [_P, _U32, _INT, _U32, _U32, *_ROWS, _SIZE]),
     "kvant_calibrator_add_queries": (_INT, [_P, _U32, _U32, _U32, *_ROWS, _SIZE]),
-    "kvant_calibrator_add_attention": (_INT, [_P, _U32, _U32, _U32, _U32, _to(s.CalibratorAttention)]),
+    "kvant_calibrator_add_attention": (
+        _INT,
+        [_P, _U32, _U32, _U32, _U32, _to(s.CalibratorAttention)],
+    ),
     "kvant_calibrator_add_sums": (_INT, [_P, _U32, _INT, _to(s.CalibratorSums)]),
     "kvant_calibrator_cluster": (_INT, [_P, c.POINTER(_U32)]),
     "kvant_calibrator_finish": (_INT, [_P, _OUT]),
@@ -200,7 +203,11 @@ def _names() -> list[str]:
     if named:
         return [named]
     here = pathlib.Path(__file__).resolve().parent
-    beside = [here / "lib" / "libkvant.so", here / "libkvant.so", here.parents[2] / "build" / "lib" / "libkvant.so"]
+    beside = [
+        here / "lib" / "libkvant.so",
+        here / "libkvant.so",
+        here.parents[2] / "build" / "lib" / "libkvant.so",
+    ]
     return [*(str(path) for path in beside if path.is_file()), "libkvant.so.0", "libkvant.so"]
 
 
@@ -217,9 +224,15 @@ def _open() -> Any:
                 bound = getattr(lib, function)
                 bound.restype, bound.argtypes = result, arguments
         except AttributeError as error:
-            raise Error("loading libkvant", _UNSUPPORTED, f"{error}: {name} is of another release") from None
+            raise Error(
+                "loading libkvant", _UNSUPPORTED, f"{error}: {name} is of another release"
+            ) from None
         return lib
-    raise Error("loading libkvant", _UNSUPPORTED, f"{reason}; build it (make) or set KVANT_LIBRARY to its path")
+    raise Error(
+        "loading libkvant",
+        _UNSUPPORTED,
+        f"{reason}; build it (make) or set KVANT_LIBRARY to its path",
+    )
 
 
 def _force_level(lib: Any, name: str) -> None:
@@ -227,7 +240,11 @@ def _force_level(lib: Any, name: str) -> None:
     if lib.kvant_cpu_level_from_name(name.encode(), c.byref(level)):
         raise ValueError(f"CPU level: there is none called {name!r}")
     if lib.kvant_set_cpu_level(level):
-        raise Error("CPU level", _UNSUPPORTED, f"this machine or this build of libkvant has no level {name!r}")
+        raise Error(
+            "CPU level",
+            _UNSUPPORTED,
+            f"this machine or this build of libkvant has no level {name!r}",
+        )
 
 
 def library() -> Any:
@@ -276,7 +293,9 @@ def check(what: str, status: int, text: Any = None) -> None:
     leave it there; otherwise the status tells all, and an older message would mislead."""
     if status == 0:
         return
-    reason = library().kvant_error_message() if text is SAID else text.value if text is not None else b""
+    reason = (
+        library().kvant_error_message() if text is SAID else text.value if text is not None else b""
+    )
     words = (reason or library().kvant_strerror(status)).decode(errors="replace")
     raise Error(what, status, words.removeprefix(f"{what}: "))
 

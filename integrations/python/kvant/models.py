@@ -36,7 +36,10 @@ def _tokens(texts: Texts, tokenizer: Any) -> Tensor:
     if tokenizer is None:
         raise TypeError("tokenizer: texts that are no arrays of token ids need one")
     texts = [texts] if isinstance(texts, str) else list(texts)
-    ids = [torch.tensor(tokenizer(text, add_special_tokens=False)["input_ids"], dtype=torch.int64) for text in texts]
+    ids = [
+        torch.tensor(tokenizer(text, add_special_tokens=False)["input_ids"], dtype=torch.int64)
+        for text in texts
+    ]
     return torch.cat(ids) if ids else torch.zeros(0, dtype=torch.int64)
 
 
@@ -64,7 +67,9 @@ class _Gathering:
         q, k, v = seen.q, seen.k, seen.v
         sums = moments.of_keys(k) | moments.of_queries(q, len(k))
         some = q[:, _SAMPLED - 1 :: _SAMPLED]
-        if not seen.softcap and some.shape[1]:  # scores that are not <q, k> times a factor are left out
+        if (
+            not seen.softcap and some.shape[1]
+        ):  # scores that are not <q, k> times a factor are left out
             added = dense.bias(seen.mask, seen.window, True, q.shape[1], k.shape[1], q.device)
             added = added.expand(1, 1, *added.shape[2:])[0, 0, _SAMPLED - 1 :: _SAMPLED]
             sums |= moments.of_attention(some, k, added, seen.scale, PAGE_TOKENS)
@@ -75,7 +80,11 @@ class _Gathering:
         if self.calibrator is None:
             self.calibrator = Calibrator(model_fingerprint=fingerprint(module), **self.options)
         named = {name: x.cpu().numpy() if torch.is_tensor(x) else x for name, x in sums.items()}
-        sampled = rows.transpose(0, 1).to("cpu", torch.float32).contiguous().numpy() if self.options["clusters"] else None
+        sampled = (
+            rows.transpose(0, 1).to("cpu", torch.float32).contiguous().numpy()
+            if self.options["clusters"]
+            else None
+        )
         self.calibrator.add_sums(module.layer_idx, role, rows.shape[1], rows=sampled, **named)
 
 
@@ -101,14 +110,20 @@ def calibrate(
 
     A calibration is of one model as transformers computes it: llama.cpp orders the channels of some
     models' keys differently, and `kvant calibrate` makes the file for it."""
-    contexts = [part for part in _contexts(texts, tokenizer, context, n_tokens) if len(part) >= _SAMPLED]
+    contexts = [
+        part for part in _contexts(texts, tokenizer, context, n_tokens) if len(part) >= _SAMPLED
+    ]
     total = sum(map(len, contexts))
     least = max(clusters, default=_SAMPLED)
     if total < least:
         raise ValueError(f"texts: {total} tokens, and at least {least} are needed")
-    gather = _Gathering(model=model_name(model), seed=seed, clusters=tuple(clusters), n_threads=n_threads)
+    gather = _Gathering(
+        model=model_name(model), seed=seed, clusters=tuple(clusters), n_threads=n_threads
+    )
     share = 0.5 if clusters else 1.0
-    watch(model, contexts, gather.see, progress and (lambda done: progress(share * done)), positions)
+    watch(
+        model, contexts, gather.see, progress and (lambda done: progress(share * done)), positions
+    )
     layers = model.config.get_text_config(decoder=True).num_hidden_layers
     if gather.calibrator is None:
         raise ValueError("model: it has no attention that kvant sees")
@@ -154,7 +169,9 @@ class _Sums:
         mean = sum(self.kld) / n
         error = math.sqrt(sum((x - mean) ** 2 for x in self.kld) / max(n - 1, 1) / n)
         ppl = math.exp(sum(self.nll) / n)
-        return Evaluation(self.name, mean, error, ppl, sum(self.top) / n, self.bytes, self.f16_bytes)
+        return Evaluation(
+            self.name, mean, error, ppl, sum(self.top) / n, self.bytes, self.f16_bytes
+        )
 
 
 def _stored(cache: str | dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -180,12 +197,19 @@ def evaluate(
     cache has room for one context unless its arguments say max_tokens: what a preset keeps as fp16
     grows with that room."""
     first = context // 2 if first is None else first
-    parts = [part for part in _contexts(texts, tokenizer, context, context * n_contexts) if len(part) == context]
+    parts = [
+        part
+        for part in _contexts(texts, tokenizer, context, context * n_contexts)
+        if len(part) == context
+    ]
     if not parts:
         raise ValueError(f"texts: fewer tokens than one context of {context}")
     if not 0 <= first < context - 1:
         raise ValueError(f"first: {first} is not in 0 .. {context - 2}")
-    return [total.row() for total in _measured(model, parts, first, [_stored(cache) for cache in caches])]
+    return [
+        total.row()
+        for total in _measured(model, parts, first, [_stored(cache) for cache in caches])
+    ]
 
 
 def _measured(
@@ -211,7 +235,10 @@ def _measured(
             for x in (getattr(layer, "keys", None), getattr(layer, "values", None))
             if x is not None
         ]
-        sums[0].bytes, sums[0].f16_bytes = sum(x.nbytes for x in held), sum(2 * x.numel() for x in held)
+        sums[0].bytes, sums[0].f16_bytes = (
+            sum(x.nbytes for x in held),
+            sum(2 * x.numel() for x in held),
+        )
         with attending(model, "kvant"):
             for total, (_, options) in zip(sums[1:], stored):
                 room = {"max_tokens": len(part), "max_sequences": 1}

@@ -29,7 +29,9 @@ def of_queries(queries: Tensor, n_kv_heads: int) -> dict[str, Any]:
     return {"moment": _outer(exact, exact), "n_queries": exact.shape[1]}
 
 
-def of_attention(queries: Tensor, keys: Tensor, added: Tensor, scale: float, n_exact: int) -> dict[str, Any]:
+def of_attention(
+    queries: Tensor, keys: Tensor, added: Tensor, scale: float, n_exact: int
+) -> dict[str, Any]:
     """How much each key counts for these queries. added: [n of queries, n of keys], to scores. The first n_exact keys
     count 0. Queries that see nothing count for nothing."""
     groups = queries.shape[0] // keys.shape[0]
@@ -39,4 +41,8 @@ def of_attention(queries: Tensor, keys: Tensor, added: Tensor, scale: float, n_e
     weights = (p * (1 - p)).sum((1, 2))
     weights[:, :n_exact] = 0
     weighted = exact * weights[..., None]
-    return {"attended": _outer(weighted, exact), "attended_sum": weighted.sum(1), "attended_weight": weights.sum(1)}
+    return {
+        "attended": _outer(weighted, exact),
+        "attended_sum": weighted.sum(1),
+        "attended_weight": weights.sum(1),
+    }

@@ -7,7 +7,17 @@ import torch
 
 from . import checks
 from .codec import Codec
-from .gpu import SCRATCH_BYTES, SCRATCH_ROWS, GpuCodec, Numbers, call, learn, pointer, transform_queries, type_of
+from .gpu import (
+    SCRATCH_BYTES,
+    SCRATCH_ROWS,
+    GpuCodec,
+    Numbers,
+    call,
+    learn,
+    pointer,
+    transform_queries,
+    type_of,
+)
 from .library import MAX_HEAD_DIM, PAGE_TOKENS, Error, check, library, text_buffer
 from .structs import (
     CudaAppendArgs,
@@ -52,7 +62,9 @@ class PagedCache:
         self.n_blocks = checks.count(n_blocks, "n_blocks")
         self.n_open_blocks = checks.count(n_open_blocks, "n_open_blocks", least=0)
         self.check_numbers = check_numbers
-        self._k_codec, v_codec = (Codec(spec, head_dim, role, seed=seed) for spec, role in ((k_spec, "k"), (v_spec, "v")))
+        self._k_codec, v_codec = (
+            Codec(spec, head_dim, role, seed=seed) for spec, role in ((k_spec, "k"), (v_spec, "v"))
+        )
         self.k, self.v = GpuCodec.of(self._k_codec), GpuCodec.of(v_codec)
         self._learnt = None  # Numbers of keys
         text = text_buffer()
@@ -65,7 +77,9 @@ class PagedCache:
         check("GPU", library().kvant_cuda_available(text, len(text)), text)
         self.pool = self._bytes(self.n_blocks * self.block_bytes, device)
         self.device = self.pool.device
-        self.open_pool = self._bytes(2 * self.n_open_blocks * self.n_kv_heads * self._open_bytes, self.device)
+        self.open_pool = self._bytes(
+            2 * self.n_open_blocks * self.n_kv_heads * self._open_bytes, self.device
+        )
         with torch.cuda.device(self.device):
             size = library().kvant_cuda_attention_workspace(self.head_dim)
         if size == 0:
@@ -106,7 +120,9 @@ class PagedCache:
         if self.n_open_blocks == 0:
             return CudaPages()
         half = self.n_kv_heads * self._open_bytes
-        return CudaPages(self.open_pool.data_ptr() + (half if role == "v" else 0), 2 * half, self._open_bytes)
+        return CudaPages(
+            self.open_pool.data_ptr() + (half if role == "v" else 0), 2 * half, self._open_bytes
+        )
 
     def _need_open_blocks(self):
         if self.n_open_blocks == 0:
@@ -127,7 +143,9 @@ class PagedCache:
         checks.tensor(k, "k", (None, self.n_kv_heads, self.head_dim), checks.NUMBERS, self.device)
         checks.tensor(q, "q", (k.shape[0], None, self.head_dim), checks.NUMBERS, self.device)
         if q.shape[1] % self.n_kv_heads or k.shape[0] == 0:
-            raise ValueError(f"q: {q.shape[0]} tokens of {q.shape[1]} heads; heads are a multiple of {self.n_kv_heads} kv heads")
+            raise ValueError(
+                f"q: {q.shape[0]} tokens of {q.shape[1]} heads; heads are a multiple of {self.n_kv_heads} kv heads"
+            )
         if rope is not None and not rope.n_positions:
             rope = rope._replace(n_positions=PAGE_TOKENS * self.n_blocks)
         made = learn(self._k_codec, k, q, rope)
@@ -136,7 +154,11 @@ class PagedCache:
 
     def _of_keys(self, name, given=None):
         """A pointer to what was learnt of keys, unless the caller gives his own."""
-        return given if given is not None or self._learnt is None else pointer(getattr(self._learnt, name))
+        return (
+            given
+            if given is not None or self._learnt is None
+            else pointer(getattr(self._learnt, name))
+        )
 
     def _has_matrix(self):
         return self._learnt is not None and self._learnt.n_weights > self.head_dim
@@ -151,7 +173,9 @@ class PagedCache:
     def _word(self, tensor):
         if tensor is None:
             return None
-        return checks.tensor(tensor, "refused", (1,), ("int32",), self.device, written=True).data_ptr()
+        return checks.tensor(
+            tensor, "refused", (1,), ("int32",), self.device, written=True
+        ).data_ptr()
 
     def _numbers(self, tensor, what, n, low, high):
         """int32 numbers of blocks."""
@@ -210,7 +234,10 @@ class PagedCache:
                 scale=self._channels(row_scale, f"{name}_scale"),
             )
             if name == "k":
-                part.center, part.scale = self._of_keys("center", part.center), self._of_keys("scale", part.scale)
+                part.center, part.scale = (
+                    self._of_keys("center", part.center),
+                    self._of_keys("scale", part.scale),
+                )
                 part.weights = self._of_keys("weights")
             setattr(args, name, part)
         call("append", args, self.device)
@@ -296,7 +323,10 @@ class PagedCache:
             checks.in_range(block_table, "block_table", -self.n_open_blocks, self.n_blocks)
         workspace, target = self._workspace_for(heads // self.n_kv_heads * tokens), out
         if self._has_matrix():
-            q, target = self._turned(q), torch.empty(q.shape, dtype=torch.float32, device=self.device)
+            q, target = (
+                self._turned(q),
+                torch.empty(q.shape, dtype=torch.float32, device=self.device),
+            )
         args = CudaAttentionArgs.new(
             k_codec=self.k.handle,
             v_codec=self.v.handle,
@@ -349,7 +379,9 @@ class PagedCache:
         self._numbers(blocks, "blocks", None, 0, self.n_open_blocks if is_open else self.n_blocks)
         sealed, opened = (self.k, self.open_k) if role == "k" else (self.v, self.open_v)
         n = blocks.shape[0]
-        out = torch.empty(n * PAGE_TOKENS, self.n_kv_heads, self.head_dim, dtype=dtype, device=self.device)
+        out = torch.empty(
+            n * PAGE_TOKENS, self.n_kv_heads, self.head_dim, dtype=dtype, device=self.device
+        )
         args = CudaDecodeArgs.new(
             codec=(opened if is_open else sealed).handle,
             pages=self._open_pages(role) if is_open else self._pages(role),
@@ -364,7 +396,10 @@ class PagedCache:
             scale=self._channels(scale, "scale"),
         )
         if role == "k":
-            args.center, args.scale = self._of_keys("center", args.center), self._of_keys("scale", args.scale)
+            args.center, args.scale = (
+                self._of_keys("center", args.center),
+                self._of_keys("scale", args.scale),
+            )
             args.inverse_weights = self._of_keys("inverse_weights")
         if n > 0:
             call("decode", args, self.device)

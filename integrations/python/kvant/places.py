@@ -27,7 +27,9 @@ class Host:
     """NumPy arrays, and others on the CPU with DLPack: used where they lie when contiguous, copied
     otherwise."""
 
-    def take(self, value: Any, what: str, dtype: str, shape: tuple[int | None, ...], rows: bool = False) -> View:
+    def take(
+        self, value: Any, what: str, dtype: str, shape: tuple[int | None, ...], rows: bool = False
+    ) -> View:
         """An input. rows: any strides will do as long as the last dimension is contiguous."""
         value = arrays.array(value, what, dtype, shape)
         if not (rows and _rows_lie_well(value)):
@@ -54,7 +56,9 @@ class Host:
 
 def _rows_lie_well(value: np.ndarray) -> bool:
     steps = value.strides[:-1]
-    return value.strides[-1] == value.itemsize and all(step >= 0 and step % value.itemsize == 0 for step in steps)
+    return value.strides[-1] == value.itemsize and all(
+        step >= 0 and step % value.itemsize == 0 for step in steps
+    )
 
 
 class Gpu:
@@ -68,7 +72,9 @@ class Gpu:
     def __init__(self, stream: int = 0) -> None:
         self._stream = stream or _LEGACY_STREAM
 
-    def take(self, value: Any, what: str, dtype: str, shape: tuple[int | None, ...], rows: bool = False) -> View:
+    def take(
+        self, value: Any, what: str, dtype: str, shape: tuple[int | None, ...], rows: bool = False
+    ) -> View:
         return self._checked(value, what, dtype, shape, rows, written=False)
 
     def give(self, value: Any, what: str, dtype: str, shape: tuple[int, ...]) -> View:
@@ -76,11 +82,19 @@ class Gpu:
 
     def new(self, like: Any, shape: tuple[int, ...]) -> Any:
         if not hasattr(like, "new_empty"):
-            raise TypeError(f"out: pass an array to write to; kvant cannot make one like {type(like).__name__}")
+            raise TypeError(
+                f"out: pass an array to write to; kvant cannot make one like {type(like).__name__}"
+            )
         return like.new_empty(shape)
 
     def _checked(
-        self, value: Any, what: str, dtype: str, shape: tuple[int | None, ...], rows: bool, written: bool
+        self,
+        value: Any,
+        what: str,
+        dtype: str,
+        shape: tuple[int | None, ...],
+        rows: bool,
+        written: bool,
     ) -> View:
         found, view = self._describe(value, what)
         if found != dtype:
@@ -100,10 +114,14 @@ class Gpu:
         if hasattr(value, "__cuda_array_interface__"):
             interface = value.__cuda_array_interface__
             if interface.get("stream") not in (None, self._stream):
-                raise ValueError(f"{what}: its work is on stream {interface['stream']}, and kvant's on {self._stream}")
+                raise ValueError(
+                    f"{what}: its work is on stream {interface['stream']}, and kvant's on {self._stream}"
+                )
             return _read_interface(interface, value)
         kind = type(value).__name__
-        raise TypeError(f"{what}: an array on a GPU is needed (DLPack, __cuda_array_interface__), not {kind}")
+        raise TypeError(
+            f"{what}: an array on a GPU is needed (DLPack, __cuda_array_interface__), not {kind}"
+        )
 
 
 _ON_GPU = (2, 13)  # kDLCUDA, kDLCUDAManaged
@@ -148,7 +166,9 @@ def read_dlpack(capsule: Any) -> tuple[str, View]:
 def _read_interface(interface: dict[str, Any], value: Any) -> tuple[str, View]:
     dtype, shape = np.dtype(interface["typestr"]), tuple(interface["shape"])
     given = interface.get("strides")
-    strides = _packed(shape) if given is None else tuple(stride // dtype.itemsize for stride in given)
+    strides = (
+        _packed(shape) if given is None else tuple(stride // dtype.itemsize for stride in given)
+    )
     return dtype.name, View(interface["data"][0] or 0, shape, strides, value)
 
 

@@ -25,7 +25,9 @@ class Rope(NamedTuple):
 
     def struct(self) -> tuple[s.Rope, np.ndarray]:
         """For the library, and what it points to."""
-        kept = arrays.contiguous(np.asarray(self.frequencies, np.float32), "frequencies", np.float32, (None,))
+        kept = arrays.contiguous(
+            np.asarray(self.frequencies, np.float32), "frequencies", np.float32, (None,)
+        )
         return s.Rope.new(
             n_dims=2 * len(kept),
             interleaved=bool(self.interleaved),

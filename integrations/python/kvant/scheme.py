@@ -28,7 +28,9 @@ class Scheme(Owned):
     protect: int
     calibrated: bool  #: it has a calibration
     needs_calibration: bool  #: some codec could not be made without it
-    calibration_path: str | None  #: named, or found beside the model; None: none, or the settings file's own
+    calibration_path: (
+        str | None
+    )  #: named, or found beside the model; None: none, or the settings file's own
     not_used: str | None  #: why the calibration beside the model is not used
 
     def __init__(
@@ -54,7 +56,9 @@ class Scheme(Owned):
         self.n_kv_heads = checks.count(n_kv_heads, "n_kv_heads")
         self.head_dim = checks.count(head_dim, "head_dim", most=MAX_HEAD_DIM)
         self.v_head_dim = (
-            self.head_dim if v_head_dim is None else checks.count(v_head_dim, "v_head_dim", most=MAX_HEAD_DIM)
+            self.head_dim
+            if v_head_dim is None
+            else checks.count(v_head_dim, "v_head_dim", most=MAX_HEAD_DIM)
         )
         texts = {"preset": preset, "k": k, "v": v, "settings": settings, "calibration": calibration}
         texts |= {"protect_codec": protect_codec, "model": model}

@@ -27,9 +27,13 @@ def preset(name: str, calibrated: bool = False) -> Preset:
     """The preset "quality", "balanced", "small" or "tiny"; calibrated: its specs for a model with a
     calibration."""
     found = s.Preset.new()
-    status = library().kvant_preset_get(c_text(checks.text(name, "name"), "name"), bool(calibrated), c.byref(found))
+    status = library().kvant_preset_get(
+        c_text(checks.text(name, "name"), "name"), bool(calibrated), c.byref(found)
+    )
     if status:
-        raise ValueError(f"preset: there is no preset {name!r}; there are quality, balanced, small and tiny")
+        raise ValueError(
+            f"preset: there is no preset {name!r}; there are quality, balanced, small and tiny"
+        )
     return Preset(**found.plain())
 
 
@@ -71,14 +75,20 @@ class Settings(Owned):
         entries = _entries(layers)
         config = s.SettingsConfig.new(
             model=checks.text(model, "model").encode(),
-            model_fingerprint=checks.count(model_fingerprint, "model_fingerprint", least=0, most=2**64 - 1),
+            model_fingerprint=checks.count(
+                model_fingerprint, "model_fingerprint", least=0, most=2**64 - 1
+            ),
             n_layers=len(entries) // 2,
             layers=entries,
             calibration=c_text(calibration, "calibration"),
-            calibration_checksum=checks.count(calibration_checksum, "calibration_checksum", least=0, most=2**64 - 1),
+            calibration_checksum=checks.count(
+                calibration_checksum, "calibration_checksum", least=0, most=2**64 - 1
+            ),
         )
         text = text_buffer()
-        status = library().kvant_settings_create(c.byref(config), c.byref(self._handle), text, len(text))
+        status = library().kvant_settings_create(
+            c.byref(config), c.byref(self._handle), text, len(text)
+        )
         check("settings", status, text)
         self._read_info()
 
@@ -88,7 +98,9 @@ class Settings(Owned):
         settings = cls.__new__(cls)
         Owned.__init__(settings, "kvant_settings_free")
         text = text_buffer()
-        status = library().kvant_settings_load(c_text(path, "path"), c.byref(settings._handle), text, len(text))
+        status = library().kvant_settings_load(
+            c_text(path, "path"), c.byref(settings._handle), text, len(text)
+        )
         check(f"settings {os.fspath(path)}", status, text)
         settings._read_info()
         return settings
@@ -130,7 +142,9 @@ class Settings(Owned):
         calibration, or whose kv heads do not fit together."""
         text = text_buffer()
         given = checks.handle(calibration, "calibration", "kvant_calibration_free")
-        check("settings", library().kvant_settings_check(self._handle, given, text, len(text)), text)
+        check(
+            "settings", library().kvant_settings_check(self._handle, given, text, len(text)), text
+        )
 
     def __repr__(self) -> str:
         return f"<kvant.Settings of {self.info.model!r}: {self.info.n_layers} layers>"

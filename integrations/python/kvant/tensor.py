@@ -100,7 +100,9 @@ class Tensor(Owned):
                 f"memory: {least} contiguous bytes are needed, not {self._memory.shape[-1]}"
             )
         self._n_threads = checks.threads(n_threads)
-        status = library().kvant_tensor_create(c.byref(made), self._memory.ctypes.data, c.byref(self._handle))
+        status = library().kvant_tensor_create(
+            c.byref(made), self._memory.ctypes.data, c.byref(self._handle)
+        )
         check("tensor", status, SAID)
         self.n_blocks, self._n_sequences = made.n_blocks, made.n_sequences
         self._row = (len(self._keep), self._keep[0].head_dim)
@@ -123,7 +125,10 @@ class Tensor(Owned):
         head = checks.count(kv_head, "kv_head", least=0, most=self._row[0] - 1)
         found = s.BlockInfo.new()
         check("block", library().kvant_tensor_get_block(self._handle, block, head, c.byref(found)))
-        affine = (arrays.copied(x, "float32", self._row[1:]) for x in (found.affine.center, found.affine.scale, found.start))
+        affine = (
+            arrays.copied(x, "float32", self._row[1:])
+            for x in (found.affine.center, found.affine.scale, found.start)
+        )
         return Block(_STATES[found.state], found.version, found.written, *affine)
 
     def assign(self, block: int, sequence: int, index: int) -> None:
@@ -144,7 +149,12 @@ class Tensor(Owned):
             check(
                 "write",
                 library().kvant_tensor_write(
-                    self._handle, slots.ctypes.data, slots.size, rows.ctypes.data, stride, self._n_threads
+                    self._handle,
+                    slots.ctypes.data,
+                    slots.size,
+                    rows.ctypes.data,
+                    stride,
+                    self._n_threads,
                 ),
             )
 
@@ -152,7 +162,13 @@ class Tensor(Owned):
         """How these keys turn with their positions: matrices that are learnt (transform=first) then fit
         positions to come, too."""
         made = None if rope is None else rope.struct()
-        check("rope", library().kvant_tensor_set_rope(self._handle, None if made is None else c.byref(made[0])), SAID)
+        check(
+            "rope",
+            library().kvant_tensor_set_rope(
+                self._handle, None if made is None else c.byref(made[0])
+            ),
+            SAID,
+        )
 
     def note_queries(self, q: np.ndarray, positions: np.ndarray | None = None) -> None:
         """Queries float32 [n, heads, head_dim], from which the next write learns (transform=first):
@@ -164,11 +180,16 @@ class Tensor(Owned):
         if positions is not None:
             positions = arrays.contiguous(positions, "positions", np.int32, (q.shape[0],))
             noted.positions = positions.ctypes.data
-        check("queries", library().kvant_tensor_note_queries(self._handle, c.byref(noted), self._n_threads))
+        check(
+            "queries",
+            library().kvant_tensor_note_queries(self._handle, c.byref(noted), self._n_threads),
+        )
 
     def wants_queries(self, n: int = 1) -> bool:
         """Whether note_queries would look at those of n tokens."""
-        return bool(library().kvant_tensor_wants_queries(self._handle, checks.count(n, "n", least=0)))
+        return bool(
+            library().kvant_tensor_wants_queries(self._handle, checks.count(n, "n", least=0))
+        )
 
     def make_codec(self, block: int, kv_head: int, like: Codec) -> Codec:
         """A codec like another one, with the centre, scale and matrix that a block has, as if a
@@ -176,7 +197,10 @@ class Tensor(Owned):
         block = checks.count(block, "block", least=0, most=self.n_blocks - 1)
         head = checks.count(kv_head, "kv_head", least=0, most=self._row[0] - 1)
         made, given = c.c_void_p(), checks.handle(like, "like", "kvant_codec_free")
-        check("codec", library().kvant_tensor_make_codec(self._handle, block, head, given, c.byref(made)))
+        check(
+            "codec",
+            library().kvant_tensor_make_codec(self._handle, block, head, given, c.byref(made)),
+        )
         return Codec.owning(made.value)
 
     def read(self, first: int, n: int) -> np.ndarray:
@@ -187,7 +211,9 @@ class Tensor(Owned):
         n = checks.count(n, "n", least=0, most=slots - first)
         rows = np.empty((n, *self._row), np.float32)
         if n:
-            status = library().kvant_tensor_read(self._handle, first, n, rows.ctypes.data, rows[0].size)
+            status = library().kvant_tensor_read(
+                self._handle, first, n, rows.ctypes.data, rows[0].size
+            )
             check("read", status)
         return rows
 
@@ -213,7 +239,10 @@ class Tensor(Owned):
     def set_affine(self, center: np.ndarray | None = None, scale: np.ndarray | None = None) -> None:
         """Gives centre and scale, float32 [n_kv_heads, head_dim], before anything is written, in
         place of those that center=first and norm=first take from the first rows."""
-        kept = [arrays.channels(x, what, self._row) for x, what in ((center, "center"), (scale, "scale"))]
+        kept = [
+            arrays.channels(x, what, self._row)
+            for x, what in ((center, "center"), (scale, "scale"))
+        ]
         affine = s.Affine(*map(arrays.pointer, kept))
         check("centre and scale", library().kvant_tensor_set_affine(self._handle, c.byref(affine)))
 
@@ -223,7 +252,9 @@ class Tensor(Owned):
         number = checks.count(block, "block", least=0, most=self.n_blocks - 1)
         most, used = library().kvant_tensor_export_size(self._handle), c.c_size_t()
         data = c.create_string_buffer(most)
-        check("export", library().kvant_tensor_export(self._handle, number, data, most, c.byref(used)))
+        check(
+            "export", library().kvant_tensor_export(self._handle, number, data, most, c.byref(used))
+        )
         return data.raw[: used.value]
 
     def import_block(self, block: int, data: bytes) -> None:
@@ -231,4 +262,8 @@ class Tensor(Owned):
         there is no place for the block's centre and scale or its fp16 rows; the block is then as
         before."""
         number = checks.count(block, "block", least=0, most=self.n_blocks - 1)
-        check("import", library().kvant_tensor_import(self._handle, number, bytes(data), len(data)), SAID)
+        check(
+            "import",
+            library().kvant_tensor_import(self._handle, number, bytes(data), len(data)),
+            SAID,
+        )

@@ -31,10 +31,15 @@ from .library import PAGE_TOKENS  # noqa: E402
 
 _TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # kvant_cuda_type
 
-_MOST_QUERIES = {"cpu": 2048, "cuda": 128}  # tokens of a call whose queries are noted; from a GPU they travel
+_MOST_QUERIES = {
+    "cpu": 2048,
+    "cuda": 128,
+}  # tokens of a call whose queries are noted; from a GPU they travel
 
 _operators = torch.library.Library("kvant", "FRAGMENT")
-_operators.define("encode(Tensor rows, str spec, str role, Tensor? center=None, Tensor? scale=None) -> Tensor")
+_operators.define(
+    "encode(Tensor rows, str spec, str role, Tensor? center=None, Tensor? scale=None) -> Tensor"
+)
 _operators.define(
     "decode(Tensor pages, str spec, str role, int head_dim, int n, Tensor? center=None, Tensor? scale=None) -> Tensor"
 )
@@ -86,9 +91,15 @@ def _check_rows(rows: Tensor) -> None:
 
 
 @_implement("encode")
-def _encode(rows: Tensor, spec: str, role: str, center: Tensor | None = None, scale: Tensor | None = None) -> Tensor:
+def _encode(
+    rows: Tensor, spec: str, role: str, center: Tensor | None = None, scale: Tensor | None = None
+) -> Tensor:
     _check_rows(rows)
-    center, scale, codec = _channels(center, rows), _channels(scale, rows), _codec(spec, rows.shape[1], role)
+    center, scale, codec = (
+        _channels(center, rows),
+        _channels(scale, rows),
+        _codec(spec, rows.shape[1], role),
+    )
     if rows.device.type == "cpu":
         return torch.from_numpy(codec.encode(rows.float(), center, scale))
     n, rows = rows.shape[0], rows.contiguous()
@@ -103,7 +114,9 @@ def _encode(rows: Tensor, spec: str, role: str, center: Tensor | None = None, sc
         center=pointer(center),
         scale=pointer(scale),
     )
-    arguments = s.CudaAppendArgs.new(type=_TYPES[rows.dtype], n_tokens=n, n_kv_heads=1, slots=slots.data_ptr())
+    arguments = s.CudaAppendArgs.new(
+        type=_TYPES[rows.dtype], n_tokens=n, n_kv_heads=1, slots=slots.data_ptr()
+    )
     setattr(arguments, role, part)
     call("append", arguments, rows.device)
     return pages
@@ -119,7 +132,11 @@ def _decode(
     center: Tensor | None = None,
     scale: Tensor | None = None,
 ) -> Tensor:
-    center, scale, codec = _channels(center, pages), _channels(scale, pages), _codec(spec, head_dim, role)
+    center, scale, codec = (
+        _channels(center, pages),
+        _channels(scale, pages),
+        _codec(spec, head_dim, role),
+    )
     if pages.device.type == "cpu":
         return torch.from_numpy(codec.decode(pages, n, center, scale))
     pages = pages.contiguous()
@@ -143,15 +160,25 @@ def _decode(
 
 
 @torch.library.register_fake("kvant::encode", lib=_operators)
-def _encode_shape(rows: Tensor, spec: str, role: str, center: Any = None, scale: Any = None) -> Tensor:
+def _encode_shape(
+    rows: Tensor, spec: str, role: str, center: Any = None, scale: Any = None
+) -> Tensor:
     torch._check(rows.dim() == 2)
     page_bytes = _codec(spec, int(rows.shape[1]), role).page_bytes
-    return rows.new_empty(((rows.shape[0] + PAGE_TOKENS - 1) // PAGE_TOKENS, page_bytes), dtype=torch.uint8)
+    return rows.new_empty(
+        ((rows.shape[0] + PAGE_TOKENS - 1) // PAGE_TOKENS, page_bytes), dtype=torch.uint8
+    )
 
 
 @torch.library.register_fake("kvant::decode", lib=_operators)
 def _decode_shape(
-    pages: Tensor, spec: str, role: str, head_dim: int, n: int, center: Any = None, scale: Any = None
+    pages: Tensor,
+    spec: str,
+    role: str,
+    head_dim: int,
+    n: int,
+    center: Any = None,
+    scale: Any = None,
 ) -> Tensor:
     return pages.new_empty((n, head_dim), dtype=torch.float32)
 
@@ -180,7 +207,9 @@ def _cache(number: int) -> Cache:
 
 def on_its_gpu(like: Tensor) -> Any:
     """A cache on a GPU wants that GPU to be the current one in every call."""
-    return torch.cuda.device(like.device) if like.device.type == "cuda" else contextlib.nullcontext()
+    return (
+        torch.cuda.device(like.device) if like.device.type == "cuda" else contextlib.nullcontext()
+    )
 
 
 def _plain(rows: Tensor) -> Tensor:
@@ -189,7 +218,13 @@ def _plain(rows: Tensor) -> Tensor:
 
 @_implement("cache_append")
 def _cache_append(
-    lengths: Tensor, k: Tensor, v: Tensor, cache: int, layer: int, sequences: Sequence[int], q: Tensor | None = None
+    lengths: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cache: int,
+    layer: int,
+    sequences: Sequence[int],
+    q: Tensor | None = None,
 ) -> None:
     """k and v: [sequences, n, kv heads, head_dim] of any float type; q: the queries of the same tokens,
     [sequences, n, heads, head_dim], which the cache may learn from."""
@@ -229,11 +264,15 @@ def _cache_attend(
     with on_its_gpu(q):
         if mask is None and sinks is None and causal and not (window or exact or scale or softcap):
             return held.attend_batch(layer, sequences, queries, out=out).to(q.dtype)
-        options: dict[str, Any] = dict(window=window, causal=causal, scale=scale, logit_softcap=softcap, exact=exact)
+        options: dict[str, Any] = dict(
+            window=window, causal=causal, scale=scale, logit_softcap=softcap, exact=exact
+        )
         options["sinks"] = None if sinks is None else _plain(sinks)
         for i, sequence in enumerate(sequences):
             if mask is not None:
-                options["mask"] = mask[i, :, : held.length(sequence, layer)].to(torch.float16).contiguous()
+                options["mask"] = (
+                    mask[i, :, : held.length(sequence, layer)].to(torch.float16).contiguous()
+                )
             held.attend(layer, sequence, queries[i], out=out[i], **options)
         return out.to(q.dtype)
 
@@ -260,9 +299,15 @@ def _cache_step(
     depends on the step."""
     q, k, v = (x.detach().contiguous() for x in (q, k, v))
     if not q.dtype == k.dtype == v.dtype or q.dtype not in _TYPES:
-        raise ValueError(f"q, k, v: one dtype of {list(_TYPES)} is needed, not {q.dtype}, {k.dtype}, {v.dtype}")
+        raise ValueError(
+            f"q, k, v: one dtype of {list(_TYPES)} is needed, not {q.dtype}, {k.dtype}, {v.dtype}"
+        )
     held, out, sinks = _cache(cache), torch.empty_like(q), None if sinks is None else _plain(sinks)
-    for x, name, heads in ((q, "q", held.n_heads), (k, "k", held.n_kv_heads), (v, "v", held.n_kv_heads)):
+    for x, name, heads in (
+        (q, "q", held.n_heads),
+        (k, "k", held.n_kv_heads),
+        (v, "v", held.n_kv_heads),
+    ):
         checks.shapes(tuple(x.shape), name, (held.n_stepping, heads, held.head_dim))
     step = s.Step.new(
         q=q.data_ptr(),
@@ -289,7 +334,9 @@ def _cache_step_shape(lengths: Tensor, q: Tensor, *others: Any, **named: Any) ->
 def read(cache: Cache, layer: int, sequence: int, n: int, like: Tensor) -> tuple[Tensor, Tensor]:
     """The first n keys and values of a sequence, float32 [n, kv heads, head_dim], where like is."""
     shape = n, cache.n_kv_heads
-    k, v = (torch.empty((*shape, d), device=like.device) for d in (cache.head_dim, cache.v_head_dim))
+    k, v = (
+        torch.empty((*shape, d), device=like.device) for d in (cache.head_dim, cache.v_head_dim)
+    )
     with on_its_gpu(like):
         cache.read_to(layer, sequence, 0, k, v)
     return k, v
@@ -297,13 +344,26 @@ def read(cache: Cache, layer: int, sequence: int, n: int, like: Tensor) -> tuple
 
 @torch.library.register_fake("kvant::cache_append", lib=_operators)
 def _cache_append_shape(
-    lengths: Tensor, k: Tensor, v: Tensor, cache: int, layer: int, sequences: Any, q: Tensor | None = None
+    lengths: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cache: int,
+    layer: int,
+    sequences: Any,
+    q: Tensor | None = None,
 ) -> None:
     return None
 
 
 @torch.library.register_fake("kvant::cache_attend", lib=_operators)
 def _cache_attend_shape(
-    lengths: Tensor, q: Tensor, cache: int, layer: int, sequences: Any, v_head_dim: int, *options: Any, **named: Any
+    lengths: Tensor,
+    q: Tensor,
+    cache: int,
+    layer: int,
+    sequences: Any,
+    v_head_dim: int,
+    *options: Any,
+    **named: Any,
 ) -> Tensor:
     return q.new_empty((*q.shape[:3], v_head_dim))

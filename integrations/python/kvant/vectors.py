@@ -12,7 +12,9 @@ _BIN = {".fbin": "<f4", ".u8bin": "u1", ".i8bin": "i1", ".f16bin": "<f2"}
 _VECS = {".fvecs": "<f4", ".bvecs": "u1"}
 
 
-def read_vectors(path: str | os.PathLike[str], dataset: str = "train", first: int = 0, n: int | None = None) -> Any:
+def read_vectors(
+    path: str | os.PathLike[str], dataset: str = "train", first: int = 0, n: int | None = None
+) -> Any:
     """Rows first .. first + n - 1 (n None: to the end) of a file: a float32 array [n, dim].
 
     float32 files are mapped, so that rows are read when they are used, and the array cannot be
@@ -34,9 +36,13 @@ def read_vectors(path: str | os.PathLike[str], dataset: str = "train", first: in
     elif kind in _BIN:
         rows = _bin(path, np.dtype(_BIN[kind]))[part]
     else:
-        raise ValueError(f"{path}: the ending is none of .npy, .hdf5, .h5, {', '.join([*_VECS, *_BIN])}")
+        raise ValueError(
+            f"{path}: the ending is none of .npy, .hdf5, .h5, {', '.join([*_VECS, *_BIN])}"
+        )
     if rows.ndim != 2 or rows.dtype.kind not in "fiu":
-        raise ValueError(f"{path}: rows of numbers are needed, not {rows.dtype} of shape {list(rows.shape)}")
+        raise ValueError(
+            f"{path}: rows of numbers are needed, not {rows.dtype} of shape {list(rows.shape)}"
+        )
     return rows if rows.dtype == np.float32 else rows.astype(np.float32)
 
 
@@ -67,7 +73,9 @@ def _hdf5(path: pathlib.Path, dataset: str, part: slice) -> Any:
     try:
         import h5py
     except ImportError as error:
-        raise ImportError(f"{path}: reading .hdf5 needs h5py: python3 -m pip install h5py") from error
+        raise ImportError(
+            f"{path}: reading .hdf5 needs h5py: python3 -m pip install h5py"
+        ) from error
     with h5py.File(path, "r") as file:
         if not isinstance(file.get(dataset), h5py.Dataset):
             raise ValueError(f"{path}: there is no dataset {dataset!r}, but {', '.join(file)}")

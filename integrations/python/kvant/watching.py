@@ -88,7 +88,12 @@ def watch(
             for i, part in enumerate(parts):
                 first = max(positions - len(part), 0) * i // max(len(parts) - 1, 1)
                 places = torch.arange(first, first + len(part), device=model.device)[None]
-                model(part[None].to(model.device), position_ids=places, use_cache=False, logits_to_keep=1)
+                model(
+                    part[None].to(model.device),
+                    position_ids=places,
+                    use_cache=False,
+                    logits_to_keep=1,
+                )
                 done += len(part)
                 if progress:
                     progress(done / total)

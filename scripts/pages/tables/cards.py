@@ -69,15 +69,24 @@ def cards_speed(results):
                 continue
             attention = speed["attention_gbytes_read_per_second"]
             copied = speed["copy_gbytes_read_and_written_per_second"]
-            rows.append([
-                device["name"],
-                code(speed["k"]),
-                significant(speed["encoded_rows_per_second"] / 1e6),
-                f"{attention:.0f}",
-                f"{copied:.0f}",
-                f"{attention / copied:.2f}",
-                f"{speed['attention_tokens_per_second_of_one_layer']:,.0f}",
-            ])
-    heading = ("card", "codec", "M rows/s encoded", "GB/s attention", "GB/s copy", "of the copy",
-               "tokens/s")
+            rows.append(
+                [
+                    device["name"],
+                    code(speed["k"]),
+                    significant(speed["encoded_rows_per_second"] / 1e6),
+                    f"{attention:.0f}",
+                    f"{copied:.0f}",
+                    f"{attention / copied:.2f}",
+                    f"{speed['attention_tokens_per_second_of_one_layer']:,.0f}",
+                ]
+            )
+    heading = (
+        "card",
+        "codec",
+        "M rows/s encoded",
+        "GB/s attention",
+        "GB/s copy",
+        "of the copy",
+        "tokens/s",
+    )
     return table(heading, *rows)

@@ -12,18 +12,20 @@
 
 #define MAX_ENTRIES 192u
 
-static void search_joint(const kvant_direction *direction, const kvant_kernels *kernels, const float *x, uint32_t n, uint32_t *index)
+static void search_joint(const kvant_direction *direction, const kvant_kernels *kernels,
+                         const float *x, uint32_t n, uint32_t *index)
 {
     for (uint32_t c = 0; c < n; c += KVANT_DIRECTION_LANES)
-        kernels->largest_products(x + c, KVANT_DIRECTION_MAX_CHUNKS, direction->codewords, direction->n_codewords,
-                                  index + c);
+        kernels->largest_products(x + c, KVANT_DIRECTION_MAX_CHUNKS, direction->codewords,
+                                  direction->n_codewords, index + c);
 }
 
 /* x - |x| / 2 times the first entry: half of a sum of two units that point the way of x. */
 static void subtract_first(const float *x, const float *entries, const uint32_t *first, float *rest)
 {
     for (uint32_t j = 0; j < KVANT_DIRECTION_LANES; j++) {
-        const float x0 = x[j], x1 = x[KVANT_DIRECTION_MAX_CHUNKS + j], x2 = x[2 * KVANT_DIRECTION_MAX_CHUNKS + j],
+        const float x0 = x[j], x1 = x[KVANT_DIRECTION_MAX_CHUNKS + j],
+                    x2 = x[2 * KVANT_DIRECTION_MAX_CHUNKS + j],
                     x3 = x[3 * KVANT_DIRECTION_MAX_CHUNKS + j];
         const float half = sqrtf((x0 * x0 + x1 * x1) + (x2 * x2 + x3 * x3)) * 0.5f;
         for (uint32_t i = 0; i < 4; i++)
@@ -32,7 +34,8 @@ static void subtract_first(const float *x, const float *entries, const uint32_t 
     }
 }
 
-static void search_greedy(const kvant_direction *direction, const kvant_kernels *kernels, const float *x, uint32_t n, uint32_t *index)
+static void search_greedy(const kvant_direction *direction, const kvant_kernels *kernels,
+                          const float *x, uint32_t n, uint32_t *index)
 {
     uint32_t entries = 1;
     while (entries * entries < direction->n_codewords)
@@ -40,10 +43,11 @@ static void search_greedy(const kvant_direction *direction, const kvant_kernels 
     for (uint32_t c = 0; c < n; c += KVANT_DIRECTION_LANES) {
         uint32_t first[KVANT_DIRECTION_LANES], second[KVANT_DIRECTION_LANES];
         float rest[4 * KVANT_DIRECTION_LANES];
-        kernels->largest_products(x + c, KVANT_DIRECTION_MAX_CHUNKS, direction->table, entries, first);
+        kernels->largest_products(x + c, KVANT_DIRECTION_MAX_CHUNKS, direction->table, entries,
+                                  first);
         subtract_first(x + c, direction->table, first, rest);
-        kernels->largest_products(rest, KVANT_DIRECTION_LANES, direction->table + (size_t)4 * entries, entries,
-                                  second);
+        kernels->largest_products(rest, KVANT_DIRECTION_LANES,
+                                  direction->table + (size_t)4 * entries, entries, second);
         for (uint32_t j = 0; j < KVANT_DIRECTION_LANES; j++)
             index[c + j] = first[j] + entries * second[j];
     }
@@ -75,12 +79,14 @@ static void fill_tables(kvant_direction *direction, uint32_t n, uint64_t seed)
 static const char *const search_names[] = { "joint", "greedy", NULL };
 
 static const kvant_option table[] = {
-    KVANT_CHOICE(kvant_direction_options, search, search_names, 0, "the best of all sums, or one entry after the other"),
+    KVANT_CHOICE(kvant_direction_options, search, search_names, 0,
+                 "the best of all sums, or one entry after the other"),
     KVANT_SCALE_OPTION(kvant_direction_options, KVANT_SCALE_NORM),
     { .key = NULL },
 };
 
-static kvant_status create_addvq(kvant_codec *codec, const kvant_request *request, const kvant_error *error)
+static kvant_status create_addvq(kvant_codec *codec, const kvant_request *request,
+                                 const kvant_error *error)
 {
     static const kvant_direction_field fields[2] = { { "k", 2, MAX_ENTRIES }, { "r", 2, 8 } };
     uint32_t numbers[2] = { 24, 3 };
@@ -92,10 +98,12 @@ static kvant_status create_addvq(kvant_codec *codec, const kvant_request *reques
                                           .code_bits = 2 * log2(numbers[0]) + numbers[1],
                                           .table_floats = (size_t)8 * numbers[0],
                                           .search = o.search ? search_greedy : search_joint,
-                                          .searches_by = o.search ? KVANT_SEARCH_GREEDY : KVANT_SEARCH_PRODUCTS };
+                                          .searches_by = o.search ? KVANT_SEARCH_GREEDY
+                                                                  : KVANT_SEARCH_PRODUCTS };
     KVANT_FORWARD(kvant_direction_create(codec, request, &o, &shape, error));
     fill_tables(codec->state, numbers[0], request->site->seed);
-    kvant_codec_describe(codec, table, &o, "addvq-k%ur%u", (unsigned)numbers[0], (unsigned)numbers[1]);
+    kvant_codec_describe(codec, table, &o, "addvq-k%ur%u", (unsigned)numbers[0],
+                         (unsigned)numbers[1]);
     return kvant_direction_offer_codes(codec);
 }
 

@@ -107,7 +107,8 @@ static float unbiased_step(const kvant_direction *direction, const kvant_directi
     for (uint32_t c = 0; c < direction->n_chunks; c++) {
         const float *x = r->x + c, *w = direction->codewords + (size_t)4 * r->index[c];
         coded[c] = r->radius[c] > 0 ? 1.0f : 0.0f;
-        product[c] = (x[0] * w[0] + x[stride] * w[1]) + (x[2 * stride] * w[2] + x[3 * stride] * w[3]);
+        product[c] =
+            (x[0] * w[0] + x[stride] * w[1]) + (x[2 * stride] * w[2] + x[3 * stride] * w[3]);
     }
     const float squares = kvant_dot_ordered(coded, r->squares, direction->n_chunks);
     const float products = kvant_dot_ordered(r->radius, product, direction->n_chunks);
@@ -123,8 +124,8 @@ float kvant_direction_quantize(const kvant_direction *direction, const kvant_ker
 }
 
 /* Everything but storing; returns the scale to store. */
-static float quantize(const kvant_codec *codec, const kvant_kernels *kernels, const float *y, kvant_direction_row *r,
-                      token_outliers *out)
+static float quantize(const kvant_codec *codec, const kvant_kernels *kernels, const float *y,
+                      kvant_direction_row *r, token_outliers *out)
 {
     const kvant_direction *direction = kvant_direction_of(codec);
     kvant_direction_split(direction, y, codec->info.head_dim, r);
@@ -132,7 +133,8 @@ static float quantize(const kvant_codec *codec, const kvant_kernels *kernels, co
     return kvant_direction_quantize(direction, kernels, r);
 }
 
-static kvant_status direction_check(const kvant_codec *codec, const kvant_kernels *kernels, const float *y)
+static kvant_status direction_check(const kvant_codec *codec, const kvant_kernels *kernels,
+                                    const float *y)
 {
     kvant_direction_row r;
     token_outliers out;
@@ -148,8 +150,9 @@ static size_t outlier_at(uint32_t slot, uint32_t token)
 }
 
 /* Free slots are zeroed: what a token's bytes are must not depend on what was there. */
-static void store_outliers(const kvant_direction *direction, const kvant_direction_row *r, const token_outliers *out,
-                           uint32_t token, uint16_t *metadata, uint32_t *codes)
+static void store_outliers(const kvant_direction *direction, const kvant_direction_row *r,
+                           const token_outliers *out, uint32_t token, uint16_t *metadata,
+                           uint32_t *codes)
 {
     for (uint32_t slot = 0; slot < direction->slots; slot++)
         for (uint32_t i = 0; i < 4; i++) {
@@ -161,14 +164,15 @@ static void store_outliers(const kvant_direction *direction, const kvant_directi
         codes[out->chunk[slot]] = direction->n_codewords | slot << direction->index_bits;
 }
 
-static void direction_encode(const kvant_codec *codec, const kvant_kernels *kernels, const float *y, uint32_t token,
-                   void *page)
+static void direction_encode(const kvant_codec *codec, const kvant_kernels *kernels, const float *y,
+                             uint32_t token, void *page)
 {
     const kvant_direction *direction = kvant_direction_of(codec);
     uint32_t codes[KVANT_DIRECTION_MAX_CHUNKS];
     kvant_direction_row r;
     token_outliers out;
-    kvant_codec_metadata(codec, page)[token] = kvant_half_from_float(quantize(codec, kernels, y, &r, &out));
+    kvant_codec_metadata(codec, page)[token] =
+        kvant_half_from_float(quantize(codec, kernels, y, &r, &out));
     for (uint32_t c = 0; c < direction->n_chunks; c++)
         codes[c] = r.index[c] | (uint32_t)r.radius[c] << direction->index_bits;
     store_outliers(direction, &r, &out, token, kvant_codec_metadata(codec, page), codes);
@@ -177,10 +181,11 @@ static void direction_encode(const kvant_codec *codec, const kvant_kernels *kern
 
 /* The numbers of a chunk. Index n_codewords means a slot; every other index beyond the codewords,
  * and a slot that there is not, is not written by encoders and decodes to zeros. */
-static void decode_chunk(const kvant_direction *direction, const uint16_t *metadata, uint32_t token, uint32_t code,
-                         float chunk[4])
+static void decode_chunk(const kvant_direction *direction, const uint16_t *metadata, uint32_t token,
+                         uint32_t code, float chunk[4])
 {
-    const uint32_t index = code & ((1u << direction->index_bits) - 1), above = code >> direction->index_bits;
+    const uint32_t index = code & ((1u << direction->index_bits) - 1),
+                   above = code >> direction->index_bits;
     if (index == direction->n_codewords && above < direction->slots) {
         for (uint32_t i = 0; i < 4; i++)
             chunk[i] = kvant_half_to_float(metadata[outlier_at(above, token) + i]);
@@ -191,8 +196,8 @@ static void decode_chunk(const kvant_direction *direction, const uint16_t *metad
         chunk[i] = radius * direction->codewords[(size_t)4 * index + i];
 }
 
-static void direction_decode(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, uint32_t token,
-                   float *y)
+static void direction_decode(const kvant_codec *codec, const kvant_kernels *kernels,
+                             const void *page, uint32_t token, float *y)
 {
     const kvant_direction *direction = kvant_direction_of(codec);
     uint32_t codes[KVANT_DIRECTION_MAX_CHUNKS];
@@ -200,15 +205,17 @@ static void direction_decode(const kvant_codec *codec, const kvant_kernels *kern
     (void)kernels;
     kvant_chunk_layout_get(&direction->layout, page, token, codes);
     for (uint32_t c = 0; c < direction->n_chunks; c++)
-        decode_chunk(direction, kvant_codec_metadata_of(codec, page), token, codes[c], decoded + (size_t)4 * c);
+        decode_chunk(direction, kvant_codec_metadata_of(codec, page), token, codes[c],
+                     decoded + (size_t)4 * c);
     memcpy(y, decoded, codec->info.head_dim * sizeof *y);
 }
 
-static void direction_unpack(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, float *tile)
+static void direction_unpack(const kvant_codec *codec, const kvant_kernels *kernels,
+                             const void *page, float *tile)
 {
     const kvant_direction *direction = kvant_direction_of(codec);
-    const kvant_direction_book book = { direction->codewords, direction->n_codewords, direction->index_bits,
-                                        direction->slots };
+    const kvant_direction_book book = { direction->codewords, direction->n_codewords,
+                                        direction->index_bits, direction->slots };
     const uint16_t *metadata = kvant_codec_metadata_of(codec, page);
     _Alignas(64) float scale[KVANT_PAGE_TOKENS];
     kernels->token_halves(metadata, scale);
@@ -216,8 +223,8 @@ static void direction_unpack(const kvant_codec *codec, const kvant_kernels *kern
                                codec->info.head_dim, tile);
 }
 
-static const kvant_quantizer direction_quantizer = { direction_check, direction_encode, direction_decode,
-                                                     direction_unpack };
+static const kvant_quantizer direction_quantizer = { direction_check, direction_encode,
+                                                     direction_decode, direction_unpack };
 
 /* One letter or word and its number, from *text on, which moves behind them. */
 static bool read_field(const char **text, const kvant_direction_field *field, uint32_t *number)
@@ -241,23 +248,25 @@ kvant_status kvant_direction_variant(const kvant_spec *spec, const kvant_directi
 {
     const uint32_t a = numbers[0], b = numbers[1];
     const char *text = spec->variant;
-    if (!text ||
-        (read_field(&text, &fields[0], &numbers[0]) && read_field(&text, &fields[1], &numbers[1]) && !*text))
+    if (!text || (read_field(&text, &fields[0], &numbers[0]) &&
+                  read_field(&text, &fields[1], &numbers[1]) && !*text))
         return KVANT_OK;
-    return kvant_fail(
-        error, KVANT_ERR_SPEC,
-        "%s-%s is not valid: use %s-%sN%sM with N from %u to %u and M from %u to %u, as in %s-%s%u%s%u", spec->name,
-        spec->variant, spec->name, fields[0].name, fields[1].name, (unsigned)fields[0].min, (unsigned)fields[0].max,
-        (unsigned)fields[1].min, (unsigned)fields[1].max, spec->name, fields[0].name, (unsigned)a, fields[1].name,
-        (unsigned)b);
+    return kvant_fail(error, KVANT_ERR_SPEC,
+                      "%s-%s is not valid: use %s-%sN%sM with N from %u to %u and M from %u to %u, "
+                      "as in %s-%s%u%s%u",
+                      spec->name, spec->variant, spec->name, fields[0].name, fields[1].name,
+                      (unsigned)fields[0].min, (unsigned)fields[0].max, (unsigned)fields[1].min,
+                      (unsigned)fields[1].max, spec->name, fields[0].name, (unsigned)a,
+                      fields[1].name, (unsigned)b);
 }
 
 /* Codes that name slots: the indices behind the codewords, with any radius. */
-static kvant_status resolve_page(kvant_direction *direction, kvant_direction_options *o, const kvant_error *error)
+static kvant_status resolve_page(kvant_direction *direction, kvant_direction_options *o,
+                                 const kvant_error *error)
 {
     const uint32_t spare = (1u << direction->index_bits) - direction->n_codewords;
-    KVANT_FORWARD(kvant_outlier_pool_resolve(&direction->pool, o->med, o->slots, spare << direction->radius_bits,
-                                             "hqmq", error));
+    KVANT_FORWARD(kvant_outlier_pool_resolve(&direction->pool, o->med, o->slots,
+                                             spare << direction->radius_bits, "hqmq", error));
     o->slots = (int32_t)direction->pool.slots;
     direction->range_all = o->range == 1;
     return KVANT_OK;
@@ -265,22 +274,25 @@ static kvant_status resolve_page(kvant_direction *direction, kvant_direction_opt
 
 /* As many slots as one chunk in 16, unless the spec says: 64 bits each, so one bit per number for
  * the usual head_dims. */
-static kvant_status resolve_token(const kvant_codec *codec, kvant_direction *direction, kvant_direction_options *o,
-                                  const kvant_error *error)
+static kvant_status resolve_token(const kvant_codec *codec, kvant_direction *direction,
+                                  kvant_direction_options *o, const kvant_error *error)
 {
-    const int32_t most = direction->radius_bits < 4 ? 1 << direction->radius_bits : (int32_t)MAX_SLOTS;
+    const int32_t most =
+        direction->radius_bits < 4 ? 1 << direction->radius_bits : (int32_t)MAX_SLOTS;
     const int32_t usual = ((int32_t)direction->n_chunks + 15) / 16;
     if (o->range == 1)
         return kvant_fail(error, KVANT_ERR_SPEC, "range=all needs median=page");
     if (o->slots > most)
-        return kvant_fail(error, KVANT_ERR_SPEC, "slots=%d is not valid for hqmq: use a number from 1 to %d",
+        return kvant_fail(error, KVANT_ERR_SPEC,
+                          "slots=%d is not valid for hqmq: use a number from 1 to %d",
                           (int)o->slots, (int)most);
     if (o->slots == KVANT_OPTION_ABSENT)
         o->slots = usual < most ? usual : most;
     direction->multiple = (float)o->med;
     direction->slots = (uint32_t)o->slots;
     if (direction->slots > direction->n_chunks)
-        return kvant_fail(error, KVANT_ERR_SPEC, "slots=%u: head_dim %u has only %u chunks of 4 channels",
+        return kvant_fail(error, KVANT_ERR_SPEC,
+                          "slots=%u: head_dim %u has only %u chunks of 4 channels",
                           (unsigned)direction->slots, (unsigned)codec->info.head_dim,
                           (unsigned)direction->n_chunks);
     return KVANT_OK;
@@ -300,8 +312,10 @@ static kvant_status resolve_outliers(const kvant_codec *codec, kvant_direction *
     o->med3 = 0;
     if (o->med == KVANT_OPTION_ABSENT)
         return KVANT_OK;
-    direction->pool = (kvant_outlier_pool){ .head_dim = codec->info.head_dim, .n_chunks = direction->n_chunks };
-    return o->median == 1 ? resolve_page(direction, o, error) : resolve_token(codec, direction, o, error);
+    direction->pool =
+        (kvant_outlier_pool){ .head_dim = codec->info.head_dim, .n_chunks = direction->n_chunks };
+    return o->median == 1 ? resolve_page(direction, o, error)
+                          : resolve_token(codec, direction, o, error);
 }
 
 /* The paper's count: fractional fields, one fp16 number per token, and with outliers its formula (2),
@@ -325,15 +339,17 @@ static uint32_t bits_for(uint32_t n)
 static void set_page(kvant_codec *codec, const kvant_direction_shape *shape)
 {
     kvant_direction *direction = codec->state;
-    const uint32_t bits = direction->index_bits + direction->radius_bits, channel_bits = bits / 4 ? bits / 4 : 1;
+    const uint32_t bits = direction->index_bits + direction->radius_bits,
+                   channel_bits = bits / 4 ? bits / 4 : 1;
     kvant_chunk_layout_init(&direction->layout, codec->info.role, direction->n_chunks, bits);
     kvant_layout_init(&codec->layout, codec->info.role, codec->info.head_dim,
                       0); /* for the order of unpacked tiles */
     for (uint32_t j = 0; codec->info.role == KVANT_ROLE_V && j < codec->layout.padded_dim; j++)
         kvant_layout_move_row(&codec->layout, j, j);
     kvant_codec_set_page(codec, channel_bits, direction->layout.code_bytes,
-                         sizeof(uint16_t) * (KVANT_PAGE_TOKENS * (1 + 4 * (size_t)direction->slots) +
-                                             4 * (size_t)direction->pool.slots));
+                         sizeof(uint16_t) *
+                             (KVANT_PAGE_TOKENS * (1 + 4 * (size_t)direction->slots) +
+                              4 * (size_t)direction->pool.slots));
     if (direction->pool.slots)
         codec->info.block_tokens = KVANT_PAGE_TOKENS;
     codec->info.nominal_bits = nominal_bits(direction, shape->code_bits, codec->info.head_dim);
@@ -368,19 +384,21 @@ static void set_view(kvant_codec *codec)
                                                .codewords = direction->codewords };
 }
 
-kvant_status kvant_direction_create(kvant_codec *codec, const kvant_request *request, kvant_direction_options *options,
+kvant_status kvant_direction_create(kvant_codec *codec, const kvant_request *request,
+                                    kvant_direction_options *options,
                                     const kvant_direction_shape *shape, const kvant_error *error)
 {
     const kvant_transform_defaults defaults = { KVANT_ROTATE_NONE, KVANT_MAX_HEAD_DIM, true };
     const uint32_t d = codec->info.head_dim, index_bits = bits_for(shape->n_codewords);
     const size_t numbers = ((size_t)4 << index_bits) + shape->table_floats;
     KVANT_FORWARD(kvant_codec_set_transform(codec, request, defaults, error));
-    KVANT_FORWARD(kvant_codec_alloc_state(codec, sizeof(kvant_direction) + numbers * sizeof(float)));
+    KVANT_FORWARD(
+        kvant_codec_alloc_state(codec, sizeof(kvant_direction) + numbers * sizeof(float)));
     codec->takes_seed = true;
     kvant_direction *direction = codec->state;
     direction->n_chunks = (d + 3) / 4;
-    direction->padded_chunks =
-        (direction->n_chunks + KVANT_DIRECTION_LANES - 1) / KVANT_DIRECTION_LANES * KVANT_DIRECTION_LANES;
+    direction->padded_chunks = (direction->n_chunks + KVANT_DIRECTION_LANES - 1) /
+                               KVANT_DIRECTION_LANES * KVANT_DIRECTION_LANES;
     direction->n_codewords = shape->n_codewords;
     direction->index_bits = index_bits;
     direction->radius_bits = shape->radius_bits;
@@ -389,7 +407,8 @@ kvant_status kvant_direction_create(kvant_codec *codec, const kvant_request *req
     direction->codewords = (float *)(direction + 1);
     direction->table = direction->codewords + ((size_t)4 << index_bits);
     KVANT_FORWARD(resolve_outliers(codec, direction, options, error));
-    codec->quantizer = direction->pool.slots ? &kvant_direction_page_quantizer : &direction_quantizer;
+    codec->quantizer =
+        direction->pool.slots ? &kvant_direction_page_quantizer : &direction_quantizer;
     set_page(codec, shape);
     set_view(codec);
     kvant_codec_set_tables(codec, sizeof(kvant_direction) + numbers * sizeof(float));
@@ -403,5 +422,6 @@ kvant_status kvant_direction_offer_codes(kvant_codec *codec)
     const kvant_direction *direction = kvant_direction_of(codec);
     if (direction->slots || direction->pool.slots)
         return KVANT_OK;
-    return kvant_codec_offer_directions(codec, &direction->layout, direction->index_bits, direction->codewords);
+    return kvant_codec_offer_directions(codec, &direction->layout, direction->index_bits,
+                                        direction->codewords);
 }

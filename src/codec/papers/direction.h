@@ -18,8 +18,8 @@ typedef struct kvant_direction kvant_direction;
 /* index[c] = the direction of chunk c, whose components are x[i * KVANT_DIRECTION_MAX_CHUNKS + c],
  * for n chunks, a multiple of KVANT_DIRECTION_LANES; zeros get index 0. Components are finite and
  * their products too. */
-typedef void kvant_direction_search(const kvant_direction *direction, const kvant_kernels *kernels, const float *x,
-                                    uint32_t n, uint32_t *index);
+typedef void kvant_direction_search(const kvant_direction *direction, const kvant_kernels *kernels,
+                                    const float *x, uint32_t n, uint32_t *index);
 
 struct kvant_direction {
     /* ceil(head_dim / 4), and that as a multiple of KVANT_DIRECTION_LANES; aligned for the
@@ -28,8 +28,9 @@ struct kvant_direction {
     uint32_t padded_chunks;
     uint32_t n_codewords, index_bits, radius_bits;
     bool unbiased;
-    uint32_t slots; /* outliers a token has room for; 0: none are looked for, or the page has the room */
-    float multiple; /* of the median chunk norm that an outlier exceeds */
+    uint32_t
+        slots; /* outliers a token has room for; 0: none are looked for, or the page has the room */
+    float multiple;          /* of the median chunk norm that an outlier exceeds */
     kvant_outlier_pool pool; /* of a page; slots is 0 without one */
     bool range_all;          /* outliers count for the radius step, as in the authors' program */
     kvant_chunk_layout layout;
@@ -73,15 +74,17 @@ kvant_status kvant_direction_variant(const kvant_spec *spec, const kvant_directi
 
 /* Takes the options, which it completes, and those of the transform, allocates the state and sets
  * sizes and quantiser. */
-kvant_status kvant_direction_create(kvant_codec *codec, const kvant_request *request, kvant_direction_options *options,
+kvant_status kvant_direction_create(kvant_codec *codec, const kvant_request *request,
+                                    kvant_direction_options *options,
                                     const kvant_direction_shape *shape, const kvant_error *error);
 
 /* A row on its way to codes. Arrays of components, padded with zeros, so that searches run over
  * chunks. */
 typedef struct kvant_direction_row {
     float x[4 * KVANT_DIRECTION_MAX_CHUNKS];
-    float squares[KVANT_DIRECTION_MAX_CHUNKS], norm[KVANT_DIRECTION_MAX_CHUNKS]; /* 0 for outliers */
-    float radius[KVANT_DIRECTION_MAX_CHUNKS];                                    /* whole numbers */
+    float squares[KVANT_DIRECTION_MAX_CHUNKS],
+        norm[KVANT_DIRECTION_MAX_CHUNKS];     /* 0 for outliers */
+    float radius[KVANT_DIRECTION_MAX_CHUNKS]; /* whole numbers */
     uint32_t index[KVANT_DIRECTION_MAX_CHUNKS];
     float largest; /* the norm that the last radius stands for */
 } kvant_direction_row;

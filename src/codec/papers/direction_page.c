@@ -14,7 +14,8 @@ static uint16_t *slots_of(uint16_t *metadata)
 
 /* The scale: whatever the page, at most twice the row's largest number; unbiased_step may exceed it
  * and is cut. */
-static kvant_status page_check(const kvant_codec *codec, const kvant_kernels *kernels, const float *y)
+static kvant_status page_check(const kvant_codec *codec, const kvant_kernels *kernels,
+                               const float *y)
 {
     (void)kernels;
     for (uint32_t j = 0; j < codec->info.head_dim; j++)
@@ -29,8 +30,8 @@ static uint32_t code_of_slot(const kvant_direction *direction, uint32_t slot)
 }
 
 /* Codes and scale of one row; outliers go to slots from *slot on. */
-static void encode_row(const kvant_codec *codec, const kvant_kernels *kernels, const float *y, uint32_t token,
-                       void *page, kvant_outlier_choice *choice, uint32_t *slot)
+static void encode_row(const kvant_codec *codec, const kvant_kernels *kernels, const float *y,
+                       uint32_t token, void *page, kvant_outlier_choice *choice, uint32_t *slot)
 {
     const kvant_direction *direction = kvant_direction_of(codec);
     uint16_t *metadata = kvant_codec_metadata(codec, page);
@@ -55,8 +56,8 @@ static void encode_row(const kvant_codec *codec, const kvant_kernels *kernels, c
     kvant_chunk_layout_put(&direction->layout, page, token, codes);
 }
 
-static void page_encode(const kvant_codec *codec, const kvant_kernels *kernels, const float *y, uint32_t token,
-                        void *page)
+static void page_encode(const kvant_codec *codec, const kvant_kernels *kernels, const float *y,
+                        uint32_t token, void *page)
 {
     const kvant_direction *direction = kvant_direction_of(codec);
     kvant_outlier_choice choice = kvant_outlier_pool_choose(&direction->pool, y);
@@ -70,15 +71,16 @@ static void page_encode(const kvant_codec *codec, const kvant_kernels *kernels, 
 /* Whether a code names a slot that there is. */
 static bool is_slot(const kvant_direction *direction, uint32_t code, uint32_t *slot)
 {
-    const uint32_t index = code & ((1u << direction->index_bits) - 1), above = code >> direction->index_bits;
+    const uint32_t index = code & ((1u << direction->index_bits) - 1),
+                   above = code >> direction->index_bits;
     if (index < direction->n_codewords)
         return false;
     *slot = (index - direction->n_codewords) << direction->radius_bits | above;
     return *slot < direction->pool.slots;
 }
 
-static void page_decode(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, uint32_t token,
-                        float *y)
+static void page_decode(const kvant_codec *codec, const kvant_kernels *kernels, const void *page,
+                        uint32_t token, float *y)
 {
     const kvant_direction *direction = kvant_direction_of(codec);
     const uint16_t *metadata = kvant_codec_metadata_of(codec, page);
@@ -88,7 +90,8 @@ static void page_decode(const kvant_codec *codec, const kvant_kernels *kernels, 
     (void)kernels;
     kvant_chunk_layout_get(&direction->layout, page, token, codes);
     for (uint32_t c = 0; c < direction->n_chunks; c++) {
-        const float *w = direction->codewords + (size_t)4 * (codes[c] & ((1u << direction->index_bits) - 1));
+        const float *w =
+            direction->codewords + (size_t)4 * (codes[c] & ((1u << direction->index_bits) - 1));
         const float radius = scale * (float)(codes[c] >> direction->index_bits);
         if (is_slot(direction, codes[c], &slot))
             kvant_outlier_get(metadata + KVANT_PAGE_TOKENS, slot, decoded + (size_t)4 * c);
@@ -100,10 +103,12 @@ static void page_decode(const kvant_codec *codec, const kvant_kernels *kernels, 
 }
 
 /* The kernel decodes outliers to zeros times a radius; they are put in afterwards. */
-static void page_unpack(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, float *tile)
+static void page_unpack(const kvant_codec *codec, const kvant_kernels *kernels, const void *page,
+                        float *tile)
 {
     const kvant_direction *direction = kvant_direction_of(codec);
-    const kvant_direction_book book = { direction->codewords, direction->n_codewords, direction->index_bits, 0 };
+    const kvant_direction_book book = { direction->codewords, direction->n_codewords,
+                                        direction->index_bits, 0 };
     const uint16_t *metadata = kvant_codec_metadata_of(codec, page);
     const bool key = codec->info.role == KVANT_ROLE_K;
     const size_t step = key ? KVANT_PAGE_TOKENS : 1;
@@ -111,7 +116,8 @@ static void page_unpack(const kvant_codec *codec, const kvant_kernels *kernels, 
     uint32_t codes[KVANT_DIRECTION_MAX_CHUNKS], slot;
     float chunk[4];
     kernels->token_halves(metadata, scale);
-    kernels->unpack_directions(&book, &direction->layout, page, scale, NULL, codec->info.head_dim, tile);
+    kernels->unpack_directions(&book, &direction->layout, page, scale, NULL, codec->info.head_dim,
+                               tile);
     for (uint32_t t = 0; t < KVANT_PAGE_TOKENS; t++) {
         const uint32_t position = kvant_token_position(t);
         float *row = key ? tile + position : tile + (size_t)position * codec->layout.padded_dim;
@@ -126,4 +132,5 @@ static void page_unpack(const kvant_codec *codec, const kvant_kernels *kernels, 
     }
 }
 
-const kvant_quantizer kvant_direction_page_quantizer = { page_check, page_encode, page_decode, page_unpack };
+const kvant_quantizer kvant_direction_page_quantizer = { page_check, page_encode, page_decode,
+                                                         page_unpack };

@@ -28,28 +28,31 @@ static const kvant_option table[] = {
 static bool add_moment(const kvant_site *site, uint32_t kv_head, uint32_t d, double *moment)
 {
     kvant_calibration_entry entry = { .size = sizeof entry };
-    if (kvant_calibration_get_entry(site->calibration, site->layer, kv_head, KVANT_ROLE_K, &entry) != KVANT_OK)
+    if (kvant_calibration_get_entry(site->calibration, site->layer, kv_head, KVANT_ROLE_K,
+                                    &entry) != KVANT_OK)
         return false;
     for (size_t i = 0; i < (size_t)d * d; i++)
         moment[i] += entry.query_moment[i];
     return true;
 }
 
-static kvant_status check_site(const kvant_codec *codec, const kvant_site *site, const kvant_error *error)
+static kvant_status check_site(const kvant_codec *codec, const kvant_site *site,
+                               const kvant_error *error)
 {
     kvant_calibration_entry own, keys = { .size = sizeof keys };
     KVANT_FORWARD(kvant_site_entry(codec, site, codec->info.role, "hessian", &own, error));
-    if (kvant_calibration_get_entry(site->calibration, site->layer, site->kv_head, KVANT_ROLE_K, &keys) !=
-            KVANT_OK ||
+    if (kvant_calibration_get_entry(site->calibration, site->layer, site->kv_head, KVANT_ROLE_K,
+                                    &keys) != KVANT_OK ||
         keys.head_dim != codec->info.head_dim)
-        return kvant_fail(error, KVANT_ERR_UNSUPPORTED,
-                          "hessian on values takes the rotation of keys, which have another head_dim here");
+        return kvant_fail(
+            error, KVANT_ERR_UNSUPPORTED,
+            "hessian on values takes the rotation of keys, which have another head_dim here");
     return KVANT_OK;
 }
 
 /* basis: d x d, eigenvectors as rows */
-static kvant_status make_basis(const kvant_codec *codec, const kvant_site *site, const hessian_options *o, double *moment,
-                               float *basis)
+static kvant_status make_basis(const kvant_codec *codec, const kvant_site *site,
+                               const hessian_options *o, double *moment, float *basis)
 {
     uint32_t d = codec->info.head_dim;
     if (!o->pool)
@@ -64,7 +67,8 @@ static kvant_status compose(kvant_codec *codec, const kvant_site *site, const he
     uint32_t d = codec->info.head_dim;
     double *moment = kvant_alloc((size_t)d * d, sizeof *moment);
     float *basis = kvant_alloc((size_t)d * d, sizeof *basis);
-    kvant_status status = moment && basis ? make_basis(codec, site, o, moment, basis) : KVANT_ERR_MEMORY;
+    kvant_status status =
+        moment && basis ? make_basis(codec, site, o, moment, basis) : KVANT_ERR_MEMORY;
     if (status == KVANT_OK) {
         kvant_codec_identify(codec, basis, (size_t)d * d * sizeof *basis);
         status = kvant_transform_compose(&codec->transform, basis, o->order == 1);
@@ -74,19 +78,23 @@ static kvant_status compose(kvant_codec *codec, const kvant_site *site, const he
     return status;
 }
 
-static kvant_status create_hessian(kvant_codec *codec, const kvant_request *request, const kvant_error *error)
+static kvant_status create_hessian(kvant_codec *codec, const kvant_request *request,
+                                   const kvant_error *error)
 {
     hessian_options o = *(const hessian_options *)request->options;
     uint32_t bits;
     KVANT_FORWARD(kvant_spec_bits(request->spec, 2, 8, &bits, error));
-    KVANT_FORWARD(kvant_codec_set_transform(codec, request, KVANT_TRANSFORM_BLOCKS(KVANT_ROTATE_HADAMARD), error));
+    KVANT_FORWARD(kvant_codec_set_transform(codec, request,
+                                            KVANT_TRANSFORM_BLOCKS(KVANT_ROTATE_HADAMARD), error));
     KVANT_FORWARD(check_site(codec, request->site, error));
-    KVANT_FORWARD(kvant_uniform_init(codec, bits, KVANT_UNIFORM_ASYM, false, (uint32_t)o.group, error));
+    KVANT_FORWARD(
+        kvant_uniform_init(codec, bits, KVANT_UNIFORM_ASYM, false, (uint32_t)o.group, error));
     o.group = (int32_t)kvant_uniform_of(codec)->group;
     kvant_codec_describe(codec, table, &o, "%s-%u", request->spec->name, (unsigned)bits);
     return compose(codec, request->site, &o);
 }
 
 KVANT_FAMILY(hessian, "2 3 4 5 6 7 8", "SAW-INT4, appendix A.3",
-             "eigenvectors of the queries' second moment as rotation, then per-token int; needs a calibration",
+             "eigenvectors of the queries' second moment as rotation, then per-token int; needs a "
+             "calibration",
              table, kvant_common_options, create_hessian)

@@ -14,20 +14,22 @@
 /* y = x conj(s), to the bit as in the search (kernels/quaternion_loops.h). */
 static void multiply_conjugate(const float *x, const float *s, float y[4])
 {
-    const float x0 = x[0], x1 = x[KVANT_DIRECTION_MAX_CHUNKS], x2 = x[2 * KVANT_DIRECTION_MAX_CHUNKS],
-                x3 = x[3 * KVANT_DIRECTION_MAX_CHUNKS];
+    const float x0 = x[0], x1 = x[KVANT_DIRECTION_MAX_CHUNKS],
+                x2 = x[2 * KVANT_DIRECTION_MAX_CHUNKS], x3 = x[3 * KVANT_DIRECTION_MAX_CHUNKS];
     y[0] = x0 * s[0] + x1 * s[1] + x2 * s[2] + x3 * s[3];
     y[1] = x1 * s[0] - x0 * s[1] + x3 * s[2] - x2 * s[3];
     y[2] = x2 * s[0] - x3 * s[1] - x0 * s[2] + x1 * s[3];
     y[3] = x3 * s[0] + x2 * s[1] - x1 * s[2] - x0 * s[3];
 }
 
-static void search(const kvant_direction *direction, const kvant_kernels *kernels, const float *x, uint32_t n, uint32_t *index)
+static void search(const kvant_direction *direction, const kvant_kernels *kernels, const float *x,
+                   uint32_t n, uint32_t *index)
 {
     const uint32_t n_secondaries = direction->n_codewords / KVANT_HURWITZ_UNITS;
     for (uint32_t c = 0; c < n; c += KVANT_DIRECTION_LANES) {
         uint32_t which[KVANT_DIRECTION_LANES];
-        kernels->closest_cosets(x + c, KVANT_DIRECTION_MAX_CHUNKS, direction->table, n_secondaries, which);
+        kernels->closest_cosets(x + c, KVANT_DIRECTION_MAX_CHUNKS, direction->table, n_secondaries,
+                                which);
         for (uint32_t j = 0; j < KVANT_DIRECTION_LANES; j++) {
             float y[4];
             multiply_conjugate(x + c + j, direction->table + (size_t)4 * which[j], y);
@@ -53,7 +55,8 @@ static void set_view(kvant_codec *codec, uint32_t n_secondaries)
 }
 
 /* Units vary fastest: which unit and which secondary an index means does not depend on S. */
-static void fill_tables(kvant_direction *direction, uint32_t n_secondaries, bool spread, uint64_t seed)
+static void fill_tables(kvant_direction *direction, uint32_t n_secondaries, bool spread,
+                        uint64_t seed)
 {
     kvant_quaternion *secondaries = unrounded(direction, n_secondaries);
     uint64_t state = kvant_derived_seed(seed, 1);
@@ -82,30 +85,37 @@ static const kvant_option table[] = {
     KVANT_CHOICE(kvant_direction_options, book, book_names, 1, "how the secondaries are drawn"),
     KVANT_SCALE_OPTION(kvant_direction_options, KVANT_SCALE_UNBIASED),
     KVANT_FLAG(kvant_direction_options, med3, "med=3, as in the paper"),
-    KVANT_NUMBER(kvant_direction_options, med, 0, 1000, KVANT_OPTION_ABSENT, "chunks longer than N medians stay fp16"),
-    KVANT_CHOICE(kvant_direction_options, median, median_names, 0, "the chunks that the median is of"),
-    KVANT_CHOICE(kvant_direction_options, range, kvant_outlier_range_names, 0, "chunks that the radius step covers"),
+    KVANT_NUMBER(kvant_direction_options, med, 0, 1000, KVANT_OPTION_ABSENT,
+                 "chunks longer than N medians stay fp16"),
+    KVANT_CHOICE(kvant_direction_options, median, median_names, 0,
+                 "the chunks that the median is of"),
+    KVANT_CHOICE(kvant_direction_options, range, kvant_outlier_range_names, 0,
+                 "chunks that the radius step covers"),
     KVANT_NUMBER(kvant_direction_options, slots, 1, 8192, KVANT_OPTION_ABSENT,
                  "room for such chunks: per token, or per page"),
     { .key = NULL },
 };
 
-static kvant_status create_hqmq(kvant_codec *codec, const kvant_request *request, const kvant_error *error)
+static kvant_status create_hqmq(kvant_codec *codec, const kvant_request *request,
+                                const kvant_error *error)
 {
     static const kvant_direction_field fields[2] = { { "s", 1, MAX_SECONDARIES }, { "r", 2, 8 } };
     uint32_t numbers[2] = { 96, 4 };
     kvant_direction_options o = *(const kvant_direction_options *)request->options;
     KVANT_FORWARD(kvant_direction_variant(request->spec, fields, numbers, error));
-    const kvant_direction_shape shape = { .n_codewords = KVANT_HURWITZ_UNITS * numbers[0],
-                                          .radius_bits = numbers[1],
-                                          .code_bits = log2(KVANT_HURWITZ_UNITS * (double)numbers[0]) + numbers[1],
-                                          .table_floats = (size_t)12 * numbers[0], /* rounded, then in binary64 */
-                                          .search = search,
-                                          .searches_by = KVANT_SEARCH_COSETS };
+    const kvant_direction_shape shape = {
+        .n_codewords = KVANT_HURWITZ_UNITS * numbers[0],
+        .radius_bits = numbers[1],
+        .code_bits = log2(KVANT_HURWITZ_UNITS * (double)numbers[0]) + numbers[1],
+        .table_floats = (size_t)12 * numbers[0], /* rounded, then in binary64 */
+        .search = search,
+        .searches_by = KVANT_SEARCH_COSETS
+    };
     KVANT_FORWARD(kvant_direction_create(codec, request, &o, &shape, error));
     fill_tables(codec->state, numbers[0], o.book == 1, request->site->seed);
     set_view(codec, numbers[0]);
-    kvant_codec_describe(codec, table, &o, "hqmq-s%ur%u", (unsigned)numbers[0], (unsigned)numbers[1]);
+    kvant_codec_describe(codec, table, &o, "hqmq-s%ur%u", (unsigned)numbers[0],
+                         (unsigned)numbers[1]);
     return kvant_direction_offer_codes(codec);
 }
 

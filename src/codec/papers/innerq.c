@@ -15,31 +15,37 @@ typedef struct variant {
 } variant;
 
 /* Keys have 3 bits, symmetric, in all of them. */
-static const variant variants[] = { { "base", 3, false }, { "hybrid", 2, true }, { "small", 2, false } };
+static const variant variants[] = { { "base", 3, false },
+                                    { "hybrid", 2, true },
+                                    { "small", 2, false } };
 
-static kvant_status read_variant(const kvant_spec *spec, const variant **found, const kvant_error *error)
+static kvant_status read_variant(const kvant_spec *spec, const variant **found,
+                                 const kvant_error *error)
 {
     for (size_t i = 0; spec->variant && i < sizeof variants / sizeof variants[0]; i++)
         if (strcmp(spec->variant, variants[i].name) == 0) {
             *found = &variants[i];
             return KVANT_OK;
         }
-    return kvant_fail(error, KVANT_ERR_SPEC, "innerq comes as innerq-base, innerq-hybrid and innerq-small");
+    return kvant_fail(error, KVANT_ERR_SPEC,
+                      "innerq comes as innerq-base, innerq-hybrid and innerq-small");
 }
 
 typedef struct innerq_options {
     int32_t group, hybrid;
 } innerq_options;
 
-static const kvant_option table[] = { KVANT_TILES_OPTION(innerq_options), KVANT_HYBRID_OPTION(innerq_options),
+static const kvant_option table[] = { KVANT_TILES_OPTION(innerq_options),
+                                      KVANT_HYBRID_OPTION(innerq_options),
                                       { .key = NULL } };
 
 /* Only values are ever hybrid, but one spec serves both roles, so keys take the option too. */
-static kvant_status choose_mode(const variant *v, kvant_role role, innerq_options *o, kvant_uniform_mode *mode,
-                                const kvant_error *error)
+static kvant_status choose_mode(const variant *v, kvant_role role, innerq_options *o,
+                                kvant_uniform_mode *mode, const kvant_error *error)
 {
     if (!v->hybrid && o->hybrid != KVANT_OPTION_ABSENT)
-        return kvant_fail(error, KVANT_ERR_SPEC, "innerq-%s has no option 'hybrid'; innerq-hybrid has", v->name);
+        return kvant_fail(error, KVANT_ERR_SPEC,
+                          "innerq-%s has no option 'hybrid'; innerq-hybrid has", v->name);
     if (v->hybrid && o->hybrid == KVANT_OPTION_ABSENT)
         o->hybrid = 0;
     if (role == KVANT_ROLE_K)
@@ -48,7 +54,8 @@ static kvant_status choose_mode(const variant *v, kvant_role role, innerq_option
     return KVANT_OK;
 }
 
-static kvant_status create_innerq(kvant_codec *codec, const kvant_request *request, const kvant_error *error)
+static kvant_status create_innerq(kvant_codec *codec, const kvant_request *request,
+                                  const kvant_error *error)
 {
     innerq_options o = *(const innerq_options *)request->options;
     const variant *v = NULL;
@@ -56,8 +63,10 @@ static kvant_status create_innerq(kvant_codec *codec, const kvant_request *reque
     bool key = codec->info.role == KVANT_ROLE_K;
     KVANT_FORWARD(read_variant(request->spec, &v, error));
     KVANT_FORWARD(choose_mode(v, codec->info.role, &o, &mode, error));
-    KVANT_FORWARD(kvant_codec_set_transform(codec, request, KVANT_TRANSFORM_BLOCKS(KVANT_ROTATE_NONE), error));
-    KVANT_FORWARD(kvant_uniform_init(codec, key ? 3 : v->value_bits, mode, !key, 16u << o.group, error));
+    KVANT_FORWARD(kvant_codec_set_transform(codec, request,
+                                            KVANT_TRANSFORM_BLOCKS(KVANT_ROTATE_NONE), error));
+    KVANT_FORWARD(
+        kvant_uniform_init(codec, key ? 3 : v->value_bits, mode, !key, 16u << o.group, error));
     codec->info.nominal_bits = kvant_uniform_nominal_bits(codec);
     codec->info.sink_tokens = 32;
     codec->info.recent_tokens = 96;
@@ -67,5 +76,5 @@ static kvant_status create_innerq(kvant_codec *codec, const kvant_request *reque
 }
 
 KVANT_FAMILY(innerq, "base hybrid small", "InnerQ, section 4",
-             "K per token and V per channel in groups of 32: base, hybrid, small; fp16 windows", table,
-             kvant_common_options_ordered, create_innerq)
+             "K per token and V per channel in groups of 32: base, hybrid, small; fp16 windows",
+             table, kvant_common_options_ordered, create_innerq)

@@ -14,8 +14,8 @@ typedef struct kmeans {
     const kvant_quantizer *residual;
     uint32_t clusters;
     size_t index_offset; /* in the page */
-    float
-        *columns; /* head_dim x clusters, behind the centroids: a row meets all of them in loops without gathers */
+    float *
+        columns; /* head_dim x clusters, behind the centroids: a row meets all of them in loops without gathers */
     float centroids[]; /* clusters x head_dim */
 } kmeans;
 
@@ -64,7 +64,8 @@ static uint32_t subtract_nearest(const kvant_codec *codec, const float *y, float
     return best;
 }
 
-static kvant_status kmeans_check(const kvant_codec *codec, const kvant_kernels *kernels, const float *y)
+static kvant_status kmeans_check(const kvant_codec *codec, const kvant_kernels *kernels,
+                                 const float *y)
 {
     const kmeans *k = codec->state;
     float rest[KVANT_MAX_HEAD_DIM];
@@ -74,8 +75,8 @@ static kvant_status kmeans_check(const kvant_codec *codec, const kvant_kernels *
 
 /* A scale of 0 means that the token was never written, so one that rounds to 0 becomes the smallest
  * number there is. Its codes are all the same then and decode to the zero point. */
-static void kmeans_encode(const kvant_codec *codec, const kvant_kernels *kernels, const float *y, uint32_t token,
-                   void *page)
+static void kmeans_encode(const kvant_codec *codec, const kvant_kernels *kernels, const float *y,
+                          uint32_t token, void *page)
 {
     const kmeans *k = codec->state;
     float rest[KVANT_MAX_HEAD_DIM];
@@ -86,8 +87,8 @@ static void kmeans_encode(const kvant_codec *codec, const kvant_kernels *kernels
     *scale = *scale ? *scale : 1;
 }
 
-static void kmeans_decode(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, uint32_t token,
-                   float *y)
+static void kmeans_decode(const kvant_codec *codec, const kvant_kernels *kernels, const void *page,
+                          uint32_t token, float *y)
 {
     const kmeans *k = codec->state;
     uint32_t d = codec->info.head_dim;
@@ -105,8 +106,9 @@ static const kvant_quantizer kmeans_quantizer = { kmeans_check, kmeans_encode, k
                                                   kvant_unpack_decoded };
 
 /* The rows of c centroids in the calibration; one is the mean. */
-static kvant_status find_centroids(const kvant_codec *codec, const kvant_site *site, uint32_t clusters,
-                                   const float **centroids, const kvant_error *error)
+static kvant_status find_centroids(const kvant_codec *codec, const kvant_site *site,
+                                   uint32_t clusters, const float **centroids,
+                                   const kvant_error *error)
 {
     kvant_calibration_entry entry;
     kvant_calibration_info info = { .size = sizeof info };
@@ -121,10 +123,11 @@ static kvant_status find_centroids(const kvant_codec *codec, const kvant_site *s
     }
     if (*centroids)
         return KVANT_OK;
-    return kvant_fail(error, KVANT_ERR_UNSUPPORTED,
-                      "the calibration has no set of %u centroids; it has c=%s; make it with kvant calibrate "
-                      "--clusters %u",
-                      (unsigned)clusters, list, (unsigned)clusters);
+    return kvant_fail(
+        error, KVANT_ERR_UNSUPPORTED,
+        "the calibration has no set of %u centroids; it has c=%s; make it with kvant calibrate "
+        "--clusters %u",
+        (unsigned)clusters, list, (unsigned)clusters);
 }
 
 /* Rotated centroids, with every number small enough that what they leave of an ordinary row fits
@@ -140,7 +143,8 @@ static kvant_status place_centroids(const kvant_codec *codec, kmeans *k, const f
         kvant_transform_forward(&codec->transform, kernels, NULL, centroids + (size_t)c * d, row);
         for (uint32_t j = 0; j < d; j++) {
             if (!(fabsf(row[j]) <= KVANT_HALF_MAX / 2))
-                return kvant_fail(error, KVANT_ERR_UNSUPPORTED, "the calibration's centroids are beyond fp16");
+                return kvant_fail(error, KVANT_ERR_UNSUPPORTED,
+                                  "the calibration's centroids are beyond fp16");
             k->columns[(size_t)j * k->clusters + c] = row[j];
         }
     }
@@ -187,7 +191,8 @@ static const kvant_option table[] = {
     { .key = NULL },
 };
 
-static kvant_status create_kmeans(kvant_codec *codec, const kvant_request *request, const kvant_error *error)
+static kvant_status create_kmeans(kvant_codec *codec, const kvant_request *request,
+                                  const kvant_error *error)
 {
     /* block=N alone asks for a rotation: without it the paper's rows stay as they are. */
     const kvant_rotate rotate =
@@ -198,7 +203,8 @@ static kvant_status create_kmeans(kvant_codec *codec, const kvant_request *reque
     KVANT_FORWARD(kvant_spec_bits(request->spec, 2, 8, &bits, error));
     KVANT_FORWARD(kvant_codec_set_transform(codec, request, KVANT_TRANSFORM_BLOCKS(rotate), error));
     KVANT_FORWARD(find_centroids(codec, request->site, (uint32_t)o.c, &centroids, error));
-    KVANT_FORWARD(kvant_uniform_init(codec, bits, KVANT_UNIFORM_ASYM, false, (uint32_t)o.group, error));
+    KVANT_FORWARD(
+        kvant_uniform_init(codec, bits, KVANT_UNIFORM_ASYM, false, (uint32_t)o.group, error));
     KVANT_FORWARD(add_centroids(codec, (uint32_t)o.c, centroids, error));
     o.group = (int32_t)kvant_uniform_of(codec)->group;
     kvant_codec_describe(codec, table, &o, "%s-%u", request->spec->name, (unsigned)bits);
@@ -207,5 +213,5 @@ static kvant_status create_kmeans(kvant_codec *codec, const kvant_request *reque
 
 /* Centroids are calibrated for rows without a centre, a scale or a matrix. */
 KVANT_FAMILY(kmeans, "2 3 4 5 6 7 8", "SAW-INT4, appendix A.2",
-             "nearest of c centroids, then per-token int of what it leaves; needs a calibration", table,
-             kvant_common_options_uncentred, create_kmeans)
+             "nearest of c centroids, then per-token int of what it leaves; needs a calibration",
+             table, kvant_common_options_uncentred, create_kmeans)

@@ -26,13 +26,17 @@ typedef struct naive_options {
 } naive_options;
 
 static const kvant_option table[] = {
-    KVANT_NUMBER(naive_options, med, 0, 1000, 3, "chunks longer than N medians of their page stay fp16"),
-    KVANT_CHOICE(naive_options, range, kvant_outlier_range_names, 0, "chunks that the scale covers"),
-    KVANT_NUMBER(naive_options, slots, 1, 8192, KVANT_OPTION_ABSENT, "room for such chunks per page"),
+    KVANT_NUMBER(naive_options, med, 0, 1000, 3,
+                 "chunks longer than N medians of their page stay fp16"),
+    KVANT_CHOICE(naive_options, range, kvant_outlier_range_names, 0,
+                 "chunks that the scale covers"),
+    KVANT_NUMBER(naive_options, slots, 1, 8192, KVANT_OPTION_ABSENT,
+                 "room for such chunks per page"),
     { .key = NULL },
 };
 
-static kvant_status naive_check(const kvant_codec *codec, const kvant_kernels *kernels, const float *y)
+static kvant_status naive_check(const kvant_codec *codec, const kvant_kernels *kernels,
+                                const float *y)
 {
     (void)kernels;
     for (uint32_t j = 0; j < codec->info.head_dim; j++)
@@ -86,8 +90,8 @@ static void encode_row(const kvant_codec *codec, const float *y, uint32_t token,
     kvant_chunk_layout_put(&n->layout, page, token, codes);
 }
 
-static void naive_encode(const kvant_codec *codec, const kvant_kernels *kernels, const float *y, uint32_t token,
-                         void *page)
+static void naive_encode(const kvant_codec *codec, const kvant_kernels *kernels, const float *y,
+                         uint32_t token, void *page)
 {
     const naive *n = codec->state;
     kvant_outlier_choice choice = kvant_outlier_pool_choose(&n->pool, y);
@@ -100,7 +104,8 @@ static void naive_encode(const kvant_codec *codec, const kvant_kernels *kernels,
 }
 
 /* A first field of 0 names a slot; one that there is not, which encoders never write, is zeros. */
-static void decode_chunk(const naive *n, const uint16_t *metadata, float scale, uint32_t code, float chunk[4])
+static void decode_chunk(const naive *n, const uint16_t *metadata, float scale, uint32_t code,
+                         float chunk[4])
 {
     const uint32_t mask = (1u << n->bits) - 1, slot = code >> n->bits;
     memset(chunk, 0, 4 * sizeof *chunk);
@@ -111,8 +116,8 @@ static void decode_chunk(const naive *n, const uint16_t *metadata, float scale, 
         kvant_outlier_get(metadata + KVANT_PAGE_TOKENS, slot, chunk);
 }
 
-static void naive_decode(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, uint32_t token,
-                         float *y)
+static void naive_decode(const kvant_codec *codec, const kvant_kernels *kernels, const void *page,
+                         uint32_t token, float *y)
 {
     const naive *n = codec->state;
     const uint16_t *metadata = kvant_codec_metadata_of(codec, page);
@@ -121,13 +126,16 @@ static void naive_decode(const kvant_codec *codec, const kvant_kernels *kernels,
     (void)kernels;
     kvant_chunk_layout_get(&n->layout, page, token, codes);
     for (uint32_t c = 0; c < n->pool.n_chunks; c++)
-        decode_chunk(n, metadata, kvant_half_to_float(metadata[token]), codes[c], decoded + (size_t)4 * c);
+        decode_chunk(n, metadata, kvant_half_to_float(metadata[token]), codes[c],
+                     decoded + (size_t)4 * c);
     memcpy(y, decoded, n->pool.head_dim * sizeof *y);
 }
 
-static const kvant_quantizer naive_quantizer = { naive_check, naive_encode, naive_decode, kvant_unpack_decoded };
+static const kvant_quantizer naive_quantizer = { naive_check, naive_encode, naive_decode,
+                                                 kvant_unpack_decoded };
 
-static kvant_status build(kvant_codec *codec, uint32_t bits, naive_options *o, const kvant_error *error)
+static kvant_status build(kvant_codec *codec, uint32_t bits, naive_options *o,
+                          const kvant_error *error)
 {
     KVANT_FORWARD(kvant_codec_alloc_state(codec, sizeof(naive)));
     naive *n = codec->state;
@@ -136,7 +144,8 @@ static kvant_status build(kvant_codec *codec, uint32_t bits, naive_options *o, c
                   .top = (1 << (bits - 1)) - 1,
                   .range_all = o->range == 1,
                   .pool = { .head_dim = d, .n_chunks = (d + 3) / 4 } };
-    KVANT_FORWARD(kvant_outlier_pool_resolve(&n->pool, o->med, o->slots, 1u << 3 * bits, "naive", error));
+    KVANT_FORWARD(
+        kvant_outlier_pool_resolve(&n->pool, o->med, o->slots, 1u << 3 * bits, "naive", error));
     o->slots = (int32_t)n->pool.slots;
     kvant_chunk_layout_init(&n->layout, codec->info.role, n->pool.n_chunks, 4 * bits);
     kvant_layout_init(&codec->layout, codec->info.role, d, bits); /* the order of unpacked tiles */
@@ -149,7 +158,8 @@ static kvant_status build(kvant_codec *codec, uint32_t bits, naive_options *o, c
     return KVANT_OK;
 }
 
-static kvant_status create_naive(kvant_codec *codec, const kvant_request *request, const kvant_error *error)
+static kvant_status create_naive(kvant_codec *codec, const kvant_request *request,
+                                 const kvant_error *error)
 {
     const kvant_transform_defaults defaults = { KVANT_ROTATE_NONE, KVANT_MAX_HEAD_DIM, true };
     naive_options o = *(const naive_options *)request->options;
@@ -162,5 +172,5 @@ static kvant_status create_naive(kvant_codec *codec, const kvant_request *reques
 }
 
 KVANT_FAMILY(naive, "2 3 4 5 6 7", "HQMQ, section 4.5",
-             "symmetric int per token; 4-channel chunks far above the page's median stay fp16", table,
-             kvant_common_options_ordered, create_naive)
+             "symmetric int per token; 4-channel chunks far above the page's median stay fp16",
+             table, kvant_common_options_ordered, create_naive)

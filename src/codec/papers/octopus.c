@@ -35,25 +35,31 @@ static const char *const rounding_names[] = { "full", "scalar", "2x2", "3x3", "n
 static const char *const pad_names[] = { "best", "zero", NULL };
 
 static const kvant_option table[] = {
-    { "split", KVANT_OPTION_PAIR, NULL, KVANT_OCTAHEDRAL_BITS, KVANT_TRIPLET_NORM_BITS, KVANT_OPTION_ABSENT,
-      offsetof(octopus_options, direction_bits), "bits of each coordinate of a direction, and of a norm" },
-    KVANT_CHOICE(octopus_options, round, rounding_names, KVANT_ROUND_3X3, "levels that the encoder tries"),
-    KVANT_CHOICE(octopus_options, pad, pad_names, 0, "what completes the last triplet for the encoder"),
+    { "split", KVANT_OPTION_PAIR, NULL, KVANT_OCTAHEDRAL_BITS, KVANT_TRIPLET_NORM_BITS,
+      KVANT_OPTION_ABSENT, offsetof(octopus_options, direction_bits),
+      "bits of each coordinate of a direction, and of a norm" },
+    KVANT_CHOICE(octopus_options, round, rounding_names, KVANT_ROUND_3X3,
+                 "levels that the encoder tries"),
+    KVANT_CHOICE(octopus_options, pad, pad_names, 0,
+                 "what completes the last triplet for the encoder"),
     KVANT_SCALE_OPTION(octopus_options, KVANT_OPTION_ABSENT),
     KVANT_QJL_OPTIONS(octopus_options),
     { .key = NULL },
 };
 
 /* What the codes leave of y, as the decoder will see them: with the scale rounded to fp16. */
-static void residual_of(const octopus *o, const float *y, const uint32_t *codes, float scale, float *residual)
+static void residual_of(const octopus *o, const float *y, const uint32_t *codes, float scale,
+                        float *residual)
 {
     float decoded[KVANT_MAX_HEAD_DIM];
-    kvant_octopus_dequantize(&o->book, codes, kvant_half_to_float(kvant_half_from_float(scale)), decoded);
+    kvant_octopus_dequantize(&o->book, codes, kvant_half_to_float(kvant_half_from_float(scale)),
+                             decoded);
     for (uint32_t j = 0; j < o->book.dim; j++)
         residual[j] = y[j] - decoded[j];
 }
 
-static kvant_status octopus_check(const kvant_codec *codec, const kvant_kernels *kernels, const float *y)
+static kvant_status octopus_check(const kvant_codec *codec, const kvant_kernels *kernels,
+                                  const float *y)
 {
     const octopus *o = codec->state;
     KVANT_RETURN_IF(!kvant_octopus_fits(&o->book, kernels, y), KVANT_ERR_RANGE);
@@ -65,8 +71,8 @@ static kvant_status octopus_check(const kvant_codec *codec, const kvant_kernels 
     return kvant_qjl_fits(&o->qjl, residual) ? KVANT_OK : KVANT_ERR_RANGE;
 }
 
-static void octopus_encode(const kvant_codec *codec, const kvant_kernels *kernels, const float *y, uint32_t token,
-                   void *page)
+static void octopus_encode(const kvant_codec *codec, const kvant_kernels *kernels, const float *y,
+                           uint32_t token, void *page)
 {
     const octopus *o = codec->state;
     float residual[KVANT_MAX_HEAD_DIM];
@@ -80,8 +86,8 @@ static void octopus_encode(const kvant_codec *codec, const kvant_kernels *kernel
     kvant_qjl_encode(&o->qjl, kernels, residual, token, page);
 }
 
-static void octopus_decode(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, uint32_t token,
-                   float *y)
+static void octopus_decode(const kvant_codec *codec, const kvant_kernels *kernels, const void *page,
+                           uint32_t token, float *y)
 {
     const octopus *o = codec->state;
     uint32_t codes[KVANT_MAX_TRIPLETS];
@@ -92,7 +98,8 @@ static void octopus_decode(const kvant_codec *codec, const kvant_kernels *kernel
         kvant_qjl_add(&o->qjl, kernels, page, token, y);
 }
 
-static void octopus_unpack(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, float *tile)
+static void octopus_unpack(const kvant_codec *codec, const kvant_kernels *kernels, const void *page,
+                           float *tile)
 {
     const octopus *o = codec->state;
     _Alignas(64) float scale[KVANT_PAGE_TOKENS];
@@ -104,14 +111,16 @@ static void octopus_unpack(const kvant_codec *codec, const kvant_kernels *kernel
     kernels->unpack_triplets(&o->book.triplets, &o->layout, page, scale, o->book.dim, tile);
 }
 
-static const kvant_quantizer octopus_quantizer = { octopus_check, octopus_encode, octopus_decode, octopus_unpack };
+static const kvant_quantizer octopus_quantizer = { octopus_check, octopus_encode, octopus_decode,
+                                                   octopus_unpack };
 
 /* Values of triplets lie by components (kernels/chunk_tiles.h). */
 static void place_values(kvant_codec *codec)
 {
     const kvant_triplet_places places = kvant_triplet_places_of(codec->info.head_dim);
     for (uint32_t j = 0; j < codec->layout.padded_dim; j++)
-        kvant_layout_move_row(&codec->layout, j, j < codec->info.head_dim ? places.first[j % 3] + j / 3 : j);
+        kvant_layout_move_row(&codec->layout, j,
+                              j < codec->info.head_dim ? places.first[j % 3] + j / 3 : j);
 }
 
 /* split=D.N: D bits for each coordinate of a direction, N for a norm. D + N is 2b as in the paper's
@@ -124,12 +133,14 @@ static kvant_status resolve_split(octopus_options *o, uint32_t bits, const kvant
     }
     int d = (int)o->direction_bits, n = (int)o->norm_bits;
     if (d < 1)
-        return kvant_fail(error, KVANT_ERR_SPEC, "split=%d.%d: a direction takes 1 to %d bits a coordinate", d, n,
+        return kvant_fail(error, KVANT_ERR_SPEC,
+                          "split=%d.%d: a direction takes 1 to %d bits a coordinate", d, n,
                           KVANT_OCTAHEDRAL_BITS);
     if ((d + n) / 2 != (int)bits)
-        return kvant_fail(error, KVANT_ERR_SPEC,
-                          "split=%d.%d is not octopus-%u: D + N is 2 x %u or one more, e.g. split=%u.%u", d, n,
-                          (unsigned)bits, (unsigned)bits, (unsigned)bits + 1, (unsigned)bits - 1);
+        return kvant_fail(
+            error, KVANT_ERR_SPEC,
+            "split=%d.%d is not octopus-%u: D + N is 2 x %u or one more, e.g. split=%u.%u", d, n,
+            (unsigned)bits, (unsigned)bits, (unsigned)bits + 1, (unsigned)bits - 1);
     return KVANT_OK;
 }
 
@@ -155,19 +166,22 @@ static void set_view(kvant_codec *codec, size_t bytes)
         kvant_qjl_set_view(&o->qjl, codec);
 }
 
-static kvant_status build(kvant_codec *codec, const octopus_options *options, kvant_sketch sketch, uint32_t name_bits,
-                          uint64_t seed)
+static kvant_status build(kvant_codec *codec, const octopus_options *options, kvant_sketch sketch,
+                          uint32_t name_bits, uint64_t seed)
 {
-    uint32_t d = codec->info.head_dim, bits = 2 * (uint32_t)options->direction_bits + (uint32_t)options->norm_bits;
+    uint32_t d = codec->info.head_dim,
+             bits = 2 * (uint32_t)options->direction_bits + (uint32_t)options->norm_bits;
     size_t matrix = kvant_qjl_matrix_floats(sketch, d) * sizeof(float);
     KVANT_FORWARD(kvant_codec_alloc_state(codec, sizeof(octopus) + matrix));
     octopus *o = codec->state;
-    kvant_octopus_book_init(&o->book, d, (uint32_t)options->direction_bits, (uint32_t)options->norm_bits);
+    kvant_octopus_book_init(&o->book, d, (uint32_t)options->direction_bits,
+                            (uint32_t)options->norm_bits);
     o->book.triplets.rounding = (kvant_triplet_rounding)options->round;
     o->book.zero_padding = options->pad == 1;
     o->book.unbiased = options->scale == KVANT_SCALE_UNBIASED;
     codec->quantizer = &octopus_quantizer;
-    kvant_layout_init(&codec->layout, codec->info.role, d, 1); /* tells unpacked tiles their order */
+    kvant_layout_init(&codec->layout, codec->info.role, d,
+                      1); /* tells unpacked tiles their order */
     if (codec->info.role == KVANT_ROLE_V)
         place_values(codec);
     kvant_chunk_layout_init(&o->layout, codec->info.role, o->book.n_triplets, bits);
@@ -204,7 +218,8 @@ static kvant_status offer_codes(kvant_codec *codec)
     return kvant_codec_offer_triplets(codec, &o->layout, t->direction_bits, t->direction, t->norm);
 }
 
-static kvant_status create_octopus(kvant_codec *codec, const kvant_request *request, const kvant_error *error)
+static kvant_status create_octopus(kvant_codec *codec, const kvant_request *request,
+                                   const kvant_error *error)
 {
     const uint32_t d = codec->info.head_dim;
     const uint64_t seed = request->site->seed;
@@ -215,14 +230,16 @@ static kvant_status create_octopus(kvant_codec *codec, const kvant_request *requ
     KVANT_FORWARD(resolve_split(&o, bits, error));
     KVANT_FORWARD(kvant_qjl_resolve(o.qjl, &o.sketch, &o.scale, &sketch, error));
     if (d < 6)
-        return kvant_fail(error, KVANT_ERR_UNSUPPORTED, "octopus needs head_dim 6 or more, not %u", (unsigned)d);
+        return kvant_fail(error, KVANT_ERR_UNSUPPORTED, "octopus needs head_dim 6 or more, not %u",
+                          (unsigned)d);
     KVANT_FORWARD(kvant_codec_set_transform(codec, request, kvant_transform_random(d), error));
     kvant_codec_describe(codec, table, &o, "octopus-%u", (unsigned)bits);
     KVANT_FORWARD(build(codec, &o, sketch, bits, seed));
     codec->takes_seed = sketch != KVANT_SKETCH_NONE;
-    return sketch == KVANT_SKETCH_NONE ? offer_codes(codec) : KVANT_OK; /* no view of codes beside a sketch */
+    return sketch == KVANT_SKETCH_NONE ? offer_codes(codec)
+                                       : KVANT_OK; /* no view of codes beside a sketch */
 }
 
 KVANT_FAMILY(octopus, "1 2 3 4 5", "OCTOPUS, sections 3.1-3.6",
-             "random rotation, then triplets as octahedral direction and norm", table, kvant_common_options,
-             create_octopus)
+             "random rotation, then triplets as octahedral direction and norm", table,
+             kvant_common_options, create_octopus)

@@ -12,12 +12,15 @@ typedef struct octopus_book {
     bool unbiased, zero_padding;
 } octopus_book;
 
-void kvant_octopus_book_init(octopus_book *book, uint32_t dim, uint32_t direction_bits, uint32_t norm_bits);
+void kvant_octopus_book_init(octopus_book *book, uint32_t dim, uint32_t direction_bits,
+                             uint32_t norm_bits);
 
 /* Codes of a row of dim floats, one per triplet; returns the scale to store, not yet rounded. */
-float kvant_octopus_quantize(const octopus_book *book, const kvant_kernels *kernels, const float *y, uint32_t *codes);
+float kvant_octopus_quantize(const octopus_book *book, const kvant_kernels *kernels, const float *y,
+                             uint32_t *codes);
 
 /* Whether that scale fits fp16. */
 bool kvant_octopus_fits(const octopus_book *book, const kvant_kernels *kernels, const float *y);
 
-void kvant_octopus_dequantize(const octopus_book *book, const uint32_t *codes, float scale, float *y);
+void kvant_octopus_dequantize(const octopus_book *book, const uint32_t *codes, float scale,
+                              float *y);

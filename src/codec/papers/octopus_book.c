@@ -24,13 +24,15 @@ static const float pads_of_two[] = { 0.3125f, 1.25f, 0.0625f, -0.625f, -2, -0.87
 
 #define COUNT(array) ((uint32_t)(sizeof(array) / sizeof((array)[0])))
 
-static void fill_thresholds(const float *levels, uint32_t n, float *thresholds, uint32_t n_thresholds)
+static void fill_thresholds(const float *levels, uint32_t n, float *thresholds,
+                            uint32_t n_thresholds)
 {
     for (uint32_t k = 0; k < n_thresholds; k++)
         thresholds[k] = k + 1 < n ? (levels[k] + levels[k + 1]) / 2 : INFINITY;
 }
 
-void kvant_octopus_book_init(octopus_book *book, uint32_t dim, uint32_t direction_bits, uint32_t norm_bits)
+void kvant_octopus_book_init(octopus_book *book, uint32_t dim, uint32_t direction_bits,
+                             uint32_t norm_bits)
 {
     *book = (octopus_book){ .dim = dim,
                             .n_triplets = (dim + 2) / 3,
@@ -40,12 +42,14 @@ void kvant_octopus_book_init(octopus_book *book, uint32_t dim, uint32_t directio
     t->norm_bits = norm_bits;
     kvant_octahedral_codebook(direction_bits, t->direction);
     kvant_triplet_norm_codebook(dim, norm_bits, t->norm);
-    fill_thresholds(t->direction, 1u << direction_bits, t->direction_thresholds, COUNT(t->direction_thresholds));
+    fill_thresholds(t->direction, 1u << direction_bits, t->direction_thresholds,
+                    COUNT(t->direction_thresholds));
     fill_thresholds(t->norm, 1u << norm_bits, t->norm_thresholds, COUNT(t->norm_thresholds));
 }
 
 /* The last triplet, which lacks channels, once with each padding; returns how many. */
-static uint32_t load_trials(const octopus_book *book, const float *y, float inverse, kvant_triplets *t)
+static uint32_t load_trials(const octopus_book *book, const float *y, float inverse,
+                            kvant_triplets *t)
 {
     uint32_t at = book->dim / 3, left = book->dim % 3;
     bool plain = book->zero_padding || book->triplets.rounding == KVANT_ROUND_SCALAR;
@@ -62,7 +66,8 @@ static uint32_t load_trials(const octopus_book *book, const float *y, float inve
 
 /* Rows side by side, with as many trials of the last triplet as there are; returns the triplets, a
  * multiple of 16. */
-static uint32_t load(const octopus_book *book, const float *y, float inverse, kvant_triplets *t, uint32_t *trials)
+static uint32_t load(const octopus_book *book, const float *y, float inverse, kvant_triplets *t,
+                     uint32_t *trials)
 {
     uint32_t whole = book->dim / 3;
     for (uint32_t i = 0; i < whole; i++) {
@@ -78,10 +83,12 @@ static uint32_t load(const octopus_book *book, const float *y, float inverse, kv
 }
 
 /* The decoded triplet for a scale of 1. */
-static void decode_triplet(const kvant_triplet_book *t, uint32_t code, float scale, float decoded[3])
+static void decode_triplet(const kvant_triplet_book *t, uint32_t code, float scale,
+                           float decoded[3])
 {
     uint32_t mask = (1u << t->direction_bits) - 1;
-    float u = t->direction[code & mask], w = t->direction[code >> t->direction_bits & mask], x, y, z;
+    float u = t->direction[code & mask], w = t->direction[code >> t->direction_bits & mask], x, y,
+          z;
     kvant_octahedral_point(u, w, &x, &y, &z);
     float factor = scale * t->norm[code >> (2 * t->direction_bits)] / sqrtf(x * x + y * y + z * z);
     decoded[0] = factor * x;
@@ -98,7 +105,8 @@ static void settle_last(const octopus_book *book, uint32_t trials, kvant_triplet
     for (uint32_t i = at; i < at + trials; i++) {
         float decoded[3];
         decode_triplet(&book->triplets, t->code[i], 1, decoded);
-        float dx = t->x[i] - decoded[0], dy = two ? t->y[i] - decoded[1] : 0, error = dx * dx + dy * dy;
+        float dx = t->x[i] - decoded[0], dy = two ? t->y[i] - decoded[1] : 0,
+              error = dx * dx + dy * dy;
         if (i == at || error < least) {
             least = error;
             best = i;
@@ -110,12 +118,14 @@ static void settle_last(const octopus_book *book, uint32_t trials, kvant_triplet
     t->along[at] = product;
 }
 
-float kvant_octopus_quantize(const octopus_book *book, const kvant_kernels *kernels, const float *y, uint32_t *codes)
+float kvant_octopus_quantize(const octopus_book *book, const kvant_kernels *kernels, const float *y,
+                             uint32_t *codes)
 {
     kvant_triplets t;
     uint32_t trials;
     float squares = kernels->dot(y, y, book->dim);
-    float scale = kvant_half_to_float(kvant_half_from_float(sqrtf(squares) * book->inverse_sqrt_dim));
+    float scale =
+        kvant_half_to_float(kvant_half_from_float(sqrtf(squares) * book->inverse_sqrt_dim));
     float inverse = scale > 0 ? 1 / scale : 0;
     kernels->triplet_codes(&book->triplets, load(book, y, inverse, &t, &trials), &t);
     if (trials)
@@ -138,7 +148,8 @@ bool kvant_octopus_fits(const octopus_book *book, const kvant_kernels *kernels, 
            kvant_octopus_quantize(book, kernels, y, codes) <= KVANT_HALF_MAX;
 }
 
-void kvant_octopus_dequantize(const octopus_book *book, const uint32_t *codes, float scale, float *y)
+void kvant_octopus_dequantize(const octopus_book *book, const uint32_t *codes, float scale,
+                              float *y)
 {
     for (uint32_t i = 0; i < book->n_triplets; i++) {
         float decoded[3];

@@ -16,8 +16,9 @@ static float channel(const kvant_outlier_pool *pool, const float *row, uint32_t 
 /* Bits of a number that is not negative are in its order. */
 static uint32_t square_bits(const kvant_outlier_pool *pool, const float *row, uint32_t chunk)
 {
-    const float a = channel(pool, row, chunk, 0), b = channel(pool, row, chunk, 1), c = channel(pool, row, chunk, 2),
-                d = channel(pool, row, chunk, 3), square = (a * a + b * b) + (c * c + d * d);
+    const float a = channel(pool, row, chunk, 0), b = channel(pool, row, chunk, 1),
+                c = channel(pool, row, chunk, 2), d = channel(pool, row, chunk, 3),
+                square = (a * a + b * b) + (c * c + d * d);
     uint32_t bits;
     memcpy(&bits, &square, sizeof bits);
     return bits;
@@ -35,7 +36,8 @@ static uint32_t count_above(const kvant_outlier_pool *pool, const float *y, uint
 /* The least bits that at most n chunks exceed. */
 static uint32_t exceeded_by(const kvant_outlier_pool *pool, const float *y, uint32_t n)
 {
-    uint32_t low = 0, high = 0x7F800000u; /* infinity: rows are checked for fp16, whose squares are finite */
+    uint32_t low = 0,
+             high = 0x7F800000u; /* infinity: rows are checked for fp16, whose squares are finite */
     while (low < high) {
         const uint32_t middle = low + (high - low) / 2;
         if (count_above(pool, y, middle) <= n)
@@ -49,7 +51,8 @@ static uint32_t exceeded_by(const kvant_outlier_pool *pool, const float *y, uint
 kvant_outlier_choice kvant_outlier_pool_choose(const kvant_outlier_pool *pool, const float *y)
 {
     const uint32_t n = KVANT_PAGE_TOKENS * pool->n_chunks;
-    kvant_outlier_choice choice = { exceeded_by(pool, y, n / 2), 0 }; /* n is even: the lower median */
+    kvant_outlier_choice choice = { exceeded_by(pool, y, n / 2),
+                                    0 }; /* n is even: the lower median */
     float limit;
     memcpy(&limit, &choice.above, sizeof limit);
     limit = pool->multiple * pool->multiple * limit;
@@ -61,8 +64,8 @@ kvant_outlier_choice kvant_outlier_pool_choose(const kvant_outlier_pool *pool, c
     return choice;
 }
 
-bool kvant_outlier_is_next(const kvant_outlier_pool *pool, kvant_outlier_choice *choice, const float *row,
-                           uint32_t chunk)
+bool kvant_outlier_is_next(const kvant_outlier_pool *pool, kvant_outlier_choice *choice,
+                           const float *row, uint32_t chunk)
 {
     const uint32_t bits = square_bits(pool, row, chunk);
     const bool tie = bits == choice->above && choice->ties > 0;
@@ -70,8 +73,8 @@ bool kvant_outlier_is_next(const kvant_outlier_pool *pool, kvant_outlier_choice 
     return tie || bits > choice->above;
 }
 
-void kvant_outlier_put(const kvant_outlier_pool *pool, const float *row, uint32_t chunk, uint16_t *slots,
-                       uint32_t slot)
+void kvant_outlier_put(const kvant_outlier_pool *pool, const float *row, uint32_t chunk,
+                       uint16_t *slots, uint32_t slot)
 {
     for (uint32_t i = 0; i < 4; i++)
         slots[4 * slot + i] = kvant_half_from_float(channel(pool, row, chunk, i));
@@ -83,14 +86,15 @@ void kvant_outlier_get(const uint16_t *slots, uint32_t slot, float chunk[4])
         chunk[i] = kvant_half_to_float(slots[4 * slot + i]);
 }
 
-kvant_status kvant_outlier_pool_resolve(kvant_outlier_pool *pool, int32_t med, int32_t slots, uint32_t most,
-                                        const char *name, const kvant_error *error)
+kvant_status kvant_outlier_pool_resolve(kvant_outlier_pool *pool, int32_t med, int32_t slots,
+                                        uint32_t most, const char *name, const kvant_error *error)
 {
     const uint32_t n = KVANT_PAGE_TOKENS * pool->n_chunks;
     most = most < n ? most : n;
     if (slots != KVANT_OPTION_ABSENT && (uint32_t)slots > most)
-        return kvant_fail(error, KVANT_ERR_SPEC, "slots=%d is not valid for %s: a page takes 1 to %u", (int)slots,
-                          name, (unsigned)most);
+        return kvant_fail(error, KVANT_ERR_SPEC,
+                          "slots=%d is not valid for %s: a page takes 1 to %u", (int)slots, name,
+                          (unsigned)most);
     pool->multiple = (float)med;
     pool->slots = slots != KVANT_OPTION_ABSENT ? (uint32_t)slots : n / 16 < most ? n / 16 : most;
     return KVANT_OK;

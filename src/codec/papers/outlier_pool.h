@@ -24,13 +24,13 @@ typedef struct kvant_outlier_choice {
 kvant_outlier_choice kvant_outlier_pool_choose(const kvant_outlier_pool *pool, const float *y);
 
 /* For the next chunk, of this row. */
-bool kvant_outlier_is_next(const kvant_outlier_pool *pool, kvant_outlier_choice *choice, const float *row,
-                           uint32_t chunk);
+bool kvant_outlier_is_next(const kvant_outlier_pool *pool, kvant_outlier_choice *choice,
+                           const float *row, uint32_t chunk);
 
 /* Stores a chunk in a slot, or reads it; slots: those of the page, 4 halves each. Channels beyond
  * head_dim are 0. */
-void kvant_outlier_put(const kvant_outlier_pool *pool, const float *row, uint32_t chunk, uint16_t *slots,
-                       uint32_t slot);
+void kvant_outlier_put(const kvant_outlier_pool *pool, const float *row, uint32_t chunk,
+                       uint16_t *slots, uint32_t slot);
 void kvant_outlier_get(const uint16_t *slots, uint32_t slot, float chunk[4]);
 
 /* range=inner|all: whether outliers count for the scale of the others; the paper's text, its authors'
@@ -39,5 +39,5 @@ extern const char *const kvant_outlier_range_names[];
 
 /* med3, med=C and slots=N of families with a page's outliers: fills multiple and slots. most: codes
  * that can name a slot. name: of the family, for words. */
-kvant_status kvant_outlier_pool_resolve(kvant_outlier_pool *pool, int32_t med, int32_t slots, uint32_t most,
-                                        const char *name, const kvant_error *error);
+kvant_status kvant_outlier_pool_resolve(kvant_outlier_pool *pool, int32_t med, int32_t slots,
+                                        uint32_t most, const char *name, const kvant_error *error);

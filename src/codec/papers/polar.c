@@ -14,8 +14,8 @@
 
 /* Adds to codes how many thresholds lie below the angle of (a, b), a and b >= 0: b cos t > a sin
  * t. */
-static void count_thresholds(const kvant_polar_book *book, uint32_t n_thresholds, const float *a, const float *b,
-                             uint32_t n, uint8_t *codes)
+static void count_thresholds(const kvant_polar_book *book, uint32_t n_thresholds, const float *a,
+                             const float *b, uint32_t n, uint8_t *codes)
 {
     for (uint32_t k = 0; k < n_thresholds; k++) {
         float cosine = book->cos_threshold[k], sine = book->sin_threshold[k];
@@ -94,7 +94,8 @@ static void decode_angles(const kvant_polar *p, const uint8_t *codes, float *u)
     }
 }
 
-float kvant_polar_quantize(const kvant_polar *p, const kvant_kernels *kernels, const float *y, uint8_t *codes)
+float kvant_polar_quantize(const kvant_polar *p, const kvant_kernels *kernels, const float *y,
+                           uint8_t *codes)
 {
     float squares = kernels->dot(y, y, p->dim), direction[KVANT_MAX_HEAD_DIM];
     float scale = kvant_half_to_float(kvant_half_from_float(sqrtf(squares) * p->inverse_sqrt_dim));
@@ -121,13 +122,14 @@ void kvant_polar_dequantize(const kvant_polar *p, const uint8_t *codes, float sc
         y[j] *= scale;
 }
 
-static kvant_status polar_check(const kvant_codec *codec, const kvant_kernels *kernels, const float *y)
+static kvant_status polar_check(const kvant_codec *codec, const kvant_kernels *kernels,
+                                const float *y)
 {
     return kvant_polar_fits(codec->state, kernels, y) ? KVANT_OK : KVANT_ERR_RANGE;
 }
 
-static void polar_encode(const kvant_codec *codec, const kvant_kernels *kernels, const float *y, uint32_t token,
-                   void *page)
+static void polar_encode(const kvant_codec *codec, const kvant_kernels *kernels, const float *y,
+                         uint32_t token, void *page)
 {
     uint8_t codes[KVANT_MAX_HEAD_DIM] = { 0 };
     kvant_codec_metadata(codec, page)[token] =
@@ -135,19 +137,22 @@ static void polar_encode(const kvant_codec *codec, const kvant_kernels *kernels,
     kvant_layout_put(&codec->layout, page, token, codes);
 }
 
-static void polar_decode(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, uint32_t token,
-                   float *y)
+static void polar_decode(const kvant_codec *codec, const kvant_kernels *kernels, const void *page,
+                         uint32_t token, float *y)
 {
     uint8_t codes[KVANT_MAX_HEAD_DIM];
     (void)kernels;
     kvant_layout_get(&codec->layout, page, token, codes);
-    kvant_polar_dequantize(codec->state, codes, kvant_half_to_float(kvant_codec_metadata_of(codec, page)[token]), y);
+    kvant_polar_dequantize(codec->state, codes,
+                           kvant_half_to_float(kvant_codec_metadata_of(codec, page)[token]), y);
 }
 
-static const kvant_quantizer polar_quantizer = { polar_check, polar_encode, polar_decode, kvant_unpack_decoded };
+static const kvant_quantizer polar_quantizer = { polar_check, polar_encode, polar_decode,
+                                                 kvant_unpack_decoded };
 
 /* All nodes of a list but the last hold size numbers; the last holds last_size. */
-void kvant_polar_init(kvant_polar *p, uint32_t dim, uint32_t first_bits, uint32_t bits, bool unbiased)
+void kvant_polar_init(kvant_polar *p, uint32_t dim, uint32_t first_bits, uint32_t bits,
+                      bool unbiased)
 {
     uint32_t n = dim, size = 1, last_size = 1;
     *p = (kvant_polar){ .dim = dim,
@@ -194,19 +199,22 @@ typedef struct polar_options {
     int32_t scale;
 } polar_options;
 
-static const kvant_option table[] = { KVANT_SCALE_OPTION(polar_options, KVANT_SCALE_UNBIASED), { .key = NULL } };
+static const kvant_option table[] = { KVANT_SCALE_OPTION(polar_options, KVANT_SCALE_UNBIASED),
+                                      { .key = NULL } };
 
-static kvant_status create_polar(kvant_codec *codec, const kvant_request *request, const kvant_error *error)
+static kvant_status create_polar(kvant_codec *codec, const kvant_request *request,
+                                 const kvant_error *error)
 {
     const polar_options *o = request->options;
     const uint32_t d = codec->info.head_dim;
     const bool blocks = request->spec->variant && strcmp(request->spec->variant, "3.9") == 0;
     uint32_t bits = 0;
     if (!blocks)
-        KVANT_FORWARD(kvant_spec_bits(request->spec, KVANT_POLAR_MIN_BITS, KVANT_POLAR_MAX_BITS, &bits, error));
+        KVANT_FORWARD(kvant_spec_bits(request->spec, KVANT_POLAR_MIN_BITS, KVANT_POLAR_MAX_BITS,
+                                      &bits, error));
     if (d < 2 || d % 2 != 0)
-        return kvant_fail(error, KVANT_ERR_UNSUPPORTED, "polar joins channels in pairs: head_dim %u is not even",
-                          (unsigned)d);
+        return kvant_fail(error, KVANT_ERR_UNSUPPORTED,
+                          "polar joins channels in pairs: head_dim %u is not even", (unsigned)d);
     KVANT_FORWARD(kvant_codec_set_transform(codec, request, kvant_transform_random(d), error));
     if (blocks) {
         kvant_codec_describe(codec, table, o, "polar-3.9");
@@ -221,6 +229,7 @@ static kvant_status create_polar(kvant_codec *codec, const kvant_request *reques
     return KVANT_OK;
 }
 
-KVANT_FAMILY(polar, "2 3 3.9 4", "PolarQuant; 2, 3, 4 as compared in OCTOPUS, section 4",
-             "random rotation, then angles of recursive polar coordinates; 3.9: blocks of 16 channels", table, kvant_common_options,
-             create_polar)
+KVANT_FAMILY(
+    polar, "2 3 3.9 4", "PolarQuant; 2, 3, 4 as compared in OCTOPUS, section 4",
+    "random rotation, then angles of recursive polar coordinates; 3.9: blocks of 16 channels",
+    table, kvant_common_options, create_polar)

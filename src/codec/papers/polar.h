@@ -17,17 +17,20 @@ typedef struct kvant_polar_level {
 } kvant_polar_level;
 
 typedef struct kvant_polar {
-    uint32_t dim;                   /* numbers that one radius stands for */
+    uint32_t dim;                     /* numbers that one radius stands for */
     uint32_t first_bits, bits, depth; /* of an angle of the first list, of the others */
     bool unbiased;
     float sqrt_dim, inverse_sqrt_dim;
-    kvant_polar_level levels[KVANT_POLAR_MAX_DEPTH]; /* levels[0] joins pairs of numbers: the circle's books */
+    kvant_polar_level
+        levels[KVANT_POLAR_MAX_DEPTH]; /* levels[0] joins pairs of numbers: the circle's books */
 } kvant_polar;
 
-void kvant_polar_init(kvant_polar *p, uint32_t dim, uint32_t first_bits, uint32_t bits, bool unbiased);
+void kvant_polar_init(kvant_polar *p, uint32_t dim, uint32_t first_bits, uint32_t bits,
+                      bool unbiased);
 
 /* dim - 1 codes of dim numbers, list after list; returns the scale to store. */
-float kvant_polar_quantize(const kvant_polar *p, const kvant_kernels *kernels, const float *y, uint8_t *codes);
+float kvant_polar_quantize(const kvant_polar *p, const kvant_kernels *kernels, const float *y,
+                           uint8_t *codes);
 
 /* Whether that scale, and the norm before, fit fp16. */
 bool kvant_polar_fits(const kvant_polar *p, const kvant_kernels *kernels, const float *y);

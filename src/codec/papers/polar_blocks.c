@@ -12,13 +12,14 @@
 #define OTHERS (BLOCK - 1 - FIRST) /* of the other three */
 
 typedef struct polar_blocks {
-    kvant_polar polar; /* of a block */
+    kvant_polar polar;                /* of a block */
     kvant_chunk_layout first, others; /* a code is a chunk of its own */
     size_t others_offset;             /* bytes of the page */
     uint32_t n_blocks;
 } polar_blocks;
 
-static kvant_status blocks_check(const kvant_codec *codec, const kvant_kernels *kernels, const float *y)
+static kvant_status blocks_check(const kvant_codec *codec, const kvant_kernels *kernels,
+                                 const float *y)
 {
     const polar_blocks *b = codec->state;
     for (uint32_t i = 0; i < b->n_blocks; i++)
@@ -26,8 +27,8 @@ static kvant_status blocks_check(const kvant_codec *codec, const kvant_kernels *
     return KVANT_OK;
 }
 
-static void blocks_encode(const kvant_codec *codec, const kvant_kernels *kernels, const float *y, uint32_t token,
-                          void *page)
+static void blocks_encode(const kvant_codec *codec, const kvant_kernels *kernels, const float *y,
+                          uint32_t token, void *page)
 {
     const polar_blocks *b = codec->state;
     uint16_t *radius = kvant_codec_metadata(codec, page) + token;
@@ -45,8 +46,8 @@ static void blocks_encode(const kvant_codec *codec, const kvant_kernels *kernels
     kvant_chunk_layout_put(&b->others, (uint8_t *)page + b->others_offset, token, others);
 }
 
-static void blocks_decode(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, uint32_t token,
-                          float *y)
+static void blocks_decode(const kvant_codec *codec, const kvant_kernels *kernels, const void *page,
+                          uint32_t token, float *y)
 {
     const polar_blocks *b = codec->state;
     const uint16_t *radius = kvant_codec_metadata_of(codec, page) + token;
@@ -60,18 +61,20 @@ static void blocks_decode(const kvant_codec *codec, const kvant_kernels *kernels
             codes[j] = (uint8_t)first[i * FIRST + j];
         for (uint32_t j = 0; j < OTHERS; j++)
             codes[FIRST + j] = (uint8_t)others[i * OTHERS + j];
-        kvant_polar_dequantize(&b->polar, codes, kvant_half_to_float(radius[i * KVANT_PAGE_TOKENS]), y + i * BLOCK);
+        kvant_polar_dequantize(&b->polar, codes, kvant_half_to_float(radius[i * KVANT_PAGE_TOKENS]),
+                               y + i * BLOCK);
     }
 }
 
-static const kvant_quantizer blocks_quantizer = { blocks_check, blocks_encode, blocks_decode, kvant_unpack_decoded };
+static const kvant_quantizer blocks_quantizer = { blocks_check, blocks_encode, blocks_decode,
+                                                  kvant_unpack_decoded };
 
 kvant_status kvant_polar_create_blocks(kvant_codec *codec, bool unbiased, const kvant_error *error)
 {
     const uint32_t d = codec->info.head_dim, n = d / BLOCK;
     if (d % BLOCK != 0)
-        return kvant_fail(error, KVANT_ERR_UNSUPPORTED, "polar-3.9 has blocks of 16 channels, and head_dim is %u",
-                          (unsigned)d);
+        return kvant_fail(error, KVANT_ERR_UNSUPPORTED,
+                          "polar-3.9 has blocks of 16 channels, and head_dim is %u", (unsigned)d);
     KVANT_FORWARD(kvant_codec_alloc_state(codec, sizeof(polar_blocks)));
     polar_blocks *b = codec->state;
     b->n_blocks = n;

@@ -22,15 +22,19 @@ kvant_status kvant_qjl_resolve(int32_t qjl, int32_t *option, int32_t *scale, kva
                                const kvant_error *error)
 {
     if (*option != KVANT_OPTION_ABSENT && !qjl)
-        return kvant_fail(error, KVANT_ERR_SPEC, "sketch=%s needs the option qjl", kvant_sketch_names[*option]);
+        return kvant_fail(error, KVANT_ERR_SPEC, "sketch=%s needs the option qjl",
+                          kvant_sketch_names[*option]);
     if (qjl && *scale == KVANT_SCALE_UNBIASED)
-        return kvant_fail(error, KVANT_ERR_SPEC,
-                          "scale=unbiased and qjl exclude each other: the sketch removes the bias of scale=norm");
+        return kvant_fail(
+            error, KVANT_ERR_SPEC,
+            "scale=unbiased and qjl exclude each other: the sketch removes the bias of scale=norm");
     if (*scale == KVANT_OPTION_ABSENT)
         *scale = qjl ? KVANT_SCALE_NORM : KVANT_SCALE_UNBIASED;
     if (qjl && *option == KVANT_OPTION_ABSENT)
         *option = 0;
-    *sketch = !qjl ? KVANT_SKETCH_NONE : *option == 1 ? KVANT_SKETCH_GAUSSIAN : KVANT_SKETCH_HADAMARD;
+    *sketch = !qjl           ? KVANT_SKETCH_NONE
+              : *option == 1 ? KVANT_SKETCH_GAUSSIAN
+                             : KVANT_SKETCH_HADAMARD;
     return KVANT_OK;
 }
 
@@ -41,19 +45,23 @@ size_t kvant_qjl_matrix_floats(kvant_sketch sketch, uint32_t head_dim)
     return sketch == KVANT_SKETCH_HADAMARD ? kvant_transform_matrix_floats(head_dim) : 0;
 }
 
-kvant_status kvant_qjl_init(kvant_qjl *qjl, kvant_sketch sketch, uint32_t head_dim, uint64_t seed, float *matrix)
+kvant_status kvant_qjl_init(kvant_qjl *qjl, kvant_sketch sketch, uint32_t head_dim, uint64_t seed,
+                            float *matrix)
 {
     uint64_t own = kvant_derived_seed(seed, 1);
     *qjl = (kvant_qjl){ .sketch = sketch, .inverse_sqrt_dim = (float)(1 / sqrt((double)head_dim)) };
     if (sketch == KVANT_SKETCH_GAUSSIAN) {
-        qjl->projection = (kvant_transform){ .rotate = KVANT_ROTATE_DENSE, .head_dim = head_dim, .matrix = matrix };
+        qjl->projection = (kvant_transform){ .rotate = KVANT_ROTATE_DENSE,
+                                             .head_dim = head_dim,
+                                             .matrix = matrix };
         kvant_random_normals((size_t)head_dim * head_dim, 1 / sqrt((double)head_dim), own, matrix);
         return KVANT_OK;
     }
     return kvant_transform_init_inner(&qjl->projection, head_dim, own, matrix);
 }
 
-void kvant_qjl_set_page(kvant_qjl *qjl, kvant_codec *codec, uint32_t bits, size_t code_bytes, size_t metadata_bytes)
+void kvant_qjl_set_page(kvant_qjl *qjl, kvant_codec *codec, uint32_t bits, size_t code_bytes,
+                        size_t metadata_bytes)
 {
     kvant_layout_init(&qjl->signs, codec->info.role, codec->info.head_dim, 1);
     qjl->codes_offset = (code_bytes + 15) / 16 * 16;
@@ -74,7 +82,8 @@ void kvant_qjl_set_view(const kvant_qjl *qjl, kvant_codec *codec)
 
 static float residual_norm(const kvant_qjl *qjl, const float *residual)
 {
-    return sqrtf(kvant_dot_ordered(residual, residual, qjl->projection.head_dim)) * qjl->inverse_sqrt_dim;
+    return sqrtf(kvant_dot_ordered(residual, residual, qjl->projection.head_dim)) *
+           qjl->inverse_sqrt_dim;
 }
 
 bool kvant_qjl_fits(const kvant_qjl *qjl, const float *residual)
@@ -82,8 +91,8 @@ bool kvant_qjl_fits(const kvant_qjl *qjl, const float *residual)
     return residual_norm(qjl, residual) <= KVANT_HALF_MAX;
 }
 
-void kvant_qjl_encode(const kvant_qjl *qjl, const kvant_kernels *kernels, const float *residual, uint32_t token,
-                      void *page)
+void kvant_qjl_encode(const kvant_qjl *qjl, const kvant_kernels *kernels, const float *residual,
+                      uint32_t token, void *page)
 {
     float projected[KVANT_MAX_HEAD_DIM];
     uint8_t signs[KVANT_MAX_HEAD_DIM] = { 0 };
@@ -95,8 +104,8 @@ void kvant_qjl_encode(const kvant_qjl *qjl, const kvant_kernels *kernels, const 
         kvant_half_from_float(residual_norm(qjl, residual));
 }
 
-void kvant_qjl_add(const kvant_qjl *qjl, const kvant_kernels *kernels, const void *page, uint32_t token,
-                   float *y)
+void kvant_qjl_add(const kvant_qjl *qjl, const kvant_kernels *kernels, const void *page,
+                   uint32_t token, float *y)
 {
     uint8_t signs[KVANT_MAX_HEAD_DIM];
     float estimate[KVANT_MAX_HEAD_DIM];

@@ -10,9 +10,10 @@
 #include "../codec_internal.h"
 
 /* The options qjl and sketch of a struct that has both. */
-#define KVANT_QJL_OPTIONS(type)                                                                                    \
-    KVANT_FLAG(type, qjl, "a sketch of one bit of what codes leave"),                                              \
-        KVANT_CHOICE(type, sketch, kvant_sketch_names, KVANT_OPTION_ABSENT, "projection of the sketch")
+#define KVANT_QJL_OPTIONS(type)                                                                    \
+    KVANT_FLAG(type, qjl, "a sketch of one bit of what codes leave"),                              \
+        KVANT_CHOICE(type, sketch, kvant_sketch_names, KVANT_OPTION_ABSENT,                        \
+                     "projection of the sketch")
 extern const char *const kvant_sketch_names[];
 
 typedef enum kvant_sketch {
@@ -24,7 +25,8 @@ typedef enum kvant_sketch {
 typedef struct kvant_qjl {
     kvant_sketch sketch;
     kvant_transform projection; /* R', or S / sqrt(head_dim) as a dense matrix */
-    kvant_layout signs;         /* 1 bit per channel, in a code plane that starts at codes_offset of the page */
+    kvant_layout
+        signs; /* 1 bit per channel, in a code plane that starts at codes_offset of the page */
     size_t codes_offset, norms_offset;
     float inverse_sqrt_dim;
 } kvant_qjl;
@@ -39,7 +41,8 @@ kvant_status kvant_qjl_resolve(int32_t qjl, int32_t *option, int32_t *scale, kva
 size_t kvant_qjl_matrix_floats(kvant_sketch sketch, uint32_t head_dim);
 
 /* Builds the projection from the codec's seed. sketch is not KVANT_SKETCH_NONE. */
-kvant_status kvant_qjl_init(kvant_qjl *qjl, kvant_sketch sketch, uint32_t head_dim, uint64_t seed, float *matrix);
+kvant_status kvant_qjl_init(kvant_qjl *qjl, kvant_sketch sketch, uint32_t head_dim, uint64_t seed,
+                            float *matrix);
 
 /* kvant_codec_set_page with the sketch's signs behind code_bytes of other codes and its norms
  * behind metadata_bytes of other metadata. bits and nominal_bits of the codec's info count the
@@ -54,9 +57,9 @@ void kvant_qjl_set_view(const kvant_qjl *qjl, kvant_codec *codec);
 bool kvant_qjl_fits(const kvant_qjl *qjl, const float *residual);
 
 /* Stores the sketch of a residual of head_dim floats. */
-void kvant_qjl_encode(const kvant_qjl *qjl, const kvant_kernels *kernels, const float *residual, uint32_t token,
-                      void *page);
+void kvant_qjl_encode(const kvant_qjl *qjl, const kvant_kernels *kernels, const float *residual,
+                      uint32_t token, void *page);
 
 /* y += the residual's estimate. */
-void kvant_qjl_add(const kvant_qjl *qjl, const kvant_kernels *kernels, const void *page, uint32_t token,
-                   float *y);
+void kvant_qjl_add(const kvant_qjl *qjl, const kvant_kernels *kernels, const void *page,
+                   uint32_t token, float *y);

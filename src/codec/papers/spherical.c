@@ -16,7 +16,8 @@
 #define SAMPLES 4096
 
 /* Bit k of the result: whether the projection of x - |x| unit on direction k is negative. */
-static uint32_t projection_signs(const float x[4], uint32_t unit, const float *directions, uint32_t n_signs)
+static uint32_t projection_signs(const float x[4], uint32_t unit, const float *directions,
+                                 uint32_t n_signs)
 {
     const float norm = sqrtf((x[0] * x[0] + x[1] * x[1]) + (x[2] * x[2] + x[3] * x[3]));
     const kvant_quaternion p = kvant_hurwitz_unit(unit);
@@ -26,7 +27,9 @@ static uint32_t projection_signs(const float x[4], uint32_t unit, const float *d
         rest[i] = x[i] - norm * (float)p.c[i];
     for (uint32_t k = 0; k < n_signs; k++) {
         const float *g = directions + (size_t)4 * k;
-        signs |= (uint32_t)((rest[0] * g[0] + rest[1] * g[1]) + (rest[2] * g[2] + rest[3] * g[3]) < 0) << k;
+        signs |=
+            (uint32_t)((rest[0] * g[0] + rest[1] * g[1]) + (rest[2] * g[2] + rest[3] * g[3]) < 0)
+            << k;
     }
     return signs;
 }
@@ -42,15 +45,17 @@ static uint32_t count_signs(const kvant_direction *direction)
 static uint32_t nearest(const kvant_direction *direction, const float x[4])
 {
     const uint32_t unit = kvant_direction_closest_unit(x);
-    return unit + KVANT_HURWITZ_UNITS * projection_signs(x, unit, direction->table, count_signs(direction));
+    return unit + KVANT_HURWITZ_UNITS *
+                      projection_signs(x, unit, direction->table, count_signs(direction));
 }
 
-static void search(const kvant_direction *direction, const kvant_kernels *kernels, const float *x, uint32_t n,
-                   uint32_t *index)
+static void search(const kvant_direction *direction, const kvant_kernels *kernels, const float *x,
+                   uint32_t n, uint32_t *index)
 {
     (void)kernels;
     for (uint32_t c = 0; c < n; c++) {
-        const float chunk[4] = { x[c], x[KVANT_DIRECTION_MAX_CHUNKS + c], x[2 * KVANT_DIRECTION_MAX_CHUNKS + c],
+        const float chunk[4] = { x[c], x[KVANT_DIRECTION_MAX_CHUNKS + c],
+                                 x[2 * KVANT_DIRECTION_MAX_CHUNKS + c],
                                  x[3 * KVANT_DIRECTION_MAX_CHUNKS + c] };
         index[c] = nearest(direction, chunk);
     }
@@ -118,7 +123,8 @@ static void fill_tables(kvant_direction *direction, uint32_t n_signs, uint64_t s
 static const kvant_option table[] = { KVANT_SCALE_OPTION(kvant_direction_options, KVANT_SCALE_NORM),
                                       { .key = NULL } };
 
-static kvant_status create_spherical(kvant_codec *codec, const kvant_request *request, const kvant_error *error)
+static kvant_status create_spherical(kvant_codec *codec, const kvant_request *request,
+                                     const kvant_error *error)
 {
     static const kvant_direction_field fields[2] = { { "r", 2, 8 }, { "jl", 0, MAX_SIGNS } };
     uint32_t numbers[2] = { 4, 4 };
@@ -127,13 +133,15 @@ static kvant_status create_spherical(kvant_codec *codec, const kvant_request *re
     KVANT_FORWARD(kvant_direction_variant(request->spec, fields, numbers, error));
     const kvant_direction_shape shape = { .n_codewords = KVANT_HURWITZ_UNITS << numbers[1],
                                           .radius_bits = numbers[0],
-                                          .code_bits = log2(KVANT_HURWITZ_UNITS) + numbers[0] + numbers[1],
+                                          .code_bits =
+                                              log2(KVANT_HURWITZ_UNITS) + numbers[0] + numbers[1],
                                           .table_floats = (size_t)4 * MAX_SIGNS,
                                           .search = search,
                                           .searches_by = KVANT_SEARCH_SIGNS };
     KVANT_FORWARD(kvant_direction_create(codec, request, &o, &shape, error));
     fill_tables(codec->state, numbers[1], request->site->seed);
-    kvant_codec_describe(codec, table, &o, "spherical-r%ujl%u", (unsigned)numbers[0], (unsigned)numbers[1]);
+    kvant_codec_describe(codec, table, &o, "spherical-r%ujl%u", (unsigned)numbers[0],
+                         (unsigned)numbers[1]);
     return kvant_direction_offer_codes(codec);
 }
 

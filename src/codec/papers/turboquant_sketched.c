@@ -16,8 +16,8 @@ typedef struct sketched {
 } sketched;
 
 /* What the first stage leaves of y, its codes and the scale to store. */
-static float first_stage(const sketched *s, const kvant_kernels *kernels, const float *y, uint8_t *codes,
-                         float *residual)
+static float first_stage(const sketched *s, const kvant_kernels *kernels, const float *y,
+                         uint8_t *codes, float *residual)
 {
     uint32_t d = s->qjl.projection.head_dim;
     memcpy(residual, y, d * sizeof *y);
@@ -30,7 +30,8 @@ static float first_stage(const sketched *s, const kvant_kernels *kernels, const 
     return scale;
 }
 
-static kvant_status sketched_check(const kvant_codec *codec, const kvant_kernels *kernels, const float *y)
+static kvant_status sketched_check(const kvant_codec *codec, const kvant_kernels *kernels,
+                                   const float *y)
 {
     const sketched *s = codec->state;
     float residual[KVANT_MAX_HEAD_DIM];
@@ -40,8 +41,8 @@ static kvant_status sketched_check(const kvant_codec *codec, const kvant_kernels
     return kvant_qjl_fits(&s->qjl, residual) ? KVANT_OK : KVANT_ERR_RANGE;
 }
 
-static void sketched_encode(const kvant_codec *codec, const kvant_kernels *kernels, const float *y, uint32_t token,
-                   void *page)
+static void sketched_encode(const kvant_codec *codec, const kvant_kernels *kernels, const float *y,
+                            uint32_t token, void *page)
 {
     const sketched *s = codec->state;
     float residual[KVANT_MAX_HEAD_DIM];
@@ -54,8 +55,8 @@ static void sketched_encode(const kvant_codec *codec, const kvant_kernels *kerne
     kvant_qjl_encode(&s->qjl, kernels, residual, token, page);
 }
 
-static void sketched_decode(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, uint32_t token,
-                   float *y)
+static void sketched_decode(const kvant_codec *codec, const kvant_kernels *kernels,
+                            const void *page, uint32_t token, float *y)
 {
     const sketched *s = codec->state;
     memset(y, 0, codec->info.head_dim * sizeof *y);
@@ -68,8 +69,8 @@ static void sketched_decode(const kvant_codec *codec, const kvant_kernels *kerne
     kvant_qjl_add(&s->qjl, kernels, page, token, y);
 }
 
-static const kvant_quantizer sketched_quantizer = { sketched_check, sketched_encode, sketched_decode,
-                                                    kvant_unpack_decoded };
+static const kvant_quantizer sketched_quantizer = { sketched_check, sketched_encode,
+                                                    sketched_decode, kvant_unpack_decoded };
 
 kvant_status kvant_turboquant_create_sketched(kvant_codec *codec, const turboquant_variant *variant)
 {
@@ -79,7 +80,8 @@ kvant_status kvant_turboquant_create_sketched(kvant_codec *codec, const turboqua
     sketched *s = codec->state;
     if (first)
         kvant_codebook_init(&s->book, d, first);
-    KVANT_FORWARD(kvant_qjl_init(&s->qjl, (kvant_sketch)variant->sketch, d, variant->seed, s->matrix));
+    KVANT_FORWARD(
+        kvant_qjl_init(&s->qjl, (kvant_sketch)variant->sketch, d, variant->seed, s->matrix));
     codec->quantizer = &sketched_quantizer;
     /* Without a first stage the layout still tells unpacked tiles their order. */
     kvant_layout_init(&codec->layout, codec->info.role, d, first ? first : 1);

@@ -20,12 +20,12 @@ typedef struct tier {
     kvant_codebook book;
     kvant_transform rotation;
     kvant_chunk_layout layout;
-    uint32_t first;                     /* its channels are first ... first + book.dim - 1 in the page's order */
+    uint32_t first; /* its channels are first ... first + book.dim - 1 in the page's order */
     size_t codes_offset, scales_offset; /* bytes in the page */
 } tier;
 
 typedef struct tiers {
-    tier tier[2];        /* outliers, others */
+    tier tier[2]; /* outliers, others */
     size_t mask_offset;
     float matrix[]; /* of both rotations */
 } tiers;
@@ -80,7 +80,8 @@ static void choose_outliers(const kvant_codec *codec, const float *y, void *page
 
 /* channels: those of the tier, in order. A scale beyond fp16 is possible for scale=unbiased alone:
  * it is cut. */
-static void encode_tier(const tier *at, const kvant_kernels *kernels, const float *channels, uint32_t token, void *page)
+static void encode_tier(const tier *at, const kvant_kernels *kernels, const float *channels,
+                        uint32_t token, void *page)
 {
     float rotated[KVANT_MAX_HEAD_DIM];
     uint8_t codes[KVANT_MAX_HEAD_DIM];
@@ -94,7 +95,8 @@ static void encode_tier(const tier *at, const kvant_kernels *kernels, const floa
     kvant_chunk_layout_put(&at->layout, (uint8_t *)page + at->codes_offset, token, wide);
 }
 
-static void decode_tier(const tier *at, const kvant_kernels *kernels, const void *page, uint32_t token, float *channels)
+static void decode_tier(const tier *at, const kvant_kernels *kernels, const void *page,
+                        uint32_t token, float *channels)
 {
     float rotated[KVANT_MAX_HEAD_DIM];
     uint8_t codes[KVANT_MAX_HEAD_DIM];
@@ -109,16 +111,19 @@ static void decode_tier(const tier *at, const kvant_kernels *kernels, const void
 
 /* Which channels are outliers is not known before the whole page is: both tiers' norms fit when the
  * row's would in either. */
-static kvant_status tiers_check(const kvant_codec *codec, const kvant_kernels *kernels, const float *y)
+static kvant_status tiers_check(const kvant_codec *codec, const kvant_kernels *kernels,
+                                const float *y)
 {
     float squares = kernels->dot(y, y, codec->info.head_dim);
     const tier *outliers = &tiers_of(codec)->tier[0];
     /* 0.999: a rotation's and a sum's rounding */
-    return sqrtf(squares) * outliers->book.inverse_sqrt_dim <= 0.999f * KVANT_HALF_MAX ? KVANT_OK : KVANT_ERR_RANGE;
+    return sqrtf(squares) * outliers->book.inverse_sqrt_dim <= 0.999f * KVANT_HALF_MAX
+               ? KVANT_OK
+               : KVANT_ERR_RANGE;
 }
 
-static void tiers_encode(const kvant_codec *codec, const kvant_kernels *kernels, const float *y, uint32_t token,
-                   void *page)
+static void tiers_encode(const kvant_codec *codec, const kvant_kernels *kernels, const float *y,
+                         uint32_t token, void *page)
 {
     const tiers *s = tiers_of(codec);
     uint16_t order[KVANT_MAX_HEAD_DIM];
@@ -133,8 +138,8 @@ static void tiers_encode(const kvant_codec *codec, const kvant_kernels *kernels,
     }
 }
 
-static void tiers_decode(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, uint32_t token,
-                   float *y)
+static void tiers_decode(const kvant_codec *codec, const kvant_kernels *kernels, const void *page,
+                         uint32_t token, float *y)
 {
     const tiers *s = tiers_of(codec);
     uint16_t order[KVANT_MAX_HEAD_DIM];
@@ -146,7 +151,8 @@ static void tiers_decode(const kvant_codec *codec, const kvant_kernels *kernels,
         y[order[j]] = sorted[j];
 }
 
-static const kvant_quantizer tiers_quantizer = { tiers_check, tiers_encode, tiers_decode, kvant_unpack_decoded };
+static const kvant_quantizer tiers_quantizer = { tiers_check, tiers_encode, tiers_decode,
+                                                 kvant_unpack_decoded };
 
 /* Sizes and places of everything in the page: codes of both tiers, then their scales, then the
  * mask. */
@@ -160,13 +166,15 @@ static void set_page(tiers *s, kvant_codec *codec, const turboquant_variant *var
         at->codes_offset = code_bytes;
         code_bytes += at->layout.code_bytes;
     }
-    kvant_codec_set_page(codec, variant->bits, code_bytes, 2 * scale_bytes + (d + 31) / 32 * sizeof(uint32_t));
+    kvant_codec_set_page(codec, variant->bits, code_bytes,
+                         2 * scale_bytes + (d + 31) / 32 * sizeof(uint32_t));
     s->tier[0].scales_offset = codec->info.metadata_offset;
     s->tier[1].scales_offset = codec->info.metadata_offset + scale_bytes;
     s->mask_offset = codec->info.metadata_offset + 2 * scale_bytes;
     codec->info.nominal_bits = variant->bits + 0.5;
     codec->info.block_tokens = KVANT_PAGE_TOKENS;
-    kvant_layout_init(&codec->layout, codec->info.role, d, variant->bits); /* the order of unpacked tiles */
+    kvant_layout_init(&codec->layout, codec->info.role, d,
+                      variant->bits); /* the order of unpacked tiles */
 }
 
 static void set_view(kvant_codec *codec, const tiers *s, size_t bytes)
@@ -185,13 +193,15 @@ static void set_view(kvant_codec *codec, const tiers *s, size_t bytes)
 }
 
 kvant_status kvant_turboquant_create_tiers(kvant_codec *codec, const turboquant_variant *variant,
-                                     const kvant_error *error)
+                                           const kvant_error *error)
 {
     uint32_t d = codec->info.head_dim, dims[2] = { d / 4, d - d / 4 };
     if (d < 16)
-        return kvant_fail(error, KVANT_ERR_UNSUPPORTED, "turboquant-%u.5 needs head_dim 16 or more, not %u",
+        return kvant_fail(error, KVANT_ERR_UNSUPPORTED,
+                          "turboquant-%u.5 needs head_dim 16 or more, not %u",
                           (unsigned)variant->bits, (unsigned)d);
-    size_t floats[2] = { kvant_transform_matrix_floats(dims[0]), kvant_transform_matrix_floats(dims[1]) };
+    size_t floats[2] = { kvant_transform_matrix_floats(dims[0]),
+                         kvant_transform_matrix_floats(dims[1]) };
     const size_t bytes = sizeof(tiers) + (floats[0] + floats[1]) * sizeof(float);
     KVANT_FORWARD(kvant_codec_alloc_state(codec, bytes));
     tiers *s = codec->state;
@@ -200,7 +210,8 @@ kvant_status kvant_turboquant_create_tiers(kvant_codec *codec, const turboquant_
         at->first = k ? dims[0] : 0;
         kvant_codebook_init(&at->book, dims[k], variant->bits + 1 - k);
         at->book.unbiased = variant->unbiased;
-        KVANT_FORWARD(kvant_transform_init_inner(&at->rotation, dims[k], kvant_derived_seed(variant->seed, 2 + k),
+        KVANT_FORWARD(kvant_transform_init_inner(&at->rotation, dims[k],
+                                                 kvant_derived_seed(variant->seed, 2 + k),
                                                  s->matrix + (k ? floats[0] : 0)));
     }
     codec->quantizer = &tiers_quantizer;

@@ -20,7 +20,8 @@ bool prefers_any(const kvant_cuda_attention_args &args, uint32_t rows);
 
 /* KVANT_ERR_UNSUPPORTED when a block has less shared memory than this head_dim needs. common: as for tile
  * kernels. */
-kvant_status launch_attention_any(const kvant_cuda_attention_args &args, const AttentionArgs &common,
-                                  int multiprocessors, int shared_bytes, cudaStream_t stream);
+kvant_status launch_attention_any(const kvant_cuda_attention_args &args,
+                                  const AttentionArgs &common, int multiprocessors,
+                                  int shared_bytes, cudaStream_t stream);
 
 } // namespace kvant

@@ -20,15 +20,16 @@ struct RowSpace {
     alignas(16) float row[MOST_DIM];
 };
 
-KVANT_INLINE void put_code(const kvant_cuda_params &codec, uint8_t *page, int token, int channel, uint32_t code)
+KVANT_INLINE void put_code(const kvant_cuda_params &codec, uint8_t *page, int token, int channel,
+                           uint32_t code)
 {
     const bool keys = codec.role == KVANT_ROLE_K;
     const int tiles = codec.head_dim / 16;
     for_each_plane((int)codec.bits, keys, tiles, [&](int log, int first, int shift) {
         const Place where = code_place(log, keys, tiles, token, channel);
         const uint32_t ones = (1u << (1 << log)) - 1;
-        put_bits(reinterpret_cast<uint32_t *>(page) + first + where.word, (code >> shift & ones) << where.bit,
-                 ones << where.bit);
+        put_bits(reinterpret_cast<uint32_t *>(page) + first + where.word,
+                 (code >> shift & ones) << where.bit, ones << where.bit);
     });
 }
 
@@ -44,8 +45,9 @@ template <int P> struct AnyWriter {
     uint32_t row_token = 0; /* of the call */
 
     __device__ AnyWriter(const AnyAppendArgs &args_, RowSpace &space_, const AnyBook &book_)
-        : args(args_), role(args_.roles[0]), space(space_), book(book_), d((int)args_.roles[0].codec.head_dim),
-          kv_head(blockIdx.y), lane(threadIdx.x & 31), codes{}
+        : args(args_), role(args_.roles[0]), space(space_), book(book_),
+          d((int)args_.roles[0].codec.head_dim), kv_head(blockIdx.y), lane(threadIdx.x & 31),
+          codes{}
     {
     }
 
@@ -77,7 +79,8 @@ template <int P> struct AnyWriter {
             return refuse(finite);
         store_any(page, (size_t)token * d, KVANT_CUDA_F16, d, lane, row);
         if (role.exact)
-            store_any(role.exact, (page - role.base) / sizeof(uint16_t) + (size_t)token * d, KVANT_CUDA_F32, d, lane, row);
+            store_any(role.exact, (page - role.base) / sizeof(uint16_t) + (size_t)token * d,
+                      KVANT_CUDA_F32, d, lane, row);
     }
 
     KVANT_INLINE static int min_of(int a, int b)
@@ -88,7 +91,8 @@ template <int P> struct AnyWriter {
     KVANT_INLINE uint32_t thresholds_below(float u) const
     {
         const kvant_cuda_codec &c = args.codec;
-        const float *thresholds = c.params.kind == KVANT_CUDA_CODEBOOK_WIDE ? c.wide.thresholds : c.params.thresholds;
+        const float *thresholds =
+            c.params.kind == KVANT_CUDA_CODEBOOK_WIDE ? c.wide.thresholds : c.params.thresholds;
         uint32_t code = 0;
         for (uint32_t step = 1u << (c.params.bits - 1); step > 0; step /= 2)
             code += u > thresholds[code + step - 1] ? step : 0;
@@ -104,7 +108,8 @@ template <int P> struct AnyWriter {
         return norm;
     }
 
-    KVANT_INLINE Quantized unbiased(const R &row, const R &decoded, float squares, float norm, float scale) const
+    KVANT_INLINE Quantized unbiased(const R &row, const R &decoded, float squares, float norm,
+                                    float scale) const
     {
         float stored = scale;
         if (role.codec.unbiased && scale > 0) {
@@ -133,12 +138,14 @@ template <int P> struct AnyWriter {
     {
         float scale, inverse, own = 0, product = 0;
         const float length = norm_of(dot_rows<P>(row, row, lane), scale, inverse),
-                    *pivots = role.feedback + (size_t)kv_head * (d + (size_t)d * d), *columns = pivots + d;
+                    *pivots = role.feedback + (size_t)kv_head * (d + (size_t)d * d),
+                    *columns = pivots + d;
         R z = row;
         z.each(lane, [&](float &x, int) { x = __fmul_rn(x, inverse); });
         R target = z, a = z, column{}, next{};
         auto load = [&](int j) {
-            each_of(next, d, lane, [&](float &x, int channel) { x = columns[(size_t)j * d + channel]; });
+            each_of(next, d, lane,
+                    [&](float &x, int channel) { x = columns[(size_t)j * d + channel]; });
         };
         load(0);
         unrolled_for (int m = 0; m < LANE_NUMBERS; m++)
@@ -147,12 +154,14 @@ template <int P> struct AnyWriter {
                 const int j = 32 * m + l;
                 column = next;
                 load(min_of(j + 1, d - 1));
-                const float t = __shfl_sync(FULL, target.x[m], l), a_j = __shfl_sync(FULL, a.x[m], l),
-                            z_j = __shfl_sync(FULL, z.x[m], l), weighted = __fmul_rn(pivots[j], a_j);
+                const float t = __shfl_sync(FULL, target.x[m], l),
+                            a_j = __shfl_sync(FULL, a.x[m], l), z_j = __shfl_sync(FULL, z.x[m], l),
+                            weighted = __fmul_rn(pivots[j], a_j);
                 const uint32_t code = thresholds_below(t);
                 const float value = book.values[code], error = __fsub_rn(value, z_j);
                 own = __fadd_rn(own, __fmul_rn(weighted, a_j));
-                product = __fadd_rn(product, __fmul_rn(weighted, __fadd_rn(a_j, __fsub_rn(value, t))));
+                product =
+                    __fadd_rn(product, __fmul_rn(weighted, __fadd_rn(a_j, __fsub_rn(value, t))));
                 codes[m] = lane == l ? code : codes[m];
                 unrolled_for (int i = 0; i < LANE_NUMBERS; i++) {
                     target.x[i] = __fsub_rn(target.x[i], __fmul_rn(column.x[i], error));
@@ -162,7 +171,9 @@ template <int P> struct AnyWriter {
         float stored = scale;
         if (role.codec.unbiased && product > 0) {
             const float ratio = __fdiv_rn(own, product);
-            stored = __fmul_rn(scale, ratio > MAX_RATIO ? MAX_RATIO : ratio < 1 / MAX_RATIO ? 1 / MAX_RATIO : ratio);
+            stored = __fmul_rn(scale, ratio > MAX_RATIO       ? MAX_RATIO
+                                      : ratio < 1 / MAX_RATIO ? 1 / MAX_RATIO
+                                                              : ratio);
         }
         return Quantized{ stored, 0, length <= 65504.0f / MAX_RATIO };
     }
@@ -171,7 +182,8 @@ template <int P> struct AnyWriter {
     {
         const kvant_cuda_params &c = role.codec;
         const int token = (int)(slot % PAGE_TOKENS);
-        uint8_t *page = role.base + (size_t)page_number(slot) * role.block_stride + kv_head * role.head_stride;
+        uint8_t *page =
+            role.base + (size_t)page_number(slot) * role.block_stride + kv_head * role.head_stride;
         if (c.codes == KVANT_CUDA_CODES_OPEN)
             return put_open(row, token, page, finite);
         store(c.feedback ? feedback(row) : codebook(row), token, page, finite);
@@ -188,7 +200,9 @@ template <int P> struct AnyWriter {
     }
 };
 
-template <int P> __global__ void __launch_bounds__(WARPS * 32) append_any_kernel(const __grid_constant__ AnyAppendArgs args)
+template <int P>
+__global__ void __launch_bounds__(WARPS * 32)
+    append_any_kernel(const __grid_constant__ AnyAppendArgs args)
 {
     __shared__ AnyBook book;
     __shared__ RowSpace space[WARPS];
@@ -217,7 +231,8 @@ template <int M> struct TrellisSpace {
     static int bytes(int steps)
     {
         using S = SearchSpace<MOST_DIM, M>;
-        return (int)(offsetof(TrellisSpace, search) + offsetof(S, decisions) + steps * sizeof(S::decisions[0]));
+        return (int)(offsetof(TrellisSpace, search) + offsetof(S, decisions) +
+                     steps * sizeof(S::decisions[0]));
     }
 };
 
@@ -242,7 +257,8 @@ __global__ void __launch_bounds__(WARPS * 32)
     bool finite;
     float scale, inverse;
     Row<MOST_DIM> row = writer.load(blockIdx.x, finite), decoded{};
-    const float squares = dot_rows<MOST_DIM>(row, row, writer.lane), norm = writer.norm_of(squares, scale, inverse);
+    const float squares = dot_rows<MOST_DIM>(row, row, writer.lane),
+                norm = writer.norm_of(squares, scale, inverse);
     const uint16_t *steps = space.book.trellis.steps;
     each_of(row, writer.d, writer.lane, [&](float x, int channel) {
         space.search.cells[steps[channel]] = (uint16_t)cell_of(__fmul_rn(x, inverse));
@@ -255,13 +271,16 @@ __global__ void __launch_bounds__(WARPS * 32)
             break;
         const int step = steps[channel];
         const uint32_t subset = subset_at(trellis, space.search.bits, writer.d, step),
-                       nearest = nearest_of(trellis, space.levels, space.search.cells[step], subset);
+                       nearest =
+                           nearest_of(trellis, space.levels, space.search.cells[step], subset);
         writer.codes[j] = 2 * nearest + space.search.bits[step];
         decoded.x[j] = space.book.trellis.values[8 * nearest + subset];
     }
     const AppendRole &role = args.roles[0];
     writer.store(writer.unbiased(row, decoded, squares, norm, scale), (int)(slot % PAGE_TOKENS),
-                 role.base + (size_t)page_number(slot) * role.block_stride + writer.kv_head * role.head_stride, finite);
+                 role.base + (size_t)page_number(slot) * role.block_stride +
+                     writer.kv_head * role.head_stride,
+                 finite);
 }
 
 template <int M>
@@ -273,10 +292,12 @@ static cudaError_t launch_trellis(const AnyAppendArgs &args, int n_kv_heads, cud
     cudaError_t error = most_shared(most);
     const int room = std::min((most - Space::bytes(0)) / step, d), bytes = Space::bytes(room);
     if (error == cudaSuccess)
-        error = room > 0 ? allow_shared((const void *)append_any_trellis_kernel<M>, bytes) : cudaErrorNotSupported;
+        error = room > 0 ? allow_shared((const void *)append_any_trellis_kernel<M>, bytes)
+                         : cudaErrorNotSupported;
     if (error != cudaSuccess)
         return error;
-    append_any_trellis_kernel<M><<<dim3(args.n_tokens, n_kv_heads), WARPS * 32, bytes, stream>>>(args, room);
+    append_any_trellis_kernel<M>
+        <<<dim3(args.n_tokens, n_kv_heads), WARPS * 32, bytes, stream>>>(args, room);
     return cudaGetLastError();
 }
 

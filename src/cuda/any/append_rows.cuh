@@ -14,11 +14,13 @@ struct AnyAppendArgs : AppendArgs {
 
 /* Row `token` of the call. finite: before the transform. space: P floats of the warp's. */
 template <int P>
-KVANT_INLINE Row<P> load_transformed(const AnyAppendArgs &args, uint32_t token, int kv_head, float *space, int lane, bool &finite)
+KVANT_INLINE Row<P> load_transformed(const AnyAppendArgs &args, uint32_t token, int kv_head,
+                                     float *space, int lane, bool &finite)
 {
     const AppendRole &role = args.roles[0];
     const int d = (int)role.codec.head_dim;
-    const size_t at = args.from ? kv_head * role.row_head_stride + args.from[token / PAGE_TOKENS] * role.row_block_stride +
+    const size_t at = args.from ? kv_head * role.row_head_stride +
+                                      args.from[token / PAGE_TOKENS] * role.row_block_stride +
                                       token % PAGE_TOKENS * role.token_stride
                                 : token * role.token_stride + kv_head * role.row_head_stride;
     Row<P> row = load_any<P>(role.rows, at, args.type, d, lane);
@@ -28,7 +30,8 @@ KVANT_INLINE Row<P> load_transformed(const AnyAppendArgs &args, uint32_t token, 
         own &= is_finite(x);
     });
     finite = __all_sync(FULL, own);
-    transform_any(row, role.codec, args.codec.any, weights_of(role.codec, role.weights, kv_head), space, lane);
+    transform_any(row, role.codec, args.codec.any, weights_of(role.codec, role.weights, kv_head),
+                  space, lane);
     return row;
 }
 

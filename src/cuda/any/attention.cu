@@ -18,34 +18,42 @@ struct AnyKernel {
     int rows, warps, least_warps;
 };
 
-template <class F> static kvant_status launch(const AnyKernel &with, AnyAttentionArgs &p, F &&bytes_of, int multiprocessors, int shared_bytes, cudaStream_t stream)
+template <class F>
+static kvant_status launch(const AnyKernel &with, AnyAttentionArgs &p, F &&bytes_of,
+                           int multiprocessors, int shared_bytes, cudaStream_t stream)
 {
     int warps = with.warps, bytes;
     while ((bytes = bytes_of(warps)) > shared_bytes && warps > with.least_warps)
         warps /= 2;
-    const int64_t all = (int64_t)p.query_tokens * p.heads_a_kv, tiles = (all + with.rows - 1) / with.rows,
-                  items = tiles * p.batch * p.kv_heads;
+    const int64_t all = (int64_t)p.query_tokens * p.heads_a_kv,
+                  tiles = (all + with.rows - 1) / with.rows, items = tiles * p.batch * p.kv_heads;
     p.tiles = (int)tiles;
-    p.splits = (int)std::max<int64_t>(std::min<int64_t>(AnyShape<1>::BLOCKS * multiprocessors / items, p.max_tokens / (warps / with.least_warps * PAGE_TOKENS)), 1);
+    p.splits = (int)std::max<int64_t>(
+        std::min<int64_t>(AnyShape<1>::BLOCKS * multiprocessors / items,
+                          p.max_tokens / (warps / with.least_warps * PAGE_TOKENS)),
+        1);
     if (items * p.splits > INT_MAX || bytes > shared_bytes)
         return KVANT_ERR_UNSUPPORTED;
     const cudaError_t error = allow_shared(with.kernel, bytes);
     if (error != cudaSuccess)
         return from_cuda(error);
     void *parameters[] = { &p };
-    return from_cuda(cudaLaunchKernel(with.kernel, dim3((unsigned)(items * p.splits)), dim3(warps * 32), parameters, bytes, stream));
+    return from_cuda(cudaLaunchKernel(with.kernel, dim3((unsigned)(items * p.splits)),
+                                      dim3(warps * 32), parameters, bytes, stream));
 }
 
 /* Tile kernels read such codes number by number. */
 static bool has_no_unpacker(const kvant_cuda_params &codec)
 {
-    return codec.codes == KVANT_CUDA_CODES_UNIFORM ? codec.bits > 4 && codec.bits < 8 : codec.kind == KVANT_CUDA_CODEBOOK_WIDE;
+    return codec.codes == KVANT_CUDA_CODES_UNIFORM ? codec.bits > 4 && codec.bits < 8
+                                                   : codec.kind == KVANT_CUDA_CODEBOOK_WIDE;
 }
 
 bool prefers_any(const kvant_cuda_attention_args &args, uint32_t rows)
 {
     const bool plain = (decoders_for(*args.k_codec) | decoders_for(*args.v_codec)) == PLAIN,
-               wide = has_no_unpacker(args.k_codec->params) || has_no_unpacker(args.v_codec->params);
+               wide =
+                   has_no_unpacker(args.k_codec->params) || has_no_unpacker(args.v_codec->params);
     return plain && rows <= (wide ? KVANT_CUDA_SCRATCH_ROWS : AnyShape<2>::ROWS);
 }
 
@@ -66,8 +74,9 @@ static KernelOf kernel_for(unsigned decoders)
 /* Of one family: what direct.cuh compiles is the same for both. */
 static bool are_alike(const kvant_general_view &a, const kvant_general_view &b)
 {
-    return a.kind == b.kind && a.raw == b.raw && a.sketched == b.sketched && a.books[0].bits == b.books[0].bits &&
-           a.books[1].bits == b.books[1].bits && a.polar.bits == b.polar.bits;
+    return a.kind == b.kind && a.raw == b.raw && a.sketched == b.sketched &&
+           a.books[0].bits == b.books[0].bits && a.books[1].bits == b.books[1].bits &&
+           a.polar.bits == b.polar.bits;
 }
 
 /* They know one matrix, and no centres of keys. */
@@ -75,8 +84,11 @@ static DirectKernel direct_for(const AnyAttentionArgs &p)
 {
     const kvant_cuda_codec &keys = p.keys, &values = p.values;
     const kvant_general &g = keys.general;
-    const bool general = !p.k_center && !p.page_offsets && !p.matrices && keys.params.codes == KVANT_CUDA_CODES_GENERAL && values.params.codes == KVANT_CUDA_CODES_GENERAL;
-    if (!general || !are_alike(g.view, values.general.view) || (g.head_dim != 64 && g.head_dim != 128))
+    const bool general = !p.k_center && !p.page_offsets && !p.matrices &&
+                         keys.params.codes == KVANT_CUDA_CODES_GENERAL &&
+                         values.params.codes == KVANT_CUDA_CODES_GENERAL;
+    if (!general || !are_alike(g.view, values.general.view) ||
+        (g.head_dim != 64 && g.head_dim != 128))
         return DirectKernel{};
     switch (g.view.kind) {
     case KVANT_GENERAL_RAW: return g.view.raw == 0 ? DirectKernel{} : direct_rows(g);
@@ -88,18 +100,19 @@ static DirectKernel direct_for(const AnyAttentionArgs &p)
     }
 }
 
-static kvant_status launch_rows(AnyAttentionArgs &p, bool many, int multiprocessors, int shared_bytes,
-                                cudaStream_t stream)
+static kvant_status launch_rows(AnyAttentionArgs &p, bool many, int multiprocessors,
+                                int shared_bytes, cudaStream_t stream)
 {
     const int rows = many ? AnyShape<2>::ROWS : AnyShape<1>::ROWS;
-    const AnyKernel kernel{ kernel_for(decoders_for(p.keys) | decoders_for(p.values))(many), rows, MOST_WARPS,
-                            team_of((int)p.keys.params.head_dim) };
+    const AnyKernel kernel{ kernel_for(decoders_for(p.keys) | decoders_for(p.values))(many), rows,
+                            MOST_WARPS, team_of((int)p.keys.params.head_dim) };
     const auto bytes_of = [&](int warps) { return AnyPlaces(p.keys, p.values, rows, warps).end; };
     return launch(kernel, p, bytes_of, multiprocessors, shared_bytes, stream);
 }
 
-kvant_status launch_attention_any(const kvant_cuda_attention_args &args, const AttentionArgs &common,
-                                  int multiprocessors, int shared_bytes, cudaStream_t stream)
+kvant_status launch_attention_any(const kvant_cuda_attention_args &args,
+                                  const AttentionArgs &common, int multiprocessors,
+                                  int shared_bytes, cudaStream_t stream)
 {
     AnyAttentionArgs p{};
     static_cast<AttentionArgs &>(p) = common;
@@ -107,13 +120,17 @@ kvant_status launch_attention_any(const kvant_cuda_attention_args &args, const A
     p.values = *args.v_codec;
     const DirectKernel direct = direct_for(p);
     if (direct.kernel)
-        return launch({ direct.kernel, DIRECT_ROWS, DIRECT_WARPS, 1 }, p, [&](int warps) { return direct.shared_bytes(p.k.bytes, p.v.bytes, warps); },
-                      multiprocessors, shared_bytes, stream);
+        return launch(
+            { direct.kernel, DIRECT_ROWS, DIRECT_WARPS, 1 }, p,
+            [&](int warps) { return direct.shared_bytes(p.k.bytes, p.v.bytes, warps); },
+            multiprocessors, shared_bytes, stream);
     /* 16 rows a thread block where there are more than 8 and shared memory has room for them */
     kvant_status status = KVANT_ERR_UNSUPPORTED;
     if ((int64_t)p.query_tokens * p.heads_a_kv > AnyShape<1>::ROWS)
         status = launch_rows(p, true, multiprocessors, shared_bytes, stream);
-    return status == KVANT_ERR_UNSUPPORTED ? launch_rows(p, false, multiprocessors, shared_bytes, stream) : status;
+    return status == KVANT_ERR_UNSUPPORTED
+               ? launch_rows(p, false, multiprocessors, shared_bytes, stream)
+               : status;
 }
 
 } // namespace kvant

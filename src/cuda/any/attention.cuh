@@ -18,7 +18,8 @@ namespace kvant
 {
 
 /* Rare, and not inlined: it would cost registers. */
-__device__ static __noinline__ float changed(const AnyAttentionArgs &p, const AnyRows &rows, int length, float x, int row, int token)
+__device__ static __noinline__ float changed(const AnyAttentionArgs &p, const AnyRows &rows,
+                                             int length, float x, int row, int token)
 {
     return changed_score(p, rows, length, x, row, token);
 }
@@ -27,11 +28,13 @@ template <int EIGHTS, unsigned WITH> struct AnyAttention : AnyBlock<8 * EIGHTS> 
     using S = AnyShape<EIGHTS>;
     using B = AnyBlock<S::ROWS>;
     using B::p, B::work, B::places, B::memory, B::rows, B::queries, B::stride, B::lane, B::d;
-    using B::warp, B::warps, B::team, B::teams, B::team_warps, B::rank, B::first_channel, B::end_channel;
+    using B::warp, B::warps, B::team, B::teams, B::team_warps, B::rank, B::first_channel,
+        B::end_channel;
     static constexpr int TOKENS = TILE_TOKENS, N = TOKENS / 16;
     float o[EIGHTS][S::OUT_TILES][4], max[EIGHTS][2], sum[EIGHTS][2], factor[EIGHTS][2];
 
-    __device__ AnyAttention(const AnyAttentionArgs &p_, const AnyWork &work_, const AnyPlaces &places_, uint8_t *memory_)
+    __device__ AnyAttention(const AnyAttentionArgs &p_, const AnyWork &work_,
+                            const AnyPlaces &places_, uint8_t *memory_)
         : B(p_, work_, places_, memory_), o{}
     {
     }
@@ -80,12 +83,27 @@ template <int EIGHTS, unsigned WITH> struct AnyAttention : AnyBlock<8 * EIGHTS> 
     /* Tokens first, first + 1, ... of a page, of which `valid` are there. */
     template <bool KEYS> KVANT_INLINE void decode(int32_t entry, int first, int valid) const
     {
-        const DecodedTile to{ page_of(!KEYS, entry), shared_address(tile()), shared_address(units(!KEYS)),
-                              shared_address(memory + places.scratch + warp * places.scratch_bytes), stride, d, first, valid, first_channel, end_channel, rank, team_warps, lane, work.pair.kv_head, team };
+        const DecodedTile to{ page_of(!KEYS, entry),
+                              shared_address(tile()),
+                              shared_address(units(!KEYS)),
+                              shared_address(memory + places.scratch + warp * places.scratch_bytes),
+                              stride,
+                              d,
+                              first,
+                              valid,
+                              first_channel,
+                              end_channel,
+                              rank,
+                              team_warps,
+                              lane,
+                              work.pair.kv_head,
+                              team };
         if (entry < 0)
             decode_open(to, KVANT_CUDA_F16);
         else
-            decode_tile<KEYS, WITH>(KEYS ? p.keys : p.values, *reinterpret_cast<const AnyBook *>(memory + places.books[!KEYS]), to);
+            decode_tile<KEYS, WITH>(
+                KEYS ? p.keys : p.values,
+                *reinterpret_cast<const AnyBook *>(memory + places.books[!KEYS]), to);
         wait_for_team(team, team_warps);
     }
 
@@ -102,7 +120,10 @@ template <int EIGHTS, unsigned WITH> struct AnyAttention : AnyBlock<8 * EIGHTS> 
 #pragma unroll 2
         for (int channel = first_channel; channel < end_channel; channel += 32) {
             uint32_t a[4], b[EIGHTS][4];
-            const int part = 8 * (lane >> 3 & (channel + 16 < end_channel ? 3 : 1)); /* channels beyond the end are others' memory */
+            const int part =
+                8 * (lane >> 3 & (channel + 16 < end_channel
+                                      ? 3
+                                      : 1)); /* channels beyond the end are others' memory */
             unrolled_for (int t = 0; t < EIGHTS; t++)
                 load_matrices<false>(b[t], columns + 8 * t * stride + channel + part);
             unrolled_for (int k = 0; k < N; k++) {
@@ -128,7 +149,8 @@ template <int EIGHTS, unsigned WITH> struct AnyAttention : AnyBlock<8 * EIGHTS> 
     {
         if (team_warps == 1)
             return wait_for_team(team, team_warps);
-        float *shares = reinterpret_cast<float *>(memory + places.scores) + team * team_warps * S::ROWS * TOKENS + lane;
+        float *shares = reinterpret_cast<float *>(memory + places.scores) +
+                        team * team_warps * S::ROWS * TOKENS + lane;
         auto each = [&](int of, auto &&use) {
             unrolled_for (int t = 0; t < EIGHTS; t++)
                 unrolled_for (int k = 0; k < N; k++)
@@ -161,7 +183,8 @@ template <int EIGHTS, unsigned WITH> struct AnyAttention : AnyBlock<8 * EIGHTS> 
             unrolled_for (int h = 0; h < 2; h++) {
                 unrolled_for (int k = 4; k < 32; k *= 2)
                     top[t][h] = fmaxf(top[t][h], __shfl_xor_sync(FULL, top[t][h], k));
-                const float raised = fmaxf(max[t][h], top[t][h]), shrink = exp2_fast(max[t][h] - raised);
+                const float raised = fmaxf(max[t][h], top[t][h]),
+                            shrink = exp2_fast(max[t][h] - raised);
                 max[t][h] = raised, sum[t][h] *= shrink;
                 unrolled_for (int i = 0; i < S::OUT_TILES; i++)
                     o[t][i][h] *= shrink, o[t][i][h + 2] *= shrink;
@@ -182,12 +205,14 @@ template <int EIGHTS, unsigned WITH> struct AnyAttention : AnyBlock<8 * EIGHTS> 
 
     /* Scores to weights as an operand: tokens as rows. first: the tile's first token in the sequence. special:
      * scores change, or tokens are hidden. */
-    KVANT_INLINE void weigh(float (&s)[EIGHTS][N][4], int first, bool special, uint32_t (&w)[EIGHTS][N][2])
+    KVANT_INLINE void weigh(float (&s)[EIGHTS][N][4], int first, bool special,
+                            uint32_t (&w)[EIGHTS][N][2])
     {
         float inverse[N][2];
         unrolled_for (int k = 0; k < N; k++)
             unrolled_for (int r = 0; r < 2; r++) {
-                const int token = 16 * k + 8 * r + (lane >> 2), bits = __float_as_int(units(true)[token]);
+                const int token = 16 * k + 8 * r + (lane >> 2),
+                          bits = __float_as_int(units(true)[token]);
                 const float key = units(false)[token], exponent = (float)((bits >> 23) - 127);
                 inverse[k][r] = inverse_of(units(true)[token]);
                 unrolled_for (int t = 0; t < EIGHTS; t++)
@@ -216,11 +241,13 @@ template <int EIGHTS, unsigned WITH> struct AnyAttention : AnyBlock<8 * EIGHTS> 
 
     KVANT_INLINE void multiply_values(const uint32_t (&w)[EIGHTS][N][2])
     {
-        const __half *values = tile() + ((lane & 7) + 8 * (lane >> 4)) * stride + 8 * (lane >> 3 & 1) + first_channel;
+        const __half *values =
+            tile() + ((lane & 7) + 8 * (lane >> 4)) * stride + 8 * (lane >> 3 & 1) + first_channel;
         unrolled_for (int i = 0; i < S::OUT_TILES; i += 2) {
             if (first_channel + 16 * i >= end_channel)
                 break;
-            const int second = first_channel + 16 * (i + 1) < end_channel ? 16 : 0; /* 0: its sums are not used */
+            const int second =
+                first_channel + 16 * (i + 1) < end_channel ? 16 : 0; /* 0: its sums are not used */
             uint32_t a[N][2][4];
             unrolled_for (int k = 0; k < N; k++)
                 unrolled_for (int j = 0; j < 2; j++)
@@ -238,12 +265,15 @@ template <int EIGHTS, unsigned WITH> struct AnyAttention : AnyBlock<8 * EIGHTS> 
         const int32_t *table = p.table + work.pair.b * p.table_stride;
         const Seen seen = seen_by_all(p, work.pair, work.first_position);
         const bool changes = p.softcap_log2 > 0 || p.mask || p.max_bias > 0;
-        auto entry_of = [&](int page) { return page < end_page ? __ldg(table + page) : KVANT_CUDA_NO_BLOCK; };
+        auto entry_of = [&](int page) {
+            return page < end_page ? __ldg(table + page) : KVANT_CUDA_NO_BLOCK;
+        };
         int page = first_page + team;
         int32_t entry = entry_of(page), next = entry_of(page + teams);
 #pragma unroll 1
         for (; page < end_page; page += teams) {
-            const int begin = page * PAGE_TOKENS, tokens = entry == KVANT_CUDA_NO_BLOCK ? 0 : work.length - begin;
+            const int begin = page * PAGE_TOKENS,
+                      tokens = entry == KVANT_CUDA_NO_BLOCK ? 0 : work.length - begin;
             ask_for(next);
             if (p.page_offsets && lane == 0)
                 prefetch_line(offsets_of(p, work.pair, page), 0);
@@ -257,7 +287,8 @@ template <int EIGHTS, unsigned WITH> struct AnyAttention : AnyBlock<8 * EIGHTS> 
                 multiply_keys(s);
                 add_scores(s);
                 decode<false>(entry, first, valid);
-                weigh(s, at, changes || valid < TOKENS || at < seen.from || at + TOKENS - 1 > seen.to, w);
+                weigh(s, at,
+                      changes || valid < TOKENS || at < seen.from || at + TOKENS - 1 > seen.to, w);
                 multiply_values(w);
             }
             entry = next;
@@ -272,11 +303,13 @@ template <int EIGHTS, unsigned WITH> struct AnyAttention : AnyBlock<8 * EIGHTS> 
         for (int first = work.first_page, end; first < work.end_page; first = end) {
             end = end_of_run(p, work.pair.b, first, work.end_page, lane);
             __syncthreads(); /* rows take the place of tiles on their way */
-            B::load_queries(matrix_of(p, work.pair.b, first), [](int channel) { return channel; }, [] {});
+            B::load_queries(
+                matrix_of(p, work.pair.b, first), [](int channel) { return channel; }, [] {});
             __syncthreads();
             unrolled_for (int t = 0; t < EIGHTS; t++)
                 unrolled_for (int h = 0; h < 2; h++)
-                    factor[t][h] = rows.factor[8 * t + row_of(h)], max[t][h] -= rows.bias[8 * t + row_of(h)];
+                    factor[t][h] = rows.factor[8 * t + row_of(h)],
+                    max[t][h] -= rows.bias[8 * t + row_of(h)];
             run(first, end);
             unrolled_for (int t = 0; t < EIGHTS; t++)
                 unrolled_for (int h = 0; h < 2; h++)
@@ -326,7 +359,8 @@ template <int EIGHTS, unsigned WITH> struct AnyAttention : AnyBlock<8 * EIGHTS> 
                     const int channel = first_channel + 16 * i + (lane >> 2);
                     if (channel < end_channel)
                         unrolled_for (int k = 0; k < 4; k++)
-                            B::results()[(8 * t + row_of(k & 1)) * d + channel + 8 * (k >> 1)] = o[t][i][k];
+                            B::results()[(8 * t + row_of(k & 1)) * d + channel + 8 * (k >> 1)] =
+                                o[t][i][k];
                 }
         __syncthreads();
     }
@@ -369,7 +403,8 @@ __global__ void __launch_bounds__(MOST_WARPS * 32, AnyShape<EIGHTS>::BLOCKS)
 
 template <unsigned WITH> const void *any_kernel(bool many)
 {
-    return many ? (const void *)attention_any_kernel<2, WITH> : (const void *)attention_any_kernel<1, WITH>;
+    return many ? (const void *)attention_any_kernel<2, WITH>
+                : (const void *)attention_any_kernel<1, WITH>;
 }
 
 } // namespace kvant

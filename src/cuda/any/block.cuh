@@ -24,7 +24,8 @@ constexpr int WARP_CHANNELS = 128;
 
 /* EIGHTS: of query rows. */
 template <int EIGHTS> struct AnyShape {
-    static constexpr int ROWS = 8 * EIGHTS, OUT_TILES = WARP_CHANNELS / 16, BLOCKS = 2; /* of a multiprocessor */
+    static constexpr int ROWS = 8 * EIGHTS, OUT_TILES = WARP_CHANNELS / 16,
+                         BLOCKS = 2; /* of a multiprocessor */
 };
 
 /* Warps of a team. */
@@ -56,7 +57,8 @@ struct AnyPlaces {
         return d + 8;
     }
     AnyPlaces() = default;
-    __host__ __device__ AnyPlaces(const kvant_cuda_codec &k, const kvant_cuda_codec &v, int rows, int warps)
+    __host__ __device__ AnyPlaces(const kvant_cuda_codec &k, const kvant_cuda_codec &v, int rows,
+                                  int warps)
     {
         const int d = (int)k.params.head_dim, team = team_of(d), teams = warps / team;
         books[0] = round_up((int)sizeof(AnyRows));
@@ -90,8 +92,10 @@ template <int ROWS> __device__ AnyWork find_any_work(const AnyAttentionArgs &p)
     w.pair.n_columns = max(min(lengths.queries(w.pair.b) * p.heads_a_kv - tile * ROWS, ROWS), 0);
     w.length = lengths.length(w.pair.b);
     w.first_position = lengths.first_position(w.pair.b);
-    const int last = w.first_position + column_of<true>(p, w.pair, max(w.pair.n_columns - 1, 0)).token,
-              end = p.causal ? min(max(last + 1, 0), w.length) : w.length, first = lengths.first_page(w.pair.b),
+    const int last =
+                  w.first_position + column_of<true>(p, w.pair, max(w.pair.n_columns - 1, 0)).token,
+              end = p.causal ? min(max(last + 1, 0), w.length) : w.length,
+              first = lengths.first_page(w.pair.b),
               pages = max((end + PAGE_TOKENS - 1) / PAGE_TOKENS - first, 0);
     w.first_page = first + (int)((int64_t)pages * w.part / p.splits);
     w.end_page = first + (int)((int64_t)pages * (w.part + 1) / p.splits);
@@ -99,7 +103,8 @@ template <int ROWS> __device__ AnyWork find_any_work(const AnyAttentionArgs &p)
 }
 
 /* The score, in binary, of a row and a token of the sequence. */
-KVANT_INLINE float changed_score(const AnyAttentionArgs &p, const AnyRows &rows, int length, float x, int row, int token)
+KVANT_INLINE float changed_score(const AnyAttentionArgs &p, const AnyRows &rows, int length,
+                                 float x, int row, int token)
 {
     if (p.softcap_log2 > 0)
         x = soften(x, p.softcap_log2);
@@ -107,7 +112,8 @@ KVANT_INLINE float changed_score(const AnyAttentionArgs &p, const AnyRows &rows,
     if (token >= length || (p.causal && token > position) || position - token >= p.window)
         return -INFINITY;
     if (p.mask)
-        return x + rows.slope[row] * __half2float(__ushort_as_half(__ldg(p.mask + rows.mask_row[row] + token)));
+        return x + rows.slope[row] *
+                       __half2float(__ushort_as_half(__ldg(p.mask + rows.mask_row[row] + token)));
     return p.max_bias > 0 ? x + rows.slope[row] * (float)(token - position) : x;
 }
 
@@ -119,14 +125,18 @@ template <int ROWS> struct AnyBlock {
     uint8_t *memory;
     AnyRows &rows;
     __half *queries;
-    int d, stride, lane, warp, warps, team_warps, team, teams, rank; /* rank: of the warp in its team */
-    int first_channel, end_channel;                                  /* of the warp */
+    int d, stride, lane, warp, warps, team_warps, team, teams,
+        rank;                       /* rank: of the warp in its team */
+    int first_channel, end_channel; /* of the warp */
 
-    __device__ AnyBlock(const AnyAttentionArgs &p_, const AnyWork &work_, const AnyPlaces &places_, uint8_t *memory_)
-        : p(p_), work(work_), places(places_), memory(memory_), rows(*reinterpret_cast<AnyRows *>(memory_)),
-          queries(reinterpret_cast<__half *>(memory_ + places_.queries)), d((int)p_.keys.params.head_dim),
-          stride(AnyPlaces::stride(d)), lane(threadIdx.x & 31), warp(__shfl_sync(FULL, threadIdx.x >> 5, 0)),
-          warps(blockDim.x >> 5), team_warps(team_of(d)), team(warp / team_warps), teams(warps / team_warps),
+    __device__ AnyBlock(const AnyAttentionArgs &p_, const AnyWork &work_, const AnyPlaces &places_,
+                        uint8_t *memory_)
+        : p(p_), work(work_), places(places_), memory(memory_),
+          rows(*reinterpret_cast<AnyRows *>(memory_)),
+          queries(reinterpret_cast<__half *>(memory_ + places_.queries)),
+          d((int)p_.keys.params.head_dim), stride(AnyPlaces::stride(d)), lane(threadIdx.x & 31),
+          warp(__shfl_sync(FULL, threadIdx.x >> 5, 0)), warps(blockDim.x >> 5),
+          team_warps(team_of(d)), team(warp / team_warps), teams(warps / team_warps),
           rank(warp % team_warps)
     {
         const int chunks = (d + 63) / 64, own = (chunks + team_warps - 1) / team_warps;
@@ -149,7 +159,8 @@ template <int ROWS> struct AnyBlock {
             __syncwarp();
 #pragma unroll 2
             for (int i = lane; i < d / 2; i += 32) {
-                float *x = row + 2 * (i & -distance) + (i & (distance - 1)), a = x[0], b = x[distance];
+                float *x = row + 2 * (i & -distance) + (i & (distance - 1)), a = x[0],
+                      b = x[distance];
                 x[0] = a + b, x[distance] = a - b;
             }
         }
@@ -157,25 +168,33 @@ template <int ROWS> struct AnyBlock {
         each_channel([&](int channel) { row[channel] *= scale; });
     }
 
-    KVANT_INLINE static float signed_by(const kvant_cuda_wide_rotation &rotation, float x, int channel)
+    KVANT_INLINE static float signed_by(const kvant_cuda_wide_rotation &rotation, float x,
+                                        int channel)
     {
         return rotation.block && rotation.signs[channel / 32] >> channel % 32 & 1 ? -x : x;
     }
 
     /* As load_queries of tile_rows.cuh; place: where a channel stands in a row; loaded(): when the warp's first row is there. What is
      * asked for before waits for nothing, what is asked for later waits for pages. */
-    template <class P, class L> KVANT_INLINE void load_queries(int matrix, P &&place, L &&loaded) const
+    template <class P, class L>
+    KVANT_INLINE void load_queries(int matrix, P &&place, L &&loaded) const
     {
         const float *center = center_of(p, matrix, work.pair.kv_head, d);
         const kvant_cuda_wide_rotation &rotation = p.keys.any.rotation;
-        float *row = reinterpret_cast<float *>(memory + places.tiles + warp * (places.tile_bytes / team_warps));
+        float *row = reinterpret_cast<float *>(memory + places.tiles +
+                                               warp * (places.tile_bytes / team_warps));
 #pragma unroll 1
         for (int n = warp; n < ROWS; n += warps) {
             const Column column = column_of<true>(p, work.pair, min(n, work.pair.n_columns - 1));
             const QueryRow at = query_row(p, work.pair.b, column.token);
             float bias = 0;
             each_channel([&](int channel) {
-                float x = n < work.pair.n_columns ? load_number(p.q, queries_through(p, matrix) + at.q + column.head * p.q_head_stride + channel, p.type) : 0;
+                float x = n < work.pair.n_columns
+                              ? load_number(p.q,
+                                            queries_through(p, matrix) + at.q +
+                                                column.head * p.q_head_stride + channel,
+                                            p.type)
+                              : 0;
                 bias += center ? x * center[channel] : 0;
                 x *= p.k_scale ? p.k_scale[work.pair.kv_head * d + channel] : 1;
                 row[channel] = signed_by(rotation, x, channel);
@@ -188,7 +207,9 @@ template <int ROWS> struct AnyBlock {
             each_channel([&](int channel) { largest = fmaxf(largest, fabsf(row[channel])); });
             const float unit = power_above(largest_of(largest)), inverse = inverse_of(unit);
             bias = warp_sum(bias) * p.scale_log2;
-            each_channel([&](int channel) { queries[n * stride + place(channel)] = __float2half_rn(row[channel] * inverse); });
+            each_channel([&](int channel) {
+                queries[n * stride + place(channel)] = __float2half_rn(row[channel] * inverse);
+            });
             if (lane == 0) {
                 rows.factor[n] = unit * p.scale_log2;
                 rows.bias[n] = bias;
@@ -215,14 +236,17 @@ template <int ROWS> struct AnyBlock {
         for (int i = threadIdx.x; i < work.pair.n_columns * d; i += blockDim.x)
             __stcg(to + i, results()[i]);
         for (int i = threadIdx.x; i < work.pair.n_columns; i += blockDim.x)
-            __stcg(reinterpret_cast<float2 *>(to + ROWS * d) + i, make_float2(rows.max[i], rows.sum[i]));
+            __stcg(reinterpret_cast<float2 *>(to + ROWS * d) + i,
+                   make_float2(rows.max[i], rows.sum[i]));
     }
 
     /* 32 channels of row n of all parts, in their order. */
     KVANT_INLINE void add_parts(int n, int channel) const
     {
         auto scalars = [&](int i) {
-            return i < p.splits ? __ldcg(reinterpret_cast<const float2 *>(part_of(i) + ROWS * d) + n) : make_float2(NEVER, 0);
+            return i < p.splits
+                       ? __ldcg(reinterpret_cast<const float2 *>(part_of(i) + ROWS * d) + n)
+                       : make_float2(NEVER, 0);
         };
         const float *first = part_of(0) + n * d + min(channel + lane, d - 1);
         float top = NEVER, total = 0, x = 0;
@@ -236,7 +260,8 @@ template <int ROWS> struct AnyBlock {
             total += weight * own.y;
 #pragma unroll 8
             for (int i = 0; i < min(p.splits - from, 32); i++)
-                x += __shfl_sync(FULL, weight, i) * __ldcg(first + (size_t)(from + i) * (ROWS * (d + 2)));
+                x += __shfl_sync(FULL, weight, i) *
+                     __ldcg(first + (size_t)(from + i) * (ROWS * (d + 2)));
         }
         total = warp_sum(total);
         if (channel + lane < d)

@@ -29,11 +29,13 @@ struct CodePair {
 template <bool KEYS, int PLANES> struct ChunkWords {
     const uint32_t *words[PLANES];
     uint32_t mask[PLANES];
-    int log[PLANES], turn[PLANES], n_chunks; /* turn: to the left; of values for the lowest bits of a word */
-    bool wide;                               /* the first plane has 16 bits */
+    int log[PLANES], turn[PLANES],
+        n_chunks; /* turn: to the left; of values for the lowest bits of a word */
+    bool wide;    /* the first plane has 16 bits */
 
     /* token: the lane's, of keys. */
-    KVANT_INLINE ChunkWords(const void *codes, int bits, int n_chunks_, int token = 0) : n_chunks(n_chunks_), wide(bits >= 16)
+    KVANT_INLINE ChunkWords(const void *codes, int bits, int n_chunks_, int token = 0)
+        : n_chunks(n_chunks_), wide(bits >= 16)
     {
         const uint32_t *plane = static_cast<const uint32_t *>(codes);
         int shift = wide ? -16 : 0;
@@ -53,15 +55,17 @@ template <bool KEYS, int PLANES> struct ChunkWords {
     /* Keys: chunks 2 at and + 1 of the lane's token. */
     KVANT_INLINE CodePair chunks(int at) const
     {
-        return read([&](int i) { return __ldg(words[i] + (4 * at << log[i])); }, [&](int i) { return turn[i]; });
+        return read([&](int i) { return __ldg(words[i] + (4 * at << log[i])); },
+                    [&](int i) { return turn[i]; });
     }
 
     /* Values: tokens t and t + 1 of a chunk; t is even. */
     KVANT_INLINE CodePair tokens(int t, int chunk) const
     {
         const int k = 8 * (t % 8 / 2) + 4 * (t % 16 / 8) + t / 16; /* as chunk_place */
-        return read([&](int i) { return __ldg(words[i] + (n_chunks * (k >> (4 - log[i])) + chunk)); },
-                    [&](int i) { return turn[i] - (k << log[i] & 15); });
+        return read(
+            [&](int i) { return __ldg(words[i] + (n_chunks * (k >> (4 - log[i])) + chunk)); },
+            [&](int i) { return turn[i] - (k << log[i] & 15); });
     }
 
     template <class W, class T> KVANT_INLINE CodePair read(W &&word, T &&turn_of) const
@@ -101,9 +105,11 @@ struct ChunkDecoder {
     int bits;
 
     KVANT_INLINE ChunkDecoder(const kvant_general &g_, const uint8_t *page)
-        : g(g_), direction(g_.tables + g_.view.chunks.direction), norm(g_.tables + g_.view.chunks.norm),
+        : g(g_), direction(g_.tables + g_.view.chunks.direction),
+          norm(g_.tables + g_.view.chunks.norm),
           codewords(reinterpret_cast<const uint2 *>(g_.tables + g_.halves)),
-          slots(reinterpret_cast<const uint16_t *>(page + g_.metadata) + PAGE_TOKENS), bits((int)g_.view.chunks.index_bits)
+          slots(reinterpret_cast<const uint16_t *>(page + g_.metadata) + PAGE_TOKENS),
+          bits((int)g_.view.chunks.index_bits)
     {
         keep(direction), keep(norm), keep(codewords);
     }
@@ -111,9 +117,11 @@ struct ChunkDecoder {
     KVANT_INLINE ChunkNumbers triplet(uint32_t code, float scale) const
     {
         const uint32_t half = bits / 2, mask = (1u << half) - 1;
-        const float u = __ldg(direction + (code & mask)), w = __ldg(direction + (code >> half & mask)),
-                    z = 1 - fabsf(u) - fabsf(w), fold = fmaxf(-z, 0), x = u - copysignf(fold, u), y = w - copysignf(fold, w),
-                    factor = scale * __ldg(norm + (code >> bits)) * inverse_root(x * x + y * y + z * z);
+        const float u = __ldg(direction + (code & mask)),
+                    w = __ldg(direction + (code >> half & mask)), z = 1 - fabsf(u) - fabsf(w),
+                    fold = fmaxf(-z, 0), x = u - copysignf(fold, u), y = w - copysignf(fold, w),
+                    factor =
+                        scale * __ldg(norm + (code >> bits)) * inverse_root(x * x + y * y + z * z);
         return ChunkNumbers{ pack_half2(factor * x, factor * y), pack_half2(factor * z, 0) };
     }
 
@@ -133,13 +141,15 @@ struct ChunkDecoder {
         const uint2 w = __ldg(codewords + index);
         const float r = scale * (float)above;
         const uint32_t radius = pack_half2(r, r);
-        return is_outlier(code) ? outlier(above, token, inverse)
-                                : ChunkNumbers{ multiply_halves(radius, w.x), multiply_halves(radius, w.y) };
+        return is_outlier(code)
+                   ? outlier(above, token, inverse)
+                   : ChunkNumbers{ multiply_halves(radius, w.x), multiply_halves(radius, w.y) };
     }
 
     KVANT_INLINE bool is_outlier(uint32_t code) const
     {
-        return (code & ((1u << bits) - 1)) == g.view.chunks.n_codewords && code >> bits < g.view.chunks.slots;
+        return (code & ((1u << bits) - 1)) == g.view.chunks.n_codewords &&
+               code >> bits < g.view.chunks.slots;
     }
 
     /* The largest of a token's outliers. */
@@ -147,7 +157,8 @@ struct ChunkDecoder {
     {
         float largest = 0;
         for (int i = 0; i < 4 * (int)g.view.chunks.slots; i++)
-            largest = fmaxf(largest, fabsf(__half2float(__ushort_as_half(__ldg(slots + 4 * (PAGE_TOKENS * (i / 4) + token) + i % 4)))));
+            largest = fmaxf(largest, fabsf(__half2float(__ushort_as_half(__ldg(
+                                         slots + 4 * (PAGE_TOKENS * (i / 4) + token) + i % 4)))));
         return largest;
     }
 };
@@ -171,7 +182,8 @@ template <int CHANNELS> KVANT_INLINE void put_chunks(__half *to, const ChunkNumb
         return;
     }
     uint32_t *words = reinterpret_cast<uint32_t *>(to);
-    words[0] = x[0].low, words[1] = prmt(x[0].high, x[1].low, 0x5410), words[2] = prmt(x[1].low, x[1].high, 0x5432);
+    words[0] = x[0].low, words[1] = prmt(x[0].high, x[1].low, 0x5410),
+    words[2] = prmt(x[1].low, x[1].high, 0x5432);
 }
 
 /* Numbers of two codes by a table in shared memory. */
@@ -185,54 +197,69 @@ template <int CHANNELS> struct TableDecoder {
     }
 
     /* The scales as pairs of halves, of quaternions times UNIT. */
-    KVANT_INLINE void numbers(const CodePair &pair, const uint32_t (&scale)[2], ChunkNumbers (&x)[2]) const
+    KVANT_INLINE void numbers(const CodePair &pair, const uint32_t (&scale)[2],
+                              ChunkNumbers (&x)[2]) const
     {
         if constexpr (CHANNELS == 3) {
             const typename Codes::Two two(pair.low, table);
             unrolled_for (int i = 0; i < 2; i++) {
                 const uint2 n = two.numbers(table, i);
-                x[i] = ChunkNumbers{ multiply_halves(n.x, scale[i]), multiply_halves(n.y, scale[i]) };
+                x[i] =
+                    ChunkNumbers{ multiply_halves(n.x, scale[i]), multiply_halves(n.y, scale[i]) };
             }
         } else {
             const typename Codes::Two two(pair.low, pair.high, table);
-            x[0] = ChunkNumbers{ multiply_halves(two.radii.template times_one<0, 1, false>(two.x), scale[0]),
-                                 multiply_halves(two.radii.template times_one<2, 3, false>(two.x), scale[0]) };
-            x[1] = ChunkNumbers{ multiply_halves(two.radii.template times_one<0, 1, true>(two.y), scale[1]),
-                                 multiply_halves(two.radii.template times_one<2, 3, true>(two.y), scale[1]) };
+            x[0] = ChunkNumbers{
+                multiply_halves(two.radii.template times_one<0, 1, false>(two.x), scale[0]),
+                multiply_halves(two.radii.template times_one<2, 3, false>(two.x), scale[0])
+            };
+            x[1] = ChunkNumbers{
+                multiply_halves(two.radii.template times_one<0, 1, true>(two.y), scale[1]),
+                multiply_halves(two.radii.template times_one<2, 3, true>(two.y), scale[1])
+            };
         }
     }
 };
 
 /* Triplets write up to 4 halves behind a row, where nothing is. entries: TABLED, of the codec. */
 template <int CHANNELS, bool KEYS, int PLANES, bool TABLED>
-__device__ __noinline__ void decode_chunks_of(const kvant_general &g, const uint8_t *entries, const DecodedTile tile)
+__device__ __noinline__ void decode_chunks_of(const kvant_general &g, const uint8_t *entries,
+                                              const DecodedTile tile)
 {
     const ChunkDecoder decoder(g, tile.page);
-    const int n = (int)g.view.chunks.n, bits = decoder.bits + (int)g.view.chunks.length_bits, own = tile.first + tile.lane;
+    const int n = (int)g.view.chunks.n, bits = decoder.bits + (int)g.view.chunks.length_bits,
+              own = tile.first + tile.lane;
     const bool valid = tile.lane < tile.valid;
     const float stored = valid ? half_at(decoder.slots - PAGE_TOKENS, own) : 0,
-                top = CHANNELS == 3 ? stored : 0.25f * stored * (float)((1 << g.view.chunks.length_bits) - 1),
+                top = CHANNELS == 3
+                          ? stored
+                          : 0.25f * stored * (float)((1 << g.view.chunks.length_bits) - 1),
                 other = CHANNELS == 4 && valid ? 0.25f * decoder.largest_outlier(own) : 0,
-                unit = fmaxf(power_above(fmaxf(top, other)), LEAST_UNIT), inverse = valid ? inverse_of(unit) : 0, scale = stored * inverse;
+                unit = fmaxf(power_above(fmaxf(top, other)), LEAST_UNIT),
+                inverse = valid ? inverse_of(unit) : 0, scale = stored * inverse;
     if (tile.rank == 0)
         tile.units()[tile.lane] = unit;
     const TableDecoder<CHANNELS> table(g, entries, tile.lane);
     const float in_table = CHANNELS == 3 ? scale : scale * HqmqSizes::UNIT;
     const uint32_t halves = TABLED ? pack_half2(in_table, in_table) : 0;
     /* of: the lane that has the code's token */
-    const auto read = [&](const CodePair &pair, const int (&of)[2], ChunkNumbers (&x)[2]) {
+    const auto read = [&](const CodePair &pair, const int(&of)[2], ChunkNumbers(&x)[2]) {
         if constexpr (TABLED) {
-            const uint32_t scales[2] = { KEYS ? halves : __shfl_sync(FULL, halves, of[0]), KEYS ? halves : __shfl_sync(FULL, halves, of[1]) };
+            const uint32_t scales[2] = { KEYS ? halves : __shfl_sync(FULL, halves, of[0]),
+                                         KEYS ? halves : __shfl_sync(FULL, halves, of[1]) };
             table.numbers(pair, scales, x);
         }
         if constexpr (!TABLED || CHANNELS == 4) {
             if (TABLED && g.view.chunks.slots == 0)
                 return;
             unrolled_for (int i = 0; i < 2; i++) {
-                const float norm = KEYS ? scale : __shfl_sync(FULL, scale, of[i]), own_inverse = KEYS ? inverse : __shfl_sync(FULL, inverse, of[i]);
+                const float norm = KEYS ? scale : __shfl_sync(FULL, scale, of[i]),
+                            own_inverse = KEYS ? inverse : __shfl_sync(FULL, inverse, of[i]);
                 const uint32_t code = pair.code(i);
                 if (!TABLED)
-                    x[i] = CHANNELS == 3 ? decoder.triplet(code, norm) : decoder.word(code, norm, own_inverse, tile.first + of[i]);
+                    x[i] = CHANNELS == 3
+                               ? decoder.triplet(code, norm)
+                               : decoder.word(code, norm, own_inverse, tile.first + of[i]);
                 else if (decoder.is_outlier(code))
                     x[i] = decoder.outlier(code >> decoder.bits, tile.first + of[i], own_inverse);
             }
@@ -249,7 +276,8 @@ __device__ __noinline__ void decode_chunks_of(const kvant_general &g, const uint
     } else {
         int t = 0, c = 32 * tile.rank + tile.lane;
 #pragma unroll 2
-        for (int at = 32 * tile.rank; at < TILE_TOKENS / 2 * n; at += 32 * tile.team_warps) { /* chunks of two tokens, then of the next */
+        for (int at = 32 * tile.rank; at < TILE_TOKENS / 2 * n;
+             at += 32 * tile.team_warps) { /* chunks of two tokens, then of the next */
             for (; c >= n; c -= n)
                 t += 2;
             t = min(t, TILE_TOKENS - 2);
@@ -263,11 +291,13 @@ __device__ __noinline__ void decode_chunks_of(const kvant_general &g, const uint
 
 /* entries: as fill_small_table left them, NULL without a small table. */
 template <int CHANNELS, bool KEYS>
-KVANT_INLINE void decode_chunks(const kvant_general &g, const uint8_t *entries, const DecodedTile &tile)
+KVANT_INLINE void decode_chunks(const kvant_general &g, const uint8_t *entries,
+                                const DecodedTile &tile)
 {
     with_planes((int)(g.view.chunks.index_bits + g.view.chunks.length_bits), [&](auto planes) {
-        entries ? decode_chunks_of<CHANNELS, KEYS, decltype(planes)::value, true>(g, entries, tile)
-                : decode_chunks_of<CHANNELS, KEYS, decltype(planes)::value, false>(g, entries, tile);
+        entries
+            ? decode_chunks_of<CHANNELS, KEYS, decltype(planes)::value, true>(g, entries, tile)
+            : decode_chunks_of<CHANNELS, KEYS, decltype(planes)::value, false>(g, entries, tile);
     });
 }
 

@@ -36,9 +36,12 @@ KVANT_INLINE void wait_for_team(int team, int warps)
  * they would leave no registers for attention's sums, or the other way round. */
 struct DecodedTile {
     const uint8_t *page; /* codes and metadata, in device memory */
-    uint32_t numbers_at, units_at, scratch_at; /* in shared memory, which the compiler would not know of pointers */
-    int stride, d, first, valid; /* stride: an odd number of 16 bytes: ldmatrix meets no bank twice */
-    int first_channel, end_channel, rank, team_warps; /* the warp's share: channels, or every team_warps-th token */
+    uint32_t numbers_at, units_at,
+        scratch_at; /* in shared memory, which the compiler would not know of pointers */
+    int stride, d, first,
+        valid; /* stride: an odd number of 16 bytes: ldmatrix meets no bank twice */
+    int first_channel, end_channel, rank,
+        team_warps; /* the warp's share: channels, or every team_warps-th token */
     int lane, kv_head, team;
 
     KVANT_INLINE __half *numbers() const
@@ -65,7 +68,8 @@ struct DecodedTile {
 
 /* An operand's registers to rows of tokens; the tile of tokens 16 j.. and channels 16 i... Keys have a row of
  * the operand per token, values a column. */
-template <bool KEYS> KVANT_INLINE void put_operand(const DecodedTile &tile, int j, int i, const uint32_t (&a)[4])
+template <bool KEYS>
+KVANT_INLINE void put_operand(const DecodedTile &tile, int j, int i, const uint32_t (&a)[4])
 {
     __half *corner = tile.numbers() + 16 * j * tile.stride + 16 * i;
     const int lane = tile.lane;
@@ -73,7 +77,8 @@ template <bool KEYS> KVANT_INLINE void put_operand(const DecodedTile &tile, int 
     if (KEYS)
         store_matrices(a, shared_address(corner + (lane & 15) * tile.stride + 8 * (lane >> 4)));
     else
-        store_transposed(a, shared_address(corner + ((lane & 7) + 8 * (lane >> 4)) * tile.stride + 8 * (lane >> 3 & 1)));
+        store_transposed(a, shared_address(corner + ((lane & 7) + 8 * (lane >> 4)) * tile.stride +
+                                           8 * (lane >> 3 & 1)));
 #else
     unrolled_for (int q = 0; q < 4; q++) {
         const int row = (lane >> 2) + 8 * (q & 1), column = 2 * (lane & 3) + 8 * (q >> 1);
@@ -124,8 +129,10 @@ template <int BITS, bool KEYS> struct TileCodes {
                 load_keys(p, log, plane + (32 * (c << log) + tile.lane) * 4 + j, n);
             else
                 unrolled_for (int k = 0; k < N; k++)
-                    load_values(p, k, plane + ((128 * c) << log) + (32 * ((j + k) >> shift) + tile.lane) * n, n,
-                                shift == 2 ? 4 * (j & 2) : 0);
+                    load_values(p, k,
+                                plane + ((128 * c) << log) +
+                                    (32 * ((j + k) >> shift) + tile.lane) * n,
+                                n, shift == 2 ? 4 * (j & 2) : 0);
             plane += code_plane_words(log, KEYS, tiles);
         }
     }
@@ -136,7 +143,8 @@ template <int BITS, bool KEYS> struct TileCodes {
             const int shift = 2 - log, first = u >> shift << shift; /* whose word it is */
             uint2 pair{ w[first][p][0], w[first][p][1] };
             if (u == first)
-                pair = u < n ? __ldg(reinterpret_cast<const uint2 *>(at + 128 * (u >> shift))) : uint2{};
+                pair = u < n ? __ldg(reinterpret_cast<const uint2 *>(at + 128 * (u >> shift)))
+                             : uint2{};
             w[u][p][0] = pair.x, w[u][p][1] = pair.y;
         }
     }
@@ -151,7 +159,8 @@ template <int BITS, bool KEYS> struct TileCodes {
             four.y = n > 1 ? __ldg(at + 1) : 0;
             four.z = n > 2 ? __ldg(at + 2) : 0;
         }
-        w[0][p][k] = four.x >> by, w[1][p][k] = four.y >> by, w[2][p][k] = four.z >> by, w[3][p][k] = four.w >> by;
+        w[0][p][k] = four.x >> by, w[1][p][k] = four.y >> by, w[2][p][k] = four.z >> by,
+        w[3][p][k] = four.w >> by;
     }
 
     /* Two codes: those of register q of operand u of tokens 16 k .. */
@@ -159,9 +168,11 @@ template <int BITS, bool KEYS> struct TileCodes {
     {
         uint32_t codes = 0;
         unrolled_for (int p = 0; p < USED; p++) {
-            const int log = plane_log(BITS, p), in_word = (1 << (2 - log)) - 1, tile = (KEYS ? u : k) & in_word;
+            const int log = plane_log(BITS, p), in_word = (1 << (2 - log)) - 1,
+                      tile = (KEYS ? u : k) & in_word;
             const int shift = plane_shift(BITS, p), by = (q << log) - shift;
-            const uint32_t word = w[u][p][k] >> (4 * tile << log), ones = ((1u << (1 << log)) - 1) << shift;
+            const uint32_t word = w[u][p][k] >> (4 * tile << log), ones = ((1u << (1 << log)) - 1)
+                                                                          << shift;
             codes |= (by >= 0 ? word >> by : word << -by) & (ones | ones << 16);
         }
         return codes;
@@ -169,7 +180,8 @@ template <int BITS, bool KEYS> struct TileCodes {
 };
 
 /* number(pair of codes, k, q): of register q of tokens 16 k .. */
-template <int BITS, bool KEYS, class F> KVANT_INLINE void each_operand(const DecodedTile &tile, F &&number)
+template <int BITS, bool KEYS, class F>
+KVANT_INLINE void each_operand(const DecodedTile &tile, F &&number)
 {
     const int end = tile.end_channel / 16;
 #pragma unroll 1
@@ -194,7 +206,8 @@ template <int BITS, bool KEYS> __device__ __noinline__ void place_codes_of(const
 }
 
 /* Codes of 2 to MOST bits into the places of their channels, for decoders that read them there. */
-template <bool KEYS, int MOST, int BITS = 2> KVANT_INLINE void place_codes(int bits, const DecodedTile &tile)
+template <bool KEYS, int MOST, int BITS = 2>
+KVANT_INLINE void place_codes(int bits, const DecodedTile &tile)
 {
     if constexpr (BITS < MOST)
         if (bits != BITS)
@@ -210,15 +223,21 @@ KVANT_INLINE float half_at(const uint16_t *numbers, int at)
 
 /* A token's unit is a power of two above its scale. */
 template <int BITS, bool KEYS>
-__device__ __noinline__ void decode_codebook(int metadata, const float *levels, const DecodedTile tile)
+__device__ __noinline__ void decode_codebook(int metadata, const float *levels,
+                                             const DecodedTile tile)
 {
     constexpr int N = TILE_TOKENS / 16;
     const int token = tile.lane;
-    const float stored = token < tile.valid ? half_at(reinterpret_cast<const uint16_t *>(tile.page + metadata), tile.first + token) : 0,
+    const float stored = token < tile.valid
+                             ? half_at(reinterpret_cast<const uint16_t *>(tile.page + metadata),
+                                       tile.first + token)
+                             : 0,
                 unit = fmaxf(power_above(stored), LEAST_UNIT), own = stored * inverse_of(unit);
     if (tile.rank == 0)
         tile.units()[token] = unit;
-    float2 scale[N][2]; /* of two columns of the operand; halves of its rows of keys, of its columns of values */
+    float2 scale
+        [N]
+        [2]; /* of two columns of the operand; halves of its rows of keys, of its columns of values */
     unrolled_for (int k = 0; k < N; k++)
         unrolled_for (int h = 0; h < 2; h++) {
             const int at = 16 * k + 8 * h + (KEYS ? tile.lane >> 2 : 2 * (tile.lane & 3));

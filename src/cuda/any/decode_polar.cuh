@@ -40,7 +40,8 @@ struct PolarLeaves {
             const int at = node >> (list - 4), pair = at >> 1, n = pairs(list);
             end -= n;
             if (pair < n)
-                radius *= __ldg(general_polar_book(&g, list, pair == n - 1) + (at & 1 ? 16 : 0) + codes[end + pair]);
+                radius *= __ldg(general_polar_book(&g, list, pair == n - 1) + (at & 1 ? 16 : 0) +
+                                codes[end + pair]);
         }
         return radius;
     }
@@ -55,7 +56,9 @@ struct PolarLeaves {
             unrolled_for (int i = 0; i < N / 2; i++)
                 words[i] = reinterpret_cast<const uint32_t *>(first + N * node)[i];
         unrolled_for (int i = N - 1; i >= 0; i--) {
-            const float *book = (i == N - 1 ? ends : books)[list] + (words[i / 2] >> 16 * (i % 2) & 0xffffu), above = x[i];
+            const float *book = (i == N - 1 ? ends : books)[list] +
+                                (words[i / 2] >> 16 * (i % 2) & 0xffffu),
+                        above = x[i];
             x[2 * i + 1] = above * __ldg(book + 16);
             x[2 * i] = above * __ldg(book);
         }
@@ -74,7 +77,8 @@ struct PolarLeaves {
 
 __device__ static __noinline__ void decode_leaves(const kvant_general &g, const DecodedTile tile)
 {
-    const uint16_t *scales = reinterpret_cast<const uint16_t *>(tile.page + g.metadata) + tile.first;
+    const uint16_t *scales =
+        reinterpret_cast<const uint16_t *>(tile.page + g.metadata) + tile.first;
     int lanes = 1; /* of a token */
     while (16 * lanes < tile.d)
         lanes *= 2;
@@ -84,7 +88,8 @@ __device__ static __noinline__ void decode_leaves(const kvant_general &g, const 
 #pragma unroll 1
     for (int first = tokens * tile.rank; first < TILE_TOKENS; first += tokens * tile.team_warps) {
         const int token = first + tile.lane / lanes;
-        const float stored = token < tile.valid ? half_at(scales, token) : 0, unit = fmaxf(power_above(stored), LEAST_UNIT),
+        const float stored = token < tile.valid ? half_at(scales, token) : 0,
+                    unit = fmaxf(power_above(stored), LEAST_UNIT),
                     scale = stored * inverse_of(unit);
         __half *row = tile.numbers() + token * tile.stride;
         float x[16];
@@ -96,8 +101,10 @@ __device__ static __noinline__ void decode_leaves(const kvant_general &g, const 
         unrolled_for (int i = 0; i < 16; i += 8)
             if (there)
                 *reinterpret_cast<uint4 *>(row + 16 * node + i) =
-                    make_uint4(pack_half2(scale * x[i], scale * x[i + 1]), pack_half2(scale * x[i + 2], scale * x[i + 3]),
-                               pack_half2(scale * x[i + 4], scale * x[i + 5]), pack_half2(scale * x[i + 6], scale * x[i + 7]));
+                    make_uint4(pack_half2(scale * x[i], scale * x[i + 1]),
+                               pack_half2(scale * x[i + 2], scale * x[i + 3]),
+                               pack_half2(scale * x[i + 4], scale * x[i + 5]),
+                               pack_half2(scale * x[i + 6], scale * x[i + 7]));
         __syncwarp();
     }
 }

@@ -12,7 +12,8 @@ namespace kvant
 /* Rows 16 step.. of the rotation, columns 16 pair..: operands of two products. */
 KVANT_INLINE uint4 fragment(const kvant_general &g, int pair, int step, int lane)
 {
-    return __ldg(reinterpret_cast<const uint4 *>(g.tables + g.halves) + (pair * (g.head_dim / 16) + step) * 32 + lane);
+    return __ldg(reinterpret_cast<const uint4 *>(g.tables + g.halves) +
+                 (pair * (g.head_dim / 16) + step) * 32 + lane);
 }
 
 KVANT_INLINE void mma_pair(float (&sums)[2][4], const uint32_t (&a)[4], const uint4 &b)
@@ -45,30 +46,38 @@ struct SketchScales {
         unrolled_for (int k = 0; k < TILE_TOKENS / 16; k++)
             unrolled_for (int h = 0; h < 2; h++) {
                 const int from = 16 * k + 8 * h + (lane >> 2);
-                of[k][h] = SketchScale{ __shfl_sync(FULL, own.signs, from), __shfl_sync(FULL, own.numbers, from) };
+                of[k][h] = SketchScale{ __shfl_sync(FULL, own.signs, from),
+                                        __shfl_sync(FULL, own.numbers, from) };
             }
     }
 };
 
 /* Signs of tokens 16 k.. as rows of an operand. */
-template <bool KEYS> KVANT_INLINE void sign_operand(const TileCodes<1, KEYS> &codes, int u, int k, uint32_t (&a)[4])
+template <bool KEYS>
+KVANT_INLINE void sign_operand(const TileCodes<1, KEYS> &codes, int u, int k, uint32_t (&a)[4])
 {
     unrolled_for (int q = 0; q < 4; q++) {
-        const uint32_t signs = 0x3c003c00u | codes.pair(u, k, KEYS ? q : q >> 1 | (q & 1) << 1) << 15;
+        const uint32_t signs = 0x3c003c00u | codes.pair(u, k, KEYS ? q : q >> 1 | (q & 1) << 1)
+                                                 << 15;
         a[q] = KEYS ? signs : transpose8x8(signs);
     }
 }
 
 /* A product's numbers for tokens 16 k.. and two neighbouring channels of the lane, added to what the tile has there. */
-KVANT_INLINE void add_pair(const DecodedTile &tile, const SketchScales &scales, int k, int h, int channel, float x, float y)
+KVANT_INLINE void add_pair(const DecodedTile &tile, const SketchScales &scales, int k, int h,
+                           int channel, float x, float y)
 {
     const SketchScale &by = scales.of[k][h];
-    __half2 &at = *reinterpret_cast<__half2 *>(tile.numbers() + (16 * k + 8 * h + (tile.lane >> 2)) * tile.stride + channel);
+    __half2 &at = *reinterpret_cast<__half2 *>(
+        tile.numbers() + (16 * k + 8 * h + (tile.lane >> 2)) * tile.stride + channel);
     const float2 before = __half22float2(at);
-    at = __floats2half2_rn(by.numbers * before.x + by.signs * x, by.numbers * before.y + by.signs * y);
+    at = __floats2half2_rn(by.numbers * before.x + by.signs * x,
+                           by.numbers * before.y + by.signs * y);
 }
 
-template <bool KEYS> __device__ __noinline__ void add_signs(const kvant_general &g, const DecodedTile tile, const SketchScale own)
+template <bool KEYS>
+__device__ __noinline__ void add_signs(const kvant_general &g, const DecodedTile tile,
+                                       const SketchScale own)
 {
     constexpr int N = TILE_TOKENS / 16, PAIRS = 4;
     DecodedTile signs = tile;
@@ -103,8 +112,9 @@ template <bool KEYS> __device__ __noinline__ void add_signs(const kvant_general 
                 unrolled_for (int k = 0; k < N; k++)
                     unrolled_for (int j = 0; j < 2; j++)
                         unrolled_for (int h = 0; h < 2; h++)
-                            add_pair(tile, scales, k, h, first + 16 * i + 8 * j + 2 * (tile.lane & 3), sums[i][k][j][2 * h],
-                                     sums[i][k][j][2 * h + 1]);
+                            add_pair(tile, scales, k, h,
+                                     first + 16 * i + 8 * j + 2 * (tile.lane & 3),
+                                     sums[i][k][j][2 * h], sums[i][k][j][2 * h + 1]);
     }
 }
 
@@ -113,14 +123,16 @@ KVANT_INLINE void hadamard_operand(int lane, uint32_t (&b)[4])
 {
     unrolled_for (int i = 0; i < 4; i++) {
         const int row = 2 * (lane & 3) + 8 * (i & 1), column = (lane >> 2) + 8 * (i >> 1);
-        b[i] = 0x3c003c00u ^ (__popc(row & column) & 1) << 15 ^ (uint32_t)(__popc((row + 1) & column) & 1) << 31;
+        b[i] = 0x3c003c00u ^ (__popc(row & column) & 1) << 15 ^
+               (uint32_t)(__popc((row + 1) & column) & 1) << 31;
     }
 }
 
 /* The same as add_signs with a Hadamard matrix of 16 BLOCKS rows: 16 channels by a product, blocks of them by sums. A
  * team of one warp. */
 template <bool KEYS, int BLOCKS>
-__device__ __noinline__ void add_hadamard(const kvant_general &g, const DecodedTile tile, const SketchScale own)
+__device__ __noinline__ void add_hadamard(const kvant_general &g, const DecodedTile tile,
+                                          const SketchScale own)
 {
     const float *flips = g.tables + g.view.projection.numbers;
     DecodedTile signs = tile;
@@ -153,7 +165,8 @@ __device__ __noinline__ void add_hadamard(const kvant_general &g, const DecodedT
                 const int channel = 16 * i + 8 * j + 2 * (tile.lane & 3);
                 const float2 flip = make_float2(__ldg(flips + channel), __ldg(flips + channel + 1));
                 unrolled_for (int h = 0; h < 2; h++)
-                    add_pair(tile, scales, k, h, channel, flip.x * x[i][j][2 * h], flip.y * x[i][j][2 * h + 1]);
+                    add_pair(tile, scales, k, h, channel, flip.x * x[i][j][2 * h],
+                             flip.y * x[i][j][2 * h + 1]);
             }
     }
 }
@@ -162,9 +175,11 @@ __device__ __noinline__ void add_hadamard(const kvant_general &g, const DecodedT
 template <bool KEYS> KVANT_INLINE void add_sketch(const kvant_general &g, const DecodedTile &tile)
 {
     tile.wait();
-    const uint16_t *norms = reinterpret_cast<const uint16_t *>(tile.page + g.view.sketch_norms) + tile.first;
-    const float norm = tile.lane < tile.valid ? half_at(norms, tile.lane) : 0, before = tile.units()[tile.lane],
-                unit = fmaxf(before, power_above(norm)), inverse = inverse_of(unit);
+    const uint16_t *norms =
+        reinterpret_cast<const uint16_t *>(tile.page + g.view.sketch_norms) + tile.first;
+    const float norm = tile.lane < tile.valid ? half_at(norms, tile.lane) : 0,
+                before = tile.units()[tile.lane], unit = fmaxf(before, power_above(norm)),
+                inverse = inverse_of(unit);
     tile.wait();
     if (tile.rank == 0)
         tile.units()[tile.lane] = unit;
@@ -172,7 +187,8 @@ template <bool KEYS> KVANT_INLINE void add_sketch(const kvant_general &g, const 
     if (g.view.projection.dense || (tile.d != 64 && tile.d != 128))
         add_signs<KEYS>(g, tile, scale);
     else
-        tile.d == 64 ? add_hadamard<KEYS, 4>(g, tile, scale) : add_hadamard<KEYS, 8>(g, tile, scale);
+        tile.d == 64 ? add_hadamard<KEYS, 4>(g, tile, scale)
+                     : add_hadamard<KEYS, 8>(g, tile, scale);
 }
 
 } // namespace kvant

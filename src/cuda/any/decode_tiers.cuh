@@ -9,13 +9,16 @@ namespace kvant
 
 /* Codes of a tier (chunk_place), a chunk each: pairs of codes in bytes j and j + 2 of a word, from bit 4 on. */
 template <int BITS> struct TierCodes {
-    static constexpr int FIRST = BITS >= 4 ? 4 : 2, REST = BITS - FIRST; /* planes of so many bits */
+    static constexpr int FIRST = BITS >= 4 ? 4 : 2,
+                         REST = BITS - FIRST; /* planes of so many bits */
     int channels;
 
     /* Tokens 16 k + row (j 0) and + 8 (j 1); channels 2 c and + 1. LOW: the lowest bit. */
-    template <int P, int LOW> KVANT_INLINE static uint32_t keys(const uint32_t *plane, int c, int k, int row)
+    template <int P, int LOW>
+    KVANT_INLINE static uint32_t keys(const uint32_t *plane, int c, int k, int row)
     {
-        return rotate_left(plane[4 * (P * c + (row & (P - 1))) + k], LOW - row / P * P) & 0x01010101u * (((1 << P) - 1) << LOW);
+        return rotate_left(plane[4 * (P * c + (row & (P - 1))) + k], LOW - row / P * P) &
+               0x01010101u * (((1 << P) - 1) << LOW);
     }
 
     KVANT_INLINE uint32_t keys(const uint32_t *words, int c, int k, int row) const
@@ -31,11 +34,13 @@ template <int BITS> struct TierCodes {
     {
         if constexpr (FIRST == 4) {
             const uint32_t *at = words + 2 * pair * channels + channel;
-            return (rotate_left(at[0], 4 - 4 * k) & 0x00f000f0u) | (rotate_left(at[channels], 12 - 4 * k) & 0xf000f000u);
+            return (rotate_left(at[0], 4 - 4 * k) & 0x00f000f0u) |
+                   (rotate_left(at[channels], 12 - 4 * k) & 0xf000f000u);
         }
         const uint32_t x = rotate_left(words[pair * channels + channel], 4 - 2 * k) & 0x30303030u;
         if constexpr (REST > 0) { /* bits 0 and 4 belong to bits 6 and 14 */
-            const uint32_t high = words[2 * FIRST * channels + (pair >> 1) * channels + channel] >> (8 * (pair & 1) + k);
+            const uint32_t high = words[2 * FIRST * channels + (pair >> 1) * channels + channel] >>
+                                  (8 * (pair & 1) + k);
             return x | ((high & 0x00110011u) * 1088 & 0x40404040u);
         }
         return x;
@@ -43,7 +48,8 @@ template <int BITS> struct TierCodes {
 };
 
 /* A channel for every place in the order of a page: outliers first. By a warp. D: head_dim where it is known, of 32 channels each; else 0. */
-template <int D> KVANT_INLINE void find_order(const kvant_general &g, const uint8_t *page, uint16_t *order, int lane)
+template <int D>
+KVANT_INLINE void find_order(const kvant_general &g, const uint8_t *page, uint16_t *order, int lane)
 {
     const uint32_t *mask = reinterpret_cast<const uint32_t *>(page + g.view.tiers.mask);
     const int d = D ? D : (int)g.head_dim;
@@ -58,7 +64,8 @@ template <int D> KVANT_INLINE void find_order(const kvant_general &g, const uint
 /* Levels of two codes in bytes j and j + 2, times their tokens' scales. */
 KVANT_INLINE uint32_t scaled_levels(const float *levels, uint32_t codes, int j, float x, float y)
 {
-    return pack_half2(__ldg(levels + (codes >> (8 * j + 4) & 15)) * x, __ldg(levels + (codes >> (8 * j + 20) & 15)) * y);
+    return pack_half2(__ldg(levels + (codes >> (8 * j + 4) & 15)) * x,
+                      __ldg(levels + (codes >> (8 * j + 20) & 15)) * y);
 }
 
 /* Scales over the unit, of both tiers: of keys' tokens 8 n + lane / 4, of values' tokens 8 n + 2 (lane & 3) and + 1. */
@@ -70,35 +77,48 @@ struct TierScales {
     {
         float own[2];
         unrolled_for (int k = 0; k < 2; k++)
-            own[k] = tile.lane < tile.valid ? half_at(reinterpret_cast<const uint16_t *>(tile.page + g.view.tiers.scales[k]), tile.first + tile.lane) : 0;
-        const float unit = fmaxf(power_above(fmaxf(own[0], own[1])), LEAST_UNIT), inverse = inverse_of(unit);
+            own[k] = tile.lane < tile.valid ? half_at(reinterpret_cast<const uint16_t *>(
+                                                          tile.page + g.view.tiers.scales[k]),
+                                                      tile.first + tile.lane)
+                                            : 0;
+        const float unit = fmaxf(power_above(fmaxf(own[0], own[1])), LEAST_UNIT),
+                    inverse = inverse_of(unit);
         if (tile.rank == 0)
             tile.units()[tile.lane] = unit;
         unrolled_for (int k = 0; k < 2; k++)
             unrolled_for (int n = 0; n < N; n++)
                 unrolled_for (int e = 0; e < 2; e++)
-                    of[k][n][e] = __shfl_sync(FULL, own[k] * inverse, 8 * n + (KEYS ? tile.lane >> 2 : 2 * (tile.lane & 3) + e));
+                    of[k][n][e] =
+                        __shfl_sync(FULL, own[k] * inverse,
+                                    8 * n + (KEYS ? tile.lane >> 2 : 2 * (tile.lane & 3) + e));
     }
 };
 
 /* Codes 16 i.. of the page's order as operands B: columns are tokens. */
 template <int LOW, bool KEYS>
-KVANT_INLINE void tier_operands(const kvant_general &g, const DecodedTile &tile, const TierScales &scales, int i, uint32_t (&b)[TierScales::N][2])
+KVANT_INLINE void tier_operands(const kvant_general &g, const DecodedTile &tile,
+                                const TierScales &scales, int i, uint32_t (&b)[TierScales::N][2])
 {
     const int row = tile.lane >> 2, pair = tile.lane & 3, n = (int)g.view.books[0].n;
     const TierCodes<LOW + 1> high{ n };
     const TierCodes<LOW> low{ tile.d - n };
     unrolled_for (int h = 0; h < 2; h++) {
-        const int at = 16 * i + 8 * h + (KEYS ? 2 * pair : row), tier = at >= n, own = at - (tier ? n : 0);
-        const uint32_t *words = reinterpret_cast<const uint32_t *>(tile.page + g.view.tiers.codes[tier]);
+        const int at = 16 * i + 8 * h + (KEYS ? 2 * pair : row), tier = at >= n,
+                  own = at - (tier ? n : 0);
+        const uint32_t *words =
+            reinterpret_cast<const uint32_t *>(tile.page + g.view.tiers.codes[tier]);
         const float *levels = g.tables + g.view.books[tier].values;
         unrolled_for (int k = 0; k < TILE_TOKENS / 16; k++) {
             const int tokens = tile.first / 16 + k;
-            const uint32_t codes = KEYS ? (tier ? low.keys(words, own / 2, tokens, row) : high.keys(words, own / 2, tokens, row))
-                                        : (tier ? low.values(words, own, tokens, pair) : high.values(words, own, tokens, pair));
+            const uint32_t codes = KEYS ? (tier ? low.keys(words, own / 2, tokens, row)
+                                                : high.keys(words, own / 2, tokens, row))
+                                        : (tier ? low.values(words, own, tokens, pair)
+                                                : high.values(words, own, tokens, pair));
             unrolled_for (int j = 0; j < 2; j++) {
-                const float(&first)[2] = scales.of[0][2 * k + j], (&second)[2] = scales.of[1][2 * k + j];
-                const uint32_t x = scaled_levels(levels, codes, j, tier ? second[0] : first[0], tier ? second[1] : first[1]);
+                const float(&first)[2] = scales.of[0][2 * k + j],
+                      (&second)[2] = scales.of[1][2 * k + j];
+                const uint32_t x = scaled_levels(levels, codes, j, tier ? second[0] : first[0],
+                                                 tier ? second[1] : first[1]);
                 b[2 * k + j][h] = KEYS ? x : transpose8x8(x);
             }
         }
@@ -106,16 +126,19 @@ KVANT_INLINE void tier_operands(const kvant_general &g, const DecodedTile &tile,
 }
 
 /* Columns 16 j.. and rows 16 i.. of the rotation, as operand A. Of head_dims that direct_tiers.cuh has, keys' rotations lie transposed. */
-template <bool KEYS> KVANT_INLINE void rotation_operand(const kvant_general &g, int j, int i, int lane, uint32_t (&a)[4])
+template <bool KEYS>
+KVANT_INLINE void rotation_operand(const kvant_general &g, int j, int i, int lane, uint32_t (&a)[4])
 {
     const bool turned = KEYS && kvant_cuda_turns_tiers(&g);
     const uint4 x = turned ? fragment(g, i, j, lane) : fragment(g, j, i, lane);
     a[0] = x.x, a[1] = x.z, a[2] = x.y, a[3] = x.w;
     if (turned)
-        a[0] = transpose8x8(x.x), a[1] = transpose8x8(x.y), a[2] = transpose8x8(x.z), a[3] = transpose8x8(x.w);
+        a[0] = transpose8x8(x.x), a[1] = transpose8x8(x.y), a[2] = transpose8x8(x.z),
+        a[3] = transpose8x8(x.w);
 }
 
-template <int LOW, bool KEYS> __device__ __noinline__ void decode_tiers_of(const kvant_general &g, const DecodedTile tile)
+template <int LOW, bool KEYS>
+__device__ __noinline__ void decode_tiers_of(const kvant_general &g, const DecodedTile tile)
 {
     constexpr int N = TierScales::N, AT_ONCE = 2;
     uint16_t *order = reinterpret_cast<uint16_t *>(tile.scratch());
@@ -142,14 +165,16 @@ template <int LOW, bool KEYS> __device__ __noinline__ void decode_tiers_of(const
                 unrolled_for (int q = 0; q < 4; q++) {
                     const int channel = order[first + 16 * j + 8 * (q >> 1) + (tile.lane >> 2)];
                     unrolled_for (int n = 0; n < N; n++)
-                        tile.numbers()[(8 * n + 2 * (tile.lane & 3) + (q & 1)) * tile.stride + channel] = __float2half_rn(sums[j][n][q]);
+                        tile.numbers()[(8 * n + 2 * (tile.lane & 3) + (q & 1)) * tile.stride +
+                                       channel] = __float2half_rn(sums[j][n][q]);
                 }
     }
 }
 
 template <bool KEYS> KVANT_INLINE void decode_tiers(const kvant_general &g, const DecodedTile &tile)
 {
-    g.view.books[1].bits == 2 ? decode_tiers_of<2, KEYS>(g, tile) : decode_tiers_of<3, KEYS>(g, tile);
+    g.view.books[1].bits == 2 ? decode_tiers_of<2, KEYS>(g, tile)
+                              : decode_tiers_of<3, KEYS>(g, tile);
 }
 
 } // namespace kvant

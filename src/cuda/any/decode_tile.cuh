@@ -32,14 +32,16 @@ KVANT_INLINE float4 load_four(const uint8_t *page, int at, kvant_cuda_type type)
         return __ldg(reinterpret_cast<const float4 *>(page) + at / 4);
     const uint2 x = __ldg(reinterpret_cast<const uint2 *>(page) + at / 4);
     if (type == KVANT_CUDA_BF16)
-        return make_float4(__uint_as_float(x.x << 16), __uint_as_float(x.x & 0xffff0000u), __uint_as_float(x.y << 16),
-                           __uint_as_float(x.y & 0xffff0000u));
-    const float2 low = __half22float2(*reinterpret_cast<const __half2 *>(&x.x)), high = __half22float2(*reinterpret_cast<const __half2 *>(&x.y));
+        return make_float4(__uint_as_float(x.x << 16), __uint_as_float(x.x & 0xffff0000u),
+                           __uint_as_float(x.y << 16), __uint_as_float(x.y & 0xffff0000u));
+    const float2 low = __half22float2(*reinterpret_cast<const __half2 *>(&x.x)),
+                 high = __half22float2(*reinterpret_cast<const __half2 *>(&x.y));
     return make_float4(low.x, low.y, high.x, high.y);
 }
 
 /* Rows of numbers. ROWS at a time, so that loads need not wait for each other; LOADS: of a lane, for a row. */
-template <int LOADS, int ROWS> KVANT_INLINE void copy_rows(const DecodedTile &tile, kvant_cuda_type type)
+template <int LOADS, int ROWS>
+KVANT_INLINE void copy_rows(const DecodedTile &tile, kvant_cuda_type type)
 {
 #pragma unroll 1
     for (int first = tile.rank; first < TILE_TOKENS; first += ROWS * tile.team_warps) {
@@ -54,13 +56,15 @@ template <int LOADS, int ROWS> KVANT_INLINE void copy_rows(const DecodedTile &ti
         };
         each([&](int r, int channel, float4 &own) {
             const int t = first + r * tile.team_warps;
-            own = t < tile.valid ? load_four(tile.page, (tile.first + t) * tile.d + channel, type) : make_float4(0, 0, 0, 0);
+            own = t < tile.valid ? load_four(tile.page, (tile.first + t) * tile.d + channel, type)
+                                 : make_float4(0, 0, 0, 0);
         });
         float inverse[ROWS];
         unrolled_for (int r = 0; r < ROWS; r++) {
             float largest = 0;
             unrolled_for (int i = 0; i < LOADS; i++)
-                largest = fmaxf(fmaxf(largest, fmaxf(fabsf(x[r][i].x), fabsf(x[r][i].y))), fmaxf(fabsf(x[r][i].z), fabsf(x[r][i].w)));
+                largest = fmaxf(fmaxf(largest, fmaxf(fabsf(x[r][i].x), fabsf(x[r][i].y))),
+                                fmaxf(fabsf(x[r][i].z), fabsf(x[r][i].w)));
             const float unit = fmaxf(power_above(largest_of(largest)), LEAST_UNIT);
             inverse[r] = inverse_of(unit);
             if (tile.lane == 0)
@@ -68,7 +72,8 @@ template <int LOADS, int ROWS> KVANT_INLINE void copy_rows(const DecodedTile &ti
         }
         each([&](int r, int channel, const float4 &own) {
             const float by = inverse[r];
-            *reinterpret_cast<uint2 *>(tile.numbers() + (first + r * tile.team_warps) * tile.stride + channel) =
+            *reinterpret_cast<uint2 *>(tile.numbers() +
+                                       (first + r * tile.team_warps) * tile.stride + channel) =
                 make_uint2(pack_half2(own.x * by, own.y * by), pack_half2(own.z * by, own.w * by));
         });
     }
@@ -80,28 +85,38 @@ __device__ static __noinline__ void decode_open(const DecodedTile tile, kvant_cu
 }
 
 template <bool KEYS>
-KVANT_INLINE void decode_chunk_codes(const kvant_cuda_codec &codec, const AnyBook &book, const DecodedTile &tile)
+KVANT_INLINE void decode_chunk_codes(const kvant_cuda_codec &codec, const AnyBook &book,
+                                     const DecodedTile &tile)
 {
     const kvant_general &g = codec.general;
-    const uint8_t *entries = small_table_bytes(codec.params, g) > 0 ? reinterpret_cast<const uint8_t *>(&book) : nullptr;
-    g.view.kind == KVANT_GENERAL_TRIPLETS ? decode_chunks<3, KEYS>(g, entries, tile) : decode_chunks<4, KEYS>(g, entries, tile);
+    const uint8_t *entries =
+        small_table_bytes(codec.params, g) > 0 ? reinterpret_cast<const uint8_t *>(&book) : nullptr;
+    g.view.kind == KVANT_GENERAL_TRIPLETS ? decode_chunks<3, KEYS>(g, entries, tile)
+                                          : decode_chunks<4, KEYS>(g, entries, tile);
 }
 
 /* Codecs in the general form. */
 template <bool KEYS>
-KVANT_INLINE void decode_family(const kvant_cuda_codec &codec, const AnyBook &book, const DecodedTile &tile)
+KVANT_INLINE void decode_family(const kvant_cuda_codec &codec, const AnyBook &book,
+                                const DecodedTile &tile)
 {
     const kvant_general &g = codec.general;
     const kvant_codebook_place &levels = g.view.books[0];
     switch (g.view.kind) {
     case KVANT_GENERAL_RAW:
-        return decode_open(tile, g.view.raw == 0 ? KVANT_CUDA_F32 : g.view.raw == 1 ? KVANT_CUDA_F16 : KVANT_CUDA_BF16);
+        return decode_open(tile, g.view.raw == 0   ? KVANT_CUDA_F32
+                                 : g.view.raw == 1 ? KVANT_CUDA_F16
+                                                   : KVANT_CUDA_BF16);
     case KVANT_GENERAL_POLAR: return decode_polar<KEYS>(g, tile);
-    case KVANT_GENERAL_CODEBOOK: decode_book<KEYS>((int)levels.bits, (int)g.metadata, g.tables + levels.values, tile); break;
+    case KVANT_GENERAL_CODEBOOK:
+        decode_book<KEYS>((int)levels.bits, (int)g.metadata, g.tables + levels.values, tile);
+        break;
     case KVANT_GENERAL_TRIPLETS:
     case KVANT_GENERAL_DIRECTIONS: decode_chunk_codes<KEYS>(codec, book, tile); break;
     case KVANT_GENERAL_SKETCH: clear_tile(tile); break;
-    case KVANT_GENERAL_UNIFORM: decode_uniform_codes<KEYS, true>(g, tile); return add_centroids(g, tile);
+    case KVANT_GENERAL_UNIFORM:
+        decode_uniform_codes<KEYS, true>(g, tile);
+        return add_centroids(g, tile);
     default: return decode_tiers<KEYS>(g, tile);
     }
     if (g.view.sketched)
@@ -110,7 +125,8 @@ KVANT_INLINE void decode_family(const kvant_cuda_codec &codec, const AnyBook &bo
 
 /* Of a sealed page. WITH: Decoders. */
 template <bool KEYS, unsigned WITH>
-KVANT_INLINE void decode_tile(const kvant_cuda_codec &codec, const AnyBook &book, const DecodedTile &tile)
+KVANT_INLINE void decode_tile(const kvant_cuda_codec &codec, const AnyBook &book,
+                              const DecodedTile &tile)
 {
     const kvant_cuda_params &c = codec.params;
     if (c.codes == KVANT_CUDA_CODES_CODEBOOK)

@@ -14,10 +14,18 @@ namespace kvant
 template <int M> KVANT_INLINE uint32_t places_of_levels(uint32_t windows, uint32_t codes)
 {
     /* bit k of z, shifted to bit k + 1: taps are bits of the window */
-    const auto tap = [&](int k, int bit) { return bit > k ? windows >> (bit - k - 1) : windows << (k + 1 - bit); };
-    const uint32_t z0 = M == 8 ? tap(0, 3) ^ tap(0, 4) : M == 10 ? tap(0, 4) ^ tap(0, 5) ^ tap(0, 6) : tap(0, 3) ^ tap(0, 7) ^ tap(0, 9),
-                   z1 = tap(1, 0) ^ (M == 8 ? tap(1, 5) ^ tap(1, 8) : M == 10 ? tap(1, 6) ^ tap(1, 10) : tap(1, 7) ^ tap(1, 12)),
-                   z2 = tap(2, 1) ^ (M == 8 ? tap(2, 7) : M == 10 ? tap(2, 5) ^ tap(2, 8) : tap(2, 9) ^ tap(2, 10));
+    const auto tap = [&](int k, int bit) {
+        return bit > k ? windows >> (bit - k - 1) : windows << (k + 1 - bit);
+    };
+    const uint32_t z0 = M == 8    ? tap(0, 3) ^ tap(0, 4)
+                        : M == 10 ? tap(0, 4) ^ tap(0, 5) ^ tap(0, 6)
+                                  : tap(0, 3) ^ tap(0, 7) ^ tap(0, 9),
+                   z1 = tap(1, 0) ^ (M == 8    ? tap(1, 5) ^ tap(1, 8)
+                                     : M == 10 ? tap(1, 6) ^ tap(1, 10)
+                                               : tap(1, 7) ^ tap(1, 12)),
+                   z2 = tap(2, 1) ^ (M == 8    ? tap(2, 7)
+                                     : M == 10 ? tap(2, 5) ^ tap(2, 8)
+                                               : tap(2, 9) ^ tap(2, 10));
     const uint32_t z = bit_select<0x00060006u>(bit_select<0x00020002u>(z0, z1), z2);
     return bit_select<0x000e000eu>(z, codes << 3 & 0x00700070u);
 }
@@ -36,7 +44,8 @@ struct TrellisLines {
 
     KVANT_INLINE float number(uint32_t place) const
     {
-        const uint16_t level = *reinterpret_cast<const uint16_t *>(reinterpret_cast<const uint8_t *>(levels) + place);
+        const uint16_t level =
+            *reinterpret_cast<const uint16_t *>(reinterpret_cast<const uint8_t *>(levels) + place);
         return __half2float(__ushort_as_half(level)) * scale;
     }
 
@@ -79,15 +88,20 @@ template <int M, int WIDE> KVANT_INLINE void decode_key_line(const TrellisLines 
                     unrolled_for (int half = 0; half < 2; half++)
                         use(words[8 * (ct + i) + 4 * half], i, half);
     };
-    auto in_order = [&](auto &&use) { /* use(tile of the word, half, shift, steps) of the line's runs */
-        unrolled_for (int odd = 0; odd < 2; odd++)
-            unrolled_for (int i = 0; i < WIDE; i++)
-                unrolled_for (int half = 0; half < 2; half++)
-                    use(i, half, 16 * odd, (tiles + WIDE - 1 - i) / WIDE);
-    };
-    each(max(tiles / WIDE - 16, 0) * WIDE, [&](uint32_t codes, int i, int half) { runs[i][half] = next_windows(runs[i][half], codes); });
+    auto in_order =
+        [&](auto &&use) { /* use(tile of the word, half, shift, steps) of the line's runs */
+                          unrolled_for (int odd = 0; odd < 2; odd++)
+                              unrolled_for (int i = 0; i < WIDE; i++)
+                                  unrolled_for (int half = 0; half < 2; half++)
+                                      use(i, half, 16 * odd, (tiles + WIDE - 1 - i) / WIDE);
+        };
+    each(max(tiles / WIDE - 16, 0) * WIDE, [&](uint32_t codes, int i, int half) {
+        runs[i][half] = next_windows(runs[i][half], codes);
+    });
     uint32_t tail = 0, before = 0;
-    in_order([&](int i, int half, int shift, int steps) { tail = append_bits(tail, steps, runs[i][half] >> shift & 0xffffu); });
+    in_order([&](int i, int half, int shift, int steps) {
+        tail = append_bits(tail, steps, runs[i][half] >> shift & 0xffffu);
+    });
     for (int k = 4; k > 0; k--)
         before = append_bits(before, 4 * tiles, lane.of_line(tail, lane.line - k));
     in_order([&](int i, int half, int shift, int steps) {
@@ -104,7 +118,9 @@ template <int M, int WIDE> KVANT_INLINE void decode_key_line(const TrellisLines 
 KVANT_INLINE uint32_t byte_of(const uint4 &codes)
 {
     const uint32_t ones = 0x00010001u;
-    const uint32_t bits = (((codes.x & ones) << 2 | (codes.y & ones)) << 2 | (codes.z & ones)) << 2 | (codes.w & ones);
+    const uint32_t bits = (((codes.x & ones) << 2 | (codes.y & ones)) << 2 | (codes.z & ones))
+                              << 2 |
+                          (codes.w & ones);
     return (bits << 1 | bits >> 16) & 0xffu;
 }
 
@@ -115,7 +131,8 @@ template <int M> KVANT_INLINE void decode_value_line(const TrellisLines &lane)
     uint4 *codes = reinterpret_cast<uint4 *>(lane.words()) + 2 * lane.line;
     uint32_t bits = 0;
     if (runs > 0)
-        bits = byte_of(codes[runs > 1 ? 8 * (runs - 2) + 1 : 0]) << 8 | byte_of(codes[8 * (runs - 1) + 1]);
+        bits = byte_of(codes[runs > 1 ? 8 * (runs - 2) + 1 : 0]) << 8 |
+               byte_of(codes[8 * (runs - 1) + 1]);
     bits = lane.of_line(bits, lane.line ? lane.line - 1 : min(tiles, 4) - 1);
     for (int half = 0; half < 2; half++)
         for (int g = 0; g < runs; g++) {
@@ -123,22 +140,27 @@ template <int M> KVANT_INLINE void decode_value_line(const TrellisLines &lane)
             const uint4 own = eight;
             bits = bits << 8 | byte_of(own);
             auto numbers = [&](uint32_t pair, int j) {
-                return lane.numbers<M>(prmt(bits >> (7 - 2 * j), bits >> (6 - 2 * j), 0x5410), pair);
+                return lane.numbers<M>(prmt(bits >> (7 - 2 * j), bits >> (6 - 2 * j), 0x5410),
+                                       pair);
             };
-            eight = make_uint4(numbers(own.x, 0), numbers(own.y, 1), numbers(own.z, 2), numbers(own.w, 3));
+            eight = make_uint4(numbers(own.x, 0), numbers(own.y, 1), numbers(own.z, 2),
+                               numbers(own.w, 3));
         }
 }
 
 /* WIDE 0: values. */
 template <int M, int WIDE>
-__device__ __noinline__ void decode_lines(int metadata, float step, const uint16_t *levels, const DecodedTile tile)
+__device__ __noinline__ void decode_lines(int metadata, float step, const uint16_t *levels,
+                                          const DecodedTile tile)
 {
     const uint16_t *scales = reinterpret_cast<const uint16_t *>(tile.page + metadata) + tile.first;
 #pragma unroll 1
     for (int first = 8 * tile.rank; first < TILE_TOKENS; first += 8 * tile.team_warps) {
         const int token = first + (tile.lane >> 2);
-        const float stored = token < tile.valid ? half_at(scales, token) : 0, unit = fmaxf(power_above(stored), LEAST_UNIT);
-        const TrellisLines lane{ tile, levels, token, tile.lane & 3, stored * inverse_of(unit) * step };
+        const float stored = token < tile.valid ? half_at(scales, token) : 0,
+                    unit = fmaxf(power_above(stored), LEAST_UNIT);
+        const TrellisLines lane{ tile, levels, token, tile.lane & 3,
+                                 stored * inverse_of(unit) * step };
         if ((tile.lane & 3) == 0)
             tile.units()[token] = unit;
         if constexpr (WIDE == 0)
@@ -149,7 +171,8 @@ __device__ __noinline__ void decode_lines(int metadata, float step, const uint16
 }
 
 template <bool KEYS, int M>
-KVANT_INLINE void decode_trellis_lines(const kvant_cuda_params &c, const uint16_t *levels, const DecodedTile &tile)
+KVANT_INLINE void decode_trellis_lines(const kvant_cuda_params &c, const uint16_t *levels,
+                                       const DecodedTile &tile)
 {
     if (!KEYS)
         decode_lines<M, 0>((int)c.metadata_offset, c.step, levels, tile);
@@ -160,7 +183,8 @@ KVANT_INLINE void decode_trellis_lines(const kvant_cuda_params &c, const uint16_
 }
 
 template <bool KEYS>
-KVANT_INLINE void decode_trellis(const kvant_cuda_params &c, const uint16_t *levels, const DecodedTile &tile)
+KVANT_INLINE void decode_trellis(const kvant_cuda_params &c, const uint16_t *levels,
+                                 const DecodedTile &tile)
 {
     place_codes<KEYS, 4>((int)c.bits, tile);
     switch (c.memory) {

@@ -27,7 +27,8 @@ struct ToUnit {
 
 KVANT_INLINE uint32_t multiply_add(uint32_t a, uint32_t b, uint32_t c)
 {
-    const __half2 y = __hfma2(*reinterpret_cast<__half2 *>(&a), *reinterpret_cast<__half2 *>(&b), *reinterpret_cast<__half2 *>(&c));
+    const __half2 y = __hfma2(*reinterpret_cast<__half2 *>(&a), *reinterpret_cast<__half2 *>(&b),
+                              *reinterpret_cast<__half2 *>(&c));
     return *reinterpret_cast<const uint32_t *>(&y);
 }
 
@@ -49,7 +50,8 @@ struct UniformCodes {
     float offset; /* times the scale: in place of a zero point */
 
     KVANT_INLINE UniformCodes(const kvant_general &g)
-        : metadata((int)g.metadata), n_scales(g.view.uniform.mode == GENERAL_SYM ? 0 : (int)g.view.uniform.n_scales),
+        : metadata((int)g.metadata),
+          n_scales(g.view.uniform.mode == GENERAL_SYM ? 0 : (int)g.view.uniform.n_scales),
           group((int)g.view.uniform.group), per_channel((int)g.view.uniform.per_channel),
           hybrid(g.view.uniform.mode >= GENERAL_HYBRID_PAPER), offset(-g.view.uniform.bias)
     {
@@ -58,9 +60,11 @@ struct UniformCodes {
     /* As general_line_of. */
     KVANT_INLINE UniformLine line(uint32_t scale, uint32_t zero) const
     {
-        const float size = __half2float(__ushort_as_half((uint16_t)(hybrid ? scale & 0x7fffu : scale)));
+        const float size =
+            __half2float(__ushort_as_half((uint16_t)(hybrid ? scale & 0x7fffu : scale)));
         const bool asymmetric = n_scales && (!hybrid || scale >> 15);
-        return UniformLine{ size, asymmetric ? __half2float(__ushort_as_half((uint16_t)zero)) : size * offset };
+        return UniformLine{ size, asymmetric ? __half2float(__ushort_as_half((uint16_t)zero))
+                                             : size * offset };
     }
 
     KVANT_INLINE const uint16_t *scales(const uint8_t *page) const
@@ -87,11 +91,14 @@ __device__ __noinline__ void decode_uniform(const UniformCodes code, const Decod
     const uint32_t own = valid ? pack_half2(line.scale * to.scale, line.zero * to.zero) : 0;
     if (tile.rank == 0)
         tile.units()[tile.lane] = unit;
-    uint32_t scale[N][2], zero[N][2]; /* of two columns of the operand; halves of its rows of keys, of its columns of values */
+    uint32_t scale[N][2],
+        zero[N]
+            [2]; /* of two columns of the operand; halves of its rows of keys, of its columns of values */
     unrolled_for (int k = 0; k < N; k++)
         unrolled_for (int h = 0; h < 2; h++) {
             const int from = 16 * k + 8 * h + (KEYS ? tile.lane >> 2 : 2 * (tile.lane & 3));
-            const uint32_t x = __shfl_sync(FULL, own, from), y = KEYS ? x : __shfl_sync(FULL, own, from + 1);
+            const uint32_t x = __shfl_sync(FULL, own, from),
+                           y = KEYS ? x : __shfl_sync(FULL, own, from + 1);
             scale[k][h] = prmt(x, y, 0x5410), zero[k][h] = prmt(x, y, 0x7632);
         }
     each_operand<BITS, KEYS>(tile, [&](uint32_t pair, int k, int q) {
@@ -120,9 +127,11 @@ __device__ static __noinline__ void scale_tokens(const UniformCodes code, const 
         tile.units()[tile.lane] = unit;
     __half *row = tile.numbers() + tile.lane * tile.stride;
 #pragma unroll 2
-    for (int group = tile.first_channel / code.group; group * code.group < tile.end_channel; group++) {
+    for (int group = tile.first_channel / code.group; group * code.group < tile.end_channel;
+         group++) {
         const UniformLine line = code.line_at(tile.page, PAGE_TOKENS * group + token);
-        const float scale = valid ? line.scale * to.scale : 0, zero = valid ? line.zero * to.zero : 0;
+        const float scale = valid ? line.scale * to.scale : 0,
+                    zero = valid ? line.zero * to.zero : 0;
         const uint32_t scales = pack_half2(scale, scale), zeros = pack_half2(zero, zero);
         const int end = min((group + 1) * code.group, tile.end_channel);
 #pragma unroll 2
@@ -147,58 +156,75 @@ __device__ static __noinline__ void scale_channels(const UniformCodes code, cons
         const float unit = to.set(valid ? largest_of(top) : 0);
         if (tile.rank == 0 && tile.lane < 16)
             tile.units()[k + tile.lane] = unit;
-        for (int channel = tile.first_channel + 4 * tile.lane; channel < tile.end_channel; channel += 128) {
+        for (int channel = tile.first_channel + 4 * tile.lane; channel < tile.end_channel;
+             channel += 128) {
             const uint2 stored = __ldg(reinterpret_cast<const uint2 *>(scales + group + channel)),
-                        zeros = code.n_scales ? __ldg(reinterpret_cast<const uint2 *>(scales + code.n_scales + group + channel)) : uint2{};
+                        zeros = code.n_scales ? __ldg(reinterpret_cast<const uint2 *>(
+                                                    scales + code.n_scales + group + channel))
+                                              : uint2{};
             uint32_t scale[2], zero[2];
             unrolled_for (int i = 0; i < 2; i++) {
                 const uint32_t s = i ? stored.y : stored.x, z = i ? zeros.y : zeros.x;
-                const UniformLine x = code.line(s & 0xffffu, z & 0xffffu), y = code.line(s >> 16, z >> 16);
+                const UniformLine x = code.line(s & 0xffffu, z & 0xffffu),
+                                  y = code.line(s >> 16, z >> 16);
                 scale[i] = valid ? pack_half2(x.scale * to.scale, y.scale * to.scale) : 0;
                 zero[i] = valid ? pack_half2(x.zero * to.zero, y.zero * to.zero) : 0;
             }
 #pragma unroll 8
             for (int t = k; t < k + 16; t++) {
-                uint2 &codes = *reinterpret_cast<uint2 *>(tile.numbers() + t * tile.stride + channel);
-                codes = make_uint2(multiply_add(codes.x, scale[0], zero[0]), multiply_add(codes.y, scale[1], zero[1]));
+                uint2 &codes =
+                    *reinterpret_cast<uint2 *>(tile.numbers() + t * tile.stride + channel);
+                codes = make_uint2(multiply_add(codes.x, scale[0], zero[0]),
+                                   multiply_add(codes.y, scale[1], zero[1]));
             }
         }
     }
 }
 
 /* Uniform codes of one bit do not exist. */
-template <bool KEYS, int BITS = 2> KVANT_INLINE void decode_plain(const kvant_general &g, const DecodedTile &tile)
+template <bool KEYS, int BITS = 2>
+KVANT_INLINE void decode_plain(const kvant_general &g, const DecodedTile &tile)
 {
     if constexpr (BITS <= 8)
-        g.view.uniform.bits == BITS ? decode_uniform<BITS, KEYS>(UniformCodes(g), tile) : decode_plain<KEYS, BITS + 1>(g, tile);
+        g.view.uniform.bits == BITS ? decode_uniform<BITS, KEYS>(UniformCodes(g), tile)
+                                    : decode_plain<KEYS, BITS + 1>(g, tile);
 }
 
-template <bool KEYS, bool GROUPED> KVANT_INLINE void decode_uniform_codes(const kvant_general &g, const DecodedTile &tile)
+template <bool KEYS, bool GROUPED>
+KVANT_INLINE void decode_uniform_codes(const kvant_general &g, const DecodedTile &tile)
 {
     if (!GROUPED || !has_groups(g))
         return decode_plain<KEYS>(g, tile);
     place_codes<KEYS, 8>((int)g.view.uniform.bits, tile);
-    g.view.uniform.per_channel ? scale_channels(UniformCodes(g), tile) : scale_tokens(UniformCodes(g), tile);
+    g.view.uniform.per_channel ? scale_channels(UniformCodes(g), tile)
+                               : scale_tokens(UniformCodes(g), tile);
 }
 
 /* Adds to each token its centroid, and takes a unit for both. */
-__device__ static __noinline__ void add_wide_centroids(const kvant_general &g, const DecodedTile tile)
+__device__ static __noinline__ void add_wide_centroids(const kvant_general &g,
+                                                       const DecodedTile tile)
 {
     constexpr int LOADS = KVANT_CUDA_MOST_DIM / 32;
     const general_team team{ tile.lane, 32, tile.kv_head };
 #pragma unroll 1
     for (int t = tile.rank; t < TILE_TOKENS; t += tile.team_warps) {
-        const float *centroid = t < tile.valid ? general_centroid(team, &g, tile.page, tile.first + t) : nullptr; /* NULL: never written */
+        const float *centroid = t < tile.valid
+                                    ? general_centroid(team, &g, tile.page, tile.first + t)
+                                    : nullptr; /* NULL: never written */
         float x[LOADS], largest = 0;
         unrolled_for (int i = 0; i < LOADS; i++) {
-            x[i] = centroid && tile.lane + 32 * i < tile.d ? __ldg(centroid + tile.lane + 32 * i) : 0;
+            x[i] =
+                centroid && tile.lane + 32 * i < tile.d ? __ldg(centroid + tile.lane + 32 * i) : 0;
             largest = fmaxf(largest, fabsf(x[i]));
         }
-        const float before = tile.units()[t], unit = fmaxf(before, power_above(largest_of(largest))), inverse = inverse_of(unit);
+        const float before = tile.units()[t],
+                    unit = fmaxf(before, power_above(largest_of(largest))),
+                    inverse = inverse_of(unit);
         unrolled_for (int i = 0; i < LOADS; i++)
             if (tile.lane + 32 * i < tile.d) {
                 __half &number = tile.numbers()[t * tile.stride + tile.lane + 32 * i];
-                number = __float2half_rn((centroid ? before : 0) * inverse * __half2float(number) + inverse * x[i]);
+                number = __float2half_rn((centroid ? before : 0) * inverse * __half2float(number) +
+                                         inverse * x[i]);
             }
         __syncwarp();
         if (tile.lane == 0)
@@ -207,14 +233,17 @@ __device__ static __noinline__ void add_wide_centroids(const kvant_general &g, c
 }
 
 /* The same of up to 128 channels, by one warp: a lane knows a token's centroid and unit, and adds four channels. */
-__device__ static __noinline__ void add_narrow_centroids(const kvant_general &g, const DecodedTile tile)
+__device__ static __noinline__ void add_narrow_centroids(const kvant_general &g,
+                                                         const DecodedTile tile)
 {
     constexpr int ROWS = 8;
     const general_team team{ tile.lane, 32, tile.kv_head };
     const int channel = 4 * tile.lane;
     const bool has = channel < tile.d;
     const float *table = general_table(team, &g, g.view.uniform.centroids),
-                *own = tile.lane < tile.valid ? general_centroid(team, &g, tile.page, tile.first + tile.lane) : nullptr;
+                *own = tile.lane < tile.valid
+                           ? general_centroid(team, &g, tile.page, tile.first + tile.lane)
+                           : nullptr;
     const int place = own ? (int)(own - table) : -1; /* -1: the token was never written */
     float own_unit = tile.units()[tile.lane];
     __half *numbers = tile.numbers() + channel;
@@ -223,20 +252,26 @@ __device__ static __noinline__ void add_narrow_centroids(const kvant_general &g,
         float4 x[ROWS];
         unrolled_for (int r = 0; r < ROWS; r++) {
             const int at = __shfl_sync(FULL, place, first + r);
-            x[r] = has && at >= 0 ? __ldg(reinterpret_cast<const float4 *>(table + at + channel)) : make_float4(0, 0, 0, 0);
+            x[r] = has && at >= 0 ? __ldg(reinterpret_cast<const float4 *>(table + at + channel))
+                                  : make_float4(0, 0, 0, 0);
         }
         unrolled_for (int r = 0; r < ROWS; r++) {
             const int t = first + r;
-            const float before = __shfl_sync(FULL, own_unit, t), size = __shfl_sync(FULL, place, t) >= 0 ? before : 0,
-                        largest = largest_of(fmaxf(fmaxf(fabsf(x[r].x), fabsf(x[r].y)), fmaxf(fabsf(x[r].z), fabsf(x[r].w)))),
-                        unit = fmaxf(before, power_above(largest)), inverse = inverse_of(unit), by = size * inverse;
+            const float before = __shfl_sync(FULL, own_unit, t),
+                        size = __shfl_sync(FULL, place, t) >= 0 ? before : 0,
+                        largest = largest_of(fmaxf(fmaxf(fabsf(x[r].x), fabsf(x[r].y)),
+                                                   fmaxf(fabsf(x[r].z), fabsf(x[r].w)))),
+                        unit = fmaxf(before, power_above(largest)), inverse = inverse_of(unit),
+                        by = size * inverse;
             own_unit = tile.lane == t ? unit : own_unit;
             if (!has)
                 continue;
             uint2 &there = *reinterpret_cast<uint2 *>(numbers + t * tile.stride);
-            const float2 low = __half22float2(*reinterpret_cast<const __half2 *>(&there.x)), high = __half22float2(*reinterpret_cast<const __half2 *>(&there.y));
-            there = make_uint2(pack_half2(by * low.x + inverse * x[r].x, by * low.y + inverse * x[r].y),
-                               pack_half2(by * high.x + inverse * x[r].z, by * high.y + inverse * x[r].w));
+            const float2 low = __half22float2(*reinterpret_cast<const __half2 *>(&there.x)),
+                         high = __half22float2(*reinterpret_cast<const __half2 *>(&there.y));
+            there = make_uint2(
+                pack_half2(by * low.x + inverse * x[r].x, by * low.y + inverse * x[r].y),
+                pack_half2(by * high.x + inverse * x[r].z, by * high.y + inverse * x[r].w));
         }
     }
     tile.units()[tile.lane] = own_unit;
@@ -245,7 +280,8 @@ __device__ static __noinline__ void add_narrow_centroids(const kvant_general &g,
 KVANT_INLINE void add_centroids(const kvant_general &g, const DecodedTile &tile)
 {
     tile.wait();
-    const bool wide = reinterpret_cast<uintptr_t>(g.tables + g.view.uniform.centroids) % 16 == 0 && g.head_stride % 4 == 0;
+    const bool wide = reinterpret_cast<uintptr_t>(g.tables + g.view.uniform.centroids) % 16 == 0 &&
+                      g.head_stride % 4 == 0;
     tile.d <= 128 && wide ? add_narrow_centroids(g, tile) : add_wide_centroids(g, tile);
 }
 

@@ -9,11 +9,11 @@ namespace kvant
 
 /* What a kernel can decode, or'd. */
 enum Decoders : unsigned {
-    PLAIN = 0,     /* open pages; a code per channel and a scale per token */
-    GROUPS = 1,    /* scales of groups */
+    PLAIN = 0,  /* open pages; a code per channel and a scale per token */
+    GROUPS = 1, /* scales of groups */
     TRELLISES = 2,
-    CHUNKS = 4,    /* codes of several channels */
-    FAMILIES = 8,  /* what else the general form has */
+    CHUNKS = 4,   /* codes of several channels */
+    FAMILIES = 8, /* what else the general form has */
     ALL_DECODERS = 15,
     CENTROIDS = 16 /* uniform codes beside a centroid: in ALL_DECODERS, too */
 };
@@ -25,7 +25,8 @@ __host__ __device__ inline bool has_groups(const kvant_general &g)
 
 __host__ __device__ inline bool is_uniform(const kvant_cuda_codec &codec)
 {
-    return codec.params.codes != KVANT_CUDA_CODES_TRELLIS && codec.general.view.kind == KVANT_GENERAL_UNIFORM &&
+    return codec.params.codes != KVANT_CUDA_CODES_TRELLIS &&
+           codec.general.view.kind == KVANT_GENERAL_UNIFORM &&
            codec.general.view.uniform.clusters == 0;
 }
 
@@ -42,7 +43,8 @@ __host__ __device__ inline unsigned decoders_for(const kvant_cuda_codec &codec)
         return has_groups(codec.general) ? GROUPS : PLAIN;
     if (view.kind == KVANT_GENERAL_UNIFORM)
         return CENTROIDS;
-    const bool chunks = view.kind == KVANT_GENERAL_TRIPLETS || view.kind == KVANT_GENERAL_DIRECTIONS;
+    const bool chunks =
+        view.kind == KVANT_GENERAL_TRIPLETS || view.kind == KVANT_GENERAL_DIRECTIONS;
     return chunks && !view.sketched ? CHUNKS : FAMILIES;
 }
 

@@ -25,7 +25,7 @@ namespace kvant
 
 /* A step: some tokens of a page that a warp takes at once. Neighbouring warps take neighbouring steps, so that a page is read at once. */
 struct DirectStep {
-    int at; /* among those of the block */
+    int at;              /* among those of the block */
     int32_t entry, next; /* of its page, and of the warp's next step's */
 };
 
@@ -36,13 +36,16 @@ template <class T, int N, int M> KVANT_INLINE T (&flat(T (&x)[N][M]))[N * M]
 
 /* Shared memory: AnyRows, tables, queries, results; for each warp what its family keeps there, keys and values. Sums take their
  * place in the end. */
-template <class F> __host__ __device__ AnyPlaces direct_places(uint32_t k_bytes, uint32_t v_bytes, int warps)
+template <class F>
+__host__ __device__ AnyPlaces direct_places(uint32_t k_bytes, uint32_t v_bytes, int warps)
 {
     AnyPlaces at{};
-    const int sums = F::SUMS * 16 * DIRECT_ROWS * (int)sizeof(float), stages = F::EXTRA_BYTES + F::stage_bytes(k_bytes) + F::stage_bytes(v_bytes);
+    const int sums = F::SUMS * 16 * DIRECT_ROWS * (int)sizeof(float),
+              stages = F::EXTRA_BYTES + F::stage_bytes(k_bytes) + F::stage_bytes(v_bytes);
     at.books[0] = AnyPlaces::round_up((int)sizeof(AnyRows));
     at.queries = at.books[0] + F::BOOK_BYTES;
-    at.tiles = AnyPlaces::round_up(at.queries + F::QUERIES * DIRECT_ROWS * AnyPlaces::stride(F::D) * 2);
+    at.tiles =
+        AnyPlaces::round_up(at.queries + F::QUERIES * DIRECT_ROWS * AnyPlaces::stride(F::D) * 2);
     at.tile_bytes = F::D * (int)sizeof(float);
     at.scratch = at.tiles + sums;
     at.scratch_bytes = stages > sums ? stages : sums;
@@ -59,8 +62,11 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
     float max[2], sum[2], factor[2];
     int waits = 0;
 
-    KVANT_INLINE Direct(const AnyAttentionArgs &p_, const AnyWork &work_, const AnyPlaces &places_, uint8_t *memory_)
-        : B(p_, work_, places_, memory_), family(p_.keys.general, p_.values.general, memory_ + places_.books[0], own(), B::lane), at(B::lane)
+    KVANT_INLINE Direct(const AnyAttentionArgs &p_, const AnyWork &work_, const AnyPlaces &places_,
+                        uint8_t *memory_)
+        : B(p_, work_, places_, memory_),
+          family(p_.keys.general, p_.values.general, memory_ + places_.books[0], own(), B::lane),
+          at(B::lane)
     {
     }
 
@@ -77,7 +83,9 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
 
     KVANT_INLINE const uint8_t *page_of(bool values, int32_t entry) const
     {
-        const PageSource &from = entry < 0 ? (values ? B::p.v_open : B::p.k_open) : values ? B::p.v : B::p.k;
+        const PageSource &from = entry < 0 ? (values ? B::p.v_open : B::p.k_open)
+                                 : values  ? B::p.v
+                                           : B::p.k;
         return from.base + (size_t)(uint32_t)(entry < 0 ? -1 - entry : entry) * from.block_stride +
                B::work.pair.kv_head * from.head_stride;
     }
@@ -91,7 +99,9 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
     KVANT_INLINE int32_t entry_at(int at) const
     {
         const int page = page_at(at);
-        return page < B::work.end_page ? __ldg(B::p.table + B::work.pair.b * B::p.table_stride + page) : KVANT_CUDA_NO_BLOCK;
+        return page < B::work.end_page
+                   ? __ldg(B::p.table + B::work.pair.b * B::p.table_stride + page)
+                   : KVANT_CUDA_NO_BLOCK;
     }
 
     KVANT_INLINE DirectStep following() const
@@ -112,7 +122,8 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
     /* Tokens of a step that are there. */
     KVANT_INLINE int tokens_of(const DirectStep &step) const
     {
-        return step.entry == KVANT_CUDA_NO_BLOCK ? 0 : min(B::work.length - first_token(step), TOKENS);
+        return step.entry == KVANT_CUDA_NO_BLOCK ? 0
+                                                 : min(B::work.length - first_token(step), TOKENS);
     }
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -138,8 +149,9 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
             expect_bytes(barrier(values), tokens * F::ROW_BYTES);
         __syncwarp();
         if (lane < tokens)
-            copy_bytes(stage(values) + lane * F::STRIDE * 2, page_of(values, step.entry) + (first_of(step) + lane) * F::ROW_BYTES, F::ROW_BYTES,
-                       barrier(values), 0);
+            copy_bytes(stage(values) + lane * F::STRIDE * 2,
+                       page_of(values, step.entry) + (first_of(step) + lane) * F::ROW_BYTES,
+                       F::ROW_BYTES, barrier(values), 0);
     }
 
     KVANT_INLINE void ask_for(bool values, const DirectStep &step) const
@@ -149,7 +161,8 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
         if constexpr (BULK)
             return ask_in_bulk(values, step, tokens > 0 && step.entry >= 0 ? tokens : 0);
         if (tokens > 0 && step.entry >= 0)
-            F::copy(shared_address(stage(values)), page_of(values, step.entry), (values ? B::p.v : B::p.k).bytes, step.at % STEPS, tokens, lane);
+            F::copy(shared_address(stage(values)), page_of(values, step.entry),
+                    (values ? B::p.v : B::p.k).bytes, step.at % STEPS, tokens, lane);
         end_copies();
     }
 
@@ -222,13 +235,18 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
             unrolled_for (int r = 0; r < 2; r++) {
                 float largest = 0;
                 unrolled_for (int i = 0; i < F::SCALES; i++)
-                    largest = fmaxf(largest, family.value_scale(stage(true), i, 16 * k + 8 * r + at.row));
-                units[k][r] = F::SCALES == 0 ? 1 : 16 * k + 8 * r + at.row < valid ? fmaxf(power_above(largest), LEAST_UNIT) : LEAST_UNIT;
+                    largest =
+                        fmaxf(largest, family.value_scale(stage(true), i, 16 * k + 8 * r + at.row));
+                units[k][r] = F::SCALES == 0 ? 1
+                              : 16 * k + 8 * r + at.row < valid
+                                  ? fmaxf(power_above(largest), LEAST_UNIT)
+                                  : LEAST_UNIT;
             }
         if (F::SCALES > 0 && step.entry < 0)
 #pragma unroll 1
             for (int n = 0; n < 2 * N; n++)
-                put_element(flat(units), n, open_unit(page_of(true, step.entry), first_of(step) + 8 * n + at.row));
+                put_element(flat(units), n,
+                            open_unit(page_of(true, step.entry), first_of(step) + 8 * n + at.row));
     }
 
     /* What a problem changes of scores. first: the step's first token in the sequence. */
@@ -237,12 +255,15 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
 #pragma unroll 1
         for (int n = 0; n < 4 * N; n++) {
             const int token = first + 8 * (n >> 1) + at.row, row = 2 * at.pair + (n & 1);
-            put_element(flat(s), n, changed_score(B::p, B::rows, B::work.length, element(flat(s), n), row, token));
+            put_element(
+                flat(s), n,
+                changed_score(B::p, B::rows, B::work.length, element(flat(s), n), row, token));
         }
     }
 
     /* Scores to weights over the units of their values, as operands. */
-    KVANT_INLINE void weigh(float (&s)[N][4], int first, int valid, bool special, uint32_t (&w)[F::WEIGHTS][N][2])
+    KVANT_INLINE void weigh(float (&s)[N][4], int first, int valid, bool special,
+                            uint32_t (&w)[F::WEIGHTS][N][2])
     {
         float units[N][2];
         find_units(valid, units);
@@ -264,8 +285,12 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
                     sum[h] += e[h] *= inverse_of(units[k][r]);
                 }
                 unrolled_for (int i = 0; i < F::WEIGHTS; i++) {
-                    const float scale = F::SCALES == 0 || step.entry < 0 ? 1 : token < valid ? family.value_scale(stage(true), i, token) : 0;
-                    w[i][k][r] = transpose8x8(F::SCALES == 0 && step.entry < 0 ? pack_half2(e[0], e[1]) : F::pack_weights(i, e, scale));
+                    const float scale = F::SCALES == 0 || step.entry < 0 ? 1
+                                        : token < valid ? family.value_scale(stage(true), i, token)
+                                                        : 0;
+                    w[i][k][r] = transpose8x8(F::SCALES == 0 && step.entry < 0
+                                                  ? pack_half2(e[0], e[1])
+                                                  : F::pack_weights(i, e, scale));
                 }
             }
     }
@@ -280,22 +305,28 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
         for (int c = 0; c < D; c += 16) {
             uint32_t b[2];
             unrolled_for (int i = 0; i < 2; i++)
-                b[i] = *reinterpret_cast<const uint32_t *>(B::queries + at.row * B::stride + F::place(c + F::column(2 * at.pair + 8 * i)));
+                b[i] = *reinterpret_cast<const uint32_t *>(
+                    B::queries + at.row * B::stride + F::place(c + F::column(2 * at.pair + 8 * i)));
             unrolled_for (int k = 0; k < N; k++) {
                 uint32_t a[4];
                 unrolled_for (int q = 0; q < 4; q++)
-                    a[q] = __ldg(reinterpret_cast<const uint32_t *>(reinterpret_cast<const __half *>(page) + (first + 16 * k + at.row + 8 * (q & 1)) * D + c +
-                                                                     F::column(2 * at.pair + 8 * (q >> 1))));
+                    a[q] = __ldg(reinterpret_cast<const uint32_t *>(
+                        reinterpret_cast<const __half *>(page) +
+                        (first + 16 * k + at.row + 8 * (q & 1)) * D + c +
+                        F::column(2 * at.pair + 8 * (q >> 1))));
                 mma(s[k], a, b[0], b[1]);
             }
         }
     }
 
     /* Sums of fp16 rows. Those that are not there count as 0. */
-    KVANT_INLINE void open_values(const uint8_t *page, int first, int valid, const uint32_t (&w)[F::WEIGHTS][N][2])
+    KVANT_INLINE void open_values(const uint8_t *page, int first, int valid,
+                                  const uint32_t (&w)[F::WEIGHTS][N][2])
     {
         const uint16_t *rows_here = reinterpret_cast<const uint16_t *>(page) + first * D;
-        const auto number = [&](int token, int channel) -> uint32_t { return token < valid ? __ldg(rows_here + token * D + channel) : 0; };
+        const auto number = [&](int token, int channel) -> uint32_t {
+            return token < valid ? __ldg(rows_here + token * D + channel) : 0;
+        };
 #pragma unroll 1
         for (int i = 0; i < D / 16; i++) {
             float x[4] = {};
@@ -303,7 +334,8 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
             for (int k = 0; k < N; k++) {
                 uint32_t a[4];
                 unrolled_for (int q = 0; q < 4; q++) {
-                    const int token = 16 * k + 2 * at.pair + 8 * (q >> 1), channel = 16 * F::tile_of(at, i) + F::column(at.row + 8 * (q & 1));
+                    const int token = 16 * k + 2 * at.pair + 8 * (q >> 1),
+                              channel = 16 * F::tile_of(at, i) + F::column(at.row + 8 * (q & 1));
                     a[q] = number(token, channel) | number(token + 1, channel) << 16;
                 }
                 uint32_t b[2];
@@ -325,11 +357,14 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
         uint32_t w[F::WEIGHTS][N][2];
         wait();
         if (valid > 0)
-            step.entry < 0 ? open_keys(page_of(false, step.entry), first_of(step), s) : family.keys(stage(false), B::queries, B::stride, s);
+            step.entry < 0 ? open_keys(page_of(false, step.entry), first_of(step), s)
+                           : family.keys(stage(false), B::queries, B::stride, s);
         ask_for(false, next);
         wait();
         if (valid > 0) {
-            weigh(s, first, valid, changes || valid < TOKENS || first < seen.from || first + TOKENS - 1 > seen.to, w);
+            weigh(s, first, valid,
+                  changes || valid < TOKENS || first < seen.from || first + TOKENS - 1 > seen.to,
+                  w);
             if (step.entry < 0)
                 open_values(page_of(true, step.entry), first_of(step), valid, w);
             else
@@ -360,7 +395,9 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
             unrolled_for (int k = 4; k < 32; k *= 2)
                 sum[h] += __shfl_xor_sync(FULL, sum[h], k);
             if (lane < 4)
-                B::rows.team_max[B::warp][2 * at.pair + h] = max[h], B::rows.team_sum[B::warp][2 * at.pair + h] = sum[h];
+                B::rows.team_max[B::warp][2 * at.pair + h] = max[h],
+                                                        B::rows.team_sum[B::warp][2 * at.pair + h] =
+                                                            sum[h];
         }
         __syncwarp();
         family.leave(reinterpret_cast<float *>(own()));
@@ -402,17 +439,21 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
     }
 };
 
-template <class F> __global__ void __launch_bounds__(DIRECT_WARPS * 32, 2) direct_kernel(const __grid_constant__ AnyAttentionArgs p)
+template <class F>
+__global__ void __launch_bounds__(DIRECT_WARPS * 32, 2)
+    direct_kernel(const __grid_constant__ AnyAttentionArgs p)
 {
     extern __shared__ __align__(16) uint8_t memory[];
     ask_ahead<F::D>(p);
     const AnyPlaces places = direct_places<F>(p.k.bytes, p.v.bytes, (int)blockDim.x / 32);
-    F::load_books(p.keys.general, p.values.general, memory + places.books[0], threadIdx.x, blockDim.x);
+    F::load_books(p.keys.general, p.values.general, memory + places.books[0], threadIdx.x,
+                  blockDim.x);
     const AnyWork work = find_any_work<DIRECT_ROWS>(p);
     if (work.pair.n_columns == 0)
         return;
     Direct<F> attention(p, work, places, memory);
-    attention.load_queries(0, [](int channel) { return F::place(channel); }, [&] { attention.begin(); });
+    attention.load_queries(
+        0, [](int channel) { return F::place(channel); }, [&] { attention.begin(); });
     __syncthreads();
     F::prepare(attention);
     __syncthreads();
@@ -422,7 +463,9 @@ template <class F> __global__ void __launch_bounds__(DIRECT_WARPS * 32, 2) direc
 
 template <class F> DirectKernel direct_kernel_of()
 {
-    return DirectKernel{ (const void *)direct_kernel<F>, [](uint32_t k, uint32_t v, int warps) { return direct_places<F>(k, v, warps).end; } };
+    return DirectKernel{ (const void *)direct_kernel<F>, [](uint32_t k, uint32_t v, int warps) {
+                            return direct_places<F>(k, v, warps).end;
+                        } };
 }
 
 } // namespace kvant

@@ -8,7 +8,7 @@ namespace kvant
 
 /* kernel NULL: none. */
 struct DirectKernel {
-    const void *kernel;                                              /* takes AnyAttentionArgs */
+    const void *kernel; /* takes AnyAttentionArgs */
     int (*shared_bytes)(uint32_t k_bytes, uint32_t v_bytes, int warps);
 };
 

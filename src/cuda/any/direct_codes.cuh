@@ -35,12 +35,14 @@ KVANT_INLINE uint32_t spread(int log, uint32_t x)
 }
 
 /* Codes of the four registers of operand (rt, ct), as `lane` would have them: nibble q of each half. Head_dim is 16 TILES. */
-template <int BITS, bool KEYS, int TILES> KVANT_INLINE uint32_t nibbles(const uint32_t *words, int rt, int ct, int lane)
+template <int BITS, bool KEYS, int TILES>
+KVANT_INLINE uint32_t nibbles(const uint32_t *words, int rt, int ct, int lane)
 {
     uint32_t codes = 0;
     unrolled_for (int p = 0; p < planes_of(BITS); p++) {
         const int log = plane_log(BITS, p), shift = 2 - log, tile = ct & ((1 << shift) - 1);
-        const uint32_t word = words[((KEYS ? 0 : 128 * (rt >> 2)) << log) + (32 * (ct >> shift) + lane) * 4 + (rt & 3)];
+        const uint32_t word = words[((KEYS ? 0 : 128 * (rt >> 2)) << log) +
+                                    (32 * (ct >> shift) + lane) * 4 + (rt & 3)];
         codes |= spread(log, word >> (4 * tile << log)) << plane_shift(BITS, p);
         words += code_plane_words(log, KEYS, TILES);
     }
@@ -54,7 +56,8 @@ template <int BITS, int COPIES> struct PairBook {
     static_assert(STRIDE << BITS < 256, "factors are bytes");
     uint32_t at; /* of the lane's copy */
 
-    KVANT_INLINE PairBook(const void *memory, int lane) : at(shared_address(memory) + 4 * (lane & (COPIES - 1)))
+    KVANT_INLINE PairBook(const void *memory, int lane)
+        : at(shared_address(memory) + 4 * (lane & (COPIES - 1)))
     {
     }
 
@@ -68,7 +71,8 @@ template <int BITS, int COPIES> struct PairBook {
     KVANT_INLINE void operand(uint32_t codes, uint32_t (&a)[4]) const
     {
         const uint32_t even = codes << 4 & 0xf0f0f0f0u, odd = codes & 0xf0f0f0f0u;
-        a[0] = look_up(even, 0), a[1] = look_up(odd, 0), a[2] = look_up(even, 1), a[3] = look_up(odd, 1);
+        a[0] = look_up(even, 0), a[1] = look_up(odd, 0), a[2] = look_up(even, 1),
+        a[3] = look_up(odd, 1);
     }
 
     KVANT_INLINE static void load(void *memory, const float *levels, int thread, int threads)
@@ -76,7 +80,8 @@ template <int BITS, int COPIES> struct PairBook {
 #pragma unroll 4
         for (int i = thread; i < BYTES / 4; i += threads)
             static_cast<uint32_t *>(memory)[i] =
-                pack_half2(__ldg(levels + (i / COPIES & ((1 << BITS) - 1))), __ldg(levels + (i / COPIES >> BITS)));
+                pack_half2(__ldg(levels + (i / COPIES & ((1 << BITS) - 1))),
+                           __ldg(levels + (i / COPIES >> BITS)));
     }
 };
 
@@ -112,7 +117,8 @@ struct DirectFamily {
     }
 
     /* Part `part` of a page, of which `tokens` are there. */
-    KVANT_INLINE static void copy(uint32_t to, const uint8_t *page, uint32_t bytes, int part, int tokens, int lane)
+    KVANT_INLINE static void copy(uint32_t to, const uint8_t *page, uint32_t bytes, int part,
+                                  int tokens, int lane)
     {
         (void)part, (void)tokens;
 #pragma unroll 4
@@ -185,7 +191,9 @@ template <int TILES> struct DirectSums : DirectFamily {
     {
         unrolled_for (int i = 0; i < TILES; i++)
             unrolled_for (int h = 0; h < 2; h++)
-                *reinterpret_cast<float2 *>(to + (16 * F::tile_of(at, i) + F::column(at.row + 8 * h)) * 8 + 2 * at.pair) = make_float2(o[i][2 * h], o[i][2 * h + 1]);
+                *reinterpret_cast<float2 *>(
+                    to + (16 * F::tile_of(at, i) + F::column(at.row + 8 * h)) * 8 + 2 * at.pair) =
+                    make_float2(o[i][2 * h], o[i][2 * h + 1]);
     }
 };
 

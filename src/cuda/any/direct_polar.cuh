@@ -17,21 +17,26 @@ KVANT_INLINE uint32_t both_halves(uint32_t x, int i)
 }
 
 template <int HEAD_DIM, int BITS> struct PolarCodes : DirectSums<HEAD_DIM / 16> {
-    static constexpr int D = HEAD_DIM, T = D / 16, TILES = 4, SUMS = T, QUERIES = 1, SCALES = 1, WEIGHTS = 1, EXTRA_BYTES = 0,
-                         LISTS = D == 128 ? 7 : 6, LIST_BYTES = 16 * 32 * 4, BOOK_BYTES = LISTS * LIST_BYTES;
+    static constexpr int D = HEAD_DIM, T = D / 16, TILES = 4, SUMS = T, QUERIES = 1, SCALES = 1,
+                         WEIGHTS = 1, EXTRA_BYTES = 0, LISTS = D == 128 ? 7 : 6,
+                         LIST_BYTES = 16 * 32 * 4, BOOK_BYTES = LISTS * LIST_BYTES;
     const DirectLane at;
     const float root;
     const int metadata[2];
-    const uint32_t books, second, third; /* of the lane: cosine and sine as halves, 16 entries for every lane; of lists 2 and 3 what it needs */
+    const uint32_t books, second,
+        third; /* of the lane: cosine and sine as halves, 16 entries for every lane; of lists 2 and 3 what it needs */
 
-    KVANT_INLINE PolarCodes(const kvant_general &k, const kvant_general &v, const uint8_t *books_, uint8_t *, int lane)
-        : at(lane), root(k.view.polar.sqrt_dim / 16), metadata{ (int)k.metadata, (int)v.metadata }, books(shared_address(books_) + 4 * lane),
-          second(books + 2 * (lane & 1)), third(books + (lane & 2))
+    KVANT_INLINE PolarCodes(const kvant_general &k, const kvant_general &v, const uint8_t *books_,
+                            uint8_t *, int lane)
+        : at(lane), root(k.view.polar.sqrt_dim / 16), metadata{ (int)k.metadata, (int)v.metadata },
+          books(shared_address(books_) + 4 * lane), second(books + 2 * (lane & 1)),
+          third(books + (lane & 2))
     {
     }
 
     /* Keys and values have the same; head_dim is a power of two, so that the last pair of a list is like the others. */
-    KVANT_INLINE static void load_books(const kvant_general &k, const kvant_general &, uint8_t *books, int thread, int threads)
+    KVANT_INLINE static void load_books(const kvant_general &k, const kvant_general &,
+                                        uint8_t *books, int thread, int threads)
     {
 #pragma unroll 4
         for (int i = thread; i < BOOK_BYTES / 4; i += threads) {
@@ -54,7 +59,8 @@ template <int HEAD_DIM, int BITS> struct PolarCodes : DirectSums<HEAD_DIM / 16> 
     /* Where the angle in nibble n of a word has its cosine. */
     KVANT_INLINE uint32_t angle(int list, uint32_t word, int n, uint32_t from) const
     {
-        return __dp4a((n & 1 ? word : word << 4) & 0xf0f0f0f0u, 8u << 8 * (n >> 1), from) + list * LIST_BYTES;
+        return __dp4a((n & 1 ? word : word << 4) & 0xf0f0f0f0u, 8u << 8 * (n >> 1), from) +
+               list * LIST_BYTES;
     }
 
     KVANT_INLINE uint32_t both(int list, uint32_t word, int n) const
@@ -86,7 +92,8 @@ template <int HEAD_DIM, int BITS> struct PolarCodes : DirectSums<HEAD_DIM / 16> 
                 r[i] = multiply_halves(r[i], one(list, left, n) | one(list, right, m) << 16);
             }
         unrolled_for (int h = 0; h < T; h++) {
-            const uint32_t word = code(1, h, n), pair = multiply_halves(both(1, word, n), both_halves(r[h / 2], h & 1));
+            const uint32_t word = code(1, h, n),
+                           pair = multiply_halves(both(1, word, n), both_halves(r[h / 2], h & 1));
             uint32_t x[2];
             unrolled_for (int e = 0; e < 2; e++) {
                 const uint32_t leaf = code(0, 2 * h + e, n);
@@ -101,16 +108,20 @@ template <int HEAD_DIM, int BITS> struct PolarCodes : DirectSums<HEAD_DIM / 16> 
     {
         unrolled_for (int b = 0; b < 2; b++)
             numbers([&](int list, int i, int &n) { return code(list, i, b, n); },
-                    [&](int h, const uint32_t (&x)[2]) { a[h][b] = x[0], a[h][2 + b] = x[1]; });
+                    [&](int h, const uint32_t(&x)[2]) { a[h][b] = x[0], a[h][2 + b] = x[1]; });
     }
 
     /* The part of a code's number that lanes share; list 0 has two codes of a lane for each block. */
     KVANT_INLINE static int shared_part(int list, int i)
     {
-        return D - (D >> list) + (list == 0 ? 8 * (i >> 1) + (i & 1) : list <= 2 ? (8 >> list) * i : i);
+        return D - (D >> list) +
+               (list == 0   ? 8 * (i >> 1) + (i & 1)
+                : list <= 2 ? (8 >> list) * i
+                            : i);
     }
 
-    KVANT_INLINE void keys(const uint8_t *page, const __half *queries, int stride, float (&s)[TILES][4]) const
+    KVANT_INLINE void keys(const uint8_t *page, const __half *queries, int stride,
+                           float (&s)[TILES][4]) const
     {
         const uint32_t *words = reinterpret_cast<const uint32_t *>(page);
         const __half *mine = queries + at.row * stride + 4 * at.pair;
@@ -123,10 +134,16 @@ template <int HEAD_DIM, int BITS> struct PolarCodes : DirectSums<HEAD_DIM / 16> 
                 [&](int list, int i, int b, int &n) {
                     /* code c of operand c / 16: nibble 4 (c & 1) + b + 2 (c >> 3 & 1) of lane c / 2 of the four. The lane's part
                      * of c moves words or bits by the same for all i. */
-                    const int fixed = shared_part(list, i), lane_part = list == 0 ? at.pair : list == 1 ? at.pair >> 1 : 0,
-                              half = list == 1 ? at.pair & 1 : list == 2 ? at.pair >> 1 : 0;
+                    const int fixed = shared_part(list, i),
+                              lane_part = list == 0   ? at.pair
+                                          : list == 1 ? at.pair >> 1
+                                                      : 0,
+                              half = list == 1   ? at.pair & 1
+                                     : list == 2 ? at.pair >> 1
+                                                 : 0;
                     n = 4 * (list == 1 || list == 2 ? 0 : fixed & 1) + b + 2 * (fixed >> 3 & 1);
-                    const uint32_t word = nibbles<BITS, true, T>(words, k, fixed >> 4, 4 * at.row + (fixed >> 1 & 3) + lane_part);
+                    const uint32_t word = nibbles<BITS, true, T>(
+                        words, k, fixed >> 4, 4 * at.row + (fixed >> 1 & 3) + lane_part);
                     return list == 1 || list == 2 ? word >> 16 * half : word;
                 },
                 a);
@@ -165,13 +182,19 @@ template <int HEAD_DIM, int BITS> struct PolarCodes : DirectSums<HEAD_DIM / 16> 
             operands(
                 [&](int list, int i, int bit, int &n) {
                     /* code c of operand c / 16: nibble (c >> 3 & 1) + 2 bit of row c & 7, column row. */
-                    const int fixed = shared_part(list, i), lane_part = list == 0 ? 2 * at.pair : list == 1 ? at.pair : list == 2 ? at.pair >> 1 : 0;
+                    const int fixed = shared_part(list, i), lane_part = list == 0   ? 2 * at.pair
+                                                                        : list == 1 ? at.pair
+                                                                        : list == 2 ? at.pair >> 1
+                                                                                    : 0;
                     n = (fixed >> 3 & 1) + 2 * bit;
-                    return nibbles<BITS, false, T>(words, fixed >> 4, k, 4 * ((fixed & 7) + lane_part) + (at.row >> 1)) >> 16 * (at.row & 1);
+                    return nibbles<BITS, false, T>(words, fixed >> 4, k,
+                                                   4 * ((fixed & 7) + lane_part) + (at.row >> 1)) >>
+                           16 * (at.row & 1);
                 },
                 a);
             unrolled_for (int h = 0; h < T; h++) {
-                const uint32_t t[4] = { transpose8x8(a[h][0]), transpose8x8(a[h][2]), transpose8x8(a[h][1]), transpose8x8(a[h][3]) };
+                const uint32_t t[4] = { transpose8x8(a[h][0]), transpose8x8(a[h][2]),
+                                        transpose8x8(a[h][1]), transpose8x8(a[h][3]) };
                 mma(this->o[h], t, b[0], b[1]);
             }
         }

@@ -7,7 +7,8 @@ namespace kvant
 
 template <int D> static DirectKernel kernel_of(const kvant_general &g)
 {
-    return g.view.raw == 1 ? direct_kernel_of<RawRows<D, false>>() : direct_kernel_of<RawRows<D, true>>();
+    return g.view.raw == 1 ? direct_kernel_of<RawRows<D, false>>()
+                           : direct_kernel_of<RawRows<D, true>>();
 }
 
 DirectKernel direct_rows(const kvant_general &g)

@@ -15,15 +15,19 @@ KVANT_INLINE uint16_t part_as_bf16(float x, int part)
 }
 
 template <int HEAD_DIM, bool BF16> struct RawRows : DirectSums<HEAD_DIM / 16> {
-    static constexpr int D = HEAD_DIM, T = D / 16, TILES = 1, SUMS = T, PARTS = BF16 ? 2 : 1, QUERIES = BF16 ? 3 : 1, SCALES = 0, WEIGHTS = PARTS,
-                         EXTRA_BYTES = 16, BOOK_BYTES = 0, STRIDE = D + 8, ROW_BYTES = 2 * D;
+    static constexpr int D = HEAD_DIM, T = D / 16, TILES = 1, SUMS = T, PARTS = BF16 ? 2 : 1,
+                         QUERIES = BF16 ? 3 : 1, SCALES = 0, WEIGHTS = PARTS, EXTRA_BYTES = 16,
+                         BOOK_BYTES = 0, STRIDE = D + 8, ROW_BYTES = 2 * D;
     const DirectLane at;
 
-    KVANT_INLINE RawRows(const kvant_general &, const kvant_general &, const uint8_t *, uint8_t *, int lane) : at(lane)
+    KVANT_INLINE RawRows(const kvant_general &, const kvant_general &, const uint8_t *, uint8_t *,
+                         int lane)
+        : at(lane)
     {
     }
 
-    KVANT_INLINE static void load_books(const kvant_general &, const kvant_general &, uint8_t *, int, int)
+    KVANT_INLINE static void load_books(const kvant_general &, const kvant_general &, uint8_t *,
+                                        int, int)
     {
     }
 
@@ -33,12 +37,15 @@ template <int HEAD_DIM, bool BF16> struct RawRows : DirectSums<HEAD_DIM / 16> {
     }
 
     /* Rows that are not there become 0. */
-    KVANT_INLINE static void copy(uint32_t to, const uint8_t *page, uint32_t, int part, int tokens, int lane)
+    KVANT_INLINE static void copy(uint32_t to, const uint8_t *page, uint32_t, int part, int tokens,
+                                  int lane)
     {
         constexpr int PIECES = D / 8;
         unrolled_for (int i = 0; i < 16 * PIECES / 32; i++) {
             const int token = (32 * i + lane) / PIECES, piece = lane % PIECES;
-            copy_or_clear(to + token * STRIDE * 2 + 16 * piece, page + (16 * part + (token < tokens ? token : 0)) * D * 2 + 16 * piece, token < tokens);
+            copy_or_clear(to + token * STRIDE * 2 + 16 * piece,
+                          page + (16 * part + (token < tokens ? token : 0)) * D * 2 + 16 * piece,
+                          token < tokens);
         }
     }
 
@@ -56,7 +63,8 @@ template <int HEAD_DIM, bool BF16> struct RawRows : DirectSums<HEAD_DIM / 16> {
 #pragma unroll 1
             for (int n = a.warp; n < 16; n += a.warps)
                 a.each_channel([&](int channel) {
-                    a.queries[(8 + n) * a.stride + channel] = __ushort_as_half(part_as_bf16(__half2float(a.queries[n % 8 * a.stride + channel]), n / 8));
+                    a.queries[(8 + n) * a.stride + channel] = __ushort_as_half(
+                        part_as_bf16(__half2float(a.queries[n % 8 * a.stride + channel]), n / 8));
                 });
     }
 
@@ -70,7 +78,8 @@ template <int HEAD_DIM, bool BF16> struct RawRows : DirectSums<HEAD_DIM / 16> {
         return c;
     }
 
-    KVANT_INLINE static void multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+    KVANT_INLINE static void multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
+                                      uint32_t b1)
     {
         if constexpr (BF16)
             mma_bf16(d, a, b0, b1);
@@ -78,9 +87,11 @@ template <int HEAD_DIM, bool BF16> struct RawRows : DirectSums<HEAD_DIM / 16> {
             mma(d, a, b0, b1);
     }
 
-    KVANT_INLINE void keys(const uint8_t *page, const __half *queries, int stride, float (&s)[TILES][4]) const
+    KVANT_INLINE void keys(const uint8_t *page, const __half *queries, int stride,
+                           float (&s)[TILES][4]) const
     {
-        const __half *from = reinterpret_cast<const __half *>(page) + (at.lane & 15) * STRIDE + 8 * (at.lane >> 4),
+        const __half *from = reinterpret_cast<const __half *>(page) + (at.lane & 15) * STRIDE +
+                             8 * (at.lane >> 4),
                      *columns = queries + (at.lane & 7) * stride + 8 * (at.lane >> 3);
         float sums[2][4] = {};
         unrolled_for (int c = 0; c < T; c += 2) {
@@ -104,12 +115,14 @@ template <int HEAD_DIM, bool BF16> struct RawRows : DirectSums<HEAD_DIM / 16> {
 
     KVANT_INLINE static uint32_t pack_weights(int part, const float (&e)[2], float)
     {
-        return BF16 ? part_as_bf16(e[0], part) | (uint32_t)part_as_bf16(e[1], part) << 16 : pack_half2(e[0], e[1]);
+        return BF16 ? part_as_bf16(e[0], part) | (uint32_t)part_as_bf16(e[1], part) << 16
+                    : pack_half2(e[0], e[1]);
     }
 
     KVANT_INLINE void values(const uint8_t *page, const uint32_t (&w)[WEIGHTS][TILES][2])
     {
-        const __half *from = reinterpret_cast<const __half *>(page) + ((at.lane & 7) + 8 * (at.lane >> 4)) * STRIDE + 8 * (at.lane >> 3 & 1);
+        const __half *from = reinterpret_cast<const __half *>(page) +
+                             ((at.lane & 7) + 8 * (at.lane >> 4)) * STRIDE + 8 * (at.lane >> 3 & 1);
         unrolled_for (int i = 0; i < T; i++) {
             uint32_t a[4];
             load_matrices<true>(a, from + 16 * i);

@@ -7,7 +7,8 @@ namespace kvant
 
 template <int D> static DirectKernel kernel_of(const kvant_general &g)
 {
-    return g.view.books[1].bits == 2 ? direct_kernel_of<TieredCodes<D, 2>>() : direct_kernel_of<TieredCodes<D, 3>>();
+    return g.view.books[1].bits == 2 ? direct_kernel_of<TieredCodes<D, 2>>()
+                                     : direct_kernel_of<TieredCodes<D, 3>>();
 }
 
 DirectKernel direct_tiers(const kvant_general &g)

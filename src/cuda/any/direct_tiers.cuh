@@ -12,9 +12,9 @@ namespace kvant
 
 /* LOW: bits of a code of the second tier; the first has one more. */
 template <int HEAD_DIM, int LOW> struct TieredCodes : DirectFamily {
-    static constexpr int D = HEAD_DIM, T = D / 16, T0 = T / 4, TILES = 4, SUMS = T, QUERIES = 1, SCALES = 2, WEIGHTS = 2,
-                         SUM_BYTES = D * 8 * (int)sizeof(float), EXTRA_BYTES = SUM_BYTES + 2 * D,
-                         COPIES = LOW == 2 ? 8 : 4;
+    static constexpr int D = HEAD_DIM, T = D / 16, T0 = T / 4, TILES = 4, SUMS = T, QUERIES = 1,
+                         SCALES = 2, WEIGHTS = 2, SUM_BYTES = D * 8 * (int)sizeof(float),
+                         EXTRA_BYTES = SUM_BYTES + 2 * D, COPIES = LOW == 2 ? 8 : 4;
     using HighBook = PairBook<LOW + 1, COPIES>;
     using LowBook = PairBook<LOW, COPIES>;
     static constexpr int BOOK_BYTES = 2 * (LowBook::BYTES + HighBook::BYTES);
@@ -26,15 +26,18 @@ template <int HEAD_DIM, int LOW> struct TieredCodes : DirectFamily {
     float *sums;     /* [channel][row] */
     uint16_t *order; /* of a page's channels: outliers first */
 
-    KVANT_INLINE TieredCodes(const kvant_general &k_, const kvant_general &v_, const uint8_t *books_, uint8_t *own, int lane)
-        : k(k_), v(v_), at(lane), books(books_), sums(reinterpret_cast<float *>(own)), order(reinterpret_cast<uint16_t *>(own + SUM_BYTES))
+    KVANT_INLINE TieredCodes(const kvant_general &k_, const kvant_general &v_,
+                             const uint8_t *books_, uint8_t *own, int lane)
+        : k(k_), v(v_), at(lane), books(books_), sums(reinterpret_cast<float *>(own)),
+          order(reinterpret_cast<uint16_t *>(own + SUM_BYTES))
     {
         for (int i = lane; i < D * 8 / 4; i += 32)
             reinterpret_cast<uint4 *>(sums)[i] = uint4{};
         __syncwarp();
     }
 
-    KVANT_INLINE static void load_books(const kvant_general &k, const kvant_general &v, uint8_t *books, int thread, int threads)
+    KVANT_INLINE static void load_books(const kvant_general &k, const kvant_general &v,
+                                        uint8_t *books, int thread, int threads)
     {
         unrolled_for (int i = 0; i < 2; i++) {
             const kvant_general &g = i ? v : k;
@@ -58,12 +61,14 @@ template <int HEAD_DIM, int LOW> struct TieredCodes : DirectFamily {
     /* 16 columns, of the space of channels for values and of codes for keys, and 16 rows of the rotation (halves.h). */
     KVANT_INLINE void fragment(const kvant_general &g, int i, int j, uint32_t (&a)[4]) const
     {
-        const uint4 x = __ldg(reinterpret_cast<const uint4 *>(g.tables + g.halves) + (i * T + j) * 32 + at.lane);
+        const uint4 x = __ldg(reinterpret_cast<const uint4 *>(g.tables + g.halves) +
+                              (i * T + j) * 32 + at.lane);
         a[0] = x.x, a[1] = x.z, a[2] = x.y, a[3] = x.w;
     }
 
     /* y = rotation x of both tiers; x: 16 channels of 8 rows an operand B. use(tile, y) */
-    template <class F> KVANT_INLINE void turn(const kvant_general &g, const uint32_t (&x)[T][2], F &&use) const
+    template <class F>
+    KVANT_INLINE void turn(const kvant_general &g, const uint32_t (&x)[T][2], F &&use) const
     {
         unrolled_for (int i = 0; i < T; i++) {
             const int first = i < T0 ? 0 : T0, end = i < T0 ? T0 : T;
@@ -84,16 +89,19 @@ template <int HEAD_DIM, int LOW> struct TieredCodes : DirectFamily {
         uint32_t x[T][2];
         unrolled_for (int i = 0; i < T; i++)
             unrolled_for (int h = 0; h < 2; h++) {
-                const uint32_t channels = *reinterpret_cast<const uint32_t *>(order + 16 * i + 8 * h + 2 * at.pair);
+                const uint32_t channels =
+                    *reinterpret_cast<const uint32_t *>(order + 16 * i + 8 * h + 2 * at.pair);
                 x[i][h] = mine[channels & 0xffffu] | (uint32_t)mine[channels >> 16] << 16;
             }
-        turn(k, x, [&](int i, const float (&y)[4]) {
-            q[i][0] = transpose8x8(pack_half2(y[0], y[1])), q[i][1] = transpose8x8(pack_half2(y[2], y[3]));
+        turn(k, x, [&](int i, const float(&y)[4]) {
+            q[i][0] = transpose8x8(pack_half2(y[0], y[1])),
+            q[i][1] = transpose8x8(pack_half2(y[2], y[3]));
         });
     }
 
     template <class C, class Book>
-    KVANT_INLINE void score(const C &codes, const uint32_t *words, const Book &book, int tile, int token, const uint32_t (&b)[2], float (&sum)[4]) const
+    KVANT_INLINE void score(const C &codes, const uint32_t *words, const Book &book, int tile,
+                            int token, const uint32_t (&b)[2], float (&sum)[4]) const
     {
         uint32_t a[4];
         unrolled_for (int h = 0; h < 2; h++) {
@@ -103,7 +111,8 @@ template <int HEAD_DIM, int LOW> struct TieredCodes : DirectFamily {
         mma(sum, a, b[0], b[1]);
     }
 
-    KVANT_INLINE void keys(const uint8_t *page, const __half *queries, int stride, float (&s)[TILES][4]) const
+    KVANT_INLINE void keys(const uint8_t *page, const __half *queries, int stride,
+                           float (&s)[TILES][4]) const
     {
         const HighBook high(books, at.lane);
         const LowBook low(books + HighBook::BYTES, at.lane);
@@ -120,7 +129,8 @@ template <int HEAD_DIM, int LOW> struct TieredCodes : DirectFamily {
                 score(LowCodes{ D - D / 4 }, of_low, low, i - T0, t, q[i], sum[1]);
             unrolled_for (int r = 0; r < 2; r++) {
                 const int token = 16 * t + 8 * r + at.row;
-                const float first = stored_half(page, (int)k.view.tiers.scales[0], token), second = stored_half(page, (int)k.view.tiers.scales[1], token);
+                const float first = stored_half(page, (int)k.view.tiers.scales[0], token),
+                            second = stored_half(page, (int)k.view.tiers.scales[1], token);
                 unrolled_for (int h = 0; h < 2; h++)
                     s[t][2 * r + h] = first * sum[0][2 * r + h] + second * sum[1][2 * r + h];
             }
@@ -138,7 +148,8 @@ template <int HEAD_DIM, int LOW> struct TieredCodes : DirectFamily {
     }
 
     template <class C, class Book>
-    KVANT_INLINE void sum_up(const C &codes, const uint32_t *words, const Book &book, int tile, const uint32_t (&w)[TILES][2], float (&sum)[4]) const
+    KVANT_INLINE void sum_up(const C &codes, const uint32_t *words, const Book &book, int tile,
+                             const uint32_t (&w)[TILES][2], float (&sum)[4]) const
     {
         unrolled_for (int t = 0; t < TILES; t++) {
             uint32_t a[4];
@@ -180,7 +191,7 @@ template <int HEAD_DIM, int LOW> struct TieredCodes : DirectFamily {
                 x[i][h] = transpose8x8(pack_half2(0.25f * sum[2 * h], 0.25f * sum[2 * h + 1]));
         }
         find_order<D>(v, page, order, at.lane);
-        turn(v, x, [&](int i, const float (&y)[4]) {
+        turn(v, x, [&](int i, const float(&y)[4]) {
             unrolled_for (int h = 0; h < 2; h++)
                 add_to(order[16 * i + 8 * h + at.row], 4 * y[2 * h], 4 * y[2 * h + 1]);
         });

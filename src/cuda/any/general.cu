@@ -25,19 +25,21 @@ template <int P> struct GeneralSpace {
     }
 };
 
-__device__ __noinline__ bool encode_row(const kvant_general *g, const general_space *s, int token, uint8_t *page, int lane,
-                                        int kv_head)
+__device__ __noinline__ bool encode_row(const kvant_general *g, const general_space *s, int token,
+                                        uint8_t *page, int lane, int kv_head)
 {
     return general_encode(general_team{ lane, 32, kv_head }, g, s, token, page);
 }
 
-__device__ __noinline__ void encode_tiers(const kvant_general *g, const general_space *s, int token, uint8_t *page, int lane)
+__device__ __noinline__ void encode_tiers(const kvant_general *g, const general_space *s, int token,
+                                          uint8_t *page, int lane)
 {
     general_encode_tiers(general_team{ lane, 32, 0 }, g, s, token, page);
 }
 
 template <int P>
-__global__ void __launch_bounds__(WARPS * 32) append_general_kernel(const __grid_constant__ AnyAppendArgs args)
+__global__ void __launch_bounds__(WARPS * 32)
+    append_general_kernel(const __grid_constant__ AnyAppendArgs args)
 {
     __shared__ GeneralSpace<P> spaces[WARPS];
     const AppendRole &role = args.roles[0];
@@ -52,8 +54,10 @@ __global__ void __launch_bounds__(WARPS * 32) append_general_kernel(const __grid
     each_of(row, d, lane, [&](float x, int) { still &= is_finite(x); });
     share_row(row, space.y, lane);
     const general_space s = space.view();
-    uint8_t *page = role.base + (size_t)page_number(slot) * role.block_stride + kv_head * role.head_stride;
-    if (__all_sync(FULL, still) && encode_row(&args.codec.general, &s, (int)(slot % PAGE_TOKENS), page, lane, kv_head))
+    uint8_t *page =
+        role.base + (size_t)page_number(slot) * role.block_stride + kv_head * role.head_stride;
+    if (__all_sync(FULL, still) &&
+        encode_row(&args.codec.general, &s, (int)(slot % PAGE_TOKENS), page, lane, kv_head))
         return;
     if (lane == 0)
         note_refusal(args, token, slot, finite);
@@ -78,23 +82,27 @@ KVANT_INLINE OpenRows open_rows(const AnyAppendArgs &args)
     const AppendRole &role = args.roles[0];
     const int64_t from = args.from[blockIdx.x], to = args.to[blockIdx.x];
     const int n_tokens = args.tokens ? min(args.tokens[blockIdx.x], PAGE_TOKENS) : PAGE_TOKENS;
-    return OpenRows{ static_cast<const uint16_t *>(role.rows) + from * role.row_block_stride + blockIdx.y * role.row_head_stride,
+    return OpenRows{ static_cast<const uint16_t *>(role.rows) + from * role.row_block_stride +
+                         blockIdx.y * role.row_head_stride,
                      role.base + to * role.block_stride + blockIdx.y * role.head_stride,
                      from < 0 || to < 0 ? 0 : n_tokens, (int)role.codec.head_dim };
 }
 
-__global__ void __launch_bounds__(WARPS * 32) seal_groups_kernel(const __grid_constant__ AnyAppendArgs args)
+__global__ void __launch_bounds__(WARPS * 32)
+    seal_groups_kernel(const __grid_constant__ AnyAppendArgs args)
 {
     const OpenRows open = open_rows(args);
     const int group = (int)args.codec.general.view.uniform.group;
     for (int i = threadIdx.x; i / open.d * group < open.n_tokens; i += WARPS * 32) {
         const general_run numbers = open.channel(i % open.d, i / open.d * group);
-        general_encode_tokens(&args.codec.general, &numbers, i / open.d * group, i % open.d, open.page);
+        general_encode_tokens(&args.codec.general, &numbers, i / open.d * group, i % open.d,
+                              open.page);
     }
 }
 
 template <int P>
-__global__ void __launch_bounds__(WARPS * 32) seal_tiers_kernel(const __grid_constant__ AnyAppendArgs args)
+__global__ void __launch_bounds__(WARPS * 32)
+    seal_tiers_kernel(const __grid_constant__ AnyAppendArgs args)
 {
     __shared__ GeneralSpace<P> spaces[WARPS];
     __shared__ float energy[P];
@@ -115,11 +123,13 @@ __global__ void __launch_bounds__(WARPS * 32) seal_tiers_kernel(const __grid_con
             atomicOr(&mask[j / 32], 1u << j % 32);
     __syncthreads();
     if ((int)threadIdx.x < (open.d + 31) / 32)
-        reinterpret_cast<uint32_t *>(open.page + g.view.tiers.mask)[threadIdx.x] = mask[threadIdx.x];
+        reinterpret_cast<uint32_t *>(open.page + g.view.tiers.mask)[threadIdx.x] =
+            mask[threadIdx.x];
     __syncthreads();
     const general_space s = spaces[warp].view();
     for (int t = warp; t < PAGE_TOKENS; t += WARPS) {
-        Row<P> row = load_any<P>(open.rows, (size_t)(t < open.n_tokens ? t : 0) * open.d, KVANT_CUDA_F16, open.d, lane);
+        Row<P> row = load_any<P>(open.rows, (size_t)(t < open.n_tokens ? t : 0) * open.d,
+                                 KVANT_CUDA_F16, open.d, lane);
         share_row(row, s.y, lane);
         encode_tiers(&g, &s, t, open.page, lane);
     }
@@ -129,12 +139,15 @@ kvant_status launch_general(const AppendArgs &args, int n_kv_heads, cudaStream_t
 {
     AnyAppendArgs p{};
     static_cast<AppendArgs &>(p) = args;
-    const kvant_status status = kvant_cuda_codec_placed(args.roles[0].source, args.roles[0].centroids, &p.codec);
+    const kvant_status status =
+        kvant_cuda_codec_placed(args.roles[0].source, args.roles[0].centroids, &p.codec);
     if (status != KVANT_OK)
         return status;
     const kvant_cuda_params &codec = p.codec.params;
-    const bool groups = codec.grouping == KVANT_CUDA_GROUP_TOKENS, tiers = p.codec.general.view.kind == KVANT_GENERAL_TIERS;
-    const dim3 pages(args.n_tokens / PAGE_TOKENS, n_kv_heads), rows((args.n_tokens + WARPS - 1) / WARPS, n_kv_heads);
+    const bool groups = codec.grouping == KVANT_CUDA_GROUP_TOKENS,
+               tiers = p.codec.general.view.kind == KVANT_GENERAL_TIERS;
+    const dim3 pages(args.n_tokens / PAGE_TOKENS, n_kv_heads),
+        rows((args.n_tokens + WARPS - 1) / WARPS, n_kv_heads);
     with_room(codec.head_dim, [&](auto room) {
         constexpr int P = decltype(room)::value;
         if (!groups)
@@ -166,7 +179,8 @@ static cudaError_t copy_tables(void **to, const kvant_cuda_tables_of &tables)
     return error;
 }
 
-kvant_status kvant_cuda_codec_placed(const kvant_cuda_codec *codec, const float *centroids, kvant_cuda_codec *placed)
+kvant_status kvant_cuda_codec_placed(const kvant_cuda_codec *codec, const float *centroids,
+                                     kvant_cuda_codec *placed)
 {
     static std::mutex mutex;
     kvant_cuda_tables_of *tables = codec->tables;

@@ -173,7 +173,8 @@ KVANT_INLINE float general_tree(const float *sums)
 }
 
 /* Of two rows; b NULL: of the numbers a. All lanes have the sum. */
-KVANT_INLINE float general_sum(general_team team, float *sums, const float *a, const float *b, int n)
+KVANT_INLINE float general_sum(general_team team, float *sums, const float *a, const float *b,
+                               int n)
 {
     general_meet();
     for (int j = team.lane; j < 16; j += team.lanes) {
@@ -220,14 +221,15 @@ KVANT_INLINE void general_hadamard(general_team team, float *x, int n, float sca
 }
 
 /* to = R from, another place. */
-KVANT_INLINE void general_rotate(general_team team, const kvant_rotation_place *place, const float *tables,
-                                 const float *from, float *to)
+KVANT_INLINE void general_rotate(general_team team, const kvant_rotation_place *place,
+                                 const float *tables, const float *from, float *to)
 {
     const int n = (int)place->n;
     const float *numbers = tables + place->numbers;
     general_meet();
     for (int i = team.lane; i < n; i += team.lanes)
-        to[i] = place->dense ? general_own_dot(numbers + (size_t)i * (size_t)n, from, n) : general_mul(from[i], numbers[i]);
+        to[i] = place->dense ? general_own_dot(numbers + (size_t)i * (size_t)n, from, n)
+                             : general_mul(from[i], numbers[i]);
     if (place->dense)
         general_meet();
     else
@@ -248,8 +250,8 @@ KVANT_INLINE float general_combine(const float *rows, const float *weights, int 
 }
 
 /* to = R^T from; from is lost. */
-KVANT_INLINE void general_rotate_back(general_team team, const kvant_rotation_place *place, const float *tables,
-                                      float *from, float *to)
+KVANT_INLINE void general_rotate_back(general_team team, const kvant_rotation_place *place,
+                                      const float *tables, float *from, float *to)
 {
     const int n = (int)place->n;
     const float *numbers = tables + place->numbers;
@@ -257,7 +259,8 @@ KVANT_INLINE void general_rotate_back(general_team team, const kvant_rotation_pl
         general_hadamard(team, from, n, place->scale);
     general_meet();
     for (int i = team.lane; i < n; i += team.lanes)
-        to[i] = place->dense ? general_combine(numbers, from, n, i) : general_mul(from[i], numbers[i]);
+        to[i] =
+            place->dense ? general_combine(numbers, from, n, i) : general_mul(from[i], numbers[i]);
     general_meet();
 }
 
@@ -269,7 +272,8 @@ KVANT_INLINE int general_plane(int left)
 }
 
 /* Scalar codes of so many bits, whose planes begin at the words. */
-KVANT_INLINE uint32_t general_get_code(const kvant_general *g, const uint32_t *words, int bits, int token, int channel)
+KVANT_INLINE uint32_t general_get_code(const kvant_general *g, const uint32_t *words, int bits,
+                                       int token, int channel)
 {
     const int tiles = (int)g->head_dim / 16;
     uint32_t code = 0;
@@ -282,8 +286,8 @@ KVANT_INLINE uint32_t general_get_code(const kvant_general *g, const uint32_t *w
     return code;
 }
 
-KVANT_INLINE void general_put_code(const kvant_general *g, uint32_t *words, int bits, int token, int channel,
-                                   uint32_t code)
+KVANT_INLINE void general_put_code(const kvant_general *g, uint32_t *words, int bits, int token,
+                                   int channel, uint32_t code)
 {
     const int tiles = (int)g->head_dim / 16;
     for (int shift = 0, log; shift < bits; shift += 1 << log) {
@@ -296,8 +300,8 @@ KVANT_INLINE void general_put_code(const kvant_general *g, uint32_t *words, int 
 }
 
 /* The same for chunks. */
-KVANT_INLINE uint32_t general_get_chunk(const kvant_general *g, const uint32_t *words, int n_chunks, int bits, int token,
-                                        int chunk)
+KVANT_INLINE uint32_t general_get_chunk(const kvant_general *g, const uint32_t *words, int n_chunks,
+                                        int bits, int token, int chunk)
 {
     uint32_t code = 0;
     for (int p = 16, shift = 0; p > 0; p /= 2) {
@@ -311,8 +315,8 @@ KVANT_INLINE uint32_t general_get_chunk(const kvant_general *g, const uint32_t *
     return code;
 }
 
-KVANT_INLINE void general_put_chunk(const kvant_general *g, uint32_t *words, int n_chunks, int bits, int token, int chunk,
-                                    uint32_t code)
+KVANT_INLINE void general_put_chunk(const kvant_general *g, uint32_t *words, int n_chunks, int bits,
+                                    int token, int chunk, uint32_t code)
 {
     for (int p = 16, shift = 0; p > 0; p /= 2) {
         if (!(bits & p))

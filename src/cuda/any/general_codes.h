@@ -41,15 +41,17 @@ KVANT_INLINE int general_count_below(const float *thresholds, int n, float x)
 /* ---- codebooks ---- */
 
 /* Codes of the book's n numbers at y; to: a row, which is lost. */
-KVANT_INLINE general_scale general_codebook(general_team team, const kvant_general *g, const kvant_codebook_place *book,
-                                            const float *y, float *to, const general_space *s)
+KVANT_INLINE general_scale general_codebook(general_team team, const kvant_general *g,
+                                            const kvant_codebook_place *book, const float *y,
+                                            float *to, const general_space *s)
 {
     const float *values = g->tables + book->values;
     const float squares = general_sum(team, s->sums, y, y, (int)book->n);
     const general_norm norm = general_norm_of(squares, book->inverse_sqrt_dim);
     general_scale scale = { norm.scale, false };
     for (int j = team.lane; j < (int)book->n; j += team.lanes) {
-        s->codes[j] = (uint32_t)general_count_below(g->tables + book->thresholds, 1 << book->bits, general_mul(y[j], norm.inverse));
+        s->codes[j] = (uint32_t)general_count_below(g->tables + book->thresholds, 1 << book->bits,
+                                                    general_mul(y[j], norm.inverse));
         to[j] = values[s->codes[j]];
     }
     if (g->view.unbiased && norm.scale > 0) {
@@ -73,7 +75,8 @@ KVANT_INLINE void general_try(const float *levels, const float *p, int u, int w,
 {
     float c[3];
     general_point(levels[u], levels[w], c);
-    const float dot = general_dot3(p[0], c[0], p[1], c[1], p[2], c[2]), den = general_dot3(c[0], c[0], c[1], c[1], c[2], c[2]),
+    const float dot = general_dot3(p[0], c[0], p[1], c[1], p[2], c[2]),
+                den = general_dot3(c[0], c[0], c[1], c[1], c[2], c[2]),
                 quality = general_mul(dot, fabsf(dot));
     if (!(general_mul(quality, best->den) > general_mul(best->quality, den)))
         return;
@@ -85,7 +88,10 @@ KVANT_INLINE int general_first_level(const kvant_general *g, int n, float x)
 {
     const uint32_t rounding = g->view.chunks.rounding;
     const int i = general_count_below(g->tables + g->view.chunks.direction_thresholds, n, x);
-    return rounding == 0 ? 0 : rounding == 1 || rounding == 4 ? i : rounding == 3 || !(x > g->tables[g->view.chunks.direction + (uint32_t)i]) ? i - 1 : i;
+    return rounding == 0                                                               ? 0
+           : rounding == 1 || rounding == 4                                            ? i
+           : rounding == 3 || !(x > g->tables[g->view.chunks.direction + (uint32_t)i]) ? i - 1
+                                                                                       : i;
 }
 
 KVANT_INLINE int general_within(int i, int n)
@@ -97,19 +103,24 @@ KVANT_INLINE int general_within(int i, int n)
 KVANT_INLINE uint32_t general_triplet_code(const kvant_general *g, const float x[3], float *along)
 {
     const int bits = (int)g->view.chunks.index_bits / 2, n = 1 << bits,
-              width = g->view.chunks.rounding == 4 ? 2 : g->view.chunks.rounding ? (int)g->view.chunks.rounding : n;
-    const float sum = general_add(general_add(fabsf(x[0]), fabsf(x[1])), fabsf(x[2])), length = sum > 0 ? sum : 1;
-    const float p[3] = { general_div(x[0], length), general_div(x[1], length), general_div(x[2], length) };
+              width = g->view.chunks.rounding == 4 ? 2
+                      : g->view.chunks.rounding    ? (int)g->view.chunks.rounding
+                                                   : n;
+    const float sum = general_add(general_add(fabsf(x[0]), fabsf(x[1])), fabsf(x[2])),
+                length = sum > 0 ? sum : 1;
+    const float p[3] = { general_div(x[0], length), general_div(x[1], length),
+                         general_div(x[2], length) };
     const float fold = p[2] < 0 ? -p[2] : 0;
     const int u = general_first_level(g, n, general_add(p[0], copysignf(fold, p[0]))),
               w = general_first_level(g, n, general_add(p[1], copysignf(fold, p[1])));
     general_best best = { -4, 1, 0, 0, 0 };
     for (int i = 0; i < width * width; i++)
-        general_try(g->tables + g->view.chunks.direction, p, general_within(u + i / width, n), general_within(w + i % width, n),
-                    &best);
+        general_try(g->tables + g->view.chunks.direction, p, general_within(u + i / width, n),
+                    general_within(w + i % width, n), &best);
     *along = general_div(general_mul(length, best.dot), general_sqrt(best.den));
     const float norm = general_sqrt(general_dot3(x[0], x[0], x[1], x[1], x[2], x[2]));
-    const int k = general_count_below(g->tables + g->view.chunks.norm_thresholds, 1 << g->view.chunks.length_bits,
+    const int k = general_count_below(g->tables + g->view.chunks.norm_thresholds,
+                                      1 << g->view.chunks.length_bits,
                                       g->view.chunks.rounding == 1 ? norm : *along);
     return (uint32_t)best.u | (uint32_t)best.w << bits | (uint32_t)k << 2 * bits;
 }
@@ -132,31 +143,40 @@ KVANT_INLINE void general_pad(int left, int trial, float size, float x[3])
 }
 
 /* Item i of a row: a whole triplet, or a trial of the last one. along: its share of the sum for the scale. */
-KVANT_INLINE void general_triplet_item(const kvant_general *g, const general_space *s, float inverse, int i)
+KVANT_INLINE void general_triplet_item(const kvant_general *g, const general_space *s,
+                                       float inverse, int i)
 {
     const int whole = (int)g->head_dim / 3, left = (int)g->head_dim % 3;
     const bool is_whole = i < whole;
     const float *from = s->y + 3 * (is_whole ? i : whole);
-    float x[3] = { general_mul(from[0], inverse), is_whole || left == 2 ? general_mul(from[1], inverse) : 0,
+    float x[3] = { general_mul(from[0], inverse),
+                   is_whole || left == 2 ? general_mul(from[1], inverse) : 0,
                    is_whole ? general_mul(from[2], inverse) : 0 },
           along;
     if (!is_whole && !general_pads_zero(g))
         general_pad(left, i - whole, general_add(fabsf(x[0]), fabsf(x[1])), x);
     s->codes[i] = general_triplet_code(g, x, &along);
-    s->a[i] = general_mul(g->tables[g->view.chunks.norm + (s->codes[i] >> g->view.chunks.index_bits)], along);
+    s->a[i] = general_mul(
+        g->tables[g->view.chunks.norm + (s->codes[i] >> g->view.chunks.index_bits)], along);
     if (is_whole)
         return;
     float decoded[3];
     general_triplet(g, s->codes[i], 1, decoded);
-    const float dx = general_sub(x[0], decoded[0]), dy = left == 2 ? general_sub(x[1], decoded[1]) : 0;
+    const float dx = general_sub(x[0], decoded[0]),
+                dy = left == 2 ? general_sub(x[1], decoded[1]) : 0;
     s->b[i] = general_add(general_mul(dx, dx), general_mul(dy, dy));
-    s->a[i] = general_add(general_mul(x[0], decoded[0]), left == 2 ? general_mul(x[1], decoded[1]) : 0);
+    s->a[i] =
+        general_add(general_mul(x[0], decoded[0]), left == 2 ? general_mul(x[1], decoded[1]) : 0);
 }
 
-KVANT_INLINE general_scale general_triplets_codes(general_team team, const kvant_general *g, const general_space *s)
+KVANT_INLINE general_scale general_triplets_codes(general_team team, const kvant_general *g,
+                                                  const general_space *s)
 {
     const int whole = (int)g->head_dim / 3, left = (int)g->head_dim % 3,
-              trials = left == 0 ? 0 : general_pads_zero(g) ? 1 : left == 1 ? 10 : 6;
+              trials = left == 0              ? 0
+                       : general_pads_zero(g) ? 1
+                       : left == 1            ? 10
+                                              : 6;
     const float squares = general_sum(team, s->sums, s->y, s->y, (int)g->head_dim);
     const general_norm norm = general_norm_of(squares, g->view.inverse_sqrt_dim);
     for (int i = team.lane; i < whole + trials; i += team.lanes)
@@ -171,8 +191,11 @@ KVANT_INLINE general_scale general_triplets_codes(general_team team, const kvant
     if (trials && team.lane == 0)
         s->codes[whole] = last, s->a[whole] = along;
     const float product = general_sum(team, s->sums, s->a, NULL, (int)g->view.chunks.n),
-                unbiased = product > 0 ? general_div(general_mul(squares, norm.inverse), product) : 0;
-    const float stored = g->view.unbiased && product > 0 && unbiased <= general_mul(4, norm.scale) ? unbiased : norm.scale;
+                unbiased =
+                    product > 0 ? general_div(general_mul(squares, norm.inverse), product) : 0;
+    const float stored = g->view.unbiased && product > 0 && unbiased <= general_mul(4, norm.scale)
+                             ? unbiased
+                             : norm.scale;
     const general_scale scale = { stored, general_fits(norm.exact) && general_fits(stored) };
     return scale;
 }
@@ -192,14 +215,19 @@ KVANT_INLINE uint32_t general_closest_unit(const float y[4])
         if (fabsf(y[i]) > top)
             top = fabsf(y[i]), largest = i, minus = y[i] < 0;
     }
-    const float half = general_mul(general_add(general_add(fabsf(y[0]), fabsf(y[1])), general_add(fabsf(y[2]), fabsf(y[3]))), 0.5f);
+    const float half = general_mul(
+        general_add(general_add(fabsf(y[0]), fabsf(y[1])), general_add(fabsf(y[2]), fabsf(y[3]))),
+        0.5f);
     return top >= half ? 2 * largest + minus : 8 + signs;
 }
 
 /* ((a b + c d) + e f) + g h, a to d of one sign each */
-KVANT_INLINE float general_chain(float a, float b, float c, float d, float e, float f, float g, float h)
+KVANT_INLINE float general_chain(float a, float b, float c, float d, float e, float f, float g,
+                                 float h)
 {
-    return general_add(general_add(general_add(general_mul(a, b), general_mul(c, d)), general_mul(e, f)), general_mul(g, h));
+    return general_add(
+        general_add(general_add(general_mul(a, b), general_mul(c, d)), general_mul(e, f)),
+        general_mul(g, h));
 }
 
 /* y = x conj(s) */
@@ -217,8 +245,9 @@ KVANT_INLINE uint32_t general_closest_coset(const float *secondaries, uint32_t n
     uint32_t which = 0;
     for (uint32_t k = 0; k < n; k++) {
         general_conjugate(x, secondaries + (size_t)4 * k, y);
-        const float a = fabsf(y[0]), b = fabsf(y[1]), c = fabsf(y[2]), d = fabsf(y[3]), ab = a > b ? a : b, cd = c > d ? c : d,
-                    largest = ab > cd ? ab : cd, half = general_mul(general_add(general_add(a, b), general_add(c, d)), 0.5f),
+        const float a = fabsf(y[0]), b = fabsf(y[1]), c = fabsf(y[2]), d = fabsf(y[3]),
+                    ab = a > b ? a : b, cd = c > d ? c : d, largest = ab > cd ? ab : cd,
+                    half = general_mul(general_add(general_add(a, b), general_add(c, d)), 0.5f),
                     closeness = largest > half ? largest : half;
         if (closeness > best)
             best = closeness, which = k;
@@ -272,7 +301,8 @@ KVANT_INLINE uint32_t general_greedy(const float *entries, uint32_t n_codewords,
     const float half = general_mul(general_length(x), 0.5f);
     float rest[4];
     unrolled_for (int i = 0; i < 4; i++)
-        rest[i] = general_sub(x[i], general_mul(half, entries[(size_t)4 * (size_t)first + (size_t)i]));
+        rest[i] =
+            general_sub(x[i], general_mul(half, entries[(size_t)4 * (size_t)first + (size_t)i]));
     return first + n * general_largest_product(entries + (size_t)4 * n, n, rest);
 }
 
@@ -283,7 +313,8 @@ KVANT_INLINE uint32_t general_closest_direction(const kvant_general *g, const fl
     switch (g->view.chunks.search) {
     case KVANT_SEARCH_COSETS: return general_closest_coset(table, n / 24, x);
     case KVANT_SEARCH_SIGNS: return general_signs(table, n, x);
-    case KVANT_SEARCH_PRODUCTS: return general_largest_product(g->tables + g->view.chunks.codewords, n, x);
+    case KVANT_SEARCH_PRODUCTS:
+        return general_largest_product(g->tables + g->view.chunks.codewords, n, x);
     case KVANT_SEARCH_GREEDY: break;
     }
     return general_greedy(table, n, x);
@@ -304,10 +335,12 @@ KVANT_INLINE float general_median(general_team team, float *sums, const float *x
 }
 
 /* Norms are in s->b. The slot of an outlier goes to s->codes, and its norm becomes 0. Returns how many there are. */
-KVANT_INLINE int general_find_outliers(general_team team, const kvant_general *g, const general_space *s)
+KVANT_INLINE int general_find_outliers(general_team team, const kvant_general *g,
+                                       const general_space *s)
 {
     const int n = (int)g->view.chunks.n, slots = (int)g->view.chunks.slots;
-    const float threshold = slots ? general_mul(g->view.chunks.multiple, general_median(team, s->sums, s->b, n)) : 0;
+    const float threshold =
+        slots ? general_mul(g->view.chunks.multiple, general_median(team, s->sums, s->b, n)) : 0;
     for (int slot = 0; slot < slots; slot++) {
         int largest = 0;
         for (int c = 1; c < n; c++)
@@ -323,8 +356,8 @@ KVANT_INLINE int general_find_outliers(general_team team, const kvant_general *g
 }
 
 /* Codes to s->codes, of outliers too; *n_outliers: how many there are. */
-KVANT_INLINE general_scale general_directions_codes(general_team team, const kvant_general *g, const general_space *s,
-                                                    int *n_outliers)
+KVANT_INLINE general_scale general_directions_codes(general_team team, const kvant_general *g,
+                                                    const general_space *s, int *n_outliers)
 {
     const int n = (int)g->view.chunks.n, bits = (int)g->view.chunks.index_bits;
     const float top = (float)((1u << g->view.chunks.length_bits) - 1);
@@ -339,19 +372,24 @@ KVANT_INLINE general_scale general_directions_codes(general_team team, const kva
     *n_outliers = general_find_outliers(team, g, s);
     for (int c = 0; c < n; c++)
         largest = s->b[c] > largest ? s->b[c] : largest;
-    const float step = general_round_to_half(general_div(largest, top)), inverse = step > 0 ? general_div(1, step) : 0;
+    const float step = general_round_to_half(general_div(largest, top)),
+                inverse = step > 0 ? general_div(1, step) : 0;
     general_meet();
     for (int c = team.lane; c < n; c += team.lanes) {
-        const float *x = s->y + 4 * c, level = rintf(general_mul(s->b[c], inverse)), radius = level < top ? level : top;
+        const float *x = s->y + 4 * c, level = rintf(general_mul(s->b[c], inverse)),
+                    radius = level < top ? level : top;
         const uint32_t index = general_closest_direction(g, x);
-        s->a[c] = general_mul(radius, general_dot4(x, g->tables + g->view.chunks.codewords + (size_t)4 * index));
+        s->a[c] = general_mul(
+            radius, general_dot4(x, g->tables + g->view.chunks.codewords + (size_t)4 * index));
         s->b[c] = radius > 0 ? general_dot4(x, x) : 0; /* of chunks that count */
-        s->codes[c] = s->codes[c] == GENERAL_NO_SLOT ? index | (uint32_t)radius << bits
-                                                     : g->view.chunks.n_codewords | s->codes[c] << bits;
+        s->codes[c] = s->codes[c] == GENERAL_NO_SLOT
+                          ? index | (uint32_t)radius << bits
+                          : g->view.chunks.n_codewords | s->codes[c] << bits;
     }
     general_scale scale = { step, false };
     if (g->view.unbiased && step > 0) {
-        const float squares = general_sum(team, s->sums, s->b, NULL, n), products = general_sum(team, s->sums, s->a, NULL, n);
+        const float squares = general_sum(team, s->sums, s->b, NULL, n),
+                    products = general_sum(team, s->sums, s->a, NULL, n);
         scale.stored = products > 0 ? general_div(squares, products) : 0;
     }
     general_meet();
@@ -360,8 +398,9 @@ KVANT_INLINE general_scale general_directions_codes(general_team team, const kva
 }
 
 /* Free slots are zeros. */
-KVANT_INLINE void general_put_outliers(general_team team, const kvant_general *g, const general_space *s, int n_outliers,
-                                       int token, uint16_t *slots)
+KVANT_INLINE void general_put_outliers(general_team team, const kvant_general *g,
+                                       const general_space *s, int n_outliers, int token,
+                                       uint16_t *slots)
 {
     const uint32_t bits = g->view.chunks.index_bits;
     for (int c = team.lane; c < (int)g->view.chunks.n; c += team.lanes) {
@@ -390,7 +429,8 @@ KVANT_INLINE uint32_t general_fold(float *a, float *b)
 }
 
 /* A pair of nodes becomes a node and a code. */
-KVANT_INLINE void general_polar_pair(const kvant_general *g, int list, bool last, const float *nodes, float *node, uint32_t *code)
+KVANT_INLINE void general_polar_pair(const kvant_general *g, int list, bool last,
+                                     const float *nodes, float *node, uint32_t *code)
 {
     const int bits = (int)g->view.polar.bits, n = (1 << (list ? bits : bits - 2)) - 1;
     const float *cosines = general_polar_book(g, list, last) + 32, *sines = cosines + 16;
@@ -401,7 +441,8 @@ KVANT_INLINE void general_polar_pair(const kvant_general *g, int list, bool last
     *node = general_sqrt(general_add(general_mul(a, a), general_mul(b, b)));
 }
 
-KVANT_INLINE general_scale general_polar_codes(general_team team, const kvant_general *g, const general_space *s)
+KVANT_INLINE general_scale general_polar_codes(general_team team, const kvant_general *g,
+                                               const general_space *s)
 {
     const int d = (int)g->head_dim;
     const float squares = general_sum(team, s->sums, s->y, s->y, d);

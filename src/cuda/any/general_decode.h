@@ -14,18 +14,22 @@ KVANT_INLINE void general_point(float u, float w, float point[3])
     point[2] = z;
 }
 
-KVANT_INLINE void general_triplet(const kvant_general *g, uint32_t code, float scale, float numbers[3])
+KVANT_INLINE void general_triplet(const kvant_general *g, uint32_t code, float scale,
+                                  float numbers[3])
 {
     const uint32_t bits = g->view.chunks.index_bits / 2, mask = (1u << bits) - 1;
-    const float *direction = g->tables + g->view.chunks.direction, *norm = g->tables + g->view.chunks.norm;
+    const float *direction = g->tables + g->view.chunks.direction,
+                *norm = g->tables + g->view.chunks.norm;
     general_point(direction[code & mask], direction[code >> bits & mask], numbers);
-    const float den = general_dot3(numbers[0], numbers[0], numbers[1], numbers[1], numbers[2], numbers[2]);
+    const float den =
+        general_dot3(numbers[0], numbers[0], numbers[1], numbers[1], numbers[2], numbers[2]);
     const float factor = general_div(general_mul(scale, norm[code >> 2 * bits]), general_sqrt(den));
     unrolled_for (int i = 0; i < 3; i++)
         numbers[i] = general_mul(factor, numbers[i]);
 }
 
-KVANT_INLINE void general_triplets(general_team team, const kvant_general *g, const uint32_t *codes, float scale, float *to)
+KVANT_INLINE void general_triplets(general_team team, const kvant_general *g, const uint32_t *codes,
+                                   float scale, float *to)
 {
     for (int c = team.lane; c < (int)g->view.chunks.n; c += team.lanes) {
         float numbers[3];
@@ -37,8 +41,9 @@ KVANT_INLINE void general_triplets(general_team team, const kvant_general *g, co
 }
 
 /* slots: of the token's outliers; an outlier's numbers are halves. */
-KVANT_INLINE void general_directions(general_team team, const kvant_general *g, const uint32_t *codes, float scale,
-                                     const uint16_t *slots, float *to)
+KVANT_INLINE void general_directions(general_team team, const kvant_general *g,
+                                     const uint32_t *codes, float scale, const uint16_t *slots,
+                                     float *to)
 {
     const uint32_t bits = g->view.chunks.index_bits;
     for (int c = team.lane; c < (int)g->view.chunks.n; c += team.lanes) {
@@ -47,14 +52,17 @@ KVANT_INLINE void general_directions(general_team team, const kvant_general *g, 
                     radius = general_mul(scale, (float)above);
         const bool outlier = index == g->view.chunks.n_codewords && above < g->view.chunks.slots;
         unrolled_for (int i = 0; i < 4; i++)
-            to[4 * c + i] = outlier ? general_from_half(slots[4 * GENERAL_TOKENS * above + (uint32_t)i]) : general_mul(radius, word[i]);
+            to[4 * c + i] = outlier
+                                ? general_from_half(slots[4 * GENERAL_TOKENS * above + (uint32_t)i])
+                                : general_mul(radius, word[i]);
     }
 }
 
 /* Cosines and sines of levels, then of thresholds, of a pair of a list. */
 KVANT_INLINE const float *general_polar_book(const kvant_general *g, int list, bool last)
 {
-    return g->tables + (last ? g->view.polar.last_books : g->view.polar.books) + (size_t)list * g->view.polar.stride;
+    return g->tables + (last ? g->view.polar.last_books : g->view.polar.books) +
+           (size_t)list * g->view.polar.stride;
 }
 
 /* A number is a product over the lists from the root: of its radius with a cosine, or a sine. */
@@ -64,7 +72,8 @@ KVANT_INLINE float general_polar_number(const kvant_general *g, const uint32_t *
     float radius = g->view.polar.sqrt_dim;
     int end = d - 1; /* of the codes of a list */
     for (int list = (int)g->view.polar.depth - 1; list >= 0; list--) {
-        const int nodes = (d - 1) / (1 << list) + 1, pairs = nodes / 2, node = channel >> list, pair = node >> 1;
+        const int nodes = (d - 1) / (1 << list) + 1, pairs = nodes / 2, node = channel >> list,
+                  pair = node >> 1;
         end -= pairs;
         if (pair >= pairs)
             continue;
@@ -74,7 +83,8 @@ KVANT_INLINE float general_polar_number(const kvant_general *g, const uint32_t *
     return radius;
 }
 
-KVANT_INLINE void general_polar(general_team team, const kvant_general *g, const uint32_t *codes, float scale, float *to)
+KVANT_INLINE void general_polar(general_team team, const kvant_general *g, const uint32_t *codes,
+                                float scale, float *to)
 {
     for (int j = team.lane; j < (int)g->head_dim; j += team.lanes)
         to[j] = general_mul(general_polar_number(g, codes, j), scale);
@@ -85,43 +95,59 @@ typedef struct general_line {
     float scale, zero;
 } general_line;
 
-enum { GENERAL_ASYM, GENERAL_SYM, GENERAL_HYBRID_PAPER, GENERAL_HYBRID_CODE }; /* kvant_uniform_mode */
+enum {
+    GENERAL_ASYM,
+    GENERAL_SYM,
+    GENERAL_HYBRID_PAPER,
+    GENERAL_HYBRID_CODE
+}; /* kvant_uniform_mode */
 
 KVANT_INLINE general_line general_line_of(const kvant_general *g, const uint16_t *stored)
 {
     const uint32_t mode = g->view.uniform.mode;
     const bool asymmetric = mode == GENERAL_ASYM || (mode != GENERAL_SYM && stored[0] >> 15);
-    const float size = general_from_half(mode >= GENERAL_HYBRID_PAPER ? stored[0] & 0x7fff : stored[0]);
-    const general_line line = { size, asymmetric ? general_from_half(stored[g->view.uniform.n_scales])
-                                                 : general_mul(-size, g->view.uniform.bias) };
+    const float size =
+        general_from_half(mode >= GENERAL_HYBRID_PAPER ? stored[0] & 0x7fff : stored[0]);
+    const general_line line = { size, asymmetric
+                                          ? general_from_half(stored[g->view.uniform.n_scales])
+                                          : general_mul(-size, g->view.uniform.bias) };
     return line;
 }
 
 KVANT_INLINE int general_scale_place(const kvant_general *g, int token, int channel)
 {
     const int group = (int)g->view.uniform.group;
-    return g->view.uniform.per_channel ? token / group * (int)g->head_dim + channel : channel / group * GENERAL_TOKENS + token;
+    return g->view.uniform.per_channel ? token / group * (int)g->head_dim + channel
+                                       : channel / group * GENERAL_TOKENS + token;
 }
 
 /* NULL where the token was never written. */
-KVANT_INLINE const float *general_centroid(general_team team, const kvant_general *g, const void *page, int token)
+KVANT_INLINE const float *general_centroid(general_team team, const kvant_general *g,
+                                           const void *page, int token)
 {
     const uint32_t bytes = g->view.uniform.index_bytes;
     const uint8_t *index = (const uint8_t *)page + g->view.uniform.index + bytes * (uint32_t)token;
-    const uint32_t asked = bytes == 0 ? 0 : bytes == 1 ? index[0] : index[0] | (uint32_t)index[1] << 8;
+    const uint32_t asked = bytes == 0   ? 0
+                           : bytes == 1 ? index[0]
+                                        : index[0] | (uint32_t)index[1] << 8;
     return general_halves(page, g->metadata)[token] == 0
                ? NULL
-               : general_table(team, g, g->view.uniform.centroids) + (size_t)(asked < g->view.uniform.clusters ? asked : 0) * g->head_dim;
+               : general_table(team, g, g->view.uniform.centroids) +
+                     (size_t)(asked < g->view.uniform.clusters ? asked : 0) * g->head_dim;
 }
 
-KVANT_INLINE float general_uniform_number(const kvant_general *g, const void *page, int token, int channel)
+KVANT_INLINE float general_uniform_number(const kvant_general *g, const void *page, int token,
+                                          int channel)
 {
-    const general_line line = general_line_of(g, general_halves(page, g->metadata) + general_scale_place(g, token, channel));
-    const uint32_t code = general_get_code(g, general_words(page, 0), (int)g->view.uniform.bits, token, channel);
+    const general_line line = general_line_of(g, general_halves(page, g->metadata) +
+                                                     general_scale_place(g, token, channel));
+    const uint32_t code =
+        general_get_code(g, general_words(page, 0), (int)g->view.uniform.bits, token, channel);
     return general_add(general_mul(line.scale, (float)code), line.zero);
 }
 
-KVANT_INLINE void general_uniform(general_team team, const kvant_general *g, const void *page, int token, float *to)
+KVANT_INLINE void general_uniform(general_team team, const kvant_general *g, const void *page,
+                                  int token, float *to)
 {
     const bool centred = g->view.uniform.clusters != 0;
     const float *centroid = centred ? general_centroid(team, g, page, token) : NULL;
@@ -150,21 +176,27 @@ KVANT_INLINE int general_rank(const uint32_t *mask, int head_dim, int channel)
         const int left = head_dim - 32 * word, own = channel - 32 * word;
         const uint32_t bits = left < 32 ? mask[word] & ((1u << left) - 1) : mask[word];
         all += general_ones(bits);
-        before += own >= 32 ? general_ones(bits) : own > 0 ? general_ones(bits & ((1u << own) - 1)) : 0;
+        before += own >= 32 ? general_ones(bits)
+                  : own > 0 ? general_ones(bits & ((1u << own) - 1))
+                            : 0;
     }
     return mask[channel / 32] >> channel % 32 & 1 ? before : all + channel - before;
 }
 
-KVANT_INLINE void general_tiers(general_team team, const kvant_general *g, const void *page, int token, const general_space *s)
+KVANT_INLINE void general_tiers(general_team team, const kvant_general *g, const void *page,
+                                int token, const general_space *s)
 {
     for (int k = 0; k < 2; k++) {
         const kvant_codebook_place *book = &g->view.books[k];
         const float scale = general_from_half(general_halves(page, g->view.tiers.scales[k])[token]);
         general_meet();
         for (int j = team.lane; j < (int)book->n; j += team.lanes)
-            s->a[j] = general_mul(scale, g->tables[book->values + general_get_chunk(g, general_words(page, g->view.tiers.codes[k]),
-                                                                                     (int)book->n, (int)book->bits, token, j)]);
-        general_rotate_back(team, &g->view.tiers.rotations[k], g->tables, s->a, s->b + (k ? g->view.books[0].n : 0));
+            s->a[j] = general_mul(
+                scale, g->tables[book->values +
+                                 general_get_chunk(g, general_words(page, g->view.tiers.codes[k]),
+                                                   (int)book->n, (int)book->bits, token, j)]);
+        general_rotate_back(team, &g->view.tiers.rotations[k], g->tables, s->a,
+                            s->b + (k ? g->view.books[0].n : 0));
     }
     for (int j = team.lane; j < (int)g->head_dim; j += team.lanes)
         s->y[j] = s->b[general_rank(general_words(page, g->view.tiers.mask), (int)g->head_dim, j)];
@@ -173,8 +205,8 @@ KVANT_INLINE void general_tiers(general_team team, const kvant_general *g, const
 /* ---- rows ---- */
 
 /* What codes in s->codes stand for, with the token's scale: kinds with one code of a channel or a chunk. to: a row. */
-KVANT_INLINE void general_numbers(general_team team, const kvant_general *g, const uint32_t *codes, float scale,
-                                  const uint16_t *slots, float *to)
+KVANT_INLINE void general_numbers(general_team team, const kvant_general *g, const uint32_t *codes,
+                                  float scale, const uint16_t *slots, float *to)
 {
     switch (g->view.kind) {
     case KVANT_GENERAL_TRIPLETS: general_triplets(team, g, codes, scale, to); break;
@@ -191,14 +223,17 @@ KVANT_INLINE void general_numbers(general_team team, const kvant_general *g, con
 }
 
 /* Codes of a token, as general_numbers takes them. */
-KVANT_INLINE void general_get_codes(general_team team, const kvant_general *g, const void *page, int token, uint32_t *codes)
+KVANT_INLINE void general_get_codes(general_team team, const kvant_general *g, const void *page,
+                                    int token, uint32_t *codes)
 {
     const uint32_t *words = general_words(page, 0);
-    const bool chunks = g->view.kind == KVANT_GENERAL_TRIPLETS || g->view.kind == KVANT_GENERAL_DIRECTIONS;
-    const int n = chunks                                    ? (int)g->view.chunks.n
+    const bool chunks =
+        g->view.kind == KVANT_GENERAL_TRIPLETS || g->view.kind == KVANT_GENERAL_DIRECTIONS;
+    const int n = chunks                                 ? (int)g->view.chunks.n
                   : g->view.kind == KVANT_GENERAL_SKETCH ? 0
-                                                            : (int)g->head_dim,
-              bits = g->view.kind == KVANT_GENERAL_POLAR ? (int)g->view.polar.bits : (int)g->view.books[0].bits;
+                                                         : (int)g->head_dim,
+              bits = g->view.kind == KVANT_GENERAL_POLAR ? (int)g->view.polar.bits
+                                                         : (int)g->view.books[0].bits;
     for (int first = team.lane; first < n; first += GENERAL_AT_ONCE * team.lanes) {
         uint32_t x[GENERAL_AT_ONCE] = { 0 };
         unrolled_for (int i = 0; i < GENERAL_AT_ONCE; i++) {
@@ -214,13 +249,15 @@ KVANT_INLINE void general_get_codes(general_team team, const kvant_general *g, c
 }
 
 /* y += what the sketch says of the rest. */
-KVANT_INLINE void general_add_sketch(general_team team, const kvant_general *g, const void *page, int token,
-                                     const general_space *s)
+KVANT_INLINE void general_add_sketch(general_team team, const kvant_general *g, const void *page,
+                                     int token, const general_space *s)
 {
     const float norm = general_from_half(general_halves(page, g->view.sketch_norms)[token]),
                 scale = general_mul(norm, 1.2533141373155003f);
     for (int j = team.lane; j < (int)g->head_dim; j += team.lanes)
-        s->a[j] = general_get_code(g, general_words(page, g->view.sketch_codes), 1, token, j) ? -1.0f : 1.0f;
+        s->a[j] = general_get_code(g, general_words(page, g->view.sketch_codes), 1, token, j)
+                      ? -1.0f
+                      : 1.0f;
     general_rotate_back(team, &g->view.projection, g->tables, s->a, s->b);
     for (int j = team.lane; j < (int)g->head_dim; j += team.lanes)
         s->y[j] = general_add(s->y[j], general_mul(scale, s->b[j]));
@@ -235,8 +272,8 @@ KVANT_INLINE float general_raw_number(const kvant_general *g, const void *page, 
 }
 
 /* A token's row, as it was encoded, to s->y. s->codes may be s->a; s->sums is not used. */
-KVANT_INLINE void general_decode(general_team team, const kvant_general *g, const void *page, int token,
-                                 const general_space *s)
+KVANT_INLINE void general_decode(general_team team, const kvant_general *g, const void *page,
+                                 int token, const general_space *s)
 {
     general_meet();
     if (g->view.kind == KVANT_GENERAL_RAW) {
@@ -250,7 +287,8 @@ KVANT_INLINE void general_decode(general_team team, const kvant_general *g, cons
         const uint16_t *numbers = general_halves(page, g->metadata);
         general_get_codes(team, g, page, token, s->codes);
         general_meet();
-        general_numbers(team, g, s->codes, general_from_half(numbers[token]), numbers + GENERAL_TOKENS + 4 * token, s->y);
+        general_numbers(team, g, s->codes, general_from_half(numbers[token]),
+                        numbers + GENERAL_TOKENS + 4 * token, s->y);
         general_meet();
         if (g->view.sketched)
             general_add_sketch(team, g, page, token, s);

@@ -13,19 +13,24 @@ typedef struct general_fit {
 } general_fit;
 
 /* The step alone: from numbers to codes. */
-KVANT_INLINE general_fit general_step(const kvant_general *g, bool symmetric, float from, float inverse)
+KVANT_INLINE general_fit general_step(const kvant_general *g, bool symmetric, float from,
+                                      float inverse)
 {
     const float levels = symmetric ? g->view.uniform.sym_levels : g->view.uniform.asym_levels;
-    const general_fit f = { 0, 0, 0, from, inverse, symmetric ? -levels : 0, levels, symmetric ? -g->view.uniform.bias : 0 };
+    const general_fit f = { 0,       0,
+                            0,       from,
+                            inverse, symmetric ? -levels : 0,
+                            levels,  symmetric ? -g->view.uniform.bias : 0 };
     return f;
 }
 
-KVANT_INLINE general_fit general_fit_of(const kvant_general *g, float min, float max, bool symmetric)
+KVANT_INLINE general_fit general_fit_of(const kvant_general *g, float min, float max,
+                                        bool symmetric)
 {
     general_fit f = general_step(g, symmetric, 0, 0);
-    const float range = !symmetric                 ? general_add(general_sub(max, min), 0.0f)
+    const float range = !symmetric                ? general_add(general_sub(max, min), 0.0f)
                         : fabsf(min) > fabsf(max) ? fabsf(min)
-                                                   : fabsf(max);
+                                                  : fabsf(max);
     f.scale = general_to_half(general_div(range, f.high));
     f.zero = symmetric ? 0 : general_to_half(general_add(min, 0.0f)); /* -0 becomes 0 */
     f.size = general_from_half(f.scale);
@@ -56,7 +61,8 @@ KVANT_INLINE float general_at(const general_run *x, int i)
 }
 
 /* The sum of squared, or of absolute differences that decoding leaves. */
-KVANT_INLINE float general_fit_error(const kvant_general *g, const general_fit *f, const general_run *x, int n)
+KVANT_INLINE float general_fit_error(const kvant_general *g, const general_fit *f,
+                                     const general_run *x, int n)
 {
     const bool squared = g->view.uniform.mode == GENERAL_HYBRID_PAPER;
     float sums[16] = { 0 };
@@ -64,8 +70,10 @@ KVANT_INLINE float general_fit_error(const kvant_general *g, const general_fit *
         unrolled_for (int i = 0; i < 16; i++) {
             if (at + i >= n)
                 continue;
-            const float number = general_at(x, at + i), level = general_add((float)general_uniform_code(f, number), f->offset),
-                        off = general_sub(number, general_add(general_mul(f->size, level), f->from));
+            const float number = general_at(x, at + i),
+                        level = general_add((float)general_uniform_code(f, number), f->offset),
+                        off =
+                            general_sub(number, general_add(general_mul(f->size, level), f->from));
             sums[i] = general_add(sums[i], squared ? general_mul(off, off) : off < 0 ? -off : off);
         }
     return general_tree(sums);
@@ -98,7 +106,8 @@ KVANT_INLINE void general_put_fit(const kvant_general *g, const general_fit *f, 
 }
 
 /* Takes the nearest centroid from s->y and returns its index. */
-KVANT_INLINE uint32_t general_subtract_nearest(general_team team, const kvant_general *g, const general_space *s)
+KVANT_INLINE uint32_t general_subtract_nearest(general_team team, const kvant_general *g,
+                                               const general_space *s)
 {
     const int n = (int)g->view.uniform.clusters, d = (int)g->head_dim;
     const float *columns = general_table(team, g, g->view.uniform.columns);
@@ -119,14 +128,16 @@ KVANT_INLINE uint32_t general_subtract_nearest(general_team team, const kvant_ge
         if (s->a[i] < least || (s->a[i] == least && s->codes[i] < best))
             least = s->a[i], best = s->codes[i];
     general_meet();
-    const float *centroid = general_table(team, g, g->view.uniform.centroids) + (size_t)best * (size_t)d;
+    const float *centroid =
+        general_table(team, g, g->view.uniform.centroids) + (size_t)best * (size_t)d;
     for (int j = team.lane; j < d; j += team.lanes)
         s->y[j] = general_sub(s->y[j], centroid[j]);
     general_meet();
     return best;
 }
 
-KVANT_INLINE bool general_encode_uniform(general_team team, const kvant_general *g, const general_space *s, int token, void *page)
+KVANT_INLINE bool general_encode_uniform(general_team team, const kvant_general *g,
+                                         const general_space *s, int token, void *page)
 {
     const int d = (int)g->head_dim, group = (int)g->view.uniform.group;
     const bool centred = g->view.uniform.clusters != 0;
@@ -151,16 +162,21 @@ KVANT_INLINE bool general_encode_uniform(general_team team, const kvant_general 
     for (int j = team.lane; j < d; j += team.lanes) {
         const int at = j / group;
         const general_fit f = general_step(g, s->codes[at] != 0, s->a[at], s->b[at]);
-        general_put_code(g, (uint32_t *)page, (int)g->view.uniform.bits, token, j, general_uniform_code(&f, s->y[j]));
+        general_put_code(g, (uint32_t *)page, (int)g->view.uniform.bits, token, j,
+                         general_uniform_code(&f, s->y[j]));
     }
-    for (uint32_t i = (uint32_t)team.lane; i < g->view.uniform.index_bytes; i += (uint32_t)team.lanes)
-        ((uint8_t *)page)[g->view.uniform.index + g->view.uniform.index_bytes * (uint32_t)token + i] = (uint8_t)(nearest >> 8 * i);
+    for (uint32_t i = (uint32_t)team.lane; i < g->view.uniform.index_bytes;
+         i += (uint32_t)team.lanes)
+        ((uint8_t *)
+             page)[g->view.uniform.index + g->view.uniform.index_bytes * (uint32_t)token + i] =
+            (uint8_t)(nearest >> 8 * i);
     return true;
 }
 
 /* ---- raw rows ---- */
 
-KVANT_INLINE bool general_encode_raw(general_team team, const kvant_general *g, const general_space *s, int token, void *page)
+KVANT_INLINE bool general_encode_raw(general_team team, const kvant_general *g,
+                                     const general_space *s, int token, void *page)
 {
     const uint32_t raw = g->view.raw, d = g->head_dim;
     const float limit = raw == 0 ? GENERAL_LARGEST : raw == 1 ? GENERAL_HALF_MAX : 3.3895314e38f;
@@ -174,7 +190,8 @@ KVANT_INLINE bool general_encode_raw(general_team team, const kvant_general *g, 
             ((float *)page)[first + j] = s->y[j];
         else
             ((uint16_t *)page)[first + j] =
-                raw == 1 ? general_to_half(s->y[j]) : (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+                raw == 1 ? general_to_half(s->y[j])
+                         : (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
     }
     return fits;
 }
@@ -183,29 +200,37 @@ KVANT_INLINE bool general_encode_raw(general_team team, const kvant_general *g, 
 
 /* What the sketch says of the rest of s->y, once codes have this scale: whether it fits. The rest goes to s->y, what
  * is stored to *norm, and its projection to s->b. */
-KVANT_INLINE bool general_sketch(general_team team, const kvant_general *g, const general_space *s, float stored, float *norm)
+KVANT_INLINE bool general_sketch(general_team team, const kvant_general *g, const general_space *s,
+                                 float stored, float *norm)
 {
     general_meet();
     general_numbers(team, g, s->codes, general_round_to_half(stored), NULL, s->a);
     general_meet();
     for (int j = team.lane; j < (int)g->head_dim; j += team.lanes)
         s->y[j] = general_sub(s->y[j], s->a[j]);
-    *norm = general_mul(general_sqrt(general_sum(team, s->sums, s->y, s->y, (int)g->head_dim)), g->view.inverse_sqrt_dim);
+    *norm = general_mul(general_sqrt(general_sum(team, s->sums, s->y, s->y, (int)g->head_dim)),
+                        g->view.inverse_sqrt_dim);
     general_rotate(team, &g->view.projection, g->tables, s->y, s->b);
     return general_fits(*norm);
 }
 
-KVANT_INLINE void general_put_codes(general_team team, const kvant_general *g, const general_space *s, int token, void *page)
+KVANT_INLINE void general_put_codes(general_team team, const kvant_general *g,
+                                    const general_space *s, int token, void *page)
 {
-    const bool chunks = g->view.kind == KVANT_GENERAL_TRIPLETS || g->view.kind == KVANT_GENERAL_DIRECTIONS;
-    const int bits = g->view.kind == KVANT_GENERAL_POLAR ? (int)g->view.polar.bits : (int)g->view.books[0].bits;
+    const bool chunks =
+        g->view.kind == KVANT_GENERAL_TRIPLETS || g->view.kind == KVANT_GENERAL_DIRECTIONS;
+    const int bits =
+        g->view.kind == KVANT_GENERAL_POLAR ? (int)g->view.polar.bits : (int)g->view.books[0].bits;
     for (int c = team.lane; chunks && c < (int)g->view.chunks.n; c += team.lanes)
-        general_put_chunk(g, (uint32_t *)page, (int)g->view.chunks.n, general_chunk_bits(g), token, c, s->codes[c]);
-    for (int j = team.lane; !chunks && g->view.kind != KVANT_GENERAL_SKETCH && j < (int)g->head_dim; j += team.lanes)
+        general_put_chunk(g, (uint32_t *)page, (int)g->view.chunks.n, general_chunk_bits(g), token,
+                          c, s->codes[c]);
+    for (int j = team.lane; !chunks && g->view.kind != KVANT_GENERAL_SKETCH && j < (int)g->head_dim;
+         j += team.lanes)
         general_put_code(g, (uint32_t *)page, bits, token, j, s->codes[j]);
 }
 
-KVANT_INLINE general_scale general_codes(general_team team, const kvant_general *g, const general_space *s, int *n_outliers)
+KVANT_INLINE general_scale general_codes(general_team team, const kvant_general *g,
+                                         const general_space *s, int *n_outliers)
 {
     const general_scale none = { 0, true };
     switch (g->view.kind) {
@@ -218,7 +243,8 @@ KVANT_INLINE general_scale general_codes(general_team team, const kvant_general 
 }
 
 /* The row s->y, which is lost, as a token of the page; false, and nothing written, when it does not fit. */
-KVANT_INLINE bool general_encode(general_team team, const kvant_general *g, const general_space *s, int token, void *page)
+KVANT_INLINE bool general_encode(general_team team, const kvant_general *g, const general_space *s,
+                                 int token, void *page)
 {
     uint16_t *numbers = (uint16_t *)(void *)((uint8_t *)page + g->metadata);
     int n_outliers = 0;
@@ -240,9 +266,11 @@ KVANT_INLINE bool general_encode(general_team team, const kvant_general *g, cons
     if (!g->view.sketched)
         return true;
     if (team.lane == 0)
-        *(uint16_t *)(void *)((uint8_t *)page + g->view.sketch_norms + 2 * token) = general_to_half(norm);
+        *(uint16_t *)(void *)((uint8_t *)page + g->view.sketch_norms + 2 * token) =
+            general_to_half(norm);
     for (int j = team.lane; j < (int)g->head_dim; j += team.lanes)
-        general_put_code(g, (uint32_t *)(void *)((uint8_t *)page + g->view.sketch_codes), 1, token, j, s->b[j] < 0);
+        general_put_code(g, (uint32_t *)(void *)((uint8_t *)page + g->view.sketch_codes), 1, token,
+                         j, s->b[j] < 0);
     return true;
 }
 
@@ -262,36 +290,42 @@ KVANT_INLINE bool general_is_outlier(const kvant_general *g, const float *energy
 {
     uint32_t rank = 0;
     for (int k = 0; k < (int)g->head_dim; k++)
-        rank += k < channel ? energy[k] >= energy[channel] : k > channel && energy[k] > energy[channel];
+        rank +=
+            k < channel ? energy[k] >= energy[channel] : k > channel && energy[k] > energy[channel];
     return rank < g->view.books[0].n;
 }
 
 /* The row s->y as a token of a page whose mask is there. A scale beyond fp16 is cut. */
-KVANT_INLINE void general_encode_tiers(general_team team, const kvant_general *g, const general_space *s, int token, void *page)
+KVANT_INLINE void general_encode_tiers(general_team team, const kvant_general *g,
+                                       const general_space *s, int token, void *page)
 {
     general_meet();
     for (int j = team.lane; j < (int)g->head_dim; j += team.lanes)
         s->a[general_rank(general_words(page, g->view.tiers.mask), (int)g->head_dim, j)] = s->y[j];
     for (int k = 0; k < 2; k++) {
         const kvant_codebook_place *book = &g->view.books[k];
-        general_rotate(team, &g->view.tiers.rotations[k], g->tables, s->a + (k ? g->view.books[0].n : 0), s->b);
+        general_rotate(team, &g->view.tiers.rotations[k], g->tables,
+                       s->a + (k ? g->view.books[0].n : 0), s->b);
         const float stored = general_codebook(team, g, book, s->b, s->y, s).stored;
         general_meet();
         if (team.lane == 0)
             ((uint16_t *)(void *)((uint8_t *)page + g->view.tiers.scales[k]))[token] =
                 general_to_half(stored < GENERAL_HALF_MAX ? stored : GENERAL_HALF_MAX);
         for (int j = team.lane; j < (int)book->n; j += team.lanes)
-            general_put_chunk(g, (uint32_t *)(void *)((uint8_t *)page + g->view.tiers.codes[k]), (int)book->n, (int)book->bits,
-                              token, j, s->codes[j]);
+            general_put_chunk(g, (uint32_t *)(void *)((uint8_t *)page + g->view.tiers.codes[k]),
+                              (int)book->n, (int)book->bits, token, j, s->codes[j]);
     }
 }
 
 /* A channel's numbers of a group of tokens from token first on. */
-KVANT_INLINE void general_encode_tokens(const kvant_general *g, const general_run *x, int first, int channel, void *page)
+KVANT_INLINE void general_encode_tokens(const kvant_general *g, const general_run *x, int first,
+                                        int channel, void *page)
 {
     const int n = (int)g->view.uniform.group;
     const general_fit f = general_fit_group(g, x, n);
-    general_put_fit(g, &f, (uint16_t *)(void *)((uint8_t *)page + g->metadata) + general_scale_place(g, first, channel));
+    general_put_fit(g, &f,
+                    (uint16_t *)(void *)((uint8_t *)page + g->metadata) +
+                        general_scale_place(g, first, channel));
     for (int t = 0; t < n; t++)
         general_put_code(g, (uint32_t *)page, (int)g->view.uniform.bits, first + t, channel,
                          general_uniform_code(&f, general_at(x, t)));

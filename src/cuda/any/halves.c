@@ -15,7 +15,9 @@ size_t kvant_cuda_halves_bytes(const kvant_general *g)
 {
     if (has_codewords(g))
         return (4 * sizeof(uint16_t)) << g->view.chunks.index_bits;
-    return g->view.sketched || g->view.kind == KVANT_GENERAL_TIERS ? (size_t)g->head_dim * g->head_dim * sizeof(uint16_t) : 0;
+    return g->view.sketched || g->view.kind == KVANT_GENERAL_TIERS
+               ? (size_t)g->head_dim * g->head_dim * sizeof(uint16_t)
+               : 0;
 }
 
 static float sign_of_hadamard(uint32_t i, uint32_t j)
@@ -27,10 +29,12 @@ static float sign_of_hadamard(uint32_t i, uint32_t j)
 }
 
 /* As general_rotate_back multiplies. */
-static float number_of(const kvant_rotation_place *place, const float *tables, uint32_t i, uint32_t j)
+static float number_of(const kvant_rotation_place *place, const float *tables, uint32_t i,
+                       uint32_t j)
 {
     const float *numbers = tables + place->numbers;
-    return place->dense ? numbers[(size_t)i * place->n + j] : sign_of_hadamard(i, j) * place->scale * numbers[j];
+    return place->dense ? numbers[(size_t)i * place->n + j]
+                        : sign_of_hadamard(i, j) * place->scale * numbers[j];
 }
 
 /* Tiers are blocks of the diagonal. */
@@ -49,11 +53,13 @@ static void put_rotation(const kvant_general *g, const float *tables, uint16_t *
 {
     const uint32_t tiles = g->head_dim / 16;
     for (uint32_t at = 0; at < g->head_dim * g->head_dim; at++) {
-        const uint32_t k = at % 2 + at / 2 % 2 * 8, right = at / 4 % 2, lane = at / 8 % 32, step = at / 256 % tiles,
-                       pair = at / 256 / tiles;
-        const uint32_t row = 16 * step + 2 * (lane % 4) + k, column = 16 * pair + 8 * right + lane / 4;
+        const uint32_t k = at % 2 + at / 2 % 2 * 8, right = at / 4 % 2, lane = at / 8 % 32,
+                       step = at / 256 % tiles, pair = at / 256 / tiles;
+        const uint32_t row = 16 * step + 2 * (lane % 4) + k,
+                       column = 16 * pair + 8 * right + lane / 4;
         const bool turned = g->keys && kvant_cuda_turns_tiers(g);
-        to[at] = kvant_half_from_float(number_at(g, tables, turned ? column : row, turned ? row : column));
+        to[at] = kvant_half_from_float(
+            number_at(g, tables, turned ? column : row, turned ? row : column));
     }
 }
 

@@ -10,10 +10,12 @@
 namespace kvant
 {
 
-constexpr int MOST_DIM = KVANT_CUDA_MOST_DIM; /* P below: room for head_dim, fewer numbers a lane where that is known */
+constexpr int MOST_DIM =
+    KVANT_CUDA_MOST_DIM; /* P below: room for head_dim, fewer numbers a lane where that is known */
 
 /* use(number, channel) for those of the lane's numbers that are there. */
-template <int P, class F> __device__ __forceinline__ void each_of(Row<P> &row, int d, int lane, F &&use)
+template <int P, class F>
+__device__ __forceinline__ void each_of(Row<P> &row, int d, int lane, F &&use)
 {
     row.each(lane, [&](float &x, int channel) {
         if (channel < d)
@@ -25,7 +27,8 @@ template <int P = MOST_DIM>
 KVANT_INLINE Row<P> load_any(const void *from, size_t offset, kvant_cuda_type type, int d, int lane)
 {
     Row<P> row{};
-    each_of(row, d, lane, [&](float &x, int channel) { x = load_number(from, offset + channel, type); });
+    each_of(row, d, lane,
+            [&](float &x, int channel) { x = load_number(from, offset + channel, type); });
     return row;
 }
 
@@ -34,14 +37,17 @@ KVANT_INLINE void store_number(void *to, size_t at, kvant_cuda_type type, float 
     if (type == KVANT_CUDA_F32)
         static_cast<float *>(to)[at] = x;
     else
-        static_cast<uint16_t *>(to)[at] =
-            type == KVANT_CUDA_F16 ? __half_as_ushort(__float2half_rn(x)) : __bfloat16_as_ushort(__float2bfloat16_rn(x));
+        static_cast<uint16_t *>(to)[at] = type == KVANT_CUDA_F16
+                                              ? __half_as_ushort(__float2half_rn(x))
+                                              : __bfloat16_as_ushort(__float2bfloat16_rn(x));
 }
 
 template <int P>
-KVANT_INLINE void store_any(void *to, size_t offset, kvant_cuda_type type, int d, int lane, Row<P> &row)
+KVANT_INLINE void store_any(void *to, size_t offset, kvant_cuda_type type, int d, int lane,
+                            Row<P> &row)
 {
-    each_of(row, d, lane, [&](float x, int channel) { store_number(to, offset + channel, type, x); });
+    each_of(row, d, lane,
+            [&](float x, int channel) { store_number(to, offset + channel, type, x); });
 }
 
 /* space: P floats of the warp's. */
@@ -54,8 +60,9 @@ template <int P> KVANT_INLINE void share_row(Row<P> &row, float *space, int lane
 
 /* y = R W x, as transform of rotate.cuh. */
 template <int P>
-KVANT_INLINE void transform_any(Row<P> &row, const kvant_cuda_params &codec, const kvant_cuda_any &any,
-                                const float *weights, float *space, int lane)
+KVANT_INLINE void transform_any(Row<P> &row, const kvant_cuda_params &codec,
+                                const kvant_cuda_any &any, const float *weights, float *space,
+                                int lane)
 {
     const int d = (int)codec.head_dim;
     if (codec.weighting == KVANT_CUDA_WEIGHTING_FULL) {
@@ -77,8 +84,9 @@ KVANT_INLINE void transform_any(Row<P> &row, const kvant_cuda_params &codec, con
 
 /* x = W^-1 R^T y; sums in the order of format.md, "Numbers" */
 template <int P>
-KVANT_INLINE void transform_back_any(Row<P> &row, const kvant_cuda_params &codec, const kvant_cuda_any &any,
-                                     const float *inverse_weights, float *space, int lane)
+KVANT_INLINE void transform_back_any(Row<P> &row, const kvant_cuda_params &codec,
+                                     const kvant_cuda_any &any, const float *inverse_weights,
+                                     float *space, int lane)
 {
     const int d = (int)codec.head_dim;
     if (codec.weighting == KVANT_CUDA_WEIGHTING_FULL) {
@@ -100,7 +108,8 @@ KVANT_INLINE void transform_back_any(Row<P> &row, const kvant_cuda_params &codec
     if (codec.rotation.block)
         rotate_back(row, any.rotation, lane);
     if (codec.weighting == KVANT_CUDA_WEIGHTING_DIAGONAL)
-        each_of(row, d, lane, [&](float &x, int channel) { x = __fmul_rn(x, inverse_weights[channel]); });
+        each_of(row, d, lane,
+                [&](float &x, int channel) { x = __fmul_rn(x, inverse_weights[channel]); });
 }
 
 /* ---- the numbers of pages ---- */
@@ -132,7 +141,8 @@ union AnyBook {
         switch (codec.params.codes) {
         case KVANT_CUDA_CODES_CODEBOOK:
             for (int i = threadIdx.x; i < 1 << codec.params.bits; i += blockDim.x)
-                values[i] = codec.params.kind == KVANT_CUDA_CODEBOOK_WIDE ? codec.wide.values[i] : codec.params.values[i];
+                values[i] = codec.params.kind == KVANT_CUDA_CODEBOOK_WIDE ? codec.wide.values[i]
+                                                                          : codec.params.values[i];
             break;
         case KVANT_CUDA_CODES_TRELLIS:
             for (int i = threadIdx.x; i < KVANT_CUDA_TRELLIS_LEVELS; i += blockDim.x) {
@@ -150,12 +160,13 @@ union AnyBook {
 /* Bytes of a warp's, aligned to 16, in which read_any works; attention has a decoder of its own for uniform codes. */
 __host__ __device__ inline int any_scratch(const kvant_cuda_codec &codec)
 {
-    return (kvant_cuda_is_general(&codec.params) ? 3 * (int)sizeof(float) : 1) * (int)codec.params.head_dim;
+    return (kvant_cuda_is_general(&codec.params) ? 3 * (int)sizeof(float) : 1) *
+           (int)codec.params.head_dim;
 }
 
 /* Not inlined: every other family would pay for its registers. */
-__device__ static __noinline__ void decode_general(const kvant_general *g, const uint8_t *page, int token, float *space,
-                                                   int lane, int kv_head)
+__device__ static __noinline__ void decode_general(const kvant_general *g, const uint8_t *page,
+                                                   int token, float *space, int lane, int kv_head)
 {
     float *a = space + g->head_dim;
     const general_space s{ space, a, a + g->head_dim, reinterpret_cast<uint32_t *>(a), nullptr };
@@ -163,18 +174,20 @@ __device__ static __noinline__ void decode_general(const kvant_general *g, const
 }
 
 template <int P>
-KVANT_INLINE void read_general(Row<P> &row, const kvant_cuda_codec &codec, const uint8_t *page, int token, uint8_t *scratch,
-                               int lane, int kv_head)
+KVANT_INLINE void read_general(Row<P> &row, const kvant_cuda_codec &codec, const uint8_t *page,
+                               int token, uint8_t *scratch, int lane, int kv_head)
 {
     const float *numbers = reinterpret_cast<float *>(scratch);
     decode_general(&codec.general, page, token, reinterpret_cast<float *>(scratch), lane, kv_head);
-    each_of(row, (int)codec.params.head_dim, lane, [&](float &x, int channel) { x = numbers[channel]; });
+    each_of(row, (int)codec.params.head_dim, lane,
+            [&](float &x, int channel) { x = numbers[channel]; });
 }
 
 /* bits: the trellis bits of the row. */
 template <int P>
 KVANT_INLINE void read_trellis(Row<P> &row, const kvant_cuda_codec &codec, const TrellisBook &book,
-                               const uint32_t *words, int token, float scale, uint8_t *bits, int lane)
+                               const uint32_t *words, int token, float scale, uint8_t *bits,
+                               int lane)
 {
     const int d = (int)codec.params.head_dim;
     __syncwarp(); /* the row before has been read */
@@ -193,8 +206,8 @@ KVANT_INLINE void read_trellis(Row<P> &row, const kvant_cuda_codec &codec, const
 /* A token's row as it was encoded, transformed. bits: of the warp's, 12 * head_dim for uniform codes, any_scratch for
  * others. */
 template <int P = MOST_DIM>
-KVANT_INLINE Row<P> read_any(const kvant_cuda_codec &codec, const AnyBook &book, const uint8_t *page, int token,
-                             uint8_t *bits, int lane, int kv_head)
+KVANT_INLINE Row<P> read_any(const kvant_cuda_codec &codec, const AnyBook &book,
+                             const uint8_t *page, int token, uint8_t *bits, int lane, int kv_head)
 {
     const kvant_cuda_params &c = codec.params;
     const int d = (int)c.head_dim;

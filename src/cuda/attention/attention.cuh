@@ -40,7 +40,8 @@ template <class C, int D> constexpr int metadata_bytes()
 /* Pairs that have general kernels alone. Of groups those in use have more: tokens of one role, channels of the other. */
 template <class KC, class VC> __host__ __device__ constexpr bool is_rare()
 {
-    return HAS_ANY_SIZES<KC> || (KC::GROUP != KVANT_CUDA_GROUP_TOKEN && (KC::BITS >= 4 || KC::GROUP == VC::GROUP));
+    return HAS_ANY_SIZES<KC> ||
+           (KC::GROUP != KVANT_CUDA_GROUP_TOKEN && (KC::BITS >= 4 || KC::GROUP == VC::GROUP));
 }
 
 template <class C, int D> __host__ __device__ constexpr int page_code_bytes(bool keys)
@@ -67,20 +68,23 @@ constexpr int LARGE_BYTES = 227 * 1024, SMALL_BYTES = 99 * 1024;
 template <class KC, class VC, int D, bool LARGE, int TILES>
 __host__ __device__ constexpr int warps_for(int slot, int room)
 {
-    constexpr bool GROUPS = KC::GROUP != KVANT_CUDA_GROUP_TOKEN || VC::GROUP != KVANT_CUDA_GROUP_TOKEN;
+    constexpr bool GROUPS =
+        KC::GROUP != KVANT_CUDA_GROUP_TOKEN || VC::GROUP != KVANT_CUDA_GROUP_TOKEN;
     constexpr bool CHUNKS = HAS_CHUNKS<KC> || HAS_CHUNKS<VC>;
     /* registers are what 12 warps have too few of for keys of 4 bits, and 4 warps leave most of the
      * machine idle */
-    constexpr bool EIGHT = TILES > 1 || (GROUPS && is_rare<KC, VC>()) ||
-                           ((HAS_TRELLIS<KC> || HAS_WIDE_BOOK<KC>) &&
-                            (D > 128 || (D == 128 && KC::BITS >= 4)));
-    for (int warps = most_warps<KC>(); CHUNKS && LARGE && TILES == 1 && D <= 128 && warps >= 8; warps -= 4)
+    constexpr bool EIGHT =
+        TILES > 1 || (GROUPS && is_rare<KC, VC>()) ||
+        ((HAS_TRELLIS<KC> || HAS_WIDE_BOOK<KC>) && (D > 128 || (D == 128 && KC::BITS >= 4)));
+    for (int warps = most_warps<KC>(); CHUNKS && LARGE && TILES == 1 && D <= 128 && warps >= 8;
+         warps -= 4)
         if (warps * slot <= room)
             return warps;
-    if (!EIGHT && D <= 128 && !CHUNKS && slot <= (KC::BIASED || VC::BIASED || GROUPS ? 9000 : 7500) &&
-        12 * slot <= room)
+    if (!EIGHT && D <= 128 && !CHUNKS &&
+        slot <= (KC::BIASED || VC::BIASED || GROUPS ? 9000 : 7500) && 12 * slot <= room)
         return 12;
-    const int least = CHUNKS || EIGHT || !LARGE ? room : 152000 / 2; /* without tables two slots a warp pay */
+    const int least =
+        CHUNKS || EIGHT || !LARGE ? room : 152000 / 2; /* without tables two slots a warp pay */
     for (int warps = 8; warps > 1; warps = LARGE ? warps / 2 : warps - 1)
         if (warps * slot <= least)
             return warps;
@@ -89,9 +93,11 @@ __host__ __device__ constexpr int warps_for(int slot, int room)
 
 template <class KC, class VC, int D> __host__ __device__ constexpr int most_tiles()
 {
-    return D <= 128 && KC::GROUP == KVANT_CUDA_GROUP_TOKEN && VC::GROUP == KVANT_CUDA_GROUP_TOKEN && !HAS_ANY_SIZES<KC> ? 2 : 1;
+    return D <= 128 && KC::GROUP == KVANT_CUDA_GROUP_TOKEN && VC::GROUP == KVANT_CUDA_GROUP_TOKEN &&
+                   !HAS_ANY_SIZES<KC>
+               ? 2
+               : 1;
 }
-
 
 /* Threads and memory of a kernel. One block per multiprocessor, because ending a pair costs less
  * with fewer blocks. LARGE shapes have more slots, or 12 warps where pages are so small that
@@ -104,25 +110,31 @@ template <class KC, class VC, int D, bool LARGE, int TILES_> struct Shape {
     /* Two tiles: queries are read from shared memory for every page, which is faster for uniform
      * codes (100 instead of 104 us for int-4 at 8 x 32 x 8 x 128 x 32768) and slower for others. */
     static constexpr bool RELOAD = TILES > 1 && HAS_ZEROS<KC>;
-    static constexpr int K_CODES = page_code_bytes<KC, D>(true), V_CODES = page_code_bytes<VC, D>(false);
-    static constexpr int K_BYTES = K_CODES + metadata_bytes<KC, D>(), V_BYTES = V_CODES + metadata_bytes<VC, D>();
-    static constexpr int SUMS = COLUMNS * (D + 4) * 4; /* a slot also takes the warp's sums when a pair ends */
-    static constexpr int SLOT = ((K_BYTES + V_BYTES > SUMS ? K_BYTES + V_BYTES : SUMS) + 127) / 128 * 128;
+    static constexpr int K_CODES = page_code_bytes<KC, D>(true),
+                         V_CODES = page_code_bytes<VC, D>(false);
+    static constexpr int K_BYTES = K_CODES + metadata_bytes<KC, D>(),
+                         V_BYTES = V_CODES + metadata_bytes<VC, D>();
+    static constexpr int SUMS =
+        COLUMNS * (D + 4) * 4; /* a slot also takes the warp's sums when a pair ends */
+    static constexpr int SLOT =
+        ((K_BYTES + V_BYTES > SUMS ? K_BYTES + V_BYTES : SUMS) + 127) / 128 * 128;
     /* Tables of directions of chunks, or of pairs of levels of a trellis. */
     static constexpr bool ONE_TABLE = one_table<KC, VC>();
     static constexpr int K_TABLE = table_bytes<KC, LARGE, D, TILES>() +
                                    level_bytes<KC>(level_copies<KC, LARGE>()) +
                                    wide_book_bytes<KC>(),
                          V_TABLE = ONE_TABLE ? 0
-                                             : table_bytes<VC, LARGE, D, TILES>() + level_bytes<VC>(level_copies<VC, LARGE>());
+                                             : table_bytes<VC, LARGE, D, TILES>() +
+                                                   level_bytes<VC>(level_copies<VC, LARGE>());
     static constexpr int TABLES = K_TABLE + V_TABLE;
     /* Shared memory that is left for slots. */
-    static constexpr int OTHERS = TABLES + (int)sizeof(Query) + (int)sizeof(WarpResults<12, COLUMNS>) + 1024;
-    static constexpr int ROOM = !LARGE                ? SMALL_BYTES - OTHERS
+    static constexpr int OTHERS =
+        TABLES + (int)sizeof(Query) + (int)sizeof(WarpResults<12, COLUMNS>) + 1024;
+    static constexpr int ROOM = !LARGE                 ? SMALL_BYTES - OTHERS
                                 : TABLES && TILES == 1 ? LARGE_BYTES - OTHERS
                                                        : 217000 - TABLES - (TILES - 1) * 5000;
-    static constexpr int WARPS = warps_for<KC, VC, D, LARGE, TILES>(SLOT, ROOM), FIT = ROOM / (WARPS * SLOT),
-                         STAGES = FIT < 4 ? FIT : 4;
+    static constexpr int WARPS = warps_for<KC, VC, D, LARGE, TILES>(SLOT, ROOM),
+                         FIT = ROOM / (WARPS * SLOT), STAGES = FIT < 4 ? FIT : 4;
     /* With one slot a warp, the next K page comes while the V page is worked on. */
     static constexpr bool SPLIT = STAGES == 1;
 };
@@ -140,7 +152,8 @@ template <class KC, class VC, int D, bool LARGE, int TILES> struct SharedMemory 
 
 /* Outputs of sequences without tokens: nobody else writes them. */
 template <class L>
-static __device__ __noinline__ void clear_empty(const AttentionArgs &p, const L &lengths, int head_dim)
+static __device__ __noinline__ void clear_empty(const AttentionArgs &p, const L &lengths,
+                                                int head_dim)
 {
     const int n_heads = p.kv_heads * p.heads_a_kv, size = p.type == KVANT_CUDA_F32 ? 4 : 2;
     for (int b = blockIdx.x; b < p.batch; b += gridDim.x) {
@@ -160,7 +173,8 @@ static __device__ __noinline__ void clear_empty(const AttentionArgs &p, const L 
 
 /* The warp's sums of a pair, of tile t, into shared memory: rows of D numbers, 4 apart in banks. */
 template <class C, int D>
-KVANT_INLINE void store_sums(const Accumulator<C, D> &sums, float *rows, int t, int n_columns, int lane)
+KVANT_INLINE void store_sums(const Accumulator<C, D> &sums, float *rows, int t, int n_columns,
+                             int lane)
 {
     int row = lane >> 2, column = 8 * t + 2 * (lane & 3);
     unrolled_for (int h = 0; h < 2; h++)
@@ -182,7 +196,8 @@ template <bool GENERAL> struct Stretch {
     Matrices matrices;
 
     /* Of the entries of the table: page i has number i of these. */
-    template <class T> KVANT_INLINE const T *numbers_of(const AttentionArgs &p, const T *numbers) const
+    template <class T>
+    KVANT_INLINE const T *numbers_of(const AttentionArgs &p, const T *numbers) const
     {
         return numbers + pair.b * p.table_stride + skipped / PAGE_TOKENS - first;
     }
@@ -194,7 +209,8 @@ template <bool GENERAL> struct Stretch {
 };
 
 /* Those of a stretch's pages from i on. */
-template <class S> KVANT_INLINE Matrices find_matrices(const AttentionArgs &p, const S &at, int i, int lane)
+template <class S>
+KVANT_INLINE Matrices find_matrices(const AttentionArgs &p, const S &at, int i, int lane)
 {
     if (!p.matrices)
         return Matrices{ 1 };
@@ -208,8 +224,9 @@ template <class S> KVANT_INLINE Matrices find_matrices(const AttentionArgs &p, c
 
 /* The stretch that begins with page i of the line, which lies at the cursor or behind it. */
 template <bool GENERAL, int COLUMNS>
-KVANT_INLINE Stretch<GENERAL> stretch_from(const Lengths<GENERAL, COLUMNS> &lengths, const Piece<GENERAL> &piece,
-                                           Cursor<GENERAL> cursor, int i)
+KVANT_INLINE Stretch<GENERAL> stretch_from(const Lengths<GENERAL, COLUMNS> &lengths,
+                                           const Piece<GENERAL> &piece, Cursor<GENERAL> cursor,
+                                           int i)
 {
     cursor.seek(lengths, i);
     const int head = cursor.head(i), first = cursor.first + head * cursor.pages,
@@ -227,8 +244,10 @@ KVANT_INLINE Stretch<GENERAL> stretch_from(const Lengths<GENERAL, COLUMNS> &leng
 /* Adds the open blocks of a stretch, from page i on; true if the warp took part. They come after the
  * sealed pages, so that the loop over sealed pages holds no call and keeps its operands in registers. */
 template <class C, int D, bool GENERAL, bool MANY, int WARPS, int TILES, class Q>
-KVANT_INLINE bool attend_open_pages(const AttentionArgs &p, const Q &queries, const Stretch<GENERAL> &at, const Seen &seen,
-                                    int i, int warp, int lane, Counted<TILES> &counted, Accumulator<C, D> (&sums)[TILES])
+KVANT_INLINE bool attend_open_pages(const AttentionArgs &p, const Q &queries,
+                                    const Stretch<GENERAL> &at, const Seen &seen, int i, int warp,
+                                    int lane, Counted<TILES> &counted,
+                                    Accumulator<C, D> (&sums)[TILES])
 {
     const int32_t *table = at.numbers_of(p, p.table);
     int turn = at.end - i; /* the warp after the one that had the last sealed page */
@@ -237,10 +256,14 @@ KVANT_INLINE bool attend_open_pages(const AttentionArgs &p, const Q &queries, co
     for (; i < at.end; i += 32) {
         const int entry = i + lane < at.end ? __ldg(table + i + lane) : 0;
 #pragma unroll 1
-        for (uint32_t open = __ballot_sync(FULL, entry < 0 && entry != KVANT_CUDA_NO_BLOCK); open; open &= open - 1) {
+        for (uint32_t open = __ballot_sync(FULL, entry < 0 && entry != KVANT_CUDA_NO_BLOCK); open;
+             open &= open - 1) {
             const int found = __ffs(open) - 1, block = -1 - __shfl_sync(FULL, entry, found),
                       before = PAGE_TOKENS * (i + found - at.first),
-                      next = MANY && p.matrices ? at.matrices.tile_of(__ldg(at.numbers_of(p, p.matrices) + i + found)) : 0;
+                      next =
+                          MANY && p.matrices
+                              ? at.matrices.tile_of(__ldg(at.numbers_of(p, p.matrices) + i + found))
+                              : 0;
             const Q &own = tile_at<D, MANY>(p, queries, next);
 #pragma unroll 1
             for (int first = 0; first < PAGE_TOKENS; first += OPEN_TOKENS, turn++) {
@@ -250,8 +273,9 @@ KVANT_INLINE bool attend_open_pages(const AttentionArgs &p, const Q &queries, co
                 if (MANY && next != counted.tile)
                     counted.change(sums, own, next, lane);
                 unrolled_for (int t = 0; t < TILES; t++)
-                    sums[t] = attend_open_tokens<C, D, GENERAL, MANY>(p, own, seen, t, block, first, at.pair,
-                                                                at.skipped + before, at.tokens - before, lane, sums[t]);
+                    sums[t] = attend_open_tokens<C, D, GENERAL, MANY>(
+                        p, own, seen, t, block, first, at.pair, at.skipped + before,
+                        at.tokens - before, lane, sums[t]);
             }
         }
     }
@@ -259,9 +283,9 @@ KVANT_INLINE bool attend_open_pages(const AttentionArgs &p, const Q &queries, co
 }
 
 template <class KC, class VC>
-using ArgsOf = std::conditional_t<
-    HAS_CHUNKS<KC> || HAS_CHUNKS<VC>, ChunkAttentionArgs,
-    std::conditional_t<HAS_WIDE_BOOK<KC>, WideAttentionArgs, AttentionArgs>>;
+using ArgsOf =
+    std::conditional_t<HAS_CHUNKS<KC> || HAS_CHUNKS<VC>, ChunkAttentionArgs,
+                       std::conditional_t<HAS_WIDE_BOOK<KC>, WideAttentionArgs, AttentionArgs>>;
 
 /* Tables of directions or pairs; the caller synchronises. */
 template <class KC, class VC, int D, bool LARGE, class S>
@@ -292,7 +316,8 @@ KVANT_INLINE auto table_of(const uint8_t *tables, const ArgsOf<KC, VC> &p, int l
         const ChunkSizes &sizes = KEYS ? p.k_sizes : p.v_sizes;
         return C::table(own, sizes, C::template copies_of<LARGE>(sizes), lane);
     } else if constexpr (HAS_CHUNKS<C>)
-        return chunk_table<C, C::template copies<LARGE, D, S::TILES>()>(own, KEYS ? p.k_directions : p.v_directions, lane);
+        return chunk_table<C, C::template copies<LARGE, D, S::TILES>()>(
+            own, KEYS ? p.k_directions : p.v_directions, lane);
     else if constexpr (HAS_WIDE_BOOK<C>)
         return wide_table(own, p.one, lane);
     else if constexpr (HAS_TRELLIS<C>)
@@ -302,7 +327,8 @@ KVANT_INLINE auto table_of(const uint8_t *tables, const ArgsOf<KC, VC> &p, int l
 }
 
 /* Bytes of codes in front of a page's metadata. */
-template <class C, class KC, class VC, int D, bool KEYS> KVANT_INLINE int codes_of(const ArgsOf<KC, VC> &p)
+template <class C, class KC, class VC, int D, bool KEYS>
+KVANT_INLINE int codes_of(const ArgsOf<KC, VC> &p)
 {
     if constexpr (HAS_ANY_SIZES<C>)
         return (KEYS ? p.k_sizes : p.v_sizes).code_bytes;
@@ -319,7 +345,9 @@ KVANT_INLINE int first_new_page(const NewTokens &newest, const L &lengths, const
     for (int i = piece.begin, end; i < piece.end; i = end) {
         cursor.seek(lengths, i);
         const int first = cursor.first + cursor.head(i) * cursor.pages,
-                  page = first + (int)((__ldg(newest.cells + cursor.b) - newest.first - cursor.b * newest.stride) >> 6);
+                  page = first + (int)((__ldg(newest.cells + cursor.b) - newest.first -
+                                        cursor.b * newest.stride) >>
+                                       6);
         end = min(piece.end, first + cursor.pages);
         if (page >= i && page < end && (page - piece.begin) % WARPS == warp)
             return page;
@@ -377,7 +405,8 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
     /* the slots of a warp without pages may take sums of open pages */
     if (feeder.next == piece.begin + warp && (!OPEN || piece.begin + warp < at.end))
         feeder.fill(p, lengths);
-    prepare_tiles<KC, D, MANY>(p, at.pair, at.matrices, at.first_position, shared.queries, rows, warp, lane);
+    prepare_tiles<KC, D, MANY>(p, at.pair, at.matrices, at.first_position, shared.queries, rows,
+                               warp, lane);
     __syncthreads();
     const auto k_table = table_of<KC, KC, VC, D, LARGE, true, S>(shared.tables, p, lane);
     const auto v_table = table_of<VC, KC, VC, D, LARGE, false, S>(shared.tables, p, lane);
@@ -402,7 +431,8 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
             unrolled_for (int t = 0; t < TILES; t++) {
                 if constexpr (!S::RELOAD)
                     load_operands<KC, D>(queries, t, q[t], lane);
-                factors[t] = score_factors<KC, D>(queries, t, lane, p.k_step, p.k_bias, p.k_symmetric, p.k_offset);
+                factors[t] = score_factors<KC, D>(queries, t, lane, p.k_step, p.k_bias,
+                                                  p.k_symmetric, p.k_offset);
             }
             if constexpr (MANY)
                 counted.change(sums, queries, i, lane);
@@ -418,7 +448,8 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
             any = true;
             uint8_t *page = shared.slots[warp][slot];
             const int32_t entry = OPEN ? shared.entries[warp][slot] : 0;
-            const int next = MANY && p.matrices ? at.matrices.tile_of(shared.matrices[warp][slot]) : 0;
+            const int next =
+                MANY && p.matrices ? at.matrices.tile_of(shared.matrices[warp][slot]) : 0;
             if (next != counted.tile)
                 load_tile(tile_at<D, MANY>(p, shared.queries, next), next);
             PageOffsets offsets;
@@ -431,16 +462,20 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
                 float s[TILES][4][4];
                 if constexpr (S::RELOAD)
                     unrolled_for (int t = 0; t < TILES; t++)
-                        load_operands<KC, D>(tile_at<D, MANY>(p, shared.queries, counted.tile), t, q[t], lane);
-                const int k_codes = codes_of<KC, KC, VC, D, true>(p), v_codes = codes_of<VC, KC, VC, D, false>(p);
+                        load_operands<KC, D>(tile_at<D, MANY>(p, shared.queries, counted.tile), t,
+                                             q[t], lane);
+                const int k_codes = codes_of<KC, KC, VC, D, true>(p),
+                          v_codes = codes_of<VC, KC, VC, D, false>(p);
                 if (KC::GROUP != KVANT_CUDA_GROUP_TOKEN && p.k_groups.hybrid) {
                     split_hybrid(page + k_codes, p.k_groups, p.k_offset, lane);
                     feeder.ring.fence_writes();
                 }
-                score_page<KC, D, S::BYTES>(page, k_codes, q, factors, k_table, p.k_symmetric, p.k_offset, p.k_groups,
-                                            lane, s);
+                score_page<KC, D, S::BYTES>(page, k_codes, q, factors, k_table, p.k_symmetric,
+                                            p.k_offset, p.k_groups, lane, s);
                 if constexpr (HAS_OUTLIERS<KC>)
-                    score_outliers<KC, D>(page, p.k_sizes, tile_at<D, MANY>(p, shared.queries, counted.tile), valid, lane, s[0]);
+                    score_outliers<KC, D>(page, p.k_sizes,
+                                          tile_at<D, MANY>(p, shared.queries, counted.tile), valid,
+                                          lane, s[0]);
                 if constexpr (S::SPLIT) {
                     __syncwarp();
                     feeder.fill_keys(p, lengths, mine + S::WARPS < at.end);
@@ -456,7 +491,8 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
                     }
                 if constexpr (S::SPLIT)
                     feeder.ring.wait_values(slot, parity);
-                if (VC::GROUP != KVANT_CUDA_GROUP_TOKEN && (p.v_groups.hybrid || valid < PAGE_TOKENS)) {
+                if (VC::GROUP != KVANT_CUDA_GROUP_TOKEN &&
+                    (p.v_groups.hybrid || valid < PAGE_TOKENS)) {
                     uint8_t *metadata = page + S::K_BYTES + v_codes;
                     if (p.v_groups.hybrid)
                         split_hybrid(metadata, p.v_groups, p.v_offset, lane);
@@ -464,8 +500,8 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
                         clear_scales<VC, D>(metadata, p.v_symmetric, p.v_groups, valid, lane);
                     feeder.ring.fence_writes();
                 }
-                add_page<VC, D>(page + S::K_BYTES, v_codes, v_table, p.v_symmetric, p.v_offset, p.v_groups, lane, valid,
-                                s, sums);
+                add_page<VC, D>(page + S::K_BYTES, v_codes, v_table, p.v_symmetric, p.v_offset,
+                                p.v_groups, lane, valid, s, sums);
                 if constexpr (HAS_OUTLIERS<VC>)
                     add_outliers<VC, D>(page + S::K_BYTES, p.v_sizes, valid, lane, s[0], sums[0]);
             }
@@ -475,23 +511,25 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
                 slot = 0, parity ^= 1;
         }
         if constexpr (OPEN)
-            any |= attend_open_pages<VC, D, GENERAL, MANY, S::WARPS>(p, shared.queries, at, seen, max(piece.begin, at.first), warp,
-                                                               lane, counted, sums);
+            any |= attend_open_pages<VC, D, GENERAL, MANY, S::WARPS>(
+                p, shared.queries, at, seen, max(piece.begin, at.first), warp, lane, counted, sums);
         if constexpr (MANY)
             counted.end(sums);
-        const int used = slot == 0 ? S::STAGES - 1 : slot - 1; /* of the last page: nothing is on its way there */
+        const int used = slot == 0 ? S::STAGES - 1
+                                   : slot - 1; /* of the last page: nothing is on its way there */
         unrolled_for (int t = 0; t < TILES; t++) {
             sums[t].finish(p.v_step, p.v_bias, lane);
             if (any)
-                store_sums<VC, D>(sums[t], reinterpret_cast<float *>(shared.slots[warp][used]), t, at.pair.n_columns,
-                                  lane);
-            shared.results.put(warp, lane, any ? (warp * S::STAGES + used) * (S::SLOT / 4) : -1, t, sums[t].max,
-                               sums[t].sum);
+                store_sums<VC, D>(sums[t], reinterpret_cast<float *>(shared.slots[warp][used]), t,
+                                  at.pair.n_columns, lane);
+            shared.results.put(warp, lane, any ? (warp * S::STAGES + used) * (S::SLOT / 4) : -1, t,
+                               sums[t].max, sums[t].sum);
         }
         __syncthreads();
-        finish_pair<D, GENERAL>(p, shared.results, reinterpret_cast<const float *>(shared.slots), at.pair,
-                                Share{ at.first, at.first + at.cursor.pages, piece.begin, piece.end, piece.size },
-                                warp, lane);
+        finish_pair<D, GENERAL>(
+            p, shared.results, reinterpret_cast<const float *>(shared.slots), at.pair,
+            Share{ at.first, at.first + at.cursor.pages, piece.begin, piece.end, piece.size }, warp,
+            lane);
         if (at.end == piece.end)
             break;
         /* Outputs are the first warps' work, one per column; the last ones prepare what comes next
@@ -500,7 +538,8 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
         if constexpr (MANY)
             at.matrices = find_matrices(p, at, max(piece.begin, at.first), lane);
         rows.load(p, at.pair, at.matrices.first(), S::WARPS - 1 - warp, lane);
-        prepare_tiles<KC, D, MANY>(p, at.pair, at.matrices, at.first_position, shared.queries, rows, S::WARPS - 1 - warp, lane);
+        prepare_tiles<KC, D, MANY>(p, at.pair, at.matrices, at.first_position, shared.queries, rows,
+                                   S::WARPS - 1 - warp, lane);
         __syncthreads();
         feeder.ring.fence_writes();
         __syncwarp();
@@ -530,14 +569,22 @@ __global__ void __launch_bounds__(Shape<KC, VC, D, LARGE, TILES>::WARPS * 32, 1)
 #endif
 }
 
-template <class KC, class VC, int D, bool LARGE, bool OPEN, bool MANY, bool GENERAL, int TILES> AttentionKernel kernel_of()
+template <class KC, class VC, int D, bool LARGE, bool OPEN, bool MANY, bool GENERAL, int TILES>
+AttentionKernel kernel_of()
 {
     using S = Shape<KC, VC, D, LARGE, TILES>;
     constexpr size_t bytes = sizeof(SharedMemory<KC, VC, D, LARGE, TILES>);
     static_assert(bytes <= (LARGE ? LARGE_BYTES : SMALL_BYTES), "a block's memory");
-    return AttentionKernel{ (const void *)attention_kernel<KC, VC, D, LARGE, OPEN, MANY, GENERAL, TILES>, S::WARPS * 32,
-                            (int)bytes, LARGE ? LARGE_BYTES : 0, S::COLUMNS, S::BYTES,
-                            LARGE ? LARGE_PTX : 0, HAS_ANY_SIZES<KC> };
+    return AttentionKernel{
+        (const void *)attention_kernel<KC, VC, D, LARGE, OPEN, MANY, GENERAL, TILES>,
+        S::WARPS * 32,
+        (int)bytes,
+        LARGE ? LARGE_BYTES : 0,
+        S::COLUMNS,
+        S::BYTES,
+        LARGE ? LARGE_PTX : 0,
+        HAS_ANY_SIZES<KC>
+    };
 }
 
 /* In large shapes, one query token without masks has kernels of its own: general kernels are up to
@@ -553,13 +600,16 @@ template <class KC, class VC, int D> AttentionKernel kernel_for(KernelChoice cho
                                 : kernel_of<KC, VC, D, false, true, true, true, 2>();
         return AttentionKernel{};
     }
-    if constexpr (!RARE && std::is_same<KC, VC>::value && KC::GROUP == KVANT_CUDA_GROUP_TOKEN && memory_of<KC>() <= 8)
+    if constexpr (!RARE && std::is_same<KC, VC>::value && KC::GROUP == KVANT_CUDA_GROUP_TOKEN &&
+                  memory_of<KC>() <= 8)
         if (choice.large && !choice.general && !choice.many && !choice.open)
             return kernel_of<KC, VC, D, true, false, false, false, 1>();
     if constexpr (!RARE)
         if (choice.large && !choice.general)
-            return choice.many ? kernel_of<KC, VC, D, true, true, true, false, 1>() : kernel_of<KC, VC, D, true, true, false, false, 1>();
-    return choice.large ? kernel_of<KC, VC, D, true, true, true, true, 1>() : kernel_of<KC, VC, D, false, true, true, true, 1>();
+            return choice.many ? kernel_of<KC, VC, D, true, true, true, false, 1>()
+                               : kernel_of<KC, VC, D, true, true, false, false, 1>();
+    return choice.large ? kernel_of<KC, VC, D, true, true, true, true, 1>()
+                        : kernel_of<KC, VC, D, false, true, true, true, 1>();
 }
 
 } // namespace kvant

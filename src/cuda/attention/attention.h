@@ -53,7 +53,8 @@ struct NewTokens {
 struct AttentionArgs {
     const int32_t *lengths;
     int batch, max_tokens;
-    int kv_heads, groups; /* groups of query heads per kv head, when every sequence has one query token */
+    int kv_heads,
+        groups; /* groups of query heads per kv head, when every sequence has one query token */
     const int32_t *table;
     size_t table_stride;
     PageSource k, v;   /* blocks that the table numbers 0 and up */
@@ -66,7 +67,7 @@ struct AttentionArgs {
     size_t out_batch_stride, out_head_stride;
     float *lse;
     const float *v_center, *k_scale, *v_scale;
-    const float *k_center;   /* as in cuda.h, like the next five */
+    const float *k_center; /* as in cuda.h, like the next five */
     const float *page_offsets;
     /* If turning.start is not NULL, page_offsets has no numbers yet: kernels that are not general
      * compute them from this. */
@@ -80,18 +81,19 @@ struct AttentionArgs {
     float scale_log2; /* scale * log2(e) */
     uint32_t *counters;
     float *partials;
-    uint8_t *further_tiles; /* of queries (further_tiles.cuh): MOST_MATRICES - 1 for each thread block */
+    uint8_t *
+        further_tiles; /* of queries (further_tiles.cuh): MOST_MATRICES - 1 for each thread block */
     kvant_cuda_rotation k_rotation, v_rotation;
     uint32_t k_bytes[KVANT_CUDA_TABLE_WORDS],
         v_bytes[KVANT_CUDA_TABLE_WORDS]; /* codebooks, magnitudes of a trellis */
     int table_ready;                     /* as in cuda.h */
     NewTokens newest;
-    uint32_t one;                        /* 1, unknown to the compiler (dequant.cuh) */
+    uint32_t one; /* 1, unknown to the compiler (dequant.cuh) */
     float k_step, v_step, k_bias, v_bias;
     int k_symmetric, v_symmetric;
-    float k_offset, v_offset;    /* uniform codes: number = scale * (code + offset) when symmetric */
+    float k_offset, v_offset; /* uniform codes: number = scale * (code + offset) when symmetric */
     GroupPlaces k_groups, v_groups; /* of uniform codes with groups */
-    PageSource k_open, v_open; /* block i of these is -1 - i in the table */
+    PageSource k_open, v_open;      /* block i of these is -1 - i in the table */
 
     /* Only general kernels read these. */
     int query_tokens;            /* per sequence, at most */
@@ -138,10 +140,10 @@ struct AttentionKernel {
     const void *kernel;
     int threads, shared_bytes;
     int shared_least; /* a device whose blocks have less shared memory may lack the kernel's body */
-    int columns;     /* query rows per pass over the pages */
-    bool byte_keys;  /* codebook keys are multiplied as signed bytes */
-    int ptx_least;   /* code made from older PTX has no body */
-    bool any_sizes;  /* reads ChunkSizes */
+    int columns;      /* query rows per pass over the pages */
+    bool byte_keys;   /* codebook keys are multiplied as signed bytes */
+    int ptx_least;    /* code made from older PTX has no body */
+    bool any_sizes;   /* reads ChunkSizes */
 };
 
 /* large: up to 227 KB of shared memory per block, for compute_90 and later; otherwise at most 99

@@ -16,7 +16,8 @@ template <int WARPS, int COLUMNS> struct WarpResults {
     float max[WARPS][COLUMNS], sum[WARPS][COLUMNS];
 
     /* Of tile t. */
-    KVANT_INLINE void put(int warp, int lane, int rows_at, int t, const float (&m)[2], const float (&s)[2])
+    KVANT_INLINE void put(int warp, int lane, int rows_at, int t, const float (&m)[2],
+                          const float (&s)[2])
     {
         if (lane == 0)
             at[warp] = rows_at;
@@ -34,9 +35,11 @@ template <int D> struct HeadSum {
 /* Sum over the block's warps of column n; the lane's channels. Weights are worked out a warp a
  * lane, so that what follows is one round of independent loads. */
 template <int D, int WARPS, int COLUMNS>
-KVANT_INLINE HeadSum<D> add_warps(const WarpResults<WARPS, COLUMNS> &results, const float *slots, int n, int lane)
+KVANT_INLINE HeadSum<D> add_warps(const WarpResults<WARPS, COLUMNS> &results, const float *slots,
+                                  int n, int lane)
 {
-    constexpr int SPAN = WARPS > 8 ? 16 : 8; /* lanes that add up; the others do the same, for all need the sum */
+    constexpr int SPAN =
+        WARPS > 8 ? 16 : 8; /* lanes that add up; the others do the same, for all need the sum */
     static_assert(WARPS <= SPAN, "a warp a lane");
     const int one = min(lane % SPAN, WARPS - 1);
     const bool any = lane % SPAN < WARPS && results.at[one] >= 0;
@@ -68,7 +71,8 @@ struct SoftmaxEnd {
 };
 
 /* A sink is one more logit, of a token whose value is 0. */
-template <bool GENERAL> KVANT_INLINE SoftmaxEnd end_of(const AttentionArgs &p, int head, float max, float sum)
+template <bool GENERAL>
+KVANT_INLINE SoftmaxEnd end_of(const AttentionArgs &p, int head, float max, float sum)
 {
     const bool sees = sum > 0;
     float all = sum, shrink = 1;
@@ -81,13 +85,14 @@ template <bool GENERAL> KVANT_INLINE SoftmaxEnd end_of(const AttentionArgs &p, i
     }
     const float inverse = sees ? 1 / all : 0;
     return SoftmaxEnd{ shrink * inverse, GENERAL || !sees ? sum * inverse : 1,
-                       sees                    ? (max + log2f(all)) * 0.69314718055994531f
+                       sees                 ? (max + log2f(all)) * 0.69314718055994531f
                        : GENERAL && p.sinks ? p.sinks[head]
-                                               : -INFINITY };
+                                            : -INFINITY };
 }
 
 template <bool GENERAL, int D>
-KVANT_INLINE void write_output(const AttentionArgs &p, const Pair &pair, int n, HeadSum<D> &total, int lane)
+KVANT_INLINE void write_output(const AttentionArgs &p, const Pair &pair, int n, HeadSum<D> &total,
+                               int lane)
 {
     const Column column = column_of<GENERAL>(p, pair, n);
     const QueryRow row = GENERAL ? query_row(p, pair.b, column.token)
@@ -96,9 +101,12 @@ KVANT_INLINE void write_output(const AttentionArgs &p, const Pair &pair, int n, 
     total.row.each(lane, [&](float &x, int) { x *= end.factor; });
     rotate_back(total.row, p.v_rotation, lane);
     if (p.v_scale)
-        total.row.each(lane, [&](float &x, int channel) { x *= p.v_scale[pair.kv_head * D + channel]; });
+        total.row.each(lane,
+                       [&](float &x, int channel) { x *= p.v_scale[pair.kv_head * D + channel]; });
     if (p.v_center)
-        total.row.each(lane, [&](float &x, int channel) { x += end.share * p.v_center[pair.kv_head * D + channel]; });
+        total.row.each(lane, [&](float &x, int channel) {
+            x += end.share * p.v_center[pair.kv_head * D + channel];
+        });
     store_row(p.out, row.out + column.head * p.out_head_stride, p.type, lane, total.row);
     if (p.lse && lane == 0)
         p.lse[row.row * p.kv_heads * p.heads_a_kv + column.head] = end.lse;
@@ -131,7 +139,8 @@ template <int D> KVANT_INLINE float *partial_scalars(const AttentionArgs &p, int
 }
 
 template <int D>
-KVANT_INLINE void write_partial(const AttentionArgs &p, int index, int n, const HeadSum<D> &total, int lane)
+KVANT_INLINE void write_partial(const AttentionArgs &p, int index, int n, const HeadSum<D> &total,
+                                int lane)
 {
     float *row = partial_row<D>(p, index, n, lane);
     unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
@@ -165,7 +174,8 @@ constexpr int ROWS_AT_ONCE = 16; /* of partial results */
 
 /* Maximum and sum of the lane's block. */
 template <int D>
-KVANT_INLINE float2 load_scalars(const AttentionArgs &p, const Share &share, int blocks, int n, int i)
+KVANT_INLINE float2 load_scalars(const AttentionArgs &p, const Share &share, int blocks, int n,
+                                 int i)
 {
     const float *at = partial_scalars<D>(p, share.partial(i), n);
     return i < blocks ? __ldcg(reinterpret_cast<const float2 *>(at)) : make_float2(NEVER, 0);
@@ -190,7 +200,8 @@ KVANT_INLINE HeadSum<D> add_blocks(const AttentionArgs &p, const Share &share, i
 #pragma unroll 1
     for (int from = 0; from < blocks; from += ROWS_AT_ONCE) {
         Row<D> rows[ROWS_AT_ONCE];
-        unrolled_for (int k = 0; k < ROWS_AT_ONCE; k++) { /* beyond the last block: its row, with weight 0 */
+        unrolled_for (int k = 0; k < ROWS_AT_ONCE;
+                      k++) { /* beyond the last block: its row, with weight 0 */
             const int i = min(from + k, blocks - 1);
             const float *row = k == 0 && from == 0 ? first + STRIDE / 2 : first + i * STRIDE;
             rows[k] = load_partial<D>(row);
@@ -220,10 +231,11 @@ KVANT_INLINE HeadSum<D> add_blocks(const AttentionArgs &p, const Share &share, i
  * do so. One lane's release and acquire do for the warp: they cover what the barriers beside them
  * order. The counter wraps to 0 at the last block, so that it is ready for the next call. */
 template <int D>
-KVANT_INLINE bool leave_partial(const AttentionArgs &p, const Share &share, int n, const HeadSum<D> &total,
-                                int lane)
+KVANT_INLINE bool leave_partial(const AttentionArgs &p, const Share &share, int n,
+                                const HeadSum<D> &total, int lane)
 {
-    write_partial<D>(p, share.begin > share.first ? 2 * blockIdx.x : 2 * blockIdx.x + 1, n, total, lane);
+    write_partial<D>(p, share.begin > share.first ? 2 * blockIdx.x : 2 * blockIdx.x + 1, n, total,
+                     lane);
     const uint32_t last = share.n_blocks() - 1;
     uint32_t before = 0;
     __syncwarp();
@@ -236,7 +248,8 @@ KVANT_INLINE bool leave_partial(const AttentionArgs &p, const Share &share, int 
 /* Called by the whole block once the warps' sums of the pair are in shared memory. */
 template <int D, bool GENERAL, int WARPS, int COLUMNS>
 KVANT_INLINE void finish_pair(const AttentionArgs &p, const WarpResults<WARPS, COLUMNS> &results,
-                              const float *slots, const Pair &pair, const Share &share, int warp, int lane)
+                              const float *slots, const Pair &pair, const Share &share, int warp,
+                              int lane)
 {
     const bool whole = share.whole();
 #pragma unroll 1

@@ -86,7 +86,8 @@ template <Order ORDER, int TILES> KVANT_INLINE void reorder(uint32_t (&b)[TILES]
         }
 }
 
-template <kvant_cuda_kind KIND_, int BITS_, int TILES_, int ROW8_, Order ORDER_ = Order::COLUMNS, bool BIASED_ = false>
+template <kvant_cuda_kind KIND_, int BITS_, int TILES_, int ROW8_, Order ORDER_ = Order::COLUMNS,
+          bool BIASED_ = false>
 struct Kind {
     static constexpr kvant_cuda_kind KIND = KIND_;
     static constexpr kvant_cuda_grouping GROUP = KVANT_CUDA_GROUP_TOKEN;
@@ -102,9 +103,9 @@ template <class C, kvant_cuda_kind KIND_, kvant_cuda_grouping GROUP_> struct Gro
     static constexpr kvant_cuda_grouping GROUP = GROUP_;
 };
 
-
 struct Uniform2 : Kind<KVANT_CUDA_UNIFORM2, 2, 2, 4> {
-    __device__ static void unpack(const uint32_t (&w)[3], const Bytes &table, uint32_t (&a)[TILES][4])
+    __device__ static void unpack(const uint32_t (&w)[3], const Bytes &table,
+                                  uint32_t (&a)[TILES][4])
     {
         const uint32_t x[4] = { w[0], shift_by(w[0], table.shift4), shift_by(w[0], table.shift8),
                                 shift_by(w[0], table.shift12) };
@@ -118,13 +119,16 @@ struct Uniform2 : Kind<KVANT_CUDA_UNIFORM2, 2, 2, 4> {
 struct Uniform3 : Kind<KVANT_CUDA_UNIFORM3, 3, 4, 4> {
     /* w[0], w[1]: the 2-bit plane of column tiles 0, 1 and 2, 3; w[2]: the 1-bit plane of all
      * four. */
-    __device__ static void unpack(const uint32_t (&w)[3], const Bytes &table, uint32_t (&a)[TILES][4])
+    __device__ static void unpack(const uint32_t (&w)[3], const Bytes &table,
+                                  uint32_t (&a)[TILES][4])
     {
         const uint32_t powers[4] = { 0, table.shift4, table.shift8, table.shift12 };
-        unrolled_for (int i = 0; i < 8; i++) { /* half a tile: bits 2 i and 2 i + 1 of the upper plane */
+        unrolled_for (int i = 0; i < 8;
+                      i++) { /* half a tile: bits 2 i and 2 i + 1 of the upper plane */
             const uint32_t low = i % 4 ? shift_by(w[i / 4], powers[i % 4]) : w[i / 4],
                            top = 2 * i < 2 ? w[2] << 2 : w[2] >> (2 * i - 2);
-            const uint32_t row0 = bit_select<0x00030003u>(low, top), row8 = bit_select<0x000c000cu>(low, top << 1);
+            const uint32_t row0 = bit_select<0x00030003u>(low, top),
+                           row8 = bit_select<0x000c000cu>(low, top << 1);
             a[i / 2][2 * (i % 2)] = row0 & 0x00070007u;
             a[i / 2][2 * (i % 2) + 1] = row8 & 0x001c001cu;
         }
@@ -132,15 +136,18 @@ struct Uniform3 : Kind<KVANT_CUDA_UNIFORM3, 3, 4, 4> {
 };
 
 /* Scales of 32 channels, or more, of a token: values of KIVI, keys of InnerQ. */
-using Uniform2Channels32 = Grouped<Uniform2, KVANT_CUDA_UNIFORM2_CHANNELS32, KVANT_CUDA_GROUP_CHANNELS>;
-using Uniform3Channels32 = Grouped<Uniform3, KVANT_CUDA_UNIFORM3_CHANNELS32, KVANT_CUDA_GROUP_CHANNELS>;
+using Uniform2Channels32 =
+    Grouped<Uniform2, KVANT_CUDA_UNIFORM2_CHANNELS32, KVANT_CUDA_GROUP_CHANNELS>;
+using Uniform3Channels32 =
+    Grouped<Uniform3, KVANT_CUDA_UNIFORM3_CHANNELS32, KVANT_CUDA_GROUP_CHANNELS>;
 
 /* Scales of 32 tokens, or 64, of a channel: keys of KIVI, values of InnerQ. */
 using Uniform2Tokens32 = Grouped<Uniform2, KVANT_CUDA_UNIFORM2_TOKENS32, KVANT_CUDA_GROUP_TOKENS>;
 using Uniform3Tokens32 = Grouped<Uniform3, KVANT_CUDA_UNIFORM3_TOKENS32, KVANT_CUDA_GROUP_TOKENS>;
 
 struct Uniform4 : Kind<KVANT_CUDA_UNIFORM4, 4, 1, 16> {
-    __device__ static void unpack(const uint32_t (&w)[3], const Bytes &table, uint32_t (&a)[TILES][4])
+    __device__ static void unpack(const uint32_t (&w)[3], const Bytes &table,
+                                  uint32_t (&a)[TILES][4])
     {
         uint32_t high = shift_by(w[0], table.shift8);
         a[0][0] = w[0] & 0x000f000fu;
@@ -162,7 +169,8 @@ template <class C, int D> __host__ __device__ constexpr int group_step()
 }
 
 struct Uniform8 : Kind<KVANT_CUDA_UNIFORM8, 8, 1, 1> {
-    __device__ static void unpack(const uint32_t (&w)[3], const Bytes &table, uint32_t (&a)[TILES][4])
+    __device__ static void unpack(const uint32_t (&w)[3], const Bytes &table,
+                                  uint32_t (&a)[TILES][4])
     {
         uint32_t rows0 = bit_select<0x0f0f0f0fu>(w[0], w[1] << 4),
                  rows8 = bit_select<0x0f0f0f0fu>(shift_by(w[0], table.shift4), w[1]);
@@ -178,12 +186,14 @@ struct Codebook4 : Kind<KVANT_CUDA_CODEBOOK4, 4, 1, 1, Order::COLUMNS_AND_8, tru
      * instead. All bytes are below 128, so with the fourth bit set the answer is 0, and the
      * exclusive or of a look-up in each half of the table, the fourth bit inverted for the upper
      * one, is a look-up among 16. */
-    __device__ static void unpack(const uint32_t (&w)[3], const Bytes &table, uint32_t (&a)[TILES][4])
+    __device__ static void unpack(const uint32_t (&w)[3], const Bytes &table,
+                                  uint32_t (&a)[TILES][4])
     {
         const uint32_t x = w[0] ^ 0x88888888u;
         const uint32_t far = shift_by(w[0], table.shift16), far_x = shift_by(x, table.shift16);
         uint32_t low0 = prmt(table.t[0], table.t[1], w[0]), low1 = prmt(table.t[2], table.t[3], x);
-        uint32_t high0 = prmt(table.t[0], table.t[1], far), high1 = prmt(table.t[2], table.t[3], far_x);
+        uint32_t high0 = prmt(table.t[0], table.t[1], far),
+                 high1 = prmt(table.t[2], table.t[3], far_x);
         widen(low0 ^ low1, table, a[0][0], a[0][1]);
         widen(high0 ^ high1, table, a[0][2], a[0][3]);
     }
@@ -203,7 +213,8 @@ struct Codebook4 : Kind<KVANT_CUDA_CODEBOOK4, 4, 1, 1, Order::COLUMNS_AND_8, tru
 
 /* even and odd: nibbles whose low bits are the codes of rows r and r + 8, in both column tiles of
  * the word */
-KVANT_INLINE void look_up8(uint32_t even, uint32_t odd, const Bytes &table, uint32_t (&a0)[4], uint32_t (&a1)[4])
+KVANT_INLINE void look_up8(uint32_t even, uint32_t odd, const Bytes &table, uint32_t (&a0)[4],
+                           uint32_t (&a1)[4])
 {
     widen(prmt(table.t[0], table.t[1], even), table, a0[0], a0[2]);
     widen(prmt(table.t[0], table.t[1], shift_by(even, table.shift16)), table, a1[0], a1[2]);
@@ -221,7 +232,8 @@ KVANT_INLINE void look_up_bytes(uint32_t even, uint32_t odd, const Bytes &table,
 }
 
 struct Codebook2 : Kind<KVANT_CUDA_CODEBOOK2, 2, 2, 1, Order::TILES, true> {
-    __device__ static void unpack(const uint32_t (&w)[3], const Bytes &table, uint32_t (&a)[TILES][4])
+    __device__ static void unpack(const uint32_t (&w)[3], const Bytes &table,
+                                  uint32_t (&a)[TILES][4])
     {
         uint32_t even, odd;
         split_fields(w[0], table, even, odd);
@@ -241,12 +253,14 @@ struct Codebook3 : Kind<KVANT_CUDA_CODEBOOK3, 3, 4, 1, Order::TILES, true> {
      * Codebook4. */
     __device__ static uint32_t spread(uint32_t nibbles)
     {
-        return prmt(0x05040100u, 0x15141110u, nibbles) ^ prmt(0x45444140u, 0x55545150u, nibbles ^ 0x8888u);
+        return prmt(0x05040100u, 0x15141110u, nibbles) ^
+               prmt(0x45444140u, 0x55545150u, nibbles ^ 0x8888u);
     }
 
     /* Even and odd fields of tiles 2 pair and 2 pair + 1 as nibbles: their 2 bits from low, the
      * third from top. */
-    __device__ static void join(uint32_t low, uint32_t top, const Bytes &table, uint32_t &even, uint32_t &odd)
+    __device__ static void join(uint32_t low, uint32_t top, const Bytes &table, uint32_t &even,
+                                uint32_t &odd)
     {
         even = bit_select<0x33333333u>(low, top << 2);
         odd = bit_select<0x33333333u>(shift_by(low, table.shift2), top);
@@ -262,7 +276,8 @@ struct Codebook3 : Kind<KVANT_CUDA_CODEBOOK3, 3, 4, 1, Order::TILES, true> {
 
     /* w[0], w[1]: the 2-bit plane of column tiles 0, 1 and 2, 3; w[2]: the 1-bit plane of all
      * four. */
-    __device__ static void unpack(const uint32_t (&w)[3], const Bytes &table, uint32_t (&a)[TILES][4])
+    __device__ static void unpack(const uint32_t (&w)[3], const Bytes &table,
+                                  uint32_t (&a)[TILES][4])
     {
         uint32_t top[2], even, odd;
         spread_top(w[2], table, top);
@@ -272,7 +287,8 @@ struct Codebook3 : Kind<KVANT_CUDA_CODEBOOK3, 3, 4, 1, Order::TILES, true> {
         }
     }
 
-    __device__ static void unpack_bytes(const uint32_t (&w)[3], const Bytes &table, uint32_t (&a)[2][4])
+    __device__ static void unpack_bytes(const uint32_t (&w)[3], const Bytes &table,
+                                        uint32_t (&a)[2][4])
     {
         uint32_t top[2], even, odd;
         spread_top(w[2], table, top);
@@ -299,7 +315,8 @@ template <int R> KVANT_INLINE void load_words(const uint32_t *from, uint32_t (&t
 /* Words of column step `step` for the R row tiles of group g: w[i] holds the words that unpack
  * needs for tile i. */
 template <class C, int R, int COLUMN_TILES>
-KVANT_INLINE void load_step(const uint32_t *plane, int g, int step, int lane, int plane_words, uint32_t (&w)[R][3])
+KVANT_INLINE void load_step(const uint32_t *plane, int g, int step, int lane, int plane_words,
+                            uint32_t (&w)[R][3])
 {
     constexpr int UNITS2 = (COLUMN_TILES + 1) / 2, UNITS1 = (COLUMN_TILES + 3) / 4;
     uint32_t x[R];
@@ -388,12 +405,14 @@ template <class C, int ROW_TILES, int COLUMN_TILES, class F>
 KVANT_INLINE void for_each_tile(const uint8_t *page, int lane, const Bytes &table, F &&use)
 {
     /* words of the first plane, where a second one starts */
-    constexpr int FIRST = C::BITS == 3 ? (COLUMN_TILES + 1) / 2 * 32 * ROW_TILES : COLUMN_TILES * 32 * ROW_TILES;
+    constexpr int FIRST =
+        C::BITS == 3 ? (COLUMN_TILES + 1) / 2 * 32 * ROW_TILES : COLUMN_TILES * 32 * ROW_TILES;
     const uint32_t *plane = reinterpret_cast<const uint32_t *>(page);
     unrolled_for (int g = 0; g < ROW_TILES / 4; g++)
         for_each_tile_of_group<C, 4, COLUMN_TILES>(plane, g, lane, FIRST, table, use);
     if constexpr (ROW_TILES % 4 != 0)
-        for_each_tile_of_group<C, ROW_TILES % 4, COLUMN_TILES>(plane, ROW_TILES / 4, lane, FIRST, table, use);
+        for_each_tile_of_group<C, ROW_TILES % 4, COLUMN_TILES>(plane, ROW_TILES / 4, lane, FIRST,
+                                                               table, use);
 }
 
 } // namespace kvant

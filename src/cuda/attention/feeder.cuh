@@ -14,17 +14,19 @@ namespace kvant
 constexpr int ASKED_AHEAD = 2; /* pages of a warp */
 
 /* L: Lengths. MANY: keys may have several matrices. */
-template <class L, bool GENERAL, bool MANY, int WARPS, int STAGES, int SLOT, int V_OFFSET, bool SPLIT> struct Feeder {
+template <class L, bool GENERAL, bool MANY, int WARPS, int STAGES, int SLOT, int V_OFFSET,
+          bool SPLIT>
+struct Feeder {
     Ring<STAGES, SLOT, V_OFFSET, SPLIT> ring;
     Cursor<GENERAL> cursor; /* the lane's own */
-    int next, end; /* pages of the line: the next to fetch, the end of the piece */
+    int next, end;          /* pages of the line: the next to fetch, the end of the piece */
     /* The lane's, of a page of the batch: the table's entry, where its pages lie. */
     int32_t entry;
     int matrix;
     const uint8_t *k, *v;
     int kv_head, in_batch, slot;
-    bool keys_there;  /* SPLIT: of the next page to fetch */
-    int32_t *entries; /* shared: the table's entry of the page in each slot */
+    bool keys_there;   /* SPLIT: of the next page to fetch */
+    int32_t *entries;  /* shared: the table's entry of the page in each slot */
     uint8_t *matrices; /* likewise */
 
     KVANT_INLINE void look_up(const AttentionArgs &p, const L &lengths)
@@ -36,7 +38,8 @@ template <class L, bool GENERAL, bool MANY, int WARPS, int STAGES, int SLOT, int
         cursor.seek(lengths, i);
         const int h = cursor.head(i);
         const int groups = lengths.groups(cursor.b);
-        const size_t at = cursor.b * p.table_stride + lengths.first_page(cursor.b) + (i - cursor.first - h * cursor.pages);
+        const size_t at = cursor.b * p.table_stride + lengths.first_page(cursor.b) +
+                          (i - cursor.first - h * cursor.pages);
         entry = __ldg(p.table + at);
         if (MANY && p.matrices)
             matrix = __ldg(p.matrices + at);
@@ -68,8 +71,8 @@ template <class L, bool GENERAL, bool MANY, int WARPS, int STAGES, int SLOT, int
         v = of_v.base + (size_t)(uint32_t)block * of_v.block_stride + head * of_v.head_stride;
     }
 
-    KVANT_INLINE void start(const AttentionArgs &p, const L &lengths, const Piece<GENERAL> &piece, int warp,
-                            int32_t *entries_, uint8_t *matrices_)
+    KVANT_INLINE void start(const AttentionArgs &p, const L &lengths, const Piece<GENERAL> &piece,
+                            int warp, int32_t *entries_, uint8_t *matrices_)
     {
         entries = entries_, matrices = matrices_;
         cursor = piece.cursor;
@@ -133,7 +136,8 @@ template <class L, bool GENERAL, bool MANY, int WARPS, int STAGES, int SLOT, int
             if (MANY)
                 matrices[slot] = (uint8_t)matrix;
         }
-        if (__any_sync(FULL, ring.lane == in_batch && entry < 0)) /* read where it lies (open.cuh) */
+        if (__any_sync(FULL,
+                       ring.lane == in_batch && entry < 0)) /* read where it lies (open.cuh) */
             ring.fill_none(slot, of_batch(k), of_batch(v), p.k_open.bytes);
         else if (SPLIT && keys_there)
             fill_values(p);

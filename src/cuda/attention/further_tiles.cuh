@@ -14,11 +14,14 @@ namespace kvant
 template <int D, class Q> KVANT_INLINE Q &further_tile(const AttentionArgs &p, int i)
 {
     static_assert(sizeof(Q) <= query_tile_bytes(D), "their room");
-    return *reinterpret_cast<Q *>(p.further_tiles + (blockIdx.x * (KVANT_CUDA_MOST_MATRICES - 1) + i - 1) * query_tile_bytes(D));
+    return *reinterpret_cast<Q *>(p.further_tiles +
+                                  (blockIdx.x * (KVANT_CUDA_MOST_MATRICES - 1) + i - 1) *
+                                      query_tile_bytes(D));
 }
 
 /* Tile i. */
-template <int D, bool MANY, class Q> KVANT_INLINE const Q &tile_at(const AttentionArgs &p, const Q &first, int i)
+template <int D, bool MANY, class Q>
+KVANT_INLINE const Q &tile_at(const AttentionArgs &p, const Q &first, int i)
 {
     return !MANY || i == 0 ? first : further_tile<D, Q>(p, i);
 }
@@ -35,7 +38,8 @@ template <int TILES> struct Counted {
             bias[t][0] = bias[t][1] = 0;
     }
     /* Scores of tile i from here on. */
-    template <class A, class Q> KVANT_INLINE void change(A (&sums)[TILES], const Q &queries, int i, int lane)
+    template <class A, class Q>
+    KVANT_INLINE void change(A (&sums)[TILES], const Q &queries, int i, int lane)
     {
         tile = i;
         unrolled_for (int t = 0; t < TILES; t++)
@@ -76,8 +80,8 @@ struct PageOffsets {
         unrolled_for (int i = 0; i < N; i++) {
             const int at = lane + 32 * i;
             const bool there = D / 2 % 32 == 0 || at < D / 2;
-            channels[i] = __ldg(reinterpret_cast<const ushort2 *>(p.turning.pairs) +
-                                (there ? at : 0));
+            channels[i] =
+                __ldg(reinterpret_cast<const ushort2 *>(p.turning.pairs) + (there ? at : 0));
             const float cosine = there ? load_here(phase + at) : 0,
                         sine = there ? load_here(phase + D / 2 + at) : 0,
                         a = load_here(start + channels[i].x), b = load_here(start + channels[i].y);
@@ -88,7 +92,8 @@ struct PageOffsets {
 #pragma unroll 1
         for (int j = 0; j < 2 && 4 * j < columns; j++) {
             float near[4][N], far[4][N], sums[4], own[2];
-            unrolled_for (int n = 0; n < 4; n++) { /* no branches: loads are on their way together */
+            unrolled_for (int n = 0; n < 4;
+                          n++) { /* no branches: loads are on their way together */
                 const float *row = q + (size_t)(uint32_t)min(4 * j + n, columns - 1) * stride;
                 unrolled_for (int i = 0; i < N; i++)
                     near[n][i] = load_here(row + channels[i].x),
@@ -150,8 +155,8 @@ struct PageOffsets {
 /* Fills the tiles of a stretch's queries, whose first one's rows were loaded; the same code for all of them, as
  * instructions come from memory, too. The caller synchronises before and after. */
 template <class C, int D, bool MANY, class R, class Q>
-KVANT_INLINE void prepare_tiles(const AttentionArgs &p, const Pair &pair, const Matrices &matrices, int first_position, Q &first,
-                                R &rows, int warp, int lane)
+KVANT_INLINE void prepare_tiles(const AttentionArgs &p, const Pair &pair, const Matrices &matrices,
+                                int first_position, Q &first, R &rows, int warp, int lane)
 {
     Q *queries = &first;
     uint32_t rest = MANY ? matrices.used & (matrices.used - 1) : 0;

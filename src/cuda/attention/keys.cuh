@@ -32,7 +32,8 @@ template <class C, bool BYTES> KVANT_INLINE constexpr float code_unit()
 
 /* Sums of the query over groups of channels as an operand whose rows are groups: rounded ones, and
  * 4 or 8 rows behind them what they lost. */
-template <int GROUPS, class Q> KVANT_INLINE void load_group_sums(const Q &tile, float times, int lane, uint32_t (&b)[2])
+template <int GROUPS, class Q>
+KVANT_INLINE void load_group_sums(const Q &tile, float times, int lane, uint32_t (&b)[2])
 {
     constexpr int LOST = GROUPS <= 4 ? 4 : 8;
     float x[2];
@@ -49,19 +50,24 @@ template <int GROUPS, class Q> KVANT_INLINE void load_group_sums(const Q &tile, 
 
 /* Of columns 8 t to 8 t + 7. */
 template <class C, int D, class Q>
-KVANT_INLINE ScoreFactors<C, D> score_factors(const Q &tile, int t, int lane, float step, float bias, int symmetric,
-                                              float offset)
+KVANT_INLINE ScoreFactors<C, D> score_factors(const Q &tile, int t, int lane, float step,
+                                              float bias, int symmetric, float offset)
 {
     ScoreFactors<C, D> f;
     unrolled_for (int h = 0; h < 2; h++) {
         const int column = 8 * t + 2 * (lane & 3) + h;
-        float x = tile.factor[column] * (Q::BYTES ? step * (1 / FIXED_ONE) : C::BIASED || HAS_TRELLIS<C> ? step : 1.0f);
+        float x = tile.factor[column] * (Q::BYTES                      ? step * (1 / FIXED_ONE)
+                                         : C::BIASED || HAS_TRELLIS<C> ? step
+                                                                       : 1.0f);
         f.factor[h] = x * code_unit<C, Q::BYTES>();
         f.factor8[h] = x * (code_unit<C, Q::BYTES>() / C::ROW8);
-        f.base[h] = C::GROUP != KVANT_CUDA_GROUP_TOKEN ? x : x * tile.sum[column] * (C::BIASED ? -bias : 1.0f);
+        f.base[h] = C::GROUP != KVANT_CUDA_GROUP_TOKEN
+                        ? x
+                        : x * tile.sum[column] * (C::BIASED ? -bias : 1.0f);
     }
     if constexpr (C::GROUP == KVANT_CUDA_GROUP_CHANNELS)
-        load_group_sums<D / group_step<C, D>()>(tile, symmetric ? offset : 1.0f, lane, f.group_sums);
+        load_group_sums<D / group_step<C, D>()>(tile, symmetric ? offset : 1.0f, lane,
+                                                f.group_sums);
     return f;
 }
 
@@ -84,7 +90,8 @@ KVANT_INLINE void scale_scores(float (&s)[4][4], const ScoreFactors<C, D> &f, co
 
 /* Scales and zero points of a page, as fp16 in shared memory. */
 struct GroupScales {
-    const __half *scale, *zero; /* zero is not read when the codes are symmetric: then it is offset * scale */
+    const __half *scale,
+        *zero; /* zero is not read when the codes are symmetric: then it is offset * scale */
     int symmetric;
     float offset;
     int log, stride; /* of groups; between the numbers of neighbouring ones */
@@ -107,18 +114,22 @@ struct GroupScales {
 };
 
 template <class C, int D>
-KVANT_INLINE GroupScales group_scales(const uint8_t *metadata, int symmetric, float offset, const GroupPlaces &places)
+KVANT_INLINE GroupScales group_scales(const uint8_t *metadata, int symmetric, float offset,
+                                      const GroupPlaces &places)
 {
     const __half *numbers = reinterpret_cast<const __half *>(metadata);
-    return GroupScales{ numbers, numbers + places.n_scales, symmetric, offset,
+    return GroupScales{ numbers,    numbers + places.n_scales,
+                        symmetric,  offset,
                         places.log, C::GROUP == KVANT_CUDA_GROUP_TOKENS ? D : PAGE_TOKENS };
 }
 
 /* Takes signs off the scales of hybrid groups: a group without a zero point gets offset times its scale. The caller
  * orders this before the next copy into the page's slot. */
-static __device__ __noinline__ void split_hybrid(uint8_t *metadata, const GroupPlaces places, float offset, int lane)
+static __device__ __noinline__ void split_hybrid(uint8_t *metadata, const GroupPlaces places,
+                                                 float offset, int lane)
 {
-    uint32_t *scales = reinterpret_cast<uint32_t *>(metadata), *zeros = scales + places.n_scales / 2;
+    uint32_t *scales = reinterpret_cast<uint32_t *>(metadata),
+             *zeros = scales + places.n_scales / 2;
 #pragma unroll 4
     for (int i = lane; i < places.n_scales / 2; i += 32) {
         const uint32_t stored = scales[i], size = stored & 0x7fff7fffu, zero = zeros[i];
@@ -145,8 +156,8 @@ KVANT_INLINE uint32_t multiply_pairs(uint32_t a, uint32_t b)
  * add to all scores. */
 template <class C, int D>
 KVANT_INLINE void score_channel_groups(const uint8_t *page, const uint32_t (&q)[D / 16][2],
-                                       const ScoreFactors<C, D> &f, const Bytes &table, const GroupScales &m,
-                                       int lane, float (&s)[4][4])
+                                       const ScoreFactors<C, D> &f, const Bytes &table,
+                                       const GroupScales &m, int lane, float (&s)[4][4])
 {
     constexpr int STEP = group_step<C, D>(), GROUPS = D / STEP, LOST = GROUPS <= 4 ? 4 : 8;
     const __half *zeros = m.zeros() + m.at(min(lane % LOST, GROUPS - 1) * STEP) + 8 * (lane >> 3);
@@ -171,14 +182,17 @@ KVANT_INLINE void score_channel_groups(const uint8_t *page, const uint32_t (&q)[
         if (16 * (ct + 1) % STEP != 0)
             return;
         if (rt == 0 && g % 2 == 0) {
-            const __half *at = m.scale + m.at((min(g, GROUPS - 2) + (lane & 1)) * STEP) + 8 * (lane >> 3);
+            const __half *at =
+                m.scale + m.at((min(g, GROUPS - 2) + (lane & 1)) * STEP) + 8 * (lane >> 3);
             load_matrices<true>(pairs[0], at);
             load_matrices<true>(pairs[1], at + 32);
         }
         unrolled_for (int e = 0; e < 2; e++) {
-            const __half2 both = *reinterpret_cast<const __half2 *>(&pairs[rt / 2][2 * (rt % 2) + e]);
+            const __half2 both =
+                *reinterpret_cast<const __half2 *>(&pairs[rt / 2][2 * (rt % 2) + e]);
             const bool second = g - min(g / 2 * 2, GROUPS - 2) == 1;
-            const float scale = (second ? __high2float(both) : __low2float(both)) * (e ? UNIT / C::ROW8 : UNIT);
+            const float scale =
+                (second ? __high2float(both) : __low2float(both)) * (e ? UNIT / C::ROW8 : UNIT);
             unrolled_for (int h = 0; h < 2; h++)
                 s[rt][2 * e + h] += part[rt][2 * e + h] * scale;
         }
@@ -192,11 +206,12 @@ KVANT_INLINE void score_channel_groups(const uint8_t *page, const uint32_t (&q)[
  * channels gives all groups' parts. */
 template <class C, int D>
 KVANT_INLINE void score_token_groups(const uint8_t *page, const uint32_t (&q)[D / 16][2],
-                                     const ScoreFactors<C, D> &f, const Bytes &table, const GroupScales &m,
-                                     int lane, float (&s)[4][4])
+                                     const ScoreFactors<C, D> &f, const Bytes &table,
+                                     const GroupScales &m, int lane, float (&s)[4][4])
 {
     constexpr int STEP = group_step<C, D>(), GROUPS = PAGE_TOKENS / STEP;
-    constexpr bool ONE = C::TILES == 1; /* tile of channels at a time, else two of one group of tokens */
+    constexpr bool ONE =
+        C::TILES == 1; /* tile of channels at a time, else two of one group of tokens */
     float zero[4] = {};
     const __half *zeros = m.zeros() + m.at((lane & (GROUPS - 1)) * STEP) + 8 * (lane >> 3);
     unrolled_for (int i = 0; i < D / 32; i++) {
@@ -207,13 +222,15 @@ KVANT_INLINE void score_token_groups(const uint8_t *page, const uint32_t (&q)[D 
             mma(zero, a, q[2 * i + k][0], q[2 * i + k][1]);
         }
     }
-    uint32_t scaled[ONE ? GROUPS : C::TILES][2]; /* of token groups; of column tiles, for the token group at hand */
+    uint32_t scaled[ONE ? GROUPS : C::TILES]
+                   [2]; /* of token groups; of column tiles, for the token group at hand */
     for_each_tile<C, 4, D / 16>(page, lane, table, [&](int rt, int ct, const uint32_t(&a)[4]) {
         uint32_t(&b)[2] = scaled[ONE ? 16 * rt / STEP : ct % C::TILES];
         uint32_t x[4];
         if (ONE && rt == 0)
             unrolled_for (int g = 0; g < GROUPS; g += 2) {
-                load_matrices<false>(x, m.scale + m.at((g + (lane >> 4)) * STEP) + 16 * ct + (lane & 8));
+                load_matrices<false>(x, m.scale + m.at((g + (lane >> 4)) * STEP) + 16 * ct +
+                                            (lane & 8));
                 unrolled_for (int i = 0; i < 4; i++)
                     scaled[g + i / 2][i % 2] = multiply_pairs(q[ct][i % 2], x[i]);
             }
@@ -253,8 +270,8 @@ template <int N> KVANT_INLINE void next_pair(uint32_t (&q)[N][2])
  * have no sign. Their sums with lower bytes begin at 2^23 and stay below 2^24 (255 * 255 * 128).
  * Their sums with upper bytes begin at 1.5 * 2^23 (255 * 128 * 128). */
 template <class C, int D, int TILES, class T>
-KVANT_INLINE void multiply_bytes(const uint8_t *page, uint32_t (&q)[TILES][D / 16][2], const T &table, int lane,
-                                 float (&s)[TILES][4][4])
+KVANT_INLINE void multiply_bytes(const uint8_t *page, uint32_t (&q)[TILES][D / 16][2],
+                                 const T &table, int lane, float (&s)[TILES][4][4])
 {
     constexpr bool AS_FLOAT = D <= 128;
     constexpr float HIGH = 12582912, LOW = HAS_TRELLIS<C> ? 8388608 : HIGH;
@@ -267,28 +284,35 @@ KVANT_INLINE void multiply_bytes(const uint8_t *page, uint32_t (&q)[TILES][D / 1
     auto multiply = [&](int rt, int pair, const uint32_t(&a)[4]) {
         unrolled_for (int t = 0; t < TILES; t++) {
             mma_bytes<!HAS_TRELLIS<C>, false>(low[t][rt], a, q[t][2 * pair][0], q[t][2 * pair][1]);
-            mma_bytes<!HAS_TRELLIS<C>, true>(high[t][rt], a, q[t][2 * pair + 1][0], q[t][2 * pair + 1][1]);
+            mma_bytes<!HAS_TRELLIS<C>, true>(high[t][rt], a, q[t][2 * pair + 1][0],
+                                             q[t][2 * pair + 1][1]);
         }
     };
     if constexpr (HAS_TRELLIS<C>) /* after all pairs q is what it was */
         for_each_trellis_byte<C, D>(
             page, lane, table, [&](int rt, const uint32_t(&a)[4]) { multiply(rt, 0, a); },
-            [&] { unrolled_for (int t = 0; t < TILES; t++) next_pair(q[t]); });
+            [&] {
+                unrolled_for (int t = 0; t < TILES; t++)
+                    next_pair(q[t]);
+            });
     else
         for_each_key_pair<C, D / 16>(page, lane, table, multiply);
     unrolled_for (int i = 0; i < 16 * TILES; i++) {
         const int32_t l = low[i / 16][i / 4 % 4][i % 4], h = high[i / 16][i / 4 % 4][i % 4];
         s[i / 16][i / 4 % 4][i % 4] =
-            AS_FLOAT ? (__int_as_float(h) - HIGH) * 256 + (__int_as_float(l) - LOW) : (float)(h * 256 + l);
+            AS_FLOAT ? (__int_as_float(h) - HIGH) * 256 + (__int_as_float(l) - LOW)
+                     : (float)(h * 256 + l);
     }
 }
 
 /* Scores (log2) of a page's tokens, 8 columns per tile. A code is unpacked once for all tiles.
  * codes: bytes of codes in front of the metadata. Kinds with groups have one tile. */
 template <class C, int D, bool BYTES, int TILES, class T>
-KVANT_INLINE void score_page(const uint8_t *page, int codes, uint32_t (&q)[TILES][key_tiles<C, D>()][2],
-                             const ScoreFactors<C, D> (&factors)[TILES], const T &table, int symmetric,
-                             float offset, const GroupPlaces &places, int lane, float (&s)[TILES][4][4])
+KVANT_INLINE void score_page(const uint8_t *page, int codes,
+                             uint32_t (&q)[TILES][key_tiles<C, D>()][2],
+                             const ScoreFactors<C, D> (&factors)[TILES], const T &table,
+                             int symmetric, float offset, const GroupPlaces &places, int lane,
+                             float (&s)[TILES][4][4])
 {
     unrolled_for (int i = 0; i < 16 * TILES; i++)
         s[i / 16][i / 4 % 4][i % 4] = 0;

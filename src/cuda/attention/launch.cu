@@ -33,7 +33,8 @@ constexpr uint32_t MAX_HEADS = 65536, MAX_GROUPS = 1 << 20;
 std::atomic<size_t> limit_of_shared{ 0 }; /* 0: none */
 
 struct Device {
-    int multiprocessors, shared_bytes; /* the most shared memory a block may have; both 0 on an error */
+    int multiprocessors,
+        shared_bytes; /* the most shared memory a block may have; both 0 on an error */
 };
 
 Device current_device()
@@ -41,7 +42,8 @@ Device current_device()
     Device d{};
     int device = 0;
     if (cudaGetDevice(&device) != cudaSuccess ||
-        cudaDeviceGetAttribute(&d.multiprocessors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&d.multiprocessors, cudaDevAttrMultiProcessorCount, device) !=
+            cudaSuccess ||
         most_shared(d.shared_bytes) != cudaSuccess) {
         cudaGetLastError();
         return Device{};
@@ -67,14 +69,17 @@ bool is_open(const kvant_cuda_params &codec)
 
 /* kernel is NULL for a pair that attention_pairs.h does not have. All kernels read open pages in the
  * same way: one of them serves where all pages are open. */
-AttentionKernel find_kernel(const kvant_cuda_params &k, const kvant_cuda_params &v, KernelChoice choice)
+AttentionKernel find_kernel(const kvant_cuda_params &k, const kvant_cuda_params &v,
+                            KernelChoice choice)
 {
     if (is_open(k) && is_open(v))
         return of_head_dim<Codebook4, Uniform4>(k.head_dim, choice);
     for (const bool other : { false, true }) {
-        const kvant_cuda_kind k_kind = other && k.decoder ? k.decoder : k.kind, v_kind = other && v.decoder ? v.decoder : v.kind;
-#define KVANT_FIND_PAIR(K, V)                                                                                      \
-    if (k_kind == K::KIND && v_kind == V::KIND && k.memory == memory_of<K>() && v.memory == memory_of<V>())        \
+        const kvant_cuda_kind k_kind = other && k.decoder ? k.decoder : k.kind,
+                              v_kind = other && v.decoder ? v.decoder : v.kind;
+#define KVANT_FIND_PAIR(K, V)                                                                      \
+    if (k_kind == K::KIND && v_kind == V::KIND && k.memory == memory_of<K>() &&                    \
+        v.memory == memory_of<V>())                                                                \
         return of_head_dim<K, V>(k.head_dim, choice);
         KVANT_CUDA_ATTENTION_PAIRS(KVANT_FIND_PAIR)
 #undef KVANT_FIND_PAIR
@@ -91,9 +96,11 @@ uint32_t grid_of(const Device &device)
 /* No more blocks than can have work: LEAST_PAGES for each, as find_piece shares pages out. */
 uint32_t grid_for(const AttentionArgs &p, const AttentionKernel &kernel, const Device &device)
 {
-    const uint32_t groups = ((uint32_t)(p.heads_a_kv * p.query_tokens) + kernel.columns - 1) / kernel.columns,
+    const uint32_t groups = ((uint32_t)(p.heads_a_kv * p.query_tokens) + kernel.columns - 1) /
+                            kernel.columns,
                    parts = (p.max_tokens / KVANT_PAGE_TOKENS + LEAST_PAGES - 1) / LEAST_PAGES;
-    return (uint32_t)std::min<uint64_t>((uint64_t)p.batch * p.kv_heads * groups * parts, grid_of(device));
+    return (uint32_t)std::min<uint64_t>((uint64_t)p.batch * p.kv_heads * groups * parts,
+                                        grid_of(device));
 }
 
 /* Checks that the loaded code has a body and that the kernel fits the device. */
@@ -107,8 +114,8 @@ kvant_status check_kernel(const AttentionKernel &kernel, const Device &device)
         return from_cuda(error);
     if (code.ptxVersion < kernel.ptx_least || code.maxThreadsPerBlock < kernel.threads)
         return KVANT_ERR_UNSUPPORTED;
-    return from_cuda(
-        cudaFuncSetAttribute(kernel.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.shared_bytes));
+    return from_cuda(cudaFuncSetAttribute(
+        kernel.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.shared_bytes));
 }
 
 uint32_t columns_of(const kvant_cuda_attention_args &args)
@@ -125,17 +132,21 @@ bool is_general(const kvant_cuda_attention_args &args)
 /* Triplets of keys and values have one table. */
 bool share_table(const kvant_cuda_codec &k, const kvant_cuda_codec &v)
 {
-    return k.params.decoder != KVANT_CUDA_OCTOPUS_SPLITS || (k.general.view.chunks.index_bits == v.general.view.chunks.index_bits &&
-                                                             k.general.view.chunks.length_bits == v.general.view.chunks.length_bits);
+    return k.params.decoder != KVANT_CUDA_OCTOPUS_SPLITS ||
+           (k.general.view.chunks.index_bits == v.general.view.chunks.index_bits &&
+            k.general.view.chunks.length_bits == v.general.view.chunks.length_bits);
 }
 
 /* The large shape before the small one, the wide kernel before the narrow one. */
-kvant_status choose_kernel(const kvant_cuda_attention_args &args, const Device &device, AttentionKernel &kernel)
+kvant_status choose_kernel(const kvant_cuda_attention_args &args, const Device &device,
+                           AttentionKernel &kernel)
 {
     const bool general = is_general(args), wide = columns_of(args) > TILE_COLUMNS;
     kvant_status status = KVANT_ERR_UNSUPPORTED;
     for (int i = 0; i < 4 && status == KVANT_ERR_UNSUPPORTED; i++) {
-        const KernelChoice choice{ i < 2, args.k_open.base != NULL, args.n_matrices > 1 || args.k_center || args.page_offsets, general, i % 2 == 0 };
+        const KernelChoice choice{ i < 2, args.k_open.base != NULL,
+                                   args.n_matrices > 1 || args.k_center || args.page_offsets,
+                                   general, i % 2 == 0 };
         if (choice.wide && !wide)
             continue;
         kernel = find_kernel(args.k_codec->params, args.v_codec->params, choice);
@@ -158,8 +169,9 @@ bool prefers_tiles(const kvant_cuda_attention_args &args)
 /* schedule.cuh counts pages and pairs in 32 bits. */
 bool valid_shape(const kvant_cuda_attention_args &args)
 {
-    if (args.batch == 0 || args.n_kv_heads == 0 || args.n_heads == 0 || args.n_heads % args.n_kv_heads != 0 ||
-        args.blocks_per_row == 0 || args.blocks_per_row > INT_MAX / 64 || args.n_heads > MAX_HEADS ||
+    if (args.batch == 0 || args.n_kv_heads == 0 || args.n_heads == 0 ||
+        args.n_heads % args.n_kv_heads != 0 || args.blocks_per_row == 0 ||
+        args.blocks_per_row > INT_MAX / 64 || args.n_heads > MAX_HEADS ||
         args.query_tokens > INT_MAX / MAX_HEADS)
         return false;
     const uint64_t groups =
@@ -172,17 +184,20 @@ bool valid_pools(const kvant_cuda_attention_args &args)
     const kvant_cuda_params &k = args.k_codec->params, &v = args.v_codec->params;
     const uint32_t heads = args.n_kv_heads;
     if (is_open(k))
-        return valid_pages(args.k_open, open_bytes(k), heads) && valid_pages(args.v_open, open_bytes(v), heads);
+        return valid_pages(args.k_open, open_bytes(k), heads) &&
+               valid_pages(args.v_open, open_bytes(v), heads);
     if (!valid_pages(args.k, k.page_bytes, heads) || !valid_pages(args.v, v.page_bytes, heads))
         return false;
     return (!args.k_open.base && !args.v_open.base) ||
-           (valid_pages(args.k_open, open_bytes(k), heads) && valid_pages(args.v_open, open_bytes(v), heads));
+           (valid_pages(args.k_open, open_bytes(k), heads) &&
+            valid_pages(args.v_open, open_bytes(v), heads));
 }
 
 bool valid_matrices(const kvant_cuda_attention_args &args)
 {
     return args.n_matrices <= KVANT_CUDA_MOST_MATRICES && (args.n_matrices <= 1 || args.matrices) &&
-           !((args.k_center || args.page_offsets) && args.logit_softcap > 0) && !(args.k_center && args.page_offsets);
+           !((args.k_center || args.page_offsets) && args.logit_softcap > 0) &&
+           !(args.k_center && args.page_offsets);
 }
 
 kvant_cuda_page_offsets_args offsets_args(const kvant_cuda_attention_args &args)
@@ -215,38 +230,46 @@ bool not_negative(float x)
 
 kvant_status check_attention(kvant_cuda_attention_args &args)
 {
-    if (!args.k_codec || !args.v_codec || !args.block_table || !args.lengths || !args.q || !args.out ||
-        !args.workspace || !valid_type(args.type) || !not_negative(args.logit_softcap) || !not_negative(args.max_bias))
+    if (!args.k_codec || !args.v_codec || !args.block_table || !args.lengths || !args.q ||
+        !args.out || !args.workspace || !valid_type(args.type) ||
+        !not_negative(args.logit_softcap) || !not_negative(args.max_bias))
         return KVANT_ERR_ARGUMENT;
-    const kvant_status status = kvant_cuda_table_attention_check(args.k_codec, args.v_codec, NULL, 0);
+    const kvant_status status =
+        kvant_cuda_table_attention_check(args.k_codec, args.v_codec, NULL, 0);
     if (status != KVANT_OK)
         return status;
     args.query_tokens = std::max(args.query_tokens, 1u);
-    if (!valid_shape(args) || !valid_pools(args) || !valid_matrices(args) || (args.turned.q && !valid_offsets(offsets_args(args))) || (args.query_tokens > 1 && args.out_token_stride == 0))
+    if (!valid_shape(args) || !valid_pools(args) || !valid_matrices(args) ||
+        (args.turned.q && !valid_offsets(offsets_args(args))) ||
+        (args.query_tokens > 1 && args.out_token_stride == 0))
         return KVANT_ERR_ARGUMENT;
     const size_t needed = kvant_cuda_table_attention_workspace(args.k_codec->params.head_dim);
     if (needed == 0)
         return KVANT_ERR_CUDA;
-    const bool fits = reinterpret_cast<uintptr_t>(args.workspace) % 256 == 0 && args.workspace_bytes >= needed;
+    const bool fits =
+        reinterpret_cast<uintptr_t>(args.workspace) % 256 == 0 && args.workspace_bytes >= needed;
     return fits ? KVANT_OK : KVANT_ERR_ARGUMENT;
 }
 
 PageSource source_of(const kvant_cuda_pages &pages, size_t bytes)
 {
-    return PageSource{ static_cast<const uint8_t *>(pages.base), pages.block_stride, pages.head_stride,
-                       (uint32_t)bytes };
+    return PageSource{ static_cast<const uint8_t *>(pages.base), pages.block_stride,
+                       pages.head_stride, (uint32_t)bytes };
 }
 
 /* Where the workspace has tiles of queries: behind counters and partial results. */
 size_t tiles_at(uint32_t head_dim, uint32_t blocks)
 {
-    return COUNTER_BYTES + std::max((size_t)blocks * 2 * partial_floats(head_dim) * sizeof(float), tile_workspace(head_dim, blocks));
+    return COUNTER_BYTES + std::max((size_t)blocks * 2 * partial_floats(head_dim) * sizeof(float),
+                                    tile_workspace(head_dim, blocks));
 }
 
-AttentionArgs launch_args(const kvant_cuda_attention_args &args, const AttentionKernel &kernel, const Device &device)
+AttentionArgs launch_args(const kvant_cuda_attention_args &args, const AttentionKernel &kernel,
+                          const Device &device)
 {
     const kvant_cuda_params &k = args.k_codec->params, &v = args.v_codec->params;
-    const int heads_a_kv = (int)(args.n_heads / args.n_kv_heads), groups = (heads_a_kv + kernel.columns - 1) / kernel.columns;
+    const int heads_a_kv = (int)(args.n_heads / args.n_kv_heads),
+              groups = (heads_a_kv + kernel.columns - 1) / kernel.columns;
     AttentionArgs p{};
     const kvant_codec_info &k_info = args.k_codec->info, &v_info = args.v_codec->info;
     p.k = source_of(args.k, k_info.metadata_offset + k_info.metadata_bytes);
@@ -282,7 +305,8 @@ AttentionArgs launch_args(const kvant_cuda_attention_args &args, const Attention
     p.scale_log2 = args.scale * 1.44269504088896341f;
     p.counters = static_cast<uint32_t *>(args.workspace);
     p.partials = reinterpret_cast<float *>(static_cast<uint8_t *>(args.workspace) + COUNTER_BYTES);
-    p.further_tiles = static_cast<uint8_t *>(args.workspace) + tiles_at(k.head_dim, grid_of(device));
+    p.further_tiles =
+        static_cast<uint8_t *>(args.workspace) + tiles_at(k.head_dim, grid_of(device));
     p.k_rotation = k.rotation;
     p.v_rotation = v.rotation;
     /* bytes of keys are signed; values, halves and a trellis are small numbers above 0 */
@@ -315,8 +339,8 @@ AttentionArgs launch_args(const kvant_cuda_attention_args &args, const Attention
 /* Kernels that are not general find offsets of pages themselves, from rows of floats. */
 bool finds_offsets(const kvant_cuda_attention_args &args)
 {
-    return args.turned.q && args.turned.type == KVANT_CUDA_F32 && args.turned.q_head_stride <= UINT32_MAX &&
-           !is_general(args);
+    return args.turned.q && args.turned.type == KVANT_CUDA_F32 &&
+           args.turned.q_head_stride <= UINT32_MAX && !is_general(args);
 }
 
 void copy_turned(AttentionArgs &p, const kvant_cuda_turned &turned)
@@ -327,32 +351,41 @@ void copy_turned(AttentionArgs &p, const kvant_cuda_turned &turned)
 }
 
 /* Both codecs with their tables on the device. */
-kvant_status place_codecs(const kvant_cuda_attention_args &args, kvant_cuda_codec &keys, kvant_cuda_codec &values)
+kvant_status place_codecs(const kvant_cuda_attention_args &args, kvant_cuda_codec &keys,
+                          kvant_cuda_codec &values)
 {
-    const kvant_status status = kvant_cuda_codec_placed(args.k_codec, args.centroids[KVANT_ROLE_K], &keys);
-    return status == KVANT_OK ? kvant_cuda_codec_placed(args.v_codec, args.centroids[KVANT_ROLE_V], &values) : status;
+    const kvant_status status =
+        kvant_cuda_codec_placed(args.k_codec, args.centroids[KVANT_ROLE_K], &keys);
+    return status == KVANT_OK
+               ? kvant_cuda_codec_placed(args.v_codec, args.centroids[KVANT_ROLE_V], &values)
+               : status;
 }
 
 /* Kernels of any/: their arguments hold all of both codecs. */
-kvant_status launch_any(kvant_cuda_attention_args args, const AttentionArgs &common, const Device &device, cudaStream_t stream)
+kvant_status launch_any(kvant_cuda_attention_args args, const AttentionArgs &common,
+                        const Device &device, cudaStream_t stream)
 {
     kvant_cuda_codec keys, values;
     const kvant_status status = place_codecs(args, keys, values);
     args.k_codec = &keys, args.v_codec = &values;
-    return status == KVANT_OK ? launch_attention_any(args, common, (int)grid_of(device), device.shared_bytes, stream) : status;
+    return status == KVANT_OK ? launch_attention_any(args, common, (int)grid_of(device),
+                                                     device.shared_bytes, stream)
+                              : status;
 }
 
 /* Kernels of any/ and tile kernels; the former where the latter have no shape. */
-kvant_status launch_others(const kvant_cuda_attention_args &args, bool any, const Device &device, cudaStream_t stream)
+kvant_status launch_others(const kvant_cuda_attention_args &args, bool any, const Device &device,
+                           cudaStream_t stream)
 {
     AttentionKernel none{};
     none.columns = TILE_COLUMNS;
     const AttentionArgs common = launch_args(args, none, device);
     const int multiprocessors = (int)grid_of(device);
     const size_t needed = kvant_cuda_table_attention_workspace(args.k_codec->params.head_dim);
-    const kvant_status status = any || prefers_any(args, columns_of(args))
-                                    ? KVANT_ERR_UNSUPPORTED
-                                    : launch_tiles(args, common, multiprocessors, device.shared_bytes, needed, stream);
+    const kvant_status status =
+        any || prefers_any(args, columns_of(args))
+            ? KVANT_ERR_UNSUPPORTED
+            : launch_tiles(args, common, multiprocessors, device.shared_bytes, needed, stream);
     return status == KVANT_ERR_UNSUPPORTED ? launch_any(args, common, device, stream) : status;
 }
 
@@ -369,13 +402,15 @@ void copy_directions(kvant_cuda_directions &to, const kvant_cuda_book &book)
     std::copy(std::begin(book.direction), std::end(book.direction), to.direction);
     std::copy(std::begin(book.norm), std::end(book.norm), to.norm);
     for (uint32_t i = 0; i < book.n_secondaries; i++)
-        std::copy(std::begin(book.secondaries[i]), std::end(book.secondaries[i]), to.secondaries[i]);
+        std::copy(std::begin(book.secondaries[i]), std::end(book.secondaries[i]),
+                  to.secondaries[i]);
 }
 
 } // namespace
 
-kvant_status kvant_cuda_table_attention_check(const kvant_cuda_codec *k_codec, const kvant_cuda_codec *v_codec,
-                                              char *err, size_t errlen)
+kvant_status kvant_cuda_table_attention_check(const kvant_cuda_codec *k_codec,
+                                              const kvant_cuda_codec *v_codec, char *err,
+                                              size_t errlen)
 {
     const kvant_cuda_error error = { err, errlen };
     if (!k_codec || !v_codec)
@@ -385,9 +420,11 @@ kvant_status kvant_cuda_table_attention_check(const kvant_cuda_codec *k_codec, c
         return kvant_cuda_refuse(&error, KVANT_ERR_ARGUMENT,
                                  "the first codec must be one of keys, the second one of values");
     if (k.head_dim != v.head_dim)
-        return kvant_cuda_refuse(&error, KVANT_ERR_ARGUMENT, "keys and values have different head_dim");
+        return kvant_cuda_refuse(&error, KVANT_ERR_ARGUMENT,
+                                 "keys and values have different head_dim");
     if (is_open(k) != is_open(v))
-        return kvant_cuda_refuse(&error, KVANT_ERR_ARGUMENT, "one codec of open pages beside one of sealed pages");
+        return kvant_cuda_refuse(&error, KVANT_ERR_ARGUMENT,
+                                 "one codec of open pages beside one of sealed pages");
     return KVANT_OK;
 }
 
@@ -396,7 +433,8 @@ size_t kvant_cuda_table_attention_workspace(uint32_t head_dim)
     const uint32_t blocks = grid_of(current_device());
     if (blocks == 0 || head_dim == 0 || head_dim > KVANT_CUDA_MOST_DIM)
         return 0;
-    return tiles_at(head_dim, blocks) + blocks * (KVANT_CUDA_MOST_MATRICES - 1) * query_tile_bytes(head_dim);
+    return tiles_at(head_dim, blocks) +
+           blocks * (KVANT_CUDA_MOST_MATRICES - 1) * query_tile_bytes(head_dim);
 }
 
 void kvant_cuda_table_limit_shared_memory(size_t bytes)
@@ -409,7 +447,8 @@ size_t kvant::shared_limit()
     return limit_of_shared.load(std::memory_order_relaxed);
 }
 
-kvant_status kvant_cuda_table_attention(const kvant_cuda_attention_args *given, kvant_cuda_stream stream)
+kvant_status kvant_cuda_table_attention(const kvant_cuda_attention_args *given,
+                                        kvant_cuda_stream stream)
 {
     if (!given || given->size != sizeof *given)
         return KVANT_ERR_ARGUMENT;
@@ -423,7 +462,8 @@ kvant_status kvant_cuda_table_attention(const kvant_cuda_attention_args *given, 
         return status;
     const Device device = current_device();
     AttentionKernel kernel{};
-    const bool any = kvant_cuda_needs_any(&args.k_codec->params) || kvant_cuda_needs_any(&args.v_codec->params);
+    const bool any =
+        kvant_cuda_needs_any(&args.k_codec->params) || kvant_cuda_needs_any(&args.v_codec->params);
     status = prefers_tiles(args) || prefers_codes(args, device.shared_bytes)
                  ? KVANT_ERR_UNSUPPORTED
                  : choose_kernel(args, device, kernel);
@@ -451,6 +491,7 @@ kvant_status kvant_cuda_table_attention(const kvant_cuda_attention_args *given, 
     if (kvant_cuda_has_chunks(&args.v_codec->params))
         copy_directions(p.v_directions, args.v_codec->book);
     void *parameters[] = { &p };
-    return from_cuda(launch_early(kernel.kernel, grid_for(p, kernel, device), (unsigned)kernel.threads, parameters,
-                                  (size_t)kernel.shared_bytes, static_cast<cudaStream_t>(stream)));
+    return from_cuda(launch_early(kernel.kernel, grid_for(p, kernel, device),
+                                  (unsigned)kernel.threads, parameters, (size_t)kernel.shared_bytes,
+                                  static_cast<cudaStream_t>(stream)));
 }

@@ -26,11 +26,14 @@ constexpr int OPEN_TOKENS = 16; /* of a page, to a warp */
  * Which channel of 32 stands in which column of the product does not matter as long as the query's
  * numbers stand in the same order. */
 template <int D, class Q>
-KVANT_INLINE void score_open_tokens(const uint8_t *page, const Q &tile, int t, int first, int lane, float (&s)[1][4])
+KVANT_INLINE void score_open_tokens(const uint8_t *page, const Q &tile, int t, int first, int lane,
+                                    float (&s)[1][4])
 {
     const int row = lane >> 2, column = 8 * t + 2 * (lane & 3);
-    const uint4 *q = reinterpret_cast<const uint4 *>(tile.rows + (8 * t + row) * Q::STRIDE) + (lane & 3);
-    const uint4 *from = reinterpret_cast<const uint4 *>(page) + (first + row) * (D / 8) + (lane & 3);
+    const uint4 *q =
+        reinterpret_cast<const uint4 *>(tile.rows + (8 * t + row) * Q::STRIDE) + (lane & 3);
+    const uint4 *from =
+        reinterpret_cast<const uint4 *>(page) + (first + row) * (D / 8) + (lane & 3);
     s[0][0] = s[0][1] = s[0][2] = s[0][3] = 0;
     unrolled_for (int c = 0; c < D / 32; c++) {
         const uint4 b = q[4 * c], x = __ldg(from + 4 * c), y = __ldg(from + 8 * (D / 8) + 4 * c);
@@ -44,7 +47,8 @@ KVANT_INLINE void score_open_tokens(const uint8_t *page, const Q &tile, int t, i
 
 /* Weights relative to the tokens' largest score; factor[h] is what they are to be multiplied by. */
 template <class A>
-KVANT_INLINE void weigh_open_tokens(A &sums, const float (&s)[4], uint32_t (&p)[2], float (&factor)[2])
+KVANT_INLINE void weigh_open_tokens(A &sums, const float (&s)[4], uint32_t (&p)[2],
+                                    float (&factor)[2])
 {
     float top[2], raised[2], sum[2] = { 0, 0 };
     unrolled_for (int h = 0; h < 2; h++) {
@@ -67,7 +71,8 @@ KVANT_INLINE void weigh_open_tokens(A &sums, const float (&s)[4], uint32_t (&p)[
 }
 
 /* A channel's numbers of two neighbouring tokens, zeros where there are none. */
-template <int D> KVANT_INLINE uint32_t open_pair(const uint8_t *page, int channel, int token, int valid)
+template <int D>
+KVANT_INLINE uint32_t open_pair(const uint8_t *page, int channel, int token, int valid)
 {
     const uint16_t *from = reinterpret_cast<const uint16_t *>(page) + token * D + channel;
     const uint32_t low = channel < D && token < valid ? __ldg(from) : 0,
@@ -81,14 +86,18 @@ template <class C, int D>
 KVANT_INLINE void load_open_values(const uint8_t *page, int first, int valid, int lane,
                                    uint32_t (&a)[Accumulator<C, D>::TILES][4])
 {
-    const uint32_t *from = reinterpret_cast<const uint32_t *>(page) + (lane >> 2) * (D / 2) + (lane & 3);
+    const uint32_t *from =
+        reinterpret_cast<const uint32_t *>(page) + (lane >> 2) * (D / 2) + (lane & 3);
     unrolled_for (int rt = 0; rt < Accumulator<C, D>::TILES; rt++)
         unrolled_for (int i = 0; i < 4; i++) { /* channels + 8 (i mod 2), tokens + 8 (i / 2) */
             const int token = first + 8 * (i / 2);
             if constexpr (HAS_CHUNKS<C>)
-                a[rt][i] = open_pair<D>(page, value_channel<C, D>(rt, lane >> 2, i % 2), token + 2 * (lane & 3), valid);
+                a[rt][i] = open_pair<D>(page, value_channel<C, D>(rt, lane >> 2, i % 2),
+                                        token + 2 * (lane & 3), valid);
             else
-                a[rt][i] = token + (lane >> 2) < valid ? __ldg(from + token * (D / 2) + 8 * rt + 4 * (i % 2)) : 0;
+                a[rt][i] = token + (lane >> 2) < valid
+                               ? __ldg(from + token * (D / 2) + 8 * rt + 4 * (i % 2))
+                               : 0;
         }
 }
 
@@ -96,9 +105,10 @@ KVANT_INLINE void load_open_values(const uint8_t *page, int first, int valid, in
  * page; valid: tokens that it has. Inlined only where there is one call: sums go through memory
  * otherwise. */
 template <class C, int D, bool GENERAL, bool MANY, class Q>
-KVANT_INLINE Accumulator<C, D> attend_open_tokens(const AttentionArgs &p, const Q &tile, Seen seen, int t,
-                                                             int block, int first, const Pair &pair, int before, int valid,
-                                                             int lane, Accumulator<C, D> sums)
+KVANT_INLINE Accumulator<C, D> attend_open_tokens(const AttentionArgs &p, const Q &tile, Seen seen,
+                                                  int t, int block, int first, const Pair &pair,
+                                                  int before, int valid, int lane,
+                                                  Accumulator<C, D> sums)
 {
     uint32_t a[Accumulator<C, D>::TILES][4], weights[2];
     float s[1][4], factor[2];

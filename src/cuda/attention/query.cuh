@@ -29,12 +29,12 @@ template <int D, int COLUMNS_, bool BYTES_> struct QueryTile {
     int16_t fixed[BYTES ? COLUMNS * STRIDE : 8]; /* rows * FIXED_ONE */
     float factor[COLUMNS];                       /* score (log2) = factor * <rows, codes> ... */
     float sum[COLUMNS];                          /* ... + sum of rows * factor * zero point */
-    float bias[COLUMNS];                         /* what the keys' centre adds to all of these scores */
-    float group_sum[COLUMNS][D / 16];            /* of group_step channels each, for kinds with such groups */
+    float bias[COLUMNS];              /* what the keys' centre adds to all of these scores */
+    float group_sum[COLUMNS][D / 16]; /* of group_step channels each, for kinds with such groups */
     /* Of general kernels (scores.cuh). */
     int position[COLUMNS];
-    float slope[COLUMNS];      /* of the head, times log2(e) */
-    size_t mask_row[COLUMNS];  /* where the token's row of the mask begins */
+    float slope[COLUMNS];     /* of the head, times log2(e) */
+    size_t mask_row[COLUMNS]; /* where the token's row of the mask begins */
 };
 
 /* The matrices of a stretch's keys, a bit each, and the tiles of queries through them (further_tiles.cuh). */
@@ -64,7 +64,8 @@ KVANT_INLINE int end_of_run(const AttentionArgs &p, int b, int page, int end, in
     const int own = page < end ? matrix_of(p, b, page) : 0;
 #pragma unroll 1
     for (; p.matrices && page < end; page += 32) {
-        const uint32_t other = __ballot_sync(FULL, page + lane < end && matrix_of(p, b, page + lane) != own);
+        const uint32_t other =
+            __ballot_sync(FULL, page + lane < end && matrix_of(p, b, page + lane) != own);
         if (other)
             return page + __ffs(other) - 1;
     }
@@ -97,7 +98,8 @@ KVANT_INLINE const float *center_of(const AttentionArgs &p, int matrix, int kv_h
 }
 
 /* The lane's numbers of it; zeros if there is none. */
-template <int D> KVANT_INLINE Row<D> load_center(const AttentionArgs &p, int matrix, int kv_head, int lane)
+template <int D>
+KVANT_INLINE Row<D> load_center(const AttentionArgs &p, int matrix, int kv_head, int lane)
 {
     const float *from = center_of(p, matrix, kv_head, D);
     Row<D> center;
@@ -106,7 +108,8 @@ template <int D> KVANT_INLINE Row<D> load_center(const AttentionArgs &p, int mat
 }
 
 /* What it adds to all scores of a row. */
-template <int D> KVANT_INLINE float bias_of(const AttentionArgs &p, const Row<D> &row, const Row<D> &center)
+template <int D>
+KVANT_INLINE float bias_of(const AttentionArgs &p, const Row<D> &row, const Row<D> &center)
 {
     float sum = 0;
     unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
@@ -116,7 +119,8 @@ template <int D> KVANT_INLINE float bias_of(const AttentionArgs &p, const Row<D>
 
 /* center: of keys, or NULL where a kernel knows none. */
 template <class C, int D, class Q>
-KVANT_INLINE void prepare_row(Q &tile, const AttentionArgs &p, int n, Row<D> &row, const Row<D> *center, int kv_head, int lane)
+KVANT_INLINE void prepare_row(Q &tile, const AttentionArgs &p, int n, Row<D> &row,
+                              const Row<D> *center, int kv_head, int lane)
 {
     const float bias = center ? bias_of<D>(p, row, *center) : 0;
     if (p.k_scale)
@@ -158,7 +162,8 @@ KVANT_INLINE float slope_of(const AttentionArgs &p, int head)
     if (p.max_bias == 0)
         return LOG2_E;
     const int n_heads = p.kv_heads * p.heads_a_kv, n = 1 << (31 - __clz(n_heads));
-    const float steps = head < n ? (float)(head + 1) / (float)n : (float)(2 * (head - n) + 1) / (float)(2 * n);
+    const float steps =
+        head < n ? (float)(head + 1) / (float)n : (float)(2 * (head - n) + 1) / (float)(2 * n);
     return LOG2_E * exp2f(-p.max_bias * steps);
 }
 
@@ -178,8 +183,12 @@ template <int D, int WARPS, bool GENERAL, int COLUMNS, bool MANY> struct QueryRo
             const int n = warp + i * WARPS;
             if (n < pair.n_columns) {
                 const Column column = column_of<GENERAL>(p, pair, n);
-                const size_t at = GENERAL ? query_row(p, pair.b, column.token).q : pair.b * p.q_batch_stride;
-                rows[i] = load_row<D>(p.q, (MANY ? queries_through(p, matrix) : 0) + at + column.head * p.q_head_stride, p.type, lane);
+                const size_t at =
+                    GENERAL ? query_row(p, pair.b, column.token).q : pair.b * p.q_batch_stride;
+                rows[i] = load_row<D>(p.q,
+                                      (MANY ? queries_through(p, matrix) : 0) + at +
+                                          column.head * p.q_head_stride,
+                                      p.type, lane);
             } else
                 rows[i].each(lane, [](float &x, int) { x = 0; });
         }
@@ -188,8 +197,8 @@ template <int D, int WARPS, bool GENERAL, int COLUMNS, bool MANY> struct QueryRo
     /* Fills the tile; the caller synchronises before and after. first_position: of the sequence's
      * query tokens. */
     template <class C, class Q>
-    KVANT_INLINE void prepare(Q &tile, const AttentionArgs &p, const Pair &pair, int first_position, int warp,
-                              int lane)
+    KVANT_INLINE void prepare(Q &tile, const AttentionArgs &p, const Pair &pair, int first_position,
+                              int warp, int lane)
     {
         unrolled_for (int i = 0; i < N; i++) {
             const int n = warp + i * WARPS;
@@ -211,7 +220,8 @@ template <int D, int WARPS, bool GENERAL, int COLUMNS, bool MANY> struct QueryRo
 template <int D> KVANT_INLINE void load_pairs(const void *rows, uint32_t (&q)[D / 16][2], int lane)
 {
     constexpr int STRIDE = D + 8;
-    const uint16_t *row = static_cast<const uint16_t *>(rows) + (lane >> 2) * STRIDE + 2 * (lane & 3);
+    const uint16_t *row =
+        static_cast<const uint16_t *>(rows) + (lane >> 2) * STRIDE + 2 * (lane & 3);
     unrolled_for (int ct = 0; ct < D / 16; ct++) {
         q[ct][0] = *reinterpret_cast<const uint32_t *>(row + 16 * ct);
         q[ct][1] = *reinterpret_cast<const uint32_t *>(row + 16 * ct + 8);
@@ -220,7 +230,8 @@ template <int D> KVANT_INLINE void load_pairs(const void *rows, uint32_t (&q)[D 
 
 /* Bytes: for two tiles t, t + 1, the lower bytes of their 8 numbers in q[t], the upper ones in q[t
  * + 1], four in a register, in the order in which the kind's look-ups give them. */
-template <class C, int D> KVANT_INLINE void load_bytes(const int16_t *fixed, uint32_t (&q)[D / 16][2], int lane)
+template <class C, int D>
+KVANT_INLINE void load_bytes(const int16_t *fixed, uint32_t (&q)[D / 16][2], int lane)
 {
     load_pairs<D>(fixed, q, lane);
     unrolled_for (int t = 0; t < D / 16; t += 2) {

@@ -21,7 +21,7 @@ namespace kvant
 
 template <int STAGES, int SLOT, int V_OFFSET, bool SPLIT> struct Ring {
     static constexpr bool COUNTS = false; /* items asked for instead of barriers */
-    uint32_t data, barriers; /* shared addresses */
+    uint32_t data, barriers;              /* shared addresses */
     uint64_t policy;
     int lane;
 
@@ -41,19 +41,22 @@ template <int STAGES, int SLOT, int V_OFFSET, bool SPLIT> struct Ring {
 
     KVANT_INLINE void copy(uint32_t to, const uint8_t *from, uint32_t bytes, uint32_t barrier)
     {
-        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-                     "[%0], [%1], %2, [%3], %4;" ::"r"(to),
-                     "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
-                     : "memory");
+        asm volatile(
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+            "[%0], [%1], %2, [%3], %4;" ::"r"(to),
+            "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
+            : "memory");
     }
 
     KVANT_INLINE void expect(uint32_t barrier, uint32_t bytes)
     {
-        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier),
+                     "r"(bytes)
                      : "memory");
     }
 
-    KVANT_INLINE void fill(int slot, const uint8_t *k, uint32_t k_bytes, const uint8_t *v, uint32_t v_bytes)
+    KVANT_INLINE void fill(int slot, const uint8_t *k, uint32_t k_bytes, const uint8_t *v,
+                           uint32_t v_bytes)
     {
         if constexpr (SPLIT) {
             fill_one(slot, 0, k, k_bytes);
@@ -83,9 +86,9 @@ template <int STAGES, int SLOT, int V_OFFSET, bool SPLIT> struct Ring {
     {
         if (lane == 0) {
             for (int i = 0; i < (SPLIT ? 2 : 1); i++)
-                asm volatile(
-                    "mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barriers + (SPLIT ? 16 : 8) * slot + 8 * i)
-                    : "memory");
+                asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(
+                                 barriers + (SPLIT ? 16 : 8) * slot + 8 * i)
+                             : "memory");
             ask(k, bytes);
             ask(v, bytes);
         }
@@ -94,7 +97,8 @@ template <int STAGES, int SLOT, int V_OFFSET, bool SPLIT> struct Ring {
     /* By any lane. */
     KVANT_INLINE void ask(const uint8_t *page, uint32_t bytes) const
     {
-        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(page), "r"(bytes) : "memory");
+        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(page), "r"(bytes)
+                     : "memory");
     }
 
     KVANT_INLINE void skip()
@@ -145,10 +149,12 @@ template <int STAGES, int SLOT, int V_OFFSET, bool SPLIT> struct Ring {
     KVANT_INLINE void copy(uint32_t to, const uint8_t *from, uint32_t bytes)
     {
         for (uint32_t at = lane * 16; at < bytes; at += 512)
-            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + at), "l"(from + at) : "memory");
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + at), "l"(from + at)
+                         : "memory");
     }
 
-    KVANT_INLINE void fill(int slot, const uint8_t *k, uint32_t k_bytes, const uint8_t *v, uint32_t v_bytes)
+    KVANT_INLINE void fill(int slot, const uint8_t *k, uint32_t k_bytes, const uint8_t *v,
+                           uint32_t v_bytes)
     {
         copy(data + slot * SLOT, k, k_bytes);
         if (SPLIT)

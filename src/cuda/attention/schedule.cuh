@@ -35,7 +35,8 @@ KVANT_INLINE QueryRow query_row(const AttentionArgs &p, int b, int token)
         const size_t row = __ldg(p.query_starts + b) + token;
         return QueryRow{ row, row * p.q_token_stride, row * p.out_token_stride };
     }
-    return QueryRow{ (size_t)b * p.query_tokens + token, b * p.q_batch_stride + token * p.q_token_stride,
+    return QueryRow{ (size_t)b * p.query_tokens + token,
+                     b * p.q_batch_stride + token * p.q_token_stride,
                      b * p.out_batch_stride + token * p.out_token_stride };
 }
 
@@ -52,7 +53,8 @@ template <bool GENERAL, int COLUMNS> struct Lengths {
     {
         if (!GENERAL || !p.query_starts)
             return GENERAL ? p.query_tokens : 1;
-        return min(max(__ldg(p.query_starts + b + 1) - __ldg(p.query_starts + b), 0), p.query_tokens);
+        return min(max(__ldg(p.query_starts + b + 1) - __ldg(p.query_starts + b), 0),
+                   p.query_tokens);
     }
     /* Position of a sequence's first query token; below 0 when the sequence is shorter than its
      * query. */
@@ -70,7 +72,9 @@ template <bool GENERAL, int COLUMNS> struct Lengths {
     /* Pages per pair. */
     KVANT_INLINE int pages(int b) const
     {
-        return b < p.batch ? (int)((unsigned)(length(b) + PAGE_TOKENS - 1) / PAGE_TOKENS) - first_page(b) : 0;
+        return b < p.batch
+                   ? (int)((unsigned)(length(b) + PAGE_TOKENS - 1) / PAGE_TOKENS) - first_page(b)
+                   : 0;
     }
     KVANT_INLINE int groups(int b) const
     {
@@ -118,18 +122,22 @@ struct Column {
     int token, head;
 };
 
-template <bool GENERAL> KVANT_INLINE Column column_of(const AttentionArgs &p, const Pair &pair, int n)
+template <bool GENERAL>
+KVANT_INLINE Column column_of(const AttentionArgs &p, const Pair &pair, int n)
 {
-    const int at = pair.first_column + n, token = GENERAL ? (unsigned)at / (unsigned)p.heads_a_kv : 0;
+    const int at = pair.first_column + n,
+              token = GENERAL ? (unsigned)at / (unsigned)p.heads_a_kv : 0;
     return Column{ token, pair.kv_head * p.heads_a_kv + at - token * p.heads_a_kv };
 }
 
 template <bool GENERAL, int COLUMNS>
-KVANT_INLINE Pair find_pair(const AttentionArgs &p, const Lengths<GENERAL, COLUMNS> &lengths, int b, int head)
+KVANT_INLINE Pair find_pair(const AttentionArgs &p, const Lengths<GENERAL, COLUMNS> &lengths, int b,
+                            int head)
 {
     const int groups = lengths.groups(b), kv_head = groups == 1 ? head : quotient(head, groups),
               columns = GENERAL ? p.heads_a_kv * lengths.queries(b) : p.heads_a_kv,
-              width = GENERAL ? (unsigned)(columns + groups - 1) / (unsigned)groups : p.heads_a_group,
+              width =
+                  GENERAL ? (unsigned)(columns + groups - 1) / (unsigned)groups : p.heads_a_group,
               skipped = (head - kv_head * groups) * width;
     return Pair{ b, kv_head, skipped, max(min(width, columns - skipped), 0) };
 }
@@ -207,7 +215,8 @@ KVANT_INLINE Parts parts_of(int pairs, int pages, int count)
 template <bool GENERAL>
 KVANT_INLINE Piece<GENERAL> part_of(const Parts &cut, int index, int pairs, int heads, int pages)
 {
-    const int room = cut.parts * cut.size, pair = quotient(index, cut.parts), b = quotient(pair, heads);
+    const int room = cut.parts * cut.size, pair = quotient(index, cut.parts),
+              b = quotient(pair, heads);
     Piece<GENERAL> piece{ cut.size, 0, 0, false, { b, b * heads * room, room, heads } };
     if (pair < pairs) {
         piece.begin = index * cut.size;
@@ -220,12 +229,14 @@ KVANT_INLINE Piece<GENERAL> part_of(const Parts &cut, int index, int pairs, int 
  * another one takes twice as long as a block in the middle of one. So pairs are cut alike where
  * that makes pieces hardly longer than an even share. */
 template <bool GENERAL, int COLUMNS>
-KVANT_INLINE Piece<GENERAL> find_piece(const Lengths<GENERAL, COLUMNS> &lengths, int index, int count,
-                                       int min_pages, int lane)
+KVANT_INLINE Piece<GENERAL> find_piece(const Lengths<GENERAL, COLUMNS> &lengths, int index,
+                                       int count, int min_pages, int lane)
 {
     const int batch = lengths.p.batch, times = GENERAL ? 1 : lengths.heads(0);
     /* a sequence's part of the line, divided by `times` */
-    auto part = [&](int b) { return GENERAL ? lengths.pages(b) * lengths.heads(b) : lengths.pages(b); };
+    auto part = [&](int b) {
+        return GENERAL ? lengths.pages(b) * lengths.heads(b) : lengths.pages(b);
+    };
     Piece<GENERAL> piece;
     int total = 0, n = 0, longest = 0, pages = 0, least = INT_MAX;
     piece.any_empty = false;

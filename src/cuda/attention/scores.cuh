@@ -32,8 +32,8 @@ KVANT_INLINE float soften(float x, float cap)
 /* Softcap, then mask or ALiBi. first is the position of the page's first token; the page has
  * `valid` tokens, and the mask has no cells beyond them. */
 template <class Q, int N>
-KVANT_INLINE void add_bias(const AttentionArgs &p, const Q &tile, int t, int first, int valid, int lane,
-                           float (&s)[N][4])
+KVANT_INLINE void add_bias(const AttentionArgs &p, const Q &tile, int t, int first, int valid,
+                           int lane, float (&s)[N][4])
 {
     unrolled_for (int h = 0; h < 2; h++) {
         const int column = 8 * t + 2 * (lane & 3) + h;
@@ -45,7 +45,8 @@ KVANT_INLINE void add_bias(const AttentionArgs &p, const Q &tile, int t, int fir
             if (p.softcap_log2 > 0)
                 x = soften(x, p.softcap_log2);
             if (p.mask)
-                x += in_page < valid ? slope * __half2float(__ushort_as_half(__ldg(mask + token))) : 0;
+                x += in_page < valid ? slope * __half2float(__ushort_as_half(__ldg(mask + token)))
+                                     : 0;
             else if (p.max_bias > 0)
                 x += slope * (float)(token - tile.position[column]);
         }
@@ -53,7 +54,8 @@ KVANT_INLINE void add_bias(const AttentionArgs &p, const Q &tile, int t, int fir
 }
 
 template <class Q, int N>
-KVANT_INLINE void hide_unseen(const AttentionArgs &p, const Q &tile, int t, int first, int lane, float (&s)[N][4])
+KVANT_INLINE void hide_unseen(const AttentionArgs &p, const Q &tile, int t, int first, int lane,
+                              float (&s)[N][4])
 {
     unrolled_for (int h = 0; h < 2; h++) {
         const int position = tile.position[8 * t + 2 * (lane & 3) + h];
@@ -67,8 +69,8 @@ KVANT_INLINE void hide_unseen(const AttentionArgs &p, const Q &tile, int t, int 
 
 /* Of a page, or of 16 N of its tokens. */
 template <class Q, int N>
-KVANT_INLINE void change_scores(const AttentionArgs &p, const Q &tile, const Seen &seen, int t, int first,
-                                int valid, int lane, float (&s)[N][4])
+KVANT_INLINE void change_scores(const AttentionArgs &p, const Q &tile, const Seen &seen, int t,
+                                int first, int valid, int lane, float (&s)[N][4])
 {
     if (p.softcap_log2 > 0 || p.mask || p.max_bias > 0)
         add_bias(p, tile, t, first, valid, lane, s);

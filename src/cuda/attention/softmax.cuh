@@ -20,7 +20,7 @@ namespace kvant
 {
 
 constexpr float SLACK = 8;
-constexpr float NEVER = -1e30f;     /* a maximum of nothing; finite, so that differences are numbers */
+constexpr float NEVER = -1e30f; /* a maximum of nothing; finite, so that differences are numbers */
 constexpr float UNIT = 16777216.0f; /* 2^24: operands are counted in fp16's smallest number */
 
 /* Uniform codes, whose numbers are scale * code + zero. */
@@ -44,7 +44,8 @@ KVANT_INLINE TokenScales load_scales(const uint8_t *metadata, int row, int symme
         if constexpr (!HAS_ZEROS<C>)
             t.zero[i] = 0;
         else
-            t.zero[i] = symmetric ? offset * t.scale[i] : __half2float(numbers[PAGE_TOKENS + 8 * i]);
+            t.zero[i] =
+                symmetric ? offset * t.scale[i] : __half2float(numbers[PAGE_TOKENS + 8 * i]);
     }
     return t;
 }
@@ -75,7 +76,9 @@ template <class C, int D> struct Accumulator {
     {
         if constexpr (HAS_CHUNKS<C>)
             return C::UNIT;
-        return C::GROUP == KVANT_CUDA_GROUP_TOKENS ? 1.0f : UNIT * (C::BIASED || HAS_TRELLIS<C> ? step : 1.0f);
+        return C::GROUP == KVANT_CUDA_GROUP_TOKENS
+                   ? 1.0f
+                   : UNIT * (C::BIASED || HAS_TRELLIS<C> ? step : 1.0f);
     }
 
     KVANT_INLINE void clear()
@@ -144,7 +147,8 @@ template <class C, int D> struct Accumulator {
             unrolled_for (int i = 0; i < TILES; i++) {
                 float base = C::BIASED ? -bias * step * weights[h] : zero[h];
                 if constexpr (C::GROUP == KVANT_CUDA_GROUP_CHANNELS)
-                    base = __shfl_sync(FULL, zero[h], 4 * (16 * i / group_step<C, D>()) + (lane & 3));
+                    base =
+                        __shfl_sync(FULL, zero[h], 4 * (16 * i / group_step<C, D>()) + (lane & 3));
                 o[i][h] = o[i][h] * factor + base;
                 o[i][h + 2] = o[i][h + 2] * (factor / ROW8) + base;
             }
@@ -160,8 +164,8 @@ struct PageSums {
 /* p: weights of a page, not yet transposed. Returns false when a weight or their sum is too large
  * for the reference. */
 template <class C, int D>
-KVANT_INLINE bool weights_of(const Accumulator<C, D> &sums, const float (&s)[4][4], const TokenScales &values,
-                             PageSums &page, uint32_t (&p)[4][2])
+KVANT_INLINE bool weights_of(const Accumulator<C, D> &sums, const float (&s)[4][4],
+                             const TokenScales &values, PageSums &page, uint32_t (&p)[4][2])
 {
     __half2 largest = __float2half2_rn(0);
     page = PageSums{};
@@ -177,7 +181,8 @@ KVANT_INLINE bool weights_of(const Accumulator<C, D> &sums, const float (&s)[4][
         largest = __hmax2_nan(largest, weight);
         p[i / 2][i & 1] = *reinterpret_cast<uint32_t *>(&weight);
     }
-    return __hble2(largest, __float2half2_rn(1 << (int)SLACK)) && page.sum[0] < 0x1p64f && page.sum[1] < 0x1p64f;
+    return __hble2(largest, __float2half2_rn(1 << (int)SLACK)) && page.sum[0] < 0x1p64f &&
+           page.sum[1] < 0x1p64f;
 }
 
 /* p: operands for the values, tokens as rows; also adds up the sums. Weights are computed with the

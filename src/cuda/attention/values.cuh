@@ -24,7 +24,8 @@ template <int N> KVANT_INLINE void hide_tokens(float (&s)[N][4], int valid, int 
  * anything, and even 0 times that need not be 0. The caller orders this before the next copy into
  * the page's slot. */
 template <class C, int D>
-KVANT_INLINE void clear_scales(uint8_t *metadata, int symmetric, const GroupPlaces &places, int valid, int lane)
+KVANT_INLINE void clear_scales(uint8_t *metadata, int symmetric, const GroupPlaces &places,
+                               int valid, int lane)
 {
     uint16_t *numbers = reinterpret_cast<uint16_t *>(metadata);
     constexpr bool TOKENS = C::GROUP == KVANT_CUDA_GROUP_TOKENS;
@@ -32,7 +33,9 @@ KVANT_INLINE void clear_scales(uint8_t *metadata, int symmetric, const GroupPlac
     const int rows = places.n_scales / LENGTH;
 #pragma unroll 1
     for (int row = 0; row < (symmetric ? rows : 2 * rows); row++) {
-        const int first = !TOKENS ? valid : (row < rows ? row : row - rows) << places.log < valid ? LENGTH : 0;
+        const int first = !TOKENS                                                 ? valid
+                          : (row < rows ? row : row - rows) << places.log < valid ? LENGTH
+                                                                                  : 0;
 #pragma unroll 1
         for (int i = first + lane; i < LENGTH; i += 32)
             numbers[row * LENGTH + i] = 0;
@@ -42,7 +45,8 @@ KVANT_INLINE void clear_scales(uint8_t *metadata, int symmetric, const GroupPlac
 
 /* Weights 2^(s - max) * size as operands, tokens as rows; their sum is added up before they are
  * rounded. */
-template <class A> KVANT_INLINE void weigh(A &sums, const float (&s)[4][4], float size, uint32_t (&p)[4][2])
+template <class A>
+KVANT_INLINE void weigh(A &sums, const float (&s)[4][4], float size, uint32_t (&p)[4][2])
 {
     unrolled_for (int i = 0; i < 8; i++) {
         float e0 = exp2_fast(s[i / 2][2 * (i & 1)] - sums.max[0]),
@@ -68,18 +72,21 @@ template <int ARRAYS, int STEP> KVANT_INLINE Size size_of(const GroupScales &m, 
         largest = max(largest, max(pair & 0xffffu, pair >> 16));
     }
     /* halves without a sign are in the order of whole numbers */
-    const uint32_t exponent = min(max(__reduce_max_sync(FULL, largest) >> 10, 1u), 28u), down = 29 - exponent;
-    return Size{ __uint_as_float((exponent + 1 + 112) << 23), (float)exponent - 14, down << 10 | down << 26 };
+    const uint32_t exponent = min(max(__reduce_max_sync(FULL, largest) >> 10, 1u), 28u),
+                   down = 29 - exponent;
+    return Size{ __uint_as_float((exponent + 1 + 112) << 23), (float)exponent - 14,
+                 down << 10 | down << 26 };
 }
 
 /* Zero points are an operand whose rows are groups of channels: the accumulator's rows are the
  * groups' sums. */
 template <class C, int D>
-KVANT_INLINE void add_channel_groups(const uint8_t *page, const Bytes &table, const GroupScales &m, int lane,
-                                     float (&s)[4][4], Accumulator<C, D> &sums)
+KVANT_INLINE void add_channel_groups(const uint8_t *page, const Bytes &table, const GroupScales &m,
+                                     int lane, float (&s)[4][4], Accumulator<C, D> &sums)
 {
     constexpr int STEP = group_step<C, D>(), GROUPS = D / STEP;
-    constexpr bool ONE = C::TILES == 1; /* tile of tokens at a time, for two of channels; else two, for two */
+    constexpr bool ONE =
+        C::TILES == 1; /* tile of tokens at a time, for two of channels; else two, for two */
     const Size size = size_of<GROUPS, STEP>(m, lane);
     sums.raise(s, size.log2);
     uint32_t p[4][2], weights[ONE ? 2 : C::TILES][2];
@@ -98,11 +105,12 @@ KVANT_INLINE void add_channel_groups(const uint8_t *page, const Bytes &table, co
         uint32_t(&w)[2] = weights[ONE ? rt % 2 : ct % C::TILES];
         if (rt % 2 == 0 && (ONE || ct % 2 == 0)) {
             uint32_t x[4];
-            load_matrices<false>(x, m.scale + (ONE ? m.at(16 * (rt + (lane >> 4))) + 16 * ct + (lane & 8)
-                                                   : m.at(16 * rt) + 16 * ct + 8 * (lane >> 3)));
+            load_matrices<false>(x, m.scale +
+                                        (ONE ? m.at(16 * (rt + (lane >> 4))) + 16 * ct + (lane & 8)
+                                             : m.at(16 * rt) + 16 * ct + 8 * (lane >> 3)));
             unrolled_for (int i = 0; i < 4; i++)
-                weights[ONE ? i / 2 : ct % C::TILES + i / 2][i % 2] =
-                    multiply_pairs(p[ONE ? ct : ct + i / 2][i % 2], multiply_pairs(x[i], size.inverse));
+                weights[ONE ? i / 2 : ct % C::TILES + i / 2][i % 2] = multiply_pairs(
+                    p[ONE ? ct : ct + i / 2][i % 2], multiply_pairs(x[i], size.inverse));
         }
         mma(sums.o[rt], a, w[0], w[1]);
     });
@@ -114,7 +122,8 @@ KVANT_INLINE void add_channel_groups(const uint8_t *page, const Bytes &table, co
 /* The sums of the weights over each group of tokens, as an operand whose rows are groups:
  * first the rounded sums, then the rounding errors. All rows of a matrix have these 16-bit
  * numbers; transposed, all columns have them. */
-template <int GROUPS> KVANT_INLINE uint32_t load_totals(const uint32_t (&p)[4][2], float times, int lane)
+template <int GROUPS>
+KVANT_INLINE uint32_t load_totals(const uint32_t (&p)[4][2], float times, int lane)
 {
     uint32_t rounded[GROUPS], lost[GROUPS];
     unrolled_for (int g = 0; g < GROUPS; g++) {
@@ -125,7 +134,8 @@ template <int GROUPS> KVANT_INLINE uint32_t load_totals(const uint32_t (&p)[4][2
         const uint32_t x = pack_half2(total[0] * times, total[1] * times);
         const __half2 h = *reinterpret_cast<const __half2 *>(&x);
         rounded[g] = transpose8x8(x);
-        lost[g] = transpose8x8(pack_half2(total[0] * times - __low2float(h), total[1] * times - __high2float(h)));
+        lost[g] = transpose8x8(
+            pack_half2(total[0] * times - __low2float(h), total[1] * times - __high2float(h)));
     }
     uint32_t mine = 0; /* lane mod 4 has rows 2 (lane mod 4) and + 1 */
     unrolled_for (int i = 0; i < GROUPS / 2; i++) {
@@ -137,8 +147,8 @@ template <int GROUPS> KVANT_INLINE uint32_t load_totals(const uint32_t (&p)[4][2
 
 /* Zero points are an operand with channels as rows and groups of tokens as columns. */
 template <class C, int D>
-KVANT_INLINE void add_token_groups(const uint8_t *page, const Bytes &table, const GroupScales &m, int lane,
-                                   float (&s)[4][4], Accumulator<C, D> &sums)
+KVANT_INLINE void add_token_groups(const uint8_t *page, const Bytes &table, const GroupScales &m,
+                                   int lane, float (&s)[4][4], Accumulator<C, D> &sums)
 {
     constexpr int STEP = group_step<C, D>(), GROUPS = PAGE_TOKENS / STEP;
     sums.raise(s, 0);
@@ -167,10 +177,13 @@ KVANT_INLINE void add_token_groups(const uint8_t *page, const Bytes &table, cons
         if (16 * (ct + 1) % STEP != 0)
             return;
         if (g % 2 == 0 && rt % 2 == 0)
-            load_matrices<true>(pairs[rt % 4 / 2], m.scale + m.at((g + (lane & 1)) * STEP) + 8 * (lane >> 3) + 16 * rt);
+            load_matrices<true>(pairs[rt % 4 / 2], m.scale + m.at((g + (lane & 1)) * STEP) +
+                                                       8 * (lane >> 3) + 16 * rt);
         unrolled_for (int e = 0; e < 2; e++) {
-            const __half2 both = *reinterpret_cast<const __half2 *>(&pairs[rt % 4 / 2][2 * (rt % 2) + e]);
-            const float scale = (g % 2 == 0 ? __low2float(both) : __high2float(both)) * (e ? UNIT / C::ROW8 : UNIT);
+            const __half2 both =
+                *reinterpret_cast<const __half2 *>(&pairs[rt % 4 / 2][2 * (rt % 2) + e]);
+            const float scale =
+                (g % 2 == 0 ? __low2float(both) : __high2float(both)) * (e ? UNIT / C::ROW8 : UNIT);
             unrolled_for (int h = 0; h < 2; h++)
                 sums.o[rt][2 * e + h] += x[2 * e + h] * scale;
         }
@@ -186,8 +199,9 @@ template <int N, class T, int TILES> KVANT_INLINE T (&part(T (&tiles)[TILES], in
 /* Adds a page's values, weighted by the scores, to the sums of each tile. A code is unpacked once
  * for all tiles. */
 template <class C, int D, int TILES, class T>
-KVANT_INLINE void add_page(const uint8_t *page, int codes, const T &table, int symmetric, float offset,
-                           const GroupPlaces &places, int lane, int valid, float (&s)[TILES][4][4], Accumulator<C, D> (&sums)[TILES])
+KVANT_INLINE void add_page(const uint8_t *page, int codes, const T &table, int symmetric,
+                           float offset, const GroupPlaces &places, int lane, int valid,
+                           float (&s)[TILES][4][4], Accumulator<C, D> (&sums)[TILES])
 {
     if constexpr (C::GROUP == KVANT_CUDA_GROUP_TOKEN) {
         TokenScales scales = load_scales<C>(page + codes, lane >> 2, symmetric, offset);

@@ -13,7 +13,9 @@ namespace blocks
 {
 
 constexpr int TILE = 16, WARPS = 4, MOST_ROWS = 16;
-constexpr float LOG2E = 1.44269504f, WEIGHT_UNIT = 8; /* weights are 2^WEIGHT_UNIT at most, so that small ones are normal halves */
+constexpr float LOG2E = 1.44269504f,
+                WEIGHT_UNIT =
+                    8; /* weights are 2^WEIGHT_UNIT at most, so that small ones are normal halves */
 
 struct Q8 {
     static constexpr uint32_t TYPE = 8;
@@ -32,12 +34,16 @@ constexpr int stride_of(int row_bytes)
 }
 
 template <class F, int D> struct Shape {
-    static constexpr int ROW = D / 32 * F::BYTES, STRIDE = stride_of(ROW), UNIT_BYTES = ROW % 16 == 0 ? 16 : ROW % 8 == 0 ? 8 : 4;
+    static constexpr int ROW = D / 32 * F::BYTES, STRIDE = stride_of(ROW),
+                         UNIT_BYTES = ROW % 16 == 0  ? 16
+                                      : ROW % 8 == 0 ? 8
+                                                     : 4;
     static constexpr int STAGE = 2 * TILE * STRIDE;
     /* Of a thread block: rings of the warps, and in the same place their sums at the end. */
     static constexpr int bytes(int stages)
     {
-        const int ring = WARPS * stages * STAGE, sums = (int)sizeof(float) * WARPS * MOST_ROWS * (D + 2);
+        const int ring = WARPS * stages * STAGE,
+                  sums = (int)sizeof(float) * WARPS * MOST_ROWS * (D + 2);
         return ring > sums ? ring : sums;
     }
 };
@@ -54,7 +60,7 @@ struct Problem {
     kvant_cuda_block_args a;
     int group, rows, tiles, splits, tiles_a_split;
     uint32_t *counters; /* per (sequence, kv head); zeros */
-    float *parts;       /* per (sequence, kv head, split): rows x D sums, then maxima, then totals */
+    float *parts; /* per (sequence, kv head, split): rows x D sums, then maxima, then totals */
     size_t part_floats; /* a multiple of 4 */
 };
 
@@ -71,11 +77,14 @@ template <int N> KVANT_INLINE void copy_async(void *to, const void *from)
     if constexpr (N == 16)
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(from) : "memory");
     else
-        asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(at), "l"(from), "n"(N) : "memory");
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(at), "l"(from), "n"(N)
+                     : "memory");
 }
 
 /* The rows of a tile by a warp; beyond the last token that one again. A row has 16 or 8 pieces and one. */
-template <class S> KVANT_INLINE void copy_rows(uint8_t *to, const uint8_t *from, size_t stride, int first, int n_tokens, int lane)
+template <class S>
+KVANT_INLINE void copy_rows(uint8_t *to, const uint8_t *from, size_t stride, int first,
+                            int n_tokens, int lane)
 {
     constexpr int PIECE = S::UNIT_BYTES, LANES = S::ROW / PIECE - 1, ROWS = 32 / LANES;
     static_assert(LANES == 16 || LANES == 8, "");
@@ -88,10 +97,12 @@ template <class S> KVANT_INLINE void copy_rows(uint8_t *to, const uint8_t *from,
             copy_async<PIECE>(mine + i * ROWS * S::STRIDE, at);
     } else {
         for (int i = row; i < TILE; i += ROWS)
-            copy_async<PIECE>(to + i * S::STRIDE + column, from + (size_t)min(first + i, n_tokens - 1) * stride + column);
+            copy_async<PIECE>(to + i * S::STRIDE + column,
+                              from + (size_t)min(first + i, n_tokens - 1) * stride + column);
     }
     if (lane < TILE)
-        copy_async<PIECE>(to + lane * S::STRIDE + LANES * PIECE, from + (size_t)min(first + lane, n_tokens - 1) * stride + LANES * PIECE);
+        copy_async<PIECE>(to + lane * S::STRIDE + LANES * PIECE,
+                          from + (size_t)min(first + lane, n_tokens - 1) * stride + LANES * PIECE);
 }
 
 /* ---- codes ---- */
@@ -121,7 +132,8 @@ template <class F> KVANT_INLINE __half2 halves(uint32_t bytes, uint32_t selector
 }
 
 /* Lane t of four: eight channels of a block, as two words of four. */
-template <class F, int J> KVANT_INLINE void read_keys(const uint8_t *row, int t, uint32_t (&word)[2])
+template <class F, int J>
+KVANT_INLINE void read_keys(const uint8_t *row, int t, uint32_t (&word)[2])
 {
     if constexpr (F::TYPE == Q8::TYPE) {
         word[0] = word_at<J * Q8::BYTES + 2>(row, 2 * t) ^ 0x80808080u;
@@ -141,7 +153,8 @@ template <class F> KVANT_INLINE int key_channel(int t, int i)
 
 /* Lane g of eight: four channels of a block, of two tokens: [m][h] is channel value_channel(g, m) + h. */
 template <class F, int J>
-KVANT_INLINE void read_values(const uint8_t *first, const uint8_t *second, int g, __half2 scale, uint32_t (&pair)[2][2])
+KVANT_INLINE void read_values(const uint8_t *first, const uint8_t *second, int g, __half2 scale,
+                              uint32_t (&pair)[2][2])
 {
     if constexpr (F::TYPE == Q8::TYPE) {
         const uint32_t a = word_at<J * Q8::BYTES + 2>(first, g) ^ 0x80808080u,
@@ -154,7 +167,8 @@ KVANT_INLINE void read_values(const uint8_t *first, const uint8_t *second, int g
         }
     } else {
         const uint32_t x = reinterpret_cast<const uint16_t *>(first)[J * 9 + 1 + g] |
-                           (uint32_t) reinterpret_cast<const uint16_t *>(second)[J * 9 + 1 + g] << 16;
+                           (uint32_t) reinterpret_cast<const uint16_t *>(second)[J * 9 + 1 + g]
+                               << 16;
 #pragma unroll
         for (int m = 0; m < 2; m++) {
             const uint32_t codes = x >> (4 * m) & 0x0f0f0f0fu;
@@ -175,13 +189,16 @@ template <class F, int D> struct Queries {
     uint32_t operand[D / 32][2][4];
 };
 
-template <class F, int D> KVANT_INLINE void load_queries(const Problem &p, int sequence, int kv_head, int lane, Queries<F, D> &q)
+template <class F, int D>
+KVANT_INLINE void load_queries(const Problem &p, int sequence, int kv_head, int lane,
+                               Queries<F, D> &q)
 {
     const float scale = p.a.scale * LOG2E;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         const int row = lane / 4 + 8 * h;
-        const float *from = p.a.q + sequence * p.a.q_batch_stride + row / p.group * p.a.q_token_stride +
+        const float *from = p.a.q + sequence * p.a.q_batch_stride +
+                            row / p.group * p.a.q_token_stride +
                             (kv_head * p.group + row % p.group) * p.a.q_head_stride;
 #pragma unroll
         for (int j = 0; j < D / 32; j++)
@@ -191,27 +208,31 @@ template <class F, int D> KVANT_INLINE void load_queries(const Problem &p, int s
                 for (int k = 0; k < 2; k++) {
                     const int channel = 32 * j + key_channel<F>(lane % 4, i) + 2 * k;
                     const bool there = row < p.rows;
-                    q.operand[j][i][2 * k + h] =
-                        as_word(__floats2half2_rn(there ? from[channel] * scale : 0, there ? from[channel + 1] * scale : 0));
+                    q.operand[j][i][2 * k + h] = as_word(__floats2half2_rn(
+                        there ? from[channel] * scale : 0, there ? from[channel + 1] * scale : 0));
                 }
     }
 }
 
 template <class F, int D, int J = 0>
-KVANT_INLINE void add_scores(const uint8_t *keys, const Queries<F, D> &q, int lane, float (&s)[2][4])
+KVANT_INLINE void add_scores(const uint8_t *keys, const Queries<F, D> &q, int lane,
+                             float (&s)[2][4])
 {
     if constexpr (J < D / 32) {
         using S = Shape<F, D>;
 #pragma unroll
         for (int n = 0; n < 2; n++) {
-            const uint8_t *row = keys + (8 * n + lane / 4) * S::STRIDE, *pair = keys + (8 * n + 2 * (lane % 4)) * S::STRIDE;
+            const uint8_t *row = keys + (8 * n + lane / 4) * S::STRIDE,
+                          *pair = keys + (8 * n + 2 * (lane % 4)) * S::STRIDE;
             float sum[4] = {};
             uint32_t word[2];
             read_keys<F, J>(row, lane % 4, word);
 #pragma unroll
             for (int i = 0; i < 2; i++)
-                mma(sum, q.operand[J][i], as_word(halves<F>(word[i], 0x4140)), as_word(halves<F>(word[i], 0x4342)));
-            const float first = __half2float(scale_at<F>(pair, J)), second = __half2float(scale_at<F>(pair + S::STRIDE, J));
+                mma(sum, q.operand[J][i], as_word(halves<F>(word[i], 0x4140)),
+                    as_word(halves<F>(word[i], 0x4342)));
+            const float first = __half2float(scale_at<F>(pair, J)),
+                        second = __half2float(scale_at<F>(pair + S::STRIDE, J));
 #pragma unroll
             for (int i = 0; i < 4; i++)
                 s[n][i] = fmaf(sum[i], i % 2 == 0 ? first : second, s[n][i]);
@@ -241,8 +262,11 @@ KVANT_INLINE void add_values(const uint8_t *values, const uint32_t (&weights)[N]
         uint32_t pair[2][2][2];
 #pragma unroll
         for (int n = 0; n < 2; n++) {
-            const uint8_t *first = values + (8 * n + 2 * (lane % 4)) * S::STRIDE, *second = first + S::STRIDE;
-            read_values<F, J>(first, second, lane / 4, __halves2half2(scale_at<F>(first, J), scale_at<F>(second, J)), pair[n]);
+            const uint8_t *first = values + (8 * n + 2 * (lane % 4)) * S::STRIDE,
+                          *second = first + S::STRIDE;
+            read_values<F, J>(first, second, lane / 4,
+                              __halves2half2(scale_at<F>(first, J), scale_at<F>(second, J)),
+                              pair[n]);
         }
         if constexpr (WEIGHTED) {
 #pragma unroll
@@ -266,7 +290,8 @@ KVANT_INLINE float slope_of(const kvant_cuda_block_args &a, int head)
     if (a.max_bias <= 0)
         return 1;
     const int n = 1 << (31 - __clz((int)a.n_heads));
-    return exp2f(-a.max_bias * (head < n ? (head + 1.0f) / n : (2.0f * (head - n) + 1) / (2.0f * n)));
+    return exp2f(-a.max_bias *
+                 (head < n ? (head + 1.0f) / n : (2.0f * (head - n) + 1) / (2.0f * n)));
 }
 
 /* What a lane knows of its query rows g and g + 8. */
@@ -279,7 +304,8 @@ KVANT_INLINE Row row_of(const Problem &p, int sequence, int kv_head, int row)
 {
     const __half *mask = reinterpret_cast<const __half *>(p.a.mask);
     const bool masked = mask && row < p.rows;
-    return { masked ? reinterpret_cast<const __half2 *>(mask + sequence * p.a.mask_batch_stride + row / p.group * p.a.mask_token_stride)
+    return { masked ? reinterpret_cast<const __half2 *>(mask + sequence * p.a.mask_batch_stride +
+                                                        row / p.group * p.a.mask_token_stride)
                     : nullptr,
              slope_of(p.a, kv_head * p.group + row % p.group), -INFINITY, 0 };
 }
@@ -302,7 +328,8 @@ KVANT_INLINE float weigh(const Problem &p, Row &row, int first, int n_tokens, fl
 #pragma unroll
     for (int n = 0; n < 2; n++) {
         const int token = first + 8 * n;
-        const float2 bias = row.mask && token < n_tokens ? __half22float2(row.mask[token / 2]) : make_float2(0, 0);
+        const float2 bias =
+            row.mask && token < n_tokens ? __half22float2(row.mask[token / 2]) : make_float2(0, 0);
         s[n][0] = token < n_tokens ? masked(s[n][0], bias.x, p, row.slope) : -INFINITY;
         s[n][1] = token + 1 < n_tokens ? masked(s[n][1], bias.y, p, row.slope) : -INFINITY;
         top = fmaxf(top, fmaxf(s[n][0], s[n][1]));
@@ -341,7 +368,8 @@ template <class F, int D, int N> struct Warp {
     {
         if (!__any_sync(FULL, factor != 1))
             return;
-        const float first = __shfl_sync(FULL, factor, 8 * (lane % 4)), second = __shfl_sync(FULL, factor, 8 * (lane % 4) + 4);
+        const float first = __shfl_sync(FULL, factor, 8 * (lane % 4)),
+                    second = __shfl_sync(FULL, factor, 8 * (lane % 4) + 4);
 #pragma unroll
         for (int j = 0; j < D / 32; j++)
 #pragma unroll
@@ -379,7 +407,8 @@ template <class F, int D, int N> struct Warp {
     }
 
     template <bool WEIGHTED>
-    KVANT_INLINE void add(const Problem &p, const Queries<F, D> &q, const uint8_t *keys, const uint8_t *values, int first, int lane)
+    KVANT_INLINE void add(const Problem &p, const Queries<F, D> &q, const uint8_t *keys,
+                          const uint8_t *values, int first, int lane)
     {
         float s[2][4] = {}, mine[N][2][2];
         uint32_t weights[N][2], found[2] = {};
@@ -416,7 +445,8 @@ template <class F, int D, int N> struct Warp {
                 for (int m = 0; m < 2; m++)
 #pragma unroll
                     for (int i = 0; i < 4; i++)
-                        sums[(8 * n + 2 * (lane % 4) + i % 2) * D + 32 * j + value_channel<F>(lane / 4, m) + i / 2] = o[j][m][n][i];
+                        sums[(8 * n + 2 * (lane % 4) + i % 2) * D + 32 * j +
+                             value_channel<F>(lane / 4, m) + i / 2] = o[j][m][n][i];
         }
     }
 };

@@ -13,17 +13,29 @@ __host__ __device__ inline ChunkSizes sizes_of(const kvant_general &g)
 {
     const auto &c = g.view.chunks;
     const int index = (int)c.index_bits, length = (int)c.length_bits;
-    return ChunkSizes{ index + length, index, length, (int)g.metadata, g.tables + c.direction, g.tables + c.norm,
-                       reinterpret_cast<const uint2 *>(g.tables + g.halves), (int)c.n_codewords, (int)c.slots };
+    return ChunkSizes{ index + length,
+                       index,
+                       length,
+                       (int)g.metadata,
+                       g.tables + c.direction,
+                       g.tables + c.norm,
+                       reinterpret_cast<const uint2 *>(g.tables + g.halves),
+                       (int)c.n_codewords,
+                       (int)c.slots };
 }
 
 /* Bytes of one copy of a codec's tables, if two blocks of kernels of any/ find room for them; else 0. */
-__host__ __device__ inline int small_table_bytes(const kvant_cuda_params &params, const kvant_general &g)
+__host__ __device__ inline int small_table_bytes(const kvant_cuda_params &params,
+                                                 const kvant_general &g)
 {
     const auto &c = g.view.chunks;
     if (params.decoder == KVANT_CUDA_OCTOPUS_SPLITS)
-        return c.index_bits <= 12 ? ((8 << (c.index_bits - 2)) + (16 << c.length_bits) + 15) / 16 * 16 : 0;
-    return params.decoder == KVANT_CUDA_HQMQ_SIZES && c.n_codewords < 5000 ? ((int)c.n_codewords + 4) / 4 * 16 : 0;
+        return c.index_bits <= 12
+                   ? ((8 << (c.index_bits - 2)) + (16 << c.length_bits) + 15) / 16 * 16
+                   : 0;
+    return params.decoder == KVANT_CUDA_HQMQ_SIZES && c.n_codewords < 5000
+               ? ((int)c.n_codewords + 4) / 4 * 16
+               : 0;
 }
 
 /* Codes of up to 23 bits, two in a word, at bits 0 and 16. */
@@ -35,7 +47,8 @@ template <int CHUNKS, bool KEYS> struct CodePairs {
     {
         if constexpr (KEYS) {
             load_words<4>(plane + 64 * at + (lane & 28), *reinterpret_cast<uint32_t(*)[4]>(x));
-            load_words<4>(plane + 64 * at + 32 + (lane & 28), *reinterpret_cast<uint32_t(*)[4]>(x + 4));
+            load_words<4>(plane + 64 * at + 32 + (lane & 28),
+                          *reinterpret_cast<uint32_t(*)[4]>(x + 4));
         } else
             unrolled_for (int n = 0; n < 8; n++)
                 x[n] = plane[CHUNKS * (8 * (lane & 3) + n) + at];
@@ -69,7 +82,9 @@ template <int CHUNKS, bool KEYS> struct CodePairs {
             constexpr int FIELDS = 16 / P;
             const int column = lane & 3, left = to - (P == 1 ? 8 * (column % 2) : 0);
             unrolled_for (int n = 0; n < 8; n++)
-                x[n] |= rotate_left(plane[CHUNKS * (8 * column / FIELDS + n / FIELDS) + at], left - P * (n % FIELDS)) & mask;
+                x[n] |= rotate_left(plane[CHUNKS * (8 * column / FIELDS + n / FIELDS) + at],
+                                    left - P * (n % FIELDS)) &
+                        mask;
         }
         plane += chunk_plane_words(P, CHUNKS, KEYS);
     }
@@ -114,8 +129,8 @@ struct OctopusSplits : ChunkCodes, AnySizes {
 
     template <bool LARGE> KVANT_INLINE static Copies copies_of(const ChunkSizes &sizes)
     {
-        return Copies{ copies_in(direction_bytes<LARGE>(), 8, sizes.index_bits - 2), copies_in(SIGN_BYTES, 4, sizes.length_bits + 2),
-                       direction_bytes<LARGE>() };
+        return Copies{ copies_in(direction_bytes<LARGE>(), 8, sizes.index_bits - 2),
+                       copies_in(SIGN_BYTES, 4, sizes.length_bits + 2), direction_bytes<LARGE>() };
     }
 
     struct Table {
@@ -130,7 +145,8 @@ struct OctopusSplits : ChunkCodes, AnySizes {
         return Copies{ 1, 1, 8 << (sizes.index_bits - 2) };
     }
 
-    KVANT_INLINE static Table table(const uint8_t *entries, const ChunkSizes &sizes, const Copies &n, int lane)
+    KVANT_INLINE static Table table(const uint8_t *entries, const ChunkSizes &sizes,
+                                    const Copies &n, int lane)
     {
         const int c = sizes.index_bits / 2;
         const uint32_t ones = (1u << (c - 1)) - 1;
@@ -159,13 +175,15 @@ struct OctopusSplits : ChunkCodes, AnySizes {
         /* x, y and z of one of them. */
         KVANT_INLINE uint2 numbers(const Table &t, int i) const
         {
-            const uint2 x = look_up_two_words(__dp2a_lo(direction, t.direction_by << 8 * i, t.directions));
+            const uint2 x =
+                look_up_two_words(__dp2a_lo(direction, t.direction_by << 8 * i, t.directions));
             const uint32_t s = look_up_word(__dp2a_lo(sign, t.sign_by << 8 * i, t.signs));
             return make_uint2(multiply_halves(x.x, s), multiply_halves(x.y, s & 0x7fff7fffu));
         }
     };
 
-    template <bool WIDE, class P> KVANT_INLINE static void load(P &pairs, const uint8_t *page, const Table &t, int at, int lane)
+    template <bool WIDE, class P>
+    KVANT_INLINE static void load(P &pairs, const uint8_t *page, const Table &t, int at, int lane)
     {
         const uint32_t *words = reinterpret_cast<const uint32_t *>(page);
         if (WIDE)
@@ -180,7 +198,8 @@ struct OctopusSplits : ChunkCodes, AnySizes {
         using P = ChunkPlaces<OctopusSplits, D>;
         unrolled_for (int step = 0; step < P::KEY_STEPS; step++) {
             CodePairs<P::CHUNKS, true> codes;
-            load<WIDE>(codes, page, t, min(4 * step + (lane & 3), (P::CHUNKS - 1) / 2), lane); /* no values, which may still be on their way */
+            load<WIDE>(codes, page, t, min(4 * step + (lane & 3), (P::CHUNKS - 1) / 2),
+                       lane); /* no values, which may still be on their way */
             unrolled_for (int rt = 0; rt < 4; rt++) {
                 uint32_t a[2][4];
                 unrolled_for (int h = 0; h < 2; h++) {
@@ -210,7 +229,8 @@ struct OctopusSplits : ChunkCodes, AnySizes {
                     const int h = part % 2, far = part / 2;
                     const Two two(codes[far].x[4 * h + ct], t);
                     const uint2 x = two.numbers(t, 0), y = two.numbers(t, 1);
-                    const uint32_t n[3] = { prmt(x.x, y.x, 0x5410), prmt(x.x, y.x, 0x7632), prmt(x.y, y.y, 0x5410) };
+                    const uint32_t n[3] = { prmt(x.x, y.x, 0x5410), prmt(x.x, y.x, 0x7632),
+                                            prmt(x.y, y.y, 0x5410) };
                     unrolled_for (int k = 0; k < 3; k++)
                         a[(3 * far + k) / 2][(3 * far + k) % 2 + 2 * h] = n[k];
                 }
@@ -222,15 +242,19 @@ struct OctopusSplits : ChunkCodes, AnySizes {
 
     /* Both widths of planes have code of their own: code that is jumped over costs time. */
     template <int D, class F>
-    KVANT_INLINE static void for_each_key_tile(const uint8_t *page, int lane, const Table &t, F &&use)
+    KVANT_INLINE static void for_each_key_tile(const uint8_t *page, int lane, const Table &t,
+                                               F &&use)
     {
-        t.bits == 16 ? key_tiles<D, true>(page, lane, t, use) : key_tiles<D, false>(page, lane, t, use);
+        t.bits == 16 ? key_tiles<D, true>(page, lane, t, use)
+                     : key_tiles<D, false>(page, lane, t, use);
     }
 
     template <int D, class F>
-    KVANT_INLINE static void for_each_value_tile(const uint8_t *page, int lane, const Table &t, F &&use)
+    KVANT_INLINE static void for_each_value_tile(const uint8_t *page, int lane, const Table &t,
+                                                 F &&use)
     {
-        t.bits == 16 ? value_tiles<D, true>(page, lane, t, use) : value_tiles<D, false>(page, lane, t, use);
+        t.bits == 16 ? value_tiles<D, true>(page, lane, t, use)
+                     : value_tiles<D, false>(page, lane, t, use);
     }
 
     /* The level above 0 whose code x has x ^ x >> 1 == folded except in the highest bit. */
@@ -247,7 +271,8 @@ struct OctopusSplits : ChunkCodes, AnySizes {
     __device__ static void fill(uint8_t *entries, const ChunkSizes &sizes, const Copies &n)
     {
         constexpr int BATCH = 4;
-        const int c = sizes.index_bits / 2, log_signs = sizes.length_bits + 2, count = 1 << (2 * c - 2), mask = (1 << (c - 1)) - 1;
+        const int c = sizes.index_bits / 2, log_signs = sizes.length_bits + 2,
+                  count = 1 << (2 * c - 2), mask = (1 << (c - 1)) - 1;
         uint2 *directions = reinterpret_cast<uint2 *>(entries);
         uint32_t *signs = reinterpret_cast<uint32_t *>(entries + n.signs_at);
         for (int first = threadIdx.x; first < count; first += BATCH * blockDim.x) {
@@ -257,15 +282,18 @@ struct OctopusSplits : ChunkCodes, AnySizes {
                 u[b] = level(sizes, i & mask), w[b] = level(sizes, i >> (c - 1) & mask);
             }
             unrolled_for (int b = 0; b < BATCH; b++) {
-                const float z = 1 - u[b] - w[b], fold = fmaxf(-z, 0), x = u[b] - fold, y = w[b] - fold, f = 1 / sqrtf(x * x + y * y + z * z);
+                const float z = 1 - u[b] - w[b], fold = fmaxf(-z, 0), x = u[b] - fold,
+                            y = w[b] - fold, f = 1 / sqrtf(x * x + y * y + z * z);
                 if (first + b * (int)blockDim.x < count)
-                    store_copies(directions, first + b * blockDim.x, n.directions, make_uint2(pack_half2(f * x, f * y), pack_half2(f * z, 0)));
+                    store_copies(directions, first + b * blockDim.x, n.directions,
+                                 make_uint2(pack_half2(f * x, f * y), pack_half2(f * z, 0)));
             }
         }
         for (int i = threadIdx.x; i < 1 << log_signs; i += blockDim.x) {
             const float norm = __ldg(sizes.norm + i / 4);
             for (int k = 0; k < n.signs; k++)
-                signs[i * n.signs + ((k + i) & (n.signs - 1))] = pack_half2(i & 1 ? norm : -norm, i & 2 ? norm : -norm);
+                signs[i * n.signs + ((k + i) & (n.signs - 1))] =
+                    pack_half2(i & 1 ? norm : -norm, i & 2 ? norm : -norm);
         }
     }
 };
@@ -291,7 +319,8 @@ struct HqmqSizes : ChunkCodes, AnySizes {
     struct Table {
         int bits, index_bits;
         uint32_t directions, direction_by;
-        uint32_t index, low, high; /* masks of two codes: of indices, of a radius' bits below and above bit 16 of the code */
+        uint32_t index, low,
+            high; /* masks of two codes: of indices, of a radius' bits below and above bit 16 of the code */
     };
 
     KVANT_INLINE static int one_copy(const ChunkSizes &)
@@ -299,12 +328,19 @@ struct HqmqSizes : ChunkCodes, AnySizes {
         return 1;
     }
 
-    KVANT_INLINE static Table table(const uint8_t *entries, const ChunkSizes &sizes, int n, int lane)
+    KVANT_INLINE static Table table(const uint8_t *entries, const ChunkSizes &sizes, int n,
+                                    int lane)
     {
         const int log = sizes.index_bits;
-        const uint32_t radius = ((1u << sizes.length_bits) - 1) << RADIUS_LOG, below = ((1u << (16 - log)) - 1) << RADIUS_LOG;
-        return Table{ sizes.bits, log, shared_address(entries) + 4 * (lane & (n - 1)), 4u * n, ((1u << log) - 1) * 0x10001u,
-                      (radius & below) * 0x10001u, (radius & ~below) * 0x10001u };
+        const uint32_t radius = ((1u << sizes.length_bits) - 1) << RADIUS_LOG,
+                       below = ((1u << (16 - log)) - 1) << RADIUS_LOG;
+        return Table{ sizes.bits,
+                      log,
+                      shared_address(entries) + 4 * (lane & (n - 1)),
+                      4u * n,
+                      ((1u << log) - 1) * 0x10001u,
+                      (radius & below) * 0x10001u,
+                      (radius & ~below) * 0x10001u };
     }
 
     /* Two codes. */
@@ -315,12 +351,15 @@ struct HqmqSizes : ChunkCodes, AnySizes {
         KVANT_INLINE Two(uint32_t low, uint32_t high, const Table &t)
             : x(look_up_word(__dp2a_lo(low & t.index, t.direction_by, t.directions))),
               y(look_up_word(__dp2a_lo(low & t.index, t.direction_by << 8, t.directions))),
-              radii((rotate_left(low, RADIUS_LOG - t.index_bits) & t.low) | (rotate_left(high, RADIUS_LOG + 16 - t.index_bits) & t.high))
+              radii((rotate_left(low, RADIUS_LOG - t.index_bits) & t.low) |
+                    (rotate_left(high, RADIUS_LOG + 16 - t.index_bits) & t.high))
         {
         }
     };
 
-    template <bool WIDE, class P> KVANT_INLINE static void load(P &low, P &high, const uint8_t *page, int plane, const Table &t, int at, int lane)
+    template <bool WIDE, class P>
+    KVANT_INLINE static void load(P &low, P &high, const uint8_t *page, int plane, const Table &t,
+                                  int at, int lane)
     {
         const uint32_t *words = reinterpret_cast<const uint32_t *>(page);
         if (WIDE) {
@@ -339,7 +378,8 @@ struct HqmqSizes : ChunkCodes, AnySizes {
         using P = ChunkPlaces<HqmqSizes, D>;
         unrolled_for (int step = 0; step < P::KEY_STEPS; step++) {
             CodePairs<P::CHUNKS, true> low, high;
-            load<WIDE>(low, high, page, chunk_plane_words(16, P::CHUNKS, true), t, 4 * step + (lane & 3), lane);
+            load<WIDE>(low, high, page, chunk_plane_words(16, P::CHUNKS, true), t,
+                       4 * step + (lane & 3), lane);
             unrolled_for (int rt = 0; rt < 4; rt++) {
                 uint32_t a[2][4];
                 unrolled_for (int h = 0; h < 2; h++) {
@@ -361,12 +401,14 @@ struct HqmqSizes : ChunkCodes, AnySizes {
         using P = ChunkPlaces<HqmqSizes, D>;
         unrolled_for (int g = 0; g < P::VALUE_GROUPS; g++) {
             CodePairs<P::CHUNKS, false> low, high;
-            load<WIDE>(low, high, page, chunk_plane_words(16, P::CHUNKS, false), t, 8 * g + (lane >> 2), lane);
+            load<WIDE>(low, high, page, chunk_plane_words(16, P::CHUNKS, false), t,
+                       8 * g + (lane >> 2), lane);
             unrolled_for (int ct = 0; ct < 4; ct++) {
                 uint32_t a[2][4];
                 unrolled_for (int h = 0; h < 2; h++) {
                     const Two two(low.x[4 * h + ct], high.x[4 * h + ct], t);
-                    const uint32_t near = prmt(two.x, two.y, 0x5140), far = prmt(two.x, two.y, 0x7362);
+                    const uint32_t near = prmt(two.x, two.y, 0x5140),
+                                   far = prmt(two.x, two.y, 0x7362);
                     a[0][2 * h] = two.radii.template times<0, 1>(near);
                     a[0][2 * h + 1] = two.radii.template times<2, 3>(near);
                     a[1][2 * h] = two.radii.template times<0, 1>(far);
@@ -380,15 +422,19 @@ struct HqmqSizes : ChunkCodes, AnySizes {
 
     /* As of octopus. */
     template <int D, class F>
-    KVANT_INLINE static void for_each_key_tile(const uint8_t *page, int lane, const Table &t, F &&use)
+    KVANT_INLINE static void for_each_key_tile(const uint8_t *page, int lane, const Table &t,
+                                               F &&use)
     {
-        t.bits & 16 ? key_tiles<D, true>(page, lane, t, use) : key_tiles<D, false>(page, lane, t, use);
+        t.bits & 16 ? key_tiles<D, true>(page, lane, t, use)
+                    : key_tiles<D, false>(page, lane, t, use);
     }
 
     template <int D, class F>
-    KVANT_INLINE static void for_each_value_tile(const uint8_t *page, int lane, const Table &t, F &&use)
+    KVANT_INLINE static void for_each_value_tile(const uint8_t *page, int lane, const Table &t,
+                                                 F &&use)
     {
-        t.bits & 16 ? value_tiles<D, true>(page, lane, t, use) : value_tiles<D, false>(page, lane, t, use);
+        t.bits & 16 ? value_tiles<D, true>(page, lane, t, use)
+                    : value_tiles<D, false>(page, lane, t, use);
     }
 
     /* n copies. Behind the codewords zero, for outliers. Codes of tokens that are not there may find other bytes. A thread asks for
@@ -400,14 +446,22 @@ struct HqmqSizes : ChunkCodes, AnySizes {
         for (int first = threadIdx.x; first < count; first += BATCH * blockDim.x) {
             uint2 halves[BATCH];
             unrolled_for (int b = 0; b < BATCH; b++)
-                halves[b] = __ldg(sizes.codewords + min(first + b * (int)blockDim.x, sizes.n_codewords - 1));
+                halves[b] = __ldg(sizes.codewords +
+                                  min(first + b * (int)blockDim.x, sizes.n_codewords - 1));
             unrolled_for (int b = 0; b < BATCH; b++) {
                 const int i = first + b * (int)blockDim.x;
-                const float2 y[2] = { __half22float2(*reinterpret_cast<const __half2 *>(&halves[b].x)),
-                                      __half22float2(*reinterpret_cast<const __half2 *>(&halves[b].y)) };
+                const float2 y[2] = {
+                    __half22float2(*reinterpret_cast<const __half2 *>(&halves[b].x)),
+                    __half22float2(*reinterpret_cast<const __half2 *>(&halves[b].y))
+                };
                 uint32_t own = 0;
                 unrolled_for (int k = 0; k < 4; k++)
-                    own |= i >= sizes.n_codewords ? 128u << 8 * k : (uint32_t)min(128 + __float2int_rn(128 * (k % 2 ? y[k / 2].y : y[k / 2].x)), 255) << 8 * k;
+                    own |= i >= sizes.n_codewords
+                               ? 128u << 8 * k
+                               : (uint32_t)min(
+                                     128 + __float2int_rn(128 * (k % 2 ? y[k / 2].y : y[k / 2].x)),
+                                     255)
+                                     << 8 * k;
                 for (int k = 0; k < n && i < count; k++)
                     reinterpret_cast<uint32_t *>(entries)[i * n + k] = own;
             }

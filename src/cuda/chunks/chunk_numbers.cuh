@@ -20,7 +20,8 @@ struct OctopusLevels {
     {
         const int i = threadIdx.x;
         if (i < 32)
-            direction[i] = book.direction[i], direction_thresholds[i] = book.direction_thresholds[i];
+            direction[i] = book.direction[i],
+            direction_thresholds[i] = book.direction_thresholds[i];
         if (i < 8)
             norm[i] = book.norm[i], norm_thresholds[i] = book.norm_thresholds[i];
     }
@@ -68,11 +69,12 @@ KVANT_INLINE Point octahedral_point(float u, float w)
     return Point{ __fsub_rn(u, copysignf(fold, u)), __fsub_rn(w, copysignf(fold, w)), z };
 }
 
-KVANT_INLINE Point octopus_triplet(const OctopusLevels &levels, uint32_t direction_bits, uint32_t code, float scale)
+KVANT_INLINE Point octopus_triplet(const OctopusLevels &levels, uint32_t direction_bits,
+                                   uint32_t code, float scale)
 {
     const uint32_t mask = (1u << direction_bits) - 1;
-    const Point p =
-        octahedral_point(levels.direction[code & mask], levels.direction[code >> direction_bits & mask]);
+    const Point p = octahedral_point(levels.direction[code & mask],
+                                     levels.direction[code >> direction_bits & mask]);
     const float factor = __fdiv_rn(__fmul_rn(scale, levels.norm[code >> 2 * direction_bits & 7]),
                                    __fsqrt_rn(dot3(p.x, p.x, p.y, p.y, p.z, p.z)));
     return Point{ __fmul_rn(factor, p.x), __fmul_rn(factor, p.y), __fmul_rn(factor, p.z) };
@@ -102,7 +104,8 @@ KVANT_INLINE float hqmq_component(const HqmqSecondaries &levels, uint32_t index,
 }
 
 /* use(bits, first word, shift of the code) for each plane of codes of so many bits. */
-template <class F> KVANT_INLINE void for_each_chunk_plane(int bits, int n_chunks, bool keys, F &&use)
+template <class F>
+KVANT_INLINE void for_each_chunk_plane(int bits, int n_chunks, bool keys, F &&use)
 {
     int first = 0, shift = 0;
 #pragma unroll 1

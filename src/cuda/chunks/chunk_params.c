@@ -5,7 +5,8 @@
 
 #include "../params.h"
 
-static void init_common(kvant_cuda_params *params, kvant_cuda_book *book, const kvant_chunk_view *chunk)
+static void init_common(kvant_cuda_params *params, kvant_cuda_book *book,
+                        const kvant_chunk_view *chunk)
 {
     params->bits = chunk->index_bits + chunk->length_bits;
     params->symmetric = 1;
@@ -15,9 +16,11 @@ static void init_common(kvant_cuda_params *params, kvant_cuda_book *book, const 
 }
 
 /* The usual splits and ways of encoding. */
-static bool init_triplets(kvant_cuda_params *params, kvant_cuda_book *book, const kvant_codec_view *view)
+static bool init_triplets(kvant_cuda_params *params, kvant_cuda_book *book,
+                          const kvant_codec_view *view)
 {
-    static const kvant_cuda_kind kinds[] = { KVANT_CUDA_OCTOPUS2, KVANT_CUDA_OCTOPUS3, KVANT_CUDA_OCTOPUS4 };
+    static const kvant_cuda_kind kinds[] = { KVANT_CUDA_OCTOPUS2, KVANT_CUDA_OCTOPUS3,
+                                             KVANT_CUDA_OCTOPUS4 };
     const kvant_chunk_view *chunk = &view->of.chunk;
     const uint32_t b = chunk->length_bits + 1, coordinate = chunk->index_bits / 2;
     if (coordinate != b + 1 || b < 2 || b > 4 || chunk->rounding > 3 || chunk->zero_padding)
@@ -29,22 +32,27 @@ static bool init_triplets(kvant_cuda_params *params, kvant_cuda_book *book, cons
     book->norm_bits = chunk->length_bits;
     book->rounding = chunk->rounding;
     memcpy(book->direction, chunk->direction, sizeof book->direction);
-    memcpy(book->direction_thresholds, chunk->direction_thresholds, sizeof book->direction_thresholds);
+    memcpy(book->direction_thresholds, chunk->direction_thresholds,
+           sizeof book->direction_thresholds);
     memcpy(book->norm, chunk->length, sizeof book->norm);
     memcpy(book->norm_thresholds, chunk->length_thresholds, sizeof book->norm_thresholds);
     return true;
 }
 
 /* Books that fit a launch, without outliers. */
-static bool init_quaternions(kvant_cuda_params *params, kvant_cuda_book *book, const kvant_codec_view *view)
+static bool init_quaternions(kvant_cuda_params *params, kvant_cuda_book *book,
+                             const kvant_codec_view *view)
 {
     const kvant_chunk_view *chunk = &view->of.chunk;
     const uint32_t n = chunk->n_secondaries;
-    const uint32_t s96 = n == 96 && chunk->length_bits == 4, s192 = n == 192 && chunk->length_bits == 6;
+    const uint32_t s96 = n == 96 && chunk->length_bits == 4,
+                   s192 = n == 192 && chunk->length_bits == 6;
     if (n > KVANT_CUDA_MAX_SECONDARIES || chunk->outliers)
         return false;
     params->codes = KVANT_CUDA_CODES_QUATERNIONS;
-    params->kind = s96 ? KVANT_CUDA_HQMQ_S96R4 : s192 ? KVANT_CUDA_HQMQ_S192R6 : KVANT_CUDA_HQMQ_ANY;
+    params->kind = s96    ? KVANT_CUDA_HQMQ_S96R4
+                   : s192 ? KVANT_CUDA_HQMQ_S192R6
+                          : KVANT_CUDA_HQMQ_ANY;
     init_common(params, book, chunk);
     book->index_bits = chunk->index_bits;
     book->radius_bits = chunk->length_bits;
@@ -81,12 +89,15 @@ static kvant_cuda_kind decoder_of(const kvant_codec_view *view)
                        is_symmetric(chunk->direction, 1u << coordinate)
                    ? KVANT_CUDA_OCTOPUS_SPLITS
                    : KVANT_CUDA_NO_KIND;
-    return index <= 13 && chunk->length_bits <= 7 && chunk->outliers <= (view->info->head_dim + 63) / 64 && within_one(chunk->codewords, 4u << index)
+    return index <= 13 && chunk->length_bits <= 7 &&
+                   chunk->outliers <= (view->info->head_dim + 63) / 64 &&
+                   within_one(chunk->codewords, 4u << index)
                ? KVANT_CUDA_HQMQ_SIZES
                : KVANT_CUDA_NO_KIND;
 }
 
-bool kvant_cuda_chunk_init(kvant_cuda_params *params, kvant_cuda_book *book, const kvant_codec_view *view)
+bool kvant_cuda_chunk_init(kvant_cuda_params *params, kvant_cuda_book *book,
+                           const kvant_codec_view *view)
 {
     params->decoder = decoder_of(view);
     switch (view->of.chunk.kind) {

@@ -55,7 +55,8 @@ KVANT_INLINE uint32_t multiply_halves(uint32_t a, uint32_t b)
 template <bool UPPER> KVANT_INLINE uint32_t multiply_by_half(uint32_t a, uint32_t b)
 {
     const __half2 y = *reinterpret_cast<__half2 *>(&b),
-                  c = __hmul2(*reinterpret_cast<__half2 *>(&a), UPPER ? __high2half2(y) : __low2half2(y));
+                  c = __hmul2(*reinterpret_cast<__half2 *>(&a),
+                              UPPER ? __high2half2(y) : __low2half2(y));
     return *reinterpret_cast<const uint32_t *>(&c);
 }
 
@@ -75,8 +76,9 @@ constexpr uint32_t FIRST_AND_THIRD = 0x00ff00ffu; /* of four bytes */
 /* Where a lane finds codes. row is lane / 4, column lane mod 4. */
 template <class C, int D> struct ChunkPlaces {
     static constexpr int CHUNKS = (D + C::CHANNELS - 1) / C::CHANNELS;
-    static constexpr int KEY_STEPS = ((CHUNKS + 1) / 2 + 3) / 4;   /* of 8 chunks, two tiles */
-    static constexpr int GROUP_CHUNKS = C::CHANNELS == 3 ? 16 : 8; /* of values: rows of GROUP_TILES tiles */
+    static constexpr int KEY_STEPS = ((CHUNKS + 1) / 2 + 3) / 4; /* of 8 chunks, two tiles */
+    static constexpr int GROUP_CHUNKS =
+        C::CHANNELS == 3 ? 16 : 8; /* of values: rows of GROUP_TILES tiles */
     static constexpr int GROUP_TILES = GROUP_CHUNKS * C::CHANNELS / 16;
     static constexpr int VALUE_GROUPS = (CHUNKS + GROUP_CHUNKS - 1) / GROUP_CHUNKS;
 
@@ -84,7 +86,8 @@ template <class C, int D> struct ChunkPlaces {
      * of tokens r and r + 8 and of both chunks begin at bits LEFT + 0, 8, 16 and 24 (mod 32), in
      * this order; other bits belong to other codes. P = 16: row r + 8 h alone, at bits 0 and 16. */
     template <int P, int LEFT = 0>
-    KVANT_INLINE static void key_words(const uint32_t *page, int pair, int row, int h, uint32_t (&w)[4])
+    KVANT_INLINE static void key_words(const uint32_t *page, int pair, int row, int h,
+                                       uint32_t (&w)[4])
     {
         const uint32_t *plane = page + chunk_plane_at(C::BITS, P, CHUNKS, true);
         load_words<4>(plane + 4 * P * pair + (P == 16 ? 32 * h + 4 * row : 4 * (row % P)), w);
@@ -106,7 +109,8 @@ template <class C, int D> struct ChunkPlaces {
      * m + 1, + 8 h: codes of both tiles, then of the next token, begin at bits LEFT + 0, 8, 16 and
      * 24. */
     template <int P, int LEFT = 0>
-    KVANT_INLINE static uint32_t value_word(const uint32_t *page, int chunk, int column, int h, int m)
+    KVANT_INLINE static uint32_t value_word(const uint32_t *page, int chunk, int column, int h,
+                                            int m)
     {
         const uint32_t *plane = page + chunk_plane_at(C::BITS, P, CHUNKS, false) + chunk;
         if constexpr (P == 8)
@@ -117,14 +121,16 @@ template <class C, int D> struct ChunkPlaces {
             if constexpr (P == 1) /* what depends on the lane once, for all h and m */
                 x >>= 8 * (column % 2);
             const int left = LEFT - P * (4 * h % FIELDS + 2 * m);
-            return bit_select<FIRST_AND_THIRD << LEFT | (LEFT ? FIRST_AND_THIRD >> (32 - LEFT) : 0)>(
-                shifted(x, left), shifted(x, left + 8 - P));
+            return bit_select<FIRST_AND_THIRD << LEFT | (LEFT ? FIRST_AND_THIRD >> (32 - LEFT)
+                                                              : 0)>(shifted(x, left),
+                                                                    shifted(x, left + 8 - P));
         }
     }
 
     /* The same for column tile ct alone, of planes of any width: codes begin at bits 0 and 16. */
     template <int P>
-    KVANT_INLINE static uint32_t value_pair(const uint32_t *page, int chunk, int column, int h, int ct)
+    KVANT_INLINE static uint32_t value_pair(const uint32_t *page, int chunk, int column, int h,
+                                            int ct)
     {
         const uint32_t *plane = page + chunk_plane_at(C::BITS, P, CHUNKS, false) + chunk;
         const int k = 8 * column + 4 * h + ct, fields = 16 / P;
@@ -136,7 +142,8 @@ template <class C, int D> struct ChunkPlaces {
 template <class C, int VALUE_PARTS> struct SteppedChunks : ChunkCodes {
     /* use(row tile, column tile, registers) for a page of keys. */
     template <int D, class T, class F>
-    KVANT_INLINE static void for_each_key_tile(const uint8_t *page, int lane, const T &table, F &&use)
+    KVANT_INLINE static void for_each_key_tile(const uint8_t *page, int lane, const T &table,
+                                               F &&use)
     {
         unrolled_for (int step = 0; step < ChunkPlaces<C, D>::KEY_STEPS; step++)
             C::template key_step<D>(page, lane, table, step, [&](int rt, const uint32_t(&a)[2][4]) {
@@ -146,7 +153,8 @@ template <class C, int VALUE_PARTS> struct SteppedChunks : ChunkCodes {
     }
 
     template <int D, class T, class F>
-    KVANT_INLINE static void for_each_value_tile(const uint8_t *page, int lane, const T &table, F &&use)
+    KVANT_INLINE static void for_each_value_tile(const uint8_t *page, int lane, const T &table,
+                                                 F &&use)
     {
         unrolled_for (int g = 0; g < ChunkPlaces<C, D>::VALUE_GROUPS; g++)
             unrolled_for (int part = 0; part < VALUE_PARTS; part++)

@@ -34,7 +34,8 @@ template <class C, bool LARGE, int D, int TILES> __host__ __device__ constexpr i
 }
 
 template <class C, int COPIES>
-KVANT_INLINE ChunkTable<COPIES> chunk_table(const uint8_t *entries, const kvant_cuda_directions &book, int lane)
+KVANT_INLINE ChunkTable<COPIES> chunk_table(const uint8_t *entries,
+                                            const kvant_cuda_directions &book, int lane)
 {
     ChunkTable<COPIES> t{ shared_address(entries) + C::ENTRY_BYTES * (lane % COPIES), {}, {} };
     if constexpr (C::CHANNELS == 3)
@@ -69,7 +70,8 @@ template <class C, int D> KVANT_INLINE int value_channel(int tile, int row, int 
     if constexpr (HAS_CHUNKS<C>) {
         constexpr int T = ChunkPlaces<C, D>::GROUP_TILES;
         const int at = 2 * (tile % T) + far;
-        const int chunk = ChunkPlaces<C, D>::GROUP_CHUNKS * (tile / T) + 8 * (at / C::CHANNELS) + row;
+        const int chunk =
+            ChunkPlaces<C, D>::GROUP_CHUNKS * (tile / T) + 8 * (at / C::CHANNELS) + row;
         return C::CHANNELS * chunk + at % C::CHANNELS;
     } else
         return 16 * tile + row + 8 * far;

@@ -9,14 +9,18 @@ namespace kvant
 /* A code of four channels: INDEX_BITS of direction, RADIUS_BITS of radius. A direction's bytes are 128
  * + 128 times its channels. Radii are small whole numbers, so as fp16 they are subnormal, and their
  * products with bytes are exact if they have 4 bits. */
-template <int SECONDARIES, int INDEX_BITS, int RADIUS_BITS> struct Hqmq : SteppedChunks<Hqmq<SECONDARIES, INDEX_BITS, RADIUS_BITS>, 4> {
-    static constexpr kvant_cuda_kind KIND = RADIUS_BITS == 4 ? KVANT_CUDA_HQMQ_S96R4 : KVANT_CUDA_HQMQ_S192R6;
+template <int SECONDARIES, int INDEX_BITS, int RADIUS_BITS>
+struct Hqmq : SteppedChunks<Hqmq<SECONDARIES, INDEX_BITS, RADIUS_BITS>, 4> {
+    static constexpr kvant_cuda_kind KIND =
+        RADIUS_BITS == 4 ? KVANT_CUDA_HQMQ_S96R4 : KVANT_CUDA_HQMQ_S192R6;
     static constexpr int CHANNELS = 4, BITS = INDEX_BITS + RADIUS_BITS;
-    static constexpr int ENTRIES = 24 * SECONDARIES + 1, ENTRY_BYTES = 4; /* the last one is zero, for every index beyond */
-    static constexpr int RADIUS_LOG = 7 - RADIUS_BITS + 4; /* of a radius' lowest bit: 11 bits of a half are linear */
+    static constexpr int ENTRIES = 24 * SECONDARIES + 1,
+                         ENTRY_BYTES = 4; /* the last one is zero, for every index beyond */
+    static constexpr int RADIUS_LOG =
+        7 - RADIUS_BITS + 4; /* of a radius' lowest bit: 11 bits of a half are linear */
     static constexpr float UNIT = (float)(1 << (17 - RADIUS_LOG));
     static constexpr int MOST_WARPS = SECONDARIES <= 96 ? 8 : 12, TILE_COPIES = 1;
-    static constexpr bool SAME_TABLE = false;                     /* keys and values have seeds of their own */
+    static constexpr bool SAME_TABLE = false; /* keys and values have seeds of their own */
 
     template <bool LARGE, int D, int TILES> __host__ __device__ static constexpr int copies()
     {
@@ -53,7 +57,8 @@ template <int SECONDARIES, int INDEX_BITS, int RADIUS_BITS> struct Hqmq : Steppe
         }
         template <int I, int J, bool UPPER> KVANT_INLINE uint32_t times_one(uint32_t x) const
         {
-            return product(prmt(x, 0x64646464u, I | J << 8 | 0x4040), UPPER ? __high2half2(r) : __low2half2(r),
+            return product(prmt(x, 0x64646464u, I | J << 8 | 0x4040),
+                           UPPER ? __high2half2(r) : __low2half2(r),
                            UPPER ? __high2half2(bias) : __low2half2(bias));
         }
 
@@ -75,8 +80,8 @@ template <int SECONDARIES, int INDEX_BITS, int RADIUS_BITS> struct Hqmq : Steppe
 
     /* Registers of column tiles 2 step and 2 step + 1 of a row tile: w, words of rows r and r + 8. */
     template <class T>
-    KVANT_INLINE static void key_tiles(const uint32_t (&w)[2], uint32_t two, uint32_t one, const T &table,
-                                       uint32_t (&a)[2][4])
+    KVANT_INLINE static void key_tiles(const uint32_t (&w)[2], uint32_t two, uint32_t one,
+                                       const T &table, uint32_t (&a)[2][4])
     {
         unrolled_for (int h = 0; h < 2; h++) {
             const Radii r(radii(w[h], two >> 8 * h, one >> 8 * h));
@@ -89,7 +94,8 @@ template <int SECONDARIES, int INDEX_BITS, int RADIUS_BITS> struct Hqmq : Steppe
     }
 
     template <int D, class T, class F>
-    KVANT_INLINE static void key_step(const uint8_t *page, int lane, const T &table, int step, F &&use)
+    KVANT_INLINE static void key_step(const uint8_t *page, int lane, const T &table, int step,
+                                      F &&use)
     {
         using P = ChunkPlaces<Hqmq, D>;
         const uint32_t *words = reinterpret_cast<const uint32_t *>(page);
@@ -110,23 +116,26 @@ template <int SECONDARIES, int INDEX_BITS, int RADIUS_BITS> struct Hqmq : Steppe
 
     /* The same of one row tile. */
     template <int D, class T>
-    KVANT_INLINE static void key_step(const uint8_t *page, int lane, const T &table, int step, int rt,
-                                      uint32_t (&a)[2][4])
+    KVANT_INLINE static void key_step(const uint8_t *page, int lane, const T &table, int step,
+                                      int rt, uint32_t (&a)[2][4])
     {
         using P = ChunkPlaces<Hqmq, D>;
         const uint32_t *words = reinterpret_cast<const uint32_t *>(page);
         const int row = lane >> 2, pair = 4 * step + (lane & 3);
         const uint32_t w[2] = { P::template key_word<16>(words, pair, row, 0, rt),
                                 P::template key_word<16>(words, pair, row, 1, rt) };
-        const uint32_t two = RADIUS_BITS == 6 ? P::template key_word<2>(words, pair, row, 0, rt) : 0,
-                       one = RADIUS_BITS == 6 ? P::template key_word<1>(words, pair, row, 0, rt) : 0;
+        const uint32_t two =
+                           RADIUS_BITS == 6 ? P::template key_word<2>(words, pair, row, 0, rt) : 0,
+                       one =
+                           RADIUS_BITS == 6 ? P::template key_word<1>(words, pair, row, 0, rt) : 0;
         key_tiles(w, two, one, table, a);
     }
 
     /* For values: tile 2 g + i has channels 2 i (rows r) and 2 i + 1 (rows r + 8) of chunk 8 g +
      * r. */
     template <int D, class T, class F>
-    KVANT_INLINE static void value_step(const uint8_t *page, int lane, const T &table, int g, int ct, F &&use)
+    KVANT_INLINE static void value_step(const uint8_t *page, int lane, const T &table, int g,
+                                        int ct, F &&use)
     {
         using P = ChunkPlaces<Hqmq, D>;
         const uint32_t *words = reinterpret_cast<const uint32_t *>(page);
@@ -159,7 +168,11 @@ template <int SECONDARIES, int INDEX_BITS, int RADIUS_BITS> struct Hqmq : Steppe
         const float *s = book.secondaries[secondary];
         float p[4];
         for (int k = 0; k < 4; k++)
-            p[k] = i + 1 >= ENTRIES ? 0 : unit >= 8 ? (unit - 8) >> k & 1 ? -0.5f : 0.5f : unit / 2 != k ? 0 : unit % 2 ? -1 : 1;
+            p[k] = i + 1 >= ENTRIES ? 0
+                   : unit >= 8      ? (unit - 8) >> k & 1 ? -0.5f : 0.5f
+                   : unit / 2 != k  ? 0
+                   : unit % 2       ? -1
+                                    : 1;
         y[0] = p[0] * s[0] - p[1] * s[1] - p[2] * s[2] - p[3] * s[3];
         y[1] = p[0] * s[1] + p[1] * s[0] + p[2] * s[3] - p[3] * s[2];
         y[2] = p[0] * s[2] - p[1] * s[3] + p[2] * s[0] + p[3] * s[1];

@@ -43,7 +43,8 @@ template <int B> struct Octopus : SteppedChunks<Octopus<B>, 2> {
         template <class T> KVANT_INLINE Four(const uint32_t (&w)[3], const T &table)
         {
             if constexpr (B == 2)
-                index[0] = bit_select<0x0f0f0f0fu>(w[0], bit_select<0x30303030u>(w[1], w[2])) & 0x7f7f7f7fu;
+                index[0] = bit_select<0x0f0f0f0fu>(w[0], bit_select<0x30303030u>(w[1], w[2])) &
+                           0x7f7f7f7fu;
             else {
                 const uint32_t high = HAS_NORM ? bit_select<0x0f0f0f0fu>(w[1], w[2]) : w[1];
                 index[0] = prmt(w[0], high, 0x5140) & 0x03ff03ffu;
@@ -59,8 +60,9 @@ template <int B> struct Octopus : SteppedChunks<Octopus<B>, 2> {
         /* A product of bytes, or of bytes and halves, makes the address on the multiplier. */
         template <class T> KVANT_INLINE uint2 look_up(const T &table, int i) const
         {
-            return look_up_two_words(B == 2 ? __dp4a(index[0], 8 * T::COPIES << 8 * i, table.copy)
-                                                   : __dp2a_lo(index[i / 2], 8 * T::COPIES << 8 * (i % 2), table.copy));
+            return look_up_two_words(
+                B == 2 ? __dp4a(index[0], 8 * T::COPIES << 8 * i, table.copy)
+                       : __dp2a_lo(index[i / 2], 8 * T::COPIES << 8 * (i % 2), table.copy));
         }
 
         /* The norms of codes i and j as a pair of halves. */
@@ -70,7 +72,8 @@ template <int B> struct Octopus : SteppedChunks<Octopus<B>, 2> {
         }
     };
 
-    template <class P> KVANT_INLINE static void key_words(const uint32_t *page, int pair, int row, uint32_t (&w)[3][4])
+    template <class P>
+    KVANT_INLINE static void key_words(const uint32_t *page, int pair, int row, uint32_t (&w)[3][4])
     {
         if constexpr (B == 2) {
             P::template key_words<4>(page, pair, row, 0, w[0]);
@@ -103,7 +106,8 @@ template <int B> struct Octopus : SteppedChunks<Octopus<B>, 2> {
 
     /* Registers of column tiles 2 step and 2 step + 1 from the words of a row tile. */
     template <class T>
-    KVANT_INLINE static void key_tiles(const uint32_t (&own)[3], const T &table, uint32_t (&a)[2][4])
+    KVANT_INLINE static void key_tiles(const uint32_t (&own)[3], const T &table,
+                                       uint32_t (&a)[2][4])
     {
         const Four codes(own, table);
         unrolled_for (int e = 0; e < 2; e++) {
@@ -119,10 +123,12 @@ template <int B> struct Octopus : SteppedChunks<Octopus<B>, 2> {
     /* use(row tile, registers of column tiles 2 step and 2 step + 1): a lane has chunks 8 step + 2 (lane
      * mod 4) and + 1 of keys. */
     template <int D, class T, class F>
-    KVANT_INLINE static void key_step(const uint8_t *page, int lane, const T &table, int step, F &&use)
+    KVANT_INLINE static void key_step(const uint8_t *page, int lane, const T &table, int step,
+                                      F &&use)
     {
         uint32_t w[3][4];
-        key_words<ChunkPlaces<Octopus, D>>(reinterpret_cast<const uint32_t *>(page), 4 * step + (lane & 3), lane >> 2, w);
+        key_words<ChunkPlaces<Octopus, D>>(reinterpret_cast<const uint32_t *>(page),
+                                           4 * step + (lane & 3), lane >> 2, w);
         unrolled_for (int rt = 0; rt < 4; rt++) {
             uint32_t a[2][4];
             key_tiles({ w[0][rt], w[1][rt], w[2][rt] }, table, a);
@@ -132,8 +138,8 @@ template <int B> struct Octopus : SteppedChunks<Octopus<B>, 2> {
 
     /* The same of one row tile. */
     template <int D, class T>
-    KVANT_INLINE static void key_step(const uint8_t *page, int lane, const T &table, int step, int rt,
-                                      uint32_t (&a)[2][4])
+    KVANT_INLINE static void key_step(const uint8_t *page, int lane, const T &table, int step,
+                                      int rt, uint32_t (&a)[2][4])
     {
         using P = ChunkPlaces<Octopus, D>;
         const uint32_t *words = reinterpret_cast<const uint32_t *>(page);
@@ -155,21 +161,24 @@ template <int B> struct Octopus : SteppedChunks<Octopus<B>, 2> {
     /* For values: tile 3 g + i has numbers 2 i (rows r) and 2 i + 1 (rows r + 8) of the x, y, z of
      * chunks 16 g + r and 16 g + 8 + r. */
     template <int D, class T, class F>
-    KVANT_INLINE static void value_step(const uint8_t *page, int lane, const T &table, int g, int m, F &&use)
+    KVANT_INLINE static void value_step(const uint8_t *page, int lane, const T &table, int g, int m,
+                                        F &&use)
     {
         uint32_t a[2][3][4];
         unrolled_for (int part = 0; part < 4; part++) {
             const int h = part % 2, far = part / 2; /* tokens + 8 h, chunks + 8 far */
             uint32_t w[3];
-            value_words<ChunkPlaces<Octopus, D>>(reinterpret_cast<const uint32_t *>(page), 16 * g + 8 * far + (lane >> 2),
-                                                 lane & 3, h, m, w);
+            value_words<ChunkPlaces<Octopus, D>>(reinterpret_cast<const uint32_t *>(page),
+                                                 16 * g + 8 * far + (lane >> 2), lane & 3, h, m, w);
             const Four codes(w, table);
             unrolled_for (int i = 0; i < 2; i++) {
                 const uint2 x = codes.look_up(table, i), y = codes.look_up(table, i + 2);
-                uint32_t n[3] = { prmt(x.x, y.x, 0x5410), prmt(x.x, y.x, 0x7632), prmt(x.y, y.y, 0x5410) };
+                uint32_t n[3] = { prmt(x.x, y.x, 0x5410), prmt(x.x, y.x, 0x7632),
+                                  prmt(x.y, y.y, 0x5410) };
                 unrolled_for (int k = 0; k < 3; k++) {
                     const int at = 3 * far + k;
-                    a[i][at / 2][at % 2 + 2 * h] = HAS_NORM ? multiply_halves(n[k], codes.norm(i, i + 2)) : n[k];
+                    a[i][at / 2][at % 2 + 2 * h] =
+                        HAS_NORM ? multiply_halves(n[k], codes.norm(i, i + 2)) : n[k];
                 }
             }
         }
@@ -183,10 +192,12 @@ template <int B> struct Octopus : SteppedChunks<Octopus<B>, 2> {
     {
         for (int i = threadIdx.x; i < ENTRIES; i += blockDim.x) {
             const int mask = (1 << DIRECTION_BITS) - 1;
-            const float u = book.direction[i & mask], w = book.direction[i >> DIRECTION_BITS & mask],
+            const float u = book.direction[i & mask],
+                        w = book.direction[i >> DIRECTION_BITS & mask],
                         norm = HAS_NORM ? 1 : book.norm[i >> 2 * DIRECTION_BITS];
-            const float z = 1 - fabsf(u) - fabsf(w), fold = fmaxf(-z, 0), x = u - copysignf(fold, u),
-                        y = w - copysignf(fold, w), f = norm / sqrtf(x * x + y * y + z * z);
+            const float z = 1 - fabsf(u) - fabsf(w), fold = fmaxf(-z, 0),
+                        x = u - copysignf(fold, u), y = w - copysignf(fold, w),
+                        f = norm / sqrtf(x * x + y * y + z * z);
             const uint2 entry = make_uint2(pack_half2(f * x, f * y), pack_half2(f * z, 0));
             store_copies(reinterpret_cast<uint2 *>(entries), i, n_copies, entry);
         }

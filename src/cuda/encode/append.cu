@@ -11,7 +11,8 @@ namespace kvant
 
 constexpr int WARPS = 8;
 
-struct NoBook {};
+struct NoBook {
+};
 using PlainArgs = BookedAppendArgs<NoBook>;
 using WideArgs = BookedAppendArgs<kvant_cuda_wide_book>;
 
@@ -41,16 +42,17 @@ KVANT_INLINE void load_levels(WideLevels &levels, const WideArgs &args)
 
 /* Quantises the rows of tokens first_token on, one for every few lanes of the warp. */
 template <int D, class Book>
-KVANT_INLINE void quantize_rows(const AppendArgs &args, const AppendRole &role, Chunk<D, Book> &chunk, float *space,
-                                int first_token, uint32_t chunk_at, int kv_head, int lane)
+KVANT_INLINE void quantize_rows(const AppendArgs &args, const AppendRole &role,
+                                Chunk<D, Book> &chunk, float *space, int first_token,
+                                uint32_t chunk_at, int kv_head, int lane)
 {
     const int token = first_token + lane / Lanes<D>::LANES;
     const bool lacking = chunk.tokens.slot[token] < 0;
     if (__all_sync(FULL, lacking))
         return;
     const size_t row_at = lacking ? 0 : row_place(args, role, chunk_at, token, kv_head);
-    Quantized q =
-        encode_row<D>(chunk.nibbles, args, role, chunk.levels, space, lacking, token, row_at, kv_head, lane);
+    Quantized q = encode_row<D>(chunk.nibbles, args, role, chunk.levels, space, lacking, token,
+                                row_at, kv_head, lane);
     if (!lacking && lane % Lanes<D>::LANES == 0) {
         chunk.tokens.scale[token] = __half_as_ushort(__float2half_rn(q.scale));
         chunk.tokens.zero[token] = __half_as_ushort(__float2half_rn(q.zero));
@@ -75,18 +77,25 @@ __global__ void __launch_bounds__(WARPS * 32, 4) append_kernel(const __grid_cons
     for (int t = 0; t < (int)args.chunk; t += MatrixRows<D, WARPS>::ROWS) {
         if (role.codec.weighting == KVANT_CUDA_WEIGHTING_FULL)
             MatrixRows<D, WARPS>::transform(chunk.turning, args, role, chunk.tokens, t,
-                                            min((int)args.chunk, (int)(args.n_tokens - first)) - t, first, kv_head);
-        quantize_rows<D>(args, role, chunk, chunk.turning[warp], t + warp * Lanes<D>::ROWS, first, kv_head, lane);
+                                            min((int)args.chunk, (int)(args.n_tokens - first)) - t,
+                                            first, kv_head);
+        quantize_rows<D>(args, role, chunk, chunk.turning[warp], t + warp * Lanes<D>::ROWS, first,
+                         kv_head, lane);
     }
     __syncthreads();
     write_block(
         chunk.tokens, role, (int)args.chunk, kv_head,
-        [&](uint32_t *page) { write_codes<D>(role.codec, chunk.nibbles, chunk.tokens.page_tokens, page); },
-        [&](int t, int at, uint32_t *page) { write_token<D>(role.codec, chunk.nibbles, t, at, page, lane); });
+        [&](uint32_t *page) {
+            write_codes<D>(role.codec, chunk.nibbles, chunk.tokens.page_tokens, page);
+        },
+        [&](int t, int at, uint32_t *page) {
+            write_token<D>(role.codec, chunk.nibbles, t, at, page, lane);
+        });
 }
 
 template <class Levels_, class Args>
-static cudaError_t launch(const Args &p, uint32_t head_dim, int n_roles, int n_kv_heads, cudaStream_t stream)
+static cudaError_t launch(const Args &p, uint32_t head_dim, int n_roles, int n_kv_heads,
+                          cudaStream_t stream)
 {
     return with_head_dim(head_dim, [&](auto d) {
         append_kernel<decltype(d)::value, Levels_, Args>
@@ -102,11 +111,11 @@ cudaError_t launch_append(const AppendArgs &args, uint32_t head_dim, int n_roles
     return launch<Levels>(p, head_dim, n_roles, n_kv_heads, stream);
 }
 
-cudaError_t launch_append_wide(const AppendArgs &args, uint32_t head_dim, int n_roles, int n_kv_heads,
-                               cudaStream_t stream)
+cudaError_t launch_append_wide(const AppendArgs &args, uint32_t head_dim, int n_roles,
+                               int n_kv_heads, cudaStream_t stream)
 {
-    const auto p =
-        booked<kvant_cuda_wide_book>(args, n_roles, [](const kvant_cuda_codec &codec) { return codec.wide; });
+    const auto p = booked<kvant_cuda_wide_book>(
+        args, n_roles, [](const kvant_cuda_codec &codec) { return codec.wide; });
     return launch<WideLevels>(p, head_dim, n_roles, n_kv_heads, stream);
 }
 

@@ -17,12 +17,12 @@ struct AppendRole {
     const void *rows;
     size_t token_stride, row_head_stride; /* of rows, elements */
     const float *center, *scale;
-    const float *weights;    /* as many for each kv head as codec.weighting says */
-    float *exact;            /* of open pages: see kvant_cuda_append_args */
-    const float *feedback;   /* the same */
-    const float *centroids;  /* the same */
-    size_t row_block_stride; /* elements; of blocks of open pages, when these are sealed */
-    bool wide;               /* rows begin at multiples of 16 bytes; set by booked */
+    const float *weights;           /* as many for each kv head as codec.weighting says */
+    float *exact;                   /* of open pages: see kvant_cuda_append_args */
+    const float *feedback;          /* the same */
+    const float *centroids;         /* the same */
+    size_t row_block_stride;        /* elements; of blocks of open pages, when these are sealed */
+    bool wide;                      /* rows begin at multiples of 16 bytes; set by booked */
     const kvant_cuda_codec *source; /* on the host: has the books */
 };
 
@@ -53,30 +53,30 @@ cudaError_t launch_append(const AppendArgs &args, uint32_t head_dim, int n_roles
                           cudaStream_t stream);
 
 /* The same of wide codebooks. */
-cudaError_t launch_append_wide(const AppendArgs &args, uint32_t head_dim, int n_roles, int n_kv_heads,
-                               cudaStream_t stream);
+cudaError_t launch_append_wide(const AppendArgs &args, uint32_t head_dim, int n_roles,
+                               int n_kv_heads, cudaStream_t stream);
 
 /* The same of kinds whose codes are of several channels, all roles of one kind of chunk. */
-cudaError_t launch_append_chunks(const AppendArgs &args, uint32_t head_dim, int n_roles, int n_kv_heads,
-                                 cudaStream_t stream);
+cudaError_t launch_append_chunks(const AppendArgs &args, uint32_t head_dim, int n_roles,
+                                 int n_kv_heads, cudaStream_t stream);
 
 /* The same of kinds of a trellis, all roles with as many states. */
-cudaError_t launch_append_trellis(const AppendArgs &args, uint32_t head_dim, int n_roles, int n_kv_heads,
-                                  cudaStream_t stream);
+cudaError_t launch_append_trellis(const AppendArgs &args, uint32_t head_dim, int n_roles,
+                                  int n_kv_heads, cudaStream_t stream);
 
 constexpr uint32_t MOST_FEW = 64;
 
 /* At most MOST_FEW rows into open pages, or into pages of uniform codes and codebooks; all roles of
  * kinds that launch_append takes, or all wide, or all open. */
-cudaError_t launch_append_few(const AppendArgs &args, uint32_t head_dim, int n_roles, int n_kv_heads,
-                              cudaStream_t stream);
+cudaError_t launch_append_few(const AppendArgs &args, uint32_t head_dim, int n_roles,
+                              int n_kv_heads, cudaStream_t stream);
 
 /* Rows into open pages. */
-cudaError_t launch_append_open(const AppendArgs &args, uint32_t head_dim, int n_roles, int n_kv_heads,
-                               cudaStream_t stream);
+cudaError_t launch_append_open(const AppendArgs &args, uint32_t head_dim, int n_roles,
+                               int n_kv_heads, cudaStream_t stream);
 /* Open pages into sealed pages of kinds with groups of 32. */
-cudaError_t launch_seal_groups(const AppendArgs &args, uint32_t head_dim, int n_roles, int n_kv_heads,
-                               cudaStream_t stream);
+cudaError_t launch_seal_groups(const AppendArgs &args, uint32_t head_dim, int n_roles,
+                               int n_kv_heads, cudaStream_t stream);
 
 /* Number `at` of all kv heads' channels less its centre, over its scale. */
 KVANT_INLINE float centered(float x, const AppendRole &role, int at)
@@ -108,8 +108,8 @@ KVANT_INLINE void note_refusal(const Args &args, uint32_t token, int64_t slot, b
 
 /* A warp's row, transformed; finite: before the transform. */
 template <int D>
-KVANT_INLINE Row<D> transformed_row(const AppendArgs &args, const AppendRole &role, size_t row_at, int kv_head,
-                                    int lane, bool &finite)
+KVANT_INLINE Row<D> transformed_row(const AppendArgs &args, const AppendRole &role, size_t row_at,
+                                    int kv_head, int lane, bool &finite)
 {
     Row<D> row = load_row<D>(role.rows, row_at, args.type, lane);
     finite = true;
@@ -124,7 +124,8 @@ KVANT_INLINE Row<D> transformed_row(const AppendArgs &args, const AppendRole &ro
 
 /* The sum of products as format.md orders it: 16 partial sums, of channels alike modulo 16;
  * all lanes have it. */
-template <int D> __device__ __forceinline__ float dot_rows(const Row<D> &a, const Row<D> &b, int lane)
+template <int D>
+__device__ __forceinline__ float dot_rows(const Row<D> &a, const Row<D> &b, int lane)
 {
     float sum = 0;
     unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++) {

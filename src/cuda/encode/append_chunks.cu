@@ -22,7 +22,10 @@ template <int D, int CHANNELS> struct ChunkRows {
     static constexpr int CHUNKS = (D + CHANNELS - 1) / CHANNELS;
     /* Channels of the last triplet, and how many paddings are tried for it (one, of zeros, without
      * joint rounding). */
-    static constexpr int LEFT = D % CHANNELS, WHOLE = D / CHANNELS, TRIALS = LEFT == 0 ? 0 : LEFT == 1 ? 10 : 6;
+    static constexpr int LEFT = D % CHANNELS, WHOLE = D / CHANNELS,
+                         TRIALS = LEFT == 0   ? 0
+                                  : LEFT == 1 ? 10
+                                              : 6;
     static constexpr int ITEMS = WHOLE + TRIALS;
     using Code = typename ChunkBook<CHANNELS>::Code;
 
@@ -42,14 +45,16 @@ template <int D, int CHANNELS> struct ChunkRows {
 };
 
 template <int D>
-KVANT_INLINE void quantize_item(ChunkRows<D, 3> &space, const kvant_cuda_book &book, int token, int row, int item)
+KVANT_INLINE void quantize_item(ChunkRows<D, 3> &space, const kvant_cuda_book &book, int token,
+                                int row, int item)
 {
     using S = ChunkRows<D, 3>;
     const float scale = space.scale[row], inverse = scale > 0 ? __frcp_rn(scale) : 0;
     const bool whole = item < S::WHOLE;
     const float *from = space.rows[row] + 3 * min(item, S::WHOLE);
     const float x = __fmul_rn(from[0], inverse);
-    float y = whole || S::LEFT == 2 ? __fmul_rn(from[1], inverse) : 0, z = whole ? __fmul_rn(from[2], inverse) : 0;
+    float y = whole || S::LEFT == 2 ? __fmul_rn(from[1], inverse) : 0,
+          z = whole ? __fmul_rn(from[2], inverse) : 0;
     const int trial = item - S::WHOLE;
     if (!whole && book.rounding == 1) {
         if (trial > 0)
@@ -73,7 +78,8 @@ KVANT_INLINE void quantize_item(ChunkRows<D, 3> &space, const kvant_cuda_book &b
 }
 
 template <int D>
-KVANT_INLINE void quantize_item(ChunkRows<D, 4> &space, const kvant_cuda_book &book, int token, int row, int item)
+KVANT_INLINE void quantize_item(ChunkRows<D, 4> &space, const kvant_cuda_book &book, int token,
+                                int row, int item)
 {
     const float4 x = *reinterpret_cast<const float4 *>(space.rows[row] + 4 * item);
     const uint32_t index = closest_direction(space.levels, (int)book.n_secondaries, x);
@@ -104,8 +110,8 @@ KVANT_INLINE float max_of_row(float x)
 
 /* The scale to store, by 16 lanes; also settles what the last triplet is. */
 template <int D>
-KVANT_INLINE float finish_row(ChunkRows<D, 3> &space, const kvant_cuda_params &codec, const kvant_cuda_book &book,
-                              int token, int row, int lane)
+KVANT_INLINE float finish_row(ChunkRows<D, 3> &space, const kvant_cuda_params &codec,
+                              const kvant_cuda_book &book, int token, int row, int lane)
 {
     using S = ChunkRows<D, 3>;
     int best = S::WHOLE;
@@ -119,15 +125,17 @@ KVANT_INLINE float finish_row(ChunkRows<D, 3> &space, const kvant_cuda_params &c
     float sum = 0;
     for (int c = lane; c < S::CHUNKS; c += 16)
         sum = __fadd_rn(sum, space.first[row][c < S::WHOLE ? c : best]);
-    const float product = sum_of_row(sum), scale = space.scale[row], inverse = scale > 0 ? __frcp_rn(scale) : 0;
-    const float unbiased = product > 0 ? __fdiv_rn(__fmul_rn(space.squares[row], inverse), product) : 0;
+    const float product = sum_of_row(sum), scale = space.scale[row],
+                inverse = scale > 0 ? __frcp_rn(scale) : 0;
+    const float unbiased =
+        product > 0 ? __fdiv_rn(__fmul_rn(space.squares[row], inverse), product) : 0;
     return codec.unbiased && product > 0 && unbiased <= 4 * scale ? unbiased : scale;
 }
 
 /* Radii go into the codes here. */
 template <int D>
-KVANT_INLINE float finish_row(ChunkRows<D, 4> &space, const kvant_cuda_params &codec, const kvant_cuda_book &book,
-                              int token, int row, int lane)
+KVANT_INLINE float finish_row(ChunkRows<D, 4> &space, const kvant_cuda_params &codec,
+                              const kvant_cuda_book &book, int token, int row, int lane)
 {
     using S = ChunkRows<D, 4>;
     const float top = (float)((1u << book.radius_bits) - 1);
@@ -138,8 +146,8 @@ KVANT_INLINE float finish_row(ChunkRows<D, 4> &space, const kvant_cuda_params &c
                 inverse = step > 0 ? __frcp_rn(step) : 0;
     float squares = 0, products = 0;
     for (int c = lane; c < S::CHUNKS; c += 16) {
-        const float level =
-            __fsub_rn(__fadd_rn(__fmul_rn(__fsqrt_rn(space.first[row][c]), inverse), 8388608.0f), 8388608.0f);
+        const float level = __fsub_rn(
+            __fadd_rn(__fmul_rn(__fsqrt_rn(space.first[row][c]), inverse), 8388608.0f), 8388608.0f);
         const float radius = level < top ? level : top;
         squares = __fadd_rn(squares, radius > 0 ? space.first[row][c] : 0);
         products = __fadd_rn(products, __fmul_rn(radius, space.second[row][c]));
@@ -152,17 +160,20 @@ KVANT_INLINE float finish_row(ChunkRows<D, 4> &space, const kvant_cuda_params &c
 
 /* Rows first_token on into shared memory, transformed, with what a row's scale is made of. */
 template <int D, int CHANNELS>
-KVANT_INLINE void load_rows(ChunkRows<D, CHANNELS> &space, const AppendArgs &args, const AppendRole &role,
-                            int first_token, uint32_t chunk_at, int kv_head, int warp, int lane)
+KVANT_INLINE void load_rows(ChunkRows<D, CHANNELS> &space, const AppendArgs &args,
+                            const AppendRole &role, int first_token, uint32_t chunk_at, int kv_head,
+                            int warp, int lane)
 {
     using L = Lanes<D>;
-    const int row = warp * L::ROWS + lane / L::LANES, token = first_token + row, in_row = lane % L::LANES;
+    const int row = warp * L::ROWS + lane / L::LANES, token = first_token + row,
+              in_row = lane % L::LANES;
     float y[L::NUMBERS];
     const bool works = warp < TURNING_WARPS, lacking = !works || space.tokens.slot[token] < 0;
     if (works) {
         const size_t row_at = lacking ? 0 : row_place(args, role, chunk_at, token, kv_head);
         transform_row<D>(y, args, role, space.turning[warp], lacking, row_at, kv_head, lane);
-        const float squares = row_dot<D>(y, y), norm = __fmul_rn(__fsqrt_rn(squares), role.codec.inverse_sqrt_dim);
+        const float squares = row_dot<D>(y, y),
+                    norm = __fmul_rn(__fsqrt_rn(squares), role.codec.inverse_sqrt_dim);
         float largest = 0;
         unrolled_for (int i = 0; i < L::NUMBERS; i++)
             largest = max_or_nan(largest, fabsf(y[i]));
@@ -183,8 +194,9 @@ KVANT_INLINE void load_rows(ChunkRows<D, CHANNELS> &space, const AppendArgs &arg
 }
 
 template <int D, int CHANNELS>
-KVANT_INLINE void refuse_rows(ChunkRows<D, CHANNELS> &space, const AppendArgs &args, const AppendRole &role,
-                              int first_token, uint32_t chunk_at, int kv_head, int warp, int lane)
+KVANT_INLINE void refuse_rows(ChunkRows<D, CHANNELS> &space, const AppendArgs &args,
+                              const AppendRole &role, int first_token, uint32_t chunk_at,
+                              int kv_head, int warp, int lane)
 {
     using L = Lanes<D>;
     if (warp >= TURNING_WARPS)
@@ -197,9 +209,9 @@ KVANT_INLINE void refuse_rows(ChunkRows<D, CHANNELS> &space, const AppendArgs &a
 }
 
 template <int D, int CHANNELS>
-KVANT_INLINE void quantize_rows(ChunkRows<D, CHANNELS> &space, const AppendArgs &args, const AppendRole &role,
-                                const kvant_cuda_book &book, int first_token, uint32_t chunk_at, int kv_head,
-                                int warp, int lane)
+KVANT_INLINE void quantize_rows(ChunkRows<D, CHANNELS> &space, const AppendArgs &args,
+                                const AppendRole &role, const kvant_cuda_book &book,
+                                int first_token, uint32_t chunk_at, int kv_head, int warp, int lane)
 {
     using S = ChunkRows<D, CHANNELS>;
     load_rows(space, args, role, first_token, chunk_at, kv_head, warp, lane);
@@ -226,7 +238,8 @@ KVANT_INLINE void quantize_rows(ChunkRows<D, CHANNELS> &space, const AppendArgs 
 
 /* All words of a page that have codes of tokens of the block. */
 template <int D, int CHANNELS>
-KVANT_INLINE void write_words(const ChunkRows<D, CHANNELS> &space, const kvant_cuda_params &codec, uint32_t *page)
+KVANT_INLINE void write_words(const ChunkRows<D, CHANNELS> &space, const kvant_cuda_params &codec,
+                              uint32_t *page)
 {
     constexpr int CHUNKS = ChunkRows<D, CHANNELS>::CHUNKS;
     const bool keys = codec.role == KVANT_ROLE_K;
@@ -262,8 +275,8 @@ KVANT_INLINE void write_words(const ChunkRows<D, CHANNELS> &space, const kvant_c
 
 /* A warp writes one token code by code. */
 template <int D, int CHANNELS>
-KVANT_INLINE void write_chunks(const ChunkRows<D, CHANNELS> &space, const kvant_cuda_params &codec, int token,
-                               int at, uint32_t *page, int lane)
+KVANT_INLINE void write_chunks(const ChunkRows<D, CHANNELS> &space, const kvant_cuda_params &codec,
+                               int token, int at, uint32_t *page, int lane)
 {
     constexpr int CHUNKS = ChunkRows<D, CHANNELS>::CHUNKS;
     const bool keys = codec.role == KVANT_ROLE_K;
@@ -271,14 +284,15 @@ KVANT_INLINE void write_chunks(const ChunkRows<D, CHANNELS> &space, const kvant_
         const uint32_t ones = (1u << p) - 1;
         for (int chunk = lane; chunk < CHUNKS; chunk += 32) {
             const Place where = chunk_place(p, CHUNKS, keys, at, chunk);
-            put_bits(page + first + where.word, (space.codes[token][chunk] >> shift & ones) << where.bit,
-                     ones << where.bit);
+            put_bits(page + first + where.word,
+                     (space.codes[token][chunk] >> shift & ones) << where.bit, ones << where.bit);
         }
     });
 }
 
 template <int D, int CHANNELS>
-__global__ void __launch_bounds__(THREADS) append_chunks_kernel(const __grid_constant__ ChunkAppendArgs args)
+__global__ void __launch_bounds__(THREADS)
+    append_chunks_kernel(const __grid_constant__ ChunkAppendArgs args)
 {
     using S = ChunkRows<D, CHANNELS>;
     __shared__ S space;
@@ -294,14 +308,16 @@ __global__ void __launch_bounds__(THREADS) append_chunks_kernel(const __grid_con
     for (int t = 0; t < (int)args.chunk; t += S::ROWS)
         quantize_rows(space, args, role, book, t, first, kv_head, warp, lane);
     write_block(
-        space.tokens, role, (int)args.chunk, kv_head, [&](uint32_t *page) { write_words(space, role.codec, page); },
+        space.tokens, role, (int)args.chunk, kv_head,
+        [&](uint32_t *page) { write_words(space, role.codec, page); },
         [&](int t, int at, uint32_t *page) { write_chunks(space, role.codec, t, at, page, lane); });
 }
 
-cudaError_t launch_append_chunks(const AppendArgs &args, uint32_t head_dim, int n_roles, int n_kv_heads,
-                                 cudaStream_t stream)
+cudaError_t launch_append_chunks(const AppendArgs &args, uint32_t head_dim, int n_roles,
+                                 int n_kv_heads, cudaStream_t stream)
 {
-    const auto p = booked<kvant_cuda_book>(args, n_roles, [](const kvant_cuda_codec &codec) { return codec.book; });
+    const auto p = booked<kvant_cuda_book>(
+        args, n_roles, [](const kvant_cuda_codec &codec) { return codec.book; });
     const dim3 grid = grid_of(p, n_roles, n_kv_heads);
     const bool triplets = args.roles[0].codec.codes == KVANT_CUDA_CODES_TRIPLETS;
     return with_head_dim(head_dim, [&](auto d) {

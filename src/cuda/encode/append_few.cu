@@ -34,7 +34,8 @@ struct FewRole {
     kvant_cuda_rotation rotation;
 };
 
-struct OpenBook {};
+struct OpenBook {
+};
 struct NarrowBook {
     static constexpr uint32_t LEVELS = KVANT_CUDA_MAX_LEVELS;
     float thresholds[LEVELS], values[LEVELS], slope, gain, middle; /* of the curve: params.h */
@@ -55,7 +56,7 @@ template <class Book> struct FewArgs {
     kvant_cuda_type type;
     FewRole roles[2];
     Book books[2];
-    uint32_t n_roles;  /* behind them, a matrix of queries each */
+    uint32_t n_roles; /* behind them, a matrix of queries each */
     QueryArgs queries;
 };
 
@@ -74,9 +75,11 @@ template <int D> struct Known {
     float levels, offset, inverse_sqrt_dim, entry, slope, gain, middle;
 
     KVANT_INLINE Known(const FewRole &role)
-        : block_stride(role.block_stride), head_stride(role.head_stride), codes(role.codes), bits(role.bits), keys(role.keys),
-          metadata(role.metadata_offset), symmetric(role.symmetric), unbiased(role.unbiased), levels(role.levels), offset(role.offset),
-          inverse_sqrt_dim(role.inverse_sqrt_dim), entry(0), slope(0), gain(0), middle(0)
+        : block_stride(role.block_stride), head_stride(role.head_stride), codes(role.codes),
+          bits(role.bits), keys(role.keys), metadata(role.metadata_offset),
+          symmetric(role.symmetric), unbiased(role.unbiased), levels(role.levels),
+          offset(role.offset), inverse_sqrt_dim(role.inverse_sqrt_dim), entry(0), slope(0), gain(0),
+          middle(0)
     {
         rotation.block = role.rotation.block, rotation.scale = role.rotation.scale;
         unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
@@ -90,14 +93,19 @@ template <int D> struct Known {
     KVANT_INLINE void ask_for(const NarrowBook &book, int lane)
     {
         if (codes == KVANT_CUDA_CODES_CODEBOOK)
-            entry = reinterpret_cast<const float *>(&book)[lane], slope = book.slope, gain = book.gain, middle = book.middle; /* values follow */
+            entry = reinterpret_cast<const float *>(&book)[lane], slope = book.slope,
+            gain = book.gain, middle = book.middle; /* values follow */
     }
 
     /* The compiler does not put off loads beyond this. */
     KVANT_INLINE void hold()
     {
-        asm volatile("" : "+l"(block_stride), "+l"(head_stride), "+r"(bits), "+r"(keys), "+r"(metadata), "+r"(symmetric), "+r"(unbiased), "+r"(rotation.block));
-        asm volatile("" : "+f"(levels), "+f"(offset), "+f"(inverse_sqrt_dim), "+f"(entry), "+f"(slope), "+f"(gain), "+f"(middle), "+f"(rotation.scale));
+        asm volatile(""
+                     : "+l"(block_stride), "+l"(head_stride), "+r"(bits), "+r"(keys),
+                       "+r"(metadata), "+r"(symmetric), "+r"(unbiased), "+r"(rotation.block));
+        asm volatile(""
+                     : "+f"(levels), "+f"(offset), "+f"(inverse_sqrt_dim), "+f"(entry), "+f"(slope),
+                       "+f"(gain), "+f"(middle), "+f"(rotation.scale));
         unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
             asm volatile("" : "+r"(rotation.signs[j]));
     }
@@ -110,8 +118,9 @@ template <int D> struct RawRow {
     KVANT_INLINE void load(const void *from, size_t offset, kvant_cuda_type type, int lane)
     {
         unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
-            bits[j] = type == KVANT_CUDA_F32 ? static_cast<const uint32_t *>(from)[offset + lane + 32 * j]
-                                             : static_cast<const uint16_t *>(from)[offset + lane + 32 * j];
+            bits[j] = type == KVANT_CUDA_F32
+                          ? static_cast<const uint32_t *>(from)[offset + lane + 32 * j]
+                          : static_cast<const uint16_t *>(from)[offset + lane + 32 * j];
     }
 
     KVANT_INLINE Row<D> numbers(kvant_cuda_type type) const
@@ -120,8 +129,9 @@ template <int D> struct RawRow {
         unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++) {
             __half_raw half;
             half.x = (uint16_t)bits[j];
-            row.x[j] = type == KVANT_CUDA_F16 ? __half2float(half)
-                                              : __uint_as_float(type == KVANT_CUDA_F32 ? bits[j] : bits[j] << 16);
+            row.x[j] = type == KVANT_CUDA_F16
+                           ? __half2float(half)
+                           : __uint_as_float(type == KVANT_CUDA_F32 ? bits[j] : bits[j] << 16);
         }
         return row;
     }
@@ -136,10 +146,13 @@ template <int D> struct Affine {
     {
         fill(center, any ? role.center : nullptr, at, 0);
         fill(scale, any ? role.scale : nullptr, at, 1);
-        fill(weights, any && role.weighting == KVANT_CUDA_WEIGHTING_DIAGONAL ? role.weights : nullptr, at, 1);
+        fill(weights,
+             any && role.weighting == KVANT_CUDA_WEIGHTING_DIAGONAL ? role.weights : nullptr, at,
+             1);
     }
 
-    KVANT_INLINE static void fill(float (&to)[Row<D>::PER_LANE], const float *from, int at, float none)
+    KVANT_INLINE static void fill(float (&to)[Row<D>::PER_LANE], const float *from, int at,
+                                  float none)
     {
         unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
             to[j] = none;
@@ -235,7 +248,8 @@ KVANT_INLINE Row<D> few_row_through_matrix(const FewRole &role, kvant_cuda_type 
 
 /* A token's queries of a kv head through their matrix: four heads at a time, a channel a thread. */
 template <int D>
-KVANT_INLINE void few_queries(const QueryArgs &args, uint32_t matrix, uint32_t token, int kv_head, int n_kv_heads)
+KVANT_INLINE void few_queries(const QueryArgs &args, uint32_t matrix, uint32_t token, int kv_head,
+                              int n_kv_heads)
 {
     constexpr int HEADS = 4, AHEAD = D > 128 ? 64 : D;
     __shared__ float4 q[D];
@@ -249,10 +263,12 @@ KVANT_INLINE void few_queries(const QueryArgs &args, uint32_t matrix, uint32_t t
     for (int head = 0; head < n; head += HEADS) {
         float x[HEADS], sum[HEADS] = {};
         unrolled_for (int h = 0; h < HEADS; h++)
-            x[h] = head + h < n ? load_number(args.q, token * args.batch_stride +
-                                                          (kv_head * n + head + h) * args.head_stride + channel,
-                                              args.type)
-                                : 0;
+            x[h] = head + h < n
+                       ? load_number(args.q,
+                                     token * args.batch_stride +
+                                         (kv_head * n + head + h) * args.head_stride + channel,
+                                     args.type)
+                       : 0;
         __syncthreads();
         q[channel] = make_float4(x[0], x[1], x[2], x[3]);
         __syncthreads();
@@ -270,7 +286,10 @@ KVANT_INLINE void few_queries(const QueryArgs &args, uint32_t matrix, uint32_t t
         }
         unrolled_for (int h = 0; h < HEADS; h++)
             if (head + h < n)
-                args.out[(((size_t)(matrix * args.batch + token) * n_kv_heads + kv_head) * n + head + h) * D + channel] = sum[h];
+                args.out[(((size_t)(matrix * args.batch + token) * n_kv_heads + kv_head) * n +
+                          head + h) *
+                             D +
+                         channel] = sum[h];
     }
 }
 
@@ -288,38 +307,46 @@ template <int D> __device__ __forceinline__ void extremes(const Row<D> &y, float
 }
 
 template <int D>
-KVANT_INLINE Quantized few_uniform(uint32_t (&codes)[Row<D>::PER_LANE], const Known<D> &role, const Row<D> &y)
+KVANT_INLINE Quantized few_uniform(uint32_t (&codes)[Row<D>::PER_LANE], const Known<D> &role,
+                                   const Row<D> &y)
 {
     float min, max;
     extremes<D>(y, min, max);
     min = __fadd_rn(min, 0.0f); /* -0 becomes 0, as the CPU has it */
     const float zero = role.symmetric ? 0 : to_half_and_back(min),
-                range = role.symmetric ? fmaxf(fabsf(min), fabsf(max)) : __fadd_rn(__fsub_rn(max, min), 0.0f),
-                scale = to_half_and_back(__fdiv_rn(range, role.levels)), inverse = scale > 0 ? __frcp_rn(scale) : 0,
-                low = role.symmetric ? -role.levels : 0;
+                range = role.symmetric ? fmaxf(fabsf(min), fabsf(max))
+                                       : __fadd_rn(__fsub_rn(max, min), 0.0f),
+                scale = to_half_and_back(__fdiv_rn(range, role.levels)),
+                inverse = scale > 0 ? __frcp_rn(scale) : 0, low = role.symmetric ? -role.levels : 0;
     unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++) {
         const float level = rintf(__fmul_rn(__fsub_rn(y.x[j], zero), inverse));
         codes[j] = (uint32_t)(fminf(fmaxf(level, low), role.levels) - role.offset);
     }
-    return Quantized{ scale, role.symmetric ? 0 : min, fabsf(min) <= 65504.0f && fabsf(max) <= 65504.0f };
+    return Quantized{ scale, role.symmetric ? 0 : min,
+                      fabsf(min) <= 65504.0f && fabsf(max) <= 65504.0f };
 }
 
 /* A code is the number of thresholds below: the curve gives it, or one less. values: of the codes. */
 template <int D>
-KVANT_INLINE void find_few(uint32_t (&codes)[Row<D>::PER_LANE], Row<D> &values, const Known<D> &known, const NarrowBook &, const Row<D> &y,
+KVANT_INLINE void find_few(uint32_t (&codes)[Row<D>::PER_LANE], Row<D> &values,
+                           const Known<D> &known, const NarrowBook &, const Row<D> &y,
                            float inverse)
 {
     const float slope = known.slope * inverse;
     unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++) {
         const uint32_t guess =
-            __float_as_uint(fmaf(tanh_approximately(y.x[j] * slope), known.gain, known.middle)) >> 3 & 15u;
-        codes[j] = guess + (__fmul_rn(y.x[j], inverse) > __shfl_sync(FULL, known.entry, guess) ? 1 : 0);
+            __float_as_uint(fmaf(tanh_approximately(y.x[j] * slope), known.gain, known.middle)) >>
+                3 &
+            15u;
+        codes[j] =
+            guess + (__fmul_rn(y.x[j], inverse) > __shfl_sync(FULL, known.entry, guess) ? 1 : 0);
         values.x[j] = __shfl_sync(FULL, known.entry, NarrowBook::LEVELS + codes[j]);
     }
 }
 
 template <int D>
-KVANT_INLINE void find_few(uint32_t (&codes)[Row<D>::PER_LANE], Row<D> &values, const Known<D> &known, const WideBook &book, const Row<D> &y,
+KVANT_INLINE void find_few(uint32_t (&codes)[Row<D>::PER_LANE], Row<D> &values,
+                           const Known<D> &known, const WideBook &book, const Row<D> &y,
                            float inverse)
 {
     unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
@@ -327,15 +354,18 @@ KVANT_INLINE void find_few(uint32_t (&codes)[Row<D>::PER_LANE], Row<D> &values, 
 #pragma unroll 1
     for (uint32_t step = 1u << (known.bits - 1); step > 0; step /= 2)
         unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
-            codes[j] += __fmul_rn(y.x[j], inverse) > book.thresholds[codes[j] + step - 1] ? step : 0;
+            codes[j] +=
+                __fmul_rn(y.x[j], inverse) > book.thresholds[codes[j] + step - 1] ? step : 0;
     unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
         values.x[j] = book.values[codes[j]];
 }
 
 template <int D, class Book>
-KVANT_INLINE Quantized few_codebook(uint32_t (&codes)[Row<D>::PER_LANE], const Known<D> &known, const Book &book, const Row<D> &y, int lane)
+KVANT_INLINE Quantized few_codebook(uint32_t (&codes)[Row<D>::PER_LANE], const Known<D> &known,
+                                    const Book &book, const Row<D> &y, int lane)
 {
-    const float squares = dot_rows<D>(y, y, lane), norm = __fmul_rn(__fsqrt_rn(squares), known.inverse_sqrt_dim),
+    const float squares = dot_rows<D>(y, y, lane),
+                norm = __fmul_rn(__fsqrt_rn(squares), known.inverse_sqrt_dim),
                 scale = to_half_and_back(norm), inverse = scale > 0 ? __frcp_rn(scale) : 0;
     Row<D> decoded;
     float stored = scale;
@@ -368,8 +398,8 @@ KVANT_INLINE void copy_book(WideBook &to, const WideBook &from, uint32_t bits, i
 }
 
 template <int D>
-KVANT_INLINE void write_open(const FewArgs<OpenBook> &args, const FewRole &role, const Row<D> &y, uint8_t *page,
-                             int token, bool finite, Stage stage, int lane)
+KVANT_INLINE void write_open(const FewArgs<OpenBook> &args, const FewRole &role, const Row<D> &y,
+                             uint8_t *page, int token, bool finite, Stage stage, int lane)
 {
     bool in_range = true;
     unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
@@ -387,13 +417,15 @@ KVANT_INLINE void write_open(const FewArgs<OpenBook> &args, const FewRole &role,
 }
 
 template <int D, class Book>
-KVANT_INLINE void write_codes(const FewArgs<Book> &args, const Known<D> &known, const Book &book, const Row<D> &y,
-                              uint8_t *page, int at, bool finite, Stage stage, int lane)
+KVANT_INLINE void write_codes(const FewArgs<Book> &args, const Known<D> &known, const Book &book,
+                              const Row<D> &y, uint8_t *page, int at, bool finite, Stage stage,
+                              int lane)
 {
     uint32_t codes[Row<D>::PER_LANE] = {};
     Quantized q{};
     if (stage <= QUANTIZES) {
-        q = known.codes == KVANT_CUDA_CODES_CODEBOOK ? few_codebook<D>(codes, known, book, y, lane) : few_uniform<D>(codes, known, y);
+        q = known.codes == KVANT_CUDA_CODES_CODEBOOK ? few_codebook<D>(codes, known, book, y, lane)
+                                                     : few_uniform<D>(codes, known, y);
         if (!q.in_range && stage == WORKS) {
             refuse_few(args, finite, lane);
             return;
@@ -413,8 +445,9 @@ KVANT_INLINE void write_codes(const FewArgs<Book> &args, const Known<D> &known, 
 
 /* A transformed row to its page, by a warp. */
 template <int D, class Book>
-KVANT_INLINE void write_row(const FewArgs<Book> &args, const FewRole &role, const Known<D> &known, const Book &book, const Row<D> &y,
-                            uint8_t *page, int at, bool finite, Stage stage, int lane)
+KVANT_INLINE void write_row(const FewArgs<Book> &args, const FewRole &role, const Known<D> &known,
+                            const Book &book, const Row<D> &y, uint8_t *page, int at, bool finite,
+                            Stage stage, int lane)
 {
     if constexpr (std::is_same<Book, OpenBook>::value)
         write_open<D>(args, role, y, page, at, finite, stage, lane);
@@ -422,7 +455,8 @@ KVANT_INLINE void write_row(const FewArgs<Book> &args, const FewRole &role, cons
         write_codes<D>(args, known, book, y, page, at, finite, stage, lane);
 }
 
-template <int D, class Book> KVANT_INLINE void ask_for_words(const Known<D> &known, uint8_t *page, int at, int lane)
+template <int D, class Book>
+KVANT_INLINE void ask_for_words(const Known<D> &known, uint8_t *page, int at, int lane)
 {
     if (std::is_same<Book, OpenBook>::value)
         return;
@@ -452,16 +486,21 @@ KVANT_INLINE void let_next_begin()
 /* MATRIX: some role has one; D threads then work, of which a role without a matrix needs the first 32. Else one warp works, and
  * others may rehearse. */
 template <int D, class Book, bool MATRIX>
-__global__ void __launch_bounds__(MATRIX ? D + 32 : 32 * (STAGES + 1)) append_few_kernel(const __grid_constant__ FewArgs<Book> args)
+__global__ void __launch_bounds__(MATRIX ? D + 32 : 32 * (STAGES + 1))
+    append_few_kernel(const __grid_constant__ FewArgs<Book> args)
 {
-    const int lane = threadIdx.x & 31, kv_head = blockIdx.y, warp = __shfl_sync(FULL, threadIdx.x >> 5, 0); /* so the compiler knows that branches are the warp's */
+    const int lane = threadIdx.x & 31, kv_head = blockIdx.y,
+              warp = __shfl_sync(FULL, threadIdx.x >> 5,
+                                 0); /* so the compiler knows that branches are the warp's */
     if (32 * (warp + 1) == blockDim.x)
         return let_next_begin();
     if (MATRIX && blockIdx.z >= args.n_roles)
-        return few_queries<D>(args.queries, blockIdx.z - args.n_roles, blockIdx.x, blockIdx.y, gridDim.y);
+        return few_queries<D>(args.queries, blockIdx.z - args.n_roles, blockIdx.x, blockIdx.y,
+                              gridDim.y);
     __shared__ Book books[1];
     const FewRole &role = args.roles[blockIdx.z];
-    const bool through_matrix = MATRIX && role.weighting == KVANT_CUDA_WEIGHTING_FULL, first_warp = warp == 0;
+    const bool through_matrix = MATRIX && role.weighting == KVANT_CUDA_WEIGHTING_FULL,
+               first_warp = warp == 0;
     const Stage stage = MATRIX ? WORKS : (Stage)warp;
     const size_t row_at = blockIdx.x * role.token_stride + kv_head * role.row_head_stride;
     if (MATRIX && !through_matrix && !first_warp)
@@ -472,7 +511,8 @@ __global__ void __launch_bounds__(MATRIX ? D + 32 : 32 * (STAGES + 1)) append_fe
     FewCenter center{};
     int64_t slot = 0;
     unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
-        raw.bits[j] = 0x3f803c00u + lane * 0x10001u + j; /* rehearsed: numbers of some size in every type */
+        raw.bits[j] =
+            0x3f803c00u + lane * 0x10001u + j; /* rehearsed: numbers of some size in every type */
     if (first_warp) {
         known.ask_for(args.books[blockIdx.z], lane);
         copy_book(books[0], args.books[blockIdx.z], known.bits, lane);
@@ -493,7 +533,8 @@ __global__ void __launch_bounds__(MATRIX ? D + 32 : 32 * (STAGES + 1)) append_fe
         known.hold();
     }
     const int at = (int)(slot % PAGE_TOKENS);
-    uint8_t *page = role.base + (size_t)page_number(slot) * known.block_stride + kv_head * known.head_stride;
+    uint8_t *page =
+        role.base + (size_t)page_number(slot) * known.block_stride + kv_head * known.head_stride;
     if (slot < 0)
         return;
     if (first_warp)
@@ -505,7 +546,8 @@ __global__ void __launch_bounds__(MATRIX ? D + 32 : 32 * (STAGES + 1)) append_fe
     else {
         if (first_warp && role.affine)
             affine.apply(y, role.scale != nullptr);
-        finite = is_finite<D>(y); /* a number that is not stays so through the centre, the scale and W */
+        finite =
+            is_finite<D>(y); /* a number that is not stays so through the centre, the scale and W */
         if (stage <= ROTATES)
             rotate(y, known.rotation, lane);
     }
@@ -517,17 +559,33 @@ __global__ void __launch_bounds__(MATRIX ? D + 32 : 32 * (STAGES + 1)) append_fe
 static FewRole few_role(const AppendRole &from)
 {
     const kvant_cuda_params &codec = from.codec;
-    return FewRole{ from.rows,        from.base,       from.token_stride,     from.row_head_stride,
-                    from.block_stride, from.head_stride, from.center,          from.scale,
-                    from.weights,     from.exact,      (uint32_t)codec.codes, codec.bits,
-                    codec.role == KVANT_ROLE_K, codec.metadata_offset,
+    return FewRole{ from.rows,
+                    from.base,
+                    from.token_stride,
+                    from.row_head_stride,
+                    from.block_stride,
+                    from.head_stride,
+                    from.center,
+                    from.scale,
+                    from.weights,
+                    from.exact,
+                    (uint32_t)codec.codes,
+                    codec.bits,
+                    codec.role == KVANT_ROLE_K,
+                    codec.metadata_offset,
                     from.center || from.scale || codec.weighting == KVANT_CUDA_WEIGHTING_DIAGONAL,
-                    (uint32_t)codec.weighting, codec.symmetric,
-                    codec.unbiased,   codec.levels,    codec.offset,          codec.inverse_sqrt_dim,
+                    (uint32_t)codec.weighting,
+                    codec.symmetric,
+                    codec.unbiased,
+                    codec.levels,
+                    codec.offset,
+                    codec.inverse_sqrt_dim,
                     codec.rotation };
 }
 
-static void fill_book(OpenBook &, const kvant_cuda_codec &) {}
+static void fill_book(OpenBook &, const kvant_cuda_codec &)
+{
+}
 
 static void fill_book(NarrowBook &book, const kvant_cuda_codec &codec)
 {
@@ -545,7 +603,8 @@ static void fill_book(WideBook &book, const kvant_cuda_codec &codec)
 }
 
 template <class Book>
-static cudaError_t launch(const AppendArgs &args, uint32_t head_dim, int n_roles, int n_kv_heads, cudaStream_t stream)
+static cudaError_t launch(const AppendArgs &args, uint32_t head_dim, int n_roles, int n_kv_heads,
+                          cudaStream_t stream)
 {
     FewArgs<Book> p{ args.slots,
                      args.refused,
@@ -565,19 +624,23 @@ static cudaError_t launch(const AppendArgs &args, uint32_t head_dim, int n_roles
         fill_book(p.books[i], *args.roles[i].source);
         matrix |= args.roles[i].codec.weighting == KVANT_CUDA_WEIGHTING_FULL;
     }
-    const dim3 grid(args.n_tokens, n_kv_heads, n_roles + (args.queries.q ? args.queries.n_matrices : 0));
+    const dim3 grid(args.n_tokens, n_kv_heads,
+                    n_roles + (args.queries.q ? args.queries.n_matrices : 0));
     return with_head_dim(head_dim, [&](auto d) {
         constexpr int D = decltype(d)::value;
         void *parameters[] = { &p };
         if (matrix)
-            return launch_early((const void *)append_few_kernel<D, Book, true>, grid, D + 32, parameters, 0, stream);
-        const bool rehearses = args.n_tokens <= MOST_REHEARSED && !std::is_same<Book, WideBook>::value; /* whose book is shared */
-        return launch_early((const void *)append_few_kernel<D, Book, false>, grid, rehearses ? 32 * (STAGES + 1) : 64, parameters, 0, stream);
+            return launch_early((const void *)append_few_kernel<D, Book, true>, grid, D + 32,
+                                parameters, 0, stream);
+        const bool rehearses = args.n_tokens <= MOST_REHEARSED &&
+                               !std::is_same<Book, WideBook>::value; /* whose book is shared */
+        return launch_early((const void *)append_few_kernel<D, Book, false>, grid,
+                            rehearses ? 32 * (STAGES + 1) : 64, parameters, 0, stream);
     });
 }
 
-cudaError_t launch_append_few(const AppendArgs &args, uint32_t head_dim, int n_roles, int n_kv_heads,
-                              cudaStream_t stream)
+cudaError_t launch_append_few(const AppendArgs &args, uint32_t head_dim, int n_roles,
+                              int n_kv_heads, cudaStream_t stream)
 {
     const kvant_cuda_params &codec = args.roles[0].codec;
     if (codec.codes == KVANT_CUDA_CODES_OPEN)

@@ -18,13 +18,15 @@ KVANT_INLINE int64_t slot_of(const AppendArgs &args, uint32_t token)
 
 KVANT_INLINE uint8_t *page_of(const AppendRole &role, int64_t slot, int kv_head)
 {
-    return role.base + (size_t)(slot / PAGE_TOKENS) * role.block_stride + kv_head * role.head_stride;
+    return role.base + (size_t)(slot / PAGE_TOKENS) * role.block_stride +
+           kv_head * role.head_stride;
 }
 
 /* Where the row stands among pages of floats. */
 KVANT_INLINE size_t exact_place(const AppendRole &role, int64_t slot, int kv_head, int d)
 {
-    return (page_of(role, slot, kv_head) - role.base) / sizeof(uint16_t) + (size_t)(slot % PAGE_TOKENS) * d;
+    return (page_of(role, slot, kv_head) - role.base) / sizeof(uint16_t) +
+           (size_t)(slot % PAGE_TOKENS) * d;
 }
 
 KVANT_INLINE bool fits_half(float y)
@@ -33,14 +35,16 @@ KVANT_INLINE bool fits_half(float y)
 }
 
 template <int D>
-KVANT_INLINE void append_row(const AppendArgs &args, const AppendRole &role, uint32_t token, int kv_head, int lane)
+KVANT_INLINE void append_row(const AppendArgs &args, const AppendRole &role, uint32_t token,
+                             int kv_head, int lane)
 {
     const int64_t slot = slot_of(args, token);
     if (slot < 0)
         return;
     bool finite, in_range = true;
-    const Row<D> row = transformed_row<D>(args, role, token * role.token_stride + kv_head * role.row_head_stride,
-                                          kv_head, lane, finite);
+    const Row<D> row =
+        transformed_row<D>(args, role, token * role.token_stride + kv_head * role.row_head_stride,
+                           kv_head, lane, finite);
     unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
         in_range &= fits_half(row.x[j]);
     if (!__all_sync(FULL, in_range)) {
@@ -48,13 +52,15 @@ KVANT_INLINE void append_row(const AppendArgs &args, const AppendRole &role, uin
             note_refusal(args, token, slot, finite);
         return;
     }
-    store_row(page_of(role, slot, kv_head), (size_t)(slot % PAGE_TOKENS) * D, KVANT_CUDA_F16, lane, row);
+    store_row(page_of(role, slot, kv_head), (size_t)(slot % PAGE_TOKENS) * D, KVANT_CUDA_F16, lane,
+              row);
     if (role.exact)
         store_row(role.exact, exact_place(role, slot, kv_head, D), KVANT_CUDA_F32, lane, row);
 }
 
 template <int D>
-__global__ void __launch_bounds__(WARPS * 32) append_open_kernel(const __grid_constant__ AppendArgs args)
+__global__ void __launch_bounds__(WARPS * 32)
+    append_open_kernel(const __grid_constant__ AppendArgs args)
 {
     append_row<D>(args, args.roles[blockIdx.z], blockIdx.x * WARPS + (threadIdx.x >> 5), blockIdx.y,
                   threadIdx.x & 31);
@@ -63,7 +69,8 @@ __global__ void __launch_bounds__(WARPS * 32) append_open_kernel(const __grid_co
 /* Rows first .. first + ROWS - 1 through the matrix of the kv head, in the order of
  * combine_rows. */
 template <int D, int ROWS>
-KVANT_INLINE void append_through_matrix(const AppendArgs &args, const AppendRole &role, uint32_t first, int kv_head)
+KVANT_INLINE void append_through_matrix(const AppendArgs &args, const AppendRole &role,
+                                        uint32_t first, int kv_head)
 {
     __shared__ float x[ROWS][D];
     const int channel = threadIdx.x;
@@ -72,10 +79,11 @@ KVANT_INLINE void append_through_matrix(const AppendArgs &args, const AppendRole
     unrolled_for (int r = 0; r < ROWS; r++) {
         float number = 0;
         if (slot_of(args, first + r) >= 0)
-            number = centered(
-                load_number(role.rows, (first + r) * role.token_stride + kv_head * role.row_head_stride + channel,
-                            args.type),
-                role, kv_head * D + channel);
+            number = centered(load_number(role.rows,
+                                          (first + r) * role.token_stride +
+                                              kv_head * role.row_head_stride + channel,
+                                          args.type),
+                              role, kv_head * D + channel);
         x[r][channel] = number;
         finite[r] = is_finite(number);
         y[r] = 0;
@@ -90,11 +98,13 @@ KVANT_INLINE void append_through_matrix(const AppendArgs &args, const AppendRole
     }
     unrolled_for (int r = 0; r < ROWS; r++) {
         const int64_t slot = slot_of(args, first + r);
-        const bool all_finite = __syncthreads_and(finite[r]), in_range = __syncthreads_and(fits_half(y[r]));
+        const bool all_finite = __syncthreads_and(finite[r]),
+                   in_range = __syncthreads_and(fits_half(y[r]));
         if (slot < 0)
             continue;
         if (in_range)
-            reinterpret_cast<__half *>(page_of(role, slot, kv_head))[(size_t)(slot % PAGE_TOKENS) * D + channel] =
+            reinterpret_cast<__half *>(
+                page_of(role, slot, kv_head))[(size_t)(slot % PAGE_TOKENS) * D + channel] =
                 __float2half_rn(y[r]);
         else if (channel == 0)
             note_refusal(args, first + r, slot, all_finite);
@@ -105,7 +115,8 @@ KVANT_INLINE void append_through_matrix(const AppendArgs &args, const AppendRole
 
 /* For launches with a matrix; the other role may have none. */
 template <int D, int ROWS>
-__global__ void __launch_bounds__(D) append_open_matrix_kernel(const __grid_constant__ AppendArgs args)
+__global__ void __launch_bounds__(D)
+    append_open_matrix_kernel(const __grid_constant__ AppendArgs args)
 {
     const AppendRole &role = args.roles[blockIdx.z];
     const uint32_t first = blockIdx.x * ROWS;
@@ -132,8 +143,8 @@ static void launch_matrix(const AppendArgs &args, int n_roles, int n_kv_heads, c
     append_open_matrix_kernel<D, ROWS><<<grid, D, 0, stream>>>(args);
 }
 
-cudaError_t launch_append_open(const AppendArgs &args, uint32_t head_dim, int n_roles, int n_kv_heads,
-                               cudaStream_t stream)
+cudaError_t launch_append_open(const AppendArgs &args, uint32_t head_dim, int n_roles,
+                               int n_kv_heads, cudaStream_t stream)
 {
     const dim3 grid((args.n_tokens + WARPS - 1) / WARPS, n_kv_heads, n_roles);
     return with_head_dim(head_dim, [&](auto d) {

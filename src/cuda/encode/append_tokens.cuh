@@ -21,8 +21,9 @@ struct BlockTokens {
 /* Says why rows are refused, and takes them out of the block's tokens. Seldom: the rows are loaded
  * again. */
 template <int D>
-__device__ __noinline__ void refuse(const AppendArgs &args, const AppendRole &role, BlockTokens &tokens,
-                                    bool refused, int token, size_t row_at, int kv_head, int lane)
+__device__ __noinline__ void refuse(const AppendArgs &args, const AppendRole &role,
+                                    BlockTokens &tokens, bool refused, int token, size_t row_at,
+                                    int kv_head, int lane)
 {
     constexpr int LANES = Lanes<D>::LANES;
     float x[16] = {};
@@ -40,8 +41,8 @@ __device__ __noinline__ void refuse(const AppendArgs &args, const AppendRole &ro
 }
 
 /* Where a token's row lies: in the call's rows, or in an open page that is sealed. */
-KVANT_INLINE size_t row_place(const AppendArgs &args, const AppendRole &role, uint32_t chunk_at, int token,
-                              int kv_head)
+KVANT_INLINE size_t row_place(const AppendArgs &args, const AppendRole &role, uint32_t chunk_at,
+                              int token, int kv_head)
 {
     const size_t of_head = kv_head * role.row_head_stride;
     const uint32_t at = chunk_at + token;
@@ -58,8 +59,8 @@ KVANT_INLINE int64_t slot_at(const AppendArgs &args, uint32_t at)
         return -1;
     if (!args.from)
         return args.slots[at];
-    const bool there =
-        args.from[block] >= 0 && args.to[block] >= 0 && (!args.tokens || (int)token < args.tokens[block]);
+    const bool there = args.from[block] >= 0 && args.to[block] >= 0 &&
+                       (!args.tokens || (int)token < args.tokens[block]);
     return there ? (int64_t)args.to[block] * PAGE_TOKENS + token : -1;
 }
 
@@ -74,9 +75,11 @@ KVANT_INLINE int64_t page_number(int64_t slot)
     return slot >> 6;
 }
 
-KVANT_INLINE uint8_t *page_of(const AppendRole &role, const BlockTokens &tokens, int token, int kv_head)
+KVANT_INLINE uint8_t *page_of(const AppendRole &role, const BlockTokens &tokens, int token,
+                              int kv_head)
 {
-    return role.base + (size_t)page_number(tokens.slot[token]) * role.block_stride + kv_head * role.head_stride;
+    return role.base + (size_t)page_number(tokens.slot[token]) * role.block_stride +
+           kv_head * role.head_stride;
 }
 
 /* Which token stands where in the page of token leader. */
@@ -100,7 +103,8 @@ KVANT_INLINE void count_pages(BlockTokens &tokens, int n_slots)
     const int64_t slot = i < PAGE_TOKENS ? tokens.slot[i] : -1;
     const int n_tokens = __syncthreads_count(slot >= 0);
     /* a whole page of a prompt is the usual case, and need not be counted token by token */
-    const bool one_page = __syncthreads_and(slot < 0 || page_number(slot) == page_number(tokens.slot[0]));
+    const bool one_page =
+        __syncthreads_and(slot < 0 || page_number(slot) == page_number(tokens.slot[0]));
     if (i >= PAGE_TOKENS)
         return;
     int count = 0;
@@ -128,13 +132,15 @@ template <class Page, class Token>
 KVANT_INLINE void write_block(BlockTokens &tokens, const AppendRole &role, int n_slots, int kv_head,
                               Page &&write_page, Token &&write_token)
 {
-    auto words_of = [&](int token) { return reinterpret_cast<uint32_t *>(page_of(role, tokens, token, kv_head)); };
+    auto words_of = [&](int token) {
+        return reinterpret_cast<uint32_t *>(page_of(role, tokens, token, kv_head));
+    };
     count_pages(tokens, n_slots);
     const int own = (int)threadIdx.x - 128;
     if (own >= 0 && own < PAGE_TOKENS && tokens.slot[own] >= 0) {
         const int at = (int)(tokens.slot[own] % PAGE_TOKENS);
-        uint16_t *numbers =
-            reinterpret_cast<uint16_t *>(page_of(role, tokens, own, kv_head) + role.codec.metadata_offset);
+        uint16_t *numbers = reinterpret_cast<uint16_t *>(page_of(role, tokens, own, kv_head) +
+                                                         role.codec.metadata_offset);
         numbers[at] = tokens.scale[own];
         if (role.codec.codes == KVANT_CUDA_CODES_UNIFORM && !role.codec.symmetric)
             numbers[PAGE_TOKENS + at] = tokens.zero[own];
@@ -167,7 +173,8 @@ inline uint32_t tokens_a_block(const AppendArgs &args)
 }
 
 /* The arguments of a launch; book_of: a codec's book. */
-template <class Book, class F> BookedAppendArgs<Book> booked(const AppendArgs &args, int n_roles, F &&book_of)
+template <class Book, class F>
+BookedAppendArgs<Book> booked(const AppendArgs &args, int n_roles, F &&book_of)
 {
     BookedAppendArgs<Book> p{};
     static_cast<AppendArgs &>(p) = args;

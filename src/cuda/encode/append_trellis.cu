@@ -27,21 +27,24 @@ template <int D, int M> struct RowSpace {
         CellCosts costs;
     };
 
-    KVANT_INLINE static void prepare(Shared &shared, const TrellisLevels &levels, const kvant_cuda_trellis &trellis)
+    KVANT_INLINE static void prepare(Shared &shared, const TrellisLevels &levels,
+                                     const kvant_cuda_trellis &trellis)
     {
         fill_costs(shared.costs, levels, trellis);
         __syncthreads();
     }
 
     /* find_path fills these. */
-    KVANT_INLINE void read(const kvant_cuda_trellis &trellis, int step, uint32_t &bit, uint32_t &subset) const
+    KVANT_INLINE void read(const kvant_cuda_trellis &trellis, int step, uint32_t &bit,
+                           uint32_t &subset) const
     {
         bit = search.bits[step];
         subset = subset_at(trellis, search.bits, D, step);
     }
 
-    KVANT_INLINE void find_path(const Shared &shared, const TrellisLevels &, const kvant_cuda_trellis &,
-                                const int (&cells)[Row<D>::PER_LANE], const int (&steps)[Row<D>::PER_LANE], int lane)
+    KVANT_INLINE void find_path(const Shared &shared, const TrellisLevels &,
+                                const kvant_cuda_trellis &, const int (&cells)[Row<D>::PER_LANE],
+                                const int (&steps)[Row<D>::PER_LANE], int lane)
     {
         unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
             search.cells[steps[j]] = (uint16_t)cells[j];
@@ -52,29 +55,34 @@ template <int D, int M> struct RowSpace {
 
 template <int D> struct RowSpace<D, 8> {
     PlaceSpace<D> search;
-    struct Shared {};
+    struct Shared {
+    };
 
     KVANT_INLINE static void prepare(Shared &, const TrellisLevels &, const kvant_cuda_trellis &)
     {
     }
 
-    KVANT_INLINE void read(const kvant_cuda_trellis &, int step, uint32_t &bit, uint32_t &subset) const
+    KVANT_INLINE void read(const kvant_cuda_trellis &, int step, uint32_t &bit,
+                           uint32_t &subset) const
     {
         search.read(step, bit, subset);
     }
 
-    KVANT_INLINE void find_path(const Shared &, const TrellisLevels &levels, const kvant_cuda_trellis &trellis,
-                                const int (&cells)[Row<D>::PER_LANE], const int (&steps)[Row<D>::PER_LANE], int lane)
+    KVANT_INLINE void find_path(const Shared &, const TrellisLevels &levels,
+                                const kvant_cuda_trellis &trellis,
+                                const int (&cells)[Row<D>::PER_LANE],
+                                const int (&steps)[Row<D>::PER_LANE], int lane)
     {
         constexpr int N = Row<D>::PER_LANE, AT_ONCE = N < 4 ? N : 4;
         unrolled_for (int first = 0; first < N; first += AT_ONCE) {
             int some[AT_ONCE];
             unrolled_for (int j = 0; j < AT_ONCE; j++)
                 some[j] = cells[first + j];
-            costs_of_cells(levels, trellis, some, [&](int j, const CostWords &words, uint32_t most) {
-                search.costs[steps[first + j]] = words;
-                search.most[steps[first + j]] = (uint16_t)most;
-            });
+            costs_of_cells(levels, trellis, some,
+                           [&](int j, const CostWords &words, uint32_t most) {
+                               search.costs[steps[first + j]] = words;
+                               search.most[steps[first + j]] = (uint16_t)most;
+                           });
         }
         __syncwarp();
         PlaceSearch<D>(search, lane).find();
@@ -84,7 +92,10 @@ template <int D> struct RowSpace<D, 8> {
 template <int D, int M> struct TrellisRows {
     using Space = RowSpace<D, M>;
     /* What a block of 160 KB has room for besides what all share; of 113 KB where two of them search faster. */
-    static constexpr int ROOM = (M == 10 ? 113 : 160) * 1024 - (int)(sizeof(typename Space::Shared) + sizeof(Nibbles<D>) + sizeof(BlockTokens)) - 2048,
+    static constexpr int ROOM = (M == 10 ? 113 : 160) * 1024 -
+                                (int)(sizeof(typename Space::Shared) + sizeof(Nibbles<D>) +
+                                      sizeof(BlockTokens)) -
+                                2048,
                          FIT = ROOM / (int)sizeof(Space),
                          SEARCHERS = FIT < 1       ? 1
                                      : FIT < WARPS ? FIT
@@ -103,9 +114,11 @@ template <int D, int M> struct TrellisRows {
 
 /* A matrix times the rows of all warps that search, as combine_rows has it. */
 template <int D, int M>
-KVANT_INLINE void multiply_rows(TrellisRows<D, M> &rows, Row<D> &row, const float *weights, int warp, int lane)
+KVANT_INLINE void multiply_rows(TrellisRows<D, M> &rows, Row<D> &row, const float *weights,
+                                int warp, int lane)
 {
-    constexpr int N = TrellisRows<D, M>::SEARCHERS, TEAMS = WARPS * 32 / D, A_THREAD = (N + TEAMS - 1) / TEAMS;
+    constexpr int N = TrellisRows<D, M>::SEARCHERS, TEAMS = WARPS * 32 / D,
+                  A_THREAD = (N + TEAMS - 1) / TEAMS;
     const int team = threadIdx.x / D, channel = threadIdx.x % D;
     float y[A_THREAD] = {};
     if (warp < N)
@@ -118,7 +131,8 @@ KVANT_INLINE void multiply_rows(TrellisRows<D, M> &rows, Row<D> &row, const floa
             unrolled_for (int k = 0; k < 4; k++)
                 weight[k] = weights[(size_t)(i + k) * D + channel];
             unrolled_for (int q = 0; q < A_THREAD; q++) {
-                const float4 x = *reinterpret_cast<const float4 *>(rows.row_of(min(team + TEAMS * q, N - 1)) + i);
+                const float4 x = *reinterpret_cast<const float4 *>(
+                    rows.row_of(min(team + TEAMS * q, N - 1)) + i);
                 y[q] = __fadd_rn(y[q], __fmul_rn(x.x, weight[0]));
                 y[q] = __fadd_rn(y[q], __fmul_rn(x.y, weight[1]));
                 y[q] = __fadd_rn(y[q], __fmul_rn(x.z, weight[2]));
@@ -137,7 +151,8 @@ KVANT_INLINE void multiply_rows(TrellisRows<D, M> &rows, Row<D> &row, const floa
 
 /* Nibbles of a row: 16 bits hold one channel of 4 tiles. */
 template <int D>
-KVANT_INLINE void store_row_nibbles(uint32_t *words, const uint32_t (&codes)[Row<D>::PER_LANE], int lane)
+KVANT_INLINE void store_row_nibbles(uint32_t *words, const uint32_t (&codes)[Row<D>::PER_LANE],
+                                    int lane)
 {
     uint16_t *to = reinterpret_cast<uint16_t *>(words);
     unrolled_for (int g = 0; g < Nibbles<D>::GROUPS; g++) {
@@ -152,13 +167,14 @@ KVANT_INLINE void store_row_nibbles(uint32_t *words, const uint32_t (&codes)[Row
 
 /* Codes of a transformed row, and the scale to store. */
 template <int D, int M>
-KVANT_INLINE Quantized quantize_row(TrellisRows<D, M> &rows, const AppendRole &role, const kvant_cuda_trellis &trellis,
-                                    const Row<D> &y, uint32_t (&codes)[Row<D>::PER_LANE], int warp, int lane)
+KVANT_INLINE Quantized quantize_row(TrellisRows<D, M> &rows, const AppendRole &role,
+                                    const kvant_cuda_trellis &trellis, const Row<D> &y,
+                                    uint32_t (&codes)[Row<D>::PER_LANE], int warp, int lane)
 {
     typename TrellisRows<D, M>::Space &space = rows.space[warp];
     const float squares = dot_rows<D>(y, y, lane),
-                norm = __fmul_rn(__fsqrt_rn(squares), role.codec.inverse_sqrt_dim), scale = to_half_and_back(norm),
-                inverse = scale > 0 ? __frcp_rn(scale) : 0;
+                norm = __fmul_rn(__fsqrt_rn(squares), role.codec.inverse_sqrt_dim),
+                scale = to_half_and_back(norm), inverse = scale > 0 ? __frcp_rn(scale) : 0;
     Row<D> decoded;
     int steps[Row<D>::PER_LANE], cells[Row<D>::PER_LANE];
     unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++) {
@@ -185,12 +201,14 @@ KVANT_INLINE Quantized quantize_row(TrellisRows<D, M> &rows, const AppendRole &r
 /* By a warp, at once. */
 template <int D>
 KVANT_INLINE void put_token(const AppendRole &role, const BlockTokens &tokens, int token,
-                            const uint32_t (&codes)[Row<D>::PER_LANE], float scale, int kv_head, int lane)
+                            const uint32_t (&codes)[Row<D>::PER_LANE], float scale, int kv_head,
+                            int lane)
 {
     const int at = (int)(tokens.slot[token] % PAGE_TOKENS);
     uint8_t *page = page_of(role, tokens, token, kv_head);
     if (lane == 0)
-        reinterpret_cast<uint16_t *>(page + role.codec.metadata_offset)[at] = __half_as_ushort(__float2half_rn(scale));
+        reinterpret_cast<uint16_t *>(page + role.codec.metadata_offset)[at] =
+            __half_as_ushort(__float2half_rn(scale));
     uint32_t *words = reinterpret_cast<uint32_t *>(page);
     if (role.codec.role == KVANT_ROLE_K)
         TokenWords<D, true>(at, lane).put(words, codes, role.codec.bits);
@@ -200,8 +218,8 @@ KVANT_INLINE void put_token(const AppendRole &role, const BlockTokens &tokens, i
 
 /* Of a token's row, before the transform. */
 template <int D>
-KVANT_INLINE Row<D> centered_row(const AppendArgs &args, const AppendRole &role, size_t row_at, int kv_head, int lane,
-                                 bool &finite)
+KVANT_INLINE Row<D> centered_row(const AppendArgs &args, const AppendRole &role, size_t row_at,
+                                 int kv_head, int lane, bool &finite)
 {
     Row<D> row = load_row<D>(role.rows, row_at, args.type, lane);
     finite = true;
@@ -215,16 +233,19 @@ KVANT_INLINE Row<D> centered_row(const AppendArgs &args, const AppendRole &role,
 
 /* The rows of a block's tokens from t on, one for each warp that searches. */
 template <int D, int M>
-KVANT_INLINE void encode_tokens(TrellisRows<D, M> &rows, const AppendArgs &args, const AppendRole &role,
-                                const kvant_cuda_trellis &trellis, uint32_t first, int t, int kv_head, int warp, int lane)
+KVANT_INLINE void encode_tokens(TrellisRows<D, M> &rows, const AppendArgs &args,
+                                const AppendRole &role, const kvant_cuda_trellis &trellis,
+                                uint32_t first, int t, int kv_head, int warp, int lane)
 {
     const int token = t + warp;
-    const bool there = warp < TrellisRows<D, M>::SEARCHERS && token < (int)args.chunk && rows.tokens.slot[token] >= 0;
+    const bool there = warp < TrellisRows<D, M>::SEARCHERS && token < (int)args.chunk &&
+                       rows.tokens.slot[token] >= 0;
     const float *weights = weights_of(role.codec, role.weights, kv_head);
     bool finite = true;
     Row<D> y{};
     if (there)
-        y = centered_row<D>(args, role, row_place(args, role, first, token, kv_head), kv_head, lane, finite);
+        y = centered_row<D>(args, role, row_place(args, role, first, token, kv_head), kv_head, lane,
+                            finite);
     if (role.codec.weighting == KVANT_CUDA_WEIGHTING_FULL)
         multiply_rows(rows, y, weights, warp, lane);
     else if (there)
@@ -271,19 +292,26 @@ __global__ void __launch_bounds__(WARPS * 32, M == 8 ? 2 : 1)
     __syncthreads();
     write_block(
         rows.tokens, role, (int)args.chunk, kv_head,
-        [&](uint32_t *page) { write_codes<D>(role.codec, rows.nibbles, rows.tokens.page_tokens, page); },
-        [&](int t, int at, uint32_t *page) { write_token<D>(role.codec, rows.nibbles, t, at, page, lane); });
+        [&](uint32_t *page) {
+            write_codes<D>(role.codec, rows.nibbles, rows.tokens.page_tokens, page);
+        },
+        [&](int t, int at, uint32_t *page) {
+            write_token<D>(role.codec, rows.nibbles, t, at, page, lane);
+        });
 }
 
 /* Tokens a thread block: few rows are spread over a GPU's multiprocessors, about 132, and none waits for another. */
 template <int D, int M> static uint32_t chunk_of(const TrellisAppendArgs &args, uint32_t n_rows)
 {
     constexpr uint32_t MULTIPROCESSORS = 132, SEARCHERS = TrellisRows<D, M>::SEARCHERS;
-    return args.chunk > WARPS ? args.chunk : std::min(SEARCHERS, (n_rows + MULTIPROCESSORS - 1) / MULTIPROCESSORS);
+    return args.chunk > WARPS
+               ? args.chunk
+               : std::min(SEARCHERS, (n_rows + MULTIPROCESSORS - 1) / MULTIPROCESSORS);
 }
 
 template <int D, int M>
-static cudaError_t launch_with_memory(const TrellisAppendArgs &args, int n_roles, int n_kv_heads, cudaStream_t stream)
+static cudaError_t launch_with_memory(const TrellisAppendArgs &args, int n_roles, int n_kv_heads,
+                                      cudaStream_t stream)
 {
     constexpr int bytes = (int)sizeof(TrellisRows<D, M>);
     const void *kernel = (const void *)append_trellis_kernel<D, M>;
@@ -293,13 +321,15 @@ static cudaError_t launch_with_memory(const TrellisAppendArgs &args, int n_roles
     TrellisAppendArgs p = args;
     p.chunk = chunk_of<D, M>(args, args.n_tokens * n_roles * n_kv_heads);
     void *parameters[] = { &p };
-    return launch_early(kernel, grid_of(p, n_roles, n_kv_heads), WARPS * 32, parameters, bytes, stream);
+    return launch_early(kernel, grid_of(p, n_roles, n_kv_heads), WARPS * 32, parameters, bytes,
+                        stream);
 }
 
-cudaError_t launch_append_trellis(const AppendArgs &args, uint32_t head_dim, int n_roles, int n_kv_heads,
-                                  cudaStream_t stream)
+cudaError_t launch_append_trellis(const AppendArgs &args, uint32_t head_dim, int n_roles,
+                                  int n_kv_heads, cudaStream_t stream)
 {
-    const auto p = booked<kvant_cuda_trellis>(args, n_roles, [](const kvant_cuda_codec &codec) { return codec.trellis; });
+    const auto p = booked<kvant_cuda_trellis>(
+        args, n_roles, [](const kvant_cuda_codec &codec) { return codec.trellis; });
     cudaError_t error = with_head_dim(head_dim, [&](auto d) {
         switch (p.books[0].memory) {
         case 8: return launch_with_memory<decltype(d)::value, 8>(p, n_roles, n_kv_heads, stream);
@@ -307,7 +337,8 @@ cudaError_t launch_append_trellis(const AppendArgs &args, uint32_t head_dim, int
         default: return launch_with_memory<decltype(d)::value, 12>(p, n_roles, n_kv_heads, stream);
         }
     });
-    for (int i = 0; error == cudaErrorNotSupported && i < n_roles; i++) { /* too little shared memory */
+    for (int i = 0; error == cudaErrorNotSupported && i < n_roles;
+         i++) { /* too little shared memory */
         AppendArgs one = args;
         one.roles[0] = args.roles[i];
         const cudaError_t launched = launch_append_any(one, n_kv_heads, stream);

@@ -19,10 +19,12 @@ namespace kvant
 
 template <int D> struct Lanes {
     static constexpr int TILES = D / 16;
-    static constexpr int LANES = D == 96 ? 8 : TILES; /* of 96 channels, 2 lanes of 8 load nothing */
-    static constexpr int ROWS = 32 / LANES;           /* a warp at a time */
-    static constexpr int OWN = 16 / LANES;            /* channels of a tile that a lane has after the turn */
-    static constexpr int NUMBERS = OWN * TILES;       /* number k * OWN + e: channel 16 k + OWN * lane + e */
+    static constexpr int LANES =
+        D == 96 ? 8 : TILES;                /* of 96 channels, 2 lanes of 8 load nothing */
+    static constexpr int ROWS = 32 / LANES; /* a warp at a time */
+    static constexpr int OWN = 16 / LANES;  /* channels of a tile that a lane has after the turn */
+    static constexpr int NUMBERS =
+        OWN * TILES; /* number k * OWN + e: channel 16 k + OWN * lane + e */
     /* strides in shared memory that keep both sides of the turn free of bank conflicts */
     static constexpr int TILE_STRIDE = 20;
     static constexpr int ROW_STRIDE = LANES * TILE_STRIDE + (LANES * TILE_STRIDE % 32 ? 0 : 16);
@@ -78,14 +80,15 @@ KVANT_INLINE float flip(float x, uint32_t signs, int i)
 /* Number i comes with its sign flipped where bit i of signs is set: two at once while 16-bit
  * numbers are still packed. Rows need no alignment beyond their type's: "wide" says whether these
  * have 16 bytes of it. */
-KVANT_INLINE void load_tile(float (&x)[16], const void *from, size_t offset, kvant_cuda_type type, bool wide,
-                            uint32_t signs)
+KVANT_INLINE void load_tile(float (&x)[16], const void *from, size_t offset, kvant_cuda_type type,
+                            bool wide, uint32_t signs)
 {
     if (type == KVANT_CUDA_F32) {
         const float *numbers = static_cast<const float *>(from) + offset;
         unrolled_for (int i = 0; i < 16; i += 4) {
-            float4 four = wide ? *reinterpret_cast<const float4 *>(numbers + i)
-                               : make_float4(numbers[i], numbers[i + 1], numbers[i + 2], numbers[i + 3]);
+            float4 four =
+                wide ? *reinterpret_cast<const float4 *>(numbers + i)
+                     : make_float4(numbers[i], numbers[i + 1], numbers[i + 2], numbers[i + 3]);
             x[i] = flip(four.x, signs, i), x[i + 1] = flip(four.y, signs, i + 1);
             x[i + 2] = flip(four.z, signs, i + 2), x[i + 3] = flip(four.w, signs, i + 3);
         }
@@ -94,14 +97,16 @@ KVANT_INLINE void load_tile(float (&x)[16], const void *from, size_t offset, kva
     const uint16_t *numbers = static_cast<const uint16_t *>(from) + offset;
     uint32_t words[8];
     if (wide) {
-        uint4 a = reinterpret_cast<const uint4 *>(numbers)[0], b = reinterpret_cast<const uint4 *>(numbers)[1];
+        uint4 a = reinterpret_cast<const uint4 *>(numbers)[0],
+              b = reinterpret_cast<const uint4 *>(numbers)[1];
         words[0] = a.x, words[1] = a.y, words[2] = a.z, words[3] = a.w;
         words[4] = b.x, words[5] = b.y, words[6] = b.z, words[7] = b.w;
     } else {
         unrolled_for (int i = 0; i < 8; i++)
             words[i] = numbers[2 * i] | (uint32_t)numbers[2 * i + 1] << 16;
     }
-    const uint32_t spread = signs | signs << 15; /* bits i and i + 16, for even i: numbers i and i + 1 */
+    const uint32_t spread =
+        signs | signs << 15; /* bits i and i + 16, for even i: numbers i and i + 1 */
     unrolled_for (int i = 0; i < 8; i++)
         unpack(x + 2 * i, words[i] ^ (spread << (15 - 2 * i) & 0x80008000u), type);
 }
@@ -109,8 +114,8 @@ KVANT_INLINE void load_tile(float (&x)[16], const void *from, size_t offset, kva
 /* A tile less its centre, over its scale, with signs flipped. The signs come first here, and last
  * on the CPU: only the sign of a zero can differ, which no code, scale or zero point depends on. */
 template <int D>
-KVANT_INLINE void load_centered(float (&x)[16], const AppendArgs &args, const AppendRole &role, size_t row_at,
-                                int kv_head, int tile)
+KVANT_INLINE void load_centered(float (&x)[16], const AppendArgs &args, const AppendRole &role,
+                                size_t row_at, int kv_head, int tile)
 {
     const uint32_t signs = role.codec.rotation.signs[tile / 2] >> 16 * (tile % 2) & 0xffffu;
     load_tile(x, role.rows, row_at + 16 * tile, args.type, role.wide, signs);
@@ -136,7 +141,8 @@ template <int N, int STRIDE, int STEP> __device__ __forceinline__ void butterfli
 /* Stages of the transform at distances STRIDE, 2 STRIDE, ..., as many as the block has. The usual
  * blocks have all of them, and without branches between them the numbers need not stay in the same
  * registers. */
-template <int N, int STRIDE, int STEPS> __device__ __forceinline__ void stages(float (&x)[N], uint32_t block_steps)
+template <int N, int STRIDE, int STEPS>
+__device__ __forceinline__ void stages(float (&x)[N], uint32_t block_steps)
 {
     if (block_steps >= STEPS) {
         if constexpr (STEPS > 1)
@@ -158,16 +164,19 @@ template <int N, int STRIDE, int STEPS> __device__ __forceinline__ void stages(f
 }
 
 template <int D>
-KVANT_INLINE void rotate_across_tiles(float (&y)[Lanes<D>::NUMBERS], const kvant_cuda_rotation &rotation)
+KVANT_INLINE void rotate_across_tiles(float (&y)[Lanes<D>::NUMBERS],
+                                      const kvant_cuda_rotation &rotation)
 {
-    constexpr int STEPS = D == 96 ? 2 : Lanes<D>::TILES; /* the largest block of 96 channels has 32 */
+    constexpr int STEPS =
+        D == 96 ? 2 : Lanes<D>::TILES; /* the largest block of 96 channels has 32 */
     stages<Lanes<D>::NUMBERS, Lanes<D>::OWN, STEPS>(y, rotation.block / 16);
     unrolled_for (int i = 0; i < Lanes<D>::NUMBERS; i++)
         y[i] = __fmul_rn(y[i], rotation.scale);
 }
 
 /* A few channels of every tile of the row that lies in shared memory. */
-template <int D> KVANT_INLINE void read_turned(float (&y)[Lanes<D>::NUMBERS], const float *row, int in_row)
+template <int D>
+KVANT_INLINE void read_turned(float (&y)[Lanes<D>::NUMBERS], const float *row, int in_row)
 {
     using L = Lanes<D>;
     unrolled_for (int k = 0; k < L::TILES; k++) {
@@ -184,7 +193,8 @@ template <int D> KVANT_INLINE void read_turned(float (&y)[Lanes<D>::NUMBERS], co
 }
 
 /* From one tile a lane to a few channels of every tile. "space" is the warp's. */
-template <int D> KVANT_INLINE void turn(float (&y)[Lanes<D>::NUMBERS], const float (&x)[16], float *space, int lane)
+template <int D>
+KVANT_INLINE void turn(float (&y)[Lanes<D>::NUMBERS], const float (&x)[16], float *space, int lane)
 {
     using L = Lanes<D>;
     float *row = space + lane / L::LANES * L::ROW_STRIDE;
@@ -200,8 +210,9 @@ template <int D> KVANT_INLINE void turn(float (&y)[Lanes<D>::NUMBERS], const flo
 /* The rows of the warp times a matrix, as combine_rows in rotate.cuh: from one tile a lane to a few
  * channels of every tile. Lanes of all rows read the same numbers of the matrix. */
 template <int D>
-__device__ __noinline__ void combine_rows_of_warp(float (&y)[Lanes<D>::NUMBERS], const float (&x)[16],
-                                                  const float *m, float *space, int lane)
+__device__ __noinline__ void combine_rows_of_warp(float (&y)[Lanes<D>::NUMBERS],
+                                                  const float (&x)[16], const float *m,
+                                                  float *space, int lane)
 {
     using L = Lanes<D>;
     float *row = space + lane / L::LANES * L::ROW_STRIDE;
@@ -250,13 +261,15 @@ KVANT_INLINE float to_half_and_back(float x)
  * compare with: bits 3 and up of the sum are that threshold's number, its place in the table in
  * bytes. */
 template <int N>
-KVANT_INLINE void find_codes(uint32_t (&codes)[N], const kvant_cuda_params &codec, const Levels &levels,
-                             const float (&y)[N], float inverse)
+KVANT_INLINE void find_codes(uint32_t (&codes)[N], const kvant_cuda_params &codec,
+                             const Levels &levels, const float (&y)[N], float inverse)
 {
     const char *table = reinterpret_cast<const char *>(&levels);
-    const float slope = codec.guess_slope * inverse, gain = codec.guess_gain, middle = codec.guess_middle;
+    const float slope = codec.guess_slope * inverse, gain = codec.guess_gain,
+                middle = codec.guess_middle;
     unrolled_for (int i = 0; i < N; i++) {
-        uint32_t guess = __float_as_uint(fmaf(tanh_approximately(y[i] * slope), gain, middle)) & 0x78u;
+        uint32_t guess =
+            __float_as_uint(fmaf(tanh_approximately(y[i] * slope), gain, middle)) & 0x78u;
         float threshold = *reinterpret_cast<const float *>(table + guess);
         codes[i] = __fmul_rn(y[i], inverse) > threshold ? guess + 8 : guess;
     }
@@ -270,8 +283,8 @@ KVANT_INLINE float value_of(const Levels &levels, uint32_t code)
 /* Codes of a wide codebook, as they are: the number of thresholds below, of which there are 2^bits
  * - 1. */
 template <int N>
-KVANT_INLINE void find_codes(uint32_t (&codes)[N], const kvant_cuda_params &codec, const WideLevels &levels,
-                             const float (&y)[N], float inverse)
+KVANT_INLINE void find_codes(uint32_t (&codes)[N], const kvant_cuda_params &codec,
+                             const WideLevels &levels, const float (&y)[N], float inverse)
 {
     unrolled_for (int i = 0; i < N; i++) {
         const float u = __fmul_rn(y[i], inverse);
@@ -287,11 +300,13 @@ KVANT_INLINE float value_of(const WideLevels &levels, uint32_t code)
 }
 
 template <int D, class Book>
-KVANT_INLINE Quantized quantize_codebook(uint32_t (&codes)[Lanes<D>::NUMBERS], const kvant_cuda_params &codec,
-                                         const Book &levels, const float (&y)[Lanes<D>::NUMBERS])
+KVANT_INLINE Quantized quantize_codebook(uint32_t (&codes)[Lanes<D>::NUMBERS],
+                                         const kvant_cuda_params &codec, const Book &levels,
+                                         const float (&y)[Lanes<D>::NUMBERS])
 {
     constexpr int N = Lanes<D>::NUMBERS;
-    const float squares = row_dot<D>(y, y), norm = __fmul_rn(__fsqrt_rn(squares), codec.inverse_sqrt_dim),
+    const float squares = row_dot<D>(y, y),
+                norm = __fmul_rn(__fsqrt_rn(squares), codec.inverse_sqrt_dim),
                 scale = to_half_and_back(norm), inverse = scale > 0 ? __frcp_rn(scale) : 0;
     float decoded[N], stored = scale;
     find_codes(codes, codec, levels, y, inverse);
@@ -308,7 +323,8 @@ KVANT_INLINE Quantized quantize_codebook(uint32_t (&codes)[Lanes<D>::NUMBERS], c
  * rounding, which is an addition to 1.5 * 2^23. Bounds are whole numbers and offset is even, so
  * ties stay ties. */
 template <int D>
-KVANT_INLINE Quantized quantize_uniform(uint32_t (&codes)[Lanes<D>::NUMBERS], const kvant_cuda_params &codec,
+KVANT_INLINE Quantized quantize_uniform(uint32_t (&codes)[Lanes<D>::NUMBERS],
+                                        const kvant_cuda_params &codec,
                                         const float (&y)[Lanes<D>::NUMBERS])
 {
     constexpr int N = Lanes<D>::NUMBERS;
@@ -321,20 +337,25 @@ KVANT_INLINE Quantized quantize_uniform(uint32_t (&codes)[Lanes<D>::NUMBERS], co
     }
     min = __fadd_rn(min, 0.0f); /* -0 becomes 0, as the CPU has it */
     float zero = codec.symmetric ? 0 : to_half_and_back(min);
-    float range = codec.symmetric ? fmaxf(fabsf(min), fabsf(max)) : __fadd_rn(__fsub_rn(max, min), 0.0f);
-    float scale = to_half_and_back(__fdiv_rn(range, codec.levels)), inverse = scale > 0 ? __frcp_rn(scale) : 0;
-    float low = codec.symmetric ? -codec.levels : 0, high = codec.levels, round = 12582912.0f - codec.offset;
+    float range =
+        codec.symmetric ? fmaxf(fabsf(min), fabsf(max)) : __fadd_rn(__fsub_rn(max, min), 0.0f);
+    float scale = to_half_and_back(__fdiv_rn(range, codec.levels)),
+          inverse = scale > 0 ? __frcp_rn(scale) : 0;
+    float low = codec.symmetric ? -codec.levels : 0, high = codec.levels,
+          round = 12582912.0f - codec.offset;
     unrolled_for (int i = 0; i < N; i++) {
         float level = __fmul_rn(__fsub_rn(y[i], zero), inverse);
         codes[i] = __float_as_uint(__fadd_rn(fminf(fmaxf(level, low), high), round));
     }
-    return Quantized{ scale, codec.symmetric ? 0 : min, fabsf(min) <= 65504.0f && fabsf(max) <= 65504.0f };
+    return Quantized{ scale, codec.symmetric ? 0 : min,
+                      fabsf(min) <= 65504.0f && fabsf(max) <= 65504.0f };
 }
 
 /* Stores bits SHIFT to SHIFT + 3 of each code, which has none above unless MASK says to drop
  * them. */
 template <int D, int SHIFT, bool MASK>
-KVANT_INLINE void store_nibbles(uint32_t *words, const uint32_t (&codes)[Lanes<D>::NUMBERS], int lane)
+KVANT_INLINE void store_nibbles(uint32_t *words, const uint32_t (&codes)[Lanes<D>::NUMBERS],
+                                int lane)
 {
     using L = Lanes<D>;
     const int in_row = lane % L::LANES;
@@ -344,7 +365,8 @@ KVANT_INLINE void store_nibbles(uint32_t *words, const uint32_t (&codes)[Lanes<D
             uint32_t bits = 0;
             unrolled_for (int k = 4 * group + 3; k >= 4 * group; k--)
                 if (k < L::TILES)
-                    bits = bits * 16 + (MASK ? codes[k * L::OWN + e] & 15u << SHIFT : codes[k * L::OWN + e]);
+                    bits = bits * 16 +
+                           (MASK ? codes[k * L::OWN + e] & 15u << SHIFT : codes[k * L::OWN + e]);
             packed[e] = bits >> SHIFT;
         }
         if constexpr (L::OWN == 1)
@@ -357,8 +379,9 @@ KVANT_INLINE void store_nibbles(uint32_t *words, const uint32_t (&codes)[Lanes<D
 
 /* The transformed row of each lane's token; zeros where it is lacking. */
 template <int D>
-KVANT_INLINE void transform_row(float (&y)[Lanes<D>::NUMBERS], const AppendArgs &args, const AppendRole &role,
-                                float *space, bool lacking, size_t row_at, int kv_head, int lane)
+KVANT_INLINE void transform_row(float (&y)[Lanes<D>::NUMBERS], const AppendArgs &args,
+                                const AppendRole &role, float *space, bool lacking, size_t row_at,
+                                int kv_head, int lane)
 {
     using L = Lanes<D>;
     const int tile = lane % L::LANES;
@@ -382,15 +405,16 @@ KVANT_INLINE void transform_row(float (&y)[Lanes<D>::NUMBERS], const AppendArgs 
 
 /* Codes as quantize_codebook leaves them. */
 template <int D>
-KVANT_INLINE void store_codes(uint32_t *low, uint32_t *, const uint32_t (&codes)[Lanes<D>::NUMBERS], const Levels &,
-                              int lane)
+KVANT_INLINE void store_codes(uint32_t *low, uint32_t *, const uint32_t (&codes)[Lanes<D>::NUMBERS],
+                              const Levels &, int lane)
 {
     store_nibbles<D, 3, false>(low, codes, lane);
 }
 
 template <int D>
-KVANT_INLINE void store_codes(uint32_t *low, uint32_t *high, const uint32_t (&codes)[Lanes<D>::NUMBERS],
-                              const WideLevels &, int lane)
+KVANT_INLINE void store_codes(uint32_t *low, uint32_t *high,
+                              const uint32_t (&codes)[Lanes<D>::NUMBERS], const WideLevels &,
+                              int lane)
 {
     store_nibbles<D, 0, true>(low, codes, lane);
     store_nibbles<D, 4, true>(high, codes, lane);
@@ -399,18 +423,20 @@ KVANT_INLINE void store_codes(uint32_t *low, uint32_t *high, const uint32_t (&co
 /* Transforms and quantises the row of each lane's token into nibbles; rows without a token
  * (lacking) are worked on as zeros and not stored. */
 template <int D, class Book>
-KVANT_INLINE Quantized encode_row(Nibbles<D> &nibbles, const AppendArgs &args, const AppendRole &role,
-                                  const Book &levels, float *space, bool lacking, int token, size_t row_at,
-                                  int kv_head, int lane)
+KVANT_INLINE Quantized encode_row(Nibbles<D> &nibbles, const AppendArgs &args,
+                                  const AppendRole &role, const Book &levels, float *space,
+                                  bool lacking, int token, size_t row_at, int kv_head, int lane)
 {
     using L = Lanes<D>;
     float y[L::NUMBERS];
-    if (role.codec.weighting == KVANT_CUDA_WEIGHTING_FULL) /* the block has transformed it: matrix_rows.cuh */
+    if (role.codec.weighting ==
+        KVANT_CUDA_WEIGHTING_FULL) /* the block has transformed it: matrix_rows.cuh */
         read_turned<D>(y, space + lane / L::LANES * L::ROW_STRIDE, lane % L::LANES);
     else
         transform_row<D>(y, args, role, space, lacking, row_at, kv_head, lane);
     uint32_t codes[L::NUMBERS];
-    uint32_t *low = nibbles.words[0] + Nibbles<D>::at(token), *high = nibbles.words[1] + Nibbles<D>::at(token);
+    uint32_t *low = nibbles.words[0] + Nibbles<D>::at(token),
+             *high = nibbles.words[1] + Nibbles<D>::at(token);
     if (role.codec.codes == KVANT_CUDA_CODES_CODEBOOK) {
         Quantized q = quantize_codebook<D>(codes, role.codec, levels, y);
         if (!lacking)

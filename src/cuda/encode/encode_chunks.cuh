@@ -41,31 +41,36 @@ struct BestDirection {
     KVANT_INLINE void take(const OctopusLevels &levels, const Point &p, int new_u, int new_w)
     {
         const Point c = octahedral_point(levels.direction[new_u], levels.direction[new_w]);
-        const float new_dot = dot3(p.x, c.x, p.y, c.y, p.z, c.z), new_den = dot3(c.x, c.x, c.y, c.y, c.z, c.z);
+        const float new_dot = dot3(p.x, c.x, p.y, c.y, p.z, c.z),
+                    new_den = dot3(c.x, c.x, c.y, c.y, c.z, c.z);
         const float new_quality = __fmul_rn(new_dot, fabsf(new_dot));
         if (__fmul_rn(new_quality, den) > __fmul_rn(quality, new_den))
             quality = new_quality, den = new_den, dot = new_dot, u = new_u, w = new_w;
     }
 };
 
-KVANT_INLINE TripletCode quantize_triplet(const OctopusLevels &levels, const kvant_cuda_book &book, float x,
-                                          float y, float z)
+KVANT_INLINE TripletCode quantize_triplet(const OctopusLevels &levels, const kvant_cuda_book &book,
+                                          float x, float y, float z)
 {
     const int n = 1 << book.direction_bits;
-    const float sum = __fadd_rn(__fadd_rn(fabsf(x), fabsf(y)), fabsf(z)), length = sum > 0 ? sum : 1;
+    const float sum = __fadd_rn(__fadd_rn(fabsf(x), fabsf(y)), fabsf(z)),
+                length = sum > 0 ? sum : 1;
     const Point p{ __fdiv_rn(x, length), __fdiv_rn(y, length), __fdiv_rn(z, length) };
     const float fold = p.z < 0 ? -p.z : 0;
     const int first_u = first_level(levels, n, book.rounding, __fadd_rn(p.x, copysignf(fold, p.x))),
               first_w = first_level(levels, n, book.rounding, __fadd_rn(p.y, copysignf(fold, p.y)));
     BestDirection best{ -4, 1, 0, 0, 0 };
-    if (book.rounding == 3) { /* the usual one: no loops, so that candidates are worked on side by side */
+    if (book.rounding ==
+        3) { /* the usual one: no loops, so that candidates are worked on side by side */
         unrolled_for (int i = 0; i < 9; i++)
-            best.take(levels, p, min(max(first_u + i / 3, 0), n - 1), min(max(first_w + i % 3, 0), n - 1));
+            best.take(levels, p, min(max(first_u + i / 3, 0), n - 1),
+                      min(max(first_w + i % 3, 0), n - 1));
     } else {
         const int width = book.rounding ? (int)book.rounding : n;
 #pragma unroll 1
         for (int i = 0; i < width * width; i++)
-            best.take(levels, p, min(max(first_u + i / width, 0), n - 1), min(max(first_w + i % width, 0), n - 1));
+            best.take(levels, p, min(max(first_u + i / width, 0), n - 1),
+                      min(max(first_w + i % width, 0), n - 1));
     }
     const float along = __fdiv_rn(__fmul_rn(length, best.dot), __fsqrt_rn(best.den));
     const float target = book.rounding == 1 ? __fsqrt_rn(dot3(x, x, y, y, z, z)) : along;
@@ -89,14 +94,15 @@ KVANT_INLINE Padding padding_of(int left, int trial)
     Padding p{ 0, 0 };
     unrolled_for (int i = 0; i < 10; i++)
         if (i == trial)
-            p = left == 1 ? Padding{ ONE_Y[i], ONE_Z[i] } : Padding{ 0, i < 6 ? TWO_Z[i < 6 ? i : 0] : 0 };
+            p = left == 1 ? Padding{ ONE_Y[i], ONE_Z[i] }
+                          : Padding{ 0, i < 6 ? TWO_Z[i < 6 ? i : 0] : 0 };
     return p;
 }
 
 /* A trial's error in its own channels, and their product with what was decoded. */
 template <int LEFT>
-KVANT_INLINE float2 trial_result(const OctopusLevels &levels, const kvant_cuda_book &book, uint32_t code, float x,
-                                 float y)
+KVANT_INLINE float2 trial_result(const OctopusLevels &levels, const kvant_cuda_book &book,
+                                 uint32_t code, float x, float y)
 {
     const Point p = octopus_triplet(levels, book.direction_bits, code, 1);
     const float dx = __fsub_rn(x, p.x), dy = LEFT == 2 ? __fsub_rn(y, p.y) : 0;
@@ -105,11 +111,12 @@ KVANT_INLINE float2 trial_result(const OctopusLevels &levels, const kvant_cuda_b
 }
 
 /* ((a b +- c d) +- e f) +- g h, signs as multiples */
-KVANT_INLINE float dot4(float a, float b, float s1, float c, float d, float s2, float e, float f, float s3, float g,
-                        float h)
+KVANT_INLINE float dot4(float a, float b, float s1, float c, float d, float s2, float e, float f,
+                        float s3, float g, float h)
 {
-    return __fadd_rn(__fadd_rn(__fadd_rn(__fmul_rn(a, b), __fmul_rn(s1 * c, d)), __fmul_rn(s2 * e, f)),
-                     __fmul_rn(s3 * g, h));
+    return __fadd_rn(
+        __fadd_rn(__fadd_rn(__fmul_rn(a, b), __fmul_rn(s1 * c, d)), __fmul_rn(s2 * e, f)),
+        __fmul_rn(s3 * g, h));
 }
 
 /* x conj(s) */
@@ -132,13 +139,14 @@ KVANT_INLINE uint32_t closest_unit(const float4 &v)
         if (fabsf(y[i]) > top)
             top = fabsf(y[i]), largest = i, minus = y[i] < 0;
     }
-    const float half =
-        __fmul_rn(__fadd_rn(__fadd_rn(fabsf(y[0]), fabsf(y[1])), __fadd_rn(fabsf(y[2]), fabsf(y[3]))), 0.5f);
+    const float half = __fmul_rn(
+        __fadd_rn(__fadd_rn(fabsf(y[0]), fabsf(y[1])), __fadd_rn(fabsf(y[2]), fabsf(y[3]))), 0.5f);
     return top >= half ? 2 * largest + minus : 8 + signs;
 }
 
 /* The direction closest to x: the first secondary of the largest closeness, then its unit. */
-KVANT_INLINE uint32_t closest_direction(const HqmqSecondaries &levels, int n_secondaries, const float4 &x)
+KVANT_INLINE uint32_t closest_direction(const HqmqSecondaries &levels, int n_secondaries,
+                                        const float4 &x)
 {
     float best = 0;
     int which = 0;

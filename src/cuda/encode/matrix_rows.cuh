@@ -14,32 +14,36 @@ namespace kvant
 /* Rows that WARPS warps take at a time, in shared memory as turn has them. */
 template <int D, int WARPS> struct MatrixRows {
     using L = Lanes<D>;
-    static constexpr int ROWS = WARPS * L::ROWS, TEAMS = WARPS * 32 / D, A_THREAD = ROWS / TEAMS, AT_ONCE = 4;
+    static constexpr int ROWS = WARPS * L::ROWS, TEAMS = WARPS * 32 / D, A_THREAD = ROWS / TEAMS,
+                         AT_ONCE = 4;
     using Space = float[WARPS][L::ROWS * L::ROW_STRIDE];
     static_assert(A_THREAD % AT_ONCE == 0, "a thread has whole groups of rows");
 
     KVANT_INLINE static float &number(Space &space, int row, int channel)
     {
-        return space[row / L::ROWS][row % L::ROWS * L::ROW_STRIDE + channel / 16 * L::TILE_STRIDE + channel % 16];
+        return space[row / L::ROWS]
+                    [row % L::ROWS * L::ROW_STRIDE + channel / 16 * L::TILE_STRIDE + channel % 16];
     }
 
     /* By the warp that will quantise them; zeros where tokens lack. */
     KVANT_INLINE static void load(Space &space, const AppendArgs &args, const AppendRole &role,
-                                  const BlockTokens &tokens, int first, uint32_t chunk_at, int kv_head, int warp,
-                                  int lane)
+                                  const BlockTokens &tokens, int first, uint32_t chunk_at,
+                                  int kv_head, int warp, int lane)
     {
         const int row = warp * L::ROWS + lane / L::LANES, tile = lane % L::LANES;
         float x[16] = {};
         if (tile >= L::TILES)
             return;
         if (tokens.slot[first + row] >= 0)
-            load_centered<D>(x, args, role, row_place(args, role, chunk_at, first + row, kv_head), kv_head, tile);
+            load_centered<D>(x, args, role, row_place(args, role, chunk_at, first + row, kv_head),
+                             kv_head, tile);
         unrolled_for (int i = 0; i < 16; i++)
             number(space, row, 16 * tile + i) = x[i];
     }
 
     /* Channel of rows team, team + TEAMS, ... below n_rows. */
-    KVANT_INLINE static void multiply(float (&y)[A_THREAD], Space &space, const float *column, int team, int n_rows)
+    KVANT_INLINE static void multiply(float (&y)[A_THREAD], Space &space, const float *column,
+                                      int team, int n_rows)
     {
         unrolled_for (int k = 0; k < A_THREAD; k += AT_ONCE) {
             if (k * TEAMS >= n_rows)
@@ -55,17 +59,20 @@ template <int D, int WARPS> struct MatrixRows {
 
     /* Tokens first .. first + n_rows - 1 of the block's, at most ROWS. All threads of the block
      * take part. */
-    __device__ __noinline__ static void transform(Space &space, const AppendArgs &args, const AppendRole &role,
-                                                  const BlockTokens &tokens, int first, int n_rows,
-                                                  uint32_t chunk_at, int kv_head)
+    __device__ __noinline__ static void transform(Space &space, const AppendArgs &args,
+                                                  const AppendRole &role, const BlockTokens &tokens,
+                                                  int first, int n_rows, uint32_t chunk_at,
+                                                  int kv_head)
     {
         const int team = threadIdx.x / D, channel = threadIdx.x % D;
         float y[A_THREAD] = {};
         __syncthreads(); /* the rows before have been read */
-        load(space, args, role, tokens, first, chunk_at, kv_head, threadIdx.x >> 5, threadIdx.x & 31);
+        load(space, args, role, tokens, first, chunk_at, kv_head, threadIdx.x >> 5,
+             threadIdx.x & 31);
         __syncthreads();
         if (team < TEAMS)
-            multiply(y, space, weights_of(role.codec, role.weights, kv_head) + channel, team, n_rows);
+            multiply(y, space, weights_of(role.codec, role.weights, kv_head) + channel, team,
+                     n_rows);
         __syncthreads();
         unrolled_for (int q = 0; q < A_THREAD; q++)
             if (team < TEAMS)

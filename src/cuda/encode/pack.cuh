@@ -74,14 +74,15 @@ template <int BITS> KVANT_INLINE uint32_t squeeze(uint32_t word, int shift)
 
 KVANT_INLINE int usable(int token)
 {
-    return min(token, PAGE_TOKENS - 1); /* any row will do for NONE: the mask leaves its codes out */
+    return min(token,
+               PAGE_TOKENS - 1); /* any row will do for NONE: the mask leaves its codes out */
 }
 
 /* Keys: rows of the matrix are tokens. A thread has tokens r and r + 8 of a tile, two channels and
  * their neighbours 8 further, in four tiles of channels. */
 template <int D, int BITS>
-KVANT_INLINE void write_keys(const uint32_t *nibbles, const PageTokens &tokens, int shift, uint32_t *page,
-                             uint32_t at)
+KVANT_INLINE void write_keys(const uint32_t *nibbles, const PageTokens &tokens, int shift,
+                             uint32_t *page, uint32_t at)
 {
     constexpr int TILES = D / 16, IN_WORD = 4 / BITS;
     const int rt = at % 4, lane = at / 4 % 32, group = at / 128;
@@ -96,7 +97,8 @@ KVANT_INLINE void write_keys(const uint32_t *nibbles, const PageTokens &tokens, 
             break;
         uint32_t bits = 0, mask = 0;
         unrolled_for (int i = 0; i < IN_WORD; i++)
-            if (TILES % 4 == 0 || 4 * group + first + i < TILES) { /* fields beyond the last tile stay */
+            if (TILES % 4 == 0 ||
+                4 * group + first + i < TILES) { /* fields beyond the last tile stay */
                 bits |= squeeze<BITS>(words[first + i], shift) << 4 * BITS * i;
                 mask |= squeeze<BITS>(present, 0) << 4 * BITS * i;
             }
@@ -107,8 +109,8 @@ KVANT_INLINE void write_keys(const uint32_t *nibbles, const PageTokens &tokens, 
 /* Values: columns are tokens. A thread has channels r and r + 8 of four tiles in a row, and four
  * tokens of each tile of tokens in the word. */
 template <int D, int BITS>
-KVANT_INLINE void write_values(const uint32_t *nibbles, const PageTokens &tokens, int shift, uint32_t *page,
-                               uint32_t at)
+KVANT_INLINE void write_values(const uint32_t *nibbles, const PageTokens &tokens, int shift,
+                               uint32_t *page, uint32_t at)
 {
     constexpr int TILES = D / 16, IN_WORD = 4 / BITS, UNITS = BITS;
     const int lane = at % 32, unit = at / 32 % UNITS, group = at / (32 * UNITS),
@@ -119,7 +121,8 @@ KVANT_INLINE void write_values(const uint32_t *nibbles, const PageTokens &tokens
         uint32_t fields[4], words[4], present = 0;
         unrolled_for (int far = 0; far < 2; far++) {
             const int column = 16 * (unit * IN_WORD + i) + 2 * (lane % 4) + 8 * far;
-            const int pair = *reinterpret_cast<const uint16_t *>(tokens.at + column), a = pair & 255, b = pair >> 8;
+            const int pair = *reinterpret_cast<const uint16_t *>(tokens.at + column),
+                      a = pair & 255, b = pair >> 8;
             const uint32_t *from_a = nibbles + Nibbles<D>::at(usable(a)) + 8 * group + lane / 8;
             const uint32_t *from_b = nibbles + Nibbles<D>::at(usable(b)) + 8 * group + lane / 8;
             fields[2 * far] = prmt(from_a[0], from_b[0], half);
@@ -142,8 +145,8 @@ KVANT_INLINE void write_values(const uint32_t *nibbles, const PageTokens &tokens
 }
 
 template <int D, int BITS>
-KVANT_INLINE void write_plane(const Nibbles<D> &nibbles, const PageTokens &tokens, const Plane &plane, bool keys,
-                              uint32_t *words)
+KVANT_INLINE void write_plane(const Nibbles<D> &nibbles, const PageTokens &tokens,
+                              const Plane &plane, bool keys, uint32_t *words)
 {
     constexpr int GROUPS = Nibbles<D>::GROUPS;
     const uint32_t *from = nibbles.words[plane.nibbles];
@@ -157,8 +160,8 @@ KVANT_INLINE void write_plane(const Nibbles<D> &nibbles, const PageTokens &token
 
 /* All threads of the block write what the chunk has of one page. */
 template <int D>
-KVANT_INLINE void write_codes(const kvant_cuda_params &codec, const Nibbles<D> &nibbles, const PageTokens &tokens,
-                              uint32_t *page)
+KVANT_INLINE void write_codes(const kvant_cuda_params &codec, const Nibbles<D> &nibbles,
+                              const PageTokens &tokens, uint32_t *page)
 {
     const bool keys = codec.role == KVANT_ROLE_K;
     for (int i = 0; i < PLANES && plane_bits(codec.bits, i); i++) {
@@ -174,18 +177,18 @@ KVANT_INLINE void write_codes(const kvant_cuda_params &codec, const Nibbles<D> &
 
 /* A warp writes one token code by code. */
 template <int D>
-KVANT_INLINE void write_token(const kvant_cuda_params &codec, const Nibbles<D> &nibbles, int token, int at,
-                              uint32_t *page, int lane)
+KVANT_INLINE void write_token(const kvant_cuda_params &codec, const Nibbles<D> &nibbles, int token,
+                              int at, uint32_t *page, int lane)
 {
     const bool keys = codec.role == KVANT_ROLE_K;
     for (int i = 0; i < PLANES && plane_bits(codec.bits, i); i++) {
         Plane plane = plane_of(codec, i);
-        const uint16_t *from =
-            reinterpret_cast<const uint16_t *>(nibbles.words[plane.nibbles] + Nibbles<D>::at(token));
+        const uint16_t *from = reinterpret_cast<const uint16_t *>(nibbles.words[plane.nibbles] +
+                                                                  Nibbles<D>::at(token));
         uint32_t ones = (1u << plane.bits) - 1;
         for (int channel = lane; channel < D; channel += 32) {
-            Place where =
-                place(plane.bits, plane.row_tiles, plane.column_tiles, keys ? at : channel, keys ? channel : at);
+            Place where = place(plane.bits, plane.row_tiles, plane.column_tiles,
+                                keys ? at : channel, keys ? channel : at);
             uint32_t tiles = from[channel / 64 * 16 + channel % 16];
             uint32_t code = tiles >> (channel / 16 % 4 * 4 + plane.shift) & ones;
             put_bits(page + plane.first_word + where.word, code << where.bit, ones << where.bit);

@@ -20,21 +20,23 @@ template <int D> struct QuerySpace {
 
 /* A warp loads a head. */
 template <int D>
-KVANT_INLINE void load_queries(QuerySpace<D> &space, const QueryArgs &args, size_t sequence, uint32_t first_head,
-                               uint32_t n_heads)
+KVANT_INLINE void load_queries(QuerySpace<D> &space, const QueryArgs &args, size_t sequence,
+                               uint32_t first_head, uint32_t n_heads)
 {
     const int lane = threadIdx.x & 31;
     for (uint32_t h = threadIdx.x >> 5; h < QUERY_HEADS; h += QUARTERS * D / 32) {
         Row<D> row{};
         if (h < n_heads)
-            row = load_row<D>(args.q, sequence * args.batch_stride + (first_head + h) * args.head_stride, args.type,
-                              lane);
+            row = load_row<D>(args.q,
+                              sequence * args.batch_stride + (first_head + h) * args.head_stride,
+                              args.type, lane);
         unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
             space.q[h][lane + 32 * j] = row.x[j];
     }
 }
 
-template <int D, int AHEAD> KVANT_INLINE void load_weights(float (&weights)[AHEAD], const float *m, int first)
+template <int D, int AHEAD>
+KVANT_INLINE void load_weights(float (&weights)[AHEAD], const float *m, int first)
 {
     unrolled_for (int k = 0; k < AHEAD; k++)
         weights[k] = m[(size_t)(first + k) * D];
@@ -43,14 +45,17 @@ template <int D, int AHEAD> KVANT_INLINE void load_weights(float (&weights)[AHEA
 /* AHEAD: numbers of the matrix that a thread reads at once. Few blocks wait least with many, many
  * blocks hide their waits from each other and need the registers. */
 template <int D, int AHEAD>
-__global__ void __launch_bounds__(QUARTERS *D) queries_kernel(const __grid_constant__ QueryArgs args)
+__global__ void __launch_bounds__(QUARTERS *D)
+    queries_kernel(const __grid_constant__ QueryArgs args)
 {
     extern __shared__ uint8_t raw[];
     QuerySpace<D> &space = *reinterpret_cast<QuerySpace<D> *>(raw);
     const uint32_t kv_head = blockIdx.y, first = blockIdx.x * QUERY_HEADS;
-    const uint32_t left = args.heads_a_kv - first, n_heads = left < QUERY_HEADS ? left : QUERY_HEADS;
+    const uint32_t left = args.heads_a_kv - first,
+                   n_heads = left < QUERY_HEADS ? left : QUERY_HEADS;
     const uint32_t first_head = kv_head * args.heads_a_kv + first;
-    const int channel = threadIdx.x % D, quarter = threadIdx.x / D, begin = quarter * (D / QUARTERS);
+    const int channel = threadIdx.x % D, quarter = threadIdx.x / D,
+              begin = quarter * (D / QUARTERS);
     const uint32_t matrix = blockIdx.z / args.batch;
     const float *m = args.inverse_weights[matrix] + (size_t)kv_head * D * D + channel;
     float sum[QUERY_HEADS] = {}, weights[AHEAD];
@@ -107,7 +112,8 @@ template <int D> KVANT_INLINE void place_matrix(RowSpace<D> &space, const float 
         largest = fmaxf(largest, fabsf(weights[i]));
     space.largest[half][column] = largest;
     __syncthreads();
-    const float unit = power_above(fmaxf(space.largest[0][column], space.largest[1][column])), inverse = __frcp_rn(unit);
+    const float unit = power_above(fmaxf(space.largest[0][column], space.largest[1][column])),
+                inverse = __frcp_rn(unit);
     space.m_unit[column] = unit;
     unrolled_for (int i = 0; i < D / 2; i++) {
         const int at = (half * (D / 2) + i) * RowSpace<D>::STRIDE + column;
@@ -116,14 +122,20 @@ template <int D> KVANT_INLINE void place_matrix(RowSpace<D> &space, const float 
 }
 
 /* A warp's rows, n, n + WARPS, ... of those that begin with `first`. */
-template <int D> KVANT_INLINE void place_rows(RowSpace<D> &space, const QueryArgs &args, uint32_t first, uint32_t n_rows, uint32_t first_head)
+template <int D>
+KVANT_INLINE void place_rows(RowSpace<D> &space, const QueryArgs &args, uint32_t first,
+                             uint32_t n_rows, uint32_t first_head)
 {
     constexpr int WARPS = D / 16, N = (ROWS + WARPS - 1) / WARPS;
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     Row<D> rows[N];
     unrolled_for (int i = 0; i < N; i++) {
-        const uint32_t r = first + warp + i * WARPS, token = r / args.heads_a_kv, head = first_head + r - token * args.heads_a_kv;
-        rows[i] = r < n_rows ? load_row<D>(args.q, token * args.batch_stride + head * args.head_stride, args.type, lane) : Row<D>{};
+        const uint32_t r = first + warp + i * WARPS, token = r / args.heads_a_kv,
+                       head = first_head + r - token * args.heads_a_kv;
+        rows[i] = r < n_rows
+                      ? load_row<D>(args.q, token * args.batch_stride + head * args.head_stride,
+                                    args.type, lane)
+                      : Row<D>{};
     }
     unrolled_for (int i = 0; i < N; i++) {
         const int n = warp + i * WARPS;
@@ -142,7 +154,9 @@ template <int D> KVANT_INLINE void place_rows(RowSpace<D> &space, const QueryArg
 }
 
 /* The warp's 16 rows and 32 columns. */
-template <int D> KVANT_INLINE void multiply_rows(const RowSpace<D> &space, int row, int column, int lane, float (&sums)[4][4])
+template <int D>
+KVANT_INLINE void multiply_rows(const RowSpace<D> &space, int row, int column, int lane,
+                                float (&sums)[4][4])
 {
     constexpr int STRIDE = RowSpace<D>::STRIDE;
     unrolled_for (int j = 0; j < 4; j++)
@@ -152,7 +166,8 @@ template <int D> KVANT_INLINE void multiply_rows(const RowSpace<D> &space, int r
         uint32_t a[2][2][4]; /* by half, 16 channels each */
         unrolled_for (int h = 0; h < 2; h++)
             unrolled_for (int i = 0; i < 2; i++)
-                load_matrices<false>(a[h][i], space.q[h] + (row + (lane & 15)) * STRIDE + k + 16 * i + 8 * (lane >> 4));
+                load_matrices<false>(a[h][i], space.q[h] + (row + (lane & 15)) * STRIDE + k +
+                                                  16 * i + 8 * (lane >> 4));
         unrolled_for (int j = 0; j < 4; j++) {
             uint32_t b[2][4];
             unrolled_for (int h = 0; h < 2; h++)
@@ -171,11 +186,14 @@ __global__ void __launch_bounds__(2 * D) query_rows_kernel(const __grid_constant
 {
     extern __shared__ uint8_t raw[];
     RowSpace<D> &space = *reinterpret_cast<RowSpace<D> *>(raw);
-    const uint32_t kv_head = blockIdx.y, matrix = blockIdx.z, n_rows = args.batch * args.heads_a_kv, first_head = kv_head * args.heads_a_kv,
-                   n_heads = gridDim.y * args.heads_a_kv;
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, row = 16 * (warp % 2), column = 32 * (warp / 2);
+    const uint32_t kv_head = blockIdx.y, matrix = blockIdx.z, n_rows = args.batch * args.heads_a_kv,
+                   first_head = kv_head * args.heads_a_kv, n_heads = gridDim.y * args.heads_a_kv;
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, row = 16 * (warp % 2),
+              column = 32 * (warp / 2);
     float weights[D / 2];
-    load_weights<D, D / 2>(weights, args.inverse_weights[matrix] + (size_t)kv_head * D * D + threadIdx.x % D, threadIdx.x / D * (D / 2));
+    load_weights<D, D / 2>(weights,
+                           args.inverse_weights[matrix] + (size_t)kv_head * D * D + threadIdx.x % D,
+                           threadIdx.x / D * (D / 2));
     begin_next();
     place_matrix(space, weights);
     wait_for_former();
@@ -187,39 +205,49 @@ __global__ void __launch_bounds__(2 * D) query_rows_kernel(const __grid_constant
         multiply_rows(space, row, column, lane, sums);
         unrolled_for (int h = 0; h < 2; h++) {
             const int n = row + lane / 4 + 8 * h;
-            const uint32_t token = (first + n) / args.heads_a_kv, head = first_head + first + n - token * args.heads_a_kv;
+            const uint32_t token = (first + n) / args.heads_a_kv,
+                           head = first_head + first + n - token * args.heads_a_kv;
             float *out = args.out + (((size_t)matrix * args.batch + token) * n_heads + head) * D;
             unrolled_for (int j = 0; j < 4; j++) {
                 const int channel = column + 8 * j + 2 * (lane & 3);
                 for (int i = 0; i < 2 && first + n < n_rows; i++)
-                    out[channel + i] = sums[j][2 * h + i] * space.q_unit[n] * space.m_unit[channel + i];
+                    out[channel + i] =
+                        sums[j][2 * h + i] * space.q_unit[n] * space.m_unit[channel + i];
             }
         }
         __syncthreads(); /* rows have been read */
     }
 }
 
-template <int D> cudaError_t launch_query_rows(const QueryArgs &args, uint32_t n_kv_heads, cudaStream_t stream)
+template <int D>
+cudaError_t launch_query_rows(const QueryArgs &args, uint32_t n_kv_heads, cudaStream_t stream)
 {
     static_assert(sizeof(RowSpace<D>) <= 99 * 1024, "GPUs of 8.6, 8.9 and 12.0 have no more");
-    const uint32_t tiles = (args.batch * args.heads_a_kv + ROWS - 1) / ROWS, most = ROW_BLOCKS / (n_kv_heads * args.n_matrices);
+    const uint32_t tiles = (args.batch * args.heads_a_kv + ROWS - 1) / ROWS,
+                   most = ROW_BLOCKS / (n_kv_heads * args.n_matrices);
     const void *kernel = (const void *)query_rows_kernel<D>;
     const cudaError_t error = allow_shared(kernel, sizeof(RowSpace<D>));
     QueryArgs p = args;
     void *parameters[] = { &p };
     if (error != cudaSuccess)
         return error;
-    return launch_early(kernel, dim3(tiles < most ? tiles : most ? most : 1, n_kv_heads, args.n_matrices), 2 * D, parameters,
-                        sizeof(RowSpace<D>), stream);
+    return launch_early(kernel,
+                        dim3(tiles < most ? tiles
+                             : most       ? most
+                                          : 1,
+                             n_kv_heads, args.n_matrices),
+                        2 * D, parameters, sizeof(RowSpace<D>), stream);
 }
 
 /* Of any head_dim: a thread block takes a query head, a thread a channel. */
-__global__ void __launch_bounds__(KVANT_CUDA_MOST_DIM) queries_any_kernel(const __grid_constant__ QueryArgs args)
+__global__ void __launch_bounds__(KVANT_CUDA_MOST_DIM)
+    queries_any_kernel(const __grid_constant__ QueryArgs args)
 {
     __shared__ float q[KVANT_CUDA_MOST_DIM];
-    const size_t d = blockDim.x, channel = threadIdx.x, head = blockIdx.x, matrix = blockIdx.y / args.batch,
-                 sequence = blockIdx.y - matrix * args.batch;
-    q[channel] = load_number(args.q, sequence * args.batch_stride + head * args.head_stride + channel, args.type);
+    const size_t d = blockDim.x, channel = threadIdx.x, head = blockIdx.x,
+                 matrix = blockIdx.y / args.batch, sequence = blockIdx.y - matrix * args.batch;
+    q[channel] = load_number(
+        args.q, sequence * args.batch_stride + head * args.head_stride + channel, args.type);
     __syncthreads();
     const float *m = args.inverse_weights[matrix] + head / args.heads_a_kv * d * d + channel;
     float sum = 0;
@@ -229,7 +257,8 @@ __global__ void __launch_bounds__(KVANT_CUDA_MOST_DIM) queries_any_kernel(const 
     args.out[(blockIdx.y * (size_t)gridDim.x + head) * d + channel] = sum;
 }
 
-cudaError_t launch_queries(const QueryArgs &args, uint32_t head_dim, uint32_t n_kv_heads, cudaStream_t stream)
+cudaError_t launch_queries(const QueryArgs &args, uint32_t head_dim, uint32_t n_kv_heads,
+                           cudaStream_t stream)
 {
     const uint32_t rows = args.batch * args.n_matrices;
     const dim3 grid(groups_of(args), n_kv_heads, rows);
@@ -239,14 +268,16 @@ cudaError_t launch_queries(const QueryArgs &args, uint32_t head_dim, uint32_t n_
     }
     const bool few = (uint64_t)grid.x * grid.y * grid.z <= 256;
     return with_head_dim(head_dim, [&](auto d) {
-        constexpr int D = decltype(d)::value, ALL = D == 256 ? 32 : D / QUARTERS, MANY = D == 256 ? ALL / 2 : ALL;
+        constexpr int D = decltype(d)::value, ALL = D == 256 ? 32 : D / QUARTERS,
+                      MANY = D == 256 ? ALL / 2 : ALL;
         if constexpr (D <= 128) /* beyond, a thread's part of the matrix is too large */
             if (!few)
                 return launch_query_rows<D>(args, n_kv_heads, stream);
         QueryArgs p = args;
         void *parameters[] = { &p };
-        return launch_early(few ? (const void *)queries_kernel<D, ALL> : (const void *)queries_kernel<D, MANY>, grid,
-                            QUARTERS * D, parameters, sizeof(QuerySpace<D>), stream);
+        return launch_early(few ? (const void *)queries_kernel<D, ALL>
+                                : (const void *)queries_kernel<D, MANY>,
+                            grid, QUARTERS * D, parameters, sizeof(QuerySpace<D>), stream);
     });
 }
 

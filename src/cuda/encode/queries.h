@@ -24,6 +24,7 @@ inline uint32_t groups_of(const QueryArgs &args)
     return (args.heads_a_kv + QUERY_HEADS - 1) / QUERY_HEADS;
 }
 
-cudaError_t launch_queries(const QueryArgs &args, uint32_t head_dim, uint32_t n_kv_heads, cudaStream_t stream);
+cudaError_t launch_queries(const QueryArgs &args, uint32_t head_dim, uint32_t n_kv_heads,
+                           cudaStream_t stream);
 
 } // namespace kvant

@@ -50,8 +50,8 @@ template <int D> KVANT_INLINE float number_of_group(const OpenPage<D> &page, int
 }
 
 template <int D>
-KVANT_INLINE void find_scales(const kvant_cuda_params &codec, const OpenPage<D> &page, float2 *scaling,
-                              uint16_t *metadata)
+KVANT_INLINE void find_scales(const kvant_cuda_params &codec, const OpenPage<D> &page,
+                              float2 *scaling, uint16_t *metadata)
 {
     for (int group = threadIdx.x; group < 2 * D; group += SEAL_THREADS) {
         if (!page.has(page.token_of_group(group)))
@@ -63,22 +63,24 @@ KVANT_INLINE void find_scales(const kvant_cuda_params &codec, const OpenPage<D> 
             min = fminf(min, x);
             max = fmaxf(max, x);
         }
-        __half stored = __float2half_rn(codec.symmetric ? 0.0f : __fadd_rn(min, 0.0f)); /* -0 becomes 0 */
+        __half stored =
+            __float2half_rn(codec.symmetric ? 0.0f : __fadd_rn(min, 0.0f)); /* -0 becomes 0 */
         float range = codec.symmetric ? fmaxf(fabsf(min), fabsf(max)) : __fsub_rn(max, min);
         __half scale = __float2half_rn(__fdiv_rn(range, codec.levels));
         metadata[group] = __half_as_ushort(scale);
         if (!codec.symmetric)
             metadata[2 * D + group] = __half_as_ushort(stored);
-        scaling[group] =
-            make_float2(__half2float(stored), __half2float(scale) > 0 ? __frcp_rn(__half2float(scale)) : 0);
+        scaling[group] = make_float2(__half2float(stored),
+                                     __half2float(scale) > 0 ? __frcp_rn(__half2float(scale)) : 0);
     }
 }
 
 template <int D>
-KVANT_INLINE uint32_t code_of(const kvant_cuda_params &codec, const OpenPage<D> &page, const float2 *scaling,
-                              int token, int channel)
+KVANT_INLINE uint32_t code_of(const kvant_cuda_params &codec, const OpenPage<D> &page,
+                              const float2 *scaling, int token, int channel)
 {
-    const float2 s = scaling[page.over_tokens ? token / 32 * D + channel : channel / 32 * PAGE_TOKENS + token];
+    const float2 s =
+        scaling[page.over_tokens ? token / 32 * D + channel : channel / 32 * PAGE_TOKENS + token];
     float level = rintf(__fmul_rn(__fsub_rn(page.at(token, channel), s.x), s.y));
     level = fminf(fmaxf(level, codec.symmetric ? -codec.levels : 0), codec.levels);
     return (uint32_t)(level - codec.offset);
@@ -86,8 +88,8 @@ KVANT_INLINE uint32_t code_of(const kvant_cuda_params &codec, const OpenPage<D> 
 
 /* A thread makes 16 bits: one channel of 4 tiles in a row. */
 template <int D>
-KVANT_INLINE void make_nibbles(const kvant_cuda_params &codec, const OpenPage<D> &page, const float2 *scaling,
-                               Nibbles<D> &nibbles)
+KVANT_INLINE void make_nibbles(const kvant_cuda_params &codec, const OpenPage<D> &page,
+                               const float2 *scaling, Nibbles<D> &nibbles)
 {
     constexpr int IN_ROW = 16 * Nibbles<D>::GROUPS;
     for (int i = threadIdx.x; i < PAGE_TOKENS * IN_ROW; i += SEAL_THREADS) {
@@ -127,8 +129,8 @@ __global__ void __launch_bounds__(SEAL_THREADS) seal_kernel(const __grid_constan
     write_codes<D>(role.codec, space.nibbles, space.tokens, reinterpret_cast<uint32_t *>(page));
 }
 
-cudaError_t launch_seal_groups(const AppendArgs &args, uint32_t head_dim, int n_roles, int n_kv_heads,
-                               cudaStream_t stream)
+cudaError_t launch_seal_groups(const AppendArgs &args, uint32_t head_dim, int n_roles,
+                               int n_kv_heads, cudaStream_t stream)
 {
     dim3 grid(args.n_tokens / PAGE_TOKENS, n_kv_heads, n_roles);
     return with_head_dim(head_dim, [&](auto d) {

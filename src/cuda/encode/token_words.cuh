@@ -28,8 +28,10 @@ template <int D, bool KEYS> struct TokenWords {
         if (KEYS)
             return Place{ (32 * (tile >> shift) + 4 * (at & 7) + (lane >> 1 & 3)) * 4 + (at >> 4),
                           (4 * (tile & ones) + (at >> 3 & 1)) << log };
-        const int group = tile >> 2, in_group = TILES % 4 == 0 ? 4 : min(4, TILES - 4 * group), column = at >> 4;
-        return Place{ (128 * group << log) + (32 * (column >> shift) + 4 * (lane & 7) + (at >> 1 & 3)) * in_group +
+        const int group = tile >> 2, in_group = TILES % 4 == 0 ? 4 : min(4, TILES - 4 * group),
+                  column = at >> 4;
+        return Place{ (128 * group << log) +
+                          (32 * (column >> shift) + 4 * (lane & 7) + (at >> 1 & 3)) * in_group +
                           (tile & 3),
                       ((4 * (column & ones) + 2 * (at >> 3 & 1)) << log) + 16 * (at & 1) };
     }
@@ -53,16 +55,19 @@ template <int D, bool KEYS> struct TokenWords {
             const int log = log_of(left);
             unrolled_for (int k = 0; k < PER_LANE; k += FEW)
                 if (k + mine < PER_LANE)
-                    asm volatile("prefetch.global.L2 [%0];" ::"l"(words + place_of(log, k + mine).word));
+                    asm volatile(
+                        "prefetch.global.L2 [%0];" ::"l"(words + place_of(log, k + mine).word));
             words += size_of(log);
             left -= 1 << log;
         }
     }
 
     /* The words that all lanes of a few have codes in, of a plane: the codes' bits from shift on. */
-    KVANT_INLINE void exchange(uint32_t (&of)[WORDS], const uint32_t (&codes)[PER_LANE], int log, int shift) const
+    KVANT_INLINE void exchange(uint32_t (&of)[WORDS], const uint32_t (&codes)[PER_LANE], int log,
+                               int shift) const
     {
-        const int far = lane >> 3 & 1, own = KEYS ? (lane & 1) * 16 + (far << (log + 1)) : far << log;
+        const int far = lane >> 3 & 1,
+                  own = KEYS ? (lane & 1) * 16 + (far << (log + 1)) : far << log;
         unrolled_for (int j = 0; j < PER_LANE; j++) {
             of[j] = (codes[j] >> shift & ((1u << (1 << log)) - 1)) << own;
             of[j] |= __shfl_xor_sync(FULL, of[j], 8);
@@ -78,7 +83,8 @@ template <int D, bool KEYS> struct TokenWords {
 #pragma unroll 1
         for (int left = (int)bits, shift = 0; left > 0;) {
             const int log = log_of(left), p = 1 << log;
-            const uint32_t ones = (1u << p) - 1, mask = KEYS ? (ones | ones << 2 * p) * 0x10001u : ones | ones << p;
+            const uint32_t ones = (1u << p) - 1,
+                           mask = KEYS ? (ones | ones << 2 * p) * 0x10001u : ones | ones << p;
             uint32_t of[WORDS] = {};
             exchange(of, codes, log, shift);
             unrolled_for (int k = 0; k < PER_LANE; k += FEW) {

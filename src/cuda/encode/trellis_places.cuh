@@ -23,10 +23,12 @@ constexpr int PLACE_STEPS = 8;
 /* A warp's memory. */
 template <int D> struct PlaceSpace {
     static constexpr int GROUPS = D / PLACE_STEPS;
-    CostWords costs[D];           /* of steps */
-    alignas(16) uint16_t most[D]; /* the largest cost of a step */
+    CostWords costs[D];                    /* of steps */
+    alignas(16) uint16_t most[D];          /* the largest cost of a step */
     alignas(16) uint8_t from[GROUPS][256]; /* the place before 8 steps */
-    uint8_t path[GROUPS + 1]; /* the last place of 8 steps, that is their bits; path[0]: of the last 8 steps */
+    uint8_t
+        path[GROUPS +
+             1]; /* the last place of 8 steps, that is their bits; path[0]: of the last 8 steps */
 
     /* Trellis bit and subset of a step: a window's bits, the newest highest. */
     KVANT_INLINE void read(int step, uint32_t &bit, uint32_t &subset) const
@@ -76,7 +78,7 @@ template <int D> struct PlaceSearch {
         static_assert(S::GROUPS <= 32, "a lane for each 8 steps");
         const uint4 eight = *reinterpret_cast<const uint4 *>(space.most + 8 * (lane % S::GROUPS));
         const uint32_t two = eight.x + eight.y + eight.z + eight.w, /* each at most 4 x 8191 */
-                       sum = (two & 0xffffu) + (two >> 16);
+            sum = (two & 0xffffu) + (two >> 16);
         const uint32_t all = sum + __shfl_sync(FULL, sum, (lane + 1) % S::GROUPS) +
                              __shfl_sync(FULL, sum, (lane + 2) % S::GROUPS);
         return __all_sync(FULL, all < 65535);
@@ -101,7 +103,8 @@ template <int D> struct PlaceSearch {
         unrolled_for (int z = 0; z < 8; z++)
             cost[z] = cost_of(row, t, z);
         unrolled_for (int q = 0; q < 8; q++)
-            other[q] = t < 3 ? metric[q ^ (1 << t)] : __shfl_xor_sync(FULL, metric[q], 1 << (t - 3));
+            other[q] =
+                t < 3 ? metric[q ^ (1 << t)] : __shfl_xor_sync(FULL, metric[q], 1 << (t - 3));
         unrolled_for (int q = 0; q < 8; q++) {
             const uint32_t z = places_subset(t, q);
             metric[q] = __viaddmin_u32(other[q], cost[z ^ 2], metric[q] + cost[z]);
@@ -121,7 +124,8 @@ template <int D> struct PlaceSearch {
     {
         uint32_t word[2];
         unrolled_for (int i = 0; i < 2; i++)
-            word[i] = prmt(prmt(metric[4 * i], metric[4 * i + 1], 0x40), prmt(metric[4 * i + 2], metric[4 * i + 3], 0x40), 0x5410);
+            word[i] = prmt(prmt(metric[4 * i], metric[4 * i + 1], 0x40),
+                           prmt(metric[4 * i + 2], metric[4 * i + 3], 0x40), 0x5410);
         *reinterpret_cast<uint2 *>(from + 8 * lane) = make_uint2(word[0], word[1]);
     }
 
@@ -130,7 +134,8 @@ template <int D> struct PlaceSearch {
         start(begin);
         __syncwarp(); /* the trace before has read its origins */
 #pragma unroll 1
-        for (int group = begin == ANY_PLACE ? -WARM_UP / PLACE_STEPS : 0; group < S::GROUPS; group++) {
+        for (int group = begin == ANY_PLACE ? -WARM_UP / PLACE_STEPS : 0; group < S::GROUPS;
+             group++) {
             advance_group(PLACE_STEPS * (group < 0 ? group + S::GROUPS : group));
             if (group >= 0)
                 keep_origins(space.from[group]);
@@ -165,7 +170,8 @@ template <int D> struct PlaceSearch {
     __device__ __noinline__ static void find_limited(S &space, int lane)
     {
         using Limited = SearchSpace<D, 8>;
-        constexpr int OTHERS = offsetof(Limited, decisions), ROOM = (int)(sizeof(S::from) - OTHERS) / 32;
+        constexpr int OTHERS = offsetof(Limited, decisions),
+                      ROOM = (int)(sizeof(S::from) - OTHERS) / 32;
         static_assert(ROOM > 0, "memory for a step");
         Limited &limited = *reinterpret_cast<Limited *>(space.from);
         for (int step = lane; step < D; step += 32)

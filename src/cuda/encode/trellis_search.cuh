@@ -48,7 +48,8 @@ KVANT_INLINE CostWords costs_of(const float (&away)[8], uint32_t bits, uint32_t 
     uint32_t error[8], least = 0xffffffffu, word[4];
     most = 0;
     unrolled_for (int z = 0; z < 8; z++) {
-        error[z] = __float_as_uint(__fadd_rn(away[z], 8388608.0f)) & 0x7fffff; /* 2^23: the mantissa's low bits */
+        error[z] = __float_as_uint(__fadd_rn(away[z], 8388608.0f)) &
+                   0x7fffff; /* 2^23: the mantissa's low bits */
         error[z] *= error[z];
         least = min(least, error[z]);
     }
@@ -59,14 +60,14 @@ KVANT_INLINE CostWords costs_of(const float (&away)[8], uint32_t bits, uint32_t 
     unrolled_for (int z = 0; z < 4; z++)
         word[z] = prmt(error[z], error[z + 4], 0x5410);
     return CostWords{ make_uint4(word[0], word[1], word[2], word[3]),
-                      make_uint4(prmt(word[0], 0, 0x1032), prmt(word[1], 0, 0x1032), prmt(word[2], 0, 0x1032),
-                                 prmt(word[3], 0, 0x1032)) };
+                      make_uint4(prmt(word[0], 0, 0x1032), prmt(word[1], 0, 0x1032),
+                                 prmt(word[2], 0, 0x1032), prmt(word[3], 0, 0x1032)) };
 }
 
 /* Costs of N cells; use(i, words, most). */
 template <int N, class F>
-KVANT_INLINE void costs_of_cells(const TrellisLevels &levels, const kvant_cuda_trellis &trellis, const int (&cells)[N],
-                                 F &&use)
+KVANT_INLINE void costs_of_cells(const TrellisLevels &levels, const kvant_cuda_trellis &trellis,
+                                 const int (&cells)[N], F &&use)
 {
     float x[N], away[N][8];
     unrolled_for (int j = 0; j < N; j++) {
@@ -91,11 +92,13 @@ KVANT_INLINE void costs_of_cells(const TrellisLevels &levels, const kvant_cuda_t
 }
 
 /* By all threads of a block. */
-KVANT_INLINE void fill_costs(CellCosts &costs, const TrellisLevels &levels, const kvant_cuda_trellis &trellis)
+KVANT_INLINE void fill_costs(CellCosts &costs, const TrellisLevels &levels,
+                             const kvant_cuda_trellis &trellis)
 {
     for (int cell = threadIdx.x; cell < CELLS; cell += blockDim.x) {
         const int cells[1] = { cell };
-        costs_of_cells(levels, trellis, cells, [&](int, const CostWords &words, uint32_t) { costs.at[cell] = words; });
+        costs_of_cells(levels, trellis, cells,
+                       [&](int, const CostWords &words, uint32_t) { costs.at[cell] = words; });
     }
 }
 
@@ -106,8 +109,8 @@ KVANT_INLINE int cell_of(float u)
 }
 
 /* The level of a subset that is nearest to a cell, as its number / 8. */
-KVANT_INLINE uint32_t nearest_of(const kvant_cuda_trellis &trellis, const TrellisLevels &levels, int cell,
-                                 uint32_t subset)
+KVANT_INLINE uint32_t nearest_of(const kvant_cuda_trellis &trellis, const TrellisLevels &levels,
+                                 int cell, uint32_t subset)
 {
     const float x = (float)((cell - CELLS / 2) * trellis.per_deviation);
     float least = 1e9f;
@@ -137,7 +140,7 @@ template <int M> __host__ __device__ constexpr uint32_t subset_of_window(uint32_
 /* A warp's memory. */
 template <int D, int M> struct SearchSpace {
     static constexpr int STATES = 1 << M, ITEMS = STATES / 128; /* an item: four states of a lane */
-    static constexpr int WORDS = (ITEMS + 7) / 8;               /* of a lane's decisions of a step */
+    static constexpr int WORDS = (ITEMS + 7) / 8; /* of a lane's decisions of a step */
     using Decisions = typename std::conditional<(M == 8), uint8_t, uint32_t>::type;
     alignas(16) uint32_t metric[2][STATES / 2];
     uint16_t cells[D];
@@ -155,7 +158,8 @@ template <int D, int M> struct Search {
     uint32_t own;      /* subset of the window 4 lane */
 
     __device__ Search(S &space_, const CostWords *costs_, int lane_, int n_ = D, int room_ = D)
-        : space(space_), costs(costs_), lane(lane_), n(n_), room(room_), kept(0), own(subset_of_window<M>(4 * lane_))
+        : space(space_), costs(costs_), lane(lane_), n(n_), room(room_), kept(0),
+          own(subset_of_window<M>(4 * lane_))
     {
     }
 
@@ -167,7 +171,8 @@ template <int D, int M> struct Search {
         const uint32_t *before = space.metric[from];
         uint32_t *after = space.metric[1 - from];
         uint32_t cost[8], flags[S::WORDS] = {}, least = 0xffffffffu, word[S::ITEMS][2];
-        unrolled_for (int k = 0; k < S::ITEMS; k++) /* before anything is stored: the compiler would wait for that */
+        unrolled_for (int k = 0; k < S::ITEMS;
+                      k++) /* before anything is stored: the compiler would wait for that */
             word[k][0] = before[32 * k + lane], word[k][1] = before[HALF / 2 + 32 * k + lane];
         unrolled_for (int z = 0; z < 4; z++) {
             cost[z] = costs_of_cell[z];
@@ -178,12 +183,15 @@ template <int D, int M> struct Search {
             const uint32_t z = subset_of_window<M>(128 * k), near = cost[z], far = cost[z ^ SWAP];
             const uint32_t first = word[k][0] - lower, second = word[k][1] - lower;
             /* 65535 at most: the smaller one of a and 65535 - b, plus b */
-            const uint32_t low0 = __vminu2(first, ~near) + near, high0 = __vminu2(second, ~far) + far;
-            const uint32_t low1 = __vminu2(first, ~far) + far, high1 = __vminu2(second, ~near) + near;
+            const uint32_t low0 = __vminu2(first, ~near) + near,
+                           high0 = __vminu2(second, ~far) + far;
+            const uint32_t low1 = __vminu2(first, ~far) + far,
+                           high1 = __vminu2(second, ~near) + near;
             bool first0, second0, first1, second1; /* the path from i, i + 1 is not the worse one */
             const uint32_t even = __vibmin_u16x2(low0, high0, &second0, &first0),
                            odd = __vibmin_u16x2(low1, high1, &second1, &first1);
-            const uint32_t taken = (first0 ? 0 : 1u) | (second0 ? 0 : 2u) | (first1 ? 0 : 4u) | (second1 ? 0 : 8u);
+            const uint32_t taken =
+                (first0 ? 0 : 1u) | (second0 ? 0 : 2u) | (first1 ? 0 : 4u) | (second1 ? 0 : 8u);
             flags[k / 8] |= taken << 4 * (k % 8);
             least = __vminu2(least, __vminu2(even, odd));
             *reinterpret_cast<uint2 *>(after + 64 * k + 2 * lane) =
@@ -231,7 +239,8 @@ template <int D, int M> struct Search {
             unrolled_for (int z = 0; z < 4; z++)
                 cost[z] = next_cost[z];
             load_costs(next, next_cost); /* sooner than it is needed */
-            const uint32_t least = advance(from, cost, lower, step < before + kept ? nullptr : space.decisions[at - kept][0]);
+            const uint32_t least = advance(
+                from, cost, lower, step < before + kept ? nullptr : space.decisions[at - kept][0]);
             lower = 0;
             if ((step + 1) % LOWER_STEPS == 0) {
                 const uint32_t smaller = min(least & 0xffffu, least >> 16);
@@ -269,7 +278,9 @@ template <int D, int M> struct Search {
                                bit = 4 * (item % 8) + 2 * u + (i & 1);
                 if (lane == 0)
                     space.bits[step] = (uint8_t)u;
-                state = i | ((uint32_t)space.decisions[step - first][item / 8][i / 2 % 32] >> bit & 1) * HALF;
+                state =
+                    i | ((uint32_t)space.decisions[step - first][item / 8][i / 2 % 32] >> bit & 1) *
+                            HALF;
             }
         }
         return state;

@@ -12,7 +12,8 @@
 namespace kvant
 {
 
-__global__ void __launch_bounds__(KVANT_CUDA_MOST_DIM) turn_kernel(const __grid_constant__ kvant_cuda_turn_args args)
+__global__ void __launch_bounds__(KVANT_CUDA_MOST_DIM)
+    turn_kernel(const __grid_constant__ kvant_cuda_turn_args args)
 {
     __shared__ float x[KVANT_CUDA_MOST_DIM];
     const uint32_t d = args.head_dim, channel = threadIdx.x, head = blockIdx.y, token = blockIdx.x;
@@ -48,7 +49,7 @@ kvant_status kvant_cuda_table_turn(const kvant_cuda_turn_args *args, kvant_cuda_
 {
     if (args->n_tokens == 0)
         return KVANT_OK;
-    kvant::turn_kernel<<<dim3(args->n_tokens, args->n_heads), args->head_dim, 0, static_cast<cudaStream_t>(stream)>>>(
-        *args);
+    kvant::turn_kernel<<<dim3(args->n_tokens, args->n_heads), args->head_dim, 0,
+                         static_cast<cudaStream_t>(stream)>>>(*args);
     return kvant::from_cuda(cudaGetLastError());
 }

@@ -158,7 +158,8 @@ uint32_t multiplier_for(uint32_t n)
 kvant_status upload(kvant_cuda_index &index, const kvant_cuda_index_args &from)
 {
     ScanArgs &args = index.args;
-    const size_t n_packs = ceil_div(from.n, PACK_SLOTS), pack_bytes = (size_t)from.n_quads * 16 * from.bits;
+    const size_t n_packs = ceil_div(from.n, PACK_SLOTS),
+                 pack_bytes = (size_t)from.n_quads * 16 * from.bits;
     args.pack_bytes = pack_bytes;
     args.n_slots = (uint32_t)from.n;
     args.n_quads = from.n_quads;
@@ -166,15 +167,22 @@ kvant_status upload(kvant_cuda_index &index, const kvant_cuda_index_args &from)
     args.n_groups = ceil_div(n_packs, GROUP_PACKS);
     args.multiplier = args.n_groups > 0 ? multiplier_for(args.n_groups) : 1;
     set_levels(args, from);
-    const size_t numbers = n_packs * PACK_SLOTS * sizeof(float), room = (size_t)args.n_groups * GROUP_VECTORS * sizeof(float);
+    const size_t numbers = n_packs * PACK_SLOTS * sizeof(float),
+                 room = (size_t)args.n_groups * GROUP_VECTORS * sizeof(float);
     Calls calls;
     calls.then([&] { return cudaGetDevice(&index.device); });
-    calls.then([&] { return fill(index.codes, nullptr, 0, args.n_groups * GROUP_PACKS * pack_bytes + READ_BEYOND); });
+    calls.then([&] {
+        return fill(index.codes, nullptr, 0,
+                    args.n_groups * GROUP_PACKS * pack_bytes + READ_BEYOND);
+    });
     calls.then([&] { return fill(index.factors, from.factors, numbers, room + 16); });
     if (from.offsets)
         calls.then([&] { return fill(index.offsets, from.offsets, numbers, room + 16); });
     if (from.ids)
-        calls.then([&] { return fill(index.ids, from.ids, from.n * sizeof(uint64_t), (from.n + 1) * sizeof(uint64_t)); });
+        calls.then([&] {
+            return fill(index.ids, from.ids, from.n * sizeof(uint64_t),
+                        (from.n + 1) * sizeof(uint64_t));
+        });
     calls.then([&] { return cudaStreamCreateWithFlags(&index.stream, cudaStreamNonBlocking); });
     calls.then([&] { return cudaStreamSynchronize(cudaStreamLegacy); });
     args.codes = index.codes.as<uint8_t>();
@@ -190,14 +198,16 @@ kvant_status upload(kvant_cuda_index &index, const kvant_cuda_index_args &from)
 struct Queries {
     size_t sums, scales, weights, end; /* x is the first */
     Queries(size_t n_quads, size_t n)
-        : sums((4 * n_quads * n + 15) / 16 * 16), scales(sums + 4 * n), weights(scales + 4 * n), end(weights + 4 * n)
+        : sums((4 * n_quads * n + 15) / 16 * 16), scales(sums + 4 * n), weights(scales + 4 * n),
+          end(weights + 4 * n)
     {
     }
 };
 
 struct Results {
     size_t counts, overflowed, end; /* the best are the first */
-    Results(size_t n, size_t k) : counts(n * k * sizeof(Found)), overflowed(counts + 4 * n), end(overflowed + 4)
+    Results(size_t n, size_t k)
+        : counts(n * k * sizeof(Found)), overflowed(counts + 4 * n), end(overflowed + 4)
     {
     }
 };
@@ -207,7 +217,8 @@ template <class T> T *part(const Room &room, size_t at)
     return reinterpret_cast<T *>(room.as<uint8_t>() + at);
 }
 
-cudaError_t send_queries(kvant_cuda_index &index, const kvant_cuda_find_args &find, size_t first, uint32_t n)
+cudaError_t send_queries(kvant_cuda_index &index, const kvant_cuda_find_args &find, size_t first,
+                         uint32_t n)
 {
     const size_t n_quads = index.args.n_quads;
     const Queries at(n_quads, n);
@@ -220,7 +231,8 @@ cudaError_t send_queries(kvant_cuda_index &index, const kvant_cuda_find_args &fi
 }
 
 /* Queries first to first + n. */
-cudaError_t prepare(kvant_cuda_index &index, const kvant_cuda_find_args &find, size_t first, uint32_t n, ScanArgs &args)
+cudaError_t prepare(kvant_cuda_index &index, const kvant_cuda_find_args &find, size_t first,
+                    uint32_t n, ScanArgs &args)
 {
     args = index.args;
     args.n_queries = n;
@@ -253,8 +265,10 @@ cudaError_t prepare(kvant_cuda_index &index, const kvant_cuda_find_args &find, s
 /* By how much the vectors grow from round to round: as evenly as lists allow. */
 uint32_t growth_of(const ScanArgs &args, uint32_t places)
 {
-    const double most = std::min(MOST_GROWTH, std::max(2u, (args.room - args.k) / (3 * args.k) + 1)),
-                 ratio = std::max(2.0, (double)args.n_groups / places), rounds = std::ceil(std::log(ratio) / std::log(most));
+    const double most =
+                     std::min(MOST_GROWTH, std::max(2u, (args.room - args.k) / (3 * args.k) + 1)),
+                 ratio = std::max(2.0, (double)args.n_groups / places),
+                 rounds = std::ceil(std::log(ratio) / std::log(most));
     return (uint32_t)std::ceil(std::pow(ratio, 1 / rounds));
 }
 
@@ -265,7 +279,9 @@ cudaError_t run_rounds(const kvant_cuda_index &index, ScanArgs args, bool safely
                    growth = growth_of(args, places);
     Calls calls;
     for (args.end = 0; calls.ok() && args.end < args.n_groups;) {
-        const uint64_t most = args.end == 0 ? places : safely ? left : (uint64_t)args.end * (growth - 1);
+        const uint64_t most = args.end == 0 ? places
+                              : safely      ? left
+                                            : (uint64_t)args.end * (growth - 1);
         args.keep_all = args.end == 0;
         args.first = args.end;
         args.end = (uint32_t)std::min<uint64_t>(args.n_groups, args.first + most);
@@ -275,14 +291,15 @@ cudaError_t run_rounds(const kvant_cuda_index &index, ScanArgs args, bool safely
     return calls.error;
 }
 
-cudaError_t receive(const kvant_cuda_index &index, const kvant_cuda_find_args &find, size_t first, uint32_t n,
-                    uint32_t &overflowed)
+cudaError_t receive(const kvant_cuda_index &index, const kvant_cuda_find_args &find, size_t first,
+                    uint32_t n, uint32_t &overflowed)
 {
     const Results at(n, find.k);
     const uint8_t *from = index.staging.as<uint8_t>();
     Calls calls;
     calls.then([&] {
-        return cudaMemcpyAsync(index.staging.at, index.results.at, at.end, cudaMemcpyDeviceToHost, index.stream);
+        return cudaMemcpyAsync(index.staging.at, index.results.at, at.end, cudaMemcpyDeviceToHost,
+                               index.stream);
     });
     calls.then([&] { return cudaStreamSynchronize(index.stream); });
     if (calls.ok()) {
@@ -293,7 +310,8 @@ cudaError_t receive(const kvant_cuda_index &index, const kvant_cuda_find_args &f
     return calls.error;
 }
 
-kvant_status find_some(kvant_cuda_index &index, const kvant_cuda_find_args &find, size_t first, uint32_t n)
+kvant_status find_some(kvant_cuda_index &index, const kvant_cuda_find_args &find, size_t first,
+                       uint32_t n)
 {
     ScanArgs args;
     uint32_t overflowed = 0;
@@ -308,7 +326,8 @@ kvant_status find_some(kvant_cuda_index &index, const kvant_cuda_find_args &find
 
 } // namespace
 
-kvant_status kvant_cuda_table_index_create(const kvant_cuda_index_args *args, kvant_cuda_index **index)
+kvant_status kvant_cuda_table_index_create(const kvant_cuda_index_args *args,
+                                           kvant_cuda_index **index)
 {
     *index = nullptr;
     const bool known = args->bits == 8 || (args->bits >= 2 && args->bits <= 4) ||
@@ -338,12 +357,14 @@ void kvant_cuda_table_index_free(kvant_cuda_index **index)
     *index = nullptr;
 }
 
-kvant_status kvant_cuda_table_index_put(kvant_cuda_index *index, size_t first, size_t n, const uint8_t *codes)
+kvant_status kvant_cuda_table_index_put(kvant_cuda_index *index, size_t first, size_t n,
+                                        const uint8_t *codes)
 {
     const OnDevice on(index->device);
     const size_t bytes = index->args.pack_bytes;
     return n == 0 ? KVANT_OK
-                  : from_cuda(cudaMemcpy(index->codes.as<uint8_t>() + first * bytes, codes, n * bytes, cudaMemcpyHostToDevice));
+                  : from_cuda(cudaMemcpy(index->codes.as<uint8_t>() + first * bytes, codes,
+                                         n * bytes, cudaMemcpyHostToDevice));
 }
 
 kvant_status kvant_cuda_table_index_find(kvant_cuda_index *index, const kvant_cuda_find_args *args)
@@ -361,11 +382,13 @@ kvant_status kvant_cuda_table_index_find(kvant_cuda_index *index, const kvant_cu
     if (args->passes) {
         calls.then([&] { return index->passes.reserve(pass_bytes); });
         calls.then([&] {
-            return cudaMemcpyAsync(index->passes.at, args->passes, pass_bytes, cudaMemcpyHostToDevice, index->stream);
+            return cudaMemcpyAsync(index->passes.at, args->passes, pass_bytes,
+                                   cudaMemcpyHostToDevice, index->stream);
         });
     }
     kvant_status status = calls.status();
     for (size_t first = 0; status == KVANT_OK && first < args->n; first += MOST_QUERIES)
-        status = find_some(*index, *args, first, (uint32_t)std::min<size_t>(args->n - first, MOST_QUERIES));
+        status = find_some(*index, *args, first,
+                           (uint32_t)std::min<size_t>(args->n - first, MOST_QUERIES));
     return status;
 }

@@ -10,8 +10,8 @@
 namespace kvant
 {
 
-constexpr int GROUP_PACKS = 4;        /* a warpgroup takes so many packs at once, a warp one */
-constexpr int GROUP_VECTORS = 128;    /* of these packs */
+constexpr int GROUP_PACKS = 4;     /* a warpgroup takes so many packs at once, a warp one */
+constexpr int GROUP_VECTORS = 128; /* of these packs */
 constexpr uint32_t SHORT_LIST = 4096, MIDDLE_LIST = 8192, LONG_LIST = 16384; /* places */
 constexpr size_t READ_BEYOND = 65536; /* bytes behind the last pack that are read */
 
@@ -26,11 +26,13 @@ struct ScanArgs {
     const uint64_t *ids;            /* NULL: slots */
     size_t pack_bytes;
     uint32_t n_slots, n_groups, n_quads;
-    uint32_t n_pieces; /* of 64 dimensions, even: what is behind the last dimension meets zeros of queries */
+    uint32_t
+        n_pieces; /* of 64 dimensions, even: what is behind the last dimension meets zeros of queries */
     uint32_t levels[4];
     int bias;
 
-    const uint32_t *x; /* words of 4 numbers: [query / 32][quad][query % 32], with fewer queries in the last 32 */
+    const uint32_t *
+        x; /* words of 4 numbers: [query / 32][quad][query % 32], with fewer queries in the last 32 */
     const int32_t *sums;
     const float *scales, *weights;
     const uint32_t *passes; /* NULL: all slots */

@@ -62,13 +62,14 @@ template <int N> size_t shared_bytes(uint32_t n_pieces)
 
 /* Numbers of a step lie as wgmma and ldmatrix have them: 8 queries x 16 numbers are 128 bytes; two of these, of the
  * step's halves, belong to the same queries. */
-template <int BITS, int N> __device__ void load_queries(const ScanArgs &args, uint32_t first, uint8_t *numbers)
+template <int BITS, int N>
+__device__ void load_queries(const ScanArgs &args, uint32_t first, uint8_t *numbers)
 {
     uint32_t *to = reinterpret_cast<uint32_t *>(numbers);
     const uint32_t n = args.n_pieces * PIECE_STEPS * N * 4;
     for (uint32_t i = threadIdx.x; i < n; i += blockDim.x) {
-        const uint32_t row = i / 4 % 8, t = i % 4, column = i / 32 % (N / 8) * 8 + row, step = i / (4 * N),
-                       query = first + column, tile = query / 32;
+        const uint32_t row = i / 4 % 8, t = i % 4, column = i / 32 % (N / 8) * 8 + row,
+                       step = i / (4 * N), query = first + column, tile = query / 32;
         const uint32_t quads[2] = {
             step / 2 * PIECE_QUADS + PackOrder<BITS>::first(step % 2, t),
             step / 2 * PIECE_QUADS + PackOrder<BITS>::second(step % 2, t),
@@ -88,7 +89,8 @@ template <int BITS, int N> __device__ void load_queries(const ScanArgs &args, ui
     }
 }
 
-template <int N> __device__ void load_columns(const ScanArgs &args, uint32_t first, Queries<N> &queries)
+template <int N>
+__device__ void load_columns(const ScanArgs &args, uint32_t first, Queries<N> &queries)
 {
     for (uint32_t i = threadIdx.x; i < N; i += blockDim.x) {
         const bool there = first + i < args.n_queries;
@@ -119,7 +121,8 @@ KVANT_INLINE void load_vectors(const ScanArgs &args, uint32_t slot, Vectors<N> &
         vectors.factors[half][0] = factors.x;
         vectors.factors[half][1] = factors.y;
         if (OFFSETS) {
-            const float2 offsets = *reinterpret_cast<const float2 *>(args.offsets + slot + 16 * half);
+            const float2 offsets =
+                *reinterpret_cast<const float2 *>(args.offsets + slot + 16 * half);
             vectors.offsets[half][0] = offsets.x;
             vectors.offsets[half][1] = offsets.y;
         }
@@ -137,7 +140,8 @@ KVANT_INLINE bool is_wanted(const ScanArgs &args, uint32_t slot)
 }
 
 /* A key that is not below the threshold. */
-KVANT_INLINE void keep(const ScanArgs &args, uint32_t query, uint32_t slot, float key, float threshold)
+KVANT_INLINE void keep(const ScanArgs &args, uint32_t query, uint32_t slot, float key,
+                       float threshold)
 {
     if (!is_wanted(args, slot) || (key == threshold && id_of(args, slot) > args.limits[query]))
         return;
@@ -147,10 +151,11 @@ KVANT_INLINE void keep(const ScanArgs &args, uint32_t query, uint32_t slot, floa
 }
 
 /* What of two vectors that lie side by side is wanted; place: of the first in the round's order, even. */
-KVANT_INLINE void keep_both(const ScanArgs &args, uint32_t query, uint32_t slot, uint32_t place, float first,
-                            float second)
+KVANT_INLINE void keep_both(const ScanArgs &args, uint32_t query, uint32_t slot, uint32_t place,
+                            float first, float second)
 {
-    const bool wanted[2] = { is_wanted(args, slot) && first == first, is_wanted(args, slot + 1) && second == second };
+    const bool wanted[2] = { is_wanted(args, slot) && first == first,
+                             is_wanted(args, slot + 1) && second == second };
     if (query < args.n_queries)
         reinterpret_cast<uint4 &>(args.lists[(size_t)query * args.room + place]) =
             uint4{ __float_as_uint(first), wanted[0] ? slot : NO_VECTOR, __float_as_uint(second),
@@ -159,8 +164,9 @@ KVANT_INLINE void keep_both(const ScanArgs &args, uint32_t query, uint32_t slot,
 
 /* Keys of a lane's vectors and 2 of the columns 8 j to 8 j + 7; slot and place: of its first vector. */
 template <bool OFFSETS, int N>
-KVANT_INLINE void take(const ScanArgs &args, const Queries<N> &queries, uint32_t first, int j, uint32_t slot,
-                       uint32_t place, const Vectors<N> &vectors, const Sums<N> &sums)
+KVANT_INLINE void take(const ScanArgs &args, const Queries<N> &queries, uint32_t first, int j,
+                       uint32_t slot, uint32_t place, const Vectors<N> &vectors,
+                       const Sums<N> &sums)
 {
     constexpr int KEYS = 4 * HALVES<N>; /* key i: half i / 4, odd i / 2 % 2, column i % 2 */
     const uint32_t column = 8 * j + threadIdx.x % 4 * 2, query = first + column;
@@ -199,7 +205,8 @@ KVANT_INLINE void take(const ScanArgs &args, const Queries<N> &queries, uint32_t
 #pragma unroll 1
     for (; passed; passed &= passed - 1) {
         const uint32_t i = __ffs((int)passed) - 1;
-        keep(args, query + i % 2, slot + i / 4 * 16 + i / 2 % 2, kept[i], i % 2 ? thresholds.y : thresholds.x);
+        keep(args, query + i % 2, slot + i / 4 * 16 + i / 2 % 2, kept[i],
+             i % 2 ? thresholds.y : thresholds.x);
     }
 }
 
@@ -228,7 +235,9 @@ template <int BITS> struct Cursor {
     KVANT_INLINE void open(const ScanArgs &args, uint32_t pack)
     {
         left = args.n_pieces / 2;
-        at = way.i < args.end ? args.codes + (size_t)(way.group * GROUP_PACKS + pack) * args.pack_bytes : nullptr;
+        at = way.i < args.end
+                 ? args.codes + (size_t)(way.group * GROUP_PACKS + pack) * args.pack_bytes
+                 : nullptr;
     }
     KVANT_INLINE void advance(const ScanArgs &args, uint32_t pack)
     {
@@ -252,7 +261,8 @@ template <int BITS, int N> struct Reader {
     uint2 pieces[SLOTS][WORDS];
 
     KVANT_INLINE Reader(const ScanArgs &args, const Way &way)
-        : args(args), lane(threadIdx.x % 32), part(part_of_warp<N>()), loads(args, way, part.pack), fetches(loads)
+        : args(args), lane(threadIdx.x % 32), part(part_of_warp<N>()), loads(args, way, part.pack),
+          fetches(loads)
     {
         for (int i = 0; i < AHEAD; i++)
             fetch();
@@ -295,7 +305,8 @@ template <int BITS, int N> struct Reader {
 
 /* sums += piece times queries, each warp for itself. */
 template <int BITS, int N>
-KVANT_INLINE void multiply(const Operands<N> &a, const uint8_t *numbers, uint32_t lane, Sums<N> &sums)
+KVANT_INLINE void multiply(const Operands<N> &a, const uint8_t *numbers, uint32_t lane,
+                           Sums<N> &sums)
 {
     unrolled_for (int step = 0; step < PIECE_STEPS; step++)
         unrolled_for (int j = 0; j < N / 8; j += 2) {
@@ -320,8 +331,8 @@ template <int BITS, int N> struct WarpProducts {
     KVANT_INLINE WarpProducts(const PackLevels &, Reader<BITS, N> &)
     {
     }
-    KVANT_INLINE void add(const PackLevels &levels, Reader<BITS, N> &reader, const uint8_t *numbers, uint32_t n_pieces,
-                          Sums<N> &sums)
+    KVANT_INLINE void add(const PackLevels &levels, Reader<BITS, N> &reader, const uint8_t *numbers,
+                          uint32_t n_pieces, Sums<N> &sums)
     {
         for (uint32_t p = 0; p < n_pieces; p += 2, numbers += 2 * PIECE_DIMS * N) {
             Operands<N> a;
@@ -352,8 +363,8 @@ template <int BITS, int N> struct GroupProducts {
             begin_product(sums[0], a[step][0], columns_at(numbers + step * N * STEP_DIMS));
         commit_products();
     }
-    KVANT_INLINE void add(const PackLevels &levels, Reader<BITS, N> &reader, const uint8_t *numbers, uint32_t n_pieces,
-                          Sums<N> &sums)
+    KVANT_INLINE void add(const PackLevels &levels, Reader<BITS, N> &reader, const uint8_t *numbers,
+                          uint32_t n_pieces, Sums<N> &sums)
     {
         for (uint32_t p = 0; p < n_pieces; p += 2, numbers += 2 * PIECE_DIMS * N) {
             begin(sums, even, numbers);
@@ -376,14 +387,17 @@ template <int BITS, int N> using Products = WarpProducts<BITS, N>;
 #endif
 
 template <int BITS, int N, bool OFFSETS>
-__global__ void __launch_bounds__(THREADS<N>, BLOCKS<N>) scan_kernel(const __grid_constant__ ScanArgs args)
+__global__ void __launch_bounds__(THREADS<N>, BLOCKS<N>)
+    scan_kernel(const __grid_constant__ ScanArgs args)
 {
     extern __shared__ __align__(128) uint8_t numbers[];
-    Queries<N> &queries = *reinterpret_cast<Queries<N> *>(numbers + (size_t)args.n_pieces * PIECE_DIMS * N);
+    Queries<N> &queries =
+        *reinterpret_cast<Queries<N> *>(numbers + (size_t)args.n_pieces * PIECE_DIMS * N);
     const uint32_t tiles = (args.n_queries + N - 1) / N, first = blockIdx.x % tiles * N,
                    teams = THREADS<N> / TEAM<N>, parts = gridDim.x / tiles * teams,
                    part = blockIdx.x / tiles * teams + threadIdx.x / TEAM<N>;
-    const PackLevels levels{ { args.levels[0], args.levels[1], args.levels[2], args.levels[3] }, args.bias };
+    const PackLevels levels{ { args.levels[0], args.levels[1], args.levels[2], args.levels[3] },
+                             args.bias };
     load_queries<BITS, N>(args, first, numbers);
     load_columns<N>(args, first, queries);
     publish_columns();
@@ -393,7 +407,8 @@ __global__ void __launch_bounds__(THREADS<N>, BLOCKS<N>) scan_kernel(const __gri
     Reader<BITS, N> reader(args, way);
     Products<BITS, N> products(levels, reader);
     for (; way.i < args.end; way.advance(args)) {
-        const uint32_t in_group = reader.part.pack * PACK_VECTORS + reader.part.half * 16 + reader.lane / 4 * 2,
+        const uint32_t in_group = reader.part.pack * PACK_VECTORS + reader.part.half * 16 +
+                                  reader.lane / 4 * 2,
                        slot = way.group * GROUP_VECTORS + in_group, t = reader.lane % 4;
         Sums<N> sums;
         Vectors<N> vectors;
@@ -422,8 +437,11 @@ template <int BITS, int N> cudaError_t launch(const ScanArgs &args, cudaStream_t
         error = blocks_at_once(reinterpret_cast<const void *>(kernel), THREADS<N>, shared, blocks);
     if (error != cudaSuccess)
         return error;
-    const uint32_t tiles = (args.n_queries + N - 1) / N, teams = THREADS<N> / TEAM<N>, most = (args.end - args.first + teams - 1) / teams;
-    const uint32_t wanted = (uint32_t)blocks / tiles, parts = wanted < 1 ? 1 : wanted < most ? wanted : most;
+    const uint32_t tiles = (args.n_queries + N - 1) / N, teams = THREADS<N> / TEAM<N>,
+                   most = (args.end - args.first + teams - 1) / teams;
+    const uint32_t wanted = (uint32_t)blocks / tiles, parts = wanted < 1      ? 1
+                                                              : wanted < most ? wanted
+                                                                              : most;
     kernel<<<tiles * parts, THREADS<N>, shared, stream>>>(args);
     return cudaGetLastError();
 }

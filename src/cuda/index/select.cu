@@ -55,9 +55,11 @@ template <int THREADS> KVANT_INLINE void sort(uint64_t *entries, uint32_t n, con
 }
 
 /* The largest rank that at least k of the block's ranks reach, found bit by bit; 1 if fewer than k are above 0. */
-template <int THREADS> KVANT_INLINE uint32_t kth_rank(const uint32_t (&ranks)[OF_A_THREAD], uint32_t k)
+template <int THREADS>
+KVANT_INLINE uint32_t kth_rank(const uint32_t (&ranks)[OF_A_THREAD], uint32_t k)
 {
-    __shared__ uint32_t counts[3]; /* of three trials: one is added to, one is read, one is cleared */
+    __shared__ uint32_t
+        counts[3]; /* of three trials: one is added to, one is read, one is cleared */
     uint32_t best = 0;
     if (threadIdx.x < 3)
         counts[threadIdx.x] = 0;
@@ -82,12 +84,15 @@ template <int THREADS> KVANT_INLINE uint32_t kth_rank(const uint32_t (&ranks)[OF
     return best > 0 ? best : 1;
 }
 
-template <int THREADS> __global__ void __launch_bounds__(THREADS, 1024 / THREADS) select_kernel(const __grid_constant__ ScanArgs args)
+template <int THREADS>
+__global__ void __launch_bounds__(THREADS, 1024 / THREADS)
+    select_kernel(const __grid_constant__ ScanArgs args)
 {
     extern __shared__ uint64_t entries[];
     __shared__ uint32_t there;
     const uint32_t query = blockIdx.x,
-                   count = args.keep_all ? (args.end - args.first) * GROUP_VECTORS : args.counts[query],
+                   count =
+                       args.keep_all ? (args.end - args.first) * GROUP_VECTORS : args.counts[query],
                    n = min(count, args.room);
     Found *list = args.lists + (size_t)query * args.room;
     uint32_t ranks[OF_A_THREAD], slots[OF_A_THREAD];
@@ -129,7 +134,8 @@ template <int THREADS> __global__ void __launch_bounds__(THREADS, 1024 / THREADS
 template <int THREADS> cudaError_t launch(const ScanArgs &args, cudaStream_t stream)
 {
     const int shared = (int)(args.room * sizeof(uint64_t));
-    const cudaError_t error = allow_shared(reinterpret_cast<const void *>(select_kernel<THREADS>), shared);
+    const cudaError_t error =
+        allow_shared(reinterpret_cast<const void *>(select_kernel<THREADS>), shared);
     if (error != cudaSuccess)
         return error;
     select_kernel<THREADS><<<args.n_queries, THREADS, shared, stream>>>(args);
@@ -149,8 +155,8 @@ cudaError_t launch_select(const ScanArgs &args, cudaStream_t stream)
 uint32_t longest_list()
 {
     int most = 0;
-    const bool fits = most_shared(most) == cudaSuccess &&
-                      LONG_LIST * sizeof(uint64_t) + 1024 <= (size_t)most;
+    const bool fits =
+        most_shared(most) == cudaSuccess && LONG_LIST * sizeof(uint64_t) + 1024 <= (size_t)most;
     return fits ? LONG_LIST : MIDDLE_LIST;
 }
 

@@ -32,7 +32,9 @@ template <int BITS> struct PackOrder {
     static constexpr bool MIXED = BITS == 2 || BITS == 3 || BITS == 4;
     static __host__ __device__ constexpr int first(int step, int t)
     {
-        return BITS == 2 ? 8 * step + 2 * t : BITS == 1 || BITS == 3 ? 4 * t + 2 * step : 8 * step + t;
+        return BITS == 2                ? 8 * step + 2 * t
+               : BITS == 1 || BITS == 3 ? 4 * t + 2 * step
+                                        : 8 * step + t;
     }
     static __host__ __device__ constexpr int second(int step, int t)
     {
@@ -56,7 +58,8 @@ KVANT_INLINE void load_piece(uint2 (&piece)[WORDS], const uint8_t *at, uint32_t 
 {
 #pragma unroll
     for (int i = 0; i < WORDS; i++)
-        piece[i] = __ldg(reinterpret_cast<const uint2 *>(at + piece_place<BITS>(BITS / WORDS * i, g, t)));
+        piece[i] =
+            __ldg(reinterpret_cast<const uint2 *>(at + piece_place<BITS>(BITS / WORDS * i, g, t)));
 }
 
 template <int BY> KVANT_INLINE uint32_t moved(uint32_t x)
@@ -76,7 +79,8 @@ KVANT_INLINE void look_up(const PackLevels &levels, uint32_t codes, uint32_t &lo
 
 /* A step's 8 numbers of a vector; w: the vector's words of the piece. */
 template <int BITS, int STEP, int HALF, int WORDS>
-KVANT_INLINE void numbers_of(const PackLevels &levels, const uint32_t (&w)[WORDS], uint32_t &low, uint32_t &high)
+KVANT_INLINE void numbers_of(const PackLevels &levels, const uint32_t (&w)[WORDS], uint32_t &low,
+                             uint32_t &high)
 {
     if constexpr (BITS == 8 && WORDS == 4) {
         low = w[2 * STEP] ^ 0x80808080u;
@@ -86,9 +90,11 @@ KVANT_INLINE void numbers_of(const PackLevels &levels, const uint32_t (&w)[WORDS
         high = w[4 * STEP + 2 + HALF] ^ 0x80808080u;
     } else if constexpr (BITS == 4) {
         const uint32_t a = w[2 * STEP], b = w[2 * STEP + 1],
-                       codes = HALF ? bit_select<0x0f0f0f0fu>(a >> 4, b) : bit_select<0x0f0f0f0fu>(a, b << 4),
+                       codes = HALF ? bit_select<0x0f0f0f0fu>(a >> 4, b)
+                                    : bit_select<0x0f0f0f0fu>(a, b << 4),
                        other = codes ^ 0x88888888u;
-        low = prmt(levels.words[0], levels.words[1], codes) | prmt(levels.words[2], levels.words[3], other);
+        low = prmt(levels.words[0], levels.words[1], codes) |
+              prmt(levels.words[2], levels.words[3], other);
         high = prmt(levels.words[0], levels.words[1], codes >> 16) |
                prmt(levels.words[2], levels.words[3], other >> 16);
     } else if constexpr (BITS == 3) {
@@ -105,7 +111,8 @@ KVANT_INLINE void numbers_of(const PackLevels &levels, const uint32_t (&w)[WORDS
 
 /* The operand of a step: 16 vectors of one half of the pack. */
 template <int BITS, int STEP, int HALF, int WORDS>
-KVANT_INLINE void operand_of(const PackLevels &levels, const uint2 (&piece)[WORDS], uint32_t (&a)[4])
+KVANT_INLINE void operand_of(const PackLevels &levels, const uint2 (&piece)[WORDS],
+                             uint32_t (&a)[4])
 {
     uint32_t even[WORDS], odd[WORDS];
 #pragma unroll
@@ -118,7 +125,8 @@ KVANT_INLINE void operand_of(const PackLevels &levels, const uint2 (&piece)[WORD
 }
 
 /* The same order for a query: first and second are its words of both quads. */
-template <int BITS> KVANT_INLINE void columns_of(uint32_t first, uint32_t second, uint32_t &low, uint32_t &high)
+template <int BITS>
+KVANT_INLINE void columns_of(uint32_t first, uint32_t second, uint32_t &low, uint32_t &high)
 {
     low = PackOrder<BITS>::MIXED ? prmt(first, second, 0x5140) : first;
     high = PackOrder<BITS>::MIXED ? prmt(first, second, 0x7362) : second;

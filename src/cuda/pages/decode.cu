@@ -18,21 +18,26 @@ struct FullDecodeArgs {
 };
 
 template <int P>
-__global__ void __launch_bounds__(WARPS_OF<P> * 32) decode_kernel(const __grid_constant__ FullDecodeArgs all)
+__global__ void __launch_bounds__(WARPS_OF<P> * 32)
+    decode_kernel(const __grid_constant__ FullDecodeArgs all)
 {
     __shared__ AnyBook book;
     constexpr int WARPS = WARPS_OF<P>;
     __shared__ float space[WARPS][3 * P]; /* of read_any, then of the transform */
     const DecodeArgs &args = all.decode;
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, kv_head = blockIdx.y, d = (int)args.codec.head_dim;
-    const uint8_t *page =
-        args.base + (size_t)(uint32_t)args.blocks[blockIdx.x] * args.block_stride + kv_head * args.head_stride;
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, kv_head = blockIdx.y,
+              d = (int)args.codec.head_dim;
+    const uint8_t *page = args.base +
+                          (size_t)(uint32_t)args.blocks[blockIdx.x] * args.block_stride +
+                          kv_head * args.head_stride;
     book.load(all.codec);
     __syncthreads();
     for (int t = blockIdx.z * WARPS + warp; t < PAGE_TOKENS; t += gridDim.z * WARPS) {
-        Row<P> row = read_any<P>(all.codec, book, page, t, reinterpret_cast<uint8_t *>(space[warp]), lane, kv_head);
-        transform_back_any(row, args.codec, all.codec.any, weights_of(args.codec, args.inverse_weights, kv_head),
-                           space[warp], lane);
+        Row<P> row = read_any<P>(all.codec, book, page, t, reinterpret_cast<uint8_t *>(space[warp]),
+                                 lane, kv_head);
+        transform_back_any(row, args.codec, all.codec.any,
+                           weights_of(args.codec, args.inverse_weights, kv_head), space[warp],
+                           lane);
         each_of(row, d, lane, [&](float &x, int channel) {
             if (args.scale)
                 x = __fmul_rn(x, args.scale[kv_head * d + channel]);
@@ -42,8 +47,9 @@ __global__ void __launch_bounds__(WARPS_OF<P> * 32) decode_kernel(const __grid_c
                 x = fminf(fmaxf(x, -65504.0f), 65504.0f);
         });
         const size_t block = args.to ? args.to[blockIdx.x] : blockIdx.x;
-        store_any(args.out, (block * PAGE_TOKENS + t) * args.token_stride + kv_head * args.out_head_stride, args.type,
-                  d, lane, row);
+        store_any(args.out,
+                  (block * PAGE_TOKENS + t) * args.token_stride + kv_head * args.out_head_stride,
+                  args.type, d, lane, row);
     }
 }
 
@@ -56,8 +62,10 @@ cudaError_t launch_decode(const DecodeArgs &args, const kvant_cuda_codec &codec,
 {
     return with_room(args.codec.head_dim, [&](auto room) {
         constexpr int P = decltype(room)::value;
-        const unsigned parts = (size_t)n_blocks * n_kv_heads < FEW_PAGES ? PAGE_TOKENS / WARPS_OF<P> : 1;
-        decode_kernel<P><<<dim3(n_blocks, n_kv_heads, parts), WARPS_OF<P> * 32, 0, stream>>>(FullDecodeArgs{ args, codec });
+        const unsigned parts =
+            (size_t)n_blocks * n_kv_heads < FEW_PAGES ? PAGE_TOKENS / WARPS_OF<P> : 1;
+        decode_kernel<P><<<dim3(n_blocks, n_kv_heads, parts), WARPS_OF<P> * 32, 0, stream>>>(
+            FullDecodeArgs{ args, codec });
         return cudaGetLastError();
     });
 }

@@ -9,7 +9,8 @@ namespace kvant
 
 /* FAR: the page is in device memory, and nobody writes it. */
 template <bool FAR = false>
-__device__ __forceinline__ uint32_t read_code(const kvant_cuda_params &codec, const uint32_t *words, int token, int channel)
+__device__ __forceinline__ uint32_t read_code(const kvant_cuda_params &codec, const uint32_t *words,
+                                              int token, int channel)
 {
     const bool keys = codec.role == KVANT_ROLE_K;
     const int tiles = codec.head_dim / 16;

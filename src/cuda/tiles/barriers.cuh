@@ -21,7 +21,8 @@ constexpr int COPY_ARRIVALS = GROUP_THREADS;
 
 KVANT_INLINE void init_barrier(uint64_t &barrier, int arrivals)
 {
-    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(&barrier)), "r"(arrivals) : "memory");
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(&barrier)), "r"(arrivals)
+                 : "memory");
 }
 
 /* For the copies; other threads need __syncthreads. */
@@ -43,7 +44,8 @@ KVANT_INLINE void arrive_at(uint64_t &barrier, int lane)
 {
     __syncwarp();
     if (lane < KVANT_WARP_ARRIVALS)
-        asm volatile("{.reg .b64 state; mbarrier.arrive.shared.b64 state, [%0];}" ::"r"(shared_address(&barrier))
+        asm volatile("{.reg .b64 state; mbarrier.arrive.shared.b64 state, [%0];}" ::"r"(
+                         shared_address(&barrier))
                      : "memory");
 }
 
@@ -66,16 +68,19 @@ KVANT_INLINE void wait_for(uint64_t &barrier, int phase)
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 KVANT_INLINE void expect_bytes(uint64_t &barrier, uint32_t bytes)
 {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&barrier)), "r"(bytes)
-                 : "memory");
+    asm volatile(
+        "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&barrier)),
+        "r"(bytes)
+        : "memory");
 }
 
 KVANT_INLINE void copy_bytes(void *to, const void *from, uint32_t bytes, uint64_t &barrier, int)
 {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                     shared_address(to)),
-                 "l"(from), "r"(bytes), "r"(shared_address(&barrier))
-                 : "memory");
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+            "r"(shared_address(to)),
+        "l"(from), "r"(bytes), "r"(shared_address(&barrier))
+        : "memory");
 }
 #else
 KVANT_INLINE void copy_bytes(void *to, const void *from, uint32_t bytes, uint64_t &, int thread)
@@ -89,8 +94,8 @@ KVANT_INLINE void copy_bytes(void *to, const void *from, uint32_t bytes, uint64_
 
 /* Two pieces from device memory, by a warpgroup whose threads all call this; arrives at the barrier
  * when the bytes are there. from NULL: without that piece. */
-KVANT_INLINE void copy_two(void *to, const void *from, uint32_t bytes, void *to2, const void *from2, uint32_t bytes2,
-                           uint64_t &barrier, int thread)
+KVANT_INLINE void copy_two(void *to, const void *from, uint32_t bytes, void *to2, const void *from2,
+                           uint32_t bytes2, uint64_t &barrier, int thread)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     if (thread != 0)
@@ -102,11 +107,13 @@ KVANT_INLINE void copy_two(void *to, const void *from, uint32_t bytes, void *to2
     if (from2)
         copy_bytes(to2, from2, bytes2, barrier, thread);
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ < 900
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(&barrier)) : "memory");
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(&barrier))
+                 : "memory");
 #endif
 }
 
-KVANT_INLINE void copy_page(void *to, const void *from, uint32_t bytes, uint64_t &barrier, int thread)
+KVANT_INLINE void copy_page(void *to, const void *from, uint32_t bytes, uint64_t &barrier,
+                            int thread)
 {
     copy_two(to, from, bytes, nullptr, nullptr, 0, barrier, thread);
 }

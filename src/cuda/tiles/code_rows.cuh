@@ -9,15 +9,20 @@ namespace kvant
 
 template <class KC, class VC, int D, int N_, int GROUPS_> struct CodesShape {
     static constexpr int N = N_, GROUPS = GROUPS_;
-    static constexpr int COLUMNS = N / 4; /* of a lane: 8 j + 2 (lane mod 4) + e is its column 2 j + e */
+    static constexpr int COLUMNS =
+        N / 4; /* of a lane: 8 j + 2 (lane mod 4) + e is its column 2 j + e */
     using V = ValueOperands<VC, D>;
     static constexpr int QUERY_BYTES = (key_tiles<KC, D>() + 3) / 4 * N * ROW_BYTES;
     static constexpr int WEIGHT_BYTES = PAGE_TOKENS * ROW_BYTES; /* a row per token, 64 columns */
-    static constexpr int K_CODES = page_code_bytes<KC, D>(true), V_CODES = page_code_bytes<VC, D>(false);
+    static constexpr int K_CODES = page_code_bytes<KC, D>(true),
+                         V_CODES = page_code_bytes<VC, D>(false);
     static constexpr int K_BYTES = (K_CODES + metadata_bytes<KC, D>() + 15) / 16 * 16,
-                         V_BYTES = (V_CODES + metadata_bytes<VC, D>() + 15) / 16 * 16, SLOT = K_BYTES + V_BYTES;
-    static constexpr bool ONE_TABLE = std::is_same<KC, VC>::value && (HAS_TRELLIS<KC> || one_table<KC, VC>());
-    static constexpr int K_TABLE = code_table_bytes<KC, D>(), V_TABLE = ONE_TABLE ? 0 : code_table_bytes<VC, D>();
+                         V_BYTES = (V_CODES + metadata_bytes<VC, D>() + 15) / 16 * 16,
+                         SLOT = K_BYTES + V_BYTES;
+    static constexpr bool ONE_TABLE =
+        std::is_same<KC, VC>::value && (HAS_TRELLIS<KC> || one_table<KC, VC>());
+    static constexpr int K_TABLE = code_table_bytes<KC, D>(),
+                         V_TABLE = ONE_TABLE ? 0 : code_table_bytes<VC, D>();
     static constexpr int MOST_BYTES = 215 * 1024; /* for all but CodesRows */
     /* places: results take that of weights, tables and slots */
     static constexpr int WEIGHTS_AT = (QUERY_BYTES + 1023) / 1024 * 1024,
@@ -26,11 +31,14 @@ template <class KC, class VC, int D, int N_, int GROUPS_> struct CodesShape {
                          STAGES = SLOTS_AT + 3 * GROUPS * SLOT <= MOST_BYTES ? 3 : 2,
                          SLOTS_END = SLOTS_AT + GROUPS * STAGES * SLOT,
                          RESULTS_END = WEIGHTS_AT + GROUPS * GROUP_ROWS * D * 4,
-                         ROWS_AT = ((SLOTS_END > RESULTS_END ? SLOTS_END : RESULTS_END) + 15) / 16 * 16;
+                         ROWS_AT =
+                             ((SLOTS_END > RESULTS_END ? SLOTS_END : RESULTS_END) + 15) / 16 * 16;
 };
 
 template <int GROUPS, int N> struct CodesRows : TileRows<GROUPS> {
-    float4 columns[GROUPS][N / 2];      /* of two neighbouring columns: references of exponents, bases of scores */
+    float4
+        columns[GROUPS]
+               [N / 2]; /* of two neighbouring columns: references of exponents, bases of scores */
     float tops[GROUPS][GROUP_WARPS][N]; /* exchanged by the warps */
     float ends[GROUPS][GROUP_WARPS][2][N];
 };
@@ -40,8 +48,8 @@ template <int GROUPS, int N> struct CodesRows : TileRows<GROUPS> {
 /* Query rows, transformed, as the second operand of keys: as they are, or (returns false) divided by a power of
  * two where fp16's range is too small for one of them. */
 template <class KC, class VC, int D, int N, int GROUPS, class Rows>
-KVANT_INLINE bool load_code_queries(const TileArgs &p, const TileWork &work, uint8_t *memory, Rows &rows, int warp,
-                                    int n_warps, int lane)
+KVANT_INLINE bool load_code_queries(const TileArgs &p, const TileWork &work, uint8_t *memory,
+                                    Rows &rows, int warp, int n_warps, int lane)
 {
     using S = CodesShape<KC, VC, D, N, GROUPS>;
     bool plain = true;
@@ -58,7 +66,9 @@ KVANT_INLINE bool load_code_queries(const TileArgs &p, const TileWork &work, uin
         unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
             largest = fmaxf(largest, fabsf(row.x[j]));
         largest = largest_of(largest);
-        const float unit = largest == 0 || (largest >= 0x1p-9f && largest < 0x1p14f) ? 1 : power_above(largest),
+        const float unit = largest == 0 || (largest >= 0x1p-9f && largest < 0x1p14f)
+                               ? 1
+                               : power_above(largest),
                     inverse = copysignf(__frcp_rn(unit), p.scale_log2);
         plain &= unit == 1;
         unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++) {

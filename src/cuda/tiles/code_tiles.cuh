@@ -38,7 +38,8 @@ template <class C> KVANT_INLINE int place_of_channel(int channel)
 template <class C, int D> KVANT_INLINE int channel_at(int place)
 {
     if constexpr (HAS_CHUNKS<C>) {
-        const int chunk = place / 32 * 8 + place % 8 / 2 * 2 + place / 16 % 2, number = place % 2 + place % 16 / 8 * 2;
+        const int chunk = place / 32 * 8 + place % 8 / 2 * 2 + place / 16 % 2,
+                  number = place % 2 + place % 16 / 8 * 2;
         return number < C::CHANNELS ? C::CHANNELS * chunk + number : D;
     } else /* an exchange of two bits is its own inverse */
         return place_of_channel<C>(place);
@@ -94,7 +95,8 @@ using CodeTable = std::conditional_t<
     std::conditional_t<HAS_TRELLIS<C>, SignedTrellis<code_copies<C, D>()>, SignedBytes>>;
 
 template <class C, int D>
-KVANT_INLINE CodeTable<C, D> code_table(const uint8_t *table, const TileCodec &codec, uint32_t one, int lane)
+KVANT_INLINE CodeTable<C, D> code_table(const uint8_t *table, const TileCodec &codec, uint32_t one,
+                                        int lane)
 {
     if constexpr (HAS_CHUNKS<C>)
         return chunk_table<C, code_copies<C, D>()>(table, codec.directions, lane);
@@ -102,7 +104,8 @@ KVANT_INLINE CodeTable<C, D> code_table(const uint8_t *table, const TileCodec &c
         return CodeTable<C, D>{ level_table<C, code_copies<C, D>()>(table, one, lane),
                                 twice(-codec.params.bias * (1 / UNIT)) };
     else
-        return SignedBytes{ bytes_of(codec.params.bytes, one), twice(-codec.params.bias * (1 / UNIT)) };
+        return SignedBytes{ bytes_of(codec.params.bytes, one),
+                            twice(-codec.params.bias * (1 / UNIT)) };
 }
 
 /* The row tile that a lane has of a warp's: of rows 2 i and 2 i + 1 that of the warp i places further, if the
@@ -116,7 +119,8 @@ template <class T> KVANT_INLINE int row_tile_of(int warp, int row)
 
 /* A warp's words of a step of C::TILES column tiles, in a block of 64 rows. */
 template <class C, int ROWS, int COLUMNS>
-KVANT_INLINE void tile_words(const uint32_t *page, int block, int step, int warp, int lane, uint32_t (&w)[3])
+KVANT_INLINE void tile_words(const uint32_t *page, int block, int step, int warp, int lane,
+                             uint32_t (&w)[3])
 {
     constexpr int UNITS2 = (COLUMNS + 1) / 2, UNITS1 = (COLUMNS + 3) / 4;
     auto word = [&](int plane, int units, int unit) {
@@ -143,13 +147,13 @@ KVANT_INLINE uint32_t add_halves(uint32_t a, uint32_t b)
 
 /* Four column tiles from the given one on. */
 template <class C, int ROWS, int COLUMNS>
-KVANT_INLINE void code_tiles(const uint8_t *page, int block, int first, int warp, int lane, const SignedBytes &table,
-                             uint32_t (&a)[4][4])
+KVANT_INLINE void code_tiles(const uint8_t *page, int block, int first, int warp, int lane,
+                             const SignedBytes &table, uint32_t (&a)[4][4])
 {
     unrolled_for (int i = 0; i < 4; i += C::TILES) {
         uint32_t w[3], x[C::TILES][4];
-        tile_words<C, ROWS, COLUMNS>(reinterpret_cast<const uint32_t *>(page), block, (first + i) / C::TILES, warp,
-                                     lane, w);
+        tile_words<C, ROWS, COLUMNS>(reinterpret_cast<const uint32_t *>(page), block,
+                                     (first + i) / C::TILES, warp, lane, w);
         C::unpack(w, table, x);
         unrolled_for (int t = 0; t < C::TILES; t++)
             unrolled_for (int k = 0; k < 4; k++)
@@ -192,7 +196,8 @@ template <class C> struct TrellisWords {
     }
 
     /* at(j): the plane of j steps before. */
-    template <class At, class T> KVANT_INLINE void unpack(const At &at, const T &table, uint32_t (&a)[4][4]) const
+    template <class At, class T>
+    KVANT_INLINE void unpack(const At &at, const T &table, uint32_t (&a)[4][4]) const
     {
         auto keep = [&](int i, const uint32_t(&x)[4]) {
             unrolled_for (int k = 0; k < 4; k++)
@@ -201,22 +206,24 @@ template <class C> struct TrellisWords {
         if constexpr (C::BITS == 4)
             pair_operands4<C::MEMORY>(w, at, table, keep);
         else /* the second word's third bits are the upper bytes */
-            pair_operands<C::BITS, C::MEMORY>(w[0], w[1], third, third >> 8, false, at, table,
-                                              [&](int i, int t, const uint32_t(&x)[4]) { keep(2 * i + t, x); });
+            pair_operands<C::BITS, C::MEMORY>(
+                w[0], w[1], third, third >> 8, false, at, table,
+                [&](int i, int t, const uint32_t(&x)[4]) { keep(2 * i + t, x); });
     }
 };
 
 /* Of a trellis: what comes j steps before is in the same plane, or in the one before it. */
 template <class C, int D> struct KeyOperands<C, D, std::enable_if_t<HAS_TRELLIS<C>>> {
-    static constexpr int OPERANDS = 4, PARTS = D / 64, M = C::MEMORY, WORDS = TrellisWords<C>::WORDS,
-                         BEFORE = (M + WORDS - 1) / WORDS;
+    static constexpr int OPERANDS = 4, PARTS = D / 64, M = C::MEMORY,
+                         WORDS = TrellisWords<C>::WORDS, BEFORE = (M + WORDS - 1) / WORDS;
     static constexpr bool TURNED = true;
     using Table = CodeTable<C, D>;
     const Table &table;
     TrellisWords<C> words[PARTS];
     uint32_t plane[BEFORE + PARTS];
 
-    KVANT_INLINE KeyOperands(const uint8_t *page, int warp, int lane, const Table &table_) : table(table_)
+    KVANT_INLINE KeyOperands(const uint8_t *page, int warp, int lane, const Table &table_)
+        : table(table_)
     {
         const uint32_t *from = reinterpret_cast<const uint32_t *>(page);
         unrolled_for (int g = 0; g < PARTS; g++) {
@@ -233,7 +240,8 @@ template <class C, int D> struct KeyOperands<C, D, std::enable_if_t<HAS_TRELLIS<
         const uint32_t own = plane[BEFORE + part - j / WORDS];
         if (r == 0)
             return own;
-        const uint32_t before = plane[BEFORE + part - j / WORDS - 1], shifted = own << r, left = before >> (WORDS - r);
+        const uint32_t before = plane[BEFORE + part - j / WORDS - 1], shifted = own << r,
+                       left = before >> (WORDS - r);
         return WORDS == 2 ? bit_select<0xaaaaaaaau>(shifted, left)
                : r == 1   ? bit_select<0xeeeeeeeeu>(shifted, left)
                : r == 2   ? bit_select<0xccccccccu>(shifted, left)
@@ -295,7 +303,8 @@ template <class C, int D, class = void> struct ValueOperands {
  * before, or the last one of the warp before. */
 template <class C, int D> struct ValueOperands<C, D, std::enable_if_t<HAS_TRELLIS<C>>> {
     static_assert(C::MEMORY == 8, "the run before a run is enough");
-    static constexpr int OPERANDS = 4, PARTS = D / 64, BLOCKS = D / 64, M = C::MEMORY, WORDS = TrellisWords<C>::WORDS;
+    static constexpr int OPERANDS = 4, PARTS = D / 64, BLOCKS = D / 64, M = C::MEMORY,
+                         WORDS = TrellisWords<C>::WORDS;
     static constexpr bool CHUNKS = false, TURNED = false;
     using Table = CodeTable<C, D>;
     const Table &table;
@@ -317,7 +326,8 @@ template <class C, int D> struct ValueOperands<C, D, std::enable_if_t<HAS_TRELLI
             words[g].load(from + 128 * WORDS * g, from + 128 * (WORDS * PARTS + g), warp, lane);
             run[g + 1] = words[g].plane();
         }
-        other.load(from + 128 * WORDS * (PARTS - 1), from + 128 * WORDS * PARTS, (warp + 3) % 4, lane);
+        other.load(from + 128 * WORDS * (PARTS - 1), from + 128 * WORDS * PARTS, (warp + 3) % 4,
+                   lane);
         run[0] = WORDS == 4 ? bit_select<0xf0f0f0f0u>(run[PARTS] << 4, other.plane() >> 4)
                             : bit_select<0xccccccccu>(run[PARTS] << 2, other.plane() >> 2);
     }
@@ -327,7 +337,8 @@ template <class C, int D> struct ValueOperands<C, D, std::enable_if_t<HAS_TRELLI
         const int left = j % 8;
         if (left == 0)
             return run[part + 1 - j / 8];
-        return __shfl_sync(FULL, lane >= 32 - 4 * left ? run[part] : run[part + 1], (lane - 4 * left) & 31);
+        return __shfl_sync(FULL, lane >= 32 - 4 * left ? run[part] : run[part + 1],
+                           (lane - 4 * left) & 31);
     }
 
     KVANT_INLINE void unpack(int part, uint32_t (&a)[4][4]) const
@@ -341,7 +352,8 @@ template <class C, int D> struct ValueOperands<C, D, std::enable_if_t<HAS_TRELLI
 };
 
 /* Quaternions: a warp has a group of chunks, if there are so many. */
-template <class C, int D> struct ValueOperands<C, D, std::enable_if_t<HAS_CHUNKS<C> && CHANNELS_OF<C> == 4>> {
+template <class C, int D>
+struct ValueOperands<C, D, std::enable_if_t<HAS_CHUNKS<C> && CHANNELS_OF<C> == 4>> {
     using P = ChunkPlaces<C, D>;
     static constexpr int BLOCKS = P::GROUP_TILES, OPERANDS = 2 * BLOCKS, PARTS = 2;
     static constexpr bool CHUNKS = true, TURNED = false;
@@ -366,13 +378,14 @@ template <class C, int D> struct ValueOperands<C, D, std::enable_if_t<HAS_CHUNKS
         } else /* as if the warp's group were the first one */
             unrolled_for (int i = 0; i < 2; i++)
                 C::template value_step<D>(page + 4 * P::GROUP_CHUNKS * warp, lane, table, 0,
-                                                               2 * part + i, keep);
+                                          2 * part + i, keep);
     }
 };
 
 /* Triplets: 8 rows are one coordinate of 8 chunks; what is left are channels as they come. A lane looks up
  * two chunks. With 128 channels the first one gives three of its four rows. */
-template <class C, int D> struct ValueOperands<C, D, std::enable_if_t<HAS_CHUNKS<C> && CHANNELS_OF<C> == 3>> {
+template <class C, int D>
+struct ValueOperands<C, D, std::enable_if_t<HAS_CHUNKS<C> && CHANNELS_OF<C> == 3>> {
     static constexpr int BLOCKS = D / 64, OPERANDS = 2 * BLOCKS, PARTS = 2;
     static constexpr bool CHUNKS = true, TURNED = false;
     using Places = ChunkPlaces<C, D>;
@@ -404,7 +417,7 @@ template <class C, int D> struct ValueOperands<C, D, std::enable_if_t<HAS_CHUNKS
             unrolled_for (int h = 0; h < 2; h++) {
                 uint32_t w[3];
                 C::template value_words<Places>(reinterpret_cast<const uint32_t *>(page),
-                                                      (which ? last : first) / 3, lane & 3, h, part, w);
+                                                (which ? last : first) / 3, lane & 3, h, part, w);
                 const Four codes(w, table);
                 unrolled_for (int i = 0; i < 2; i++) {
                     const uint2 x = codes.look_up(table, i), y = codes.look_up(table, i + 2);

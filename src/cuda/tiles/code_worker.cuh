@@ -33,11 +33,12 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
     bool plain; /* nothing changes a score that all rows see */
     int group, warp, lane;
 
-    static constexpr int K_BUFFERS = K::PARTS == 1 || (N > 32 && HAS_ZEROS<VC>) ? 1 : 2, /* of operands */
-                         V_BUFFERS = V::PARTS == 1 || V::OPERANDS > 4 ? 1 : 2;
-    int phase; /* of the weights' barrier */
-    int page;  /* at hand */
-    Turn turn; /* of its slot */
+    static constexpr int K_BUFFERS =
+                             K::PARTS == 1 || (N > 32 && HAS_ZEROS<VC>) ? 1 : 2, /* of operands */
+        V_BUFFERS = V::PARTS == 1 || V::OPERANDS > 4 ? 1 : 2;
+    int phase;                  /* of the weights' barrier */
+    int page;                   /* at hand */
+    Turn turn;                  /* of its slot */
     int entries[S::STAGES + 1]; /* of the table: of the page at hand and of those after it */
     float o[V::BLOCKS][N / 8][4], sum[COLUMNS], zero[HAS_ZEROS<VC> ? COLUMNS : 1];
 
@@ -74,20 +75,23 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
 
     KVANT_INLINE const uint8_t *page_of(const PageSource &from, int block) const
     {
-        return from.base + (size_t)(uint32_t)block * from.block_stride + work.pair.kv_head * from.head_stride;
+        return from.base + (size_t)(uint32_t)block * from.block_stride +
+               work.pair.kv_head * from.head_stride;
     }
 
     KVANT_INLINE void fetch_into(int page, int entry, int slot) const
     {
         if (page < work.end_page)
-            copy_two(slot_of(slot), entry >= 0 ? page_of(p.k, entry) : nullptr, p.k.bytes, slot_of(slot) + S::K_BYTES,
-                     entry >= 0 ? page_of(p.v, entry) : nullptr, p.v.bytes, codes_there[slot], 32 * warp + lane);
+            copy_two(slot_of(slot), entry >= 0 ? page_of(p.k, entry) : nullptr, p.k.bytes,
+                     slot_of(slot) + S::K_BYTES, entry >= 0 ? page_of(p.v, entry) : nullptr,
+                     p.v.bytes, codes_there[slot], 32 * warp + lane);
     }
 
     /* Asks for the page whose slot the page before the one at hand had. */
     KVANT_INLINE void fetch() const
     {
-        fetch_into(page + (S::STAGES - 1) * GROUPS, entries[S::STAGES - 1], turn.after(S::STAGES - 1, S::STAGES).at);
+        fetch_into(page + (S::STAGES - 1) * GROUPS, entries[S::STAGES - 1],
+                   turn.after(S::STAGES - 1, S::STAGES).at);
     }
 
     KVANT_INLINE int token_of(int h) const
@@ -100,7 +104,8 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
         const __half *k = reinterpret_cast<const __half *>(codes + S::K_CODES),
                      *v = reinterpret_cast<const __half *>(codes + S::K_BYTES + S::V_CODES);
         constexpr float UNITS = HAS_CHUNKS<KC> ? code_unit<KC, false>() : UNIT;
-        const float factor = fabsf(p.scale_log2) * UNITS * (HAS_ZEROS<KC> || HAS_CHUNKS<KC> ? 1 : p.k_step);
+        const float factor =
+            fabsf(p.scale_log2) * UNITS * (HAS_ZEROS<KC> || HAS_CHUNKS<KC> ? 1 : p.k_step);
         LaneTokens t;
         unrolled_for (int h = 0; h < 2; h++) {
             const int token = token_of(h);
@@ -108,7 +113,8 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
             t.k_scale[h] = k_scale * (h ? factor / KC::ROW8 : factor);
             t.v_scale[h] = token < valid ? v_scale : 0;
             if constexpr (HAS_ZEROS<KC>)
-                t.k_zero[h] = p.k_symmetric ? p.k_offset * k_scale : __half2float(k[PAGE_TOKENS + token]);
+                t.k_zero[h] =
+                    p.k_symmetric ? p.k_offset * k_scale : __half2float(k[PAGE_TOKENS + token]);
             if constexpr (HAS_ZEROS<VC>)
                 t.v_zero[h] = token >= valid  ? 0
                               : p.v_symmetric ? p.v_offset * v_scale
@@ -130,7 +136,8 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
     }
 
     /* s = K q^T of the warp's tokens. meanwhile() runs beside the last products. */
-    template <class F> KVANT_INLINE void multiply_keys(const uint8_t *codes, float (&s)[N / 8][4], F &&meanwhile) const
+    template <class F>
+    KVANT_INLINE void multiply_keys(const uint8_t *codes, float (&s)[N / 8][4], F &&meanwhile) const
     {
         const uint64_t q = matrix_at(shared_address(memory));
         const K keys(code_operands<K>(codes, k_table));
@@ -142,7 +149,8 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
             GroupProducts::begin();
             unrolled_for (int i = 0; i < K::OPERANDS; i++) {
                 const int k = K::OPERANDS * part + i;
-                multiply(s, a[part % K_BUFFERS][i], q + ((k / 4 * N * ROW_BYTES + k % 4 * 32) >> 4), k > 0);
+                multiply(s, a[part % K_BUFFERS][i], q + ((k / 4 * N * ROW_BYTES + k % 4 * 32) >> 4),
+                         k > 0);
             }
             GroupProducts::commit();
         }
@@ -223,11 +231,13 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
                         x = soften(x, p.softcap_log2);
                     if (p.mask)
                         x += token < work.length
-                                 ? slope * __half2float(__ushort_as_half(__ldg(p.mask + rows.mask_row[column] + token)))
+                                 ? slope * __half2float(__ushort_as_half(
+                                               __ldg(p.mask + rows.mask_row[column] + token)))
                                  : 0;
                     else if (p.max_bias > 0)
                         x += slope * (float)(token - position);
-                    if (token >= work.length || (p.causal && token > position) || position - token >= p.window)
+                    if (token >= work.length || (p.causal && token > position) ||
+                        position - token >= p.window)
                         x = -INFINITY;
                 }
             }
@@ -250,7 +260,8 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
     KVANT_INLINE float top_of(int column) const
     {
         const float(&x)[GROUP_WARPS][N] = rows.tops[group];
-        return fmaxf(fmaxf(fmaxf(x[0][column], x[1][column]), fmaxf(x[2][column], x[3][column])), NEVER);
+        return fmaxf(fmaxf(fmaxf(x[0][column], x[1][column]), fmaxf(x[2][column], x[3][column])),
+                     NEVER);
     }
 
     /* Raises the references to the tops plus `more`. */
@@ -277,7 +288,8 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
     }
 
     /* Exponents: scores minus references; true if one is too large. all: s are products still, not scores. */
-    KVANT_INLINE bool find_exponents(float (&s)[N / 8][4], const LaneTokens &t, const float (&log)[2], bool all) const
+    KVANT_INLINE bool find_exponents(float (&s)[N / 8][4], const LaneTokens &t,
+                                     const float (&log)[2], bool all) const
     {
         float top[2] = { NEVER, NEVER };
         unrolled_for (int j = 0; j < N / 8; j++) {
@@ -301,9 +313,11 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
     /* Weights into shared memory, as the second operand of the values. */
     KVANT_INLINE void store_weights(const uint32_t (&w)[N / 8][2]) const
     {
-        const int token = WARP_ROWS * row_tile_of<K>(warp, lane & 7) + 8 * (lane >> 3 & 1) + (lane & 7),
+        const int token =
+                      WARP_ROWS * row_tile_of<K>(warp, lane & 7) + 8 * (lane >> 3 & 1) + (lane & 7),
                   k = place_in_operand<VC::ORDER>(token);
-        const uint32_t at = shared_address(weights()) + k * ROW_BYTES, piece = ((lane >> 4 ^ k) & 7) * 16;
+        const uint32_t at = shared_address(weights()) + k * ROW_BYTES,
+                       piece = ((lane >> 4 ^ k) & 7) * 16;
         unrolled_for (int j = 0; j < N / 8; j += 2) {
             const uint32_t m[4] = { w[j][0], w[j][1], w[j + 1][0], w[j + 1][1] };
             store_matrices(m, at + (piece ^ j * 16));
@@ -335,14 +349,16 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
     KVANT_INLINE void attend_keys(const uint8_t *codes, int first)
     {
         const int entry = entries[0];
-        const bool open = entry < 0, all = plain && !open && first >= seen.from && first + PAGE_TOKENS - 1 <= seen.to &&
+        const bool open = entry < 0, all = plain && !open && first >= seen.from &&
+                                           first + PAGE_TOKENS - 1 <= seen.to &&
                                            first + PAGE_TOKENS <= work.length;
         LaneTokens t = open_tokens();
         float s[N / 8][4], log[2] = { 0, 0 };
 #pragma unroll 1
         for (bool raising = open, raised = false;;) {
             if (open)
-                multiply_open_keys(reinterpret_cast<const uint16_t *>(page_of(p.k_open, -1 - entry)), s);
+                multiply_open_keys(
+                    reinterpret_cast<const uint16_t *>(page_of(p.k_open, -1 - entry)), s);
             else
                 multiply_keys(codes, s, [&] {
                     t = lane_tokens(codes, work.length - first);
@@ -394,8 +410,9 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
                     multiply_values(codes + S::K_BYTES);
                 else {
                     wait_for(codes_there[S::STAGES], phase++);
-                    add_open_values(reinterpret_cast<const uint16_t *>(page_of(p.v_open, -1 - entries[0])),
-                                    work.length - first);
+                    add_open_values(
+                        reinterpret_cast<const uint16_t *>(page_of(p.v_open, -1 - entries[0])),
+                        work.length - first);
                     wait_for_group(); /* nobody reads tops */
                 }
             }
@@ -418,7 +435,8 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
             unrolled_for (int i = 0; i < 4; i++) {
                 uint32_t pair = 0;
                 unrolled_for (int e = 0; e < 2; e++) {
-                    const int at = 16 * k + 2 * (lane & 3) + 8 * (i / 2) + e, channel = channel_at<KC, D>(at);
+                    const int at = 16 * k + 2 * (lane & 3) + 8 * (i / 2) + e,
+                              channel = channel_at<KC, D>(at);
                     if (!CHUNKS || channel < D)
                         pair |= (uint32_t)__ldg(page + token_of(i % 2) * D + channel) << 16 * e;
                 }
@@ -446,7 +464,8 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
                     uint32_t pair = 0;
                     const int channel = V::channel(b, i % 2, row_tile_of<V>(warp, lane >> 2), lane);
                     unrolled_for (int e = 0; e < 2; e++) {
-                        const int token = place_in_operand<VC::ORDER>(16 * k + 2 * (lane & 3) + 8 * (i / 2) + e);
+                        const int token =
+                            place_in_operand<VC::ORDER>(16 * k + 2 * (lane & 3) + 8 * (i / 2) + e);
                         if (channel < D && token < valid)
                             pair |= (uint32_t)__ldg(page + token * D + channel) << 16 * e;
                     }
@@ -462,7 +481,8 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
             unrolled_for (int c = 0; c < COLUMNS; c++) {
                 const float factor = open_factor(c) * one;
                 unrolled_for (int h = 0; h < 2; h++)
-                    o[b][c / 2][2 * h + c % 2] += x[c / 2][2 * h + c % 2] * (h ? factor * VC::ROW8 : factor);
+                    o[b][c / 2][2 * h + c % 2] +=
+                        x[c / 2][2 * h + c % 2] * (h ? factor * VC::ROW8 : factor);
             }
         }
     }
@@ -527,7 +547,8 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
     {
         const float unit = Accumulator<VC, D>::unit(p.v_step);
         unrolled_for (int c = 0; c < COLUMNS; c++) {
-            const int column = 8 * (c / 2) + 2 * (lane & 3) + c % 2, row = GROUP_ROWS * group + column;
+            const int column = 8 * (c / 2) + 2 * (lane & 3) + c % 2,
+                      row = GROUP_ROWS * group + column;
             const float base = HAS_ZEROS<VC> ? end_of_group(1, column) : 0;
             if (warp == 0 && lane < 4) {
                 const float4 own = columns_at(c / 2);
@@ -538,7 +559,8 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
                 unrolled_for (int h = 0; h < 2; h++) {
                     const int channel = V::channel(b, h, row_tile_of<V>(warp, lane >> 2), lane);
                     if (!HAS_CHUNKS<VC> || channel < D)
-                        results[row * D + channel] = o[b][c / 2][2 * h + c % 2] * (h ? unit / VC::ROW8 : unit) + base;
+                        results[row * D + channel] =
+                            o[b][c / 2][2 * h + c % 2] * (h ? unit / VC::ROW8 : unit) + base;
                 }
         }
     }

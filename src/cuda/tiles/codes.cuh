@@ -15,14 +15,15 @@ namespace kvant
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-template <class KC, class VC, int D, int N, int GROUPS> KVANT_INLINE void attend_codes(const TileArgs &p)
+template <class KC, class VC, int D, int N, int GROUPS>
+KVANT_INLINE void attend_codes(const TileArgs &p)
 {
     using S = CodesShape<KC, VC, D, N, GROUPS>;
     extern __shared__ __align__(1024) uint8_t memory[];
     __shared__ uint64_t codes[GROUPS][S::STAGES + 1];
     auto &rows = *reinterpret_cast<CodesRows<GROUPS, N> *>(memory + S::ROWS_AT);
-    const int lane = threadIdx.x & 31, warp = __shfl_sync(FULL, threadIdx.x >> 5, 0), n_warps = blockDim.x / 32,
-              group = warp / GROUP_WARPS;
+    const int lane = threadIdx.x & 31, warp = __shfl_sync(FULL, threadIdx.x >> 5, 0),
+              n_warps = blockDim.x / 32, group = warp / GROUP_WARPS;
     const TileWork work = find_work(p);
     if (work.pair.n_columns == 0)
         return;
@@ -32,26 +33,30 @@ template <class KC, class VC, int D, int N, int GROUPS> KVANT_INLINE void attend
                      at < S::STAGES ? COPY_ARRIVALS : KVANT_WARP_ARRIVALS * GROUP_WARPS);
     }
     publish_barriers();
-    const bool as_they_are = load_code_queries<KC, VC, D, N, GROUPS>(p, work, memory, rows, warp, n_warps, lane),
-               plain = __syncthreads_and(as_they_are) && !(p.softcap_log2 > 0) && !p.mask && !(p.max_bias > 0);
+    const bool as_they_are = load_code_queries<KC, VC, D, N, GROUPS>(p, work, memory, rows, warp,
+                                                                     n_warps, lane),
+               plain = __syncthreads_and(as_they_are) && !(p.softcap_log2 > 0) && !p.mask &&
+                       !(p.max_bias > 0);
     fill_code_table<KC, D>(memory + S::TABLES_AT, p.keys);
     if constexpr (!S::ONE_TABLE)
         fill_code_table<VC, D>(memory + S::TABLES_AT + S::K_TABLE, p.values);
     __syncthreads();
-    CodesWorker<KC, VC, D, N, GROUPS> worker{ p,
-                                      work,
-                                      memory,
-                                      rows,
-                                      codes[group],
-                                      p.table + work.pair.b * p.table_stride,
-                                      code_table<KC, D>(memory + S::TABLES_AT, p.keys, p.one, lane),
-                                      code_table<VC, D>(memory + S::TABLES_AT + (S::ONE_TABLE ? 0 : S::K_TABLE), p.values,
-                                                        p.one, lane),
-                                      seen_by_all(p, work.pair, work.first_position),
-                                      plain,
-                                      group,
-                                      warp % GROUP_WARPS,
-                                      lane };
+    CodesWorker<KC, VC, D, N, GROUPS> worker{
+        p,
+        work,
+        memory,
+        rows,
+        codes[group],
+        p.table + work.pair.b * p.table_stride,
+        code_table<KC, D>(memory + S::TABLES_AT, p.keys, p.one, lane),
+        code_table<VC, D>(memory + S::TABLES_AT + (S::ONE_TABLE ? 0 : S::K_TABLE), p.values, p.one,
+                          lane),
+        seen_by_all(p, work.pair, work.first_position),
+        plain,
+        group,
+        warp % GROUP_WARPS,
+        lane
+    };
     worker.clear();
     worker.run();
     worker.leave_sums();
@@ -59,7 +64,8 @@ template <class KC, class VC, int D, int N, int GROUPS> KVANT_INLINE void attend
     float *results = reinterpret_cast<float *>(memory + S::WEIGHTS_AT);
     worker.store(results);
     __syncthreads();
-    finish_tile<D, true>(p, work, results, static_cast<TileRows<GROUPS> &>(rows), warp, n_warps, lane);
+    finish_tile<D, true>(p, work, results, static_cast<TileRows<GROUPS> &>(rows), warp, n_warps,
+                         lane);
 }
 
 #endif

@@ -23,7 +23,8 @@ template <int D> struct RowSums {
 
     /* Raises the maximum when a score exceeds it by more than SLACK (softmax.cuh). Sums of values have
      * to shrink then; true if so. */
-    KVANT_INLINE bool raise(const float (&s)[8][4], const float (&factor)[2], const float (&unit)[2], float (&shrink)[2])
+    KVANT_INLINE bool raise(const float (&s)[8][4], const float (&factor)[2],
+                            const float (&unit)[2], float (&shrink)[2])
     {
         float top[2];
         unrolled_for (int h = 0; h < 2; h++) {
@@ -53,7 +54,8 @@ template <int D> struct RowSums {
 
     /* Scores s[j] * factor become weights. unit: the logarithm of the values' unit, with what is added to all scores of a row;
      * inverse: of the values' unit. */
-    KVANT_INLINE void weigh(float (&s)[8][4], const float (&factor)[2], const float (&unit)[2], float inverse)
+    KVANT_INLINE void weigh(float (&s)[8][4], const float (&factor)[2], const float (&unit)[2],
+                            float inverse)
     {
         const float shift[2] = { unit[0] - max[0], unit[1] - max[1] };
         float total[2] = { 0, 0 };
@@ -79,11 +81,13 @@ KVANT_INLINE void round_weights(const float (&s)[8][4], uint32_t (&w)[4][4])
 /* Softcap, mask or ALiBi, hidden tokens: on the scores of one page, which are multiplied by factor
  * before, unless there is nothing to change. */
 template <class Rows>
-KVANT_INLINE void change_rows(const TileShape &p, const Rows &rows, const int (&row)[2], const Seen &seen,
-                              int first, int length, int lane, float (&s)[8][4], float (&factor)[2])
+KVANT_INLINE void change_rows(const TileShape &p, const Rows &rows, const int (&row)[2],
+                              const Seen &seen, int first, int length, int lane, float (&s)[8][4],
+                              float (&factor)[2])
 {
     const bool biased = p.softcap_log2 > 0 || p.mask || p.max_bias > 0,
-               hides = first < seen.from || first + PAGE_TOKENS - 1 > seen.to || first + PAGE_TOKENS > length;
+               hides = first < seen.from || first + PAGE_TOKENS - 1 > seen.to ||
+                       first + PAGE_TOKENS > length;
     if (!biased && !hides)
         return;
     unrolled_for (int h = 0; h < 2; h++) {
@@ -97,7 +101,8 @@ KVANT_INLINE void change_rows(const TileShape &p, const Rows &rows, const int (&
             if (p.softcap_log2 > 0)
                 x = soften(x, p.softcap_log2);
             if (p.mask)
-                x += token < length ? slope * __half2float(__ushort_as_half(__ldg(mask + token))) : 0;
+                x += token < length ? slope * __half2float(__ushort_as_half(__ldg(mask + token)))
+                                    : 0;
             else if (p.max_bias > 0)
                 x += slope * (float)(token - position);
             if (token >= length || (p.causal && token > position) || position - token >= p.window)
@@ -166,13 +171,15 @@ template <class P, int D, int GROUPS, bool UNITS_FIRST> struct Multiplier {
         if (!p.page_offsets)
             return;
         if (UNITS_FIRST && page + 1 < work.end_page)
-            prefetch_line(offsets_of(p, work.pair, page + 1) + min(row[0], work.pair.n_columns - 1), 0);
+            prefetch_line(offsets_of(p, work.pair, page + 1) + min(row[0], work.pair.n_columns - 1),
+                          0);
         unrolled_for (int h = 0; h < 2; h++)
             offset[h] = page_offset(work.pair, offsets_of(p, work.pair, page), row[h]);
     }
 
     /* From scores to weights, all but their rounding; true if sums of values have to shrink. */
-    KVANT_INLINE bool weigh(Turn turn, int at, float (&offset)[2], float (&s)[8][4], RowSums<D> &sums, float (&shrink)[2]) const
+    KVANT_INLINE bool weigh(Turn turn, int at, float (&offset)[2], float (&s)[8][4],
+                            RowSums<D> &sums, float (&shrink)[2]) const
     {
         if (!UNITS_FIRST)
             ask_offsets(at, offset);
@@ -182,8 +189,8 @@ template <class P, int D, int GROUPS, bool UNITS_FIRST> struct Multiplier {
         unrolled_for (int h = 0; h < 2; h++)
             added[h] = unit.x == HIDDEN ? 0 : offset[h] * p.scale_log2;
         float factor[2] = { rows.factor[row[0]] * unit.x, rows.factor[row[1]] * unit.x };
-        change_rows(p, rows, row, seen, (work.first_page + at) * PAGE_TOKENS, unit.x == HIDDEN ? 0 : work.length,
-                    lane, s, factor);
+        change_rows(p, rows, row, seen, (work.first_page + at) * PAGE_TOKENS,
+                    unit.x == HIDDEN ? 0 : work.length, lane, s, factor);
         if (!UNITS_FIRST) {
             wait_full(true, turn);
             unit = rows.units[turn.at];
@@ -211,7 +218,8 @@ template <class P, int D, int GROUPS, bool UNITS_FIRST> struct Multiplier {
         const float bias[2] = { rows.bias[row[0]], rows.bias[row[1]] };
         const int first = GROUP_ROWS * group + warp_row();
         meet_at(1 + group, GROUP_THREADS);
-        load_queries<P, D>(p, work, matrix_at(p, work, page), queries, rows, first, first + WARP_ROWS, 1, lane);
+        load_queries<P, D>(p, work, matrix_at(p, work, page), queries, rows, first,
+                           first + WARP_ROWS, 1, lane);
         meet_at(1 + group, GROUP_THREADS);
         unrolled_for (int h = 0; h < 2; h++)
             sums.max[h] += bias[h] - rows.bias[row[h]];
@@ -222,7 +230,8 @@ template <class P, int D, int GROUPS, bool UNITS_FIRST> struct Multiplier {
         const int end = work.end_page - work.first_page;
         if (end <= 0)
             return;
-        int change = end_of_run(p, work.pair.b, work.first_page, work.end_page, lane) - work.first_page;
+        int change =
+            end_of_run(p, work.pair.b, work.first_page, work.end_page, lane) - work.first_page;
         float s[8][4], shrink[2], offset[2];
         uint32_t w[4][4];
         Turn turn{ 0, 0 };
@@ -240,7 +249,8 @@ template <class P, int D, int GROUPS, bool UNITS_FIRST> struct Multiplier {
             const Turn next = turn.after(1, p.stages);
             if (at == change) {
                 change_matrix(work.first_page + at, sums);
-                change = end_of_run(p, work.pair.b, work.first_page + at, work.end_page, lane) - work.first_page;
+                change = end_of_run(p, work.pair.b, work.first_page + at, work.end_page, lane) -
+                         work.first_page;
             }
             if (UNITS_FIRST)
                 ask_offsets(at, offset);
@@ -288,7 +298,8 @@ template <class P, int D, int GROUPS, bool UNITS_FIRST> struct Multiplier {
 
 /* A warpgroup's rows to shared memory; first_row: of its warp, among results. */
 template <int D, class Rows>
-KVANT_INLINE void store_rows(const RowSums<D> &sums, float *out, Rows &rows, int first_row, int lane)
+KVANT_INLINE void store_rows(const RowSums<D> &sums, float *out, Rows &rows, int first_row,
+                             int lane)
 {
     unrolled_for (int h = 0; h < 2; h++) {
         const int row = first_row + (lane >> 2) + 8 * h;

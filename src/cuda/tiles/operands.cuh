@@ -28,7 +28,8 @@ template <int D> constexpr int VALUE_TILE_BYTES = D * ROW_BYTES;
 /* Where the number at (row, column) of a matrix of blocks of `rows` rows lies, in bytes. */
 KVANT_INLINE uint32_t place_of(uint32_t rows, uint32_t row, uint32_t column)
 {
-    return column / 64 * rows * ROW_BYTES + row * ROW_BYTES + ((column % 64 / 8) ^ (row & 7)) * 16 + column % 8 * 2;
+    return column / 64 * rows * ROW_BYTES + row * ROW_BYTES + ((column % 64 / 8) ^ (row & 7)) * 16 +
+           column % 8 * 2;
 }
 
 /* Rows that a warp multiplies at a time, and a warpgroup. */
@@ -38,20 +39,23 @@ constexpr int WARP_ROWS = 16, GROUP_ROWS = 64, GROUP_WARPS = 4, GROUP_THREADS = 
 struct WarpProducts {
     /* s = q K^T: 16 rows, 64 tokens. row: the warp's first of queries. */
     template <int D>
-    KVANT_INLINE static void scores(float (&s)[8][4], const uint8_t *queries, const uint8_t *keys, int row, int lane)
+    KVANT_INLINE static void scores(float (&s)[8][4], const uint8_t *queries, const uint8_t *keys,
+                                    int row, int lane)
     {
         unrolled_for (int j = 0; j < 8; j++)
             s[j][0] = s[j][1] = s[j][2] = s[j][3] = 0;
         unrolled_for (int k = 0; k < D / 32; k++) {
             uint32_t a[2][4];
             unrolled_for (int i = 0; i < 2; i++)
-                load_matrices<false>(a[i], reinterpret_cast<const __half *>(
-                                               queries + place_of(GROUP_ROWS, row + (lane & 15),
-                                                                  32 * k + 16 * i + 8 * (lane >> 4))));
+                load_matrices<false>(a[i],
+                                     reinterpret_cast<const __half *>(
+                                         queries + place_of(GROUP_ROWS, row + (lane & 15),
+                                                            32 * k + 16 * i + 8 * (lane >> 4))));
             unrolled_for (int j = 0; j < 8; j++) {
                 uint32_t b[4];
                 load_matrices<false>(b, reinterpret_cast<const __half *>(
-                                            keys + place_of(PAGE_TOKENS, 8 * j + (lane & 7), 32 * k + 8 * (lane >> 3))));
+                                            keys + place_of(PAGE_TOKENS, 8 * j + (lane & 7),
+                                                            32 * k + 8 * (lane >> 3))));
                 mma(s[j], a[0], b[0], b[1]);
                 mma(s[j], a[1], b[2], b[3]);
             }
@@ -60,13 +64,15 @@ struct WarpProducts {
 
     /* o += p V: 16 rows, D channels. */
     template <int D>
-    KVANT_INLINE static void add(float (&o)[D / 8][4], uint32_t (&p)[4][4], const uint8_t *values, int lane)
+    KVANT_INLINE static void add(float (&o)[D / 8][4], uint32_t (&p)[4][4], const uint8_t *values,
+                                 int lane)
     {
         unrolled_for (int k = 0; k < 2; k++)
             unrolled_for (int j = 0; j < D / 8; j++) {
                 uint32_t b[4];
-                load_matrices<false>(b, reinterpret_cast<const __half *>(
-                                            values + place_of(0, 8 * j + (lane & 7), 32 * k + 8 * (lane >> 3))));
+                load_matrices<false>(
+                    b, reinterpret_cast<const __half *>(
+                           values + place_of(0, 8 * j + (lane & 7), 32 * k + 8 * (lane >> 3))));
                 mma(o[j], p[2 * k], b[0], b[1]);
                 mma(o[j], p[2 * k + 1], b[2], b[3]);
             }
@@ -99,73 +105,90 @@ struct WarpProducts {
 /* Where a matrix begins, for wgmma: rows of 128 bytes, exchanged; eight of them are 1024 bytes. */
 KVANT_INLINE uint64_t matrix_at(uint32_t address)
 {
-    return (uint64_t)(address >> 4 & 0x3fff) | 1ull << 16 | (uint64_t)(1024 >> 4) << 32 | 1ull << 62;
+    return (uint64_t)(address >> 4 & 0x3fff) | 1ull << 16 | (uint64_t)(1024 >> 4) << 32 |
+           1ull << 62;
 }
 
 /* d = a b [+ d], with d of 64 rows and 8 N columns; a: 64 x 16, in registers or where it begins. BY_COLUMNS: b
  * has 64 columns in a row of 128 bytes; otherwise it has a row of 64 numbers for each of its columns. */
 template <int N> using Columns = float (&)[N][4];
 
-template <int BY_COLUMNS = 0> KVANT_INLINE void multiply(Columns<8> d, const uint32_t (&a)[4], uint64_t b, int add)
+template <int BY_COLUMNS = 0>
+KVANT_INLINE void multiply(Columns<8> d, const uint32_t (&a)[4], uint64_t b, int add)
 {
-    asm volatile("{.reg .pred p; setp.ne.b32 p, %37, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
-                 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,"
-                 "%23,%24,%25,%26,%27,%28,%29,%30,%31},{%32,%33,%34,%35},%36,p,1,1,%38;}"
-                 : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
-                   "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
-                   "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]),
-                   "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(BY_COLUMNS));
+    asm volatile(
+        "{.reg .pred p; setp.ne.b32 p, %37, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
+        "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,"
+        "%23,%24,%25,%26,%27,%28,%29,%30,%31},{%32,%33,%34,%35},%36,p,1,1,%38;}"
+        : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]),
+          "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
+          "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]),
+          "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]),
+          "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]),
+          "+f"(d[7][2]), "+f"(d[7][3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(BY_COLUMNS));
 }
 
 KVANT_INLINE void multiply(Columns<8> d, uint64_t a, uint64_t b, int add)
 {
-    asm volatile("{.reg .pred p; setp.ne.b32 p, %34, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
-                 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,"
-                 "%23,%24,%25,%26,%27,%28,%29,%30,%31},%32,%33,p,1,1,0,0;}"
-                 : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
-                   "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
-                   "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]),
-                   "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3])
-                 : "l"(a), "l"(b), "r"(add));
+    asm volatile(
+        "{.reg .pred p; setp.ne.b32 p, %34, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
+        "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,"
+        "%23,%24,%25,%26,%27,%28,%29,%30,%31},%32,%33,p,1,1,0,0;}"
+        : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]),
+          "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
+          "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]),
+          "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]),
+          "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]),
+          "+f"(d[7][2]), "+f"(d[7][3])
+        : "l"(a), "l"(b), "r"(add));
 }
 
 KVANT_INLINE void multiply(Columns<16> d, const uint32_t (&a)[4], uint64_t b, int add)
 {
-    asm volatile("{.reg .pred p; setp.ne.b32 p, %69, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
-                 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,"
-                 "%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,"
-                 "%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,"
-                 "%63},{%64,%65,%66,%67},%68,p,1,1,0;}"
-                 : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
-                   "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
-                   "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]),
-                   "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3]),
-                   "+f"(d[8][0]), "+f"(d[8][1]), "+f"(d[8][2]), "+f"(d[8][3]), "+f"(d[9][0]), "+f"(d[9][1]), "+f"(d[9][2]), "+f"(d[9][3]),
-                   "+f"(d[10][0]), "+f"(d[10][1]), "+f"(d[10][2]), "+f"(d[10][3]), "+f"(d[11][0]), "+f"(d[11][1]), "+f"(d[11][2]), "+f"(d[11][3]),
-                   "+f"(d[12][0]), "+f"(d[12][1]), "+f"(d[12][2]), "+f"(d[12][3]), "+f"(d[13][0]), "+f"(d[13][1]), "+f"(d[13][2]), "+f"(d[13][3]),
-                   "+f"(d[14][0]), "+f"(d[14][1]), "+f"(d[14][2]), "+f"(d[14][3]), "+f"(d[15][0]), "+f"(d[15][1]), "+f"(d[15][2]), "+f"(d[15][3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+    asm volatile(
+        "{.reg .pred p; setp.ne.b32 p, %69, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
+        "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,"
+        "%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,"
+        "%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,"
+        "%63},{%64,%65,%66,%67},%68,p,1,1,0;}"
+        : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]),
+          "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
+          "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]),
+          "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]),
+          "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]),
+          "+f"(d[7][2]), "+f"(d[7][3]), "+f"(d[8][0]), "+f"(d[8][1]), "+f"(d[8][2]), "+f"(d[8][3]),
+          "+f"(d[9][0]), "+f"(d[9][1]), "+f"(d[9][2]), "+f"(d[9][3]), "+f"(d[10][0]),
+          "+f"(d[10][1]), "+f"(d[10][2]), "+f"(d[10][3]), "+f"(d[11][0]), "+f"(d[11][1]),
+          "+f"(d[11][2]), "+f"(d[11][3]), "+f"(d[12][0]), "+f"(d[12][1]), "+f"(d[12][2]),
+          "+f"(d[12][3]), "+f"(d[13][0]), "+f"(d[13][1]), "+f"(d[13][2]), "+f"(d[13][3]),
+          "+f"(d[14][0]), "+f"(d[14][1]), "+f"(d[14][2]), "+f"(d[14][3]), "+f"(d[15][0]),
+          "+f"(d[15][1]), "+f"(d[15][2]), "+f"(d[15][3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 
-template <int BY_COLUMNS = 0> KVANT_INLINE void multiply(Columns<4> d, const uint32_t (&a)[4], uint64_t b, int add)
+template <int BY_COLUMNS = 0>
+KVANT_INLINE void multiply(Columns<4> d, const uint32_t (&a)[4], uint64_t b, int add)
 {
-    asm volatile("{.reg .pred p; setp.ne.b32 p, %21, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 "
-                 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15},{%16,%17,%18,%19},%20,p,1,1,%22;}"
-                 : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
-                   "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(BY_COLUMNS));
+    asm volatile(
+        "{.reg .pred p; setp.ne.b32 p, %21, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 "
+        "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15},{%16,%17,%18,%19},%20,p,1,1,%22;}"
+        : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]),
+          "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
+          "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(BY_COLUMNS));
 }
 
 /* Products by wgmma, four warps together: code for sm_90a. */
 struct GroupProducts {
     /* Begins s = q K^T. Queries stay in shared memory: registers are for sums. */
     template <int D>
-    KVANT_INLINE static void scores(float (&s)[8][4], const uint8_t *queries, const uint8_t *keys, int, int)
+    KVANT_INLINE static void scores(float (&s)[8][4], const uint8_t *queries, const uint8_t *keys,
+                                    int, int)
     {
         const uint64_t q = matrix_at(shared_address(queries)), at = matrix_at(shared_address(keys));
         static_assert(GROUP_ROWS == PAGE_TOKENS, "blocks of queries and of keys are of one size");
@@ -178,7 +201,8 @@ struct GroupProducts {
 
     /* Begins o += p V. */
     template <int D>
-    KVANT_INLINE static void add(float (&o)[D / 8][4], uint32_t (&p)[4][4], const uint8_t *values, int)
+    KVANT_INLINE static void add(float (&o)[D / 8][4], uint32_t (&p)[4][4], const uint8_t *values,
+                                 int)
     {
         const uint64_t at = matrix_at(shared_address(values));
         unrolled_for (int k = 0; k < 4; k++) {
@@ -187,8 +211,8 @@ struct GroupProducts {
                          at + ((c * 128 * ROW_BYTES + 32 * k) >> 4), 1);
             constexpr int DONE = D / 128 * 128;
             if constexpr (D % 128 >= 64)
-                multiply(reinterpret_cast<float(&)[8][4]>(o[DONE / 8]), p[k], at + ((DONE * ROW_BYTES + 32 * k) >> 4),
-                         1);
+                multiply(reinterpret_cast<float(&)[8][4]>(o[DONE / 8]), p[k],
+                         at + ((DONE * ROW_BYTES + 32 * k) >> 4), 1);
             if constexpr (D % 64 != 0)
                 multiply(reinterpret_cast<float(&)[4][4]>(o[D / 64 * 8]), p[k],
                          at + ((D / 64 * 64 * ROW_BYTES + 32 * k) >> 4), 1);

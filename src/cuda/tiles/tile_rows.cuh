@@ -61,7 +61,8 @@ template <int GROUPS> struct TileRows {
 /* Shared memory: queries; `stages` matrices of keys, as many of values, whose place results take in
  * the end; then TileRows. */
 template <int D, int GROUPS> struct TileMemory {
-    static constexpr int QUERY_BYTES = CHANNEL_BLOCKS<D> * GROUP_ROWS * ROW_BYTES; /* of a warpgroup */
+    static constexpr int QUERY_BYTES =
+        CHANNEL_BLOCKS<D> * GROUP_ROWS * ROW_BYTES; /* of a warpgroup */
 
     __host__ __device__ static int keys_at(int row_groups)
     {
@@ -106,7 +107,8 @@ KVANT_INLINE TileWork find_work(const TileShape &p)
     w.length = lengths.length(w.pair.b);
     w.first_position = lengths.first_position(w.pair.b);
     const int from = w.first_position + column_of<true>(p, w.pair, 0).token,
-              last = w.first_position + column_of<true>(p, w.pair, max(w.pair.n_columns - 1, 0)).token;
+              last =
+                  w.first_position + column_of<true>(p, w.pair, max(w.pair.n_columns - 1, 0)).token;
     const int end = p.causal ? min(max(last + 1, 0), w.length) : w.length;
     const int first = p.window == INT_MAX ? 0 : max(from - p.window + 1, 0) / PAGE_TOKENS;
     const int pages = max((end + PAGE_TOKENS - 1) / PAGE_TOKENS - first, 0);
@@ -128,15 +130,20 @@ KVANT_INLINE Column column_of_row(const TileShape &p, const TileWork &work, int 
 }
 
 /* Row n of the tile through a matrix; zeros where there is none. */
-template <int D> KVANT_INLINE Row<D> load_query_row(const TileShape &p, const TileWork &work, int matrix, int n, int lane)
+template <int D>
+KVANT_INLINE Row<D> load_query_row(const TileShape &p, const TileWork &work, int matrix, int n,
+                                   int lane)
 {
     const Column column = column_of_row(p, work, n);
-    const size_t at = queries_through(p, matrix) + query_row(p, work.pair.b, column.token).q + column.head * p.q_head_stride;
+    const size_t at = queries_through(p, matrix) + query_row(p, work.pair.b, column.token).q +
+                      column.head * p.q_head_stride;
     return n < work.pair.n_columns ? load_row<D>(p.q, at, p.type, lane) : Row<D>{};
 }
 
 /* As keys are. */
-template <int D> KVANT_INLINE void transform_query_row(const TileShape &p, const TileWork &work, Row<D> &row, int lane)
+template <int D>
+KVANT_INLINE void transform_query_row(const TileShape &p, const TileWork &work, Row<D> &row,
+                                      int lane)
 {
     unrolled_for (int j = 0; p.k_scale && j < Row<D>::PER_LANE; j++)
         row.x[j] *= p.k_scale[work.pair.kv_head * D + lane + 32 * j];
@@ -144,7 +151,8 @@ template <int D> KVANT_INLINE void transform_query_row(const TileShape &p, const
 }
 
 /* What is known of the row besides its numbers. */
-template <class Rows> KVANT_INLINE void note_query_row(const TileShape &p, const TileWork &work, Rows &rows, int n)
+template <class Rows>
+KVANT_INLINE void note_query_row(const TileShape &p, const TileWork &work, Rows &rows, int n)
 {
     const Column column = column_of_row(p, work, n);
     rows.position[n] = work.first_position + column.token;
@@ -155,7 +163,8 @@ template <class Rows> KVANT_INLINE void note_query_row(const TileShape &p, const
 /* A row, transformed, divided by a power of two above its largest number, as fp16, with the sign of the softmax scale:
  * a row's factor is not negative, so the largest product has the largest score. */
 template <int D, class Rows>
-KVANT_INLINE void place_query_row(const TileShape &p, const TileWork &work, uint8_t *memory, Rows &rows, int n, Row<D> row, const Row<D> &center, int lane)
+KVANT_INLINE void place_query_row(const TileShape &p, const TileWork &work, uint8_t *memory,
+                                  Rows &rows, int n, Row<D> row, const Row<D> &center, int lane)
 {
     uint8_t *tile = memory + n / GROUP_ROWS * TileMemory<D, 1>::QUERY_BYTES;
     const float bias = bias_of<D>(p, row, center);
@@ -163,7 +172,8 @@ KVANT_INLINE void place_query_row(const TileShape &p, const TileWork &work, uint
     transform_query_row<D>(p, work, row, lane);
     unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
         largest = fmaxf(largest, fabsf(row.x[j]));
-    const float unit = power_above(largest_of(largest)), inverse = copysignf(__frcp_rn(unit), p.scale_log2);
+    const float unit = power_above(largest_of(largest)),
+                inverse = copysignf(__frcp_rn(unit), p.scale_log2);
     unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
         *reinterpret_cast<__half *>(tile + place_of(GROUP_ROWS, n % GROUP_ROWS, lane + 32 * j)) =
             __float2half_rn(row.x[j] * inverse);
@@ -173,8 +183,8 @@ KVANT_INLINE void place_query_row(const TileShape &p, const TileWork &work, uint
 
 /* Query rows n, n + step, ... below end through a matrix, by a warp, which waits for several at a time. */
 template <class P, int D, class Rows>
-KVANT_INLINE void load_queries(const TileShape &p, const TileWork &work, int matrix, uint8_t *memory, Rows &rows, int n,
-                               int end, int step, int lane)
+KVANT_INLINE void load_queries(const TileShape &p, const TileWork &work, int matrix,
+                               uint8_t *memory, Rows &rows, int n, int end, int step, int lane)
 {
     constexpr int AT_ONCE = D > 128 ? 2 : 4;
     const Row<D> center = load_center<D>(p, matrix, work.pair.kv_head, lane);
@@ -192,12 +202,14 @@ KVANT_INLINE void load_queries(const TileShape &p, const TileWork &work, int mat
 
 /* All of the tile's through the matrix of its first page. */
 template <class P, int D, class Rows>
-KVANT_INLINE void load_all_queries(const TileShape &p, const TileWork &work, uint8_t *memory, Rows &rows, int warp, int n_warps, int lane)
+KVANT_INLINE void load_all_queries(const TileShape &p, const TileWork &work, uint8_t *memory,
+                                   Rows &rows, int warp, int n_warps, int lane)
 {
     const int n_rows = p.row_groups * GROUP_ROWS;
     for (int n = threadIdx.x; n < n_rows; n += blockDim.x)
         note_query_row(p, work, rows, n);
-    load_queries<P, D>(p, work, matrix_at(p, work, work.first_page), memory, rows, warp, n_rows, n_warps, lane);
+    load_queries<P, D>(p, work, matrix_at(p, work, work.first_page), memory, rows, warp, n_rows,
+                       n_warps, lane);
 }
 
 /* ---- the end of a tile ---- */
@@ -253,13 +265,15 @@ template <int D> KVANT_INLINE float *part_of(const TileShape &p, int item, int p
 }
 
 template <int D>
-KVANT_INLINE void leave_row(const TileShape &p, const TileWork &work, int n, const HeadSum<D> &own, int lane)
+KVANT_INLINE void leave_row(const TileShape &p, const TileWork &work, int n, const HeadSum<D> &own,
+                            int lane)
 {
     float *to = part_of<D>(p, work.item, work.part);
     unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
         __stcg(to + n * D + lane + 32 * j, own.row.x[j]);
     if (lane == 0)
-        __stcg(reinterpret_cast<float2 *>(to + MOST_TILE_ROWS * D) + n, make_float2(own.max, own.sum));
+        __stcg(reinterpret_cast<float2 *>(to + MOST_TILE_ROWS * D) + n,
+               make_float2(own.max, own.sum));
 }
 
 /* Row n of all parts. */
@@ -274,8 +288,8 @@ KVANT_INLINE HeadSum<D> add_parts(const TileShape &p, const TileWork &work, int 
 }
 
 template <int D, bool SAME_ROWS = false, int GROUPS>
-KVANT_INLINE void finish_tile(const TileShape &p, const TileWork &work, const float *results, TileRows<GROUPS> &rows,
-                              int warp, int n_warps, int lane)
+KVANT_INLINE void finish_tile(const TileShape &p, const TileWork &work, const float *results,
+                              TileRows<GROUPS> &rows, int warp, int n_warps, int lane)
 {
     if (p.splits > 1) {
 #pragma unroll 1
@@ -286,7 +300,8 @@ KVANT_INLINE void finish_tile(const TileShape &p, const TileWork &work, const fl
     }
 #pragma unroll 1
     for (int n = warp; n < work.pair.n_columns; n += n_warps) {
-        HeadSum<D> total = p.splits > 1 ? add_parts<D>(p, work, n, lane) : own_row<D, SAME_ROWS>(results, rows, n, lane);
+        HeadSum<D> total = p.splits > 1 ? add_parts<D>(p, work, n, lane)
+                                        : own_row<D, SAME_ROWS>(results, rows, n, lane);
         write_output<true, D>(p, work.pair, n, total, lane);
     }
 }

@@ -75,7 +75,8 @@ static int table_bytes_of(const kvant_cuda_params &codec, bool looks_up)
 static void choose_table(TileCodec &codec, bool looks_up)
 {
     const kvant_cuda_params &p = codec.params;
-    codec.looks_up = looks_up && (p.codes != KVANT_CUDA_CODES_TRELLIS || p.memory == Trellis4::MEMORY);
+    codec.looks_up =
+        looks_up && (p.codes != KVANT_CUDA_CODES_TRELLIS || p.memory == Trellis4::MEMORY);
     codec.table_bytes = table_bytes_of(p, codec.looks_up);
 }
 
@@ -93,7 +94,8 @@ static TileCodec tile_codec(const kvant_cuda_codec &codec)
     c.params = codec.params;
     c.trellis = codec.trellis;
     c.index_bits = codec.book.index_bits;
-    std::copy(std::begin(codec.book.direction), std::end(codec.book.direction), c.directions.direction);
+    std::copy(std::begin(codec.book.direction), std::end(codec.book.direction),
+              c.directions.direction);
     std::copy(std::begin(codec.book.norm), std::end(codec.book.norm), c.directions.norm);
     for (uint32_t i = 0; i < codec.book.n_secondaries; i++)
         std::copy(std::begin(codec.book.secondaries[i]), std::end(codec.book.secondaries[i]),
@@ -116,15 +118,18 @@ static int lay_out_codes(TileArgs &p, int at, bool looks_up, int ring, int rings
         p.values.table_bytes = 0;
     p.ring = ring;
     p.k_table_at = round_up(at, 16);
-    p.v_table_at = p.values.table_bytes ? round_up(p.k_table_at + p.keys.table_bytes, 16) : p.k_table_at;
-    p.ring_at = round_up(std::max(p.k_table_at + p.keys.table_bytes, p.v_table_at + p.values.table_bytes), 16);
+    p.v_table_at =
+        p.values.table_bytes ? round_up(p.k_table_at + p.keys.table_bytes, 16) : p.k_table_at;
+    p.ring_at = round_up(
+        std::max(p.k_table_at + p.keys.table_bytes, p.v_table_at + p.values.table_bytes), 16);
     p.k_page = round_up((int)p.k.bytes, 16);
     p.v_page = round_up((int)p.v.bytes, 16);
     return p.ring_at + rings * ring * (p.k_page + p.v_page);
 }
 
 /* Returns the bytes of shared memory. */
-static int lay_out(TileArgs &p, const TileKernel &kernel, int row_groups, int stages, int ring, bool looks_up)
+static int lay_out(TileArgs &p, const TileKernel &kernel, int row_groups, int stages, int ring,
+                   bool looks_up)
 {
     p.row_groups = row_groups;
     p.stages = stages;
@@ -151,23 +156,28 @@ static int choose_shape(TileArgs &p, const TileKernel &kernel, int64_t rows, int
     return 0;
 }
 
-static cudaError_t launch(const void *kernel, int64_t blocks, int threads, int bytes, void *args, cudaStream_t stream)
+static cudaError_t launch(const void *kernel, int64_t blocks, int threads, int bytes, void *args,
+                          cudaStream_t stream)
 {
-    cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    cudaError_t error =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     if (error != cudaSuccess)
         return error;
     void *parameters[] = { args };
-    return cudaLaunchKernel(kernel, dim3((unsigned)blocks), dim3((unsigned)threads), parameters, (size_t)bytes, stream);
+    return cudaLaunchKernel(kernel, dim3((unsigned)blocks), dim3((unsigned)threads), parameters,
+                            (size_t)bytes, stream);
 }
 
 /* Tiles of `pairs` pairs; returns thread blocks, 0 if there are too many. */
 static int64_t cut(TileShape &p, int pairs, int multiprocessors)
 {
-    const int64_t rows = (int64_t)p.query_tokens * p.heads_a_kv, tile_rows = p.row_groups * GROUP_ROWS,
-                  tiles = (rows + tile_rows - 1) / tile_rows, items = tiles * pairs;
+    const int64_t rows = (int64_t)p.query_tokens * p.heads_a_kv,
+                  tile_rows = p.row_groups * GROUP_ROWS, tiles = (rows + tile_rows - 1) / tile_rows,
+                  items = tiles * pairs;
     p.pairs = pairs;
     p.tiles = (int)tiles;
-    p.splits = (int)std::max<int64_t>(std::min<int64_t>(multiprocessors / items, p.max_tokens / (4 * KVANT_PAGE_TOKENS)), 1);
+    p.splits = (int)std::max<int64_t>(
+        std::min<int64_t>(multiprocessors / items, p.max_tokens / (4 * KVANT_PAGE_TOKENS)), 1);
     return items * p.splits <= INT_MAX ? items * p.splits : 0;
 }
 
@@ -176,8 +186,8 @@ static int64_t cut(TileShape &p, int pairs, int multiprocessors)
 /* Places of the kernel that unpacks; 0: there is no room. */
 static int lay_out_unpack(TileArgs &p, const UnpackedKernels &k, bool looks_up, int room)
 {
-    const int bytes =
-        lay_out_codes(p, k.unpack_groups * std::max(k.key_bytes, k.value_bytes), looks_up, 2, k.unpack_groups / 2);
+    const int bytes = lay_out_codes(p, k.unpack_groups * std::max(k.key_bytes, k.value_bytes),
+                                    looks_up, 2, k.unpack_groups / 2);
     return bytes <= room ? bytes : 0;
 }
 
@@ -199,7 +209,9 @@ static int pairs_at_once(const TileShape &p, int64_t most, int multiprocessors)
     int best = 1;
     int64_t best_rounds = INT64_MAX;
     for (int n = 1; n <= std::min<int64_t>(most, pairs); n++) {
-        auto rounds_of = [&](int64_t items) { return (items * tiles + multiprocessors - 1) / multiprocessors; };
+        auto rounds_of = [&](int64_t items) {
+            return (items * tiles + multiprocessors - 1) / multiprocessors;
+        };
         const int64_t rounds = pairs / n * rounds_of(n) + rounds_of(pairs % n);
         if (rounds <= best_rounds)
             best_rounds = rounds, best = n;
@@ -208,8 +220,9 @@ static int pairs_at_once(const TileShape &p, int64_t most, int multiprocessors)
 }
 
 /* Needs scratch in device memory. KVANT_ERR_UNSUPPORTED when there is too little, or of shared memory. */
-static kvant_status launch_unpacked(TileArgs p, uint32_t head_dim, uint8_t *scratch, size_t scratch_bytes,
-                                    int multiprocessors, int shared_bytes, cudaStream_t stream)
+static kvant_status launch_unpacked(TileArgs p, uint32_t head_dim, uint8_t *scratch,
+                                    size_t scratch_bytes, int multiprocessors, int shared_bytes,
+                                    cudaStream_t stream)
 {
     const UnpackedKernels k = unpacked_kernels(head_dim);
     if (!k.unpack)
@@ -222,17 +235,21 @@ static kvant_status launch_unpacked(TileArgs p, uint32_t head_dim, uint8_t *scra
                  most = scratch_bytes / (KVANT_CUDA_SCRATCH_PER_BLOCK(head_dim) * pages);
     if (unpack_bytes == 0 || attend_bytes == 0 || most == 0)
         return KVANT_ERR_UNSUPPORTED;
-    const int all = p.batch * p.kv_heads, at_once = pairs_at_once(p, (int64_t)most, multiprocessors);
+    const int all = p.batch * p.kv_heads,
+              at_once = pairs_at_once(p, (int64_t)most, multiprocessors);
     p.unpacked.pages = (int)pages;
     p.unpacked.matrices = scratch;
-    p.unpacked.units = reinterpret_cast<float4 *>(scratch + pages * at_once * (size_t)(k.key_bytes + k.value_bytes));
+    p.unpacked.units = reinterpret_cast<float4 *>(
+        scratch + pages * at_once * (size_t)(k.key_bytes + k.value_bytes));
     for (p.first_pair = 0; p.first_pair < all; p.first_pair += at_once) {
         const int64_t blocks = cut(p, std::min(at_once, all - p.first_pair), multiprocessors);
         if (blocks == 0)
             return KVANT_ERR_UNSUPPORTED;
-        cudaError_t error = launch(k.unpack, multiprocessors, k.unpack_threads, unpack_bytes, &p, stream);
+        cudaError_t error =
+            launch(k.unpack, multiprocessors, k.unpack_threads, unpack_bytes, &p, stream);
         if (error == cudaSuccess)
-            error = launch(k.attend, blocks, k.attend_threads, attend_bytes, static_cast<TileShape *>(&p), stream);
+            error = launch(k.attend, blocks, k.attend_threads, attend_bytes,
+                           static_cast<TileShape *>(&p), stream);
         if (error != cudaSuccess)
             return from_cuda(error);
     }
@@ -248,11 +265,12 @@ template <class K, class V> static CodesKernel codes_of_head_dim(uint32_t head_d
                              : CodesKernel{};
 }
 
-static CodesKernel find_codes_kernel(const kvant_cuda_params &k, const kvant_cuda_params &v, int64_t rows)
+static CodesKernel find_codes_kernel(const kvant_cuda_params &k, const kvant_cuda_params &v,
+                                     int64_t rows)
 {
-#define KVANT_FIND_CODES(K, V)                                                                                     \
-    if (rows > MOST_COLUMNS && rows <= GROUP_ROWS && k.kind == K::KIND && v.kind == V::KIND && k.memory == memory_of<K>() &&              \
-        v.memory == memory_of<V>())                                                                                \
+#define KVANT_FIND_CODES(K, V)                                                                     \
+    if (rows > MOST_COLUMNS && rows <= GROUP_ROWS && k.kind == K::KIND && v.kind == V::KIND &&     \
+        k.memory == memory_of<K>() && v.memory == memory_of<V>())                                  \
         return codes_of_head_dim<K, V>(k.head_dim, (int)rows);
     KVANT_CUDA_CODE_PAIRS(KVANT_FIND_CODES)
 #undef KVANT_FIND_CODES
@@ -269,7 +287,8 @@ static CodesKernel codes_kernel(const kvant_cuda_attention_args &args, int share
     const CodesKernel k = find_codes_kernel(args.k_codec->params, args.v_codec->params, rows);
     cudaFuncAttributes code;
     const bool fits = k.kernel && k.shared_bytes + 1024 <= shared_bytes &&
-                      cudaFuncGetAttributes(&code, k.kernel) == cudaSuccess && code.sharedSizeBytes > 0;
+                      cudaFuncGetAttributes(&code, k.kernel) == cudaSuccess &&
+                      code.sharedSizeBytes > 0;
     return fits ? k : CodesKernel{};
 }
 
@@ -278,8 +297,8 @@ bool prefers_codes(const kvant_cuda_attention_args &args, int shared_bytes)
     return codes_kernel(args, shared_bytes).kernel != nullptr;
 }
 
-kvant_status launch_tiles(const kvant_cuda_attention_args &args, const AttentionArgs &common, int multiprocessors,
-                          int shared_bytes, size_t needed, cudaStream_t stream)
+kvant_status launch_tiles(const kvant_cuda_attention_args &args, const AttentionArgs &common,
+                          int multiprocessors, int shared_bytes, size_t needed, cudaStream_t stream)
 {
     TileArgs p{};
     static_cast<AttentionArgs &>(p) = common;
@@ -289,9 +308,9 @@ kvant_status launch_tiles(const kvant_cuda_attention_args &args, const Attention
     const int64_t rows = (int64_t)p.query_tokens * p.heads_a_kv;
     const size_t scratch_at = (needed + 1023) / 1024 * 1024;
     if (rows > KVANT_CUDA_SCRATCH_ROWS && args.workspace_bytes > scratch_at) {
-        const kvant_status status =
-            launch_unpacked(p, head_dim, static_cast<uint8_t *>(args.workspace) + scratch_at,
-                            args.workspace_bytes - scratch_at, multiprocessors, shared_bytes, stream);
+        const kvant_status status = launch_unpacked(
+            p, head_dim, static_cast<uint8_t *>(args.workspace) + scratch_at,
+            args.workspace_bytes - scratch_at, multiprocessors, shared_bytes, stream);
         if (status != KVANT_ERR_UNSUPPORTED)
             return status;
     }
@@ -300,7 +319,8 @@ kvant_status launch_tiles(const kvant_cuda_attention_args &args, const Attention
         p.row_groups = 1;
         const int64_t blocks = cut(p, p.batch * p.kv_heads, multiprocessors);
         if (blocks)
-            return from_cuda(launch(codes.kernel, blocks, codes.threads, codes.shared_bytes, &p, stream));
+            return from_cuda(
+                launch(codes.kernel, blocks, codes.threads, codes.shared_bytes, &p, stream));
     }
     const TileKernel kernel = kernel_of(head_dim);
     const int bytes = kernel.kernel ? choose_shape(p, kernel, rows, shared_bytes) : 0;

@@ -71,8 +71,8 @@ template <int D, bool KEYS> struct Unpacker {
         const int entry = entry_of(i), before = at - p.ring + (p.stages == 1 ? 1 : 0);
         if (at >= p.ring && (COPY_ARRIVALS > 1 || warp == 0))
             wait_for(rows.barriers.full[!KEYS][stage_of(p, before)], phase_of(p, before));
-        copy_page(slot_of(slot), entry >= 0 ? page_of(entry) : nullptr, KEYS ? p.k.bytes : p.v.bytes,
-                  rows.barriers.codes[!KEYS][slot], 32 * warp + lane);
+        copy_page(slot_of(slot), entry >= 0 ? page_of(entry) : nullptr,
+                  KEYS ? p.k.bytes : p.v.bytes, rows.barriers.codes[!KEYS][slot], 32 * warp + lane);
     }
 
     /* at: pages before it; turn: of its slot. */
@@ -83,25 +83,27 @@ template <int D, bool KEYS> struct Unpacker {
         uint32_t one = p.one;
         forget(own_warp, own_lane, one);
         const Unpacking u{ KEYS ? p.keys : p.values,
-                     slot_of(slot),
-                     memory + (KEYS ? p.k_table_at : p.v_table_at),
-                     memory + TileMemory<D, MULTIPLIER_GROUPS<D>>::keys_at(p.row_groups) +
-                         (KEYS ? stage * KEY_TILE_BYTES<D>
-                               : p.stages * KEY_TILE_BYTES<D> + stage * VALUE_TILE_BYTES<D>),
-                     one,
-                     entry == KVANT_CUDA_NO_BLOCK
-                         ? 0
-                         : min(work.length - (work.first_page + at) * PAGE_TOKENS, PAGE_TOKENS),
-                     own_warp,
-                     own_lane,
-                     own_warp };
+                           slot_of(slot),
+                           memory + (KEYS ? p.k_table_at : p.v_table_at),
+                           memory + TileMemory<D, MULTIPLIER_GROUPS<D>>::keys_at(p.row_groups) +
+                               (KEYS ? stage * KEY_TILE_BYTES<D>
+                                     : p.stages * KEY_TILE_BYTES<D> + stage * VALUE_TILE_BYTES<D>),
+                           one,
+                           entry == KVANT_CUDA_NO_BLOCK
+                               ? 0
+                               : min(work.length - (work.first_page + at) * PAGE_TOKENS,
+                                     PAGE_TOKENS),
+                           own_warp,
+                           own_lane,
+                           own_warp };
         if (at >= p.stages)
             wait_for(rows.barriers.empty[!KEYS][stage], phase_of(p, at) - 1);
         float unit = 1;
         if (p.ring)
             wait_for(rows.barriers.codes[!KEYS][slot], turn);
         /* two objects, so that the compiler knows where a page lies */
-        const Unpacking far{ u.codec, page_of(entry), u.table, u.tile, u.one, u.valid, u.warp, u.lane, u.user };
+        const Unpacking far{ u.codec, page_of(entry), u.table, u.tile, u.one,
+                             u.valid, u.warp,         u.lane,  u.user };
         if (entry < 0)
             unpack_open<D, KEYS>(far);
         else if (p.ring)
@@ -148,19 +150,23 @@ template <int D> constexpr int MULTIPLY_REGISTERS = D > 128 ? 232 : D == 128 ? 1
 
 template <class P, int D> KVANT_INLINE void attend_tile(const TileArgs &p)
 {
-    constexpr int GROUPS = MULTIPLIER_GROUPS<D>, FIRST_REGISTERS = 65536 / (GROUP_THREADS * (2 + GROUPS)) / 8 * 8;
-    static_assert(2 * UNPACK_REGISTERS<D> + GROUPS * MULTIPLY_REGISTERS<D> <= (2 + GROUPS) * FIRST_REGISTERS,
+    constexpr int GROUPS = MULTIPLIER_GROUPS<D>,
+                  FIRST_REGISTERS = 65536 / (GROUP_THREADS * (2 + GROUPS)) / 8 * 8;
+    static_assert(2 * UNPACK_REGISTERS<D> + GROUPS * MULTIPLY_REGISTERS<D> <=
+                      (2 + GROUPS) * FIRST_REGISTERS,
                   "warpgroups wait for registers that nobody has");
     using M = TileMemory<D, GROUPS>;
     extern __shared__ __align__(1024) uint8_t memory[];
-    TileRows<GROUPS> &rows = *reinterpret_cast<TileRows<GROUPS> *>(memory + M::rows_at(p.row_groups, p.stages));
-    const int lane = threadIdx.x & 31, warp = __shfl_sync(FULL, threadIdx.x >> 5, 0), n_warps = blockDim.x / 32,
-              group = warp / 4;
+    TileRows<GROUPS> &rows =
+        *reinterpret_cast<TileRows<GROUPS> *>(memory + M::rows_at(p.row_groups, p.stages));
+    const int lane = threadIdx.x & 31, warp = __shfl_sync(FULL, threadIdx.x >> 5, 0),
+              n_warps = blockDim.x / 32, group = warp / 4;
     const TileWork work = find_work(p);
     if (work.pair.n_columns == 0)
         return;
     if (threadIdx.x == 0)
-        rows.barriers.init(KVANT_WARP_ARRIVALS * UNPACK_WARPS, GROUP_WARPS * p.row_groups, GROUP_WARPS * GROUPS);
+        rows.barriers.init(KVANT_WARP_ARRIVALS * UNPACK_WARPS, GROUP_WARPS * p.row_groups,
+                           GROUP_WARPS * GROUPS);
     load_all_queries<P, D>(p, work, memory, rows, warp, n_warps, lane);
     fill_table(p.keys, memory + p.k_table_at);
     fill_table(p.values, memory + p.v_table_at);
@@ -179,16 +185,17 @@ template <class P, int D> KVANT_INLINE void attend_tile(const TileArgs &p)
         RowSums<D> sums;
         sums.clear();
         if (group < p.row_groups)
-            Multiplier<P, D, GROUPS, false>{ p,
-                              work,
-                              memory,
-                              group,
-                              memory + M::keys_at(p.row_groups),
-                              rows,
-                              seen_by_all(p, work.pair, work.first_position),
-                              lane,
-                              { first_row + (lane >> 2), first_row + (lane >> 2) + 8 } }
-                .run(sums);
+            Multiplier<P, D, GROUPS, false>{
+                p,
+                work,
+                memory,
+                group,
+                memory + M::keys_at(p.row_groups),
+                rows,
+                seen_by_all(p, work.pair, work.first_position),
+                lane,
+                { first_row + (lane >> 2), first_row + (lane >> 2) + 8 }
+            }.run(sums);
         arrive_at(rows.barriers.multiplied, lane);
         wait_for(rows.barriers.multiplied, 0);
         store_rows<D>(sums, results, rows, first_row, lane);
@@ -198,7 +205,7 @@ template <class P, int D> KVANT_INLINE void attend_tile(const TileArgs &p)
 }
 
 template <int D>
-__global__ void __launch_bounds__(GROUP_THREADS *(2 + MULTIPLIER_GROUPS<D>), 1)
+__global__ void __launch_bounds__(GROUP_THREADS * (2 + MULTIPLIER_GROUPS<D>), 1)
     tile_kernel(const __grid_constant__ TileArgs p)
 {
     attend_tile<Products, D>(p);
@@ -206,10 +213,14 @@ __global__ void __launch_bounds__(GROUP_THREADS *(2 + MULTIPLIER_GROUPS<D>), 1)
 
 template <int D> TileKernel tile_kernel_of()
 {
-    TileKernel k{ (const void *)tile_kernel<D>, GROUP_THREADS * (2 + MULTIPLIER_GROUPS<D>), MULTIPLIER_GROUPS<D>, {} };
+    TileKernel k{ (const void *)tile_kernel<D>,
+                  GROUP_THREADS * (2 + MULTIPLIER_GROUPS<D>),
+                  MULTIPLIER_GROUPS<D>,
+                  {} };
     for (int row_groups = 1; row_groups <= MULTIPLIER_GROUPS<D>; row_groups++)
         for (int stages = 1; stages <= 2; stages++)
-            k.fixed_bytes[row_groups - 1][stages - 1] = TileMemory<D, MULTIPLIER_GROUPS<D>>::bytes(row_groups, stages);
+            k.fixed_bytes[row_groups - 1][stages - 1] =
+                TileMemory<D, MULTIPLIER_GROUPS<D>>::bytes(row_groups, stages);
     return k;
 }
 

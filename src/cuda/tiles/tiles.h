@@ -11,9 +11,9 @@ namespace kvant
 struct TileCodec {
     kvant_cuda_params params;
     kvant_cuda_trellis trellis;
-    kvant_cuda_directions directions;                    /* of chunks */
-    uint32_t index_bits;                                 /* of quaternions */
-    float levels[KVANT_CUDA_WIDE_LEVELS];                /* of a wide codebook */
+    kvant_cuda_directions directions;     /* of chunks */
+    uint32_t index_bits;                  /* of quaternions */
+    float levels[KVANT_CUDA_WIDE_LEVELS]; /* of a wide codebook */
     bool looks_up; /* the table of a trellis, or of quaternions, has found room */
     int table_bytes;
 };
@@ -38,8 +38,9 @@ struct TileShape : AttentionArgs {
 
 struct TileArgs : TileShape {
     TileCodec keys, values;
-    int ring;   /* pages of codes in shared memory: 4, 3, or 0 when codes are read where they lie */
-    int k_table_at, v_table_at, ring_at, k_page, v_page; /* bytes: places in shared memory, and of pages in the ring */
+    int ring; /* pages of codes in shared memory: 4, 3, or 0 when codes are read where they lie */
+    int k_table_at, v_table_at, ring_at, k_page,
+        v_page; /* bytes: places in shared memory, and of pages in the ring */
 };
 
 constexpr int MOST_STAGES = 4, MOST_RING = 4;
@@ -48,9 +49,10 @@ constexpr int MOST_STAGES = 4, MOST_RING = 4;
 constexpr int MOST_TILE_ROWS = 128;
 
 struct TileKernel {
-    const void *kernel; /* takes TileArgs; NULL: there is none */
+    const void *kernel;  /* takes TileArgs; NULL: there is none */
     int threads, groups; /* warpgroups that multiply, 64 rows each */
-    int fixed_bytes[2][2]; /* of shared memory, without tables and the ring: by row groups and stages */
+    int fixed_bytes
+        [2][2]; /* of shared memory, without tables and the ring: by row groups and stages */
 };
 
 /* Kernels that unpack pages into device memory, and that read them there. */
@@ -58,7 +60,7 @@ struct UnpackedKernels {
     const void *unpack; /* takes TileArgs */
     const void *attend; /* takes TileShape */
     int unpack_threads, unpack_groups, attend_threads, attend_groups;
-    int key_bytes, value_bytes; /* of a matrix */
+    int key_bytes, value_bytes;       /* of a matrix */
     int shared_bytes[2][MOST_STAGES]; /* of attend: by row groups and stages */
 };
 
@@ -81,7 +83,8 @@ bool prefers_codes(const kvant_cuda_attention_args &args, int shared_bytes);
 /* KVANT_ERR_UNSUPPORTED when no shape fits into shared_bytes. args' part of AttentionArgs is filled
  * for a kernel without byte keys; counters and partials lie in the first `needed` bytes of the
  * workspace, unpacked pages in what follows. */
-kvant_status launch_tiles(const kvant_cuda_attention_args &args, const AttentionArgs &common, int multiprocessors,
-                          int shared_bytes, size_t needed, cudaStream_t stream);
+kvant_status launch_tiles(const kvant_cuda_attention_args &args, const AttentionArgs &common,
+                          int multiprocessors, int shared_bytes, size_t needed,
+                          cudaStream_t stream);
 
 } // namespace kvant

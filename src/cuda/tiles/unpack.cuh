@@ -48,11 +48,14 @@ template <int D, bool KEYS> KVANT_INLINE float unpack_page(const Unpacking &u)
     case KVANT_CUDA_HQMQ_S96R4: return unpack_any_chunks<HqmqS96R4, D, KEYS>(u);
     case KVANT_CUDA_HQMQ_S192R6: return unpack_any_chunks<HqmqS192R6, D, KEYS>(u);
     case KVANT_CUDA_TRELLIS2:
-        return u.codec.looks_up ? unpack_trellis<Trellis2, D, KEYS>(u) : unpack_any_trellis<D, KEYS>(u);
+        return u.codec.looks_up ? unpack_trellis<Trellis2, D, KEYS>(u)
+                                : unpack_any_trellis<D, KEYS>(u);
     case KVANT_CUDA_TRELLIS3:
-        return u.codec.looks_up ? unpack_trellis<Trellis3, D, KEYS>(u) : unpack_any_trellis<D, KEYS>(u);
+        return u.codec.looks_up ? unpack_trellis<Trellis3, D, KEYS>(u)
+                                : unpack_any_trellis<D, KEYS>(u);
     case KVANT_CUDA_TRELLIS4:
-        return u.codec.looks_up ? unpack_trellis<Trellis4, D, KEYS>(u) : unpack_any_trellis<D, KEYS>(u);
+        return u.codec.looks_up ? unpack_trellis<Trellis4, D, KEYS>(u)
+                                : unpack_any_trellis<D, KEYS>(u);
     default: return unpack_numbers<D, KEYS>(u);
     }
 }

@@ -10,15 +10,17 @@
 namespace kvant
 {
 
-template <int P> KVANT_INLINE uint32_t chunk_bits(const uint32_t *plane, int n_chunks, bool keys, int token,
-                                                  int chunk)
+template <int P>
+KVANT_INLINE uint32_t chunk_bits(const uint32_t *plane, int n_chunks, bool keys, int token,
+                                 int chunk)
 {
     const Place where = chunk_place(P, n_chunks, keys, token, chunk);
     return plane[where.word] >> where.bit & ((1u << P) - 1);
 }
 
 template <int BITS, int P = 16>
-KVANT_INLINE uint32_t chunk_code(const uint32_t *words, int n_chunks, bool keys, int token, int chunk)
+KVANT_INLINE uint32_t chunk_code(const uint32_t *words, int n_chunks, bool keys, int token,
+                                 int chunk)
 {
     if constexpr (P == 0)
         return 0;
@@ -26,13 +28,15 @@ KVANT_INLINE uint32_t chunk_code(const uint32_t *words, int n_chunks, bool keys,
         return chunk_code<BITS, P / 2>(words, n_chunks, keys, token, chunk);
     else
         return chunk_bits<P>(words, n_chunks, keys, token, chunk) |
-               chunk_code<BITS, P / 2>(words + chunk_plane_words(P, n_chunks, keys), n_chunks, keys, token, chunk)
+               chunk_code<BITS, P / 2>(words + chunk_plane_words(P, n_chunks, keys), n_chunks, keys,
+                                       token, chunk)
                    << P;
 }
 
 /* The direction of a code, times the length without the token's scale. table: C::fill of one copy, and
  * norms that are not in there. */
-template <class C> KVANT_INLINE uint2 chunk_numbers(const Unpacking &u, uint32_t code, uint32_t scale)
+template <class C>
+KVANT_INLINE uint2 chunk_numbers(const Unpacking &u, uint32_t code, uint32_t scale)
 {
     const uint2 *entries = reinterpret_cast<const uint2 *>(u.table);
     uint2 x;
@@ -40,16 +44,18 @@ template <class C> KVANT_INLINE uint2 chunk_numbers(const Unpacking &u, uint32_t
         const uint32_t index = code & (C::ENTRIES - 1);
         x = entries[index];
         if constexpr (C::HAS_NORM) {
-            const uint32_t norm =
-                reinterpret_cast<const uint32_t *>(entries + C::ENTRIES)[code >> 2 * C::DIRECTION_BITS];
+            const uint32_t norm = reinterpret_cast<const uint32_t *>(
+                entries + C::ENTRIES)[code >> 2 * C::DIRECTION_BITS];
             x.x = multiply_halves(x.x, norm), x.y = multiply_halves(x.y, norm);
         }
     } else { /* without a table; directions are times 2^15; radii become at most 1 */
-        const uint32_t index = min(code & ((1u << u.codec.index_bits) - 1), (uint32_t)C::ENTRIES - 1),
+        const uint32_t index =
+                           min(code & ((1u << u.codec.index_bits) - 1), (uint32_t)C::ENTRIES - 1),
                        radius = code >> u.codec.index_bits;
         float y[4];
         C::direction(u.codec.directions, (int)index, y);
-        x = make_uint2(pack_half2(32768 * y[0], 32768 * y[1]), pack_half2(32768 * y[2], 32768 * y[3]));
+        x = make_uint2(pack_half2(32768 * y[0], 32768 * y[1]),
+                       pack_half2(32768 * y[2], 32768 * y[3]));
         scale = multiply_halves(scale, twice((float)radius * 0x1p-6f));
     }
     return make_uint2(multiply_halves(x.x, scale), multiply_halves(x.y, scale));
@@ -64,8 +70,8 @@ template <class C, int D, bool KEYS> KVANT_INLINE float unpack_chunks(const Unpa
 #pragma unroll 4
     for (int i = u.warp; i < 2 * CHUNKS; i += UNPACK_WARPS) {
         const int chunk = i / 2, token = 32 * (i % 2) + u.lane;
-        const uint32_t code =
-            chunk_code<C::BITS>(reinterpret_cast<const uint32_t *>(u.page), CHUNKS, KEYS, token, chunk);
+        const uint32_t code = chunk_code<C::BITS>(reinterpret_cast<const uint32_t *>(u.page),
+                                                  CHUNKS, KEYS, token, chunk);
         const float scale = token < u.valid ? __half2float(u.numbers()[token]) * to_unit : 0;
         const uint2 x = chunk_numbers<C>(u, code, twice(scale));
         unrolled_for (int k = 0; k < C::CHANNELS; k++)
@@ -93,7 +99,8 @@ KVANT_INLINE void put_key_chunks(const Unpacking &u, int step, int rt, const uin
     constexpr int N = 2 * C::CHANNELS;
     const int channel = N * (4 * step + (u.lane & 3));
     unrolled_for (int h = 0; h < 2; h++) {
-        const int distance = (16 * rt + 8 * h) * ROW_BYTES; /* does not change the order of pieces */
+        const int distance =
+            (16 * rt + 8 * h) * ROW_BYTES; /* does not change the order of pieces */
         uint32_t x[4] = { a[0][h], a[0][h + 2], a[1][h], a[1][h + 2] };
         if constexpr (C::CHANNELS == 3) {
             x[1] = low_halves(x[1], x[2]);
@@ -102,12 +109,14 @@ KVANT_INLINE void put_key_chunks(const Unpacking &u, int step, int rt, const uin
         unrolled_for (int i = 0; i < N / 2; i++)
             x[i] = multiply_halves(x[i], scale[h]);
         if constexpr (C::CHANNELS == 4)
-            *reinterpret_cast<uint4 *>(u.tile + place_of(PAGE_TOKENS, u.lane >> 2, channel) + distance) =
-                make_uint4(x[0], x[1], x[2], x[3]);
+            *reinterpret_cast<uint4 *>(u.tile + place_of(PAGE_TOKENS, u.lane >> 2, channel) +
+                                       distance) = make_uint4(x[0], x[1], x[2], x[3]);
         else
             unrolled_for (int i = 0; i < N / 2; i++)
                 store_if(channel + 2 * i < D,
-                         shared_address(u.tile) + place_of(PAGE_TOKENS, u.lane >> 2, channel + 2 * i) + distance, x[i]);
+                         shared_address(u.tile) +
+                             place_of(PAGE_TOKENS, u.lane >> 2, channel + 2 * i) + distance,
+                         x[i]);
     }
 }
 
@@ -117,10 +126,11 @@ template <class C, int D>
 KVANT_INLINE void put_value_chunks(const Unpacking &u, int tile, int ct, const uint32_t (&a)[4],
                                    const uint32_t (&scale)[2])
 {
-    const int other = C::CHANNELS == 4 ? u.lane >> 3 & 1 : 0, first = value_channel<C, D>(tile, u.lane >> 2, 0);
+    const int other = C::CHANNELS == 4 ? u.lane >> 3 & 1 : 0,
+              first = value_channel<C, D>(tile, u.lane >> 2, 0);
     unrolled_for (int q = 0; q < 4; q++) {
-        const int channel =
-            C::CHANNELS == 4 ? first + ((q & 1) ^ other) : value_channel<C, D>(tile, u.lane >> 2, q & 1);
+        const int channel = C::CHANNELS == 4 ? first + ((q & 1) ^ other)
+                                             : value_channel<C, D>(tile, u.lane >> 2, q & 1);
         /* place_of, of which the piece's number is the last to be known */
         const uint32_t row = channel * ROW_BYTES + (channel & 7) * 16 + (u.lane & 3) * 4;
         if (C::CHANNELS == 4 || channel < D)
@@ -137,7 +147,8 @@ template <class C, int D, bool KEYS> KVANT_INLINE float look_up_chunks(const Unp
     const float to_unit = power(-e);
     ChunkTable<COPIES> table{ shared_address(u.table) + BYTES * (u.lane % COPIES), {}, {} };
     if constexpr (C::CHANNELS == 3) {
-        const uint32_t *norms = reinterpret_cast<const uint32_t *>(u.table + BYTES * COPIES * C::ENTRIES);
+        const uint32_t *norms =
+            reinterpret_cast<const uint32_t *>(u.table + BYTES * COPIES * C::ENTRIES);
         table.norm_low[0] = norms[0], table.norm_low[1] = norms[1];
         table.norm_high[0] = norms[2], table.norm_high[1] = norms[3];
     }
@@ -147,14 +158,16 @@ template <class C, int D, bool KEYS> KVANT_INLINE float look_up_chunks(const Unp
     uint32_t scale[4][2];
     unrolled_for (int t = 0; t < 4; t++)
         unrolled_for (int h = 0; h < 2; h++)
-            scale[t][h] = of_tokens<KEYS>(own_scale, 16 * t + 8 * h + (u.lane >> 2), 16 * t + 8 * h + 2 * (u.lane & 3));
+            scale[t][h] = of_tokens<KEYS>(own_scale, 16 * t + 8 * h + (u.lane >> 2),
+                                          16 * t + 8 * h + 2 * (u.lane & 3));
     using P = ChunkPlaces<C, D>;
     if constexpr (KEYS) {
 #pragma unroll 1
         for (int step = u.warp; step < P::KEY_STEPS; step += UNPACK_WARPS)
-            C::template key_step<D>(u.page, u.lane, table, step, [&](int rt, const uint32_t(&a)[2][4]) {
-                put_key_chunks<C, D>(u, step, rt, a, scale[rt]);
-            });
+            C::template key_step<D>(u.page, u.lane, table, step,
+                                    [&](int rt, const uint32_t(&a)[2][4]) {
+                                        put_key_chunks<C, D>(u, step, rt, a, scale[rt]);
+                                    });
     } else { /* a warp has one or two column tiles */
         constexpr int PARTS = C::CHANNELS == 3 ? 2 : 4, TILES = 4 / PARTS;
         const int part = u.warp % PARTS;
@@ -164,10 +177,10 @@ template <class C, int D, bool KEYS> KVANT_INLINE float look_up_chunks(const Unp
                 own[t & (TILES - 1)][0] = scale[t][0], own[t & (TILES - 1)][1] = scale[t][1];
 #pragma unroll 1
         for (int g = u.warp / PARTS; g < P::VALUE_GROUPS; g += UNPACK_WARPS / PARTS)
-            C::template value_step<D>(u.page, u.lane, table, g, part,
-                                              [&](int tile, int ct, const uint32_t(&a)[4]) {
-                                                  put_value_chunks<C, D>(u, tile, ct, a, own[ct & (TILES - 1)]);
-                                              });
+            C::template value_step<D>(
+                u.page, u.lane, table, g, part, [&](int tile, int ct, const uint32_t(&a)[4]) {
+                    put_value_chunks<C, D>(u, tile, ct, a, own[ct & (TILES - 1)]);
+                });
     }
     return power(e) * C::UNIT;
 }
@@ -185,7 +198,8 @@ template <class C> KVANT_INLINE void fill_chunks(uint8_t *table, const TileCodec
         const __half norm = __float2half_rn(codec.directions.norm[i]);
         uint8_t *to = table + C::ENTRIES * C::ENTRY_BYTES * copies;
         if (codec.looks_up)
-            to[i] = (uint8_t)__half_as_ushort(norm), to[8 + i] = (uint8_t)(__half_as_ushort(norm) >> 8);
+            to[i] = (uint8_t)__half_as_ushort(norm),
+            to[8 + i] = (uint8_t)(__half_as_ushort(norm) >> 8);
         else
             reinterpret_cast<uint32_t *>(to)[i] = twice(codec.directions.norm[i]);
     }

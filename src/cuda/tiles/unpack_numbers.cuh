@@ -50,8 +50,7 @@ KVANT_INLINE void put(uint8_t *tile, int row, int column, uint32_t pair)
     *reinterpret_cast<uint32_t *>(tile + place_of(PAGE_TOKENS, row, column)) = pair;
 }
 
-template <bool KEYS>
-KVANT_INLINE void put_one(uint8_t *tile, int token, int channel, __half x)
+template <bool KEYS> KVANT_INLINE void put_one(uint8_t *tile, int token, int channel, __half x)
 {
     *reinterpret_cast<__half *>(tile + (KEYS ? place_of(PAGE_TOKENS, token, channel)
                                              : place_of(PAGE_TOKENS, channel, token))) = x;
@@ -65,9 +64,9 @@ KVANT_INLINE float power(int n)
 
 /* Scales of a page, and as many zero points. */
 template <kvant_cuda_grouping GROUP, int D>
-constexpr int N_SCALES = GROUP == KVANT_CUDA_GROUP_TOKEN        ? PAGE_TOKENS
+constexpr int N_SCALES = GROUP == KVANT_CUDA_GROUP_TOKEN      ? PAGE_TOKENS
                          : GROUP == KVANT_CUDA_GROUP_CHANNELS ? D / 32 * PAGE_TOKENS
-                                                                : PAGE_TOKENS / 32 * D;
+                                                              : PAGE_TOKENS / 32 * D;
 
 /* The largest of the scales, or zero points, whose tokens are there, as bits of fp16 without its
  * sign; the lane's own. */
@@ -87,14 +86,16 @@ KVANT_INLINE uint32_t largest_number(const Unpacking &u, const __half *numbers)
 
 /* The exponent e of the page: every scale is below 2^e, every zero point below 2^(e + 23). Called by
  * whole warps, which all find the same. */
-template <kvant_cuda_grouping GROUP, int D> KVANT_INLINE int exponent_of(const Unpacking &u, bool zeros)
+template <kvant_cuda_grouping GROUP, int D>
+KVANT_INLINE int exponent_of(const Unpacking &u, bool zeros)
 {
     auto as_float = [](uint32_t bits) {
         return __half2float(__ushort_as_half((uint16_t)__reduce_max_sync(FULL, bits)));
     };
     float top = as_float(largest_number<GROUP, D>(u, u.numbers()));
     if (zeros)
-        top = fmaxf(top, as_float(largest_number<GROUP, D>(u, u.numbers() + N_SCALES<GROUP, D>)) * 0x1p-23f);
+        top = fmaxf(top, as_float(largest_number<GROUP, D>(u, u.numbers() + N_SCALES<GROUP, D>)) *
+                             0x1p-23f);
     return max((__float_as_int(top) >> 23) - 126, -24);
 }
 
@@ -103,11 +104,12 @@ template <kvant_cuda_grouping GROUP, int D, bool KEYS>
 KVANT_INLINE float2 stored_pair(const __half *numbers, int row, int column, int valid)
 {
     const uint16_t *from = reinterpret_cast<const uint16_t *>(numbers);
-    constexpr bool SAME = GROUP == KVANT_CUDA_GROUP_TOKENS ? !KEYS : KEYS; /* one scale for the pair */
+    constexpr bool SAME =
+        GROUP == KVANT_CUDA_GROUP_TOKENS ? !KEYS : KEYS; /* one scale for the pair */
     const int token = KEYS ? row : column, channel = KEYS ? column : row;
-    const int at = GROUP == KVANT_CUDA_GROUP_TOKEN        ? token
+    const int at = GROUP == KVANT_CUDA_GROUP_TOKEN      ? token
                    : GROUP == KVANT_CUDA_GROUP_CHANNELS ? channel / 32 * PAGE_TOKENS + token
-                                                          : token / 32 * D + channel;
+                                                        : token / 32 * D + channel;
     float2 pair;
     if constexpr (SAME)
         pair.x = pair.y = __half2float(__ushort_as_half(from[at]));
@@ -161,14 +163,16 @@ template <Order ORDER, int TILES> KVANT_INLINE void in_order(uint32_t (&a)[TILES
 }
 
 /* Four registers of a 16 x 16 tile of the matrix. */
-KVANT_INLINE void put_tile(uint8_t *tile, int row_tile, int column_tile, int lane, const uint32_t (&a)[4])
+KVANT_INLINE void put_tile(uint8_t *tile, int row_tile, int column_tile, int lane,
+                           const uint32_t (&a)[4])
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     store_matrices(a, shared_address(tile) + place_of(PAGE_TOKENS, 16 * row_tile + (lane & 15),
                                                       16 * column_tile + 8 * (lane >> 4)));
 #else
     unrolled_for (int q = 0; q < 4; q++)
-        put(tile, 16 * row_tile + (lane >> 2) + 8 * (q & 1), 16 * column_tile + 2 * (lane & 3) + 8 * (q >> 1), a[q]);
+        put(tile, 16 * row_tile + (lane >> 2) + 8 * (q & 1),
+            16 * column_tile + 2 * (lane & 3) + 8 * (q >> 1), a[q]);
 #endif
 }
 
@@ -183,8 +187,12 @@ template <class C, int D> KVANT_INLINE Steps steps_of(const Unpacking &u)
     const kvant_cuda_params &c = u.codec.params;
     const bool zeros = HAS_ZEROS<C> && !c.symmetric;
     const int e = exponent_of<C::GROUP, D>(u, zeros);
-    const float offset = HAS_ZEROS<C> ? (c.symmetric ? c.offset : 0) : C::BIASED ? -c.bias : 0, small = power(-9 - e);
-    return Steps{ power(15 - e), offset * small, zeros ? small : 0, power(9 + e) * (HAS_ZEROS<C> ? 1 : c.step) };
+    const float offset = HAS_ZEROS<C> ? (c.symmetric ? c.offset : 0)
+                         : C::BIASED  ? -c.bias
+                                      : 0,
+                small = power(-9 - e);
+    return Steps{ power(15 - e), offset * small, zeros ? small : 0,
+                  power(9 + e) * (HAS_ZEROS<C> ? 1 : c.step) };
 }
 
 struct ScaleAndZero {
@@ -193,13 +201,14 @@ struct ScaleAndZero {
 
 /* Of the pair at (row, column). times: what codes of this row are too large by, inverted. */
 template <class C, int D, bool KEYS>
-KVANT_INLINE ScaleAndZero load_scale(const Unpacking &u, const Steps &steps, int row, int column, float times)
+KVANT_INLINE ScaleAndZero load_scale(const Unpacking &u, const Steps &steps, int row, int column,
+                                     float times)
 {
     const float2 s = stored_pair<C::GROUP, D, KEYS>(u.numbers(), row, column, u.valid);
     float2 z = make_float2(s.x * steps.of_offset, s.y * steps.of_offset);
     if (HAS_ZEROS<C> && steps.of_zero != 0) {
-        const float2 stored =
-            stored_pair<C::GROUP, D, KEYS>(u.numbers() + N_SCALES<C::GROUP, D>, row, column, u.valid);
+        const float2 stored = stored_pair<C::GROUP, D, KEYS>(u.numbers() + N_SCALES<C::GROUP, D>,
+                                                             row, column, u.valid);
         z = make_float2(stored.x * steps.of_zero, stored.y * steps.of_zero);
     }
     const float f = steps.of_scale * times;
@@ -207,7 +216,8 @@ KVANT_INLINE ScaleAndZero load_scale(const Unpacking &u, const Steps &steps, int
 }
 
 /* A token's scale and zero point, two tokens per lane, for codes and numbers as in Steps. */
-template <class C, int D> KVANT_INLINE ScaleAndZero own_tokens(const Unpacking &u, const Steps &steps)
+template <class C, int D>
+KVANT_INLINE ScaleAndZero own_tokens(const Unpacking &u, const Steps &steps)
 {
     auto pair_of = [&](const __half *numbers) {
         float2 x = __half22float2(reinterpret_cast<const __half2 *>(numbers)[u.lane]);
@@ -221,7 +231,8 @@ template <class C, int D> KVANT_INLINE ScaleAndZero own_tokens(const Unpacking &
         const float2 stored = pair_of(u.numbers() + PAGE_TOKENS);
         z = make_float2(stored.x * steps.of_zero, stored.y * steps.of_zero);
     }
-    return ScaleAndZero{ pack_half2(s.x * steps.of_scale, s.y * steps.of_scale), pack_half2(z.x, z.y) };
+    return ScaleAndZero{ pack_half2(s.x * steps.of_scale, s.y * steps.of_scale),
+                         pack_half2(z.x, z.y) };
 }
 
 /* The pair of numbers of tokens that lanes have two of, for the tile element at (row, column) and the next
@@ -236,15 +247,18 @@ template <bool BY_ROW> KVANT_INLINE uint32_t of_tokens(uint32_t own, int row, in
  * columns; or by column, and then at most by 32 rows. */
 template <class C, int D, bool KEYS, int R> struct StepScales {
     static constexpr bool BY_ROW = C::GROUP == KVANT_CUDA_GROUP_TOKENS ? !KEYS : KEYS;
-    static constexpr int SPAN = C::GROUP == KVANT_CUDA_GROUP_TOKEN ? 8 : 2; /* tiles across that share them */
-    static constexpr int ALONG = BY_ROW ? R : C::TILES, ACROSS = ((BY_ROW ? C::TILES : R) + SPAN - 1) / SPAN;
+    static constexpr int SPAN =
+        C::GROUP == KVANT_CUDA_GROUP_TOKEN ? 8 : 2; /* tiles across that share them */
+    static constexpr int ALONG = BY_ROW ? R : C::TILES,
+                         ACROSS = ((BY_ROW ? C::TILES : R) + SPAN - 1) / SPAN;
     ScaleAndZero at[ALONG][2][ACROSS];
 
     KVANT_INLINE void load(const Unpacking &u, const Steps &steps, int row_tile, int column_tile)
     {
         constexpr int COLUMNS = KEYS ? D / 16 : PAGE_TOKENS / 16;
         const int row = 16 * row_tile + (u.lane >> 2), column = 2 * (u.lane & 3);
-        const ScaleAndZero own = C::GROUP == KVANT_CUDA_GROUP_TOKEN ? own_tokens<C, D>(u, steps) : ScaleAndZero{};
+        const ScaleAndZero own =
+            C::GROUP == KVANT_CUDA_GROUP_TOKEN ? own_tokens<C, D>(u, steps) : ScaleAndZero{};
         unrolled_for (int i = 0; i < ALONG; i++)
             unrolled_for (int h = 0; h < 2; h++)
                 unrolled_for (int k = 0; k < ACROSS; k++) {
@@ -266,7 +280,8 @@ template <class C, int D, bool KEYS, int R> struct StepScales {
     KVANT_INLINE void apply(int i, int t, uint32_t (&a)[4]) const
     {
         unrolled_for (int q = 0; q < 4; q++) {
-            const ScaleAndZero &x = at[BY_ROW ? i : t][BY_ROW ? q & 1 : q >> 1][(BY_ROW ? t : i) / SPAN];
+            const ScaleAndZero &x =
+                at[BY_ROW ? i : t][BY_ROW ? q & 1 : q >> 1][(BY_ROW ? t : i) / SPAN];
             uint32_t scale = x.scale;
             if (!BY_ROW && C::ROW8 != 1 && q % 2 == 1)
                 scale = multiply_halves(scale, twice(1 / C::ROW8));
@@ -277,10 +292,11 @@ template <class C, int D, bool KEYS, int R> struct StepScales {
 
 /* R row tiles of group g, column tiles from step * TILES on. */
 template <class C, int D, bool KEYS, int R>
-KVANT_INLINE void unpack_step(const Unpacking &u, const Bytes &bytes, const StepScales<C, D, KEYS, R> &scales,
-                              int g, int step)
+KVANT_INLINE void unpack_step(const Unpacking &u, const Bytes &bytes,
+                              const StepScales<C, D, KEYS, R> &scales, int g, int step)
 {
-    constexpr int ROWS = KEYS ? PAGE_TOKENS / 16 : D / 16, COLUMNS = KEYS ? D / 16 : PAGE_TOKENS / 16;
+    constexpr int ROWS = KEYS ? PAGE_TOKENS / 16 : D / 16,
+                  COLUMNS = KEYS ? D / 16 : PAGE_TOKENS / 16;
     constexpr int FIRST = C::BITS == 3 ? (COLUMNS + 1) / 2 * 32 * ROWS : COLUMNS * 32 * ROWS;
     uint32_t w[R][3], a[C::TILES][4];
     load_step<C, R, COLUMNS>(reinterpret_cast<const uint32_t *>(u.page), g, step, u.lane, FIRST, w);
@@ -299,7 +315,8 @@ KVANT_INLINE void unpack_step(const Unpacking &u, const Bytes &bytes, const Step
 /* A kind of dequant.cuh; returns the unit. */
 template <class C, int D, bool KEYS> KVANT_INLINE float unpack_in_registers(const Unpacking &u)
 {
-    constexpr int ROWS = KEYS ? PAGE_TOKENS / 16 : D / 16, COLUMNS = KEYS ? D / 16 : PAGE_TOKENS / 16;
+    constexpr int ROWS = KEYS ? PAGE_TOKENS / 16 : D / 16,
+                  COLUMNS = KEYS ? D / 16 : PAGE_TOKENS / 16;
     constexpr int STEPS = (COLUMNS + C::TILES - 1) / C::TILES, GROUPS = (ROWS + 3) / 4;
     /* a warp's steps have the same scales: those of keys, and those of values are the same one */
     constexpr bool ONCE = C::GROUP == KVANT_CUDA_GROUP_TOKEN && ROWS % 4 == 0;
@@ -333,7 +350,8 @@ template <int D, bool KEYS> KVANT_INLINE void unpack_open(const Unpacking &u)
         for (int i = thread; i < PAGE_TOKENS * (D / 8); i += GROUP_THREADS) {
             const int token = i / (D / 8), channel = i % (D / 8) * 8;
             *reinterpret_cast<uint4 *>(u.tile + place_of(PAGE_TOKENS, token, channel)) =
-                token < u.valid ? __ldg(reinterpret_cast<const uint4 *>(u.page) + i) : make_uint4(0, 0, 0, 0);
+                token < u.valid ? __ldg(reinterpret_cast<const uint4 *>(u.page) + i)
+                                : make_uint4(0, 0, 0, 0);
         }
         return;
     }
@@ -352,7 +370,8 @@ template <int D, bool KEYS, class F> KVANT_INLINE void unpack_each(const Unpacki
 #pragma unroll 1
     for (int i = u.warp; i < 2 * D; i += UNPACK_WARPS) {
         const int channel = i / 2, token = 32 * (i % 2) + u.lane;
-        put_one<KEYS>(u.tile, token, channel, __float2half_rn(token < u.valid ? number(token, channel) : 0));
+        put_one<KEYS>(u.tile, token, channel,
+                      __float2half_rn(token < u.valid ? number(token, channel) : 0));
     }
 }
 
@@ -370,19 +389,22 @@ template <int D, bool KEYS> KVANT_INLINE float unpack_numbers(const Unpacking &u
 {
     const kvant_cuda_params &c = u.codec.params;
     const bool codebook = c.codes == KVANT_CUDA_CODES_CODEBOOK, zeros = !codebook && !c.symmetric;
-    const int e = exponent_of_any<D>(u, zeros) + (zeros ? 9 : 1); /* zero points may be 2^23 scales */
+    const int e =
+        exponent_of_any<D>(u, zeros) + (zeros ? 9 : 1); /* zero points may be 2^23 scales */
     const float inverse = power(-e);
     const __half *numbers = u.numbers();
     const float *levels = reinterpret_cast<const float *>(u.table);
     unpack_each<D, KEYS>(u, [&](int token, int channel) {
-        const uint32_t code = read_code(c, reinterpret_cast<const uint32_t *>(u.page), token, channel);
+        const uint32_t code =
+            read_code(c, reinterpret_cast<const uint32_t *>(u.page), token, channel);
         const int at = c.grouping == KVANT_CUDA_GROUP_CHANNELS ? channel / 32 * PAGE_TOKENS + token
                        : c.grouping == KVANT_CUDA_GROUP_TOKENS ? token / 32 * D + channel
-                                                                 : token;
+                                                               : token;
         const float scale = __half2float(numbers[at]) * inverse;
         if (codebook)
             return scale * (c.kind == KVANT_CUDA_CODEBOOK_WIDE ? levels[code] : c.values[code]);
-        return scale * ((float)code + c.offset) + (zeros ? __half2float(numbers[c.n_scales + at]) * inverse : 0);
+        return scale * ((float)code + c.offset) +
+               (zeros ? __half2float(numbers[c.n_scales + at]) * inverse : 0);
     });
     return power(e);
 }

@@ -63,7 +63,8 @@ KVANT_INLINE void unpack_trellis_keys(const Unpacking &u, const T &table, F &&us
             if (C::BITS == 3)
                 load_words<2>(words + 128 * N + (32 * (unit / 2) + u.lane) * 4 + 2 * half, third);
             pair_operands<C::BITS, M>(
-                w[0], w[1], third[0], third[1], unit % 2 == 1, [&](int j) { return chain[M - j]; }, table,
+                w[0], w[1], third[0], third[1], unit % 2 == 1, [&](int j) { return chain[M - j]; },
+                table,
                 [&](int k, int t, const uint32_t(&a)[4]) { use(2 * half + k, 2 * unit + t, a); });
         }
     }
@@ -96,9 +97,12 @@ KVANT_INLINE void unpack_trellis_values(const Unpacking &u, const T &table, F &&
             const TermsBefore<M> terms = terms_before<M, N>(own, g, u.lane);
             if (4 * g + 2 * half < D / 16)
                 pair_operands<C::BITS, M>(
-                    half ? w[g][2] : w[g][0], half ? w[g][3] : w[g][1], half ? third[g][2] : third[g][0],
-                    half ? third[g][3] : third[g][1], unit == 1, [&](int j) { return terms.at[j]; }, table,
-                    [&](int k, int t, const uint32_t(&a)[4]) { use(4 * g + 2 * half + k, 2 * unit + t, a); });
+                    half ? w[g][2] : w[g][0], half ? w[g][3] : w[g][1],
+                    half ? third[g][2] : third[g][0], half ? third[g][3] : third[g][1], unit == 1,
+                    [&](int j) { return terms.at[j]; }, table,
+                    [&](int k, int t, const uint32_t(&a)[4]) {
+                        use(4 * g + 2 * half + k, 2 * unit + t, a);
+                    });
         }
     }
 }
@@ -113,7 +117,7 @@ template <class C, int D, bool KEYS> KVANT_INLINE float unpack_trellis(const Unp
     StepScales<OneTile, D, KEYS, ROWS> scales[COLUMNS];
     unrolled_for (int t = 0; t < COLUMNS; t++)
         scales[t].load(u, steps, ROWS == 2 ? 2 * (u.warp % 2) : 0,
-                       KEYS             ? 0
+                       KEYS           ? 0
                        : C::BITS == 4 ? u.warp
                                       : 2 * (u.warp / 2) + t);
     auto use = [&](int rt, int ct, const uint32_t(&halves)[4]) {
@@ -143,15 +147,18 @@ template <int D, bool KEYS> KVANT_INLINE float unpack_any_trellis(const Unpackin
         int steps[D / 32];
         __syncwarp();
         unrolled_for (int j = 0; j < D / 32; j++) {
-            codes[j] = read_code(c, reinterpret_cast<const uint32_t *>(u.page), token, u.lane + 32 * j);
+            codes[j] =
+                read_code(c, reinterpret_cast<const uint32_t *>(u.page), token, u.lane + 32 * j);
             steps[j] = trellis_step(c.role, (int)c.bits, D, u.lane + 32 * j);
             bits[steps[j]] = codes[j] & 1;
         }
         __syncwarp();
         unrolled_for (int j = 0; j < D / 32; j++)
-            put_one<KEYS>(u.tile, token, u.lane + 32 * j,
-                          __float2half_rn(scale * values[8 * (codes[j] / 2) +
-                                                         subset_at(u.codec.trellis, bits, D, steps[j])]));
+            put_one<KEYS>(
+                u.tile, token, u.lane + 32 * j,
+                __float2half_rn(
+                    scale *
+                    values[8 * (codes[j] / 2) + subset_at(u.codec.trellis, bits, D, steps[j])]));
     }
     return power(e);
 }

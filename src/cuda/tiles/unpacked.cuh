@@ -14,7 +14,8 @@ namespace kvant
 
 template <int D> KVANT_INLINE uint8_t *unpacked_page(const Unpacked &to, int pair, int page)
 {
-    return to.matrices + ((size_t)pair * to.pages + page) * (KEY_TILE_BYTES<D> + VALUE_TILE_BYTES<D>);
+    return to.matrices +
+           ((size_t)pair * to.pages + page) * (KEY_TILE_BYTES<D> + VALUE_TILE_BYTES<D>);
 }
 
 KVANT_INLINE float4 *unit_of(const Unpacked &to, int pair, int page)
@@ -24,10 +25,12 @@ KVANT_INLINE float4 *unit_of(const Unpacked &to, int pair, int page)
 
 /* ---- unpacking ---- */
 
-template <int D> constexpr int UNPACK_GROUPS = D > 128 ? 2 : 4; /* warpgroups: every second one of keys */
+template <int D>
+constexpr int UNPACK_GROUPS = D > 128 ? 2 : 4; /* warpgroups: every second one of keys */
 
 template <int D>
-constexpr int TILE_BYTES = KEY_TILE_BYTES<D> > VALUE_TILE_BYTES<D> ? KEY_TILE_BYTES<D> : VALUE_TILE_BYTES<D>;
+constexpr int TILE_BYTES =
+    KEY_TILE_BYTES<D> > VALUE_TILE_BYTES<D> ? KEY_TILE_BYTES<D> : VALUE_TILE_BYTES<D>;
 
 /* A warpgroup's pages, one after the other. */
 template <int D, bool KEYS> struct PageUnpacker {
@@ -71,20 +74,23 @@ template <int D, bool KEYS> struct PageUnpacker {
     KVANT_INLINE const uint8_t *codes_of(const Page &page) const
     {
         const PageSource &source = page.entry < 0 ? (KEYS ? p.k_open : p.v_open) : KEYS ? p.k : p.v;
-        return source.base + (size_t)(uint32_t)(page.entry < 0 ? -1 - page.entry : page.entry) * source.block_stride +
+        return source.base +
+               (size_t)(uint32_t)(page.entry < 0 ? -1 - page.entry : page.entry) *
+                   source.block_stride +
                page.kv_head * source.head_stride;
     }
 
     KVANT_INLINE uint8_t *slot_of(int slot) const
     {
-        return memory + p.ring_at + (2 * (group / 2) + slot) * (p.k_page + p.v_page) + (KEYS ? 0 : p.k_page);
+        return memory + p.ring_at + (2 * (group / 2) + slot) * (p.k_page + p.v_page) +
+               (KEYS ? 0 : p.k_page);
     }
 
     KVANT_INLINE void fetch(const Page &page, int slot) const
     {
         if (there(page))
-            copy_page(slot_of(slot), page.entry >= 0 ? codes_of(page) : nullptr, KEYS ? p.k.bytes : p.v.bytes, codes[slot],
-                      32 * warp + lane);
+            copy_page(slot_of(slot), page.entry >= 0 ? codes_of(page) : nullptr,
+                      KEYS ? p.k.bytes : p.v.bytes, codes[slot], 32 * warp + lane);
     }
 
     KVANT_INLINE void wait_for_group() const
@@ -99,12 +105,20 @@ template <int D, bool KEYS> struct PageUnpacker {
         uint32_t one = p.one;
         forget(own_warp, own_lane, one);
         const int valid = page.entry == KVANT_CUDA_NO_BLOCK ? 0 : min(page.valid, PAGE_TOKENS);
-        const Unpacking u{ KEYS ? p.keys : p.values, slot_of(turn.at), memory + (KEYS ? p.k_table_at : p.v_table_at), tile,
-                           one, valid, own_warp, own_lane, GROUP_WARPS * (group / 2) + own_warp };
+        const Unpacking u{ KEYS ? p.keys : p.values,
+                           slot_of(turn.at),
+                           memory + (KEYS ? p.k_table_at : p.v_table_at),
+                           tile,
+                           one,
+                           valid,
+                           own_warp,
+                           own_lane,
+                           GROUP_WARPS * (group / 2) + own_warp };
         wait_for(codes[turn.at], turn.phase);
         float unit = 1;
         if (page.entry < 0)
-            unpack_open<D, KEYS>(Unpacking{ u.codec, codes_of(page), u.table, tile, one, valid, own_warp, own_lane, u.user });
+            unpack_open<D, KEYS>(Unpacking{ u.codec, codes_of(page), u.table, tile, one, valid,
+                                            own_warp, own_lane, u.user });
         else
             unit = unpack_page<D, KEYS>(u);
         float4 *units = unit_of(p.unpacked, page.pair, page.at);
@@ -125,7 +139,8 @@ template <int D, bool KEYS> struct PageUnpacker {
     /* The table's entry of a page is asked for two pages before, its codes one page before. */
     KVANT_INLINE void run() const
     {
-        Page page = find((int)blockIdx.x * (UNPACK_GROUPS<D> / 2) + group / 2), after = find(page.number + step());
+        Page page = find((int)blockIdx.x * (UNPACK_GROUPS<D> / 2) + group / 2),
+             after = find(page.number + step());
         fetch(page, 0);
         Turn turn{ 0, 0 };
 #pragma unroll 1
@@ -140,11 +155,13 @@ template <int D, bool KEYS> struct PageUnpacker {
 };
 
 template <int D>
-__global__ void __launch_bounds__(UNPACK_GROUPS<D> *GROUP_THREADS, 1) unpack_kernel(const __grid_constant__ TileArgs p)
+__global__ void __launch_bounds__(UNPACK_GROUPS<D> *GROUP_THREADS, 1)
+    unpack_kernel(const __grid_constant__ TileArgs p)
 {
     extern __shared__ __align__(1024) uint8_t memory[];
     __shared__ uint64_t codes[UNPACK_GROUPS<D>][2];
-    const int lane = threadIdx.x & 31, warp = __shfl_sync(FULL, threadIdx.x >> 5, 0), group = warp / GROUP_WARPS;
+    const int lane = threadIdx.x & 31, warp = __shfl_sync(FULL, threadIdx.x >> 5, 0),
+              group = warp / GROUP_WARPS;
     if (threadIdx.x < 2 * UNPACK_GROUPS<D>)
         init_barrier(codes[threadIdx.x / 2][threadIdx.x % 2], COPY_ARRIVALS);
     publish_barriers();
@@ -163,7 +180,8 @@ constexpr int ATTEND_GROUPS = 2; /* warpgroups that multiply */
 
 /* Copies matrices, with the units beside the keys. */
 template <int D, class Rows>
-KVANT_INLINE void copy_matrices(const TileShape &p, const TileWork &work, uint8_t *matrices, Rows &rows, int thread)
+KVANT_INLINE void copy_matrices(const TileShape &p, const TileWork &work, uint8_t *matrices,
+                                Rows &rows, int thread)
 {
     if (COPY_ARRIVALS == 1 && thread >= 32)
         return;
@@ -174,19 +192,22 @@ KVANT_INLINE void copy_matrices(const TileShape &p, const TileWork &work, uint8_
         const bool again = page - work.first_page >= p.stages;
         if (again)
             wait_for(rows.barriers.empty[0][turn.at], turn.phase ^ 1);
-        copy_two(matrices + turn.at * KEY_TILE_BYTES<D>, from, KEY_TILE_BYTES<D>, &rows.units[turn.at],
-                 unit_of(p.unpacked, work.pair_at, page), sizeof(float4), rows.barriers.full[0][turn.at], thread);
+        copy_two(matrices + turn.at * KEY_TILE_BYTES<D>, from, KEY_TILE_BYTES<D>,
+                 &rows.units[turn.at], unit_of(p.unpacked, work.pair_at, page), sizeof(float4),
+                 rows.barriers.full[0][turn.at], thread);
         if (again)
             wait_for(rows.barriers.empty[1][turn.at], turn.phase ^ 1);
-        copy_page(matrices + p.stages * KEY_TILE_BYTES<D> + turn.at * VALUE_TILE_BYTES<D>, from + KEY_TILE_BYTES<D>,
-                  VALUE_TILE_BYTES<D>, rows.barriers.full[1][turn.at], thread);
+        copy_page(matrices + p.stages * KEY_TILE_BYTES<D> + turn.at * VALUE_TILE_BYTES<D>,
+                  from + KEY_TILE_BYTES<D>, VALUE_TILE_BYTES<D>, rows.barriers.full[1][turn.at],
+                  thread);
         turn = turn.after(1, p.stages);
     }
 }
 
 /* Registers of a thread; 168 in the beginning and, for what comes last, in the end. */
 constexpr int COPY_REGISTERS = 24, ATTEND_REGISTERS = 240, ALL_REGISTERS = 168;
-static_assert(COPY_REGISTERS + ATTEND_GROUPS * ATTEND_REGISTERS <= (1 + ATTEND_GROUPS) * ALL_REGISTERS,
+static_assert(COPY_REGISTERS + ATTEND_GROUPS * ATTEND_REGISTERS <=
+                  (1 + ATTEND_GROUPS) * ALL_REGISTERS,
               "warpgroups wait for registers that nobody has");
 
 template <class P, int D> KVANT_INLINE void attend_unpacked(const TileShape &p)
@@ -194,9 +215,10 @@ template <class P, int D> KVANT_INLINE void attend_unpacked(const TileShape &p)
     constexpr int GROUPS = ATTEND_GROUPS;
     using M = TileMemory<D, GROUPS>;
     extern __shared__ __align__(1024) uint8_t memory[];
-    TileRows<GROUPS> &rows = *reinterpret_cast<TileRows<GROUPS> *>(memory + M::rows_at(p.row_groups, p.stages));
-    const int lane = threadIdx.x & 31, warp = __shfl_sync(FULL, threadIdx.x >> 5, 0), n_warps = blockDim.x / 32,
-              group = warp / GROUP_WARPS;
+    TileRows<GROUPS> &rows =
+        *reinterpret_cast<TileRows<GROUPS> *>(memory + M::rows_at(p.row_groups, p.stages));
+    const int lane = threadIdx.x & 31, warp = __shfl_sync(FULL, threadIdx.x >> 5, 0),
+              n_warps = blockDim.x / 32, group = warp / GROUP_WARPS;
     const TileWork work = find_work(p);
     if (work.pair.n_columns == 0)
         return;
@@ -216,16 +238,17 @@ template <class P, int D> KVANT_INLINE void attend_unpacked(const TileShape &p)
         RowSums<D> sums;
         sums.clear();
         if (group < p.row_groups)
-            Multiplier<P, D, GROUPS, true>{ p,
-                                    work,
-                                    memory,
-                                    group,
-                                    matrices,
-                                    rows,
-                                    seen_by_all(p, work.pair, work.first_position),
-                                    lane,
-                                    { first_row + (lane >> 2), first_row + (lane >> 2) + 8 } }
-                .run(sums);
+            Multiplier<P, D, GROUPS, true>{
+                p,
+                work,
+                memory,
+                group,
+                matrices,
+                rows,
+                seen_by_all(p, work.pair, work.first_position),
+                lane,
+                { first_row + (lane >> 2), first_row + (lane >> 2) + 8 }
+            }.run(sums);
         arrive_at(rows.barriers.multiplied, lane);
         wait_for(rows.barriers.multiplied, 0);
         store_rows<D>(sums, reinterpret_cast<float *>(matrices), rows, first_row, lane);
@@ -236,7 +259,7 @@ template <class P, int D> KVANT_INLINE void attend_unpacked(const TileShape &p)
 }
 
 template <int D>
-__global__ void __launch_bounds__(GROUP_THREADS *(1 + ATTEND_GROUPS), 1)
+__global__ void __launch_bounds__(GROUP_THREADS * (1 + ATTEND_GROUPS), 1)
     attend_kernel(const __grid_constant__ TileShape p)
 {
     attend_unpacked<Products, D>(p);
@@ -255,7 +278,8 @@ template <int D> UnpackedKernels unpacked_kernels_of()
     k.value_bytes = VALUE_TILE_BYTES<D>;
     for (int row_groups = 1; row_groups <= k.attend_groups; row_groups++)
         for (int stages = 1; stages <= MOST_STAGES; stages++)
-            k.shared_bytes[row_groups - 1][stages - 1] = TileMemory<D, ATTEND_GROUPS>::bytes(row_groups, stages);
+            k.shared_bytes[row_groups - 1][stages - 1] =
+                TileMemory<D, ATTEND_GROUPS>::bytes(row_groups, stages);
     return k;
 }
 

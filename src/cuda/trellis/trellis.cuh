@@ -20,7 +20,9 @@ namespace kvant
 /* Of trellises of 2^memory states: bit j of parity p counts the trellis bit of j steps before. */
 __host__ __device__ constexpr uint32_t trellis_tap(int memory, int p)
 {
-    constexpr uint32_t taps[3][3] = { { 030, 0441, 0202 }, { 0160, 02101, 0442 }, { 01210, 010201, 03002 } };
+    constexpr uint32_t taps[3][3] = { { 030, 0441, 0202 },
+                                      { 0160, 02101, 0442 },
+                                      { 01210, 010201, 03002 } };
     return taps[(memory - 8) / 2][p];
 }
 
@@ -78,7 +80,8 @@ KVANT_INLINE uint32_t low_plane(const uint32_t (&w)[4])
 }
 
 /* Planes to nibbles: bit i of nibble n of word j is bit j of nibble n of plane i. */
-template <class T> KVANT_INLINE void nibbles_of(const uint32_t (&plane)[4], const T &table, uint32_t (&w)[4])
+template <class T>
+KVANT_INLINE void nibbles_of(const uint32_t (&plane)[4], const T &table, uint32_t (&w)[4])
 {
     const uint32_t a = even_bits(plane[0], plane[1]), b = even_bits(plane[2], plane[3]);
     const uint32_t c = odd_bits(plane[0], plane[1], table), d = odd_bits(plane[2], plane[3], table);
@@ -137,7 +140,8 @@ template <int N> struct Runs {
 };
 
 /* The plane of so many steps before those of run g. */
-template <int N> KVANT_INLINE uint32_t steps_before(const Runs<N> &runs, int g, int before, int lane)
+template <int N>
+KVANT_INLINE uint32_t steps_before(const Runs<N> &runs, int g, int before, int lane)
 {
     const int run = g + 2 - before / 8, left = before % 8;
     if (left == 0)
@@ -150,7 +154,8 @@ template <int M> struct TermsBefore {
     uint32_t at[M + 1];
 };
 
-template <int M, int N> KVANT_INLINE TermsBefore<M> terms_before(const Runs<N> &runs, int g, int lane)
+template <int M, int N>
+KVANT_INLINE TermsBefore<M> terms_before(const Runs<N> &runs, int g, int lane)
 {
     static_assert(M < 16, "a run and the two before it");
     TermsBefore<M> terms;
@@ -178,8 +183,10 @@ KVANT_INLINE uint32_t value_fields_before(uint32_t x, uint32_t y)
 template <int D, int N> KVANT_INLINE void close_runs(Runs<N> &runs)
 {
     constexpr bool WHOLE = D % 64 == 0;
-    runs.at[1] = value_fields_before(WHOLE ? runs.at[N + 1] : bit_select<0x33333333u>(runs.at[N + 1], runs.at[N]));
-    runs.at[0] = value_fields_before(WHOLE ? runs.at[N] : bit_select<0x33333333u>(runs.at[N], runs.at[N - 1]));
+    runs.at[1] = value_fields_before(WHOLE ? runs.at[N + 1]
+                                           : bit_select<0x33333333u>(runs.at[N + 1], runs.at[N]));
+    runs.at[0] = value_fields_before(WHOLE ? runs.at[N]
+                                           : bit_select<0x33333333u>(runs.at[N], runs.at[N - 1]));
 }
 
 template <int D, int N> KVANT_INLINE void close_runs(Runs<N> (&runs)[2])
@@ -193,7 +200,8 @@ template <int D, int N> KVANT_INLINE void close_runs(Runs<N> (&runs)[2])
     runs[1].at[0] = value_fields_before(before[1], before[0]);
 }
 
-template <int TILES> KVANT_INLINE void load_row_tiles(const uint32_t *group, int at, uint32_t (&w)[4])
+template <int TILES>
+KVANT_INLINE void load_row_tiles(const uint32_t *group, int at, uint32_t (&w)[4])
 {
     if constexpr (TILES == 4)
         load_words<4>(group + 4 * at, w);

@@ -32,7 +32,8 @@ KVANT_INLINE void fill_bytes(uint8_t *table, const uint32_t (&magnitudes)[KVANT_
     for (uint32_t i = threadIdx.x; i < 256; i += blockDim.x) {
         const uint2 x = byte_entry(magnitudes, i);
         unrolled_for (uint32_t k = 0; k < COPIES / 2; k++)
-            reinterpret_cast<uint4 *>(table)[i * (COPIES / 2) + (k + i) % (COPIES / 2)] = make_uint4(x.x, x.y, x.x, x.y);
+            reinterpret_cast<uint4 *>(table)[i * (COPIES / 2) + (k + i) % (COPIES / 2)] =
+                make_uint4(x.x, x.y, x.x, x.y);
     }
 }
 
@@ -52,7 +53,8 @@ struct WordLevels {
 };
 
 /* low, high: bits 0 and 1 of subsets at bits 0 and 1 of nibbles, bit 2 at bit 0. Other bits may be anything. */
-template <class T> KVANT_INLINE WordLevels word_levels(uint32_t w, uint32_t low, uint32_t high, const T &table)
+template <class T>
+KVANT_INLINE WordLevels word_levels(uint32_t w, uint32_t low, uint32_t high, const T &table)
 {
     const uint32_t index = bit_select<0x33333333u>(low, w),
                    which = bit_select<0x11111111u>(high, (w & 0x22222222u) | 0x44004400u);
@@ -73,7 +75,8 @@ KVANT_INLINE void each_word(const uint32_t (&w)[4], const At &at, const T &table
     const uint32_t even = even_bits(plane[0], plane[1]), odd = odd_bits(plane[0], plane[1], table);
     use(0, word_levels(w[0], even, plane[2], table));
     use(1, word_levels(w[1], odd, shift_by(plane[2], table.shift1), table));
-    use(2, word_levels(w[2], shift_by(even, table.shift2), shift_by(plane[2], table.shift2), table));
+    use(2,
+        word_levels(w[2], shift_by(even, table.shift2), shift_by(plane[2], table.shift2), table));
     use(3, word_levels(w[3], shift_by(odd, table.shift2), plane[2] >> 3, table));
 }
 
@@ -82,15 +85,16 @@ template <int M, class At, class T, class F>
 KVANT_INLINE void pair_operands4(const uint32_t (&w)[4], const At &at, const T &table, F &&use)
 {
     each_word<M>(w, at, table, [&](int j, const WordLevels &x) {
-        const uint32_t a[4] = { x.rows0[0] & 0x00ff00ffu, prmt(x.rows8[0], 0, 0x4341), x.rows0[1] & 0x00ff00ffu,
-                                prmt(x.rows8[1], 0, 0x4341) };
+        const uint32_t a[4] = { x.rows0[0] & 0x00ff00ffu, prmt(x.rows8[0], 0, 0x4341),
+                                x.rows0[1] & 0x00ff00ffu, prmt(x.rows8[1], 0, 0x4341) };
         use(j, a);
     });
 }
 
 /* use(row tile, halves) for a column tile of a value page. */
 template <class C, int D, class T, class F>
-KVANT_INLINE void trellis_value4_column(const uint32_t *page, int ct, int lane, const T &table, F &&use)
+KVANT_INLINE void trellis_value4_column(const uint32_t *page, int ct, int lane, const T &table,
+                                        F &&use)
 {
     constexpr int N = (D + 63) / 64;
     uint32_t w[N][4];
@@ -130,7 +134,8 @@ KVANT_INLINE void for_each_trellis_value(const uint8_t *page, int lane, const T 
 }
 
 /* The planes of all column tiles of keys, behind the M before the first one. */
-template <int M, int N> KVANT_INLINE void key_planes(const uint32_t *words, int lane, uint32_t (&chain)[M + N])
+template <int M, int N>
+KVANT_INLINE void key_planes(const uint32_t *words, int lane, uint32_t (&chain)[M + N])
 {
     unrolled_for (int u = 0; u < N; u++) {
         uint32_t w[4];

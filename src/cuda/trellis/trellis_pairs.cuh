@@ -34,7 +34,8 @@ template <class C> __host__ __device__ constexpr int level_bytes(int copies)
 
 /* A level's number to a half: 2^-24 times the level, or times 128 + level. */
 template <class C>
-KVANT_INLINE uint32_t half_of_level(const uint32_t (&magnitudes)[KVANT_CUDA_TABLE_WORDS], uint32_t m)
+KVANT_INLINE uint32_t half_of_level(const uint32_t (&magnitudes)[KVANT_CUDA_TABLE_WORDS],
+                                    uint32_t m)
 {
     constexpr uint32_t HALF = 2u << C::BITS;
     const bool minus = m < HALF;
@@ -63,7 +64,8 @@ KVANT_INLINE void fill_pairs(uint8_t *table, const uint32_t (&magnitudes)[KVANT_
 #pragma unroll 1
     for (uint32_t i = threadIdx.x; i < 16u << 2 * C::BITS; i += blockDim.x) {
         const uint2 m = numbers_of_entry<C::BITS>(i);
-        const uint32_t x = half_of_level<C>(magnitudes, m.x) | half_of_level<C>(magnitudes, m.y) << 16;
+        const uint32_t x = half_of_level<C>(magnitudes, m.x) | half_of_level<C>(magnitudes, m.y)
+                                                                   << 16;
         unrolled_for (uint32_t k = 0; k < FOURS; k++)
             reinterpret_cast<uint4 *>(table)[i * FOURS + (k + threadIdx.x * FOURS / 8) % FOURS] =
                 make_uint4(x, x, x, x);
@@ -80,8 +82,8 @@ template <int COPIES_> struct LevelTable {
 template <class C, int COPIES>
 KVANT_INLINE LevelTable<COPIES> level_table(const uint8_t *table, uint32_t one, int lane)
 {
-    return LevelTable<COPIES>{ shared_address(table) + (C::BITS == 4 ? 8u : 4u) * (lane % COPIES), one << 31, one << 30,
-                               one << 28, one << 16 };
+    return LevelTable<COPIES>{ shared_address(table) + (C::BITS == 4 ? 8u : 4u) * (lane % COPIES),
+                               one << 31, one << 30, one << 28, one << 16 };
 }
 
 /* What stands for the codes of byte I of a word of numbers; more: of codes of 3 bits, both numbers'
@@ -100,7 +102,7 @@ KVANT_INLINE uint32_t pair_at(uint32_t numbers, uint32_t more, const T &table)
  * half, or the upper byte. use(a or b, column tile, halves) */
 template <int B, int M, class At, class T, class F>
 KVANT_INLINE void pair_operands(uint32_t a, uint32_t b, uint32_t third_a, uint32_t third_b,
-                                              bool upper, const At &at, const T &table, F &&use)
+                                bool upper, const At &at, const T &table, F &&use)
 {
     uint32_t plane[4], number[4], more[4] = {};
     subsets_of<M>(at, plane);
@@ -109,9 +111,9 @@ KVANT_INLINE void pair_operands(uint32_t a, uint32_t b, uint32_t third_a, uint32
     if (B == 3) {
         const uint32_t top = interleave(prmt(third_a, third_b, upper ? 0x7351 : 0x6240), table);
         unrolled_for (int j = 0; j < 4; j++)
-            more[j] =
-                bit_select<0x20202020u>(top << (5 - j), j < 3 ? top << (2 - j) : shift_by(top, table.shift1)) &
-                0x60606060u;
+            more[j] = bit_select<0x20202020u>(top << (5 - j), j < 3 ? top << (2 - j)
+                                                                    : shift_by(top, table.shift1)) &
+                      0x60606060u;
     }
     unrolled_for (int i = 0; i < 2; i++) {
         const uint32_t first[4] = { pair_at<B, 0>(number[i], more[i], table),
@@ -177,7 +179,9 @@ KVANT_INLINE void for_each_trellis_value2(const uint32_t *page, int lane, const 
             pair_operands<C::BITS, C::MEMORY>(
                 w[g][2 * h], w[g][2 * h + 1], third[g][2 * h], third[g][2 * h + 1], unit == 1,
                 [&](int j) { return terms.at[j]; }, table,
-                [&](int k, int t, const uint32_t(&a)[4]) { use(4 * g + 2 * h + k, 2 * unit + t, a); });
+                [&](int k, int t, const uint32_t(&a)[4]) {
+                    use(4 * g + 2 * h + k, 2 * unit + t, a);
+                });
         }
     }
 }

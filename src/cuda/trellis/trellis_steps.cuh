@@ -19,7 +19,8 @@ __host__ __device__ constexpr int key_step(int bits, int head_dim, int channel)
 __host__ __device__ constexpr int value_step(int head_dim, int channel)
 {
     /* A last group of fewer than four row tiles has none of the last l. */
-    const int rt = channel / 16, l = rt % 4, groups = (head_dim + 63) / 64, lacking = 4 * groups - head_dim / 16;
+    const int rt = channel / 16, l = rt % 4, groups = (head_dim + 63) / 64,
+              lacking = 4 * groups - head_dim / 16;
     const int short_before = l > 4 - lacking ? l - (4 - lacking) : 0;
     const int own = l >= 4 - lacking ? groups - 1 : groups;
     const int runs = 2 * (groups * l - short_before) + channel % 16 / 8 * own + rt / 4;
@@ -32,7 +33,8 @@ __host__ __device__ constexpr int trellis_step(uint32_t role, int bits, int head
 }
 
 /* bits: those of all n steps, one a byte. */
-KVANT_INLINE uint32_t subset_at(const kvant_cuda_trellis &trellis, const uint8_t *bits, int n, int step)
+KVANT_INLINE uint32_t subset_at(const kvant_cuda_trellis &trellis, const uint8_t *bits, int n,
+                                int step)
 {
     uint32_t z = 0;
     unrolled_for (int p = 0; p < 3; p++)

@@ -1,8 +1,10 @@
 /* chunks.h - definitions for chunk_tiles_template.h and chunk_dots_template.h with four lanes.
  * Included after the definitions of simd_template.h. */
 
-#define vf_and(a, b) vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(a), vreinterpretq_u32_f32(b)))
-#define vf_xor(a, b) vreinterpretq_f32_u32(veorq_u32(vreinterpretq_u32_f32(a), vreinterpretq_u32_f32(b)))
+#define vf_and(a, b)                                                                               \
+    vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(a), vreinterpretq_u32_f32(b)))
+#define vf_xor(a, b)                                                                               \
+    vreinterpretq_f32_u32(veorq_u32(vreinterpretq_u32_f32(a), vreinterpretq_u32_f32(b)))
 #define vf_absolute(x) vabsq_f32(x)
 #define vf_fnma(a, b, c) vfmsq_f32(c, a, b)
 #define vf_unpack_low(a, b) vzip1q_f32(a, b)
@@ -66,23 +68,27 @@ KVANT_INLINE value_table table_load(const float *values, uint32_t n)
 KVANT_INLINE vf table_look_up(const value_table *entries, const float *values, vi codes, uint32_t n)
 {
     uint32_t lanes[LANES];
-    uint8x16_t bytes = vreinterpretq_u8_u32(vmlaq_n_u32(vdupq_n_u32(0x03020100), codes, 0x04040404));
+    uint8x16_t bytes =
+        vreinterpretq_u8_u32(vmlaq_n_u32(vdupq_n_u32(0x03020100), codes, 0x04040404));
     if (n <= 16)
         return vreinterpretq_f32_u8(vqtbl4q_u8(entries->low, bytes));
     if (n == 32)
-        return vreinterpretq_f32_u8(
-            vqtbx4q_u8(vqtbl4q_u8(entries->low, bytes), entries->high, vsubq_u8(bytes, vdupq_n_u8(64))));
+        return vreinterpretq_f32_u8(vqtbx4q_u8(vqtbl4q_u8(entries->low, bytes), entries->high,
+                                               vsubq_u8(bytes, vdupq_n_u8(64))));
     vst1q_u32(lanes, codes);
-    const float x[LANES] = { values[lanes[0]], values[lanes[1]], values[lanes[2]], values[lanes[3]] };
+    const float x[LANES] = { values[lanes[0]], values[lanes[1]], values[lanes[2]],
+                             values[lanes[3]] };
     return vld1q_f32(x);
 }
 
 #define CHUNK_ROWS 6u
-#define CHUNK_VECTORS 2u /* 12 sums, 2 vectors of the tile, a factor and the halves of a product in 32 registers */
+#define CHUNK_VECTORS                                                                              \
+    2u /* 12 sums, 2 vectors of the tile, a factor and the halves of a product in 32 registers */
 
 #define as_words(v) vreinterpretq_s16_u32(v)
-#define vi_shift_right_words(v, n)                                                                                 \
-    vreinterpretq_u32_u16(vshlq_u16(vreinterpretq_u16_u32(v), vdupq_n_s16((int16_t)(-(int32_t)(n)))))
+#define vi_shift_right_words(v, n)                                                                 \
+    vreinterpretq_u32_u16(                                                                         \
+        vshlq_u16(vreinterpretq_u16_u32(v), vdupq_n_s16((int16_t)(-(int32_t)(n)))))
 #define vi_multiply_words(a, b) vreinterpretq_u32_s16(vmulq_s16(as_words(a), as_words(b)))
 #define vi_scale_words(a, b) vreinterpretq_u32_s16(vqrdmulhq_s16(as_words(a), as_words(b)))
 
@@ -96,7 +102,8 @@ KVANT_INLINE vi add_pairs(vi sum, vi a, vi b)
 
 KVANT_INLINE vi vi_double_words(vi v, uint32_t odd)
 {
-    return vreinterpretq_u32_s16(odd ? vtrn2q_s16(as_words(v), as_words(v)) : vtrn1q_s16(as_words(v), as_words(v)));
+    return vreinterpretq_u32_s16(odd ? vtrn2q_s16(as_words(v), as_words(v))
+                                     : vtrn1q_s16(as_words(v), as_words(v)));
 }
 
 KVANT_INLINE vi vi_pair_words(vi v)
@@ -111,7 +118,8 @@ typedef struct length_table {
 
 KVANT_INLINE length_table load_lengths(const int16_t *lengths)
 {
-    uint8x16_t a = vreinterpretq_u8_s16(vld1q_s16(lengths)), b = vreinterpretq_u8_s16(vld1q_s16(lengths + 8));
+    uint8x16_t a = vreinterpretq_u8_s16(vld1q_s16(lengths)),
+               b = vreinterpretq_u8_s16(vld1q_s16(lengths + 8));
     return (length_table){ vuzp1q_u8(a, b), vuzp2q_u8(a, b) };
 }
 
@@ -119,9 +127,10 @@ KVANT_INLINE length_table load_lengths(const int16_t *lengths)
 KVANT_INLINE vi look_up_lengths(length_table lengths, vi v)
 {
     uint16x8_t index = vreinterpretq_u16_u32(v);
-    uint8x16_t low = vqtbl1q_u8(lengths.low, vreinterpretq_u8_u16(vorrq_u16(index, vdupq_n_u16(0xff00))));
-    uint8x16_t high =
-        vqtbl1q_u8(lengths.high, vreinterpretq_u8_u16(vorrq_u16(vshlq_n_u16(index, 8), vdupq_n_u16(0x00ff))));
+    uint8x16_t low =
+        vqtbl1q_u8(lengths.low, vreinterpretq_u8_u16(vorrq_u16(index, vdupq_n_u16(0xff00))));
+    uint8x16_t high = vqtbl1q_u8(
+        lengths.high, vreinterpretq_u8_u16(vorrq_u16(vshlq_n_u16(index, 8), vdupq_n_u16(0x00ff))));
     return vreinterpretq_u32_u8(vorrq_u8(low, high));
 }
 
@@ -134,9 +143,10 @@ KVANT_INLINE void fetch_rows(const int16_t *entries, vi words, uint32_t odd, vi 
 {
     uint16_t index[8];
     vst1q_u16(index, vreinterpretq_u16_u32(words));
-    vi a = vreinterpretq_u32_s16(vcombine_s16(entry_of(entries, index[odd]), entry_of(entries, index[2 + odd])));
-    vi b =
-        vreinterpretq_u32_s16(vcombine_s16(entry_of(entries, index[4 + odd]), entry_of(entries, index[6 + odd])));
+    vi a = vreinterpretq_u32_s16(
+        vcombine_s16(entry_of(entries, index[odd]), entry_of(entries, index[2 + odd])));
+    vi b = vreinterpretq_u32_s16(
+        vcombine_s16(entry_of(entries, index[4 + odd]), entry_of(entries, index[6 + odd])));
     rows[0] = vuzp1q_u32(a, b);
     rows[1] = vuzp2q_u32(a, b);
 }

@@ -9,7 +9,8 @@
  * Sums may wrap: only the last sum has to fit. */
 #include "words.h"
 
-#define DOT_ROWS 4u /* 16 sums, 2 operands, 2 of x, the tables, a mask and the words in 32 registers */
+#define DOT_ROWS                                                                                   \
+    4u /* 16 sums, 2 operands, 2 of x, the tables, a mask and the words in 32 registers */
 
 /* Bytes of x for each of the four row tiles, in the order of a word's: [column tile][quad]. */
 typedef struct dot_operand {
@@ -57,7 +58,8 @@ KVANT_INLINE void spread_bytes(const int32x4_t of_tile[4], bool equal, int8x16_t
         out[quad] = vreinterpretq_s8_s32(w.at[quad]);
 }
 
-KVANT_INLINE void spread_columns(const int16_t *const bands[4], uint32_t first, uint32_t end, dot_operand *out)
+KVANT_INLINE void spread_columns(const int16_t *const bands[4], uint32_t first, uint32_t end,
+                                 dot_operand *out)
 {
     bool equal = equal_bands(bands);
     for (uint32_t ct = first / 4 * 4; ct < end; ct += 4) {
@@ -82,8 +84,8 @@ typedef struct row_sums {
     int32x4_t low[DOT_ROWS], middle[DOT_ROWS], high[DOT_ROWS];
 } row_sums;
 
-KVANT_INLINE void add_low(int8x16_t values, const dot_operand *x, uint32_t rows, uint32_t ct, uint32_t quad,
-                          row_sums *sum)
+KVANT_INLINE void add_low(int8x16_t values, const dot_operand *x, uint32_t rows, uint32_t ct,
+                          uint32_t quad, row_sums *sum)
 {
     unrolled_for (uint32_t i = 0; i < rows; i++) {
         sum->low[i] = vdotq_s32(sum->low[i], values, x[i].low[ct][quad]);
@@ -91,8 +93,8 @@ KVANT_INLINE void add_low(int8x16_t values, const dot_operand *x, uint32_t rows,
     }
 }
 
-KVANT_INLINE void add_high(int8x16_t values, const dot_operand *x, uint32_t rows, uint32_t ct, uint32_t quad,
-                           row_sums *sum)
+KVANT_INLINE void add_high(int8x16_t values, const dot_operand *x, uint32_t rows, uint32_t ct,
+                           uint32_t quad, row_sums *sum)
 {
     unrolled_for (uint32_t i = 0; i < rows; i++) {
         sum->middle[i] = vdotq_s32(sum->middle[i], values, x[i].low[ct][quad]);
@@ -106,7 +108,8 @@ KVANT_INLINE void clear_sums(row_sums *sum, uint32_t rows)
         sum->low[i] = sum->middle[i] = sum->high[i] = vdupq_n_s32(0);
 }
 
-KVANT_INLINE void store_sums(const row_sums *sum, bool narrow, uint32_t rows, int32_t *dots, size_t stride)
+KVANT_INLINE void store_sums(const row_sums *sum, bool narrow, uint32_t rows, int32_t *dots,
+                             size_t stride)
 {
     unrolled_for (uint32_t i = 0; i < rows; i++) {
         uint32x4_t total = vreinterpretq_u32_s32(sum->low[i]);
@@ -120,8 +123,8 @@ KVANT_INLINE void store_sums(const row_sums *sum, bool narrow, uint32_t rows, in
 /* One half of the words of a quad; upper: codes of the second digit, if bits have one. Two digits'
  * values together fit a byte or are multiplied apart. */
 KVANT_INLINE void add_codes(const dot_tables *tables, uint32_t bits, bool narrow, uint8x16_t codes,
-                            uint8x16_t upper, const dot_operand *x, uint32_t rows, uint32_t ct, uint32_t quad,
-                            row_sums *sum)
+                            uint8x16_t upper, const dot_operand *x, uint32_t rows, uint32_t ct,
+                            uint32_t quad, row_sums *sum)
 {
     int8x16_t low = vqtbl1q_s8(tables->digit[0].low, codes);
     if (narrow) {
@@ -139,20 +142,23 @@ KVANT_INLINE void add_codes(const dot_tables *tables, uint32_t bits, bool narrow
 }
 
 /* Of the group's four row tiles, rows r + 8 half for first <= half < end. */
-KVANT_INLINE void dot_row(const uint32_t *const *planes, uint32_t bits, const dot_tables *tables, bool narrow,
-                          const dot_operand *x, const kvant_code_factors *columns, uint32_t rows, uint32_t r,
-                          uint32_t first, uint32_t end, int32_t *dots, size_t stride)
+KVANT_INLINE void dot_row(const uint32_t *const *planes, uint32_t bits, const dot_tables *tables,
+                          bool narrow, const dot_operand *x, const kvant_code_factors *columns,
+                          uint32_t rows, uint32_t r, uint32_t first, uint32_t end, int32_t *dots,
+                          size_t stride)
 {
     row_sums sum[2];
     unrolled_for (uint32_t half = first; half < end; half++)
         clear_sums(&sum[half], rows);
     for (uint32_t ct = columns->first; ct < columns->end; ct++)
         unrolled_for (uint32_t quad = 0; quad < 4; quad++) {
-            code_bytes codes = split_nibbles(nibble_word(planes, bits, 0, ct, 16 * r + 4 * quad)), upper = codes;
+            code_bytes codes = split_nibbles(nibble_word(planes, bits, 0, ct, 16 * r + 4 * quad)),
+                       upper = codes;
             if (code_digits(bits) > 1)
                 upper = split_nibbles(nibble_word(planes, bits, 1, ct, 16 * r + 4 * quad));
             unrolled_for (uint32_t half = first; half < end; half++)
-                add_codes(tables, bits, narrow, codes.at[half], upper.at[half], x, rows, ct, quad, &sum[half]);
+                add_codes(tables, bits, narrow, codes.at[half], upper.at[half], x, rows, ct, quad,
+                          &sum[half]);
         }
     unrolled_for (uint32_t half = first; half < end; half++)
         store_sums(&sum[half], narrow, rows, dots + 4 * r + 32 * half, stride);
@@ -161,8 +167,8 @@ KVANT_INLINE void dot_row(const uint32_t *const *planes, uint32_t bits, const do
 /* Both halves of words at once, but where the sums of several x, three of each, would not all stay
  * in registers. */
 KVANT_INLINE void dot_group(const uint32_t *const *planes, uint32_t bits, const dot_tables *tables,
-                            const dot_operand *x, const kvant_code_factors *columns, uint32_t rows, int32_t *dots,
-                            size_t stride)
+                            const dot_operand *x, const kvant_code_factors *columns, uint32_t rows,
+                            int32_t *dots, size_t stride)
 {
     for (uint32_t r = 0; r < 8; r++)
         if (tables->narrow[code_digits(bits) - 1]) {

@@ -31,8 +31,7 @@ typedef float32x4_t vf;
 #define vf_sum(x) vaddvq_f32(x)
 #define vf_at_least(a, b) vaddvq_u32(vandq_u32(vcgeq_f32(a, b), (uint32x4_t){ 1, 2, 4, 8 }))
 #define vf_keep_above(x, y, limit)                                                                 \
-    vreinterpretq_f32_u32(                                                                         \
-        vbicq_u32(vreinterpretq_u32_f32(x), vcltq_f32(y, vdupq_n_f32(limit))))
+    vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(x), vcltq_f32(y, vdupq_n_f32(limit))))
 #define vf_from_codes(v) vcvtq_f32_s32(vreinterpretq_s32_u32(v))
 #define half_load(p) vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)))
 #define half_store(p, x) vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(x)))
@@ -63,8 +62,9 @@ KVANT_INLINE vf vf_swap(vf x, uint32_t distance)
 
 KVANT_INLINE vf vf_negate_odd(vf x, uint32_t distance)
 {
-    const uint64x2_t signs = distance == 1 ? vdupq_n_u64(0x8000000000000000u)
-                                           : vcombine_u64(vdup_n_u64(0), vdup_n_u64(0x8000000080000000u));
+    const uint64x2_t signs = distance == 1
+                                 ? vdupq_n_u64(0x8000000000000000u)
+                                 : vcombine_u64(vdup_n_u64(0), vdup_n_u64(0x8000000080000000u));
     return vreinterpretq_f32_u64(veorq_u64(vreinterpretq_u64_f32(x), signs));
 }
 

@@ -39,8 +39,10 @@ typedef struct number_bytes {
 
 KVANT_INLINE number_bytes look_up(const byte_tables *t, uint32_t bits, uint8x16_t codes)
 {
-    return (number_bytes){ { look_up_bytes(t->at[0], bits, codes), look_up_bytes(t->at[1], bits, codes),
-                             look_up_bytes(t->at[2], bits, codes), look_up_bytes(t->at[3], bits, codes) } };
+    return (number_bytes){
+        { look_up_bytes(t->at[0], bits, codes), look_up_bytes(t->at[1], bits, codes),
+          look_up_bytes(t->at[2], bits, codes), look_up_bytes(t->at[3], bits, codes) }
+    };
 }
 
 typedef struct four_vectors {
@@ -54,10 +56,10 @@ KVANT_INLINE four_vectors numbers_in_order(number_bytes b)
                high = vreinterpretq_u16_u8(vzip1q_u8(b.at[2], b.at[3]));
     uint16x8_t low2 = vreinterpretq_u16_u8(vzip2q_u8(b.at[0], b.at[1])),
                high2 = vreinterpretq_u16_u8(vzip2q_u8(b.at[2], b.at[3]));
-    return (four_vectors){
-        { vreinterpretq_f32_u16(vzip1q_u16(low, high)), vreinterpretq_f32_u16(vzip2q_u16(low, high)),
-          vreinterpretq_f32_u16(vzip1q_u16(low2, high2)), vreinterpretq_f32_u16(vzip2q_u16(low2, high2)) }
-    };
+    return (four_vectors){ { vreinterpretq_f32_u16(vzip1q_u16(low, high)),
+                             vreinterpretq_f32_u16(vzip2q_u16(low, high)),
+                             vreinterpretq_f32_u16(vzip1q_u16(low2, high2)),
+                             vreinterpretq_f32_u16(vzip2q_u16(low2, high2)) } };
 }
 
 /* Numbers k, k + 4, k + 8 and k + 12 in vector k: byte k of each word was the code. */
@@ -67,14 +69,14 @@ KVANT_INLINE four_vectors numbers_of_words(number_bytes b)
                high = vreinterpretq_u16_u8(vtrn1q_u8(b.at[2], b.at[3]));
     uint16x8_t low2 = vreinterpretq_u16_u8(vtrn2q_u8(b.at[0], b.at[1])),
                high2 = vreinterpretq_u16_u8(vtrn2q_u8(b.at[2], b.at[3]));
-    return (four_vectors){
-        { vreinterpretq_f32_u16(vtrn1q_u16(low, high)), vreinterpretq_f32_u16(vtrn1q_u16(low2, high2)),
-          vreinterpretq_f32_u16(vtrn2q_u16(low, high)), vreinterpretq_f32_u16(vtrn2q_u16(low2, high2)) }
-    };
+    return (four_vectors){ { vreinterpretq_f32_u16(vtrn1q_u16(low, high)),
+                             vreinterpretq_f32_u16(vtrn1q_u16(low2, high2)),
+                             vreinterpretq_f32_u16(vtrn2q_u16(low, high)),
+                             vreinterpretq_f32_u16(vtrn2q_u16(low2, high2)) } };
 }
 
-KVANT_INLINE float dot_codes_bits(const float *a, const uint8_t *codes, uint32_t n, const float *values,
-                                  uint32_t bits)
+KVANT_INLINE float dot_codes_bits(const float *a, const uint8_t *codes, uint32_t n,
+                                  const float *values, uint32_t bits)
 {
     float s[16];
     float32x4_t sum[4] = { vdupq_n_f32(0), vdupq_n_f32(0), vdupq_n_f32(0), vdupq_n_f32(0) };
@@ -105,8 +107,8 @@ static KVANT_DOT_CODES_FN(NAME(dot_codes))
 }
 
 /* How many of n thresholds, every step-th from the first, lie below each of 16 numbers. */
-KVANT_INLINE uint8x16_t count_below(const float *x, float inverse, const float *thresholds, uint32_t n,
-                                    uint32_t step)
+KVANT_INLINE uint8x16_t count_below(const float *x, float inverse, const float *thresholds,
+                                    uint32_t n, uint32_t step)
 {
     float32x4_t u[4];
     uint32x4_t count[4];
@@ -130,7 +132,8 @@ static KVANT_CODEBOOK_CODES_FN(NAME(codebook_codes))
 {
     uint32_t counted = bits < 4 ? bits : 4, step = 1u << (bits - counted), i = 0;
     for (; i + 16 <= n; i += 16) {
-        vst1q_u8(codes + i, count_below(x + i, inverse, thresholds + step - 1, (1u << counted) - 1, step));
+        vst1q_u8(codes + i,
+                 count_below(x + i, inverse, thresholds + step - 1, (1u << counted) - 1, step));
         for (uint32_t j = i; step > 1 && j < i + 16; j++) {
             float u = x[j] * inverse;
             uint32_t code = codes[j] * step;

@@ -18,8 +18,8 @@ KVANT_INLINE uint8x16_t pack_look_up(uint8x16_t table, uint8x16_t v, uint32_t sh
 }
 
 /* Bit high_shift becomes bit 2. */
-KVANT_INLINE uint8x16_t pack_look_up_two(uint8x16_t table, uint8x16_t low, uint32_t shift, uint8x16_t high,
-                                         uint32_t high_shift)
+KVANT_INLINE uint8x16_t pack_look_up_two(uint8x16_t table, uint8x16_t low, uint32_t shift,
+                                         uint8x16_t high, uint32_t high_shift)
 {
     const uint8x16_t two = vandq_u8(vshlq_u8(low, vdupq_n_s8(-(int8_t)shift)), vdupq_n_u8(3));
     const uint8x16_t up = vshlq_u8(high, vdupq_n_s8((int8_t)(2 - (int)high_shift)));
@@ -52,8 +52,8 @@ KVANT_INLINE int32x4_t pack_add_four(int32x4_t sums, uint8x16_t operand, const i
 }
 #endif
 
-KVANT_INLINE int32x4_t pack_add(int32x4_t sums, const uint8x16_t *operands, uint32_t n, uint32_t fold,
-                                const int8_t *x, size_t step)
+KVANT_INLINE int32x4_t pack_add(int32x4_t sums, const uint8x16_t *operands, uint32_t n,
+                                uint32_t fold, const int8_t *x, size_t step)
 {
     (void)fold;
     unrolled_for (uint32_t i = 0; i < n; i++)

@@ -10,7 +10,7 @@
 #define vh_add_limited(a, b) vqaddq_u16(a, b)
 #define vh_repeat(p) vld1q_u16(p)
 #define vh_swap_pairs(v) vreinterpretq_u16_u32(vrev64q_u32(vreinterpretq_u32_u16(v)))
-#define vh_pick(table, bytes)                                                                                      \
+#define vh_pick(table, bytes)                                                                      \
     vreinterpretq_u16_u8(vqtbl1q_u8(vreinterpretq_u8_u16(table), vreinterpretq_u8_u16(bytes)))
 
 KVANT_INLINE void vh_pair(uint16x8_t a, uint16x8_t b, uint16x8_t out[2])
@@ -41,7 +41,7 @@ KVANT_INLINE uint32_t below_mask(const uint16x8_t a[4], const uint16x8_t b[4])
 #define vi_rotate_left(v, n) vorrq_u32(vw_shift_left(v, n), vw_shift_right(v, 32 - (n)))
 #define vi_rotate_four(v) vextq_u32(v, v, 3)
 #define vi_odd_bytes(v) vreinterpretq_u32_u16(vshrq_n_u16(vreinterpretq_u16_u32(v), 8))
-#define vi_pick_bytes(v, index)                                                                                    \
+#define vi_pick_bytes(v, index)                                                                    \
     vreinterpretq_u32_u8(vqtbl1q_u8(vreinterpretq_u8_u32(v), vreinterpretq_u8_u32(index)))
 
 KVANT_INLINE void next_lanes(vi v[4])

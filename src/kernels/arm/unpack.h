@@ -4,12 +4,14 @@
 #include "look_up.h"
 
 /* Codes of more than 4 bits have a second nibble, which is put above the first. */
-KVANT_INLINE code_bytes read_codes(const uint32_t *const *planes, uint32_t bits, uint32_t ct, uint32_t at)
+KVANT_INLINE code_bytes read_codes(const uint32_t *const *planes, uint32_t bits, uint32_t ct,
+                                   uint32_t at)
 {
     vi words = nibble_word(planes, bits, 0, ct, at);
     if (code_digits(bits) == 1)
         return split_nibbles(words);
-    uint8x16_t w = vreinterpretq_u8_u32(words), upper = vreinterpretq_u8_u32(nibble_word(planes, bits, 1, ct, at));
+    uint8x16_t w = vreinterpretq_u8_u32(words),
+               upper = vreinterpretq_u8_u32(nibble_word(planes, bits, 1, ct, at));
     return (code_bytes){ { vsliq_n_u8(w, upper, 4), vsriq_n_u8(upper, w, 4) } };
 }
 
@@ -39,8 +41,8 @@ KVANT_INLINE four_vectors gather(const float *values, uint8x16_t codes)
 }
 
 /* tables: of values, or for up to 4 bits of code + offset. */
-KVANT_INLINE four_vectors numbers(const unpack_job *job, uint32_t bits, bool affine, const byte_tables *tables,
-                                  uint8x16_t codes)
+KVANT_INLINE four_vectors numbers(const unpack_job *job, uint32_t bits, bool affine,
+                                  const byte_tables *tables, uint8x16_t codes)
 {
     if (bits <= 4 || (bits <= 6 && !affine))
         return numbers_of_words(look_up(tables, bits, codes));
@@ -48,8 +50,9 @@ KVANT_INLINE four_vectors numbers(const unpack_job *job, uint32_t bits, bool aff
 }
 
 /* 4 columns' share of one column tile, a column in 8 x 4 x 2 rows. */
-KVANT_INLINE void unpack_quad(const unpack_job *job, const uint32_t *const *planes, uint32_t bits, bool affine,
-                              const byte_tables *tables, uint32_t group, uint32_t ct, uint32_t quad)
+KVANT_INLINE void unpack_quad(const unpack_job *job, const uint32_t *const *planes, uint32_t bits,
+                              bool affine, const byte_tables *tables, uint32_t group, uint32_t ct,
+                              uint32_t quad)
 {
     float *out[4];
     unrolled_for (uint32_t k = 0; k < 4; k++) {
@@ -95,9 +98,10 @@ KVANT_INLINE void unpack_bits(const unpack_job *job, uint32_t bits, bool affine)
 static KVANT_TOKEN_HALVES_FN(NAME(token_halves))
 {
     for (uint32_t first = 0; first < 16; first += 8) {
-        uint16x8_t a = vld1q_u16(half + first), b = vld1q_u16(half + first + 16), c = vld1q_u16(half + first + 32),
-                   d = vld1q_u16(half + first + 48);
-        uint16x8_t ac[2] = { vzip1q_u16(a, c), vzip2q_u16(a, c) }, bd[2] = { vzip1q_u16(b, d), vzip2q_u16(b, d) };
+        uint16x8_t a = vld1q_u16(half + first), b = vld1q_u16(half + first + 16),
+                   c = vld1q_u16(half + first + 32), d = vld1q_u16(half + first + 48);
+        uint16x8_t ac[2] = { vzip1q_u16(a, c), vzip2q_u16(a, c) },
+                   bd[2] = { vzip1q_u16(b, d), vzip2q_u16(b, d) };
         unrolled_for (uint32_t i = 0; i < 2; i++) {
             float16x8_t low = vreinterpretq_f16_u16(vzip1q_u16(ac[i], bd[i])),
                         high = vreinterpretq_f16_u16(vzip2q_u16(ac[i], bd[i]));

@@ -42,9 +42,10 @@ KVANT_INLINE four_words spread_words(const int32x4_t of_tile[4], bool equal)
     if (equal)
         return (four_words){ { vdupq_laneq_s32(a, 0), vdupq_laneq_s32(a, 1), vdupq_laneq_s32(a, 2),
                                vdupq_laneq_s32(a, 3) } };
-    int32x4_t ac[2] = { vzip1q_s32(a, c), vzip2q_s32(a, c) }, bd[2] = { vzip1q_s32(b, d), vzip2q_s32(b, d) };
-    return (four_words){ { vzip1q_s32(ac[0], bd[0]), vzip2q_s32(ac[0], bd[0]), vzip1q_s32(ac[1], bd[1]),
-                           vzip2q_s32(ac[1], bd[1]) } };
+    int32x4_t ac[2] = { vzip1q_s32(a, c), vzip2q_s32(a, c) },
+              bd[2] = { vzip1q_s32(b, d), vzip2q_s32(b, d) };
+    return (four_words){ { vzip1q_s32(ac[0], bd[0]), vzip2q_s32(ac[0], bd[0]),
+                           vzip1q_s32(ac[1], bd[1]), vzip2q_s32(ac[1], bd[1]) } };
 }
 
 KVANT_INLINE bool equal_bands(const int16_t *const bands[4])

@@ -15,10 +15,11 @@ typedef struct block_reader {
 
 KVANT_INLINE block_reader block_reader_of(kvant_block_type type)
 {
-    static const int8_t counting[3][16] = { { 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 },
-                                            { -8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7 },
-                                            { -16, -15, -14, -13, -12, -11, -10, -9, -8, -7, -6, -5, -4, -3, -2,
-                                              -1 } };
+    static const int8_t counting[3][16] = {
+        { 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 },
+        { -8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7 },
+        { -16, -15, -14, -13, -12, -11, -10, -9, -8, -7, -6, -5, -4, -3, -2, -1 }
+    };
     const int8_t *values = type == KVANT_BLOCK_IQ4_NL ? kvant_iq4_nl_values
                            : type == KVANT_BLOCK_Q4_0 ? counting[1]
                            : type == KVANT_BLOCK_Q5_0 ? counting[2]
@@ -27,8 +28,8 @@ KVANT_INLINE block_reader block_reader_of(kvant_block_type type)
 }
 
 /* n parts, 1 or 2, from part `first` of a row on: one scale serves two parts of a block. */
-KVANT_INLINE void block_parts(kvant_block_type type, const block_reader *reader, const uint8_t *row, uint32_t first,
-                              uint32_t n, vf *x)
+KVANT_INLINE void block_parts(kvant_block_type type, const block_reader *reader, const uint8_t *row,
+                              uint32_t first, uint32_t n, vf *x)
 {
     kvant_block_format format = reader->format;
     if (format.numbers == KVANT_BLOCK_PART) {
@@ -45,12 +46,14 @@ KVANT_INLINE void block_parts(kvant_block_type type, const block_reader *reader,
 }
 
 /* Scores of 4 tokens; those beyond the last repeat it. */
-KVANT_INLINE void block_scores_4(kvant_block_type type, const block_reader *reader, const kvant_block_page *page,
-                                 uint32_t t, const float *q, size_t q_stride, float *scores, uint32_t rows)
+KVANT_INLINE void block_scores_4(kvant_block_type type, const block_reader *reader,
+                                 const kvant_block_page *page, uint32_t t, const float *q,
+                                 size_t q_stride, float *scores, uint32_t rows)
 {
     vf sums[4][4], x[2 * PART_VECTORS];
     const uint8_t *row[4];
-    uint32_t parts = page->head_dim / KVANT_BLOCK_PART, step = reader->format.numbers / KVANT_BLOCK_PART;
+    uint32_t parts = page->head_dim / KVANT_BLOCK_PART,
+             step = reader->format.numbers / KVANT_BLOCK_PART;
     for (uint32_t j = 0; j < 4; j++)
         row[j] = page->rows + (t + j < page->n_tokens ? t + j : page->n_tokens - 1) * page->stride;
     unrolled_for (uint32_t i = 0; i < rows; i++)
@@ -61,15 +64,16 @@ KVANT_INLINE void block_scores_4(kvant_block_type type, const block_reader *read
             block_parts(type, reader, row[j], part, step, x);
             unrolled_for (uint32_t v = 0; v < step * PART_VECTORS; v++)
                 unrolled_for (uint32_t i = 0; i < rows; i++)
-                    sums[i][j] =
-                        vf_fma(x[v], vf_load(q + i * q_stride + part * KVANT_BLOCK_PART + v * LANES), sums[i][j]);
+                    sums[i][j] = vf_fma(
+                        x[v], vf_load(q + i * q_stride + part * KVANT_BLOCK_PART + v * LANES),
+                        sums[i][j]);
         }
     unrolled_for (uint32_t i = 0; i < rows; i++)
         _mm_store_ps(scores + i * KVANT_PAGE_TOKENS + t, vf_sums_of_4(sums[i]));
 }
 
-KVANT_INLINE void block_scores_rows(kvant_block_type type, const kvant_block_page *page, const float *q,
-                                    size_t q_stride, float *scores, uint32_t rows)
+KVANT_INLINE void block_scores_rows(kvant_block_type type, const kvant_block_page *page,
+                                    const float *q, size_t q_stride, float *scores, uint32_t rows)
 {
     block_reader reader = block_reader_of(type);
     for (uint32_t t = 0; t < page->n_tokens; t += 4)
@@ -77,9 +81,9 @@ KVANT_INLINE void block_scores_rows(kvant_block_type type, const kvant_block_pag
 }
 
 /* Sums of n parts of the channels. */
-KVANT_INLINE void block_sums_parts(kvant_block_type type, const block_reader *reader, const kvant_block_page *page,
-                                   const float *w, float *sums, size_t stride, uint32_t rows, uint32_t first,
-                                   uint32_t n)
+KVANT_INLINE void block_sums_parts(kvant_block_type type, const block_reader *reader,
+                                   const kvant_block_page *page, const float *w, float *sums,
+                                   size_t stride, uint32_t rows, uint32_t first, uint32_t n)
 {
     vf total[4][2 * PART_VECTORS], x[2 * PART_VECTORS];
     unrolled_for (uint32_t i = 0; i < rows; i++)
@@ -104,8 +108,8 @@ KVANT_INLINE void block_sums_parts(kvant_block_type type, const block_reader *re
 }
 
 /* With 16 registers two parts of 4 rows would spill. */
-KVANT_INLINE void block_sums_rows(kvant_block_type type, const kvant_block_page *page, const float *w, float *sums,
-                                  size_t stride, uint32_t rows)
+KVANT_INLINE void block_sums_rows(kvant_block_type type, const kvant_block_page *page,
+                                  const float *w, float *sums, size_t stride, uint32_t rows)
 {
     block_reader reader = block_reader_of(type);
     uint32_t parts = page->head_dim / KVANT_BLOCK_PART, part = 0;
@@ -120,13 +124,15 @@ KVANT_INLINE void block_sums_rows(kvant_block_type type, const kvant_block_page 
 KVANT_INLINE void block_rows_tile(kvant_block_type type, const kvant_block_page *page, float *tile)
 {
     block_reader reader = block_reader_of(type);
-    uint32_t parts = page->head_dim / KVANT_BLOCK_PART, step = reader.format.numbers / KVANT_BLOCK_PART;
+    uint32_t parts = page->head_dim / KVANT_BLOCK_PART,
+             step = reader.format.numbers / KVANT_BLOCK_PART;
     vf x[2 * PART_VECTORS];
     for (uint32_t t = 0; t < page->n_tokens; t++)
         for (uint32_t part = 0; part < parts; part += step) {
             block_parts(type, &reader, page->rows + t * page->stride, part, step, x);
             for (uint32_t v = 0; v < step * PART_VECTORS; v++)
-                vf_store(tile + (size_t)t * page->head_dim + part * KVANT_BLOCK_PART + v * LANES, x[v]);
+                vf_store(tile + (size_t)t * page->head_dim + part * KVANT_BLOCK_PART + v * LANES,
+                         x[v]);
         }
     memset(tile + (size_t)page->n_tokens * page->head_dim, 0,
            (size_t)(KVANT_PAGE_TOKENS - page->n_tokens) * page->head_dim * sizeof *tile);
@@ -149,10 +155,12 @@ KVANT_INLINE void block_transpose(const float *in, size_t in_stride, float *out,
     vf_store(out + 3 * out_stride, vf_high_halves(high[0], high[1]));
 }
 
-KVANT_INLINE void block_columns_tile(kvant_block_type type, const kvant_block_page *page, float *tile)
+KVANT_INLINE void block_columns_tile(kvant_block_type type, const kvant_block_page *page,
+                                     float *tile)
 {
     block_reader reader = block_reader_of(type);
-    uint32_t parts = page->head_dim / KVANT_BLOCK_PART, step = reader.format.numbers / KVANT_BLOCK_PART;
+    uint32_t parts = page->head_dim / KVANT_BLOCK_PART,
+             step = reader.format.numbers / KVANT_BLOCK_PART;
     uint32_t columns = step * KVANT_BLOCK_PART;
     _Alignas(64) float rows[LANES * 2 * KVANT_BLOCK_PART];
     for (uint32_t t = 0; t < KVANT_PAGE_TOKENS; t += LANES)
@@ -168,30 +176,43 @@ KVANT_INLINE void block_columns_tile(kvant_block_type type, const kvant_block_pa
             }
             for (uint32_t c = 0; c < columns; c += 4)
                 block_transpose(rows + c, columns,
-                                tile + (size_t)(part * KVANT_BLOCK_PART + c) * KVANT_PAGE_TOKENS + t,
+                                tile + (size_t)(part * KVANT_BLOCK_PART + c) * KVANT_PAGE_TOKENS +
+                                    t,
                                 KVANT_PAGE_TOKENS);
         }
 }
 
-#define EACH_BLOCK_TYPE(type, DO)                                                                                  \
-    switch (type) {                                                                                                \
-    case KVANT_BLOCK_F32: DO(KVANT_BLOCK_F32); break;                                                              \
-    case KVANT_BLOCK_F16: DO(KVANT_BLOCK_F16); break;                                                              \
-    case KVANT_BLOCK_BF16: DO(KVANT_BLOCK_BF16); break;                                                            \
-    case KVANT_BLOCK_Q4_0: DO(KVANT_BLOCK_Q4_0); break;                                                            \
-    case KVANT_BLOCK_Q4_1: DO(KVANT_BLOCK_Q4_1); break;                                                            \
-    case KVANT_BLOCK_Q5_0: DO(KVANT_BLOCK_Q5_0); break;                                                            \
-    case KVANT_BLOCK_Q5_1: DO(KVANT_BLOCK_Q5_1); break;                                                            \
-    case KVANT_BLOCK_Q8_0: DO(KVANT_BLOCK_Q8_0); break;                                                            \
-    case KVANT_BLOCK_IQ4_NL: DO(KVANT_BLOCK_IQ4_NL); break;                                                        \
+#define EACH_BLOCK_TYPE(type, DO)                                                                  \
+    switch (type) {                                                                                \
+    case KVANT_BLOCK_F32: DO(KVANT_BLOCK_F32); break;                                              \
+    case KVANT_BLOCK_F16: DO(KVANT_BLOCK_F16); break;                                              \
+    case KVANT_BLOCK_BF16: DO(KVANT_BLOCK_BF16); break;                                            \
+    case KVANT_BLOCK_Q4_0: DO(KVANT_BLOCK_Q4_0); break;                                            \
+    case KVANT_BLOCK_Q4_1: DO(KVANT_BLOCK_Q4_1); break;                                            \
+    case KVANT_BLOCK_Q5_0: DO(KVANT_BLOCK_Q5_0); break;                                            \
+    case KVANT_BLOCK_Q5_1: DO(KVANT_BLOCK_Q5_1); break;                                            \
+    case KVANT_BLOCK_Q8_0: DO(KVANT_BLOCK_Q8_0); break;                                            \
+    case KVANT_BLOCK_IQ4_NL: DO(KVANT_BLOCK_IQ4_NL); break;                                        \
     }
 
-#define SCORES_OF_ROWS(type)                                                                                       \
-    switch (n - i) {                                                                                               \
-    case 1: block_scores_rows(type, page, q + i * q_stride, q_stride, scores + i * KVANT_PAGE_TOKENS, 1); break;   \
-    case 2: block_scores_rows(type, page, q + i * q_stride, q_stride, scores + i * KVANT_PAGE_TOKENS, 2); break;   \
-    case 3: block_scores_rows(type, page, q + i * q_stride, q_stride, scores + i * KVANT_PAGE_TOKENS, 3); break;   \
-    default: block_scores_rows(type, page, q + i * q_stride, q_stride, scores + i * KVANT_PAGE_TOKENS, 4); break;  \
+#define SCORES_OF_ROWS(type)                                                                       \
+    switch (n - i) {                                                                               \
+    case 1:                                                                                        \
+        block_scores_rows(type, page, q + i * q_stride, q_stride, scores + i * KVANT_PAGE_TOKENS,  \
+                          1);                                                                      \
+        break;                                                                                     \
+    case 2:                                                                                        \
+        block_scores_rows(type, page, q + i * q_stride, q_stride, scores + i * KVANT_PAGE_TOKENS,  \
+                          2);                                                                      \
+        break;                                                                                     \
+    case 3:                                                                                        \
+        block_scores_rows(type, page, q + i * q_stride, q_stride, scores + i * KVANT_PAGE_TOKENS,  \
+                          3);                                                                      \
+        break;                                                                                     \
+    default:                                                                                       \
+        block_scores_rows(type, page, q + i * q_stride, q_stride, scores + i * KVANT_PAGE_TOKENS,  \
+                          4);                                                                      \
+        break;                                                                                     \
     }
 
 static KVANT_BLOCK_SCORES_FN(NAME(block_scores))
@@ -200,13 +221,24 @@ static KVANT_BLOCK_SCORES_FN(NAME(block_scores))
         EACH_BLOCK_TYPE(page->type, SCORES_OF_ROWS)
 }
 
-#define SUMS_OF_ROWS(type)                                                                                         \
-    switch (n - i) {                                                                                               \
-    case 1: block_sums_rows(type, page, w + i * KVANT_PAGE_TOKENS, sums + i * sums_stride, sums_stride, 1); break; \
-    case 2: block_sums_rows(type, page, w + i * KVANT_PAGE_TOKENS, sums + i * sums_stride, sums_stride, 2); break; \
-    case 3: block_sums_rows(type, page, w + i * KVANT_PAGE_TOKENS, sums + i * sums_stride, sums_stride, 3); break; \
-    default: block_sums_rows(type, page, w + i * KVANT_PAGE_TOKENS, sums + i * sums_stride, sums_stride, 4);       \
-        break;                                                                                                     \
+#define SUMS_OF_ROWS(type)                                                                         \
+    switch (n - i) {                                                                               \
+    case 1:                                                                                        \
+        block_sums_rows(type, page, w + i * KVANT_PAGE_TOKENS, sums + i * sums_stride,             \
+                        sums_stride, 1);                                                           \
+        break;                                                                                     \
+    case 2:                                                                                        \
+        block_sums_rows(type, page, w + i * KVANT_PAGE_TOKENS, sums + i * sums_stride,             \
+                        sums_stride, 2);                                                           \
+        break;                                                                                     \
+    case 3:                                                                                        \
+        block_sums_rows(type, page, w + i * KVANT_PAGE_TOKENS, sums + i * sums_stride,             \
+                        sums_stride, 3);                                                           \
+        break;                                                                                     \
+    default:                                                                                       \
+        block_sums_rows(type, page, w + i * KVANT_PAGE_TOKENS, sums + i * sums_stride,             \
+                        sums_stride, 4);                                                           \
+        break;                                                                                     \
     }
 
 static KVANT_BLOCK_SUMS_FN(NAME(block_sums))

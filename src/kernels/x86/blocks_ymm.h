@@ -28,8 +28,9 @@ KVANT_INLINE __m128i block_fifths(const uint8_t *p)
 }
 
 /* Codes as numbers, not scaled; part is 0 or 1 of a block. */
-KVANT_INLINE void block_codes(kvant_block_type type, kvant_block_format format, const block_table *table,
-                              const uint8_t *block, uint32_t part, vf x[2])
+KVANT_INLINE void block_codes(kvant_block_type type, kvant_block_format format,
+                              const block_table *table, const uint8_t *block, uint32_t part,
+                              vf x[2])
 {
     __m128i bytes;
     if (type == KVANT_BLOCK_Q8_0) {
@@ -53,8 +54,9 @@ KVANT_INLINE void block_floats(kvant_block_type type, const uint8_t *p, vf x[2])
             continue;
         }
         __m128i half = _mm_loadu_si128((const __m128i *)(p + 16 * i));
-        x[i] = type == KVANT_BLOCK_F16 ? _mm256_cvtph_ps(half)
-                                       : _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
+        x[i] = type == KVANT_BLOCK_F16
+                   ? _mm256_cvtph_ps(half)
+                   : _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
     }
 }
 

@@ -7,7 +7,8 @@ typedef struct block_table {
 
 KVANT_INLINE block_table block_table_load(const int8_t *values)
 {
-    return (block_table){ _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)values))) };
+    return (block_table){ _mm512_cvtepi32_ps(
+        _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)values))) };
 }
 
 KVANT_INLINE uint16_t load_u16(const uint8_t *p)
@@ -29,8 +30,9 @@ KVANT_INLINE vf block_nibbles(const block_table *table, const uint8_t *codes, ui
 }
 
 /* Codes as numbers, not scaled; part is 0 or 1 of a block. */
-KVANT_INLINE void block_codes(kvant_block_type type, kvant_block_format format, const block_table *table,
-                              const uint8_t *block, uint32_t part, vf x[1])
+KVANT_INLINE void block_codes(kvant_block_type type, kvant_block_format format,
+                              const block_table *table, const uint8_t *block, uint32_t part,
+                              vf x[1])
 {
     if (type == KVANT_BLOCK_Q8_0) {
         __m128i bytes = _mm_loadu_si128((const __m128i *)(block + format.codes + 16 * part));

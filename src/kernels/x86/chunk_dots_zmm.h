@@ -11,14 +11,16 @@ typedef vi length_table;
 #define load_lengths(p) _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)(p)))
 #define look_up_lengths(table, v) _mm512_permutexvar_epi16(v, table)
 
-#define vi_store_some(p, v, n) _mm512_mask_storeu_epi32(p, (__mmask16)((n) < 16 ? (1u << (n)) - 1 : 0xffff), v)
+#define vi_store_some(p, v, n)                                                                     \
+    _mm512_mask_storeu_epi32(p, (__mmask16)((n) < 16 ? (1u << (n)) - 1 : 0xffff), v)
 
 KVANT_INLINE vi vi_double_words(vi v, uint32_t odd)
 {
-    return odd ? _mm512_shuffle_epi8(v, _mm512_broadcast_i32x4(
-                                            _mm_setr_epi8(2, 3, 2, 3, 6, 7, 6, 7, 10, 11, 10, 11, 14, 15, 14, 15)))
-               : _mm512_shuffle_epi8(
-                     v, _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 0, 1, 4, 5, 4, 5, 8, 9, 8, 9, 12, 13, 12, 13)));
+    return odd ? _mm512_shuffle_epi8(
+                     v, _mm512_broadcast_i32x4(
+                            _mm_setr_epi8(2, 3, 2, 3, 6, 7, 6, 7, 10, 11, 10, 11, 14, 15, 14, 15)))
+               : _mm512_shuffle_epi8(v, _mm512_broadcast_i32x4(_mm_setr_epi8(
+                                            0, 1, 0, 1, 4, 5, 4, 5, 8, 9, 8, 9, 12, 13, 12, 13)));
 }
 
 KVANT_INLINE vi vi_spread_quads(vi v, uint32_t j)
@@ -27,7 +29,8 @@ KVANT_INLINE vi vi_spread_quads(vi v, uint32_t j)
     return _mm512_permutexvar_epi32(_mm512_add_epi32(first, _mm512_set1_epi32((int)(4 * j))), v);
 }
 
-#define gather_entries(entries, index) _mm512_i32gather_epi64(index, (const long long *)(entries), 8)
+#define gather_entries(entries, index)                                                             \
+    _mm512_i32gather_epi64(index, (const long long *)(entries), 8)
 
 KVANT_INLINE vi index_of(vi words, uint32_t odd)
 {
@@ -62,7 +65,8 @@ KVANT_INLINE void fetch_quads(const int16_t *entries, vi words, vi quads[4])
     const vi order = _mm512_setr_epi32(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
     vi ordered = _mm512_permutexvar_epi32(order, words);
     for (uint32_t half = 0; half < 2; half++) {
-        __m256i some = half ? _mm512_extracti64x4_epi64(ordered, 1) : _mm512_castsi512_si256(ordered);
+        __m256i some =
+            half ? _mm512_extracti64x4_epi64(ordered, 1) : _mm512_castsi512_si256(ordered);
         vi a = gather_entries(entries, _mm256_and_si256(some, _mm256_set1_epi32(0xffff)));
         vi b = gather_entries(entries, _mm256_srli_epi32(some, 16));
         quads[2 * half] = _mm512_unpacklo_epi16(a, b);
@@ -86,7 +90,8 @@ KVANT_INLINE octahedral_table load_octahedral(const kvant_octahedral_integers *o
 
 KVANT_INLINE vi vi_clamp_words(vi x, vi most)
 {
-    return _mm512_max_epi16(_mm512_min_epi16(x, most), _mm512_sub_epi16(_mm512_setzero_si512(), most));
+    return _mm512_max_epi16(_mm512_min_epi16(x, most),
+                            _mm512_sub_epi16(_mm512_setzero_si512(), most));
 }
 
 /* kvant_octahedral_entry, for both codes of each word. */
@@ -99,8 +104,9 @@ KVANT_INLINE void compute_triplets(const octahedral_table *table, uint32_t bits,
     x[0] = vi_clamp_words(u, most);
     x[1] = vi_clamp_words(w, _mm512_sub_epi16(unit, a));
     x[2] = _mm512_sub_epi16(most, a);
-    vi squares = _mm512_add_epi16(_mm512_add_epi16(vi_scale_words(x[0], x[0]), vi_scale_words(x[1], x[1])),
-                                  vi_scale_words(x[2], x[2]));
+    vi squares =
+        _mm512_add_epi16(_mm512_add_epi16(vi_scale_words(x[0], x[0]), vi_scale_words(x[1], x[1])),
+                         vi_scale_words(x[2], x[2]));
     vi piece = _mm512_srli_epi16(squares, 10);
     vi slope = vi_scale_words(squares, _mm512_permutexvar_epi16(piece, table->slope));
     vi inverse = _mm512_add_epi16(_mm512_permutexvar_epi16(piece, table->base), slope);

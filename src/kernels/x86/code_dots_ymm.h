@@ -30,18 +30,20 @@ KVANT_INLINE dot_tables load_tables(const int16_t *values)
     dot_tables tables;
     __m128i low_bytes = _mm_set1_epi16(0xff);
     for (uint32_t digit = 0; digit < 2; digit++, values += 16) {
-        __m128i a = _mm_loadu_si128((const __m128i *)values), b = _mm_loadu_si128((const __m128i *)(values + 8));
-        tables.low[digit] =
-            _mm256_broadcastsi128_si256(_mm_packus_epi16(_mm_and_si128(a, low_bytes), _mm_and_si128(b, low_bytes)));
-        tables.high[digit] =
-            _mm256_broadcastsi128_si256(_mm_packus_epi16(_mm_srli_epi16(a, 8), _mm_srli_epi16(b, 8)));
+        __m128i a = _mm_loadu_si128((const __m128i *)values),
+                b = _mm_loadu_si128((const __m128i *)(values + 8));
+        tables.low[digit] = _mm256_broadcastsi128_si256(
+            _mm_packus_epi16(_mm_and_si128(a, low_bytes), _mm_and_si128(b, low_bytes)));
+        tables.high[digit] = _mm256_broadcastsi128_si256(
+            _mm_packus_epi16(_mm_srli_epi16(a, 8), _mm_srli_epi16(b, 8)));
     }
     return tables;
 }
 
 KVANT_INLINE vi spread_four(const int16_t *x, vi pair)
 {
-    return _mm256_unpacklo_epi16(_mm256_shuffle_epi8(vi_load(x), pair), _mm256_shuffle_epi8(vi_load(x + 32), pair));
+    return _mm256_unpacklo_epi16(_mm256_shuffle_epi8(vi_load(x), pair),
+                                 _mm256_shuffle_epi8(vi_load(x + 32), pair));
 }
 
 /* All row tiles take numbers of x. */
@@ -56,19 +58,21 @@ KVANT_INLINE void spread_band(const int16_t *x, uint32_t first, uint32_t end, do
 }
 
 /* Row tile k takes numbers of bands[k]. */
-KVANT_INLINE void spread_bands(const int16_t *const bands[4], uint32_t first, uint32_t end, dot_operand *out)
+KVANT_INLINE void spread_bands(const int16_t *const bands[4], uint32_t first, uint32_t end,
+                               dot_operand *out)
 {
     for (uint32_t ct = first; ct < end; ct++)
         for (uint32_t i = 0; i < 4; i++) {
             vi pair = vi_set((int)column_pairs[ct % 4]);
             const int16_t *const *two = bands + 2 * (i % 2);
             size_t at = (size_t)KVANT_PAGE_TOKENS * (ct / 4) + 16 * (i / 2);
-            out->at[ct][i / 2][i % 2] =
-                _mm256_blend_epi32(spread_four(two[0] + at, pair), spread_four(two[1] + at, pair), 0xcc);
+            out->at[ct][i / 2][i % 2] = _mm256_blend_epi32(spread_four(two[0] + at, pair),
+                                                           spread_four(two[1] + at, pair), 0xcc);
         }
 }
 
-KVANT_INLINE void spread_columns(const int16_t *const bands[4], uint32_t first, uint32_t end, dot_operand *out)
+KVANT_INLINE void spread_columns(const int16_t *const bands[4], uint32_t first, uint32_t end,
+                                 dot_operand *out)
 {
     if (bands[0] == bands[3])
         spread_band(bands[0], first, end, out);
@@ -77,8 +81,8 @@ KVANT_INLINE void spread_columns(const int16_t *const bands[4], uint32_t first, 
 }
 
 /* sum[0]: rows of row tiles 0 and 1, sum[1]: of 2 and 3. */
-KVANT_INLINE void add_products(vi low_table, vi high_table, vi codes, const dot_operand *x, uint32_t rows,
-                               uint32_t ct, uint32_t side, vi sum[2][DOT_ROWS])
+KVANT_INLINE void add_products(vi low_table, vi high_table, vi codes, const dot_operand *x,
+                               uint32_t rows, uint32_t ct, uint32_t side, vi sum[2][DOT_ROWS])
 {
     vi low = _mm256_shuffle_epi8(low_table, codes), high = _mm256_shuffle_epi8(high_table, codes);
     vi first = _mm256_unpacklo_epi8(low, high), second = _mm256_unpackhi_epi8(low, high);
@@ -90,8 +94,8 @@ KVANT_INLINE void add_products(vi low_table, vi high_table, vi codes, const dot_
 
 /* Row r, or r + 8 when shift is 4, of the group's four row tiles. */
 KVANT_INLINE void dot_row(const uint32_t *const *planes, uint32_t bits, const dot_tables *tables,
-                          const dot_operand *x, const kvant_code_factors *columns, uint32_t rows, uint32_t r,
-                          uint32_t shift, int32_t *dots, size_t stride)
+                          const dot_operand *x, const kvant_code_factors *columns, uint32_t rows,
+                          uint32_t r, uint32_t shift, int32_t *dots, size_t stride)
 {
     vi sum[2][DOT_ROWS];
     unrolled_for (uint32_t i = 0; i < rows; i++)
@@ -101,18 +105,20 @@ KVANT_INLINE void dot_row(const uint32_t *const *planes, uint32_t bits, const do
             unrolled_for (uint32_t digit = 0; digit < code_digits(bits); digit++) {
                 vi w = nibble_word(planes, bits, digit, ct, 16 * r + 8 * side);
                 add_products(tables->low[digit], tables->high[digit],
-                             vi_and(shift ? vi_shift_right(w, 4) : w, vi_set(0x0f0f0f0f)), x, rows, ct, side, sum);
+                             vi_and(shift ? vi_shift_right(w, 4) : w, vi_set(0x0f0f0f0f)), x, rows,
+                             ct, side, sum);
             }
     unrolled_for (uint32_t i = 0; i < rows; i++) {
         vi pairs = _mm256_hadd_epi32(sum[0][i], sum[1][i]);
-        __m128i total = _mm_add_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
+        __m128i total =
+            _mm_add_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
         _mm_store_si128((__m128i *)(dots + i * stride + 8 * shift + 4 * r), total);
     }
 }
 
 KVANT_INLINE void dot_group(const uint32_t *const *planes, uint32_t bits, const dot_tables *tables,
-                            const dot_operand *x, const kvant_code_factors *columns, uint32_t rows, int32_t *dots,
-                            size_t stride)
+                            const dot_operand *x, const kvant_code_factors *columns, uint32_t rows,
+                            int32_t *dots, size_t stride)
 {
     for (uint32_t r = 0; r < 8; r++) {
         dot_row(planes, bits, tables, x, columns, rows, r, 0, dots, stride);

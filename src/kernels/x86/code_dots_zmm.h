@@ -26,7 +26,8 @@ typedef struct dot_tables {
 KVANT_INLINE dot_tables load_tables(const int16_t *values)
 {
     return (dot_tables){ { _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)values)),
-                           _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)(values + 16))) } };
+                           _mm512_broadcast_i64x4(
+                               _mm256_loadu_si256((const __m256i *)(values + 16))) } };
 }
 
 /* All row tiles take numbers of x. */
@@ -41,7 +42,8 @@ KVANT_INLINE void spread_band(const int16_t *x, uint32_t first, uint32_t end, do
 }
 
 /* Row tile k takes numbers of bands[k]. */
-KVANT_INLINE void spread_bands(const int16_t *const bands[4], uint32_t first, uint32_t end, dot_operand *out)
+KVANT_INLINE void spread_bands(const int16_t *const bands[4], uint32_t first, uint32_t end,
+                               dot_operand *out)
 {
     for (uint32_t ct = first; ct < end; ct++)
         for (uint32_t side = 0; side < 2; side++) {
@@ -54,7 +56,8 @@ KVANT_INLINE void spread_bands(const int16_t *const bands[4], uint32_t first, ui
         }
 }
 
-KVANT_INLINE void spread_columns(const int16_t *const bands[4], uint32_t first, uint32_t end, dot_operand *out)
+KVANT_INLINE void spread_columns(const int16_t *const bands[4], uint32_t first, uint32_t end,
+                                 dot_operand *out)
 {
     if (bands[0] == bands[3])
         spread_band(bands[0], first, end, out);
@@ -78,16 +81,18 @@ KVANT_INLINE word_fields look_up(vi table, vi w)
 
 /* Two neighbouring r, and r + 8: a lane of 128 bits of sum[half][i] is a partial sum of 4 rows. */
 KVANT_INLINE void dot_two(const uint32_t *const *planes, uint32_t bits, const dot_tables *tables,
-                          const dot_operand *x, const kvant_code_factors *columns, uint32_t rows, uint32_t r,
-                          vi sum[2][DOT_ROWS])
+                          const dot_operand *x, const kvant_code_factors *columns, uint32_t rows,
+                          uint32_t r, vi sum[2][DOT_ROWS])
 {
     vi first[2][DOT_ROWS], second[2][DOT_ROWS];
     unrolled_for (uint32_t i = 0; i < rows; i++)
         first[0][i] = first[1][i] = second[0][i] = second[1][i] = _mm512_setzero_si512();
     for (uint32_t ct = columns->first; ct < columns->end; ct++)
         unrolled_for (uint32_t digit = 0; digit < code_digits(bits); digit++) {
-            word_fields a = look_up(tables->at[digit], nibble_word(planes, bits, digit, ct, 16 * r));
-            word_fields b = look_up(tables->at[digit], nibble_word(planes, bits, digit, ct, 16 * r + 16));
+            word_fields a =
+                look_up(tables->at[digit], nibble_word(planes, bits, digit, ct, 16 * r));
+            word_fields b =
+                look_up(tables->at[digit], nibble_word(planes, bits, digit, ct, 16 * r + 16));
             unrolled_for (uint32_t i = 0; i < rows; i++)
                 unrolled_for (uint32_t side = 0; side < 2; side++) {
                     vi factor = x[i].at[ct][side];
@@ -104,8 +109,8 @@ KVANT_INLINE void dot_two(const uint32_t *const *planes, uint32_t bits, const do
 }
 
 KVANT_INLINE void dot_group(const uint32_t *const *planes, uint32_t bits, const dot_tables *tables,
-                            const dot_operand *x, const kvant_code_factors *columns, uint32_t rows, int32_t *dots,
-                            size_t stride)
+                            const dot_operand *x, const kvant_code_factors *columns, uint32_t rows,
+                            int32_t *dots, size_t stride)
 {
     for (uint32_t quad = 0; quad < 2; quad++) {
         vi low[2][DOT_ROWS], high[2][DOT_ROWS];

@@ -11,16 +11,17 @@
 #define vf_keep_above(x, y, limit)                                                                 \
     _mm256_and_ps(x, _mm256_cmp_ps(y, _mm256_set1_ps(limit), _CMP_NLT_UQ))
 #define half_load(p) _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p)))
-#define half_store(p, x) _mm_storeu_si128((__m128i *)(p), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT))
+#define half_store(p, x)                                                                           \
+    _mm_storeu_si128((__m128i *)(p), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT))
 #define vi_store(p, v) _mm256_storeu_si256((__m256i *)(p), v)
 #define vf_repeat_four(p) _mm256_broadcast_ps((const __m128 *)(p))
 #define vi_float_bits(x) _mm256_castps_si256(x)
 #define vf_from_bits(v) _mm256_castsi256_ps(v)
 #define add_pairs(sum, a, b) _mm256_add_epi32(sum, _mm256_madd_epi16(a, b))
 #define vi_load_bytes(p) _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(p)))
-#define vi_add_where_above(v, a, b, n)                                                                             \
-    _mm256_add_epi32(v,                                                                                            \
-                     _mm256_and_si256(_mm256_castps_si256(_mm256_cmp_ps(a, b, _CMP_GT_OQ)), _mm256_set1_epi32(n)))
+#define vi_add_where_above(v, a, b, n)                                                             \
+    _mm256_add_epi32(v, _mm256_and_si256(_mm256_castps_si256(_mm256_cmp_ps(a, b, _CMP_GT_OQ)),     \
+                                         _mm256_set1_epi32(n)))
 #define vf_rsqrt(x) _mm256_rsqrt_ps(x)
 #define vf_at_least(a, b) ((uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GE_OQ)))
 #define vi_any_equal(a, b) (_mm256_movemask_epi8(_mm256_cmpeq_epi32(a, b)) != 0)
@@ -51,7 +52,8 @@ KVANT_INLINE void vi_store_bytes(uint8_t *p, vi v)
 
 KVANT_INLINE void vi_store_words(int16_t *p, vi v)
 {
-    _mm_storeu_si128((__m128i *)p, _mm_packs_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1)));
+    _mm_storeu_si128((__m128i *)p,
+                     _mm_packs_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1)));
 }
 
 KVANT_INLINE void vi_store_fours(int32_t *p, vi v)
@@ -95,7 +97,8 @@ KVANT_INLINE float vf_sum(vf x)
 /* n is a whole number of at least -126 wherever the result is kept. */
 KVANT_INLINE vf vf_scale(vf x, vf n)
 {
-    vi exponent = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
+    vi exponent =
+        _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
     return _mm256_mul_ps(x, _mm256_castsi256_ps(exponent));
 }
 

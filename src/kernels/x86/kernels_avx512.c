@@ -13,7 +13,8 @@
 #define vf_keep_above(x, y, limit)                                                                 \
     _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(y, _mm512_set1_ps(limit), _CMP_NLT_UQ), x)
 #define half_load(p) _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(p)))
-#define half_store(p, x) _mm256_storeu_si256((__m256i *)(p), _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT))
+#define half_store(p, x)                                                                           \
+    _mm256_storeu_si256((__m256i *)(p), _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT))
 #define vi_largest(v) _mm512_reduce_max_epu32(v)
 #define vi_store(p, v) _mm512_storeu_si512(p, v)
 #define vi_store_words(p, v) _mm256_storeu_si256((__m256i *)(p), _mm512_cvtepi32_epi16(v))
@@ -23,7 +24,7 @@
 #define add_pairs(sum, a, b) _mm512_add_epi32(sum, _mm512_madd_epi16(a, b))
 #define vi_load_bytes(p) _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(p)))
 #define vi_store_bytes(p, v) _mm_storeu_si128((__m128i *)(p), _mm512_cvtepi32_epi8(v))
-#define vi_add_where_above(v, a, b, n)                                                                             \
+#define vi_add_where_above(v, a, b, n)                                                             \
     _mm512_mask_add_epi32(v, _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ), v, _mm512_set1_epi32(n))
 #define vf_rsqrt(x) _mm512_rsqrt14_ps(x)
 #define vf_store_first(p, x, n) _mm512_mask_storeu_ps(p, (__mmask16)((1u << (n)) - 1), x)
@@ -56,7 +57,10 @@ KVANT_INLINE vf vf_swap(vf x, uint32_t distance)
 
 KVANT_INLINE vf vf_negate_odd(vf x, uint32_t distance)
 {
-    __mmask16 odd = distance == 1 ? 0xaaaa : distance == 2 ? 0xcccc : distance == 4 ? 0xf0f0 : 0xff00;
+    __mmask16 odd = distance == 1   ? 0xaaaa
+                    : distance == 2 ? 0xcccc
+                    : distance == 4 ? 0xf0f0
+                                    : 0xff00;
     return _mm512_mask_xor_ps(x, odd, x, _mm512_set1_ps(-0.0f));
 }
 

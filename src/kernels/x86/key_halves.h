@@ -8,8 +8,9 @@ KVANT_INLINE void transpose_halves(__m128i w[8])
         a[i] = _mm_unpacklo_epi16(w[2 * i], w[2 * i + 1]);
         a[i + 4] = _mm_unpackhi_epi16(w[2 * i], w[2 * i + 1]);
     }
-    unrolled_for (uint32_t i = 0; i < 8;
-         i += 2) { /* fours of tokens: channels 2 i' and 2 i' + 1 of the low, then the high four */
+    unrolled_for (
+        uint32_t i = 0; i < 8;
+        i += 2) { /* fours of tokens: channels 2 i' and 2 i' + 1 of the low, then the high four */
         b[i] = _mm_unpacklo_epi32(a[i], a[i + 1]);
         b[i + 1] = _mm_unpackhi_epi32(a[i], a[i + 1]);
     }
@@ -30,10 +31,12 @@ static KVANT_KEY_HALVES_FN(NAME(key_halves))
         for (; j + 8 <= dim; j += 8) {
             __m128i w[8];
             unrolled_for (uint32_t i = 0; i < 8; i++)
-                w[i] = _mm_loadu_si128((const __m128i *)(first + (size_t)(16 * (i % 4) + i / 4) * dim + j));
+                w[i] = _mm_loadu_si128(
+                    (const __m128i *)(first + (size_t)(16 * (i % 4) + i / 4) * dim + j));
             transpose_halves(w);
             unrolled_for (uint32_t i = 0; i < 8; i++)
-                _mm256_store_ps(tile + (size_t)(j + i) * KVANT_PAGE_TOKENS + position, _mm256_cvtph_ps(w[i]));
+                _mm256_store_ps(tile + (size_t)(j + i) * KVANT_PAGE_TOKENS + position,
+                                _mm256_cvtph_ps(w[i]));
         }
         for (; j < dim; j++)
             for (uint32_t i = 0; i < 8; i++)

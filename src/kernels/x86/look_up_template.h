@@ -5,8 +5,8 @@
  *   vi_add_where_above(v, a, b, n)   v + n where a > b */
 #include "../../math/sums.h"
 
-KVANT_INLINE float dot_codes_bits(const float *a, const uint8_t *codes, uint32_t n, const float *values,
-                                  uint32_t bits)
+KVANT_INLINE float dot_codes_bits(const float *a, const uint8_t *codes, uint32_t n,
+                                  const float *values, uint32_t bits)
 {
     float s[16];
     vf sum[16 / LANES];
@@ -16,7 +16,8 @@ KVANT_INLINE float dot_codes_bits(const float *a, const uint8_t *codes, uint32_t
         sum[v] = vf_zero();
     for (; i + 16 <= n; i += 16)
         for (uint32_t v = 0; v < 16 / LANES; v++) {
-            vf x = table_look_up(&entries, values, vi_load_bytes(codes + i + v * LANES), 1u << bits);
+            vf x =
+                table_look_up(&entries, values, vi_load_bytes(codes + i + v * LANES), 1u << bits);
             sum[v] = vf_add(sum[v], vf_mul(vf_load_unaligned(a + i + v * LANES), x));
         }
     for (uint32_t v = 0; v < 16 / LANES; v++)
@@ -38,8 +39,9 @@ static KVANT_DOT_CODES_FN(NAME(dot_codes))
     return dot_codes_bits(a, codes, n, values, 8);
 }
 
-KVANT_INLINE void codebook_codes_bits(const float *x, uint32_t n, float inverse, const float *thresholds,
-                                      uint32_t bits, uint32_t table_bits, uint8_t *codes)
+KVANT_INLINE void codebook_codes_bits(const float *x, uint32_t n, float inverse,
+                                      const float *thresholds, uint32_t bits, uint32_t table_bits,
+                                      uint8_t *codes)
 {
     value_table entries = table_load(thresholds, 1u << table_bits);
     uint32_t i = 0;
@@ -48,8 +50,8 @@ KVANT_INLINE void codebook_codes_bits(const float *x, uint32_t n, float inverse,
         vi code = vi_set(0);
         for (uint32_t step = 1u << (bits - 1); step; step /= 2) {
             vi at = vi_add(code, vi_set((int)(step - 1)));
-            code =
-                vi_add_where_above(code, u, table_look_up(&entries, thresholds, at, 1u << table_bits), (int)step);
+            code = vi_add_where_above(
+                code, u, table_look_up(&entries, thresholds, at, 1u << table_bits), (int)step);
         }
         vi_store_bytes(codes + i, code);
     }

@@ -36,7 +36,8 @@ KVANT_INLINE vi pack_shift(vi v, uint32_t shift)
 #ifdef look_up_bytes
 #define pack_look_up(table, v, shift) look_up_bytes(table, pack_shift(v, shift))
 #else
-#define pack_look_up(table, v, shift) MM(shuffle_epi8)(table, vi_and(pack_shift(v, shift), MM(set1_epi8)(15)))
+#define pack_look_up(table, v, shift)                                                              \
+    MM(shuffle_epi8)(table, vi_and(pack_shift(v, shift), MM(set1_epi8)(15)))
 #endif
 
 /* Bit high_shift becomes bit 2. */
@@ -45,7 +46,8 @@ KVANT_INLINE vi pack_look_up_two(vi table, vi low, uint32_t shift, vi high, uint
     const vi up = high_shift == 0   ? MM(slli_epi16)(high, 2)
                   : high_shift == 1 ? MM(slli_epi16)(high, 1)
                                     : pack_shift(high, high_shift - 2);
-    const vi index = vi_or(vi_and(pack_shift(low, shift), MM(set1_epi8)(3)), vi_and(up, MM(set1_epi8)(4)));
+    const vi index =
+        vi_or(vi_and(pack_shift(low, shift), MM(set1_epi8)(3)), vi_and(up, MM(set1_epi8)(4)));
     return MM(shuffle_epi8)(table, index);
 }
 
@@ -61,7 +63,8 @@ KVANT_INLINE vi pack_query(const int8_t *x)
 #define pack_whole(v) (v)
 #define pack_add_whole(sums, operand, x) add_fours(sums, operand, pack_query(x))
 
-KVANT_INLINE vi pack_add(vi sums, const vi *operands, uint32_t n, uint32_t fold, const int8_t *x, size_t step)
+KVANT_INLINE vi pack_add(vi sums, const vi *operands, uint32_t n, uint32_t fold, const int8_t *x,
+                         size_t step)
 {
     (void)fold;
     unrolled_for (uint32_t i = 0; i < n; i++)
@@ -75,7 +78,8 @@ KVANT_INLINE vi pack_add(vi sums, const vi *operands, uint32_t n, uint32_t fold,
 #define pack_fold(sums, pairs) vi_add(sums, MM(madd_epi16)(pairs, MM(set1_epi16)(1)))
 #define pack_whole(v) MM_WHOLE (xor)(v, MM(set1_epi8)((char)-128))
 
-KVANT_INLINE vi pack_add(vi sums, const vi *operands, uint32_t n, uint32_t fold, const int8_t *x, size_t step)
+KVANT_INLINE vi pack_add(vi sums, const vi *operands, uint32_t n, uint32_t fold, const int8_t *x,
+                         size_t step)
 {
     unrolled_for (uint32_t i = 0; i < n; i += fold) {
         vi pairs = MM(maddubs_epi16)(operands[i], pack_query(x + i * step));
@@ -90,7 +94,8 @@ KVANT_INLINE vi pack_add_whole(vi sums, vi level, const int8_t *x)
 {
     const vi query = pack_query(x);
 #if PACK_BYTES == 64
-    const vi turned = _mm512_mask_sub_epi8(query, _mm512_movepi8_mask(level), _mm512_setzero_si512(), query);
+    const vi turned =
+        _mm512_mask_sub_epi8(query, _mm512_movepi8_mask(level), _mm512_setzero_si512(), query);
 #else
     const vi turned = _mm256_sign_epi8(query, level); /* 0 where the level is */
 #endif

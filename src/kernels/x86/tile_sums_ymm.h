@@ -20,19 +20,23 @@ typedef struct field_pairs {
 
 KVANT_INLINE field_pairs look_up_fields(const dot_tables *tables, uint32_t digit, vi codes)
 {
-    vi low = _mm256_shuffle_epi8(tables->low[digit], codes), high = _mm256_shuffle_epi8(tables->high[digit], codes);
+    vi low = _mm256_shuffle_epi8(tables->low[digit], codes),
+       high = _mm256_shuffle_epi8(tables->high[digit], codes);
     vi low_bytes = _mm256_set1_epi16(0xff);
-    return (field_pairs){ { vi_or(vi_and(low, low_bytes), _mm256_slli_epi16(high, 8)),
-                            vi_or(_mm256_srli_epi16(low, 8), _mm256_andnot_si256(low_bytes, high)) } };
+    return (
+        field_pairs){ { vi_or(vi_and(low, low_bytes), _mm256_slli_epi16(high, 8)),
+                        vi_or(_mm256_srli_epi16(low, 8), _mm256_andnot_si256(low_bytes, high)) } };
 }
 
 /* The values of a code are the sums of its digits'. */
-KVANT_INLINE void store_fields(const dot_tables *tables, uint32_t bits, const vi codes[2], uint32_t shift,
-                               int32_t *first, int32_t *second)
+KVANT_INLINE void store_fields(const dot_tables *tables, uint32_t bits, const vi codes[2],
+                               uint32_t shift, int32_t *first, int32_t *second)
 {
-    field_pairs f = look_up_fields(tables, 0, vi_and(vi_shift_right(codes[0], shift), vi_set(0x0f0f0f0f)));
+    field_pairs f =
+        look_up_fields(tables, 0, vi_and(vi_shift_right(codes[0], shift), vi_set(0x0f0f0f0f)));
     if (code_digits(bits) > 1) {
-        field_pairs g = look_up_fields(tables, 1, vi_and(vi_shift_right(codes[1], shift), vi_set(0x0f0f0f0f)));
+        field_pairs g =
+            look_up_fields(tables, 1, vi_and(vi_shift_right(codes[1], shift), vi_set(0x0f0f0f0f)));
         for (uint32_t i = 0; i < 2; i++)
             f.at[i] = _mm256_add_epi16(f.at[i], g.at[i]);
     }
@@ -41,8 +45,8 @@ KVANT_INLINE void store_fields(const dot_tables *tables, uint32_t bits, const vi
 }
 
 /* pairs[16 h + 4 q]: of column tile ct. */
-KVANT_INLINE void make_pairs(const uint32_t *const *planes, uint32_t bits, uint32_t ct, const dot_tables *tables,
-                             int32_t (*pairs)[KVANT_PAGE_TOKENS])
+KVANT_INLINE void make_pairs(const uint32_t *const *planes, uint32_t bits, uint32_t ct,
+                             const dot_tables *tables, int32_t (*pairs)[KVANT_PAGE_TOKENS])
 {
     for (uint32_t r = 0; r < 8; r += 2)
         for (uint32_t side = 0; side < 2; side++) {

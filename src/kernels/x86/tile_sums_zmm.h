@@ -36,8 +36,8 @@ KVANT_INLINE word_fields look_up_digits(const dot_tables *tables, uint32_t bits,
 }
 
 /* pairs[16 h + 4 q]: of column tile ct. */
-KVANT_INLINE void make_pairs(const uint32_t *const *planes, uint32_t bits, uint32_t ct, const dot_tables *tables,
-                             int32_t (*pairs)[KVANT_PAGE_TOKENS])
+KVANT_INLINE void make_pairs(const uint32_t *const *planes, uint32_t bits, uint32_t ct,
+                             const dot_tables *tables, int32_t (*pairs)[KVANT_PAGE_TOKENS])
 {
     for (uint32_t r = 0; r < 8; r += 4) {
         vi w[2][4];

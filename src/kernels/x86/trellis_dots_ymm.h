@@ -6,7 +6,8 @@
 #define vw_shift_right(v, n) _mm256_srli_epi32(v, (int)(n))
 #define vi_xor(a, b) _mm256_xor_si256(a, b)
 #define vi_xor3(a, b, c) _mm256_xor_si256(_mm256_xor_si256(a, b), c)
-#define vi_select(mask, a, b) _mm256_or_si256(_mm256_and_si256(mask, a), _mm256_andnot_si256(mask, b))
+#define vi_select(mask, a, b)                                                                      \
+    _mm256_or_si256(_mm256_and_si256(mask, a), _mm256_andnot_si256(mask, b))
 #define vi_rotate_left(v, n) _mm256_or_si256(vw_shift_left(v, n), vw_shift_right(v, 32 - (n)))
 #define vi_rotate_four(v) _mm256_shuffle_epi32(v, 0x93)
 #define vi_pick_bytes(v, index) _mm256_shuffle_epi8(v, index)
@@ -32,8 +33,8 @@ KVANT_INLINE vi look_up_levels(const level_tables *tables, vi index, uint32_t bi
     first = _mm256_blendv_epi8(first, _mm256_shuffle_epi8(tables->at[1], low), fifth);
     if (bits == 3)
         return first;
-    const vi second =
-        _mm256_blendv_epi8(_mm256_shuffle_epi8(tables->at[2], low), _mm256_shuffle_epi8(tables->at[3], low), fifth);
+    const vi second = _mm256_blendv_epi8(_mm256_shuffle_epi8(tables->at[2], low),
+                                         _mm256_shuffle_epi8(tables->at[3], low), fifth);
     return _mm256_blendv_epi8(first, second, vw_shift_left(index, 2));
 }
 
@@ -41,7 +42,8 @@ KVANT_INLINE void store_lane_sums(int32_t *out, const vi sums[4])
 {
     for (uint32_t r = 0; r < 4; r++) {
         const __m128i high = _mm256_extracti128_si256(sums[r], 1);
-        _mm_store_si128((__m128i *)(out + 4 * r), _mm_add_epi32(_mm256_castsi256_si128(sums[r]), high));
+        _mm_store_si128((__m128i *)(out + 4 * r),
+                        _mm_add_epi32(_mm256_castsi256_si128(sums[r]), high));
     }
 }
 

@@ -13,7 +13,7 @@
 #define vi_xor(a, b) _mm512_xor_si512(a, b)
 #define vi_xor3(a, b, c) _mm512_ternarylogic_epi32(a, b, c, 0x96)
 #define vi_select(mask, a, b) _mm512_ternarylogic_epi32(mask, a, b, 0xca)
-#define vi_rotate_left(v, n)                                                                                       \
+#define vi_rotate_left(v, n)                                                                       \
     _mm512_rolv_epi32(v, _mm512_set1_epi32((int)(n))) /* n is constant only after inlining */
 #define vi_rotate_four(v) _mm512_shuffle_epi32(v, _MM_PERM_CBAD)
 #define next_lanes(v) ((v)[0] = _mm512_shuffle_i64x2((v)[0], (v)[0], 0x93))
@@ -28,9 +28,10 @@ typedef vi level_tables; /* 64 bytes, fewer levels repeated */
 /* The bytes of a word and, as its lowest, the highest byte of the word 4 lanes before, round the vector. */
 KVANT_INLINE vi vi_bytes_before(vi v)
 {
-    const vi below = _mm512_set_epi32(0x3e3d3c2f, 0x3a39382b, 0x36353427, 0x32313023, 0x2e2d2c1f, 0x2a29281b,
-                                      0x26252417, 0x22212013, 0x1e1d1c0f, 0x1a19180b, 0x16151407, 0x12111003,
-                                      0x0e0d0c3f, 0x0a09083b, 0x06050437, 0x02010033);
+    const vi below =
+        _mm512_set_epi32(0x3e3d3c2f, 0x3a39382b, 0x36353427, 0x32313023, 0x2e2d2c1f, 0x2a29281b,
+                         0x26252417, 0x22212013, 0x1e1d1c0f, 0x1a19180b, 0x16151407, 0x12111003,
+                         0x0e0d0c3f, 0x0a09083b, 0x06050437, 0x02010033);
     return _mm512_permutexvar_epi8(below, v);
 }
 #define vi_bytes_before vi_bytes_before

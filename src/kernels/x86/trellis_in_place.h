@@ -21,16 +21,19 @@
 #define PLACE_EFFECT(t, bit) PLACE_EFFECT_OF(((t) + (bit) + 1) % 8)
 
 #define LANE_EFFECT(t, lane, bit) ((lane) >> (bit) & 1 ? PLACE_EFFECT(t, bit) : 0)
-#define LANE_SUBSET(t, lane)                                                                                       \
-    (LANE_EFFECT(t, lane, 0) ^ LANE_EFFECT(t, lane, 1) ^ LANE_EFFECT(t, lane, 2) ^ LANE_EFFECT(t, lane, 3))
+#define LANE_SUBSET(t, lane)                                                                       \
+    (LANE_EFFECT(t, lane, 0) ^ LANE_EFFECT(t, lane, 1) ^ LANE_EFFECT(t, lane, 2) ^                 \
+     LANE_EFFECT(t, lane, 3))
 #define LANE_BYTES(t, lane) 0x0100 + 0x0202 * (LANE_SUBSET(t, lane))
-#define FOUR_LANES(t, lane)                                                                                        \
-    LANE_BYTES(t, lane), LANE_BYTES(t, (lane) + 1), LANE_BYTES(t, (lane) + 2), LANE_BYTES(t, (lane) + 3)
+#define FOUR_LANES(t, lane)                                                                        \
+    LANE_BYTES(t, lane), LANE_BYTES(t, (lane) + 1), LANE_BYTES(t, (lane) + 2),                     \
+        LANE_BYTES(t, (lane) + 3)
 #define ALL_LANES(t) { FOUR_LANES(t, 0), FOUR_LANES(t, 4), FOUR_LANES(t, 8), FOUR_LANES(t, 12) }
 
 /* The subset of vector 0's lanes, as bytes for pshufb. */
-static const _Alignas(32) uint16_t lane_subsets[PLACE_STEPS][16] = { ALL_LANES(0), ALL_LANES(1), ALL_LANES(2),
-                                                                     ALL_LANES(3), ALL_LANES(4), ALL_LANES(5),
+static const _Alignas(32) uint16_t lane_subsets[PLACE_STEPS][16] = { ALL_LANES(0), ALL_LANES(1),
+                                                                     ALL_LANES(2), ALL_LANES(3),
+                                                                     ALL_LANES(4), ALL_LANES(5),
                                                                      ALL_LANES(6), ALL_LANES(7) };
 
 /* Metrics; bytes of vectors v and v + 8: where their paths were before the 8 steps. */
@@ -47,7 +50,8 @@ KVANT_INLINE uint32_t vector_subset(uint32_t t, uint32_t v)
 
 /* Costs of lanes of vectors whose subset is z more; t is a constant, so only those that are used
  * are computed. */
-KVANT_INLINE void spread_in_place(const uint16_t *row, uint32_t t, __m256i costs[KVANT_TRELLIS_SUBSETS])
+KVANT_INLINE void spread_in_place(const uint16_t *row, uint32_t t,
+                                  __m256i costs[KVANT_TRELLIS_SUBSETS])
 {
     const __m256i lanes = _mm256_load_si256((const __m256i *)lane_subsets[t]);
     const __m256i even = _mm256_broadcastsi128_si256(_mm_load_si128((const __m128i *)row));
@@ -128,23 +132,28 @@ KVANT_INLINE __m256i meet_lanes(__m256i *v, uint32_t bit, __m256i near, __m256i 
 /* The first of 8 steps. */
 KVANT_INLINE void meet_top(places *p, const __m256i *costs, uint32_t v, bool keep)
 {
-    static const _Alignas(32) uint8_t numbers[32] = { 0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15,
-                                                      16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31 };
+    static const _Alignas(32)
+        uint8_t numbers[32] = { 0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15,
+                                16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31 };
     const uint32_t z = vector_subset(0, v);
     __m256i first[2];
     meet_vectors(&p->metric[v], &p->metric[v + 8], costs[z], costs[z ^ KVANT_TRELLIS_SWAP], first);
     if (keep) {
-        const __m256i all = _mm256_or_si256(_mm256_load_si256((const __m256i *)numbers), _mm256_set1_epi8((int8_t)(32 * v | 8)));
-        p->from[v] = _mm256_xor_si256(all, _mm256_and_si256(_mm256_packs_epi16(first[0], first[1]), _mm256_set1_epi8(8)));
+        const __m256i all = _mm256_or_si256(_mm256_load_si256((const __m256i *)numbers),
+                                            _mm256_set1_epi8((int8_t)(32 * v | 8)));
+        p->from[v] = _mm256_xor_si256(
+            all, _mm256_and_si256(_mm256_packs_epi16(first[0], first[1]), _mm256_set1_epi8(8)));
     }
 }
 
-KVANT_INLINE void meet_pairs(places *p, const __m256i *costs, uint32_t t, uint32_t v, uint32_t w, bool keep)
+KVANT_INLINE void meet_pairs(places *p, const __m256i *costs, uint32_t t, uint32_t v, uint32_t w,
+                             bool keep)
 {
     __m256i low[2], high[2];
     const uint32_t z = vector_subset(t, v), y = vector_subset(t, v + 8);
     meet_vectors(&p->metric[v], &p->metric[w], costs[z], costs[z ^ KVANT_TRELLIS_SWAP], low);
-    meet_vectors(&p->metric[v + 8], &p->metric[w + 8], costs[y], costs[y ^ KVANT_TRELLIS_SWAP], high);
+    meet_vectors(&p->metric[v + 8], &p->metric[w + 8], costs[y], costs[y ^ KVANT_TRELLIS_SWAP],
+                 high);
     if (keep) {
         const __m256i a = p->from[v], b = p->from[w];
         p->from[v] = _mm256_blendv_epi8(b, a, _mm256_packs_epi16(low[0], high[0]));
@@ -156,7 +165,8 @@ KVANT_INLINE void meet_inside(places *p, const __m256i *costs, uint32_t t, uint3
 {
     const uint32_t bit = 7 - t, z = vector_subset(t, v), y = vector_subset(t, v + 8);
     const __m256i low = meet_lanes(&p->metric[v], bit, costs[z], costs[z ^ KVANT_TRELLIS_SWAP]);
-    const __m256i high = meet_lanes(&p->metric[v + 8], bit, costs[y], costs[y ^ KVANT_TRELLIS_SWAP]);
+    const __m256i high =
+        meet_lanes(&p->metric[v + 8], bit, costs[y], costs[y ^ KVANT_TRELLIS_SWAP]);
     if (keep) {
         const __m256i own = _mm256_xor_si256(_mm256_packs_epi16(low, high), odd_bytes(bit));
         p->from[v] = _mm256_blendv_epi8(exchange_bytes(p->from[v], bit), p->from[v], own);
@@ -229,8 +239,8 @@ KVANT_INLINE void eight_steps(place_pass *pass, places *p, bool keep)
 /* The pass from step -before on, a multiple of 8 as n is. metric: before and after. from: where the
  * paths were before each 8 steps of the circle. Two loops: where one has both kinds of steps, GCC 12
  * computes for both at once what they have in common, and spills it. */
-static void pass_in_place(const kvant_trellis *trellis, const uint16_t *cells, uint32_t n, uint32_t before,
-                          uint16_t *metric, uint8_t *from)
+static void pass_in_place(const kvant_trellis *trellis, const uint16_t *cells, uint32_t n,
+                          uint32_t before, uint16_t *metric, uint8_t *from)
 {
     place_pass pass = { trellis, cells, n, (n - before % n) % n, 0 };
     places p;

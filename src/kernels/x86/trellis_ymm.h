@@ -21,7 +21,8 @@ KVANT_INLINE void vh_pair(__m256i a, __m256i b, __m256i out[2])
 
 KVANT_INLINE uint32_t below_mask(const __m256i a[2], const __m256i b[2])
 {
-    const __m256i equal = _mm256_packs_epi16(_mm256_cmpeq_epi16(a[0], b[0]), _mm256_cmpeq_epi16(a[1], b[1]));
+    const __m256i equal =
+        _mm256_packs_epi16(_mm256_cmpeq_epi16(a[0], b[0]), _mm256_cmpeq_epi16(a[1], b[1]));
     return ~(uint32_t)_mm256_movemask_epi8(_mm256_permute4x64_epi64(equal, 0xd8));
 }
 

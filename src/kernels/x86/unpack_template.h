@@ -22,21 +22,25 @@ KVANT_INLINE vi field_codes(const vi *w, uint32_t bits, uint32_t field, uint32_t
         return vi_or(vi_and(vi_shift_right(w[0], 4 * field + odd_bit), vi_set(15)),
                      vi_shift_left(vi_and(vi_shift_right(w[1], field + odd_bit), vi_set(1)), 4));
     case 6:
-        return vi_or(vi_and(vi_shift_right(w[0], 4 * field + odd_bit), vi_set(15)),
-                     vi_shift_left(vi_and(vi_shift_right(w[1], 2 * field + odd_bit), vi_set(3)), 4));
+        return vi_or(
+            vi_and(vi_shift_right(w[0], 4 * field + odd_bit), vi_set(15)),
+            vi_shift_left(vi_and(vi_shift_right(w[1], 2 * field + odd_bit), vi_set(3)), 4));
     case 7:
-        return vi_or(vi_or(vi_and(vi_shift_right(w[0], 4 * field + odd_bit), vi_set(15)),
-                           vi_shift_left(vi_and(vi_shift_right(w[1], 2 * field + odd_bit), vi_set(3)), 4)),
-                     vi_shift_left(vi_and(vi_shift_right(w[2], field + odd_bit), vi_set(1)), 6));
+        return vi_or(
+            vi_or(vi_and(vi_shift_right(w[0], 4 * field + odd_bit), vi_set(15)),
+                  vi_shift_left(vi_and(vi_shift_right(w[1], 2 * field + odd_bit), vi_set(3)), 4)),
+            vi_shift_left(vi_and(vi_shift_right(w[2], field + odd_bit), vi_set(1)), 6));
     default:
-        return vi_or(vi_and(vi_shift_right(w[0], 4 * field + odd_bit), vi_set(15)),
-                     vi_shift_left(vi_and(vi_shift_right(w[1], 4 * field + odd_bit), vi_set(15)), 4));
+        return vi_or(
+            vi_and(vi_shift_right(w[0], 4 * field + odd_bit), vi_set(15)),
+            vi_shift_left(vi_and(vi_shift_right(w[1], 4 * field + odd_bit), vi_set(15)), 4));
     }
 }
 
 /* Unpacks 8 columns' share of one column tile: quad is lane mod 4, which is the pair of columns. */
-KVANT_INLINE void unpack_quad(const unpack_job *job, uint32_t bits, bool affine, const value_table *entries,
-                              uint32_t group, uint32_t ct, uint32_t quad)
+KVANT_INLINE void unpack_quad(const unpack_job *job, uint32_t bits, bool affine,
+                              const value_table *entries, uint32_t group, uint32_t ct,
+                              uint32_t quad)
 {
     const kvant_layout *layout = job->layout;
     for (uint32_t part = 0; part < 32 / LANES; part++) {
@@ -44,12 +48,14 @@ KVANT_INLINE void unpack_quad(const unpack_job *job, uint32_t bits, bool affine,
         for (uint32_t i = 0; i < layout->n_planes; i++) {
             const kvant_plane *plane = &layout->planes[i];
             size_t lane = 32 * (ct / plane->tiles) + quad + LANES * part;
-            w[i] = vi_load_lanes(job->words + plane->word_offset + (size_t)128 * group * plane->units + 4 * lane);
+            w[i] = vi_load_lanes(job->words + plane->word_offset +
+                                 (size_t)128 * group * plane->units + 4 * lane);
             w[i] = vi_shift_right_by(w[i], plane->bits * 4 * (ct % plane->tiles));
         }
         float *first = job->tile + 64 * group + LANES * part;
         unrolled_for (uint32_t i = 0; i < 8; i++) {
-            uint32_t field = i / 2, odd = i % 2, column = 16 * ct + 2 * quad + 8 * (field / 2) + odd;
+            uint32_t field = i / 2, odd = i % 2,
+                     column = 16 * ct + 2 * quad + 8 * (field / 2) + odd;
             uint32_t row = layout->role == KVANT_ROLE_K ? column : kvant_token_position(column);
             vi codes = field_codes(w, bits, field, odd);
             vf x = affine ? vf_add(vf_from_codes(codes), vf_set(job->offset))
@@ -81,8 +87,8 @@ static KVANT_TOKEN_HALVES_FN(NAME(token_halves))
 {
     for (uint32_t first = 0; first < 16; first += 8) {
         const __m128i *from = (const __m128i *)(half + first);
-        __m128i a = _mm_loadu_si128(from), b = _mm_loadu_si128(from + 2), c = _mm_loadu_si128(from + 4),
-                d = _mm_loadu_si128(from + 6);
+        __m128i a = _mm_loadu_si128(from), b = _mm_loadu_si128(from + 2),
+                c = _mm_loadu_si128(from + 4), d = _mm_loadu_si128(from + 6);
         __m128i ab = _mm_unpacklo_epi16(a, b), cd = _mm_unpacklo_epi16(c, d);
         __m128i ab_high = _mm_unpackhi_epi16(a, b), cd_high = _mm_unpackhi_epi16(c, d);
         float *out = x + 4 * first;

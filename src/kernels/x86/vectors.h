@@ -24,7 +24,7 @@
 #define vf_high_halves(a, b) MM(castpd_ps)(MM(unpackhi_pd)(MM(castps_pd)(a), MM(castps_pd)(b)))
 
 #define vi_set(x) MM(set1_epi32)(x)
-#define vi_and(a, b) MM_WHOLE(and)(a, b)
+#define vi_and(a, b) MM_WHOLE (and)(a, b)
 #define vi_or(a, b) MM_WHOLE(or)(a, b)
 #define vi_add(a, b) MM(add_epi32)(a, b)
 #define vi_max_unsigned(a, b) MM(max_epu32)(a, b)

@@ -15,7 +15,8 @@ typedef __m256 vf;
 typedef __m256i vi;
 
 #define vi_load(p) _mm256_loadu_si256((const __m256i *)(p))
-#define vi_load_repeated(p, words) _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(p))) /* 4 */
+#define vi_load_repeated(p, words)                                                                 \
+    _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(p))) /* 4 */
 #define vi_store_aligned(p, v) _mm256_store_si256((__m256i *)(p), v)
 
 #include "vectors.h"

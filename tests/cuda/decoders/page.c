@@ -43,7 +43,8 @@ static void place_trellis(test_page *to, const kvant_codec_view *view)
 static kvant_codec *create(const char *spec, uint32_t head_dim, kvant_role role)
 {
     kvant_codec *codec = NULL;
-    kvant_calibration *calibration = strncmp(spec, "kmeans", 6) == 0 ? calibrate_fixed(head_dim) : NULL;
+    kvant_calibration *calibration =
+        strncmp(spec, "kmeans", 6) == 0 ? calibrate_fixed(head_dim) : NULL;
     if (calibration)
         kvant_codec_create_calibrated(spec, head_dim, role, 0, calibration, 0, 0, &codec, NULL, 0);
     else
@@ -67,8 +68,13 @@ bool test_page_make(const char *spec, uint32_t head_dim, kvant_role role, test_p
     if (kvant_cuda_params_init(&to->gpu, view, &error) != KVANT_OK)
         abort();
     free(to->gpu.tables);
-    to->general = (kvant_general){ .view = view->general, .head_dim = head_dim, .keys = role == KVANT_ROLE_K, .metadata = (uint32_t)info->metadata_offset };
-    to->params = (kvant_cuda_params){ .head_dim = head_dim, .bits = info->bits, .metadata_offset = (uint32_t)info->metadata_offset };
+    to->general = (kvant_general){ .view = view->general,
+                                   .head_dim = head_dim,
+                                   .keys = role == KVANT_ROLE_K,
+                                   .metadata = (uint32_t)info->metadata_offset };
+    to->params = (kvant_cuda_params){ .head_dim = head_dim,
+                                      .bits = info->bits,
+                                      .metadata_offset = (uint32_t)info->metadata_offset };
     if (view->kind == KVANT_CODES_TRELLIS)
         place_trellis(to, view);
     if (view->kind == KVANT_CODES_CODEBOOK)
@@ -82,7 +88,8 @@ bool test_page_make(const char *spec, uint32_t head_dim, kvant_role role, test_p
         to->rows[i] *= i / head_dim % 7 == 3 ? 1e-3f : i / head_dim % 7 == 5 ? 300.0f : 1.0f;
     kvant_codec_encode_transformed(to->codec, kernels, to->rows, 0, 64, to->page);
     for (uint32_t t = 0; t < 64; t++)
-        kvant_codec_decode_transformed(to->codec, kernels, to->page, t, to->rows + (size_t)t * head_dim);
+        kvant_codec_decode_transformed(to->codec, kernels, to->page, t,
+                                       to->rows + (size_t)t * head_dim);
     return true;
 }
 

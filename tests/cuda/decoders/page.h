@@ -15,7 +15,7 @@ typedef struct test_page {
     uint16_t levels[64];      /* of a trellis: whole numbers as halves */
     uint8_t *page;
     uint32_t bytes; /* of it, codes and metadata */
-    float *rows; /* 64 transformed ones */
+    float *rows;    /* 64 transformed ones */
     void *tables;
     kvant_codec *codec;
 } test_page;

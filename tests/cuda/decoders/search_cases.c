@@ -29,7 +29,10 @@ static int cell_of_number(int kind, uint32_t step)
                        : kind == 3 ? step / 8 % 4 == 1
                        : kind == 4 ? kvant_splitmix64(&state) % 3 == 0
                                    : false;
-    const float limit = (float)KVANT_TRELLIS_CELLS / 2, cell = 64 * x * (spike ? 8 : kind == 5 ? 0 : 1);
+    const float limit = (float)KVANT_TRELLIS_CELLS / 2, cell = 64 * x *
+                                                               (spike       ? 8
+                                                                : kind == 5 ? 0
+                                                                            : 1);
     return (int)fmaxf(-limit, fminf(limit - 1, rintf(cell))) + (int)limit;
 }
 
@@ -49,7 +52,8 @@ void search_case_make(uint32_t bits, uint32_t steps, int i, search_case *c)
     memcpy(c->levels, trellis->levels, c->n_levels);
     for (uint32_t step = 0; step < steps; step++)
         c->cells[step] = (uint16_t)cell_of_number(c->kind, step);
-    kvant_trellis_path_c(trellis, c->cells, steps, &(kvant_trellis_work){ metric, decisions, steps }, c->bit);
+    kvant_trellis_path_c(trellis, c->cells, steps,
+                         &(kvant_trellis_work){ metric, decisions, steps }, c->bit);
     kvant_trellis_subsets(trellis, c->bit, steps, c->subset);
     for (uint32_t step = 0; step < steps; step++)
         c->nearest[step] = trellis->nearest[c->cells[step]][c->subset[step]];

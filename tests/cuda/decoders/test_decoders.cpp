@@ -16,18 +16,53 @@ Warp warp;
 
 using namespace kvant;
 
-static constexpr int UNITS_AT = 1 << 16, SCRATCH_AT = UNITS_AT + 256, LEVELS_AT = SCRATCH_AT + 8192, TABLE_AT = LEVELS_AT + 4096;
+static constexpr int UNITS_AT = 1 << 16, SCRATCH_AT = UNITS_AT + 256, LEVELS_AT = SCRATCH_AT + 8192,
+                     TABLE_AT = LEVELS_AT + 4096;
 
 static const char *const specs[] = {
-    "int-2", "int-4", "int-5", "int-8:sym", "int-4:group=16", "int-3:group=24", "int-4:group=64,axis=channel", "int-2:group=16,axis=channel", "kivi-2",
-    "innerq-base", "int-3:group=32,hybrid", "turboquant-1:rotate=none", "turboquant-4:rotate=none", "turboquant-7:rotate=none",
-    "trellis-2:rotate=none", "trellis-3:rotate=none,states=1024", "trellis-4:rotate=none", "octopus-4:rotate=none", "hqmq-s96r4",
+    "int-2",
+    "int-4",
+    "int-5",
+    "int-8:sym",
+    "int-4:group=16",
+    "int-3:group=24",
+    "int-4:group=64,axis=channel",
+    "int-2:group=16,axis=channel",
+    "kivi-2",
+    "innerq-base",
+    "int-3:group=32,hybrid",
+    "turboquant-1:rotate=none",
+    "turboquant-4:rotate=none",
+    "turboquant-7:rotate=none",
+    "trellis-2:rotate=none",
+    "trellis-3:rotate=none,states=1024",
+    "trellis-4:rotate=none",
+    "octopus-4:rotate=none",
+    "hqmq-s96r4",
     "hqmq-s192r6",
 #if KVANT_PAPERS
-    "octopus-5:rotate=none", "octopus-4:split=7.1,rotate=none", "octopus-3:split=4.3,rotate=none", "octopus-5:split=8.2,rotate=none",
-    "hqmq-s341r6:med3", "hqmq-s341r6:med=1", "hqmq-s42r8", "hqmq-s12r2", "hqmq-s342r4", "spherical-r4jl4", "addvq-k24r3", "innerq-hybrid",
-    "polar-3:rotate=none", "polar-4:rotate=none", "kmeans-4:c=4", "kmeans-3:c=257,group=8", "turboquant-4:qjl,rotate=none",
-    "turboquant-1:qjl,rotate=none", "turboquant-3:qjl,sketch=gaussian,rotate=none", "octopus-2:qjl,rotate=none", "turboquant-2.5", "turboquant-3.5",
+    "octopus-5:rotate=none",
+    "octopus-4:split=7.1,rotate=none",
+    "octopus-3:split=4.3,rotate=none",
+    "octopus-5:split=8.2,rotate=none",
+    "hqmq-s341r6:med3",
+    "hqmq-s341r6:med=1",
+    "hqmq-s42r8",
+    "hqmq-s12r2",
+    "hqmq-s342r4",
+    "spherical-r4jl4",
+    "addvq-k24r3",
+    "innerq-hybrid",
+    "polar-3:rotate=none",
+    "polar-4:rotate=none",
+    "kmeans-4:c=4",
+    "kmeans-3:c=257,group=8",
+    "turboquant-4:qjl,rotate=none",
+    "turboquant-1:qjl,rotate=none",
+    "turboquant-3:qjl,sketch=gaussian,rotate=none",
+    "octopus-2:qjl,rotate=none",
+    "turboquant-2.5",
+    "turboquant-3.5",
 #endif
 };
 
@@ -47,14 +82,17 @@ template <bool KEYS> static void decode(const test_page &page, const DecodedTile
     if (page.params.codes == KVANT_CUDA_CODES_CODEBOOK)
         return decode_book<KEYS>((int)page.params.bits, (int)g.metadata, page.values, tile);
     if (page.params.codes == KVANT_CUDA_CODES_TRELLIS)
-        return decode_trellis<KEYS>(page.params, reinterpret_cast<uint16_t *>(warp.shared + LEVELS_AT), tile);
+        return decode_trellis<KEYS>(page.params,
+                                    reinterpret_cast<uint16_t *>(warp.shared + LEVELS_AT), tile);
     switch (g.view.kind) {
     case KVANT_GENERAL_UNIFORM:
         decode_uniform_codes<KEYS, true>(g, tile);
         return g.view.uniform.clusters ? add_centroids(g, tile) : (void)0;
     case KVANT_GENERAL_POLAR: return decode_polar<KEYS>(g, tile);
     case KVANT_GENERAL_TIERS: return decode_tiers<KEYS>(g, tile);
-    case KVANT_GENERAL_CODEBOOK: decode_book<KEYS>((int)book.bits, (int)g.metadata, g.tables + book.values, tile); break;
+    case KVANT_GENERAL_CODEBOOK:
+        decode_book<KEYS>((int)book.bits, (int)g.metadata, g.tables + book.values, tile);
+        break;
     case KVANT_GENERAL_TRIPLETS: decode_chunks<3, KEYS>(g, table_of(page), tile); break;
     case KVANT_GENERAL_DIRECTIONS: decode_chunks<4, KEYS>(g, table_of(page), tile); break;
     default: clear_tile(tile); break;
@@ -71,7 +109,9 @@ static struct Task {
 static void run_lane()
 {
     const int d = (int)task.page->general.head_dim;
-    const DecodedTile tile{ task.page->page, 0, UNITS_AT, SCRATCH_AT, d + 8, d, task.first, task.valid, 0, d, 0, 1, warp.lane, 0, 0 };
+    const DecodedTile tile{ task.page->page, 0,          UNITS_AT, SCRATCH_AT, d + 8, d,
+                            task.first,      task.valid, 0,        d,          0,     1,
+                            warp.lane,       0,          0 };
     task.page->general.keys ? decode<true>(*task.page, tile) : decode<false>(*task.page, tile);
 }
 
@@ -86,7 +126,9 @@ static void run_warp()
 static double rest_of(int token, int channel)
 {
     const kvant_general &g = task.page->general;
-    const float *centroid = g.view.uniform.clusters ? general_centroid(general_team{ 0, 1, 0 }, &g, task.page->page, token) : nullptr;
+    const float *centroid = g.view.uniform.clusters ? general_centroid(general_team{ 0, 1, 0 }, &g,
+                                                                       task.page->page, token)
+                                                    : nullptr;
     return task.page->rows[token * (int)g.head_dim + channel] - (centroid ? centroid[channel] : 0);
 }
 
@@ -100,13 +142,17 @@ static double error_of_tile()
     for (int t = 0; t < TILE_TOKENS; t++) {
         double error = 0, size = 0, rest = 0;
         for (int j = 0; j < d; j++) {
-            const double x = (double)__half2float(reinterpret_cast<const __half *>(warp.shared)[t * (d + 8) + j]) * units[t],
+            const double x = (double)__half2float(
+                                 reinterpret_cast<const __half *>(warp.shared)[t * (d + 8) + j]) *
+                             units[t],
                          y = t < task.valid ? task.page->rows[(task.first + t) * d + j] : x;
             error += (x - y) * (x - y), size += y * y;
             rest += t < task.valid ? rest_of(task.first + t, j) * rest_of(task.first + t, j) : 0;
         }
         size = fmax(size, rest);
-        worst = std::isfinite(size) && units[t] >= LEAST_UNIT ? fmax(worst, sqrt(error / (size > 0 ? size : 1))) : INFINITY;
+        worst = std::isfinite(size) && units[t] >= LEAST_UNIT
+                    ? fmax(worst, sqrt(error / (size > 0 ? size : 1)))
+                    : INFINITY;
     }
     return worst;
 }
@@ -117,17 +163,21 @@ static int check(const char *spec, uint32_t head_dim, kvant_role role)
     int failed = 0;
     if (!test_page_make(spec, head_dim, role, &page))
         return 0;
-    const bool rotated = page.general.view.sketched || page.general.view.kind == KVANT_GENERAL_TIERS;
-    const bool table = small_table_bytes(page.gpu.params, page.general) > 0, bytes = table && page.general.view.kind == KVANT_GENERAL_DIRECTIONS;
-    const double bound = 0x1p-11 * ((table ? 5.02 : 3.01) + (rotated ? sqrt(head_dim) : 0)) + (bytes ? 2 * (0x1p-8 + 0x1p-12) : 0);
+    const bool rotated =
+        page.general.view.sketched || page.general.view.kind == KVANT_GENERAL_TIERS;
+    const bool table = small_table_bytes(page.gpu.params, page.general) > 0,
+               bytes = table && page.general.view.kind == KVANT_GENERAL_DIRECTIONS;
+    const double bound = 0x1p-11 * ((table ? 5.02 : 3.01) + (rotated ? sqrt(head_dim) : 0)) +
+                         (bytes ? 2 * (0x1p-8 + 0x1p-12) : 0);
     for (int i = 0; i < 3; i++) {
         task = Task{ &page, i == 1 ? 32 : 0, i == 2 ? 13 : 32 };
         run_warp();
         const double error = error_of_tile();
         if (error <= bound)
             continue;
-        printf("FAILED %s, head_dim %u, %s, tokens %d to %d: error %g, bound %g\n", spec, head_dim, role == KVANT_ROLE_K ? "keys" : "values",
-               task.first, task.first + task.valid, error, bound);
+        printf("FAILED %s, head_dim %u, %s, tokens %d to %d: error %g, bound %g\n", spec, head_dim,
+               role == KVANT_ROLE_K ? "keys" : "values", task.first, task.first + task.valid, error,
+               bound);
         failed++;
     }
     test_page_free(&page);

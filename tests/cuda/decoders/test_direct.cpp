@@ -16,7 +16,8 @@ Warp warp;
 
 using namespace kvant;
 
-static constexpr int ROWS = 8, MOST = 128, PAGE_AT = 0, BOOKS_AT = 1 << 15, OWN_AT = 1 << 16, QUERIES_AT = OWN_AT + (1 << 14), RESULTS_AT = QUERIES_AT + (1 << 14);
+static constexpr int ROWS = 8, MOST = 128, PAGE_AT = 0, BOOKS_AT = 1 << 15, OWN_AT = 1 << 16,
+                     QUERIES_AT = OWN_AT + (1 << 14), RESULTS_AT = QUERIES_AT + (1 << 14);
 
 /* What families take of a thread block: AnyBlock with one warp. */
 struct Block {
@@ -66,7 +67,8 @@ template <class F> static void prepare(Block &block)
     if (block.lane == 0)
         for (int n = 0; n < ROWS; n++)
             for (int j = 0; j < F::D; j++)
-                block.queries[n * block.stride + F::place(j)] = __float2half_rn((float)task.queries[n][j]);
+                block.queries[n * block.stride + F::place(j)] =
+                    __float2half_rn((float)task.queries[n][j]);
     __syncwarp();
     F::prepare(block);
     __syncwarp();
@@ -79,7 +81,8 @@ template <class F> static void score(F &family, const Block &block, int part)
     family.keys(stage, block.queries, block.stride, s);
     for (int k = 0; k < F::TILES; k++)
         for (int i = 0; i < 4; i++)
-            task.scores[16 * (F::TILES * part + k) + 8 * (i / 2) + block.lane / 4][2 * (block.lane % 4) + i % 2] = s[k][i];
+            task.scores[16 * (F::TILES * part + k) + 8 * (i / 2) + block.lane / 4]
+                       [2 * (block.lane % 4) + i % 2] = s[k][i];
 }
 
 template <class F> static void sum_up(F &family, const Block &block, int part)
@@ -89,10 +92,12 @@ template <class F> static void sum_up(F &family, const Block &block, int part)
     for (int k = 0; k < F::TILES; k++)
         for (int r = 0; r < 2; r++) {
             const int token = 16 * k + 8 * r + block.lane / 4;
-            const double *weights = task.weights[16 * F::TILES * part + token] + 2 * (block.lane % 4);
+            const double *weights =
+                task.weights[16 * F::TILES * part + token] + 2 * (block.lane % 4);
             const float e[2] = { (float)weights[0], (float)weights[1] };
             for (int i = 0; i < F::WEIGHTS; i++)
-                w[i][k][r] = transpose8x8(F::pack_weights(i, e, F::SCALES ? family.value_scale(stage, i, token) : 1));
+                w[i][k][r] = transpose8x8(
+                    F::pack_weights(i, e, F::SCALES ? family.value_scale(stage, i, token) : 1));
         }
     family.values(stage, w);
 }
@@ -100,7 +105,13 @@ template <class F> static void sum_up(F &family, const Block &block, int part)
 template <class F> static void run_lane()
 {
     const kvant_general &g = task.page->general;
-    Block block{ { { g }, { g } }, reinterpret_cast<__half *>(warp.shared + QUERIES_AT), F::D, F::D + 8, warp.lane, 0, 1 };
+    Block block{ { { g }, { g } },
+                 reinterpret_cast<__half *>(warp.shared + QUERIES_AT),
+                 F::D,
+                 F::D + 8,
+                 warp.lane,
+                 0,
+                 1 };
     F::load_books(g, g, warp.shared + BOOKS_AT, warp.lane, LANES);
     __syncwarp();
     prepare<F>(block);
@@ -159,7 +170,9 @@ static double error_of(int d)
             for (int n = 0; n < ROWS; n++) {
                 double sum = 0, q = 0, y = 0;
                 for (int j = 0; j < d; j++)
-                    sum += task.queries[n][j] * rows[t * d + j], q += task.queries[n][j] * task.queries[n][j], y += (double)rows[t * d + j] * rows[t * d + j];
+                    sum += task.queries[n][j] * rows[t * d + j],
+                        q += task.queries[n][j] * task.queries[n][j],
+                        y += (double)rows[t * d + j] * rows[t * d + j];
                 worst = fmax(worst, fabs(sum - task.scores[t][n]) / sqrt(q * y));
             }
         return worst;
@@ -200,7 +213,8 @@ template <class F> static int check(const char *spec)
         run_warp(run_lane<F>);
         const double error = error_of(F::D);
         if (!(error <= 12 * 0x1p-11)) {
-            printf("FAILED %s, head_dim %d, %s: error %g\n", spec, F::D, role == KVANT_ROLE_K ? "keys" : "values", error);
+            printf("FAILED %s, head_dim %d, %s: error %g\n", spec, F::D,
+                   role == KVANT_ROLE_K ? "keys" : "values", error);
             failed++;
         }
         test_page_free(&page);
@@ -212,10 +226,15 @@ template <int D> static int check_all()
 {
     int failed = check<RawRows<D, false>>("f16") + check<RawRows<D, true>>("bf16");
 #if KVANT_PAPERS
-    failed += check<SketchedCodes<D, 0>>("turboquant-1:qjl,rotate=none") + check<SketchedCodes<D, 1>>("turboquant-2:qjl,rotate=none") +
-              check<SketchedCodes<D, 2>>("turboquant-3:qjl,sketch=gaussian,rotate=none") + check<SketchedCodes<D, 3>>("turboquant-4:qjl,rotate=none") +
-              check<TieredCodes<D, 2>>("turboquant-2.5") + check<TieredCodes<D, 3>>("turboquant-3.5") +
-              check<PolarCodes<D, 2>>("polar-2:rotate=none") + check<PolarCodes<D, 3>>("polar-3:rotate=none") + check<PolarCodes<D, 4>>("polar-4:rotate=none");
+    failed += check<SketchedCodes<D, 0>>("turboquant-1:qjl,rotate=none") +
+              check<SketchedCodes<D, 1>>("turboquant-2:qjl,rotate=none") +
+              check<SketchedCodes<D, 2>>("turboquant-3:qjl,sketch=gaussian,rotate=none") +
+              check<SketchedCodes<D, 3>>("turboquant-4:qjl,rotate=none") +
+              check<TieredCodes<D, 2>>("turboquant-2.5") +
+              check<TieredCodes<D, 3>>("turboquant-3.5") +
+              check<PolarCodes<D, 2>>("polar-2:rotate=none") +
+              check<PolarCodes<D, 3>>("polar-3:rotate=none") +
+              check<PolarCodes<D, 4>>("polar-4:rotate=none");
 #endif
     return failed;
 }

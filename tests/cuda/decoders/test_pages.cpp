@@ -35,12 +35,14 @@ template <class C> static auto table_of()
             memset(warp.shared + TABLE_AT, 0xff, sizeof warp.shared - TABLE_AT);
         meet();
         if constexpr (HAS_ANY_SIZES<C>)
-            C::fill(warp.shared + TABLE_AT, task.chunks.k_sizes, C::template copies_of<true>(task.chunks.k_sizes));
+            C::fill(warp.shared + TABLE_AT, task.chunks.k_sizes,
+                    C::template copies_of<true>(task.chunks.k_sizes));
         else
             C::fill(warp.shared + TABLE_AT, task.chunks.k_directions, 2);
         meet();
         if constexpr (HAS_ANY_SIZES<C>)
-            return C::table(warp.shared + TABLE_AT, task.chunks.k_sizes, C::template copies_of<true>(task.chunks.k_sizes), warp.lane);
+            return C::table(warp.shared + TABLE_AT, task.chunks.k_sizes,
+                            C::template copies_of<true>(task.chunks.k_sizes), warp.lane);
         else
             return chunk_table<C, 2>(warp.shared + TABLE_AT, task.chunks.k_directions, warp.lane);
     } else if constexpr (HAS_WIDE_BOOK<C>) {
@@ -81,18 +83,21 @@ template <class C, int D> static void score()
     meet();
     uint32_t q[1][key_tiles<C, D>()][2];
     load_operands<C, D>(tile, 0, q[0], warp.lane);
-    const ScoreFactors<C, D> factors[1] = { score_factors<C, D>(tile, 0, warp.lane, task.args.k_step, task.args.k_bias,
-                                                                      task.args.k_symmetric, task.args.k_offset) };
+    const ScoreFactors<C, D> factors[1] = { score_factors<C, D>(
+        tile, 0, warp.lane, task.args.k_step, task.args.k_bias, task.args.k_symmetric,
+        task.args.k_offset) };
     float s[1][4][4];
     const int codes = code_bytes_of<C, D>(true);
     if (C::GROUP != KVANT_CUDA_GROUP_TOKEN && task.places.hybrid)
         split_hybrid(task.page->page + codes, task.places, task.args.k_offset, warp.lane);
-    score_page<C, D, BYTES>(task.page->page, codes, q, factors, table, task.args.k_symmetric, task.args.k_offset, task.places,
-                            warp.lane, s);
+    score_page<C, D, BYTES>(task.page->page, codes, q, factors, table, task.args.k_symmetric,
+                            task.args.k_offset, task.places, warp.lane, s);
     if constexpr (HAS_OUTLIERS<C>)
-        score_outliers<C, D>(task.page->page, task.chunks.k_sizes, tile, task.valid, warp.lane, s[0]);
+        score_outliers<C, D>(task.page->page, task.chunks.k_sizes, tile, task.valid, warp.lane,
+                             s[0]);
     for (int i = 0; i < 16; i++)
-        task.of_tokens[16 * (i / 4) + 8 * (i / 2 % 2) + warp.lane / 4][2 * (warp.lane % 4) + i % 2] = s[0][i / 4][i % 4];
+        task.of_tokens[16 * (i / 4) + 8 * (i / 2 % 2) + warp.lane / 4]
+                      [2 * (warp.lane % 4) + i % 2] = s[0][i / 4][i % 4];
 }
 
 template <class C, int D> static void add()
@@ -101,21 +106,25 @@ template <class C, int D> static void add()
     const int codes = code_bytes_of<C, D>(false), lane = warp.lane;
     float s[1][4][4];
     for (int i = 0; i < 16; i++)
-        s[0][i / 4][i % 4] = task.scores[16 * (i / 4) + 8 * (i / 2 % 2) + lane / 4][2 * (lane % 4) + i % 2];
+        s[0][i / 4][i % 4] =
+            task.scores[16 * (i / 4) + 8 * (i / 2 % 2) + lane / 4][2 * (lane % 4) + i % 2];
     Accumulator<C, D> sums[1];
     sums[0].clear();
     if (C::GROUP != KVANT_CUDA_GROUP_TOKEN && task.places.hybrid)
         split_hybrid(task.page->page + codes, task.places, task.args.k_offset, lane);
     if constexpr (C::GROUP != KVANT_CUDA_GROUP_TOKEN)
         if (task.valid < PAGE_TOKENS)
-            clear_scales<C, D>(task.page->page + codes, task.args.k_symmetric, task.places, task.valid, lane);
-    add_page<C, D>(task.page->page, codes, table, task.args.k_symmetric, task.args.k_offset, task.places, lane, task.valid, s, sums);
+            clear_scales<C, D>(task.page->page + codes, task.args.k_symmetric, task.places,
+                               task.valid, lane);
+    add_page<C, D>(task.page->page, codes, table, task.args.k_symmetric, task.args.k_offset,
+                   task.places, lane, task.valid, s, sums);
     if constexpr (HAS_OUTLIERS<C>)
         add_outliers<C, D>(task.page->page, task.chunks.k_sizes, task.valid, lane, s[0], sums[0]);
     sums[0].finish(task.args.k_step, task.args.k_bias, lane);
     for (int i = 0; i < 2 * Accumulator<C, D>::TILES; i++)
         for (int h = 0; h < 2; h++) {
-            const int channel = value_channel<C, D>(i / 2, lane / 4, i % 2), column = 2 * (lane % 4) + h;
+            const int channel = value_channel<C, D>(i / 2, lane / 4, i % 2),
+                      column = 2 * (lane % 4) + h;
             if (channel < D)
                 task.sums[column][channel] = sums[0].o[i / 2][h + 2 * (i % 2)];
             task.total[column] = sums[0].sum[h], task.top[column] = sums[0].max[h];
@@ -126,7 +135,8 @@ template <class C, int D> static void add()
 
 static double half_number(const test_page &page, uint32_t at)
 {
-    return kvant_half_to_float(reinterpret_cast<const uint16_t *>(page.page + page.general.metadata)[at]);
+    return kvant_half_to_float(
+        reinterpret_cast<const uint16_t *>(page.page + page.general.metadata)[at]);
 }
 
 /* What errors of a number are relative to. */
@@ -136,13 +146,16 @@ static double size_of_number(const test_page &page, int token, int channel)
     const int d = (int)page.general.head_dim;
     if (view.kind == KVANT_GENERAL_UNIFORM) {
         const auto &u = view.uniform;
-        const uint32_t at = u.per_channel ? token / u.group * d + channel : channel / u.group * 64 + token;
-        const double scale = fabs(half_number(page, at)), zero = u.mode == GENERAL_SYM ? 0 : fabs(half_number(page, u.n_scales + at));
+        const uint32_t at =
+            u.per_channel ? token / u.group * d + channel : channel / u.group * 64 + token;
+        const double scale = fabs(half_number(page, at)),
+                     zero = u.mode == GENERAL_SYM ? 0 : fabs(half_number(page, u.n_scales + at));
         return scale * (1 << u.bits) + fmax(zero, scale * u.bias);
     }
     /* A number of a trellis is a byte, 128 and a level; what is multiplied is at most 255. */
     if (page.gpu.params.codes == KVANT_CUDA_CODES_TRELLIS) {
-        const uint16_t *scales = reinterpret_cast<const uint16_t *>(page.page + page.gpu.params.metadata_offset);
+        const uint16_t *scales =
+            reinterpret_cast<const uint16_t *>(page.page + page.gpu.params.metadata_offset);
         return kvant_half_to_float(scales[token]) * page.gpu.params.step * 255;
     }
     /* A level of a codebook is rounded once: 2^-11 of it, in units of 3 x 2^-11. */
@@ -155,12 +168,13 @@ static double size_of_number(const test_page &page, int token, int channel)
     return sqrt(squares) * (n == 4 ? 2.9 : 1.1); /* 2^-8 in units of 3 x 2^-11, and a third more */
 }
 
-static bool wrong(const char *spec, const char *what, int token, int column, double x, double y, double bound)
+static bool wrong(const char *spec, const char *what, int token, int column, double x, double y,
+                  double bound)
 {
     if (fabs(x - y) <= bound)
         return false;
-    printf("FAILED %s, head_dim %u: %s %d of column %d: %g instead of %g, bound %g\n", spec, task.page->general.head_dim, what, token,
-           column, x, y, bound);
+    printf("FAILED %s, head_dim %u: %s %d of column %d: %g instead of %g, bound %g\n", spec,
+           task.page->general.head_dim, what, token, column, x, y, bound);
     return true;
 }
 
@@ -174,9 +188,11 @@ static bool wrong_scores(const char *spec)
         for (int t = 0; t < task.valid; t++) {
             double sum = 0, bound = 0;
             for (int j = 0; j < d; j++) {
-                const double y = task.page->rows[t * d + j], size = size_of_number(*task.page, t, j);
+                const double y = task.page->rows[t * d + j],
+                             size = size_of_number(*task.page, t, j);
                 sum += task.queries[n][j] * y;
-                bound += 2 * largest * 0x1p-12 * fabs(y) + 3.1 * 0x1p-11 * fabs(task.queries[n][j]) * size + 0x1p-20 * largest * size;
+                bound += 2 * largest * 0x1p-12 * fabs(y) +
+                         3.1 * 0x1p-11 * fabs(task.queries[n][j]) * size + 0x1p-20 * largest * size;
             }
             if (wrong(spec, "score", t, n, task.of_tokens[t][n], sum, bound))
                 return true;
@@ -198,12 +214,14 @@ static bool wrong_sums(const char *spec)
         for (int j = 0; j < d; j++) {
             double sum = 0, bound = 0, most = 0;
             for (int t = 0; t < task.valid; t++) {
-                const double w = exp2(task.scores[t][n]) / total, size = size_of_number(*task.page, t, j);
+                const double w = exp2(task.scores[t][n]) / total,
+                             size = size_of_number(*task.page, t, j);
                 sum += w * task.page->rows[t * d + j];
                 bound += 3.1 * 0x1p-11 * w * size;
                 most = fmax(most, size);
             }
-            if (wrong(spec, "channel", j, n, task.sums[n][j] / task.total[n], sum, bound + 0x1p-18 * most))
+            if (wrong(spec, "channel", j, n, task.sums[n][j] / task.total[n], sum,
+                      bound + 0x1p-18 * most))
                 return true;
         }
     }
@@ -246,7 +264,8 @@ template <class C, int D> static int check(const char *spec)
                 continue;
             }
             if (p.kind != C::KIND && p.decoder != C::KIND) {
-                printf("FAILED %s, head_dim %d: kind %d, decoder %d instead of %d\n", spec, D, p.kind, p.decoder, C::KIND);
+                printf("FAILED %s, head_dim %d: kind %d, decoder %d instead of %d\n", spec, D,
+                       p.kind, p.decoder, C::KIND);
                 failed++;
             }
             task.page = &page;
@@ -268,14 +287,19 @@ template <class C, int D> static int check(const char *spec)
                 task.chunks.k_sizes = sizes_of(page.general);
             } else {
                 if (view->of.chunk.kind == KVANT_CHUNK_TRIPLETS) {
-                    memcpy(task.chunks.k_directions.direction, view->of.chunk.direction, sizeof task.chunks.k_directions.direction);
-                    memcpy(task.chunks.k_directions.norm, view->of.chunk.length, sizeof task.chunks.k_directions.norm);
+                    memcpy(task.chunks.k_directions.direction, view->of.chunk.direction,
+                           sizeof task.chunks.k_directions.direction);
+                    memcpy(task.chunks.k_directions.norm, view->of.chunk.length,
+                           sizeof task.chunks.k_directions.norm);
                 }
                 for (uint32_t i = 0; i < 4 * view->of.chunk.n_secondaries; i++)
-                    task.chunks.k_directions.secondaries[i / 4][i % 4] = (float)view->of.chunk.secondaries[i];
+                    task.chunks.k_directions.secondaries[i / 4][i % 4] =
+                        (float)view->of.chunk.secondaries[i];
             }
             static uint32_t rng = 1;
-            const auto next = [] { return (float)((rng = rng * 1664525u + 1013904223u) >> 8 & 0xffff) * 0x1p-15f - 1; };
+            const auto next = [] {
+                return (float)((rng = rng * 1664525u + 1013904223u) >> 8 & 0xffff) * 0x1p-15f - 1;
+            };
             for (int n = 0; n < COLUMNS; n++) {
                 for (int j = 0; j < D; j++)
                     task.queries[n][j] = next() * (n == 3 ? 1000 : 1);
@@ -357,28 +381,43 @@ template <class C> static int check_all(const char *spec)
 int main()
 {
     int failed = check_pairs();
-    failed += check_all<Uniform4>("int-4") + check_all<Uniform2>("int-2:sym") + check_all<Uniform3>("int-3");
-    failed += check_all<Uniform2Channels32>("int-2:group=32") + check<Uniform2Channels32, 128>("int-2:group=64") +
-              check<Uniform2Channels32, 256>("int-2:group=128,sym") + check_all<Uniform3Channels32>("int-3:group=32,hybrid");
-    failed += check_all<Uniform2Tokens32>("int-2:group=32,axis=channel") + check_all<Uniform2Tokens32>("int-2:group=64,axis=channel") +
+    failed += check_all<Uniform4>("int-4") + check_all<Uniform2>("int-2:sym") +
+              check_all<Uniform3>("int-3");
+    failed += check_all<Uniform2Channels32>("int-2:group=32") +
+              check<Uniform2Channels32, 128>("int-2:group=64") +
+              check<Uniform2Channels32, 256>("int-2:group=128,sym") +
+              check_all<Uniform3Channels32>("int-3:group=32,hybrid");
+    failed += check_all<Uniform2Tokens32>("int-2:group=32,axis=channel") +
+              check_all<Uniform2Tokens32>("int-2:group=64,axis=channel") +
               check_all<Uniform3Tokens32>("int-3:group=64,axis=channel,hybrid");
-    failed += check_all<Uniform4Channels>("int-4:group=32") + check<Uniform4Channels, 128>("int-4:group=16") +
-              check<Uniform4Channels, 64>("int-4:group=16,sym") + check<Uniform4Channels, 96>("int-4:group=64") +
-              check<Uniform4Channels, 256>("int-4:group=128,hybrid=code") + check<Uniform4Channels, 96>("int-4:group=16,hybrid");
-    failed += check_all<Uniform8Channels>("int-8:group=32") + check<Uniform8Channels, 128>("int-8:group=16,sym");
-    failed += check_all<Uniform4Tokens>("int-4:group=32,axis=channel") + check_all<Uniform4Tokens>("int-4:group=64,axis=channel,sym") +
-              check<Uniform4Tokens, 128>("int-4:group=16,axis=channel") + check<Uniform4Tokens, 64>("int-4:group=16,axis=channel,hybrid") +
+    failed += check_all<Uniform4Channels>("int-4:group=32") +
+              check<Uniform4Channels, 128>("int-4:group=16") +
+              check<Uniform4Channels, 64>("int-4:group=16,sym") +
+              check<Uniform4Channels, 96>("int-4:group=64") +
+              check<Uniform4Channels, 256>("int-4:group=128,hybrid=code") +
+              check<Uniform4Channels, 96>("int-4:group=16,hybrid");
+    failed += check_all<Uniform8Channels>("int-8:group=32") +
+              check<Uniform8Channels, 128>("int-8:group=16,sym");
+    failed += check_all<Uniform4Tokens>("int-4:group=32,axis=channel") +
+              check_all<Uniform4Tokens>("int-4:group=64,axis=channel,sym") +
+              check<Uniform4Tokens, 128>("int-4:group=16,axis=channel") +
+              check<Uniform4Tokens, 64>("int-4:group=16,axis=channel,hybrid") +
               check<Uniform4Tokens, 96>("int-4:group=16,axis=channel,sym");
     failed += check_all<Codebook6>("turboquant-6:rotate=none");
-    failed += check_all<Trellis4>("trellis-4") + check_all<Trellis3>("trellis-3") + check_all<Trellis2>("trellis-2");
-    failed += check_all<Octopus3>("octopus-3:rotate=none") + check_all<Octopus4>("octopus-4:rotate=none") +
-              check_all<HqmqS96R4>("hqmq-s96r4") + check_all<HqmqS192R6>("hqmq-s192r6");
+    failed += check_all<Trellis4>("trellis-4") + check_all<Trellis3>("trellis-3") +
+              check_all<Trellis2>("trellis-2");
+    failed += check_all<Octopus3>("octopus-3:rotate=none") +
+              check_all<Octopus4>("octopus-4:rotate=none") + check_all<HqmqS96R4>("hqmq-s96r4") +
+              check_all<HqmqS192R6>("hqmq-s192r6");
 #if KVANT_PAPERS
-    for (const char *spec : { "octopus-5:rotate=none", "octopus-4:rotate=none", "octopus-4:split=7.1,rotate=none", "octopus-3:split=5.2,rotate=none",
-                              "octopus-2:split=2.3,rotate=none", "octopus-1:split=1.1,rotate=none" })
+    for (const char *spec :
+         { "octopus-5:rotate=none", "octopus-4:rotate=none", "octopus-4:split=7.1,rotate=none",
+           "octopus-3:split=5.2,rotate=none", "octopus-2:split=2.3,rotate=none",
+           "octopus-1:split=1.1,rotate=none" })
         failed += check_all<OctopusSplits>(spec);
-    for (const char *spec : { "hqmq-s341r6", "hqmq-s341r7", "hqmq-s96r4", "hqmq-s42r4", "hqmq-s85r5", "hqmq-s170r2", "hqmq-s2r3", "addvq-k24r3", "hqmq-s341r6:med=1",
-                              "hqmq-s42r4:med3", "hqmq-s85r5:med=2,slots=1" })
+    for (const char *spec : { "hqmq-s341r6", "hqmq-s341r7", "hqmq-s96r4", "hqmq-s42r4",
+                              "hqmq-s85r5", "hqmq-s170r2", "hqmq-s2r3", "addvq-k24r3",
+                              "hqmq-s341r6:med=1", "hqmq-s42r4:med3", "hqmq-s85r5:med=2,slots=1" })
         failed += check_all<HqmqSizes>(spec);
 #endif
     printf("%d failed\n", failed);

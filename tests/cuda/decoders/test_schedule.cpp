@@ -75,8 +75,8 @@ template <bool GENERAL> static bool walk(std::vector<std::vector<OfPair>> &pairs
                 return false;
             pair.taken[page]++;
         }
-        pair.parts.push_back({ task.index,
-                               { first, first + cursor.pages, found.begin, found.end, found.size } });
+        pair.parts.push_back(
+            { task.index, { first, first + cursor.pages, found.begin, found.end, found.size } });
     }
     return true;
 }
@@ -91,8 +91,10 @@ static bool is_right(const OfPair &pair)
         return pair.parts[0].share.whole();
     for (int i = 0; i < n; i++) {
         const Share &share = pair.parts[i].share;
-        const int block = pair.parts[i].block, at = share.begin > share.first ? 2 * block : 2 * block + 1;
-        if (share.whole() || share.n_blocks() != n || share.first_block() + i != block || share.partial(i) != at)
+        const int block = pair.parts[i].block,
+                  at = share.begin > share.first ? 2 * block : 2 * block + 1;
+        if (share.whole() || share.n_blocks() != n || share.first_block() + i != block ||
+            share.partial(i) != at)
             return false;
     }
     return true;
@@ -117,8 +119,8 @@ template <bool GENERAL> static int check()
         for (const OfPair &pair : of_sequence)
             right &= is_right(pair);
     if (!right)
-        printf("FAILED pieces of %d sequences, %d pairs each, %d blocks, general %d\n", task.args.batch, lengths.heads(0),
-               task.count, GENERAL);
+        printf("FAILED pieces of %d sequences, %d pairs each, %d blocks, general %d\n",
+               task.args.batch, lengths.heads(0), task.count, GENERAL);
     return !right;
 }
 
@@ -129,7 +131,10 @@ static int check_pieces()
     for (int i = 0; i < 150; i++) {
         AttentionArgs &p = task.args;
         p = AttentionArgs{};
-        const int most = i % 3 == 0 ? 40000 : i % 3 == 1 ? 2000 : 200, all = 1 + below(most), kind = below(3);
+        const int most = i % 3 == 0   ? 40000
+                         : i % 3 == 1 ? 2000
+                                      : 200,
+                  all = 1 + below(most), kind = below(3);
         p.batch = i % 2 ? 1 : 1 + below(40);
         p.kv_heads = 1 + below(9);
         p.heads_a_kv = 1 + below(20);
@@ -196,9 +201,12 @@ template <int D> static int check_offsets()
                 double sum = 0, size = 0;
                 for (int i = 0; i < D / 2; i++) {
                     const int x = channels[2 * i], y = channels[2 * i + 1];
-                    const float *from = &start[(of_page[offsets.page] * HEADS + 1) * D], *row = &q[(p.heads_a_kv + n) * D];
-                    const double cosine = phases[offsets.page * D + i], sine = phases[offsets.page * D + D / 2 + i];
-                    sum += row[x] * (from[x] * cosine - from[y] * sine) + row[y] * (from[y] * cosine + from[x] * sine);
+                    const float *from = &start[(of_page[offsets.page] * HEADS + 1) * D],
+                                *row = &q[(p.heads_a_kv + n) * D];
+                    const double cosine = phases[offsets.page * D + i],
+                                 sine = phases[offsets.page * D + D / 2 + i];
+                    sum += row[x] * (from[x] * cosine - from[y] * sine) +
+                           row[y] * (from[y] * cosine + from[x] * sine);
                     size += fabs(row[x]) * (fabs(from[x] * cosine) + fabs(from[y] * sine)) +
                             fabs(row[y]) * (fabs(from[y] * cosine) + fabs(from[x] * sine));
                 }
@@ -213,7 +221,8 @@ template <int D> static int check_offsets()
 
 int main()
 {
-    const int failed = check_pieces() + check_offsets<64>() + check_offsets<96>() + check_offsets<128>() + check_offsets<256>();
+    const int failed = check_pieces() + check_offsets<64>() + check_offsets<96>() +
+                       check_offsets<128>() + check_offsets<256>();
     printf("%d failed\n", failed);
     return failed != 0;
 }

@@ -23,7 +23,8 @@ template <int D> static void search()
     auto &space = *reinterpret_cast<PlaceSpace<D> *>(warp.shared + SPACE_AT);
     const search_case &c = *task.of;
     kvant_cuda_trellis trellis{};
-    trellis.memory = 8, trellis.bits = c.bits, trellis.n_levels = c.n_levels, trellis.per_deviation = c.per_deviation;
+    trellis.memory = 8, trellis.bits = c.bits, trellis.n_levels = c.n_levels,
+    trellis.per_deviation = c.per_deviation;
     for (uint32_t i = warp.lane; i < c.n_levels; i += 32)
         levels.scaled[i] = (float)(CELLS_PER_DEVIATION * c.levels[i]);
     meet();
@@ -54,9 +55,11 @@ template <int D> static int check(const search_case &c, int &limited)
     for (int step = 0; step < D; step++) {
         uint32_t bit, subset;
         space.read(step, bit, subset);
-        if (bit == c.bit[step] && subset == c.subset[step] && nearest_of(trellis, levels, c.cells[step], subset) == c.nearest[step])
+        if (bit == c.bit[step] && subset == c.subset[step] &&
+            nearest_of(trellis, levels, c.cells[step], subset) == c.nearest[step])
             continue;
-        printf("FAILED %d bits, %d steps, kind %d: bit %u of subset %u at step %d\n", (int)c.bits, D, c.kind, bit, subset, step);
+        printf("FAILED %d bits, %d steps, kind %d: bit %u of subset %u at step %d\n", (int)c.bits,
+               D, c.kind, bit, subset, step);
         return 1;
     }
     return 0;
@@ -70,7 +73,10 @@ int main()
             for (int i = 0; i < 24; i++, n++) {
                 search_case c;
                 search_case_make(bits, steps, i, &c);
-                failed += steps == 64 ? check<64>(c, limited) : steps == 96 ? check<96>(c, limited) : steps == 128 ? check<128>(c, limited) : check<256>(c, limited);
+                failed += steps == 64    ? check<64>(c, limited)
+                          : steps == 96  ? check<96>(c, limited)
+                          : steps == 128 ? check<128>(c, limited)
+                                         : check<256>(c, limited);
             }
     printf("%d failed of %d, %d with metrics of 16 bits\n", failed, n, limited);
     return failed != 0 || limited == 0 || limited == n;

@@ -191,7 +191,8 @@ inline __half2 __float2half2_rn(float x)
 }
 inline __half2 __hmax2_nan(__half2 a, __half2 b)
 {
-    return { __half2float(a.x) > __half2float(b.x) ? a.x : b.x, __half2float(a.y) > __half2float(b.y) ? a.y : b.y };
+    return { __half2float(a.x) > __half2float(b.x) ? a.x : b.x,
+             __half2float(a.y) > __half2float(b.y) ? a.y : b.y };
 }
 inline bool __hble2(__half2 a, __half2 b)
 {
@@ -468,7 +469,8 @@ inline uint32_t prmt(uint32_t a, uint32_t b, uint32_t selector)
     const uint64_t both = (uint64_t)b << 32 | a;
     uint32_t x = 0;
     for (int i = 0; i < 4; i++) {
-        const uint32_t byte = (uint32_t)(both >> 8 * (selector >> 4 * i & 7)) & 255, sign = byte >> 7 ? 255 : 0;
+        const uint32_t byte = (uint32_t)(both >> 8 * (selector >> 4 * i & 7)) & 255,
+                       sign = byte >> 7 ? 255 : 0;
         x |= (selector >> 4 * i & 8 ? sign : byte) << 8 * i;
     }
     return x;
@@ -502,23 +504,26 @@ struct Operands {
     uint32_t a[4], b[2];
 };
 
-template <class N> void multiply_matrices(N &&number, float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+template <class N>
+void multiply_matrices(N &&number, float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {
     struct Sums {
         float of[4];
     };
-    const Sums sums = exchanged(Operands{ { a[0], a[1], a[2], a[3] }, { b0, b1 } }, [&](auto &&lane) {
-        Sums s;
-        for (int i = 0; i < 4; i++) {
-            const int row = warp.lane / 4 + 8 * (i / 2), column = 2 * (warp.lane % 4) + i % 2;
-            double sum = d[i];
-            for (int k = 0; k < 16; k++)
-                sum += (double)number((uint16_t)half_of(lane(4 * (row % 8) + k % 8 / 2).a[row / 8 + 2 * (k / 8)], k % 2)) *
-                       number((uint16_t)half_of(lane(4 * column + k % 8 / 2).b[k / 8], k % 2));
-            s.of[i] = (float)sum;
-        }
-        return s;
-    });
+    const Sums sums =
+        exchanged(Operands{ { a[0], a[1], a[2], a[3] }, { b0, b1 } }, [&](auto &&lane) {
+            Sums s;
+            for (int i = 0; i < 4; i++) {
+                const int row = warp.lane / 4 + 8 * (i / 2), column = 2 * (warp.lane % 4) + i % 2;
+                double sum = d[i];
+                for (int k = 0; k < 16; k++)
+                    sum += (double)number((uint16_t)half_of(
+                               lane(4 * (row % 8) + k % 8 / 2).a[row / 8 + 2 * (k / 8)], k % 2)) *
+                           number((uint16_t)half_of(lane(4 * column + k % 8 / 2).b[k / 8], k % 2));
+                s.of[i] = (float)sum;
+            }
+            return s;
+        });
     std::copy(sums.of, sums.of + 4, d);
 }
 
@@ -533,30 +538,37 @@ inline void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_
 }
 
 /* A is 16 x 32, a lane has 4 columns of it beside each other. */
-template <bool A_SIGNED, bool B_SIGNED> void mma_bytes(int32_t (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+template <bool A_SIGNED, bool B_SIGNED>
+void mma_bytes(int32_t (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {
     struct Sums {
         int32_t of[4];
     };
-    const Sums sums = exchanged(Operands{ { a[0], a[1], a[2], a[3] }, { b0, b1 } }, [&](auto &&lane) {
-        const auto number = [](uint32_t x, int i, bool is_signed) { return is_signed ? (int)(int8_t)(x >> 8 * i) : (int)(x >> 8 * i & 255); };
-        Sums s;
-        for (int i = 0; i < 4; i++) {
-            const int row = warp.lane / 4 + 8 * (i / 2), column = 2 * (warp.lane % 4) + i % 2;
-            s.of[i] = d[i];
-            for (int k = 0; k < 32; k++)
-                s.of[i] += number(lane(4 * (row % 8) + k % 16 / 4).a[row / 8 + 2 * (k / 16)], k % 4, A_SIGNED) *
-                           number(lane(4 * column + k % 16 / 4).b[k / 16], k % 4, B_SIGNED);
-        }
-        return s;
-    });
+    const Sums sums =
+        exchanged(Operands{ { a[0], a[1], a[2], a[3] }, { b0, b1 } }, [&](auto &&lane) {
+            const auto number = [](uint32_t x, int i, bool is_signed) {
+                return is_signed ? (int)(int8_t)(x >> 8 * i) : (int)(x >> 8 * i & 255);
+            };
+            Sums s;
+            for (int i = 0; i < 4; i++) {
+                const int row = warp.lane / 4 + 8 * (i / 2), column = 2 * (warp.lane % 4) + i % 2;
+                s.of[i] = d[i];
+                for (int k = 0; k < 32; k++)
+                    s.of[i] += number(lane(4 * (row % 8) + k % 16 / 4).a[row / 8 + 2 * (k / 16)],
+                                      k % 4, A_SIGNED) *
+                               number(lane(4 * column + k % 16 / 4).b[k / 16], k % 4, B_SIGNED);
+            }
+            return s;
+        });
     std::copy(sums.of, sums.of + 4, d);
 }
 
 inline uint32_t transpose8x8(uint32_t x)
 {
     return exchanged(x, [](auto &&lane) {
-        const auto number = [&](int row, int column) { return half_of(lane(4 * row + column / 2), column % 2); };
+        const auto number = [&](int row, int column) {
+            return half_of(lane(4 * row + column / 2), column % 2);
+        };
         const int row = warp.lane / 4, column = 2 * (warp.lane % 4);
         return number(column, row) | number(column + 1, row) << 16;
     });
@@ -570,7 +582,9 @@ template <bool TRANSPOSED> void load_matrices(uint32_t (&m)[4], const __half *ro
     const Registers x = exchanged(row, [](auto &&lane) {
         Registers r;
         for (int i = 0; i < 4; i++) {
-            const auto number = [&](int line, int column) { return (uint32_t)lane(8 * i + line)[column].bits; };
+            const auto number = [&](int line, int column) {
+                return (uint32_t)lane(8 * i + line)[column].bits;
+            };
             const int line = warp.lane / 4, column = 2 * (warp.lane % 4);
             r.of[i] = TRANSPOSED ? number(column, line) | number(column + 1, line) << 16
                                  : number(line, column) | number(line, column + 1) << 16;
@@ -589,8 +603,10 @@ template <bool TRANSPOSED> void store_rows(const uint32_t (&m)[4], uint32_t row)
         const int matrix = warp.lane / 8, line = warp.lane % 8;
         __half *to = reinterpret_cast<__half *>(warp.shared + row);
         for (int column = 0; column < 8; column++)
-            to[column].bits = (uint16_t)(TRANSPOSED ? half_of(lane(4 * column + line / 2).of[matrix], line % 2)
-                                                    : half_of(lane(4 * line + column / 2).of[matrix], column % 2));
+            to[column].bits =
+                (uint16_t)(TRANSPOSED
+                               ? half_of(lane(4 * column + line / 2).of[matrix], line % 2)
+                               : half_of(lane(4 * line + column / 2).of[matrix], column % 2));
         return 0;
     });
 }

@@ -9,7 +9,8 @@
 #include "../../../src/base/half.h"
 #include "internal.h"
 
-kvant_status host_attention_check(const kvant_cuda_codec *k, const kvant_cuda_codec *v, char *err, size_t errlen)
+kvant_status host_attention_check(const kvant_cuda_codec *k, const kvant_cuda_codec *v, char *err,
+                                  size_t errlen)
 {
     const char *refusal = getenv(HOST_NO_PAIR_ENV);
     host_note(&host.codec, &k, sizeof host.codec);
@@ -19,7 +20,8 @@ kvant_status host_attention_check(const kvant_cuda_codec *k, const kvant_cuda_co
     }
     if (!refusal && host_is_open(k) == host_is_open(v))
         return KVANT_OK;
-    snprintf(err, errlen, "%s", refusal ? refusal : "one codec of open pages beside one of sealed pages");
+    snprintf(err, errlen, "%s",
+             refusal ? refusal : "one codec of open pages beside one of sealed pages");
     return KVANT_ERR_UNSUPPORTED;
 }
 
@@ -46,9 +48,13 @@ static void rows_of(const kvant_cuda_attention_args *a, bool keys, uint32_t head
         if (entry == KVANT_CUDA_NO_BLOCK)
             memset(y, 0, d * sizeof *y);
         else if (entry < 0)
-            kvant_codec_decode_open(host_source(codec), host_kernels(), host_page(open, (uint32_t)(-1 - entry), head), (uint32_t)(t % TOKENS), 1, y);
+            kvant_codec_decode_open(host_source(codec), host_kernels(),
+                                    host_page(open, (uint32_t)(-1 - entry), head),
+                                    (uint32_t)(t % TOKENS), 1, y);
         else
-            kvant_codec_decode_transformed(&own, host_kernels(), host_page(sealed, (uint32_t)entry, head), (uint32_t)(t % TOKENS), y);
+            kvant_codec_decode_transformed(&own, host_kernels(),
+                                           host_page(sealed, (uint32_t)entry, head),
+                                           (uint32_t)(t % TOKENS), y);
     }
 }
 
@@ -65,7 +71,8 @@ static void store(float x, void *to, size_t i, kvant_cuda_type type)
     if (type == KVANT_CUDA_F32)
         ((float *)to)[i] = x;
     else
-        ((uint16_t *)to)[i] = type == KVANT_CUDA_F16 ? kvant_half_from_float(x) : kvant_bf16_from_float(x);
+        ((uint16_t *)to)[i] =
+            type == KVANT_CUDA_F16 ? kvant_half_from_float(x) : kvant_bf16_from_float(x);
 }
 
 static double slope_of(const kvant_cuda_attention_args *a, uint32_t head)
@@ -75,20 +82,24 @@ static double slope_of(const kvant_cuda_attention_args *a, uint32_t head)
     return a->max_bias > 0 ? exp2(-a->max_bias * steps) : 1;
 }
 
-static double bias_of(const kvant_cuda_attention_args *a, uint32_t head, uint32_t query, int32_t position, int32_t token)
+static double bias_of(const kvant_cuda_attention_args *a, uint32_t head, uint32_t query,
+                      int32_t position, int32_t token)
 {
     if ((a->causal && token > position) || (a->window && position - token >= (int32_t)a->window))
         return -INFINITY;
     if (a->mask)
-        return slope_of(a, head) * kvant_half_to_float(a->mask[query * a->mask_token_stride + (uint32_t)token]);
+        return slope_of(a, head) *
+               kvant_half_to_float(a->mask[query * a->mask_token_stride + (uint32_t)token]);
     return a->max_bias > 0 ? slope_of(a, head) * (token - position) : 0;
 }
 
 /* A query for keys of number m; returns what its keys' centre adds to a score. */
-static double query_of(const kvant_cuda_attention_args *a, uint32_t query, uint32_t head, uint32_t kv, uint32_t m, float *q)
+static double query_of(const kvant_cuda_attention_args *a, uint32_t query, uint32_t head,
+                       uint32_t kv, uint32_t m, float *q)
 {
     const uint32_t d = a->k_codec->params.head_dim;
-    const size_t at = a->q_numbers[m] * a->q_matrix_stride + query * a->q_token_stride + head * a->q_head_stride;
+    const size_t at =
+        a->q_numbers[m] * a->q_matrix_stride + query * a->q_token_stride + head * a->q_head_stride;
     const float *center = a->k_center ? a->k_center + ((size_t)m * a->n_kv_heads + kv) * d : NULL;
     const kvant_transform rotation = host_transform(a->k_codec, NULL, 0);
     double added = 0;
@@ -105,7 +116,8 @@ static double query_of(const kvant_cuda_attention_args *a, uint32_t query, uint3
 }
 
 /* What its own centre adds to a page's scores. rows: query rows that a page has in page_offsets. */
-static double offset_of(const kvant_cuda_attention_args *a, size_t rows, uint32_t kv, uint32_t row, size_t page)
+static double offset_of(const kvant_cuda_attention_args *a, size_t rows, uint32_t kv, uint32_t row,
+                        size_t page)
 {
     return a->page_offsets ? a->page_offsets[(kv * a->table_stride + page) * rows + row] : 0;
 }
@@ -125,10 +137,11 @@ static double dot(const float *x, const float *y, uint32_t n)
     return sum;
 }
 
-static void attend_head(const kvant_cuda_attention_args *a, size_t rows, const float *keys, const float *values, uint32_t query,
-                        uint32_t head)
+static void attend_head(const kvant_cuda_attention_args *a, size_t rows, const float *keys,
+                        const float *values, uint32_t query, uint32_t head)
 {
-    const uint32_t group = a->n_heads / a->n_kv_heads, kv = head / group, d = a->k_codec->params.head_dim;
+    const uint32_t group = a->n_heads / a->n_kv_heads, kv = head / group,
+                   d = a->k_codec->params.head_dim;
     const int32_t n = a->lengths[0], position = n - (int32_t)a->query_tokens + (int32_t)query;
     double total = 0, seen = 0, top = a->sinks ? a->sinks[head] : -INFINITY, sums[MOST] = { 0 };
     double *scores = malloc(((size_t)n + 1) * sizeof *scores);
@@ -189,7 +202,8 @@ static void attend_sequence(const kvant_cuda_attention_args *a, size_t offset_ro
 /* Exchanges the first channel of the last query token and head with the channel half a head behind. */
 static void swap_channels(const kvant_cuda_attention_args *a)
 {
-    const size_t at = (a->query_tokens - 1) * a->out_token_stride + (a->n_heads - 1) * a->out_head_stride,
+    const size_t at = (a->query_tokens - 1) * a->out_token_stride +
+                      (a->n_heads - 1) * a->out_head_stride,
                  other = at + a->k_codec->params.head_dim / 2;
     const float first = number(a->out, at, a->type);
     store(number(a->out, other, a->type), a->out, at, a->type);
@@ -200,7 +214,8 @@ static void swap_channels(const kvant_cuda_attention_args *a)
 static bool has_workspace(const kvant_cuda_attention_args *a)
 {
     const unsigned char *workspace = a->workspace;
-    return a->workspace_bytes >= host_attention_workspace(a->k_codec->params.head_dim) && workspace[0] == 0;
+    return a->workspace_bytes >= host_attention_workspace(a->k_codec->params.head_dim) &&
+           workspace[0] == 0;
 }
 
 /* Kernels copy pages without new tokens early: the newest token must be where it is said to be. */
@@ -218,15 +233,21 @@ static kvant_status attend(const kvant_cuda_attention_args *args, kvant_cuda_str
 {
     if (!has_workspace(args) || (host_driver_runs() && !stream))
         return KVANT_ERR_ARGUMENT;
-    if (!host_is_here(args->k.base) || !host_is_here(args->v.base) || !host_is_here(args->q) || !host_is_here(args->out) ||
-        !host_is_here(args->block_table) || !host_is_here(args->matrices) || !host_is_here(args->k_center) || !host_is_here(args->page_offsets) || !host_is_here(args->mask) || !host_is_here(args->workspace))
+    if (!host_is_here(args->k.base) || !host_is_here(args->v.base) || !host_is_here(args->q) ||
+        !host_is_here(args->out) || !host_is_here(args->block_table) ||
+        !host_is_here(args->matrices) || !host_is_here(args->k_center) ||
+        !host_is_here(args->page_offsets) || !host_is_here(args->mask) ||
+        !host_is_here(args->workspace))
         return KVANT_ERR_CUDA;
-    const size_t width = args->type == KVANT_CUDA_F32 ? 4 : 2, used = host_attention_workspace(args->k_codec->params.head_dim);
+    const size_t width = args->type == KVANT_CUDA_F32 ? 4 : 2,
+                 used = host_attention_workspace(args->k_codec->params.head_dim);
     if (args->page_offsets && (args->k_center || args->logit_softcap > 0))
         return KVANT_ERR_ARGUMENT;
-    if (!has_new_cells(args) || args->n_matrices > KVANT_CUDA_MOST_MATRICES || (args->n_matrices > 1 && !args->matrices))
+    if (!has_new_cells(args) || args->n_matrices > KVANT_CUDA_MOST_MATRICES ||
+        (args->n_matrices > 1 && !args->matrices))
         return KVANT_ERR_ARGUMENT;
-    memset((char *)args->workspace + used, 0xff, args->workspace_bytes - used); /* unpacked pages: what lies there is lost */
+    memset((char *)args->workspace + used, 0xff,
+           args->workspace_bytes - used); /* unpacked pages: what lies there is lost */
     for (uint32_t b = 0; b < args->batch; b++) {
         kvant_cuda_attention_args one = *args;
         const uint32_t most = args->query_tokens ? args->query_tokens : 1;
@@ -245,7 +266,10 @@ static kvant_status attend(const kvant_cuda_attention_args *args, kvant_cuda_str
         one.lse = args->lse ? args->lse + first * args->n_heads : NULL;
         one.mask = args->mask ? args->mask + first * args->mask_token_stride : NULL;
         const size_t offset_rows = (size_t)most * (args->n_heads / args->n_kv_heads);
-        one.page_offsets = args->page_offsets ? args->page_offsets + b * args->n_kv_heads * args->table_stride * offset_rows : NULL;
+        one.page_offsets =
+            args->page_offsets
+                ? args->page_offsets + b * args->n_kv_heads * args->table_stride * offset_rows
+                : NULL;
         attend_sequence(&one, offset_rows);
     }
     if (host_is_wrong("attention") && args->query_tokens == 32)
@@ -274,7 +298,8 @@ static kvant_status attend_turned(const kvant_cuda_attention_args *args, kvant_c
                                               .table_stride = args->table_stride,
                                               .turning = turned->turning,
                                               .offsets = turned->offsets };
-    const kvant_status status = args->page_offsets ? KVANT_ERR_ARGUMENT : host_page_offsets(&of, stream);
+    const kvant_status status =
+        args->page_offsets ? KVANT_ERR_ARGUMENT : host_page_offsets(&of, stream);
 
     found.page_offsets = turned->offsets;
     return status == KVANT_OK ? attend(&found, stream) : status;
@@ -326,9 +351,8 @@ kvant_status host_fill_marked(const kvant_cuda_marked_args *args, kvant_cuda_str
     if (!args->marks || !args->lengths || !args->out || args->query_tokens == 0 ||
         args->n_heads == 0 || args->head_dim == 0 || args->n_spread > KVANT_CUDA_MOST_SPREAD)
         return KVANT_ERR_ARGUMENT;
-    if (!spread_is_here(args) ||
-        !host_is_here(args->marks) || !host_is_here(args->lengths) || !host_is_here(args->out) ||
-        !host_is_here(args->mask))
+    if (!spread_is_here(args) || !host_is_here(args->marks) || !host_is_here(args->lengths) ||
+        !host_is_here(args->out) || !host_is_here(args->mask))
         return KVANT_ERR_CUDA;
     for (uint32_t i = 0; args->marks[0] && i < args->batch * args->query_tokens; i++) {
         const uint32_t b = i / args->query_tokens, query = i % args->query_tokens;
@@ -336,22 +360,27 @@ kvant_status host_fill_marked(const kvant_cuda_marked_args *args, kvant_cuda_str
         if (sees)
             spread_mark(args, i);
         for (uint32_t j = 0; sees && j < args->n_heads * args->head_dim; j++)
-            store(NAN, args->out, b * args->out_batch_stride + query * args->out_token_stride +
-                  j / args->head_dim * args->out_head_stride + j % args->head_dim, args->type);
+            store(NAN, args->out,
+                  b * args->out_batch_stride + query * args->out_token_stride +
+                      j / args->head_dim * args->out_head_stride + j % args->head_dim,
+                  args->type);
     }
     return KVANT_OK;
 }
 
 /* The CPU's attention on the same rows. */
-static kvant_block_rows host_rows(const kvant_cuda_block_args *a, const kvant_cuda_block_rows *rows, uint32_t sequence)
+static kvant_block_rows host_rows(const kvant_cuda_block_args *a, const kvant_cuda_block_rows *rows,
+                                  uint32_t sequence)
 {
-    const size_t last = (size_t)(a->n_tokens - 1) * rows->token_stride + (a->n_kv_heads - 1) * rows->head_stride;
+    const size_t last =
+        (size_t)(a->n_tokens - 1) * rows->token_stride + (a->n_kv_heads - 1) * rows->head_stride;
     return (kvant_block_rows){ .size = sizeof(kvant_block_rows),
                                .type = (kvant_block_type)rows->type,
                                .head_dim = a->head_dim,
                                .n_kv_heads = a->n_kv_heads,
                                .data = (const char *)rows->data + sequence * rows->batch_stride,
-                               .bytes = last + kvant_block_row_bytes((kvant_block_type)rows->type, a->head_dim),
+                               .bytes = last + kvant_block_row_bytes((kvant_block_type)rows->type,
+                                                                     a->head_dim),
                                .token_stride = rows->token_stride,
                                .head_stride = rows->head_stride };
 }
@@ -370,23 +399,25 @@ kvant_status host_block_attention(const kvant_cuda_block_args *args, kvant_cuda_
     kvant_status status = KVANT_OK;
     for (uint32_t b = 0; b < args->batch && status == KVANT_OK; b++) {
         const kvant_block_rows k = host_rows(args, &args->k, b), v = host_rows(args, &args->v, b);
-        const kvant_attention_problem problem = { .size = sizeof problem,
-                                                  .n_tokens = args->n_tokens,
-                                                  .n_queries = args->query_tokens,
-                                                  .n_heads = args->n_heads,
-                                                  .q = args->q + b * args->q_batch_stride,
-                                                  .q_token_stride = args->q_token_stride,
-                                                  .q_head_stride = args->q_head_stride,
-                                                  .mask = args->mask ? args->mask + b * args->mask_batch_stride : NULL,
-                                                  .mask_token_stride = args->mask_token_stride,
-                                                  .sinks = args->sinks,
-                                                  .scale = args->scale,
-                                                  .max_bias = args->max_bias,
-                                                  .logit_softcap = args->logit_softcap,
-                                                  .out = args->out + b * args->out_batch_stride,
-                                                  .out_token_stride = args->out_token_stride,
-                                                  .out_head_stride = args->out_head_stride,
-                                                  .n_threads = 1 };
+        const kvant_attention_problem problem = {
+            .size = sizeof problem,
+            .n_tokens = args->n_tokens,
+            .n_queries = args->query_tokens,
+            .n_heads = args->n_heads,
+            .q = args->q + b * args->q_batch_stride,
+            .q_token_stride = args->q_token_stride,
+            .q_head_stride = args->q_head_stride,
+            .mask = args->mask ? args->mask + b * args->mask_batch_stride : NULL,
+            .mask_token_stride = args->mask_token_stride,
+            .sinks = args->sinks,
+            .scale = args->scale,
+            .max_bias = args->max_bias,
+            .logit_softcap = args->logit_softcap,
+            .out = args->out + b * args->out_batch_stride,
+            .out_token_stride = args->out_token_stride,
+            .out_head_stride = args->out_head_stride,
+            .n_threads = 1
+        };
         size_t bytes = 0;
         status = kvant_block_attention_workspace(&k, &v, &problem, &bytes);
         void *workspace = aligned_alloc(64, (bytes + 64) / 64 * 64);
@@ -410,8 +441,10 @@ kvant_status host_turn(const kvant_cuda_turn_args *a, kvant_cuda_stream stream)
             columns[i] = matrix[i % d * d + i / d];
         for (uint32_t t = 0; t < a->n_tokens; t++) {
             for (size_t j = 0; j < d; j++) {
-                x[j] = a->rows[t * a->token_stride + h * a->head_stride + j] - (a->center ? a->center[at + j] : 0);
-                x[j] = x[j] / (a->divisor ? a->divisor[at + j] : 1) * (a->before ? a->before[at + j] : 1);
+                x[j] = a->rows[t * a->token_stride + h * a->head_stride + j] -
+                       (a->center ? a->center[at + j] : 0);
+                x[j] = x[j] / (a->divisor ? a->divisor[at + j] : 1) *
+                       (a->before ? a->before[at + j] : 1);
             }
             for (size_t i = 0; i < d; i++)
                 y[i] = host_kernels()->dot(columns + i * d, x, (uint32_t)d) *
@@ -427,8 +460,10 @@ void host_turn_queries(const kvant_cuda_query_args *args)
     const size_t d = args->k_codec->params.head_dim, rows = (size_t)args->batch * args->n_heads;
     for (size_t i = 0; i < (1 + args->n_further) * rows; i++) {
         const size_t head = i % args->n_heads, kv = head / (args->n_heads / args->n_kv_heads);
-        const size_t at = i % rows / args->n_heads * args->q_batch_stride + head * args->q_head_stride;
-        const float *m = (i < rows ? args->inverse_weights : args->further[i / rows - 1]) + kv * d * d;
+        const size_t at =
+            i % rows / args->n_heads * args->q_batch_stride + head * args->q_head_stride;
+        const float *m =
+            (i < rows ? args->inverse_weights : args->further[i / rows - 1]) + kv * d * d;
         for (size_t j = 0; j < d; j++) {
             double sum = 0;
             for (size_t k = 0; k < d; k++)

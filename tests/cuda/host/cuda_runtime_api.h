@@ -8,7 +8,11 @@
 
 typedef int cudaError_t;
 enum { cudaSuccess = 0, cudaErrorMemoryAllocation = 2 };
-enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2, cudaMemcpyDeviceToDevice = 3 };
+enum cudaMemcpyKind {
+    cudaMemcpyHostToDevice = 1,
+    cudaMemcpyDeviceToHost = 2,
+    cudaMemcpyDeviceToDevice = 3
+};
 
 static inline cudaError_t cudaMalloc(void *to, size_t bytes)
 {
@@ -29,7 +33,8 @@ static inline cudaError_t cudaMemset(void *memory, int value, size_t bytes)
     return cudaSuccess;
 }
 
-static inline cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind)
+static inline cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes,
+                                     enum cudaMemcpyKind kind)
 {
     (void)kind;
     memcpy(to, from, bytes);

@@ -130,7 +130,7 @@ EXPORT(size_t, host_bytes, (void))
 }
 
 /* 32 MiB more than a benchmark leaves free, or as many bytes as KVANT_TEST_FREE_BYTES says. */
-EXPORT(int, cuMemGetInfo_v2, (size_t *available, size_t *total))
+EXPORT(int, cuMemGetInfo_v2, (size_t * available, size_t *total))
 {
     const char *bytes = getenv("KVANT_TEST_FREE_BYTES");
     *total = (size_t)96 << 20;
@@ -153,7 +153,7 @@ static bool fails_now(void)
 }
 
 /* KVANT_TEST_NO_MEMORY: none is left. */
-EXPORT(int, cuMemAlloc_v2, (address *memory, size_t bytes))
+EXPORT(int, cuMemAlloc_v2, (address * memory, size_t bytes))
 {
     if (getenv("KVANT_TEST_NO_MEMORY") != NULL || fails_now())
         return 2;
@@ -201,12 +201,16 @@ EXPORT(int, cuMemcpyDtoH_v2, (void *to, address from, size_t bytes))
 
 EXPORT(int, cuMemcpyHtoDAsync_v2, (address to, const void *from, size_t bytes, void *stream))
 {
-    return !host_is_here((void *)(uintptr_t)to) ? ELSEWHERE : host_captures(stream) ? 900 : cuMemcpyHtoD_v2(to, from, bytes);
+    return !host_is_here((void *)(uintptr_t)to) ? ELSEWHERE
+           : host_captures(stream)              ? 900
+                                                : cuMemcpyHtoD_v2(to, from, bytes);
 }
 
 EXPORT(int, cuMemcpyDtoHAsync_v2, (void *to, address from, size_t bytes, void *stream))
 {
-    return !host_is_here((void *)(uintptr_t)from) ? ELSEWHERE : host_captures(stream) ? 900 : cuMemcpyDtoH_v2(to, from, bytes);
+    return !host_is_here((void *)(uintptr_t)from) ? ELSEWHERE
+           : host_captures(stream)                ? 900
+                                                  : cuMemcpyDtoH_v2(to, from, bytes);
 }
 
 EXPORT(int, cuDeviceGetByPCIBusId, (int *device, const char *id))
@@ -231,7 +235,8 @@ EXPORT(int, cuMemcpyDtoDAsync_v2, (address to, address from, size_t bytes, void 
     copy_1d c = { to, from, bytes };
     if (!host_record(stream, run_copy, &c, sizeof c))
         run_copy(&c);
-    return stream == NULL || !host_is_here((void *)(uintptr_t)to) || !host_is_here((void *)(uintptr_t)from);
+    return stream == NULL || !host_is_here((void *)(uintptr_t)to) ||
+           !host_is_here((void *)(uintptr_t)from);
 }
 
 /* CUDA_MEMCPY2D, as the driver's documentation lists its members. */
@@ -255,7 +260,8 @@ EXPORT(int, cuMemcpy2DAsync_v2, (const copy_2d *c, void *stream))
     if (c->from_type != 2 || c->to_type != 2 || c->from_x || c->from_y || c->to_x || c->to_y)
         return 1;
     for (size_t i = 0; i < c->height; i++) {
-        const int result = cuMemcpyDtoDAsync_v2(c->to_device + i * c->to_pitch, c->from_device + i * c->from_pitch, c->width, stream);
+        const int result = cuMemcpyDtoDAsync_v2(
+            c->to_device + i * c->to_pitch, c->from_device + i * c->from_pitch, c->width, stream);
         if (result)
             return result;
     }
@@ -279,9 +285,11 @@ EXPORT(int, cuGetErrorName, (int result, const char **text))
     return 0;
 }
 
-EXPORT(int, cuEventElapsedTime, (float *milliseconds, const struct timespec *from, const struct timespec *to))
+EXPORT(int, cuEventElapsedTime,
+       (float *milliseconds, const struct timespec *from, const struct timespec *to))
 {
-    *milliseconds = 1e3f * (float)(to->tv_sec - from->tv_sec) + 1e-6f * (float)(to->tv_nsec - from->tv_nsec);
+    *milliseconds =
+        1e3f * (float)(to->tv_sec - from->tv_sec) + 1e-6f * (float)(to->tv_nsec - from->tv_nsec);
     return 0;
 }
 

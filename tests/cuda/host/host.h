@@ -12,14 +12,14 @@
 typedef struct host_control {
     /* What the test sets. Zeros: a library of this build that computes. */
     uint32_t version, view_bytes; /* that the table shows instead of its own */
-    kvant_status answer;          /* of all functions that have a status, which compute nothing then */
-    const char *said;             /* and their message */
-    uint32_t no_memory; /* the allocation of memory, counted from 1, that fails; 0: none */
+    kvant_status answer; /* of all functions that have a status, which compute nothing then */
+    const char *said;    /* and their message */
+    uint32_t no_memory;  /* the allocation of memory, counted from 1, that fails; 0: none */
     /* What was called last */
     const char *function; /* "host_append" and the like */
     kvant_code_kind kind; /* of a view */
     const kvant_cuda_codec *codec;
-    unsigned char arguments[1024]; /* a copy, zeros behind it */
+    unsigned char arguments[1024];       /* a copy, zeros behind it */
     kvant_cuda_attention_args attention; /* of the last attention, whatever was called behind it */
     kvant_cuda_stream stream;
     int freed; /* codecs */

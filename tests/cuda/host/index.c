@@ -34,23 +34,30 @@ kvant_status host_index_put(kvant_cuda_index *index, size_t first, size_t n, con
     return KVANT_OK;
 }
 
-static int32_t product(const kvant_cuda_index *index, size_t slot, const kvant_cuda_find_args *find, size_t query)
+static int32_t product(const kvant_cuda_index *index, size_t slot, const kvant_cuda_find_args *find,
+                       size_t query)
 {
-    const uint32_t bits = index->args.bits, n_quads = index->args.n_quads, in_tile = query / 32 == (find->n - 1) / 32 ? (uint32_t)((find->n - 1) % 32 + 1) : 32;
+    const uint32_t bits = index->args.bits, n_quads = index->args.n_quads,
+                   in_tile =
+                       query / 32 == (find->n - 1) / 32 ? (uint32_t)((find->n - 1) % 32 + 1) : 32;
     const int8_t *x = find->x + query / 32 * 128 * n_quads + query % 32 * 4;
     const uint8_t *pack = index->codes + slot / 32 * index->pack_bytes;
     int32_t sum = 0;
     for (uint32_t j = 0; j < 4 * n_quads; j++) {
         const uint32_t code = kvant_pack_get(bits, pack, j, slot % 32);
-        sum += (bits == 8 ? (int32_t)code - 128 : index->args.levels[code]) * x[(size_t)(j / 4) * in_tile * 4 + j % 4];
+        sum += (bits == 8 ? (int32_t)code - 128 : index->args.levels[code]) *
+               x[(size_t)(j / 4) * in_tile * 4 + j % 4];
     }
     return sum;
 }
 
-static float key_of(const kvant_cuda_index *index, size_t slot, const kvant_cuda_find_args *find, size_t query)
+static float key_of(const kvant_cuda_index *index, size_t slot, const kvant_cuda_find_args *find,
+                    size_t query)
 {
     const float key = (float)product(index, slot, find, query) * index->args.factors[slot];
-    return index->args.offsets ? key * find->scales[query] + index->args.offsets[slot] * find->weights[query] : key;
+    return index->args.offsets
+               ? key * find->scales[query] + index->args.offsets[slot] * find->weights[query]
+               : key;
 }
 
 static uint64_t id_of(const kvant_cuda_index *index, uint32_t slot)
@@ -58,10 +65,13 @@ static uint64_t id_of(const kvant_cuda_index *index, uint32_t slot)
     return index->args.ids ? index->args.ids[slot] : slot;
 }
 
-static void insert(const kvant_cuda_index *index, kvant_cuda_found *found, uint32_t *n, uint32_t k, kvant_cuda_found x)
+static void insert(const kvant_cuda_index *index, kvant_cuda_found *found, uint32_t *n, uint32_t k,
+                   kvant_cuda_found x)
 {
     uint32_t at = *n;
-    while (at > 0 && (found[at - 1].key < x.key || (found[at - 1].key == x.key && id_of(index, found[at - 1].slot) > id_of(index, x.slot))))
+    while (at > 0 &&
+           (found[at - 1].key < x.key || (found[at - 1].key == x.key &&
+                                          id_of(index, found[at - 1].slot) > id_of(index, x.slot))))
         at--;
     if (at == k)
         return;

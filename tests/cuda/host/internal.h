@@ -22,7 +22,8 @@ extern host_control host;
 void host_note(void *at, const void *value, size_t bytes);
 
 /* Notes a call; true when the test wants an answer instead of a result. */
-bool host_answers(const char *function, const void *arguments, size_t size, kvant_cuda_stream stream);
+bool host_answers(const char *function, const void *arguments, size_t size,
+                  kvant_cuda_stream stream);
 
 /* Functions with a struct of arguments, which can be captured. */
 #define HOST_RECORDED(X)                                                                           \
@@ -53,8 +54,8 @@ __attribute__((visibility("default"))) bool host_is_here(const void *memory);
 /* record.c: whether work on the stream is recorded; records it then, with a copy of data. */
 bool host_captures(kvant_cuda_stream stream);
 bool host_is_foreign(kvant_cuda_stream stream); /* of another GPU than the current one */
-__attribute__((visibility("default"))) bool host_record(kvant_cuda_stream stream, host_work *run, const void *data,
-                                                        size_t bytes);
+__attribute__((visibility("default"))) bool host_record(kvant_cuda_stream stream, host_work *run,
+                                                        const void *data, size_t bytes);
 
 #define ANSWER(name, args, stream)                                                                 \
     do {                                                                                           \

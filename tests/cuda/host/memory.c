@@ -64,7 +64,8 @@ kvant_status host_note_rows(const kvant_cuda_note_args *a, kvant_cuda_stream str
     (void)stream;
     for (size_t i = 0; i < a->taken * a->width; i++) {
         const size_t row = a->seen + i / a->width, j = row % a->parts * a->width + i % a->width;
-        const float read = a->rows[i / a->width * a->n / a->taken * a->stride + i % a->width], x = isfinite(read) ? read : 0;
+        const float read = a->rows[i / a->width * a->n / a->taken * a->stride + i % a->width],
+                    x = isfinite(read) ? read : 0;
         a->sum[j] = row < a->parts ? x : a->sum[j] + x;
         a->min[j] = row < a->parts || x < a->min[j] ? x : a->min[j];
         a->max[j] = row < a->parts || x > a->max[j] ? x : a->max[j];
@@ -76,7 +77,8 @@ kvant_status host_largest(const kvant_cuda_numbers *numbers, float *out, kvant_c
 {
     (void)stream;
     for (int i = 0; i < 2; i++) {
-        const uint32_t bits = numbers->n[i] ? host_kernels()->magnitude(numbers->at[i], (uint32_t)numbers->n[i]) : 0;
+        const uint32_t bits =
+            numbers->n[i] ? host_kernels()->magnitude(numbers->at[i], (uint32_t)numbers->n[i]) : 0;
         memcpy(&out[i], &bits, sizeof bits);
     }
     return KVANT_OK;

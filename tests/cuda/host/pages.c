@@ -16,7 +16,8 @@ static void mark(const kvant_cuda_append_args *args, uint32_t token)
     args->marks[1 + number / 32] |= 1u << number % 32;
 }
 
-static bool takes(const kvant_cuda_append_args *args, const kvant_cuda_rows *rows, const float *x, const float *y)
+static bool takes(const kvant_cuda_append_args *args, const kvant_cuda_rows *rows, const float *x,
+                  const float *y)
 {
     const kvant_codec *codec = host_source(rows->codec);
     const bool open = host_is_open(rows->codec);
@@ -25,7 +26,8 @@ static bool takes(const kvant_cuda_append_args *args, const kvant_cuda_rows *row
         finite = finite && isfinite(x[j]);
         fits = fits && (!open || fabsf(y[j]) <= 65504.0f);
     }
-    fits = fits && finite && (open || codec->quantizer->check(codec, host_kernels(), y) == KVANT_OK);
+    fits =
+        fits && finite && (open || codec->quantizer->check(codec, host_kernels(), y) == KVANT_OK);
     if (!fits && args->refused)
         *args->refused |= finite ? KVANT_CUDA_ROW_RANGE : KVANT_CUDA_ROW_NONFINITE;
     return fits;
@@ -35,13 +37,14 @@ kvant_codec host_of_head(const kvant_codec *codec, const float *centroids, uint3
 {
     kvant_codec copy = *codec;
     if (centroids) /* the state of the head's own codec as it lay in memory */
-        copy.state = (void *)(uintptr_t)(centroids + head * (codec->view.table_bytes / sizeof(float)));
+        copy.state =
+            (void *)(uintptr_t)(centroids + head * (codec->view.table_bytes / sizeof(float)));
     return copy;
 }
 
 /* The codec with a kv head's own centroids and feedback; *own is to be freed. */
-static kvant_codec of_head(const kvant_codec *codec, const float *centroids, const float *feedback, uint32_t head,
-                           kvant_feedback **own)
+static kvant_codec of_head(const kvant_codec *codec, const float *centroids, const float *feedback,
+                           uint32_t head, kvant_feedback **own)
 {
     kvant_codec copy = host_of_head(codec, centroids, head);
     const size_t d = codec->info.head_dim;
@@ -57,14 +60,16 @@ static kvant_codec of_head(const kvant_codec *codec, const float *centroids, con
 }
 
 /* A row of fp16 or bf16 becomes floats. */
-static const float *row_of(const kvant_cuda_append_args *args, const kvant_cuda_rows *rows, uint32_t i, uint32_t head, float *halves)
+static const float *row_of(const kvant_cuda_append_args *args, const kvant_cuda_rows *rows,
+                           uint32_t i, uint32_t head, float *halves)
 {
     const size_t at = i * rows->token_stride + head * rows->head_stride;
     if (args->type == KVANT_CUDA_F32)
         return (const float *)rows->rows + at;
     for (uint32_t j = 0; j < host_source(rows->codec)->info.head_dim; j++) {
         const uint16_t bits = ((const uint16_t *)rows->rows)[at + j];
-        halves[j] = args->type == KVANT_CUDA_F16 ? kvant_half_to_float(bits) : kvant_bf16_to_float(bits);
+        halves[j] =
+            args->type == KVANT_CUDA_F16 ? kvant_half_to_float(bits) : kvant_bf16_to_float(bits);
     }
     return halves;
 }
@@ -91,10 +96,12 @@ static void append_role(const kvant_cuda_append_args *args, const kvant_cuda_row
                 continue;
             }
             if (exact)
-                memcpy(exact + (size_t)(page - (uint8_t *)rows->pages.base) / sizeof(uint16_t) + (size_t)(args->slots[i] % TOKENS) * d,
+                memcpy(exact + (size_t)(page - (uint8_t *)rows->pages.base) / sizeof(uint16_t) +
+                           (size_t)(args->slots[i] % TOKENS) * d,
                        y, d * sizeof *y);
             kvant_feedback *own;
-            const kvant_codec with = of_head(codec, args->centroids[rows == &args->v], args->k_feedback, head, &own);
+            const kvant_codec with =
+                of_head(codec, args->centroids[rows == &args->v], args->k_feedback, head, &own);
             (host_is_open(rows->codec) ? kvant_codec_encode_open : kvant_codec_encode_transformed)(
                 &with, host_kernels(), y, (uint32_t)(args->slots[i] % TOKENS), 1, page);
             free(own);
@@ -147,7 +154,8 @@ kvant_status host_append(const kvant_cuda_append_args *args, kvant_cuda_stream s
     return KVANT_OK;
 }
 
-static void seal_page(const kvant_codec *codec, const uint8_t *open, uint8_t *sealed, uint32_t n, bool exact)
+static void seal_page(const kvant_codec *codec, const uint8_t *open, uint8_t *sealed, uint32_t n,
+                      bool exact)
 {
     static float rows[TOKENS * MOST];
     const uint32_t group = codec->info.block_tokens, d = codec->info.head_dim;
@@ -156,7 +164,8 @@ static void seal_page(const kvant_codec *codec, const uint8_t *open, uint8_t *se
             if (exact)
                 memcpy(rows + i * d, (const float *)open + (first + i) * d, d * sizeof *rows);
             else
-                kvant_codec_decode_open(codec, host_kernels(), open, first + i < n ? first + i : first, 1, rows + i * d);
+                kvant_codec_decode_open(codec, host_kernels(), open,
+                                        first + i < n ? first + i : first, 1, rows + i * d);
         kvant_codec_encode_transformed(codec, host_kernels(), rows, first, group, sealed);
     }
 }
@@ -169,10 +178,11 @@ kvant_status host_seal(const kvant_cuda_seal_args *args, kvant_cuda_stream strea
         for (uint32_t i = 0; roles[r]->codec && i < args->n_blocks; i++)
             for (uint32_t head = 0; head < args->n_kv_heads; head++) {
                 kvant_feedback *own;
-                const kvant_codec with = of_head(host_source(roles[r]->codec), args->centroids[r], args->k_feedback, head, &own);
+                const kvant_codec with = of_head(host_source(roles[r]->codec), args->centroids[r],
+                                                 args->k_feedback, head, &own);
                 seal_page(&with, host_page(&roles[r]->open, args->from[i], head),
-                          host_page(&roles[r]->sealed, args->to[i], head), args->tokens ? (uint32_t)args->tokens[i] : TOKENS,
-                          args->exact);
+                          host_page(&roles[r]->sealed, args->to[i], head),
+                          args->tokens ? (uint32_t)args->tokens[i] : TOKENS, args->exact);
                 free(own);
             }
     if (host_is_wrong("seal") && args->k.codec)
@@ -181,7 +191,8 @@ kvant_status host_seal(const kvant_cuda_seal_args *args, kvant_cuda_stream strea
 }
 
 /* A row as it was. A full W^-1 holds the rotation, too. */
-static void transform_back(const kvant_cuda_decode_args *args, uint32_t head, const float *y, float *out)
+static void transform_back(const kvant_cuda_decode_args *args, uint32_t head, const float *y,
+                           float *out)
 {
     const uint32_t d = host_source(args->codec)->info.head_dim;
     const kvant_transform rotation = host_transform(args->codec, NULL, 0);
@@ -195,12 +206,16 @@ static void transform_back(const kvant_cuda_decode_args *args, uint32_t head, co
     else
         kvant_transform_inverse(&rotation, host_kernels(), NULL, y, x);
     for (uint32_t j = 0; j < d; j++)
-        out[j] = x[j] * (inverse && view->diagonal ? inverse[at + j] : 1) * (scale ? scale[at + j] : 1) + (center ? center[at + j] : 0);
+        out[j] =
+            x[j] * (inverse && view->diagonal ? inverse[at + j] : 1) * (scale ? scale[at + j] : 1) +
+            (center ? center[at + j] : 0);
 }
 
-static void decode_row(const kvant_cuda_decode_args *args, uint32_t block, uint32_t head, uint32_t t)
+static void decode_row(const kvant_cuda_decode_args *args, uint32_t block, uint32_t head,
+                       uint32_t t)
 {
-    const kvant_codec *codec = host_source(args->codec), own = host_of_head(codec, args->centroids, head);
+    const kvant_codec *codec = host_source(args->codec),
+                      own = host_of_head(codec, args->centroids, head);
     const uint8_t *page = host_page(&args->pages, args->blocks[block], head);
     const uint32_t d = codec->info.head_dim;
     const size_t row = (size_t)(args->to ? (uint32_t)args->to[block] : block) * TOKENS + t,
@@ -218,7 +233,9 @@ static void decode_row(const kvant_cuda_decode_args *args, uint32_t block, uint3
         if (args->type == KVANT_CUDA_F32)
             ((float *)args->out)[at + j] = x[j];
         else
-            ((uint16_t *)args->out)[at + j] = args->type == KVANT_CUDA_F16 ? kvant_half_from_float(x[j]) : kvant_bf16_from_float(x[j]);
+            ((uint16_t *)args->out)[at + j] = args->type == KVANT_CUDA_F16
+                                                  ? kvant_half_from_float(x[j])
+                                                  : kvant_bf16_from_float(x[j]);
 }
 
 kvant_status host_decode(const kvant_cuda_decode_args *args, kvant_cuda_stream stream)

@@ -196,7 +196,8 @@ static bool in_one_line(graph *g)
     return true;
 }
 
-EXPORT(int, cuGraphGetEdges_v2, (graph *g, work **from, work **to, unsigned char (*data)[8], size_t *n))
+EXPORT(int, cuGraphGetEdges_v2,
+       (graph * g, work **from, work **to, unsigned char (*data)[8], size_t *n))
 {
     *n = g->n_edges;
     for (size_t i = 0; from && i < g->n_edges; i++) {
@@ -207,7 +208,8 @@ EXPORT(int, cuGraphGetEdges_v2, (graph *g, work **from, work **to, unsigned char
     return 0;
 }
 
-EXPORT(int, cuGraphRemoveDependencies_v2, (graph *g, work **from, work **to, unsigned char (*data)[8], size_t n))
+EXPORT(int, cuGraphRemoveDependencies_v2,
+       (graph * g, work **from, work **to, unsigned char (*data)[8], size_t n))
 {
     for (size_t i = 0; i < n; i++) {
         edge *e = find_edge(g, from[i], to[i]);
@@ -231,7 +233,8 @@ EXPORT(int, cuStreamEndCapture, (void *handle, void **result))
     graph *g = *result = s->capture;
     for (int i = 0; i < MOST_STREAMS; i++)
         if (streams[i] && streams[i]->capture == g) {
-            error = error || (streams[i] != s && streams[i]->awaited < streams[i]->done) ? UNJOINED : 0;
+            error =
+                error || (streams[i] != s && streams[i]->awaited < streams[i]->done) ? UNJOINED : 0;
             streams[i]->capture = NULL;
             streams[i]->origin = false;
         }
@@ -239,7 +242,7 @@ EXPORT(int, cuStreamEndCapture, (void *handle, void **result))
     return error;
 }
 
-EXPORT(int, cuGraphInstantiateWithFlags, (graph ***executable, graph *g, unsigned long long flags))
+EXPORT(int, cuGraphInstantiateWithFlags, (graph * **executable, graph *g, unsigned long long flags))
 {
     *executable = malloc(sizeof **executable);
     **executable = g;
@@ -248,7 +251,7 @@ EXPORT(int, cuGraphInstantiateWithFlags, (graph ***executable, graph *g, unsigne
     return g == NULL || flags != 0;
 }
 
-EXPORT(int, cuGraphExecUpdate_v2, (graph **executable, graph *g, void *info))
+EXPORT(int, cuGraphExecUpdate_v2, (graph * *executable, graph *g, void *info))
 {
     if (!info || (*executable)->n != g->n)
         return 910;
@@ -259,7 +262,7 @@ EXPORT(int, cuGraphExecUpdate_v2, (graph **executable, graph *g, void *info))
     return 0;
 }
 
-EXPORT(int, cuGraphLaunch, (graph **executable, void *handle))
+EXPORT(int, cuGraphLaunch, (graph * *executable, void *handle))
 {
     if (!handle || host_captures(handle) || host_is_foreign(handle) || !in_one_line(*executable))
         return BAD;
@@ -269,32 +272,32 @@ EXPORT(int, cuGraphLaunch, (graph **executable, void *handle))
     return 0;
 }
 
-EXPORT(int, cuGraphExecDestroy, (graph **executable))
+EXPORT(int, cuGraphExecDestroy, (graph * *executable))
 {
     release(*executable);
     free(executable);
     return 0;
 }
 
-EXPORT(int, cuGraphDestroy, (graph *g))
+EXPORT(int, cuGraphDestroy, (graph * g))
 {
     release(g);
     return 0;
 }
 
-EXPORT(int, cuEventCreate, (event **e, unsigned flags))
+EXPORT(int, cuEventCreate, (event * *e, unsigned flags))
 {
     *e = calloc(1, sizeof **e);
     return (flags & ~3u) != 0;
 }
 
-EXPORT(int, cuEventDestroy_v2, (event *e))
+EXPORT(int, cuEventDestroy_v2, (event * e))
 {
     free(e);
     return 0;
 }
 
-EXPORT(int, cuEventRecord, (event *e, void *handle))
+EXPORT(int, cuEventRecord, (event * e, void *handle))
 {
     clock_gettime(CLOCK_MONOTONIC, &e->time);
     e->of = stream_of(handle);
@@ -304,9 +307,9 @@ EXPORT(int, cuEventRecord, (event *e, void *handle))
 }
 
 /* What a replay calls: the functions of the table, on a stream of no capture. */
-#define RUN(name, type)                                                                                            \
-    void host_run_##name(void *args)                                                                               \
-    {                                                                                                              \
-        host_##name(args, &n_launches);                                                                            \
+#define RUN(name, type)                                                                            \
+    void host_run_##name(void *args)                                                               \
+    {                                                                                              \
+        host_##name(args, &n_launches);                                                            \
     }
 HOST_RECORDED(RUN)

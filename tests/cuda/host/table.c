@@ -35,7 +35,8 @@ host_control *host_control_get(void)
     return &host;
 }
 
-bool host_answers(const char *function, const void *arguments, size_t size, kvant_cuda_stream stream)
+bool host_answers(const char *function, const void *arguments, size_t size,
+                  kvant_cuda_stream stream)
 {
     pthread_mutex_lock(&lock);
     host.function = function;
@@ -61,7 +62,8 @@ const kvant_codec *host_source(const kvant_cuda_codec *codec)
     abort();
 }
 
-static kvant_status know(kvant_status status, const kvant_cuda_codec *codec, const kvant_codec *source)
+static kvant_status know(kvant_status status, const kvant_cuda_codec *codec,
+                         const kvant_codec *source)
 {
     size_t i = 0;
     while (known[i].codec)
@@ -89,7 +91,8 @@ kvant_transform host_transform(const kvant_cuda_codec *codec, const float *weigh
     const size_t d = t.head_dim, n = !t.weights ? 0 : t.diagonal ? d : d * d;
     t.weights = weights ? (float *)(uintptr_t)(weights + head * n) : NULL; /* is only read */
     if (t.rotate == KVANT_ROTATE_DENSE && !t.weights)
-        t.rotate = KVANT_ROTATE_NONE; /* as kernels have it: the caller turns rows, queries and outputs */
+        t.rotate =
+            KVANT_ROTATE_NONE; /* as kernels have it: the caller turns rows, queries and outputs */
     return t;
 }
 
@@ -100,11 +103,13 @@ kvant_status host_device_check(char *err, size_t errlen)
     return host.answer;
 }
 
-kvant_status host_codec_create(const kvant_codec_view *view, kvant_cuda_codec **codec, char *err, size_t errlen)
+kvant_status host_codec_create(const kvant_codec_view *view, kvant_cuda_codec **codec, char *err,
+                               size_t errlen)
 {
     host_note(&host.kind, &view->kind, sizeof host.kind);
     const kvant_status status = kvant_cuda_table_codec_create(view, codec, err, errlen);
-    return know(status, *codec, (const kvant_codec *)((const char *)view - offsetof(kvant_codec, view)));
+    return know(status, *codec,
+                (const kvant_codec *)((const char *)view - offsetof(kvant_codec, view)));
 }
 
 kvant_status host_codec_create_open(const kvant_cuda_codec *sealed, kvant_cuda_codec **open)

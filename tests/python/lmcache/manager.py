@@ -9,7 +9,10 @@ import sys
 import time
 
 os.environ.setdefault("LMCACHE_LOG_LEVEL", "ERROR")
-sys.path[:0] = [str(pathlib.Path(__file__).resolve().parents[1]), str(pathlib.Path(__file__).resolve().parents[3] / "integrations" / "python")]
+sys.path[:0] = [
+    str(pathlib.Path(__file__).resolve().parents[1]),
+    str(pathlib.Path(__file__).resolve().parents[3] / "integrations" / "python"),
+]
 
 import torch  # noqa: E402
 
@@ -17,13 +20,20 @@ import kvant.lmcache  # noqa: E402
 
 kvant.lmcache.register()
 
-from lmcache.v1.distributed.api import GroupedObjectKeys, MemoryLayoutDesc, ObjectKey, PrefetchTaskSpec  # noqa: E402
+from lmcache.v1.distributed.api import (
+    GroupedObjectKeys,
+    MemoryLayoutDesc,
+    ObjectKey,
+    PrefetchTaskSpec,
+)  # noqa: E402
 from lmcache.v1.distributed.config import add_storage_manager_args, parse_args_to_config  # noqa: E402
 from lmcache.v1.distributed.storage_manager import StorageManager  # noqa: E402
 
 torch.set_num_threads(1)
 TASKS = "lmcache.v1.distributed.serde.async_processor"
-logging.getLogger(TASKS).handlers[:] = [logging.NullHandler()]  # tests make hundreds of tasks fail, and read what is logged
+logging.getLogger(TASKS).handlers[:] = [
+    logging.NullHandler()
+]  # tests make hundreds of tasks fail, and read what is logged
 
 DIM, HEADS = 64, 2
 FUSED, SPLIT = (1, 2, 128, HEADS * 2 * DIM), (2, 2, 128, HEADS * DIM)
@@ -31,7 +41,9 @@ LIMIT = 60.0  # seconds that nothing here should take
 
 
 def key_of(i, model="org/model"):
-    return ObjectKey(chunk_hash=i.to_bytes(32, "little"), model_name=model, kv_rank=1 << 24 | 1 << 8)
+    return ObjectKey(
+        chunk_hash=i.to_bytes(32, "little"), model_name=model, kv_rank=1 << 24 | 1 << 8
+    )
 
 
 def rows_of(i, shape=FUSED):
@@ -53,7 +65,14 @@ class Manager:
     def __init__(self, adapter, serde=None):
         if serde is not None:
             adapter = adapter | {"serde": {"type": "kvant", "head_dim": DIM, "workers": 2} | serde}
-        words = ["--l1-size-gb", "0.1", "--eviction-policy", "LRU", "--l2-adapter", json.dumps(adapter)]
+        words = [
+            "--l1-size-gb",
+            "0.1",
+            "--eviction-policy",
+            "LRU",
+            "--l2-adapter",
+            json.dumps(adapter),
+        ]
         arguments = add_storage_manager_args(argparse.ArgumentParser()).parse_args(words)
         self._manager = StorageManager(parse_args_to_config(arguments))
 
@@ -80,8 +99,18 @@ class Manager:
         """From L2: a tensor per key, or None for a miss of any."""
         self.forget()
         desc = MemoryLayoutDesc(shapes=[torch.Size(shape)], dtypes=[dtype])
-        handle, found = self._manager.submit_prefetch_task(PrefetchTaskSpec([GroupedObjectKeys(keys, 0, desc)])), []
-        wait(lambda: found.append(self._manager.query_prefetch_status(handle)) or found[-1] is not None, "load")
+        handle, found = (
+            self._manager.submit_prefetch_task(
+                PrefetchTaskSpec([GroupedObjectKeys(keys, 0, desc)])
+            ),
+            [],
+        )
+        wait(
+            lambda: (
+                found.append(self._manager.query_prefetch_status(handle)) or found[-1] is not None
+            ),
+            "load",
+        )
         hits = found[-1].l2_hit_cells[0].popcount() if found[-1].l2_hit_cells else 0
         if hits < len(keys):
             return None

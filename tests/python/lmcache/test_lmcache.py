@@ -72,8 +72,22 @@ class Redis:
         self.start()
 
     def start(self):
-        words = [SERVER, "--port", self.port, "--bind", "127.0.0.1", "--dir", self._folder, "--save", "", "--appendonly", "yes"]
-        self.process = subprocess.Popen([*map(str, words), "--appendfsync", "always"], stdout=subprocess.DEVNULL)
+        words = [
+            SERVER,
+            "--port",
+            self.port,
+            "--bind",
+            "127.0.0.1",
+            "--dir",
+            self._folder,
+            "--save",
+            "",
+            "--appendonly",
+            "yes",
+        ]
+        self.process = subprocess.Popen(
+            [*map(str, words), "--appendfsync", "always"], stdout=subprocess.DEVNULL
+        )
         wait(lambda: self._answers(), "the server's start")
 
     def _answers(self):
@@ -85,8 +99,14 @@ class Redis:
     def call(self, *words):
         """The answer's first line, or the string that it announces."""
         words = [word if isinstance(word, bytes) else str(word).encode() for word in words]
-        with socket.create_connection(("127.0.0.1", self.port), timeout=LIMIT) as link, link.makefile("rwb") as file:
-            file.write(b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in words))
+        with (
+            socket.create_connection(("127.0.0.1", self.port), timeout=LIMIT) as link,
+            link.makefile("rwb") as file,
+        ):
+            file.write(
+                b"*%d\r\n" % len(words)
+                + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in words)
+            )
             file.flush()
             return self._answer(file)
 
@@ -115,18 +135,33 @@ class Objects:
 
     def ids(self):
         """Of the objects in the store."""
-        return {int.from_bytes(bytes.fromhex(re.search("[0-9a-f]{64}", name)[0]), "little") for name in self.sizes()}
+        return {
+            int.from_bytes(bytes.fromhex(re.search("[0-9a-f]{64}", name)[0]), "little")
+            for name in self.sizes()
+        }
 
     def keep(self, manager, *ids, shape=FUSED):
-        manager.store([key_of(i) for i in ids], [rows_of(i, shape) for i in ids], until=lambda: self.ids() >= set(ids))
+        manager.store(
+            [key_of(i) for i in ids],
+            [rows_of(i, shape) for i in ids],
+            until=lambda: self.ids() >= set(ids),
+        )
 
     def same(self, manager, i, shape=FUSED, **words):
         [found] = manager.load([key_of(i)], shape)
         self.assertTrue(torch.equal(found, expected(i, shape, **words)))
 
     def test_there_and_back(self):
-        for shape, words in ((FUSED, {}), (SPLIT, {"k": "int-4", "v": "int-8"}), (FUSED, {"preset": "balanced"})):
-            with self.subTest(shape=shape, **words), self.empty(), Manager(self.adapter, words) as manager:
+        for shape, words in (
+            (FUSED, {}),
+            (SPLIT, {"k": "int-4", "v": "int-8"}),
+            (FUSED, {"preset": "balanced"}),
+        ):
+            with (
+                self.subTest(shape=shape, **words),
+                self.empty(),
+                Manager(self.adapter, words) as manager,
+            ):
                 keys = [key_of(i) for i in range(6)]
                 self.keep(manager, *range(6), shape=shape)
                 for found, i in zip(manager.load(keys, shape), range(6)):
@@ -147,18 +182,32 @@ class Objects:
         with self.empty(), Manager(self.adapter, {}) as manager:
             self.keep(manager, 1)
             whole, rng = self.read(1), random.Random(1)
-            places = [*range(0, 80, 3), *(rng.randrange(len(whole)) for _ in range(25)), len(whole) - 1]
+            places = [
+                *range(0, 80, 3),
+                *(rng.randrange(len(whole)) for _ in range(25)),
+                len(whole) - 1,
+            ]
             for place in places:
                 with errors() as lines:
-                    self.write(1, whole[:place] + bytes([whole[place] ^ 1 << rng.randrange(8)]) + whole[place + 1 :])
+                    self.write(
+                        1,
+                        whole[:place]
+                        + bytes([whole[place] ^ 1 << rng.randrange(8)])
+                        + whole[place + 1 :],
+                    )
                     self.assertIsNone(manager.load([key_of(1)]))
-                self.assertTrue(any(key_of(1).chunk_hash.hex() in line and "a miss" in line for line in lines), lines)
+                self.assertTrue(
+                    any(key_of(1).chunk_hash.hex() in line and "a miss" in line for line in lines),
+                    lines,
+                )
             for length in (self.SHORTEST, 255, 256, 300, len(whole) // 2, len(whole) - 65):
                 for end in (b"", bytes(len(whole) - length)):
                     self.write(1, whole[:length] + end)
                     self.assertIsNone(manager.load([key_of(1)]))
             self.write(1, whole)
-        with Manager(self.adapter, {}) as manager:  # LMCache 0.5.6 leaves an object of another size in a server's connection
+        with Manager(
+            self.adapter, {}
+        ) as manager:  # LMCache 0.5.6 leaves an object of another size in a server's connection
             self.same(manager, 1)
 
     def test_of_something_else(self):
@@ -173,7 +222,12 @@ class Objects:
             self.assertIsNone(manager.load([key_of(1)], dtype=torch.float16))
             self.same(manager, 1)
             self.same(manager, 2)
-        for words in ({"k": "int-4"}, {"model": "another revision"}, {"head_dim": 32}, {"preset": "small"}):
+        for words in (
+            {"k": "int-4"},
+            {"model": "another revision"},
+            {"head_dim": 32},
+            {"preset": "small"},
+        ):
             with Manager(self.adapter, words) as manager:
                 self.assertIsNone(manager.load([key_of(1)]))
         with self.empty():
@@ -279,13 +333,18 @@ class Files(Objects, TestCase):
             path.unlink()
             path.with_suffix(".tmp").symlink_to("/dev/full")
             manager.forget()
-            manager.store([key_of(1)], [rows_of(1)], until=lambda: not path.with_suffix(".tmp").is_symlink())  # it removes what failed
+            manager.store(
+                [key_of(1)], [rows_of(1)], until=lambda: not path.with_suffix(".tmp").is_symlink()
+            )  # it removes what failed
             self.assertIsNone(manager.load([key_of(1)]))
 
 
 @unittest.skipUnless(SERVER, "no server")
 class RedisServer(Objects, TestCase):
-    KILLS, SHORTEST = 5, 8  # LMCache 0.5.6 waits forever for strings of 0 to 2 bytes, without a serde, too
+    KILLS, SHORTEST = (
+        5,
+        8,
+    )  # LMCache 0.5.6 waits forever for strings of 0 to 2 bytes, without a serde, too
 
     @classmethod
     def setUpClass(cls):
@@ -310,7 +369,11 @@ class RedisServer(Objects, TestCase):
         return self.server.sizes()
 
     def name(self, i):
-        [name] = [name for name in self.server.call("KEYS", "*") if key_of(i).chunk_hash.hex().encode() in name]
+        [name] = [
+            name
+            for name in self.server.call("KEYS", "*")
+            if key_of(i).chunk_hash.hex().encode() in name
+        ]
         return name
 
     def read(self, i):
@@ -355,7 +418,15 @@ class Command(TestCase):
         path = os.pathsep.join([str(PYTHON), os.environ.get("PYTHONPATH", "")])
         with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as log:
             adapter = {"type": "fs", "base_path": folder, "serde": {"type": "kvant", **serde}}
-            words = ("--l1-size-gb", 0.1, "--eviction-policy", "LRU", "--l2-adapter", json.dumps(adapter), *words)
+            words = (
+                "--l1-size-gb",
+                0.1,
+                "--eviction-policy",
+                "LRU",
+                "--l2-adapter",
+                json.dumps(adapter),
+                *words,
+            )
             process = subprocess.Popen(
                 [sys.executable, "-m", "kvant.lmcache", "server", *map(str, words)],
                 env=os.environ | {"PYTHONPATH": path, "LMCACHE_LOG_LEVEL": "INFO"},
@@ -375,7 +446,9 @@ class Command(TestCase):
             def status():
                 self.assertIsNone(process.poll(), said())
                 try:
-                    with urllib.request.urlopen(f"http://127.0.0.1:{http}/status", timeout=LIMIT) as answer:
+                    with urllib.request.urlopen(
+                        f"http://127.0.0.1:{http}/status", timeout=LIMIT
+                    ) as answer:
                         return answer.read().decode()
                 except urllib.error.URLError:
                     return ""
@@ -384,13 +457,23 @@ class Command(TestCase):
             self.assertIn('"serde_wrapped":true', status().replace(" ", ""))
 
     def test_wrong_options_end_it(self):
-        for wrong, words in (({"keys": "int-4"}, "keys is none of head_dim"), ({}, "head_dim is needed"), ({"head_dim": 64, "k": "x-4"}, "x-4")):
-            with self.server("--port", free_port(), "--http-port", free_port(), **wrong) as (process, said):
+        for wrong, words in (
+            ({"keys": "int-4"}, "keys is none of head_dim"),
+            ({}, "head_dim is needed"),
+            ({"head_dim": 64, "k": "x-4"}, "x-4"),
+        ):
+            with self.server("--port", free_port(), "--http-port", free_port(), **wrong) as (
+                process,
+                said,
+            ):
                 self.assertNotEqual(process.wait(LIMIT), 0)
                 self.assertIn(words, said())
 
 
 if __name__ == "__main__":
     if not SERVER:
-        print("skipped: objects in a server: needs redis-server or valkey-server (scripts/deps.sh lmcache)", flush=True)
+        print(
+            "skipped: objects in a server: needs redis-server or valkey-server (scripts/deps.sh lmcache)",
+            flush=True,
+        )
     unittest.main()

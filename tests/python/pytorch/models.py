@@ -32,7 +32,11 @@ def make(kind, implementation="kvant", seed=0, **options):
     """Weights that are large enough for attention to decide about tokens."""
     torch.manual_seed(seed)
     shape = dict(
-        hidden_size=64, intermediate_size=128, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
     )
     shape |= dict(head_dim=16, vocab_size=300, max_position_embeddings=2048, initializer_range=0.3)
     config = AutoConfig.for_model(kind, **shape | KINDS[kind] | options)

@@ -57,7 +57,9 @@ def amplified(kind):
     model, found = models.make(kind, **SHAPE), []
     noise = torch.Generator().manual_seed(1)
     for _ in range(2):
-        found.append(logits_of(model, KvantCache(model.config, k="int-8", v="int-8"), (100, 149, 150)))
+        found.append(
+            logits_of(model, KvantCache(model.config, k="int-8", v="int-8"), (100, 149, 150))
+        )
         with torch.no_grad():
             for weights in model.parameters():
                 weights *= 1 + 2**-13 * torch.randn(weights.shape, generator=noise)
@@ -108,7 +110,9 @@ class Models(TestCase):
         for implementation in ("sdpa", "eager"):
             cpu, gpu = pair("llama", "kvant", implementation)
             found = [
-                logits_of(model, KvantCache(model.config, k="int-8", v="int-8"), (100, *range(140, 151)))
+                logits_of(
+                    model, KvantCache(model.config, k="int-8", v="int-8"), (100, *range(140, 151))
+                )
                 for model in (cpu, gpu)
             ]
             self.assertLess(errors(*found)[40], amplified("llama")[40], implementation)
@@ -116,7 +120,10 @@ class Models(TestCase):
     def test_half_precision(self):
         model = models.make("llama", **SHAPE).cuda().to(torch.bfloat16)
         tokens, mask = (x.cuda() for x in models.prompt())
-        self.assertEqual(generate(model, "beams", KvantCache(model.config), tokens=tokens, mask=mask).shape, (2, 64))
+        self.assertEqual(
+            generate(model, "beams", KvantCache(model.config), tokens=tokens, mask=mask).shape,
+            (2, 64),
+        )
 
 
 class Learns(test_first.Learns):
@@ -132,10 +139,14 @@ class Graphs(TestCase):
         lengths = (100, 149, *range(150, 261))
         for dtype, bound in ((torch.float32, 1e-3), (torch.bfloat16, 0.03)):
             for kind in Models.KINDS if dtype == torch.float32 else ("llama",):
-                plain, replayed = (model.cuda().to(dtype) for model in models.twins(kind, "kvant", "kvant", **SHAPE))
+                plain, replayed = (
+                    model.cuda().to(dtype)
+                    for model in models.twins(kind, "kvant", "kvant", **SHAPE)
+                )
                 graphs(replayed)
                 found = [
-                    logits_of(model, KvantCache(model.config, "balanced"), lengths, 260) for model in (plain, replayed)
+                    logits_of(model, KvantCache(model.config, "balanced"), lengths, 260)
+                    for model in (plain, replayed)
                 ]
                 first = errors(found[0][:, :110], found[1][:, :110])
                 self.assertLess(first[60], bound, (kind, dtype))
@@ -146,12 +157,24 @@ class Graphs(TestCase):
     def test_generate(self):
         """Every mode runs; tokens of greedy decoding are those without graphs until a block is full."""
         tokens, mask = (x.cuda() for x in models.prompt(90, padding=17))
-        plain, replayed = (model.cuda() for model in models.twins("llama", "kvant", "kvant", **SHAPE))
+        plain, replayed = (
+            model.cuda() for model in models.twins("llama", "kvant", "kvant", **SHAPE)
+        )
         graphs(replayed)
         for mode in MODES:
             if mode == "assisted":
                 continue
-            found = [generate(m, mode, KvantCache(m.config, max_tokens=2048, max_sequences=16), 30, tokens, mask) for m in (plain, replayed)]
+            found = [
+                generate(
+                    m,
+                    mode,
+                    KvantCache(m.config, max_tokens=2048, max_sequences=16),
+                    30,
+                    tokens,
+                    mask,
+                )
+                for m in (plain, replayed)
+            ]
             same = (found[0] == found[1])[:, 90:].float().mean()
             self.assertGreater(same, 0.9 if mode == "greedy" else -1, mode)
 
@@ -159,7 +182,11 @@ class Graphs(TestCase):
         model = graphs(models.make("llama", **SHAPE).cuda())
         free = []
         for _ in range(4):
-            logits_of(model, KvantCache(model.config, "balanced", max_tokens=1 << 20), (100, *range(101, 140)))
+            logits_of(
+                model,
+                KvantCache(model.config, "balanced", max_tokens=1 << 20),
+                (100, *range(101, 140)),
+            )
             gc.collect()
             torch.cuda.synchronize()
             torch.cuda.empty_cache()
@@ -191,14 +218,23 @@ class Operators(TestCase):
         k, q = torch.randn(2, 3, 2, 64, device="cuda"), torch.randn(2, 3, 4, 64, device="cuda")
         opcheck(torch.ops.kvant.cache_append, (lengths, k, k, number, 0, sequences))
         opcheck(torch.ops.kvant.cache_attend, (lengths, q, number, 0, sequences, 64))
-        opcheck(torch.ops.kvant.cache_attend, (lengths, q.half(), number, 0, sequences, 64), {"window": 9})
+        opcheck(
+            torch.ops.kvant.cache_attend,
+            (lengths, q.half(), number, 0, sequences, 64),
+            {"window": 9},
+        )
         cache.begin_steps(sequences)
         cache.next_step()
-        opcheck(torch.ops.kvant.cache_step, (lengths, *(x[:, 0].contiguous() for x in (q, k, k)), number, 0))
+        opcheck(
+            torch.ops.kvant.cache_step,
+            (lengths, *(x[:, 0].contiguous() for x in (q, k, k)), number, 0),
+        )
 
     def test_a_graph_replays_operators(self):
         def there_and_back(x):
-            return torch.ops.kvant.decode(torch.ops.kvant.encode(x, "turboquant-4", "k"), "turboquant-4", "k", 64, 200)
+            return torch.ops.kvant.decode(
+                torch.ops.kvant.encode(x, "turboquant-4", "k"), "turboquant-4", "k", 64, 200
+            )
 
         x = self.rows().cuda()
         there_and_back(x)
@@ -226,7 +262,9 @@ class Operators(TestCase):
         before = torch.ops.kvant.cache_attend(lengths, q, number, 0, sequences, 64)
         got = torch.compile(step, fullgraph=True, backend="aot_eager")(k, v, q)
         self.assertEqual(lengths.tolist(), [71])
-        self.assertTrue(torch.equal(got, torch.ops.kvant.cache_attend(lengths, q, number, 0, sequences, 64) * 2))
+        self.assertTrue(
+            torch.equal(got, torch.ops.kvant.cache_attend(lengths, q, number, 0, sequences, 64) * 2)
+        )
         self.assertFalse(torch.equal(got, before * 2))
 
     def test_pages_are_those_of_the_cpu(self):
@@ -237,9 +275,13 @@ class Operators(TestCase):
                     x = rows.to(dtype)
                     pages = torch.ops.kvant.encode(x, spec, role)
                     self.assertTrue(
-                        torch.equal(torch.ops.kvant.encode(x.cuda(), spec, role).cpu(), pages), (spec, role)
+                        torch.equal(torch.ops.kvant.encode(x.cuda(), spec, role).cpu(), pages),
+                        (spec, role),
                     )
-                    back = [torch.ops.kvant.decode(p, spec, role, 64, 150).cpu() for p in (pages, pages.cuda())]
+                    back = [
+                        torch.ops.kvant.decode(p, spec, role, 64, 150).cpu()
+                        for p in (pages, pages.cuda())
+                    ]
                     self.assertTrue(torch.allclose(*back, rtol=0, atol=1e-5))
 
 

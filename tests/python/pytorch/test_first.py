@@ -22,13 +22,21 @@ N = 700
 def make(implementation, device="cpu", **shape):
     """A model whose channels of keys, and of queries, belong together, as those of trained models do."""
     rope = {"rope_type": "default", "rope_theta": 1e12}  # most channels hardly turn
-    model, generator = models.make("llama", implementation, rope_parameters=rope, **shape), torch.Generator().manual_seed(7)
+    model, generator = (
+        models.make("llama", implementation, rope_parameters=rope, **shape),
+        torch.Generator().manual_seed(7),
+    )
     dim = model.config.head_dim
     falling = torch.exp2(-6.4 / dim * torch.arange(dim))
     with torch.no_grad():
         for layer in model.model.layers:
             for name in ("q_proj", "k_proj"):
-                mix = 1.5 / dim**0.5 * torch.randn(dim, dim, generator=generator) @ torch.diag(falling)
+                mix = (
+                    1.5
+                    / dim**0.5
+                    * torch.randn(dim, dim, generator=generator)
+                    @ torch.diag(falling)
+                )
                 weight = getattr(layer.self_attn, name).weight
                 weight.copy_((mix @ weight.view(-1, dim, weight.shape[1])).reshape(weight.shape))
     return model.to(device)
@@ -50,7 +58,10 @@ class Watched:
                 self.queries.append(query[0].transpose(0, 1))
             return attend(layer, query, *others)
 
-        self.patches = mock.patch.object(KvantLayer, "update", updated), mock.patch.object(KvantLayer, "attend", attended)
+        self.patches = (
+            mock.patch.object(KvantLayer, "update", updated),
+            mock.patch.object(KvantLayer, "attend", attended),
+        )
         for patch in self.patches:
             patch.start()
         return self
@@ -63,7 +74,9 @@ class Watched:
         """Root mean square error of scores of the stored keys with queries of other tokens."""
         k, q = torch.cat(self.keys), torch.cat(self.queries)
         wrong = cache.layers[0].decoded(len(k))[0][0].transpose(0, 1)[first:end] - k[first:end]
-        asked = q[torch.arange(first, end) * 7 % len(q)].view(end - first, k.shape[1], -1, k.shape[2])
+        asked = q[torch.arange(first, end) * 7 % len(q)].view(
+            end - first, k.shape[1], -1, k.shape[2]
+        )
         return float((asked * wrong[:, :, None]).sum(3).square().mean().sqrt())
 
 
@@ -90,7 +103,9 @@ class Learns(TestCase):
             found = []
             for spec in (SPEC, PLAIN):
                 with Watched() as watched:
-                    cache = prefill(model, KvantCache(model.config, k=spec, v="f32"), self.tokens, parts)
+                    cache = prefill(
+                        model, KvantCache(model.config, k=spec, v="f32"), self.tokens, parts
+                    )
                     found.append(watched.error(cache, 64, N))
             self.assertLess(found[0], 0.8 * found[1], parts)
 
@@ -113,7 +128,10 @@ class Learns(TestCase):
 
     def test_other_implementations_give_no_queries(self):
         model = self.make("sdpa")
-        rows = [prefill(model, KvantCache(model.config, k=spec), self.tokens).layers[0].decoded(N)[0] for spec in (SPEC, PLAIN)]
+        rows = [
+            prefill(model, KvantCache(model.config, k=spec), self.tokens).layers[0].decoded(N)[0]
+            for spec in (SPEC, PLAIN)
+        ]
         self.assertTrue(torch.equal(*rows))
 
     def test_queries_of_padding_are_left_out(self):
@@ -123,16 +141,30 @@ class Learns(TestCase):
         seen, note = [], Cache.note_queries
 
         def noted(cache, layer, q, positions):
-            seen.append((layer, len(q), cache.length(0, layer), int(positions[0]), int(positions[-1])))
+            seen.append(
+                (layer, len(q), cache.length(0, layer), int(positions[0]), int(positions[-1]))
+            )
             note(cache, layer, q, positions)
 
         with mock.patch.object(Cache, "note_queries", noted), torch.no_grad():
             cache = KvantCache(model.config)
             model(tokens[:, :100], attention_mask=mask[:, :100], past_key_values=cache)
             model(tokens[:, 100:], attention_mask=mask, past_key_values=cache)
-            model(tokens[:, :1], attention_mask=torch.nn.functional.pad(mask, (0, 1), value=1), past_key_values=cache)
+            model(
+                tokens[:, :1],
+                attention_mask=torch.nn.functional.pad(mask, (0, 1), value=1),
+                past_key_values=cache,
+            )
         first = [x for layer in range(4) for x in ((layer, 70, 0, 0, 69), (layer, 100, 70, 0, 99))]
-        self.assertEqual(seen, first + [x for layer in range(4) for x in ((layer, 100, 70, 70, 169), (layer, 100, 70, 100, 199))])
+        self.assertEqual(
+            seen,
+            first
+            + [
+                x
+                for layer in range(4)
+                for x in ((layer, 100, 70, 70, 169), (layer, 100, 70, 100, 199))
+            ],
+        )
 
 
 class Tokens(TestCase):

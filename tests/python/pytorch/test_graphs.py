@@ -74,7 +74,9 @@ class Graphs(TestCase):
         for wrap in (lambda model: model, graphs):
             model = wrap(models.make(kind, **SHAPE))
             with stand_in():
-                found.append(use(model, KvantCache(model.config, max_tokens=4096, max_sequences=16, **cache)))
+                found.append(
+                    use(model, KvantCache(model.config, max_tokens=4096, max_sequences=16, **cache))
+                )
         return found
 
     def test_logits_are_those_of_calls_one_by_one(self):
@@ -84,7 +86,11 @@ class Graphs(TestCase):
 
         def use(model, cache):
             with torch.no_grad():
-                found = [model(tokens[:, :90], attention_mask=mask[:, :90], past_key_values=cache).logits[:, -1:]]
+                found = [
+                    model(
+                        tokens[:, :90], attention_mask=mask[:, :90], past_key_values=cache
+                    ).logits[:, -1:]
+                ]
                 for n in range(91, 231):
                     seen = mask[:, :n]
                     positions = seen.sum(1, keepdim=True) - 1
@@ -109,7 +115,13 @@ class Graphs(TestCase):
             longer = torch.cat([first, tokens[:, :9]], 1)
             found = generate(model, "sampling", cache, 25, longer, torch.ones_like(longer)).tolist()
             again = copy.deepcopy(cache)
-            return found, cache.get_seq_length(), again.get_seq_length(), cache.bytes, again.f16_bytes
+            return (
+                found,
+                cache.get_seq_length(),
+                again.get_seq_length(),
+                cache.bytes,
+                again.f16_bytes,
+            )
 
         plain, replayed = self.both("llama", use, k="trellis-4", v="trellis-4")
         self.assertEqual(replayed, plain)
@@ -120,7 +132,9 @@ class Graphs(TestCase):
         for seed in (1, 2, 3):
             tokens, mask = models.prompt(90, padding=17, seed=seed)
             for mode in ("beams", "prompt lookup"):
-                use = lambda model, cache, mode=mode: generate(model, mode, cache, 30, tokens, mask).tolist()  # noqa: E731
+                use = lambda model, cache, mode=mode: generate(
+                    model, mode, cache, 30, tokens, mask
+                ).tolist()  # noqa: E731
                 plain, replayed = self.both("llama", use, k="f16", v="f16")
                 self.assertEqual(replayed, plain, mode)
 
@@ -162,10 +176,19 @@ class Graphs(TestCase):
 
         plain = self.both("llama", use, k="int-8", v="int-8")[0]
         model = graphs(models.make("llama", **SHAPE))
-        with stand_in(), mock.patch.object(MODULE, "capture", fail), warnings.catch_warnings(record=True) as said:
+        with (
+            stand_in(),
+            mock.patch.object(MODULE, "capture", fail),
+            warnings.catch_warnings(record=True) as said,
+        ):
             warnings.simplefilter("always")
-            found = use(model, KvantCache(model.config, max_tokens=4096, max_sequences=16, k="int-8", v="int-8"))
-        self.assertIn("no operator for capturing", " ".join(str(warning.message) for warning in said))
+            found = use(
+                model,
+                KvantCache(model.config, max_tokens=4096, max_sequences=16, k="int-8", v="int-8"),
+            )
+        self.assertIn(
+            "no operator for capturing", " ".join(str(warning.message) for warning in said)
+        )
         self.assertTrue(torch.equal(found, plain))
         self.assertTrue(model.forward.graphs.unable)
 
@@ -192,8 +215,21 @@ class Operators(TestCase):
             torch.ops.kvant.cache_append(lengths, k, k, number, 0, sequences)
             cache.begin_steps(sequences)
             cache.next_step()
-            opcheck(torch.ops.kvant.cache_step, (lengths, q, k[:, 0].contiguous(), k[:, 1].contiguous(), number, 0))
-            self.refused(ValueError, "q: |2, 4, 64", torch.ops.kvant.cache_step, lengths, q[:1], k[:1, 0], k[:1, 0], number, 0)
+            opcheck(
+                torch.ops.kvant.cache_step,
+                (lengths, q, k[:, 0].contiguous(), k[:, 1].contiguous(), number, 0),
+            )
+            self.refused(
+                ValueError,
+                "q: |2, 4, 64",
+                torch.ops.kvant.cache_step,
+                lengths,
+                q[:1],
+                k[:1, 0],
+                k[:1, 0],
+                number,
+                0,
+            )
 
 
 if __name__ == "__main__":

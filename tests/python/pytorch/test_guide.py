@@ -32,7 +32,11 @@ class Tokenizer:
         return {"input_ids": torch.tensor([ids]) if return_tensors else ids}
 
     def apply_chat_template(self, chat, **options):
-        assert options == {"add_generation_prompt": True, "return_dict": True, "return_tensors": "pt"}
+        assert options == {
+            "add_generation_prompt": True,
+            "return_dict": True,
+            "return_tensors": "pt",
+        }
         return transformers.BatchEncoding(self(chat[0]["content"], "pt"))
 
     def decode(self, ids):
@@ -56,7 +60,9 @@ class Guide(TestCase):
 
         with (
             mock.patch.object(transformers.AutoModelForCausalLM, "from_pretrained", load),
-            mock.patch.object(transformers.AutoTokenizer, "from_pretrained", lambda name: Tokenizer()),
+            mock.patch.object(
+                transformers.AutoTokenizer, "from_pretrained", lambda name: Tokenizer()
+            ),
         ):
             said, names = run(self.transformers)
         lines = said.splitlines()
@@ -66,7 +72,8 @@ class Guide(TestCase):
         cache, stored = names["cache"], 20 + names["n"] - 1  # the newest token is not stored
         self.assertGreater(stored, 64)
         self.assertEqual(
-            lines[2], f"KvantCache(preset='balanced': {stored} tokens, {cache.bytes} bytes) instead of {cache.f16_bytes}"
+            lines[2],
+            f"KvantCache(preset='balanced': {stored} tokens, {cache.bytes} bytes) instead of {cache.f16_bytes}",
         )
         self.assertEqual(cache.f16_bytes, 4 * stored * 2 * 2 * 16 * 2)
         self.assertLess(cache.bytes, cache.f16_bytes)
@@ -87,7 +94,9 @@ class Guide(TestCase):
                 self.assertEqual(kvant.Calibration("model.kvcal").info.n_tokens, 2100)
             finally:
                 os.chdir(before)
-        self.assertEqual([line.split()[0] for line in said.splitlines()], ["stock", "balanced", "small"])
+        self.assertEqual(
+            [line.split()[0] for line in said.splitlines()], ["stock", "balanced", "small"]
+        )
 
 
 if __name__ == "__main__":

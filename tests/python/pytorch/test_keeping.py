@@ -105,8 +105,9 @@ class Calibrated(TestCase):
             kvant.calibrate(models.make("llama"), models.prompt(600, 1, 0)[0]).save(path)
             for implementation in IMPLEMENTATIONS:
                 with self.subTest(implementation=implementation):
-                    own, other = models.make("llama", implementation), models.make(
-                        "llama", implementation, seed=5
+                    own, other = (
+                        models.make("llama", implementation),
+                        models.make("llama", implementation, seed=5),
                     )
                     cache = KvantCache(own.config, calibration=path)
                     for _ in range(2):
@@ -171,7 +172,7 @@ class Saved(TestCase):
     def test_a_copy_goes_on_as_the_cache_does(self):
         """With padding, windows that left blocks behind, and a last block that is not full. The
         pages are the same bytes, so rows are equal, and with exact codecs everything after them is.
-        What presets were learning begins anew. """
+        What presets were learning begins anew."""
         for kind, n in (("llama", 200), ("mistral", 700), ("gemma2", 200)):
             for options in ({"k": "f32", "v": "f32"}, {"k": "turboquant-4", "v": "int-4"}, {}):
                 with self.subTest(kind=kind, **options):
@@ -319,7 +320,9 @@ class Compiled(TestCase):
             with torch.no_grad():
                 found = compiled(tokens[:, part], past_key_values=caches[0]).logits
                 want = model(tokens[:, part], past_key_values=caches[1]).logits
-            self.assertLess(float((found - want).abs().max()), 1e-5)  # one order of sums, or another
+            self.assertLess(
+                float((found - want).abs().max()), 1e-5
+            )  # one order of sums, or another
 
 
 if __name__ == "__main__":

@@ -28,7 +28,13 @@ BF16_ROUNDING = 2.0**-8  # of a number
 
 
 def key_of(**changes):
-    made = dict(model_name="org/model", kv_rank=1 << 24 | 1 << 8, object_group_id=0, cache_salt="", chunk_hash=bytes(range(32)))
+    made = dict(
+        model_name="org/model",
+        kv_rank=1 << 24 | 1 << 8,
+        object_group_id=0,
+        cache_salt="",
+        chunk_hash=bytes(range(32)),
+    )
     return types.SimpleNamespace(**made | changes)
 
 
@@ -38,7 +44,10 @@ KEY = key_of()
 def tensor(shape, seed=1, dtype=torch.bfloat16, shift=2.0):
     """Rows with a constant part, as keys have."""
     generator = torch.Generator().manual_seed(seed)
-    return (torch.randn(shape, generator=generator) + shift * torch.randn(shape[-1], generator=generator)).to(dtype)
+    return (
+        torch.randn(shape, generator=generator)
+        + shift * torch.randn(shape[-1], generator=generator)
+    ).to(dtype)
 
 
 def roles(x):
@@ -76,7 +85,9 @@ def calibrated():
     calibrator, rng = kvant.Calibrator(model="m"), np.random.default_rng(3)
     for layer in range(LAYERS):
         for role in "kv":
-            calibrator.add_rows(layer, role, rng.standard_normal((512, 2 * HEADS, DIM), dtype=np.float32) + 1)
+            calibrator.add_rows(
+                layer, role, rng.standard_normal((512, 2 * HEADS, DIM), dtype=np.float32) + 1
+            )
         for head in range(2 * HEADS):
             calibrator.add_queries(layer, head, rng.standard_normal((256, DIM), dtype=np.float32))
     with tempfile.TemporaryDirectory() as folder:
@@ -88,7 +99,10 @@ def calibrated():
 class RoundTrip(TestCase):
     def test_rows_are_those_of_the_codecs(self):
         """An independent path: kvant.Codec per layer and head, and the chunk's center from its definition."""
-        for kind, (k, v) in ((FUSED, ("turboquant-4:center=first", "int-4")), (SPLIT, ("int-8:center=first,norm=first", "trellis-3"))):
+        for kind, (k, v) in (
+            (FUSED, ("turboquant-4:center=first", "int-4")),
+            (SPLIT, ("int-8:center=first,norm=first", "trellis-3")),
+        ):
             x, it = tensor(SHAPES[kind]), serde(k=k, v=v)
             self.assertEqual(layout(x.shape, x.dtype, DIM).kind, kind)
             [out] = loaded(it, stored(it, [x]), [x])
@@ -96,13 +110,24 @@ class RoundTrip(TestCase):
                 codec = kvant.Codec(spec, DIM, role)
                 for layer in range(LAYERS):
                     sampled = rows[layer, state.sample(TOKENS)].float().numpy()
-                    own = iter(state.of(np, sampled, codec.center == "first", codec.norm == "first"))
+                    own = iter(
+                        state.of(np, sampled, codec.center == "first", codec.norm == "first")
+                    )
                     center = next(own) if codec.center == "first" else [None] * HEADS
                     scale = next(own) if codec.norm == "first" else [None] * HEADS
                     for head in range(HEADS):
                         r = rows[layer, :, head].float().numpy()
-                        want = codec.decode(codec.encode(r, center[head], scale[head]), TOKENS, center[head], scale[head])
-                        self.assertTrue(torch.equal(found[layer, :, head], torch.from_numpy(want).to(torch.bfloat16)))
+                        want = codec.decode(
+                            codec.encode(r, center[head], scale[head]),
+                            TOKENS,
+                            center[head],
+                            scale[head],
+                        )
+                        self.assertTrue(
+                            torch.equal(
+                                found[layer, :, head], torch.from_numpy(want).to(torch.bfloat16)
+                            )
+                        )
 
     def test_sizes(self):
         """Exact, and 3.8 times smaller than bfloat16 in the shape of Llama 3.1 8B."""
@@ -113,22 +138,38 @@ class RoundTrip(TestCase):
             it.close()
 
     def test_any_number_of_tokens_and_dtype(self):
-        for n, dtype in ((1, torch.bfloat16), (63, torch.float16), (65, torch.float32), (200, torch.bfloat16)):
-            x, it = tensor((1, 2, n, HEADS * 2 * DIM), dtype=dtype), serde(k="int-8:center=first", v="int-8")
+        for n, dtype in (
+            (1, torch.bfloat16),
+            (63, torch.float16),
+            (65, torch.float32),
+            (200, torch.bfloat16),
+        ):
+            x, it = (
+                tensor((1, 2, n, HEADS * 2 * DIM), dtype=dtype),
+                serde(k="int-8:center=first", v="int-8"),
+            )
             [out] = loaded(it, stored(it, [x], shift=1), [x])
             for rows, found in zip(roles(x), roles(out)):
-                step = (rows.float().amax(-1) - rows.float().amin(-1)) / 255  # of int-8, without the center: no less
+                step = (
+                    rows.float().amax(-1) - rows.float().amin(-1)
+                ) / 255  # of int-8, without the center: no less
                 bound = step[..., None] + rows.float().abs() * BF16_ROUNDING + 0.02
                 self.assertTrue(bool(((rows - found).float().abs() <= bound).all()))
 
     def test_bytes_depend_on_nothing_but_the_rows(self):
         x = tensor(SHAPES[FUSED])
-        first, second = (stored(serde(workers=n), [x], shift=shift) for n, shift in ((1, 0), (4, 17)))
+        first, second = (
+            stored(serde(workers=n), [x], shift=shift) for n, shift in ((1, 0), (4, 17))
+        )
         self.assertTrue(np.array_equal(first, second))
 
     def test_other_tensors_are_kept_as_they_are(self):
         """Recurrent states, fp8, a head_dim that does not divide: with a line in the log."""
-        for x in (torch.arange(777, dtype=torch.int32), torch.zeros(2, 3, 5, dtype=torch.float8_e4m3fn), tensor((1, 2, 64, 200))):
+        for x in (
+            torch.arange(777, dtype=torch.int32),
+            torch.zeros(2, 3, 5, dtype=torch.float8_e4m3fn),
+            tensor((1, 2, 64, 200)),
+        ):
             it = serde()
             with self.assertLogs("lmcache.kvant", logging.WARNING) as log:
                 data = stored(it, [x])
@@ -157,13 +198,19 @@ class RoundTrip(TestCase):
     def test_shares_of_a_calibrated_model(self):
         """Tensor parallelism: rank 1 of 2 has the second half of the kv heads; layers that the file lacks are kept as they are."""
         with calibrated() as path:
-            it, calibration, x = serde(preset="balanced", calibration=path), kvant.Calibration(path), tensor(SHAPES[FUSED])
+            it, calibration, x = (
+                serde(preset="balanced", calibration=path),
+                kvant.Calibration(path),
+                tensor(SHAPES[FUSED]),
+            )
             for rank in (0, 1):
                 key = key_of(kv_rank=2 << 24 | rank << 16)
                 out = roles(loaded(it, stored(it, [x], key), [x], key)[0])[0]
                 for layer, head in ((0, 0), (2, 1)):
                     of_model = HEADS * rank + head
-                    codec = kvant.Codec("trellis-4:transform=file", DIM, "k", calibration, layer, of_model)
+                    codec = kvant.Codec(
+                        "trellis-4:transform=file", DIM, "k", calibration, layer, of_model
+                    )
                     center = calibration.entry(layer, of_model).mean
                     pages = codec.encode(roles(x)[0][layer, :, head].float().numpy(), center)
                     want = torch.from_numpy(codec.decode(pages, TOKENS, center)).to(torch.bfloat16)
@@ -226,14 +273,26 @@ class Damage(TestCase):
                     self.missed(other.view(np.uint8))
 
     def test_of_something_else(self):
-        for change in (dict(model_name="org/other"), dict(kv_rank=2 << 24), dict(chunk_hash=bytes(32)), dict(cache_salt="x"), dict(object_group_id=1)):
-            self.missed(self.data, key=key_of(**change), words="other model, rank or chunk than expected")
+        for change in (
+            dict(model_name="org/other"),
+            dict(kv_rank=2 << 24),
+            dict(chunk_hash=bytes(32)),
+            dict(cache_salt="x"),
+            dict(object_group_id=1),
+        ):
+            self.missed(
+                self.data, key=key_of(**change), words="other model, rank or chunk than expected"
+            )
         for options_, words in (
             (dict(model="revision 2"), "model"),
             (dict(v="turboquant-4:scale=norm"), "codecs"),
             (dict(k="turboquant-4:center=first,seed=9"), "codecs"),
         ):
-            self.missed(self.data, Serde(options.read({"head_dim": 32, "workers": 1} | options_)), words=words)
+            self.missed(
+                self.data,
+                Serde(options.read({"head_dim": 32, "workers": 1} | options_)),
+                words=words,
+            )
         other = self.data.copy()
         other[7] += 1  # KVNTLMC2
         self.missed(other, words="no object of this version")
@@ -247,7 +306,10 @@ class Damage(TestCase):
         weights = [int(w) for w in container.WEIGHTS]
         body, sums = self.data[HEADER:].view(np.uint64).tolist(), []
         for first in range(0, len(body), 512):
-            sums.append(sum(w * (x ^ x >> 32) for w, x in zip(weights, body[first : first + 512])) & 2**64 - 1)
+            sums.append(
+                sum(w * (x ^ x >> 32) for w, x in zip(weights, body[first : first + 512]))
+                & 2**64 - 1
+            )
         self.assertEqual(container.sums(self.data[HEADER:]).view(np.uint64).tolist(), sums)
         self.assertTrue(all(w % 2 for w in weights) and len(set(weights)) == 512)
 
@@ -269,8 +331,9 @@ class Gpu(TestCase):
                 it, new = serde(**words), serde(**words)
                 it._gpu = new._gpu = pages
                 for n in (1, 37, 65, 127):
-                    before, x = tensor(SHAPES[FUSED], dtype=torch.float32), tensor(
-                        (1, LAYERS, n, HEADS * 2 * DIM), seed=2, dtype=torch.float32
+                    before, x = (
+                        tensor(SHAPES[FUSED], dtype=torch.float32),
+                        tensor((1, LAYERS, n, HEADS * 2 * DIM), seed=2, dtype=torch.float32),
                     )
                     stored(it, [before])
                     before[0, 1, 101, 7] = float("nan")  # not of those that give a center
@@ -298,10 +361,16 @@ class Gpu(TestCase):
     def test_a_calibration_s_numbers(self):
         """Per layer and head: centers, scales, matrices, feedback. Sums of matrices may be rounded in another order."""
         with calibrated() as path:
-            for k, v in (("turboquant-4:transform=file,feedback", "int-4:center=file"), ("int-8:transform=diagonal", "int-8:norm=file")):
+            for k, v in (
+                ("turboquant-4:transform=file,feedback", "int-4:center=file"),
+                ("int-8:transform=diagonal", "int-8:norm=file"),
+            ):
                 cpu, gpu = (serde(k=k, v=v, calibration=path) for _ in range(2))
                 gpu._gpu = GpuPages("cpu")
-                x, key = tensor(SHAPES[FUSED], dtype=torch.float32), key_of(kv_rank=2 << 24 | 1 << 16)
+                x, key = (
+                    tensor(SHAPES[FUSED], dtype=torch.float32),
+                    key_of(kv_rank=2 << 24 | 1 << 16),
+                )
                 self.assertTrue(gpu._gpu.takes(gpu._stored([x.shape], [x.dtype], key.kv_rank)[0]))
                 data, other = stored(cpu, [x], key), stored(gpu, [x], key)
                 self.assertGreater((data == other).mean(), 0.99)
@@ -333,7 +402,9 @@ class Real(TestCase):
                     self.assertTrue(np.array_equal(*data))
                 for one in data:
                     [a], [b] = loaded(cpu, one, [x]), loaded(gpu, one, [x])
-                    near = a.float().abs() * BF16_ROUNDING + 2e-5  # sums of a rotation in another order, then bfloat16
+                    near = (
+                        a.float().abs() * BF16_ROUNDING + 2e-5
+                    )  # sums of a rotation in another order, then bfloat16
                     self.assertTrue(bool(((a - b).float().abs() <= near).all()))
                 data[1][-700] ^= 8
                 self.refused(Damaged, "checksum", loaded, gpu, data[1], [x])
@@ -384,29 +455,52 @@ class Interface(TestCase):
             register()
             self.assertEqual(list(factories), ["kvant"])
             made = factories["kvant"]({"head_dim": DIM, "k": "int-8", "v": "int-8"})
-            for tensors in ([tensor(SHAPES[FUSED])], [tensor(SHAPES[FUSED]), tensor(SHAPES[SPLIT])]):
-                desc = types.SimpleNamespace(shapes=[x.shape for x in tensors], dtypes=[x.dtype for x in tensors])
+            for tensors in (
+                [tensor(SHAPES[FUSED])],
+                [tensor(SHAPES[FUSED]), tensor(SHAPES[SPLIT])],
+            ):
+                desc = types.SimpleNamespace(
+                    shapes=[x.shape for x in tensors], dtypes=[x.dtype for x in tensors]
+                )
                 size = made.serializer.estimate_serialized_size(desc)
                 data = torch.zeros(size, dtype=torch.uint8)
-                self.assertEqual(made.serializer.serialize(Memory(*tensors), Memory(data), KEY), size)
+                self.assertEqual(
+                    made.serializer.serialize(Memory(*tensors), Memory(data), KEY), size
+                )
                 out = [torch.zeros_like(x) for x in tensors]
                 made.deserializer.deserialize(Memory(data), Memory(*out), KEY)
                 for a, b in zip(tensors, out):
                     self.assertLess(float((a - b).float().norm() / a.float().norm()), 0.02)
                 data[300] ^= 4
                 words = f"{KEY.model_name}|{KEY.chunk_hash.hex()}|a miss|checksum"
-                self.refused(ValueError, words, made.deserializer.deserialize, Memory(data), Memory(*out), KEY)
+                self.refused(
+                    ValueError,
+                    words,
+                    made.deserializer.deserialize,
+                    Memory(data),
+                    Memory(*out),
+                    KEY,
+                )
             made.close()
 
     def test_options(self):
         self.refused(ValueError, "head_dim is needed", options.read, {})
-        self.refused(ValueError, "keys is none of|head_dim, preset, k, v", options.read, {"head_dim": 64, "keys": "int-4"})
-        self.refused(ValueError, "not both", options.read, {"head_dim": 64, "preset": "small", "k": "int-4"})
+        self.refused(
+            ValueError,
+            "keys is none of|head_dim, preset, k, v",
+            options.read,
+            {"head_dim": 64, "keys": "int-4"},
+        )
+        self.refused(
+            ValueError, "not both", options.read, {"head_dim": 64, "preset": "small", "k": "int-4"}
+        )
         self.refused(TypeError, "head_dim", options.read, {"head_dim": "64"})
         self.refused(ValueError, "workers", options.read, {"head_dim": 64, "workers": -1})
         self.refused(kvant.Error, "nothing", serde, k="nothing-4")
         self.refused(kvant.Error, "calibration", serde, k="trellis-4:transform=file")
-        self.refused(kvant.Error, "missing.kvcal", serde, preset="small", calibration="missing.kvcal")
+        self.refused(
+            kvant.Error, "missing.kvcal", serde, preset="small", calibration="missing.kvcal"
+        )
 
     def test_without_lmcache(self):
         with mock.patch.dict(sys.modules, {"lmcache.cli.main": None}):

@@ -19,7 +19,9 @@ SHORT = {  # window: what it is called in a Shape
 WHOLE = {
     "chunks": theirs.chunked_causal_mask_function(7, torch.zeros(1, dtype=torch.int64)),
     "images": theirs.or_masks(theirs.causal_mask_function, theirs.blockwise_overlay(BLOCKS)),
-    "packed": theirs.and_masks(theirs.causal_mask_function, theirs.packed_sequence_mask_function(BLOCKS)),
+    "packed": theirs.and_masks(
+        theirs.causal_mask_function, theirs.packed_sequence_mask_function(BLOCKS)
+    ),
     "packed and a window": theirs.and_masks(SHORT[5], theirs.packed_sequence_mask_function(BLOCKS)),
     "two windows": theirs.and_masks(theirs.sliding_window_overlay(9), SHORT[5]),
     "a window on one side": theirs.sliding_window_overlay(5),

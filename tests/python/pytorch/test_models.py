@@ -28,11 +28,15 @@ class Calibrate(TestCase):
             self.assertEqual((calibration.info.n_layers, calibration.info.n_tokens), (4, 300))
             self.assertEqual(calibration.info.model, model.config.model_type)
             with torch.no_grad():
-                caches = [model(part[None], use_cache=True).past_key_values for part in text(300).split(100)]
+                caches = [
+                    model(part[None], use_cache=True).past_key_values
+                    for part in text(300).split(100)
+                ]
             for layer in (1, 3):  # layers without a window
                 for role in "kv":
                     stored = [
-                        cache.layers[layer].keys if role == "k" else cache.layers[layer].values for cache in caches
+                        cache.layers[layer].keys if role == "k" else cache.layers[layer].values
+                        for cache in caches
                     ]
                     if stored[0].shape[2] < 100:
                         continue
@@ -40,7 +44,8 @@ class Calibrate(TestCase):
                     entry = calibration.entry(layer, 0, role)
                     for found, wanted in zip(entry[:3], (rows.mean(0), rows.min(0), rows.max(0))):
                         self.assertTrue(
-                            np.allclose(found, wanted, rtol=0, atol=1e-5 * np.abs(rows).max()), (kind, layer, role)
+                            np.allclose(found, wanted, rtol=0, atol=1e-5 * np.abs(rows).max()),
+                            (kind, layer, role),
                         )
 
     def test_moments_of_queries(self):
@@ -54,7 +59,10 @@ class Calibrate(TestCase):
         from transformers.models.llama import modeling_llama
 
         original = modeling_llama.eager_attention_forward
-        with torch.no_grad(), unittest.mock.patch.object(modeling_llama, "eager_attention_forward", attend):
+        with (
+            torch.no_grad(),
+            unittest.mock.patch.object(modeling_llama, "eager_attention_forward", attend),
+        ):
             model(text(64)[None])
         calibration = kvant.calibrate(model, text(64))
         for layer in range(4):
@@ -62,7 +70,9 @@ class Calibrate(TestCase):
                 q = seen[layer][2 * head : 2 * head + 2].reshape(-1, 16)
                 moment = (q.T @ q / len(q)).numpy()
                 found = calibration.entry(layer, head).query_moment
-                self.assertTrue(np.allclose(found, moment, rtol=0, atol=1e-5 * np.abs(moment).max()))
+                self.assertTrue(
+                    np.allclose(found, moment, rtol=0, atol=1e-5 * np.abs(moment).max())
+                )
 
     def test_rows_give_what_sums_give(self):
         """The library's own sums of the same rows, queries and attention. Weights of float32 scores are within 2^-16 of
@@ -72,11 +82,22 @@ class Calibrate(TestCase):
         from transformers.models.llama import modeling_llama
 
         def attend(module, query, key, value, mask, **options):
-            seen.append((module.layer_idx, query[0].numpy(), key[0].numpy(), value[0].numpy(), mask[0, 0].numpy()))
+            seen.append(
+                (
+                    module.layer_idx,
+                    query[0].numpy(),
+                    key[0].numpy(),
+                    value[0].numpy(),
+                    mask[0, 0].numpy(),
+                )
+            )
             return original(module, query, key, value, mask, **options)
 
         original = modeling_llama.eager_attention_forward
-        with torch.no_grad(), unittest.mock.patch.object(modeling_llama, "eager_attention_forward", attend):
+        with (
+            torch.no_grad(),
+            unittest.mock.patch.object(modeling_llama, "eager_attention_forward", attend),
+        ):
             for part in text(300).split(150):
                 model(part[None])
         wanted = kvant.Calibrator(clusters=(16,))
@@ -85,8 +106,13 @@ class Calibrate(TestCase):
             wanted.add_rows(layer, "v", v.transpose(1, 0, 2))
             for head in range(4):
                 wanted.add_queries(layer, head // 2, q[head])
-                wanted.add_attention(layer, head // 2, k[head // 2], q[head, 15::16], mask[15::16], n_exact=64)
-        wanted, found = wanted.finish(), kvant.calibrate(model, text(300), context=150, clusters=(16,))
+                wanted.add_attention(
+                    layer, head // 2, k[head // 2], q[head, 15::16], mask[15::16], n_exact=64
+                )
+        wanted, found = (
+            wanted.finish(),
+            kvant.calibrate(model, text(300), context=150, clusters=(16,)),
+        )
         for layer, head, role in itertools.product(range(4), range(2), "kv"):
             a, b = (c.entry(layer, head, role) for c in (wanted, found))
             for x, y in zip((a.min, a.max, *a.centroids), (b.min, b.max, *b.centroids)):
@@ -97,22 +123,34 @@ class Calibrate(TestCase):
                 self.assertTrue(np.allclose(a.query_moment, b.query_moment, rtol=step, atol=1e-9))
                 self.assertTrue(np.allclose(a.diagonal, b.diagonal, rtol=2.0**-16))
                 x, y = a.matrix.astype(float), b.matrix.astype(float)
-                self.assertTrue(np.all(abs(x - y) <= 2.0**-10 * abs(x) + 2.0**-16 * np.sqrt(2 * (x * x).sum())))
+                self.assertTrue(
+                    np.all(abs(x - y) <= 2.0**-10 * abs(x) + 2.0**-16 * np.sqrt(2 * (x * x).sum()))
+                )
 
     def test_positions_turn_keys(self):
         """The second context begins at 500 instead of 0: RoPE turns its keys, pairs (i, i + 8), and nothing else."""
         model = models.make("llama")
         first, both, spread = (
-            kvant.calibrate(model, text(128)[:n], context=64, positions=positions) for n, positions in ((64, 0), (128, 0), (128, 564))
+            kvant.calibrate(model, text(128)[:n], context=64, positions=positions)
+            for n, positions in ((64, 0), (128, 0), (128, 564))
         )
         angle = 500 * model.model.rotary_emb.inv_freq.double().numpy()
         for layer, head in itertools.product(range(4), range(2)):
             rest = 2.0 * both.entry(layer, head).mean - first.entry(layer, head).mean
             a, b = rest[:8], rest[8:]
-            turned = np.concatenate([a * np.cos(angle) - b * np.sin(angle), b * np.cos(angle) + a * np.sin(angle)])
-            wanted, found = (first.entry(layer, head).mean + turned) / 2, spread.entry(layer, head).mean
+            turned = np.concatenate(
+                [a * np.cos(angle) - b * np.sin(angle), b * np.cos(angle) + a * np.sin(angle)]
+            )
+            wanted, found = (
+                (first.entry(layer, head).mean + turned) / 2,
+                spread.entry(layer, head).mean,
+            )
             self.assertTrue(np.allclose(found, wanted, rtol=0, atol=1e-4 * np.abs(wanted).max()))
-            self.assertFalse(np.allclose(found, both.entry(layer, head).mean, rtol=0, atol=1e-2 * np.abs(wanted).max()))
+            self.assertFalse(
+                np.allclose(
+                    found, both.entry(layer, head).mean, rtol=0, atol=1e-2 * np.abs(wanted).max()
+                )
+            )
             values = (x.entry(layer, head, "v").mean for x in (both, spread))
             self.assertTrue(np.allclose(*values, rtol=0, atol=1e-4))
 
@@ -124,25 +162,53 @@ class Calibrate(TestCase):
             kvant.calibrate(model, text(600), progress=seen.append).save(path)
             self.assertEqual((seen, seen[-1]), (sorted(seen), 1.0))
             plain, calibrated = kvant.evaluate(
-                model, text(1024, 2), None, ["small", {"preset": "small", "calibration": path}], context=512
+                model,
+                text(1024, 2),
+                None,
+                ["small", {"preset": "small", "calibration": path}],
+                context=512,
             )[1:]
             self.assertNotEqual(plain.kld, calibrated.kld)
-            self.assertTrue(np.isfinite(kvant.evaluate(model.to(torch.bfloat16), text(512, 2), None, [{"calibration": path}], context=512)[1].kld))
+            self.assertTrue(
+                np.isfinite(
+                    kvant.evaluate(
+                        model.to(torch.bfloat16),
+                        text(512, 2),
+                        None,
+                        [{"calibration": path}],
+                        context=512,
+                    )[1].kld
+                )
+            )
             tuned = models.make("llama")
             with torch.no_grad():
                 for weights in tuned.model.layers[0].self_attn.parameters():
-                    weights *= 1 + 0.01 * torch.randn(weights.shape, generator=torch.Generator().manual_seed(2))
+                    weights *= 1 + 0.01 * torch.randn(
+                        weights.shape, generator=torch.Generator().manual_seed(2)
+                    )
             self.refused(
-                ValueError, "calibration|weights", kvant.evaluate, tuned, text(512, 2), None, [{"calibration": path}], context=512
+                ValueError,
+                "calibration|weights",
+                kvant.evaluate,
+                tuned,
+                text(512, 2),
+                None,
+                [{"calibration": path}],
+                context=512,
             )
 
     def test_refusals(self):
         model = models.make("llama")
-        self.refused(ValueError, "texts: 100 tokens|256", kvant.calibrate, model, text(100), clusters=(256,))
+        self.refused(
+            ValueError, "texts: 100 tokens|256", kvant.calibrate, model, text(100), clusters=(256,)
+        )
         self.refused(TypeError, "tokenizer", kvant.calibrate, model, "a text")
         self.refused(TypeError, "token ids|float32", kvant.calibrate, model, torch.rand(300))
         ids = text(300).numpy()
-        self.assertEqual(kvant.calibrate(model, ids).info.checksum, kvant.calibrate(model, text(300)).info.checksum)
+        self.assertEqual(
+            kvant.calibrate(model, ids).info.checksum,
+            kvant.calibrate(model, text(300)).info.checksum,
+        )
 
 
 class Evaluate(TestCase):
@@ -150,7 +216,10 @@ class Evaluate(TestCase):
         """The stock cache's perplexity is that of the model's own loss; an exact codec has no
         divergence; fewer bits diverge more."""
         model = models.make("qwen2", "eager")
-        caches = [{"k": "f32", "v": "f32"}, *({"k": f"int-{bits}", "v": f"int-{bits}"} for bits in (8, 4, 2))]
+        caches = [
+            {"k": "f32", "v": "f32"},
+            *({"k": f"int-{bits}", "v": f"int-{bits}"} for bits in (8, 4, 2)),
+        ]
         rows = kvant.evaluate(model, text(300), None, caches, context=100, n_contexts=3)
         self.assertEqual(model.config._attn_implementation, "eager")
         self.assertEqual(
@@ -163,7 +232,9 @@ class Evaluate(TestCase):
                 labels = part.clone()
                 labels[:51] = -100  # row 50 is the first that is scored: it says what token 51 is
                 losses.append(float(model(part[None], labels=labels[None]).loss))
-        self.assertAlmostEqual(rows[0].perplexity, math.exp(sum(losses) / 3), delta=1e-4 * rows[0].perplexity)
+        self.assertAlmostEqual(
+            rows[0].perplexity, math.exp(sum(losses) / 3), delta=1e-4 * rows[0].perplexity
+        )
         self.assertEqual((rows[0].kld, rows[0].same_top), (0, 1))
         self.assertLess(abs(rows[1].kld), 1e-5)
         self.assertLess(rows[2].kld, rows[3].kld)
@@ -181,12 +252,16 @@ class Evaluate(TestCase):
                 return {"input_ids": [3 + ord(letter) % 290 for letter in words]}
 
         model = models.make("llama")
-        found = kvant.evaluate(model, ["some words " * 20, "and more " * 20], Letters(), [], context=64, n_contexts=2)
+        found = kvant.evaluate(
+            model, ["some words " * 20, "and more " * 20], Letters(), [], context=64, n_contexts=2
+        )
         ids = torch.tensor(Letters()("some words " * 20, False)["input_ids"][:128])
         ids[[0, 64]] = 7
         self.assertEqual(found, kvant.evaluate(model, ids, None, [], context=64))
         self.refused(ValueError, "fewer tokens", kvant.evaluate, model, text(10))
-        self.refused(ValueError, "first: 63", kvant.evaluate, model, ids, None, [], context=64, first=63)
+        self.refused(
+            ValueError, "first: 63", kvant.evaluate, model, ids, None, [], context=64, first=63
+        )
 
 
 class Tune(TestCase):
@@ -199,8 +274,16 @@ class Tune(TestCase):
         self.addCleanup(folder.cleanup)
         path = pathlib.Path(folder.name, "model.kvant")
         found = kvant.tune(
-            model, text(2048), bits=bits, path=path, n_ctx=1024, context=1024, n_contexts=2,
-            k=self.CODECS, v=self.CODECS, **options
+            model,
+            text(2048),
+            bits=bits,
+            path=path,
+            n_ctx=1024,
+            context=1024,
+            n_contexts=2,
+            k=self.CODECS,
+            v=self.CODECS,
+            **options,
         )
         return path, found
 
@@ -217,11 +300,17 @@ class Tune(TestCase):
         path, expected = self.tuned(model, 5.5 + opened)
         self.assertEqual(model.config._attn_implementation, "eager")
         settings = kvant.Settings.load(path)
-        specs = {(layer, role): settings.layer(layer, role)[0] for layer in range(4) for role in "kv"}
+        specs = {
+            (layer, role): settings.layer(layer, role)[0] for layer in range(4) for role in "kv"
+        }
         self.assertEqual((specs[2, "k"], specs[2, "v"]), ("turboquant-4", "turboquant-4"))
-        heads = {site: spec if isinstance(spec, tuple) else (spec,) * 2 for site, spec in specs.items()}
+        heads = {
+            site: spec if isinstance(spec, tuple) else (spec,) * 2 for site, spec in specs.items()
+        }
         bits = [int(spec[-1]) + 0.25 for of_site in heads.values() for spec in of_site]
-        self.assertTrue(5.5 - 2 / 16 < sum(bits) / len(bits) <= 5.5)  # a step is at most 2 bits of one kv head
+        self.assertTrue(
+            5.5 - 2 / 16 < sum(bits) / len(bits) <= 5.5
+        )  # a step is at most 2 bits of one kv head
         uniform = path.with_name("uniform.kvant")
         kvant.Settings([(("turboquant-5", 2, 64),) * 2] * 4, model="tiny").save(uniform)
         caches = [{"settings": path}, {"settings": uniform}]
@@ -258,7 +347,12 @@ class Tune(TestCase):
                 options |= dict(context=640, n_ctx=640, path=path, calibration=calibration)
                 found = kvant.tune(model, text(1280), **options)
                 self.assertTrue(0 < found < math.inf)
-                self.assertTrue(kvant.evaluate(model, text(512, 2), None, [{"settings": path}], context=512)[1].kld > 0)
+                self.assertTrue(
+                    kvant.evaluate(model, text(512, 2), None, [{"settings": path}], context=512)[
+                        1
+                    ].kld
+                    > 0
+                )
 
     def test_refusals(self):
         model = models.make("llama")

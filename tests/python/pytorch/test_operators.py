@@ -24,7 +24,9 @@ class Rows(TestCase):
         for rows in (normal(1, 100, DIM), normal(1, 64, DIM).to(torch.bfloat16)):
             opcheck(ops.encode, (rows, "trellis-4", "k"))
             opcheck(ops.encode, (rows, "int-8", "v", normal(2, DIM), normal(3, DIM).abs() + 1))
-            opcheck(ops.decode, (ops.encode(rows, "trellis-4", "k"), "trellis-4", "k", DIM, len(rows)))
+            opcheck(
+                ops.decode, (ops.encode(rows, "trellis-4", "k"), "trellis-4", "k", DIM, len(rows))
+            )
 
     def test_bytes_are_those_of_a_codec(self):
         rows, center = normal(1, 100, DIM), normal(2, DIM)
@@ -35,15 +37,23 @@ class Rows(TestCase):
                 wanted = codec.encode(rows.to(torch.float16).float(), center.numpy())
                 self.assertTrue(np.array_equal(pages.numpy(), wanted))
                 back = ops.decode(pages, spec, role, DIM, 90, center)
-                self.assertTrue(np.array_equal(back.numpy(), codec.decode(wanted, 90, center.numpy())))
+                self.assertTrue(
+                    np.array_equal(back.numpy(), codec.decode(wanted, 90, center.numpy()))
+                )
 
     def test_compiled(self):
-        there_and_back = lambda x: ops.decode(ops.encode(x * 2, "int-4", "k"), "int-4", "k", DIM, 70) / 2  # noqa: E731
+        there_and_back = lambda x: (
+            ops.decode(ops.encode(x * 2, "int-4", "k"), "int-4", "k", DIM, 70) / 2
+        )  # noqa: E731
         compiled = torch.compile(there_and_back, fullgraph=True, backend="aot_eager")
-        self.assertTrue(torch.equal(compiled(normal(1, 70, DIM)), there_and_back(normal(1, 70, DIM))))
+        self.assertTrue(
+            torch.equal(compiled(normal(1, 70, DIM)), there_and_back(normal(1, 70, DIM)))
+        )
 
     def test_refusals(self):
-        self.refused(ValueError, "rows|float64", ops.encode, normal(1, 64, DIM).double(), "int-4", "k")
+        self.refused(
+            ValueError, "rows|float64", ops.encode, normal(1, 64, DIM).double(), "int-4", "k"
+        )
         self.refused(kvant.Error, "no-such", ops.encode, normal(1, 64, DIM), "no-such", "k")
 
 
@@ -78,7 +88,10 @@ class Caches(TestCase):
         sinks = normal(4, HEADS)
         for ours, theirs in (
             ({}, {}),
-            ({"window": 9, "scale": 0.2, "softcap": 3.0}, {"window": 9, "scale": 0.2, "logit_softcap": 3.0}),
+            (
+                {"window": 9, "scale": 0.2, "softcap": 3.0},
+                {"window": 9, "scale": 0.2, "logit_softcap": 3.0},
+            ),
             (
                 {"mask": mask, "sinks": sinks, "causal": False},
                 {"mask": mask[0].numpy(), "sinks": sinks.numpy(), "causal": False},
@@ -94,10 +107,16 @@ class Caches(TestCase):
             ops.cache_append(self.lengths, k, v, self.number, 1, self.sequences)
             return ops.cache_attend(*self.arguments(q)) * 2
 
-        k, v, q = normal(5, 2, 1, KV_HEADS, DIM), normal(6, 2, 1, KV_HEADS, DIM), normal(7, 2, 1, HEADS, DIM)
+        k, v, q = (
+            normal(5, 2, 1, KV_HEADS, DIM),
+            normal(6, 2, 1, KV_HEADS, DIM),
+            normal(7, 2, 1, HEADS, DIM),
+        )
         before = ops.cache_attend(*self.arguments(q))
         got = torch.compile(step, fullgraph=True, backend="aot_eager")(k, v, q)
-        self.assertEqual((self.lengths.tolist(), self.cache.length(self.sequences[0], 1)), ([0, 71], 71))
+        self.assertEqual(
+            (self.lengths.tolist(), self.cache.length(self.sequences[0], 1)), ([0, 71], 71)
+        )
         self.assertTrue(torch.equal(got, ops.cache_attend(*self.arguments(q)) * 2))
         self.assertFalse(torch.equal(got, before * 2))
 
@@ -106,8 +125,12 @@ class Caches(TestCase):
         q = normal(8, 3, HEADS, DIM)
         out = torch.empty(3, HEADS, DIM)
         self.assertIs(self.cache.attend(1, self.sequences[0], q, out=out), out)
-        self.assertTrue(np.array_equal(out.numpy(), self.cache.attend(1, self.sequences[0], q.numpy())))
-        self.refused(TypeError, "q: |NumPy", self.cache.attend, 1, self.sequences[0], q.to(torch.bfloat16))
+        self.assertTrue(
+            np.array_equal(out.numpy(), self.cache.attend(1, self.sequences[0], q.numpy()))
+        )
+        self.refused(
+            TypeError, "q: |NumPy", self.cache.attend, 1, self.sequences[0], q.to(torch.bfloat16)
+        )
 
     def test_a_cache_that_is_gone(self):
         arguments = self.arguments(normal(2, 2, 1, HEADS, DIM))

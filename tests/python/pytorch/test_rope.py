@@ -12,10 +12,21 @@ from kvant.transformers import rope
 
 N, BY, HEAD_DIM = 12, 7, 16
 SHAPE = dict(
-    hidden_size=64, intermediate_size=64, num_hidden_layers=6, num_attention_heads=4, num_key_value_heads=2, head_dim=HEAD_DIM,
-    vocab_size=50, max_position_embeddings=512, bos_token_id=1, eos_token_id=2, pad_token_id=0,
+    hidden_size=64,
+    intermediate_size=64,
+    num_hidden_layers=6,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=HEAD_DIM,
+    vocab_size=50,
+    max_position_embeddings=512,
+    bos_token_id=1,
+    eos_token_id=2,
+    pad_token_id=0,
 )
-LLAMA3 = dict(rope_type="llama3", rope_theta=500000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0)
+LLAMA3 = dict(
+    rope_type="llama3", rope_theta=500000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0
+)
 YARN = dict(rope_type="yarn", rope_theta=10000.0, factor=4.0)
 PARTIAL = dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.25)
 
@@ -29,14 +40,22 @@ def keys_of(model, first):
     cache = DynamicCache(config=model.config)
     mask = torch.zeros(1, 1, N, N).masked_fill(torch.ones(N, N).triu(1).bool(), -1e9)
     with torch.no_grad():
-        model(torch.arange(N)[None], past_key_values=cache, position_ids=torch.arange(N)[None] + first, attention_mask=mask)
+        model(
+            torch.arange(N)[None],
+            past_key_values=cache,
+            position_ids=torch.arange(N)[None] + first,
+            attention_mask=mask,
+        )
     return [layer.keys for layer in cache.layers]
 
 
 def turned(keys, found, by):
     angles, n, out = by * torch.tensor(found.frequencies), len(found.frequencies), keys.clone()
     x, y = keys[..., :n], keys[..., n : 2 * n]
-    out[..., :n], out[..., n : 2 * n] = x * angles.cos() - y * angles.sin(), y * angles.cos() + x * angles.sin()
+    out[..., :n], out[..., n : 2 * n] = (
+        x * angles.cos() - y * angles.sin(),
+        y * angles.cos() + x * angles.sin(),
+    )
     return out
 
 
@@ -45,7 +64,9 @@ class OfModels(TestCase):
         """Scores depend on distances alone, so all layers see the same hidden states wherever a text begins. Sums of 64 products of
         binary32 numbers, a few layers deep."""
         torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(config_of(kind, **options), attn_implementation="eager").eval()
+        model = AutoModelForCausalLM.from_config(
+            config_of(kind, **options), attn_implementation="eager"
+        ).eval()
         for layer, (keys, later) in enumerate(zip(keys_of(model, 0), keys_of(model, BY))):
             found = rope.rope_of(model.config, layer, keys.shape[3], 512)
             difference = (turned(keys, found, BY) - later).abs().max() / keys.abs().max()
@@ -59,9 +80,13 @@ class OfModels(TestCase):
     def test_scaled_and_partial(self):
         self.check("llama", rope_parameters=LLAMA3 | {"original_max_position_embeddings": 128})
         self.check("qwen3", rope_parameters=YARN | {"original_max_position_embeddings": 128})
-        self.check("llama", rope_parameters=dict(rope_type="linear", rope_theta=10000.0, factor=8.0))
+        self.check(
+            "llama", rope_parameters=dict(rope_type="linear", rope_theta=10000.0, factor=8.0)
+        )
         self.check("stablelm", rope_parameters=PARTIAL)
-        self.check("phi", head_dim=HEAD_DIM, rope_parameters=PARTIAL | {"partial_rotary_factor": 0.5})
+        self.check(
+            "phi", head_dim=HEAD_DIM, rope_parameters=PARTIAL | {"partial_rotary_factor": 0.5}
+        )
 
 
 class OfConfigs(TestCase):
@@ -73,8 +98,14 @@ class OfConfigs(TestCase):
         self.assertLess(float(((a - b) / b).abs().max()), bound)
 
     def test_buffers(self):
-        smollm2 = config_of("llama", rope_parameters={"rope_type": "default", "rope_theta": 100000.0})
-        llama3 = config_of("llama", rope_parameters=LLAMA3 | {"original_max_position_embeddings": 8192}, max_position_embeddings=131072)
+        smollm2 = config_of(
+            "llama", rope_parameters={"rope_type": "default", "rope_theta": 100000.0}
+        )
+        llama3 = config_of(
+            "llama",
+            rope_parameters=LLAMA3 | {"original_max_position_embeddings": 8192},
+            max_position_embeddings=131072,
+        )
         for config in smollm2, llama3:
             model = AutoModelForCausalLM.from_config(config)
             self.same(rope.rope_of(config, 3, HEAD_DIM, 512), model.model.rotary_emb.inv_freq)
@@ -90,7 +121,13 @@ class OfConfigs(TestCase):
 
     def test_none(self):
         dynamic = dict(rope_type="dynamic", rope_theta=10000.0, factor=2.0)
-        long = dict(rope_type="longrope", rope_theta=10000.0, short_factor=[1.0] * 8, long_factor=[4.0] * 8, factor=4.0)
+        long = dict(
+            rope_type="longrope",
+            rope_theta=10000.0,
+            short_factor=[1.0] * 8,
+            long_factor=[4.0] * 8,
+            factor=4.0,
+        )
         for config in (
             config_of("llama", rope_parameters=dynamic),
             config_of("phi3", rope_parameters=long | {"original_max_position_embeddings": 128}),

@@ -65,14 +65,18 @@ class Modes(TestCase):
             stock, ours = models.twins(kind, "eager", "kvant")
             for mode in MODES:
                 with self.subTest(kind=kind, mode=mode):
-                    self.assertEqual(generate(ours, mode, exact(ours)).tolist(), generate(stock, mode).tolist())
+                    self.assertEqual(
+                        generate(ours, mode, exact(ours)).tolist(), generate(stock, mode).tolist()
+                    )
 
     def test_other_implementations_decode_the_cache(self):
         for kind, implementation in (("llama", "sdpa"), ("gemma2", "eager"), ("gpt_oss", "eager")):
             (stock,) = models.twins(kind, implementation)
             for mode in MODES:
                 with self.subTest(kind=kind, mode=mode):
-                    self.assertEqual(generate(stock, mode, exact(stock)).tolist(), generate(stock, mode).tolist())
+                    self.assertEqual(
+                        generate(stock, mode, exact(stock)).tolist(), generate(stock, mode).tolist()
+                    )
 
     def test_our_attention_takes_other_caches(self):
         for kind in ("llama", "gemma3_text", "gpt_oss"):
@@ -80,7 +84,9 @@ class Modes(TestCase):
             self.assertEqual(generate(ours).tolist(), generate(stock).tolist())
             tokens, mask = models.prompt()
             with torch.no_grad():
-                got, wanted = (m(tokens, attention_mask=mask, use_cache=False).logits[1] for m in (ours, stock))
+                got, wanted = (
+                    m(tokens, attention_mask=mask, use_cache=False).logits[1] for m in (ours, stock)
+                )
             self.assertTrue(torch.allclose(got, wanted, rtol=0, atol=1e-4 * wanted.abs().max()))
 
     def test_tokens_depend_on_the_cache(self):
@@ -88,13 +94,17 @@ class Modes(TestCase):
         for kind in models.KINDS:
             ours = models.make(kind)
             ids = generate(ours, "sampling", exact(ours))[:, 40:]
-            coarse = generate(ours, "sampling", KvantCache(ours.config, k="int-2", v="int-2"))[:, 40:]
+            coarse = generate(ours, "sampling", KvantCache(ours.config, k="int-2", v="int-2"))[
+                :, 40:
+            ]
             self.assertGreater((ids != coarse).sum(), 4, kind)
             self.assertGreater(len(set(ids.flatten().tolist())), 8, kind)
 
     def test_layers_of_another_kind_stay(self):
         """A hybrid of Mamba and attention: whatever transformers keeps for such layers."""
-        config = dict(mamba_d_ssm=64, mamba_n_heads=4, mamba_d_head=16, mamba_n_groups=1, mamba_d_state=16)
+        config = dict(
+            mamba_d_ssm=64, mamba_n_heads=4, mamba_d_head=16, mamba_n_groups=1, mamba_d_state=16
+        )
         try:
             models.KINDS["falcon_h1"] = config
             stock, ours = models.twins("falcon_h1", "eager", "kvant")
@@ -112,7 +122,10 @@ class Modes(TestCase):
                 stock, ours = (model.to(dtype) for model in models.twins("llama", "eager", "kvant"))
                 logits = ours(tokens, past_key_values=exact(ours)).logits
                 self.assertEqual(logits.dtype, dtype)
-                errors = [(x.float() - wanted).square().mean().sqrt() for x in (logits, stock(tokens).logits)]
+                errors = [
+                    (x.float() - wanted).square().mean().sqrt()
+                    for x in (logits, stock(tokens).logits)
+                ]
                 self.assertLess(errors[0], 1.2 * errors[1])
 
 
@@ -145,25 +158,36 @@ class Conversations(TestCase):
         tokens, mask = models.prompt(90, padding=41)
         with mock.patch.object(kvant.transformers.cache, "PASS", 13), torch.no_grad():
             got, wanted = self.both(
-                lambda model, cache: model(tokens, attention_mask=mask, past_key_values=cache).logits[:, 41:]
+                lambda model, cache: model(
+                    tokens, attention_mask=mask, past_key_values=cache
+                ).logits[:, 41:]
             )
             self.assertTrue(torch.allclose(got, wanted, rtol=0, atol=1e-4 * wanted.abs().max()))
-            self.same(lambda model, cache: generate(model, "beams", cache, tokens=tokens, mask=mask))
+            self.same(
+                lambda model, cache: generate(model, "beams", cache, tokens=tokens, mask=mask)
+            )
 
     def test_padding_longer_than_a_chunk(self):
         tokens, mask = models.prompt(60, padding=45)
-        self.same(lambda model, cache: generate(model, "chunked prefill", cache, tokens=tokens, mask=mask))
+        self.same(
+            lambda model, cache: generate(model, "chunked prefill", cache, tokens=tokens, mask=mask)
+        )
 
     def test_a_prefix_that_is_computed_once(self):
         def use(model, cache):
-            prefix, tokens = models.prompt(33, batch=1, padding=0)[0], models.prompt(10, batch=3, padding=0, seed=2)[0]
+            prefix, tokens = (
+                models.prompt(33, batch=1, padding=0)[0],
+                models.prompt(10, batch=3, padding=0, seed=2)[0],
+            )
             with torch.no_grad():
                 model(prefix, past_key_values=cache)
             found = []
             for question in tokens:
                 again = copy.deepcopy(cache)
                 whole = torch.cat([prefix, question[None]], 1)
-                found.append(generate(model, cache=again, tokens=whole, mask=torch.ones_like(whole)))
+                found.append(
+                    generate(model, cache=again, tokens=whole, mask=torch.ones_like(whole))
+                )
             again = copy.deepcopy(cache)
             again.batch_repeat_interleave(4)
             again.batch_select_indices(torch.tensor([0, 2, 3]))
@@ -214,10 +238,20 @@ class Conversations(TestCase):
         for given in (mask, added[None, None].expand(2, 1, 40, 40)):
             with torch.no_grad():
                 got, wanted = self.both(
-                    lambda model, cache: model(tokens, attention_mask=given, past_key_values=cache).logits
+                    lambda model, cache: (
+                        model(tokens, attention_mask=given, past_key_values=cache).logits
+                    )
                 )
-            rows = (slice(None), slice(10, None)) if given.dim() == 4 else (slice(None), slice(15, None))
-            self.assertTrue(torch.allclose(got[rows], wanted[rows], rtol=0, atol=1e-4 * wanted[rows].abs().max()))
+            rows = (
+                (slice(None), slice(10, None))
+                if given.dim() == 4
+                else (slice(None), slice(15, None))
+            )
+            self.assertTrue(
+                torch.allclose(
+                    got[rows], wanted[rows], rtol=0, atol=1e-4 * wanted[rows].abs().max()
+                )
+            )
 
     def test_windows_forget_blocks(self):
         stock, ours = models.twins("mistral", "sdpa", "kvant")
@@ -228,7 +262,9 @@ class Conversations(TestCase):
             generate(stock, new=80, tokens=tokens, mask=mask).tolist(),
         )
         kept = models.WINDOW + SLACK + 2 * 64 + 80  # a block at either end, and what one pass added
-        self.assertLess(cache.bytes, kept / 779 * cache.f16_bytes * 2)  # f32 rows are twice as large
+        self.assertLess(
+            cache.bytes, kept / 779 * cache.f16_bytes * 2
+        )  # f32 rows are twice as large
         self.refused(RuntimeError, "crop|takes back", cache.crop, -SLACK - 1)
 
     def test_windows_that_keep_the_past_until_they_are_cropped(self):
@@ -239,7 +275,9 @@ class Conversations(TestCase):
         with torch.no_grad():
             ours(tokens, past_key_values=cache)
             ours(tokens[:, :10], past_key_values=cache)
-            self.assertEqual((cache.get_seq_length(), cache.bytes), (710, 12 * 64 * 4 * 2 * 2 * 16 * 4))
+            self.assertEqual(
+                (cache.get_seq_length(), cache.bytes), (710, 12 * 64 * 4 * 2 * 2 * 16 * 4)
+            )
             cache.crop(-400)
             got = ours(tokens[:, :30], past_key_values=cache).logits
             wanted = stock(torch.cat([tokens[:, :310], tokens[:, :30]], 1)).logits[:, 310:]
@@ -272,7 +310,9 @@ class Rounded(TestCase):
         with torch.no_grad():
             cache = self.cache(model, "int-4")
             got = model(tokens, past_key_values=cache).logits
-            fed = models.RoundTripped(model.config, lambda layer, role, rows: round_trip("int-4", role, rows))
+            fed = models.RoundTripped(
+                model.config, lambda layer, role, rows: round_trip("int-4", role, rows)
+            )
             wanted = model(tokens, past_key_values=fed).logits
             exactly = model(tokens).logits
         self.assertTrue(torch.equal(got, wanted))
@@ -286,7 +326,13 @@ class Rounded(TestCase):
                 model, worst = models.make("gemma2", attn_logit_softcapping=None), Compare(flag)
                 with self.subTest(spec=spec, exact=flag), worst:
                     tokens, mask = models.prompt(150, padding=70)
-                    generate(model, cache=self.cache(model, spec, exact=flag), new=4, tokens=tokens, mask=mask)
+                    generate(
+                        model,
+                        cache=self.cache(model, spec, exact=flag),
+                        new=4,
+                        tokens=tokens,
+                        mask=mask,
+                    )
                     self.assertEqual(worst.calls, 4 * 4)
                     self.assertLess(worst.ratio, 1)
 
@@ -321,7 +367,9 @@ class Rounded(TestCase):
                         self.assertTrue(same, (layer.number, role, part))
             self.assertEqual([store.cache.n_layers for store in cache._stores.values()], [2, 2])
             kvant.Settings(layers[:3], model="tiny").save(path)
-            self.refused(ValueError, "settings|3 layers, not 4", KvantCache, model.config, settings=path)
+            self.refused(
+                ValueError, "settings|3 layers, not 4", KvantCache, model.config, settings=path
+            )
 
     def test_memory(self):
         model = models.make("llama")
@@ -329,7 +377,9 @@ class Rounded(TestCase):
         with torch.no_grad():
             model(models.prompt(640, padding=0)[0], past_key_values=cache)
         self.assertEqual(cache.f16_bytes, 4 * 2 * 640 * 2 * 2 * 16 * 2)
-        self.assertTrue(all(x.untyped_storage().nbytes() == 0 for layer in cache.layers for x in layer.like))
+        self.assertTrue(
+            all(x.untyped_storage().nbytes() == 0 for layer in cache.layers for x in layer.like)
+        )
         codec = kvant.Codec("turboquant-4", 16)
         self.assertEqual(cache.bytes, 4 * 2 * 2 * 2 * 10 * codec.page_bytes)
 
@@ -366,7 +416,9 @@ class Compare:
         k, v = (x.repeat_interleave(groups, 1) for x in (k, v))
         weights = torch.softmax(query @ k.transpose(2, 3) * scale + added, -1).nan_to_num(0)
         error = (out.double() - (weights @ v).transpose(1, 2)).abs().amax(3)
-        self.ratio = max(self.ratio, float((error / self.limit_of(query, k, v, weights, scale, layer)).max()))
+        self.ratio = max(
+            self.ratio, float((error / self.limit_of(query, k, v, weights, scale, layer)).max())
+        )
         self.calls += 1
 
     def limit_of(self, q, k, v, weights, scale, layer):
@@ -381,7 +433,10 @@ class Compare:
         size = (weights @ v.abs()).sum(3).transpose(1, 2)
         score = scale * q.norm(dim=3).amax() * k.norm(dim=3).amax()
         growth = 2 * self.spread(layer)
-        limit = 2 * (d + 20) * score * growth * 2.0**-24 * size + (tokens + d + 40) * growth * 2.0**-24 * size
+        limit = (
+            2 * (d + 20) * score * growth * 2.0**-24 * size
+            + (tokens + d + 40) * growth * 2.0**-24 * size
+        )
         if not self.exact:
             limit = limit + 2 * 2 * d * score * growth * 2.0**-15 * size
             largest = weights.amax(3).transpose(1, 2) * v.norm(dim=3).amax() * growth
@@ -406,7 +461,9 @@ class Refusals(TestCase):
         with torch.no_grad():
             self.model(self.tokens, attention_mask=self.mask, past_key_values=cache)
             for mask in (None, torch.ones(2, 41)):
-                call = lambda: self.model(self.tokens[:, :1], attention_mask=mask, past_key_values=cache)  # noqa: E731
+                call = lambda: self.model(
+                    self.tokens[:, :1], attention_mask=mask, past_key_values=cache
+                )  # noqa: E731
                 self.refused(ValueError, "attention_mask|hid", call)
                 cache.crop(-1)  # the row of the call that failed
 
@@ -415,21 +472,35 @@ class Refusals(TestCase):
         self.refused(RuntimeError, "no gradient|torch.no_grad", call)
         training = models.make("llama", attention_dropout=0.5).train()
         with torch.no_grad():
-            self.refused(ValueError, "dropout", lambda: training(self.tokens, past_key_values=exact(training)))
+            self.refused(
+                ValueError,
+                "dropout",
+                lambda: training(self.tokens, past_key_values=exact(training)),
+            )
 
     def test_arguments_that_nobody_knows(self):
         layer = self.model.model.layers[0].self_attn
         q = torch.zeros(1, 4, 2, 16)
         bias = {"position_bias": torch.zeros(1)}
-        self.refused(ValueError, "position_bias", kvant.transformers.attention, layer, q, q, q, None, **bias)
+        self.refused(
+            ValueError, "position_bias", kvant.transformers.attention, layer, q, q, q, None, **bias
+        )
 
     def test_what_it_is_stored_with(self):
         config = self.model.config
         self.refused(ValueError, "no preset 'large'", KvantCache, config, "large")
-        self.refused(kvant.Error, "calibration|missing.kvcal", KvantCache, config, calibration="missing.kvcal")
+        self.refused(
+            kvant.Error,
+            "calibration|missing.kvcal",
+            KvantCache,
+            config,
+            calibration="missing.kvcal",
+        )
         self.refused(kvant.Error, "no-such-codec", KvantCache, config, k="no-such-codec")
         self.refused(ValueError, "preset, v|or settings", KvantCache, config, "small", v="int-4")
-        self.refused(ValueError, "k: |kvant.calibrate", KvantCache, config, k="trellis-4:transform=file")
+        self.refused(
+            ValueError, "k: |kvant.calibrate", KvantCache, config, k="trellis-4:transform=file"
+        )
         self.refused(ValueError, "max_tokens: 0", KvantCache, config, max_tokens=0)
         self.refused(TypeError, "model.config|LlamaForCausalLM", KvantCache, self.model)
 
@@ -441,7 +512,9 @@ class Refusals(TestCase):
                 for role in "kv":
                     calibrator.add_rows(layer, role, torch.randn(100, 2, 16))
             calibrator.finish().save(path)
-            self.refused(ValueError, "2 layers, not 4", KvantCache, self.model.config, calibration=path)
+            self.refused(
+                ValueError, "2 layers, not 4", KvantCache, self.model.config, calibration=path
+            )
 
     def test_too_many_tokens(self):
         cache = exact(self.model, max_tokens=64)
@@ -453,7 +526,11 @@ class Refusals(TestCase):
             self.model(self.tokens, past_key_values=cache)
             for copies in (lambda: copy.deepcopy(cache), lambda: cache.batch_repeat_interleave(2)):
                 self.assertEqual(self.refused(kvant.Error, "max_sequences", copies).status, 60)
-            self.refused(RuntimeError, "begin a new one", lambda: self.model(self.tokens[:, :1], past_key_values=cache))
+            self.refused(
+                RuntimeError,
+                "begin a new one",
+                lambda: self.model(self.tokens[:, :1], past_key_values=cache),
+            )
 
     def test_keys_of_an_earlier_state(self):
         cache = exact(self.model)
@@ -461,7 +538,9 @@ class Refusals(TestCase):
         old = layer.update(rows, rows)
         layer.update(rows, rows)
         module, q = self.model.model.layers[0].self_attn, torch.zeros(1, 4, 3, 16)
-        self.refused(RuntimeError, "earlier state", kvant.transformers.attention, module, q, *old, None)
+        self.refused(
+            RuntimeError, "earlier state", kvant.transformers.attention, module, q, *old, None
+        )
         self.assertEqual(old[0].sum(), 0)  # PyTorch reads the three tokens that it stands for
         self.assertEqual((old[0] + 1).shape, (1, 2, 3, 16))
 

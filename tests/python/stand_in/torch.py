@@ -3,7 +3,12 @@
 import contextlib
 import types
 
-float32, float16, bfloat16, float64 = "torch.float32", "torch.float16", "torch.bfloat16", "torch.float64"
+float32, float16, bfloat16, float64 = (
+    "torch.float32",
+    "torch.float16",
+    "torch.bfloat16",
+    "torch.float64",
+)
 uint8, int32, int64 = "torch.uint8", "torch.int32", "torch.int64"
 contiguous_format = "contiguous"
 _BYTES = {float32: 4, float16: 2, bfloat16: 2, float64: 8, uint8: 1, int32: 4, int64: 8}
@@ -13,7 +18,9 @@ class device:
     def __init__(self, name):
         name = str(name)
         self.type = name.split(":")[0]
-        self.index = int(name.split(":")[1]) if ":" in name else (0 if self.type == "cuda" else None)
+        self.index = (
+            int(name.split(":")[1]) if ":" in name else (0 if self.type == "cuda" else None)
+        )
 
     def __eq__(self, other):
         return isinstance(other, device) and (self.type, self.index) == (other.type, other.index)

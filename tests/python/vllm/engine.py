@@ -57,9 +57,22 @@ def of_device():
     """Options, on a GPU with little memory and decode steps as CUDA graphs, in a type that FlashAttention takes."""
     if not torch.cuda.is_available():
         return {"enforce_eager": True, "dtype": "float32"}
-    graphs = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 4, 8, 16]}
-    made = {"gpu_memory_utilization": 0.1, "kv_cache_memory_bytes": 1 << 28, "compilation_config": graphs, "dtype": "float16"}
-    return made | ({"attention_backend": "KVANT", "kv_cache_dtype": "kvant"} if os.environ.get("KVANT_VLLM") else {})
+    graphs = {
+        "mode": 0,
+        "cudagraph_mode": "FULL_DECODE_ONLY",
+        "cudagraph_capture_sizes": [1, 2, 4, 8, 16],
+    }
+    made = {
+        "gpu_memory_utilization": 0.1,
+        "kv_cache_memory_bytes": 1 << 28,
+        "compilation_config": graphs,
+        "dtype": "float16",
+    }
+    return made | (
+        {"attention_backend": "KVANT", "kv_cache_dtype": "kvant"}
+        if os.environ.get("KVANT_VLLM")
+        else {}
+    )
 
 
 def gaps(steps):
@@ -82,9 +95,18 @@ def run(folder, options, rounds):
             SamplingParams(ignore_eos=True, detokenize=False, **sampling),
             use_tqdm=False,
         )
-        found.append([{"ids": [list(one.token_ids) for one in x.outputs], "cached": x.num_cached_tokens} for x in made])
+        found.append(
+            [
+                {"ids": [list(one.token_ids) for one in x.outputs], "cached": x.num_cached_tokens}
+                for x in made
+            ]
+        )
         apart.append([[gaps(one.logprobs) for one in x.outputs] for x in made])
-    counts = {x.name: x.value for x in llm.get_metrics() if hasattr(x, "value")} if "disable_log_stats" in options else {}
+    counts = (
+        {x.name: x.value for x in llm.get_metrics() if hasattr(x, "value")}
+        if "disable_log_stats" in options
+        else {}
+    )
     config = llm.llm_engine.vllm_config
     layers = config.compilation_config.static_forward_context.values()
     made = {

@@ -79,12 +79,16 @@ def made_impl(
     config = types.SimpleNamespace(
         model_config=model, cache_config=cache, compilation_config=layers
     )
-    environment = {"KVANT_VLLM": stored} | ({"KVANT_VLLM_CALIBRATION": str(calibration)} if calibration else {})
+    environment = {"KVANT_VLLM": stored} | (
+        {"KVANT_VLLM_CALIBRATION": str(calibration)} if calibration else {}
+    )
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.dict("os.environ", environment))
         stack.enter_context(mock.patch.object(impl, "get_current_vllm_config", lambda: config))
         stack.enter_context(mock.patch.object(impl, "get_tensor_model_parallel_rank", lambda: rank))
-        stack.enter_context(mock.patch.object(impl, "get_tensor_model_parallel_world_size", lambda: n_ranks))
+        stack.enter_context(
+            mock.patch.object(impl, "get_tensor_model_parallel_world_size", lambda: n_ranks)
+        )
         made = object.__new__(kind)
         made.__init__(
             HEADS, DIM, DIM**-0.5, KV_HEADS, None, window, dtype, softcap, sinks=sinks, **others
@@ -94,9 +98,15 @@ def made_impl(
 
 
 def made_builder(drafts=0, spec=None):
-    speculative = types.SimpleNamespace(num_speculative_tokens=drafts, parallel_drafting=False) if drafts else None
+    speculative = (
+        types.SimpleNamespace(num_speculative_tokens=drafts, parallel_drafting=False)
+        if drafts
+        else None
+    )
     parallel = types.SimpleNamespace(decode_context_parallel_size=1)
-    config = types.SimpleNamespace(speculative_config=speculative, parallel_config=parallel, use_v2_model_runner=True)
+    config = types.SimpleNamespace(
+        speculative_config=speculative, parallel_config=parallel, use_v2_model_runner=True
+    )
     return batch.Builder(spec, ["layer"], config, torch.device(DEVICE))
 
 
@@ -104,7 +114,10 @@ class Step:
     """A batch of sequences in blocks of any order; what is not a query was written before."""
 
     def __init__(self, sequences, dtype, layer=0):
-        self.sequences, random = sequences, torch.Generator().manual_seed(sum(n for n, _ in sequences))
+        self.sequences, random = (
+            sequences,
+            torch.Generator().manual_seed(sum(n for n, _ in sequences)),
+        )
         self.layer = types.SimpleNamespace(layer_name=f"model.layers.{layer}.attn")
         order = torch.randperm(BLOCKS - 1, generator=random) + 1
         most = max(-(-n // 64) for n, _ in sequences) + 1
@@ -127,7 +140,9 @@ class Step:
     def newest(self):
         """Keys, values and slots of the queries' tokens."""
         parts = [(n - m, n) for n, m in self.sequences]
-        rows = [torch.cat([kv[role][a:b] for kv, (a, b) in zip(self.rows, parts)]) for role in (0, 1)]
+        rows = [
+            torch.cat([kv[role][a:b] for kv, (a, b) in zip(self.rows, parts)]) for role in (0, 1)
+        ]
         return *rows, torch.cat([self.slots(i, *part) for i, part in enumerate(parts)])
 
     def common(self, **named):
@@ -150,7 +165,10 @@ class Step:
         memory = made_memory(layer_impl)
         for i, (n, m) in enumerate(self.sequences):
             layer_impl.do_kv_cache_update(
-                self.layer, *(x[: n - m].to(DEVICE) for x in self.rows[i]), memory, self.slots(i, 0, n - m).to(DEVICE)
+                self.layer,
+                *(x[: n - m].to(DEVICE) for x in self.rows[i]),
+                memory,
+                self.slots(i, 0, n - m).to(DEVICE),
             )
         k, v, slots = (x.to(DEVICE) for x in self.newest())
         padded = torch.cat([slots, slots.new_full((3,), -1)])  # as vLLM fills batches up
@@ -162,7 +180,10 @@ class Step:
 
     def expected(self, kept, **options):
         return np.concatenate(
-            [attention(self.queries[self.starts[i] : self.starts[i + 1]], *kept(k, v), **options) for i, (k, v) in enumerate(self.rows)]
+            [
+                attention(self.queries[self.starts[i] : self.starts[i + 1]], *kept(k, v), **options)
+                for i, (k, v) in enumerate(self.rows)
+            ]
         )
 
 
@@ -172,7 +193,9 @@ def made_memory(layer_impl):
 
 
 def attention(q, k, v, window=0, softcap=0.0, sinks=None, chunk=1 << 20):
-    q, k, v = (np.asarray(x.float() if torch.is_tensor(x) else x, dtype=np.float64) for x in (q, k, v))
+    q, k, v = (
+        np.asarray(x.float() if torch.is_tensor(x) else x, dtype=np.float64) for x in (q, k, v)
+    )
     k, v = (np.repeat(x, GROUP, 1) for x in (k, v))
     scores = np.einsum("qhd,thd->hqt", q, k) * DIM**-0.5
     scores = softcap * np.tanh(scores / softcap) if softcap else scores
@@ -189,7 +212,10 @@ def round_trip(layer_impl, layer=0):
     def kept(*rows):
         found = []
         for role, x in zip("kv", rows):
-            pages = kvant.Tensor(codecs.codecs(layer_impl.stored, role, DIM, layer, layer_impl.heads), n_blocks=BLOCKS)
+            pages = kvant.Tensor(
+                codecs.codecs(layer_impl.stored, role, DIM, layer, layer_impl.heads),
+                n_blocks=BLOCKS,
+            )
             pages.write(np.arange(len(x)), x.float().numpy())
             found.append(pages.read(0, len(x)))
         return found
@@ -217,23 +243,45 @@ class Cases:
         codebooks to bytes: half a step of the largest level / 127 per turned number, which adds up in a row. The stand-in
         computes in double precision."""
         in_double = self.kind is gpu.Impl and DEVICE == "cpu"
-        ours = 2.0**-16 if in_double else 2.0**-10 if stored == "f32/f32" else 2.0**-5 if "turboquant" in stored else 2.0**-8
+        ours = (
+            2.0**-16
+            if in_double
+            else 2.0**-10
+            if stored == "f32/f32"
+            else 2.0**-5
+            if "turboquant" in stored
+            else 2.0**-8
+        )
         unit = max(ours, {torch.float32: 0, torch.float16: 2.0**-9, torch.bfloat16: 2.0**-7}[dtype])
         self.assertTrue(np.isfinite(found).all())
         self.assertLess(np.abs(found - expected).max(), unit * np.abs(expected).max())
 
-    def check(self, stored, sequences, dtype=torch.float32, drafts=0, layer=0, calibration=None, **options):
+    def check(
+        self, stored, sequences, dtype=torch.float32, drafts=0, layer=0, calibration=None, **options
+    ):
         made = made_impl(stored, calibration, kind=self.kind, **options)
         step = Step(sequences, dtype, layer)
         metadata = made_builder(drafts).build(0, step.common())
-        named = {"window": options.get("window") or 0, "softcap": options.get("softcap") or 0.0, "sinks": options.get("sinks")}
+        named = {
+            "window": options.get("window") or 0,
+            "softcap": options.get("softcap") or 0.0,
+            "sinks": options.get("sinks"),
+        }
         if named["sinks"] is not None:
             named["sinks"] = named["sinks"].cpu().numpy()
-        self.close(step.run(made, metadata), step.expected(round_trip(made, layer), **named), dtype, stored)
+        self.close(
+            step.run(made, metadata), step.expected(round_trip(made, layer), **named), dtype, stored
+        )
         return metadata
 
     def test_batches(self):
-        for sequences, drafts in ((DECODES, 0), (DRAFTS, 4), (CHUNKS, 0), (PROMPTS, 0), (DECODES + CHUNKS + PROMPTS, 0)):
+        for sequences, drafts in (
+            (DECODES, 0),
+            (DRAFTS, 4),
+            (CHUNKS, 0),
+            (PROMPTS, 0),
+            (DECODES + CHUNKS + PROMPTS, 0),
+        ):
             for stored in ("f32/f32", "turboquant4", "int-8/trellis-3"):
                 with self.subTest(stored, sequences=sequences):
                     self.check(stored, sequences, drafts=drafts)
@@ -246,7 +294,12 @@ class Cases:
 
     def test_windows_softcap_sinks(self):
         sinks = torch.linspace(-2, 3, HEADS, device=DEVICE)
-        for options in ({"window": 50}, {"softcap": 2.0}, {"sinks": sinks}, {"window": 65, "softcap": 3.0}):
+        for options in (
+            {"window": 50},
+            {"softcap": 2.0},
+            {"sinks": sinks},
+            {"window": 65, "softcap": 3.0},
+        ):
             with self.subTest(**options):
                 self.check("int-8/int-8", DECODES + CHUNKS + PROMPTS, **options)
 
@@ -254,8 +307,12 @@ class Cases:
         """Llama 4's, by vLLM's builder, which makes a sequence of each part of a prompt."""
         local = create_chunked_local_attention_backend(gpu.Backend, 128).get_builder_cls()
         for stored in ("f32/f32", "turboquant4"):
-            made, step = made_impl(stored, kind=self.kind), Step(
-                [(300, 1), (256, 1), (257, 1), (250, 110), (200, 200), (128, 128)], torch.float32
+            made, step = (
+                made_impl(stored, kind=self.kind),
+                Step(
+                    [(300, 1), (256, 1), (257, 1), (250, 110), (200, 200), (128, 128)],
+                    torch.float32,
+                ),
             )
             with mock.patch.object(batch, "Builder", local):
                 builder = made_builder(spec=types.SimpleNamespace(block_size=64))
@@ -268,13 +325,31 @@ class Cases:
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder, "model.kvcal")
             kvant.calibrate(model, np.random.default_rng(1).integers(3, 300, 512)).save(path)
-            for keys in ("int-8:transform=file", "int-8:transform=diagonal", "int-8:center=file,norm=file", "int-8:center=file"):
+            for keys in (
+                "int-8:transform=file",
+                "int-8:transform=diagonal",
+                "int-8:center=file,norm=file",
+                "int-8:center=file",
+            ):
                 with self.subTest(keys):
-                    self.check(f"{keys},sink=0/int-8:center=file,sink=0", DECODES + CHUNKS, layer=1, calibration=path)
+                    self.check(
+                        f"{keys},sink=0/int-8:center=file,sink=0",
+                        DECODES + CHUNKS,
+                        layer=1,
+                        calibration=path,
+                    )
             if self.kind is gpu.Impl:
-                for keys in ("int-8:transform=file", "int-8:transform=diagonal", "int-8:center=file,norm=file"):
-                    self.check_long(f"{keys},sink=0/int-8:center=file,sink=0", layer=1, calibration=path)
-            self.check("balanced", DECODES + DRAFTS, torch.bfloat16, drafts=4, layer=1, calibration=path)
+                for keys in (
+                    "int-8:transform=file",
+                    "int-8:transform=diagonal",
+                    "int-8:center=file,norm=file",
+                ):
+                    self.check_long(
+                        f"{keys},sink=0/int-8:center=file,sink=0", layer=1, calibration=path
+                    )
+            self.check(
+                "balanced", DECODES + DRAFTS, torch.bfloat16, drafts=4, layer=1, calibration=path
+            )
 
 
 class Gpu(Cases, TestCase):
@@ -289,32 +364,51 @@ class Gpu(Cases, TestCase):
             calls.append((starts, key_starts, tuple(out.shape[1:]), options))
             for i, (first, last) in enumerate(zip(starts, starts[1:])):
                 keys = slice(key_starts[i], key_starts[i + 1])
-                out[first:last] = torch.from_numpy(attention(q[first:last].cpu(), k[keys].cpu(), v[keys].cpu(), window=window)).to(out)
+                out[first:last] = torch.from_numpy(
+                    attention(q[first:last].cpu(), k[keys].cpu(), v[keys].cpu(), window=window)
+                ).to(out)
 
         return calls, (call, {"fa_version": 3})
 
     def test_prompts_by_flash_attention(self):
         """What reaches it, and that it alone sees whole prompts."""
         calls, flash = self.flash(window=50)
-        made, step = made_impl("f32/f32", window=50), Step(DECODES + CHUNKS + PROMPTS, torch.float16)
+        made, step = (
+            made_impl("f32/f32", window=50),
+            Step(DECODES + CHUNKS + PROMPTS, torch.float16),
+        )
         made.flash = flash
         found = step.run(made, made_builder().build(0, step.common()))
         self.close(found, step.expected(round_trip(made), window=50), torch.float16)
-        options = {"softmax_scale": DIM**-0.5, "causal": True, "window_size": [49, 0], "softcap": 0.0, "fa_version": 3}
+        options = {
+            "softmax_scale": DIM**-0.5,
+            "causal": True,
+            "window_size": [49, 0],
+            "softcap": 0.0,
+            "fa_version": 3,
+        }
         options |= {"max_seqlen_q": 129, "max_seqlen_k": 129}
         self.assertEqual(calls, [([153, 183, 312], [153, 183, 312], (HEADS, DIM), options)])
 
     def check_long(self, stored, dtype=torch.float16, window=0, flash=None, layer=0, **options):
         """Of long parts FlashAttention sees the past as the codecs keep it, and their own rows."""
-        made, step = made_impl(stored, window=window or None, **options), Step(DECODES + LONG + PROMPTS, dtype, layer)
+        made, step = (
+            made_impl(stored, window=window or None, **options),
+            Step(DECODES + LONG + PROMPTS, dtype, layer),
+        )
         calls, stand_in = self.flash(window)
         made.flash = flash or stand_in
         round_trips, expected = round_trip(made, layer), []
         for i, (n, m) in enumerate(step.sequences):
             rows = round_trips(*step.rows[i])
             if (n, m) in LONG + PROMPTS:
-                rows = [np.concatenate([x[: n - m], own[n - m :].float().numpy()]) for x, own in zip(rows, step.rows[i])]
-            expected.append(attention(step.queries[step.starts[i] : step.starts[i + 1]], *rows, window=window))
+                rows = [
+                    np.concatenate([x[: n - m], own[n - m :].float().numpy()])
+                    for x, own in zip(rows, step.rows[i])
+                ]
+            expected.append(
+                attention(step.queries[step.starts[i] : step.starts[i + 1]], *rows, window=window)
+            )
         found = step.run(made, made_builder().build(0, step.common()))
         self.close(found, np.concatenate(expected), dtype, stored)
         return [call[:3] for call in calls]
@@ -324,13 +418,24 @@ class Gpu(Cases, TestCase):
         for stored in ("f32/f32", "turboquant4", "int-8/trellis-3"):
             with self.subTest(stored):
                 calls = self.check_long(stored)
-                self.assertEqual(calls, [([3, 203], [0, 500], whole), ([203, 332], [0, 329], whole), prompts])
-        self.assertEqual(self.check_long("int4", window=70)[:2], [([3, 203], [0, 308], whole), ([203, 332], [0, 201], whole)])
+                self.assertEqual(
+                    calls, [([3, 203], [0, 500], whole), ([203, 332], [0, 329], whole), prompts]
+                )
+        self.assertEqual(
+            self.check_long("int4", window=70)[:2],
+            [([3, 203], [0, 308], whole), ([203, 332], [0, 201], whole)],
+        )
         rows = 2 * 2 * DIM * 500  # bytes of keys and values of a kv head, in fp16
-        with mock.patch.object(gpu_pages, "_ROWS_BYTES", rows), mock.patch.dict(gpu_pages._rows, clear=True):
+        with (
+            mock.patch.object(gpu_pages, "_ROWS_BYTES", rows),
+            mock.patch.dict(gpu_pages._rows, clear=True),
+        ):
             half = (GROUP, DIM)
             calls = self.check_long("int4")
-            self.assertEqual(calls, [([3, 203], [0, 500], half)] * 2 + [([203, 332], [0, 329], half)] * 2 + [prompts])
+            self.assertEqual(
+                calls,
+                [([3, 203], [0, 500], half)] * 2 + [([203, 332], [0, 329], half)] * 2 + [prompts],
+            )
 
     @unittest.skipIf(DEVICE == "cpu", "needs a GPU")
     def test_prompts_by_vllm_s_flash_attention(self):
@@ -351,17 +456,43 @@ class Gpu(Cases, TestCase):
         theirs = []
         for q, (k, v) in zip(step.queries, step.rows):
             keys = torch.tensor([0, len(k)], dtype=torch.int32, device=DEVICE)
-            at = dict(cu_seqlens_q=keys.clamp(max=1), cu_seqlens_k=keys, max_seqlen_q=1, max_seqlen_k=len(k), causal=True)
-            theirs.append(flash(q[None].to(DEVICE), k.to(DEVICE), v.to(DEVICE), softmax_scale=DIM**-0.5, **at, **options))
-        found = [step.run(made, made_builder().build(0, step.common())), torch.cat(theirs).float().cpu().numpy()]
+            at = dict(
+                cu_seqlens_q=keys.clamp(max=1),
+                cu_seqlens_k=keys,
+                max_seqlen_q=1,
+                max_seqlen_k=len(k),
+                causal=True,
+            )
+            theirs.append(
+                flash(
+                    q[None].to(DEVICE),
+                    k.to(DEVICE),
+                    v.to(DEVICE),
+                    softmax_scale=DIM**-0.5,
+                    **at,
+                    **options,
+                )
+            )
+        found = [
+            step.run(made, made_builder().build(0, step.common())),
+            torch.cat(theirs).float().cpu().numpy(),
+        ]
         found.append(torch.tensor(expected).bfloat16().double().numpy())
-        ours, flash, rounded = (np.sqrt(np.square(x - expected).mean() / np.square(expected).mean()) for x in found)
-        print(f"rms error: kvant {ours:.6f}, FlashAttention {flash:.6f}, the output's rounding {rounded:.6f}")
+        ours, flash, rounded = (
+            np.sqrt(np.square(x - expected).mean() / np.square(expected).mean()) for x in found
+        )
+        print(
+            f"rms error: kvant {ours:.6f}, FlashAttention {flash:.6f}, the output's rounding {rounded:.6f}"
+        )
         self.assertLess(ours, 1.05 * flash)
 
     def test_steps_of_a_graph(self):
         """A decode step that was captured, of other lengths, blocks and rows; without a GPU it is called again."""
-        for stored, sequences, drafts in (("turboquant4", DECODES, 0), ("int4", DRAFTS, 4), ("trellis4", DECODES, 0)):
+        for stored, sequences, drafts in (
+            ("turboquant4", DECODES, 0),
+            ("int4", DRAFTS, 4),
+            ("trellis4", DECODES, 0),
+        ):
             made, dtype = made_impl(stored), torch.float16
             last, first = Step(sequences, dtype), Step([(m + 1, m) for _, m in sequences], dtype)
             memory, tables = made_memory(made), torch.zeros_like(last.table).to(DEVICE)
@@ -375,7 +506,9 @@ class Gpu(Cases, TestCase):
                 """What vLLM copies before a step."""
                 for i, (n, m) in enumerate(step.sequences):
                     rows = [x[: n - m].to(DEVICE) for x in step.rows[i]]
-                    made.do_kv_cache_update(step.layer, *rows, memory, step.slots(i, 0, n - m).to(DEVICE))
+                    made.do_kv_cache_update(
+                        step.layer, *rows, memory, step.slots(i, 0, n - m).to(DEVICE)
+                    )
                 tables[:, : step.table.shape[1]] = step.table.to(DEVICE)
                 common.seq_lens.copy_(torch.tensor([n for n, _ in step.sequences]))
                 for to, x in zip(static, (*step.newest(), step.queries)):
@@ -383,7 +516,9 @@ class Gpu(Cases, TestCase):
 
             def run():
                 made.do_kv_cache_update(first.layer, *static[:2], memory, static[2])
-                made.forward(first.layer, static[3], *static[:2], memory, metadata, out.view(len(out), -1))
+                made.forward(
+                    first.layer, static[3], *static[:2], memory, metadata, out.view(len(out), -1)
+                )
 
             load(first)
             replay = captured(run)
@@ -422,7 +557,10 @@ class Gpu(Cases, TestCase):
     def test_refusals(self):
         made, layer = made_impl("int4"), types.SimpleNamespace(layer_name="model.layers.0.attn")
         cell = codecs.cell_bytes(made.stored, DIM)
-        rows, slots = torch.zeros(1, KV_HEADS, DIM, device=DEVICE), torch.zeros(1, dtype=torch.int64, device=DEVICE)
+        rows, slots = (
+            torch.zeros(1, KV_HEADS, DIM, device=DEVICE),
+            torch.zeros(1, dtype=torch.int64, device=DEVICE),
+        )
         for shape, transposed in (
             ((4, KV_HEADS, 32, cell), False),
             ((4, 64, KV_HEADS, cell), True),
@@ -430,7 +568,9 @@ class Gpu(Cases, TestCase):
         ):
             memory = torch.zeros(shape, dtype=torch.uint8, device=DEVICE)
             with self.assertRaisesRegex(ValueError, "block-size 64 and the layout LBHNC"):
-                made.do_kv_cache_update(layer, rows, rows, memory.transpose(1, 2) if transposed else memory, slots)
+                made.do_kv_cache_update(
+                    layer, rows, rows, memory.transpose(1, 2) if transposed else memory, slots
+                )
         step = Step(DECODES, torch.float32)
         with self.assertRaisesRegex(NotImplementedError, "causal"):
             made_builder().build(0, step.common(causal=torch.ones(3, dtype=torch.int32)))
@@ -463,8 +603,9 @@ class Cpu(Cases, TestCase):
                     with self.subTest(
                         stored=stored, value=value, role=role, token=token, window=window
                     ):
-                        made, step = made_impl(stored, window=window, kind=self.kind), Step(
-                            sequences, torch.float32
+                        made, step = (
+                            made_impl(stored, window=window, kind=self.kind),
+                            Step(sequences, torch.float32),
                         )
                         expected = step.run(made, made_builder().build(0, step.common()))
                         step.rows[of][role][token, 1, 3] = value
@@ -515,8 +656,9 @@ class Cpu(Cases, TestCase):
         end."""
         for stored in ("f32/f32", "f16/f16", "int8", "turboquant4"):
             for left in (0xFF, 0x7C):
-                made, step = made_impl(stored, kind=self.kind), Step(
-                    DECODES + CHUNKS + PROMPTS, torch.float32
+                made, step = (
+                    made_impl(stored, kind=self.kind),
+                    Step(DECODES + CHUNKS + PROMPTS, torch.float32),
                 )
                 expected = step.run(made, made_builder().build(0, step.common()))
                 memory = made_memory(made).fill_(left)
@@ -590,7 +732,6 @@ def chosen_as(name):
 
 
 class Choices(TestCase):
-
     def test_cells_of_several_sizes(self):
         """The largest token is a whole multiple of each other one. If layers are 2^n times as wide
         as each other, padding makes up for unequal bytes per channel, and rounds up to 64 bytes."""
@@ -701,23 +842,38 @@ class Choices(TestCase):
 
     def test_parts(self):
         def parts(metadata):
-            return [(p.first, p.last, p.first_row, p.last_row, p.most_queries, p.most_tokens, p.fresh) for p in metadata.parts]
+            return [
+                (p.first, p.last, p.first_row, p.last_row, p.most_queries, p.most_tokens, p.fresh)
+                for p in metadata.parts
+            ]
 
         step = Step(DECODES + CHUNKS + PROMPTS, torch.float32)
-        both = [(0, 3, 0, 3, 1, 0, False), (3, 5, 3, 153, 110, 300, False), (5, 7, 153, 312, 129, 129, True)]
+        both = [
+            (0, 3, 0, 3, 1, 0, False),
+            (3, 5, 3, 153, 110, 300, False),
+            (5, 7, 153, 312, 129, 129, True),
+        ]
         self.assertEqual(parts(made_builder().build(0, step.common())), both)
-        self.assertEqual(parts(made_builder().build(0, Step(DECODES, torch.float32).common())), [(0, 3, 0, 3, 1, 0, False)])
+        self.assertEqual(
+            parts(made_builder().build(0, Step(DECODES, torch.float32).common())),
+            [(0, 3, 0, 3, 1, 0, False)],
+        )
         drafts = Step(DRAFTS, torch.float32).common()
         self.assertEqual(parts(made_builder(4).build(0, drafts)), [(0, 3, 0, 11, 5, 0, False)])
         mixed = Step([PROMPTS[0], CHUNKS[0], PROMPTS[1]], torch.float32).common()
-        self.assertEqual([p.fresh for p in made_builder().build(0, mixed).parts], [True, False, True])
+        self.assertEqual(
+            [p.fresh for p in made_builder().build(0, mixed).parts], [True, False, True]
+        )
 
     def test_lengths_that_the_host_does_not_know(self):
         """vLLM gives draft models one token more than the host's lengths say."""
         for known in (torch.tensor([129, 299]), None):
             late = Step([(130, 130), (300, 200)], torch.float32).common()
             late.seq_lens_cpu_upper_bound = known
-            found = [(p.first_row, p.last_row, p.most_tokens, p.fresh, p.long) for p in made_builder().build(0, late).parts]
+            found = [
+                (p.first_row, p.last_row, p.most_tokens, p.fresh, p.long)
+                for p in made_builder().build(0, late).parts
+            ]
             self.assertEqual(found, [(0, 130, 130, True, False), (130, 330, 300, False, True)])
 
     def test_dtypes(self):
@@ -732,26 +888,47 @@ class Choices(TestCase):
             with self.assertRaisesRegex(ValueError, "tiny learns a matrix .* no room for; small"):
                 chosen("kvant_tiny")
         with mock.patch.dict("os.environ", KVANT_VLLM="int-8/int-4"):
-            self.assertEqual([chosen(name) for name in ("kvant", "auto", "fp8")], [("int-8", "int-4", None)] * 2 + [None])
-            self.assertEqual([gpu.Backend.supports_kv_cache_dtype(name) for name in ("kvant", "bfloat16", "fp8")], [True, True, False])
+            self.assertEqual(
+                [chosen(name) for name in ("kvant", "auto", "fp8")],
+                [("int-8", "int-4", None)] * 2 + [None],
+            )
+            self.assertEqual(
+                [
+                    gpu.Backend.supports_kv_cache_dtype(name)
+                    for name in ("kvant", "bfloat16", "fp8")
+                ],
+                [True, True, False],
+            )
 
     def test_a_rank_that_is_spawned_knows_the_backend(self):
         """It reads its configuration before vLLM loads plug-ins there."""
         kvant.vllm.register()
-        words = [sys.executable, "-c", "import pickle, sys; print('NAME', pickle.load(sys.stdin.buffer).name)"]
+        words = [
+            sys.executable,
+            "-c",
+            "import pickle, sys; print('NAME', pickle.load(sys.stdin.buffer).name)",
+        ]
         found = os.pathsep.join([*(path for path in sys.path if path)])
         for name in ("KVANT", "FLASH_ATTN"):
             pickled = pickle.dumps(AttentionBackendEnum[name])
-            done = subprocess.run(words, input=pickled, capture_output=True, env=os.environ | {"PYTHONPATH": found})
+            done = subprocess.run(
+                words, input=pickled, capture_output=True, env=os.environ | {"PYTHONPATH": found}
+            )
             self.assertIn(f"NAME {name}", done.stdout.decode(), done.stderr.decode()[-500:])
 
     def test_calibration_beside_the_model(self):
-        with tempfile.TemporaryDirectory() as folder, mock.patch.dict("os.environ", KVANT_VLLM_CALIBRATION=""):
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            mock.patch.dict("os.environ", KVANT_VLLM_CALIBRATION=""),
+        ):
             with self.assertRaisesRegex(ValueError, "or kvant.kvcal beside the model"):
                 chosen("kvant_balanced", folder)
             path = pathlib.Path(folder, "kvant.kvcal")
             path.touch()
-            self.assertEqual(chosen("kvant_balanced", folder), ("trellis-4:transform=file,sink=0", "trellis-4", str(path)))
+            self.assertEqual(
+                chosen("kvant_balanced", folder),
+                ("trellis-4:transform=file,sink=0", "trellis-4", str(path)),
+            )
 
     def test_drafts_have_no_calibration(self):
         made = made_impl("int4")
@@ -769,11 +946,20 @@ class Choices(TestCase):
     def test_rows_turned_on(self):
         """Of either order of channels, and with some that are not turned, beside vLLM's own rows of later positions."""
         of_rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
-        rows, at = torch.randn(20, 2, DIM, generator=torch.Generator().manual_seed(1)), torch.arange(20)
+        rows, at = (
+            torch.randn(20, 2, DIM, generator=torch.Generator().manual_seed(1)),
+            torch.arange(20),
+        )
         for neox in (True, False):
-            with mock.patch.dict(rotary_embedding._ROPE_DICT, clear=True), set_current_vllm_config(VllmConfig()):
+            with (
+                mock.patch.dict(rotary_embedding._ROPE_DICT, clear=True),
+                set_current_vllm_config(VllmConfig()),
+            ):
                 rope = rotary_embedding.get_rope(DIM, 512, neox, of_rope, dtype=torch.float32)
-                now, later = (rope.forward_native(x, rows.reshape(20, -1).clone(), None)[0].view(rows.shape) for x in (at, at + 300))
+                now, later = (
+                    rope.forward_native(x, rows.reshape(20, -1).clone(), None)[0].view(rows.shape)
+                    for x in (at, at + 300)
+                )
                 turn = learn.Turn(DIM, 512)
             # three angles up to 320, each off by 2^-16 in float32, times numbers below 2^2
             self.assertLess((turn(now, 300) - later).abs().max(), 3 * 2.0**-14)
@@ -784,8 +970,13 @@ class Choices(TestCase):
 
     def test_heads_of_ranks(self):
         """Parts of a model's kv heads, or copies where there are more ranks."""
-        self.assertEqual([codecs.heads_of_rank(2, 8, r, 4) for r in range(4)], [range(0, 2), range(2, 4), range(4, 6), range(6, 8)])
-        self.assertEqual([list(codecs.heads_of_rank(1, 2, r, 4)) for r in range(4)], [[0], [0], [1], [1]])
+        self.assertEqual(
+            [codecs.heads_of_rank(2, 8, r, 4) for r in range(4)],
+            [range(0, 2), range(2, 4), range(4, 6), range(6, 8)],
+        )
+        self.assertEqual(
+            [list(codecs.heads_of_rank(1, 2, r, 4)) for r in range(4)], [[0], [0], [1], [1]]
+        )
         self.assertEqual(made_impl("int4", rank=3, n_ranks=4, total=8).heads, range(6, 8))
 
 

@@ -33,8 +33,12 @@ ENGINE = [sys.executable, str(HERE / "engine.py")]
 GPU = torch.cuda.is_available()
 STAND_IN = (False,) if GPU else (False, True)  # whether the GPU's backend runs on the stand-in
 AT_START = ("PYTHONPATH", "TEST_LOGGING")  # variables that a process reads before it imports vLLM
-CLOSE = 2.0**-5  # of log-probabilities in fp16, whose logits lie within 16: 4 units in their last place
-DECIDED = 2.0**-7  # of log-probabilities in float32 on a CPU, which sums in another order move by 1e-5
+CLOSE = (
+    2.0**-5
+)  # of log-probabilities in fp16, whose logits lie within 16: 4 units in their last place
+DECIDED = (
+    2.0**-7
+)  # of log-probabilities in float32 on a CPU, which sums in another order move by 1e-5
 GREEDY = {"temperature": 0, "max_tokens": 12}
 SHARED = ids(200, 1)  # three blocks and a part of one
 ROUNDS = [
@@ -88,19 +92,29 @@ class Engine(TestCase):
 
     def run_stock(self, rounds, folder=None, **options):
         """vLLM's own cache, with the log-probabilities that `same` and `decided` need."""
-        return self.run_engine("", [(prompts, sampling | {"logprobs": 2}) for prompts, sampling in rounds], folder, **options)
+        return self.run_engine(
+            "",
+            [(prompts, sampling | {"logprobs": 2}) for prompts, sampling in rounds],
+            folder,
+            **options,
+        )
 
     def decided(self, gaps):
         """No greedy token is nearly a tie: one of 6e-4 fell the other way in vLLM's own engine, once in many runs. What a CPU
         compares token by token has to be one answer (on a GPU `same` looks at the gaps)."""
         if not GPU:
-            self.assertGreater(min(gap for r in gaps for x in r for one in x for gap in one), DECIDED)
+            self.assertGreater(
+                min(gap for r in gaps for x in r for one in x for gap in one), DECIDED
+            )
 
     def same(self, ours, stock, close=CLOSE if GPU else 0):
         """The tokens, the first round's or all. A GPU sums attention in another order: where tokens
         differ first, the two most probable ones differ by less than close."""
         if not close:
-            return self.assertEqual([[x["ids"] for x in r] for r in ours["rounds"]], [[x["ids"] for x in r] for r in stock["rounds"]])
+            return self.assertEqual(
+                [[x["ids"] for x in r] for r in ours["rounds"]],
+                [[x["ids"] for x in r] for r in stock["rounds"]],
+            )
         self.assertEqual([len(r) for r in ours["rounds"]], [len(r) for r in stock["rounds"]])
         for mine, its, gaps in zip(ours["rounds"], stock["rounds"], stock["gaps"]):
             for x, y, [gap] in zip(mine, its, gaps):
@@ -117,8 +131,13 @@ class Engine(TestCase):
         for gpu in STAND_IN:
             ours = self.run_engine("f32/f32", rounds, gpu=gpu, max_num_seqs=4)
             self.same(ours, stock)
-            self.assertEqual([[x["cached"] for x in r] for r in ours["rounds"]], [[x["cached"] for x in r] for r in stock["rounds"]])
-            self.assertEqual([x["cached"] for x in ours["rounds"][2]], [192, 192])  # whole blocks of the prefix
+            self.assertEqual(
+                [[x["cached"] for x in r] for r in ours["rounds"]],
+                [[x["cached"] for x in r] for r in stock["rounds"]],
+            )
+            self.assertEqual(
+                [x["cached"] for x in ours["rounds"][2]], [192, 192]
+            )  # whole blocks of the prefix
 
     def test_chunks_and_preemption(self):
         """Few blocks, so that requests are thrown out and begin again, and prompts in parts of 48 tokens."""
@@ -138,7 +157,10 @@ class Engine(TestCase):
             options = dict(max_num_seqs=4, speculative_config=drafts, disable_log_stats=False)
             ours = self.run_engine("f32/f32", rounds, gpu=gpu, **options)
             self.same(ours, stock)
-            made, right = (ours["counts"][f"vllm:spec_decode_num_{name}_tokens"] for name in ("draft", "accepted"))
+            made, right = (
+                ours["counts"][f"vllm:spec_decode_num_{name}_tokens"]
+                for name in ("draft", "accepted")
+            )
             self.assertGreater(made, 80)
             yield made, right
 
@@ -157,8 +179,15 @@ class Engine(TestCase):
         """Drafts from the prompt."""
         rounds = [([6 * ids(20, 1), 3 * ids(50, 2)], {"temperature": 0, "max_tokens": 60})]
         stock = self.run_stock(rounds, max_num_seqs=4)
-        drafts = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
-        ours = self.run_engine("f32/f32", rounds, max_num_seqs=4, speculative_config=drafts, disable_log_stats=False)
+        drafts = {
+            "method": "ngram",
+            "num_speculative_tokens": 4,
+            "prompt_lookup_max": 3,
+            "prompt_lookup_min": 1,
+        }
+        ours = self.run_engine(
+            "f32/f32", rounds, max_num_seqs=4, speculative_config=drafts, disable_log_stats=False
+        )
         self.same(ours, stock)
         self.assertGreater(ours["counts"]["vllm:spec_decode_num_draft_tokens"], 20)
 
@@ -166,7 +195,10 @@ class Engine(TestCase):
         options["max_num_seqs"] = 4
         with tempfile.TemporaryDirectory() as folder:
             models.make(kind, head_dim=64).save_pretrained(folder)
-            self.same(self.run_engine("f32/f32", ROUNDS[:2], folder, **options), self.run_stock(ROUNDS[:2], folder, **options))
+            self.same(
+                self.run_engine("f32/f32", ROUNDS[:2], folder, **options),
+                self.run_stock(ROUNDS[:2], folder, **options),
+            )
 
     def test_windows(self):
         self.check_kind("mistral")
@@ -238,22 +270,41 @@ class Engine(TestCase):
         where sums in another order hardly change a code."""
         rounds, path = ROUNDS[:2], pathlib.Path(self.folder.name, "model.kvcal")
         options = dict(max_num_seqs=4, dtype="float32")
-        stock = self.run_stock(rounds, **options, **({"attention_backend": "TRITON_ATTN"} if GPU else {}))
+        stock = self.run_stock(
+            rounds, **options, **({"attention_backend": "TRITON_ATTN"} if GPU else {})
+        )
         kvant.calibrate(self.model, np.array(ids(2048, 9))).save(path)
         calibrated = "int-4:transform=file,sink=0/int-4:center=file,sink=0"
         with tempfile.TemporaryDirectory() as folder:
             entry = pathlib.Path(folder, "kvant-0.dist-info")
             entry.mkdir()
             (entry / "METADATA").write_text("Metadata-Version: 2.1\nName: kvant\nVersion: 0\n")
-            (entry / "entry_points.txt").write_text("[vllm.general_plugins]\nkvant = kvant.vllm:register\n")
-            found = (folder, str(HERE.parents[2] / "integrations" / "python"), os.environ.get("PYTHONPATH", ""))
-            with mock.patch.dict(os.environ, KVANT_VLLM_CALIBRATION=str(path), PYTHONPATH=os.pathsep.join(found)):
-                two = [self.run_engine(stored, rounds, tensor_parallel_size=2, **options) for stored in ("f32/f32", calibrated)]
+            (entry / "entry_points.txt").write_text(
+                "[vllm.general_plugins]\nkvant = kvant.vllm:register\n"
+            )
+            found = (
+                folder,
+                str(HERE.parents[2] / "integrations" / "python"),
+                os.environ.get("PYTHONPATH", ""),
+            )
+            with mock.patch.dict(
+                os.environ, KVANT_VLLM_CALIBRATION=str(path), PYTHONPATH=os.pathsep.join(found)
+            ):
+                two = [
+                    self.run_engine(stored, rounds, tensor_parallel_size=2, **options)
+                    for stored in ("f32/f32", calibrated)
+                ]
                 one = self.run_engine(calibrated, rounds, **options)
         self.same(two[0], stock)
-        pairs = [(x["ids"], y["ids"]) for mine, its in zip(two[1]["rounds"], one["rounds"]) for x, y in zip(mine, its)]
+        pairs = [
+            (x["ids"], y["ids"])
+            for mine, its in zip(two[1]["rounds"], one["rounds"])
+            for x, y in zip(mine, its)
+        ]
         self.assertGreaterEqual(sum(x == y for x, y in pairs), 6)  # of 8
-        self.assertIn(two[1]["blocks"], (2 * one["blocks"], 2 * one["blocks"] + 1))  # of half the bytes
+        self.assertIn(
+            two[1]["blocks"], (2 * one["blocks"], 2 * one["blocks"] + 1)
+        )  # of half the bytes
 
     def test_codes(self):
         """Blocks that fit, and ids that do not depend on what is cached or preempted. (On a GPU whole prompts see their rows, parts
@@ -263,8 +314,17 @@ class Engine(TestCase):
         self.assertGreater(plenty["blocks"], (3.7 if GPU else 7.5) * stock["blocks"])
         if GPU:
             return
-        few = self.run_engine("turboquant4", rounds, max_num_seqs=4, max_num_batched_tokens=48, num_gpu_blocks_override=18)
-        self.assertEqual([[x["ids"] for x in r] for r in few["rounds"]], [[x["ids"] for x in r] for r in plenty["rounds"]])
+        few = self.run_engine(
+            "turboquant4",
+            rounds,
+            max_num_seqs=4,
+            max_num_batched_tokens=48,
+            num_gpu_blocks_override=18,
+        )
+        self.assertEqual(
+            [[x["ids"] for x in r] for r in few["rounds"]],
+            [[x["ids"] for x in r] for r in plenty["rounds"]],
+        )
 
     def test_calibrated(self):
         """The first tokens are mostly the stock cache's: those of 300 after rows of another layer would hardly be."""
@@ -272,27 +332,40 @@ class Engine(TestCase):
         kvant.calibrate(self.model, np.array(ids(2048, 9))).save(path)
         with mock.patch.dict(os.environ, KVANT_VLLM_CALIBRATION=str(path)):
             with mock.patch.dict(os.environ, KVANT_VLLM="balanced"):
-                self.assertEqual(chosen(), ("trellis-4:transform=file,sink=0", "trellis-4", str(path)))
-            ours = self.run_engine("int-8:transform=file,sink=0/int-8:center=file,sink=0", ROUNDS[:1])["rounds"][0]
+                self.assertEqual(
+                    chosen(), ("trellis-4:transform=file,sink=0", "trellis-4", str(path))
+                )
+            ours = self.run_engine(
+                "int-8:transform=file,sink=0/int-8:center=file,sink=0", ROUNDS[:1]
+            )["rounds"][0]
         stock = self.run_stock(ROUNDS[:1])["rounds"][0]
-        self.assertGreaterEqual(sum(a["ids"][0][0] == b["ids"][0][0] for a, b in zip(ours, stock)), 4)
+        self.assertGreaterEqual(
+            sum(a["ids"][0][0] == b["ids"][0][0] for a, b in zip(ours, stock)), 4
+        )
 
     def check_learning(self, expected_positions=0, **environment):
         """From the prompts of an engine what kvant.calibrate finds in the same texts."""
         text = np.array(ids(10000, 4))
-        rounds = [([part.tolist()], {"temperature": 0, "max_tokens": 1}) for part in text.reshape(10, 1000)]
+        rounds = [
+            ([part.tolist()], {"temperature": 0, "max_tokens": 1})
+            for part in text.reshape(10, 1000)
+        ]
         with tempfile.TemporaryDirectory() as folder:
             path = f"{folder}/learned.kvcal"
             with mock.patch.dict(os.environ, environment, KVANT_VLLM_LEARN=path):
                 self.run_engine("f32/f32", rounds, max_num_seqs=1, max_num_batched_tokens=1024)
             found = kvant.Calibration(path)
-        expected = kvant.calibrate(self.model, text[:9000], context=1000, n_tokens=9000, positions=expected_positions)  # 8192 of these ended it
+        expected = kvant.calibrate(
+            self.model, text[:9000], context=1000, n_tokens=9000, positions=expected_positions
+        )  # 8192 of these ended it
         self.assertEqual(found.info[2:8], expected.info[2:8])
         rounded = 2.0**-7 if GPU else 2.0**-9  # the model is fp16, and matrices are
         for layer in range(found.info.n_layers):
             for head in range(found.info.n_kv_heads):
                 for role in "kv":
-                    for x, y in zip(found.entry(layer, head, role), expected.entry(layer, head, role)):
+                    for x, y in zip(
+                        found.entry(layer, head, role), expected.entry(layer, head, role)
+                    ):
                         if isinstance(y, np.ndarray):
                             self.assertLess(np.abs(x - y).max(), rounded * np.abs(y).max())
 

@@ -4,7 +4,10 @@ import os
 import sys
 
 if sys.version_info < (3, 9):  # said in words that older interpreters understand, too
-    sys.stderr.write("kvant: %s needs Python 3.9 or newer, %s is %d.%d\n" % ((sys.argv[1], sys.executable) + sys.version_info[:2]))
+    sys.stderr.write(
+        "kvant: %s needs Python 3.9 or newer, %s is %d.%d\n"
+        % ((sys.argv[1], sys.executable) + sys.version_info[:2])
+    )
     sys.stderr.write("  hint: set KVANT_PYTHON to a newer one\n")
     sys.exit(1)
 

@@ -32,14 +32,29 @@ COMMAND = cli.Command(
     "caches, for codecs and for ggml's flash attention, beside the bandwidth of memory. Needs NumPy.",
     options=[
         *benchmarks.CODEC_OPTIONS,
-        cli.Option(None, "stock", "TYPE", "ggml's flash attention on f16, q8_0, q4_0, ..., may be repeated\n"
-                   "(default: these three). f16 is always there; none leaves all out"),
-        cli.Option(None, "levels", "A,B", "CPU levels of kvant (default: the one in use); ggml chooses its own"),
+        cli.Option(
+            None,
+            "stock",
+            "TYPE",
+            "ggml's flash attention on f16, q8_0, q4_0, ..., may be repeated\n"
+            "(default: these three). f16 is always there; none leaves all out",
+        ),
+        cli.Option(
+            None,
+            "levels",
+            "A,B",
+            "CPU levels of kvant (default: the one in use); ggml chooses its own",
+        ),
         cli.Option("d", "head-dim", "N,N", "numbers of a row (default 128)"),
         cli.Option("g", "gqa", "N,N", "query heads of a kv head (default 4)"),
         cli.Option("n", "tokens", "N,N", "tokens in the cache (default 4096,32768)"),
-        cli.Option("q", "queries", "N,N", "query tokens, the last ones of the cache (default 1,512). More than 8\n"
-                   "are measured on the shortest cache only, but with --tokens given"),
+        cli.Option(
+            "q",
+            "queries",
+            "N,N",
+            "query tokens, the last ones of the cache (default 1,512). More than 8\n"
+            "are measured on the shortest cache only, but with --tokens given",
+        ),
         cli.Option(None, "kv-heads", "N", "kv heads (default 2)"),
         cli.Option("t", "threads", "N", "threads (default: CPUs this process may use)"),
         cli.Option("r", "rounds", "N", "rounds, of which the median is given (default 5)"),
@@ -85,7 +100,9 @@ class Inputs:
         self.v = benchmarks.normal(2, self.n_rows, shape.n_kv_heads, shape.head_dim)
         self.q = benchmarks.normal(3, shape.n_queries, shape.n_heads, shape.head_dim)
         last = np.arange(shape.n_tokens - shape.n_queries, shape.n_tokens)
-        self.mask = np.where(np.arange(shape.n_tokens) > last[:, None], np.float16(-np.inf), np.float16(0))
+        self.mask = np.where(
+            np.arange(shape.n_tokens) > last[:, None], np.float16(-np.inf), np.float16(0)
+        )
 
 
 class KvantSubject:
@@ -96,16 +113,37 @@ class KvantSubject:
     def __init__(self, inputs, k, v, level):
         shape = inputs.shape
         self.library, self.k, self.v, self.level = "kvant", k, v, level
-        stored = sum(kvant.Codec(spec, shape.head_dim, role).page_bytes for spec, role in ((k, "k"), (v, "v")))
+        stored = sum(
+            kvant.Codec(spec, shape.head_dim, role).page_bytes
+            for spec, role in ((k, "k"), (v, "v"))
+        )
         self.n_layers = shape.layers(stored * shape.n_kv_heads * shape.n_tokens / PAGE)
-        self.cache = kvant.Cache(1, shape.n_heads, shape.n_kv_heads, shape.head_dim, self.n_layers * shape.n_tokens, k=k, v=v,
-                                 max_sequences=self.n_layers, n_threads=shape.n_threads)
+        self.cache = kvant.Cache(
+            1,
+            shape.n_heads,
+            shape.n_kv_heads,
+            shape.head_dim,
+            self.n_layers * shape.n_tokens,
+            k=k,
+            v=v,
+            max_sequences=self.n_layers,
+            n_threads=shape.n_threads,
+        )
         for _ in range(self.n_layers):
             self._fill(inputs, self.cache.new_sequence())
         self.bytes = self.cache.bytes // self.n_layers
-        problem, self.out, self._keep = attend.problem(places.Host(), inputs.q, shape.n_heads, (shape.head_dim,) * 2,
-                                                       shape.n_tokens, mask=inputs.mask, causal=False)
-        self._arguments = [(self.cache.handle, 0, layer, ctypes.byref(problem)) for layer in range(self.n_layers)]
+        problem, self.out, self._keep = attend.problem(
+            places.Host(),
+            inputs.q,
+            shape.n_heads,
+            (shape.head_dim,) * 2,
+            shape.n_tokens,
+            mask=inputs.mask,
+            causal=False,
+        )
+        self._arguments = [
+            (self.cache.handle, 0, layer, ctypes.byref(problem)) for layer in range(self.n_layers)
+        ]
 
     def _fill(self, inputs, sequence):
         """Encoding a long cache would take longer than measuring it, so the distinct blocks are encoded once and copied. Blocks that
@@ -163,7 +201,10 @@ def read_bandwidth(n_threads):
     size = min(max(256 << 20, 4 * last_cache()), 2 << 30) // n_threads // 4096 * 4096 * n_threads
     buffer = np.ones(size, np.uint8)  # pages that were never written are all one page of zeros
     memchr = ctypes.CDLL(None).memchr
-    memchr.restype, memchr.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+    memchr.restype, memchr.argtypes = (
+        ctypes.c_void_p,
+        [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t],
+    )
     part = size // n_threads
 
     def read(thread):
@@ -231,19 +272,32 @@ class Settings:
         except ValueError:
             cli.fail(f"--levels: '{word}' is no CPU level: c, avx2, avx512, ...", code=cli.USAGE)
         except kvant.Error:
-            cli.fail(f"--levels: this machine has no {word}; kvant --version names its best level", code=cli.USAGE)
+            cli.fail(
+                f"--levels: this machine has no {word}; kvant --version names its best level",
+                code=cli.USAGE,
+            )
         return library.cpu_level()  # auto has a name, too
 
     def _check(self):
         if "none" in self.stock and len(self.stock) > 1:
-            cli.fail(f"--stock none beside --stock {next(t for t in self.stock if t != 'none')}", code=cli.USAGE)
+            cli.fail(
+                f"--stock none beside --stock {next(t for t in self.stock if t != 'none')}",
+                code=cli.USAGE,
+            )
         self.stock = list(dict.fromkeys(t for t in self.stock if t != "none"))  # f16 f16 is f16
         for name in self.stock:
             if name not in STOCK_TYPES:
-                cli.fail(f"--stock: llama.cpp has no cache type '{name}'", ", ".join(STOCK_TYPES), code=cli.USAGE)
+                cli.fail(
+                    f"--stock: llama.cpp has no cache type '{name}'",
+                    ", ".join(STOCK_TYPES),
+                    code=cli.USAGE,
+                )
         if "queries" in self.given and max(self.queries) > min(self.tokens):
-            cli.fail(f"--queries {max(self.queries)} are more than --tokens {min(self.tokens)}",
-                     "queries are the last tokens of the cache", code=cli.USAGE)
+            cli.fail(
+                f"--queries {max(self.queries)} are more than --tokens {min(self.tokens)}",
+                "queries are the last tokens of the cache",
+                code=cli.USAGE,
+            )
 
     def shapes(self):
         for dim in self.dims:
@@ -252,7 +306,9 @@ class Settings:
                     for i, n_tokens in enumerate(self.tokens):
                         asked = n_queries <= 8 or "tokens" in self.given or i == 0
                         if asked and n_queries <= n_tokens:
-                            yield Shape(dim, group, self.kv_heads, n_tokens, n_queries, self.threads)
+                            yield Shape(
+                                dim, group, self.kv_heads, n_tokens, n_queries, self.threads
+                            )
 
 
 COLUMNS = [
@@ -284,8 +340,12 @@ def measure_shape(shape, settings, ggml, bandwidth, step):
             (KvantSubject, (*pair, level)) for pair in settings.pairs for level in settings.levels
         ]:
             subject = make(inputs, *arguments)
-            subject.work = benchmarks.work_of(shape.n_queries, shape.n_tokens, shape.n_heads, shape.head_dim)
-            subject.label = f"{subject.library} {subject.k}, head_dim {shape.head_dim}, {shape.n_tokens} tokens"
+            subject.work = benchmarks.work_of(
+                shape.n_queries, shape.n_tokens, shape.n_heads, shape.head_dim
+            )
+            subject.label = (
+                f"{subject.library} {subject.k}, head_dim {shape.head_dim}, {shape.n_tokens} tokens"
+            )
             subjects.append(subject)
         medians = benchmarks.measure(subjects, settings.rounds, step)
     finally:
@@ -293,9 +353,25 @@ def measure_shape(shape, settings, ggml, bandwidth, step):
             subject.close()
     f16 = medians[0] if settings.stock else math.nan
     return [
-        [s.library, s.k, s.v, s.level, shape.head_dim, shape.group, shape.n_kv_heads, shape.n_tokens, shape.n_queries,
-         shape.n_threads, s.n_layers, s.bytes, 1e6 * seconds, s.bytes / seconds / 1e9, f16 / seconds,
-         s.bytes / seconds / bandwidth, bandwidth / 1e9]
+        [
+            s.library,
+            s.k,
+            s.v,
+            s.level,
+            shape.head_dim,
+            shape.group,
+            shape.n_kv_heads,
+            shape.n_tokens,
+            shape.n_queries,
+            shape.n_threads,
+            s.n_layers,
+            s.bytes,
+            1e6 * seconds,
+            s.bytes / seconds / 1e9,
+            f16 / seconds,
+            s.bytes / seconds / bandwidth,
+            bandwidth / 1e9,
+        ]
         for s, seconds in zip(subjects, medians)
     ]
 
@@ -305,10 +381,16 @@ def main(words):
     cli.catch_interrupt()
     ggml = Ggml(settings.runtime, settings.threads) if settings.stock else None
     bandwidth, size = read_bandwidth(settings.threads)
-    print(f"{settings.threads} threads read {size >> 20} MiB at {bandwidth / 1e9:.1f} GB/s; "
-          f"the last cache has {last_cache() >> 20} MiB", file=sys.stderr)
+    print(
+        f"{settings.threads} threads read {size >> 20} MiB at {bandwidth / 1e9:.1f} GB/s; "
+        f"the last cache has {last_cache() >> 20} MiB",
+        file=sys.stderr,
+    )
     n_subjects = len(settings.stock) + len(settings.pairs) * len(settings.levels)
-    total = sum(benchmarks.work_of(s.n_queries, s.n_tokens, s.n_heads, s.head_dim) for s in settings.shapes())
+    total = sum(
+        benchmarks.work_of(s.n_queries, s.n_tokens, s.n_heads, s.head_dim)
+        for s in settings.shapes()
+    )
     progress, rows = cli.Progress(total * n_subjects * (settings.rounds + 1), settings.json), []
     code = cli.OK
     try:
@@ -317,7 +399,10 @@ def main(words):
     except benchmarks.Stopped:
         code = cli.INTERRUPTED
     except kvant.Error as error:
-        cli.fail(str(error), "kvant codecs lists what there is; codecs that need a calibration cannot be measured here")
+        cli.fail(
+            str(error),
+            "kvant codecs lists what there is; codecs that need a calibration cannot be measured here",
+        )
     finally:
         progress.end()
     benchmarks.show(COLUMNS, rows, settings.json)

@@ -16,7 +16,17 @@ import numpy as np
 from . import cli
 
 # What llama.cpp's own programs accept for -ctk and -ctv, with ggml's numbers of the types.
-STOCK_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q5_1": 7, "q5_0": 6, "q4_1": 3, "q4_0": 2, "iq4_nl": 20}
+STOCK_TYPES = {
+    "f32": 0,
+    "f16": 1,
+    "bf16": 30,
+    "q8_0": 8,
+    "q5_1": 7,
+    "q5_0": 6,
+    "q4_1": 3,
+    "q4_0": 2,
+    "iq4_nl": 20,
+}
 _F32, _F16 = 0, 1
 _CPU = 0  # GGML_BACKEND_DEVICE_TYPE_CPU
 
@@ -26,11 +36,24 @@ class _InitParams(c.Structure):
 
 
 class _ThreadpoolParams(c.Structure):
-    _fields_ = [("cpumask", c.c_bool * 512), ("n_threads", c.c_int), ("prio", c.c_int), ("poll", c.c_uint32),
-                ("strict_cpu", c.c_bool), ("paused", c.c_bool)]
+    _fields_ = [
+        ("cpumask", c.c_bool * 512),
+        ("n_threads", c.c_int),
+        ("prio", c.c_int),
+        ("poll", c.c_uint32),
+        ("strict_cpu", c.c_bool),
+        ("paused", c.c_bool),
+    ]
 
 
-_P, _I64, _SIZE, _INT, _FLOAT, _STR = c.c_void_p, c.c_int64, c.c_size_t, c.c_int, c.c_float, c.c_char_p
+_P, _I64, _SIZE, _INT, _FLOAT, _STR = (
+    c.c_void_p,
+    c.c_int64,
+    c.c_size_t,
+    c.c_int,
+    c.c_float,
+    c.c_char_p,
+)
 _FUNCTIONS = {
     "ggml_version": (_STR, []),
     "ggml_log_set": (None, [_P, _P]),
@@ -80,7 +103,9 @@ class Ggml:
         params.poll = 0
         registry = self.lib.ggml_backend_dev_backend_reg(device)
         new = self._function(registry, b"ggml_threadpool_new", _P, c.POINTER(_ThreadpoolParams))
-        self._function(registry, b"ggml_backend_cpu_set_threadpool", None, _P, _P)(self.backend, new(c.byref(params)))
+        self._function(registry, b"ggml_backend_cpu_set_threadpool", None, _P, _P)(
+            self.backend, new(c.byref(params))
+        )
 
     def _function(self, registry, name, result, *arguments):
         address = self.lib.ggml_backend_reg_get_proc_address(registry, name)
@@ -90,20 +115,31 @@ class Ggml:
 
     @staticmethod
     def _load(folder):
-        names = sorted(glob.glob(os.path.join(glob.escape(folder or ""), "libllama.*so*"))) if folder else []
+        names = (
+            sorted(glob.glob(os.path.join(glob.escape(folder or ""), "libllama.*so*")))
+            if folder
+            else []
+        )
         if not names:
-            cli.fail(f"bench attention: no libllama*.so in {folder}, so there is no ggml to compare with" if folder else
-                     "bench attention: no llama.cpp runtime is named, so there is no ggml to compare with",
-                     "--stock none measures kvant alone; scripts/fetch.py runtime fetches one; --runtime or KVANT_RUNTIME names the folder")
+            cli.fail(
+                f"bench attention: no libllama*.so in {folder}, so there is no ggml to compare with"
+                if folder
+                else "bench attention: no llama.cpp runtime is named, so there is no ggml to compare with",
+                "--stock none measures kvant alone; scripts/fetch.py runtime fetches one; --runtime or KVANT_RUNTIME names the folder",
+            )
         try:
-            lib = c.CDLL(names[0], mode=c.RTLD_GLOBAL)  # back ends that are loaded later look for ggml's symbols there
+            lib = c.CDLL(
+                names[0], mode=c.RTLD_GLOBAL
+            )  # back ends that are loaded later look for ggml's symbols there
             for name, (result, arguments) in _FUNCTIONS.items():
                 function = getattr(lib, name)
                 function.restype, function.argtypes = result, arguments
         except (OSError, AttributeError) as error:
             cli.fail(f"cannot load {error}")
         if lib.ggml_tensor_overhead() != _TENSOR_OVERHEAD:
-            cli.fail(f"{folder} has ggml {lib.ggml_version().decode()}, which lays tensors out otherwise than 0.10 to 0.27")
+            cli.fail(
+                f"{folder} has ggml {lib.ggml_version().decode()}, which lays tensors out otherwise than 0.10 to 0.27"
+            )
         return lib
 
 
@@ -113,8 +149,12 @@ class GgmlSubject:
         self.ggml, self.type, shape = ggml, STOCK_TYPES[name], inputs.shape
         lib = ggml.lib
         if shape.head_dim % lib.ggml_blck_size(self.type):
-            cli.fail(f"--stock {name}: its blocks of {lib.ggml_blck_size(self.type)} do not divide head_dim {shape.head_dim}")
-        self.bytes = 2 * lib.ggml_row_size(self.type, shape.n_kv_heads * shape.head_dim) * shape.n_tokens
+            cli.fail(
+                f"--stock {name}: its blocks of {lib.ggml_blck_size(self.type)} do not divide head_dim {shape.head_dim}"
+            )
+        self.bytes = (
+            2 * lib.ggml_row_size(self.type, shape.n_kv_heads * shape.head_dim) * shape.n_tokens
+        )
         self.n_layers = shape.layers(self.bytes)
         # Five tensors a layer (two caches, their views, the result), three beside them, and the graph.
         room = (5 * self.n_layers + 8) * lib.ggml_tensor_overhead() + lib.ggml_graph_overhead()
@@ -135,14 +175,33 @@ class GgmlSubject:
         self.q = lib.ggml_new_tensor_2d(context, _F32, dim * shape.n_heads, shape.n_queries)
         self.mask = lib.ggml_new_tensor_2d(context, _F16, shape.n_tokens, shape.n_queries)
         self.graph = lib.ggml_new_graph(context)
-        q = lib.ggml_view_3d(context, self.q, dim, shape.n_queries, shape.n_heads, shape.n_heads * q_row, q_row, 0)
+        q = lib.ggml_view_3d(
+            context, self.q, dim, shape.n_queries, shape.n_heads, shape.n_heads * q_row, q_row, 0
+        )
         caches = [[], []]
         for _ in range(self.n_layers):
             for tensors in caches:
-                tensors.append(lib.ggml_new_tensor_2d(context, self.type, dim * shape.n_kv_heads, shape.n_tokens))
-            k, v = (lib.ggml_view_3d(context, tensors[-1], dim, shape.n_tokens, shape.n_kv_heads, shape.n_kv_heads * row, row, 0)
-                    for tensors in caches)
-            self.last = lib.ggml_flash_attn_ext(context, q, k, v, self.mask, 1 / math.sqrt(dim), 0, 0)
+                tensors.append(
+                    lib.ggml_new_tensor_2d(
+                        context, self.type, dim * shape.n_kv_heads, shape.n_tokens
+                    )
+                )
+            k, v = (
+                lib.ggml_view_3d(
+                    context,
+                    tensors[-1],
+                    dim,
+                    shape.n_tokens,
+                    shape.n_kv_heads,
+                    shape.n_kv_heads * row,
+                    row,
+                    0,
+                )
+                for tensors in caches
+            )
+            self.last = lib.ggml_flash_attn_ext(
+                context, q, k, v, self.mask, 1 / math.sqrt(dim), 0, 0
+            )
             lib.ggml_build_forward_expand(self.graph, self.last)
         return caches
 
@@ -154,7 +213,9 @@ class GgmlSubject:
         lib, width = self.ggml.lib, inputs.shape.n_kv_heads * inputs.shape.head_dim
         row = lib.ggml_row_size(self.type, width)
         stored = np.empty(inputs.n_rows * row, np.uint8)
-        lib.ggml_quantize_chunk(self.type, rows.ctypes.data, stored.ctypes.data, 0, inputs.n_rows, width, None)
+        lib.ggml_quantize_chunk(
+            self.type, rows.ctypes.data, stored.ctypes.data, 0, inputs.n_rows, width, None
+        )
         for tensor in tensors:
             for first in range(0, inputs.shape.n_tokens, inputs.n_rows):
                 n = min(inputs.n_rows, inputs.shape.n_tokens - first)

@@ -20,7 +20,9 @@ DISTINCT_ROWS = 2048  # of a cache; more tokens repeat them: content does not ch
 MAX_PAIRS = 24
 
 CODEC_OPTIONS = [
-    cli.Option("k", "codec-k", "SPEC", "codec of keys, may be repeated (default: a list of common ones)"),
+    cli.Option(
+        "k", "codec-k", "SPEC", "codec of keys, may be repeated (default: a list of common ones)"
+    ),
     cli.Option("v", "codec-v", "SPEC", "codec of values (default: the one of the -k before it)"),
 ]
 
@@ -45,7 +47,9 @@ def add_codec(pairs, name, spec):
     elif pairs:
         pairs[-1][1] = spec
     else:
-        cli.fail(f"-v {spec} has no -k before it", "give them in pairs: -k SPEC -v SPEC", code=cli.USAGE)
+        cli.fail(
+            f"-v {spec} has no -k before it", "give them in pairs: -k SPEC -v SPEC", code=cli.USAGE
+        )
 
 
 def codec_pairs(command, pairs, usual):
@@ -113,10 +117,14 @@ def _shown(column, value):
 def show(columns, rows, json):
     """rows: lists of values in the order of the columns; None and NaN are absent."""
     if json:
-        cleaned = [[None if isinstance(x, float) and math.isnan(x) else x for x in row] for row in rows]
+        cleaned = [
+            [None if isinstance(x, float) and math.isnan(x) else x for x in row] for row in rows
+        ]
         cli.print_json([dict(zip([column.key for column in columns], row)) for row in cleaned])
         return
     shown = [i for i, column in enumerate(columns) if column.heading]
     headings = [columns[i].heading for i in shown]
     lines = [[_shown(columns[i], row[i]) for i in shown] for row in rows]
-    table.print_table(headings, lines, [columns[i].heading for i in shown if columns[i].digits is None])
+    table.print_table(
+        headings, lines, [columns[i].heading for i in shown if columns[i].digits is None]
+    )

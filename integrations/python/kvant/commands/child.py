@@ -55,7 +55,11 @@ def _follow(messages, progress, share, what):
         event = _event(line)
         if event is None:
             _pass_on(line, progress)
-        elif progress is not None and isinstance(event.get("fraction"), (int, float)) and event.get("total"):
+        elif (
+            progress is not None
+            and isinstance(event.get("fraction"), (int, float))
+            and event.get("total")
+        ):
             now = max(told, share * event["fraction"])
             progress.add(now - told, event.get("what", "") if what is None else what)
             told = now
@@ -81,8 +85,16 @@ def run(words, progress=None, share=0.0, what=None):
     started = time.monotonic()
     with tempfile.TemporaryFile() as output:
         # A session of its own: Ctrl-C on a terminal goes to this process only, which passes it on; twice would kill the child.
-        with subprocess.Popen(_command_line(words), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.PIPE,
-                              start_new_session=True) as process, cli.when_interrupted(lambda: _stop(process)):
+        with (
+            subprocess.Popen(
+                _command_line(words),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            ) as process,
+            cli.when_interrupted(lambda: _stop(process)),
+        ):
             told = _follow(process.stderr, progress, share, what)
             process.wait()
         output.seek(0)

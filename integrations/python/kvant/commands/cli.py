@@ -67,13 +67,25 @@ class Command(NamedTuple):
         given, rest = [], list(words)
         if rest == ["--describe"]:  # the table for programs, as of args.c
             options = [option._asdict() for option in self.options]
-            print(json.dumps({"command": self.name, "usage": self.usage, "about": self.about, "notes": self.notes, "options": options}))
+            print(
+                json.dumps(
+                    {
+                        "command": self.name,
+                        "usage": self.usage,
+                        "about": self.about,
+                        "notes": self.notes,
+                        "options": options,
+                    }
+                )
+            )
             raise Leave(OK)
         while rest and rest[0].startswith("-") and rest[0] != "-":
             word = rest.pop(0)
             if word == "--":
                 break
-            given.append(self._long(word, rest) if word.startswith("--") else self._short(word, rest))
+            given.append(
+                self._long(word, rest) if word.startswith("--") else self._short(word, rest)
+            )
             if given[-1][0] == HELP.name:
                 self._print_help()
                 raise Leave(OK)
@@ -83,16 +95,26 @@ class Command(NamedTuple):
 
     def misuse(self, text, *hints):
         """An error of the command line."""
-        fail(f"{self.name}: {text}", *hints, f"kvant {self.name} --help lists the options", code=USAGE)
+        fail(
+            f"{self.name}: {text}",
+            *hints,
+            f"kvant {self.name} --help lists the options",
+            code=USAGE,
+        )
 
     def _long(self, word, rest):
         name, equals, value = word[2:].partition("=")
         names = [option.name for option in [*self.options, HELP]]
-        found = [known for known in names if known == name] or [known for known in names if known.startswith(name)]
+        found = [known for known in names if known == name] or [
+            known for known in names if known.startswith(name)
+        ]
         if len(found) > 1:
             self.misuse(f"--{name} may be --{found[0]} or --{found[1]}")
         if not found:
-            self.misuse(f"unknown option --{name}", *(f"did you mean --{known}?" for known in closest(name, names)))
+            self.misuse(
+                f"unknown option --{name}",
+                *(f"did you mean --{known}?" for known in closest(name, names)),
+            )
         option = next(option for option in [*self.options, HELP] if option.name == found[0])
         if equals and option.value is None:
             self.misuse(f"--{option.name} takes no value")
@@ -100,7 +122,9 @@ class Command(NamedTuple):
 
     def _short(self, word, rest):
         """-c 512, -c512, and switches together."""
-        option = next((option for option in [*self.options, HELP] if option.letter == word[1]), None)
+        option = next(
+            (option for option in [*self.options, HELP] if option.letter == word[1]), None
+        )
         if option is None:
             self.misuse(f"unknown option -{word[1]}")
         if word[2:]:
@@ -117,10 +141,18 @@ class Command(NamedTuple):
     def _print_help(self):
         print(f"usage: kvant {self.name} {self.usage}\n\n{self.about}\n\noptions:")
         for option in [*self.options, HELP]:
-            left = f"  -{option.letter}, --{option.name}" if option.letter else f"      --{option.name}"
+            left = (
+                f"  -{option.letter}, --{option.name}"
+                if option.letter
+                else f"      --{option.name}"
+            )
             left += f" {option.value}" if option.value else ""
             indent = "\n" + " " * HELP_COLUMN
-            print(left.ljust(HELP_COLUMN) + (indent if len(left) >= HELP_COLUMN else "") + option.help.replace("\n", indent))
+            print(
+                left.ljust(HELP_COLUMN)
+                + (indent if len(left) >= HELP_COLUMN else "")
+                + option.help.replace("\n", indent)
+            )
         if self.notes:
             print(f"\n{self.notes}")
 
@@ -221,17 +253,31 @@ class Progress:
         share = self.done / self.total if self.done < self.total else 1.0
         elapsed = self.shown - self.started
         left = elapsed * (1 - share) / share if share > 0 else None
-        sys.stderr.write(self._event(share, elapsed, left, what) if self.json else self._line(share, left or 0, what))
+        sys.stderr.write(
+            self._event(share, elapsed, left, what)
+            if self.json
+            else self._line(share, left or 0, what)
+        )
         sys.stderr.flush()
 
     def _event(self, share, elapsed, left, what):
-        event = {"done": round(self.done), "total": round(self.total), "fraction": round(share, 6), "elapsed_s": round(elapsed, 3),
-                 "remaining_s": left if left is None else round(left, 3), "what": what}
+        event = {
+            "done": round(self.done),
+            "total": round(self.total),
+            "fraction": round(share, 6),
+            "elapsed_s": round(elapsed, 3),
+            "remaining_s": left if left is None else round(left, 3),
+            "what": what,
+        }
         return json.dumps(event, separators=(",", ":")) + "\n"
 
     def _line(self, share, left, what):
         minutes, seconds = divmod(round(left), 60)
-        time_left = f"{minutes // 60}:{minutes % 60:02}:{seconds:02}" if minutes >= 60 else f"{minutes}:{seconds:02}"
+        time_left = (
+            f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
+            if minutes >= 60
+            else f"{minutes}:{seconds:02}"
+        )
         text = f"{100 * share:3.0f} %  {time_left} left  {what}"
         return "\r\033[K" + text if self.terminal else text + "\n"
 

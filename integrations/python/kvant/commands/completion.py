@@ -17,7 +17,11 @@ COMMAND = cli.Command(
 )
 
 STOCK = "f32 f16 bf16 q8_0 q5_1 q5_0 q4_1 q4_0 iq4_nl"
-VALUES = {"NAME": "quality balanced small tiny", "TYPE": STOCK, "LEVEL": "auto c avx2 avx2vnni avx512 avx512vnni avx512vbmi neon neondot"}
+VALUES = {
+    "NAME": "quality balanced small tiny",
+    "TYPE": STOCK,
+    "LEVEL": "auto c avx2 avx2vnni avx512 avx512vnni avx512vbmi neon neondot",
+}
 TOP = ["--version", "--help", "--cpu"]
 
 
@@ -123,10 +127,15 @@ def bash(read):
         every.setdefault(word, []).append(kind)
     usual = {word: max(kinds, key=kinds.count) for word, kinds in every.items()}
     values = bash_values(((word, kind) for word, kind in usual.items() if kind), "    ")
-    return BASH % {"specs": " ".join(tables.specs()), "first": " ".join(first_words(read)), "top": " ".join(TOP),
-                   "levels": VALUES["LEVEL"], "values": "\n".join(values),
-                   "second": " ".join(second_words(read)),
-                   "cases": "\n".join(bash_case(table, usual) for table in read if table.options)}
+    return BASH % {
+        "specs": " ".join(tables.specs()),
+        "first": " ".join(first_words(read)),
+        "top": " ".join(TOP),
+        "levels": VALUES["LEVEL"],
+        "values": "\n".join(values),
+        "second": " ".join(second_words(read)),
+        "cases": "\n".join(bash_case(table, usual) for table in read if table.options),
+    }
 
 
 # ---- zsh ----
@@ -177,8 +186,17 @@ def zsh_option(option):
     text = brief(option.help)
     for mark in "\\[]:":
         text = text.replace(mark, "\\" + mark)
-    action = {"files": "_files", "dirs": "_directories", "specs": "_kvant_specs", "nothing": " "}.get(kind_of(option))
-    value = "" if option.value is None else f":{option.value}:{action or '(' + VALUES[option.value] + ')'}"
+    action = {
+        "files": "_files",
+        "dirs": "_directories",
+        "specs": "_kvant_specs",
+        "nothing": " ",
+    }.get(kind_of(option))
+    value = (
+        ""
+        if option.value is None
+        else f":{option.value}:{action or '(' + VALUES[option.value] + ')'}"
+    )
     return " ".join(quoted(f"*{word}[{text}]{value}") for word in words_of(option))
 
 
@@ -212,18 +230,31 @@ def zsh(read):
     def described(words):
         return "\n".join("    " + quoted(f"{name}:{text}") for name, text in words.items())
 
-    return ZSH % {"specs": " ".join(tables.specs()), "first": described(first_words(read)), "second": described(second_words(read)),
-                  "levels": VALUES["LEVEL"],
-                  "shared": "\n".join(f"local -a {name}=({words})" for words, name in shared.items()),
-                  "cases": "\n".join(zsh_case(table, shared) for table in read if table.options)}
+    return ZSH % {
+        "specs": " ".join(tables.specs()),
+        "first": described(first_words(read)),
+        "second": described(second_words(read)),
+        "levels": VALUES["LEVEL"],
+        "shared": "\n".join(f"local -a {name}=({words})" for words, name in shared.items()),
+        "cases": "\n".join(zsh_case(table, shared) for table in read if table.options),
+    }
 
 
 # ---- fish ----
 
 
 def fish_option(option):
-    value = {"files": " -rF", "dirs": " -xa '(__fish_complete_directories)'", "specs": " -xa \"$__kvant_specs\"", "nothing": " -x",
-             "words": f" -xa '{VALUES.get(option.value)}'"}[kind_of(option)] if option.value is not None else ""
+    value = (
+        {
+            "files": " -rF",
+            "dirs": " -xa '(__fish_complete_directories)'",
+            "specs": ' -xa "$__kvant_specs"',
+            "nothing": " -x",
+            "words": f" -xa '{VALUES.get(option.value)}'",
+        }[kind_of(option)]
+        if option.value is not None
+        else ""
+    )
     letter = f" -s {option.letter}" if option.letter else ""
     return f"-l {option.name}{letter}{value} -d {quoted(brief(option.help))}"
 
@@ -241,14 +272,30 @@ def fish_options(read):
 
 
 def fish(read):
-    lines = ["# fish completion for kvant, made by `kvant completion fish`", f"set -g __kvant_specs {' '.join(tables.specs())}",
-             "complete -c kvant -n '__fish_use_subcommand' -f", "complete -c kvant -n '__fish_use_subcommand' -l version -d version",
-             f"complete -c kvant -n '__fish_use_subcommand' -l cpu -xa '{VALUES['LEVEL']}' -d {quoted(brief(tables.CPU.help))}"]
-    lines += [f"complete -c kvant -n '__fish_use_subcommand' -fa {name} -d {quoted(text)}" for name, text in first_words(read).items()]
-    of_bench = "__fish_seen_subcommand_from bench; and not __fish_seen_subcommand_from " + " ".join(second_words(read))
-    lines += [f"complete -c kvant -n '{of_bench}' -fa {name} -d {quoted(text)}" for name, text in second_words(read).items()]
-    lines.append("complete -c kvant -n '__fish_seen_subcommand_from completion' -fa 'bash zsh fish'")
-    lines.append("complete -c kvant -n '__fish_seen_subcommand_from exec' -xa '(__fish_complete_subcommand)'")
+    lines = [
+        "# fish completion for kvant, made by `kvant completion fish`",
+        f"set -g __kvant_specs {' '.join(tables.specs())}",
+        "complete -c kvant -n '__fish_use_subcommand' -f",
+        "complete -c kvant -n '__fish_use_subcommand' -l version -d version",
+        f"complete -c kvant -n '__fish_use_subcommand' -l cpu -xa '{VALUES['LEVEL']}' -d {quoted(brief(tables.CPU.help))}",
+    ]
+    lines += [
+        f"complete -c kvant -n '__fish_use_subcommand' -fa {name} -d {quoted(text)}"
+        for name, text in first_words(read).items()
+    ]
+    of_bench = "__fish_seen_subcommand_from bench; and not __fish_seen_subcommand_from " + " ".join(
+        second_words(read)
+    )
+    lines += [
+        f"complete -c kvant -n '{of_bench}' -fa {name} -d {quoted(text)}"
+        for name, text in second_words(read).items()
+    ]
+    lines.append(
+        "complete -c kvant -n '__fish_seen_subcommand_from completion' -fa 'bash zsh fish'"
+    )
+    lines.append(
+        "complete -c kvant -n '__fish_seen_subcommand_from exec' -xa '(__fish_complete_subcommand)'"
+    )
     lines += fish_options(read)
     return "\n".join(lines) + "\n"
 
@@ -262,6 +309,9 @@ def main(words):
         return cli.OK
     if words and not words[0].startswith("-"):
         close = cli.closest(words[0], list(SHELLS))
-        COMMAND.misuse(f"there is no completion for '{words[0]}'", *(f"did you mean {shell}?" for shell in close))
+        COMMAND.misuse(
+            f"there is no completion for '{words[0]}'",
+            *(f"did you mean {shell}?" for shell in close),
+        )
     COMMAND.parse(words)
     return COMMAND.misuse("no shell given", "kvant completion bash, zsh or fish")

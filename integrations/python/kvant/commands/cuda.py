@@ -21,8 +21,21 @@ from kvant import structs as s
 from . import benchmarks, cli
 from .benchmarks import Column
 
-USUAL = ["int-4", "bdr-4", "turboquant-4", "turboquant-3", "turboquant-2", "int-2", "kivi-2", "innerq-small", "octopus-4",
-         "hqmq-s96r4", "trellis-4", "trellis-3", "trellis-2"]
+USUAL = [
+    "int-4",
+    "bdr-4",
+    "turboquant-4",
+    "turboquant-3",
+    "turboquant-2",
+    "int-2",
+    "kivi-2",
+    "innerq-small",
+    "octopus-4",
+    "hqmq-s96r4",
+    "trellis-4",
+    "trellis-3",
+    "trellis-2",
+]
 PAGE = library.PAGE_TOKENS
 BF16 = 2  # KVANT_CUDA_BF16
 
@@ -38,11 +51,21 @@ COMMAND = cli.Command(
         cli.Option(None, "kv-heads", "N", "kv heads (default 8)"),
         cli.Option("d", "head-dim", "N", "numbers of a row: a multiple of 16 (default 128)"),
         cli.Option("n", "tokens", "N,N", "tokens of each sequence (default 32768,131072)"),
-        cli.Option(None, "query-tokens", "N", "query tokens of each sequence, its last ones, causal (default 1)"),
+        cli.Option(
+            None,
+            "query-tokens",
+            "N",
+            "query tokens of each sequence, its last ones, causal (default 1)",
+        ),
         cli.Option("r", "rounds", "N", "replays, of which the median is given (default 31)"),
         cli.Option(None, "device", "N", "number of the GPU (default 0)"),
-        cli.Option(None, "library", "FILE", "libkvant_cuda.so (default: $KVANT_CUDA_LIBRARY, beside libkvant,\n"
-                   "then where the system looks)"),
+        cli.Option(
+            None,
+            "library",
+            "FILE",
+            "libkvant_cuda.so (default: $KVANT_CUDA_LIBRARY, beside libkvant,\n"
+            "then where the system looks)",
+        ),
         cli.Option(None, "json", None, "one JSON array of flat objects"),
     ],
     notes="GB/s are bytes of keys and values as they are stored; 'of copy' is their share of what a copy\n"
@@ -120,17 +143,39 @@ class Gpu:
         self.call("cuMemFree_v2", c.c_uint64(address))
 
     def fill(self, address, byte, n_bytes):
-        self.call("cuMemsetD8Async", c.c_uint64(address), c.c_ubyte(byte), c.c_size_t(n_bytes), self.STREAM)
+        self.call(
+            "cuMemsetD8Async",
+            c.c_uint64(address),
+            c.c_ubyte(byte),
+            c.c_size_t(n_bytes),
+            self.STREAM,
+        )
 
     def copy(self, to, source, n_bytes):
-        self.call("cuMemcpyDtoDAsync_v2", c.c_uint64(to), c.c_uint64(source), c.c_size_t(n_bytes), self.STREAM)
+        self.call(
+            "cuMemcpyDtoDAsync_v2",
+            c.c_uint64(to),
+            c.c_uint64(source),
+            c.c_size_t(n_bytes),
+            self.STREAM,
+        )
 
     def upload(self, address, array):
         array = np.ascontiguousarray(array)
-        self.call("cuMemcpyHtoD_v2", c.c_uint64(address), c.c_void_p(array.ctypes.data), c.c_size_t(array.nbytes))
+        self.call(
+            "cuMemcpyHtoD_v2",
+            c.c_uint64(address),
+            c.c_void_p(array.ctypes.data),
+            c.c_size_t(array.nbytes),
+        )
 
     def download(self, array, address):
-        self.call("cuMemcpyDtoH_v2", c.c_void_p(array.ctypes.data), c.c_uint64(address), c.c_size_t(array.nbytes))
+        self.call(
+            "cuMemcpyDtoH_v2",
+            c.c_void_p(array.ctypes.data),
+            c.c_uint64(address),
+            c.c_size_t(array.nbytes),
+        )
         return array
 
     def record(self, enqueue):
@@ -167,7 +212,9 @@ class Gpu:
 
 
 def work_of(shape):
-    return benchmarks.work_of(shape.query_tokens, shape.n_tokens, shape.batch * shape.n_heads, shape.head_dim)
+    return benchmarks.work_of(
+        shape.query_tokens, shape.n_tokens, shape.batch * shape.n_heads, shape.head_dim
+    )
 
 
 class Attention:
@@ -177,16 +224,35 @@ class Attention:
         self.gpu, self.shape, self.k, self.v = gpu, shape, k, v
         self.work, self.label = work_of(shape), k
         self._memory, self._graph, self._cuda = None, None, []
-        self._codecs = [kvant.Codec(spec, shape.head_dim, role, seed=1) for spec, role in ((k, "k"), (v, "v"))]
+        self._codecs = [
+            kvant.Codec(spec, shape.head_dim, role, seed=1) for spec, role in ((k, "k"), (v, "v"))
+        ]
         self.pages = -(-shape.n_tokens // PAGE)  # of a sequence
         n_rows = min(self.pages * PAGE, benchmarks.DISTINCT_ROWS)
-        rows = [benchmarks.normal(1 + role, n_rows, shape.n_kv_heads, shape.head_dim) for role in range(2)]
-        self._query = benchmarks.normal(3, shape.batch, shape.query_tokens, shape.n_heads, shape.head_dim).view(np.uint32) >> 16  # bf16
+        rows = [
+            benchmarks.normal(1 + role, n_rows, shape.n_kv_heads, shape.head_dim)
+            for role in range(2)
+        ]
+        self._query = (
+            benchmarks.normal(
+                3, shape.batch, shape.query_tokens, shape.n_heads, shape.head_dim
+            ).view(np.uint32)
+            >> 16
+        )  # bf16
         # [block, kv head, byte]; a block of the pool has the K pages of all kv heads, then the V pages
-        self._distinct = [np.stack([codec.encode(x[:, head]) for head in range(shape.n_kv_heads)], axis=1)
-                          for codec, x in zip(self._codecs, rows)]
-        self.bytes = shape.batch * self.pages * shape.n_kv_heads * sum(codec.page_bytes for codec in self._codecs)
-        self._table = np.random.default_rng(4).permutation(shape.batch * self.pages).astype(np.int32)
+        self._distinct = [
+            np.stack([codec.encode(x[:, head]) for head in range(shape.n_kv_heads)], axis=1)
+            for codec, x in zip(self._codecs, rows)
+        ]
+        self.bytes = (
+            shape.batch
+            * self.pages
+            * shape.n_kv_heads
+            * sum(codec.page_bytes for codec in self._codecs)
+        )
+        self._table = (
+            np.random.default_rng(4).permutation(shape.batch * self.pages).astype(np.int32)
+        )
         try:
             self._make_codecs()
             self._make_memory()
@@ -200,7 +266,11 @@ class Attention:
         lib, text = library.library(), library.text_buffer()
         for codec in self._codecs:
             made = c.c_void_p()
-            library.check(codec.spec, lib.kvant_cuda_codec_from(codec.handle, c.byref(made), text, len(text)), text)
+            library.check(
+                codec.spec,
+                lib.kvant_cuda_codec_from(codec.handle, c.byref(made), text, len(text)),
+                text,
+            )
             self._cuda.append(made)
         status = lib.kvant_cuda_attention_check(*self._cuda, text, len(text))
         library.check(f"{self.k}, {self.v}", status, text)
@@ -209,17 +279,33 @@ class Attention:
         """One span for everything, checked against what is free, so that nothing is half done when it is not enough."""
         shape, n_blocks = self.shape, self._table.size
         blocks = np.concatenate([pages.reshape(len(pages), -1) for pages in self._distinct], axis=1)
-        self._block_bytes, self._n_workspace = blocks.shape[1], library.library().kvant_cuda_attention_workspace(shape.head_dim)
+        self._block_bytes, self._n_workspace = (
+            blocks.shape[1],
+            library.library().kvant_cuda_attention_workspace(shape.head_dim),
+        )
         query = self._query.astype(np.uint16)
-        sizes = [n_blocks * self._block_bytes, query.nbytes, query.nbytes, self._n_workspace, self._table.nbytes, 4 * shape.batch]
+        sizes = [
+            n_blocks * self._block_bytes,
+            query.nbytes,
+            query.nbytes,
+            self._n_workspace,
+            self._table.nbytes,
+            4 * shape.batch,
+        ]
         starts = np.cumsum([0] + [-(-size // 256) * 256 for size in sizes]).tolist()
         free = self.gpu.free_bytes()
         if starts[-1] + (64 << 20) > free:  # room for graphs and kernels
-            cli.fail(f"the cache takes {sizes[0] >> 20} MiB, and the device has {free >> 20} MiB free",
-                     "give fewer --tokens or a smaller --batch")
+            cli.fail(
+                f"the cache takes {sizes[0] >> 20} MiB, and the device has {free >> 20} MiB free",
+                "give fewer --tokens or a smaller --batch",
+            )
         self._memory = self.gpu.allocate(starts[-1])
-        self._pool, self._q, self._out, self._workspace, self._blocks, self._lengths = (self._memory + at for at in starts[:-1])
-        for at in range(0, n_blocks, len(blocks)):  # the distinct blocks, again and again until the pool is full
+        self._pool, self._q, self._out, self._workspace, self._blocks, self._lengths = (
+            self._memory + at for at in starts[:-1]
+        )
+        for at in range(
+            0, n_blocks, len(blocks)
+        ):  # the distinct blocks, again and again until the pool is full
             n_bytes = min(len(blocks), n_blocks - at) * self._block_bytes
             if at == 0:
                 self.gpu.upload(self._pool, blocks[:n_blocks])
@@ -261,20 +347,28 @@ class Attention:
             out_token_stride=row,
             causal=shape.query_tokens > 1,
         )
-        library.check("attention", library.library().kvant_cuda_attention(c.byref(args), self.gpu.STREAM))
+        library.check(
+            "attention", library.library().kvant_cuda_attention(c.byref(args), self.gpu.STREAM)
+        )
 
     def run(self):
-        return self.gpu.time(True, lambda: self.gpu.call("cuGraphLaunch", self._graph, self.gpu.STREAM))
+        return self.gpu.time(
+            True, lambda: self.gpu.call("cuGraphLaunch", self._graph, self.gpu.STREAM)
+        )
 
     def check(self):
         """error: ||out - want|| / ||want|| of the first head of the first sequence's last token, want being softmax in double precision
         over the decoded pages."""
         dim = self.shape.head_dim
-        k, v = (codec.decode(np.ascontiguousarray(pages[:, 0])).astype(np.float64)
-                for codec, pages in zip(self._codecs, self._distinct))
+        k, v = (
+            codec.decode(np.ascontiguousarray(pages[:, 0])).astype(np.float64)
+            for codec, pages in zip(self._codecs, self._distinct)
+        )
         q = (self._query[0, -1, 0] << 16).view(np.float32).astype(np.float64)
         rows = self._table[: self.pages, None] % len(self._distinct[0]) * PAGE + np.arange(PAGE)
-        counts = np.bincount(rows.ravel()[: self.shape.n_tokens], minlength=len(k))  # how often a row is in the sequence
+        counts = np.bincount(
+            rows.ravel()[: self.shape.n_tokens], minlength=len(k)
+        )  # how often a row is in the sequence
         scores = k @ q / math.sqrt(dim)
         weights = counts * np.exp(scores - scores[counts > 0].max())
         want = weights @ v / weights.sum()
@@ -316,12 +410,21 @@ COLUMNS = [
 class Settings:
     def __init__(self, given):
         self.pairs, self.batch, self.heads, self.kv_heads, self.dim = [], 1, 32, 8, 128
-        self.tokens, self.query_tokens, self.rounds, self.device, self.json = [32768, 131072], 1, 31, 0, False
+        self.tokens, self.query_tokens, self.rounds, self.device, self.json = (
+            [32768, 131072],
+            1,
+            31,
+            0,
+            False,
+        )
         for name, value in given:
             self._take(name, value)
         self.pairs = benchmarks.codec_pairs(COMMAND.name, self.pairs, USUAL)
         if self.heads % self.kv_heads or self.heads // self.kv_heads > 64:
-            cli.fail(f"--heads {self.heads} must be a multiple of --kv-heads {self.kv_heads}, at most 64 times as many", code=cli.USAGE)
+            cli.fail(
+                f"--heads {self.heads} must be a multiple of --kv-heads {self.kv_heads}, at most 64 times as many",
+                code=cli.USAGE,
+            )
 
     def _take(self, name, value):
         if name in ("codec-k", "codec-v"):
@@ -351,9 +454,11 @@ class Settings:
 def find_library():
     text = library.text_buffer()
     if library.library().kvant_cuda_available(text, len(text)):
-        cli.fail(text.value.decode(errors="replace"),
-                 "`make cuda` builds libkvant_cuda.so (it needs nvcc, no GPU); --library or KVANT_CUDA_LIBRARY names it where it is elsewhere",
-                 "kvant bench cuda needs a machine with an NVIDIA GPU; kvant bench attention measures the CPU")
+        cli.fail(
+            text.value.decode(errors="replace"),
+            "`make cuda` builds libkvant_cuda.so (it needs nvcc, no GPU); --library or KVANT_CUDA_LIBRARY names it where it is elsewhere",
+            "kvant bench cuda needs a machine with an NVIDIA GPU; kvant bench attention measures the CPU",
+        )
 
 
 def measure_one(gpu, shape, pair, settings, bandwidth, step):
@@ -364,8 +469,19 @@ def measure_one(gpu, shape, pair, settings, bandwidth, step):
     finally:
         attention.close()
     speed = attention.bytes / seconds
-    return [gpu.name, gpu.version, *pair, *shape, settings.rounds, attention.bytes, 1e6 * seconds, speed / 1e9, speed / bandwidth,
-            bandwidth / 1e9, attention.error]
+    return [
+        gpu.name,
+        gpu.version,
+        *pair,
+        *shape,
+        settings.rounds,
+        attention.bytes,
+        1e6 * seconds,
+        speed / 1e9,
+        speed / bandwidth,
+        bandwidth / 1e9,
+        attention.error,
+    ]
 
 
 def main(words):
@@ -375,14 +491,29 @@ def main(words):
     gpu = Gpu(settings.device)
     bandwidth = gpu.copy_bandwidth(settings.rounds)
     print(f"{gpu.name}, a copy reads and writes {bandwidth / 1e12:.2f} TB/s", file=sys.stderr)
-    shapes = [Shape(settings.batch, settings.heads, settings.kv_heads, settings.dim, n, settings.query_tokens) for n in settings.tokens]
+    shapes = [
+        Shape(
+            settings.batch,
+            settings.heads,
+            settings.kv_heads,
+            settings.dim,
+            n,
+            settings.query_tokens,
+        )
+        for n in settings.tokens
+    ]
     total = sum(map(work_of, shapes))
-    progress, rows = cli.Progress(total * len(settings.pairs) * (settings.rounds + 1), settings.json), []
+    progress, rows = (
+        cli.Progress(total * len(settings.pairs) * (settings.rounds + 1), settings.json),
+        [],
+    )
     code = cli.OK
     try:
         for shape in shapes:
             for pair in settings.pairs:
-                rows.append(measure_one(gpu, shape, pair, settings, bandwidth, benchmarks.stepper(progress)))
+                rows.append(
+                    measure_one(gpu, shape, pair, settings, bandwidth, benchmarks.stepper(progress))
+                )
     except benchmarks.Stopped:
         code = cli.INTERRUPTED
     except kvant.Error as error:

@@ -10,7 +10,17 @@ from kvant import library
 from . import benchmarks, cli, specs
 from .benchmarks import Column
 
-USUAL = ["int-4", "bdr-4", "turboquant-4", "turboquant-3", "trellis-4", "octopus-4:round=scalar", "octopus-4", "hqmq-s96r4", "innerq-base"]
+USUAL = [
+    "int-4",
+    "bdr-4",
+    "turboquant-4",
+    "turboquant-3",
+    "trellis-4",
+    "octopus-4:round=scalar",
+    "octopus-4",
+    "hqmq-s96r4",
+    "innerq-base",
+]
 PAGES = 4
 ROWS = PAGES * library.PAGE_TOKENS
 
@@ -20,9 +30,16 @@ COMMAND = cli.Command(
     about="Measures the time to encode a row (one token of one kv head) on one core, for keys\n"
     "and for values. f16, the usual cache, is always the first row and what ratios refer to.",
     options=[
-        cli.Option("k", "codec", "SPEC", "codec to measure, may be repeated (default: a list of common ones)"),
+        cli.Option(
+            "k",
+            "codec",
+            "SPEC",
+            "codec to measure, may be repeated (default: a list of common ones)",
+        ),
         cli.Option("d", "head-dim", "N", "numbers of a row, 1 to 512 (default 128)"),
-        cli.Option(None, "calibration", "FILE", "for codecs that need one: those of its layer 0, kv head 0"),
+        cli.Option(
+            None, "calibration", "FILE", "for codecs that need one: those of its layer 0, kv head 0"
+        ),
         cli.Option("r", "rounds", "N", "rounds, of which the median is given (default 31)"),
         cli.Option(None, "json", None, "one JSON array of flat objects"),
     ],
@@ -47,15 +64,31 @@ class Subject:
     def __init__(self, spec, role, rows, calibration):
         self.spec, self.role = spec, role
         self.codec = kvant.Codec(spec, rows.shape[1], role, calibration)
-        self._rows, self._pages = rows, np.zeros(PAGES * self.codec.page_bytes + library.PAGE_ALIGN, np.uint8)
-        self._calls, self._refused = self._arguments(library.PAGE_TOKENS), self._arguments(0)  # no tokens: refused at once
+        self._rows, self._pages = (
+            rows,
+            np.zeros(PAGES * self.codec.page_bytes + library.PAGE_ALIGN, np.uint8),
+        )
+        self._calls, self._refused = (
+            self._arguments(library.PAGE_TOKENS),
+            self._arguments(0),
+        )  # no tokens: refused at once
 
     def _arguments(self, n_tokens):
         """Of a call for each page."""
         head_dim = self._rows.shape[1]
         pages = -(-self._pages.ctypes.data // library.PAGE_ALIGN) * library.PAGE_ALIGN
-        return [(self.codec.handle, None, self._rows.ctypes.data + 4 * head_dim * library.PAGE_TOKENS * page, head_dim, 0, n_tokens,
-                 pages + page * self.codec.page_bytes) for page in range(PAGES)]
+        return [
+            (
+                self.codec.handle,
+                None,
+                self._rows.ctypes.data + 4 * head_dim * library.PAGE_TOKENS * page,
+                head_dim,
+                0,
+                n_tokens,
+                pages + page * self.codec.page_bytes,
+            )
+            for page in range(PAGES)
+        ]
 
     @staticmethod
     def _time(calls):
@@ -94,11 +127,29 @@ def main(words):
         loaded = kvant.Calibration(calibration) if calibration is not None else None
         for spec in wanted:
             specs.check(COMMAND.name, "-k", spec, "k", loaded)
-        subjects = [Subject(spec, role, rows, loaded) for spec in ["f16", *(wanted or benchmarks.possible(USUAL))] for role in "kv"]
+        subjects = [
+            Subject(spec, role, rows, loaded)
+            for spec in ["f16", *(wanted or benchmarks.possible(USUAL))]
+            for role in "kv"
+        ]
         seconds = benchmarks.measure(subjects, rounds, lambda subject: None)
     except kvant.Error as error:
         cli.fail(f"bench encode: {error}", "kvant codecs lists what there is")
     f16 = dict(zip("kv", seconds))
-    benchmarks.show(COLUMNS, [[subject.spec, subject.role.upper(), head_dim, library.cpu_level(), subject.codec.true_bits, 1e6 * taken,
-                               taken / f16[subject.role]] for subject, taken in zip(subjects, seconds)], json)
+    benchmarks.show(
+        COLUMNS,
+        [
+            [
+                subject.spec,
+                subject.role.upper(),
+                head_dim,
+                library.cpu_level(),
+                subject.codec.true_bits,
+                1e6 * taken,
+                taken / f16[subject.role],
+            ]
+            for subject, taken in zip(subjects, seconds)
+        ],
+        json,
+    )
     return cli.OK

@@ -17,30 +17,55 @@ MANUAL_TEXT = "kvant:manual"
 # A report compares, so its default is no single preset.
 PRESET = model_options.CACHES[0]._replace(
     help="quality, balanced, small or tiny: about 5, 4, 3 and 2 bits\n"
-         "(default: the list of all caches)"
+    "(default: the list of all caches)"
 )
 COMMAND = cli.Command(
     name="report",
     usage="-m MODEL -o PAGE.html [-f TEXT] [--quick] [--config FILE]... [-k SPEC [-v SPEC]]...\n"
-          "                    [--stock TYPE]... [--preset NAME]...",
+    "                    [--stock TYPE]... [--preset NAME]...",
     about="Measures quality, memory, speed and retrieval of a model with many KV caches and\n"
-          "makes one HTML page of it that needs no network. Without -k, --stock or\n"
-          "--preset: a list of presets, codecs and llama.cpp's types; --config adds to either.",
+    "makes one HTML page of it that needs no network. Without -k, --stock or\n"
+    "--preset: a list of presets, codecs and llama.cpp's types; --config adds to either.",
     options=[
-        model_options.MODEL, PRESET, *model_options.CACHES[1:], *model_options.RUNTIME,
-        Option("f", "file", "FILE", "text to measure on; not the one that a calibration saw (default:\n"
-                                    f"{MANUAL_TEXT}, a frozen copy of kvant's manual)"),
-        Option("o", "output", "FILE", "page, for example report.html; results go beside it, report.json"),
+        model_options.MODEL,
+        PRESET,
+        *model_options.CACHES[1:],
+        *model_options.RUNTIME,
+        Option(
+            "f",
+            "file",
+            "FILE",
+            "text to measure on; not the one that a calibration saw (default:\n"
+            f"{MANUAL_TEXT}, a frozen copy of kvant's manual)",
+        ),
+        Option(
+            "o",
+            "output",
+            "FILE",
+            "page, for example report.html; results go beside it, report.json",
+        ),
         Option(None, "from", "FILE", "make the page of such results, measuring nothing"),
-        Option("c", "ctx", "N", "tokens of a chunk of the evaluation (default 2048; 1024 with --quick)"),
+        Option(
+            "c", "ctx", "N", "tokens of a chunk of the evaluation (default 2048; 1024 with --quick)"
+        ),
         Option(None, "chunks", "N", "chunks of it (default 2; 1 with --quick)"),
-        Option(None, "longest", "N", "longest context of needles and speed (default 4096; 1024 with --quick)"),
+        Option(
+            None,
+            "longest",
+            "N",
+            "longest context of needles and speed (default 4096; 1024 with --quick)",
+        ),
         Option(None, "sensitivity", "FILE", "rows of kvant tune --json, for the section on layers"),
-        Option(None, "quick", None, "the presets, q8_0 and q4_0 at short contexts: a first look in minutes"),
+        Option(
+            None,
+            "quick",
+            None,
+            "the presets, q8_0 and q4_0 at short contexts: a first look in minutes",
+        ),
         Option(None, "json", None, "print the results; progress as JSON lines on stderr"),
     ],
     notes="Shows first how long it will take. Ctrl-C leaves a page of what is complete; the same command goes on.\n\n"
-          "example:\n  kvant report -m model.gguf -f text.txt -o report.html",
+    "example:\n  kvant report -m model.gguf -f text.txt -o report.html",
 )
 
 
@@ -65,8 +90,18 @@ class Settings:
     caches: list = field(default_factory=list)
 
 
-FIELDS = {"model": "model", "file": "text", "output": "output", "from": "source", "sensitivity": "sensitivity"}
-NUMBERS = {"ctx": ("n_ctx", 8, 1 << 24), "chunks": ("n_chunks", 1, 1 << 20), "longest": ("longest", 512, 1 << 24)}
+FIELDS = {
+    "model": "model",
+    "file": "text",
+    "output": "output",
+    "from": "source",
+    "sensitivity": "sensitivity",
+}
+NUMBERS = {
+    "ctx": ("n_ctx", 8, 1 << 24),
+    "chunks": ("n_chunks", 1, 1 << 20),
+    "longest": ("longest", 512, 1 << 24),
+}
 COMMON = ("threads", "runtime", "verbose", "calibration")
 
 
@@ -99,7 +134,7 @@ def _read_options(words):
 
 
 def _beside(page, suffix):
-    """"report.html" and ".json" are "report.json"."""
+    """ "report.html" and ".json" are "report.json"."""
     path = os.path.splitext(page)[0] + suffix
     if path == page:
         cli.fail(f"report: -o {page}: choose a name that ends with .html")
@@ -109,7 +144,9 @@ def _beside(page, suffix):
 def _cpu_name():
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
-            return next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
+            return next(
+                line.split(":", 1)[1].strip() for line in file if line.startswith("model name")
+            )
     except (OSError, StopIteration):
         return "unknown CPU"
 
@@ -118,16 +155,36 @@ def _inspect(settings):
     """Facts of model and text, and refusals of what is not for the model: a report that runs for an hour says so at its beginning.
     The default list has presets, so it wants the calibration beside the model."""
     default = [] if settings.configs else ["--preset", "balanced"]
-    rows = child.rows_or_leave(["inspect", "-m", settings.model, "-f", settings.text, "--json", *settings.caches, *default])
+    rows = child.rows_or_leave(
+        ["inspect", "-m", settings.model, "-f", settings.text, "--json", *settings.caches, *default]
+    )
     facts = rows[0]
-    facts["calibration"] = settings.calibration or next((row["calibration"] for row in rows if row["calibration"]), None)
+    facts["calibration"] = settings.calibration or next(
+        (row["calibration"] for row in rows if row["calibration"]), None
+    )
     return facts
 
 
 def _measure_speed(settings):
     """Tokens per second of the f16 cache: seconds of measuring, for estimates only."""
-    return child.rows_or_leave(["bench", "model", "-m", settings.model, "--json", "-p", "256", "-n", "8", "-r", "1", "--stock", "f16",
-                                *settings.common])[0]
+    return child.rows_or_leave(
+        [
+            "bench",
+            "model",
+            "-m",
+            settings.model,
+            "--json",
+            "-p",
+            "256",
+            "-n",
+            "8",
+            "-r",
+            "1",
+            "--stock",
+            "f16",
+            *settings.common,
+        ]
+    )[0]
 
 
 def _describe(settings, facts):
@@ -155,8 +212,10 @@ def _check_lengths(settings, facts):
     if n_ctx > limit:
         cli.fail(f"report: a context of {n_ctx} tokens is beyond the model's {limit}")
     if n_tokens // 2 < n_ctx:
-        cli.fail(f"report: {settings.text} has {n_tokens} tokens, contexts of {n_ctx} need at least {2 * n_ctx}",
-                 "a longer text, or a smaller -c")
+        cli.fail(
+            f"report: {settings.text} has {n_tokens} tokens, contexts of {n_ctx} need at least {2 * n_ctx}",
+            "a longer text, or a smaller -c",
+        )
 
 
 def _earlier_steps(path, about):
@@ -174,18 +233,32 @@ def _earlier_steps(path, about):
 def _add_sensitivity(results, path):
     rows = report_file.read_json(path)
     if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
-        cli.fail(f"report: --sensitivity {path} is no array of rows", "kvant tune --json prints them")
+        cli.fail(
+            f"report: --sensitivity {path} is no array of rows", "kvant tune --json prints them"
+        )
     report_file.set_step(results, "sensitivity", "kvant tune", "complete", 0, rows)
 
 
 def _plan(settings, facts):
     speed = _measure_speed(settings)
     request = report_plan.Request(
-        model=settings.model, text=settings.text, state=_beside(settings.output, ".state"), needles=_beside(settings.output, ".needles"),
-        quick=settings.quick, n_ctx=settings.n_ctx, n_chunks=settings.n_chunks, longest=settings.longest,
-        n_ctx_train=facts["n_ctx_train"], prefill_tps=speed["prefill_tps"], decode_tps=speed["decode_tps"],
-        calibrated=facts["calibration"] is not None, common=settings.common, configs=settings.configs, settings=settings.files,
-        families=frozenset(row["family"] for row in child.rows_or_leave(["codecs", "--json"])))
+        model=settings.model,
+        text=settings.text,
+        state=_beside(settings.output, ".state"),
+        needles=_beside(settings.output, ".needles"),
+        quick=settings.quick,
+        n_ctx=settings.n_ctx,
+        n_chunks=settings.n_chunks,
+        longest=settings.longest,
+        n_ctx_train=facts["n_ctx_train"],
+        prefill_tps=speed["prefill_tps"],
+        decode_tps=speed["decode_tps"],
+        calibrated=facts["calibration"] is not None,
+        common=settings.common,
+        configs=settings.configs,
+        settings=settings.files,
+        families=frozenset(row["family"] for row in child.rows_or_leave(["codecs", "--json"])),
+    )
     absent = report_plan.absent_families(request)
     if absent and not settings.configs and not settings.quick:
         cli.complain(f"report: this build has no {', '.join(absent)}: left out")
@@ -212,20 +285,32 @@ class Report:
     def measure(self, step, progress):
         """A step that fails is in the page as such; the others are measured all the same."""
         result = child.run(step.words, progress, step.seconds, step.name)
-        state = ("complete" if result.code == cli.OK and result.rows is not None
-                 else "partial" if result.code == cli.INTERRUPTED else "failed")
+        state = (
+            "complete"
+            if result.code == cli.OK and result.rows is not None
+            else "partial"
+            if result.code == cli.INTERRUPTED
+            else "failed"
+        )
         if state == "failed":
             self.failed = True
-            cli.complain(f"report: step {step.name} failed (exit code {result.code}): {step.command_line()}")
-        report_file.set_step(self.results, step.name, step.command_line(), state, result.seconds, result.rows or [])
+            cli.complain(
+                f"report: step {step.name} failed (exit code {result.code}): {step.command_line()}"
+            )
+        report_file.set_step(
+            self.results, step.name, step.command_line(), state, result.seconds, result.rows or []
+        )
         self.keep(False)
 
     def measure_all(self):
         ahead = [step for step in self.steps if not self.has(step)]
         seconds = sum(step.seconds for step in ahead)
         if not self.settings.json:
-            print(f"kvant: report: {len(self.steps)} steps, about {seconds / 60 + 0.5:.0f} minutes; "
-                  "Ctrl-C leaves a page of what is complete", file=sys.stderr)
+            print(
+                f"kvant: report: {len(self.steps)} steps, about {seconds / 60 + 0.5:.0f} minutes; "
+                "Ctrl-C leaves a page of what is complete",
+                file=sys.stderr,
+            )
         progress = cli.Progress(seconds, self.settings.json)
         for step in ahead:
             if cli.interrupted():
@@ -242,9 +327,13 @@ def _finish(settings, results, code):
     elif code == cli.OK:
         print(settings.output)
     if code == cli.INTERRUPTED:
-        cli.complain(f"report: stopped; {settings.output} is a partial page, and the same command goes on from here")
+        cli.complain(
+            f"report: stopped; {settings.output} is a partial page, and the same command goes on from here"
+        )
     if not report_page.has_figures() and code != cli.RUNTIME:
-        cli.hint("this build has no plotting library, so the page has tables only: make fetches it (scripts/fetch.py plot)")
+        cli.hint(
+            "this build has no plotting library, so the page has tables only: make fetches it (scripts/fetch.py plot)"
+        )
     return code
 
 
@@ -273,7 +362,9 @@ def main(words):
         COMMAND.misuse("no output given", "-o report.html")
     if settings.source is None:
         if settings.text == "-":
-            COMMAND.misuse("every step reads the text again, so it cannot be standard input", "-f text.txt")
+            COMMAND.misuse(
+                "every step reads the text again, so it cannot be standard input", "-f text.txt"
+            )
         model_options.check_model(COMMAND, settings.model)
     cli.check_can_write("report", settings.output)
     return _measure(settings) if settings.source is None else _render(settings)

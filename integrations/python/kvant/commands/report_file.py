@@ -31,7 +31,11 @@ def _judge(root):
     if not isinstance(root.get("about"), dict) or not isinstance(root.get("steps"), list):
         return 'has no "about" or no "steps"'
     for step in root["steps"]:
-        if not isinstance(step, dict) or not isinstance(step.get("name"), str) or not isinstance(step.get("rows"), list):
+        if (
+            not isinstance(step, dict)
+            or not isinstance(step.get("name"), str)
+            or not isinstance(step.get("rows"), list)
+        ):
             return "has a step without a name or rows"
         if not all(isinstance(row, dict) for row in step["rows"]):
             return "has a row that is no object"
@@ -100,4 +104,6 @@ def set_step(results, name, command, state, seconds, rows):
 def has(results, name, command):
     """Whether the step was completed by that very command."""
     found = step(results, name)
-    return found is not None and found.get("state") == "complete" and found.get("command") == command
+    return (
+        found is not None and found.get("state") == "complete" and found.get("command") == command
+    )

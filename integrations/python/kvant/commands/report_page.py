@@ -8,7 +8,9 @@ import re
 from . import report_file
 
 PAGE = pathlib.Path(__file__).parent / "page"
-PLOT = pathlib.Path(os.environ.get("KVANT_DATA", "")) / "plot"  # the plotting library (scripts/fetch.py plot)
+PLOT = (
+    pathlib.Path(os.environ.get("KVANT_DATA", "")) / "plot"
+)  # the plotting library (scripts/fetch.py plot)
 
 
 def has_figures():
@@ -22,7 +24,9 @@ def _read(*files):
 
 def _data(results):
     """JSON inside HTML: "<" stands in strings only, where JSON has another way to write it; so nothing in a name ends the script."""
-    licences = {"licences": _read(PLOT / "LICENSE-d3", PLOT / "LICENSE-plot")} if has_figures() else {}
+    licences = (
+        {"licences": _read(PLOT / "LICENSE-d3", PLOT / "LICENSE-plot")} if has_figures() else {}
+    )
     return json.dumps({**results, **licences}, separators=(",", ":")).replace("<", "\\u003c")
 
 

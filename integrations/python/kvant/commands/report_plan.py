@@ -89,8 +89,12 @@ class Request:
     decode_tps: float
     calibrated: bool  # there is a calibration: its codecs, too
     families: frozenset  # of codecs that this build has
-    common: list = field(default_factory=list)  # words that every step gets: --runtime, --threads, ...
-    configs: list = field(default_factory=list)  # words of the user's configurations; empty: the default ones
+    common: list = field(
+        default_factory=list
+    )  # words that every step gets: --runtime, --threads, ...
+    configs: list = field(
+        default_factory=list
+    )  # words of the user's configurations; empty: the default ones
     settings: list = field(default_factory=list)  # of settings files, measured beside either
 
 
@@ -101,7 +105,7 @@ class Step:
     seconds: float  # estimated
 
     def command_line(self):
-        """"kvant eval -m model.gguf ...", folders of files left out."""
+        """ "kvant eval -m model.gguf ...", folders of files left out."""
         return " ".join(["kvant", *map(_without_folder, self.words)])
 
 
@@ -115,7 +119,11 @@ def _split(lines):
 
 def _families_of(line):
     """Of a line of the default lists: "-k int-4:axis=channel -v trellis-4" is of int and trellis."""
-    return {re.split("[-:]", spec)[0] for option, spec in zip(line.split()[::2], line.split()[1::2]) if option in ("-k", "-v")}
+    return {
+        re.split("[-:]", spec)[0]
+        for option, spec in zip(line.split()[::2], line.split()[1::2])
+        if option in ("-k", "-v")
+    }
 
 
 def _possible(lines, request):
@@ -124,7 +132,9 @@ def _possible(lines, request):
 
 def absent_families(request):
     """What the default lists measure where a build has it: builds without KVANT_PAPERS lack some."""
-    return sorted(set().union(*map(_families_of, [*EVERYTHING, *WITH_CALIBRATION])) - request.families)
+    return sorted(
+        set().union(*map(_families_of, [*EVERYTHING, *WITH_CALIBRATION])) - request.families
+    )
 
 
 def _is_config(word):
@@ -152,14 +162,34 @@ def _begin(request, command):
 def _eval(request, name, n_bins):
     lines = _possible(FEW if request.quick else EVERYTHING, request)
     words, n = _configs(request, lines, len(request.configs) + len(request.settings))
-    calibrated = _possible(WITH_CALIBRATION, request) if request.calibrated and not request.quick and not request.configs else []
+    calibrated = (
+        _possible(WITH_CALIBRATION, request)
+        if request.calibrated and not request.quick and not request.configs
+        else []
+    )
     bins = ["--by-position", str(n_bins)] if n_bins > 1 else []
     seconds = START_SECONDS
     if n_bins == 1:  # the other one only reads what this one kept
         tokens = request.n_ctx * request.n_chunks
         seconds += tokens * (1 + EVAL_COST * (n + len(calibrated))) / request.prefill_tps
-    return Step(name, [*_begin(request, "eval"), "-f", request.text, "-c", str(request.n_ctx), "--chunks", str(request.n_chunks),
-                       "--resume", request.state, *bins, *words, *_split(calibrated)], seconds)
+    return Step(
+        name,
+        [
+            *_begin(request, "eval"),
+            "-f",
+            request.text,
+            "-c",
+            str(request.n_ctx),
+            "--chunks",
+            str(request.n_chunks),
+            "--resume",
+            request.state,
+            *bins,
+            *words,
+            *_split(calibrated),
+        ],
+        seconds,
+    )
 
 
 def _inspected(words):
@@ -175,18 +205,33 @@ def _inspected(words):
 def _sizes(request):
     """The sizes of the evaluated caches, with the model's own context full, or 32768 tokens of it."""
     evaluated = _eval(request, "quality", 1).words
-    caches = [*evaluated[evaluated.index("--resume") + 2:]]
+    caches = [*evaluated[evaluated.index("--resume") + 2 :]]
     context = str(min(request.n_ctx_train, LONGEST_SIZE))
     words = ["inspect", "-m", request.model, "--json", *_inspected(request.common)]
-    return Step("sizes", [*words, "-c", context, "--stock", "f16", *_inspected(caches)], START_SECONDS)
+    return Step(
+        "sizes", [*words, "-c", context, "--stock", "f16", *_inspected(caches)], START_SECONDS
+    )
 
 
 def _needle(request, length):
     words, n = _configs(request, FEW if request.quick else COMPARED, MOST_COMPARED)
     trials = 1 if request.quick else TRIALS
-    return Step(f"needle:{length}", [*_begin(request, "needle"), "-c", str(length), "-n", str(NEEDLES), "-r", str(trials),
-                                     "--resume", request.needles, *words],
-                START_SECONDS + 1.3 * (n + 1) * trials * length / request.prefill_tps)
+    return Step(
+        f"needle:{length}",
+        [
+            *_begin(request, "needle"),
+            "-c",
+            str(length),
+            "-n",
+            str(NEEDLES),
+            "-r",
+            str(trials),
+            "--resume",
+            request.needles,
+            *words,
+        ],
+        START_SECONDS + 1.3 * (n + 1) * trials * length / request.prefill_tps,
+    )
 
 
 def _speed(request, deepest):
@@ -197,18 +242,39 @@ def _speed(request, deepest):
     n_prefill = QUICK_PREFILL if request.quick else PREFILL
     prefill = (deepest + len(depths) * ROUNDS * n_prefill) / request.prefill_tps
     decode = len(depths) * ROUNDS * DECODE / request.decode_tps
-    return Step("speed", [*_begin(request, "bench model"), "-d", ",".join(map(str, depths)), "-p", str(n_prefill), "-n", str(DECODE),
-                          "-r", str(ROUNDS), "--stock", "f16", *words],
-                START_SECONDS + 1.5 * (n + 1) * (prefill + decode))
+    return Step(
+        "speed",
+        [
+            *_begin(request, "bench model"),
+            "-d",
+            ",".join(map(str, depths)),
+            "-p",
+            str(n_prefill),
+            "-n",
+            str(DECODE),
+            "-r",
+            str(ROUNDS),
+            "--stock",
+            "f16",
+            *words,
+        ],
+        START_SECONDS + 1.5 * (n + 1) * (prefill + decode),
+    )
 
 
 def make(request):
     """Quality first, which is what most come for; the longest contexts last."""
     longest = min(request.longest, request.n_ctx_train)
     deepest = longest if longest + PREFILL <= request.n_ctx_train else longest // 2
-    doubling = list(itertools.takewhile(lambda length: length <= longest, (512 << i for i in itertools.count())))
+    doubling = list(
+        itertools.takewhile(lambda length: length <= longest, (512 << i for i in itertools.count()))
+    )
     if request.quick:
         doubling = doubling[-1:]
-    return [_eval(request, "quality", 1), _eval(request, "position", 8), _sizes(request),
-            _speed(request, deepest),
-            *(_needle(request, length) for length in doubling)]
+    return [
+        _eval(request, "quality", 1),
+        _eval(request, "position", 8),
+        _sizes(request),
+        _speed(request, deepest),
+        *(_needle(request, length) for length in doubling),
+    ]

@@ -12,8 +12,12 @@ def check(command, option, spec, role, calibration=None):
     try:
         check_spec(spec, role, calibration)
     except Error as error:
-        cli.fail(f"{command}: {option} {spec}: {error.reason}", *_meant(spec, error.reason), "kvant codecs lists what there is",
-                 code=cli.USAGE)
+        cli.fail(
+            f"{command}: {option} {spec}: {error.reason}",
+            *_meant(spec, error.reason),
+            "kvant codecs lists what there is",
+            code=cli.USAGE,
+        )
 
 
 def _meant(spec, reason):

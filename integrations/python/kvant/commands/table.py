@@ -14,5 +14,8 @@ def print_table(headings, lines, text_columns):
     """Columns under headings: those of the named headings to the left, others, which are numbers, to the right."""
     widths = [max(map(len, column)) for column in zip(headings, *lines)]
     for line in [headings, *lines]:
-        words = (w.ljust(n) if h in text_columns else w.rjust(n) for h, w, n in zip(headings, line, widths))
+        words = (
+            w.ljust(n) if h in text_columns else w.rjust(n)
+            for h, w, n in zip(headings, line, widths)
+        )
         print("  ".join(words).rstrip())

@@ -8,8 +8,13 @@ from typing import NamedTuple
 
 from .cli import Option
 
-CPU = Option(None, "cpu", "LEVEL", "instruction set of kvant, before the command: auto, c, avx2, avx2vnni, avx512, avx512vnni,\n"
-             "avx512vbmi, neon or neondot")
+CPU = Option(
+    None,
+    "cpu",
+    "LEVEL",
+    "instruction set of kvant, before the command: auto, c, avx2, avx2vnni, avx512, avx512vnni,\n"
+    "avx512vbmi, neon or neondot",
+)
 
 
 class Table(NamedTuple):
@@ -23,12 +28,21 @@ class Table(NamedTuple):
 
 def _ask(*words):
     program = os.environ.get("KVANT_COMMAND", "kvant")
-    return json.loads(subprocess.run([program, *words, "--describe"], check=True, stdout=subprocess.PIPE).stdout)
+    return json.loads(
+        subprocess.run([program, *words, "--describe"], check=True, stdout=subprocess.PIPE).stdout
+    )
 
 
 def _table(words, summary):
     told = _ask(*words)
-    return Table(told["command"], summary, told["usage"], told["about"], told["notes"] or "", [Option(**o) for o in told["options"]])
+    return Table(
+        told["command"],
+        summary,
+        told["usage"],
+        told["about"],
+        told["notes"] or "",
+        [Option(**o) for o in told["options"]],
+    )
 
 
 def read():
@@ -36,7 +50,9 @@ def read():
     names = []
     for item in _ask():
         inner = _ask("bench") if item["name"] == "bench" else []
-        names += [((item["name"], one["name"]), one["summary"]) for one in inner] or [((item["name"],), item["summary"])]
+        names += [((item["name"], one["name"]), one["summary"]) for one in inner] or [
+            ((item["name"],), item["summary"])
+        ]
     tables = []
     for words, summary in names:
         try:
@@ -49,5 +65,7 @@ def read():
 def specs():
     """Of all codecs at all widths."""
     program = os.environ.get("KVANT_COMMAND", "kvant")
-    rows = json.loads(subprocess.run([program, "codecs", "--json"], check=True, stdout=subprocess.PIPE).stdout)
+    rows = json.loads(
+        subprocess.run([program, "codecs", "--json"], check=True, stdout=subprocess.PIPE).stdout
+    )
     return [row["spec"] for row in rows]

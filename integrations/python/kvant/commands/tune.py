@@ -33,27 +33,71 @@ Checks the result, and the best uniform settings, on other tokens. Needs NumPy.
 Takes minutes, and seconds for another budget: what was measured is kept.""",
     options=[
         model_options.MODEL,
-        Option("f", "file", "FILE", "text to tune on; - reads standard input; give several, of the kinds\n"
-                                    "that the model will read"),
-        Option(None, "bits", "B", "bits per number that the cache may take in a context of -c\n"
-                                    "tokens: codes, scales and fp16 pages, which a short -c has\n"
-                                    "many of"),
+        Option(
+            "f",
+            "file",
+            "FILE",
+            "text to tune on; - reads standard input; give several, of the kinds\n"
+            "that the model will read",
+        ),
+        Option(
+            None,
+            "bits",
+            "B",
+            "bits per number that the cache may take in a context of -c\n"
+            "tokens: codes, scales and fp16 pages, which a short -c has\n"
+            "many of",
+        ),
         Option(None, "kv-bytes", "N", "or its bytes: K, M and G are KiB, MiB and GiB"),
         Option("c", "ctx", "N", "context that the budget is for (default 4096)"),
         Option("o", "output", "FILE", "settings file to write (default model.kvant)"),
-        Option(None, "calibration", "FILE", "for better codecs; kvant calibrate makes it (default:\nmodel.kvcal beside model.gguf)"),
-        Option(None, "report-text", "FILE", "text to check the result on (default: what follows in -f's)"),
-        Option(None, "probe-ctx", "N", "tokens of the contexts that errors are computed on, at\n"
-                                       "least 640 (default: 2048, or -c where that is less);\n"
-                                       "the model is measured on half of the first one"),
-        Option(None, "probe-chunks", "N", "such contexts of each text, from its beginning to its end (default 2)"),
-        Option(None, "chunks", "N", "such contexts for the result's check (default 2; 0: no check)"),
-        Option(None, "resume", "FILE", "keep what is measured in FILE, FILE.check and FILE.errors, and take\n"
-                                       "from them what was (default: files of ~/.cache/kvant/tune)"),
-        Option(None, "try-k", "SPEC", "candidate for keys, in place of the default ones; give it several\n"
-                                      "times, the coarsest first: that one is measured in every layer"),
+        Option(
+            None,
+            "calibration",
+            "FILE",
+            "for better codecs; kvant calibrate makes it (default:\nmodel.kvcal beside model.gguf)",
+        ),
+        Option(
+            None,
+            "report-text",
+            "FILE",
+            "text to check the result on (default: what follows in -f's)",
+        ),
+        Option(
+            None,
+            "probe-ctx",
+            "N",
+            "tokens of the contexts that errors are computed on, at\n"
+            "least 640 (default: 2048, or -c where that is less);\n"
+            "the model is measured on half of the first one",
+        ),
+        Option(
+            None,
+            "probe-chunks",
+            "N",
+            "such contexts of each text, from its beginning to its end (default 2)",
+        ),
+        Option(
+            None, "chunks", "N", "such contexts for the result's check (default 2; 0: no check)"
+        ),
+        Option(
+            None,
+            "resume",
+            "FILE",
+            "keep what is measured in FILE, FILE.check and FILE.errors, and take\n"
+            "from them what was (default: files of ~/.cache/kvant/tune)",
+        ),
+        Option(
+            None,
+            "try-k",
+            "SPEC",
+            "candidate for keys, in place of the default ones; give it several\n"
+            "times, the coarsest first: that one is measured in every layer",
+        ),
         Option(None, "try-v", "SPEC", "the same for values"),
-        Option(None, "json", None, "one JSON array of flat objects; progress in JSON lines on stderr"),
+        Option(
+            None, "json", None, "one JSON array of flat objects; progress in JSON lines on stderr"
+        ),
         *model_options.RUNTIME,
     ],
     notes="""\
@@ -80,7 +124,13 @@ class Options:
         self.model = self.calibration = self.report = self.resume = None
         self.bits = self.bytes = self.probe_ctx = None
         self.texts, self.tried, self.runtime, self.inspected = [], {"k": [], "v": []}, [], []
-        self.output, self.n_ctx, self.parts, self.n_checks, self.json = "model.kvant", 4096, 2, 2, False
+        self.output, self.n_ctx, self.parts, self.n_checks, self.json = (
+            "model.kvant",
+            4096,
+            2,
+            2,
+            False,
+        )
         for option, value in COMMAND.parse(words):
             self._take(option, value)
         self._check()
@@ -106,8 +156,12 @@ class Options:
                 self.inspected += model_options.words_of(option, value)
 
     def _take_number(self, option, value):
-        numbers = {"ctx": ("n_ctx", 64, 1 << 24), "probe-ctx": ("probe_ctx", 64, 1 << 20),
-                   "probe-chunks": ("parts", 1, 256), "chunks": ("n_checks", 0, 256)}
+        numbers = {
+            "ctx": ("n_ctx", 64, 1 << 24),
+            "probe-ctx": ("probe_ctx", 64, 1 << 20),
+            "probe-chunks": ("parts", 1, 256),
+            "chunks": ("n_checks", 0, 256),
+        }
         if option in numbers:
             name, least, most = numbers[option]
             setattr(self, name, cli.whole(f"--{option}", value, least, most))
@@ -122,7 +176,9 @@ class Options:
         if max(map(len, self.tried.values())) > MAX_CANDIDATES:
             COMMAND.misuse(f"more than {MAX_CANDIDATES} candidates")
         if self.bits is None and self.bytes is None:
-            COMMAND.misuse("no budget given", "--bits 4, or --kv-bytes 64M, for a context of -c tokens")
+            COMMAND.misuse(
+                "no budget given", "--bits 4, or --kv-bytes 64M, for a context of -c tokens"
+            )
         if self.bits is not None and self.bytes is not None:
             COMMAND.misuse("--bits and --kv-bytes say the same thing: give one of them")
         self.probe_ctx = self.probe_ctx or min(self.n_ctx, DEFAULT_PROBE)
@@ -138,7 +194,15 @@ def import_tuning(options):
     for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, "1")
     from kvant import tuning
-    from kvant.tuning import captures, layer_error, probes, safetensors, sensitivity, settings, store  # noqa: F401
+    from kvant.tuning import (
+        captures,
+        layer_error,
+        probes,
+        safetensors,
+        sensitivity,
+        settings,
+        store,
+    )  # noqa: F401
 
     return tuning
 
@@ -177,19 +241,32 @@ class Tune:
         n_ctx = self.options.probe_ctx
         least = self.tuning.probes.least_context(n_ctx)
         if n_ctx < least:
-            cli.fail(f"tune: half of a context of {n_ctx} tokens is measured, which a cache keeps "
-                     "as fp16", f"a longer context: --probe-ctx {least}")
+            cli.fail(
+                f"tune: half of a context of {n_ctx} tokens is measured, which a cache keeps "
+                "as fp16",
+                f"a longer context: --probe-ctx {least}",
+            )
 
     def _look_at_model(self):
         o = self.options
         named = ["--calibration", o.calibration] if o.calibration else []
-        facts = self._inspect(o.texts[0], ["--preset", "balanced", *named])  # a preset takes the calibration beside the model
+        facts = self._inspect(
+            o.texts[0], ["--preset", "balanced", *named]
+        )  # a preset takes the calibration beside the model
         limit, longest = facts["n_ctx_train"], max(o.n_ctx, o.probe_ctx)
         if 0 < limit < longest:
-            cli.fail(f"tune: a context of {longest} tokens is beyond the model's own limit of {limit}", "choose a smaller -c")
-        of_text, of_report = self.tuning.probes.contexts_needed(len(o.texts), o.parts, o.n_checks, o.report)
+            cli.fail(
+                f"tune: a context of {longest} tokens is beyond the model's own limit of {limit}",
+                "choose a smaller -c",
+            )
+        of_text, of_report = self.tuning.probes.contexts_needed(
+            len(o.texts), o.parts, o.n_checks, o.report
+        )
         self._check_text(o.texts[0], facts, of_text)
-        for text, needed in [*((text, of_text) for text in o.texts[1:]), *([(o.report, of_report)] if o.report else [])]:
+        for text, needed in [
+            *((text, of_text) for text in o.texts[1:]),
+            *([(o.report, of_report)] if o.report else []),
+        ]:
             self._check_text(text, self._inspect(text, ["-k", "f16"]), needed)
         self.model, self.fingerprint = facts["model"], int(facts["model_fingerprint"], 16)
         self._load_calibration(facts["calibration"])
@@ -197,7 +274,9 @@ class Tune:
 
     def _default_state(self, runtime):
         """By what kvant eval asks of a state; beside the output where there is no such folder."""
-        folder = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "kvant", "tune")
+        folder = os.path.join(
+            os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "kvant", "tune"
+        )
         try:
             os.makedirs(folder, exist_ok=True)
         except OSError:
@@ -213,8 +292,10 @@ class Tune:
     def _check_text(self, text, facts, contexts):
         needed = contexts * self.options.probe_ctx
         if facts["text_tokens"] < needed:
-            cli.fail(f"tune: {text} gives {facts['text_tokens']} tokens, {needed} are needed",
-                     "use a longer text, a smaller --probe-ctx, or fewer --probe-chunks and --chunks")
+            cli.fail(
+                f"tune: {text} gives {facts['text_tokens']} tokens, {needed} are needed",
+                "use a longer text, a smaller --probe-ctx, or fewer --probe-chunks and --chunks",
+            )
 
     def _load_calibration(self, path):
         from kvant import Calibration
@@ -236,8 +317,27 @@ class Tune:
         for number, text in enumerate(o.texts):
             paths.append(os.path.join(folder, str(number)))
             n_tokens = o.parts * o.probe_ctx
-            self._start(["capture", *o.of_model, "-f", text, "-o", paths[-1], "-n", str(n_tokens), "-c", str(o.probe_ctx),
-                         "--spread", str(o.parts), "--queries", str(QUERY_STEP), "--json"], progress, n_tokens)
+            self._start(
+                [
+                    "capture",
+                    *o.of_model,
+                    "-f",
+                    text,
+                    "-o",
+                    paths[-1],
+                    "-n",
+                    str(n_tokens),
+                    "-c",
+                    str(o.probe_ctx),
+                    "--spread",
+                    str(o.parts),
+                    "--queries",
+                    str(QUERY_STEP),
+                    "--json",
+                ],
+                progress,
+                n_tokens,
+            )
         return paths
 
     def _open_captures(self, opened):
@@ -249,21 +349,35 @@ class Tune:
         captures = [opened.enter_context(self.tuning.captures.Capture(path)) for path in paths]
         for layer in range(captures[0].n_layers):
             if layer not in captures[0].layers:
-                cli.fail(f"tune: layer {layer} of this model has no attention; settings files need it in all")
+                cli.fail(
+                    f"tune: layer {layer} of this model has no attention; settings files need it in all"
+                )
         return captures
 
     def _compute_errors(self):
         o, tuning = self.options, self.tuning
         checksum = self.calibration.info.checksum if self.calibration else None
         store = tuning.store.Store(
-            f"{self.state}.errors", tuning.store.key_of(o.texts, self.fingerprint, checksum, o.parts, o.probe_ctx, QUERY_STEP))
+            f"{self.state}.errors",
+            tuning.store.key_of(
+                o.texts, self.fingerprint, checksum, o.parts, o.probe_ctx, QUERY_STEP
+            ),
+        )
         with contextlib.ExitStack() as opened:
-            errors = tuning.sensitivity.Errors(store, functools.cache(lambda: self._open_captures(opened)), self.calibration,
-                                               o.probe_ctx, self._n_threads(), leave_if_interrupted)
+            errors = tuning.sensitivity.Errors(
+                store,
+                functools.cache(lambda: self._open_captures(opened)),
+                self.calibration,
+                o.probe_ctx,
+                self._n_threads(),
+                leave_if_interrupted,
+            )
             self._complete(errors)
         self.sites = tuning.sensitivity.sites_of(store, self.candidates, self.calibration, o.n_ctx)
         calibration = (self.calibration_path, self.calibration.info) if self.calibration else None
-        self.writer = self.tuning.settings.Writer(self.sites, self.model, self.fingerprint, calibration)
+        self.writer = self.tuning.settings.Writer(
+            self.sites, self.model, self.fingerprint, calibration
+        )
         self.numbers = sum(site.numbers for site in self.sites)
 
     def _complete(self, errors):
@@ -275,7 +389,11 @@ class Tune:
 
     def _n_threads(self):
         words = self.options.runtime
-        return cli.whole("--threads", words[words.index("--threads") + 1], 1, 1 << 16) if "--threads" in words else None
+        return (
+            cli.whole("--threads", words[words.index("--threads") + 1], 1, 1 << 16)
+            if "--threads" in words
+            else None
+        )
 
     # ---- measurements ----
 
@@ -289,25 +407,41 @@ class Tune:
 
     def _measuring(self, state):
         words = [*self.options.of_model, "--resume", state, *self.calibration_words]
-        return self.tuning.probes.Measuring(words, self.folder, self.writer,
-                                            lambda words, n_tokens: self._start(words, self.progress, n_tokens))
+        return self.tuning.probes.Measuring(
+            words,
+            self.folder,
+            self.writer,
+            lambda words, n_tokens: self._start(words, self.progress, n_tokens),
+        )
 
     def _measure(self):
         probes, o = self.tuning.probes, self.options
         contexts = probes.probe_contexts(o.texts, o.parts, o.probe_ctx)
         self.checks = probes.check_contexts(o.texts, o.parts, o.n_checks, o.probe_ctx, o.report)
         runs = probes.n_probes(self.sites) + 1  # and f16
-        self.progress = cli.Progress(runs * contexts.n_tokens + (1 + MAX_SETTINGS) * o.n_checks * o.probe_ctx, o.json)
-        self.zero = probes.probe(lambda settings: probes.divergences(self._measuring(self.state), settings, contexts), self.sites)
+        self.progress = cli.Progress(
+            runs * contexts.n_tokens + (1 + MAX_SETTINGS) * o.n_checks * o.probe_ctx, o.json
+        )
+        self.zero = probes.probe(
+            lambda settings: probes.divergences(self._measuring(self.state), settings, contexts),
+            self.sites,
+        )
 
     def _verify(self):
         probes = self.tuning.probes
         settings = {setting.name: setting.choice for setting in self.settings}
-        self.progress.total -= (MAX_SETTINGS - len(settings)) * self.options.n_checks * self.options.probe_ctx
-        found = [probes.divergences(self._measuring(f"{self.state}.check"), settings, contexts) for contexts in self.checks]
+        self.progress.total -= (
+            (MAX_SETTINGS - len(settings)) * self.options.n_checks * self.options.probe_ctx
+        )
+        found = [
+            probes.divergences(self._measuring(f"{self.state}.check"), settings, contexts)
+            for contexts in self.checks
+        ]
         for i, setting in enumerate(self.settings):
             if found:
-                setting.kld, setting.kld_se = probes.mean_and_error(probes.np.concatenate([kld[i] for kld in found]))
+                setting.kld, setting.kld_se = probes.mean_and_error(
+                    probes.np.concatenate([kld[i] for kld in found])
+                )
         self.progress.end()
 
     # ---- the choice ----
@@ -318,21 +452,36 @@ class Tune:
         choice = self.tuning.sensitivity.choose(self.sites, budget)
         if choice is None:
             least = self.tuning.sensitivity.least_bytes(self.sites)
-            cli.fail(f"tune: {budget:.0f} bytes ({8 * budget / self.numbers:.2f} bits) are fewer than the smallest candidates take: "
-                     f"{least:.0f} ({8 * least / self.numbers:.2f} bits)",
-                     "a larger budget, a longer -c (fp16 pages weigh less) or coarser candidates")
+            cli.fail(
+                f"tune: {budget:.0f} bytes ({8 * budget / self.numbers:.2f} bits) are fewer than the smallest candidates take: "
+                f"{least:.0f} ({8 * least / self.numbers:.2f} bits)",
+                "a larger budget, a longer -c (fp16 pages weigh less) or coarser candidates",
+            )
         self.settings = [Setting(self, choice)]
         self._add_uniform(budget)
 
     def _add_uniform(self, budget):
         """What the chosen setting has to beat: of uniform settings the best that fits the budget, and the best of no fewer bytes than
         the chosen one, up to 2 % more, or as many more as the next one has."""
-        uniform = [self._uniform(k, v) for k in range(len(self.candidates["k"])) for v in range(len(self.candidates["v"]))]
+        uniform = [
+            self._uniform(k, v)
+            for k in range(len(self.candidates["k"]))
+            for v in range(len(self.candidates["v"]))
+        ]
         least = self.settings[0].bytes
         most = max(1.02 * least, min((s.bytes for s in uniform if s.bytes >= least), default=0))
-        fits = min((s for s in uniform if s.bytes <= budget), key=lambda s: s.predicted, default=None)
-        above = min((s for s in uniform if least <= s.bytes <= most), key=lambda s: s.predicted, default=None)
-        for setting, name in ((fits, "uniform within the budget"), (above, "uniform, no fewer bytes")):
+        fits = min(
+            (s for s in uniform if s.bytes <= budget), key=lambda s: s.predicted, default=None
+        )
+        above = min(
+            (s for s in uniform if least <= s.bytes <= most),
+            key=lambda s: s.predicted,
+            default=None,
+        )
+        for setting, name in (
+            (fits, "uniform within the budget"),
+            (above, "uniform, no fewer bytes"),
+        ):
             if setting is not None and setting not in self.settings:
                 setting.name = name
                 self.settings.append(setting)
@@ -354,17 +503,29 @@ def site_rows(tune):
     for site, c in zip(tune.sites, tune.settings[0].choice):
         words = tune.tuning.settings.one_or_all(site, c)
         yield {
-            "layer": site.layer, "role": site.role.upper(), "spec": words if isinstance(words, str) else " | ".join(words),
-            "site_bits": 8 * site.choices[c].bytes / site.numbers, "cost": site.cost(c), "error": site.choices[c].error,
-            "probe_kld": site.measured, "probe_se": site.measured_se, "probe_error": site.probe_error,
+            "layer": site.layer,
+            "role": site.role.upper(),
+            "spec": words if isinstance(words, str) else " | ".join(words),
+            "site_bits": 8 * site.choices[c].bytes / site.numbers,
+            "cost": site.cost(c),
+            "error": site.choices[c].error,
+            "probe_kld": site.measured,
+            "probe_se": site.measured_se,
+            "probe_error": site.probe_error,
         }
 
 
 def setting_rows(tune):
     for s in tune.settings:
         yield {
-            "setting": s.name, "k": s.k, "v": s.v, "bits": 8 * s.bytes / tune.numbers, "kv_bytes": s.bytes,
-            "predicted": s.predicted, "kld_mean": s.kld, "kld_se": s.kld_se,
+            "setting": s.name,
+            "k": s.k,
+            "v": s.v,
+            "bits": 8 * s.bytes / tune.numbers,
+            "kv_bytes": s.bytes,
+            "predicted": s.predicted,
+            "kld_mean": s.kld,
+            "kld_se": s.kld_se,
         }
 
 
@@ -375,21 +536,52 @@ def print_rows(tune):
         nothing = dict.fromkeys([*settings[0], *sites[0]])
         cli.print_json([{**nothing, **row} for row in [*settings, *sites]])
         return
-    print_columns(sites, [("layer", "layer", 0), ("role", "role", None), ("spec", "codec", None), ("site_bits", "bits", 2),
-                          ("cost", "cost", 5), ("error", "error", 5), ("probe_kld", "probed", 5), ("probe_se", "+-", 5),
-                          ("probe_error", "its error", 5)])
+    print_columns(
+        sites,
+        [
+            ("layer", "layer", 0),
+            ("role", "role", None),
+            ("spec", "codec", None),
+            ("site_bits", "bits", 2),
+            ("cost", "cost", 5),
+            ("error", "error", 5),
+            ("probe_kld", "probed", 5),
+            ("probe_se", "+-", 5),
+            ("probe_error", "its error", 5),
+        ],
+    )
     print()
     for row in settings:
         row["kv_bytes"] /= 1 << 20
-    print_columns(settings, [("setting", "setting", None), ("k", "K", None), ("v", "V", None), ("bits", "bits", 3),
-                             ("kv_bytes", "KV MiB", 2), ("predicted", "predicted", 5), ("kld_mean", "KLD mean", 5),
-                             ("kld_se", "+-", 5)])
+    print_columns(
+        settings,
+        [
+            ("setting", "setting", None),
+            ("k", "K", None),
+            ("v", "V", None),
+            ("bits", "bits", 3),
+            ("kv_bytes", "KV MiB", 2),
+            ("predicted", "predicted", 5),
+            ("kld_mean", "KLD mean", 5),
+            ("kld_se", "+-", 5),
+        ],
+    )
 
 
 def print_columns(rows, columns):
     """columns: key, heading and digits, None for text."""
-    lines = [[row[key] or "-" if digits is None else fixed(row[key], digits) for key, _, digits in columns] for row in rows]
-    print_table([heading for _, heading, _ in columns], lines, {heading for _, heading, digits in columns if digits is None})
+    lines = [
+        [
+            row[key] or "-" if digits is None else fixed(row[key], digits)
+            for key, _, digits in columns
+        ]
+        for row in rows
+    ]
+    print_table(
+        [heading for _, heading, _ in columns],
+        lines,
+        {heading for _, heading, digits in columns if digits is None},
+    )
 
 
 def main(words):
@@ -399,17 +591,27 @@ def main(words):
     cli.check_can_write("tune", options.output)
     tuning = import_tuning(options)
     cli.catch_interrupt()
-    with tempfile.TemporaryDirectory(prefix=f"{os.path.basename(options.output)}.", dir=os.path.dirname(options.output) or ".") as folder:
+    with tempfile.TemporaryDirectory(
+        prefix=f"{os.path.basename(options.output)}.", dir=os.path.dirname(options.output) or "."
+    ) as folder:
         options.texts = [keep_stdin(folder) if text == "-" else text for text in options.texts]
         options.report = keep_stdin(folder) if options.report == "-" else options.report
         tune = Tune(options, tuning, folder)
         try:
             tune.run()
-        except (tuning.safetensors.Damaged, tuning.layer_error.Unsupported, Error, OSError) as error:
+        except (
+            tuning.safetensors.Damaged,
+            tuning.layer_error.Unsupported,
+            Error,
+            OSError,
+        ) as error:
             cli.fail(f"tune: {error}")
         except cli.Leave as leave:
             if leave.code == cli.INTERRUPTED and tune.state is not None:
-                print(f"kvant: tune: the same command goes on from here ({tune.state})", file=sys.stderr)
+                print(
+                    f"kvant: tune: the same command goes on from here ({tune.state})",
+                    file=sys.stderr,
+                )
             raise
     print_rows(tune)
     return cli.OK

@@ -91,10 +91,27 @@ def check(found: bytes, expected: bytes) -> None:
         return
     if found[:8] != MAGIC:
         raise Damaged("it is no object of this version of kvant")
-    names = "", "header", "layout", "bytes", "layers", "tokens", "kv heads", "head_dim", "codecs", "model, rank or chunk", "", "dtype"
+    names = (
+        "",
+        "header",
+        "layout",
+        "bytes",
+        "layers",
+        "tokens",
+        "kv heads",
+        "head_dim",
+        "codecs",
+        "model, rank or chunk",
+        "",
+        "dtype",
+    )
     pairs = zip(names, _FIELDS.unpack_from(found), _FIELDS.unpack_from(expected))
     wrong = ", ".join(name for name, a, b in pairs if name and a != b)
-    specs = "" if found[_FIELDS.size :] == expected[_FIELDS.size :] else f": {_specs(found)}, not {_specs(expected)}"
+    specs = (
+        ""
+        if found[_FIELDS.size :] == expected[_FIELDS.size :]
+        else f": {_specs(found)}, not {_specs(expected)}"
+    )
     raise Damaged(f"it has other {wrong or 'specs'} than expected{specs}")
 
 

@@ -84,7 +84,11 @@ class GpuPages:
 
     def decode(self, held: Tensor, stored: Stored, target: Tensor) -> None:
         with self._stream():
-            rows = target if target.device == self.device else torch.empty_like(target, device=self.device)
+            rows = (
+                target
+                if target.device == self.device
+                else torch.empty_like(target, device=self.device)
+            )
             self.from_pages(held, stored, rows)
             if rows is not target:
                 target.copy_(rows, non_blocking=True)
@@ -105,10 +109,17 @@ class GpuPages:
     def to_pages(self, rows: Tensor, stored: Stored) -> tuple[Tensor, Tensor, Tensor]:
         """A body and zeros up to a multiple of 4096 bytes, its sums, and whether rows were refused (bits, int32)."""
         plan, layout = self._plan(stored), stored.layout
-        body = torch.zeros(align(stored.size - container.HEADER, _UNIT), dtype=torch.uint8, device=self.device)
+        body = torch.zeros(
+            align(stored.size - container.HEADER, _UNIT), dtype=torch.uint8, device=self.device
+        )
         refused = torch.zeros((), dtype=torch.int32, device=self.device)
         own = self._own_state(rows, stored, plan, body)
-        args = s.CudaAppendArgs.new(type=type_of(rows), n_tokens=plan.slots.numel(), n_kv_heads=layout.n_kv_heads, refused=refused.data_ptr())
+        args = s.CudaAppendArgs.new(
+            type=type_of(rows),
+            n_tokens=plan.slots.numel(),
+            n_kv_heads=layout.n_kv_heads,
+            refused=refused.data_ptr(),
+        )
         if plan.per_layer:
             args.n_tokens = layout.n_tokens
         parts = args.k, args.v
@@ -121,8 +132,14 @@ class GpuPages:
                 for role, part in enumerate(parts):
                     half, (center, scale) = plan.roles[role], own[role]
                     part.rows = _row(rows, layout, role, layer)
-                    part.center, part.scale = half.of("center", layer, center), half.of("scale", layer, scale)
-                    part.weights, args.centroids[role] = half.of("weights", layer), half.of("centroids", layer)
+                    part.center, part.scale = (
+                        half.of("center", layer, center),
+                        half.of("scale", layer, scale),
+                    )
+                    part.weights, args.centroids[role] = (
+                        half.of("weights", layer),
+                        half.of("centroids", layer),
+                    )
                 args.k_feedback = plan.roles[0].of("feedback", layer)
                 run("append", args)
         return body, self.sums(body), refused
@@ -130,7 +147,9 @@ class GpuPages:
     def from_pages(self, body: Tensor, stored: Stored, rows: Tensor) -> None:
         """Fills rows from a body."""
         plan, layout = self._plan(stored), stored.layout
-        whole = layout._replace(shape=(*layout.shape[:2], layout.n_blocks * PAGE_TOKENS, layout.row))
+        whole = layout._replace(
+            shape=(*layout.shape[:2], layout.n_blocks * PAGE_TOKENS, layout.row)
+        )
         out = rows if whole == layout and rows.is_contiguous() else rows.new_empty(whole.shape)
         own, per_layer = self._read_state(body, stored), plan.per_layer
         with calls(self.device) as run:
@@ -145,9 +164,18 @@ class GpuPages:
                     head_stride=layout.head_stride,
                 )
                 for layer in range(layout.n_layers if per_layer else 1):
-                    args.pages, args.out = _pages(body, stored, role, layer), _row(out, whole, role, layer)
-                    args.center, args.scale = half.of("center", layer, own[role][0]), half.of("scale", layer, own[role][1])
-                    args.inverse_weights, args.centroids = half.of("inverse_weights", layer), half.of("centroids", layer)
+                    args.pages, args.out = (
+                        _pages(body, stored, role, layer),
+                        _row(out, whole, role, layer),
+                    )
+                    args.center, args.scale = (
+                        half.of("center", layer, own[role][0]),
+                        half.of("scale", layer, own[role][1]),
+                    )
+                    args.inverse_weights, args.centroids = (
+                        half.of("inverse_weights", layer),
+                        half.of("centroids", layer),
+                    )
                     run("decode", args)
         if out is not rows:
             rows.copy_(out[:, :, : layout.n_tokens])
@@ -159,7 +187,9 @@ class GpuPages:
         mixed ^= words
         return (mixed.view(-1, _UNIT // 8) * self._weights).sum(1)
 
-    def _own_state(self, rows: Tensor, stored: Stored, plan: _Plan, body: Tensor) -> list[list[Tensor | None]]:
+    def _own_state(
+        self, rows: Tensor, stored: Stored, plan: _Plan, body: Tensor
+    ) -> list[list[Tensor | None]]:
         """Centers and scales of the chunk, per role, written to body."""
         layout, made, own = stored.layout, [], []
         some = rows.index_select(2, plan.sample) if any(map(any, stored.own)) else None
@@ -167,7 +197,9 @@ class GpuPages:
             found: list[Tensor] = []
             if some is not None and any(wanted):
                 heads = some.view(*some.shape[:3], layout.n_kv_heads, layout.head_stride)
-                plane = heads[-1, ..., -layout.head_dim :] if role else heads[0, ..., : layout.head_dim]
+                plane = (
+                    heads[-1, ..., -layout.head_dim :] if role else heads[0, ..., : layout.head_dim]
+                )
                 found = state.of(torch, plane.float(), *wanted)
             made += found
             rest = iter(found)
@@ -182,7 +214,14 @@ class GpuPages:
         shape = stored.state_shape
         if not shape[1]:
             return [[None, None], [None, None]]
-        found = body[: 2 * int(np.prod(shape))].view(torch.float16).view(shape).transpose(0, 1).float().contiguous()
+        found = (
+            body[: 2 * int(np.prod(shape))]
+            .view(torch.float16)
+            .view(shape)
+            .transpose(0, 1)
+            .float()
+            .contiguous()
+        )
         rest = iter(found)
         return [[next(rest) if want else None for want in wanted] for wanted in stored.own]
 
@@ -216,7 +255,11 @@ class GpuPages:
 
 def _pages(body: Tensor, stored: Stored, role: int, layer: int = 0) -> s.CudaPages:
     k, v = stored.page_sizes
-    first = stored.state_size + layer * stored.layout.n_blocks * stored.block_size + (role and stored.layout.n_kv_heads * k)
+    first = (
+        stored.state_size
+        + layer * stored.layout.n_blocks * stored.block_size
+        + (role and stored.layout.n_kv_heads * k)
+    )
     return s.CudaPages(body.data_ptr() + first, stored.block_size, v if role else k)
 
 
@@ -224,4 +267,7 @@ def _row(rows: Tensor, layout: Layout, role: int, layer: int) -> int:
     """The first row of a role and layer in rows of this layout."""
     plane = rows.stride(0) if role and rows.shape[0] == 2 else 0
     within = layout.head_dim if role and rows.shape[0] == 1 else 0
-    return rows.data_ptr() + (plane + within + layer * layout.n_tokens * layout.row) * rows.element_size()
+    return (
+        rows.data_ptr()
+        + (plane + within + layer * layout.n_tokens * layout.row) * rows.element_size()
+    )

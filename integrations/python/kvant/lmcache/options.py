@@ -27,7 +27,9 @@ def read(words: dict[str, Any]) -> Options:
     """ValueError or TypeError for words that are wrong."""
     unknown = sorted(words.keys() - set(Options._fields))
     if unknown:
-        raise ValueError(f"kvant serde: {', '.join(unknown)} is none of {', '.join(Options._fields)}")
+        raise ValueError(
+            f"kvant serde: {', '.join(unknown)} is none of {', '.join(Options._fields)}"
+        )
     if "head_dim" not in words:
         raise ValueError("kvant serde: head_dim is needed: the numbers of a key of one head")
     for name in _TEXTS:

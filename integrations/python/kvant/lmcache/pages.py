@@ -47,8 +47,12 @@ class CpuPages:
     def _each(self, stored: Stored, body: np.ndarray, work: Callable[..., None]) -> None:
         """work(layer, its blocks [n, bytes], its centers and scales) for all layers."""
         layout = stored.layout
-        pages = body[stored.state_size :].reshape(layout.n_layers, layout.n_blocks, stored.block_size)
-        states = body[: 2 * math.prod(stored.state_shape)].view(np.float16).reshape(stored.state_shape)
+        pages = body[stored.state_size :].reshape(
+            layout.n_layers, layout.n_blocks, stored.block_size
+        )
+        states = (
+            body[: 2 * math.prod(stored.state_shape)].view(np.float16).reshape(stored.state_shape)
+        )
 
         def some(first: int, last: int) -> None:
             for layer in range(first, last):
@@ -59,7 +63,9 @@ class CpuPages:
         if steps == 1:
             some(0, n)
             return
-        futures = [self._pool.submit(some, i * n // steps, (i + 1) * n // steps) for i in range(steps)]
+        futures = [
+            self._pool.submit(some, i * n // steps, (i + 1) * n // steps) for i in range(steps)
+        ]
         errors = [future.exception() for future in futures]
         for error in filter(None, errors):
             raise error
@@ -71,7 +77,9 @@ class CpuPages:
             self._mine.rows, self._mine.shape = torch.empty(shape, dtype=torch.float32), shape
         return self._mine.rows
 
-    def _encode_layer(self, source: Tensor, stored: Stored, layer: int, blocks: np.ndarray, states: np.ndarray) -> None:
+    def _encode_layer(
+        self, source: Tensor, stored: Stored, layer: int, blocks: np.ndarray, states: np.ndarray
+    ) -> None:
         layout, rows = stored.layout, self._rows(len(source), stored.layout.row)
         if states.size:
             _convert(source[:, layer, state.sample(layout.n_tokens)], rows)
@@ -84,11 +92,15 @@ class CpuPages:
             block[:] = 0
             pages = block.ctypes.data
             for codec, affine, offset, page in heads:
-                status = encode(codec, affine, at + offset, layout.row, 0, here.shape[1], pages + page)
+                status = encode(
+                    codec, affine, at + offset, layout.row, 0, here.shape[1], pages + page
+                )
                 if status:
                     check(f"layer {layer}", status)
 
-    def _decode_layer(self, target: Tensor, stored: Stored, layer: int, blocks: np.ndarray, states: np.ndarray) -> None:
+    def _decode_layer(
+        self, target: Tensor, stored: Stored, layer: int, blocks: np.ndarray, states: np.ndarray
+    ) -> None:
         layout, rows = stored.layout, self._rows(len(target), stored.layout.row)
         decode, at = library().kvant_codec_decode, rows.data_ptr()
         heads = list(_heads(stored, layer, states))
@@ -96,7 +108,9 @@ class CpuPages:
             there = target[:, layer, first : first + PAGE_TOKENS]
             pages = block.ctypes.data
             for codec, affine, offset, page in heads:
-                status = decode(codec, affine, pages + page, 0, there.shape[1], at + offset, layout.row)
+                status = decode(
+                    codec, affine, pages + page, 0, there.shape[1], at + offset, layout.row
+                )
                 if status:
                     check(f"layer {layer}", status)
             _convert(rows[:, : there.shape[1]], there)
@@ -116,7 +130,9 @@ def _own_states(rows: np.ndarray, stored: Stored) -> list[np.ndarray]:
     layout, made = stored.layout, []
     for role, wanted in enumerate(stored.own):
         if any(wanted):
-            heads = rows[-1 if role else 0].reshape(state.SAMPLES, layout.n_kv_heads, layout.head_stride)
+            heads = rows[-1 if role else 0].reshape(
+                state.SAMPLES, layout.n_kv_heads, layout.head_stride
+            )
             first = layout.head_stride - layout.head_dim if role else 0
             made += state.of(np, heads[..., first : first + layout.head_dim], *wanted)
     return made

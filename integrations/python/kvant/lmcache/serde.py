@@ -28,7 +28,9 @@ class Serde:
             from .gpu import GpuPages
 
             text = text_buffer()
-            check(f"device {options.device!r}", library().kvant_cuda_available(text, len(text)), text)
+            check(
+                f"device {options.device!r}", library().kvant_cuda_available(text, len(text)), text
+            )
             self._gpu = GpuPages(options.device)
 
     def close(self) -> None:
@@ -38,8 +40,13 @@ class Serde:
         """What the codecs of stored run on."""
         return self._gpu if self._gpu is not None and self._gpu.takes(stored) else self._cpu
 
-    def _stored(self, shapes: Sequence[Any], dtypes: Sequence[Any], kv_rank: int = 0) -> list[Stored]:
-        return [self._codecs.of(layout(shape, dtype, self.options.head_dim), kv_rank) for shape, dtype in zip(shapes, dtypes)]
+    def _stored(
+        self, shapes: Sequence[Any], dtypes: Sequence[Any], kv_rank: int = 0
+    ) -> list[Stored]:
+        return [
+            self._codecs.of(layout(shape, dtype, self.options.head_dim), kv_rank)
+            for shape, dtype in zip(shapes, dtypes)
+        ]
 
     def size(self, shapes: Sequence[Any], dtypes: Sequence[Any]) -> int:
         """Bytes of an object, exactly."""
@@ -48,7 +55,9 @@ class Serde:
     def _parts(self, tensors: Sequence[Tensor], key: Any) -> Any:
         """Per tensor what keeps it, its header and where it begins."""
         first = 0
-        for i, stored in enumerate(self._stored([x.shape for x in tensors], [x.dtype for x in tensors], key.kv_rank)):
+        for i, stored in enumerate(
+            self._stored([x.shape for x in tensors], [x.dtype for x in tensors], key.kv_rank)
+        ):
             yield stored, stored.header(self._name(key, i)), first
             first += stored.size
 
@@ -83,10 +92,17 @@ class Serde:
         """Fills the tensors from an object. Damaged, with nothing written, for any other bytes than those that encode made with these
         options for this key."""
         parts = list(zip(self._parts(tensors, key), tensors))
-        checked = [self._checked(data[first : first + stored.size], stored, expected) for (stored, expected, first), _ in parts]
+        checked = [
+            self._checked(data[first : first + stored.size], stored, expected)
+            for (stored, expected, first), _ in parts
+        ]
         for ((stored, *_), tensor), held in zip(parts, checked):
             if stored.layout.kind == RAW:
-                tensor.copy_(torch.from_numpy(held[: stored.layout.bytes]).view(tensor.dtype).view(tensor.shape))
+                tensor.copy_(
+                    torch.from_numpy(held[: stored.layout.bytes])
+                    .view(tensor.dtype)
+                    .view(tensor.shape)
+                )
             else:
                 self._pages(stored).decode(held, stored, tensor)
 
@@ -107,4 +123,3 @@ class Serde:
 def _aligned(body: np.ndarray) -> np.ndarray:
     """body, or memory of its size where pages may lie."""
     return body if body.ctypes.data % 64 == 0 else arrays.zeroed(body.size)
-

@@ -51,7 +51,12 @@ class Stored:
     @cached_property
     def state_shape(self) -> tuple[int, int, int, int]:
         """Rows of centers and scales per layer, as fp16."""
-        return self.layout.n_layers, sum(map(sum, self.own)), self.layout.n_kv_heads, self.layout.head_dim
+        return (
+            self.layout.n_layers,
+            sum(map(sum, self.own)),
+            self.layout.n_kv_heads,
+            self.layout.head_dim,
+        )
 
     @cached_property
     def state_size(self) -> int:
@@ -71,7 +76,11 @@ class Stored:
         """Of header and body."""
         if self.layout.kind == RAW:
             return container.HEADER + align(self.layout.bytes)
-        return container.HEADER + self.state_size + self.layout.n_layers * self.layout.n_blocks * self.block_size
+        return (
+            container.HEADER
+            + self.state_size
+            + self.layout.n_layers * self.layout.n_blocks * self.block_size
+        )
 
     @cached_property
     def places(self) -> tuple[tuple[Place, ...], ...]:
@@ -98,14 +107,22 @@ class Codecs:
         self._calibration = Calibration(options.calibration).info if options.calibration else None
         self._found: dict[tuple[Layout, int], Stored] = {}
         info = self._calibration
-        shape = (info.n_layers, info.n_kv_heads, info.head_dim) if info else (1, 1, options.head_dim)
+        shape = (
+            (info.n_layers, info.n_kv_heads, info.head_dim) if info else (1, 1, options.head_dim)
+        )
         self._scheme(*shape).codecs(0, "k")  # errors of the configuration, before the server begins
         self._scheme(*shape).codecs(0, "v")
 
     def _scheme(self, n_layers: int, n_kv_heads: int, head_dim: int) -> Scheme:
         chosen = self._options
         words = {"preset": chosen.preset} if chosen.preset else {"k": chosen.k, "v": chosen.v}
-        return Scheme(**words, calibration=chosen.calibration, n_layers=n_layers, n_kv_heads=n_kv_heads, head_dim=head_dim)
+        return Scheme(
+            **words,
+            calibration=chosen.calibration,
+            n_layers=n_layers,
+            n_kv_heads=n_kv_heads,
+            head_dim=head_dim,
+        )
 
     def of(self, layout: Layout, kv_rank: int = 0) -> Stored:
         """kv_rank: of LMCache's key. A layout that the codecs cannot keep is stored as it is: an error here would end LMCache's
@@ -121,9 +138,15 @@ class Codecs:
             try:
                 return self._compressed(layout, kv_rank)
             except (Error, ValueError) as error:
-                LOG.warning("kvant: objects of shape %s are stored uncompressed: %s", layout.shape, error)
+                LOG.warning(
+                    "kvant: objects of shape %s are stored uncompressed: %s", layout.shape, error
+                )
                 return self.of_raw(layout)
-        LOG.warning("kvant: objects of shape %s and dtype %s are stored uncompressed: no keys and values", layout.shape, layout.dtype)
+        LOG.warning(
+            "kvant: objects of shape %s and dtype %s are stored uncompressed: no keys and values",
+            layout.shape,
+            layout.dtype,
+        )
         return self.of_raw(layout)
 
     @staticmethod
@@ -134,15 +157,22 @@ class Codecs:
         first, n_heads = self._share(layout, kv_rank)
         scheme = self._scheme(layout.n_layers, n_heads, layout.head_dim)
         found = tuple(
-            tuple(tuple(scheme.codecs(layer, role)[first : first + layout.n_kv_heads]) for role in ROLES)
+            tuple(
+                tuple(scheme.codecs(layer, role)[first : first + layout.n_kv_heads])
+                for role in ROLES
+            )
             for layer in range(layout.n_layers)
         )
         for codec in found[0][0][0], found[0][1][0]:
             if layout.n_tokens % codec.block_tokens:
-                raise ValueError(f"{codec.spec} takes {codec.block_tokens} tokens at once, and a chunk has {layout.n_tokens}")
+                raise ValueError(
+                    f"{codec.spec} takes {codec.block_tokens} tokens at once, and a chunk has {layout.n_tokens}"
+                )
         prints = tuple(codec.fingerprint for layer in found for role in layer for codec in role)
         fingerprint = int.from_bytes(container.digest(prints, size=8), "little")
-        return Stored(layout, found, fingerprint, " ".join(found[0][role][0].spec for role in (0, 1)))
+        return Stored(
+            layout, found, fingerprint, " ".join(found[0][role][0].spec for role in (0, 1))
+        )
 
     def _share(self, layout: Layout, kv_rank: int) -> tuple[int, int]:
         """The first kv head of a rank, and how many the model has. A kv_rank is world size and rank, 8 bits each, and 16 bits more."""
@@ -151,5 +181,9 @@ class Codecs:
             return 0, layout.n_kv_heads
         if layout.n_layers != info.n_layers or info.n_kv_heads % layout.n_kv_heads or rank >= world:
             shape = f"{layout.n_layers} layers of {layout.n_kv_heads} kv heads"
-            raise ValueError(f"the calibration is for {info.n_layers} layers of {info.n_kv_heads} kv heads, not {shape}")
-        return min(rank * info.n_kv_heads // world, info.n_kv_heads - layout.n_kv_heads), info.n_kv_heads
+            raise ValueError(
+                f"the calibration is for {info.n_layers} layers of {info.n_kv_heads} kv heads, not {shape}"
+            )
+        return min(
+            rank * info.n_kv_heads // world, info.n_kv_heads - layout.n_kv_heads
+        ), info.n_kv_heads

@@ -16,14 +16,22 @@ from .masks import shape_of, plain
 from .rows import Rows
 
 # Arguments of attention functions that change the result and that nothing here knows.
-_REFUSED = ("position_bias", "head_mask", "layer_head_mask", "block_mask", "cu_seq_lens_q", "cu_seq_lens_k", "indices")
+_REFUSED = (
+    "position_bias",
+    "head_mask",
+    "layer_head_mask",
+    "block_mask",
+    "cu_seq_lens_q",
+    "cu_seq_lens_k",
+    "indices",
+)
 
 # Under "kvant" transformers always makes a mask, so this model did without one. Eager attention
 # then sees every token, others the earlier ones if the module is causal, as every module without
 # the attribute counts: only one of both is what it means.
 _NO_MASK = (
     'attn_implementation="kvant": this model gave its attention no mask, and does not say '
-    'whether later tokens are seen: give '
+    "whether later tokens are seen: give "
     'the model an attention_mask, or load it with attn_implementation="eager"'
 )
 
@@ -31,7 +39,9 @@ _NO_MASK = (
 def _refuse(module: Any, dropout: float, options: dict[str, Any]) -> None:
     given = [name for name in _REFUSED if options.get(name) is not None]
     if given:
-        raise ValueError(f'attn_implementation="kvant" knows no {", ".join(given)}: use another one for this model')
+        raise ValueError(
+            f'attn_implementation="kvant" knows no {", ".join(given)}: use another one for this model'
+        )
     if dropout and module.training:
         raise ValueError('attn_implementation="kvant" has no dropout: call model.eval()')
 
@@ -41,7 +51,7 @@ def warn_of_plain_keys() -> None:
     """Once: whoever forgets past_key_values= has DynamicCache, which transformers makes."""
     warnings.warn(
         'attn_implementation="kvant" reads keys that nothing compresses: give the model, or '
-        'generate, '
+        "generate, "
         "past_key_values=kvant.transformers.KvantCache(model.config), unless a KvantCache said "
         "that it leaves this layer alone",
         stacklevel=3,
@@ -75,11 +85,20 @@ def attention(
     attention_mask, shape = plain(attention_mask)
     window = int(sliding_window or 0) if shape is None else shape.window
     causal = causal if shape is None else True
-    if type(key) is Rows and type(value) is Rows and key.layer is value.layer and _heads(attention_mask) == 1:
+    if (
+        type(key) is Rows
+        and type(value) is Rows
+        and key.layer is value.layer
+        and _heads(attention_mask) == 1
+    ):
         if shape is None and (attention_mask is None or attention_mask.dim() == 2):
-            seen = None if attention_mask is None else attention_mask[:, : key.length].to(torch.bool)
+            seen = (
+                None if attention_mask is None else attention_mask[:, : key.length].to(torch.bool)
+            )
             shape = shape_of(seen, query.shape[0], window)
-        out = key.layer.attend(query, attention_mask, shape, key.length, causal, scale, softcap, s_aux)
+        out = key.layer.attend(
+            query, attention_mask, shape, key.length, causal, scale, softcap, s_aux
+        )
         return out, None
     if (
         attention_mask is None
@@ -101,7 +120,12 @@ def attention(
     ):
         warn_of_plain_keys()
     added = dense.bias(
-        attention_mask, window, causal and tokens >= query.shape[2], query.shape[2], tokens, query.device
+        attention_mask,
+        window,
+        causal and tokens >= query.shape[2],
+        query.shape[2],
+        tokens,
+        query.device,
     )
     if added.shape[2] not in (1, query.shape[2]) or added.shape[3] not in (1, tokens):
         fits = f"{query.shape[2]} queries and {tokens} keys"

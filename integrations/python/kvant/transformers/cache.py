@@ -10,7 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import (
+    Cache,
+    CacheLayerMixin,
+    DynamicCache,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+)
 
 from .. import checks, torch as operators
 from ..cache import Cache as Pages
@@ -52,13 +58,20 @@ class KvantLayer(CacheLayerMixin):
         self.store = self.owner._store_of(self, key_states, value_states)
         self.store.lengths.setdefault(self.number, 0)
         # New ones: views would keep the memory of the first rows.
-        self.like = tuple(x.new_empty((*x.shape[:2], 0, x.shape[3])) for x in (key_states.detach(), value_states.detach()))
+        self.like = tuple(
+            x.new_empty((*x.shape[:2], 0, x.shape[3]))
+            for x in (key_states.detach(), value_states.detach())
+        )
         self.dtype, self.device = key_states.dtype, key_states.device
         self.is_initialized = True
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         if torch.is_grad_enabled() and (key_states.requires_grad or value_states.requires_grad):
-            raise RuntimeError("a compressed cache has no gradient: call the model under torch.no_grad()")
+            raise RuntimeError(
+                "a compressed cache has no gradient: call the model under torch.no_grad()"
+            )
         self.owner.check_weights()
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -101,9 +114,17 @@ class KvantLayer(CacheLayerMixin):
         if self.store.steps and self.store.steps.running:
             rows, self.pending = self.pending, None
             window = self.window if shape is None else shape.window
-            return self.store.steps.attend(self.store, self.number, query, rows, window, scale, softcap, sinks)
+            return self.store.steps.attend(
+                self.store, self.number, query, rows, window, scale, softcap, sinks
+            )
         options = scale, softcap, sinks, self.owner.exact, self.like[1].shape[3]
-        if shape is None or shape.holes or not causal or self.pending is None or query.shape[2] <= PASS:
+        if (
+            shape is None
+            or shape.holes
+            or not causal
+            or self.pending is None
+            or query.shape[2] <= PASS
+        ):
             self._flush(None if shape is None else shape.hidden, query)
             return self.store.attend(self.number, query, mask, shape, causal, *options)
         return self._attend_in_parts(query, shape, options)
@@ -114,7 +135,9 @@ class KvantLayer(CacheLayerMixin):
         (k, v), self.pending, found = self.pending, None, []
         for q, k, v in zip(*(x.split(PASS, 2) for x in (query, k, v))):
             self.store.append(self.number, k, v, shape.hidden, q)
-            here = shape._replace(hidden=tuple(min(n, self.store.lengths[self.number]) for n in shape.hidden))
+            here = shape._replace(
+                hidden=tuple(min(n, self.store.lengths[self.number]) for n in shape.hidden)
+            )
             found.append(self.store.attend(self.number, q, None, here, True, *options))
         return torch.cat(found, 1)
 
@@ -223,13 +246,19 @@ class KvantCache(Cache):
         exact: bool = False,
     ) -> None:
         if not hasattr(config, "get_text_config"):
-            raise TypeError(f"config: a model's config is needed (model.config), not {type(config).__name__}")
+            raise TypeError(
+                f"config: a model's config is needed (model.config), not {type(config).__name__}"
+            )
         if getattr(config, "is_encoder_decoder", False):
             raise ValueError("config: models with an encoder are not supported")
         self.config = config.get_text_config(decoder=True)
         self.exact = exact
-        self._stored: dict[str, Any] = dict(preset=preset, k=k, v=v, settings=settings, calibration=calibration)
-        for name, number in dict(max_tokens=max_tokens, max_sequences=max_sequences, n_threads=n_threads).items():
+        self._stored: dict[str, Any] = dict(
+            preset=preset, k=k, v=v, settings=settings, calibration=calibration
+        )
+        for name, number in dict(
+            max_tokens=max_tokens, max_sequences=max_sequences, n_threads=n_threads
+        ).items():
             if number is not None:
                 checks.count(number, name)
         self._limits = max_tokens, max_sequences, n_threads
@@ -260,8 +289,14 @@ class KvantCache(Cache):
         if "preset" in given:
             find_preset(given["preset"])
         for role in ("k", "v"):
-            if role in given and needs_calibration(given[role], role) and "calibration" not in given:
-                raise ValueError(f"{role}: {given[role]} needs calibration=, a file that kvant.calibrate makes")
+            if (
+                role in given
+                and needs_calibration(given[role], role)
+                and "calibration" not in given
+            ):
+                raise ValueError(
+                    f"{role}: {given[role]} needs calibration=, a file that kvant.calibrate makes"
+                )
         if self._stored["settings"] is not None:
             found = Settings.load(self._stored["settings"]).info.n_layers
             if found != self.config.num_hidden_layers:
@@ -321,7 +356,11 @@ class KvantCache(Cache):
         """A store has memory for the layers that have its window."""
         key = layer.window, k.shape[1], k.shape[3], v.shape[3], k.device
         if key not in self._stores:
-            same = [x.number for x in self.layers if isinstance(x, KvantLayer) and x.window == layer.window]
+            same = [
+                x.number
+                for x in self.layers
+                if isinstance(x, KvantLayer) and x.window == layer.window
+            ]
             self._stores[key] = Store(layer.window, self._keeps_past, same)
         return self._stores[key]
 
@@ -335,16 +374,23 @@ class KvantCache(Cache):
         if k.device.type not in ("cpu", "cuda"):
             raise ValueError(f"key_states: kvant has no pages on {k.device}")
         shape: dict[str, Any] = dict(
-            n_layers=len(self.layers), n_kv_heads=k.shape[1], head_dim=k.shape[3], v_head_dim=v.shape[3]
+            n_layers=len(self.layers),
+            n_kv_heads=k.shape[1],
+            head_dim=k.shape[3],
+            v_head_dim=v.shape[3],
         )
         key = tuple(shape.values())
         if key not in self._schemes:
             self._schemes[key] = Scheme(**self._stored, **shape)
         heads = getattr(self.config, "num_attention_heads", None)
         longest = int(getattr(self.config, "max_position_embeddings", 0) or 4096)
-        if on_gpu:  # where memory is taken at once: at most half of what is free, by 8 bits per number
+        if (
+            on_gpu
+        ):  # where memory is taken at once: at most half of what is free, by 8 bits per number
             per_token = len(layers) * k.shape[1] * (k.shape[3] + v.shape[3])
-            longest = max(min(longest, torch.cuda.mem_get_info(k.device)[0] // (2 * rows * per_token)), 64)
+            longest = max(
+                min(longest, torch.cuda.mem_get_info(k.device)[0] // (2 * rows * per_token)), 64
+            )
         with operators.on_its_gpu(k):
             pages = Pages(
                 **shape | {"n_layers": len(layers)},
@@ -359,7 +405,9 @@ class KvantCache(Cache):
                 asynchronous=on_gpu,
             )
         for i, number in enumerate(layers):
-            pages.set_rope(i, rope_of(self.config, number, k.shape[3], (max_tokens or rows * longest) // rows))
+            pages.set_rope(
+                i, rope_of(self.config, number, k.shape[3], (max_tokens or rows * longest) // rows)
+            )
         return pages, *operators.register(pages)
 
     def _step_fits(self, ids: Tensor, mask: Tensor | None) -> bool:
@@ -372,9 +420,15 @@ class KvantCache(Cache):
             return False
         if mask is None or mask.shape != (len(starts), length):
             return mask is None and not any(starts)
-        if self._starts is None or self._starts[0] != starts or self._starts[1].device != mask.device:
+        if (
+            self._starts is None
+            or self._starts[0] != starts
+            or self._starts[1].device != mask.device
+        ):
             self._starts = list(starts), torch.tensor(starts, device=mask.device)[:, None]
-        wrong = (mask.to(torch.bool) != (torch.arange(length, device=mask.device) >= self._starts[1])).any()
+        wrong = (
+            mask.to(torch.bool) != (torch.arange(length, device=mask.device) >= self._starts[1])
+        ).any()
         if stores[0].steps is None or stores[0].steps.left == stores[0].steps.taken:
             self._check_masks()
             return not bool(wrong)
@@ -384,7 +438,9 @@ class KvantCache(Cache):
     def _check_masks(self) -> None:
         wrong, self._wrong = self._wrong, None
         if wrong is not None and bool(wrong):
-            raise RuntimeError("attention_mask: it changed in a decode step; kvant.transformers.graphs takes it for padding")
+            raise RuntimeError(
+                "attention_mask: it changed in a decode step; kvant.transformers.graphs takes it for padding"
+            )
 
     # What transformers asks of the whole cache: kvant's layers act together, others one by one.
 
@@ -454,7 +510,11 @@ class KvantCache(Cache):
         import copy
 
         made = type(self)(self.config, **self._stored, exact=self.exact)
-        made._limits, made._schemes, made._keeps_past = self._limits, self._schemes, self._keeps_past
+        made._limits, made._schemes, made._keeps_past = (
+            self._limits,
+            self._schemes,
+            self._keeps_past,
+        )
         self._settle()
         made._weights, made._seen_weights = self._weights, self._seen_weights
         made._stores = {key: store.copy() for key, store in self._stores.items()}
@@ -535,12 +595,17 @@ class KvantCache(Cache):
     @property
     def f16_bytes(self) -> int:
         """Of the same tokens in a cache of float16 numbers that forgets none."""
-        layers = [layer for layer in self.layers if isinstance(layer, KvantLayer) and layer.is_initialized]
+        layers = [
+            layer for layer in self.layers if isinstance(layer, KvantLayer) and layer.is_initialized
+        ]
         widths = (2 * sum(x.shape[1] * x.shape[3] for x in layer.like) for layer in layers)
-        return sum(width * layer.get_seq_length() * layer.batch_size for width, layer in zip(widths, layers))
+        return sum(
+            width * layer.get_seq_length() * layer.batch_size
+            for width, layer in zip(widths, layers)
+        )
 
     def __repr__(self) -> str:
-        stored = ", ".join(f"{name}={value!r}" for name, value in self._stored.items() if value is not None)
-        return (
-            f"KvantCache({stored or 'preset=' + repr('balanced')}: {self.get_seq_length()} tokens, {self.bytes} bytes)"
+        stored = ", ".join(
+            f"{name}={value!r}" for name, value in self._stored.items() if value is not None
         )
+        return f"KvantCache({stored or 'preset=' + repr('balanced')}: {self.get_seq_length()} tokens, {self.bytes} bytes)"

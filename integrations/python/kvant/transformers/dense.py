@@ -11,11 +11,15 @@ def visible(q_tokens: int, tokens: int, window: int, causal: bool, device: torch
     """bool [q_tokens, tokens]: the newest q_tokens of tokens are the queries."""
     at = torch.arange(tokens - q_tokens, tokens, device=device)[:, None]
     others = torch.arange(tokens, device=device)[None]
-    seen = others <= at if causal else torch.ones((q_tokens, tokens), dtype=torch.bool, device=device)
+    seen = (
+        others <= at if causal else torch.ones((q_tokens, tokens), dtype=torch.bool, device=device)
+    )
     return seen & (others > at - window) if window else seen
 
 
-def bias(mask: Tensor | None, window: int, causal: bool, q_tokens: int, tokens: int, device: torch.device) -> Tensor:
+def bias(
+    mask: Tensor | None, window: int, causal: bool, q_tokens: int, tokens: int, device: torch.device
+) -> Tensor:
     """What is added to scores, float32, broadcast to [batch, heads, q_tokens, tokens]. mask: of two
     dimensions, to which window and causal are added; of four, which says all; or None."""
     if mask is not None and mask.dim() == 4:

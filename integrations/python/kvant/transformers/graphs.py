@@ -28,7 +28,14 @@ def capture(function: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
 class _Call:
     """A decode step of a model with fixed arguments; key: what must be the same to replay it."""
 
-    def __init__(self, forward: Callable[..., Any], key: Any, ids: Tensor, positions: Tensor, options: dict[str, Any]):
+    def __init__(
+        self,
+        forward: Callable[..., Any],
+        key: Any,
+        ids: Tensor,
+        positions: Tensor,
+        options: dict[str, Any],
+    ):
         self.forward, self.key, self.options = forward, key, options
         with torch.inference_mode(False):
             self.ids, self.positions = torch.empty_like(ids), torch.empty_like(positions)
@@ -41,7 +48,11 @@ class _Call:
         self.ids.copy_(ids)
         self.positions.copy_(positions)
         run = functools.partial(
-            self.forward, input_ids=self.ids, position_ids=self.positions, past_key_values=cache, **self.options
+            self.forward,
+            input_ids=self.ids,
+            position_ids=self.positions,
+            past_key_values=cache,
+            **self.options,
         )
         self.calls += 1
         if self.calls == 1:  # libraries allocate and load kernels in a first call
@@ -67,19 +78,40 @@ class _Graphs:
         """The output of a step, or None where the call is none that a graph replays."""
         ids, mask, positions, cache = (options.get(name) for name in _NAMED)
         others = {name: value for name, value in options.items() if name not in _NAMED}
-        if self.unable or not isinstance(cache, KvantCache) or not torch.is_tensor(ids) or ids.dim() != 2 or ids.shape[1] != 1:
+        if (
+            self.unable
+            or not isinstance(cache, KvantCache)
+            or not torch.is_tensor(ids)
+            or ids.dim() != 2
+            or ids.shape[1] != 1
+        ):
             return None
         plain = all(isinstance(value, _CONSTANTS) for value in others.values())
-        wanted = any(others.get(name) for name in ("output_attentions", "output_hidden_states", "labels"))
+        wanted = any(
+            others.get(name) for name in ("output_attentions", "output_hidden_states", "labels")
+        )
         config = self.config()
         implementation = config.get_text_config()._attn_implementation if config is not None else ""
-        if not plain or wanted or torch.is_grad_enabled() or implementation != "kvant" or others.get("return_dict") is False:
+        if (
+            not plain
+            or wanted
+            or torch.is_grad_enabled()
+            or implementation != "kvant"
+            or others.get("return_dict") is False
+        ):
             return None
         if mask is not None and (not torch.is_tensor(mask) or mask.dim() != 2):
             return None
         return self._take(cache, ids, mask, positions, others)
 
-    def _take(self, cache: KvantCache, ids: Tensor, mask: Tensor | None, positions: Tensor | None, others: Any) -> Any:
+    def _take(
+        self,
+        cache: KvantCache,
+        ids: Tensor,
+        mask: Tensor | None,
+        positions: Tensor | None,
+        others: Any,
+    ) -> Any:
         if not cache._step_fits(ids, mask):
             return None
         steps = steps_of(cache)
@@ -88,7 +120,14 @@ class _Graphs:
         if positions is None:
             positions = ids.new_full((1, 1), cache.get_seq_length())
         graphs = tuple(one.graph for _, one in steps)
-        key = (graphs, ids.shape, ids.dtype, positions.shape, positions.dtype, tuple(sorted(others.items())))
+        key = (
+            graphs,
+            ids.shape,
+            ids.dtype,
+            positions.shape,
+            positions.dtype,
+            tuple(sorted(others.items())),
+        )
         call = self.calls.get(cache)
         if call is None or call.key != key:
             call = self.calls[cache] = _Call(self.forward, key, ids, positions, others)
@@ -107,7 +146,9 @@ class _Graphs:
             self.unable = call.capturing and isinstance(error, RuntimeError)
             if not self.unable:
                 raise
-            warnings.warn(f"kvant.transformers.graphs: this model decodes without graphs, because they take not all of it: {error}")
+            warnings.warn(
+                f"kvant.transformers.graphs: this model decodes without graphs, because they take not all of it: {error}"
+            )
             return None
         finally:
             for _, one in steps:

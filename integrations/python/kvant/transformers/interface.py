@@ -30,7 +30,7 @@ def refuse_tables() -> None:
         if chosen.startswith("kvant") and any(chosen not in table for table in _tables(self)):
             raise ValueError(
                 f'attn_implementation="kvant": {type(self).__name__} takes no other attention '
-                f'than its own; load it with '
+                f"than its own; load it with "
                 'attn_implementation="eager", with which a KvantCache works, too'
             )
         return chosen

@@ -31,14 +31,21 @@ def window_of(function: Callable[..., Any]) -> int | None:
     other one. Functions are known by their code, because transformers makes new ones all the time."""
     if function is causal_mask_function:
         return 0
-    if getattr(function, "__code__", None) is not masking_utils.and_masks(causal_mask_function).__code__:
+    if (
+        getattr(function, "__code__", None)
+        is not masking_utils.and_masks(causal_mask_function).__code__
+    ):
         return None
     parts = [part for cell in _cells(function) if isinstance(cell, tuple) for part in cell]
     if len(parts) != 2 or parts[1] is not causal_mask_function:
         return None
     overlay = masking_utils.sliding_window_overlay(1)
     numbers = _cells(parts[0])
-    if parts[0].__code__ is not overlay.__code__ or len(numbers) != 1 or not isinstance(numbers[0], int):
+    if (
+        parts[0].__code__ is not overlay.__code__
+        or len(numbers) != 1
+        or not isinstance(numbers[0], int)
+    ):
         return None
     return numbers[0]
 
@@ -78,9 +85,20 @@ def mask(
         or q_offset + q_length != kv_length
     ):
         options |= _WHOLE
-        return sdpa_mask(batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, **options)
+        return sdpa_mask(
+            batch_size,
+            q_length,
+            kv_length,
+            q_offset,
+            kv_offset,
+            mask_function,
+            attention_mask,
+            **options,
+        )
     if attention_mask is None:
-        made = torch.ones((1, 1), dtype=torch.bool, device=options.get("device", "cpu")).expand(batch_size, kv_length)
+        made = torch.ones((1, 1), dtype=torch.bool, device=options.get("device", "cpu")).expand(
+            batch_size, kv_length
+        )
     else:
         made = attention_mask.to(torch.bool).view(attention_mask.shape)
     made.kvant = shape_of(None if attention_mask is None else made, batch_size, window)  # type: ignore[attr-defined]
@@ -176,7 +194,9 @@ def _is_compiled() -> bool:
 
 def _added(seen: Tensor) -> Tensor:
     """Numbers that any attention may add to its scores: 0 for tokens that are seen."""
-    return torch.zeros(seen.shape, device=seen.device).masked_fill(~seen, torch.finfo(torch.float32).min)
+    return torch.zeros(seen.shape, device=seen.device).masked_fill(
+        ~seen, torch.finfo(torch.float32).min
+    )
 
 
 def guarded(batch_size: int, q_length: int, *others: Any, **options: Any) -> Tensor:

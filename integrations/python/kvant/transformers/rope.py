@@ -28,9 +28,15 @@ def rope_of(config: Any, layer: int, head_dim: int, n_positions: int) -> Rope | 
     if not given or given["rope_type"] in _DYNAMIC:
         return None
     if given["rope_type"] == "default":
-        part = given.get("partial_rotary_factor") or getattr(config, "partial_rotary_factor", None) or 1
+        part = (
+            given.get("partial_rotary_factor")
+            or getattr(config, "partial_rotary_factor", None)
+            or 1
+        )
         n = int(head_dim * part)
         found = given["rope_theta"] ** -(torch.arange(0, n, 2) / n)
     else:
-        found = ROPE_INIT_FUNCTIONS[given["rope_type"]](config, torch.device("cpu"), **({"layer_type": kind} if kind else {}))[0]
+        found = ROPE_INIT_FUNCTIONS[given["rope_type"]](
+            config, torch.device("cpu"), **({"layer_type": kind} if kind else {})
+        )[0]
     return Rope(found.tolist(), n_positions=n_positions)

@@ -54,11 +54,16 @@ class Steps:
         self.taken += 1
 
     def _keep(self, layer: int, k: Tensor, v: Tensor) -> None:
-        if layer not in self.rows or self.rows[layer][0].shape[0] != k.shape[0] or self.rows[layer][0].dtype != k.dtype:
+        if (
+            layer not in self.rows
+            or self.rows[layer][0].shape[0] != k.shape[0]
+            or self.rows[layer][0].dtype != k.dtype
+        ):
             with torch.inference_mode(False):
                 self.place = torch.full((1,), self.taken - 1, device=k.device)
                 self.rows[layer] = tuple(  # type: ignore[assignment]
-                    x.new_zeros((x.shape[0], PAGE_TOKENS, *x.shape[1::2])) for x in (k.detach(), v.detach())
+                    x.new_zeros((x.shape[0], PAGE_TOKENS, *x.shape[1::2]))
+                    for x in (k.detach(), v.detach())
                 )
         assert self.place is not None
         for kept, x in zip(self.rows[layer], (k, v)):
@@ -77,13 +82,24 @@ class Steps:
     ) -> Tensor:
         """[batch, 1, heads, head_dim]; q and rows have one token."""
         if rows is None or q.shape[2] != 1 or rows[0].shape[2] != 1:
-            raise RuntimeError("kvant's attention was called twice, or for more than one token, in a step")
+            raise RuntimeError(
+                "kvant's attention was called twice, or for more than one token, in a step"
+            )
         self._keep(layer, *rows)
         dtype = torch.float32 if self.floats or sinks is not None else q.dtype
         k, v = (x.to(dtype)[:, :, 0] for x in rows)
         call = torch.ops.kvant.cache_step
         out = call(
-            store._state, q.to(dtype)[:, :, 0], k, v, store._number, store.places[layer], sinks, window=window, scale=scale, softcap=softcap
+            store._state,
+            q.to(dtype)[:, :, 0],
+            k,
+            v,
+            store._number,
+            store.places[layer],
+            sinks,
+            window=window,
+            scale=scale,
+            softcap=softcap,
         )
         return out.to(q.dtype)[:, None]
 

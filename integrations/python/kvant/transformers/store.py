@@ -25,9 +25,9 @@ class Sequences:
     """Sequences of a kvant.Cache that are freed with this object. Copies of a Store share the
     cache."""
 
-    numbers: list[int] = (
-        []
-    )  # of an object that was never made: torch.compile makes such, and frees them
+    numbers: list[
+        int
+    ] = []  # of an object that was never made: torch.compile makes such, and frees them
 
     def __init__(self, cache: Cache, numbers: list[int]) -> None:
         self.cache, self.numbers = cache, numbers
@@ -68,7 +68,9 @@ class Store:
         self.device: torch.device | None = None  # of its rows
         self.starts: list[int] = []
         self.lengths: dict[int, int] = {}
-        self.keeps_past = keeps_past  # transformers will take tokens back: nothing is dropped until then
+        self.keeps_past = (
+            keeps_past  # transformers will take tokens back: nothing is dropped until then
+        )
         self.steps: Steps | None = None  # of a CUDA graph
 
     @property
@@ -95,7 +97,9 @@ class Store:
             cache, self._number, self._state = make(k, v, list(self.places))
             self.sequences, self.device = Sequences(cache, []), k.device
         if not self.starts:
-            self.sequences.numbers = [self.sequences.cache.new_sequence() for _ in range(k.shape[0])]
+            self.sequences.numbers = [
+                self.sequences.cache.new_sequence() for _ in range(k.shape[0])
+            ]
             self.starts = [0] * k.shape[0]
         if len(self.sequences.numbers) != self.batch:
             raise RuntimeError("the cache lost sequences in a call that failed: begin a new one")
@@ -122,7 +126,12 @@ class Store:
         return [length + n - max(length, min(start, length + n)) for start in self.starts]
 
     def append(
-        self, layer: int, k: Tensor, v: Tensor, hidden: Sequence[int] | None, q: Tensor | None = None
+        self,
+        layer: int,
+        k: Tensor,
+        v: Tensor,
+        hidden: Sequence[int] | None,
+        q: Tensor | None = None,
     ) -> None:
         """k and v: [batch, kv heads, n, head_dim]. hidden: per row the tokens at its beginning that
         are padding; None: nobody knows, and all are stored. q: the queries of the same tokens."""
@@ -141,11 +150,21 @@ class Store:
                     if count:
                         part = slice(row, row + 1), slice(n - count, n)
                         here = self.sequences.numbers[row : row + 1]
-                        append(self._state, k[part], v[part], self._number, place, here, None if q is None else q[part])
+                        append(
+                            self._state,
+                            k[part],
+                            v[part],
+                            self._number,
+                            place,
+                            here,
+                            None if q is None else q[part],
+                        )
         except Error as error:
             if error.status != 60:
                 raise
-            raise RuntimeError(f"{error}; give KvantCache max_tokens, of all sequences together") from error
+            raise RuntimeError(
+                f"{error}; give KvantCache max_tokens, of all sequences together"
+            ) from error
         self.lengths[layer] += n
 
     def attend(
@@ -193,19 +212,31 @@ class Store:
                 out[part] = self._call(layer, q[part], [number], v_head_dim, **options)
         return out
 
-    def _call(self, layer: int, q: Tensor, numbers: list[int], v_head_dim: int, **options: Any) -> Tensor:
+    def _call(
+        self, layer: int, q: Tensor, numbers: list[int], v_head_dim: int, **options: Any
+    ) -> Tensor:
         place = self.places[layer]
-        return torch.ops.kvant.cache_attend(self._state, q, self._number, place, numbers, v_head_dim, **options)
+        return torch.ops.kvant.cache_attend(
+            self._state, q, self._number, place, numbers, v_head_dim, **options
+        )
 
     def _added(self, mask: Tensor | None, row: int, n: int, length: int) -> Tensor | None:
         """float16 [1, n, tokens]: what the mask adds to the scores of a row's newest n queries."""
         if mask is None:
             return None
-        whole = mask[row, :length].expand(n, length) if mask.dim() == 2 else mask[row % mask.shape[0], 0, -n:, :length]
+        whole = (
+            mask[row, :length].expand(n, length)
+            if mask.dim() == 2
+            else mask[row % mask.shape[0], 0, -n:, :length]
+        )
         if whole.dtype == torch.bool:
-            added = torch.zeros(whole.shape, dtype=torch.float16, device=whole.device).masked_fill(~whole, -torch.inf)
+            added = torch.zeros(whole.shape, dtype=torch.float16, device=whole.device).masked_fill(
+                ~whole, -torch.inf
+            )
         else:
-            added = whole.masked_fill(whole <= torch.finfo(torch.float16).min, -torch.inf).to(torch.float16)
+            added = whole.masked_fill(whole <= torch.finfo(torch.float16).min, -torch.inf).to(
+                torch.float16
+            )
         if (added[:, : self.starts[row]] > -torch.inf).any():
             raise ValueError(_HID)
         return added[None, :, self.starts[row] :]
@@ -219,7 +250,9 @@ class Store:
         for row, number in enumerate(self.sequences.numbers):
             count = length - self.starts[row]
             if count > 0:
-                for to, rows in zip(made, operators.read(self.cache, self.places[layer], number, count, like[0])):
+                for to, rows in zip(
+                    made, operators.read(self.cache, self.places[layer], number, count, like[0])
+                ):
                     to[row, :, self.starts[row] :] = rows.transpose(0, 1)
         k, v = made
         return k, v
@@ -238,9 +271,13 @@ class Store:
         self.settle()
         if self.sequences is None:
             return
-        length = max(max(self.lengths.values()) - n, 0)  # an error may have left later layers behind
+        length = max(
+            max(self.lengths.values()) - n, 0
+        )  # an error may have left later layers behind
         if self.window and not self.keeps_past and n > SLACK and length > self.window:
-            raise RuntimeError(f"crop: a layer with a sliding window takes back {SLACK} tokens at most, not {n}")
+            raise RuntimeError(
+                f"crop: a layer with a sliding window takes back {SLACK} tokens at most, not {n}"
+            )
         for row, number in enumerate(self.sequences.numbers):
             self.starts[row] = min(self.starts[row], length)
             self.sequences.cache.truncate(number, length - self.starts[row])

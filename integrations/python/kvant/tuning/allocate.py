@@ -37,7 +37,10 @@ class Path:
         """Takes a step of at most `left` bytes more. False when there is none."""
         best, at = 0.0, None
         for site, (slope, choice) in enumerate(self._corners):
-            if slope > best and self._sites[site][choice][0] - self._sites[site][self.chosen[site]][0] <= left:
+            if (
+                slope > best
+                and self._sites[site][choice][0] - self._sites[site][self.chosen[site]][0] <= left
+            ):
                 best, at = slope, site
         if at is None:
             return False
@@ -77,7 +80,9 @@ class _Exchanges:
         self._sites = sites
         self._site = np.repeat(np.arange(len(sites)), [len(site) for site in sites])
         self._first = np.cumsum([0, *(len(site) for site in sites)])
-        self._bytes, self._losses = np.array([choice for site in sites for choice in site], float).reshape(-1, 2).T
+        self._bytes, self._losses = (
+            np.array([choice for site in sites for choice in site], float).reshape(-1, 2).T
+        )
 
     def improve(self, chosen, budget):
         """Makes the best exchange. False when none gains."""
@@ -85,12 +90,19 @@ class _Exchanges:
         now = self._first[:-1] + np.array(chosen, int)
         now = now[self._site]  # of every choice, what its site has
         gained, best = LEAST_GAIN * loss, None
-        for a in np.flatnonzero(self._losses < self._losses[now]):  # of two moves one gains; it is looked at first
-            size_a, gain_a = self._bytes[a] - self._bytes[now[a]], self._losses[now[a]] - self._losses[a]
+        for a in np.flatnonzero(
+            self._losses < self._losses[now]
+        ):  # of two moves one gains; it is looked at first
+            size_a, gain_a = (
+                self._bytes[a] - self._bytes[now[a]],
+                self._losses[now[a]] - self._losses[a],
+            )
             if size_a <= budget - size and gain_a > gained:
                 gained, best = gain_a, (a,)
             gains = gain_a + self._losses[now] - self._losses
-            fits = (size_a + self._bytes - self._bytes[now] <= budget - size) & (self._site != self._site[a])
+            fits = (size_a + self._bytes - self._bytes[now] <= budget - size) & (
+                self._site != self._site[a]
+            )
             b = int(np.argmax(np.where(fits, gains, -math.inf)))
             if fits[b] and gains[b] > gained:
                 gained, best = gains[b], (a, b)

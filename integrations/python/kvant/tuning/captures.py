@@ -80,17 +80,24 @@ class Capture:
     def _read_origin(self):
         if self._file.metadata.get("format") != FORMAT:
             raise Damaged(f"not a capture of this version's ({FORMAT})")
-        self.n_tokens, self.n_ctx, self.query_step = map(self._number, ("tokens", "ctx", "query_step"))
+        self.n_tokens, self.n_ctx, self.query_step = map(
+            self._number, ("tokens", "ctx", "query_step")
+        )
 
     def _read_layers(self):
-        names = (re.fullmatch(r"layers\.(0|[1-9][0-9]{0,5})\.[kvq]", name) for name in self._file.tensors)
+        names = (
+            re.fullmatch(r"layers\.(0|[1-9][0-9]{0,5})\.[kvq]", name) for name in self._file.tensors
+        )
         numbers = sorted({int(name[1]) for name in names if name})
         if not numbers:
             raise Damaged("it holds no layer")
         self.n_layers = numbers[-1] + 1
         windows = self._file.tensors.get("windows")
-        if windows is None or windows.dtype != safetensors.TYPES["I32"] or len(windows.shape) != 1 or (
-            windows.shape[0] < self.n_layers
+        if (
+            windows is None
+            or windows.dtype != safetensors.TYPES["I32"]
+            or len(windows.shape) != 1
+            or (windows.shape[0] < self.n_layers)
         ):
             raise Damaged("the tensor windows is missing or has another size")
         seen = self._file.read("windows")
@@ -105,8 +112,14 @@ class Capture:
         (kv_heads, tokens, dim_k), v, (heads, n_queries, dim_q) = (t.shape for t in tensors)
         queries = sum(n for *_, n in self.contexts())
         if not (
-            0 < kv_heads <= heads and heads % kv_heads == 0 and v[:2] == (kv_heads, tokens) and tokens == self.n_tokens
-            and n_queries == queries and 0 < dim_k == dim_q <= MAX_HEAD_DIM and 0 < v[2] <= MAX_HEAD_DIM and window >= 0
+            0 < kv_heads <= heads
+            and heads % kv_heads == 0
+            and v[:2] == (kv_heads, tokens)
+            and tokens == self.n_tokens
+            and n_queries == queries
+            and 0 < dim_k == dim_q <= MAX_HEAD_DIM
+            and 0 < v[2] <= MAX_HEAD_DIM
+            and window >= 0
         ):
             raise Damaged(f"the shapes of layer {layer} do not fit each other")
         return Shape(kv_heads, heads, (dim_k, v[2]), *self._attention(layer), window)

@@ -29,8 +29,14 @@ class LayerRows:
         self.shape = captures[0].layers[layer]
         if self.shape.max_bias != 0:
             raise Unsupported(f"layer {layer}: ALiBi is not supported here")
-        self._contexts = [context for capture in captures for context in _contexts(capture, layer, self.shape, n_ctx, first, n_contexts)]
-        self._size = sum(float(np.square(out, dtype="f8").sum()) for c in self._contexts for out in c.outputs)
+        self._contexts = [
+            context
+            for capture in captures
+            for context in _contexts(capture, layer, self.shape, n_ctx, first, n_contexts)
+        ]
+        self._size = sum(
+            float(np.square(out, dtype="f8").sum()) for c in self._contexts for out in c.outputs
+        )
 
     def error(self, role, codecs):
         """The error's part of each kv head. role: "k" or "v"; codecs: one per kv head."""
@@ -67,7 +73,10 @@ class _Context:
 
     def __init__(self, shape, k, v, queries, positions):
         self._shape = shape
-        self.rows = {"k": np.ascontiguousarray(k.transpose(1, 0, 2)), "v": np.ascontiguousarray(v.transpose(1, 0, 2))}
+        self.rows = {
+            "k": np.ascontiguousarray(k.transpose(1, 0, 2)),
+            "v": np.ascontiguousarray(v.transpose(1, 0, 2)),
+        }
         self._queries = queries.reshape(shape.n_kv_heads, -1, shape.head_dim[0])
         keys = np.arange(k.shape[1])
         hidden = keys > positions[:, None]
@@ -83,14 +92,18 @@ class _Context:
         errors = np.empty(self._shape.n_kv_heads)
         for head, exact in enumerate(self.outputs):
             weights = self._weights[head] if role == "v" else self._softmax(back, head)
-            errors[head] = np.square(np.subtract(weights @ values[:, head], exact, dtype="f8")).sum()
+            errors[head] = np.square(
+                np.subtract(weights @ values[:, head], exact, dtype="f8")
+            ).sum()
         return errors
 
     def _softmax(self, keys, head):
         scores = self._queries[head] @ keys[:, head].T
         scores *= np.float32(self._shape.scale)
         if self._shape.softcap > 0:
-            scores = np.float32(self._shape.softcap) * np.tanh(scores / np.float32(self._shape.softcap))
+            scores = np.float32(self._shape.softcap) * np.tanh(
+                scores / np.float32(self._shape.softcap)
+            )
         scores[self._hidden] = -np.inf
         scores -= scores.max(axis=1, keepdims=True, initial=-np.inf)
         np.exp(scores, out=scores)

@@ -29,13 +29,17 @@ def make(kinds, sizes, errors):
 
 
 def _mix(heads, sizes, errors):
-    return Mix(sum(sizes[i] for i in heads), sum(errors[i][head] for head, i in enumerate(heads)), heads)
+    return Mix(
+        sum(sizes[i] for i in heads), sum(errors[i][head] for head, i in enumerate(heads)), heads
+    )
 
 
 def _walk(candidates, sizes, errors):
     """The path of candidates that fit together; a kv head is a site of allocate. Where all kv heads have the same candidate, the
     list has it already."""
-    path = allocate.Path([[(sizes[i], errors[i][head]) for i in candidates] for head in range(len(errors[0]))])
+    path = allocate.Path(
+        [[(sizes[i], errors[i][head]) for i in candidates] for head in range(len(errors[0]))]
+    )
     found, more = [], True
     while more:
         heads = tuple(candidates[c] for c in path.chosen)

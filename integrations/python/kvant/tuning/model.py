@@ -26,7 +26,12 @@ class _Kept:
     contexts = captures.Capture.contexts
 
     def __init__(self, n_ctx: int, n_tokens: int) -> None:
-        self.n_ctx, self.n_tokens, self.query_step, self.fingerprint = n_ctx, n_tokens, _QUERY_STEP, 0
+        self.n_ctx, self.n_tokens, self.query_step, self.fingerprint = (
+            n_ctx,
+            n_tokens,
+            _QUERY_STEP,
+            0,
+        )
         self.layers: dict[int, captures.Shape] = {}
         self._rows: dict[tuple[int, str], list[Any]] = {}
 
@@ -35,8 +40,14 @@ class _Kept:
             raise ValueError("model: attention with sinks of its own cannot be tuned")
         layer, dims = seen.module.layer_idx, (seen.k.shape[2], seen.v.shape[2])
         self.fingerprint = self.fingerprint or fingerprint(seen.module)
-        self.layers[layer] = captures.Shape(len(seen.k), len(seen.q), dims, seen.scale, 0.0, seen.softcap, seen.window)
-        for kind, x in ("k", seen.k), ("v", seen.v), ("q", seen.q[:, _QUERY_STEP - 1 :: _QUERY_STEP]):
+        self.layers[layer] = captures.Shape(
+            len(seen.k), len(seen.q), dims, seen.scale, 0.0, seen.softcap, seen.window
+        )
+        for kind, x in (
+            ("k", seen.k),
+            ("v", seen.v),
+            ("q", seen.q[:, _QUERY_STEP - 1 :: _QUERY_STEP]),
+        ):
             self._rows.setdefault((layer, kind), []).append(x.to("cpu", torch.float32).numpy())
 
     def rows(self, layer: int, kind: str) -> Any:
@@ -46,8 +57,12 @@ class _Kept:
 def _capture(model: Any, parts: Sequence[Tensor]) -> _Kept:
     kept = _Kept(len(parts[0]), sum(map(len, parts)))
     watch(model, parts, kept.see)
-    if sorted(kept.layers) != list(range(model.config.get_text_config(decoder=True).num_hidden_layers)):
-        raise ValueError("model: it has layers without attention that kvant sees; settings need it in all")
+    if sorted(kept.layers) != list(
+        range(model.config.get_text_config(decoder=True).num_hidden_layers)
+    ):
+        raise ValueError(
+            "model: it has layers without attention that kvant sees; settings need it in all"
+        )
     return kept
 
 
@@ -71,7 +86,11 @@ def tune(
     (Scheme.exact), and diverges least. Returns the divergence that is expected on the texts;
     kvant.evaluate measures it on others. k, v: candidates in place of the default ones, the
     coarsest first."""
-    parts = [part for part in _contexts(texts, tokenizer, context, context * n_contexts) if len(part) == context]
+    parts = [
+        part
+        for part in _contexts(texts, tokenizer, context, context * n_contexts)
+        if len(part) == context
+    ]
     if not parts:
         raise ValueError(f"texts: fewer tokens than one context of {context}")
     if context < (least := probes.least_context(context)):
@@ -83,20 +102,31 @@ def tune(
     candidates = sensitivity.default_candidates(known is not None)
     candidates = {"k": list(k) or candidates["k"], "v": list(v) or candidates["v"]}
     kept, store = _capture(model, parts), Store()
-    for _ in sensitivity.Errors(store, lambda: [kept], known, context, n_threads, lambda: None).complete(candidates):
+    for _ in sensitivity.Errors(
+        store, lambda: [kept], known, context, n_threads, lambda: None
+    ).complete(candidates):
         pass
     sites = sensitivity.sites_of(store, candidates, known, n_ctx)
     budget = bits * sum(site.numbers for site in sites) / 8
     if budget < sensitivity.least_bytes(sites):
-        raise ValueError(f"bits: the smallest candidates take {bits * sensitivity.least_bytes(sites) / budget:.2f}")
-    writer = settings.Writer(sites, model_name(model), kept.fingerprint, known and (os.fspath(calibration), known.info))  # type: ignore[type-var]
-    zero = probes.probe(lambda wanted: _divergences(model, parts[0], probes.probe_window(context), writer, wanted), sites)
+        raise ValueError(
+            f"bits: the smallest candidates take {bits * sensitivity.least_bytes(sites) / budget:.2f}"
+        )
+    writer = settings.Writer(
+        sites, model_name(model), kept.fingerprint, known and (os.fspath(calibration), known.info)
+    )  # type: ignore[type-var]
+    zero = probes.probe(
+        lambda wanted: _divergences(model, parts[0], probes.probe_window(context), writer, wanted),
+        sites,
+    )
     choice = sensitivity.choose(sites, budget)
     writer.save(choice, os.fspath(path))
     return float(zero + sum(site.cost(c) for site, c in zip(sites, choice)))
 
 
-def _divergences(model: Any, part: Tensor, window: probes.Window, writer: Any, wanted: dict[str, Any]) -> Any:
+def _divergences(
+    model: Any, part: Tensor, window: probes.Window, writer: Any, wanted: dict[str, Any]
+) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         stored = []
         for label, setting in wanted.items():

@@ -67,8 +67,20 @@ class Contexts(NamedTuple):
     def words(self):
         texts = [word for text in self.texts for word in ("-f", text)]
         batch = ["-b", str(self.batch)] if self.batch is not None else []
-        return [*texts, "--spread", str(self.parts), "--skip", str(self.skip), "--chunks", str(self.chunks),
-                "-c", str(self.window.n_ctx), "--from", str(self.window.first), *batch]
+        return [
+            *texts,
+            "--spread",
+            str(self.parts),
+            "--skip",
+            str(self.skip),
+            "--chunks",
+            str(self.chunks),
+            "-c",
+            str(self.window.n_ctx),
+            "--from",
+            str(self.window.first),
+            *batch,
+        ]
 
 
 def probe_contexts(texts, parts, n_ctx):
@@ -80,8 +92,15 @@ def check_contexts(texts, parts, n_checks, n_ctx, report=None):
     window = check_window(n_ctx)
     if report is not None and n_checks > 0:
         return [Contexts((report,), 1, 0, n_checks, window)]
-    counts = [sum(check // parts % len(texts) == i for check in range(n_checks)) for i in range(len(texts))]
-    return [Contexts((text,), parts, parts, count, window) for text, count in zip(texts, counts) if count > 0]
+    counts = [
+        sum(check // parts % len(texts) == i for check in range(n_checks))
+        for i in range(len(texts))
+    ]
+    return [
+        Contexts((text,), parts, parts, count, window)
+        for text, count in zip(texts, counts)
+        if count > 0
+    ]
 
 
 def contexts_needed(n_texts, parts, n_checks, report=None):
@@ -107,22 +126,31 @@ def divergences(how, settings, contexts):
         how.writer.save(setting, path)
     values = os.path.join(how.folder, "values")
     configs = [word for path in paths for word in ("--config", path)]
-    how.start(["eval", *how.words, *contexts.words(), *configs, "--values", values, "--json"], (1 + len(paths)) * contexts.n_tokens)
+    how.start(
+        ["eval", *how.words, *contexts.words(), *configs, "--values", values, "--json"],
+        (1 + len(paths)) * contexts.n_tokens,
+    )
     with safetensors.File(values) as file:
         found = np.stack([file.read(f"kld.{i}") for i in range(1, 1 + len(paths))])  # 0 is f16
     needed = len(contexts.texts) * contexts.chunks
     if found.shape[1] != needed:
-        raise safetensors.Damaged(f"{', '.join(contexts.texts)}: {found.shape[1]} contexts were measured, {needed} are needed")
+        raise safetensors.Damaged(
+            f"{', '.join(contexts.texts)}: {found.shape[1]} contexts were measured, {needed} are needed"
+        )
     return found
 
 
 def mean_and_error(contexts):
     """Of a [contexts, tokens] array. Contexts have the same number of tokens: the mean is that of means, squares of errors add up."""
     n, tokens = contexts.shape
-    return float(contexts.mean()), math.sqrt(float((contexts.var(axis=1, ddof=1) / tokens).sum())) / n
+    return float(contexts.mean()), math.sqrt(
+        float((contexts.var(axis=1, ddof=1) / tokens).sum())
+    ) / n
 
 
-KEYS_STEP = 4  # together, keys of several layers cost more than the sum of what they cost one by one
+KEYS_STEP = (
+    4  # together, keys of several layers cost more than the sum of what they cost one by one
+)
 LARGEST_LOG_FACTOR = 3.0  # models have about -0.6
 
 
@@ -133,9 +161,15 @@ def probe(measure, sites):
     layers = list(zip(sites[::2], sites[1::2]))
     exact = [None] * len(sites)
     settings = {"no codec": exact}
-    settings |= {f"layer {k.layer}": [*exact[: 2 * i], 0, 0, *exact[2 * i + 2 :]] for i, (k, _) in enumerate(layers)}
-    settings |= {f"keys of layer {k.layer}": [*exact[: 2 * i], 0, *exact[2 * i + 1 :]]
-                 for i, (k, _) in enumerate(layers) if i % KEYS_STEP == 0}
+    settings |= {
+        f"layer {k.layer}": [*exact[: 2 * i], 0, 0, *exact[2 * i + 2 :]]
+        for i, (k, _) in enumerate(layers)
+    }
+    settings |= {
+        f"keys of layer {k.layer}": [*exact[: 2 * i], 0, *exact[2 * i + 1 :]]
+        for i, (k, _) in enumerate(layers)
+        if i % KEYS_STEP == 0
+    }
     zero, *coarse = measure(settings)
     found = [mean_and_error(kld - zero) for kld in coarse]
     share(layers, found[: len(layers)], sum(kld for kld, _ in found[len(layers) :]))
@@ -153,7 +187,10 @@ def share(layers, found, of_keys):
     low, high = -LARGEST_LOG_FACTOR, LARGEST_LOG_FACTOR
     for _ in range(40):
         middle = (low + high) / 2
-        of_all = sum(max(kld, 0) * _of_keys(layer, middle) for layer, (kld, _) in zip(layers[::KEYS_STEP], found[::KEYS_STEP]))
+        of_all = sum(
+            max(kld, 0) * _of_keys(layer, middle)
+            for layer, (kld, _) in zip(layers[::KEYS_STEP], found[::KEYS_STEP])
+        )
         low, high = (middle, high) if of_all > of_keys else (low, middle)
     for (k, v), (kld, error) in zip(layers, found):
         part = _of_keys((k, v), low)

@@ -14,7 +14,12 @@ import numpy as np
 
 MAX_HEADER = 100 << 20  # as the reference implementation has it
 MAX_DIMS = 8
-TYPES = {"F16": np.dtype("<f2"), "F32": np.dtype("<f4"), "F64": np.dtype("<f8"), "I32": np.dtype("<i4")}
+TYPES = {
+    "F16": np.dtype("<f2"),
+    "F32": np.dtype("<f4"),
+    "F64": np.dtype("<f8"),
+    "I32": np.dtype("<i4"),
+}
 
 
 class Damaged(ValueError):
@@ -72,7 +77,9 @@ class File:
 def parse(header, data_bytes):
     """{name: Entry} and the metadata of a header in a file with data_bytes behind it."""
     try:
-        found = json.loads(header.decode(), object_pairs_hook=_members) if header[:1] == b"{" else None
+        found = (
+            json.loads(header.decode(), object_pairs_hook=_members) if header[:1] == b"{" else None
+        )
     except (ValueError, RecursionError) as error:
         if isinstance(error, Damaged):
             raise
@@ -80,7 +87,9 @@ def parse(header, data_bytes):
     if not isinstance(found, dict):
         raise Damaged("the header is not a JSON object")
     metadata = found.pop("__metadata__", {})
-    if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
+    if not isinstance(metadata, dict) or not all(
+        isinstance(text, str) for text in metadata.values()
+    ):
         raise Damaged("__metadata__ is not an object of strings")
     entries = {name: _entry(name, entry) for name, entry in found.items()}
     _check_cover(entries, data_bytes)
@@ -105,9 +114,9 @@ def _entry(name, entry):
     shape, offsets = entry.get("shape"), entry.get("data_offsets")
     if dtype is None:
         raise Damaged(f"tensor {name!a:.64} has no type that is known")
-    if not all(isinstance(sizes, list) and all(map(_is_size, sizes)) for sizes in (shape, offsets)) or (
-        len(shape) > MAX_DIMS or len(offsets) != 2
-    ):
+    if not all(
+        isinstance(sizes, list) and all(map(_is_size, sizes)) for sizes in (shape, offsets)
+    ) or (len(shape) > MAX_DIMS or len(offsets) != 2):
         raise Damaged(f"tensor {name!a:.64}: shape or data_offsets are not what they should be")
     if int(np.prod(shape, dtype=object)) * dtype.itemsize != offsets[1] - offsets[0]:
         raise Damaged(f"tensor {name!a:.64}: its shape needs other bytes than it has")
@@ -116,9 +125,13 @@ def _entry(name, entry):
 
 def _check_cover(entries, data_bytes):
     at = 0
-    for name, (entry, end) in sorted(entries.items(), key=lambda item: (item[1][0].offset, item[1][1])):
+    for name, (entry, end) in sorted(
+        entries.items(), key=lambda item: (item[1][0].offset, item[1][1])
+    ):
         if entry.offset != at:
             raise Damaged(f"tensor {name!a:.64} overlaps another or leaves a hole")
         at = end
     if at != data_bytes:
-        raise Damaged(f"{at} bytes of tensors are in the header, {data_bytes} in the file: it is cut short or damaged")
+        raise Damaged(
+            f"{at} bytes of tensors are in the header, {data_bytes} in the file: it is cut short or damaged"
+        )

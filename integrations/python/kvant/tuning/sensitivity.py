@@ -33,21 +33,36 @@ def default_candidates(calibrated):
                 *(f"trellis-{bits}:transform=diagonal" for bits in (2, 3, 4)),
             ],
             "v": [
-                *(spec for bits in (2, 3, 4) for spec in (*_with_sink(f"trellis-{bits}:center=file"), f"trellis-{bits}")),
-                *_with_sink("turboquant-5:center=file"), "turboquant-5", "turboquant-6:center=file", "turboquant-6",
-                "turboquant-8", *(f"trellis-{bits}:center=file,norm=file" for bits in (2, 3, 4)),
+                *(
+                    spec
+                    for bits in (2, 3, 4)
+                    for spec in (*_with_sink(f"trellis-{bits}:center=file"), f"trellis-{bits}")
+                ),
+                *_with_sink("turboquant-5:center=file"),
+                "turboquant-5",
+                "turboquant-6:center=file",
+                "turboquant-6",
+                "turboquant-8",
+                *(f"trellis-{bits}:center=file,norm=file" for bits in (2, 3, 4)),
             ],
         }
     first = "center=first,norm=first"
     return {
         "k": [
-            *_with_sink(f"trellis-2:{first}", f"trellis-3:{first}"), "trellis-3:center=first",
-            *_with_sink(f"trellis-4:{first}"), "trellis-4:center=first",
+            *_with_sink(f"trellis-2:{first}", f"trellis-3:{first}"),
+            "trellis-3:center=first",
+            *_with_sink(f"trellis-4:{first}"),
+            "trellis-4:center=first",
             *(f"turboquant-{bits}:{first}" for bits in (5, 6, 8)),
         ],
         "v": [
-            *(spec for codec in ("trellis-2", "trellis-3", "trellis-4", "turboquant-5") for spec in (f"{codec}:center=first", codec)),
-            "turboquant-6", "turboquant-8",
+            *(
+                spec
+                for codec in ("trellis-2", "trellis-3", "trellis-4", "turboquant-5")
+                for spec in (f"{codec}:center=first", codec)
+            ),
+            "turboquant-6",
+            "turboquant-8",
         ],
     }
 
@@ -62,7 +77,9 @@ class Site:
         self.window = shape.window
         self.step_bytes = step_bytes(_n_blocks(n_cells), shape.n_kv_heads * self.head_dim)
         self.probe_error = math.nan  # of the first candidate, on the tokens of the probe
-        self.measured = self.measured_se = math.nan  # divergence with the first candidate, less that without any
+        self.measured = self.measured_se = (
+            math.nan
+        )  # divergence with the first candidate, less that without any
         self.weight = math.nan  # divergence for each unit of error
 
     def cost(self, choice):
@@ -94,7 +111,14 @@ def bytes_of(codec, cells):
 def kind_of(codec):
     """Codecs of equal kinds fit together in one cache (kvant_codecs_fit_together)."""
     waits = codec.center == "first", codec.norm == "first"
-    return codec.role, codec.head_dim, codec.block_tokens, codec.sink_tokens, codec.recent_tokens, *waits
+    return (
+        codec.role,
+        codec.head_dim,
+        codec.block_tokens,
+        codec.sink_tokens,
+        codec.recent_tokens,
+        *waits,
+    )
 
 
 class Errors:
@@ -102,8 +126,16 @@ class Errors:
     check() before every candidate, and an exception of its own ends the work. Candidates are computed on n_threads (None: all)."""
 
     def __init__(self, store, open_captures, calibration, n_ctx, n_threads, check):
-        self._store, self._open, self._calibration, self._check = store, open_captures, calibration, check
-        self._windows = {"cost": probes.check_window(n_ctx), "probe": (*probes.probe_window(n_ctx), 1)}
+        self._store, self._open, self._calibration, self._check = (
+            store,
+            open_captures,
+            calibration,
+            check,
+        )
+        self._windows = {
+            "cost": probes.check_window(n_ctx),
+            "probe": (*probes.probe_window(n_ctx), 1),
+        }
         self._threads = checks.threads(n_threads)
 
     def complete(self, candidates):
@@ -123,12 +155,16 @@ class Errors:
 
     def _compute(self, pool, layer, jobs):
         kinds = {kind for kind, *_ in jobs}
-        rows = {kind: layer_error.LayerRows(self._open(), layer, *self._windows[kind]) for kind in kinds}
+        rows = {
+            kind: layer_error.LayerRows(self._open(), layer, *self._windows[kind]) for kind in kinds
+        }
 
         def error(job):
             self._check()
             kind, role, spec = job
-            return rows[kind].error(role, codecs_of(spec, role, self._store.layers[layer], self._calibration, layer))
+            return rows[kind].error(
+                role, codecs_of(spec, role, self._store.layers[layer], self._calibration, layer)
+            )
 
         return pool.map(error, jobs)
 
@@ -145,10 +181,17 @@ def sites_of(store, candidates, calibration, n_ctx):
     for layer, shape in store.layers.items():
         cells = n_cells(shape, n_ctx)
         for role in "kv":
-            codecs = [codecs_of(spec, role, shape, calibration, layer)[0] for spec in candidates[role]]
-            kinds, sizes = [kind_of(codec) for codec in codecs], [bytes_of(codec, cells) for codec in codecs]
+            codecs = [
+                codecs_of(spec, role, shape, calibration, layer)[0] for spec in candidates[role]
+            ]
+            kinds, sizes = (
+                [kind_of(codec) for codec in codecs],
+                [bytes_of(codec, cells) for codec in codecs],
+            )
             errors = [store.get(layer, "cost", role, spec) for spec in candidates[role]]
-            site = Site(layer, role, shape, cells, candidates[role], mixes.make(kinds, sizes, errors))
+            site = Site(
+                layer, role, shape, cells, candidates[role], mixes.make(kinds, sizes, errors)
+            )
             site.probe_error = sum(store.get(layer, "probe", role, candidates[role][0]))
             sites.append(site)
     return sites
@@ -211,4 +254,3 @@ def _prior(sites):
     mean = sum(logs) / n
     variance = sum(y * y for y in logs) / n - mean * mean - noise / n
     return mean, max(variance, LEAST_VARIANCE)
-

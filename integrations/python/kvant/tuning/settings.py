@@ -24,11 +24,19 @@ class Writer:
     """Writes settings of one model. calibration is its path and its CalibrationInfo, or None."""
 
     def __init__(self, sites, model, fingerprint, calibration):
-        self._sites, self._model, self._fingerprint, self._calibration = sites, model, fingerprint, calibration
+        self._sites, self._model, self._fingerprint, self._calibration = (
+            sites,
+            model,
+            fingerprint,
+            calibration,
+        )
         self._needs = {}
 
     def save(self, setting, path):
-        layers = [(site.n_kv_heads, site.head_dim, one_or_all(site, c)) for site, c in zip(self._sites, setting)]
+        layers = [
+            (site.n_kv_heads, site.head_dim, one_or_all(site, c))
+            for site, c in zip(self._sites, setting)
+        ]
         entries = [(spec, n_kv_heads, head_dim) for n_kv_heads, head_dim, spec in layers]
         Settings(
             list(zip(entries[::2], entries[1::2])),
@@ -38,7 +46,11 @@ class Writer:
         ).save(path)
 
     def _needs_calibration(self, setting):
-        return any(self._takes(site.role, spec) for site, c in zip(self._sites, setting) for spec in specs(site, c))
+        return any(
+            self._takes(site.role, spec)
+            for site, c in zip(self._sites, setting)
+            for spec in specs(site, c)
+        )
 
     def _takes(self, role, spec):
         if (role, spec) not in self._needs:

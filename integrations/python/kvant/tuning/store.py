@@ -38,14 +38,21 @@ class Store:
 
     def _read(self, key):
         self._own = self._all[key]
-        self.layers = {int(layer): Shape(n_kv_heads, n_heads, tuple(head_dim), *attention)
-                       for layer, (n_kv_heads, n_heads, head_dim, *attention) in self._own["layers"].items()}
+        self.layers = {
+            int(layer): Shape(n_kv_heads, n_heads, tuple(head_dim), *attention)
+            for layer, (n_kv_heads, n_heads, head_dim, *attention) in self._own["layers"].items()
+        }
         for name, errors in self._own["errors"].items():
-            if len(errors) != self.layers[int(name.split()[0])].n_kv_heads or not all(0 <= e < float("inf") for e in errors):
+            if len(errors) != self.layers[int(name.split()[0])].n_kv_heads or not all(
+                0 <= e < float("inf") for e in errors
+            ):
                 raise ValueError(name)
 
     def take_layers(self, layers):
-        self.layers, self._own["layers"] = layers, {str(layer): list(shape) for layer, shape in layers.items()}
+        self.layers, self._own["layers"] = (
+            layers,
+            {str(layer): list(shape) for layer, shape in layers.items()},
+        )
         return layers
 
     def has(self, *name):

@@ -37,7 +37,9 @@ STORED = {
 
 PRESETS = ("quality", "balanced", "small")
 LEARNS = "tiny"  #: a preset, for whose matrices blocks have no room
-DTYPE = "kvant"  #: of caches: KVANT_VLLM says what they hold. kvant_NAME: NAME is of STORED or PRESETS
+DTYPE = (
+    "kvant"  #: of caches: KVANT_VLLM says what they hold. kvant_NAME: NAME is of STORED or PRESETS
+)
 BESIDE_MODEL = "kvant.kvcal"
 
 
@@ -51,13 +53,19 @@ def _preset(name: str) -> Stored:
 
 def _calibration(model: str | None) -> str | None:
     beside = pathlib.Path(model or "", BESIDE_MODEL)
-    return os.environ.get("KVANT_VLLM_CALIBRATION") or (str(beside) if model and beside.exists() else None)
+    return os.environ.get("KVANT_VLLM_CALIBRATION") or (
+        str(beside) if model and beside.exists() else None
+    )
 
 
 def is_ours(dtype: str | None) -> bool:
     """Whether blocks of a cache dtype of vLLM are kvant's: kvant and kvant_NAME, or any with KVANT_VLLM."""
     named = dtype is not None and (dtype == DTYPE or dtype.startswith(f"{DTYPE}_"))
-    return named or dtype in (None, "auto", "float16", "bfloat16") and bool(os.environ.get("KVANT_VLLM"))
+    return (
+        named
+        or dtype in (None, "auto", "float16", "bfloat16")
+        and bool(os.environ.get("KVANT_VLLM"))
+    )
 
 
 def chosen(dtype: str | None = None, model: str | None = None) -> Stored | None:
@@ -74,9 +82,13 @@ def chosen(dtype: str | None = None, model: str | None = None) -> Stored | None:
         needed = f"KVANT_VLLM_CALIBRATION, the path of a file that kvant.calibrate made, or {BESIDE_MODEL} beside the model"
         raise ValueError(f"KVANT_VLLM: {name} needs {needed}")
     if name == LEARNS:
-        raise ValueError(f"KVANT_VLLM: {name} learns a matrix from each sequence, which vLLM's blocks have no room for; small needs a calibration alone")
+        raise ValueError(
+            f"KVANT_VLLM: {name} learns a matrix from each sequence, which vLLM's blocks have no room for; small needs a calibration alone"
+        )
     if name not in (*STORED, *PRESETS) and "/" not in name:
-        raise ValueError(f"KVANT_VLLM: {name!r} is none of {', '.join((*STORED, *PRESETS))}, and no pair of specs K/V")
+        raise ValueError(
+            f"KVANT_VLLM: {name!r} is none of {', '.join((*STORED, *PRESETS))}, and no pair of specs K/V"
+        )
     found = _preset(name) if name in PRESETS else STORED.get(name) or Stored(*name.split("/", 1))
     return found._replace(calibration=calibration)
 
@@ -108,8 +120,9 @@ def _clear_blocks() -> None:
     as it was, and its request must not read another one's row there."""
     from vllm.v1 import kv_cache_interface
 
-    config, given = kv_cache_interface.KVCacheConfig, getattr(
-        kv_cache_interface.KVCacheConfig, "needs_kv_cache_zeroing", None
+    config, given = (
+        kv_cache_interface.KVCacheConfig,
+        getattr(kv_cache_interface.KVCacheConfig, "needs_kv_cache_zeroing", None),
     )
     if not isinstance(given, property) or hasattr(given.fget, "kvant"):
         return
@@ -160,7 +173,9 @@ def register() -> None:
     _clear_blocks()
     copyreg.pickle(AttentionBackendEnum, _reduce)  # type: ignore[arg-type]
     gpu = "kvant.vllm.gpu.Backend"
-    if not hasattr(AttentionBackendEnum, "register"):  # before 0.32 backends have no names of their own
+    if not hasattr(
+        AttentionBackendEnum, "register"
+    ):  # before 0.32 backends have no names of their own
         register_backend(AttentionBackendEnum.CUSTOM, gpu)
     elif not hasattr(AttentionBackendEnum, NAME):
         AttentionBackendEnum.register(NAME, gpu)

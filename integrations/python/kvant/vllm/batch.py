@@ -7,7 +7,11 @@ from typing import Any, Iterator, NamedTuple
 
 import torch
 from torch import Tensor
-from vllm.v1.attention.backend import AttentionCGSupport, AttentionMetadata, AttentionMetadataBuilder
+from vllm.v1.attention.backend import (
+    AttentionCGSupport,
+    AttentionMetadata,
+    AttentionMetadataBuilder,
+)
 from vllm.v1.attention.backends.utils import split_decodes_and_prefills
 
 
@@ -24,7 +28,9 @@ class Part(NamedTuple):
     most_queries: int  #: of one sequence
     most_tokens: int  #: of one sequence; 0: the host does not know
     fresh: bool  #: prompts from their first token on
-    key_starts: Tensor | None = None  #: of one sequence with many queries: 0 and its tokens, on the device
+    key_starts: Tensor | None = (
+        None  #: of one sequence with many queries: 0 and its tokens, on the device
+    )
 
     @property
     def long(self) -> bool:
@@ -50,25 +56,47 @@ class Options:
     causal: bool = True
 
 
-def _prefills(starts: list[int], lengths: list[int], first: int, seq_lens: Tensor) -> Iterator[Part]:
+def _prefills(
+    starts: list[int], lengths: list[int], first: int, seq_lens: Tensor
+) -> Iterator[Part]:
     """Runs of sequences that are all fresh, or all not. Those with many queries are parts of their own."""
     at, last = first, len(starts) - 1
     queries = [starts[i + 1] - starts[i] for i in range(last)]
-    kinds = ["fresh" if n == length else "long" if LONG <= n < length else "short" for n, length in zip(queries, lengths)]
+    kinds = [
+        "fresh" if n == length else "long" if LONG <= n < length else "short"
+        for n, length in zip(queries, lengths)
+    ]
     while at < last:
         kind = kinds[at]
-        end = at + 1 if kind == "long" else next((i for i in range(at, last) if kinds[i] != kind), last)
+        end = (
+            at + 1
+            if kind == "long"
+            else next((i for i in range(at, last) if kinds[i] != kind), last)
+        )
         key_starts = torch.nn.functional.pad(seq_lens[at:end], (1, 0)) if kind == "long" else None
-        yield Part(at, end, starts[at], starts[end], max(queries[at:end]), max(lengths[at:end]), kind == "fresh", key_starts)
+        yield Part(
+            at,
+            end,
+            starts[at],
+            starts[end],
+            max(queries[at:end]),
+            max(lengths[at:end]),
+            kind == "fresh",
+            key_starts,
+        )
         at = end
 
 
 def _parts(common: Any, threshold: int) -> Iterator[Part]:
-    n_decodes, n_prefills, n_rows, _ = split_decodes_and_prefills(common, decode_threshold=threshold)
+    n_decodes, n_prefills, n_rows, _ = split_decodes_and_prefills(
+        common, decode_threshold=threshold
+    )
     if n_decodes:
         yield Part(0, n_decodes, 0, n_rows, min(threshold, common.max_query_len), 0, False)
     if n_prefills:
-        known = getattr(common, "seq_lens_cpu_upper_bound", None)  # exact for prompts, but not those of draft models
+        known = getattr(
+            common, "seq_lens_cpu_upper_bound", None
+        )  # exact for prompts, but not those of draft models
         exact = known is not None and int(known[: common.num_reqs].max()) == common.max_seq_len
         lengths = (known if exact else common.seq_lens.cpu()).tolist()
         starts = common.query_start_loc_cpu[: common.num_reqs + 1].tolist()
@@ -82,7 +110,9 @@ class Builder(AttentionMetadataBuilder[Batch]):  # type: ignore[misc]
     supports_update_block_table = True
     supports_draft_decode_metadata_update = True
 
-    def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: Any) -> None:
+    def __init__(
+        self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: Any
+    ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         self._init_reorder_batch_threshold(1, supports_spec_as_decode=True)
 
@@ -90,17 +120,28 @@ class Builder(AttentionMetadataBuilder[Batch]):  # type: ignore[misc]
     def get_varlen_cudagraph_max_query_len(cls, vllm_config: Any, kv_cache_spec: Any) -> int:
         return 1 << 16  # any
 
-    def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> Batch:
+    def build(
+        self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False
+    ) -> Batch:
         common = common_attn_metadata
         if not isinstance(common.causal, bool):
-            raise NotImplementedError("kvant: causal attention for some of the sequences is not supported")
+            raise NotImplementedError(
+                "kvant: causal attention for some of the sequences is not supported"
+            )
         parts = list(_parts(common, self.reorder_batch_threshold or 1))
         n = common.num_reqs
         rest = (common.block_table_tensor, common.slot_mapping, common.causal, parts)
         return Batch(common.query_start_loc[: n + 1], common.seq_lens[:n], *rest)
 
     def update_block_table(self, metadata: Batch, blk_table: Tensor, slot_mapping: Tensor) -> Batch:
-        return Batch(metadata.query_start_loc, metadata.seq_lens, blk_table, slot_mapping, metadata.causal, metadata.parts)
+        return Batch(
+            metadata.query_start_loc,
+            metadata.seq_lens,
+            blk_table,
+            slot_mapping,
+            metadata.causal,
+            metadata.parts,
+        )
 
     def update_draft_decode_metadata(self, metadata: Batch) -> None:
         """All there is to update lies on the device."""

@@ -18,10 +18,14 @@ def _calibration(path: str | None) -> Calibration | None:
     return None if path is None else Calibration(path)
 
 
-def codecs(stored: Stored, role: str, head_dim: int, layer: int = 0, heads: range = range(1)) -> list[Codec]:
+def codecs(
+    stored: Stored, role: str, head_dim: int, layer: int = 0, heads: range = range(1)
+) -> list[Codec]:
     """heads: their numbers in the whole model."""
     calibration = _calibration(stored.calibration)
-    return [Codec(getattr(stored, role), head_dim, role, calibration, layer, head) for head in heads]
+    return [
+        Codec(getattr(stored, role), head_dim, role, calibration, layer, head) for head in heads
+    ]
 
 
 def heads_of_rank(n_heads: int, total: int, rank: int, n_ranks: int) -> range:
@@ -35,7 +39,9 @@ def page_bytes(stored: Stored, role: str, head_dim: int) -> int:
     codec = codecs(stored, role, head_dim)[0]
     if Pages([codec]).info.bytes != codec.page_bytes or codec.page_bytes % PAGE_TOKENS:
         spec = getattr(stored, role)
-        raise ValueError(f"KVANT_VLLM: {spec} keeps rows beside its pages, which vLLM's blocks have no room for")
+        raise ValueError(
+            f"KVANT_VLLM: {spec} keeps rows beside its pages, which vLLM's blocks have no room for"
+        )
     return codec.page_bytes
 
 

@@ -19,7 +19,10 @@ from .gpu_pages import LayerPages, room_for_rows, workspace
 def _flash_attention(head_size: int) -> tuple[Any, dict[str, Any]] | None:
     """vLLM's, with its version; None where there is none for a GPU and head_dim."""
     try:
-        from vllm.v1.attention.backends.fa_utils import flash_attn_varlen_func, get_flash_attn_version
+        from vllm.v1.attention.backends.fa_utils import (
+            flash_attn_varlen_func,
+            get_flash_attn_version,
+        )
 
         version = get_flash_attn_version()
     except (ImportError, AssertionError):
@@ -36,13 +39,24 @@ class Impl(impl.Impl):
         self.flash = _flash_attention(self.head_size)
         keys_have_center = "center" in self.stored.k or "transform" in self.stored.k
         if keys_have_center and (self.sinks is not None or self.logits_soft_cap):
-            raise NotImplementedError("kvant: models with sinks or a softcap need codecs without a calibration of keys")
+            raise NotImplementedError(
+                "kvant: models with sinks or a softcap need codecs without a calibration of keys"
+            )
         if torch.cuda.is_available():
             device = torch.device("cuda", torch.cuda.current_device())
             workspace(self.head_size, device)  # before vLLM measures how much memory is left
             room_for_rows(device)
 
-    def attend_rows(self, pages: LayerPages, part: Part, q: Tensor, k: Tensor, v: Tensor, out: Tensor, batch: Batch) -> bool:
+    def attend_rows(
+        self,
+        pages: LayerPages,
+        part: Part,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        batch: Batch,
+    ) -> bool:
         if self.flash is None or not batch.causal or q.dtype == torch.float32:
             return False
         starts = batch.query_start_loc[part.first : part.last + 1]
@@ -50,7 +64,9 @@ class Impl(impl.Impl):
             self._flash(part, q, k, v, out, starts, starts, self.sinks)
             return True
         past, key_starts = part.most_tokens - part.most_queries, part.key_starts
-        unseen = max(0, past + 1 - self.sliding_window) // PAGE_TOKENS if self.sliding_window else 0  # blocks, which vLLM may have dropped
+        unseen = (
+            max(0, past + 1 - self.sliding_window) // PAGE_TOKENS if self.sliding_window else 0
+        )  # blocks, which vLLM may have dropped
         if unseen:
             key_starts = (key_starts - unseen * PAGE_TOKENS).clamp_(min=0)
         blocks = batch.block_table[part.first, unseen : -(-past // PAGE_TOKENS)]
@@ -62,7 +78,15 @@ class Impl(impl.Impl):
         return True
 
     def _flash(
-        self, part: Part, q: Tensor, k: Tensor, v: Tensor, out: Tensor, starts: Tensor, key_starts: Tensor | None, sinks: Tensor | None
+        self,
+        part: Part,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        starts: Tensor,
+        key_starts: Tensor | None,
+        sinks: Tensor | None,
     ) -> None:
         assert self.flash is not None
         function, options = self.flash
@@ -79,7 +103,10 @@ class Impl(impl.Impl):
             max_seqlen_k=part.most_tokens,
             softmax_scale=self.scale,
             causal=True,
-            window_size=[self.sliding_window - 1 if self.sliding_window else -1, 0 if self.sliding_window else -1],
+            window_size=[
+                self.sliding_window - 1 if self.sliding_window else -1,
+                0 if self.sliding_window else -1,
+            ],
             softcap=self.logits_soft_cap,
             **options,
         )

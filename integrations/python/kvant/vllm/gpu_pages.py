@@ -29,7 +29,11 @@ def workspace(head_dim: int, device: torch.device) -> Tensor:
     """Of the current stream. Nothing is allocated while a graph is captured: a stream without a
     workspace takes the first one that was made, as graphs of one model are replayed in order."""
     key = str(device), head_dim, stream_of(device)
-    if key not in _workspaces and device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+    if (
+        key not in _workspaces
+        and device.type == "cuda"
+        and torch.cuda.is_current_stream_capturing()
+    ):
         others = [made for of, made in _workspaces.items() if of[:2] == key[:2]]
         if others:
             return others[0]
@@ -51,13 +55,26 @@ def room_for_rows(device: torch.device) -> Tensor:
 
 
 class Role:
-    def __init__(self, made: Sequence[Codec], base: int, block_stride: int, head_stride: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        made: Sequence[Codec],
+        base: int,
+        block_stride: int,
+        head_stride: int,
+        device: torch.device,
+    ) -> None:
         self.codec, self.codecs, self.device = GpuCodec.of(made[0]), made, device
         self.base, self.block_stride, self.head_stride = base, block_stride, head_stride
         self.numbers = numbers = Numbers([made], device)  # of one layer
         self.has_matrix = numbers.n_weights > made[0].head_dim
-        parts = [x for x in (numbers.scale, None if self.has_matrix else numbers.inverse_weights) if x is not None]
-        self.attention_scale = parts[0] * parts[1] if len(parts) == 2 else parts[0] if parts else None
+        parts = [
+            x
+            for x in (numbers.scale, None if self.has_matrix else numbers.inverse_weights)
+            if x is not None
+        ]
+        self.attention_scale = (
+            parts[0] * parts[1] if len(parts) == 2 else parts[0] if parts else None
+        )
         if self.has_matrix:
             self._back, self._back_scale = self._matrix_back(made[0].head_dim)
 
@@ -91,16 +108,23 @@ class Role:
         if not self.has_matrix:
             self._decode(blocks, heads, out, False)
             return
-        turned, rows = out.view(torch.float16), room.view(torch.float16).view(out.shape[1], len(out), -1)
+        turned, rows = (
+            out.view(torch.float16),
+            room.view(torch.float16).view(out.shape[1], len(out), -1),
+        )
         self._decode(blocks, heads, turned, True)
         torch.bmm(turned.transpose(0, 1), self._back[heads], out=rows)
         assert self.numbers.center is not None  # of transform=file
-        torch.add(self.numbers.center[0, heads], rows.transpose(0, 1), alpha=self._back_scale, out=out)
+        torch.add(
+            self.numbers.center[0, heads], rows.transpose(0, 1), alpha=self._back_scale, out=out
+        )
 
     def _decode(self, blocks: Tensor, heads: slice, out: Tensor, transformed: bool) -> None:
         of = self.numbers
         numbers = (None, None, None) if transformed else (of.center, of.scale, of.inverse_weights)
-        center, scale, inverse, centroids = (None if x is None else pointer(x[0, heads]) for x in (*numbers, of.centroids))
+        center, scale, inverse, centroids = (
+            None if x is None else pointer(x[0, heads]) for x in (*numbers, of.centroids)
+        )
         arguments = s.CudaDecodeArgs.new(
             codec=self.codec.handle,
             pages=self.pages(heads.start),
@@ -121,7 +145,9 @@ class Role:
 
 
 class LayerPages:
-    def __init__(self, stored: Stored, memory: Tensor, layer: int, heads: range, head_dim: int) -> None:
+    def __init__(
+        self, stored: Stored, memory: Tensor, layer: int, heads: range, head_dim: int
+    ) -> None:
         """memory: vLLM's tensor [blocks, kv heads, tokens, content], of any type."""
         made = [codecs(stored, role, head_dim, layer, heads) for role in "kv"]
         block, head, token, _ = (stride * memory.element_size() for stride in memory.stride())
@@ -136,15 +162,29 @@ class LayerPages:
             or not fits
             or head != head_bytes
         ):
-            raise ValueError(f"kvant: --block-size {PAGE_TOKENS} and the layout LBHNC are needed, not {memory.shape[2]}")
+            raise ValueError(
+                f"kvant: --block-size {PAGE_TOKENS} and the layout LBHNC are needed, not {memory.shape[2]}"
+            )
         if memory.data_ptr() % 16 or block % 16:
             raise ValueError("kvant: vLLM's blocks are not aligned to 16 bytes")
-        self.device, self.n_kv_heads, self.head_dim = memory.device, len(heads), head_dim  # vLLM frees its memory
+        self.device, self.n_kv_heads, self.head_dim = (
+            memory.device,
+            len(heads),
+            head_dim,
+        )  # vLLM frees its memory
         base = memory.data_ptr()
         places = (base, base + made[0][0].page_bytes)
-        self.k, self.v = (Role(part, at, block, head, memory.device) for part, at in zip(made, places))
+        self.k, self.v = (
+            Role(part, at, block, head, memory.device) for part, at in zip(made, places)
+        )
         text = text_buffer()
-        check("codecs", library().kvant_cuda_attention_check(self.k.codec.handle, self.v.codec.handle, text, len(text)), text)
+        check(
+            "codecs",
+            library().kvant_cuda_attention_check(
+                self.k.codec.handle, self.v.codec.handle, text, len(text)
+            ),
+            text,
+        )
 
     def write(self, keys: Tensor, values: Tensor, slots: Tensor) -> None:
         """Rows [n, kv heads, head_dim]; slots below 0 are padding."""
@@ -159,11 +199,15 @@ class LayerPages:
             n_kv_heads=self.n_kv_heads,
             slots=slots.data_ptr(),
             k_feedback=pointer(self.k.numbers.feedback),
-            centroids=(c.c_void_p * 2)(pointer(self.k.numbers.centroids), pointer(self.v.numbers.centroids)),
+            centroids=(c.c_void_p * 2)(
+                pointer(self.k.numbers.centroids), pointer(self.v.numbers.centroids)
+            ),
         )
         call("append", arguments, self.device)
 
-    def rows(self, blocks: Tensor, past: int, keys: Tensor, values: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    def rows(
+        self, blocks: Tensor, past: int, keys: Tensor, values: Tensor
+    ) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Of a sequence whose first `past` tokens lie in blocks and whose others are rows [n, kv heads, head_dim]: rows of all,
         per run of kv heads for which there is room. Each is valid until the next."""
         n = past + len(keys)
@@ -171,16 +215,23 @@ class LayerPages:
         most = room.numel() // (2 * n * self.head_dim)
         for first in range(0, self.n_kv_heads, max(1, most)):
             heads = slice(first, min(first + most, self.n_kv_heads))
-            made = room[: 2 * n * (heads.stop - first) * self.head_dim].view(2, n, heads.stop - first, self.head_dim)
+            made = room[: 2 * n * (heads.stop - first) * self.head_dim].view(
+                2, n, heads.stop - first, self.head_dim
+            )
             read = slice(len(blocks) * PAGE_TOKENS)
-            for role, newest, out in zip((self.k, self.v), (keys, values), made):  # values last: keys need their room
+            for role, newest, out in zip(
+                (self.k, self.v), (keys, values), made
+            ):  # values last: keys need their room
                 role.read(blocks, heads, out[read], made[1][read])
                 out[past:] = newest[:, heads]
             yield heads, *made
 
     def _turned(self, q: Tensor, part: Any) -> Tensor:
         """Queries of a part through the matrix of transform=file, float32, in the rows that they have in q."""
-        made, rows = torch.empty(q.shape, dtype=torch.float32, device=q.device), slice(part.first_row, part.last_row)
+        made, rows = (
+            torch.empty(q.shape, dtype=torch.float32, device=q.device),
+            slice(part.first_row, part.last_row),
+        )
         inverse = pointer(self.k.numbers.inverse_weights)
         transform_queries(self.k.codec, q[rows], inverse, self.n_kv_heads, made[rows])
         return made
@@ -191,10 +242,19 @@ class LayerPages:
             return
         k, v, target = self.k, self.v, out
         if k.has_matrix:
-            q, target = self._turned(q, part), torch.empty(out.shape, dtype=torch.float32, device=out.device)
-        sinks = None if options.sinks is None else options.sinks.detach().to(self.device, torch.float32).contiguous()
+            q, target = (
+                self._turned(q, part),
+                torch.empty(out.shape, dtype=torch.float32, device=out.device),
+            )
+        sinks = (
+            None
+            if options.sinks is None
+            else options.sinks.detach().to(self.device, torch.float32).contiguous()
+        )
         room, table = workspace(self.head_dim, self.device), batch.block_table
-        n_blocks = -(-part.most_tokens // PAGE_TOKENS) or table.shape[1]  # few: more heads fit into the workspace
+        n_blocks = (
+            -(-part.most_tokens // PAGE_TOKENS) or table.shape[1]
+        )  # few: more heads fit into the workspace
         arguments = s.CudaAttentionArgs.new(
             k_codec=k.codec.handle,
             v_codec=v.codec.handle,

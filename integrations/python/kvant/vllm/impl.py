@@ -80,7 +80,9 @@ def _learning(model: str, n_ranks: int) -> Learner | None:
     if path and n_ranks > 1:
         raise NotImplementedError("kvant: KVANT_VLLM_LEARN needs all kv heads on one GPU")
     if path and not _learner:
-        _learner.append(Learner(path, model, int(os.environ.get("KVANT_VLLM_LEARN_POSITIONS") or 0)))
+        _learner.append(
+            Learner(path, model, int(os.environ.get("KVANT_VLLM_LEARN_POSITIONS") or 0))
+        )
     return _learner[0] if path else None
 
 
@@ -145,7 +147,11 @@ class Impl(AttentionImpl):  # type: ignore[misc]
             raise NotImplementedError(
                 f"kvant: attention with {', '.join(unknown)} is not supported; {_WITHOUT}"
             )
-        self.num_heads, self.head_size, self.num_kv_heads = num_heads, head_size, num_kv_heads or num_heads
+        self.num_heads, self.head_size, self.num_kv_heads = (
+            num_heads,
+            head_size,
+            num_kv_heads or num_heads,
+        )
         self.scale, self.kv_cache_dtype, self.sinks = float(scale), kv_cache_dtype, sinks
         self.sliding_window, self.logits_soft_cap = sliding_window or 0, logits_soft_cap or 0.0
         self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
@@ -170,19 +176,27 @@ class Impl(AttentionImpl):  # type: ignore[misc]
         if self.place != place:
             name = self.kv_sharing_target_layer_name or layer.layer_name
             if self.stored.calibration and _is_draft(layer, name):
-                raise NotImplementedError("kvant: a calibration is of one model; with draft models take codecs without one")
+                raise NotImplementedError(
+                    "kvant: a calibration is of one model; with draft models take codecs without one"
+                )
             number = extract_layer_index(name)
             self.pages, self.place = _in_use.get((place, number)), place
             if self.pages is None:
-                self.pages = _in_use[place, number] = self.Pages(self.stored, kv_cache, number, self.heads, self.head_size)
+                self.pages = _in_use[place, number] = self.Pages(
+                    self.stored, kv_cache, number, self.heads, self.head_size
+                )
         return self.pages
 
-    def do_kv_cache_update(self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
+    def do_kv_cache_update(
+        self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
+    ) -> None:
         n = len(slot_mapping)
         self._pages(layer, kv_cache).write(key[:n], value[:n], slot_mapping)
 
     def _options(self, batch: Batch) -> Options:
-        return Options(self.scale, self.sliding_window, self.logits_soft_cap, self.sinks, batch.causal)
+        return Options(
+            self.scale, self.sliding_window, self.logits_soft_cap, self.sinks, batch.causal
+        )
 
     def _learn(self, layer: Any, part: Part, q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> None:
         """From whole prompts."""
@@ -192,9 +206,13 @@ class Impl(AttentionImpl):  # type: ignore[misc]
         starts = batch.query_start_loc[part.first : part.last + 1].tolist()
         for own in map(slice, starts, starts[1:]):
             options = self.scale, self.sliding_window, self.logits_soft_cap
-            self.learner.see(extract_layer_index(layer.layer_name), q[own], k[own], v[own], *options)
+            self.learner.see(
+                extract_layer_index(layer.layer_name), q[own], k[own], v[own], *options
+            )
 
-    def attend_rows(self, pages: Any, part: Part, q: Tensor, k: Tensor, v: Tensor, out: Tensor, batch: Batch) -> bool:
+    def attend_rows(
+        self, pages: Any, part: Part, q: Tensor, k: Tensor, v: Tensor, out: Tensor, batch: Batch
+    ) -> bool:
         """Attention over rows, of whole prompts and of long parts of one; False: there is none, pages will do."""
         return False
 
@@ -217,7 +235,12 @@ class Impl(AttentionImpl):  # type: ignore[misc]
         pages, batch = self._pages(layer, kv_cache), attn_metadata
         out = output.view(-1, self.num_heads, self.head_size)
         for part in batch.parts:
-            if self.learner is not None and not self.learner.done and part.fresh and key is not None:
+            if (
+                self.learner is not None
+                and not self.learner.done
+                and part.fresh
+                and key is not None
+            ):
                 self._learn(layer, part, query, key, value, batch)
             rows = (part.fresh or part.long) and key is not None
             if not (rows and self.attend_rows(pages, part, query, key, value, out, batch)):

@@ -27,19 +27,34 @@ class Turn:
     def __init__(self, head_dim: int, n_positions: int) -> None:
         from vllm.model_executor.layers.rotary_embedding import _ROPE_DICT
 
-        ropes = [rope for rope in _ROPE_DICT.values() if rope.head_size == head_dim and hasattr(rope, "cos_sin_cache")]
+        ropes = [
+            rope
+            for rope in _ROPE_DICT.values()
+            if rope.head_size == head_dim and hasattr(rope, "cos_sin_cache")
+        ]
         if len(ropes) != 1:
-            raise NotImplementedError("kvant: KVANT_VLLM_LEARN_POSITIONS needs a model with one RoPE for all layers")
-        self.adjacent, self.by_position = not ropes[0].is_neox_style, ropes[0]._compute_cos_sin_cache().float()
+            raise NotImplementedError(
+                "kvant: KVANT_VLLM_LEARN_POSITIONS needs a model with one RoPE for all layers"
+            )
+        self.adjacent, self.by_position = (
+            not ropes[0].is_neox_style,
+            ropes[0]._compute_cos_sin_cache().float(),
+        )
         self.by_position = self.by_position / self.by_position[0, 0]  # YaRN scales
         if n_positions > len(self.by_position):
-            raise ValueError(f"KVANT_VLLM_LEARN_POSITIONS: the model has {len(self.by_position)} positions")
+            raise ValueError(
+                f"KVANT_VLLM_LEARN_POSITIONS: the model has {len(self.by_position)} positions"
+            )
 
     def __call__(self, rows: Tensor, by: int) -> Tensor:
         """Rows [n, heads, head_dim], so many positions later."""
         cos, sin = self.by_position[by].to(rows.device).chunk(2)
         n = len(cos)
-        pairs = ((..., slice(0, 2 * n, 2)), (..., slice(1, 2 * n, 2))) if self.adjacent else ((..., slice(n)), (..., slice(n, 2 * n)))
+        pairs = (
+            ((..., slice(0, 2 * n, 2)), (..., slice(1, 2 * n, 2)))
+            if self.adjacent
+            else ((..., slice(n)), (..., slice(n, 2 * n)))
+        )
         (x, y), made = (rows[pair].float() for pair in pairs), rows.float().clone()
         made[pairs[0]], made[pairs[1]] = x * cos - y * sin, y * cos + x * sin
         return made
@@ -52,7 +67,9 @@ class Learner:
         self.path, self.calibrator, self._seen = path, Calibrator(model=model), Counter()  # type: ignore[var-annotated]
         self.done, self.positions, self.turn = False, positions, None
 
-    def see(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int, softcap: float) -> None:
+    def see(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int, softcap: float
+    ) -> None:
         """A prompt from its first token on, rows [n, heads, head_dim]. The first layer's after enough of them ends it."""
         if self.done or len(k) < _SAMPLED:
             return
@@ -68,10 +85,15 @@ class Learner:
         q, k, v = (x.transpose(0, 1) for x in (q, k, v))
         sums = moments.of_keys(k) | moments.of_queries(q, len(k))
         if not softcap:  # scores that are not <q, k> times a factor are left out
-            at, tokens = torch.arange(_SAMPLED - 1, k.shape[1], _SAMPLED)[:, None], torch.arange(k.shape[1])
+            at, tokens = (
+                torch.arange(_SAMPLED - 1, k.shape[1], _SAMPLED)[:, None],
+                torch.arange(k.shape[1]),
+            )
             hidden = (tokens > at) | (at - tokens >= (window or k.shape[1]))
             added = torch.zeros(hidden.shape).masked_fill_(hidden, -torch.inf).to(k.device)
-            sums |= moments.of_attention(q[:, _SAMPLED - 1 :: _SAMPLED], k, added, scale, PAGE_TOKENS)
+            sums |= moments.of_attention(
+                q[:, _SAMPLED - 1 :: _SAMPLED], k, added, scale, PAGE_TOKENS
+            )
         self._add(layer, "k", k, sums)
         self._add(layer, "v", v, moments.of_rows(v))
 
@@ -82,4 +104,8 @@ class Learner:
     def _save(self) -> None:
         self.done = True
         self.calibrator.finish().save(self.path)
-        LOG.warning("kvant: %s holds a calibration of %d tokens, which the presets take from the next start on", self.path, TOKENS)
+        LOG.warning(
+            "kvant: %s holds a calibration of %d tokens, which the presets take from the next start on",
+            self.path,
+            TOKENS,
+        )

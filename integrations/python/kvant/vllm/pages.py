@@ -56,7 +56,9 @@ def rows_of_blocks(memory: Tensor) -> np.ndarray:
 
 
 class LayerPages:
-    def __init__(self, stored: Stored, memory: Tensor, layer: int, heads: range, head_dim: int) -> None:
+    def __init__(
+        self, stored: Stored, memory: Tensor, layer: int, heads: range, head_dim: int
+    ) -> None:
         """memory: vLLM's tensor of the layer."""
         self.n_threads = torch.get_num_threads()
         self.blocks, self.layer = rows_of_blocks(memory), layer
@@ -133,7 +135,9 @@ class LayerPages:
 
     def attend(self, q: Tensor, out: Tensor, batch: Any, part: Any, options: Any) -> None:
         """Of the newest tokens of a part's sequences: rows of q and out, [n, heads, head_dim]."""
-        named: dict[str, Any] = dict(scale=options.scale, window=options.window, causal=options.causal)
+        named: dict[str, Any] = dict(
+            scale=options.scale, window=options.window, causal=options.causal
+        )
         named |= dict(logit_softcap=options.softcap or None, n_threads=self.n_threads)
         if options.sinks is not None:
             named["sinks"] = options.sinks.detach().to(torch.float32).numpy()
