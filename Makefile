@@ -19,7 +19,7 @@ define configure
 endef
 
 .PHONY: all demo cuda test test-fast test-long test-clang test-arm64 test-cuda test-docs test-lean test-api3 test-archs test-versions \
-    test-vulkan test-vllm test-lmcache asan tsan \
+    test-vulkan test-vllm test-lmcache asan tsan format check-format \
     install dist wheel clean help
 
 all: $(BUILD)/fetched
@@ -132,6 +132,16 @@ test-cuda:
 	    -DKVANT_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=90-real -DKVANT_CUDA_PAIRS=FEW
 	cmake --build $(BUILD)-cuda -j $(JOBS)
 	$(RUN_TESTS) $(BUILD)-cuda -L cuda -j $(JOBS)
+
+# Lays out all C, CUDA and Python. Comments keep their lines.
+format:
+	scripts/deps.sh fetch
+	$(PYTHON) scripts/format.py
+
+# Fails where `make format` would change a file.
+check-format:
+	scripts/deps.sh fetch
+	$(PYTHON) scripts/format.py --check
 
 # Pages: links, names, tables, figures.
 test-docs:
@@ -246,6 +256,7 @@ help:
 	@echo 'make test-clang a build by clang, and its tests without a model'
 	@echo 'make test-arm64 the library on 64-bit ARM, under qemu elsewhere'
 	@echo 'make test-cuda  kernels for GPUs compile; what can be tested of them without a GPU'
+	@echo 'make format     lays out C, CUDA and Python; make check-format fails where it would'
 	@echo 'make test-docs  pages: links, names, tables, figures'
 	@echo 'make test-api3  integration tests on llama.cpp b11434, built from source (15 minutes the first time)'
 	@echo 'make test-archs every architecture of llama.cpp; writes bench/results/archs.csv (5 minutes)'

