@@ -22,7 +22,7 @@
 #define ENGINE_OPTION_MODEL(e) ARG_TEXT('m', "model", "FILE", e.model, "model, a .gguf file")
 #define ENGINE_OPTION_THREADS(e)                                                                   \
     ARG_U32('t', "threads", "N", 1, 512, e.n_threads,                                              \
-            "threads (default: CPUs this process may use)")
+            "threads (default: idle CPUs that this process may use)")
 #define ENGINE_OPTIONS_LIBRARIES(e)                                                                \
     ARG_TEXT(0, "runtime", "DIR", e.runtime,                                                       \
              "folder of llama.cpp's libraries (default: KVANT_RUNTIME,\n"                          \

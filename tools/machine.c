@@ -1,7 +1,13 @@
 /* machine.c - see machine.h. */
+#define _GNU_SOURCE /* sched_getaffinity */
 #include "machine.h"
 
+#include <inttypes.h>
+#include <math.h>
+#include <sched.h>
+#include <stdint.h>
 #include <stdio.h>
+#include <time.h>
 
 double machine_available_memory(void)
 {
@@ -14,4 +20,49 @@ double machine_available_memory(void)
     if (file != NULL)
         fclose(file);
     return 1024 * kib;
+}
+
+/* The time that a set of CPUs spent since the system's start, in ticks. */
+typedef struct cpu_time {
+    double idle, total;
+    int n_cpus;
+} cpu_time;
+
+static cpu_time read_cpu_time(const cpu_set_t *set)
+{
+    cpu_time sum = { .n_cpus = 0 };
+    char line[512];
+    FILE *file = fopen("/proc/stat", "r");
+    while (file != NULL && fgets(line, sizeof line, file) != NULL) {
+        unsigned cpu;
+        uint64_t user, nice, system, idle, iowait, irq, softirq, steal;
+        if (sscanf(line,
+                   "cpu%u %" SCNu64 " %" SCNu64 " %" SCNu64 " %" SCNu64 " %" SCNu64 " %" SCNu64
+                   " %" SCNu64 " %" SCNu64,
+                   &cpu, &user, &nice, &system, &idle, &iowait, &irq, &softirq, &steal) != 9 ||
+            cpu >= CPU_SETSIZE || !CPU_ISSET(cpu, set))
+            continue;
+        const double free_time = (double)(nice + idle + iowait);
+        sum.idle += free_time;
+        sum.total += free_time + (double)(user + system + irq + softirq + steal);
+        sum.n_cpus++;
+    }
+    if (file != NULL)
+        fclose(file);
+    return sum;
+}
+
+double machine_idle_cpus(void)
+{
+    const struct timespec tenth = { .tv_nsec = 100 * 1000 * 1000 };
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) != 0)
+        return HUGE_VAL;
+    const cpu_time before = read_cpu_time(&set);
+    nanosleep(&tenth, NULL);
+    const cpu_time after = read_cpu_time(&set);
+    const double total = after.total - before.total;
+    return before.n_cpus == 0 || total <= 0
+               ? HUGE_VAL
+               : fmax(0, after.n_cpus * (after.idle - before.idle) / total);
 }
