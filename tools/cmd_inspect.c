@@ -212,6 +212,8 @@ int command_inspect(int argc, char **argv)
     if (!finish(&s))
         return EXIT_USAGE;
     interrupt_catch();
+    if (s.engine.n_threads == 0)
+        s.engine.n_threads = 1; /* nothing is computed */
     /* The plug-in's device of the computer's memory: sizes on a GPU need none. */
     const bool ok =
         setenv("KVANT_GPU", "0", 1) == 0 && engine_open(&e, &s.engine) && look_and_print(&e, &s);

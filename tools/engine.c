@@ -29,14 +29,15 @@ static void default_runtime(engine_options *options)
 /* llama.cpp's threads wait for one another some hundred times a token. A thread that shares its CPU
  * with another program comes late by a time slice each time: two threads on two CPUs, one of them busy,
  * were measured to make 0.6 tokens/s where one thread makes 25. */
-static uint32_t threads_by_default(const char *command, uint32_t cpus)
+static uint32_t threads_by_default(void)
 {
+    const uint32_t cpus = kvant_available_cpus();
     const double idle = cpus > 1 ? machine_idle_cpus() : HUGE_VAL;
     if (idle + 0.5 >= cpus)
         return cpus;
     const uint32_t n = idle < 1 ? 1 : (uint32_t)(idle + 0.5);
-    complain("%s: %lu thread%s instead of %lu, because other programs keep CPUs busy (-t sets it)",
-             command, (unsigned long)n, n == 1 ? "" : "s", (unsigned long)cpus);
+    complain("%lu thread%s instead of %lu, because other programs keep CPUs busy (-t sets it)",
+             (unsigned long)n, n == 1 ? "" : "s", (unsigned long)cpus);
     return n;
 }
 
@@ -48,9 +49,7 @@ static void limit_threads(engine_options *options, const char *command)
                  "CPUs",
                  command, (unsigned long)options->n_threads, (unsigned long)cpus,
                  (unsigned long)cpus);
-    if (options->n_threads == 0)
-        options->n_threads = threads_by_default(command, cpus);
-    else if (options->n_threads > cpus)
+    if (options->n_threads > cpus)
         options->n_threads = cpus;
 }
 
@@ -85,6 +84,8 @@ static void on_log(enum ggml_log_level level, const char *text, void *user)
 
 static bool start_threadpool(engine *e)
 {
+    if (e->options.n_threads == 0)
+        e->options.n_threads = threads_by_default();
     const ggml_backend_dev_t cpu = ll.ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
     if (cpu == NULL)
         return complain("%s: no CPU back end for this machine", e->options.runtime);

@@ -39,7 +39,7 @@ class Threads(unittest.TestCase):
         with busy_cpus(self.cpus):
             done = run(*ARGUMENTS)
         self.assertEqual(done.returncode, 0, done.stderr)
-        said = f"run: 1 thread instead of {len(self.cpus)}, because other programs keep CPUs busy"
+        said = f"1 thread instead of {len(self.cpus)}, because other programs keep CPUs busy"
         self.assertIn(said, done.stderr)
 
     def test_threads_that_were_asked_for_are_taken(self):

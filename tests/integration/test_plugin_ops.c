@@ -597,6 +597,8 @@ void *malloc(size_t bytes)
 
 static void without_memory_a_written_row_is_nan(void **state)
 {
+    if (!FAILS)
+        skip(); /* before anything is allocated, which skip() would leak */
     static const struct attention_case *const c = &cases[0];
     struct inputs in = make_inputs(c);
     struct filled filled = fill_kvant(c, &in, 1);
@@ -605,8 +607,6 @@ static void without_memory_a_written_row_is_nan(void **state)
     float *cpu, *ours;
 
     (void)state;
-    if (!FAILS)
-        skip();
     in.mask[(c->tokens - 1) * c->cells + BAD_CELL] = ggml_fp32_to_fp16(-1);
     set_inputs(&filled.node, &in);
     assert_int_equal(width, 3 * 64);
