@@ -8,7 +8,7 @@
 #include "selftest.h"
 
 #include <errno.h>
-#include <kvant/cuda.h>
+#include <kvant/cuda_kernels.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -5,7 +5,7 @@
  *
  * A figure is the median of replays of a CUDA graph that holds the one call, with the second-level
  * cache overwritten before each. Blocks lie in random order; 16 blocks have different contents. */
-#include <kvant/cuda.h>
+#include <kvant/cuda_kernels.h>
 
 #include <cuda_runtime_api.h>
 #include <math.h>

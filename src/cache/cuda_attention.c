@@ -15,12 +15,14 @@
  *            blocks are gathered then: slow, but right. */
 #include <string.h>
 
+#include <kvant/cuda_kernels.h>
+
 #include "../base/alloc.h"
 #include "../base/attributes.h"
 #include "cuda_attention.h"
 
 #define MOST_QUERIES 32767u /* per call of the kernels */
-#define MOST_TURNED 65535u  /* query tokens times matrices of kvant_cuda_transform_queries */
+#define MOST_TURNED 65535u  /* query tokens times matrices of kvant_cuda_kernel_transform_queries */
 
 _Static_assert(KVANT_MAX_VERSIONS <= KVANT_CUDA_MOST_MATRICES, "a call has all versions");
 
@@ -388,34 +390,34 @@ static size_t width_of(const attention_call *c)
 }
 
 /* Through all matrices in one launch, or one after the other where there are too many queries. */
-static kvant_status transform_queries(const attention_call *c, kvant_cuda_query_args all)
+static kvant_status transform_queries(const attention_call *c, kvant_cuda_kernel_query_args all)
 {
     const uint32_t n = 1 + all.n_further, at_once = (uint64_t)all.batch * n <= MOST_TURNED ? n : 1;
-    kvant_cuda_query_args some = all;
+    kvant_cuda_kernel_query_args some = all;
     kvant_status status = KVANT_OK;
     some.n_further = at_once - 1;
     for (uint32_t i = 0; i < n && status == KVANT_OK; i += at_once) {
         some.inverse_weights = i ? all.further[i - 1] : all.inverse_weights;
         some.out = all.out + i * all.batch * width_of(c);
-        status = kvant_cuda_transform_queries(&some, c->memory->stream);
+        status = kvant_cuda_kernel_transform_queries(&some, c->memory->stream);
     }
     return status;
 }
 
 /* The call takes queries that went through the matrix of each version of keys. */
-static kvant_status take_queries(const attention_call *c, kvant_cuda_attention_args *args)
+static kvant_status take_queries(const attention_call *c, kvant_cuda_kernel_attention_args *args)
 {
     cuda_part *keys = &c->layer->parts[KVANT_ROLE_K];
-    kvant_cuda_query_args queries = { .size = sizeof queries,
-                                      .k_codec = keys->full ? keys->full : keys->codec,
-                                      .batch = c->batch * args->query_tokens,
-                                      .n_heads = args->n_heads,
-                                      .n_kv_heads = args->n_kv_heads,
-                                      .type = KVANT_CUDA_F32,
-                                      .q = c->p->q,
-                                      .q_batch_stride = c->p->q_token_stride,
-                                      .q_head_stride = c->p->q_head_stride,
-                                      .out = c->memory->queries.at };
+    kvant_cuda_kernel_query_args queries = { .size = sizeof queries,
+                                             .k_codec = keys->full ? keys->full : keys->codec,
+                                             .batch = c->batch * args->query_tokens,
+                                             .n_heads = args->n_heads,
+                                             .n_kv_heads = args->n_kv_heads,
+                                             .type = KVANT_CUDA_F32,
+                                             .q = c->p->q,
+                                             .q_batch_stride = c->p->q_token_stride,
+                                             .q_head_stride = c->p->q_head_stride,
+                                             .out = c->memory->queries.at };
     uint8_t n = 0;
     for (uint32_t v = 0; v < KVANT_MAX_VERSIONS; v++) {
         const float **matrix = n ? &queries.further[n - 1] : &queries.inverse_weights;
@@ -436,7 +438,7 @@ static kvant_status take_queries(const attention_call *c, kvant_cuda_attention_a
 }
 
 /* The number of keys is their version. */
-static void tell_versions(const attention_call *c, kvant_cuda_attention_args *args)
+static void tell_versions(const attention_call *c, kvant_cuda_kernel_attention_args *args)
 {
     const cuda_part *keys = &c->layer->parts[KVANT_ROLE_K];
     if (needs_center(c))
@@ -451,8 +453,8 @@ static void tell_versions(const attention_call *c, kvant_cuda_attention_args *ar
 }
 
 /* Outputs of values with a dense rotation: turned back, then over the channels' scale. */
-static kvant_status turn_outputs(const attention_call *c, const kvant_cuda_attention_args *args,
-                                 const float *scale)
+static kvant_status turn_outputs(const attention_call *c,
+                                 const kvant_cuda_kernel_attention_args *args, const float *scale)
 {
     kvant_cuda_turn_args turn = kvant_cuda_turn_of(&c->layer->parts[KVANT_ROLE_V], true);
     turn.rows = turn.out = args->out;
@@ -472,58 +474,59 @@ static kvant_cuda_pages open_pool(const attention_call *c, int role)
                         : kvant_cuda_call_pages(c, role);
 }
 
-static kvant_cuda_attention_args arguments_of(const attention_call *c)
+static kvant_cuda_kernel_attention_args arguments_of(const attention_call *c)
 {
     const kvant_attention_problem *p = c->p;
     const cuda_part *k = &c->layer->parts[KVANT_ROLE_K], *v = &c->layer->parts[KVANT_ROLE_V];
     const cuda_version keys = first_of(c, KVANT_ROLE_K), values = first_of(c, KVANT_ROLE_V);
     const bool back = kvant_cuda_call_centers_back(c, KVANT_ROLE_V);
-    return (kvant_cuda_attention_args){ .size = sizeof(kvant_cuda_attention_args),
-                                        .k_codec = keys.codec,
-                                        .v_codec = v->codec,
-                                        .k = kvant_cuda_pages_of(k, false),
-                                        .v = kvant_cuda_pages_of(v, false),
-                                        .k_open = open_pool(c, KVANT_ROLE_K),
-                                        .v_open = open_pool(c, KVANT_ROLE_V),
-                                        .block_table = c->on_device,
-                                        .table_stride = c->stride,
-                                        .blocks_per_row = c->stride,
-                                        .lengths = c->lengths,
-                                        .batch = c->batch,
-                                        .n_heads = p->n_heads,
-                                        .n_kv_heads = c->n_kv_heads,
-                                        .type = c->type,
-                                        .q = p->q,
-                                        .q_batch_stride = p->n_queries * p->q_token_stride,
-                                        .q_head_stride = p->q_head_stride,
-                                        .out = p->out,
-                                        .out_batch_stride = p->n_queries * p->out_token_stride,
-                                        .out_head_stride = p->out_head_stride,
-                                        .lse = p->lse,
-                                        .scale = p->scale,
-                                        .v_center = back           ? NULL
-                                                    : values.turns ? values.turned_center
-                                                                   : values.center,
-                                        .k_scale = keys.attention_scale,
-                                        .v_scale = values.turns ? NULL : values.attention_scale,
-                                        .workspace = c->memory->workspace,
-                                        .workspace_bytes = c->memory->workspace_bytes,
-                                        .query_tokens = p->n_queries,
-                                        .q_token_stride = p->q_token_stride,
-                                        .out_token_stride = p->out_token_stride,
-                                        .causal = p->causal,
-                                        .window = p->window,
-                                        .logit_softcap =
-                                            p->logit_softcap > 0 ? p->logit_softcap : 0,
-                                        .max_bias = p->max_bias > 0 ? p->max_bias : 0,
-                                        .mask = p->mask ? p->mask + c->dropped : NULL,
-                                        .mask_token_stride = p->mask_token_stride,
-                                        .sinks = p->sinks,
-                                        .centroids = { k->centroids, v->centroids } };
+    return (kvant_cuda_kernel_attention_args){
+        .size = sizeof(kvant_cuda_kernel_attention_args),
+        .k_codec = keys.codec,
+        .v_codec = v->codec,
+        .k = kvant_cuda_pages_of(k, false),
+        .v = kvant_cuda_pages_of(v, false),
+        .k_open = open_pool(c, KVANT_ROLE_K),
+        .v_open = open_pool(c, KVANT_ROLE_V),
+        .block_table = c->on_device,
+        .table_stride = c->stride,
+        .blocks_per_row = c->stride,
+        .lengths = c->lengths,
+        .batch = c->batch,
+        .n_heads = p->n_heads,
+        .n_kv_heads = c->n_kv_heads,
+        .type = c->type,
+        .q = p->q,
+        .q_batch_stride = p->n_queries * p->q_token_stride,
+        .q_head_stride = p->q_head_stride,
+        .out = p->out,
+        .out_batch_stride = p->n_queries * p->out_token_stride,
+        .out_head_stride = p->out_head_stride,
+        .lse = p->lse,
+        .scale = p->scale,
+        .v_center = back           ? NULL
+                    : values.turns ? values.turned_center
+                                   : values.center,
+        .k_scale = keys.attention_scale,
+        .v_scale = values.turns ? NULL : values.attention_scale,
+        .workspace = c->memory->workspace,
+        .workspace_bytes = c->memory->workspace_bytes,
+        .query_tokens = p->n_queries,
+        .q_token_stride = p->q_token_stride,
+        .out_token_stride = p->out_token_stride,
+        .causal = p->causal,
+        .window = p->window,
+        .logit_softcap = p->logit_softcap > 0 ? p->logit_softcap : 0,
+        .max_bias = p->max_bias > 0 ? p->max_bias : 0,
+        .mask = p->mask ? p->mask + c->dropped : NULL,
+        .mask_token_stride = p->mask_token_stride,
+        .sinks = p->sinks,
+        .centroids = { k->centroids, v->centroids }
+    };
 }
 
 /* A prompt gets a workspace with scratch (cuda.h), if there is memory. */
-static void find_scratch(attention_call *c, kvant_cuda_attention_args *args)
+static void find_scratch(attention_call *c, kvant_cuda_kernel_attention_args *args)
 {
     cuda_buffer *scratch = &c->memory->scratch;
     if (args->n_heads / args->n_kv_heads * args->query_tokens <= KVANT_CUDA_SCRATCH_ROWS)
@@ -554,14 +557,15 @@ kvant_status kvant_cuda_call_room(const attention_call *c)
 
 kvant_status kvant_cuda_call_run(attention_call *c)
 {
-    kvant_cuda_attention_args args = arguments_of(c);
+    kvant_cuda_kernel_attention_args args = arguments_of(c);
     const cuda_version values = first_of(c, KVANT_ROLE_V);
     find_scratch(c, &args);
     KVANT_FORWARD(kvant_cuda_call_room(c));
     tell_versions(c, &args);
     if (c->versions.through)
         KVANT_FORWARD(take_queries(c, &args));
-    KVANT_FORWARD(kvant_cuda_said(kvant_cuda_attention(&args, c->memory->stream), "attention"));
+    KVANT_FORWARD(
+        kvant_cuda_said(kvant_cuda_kernel_attention(&args, c->memory->stream), "attention"));
     return values.turns ? turn_outputs(c, &args, values.attention_scale) : KVANT_OK;
 }
 

@@ -179,7 +179,7 @@ void add_rows(Roles &to, const kvant_cuda_rows &rows, float *exact, bool transfo
         without_transform(role.codec);
 }
 
-bool valid_queries(const kvant_cuda_query_args &args)
+bool valid_queries(const kvant_cuda_kernel_query_args &args)
 {
     if (args.n_further >= KVANT_CUDA_MOST_MATRICES ||
         std::any_of(args.further, args.further + args.n_further,
@@ -191,7 +191,7 @@ bool valid_queries(const kvant_cuda_query_args &args)
            args.k_codec->params.weighting == KVANT_CUDA_WEIGHTING_FULL;
 }
 
-QueryArgs queries_of(const kvant_cuda_query_args &args)
+QueryArgs queries_of(const kvant_cuda_kernel_query_args &args)
 {
     QueryArgs queries{ args.type,
                        args.q,
@@ -206,7 +206,7 @@ QueryArgs queries_of(const kvant_cuda_query_args &args)
     return queries;
 }
 
-kvant_status transform_queries(const kvant_cuda_query_args &args, kvant_cuda_stream stream)
+kvant_status transform_queries(const kvant_cuda_kernel_query_args &args, kvant_cuda_stream stream)
 {
     if (args.batch == 0)
         return KVANT_OK;
@@ -214,23 +214,23 @@ kvant_status transform_queries(const kvant_cuda_query_args &args, kvant_cuda_str
                                     args.n_kv_heads, static_cast<cudaStream_t>(stream)));
 }
 
-bool valid_queries_of(const kvant_cuda_append_args &args)
+bool valid_queries_of(const kvant_cuda_kernel_append_args &args)
 {
-    const kvant_cuda_query_args &queries = args.queries;
+    const kvant_cuda_kernel_query_args &queries = args.queries;
     return !queries.q || (valid_queries(queries) && queries.batch == args.n_tokens &&
                           queries.n_kv_heads == args.n_kv_heads && args.k.codec &&
                           queries.k_codec->params.head_dim == args.k.codec->params.head_dim);
 }
 
 /* Keys lose their blocks' centres in their launch, or in one of their own before it. */
-bool valid_centers(const kvant_cuda_append_args &args)
+bool valid_centers(const kvant_cuda_kernel_append_args &args)
 {
     return !args.k_turning.start ||
            (args.k.codec && !args.transformed && args.type == KVANT_CUDA_F32 && args.center_slots &&
             args.centered && valid_turning(args.k_turning, args.k.codec->params.head_dim));
 }
 
-kvant_status center_keys(const kvant_cuda_append_args &args, AppendRole &keys,
+kvant_status center_keys(const kvant_cuda_kernel_append_args &args, AppendRole &keys,
                          kvant_cuda_stream stream)
 {
     const uint32_t d = keys.codec.head_dim;
@@ -286,7 +286,8 @@ kvant_status kvant_cuda_table_device_check(char *err, size_t errlen)
                              cudaGetErrorString(error == cudaSuccess ? cudaErrorNoDevice : error));
 }
 
-kvant_status kvant_cuda_table_append(const kvant_cuda_append_args *args, kvant_cuda_stream stream)
+kvant_status kvant_cuda_table_append(const kvant_cuda_kernel_append_args *args,
+                                     kvant_cuda_stream stream)
 {
     if (!args || args->size != sizeof *args || !args->slots || !valid_type(args->type) ||
         args->n_kv_heads == 0 || args->n_kv_heads > MAX_GRID_Y ||
@@ -351,7 +352,7 @@ kvant_status kvant_cuda_table_seal(const kvant_cuda_seal_args *args, kvant_cuda_
     return launch_roles(roles, common, args->n_kv_heads, stream);
 }
 
-kvant_status kvant_cuda_table_transform_queries(const kvant_cuda_query_args *args,
+kvant_status kvant_cuda_table_transform_queries(const kvant_cuda_kernel_query_args *args,
                                                 kvant_cuda_stream stream)
 {
     if (!args || args->size != sizeof *args || !valid_queries(*args))

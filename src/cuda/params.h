@@ -6,7 +6,7 @@
 
 #include <stdbool.h>
 
-#include <kvant/cuda.h>
+#include <kvant/cuda_kernels.h>
 
 #include "../base/attributes.h"
 #include "../codec/view.h"

@@ -1,5 +1,5 @@
-/* cuda.c - the public functions of kvant/cuda.h, and those of memory.h and index.h: finds libkvant_cuda.so when it is first needed and calls
- * its table.
+/* cuda.c - the public functions of kvant/cuda.h and kvant/cuda_kernels.h, and those of memory.h and
+ * index.h: finds libkvant_cuda.so when it is first needed and calls its table.
  *
  * Owns finding and checking the library; knows no kernel. A missing library, or another version,
  * gives KVANT_ERR_UNSUPPORTED, and the next call looks for the library again. An accepted library
@@ -254,25 +254,46 @@ void kvant_cuda_limit_shared_memory(size_t bytes)
 
 /* A call with a struct of arguments, of the caller's size: last is the last member of its first
  * released version. */
-#define TABLE_CALL(name, type, last)                                                               \
+#define TABLE_CALL(name, entry, type, last)                                                        \
     kvant_status kvant_cuda_##name(const type *args, kvant_cuda_stream stream)                     \
     {                                                                                              \
         const kvant_cuda_table *table = open_door(NULL);                                           \
         type full;                                                                                 \
         KVANT_RETURN_IF(!table, KVANT_ERR_UNSUPPORTED);                                            \
-        return KVANT_TAKE(type, &full, args, last) ? table->name(&full, stream)                    \
+        return KVANT_TAKE(type, &full, args, last) ? table->entry(&full, stream)                   \
                                                    : KVANT_ERR_ARGUMENT;                           \
     }
 
-TABLE_CALL(append, kvant_cuda_append_args, refused)
-TABLE_CALL(seal, kvant_cuda_seal_args, refused)
-TABLE_CALL(attention, kvant_cuda_attention_args, workspace_bytes)
-TABLE_CALL(fill_marked, kvant_cuda_marked_args, out_head_stride)
-TABLE_CALL(block_attention, kvant_cuda_block_args, workspace_bytes)
-TABLE_CALL(transform_queries, kvant_cuda_query_args, out)
-TABLE_CALL(center_rows, kvant_cuda_center_rows_args, out)
-TABLE_CALL(page_offsets, kvant_cuda_page_offsets_args, offsets)
-TABLE_CALL(decode, kvant_cuda_decode_args, inverse_weights)
+TABLE_CALL(seal, seal, kvant_cuda_seal_args, refused)
+TABLE_CALL(decode, decode, kvant_cuda_decode_args, inverse_weights)
+TABLE_CALL(fill_marked, fill_marked, kvant_cuda_marked_args, out_head_stride)
+TABLE_CALL(block_attention, block_attention, kvant_cuda_block_args, workspace_bytes)
+TABLE_CALL(center_rows, center_rows, kvant_cuda_center_rows_args, out)
+TABLE_CALL(page_offsets, page_offsets, kvant_cuda_page_offsets_args, offsets)
+TABLE_CALL(kernel_append, append, kvant_cuda_kernel_append_args, centered)
+TABLE_CALL(kernel_attention, attention, kvant_cuda_kernel_attention_args, turned)
+TABLE_CALL(kernel_transform_queries, transform_queries, kvant_cuda_kernel_query_args, further)
+
+/* A call of cuda.h whose struct is the first part of a struct of cuda_kernels.h. The table takes the
+ * latter, with zeros behind it. next: the first member behind it. test_cuda_door compares the places of the
+ * members before it. */
+#define SHORT_CALL(name, type, last, next)                                                         \
+    _Static_assert(sizeof(kvant_cuda_##type) == offsetof(kvant_cuda_kernel_##type, next),          \
+                   "the struct of cuda.h ends where cuda_kernels.h goes on");                      \
+    kvant_status kvant_cuda_##name(const kvant_cuda_##type *args, kvant_cuda_stream stream)        \
+    {                                                                                              \
+        kvant_cuda_##type given;                                                                   \
+        KVANT_RETURN_IF(!open_door(NULL), KVANT_ERR_UNSUPPORTED);                                  \
+        KVANT_RETURN_IF(!KVANT_TAKE(kvant_cuda_##type, &given, args, last), KVANT_ERR_ARGUMENT);   \
+        kvant_cuda_kernel_##type full = { 0 };                                                     \
+        memcpy(&full, &given, sizeof given);                                                       \
+        full.size = sizeof full;                                                                   \
+        return kvant_cuda_kernel_##name(&full, stream);                                            \
+    }
+
+SHORT_CALL(append, append_args, refused, slots_ready)
+SHORT_CALL(attention, attention_args, workspace_bytes, table_ready)
+SHORT_CALL(transform_queries, query_args, out, n_further)
 
 /* A call that the table takes as it is. */
 #define FORWARD(name, parameters, arguments)                                                       \

@@ -7,7 +7,7 @@
  * a field changes; sizes guard the structs. */
 #pragma once
 
-#include <kvant/cuda.h>
+#include <kvant/cuda_kernels.h>
 
 #include "../codec/view.h"
 #include "index.h"
@@ -17,12 +17,14 @@
 extern "C" {
 #endif
 
-#define KVANT_CUDA_TABLE_VERSION 14u
+#define KVANT_CUDA_TABLE_VERSION 15u
 #define KVANT_CUDA_TABLE_FUNCTION "kvant_cuda_table_get"
 
-/* X(result, name, parameters), each called by kvant_cuda_<name> of kvant/cuda.h, the last sixteen by those of memory.h and index.h.
- * Two differ from their public functions: codec_create takes a view instead of a spec, and device_check is a part of
- * kvant_cuda_available. */
+/* X(result, name, parameters), each called by kvant_cuda_<name> of kvant/cuda.h and
+ * kvant/cuda_kernels.h, the last sixteen by those of memory.h and index.h. Five differ from their
+ * public functions: codec_create takes a view instead of a spec, device_check is a part of
+ * kvant_cuda_available, and append, attention and transform_queries take the structs of
+ * kvant_cuda_kernel_<name>. */
 #define KVANT_CUDA_TABLE_FUNCTIONS(X)                                                              \
     X(kvant_status, device_check, (char *err, size_t errlen))                                      \
     X(kvant_status, codec_create,                                                                  \
@@ -30,20 +32,21 @@ extern "C" {
     X(kvant_status, codec_create_open, (const kvant_cuda_codec *sealed, kvant_cuda_codec **open))  \
     X(void, codec_free, (kvant_cuda_codec * *codec))                                               \
     X(kvant_status, codec_get_info, (const kvant_cuda_codec *codec, kvant_codec_info *info))       \
-    X(kvant_status, append, (const kvant_cuda_append_args *args, kvant_cuda_stream stream))        \
+    X(kvant_status, append, (const kvant_cuda_kernel_append_args *args, kvant_cuda_stream stream)) \
     X(kvant_status, seal, (const kvant_cuda_seal_args *args, kvant_cuda_stream stream))            \
     X(kvant_status, attention_check,                                                               \
       (const kvant_cuda_codec *k_codec, const kvant_cuda_codec *v_codec, char *err,                \
        size_t errlen))                                                                             \
     X(size_t, attention_workspace, (uint32_t head_dim))                                            \
-    X(kvant_status, attention, (const kvant_cuda_attention_args *args, kvant_cuda_stream stream))  \
+    X(kvant_status, attention,                                                                     \
+      (const kvant_cuda_kernel_attention_args *args, kvant_cuda_stream stream))                    \
     X(kvant_status, fill_marked, (const kvant_cuda_marked_args *args, kvant_cuda_stream stream))   \
     X(void, limit_shared_memory, (size_t bytes))                                                   \
     X(size_t, block_workspace, (const kvant_cuda_block_args *args))                                \
     X(kvant_status, block_attention,                                                               \
       (const kvant_cuda_block_args *args, kvant_cuda_stream stream))                               \
     X(kvant_status, transform_queries,                                                             \
-      (const kvant_cuda_query_args *args, kvant_cuda_stream stream))                               \
+      (const kvant_cuda_kernel_query_args *args, kvant_cuda_stream stream))                        \
     X(kvant_status, center_rows,                                                                   \
       (const kvant_cuda_center_rows_args *args, kvant_cuda_stream stream))                         \
     X(kvant_status, page_offsets,                                                                  \

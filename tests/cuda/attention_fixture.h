@@ -97,7 +97,7 @@ void compute_reference(const fixture *f, uint32_t b, uint32_t token, uint32_t he
 void check_head(fixture *f, const void *out, const float *lse, uint32_t b, uint32_t token,
                 uint32_t head);
 
-kvant_cuda_attention_args attention_args(const fixture *f);
+kvant_cuda_kernel_attention_args attention_args(const fixture *f);
 
 /* Runs once, checks every query row, then replays a graph three times into poisoned outputs and wants the same
  * bytes. */

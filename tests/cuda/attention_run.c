@@ -3,14 +3,14 @@
 
 #include <math.h>
 
-kvant_cuda_attention_args attention_args(const fixture *f)
+kvant_cuda_kernel_attention_args attention_args(const fixture *f)
 {
     const attention_case *c = f->c;
     const kvant_cuda_pages none = {
         NULL, 0, 0
     }; /* then kernels that know no open pages are used where there are any */
-    kvant_cuda_attention_args args = {
-        .size = sizeof(kvant_cuda_attention_args),
+    kvant_cuda_kernel_attention_args args = {
+        .size = sizeof(kvant_cuda_kernel_attention_args),
         .k_codec = f->cache.gpu_k,
         .v_codec = f->cache.gpu_v,
         .k = cache_pages(&f->cache, KVANT_ROLE_K),
@@ -59,10 +59,11 @@ kvant_cuda_attention_args attention_args(const fixture *f)
     return args;
 }
 
-static void check_rows(fixture *f, const kvant_cuda_attention_args *args, uint8_t *out, float *lse)
+static void check_rows(fixture *f, const kvant_cuda_kernel_attention_args *args, uint8_t *out,
+                       float *lse)
 {
     const attention_case *c = f->c;
-    assert_int_equal(kvant_cuda_attention(args, NULL), KVANT_OK);
+    assert_int_equal(kvant_cuda_kernel_attention(args, NULL), KVANT_OK);
     check_cuda(cudaDeviceSynchronize());
     device_read(out, f->gpu_out, f->out_bytes);
     device_read(lse, f->gpu_lse, (size_t)f->n_rows * c->n_heads * sizeof *lse);
@@ -76,7 +77,7 @@ void run_problem(const attention_case *c, const attention_problem *p)
 {
     fixture f;
     fixture_open(&f, c, p);
-    kvant_cuda_attention_args args = attention_args(&f);
+    kvant_cuda_kernel_attention_args args = attention_args(&f);
     uint8_t *out = malloc(f.out_bytes), *again = malloc(f.out_bytes);
     float *lse = malloc((size_t)f.n_rows * c->n_heads * sizeof *lse);
     check_rows(&f, &args, out, lse);
@@ -96,7 +97,7 @@ void run_problem(const attention_case *c, const attention_problem *p)
     cudaGraphExec_t exec;
     check_cuda(cudaStreamCreate(&stream));
     check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    assert_int_equal(kvant_cuda_attention(&args, stream), KVANT_OK);
+    assert_int_equal(kvant_cuda_kernel_attention(&args, stream), KVANT_OK);
     check_cuda(cudaStreamEndCapture(stream, &graph));
     check_cuda(cudaGraphInstantiate(&exec, graph, 0));
     for (int i = 0; i < 3; i++) {

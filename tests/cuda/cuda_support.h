@@ -15,7 +15,7 @@
 #include <cmocka.h>
 #include <cuda_runtime_api.h>
 
-#include <kvant/cuda.h>
+#include <kvant/cuda_kernels.h>
 
 #define check_cuda(call)                                                                           \
     do {                                                                                           \

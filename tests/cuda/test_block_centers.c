@@ -191,19 +191,19 @@ static uint8_t *store_rows(const stored_case *s, const rows_case *c, const store
     const size_t head = MOST_PAGE, bytes = PAGES_BYTES;
     uint8_t *pool = device_new(bytes, 0);
     float *centered = device_new((size_t)c->n_tokens * KV * d * sizeof(float), 0xff);
-    kvant_cuda_append_args args = { .size = sizeof args,
-                                    .type = KVANT_CUDA_F32,
-                                    .n_tokens = c->n_tokens,
-                                    .n_kv_heads = KV,
-                                    .slots = c->args.slots,
-                                    .k = { s->open ? codecs[0].open : codecs[0].sealed,
-                                           { pool, head * KV, head },
-                                           c->args.rows,
-                                           c->args.token_stride,
-                                           d,
-                                           NULL,
-                                           NULL,
-                                           weights } };
+    kvant_cuda_kernel_append_args args = { .size = sizeof args,
+                                           .type = KVANT_CUDA_F32,
+                                           .n_tokens = c->n_tokens,
+                                           .n_kv_heads = KV,
+                                           .slots = c->args.slots,
+                                           .k = { s->open ? codecs[0].open : codecs[0].sealed,
+                                                  { pool, head * KV, head },
+                                                  c->args.rows,
+                                                  c->args.token_stride,
+                                                  d,
+                                                  NULL,
+                                                  NULL,
+                                                  weights } };
     if (s->values)
         args.v = (kvant_cuda_rows){ s->open ? codecs[1].open : codecs[1].sealed,
                                     { pool + bytes / 2, head * KV, head },
@@ -223,7 +223,7 @@ static uint8_t *store_rows(const stored_case *s, const rows_case *c, const store
         assert_int_equal(kvant_cuda_center_rows(&about, NULL), KVANT_OK);
         args.k.rows = centered, args.k.token_stride = KV * d;
     }
-    assert_int_equal(kvant_cuda_append(&args, NULL), KVANT_OK);
+    assert_int_equal(kvant_cuda_kernel_append(&args, NULL), KVANT_OK);
     uint8_t *pages = malloc(bytes);
     device_read(pages, pool, bytes);
     cudaFree(pool);
@@ -295,29 +295,30 @@ static void test_refused_stored_rows(void **unused)
 
     open_rows(&c, 1);
     uint8_t *pool = device_new(MOST_PAGE * KV * BLOCKS, 0);
-    const kvant_cuda_append_args good = { .size = sizeof good,
-                                          .type = KVANT_CUDA_F32,
-                                          .n_tokens = 1,
-                                          .n_kv_heads = KV,
-                                          .slots = c.args.slots,
-                                          .k = { .codec = codec.sealed,
-                                                 .pages = { pool, MOST_PAGE * KV, MOST_PAGE },
-                                                 .rows = c.args.rows,
-                                                 .token_stride = c.args.token_stride,
-                                                 .head_stride = 64 },
-                                          .k_turning = c.args.turning,
-                                          .center_slots = c.args.slots,
-                                          .centered = c.args.out };
-    assert_int_equal(kvant_cuda_append(&good, NULL), KVANT_OK);
-    kvant_cuda_append_args args = good;
+    const kvant_cuda_kernel_append_args good = { .size = sizeof good,
+                                                 .type = KVANT_CUDA_F32,
+                                                 .n_tokens = 1,
+                                                 .n_kv_heads = KV,
+                                                 .slots = c.args.slots,
+                                                 .k = { .codec = codec.sealed,
+                                                        .pages = { pool, MOST_PAGE * KV,
+                                                                   MOST_PAGE },
+                                                        .rows = c.args.rows,
+                                                        .token_stride = c.args.token_stride,
+                                                        .head_stride = 64 },
+                                                 .k_turning = c.args.turning,
+                                                 .center_slots = c.args.slots,
+                                                 .centered = c.args.out };
+    assert_int_equal(kvant_cuda_kernel_append(&good, NULL), KVANT_OK);
+    kvant_cuda_kernel_append_args args = good;
     args.type = KVANT_CUDA_F16;
-    assert_int_equal(kvant_cuda_append(&args, NULL), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_cuda_kernel_append(&args, NULL), KVANT_ERR_ARGUMENT);
     args = good, args.center_slots = NULL;
-    assert_int_equal(kvant_cuda_append(&args, NULL), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_cuda_kernel_append(&args, NULL), KVANT_ERR_ARGUMENT);
     args = good, args.centered = NULL;
-    assert_int_equal(kvant_cuda_append(&args, NULL), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_cuda_kernel_append(&args, NULL), KVANT_ERR_ARGUMENT);
     args = good, args.k_turning.phases = NULL;
-    assert_int_equal(kvant_cuda_append(&args, NULL), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_cuda_kernel_append(&args, NULL), KVANT_ERR_ARGUMENT);
     stored_codec_free(&codec);
     cudaFree(pool);
     close_rows(&c);

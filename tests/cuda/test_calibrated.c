@@ -121,11 +121,11 @@ static void append_some(const role_cache *c, const float *rows, const int64_t *s
     void *gpu_rows = device_copy(rows, (size_t)n * HEADS * c->d * sizeof *rows),
          *gpu_slots = device_copy(slots, n * sizeof *slots);
     uint32_t refused = 0, *gpu_refused = device_copy(&refused, sizeof refused);
-    kvant_cuda_append_args args = { .size = sizeof args,
-                                    .n_tokens = n,
-                                    .n_kv_heads = HEADS,
-                                    .slots = gpu_slots,
-                                    .refused = gpu_refused };
+    kvant_cuda_kernel_append_args args = { .size = sizeof args,
+                                           .n_tokens = n,
+                                           .n_kv_heads = HEADS,
+                                           .slots = gpu_slots,
+                                           .refused = gpu_refused };
     *(c->role == KVANT_ROLE_K ? &args.k : &args.v) =
         (kvant_cuda_rows){ .codec = open ? c->gpu_open : c->gpu,
                            .pages = gpu_pages(c, open),
@@ -135,7 +135,7 @@ static void append_some(const role_cache *c, const float *rows, const int64_t *s
                            .center = c->center,
                            .scale = c->scale,
                            .weights = c->weights };
-    assert_int_equal(kvant_cuda_append(&args, NULL), want);
+    assert_int_equal(kvant_cuda_kernel_append(&args, NULL), want);
     device_read(&refused, gpu_refused, sizeof refused);
     assert_int_equal(refused, want_refused);
     cudaFree(gpu_rows);
@@ -432,15 +432,15 @@ static void compare_queries(const problem *p, const float *gpu)
 }
 
 /* The same queries through another matrix, behind them: bits of a call of its own. */
-static void compare_further(const problem *p, const kvant_cuda_query_args *queries)
+static void compare_further(const problem *p, const kvant_cuda_kernel_query_args *queries)
 {
     const size_t bytes = (size_t)BATCH * QUERY_HEADS * p->k.d * sizeof(float);
     uint8_t *got = malloc(bytes), *want = malloc(bytes);
-    kvant_cuda_query_args alone = *queries;
+    kvant_cuda_kernel_query_args alone = *queries;
     alone.inverse_weights = queries->further[0];
     alone.n_further = 0;
     alone.out = device_new(bytes, 0xff);
-    assert_int_equal(kvant_cuda_transform_queries(&alone, NULL), KVANT_OK);
+    assert_int_equal(kvant_cuda_kernel_transform_queries(&alone, NULL), KVANT_OK);
     device_read(want, alone.out, bytes);
     device_read(got, (const uint8_t *)queries->out + bytes, bytes);
     assert_memory_equal(got, want, bytes);
@@ -450,16 +450,16 @@ static void compare_further(const problem *p, const kvant_cuda_query_args *queri
 }
 
 /* Many tokens, here one again and again, have a kernel of their own. */
-static void transform_many_queries(const problem *p, const kvant_cuda_query_args *queries)
+static void transform_many_queries(const problem *p, const kvant_cuda_kernel_query_args *queries)
 {
     enum { MANY = 203 };
     const size_t token = (size_t)QUERY_HEADS * p->k.d, part = MANY * token;
     float *got = malloc(2 * part * sizeof *got), *want = malloc(2 * BATCH * token * sizeof *want);
-    kvant_cuda_query_args many = *queries;
+    kvant_cuda_kernel_query_args many = *queries;
     many.batch = MANY;
     many.q_batch_stride = 0;
     many.out = device_new(2 * part * sizeof *got, 0xff);
-    assert_int_equal(kvant_cuda_transform_queries(&many, NULL), KVANT_OK);
+    assert_int_equal(kvant_cuda_kernel_transform_queries(&many, NULL), KVANT_OK);
     device_read(got, many.out, 2 * part * sizeof *got);
     device_read(want, queries->out, 2 * BATCH * token * sizeof *want);
     for (size_t i = 0; i < 2 * MANY * QUERY_HEADS; i++)
@@ -472,7 +472,8 @@ static void transform_many_queries(const problem *p, const kvant_cuda_query_args
 }
 
 /* The same in the launch of rows, of which none is stored. */
-static void transform_queries_with_rows(const problem *p, const kvant_cuda_query_args *queries)
+static void transform_queries_with_rows(const problem *p,
+                                        const kvant_cuda_kernel_query_args *queries)
 {
     const uint32_t d = p->k.d;
     const size_t part = (size_t)BATCH * QUERY_HEADS * d;
@@ -480,26 +481,26 @@ static void transform_queries_with_rows(const problem *p, const kvant_cuda_query
     for (int open = 0; open < 2; open++) {
         void *slots = device_copy(none, sizeof none),
              *rows = device_new((size_t)BATCH * HEADS * d * sizeof(float), 0);
-        kvant_cuda_append_args args = { .size = sizeof args,
-                                        .k = { .codec = open ? p->k.gpu_open : p->k.gpu,
-                                               .pages = gpu_pages(&p->k, open),
-                                               .rows = rows,
-                                               .token_stride = HEADS * d,
-                                               .head_stride = d,
-                                               .center = p->k.center,
-                                               .scale = p->k.scale,
-                                               .weights = p->k.weights },
-                                        .n_tokens = BATCH,
-                                        .n_kv_heads = HEADS,
-                                        .slots = slots,
-                                        .queries = *queries };
+        kvant_cuda_kernel_append_args args = { .size = sizeof args,
+                                               .k = { .codec = open ? p->k.gpu_open : p->k.gpu,
+                                                      .pages = gpu_pages(&p->k, open),
+                                                      .rows = rows,
+                                                      .token_stride = HEADS * d,
+                                                      .head_stride = d,
+                                                      .center = p->k.center,
+                                                      .scale = p->k.scale,
+                                                      .weights = p->k.weights },
+                                               .n_tokens = BATCH,
+                                               .n_kv_heads = HEADS,
+                                               .slots = slots,
+                                               .queries = *queries };
         args.queries.further[0] = queries->inverse_weights;
         check_cuda(cudaMemset(queries->out, 0xff, 2 * part * sizeof(float)));
-        assert_int_equal(kvant_cuda_append(&args, NULL), KVANT_OK);
+        assert_int_equal(kvant_cuda_kernel_append(&args, NULL), KVANT_OK);
         compare_queries(p, queries->out);
         compare_queries(p, queries->out + part);
         args.queries.batch = BATCH - 1;
-        assert_int_equal(kvant_cuda_append(&args, NULL), KVANT_ERR_ARGUMENT);
+        assert_int_equal(kvant_cuda_kernel_append(&args, NULL), KVANT_ERR_ARGUMENT);
         cudaFree(slots);
         cudaFree(rows);
     }
@@ -510,28 +511,28 @@ static float *transform_queries(const problem *p, const void *gpu_q)
     const uint32_t d = p->k.d;
     const size_t n = 2 * (size_t)BATCH * QUERY_HEADS * d;
     float *out = device_new(n * sizeof *out, 0xff);
-    kvant_cuda_query_args args = { .size = sizeof args,
-                                   .k_codec = p->k.gpu,
-                                   .batch = BATCH,
-                                   .n_heads = QUERY_HEADS,
-                                   .n_kv_heads = HEADS,
-                                   .q = gpu_q,
-                                   .q_batch_stride = QUERY_HEADS * d,
-                                   .q_head_stride = d,
-                                   .inverse_weights = p->k.inverse,
-                                   .out = out,
-                                   .n_further = 1,
-                                   .further = { p->k.weights } };
-    assert_int_equal(kvant_cuda_transform_queries(&args, NULL), KVANT_OK);
+    kvant_cuda_kernel_query_args args = { .size = sizeof args,
+                                          .k_codec = p->k.gpu,
+                                          .batch = BATCH,
+                                          .n_heads = QUERY_HEADS,
+                                          .n_kv_heads = HEADS,
+                                          .q = gpu_q,
+                                          .q_batch_stride = QUERY_HEADS * d,
+                                          .q_head_stride = d,
+                                          .inverse_weights = p->k.inverse,
+                                          .out = out,
+                                          .n_further = 1,
+                                          .further = { p->k.weights } };
+    assert_int_equal(kvant_cuda_kernel_transform_queries(&args, NULL), KVANT_OK);
     compare_queries(p, out);
     compare_further(p, &args);
     transform_many_queries(p, &args);
     transform_queries_with_rows(p, &args);
     args.n_further = 2;
-    assert_int_equal(kvant_cuda_transform_queries(&args, NULL), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_cuda_kernel_transform_queries(&args, NULL), KVANT_ERR_ARGUMENT);
     args.n_further = 0;
     args.k_codec = p->v.gpu;
-    assert_int_equal(kvant_cuda_transform_queries(&args, NULL), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_cuda_kernel_transform_queries(&args, NULL), KVANT_ERR_ARGUMENT);
     return out;
 }
 
@@ -549,30 +550,30 @@ static void check_attention(const problem *p, bool full)
     const size_t workspace = kvant_cuda_attention_workspace(d);
     void *gpu_workspace = device_new(workspace, 0);
     float *transformed = full ? transform_queries(p, gpu_q) : NULL;
-    kvant_cuda_attention_args args = { .size = sizeof args,
-                                       .k_codec = p->k.gpu,
-                                       .v_codec = p->v.gpu,
-                                       .k = gpu_pages(&p->k, false),
-                                       .v = gpu_pages(&p->v, false),
-                                       .block_table = gpu_table,
-                                       .table_stride = BLOCKS,
-                                       .blocks_per_row = BLOCKS,
-                                       .lengths = gpu_lengths,
-                                       .batch = BATCH,
-                                       .n_heads = QUERY_HEADS,
-                                       .n_kv_heads = HEADS,
-                                       .q = full ? transformed : gpu_q,
-                                       .q_batch_stride = QUERY_HEADS * d,
-                                       .q_head_stride = d,
-                                       .out = out,
-                                       .out_batch_stride = QUERY_HEADS * d,
-                                       .out_head_stride = d,
-                                       .scale = p->scale,
-                                       .k_scale = full ? NULL : p->k.inverse,
-                                       .v_center = p->v.center,
-                                       .workspace = gpu_workspace,
-                                       .workspace_bytes = workspace };
-    assert_int_equal(kvant_cuda_attention(&args, NULL), KVANT_OK);
+    kvant_cuda_kernel_attention_args args = { .size = sizeof args,
+                                              .k_codec = p->k.gpu,
+                                              .v_codec = p->v.gpu,
+                                              .k = gpu_pages(&p->k, false),
+                                              .v = gpu_pages(&p->v, false),
+                                              .block_table = gpu_table,
+                                              .table_stride = BLOCKS,
+                                              .blocks_per_row = BLOCKS,
+                                              .lengths = gpu_lengths,
+                                              .batch = BATCH,
+                                              .n_heads = QUERY_HEADS,
+                                              .n_kv_heads = HEADS,
+                                              .q = full ? transformed : gpu_q,
+                                              .q_batch_stride = QUERY_HEADS * d,
+                                              .q_head_stride = d,
+                                              .out = out,
+                                              .out_batch_stride = QUERY_HEADS * d,
+                                              .out_head_stride = d,
+                                              .scale = p->scale,
+                                              .k_scale = full ? NULL : p->k.inverse,
+                                              .v_center = p->v.center,
+                                              .workspace = gpu_workspace,
+                                              .workspace_bytes = workspace };
+    assert_int_equal(kvant_cuda_kernel_attention(&args, NULL), KVANT_OK);
     float *got = malloc(n * sizeof *got), *keys = malloc(rows * sizeof *keys),
           *values = malloc(rows * sizeof *values);
     double want[MAX_D], largest = 0;

@@ -306,10 +306,10 @@ static void test_shared_blocks(void **unused)
     memcpy(f.q + (size_t)c.n_heads * 128, f.q, (size_t)c.n_heads * 128 * sizeof(float));
     check_cuda(cudaMemcpy(f.gpu_q, f.q, f.q_bytes, cudaMemcpyHostToDevice));
     int32_t beyond[] = { 192, 1 << 30 };
-    kvant_cuda_attention_args args = attention_args(&f);
+    kvant_cuda_kernel_attention_args args = attention_args(&f);
     args.blocks_per_row = 3; /* of 4: the second length is cut to 192 */
     check_cuda(cudaMemcpy(f.gpu_lengths, beyond, sizeof beyond, cudaMemcpyHostToDevice));
-    assert_int_equal(kvant_cuda_attention(&args, NULL), KVANT_OK);
+    assert_int_equal(kvant_cuda_kernel_attention(&args, NULL), KVANT_OK);
     float *out = malloc(f.out_bytes);
     device_read(out, f.gpu_out, f.out_bytes);
     static const int32_t cut[] = { 192, 192 };

@@ -74,15 +74,15 @@ static void check_marks(const mark_case *c)
                                  NULL,
                                  NULL,
                                  NULL };
-    const kvant_cuda_append_args args = { .size = sizeof args,
-                                          .v = of,
-                                          .type = KVANT_CUDA_F32,
-                                          .n_tokens = c->n,
-                                          .n_kv_heads = HEADS,
-                                          .slots = gpu_slots,
-                                          .marks = marks,
-                                          .mark_numbers = c->open ? gpu_numbers : NULL };
-    assert_int_equal(kvant_cuda_append(&args, NULL), KVANT_OK);
+    const kvant_cuda_kernel_append_args args = { .size = sizeof args,
+                                                 .v = of,
+                                                 .type = KVANT_CUDA_F32,
+                                                 .n_tokens = c->n,
+                                                 .n_kv_heads = HEADS,
+                                                 .slots = gpu_slots,
+                                                 .marks = marks,
+                                                 .mark_numbers = c->open ? gpu_numbers : NULL };
+    assert_int_equal(kvant_cuda_kernel_append(&args, NULL), KVANT_OK);
     device_read(got, marks, sizeof got);
     if (memcmp(got, want, sizeof got) != 0)
         print_message("%s of %u, %u rows%s\n", c->spec, (unsigned)c->head_dim, (unsigned)c->n,

@@ -174,12 +174,12 @@ static void test_refused(void **unused)
     const attention_problem p = { .query_tokens = 1, .page_centers = true };
     fixture f;
     fixture_open(&f, &c, &p);
-    kvant_cuda_attention_args args = attention_args(&f);
-    assert_int_equal(kvant_cuda_attention(&args, NULL), KVANT_OK);
+    kvant_cuda_kernel_attention_args args = attention_args(&f);
+    assert_int_equal(kvant_cuda_kernel_attention(&args, NULL), KVANT_OK);
     args.logit_softcap = 30;
-    assert_int_equal(kvant_cuda_attention(&args, NULL), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_cuda_kernel_attention(&args, NULL), KVANT_ERR_ARGUMENT);
     args.logit_softcap = 0, args.k_center = f.gpu_q;
-    assert_int_equal(kvant_cuda_attention(&args, NULL), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_cuda_kernel_attention(&args, NULL), KVANT_ERR_ARGUMENT);
     fixture_close(&f);
 }
 

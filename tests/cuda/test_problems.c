@@ -256,11 +256,11 @@ static void test_captured(void **unused)
             gpu_rows[r] = device_new(KV * D * sizeof(float), 0xff);
         }
         int64_t slot = -1, *gpu_slot = device_copy(&slot, sizeof slot);
-        kvant_cuda_append_args append = { .size = sizeof append,
-                                          .type = KVANT_CUDA_F32,
-                                          .n_tokens = 1,
-                                          .n_kv_heads = KV,
-                                          .slots = gpu_slot };
+        kvant_cuda_kernel_append_args append = { .size = sizeof append,
+                                                 .type = KVANT_CUDA_F32,
+                                                 .n_tokens = 1,
+                                                 .n_kv_heads = KV,
+                                                 .slots = gpu_slot };
         append.k = (kvant_cuda_rows){ .codec = f.cache.gpu_k,
                                       .pages = cache_pages(&f.cache, KVANT_ROLE_K),
                                       .rows = gpu_rows[0],
@@ -271,18 +271,18 @@ static void test_captured(void **unused)
                                       .rows = gpu_rows[1],
                                       .token_stride = KV * D,
                                       .head_stride = D };
-        const kvant_cuda_attention_args args = attention_args(&f);
+        const kvant_cuda_kernel_attention_args args = attention_args(&f);
         cudaStream_t stream;
         cudaGraph_t graph;
         cudaGraphExec_t exec;
         check_cuda(cudaStreamCreate(&stream));
-        assert_int_equal(kvant_cuda_append(&append, stream),
+        assert_int_equal(kvant_cuda_kernel_append(&append, stream),
                          KVANT_OK); /* engines load kernels before they capture */
-        assert_int_equal(kvant_cuda_attention(&args, stream), KVANT_OK);
+        assert_int_equal(kvant_cuda_kernel_attention(&args, stream), KVANT_OK);
         check_cuda(cudaStreamSynchronize(stream));
         check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
-        assert_int_equal(kvant_cuda_append(&append, stream), KVANT_OK);
-        assert_int_equal(kvant_cuda_attention(&args, stream), KVANT_OK);
+        assert_int_equal(kvant_cuda_kernel_append(&append, stream), KVANT_OK);
+        assert_int_equal(kvant_cuda_kernel_attention(&args, stream), KVANT_OK);
         check_cuda(cudaStreamEndCapture(stream, &graph));
         check_cuda(cudaGraphInstantiate(&exec, graph, 0));
         check_cuda(cudaMemset(f.cache.gpu_pool, 0, f.cache.block_bytes * f.cache.n_blocks));
@@ -539,7 +539,7 @@ typedef struct row_arrays {
 enum { FIRST_CELL = 1000 };
 
 /* The last token of every sequence once more, with other numbers. */
-static row_arrays make_rows(const fixture *f, kvant_cuda_append_args *args)
+static row_arrays make_rows(const fixture *f, kvant_cuda_kernel_append_args *args)
 {
     const attention_case *c = f->c;
     const size_t width = (size_t)c->n_kv_heads * c->head_dim,
@@ -554,10 +554,10 @@ static row_arrays make_rows(const fixture *f, kvant_cuda_append_args *args)
         r.slots[b] = last < 0 ? -1 : (int64_t)(entry < 0 ? -1 - entry : entry) * 64 + last % 64;
         r.cells[b] = (int64_t)(FIRST_CELL + b * stride) + last;
     }
-    *args = (kvant_cuda_append_args){ .size = sizeof *args,
-                                      .type = KVANT_CUDA_F32,
-                                      .n_tokens = c->batch,
-                                      .n_kv_heads = c->n_kv_heads };
+    *args = (kvant_cuda_kernel_append_args){ .size = sizeof *args,
+                                             .type = KVANT_CUDA_F32,
+                                             .n_tokens = c->batch,
+                                             .n_kv_heads = c->n_kv_heads };
     args->slots = r.gpu_slots = device_copy(r.slots, c->batch * sizeof(int64_t));
     r.gpu_cells = device_copy(r.cells, c->batch * sizeof(int64_t));
     for (int role = 0; role < 2; role++) {
@@ -595,9 +595,9 @@ static void new_rows(const attention_case *c)
 {
     fixture f;
     fixture_open(&f, c, NULL);
-    kvant_cuda_append_args rows;
+    kvant_cuda_kernel_append_args rows;
     row_arrays arrays = make_rows(&f, &rows);
-    kvant_cuda_attention_args args = attention_args(&f);
+    kvant_cuda_kernel_attention_args args = attention_args(&f);
     const size_t bytes = c->open ? 2 * f.open.page_bytes * c->n_kv_heads * f.open.n_blocks
                                  : f.cache.n_blocks * f.cache.block_bytes;
     void *pool = c->open ? f.open.gpu_pool : f.cache.gpu_pool;
@@ -610,8 +610,8 @@ static void new_rows(const attention_case *c)
         args.table_ready = rows.slots_ready = i % 2;
         check_cuda(cudaMemcpy(pool, before, bytes, cudaMemcpyHostToDevice));
         check_cuda(cudaMemset(f.gpu_out, 0xff, f.out_bytes));
-        assert_int_equal(kvant_cuda_append(&rows, NULL), KVANT_OK);
-        assert_int_equal(kvant_cuda_attention(&args, NULL), KVANT_OK);
+        assert_int_equal(kvant_cuda_kernel_append(&rows, NULL), KVANT_OK);
+        assert_int_equal(kvant_cuda_kernel_attention(&args, NULL), KVANT_OK);
         device_read(i == 0 ? out : again, f.gpu_out, f.out_bytes);
         if (i > 0 && memcmp(again, out, f.out_bytes) != 0)
             fail_msg("%s, head_dim %u, batch %u, open %u, run %d: outputs differ", c->k_spec,
@@ -648,25 +648,25 @@ static void test_sizes(void **unused)
     fixture f;
     fixture_open(&f, &c, NULL);
     struct {
-        kvant_cuda_attention_args args;
+        kvant_cuda_kernel_attention_args args;
         uint64_t later;
     } newer = { attention_args(&f), 0 };
     uint8_t *first = malloc(f.out_bytes), *again = malloc(f.out_bytes);
-    assert_int_equal(kvant_cuda_attention(&newer.args, NULL), KVANT_OK);
+    assert_int_equal(kvant_cuda_kernel_attention(&newer.args, NULL), KVANT_OK);
     device_read(first, f.gpu_out, f.out_bytes);
-    const size_t sizes[] = { offsetof(kvant_cuda_attention_args, query_tokens),
-                             offsetof(kvant_cuda_attention_args, mask), sizeof newer };
+    const size_t sizes[] = { offsetof(kvant_cuda_kernel_attention_args, query_tokens),
+                             offsetof(kvant_cuda_kernel_attention_args, mask), sizeof newer };
     for (size_t i = 0; i < 3; i++) {
         newer.args.size = sizes[i];
         check_cuda(cudaMemset(f.gpu_out, 0xff, f.out_bytes));
-        assert_int_equal(kvant_cuda_attention(&newer.args, NULL), KVANT_OK);
+        assert_int_equal(kvant_cuda_kernel_attention(&newer.args, NULL), KVANT_OK);
         device_read(again, f.gpu_out, f.out_bytes);
         assert_memory_equal(again, first, f.out_bytes);
     }
     newer.later = 1;
-    assert_int_equal(kvant_cuda_attention(&newer.args, NULL), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_cuda_kernel_attention(&newer.args, NULL), KVANT_ERR_ARGUMENT);
     newer.args.size = sizes[0] - 1;
-    assert_int_equal(kvant_cuda_attention(&newer.args, NULL), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_cuda_kernel_attention(&newer.args, NULL), KVANT_ERR_ARGUMENT);
     free(first);
     free(again);
     fixture_close(&f);
@@ -678,26 +678,26 @@ static void test_refused(void **unused)
     const attention_case c = case_of("int-4", "int-4", 128, 2, 8, 0);
     fixture f;
     fixture_open(&f, &c, NULL);
-    kvant_cuda_attention_args args = attention_args(&f);
+    kvant_cuda_kernel_attention_args args = attention_args(&f);
     args.logit_softcap = -1;
-    assert_int_equal(kvant_cuda_attention(&args, NULL), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_cuda_kernel_attention(&args, NULL), KVANT_ERR_ARGUMENT);
     args.logit_softcap = 0, args.max_bias = NAN;
-    assert_int_equal(kvant_cuda_attention(&args, NULL), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_cuda_kernel_attention(&args, NULL), KVANT_ERR_ARGUMENT);
     args.max_bias = 0, args.query_tokens = 2, args.out_token_stride = 0;
-    assert_int_equal(kvant_cuda_attention(&args, NULL), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_cuda_kernel_attention(&args, NULL), KVANT_ERR_ARGUMENT);
     args.query_tokens = UINT32_MAX, args.out_token_stride = 1;
-    assert_int_equal(kvant_cuda_attention(&args, NULL), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_cuda_kernel_attention(&args, NULL), KVANT_ERR_ARGUMENT);
     args = attention_args(&f);
     args.n_matrices = 2; /* of no blocks */
-    assert_int_equal(kvant_cuda_attention(&args, NULL), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_cuda_kernel_attention(&args, NULL), KVANT_ERR_ARGUMENT);
     args.n_matrices = KVANT_CUDA_MOST_MATRICES + 1, args.matrices = f.gpu_table;
-    assert_int_equal(kvant_cuda_attention(&args, NULL), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_cuda_kernel_attention(&args, NULL), KVANT_ERR_ARGUMENT);
     args.n_matrices = 0, args.k_center = f.gpu_q, args.logit_softcap = 30; /* which sees <q, c> */
-    assert_int_equal(kvant_cuda_attention(&args, NULL), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_cuda_kernel_attention(&args, NULL), KVANT_ERR_ARGUMENT);
     /* no shape is as small as that: an error, not a result that nobody computed */
     args = attention_args(&f);
     kvant_cuda_limit_shared_memory(4 << 10); /* less than 32 tokens of fp16 */
-    assert_int_equal(kvant_cuda_attention(&args, NULL), KVANT_ERR_UNSUPPORTED);
+    assert_int_equal(kvant_cuda_kernel_attention(&args, NULL), KVANT_ERR_UNSUPPORTED);
     fixture_close(&f);
 }
 

@@ -18,9 +18,9 @@ static inline host_control *standin_control(void)
 }
 
 /* What the last attention of a graph was given. */
-static inline const kvant_cuda_attention_args *last_attention(void)
+static inline const kvant_cuda_kernel_attention_args *last_attention(void)
 {
-    assert_int_equal(standin_control()->attention.size, sizeof(kvant_cuda_attention_args));
+    assert_int_equal(standin_control()->attention.size, sizeof(kvant_cuda_kernel_attention_args));
     return &standin_control()->attention;
 }
 

@@ -580,7 +580,7 @@ static void rows_that_are_no_numbers_make_answers_that_are_none(void **state)
 
 static void assert_attended(bool masked, uint32_t n_streams, uint32_t n_tokens, int32_t length)
 {
-    const kvant_cuda_attention_args *args = last_attention();
+    const kvant_cuda_kernel_attention_args *args = last_attention();
 
     assert_int_equal(args->mask != NULL, masked);
     assert_int_equal(args->batch, n_streams);

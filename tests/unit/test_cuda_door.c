@@ -192,6 +192,78 @@ static void tables_are_those_of_the_calibration(void **state)
     kvant_calibration_free(&calibration);
 }
 
+/* The structs of cuda.h are the first parts of those of cuda_kernels.h, member by member. */
+#define SAME(type, member)                                                                         \
+    _Static_assert(offsetof(kvant_cuda_##type, member) ==                                          \
+                           offsetof(kvant_cuda_kernel_##type, member) &&                           \
+                       sizeof(((kvant_cuda_##type *)0)->member) ==                                 \
+                           sizeof(((kvant_cuda_kernel_##type *)0)->member),                        \
+                   #member " is elsewhere in kvant_cuda_kernel_" #type)
+SAME(query_args, size);
+SAME(query_args, k_codec);
+SAME(query_args, batch);
+SAME(query_args, n_heads);
+SAME(query_args, n_kv_heads);
+SAME(query_args, type);
+SAME(query_args, q);
+SAME(query_args, q_batch_stride);
+SAME(query_args, q_head_stride);
+SAME(query_args, inverse_weights);
+SAME(query_args, out);
+SAME(append_args, size);
+SAME(append_args, k);
+SAME(append_args, v);
+SAME(append_args, type);
+SAME(append_args, n_tokens);
+SAME(append_args, n_kv_heads);
+SAME(append_args, slots);
+SAME(append_args, refused);
+SAME(append_args, exact);
+SAME(append_args, transformed);
+SAME(append_args, k_feedback);
+SAME(append_args, centroids);
+SAME(attention_args, size);
+SAME(attention_args, k_codec);
+SAME(attention_args, v_codec);
+SAME(attention_args, k);
+SAME(attention_args, v);
+SAME(attention_args, k_open);
+SAME(attention_args, v_open);
+SAME(attention_args, block_table);
+SAME(attention_args, table_stride);
+SAME(attention_args, blocks_per_row);
+SAME(attention_args, lengths);
+SAME(attention_args, batch);
+SAME(attention_args, n_heads);
+SAME(attention_args, n_kv_heads);
+SAME(attention_args, type);
+SAME(attention_args, q);
+SAME(attention_args, q_batch_stride);
+SAME(attention_args, q_head_stride);
+SAME(attention_args, out);
+SAME(attention_args, out_batch_stride);
+SAME(attention_args, out_head_stride);
+SAME(attention_args, lse);
+SAME(attention_args, scale);
+SAME(attention_args, v_center);
+SAME(attention_args, k_scale);
+SAME(attention_args, v_scale);
+SAME(attention_args, workspace);
+SAME(attention_args, workspace_bytes);
+SAME(attention_args, query_tokens);
+SAME(attention_args, query_starts);
+SAME(attention_args, q_token_stride);
+SAME(attention_args, out_token_stride);
+SAME(attention_args, causal);
+SAME(attention_args, window);
+SAME(attention_args, logit_softcap);
+SAME(attention_args, max_bias);
+SAME(attention_args, mask);
+SAME(attention_args, mask_token_stride);
+SAME(attention_args, sinks);
+SAME(attention_args, centroids);
+SAME(attention_args, k_center);
+
 /* A caller of a later version: what this one does not know has to be zero. */
 static void longer_structs_are_taken(void **state)
 {
@@ -214,10 +286,10 @@ static void longer_structs_are_taken(void **state)
 static void calls_reach_the_table(void **state)
 {
     kvant_cuda_stream stream = &library;
-    kvant_cuda_append_args append = { .size = sizeof append };
+    kvant_cuda_kernel_append_args append = { .size = sizeof append };
     kvant_cuda_seal_args seal = { .size = sizeof seal };
-    kvant_cuda_attention_args attention = { .size = sizeof attention };
-    kvant_cuda_query_args queries = { .size = sizeof queries };
+    kvant_cuda_kernel_attention_args attention = { .size = sizeof attention };
+    kvant_cuda_kernel_query_args queries = { .size = sizeof queries };
     kvant_cuda_center_rows_args center = { .size = sizeof center };
     kvant_cuda_page_offsets_args offsets = { .size = sizeof offsets };
     kvant_cuda_marked_args marked = { .size = sizeof marked };
@@ -230,11 +302,11 @@ static void calls_reach_the_table(void **state)
     assert_string_equal(host->function, "host_" #name);                                            \
     assert_memory_equal(host->arguments, &(args), sizeof(args));                                   \
     assert_ptr_equal(host->stream, stream)
-    REACHES(append, kvant_cuda_append(&append, stream), append);
+    REACHES(append, kvant_cuda_kernel_append(&append, stream), append);
     REACHES(seal, kvant_cuda_seal(&seal, stream), seal);
-    REACHES(attention, kvant_cuda_attention(&attention, stream), attention);
+    REACHES(attention, kvant_cuda_kernel_attention(&attention, stream), attention);
     REACHES(block_attention, kvant_cuda_block_attention(&rows, stream), rows);
-    REACHES(transform_queries, kvant_cuda_transform_queries(&queries, stream), queries);
+    REACHES(transform_queries, kvant_cuda_kernel_transform_queries(&queries, stream), queries);
     REACHES(center_rows, kvant_cuda_center_rows(&center, stream), center);
     REACHES(page_offsets, kvant_cuda_page_offsets(&offsets, stream), offsets);
     REACHES(fill_marked, kvant_cuda_fill_marked(&marked, stream), marked);
@@ -244,8 +316,31 @@ static void calls_reach_the_table(void **state)
     kvant_cuda_limit_shared_memory(99 << 10);
     assert_int_equal(host->shared_limit, 99 << 10);
     assert_int_equal(kvant_cuda_append(NULL, stream), KVANT_ERR_ARGUMENT);
-    append.size = offsetof(kvant_cuda_append_args, refused); /* of no version */
-    assert_int_equal(kvant_cuda_append(&append, stream), KVANT_ERR_ARGUMENT);
+    kvant_cuda_append_args old = { .size = offsetof(kvant_cuda_append_args, refused) };
+    assert_int_equal(kvant_cuda_append(&old, stream), KVANT_ERR_ARGUMENT); /* of no version */
+}
+
+/* The table is given the members of cuda.h where they are, and zeros behind them. */
+static void short_structs_become_whole_ones(void **state)
+{
+    (void)state;
+    answer(KVANT_ERR_FULL, NULL);
+#define BECOMES(name, type)                                                                        \
+    do {                                                                                           \
+        kvant_cuda_##type given;                                                                   \
+        memset(&given, 0x5a, sizeof given);                                                        \
+        given.size = sizeof given;                                                                 \
+        kvant_cuda_kernel_##type want = { 0 };                                                     \
+        memcpy(&want, &given, sizeof given);                                                       \
+        want.size = sizeof want;                                                                   \
+        assert_int_equal(kvant_cuda_##name(&given, NULL), KVANT_ERR_FULL);                         \
+        assert_string_equal(host->function, "host_" #name);                                        \
+        assert_memory_equal(host->arguments, &want, sizeof want);                                  \
+    } while (0)
+    BECOMES(append, append_args);
+    BECOMES(attention, attention_args);
+    BECOMES(transform_queries, query_args);
+    answer(KVANT_OK, NULL);
 }
 
 /* Kept open: what is set stays between the calls of libkvant. */
@@ -270,6 +365,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(tables_are_those_of_the_calibration),
         cmocka_unit_test(codecs_cross_as_views),
         cmocka_unit_test(calls_reach_the_table),
+        cmocka_unit_test(short_structs_become_whole_ones),
         cmocka_unit_test(longer_structs_are_taken),
     };
     if (argc != 2)

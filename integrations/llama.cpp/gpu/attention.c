@@ -30,8 +30,10 @@ static bool in_a_row(const abi_tensor *rows, int64_t n_streams)
            (rows->ne[3] == n_streams && rows->nb[3] == (size_t)rows->ne[1] * rows->nb[1]);
 }
 
-static kvant_cuda_attention_args arguments_of(const kvp_gpu_backend *b, const abi_tensor *node,
-                                              streams_at_once streams, const int64_t *new_cells)
+static kvant_cuda_kernel_attention_args arguments_of(const kvp_gpu_backend *b,
+                                                     const abi_tensor *node,
+                                                     streams_at_once streams,
+                                                     const int64_t *new_cells)
 {
     const abi_tensor *q = node->src[0], *view = node->src[1], *mask = node->src[3],
                      *sinks = node->src[4];
@@ -46,8 +48,8 @@ static kvant_cuda_attention_args arguments_of(const kvp_gpu_backend *b, const ab
     memcpy(parameters, node->op_params, sizeof(parameters));
     if (b->attended[attended].plain)
         mask = NULL;
-    return (kvant_cuda_attention_args){
-        .size = sizeof(kvant_cuda_attention_args),
+    return (kvant_cuda_kernel_attention_args){
+        .size = sizeof(kvant_cuda_kernel_attention_args),
         .k_codec = k->codec,
         .v_codec = v->codec,
         .k = k->pages,
@@ -101,22 +103,22 @@ static kvant_cuda_attention_args arguments_of(const kvp_gpu_backend *b, const ab
 }
 
 /* Through each matrix. */
-static kvant_cuda_query_args queries_of(const kvp_gpu_backend *b, const kvp_gpu_cells *k,
-                                        const kvant_cuda_attention_args *args)
+static kvant_cuda_kernel_query_args queries_of(const kvp_gpu_backend *b, const kvp_gpu_cells *k,
+                                               const kvant_cuda_kernel_attention_args *args)
 {
     const kvp_gpu_matrix first = kvp_gpu_matrix_of(k, kvp_gpu_transform_at(k, 0));
-    kvant_cuda_query_args queries = { .size = sizeof(kvant_cuda_query_args),
-                                      .k_codec = k->codec,
-                                      .batch = args->batch * args->query_tokens,
-                                      .n_heads = args->n_heads,
-                                      .n_kv_heads = args->n_kv_heads,
-                                      .type = KVANT_CUDA_F32,
-                                      .q = args->q,
-                                      .q_batch_stride = args->q_token_stride,
-                                      .q_head_stride = args->q_head_stride,
-                                      .inverse_weights = first.inverse_weights,
-                                      .out = b->queries.at,
-                                      .n_further = kvp_gpu_matrices(k) - 1 };
+    kvant_cuda_kernel_query_args queries = { .size = sizeof(kvant_cuda_kernel_query_args),
+                                             .k_codec = k->codec,
+                                             .batch = args->batch * args->query_tokens,
+                                             .n_heads = args->n_heads,
+                                             .n_kv_heads = args->n_kv_heads,
+                                             .type = KVANT_CUDA_F32,
+                                             .q = args->q,
+                                             .q_batch_stride = args->q_token_stride,
+                                             .q_head_stride = args->q_head_stride,
+                                             .inverse_weights = first.inverse_weights,
+                                             .out = b->queries.at,
+                                             .n_further = kvp_gpu_matrices(k) - 1 };
 
     for (uint32_t i = 0; i < queries.n_further; i++)
         queries.further[i] = kvp_gpu_matrix_of(k, kvp_gpu_transform_at(k, i + 1)).inverse_weights;
@@ -125,7 +127,7 @@ static kvant_cuda_query_args queries_of(const kvp_gpu_backend *b, const kvp_gpu_
 
 /* Queries that went through matrices. */
 static void take_queries(const kvp_gpu_backend *b, const kvp_gpu_cells *k,
-                         kvant_cuda_attention_args *args)
+                         kvant_cuda_kernel_attention_args *args)
 {
     const size_t width = (size_t)args->n_heads * k->head_dim;
 
@@ -140,7 +142,7 @@ static void take_queries(const kvp_gpu_backend *b, const kvp_gpu_cells *k,
 
 /* Queries as they are, for what they have in common with blocks' centres. */
 static kvant_cuda_turned turned_of(const kvp_gpu_backend *b, const kvp_gpu_cells *k,
-                                   const kvant_cuda_attention_args *args)
+                                   const kvant_cuda_kernel_attention_args *args)
 {
     return (kvant_cuda_turned){ .q = args->q,
                                 .type = args->type,
@@ -159,21 +161,21 @@ static bool is_full(const kvp_gpu_cells *k)
 
 /* Through all matrices in one launch, or one after the other where there are too many queries. */
 static kvant_status transform_queries(const kvp_gpu_backend *b, const kvp_gpu_cells *k,
-                                      const kvant_cuda_attention_args *args)
+                                      const kvant_cuda_kernel_attention_args *args)
 {
-    const kvant_cuda_query_args all = queries_of(b, k, args);
-    kvant_cuda_query_args one = all;
+    const kvant_cuda_kernel_query_args all = queries_of(b, k, args);
+    kvant_cuda_kernel_query_args one = all;
     kvant_status status = KVANT_OK;
 
     if (all.batch > MOST_QUERIES)
         return KVANT_ERR_UNSUPPORTED;
     if ((uint64_t)all.batch * (1 + all.n_further) <= MOST_QUERIES)
-        return kvant_cuda_transform_queries(&all, b->gpu->stream);
+        return kvant_cuda_kernel_transform_queries(&all, b->gpu->stream);
     one.n_further = 0;
     for (uint32_t i = 0; i <= all.n_further && status == KVANT_OK; i++) {
         one.inverse_weights = i == 0 ? all.inverse_weights : all.further[i - 1];
         one.out = all.out + (size_t)i * all.batch * all.n_heads * k->head_dim;
-        status = kvant_cuda_transform_queries(&one, b->gpu->stream);
+        status = kvant_cuda_kernel_transform_queries(&one, b->gpu->stream);
     }
     return status;
 }
@@ -182,7 +184,7 @@ static kvant_status transform_queries(const kvp_gpu_backend *b, const kvp_gpu_ce
 static kvant_status attend(kvp_gpu_backend *b, const abi_tensor *node, streams_at_once streams,
                            const int64_t *new_cells, bool transformed)
 {
-    kvant_cuda_attention_args args = arguments_of(b, node, streams, new_cells);
+    kvant_cuda_kernel_attention_args args = arguments_of(b, node, streams, new_cells);
     const kvp_gpu_cells *k = kvp_gpu_cells_of(node->src[1]);
     kvant_status status = KVANT_OK;
 
@@ -194,7 +196,7 @@ static kvant_status attend(kvp_gpu_backend *b, const abi_tensor *node, streams_a
         return status;
     if (is_full(k))
         take_queries(b, k, &args);
-    return kvant_cuda_attention(&args, b->gpu->stream);
+    return kvant_cuda_kernel_attention(&args, b->gpu->stream);
 }
 
 /* A graph of a few tokens is captured, and each of its launches delays a token. So while no refused
@@ -239,7 +241,7 @@ static void spread(const kvp_gpu_backend *b, const abi_tensor *node, size_t firs
 static kvant_status fill_marked(const kvp_gpu_backend *b, const abi_tensor *node,
                                 streams_at_once streams)
 {
-    const kvant_cuda_attention_args of = arguments_of(b, node, streams, NULL);
+    const kvant_cuda_kernel_attention_args of = arguments_of(b, node, streams, NULL);
     kvant_cuda_marked_args args = { .size = sizeof(args),
                                     .marks = kvp_gpu_cells_of(node->src[1])->cache->marks.memory.at,
                                     .first = of.new_first,
@@ -351,10 +353,10 @@ static bool at_once(const abi_tensor *node)
 
 /* Queries of many tokens go by themselves: they may bring another matrix. So do those of rows that take several. */
 bool kvp_gpu_queries_of_pair(kvp_gpu_backend *b, const abi_tensor *node,
-                             kvant_cuda_query_args *queries)
+                             kvant_cuda_kernel_query_args *queries)
 {
     const kvp_gpu_cells *k = kvp_gpu_cells_of(node->src[1]);
-    kvant_cuda_attention_args args;
+    kvant_cuda_kernel_attention_args args;
 
     if (k == NULL || !is_full(k) || node->src[0]->ne[3] > KVP_FEW_TOKENS || !at_once(node) ||
         !kvp_attention_supported(node))

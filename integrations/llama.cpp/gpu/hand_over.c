@@ -61,15 +61,15 @@ typedef struct beside {
 } beside;
 
 static void fill_args(const kvp_gpu_cells *cells, const beside *at, size_t first, size_t n,
-                      kvant_cuda_append_args *args)
+                      kvant_cuda_kernel_append_args *args)
 {
-    *args = (kvant_cuda_append_args){ .size = sizeof(*args),
-                                      .type = cells->turns ? KVANT_CUDA_F32 : KVANT_CUDA_F16,
-                                      .n_tokens = (uint32_t)n,
-                                      .n_kv_heads = cells->n_kv_heads,
-                                      .refused = kvp_gpu_word(cells->gpu->refused),
-                                      .marks = cells->cache->marks.memory.at,
-                                      .mark_numbers = at->slots[0] + first };
+    *args = (kvant_cuda_kernel_append_args){ .size = sizeof(*args),
+                                             .type = cells->turns ? KVANT_CUDA_F32 : KVANT_CUDA_F16,
+                                             .n_tokens = (uint32_t)n,
+                                             .n_kv_heads = cells->n_kv_heads,
+                                             .refused = kvp_gpu_word(cells->gpu->refused),
+                                             .marks = cells->cache->marks.memory.at,
+                                             .mark_numbers = at->slots[0] + first };
 }
 
 /* Whether some of n rows from the first-th cell on go to open pages, too. */
@@ -86,7 +86,7 @@ static bool store_run(const kvp_kv *kv, const beside *at, size_t first, size_t n
     const kvp_gpu_cells *cells = kv->cells;
     const kvp_gpu_run run = { 0, n, cells->cache->ranges.of[first / KVANT_PAGE_TOKENS] };
     const size_t width = kv->shape.row;
-    kvant_cuda_append_args args;
+    kvant_cuda_kernel_append_args args;
     const kvant_cuda_center_rows_args center = { .size = sizeof(center),
                                                  .rows = at->halves + first * width,
                                                  .type = KVANT_CUDA_F16,
@@ -112,7 +112,7 @@ static bool store_run(const kvp_kv *kv, const beside *at, size_t first, size_t n
             rows->codec = cells->open_codec;
         if (open)
             rows->pages = cells->open_pages;
-        if (kvant_cuda_append(&args, cells->gpu->stream) != KVANT_OK)
+        if (kvant_cuda_kernel_append(&args, cells->gpu->stream) != KVANT_OK)
             return false;
     }
     return true;

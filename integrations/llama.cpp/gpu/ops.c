@@ -115,7 +115,7 @@ static bool have_centered(kvp_gpu_backend *b, const abi_tensor *node)
 
 /* Keys lose their blocks' centres as they are stored. */
 static void center(const kvp_gpu_backend *b, const kvp_gpu_cells *keys,
-                   kvant_cuda_append_args *args)
+                   kvant_cuda_kernel_append_args *args)
 {
     args->k_turning = kvp_gpu_turning_of(keys, 0);
     args->center_slots = args->mark_numbers;
@@ -170,20 +170,20 @@ static bool learn_first(kvp_gpu_backend *b, const abi_tensor *node, const abi_te
 }
 
 static kvant_status append_run(kvp_gpu_backend *b, abi_tensor *const *nodes, int n, bool open,
-                               kvp_gpu_run run, const kvant_cuda_query_args *queries)
+                               kvp_gpu_run run, const kvant_cuda_kernel_query_args *queries)
 {
     const kvp_gpu_cells *first = kvp_gpu_cells_of(nodes[0]);
     const int64_t *slots = open ? kvp_gpu_open_slots(first->cache) : nodes[0]->src[1]->data;
-    kvant_cuda_append_args args = { .size = sizeof(args),
-                                    .type = KVANT_CUDA_F32,
-                                    .n_tokens = (uint32_t)run.n,
-                                    .n_kv_heads = first->n_kv_heads,
-                                    .slots = slots + run.first,
-                                    .refused = kvp_gpu_word(b->refused),
-                                    .slots_ready = 1,
-                                    .marks = first->cache->marks.memory.at,
-                                    .mark_numbers =
-                                        (const int64_t *)nodes[0]->src[1]->data + run.first };
+    kvant_cuda_kernel_append_args args = { .size = sizeof(args),
+                                           .type = KVANT_CUDA_F32,
+                                           .n_tokens = (uint32_t)run.n,
+                                           .n_kv_heads = first->n_kv_heads,
+                                           .slots = slots + run.first,
+                                           .refused = kvp_gpu_word(b->refused),
+                                           .slots_ready = 1,
+                                           .marks = first->cache->marks.memory.at,
+                                           .mark_numbers = (const int64_t *)nodes[0]->src[1]->data +
+                                                           run.first };
 
     for (int i = 0; i < n; i++) {
         const kvp_gpu_cells *cells = kvp_gpu_cells_of(nodes[i]);
@@ -198,12 +198,12 @@ static kvant_status append_run(kvp_gpu_backend *b, abi_tensor *const *nodes, int
     }
     if (queries != NULL)
         args.queries = *queries;
-    return kvant_cuda_append(&args, b->gpu->stream);
+    return kvant_cuda_kernel_append(&args, b->gpu->stream);
 }
 
 /* open: to open pages. queries: NULL, or those of the same tokens, which need one run for all of them. */
 static kvant_status append(kvp_gpu_backend *b, abi_tensor *const *nodes, int n, bool open,
-                           const kvant_cuda_query_args *queries)
+                           const kvant_cuda_kernel_query_args *queries)
 {
     const kvp_gpu_cells *first = kvp_gpu_cells_of(nodes[0]);
     const kvp_gpu_ranges *ranges = &first->cache->ranges;
@@ -226,7 +226,7 @@ static int32_t set_rows(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values
     abi_tensor *nodes[2] = { node, values };
     const int n = values != NULL ? 2 : 1;
     const kvp_gpu_cache *cache;
-    kvant_cuda_query_args queries = { 0 };
+    kvant_cuda_kernel_query_args queries = { 0 };
     kvant_status status = KVANT_OK;
     bool open;
     bool seals;

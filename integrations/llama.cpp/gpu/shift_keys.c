@@ -17,23 +17,23 @@ bool kvp_gpu_shift_takes(const kvp_gpu_cells *cells)
 
 /* Matrices */
 
-static kvant_cuda_query_args product_of(const kvp_gpu_cells *cells, const float *rotation,
-                                        const float *matrices, uint32_t first, float *out)
+static kvant_cuda_kernel_query_args product_of(const kvp_gpu_cells *cells, const float *rotation,
+                                               const float *matrices, uint32_t first, float *out)
 {
     const size_t size = (size_t)cells->head_dim * cells->head_dim;
     const uint32_t left = cells->n_kv_heads - first,
                    n = left < KVANT_CUDA_MOST_MATRICES ? left : KVANT_CUDA_MOST_MATRICES;
-    kvant_cuda_query_args args = { .size = sizeof(args),
-                                   .k_codec = cells->codec,
-                                   .batch = cells->head_dim,
-                                   .n_heads = 1,
-                                   .n_kv_heads = 1,
-                                   .type = KVANT_CUDA_F32,
-                                   .q = rotation,
-                                   .q_batch_stride = cells->head_dim,
-                                   .inverse_weights = matrices + first * size,
-                                   .out = out + first * size,
-                                   .n_further = n - 1 };
+    kvant_cuda_kernel_query_args args = { .size = sizeof(args),
+                                          .k_codec = cells->codec,
+                                          .batch = cells->head_dim,
+                                          .n_heads = 1,
+                                          .n_kv_heads = 1,
+                                          .type = KVANT_CUDA_F32,
+                                          .q = rotation,
+                                          .q_batch_stride = cells->head_dim,
+                                          .inverse_weights = matrices + first * size,
+                                          .out = out + first * size,
+                                          .n_further = n - 1 };
 
     for (uint32_t i = 1; i < n; i++)
         args.further[i - 1] = matrices + (first + i) * size;
@@ -49,8 +49,8 @@ static bool multiply(const kvp_gpu_cells *cells, const float *rotation, const fl
 
     for (uint32_t first = 0; first < cells->n_kv_heads && status == KVANT_OK;
          first += KVANT_CUDA_MOST_MATRICES) {
-        const kvant_cuda_query_args args = product_of(cells, rotation, matrices, first, out);
-        status = kvant_cuda_transform_queries(&args, cells->gpu->stream);
+        const kvant_cuda_kernel_query_args args = product_of(cells, rotation, matrices, first, out);
+        status = kvant_cuda_kernel_transform_queries(&args, cells->gpu->stream);
     }
     return status == KVANT_OK;
 }

@@ -7,7 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include <kvant/cuda.h>
+#include <kvant/cuda_kernels.h>
 
 #include "../abi.h"
 #include "../kv_tensor.h"

@@ -187,8 +187,9 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "kvant_cuda_attention_check": (_INT, [_P, _P, *_TEXT]),
     "kvant_cuda_attention_workspace": (_SIZE, [_U32]),
     "kvant_cuda_attention": (_INT, [_to(s.CudaAttentionArgs), _P]),
-    "kvant_cuda_limit_shared_memory": (None, [_SIZE]),
     "kvant_cuda_decode": (_INT, [_to(s.CudaDecodeArgs), _P]),
+    # cuda_kernels.h
+    "kvant_cuda_limit_shared_memory": (None, [_SIZE]),
 }
 
 _library: Any = None

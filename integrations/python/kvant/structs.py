@@ -278,26 +278,14 @@ class CudaRows(c.Structure):
 class CudaQueryArgs(Struct):
     _fields_ = _fields("""
         ptr k_codec; u32 batch n_heads n_kv_heads; int type; ptr q; size q_batch_stride
-        q_head_stride; ptr inverse_weights out; u32 n_further; ptr further[23]
+        q_head_stride; ptr inverse_weights out
     """)
-
-
-class CudaTurning(c.Structure):
-    _fields_ = _fields("ptr pairs start phases numbers")
 
 
 class CudaAppendArgs(Struct):
     _fields_ = _fields("""
         CudaRows k v; int type; u32 n_tokens n_kv_heads; ptr slots refused exact[2];
-        u32 transformed; ptr k_feedback centroids[2]; u32 slots_ready; CudaQueryArgs queries;
-        ptr marks mark_numbers; CudaTurning k_turning; ptr center_slots centered
-    """)
-
-
-class CudaTurned(c.Structure):
-    _fields_ = _fields("""
-        ptr q; int type; size q_batch_stride q_token_stride q_head_stride; CudaTurning turning;
-        ptr offsets
+        u32 transformed; ptr k_feedback centroids[2]
     """)
 
 
@@ -308,9 +296,8 @@ class CudaAttentionArgs(Struct):
         size q_batch_stride q_head_stride; ptr out; size out_batch_stride out_head_stride; ptr lse;
         float scale; ptr v_center k_scale v_scale workspace; size workspace_bytes; u32 query_tokens;
         ptr query_starts; size q_token_stride out_token_stride; u32 causal window;
-        float logit_softcap max_bias; ptr mask; size mask_token_stride; ptr sinks centroids[2];
-        u32 table_ready; ptr new_cells; i64 new_first new_stride; ptr k_center; u32 n_matrices;
-        ptr matrices; size q_matrix_stride; u8 q_numbers[24]; ptr page_offsets; CudaTurned turned
+        float logit_softcap max_bias; ptr mask; size mask_token_stride; ptr sinks centroids[2]
+        k_center
     """)
 
 

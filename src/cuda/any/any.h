@@ -16,11 +16,11 @@ cudaError_t launch_append_any(const AppendArgs &args, int n_kv_heads, cudaStream
 kvant_status launch_general(const AppendArgs &args, int n_kv_heads, cudaStream_t stream);
 
 /* Whether its kernels are faster than tile kernels for a pair without a decode kernel. rows: of queries, per kv head. */
-bool prefers_any(const kvant_cuda_attention_args &args, uint32_t rows);
+bool prefers_any(const kvant_cuda_kernel_attention_args &args, uint32_t rows);
 
 /* KVANT_ERR_UNSUPPORTED when a block has less shared memory than this head_dim needs. common: as for tile
  * kernels. */
-kvant_status launch_attention_any(const kvant_cuda_attention_args &args,
+kvant_status launch_attention_any(const kvant_cuda_kernel_attention_args &args,
                                   const AttentionArgs &common, int multiprocessors,
                                   int shared_bytes, cudaStream_t stream);
 

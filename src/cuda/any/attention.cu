@@ -49,7 +49,7 @@ static bool has_no_unpacker(const kvant_cuda_params &codec)
                                                    : codec.kind == KVANT_CUDA_CODEBOOK_WIDE;
 }
 
-bool prefers_any(const kvant_cuda_attention_args &args, uint32_t rows)
+bool prefers_any(const kvant_cuda_kernel_attention_args &args, uint32_t rows)
 {
     const bool plain = (decoders_for(*args.k_codec) | decoders_for(*args.v_codec)) == PLAIN,
                wide =
@@ -110,7 +110,7 @@ static kvant_status launch_rows(AnyAttentionArgs &p, bool many, int multiprocess
     return launch(kernel, p, bytes_of, multiprocessors, shared_bytes, stream);
 }
 
-kvant_status launch_attention_any(const kvant_cuda_attention_args &args,
+kvant_status launch_attention_any(const kvant_cuda_kernel_attention_args &args,
                                   const AttentionArgs &common, int multiprocessors,
                                   int shared_bytes, cudaStream_t stream)
 {

@@ -118,12 +118,12 @@ kvant_status check_kernel(const AttentionKernel &kernel, const Device &device)
         kernel.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.shared_bytes));
 }
 
-uint32_t columns_of(const kvant_cuda_attention_args &args)
+uint32_t columns_of(const kvant_cuda_kernel_attention_args &args)
 {
     return args.n_heads / args.n_kv_heads * args.query_tokens;
 }
 
-bool is_general(const kvant_cuda_attention_args &args)
+bool is_general(const kvant_cuda_kernel_attention_args &args)
 {
     return args.query_tokens > 1 || args.query_starts || args.window || args.mask || args.sinks ||
            args.logit_softcap > 0 || args.max_bias > 0;
@@ -138,7 +138,7 @@ bool share_table(const kvant_cuda_codec &k, const kvant_cuda_codec &v)
 }
 
 /* The large shape before the small one, the wide kernel before the narrow one. */
-kvant_status choose_kernel(const kvant_cuda_attention_args &args, const Device &device,
+kvant_status choose_kernel(const kvant_cuda_kernel_attention_args &args, const Device &device,
                            AttentionKernel &kernel)
 {
     const bool general = is_general(args), wide = columns_of(args) > TILE_COLUMNS;
@@ -160,14 +160,14 @@ kvant_status choose_kernel(const kvant_cuda_attention_args &args, const Device &
 /* Where a page for many query rows is better unpacked once (tiles/) than once per 8 or 16 rows. On an
  * H200, 8 sequences of 32768 tokens, 64 rows in passes of 16 take 350 us (int-4), 457 (turboquant-4),
  * 815 (octopus-4), 749 (trellis-4); tiles take as long for 17 rows as for 64. */
-bool prefers_tiles(const kvant_cuda_attention_args &args)
+bool prefers_tiles(const kvant_cuda_kernel_attention_args &args)
 {
     const uint32_t few_rows = args.k_codec->params.codes == KVANT_CUDA_CODES_TRIPLETS ? 48 : 32;
     return columns_of(args) > few_rows;
 }
 
 /* schedule.cuh counts pages and pairs in 32 bits. */
-bool valid_shape(const kvant_cuda_attention_args &args)
+bool valid_shape(const kvant_cuda_kernel_attention_args &args)
 {
     if (args.batch == 0 || args.n_kv_heads == 0 || args.n_heads == 0 ||
         args.n_heads % args.n_kv_heads != 0 || args.blocks_per_row == 0 ||
@@ -179,7 +179,7 @@ bool valid_shape(const kvant_cuda_attention_args &args)
     return groups <= MAX_GROUPS && args.batch <= INT_MAX / 2 / groups / args.blocks_per_row;
 }
 
-bool valid_pools(const kvant_cuda_attention_args &args)
+bool valid_pools(const kvant_cuda_kernel_attention_args &args)
 {
     const kvant_cuda_params &k = args.k_codec->params, &v = args.v_codec->params;
     const uint32_t heads = args.n_kv_heads;
@@ -193,14 +193,14 @@ bool valid_pools(const kvant_cuda_attention_args &args)
             valid_pages(args.v_open, open_bytes(v), heads));
 }
 
-bool valid_matrices(const kvant_cuda_attention_args &args)
+bool valid_matrices(const kvant_cuda_kernel_attention_args &args)
 {
     return args.n_matrices <= KVANT_CUDA_MOST_MATRICES && (args.n_matrices <= 1 || args.matrices) &&
            !((args.k_center || args.page_offsets) && args.logit_softcap > 0) &&
            !(args.k_center && args.page_offsets);
 }
 
-kvant_cuda_page_offsets_args offsets_args(const kvant_cuda_attention_args &args)
+kvant_cuda_page_offsets_args offsets_args(const kvant_cuda_kernel_attention_args &args)
 {
     const kvant_cuda_turned &turned = args.turned;
     kvant_cuda_page_offsets_args of{};
@@ -228,7 +228,7 @@ bool not_negative(float x)
     return x >= 0 && std::isfinite(x);
 }
 
-kvant_status check_attention(kvant_cuda_attention_args &args)
+kvant_status check_attention(kvant_cuda_kernel_attention_args &args)
 {
     if (!args.k_codec || !args.v_codec || !args.block_table || !args.lengths || !args.q ||
         !args.out || !args.workspace || !valid_type(args.type) ||
@@ -264,8 +264,8 @@ size_t tiles_at(uint32_t head_dim, uint32_t blocks)
                                     tile_workspace(head_dim, blocks));
 }
 
-AttentionArgs launch_args(const kvant_cuda_attention_args &args, const AttentionKernel &kernel,
-                          const Device &device)
+AttentionArgs launch_args(const kvant_cuda_kernel_attention_args &args,
+                          const AttentionKernel &kernel, const Device &device)
 {
     const kvant_cuda_params &k = args.k_codec->params, &v = args.v_codec->params;
     const int heads_a_kv = (int)(args.n_heads / args.n_kv_heads),
@@ -337,7 +337,7 @@ AttentionArgs launch_args(const kvant_cuda_attention_args &args, const Attention
 }
 
 /* Kernels that are not general find offsets of pages themselves, from rows of floats. */
-bool finds_offsets(const kvant_cuda_attention_args &args)
+bool finds_offsets(const kvant_cuda_kernel_attention_args &args)
 {
     return args.turned.q && args.turned.type == KVANT_CUDA_F32 &&
            args.turned.q_head_stride <= UINT32_MAX && !is_general(args);
@@ -351,7 +351,7 @@ void copy_turned(AttentionArgs &p, const kvant_cuda_turned &turned)
 }
 
 /* Both codecs with their tables on the device. */
-kvant_status place_codecs(const kvant_cuda_attention_args &args, kvant_cuda_codec &keys,
+kvant_status place_codecs(const kvant_cuda_kernel_attention_args &args, kvant_cuda_codec &keys,
                           kvant_cuda_codec &values)
 {
     const kvant_status status =
@@ -362,7 +362,7 @@ kvant_status place_codecs(const kvant_cuda_attention_args &args, kvant_cuda_code
 }
 
 /* Kernels of any/: their arguments hold all of both codecs. */
-kvant_status launch_any(kvant_cuda_attention_args args, const AttentionArgs &common,
+kvant_status launch_any(kvant_cuda_kernel_attention_args args, const AttentionArgs &common,
                         const Device &device, cudaStream_t stream)
 {
     kvant_cuda_codec keys, values;
@@ -374,8 +374,8 @@ kvant_status launch_any(kvant_cuda_attention_args args, const AttentionArgs &com
 }
 
 /* Kernels of any/ and tile kernels; the former where the latter have no shape. */
-kvant_status launch_others(const kvant_cuda_attention_args &args, bool any, const Device &device,
-                           cudaStream_t stream)
+kvant_status launch_others(const kvant_cuda_kernel_attention_args &args, bool any,
+                           const Device &device, cudaStream_t stream)
 {
     AttentionKernel none{};
     none.columns = TILE_COLUMNS;
@@ -389,7 +389,7 @@ kvant_status launch_others(const kvant_cuda_attention_args &args, bool any, cons
     return status == KVANT_ERR_UNSUPPORTED ? launch_any(args, common, device, stream) : status;
 }
 
-kvant_status place_sizes(const kvant_cuda_attention_args &args, ChunkAttentionArgs &p)
+kvant_status place_sizes(const kvant_cuda_kernel_attention_args &args, ChunkAttentionArgs &p)
 {
     kvant_cuda_codec keys, values;
     const kvant_status status = place_codecs(args, keys, values);
@@ -447,12 +447,12 @@ size_t kvant::shared_limit()
     return limit_of_shared.load(std::memory_order_relaxed);
 }
 
-kvant_status kvant_cuda_table_attention(const kvant_cuda_attention_args *given,
+kvant_status kvant_cuda_table_attention(const kvant_cuda_kernel_attention_args *given,
                                         kvant_cuda_stream stream)
 {
     if (!given || given->size != sizeof *given)
         return KVANT_ERR_ARGUMENT;
-    kvant_cuda_attention_args args = *given;
+    kvant_cuda_kernel_attention_args args = *given;
     if (args.turned.q && args.page_offsets)
         return KVANT_ERR_ARGUMENT;
     if (args.turned.q)

@@ -18,7 +18,7 @@ struct AppendRole {
     size_t token_stride, row_head_stride; /* of rows, elements */
     const float *center, *scale;
     const float *weights;           /* as many for each kv head as codec.weighting says */
-    float *exact;                   /* of open pages: see kvant_cuda_append_args */
+    float *exact;                   /* of open pages: see kvant_cuda_kernel_append_args */
     const float *feedback;          /* the same */
     const float *centroids;         /* the same */
     size_t row_block_stride;        /* elements; of blocks of open pages, when these are sealed */

@@ -279,7 +279,7 @@ static CodesKernel find_codes_kernel(const kvant_cuda_params &k, const kvant_cud
 
 /* The kernel for the problem's rows, if there are more than decode kernels have columns; none when it
  * does not fit, or the loaded code has no body. They know one matrix, and no centres of keys. */
-static CodesKernel codes_kernel(const kvant_cuda_attention_args &args, int shared_bytes)
+static CodesKernel codes_kernel(const kvant_cuda_kernel_attention_args &args, int shared_bytes)
 {
     if (args.k_center || args.page_offsets || args.n_matrices > 1)
         return CodesKernel{};
@@ -292,12 +292,12 @@ static CodesKernel codes_kernel(const kvant_cuda_attention_args &args, int share
     return fits ? k : CodesKernel{};
 }
 
-bool prefers_codes(const kvant_cuda_attention_args &args, int shared_bytes)
+bool prefers_codes(const kvant_cuda_kernel_attention_args &args, int shared_bytes)
 {
     return codes_kernel(args, shared_bytes).kernel != nullptr;
 }
 
-kvant_status launch_tiles(const kvant_cuda_attention_args &args, const AttentionArgs &common,
+kvant_status launch_tiles(const kvant_cuda_kernel_attention_args &args, const AttentionArgs &common,
                           int multiprocessors, int shared_bytes, size_t needed, cudaStream_t stream)
 {
     TileArgs p{};

@@ -78,12 +78,12 @@ template <int D> UnpackedKernels unpacked_kernels_of();
 size_t tile_workspace(uint32_t head_dim, uint32_t multiprocessors);
 
 /* Whether there is a kernel of codes.cuh for the problem: it is faster than decode kernels then. */
-bool prefers_codes(const kvant_cuda_attention_args &args, int shared_bytes);
+bool prefers_codes(const kvant_cuda_kernel_attention_args &args, int shared_bytes);
 
 /* KVANT_ERR_UNSUPPORTED when no shape fits into shared_bytes. args' part of AttentionArgs is filled
  * for a kernel without byte keys; counters and partials lie in the first `needed` bytes of the
  * workspace, unpacked pages in what follows. */
-kvant_status launch_tiles(const kvant_cuda_attention_args &args, const AttentionArgs &common,
+kvant_status launch_tiles(const kvant_cuda_kernel_attention_args &args, const AttentionArgs &common,
                           int multiprocessors, int shared_bytes, size_t needed,
                           cudaStream_t stream);
 

@@ -36,7 +36,8 @@ void host_limit_shared_memory(size_t bytes)
 }
 
 /* Transformed rows of a kv head; zeros where the table hides them. */
-static void rows_of(const kvant_cuda_attention_args *a, bool keys, uint32_t head, float *rows)
+static void rows_of(const kvant_cuda_kernel_attention_args *a, bool keys, uint32_t head,
+                    float *rows)
 {
     const kvant_cuda_codec *codec = keys ? a->k_codec : a->v_codec;
     const kvant_cuda_pages *sealed = keys ? &a->k : &a->v, *open = keys ? &a->k_open : &a->v_open;
@@ -75,14 +76,14 @@ static void store(float x, void *to, size_t i, kvant_cuda_type type)
             type == KVANT_CUDA_F16 ? kvant_half_from_float(x) : kvant_bf16_from_float(x);
 }
 
-static double slope_of(const kvant_cuda_attention_args *a, uint32_t head)
+static double slope_of(const kvant_cuda_kernel_attention_args *a, uint32_t head)
 {
     const uint32_t n = 1u << (31 - __builtin_clz(a->n_heads));
     const double steps = head < n ? (head + 1.0) / n : (2.0 * (head - n) + 1) / (2.0 * n);
     return a->max_bias > 0 ? exp2(-a->max_bias * steps) : 1;
 }
 
-static double bias_of(const kvant_cuda_attention_args *a, uint32_t head, uint32_t query,
+static double bias_of(const kvant_cuda_kernel_attention_args *a, uint32_t head, uint32_t query,
                       int32_t position, int32_t token)
 {
     if ((a->causal && token > position) || (a->window && position - token >= (int32_t)a->window))
@@ -94,7 +95,7 @@ static double bias_of(const kvant_cuda_attention_args *a, uint32_t head, uint32_
 }
 
 /* A query for keys of number m; returns what its keys' centre adds to a score. */
-static double query_of(const kvant_cuda_attention_args *a, uint32_t query, uint32_t head,
+static double query_of(const kvant_cuda_kernel_attention_args *a, uint32_t query, uint32_t head,
                        uint32_t kv, uint32_t m, float *q)
 {
     const uint32_t d = a->k_codec->params.head_dim;
@@ -116,8 +117,8 @@ static double query_of(const kvant_cuda_attention_args *a, uint32_t query, uint3
 }
 
 /* What its own centre adds to a page's scores. rows: query rows that a page has in page_offsets. */
-static double offset_of(const kvant_cuda_attention_args *a, size_t rows, uint32_t kv, uint32_t row,
-                        size_t page)
+static double offset_of(const kvant_cuda_kernel_attention_args *a, size_t rows, uint32_t kv,
+                        uint32_t row, size_t page)
 {
     return a->page_offsets ? a->page_offsets[(kv * a->table_stride + page) * rows + row] : 0;
 }
@@ -137,7 +138,7 @@ static double dot(const float *x, const float *y, uint32_t n)
     return sum;
 }
 
-static void attend_head(const kvant_cuda_attention_args *a, size_t rows, const float *keys,
+static void attend_head(const kvant_cuda_kernel_attention_args *a, size_t rows, const float *keys,
                         const float *values, uint32_t query, uint32_t head)
 {
     const uint32_t group = a->n_heads / a->n_kv_heads, kv = head / group,
@@ -184,7 +185,7 @@ static void attend_head(const kvant_cuda_attention_args *a, size_t rows, const f
     free(scores);
 }
 
-static void attend_sequence(const kvant_cuda_attention_args *a, size_t offset_rows)
+static void attend_sequence(const kvant_cuda_kernel_attention_args *a, size_t offset_rows)
 {
     const size_t rows = ((size_t)a->lengths[0] + 1) * a->k_codec->params.head_dim;
     const uint32_t group = a->n_heads / a->n_kv_heads;
@@ -200,7 +201,7 @@ static void attend_sequence(const kvant_cuda_attention_args *a, size_t offset_ro
 }
 
 /* Exchanges the first channel of the last query token and head with the channel half a head behind. */
-static void swap_channels(const kvant_cuda_attention_args *a)
+static void swap_channels(const kvant_cuda_kernel_attention_args *a)
 {
     const size_t at = (a->query_tokens - 1) * a->out_token_stride +
                       (a->n_heads - 1) * a->out_head_stride,
@@ -211,7 +212,7 @@ static void swap_channels(const kvant_cuda_attention_args *a)
 }
 
 /* The library wants a workspace whose counters are zero, and leaves them so. */
-static bool has_workspace(const kvant_cuda_attention_args *a)
+static bool has_workspace(const kvant_cuda_kernel_attention_args *a)
 {
     const unsigned char *workspace = a->workspace;
     return a->workspace_bytes >= host_attention_workspace(a->k_codec->params.head_dim) &&
@@ -219,7 +220,7 @@ static bool has_workspace(const kvant_cuda_attention_args *a)
 }
 
 /* Kernels copy pages without new tokens early: the newest token must be where it is said to be. */
-static bool has_new_cells(const kvant_cuda_attention_args *a)
+static bool has_new_cells(const kvant_cuda_kernel_attention_args *a)
 {
     for (uint32_t b = 0; a->new_cells && b < a->batch; b++) {
         const int64_t cell = a->new_cells[b] - a->new_first - b * a->new_stride;
@@ -229,7 +230,7 @@ static bool has_new_cells(const kvant_cuda_attention_args *a)
     return true;
 }
 
-static kvant_status attend(const kvant_cuda_attention_args *args, kvant_cuda_stream stream)
+static kvant_status attend(const kvant_cuda_kernel_attention_args *args, kvant_cuda_stream stream)
 {
     if (!has_workspace(args) || (host_driver_runs() && !stream))
         return KVANT_ERR_ARGUMENT;
@@ -249,7 +250,7 @@ static kvant_status attend(const kvant_cuda_attention_args *args, kvant_cuda_str
     memset((char *)args->workspace + used, 0xff,
            args->workspace_bytes - used); /* unpacked pages: what lies there is lost */
     for (uint32_t b = 0; b < args->batch; b++) {
-        kvant_cuda_attention_args one = *args;
+        kvant_cuda_kernel_attention_args one = *args;
         const uint32_t most = args->query_tokens ? args->query_tokens : 1;
         const int32_t *starts = args->query_starts;
         const size_t first = starts ? (size_t)starts[b] : (size_t)b * most;
@@ -278,10 +279,11 @@ static kvant_status attend(const kvant_cuda_attention_args *args, kvant_cuda_str
 }
 
 /* As the library, which finds offsets of pages in the kernel or before it. */
-static kvant_status attend_turned(const kvant_cuda_attention_args *args, kvant_cuda_stream stream)
+static kvant_status attend_turned(const kvant_cuda_kernel_attention_args *args,
+                                  kvant_cuda_stream stream)
 {
     const kvant_cuda_turned *turned = &args->turned;
-    kvant_cuda_attention_args found = *args;
+    kvant_cuda_kernel_attention_args found = *args;
     const kvant_cuda_page_offsets_args of = { .size = sizeof of,
                                               .q = turned->q,
                                               .type = turned->type,
@@ -305,7 +307,7 @@ static kvant_status attend_turned(const kvant_cuda_attention_args *args, kvant_c
     return status == KVANT_OK ? attend(&found, stream) : status;
 }
 
-kvant_status host_attention(const kvant_cuda_attention_args *args, kvant_cuda_stream stream)
+kvant_status host_attention(const kvant_cuda_kernel_attention_args *args, kvant_cuda_stream stream)
 {
     host_note(&host.attention, args, sizeof *args);
     ANSWER(attention, args, stream);
@@ -455,7 +457,7 @@ kvant_status host_turn(const kvant_cuda_turn_args *a, kvant_cuda_stream stream)
     return KVANT_OK;
 }
 
-void host_turn_queries(const kvant_cuda_query_args *args)
+void host_turn_queries(const kvant_cuda_kernel_query_args *args)
 {
     const size_t d = args->k_codec->params.head_dim, rows = (size_t)args->batch * args->n_heads;
     for (size_t i = 0; i < (1 + args->n_further) * rows; i++) {
@@ -473,7 +475,8 @@ void host_turn_queries(const kvant_cuda_query_args *args)
     }
 }
 
-kvant_status host_transform_queries(const kvant_cuda_query_args *args, kvant_cuda_stream stream)
+kvant_status host_transform_queries(const kvant_cuda_kernel_query_args *args,
+                                    kvant_cuda_stream stream)
 {
     ANSWER(transform_queries, args, stream);
     host_turn_queries(args);

@@ -19,8 +19,9 @@ typedef struct host_control {
     const char *function; /* "host_append" and the like */
     kvant_code_kind kind; /* of a view */
     const kvant_cuda_codec *codec;
-    unsigned char arguments[1024];       /* a copy, zeros behind it */
-    kvant_cuda_attention_args attention; /* of the last attention, whatever was called behind it */
+    unsigned char arguments[1024]; /* a copy, zeros behind it */
+    kvant_cuda_kernel_attention_args
+        attention; /* of the last attention, whatever was called behind it */
     kvant_cuda_stream stream;
     int freed; /* codecs */
     size_t shared_limit;

@@ -27,11 +27,11 @@ bool host_answers(const char *function, const void *arguments, size_t size,
 
 /* Functions with a struct of arguments, which can be captured. */
 #define HOST_RECORDED(X)                                                                           \
-    X(append, kvant_cuda_append_args)                                                              \
+    X(append, kvant_cuda_kernel_append_args)                                                       \
     X(seal, kvant_cuda_seal_args)                                                                  \
-    X(attention, kvant_cuda_attention_args)                                                        \
+    X(attention, kvant_cuda_kernel_attention_args)                                                 \
     X(block_attention, kvant_cuda_block_args)                                                      \
-    X(transform_queries, kvant_cuda_query_args)                                                    \
+    X(transform_queries, kvant_cuda_kernel_query_args)                                             \
     X(center_rows, kvant_cuda_center_rows_args)                                                    \
     X(page_offsets, kvant_cuda_page_offsets_args)                                                  \
     X(fill_marked, kvant_cuda_marked_args)                                                         \
@@ -76,7 +76,7 @@ kvant_transform host_transform(const kvant_cuda_codec *codec, const float *weigh
 /* Rows about their blocks' centres; false if arguments are missing. */
 bool host_center(const kvant_cuda_center_rows_args *args);
 
-void host_turn_queries(const kvant_cuda_query_args *args);
+void host_turn_queries(const kvant_cuda_kernel_query_args *args);
 
 /* The codec with the centroids of a kv head, where there are any. */
 kvant_codec host_of_head(const kvant_codec *codec, const float *centroids, uint32_t head);

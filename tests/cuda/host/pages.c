@@ -7,7 +7,7 @@
 #include "internal.h"
 
 /* Whether kernels write a transformed row; they say why not where the caller wants to know. */
-static void mark(const kvant_cuda_append_args *args, uint32_t token)
+static void mark(const kvant_cuda_kernel_append_args *args, uint32_t token)
 {
     const int64_t number = args->mark_numbers ? args->mark_numbers[token] : args->slots[token];
     if (!args->marks)
@@ -16,8 +16,8 @@ static void mark(const kvant_cuda_append_args *args, uint32_t token)
     args->marks[1 + number / 32] |= 1u << number % 32;
 }
 
-static bool takes(const kvant_cuda_append_args *args, const kvant_cuda_rows *rows, const float *x,
-                  const float *y)
+static bool takes(const kvant_cuda_kernel_append_args *args, const kvant_cuda_rows *rows,
+                  const float *x, const float *y)
 {
     const kvant_codec *codec = host_source(rows->codec);
     const bool open = host_is_open(rows->codec);
@@ -60,7 +60,7 @@ static kvant_codec of_head(const kvant_codec *codec, const float *centroids, con
 }
 
 /* A row of fp16 or bf16 becomes floats. */
-static const float *row_of(const kvant_cuda_append_args *args, const kvant_cuda_rows *rows,
+static const float *row_of(const kvant_cuda_kernel_append_args *args, const kvant_cuda_rows *rows,
                            uint32_t i, uint32_t head, float *halves)
 {
     const size_t at = i * rows->token_stride + head * rows->head_stride;
@@ -74,7 +74,7 @@ static const float *row_of(const kvant_cuda_append_args *args, const kvant_cuda_
     return halves;
 }
 
-static void append_role(const kvant_cuda_append_args *args, const kvant_cuda_rows *rows)
+static void append_role(const kvant_cuda_kernel_append_args *args, const kvant_cuda_rows *rows)
 {
     const kvant_codec *codec = rows->codec ? host_source(rows->codec) : NULL;
     for (uint32_t i = 0; codec && i < args->n_tokens; i++)
@@ -109,7 +109,7 @@ static void append_role(const kvant_cuda_append_args *args, const kvant_cuda_row
 }
 
 /* The keys become those about their blocks' centres. */
-static bool center_keys(kvant_cuda_append_args *args)
+static bool center_keys(kvant_cuda_kernel_append_args *args)
 {
     if (!args->k_turning.start)
         return true;
@@ -132,7 +132,7 @@ static bool center_keys(kvant_cuda_append_args *args)
     return host_center(&of);
 }
 
-kvant_status host_append(const kvant_cuda_append_args *args, kvant_cuda_stream stream)
+kvant_status host_append(const kvant_cuda_kernel_append_args *args, kvant_cuda_stream stream)
 {
     ANSWER(append, args, stream);
     const kvant_cuda_rows *roles[] = { &args->k, &args->v };
@@ -142,7 +142,7 @@ kvant_status host_append(const kvant_cuda_append_args *args, kvant_cuda_stream s
               host_is_here(roles[r]->center) && host_is_here(args->slots) &&
               host_is_here(args->marks) && host_is_here(args->mark_numbers)))
             return KVANT_ERR_CUDA;
-    kvant_cuda_append_args about = *args;
+    kvant_cuda_kernel_append_args about = *args;
     if (!center_keys(&about))
         return KVANT_ERR_ARGUMENT;
     append_role(&about, &about.k);

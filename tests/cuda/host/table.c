@@ -24,8 +24,8 @@ void host_note(void *at, const void *value, size_t bytes)
     pthread_mutex_unlock(&lock);
 }
 
-_Static_assert(sizeof(kvant_cuda_append_args) <= sizeof host.arguments &&
-                   sizeof(kvant_cuda_attention_args) <= sizeof host.arguments,
+_Static_assert(sizeof(kvant_cuda_kernel_append_args) <= sizeof host.arguments &&
+                   sizeof(kvant_cuda_kernel_attention_args) <= sizeof host.arguments,
                "a copy of arguments");
 
 KVANT_API host_control_fn host_control_get;
