@@ -173,11 +173,6 @@ typedef struct kvant_rope {
         block_centers; /* not 0: each block has a centre of its own, the mean of keys at its positions */
 } kvant_rope;
 
-/* By what keys turn at a position: cosines of a head's pairs of channels, then sines, head_dim numbers. pairs: NULL, or head_dim
- * numbers, two channels each. KVANT_ERR_ARGUMENT (an odd head_dim, too), KVANT_ERR_NONFINITE. */
-KVANT_API kvant_status kvant_rope_phase(const kvant_rope *rope, uint32_t head_dim, int32_t position,
-                                        float *phase, uint16_t *pairs);
-
 /* For keys with transform=first; nothing happens for other tensors. Versions in force stay; where the
  * rope is another than before (NULL: none), what was learnt for later ones is forgotten. A writer's call.
  * KVANT_ERR_ARGUMENT, KVANT_ERR_NONFINITE for frequencies, KVANT_ERR_MEMORY, KVANT_ERR_UNSUPPORTED for block_centers of a
@@ -273,11 +268,6 @@ typedef struct kvant_block_info {
 KVANT_API kvant_status kvant_tensor_get_block(const kvant_tensor *tensor, uint32_t block,
                                               uint32_t kv_head, kvant_block_info *info);
 
-/* What a kv head's rows of a block are about: its own centre (kvant_rope.block_centers), the version's, or zeros. center: head_dim
- * floats. KVANT_ERR_ARGUMENT. */
-KVANT_API kvant_status kvant_tensor_block_center(const kvant_tensor *tensor, uint32_t block,
-                                                 uint32_t kv_head, float *center);
-
 /* Makes a codec like another one, of the tensor's role and head_dim, with the centre, scale and matrix
  * that a kv head has in a block's version, as if a calibration gave them: for pages that lie elsewhere,
  * as on a GPU (kvant_cuda_codec_from, kvant_cuda_codec_tables). The caller frees it.
@@ -285,23 +275,6 @@ KVANT_API kvant_status kvant_tensor_block_center(const kvant_tensor *tensor, uin
 KVANT_API kvant_status kvant_tensor_make_codec(const kvant_tensor *tensor, uint32_t block,
                                                uint32_t kv_head, const kvant_codec *like,
                                                kvant_codec **codec);
-
-/* The same, one per kv head, of the matrices that what was learnt so far gives for keys at positions `first` to `last`,
- * whatever n_positions the rope has: for the octaves ([0, 1024), [1024, 2048), [2048, 4096) ...) from that of first to that
- * of last, each of which counts as much as the others. stretch: 0, or so many positions have a centre of their own
- * (kvant_tensor_range_center) in place of the codecs', as the mean of keys turns, too: matrices are for keys about these.
- * likes and codecs: n_kv_heads; the caller frees the codecs, of which there are none on an error. A writer's call, which
- * changes nothing that is stored; takes a millisecond or two per kv head. KVANT_ERR_ARGUMENT, KVANT_ERR_MEMORY;
- * KVANT_ERR_UNSUPPORTED without transform=first or a rope, or before enough rows and queries came. */
-KVANT_API kvant_status kvant_tensor_make_range_codecs(kvant_tensor *tensor, int32_t first,
-                                                      int32_t last, uint32_t stretch,
-                                                      const kvant_codec *const *likes,
-                                                      kvant_codec **codecs, uint32_t n_threads);
-
-/* The mean of keys at positions `first` to `last`, from what was learnt so far. center: n_kv_heads x head_dim. Errors as
- * above. */
-KVANT_API kvant_status kvant_tensor_range_center(const kvant_tensor *tensor, int32_t first,
-                                                 int32_t last, float *center);
 
 typedef struct kvant_tensor_info {
     size_t size; /* set by the caller to sizeof(kvant_tensor_info) */

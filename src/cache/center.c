@@ -4,6 +4,8 @@
 
 #include <math.h>
 
+#include <kvant/tensor_hooks.h>
+
 #include "../base/abi.h"
 #include "../base/alloc.h"
 #include "../base/attributes.h"

@@ -1,6 +1,8 @@
 /* learn.c - see learn.h; when a version with matrices is made, and from which sums. */
 #include "learning.h"
 
+#include <kvant/tensor_hooks.h>
+
 #include "../base/alloc.h"
 #include "../base/attributes.h"
 

@@ -542,20 +542,6 @@ kvant_status kvant_tensor_get_block(const kvant_tensor *tensor, uint32_t block, 
     return KVANT_GIVE(kvant_block_info, info, &full, affine) ? KVANT_OK : KVANT_ERR_ARGUMENT;
 }
 
-kvant_status kvant_tensor_block_center(const kvant_tensor *tensor, uint32_t block, uint32_t kv_head,
-                                       float *center)
-{
-    KVANT_RETURN_IF(!tensor || block >= tensor->n_blocks || kv_head >= tensor->n_kv_heads ||
-                        !center,
-                    KVANT_ERR_ARGUMENT);
-    float room[KVANT_MAX_HEAD_DIM];
-    const kvant_affine affine =
-        kvant_block_affine(tensor, block, tensor->blocks[block].version, kv_head, room);
-    for (uint32_t i = 0; i < tensor->head_dim; i++)
-        center[i] = affine.center ? affine.center[i] : 0;
-    return KVANT_OK;
-}
-
 kvant_status kvant_tensor_get_info(const kvant_tensor *tensor, kvant_tensor_info *info)
 {
     KVANT_RETURN_IF(!tensor, KVANT_ERR_ARGUMENT);

@@ -3,7 +3,7 @@
 
 #include <math.h>
 
-#include <kvant/tensor.h>
+#include <kvant/tensor_hooks.h>
 
 enum { MOST_DIM = 512 };
 

@@ -5,7 +5,7 @@
 
 #include "testing.h"
 
-#include <kvant/tensor.h>
+#include <kvant/tensor_hooks.h>
 
 enum { N_KV_HEADS = 2, HEAD_DIM = 32, WIDTH = N_KV_HEADS * HEAD_DIM };
 

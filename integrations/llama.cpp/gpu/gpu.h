@@ -48,7 +48,8 @@
 #include <semaphore.h>
 #include <stdatomic.h>
 
-#include <kvant/cuda.h>
+#include <kvant/cuda_kernels.h>
+#include <kvant/tensor_hooks.h>
 
 #include "../abi.h"
 #include "../kv_tensor.h"
@@ -280,7 +281,7 @@ bool kvp_gpu_attends(const abi_tensor *keys, const abi_tensor *values, const abi
 int32_t kvp_gpu_attention(kvp_gpu_backend *b, abi_tensor *node, const int64_t *new_cells,
                           bool transformed);
 bool kvp_gpu_queries_of_pair(kvp_gpu_backend *b, const abi_tensor *node,
-                             kvant_cuda_query_args *queries);
+                             kvant_cuda_kernel_query_args *queries);
 
 /* Enqueues the node on the back end's stream; values: NULL, or the second of a pair; attending: NULL, or the attention
  * that comes with a pair. */
