@@ -1,7 +1,8 @@
 #!/bin/sh
-# symbols.sh LIBKVANT.A LIBKVANT.SO: every global symbol of the static library begins with kvant_, because a program that links it
-# may have functions of any other name. The shared library exports exactly the functions that the public headers declare, each with a
-# version.
+# symbols.sh LIBKVANT.A LIBKVANT.SO: every global symbol of the static library begins with kvant_, because
+# a program that links it may have functions of any other name. The functions that the public headers
+# declare, those that src/libkvant.map names and those that the shared library exports are the same, each
+# under the same version: KVANT_UNSTABLE if its header's first line says "unstable", otherwise a release.
 set -eu
 root=$(cd "$(dirname "$0")/../.." && pwd)
 static=${1:?usage: symbols.sh LIBKVANT.A LIBKVANT.SO}
@@ -17,19 +18,28 @@ if grep -vE '^kvant_' "$work/static"; then
     status=1
 fi
 
+# "name stable" or "name unstable", a line for each function.
 # KVANT_API type name(: a declaration may take several lines.
 for header in "$root"/include/kvant/*.h; do
-    tr '\n' ' ' <"$header" | grep -oE 'KVANT_API [^;(]*\(' | grep -v __attribute__ || true
-done | sed -E 's/.*[ *]([a-z0-9_]+)\($/\1/' | sort -u >"$work/declared"
-nm -D --defined-only "$shared" | awk 'NF == 3 && $2 != "A" { print $3 }' | sort -u >"$work/versioned"
-if grep -v '@@KVANT_' "$work/versioned"; then
-    echo "symbols: the above have no version in $shared" >&2
+    kind=stable
+    ! head -n 1 "$header" | grep -q ' - unstable: ' || kind=unstable
+    tr '\n' ' ' <"$header" | grep -oE 'KVANT_API [^;(]*\(' | grep -v __attribute__ |
+        sed -E "s/.*[ *]([a-z0-9_]+)\($/\1 $kind/" || true
+done | sort -u >"$work/declared"
+awk '/^KVANT_/ { kind = $1 == "KVANT_UNSTABLE" ? "unstable" : "stable" }
+     /^ +kvant_[a-z0-9_]+;$/ { sub(/;/, ""); print $1, kind }' "$root/src/libkvant.map" |
+    sort >"$work/named" # a function that is named twice differs from the headers
+nm -D --defined-only "$shared" | awk 'NF == 3 && $2 != "A" { print $3 }' |
+    sed 's/@@KVANT_UNSTABLE$/ unstable/; s/@@KVANT_[0-9.]*$/ stable/' | sort -u >"$work/exported"
+
+if ! diff "$work/declared" "$work/named"; then
+    echo "symbols: the headers declare what < says, src/libkvant.map names what > says" >&2
     status=1
 fi
-sed 's/@@.*//' "$work/versioned" | sort -u >"$work/exported"
 if ! diff "$work/declared" "$work/exported"; then
     echo "symbols: the headers declare what < says, $shared exports what > says" >&2
     status=1
 fi
-echo "$(wc -l <"$work/static") globals, $(wc -l <"$work/exported") exported functions"
+echo "$(wc -l <"$work/static") globals, $(grep -c ' stable$' "$work/exported") stable and" \
+    "$(grep -c ' unstable$' "$work/exported") unstable functions"
 exit $status
