@@ -151,11 +151,6 @@ KVANT_API void kvant_codec_free(kvant_codec **codec);
 /* Fills *info, whose size field must be set. Strings live as long as the codec. */
 KVANT_API kvant_status kvant_codec_get_info(const kvant_codec *codec, kvant_codec_info *info);
 
-/* Whether two codecs can serve kv heads of one tensor (kvant/tensor.h): 1 or 0. The codecs must
- * agree in role, head_dim, sink_tokens, recent_tokens and block_tokens, in whether center is first,
- * and in whether norm is first. */
-KVANT_API int kvant_codecs_fit_together(const kvant_codec_info *a, const kvant_codec_info *b);
-
 /* Encodes n rows of head_dim floats (row i at rows + i * stride) into tokens first .. first + n - 1
  * of the page. Other tokens keep their bytes. first and n are multiples of block_tokens, first + n
  * <= 64. page: page_bytes bytes, aligned to 16, all zero or a page of this codec; pages for

@@ -30,7 +30,7 @@
  *
  * Kv heads may have codecs of different specs and sizes. They must agree in role, head_dim,
  * sink_tokens, recent_tokens and block_tokens, because a block is open or sealed for all its kv
- * heads at once (kvant_codecs_fit_together).
+ * heads at once.
  *
  * Memory is the caller's: one span, so that an engine's own allocator sees it. Pages of blocks that
  * were never written are never touched: lazily zeroed memory stays unused until then.

@@ -209,5 +209,10 @@ const kvant_family *kvant_family_find(const char *name);
 void kvant_codec_describe(kvant_codec *codec, const kvant_option *table, const void *values,
                           const char *format, ...) KVANT_PRINTF(4, 5);
 
+/* Whether two codecs can serve kv heads of one tensor (kvant/tensor.h): 1 or 0. The codecs must
+ * agree in role, head_dim, sink_tokens, recent_tokens and block_tokens, in whether center is first,
+ * and in whether norm is first. */
+int kvant_codecs_fit_together(const kvant_codec_info *a, const kvant_codec_info *b);
+
 /* What the pages of a codec mean; valid as long as the codec. */
 const kvant_codec_view *kvant_codec_get_view(const kvant_codec *codec);

@@ -109,7 +109,7 @@ def bytes_of(codec, cells):
 
 
 def kind_of(codec):
-    """Codecs of equal kinds fit together in one cache (kvant_codecs_fit_together)."""
+    """Codecs of equal kinds fit together in one cache."""
     waits = codec.center == "first", codec.norm == "first"
     return (
         codec.role,
