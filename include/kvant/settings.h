@@ -108,7 +108,7 @@ KVANT_API kvant_status kvant_settings_load_calibration(const kvant_settings *set
                                                        size_t errlen);
 
 /* Checks that every spec makes a codec for the shape of its layer with the calibration (or NULL),
- * and that the codecs of a layer fit together in one cache (kvant_codecs_fit_together). KVANT_OK,
+ * and that the codecs of a layer fit together in one cache (tensor.h). KVANT_OK,
  * or the error of kvant_codec_create_calibrated for the first spec that fails; err then begins with
  * layer and role.
  * KVANT_ERR_ARGUMENT: the settings need a calibration and this is another. Settings that need none
@@ -136,7 +136,8 @@ KVANT_API kvant_status kvant_preset_get(const char *name, int calibrated, kvant_
 
 /* The spec of a layer. A row's scale costs 16 bits, less per number where head_dim is above 64. The
  * preset tiny gives what keys and values save there to keys: (head_dim - 64) / (2 head_dim) of the
- * layers, spread evenly, have keys of 3 bits. So no head_dim from 64 on takes more than 64 does. */
+ * layers, spread evenly, have keys of 3 bits. So no head_dim from 64 on takes more than 64 does.
+ * NULL for a preset that is missing or whose size field is not set. */
 KVANT_API const char *kvant_preset_spec(const kvant_preset *preset, kvant_role role, uint32_t layer,
                                         uint32_t head_dim);
 

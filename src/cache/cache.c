@@ -362,8 +362,8 @@ kvant_status kvant_steps_begin(kvant_cache *cache, const int32_t *sequences, uin
         return no_steps(cache);
     for (uint32_t i = 0; i < n; i++)
         KVANT_RETURN_IF(!sequences || !kvant_sequence_of(cache, sequences[i]), KVANT_ERR_ARGUMENT);
-    if (!n || !info)
-        return invalid("no sequences, or info is missing");
+    if (!n || !info || info->size < KVANT_END_OF(kvant_steps_info, floats))
+        return invalid("no sequences, or info is missing or its size field is not set");
     KVANT_FORWARD(cache->device->steps_begin(cache, sequences, n, &full));
     return KVANT_GIVE(kvant_steps_info, info, &full, floats) ? KVANT_OK : KVANT_ERR_ARGUMENT;
 }

@@ -38,7 +38,8 @@ static kvant_status check_params(const kvant_tensor_params *p)
 {
     if (!p->codecs || !p->n_kv_heads || !p->n_sequences || !p->n_blocks)
         return invalid("codecs, n_kv_heads, n_sequences and n_blocks must be set");
-    if (p->steps && p->steps->size < sizeof *p->steps)
+    kvant_step_pages steps;
+    if (p->steps && !KVANT_TAKE(kvant_step_pages, &steps, p->steps, owner))
         return invalid("the size field of steps is not set");
     if (p->n_blocks > INT32_MAX / 2)
         return invalid("more than 2^30 blocks");

@@ -71,8 +71,9 @@ static uint64_t paid_layers(uint64_t n, uint32_t head_dim)
 const char *kvant_preset_spec(const kvant_preset *preset, kvant_role role, uint32_t layer,
                               uint32_t head_dim)
 {
-    if (!preset || role == KVANT_ROLE_V)
-        return preset ? preset->v : NULL;
+    kvant_preset p;
+    if (!KVANT_TAKE(kvant_preset, &p, preset, more_k))
+        return NULL;
     const bool more = paid_layers((uint64_t)layer + 1, head_dim) > paid_layers(layer, head_dim);
-    return preset->more_k && more ? preset->more_k : preset->k;
+    return role == KVANT_ROLE_V ? p.v : p.more_k && more ? p.more_k : p.k;
 }
