@@ -49,9 +49,8 @@ typedef struct kvant_cuda_kernel_query_args {
     const float *further[KVANT_CUDA_MOST_MATRICES - 1]; /* as inverse_weights */
 } kvant_cuda_kernel_query_args;
 
-KVANT_API kvant_status
-kvant_cuda_kernel_transform_queries(const kvant_cuda_kernel_query_args *args,
-                                    kvant_cuda_stream stream);
+KVANT_API kvant_status kvant_cuda_kernel_transform_queries(const kvant_cuda_kernel_query_args *args,
+                                                           kvant_cuda_stream stream);
 
 /* ---- append ---- */
 
