@@ -30,7 +30,11 @@ def main():
     check = parser.parse_args().check
     programs = fetch.fetch_format()
     # The environment was moved after it was made, so a script's first line names a Python elsewhere.
-    clang = [programs / "python", programs / "clang-format", *(["--dry-run", "--Werror"] if check else ["-i"])]
+    clang = [
+        programs / "python",
+        programs / "clang-format",
+        *(["--dry-run", "--Werror"] if check else ["-i"]),
+    ]
     ruff = [programs / "ruff", "format", "--quiet", *(["--check"] if check else [])]
     codes = [
         subprocess.run([*command, *tracked(*patterns)], cwd=ROOT).returncode

@@ -65,7 +65,8 @@ typedef struct abi_tensor {
     char padding[8];
 } abi_tensor;
 
-/* Only gpu/ reads members; elsewhere ggml_graph_node does. A part of a graph shares use counts and hash set with it. */
+/* Only gpu/ reads members; elsewhere ggml_graph_node does. A part of a graph shares use counts and
+ * hash set with it. */
 struct abi_graph {
     int size, n_nodes, n_leafs;
     abi_tensor **nodes, **grads, **grad_accs, **leafs;

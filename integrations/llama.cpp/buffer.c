@@ -30,8 +30,8 @@ struct region {
     bool latents; /* its cache tensors are latents (mla.h) */
     kvp_kv **tensors;
     size_t n_tensors;
-    kvp_placement *
-        placement; /* of cells of one stream; the cache tensors of a buffer are those of one cache */
+    /* of cells of one stream; the cache tensors of a buffer are those of one cache */
+    kvp_placement *placement;
     uint32_t n_placed;   /* its cells */
     kvp_steps steps[2];  /* of its keys, of its values */
     struct region *next; /* of live regions */

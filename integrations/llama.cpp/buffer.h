@@ -22,15 +22,15 @@ void kvp_buft_setup(int api, abi_device *device);
 /* The buffer type; the same pointer for the life of the process. */
 abi_buft *kvp_buft(void);
 
-/* Buffer types of other devices whose cache tensors are the plug-in's (gpu/): what is said of KVANT below holds for them
- * too. At most 64, before anything else. */
+/* Buffer types of other devices whose cache tensors are the plug-in's (gpu/): what is said of KVANT
+ * below holds for them too. At most 64, before anything else. */
 void kvp_buft_add(abi_buft *buft);
 
 /* Whether a buffer type is the device's or one of these. */
 bool kvp_is_ours(const abi_buft *buft);
 
-/* A buffer of such a type for cache tensors, in the memory of another buffer, which it frees; NULL, after freeing it,
- * when there is no memory. */
+/* A buffer of such a type for cache tensors, in the memory of another buffer, which it frees; NULL,
+ * after freeing it, when there is no memory. */
 abi_buffer *kvp_buffer_around(abi_buft *buft, const kvp_remote *remote, abi_buffer *inner);
 
 /* Bytes to allocate for a cache tensor, or a size that kvp_buffer_refused says no to, with the

@@ -36,8 +36,8 @@
 /* If another program wants the core, a thread that yields gets it back after that program's time
  * slice, which is some milliseconds. A thread that sleeps gets the core as soon as it is woken. So
  * a thread that lost the core for SHARED_NS by yielding does not yield in its next SHARED_WAITS
- * waits. It has about 100 waits for each token, so it loses at most one slice for each token, and it
- * yields again that soon when the other program has ended. Without another program a yield takes
+ * waits. It has about 100 waits for each token, so it loses at most one slice for each token, and
+ * it yields again that soon when the other program has ended. Without another program a yield takes
  * about 1 us, and about 50 us when a thread of the system runs in between. */
 #define SHARED_NS 500000
 #define SHARED_WAITS 100

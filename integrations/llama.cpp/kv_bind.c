@@ -1,9 +1,9 @@
 /* kv_bind.c - from a cache tensor's name and shape to its codecs and its kvant_tensor (see
  * kv_tensor.h).
  *
- * Keeps what the tensors of a context know of each other, and creates a tensor when head_dim and the
- * number of layers are known. kv_reserve.c decides how many bytes it takes until then, and kv_tell.c
- * tells the user what became of the context. */
+ * Keeps what the tensors of a context know of each other, and creates a tensor when head_dim and
+ * the number of layers are known. kv_reserve.c decides how many bytes it takes until then, and
+ * kv_tell.c tells the user what became of the context. */
 #include "kv_tensor.h"
 
 #include <pthread.h>

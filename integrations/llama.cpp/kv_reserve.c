@@ -90,8 +90,8 @@ uint32_t kvp_kv_given_head_dim(const kvp_kv_shape *shape, const kvp_settings *se
     return head_dim != 0 ? head_dim : settings->head_dim;
 }
 
-/* For codecs that were chosen by specs. An open page has 4 times the bytes of a sealed one, so these
- * are 3 % of a long cache. */
+/* For codecs that were chosen by specs. An open page has 4 times the bytes of a sealed one, so
+ * these are 3 % of a long cache. */
 #define LEAST_OPEN 8u
 #define USUAL_OPEN 20u
 
@@ -110,8 +110,8 @@ uint32_t kvp_kv_open_pages(const kvp_kv_shape *shape, const kvp_settings *settin
     return n > n_blocks ? n_blocks : n;
 }
 
-/* Whether the cache of a spec has open pages on a GPU. A trellis search takes as long for one row as
- * for 64. The other words ask for first or newest tokens; a centre has first tokens, too. */
+/* Whether the cache of a spec has open pages on a GPU. A trellis search takes as long for one row
+ * as for 64. The other words ask for first or newest tokens; a centre has first tokens, too. */
 static bool has_open_pages(const char *spec)
 {
     static const char *const words[] = {
@@ -144,8 +144,8 @@ size_t kvp_kv_open_bytes(const kvp_kv_shape *shape, const kvp_settings *settings
            sizeof(uint16_t);
 }
 
-/* For every plausible head_dim. On a GPU what is reserved is used, and few models have one below 64, where bits per number are
- * most. */
+/* For every plausible head_dim. On a GPU what is reserved is used, and few models have one below
+ * 64, where bits per number are most. */
 static kvant_status most_bytes(const kvp_settings *settings, const kvp_kv_shape *shape,
                                const kvant_scheme_place *place, const kvant_tensor_params *params,
                                size_t *most)

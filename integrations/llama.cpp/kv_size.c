@@ -57,7 +57,8 @@ kvant_tensor_info kvp_kv_info_up_to(const kvp_kv *kv, uint32_t n_positions)
     return info;
 }
 
-/* Pages and fp16 pages when each stream is one sequence, without those that tensors share. The pool of a spec has two fp16 blocks in reserve that nothing touches then. */
+/* Pages and fp16 pages when each stream is one sequence, without those that tensors share. The pool
+ * of a spec has two fp16 blocks in reserve that nothing touches then. */
 static double page_bytes(const kvp_kv *kv, const kvant_codec *const *codecs, uint32_t n_kv_heads,
                          double sealed)
 {

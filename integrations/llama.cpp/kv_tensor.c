@@ -25,8 +25,8 @@
  * they should be as long as the batch of a prompt. */
 #define BATCH_CELLS 512u
 
-#define NO_SINK                                                                                    \
-    (UINT32_MAX / 2) /* index of a block that is no sequence's first, whatever a codec's sink is */
+/* Index of a block that is not the first block of any sequence, whatever sink a codec has. */
+#define NO_SINK (UINT32_MAX / 2)
 
 /* Entering */
 
@@ -163,7 +163,8 @@ kvant_status kvp_kv_enter(const kvp_rows *rows, size_t n_tensors, const int64_t 
             status = keep(&rows[i], cells, n);
         return status;
     }
-    /* Keys and values together keep more threads busy, and one token's queries can come later: whether they are wanted is asked then. */
+    /* Keys and values together keep more threads busy, and one token's queries can come later:
+     * whether they are wanted is asked then. */
     if (n == 1 && rows->positions != NULL) {
         rows->kv->alone = rows->positions[0];
         return store(&batch, NULL);

@@ -57,11 +57,12 @@ struct kvp_waiting {
 
 typedef struct kvp_kv kvp_kv;
 
-/* Cells in a memory that is not the computer's (gpu/). Rows are fp32, of all kv heads, in the computer's memory; cells
- * are numbered over all streams. */
+/* Cells in a memory that is not the computer's (gpu/). Rows are fp32, of all kv heads, in the
+ * computer's memory; cells are numbered over all streams. */
 typedef struct kvp_remote {
     void *gpu;
-    /* Makes kv->cells in kv->memory, which is zeroed, of a codec per kv head; false with a line in err. */
+    /* Makes kv->cells in kv->memory, which is zeroed, of a codec per kv head; false with a line in
+     * err. */
     bool (*create)(kvp_kv *kv, const kvant_codec *const *codecs, uint32_t n_kv_heads,
                    uint32_t head_dim, char *err, size_t errlen);
     void (*destroy)(kvp_kv *kv);
@@ -69,7 +70,8 @@ typedef struct kvp_remote {
     kvant_status (*write)(kvp_kv *kv, const int64_t *cells, size_t n, const float *rows);
     /* Forgets what is known of cells; their memory is zeroed next. Waits for work on them. */
     void (*clear)(kvp_kv *kv);
-    /* Blocks of 64 cells as they are, between tensors of one memory; false when they are not alike. */
+    /* Blocks of 64 cells as they are, between tensors of one memory; false when they are not
+     * alike. */
     bool (*copy)(const kvp_kv *from, uint32_t first, kvp_kv *to, uint32_t to_first, uint32_t n);
 } kvp_remote;
 
@@ -96,14 +98,16 @@ struct kvp_kv {
     uint32_t *generations; /* of each of its blocks, as the tensor knows it */
     struct kvp_waiting waiting;
     kvp_invalid invalid; /* cells whose rows were refused */
-    int32_t
-        alone; /* position of a token that came alone and is stored, while its queries are still to be noted; else -1 */
+    /* position of a token that came alone and is stored, while its queries are still to be noted;
+     * else -1 */
+    int32_t alone;
     atomic_size_t beside; /* kvp_kv_bytes_beside: what other threads may read */
     bool bind_failed;     /* said once, not for every node */
     bool roped;           /* the tensor was told the RoPE of its keys */
 };
 
-/* True for a cache tensor that the plug-in compresses. With -sm tensor a device may have no head of a layer. */
+/* True for a cache tensor that the plug-in compresses. With -sm tensor a device may have no head of
+ * a layer. */
 bool kvp_kv_names(const abi_tensor *tensor);
 
 /* Reads the shape of a tensor that kvp_kv_names; false, with a line in err that says which flag to
@@ -139,8 +143,8 @@ void kvp_kv_note_copies(kvp_kv *kv);
 /* A layer of the context being created has recurrent state. */
 void kvp_kv_note_state(uint32_t layer);
 
-/* A cache of keys without values (an indexer, MLA where it is not compressed) stays llama.cpp's own:
- * says so, once per context. */
+/* A cache of keys without values (an indexer, MLA where it is not compressed) stays llama.cpp's
+ * own: says so, once per context. */
 void kvp_kv_note_keys_alone(void);
 
 /* Whether the context is only planned (--fit), and its graph showed that values are read out of the
@@ -162,13 +166,14 @@ size_t kvp_kv_reserve(const kvp_kv_shape *shape, char *err, size_t errlen);
 size_t kvp_kv_reserve_with(const kvp_settings *settings, const kvp_kv_shape *shape, char *err,
                            size_t errlen);
 
-/* kv_reserve.c. All of the params but the codecs; they point to the part, and to step pages that hold
- * nothing. False with a line in err. */
+/* kv_reserve.c. All of the params but the codecs; they point to the part, and to step pages that
+ * hold nothing. False with a line in err. */
 bool kvp_kv_tensor_params(const kvp_kv_shape *shape, const kvp_settings *settings,
                           kvant_tensor_params *params, kvant_exact_part *part, char *err,
                           size_t errlen);
 
-/* A tensor's place in the scheme; head_dim where something tells it before the graph does, else 0. */
+/* A tensor's place in the scheme; head_dim where something tells it before the graph does, else
+ * 0. */
 kvant_scheme_place kvp_kv_place(const kvp_kv_shape *shape, uint32_t n_layers, uint32_t head_dim);
 uint32_t kvp_kv_given_head_dim(const kvp_kv_shape *shape, const kvp_settings *settings);
 
@@ -176,7 +181,8 @@ uint32_t kvp_kv_given_head_dim(const kvp_kv_shape *shape, const kvp_settings *se
  * of memory. */
 kvp_kv *kvp_kv_create(const char *name, const kvp_kv_shape *shape, void *memory, size_t reserved);
 
-/* Positions that a sequence of the tensor's context may have: a sliding window's cache has fewer cells. */
+/* Positions that a sequence of the tensor's context may have: a sliding window's cache has fewer
+ * cells. */
 uint32_t kvp_kv_n_positions(const kvp_kv *kv);
 
 /* Layers whose keys are in caches of the tensor's context. */
@@ -203,14 +209,15 @@ size_t kvp_kv_cells_in_place(const kvp_kv *kv);
  * whole stays f16. */
 size_t kvp_kv_tokens_in_place(const kvp_kv *kv);
 
-/* Whether a tensor is of the model's first layer, or of the first one with keys and values: only recurrent ones are before it. */
+/* Whether a tensor is of the model's first layer, or of the first one with keys and values: only
+ * recurrent ones are before it. */
 bool kvp_kv_is_first(const kvp_kv *kv);
 
 /* Blocks of a tensor's cells, all streams. */
 uint32_t kvp_kv_blocks(const kvp_kv_shape *shape);
 
-/* Tells which tokens of so many sequences a tensor keeps as fp16 (scheme.h). On a GPU a stream counts
- * as one sequence. Zeros: the codecs alone say it. */
+/* Tells which tokens of so many sequences a tensor keeps as fp16 (scheme.h). On a GPU a stream
+ * counts as one sequence. Zeros: the codecs alone say it. */
 kvant_exact_part kvp_kv_exact(const kvp_kv_shape *shape, const kvp_settings *settings,
                               uint32_t n_sequences);
 

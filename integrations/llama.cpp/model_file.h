@@ -14,9 +14,10 @@ bool kvp_find_model(char *model);
 
 /* Layers of a GGUF file. 0: the file does not say. */
 typedef struct kvp_model_layers {
-    uint32_t all;       /* without those that only draft tokens */
-    uint32_t with_keys; /* with keys and values of their own; 0, too, where layers differ in kind or
-                         * in their kv heads */
+    uint32_t all; /* without those that only draft tokens */
+    /* with keys and values of their own; 0, too, where layers differ in kind or in their kv
+     * heads */
+    uint32_t with_keys;
 } kvp_model_layers;
 
 kvp_model_layers kvp_count_model_layers(const char *path);

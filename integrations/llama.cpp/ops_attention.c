@@ -3,16 +3,17 @@
  *
  * Shapes as ggml has them (first index fastest; s = streams taking part):
  *   q     [head_dim of k, tokens, heads, s]        f32
- *   k, v  [head_dim, cells, kv heads, s]           of a cache: views of a cache tensor, permuted, whole
- *                                                  streams from the first; else any strided view with
- *                                                  whole rows (the channels of a token and head)
+ *   k, v  [head_dim, cells, kv heads, s]           in a compressed cache: permuted views of a cache
+ *                                                  tensor, over whole streams from the first; else
+ *                                                  any strided view whose rows (the channels of one
+ *                                                  token and head) are contiguous
  *   mask  [cells, tokens or more, 1, 1 or s]       f16
  *   sinks [heads]                                  f32
  *   out   [head_dim of v, heads, tokens, s]        f32
  *
  * Declined nodes go to the CPU back end: nodes with a mask per head, with keys outside a cache, of
- * other types, or with a head_dim that is no multiple of the format's block. From a compressed cache
- * the scheduler then copies decoded rows, which is correct but slow.
+ * other types, or with a head_dim that is no multiple of the format's block. From a compressed
+ * cache the scheduler then copies decoded rows, which is correct but slow.
  */
 #include <kvant/attention.h>
 #include <kvant/block_attention.h>
@@ -100,8 +101,9 @@ bool kvp_attention_supported(const abi_tensor *node)
         return true;
     if (!kvp_is_kv(k) || !kvp_is_kv(v))
         return false;
+    /* ours all the same: its result asks for memory, which is refused */
     if (!bind(k) || !bind(v))
-        return kvp_kv_refused(); /* ours all the same: its result asks for memory, which is refused */
+        return kvp_kv_refused();
     if (is_latents(k) && latents_view(k, v) && shapes_fit(node))
         return true;
     if (!is_latents(k) && !is_latents(v) && cells_view(k, &k_stream) && cells_view(v, &v_stream) &&
@@ -262,8 +264,8 @@ static void spoil_tokens(const kvant_attention_problem *p, uint32_t cell, size_t
     }
 }
 
-/* A token that sees the cell of a refused row gets NaN, as with llama.cpp's f16 cache, where the cell
- * holds a NaN. stream: of the tensors. */
+/* A token that sees the cell of a refused row gets NaN, as with llama.cpp's f16 cache, where the
+ * cell holds a NaN. stream: of the tensors. */
 static void spoil_outputs(const kvp_kv *k, const kvp_kv *v, size_t stream,
                           const kvant_attention_problem *problem, size_t value_dim)
 {
@@ -307,9 +309,9 @@ static bool sees(const kvant_attention_problem *p, uint32_t query, uint32_t cell
     return p->mask == NULL || p->mask[query * p->mask_token_stride + cell] != HIDDEN;
 }
 
-/* Counts tokens, from the first one on, that each see the last cell that the token before them sees.
- * These are tokens of one sequence, or of sequences that share cells. Attention multiplies a page
- * with the queries of all tokens of a call, so one call should not have several sequences. */
+/* Counts tokens, from the first one on, that each see the last cell that the token before them
+ * sees. These are tokens of one sequence, or of sequences that share cells. Attention multiplies a
+ * page with the queries of all tokens of a call, so one call should not have several sequences. */
 static uint32_t latents_run(const kvant_attention_problem *p, uint32_t first)
 {
     uint32_t n = 1;

@@ -1,8 +1,9 @@
 /* plugin.c - the entry point of libggml-kvant.so. ggml calls ggml_backend_init once and gets a
  * registry entry with its devices, or NULL after a message with the reason.
  *
- * Where ggml has a CUDA back end they are KVANT0, KVANT1, ...; KVANT_ACCEL tells what they do. Elsewhere it chooses
- * between KVANT and KVANT_ACCEL. llama.cpp gives its cache to every GPU-type device that it finds, so they never appear together. */
+ * Where ggml has a CUDA back end they are KVANT0, KVANT1, ...; KVANT_ACCEL tells what they do.
+ * Elsewhere it chooses between KVANT and KVANT_ACCEL. llama.cpp gives its cache to every GPU-type
+ * device that it finds, so they never appear together. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -70,7 +71,8 @@ static void *reg_get_proc_address(abi_reg *self, const char *name)
     return address;
 }
 
-/* The GPUs of a llama.cpp with CUDA, after the device of the computer's memory: they share its buffers' code. */
+/* The GPUs of a llama.cpp with CUDA, after the device of the computer's memory: they share its
+ * buffers' code. */
 static void find_gpus(bool accel)
 {
     char err[768] = "";

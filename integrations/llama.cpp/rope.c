@@ -8,11 +8,11 @@
 #include "ggml_api.h"
 #include "log.h"
 
-#define MODE_NEOX                                                                                  \
-    2 /* pairs (i, i + n_dims / 2); 0: (2i, 2i + 1); others have several positions per token */
+/* pairs (i, i + n_dims / 2); 0: (2i, 2i + 1); others have several positions per token */
+#define MODE_NEOX 2
 #define TWO_PI 6.283185307179586
-#define MAGNITUDE_ERROR                                                                            \
-    1e-5f /* of two factors whose product should be 1: a hundredth of fp16's rounding */
+/* of two factors whose product should be 1: a hundredth of fp16's rounding */
+#define MAGNITUDE_ERROR 1e-5f
 
 /* A node's parameters; [15]: the first channel that turns. */
 enum {

@@ -9,7 +9,7 @@
  *   KVANT_CALIBRATION     calibration file                                   default: model.kvcal
  *                                                                            beside model.gguf
  *   KVANT_SEED            seed of signs and rotations                        default 0
- *   KVANT_HEAD_DIM        head_dim of the model, 1 to 512                    default: from the graph
+ *   KVANT_HEAD_DIM        head_dim of the model, 1 to 512                    default: graph's
  *   KVANT_CPU             CPU level: auto, c, avx2, avx2vnni, avx512,        default auto
  *                         avx512vnni, avx512vbmi, neon, neondot
  *   KVANT_FP32            1: attention multiplies in fp32; slow, for         default 0
@@ -28,10 +28,10 @@
  *   KVANT_VERBOSE         1: print what is created                           default 0
  *   KVANT_QUIET           1: no line at the start of a context               default 0
  *
- * KVANT_CPU, KVANT_STRICT_GGML, KVANT_TRACE, KVANT_VERBOSE and KVANT_QUIET hold for the process
- * and are read when the plug-in is loaded. The other variables are checked then. They are read again once per
- * context, when llama.cpp creates the context's back ends. So one process may create contexts with
- * different settings.
+ * KVANT_CPU, KVANT_STRICT_GGML, KVANT_TRACE, KVANT_VERBOSE and KVANT_QUIET hold for the process and
+ * are read when the plug-in is loaded. The other variables are checked then. They are read again
+ * once per context, when llama.cpp creates the context's back ends. So one process may create
+ * contexts with different settings.
  */
 #ifndef KVP_SETTINGS_H
 #define KVP_SETTINGS_H
@@ -50,8 +50,8 @@ typedef struct kvp_settings {
     kvant_scheme *scheme;         /* lives as long as the process */
     kvant_scheme *latents, *rope; /* of caches of latents (mla.h); NULL: they stay uncompressed */
     uint32_t head_dim;            /* 0: learn it from the graph */
-    uint32_t
-        exact; /* tokens that a GPU's cache keeps as f16 itself where they fit; UINT32_MAX: all that fit */
+    /* tokens that a GPU's cache keeps as f16 itself where they fit; UINT32_MAX: all that fit */
+    uint32_t exact;
     bool wants_exact; /* the user set KVANT_EXACT, and not to 0 */
     bool verbose, quiet;
     char label[160];                  /* what the user chose: a preset, specs or a settings file */
@@ -62,8 +62,8 @@ typedef struct kvp_settings {
  * the variable, the fault and the valid values. */
 bool kvp_settings_read(kvp_settings *settings, char *err, size_t errlen);
 
-/* For a context, whose model is loaded: takes the calibration beside the model, for a preset that has
- * none. */
+/* For a context, whose model is loaded: takes the calibration beside the model, for a preset that
+ * has none. */
 void kvp_settings_find_calibration(kvp_settings *settings);
 
 /* One variable that is 0 or 1, for every context anew. *on is false on failure. */

@@ -102,8 +102,8 @@ static void add(const kvant_attention_plan *plan, const kvant_kernels *kernels,
     kvant_attention_add_tile(plan, kernels, unit);
 }
 
-/* If some value of the page is not finite, block_sums is called for each query row: for a single row
- * it leaves out tokens of weight 0. It adds products in the same order as for many rows. */
+/* If some value of the page is not finite, block_sums is called for each query row: for a single
+ * row it leaves out tokens of weight 0. It adds products in the same order as for many rows. */
 static void add_weighted(const kvant_attention_plan *plan, const kvant_kernels *kernels,
                          kvant_attention_unit *unit, uint32_t page)
 {

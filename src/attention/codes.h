@@ -13,7 +13,7 @@
  * by at most half a step. Where the product a times scale is rounded, the error is (limit 2^-22)
  * steps more. With d columns and codes of magnitude at most m:
  *
- *   by row      a sum is off by at most d m / 2 steps x scale of its row; each band has its own scale
+ *   by row      a sum is off by at most d m / 2 steps x scale of its row; each band has one scale
  *   by column   a sum is off by at most d m / 2 steps
  *
  * Roundings are independent: the standard deviation is m sqrt(d / 12) of these units. Zero points

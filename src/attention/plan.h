@@ -53,11 +53,12 @@ typedef struct kvant_attention_plan {
     size_t products; /* [view of k][row][k_dim]: kvant_center_products, if centered */
     /* If centered, cosines, then sines. First [k_dim][page] of KVANT_ATTENTION_CHUNK blocks from
      * position 0 on. Then a part per chunk, which ends with 1 where the chunk's blocks follow each
-     * other, else with 0. With 1 it begins with [k_dim] of the first block's position, with 0 it has
-     * [k_dim][page] of all blocks. */
+     * other, else with 0. With 1 it begins with [k_dim] of the first block's position, with 0 it
+     * has [k_dim][page] of all blocks. */
     size_t phases;
-    size_t
-        partials; /* [row][split][KVANT_ATTENTION_HEAD + versions of v x v_dim rounded up to 16], if n_splits > 1 */
+    /* [row][split][KVANT_ATTENTION_HEAD + versions of v x v_dim rounded up to 16], if n_splits >
+     * 1 */
+    size_t partials;
     size_t partial_stride;
     size_t counters;                /* [tile][kv head]: splits done */
     size_t scratch, scratch_stride; /* one per thread */
@@ -65,12 +66,12 @@ typedef struct kvant_attention_plan {
 } kvant_attention_plan;
 
 #define KVANT_ATTENTION_MAX_ROWS 96u /* query rows of a unit, unless one query token has more */
-#define KVANT_ATTENTION_HEAD                                                                       \
-    16u /* floats before the sums of a partial result: its maximum, its totals */
+/* floats before the sums of a partial result: its maximum, its totals */
+#define KVANT_ATTENTION_HEAD 16u
 #define KVANT_ATTENTION_CHUNK 16u /* pages whose blocks' centres are multiplied together */
 
-/* Cuts the problem (checked: plan->problem), after reader, n_kv_heads, k_dim, v_dim, versions and centered
- * are set. False when the workspace's size overflows. */
+/* Cuts the problem (checked: plan->problem), after reader, n_kv_heads, k_dim, v_dim, versions and
+ * centered are set. False when the workspace's size overflows. */
 bool kvant_attention_cut(kvant_attention_plan *plan);
 
 /* KVANT_ERR_ARGUMENT when a page's block is not one of n. */

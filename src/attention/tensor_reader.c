@@ -99,8 +99,8 @@ static uint32_t end_of_chunk(const kvant_attention_plan *plan, uint32_t first)
                                                          : first + KVANT_ATTENTION_CHUNK;
 }
 
-/* Whether the blocks of a chunk turn like `of` and follow each other. *position becomes the position of
- * the chunk's first page. */
+/* Whether the blocks of a chunk turn like `of` and follow each other. *position becomes the
+ * position of the chunk's first page. */
 static bool is_in_order(const kvant_attention_plan *plan, uint32_t first, const kvant_centers *of,
                         int64_t *position)
 {
@@ -163,8 +163,8 @@ static void fill_chunk(const kvant_attention_plan *plan, uint32_t first, float *
     }
 }
 
-/* The phases of blocks that follow each other from position 0 on. turning steps from one chunk of such
- * blocks to the next. */
+/* The phases of blocks that follow each other from position 0 on. turning steps from one chunk of
+ * such blocks to the next. */
 static void begin_chunks(const kvant_attention_plan *plan, const kvant_centers *of,
                          kvant_turning *turning, float *phases)
 {
@@ -180,8 +180,8 @@ static void begin_chunks(const kvant_attention_plan *plan, const kvant_centers *
     kvant_turning_expect(turning, blocks.position, blocks.at.cosine, blocks.at.sine);
 }
 
-/* Phases of all pages cost more than the products with them. Blocks mostly follow each other: then all
- * chunks share the phases of the first blocks. */
+/* Phases of all pages cost more than the products with them. Blocks mostly follow each other: then
+ * all chunks share the phases of the first blocks. */
 static void fill_phases(const kvant_attention_plan *plan, float *phases)
 {
     const kvant_centers *of = first_centers(plan);
@@ -323,8 +323,8 @@ static void add_rows(const kvant_attention_plan *plan, const kvant_kernels *kern
                 sums[row * plan->v_dim + j];
 }
 
-/* Products for a chunk at position 0 become products for a chunk whose first block has this phase. A
- * function of its own: what nobody else writes to becomes vectors. */
+/* Products for a chunk at position 0 become products for a chunk whose first block has this phase.
+ * A function of its own: what nobody else writes to becomes vectors. */
 static void turn_products(uint32_t n_pairs, const float *restrict phase, const float *restrict from,
                           float *restrict to)
 {
@@ -335,8 +335,8 @@ static void turn_products(uint32_t n_pairs, const float *restrict phase, const f
     }
 }
 
-/* What scores of a chunk's pages lack, where their blocks have centres of their own. The tile of keys
- * is free between pages, so it holds the turned products. */
+/* What scores of a chunk's pages lack, where their blocks have centres of their own. The tile of
+ * keys is free between pages, so it holds the turned products. */
 static void fill_offsets(const kvant_attention_plan *plan, const kvant_kernels *kernels,
                          const kvant_attention_unit *unit, uint32_t chunk)
 {

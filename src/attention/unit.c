@@ -230,7 +230,8 @@ void kvant_attention_add_tile(const kvant_attention_plan *plan, const kvant_kern
                     plan->v_dim);
 }
 
-/* A unit that has all pages of its query tokens prepares their queries; others share them (attention.c). */
+/* A unit that has all pages of its query tokens prepares their queries; others share them
+ * (attention.c). */
 void kvant_attention_take_view(const kvant_attention_plan *plan, const kvant_kernels *kernels,
                                kvant_attention_unit *unit)
 {

@@ -17,9 +17,9 @@ typedef struct kvant_attention_unit {
     const float *phases; /* the plan's */
     uint32_t *chunks;    /* per view: 1 + the chunk that its centers are of; 0: none yet */
     uint32_t *taken;     /* per view: whether the reader has seen its queries */
-    float *sums
-        [KVANT_MAX_VERSIONS]; /* per version of the values: n_rows x v_dim, in the order of unpacked tiles */
-    float *max;               /* per row */
+    /* per version of the values: n_rows x v_dim, in the order of unpacked tiles */
+    float *sums[KVANT_MAX_VERSIONS];
+    float *max;                        /* per row */
     float *totals[KVANT_MAX_VERSIONS]; /* per version of the values: n_rows */
     float *k_tile, *v_tile, *scores, *mask;
     float *some_scores; /* if the plan is mixed: of slots with one shift, n_rows x 64 */

@@ -20,8 +20,8 @@ typedef struct kvant_quantizer {
     /* Decodes one token. */
     void (*decode)(const kvant_codec *codec, const kvant_kernels *kernels, const void *page,
                    uint32_t token, float *y);
-    /* Unpacks a whole page, scaled, into the tile of kernels.h, aligned to 64; padding channels of K
-     * are zero. */
+    /* Unpacks a whole page, scaled, into the tile of kernels.h, aligned to 64; padding channels of
+     * K are zero. */
     void (*unpack)(const kvant_codec *codec, const kvant_kernels *kernels, const void *page,
                    float *tile);
 } kvant_quantizer;
@@ -61,8 +61,8 @@ typedef struct kvant_code_product {
     uint32_t n_columns; /* in whole blocks of 64 */
     uint32_t stride;    /* from the lines of a band to those of the next */
     union {
-        int16_t values
-            [KVANT_CODE_VALUES]; /* uniform, codebook: sums of magnitude at most KVANT_CODE_VALUE_MAX */
+        /* uniform, codebook: sums of magnitude at most KVANT_CODE_VALUE_MAX */
+        int16_t values[KVANT_CODE_VALUES];
         const kvant_trellis *trellis; /* part of the state */
         kvant_code_numbers *chunk;    /* freed with the codec */
     } integers;
@@ -82,9 +82,11 @@ struct kvant_codec {
     bool takes_feedback;      /* set by families that round by it */
     kvant_feedback *feedback; /* or NULL; freed with the codec */
     float *file_center,
-        *file_scale; /* center=file and norm=file: head_dim floats each, or NULL; freed with the codec */
-    void *
-        state; /* the family's tables and options: one block, freed with the codec; never changes after creation */
+        /* center=file and norm=file: head_dim floats each, or NULL; freed with the codec */
+        *file_scale;
+    /* the family's tables and options: one block, freed with the codec; never changes after
+     * creation */
+    void *state;
 };
 
 /* Where a codec will be used, and what it may know about that place. */
@@ -104,8 +106,8 @@ typedef struct kvant_request {
     const kvant_site *site;
 } kvant_request;
 
-/* The family's state, of so many bytes, as the tables of the view's general form; and the place there of
- * numbers that are part of it. */
+/* The family's state, of so many bytes, as the tables of the view's general form; and the place
+ * there of numbers that are part of it. */
 void kvant_codec_set_tables(kvant_codec *codec, size_t bytes);
 uint32_t kvant_codec_place(const kvant_codec *codec, const float *numbers);
 kvant_rotation_place kvant_codec_rotation_place(const kvant_codec *codec,

@@ -13,14 +13,14 @@
  * a NaN or an infinity, KVANT_ERR_RANGE when a transformed row does not fit the codec. Costs one
  * pass over a row of ordinary size; only a row with large numbers is transformed.
  *
- * open: the rows go to an open page first. They fit fp16 after the transform, and what fp16 leaves of
- * them fits the codec, so that sealing the page later cannot fail. */
+ * open: the rows go to an open page first. They fit fp16 after the transform, and what fp16 leaves
+ * of them fits the codec, so that sealing the page later cannot fail. */
 kvant_status kvant_codec_check_rows(const kvant_codec *codec, const kvant_transform *transform,
                                     const kvant_kernels *kernels, const kvant_affine *affine,
                                     const float *rows, size_t stride, size_t n, bool open);
 
-/* Rows whose numbers are at most this magnitude pass both checks. At most 0 when the centre alone is
- * too large. */
+/* Rows whose numbers are at most this magnitude pass both checks. At most 0 when the centre alone
+ * is too large. */
 float kvant_codec_safe_input(const kvant_transform *transform, const kvant_kernels *kernels,
                              const kvant_affine *affine);
 

@@ -1,7 +1,7 @@
 /* families.h - the list of codec families: a codec exists when it has a line here.
  *
- * X(name) stands for `const kvant_family kvant_family_name` in the family's own file. Listings keep this
- * order. -DKVANT_PAPERS=OFF leaves out the families of codec/papers. */
+ * X(name) stands for `const kvant_family kvant_family_name` in the family's own file. Listings keep
+ * this order. -DKVANT_PAPERS=OFF leaves out the families of codec/papers. */
 #pragma once
 
 #ifndef KVANT_PAPERS

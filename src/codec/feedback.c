@@ -1,12 +1,11 @@
-/* feedback.c - see feedback.h and format.md, "Feedback". Owns no codes: families round with
- * it.
+/* feedback.c - see feedback.h and format.md, "Feedback". Owns no codes: families round with it.
  *
  * Without feedback the error of a row has the same size in all directions. Then the symmetric S
- * before the rotation should make tr(S^-2 Q) tr(S^2 K) small (calibration/moments.c). Feedback steers errors,
- * as GPTQ and QuIP steer the errors of weights: the loss behaves as tr(H^(1/2))^2 / d instead of
- * tr(H), with H = S^-1 Q S^-1. So a weaker S is best, which stretches keys less. In the coordinates
- * in which W K W = W^-1 Q W^-1 = diag(m), every S^2 = W diag(m)^(s - 1) W makes the second moment
- * of keys diag(m)^s and H diag(m)^(2 - s). */
+ * before the rotation should make tr(S^-2 Q) tr(S^2 K) small (calibration/moments.c). Feedback
+ * steers errors, as GPTQ and QuIP steer the errors of weights: the loss behaves as tr(H^(1/2))^2 /
+ * d instead of tr(H), with H = S^-1 Q S^-1. So a weaker S is best, which stretches keys less. In
+ * the coordinates in which W K W = W^-1 Q W^-1 = diag(m), every S^2 = W diag(m)^(s - 1) W makes the
+ * second moment of keys diag(m)^s and H diag(m)^(2 - s). */
 #include "feedback.h"
 
 #include <math.h>

@@ -50,8 +50,8 @@ static kvant_status create_int(kvant_codec *codec, const kvant_request *request,
     return create_uniform(codec, request, KVANT_ROTATE_NONE, error);
 }
 
-/* The authors' program has a fixed Hadamard matrix in blocks of up to 128 channels; the paper's text
- * has random signs (`signs=seed`). */
+/* The authors' program has a fixed Hadamard matrix in blocks of up to 128 channels; the paper's
+ * text has random signs (`signs=seed`). */
 static kvant_status create_bdr(kvant_codec *codec, const kvant_request *request,
                                const kvant_error *error)
 {

@@ -44,8 +44,9 @@ static void fill_directions(kvant_code_numbers *numbers, const float *directions
     numbers->error = 1.1f;
 }
 
-#define ENTRY_UNIT                                                                                 \
-    8180.0 /* 1 of a computed entry: times LENGTH_MAX / 2^15 no more than KVANT_CODE_VALUE_MAX, errors included */
+/* A computed entry stores the number 1 as 8180. An entry times LENGTH_MAX / 2^15, errors included,
+ * is then at most KVANT_CODE_VALUE_MAX. */
+#define ENTRY_UNIT 8180.0
 #define LENGTH_MAX 16380
 
 /* The line that is off by the same from 1 / sqrt(x) at both ends of the piece and, the other way,

@@ -11,9 +11,9 @@ static uint32_t even_then_odd(uint32_t head_dim, uint32_t i)
 }
 
 /* A chunk of four takes a channel of each quarter: forwards from the first and the last quarter,
- * backwards from the second and the third. So the indices of every chunk have the same sum. When head_dim is a
- * multiple of 8, no chunk has both channels of a pair, whether the two channels are stored side by
- * side or half a row apart. */
+ * backwards from the second and the third. So the indices of every chunk have the same sum. When
+ * head_dim is a multiple of 8, no chunk has both channels of a pair, whether the two channels are
+ * stored side by side or half a row apart. */
 static uint32_t dealt(uint32_t head_dim, uint32_t i)
 {
     const uint32_t n = head_dim / 4, chunk = i / 4;

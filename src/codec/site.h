@@ -18,10 +18,10 @@ kvant_status kvant_site_entry(const kvant_codec *codec, const kvant_site *site, 
  * least 1/256 of the largest, as kvant/cache.h says for norm=first. */
 kvant_status kvant_site_fill(kvant_codec *codec, const kvant_site *site, const kvant_error *error);
 
-/* Applies the option transform=: for keys, puts the calibration's W before the rotation: transform=file the
- * matrix, transform=diagonal the factors. Names them in the canonical spec, presets center=file (of
- * values that is all) and drops the family's own norm. transform=first presets center=first and
- * norm=first and leaves the rest to the cache. Errors as kvant_site_entry; KVANT_ERR_SPEC
- * beside norm=; KVANT_ERR_FORMAT when the matrix has no good inverse. */
+/* Applies the option transform=: for keys, puts the calibration's W before the rotation:
+ * transform=file the matrix, transform=diagonal the factors. Names them in the canonical spec,
+ * presets center=file (of values that is all) and drops the family's own norm. transform=first
+ * presets center=first and norm=first and leaves the rest to the cache. Errors as kvant_site_entry;
+ * KVANT_ERR_SPEC beside norm=; KVANT_ERR_FORMAT when the matrix has no good inverse. */
 kvant_status kvant_site_weigh(kvant_codec *codec, const kvant_common *common,
                               const kvant_site *site, const kvant_error *error);

@@ -178,8 +178,8 @@ static void unrotate(const kvant_transform *transform, const kvant_kernels *kern
     }
 }
 
-/* n x n; no eigenvalue of W^T W is larger than the largest sum of magnitudes in a row times that in a
- * column. */
+/* n x n; no eigenvalue of W^T W is larger than the largest sum of magnitudes in a row times that in
+ * a column. */
 float kvant_transform_gain_of(const double *w, size_t n)
 {
     double row = 0, column = 0;

@@ -76,14 +76,15 @@ size_t kvant_transform_matrix_floats(uint32_t n);
  * behind it, B R. R is dense from then on. KVANT_ERR_MEMORY, and nothing changed. */
 kvant_status kvant_transform_compose(kvant_transform *transform, const float *b, bool before);
 
-/* Puts W before the rotation: columns of w are rows of W, rows of the inverse those of W^-1, head_dim
- * x head_dim each, rounded to binary32; or the factors of a diagonal W, above 0. Once per transform.
- * KVANT_ERR_MEMORY. */
+/* Puts W before the rotation: columns of w are rows of W, rows of the inverse those of W^-1,
+ * head_dim x head_dim each, rounded to binary32; or the factors of a diagonal W, above 0. Once per
+ * transform. KVANT_ERR_MEMORY. */
 kvant_status kvant_transform_weigh(kvant_transform *transform, const double *w,
                                    const double *inverse);
 kvant_status kvant_transform_weigh_diagonal(kvant_transform *transform, const float *factors);
 
-/* (R W)^T of a transform with triangles of one part, as kvant_transform_weigh rounds it: head_dim x head_dim. */
+/* (R W)^T of a transform with triangles of one part, as kvant_transform_weigh rounds it: head_dim x
+ * head_dim. */
 void kvant_transform_expand(const kvant_transform *transform, float *weights);
 
 /* The largest head_dim with one part; larger heads have several. */
@@ -157,7 +158,8 @@ kvant_transform_view kvant_transform_get_view(const kvant_transform *transform);
 void kvant_transform_dual(const kvant_transform *transform, const kvant_kernels *kernels,
                           uint32_t n, const float *x, float *y);
 
-/* Numbers of vectors that this does at once, and that callers do well to hand over: 16 vectors of head_dim 128. */
+/* Numbers of vectors that this does at once, and that callers do well to hand over: 16 vectors of
+ * head_dim 128. */
 #define KVANT_TRANSFORM_TOGETHER (4u * KVANT_MAX_HEAD_DIM)
 
 /* y = W x, or W^-T x, without R, of a transform with triangles, for n vectors. */

@@ -21,7 +21,8 @@ static inline const kvant_trellis_book *kvant_trellis_book_of(const kvant_codec 
 void kvant_trellis_book_init(kvant_trellis_book *book, const kvant_layout *layout, uint32_t memory);
 
 /* Codes and the indices of their levels, for n numbers y * inverse of variance about 1. Number i is
- * at steps[i] of a circle of n_steps, at most KVANT_TRELLIS_MAX_STEPS; the other steps have code 0. */
+ * at steps[i] of a circle of n_steps, at most KVANT_TRELLIS_MAX_STEPS; the other steps have code
+ * 0. */
 void kvant_trellis_quantize(const kvant_trellis *trellis, const kvant_kernels *kernels,
                             const float *y, float inverse, uint32_t n, const uint16_t *steps,
                             uint32_t n_steps, uint8_t *restrict codes, uint8_t *restrict levels);

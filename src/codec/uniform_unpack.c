@@ -8,9 +8,9 @@
 
 #include "uniform.h"
 
-#define MAX_LINES                                                                                  \
-    (KVANT_MAX_HEAD_DIM / 8 *                                                                      \
-     KVANT_PAGE_TOKENS) /* groups of 8 channels; per channel there are fewer */
+/* The most lines of a page: groups of 8 channels in every token. Codecs with groups of tokens have
+ * fewer. */
+#define MAX_LINES (KVANT_MAX_HEAD_DIM / 8 * KVANT_PAGE_TOKENS)
 
 /* Every line of a page, in the order in which scales are stored. */
 typedef struct page_lines {
@@ -65,8 +65,8 @@ static void scale_key_tokens(const kvant_codec *codec, const kvant_kernels *kern
     }
 }
 
-/* K, groups of tokens: token positions run through the 4 token tiles first, so 4 lines, one per tile,
- * repeat along a row, and its 64 columns are 4 rows of 16 to the kernel. */
+/* K, groups of tokens: token positions run through the 4 token tiles first, so 4 lines, one per
+ * tile, repeat along a row, and its 64 columns are 4 rows of 16 to the kernel. */
 static void scale_key_channels(const kvant_codec *codec, const kvant_kernels *kernels,
                                const page_lines *all, float *tile)
 {

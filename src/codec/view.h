@@ -14,13 +14,14 @@ typedef enum kvant_code_kind {
     KVANT_CODES_NONE = 0, /* raw rows, or codes that only the family's own functions read */
     KVANT_CODES_UNIFORM,  /* scale * (code + offset) + zero, a scale per group */
     KVANT_CODES_CODEBOOK, /* scale * values[code], a scale per token */
-    KVANT_CODES_TRELLIS, /* scale * values[level]: code and the trellis bits of preceding codes select the level */
+    /* scale * values[level]: code and the trellis bits of preceding codes select the level */
+    KVANT_CODES_TRELLIS,
     KVANT_CODES_CHUNK /* a direction of 3 or 4 channels times a length, a scale per token */
 } kvant_code_kind;
 
 typedef struct kvant_uniform_view {
-    uint32_t
-        hybrid; /* each group chooses between symmetric and asymmetric: levels and offset mean nothing */
+    /* each group chooses between symmetric and asymmetric: levels and offset mean nothing */
+    uint32_t hybrid;
     uint32_t symmetric;   /* no zero points */
     uint32_t per_channel; /* a group is tokens of one channel, else channels of one token */
     uint32_t group, n_groups;
@@ -52,7 +53,8 @@ typedef struct kvant_trellis_view {
 typedef enum kvant_chunk_kind {
     KVANT_CHUNK_TABLE = 0, /* an entry of codewords */
     KVANT_CHUNK_TRIPLETS,  /* an octahedral direction */
-    KVANT_CHUNK_QUATERNIONS /* a Hurwitz unit times a secondary quaternion; codewords are the rounded products */
+    /* a Hurwitz unit times a secondary quaternion; codewords are the rounded products */
+    KVANT_CHUNK_QUATERNIONS
 } kvant_chunk_kind;
 
 typedef struct kvant_chunk_view {
@@ -74,8 +76,8 @@ typedef struct kvant_chunk_view {
 
 /* ---- one form for the families of papers ---- */
 
-/* Quantisers that no member of kvant_codec_view.of describes whole. Places count floats from the view's
- * tables. */
+/* Quantisers that no member of kvant_codec_view.of describes whole. Places count floats from the
+ * view's tables. */
 typedef enum kvant_general_kind {
     KVANT_GENERAL_NONE = 0, /* not in this form */
     KVANT_GENERAL_RAW,      /* no codes */
@@ -119,7 +121,8 @@ typedef struct kvant_general_view {
         kvant_rotation_place rotations[2];
         uint32_t codes[2], scales[2], mask; /* bytes of the page */
     } tiers;
-    /* Mode as in uniform.h; index_bytes per token at byte `index` of the page; clusters is 0 without centroids. */
+    /* Mode as in uniform.h; index_bytes per token at byte `index` of the page; clusters is 0
+     * without centroids. */
     struct {
         uint32_t bits, mode, per_channel, group, n_scales;
         float sym_levels, asym_levels, bias;

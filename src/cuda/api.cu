@@ -150,8 +150,8 @@ void without_transform(kvant_cuda_params &codec)
     codec.weighting = KVANT_CUDA_WEIGHTING_NONE;
 }
 
-/* What rows that are appended and pages that are sealed bring for both roles. Keys with feedback need their matrices, others have
- * no place for them. */
+/* What rows that are appended and pages that are sealed bring for both roles. Keys with feedback
+ * need their matrices, others have no place for them. */
 template <class Args> bool add_shared(Roles &to, const Args &args)
 {
     const kvant_cuda_codec *k = args.k.codec, *v = args.v.codec;

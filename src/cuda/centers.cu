@@ -1,8 +1,9 @@
-/* centers.cu - centres of blocks that turn with positions (kvant_cuda_turning): rows are taken about them, and attention is told what
- * they add to scores.
+/* centers.cu - centres of blocks that turn with positions (kvant_cuda_turning): rows are taken
+ * about them, and attention is told what they add to scores.
  *
- * With the products z of a query and a start, Z = (q_1 a + q_2 b, q_2 a - q_1 b) for every pair of channels, <q, centre> is the sum
- * of Z_1 cos + Z_2 sin over pairs: products of query rows and phases. */
+ * With the products z of a query and a start, Z = (q_1 a + q_2 b, q_2 a - q_1 b) for every pair of
+ * channels, <q, centre> is the sum of Z_1 cos + Z_2 sin over pairs: products of query rows and
+ * phases. */
 #include "centers.h"
 
 #include "checks.h"
@@ -58,8 +59,9 @@ struct OffsetArgs {
     bool whole_rows, whole_phases;   /* in 16 bytes at a time */
 };
 
-/* A thread block's tile of query rows and pages: a warp has 16 rows and 8 pages of each of its tensor-core tiles. Both fit the 99 KiB that
- * a thread block may have where it may have least (compute capability 8.6). */
+/* A thread block's tile of query rows and pages: a warp has 16 rows and 8 pages of each of its
+ * tensor-core tiles. Both fit the 99 KiB that a thread block may have where it may have least
+ * (compute capability 8.6). */
 template <int ROW_WARPS_, int PAGE_WARPS, int TILES_> struct OffsetShape {
     static constexpr int ROW_WARPS = ROW_WARPS_, TILES = TILES_, WARPS = ROW_WARPS * PAGE_WARPS,
                          THREADS = 32 * WARPS, ROWS = 16 * ROW_WARPS,
@@ -81,8 +83,8 @@ template <class S> constexpr size_t offset_bytes(uint32_t head_dim)
     return (S::ROWS + S::PAGES) * (head_dim + ROW_PADDING) * sizeof(float);
 }
 
-/* What the thread block has there beside query rows, and phases behind these: pairs of channels, and the two numbers of a start that each
- * has. Up to three behind the last one have zeros. */
+/* What the thread block has there beside query rows, and phases behind these: pairs of channels,
+ * and the two numbers of a start that each has. Up to three behind the last one have zeros. */
 struct OffsetPairs {
     ushort2 channels[KVANT_CUDA_MOST_DIM / 2];
     float2 starts[KVANT_CUDA_MOST_DIM / 2];
@@ -96,8 +98,8 @@ static_assert(offsets_fit<FewOffsets>(512) && offsets_fit<ManyOffsets<128>>(128)
               offsets_fit<ManyOffsets<256>>(256) && offsets_fit<ManyOffsets<512>>(512) &&
               KVANT_CUDA_MOST_DIM == 512);
 
-/* A number as two of TF32, of which the second holds what the first lacks: three products of these are binary32's except for a few units
- * in the last place. */
+/* A number as two of TF32, of which the second holds what the first lacks: three products of these
+ * are binary32's except for a few units in the last place. */
 struct TwoParts {
     uint32_t high, low;
 };
@@ -164,8 +166,8 @@ KVANT_INLINE void load_vector(float *to, const void *from, size_t at, kvant_cuda
             to[i] = load_number(from, at + i, type);
 }
 
-/* Query rows, phases of pages and pairs; all loads are on their way together. Rows and pages that are not there are the last one's: what
- * they give is not stored. */
+/* Query rows, phases of pages and pairs; all loads are on their way together. Rows and pages that
+ * are not there are the last one's: what they give is not stored. */
 template <class S>
 KVANT_INLINE void load_tile(const OffsetArgs &args, const OffsetWork &w, float *shared,
                             OffsetPairs &pairs)

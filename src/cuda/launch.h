@@ -1,4 +1,5 @@
-/* launch.h - turns a run-time head_dim into a compile-time constant; what launches ask of a device. */
+/* launch.h - turns a run-time head_dim into a compile-time constant; what launches ask of a
+ * device. */
 #pragma once
 
 #include <cstddef>
@@ -45,7 +46,8 @@ inline cudaError_t most_shared(int &bytes)
     return error;
 }
 
-/* Before a launch with so many bytes of dynamic shared memory; cudaErrorNotSupported when the device has less. */
+/* Before a launch with so many bytes of dynamic shared memory; cudaErrorNotSupported when the
+ * device has less. */
 inline cudaError_t allow_shared(const void *kernel, int bytes)
 {
     int most = 0;
@@ -70,8 +72,8 @@ inline cudaError_t blocks_at_once(const void *kernel, int threads, int shared, i
     return error;
 }
 
-/* A kernel that calls wait_for_former (ptx.cuh), which only code for compute_90 and later does: its blocks start
- * while those of the kernel before it end. A CUDA graph keeps that from 12.3 on. */
+/* A kernel that calls wait_for_former (ptx.cuh), which only code for compute_90 and later does: its
+ * blocks start while those of the kernel before it end. A CUDA graph keeps that from 12.3 on. */
 inline cudaError_t launch_early(const void *kernel, dim3 grid, unsigned threads, void **parameters,
                                 size_t shared, cudaStream_t stream)
 {

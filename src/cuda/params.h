@@ -110,7 +110,8 @@ typedef struct kvant_cuda_params {
     /* uniform: the number of scales of a page, a multiple of 64; zero points follow them */
     uint32_t symmetric, n_scales;
     uint32_t hybrid,
-        group_log; /* hybrid: a scale's sign says that it has a zero point; group_log: of decode kernels */
+        /* hybrid: a scale's sign says that it has a zero point; group_log: of decode kernels */
+        group_log;
     float levels, offset; /* as in the CPU's codec: number = scale * (code + offset) + zero */
     /* codebook */
     uint32_t unbiased, feedback;
@@ -123,8 +124,8 @@ typedef struct kvant_cuda_params {
      * params.c */
     uint32_t bytes[KVANT_CUDA_TABLE_WORDS];
     float step, bias;
-    uint32_t
-        memory; /* trellis: bits of a state; bytes are magnitudes of levels then, see trellis_params.c */
+    /* trellis: bits of a state; bytes are magnitudes of levels then, see trellis_params.c */
+    uint32_t memory;
 } kvant_cuda_params;
 
 #define KVANT_CUDA_WIDE_LEVELS 256u
@@ -202,13 +203,15 @@ KVANT_CUDA_BOTH static inline uint32_t kvant_cuda_turns_tiers(const kvant_genera
 typedef struct kvant_cuda_any {
     kvant_cuda_wide_rotation rotation;
     uint32_t group,
-        per_channel; /* uniform codes: numbers that share a scale, tokens of a channel or channels of a token */
+        /* uniform codes: numbers that share a scale, tokens of a channel or channels of a token */
+        per_channel;
     uint16_t steps[KVANT_CUDA_MOST_DIM]; /* of a trellis: a channel's place in the circle */
 } kvant_cuda_any;
 
 #define KVANT_CUDA_MOST_DEVICES 64
 
-/* The tables of a codec in the general form. A GPU gets its copy in the first call there (any/general.cu). */
+/* The tables of a codec in the general form. A GPU gets its copy in the first call there
+ * (any/general.cu). */
 typedef struct kvant_cuda_tables_of {
     void *host, *device[KVANT_CUDA_MOST_DEVICES];
     size_t bytes;
@@ -240,14 +243,16 @@ kvant_status kvant_cuda_refuse(const kvant_cuda_error *error, kvant_status statu
 kvant_status kvant_cuda_params_init(kvant_cuda_codec *codec, const kvant_codec_view *view,
                                     const kvant_cuda_error *error);
 
-/* The part of params_init for chunks (chunk_params.c); false: kernels for chunks do not know them. */
+/* The part of params_init for chunks (chunk_params.c); false: kernels for chunks do not know
+ * them. */
 bool kvant_cuda_chunk_init(kvant_cuda_params *params, kvant_cuda_book *book,
                            const kvant_codec_view *view);
 /* Fills a codec's general form; false when the view has none. No tables. */
 bool kvant_cuda_general_init(kvant_cuda_codec *codec, const kvant_codec_view *view);
 
-/* The codec with tables of the current GPU, for a launch (any/general.cu). The first call there allocates and waits.
- * centroids: as the call's arguments have them; KVANT_ERR_ARGUMENT for some without need, or none. */
+/* The codec with tables of the current GPU, for a launch (any/general.cu). The first call there
+ * allocates and waits. centroids: as the call's arguments have them; KVANT_ERR_ARGUMENT for some
+ * without need, or none. */
 kvant_status kvant_cuda_codec_placed(const kvant_cuda_codec *codec, const float *centroids,
                                      kvant_cuda_codec *placed);
 void kvant_cuda_tables_free(kvant_cuda_tables_of *tables); /* of GPUs; NULL is fine */

@@ -1,5 +1,5 @@
-/* places.h - where a page has the code of a token: word and bit (format.md). C and CUDA share this header;
- * layout.cuh has the same as constants of a kernel. */
+/* places.h - where a page has the code of a token: word and bit (format.md). C and CUDA share this
+ * header; layout.cuh has the same as constants of a kernel. */
 #pragma once
 
 #include <stdbool.h>

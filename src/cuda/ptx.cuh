@@ -161,8 +161,9 @@ KVANT_INLINE uint32_t count_up(uint32_t *counter, uint32_t last)
     return before;
 }
 
-/* What a kernel needs that launch_early began before the one before it in the stream has ended: wait comes before
- * the first access to memory that others write; begin_next lets the next kernel begin, which then waits itself. */
+/* What a kernel needs that launch_early began before the one before it in the stream has ended:
+ * wait comes before the first access to memory that others write; begin_next lets the next kernel
+ * begin, which then waits itself. */
 KVANT_INLINE void wait_for_former()
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -197,7 +198,8 @@ template <int N> KVANT_INLINE void wait_for_copies()
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
-/* What this thread wrote to shared memory is there before bulk copies and wgmma that come later. compute_90. */
+/* What this thread wrote to shared memory is there before bulk copies and wgmma that come later.
+ * compute_90. */
 KVANT_INLINE void order_writes()
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

@@ -16,10 +16,10 @@
 #define KVANT_NUMBER_MAX_INDEX 12u  /* 32 KB of entries: more would not stay in the nearest cache */
 #define KVANT_NUMBER_MAX_LENGTHS 4u /* bits, where they have a table */
 
-#define KVANT_OCTAHEDRAL_UNIT                                                                      \
-    32512 /* 1 of the square's coordinates: squares of a point sum to less than 2^15 units */
-#define KVANT_OCTAHEDRAL_MAX_BITS                                                                  \
-    5u /* of a coordinate: a permutation of 16-bit words reads that much of an index */
+/* 1 of the square's coordinates: squares of a point sum to less than 2^15 units */
+#define KVANT_OCTAHEDRAL_UNIT 32512
+/* of a coordinate: a permutation of 16-bit words reads that much of an index */
+#define KVANT_OCTAHEDRAL_MAX_BITS 5u
 
 /* 1 / sqrt(x) in pieces of 1024: base + scale(x, slope). */
 typedef struct kvant_octahedral_integers {

@@ -10,8 +10,9 @@
  *   vi_largest(v)           largest of unsigned lanes
  *   vf_repeat_four(p) */
 
-#define FIXED_ROWS                                                                                 \
-    8u /* at a time: the few steps that a row takes as a whole, one after another, are those of several rows */
+/* The kernel converts this many rows together. A row ends in a few dependent steps (its largest
+ * magnitude, the step, the sums), and with several rows at once these steps overlap. */
+#define FIXED_ROWS 8u
 
 KVANT_INLINE vf product_at(const float *w, const float *scale, uint32_t i)
 {

@@ -6,9 +6,10 @@
 #include <stdint.h>
 
 typedef struct kvant_direction_book {
-    const float *
-        codewords; /* 2^index_bits of 4 numbers, aligned to 16; those from n_codewords on are zero */
+    /* 2^index_bits of 4 numbers, aligned to 16; those from n_codewords on are zero */
+    const float *codewords;
     uint32_t n_codewords, index_bits;
-    uint32_t
-        slots; /* outliers a token has room for: a chunk of index n_codewords is the one of the slot that its radius says */
+    /* outliers a token has room for: a chunk of index n_codewords is the one of the slot that its
+     * radius says */
+    uint32_t slots;
 } kvant_direction_book;

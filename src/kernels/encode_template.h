@@ -72,8 +72,8 @@ static KVANT_DOT_ROWS_FN(NAME(dot_rows))
         sums[row] = NAME(dot)(a, rows + (size_t)row * n, n);
 }
 
-/* As many sums as hide the latency of an addition stay in registers while the rows go by: of several
- * vectors of one row of y, or of some rows, which share what is read. */
+/* As many sums as hide the latency of an addition stay in registers while the rows go by: of
+ * several vectors of one row of y, or of some rows, which share what is read. */
 #define COMBINED 4
 
 KVANT_INLINE void combine_vectors(uint32_t n_y, uint32_t vectors, const float *rows,

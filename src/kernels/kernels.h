@@ -242,17 +242,17 @@ static inline size_t kvant_lower_floats(uint32_t n)
 #define KVANT_ADD_OUTERS_FN(name)                                                                  \
     void name(const float *rows, size_t stride, uint32_t n_rows, uint32_t n, float *sums)
 
-/* b becomes W, whose lower triangle is anything, with W^T W the geometric mean of a^-1 and b, which are
- * n x n, symmetric and positive definite: (W^T W) a (W^T W) = b within 10^-5 of eigenvalues, where those of
- * ab reach over no more than 2^46. Returns the trace of a W^T W, or 0: one was not positive definite. a
- * and room (KVANT_MEAN_ROOM numbers) become anything. */
+/* b becomes W, whose lower triangle is anything, with W^T W the geometric mean of a^-1 and b, which
+ * are n x n, symmetric and positive definite: (W^T W) a (W^T W) = b within 10^-5 of eigenvalues,
+ * where those of ab reach over no more than 2^46. Returns the trace of a W^T W, or 0: one was not
+ * positive definite. a and room (KVANT_MEAN_ROOM numbers) become anything. */
 #define KVANT_MEAN_NODES 32
 #define KVANT_MEAN_ROOM(n)                                                                         \
     ((size_t)(n) * ((n) + 6 + ((n) > 3 * KVANT_MEAN_NODES ? (n) : 3 * KVANT_MEAN_NODES)))
 #define KVANT_MEAN_FACTOR_FN(name) double name(size_t n, double *a, double *b, double *room)
 
-/* l, n x n, a lower triangle with zeros above a diagonal of numbers that are not 0, becomes its inverse.
- * column: n numbers. */
+/* l, n x n, a lower triangle with zeros above a diagonal of numbers that are not 0, becomes its
+ * inverse. column: n numbers. */
 #define KVANT_LOWER_INVERSE_FN(name) void name(size_t n, double *l, double *column)
 
 /* n_x vectors x of n <= KVANT_MAX_HEAD_DIM numbers become L^-T x (solve_upper), L^T x
@@ -337,8 +337,9 @@ typedef struct kvant_uniform_step {
     void name(const kvant_trellis *trellis, const kvant_layout *layout, const void *page,          \
               float unit, const float *scale, float *tile)
 
-/* levels = the levels plus 128 of a pack of trellis codes of 2, 3 or 4 bits (kvant_pack_circle), as a
- * pack of 8 bits. trellis->n_steps and steps are not looked at. codes and levels aligned to 64. */
+/* levels = the levels plus 128 of a pack of trellis codes of 2, 3 or 4 bits (kvant_pack_circle), as
+ * a pack of 8 bits. trellis->n_steps and steps are not looked at. codes and levels aligned to
+ * 64. */
 #define KVANT_TRELLIS_PACK_FN(name)                                                                \
     void name(const kvant_trellis *trellis, const kvant_pack_format *format, const uint8_t *codes, \
               uint8_t *levels)
@@ -352,8 +353,8 @@ typedef struct kvant_uniform_step {
 
 /* keys[j * 32 + v] = (float)dots[j * 32 + v] * factors[v] * scales[j] + offsets[v] * weights[j],
  * rounded after each operation; without offsets (NULL) the first two products. Bit v of masks[j]:
- * the key is at least thresholds[j]. dots, factors, offsets and keys aligned to 64. The same bits at
- * every level. */
+ * the key is at least thresholds[j]. dots, factors, offsets and keys aligned to 64. The same bits
+ * at every level. */
 #define KVANT_PACK_KEYS_FN(name)                                                                   \
     void name(const int32_t *dots, const float *factors, const float *offsets,                     \
               const float *scales, const float *weights, const float *thresholds, uint32_t n,      \

@@ -1,8 +1,8 @@
 /* mean_loops.h - a factor of the geometric mean of two matrices, and the inverse of such a factor.
  *
- * Plain C that compilers vectorise: loops_c.c and the file of each CPU level include it. Every number is
- * a sum in an order that no vector's width changes, so without contraction all levels agree. The
- * including file defines NAME. */
+ * Plain C that compilers vectorise: loops_c.c and the file of each CPU level include it. Every
+ * number is a sum in an order that no vector's width changes, so without contraction all levels
+ * agree. The including file defines NAME. */
 #include <math.h>
 #include <string.h>
 
@@ -10,8 +10,8 @@
 #include "../math/sums.h"
 #include "kernels.h"
 
-/* to[j] += factors[0] x_0[j] + factors[1] x_1[j] + ..., one after another, for j from first to end; x_k are
- * rows, that hold zeros left of column k (upper), or right of it (lower). */
+/* to[j] += factors[0] x_0[j] + factors[1] x_1[j] + ..., one after another, for j from first to end;
+ * x_k are rows, that hold zeros left of column k (upper), or right of it (lower). */
 typedef enum row_shape { ROWS_FULL, ROWS_UPPER, ROWS_LOWER } row_shape;
 
 KVANT_INLINE void NAME(add_multiples)(double *restrict to, const double *restrict factors,
@@ -48,7 +48,8 @@ static KVANT_LOWER_INVERSE_FN(NAME(lower_inverse))
     }
 }
 
-/* The upper triangle of a becomes R with a = R^T R; false when a pivot is not above 0. column: n numbers. */
+/* The upper triangle of a becomes R with a = R^T R; false when a pivot is not above 0. column: n
+ * numbers. */
 static bool NAME(factor)(size_t n, double *a, double *column)
 {
     for (size_t i = 0; i < n; i++) {
@@ -116,7 +117,8 @@ static double NAME(reflect)(double *v, size_t n, double *beta)
     return kept;
 }
 
-/* a -= v w^T + w v^T, and sum = next times a, in rows from the given one on and columns from first on. */
+/* a -= v w^T + w v^T, and sum = next times a, in rows from the given one on and columns from first
+ * on. */
 static void NAME(update)(size_t n, double *a, size_t row, size_t first, const double *restrict v,
                          const double *restrict w, const double *restrict next,
                          double *restrict sum)
@@ -143,7 +145,8 @@ static void NAME(update)(size_t n, double *a, size_t row, size_t first, const do
         }
 }
 
-/* w, a matrix times v, becomes what the reflection of both sides takes: the matrix less v w^T + w v^T. */
+/* w, a matrix times v, becomes what the reflection of both sides takes: the matrix less v w^T + w
+ * v^T. */
 static void NAME(weigh)(size_t n, const double *v, double beta, double *w)
 {
     for (size_t i = 0; i < n; i++)
@@ -151,9 +154,9 @@ static void NAME(weigh)(size_t n, const double *v, double beta, double *w)
     kvant_add_multiple(w, -beta / 2 * kvant_dot_lanes(w, v, n), v, n);
 }
 
-/* a becomes tridiagonal: its diagonal, and the numbers beside it. The vector of reflection k stays in
- * row k, right of zeros. Rows are reflected when the next vector is known: they go by once for both. Left
- * of the columns that matter, up to where vectors are aligned, anything may come out. */
+/* a becomes tridiagonal: its diagonal, and the numbers beside it. The vector of reflection k stays
+ * in row k, right of zeros. Rows are reflected when the next vector is known: they go by once for
+ * both. Left of the columns that matter, up to where vectors are aligned, anything may come out. */
 static void NAME(tridiagonalise)(size_t n, double *a, double *diagonal, double *beside,
                                  double *betas, const double *zeros, double *sums)
 {
@@ -174,8 +177,8 @@ static void NAME(tridiagonalise)(size_t n, double *a, double *diagonal, double *
     }
 }
 
-/* m becomes Q m Q^T, Q being the product of the reflections in a's rows, the last one first. Rows from k
- * on are whole; numbers above them are those of their columns. */
+/* m becomes Q m Q^T, Q being the product of the reflections in a's rows, the last one first. Rows
+ * from k on are whole; numbers above them are those of their columns. */
 static void NAME(reflect_back)(size_t n, const double *a, const double *betas, double *m,
                                const double *zeros, double *sums)
 {
@@ -194,9 +197,9 @@ static void NAME(reflect_back)(size_t n, const double *a, const double *betas, d
 }
 
 /* The square root of a positive number x is 2 ln 2 / pi times the sum of 2^j x / (x + 4^j) over all
- * whole j, within 2.7 10^-6 of it (the integral over t of 2 / pi x / (x + t^2), with t = 2^j). ROOT_NODES - 2
- * of them are taken, from 2^-46 of a bound of x on; the others become two, which agree with them in
- * first and second order. */
+ * whole j, within 2.7 10^-6 of it (the integral over t of 2 / pi x / (x + t^2), with t = 2^j).
+ * ROOT_NODES - 2 of them are taken, from 2^-46 of a bound of x on; the others become two, which
+ * agree with them in first and second order. */
 #define ROOT_NODES KVANT_MEAN_NODES
 #define ROOT_LOWEST (-26) /* 4^-26 of the bound */
 #define ROOT_FACTOR 0.44127120030605137
@@ -253,8 +256,8 @@ static bool NAME(factor_shifted)(size_t n, const double *diagonal, const double 
     return positive;
 }
 
-/* root = T^(1/2) of the tridiagonal T. Row i of an inverse of T + shift is row i + 1 times a number,
- * except for the diagonal. room: 3 n ROOT_NODES. */
+/* root = T^(1/2) of the tridiagonal T. Row i of an inverse of T + shift is row i + 1 times a
+ * number, except for the diagonal. room: 3 n ROOT_NODES. */
 static bool NAME(root)(size_t n, const double *diagonal, const double *beside, double *root,
                        double *room)
 {

@@ -1,11 +1,11 @@
 /* packs.h - codes of 32 vectors of an index, as kernels read them (format.md, "Index").
  *
  * A plane holds codes of 16 vectors in 4 dimensions: byte 4 v + j of a plane is dimension j of
- * vector v. Plane 2 i + h belongs to dimensions 4 i .. 4 i + 3 of vectors 16 h .. 16 h + 15. A chunk
- * of 64 bytes holds 8 / bits planes one above the other, the first in the low bits. So a vector of
- * chunks unpacks with shifts and a byte look-up, and every 32-bit lane sums one vector: no sum is
- * ever folded. Codes of 3, 5, 6 and 7 bits lie in parts of 4, 2 and 1 bits, the widest first and
- * holding the lowest bits, for 16 dimensions (6 bits: 8) at a time. */
+ * vector v. Plane 2 i + h belongs to dimensions 4 i .. 4 i + 3 of vectors 16 h .. 16 h + 15. A
+ * chunk of 64 bytes holds 8 / bits planes one above the other, the first in the low bits. So a
+ * vector of chunks unpacks with shifts and a byte look-up, and every 32-bit lane sums one vector:
+ * no sum is ever folded. Codes of 3, 5, 6 and 7 bits lie in parts of 4, 2 and 1 bits, the widest
+ * first and holding the lowest bits, for 16 dimensions (6 bits: 8) at a time. */
 #pragma once
 
 #include <stdbool.h>
@@ -47,7 +47,8 @@ static inline size_t kvant_pack_bytes(const kvant_pack_format *format)
     return (size_t)format->n_quads * 16 * format->bits;
 }
 
-/* The code of dimension `dim` of vector `v`, part by part: where a part is, and which bits it holds. */
+/* The code of dimension `dim` of vector `v`, part by part: where a part is, and which bits it
+ * holds. */
 typedef struct kvant_pack_part {
     uint32_t bits, done; /* of the part; of the parts before it */
     size_t byte;
@@ -103,8 +104,8 @@ static inline uint32_t kvant_pack_circle(const kvant_pack_format *format, uint32
     return format->n_quads / quads * i / kvant_pack_circles(format) * quads;
 }
 
-/* The step of dimension `dim` of a circle: what a step remembers lies in the same bits of the chunks
- * before. */
+/* The step of dimension `dim` of a circle: what a step remembers lies in the same bits of the
+ * chunks before. */
 static inline uint32_t kvant_pack_step(uint32_t bits, uint32_t circle_quads, uint32_t dim)
 {
     const uint32_t quad = dim / 4;

@@ -1,5 +1,5 @@
-/* packs_template.h - the kernels of packs.h for any vector width. The file of each level includes it
- * and defines
+/* packs_template.h - the kernels of packs.h for any vector width. The file of each level includes
+ * it and defines
  *
  *   PACK_BYTES           bytes of a vector: 16, 32 or 64
  *   PACK_TILE            queries whose sums stay in registers: 2 PACK_TILE vectors
@@ -8,22 +8,22 @@
  *   pack_load(p), pack_store(p, sums)    aligned to the vector
  *   pack_set(n)                          a sum in every lane
  *   pack_table(bytes)                    16 bytes, for pack_look_up
- *   pack_look_up(table, v, shift)        table[(v >> shift) % 16] for every byte; shift is a constant
+ *   pack_look_up(table, v, shift)        table[(v >> shift) % 16] of every byte; shift is constant
  *   pack_look_up_two(table, low, shift, high, high_shift)
  *                                        the same of 2 low bits and a high bit
  *   pack_whole(v)                        8-bit codes to operands
  *   pack_add(sums, operands, n, fold, x, step)
- *                                        adds n products of operands[i] and the 4 bytes at x + i * step;
- *                                        n and fold are constants of at most 4, and 2 fold products
- *                                        of this width fit 16 bits
+ *                                        adds n products of operands[i] and the 4 bytes at
+ *                                        x + i * step; n and fold are constants of at most 4, and
+ *                                        2 fold products of this width fit 16 bits
  *   pack_add_whole(sums, operand, x)     the same of 8-bit codes
  *   pack_finish(a, b)                    the sums of two sets
  */
 #define PACK_PARTS (KVANT_PACK_CHUNK / PACK_BYTES) /* of a chunk */
 #define PACK_LANES (PACK_BYTES / 4)
 
-/* Operands of one half of a step of quads; at: the part of the step's first chunk. bits and half are
- * constants. */
+/* Operands of one half of a step of quads; at: the part of the step's first chunk. bits and half
+ * are constants. */
 KVANT_INLINE void NAME(pack_operands)(uint32_t bits, uint32_t half, pack_bytes table,
                                       const uint8_t *at, pack_bytes *operand)
 {

@@ -3,8 +3,8 @@
  *
  *   NAME(function)       name with the level's suffix
  *   LANES                32-bit lanes of a vector: 4, 8 or 16
- *   MATMUL_VECTORS       vectors per row of the matmul block. MATMUL_ROWS x MATMUL_VECTORS accumulators,
- *                        MATMUL_VECTORS of b and one broadcast must fit the registers
+ *   MATMUL_VECTORS       vectors per row of the matmul block. MATMUL_ROWS x MATMUL_VECTORS
+ *                        accumulators, MATMUL_VECTORS of b and one broadcast must fit the registers
  *   MATMUL_ROWS          at most 6
  *   vf, vi               float and integer vectors
  *   vf_zero vf_set vf_load vf_store vf_add vf_sub vf_mul vf_fma(a,b,c)=ab+c vf_round vf_sum

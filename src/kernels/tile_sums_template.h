@@ -17,8 +17,8 @@
 
 #include "code_sums.h"
 
-#define TILE_COLUMN_TILES                                                                          \
-    8u /* of a piece: a tile of 16 KB, and x of a unit beside it in the nearest cache */
+/* of a piece: a tile of 16 KB, and x of a unit beside it in the nearest cache */
+#define TILE_COLUMN_TILES 8u
 
 /* A pair of columns 2 q and 2 q + 1 (+ 8 h) of column tile ct: index 16 (2 (ct / 4) + h) + 4 q + ct
  * mod 4, which is their order in x. Rows in the order of positions. */

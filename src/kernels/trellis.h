@@ -12,10 +12,10 @@
 #define KVANT_TRELLIS_MAX_STEPS 512u
 #define KVANT_TRELLIS_CELLS 512u     /* that a number is rounded to before the search */
 #define KVANT_TRELLIS_NO_NUMBER 512u /* the cell of a step whose code is 0 */
-#define KVANT_TRELLIS_WARM_UP                                                                      \
-    32u /* steps before the first, so that the search knows what a circle's beginning costs */
-#define KVANT_TRELLIS_SWAP                                                                         \
-    2u /* by which the newest and the oldest bit of a window change its subset */
+/* steps before the first, so that the search knows what a circle's beginning costs */
+#define KVANT_TRELLIS_WARM_UP 32u
+/* by which the newest and the oldest bit of a window change its subset */
+#define KVANT_TRELLIS_SWAP 2u
 
 /* The taps of 256 states. Kernels take them for constants: bit 6 of a window changes no subset. */
 #define KVANT_TRELLIS_256_TAP_0 030
@@ -25,12 +25,12 @@
 typedef struct kvant_trellis {
     uint32_t memory; /* bits of a state: 8, 10 or 12 */
     uint32_t bits;   /* of a code: 2, 3 or 4 */
-    uint16_t taps
-        [KVANT_TRELLIS_PARITIES]; /* bit j set: bit i of a subset counts the code bit of j steps ago */
+    /* bit j set: bit i of a subset counts the code bit of j steps ago */
+    uint16_t taps[KVANT_TRELLIS_PARITIES];
     uint32_t n_steps;
     uint16_t steps[KVANT_TRELLIS_MAX_STEPS]; /* of channels, padding included */
-    int8_t levels
-        [KVANT_TRELLIS_MAX_LEVELS]; /* ascending, each other's negatives; level i is in subset i mod 8 */
+    /* ascending, each other's negatives; level i is in subset i mod 8 */
+    int8_t levels[KVANT_TRELLIS_MAX_LEVELS];
     /* Levels + 128 in the order of the index that words give. Its bits, the lowest first: bit 0 of
      * the subset; the bits above the lowest of the code's part in plane 0; bits 1 and 2 of the
      * subset; the code's bit in plane 1. Fewer than 64 levels are repeated. */

@@ -3,9 +3,10 @@
  *
  *   NAME
  *   NAME(advance)(trellis, states, cell, from, to, decisions)
- *                      metrics of all states after a step; states is a constant. decisions has a bit
- *                      for each i below half the states, for new states 2 i, then for 2 i + 1. A set
- *                      bit: the better path came from state i + states / 2; otherwise from state i
+ *                      computes the metrics of all states after a step; states is a constant.
+ *                      decisions has one bit for each i below half the states, first for the new
+ *                      states 2 i, then for 2 i + 1. A set bit means that the better path came from
+ *                      state i + states / 2, a cleared bit that it came from state i
  *   NAME(lower)(metric, states)
  *                      subtracts the least metric from all
  *   NAME(best)(metric, states)

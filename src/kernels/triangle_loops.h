@@ -1,12 +1,14 @@
-/* triangle_loops.h - a solution with a lower triangle in binary16, whose numbers become floats a row at a time.
+/* triangle_loops.h - a solution with a lower triangle in binary16, whose numbers become floats a
+ * row at a time.
  *
- * Plain C: loops_c.c and the file of each CPU level include it. Every number is
- * a sum in an order that no vector's width changes, so without contraction all levels agree. The
- * including file defines NAME. */
+ * Plain C: loops_c.c and the file of each CPU level include it. Every number is a sum in an order
+ * that no vector's width changes, so without contraction all levels agree. The including file
+ * defines NAME. */
 #include "../base/attributes.h"
 #include "kernels.h"
 
-/* Row i, in whole vectors, as far as floats have room: what lies behind its numbers may be anything. */
+/* Row i, in whole vectors, as far as floats have room: what lies behind its numbers may be
+ * anything. */
 KVANT_INLINE void NAME(read_row)(const uint16_t *triangle, uint32_t i, float *row)
 {
     NAME(half_to_float)

@@ -1,5 +1,5 @@
-/* triangle_template.h - products with lower triangles, and sums of outer products, for any vector width. Part of
- * simd_template.h, behind encode_template.h. */
+/* triangle_template.h - products with lower triangles, and sums of outer products, for any vector
+ * width. Part of simd_template.h, behind encode_template.h. */
 
 #define BAND (16 / LANES) /* vectors of the first rows of 16 columns */
 
@@ -77,8 +77,8 @@ static KVANT_TRIANGLE_FN(NAME(solve_lower))
 
 #define ONES_16 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1 /* COMBINED of them */
 
-/* Sums of columns from `first` on over rows i = from .. end - 1; cut: rows end at their i-th number. row: number `first` of row
- * `from`; returned: of row `end`. */
+/* Sums of columns from `first` on over rows i = from .. end - 1; cut: rows end at their i-th
+ * number. row: number `first` of row `from`; returned: of row `end`. */
 KVANT_INLINE const uint16_t *upper_rows(uint32_t some, uint32_t vectors, bool cut,
                                         const uint16_t *row, uint32_t first, uint32_t from,
                                         uint32_t end, uint32_t n, const float *x,
@@ -98,7 +98,8 @@ KVANT_INLINE const uint16_t *upper_rows(uint32_t some, uint32_t vectors, bool cu
     return row;
 }
 
-/* Columns from `first` on, as many as vectors have and n leaves. Sums of later ones do not need what is stored here. */
+/* Columns from `first` on, as many as vectors have and n leaves. Sums of later ones do not need
+ * what is stored here. */
 KVANT_INLINE void upper_columns(uint32_t some, uint32_t vectors, const uint16_t *triangle,
                                 uint32_t n, uint32_t first, float *x)
 {
@@ -140,7 +141,8 @@ static KVANT_TRIANGLE_FN(NAME(multiply_upper))
     }
 }
 
-/* Some vectors of a column of sums: a constant at every call. rows: from the column's number on; x: from the vectors' on. */
+/* Some vectors of a column of sums: a constant at every call. rows: from the column's number on; x:
+ * from the vectors' on. */
 KVANT_INLINE void outer_vectors(uint32_t vectors, const float *rows, const float *x, size_t stride,
                                 uint32_t n_rows, float *sums)
 {

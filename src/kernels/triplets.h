@@ -4,8 +4,8 @@
 
 #include <stdint.h>
 
-#define KVANT_MAX_TRIPLETS                                                                         \
-    192u /* a multiple of 16: the 171 of head_dim 512 and trials for the last one */
+/* a multiple of 16: the 171 of head_dim 512 and trials for the last one */
+#define KVANT_MAX_TRIPLETS 192u
 
 /* Which levels around the nearest ones are tried as a direction; values up to 3 are the candidates
  * per coordinate. */

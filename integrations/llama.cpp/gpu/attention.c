@@ -318,7 +318,8 @@ size_t kvp_gpu_room(kvp_gpu *gpu, const abi_tensor *node)
     return ROOM_ALIGN + unpacked + (k != NULL && k->weighs ? offset_bytes(node) : 0);
 }
 
-/* The room behind a node's output, or else memory of our own, which is asked for at its full size, as what it grows out of is kept. */
+/* The room behind a node's output, or else memory of our own, which is asked for at its full size,
+ * as what it grows out of is kept. */
 static bool have_workspace(kvp_gpu_backend *b, const abi_tensor *node, const kvp_gpu_cells *k)
 {
     const size_t own = kvant_cuda_attention_workspace(k->head_dim), unpacked = unpacked_bytes(node);
@@ -351,7 +352,8 @@ static bool at_once(const abi_tensor *node)
            in_a_row(node->src[0], node->src[0]->ne[3]);
 }
 
-/* Queries of many tokens go by themselves: they may bring another matrix. So do those of rows that take several. */
+/* Queries of many tokens go by themselves: they may bring another matrix. So do those of rows that
+ * take several. */
 bool kvp_gpu_queries_of_pair(kvp_gpu_backend *b, const abi_tensor *node,
                              kvant_cuda_kernel_query_args *queries)
 {

@@ -1,11 +1,13 @@
 /* backend.c - back ends of gpu.h: CUDA's instance, with graph_compute and free replaced.
  *
- * A graph is cut where a node of ours stands. ggml-cuda computes the parts on its stream, libkvant_cuda our nodes on
- * ours; events order the two. A graph that llama.cpp computes again (same uid) and that holds a few tokens is captured
- * on both streams as one CUDA graph, which is launched from then on.
+ * A graph is cut where a node of ours stands. ggml-cuda computes the parts on its stream,
+ * libkvant_cuda our nodes on ours; events order the two. A graph that llama.cpp computes again
+ * (same uid) and that holds a few tokens is captured on both streams as one CUDA graph, which is
+ * launched from then on.
  *
- * ggml-cuda would begin a capture of its own inside ours; a node in front whose parameters always change prevents it.
- * The first time a graph is computed without capture, so that both sides allocate what they need. */
+ * ggml-cuda would begin a capture of its own inside ours; a node in front whose parameters always
+ * change prevents it. The first time a graph is computed without capture, so that both sides
+ * allocate what they need. */
 #include "gpu.h"
 #include "in_place.h"
 
@@ -88,8 +90,8 @@ bool kvp_gpu_is_ours(const abi_tensor *node)
            ((kvp_gpu_touches(node) && !kvp_gpu_place_takes(node)) || kvp_gpu_accelerates(node));
 }
 
-/* A number for a part of a graph that has one: ggml-cuda compares no nodes then. Where queries are kept the graph is cut
- * elsewhere, and these parts have none. */
+/* A number for a part of a graph that has one: ggml-cuda compares no nodes then. Where queries are
+ * kept the graph is cut elsewhere, and these parts have none. */
 static uint64_t part_uid(kvp_gpu_backend *b, const abi_graph *graph, int part)
 {
     if (graph->uid == 0 || b->asking != NULL || kvp_api.graph_next_uid == NULL)
@@ -158,8 +160,8 @@ static abi_tensor *next_computed(const abi_graph *graph, int *i)
     return NULL;
 }
 
-/* Node *i, and the next ones with it if they are a layer's keys and values and attention over them; *i becomes the last
- * one's number. */
+/* Node *i, and the next ones with it if they are a layer's keys and values and attention over them;
+ * *i becomes the last one's number. */
 static int32_t by_us(kvp_gpu_backend *b, const abi_graph *graph, int *i)
 {
     abi_tensor *node = graph->nodes[*i], *values = NULL, *attending = NULL;

@@ -65,7 +65,8 @@ typedef struct kvp_gpu_cache {
     struct kvp_gpu_place *place; /* in_place.h; NULL: they never were */
     unsigned forms;              /* a larger number: a tensor is in place, or no longer */
     kvp_gpu_memory device_table, slots,
-        moved; /* slots: in open pages, of the batch; moved: numbers of rows that are encoded or decoded */
+        /* slots: in open pages, of the batch; moved: numbers of rows that are encoded or decoded */
+        moved;
 } kvp_gpu_cache;
 
 /* One cache tensor; see cells.c. Arrays are in GPU memory, kv head after kv head. */
@@ -81,9 +82,10 @@ typedef struct kvp_gpu_cells {
     kvp_gpu_memory numbers;       /* weights, inverse weights, centre, scale, query scale */
     kvp_gpu_memory further[KVP_MOST_RANGES - 1]; /* of later ranges: weights, inverse weights */
     kvp_gpu_memory key_center; /* as attention takes it (k_center): of the first range */
-    kvp_gpu_memory
-        starts; /* by range centres of a block at position 0, then by range those of blocks whose position is not known */
-    bool turns; /* rows are about these */
+    /* by range centres of a block at position 0, then by range those of blocks whose position is
+     * not known */
+    kvp_gpu_memory starts;
+    bool turns;            /* rows are about these */
     uint32_t further_made; /* a bit for each range that has some */
     struct kvp_gpu_moved { /* the same of keys that moved, by id; of.by 0: none */
         kvp_gpu_memory numbers;
@@ -189,7 +191,8 @@ kvant_cuda_rows kvp_gpu_rows(const kvp_gpu_cells *cells, const float *rows, size
 /* The numbers 0, 1, ... on the GPU. */
 const int32_t *kvp_gpu_numbers(const kvp_gpu *gpu);
 
-/* open.c. A tensor's cells join the cache of their buffer. The GPU's lock is held for all of these. */
+/* open.c. A tensor's cells join the cache of their buffer. The GPU's lock is held for all of
+ * these. */
 bool kvp_gpu_cache_join(kvp_kv *kv, const kvant_codec_info *info);
 void kvp_gpu_cache_leave(kvp_kv *kv);
 
@@ -223,7 +226,8 @@ bool kvp_gpu_open_blocks(kvp_gpu_cache *cache, const uint32_t *blocks, uint32_t 
 bool kvp_gpu_cache_settle(kvp_gpu_cache *cache, cu_stream stream);
 void kvp_gpu_cache_forget(kvp_gpu_cache *cache);
 
-/* A word in the computer's memory that kernels write to (KVANT_CUDA_ROW_*); NULL with a message. take: what they wrote since. */
+/* A word in the computer's memory that kernels write to (KVANT_CUDA_ROW_*); NULL with a message.
+ * take: what they wrote since. */
 atomic_uint *kvp_gpu_new_word(void);
 kvant_status kvp_gpu_take_word(atomic_uint *word);
 

@@ -152,7 +152,8 @@ static bool copy_in(void *to, const float *from, size_t n, cu_stream stream)
                      "copying");
 }
 
-/* n numbers; and a range's centres, of a block at position 0 and of one whose position is not known, unless there are none. */
+/* n numbers; and a range's centres, of a block at position 0 and of one whose position is not
+ * known, unless there are none. */
 static bool bring(kvp_gpu_cells *cells, kvp_gpu_memory *to, const float *host, size_t n,
                   uint32_t range, const float *start, const float *mean, cu_stream stream)
 {
@@ -292,8 +293,8 @@ void kvp_gpu_free_codecs(kvant_codec **codecs, uint32_t n)
     free(codecs);
 }
 
-/* Kernels know no dense rotation, the default where head_dim is no power of two. A Hadamard matrix per block of channels takes its
- * place. */
+/* Kernels know no dense rotation, the default where head_dim is no power of two. A Hadamard matrix
+ * per block of channels takes its place. */
 static bool replace_dense_rotations(const kvp_kv *kv, kvp_gpu_cells *cells, char *err,
                                     size_t errlen)
 {

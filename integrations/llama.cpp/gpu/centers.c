@@ -1,9 +1,11 @@
 /* centers.c - centres of blocks whose keys have a matrix, as src/cache/center.h has them.
  *
- * A range (ranges.c) keeps the mean of keys at positions 0 to 63; a block's centre is this, turned to the position of its first cell. What
- * it is turned by, its phase, is computed here and lies in GPU memory for all layers. Blocks whose position nobody knows share the mean of
- * their range, which has a number of its own and does not turn. Rows lose their centres before they are stored, and have them again
- * when they are decoded; attention gets what each query has in common with each block's centre (kvant_cuda_page_offsets). */
+ * A range (ranges.c) keeps the mean of keys at positions 0 to 63; a block's centre is this, turned
+ * to the position of its first cell. What it is turned by, its phase, is computed here and lies in
+ * GPU memory for all layers. Blocks whose position nobody knows share the mean of their range,
+ * which has a number of its own and does not turn. Rows lose their centres before they are stored,
+ * and have them again when they are decoded; attention gets what each query has in common with each
+ * block's centre (kvant_cuda_page_offsets). */
 #include "gpu.h"
 
 #include <stdlib.h>

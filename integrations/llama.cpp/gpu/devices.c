@@ -1,8 +1,9 @@
 #define _POSIX_C_SOURCE 200809L /* recursive mutexes */
 /* devices.c - devices and buffer types of gpu.h, derived from CUDA's.
  *
- * A device keeps CUDA's context, so functions that are not replaced do not know the difference. Buffers that hold no
- * cache are CUDA's, labelled as CUDA's, because ggml-cuda's asynchronous copies insist on the label. */
+ * A device keeps CUDA's context, so functions that are not replaced do not know the difference.
+ * Buffers that hold no cache are CUDA's, labelled as CUDA's, because ggml-cuda's asynchronous
+ * copies insist on the label. */
 #include "gpu.h"
 
 #include <stdio.h>
@@ -381,7 +382,8 @@ static void device_get_props(abi_device *device, abi_device_props *props)
 {
     kvp_gpu *gpu = kvp_gpu_of(device);
 
-    /* CUDA's device_id, too: of two devices with one, llama.cpp takes the first unless --device names the other. */
+    /* CUDA's device_id, too: of two devices with one, llama.cpp takes the first unless --device
+     * names the other. */
     gpu->inner->iface.get_props(gpu->inner, props);
     props->name = gpu->name;
 }

@@ -1,7 +1,8 @@
-/* driver.h - the functions of the CUDA driver that the GPU devices use, looked up in libcuda.so.1 when they are first needed.
+/* driver.h - the functions of the CUDA driver that the GPU devices use, looked up in libcuda.so.1
+ * when they are first needed.
  *
- * Memory, streams, events and graphs belong to the driver: it does not matter which CUDA runtime llama.cpp was built
- * with. Kernels are libkvant_cuda's (kvant/cuda.h). */
+ * Memory, streams, events and graphs belong to the driver: it does not matter which CUDA runtime
+ * llama.cpp was built with. Kernels are libkvant_cuda's (kvant/cuda.h). */
 #ifndef KVP_CUDA_DRIVER_H
 #define KVP_CUDA_DRIVER_H
 
@@ -49,7 +50,8 @@ typedef struct cu_copy_2d {
     size_t to_pitch, width, height; /* of rows in bytes, and how many */
 } cu_copy_2d;
 
-/* X(member, exported name, parameters); all return 0 for success. The last two may be NULL: drivers have them from 12.3 on. */
+/* X(member, exported name, parameters); all return 0 for success. The last two may be NULL: drivers
+ * have them from 12.3 on. */
 #define KVP_CUDA_FUNCTIONS(X)                                                                      \
     X(init, cuInit, (unsigned flags))                                                              \
     X(device_by_bus_id, cuDeviceGetByPCIBusId, (int *device, const char *id))                      \

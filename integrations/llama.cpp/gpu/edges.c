@@ -1,7 +1,8 @@
 /* edges.c - straightens a captured graph.
  *
- * ggml-cuda's stream and ours wait for each other, so a captured graph has all of its nodes in one order, and beside the
- * edges from each node to the next one others that say nothing new. A GPU starts a node with one predecessor sooner. */
+ * ggml-cuda's stream and ours wait for each other, so a captured graph has all of its nodes in one
+ * order, and beside the edges from each node to the next one others that say nothing new. A GPU
+ * starts a node with one predecessor sooner. */
 #include "gpu.h"
 
 #include <stdlib.h>

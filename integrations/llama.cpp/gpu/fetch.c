@@ -1,4 +1,5 @@
-/* fetch.c - copies of rows, queries and positions in the computer's memory, for what is learnt there. */
+/* fetch.c - copies of rows, queries and positions in the computer's memory, for what is learnt
+ * there. */
 #include "learner.h"
 
 #include "../ggml_api.h"

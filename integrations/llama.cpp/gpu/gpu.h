@@ -1,9 +1,10 @@
-/* gpu.h - the devices KVANT0, KVANT1, ... of a llama.cpp with CUDA: the cache compressed in GPU memory.
+/* gpu.h - the devices KVANT0, KVANT1, ... of a llama.cpp with CUDA: the cache compressed in GPU
+ * memory.
  *
- * A device is derived from CUDA's: a copy of the struct, with a few functions replaced. What is not replaced runs in
- * ggml-cuda. llama.cpp sees one GPU, so nothing is copied between devices, and weights, activations and recurrent state
- * are CUDA's.
- * KVANT is KVANT0 by another name, so that what asks for KVANT gets the cache in GPU memory.
+ * A device is derived from CUDA's: a copy of the struct, with a few functions replaced. What is not
+ * replaced runs in ggml-cuda. llama.cpp sees one GPU, so nothing is copied between devices, and
+ * weights, activations and recurrent state are CUDA's. KVANT is KVANT0 by another name, so that
+ * what asks for KVANT gets the cache in GPU memory.
  *
  *   devices.c   devices and buffer types: what is replaced, and whose memory a buffer is
  *   backend.c   back ends: graphs cut at our operations, captured as one CUDA graph, replayed
@@ -32,15 +33,17 @@
  * cache.h has caches and their tensors, transforms.h what they learn, and types.h what both need.
  * This header has devices, back ends and graphs.
  *
- * Cells are slots: llama.cpp's own cell numbers, in GPU memory, tell the kernels where rows go, and its mask tells
- * attention what a token sees. So a launch depends on nothing that the host would have to know, and can be replayed.
+ * Cells are slots: llama.cpp's own cell numbers, in GPU memory, tell the kernels where rows go, and
+ * its mask tells attention what a token sees. So a launch depends on nothing that the host would
+ * have to know, and can be replayed.
  *
- * Refused, each with a line: codecs of groups of tokens, feedback, kmeans, kv heads with different specs, head_dim of
- * keys and values that differ, and what kvant/cuda.h refuses, except dense rotations.
- * Centre and scale of first rows (center=first, norm=first) have one version here: that of the first 64 tokens, or of the
- * batch with them, after the cache was created or cleared. A layer has one first matrix, too
- * (transform=first): rows that were sealed before it have none.
- * Positions from 2048 on have further matrices. Blocks of keys with a matrix have centres of their own. With a softcap keys have none. */
+ * Refused, each with a line: codecs of groups of tokens, feedback, kmeans, kv heads with different
+ * specs, head_dim of keys and values that differ, and what kvant/cuda.h refuses, except dense
+ * rotations. Centre and scale of first rows (center=first, norm=first) have one version here: that
+ * of the first 64 tokens, or of the batch with them, after the cache was created or cleared. A
+ * layer has one first matrix, too (transform=first): rows that were sealed before it have none.
+ * Positions from 2048 on have further matrices. Blocks of keys with a matrix have centres of their
+ * own. With a softcap keys have none. */
 #ifndef KVP_CUDA_GPU_H
 #define KVP_CUDA_GPU_H
 
@@ -79,9 +82,9 @@ struct kvp_gpu_fetched {
     size_t bytes;
 };
 
-/* A mask as llama.cpp sent it to the GPU. plain: query row i of stream s sees cells 0 to lengths[s] - n_rows + i and no
- * other; attention did not take the lengths yet. known: until the graph is prepared, the mask says
- * which blocks rows see, by lengths if in_order is set, else by bits. */
+/* A mask as llama.cpp sent it to the GPU. plain: query row i of stream s sees cells 0 to lengths[s]
+ * - n_rows + i and no other; attention did not take the lengths yet. known: until the graph is
+ * prepared, the mask says which blocks rows see, by lengths if in_order is set, else by bits. */
 typedef struct kvp_gpu_mask {
     struct kvp_gpu_mask *next;
     const void *at;
@@ -99,11 +102,12 @@ struct kvp_gpu {
     abi_buft *inner_buft;
     char name[16];
     cu_context context;
-    cu_stream
-        stream; /* of all that is ours: with kernels of further streams every launch takes longer (docs/internals/cuda.md) */
+    /* of all that is ours: with kernels of further streams every launch takes longer
+     * (docs/internals/cuda.md) */
+    cu_stream stream;
     kvp_remote remote;
-    pthread_mutex_t
-        lock; /* recursive; held while work is enqueued on the stream, and while a graph is captured there */
+    /* recursive; held while work is enqueued on the stream, and while a graph is captured there */
+    pthread_mutex_t lock;
     kvp_gpu_backend *backends; /* alive; under list_lock */
     atomic_uint epoch;         /* another one: captured graphs are of the past */
     /* Cell i is i, block i is i, and a length of i is i, for kernels that read arrays. */
@@ -145,8 +149,8 @@ struct kvp_gpu_backend {
         float *offsets; /* of keys that turn */
     } scratch;
     kvp_compute compute; /* for what the CPU computes: the context shift */
-    abi_tensor
-        front; /* computes nothing and is never the same: keeps ggml-cuda from a capture of its own */
+    /* computes nothing and is never the same: keeps ggml-cuda from a capture of its own */
+    abi_tensor front;
     abi_tensor **nodes; /* of a part of a graph, behind the front */
     uint64_t *part_uids;
     int n_nodes, n_part_uids;
@@ -193,7 +197,8 @@ struct kvp_gpu_backend {
     unsigned long n_graphs, n_parts, n_captures, n_launches;
 };
 
-/* devices.c: the devices of every GPU that CUDA's registry has; how many, 0 with a line in err (empty: no CUDA here). */
+/* devices.c: the devices of every GPU that CUDA's registry has; how many, 0 with a line in err
+ * (empty: no CUDA here). */
 size_t kvp_gpu_setup(abi_reg *reg, char *err, size_t errlen);
 abi_device *kvp_gpu_device(size_t index);
 abi_reg *kvp_gpu_inner_reg(void);
@@ -227,7 +232,8 @@ bool kvp_gpu_have_copying(kvp_gpu *gpu);
 void kvp_gpu_copying_release(kvp_gpu *gpu);
 void kvp_gpu_fetch_release(kvp_gpu_backend *b);
 
-/* A copy in the computer's memory, which stays until the next one of this place; false without memory. Waits for the stream. */
+/* A copy in the computer's memory, which stays until the next one of this place; false without
+ * memory. Waits for the stream. */
 bool kvp_gpu_fetch(kvp_gpu_backend *b, kvp_fetched place, const abi_tensor *from, abi_tensor *to);
 
 /* devices.c: the batch whose cell numbers lie at this address of the GPU; false: they were not
@@ -242,8 +248,8 @@ void kvp_gpu_note_mask(kvp_gpu *gpu, const abi_tensor *tensor, const void *data,
 
 /* kvp_gpu_mask_of returns the mask of an attention node over a step of n rows, or NULL if it did
  * not pass the device. kvp_gpu_mask_sees tells whether a row of the step sees cells of a block.
- * Blocks count from the first one of the row's stream. kvp_gpu_forget_masks forgets the masks of the
- * graph that was prepared. The lock is held. */
+ * Blocks count from the first one of the row's stream. kvp_gpu_forget_masks forgets the masks of
+ * the graph that was prepared. The lock is held. */
 const kvp_gpu_mask *kvp_gpu_mask_of(const kvp_gpu *gpu, const abi_tensor *node, size_t n);
 bool kvp_gpu_mask_sees(const kvp_gpu_mask *mask, size_t row, size_t block);
 void kvp_gpu_forget_masks(kvp_gpu_backend *b);
@@ -256,8 +262,8 @@ int kvp_gpu_attended_of(const kvp_gpu_backend *b, const abi_tensor *node);
 bool kvp_gpu_prepare_attended(kvp_gpu_backend *b);
 const int32_t *kvp_gpu_lengths(const kvp_gpu_backend *b, int attended);
 
-/* ops.c: whether a node is ours, and what to do for it. A node that touches cache tensors and is not supported must not
- * be given to CUDA. */
+/* ops.c: whether a node is ours, and what to do for it. A node that touches cache tensors and is
+ * not supported must not be given to CUDA. */
 bool kvp_gpu_touches(const abi_tensor *node);
 
 /* The cache tensor that a node writes to or reads; NULL: none. */
@@ -276,29 +282,32 @@ kvp_gpu_cache *kvp_gpu_prepared(const abi_tensor *node);
 /* Whether attention sees the rows of a pair, one per stream. */
 bool kvp_gpu_attends(const abi_tensor *keys, const abi_tensor *values, const abi_tensor *attending);
 
-/* attention.c. new_cells: NULL, or those of the newest rows, one per stream. transformed: queries went through their matrix with the rows of
- * their tokens, by what queries_of_pair said; q NULL: they need none, or go by themselves. False without memory. */
+/* attention.c. new_cells: NULL, or those of the newest rows, one per stream. transformed: queries
+ * went through their matrix with the rows of their tokens, by what queries_of_pair said; q NULL:
+ * they need none, or go by themselves. False without memory. */
 int32_t kvp_gpu_attention(kvp_gpu_backend *b, abi_tensor *node, const int64_t *new_cells,
                           bool transformed);
 bool kvp_gpu_queries_of_pair(kvp_gpu_backend *b, const abi_tensor *node,
                              kvant_cuda_kernel_query_args *queries);
 
-/* Enqueues the node on the back end's stream; values: NULL, or the second of a pair; attending: NULL, or the attention
- * that comes with a pair. */
+/* Enqueues the node on the back end's stream; values: NULL, or the second of a pair; attending:
+ * NULL, or the attention that comes with a pair. */
 int32_t kvp_gpu_compute(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values,
                         abi_tensor *attending);
 
-/* attention.c. Bytes that an attention node's output has behind it, for unpacked pages of many query rows and for what these get of centres:
- * so --fit counts them. */
+/* attention.c. Bytes that an attention node's output has behind it, for unpacked pages of many
+ * query rows and for what these get of centres: so --fit counts them. */
 size_t kvp_gpu_room(kvp_gpu *gpu, const abi_tensor *node);
 
-/* accel.c: llama.cpp's own cache stays, and attention nodes over it are ours where kvp_gpu_accelerates says so. */
+/* accel.c: llama.cpp's own cache stays, and attention nodes over it are ours where
+ * kvp_gpu_accelerates says so. */
 void kvp_gpu_set_accel(bool on);
 bool kvp_gpu_accel(void);
 bool kvp_gpu_accelerates(const abi_tensor *node);
 int32_t kvp_gpu_accelerate(kvp_gpu_backend *b, const abi_tensor *node);
 
-/* edges.c: takes edges out of a captured graph that order nothing; false: the graph must not be used. */
+/* edges.c: takes edges out of a captured graph that order nothing; false: the graph must not be
+ * used. */
 bool kvp_gpu_straighten(cu_graph graph);
 
 /* backend.c. follow: what is enqueued on our stream from now on comes after CUDA's work. */

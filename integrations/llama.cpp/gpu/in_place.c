@@ -306,8 +306,8 @@ static void note_node(kvp_gpu_use *u, const abi_tensor *node)
     u->other = u->other || !(writes || attends || is_shift(node));
 }
 
-/* A graph with the number of the last one is the last one. One is looked at again if it shifts keys,
- * or if a cache was not known yet when it was looked at. */
+/* A graph with the number of the last one is the last one. One is looked at again if it shifts
+ * keys, or if a cache was not known yet when it was looked at. */
 static void find_uses(struct kvp_gpu_uses *uses, const abi_graph *graph)
 {
     bool again = false;

@@ -81,8 +81,8 @@ void kvp_gpu_place_foresee(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_g
 size_t kvp_gpu_n_layers_in_place(const kvp_gpu_cache *cache);
 
 /* Compresses the rows of the next n layers. The work is enqueued on our stream, which follows
- * CUDA's by then. Without memory all rows stay where they are: that is an error with a message if must is
- * set, and else the result is true. False without must: the GPU failed. */
+ * CUDA's by then. Without memory all rows stay where they are: that is an error with a message if
+ * must is set, and else the result is true. False without must: the GPU failed. */
 bool kvp_gpu_hand_over_layers(kvp_gpu_cache *cache, size_t n, bool must);
 
 /* Compresses all layers outside of graphs, with must. */

@@ -1,7 +1,7 @@
 /* learn.c - centre and scale of the first rows after a cache was created or cleared.
  *
- * A batch of many tokens is learnt from by itself. Shorter ones are stored without centre and scale until there are enough, and once more
- * afterwards. */
+ * A batch of many tokens is learnt from by itself. Shorter ones are stored without centre and scale
+ * until there are enough, and once more afterwards. */
 #include "gpu.h"
 
 #include <stdio.h>
@@ -12,7 +12,8 @@
 
 #define LEARN_THREADS 16u
 
-/* A codec that learns the same from rows and encodes them quickly; NULL: there is none, or no memory. */
+/* A codec that learns the same from rows and encodes them quickly; NULL: there is none, or no
+ * memory. */
 static kvant_codec *quick_codec(const kvp_gpu_cells *cells)
 {
     kvant_codec_info info = { .size = sizeof(info) };
@@ -29,7 +30,8 @@ static kvant_codec *quick_codec(const kvp_gpu_cells *cells)
     return codec;
 }
 
-/* The first version that a tensor in the computer's memory makes of these rows. codecs: one per kv head. */
+/* The first version that a tensor in the computer's memory makes of these rows. codecs: one per kv
+ * head. */
 static kvant_tensor *learn_tensor(const kvp_gpu_cells *cells, const kvant_codec *const *codecs,
                                   const float *rows, size_t n, void **memory)
 {

@@ -1,8 +1,8 @@
 /* masks.c - what llama.cpp's masks hide, seen on their way to the GPU.
  *
- * Most masks hide what comes later and nothing else. Attention takes the number of cells then: kernels without a mask
- * are faster, and stop at the last cell instead of the next multiple of 256. The numbers are in GPU memory, so a graph
- * that was captured with them can be replayed. */
+ * Most masks hide what comes later and nothing else. Attention takes the number of cells then:
+ * kernels without a mask are faster, and stop at the last cell instead of the next multiple of 256.
+ * The numbers are in GPU memory, so a graph that was captured with them can be replayed. */
 #include "gpu.h"
 
 #include <stdlib.h>
@@ -12,7 +12,8 @@
 
 enum { SEEN = 0, HIDDEN = 0xfc00 }; /* of a mask: fp16's 0 and -infinity */
 
-/* Pieces of one length, which the compiler turns into vectors: a prompt's mask has tens of megabytes. */
+/* Pieces of one length, which the compiler turns into vectors: a prompt's mask has tens of
+ * megabytes. */
 static bool all_are(const uint16_t *mask, size_t n, uint16_t value)
 {
     enum { PIECE = 512 };
@@ -42,7 +43,8 @@ static size_t count_seen(const uint16_t *mask, size_t n)
     return i;
 }
 
-/* How many cells the last of these rows sees, each of which sees one more than the row before it and no other; 0: not so. */
+/* How many cells the last of these rows sees, each of which sees one more than the row before it
+ * and no other; 0: not so. */
 static int32_t length_of(const uint16_t *mask, size_t n_cells, size_t n_rows)
 {
     const size_t first = count_seen(mask, n_cells);

@@ -213,8 +213,9 @@ static bool are_pair(const kvp_kv *a, const kvp_kv *b)
            y->open_pages.base != NULL;
 }
 
-/* Pages of a tensor stand one behind the other. So rows of several are rows of one matrix, in which each page has 64 rows per kv
- * head; the first 64 of these are those of head 0, where slots are looked up. */
+/* Pages of a tensor stand one behind the other. So rows of several are rows of one matrix, in which
+ * each page has 64 rows per kv head; the first 64 of these are those of head 0, where slots are
+ * looked up. */
 static bool bring_slots(kvp_gpu_cache *cache, const kvp_open_page *pages, uint32_t n,
                         uint32_t n_kv_heads, bool moved, cu_stream stream)
 {

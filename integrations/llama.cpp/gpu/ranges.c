@@ -3,8 +3,9 @@
  * RoPE goes on turning keys. The first matrix (first.c) is for the first range, or, where learning
  * begins behind it, a compromise for all positions (learner.c). Later ranges get matrices of their
  * own from the same sums (kvant_tensor_make_range_codecs). Threads make one when its range is
- * reached; it is in force 1024 rows later, when they are done, so results depend on no clock. A block has the matrix and the centre
- * (centers.c) of its first row's position for all of its rows, and keeps them until all of these are written anew.
+ * reached; it is in force 1024 rows later, when they are done, so results depend on no clock. A
+ * block has the matrix and the centre (centers.c) of its first row's position for all of its rows,
+ * and keeps them until all of these are written anew.
  *
  * Attention gets queries through each matrix, and the number of each block's range. */
 #include "learner.h"
@@ -16,7 +17,8 @@
 
 #define LATE 1024 /* rows of a range that are stored before its matrix is in force */
 
-/* Where ranges begin: each one more costs memory, and queries through its matrix. Below 8192 they have more than an octave. */
+/* Where ranges begin: each one more costs memory, and queries through its matrix. Below 8192 they
+ * have more than an octave. */
 static const int32_t begins[KVP_PLAIN + 1] = { 0,     KVP_FIRST_RANGE, 8192,   16384,
                                                32768, 65536,           131072, 262144 };
 _Static_assert(2 * KVP_MOST_RANGES <= KVANT_CUDA_MOST_MATRICES,
@@ -143,7 +145,8 @@ static size_t rows_of_block(const kvp_gpu_step *step, size_t i)
     return n;
 }
 
-/* The position of a block's first cell, if n rows from the i-th on follow each other as their cells do. */
+/* The position of a block's first cell, if n rows from the i-th on follow each other as their cells
+ * do. */
 static int32_t position_of(const kvp_gpu_step *step, size_t i, size_t n)
 {
     for (size_t j = i; j < i + n; j++)
@@ -289,8 +292,8 @@ static uint8_t place_of(const kvp_gpu_ranges *ranges, uint32_t id)
     return place;
 }
 
-/* Of matrices and of centres (gpu.h: starts). Blocks without rows take the numbers before theirs, so that nobody changes matrices for
- * them. */
+/* Of matrices and of centres (gpu.h: starts). Blocks without rows take the numbers before theirs,
+ * so that nobody changes matrices for them. */
 static void fill_numbers(const kvp_gpu_cache *cache, uint8_t *matrices, uint8_t *centers)
 {
     const kvp_gpu_ranges *ranges = &cache->ranges;

@@ -1,8 +1,8 @@
 /* ready.c - what a hand-over needs is made before there is no room left (in_place.h).
  *
- * Threads make matrices from the first rows, and from queries if prompts had some. Then the matrices
- * come in force, a layer per step of few tokens, and threads make matrices for further ranges of
- * positions. Each stage begins at a fixed number of rows, so results depend on no clock.
+ * Threads make matrices from the first rows, and from queries if prompts had some. Then the
+ * matrices come in force, a layer per step of few tokens, and threads make matrices for further
+ * ranges of positions. Each stage begins at a fixed number of rows, so results depend on no clock.
  * hand_over.c stores the rows. */
 #include "in_place.h"
 #include "learner.h"

@@ -25,7 +25,8 @@ typedef struct kvp_gpu_run {
     uint32_t transform; /* its id */
 } kvp_gpu_run;
 
-/* By what the centre of a range is turned to be a block's (centers.c, kvant/cuda.h: kvant_cuda_turning). */
+/* By what the centre of a range is turned to be a block's (centers.c, kvant/cuda.h:
+ * kvant_cuda_turning). */
 typedef struct kvp_gpu_centers {
     int32_t *positions;    /* by block: of its first cell, or KVP_NO_POSITION */
     uint32_t first, end;   /* blocks whose phases the GPU does not have yet */
@@ -72,22 +73,25 @@ typedef struct kvp_gpu_asked {
     cu_event ready; /* threads may read them */
 } kvp_gpu_asked;
 
-/* learn.c. Learns centre and scale from n rows on the GPU, at least so many; waits for the stream. */
+/* learn.c. Learns centre and scale from n rows on the GPU, at least so many; waits for the
+ * stream. */
 #define KVP_LEARN_ROWS 64u
 bool kvp_gpu_learn(kvp_kv *kv, const float *rows, size_t stride, size_t n, cu_stream stream);
 
-/* Before a batch: notes its cells if they are too few, or learns from those noted before. The lock is held. */
+/* Before a batch: notes its cells if they are too few, or learns from those noted before. The lock
+ * is held. */
 bool kvp_gpu_learn_before(kvp_gpu_cache *cache, const int64_t *batch, size_t n, cu_stream stream);
 
-/* From n rows in the computer's memory, at least so many, of a cache that noted none; false without a message. */
+/* From n rows in the computer's memory, at least so many, of a cache that noted none; false without
+ * a message. */
 bool kvp_gpu_learn_from(kvp_gpu_cells *cells, const float *rows, size_t n);
 
 /* The same before rows in the computer's memory are stored; and for blocks that are copied. */
 bool kvp_gpu_learn_written(kvp_kv *kv, const int64_t *cells, size_t n, const float *rows);
 bool kvp_gpu_copy_first(kvp_gpu_cache *cache, uint32_t first, uint32_t to, uint32_t n);
 
-/* A version that was learnt: codecs, one per kv head (NULL: there is none), and centres of a block at position 0 (NULL: blocks share the
- * codecs'). */
+/* A version that was learnt: codecs, one per kv head (NULL: there is none), and centres of a block
+ * at position 0 (NULL: blocks share the codecs'). */
 typedef struct kvp_gpu_version {
     kvant_codec **codecs;
     float *start;
@@ -134,12 +138,13 @@ kvp_gpu_matrix kvp_gpu_matrix_of(const kvp_gpu_cells *cells, uint32_t transform)
 /* ranges.c. The range of this number. */
 kvp_gpu_range kvp_gpu_range_at(uint32_t number);
 
-/* centers.c. tell: how a layer's keys turn, before there is a matrix; whether its blocks can have centres. assign: a block's rows are at
- * position and those behind it from now on. bring: phases to the GPU, of all blocks where it has none; false with a message. of: keys'
- * centres, which turn; first_block: of blocks that are counted from there. rows, blocks: subtracts (add: adds) centres, where keys have
- * some: of rows at cells of the GPU, of rows of blocks (open: of open pages). move: the keys of a
- * block moved, and its transform is another one. copy: of a block to another one. The lock is
- * held. */
+/* centers.c. tell: how a layer's keys turn, before there is a matrix; whether its blocks can have
+ * centres. assign: a block's rows are at position and those behind it from now on. bring: phases to
+ * the GPU, of all blocks where it has none; false with a message. of: keys' centres, which turn;
+ * first_block: of blocks that are counted from there. rows, blocks: subtracts (add: adds) centres,
+ * where keys have some: of rows at cells of the GPU, of rows of blocks (open: of open pages). move:
+ * the keys of a block moved, and its transform is another one. copy: of a block to another one. The
+ * lock is held. */
 bool kvp_gpu_centers_tell(const kvp_kv *kv, const abi_tensor *rows);
 void kvp_gpu_centers_assign(kvp_gpu_cache *cache, size_t block, int32_t position);
 void kvp_gpu_centers_move(kvp_gpu_cache *cache, size_t block, int32_t by);
@@ -168,11 +173,13 @@ bool kvp_gpu_shift_mixed(const kvp_gpu_cells *cells);
 bool kvp_gpu_shift_reset(kvp_gpu_cache *cache);
 void kvp_gpu_shift_free(kvp_gpu_cells *cells);
 
-/* ranges.c. Whether a cache with matrices saw the step before: with -sm tensor it is several graphs. */
+/* ranges.c. Whether a cache with matrices saw the step before: with -sm tensor it is several
+ * graphs. */
 bool kvp_gpu_ranges_saw(const kvp_gpu_cache *cache, const kvp_gpu_step *step);
 
-/* ranges.c. Before a graph: which matrix the rows of a batch get, and which further one is to be made; then, once blocks have these rows,
- * their numbers. forget: all rows are of the past. The lock is held. */
+/* ranges.c. Before a graph: which matrix the rows of a batch get, and which further one is to be
+ * made; then, once blocks have these rows, their numbers. forget: all rows are of the past. The
+ * lock is held. */
 bool kvp_gpu_ranges_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step);
 bool kvp_gpu_ranges_bring(kvp_gpu_cache *cache, cu_stream stream);
 
@@ -206,9 +213,10 @@ kvp_gpu_run kvp_gpu_run_of_blocks(const kvp_gpu_cells *cells, bool open, size_t 
 kvp_gpu_run kvp_gpu_run_of_cells(const kvp_gpu_cache *cache, const int64_t *numbers, size_t first,
                                  size_t n);
 
-/* cells.c: what a version of the first range says is brought to the GPU (which waits for the stream; NULL: one that orders nothing), and
- * becomes the cells'; or weights and centres of a later one. plain: what KVP_PLAIN stands for, a
- * centre and a scale (NULL: none) in the computer's memory. */
+/* cells.c: what a version of the first range says is brought to the GPU (which waits for the
+ * stream; NULL: one that orders nothing), and becomes the cells'; or weights and centres of a later
+ * one. plain: what KVP_PLAIN stands for, a centre and a scale (NULL: none) in the computer's
+ * memory. */
 bool kvp_gpu_bring_numbers(kvp_gpu_cells *cells, const kvant_codec *const *codecs,
                            const float *start, cu_stream stream);
 bool kvp_gpu_bring_range(kvp_gpu_cells *cells, uint32_t range, const kvp_gpu_version *version,

@@ -17,7 +17,8 @@ typedef struct kvp_gpu_cache kvp_gpu_cache;
 typedef struct kvp_gpu_cells kvp_gpu_cells;
 typedef struct kvp_gpu_mask kvp_gpu_mask;
 
-/* Memory that grows; what it held is lost, and what captured graphs use stays until the owner goes. */
+/* Memory that grows; what it held is lost, and what captured graphs use stays until the owner
+ * goes. */
 typedef struct kvp_gpu_memory {
     void *at;
     size_t bytes;

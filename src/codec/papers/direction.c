@@ -318,8 +318,8 @@ static kvant_status resolve_outliers(const kvant_codec *codec, kvant_direction *
                           : resolve_token(codec, direction, o, error);
 }
 
-/* The paper's count: fractional fields, one fp16 number per token, and with outliers its formula (2),
- * where p is the share of chunks that there is room for. */
+/* The paper's count: fractional fields, one fp16 number per token, and with outliers its formula
+ * (2), where p is the share of chunks that there is room for. */
 static double nominal_bits(const kvant_direction *direction, double code_bits, uint32_t head_dim)
 {
     double slots = direction->slots + direction->pool.slots / (double)KVANT_PAGE_TOKENS;

@@ -1,6 +1,6 @@
-/* direction_page.c - `median=page`: chunk codes whose outliers are those of a page (outlier_pool.h),
- * for HQMQ's Med3x as its paper has it. Pages are encoded whole. A code whose index lies behind the
- * codewords names a slot: index N + slot / 2^r, radius slot mod 2^r. */
+/* direction_page.c - `median=page`: chunk codes whose outliers are those of a page
+ * (outlier_pool.h), for HQMQ's Med3x as its paper has it. Pages are encoded whole. A code whose
+ * index lies behind the codewords names a slot: index N + slot / 2^r, radius slot mod 2^r. */
 #include <math.h>
 #include <string.h>
 

@@ -1,6 +1,7 @@
-/* jacobi.h - eigenvectors of a symmetric matrix by cyclic Jacobi rotations in binary64, with equal bits
- * on every machine: format.md, "Query basis", fixes the order of operations, so math/tridiagonal.h
- * cannot serve here. It is about ten times as fast at 256 x 256, so jacobi.h cannot serve search. */
+/* jacobi.h - eigenvectors of a symmetric matrix by cyclic Jacobi rotations in binary64, with equal
+ * bits on every machine: format.md, "Query basis", fixes the order of operations, so
+ * math/tridiagonal.h cannot serve here. It is about ten times as fast at 256 x 256, so jacobi.h
+ * cannot serve search. */
 #pragma once
 
 #include <stdint.h>

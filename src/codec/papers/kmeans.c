@@ -14,8 +14,9 @@ typedef struct kmeans {
     const kvant_quantizer *residual;
     uint32_t clusters;
     size_t index_offset; /* in the page */
-    float *
-        columns; /* head_dim x clusters, behind the centroids: a row meets all of them in loops without gathers */
+    /* head_dim x clusters, behind the centroids: a row meets all of them in loops without
+     * gathers */
+    float *columns;
     float centroids[]; /* clusters x head_dim */
 } kmeans;
 

@@ -1,5 +1,5 @@
-/* naive.c - `naive`: HQMQ's disentangling baseline (its section 4.5): symmetric integers per token, as
- * `int-b:sym`, for chunks of 4 channels that are no outliers of their page (outlier_pool.h). The
+/* naive.c - `naive`: HQMQ's disentangling baseline (its section 4.5): symmetric integers per token,
+ * as `int-b:sym`, for chunks of 4 channels that are no outliers of their page (outlier_pool.h). The
  * paper's naive INT without outliers is `int-b:sym`.
  *
  * A chunk is one code of 4 b bits, so that a field of 0, which symmetric codes leave free, can say

@@ -1,5 +1,5 @@
-/* outlier_pool.c - see outlier_pool.h. Order statistics come from bisection over the bits of squared
- * norms: no copy of the page's norms, which would take half of a small stack. */
+/* outlier_pool.c - see outlier_pool.h. Order statistics come from bisection over the bits of
+ * squared norms: no copy of the page's norms, which would take half of a small stack. */
 #include "outlier_pool.h"
 
 #include <string.h>

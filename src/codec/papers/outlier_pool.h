@@ -33,8 +33,8 @@ void kvant_outlier_put(const kvant_outlier_pool *pool, const float *row, uint32_
                        uint16_t *slots, uint32_t slot);
 void kvant_outlier_get(const uint16_t *slots, uint32_t slot, float chunk[4]);
 
-/* range=inner|all: whether outliers count for the scale of the others; the paper's text, its authors'
- * program. */
+/* range=inner|all: whether outliers count for the scale of the others; the paper's text, its
+ * authors' program. */
 extern const char *const kvant_outlier_range_names[];
 
 /* med3, med=C and slots=N of families with a page's outliers: fills multiple and slots. most: codes

@@ -1,5 +1,5 @@
-/* polar.h - angles of recursive polar coordinates, shared by `polar-b` (polar.c: a whole row down to
- * one radius) and `polar-3.9` (polar_blocks.c: blocks of 16 channels with a radius each). */
+/* polar.h - angles of recursive polar coordinates, shared by `polar-b` (polar.c: a whole row down
+ * to one radius) and `polar-3.9` (polar_blocks.c: blocks of 16 channels with a radius each). */
 #pragma once
 
 #include "../../math/polar_angles.h"

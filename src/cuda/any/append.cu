@@ -1,5 +1,5 @@
-/* append.cu - rows of any head_dim to open pages and to those of codebooks and trellises; general.cu has all
- * others. A warp takes a row and changes no bit of another token's. */
+/* append.cu - rows of any head_dim to open pages and to those of codebooks and trellises;
+ * general.cu has all others. A warp takes a row and changes no bit of another token's. */
 #include "any.h"
 #include "append_rows.cuh"
 
@@ -132,8 +132,8 @@ template <int P> struct AnyWriter {
         return unbiased(row, decoded, squares, norm, scale);
     }
 
-    /* format.md, "Feedback": the numbers of a row are rounded one after another. All lanes know the number that
-     * is rounded; each passes its error on to its own channels. */
+    /* format.md, "Feedback": the numbers of a row are rounded one after another. All lanes know the
+     * number that is rounded; each passes its error on to its own channels. */
     KVANT_INLINE Quantized feedback(const R &row)
     {
         float scale, inverse, own = 0, product = 0;

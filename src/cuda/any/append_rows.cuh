@@ -1,4 +1,5 @@
-/* append_rows.cuh - the rows of an append or a seal of any head_dim: a warp loads one and transforms it. */
+/* append_rows.cuh - the rows of an append or a seal of any head_dim: a warp loads one and
+ * transforms it. */
 #pragma once
 
 #include "rows.cuh"

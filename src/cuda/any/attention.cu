@@ -12,7 +12,8 @@
 namespace kvant
 {
 
-/* A kernel, and its blocks: rows of queries, warps at most and at least, shared memory for so many. */
+/* A kernel, and its blocks: rows of queries, warps at most and at least, shared memory for so
+ * many. */
 struct AnyKernel {
     const void *kernel;
     int rows, warps, least_warps;

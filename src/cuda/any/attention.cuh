@@ -1,13 +1,15 @@
-/* attention.cuh - attention of any head_dim over pages of any pair of codecs; attention.cu launches it.
+/* attention.cuh - attention of any head_dim over pages of any pair of codecs; attention.cu launches
+ * it.
  *
- * A thread block takes up to 8 or 16 query rows of one kv head and all pages that they see, or one of several
- * equal parts of them; the block that ends last adds the parts in order. A team of 1, 2 or 4 warps has pages of its
- * own, and waits for no other until the end; each of its warps has up to 128 channels. The team decodes 32 tokens at
- * a time to fp16 in shared memory (a tile), keys first, then values in the same place, and multiplies them by
- * mma.m16n8k16. Tokens, then channels, are the rows of the product, query rows its columns, as in decode kernels.
+ * A thread block takes up to 8 or 16 query rows of one kv head and all pages that they see, or one
+ * of several equal parts of them; the block that ends last adds the parts in order. A team of 1, 2
+ * or 4 warps has pages of its own, and waits for no other until the end; each of its warps has up
+ * to 128 channels. The team decodes 32 tokens at a time to fp16 in shared memory (a tile), keys
+ * first, then values in the same place, and multiplies them by mma.m16n8k16. Tokens, then channels,
+ * are the rows of the product, query rows its columns, as in decode kernels.
  *
- * Every token's numbers stand in a unit. Weights are 2^(score + log2(unit of the values) - reference), as in
- * softmax.cuh. */
+ * Every token's numbers stand in a unit. Weights are 2^(score + log2(unit of the values) -
+ * reference), as in softmax.cuh. */
 #pragma once
 
 #include "block.cuh"
@@ -203,8 +205,8 @@ template <int EIGHTS, unsigned WITH> struct AnyAttention : AnyBlock<8 * EIGHTS> 
             }
     }
 
-    /* Scores to weights as an operand: tokens as rows. first: the tile's first token in the sequence. special:
-     * scores change, or tokens are hidden. */
+    /* Scores to weights as an operand: tokens as rows. first: the tile's first token in the
+     * sequence. special: scores change, or tokens are hidden. */
     KVANT_INLINE void weigh(float (&s)[EIGHTS][N][4], int first, bool special,
                             uint32_t (&w)[EIGHTS][N][2])
     {
@@ -296,7 +298,8 @@ template <int EIGHTS, unsigned WITH> struct AnyAttention : AnyBlock<8 * EIGHTS> 
         }
     }
 
-    /* All teams take the pages of one matrix, then those of the next one. References count whole scores in between. */
+    /* All teams take the pages of one matrix, then those of the next one. References count whole
+     * scores in between. */
     KVANT_INLINE void run()
     {
 #pragma unroll 1

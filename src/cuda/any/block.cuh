@@ -1,5 +1,6 @@
-/* block.cuh - what a thread block of attention.cu has: its work, places in shared memory, and rows on their way in and
- * out: queries are transformed and rounded, parts of a context are added, outputs are transformed back. */
+/* block.cuh - what a thread block of attention.cu has: its work, places in shared memory, and rows
+ * on their way in and out: queries are transformed and rounded, parts of a context are added,
+ * outputs are transformed back. */
 #pragma once
 
 #include "decode_tile.cuh"
@@ -12,7 +13,8 @@ namespace kvant
 
 constexpr int MOST_WARPS = 8;
 
-/* The kernel with these decoders, for up to 8 query rows or (many) 16. Each has a source file of its own. */
+/* The kernel with these decoders, for up to 8 query rows or (many) 16. Each has a source file of
+ * its own. */
 template <unsigned DECODERS> const void *any_kernel(bool many);
 
 struct AnyAttentionArgs : AttentionArgs {
@@ -43,8 +45,9 @@ struct AnyRows {
     uint32_t before; /* parts that ended before this one */
 };
 
-/* Shared memory of a thread block, in bytes from its beginning: AnyRows, tables, queries; for each team a tile and the
- * units of keys and values; for each warp its share of scores, and scratch. Results take the place of tiles in the end. */
+/* Shared memory of a thread block, in bytes from its beginning: AnyRows, tables, queries; for each
+ * team a tile and the units of keys and values; for each warp its share of scores, and scratch.
+ * Results take the place of tiles in the end. */
 struct AnyPlaces {
     int books[2], queries, tiles, tile_bytes, units, scores, scratch, scratch_bytes, end;
 
@@ -143,7 +146,8 @@ template <int ROWS> struct AnyBlock {
         first_channel = min(64 * own * rank, d), end_channel = min(first_channel + 64 * own, d);
     }
 
-    /* Loops, here and at the end, instead of rows in registers: a block begins with a cold instruction cache. */
+    /* Loops, here and at the end, instead of rows in registers: a block begins with a cold
+     * instruction cache. */
     template <class F> KVANT_INLINE void each_channel(F &&use) const
     {
 #pragma unroll 4
@@ -174,8 +178,9 @@ template <int ROWS> struct AnyBlock {
         return rotation.block && rotation.signs[channel / 32] >> channel % 32 & 1 ? -x : x;
     }
 
-    /* As load_queries of tile_rows.cuh; place: where a channel stands in a row; loaded(): when the warp's first row is there. What is
-     * asked for before waits for nothing, what is asked for later waits for pages. */
+    /* As load_queries of tile_rows.cuh; place: where a channel stands in a row; loaded(): when the
+     * warp's first row is there. What is asked for before waits for nothing, what is asked for
+     * later waits for pages. */
     template <class P, class L>
     KVANT_INLINE void load_queries(int matrix, P &&place, L &&loaded) const
     {

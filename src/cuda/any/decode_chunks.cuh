@@ -1,10 +1,11 @@
-/* decode_chunks.cuh - tiles of codes that stand for several channels: octahedral triplets, and codewords of 4
- * channels times a radius.
+/* decode_chunks.cuh - tiles of codes that stand for several channels: octahedral triplets, and
+ * codewords of 4 channels times a radius.
  *
- * A word of a plane has the codes of two neighbours: of keys two chunks of a token, of values two tokens of a
- * chunk (format.md, "Chunk codes"). A lane takes a token of keys, or a chunk of values: then neighbouring lanes
- * read neighbouring words. A token's unit follows from its scale, whose numbers are at most 8 units. Numbers are looked up
- * in shared memory (any_chunks.cuh), of large tables in device memory; of triplets with large tables they are computed. */
+ * A word of a plane has the codes of two neighbours: of keys two chunks of a token, of values two
+ * tokens of a chunk (format.md, "Chunk codes"). A lane takes a token of keys, or a chunk of values:
+ * then neighbouring lanes read neighbouring words. A token's unit follows from its scale, whose
+ * numbers are at most 8 units. Numbers are looked up in shared memory (any_chunks.cuh), of large
+ * tables in device memory; of triplets with large tables they are computed. */
 #pragma once
 
 #include "../chunks/any_chunks.cuh"
@@ -24,8 +25,8 @@ struct CodePair {
     }
 };
 
-/* The words of a page's chunk codes, of PLANES planes. A plane's bits of both codes are turned into their places at
- * once; 16 bits are a half already, and other planes come above them. */
+/* The words of a page's chunk codes, of PLANES planes. A plane's bits of both codes are turned into
+ * their places at once; 16 bits are a half already, and other planes come above them. */
 template <bool KEYS, int PLANES> struct ChunkWords {
     const uint32_t *words[PLANES];
     uint32_t mask[PLANES];

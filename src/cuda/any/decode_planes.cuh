@@ -1,9 +1,10 @@
-/* decode_planes.cuh - tiles of codecs with a code per channel: how codes are read and put into their places, and
- * codebooks of 1 to 8 bits. decode_uniform.cuh has uniform codes.
+/* decode_planes.cuh - tiles of codecs with a code per channel: how codes are read and put into
+ * their places, and codebooks of 1 to 8 bits. decode_uniform.cuh has uniform codes.
  *
- * A page's words are in the order of the operand of mma.m16n8k16 (layout.cuh), so a lane that reads the
- * words of 16 x 16 numbers has the codes of the four registers of an operand, which stmatrix puts
- * in their places. A pair of codes masked out of a word is a pair of fp16 subnormals, code x 2^-24. */
+ * A page's words are in the order of the operand of mma.m16n8k16 (layout.cuh), so a lane that reads
+ * the words of 16 x 16 numbers has the codes of the four registers of an operand, which stmatrix
+ * puts in their places. A pair of codes masked out of a word is a pair of fp16 subnormals, code x
+ * 2^-24. */
 #pragma once
 
 #include "../attention/query.cuh"
@@ -31,9 +32,10 @@ KVANT_INLINE void wait_for_team(int team, int warps)
 }
 
 /* Token first + t of the page belongs into row t: the number of channel c, over units[t], into
- * numbers[t * stride + c]. A unit is a power of two, at least LEAST_UNIT. Rows from `valid` on become any
- * finite numbers. The team synchronises before and after a decoder. Decoders are functions of their own: inlined,
- * they would leave no registers for attention's sums, or the other way round. */
+ * numbers[t * stride + c]. A unit is a power of two, at least LEAST_UNIT. Rows from `valid` on
+ * become any finite numbers. The team synchronises before and after a decoder. Decoders are
+ * functions of their own: inlined, they would leave no registers for attention's sums, or the other
+ * way round. */
 struct DecodedTile {
     const uint8_t *page; /* codes and metadata, in device memory */
     uint32_t numbers_at, units_at,
@@ -66,8 +68,8 @@ struct DecodedTile {
     }
 };
 
-/* An operand's registers to rows of tokens; the tile of tokens 16 j.. and channels 16 i... Keys have a row of
- * the operand per token, values a column. */
+/* An operand's registers to rows of tokens; the tile of tokens 16 j.. and channels 16 i... Keys
+ * have a row of the operand per token, values a column. */
 template <bool KEYS>
 KVANT_INLINE void put_operand(const DecodedTile &tile, int j, int i, const uint32_t (&a)[4])
 {
@@ -113,7 +115,8 @@ __host__ __device__ constexpr int planes_of(int bits)
     return bits == 7 ? 3 : bits == 1 || bits == 2 || bits == 4 ? 1 : 2;
 }
 
-/* Codes of 64 channels, four operands, of a tile. N: operands beside each other that cover its tokens. */
+/* Codes of 64 channels, four operands, of a tile. N: operands beside each other that cover its
+ * tokens. */
 template <int BITS, bool KEYS> struct TileCodes {
     static constexpr int N = TILE_TOKENS / 16, USED = planes_of(BITS);
     uint32_t w[4][USED][N];
@@ -235,9 +238,8 @@ __device__ __noinline__ void decode_codebook(int metadata, const float *levels,
                 unit = fmaxf(power_above(stored), LEAST_UNIT), own = stored * inverse_of(unit);
     if (tile.rank == 0)
         tile.units()[token] = unit;
-    float2 scale
-        [N]
-        [2]; /* of two columns of the operand; halves of its rows of keys, of its columns of values */
+    /* of two columns of the operand; halves of its rows of keys, of its columns of values */
+    float2 scale[N][2];
     unrolled_for (int k = 0; k < N; k++)
         unrolled_for (int h = 0; h < 2; h++) {
             const int at = 16 * k + 8 * h + (KEYS ? tile.lane >> 2 : 2 * (tile.lane & 3));

@@ -1,8 +1,9 @@
-/* decode_polar.cuh - tiles of polar codes (format.md, "Polar codes"): a number is the row's length times a cosine or a
- * sine for each list of the tree.
+/* decode_polar.cuh - tiles of polar codes (format.md, "Polar codes"): a number is the row's length
+ * times a cosine or a sine for each list of the tree.
  *
- * Codes come into their places in the tile first. Then a lane takes 16 channels of a token: the lists above them one
- * after the other, the last four lists from registers. A row's lanes have read its codes before one of them writes. */
+ * Codes come into their places in the tile first. Then a lane takes 16 channels of a token: the
+ * lists above them one after the other, the last four lists from registers. A row's lanes have read
+ * its codes before one of them writes. */
 #pragma once
 
 #include "decode_planes.cuh"
@@ -14,7 +15,8 @@ namespace kvant
 struct PolarLeaves {
     const kvant_general &g;
     int node;
-    /* cosines, then sines, of the last four lists: of all pairs of the lane but its last one, and of that */
+    /* cosines, then sines, of the last four lists: of all pairs of the lane but its last one, and
+     * of that */
     const float *books[4], *ends[4];
 
     KVANT_INLINE PolarLeaves(const kvant_general &g_, int node_) : g(g_), node(node_)
@@ -46,7 +48,8 @@ struct PolarLeaves {
         return radius;
     }
 
-    /* A list's nodes from those of the list above it, N of them, in place. first: the list's first code. */
+    /* A list's nodes from those of the list above it, N of them, in place. first: the list's first
+     * code. */
     template <int N> KVANT_INLINE void split(float (&x)[16], int list, const uint16_t *first) const
     {
         uint32_t words[(N + 1) / 2];

@@ -1,7 +1,9 @@
-/* decode_rotated.cuh - tiles of codecs with a sketch of what codes leave, whose signs stand in a rotated space of their own.
+/* decode_rotated.cuh - tiles of codecs with a sketch of what codes leave, whose signs stand in a
+ * rotated space of their own.
  *
- * Tokens times the rotation is a product of matrices, by mma.m16n8k16: tokens are its rows. The rotation comes in the
- * order of operands from device memory (halves.h). Signs are operands as they are read. */
+ * Tokens times the rotation is a product of matrices, by mma.m16n8k16: tokens are its rows. The
+ * rotation comes in the order of operands from device memory (halves.h). Signs are operands as they
+ * are read. */
 #pragma once
 
 #include "decode_chunks.cuh"
@@ -32,7 +34,8 @@ KVANT_INLINE void clear_tile(const DecodedTile &tile)
         tile.units()[tile.lane] = LEAST_UNIT;
 }
 
-/* Of a token: what is multiplied by the sums of signs, and by the numbers of the codes, in the unit of both. */
+/* Of a token: what is multiplied by the sums of signs, and by the numbers of the codes, in the unit
+ * of both. */
 struct SketchScale {
     float signs, numbers;
 };
@@ -63,7 +66,8 @@ KVANT_INLINE void sign_operand(const TileCodes<1, KEYS> &codes, int u, int k, ui
     }
 }
 
-/* A product's numbers for tokens 16 k.. and two neighbouring channels of the lane, added to what the tile has there. */
+/* A product's numbers for tokens 16 k.. and two neighbouring channels of the lane, added to what
+ * the tile has there. */
 KVANT_INLINE void add_pair(const DecodedTile &tile, const SketchScales &scales, int k, int h,
                            int channel, float x, float y)
 {
@@ -128,8 +132,8 @@ KVANT_INLINE void hadamard_operand(int lane, uint32_t (&b)[4])
     }
 }
 
-/* The same as add_signs with a Hadamard matrix of 16 BLOCKS rows: 16 channels by a product, blocks of them by sums. A
- * team of one warp. */
+/* The same as add_signs with a Hadamard matrix of 16 BLOCKS rows: 16 channels by a product, blocks
+ * of them by sums. A team of one warp. */
 template <bool KEYS, int BLOCKS>
 __device__ __noinline__ void add_hadamard(const kvant_general &g, const DecodedTile tile,
                                           const SketchScale own)

@@ -1,5 +1,6 @@
-/* decode_tiers.cuh - tiles of tiers of channels, whose codes stand in an order and rotations of a page's own. Codes become operands, a
- * product turns them back (halves.h), and channels find their places when it is stored. */
+/* decode_tiers.cuh - tiles of tiers of channels, whose codes stand in an order and rotations of a
+ * page's own. Codes become operands, a product turns them back (halves.h), and channels find their
+ * places when it is stored. */
 #pragma once
 
 #include "decode_rotated.cuh"
@@ -7,7 +8,8 @@
 namespace kvant
 {
 
-/* Codes of a tier (chunk_place), a chunk each: pairs of codes in bytes j and j + 2 of a word, from bit 4 on. */
+/* Codes of a tier (chunk_place), a chunk each: pairs of codes in bytes j and j + 2 of a word, from
+ * bit 4 on. */
 template <int BITS> struct TierCodes {
     static constexpr int FIRST = BITS >= 4 ? 4 : 2,
                          REST = BITS - FIRST; /* planes of so many bits */
@@ -47,7 +49,8 @@ template <int BITS> struct TierCodes {
     }
 };
 
-/* A channel for every place in the order of a page: outliers first. By a warp. D: head_dim where it is known, of 32 channels each; else 0. */
+/* A channel for every place in the order of a page: outliers first. By a warp. D: head_dim where it
+ * is known, of 32 channels each; else 0. */
 template <int D>
 KVANT_INLINE void find_order(const kvant_general &g, const uint8_t *page, uint16_t *order, int lane)
 {
@@ -68,7 +71,8 @@ KVANT_INLINE uint32_t scaled_levels(const float *levels, uint32_t codes, int j, 
                       __ldg(levels + (codes >> (8 * j + 20) & 15)) * y);
 }
 
-/* Scales over the unit, of both tiers: of keys' tokens 8 n + lane / 4, of values' tokens 8 n + 2 (lane & 3) and + 1. */
+/* Scales over the unit, of both tiers: of keys' tokens 8 n + lane / 4, of values' tokens 8 n + 2
+ * (lane & 3) and + 1. */
 struct TierScales {
     static constexpr int N = TILE_TOKENS / 8;
     float of[2][N][2];
@@ -125,7 +129,8 @@ KVANT_INLINE void tier_operands(const kvant_general &g, const DecodedTile &tile,
     }
 }
 
-/* Columns 16 j.. and rows 16 i.. of the rotation, as operand A. Of head_dims that direct_tiers.cuh has, keys' rotations lie transposed. */
+/* Columns 16 j.. and rows 16 i.. of the rotation, as operand A. Of head_dims that direct_tiers.cuh
+ * has, keys' rotations lie transposed. */
 template <bool KEYS>
 KVANT_INLINE void rotation_operand(const kvant_general &g, int j, int i, int lane, uint32_t (&a)[4])
 {

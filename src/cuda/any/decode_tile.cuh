@@ -1,5 +1,6 @@
-/* decode_tile.cuh - a tile: 32 tokens of a page as fp16 numbers in shared memory, by a team of warps.
- * attention.cu multiplies tiles. read_any (rows.cuh) has the CPU's numbers bit by bit, for decode.cu. */
+/* decode_tile.cuh - a tile: 32 tokens of a page as fp16 numbers in shared memory, by a team of
+ * warps. attention.cu multiplies tiles. read_any (rows.cuh) has the CPU's numbers bit by bit, for
+ * decode.cu. */
 #pragma once
 
 #include "decode_chunks.cuh"
@@ -39,7 +40,8 @@ KVANT_INLINE float4 load_four(const uint8_t *page, int at, kvant_cuda_type type)
     return make_float4(low.x, low.y, high.x, high.y);
 }
 
-/* Rows of numbers. ROWS at a time, so that loads need not wait for each other; LOADS: of a lane, for a row. */
+/* Rows of numbers. ROWS at a time, so that loads need not wait for each other; LOADS: of a lane,
+ * for a row. */
 template <int LOADS, int ROWS>
 KVANT_INLINE void copy_rows(const DecodedTile &tile, kvant_cuda_type type)
 {

@@ -1,7 +1,8 @@
 /* decode_trellis.cuh - tiles of trellis codes (format.md, "Trellis codes").
  *
- * Codes come into their places in the tile first. Then four lanes take a token, each a line of the circle: the
- * steps of one q of keys, of one l of values. A line's windows begin with the bits of the line before. */
+ * Codes come into their places in the tile first. Then four lanes take a token, each a line of the
+ * circle: the steps of one q of keys, of one l of values. A line's windows begin with the bits of
+ * the line before. */
 #pragma once
 
 #include "decode_planes.cuh"
@@ -9,8 +10,8 @@
 namespace kvant
 {
 
-/* Two windows at once, in the halves of a register; M + 1 bits of each. Codes: 4 bits in each half. Returns twice the
- * levels' numbers, the places of fp16 levels. */
+/* Two windows at once, in the halves of a register; M + 1 bits of each. Codes: 4 bits in each half.
+ * Returns twice the levels' numbers, the places of fp16 levels. */
 template <int M> KVANT_INLINE uint32_t places_of_levels(uint32_t windows, uint32_t codes)
 {
     /* bit k of z, shifted to bit k + 1: taps are bits of the window */
@@ -74,8 +75,8 @@ KVANT_INLINE uint32_t next_windows(uint32_t windows, uint32_t codes)
     return bit_select<0xfffefffeu>(windows << 1, codes);
 }
 
-/* WIDE: column tiles of a word of the first plane. Runs of steps: of a half of the columns' tiles, of a tile of the
- * word, of an even or odd channel; the last two are halves of a register. */
+/* WIDE: column tiles of a word of the first plane. Runs of steps: of a half of the columns' tiles,
+ * of a tile of the word, of an even or odd channel; the last two are halves of a register. */
 template <int M, int WIDE> KVANT_INLINE void decode_key_line(const TrellisLines &lane)
 {
     const int tiles = lane.tile.d / 16;

@@ -1,8 +1,8 @@
-/* decode_uniform.cuh - tiles of uniform codes, of any groups: a code times a scale plus a zero point. Both are halves in
- * the unit of a token or of 16 tokens; codes are multiplied in pairs.
+/* decode_uniform.cuh - tiles of uniform codes, of any groups: a code times a scale plus a zero
+ * point. Both are halves in the unit of a token or of 16 tokens; codes are multiplied in pairs.
  *
- * With a scale per token that happens to operands, as they are read. Groups have their codes put into the tile first:
- * then a lane takes a token, or channels. */
+ * With a scale per token that happens to operands, as they are read. Groups have their codes put
+ * into the tile first: then a lane takes a token, or channels. */
 #pragma once
 
 #include "decode_planes.cuh"
@@ -92,8 +92,8 @@ __device__ __noinline__ void decode_uniform(const UniformCodes code, const Decod
     if (tile.rank == 0)
         tile.units()[tile.lane] = unit;
     uint32_t scale[N][2],
-        zero[N]
-            [2]; /* of two columns of the operand; halves of its rows of keys, of its columns of values */
+        /* of two columns of the operand; halves of its rows of keys, of its columns of values */
+        zero[N][2];
     unrolled_for (int k = 0; k < N; k++)
         unrolled_for (int h = 0; h < 2; h++) {
             const int from = 16 * k + 8 * h + (KEYS ? tile.lane >> 2 : 2 * (tile.lane & 3));
@@ -232,7 +232,8 @@ __device__ static __noinline__ void add_wide_centroids(const kvant_general &g,
     }
 }
 
-/* The same of up to 128 channels, by one warp: a lane knows a token's centroid and unit, and adds four channels. */
+/* The same of up to 128 channels, by one warp: a lane knows a token's centroid and unit, and adds
+ * four channels. */
 __device__ static __noinline__ void add_narrow_centroids(const kvant_general &g,
                                                          const DecodedTile tile)
 {

@@ -1,5 +1,5 @@
-/* decoders.h - which decoders of tiles a codec needs. A kernel has few of them: one that needs many registers would keep
- * attention's sums in memory for all. */
+/* decoders.h - which decoders of tiles a codec needs. A kernel has few of them: one that needs many
+ * registers would keep attention's sums in memory for all. */
 #pragma once
 
 #include "../params.h"

@@ -1,9 +1,10 @@
-/* direct.cuh - attention whose codes become operands of mma.m16n8k16 in registers, for families of papers and raw rows; of
- * head_dims 64 and 128, keys and values of one family.
+/* direct.cuh - attention whose codes become operands of mma.m16n8k16 in registers, for families of
+ * papers and raw rows; of head_dims 64 and 128, keys and values of one family.
  *
- * A thread block takes up to 8 query rows of one kv head and all pages that they see, or one of several equal parts, as in
- * attention.cuh. Each warp has pages of its own, in shared memory: keys come while values before them are multiplied, and the
- * other way round. A family F (direct_*.cuh) says what codes mean:
+ * A thread block takes up to 8 query rows of one kv head and all pages that they see, or one of
+ * several equal parts, as in attention.cuh. Each warp has pages of its own, in shared memory: keys
+ * come while values before them are multiplied, and the other way round. A family F (direct_*.cuh)
+ * says what codes mean:
  *
  *     keys            scores of a step's tokens, with the keys' scales
  *     value_scales    of a token; weights are multiplied by them over the token's unit
@@ -23,7 +24,8 @@
 namespace kvant
 {
 
-/* A step: some tokens of a page that a warp takes at once. Neighbouring warps take neighbouring steps, so that a page is read at once. */
+/* A step: some tokens of a page that a warp takes at once. Neighbouring warps take neighbouring
+ * steps, so that a page is read at once. */
 struct DirectStep {
     int at;              /* among those of the block */
     int32_t entry, next; /* of its page, and of the warp's next step's */
@@ -34,8 +36,8 @@ template <class T, int N, int M> KVANT_INLINE T (&flat(T (&x)[N][M]))[N * M]
     return reinterpret_cast<T(&)[N * M]>(x);
 }
 
-/* Shared memory: AnyRows, tables, queries, results; for each warp what its family keeps there, keys and values. Sums take their
- * place in the end. */
+/* Shared memory: AnyRows, tables, queries, results; for each warp what its family keeps there, keys
+ * and values. Sums take their place in the end. */
 template <class F>
 __host__ __device__ AnyPlaces direct_places(uint32_t k_bytes, uint32_t v_bytes, int warps)
 {
@@ -212,7 +214,8 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
         family.shrink(shrink);
     }
 
-    /* A power of two above a row of an open page; its weights over the unit have to stay fp16. By four lanes. */
+    /* A power of two above a row of an open page; its weights over the unit have to stay fp16. By
+     * four lanes. */
     KVANT_INLINE float open_unit(const uint8_t *page, int token) const
     {
         const uint32_t *row = reinterpret_cast<const uint32_t *>(page) + token * (D / 2);
@@ -228,7 +231,8 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
         return fmaxf(power_above(largest), 0x1p-7f);
     }
 
-    /* Of the values of tokens 16 k + 8 r + row. What is rare stands in loops, here and below: the code of a page has to be short. */
+    /* Of the values of tokens 16 k + 8 r + row. What is rare stands in loops, here and below: the
+     * code of a page has to be short. */
     KVANT_INLINE void find_units(int valid, float (&units)[N][2]) const
     {
         unrolled_for (int k = 0; k < N; k++)

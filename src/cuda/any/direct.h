@@ -1,4 +1,5 @@
-/* direct.h - which pairs of codecs kernels of direct.cuh serve. Each family has a source file of its own. */
+/* direct.h - which pairs of codecs kernels of direct.cuh serve. Each family has a source file of
+ * its own. */
 #pragma once
 
 #include "../attention/attention.h"

@@ -14,7 +14,8 @@ struct DirectLane {
     {
     }
 
-    /* Words of four row tiles lie together: rows take the tiles in turns of their own, so that lanes read from different banks. */
+    /* Words of four row tiles lie together: rows take the tiles in turns of their own, so that
+     * lanes read from different banks. */
     KVANT_INLINE int own_tile(int tile) const
     {
         return (tile & ~3) | (tile + (row >> 1) & 3);
@@ -34,7 +35,8 @@ KVANT_INLINE uint32_t spread(int log, uint32_t x)
     return (x | x << 3) & 0x11111111u;
 }
 
-/* Codes of the four registers of operand (rt, ct), as `lane` would have them: nibble q of each half. Head_dim is 16 TILES. */
+/* Codes of the four registers of operand (rt, ct), as `lane` would have them: nibble q of each
+ * half. Head_dim is 16 TILES. */
 template <int BITS, bool KEYS, int TILES>
 KVANT_INLINE uint32_t nibbles(const uint32_t *words, int rt, int ct, int lane)
 {
@@ -49,8 +51,8 @@ KVANT_INLINE uint32_t nibbles(const uint32_t *words, int rt, int ct, int lane)
     return codes;
 }
 
-/* Levels of pairs of codes as halves, in shared memory. Entries stand in COPIES, so that lanes use different banks; a pair's
- * place is a product of bytes, whose upper halves are codes. */
+/* Levels of pairs of codes as halves, in shared memory. Entries stand in COPIES, so that lanes use
+ * different banks; a pair's place is a product of bytes, whose upper halves are codes. */
 template <int BITS, int COPIES> struct PairBook {
     static constexpr int STRIDE = COPIES / 4, BYTES = 4 * COPIES << 2 * BITS;
     static_assert(STRIDE << BITS < 256, "factors are bytes");

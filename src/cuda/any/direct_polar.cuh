@@ -1,8 +1,9 @@
-/* direct_polar.cuh - polar codes for direct.cuh: a number is a product of a cosine or a sine for each list of the tree, times
- * the row's scale, which stays outside.
+/* direct_polar.cuh - polar codes for direct.cuh: a number is a product of a cosine or a sine for
+ * each list of the tree, times the row's scale, which stays outside.
  *
- * Four lanes share two tokens. A lane has channels 4 pair .. + 3 of every block of 16, so it reads each angle of list 0
- * once; what is above list 3 all four lanes compute. Values are decoded as keys are, then transposed. */
+ * Four lanes share two tokens. A lane has channels 4 pair .. + 3 of every block of 16, so it reads
+ * each angle of list 0 once; what is above list 3 all four lanes compute. Values are decoded as
+ * keys are, then transposed. */
 #pragma once
 
 #include "direct_codes.cuh"
@@ -24,7 +25,9 @@ template <int HEAD_DIM, int BITS> struct PolarCodes : DirectSums<HEAD_DIM / 16> 
     const float root;
     const int metadata[2];
     const uint32_t books, second,
-        third; /* of the lane: cosine and sine as halves, 16 entries for every lane; of lists 2 and 3 what it needs */
+        /* of the lane: cosine and sine as halves, 16 entries for every lane; of lists 2 and 3 what
+         * it needs */
+        third;
 
     KVANT_INLINE PolarCodes(const kvant_general &k, const kvant_general &v, const uint8_t *books_,
                             uint8_t *, int lane)
@@ -34,7 +37,8 @@ template <int HEAD_DIM, int BITS> struct PolarCodes : DirectSums<HEAD_DIM / 16> 
     {
     }
 
-    /* Keys and values have the same; head_dim is a power of two, so that the last pair of a list is like the others. */
+    /* Keys and values have the same; head_dim is a power of two, so that the last pair of a list is
+     * like the others. */
     KVANT_INLINE static void load_books(const kvant_general &k, const kvant_general &,
                                         uint8_t *books, int thread, int threads)
     {
@@ -74,8 +78,9 @@ template <int HEAD_DIM, int BITS> struct PolarCodes : DirectSums<HEAD_DIM / 16> 
         return look_up_half(angle(list, word, n, list == 3 ? third : second));
     }
 
-    /* A token's numbers: 4 of each block of 16 channels, as pairs of halves. code(list, i, n): the word that has code i of the list,
-     * as the lane needs it, in nibble n. Numbers are 16 times too large, so that few are subnormal. */
+    /* A token's numbers: 4 of each block of 16 channels, as pairs of halves. code(list, i, n): the
+     * word that has code i of the list, as the lane needs it, in nibble n. Numbers are 16 times too
+     * large, so that few are subnormal. */
     template <class C, class F> KVANT_INLINE void numbers(C &&code, F &&use) const
     {
         uint32_t r[T / 2] = { 0x4c00u }; /* of pairs of nodes; the root is 16 */
@@ -103,7 +108,8 @@ template <int HEAD_DIM, int BITS> struct PolarCodes : DirectSums<HEAD_DIM / 16> 
         }
     }
 
-    /* Operands of 16 tokens, [block][register], of tokens as rows. code(list, i, b, n): of token row + 8 b. */
+    /* Operands of 16 tokens, [block][register], of tokens as rows. code(list, i, b, n): of token
+     * row + 8 b. */
     template <class C> KVANT_INLINE void operands(C &&code, uint32_t (&a)[T][4]) const
     {
         unrolled_for (int b = 0; b < 2; b++)
@@ -111,7 +117,8 @@ template <int HEAD_DIM, int BITS> struct PolarCodes : DirectSums<HEAD_DIM / 16> 
                     [&](int h, const uint32_t(&x)[2]) { a[h][b] = x[0], a[h][2 + b] = x[1]; });
     }
 
-    /* The part of a code's number that lanes share; list 0 has two codes of a lane for each block. */
+    /* The part of a code's number that lanes share; list 0 has two codes of a lane for each
+     * block. */
     KVANT_INLINE static int shared_part(int list, int i)
     {
         return D - (D >> list) +
@@ -132,8 +139,9 @@ template <int HEAD_DIM, int BITS> struct PolarCodes : DirectSums<HEAD_DIM / 16> 
             float sum[4] = {}, scaled[4];
             operands(
                 [&](int list, int i, int b, int &n) {
-                    /* code c of operand c / 16: nibble 4 (c & 1) + b + 2 (c >> 3 & 1) of lane c / 2 of the four. The lane's part
-                     * of c moves words or bits by the same for all i. */
+                    /* code c of operand c / 16: nibble 4 (c & 1) + b + 2 (c >> 3 & 1) of lane c / 2
+                     * of the four. The lane's part of c moves words or bits by the same for all
+                     * i. */
                     const int fixed = shared_part(list, i),
                               lane_part = list == 0   ? at.pair
                                           : list == 1 ? at.pair >> 1
@@ -181,7 +189,8 @@ template <int HEAD_DIM, int BITS> struct PolarCodes : DirectSums<HEAD_DIM / 16> 
                     b[j] = i == k ? w[0][i][j] : b[j];
             operands(
                 [&](int list, int i, int bit, int &n) {
-                    /* code c of operand c / 16: nibble (c >> 3 & 1) + 2 bit of row c & 7, column row. */
+                    /* code c of operand c / 16: nibble (c >> 3 & 1) + 2 bit of row c & 7, column
+                     * row. */
                     const int fixed = shared_part(list, i), lane_part = list == 0   ? 2 * at.pair
                                                                         : list == 1 ? at.pair
                                                                         : list == 2 ? at.pair >> 1

@@ -1,5 +1,5 @@
-/* direct_rows.cuh - raw rows of 16 bits for direct.cuh. bf16 rows meet queries and weights as two bf16 numbers each, so that these
- * lose nothing. */
+/* direct_rows.cuh - raw rows of 16 bits for direct.cuh. bf16 rows meet queries and weights as two
+ * bf16 numbers each, so that these lose nothing. */
 #pragma once
 
 #include "direct_codes.cuh"

@@ -1,5 +1,5 @@
-/* direct_sketch.cuh - codebooks with a sketch of what codes leave, for direct.cuh: <q, y> is scale <q, levels> +
- * norm <S q, signs>, and sums of signs are turned back once, at the end. */
+/* direct_sketch.cuh - codebooks with a sketch of what codes leave, for direct.cuh: <q, y> is scale
+ * <q, levels> + norm <S q, signs>, and sums of signs are turned back once, at the end. */
 #pragma once
 
 #include "direct_codes.cuh"

@@ -1,7 +1,9 @@
-/* direct_tiers.cuh - tiers of channels for direct.cuh: a page's queries go through its order of channels and its rotations
- * before they meet levels, and a page's sums of levels come back through both.
+/* direct_tiers.cuh - tiers of channels for direct.cuh: a page's queries go through its order of
+ * channels and its rotations before they meet levels, and a page's sums of levels come back through
+ * both.
  *
- * Sums of all pages are in shared memory, where every page adds to channels in an order of its own. */
+ * Sums of all pages are in shared memory, where every page adds to channels in an order of its
+ * own. */
 #pragma once
 
 #include "decode_tiers.cuh"
@@ -58,7 +60,8 @@ template <int HEAD_DIM, int LOW> struct TieredCodes : DirectFamily {
         return c;
     }
 
-    /* 16 columns, of the space of channels for values and of codes for keys, and 16 rows of the rotation (halves.h). */
+    /* 16 columns, of the space of channels for values and of codes for keys, and 16 rows of the
+     * rotation (halves.h). */
     KVANT_INLINE void fragment(const kvant_general &g, int i, int j, uint32_t (&a)[4]) const
     {
         const uint4 x = __ldg(reinterpret_cast<const uint4 *>(g.tables + g.halves) +

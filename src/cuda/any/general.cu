@@ -1,5 +1,6 @@
-/* general.cu - rows into pages of the general form (general_encode.h), and their tables on GPUs. A warp takes a
- * row; a thread block takes a page where rows are encoded 64, or a group of tokens, at a time. */
+/* general.cu - rows into pages of the general form (general_encode.h), and their tables on GPUs. A
+ * warp takes a row; a thread block takes a page where rows are encoded 64, or a group of tokens, at
+ * a time. */
 #include "any.h"
 #include "append_rows.cuh"
 #include "general_encode.h"
@@ -65,7 +66,8 @@ __global__ void __launch_bounds__(WARPS * 32)
 
 /* ---- pages ---- */
 
-/* The page of a block and what is written of it; tokens that were not written are copies of their group's first. */
+/* The page of a block and what is written of it; tokens that were not written are copies of their
+ * group's first. */
 struct OpenRows {
     const uint16_t *rows;
     uint8_t *page;

@@ -1,9 +1,9 @@
-/* general.h - what pages in the general form share (codec/view.h, kvant_general_view): numbers, sums,
- * rotations, codes. general_decode.h and general_encode.h have rows.
+/* general.h - what pages in the general form share (codec/view.h, kvant_general_view): numbers,
+ * sums, rotations, codes. general_decode.h and general_encode.h have rows.
  *
- * The same source is C and CUDA. A team of lanes works on a row: a warp, or one lane in C, where tests
- * compare bytes with the CPU's codecs. Between two meetings no lane reads what another one writes.
- * All arithmetic is in single roundings and in the order of format.md. */
+ * The same source is C and CUDA. A team of lanes works on a row: a warp, or one lane in C, where
+ * tests compare bytes with the CPU's codecs. Between two meetings no lane reads what another one
+ * writes. All arithmetic is in single roundings and in the order of format.md. */
 #pragma once
 
 #include "../../base/attributes.h"
@@ -134,7 +134,8 @@ KVANT_INLINE const float *general_table(general_team team, const kvant_general *
     return g->tables + (size_t)g->head_stride * (size_t)team.kv_head + place;
 }
 
-/* What a team works in: room for a row, and for a number of each lane, in each of y, a, b and codes. Decoding needs no sums. */
+/* What a team works in: room for a row, and for a number of each lane, in each of y, a, b and
+ * codes. Decoding needs no sums. */
 typedef struct general_space {
     float *y, *a, *b;
     uint32_t *codes;
@@ -236,7 +237,8 @@ KVANT_INLINE void general_rotate(general_team team, const kvant_rotation_place *
         general_hadamard(team, to, n, place->scale);
 }
 
-/* Sum over j of weights[j] rows[j][i], in this order, rows of n numbers. Sixteen are loaded at a time: they come from far. */
+/* Sum over j of weights[j] rows[j][i], in this order, rows of n numbers. Sixteen are loaded at a
+ * time: they come from far. */
 KVANT_INLINE float general_combine(const float *rows, const float *weights, int n, int i)
 {
     float sum = 0, x[16];

@@ -1,5 +1,6 @@
-/* general_codes.h - rows to codes in the general form (general.h): codebooks, triplets, directions, polar. A team finds
- * the codes of the row in space.y and its scale; nothing is written to a page but outliers. */
+/* general_codes.h - rows to codes in the general form (general.h): codebooks, triplets, directions,
+ * polar. A team finds the codes of the row in space.y and its scale; nothing is written to a page
+ * but outliers. */
 #pragma once
 
 #include "general_decode.h"
@@ -64,8 +65,8 @@ KVANT_INLINE general_scale general_codebook(general_team team, const kvant_gener
 
 /* ---- triplets ---- */
 
-/* The best direction so far: the first one of the highest quality, the squared cosine with the cosine's sign times
- * den. */
+/* The best direction so far: the first one of the highest quality, the squared cosine with the
+ * cosine's sign times den. */
 typedef struct general_best {
     float quality, den, dot;
     int u, w;
@@ -130,8 +131,8 @@ KVANT_INLINE bool general_pads_zero(const kvant_general *g)
     return g->view.chunks.zero_padding || g->view.chunks.rounding == 1;
 }
 
-/* What the missing channels of the last triplet are taken for, in multiples of the others' magnitudes (codec/papers/octopus_book.c
- * says why). left: channels that are there. */
+/* What the missing channels of the last triplet are taken for, in multiples of the others'
+ * magnitudes (codec/papers/octopus_book.c says why). left: channels that are there. */
 KVANT_INLINE void general_pad(int left, int trial, float size, float x[3])
 {
     const float one_y[] = { -1, -1.25f, 0.375f, 0, 1.75f, 0.75f, -2, 0.75f, -0.625f, -0.125f },
@@ -142,7 +143,8 @@ KVANT_INLINE void general_pad(int left, int trial, float size, float x[3])
     x[2] = general_mul(left == 1 ? one_z[trial] : two_z[trial % 6], size);
 }
 
-/* Item i of a row: a whole triplet, or a trial of the last one. along: its share of the sum for the scale. */
+/* Item i of a row: a whole triplet, or a trial of the last one. along: its share of the sum for the
+ * scale. */
 KVANT_INLINE void general_triplet_item(const kvant_general *g, const general_space *s,
                                        float inverse, int i)
 {
@@ -320,7 +322,8 @@ KVANT_INLINE uint32_t general_closest_direction(const kvant_general *g, const fl
     return general_greedy(table, n, x);
 }
 
-/* The lower median of n numbers, which all lanes get: the one that has so many before it in rising order. */
+/* The lower median of n numbers, which all lanes get: the one that has so many before it in rising
+ * order. */
 KVANT_INLINE float general_median(general_team team, float *sums, const float *x, int n)
 {
     for (int i = team.lane; i < n; i += team.lanes) {
@@ -334,7 +337,8 @@ KVANT_INLINE float general_median(general_team team, float *sums, const float *x
     return sums[0];
 }
 
-/* Norms are in s->b. The slot of an outlier goes to s->codes, and its norm becomes 0. Returns how many there are. */
+/* Norms are in s->b. The slot of an outlier goes to s->codes, and its norm becomes 0. Returns how
+ * many there are. */
 KVANT_INLINE int general_find_outliers(general_team team, const kvant_general *g,
                                        const general_space *s)
 {
@@ -417,7 +421,8 @@ KVANT_INLINE void general_put_outliers(general_team team, const kvant_general *g
 
 /* ---- polar ---- */
 
-/* Turns (a, b) into the first quadrant and returns the quadrant; on a boundary the lower one counts. */
+/* Turns (a, b) into the first quadrant and returns the quadrant; on a boundary the lower one
+ * counts. */
 KVANT_INLINE uint32_t general_fold(float *a, float *b)
 {
     const float x = *a, y = *b;

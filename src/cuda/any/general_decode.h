@@ -1,5 +1,5 @@
-/* general_decode.h - rows of pages in the general form (general.h). A team decodes a token: codes to
- * space.codes, their numbers to space.y. */
+/* general_decode.h - rows of pages in the general form (general.h). A team decodes a token: codes
+ * to space.codes, their numbers to space.y. */
 #pragma once
 
 #include "general.h"
@@ -204,7 +204,8 @@ KVANT_INLINE void general_tiers(general_team team, const kvant_general *g, const
 
 /* ---- rows ---- */
 
-/* What codes in s->codes stand for, with the token's scale: kinds with one code of a channel or a chunk. to: a row. */
+/* What codes in s->codes stand for, with the token's scale: kinds with one code of a channel or a
+ * chunk. to: a row. */
 KVANT_INLINE void general_numbers(general_team team, const kvant_general *g, const uint32_t *codes,
                                   float scale, const uint16_t *slots, float *to)
 {

@@ -1,12 +1,14 @@
-/* general_encode.h - rows to pages in the general form (general.h). A team encodes the row in space.y as a
- * token of a page, or says that it does not fit; the last functions encode 64 rows, or a group of tokens. */
+/* general_encode.h - rows to pages in the general form (general.h). A team encodes the row in
+ * space.y as a token of a page, or says that it does not fit; the last functions encode 64 rows, or
+ * a group of tokens. */
 #pragma once
 
 #include "general_codes.h"
 
 /* ---- uniform groups ---- */
 
-/* A group as one way of quantising it has it: what is stored, and the step from numbers to codes. */
+/* A group as one way of quantising it has it: what is stored, and the step from numbers to
+ * codes. */
 typedef struct general_fit {
     uint16_t scale, zero;
     float size, from, inverse, low, high, offset;
@@ -46,8 +48,8 @@ KVANT_INLINE uint32_t general_uniform_code(const general_fit *f, float x)
     return (uint32_t)(level - f->offset);
 }
 
-/* Numbers of a group, stride apart, of channels or of tokens; those behind the first `there` count as copies of the
- * first. */
+/* Numbers of a group, stride apart, of channels or of tokens; those behind the first `there` count
+ * as copies of the first. */
 typedef struct general_run {
     const float *numbers;
     const uint16_t *halves; /* instead of numbers, or NULL */
@@ -198,8 +200,8 @@ KVANT_INLINE bool general_encode_raw(general_team team, const kvant_general *g,
 
 /* ---- rows ---- */
 
-/* What the sketch says of the rest of s->y, once codes have this scale: whether it fits. The rest goes to s->y, what
- * is stored to *norm, and its projection to s->b. */
+/* What the sketch says of the rest of s->y, once codes have this scale: whether it fits. The rest
+ * goes to s->y, what is stored to *norm, and its projection to s->b. */
 KVANT_INLINE bool general_sketch(general_team team, const kvant_general *g, const general_space *s,
                                  float stored, float *norm)
 {
@@ -242,7 +244,8 @@ KVANT_INLINE general_scale general_codes(general_team team, const kvant_general 
     }
 }
 
-/* The row s->y, which is lost, as a token of the page; false, and nothing written, when it does not fit. */
+/* The row s->y, which is lost, as a token of the page; false, and nothing written, when it does not
+ * fit. */
 KVANT_INLINE bool general_encode(general_team team, const kvant_general *g, const general_space *s,
                                  int token, void *page)
 {

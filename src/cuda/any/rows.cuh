@@ -1,5 +1,6 @@
-/* rows.cuh - rows of any head_dim, a warp a row: transforms, and the numbers of a page's token. Lane l has
- * channels l, l + 32, ...; what lies beyond head_dim is zero, which changes no sum of format.md. */
+/* rows.cuh - rows of any head_dim, a warp a row: transforms, and the numbers of a page's token.
+ * Lane l has channels l, l + 32, ...; what lies beyond head_dim is zero, which changes no sum of
+ * format.md. */
 #pragma once
 
 #include "../pages/read_code.cuh"
@@ -157,7 +158,8 @@ union AnyBook {
     }
 };
 
-/* Bytes of a warp's, aligned to 16, in which read_any works; attention has a decoder of its own for uniform codes. */
+/* Bytes of a warp's, aligned to 16, in which read_any works; attention has a decoder of its own for
+ * uniform codes. */
 __host__ __device__ inline int any_scratch(const kvant_cuda_codec &codec)
 {
     return (kvant_cuda_is_general(&codec.params) ? 3 * (int)sizeof(float) : 1) *
@@ -203,8 +205,8 @@ KVANT_INLINE void read_trellis(Row<P> &row, const kvant_cuda_codec &codec, const
     });
 }
 
-/* A token's row as it was encoded, transformed. bits: of the warp's, 12 * head_dim for uniform codes, any_scratch for
- * others. */
+/* A token's row as it was encoded, transformed. bits: of the warp's, 12 * head_dim for uniform
+ * codes, any_scratch for others. */
 template <int P = MOST_DIM>
 KVANT_INLINE Row<P> read_any(const kvant_cuda_codec &codec, const AnyBook &book,
                              const uint8_t *page, int token, uint8_t *bits, int lane, int kv_head)

@@ -1,5 +1,5 @@
-/* block_tiles.cuh - a warp's tile of 16 tokens in ggml's formats q8_0 and q4_0: copies, codes as operands, scores,
- * weights, sums of values. blocks.cu has the kernels. */
+/* block_tiles.cuh - a warp's tile of 16 tokens in ggml's formats q8_0 and q4_0: copies, codes as
+ * operands, scores, weights, sums of values. blocks.cu has the kernels. */
 #pragma once
 
 #include "../attention/combine.cuh"
@@ -27,7 +27,8 @@ struct Q4 {
     static constexpr int BYTES = 18, ZERO = 8;
 };
 
-/* Bytes between rows in shared memory: an odd number of 16, so that pairs of rows are in different banks. */
+/* Bytes between rows in shared memory: an odd number of 16, so that pairs of rows are in different
+ * banks. */
 constexpr int stride_of(int row_bytes)
 {
     return ((row_bytes + 15) / 16 | 1) * 16;
@@ -48,8 +49,8 @@ template <class F, int D> struct Shape {
     }
 };
 
-/* Tiles of a warp that are on their way or in use. Where 3 take more shared memory than a thread block
- * has on GPUs of 8.6, 8.9 and 12.0 (q8_0 of head_dim 256: 102 KB), there are 2. */
+/* Tiles of a warp that are on their way or in use. Where 3 take more shared memory than a thread
+ * block has on GPUs of 8.6, 8.9 and 12.0 (q8_0 of head_dim 256: 102 KB), there are 2. */
 constexpr int MOST_STAGES = 3, SMALL_BYTES = 98 * 1024;
 template <class F, int D> constexpr int least_stages()
 {
@@ -81,7 +82,8 @@ template <int N> KVANT_INLINE void copy_async(void *to, const void *from)
                      : "memory");
 }
 
-/* The rows of a tile by a warp; beyond the last token that one again. A row has 16 or 8 pieces and one. */
+/* The rows of a tile by a warp; beyond the last token that one again. A row has 16 or 8 pieces and
+ * one. */
 template <class S>
 KVANT_INLINE void copy_rows(uint8_t *to, const uint8_t *from, size_t stride, int first,
                             int n_tokens, int lane)
@@ -151,7 +153,8 @@ template <class F> KVANT_INLINE int key_channel(int t, int i)
     return F::TYPE == Q8::TYPE ? 8 * t + 4 * i : 16 * i + 4 * t;
 }
 
-/* Lane g of eight: four channels of a block, of two tokens: [m][h] is channel value_channel(g, m) + h. */
+/* Lane g of eight: four channels of a block, of two tokens: [m][h] is channel value_channel(g, m) +
+ * h. */
 template <class F, int J>
 KVANT_INLINE void read_values(const uint8_t *first, const uint8_t *second, int g, __half2 scale,
                               uint32_t (&pair)[2][2])

@@ -1,10 +1,12 @@
-/* blocks.cu - attention of few query rows over rows in ggml's formats q8_0 and q4_0, where llama.cpp left them.
+/* blocks.cu - attention of few query rows over rows in ggml's formats q8_0 and q4_0, where
+ * llama.cpp left them.
  *
- * Tokens are dealt to thread blocks, then to warps, 16 at a time. A warp copies its rows to shared memory a few tiles
- * ahead (cp.async), because rows of 34 or 18 bytes per 32 numbers fit no vector load. Scores are Q K^T by m16n8k16:
- * 16 query rows, 8 tokens; channels are in the order in which a lane reads codes. Their layout is that of the weights'
- * operand in V^T P^T, so nothing is exchanged between lanes. Codes become fp16 exactly; a block's scale multiplies sums
- * of scores, and values. The thread block that ends last adds the parts in order. */
+ * Tokens are dealt to thread blocks, then to warps, 16 at a time. A warp copies its rows to shared
+ * memory a few tiles ahead (cp.async), because rows of 34 or 18 bytes per 32 numbers fit no vector
+ * load. Scores are Q K^T by m16n8k16: 16 query rows, 8 tokens; channels are in the order in which a
+ * lane reads codes. Their layout is that of the weights' operand in V^T P^T, so nothing is
+ * exchanged between lanes. Codes become fp16 exactly; a block's scale multiplies sums of scores,
+ * and values. The thread block that ends last adds the parts in order. */
 #include "block_tiles.cuh"
 
 #include "../checks.h"
@@ -62,7 +64,8 @@ KVANT_INLINE void add_warps(const Problem &p, const float *shared, int pair, int
     }
 }
 
-/* Of a row's parts: what each counts, in shared memory, so that they add up to the output. By a warp. */
+/* Of a row's parts: what each counts, in shared memory, so that they add up to the output. By a
+ * warp. */
 KVANT_INLINE void weigh_parts(const Problem &p, const float *tops, int head, int lane,
                               float *weights)
 {
@@ -173,7 +176,8 @@ __global__ void __launch_bounds__(WARPS * 32, D > 128           ? 2
 
 /* ---- launches ---- */
 
-/* As many thread blocks as run at once, if there are tiles for them, and room for what each part of a row counts. */
+/* As many thread blocks as run at once, if there are tiles for them, and room for what each part of
+ * a row counts. */
 cudaError_t split(Problem &p, const void *kernel, int shared)
 {
     int blocks = 0;

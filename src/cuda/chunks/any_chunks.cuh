@@ -1,6 +1,7 @@
-/* any_chunks.cuh - chunk codes of sizes that are known in a launch (ChunkSizes): octopus of any split, hqmq of any numbers of
- * directions and radii, and other tables of directions. chunks.cuh has the sizes that are constants, and explains operands.
- * Kernels of any/ look numbers up in the same tables. */
+/* any_chunks.cuh - chunk codes of sizes that are known in a launch (ChunkSizes): octopus of any
+ * split, hqmq of any numbers of directions and radii, and other tables of directions. chunks.cuh
+ * has the sizes that are constants, and explains operands. Kernels of any/ look numbers up in the
+ * same tables. */
 #pragma once
 
 #include "chunks.cuh"
@@ -24,7 +25,8 @@ __host__ __device__ inline ChunkSizes sizes_of(const kvant_general &g)
                        (int)c.slots };
 }
 
-/* Bytes of one copy of a codec's tables, if two blocks of kernels of any/ find room for them; else 0. */
+/* Bytes of one copy of a codec's tables, if two blocks of kernels of any/ find room for them; else
+ * 0. */
 __host__ __device__ inline int small_table_bytes(const kvant_cuda_params &params,
                                                  const kvant_general &g)
 {
@@ -103,9 +105,10 @@ __host__ __device__ constexpr int copies_in(int bytes, int entry_bytes, int log_
     return most < banks ? most : banks;
 }
 
-/* Triplets of up to 16 bits. The octahedral map is symmetric, and so are its levels: a level and its negative have codes
- * that differ in all bits. Of x ^ x >> 1 all bits but the highest are then the same. They find the direction in the
- * quadrant of positive coordinates; signs of two are looked up with the norm, as numbers that multiply the direction. */
+/* Triplets of up to 16 bits. The octahedral map is symmetric, and so are its levels: a level and
+ * its negative have codes that differ in all bits. Of x ^ x >> 1 all bits but the highest are then
+ * the same. They find the direction in the quadrant of positive coordinates; signs of two are
+ * looked up with the norm, as numbers that multiply the direction. */
 struct OctopusSplits : ChunkCodes, AnySizes {
     static constexpr kvant_cuda_kind KIND = KVANT_CUDA_OCTOPUS_SPLITS;
     static constexpr int CHANNELS = 3, BITS = 16, MOST_WARPS = 8;
@@ -298,8 +301,8 @@ struct OctopusSplits : ChunkCodes, AnySizes {
     }
 };
 
-/* Directions of up to 13 bits as bytes, radii of up to 7. A radius r stands as the subnormal r x 2^-20, so that no bit of
- * its product with a byte is lost. */
+/* Directions of up to 13 bits as bytes, radii of up to 7. A radius r stands as the subnormal r x
+ * 2^-20, so that no bit of its product with a byte is lost. */
 struct HqmqSizes : ChunkCodes, AnySizes {
     static constexpr kvant_cuda_kind KIND = KVANT_CUDA_HQMQ_SIZES;
     static constexpr int CHANNELS = 4, BITS = 20, MOST_WARPS = 8, RADIUS_LOG = 4;
@@ -320,7 +323,9 @@ struct HqmqSizes : ChunkCodes, AnySizes {
         int bits, index_bits;
         uint32_t directions, direction_by;
         uint32_t index, low,
-            high; /* masks of two codes: of indices, of a radius' bits below and above bit 16 of the code */
+            /* masks of two codes: of indices, of a radius' bits below and above bit 16 of the
+             * code */
+            high;
     };
 
     KVANT_INLINE static int one_copy(const ChunkSizes &)
@@ -437,8 +442,8 @@ struct HqmqSizes : ChunkCodes, AnySizes {
                     : value_tiles<D, false>(page, lane, t, use);
     }
 
-    /* n copies. Behind the codewords zero, for outliers. Codes of tokens that are not there may find other bytes. A thread asks for
-     * several codewords before it uses one. */
+    /* n copies. Behind the codewords zero, for outliers. Codes of tokens that are not there may
+     * find other bytes. A thread asks for several codewords before it uses one. */
     __device__ static void fill(uint8_t *entries, const ChunkSizes &sizes, int n)
     {
         constexpr int BATCH = 8;

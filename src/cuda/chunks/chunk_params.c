@@ -79,7 +79,8 @@ static bool within_one(const float *numbers, uint32_t n)
     return true;
 }
 
-/* What decode kernels know of any sizes (any_chunks.cuh), with a slot for outliers per 64 channels (most_slots there). */
+/* What decode kernels know of any sizes (any_chunks.cuh), with a slot for outliers per 64 channels
+ * (most_slots there). */
 static kvant_cuda_kind decoder_of(const kvant_codec_view *view)
 {
     const kvant_chunk_view *chunk = &view->of.chunk;

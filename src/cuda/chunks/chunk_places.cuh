@@ -2,11 +2,11 @@
  * of mma.m16n8k16. Chunks of octopus are triplets of channels, chunks of hqmq are four channels.
  *
  * A chunk's direction is looked up in shared memory: three channels as fp16 in 8 bytes, or four as
- * bytes. A norm or a radius multiplies the direction in fp16. The table stands there in several copies
- * side by side, so that fewer lanes read the same bank. Of 8 bytes 16 lanes at a time read from 16 pairs
- * of banks: with 16 copies no two lanes read the same pair, with 8 copies at most two do. Of 4 bytes 3
- * lanes on average read the fullest bank with 8 copies. This sets the pace, so there are as many copies
- * as the ring of pages leaves room for.
+ * bytes. A norm or a radius multiplies the direction in fp16. The table stands there in several
+ * copies side by side, so that fewer lanes read the same bank. Of 8 bytes 16 lanes at a time read
+ * from 16 pairs of banks: with 16 copies no two lanes read the same pair, with 8 copies at most two
+ * do. Of 4 bytes 3 lanes on average read the fullest bank with 8 copies. This sets the pace, so
+ * there are as many copies as the ring of pages leaves room for.
  *
  * The kernel may choose which channel is which column (keys) or row (values) of the product. For
  * keys a lane's four columns of a tile are one chunk, so a look-up gives the operand. For values a
@@ -36,8 +36,8 @@ template <class C> constexpr bool HAS_ANY_SIZES = std::is_base_of<AnySizes, C>::
 
 template <class C> constexpr bool HAS_CHUNKS = std::is_base_of<ChunkCodes, C>::value;
 
-/* The data of a lane for look-ups in a table in shared memory: where the lane's copy is. Levels of the
- * norm are fp16, lower bytes and upper bytes. */
+/* The data of a lane for look-ups in a table in shared memory: where the lane's copy is. Levels of
+ * the norm are fp16, lower bytes and upper bytes. */
 template <int COPIES_> struct ChunkTable {
     static constexpr uint32_t COPIES = COPIES_;
     uint32_t copy;

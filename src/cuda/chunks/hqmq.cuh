@@ -1,4 +1,5 @@
-/* hqmq.cuh - operands from codes of four channels. chunk_places.cuh has the places and the names. */
+/* hqmq.cuh - operands from codes of four channels. chunk_places.cuh has the places and the
+ * names. */
 #pragma once
 
 #include "chunk_places.cuh"
@@ -6,9 +7,9 @@
 namespace kvant
 {
 
-/* A code of four channels: INDEX_BITS of direction, RADIUS_BITS of radius. A direction's bytes are 128
- * + 128 times its channels. Radii are small whole numbers, so as fp16 they are subnormal, and their
- * products with bytes are exact if they have 4 bits. */
+/* A code of four channels: INDEX_BITS of direction, RADIUS_BITS of radius. A direction's bytes are
+ * 128 + 128 times its channels. Radii are small whole numbers, so as fp16 they are subnormal, and
+ * their products with bytes are exact if they have 4 bits. */
 template <int SECONDARIES, int INDEX_BITS, int RADIUS_BITS>
 struct Hqmq : SteppedChunks<Hqmq<SECONDARIES, INDEX_BITS, RADIUS_BITS>, 4> {
     static constexpr kvant_cuda_kind KIND =
@@ -40,7 +41,8 @@ struct Hqmq : SteppedChunks<Hqmq<SECONDARIES, INDEX_BITS, RADIUS_BITS>, 4> {
                            look_up_word(__dp2a_lo(index, BYTES << 8, table.copy)) };
     }
 
-    /* A pair of radii, and -1152 times them: two bytes above 0x64 are 1024 + 128 + numbers as halves. */
+    /* A pair of radii, and -1152 times them: two bytes above 0x64 are 1024 + 128 + numbers as
+     * halves. */
     struct Radii {
         __half2 r, bias;
 
@@ -78,7 +80,8 @@ struct Hqmq : SteppedChunks<Hqmq<SECONDARIES, INDEX_BITS, RADIUS_BITS>, 4> {
         return (word >> 8 & 0x00e000e0u) | (two << 8 & 0x03000300u) | (one << 10 & 0x04000400u);
     }
 
-    /* Registers of column tiles 2 step and 2 step + 1 of a row tile: w, words of rows r and r + 8. */
+    /* Registers of column tiles 2 step and 2 step + 1 of a row tile: w, words of rows r and r +
+     * 8. */
     template <class T>
     KVANT_INLINE static void key_tiles(const uint32_t (&w)[2], uint32_t two, uint32_t one,
                                        const T &table, uint32_t (&a)[2][4])

@@ -1,4 +1,5 @@
-/* octopus.cuh - operands from codes of three channels. chunk_places.cuh has the places and the names. */
+/* octopus.cuh - operands from codes of three channels. chunk_places.cuh has the places and the
+ * names. */
 #pragma once
 
 #include "chunk_places.cuh"
@@ -6,7 +7,8 @@
 namespace kvant
 {
 
-/* n copies of entry i, a power of two; lanes begin with different ones, so that they use different banks. */
+/* n copies of entry i, a power of two; lanes begin with different ones, so that they use different
+ * banks. */
 KVANT_INLINE void store_copies(uint2 *entries, int i, int n, const uint2 &entry)
 {
     for (int k = 0; k < n; k++)
@@ -32,8 +34,8 @@ template <int B> struct Octopus : SteppedChunks<Octopus<B>, 2> {
         return B == 2 || (LARGE && D <= 128) ? 16 : LARGE ? 8 : 2;
     }
 
-    /* Where key_words and value_words rotate the narrower planes to: of 7 bits, side by side; of more,
-     * into a byte of bits 8 and 9 and of the norm. */
+    /* Where key_words and value_words rotate the narrower planes to: of 7 bits, side by side; of
+     * more, into a byte of bits 8 and 9 and of the norm. */
     static constexpr int NEXT = B == 2 ? 4 : 0, LAST = B == 2 ? 6 : 4;
 
     /* Four codes: w[0], w[1], w[2] are the words of the planes, the widest first. */
@@ -120,8 +122,8 @@ template <int B> struct Octopus : SteppedChunks<Octopus<B>, 2> {
         }
     }
 
-    /* use(row tile, registers of column tiles 2 step and 2 step + 1): a lane has chunks 8 step + 2 (lane
-     * mod 4) and + 1 of keys. */
+    /* use(row tile, registers of column tiles 2 step and 2 step + 1): a lane has chunks 8 step + 2
+     * (lane mod 4) and + 1 of keys. */
     template <int D, class T, class F>
     KVANT_INLINE static void key_step(const uint8_t *page, int lane, const T &table, int step,
                                       F &&use)

@@ -1,6 +1,7 @@
-/* outliers.cuh - chunks that a page stores apart from its codes (hqmq:med): what they add to scores and sums of decode
- * kernels. A token has room for a few of them behind the page's scales, four halves each, zeros where there is none. The
- * code of such a chunk finds a direction of zeros. They are rare, so they are added one by one. */
+/* outliers.cuh - chunks that a page stores apart from its codes (hqmq:med): what they add to scores
+ * and sums of decode kernels. A token has room for a few of them behind the page's scales, four
+ * halves each, zeros where there is none. The code of such a chunk finds a direction of zeros. They
+ * are rare, so they are added one by one. */
 #pragma once
 
 #include "../attention/values.cuh"
@@ -13,7 +14,8 @@ struct Outlier {
     int token, chunk;
     float x[4];
 
-    /* Says which of a lane's scores is the token's; a number would make the compiler put scores into memory. */
+    /* Says which of a lane's scores is the token's; a number would make the compiler put scores
+     * into memory. */
     KVANT_INLINE uint32_t bit() const
     {
         return 1u << (token / 8);

@@ -38,8 +38,8 @@ struct AppendArgs {
     kvant_cuda_turning turning;  /* of keys, which are the first role then; start NULL: none */
     const int64_t *center_slots; /* the same as in cuda.h */
     QueryArgs queries; /* of the same tokens, for launch_append_few with a matrix; q NULL: none */
-    /* Sealing: n_tokens is 64 per block, block i goes from open block from[i] to sealed block to[i],
-     * with tokens[i] tokens or all 64. NULL when rows are appended. */
+    /* Sealing: n_tokens is 64 per block, block i goes from open block from[i] to sealed block
+     * to[i], with tokens[i] tokens or all 64. NULL when rows are appended. */
     const int32_t *from, *to, *tokens;
 };
 

@@ -1,10 +1,11 @@
 /* append_trellis.cu - appends rows to pages of trellis codes. Also seals, as append.cu does.
  *
  * A thread block takes up to 64 tokens of one kv head and one role, a warp one row at a time. The
- * warp transforms the row as for open pages, finds its path (trellis_places.cuh; trellis_search.cuh for more than
- * 256 states), then its codes and its scale. The block multiplies keys with a matrix. Of few tokens a warp writes its row's
- * words at once. Otherwise codes stay in shared memory as nibbles until the words of pages are put together. The memory of
- * a search decides how many warps of the thread block search. */
+ * warp transforms the row as for open pages, finds its path (trellis_places.cuh; trellis_search.cuh
+ * for more than 256 states), then its codes and its scale. The block multiplies keys with a matrix.
+ * Of few tokens a warp writes its row's words at once. Otherwise codes stay in shared memory as
+ * nibbles until the words of pages are put together. The memory of a search decides how many warps
+ * of the thread block search. */
 #include "../any/any.h"
 #include "append_tokens.cuh"
 #include "../launch.h"
@@ -91,7 +92,8 @@ template <int D> struct RowSpace<D, 8> {
 
 template <int D, int M> struct TrellisRows {
     using Space = RowSpace<D, M>;
-    /* What a block of 160 KB has room for besides what all share; of 113 KB where two of them search faster. */
+    /* What a block of 160 KB has room for besides what all share; of 113 KB where two of them
+     * search faster. */
     static constexpr int ROOM = (M == 10 ? 113 : 160) * 1024 -
                                 (int)(sizeof(typename Space::Shared) + sizeof(Nibbles<D>) +
                                       sizeof(BlockTokens)) -
@@ -300,7 +302,8 @@ __global__ void __launch_bounds__(WARPS * 32, M == 8 ? 2 : 1)
         });
 }
 
-/* Tokens a thread block: few rows are spread over a GPU's multiprocessors, about 132, and none waits for another. */
+/* Tokens a thread block: few rows are spread over a GPU's multiprocessors, about 132, and none
+ * waits for another. */
 template <int D, int M> static uint32_t chunk_of(const TrellisAppendArgs &args, uint32_t n_rows)
 {
     constexpr uint32_t MULTIPROCESSORS = 132, SEARCHERS = TrellisRows<D, M>::SEARCHERS;

@@ -1,8 +1,8 @@
 /* queries.cu - multiplies queries with the matrix of transform=file: q times (R W^-1)^T.
  *
- * A thread block takes up to 8 query heads of one kv head and one sequence through one matrix. A thread has one
- * channel and a quarter of the matrix's rows, so all of its loads overlap. The quarters are added
- * in order. */
+ * A thread block takes up to 8 query heads of one kv head and one sequence through one matrix. A
+ * thread has one channel and a quarter of the matrix's rows, so all of its loads overlap. The
+ * quarters are added in order. */
 #include "../launch.h"
 #include "../rotate.cuh"
 #include "../ptx.cuh"
@@ -85,9 +85,10 @@ __global__ void __launch_bounds__(QUARTERS *D)
 
 /* ---- many tokens ---- */
 
-/* Products by tensor cores. A number is two halves: what its unit leaves of 22 bits. Units are powers of two above the
- * largest number of a query row and of a column of the matrix. The product of both lower halves is left out. A thread
- * block takes ROWS query rows of a kv head, then the next ones; a warp 16 of them and 32 columns. */
+/* Products by tensor cores. A number is two halves: what its unit leaves of 22 bits. Units are
+ * powers of two above the largest number of a query row and of a column of the matrix. The product
+ * of both lower halves is left out. A thread block takes ROWS query rows of a kv head, then the
+ * next ones; a warp 16 of them and 32 columns. */
 constexpr uint32_t ROWS = 32, ROW_BLOCKS = 264; /* two a multiprocessor */
 
 template <int D> struct RowSpace {

@@ -1,5 +1,5 @@
-/* token_words.cuh - the codes of one token into the words of its page, by a warp: lane l has the codes
- * of channels l, l + 32, ... */
+/* token_words.cuh - the codes of one token into the words of its page, by a warp: lane l has the
+ * codes of channels l, l + 32, ... */
 #pragma once
 
 #include "../layout.cuh"
@@ -21,7 +21,8 @@ template <int D, bool KEYS> struct TokenWords {
     {
     }
 
-    /* Of number j in a plane of 2^log bits: place() of layout.cuh for the first channel in the word. */
+    /* Of number j in a plane of 2^log bits: place() of layout.cuh for the first channel in the
+     * word. */
     KVANT_INLINE Place place_of(int log, int j) const
     {
         const int shift = 2 - log, ones = (1 << shift) - 1, tile = (lane >> 4) + 2 * j;
@@ -62,7 +63,8 @@ template <int D, bool KEYS> struct TokenWords {
         }
     }
 
-    /* The words that all lanes of a few have codes in, of a plane: the codes' bits from shift on. */
+    /* The words that all lanes of a few have codes in, of a plane: the codes' bits from shift
+     * on. */
     KVANT_INLINE void exchange(uint32_t (&of)[WORDS], const uint32_t (&codes)[PER_LANE], int log,
                                int shift) const
     {

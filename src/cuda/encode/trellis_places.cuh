@@ -1,16 +1,16 @@
 /* trellis_places.cuh - the search of trellis codes for 256 states with all metrics in registers.
  *
- * A new state takes the place of a state before it: their numbers differ in the bit that leaves and in
- * the bit that enters, and both bits have one place. Step t of 8 has bit t of the place, so a place is the
- * last 8 bits of a path, the oldest lowest. A lane has places 8 lane ... 8 lane + 7: three steps stay in
- * its registers, five meet the other lane whose number differs in one bit.
+ * A new state takes the place of a state before it: their numbers differ in the bit that leaves and
+ * in the bit that enters, and both bits have one place. Step t of 8 has bit t of the place, so a
+ * place is the last 8 bits of a path, the oldest lowest. A lane has places 8 lane ... 8 lane + 7:
+ * three steps stay in its registers, five meet the other lane whose number differs in one bit.
  *
- * A register holds the metric above 8 bits: where the path was before the 8 steps. So a minimum also
- * takes the path, and of equal metrics the first: origins differ in the step's bit and below. Origins
- * are stored once for 8 steps, and a trace goes back 8 steps by one look-up.
+ * A register holds the metric above 8 bits: where the path was before the 8 steps. So a minimum
+ * also takes the path, and of equal metrics the first: origins differ in the step's bit and below.
+ * Origins are stored once for 8 steps, and a trace goes back 8 steps by one look-up.
  *
- * Nothing is limited to 65535 and nothing lowered here: never_limited says for which rows that cannot
- * matter. */
+ * Nothing is limited to 65535 and nothing lowered here: never_limited says for which rows that
+ * cannot matter. */
 #pragma once
 
 #include "trellis_search.cuh"
@@ -40,8 +40,8 @@ template <int D> struct PlaceSpace {
     }
 };
 
-/* What a bit of the place does to the subset of a window at step t. The step's own bit is the newest and the
- * oldest bit of the window, which cancel each other where a path keeps it. */
+/* What a bit of the place does to the subset of a window at step t. The step's own bit is the
+ * newest and the oldest bit of the window, which cancel each other where a path keeps it. */
 __host__ __device__ constexpr uint32_t place_effect(int t, int bit)
 {
     return bit == t ? 0 : subset_of_window<8>(1u << ((t - bit) & 7));
@@ -71,8 +71,8 @@ template <int D> struct PlaceSearch {
         }
     }
 
-    /* Metrics as the search lowers and limits them are at most the costs of the 8 steps before a lowering and the 16
-     * after: from any state any other one is 8 steps away. */
+    /* Metrics as the search lowers and limits them are at most the costs of the 8 steps before a
+     * lowering and the 16 after: from any state any other one is 8 steps away. */
     KVANT_INLINE bool never_limited() const
     {
         static_assert(S::GROUPS <= 32, "a lane for each 8 steps");

@@ -223,8 +223,8 @@ template <int D, int M> struct Search {
         __syncwarp();
     }
 
-    /* Steps -before ... from a start to the end of the stretch that begins with step `first`, whose decisions
-     * are kept; returns where the metrics after the last step are. */
+    /* Steps -before ... from a start to the end of the stretch that begins with step `first`, whose
+     * decisions are kept; returns where the metrics after the last step are. */
     KVANT_INLINE int pass(uint32_t state, int before, int first)
     {
         start(state);
@@ -264,8 +264,8 @@ template <int D, int M> struct Search {
         return __reduce_min_sync(FULL, best) & (S::STATES - 1);
     }
 
-    /* The state before step 0 of the path that ends in a state. begin, before: of the pass; it is done again for
-     * each stretch that memory has no room for beside the others. */
+    /* The state before step 0 of the path that ends in a state. begin, before: of the pass; it is
+     * done again for each stretch that memory has no room for beside the others. */
     KVANT_INLINE uint32_t trace(uint32_t state, uint32_t begin, int before)
     {
 #pragma unroll 1

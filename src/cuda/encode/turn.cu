@@ -1,10 +1,10 @@
-/* turn.cu - rows times a matrix: dense rotations (rotate=dense), which no kernel of
- * append or attention knows. Rows are turned before they are appended, queries before attention, and
- * outputs after it.
+/* turn.cu - rows times a matrix: dense rotations (rotate=dense), which no kernel of append or
+ * attention knows. Rows are turned before they are appended, queries before attention, and outputs
+ * after it.
  *
  * A thread block takes a row, a thread a number of the result, in the order of sums of format.md,
- * "Numbers", so that encoded rows are the CPU's. In plain form: the matrix comes from the second-level
- * cache for every row. */
+ * "Numbers", so that encoded rows are the CPU's. In plain form: the matrix comes from the
+ * second-level cache for every row. */
 #include "../checks.h"
 #include "../params.h"
 #include "../table.h"

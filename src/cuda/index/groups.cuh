@@ -9,7 +9,8 @@ namespace kvant
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-/* Columns of a step: 8 of them x 16 numbers are 128 bytes, the other 16 numbers of the same columns the next 128. */
+/* Columns of a step: 8 of them x 16 numbers are 128 bytes, the other 16 numbers of the same columns
+ * the next 128. */
 KVANT_INLINE uint64_t columns_at(const uint8_t *at)
 {
     return (uint64_t)(shared_address(at) >> 4 & 0x3fff) | (uint64_t)(128 >> 4) << 16 |
@@ -66,8 +67,8 @@ template <int STEPS> KVANT_INLINE void hold_operands(uint32_t (&a)[STEPS][1][4])
                        "+r"(a[i][0][3])::"memory");
 }
 
-/* Waits for all products. Their operands and sums are not touched before: the compiler does not know that they are
- * read and written later. */
+/* Waits for all products. Their operands and sums are not touched before: the compiler does not
+ * know that they are read and written later. */
 template <int N, int STEPS>
 KVANT_INLINE void finish_products(int (&sums)[1][N][4], uint32_t (&a)[STEPS][1][4])
 {

@@ -1,9 +1,11 @@
-/* index.cu - codes of an index in device memory, and searches of them: the functions of device/index.h.
+/* index.cu - codes of an index in device memory, and searches of them: the functions of
+ * device/index.h.
  *
  * A search is a few rounds (ScanArgs). The first takes as many vectors as a list has places for,
- * spread over the index. Thresholds from them let few of the next, much larger part pass, and so on:
- * three rounds for a million vectors. A list that is too short all the same, as may happen with
- * thousands of equal vectors, makes the search begin again with rounds that no list can be too short for. */
+ * spread over the index. Thresholds from them let few of the next, much larger part pass, and so
+ * on: three rounds for a million vectors. A list that is too short all the same, as may happen with
+ * thousands of equal vectors, makes the search begin again with rounds that no list can be too
+ * short for. */
 #include "index.h"
 
 #include "../checks.h"

@@ -18,21 +18,22 @@ constexpr size_t READ_BEYOND = 65536; /* bytes behind the last pack that are rea
 using Found = kvant_cuda_found;
 constexpr uint32_t NO_VECTOR = UINT32_MAX;
 
-/* A search of n_queries queries in rounds. A round takes some groups of packs, and adds to each query's list what may be
- * among its k best; then the list is cut to the k best so far, and the worst of these is the next threshold. */
+/* A search of n_queries queries in rounds. A round takes some groups of packs, and adds to each
+ * query's list what may be among its k best; then the list is cut to the k best so far, and the
+ * worst of these is the next threshold. */
 struct ScanArgs {
     const uint8_t *codes;
     const float *factors, *offsets; /* offsets: NULL for none */
     const uint64_t *ids;            /* NULL: slots */
     size_t pack_bytes;
     uint32_t n_slots, n_groups, n_quads;
-    uint32_t
-        n_pieces; /* of 64 dimensions, even: what is behind the last dimension meets zeros of queries */
+    /* of 64 dimensions, even: what is behind the last dimension meets zeros of queries */
+    uint32_t n_pieces;
     uint32_t levels[4];
     int bias;
 
-    const uint32_t *
-        x; /* words of 4 numbers: [query / 32][quad][query % 32], with fewer queries in the last 32 */
+    /* words of 4 numbers: [query / 32][quad][query % 32], with fewer queries in the last 32 */
+    const uint32_t *x;
     const int32_t *sums;
     const float *scales, *weights;
     const uint32_t *passes; /* NULL: all slots */
@@ -53,10 +54,12 @@ struct ScanArgs {
 
 cudaError_t launch_scan(const ScanArgs &args, uint32_t bits, cudaStream_t stream);
 
-/* Cuts the lists to the k best, the best first, and writes them to best, too; counts: what there is of these. */
+/* Cuts the lists to the k best, the best first, and writes them to best, too; counts: what there is
+ * of these. */
 cudaError_t launch_select(const ScanArgs &args, cudaStream_t stream);
 
-/* LONG_LIST, or MIDDLE_LIST where a thread block has no shared memory for so many places: 128 KB. */
+/* LONG_LIST, or MIDDLE_LIST where a thread block has no shared memory for so many places: 128
+ * KB. */
 uint32_t longest_list();
 
 } // namespace kvant

@@ -18,8 +18,8 @@ namespace kvant
 namespace
 {
 
-/* A warpgroup's way over the groups of a round: numbers first, first + parts, ... below end in an order whose every
- * beginning is spread over the index. */
+/* A warpgroup's way over the groups of a round: numbers first, first + parts, ... below end in an
+ * order whose every beginning is spread over the index. */
 struct Way {
     uint32_t i, group, parts, by;
 
@@ -41,9 +41,9 @@ struct Way {
 
 constexpr int STEP_DIMS = PIECE_DIMS / PIECE_STEPS;
 
-/* For N queries at once: halves of a pack that a warp takes, and threads that take a group of packs. Sums of one half
- * leave registers to 16 warps of a multiprocessor, so that some unpack while others wait. A warpgroup's warps have the
- * same half. */
+/* For N queries at once: halves of a pack that a warp takes, and threads that take a group of
+ * packs. Sums of one half leave registers to 16 warps of a multiprocessor, so that some unpack
+ * while others wait. A warpgroup's warps have the same half. */
 template <int N> constexpr int HALVES = N >= 64 ? 1 : 2;
 template <int N> constexpr int TEAM = 32 * GROUP_PACKS * 2 / HALVES<N>;
 template <int N> constexpr int THREADS = N >= 64 ? 512 : 384;
@@ -60,8 +60,8 @@ template <int N> size_t shared_bytes(uint32_t n_pieces)
     return (size_t)n_pieces * PIECE_DIMS * N + sizeof(Queries<N>);
 }
 
-/* Numbers of a step lie as wgmma and ldmatrix have them: 8 queries x 16 numbers are 128 bytes; two of these, of the
- * step's halves, belong to the same queries. */
+/* Numbers of a step lie as wgmma and ldmatrix have them: 8 queries x 16 numbers are 128 bytes; two
+ * of these, of the step's halves, belong to the same queries. */
 template <int BITS, int N>
 __device__ void load_queries(const ScanArgs &args, uint32_t first, uint8_t *numbers)
 {
@@ -150,7 +150,8 @@ KVANT_INLINE void keep(const ScanArgs &args, uint32_t query, uint32_t slot, floa
         args.lists[(size_t)query * args.room + at] = Found{ key, slot };
 }
 
-/* What of two vectors that lie side by side is wanted; place: of the first in the round's order, even. */
+/* What of two vectors that lie side by side is wanted; place: of the first in the round's order,
+ * even. */
 KVANT_INLINE void keep_both(const ScanArgs &args, uint32_t query, uint32_t slot, uint32_t place,
                             float first, float second)
 {
@@ -162,7 +163,8 @@ KVANT_INLINE void keep_both(const ScanArgs &args, uint32_t query, uint32_t slot,
                    wanted[1] ? slot + 1 : NO_VECTOR };
 }
 
-/* Keys of a lane's vectors and 2 of the columns 8 j to 8 j + 7; slot and place: of its first vector. */
+/* Keys of a lane's vectors and 2 of the columns 8 j to 8 j + 7; slot and place: of its first
+ * vector. */
 template <bool OFFSETS, int N>
 KVANT_INLINE void take(const ScanArgs &args, const Queries<N> &queries, uint32_t first, int j,
                        uint32_t slot, uint32_t place, const Vectors<N> &vectors,
@@ -251,7 +253,8 @@ template <int BITS> struct Cursor {
 
 constexpr int SLOTS = 2; /* pieces that were asked for */
 
-/* Pieces of a warp's packs: two are on their way to registers, and some more to the second-level cache. */
+/* Pieces of a warp's packs: two are on their way to registers, and some more to the second-level
+ * cache. */
 template <int BITS, int N> struct Reader {
     static constexpr int AHEAD = 3, WORDS = BITS == 8 && HALVES<N> == 1 ? 4 : BITS;
     const ScanArgs &args;
@@ -346,8 +349,8 @@ template <int BITS, int N> struct WarpProducts {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-/* The same by wgmma: a piece is unpacked while the one before it is multiplied, also when it is the first of the next
- * pack. */
+/* The same by wgmma: a piece is unpacked while the one before it is multiplied, also when it is the
+ * first of the next pack. */
 template <int BITS, int N> struct GroupProducts {
     Operands<N> even, odd;
 

@@ -1,5 +1,5 @@
-/* select.cu - cuts each query's list to its best: finds the k-th key by counting, and sorts what reaches it by key and
- * then by id. */
+/* select.cu - cuts each query's list to its best: finds the k-th key by counting, and sorts what
+ * reaches it by key and then by id. */
 #include "index.h"
 
 #include "../../base/attributes.h"
@@ -25,7 +25,8 @@ KVANT_INLINE float key_of(uint32_t rank)
     return __uint_as_float(rank >> 31 ? rank & 0x7fffffffu : ~rank);
 }
 
-/* An entry: a key's rank and, in the low half, NO_VECTOR - slot. The larger comes first. 0: no vector. */
+/* An entry: a key's rank and, in the low half, NO_VECTOR - slot. The larger comes first. 0: no
+ * vector. */
 KVANT_INLINE uint32_t slot_of(uint64_t entry)
 {
     return NO_VECTOR - (uint32_t)entry;
@@ -54,7 +55,8 @@ template <int THREADS> KVANT_INLINE void sort(uint64_t *entries, uint32_t n, con
         }
 }
 
-/* The largest rank that at least k of the block's ranks reach, found bit by bit; 1 if fewer than k are above 0. */
+/* The largest rank that at least k of the block's ranks reach, found bit by bit; 1 if fewer than k
+ * are above 0. */
 template <int THREADS>
 KVANT_INLINE uint32_t kth_rank(const uint32_t (&ranks)[OF_A_THREAD], uint32_t k)
 {

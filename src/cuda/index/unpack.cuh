@@ -2,12 +2,12 @@
  * memory.
  *
  * A pack (src/kernels/packs.h) is read in pieces of 64 dimensions: two steps of 32. Lane 4 g + t of
- * a warp reads 8 bytes at a time, which belong to vectors 2 g and 2 g + 1 (of half 0 of the pack) and 2 g + 16 and
- * 2 g + 17 (half 1). A warp's 32 lanes read bytes that lie side by side. Rows g and g + 8 of the operand of half h are
- * vectors 2 g + 16 h and 2 g + 1 + 16 h.
+ * a warp reads 8 bytes at a time, which belong to vectors 2 g and 2 g + 1 (of half 0 of the pack)
+ * and 2 g + 16 and 2 g + 17 (half 1). A warp's 32 lanes read bytes that lie side by side. Rows g
+ * and g + 8 of the operand of half h are vectors 2 g + 16 h and 2 g + 1 + 16 h.
  *
- * Sums of integers depend on no order, so dimensions come in the order that unpacks fastest. Queries
- * are put in the same order (columns_of). */
+ * Sums of integers depend on no order, so dimensions come in the order that unpacks fastest.
+ * Queries are put in the same order (columns_of). */
 #pragma once
 
 #include "../../base/attributes.h"
@@ -19,15 +19,17 @@ namespace kvant
 constexpr int PIECE_DIMS = 64, PIECE_QUADS = PIECE_DIMS / 4, PIECE_STEPS = 2;
 constexpr uint32_t PACK_VECTORS = 32;
 
-/* The levels of codes, as bytes. 4 bits: level + bias, below 128, as codes 0 to 7 and 8 to 15 are looked up apart and
- * the sign bit of a look-up means "no". 1 bit needs none: 2 code = level + 1. */
+/* The levels of codes, as bytes. 4 bits: level + bias, below 128, as codes 0 to 7 and 8 to 15 are
+ * looked up apart and the sign bit of a look-up means "no". 1 bit needs none: 2 code = level +
+ * 1. */
 struct PackLevels {
     uint32_t words[4];
     int bias;
 };
 
-/* The quads of 4 dimensions from which lane t takes its bytes of a step: 4 from each, the lower half of the step's 8 to
- * the first register. MIXED: the registers have dimensions 0 and 1 of both, and 2 and 3 of both. */
+/* The quads of 4 dimensions from which lane t takes its bytes of a step: 4 from each, the lower
+ * half of the step's 8 to the first register. MIXED: the registers have dimensions 0 and 1 of both,
+ * and 2 and 3 of both. */
 template <int BITS> struct PackOrder {
     static constexpr bool MIXED = BITS == 2 || BITS == 3 || BITS == 4;
     static __host__ __device__ constexpr int first(int step, int t)

@@ -1,8 +1,10 @@
-/* decode.cu - decodes whole pages to rows: prefill needs 16-bit keys and values, and a cache opens pages.
+/* decode.cu - decodes whole pages to rows: prefill needs 16-bit keys and values, and a cache opens
+ * pages.
  *
- * Decoding follows the CPU's arithmetic bit by bit. A thread block takes one page, or where these are few
- * an equal part of one's tokens, a warp one token at a time, a lane some channels. The page's words are read
- * once from memory and then from the first-level cache. A row that stays transformed is stored as sealed rows become open ones on the CPU. */
+ * Decoding follows the CPU's arithmetic bit by bit. A thread block takes one page, or where these
+ * are few an equal part of one's tokens, a warp one token at a time, a lane some channels. The
+ * page's words are read once from memory and then from the first-level cache. A row that stays
+ * transformed is stored as sealed rows become open ones on the CPU. */
 #include "../any/rows.cuh"
 #include "../launch.h"
 #include "pages.h"
@@ -53,8 +55,8 @@ __global__ void __launch_bounds__(WARPS_OF<P> * 32)
     }
 }
 
-/* A warp takes 80 us for a token and its matrix: where multiprocessors would be idle, tables are read by several thread
- * blocks. */
+/* A warp takes 80 us for a token and its matrix: where multiprocessors would be idle, tables are
+ * read by several thread blocks. */
 constexpr uint32_t FEW_PAGES = 256;
 
 cudaError_t launch_decode(const DecodeArgs &args, const kvant_cuda_codec &codec, uint32_t n_blocks,

@@ -1,4 +1,5 @@
-/* read_code.cuh - reads one code of a page with one code per channel; the page may lie in shared memory. */
+/* read_code.cuh - reads one code of a page with one code per channel; the page may lie in shared
+ * memory. */
 #pragma once
 
 #include "../layout.cuh"

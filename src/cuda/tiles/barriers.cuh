@@ -33,8 +33,8 @@ KVANT_INLINE void publish_barriers()
 #endif
 }
 
-/* Lanes of a warp that arrive. One is enough, after __syncwarp; racecheck counts the accesses of the
- * arriving lane alone (tests/cuda/racecheck_patterns.cu), so that a build for it wants 32. */
+/* Lanes of a warp that arrive. One is enough, after __syncwarp; racecheck counts the accesses of
+ * the arriving lane alone (tests/cuda/racecheck_patterns.cu), so that a build for it wants 32. */
 #ifndef KVANT_WARP_ARRIVALS
 #define KVANT_WARP_ARRIVALS 1
 #endif

@@ -45,8 +45,8 @@ template <int GROUPS, int N> struct CodesRows : TileRows<GROUPS> {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-/* Query rows, transformed, as the second operand of keys: as they are, or (returns false) divided by a power of
- * two where fp16's range is too small for one of them. */
+/* Query rows, transformed, as the second operand of keys: as they are, or (returns false) divided
+ * by a power of two where fp16's range is too small for one of them. */
 template <class KC, class VC, int D, int N, int GROUPS, class Rows>
 KVANT_INLINE bool load_code_queries(const TileArgs &p, const TileWork &work, uint8_t *memory,
                                     Rows &rows, int warp, int n_warps, int lane)

@@ -108,8 +108,8 @@ KVANT_INLINE CodeTable<C, D> code_table(const uint8_t *table, const TileCodec &c
                             twice(-codec.params.bias * (1 / UNIT)) };
 }
 
-/* The row tile that a lane has of a warp's: of rows 2 i and 2 i + 1 that of the warp i places further, if the
- * operands T are turned. So the words of 32 lanes are in different banks. */
+/* The row tile that a lane has of a warp's: of rows 2 i and 2 i + 1 that of the warp i places
+ * further, if the operands T are turned. So the words of 32 lanes are in different banks. */
 template <class T> KVANT_INLINE int row_tile_of(int warp, int row)
 {
     return T::TURNED ? (warp + row / 2) % 4 : warp;
@@ -176,8 +176,8 @@ template <class C, int D, class = void> struct KeyOperands {
     }
 };
 
-/* A warp's words of four column tiles, and their trellis bits as a plane: four words of 4 bits, or two
- * of 2 bits and one of third bits. */
+/* A warp's words of four column tiles, and their trellis bits as a plane: four words of 4 bits, or
+ * two of 2 bits and one of third bits. */
 template <class C> struct TrellisWords {
     static constexpr int WORDS = C::BITS == 4 ? 4 : 2;
     uint32_t w[4], third;
@@ -267,8 +267,8 @@ template <class C, int D> struct KeyOperands<C, D, std::enable_if_t<HAS_CHUNKS<C
     }
 };
 
-/* ---- values: operand i of a part is of a block of rows and a column tile. A part is a block, or (chunks)
- * two column tiles of all blocks ---- */
+/* ---- values: operand i of a part is of a block of rows and a column tile. A part is a block, or
+ * (chunks) two column tiles of all blocks ---- */
 
 template <class V> __host__ __device__ constexpr int block_of(int part, int i)
 {
@@ -299,8 +299,8 @@ template <class C, int D, class = void> struct ValueOperands {
     }
 };
 
-/* A warp's row tiles have one l (format.md): the run before its first one is its last one, of the rows
- * before, or the last one of the warp before. */
+/* A warp's row tiles have one l (format.md): the run before its first one is its last one, of the
+ * rows before, or the last one of the warp before. */
 template <class C, int D> struct ValueOperands<C, D, std::enable_if_t<HAS_TRELLIS<C>>> {
     static_assert(C::MEMORY == 8, "the run before a run is enough");
     static constexpr int OPERANDS = 4, PARTS = D / 64, BLOCKS = D / 64, M = C::MEMORY,
@@ -382,8 +382,8 @@ struct ValueOperands<C, D, std::enable_if_t<HAS_CHUNKS<C> && CHANNELS_OF<C> == 4
     }
 };
 
-/* Triplets: 8 rows are one coordinate of 8 chunks; what is left are channels as they come. A lane looks up
- * two chunks. With 128 channels the first one gives three of its four rows. */
+/* Triplets: 8 rows are one coordinate of 8 chunks; what is left are channels as they come. A lane
+ * looks up two chunks. With 128 channels the first one gives three of its four rows. */
 template <class C, int D>
 struct ValueOperands<C, D, std::enable_if_t<HAS_CHUNKS<C> && CHANNELS_OF<C> == 3>> {
     static constexpr int BLOCKS = D / 64, OPERANDS = 2 * BLOCKS, PARTS = 2;

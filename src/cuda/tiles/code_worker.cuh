@@ -1,5 +1,5 @@
-/* code_worker.cuh - a warpgroup's work in a kernel of codes.cuh: its pages, one after another, and their
- * sums. */
+/* code_worker.cuh - a warpgroup's work in a kernel of codes.cuh: its pages, one after another, and
+ * their sums. */
 #pragma once
 
 #include "code_rows.cuh"
@@ -10,8 +10,8 @@ namespace kvant
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-/* What a page's scores and weights are multiplied by: of the lane's tokens, rows lane / 4 and + 8 of the
- * warp's 16. */
+/* What a page's scores and weights are multiplied by: of the lane's tokens, rows lane / 4 and + 8
+ * of the warp's 16. */
 struct LaneTokens {
     float k_scale[2], k_zero[2], v_scale[2], v_zero[2];
 };
@@ -243,8 +243,8 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
             }
     }
 
-    /* The largest scores of the page's tokens, with the logarithms of the values' scales, by column: of all warps, in
-     * tops. */
+    /* The largest scores of the page's tokens, with the logarithms of the values' scales, by
+     * column: of all warps, in tops. */
     KVANT_INLINE void find_tops(const float (&s)[N / 8][4], const float (&log)[2])
     {
         unrolled_for (int c = 0; c < COLUMNS; c++) {
@@ -287,7 +287,8 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
         wait_for_group();
     }
 
-    /* Exponents: scores minus references; true if one is too large. all: s are products still, not scores. */
+    /* Exponents: scores minus references; true if one is too large. all: s are products still, not
+     * scores. */
     KVANT_INLINE bool find_exponents(float (&s)[N / 8][4], const LaneTokens &t,
                                      const float (&log)[2], bool all) const
     {
@@ -344,8 +345,9 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
         store_weights(w);
     }
 
-    /* A page's weights into shared memory. Twice when a score is too large for its column's reference; always when
-     * the page is open, whose weights are relative to its own largest score. */
+    /* A page's weights into shared memory. Twice when a score is too large for its column's
+     * reference; always when the page is open, whose weights are relative to its own largest
+     * score. */
     KVANT_INLINE void attend_keys(const uint8_t *codes, int first)
     {
         const int entry = entries[0];
@@ -518,7 +520,8 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
 
     /* ---- the end ---- */
 
-    /* The warpgroup's sums over tokens: of its four warps, in their order. The caller synchronises before and after. */
+    /* The warpgroup's sums over tokens: of its four warps, in their order. The caller synchronises
+     * before and after. */
     KVANT_INLINE void leave_sums()
     {
         unrolled_for (int c = 0; c < COLUMNS; c++)

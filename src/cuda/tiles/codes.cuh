@@ -2,10 +2,10 @@
  * pages in shared memory.
  *
  * Every warpgroup has all rows and every GROUPS-th page. Codes become the first operand of wgmma in
- * registers (code_tiles.cuh), so tokens, and channels of values, are rows of the products; query rows
- * are columns: scores^T = K q^T, sums^T = V^T weights^T. Scales of tokens act on scores and weights
- * (softmax.cuh). A warp has 16 tokens of a page, but all warps of a warpgroup add up the same sums:
- * they agree on the reference of exponents. */
+ * registers (code_tiles.cuh), so tokens, and channels of values, are rows of the products; query
+ * rows are columns: scores^T = K q^T, sums^T = V^T weights^T. Scales of tokens act on scores and
+ * weights (softmax.cuh). A warp has 16 tokens of a page, but all warps of a warpgroup add up the
+ * same sums: they agree on the reference of exponents. */
 #pragma once
 
 #include "code_worker.cuh"

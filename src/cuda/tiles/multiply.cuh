@@ -21,8 +21,8 @@ template <int D> struct RowSums {
         max[0] = max[1] = NEVER, sum[0] = sum[1] = 0;
     }
 
-    /* Raises the maximum when a score exceeds it by more than SLACK (softmax.cuh). Sums of values have
-     * to shrink then; true if so. */
+    /* Raises the maximum when a score exceeds it by more than SLACK (softmax.cuh). Sums of values
+     * have to shrink then; true if so. */
     KVANT_INLINE bool raise(const float (&s)[8][4], const float (&factor)[2],
                             const float (&unit)[2], float (&shrink)[2])
     {
@@ -52,8 +52,8 @@ template <int D> struct RowSums {
                 o[i][2 * h] *= shrink[h], o[i][2 * h + 1] *= shrink[h];
     }
 
-    /* Scores s[j] * factor become weights. unit: the logarithm of the values' unit, with what is added to all scores of a row;
-     * inverse: of the values' unit. */
+    /* Scores s[j] * factor become weights. unit: the logarithm of the values' unit, with what is
+     * added to all scores of a row; inverse: of the values' unit. */
     KVANT_INLINE void weigh(float (&s)[8][4], const float (&factor)[2], const float (&unit)[2],
                             float inverse)
     {
@@ -123,8 +123,8 @@ struct Turn {
     }
 };
 
-/* A warpgroup's rows against all pages. The products of a page's values run beside the softmax of the next page.
- * UNITS_FIRST: units of values come with the keys. */
+/* A warpgroup's rows against all pages. The products of a page's values run beside the softmax of
+ * the next page. UNITS_FIRST: units of values come with the keys. */
 template <class P, int D, int GROUPS, bool UNITS_FIRST> struct Multiplier {
     const TileShape &p;
     const TileWork &work;
@@ -162,8 +162,8 @@ template <class P, int D, int GROUPS, bool UNITS_FIRST> struct Multiplier {
         return row[0] % GROUP_ROWS - lane / 4;
     }
 
-    /* What a page's own centre adds to the scores of the lane's rows, except for scale_log2. Asked for before the page's products, where
-     * there are registers for it. */
+    /* What a page's own centre adds to the scores of the lane's rows, except for scale_log2. Asked
+     * for before the page's products, where there are registers for it. */
     KVANT_INLINE void ask_offsets(int at, float (&offset)[2]) const
     {
         const int page = work.first_page + at;
@@ -212,7 +212,8 @@ template <class P, int D, int GROUPS, bool UNITS_FIRST> struct Multiplier {
         return queries + group * TileMemory<D, GROUPS>::QUERY_BYTES;
     }
 
-    /* Queries through the matrix of a page's keys take the place of those before. All products are done. */
+    /* Queries through the matrix of a page's keys take the place of those before. All products are
+     * done. */
     KVANT_INLINE void change_matrix(int page, RowSums<D> &sums) const
     {
         const float bias[2] = { rows.bias[row[0]], rows.bias[row[1]] };

@@ -109,8 +109,9 @@ KVANT_INLINE uint64_t matrix_at(uint32_t address)
            1ull << 62;
 }
 
-/* d = a b [+ d], with d of 64 rows and 8 N columns; a: 64 x 16, in registers or where it begins. BY_COLUMNS: b
- * has 64 columns in a row of 128 bytes; otherwise it has a row of 64 numbers for each of its columns. */
+/* d = a b [+ d], with d of 64 rows and 8 N columns; a: 64 x 16, in registers or where it begins.
+ * BY_COLUMNS: b has 64 columns in a row of 128 bytes; otherwise it has a row of 64 numbers for each
+ * of its columns. */
 template <int N> using Columns = float (&)[N][4];
 
 template <int BY_COLUMNS = 0>
@@ -234,8 +235,8 @@ struct GroupProducts {
         asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
     }
 
-    /* Computes these numbers before what comes next, and does not touch them before it: the compiler
-     * does not know that wgmma reads and writes registers later. */
+    /* Computes these numbers before what comes next, and does not touch them before it: the
+     * compiler does not know that wgmma reads and writes registers later. */
     template <int N> KVANT_INLINE static void hold(float (&x)[N][4])
     {
         unrolled_for (int i = 0; i < N; i++)

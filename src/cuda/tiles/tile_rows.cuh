@@ -1,6 +1,7 @@
-/* tile_rows.cuh - a tile of query rows (query tokens x heads of one kv head) of a thread block: which
- * rows and pages, queries as an operand, and the end: results of warpgroups, and of thread blocks
- * that share a tile's pages, are added in order and written. The same input gives the same bits. */
+/* tile_rows.cuh - a tile of query rows (query tokens x heads of one kv head) of a thread block:
+ * which rows and pages, queries as an operand, and the end: results of warpgroups, and of thread
+ * blocks that share a tile's pages, are added in order and written. The same input gives the same
+ * bits. */
 #pragma once
 
 #include "../attention/combine.cuh"
@@ -160,8 +161,9 @@ KVANT_INLINE void note_query_row(const TileShape &p, const TileWork &work, Rows 
     rows.mask_row[n] = query_row(p, work.pair.b, column.token).row * p.mask_token_stride;
 }
 
-/* A row, transformed, divided by a power of two above its largest number, as fp16, with the sign of the softmax scale:
- * a row's factor is not negative, so the largest product has the largest score. */
+/* A row, transformed, divided by a power of two above its largest number, as fp16, with the sign of
+ * the softmax scale: a row's factor is not negative, so the largest product has the largest
+ * score. */
 template <int D, class Rows>
 KVANT_INLINE void place_query_row(const TileShape &p, const TileWork &work, uint8_t *memory,
                                   Rows &rows, int n, Row<D> row, const Row<D> &center, int lane)
@@ -181,7 +183,8 @@ KVANT_INLINE void place_query_row(const TileShape &p, const TileWork &work, uint
         rows.factor[n] = unit * fabsf(p.scale_log2), rows.bias[n] = bias;
 }
 
-/* Query rows n, n + step, ... below end through a matrix, by a warp, which waits for several at a time. */
+/* Query rows n, n + step, ... below end through a matrix, by a warp, which waits for several at a
+ * time. */
 template <class P, int D, class Rows>
 KVANT_INLINE void load_queries(const TileShape &p, const TileWork &work, int matrix,
                                uint8_t *memory, Rows &rows, int n, int end, int step, int lane)

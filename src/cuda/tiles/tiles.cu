@@ -43,8 +43,8 @@ static UnpackedKernels unpacked_kernels(uint32_t head_dim)
     }
 }
 
-/* unpack_*.cuh have what these tables hold. looks_up: the large ones of a trellis and of chunks, which have a
- * slower way without. */
+/* unpack_*.cuh have what these tables hold. looks_up: the large ones of a trellis and of chunks,
+ * which have a slower way without. */
 template <class C> static int chunk_bytes(bool looks_up)
 {
     if (C::CHANNELS == 3)
@@ -143,8 +143,8 @@ static constexpr struct {
 } shapes[] = { { 2, 4, true },  { 2, 3, true },  { 1, 4, true },  { 1, 3, true },
                { 2, 3, false }, { 1, 3, false }, { 2, 0, false }, { 1, 0, false } };
 
-/* Two groups of rows before one, if there are so many rows. Returns the bytes of shared memory, 0 when
- * there is too little. */
+/* Two groups of rows before one, if there are so many rows. Returns the bytes of shared memory, 0
+ * when there is too little. */
 static int choose_shape(TileArgs &p, const TileKernel &kernel, int64_t rows, int room)
 {
     for (int groups = rows > GROUP_ROWS ? kernel.groups : 1; groups > 0; groups--)
@@ -219,7 +219,8 @@ static int pairs_at_once(const TileShape &p, int64_t most, int multiprocessors)
     return best;
 }
 
-/* Needs scratch in device memory. KVANT_ERR_UNSUPPORTED when there is too little, or of shared memory. */
+/* Needs scratch in device memory. KVANT_ERR_UNSUPPORTED when there is too little, or of shared
+ * memory. */
 static kvant_status launch_unpacked(TileArgs p, uint32_t head_dim, uint8_t *scratch,
                                     size_t scratch_bytes, int multiprocessors, int shared_bytes,
                                     cudaStream_t stream)
@@ -277,8 +278,8 @@ static CodesKernel find_codes_kernel(const kvant_cuda_params &k, const kvant_cud
     return CodesKernel{};
 }
 
-/* The kernel for the problem's rows, if there are more than decode kernels have columns; none when it
- * does not fit, or the loaded code has no body. They know one matrix, and no centres of keys. */
+/* The kernel for the problem's rows, if there are more than decode kernels have columns; none when
+ * it does not fit, or the loaded code has no body. They know one matrix, and no centres of keys. */
 static CodesKernel codes_kernel(const kvant_cuda_kernel_attention_args &args, int shared_bytes)
 {
     if (args.k_center || args.page_offsets || args.n_matrices > 1)

@@ -61,8 +61,8 @@ template <int D, bool KEYS> struct Unpacker {
         return memory + p.ring_at + slot * (p.k_page + p.v_page) + (KEYS ? 0 : p.k_page);
     }
 
-    /* Asks for the codes of a page, once the page before it in its slot was read. i: counted from the
-     * first one of `entries`; at: from the first of all. */
+    /* Asks for the codes of a page, once the page before it in its slot was read. i: counted from
+     * the first one of `entries`; at: from the first of all. */
     KVANT_INLINE void fetch(int i, int at, int slot) const
     {
         if (work.first_page + at >= work.end_page)
@@ -142,9 +142,10 @@ template <int D, bool KEYS> struct Unpacker {
     }
 };
 
-/* Registers of a thread. All together may not be more than the block begins with, 168 or 128 each for 3
- * or 4 warpgroups: otherwise those that want more wait for ever. Those that unpack take none back, so
- * finish_tile has to do with theirs: for sm_90a it takes 104 of 112 with 96 channels, 96 of 104 with 128. */
+/* Registers of a thread. All together may not be more than the block begins with, 168 or 128 each
+ * for 3 or 4 warpgroups: otherwise those that want more wait for ever. Those that unpack take none
+ * back, so finish_tile has to do with theirs: for sm_90a it takes 104 of 112 with 96 channels, 96
+ * of 104 with 128. */
 template <int D> constexpr int UNPACK_REGISTERS = D > 128 ? 136 : D == 128 ? 104 : 112;
 template <int D> constexpr int MULTIPLY_REGISTERS = D > 128 ? 232 : D == 128 ? 152 : 144;
 

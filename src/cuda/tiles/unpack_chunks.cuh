@@ -33,8 +33,8 @@ KVANT_INLINE uint32_t chunk_code(const uint32_t *words, int n_chunks, bool keys,
                    << P;
 }
 
-/* The direction of a code, times the length without the token's scale. table: C::fill of one copy, and
- * norms that are not in there. */
+/* The direction of a code, times the length without the token's scale. table: C::fill of one copy,
+ * and norms that are not in there. */
 template <class C>
 KVANT_INLINE uint2 chunk_numbers(const Unpacking &u, uint32_t code, uint32_t scale)
 {
@@ -90,8 +90,8 @@ template <class C> __host__ __device__ constexpr int tile_copies()
     return C::TILE_COPIES;
 }
 
-/* Pairs of halves that a lane has of tokens r and r + 8 of row tile rt: a[e] is of its chunks 2 c and
- * 2 c + 1 of the step. */
+/* Pairs of halves that a lane has of tokens r and r + 8 of row tile rt: a[e] is of its chunks 2 c
+ * and 2 c + 1 of the step. */
 template <class C, int D>
 KVANT_INLINE void put_key_chunks(const Unpacking &u, int step, int rt, const uint32_t (&a)[2][4],
                                  const uint32_t (&scale)[2])
@@ -120,8 +120,8 @@ KVANT_INLINE void put_key_chunks(const Unpacking &u, int step, int rt, const uin
     }
 }
 
-/* The values of chunks of row lane / 4: a tile's registers. Of four channels every second row has its
- * channels in another order, so that no more than two lanes meet in a bank. */
+/* The values of chunks of row lane / 4: a tile's registers. Of four channels every second row has
+ * its channels in another order, so that no more than two lanes meet in a bank. */
 template <class C, int D>
 KVANT_INLINE void put_value_chunks(const Unpacking &u, int tile, int ct, const uint32_t (&a)[4],
                                    const uint32_t (&scale)[2])
@@ -190,7 +190,8 @@ template <class C, int D, bool KEYS> KVANT_INLINE float unpack_any_chunks(const 
     return u.codec.looks_up ? look_up_chunks<C, D, KEYS>(u) : unpack_chunks<C, D, KEYS>(u);
 }
 
-/* Entries, then (triplets) the bytes of norms: for look_up_chunks in copies, for chunk_numbers one. */
+/* Entries, then (triplets) the bytes of norms: for look_up_chunks in copies, for chunk_numbers
+ * one. */
 template <class C> KVANT_INLINE void fill_chunks(uint8_t *table, const TileCodec &codec)
 {
     const int copies = codec.looks_up ? tile_copies<C>() : 1, i = threadIdx.x;

@@ -35,8 +35,8 @@ struct Unpacking {
     }
 };
 
-/* New to the compiler for each page: otherwise it keeps what all kinds of codes compute from them in
- * registers, which are too few. */
+/* New to the compiler for each page: otherwise it keeps what all kinds of codes compute from them
+ * in registers, which are too few. */
 KVANT_INLINE void forget(int &warp, int &lane, uint32_t &one)
 {
     asm volatile("" : "+r"(warp), "+r"(lane), "+r"(one));
@@ -84,8 +84,8 @@ KVANT_INLINE uint32_t largest_number(const Unpacking &u, const __half *numbers)
     return top;
 }
 
-/* The exponent e of the page: every scale is below 2^e, every zero point below 2^(e + 23). Called by
- * whole warps, which all find the same. */
+/* The exponent e of the page: every scale is below 2^e, every zero point below 2^(e + 23). Called
+ * by whole warps, which all find the same. */
 template <kvant_cuda_grouping GROUP, int D>
 KVANT_INLINE int exponent_of(const Unpacking &u, bool zeros)
 {
@@ -99,7 +99,8 @@ KVANT_INLINE int exponent_of(const Unpacking &u, bool zeros)
     return max((__float_as_int(top) >> 23) - 126, -24);
 }
 
-/* Scales or zero points of the numbers at (row, column) and (row, column + 1), as they are stored. */
+/* Scales or zero points of the numbers at (row, column) and (row, column + 1), as they are
+ * stored. */
 template <kvant_cuda_grouping GROUP, int D, bool KEYS>
 KVANT_INLINE float2 stored_pair(const __half *numbers, int row, int column, int valid)
 {
@@ -176,7 +177,8 @@ KVANT_INLINE void put_tile(uint8_t *tile, int row_tile, int column_tile, int lan
 #endif
 }
 
-/* What turns codes u, as fp16 numbers u 2^-24, into numbers: number / unit = code * s + z, with s = scale
+/* What turns codes u, as fp16 numbers u 2^-24, into numbers: number / unit = code * s + z, with s =
+ * scale
  * * of_scale, and z = scale * of_offset + zero * of_zero. */
 struct Steps {
     float of_scale, of_offset, of_zero, unit;
@@ -235,16 +237,16 @@ KVANT_INLINE ScaleAndZero own_tokens(const Unpacking &u, const Steps &steps)
                          pack_half2(z.x, z.y) };
 }
 
-/* The pair of numbers of tokens that lanes have two of, for the tile element at (row, column) and the next
- * one: BY_ROW, the row's token twice; else tokens column, column + 1. */
+/* The pair of numbers of tokens that lanes have two of, for the tile element at (row, column) and
+ * the next one: BY_ROW, the row's token twice; else tokens column, column + 1. */
 template <bool BY_ROW> KVANT_INLINE uint32_t of_tokens(uint32_t own, int row, int column)
 {
     const uint32_t pair = __shfl_sync(FULL, own, (BY_ROW ? row : column) / 2);
     return BY_ROW ? prmt(pair, 0, row % 2 ? 0x3232 : 0x1010) : pair;
 }
 
-/* The scales of R row tiles and of the column tiles of a step. They differ by row, and then at most by 32
- * columns; or by column, and then at most by 32 rows. */
+/* The scales of R row tiles and of the column tiles of a step. They differ by row, and then at most
+ * by 32 columns; or by column, and then at most by 32 rows. */
 template <class C, int D, bool KEYS, int R> struct StepScales {
     static constexpr bool BY_ROW = C::GROUP == KVANT_CUDA_GROUP_TOKENS ? !KEYS : KEYS;
     static constexpr int SPAN =

@@ -1,5 +1,5 @@
-/* unpack_trellis.cuh - from a page of trellis codes to a matrix of fp16 numbers: by a table of levels
- * (trellis_pairs.cuh, trellis_bytes.cuh), or a row per warp for any number of states. */
+/* unpack_trellis.cuh - from a page of trellis codes to a matrix of fp16 numbers: by a table of
+ * levels (trellis_pairs.cuh, trellis_bytes.cuh), or a row per warp for any number of states. */
 #pragma once
 
 #include "../pages/read_code.cuh"
@@ -14,8 +14,8 @@ template <class C> struct TrellisTile : C {
     static constexpr int TILES = 1;
 };
 
-/* The planes of column unit u of keys and of the M before it, the last one at [M]: plane(u) reads one.
- * Before the first unit stands the last one, its fields moved (trellis.cuh). */
+/* The planes of column unit u of keys and of the M before it, the last one at [M]: plane(u) reads
+ * one. Before the first unit stands the last one, its fields moved (trellis.cuh). */
 template <int B, int M, int UNITS, class F>
 KVANT_INLINE void planes_before(int u, int lane, uint32_t (&chain)[M + 1], F &&plane)
 {
@@ -133,8 +133,8 @@ template <class C, int D, bool KEYS> KVANT_INLINE float unpack_trellis(const Unp
     return steps.unit;
 }
 
-/* The same of any number of states, a row a warp. table: the values of levels, then the trellis bits
- * of each warp's row. */
+/* The same of any number of states, a row a warp. table: the values of levels, then the trellis
+ * bits of each warp's row. */
 template <int D, bool KEYS> KVANT_INLINE float unpack_any_trellis(const Unpacking &u)
 {
     const kvant_cuda_params &c = u.codec.params;

@@ -2,8 +2,8 @@
  * unpacks every page once into device memory, another one multiplies.
  *
  * A matrix lies in device memory as it will lie in shared memory (operands.cuh), so that a copy of
- * consecutive bytes brings it there. In the second kernel one warpgroup only copies; two multiply, 64
- * rows each. */
+ * consecutive bytes brings it there. In the second kernel one warpgroup only copies; two multiply,
+ * 64 rows each. */
 #pragma once
 
 #include "multiply.cuh"

@@ -1,9 +1,11 @@
-/* trellis_bytes.cuh - levels of 4-bit trellis codes by look-ups in shared memory, as bytes: 128 + level.
+/* trellis_bytes.cuh - levels of 4-bit trellis codes by look-ups in shared memory, as bytes: 128 +
+ * level.
  *
- * A level has a number of six bits: three of the code, three of its subset. Four of them, of two codes,
- * are the address of eight bytes; the other two bits of both codes choose among four bytes each, by
- * prmt. So the table has 256 entries, and 16 copies side by side take 32 KB: no two lanes of a half
- * warp read the same bank. A product of bytes (dp4a) makes the address on the multiplier. */
+ * A level has a number of six bits: three of the code, three of its subset. Four of them, of two
+ * codes, are the address of eight bytes; the other two bits of both codes choose among four bytes
+ * each, by prmt. So the table has 256 entries, and 16 copies side by side take 32 KB: no two lanes
+ * of a half warp read the same bank. A product of bytes (dp4a) makes the address on the
+ * multiplier. */
 #pragma once
 
 #include "trellis_pairs.cuh"
@@ -11,8 +13,8 @@
 namespace kvant
 {
 
-/* Entry i: of the lower code bits 0 and 1 of the subset, bits 2 and 3 of the code, then those of the upper
- * code. Bytes are in the order of bit 2 of the subset and bit 1 of the code. */
+/* Entry i: of the lower code bits 0 and 1 of the subset, bits 2 and 3 of the code, then those of
+ * the upper code. Bytes are in the order of bit 2 of the subset and bit 1 of the code. */
 KVANT_INLINE uint2 byte_entry(const uint32_t (&magnitudes)[KVANT_CUDA_TABLE_WORDS], uint32_t i)
 {
     uint64_t x = 0;
@@ -24,7 +26,8 @@ KVANT_INLINE uint2 byte_entry(const uint32_t (&magnitudes)[KVANT_CUDA_TABLE_WORD
     return make_uint2((uint32_t)x, (uint32_t)(x >> 32));
 }
 
-/* All copies of an entry are one thread's, which begins with another one of them than its neighbours. */
+/* All copies of an entry are one thread's, which begins with another one of them than its
+ * neighbours. */
 template <int COPIES>
 KVANT_INLINE void fill_bytes(uint8_t *table, const uint32_t (&magnitudes)[KVANT_CUDA_TABLE_WORDS])
 {
@@ -46,13 +49,15 @@ KVANT_INLINE void fill_levels(uint8_t *table, const uint32_t (&magnitudes)[KVANT
         fill_pairs<C, COPIES>(table, magnitudes);
 }
 
-/* The levels of a word of eight codes: of rows r bytes 0 and 2, of rows r + 8 bytes 1 and 3 of a register
- * for columns c, c + 8 and of one for columns c + 1, c + 9. The other bytes may be anything. */
+/* The levels of a word of eight codes: of rows r bytes 0 and 2, of rows r + 8 bytes 1 and 3 of a
+ * register for columns c, c + 8 and of one for columns c + 1, c + 9. The other bytes may be
+ * anything. */
 struct WordLevels {
     uint32_t rows0[2], rows8[2];
 };
 
-/* low, high: bits 0 and 1 of subsets at bits 0 and 1 of nibbles, bit 2 at bit 0. Other bits may be anything. */
+/* low, high: bits 0 and 1 of subsets at bits 0 and 1 of nibbles, bit 2 at bit 0. Other bits may be
+ * anything. */
 template <class T>
 KVANT_INLINE WordLevels word_levels(uint32_t w, uint32_t low, uint32_t high, const T &table)
 {
@@ -145,8 +150,8 @@ KVANT_INLINE void key_planes(const uint32_t *words, int lane, uint32_t (&chain)[
     close_circle<4, M, N>(chain, lane);
 }
 
-/* use(row tile, column tile, halves) for a key page. Words are read twice, because there are too few
- * registers to keep them. */
+/* use(row tile, column tile, halves) for a key page. Words are read twice, because there are too
+ * few registers to keep them. */
 template <class C, int D, class T, class F>
 KVANT_INLINE void for_each_trellis_key4(const uint8_t *page, int lane, const T &table, F &&use)
 {
@@ -162,8 +167,9 @@ KVANT_INLINE void for_each_trellis_key4(const uint8_t *page, int lane, const T &
     }
 }
 
-/* use(row tile, bytes of a pair of column tiles) for a key page. Pairs are turns of a loop, as column
- * tiles of values are: next() makes the query's following pair the first one. Planes move up, too. */
+/* use(row tile, bytes of a pair of column tiles) for a key page. Pairs are turns of a loop, as
+ * column tiles of values are: next() makes the query's following pair the first one. Planes move
+ * up, too. */
 template <class C, int D, class T, class F, class Next>
 KVANT_INLINE void for_each_trellis_byte(const uint8_t *page, int lane, const T &table, F &&use,
                                         Next &&next)

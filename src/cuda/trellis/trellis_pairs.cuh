@@ -46,8 +46,8 @@ KVANT_INLINE uint32_t half_of_level(const uint32_t (&magnitudes)[KVANT_CUDA_TABL
     return C::BIASED ? minus ? 128 - r : 128 + r : r | (minus ? 0x8000u : 0);
 }
 
-/* The level numbers of the codes of entry i, in the order of addresses. 2 bits: z0 z1 z2 i0. 3 bits:
- * the i1 of both codes come before these. */
+/* The level numbers of the codes of entry i, in the order of addresses. 2 bits: z0 z1 z2 i0. 3
+ * bits: the i1 of both codes come before these. */
 template <int B> KVANT_INLINE uint2 numbers_of_entry(uint32_t i)
 {
     if (B == 3)

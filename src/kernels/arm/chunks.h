@@ -82,8 +82,8 @@ KVANT_INLINE vf table_look_up(const value_table *entries, const float *values, v
 }
 
 #define CHUNK_ROWS 6u
-#define CHUNK_VECTORS                                                                              \
-    2u /* 12 sums, 2 vectors of the tile, a factor and the halves of a product in 32 registers */
+/* 12 sums, 2 vectors of the tile, a factor and the halves of a product in 32 registers */
+#define CHUNK_VECTORS 2u
 
 #define as_words(v) vreinterpretq_s16_u32(v)
 #define vi_shift_right_words(v, n)                                                                 \

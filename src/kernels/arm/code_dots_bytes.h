@@ -9,8 +9,8 @@
  * Sums may wrap: only the last sum has to fit. */
 #include "words.h"
 
-#define DOT_ROWS                                                                                   \
-    4u /* 16 sums, 2 operands, 2 of x, the tables, a mask and the words in 32 registers */
+/* 16 sums, 2 operands, 2 of x, the tables, a mask and the words in 32 registers */
+#define DOT_ROWS 4u
 
 /* Bytes of x for each of the four row tiles, in the order of a word's: [column tile][quad]. */
 typedef struct dot_operand {

@@ -4,8 +4,8 @@
  * two neighbouring columns per row. The two columns have separate sums until the end. */
 #include "words.h"
 
-#define DOT_ROWS                                                                                   \
-    4u /* 16 sums, 4 operands, 2 of x, the tables, a mask and the words in 32 registers */
+/* 16 sums, 4 operands, 2 of x, the tables, a mask and the words in 32 registers */
+#define DOT_ROWS 4u
 
 /* Neighbouring columns 2 k and 2 k + 1 of a tile, for each of the four row tiles. */
 typedef struct dot_operand {

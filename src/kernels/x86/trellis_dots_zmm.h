@@ -25,7 +25,8 @@ typedef vi level_tables; /* 64 bytes, fewer levels repeated */
 
 #define load_levels(levels) vi_load(levels)
 
-/* The bytes of a word and, as its lowest, the highest byte of the word 4 lanes before, round the vector. */
+/* The bytes of a word and, as its lowest, the highest byte of the word 4 lanes before, round the
+ * vector. */
 KVANT_INLINE vi vi_bytes_before(vi v)
 {
     const vi below =

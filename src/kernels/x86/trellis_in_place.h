@@ -15,8 +15,8 @@
 
 #define PLACE_TAP(p, j) ((KVANT_TRELLIS_256_TAP_##p >> (j) & 1) << (p))
 /* What a bit of the place does to the subset of a window at step t: it is bit t + bit + 1 of the
- * window. The step's own bit is the newest and the oldest bit of the window, which cancel each other
- * where a state follows the one in its place. */
+ * window. The step's own bit is the newest and the oldest bit of the window, which cancel each
+ * other where a state follows the one in its place. */
 #define PLACE_EFFECT_OF(j) ((j) == 0 ? 0 : PLACE_TAP(0, j) | PLACE_TAP(1, j) | PLACE_TAP(2, j))
 #define PLACE_EFFECT(t, bit) PLACE_EFFECT_OF(((t) + (bit) + 1) % 8)
 
@@ -110,7 +110,8 @@ KVANT_INLINE __m256i odd_bytes(uint32_t bit)
     }
 }
 
-/* Vectors a and b, whose numbers differ in the step's bit. first: ones where the better path came from a. */
+/* Vectors a and b, whose numbers differ in the step's bit. first: ones where the better path came
+ * from a. */
 KVANT_INLINE void meet_vectors(__m256i *a, __m256i *b, __m256i near, __m256i far, __m256i first[2])
 {
     const __m256i low[2] = { _mm256_adds_epu16(*a, near), _mm256_adds_epu16(*a, far) };
@@ -237,8 +238,8 @@ KVANT_INLINE void eight_steps(place_pass *pass, places *p, bool keep)
 }
 
 /* The pass from step -before on, a multiple of 8 as n is. metric: before and after. from: where the
- * paths were before each 8 steps of the circle. Two loops: where one has both kinds of steps, GCC 12
- * computes for both at once what they have in common, and spills it. */
+ * paths were before each 8 steps of the circle. Two loops: where one has both kinds of steps, GCC
+ * 12 computes for both at once what they have in common, and spills it. */
 static void pass_in_place(const kvant_trellis *trellis, const uint16_t *cells, uint32_t n,
                           uint32_t before, uint16_t *metric, uint8_t *from)
 {
@@ -260,7 +261,8 @@ static void pass_in_place(const kvant_trellis *trellis, const uint16_t *cells, u
         _mm256_storeu_si256((__m256i *)(metric + 16 * v), p.metric[v]);
 }
 
-/* Bits of a state: h vvv l kkk. Its byte is in vector v, of whose 128-bit half l the 64-bit half h. */
+/* Bits of a state: h vvv l kkk. Its byte is in vector v, of whose 128-bit half l the 64-bit half
+ * h. */
 KVANT_INLINE uint32_t place_of(uint32_t state)
 {
     return (state & 7) | state >> 7 << 3 | (state & 0x78) << 1;
