@@ -25,8 +25,9 @@ static bool first_site(const kvant_calibration *calibration, kvant_role role, ui
 /* The head_dims that models use. */
 static const uint32_t usual[] = { 128, 64, 96, 80, 256, 512 };
 
-/* A codec for one of the n head_dims, or what the first of them says; codecs that miss a
- * calibration where site asks for it will do, too. */
+/* Tries to create a codec for each of the n head_dims. Returns KVANT_OK for the first that works,
+ * otherwise the status and message of the first. A codec that only lacks a calibration counts as
+ * working when site asks for that. */
 static kvant_status try_some(const char *spec, kvant_role role, const uint32_t *head_dims, size_t n,
                              const kvant_site *site, const kvant_error *error)
 {

@@ -10,7 +10,7 @@ typedef struct kvant_codebook {
     float inverse_sqrt_dim;
     bool unbiased;
     uint32_t dim, bits;
-    float code_step; /* of the integers that stand for values in attention */
+    float code_step; /* the step of the 16-bit integers that stand for the values in attention */
 } kvant_codebook;
 
 /* First member of the state of turboquant codecs without tiers. */
@@ -29,7 +29,7 @@ float kvant_codebook_quantize(const kvant_codebook *book, const kvant_kernels *k
 /* Whether the row has a code: both scales that quantize computes fit fp16. */
 bool kvant_codebook_fits(const kvant_codebook *book, const kvant_kernels *kernels, const float *y);
 
-/* Of a codebook within the codec's state. */
+/* Says where the codebook's arrays lie in the codec's state, for the view. */
 kvant_codebook_place kvant_codebook_get_place(const kvant_codec *codec, const kvant_codebook *book);
 
 /* y[j] = scale * values[codes[j]] */

@@ -77,7 +77,7 @@ void kvant_codec_identify(kvant_codec *codec, const void *numbers, size_t bytes)
     codec->identity = kvant_fnv1a(codec->identity, numbers, bytes);
 }
 
-/* The canonical form says everything else that bytes depend on. */
+/* Hashes the fields that the canonical spec does not determine, and the spec itself. */
 static uint64_t fingerprint(const kvant_codec *codec)
 {
     const uint32_t shape[2] = { (uint32_t)codec->info.role, codec->info.head_dim };
@@ -307,8 +307,8 @@ kvant_status kvant_codec_accumulate(const kvant_codec *codec, const void *page,
     return KVANT_OK;
 }
 
-/* A group is open or sealed for all kv heads, and waiting for first rows is a state of the whole
- * cache. */
+/* A block is open or sealed for all kv heads of a tensor together, and only the whole cache can
+ * wait for first rows. So kv heads must agree in these fields. */
 int kvant_codecs_fit_together(const kvant_codec_info *a, const kvant_codec_info *b)
 {
     return a && b && a->role == b->role && a->head_dim == b->head_dim &&

@@ -26,7 +26,10 @@ typedef struct kvant_quantizer {
                    float *tile);
 } kvant_quantizer;
 
-#define KVANT_CODE_VALUE_MAX 4095 /* leaves 13 bits for the other factor at 64 columns, 10 at 512 */
+/* The largest magnitude of a code's integer in attention on codes. Sums are 32 bits wide, so the
+ * query or weight that it multiplies keeps 13 bits with 64 columns and 10 bits with 512. A larger
+ * value would take bits from that factor. */
+#define KVANT_CODE_VALUE_MAX 4095
 
 /* A line is the scale and the zero point that a group of codes shares. The lines of a page lie band
  * after band, in the order of positions; where a column has no number (padding), both are 0. */
@@ -44,8 +47,8 @@ typedef struct kvant_code_numbers {
     kvant_chunk_numbers chunk;
     const kvant_chunk_layout *layout;
     kvant_octahedral_integers octahedral; /* that chunk points to, or unused */
-    float step;  /* a number times the token's scale and this is the decoder's */
-    float error; /* by which it may be off, in steps times the scale */
+    float step;  /* The decoder's number is the integer times this step times the token's scale. */
+    float error; /* The largest error of an integer, in steps. */
     int16_t entries[];
 } kvant_code_numbers;
 
@@ -53,17 +56,20 @@ typedef struct kvant_code_numbers {
  * codes"). The kind of the view selects the member of `integers`. */
 typedef struct kvant_code_product {
     kvant_code_lines_fn *lines; /* NULL: attention unpacks the pages of this codec */
-    int32_t limit; /* the largest other factor, so that no sum over a page's columns reaches 2^31 */
-    bool by_row; /* lines belong to rows in bands of columns; false: to columns in bands of rows */
+    /* the largest magnitude of the integer that a code multiplies, so that no sum over a page's
+     * columns reaches 2^31 */
+    int32_t limit;
+    /* true: a line belongs to a row in a band of columns; false: to a column in a band of rows */
+    bool by_row;
     bool has_zero;    /* lines have zero points */
-    uint32_t n_bands; /* of band_tiles row or column tiles, the last may have fewer */
+    uint32_t n_bands; /* a band is band_tiles row or column tiles; the last band may have fewer */
     uint32_t band_tiles;
     uint32_t n_columns; /* in whole blocks of 64 */
-    uint32_t stride;    /* from the lines of a band to those of the next */
+    uint32_t stride;    /* numbers between the first lines of two neighbouring bands */
     union {
         /* uniform, codebook: sums of magnitude at most KVANT_CODE_VALUE_MAX */
         int16_t values[KVANT_CODE_VALUES];
-        const kvant_trellis *trellis; /* part of the state */
+        const kvant_trellis *trellis; /* lies in the codec's state */
         kvant_code_numbers *chunk;    /* freed with the codec */
     } integers;
 } kvant_code_product;
@@ -72,29 +78,31 @@ struct kvant_codec {
     kvant_codec_info info;
     char spec[KVANT_SPEC_MAX_LENGTH + 129]; /* canonical */
     kvant_transform transform;
-    kvant_common shown; /* of the common options what the canonical spec names */
+    kvant_common shown; /* the common options that the canonical spec names */
     kvant_layout layout;
     const kvant_quantizer *quantizer;
     kvant_codec_view view; /* the family sets kind and the member of that kind */
     kvant_code_product product;
-    bool takes_seed;          /* the family's tables depend on the seed, not only the transform */
-    uint64_t identity;        /* of what came from a calibration */
-    bool takes_feedback;      /* set by families that round by it */
+    bool takes_seed; /* the family's tables depend on the seed, not only the transform */
+    /* hash of the calibration's numbers that the codec's bytes depend on */
+    uint64_t identity;
+    bool takes_feedback;      /* set by families that round with error feedback */
     kvant_feedback *feedback; /* or NULL; freed with the codec */
     float *file_center,
-        /* center=file and norm=file: head_dim floats each, or NULL; freed with the codec */
+        /* The centre and the scale that center=file and norm=file name: head_dim floats each, or
+         * NULL. Freed with the codec. */
         *file_scale;
-    /* the family's tables and options: one block, freed with the codec; never changes after
-     * creation */
+    /* The family's tables and options, in one block. Never changes after creation; freed with the
+     * codec. */
     void *state;
 };
 
-/* Where a codec will be used, and what it may know about that place. */
+/* The layer and kv head that a codec is made for, and the calibration it may read. */
 typedef struct kvant_site {
     uint64_t seed;
-    const kvant_calibration
-        *calibration;        /* or NULL; families that need one refuse to live without */
-    uint32_t layer, kv_head; /* that calibration is looked up for */
+    /* or NULL; families that need a calibration refuse to be created without one */
+    const kvant_calibration *calibration;
+    uint32_t layer, kv_head; /* whose entries of the calibration are read */
     bool *missed;            /* NULL, or set when a codec wants a calibration and there is none */
 } kvant_site;
 
@@ -106,14 +114,15 @@ typedef struct kvant_request {
     const kvant_site *site;
 } kvant_request;
 
-/* The family's state, of so many bytes, as the tables of the view's general form; and the place
- * there of numbers that are part of it. */
+/* kvant_codec_set_tables says that the `bytes` bytes of the family's state are the tables of the
+ * view's general form. The two functions after it say where in these tables `numbers`, or the
+ * numbers of a rotation, begin. */
 void kvant_codec_set_tables(kvant_codec *codec, size_t bytes);
 uint32_t kvant_codec_place(const kvant_codec *codec, const float *numbers);
 kvant_rotation_place kvant_codec_rotation_place(const kvant_codec *codec,
                                                 const kvant_transform *rotation);
 
-/* Counts numbers of a calibration that bytes depend on into the codec's fingerprint. */
+/* Adds numbers of a calibration that the codec's bytes depend on to its fingerprint. */
 void kvant_codec_identify(kvant_codec *codec, const void *numbers, size_t bytes);
 
 /* The transform that the spec asks for, or the family's defaults. */
@@ -156,22 +165,26 @@ static inline const uint16_t *kvant_codec_metadata_of(const kvant_codec *codec, 
     return (const uint16_t *)(const void *)((const uint8_t *)page + codec->info.metadata_offset);
 }
 
-/* Lets attention work on codes, after sizes, the view and the product's integers and has_zero are
- * set. per_channel: a line belongs to a channel in a group of tokens, else to a token in a group of
- * channels; group is a multiple of 16, or all there are. */
+/* Lets attention work on codes. Call it after the sizes, the view, and the product's integers and
+ * has_zero are set. With per_channel a line belongs to one channel in a group of tokens, otherwise
+ * to one token in a group of channels. A `group` is a multiple of 16, or all tokens or channels. */
 void kvant_codec_offer_codes(kvant_codec *codec, bool per_channel, uint32_t group,
                              kvant_code_lines_fn *lines);
 
-/* The same for chunk codes. A code stands for a direction times a length. Codes too wide, or tables
- * too large to pay, are not offered, which is no error. layout must live as long as the codec.
- * Chunks of four: directions is a table of 2^index_bits times 4 numbers, the other bits are the
- * length. Triplets: an octahedral codebook of 2^bits levels, and a table of lengths. */
+/* The same for chunk codes, whose codes stand for a direction times a length. When codes are too
+ * wide, or tables too large to pay, nothing is offered, and that is no error. layout must live as
+ * long as the codec.
+ *
+ * kvant_codec_offer_directions is for chunks of four channels. Its table of directions has
+ * 2^index_bits times 4 numbers, and the remaining bits of a code are the length.
+ * `kvant_codec_offer_triplets` is for an octahedral codebook of 2^bits levels and a table of
+ * lengths. */
 kvant_status kvant_codec_offer_directions(kvant_codec *codec, const kvant_chunk_layout *layout,
                                           uint32_t index_bits, const float *directions);
 kvant_status kvant_codec_offer_triplets(kvant_codec *codec, const kvant_chunk_layout *layout,
                                         uint32_t bits, const float *levels, const float *lengths);
 
-/* Where attention on codes has a query's n channels among those of its numbers. */
+/* places[i] = the index of query channel i among the numbers that attention on codes multiplies. */
 void kvant_codec_query_places(const kvant_codec *codec, uint32_t n, uint32_t *places);
 
 /* Lines of codes whose metadata begin with one fp16 scale per token. A line is scale * step;
@@ -179,20 +192,22 @@ void kvant_codec_query_places(const kvant_codec *codec, uint32_t n, uint32_t *pl
 void kvant_codec_token_lines(const kvant_codec *codec, const kvant_kernels *kernels,
                              const void *page, float step, kvant_code_lines *lines);
 
-#define KVANT_FAMILY_OPTIONS 16u /* int32_t in a family's struct, at most */
+/* the most int32_t that the struct of a family's options may have */
+#define KVANT_FAMILY_OPTIONS 16u
 
-/* The view's transform, centre, scale and feedback become the codec's. */
+/* Fills the view's transform, centre, scale and feedback from the codec. */
 void kvant_codec_complete_view(kvant_codec *codec);
 
-/* kvant_codec_create_calibrated for any place. */
+/* kvant_codec_create_calibrated for any layer and kv head. */
 kvant_status kvant_codec_create_at(const char *text, uint32_t head_dim, kvant_role role,
                                    const kvant_site *site, kvant_codec **out,
                                    const kvant_error *error);
 
 typedef struct kvant_family {
     const char *name, *variants, *source, *summary; /* as in kvant_codec_family */
-    const kvant_option *options;                    /* the family's own */
-    const kvant_option *common; /* those it shares, of common.h; NULL: a raw family */
+    const kvant_option *options;                    /* the options that only this family has */
+    /* the common options (common.h) that it takes; NULL: a raw family */
+    const kvant_option *common;
     /* Fills codec, whose info has head_dim and role. It may preset info.center, norm, sink_tokens
      * and recent_tokens: their options are applied afterwards, for every family. KVANT_ERR_MEMORY
      * needs no words. */
@@ -200,14 +215,14 @@ typedef struct kvant_family {
                            const kvant_error *error);
 } kvant_family;
 
-/* Defines a family from the members behind its name. */
+/* Defines a family from the values of its members, in order. */
 #define KVANT_FAMILY(name, ...) const kvant_family kvant_family_##name = { #name, __VA_ARGS__ };
 
-/* NULL when there is none of that name. */
+/* The family called name, or NULL. */
 const kvant_family *kvant_family_find(const char *name);
 
-/* Begins the canonical form: name and variant by format, the family's options with the values as
- * they turned out. Common options follow. */
+/* Begins the canonical spec: name and variant by format, then the family's options with the values
+ * that the codec uses. Common options follow later. */
 void kvant_codec_describe(kvant_codec *codec, const kvant_option *table, const void *values,
                           const char *format, ...) KVANT_PRINTF(4, 5);
 
@@ -216,5 +231,5 @@ void kvant_codec_describe(kvant_codec *codec, const kvant_option *table, const v
  * and in whether norm is first. */
 int kvant_codecs_fit_together(const kvant_codec_info *a, const kvant_codec_info *b);
 
-/* What the pages of a codec mean; valid as long as the codec. */
+/* The meaning of the codec's pages as plain data; valid as long as the codec. */
 const kvant_codec_view *kvant_codec_get_view(const kvant_codec *codec);

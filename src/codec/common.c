@@ -46,7 +46,8 @@ const kvant_option kvant_common_options[] = { ROTATION, AFFINE, KEPT, { .key = N
 
 const kvant_option kvant_common_options_uncentred[] = { ROTATION, KEPT, { .key = NULL } };
 
-/* What of an option is shown: 0 without a preset is no part of the canonical form. */
+/* Returns the value of an option and sets *shown for the canonical spec. An option that is 0 and
+ * has no preset is not shown. */
 static int32_t apply(int32_t asked, uint32_t preset, int32_t *shown)
 {
     int32_t value = asked == KVANT_OPTION_ABSENT ? (int32_t)preset : asked;

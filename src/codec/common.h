@@ -11,7 +11,7 @@
 /* KVANT_OPTION_ABSENT: the family decides. */
 typedef struct kvant_common {
     int32_t rotate, block, signs, order, transform, feedback, center, norm, sink, recent;
-    uint64_t seed; /* the option's, else that of the call */
+    uint64_t seed; /* the value of seed=, otherwise the seed of the call */
 } kvant_common;
 
 /* Without any option. */
@@ -39,11 +39,11 @@ extern const kvant_option kvant_common_options[]; /* no order */
 extern const kvant_option
     kvant_common_options_uncentred[]; /* no center, norm, transform, feedback */
 
-/* A centre taken from the first rows leaves an attention sink's row, which lies far from the
- * centre, worse off than before: this many first tokens stay fp16 then, unless the spec says
- * otherwise. */
+/* The first tokens of a sequence that stay fp16 when the centre is taken from the first rows,
+ * unless the spec says otherwise. An attention sink's row lies far from that centre, so subtracting
+ * the centre makes its error larger. Every such token costs a row of fp16. */
 #define KVANT_CENTER_SINK 4u
 
-/* Puts center, norm, sink and recent into info, which holds the family's presets; in shown, those
- * that are not zero or differ from the preset. */
+/* Puts the values of center, norm, sink and recent into info, which holds the family's presets on
+ * entry. `shown` gets those values that are not zero or differ from the preset. */
 void kvant_common_apply(const kvant_common *common, kvant_codec_info *info, kvant_common *shown);

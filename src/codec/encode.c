@@ -25,7 +25,7 @@ static float magnitude(const kvant_kernels *kernels, const float *x, uint32_t n)
     return kvant_float_from_bits(kernels->magnitude(x, n));
 }
 
-/* From the largest |c| and the smallest s. */
+/* Computes the bound from the largest |c| and the smallest s. */
 float kvant_codec_safe_input(const kvant_transform *transform, const kvant_kernels *kernels,
                              const kvant_affine *affine)
 {
@@ -37,8 +37,8 @@ float kvant_codec_safe_input(const kvant_transform *transform, const kvant_kerne
     return affine && affine->center ? safe - magnitude(kernels, affine->center, d) : safe;
 }
 
-/* Rounds y to fp16 and back when the row is to pass through an open page. Of small rows the
- * quantiser need not say whether its scale fits: a trellis would search for it. */
+/* Rounds y to fp16 and back when the row is to pass through an open page. The quantiser is asked
+ * only for rows with large numbers, because a trellis codec would have to search to answer. */
 static kvant_status check_transformed(const kvant_codec *codec, const kvant_kernels *kernels,
                                       float *y, bool open)
 {
@@ -54,7 +54,7 @@ static kvant_status check_transformed(const kvant_codec *codec, const kvant_kern
                                                   : codec->quantizer->check(codec, kernels, y);
 }
 
-/* A row with large numbers. */
+/* Checks a row with large numbers. */
 static kvant_status check_large(const kvant_codec *codec, const kvant_transform *transform,
                                 const kvant_kernels *kernels, const kvant_affine *affine,
                                 const float *x, bool open)

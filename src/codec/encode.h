@@ -3,8 +3,8 @@
  *
  * A caller checks all rows of a call before it changes anything, then transforms each row once,
  * then encodes the transformed rows y into sealed pages, open pages or both. The kernel table comes
- * from the caller. The transform is the codec's, or that of a version with matrices of its own
- * (src/cache/learn.h). The one allocation is described at kvant_codec_encode_transformed. */
+ * from the caller. The transform is the codec's, or a learned one (src/cache/learn.h). The one
+ * allocation is described at kvant_codec_encode_transformed. */
 #pragma once
 
 #include "codec_internal.h"
@@ -13,21 +13,23 @@
  * a NaN or an infinity, KVANT_ERR_RANGE when a transformed row does not fit the codec. Costs one
  * pass over a row of ordinary size; only a row with large numbers is transformed.
  *
- * open: the rows go to an open page first. They fit fp16 after the transform, and what fp16 leaves
- * of them fits the codec, so that sealing the page later cannot fail. */
+ * open: the rows are stored in an open page first. The check then also makes sure that the
+ * transformed rows fit fp16, and that the rows rounded to fp16 fit the codec, so that sealing the
+ * page later cannot fail. */
 kvant_status kvant_codec_check_rows(const kvant_codec *codec, const kvant_transform *transform,
                                     const kvant_kernels *kernels, const kvant_affine *affine,
                                     const float *rows, size_t stride, size_t n, bool open);
 
-/* Rows whose numbers are at most this magnitude pass both checks. At most 0 when the centre alone
- * is too large. */
+/* The largest magnitude with which a row passes both checks without a closer look. At most 0 when
+ * the centre alone is too large. */
 float kvant_codec_safe_input(const kvant_transform *transform, const kvant_kernels *kernels,
                              const kvant_affine *affine);
 
-/* The same for one transformed row, which becomes what fp16 leaves of it. */
+/* The same check for one transformed row. It rounds y to fp16, as an open page does. */
 bool kvant_codec_fits_open(const kvant_codec *codec, const kvant_kernels *kernels, float *y);
 
-/* Whether a single row takes long enough to encode for threads that begin within microseconds. */
+/* Whether encoding one row takes so long that it pays to wake other threads for it, which takes
+ * them microseconds. */
 bool kvant_codec_encodes_slowly(const kvant_codec *codec);
 
 /* y = R W ((x - c) / s) for n rows. y: n x head_dim, contiguous; it does not overlap rows. */
@@ -37,22 +39,22 @@ void kvant_codec_transform_rows(const kvant_transform *transform, const kvant_ke
 
 /* Encodes n transformed rows as tokens first ... first + n - 1 of a page of the codec. first and n
  * are multiples of block_tokens. Cannot fail after one of the checks. Stack: below 40 KiB. Only a
- * trellis search with more than 16 KiB of survivors (states=4096, and states=1024 beyond head_dim
- * 128) allocates; without memory it repeats parts of the search, which is slower and gives the same
- * bytes. */
+ * trellis search whose survivor bits exceed 16 KiB allocates: states=4096, and states=1024 beyond
+ * head_dim 128. Without memory the search repeats parts of itself, which is slower and gives the
+ * same bytes. */
 void kvant_codec_encode_transformed(const kvant_codec *codec, const kvant_kernels *kernels,
                                     const float *y, uint32_t first, uint32_t n, void *page);
 
-/* Decodes one token of a page of the codec, without the way back from y to x. */
+/* Decodes one token of a page into the transformed row y. The caller transforms y back. */
 void kvant_codec_decode_transformed(const kvant_codec *codec, const kvant_kernels *kernels,
                                     const void *page, uint32_t token, float *y);
 
-/* An open page holds the y of 64 tokens as fp16, token after token. Every codec of one head_dim has
- * the same. */
+/* An open page holds the transformed rows y of 64 tokens as fp16, token after token. All codecs of
+ * one head_dim share this layout. */
 void kvant_codec_encode_open(const kvant_codec *codec, const kvant_kernels *kernels, const float *y,
                              uint32_t first, uint32_t n, void *page);
 
-/* y of tokens first ... first + n - 1. */
+/* Decodes y of tokens first ... first + n - 1. */
 void kvant_codec_decode_open(const kvant_codec *codec, const kvant_kernels *kernels,
                              const void *page, uint32_t first, uint32_t n, float *y);
 

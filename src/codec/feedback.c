@@ -1,11 +1,12 @@
-/* feedback.c - see feedback.h and format.md, "Feedback". Owns no codes: families round with it.
+/* feedback.c - see feedback.h and format.md, "Feedback". Owns no codes: a family calls
+ * kvant_feedback_quantize in its quantiser.
  *
  * Without feedback the error of a row has the same size in all directions. Then the symmetric S
  * before the rotation should make tr(S^-2 Q) tr(S^2 K) small (calibration/moments.c). Feedback
- * steers errors, as GPTQ and QuIP steer the errors of weights: the loss behaves as tr(H^(1/2))^2 /
- * d instead of tr(H), with H = S^-1 Q S^-1. So a weaker S is best, which stretches keys less. In
- * the coordinates in which W K W = W^-1 Q W^-1 = diag(m), every S^2 = W diag(m)^(s - 1) W makes the
- * second moment of keys diag(m)^s and H diag(m)^(2 - s). */
+ * steers errors, as GPTQ and QuIP steer the errors of weights. The loss then behaves as
+ * tr(H^(1/2))^2 / d instead of tr(H), with H = S^-1 Q S^-1. So a weaker S is best, which stretches
+ * keys less. Take the coordinates in which W K W = W^-1 Q W^-1 = diag(m). There every S^2 = W
+ * diag(m)^(s - 1) W makes diag(m)^s of the second moment of keys, and H becomes diag(m)^(2 - s). */
 #include "feedback.h"
 
 #include <math.h>
@@ -15,8 +16,8 @@
 #include "../base/half.h"
 #include "../math/spd.h"
 
-/* Parts of the mean that are added to Q, as when W was made, and to H: what is steered must not
- * depend on directions that the text of the calibration never used. */
+/* Parts of the mean that are added to the diagonals of Q, as when W was made, and of H. Without
+ * them the steering would depend on directions that the calibration's text never used. */
 #define QUERY_FLOOR 3e-4
 #define LOSS_FLOOR 1e-2
 
@@ -34,8 +35,9 @@ static void add_to_diagonal(double *m, size_t d, double number)
         m[i * d + i] += number;
 }
 
-/* S^2 = W M^(-1/2) W, M = W^-1 Q W^-1: s is 1/2. S keeps the length of what W makes of keys, tr M.
- * room: 3 d^2. */
+/* Computes S into s. S^2 is W M^(-1/2) W with M = W^-1 Q W^-1, which is the exponent 1/2 in the
+ * text above. S is scaled so that keys keep the mean length that they have after W, which tr M
+ * gives. room: 3 d^2 numbers. */
 static kvant_status make_matrix(uint32_t n, const double *w, const double *inverse, const double *q,
                                 double *s, double *room)
 {
@@ -53,8 +55,8 @@ static kvant_status make_matrix(uint32_t n, const double *w, const double *inver
     return KVANT_OK;
 }
 
-/* H in the order of the codes: B Q B^T with B = R S^-1, of which weights has the columns. room:
- * d^2. */
+/* Computes H in the order of the codes: B Q B^T with B = R S^-1, whose columns are in weights.
+ * room: d^2 numbers. */
 static void make_loss(size_t d, const float *weights, const double *q, double *room, double *h)
 {
     memset(room, 0, d * d * sizeof *room);
@@ -83,7 +85,7 @@ static void fill(kvant_feedback *feedback, const double *lower, const double *pi
     }
 }
 
-/* room: 5 d^2 numbers, of which the first d^2 hold Q. */
+/* room: 5 d^2 numbers; on entry the first d^2 hold Q. */
 static kvant_status build(kvant_codec *codec, const double *w, double *inverse, double *room)
 {
     uint32_t n = codec->info.head_dim;

@@ -6,9 +6,9 @@
 #include "codebook.h"
 
 /* For keys: puts the matrix that suits feedback before the codec's rotation, and fills
- * codec->feedback. w and inverse (overwritten) are the calibration's W and its inverse, moment the
- * queries' second moment, all n x n. KVANT_ERR_MEMORY; KVANT_ERR_FORMAT when they are none of a
- * calibration's. */
+ * codec->feedback. `w` is the calibration's W, inverse is W^-1 (overwritten), and moment is the
+ * queries' second moment. All are n x n. KVANT_ERR_MEMORY; KVANT_ERR_FORMAT when the matrices
+ * cannot come from a calibration. */
 kvant_status kvant_feedback_create(kvant_codec *codec, const double *w, double *inverse,
                                    const float *moment, const kvant_error *error);
 

@@ -1,16 +1,17 @@
 /* numbers.c - chunk codes as integers for attention on codes: tables of directions and lengths,
  * rounded to 16 bits.
  *
- * Rounding: a direction has 15 bits relative to its largest component, a length has 12 bits, their
- * product is a whole number. A step is the last place of the product. The three errors are at most
- * 1/16, 1/2 and 1/2 of a step.
+ * Rounding: a direction has 15 bits relative to its largest component, and a length has 12 bits.
+ * Their product is rounded to a whole number, which counts steps. The direction's error is at most
+ * 1/16 of a step. The errors of the length and of the product are at most 1/2 each.
  *
- * Directions of an octahedral codebook are computed instead. 1 / sqrt(x) on [U^2 / 3, U^2] / 2^15
- * has linear pieces of length 1024. Their relative error is at most 4.2e-4 (half of h^2 f" / 8 for
- * the first piece). Base, slope and product add 1.5 in 8000: together 2.5 steps of 4095. Levels,
- * squares and points are off by at most 1/2, 3/2 and 1 in 10000: another 1/2 step. Rounding entries
- * to 13 bits and lengths to 14 bits adds 1/4 and 1/8 of a step, rounding the product adds 1/2. The
- * sum is below 4 steps. */
+ * Directions of an octahedral codebook are computed in the kernel, from 1 / sqrt(x) in linear
+ * pieces. The argument x lies in [U^2 / 3, U^2] / 2^15, and a piece has length 1024. The relative
+ * error of a piece is at most 4.2e-4 (half of h^2 f" / 8 for the first piece). The roundings of
+ * base, slope and product add 1.5 in 8000. Together this is 2.5 of 4095 steps. The roundings of
+ * levels, squares and points add at most 1/2 step: they are 1/2, 3/2 and 1 in 10000. Rounding
+ * entries to 13 bits and lengths to 14 bits adds 1/4 and 1/8 of a step, and rounding the product
+ * adds 1/2. The sum is below 4 steps. */
 #include <math.h>
 
 #include "../base/alloc.h"
@@ -30,7 +31,8 @@ static float largest_of(const float *x, size_t n)
     return largest;
 }
 
-/* Chunks of four: a length is the code's other bits. */
+/* Fills the tables for chunks of four: a direction per index, and a length per value of the code's
+ * remaining bits. */
 static void fill_directions(kvant_code_numbers *numbers, const float *directions)
 {
     kvant_chunk_numbers *chunk = &numbers->chunk;
@@ -49,8 +51,8 @@ static void fill_directions(kvant_code_numbers *numbers, const float *directions
 #define ENTRY_UNIT 8180.0
 #define LENGTH_MAX 16380
 
-/* The line that is off by the same from 1 / sqrt(x) at both ends of the piece and, the other way,
- * where it is parallel. */
+/* Fills the line for piece `piece` of 1 / sqrt(x). The line is too large by the same amount at both
+ * ends of the piece, and too small by that amount where it is parallel to the curve. */
 static void fill_piece(kvant_octahedral_integers *o, uint32_t piece, uint32_t of)
 {
     const double factor = ENTRY_UNIT * sqrt(32768.0), x0 = 1024.0 * of, x1 = x0 + 1024;
@@ -108,7 +110,7 @@ static void set_product(kvant_codec *codec, kvant_code_numbers *numbers)
     product->limit = limit < KVANT_CODE_OPERAND_MAX ? limit : KVANT_CODE_OPERAND_MAX;
 }
 
-/* *numbers is NULL where codes are too wide, or tables too large to pay. */
+/* Allocates *numbers, or sets it to NULL where codes are too wide or tables too large to pay. */
 static kvant_status alloc_numbers(kvant_codec *codec, const kvant_chunk_layout *layout,
                                   uint32_t components, uint32_t index_bits,
                                   kvant_code_numbers **out)

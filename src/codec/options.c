@@ -38,7 +38,8 @@ static bool read_choice(const char *const *choices, const char *text, int32_t *v
     return false;
 }
 
-/* text: NULL for a key without a value. False when it is no value of the option. */
+/* Reads a value; text is NULL for a key without a value. False when the text is no value of the
+ * option. */
 static bool read_value(const kvant_option *option, const char *text, void *place)
 {
     int32_t *value = place;

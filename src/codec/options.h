@@ -11,7 +11,7 @@ typedef enum kvant_option_kind {
     KVANT_OPTION_FLAG_OR_CHOICE, /* the same; "key" alone means the first word */
     KVANT_OPTION_NUMBER,         /* "key=N": min <= N <= max */
     KVANT_OPTION_PAIR, /* "key=D.N": D at most min, N at most max; the next int32_t holds N */
-    KVANT_OPTION_SEED  /* "key=N": a uint64_t instead, which keeps its value without the option */
+    KVANT_OPTION_SEED  /* "key=N": a uint64_t; it keeps its value when the option is missing */
 } kvant_option_kind;
 
 #define KVANT_OPTION_ABSENT (-1)
@@ -26,13 +26,13 @@ typedef struct kvant_option {
     const char *help;
 } kvant_option;
 
-/* Fills *values with the options of the spec, and with presets for the others. KVANT_ERR_SPEC with
- * the valid values. */
+/* Fills *values with the options of the spec, and with the presets of the options that the spec
+ * lacks. KVANT_ERR_SPEC with a line that names the valid values. */
 kvant_status kvant_options_read(const kvant_option *table, kvant_spec *spec, void *values,
                                 const kvant_error *error);
 
-/* Appends the values to a canonical spec, ":" before the first option of the text, "," before the
- * others. Leaves out absent values, and flags and seeds that are 0. */
+/* Appends the values to a canonical spec: ":" before the first option of the text, "," before each
+ * further option. Leaves out absent values, and flags and seeds that are 0. */
 void kvant_options_describe(const kvant_option *table, const void *values, char *text, size_t size);
 
 /* Appends the options with their values, as in "group=N sym axis=token|channel". */

@@ -74,7 +74,8 @@ static void raw_decode(const kvant_codec *codec, const kvant_kernels *kernels, c
         y[j] = kvant_bf16_to_float(in[j]);
 }
 
-/* Keys, and values whose channels are in the order of tiles, whole blocks of 64. */
+/* Whether the kernel for halves can unpack the page: it takes keys, and values in whole blocks of
+ * 64 channels in the order of tiles. */
 static bool suits_halves(const kvant_codec *codec)
 {
     return codec->info.role == KVANT_ROLE_K ||
@@ -93,7 +94,8 @@ static void unpack_halves(const kvant_codec *codec, const kvant_kernels *kernels
     }
     for (uint32_t t = 0; t < KVANT_PAGE_TOKENS; t++)
         for (uint32_t j = 0; j < d;
-             j += KVANT_PAGE_TOKENS) /* positions of channels are those of tokens, 64 at a time */
+             /* positions of 64 channels follow the same order as positions of 64 tokens */
+             j += KVANT_PAGE_TOKENS)
             kernels->token_halves(half + (size_t)t * d + j,
                                   tile + (size_t)kvant_token_position(t) * padded + j);
 }

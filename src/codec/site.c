@@ -84,11 +84,12 @@ kvant_status kvant_site_fill(kvant_codec *codec, const kvant_site *site, const k
 
 /* transform= */
 
-/* Calibrations keep |W| |W^-1| (Frobenius norms) below sqrt(head_dim) 2^11, which is 2^15.5 for the
- * largest: what is beyond was not written by one. */
+/* The largest condition of a matrix that is accepted. Calibrations keep |W| |W^-1| (Frobenius
+ * norms) below sqrt(head_dim) 2^11, which is 2^15.5 for the largest head_dim. A larger condition
+ * was not written by a calibration. */
 #define MAX_CONDITION 65536.0
 
-/* w from the lower triangle. */
+/* Fills w from the lower triangle. */
 static void read_triangle(size_t d, const uint16_t *triangle, double *w)
 {
     for (size_t i = 0; i < d; i++)
@@ -144,8 +145,8 @@ static kvant_status check_feedback(const kvant_codec *codec, bool feedback, int 
     return KVANT_OK;
 }
 
-/* The matrix belongs to versions (src/cache/weights.h). Until there is one, centre and scale of the
- * first rows take its place. */
+/* With transform=first the cache learns the matrix (src/cache/weights.h). Until it has learned one,
+ * centre and scale of the first rows take its place. */
 static kvant_status weigh_first(kvant_codec *codec, const kvant_common *common,
                                 const kvant_error *error)
 {

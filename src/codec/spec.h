@@ -35,8 +35,9 @@ kvant_status kvant_spec_bits(const kvant_spec *spec, uint32_t min, uint32_t max,
  * large). */
 bool kvant_spec_number(const char *text, uint32_t *number);
 
-/* The option of this key, which counts as asked for from now on, or NULL. */
+/* The option of this key, which counts as read from now on, or NULL. */
 const kvant_spec_option *kvant_spec_take(kvant_spec *spec, const char *key);
 
-/* KVANT_ERR_SPEC when an option is left that nobody asked for; valid names the options that are. */
+/* KVANT_ERR_SPEC when the spec has an option that nobody has read; valid names the options that
+ * exist. */
 kvant_status kvant_spec_finish(const kvant_spec *spec, const char *valid, const kvant_error *error);

@@ -129,8 +129,6 @@ kvant_status kvant_transform_compose(kvant_transform *transform, const float *b,
     return KVANT_OK;
 }
 
-/* (x - c) / s, where R still has to be applied to it: in z, or x itself when there is nothing to
- * do. */
 const float *kvant_transform_normalise(const kvant_transform *transform, const kvant_affine *affine,
                                        const float *x, float *z)
 {
@@ -178,8 +176,8 @@ static void unrotate(const kvant_transform *transform, const kvant_kernels *kern
     }
 }
 
-/* n x n; no eigenvalue of W^T W is larger than the largest sum of magnitudes in a row times that in
- * a column. */
+/* A bound of the gain of w, n x n. No eigenvalue of W^T W exceeds the largest sum of magnitudes of
+ * a row times the largest sum of magnitudes of a column. */
 float kvant_transform_gain_of(const double *w, size_t n)
 {
     double row = 0, column = 0;
@@ -195,7 +193,7 @@ float kvant_transform_gain_of(const double *w, size_t n)
     return (float)sqrt(row * column);
 }
 
-/* Columns of R W are R times those of W. */
+/* The columns of R W are R times the columns of W. */
 kvant_status kvant_transform_weigh(kvant_transform *transform, const double *w,
                                    const double *inverse)
 {
@@ -251,7 +249,7 @@ float kvant_transform_gain(const kvant_transform *transform)
     return transform->gain > 1 ? transform->gain : 1;
 }
 
-/* In place: a vector's numbers of a part. */
+/* Transforms one part of a vector in place. */
 typedef void stretch_part(const kvant_transform *t, const kvant_kernels *kernels, uint32_t part,
                           uint32_t n, float *x);
 
@@ -302,7 +300,7 @@ void kvant_transform_stretch(const kvant_transform *transform, const kvant_kerne
                  x + i * d, y + i * d);
 }
 
-/* W^-T x. With one part there is nothing to gather, nor to put back. */
+/* Computes W^-T x. With one part nothing has to be gathered or put back. */
 static void stretch_queries(const kvant_transform *transform, const kvant_kernels *kernels,
                             uint32_t n, const float *x, float *y)
 {
@@ -315,7 +313,7 @@ static void stretch_queries(const kvant_transform *transform, const kvant_kernel
     solve_dual(transform, kernels, 0, n, y);
 }
 
-/* y = R W x of a diagonal W whose factors are weights. */
+/* y = R W x for a diagonal W, whose factors lie in `weights`. */
 static void weigh_diagonal(const kvant_transform *transform, const kvant_kernels *kernels,
                            const float *weights, const float *x, float *y)
 {
@@ -325,7 +323,7 @@ static void weigh_diagonal(const kvant_transform *transform, const kvant_kernels
     rotate(transform, kernels, z, y);
 }
 
-/* Where the weights of W^-T lie. */
+/* The numbers of W^-T, which follow the numbers of W. */
 static const float *inverse_weights(const kvant_transform *transform)
 {
     size_t d = transform->head_dim;
@@ -347,7 +345,7 @@ kvant_transform_view kvant_transform_get_view(const kvant_transform *transform)
     };
 }
 
-/* Some vectors, in place. */
+/* Rotates several vectors in place. */
 static void rotate_all(const kvant_transform *transform, const kvant_kernels *kernels, uint32_t n,
                        float *y)
 {
@@ -358,9 +356,9 @@ static void rotate_all(const kvant_transform *transform, const kvant_kernels *ke
                transform->rotate == KVANT_ROTATE_DENSE ? memcpy(z, y, d * sizeof *z) : y, y);
 }
 
-/* The rows of (R W)^T are made some at a time, because all of them do not fit a small stack. A sum
- * goes on where it was: its first term is what it came to, times 1. So it has the bits that
- * combine_rows gives with the whole matrix. */
+/* Rows of (R W)^T that are made at a time, because the whole matrix does not fit a small stack.
+ * Each further batch begins with the sum so far as its first term, times 1. So the result has the
+ * same bits as combine_rows with the whole matrix. */
 #define EXPANDED_ROWS 16u
 
 static void weigh_expanded(const kvant_transform *transform, const kvant_kernels *kernels,

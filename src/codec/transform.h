@@ -31,8 +31,8 @@ typedef struct kvant_transform {
     float gain; /* with weights or triangles: no vector becomes longer than gain times its length */
 } kvant_transform;
 
-/* What a family rotates by when the spec does not say; block 0: the largest that fits, up to
- * max_block. */
+/* The rotation of a family when the spec names none. block 0: the largest Hadamard block that fits,
+ * up to max_block. */
 typedef struct kvant_transform_defaults {
     kvant_rotate rotate;
     uint32_t max_block;
@@ -76,23 +76,25 @@ size_t kvant_transform_matrix_floats(uint32_t n);
  * behind it, B R. R is dense from then on. KVANT_ERR_MEMORY, and nothing changed. */
 kvant_status kvant_transform_compose(kvant_transform *transform, const float *b, bool before);
 
-/* Puts W before the rotation: columns of w are rows of W, rows of the inverse those of W^-1,
- * head_dim x head_dim each, rounded to binary32; or the factors of a diagonal W, above 0. Once per
- * transform. KVANT_ERR_MEMORY. */
+/* Puts W before the rotation, once per transform. `kvant_transform_weigh` takes a full W. The
+ * columns of w are the rows of W, and the rows of inverse are the rows of W^-1. Both are head_dim x
+ * head_dim and are rounded to binary32. kvant_transform_weigh_diagonal takes the factors of a
+ * diagonal W, above 0. KVANT_ERR_MEMORY. */
 kvant_status kvant_transform_weigh(kvant_transform *transform, const double *w,
                                    const double *inverse);
 kvant_status kvant_transform_weigh_diagonal(kvant_transform *transform, const float *factors);
 
-/* (R W)^T of a transform with triangles of one part, as kvant_transform_weigh rounds it: head_dim x
- * head_dim. */
+/* Computes (R W)^T, head_dim x head_dim, of a transform with triangles of one part. Its numbers
+ * have the bits that kvant_transform_weigh rounds to. */
 void kvant_transform_expand(const kvant_transform *transform, float *weights);
 
-/* The largest head_dim with one part; larger heads have several. */
+/* The largest head_dim whose W is one triangle. Larger heads have several parts with a triangle
+ * each. */
 #define KVANT_MOST_EXPANDED 128u
 
-/* Whether every batch makes (R W)^T for itself, even a batch of one row. A Hadamard rotation makes
- * it in about the time that reading it from memory takes. A dense rotation takes head_dim times as
- * long, so a version keeps the matrix. */
+/* Whether every batch computes (R W)^T again, even a batch of one row. With a Hadamard rotation
+ * this takes about as long as reading the matrix from memory. With a dense rotation it takes
+ * head_dim times as long, so a learned transform keeps the matrix. */
 static inline bool kvant_transform_expands(const kvant_transform *transform)
 {
     return transform->triangles && transform->part == transform->head_dim &&
@@ -102,8 +104,10 @@ static inline bool kvant_transform_expands(const kvant_transform *transform)
 /* A bound of the gain of W, n x n. */
 float kvant_transform_gain_of(const double *w, size_t n);
 
-/* Channels of a part, gathered and put back. Its halves lie head_dim / 2 apart, so that a part has
- * both channels of the pairs that RoPE turns, whether they are neighbours or not. */
+/* kvant_part_gather copies the channels of a part next to each other, and the function after it
+ * puts them back. The halves of a part lie head_dim / 2 apart, so a part has both channels of each
+ * pair that RoPE rotates. This holds for models that store pairs side by side and for models that
+ * store them half a row apart. */
 static inline void kvant_part_gather(uint32_t head_dim, uint32_t n, uint32_t part, const float *x,
                                      float *out)
 {
@@ -123,7 +127,7 @@ static inline size_t kvant_triangle_size(size_t n)
     return n * (n + 1) / 2;
 }
 
-/* The i-th channel of a part, among all. */
+/* The channel of the whole row that is channel i of a part. */
 static inline uint32_t kvant_part_channel(uint32_t head_dim, uint32_t n, uint32_t part, uint32_t i)
 {
     return i < n / 2 ? part * (n / 2) + i : head_dim / 2 + part * (n / 2) + i - n / 2;
@@ -132,12 +136,13 @@ static inline uint32_t kvant_part_channel(uint32_t head_dim, uint32_t n, uint32_
 /* By how much the transform makes a vector longer, at most. */
 float kvant_transform_gain(const kvant_transform *transform);
 
-/* (x - c) / s: in z, or x itself when there is nothing to do. x and z may be equal. */
+/* Computes (x - c) / s into z and returns z, or returns x when there is neither centre nor scale. x
+ * and z may be equal. */
 const float *kvant_transform_normalise(const kvant_transform *transform, const kvant_affine *affine,
                                        const float *x, float *z);
 
-/* y = R W ((x - c) / s); affine may be NULL. x and y may not overlap with a dense rotation or a
- * full W, may be equal otherwise. */
+/* y = R W ((x - c) / s). No affine: NULL. The vectors x and y may be equal, except with a dense
+ * rotation or a full W, where they must not overlap. */
 void kvant_transform_forward(const kvant_transform *transform, const kvant_kernels *kernels,
                              const kvant_affine *affine, const float *x, float *y);
 
@@ -158,8 +163,8 @@ kvant_transform_view kvant_transform_get_view(const kvant_transform *transform);
 void kvant_transform_dual(const kvant_transform *transform, const kvant_kernels *kernels,
                           uint32_t n, const float *x, float *y);
 
-/* Numbers of vectors that this does at once, and that callers do well to hand over: 16 vectors of
- * head_dim 128. */
+/* The numbers that kvant_transform_dual transforms together: 16 vectors of head_dim 128. A call
+ * with a multiple of these is the fastest. */
 #define KVANT_TRANSFORM_TOGETHER (4u * KVANT_MAX_HEAD_DIM)
 
 /* y = W x, or W^-T x, without R, of a transform with triangles, for n vectors. */

@@ -14,8 +14,8 @@
 
 #define MIN_HEAD_DIM 4u
 
-/* The cells of y / scale. What is added and taken away rounds to whole numbers, as rintf does, but
- * not by a call per number. */
+/* Finds the cells of y / scale. Adding and then subtracting `whole` rounds to whole numbers, as
+ * rintf does, but without a call per number. */
 static void find_cells(const float *y, float inverse, uint32_t n, uint16_t *cells)
 {
     const float low = -(float)KVANT_TRELLIS_CELLS / 2, high = (float)KVANT_TRELLIS_CELLS / 2 - 1,
@@ -28,10 +28,10 @@ static void find_cells(const float *y, float inverse, uint32_t n, uint16_t *cell
     }
 }
 
-/* Survivors of a search stay on the stack: of 256 states for all steps, of 1024 for 128 steps.
- * Others come from the heap, and where there is no memory the search repeats itself on the stack.
- * Two functions, because the frame of the larger one would be a burden to callers on small
- * stacks. */
+/* Survivor bits of a search stay on the stack when they fit: 256 states for all steps, or 1024
+ * states for 128 steps. Larger ones come from the heap, and where there is no memory the search
+ * repeats itself on the stack. There are two functions, because callers with small stacks could not
+ * afford the larger frame. */
 #define STACK_WORDS 4096u /* KVANT_TRELLIS_MAX_STEPS x 256 bits */
 
 static KVANT_NOINLINE void find_short_path(const kvant_trellis *trellis,
@@ -89,7 +89,8 @@ void kvant_trellis_quantize(const kvant_trellis *trellis, const kvant_kernels *k
     }
 }
 
-/* Codes and levels' indices of a row; returns the scale to store, before it is rounded to fp16. */
+/* Chooses the codes and the levels' indices of a row; returns the scale to store, before it is
+ * rounded to fp16. */
 static float quantize(const kvant_trellis_book *book, const kvant_kernels *kernels, uint32_t dim,
                       const float *y, uint8_t *restrict codes, uint8_t *restrict levels)
 {

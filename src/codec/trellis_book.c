@@ -3,9 +3,10 @@
 
 #include <math.h>
 
-/* Parities with few terms, one of them at both ends of the window: decoding takes an exclusive or
- * for each, on whole words of codes. The best of some hundred random ones with at most 3 terms,
- * which lose nothing against 5. */
+/* The code bits that decide each parity of a window. Every mask has both ends of the window in one
+ * parity, and few bits, because decoding takes one exclusive or per bit, on whole words of codes.
+ * They are the best of some hundred random masks with at most 3 bits, and lose nothing against
+ * masks with 5. */
 static const uint16_t taps[3][KVANT_TRELLIS_PARITIES] = {
     { KVANT_TRELLIS_256_TAP_0, KVANT_TRELLIS_256_TAP_1, KVANT_TRELLIS_256_TAP_2 },
     { 0160, 02101, 0442 },   /* 1024 */
@@ -13,7 +14,7 @@ static const uint16_t taps[3][KVANT_TRELLIS_PARITIES] = {
 };
 
 typedef struct level_set {
-    uint32_t bits, per_deviation; /* levels a standard deviation */
+    uint32_t bits, per_deviation; /* levels per standard deviation */
     int8_t positive[KVANT_TRELLIS_MAX_LEVELS / 2];
 } level_set;
 
@@ -25,7 +26,7 @@ static const level_set level_sets[] = {
 };
 
 #define CELLS_PER_DEVIATION 64
-#define MAX_COST 8191u /* eight of them fit 16 bits */
+#define MAX_COST 8191u /* Largest cost of a step, so that a sum of eight costs fits 16 bits. */
 
 /* Squared distances of a cell to the nearest level of every subset, less the least of them. */
 static void fill_cell(kvant_trellis *trellis, const level_set *set, uint32_t cell)
@@ -86,8 +87,9 @@ static void fill_levels(kvant_trellis *trellis, const level_set *set, uint32_t p
     }
 }
 
-/* Steps go through words that follow one another, then through the fields of a word, then through
- * lanes: what a step remembers lies in the same field of the words before. */
+/* The channel at (word, field, lane) of a key row in the order of steps. Steps run through
+ * consecutive words first, then through the fields of a word, then through lanes. So the codes that
+ * a step depends on lie in the same field of preceding words. */
 static uint32_t key_channel(const kvant_plane *plane, uint32_t lane, uint32_t field, uint32_t unit)
 {
     const uint32_t odd = plane->bits * field / 8, half = field % 2;

@@ -17,12 +17,13 @@ static inline const kvant_trellis_book *kvant_trellis_book_of(const kvant_codec 
     return codec->state;
 }
 
-/* The book of codes of 2, 3 or 4 bits in a layout; memory: 8, 10 or 12. */
+/* Makes the book for codes of 2, 3 or 4 bits in a layout. memory is the number of bits of a state:
+ * 8, 10 or 12. */
 void kvant_trellis_book_init(kvant_trellis_book *book, const kvant_layout *layout, uint32_t memory);
 
-/* Codes and the indices of their levels, for n numbers y * inverse of variance about 1. Number i is
- * at steps[i] of a circle of n_steps, at most KVANT_TRELLIS_MAX_STEPS; the other steps have code
- * 0. */
+/* Chooses the codes of n numbers y * inverse, whose variance should be about 1, and the indices of
+ * their levels. Number i belongs to step steps[i] of a circle of n_steps, at most
+ * KVANT_TRELLIS_MAX_STEPS. Steps without a number get code 0. */
 void kvant_trellis_quantize(const kvant_trellis *trellis, const kvant_kernels *kernels,
                             const float *y, float inverse, uint32_t n, const uint16_t *steps,
                             uint32_t n_steps, uint8_t *restrict codes, uint8_t *restrict levels);

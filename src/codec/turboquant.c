@@ -1,13 +1,13 @@
-/* turboquant.c - TurboQuant (mse), Algorithm 1: a random rotation, then a scalar codebook that is
- * optimal for the marginal of a rotated unit vector. format.md, "Lloyd-Max codes", has
+/* turboquant.c - TurboQuant (mse), Algorithm 1: a random rotation, then a scalar codebook. The
+ * codebook is optimal for one channel of a rotated unit vector. format.md, "Lloyd-Max codes", has
  * formulas and rounding.
  *
  * Reads the options of all variants. papers/turboquant_sketched.c has prod (Algorithm 2),
  * papers/turboquant_tiers.c has 2.5 and 3.5 bits.
  *
  * `scale=norm` is the paper's scale: decoded vectors are too short on average, which biases inner
- * products. The default `scale=unbiased` stores |y|^2 / <y, c> instead, at no cost in bits (the
- * correction of RaBitQ and EDEN). */
+ * products. The default `scale=unbiased` stores |y|^2 / <y, c> instead, at no cost in bits. This is
+ * the correction of RaBitQ and EDEN. */
 #include "turboquant.h"
 
 #include <math.h>
@@ -77,11 +77,14 @@ static void turboquant_lines(const kvant_codec *codec, const kvant_kernels *kern
     kvant_codec_token_lines(codec, kernels, page, kvant_codebook_of(codec)->code_step, lines);
 }
 
-/* The outermost value is the largest integer; the others are off by half a step at most. */
+/* Offers the codebook's values as integers. The outermost value becomes the largest integer; all
+ * further values are rounded, by half a step at most. */
 static void offer_codes(kvant_codec *codec, kvant_codebook *book)
 {
     uint32_t n = 1u << book->bits;
-    if (n > 16) /* of two digits a codebook's values are no sums */
+    /* a code of more than 4 bits is looked up as two digits, and a codebook's value is no sum of
+     * two parts */
+    if (n > 16)
         return;
     book->code_step = book->values[n - 1] / KVANT_CODE_VALUE_MAX;
     for (uint32_t c = 0; c < n; c++)
@@ -185,7 +188,7 @@ static kvant_status create_turboquant(kvant_codec *codec, const kvant_request *r
     if (d < 4)
         return kvant_fail(error, KVANT_ERR_UNSUPPORTED,
                           "turboquant needs head_dim 4 or more, not %u", (unsigned)d);
-    if (v.tiers) /* they rotate inside */
+    if (v.tiers) /* each tier rotates by itself */
         defaults.rotate = KVANT_ROTATE_NONE;
     KVANT_FORWARD(kvant_codec_set_transform(codec, request, defaults, error));
     v.unbiased = o.scale == KVANT_SCALE_UNBIASED;

@@ -1,4 +1,4 @@
-/* turboquant.h - what turboquant.c calls in papers/. -DKVANT_PAPERS=OFF leaves these functions
+/* turboquant.h - the functions of papers/ that turboquant.c calls. -DKVANT_PAPERS=OFF leaves them
  * out. */
 #pragma once
 
@@ -12,12 +12,13 @@ typedef struct turboquant_variant {
     uint64_t seed;
 } turboquant_variant;
 
-/* Both complete a codec that has its transform. */
+/* Both functions complete a codec that has its transform. */
 
-/* (bits - 1)-bit codes and a sketch of what they leave. */
+/* Codes of bits - 1 bits, and a sketch of their residual. */
 kvant_status kvant_turboquant_create_sketched(kvant_codec *codec,
                                               const turboquant_variant *variant);
 
-/* Pages of their own choice of outlier channels, which have bits + 1, the others bits. */
+/* Codes in two tiers: each page chooses its outlier channels, which have bits + 1 bits; all
+ * remaining channels have `bits` bits. */
 kvant_status kvant_turboquant_create_tiers(kvant_codec *codec, const turboquant_variant *variant,
                                            const kvant_error *error);

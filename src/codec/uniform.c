@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-/* A group as one way of quantising it has it: what is stored, and the step from numbers to
+/* One way to quantise a group: the scale and zero point to store, and the step from numbers to
  * codes. */
 typedef struct fit {
     uint16_t scale, zero;
@@ -22,8 +22,8 @@ static fit fit_symmetric(const kvant_uniform *u, float min, float max)
 
 static fit fit_asymmetric(const kvant_uniform *u, float min, float max)
 {
-    /* + 0 turns -0 into 0: of zeros of both signs either may be the smallest, and bytes must not
-     * tell. */
+    /* Adding +0 makes +0 of -0. When a group has zeros of both signs, either may be found as its
+     * minimum, and the page's bytes must not depend on that. */
     fit f = { .scale = kvant_half_from_float((max - min + 0.0f) / u->asym_levels),
               .zero = kvant_half_from_float(min + 0.0f) };
     float scale = kvant_half_to_float(f.scale);
@@ -32,7 +32,7 @@ static fit fit_asymmetric(const kvant_uniform *u, float min, float max)
     return f;
 }
 
-/* What decoding will leave of the numbers: the sum of squared or of absolute differences. */
+/* The error after decoding: the sum of squared or of absolute differences. */
 static float error_of(const kvant_uniform *u, const kvant_kernels *kernels, const float *x,
                       uint32_t n, const fit *f, const uint8_t *codes)
 {
@@ -48,8 +48,8 @@ static float error_of(const kvant_uniform *u, const kvant_kernels *kernels, cons
     return kernels->dot(difference, sign, n);
 }
 
-/* Replaces a symmetric fit where an asymmetric one errs less. A scale beyond fp16 (levels of one
- * bit less can need one) makes the error NaN, which is not less than anything. */
+/* Replaces a symmetric fit where an asymmetric fit has the smaller error. A scale beyond fp16 makes
+ * the error NaN, which never counts as smaller. Levels of one bit less can need such a scale. */
 static void choose(const kvant_uniform *u, const kvant_kernels *kernels, const float *x, uint32_t n,
                    float min, float max, fit *f, uint8_t *codes)
 {
@@ -63,7 +63,8 @@ static void choose(const kvant_uniform *u, const kvant_kernels *kernels, const f
     memcpy(codes, other, n);
 }
 
-/* Codes of a group's n numbers; its scale and zero point go to meta[0] and meta[zero_at]. */
+/* Writes the codes of a group's n numbers; its scale and zero point go to meta[0] and
+ * meta[zero_at]. */
 static void encode_group(const kvant_uniform *u, const kvant_kernels *kernels, const float *x,
                          uint32_t n, uint8_t *codes, uint16_t *meta, size_t zero_at)
 {
@@ -97,8 +98,9 @@ static void encode_token(const kvant_codec *codec, const kvant_kernels *kernels,
     kvant_layout_put(&codec->layout, page, token, codes);
 }
 
-/* A cache line of channels is turned around at a time, so that the tokens of a channel lie side by
- * side. All codes of a block stay on the stack, 32 kB, which leaves room in a stack of 64 KiB. */
+/* Channels that are transposed at a time, one cache line of floats, so that the tokens of a channel
+ * lie side by side. All codes of a block take 32 kB on the stack; more columns would not fit a
+ * stack of 64 KiB. */
 #define COLUMNS 16u
 
 typedef struct columns {
@@ -200,13 +202,14 @@ static kvant_status uniform_check(const kvant_codec *codec, const kvant_kernels 
 static const kvant_quantizer uniform_quantizer = { uniform_check, uniform_encode, uniform_decode,
                                                    kvant_uniform_unpack };
 
-/* Values are code - bias: as small as can be, whatever the mode. */
+/* Offers code - bias as the values of codes in every mode, because these have the smallest
+ * magnitude. */
 static void offer_codes(kvant_codec *codec)
 {
     const kvant_uniform *u = kvant_uniform_of(codec);
     int16_t *values = codec->product.integers.values;
     if (u->n_groups > 1 && u->group % KVANT_TILE != 0)
-        return; /* groups of 8, 24, ... channels: no whole tiles */
+        return; /* groups of 8, 24, ... channels do not cover whole tiles */
     int32_t bias = (int32_t)u->bias, low_bias = bias < 8 ? bias : 8;
     for (int32_t c = 0; c < 16; c++) {
         values[c] = (int16_t)(c - low_bias);

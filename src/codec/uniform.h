@@ -11,9 +11,10 @@
 #include "../base/half.h"
 #include "codec_internal.h"
 
-/* How a group's range becomes levels. Hybrid groups choose for themselves, by the smaller error: as
- * InnerQ's paper describes it (asymmetric levels of all bits, squared errors), or as its authors'
- * program does it (one bit less, absolute errors). */
+/* How a group's range becomes levels. A group of a hybrid codec is symmetric or asymmetric,
+ * whichever has the smaller error. PAPER follows InnerQ's text: asymmetric levels of all bits,
+ * squared errors. CODE follows the authors' program: asymmetric levels of one bit less, absolute
+ * errors. */
 typedef enum kvant_uniform_mode {
     KVANT_UNIFORM_ASYM,
     KVANT_UNIFORM_SYM,
@@ -42,9 +43,9 @@ static inline bool kvant_uniform_is_hybrid(const kvant_uniform *u)
     return u->mode == KVANT_UNIFORM_HYBRID_PAPER || u->mode == KVANT_UNIFORM_HYBRID_CODE;
 }
 
-/* Makes a codec uniform after its transform is set: checks group (0: all channels of a token; or
- * 32 tokens), fills state, sizes and quantiser. bits: 2 to 8. KVANT_ERR_SPEC: the group is not
- * possible. */
+/* Makes a codec uniform after its transform is set: checks group, fills state, sizes and quantiser.
+ * With group 0 a group is all channels of a token, or 32 tokens with per_channel. There are 2 to 8
+ * bits. KVANT_ERR_SPEC: the group is not possible. */
 kvant_status kvant_uniform_init(kvant_codec *codec, uint32_t bits, kvant_uniform_mode mode,
                                 bool per_channel, uint32_t group, const kvant_error *error);
 
@@ -69,22 +70,22 @@ static inline kvant_uniform_mode kvant_uniform_hybrid(int32_t choice)
     return choice == 0 ? KVANT_UNIFORM_HYBRID_PAPER : KVANT_UNIFORM_HYBRID_CODE;
 }
 
-/* group of families whose groups are channels in one role and tokens in the other: 16, 32 or 64; 16
- * << choice. */
+/* group=N of families whose groups are channels in one role and tokens in the opposite role. N is
+ * 16, 32 or 64, stored as log2(N / 16). */
 #define KVANT_TILES_OPTION(type)                                                                   \
     KVANT_CHOICE(type, group, kvant_tile_names, 1, "numbers that share a scale")
 extern const char *const kvant_tile_names[];
 
-/* As InnerQ's Table 3 counts: a code, and its share of a full group's fp16 scale and, unless
- * symmetric, zero point. */
+/* Bits per number as InnerQ's Table 3 counts: a code, and its share of a full group's fp16 scale
+ * and, unless symmetric, zero point. */
 static inline double kvant_uniform_nominal_bits(const kvant_codec *codec)
 {
     const kvant_uniform *u = kvant_uniform_of(codec);
     return codec->info.bits + (u->mode == KVANT_UNIFORM_SYM ? 16.0 : 32.0) / u->group;
 }
 
-/* Where the metadata of (token, channel) lies among the scales; its zero point lies
- * kvant_uniform_n_scales on. */
+/* The index of the scale of (token, channel) in the page's metadata. Its zero point has this index
+ * plus kvant_uniform_n_scales. */
 static inline size_t kvant_uniform_index(const kvant_codec *codec, uint32_t token, uint32_t channel)
 {
     const kvant_uniform *u = kvant_uniform_of(codec);
@@ -98,15 +99,16 @@ static inline size_t kvant_uniform_n_scales(const kvant_codec *codec)
     return (size_t)u->n_groups * (u->per_channel ? codec->layout.padded_dim : KVANT_PAGE_TOKENS);
 }
 
-/* A group's number is scale * code + zero, whatever the mode. A symmetric level is code - bias:
- * scale * code and scale * bias have at most 19 bits, so that zero = -scale * bias gives scale *
- * (code - bias) exactly. */
+/* A number of a group is scale * code + zero in every mode. For a symmetric level, which is code -
+ * bias, zero is -scale * bias. The products scale * code and scale * bias have at most 19 bits, so
+ * the sum is exactly scale * (code - bias). */
 typedef struct kvant_uniform_line {
     float scale, zero;
 } kvant_uniform_line;
 
-/* stored: the bits of the stored scale, whose sign marks asymmetric groups of a hybrid codec; scale
- * and zero: what is stored, as numbers (zero: anything where there is none). */
+/* The line of a stored group. `stored` is the bits of the stored scale, whose sign marks asymmetric
+ * groups of a hybrid codec. The arguments scale and zero are the stored numbers as floats. Where
+ * the codec stores no zero point, zero is ignored. */
 static inline kvant_uniform_line kvant_uniform_line_of(const kvant_uniform *u, uint16_t stored,
                                                        float scale, float zero)
 {
@@ -119,6 +121,6 @@ static inline kvant_uniform_line kvant_uniform_line_of(const kvant_uniform *u, u
 void kvant_uniform_unpack(const kvant_codec *codec, const kvant_kernels *kernels, const void *page,
                           float *tile);
 
-/* Its lines for values code - bias. */
+/* The same for codes that count from -bias: their values are code - bias. */
 void kvant_uniform_lines(const kvant_codec *codec, const kvant_kernels *kernels, const void *page,
                          kvant_code_lines *lines);

@@ -65,8 +65,8 @@ static void scale_key_tokens(const kvant_codec *codec, const kvant_kernels *kern
     }
 }
 
-/* K, groups of tokens: token positions run through the 4 token tiles first, so 4 lines, one per
- * tile, repeat along a row, and its 64 columns are 4 rows of 16 to the kernel. */
+/* K, groups of tokens. Positions of tokens run through the 4 token tiles first. So the lines of the
+ * 4 tiles repeat along a row, and the kernel gets a row of 64 columns as 4 rows of 16. */
 static void scale_key_channels(const kvant_codec *codec, const kvant_kernels *kernels,
                                const page_lines *all, float *tile)
 {
@@ -125,8 +125,8 @@ static void scale_value_tokens(const kvant_codec *codec, const kvant_kernels *ke
     uint8_t group_of_half[KVANT_MAX_PADDED_DIM / 8];
     row_lines row;
     for (uint32_t half = 0; half < padded / 8; half++) {
-        uint32_t group =
-            8 * half / u->group; /* padding channels beyond the last group take its lines */
+        /* padding channels beyond the last group use the line of that group */
+        uint32_t group = 8 * half / u->group;
         group_of_half[half] = (uint8_t)(group < u->n_groups ? group : u->n_groups - 1);
     }
     for (uint32_t t = 0; t < KVANT_PAGE_TOKENS; t++) {
@@ -192,7 +192,7 @@ void kvant_uniform_unpack(const kvant_codec *codec, const kvant_kernels *kernels
         scale_keys(codec, kernels, &all, tile);
 }
 
-/* The numbers of all channels in the order of positions, 0 beyond them. */
+/* Converts the halves of all channels, in the order of positions, and fills the rest with 0. */
 static void channel_halves(const kvant_codec *codec, const kvant_kernels *kernels,
                            const uint16_t *stored, float *out)
 {

@@ -9,7 +9,7 @@
 
 #include <kvant/codec.h>
 
-/* What one code of a page stands for: the number of one channel, or of several. */
+/* The meaning of one code of a page: the number of one channel, or of several. */
 typedef enum kvant_code_kind {
     KVANT_CODES_NONE = 0, /* raw rows, or codes that only the family's own functions read */
     KVANT_CODES_UNIFORM,  /* scale * (code + offset) + zero, a scale per group */
@@ -49,7 +49,7 @@ typedef struct kvant_trellis_view {
     uint32_t unbiased;
 } kvant_trellis_view;
 
-/* What the index of a chunk code means. */
+/* The meaning of the index in a chunk code. */
 typedef enum kvant_chunk_kind {
     KVANT_CHUNK_TABLE = 0, /* an entry of codewords */
     KVANT_CHUNK_TRIPLETS,  /* an octahedral direction */
@@ -76,15 +76,16 @@ typedef struct kvant_chunk_view {
 
 /* ---- one form for the families of papers ---- */
 
-/* Quantisers that no member of kvant_codec_view.of describes whole. Places count floats from the
- * view's tables. */
+/* The quantisers that no member of kvant_codec_view.of describes completely. Places count floats
+ * from the view's tables. */
 typedef enum kvant_general_kind {
     KVANT_GENERAL_NONE = 0, /* not in this form */
     KVANT_GENERAL_RAW,      /* no codes */
     KVANT_GENERAL_SKETCH,   /* a sketch alone */
-    KVANT_GENERAL_UNIFORM,  /* hybrid groups, or what centroids leave of a row */
+    KVANT_GENERAL_UNIFORM,  /* hybrid groups, or the residual that centroids leave */
     KVANT_GENERAL_CODEBOOK,
-    KVANT_GENERAL_TIERS,      /* two codebooks: of outlier channels, of the others */
+    /* two codebooks: one of outlier channels, one of all remaining channels */
+    KVANT_GENERAL_TIERS,
     KVANT_GENERAL_TRIPLETS,   /* octahedral directions */
     KVANT_GENERAL_DIRECTIONS, /* 4 channels: a codeword times a radius */
     KVANT_GENERAL_POLAR
@@ -105,7 +106,7 @@ typedef enum kvant_direction_search_kind {
     KVANT_SEARCH_COSETS,   /* a secondary, then a Hurwitz unit */
     KVANT_SEARCH_SIGNS,    /* a unit, then signs of projections on the rest */
     KVANT_SEARCH_PRODUCTS, /* the codeword of the largest product */
-    KVANT_SEARCH_GREEDY    /* an entry of each of two books, one after the other */
+    KVANT_SEARCH_GREEDY    /* an entry of each of two books, chosen one after another */
 } kvant_direction_search_kind;
 
 typedef struct kvant_general_view {
@@ -113,7 +114,7 @@ typedef struct kvant_general_view {
     uint32_t raw; /* raw_type of raw.c: 0 binary32, 1 binary16, 2 bfloat16 */
     uint32_t unbiased;
     float inverse_sqrt_dim;
-    /* The sketch of what codes leave; bytes of the page. */
+    /* the sketch of the codes' residual; codes and norms are offsets in bytes of the page */
     uint32_t sketched, sketch_codes, sketch_norms;
     kvant_rotation_place projection;
     kvant_codebook_place books[2];

@@ -2,8 +2,8 @@
  * direction is the normalised sum of two entries, one from each of two random codebooks of K
  * quaternions.
  *
- * `search=joint` finds the best of the K^2 sums. `search=greedy` is the authors' search: first one
- * entry, then the other entry for the remainder. */
+ * `search=joint` finds the best of the K^2 sums. `search=greedy` is the authors' search: it finds
+ * an entry of the first book, then an entry of the second book for the remainder. */
 #include <math.h>
 
 #include "../../base/random.h"
@@ -20,7 +20,8 @@ static void search_joint(const kvant_direction *direction, const kvant_kernels *
                                   direction->n_codewords, index + c);
 }
 
-/* x - |x| / 2 times the first entry: half of a sum of two units that point the way of x. */
+/* Subtracts |x| / 2 times the first entry from x. When both entries point the way of x, each is
+ * half of their sum. */
 static void subtract_first(const float *x, const float *entries, const uint32_t *first, float *rest)
 {
     for (uint32_t j = 0; j < KVANT_DIRECTION_LANES; j++) {
@@ -91,7 +92,7 @@ static kvant_status create_addvq(kvant_codec *codec, const kvant_request *reques
     static const kvant_direction_field fields[2] = { { "k", 2, MAX_ENTRIES }, { "r", 2, 8 } };
     uint32_t numbers[2] = { 24, 3 };
     kvant_direction_options o = *(const kvant_direction_options *)request->options;
-    o.med = o.slots = KVANT_OPTION_ABSENT; /* no outliers here */
+    o.med = o.slots = KVANT_OPTION_ABSENT; /* this family has no outliers */
     KVANT_FORWARD(kvant_direction_variant(request->spec, fields, numbers, error));
     const kvant_direction_shape shape = { .n_codewords = numbers[0] * numbers[0],
                                           .radius_bits = numbers[1],

@@ -56,8 +56,8 @@ static float median(const float *x, uint32_t n)
     return sorted[(n - 1) / 2];
 }
 
-/* The largest chunks above the threshold get the slots there are; the others stay ordinary chunks.
- * A norm of 0 then hides an outlier from the radius scale. */
+/* The largest chunks above the threshold get the slots of the token; chunks without a slot stay
+ * ordinary. An outlier's norm becomes 0, so that it does not count for the radius scale. */
 static token_outliers extract_outliers(const kvant_direction *direction, kvant_direction_row *r)
 {
     token_outliers out = { .n = 0 };
@@ -76,14 +76,14 @@ static token_outliers extract_outliers(const kvant_direction *direction, kvant_d
     return out;
 }
 
-/* Half to even, for 0 <= x < 2^22: what is added leaves no fraction. Unlike rintf this is never a
- * call. */
+/* Rounds half to even, for 0 <= x < 2^22: the added number leaves no bits for a fraction. Unlike
+ * rintf this is never a call. */
 static float round_small(float x)
 {
     return (x + 8388608.0f) - 8388608.0f;
 }
 
-/* Radius codes; returns the step between two radii. */
+/* Chooses the radius codes; returns the step between two radii. */
 static float quantize_radii(const kvant_direction *direction, kvant_direction_row *r)
 {
     const float top = (float)((1u << direction->radius_bits) - 1);
@@ -98,8 +98,8 @@ static float quantize_radii(const kvant_direction *direction, kvant_direction_ro
     return step;
 }
 
-/* The step with which the coded chunks keep their <y, y>. Chunks of radius 0 do not count: to make
- * up for them by enlarging the others would only add error. */
+/* The step with which the coded chunks keep their <y, y>. Chunks of radius 0 do not count:
+ * enlarging the coded chunks to make up for them would only add error. */
 static float unbiased_step(const kvant_direction *direction, const kvant_direction_row *r)
 {
     const size_t stride = KVANT_DIRECTION_MAX_CHUNKS;
@@ -123,7 +123,7 @@ float kvant_direction_quantize(const kvant_direction *direction, const kvant_ker
     return direction->unbiased && step > 0 ? unbiased_step(direction, r) : step;
 }
 
-/* Everything but storing; returns the scale to store. */
+/* Quantises a row without storing it; returns the scale to store. */
 static float quantize(const kvant_codec *codec, const kvant_kernels *kernels, const float *y,
                       kvant_direction_row *r, token_outliers *out)
 {
@@ -143,13 +143,15 @@ static kvant_status direction_check(const kvant_codec *codec, const kvant_kernel
     return quantize(codec, kernels, y, &r, &out) <= KVANT_HALF_MAX ? KVANT_OK : KVANT_ERR_RANGE;
 }
 
-/* Where the 4 numbers of a token's outlier lie after the scales. */
+/* The index of the first of the 4 numbers of a token's outlier, among the halves of the
+ * metadata. */
 static size_t outlier_at(uint32_t slot, uint32_t token)
 {
     return KVANT_PAGE_TOKENS + ((size_t)slot * KVANT_PAGE_TOKENS + token) * 4;
 }
 
-/* Free slots are zeroed: what a token's bytes are must not depend on what was there. */
+/* Stores the outliers. Free slots are zeroed, because the bytes of a token must not depend on its
+ * earlier content. */
 static void store_outliers(const kvant_direction *direction, const kvant_direction_row *r,
                            const token_outliers *out, uint32_t token, uint16_t *metadata,
                            uint32_t *codes)
@@ -179,8 +181,8 @@ static void direction_encode(const kvant_codec *codec, const kvant_kernels *kern
     kvant_chunk_layout_put(&direction->layout, page, token, codes);
 }
 
-/* The numbers of a chunk. Index n_codewords means a slot; every other index beyond the codewords,
- * and a slot that there is not, is not written by encoders and decodes to zeros. */
+/* The numbers of a chunk. Index n_codewords means a slot. Encoders never write a larger index or a
+ * slot that does not exist; both decode to zeros. */
 static void decode_chunk(const kvant_direction *direction, const uint16_t *metadata, uint32_t token,
                          uint32_t code, float chunk[4])
 {
@@ -226,7 +228,7 @@ static void direction_unpack(const kvant_codec *codec, const kvant_kernels *kern
 static const kvant_quantizer direction_quantizer = { direction_check, direction_encode,
                                                      direction_decode, direction_unpack };
 
-/* One letter or word and its number, from *text on, which moves behind them. */
+/* Reads one letter or word and its number, and moves *text behind them. */
 static bool read_field(const char **text, const kvant_direction_field *field, uint32_t *number)
 {
     const size_t length = strlen(field->name);
@@ -260,7 +262,7 @@ kvant_status kvant_direction_variant(const kvant_spec *spec, const kvant_directi
                       fields[1].name, (unsigned)b);
 }
 
-/* Codes that name slots: the indices behind the codewords, with any radius. */
+/* The codes that name slots are the indices behind the codewords, with any radius. */
 static kvant_status resolve_page(kvant_direction *direction, kvant_direction_options *o,
                                  const kvant_error *error)
 {
@@ -272,8 +274,8 @@ static kvant_status resolve_page(kvant_direction *direction, kvant_direction_opt
     return KVANT_OK;
 }
 
-/* As many slots as one chunk in 16, unless the spec says: 64 bits each, so one bit per number for
- * the usual head_dims. */
+/* A token has slots for one chunk in 16, unless the spec says otherwise. A slot takes 64 bits, so
+ * this is one bit per number for the usual head_dims. */
 static kvant_status resolve_token(const kvant_codec *codec, kvant_direction *direction,
                                   kvant_direction_options *o, const kvant_error *error)
 {

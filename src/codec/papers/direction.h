@@ -1,6 +1,5 @@
-/* direction.h - the shared part of codecs with 4-channel chunks (hqmq, spherical, addvq): a chunk
- * is a radius of a few bits times an entry of a table of directions (format.md, "Direction
- * codes").
+/* direction.h - the shared part of codecs with 4-channel chunks (hqmq, spherical, addvq). A chunk
+ * is a radius of a few bits times an entry of a table of directions (format.md, "Direction codes").
  *
  * Owns radius scales, outliers of a token (direction.c) or of a page (direction_page.c), code
  * layout, decoding. A family fills the table and finds the index. */
@@ -30,13 +29,13 @@ struct kvant_direction {
     bool unbiased;
     uint32_t
         slots; /* outliers a token has room for; 0: none are looked for, or the page has the room */
-    float multiple;          /* of the median chunk norm that an outlier exceeds */
+    float multiple;          /* an outlier exceeds the median norm of chunks this many times */
     kvant_outlier_pool pool; /* of a page; slots is 0 without one */
     bool range_all;          /* outliers count for the radius step, as in the authors' program */
     kvant_chunk_layout layout;
     kvant_direction_search *search;
-    float *codewords; /* 2^index_bits entries of 4 numbers; those from n_codewords on are zero */
-    float *table;     /* the family's, for its search */
+    float *codewords; /* 2^index_bits entries of 4 numbers; entries from n_codewords on are zero */
+    float *table;     /* the table that the family's search reads */
 };
 
 /* The options that the families share; each table has those that its family takes. */
@@ -44,7 +43,7 @@ typedef struct kvant_direction_options {
     int32_t book, search, scale, med3, med, median, range, slots;
 } kvant_direction_options;
 
-/* What a family chooses before it fills the tables. */
+/* The choices of a family before it fills the tables. */
 typedef struct kvant_direction_shape {
     uint32_t n_codewords, radius_bits;
     double code_bits;    /* of one chunk as the paper counts, fractional */
@@ -58,8 +57,9 @@ static inline kvant_direction *kvant_direction_of(const kvant_codec *codec)
     return codec->state;
 }
 
-/* The Hurwitz unit p with the largest <y, p>: one component where its magnitude is at least half
- * the sum of all, the first of the largest; otherwise halves with the signs of y, + for zeros. */
+/* Finds the Hurwitz unit p with the largest <y, p>. If one component's magnitude is at least half
+ * the sum of all magnitudes, p has that component only (the first of equal ones). Otherwise p is
+ * halves with the signs of y, + for zeros. */
 uint32_t kvant_direction_closest_unit(const float y[4]);
 
 /* Reads a variant such as s96r4, made of two letters or words and two numbers; without a variant *a
@@ -72,13 +72,13 @@ typedef struct kvant_direction_field {
 kvant_status kvant_direction_variant(const kvant_spec *spec, const kvant_direction_field fields[2],
                                      uint32_t numbers[2], const kvant_error *error);
 
-/* Takes the options, which it completes, and those of the transform, allocates the state and sets
- * sizes and quantiser. */
+/* Completes the options, creates the transform, allocates the state and sets sizes and
+ * quantiser. */
 kvant_status kvant_direction_create(kvant_codec *codec, const kvant_request *request,
                                     kvant_direction_options *options,
                                     const kvant_direction_shape *shape, const kvant_error *error);
 
-/* A row on its way to codes. Arrays of components, padded with zeros, so that searches run over
+/* A row while it is quantised: arrays of components, padded with zeros, so that searches run over
  * chunks. */
 typedef struct kvant_direction_row {
     float x[4 * KVANT_DIRECTION_MAX_CHUNKS];
@@ -92,12 +92,12 @@ typedef struct kvant_direction_row {
 void kvant_direction_split(const kvant_direction *direction, const float *y, uint32_t head_dim,
                            kvant_direction_row *r);
 
-/* Radii and indices once outliers are taken out; returns the scale to store. */
+/* Chooses radii and indices after outliers are taken out; returns the scale to store. */
 float kvant_direction_quantize(const kvant_direction *direction, const kvant_kernels *kernels,
                                kvant_direction_row *r);
 
-/* Outliers of a page. */
+/* The quantiser of codecs with outliers of a page. */
 extern const kvant_quantizer kvant_direction_page_quantizer;
 
-/* Once the table is filled: what attention needs to work on codes. */
+/* Offers attention on codes, after the family has filled its table. */
 kvant_status kvant_direction_offer_codes(kvant_codec *codec);

@@ -1,6 +1,6 @@
-/* direction_page.c - `median=page`: chunk codes whose outliers are those of a page
- * (outlier_pool.h), for HQMQ's Med3x as its paper has it. Pages are encoded whole. A code whose
- * index lies behind the codewords names a slot: index N + slot / 2^r, radius slot mod 2^r. */
+/* direction_page.c - `median=page`: chunk codes with outliers of a page (outlier_pool.h), for
+ * HQMQ's Med3x as its paper has it. Pages are encoded whole. A code whose index lies behind the
+ * codewords names a slot: index N + slot / 2^r, radius slot mod 2^r. */
 #include <math.h>
 #include <string.h>
 
@@ -12,8 +12,8 @@ static uint16_t *slots_of(uint16_t *metadata)
     return metadata + KVANT_PAGE_TOKENS;
 }
 
-/* The scale: whatever the page, at most twice the row's largest number; unbiased_step may exceed it
- * and is cut. */
+/* Whether the scale fits fp16. Whatever the page holds, the scale is at most twice the row's
+ * largest number. unbiased_step may exceed that and is cut. */
 static kvant_status page_check(const kvant_codec *codec, const kvant_kernels *kernels,
                                const float *y)
 {
@@ -29,7 +29,7 @@ static uint32_t code_of_slot(const kvant_direction *direction, uint32_t slot)
            (slot & ((1u << direction->radius_bits) - 1)) << direction->index_bits;
 }
 
-/* Codes and scale of one row; outliers go to slots from *slot on. */
+/* Encodes one row; its outliers go to slots from *slot on. */
 static void encode_row(const kvant_codec *codec, const kvant_kernels *kernels, const float *y,
                        uint32_t token, void *page, kvant_outlier_choice *choice, uint32_t *slot)
 {
@@ -68,7 +68,7 @@ static void page_encode(const kvant_codec *codec, const kvant_kernels *kernels, 
            (direction->pool.slots - slot) * 4 * sizeof(uint16_t));
 }
 
-/* Whether a code names a slot that there is. */
+/* Whether a code names a slot that exists. */
 static bool is_slot(const kvant_direction *direction, uint32_t code, uint32_t *slot)
 {
     const uint32_t index = code & ((1u << direction->index_bits) - 1),

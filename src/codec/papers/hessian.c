@@ -10,8 +10,8 @@
 
 typedef struct hessian_options {
     int32_t group;
-    int32_t order; /* which of the two rotations acts on rows first: 1 the eigenvectors */
-    int32_t pool;  /* whose queries count: 1 the layer's */
+    int32_t order; /* the rotation that acts on rows first: 1 means the eigenvectors */
+    int32_t pool;  /* whose queries count: 1 means the queries of the whole layer */
 } hessian_options;
 
 static const char *const order_names[] = { "hadamard", "eigen", NULL };

@@ -1,9 +1,9 @@
 /* hqmq.c - HQMQ: the direction of a chunk is the product of one of the 24 Hurwitz units and one of
- * S secondary quaternions (sections 3 and B of the paper). format.md, "Direction codes", has
- * the formulas.
+ * S secondary quaternions. Sections 3 and B of the paper describe it; format.md, "Direction codes",
+ * has the formulas.
  *
  * The paper draws the secondaries at random: `book=random`. The default `book=spread` draws some
- * candidates per secondary and takes the candidate farthest from the preceding secondaries. It
+ * candidates per secondary and takes the candidate farthest from the preceding secondaries. This
  * costs no bits and lowers the error by a fifth. */
 #include <math.h>
 
@@ -11,7 +11,7 @@
 #include "direction.h"
 #include "../../math/quaternion.h"
 
-/* y = x conj(s), to the bit as in the search (kernels/quaternion_loops.h). */
+/* y = x conj(s), with the same bits as in the search (kernels/quaternion_loops.h). */
 static void multiply_conjugate(const float *x, const float *s, float y[4])
 {
     const float x0 = x[0], x1 = x[KVANT_DIRECTION_MAX_CHUNKS],
@@ -38,14 +38,15 @@ static void search(const kvant_direction *direction, const kvant_kernels *kernel
     }
 }
 
-/* Behind the secondaries that the search takes, which are rounded. */
+/* The secondaries before they are rounded. They lie behind the rounded secondaries, which the
+ * search reads. */
 static kvant_quaternion *unrounded(const kvant_direction *direction, uint32_t n_secondaries)
 {
     return (kvant_quaternion *)(void *)(direction->table + (size_t)4 * n_secondaries);
 }
 
-/* Directions are rounded from products with the unrounded secondaries: whoever makes directions of
- * them needs these. */
+/* Fills the view. Directions are rounded from products with the unrounded secondaries, so a reader
+ * that computes directions needs these. */
 static void set_view(kvant_codec *codec, uint32_t n_secondaries)
 {
     kvant_chunk_view *view = &codec->view.of.chunk;
@@ -54,7 +55,7 @@ static void set_view(kvant_codec *codec, uint32_t n_secondaries)
     view->secondaries = unrounded(kvant_direction_of(codec), n_secondaries)->c;
 }
 
-/* Units vary fastest: which unit and which secondary an index means does not depend on S. */
+/* Fills the tables. Units vary fastest, so the meaning of an index does not depend on S. */
 static void fill_tables(kvant_direction *direction, uint32_t n_secondaries, bool spread,
                         uint64_t seed)
 {

@@ -19,7 +19,7 @@ typedef struct work {
     size_t n;
     double *a;       /* n x n */
     double *v;       /* n x n, eigenvectors as rows */
-    uint32_t *order; /* of the rows by eigenvalue */
+    uint32_t *order; /* the order of the rows by eigenvalue */
 } work;
 
 static void rotate_rows(double *p, double *q, size_t n, double c, double s)

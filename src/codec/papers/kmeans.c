@@ -10,18 +10,18 @@
 #include "../uniform.h"
 
 typedef struct kmeans {
-    kvant_uniform uniform; /* first: uniform.c finds it as the codec's state */
+    kvant_uniform uniform; /* has to be the first member: uniform.c finds it as the codec's state */
     const kvant_quantizer *residual;
     uint32_t clusters;
     size_t index_offset; /* in the page */
-    /* head_dim x clusters, behind the centroids: a row meets all of them in loops without
-     * gathers */
+    /* The centroids again, head_dim x clusters, behind the centroids. With this order the loop over
+     * all centroids of a row needs no gathers. */
     float *columns;
     float centroids[]; /* clusters x head_dim */
 } kmeans;
 
-/* Bits of a token's index. Whole bytes: pages end on multiples of 64 bytes, which eats what fewer
- * bits would save. */
+/* Bits of a token's index, in whole bytes. Pages end on multiples of 64 bytes, so fewer bits would
+ * save nothing. */
 static uint32_t index_bits(uint32_t clusters)
 {
     return clusters == 1 ? 0 : clusters <= 256 ? 8 : 16;
@@ -34,7 +34,7 @@ static void put_index(const kmeans *k, uint8_t *page, uint32_t token, uint32_t i
         page[k->index_offset + bytes * token + i] = (uint8_t)(index >> 8 * i);
 }
 
-/* Foreign bytes may name a centroid that does not exist: the first one then. */
+/* Foreign bytes may name a centroid that does not exist; they mean the first. */
 static uint32_t get_index(const kmeans *k, const uint8_t *page, uint32_t token)
 {
     uint32_t bytes = index_bits(k->clusters) / 8, index = 0;
@@ -49,7 +49,7 @@ static void add_squares(float *distances, const float *column, uint32_t n, float
         distances[c] += (y - column[c]) * (y - column[c]);
 }
 
-/* What the nearest centroid leaves of y; returns its index. */
+/* Subtracts the nearest centroid from y; returns its index. */
 static uint32_t subtract_nearest(const kvant_codec *codec, const float *y, float *rest)
 {
     const kmeans *k = codec->state;
@@ -74,8 +74,8 @@ static kvant_status kmeans_check(const kvant_codec *codec, const kvant_kernels *
     return k->residual->check(codec, kernels, rest);
 }
 
-/* A scale of 0 means that the token was never written, so one that rounds to 0 becomes the smallest
- * number there is. Its codes are all the same then and decode to the zero point. */
+/* A scale of 0 means that the token was never written. So a scale that rounds to 0 is stored as the
+ * smallest fp16 number. The token's codes are all the same then and decode to the zero point. */
 static void kmeans_encode(const kvant_codec *codec, const kvant_kernels *kernels, const float *y,
                           uint32_t token, void *page)
 {
@@ -106,7 +106,7 @@ static void kmeans_decode(const kvant_codec *codec, const kvant_kernels *kernels
 static const kvant_quantizer kmeans_quantizer = { kmeans_check, kmeans_encode, kmeans_decode,
                                                   kvant_unpack_decoded };
 
-/* The rows of c centroids in the calibration; one is the mean. */
+/* Finds the rows of the c centroids in the calibration; a single centroid is the mean. */
 static kvant_status find_centroids(const kvant_codec *codec, const kvant_site *site,
                                    uint32_t clusters, const float **centroids,
                                    const kvant_error *error)
@@ -131,8 +131,8 @@ static kvant_status find_centroids(const kvant_codec *codec, const kvant_site *s
         (unsigned)clusters, list, (unsigned)clusters);
 }
 
-/* Rotated centroids, with every number small enough that what they leave of an ordinary row fits
- * fp16. */
+/* Rotates the centroids and checks that their numbers are small enough: the residual of an ordinary
+ * row then fits fp16. */
 static kvant_status place_centroids(const kvant_codec *codec, kmeans *k, const float *centroids,
                                     const kvant_error *error)
 {
@@ -152,7 +152,8 @@ static kvant_status place_centroids(const kvant_codec *codec, kmeans *k, const f
     return KVANT_OK;
 }
 
-/* The uniform codec that is there already becomes the one of what centroids leave. */
+/* Makes the uniform codec, which is complete already, quantise the residual that centroids
+ * leave. */
 static kvant_status add_centroids(kvant_codec *codec, uint32_t clusters, const float *centroids,
                                   const kvant_error *error)
 {
@@ -167,7 +168,8 @@ static kvant_status add_centroids(kvant_codec *codec, uint32_t clusters, const f
     kvant_free(codec->state);
     codec->state = k;
     codec->quantizer = &kmeans_quantizer;
-    codec->view.kind = KVANT_CODES_NONE; /* as uniform codes the pages would lack their centroids */
+    /* a reader that took the pages for uniform codes would miss the centroids */
+    codec->view.kind = KVANT_CODES_NONE;
     codec->product.lines = NULL;
     kvant_codec_set_page(codec, codec->info.bits, codec->info.code_bytes,
                          codec->info.metadata_bytes + index_bits(clusters) * KVANT_PAGE_TOKENS / 8);
@@ -195,7 +197,7 @@ static const kvant_option table[] = {
 static kvant_status create_kmeans(kvant_codec *codec, const kvant_request *request,
                                   const kvant_error *error)
 {
-    /* block=N alone asks for a rotation: without it the paper's rows stay as they are. */
+    /* Only block=N asks for a rotation. Without it rows stay unrotated, as in the paper. */
     const kvant_rotate rotate =
         request->common->block == KVANT_OPTION_ABSENT ? KVANT_ROTATE_NONE : KVANT_ROTATE_HADAMARD;
     kmeans_options o = *(const kmeans_options *)request->options;

@@ -1,9 +1,9 @@
-/* naive.c - `naive`: HQMQ's disentangling baseline (its section 4.5): symmetric integers per token,
- * as `int-b:sym`, for chunks of 4 channels that are no outliers of their page (outlier_pool.h). The
- * paper's naive INT without outliers is `int-b:sym`.
+/* naive.c - `naive`: HQMQ's disentangling baseline (its section 4.5). Chunks of 4 channels are
+ * symmetric integers per token, as in `int-b:sym`, unless they are outliers of their page
+ * (outlier_pool.h). The paper's naive INT without outliers is `int-b:sym`.
  *
- * A chunk is one code of 4 b bits, so that a field of 0, which symmetric codes leave free, can say
- * "outlier" and the other three fields name its slot. format.md, "Outliers of a page". */
+ * A chunk is one code of 4 b bits. Symmetric codes never have a field of 0, so a first field of 0
+ * says "outlier", and the remaining three fields name its slot. format.md, "Outliers of a page". */
 #include <math.h>
 #include <string.h>
 
@@ -17,7 +17,7 @@ typedef struct naive {
     kvant_chunk_layout layout;
     kvant_outlier_pool pool;
     uint32_t bits;
-    int32_t top; /* the largest level; its code is twice that + 1 */
+    int32_t top; /* the largest level; the largest code is twice the largest level plus 1 */
     bool range_all;
 } naive;
 
@@ -103,7 +103,8 @@ static void naive_encode(const kvant_codec *codec, const kvant_kernels *kernels,
            (n->pool.slots - slot) * 4 * sizeof(uint16_t));
 }
 
-/* A first field of 0 names a slot; one that there is not, which encoders never write, is zeros. */
+/* A first field of 0 names a slot. A slot that does not exist, which encoders never write, decodes
+ * to zeros. */
 static void decode_chunk(const naive *n, const uint16_t *metadata, float scale, uint32_t code,
                          float chunk[4])
 {

@@ -21,7 +21,7 @@
 typedef struct octopus {
     octopus_book book;
     kvant_chunk_layout layout;
-    kvant_qjl qjl;  /* sketch is KVANT_SKETCH_NONE without one */
+    kvant_qjl qjl;  /* sketch is KVANT_SKETCH_NONE when the codec has no sketch */
     float matrix[]; /* the sketch's projection */
 } octopus;
 
@@ -47,7 +47,7 @@ static const kvant_option table[] = {
     { .key = NULL },
 };
 
-/* What the codes leave of y, as the decoder will see them: with the scale rounded to fp16. */
+/* The residual of the codes as the decoder will see them, with the scale rounded to fp16. */
 static void residual_of(const octopus *o, const float *y, const uint32_t *codes, float scale,
                         float *residual)
 {
@@ -114,7 +114,7 @@ static void octopus_unpack(const kvant_codec *codec, const kvant_kernels *kernel
 static const kvant_quantizer octopus_quantizer = { octopus_check, octopus_encode, octopus_decode,
                                                    octopus_unpack };
 
-/* Values of triplets lie by components (kernels/chunk_tiles.h). */
+/* Triplets of values lie component by component (kernels/chunk_tiles.h). */
 static void place_values(kvant_codec *codec)
 {
     const kvant_triplet_places places = kvant_triplet_places_of(codec->info.head_dim);
@@ -181,7 +181,7 @@ static kvant_status build(kvant_codec *codec, const octopus_options *options, kv
     o->book.unbiased = options->scale == KVANT_SCALE_UNBIASED;
     codec->quantizer = &octopus_quantizer;
     kvant_layout_init(&codec->layout, codec->info.role, d,
-                      1); /* tells unpacked tiles their order */
+                      1); /* only gives unpacked tiles their order */
     if (codec->info.role == KVANT_ROLE_V)
         place_values(codec);
     kvant_chunk_layout_init(&o->layout, codec->info.role, o->book.n_triplets, bits);
@@ -237,7 +237,7 @@ static kvant_status create_octopus(kvant_codec *codec, const kvant_request *requ
     KVANT_FORWARD(build(codec, &o, sketch, bits, seed));
     codec->takes_seed = sketch != KVANT_SKETCH_NONE;
     return sketch == KVANT_SKETCH_NONE ? offer_codes(codec)
-                                       : KVANT_OK; /* no view of codes beside a sketch */
+                                       : KVANT_OK; /* codecs with a sketch have no view of codes */
 }
 
 KVANT_FAMILY(octopus, "1 2 3 4 5", "OCTOPUS, sections 3.1-3.6",

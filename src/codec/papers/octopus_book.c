@@ -3,19 +3,20 @@
  *
  * When head_dim is no multiple of 3, the last triplet has one or two channels. The paper pads it
  * with zeros. But directions with zeros lie between the levels, so the padded triplet errs several
- * times as much as other triplets: at head_dim 64 it makes 6 % of the whole error. Decoders ignore
+ * times as much as other triplets. At head_dim 64 it makes 6 % of the whole error. Decoders ignore
  * the padding, so it may be anything. Joint rounding tries several paddings in idle lanes and keeps
- * the padding with the least error in the real channels. Decoders need not know. `pad=zero` is the
- * paper's way. */
+ * the padding with the least error in the real channels. Decoders need not know the padding.
+ * `pad=zero` pads as the paper does. */
 #include <math.h>
 
 #include "../../base/half.h"
 #include "../../math/octahedral.h"
 #include "octopus.h"
 
-/* Paddings as multiples of the sum of magnitudes of the channels that are there. Chosen one after
- * another, each the best addition to those before it for 2, 3 and 4 bits; their number fills 16
- * lanes at head_dim 64, 80, 112, 128, 256 and 512. */
+/* Paddings of the last triplet, as multiples of the sum of magnitudes of its real channels. They
+ * were chosen one after another, each as the best addition to the paddings before it, for 2, 3 and
+ * 4 bits. There are as many as fill 16 lanes at the usual head_dims (64, 80, 112, 128, 256,
+ * 512). */
 static const float pads_of_one[][2] = { { -1, 0.375f },     { -1.25f, -2 },     { 0.375f, -0.375f },
                                         { 0, 0 },           { 1.75f, -0.125f }, { 0.75f, -0.125f },
                                         { -2, 1 },          { 0.75f, 1.25f },   { -0.625f, 2 },
@@ -47,7 +48,8 @@ void kvant_octopus_book_init(octopus_book *book, uint32_t dim, uint32_t directio
     fill_thresholds(t->norm, 1u << norm_bits, t->norm_thresholds, COUNT(t->norm_thresholds));
 }
 
-/* The last triplet, which lacks channels, once with each padding; returns how many. */
+/* Loads the last triplet, which lacks channels, once with each padding; returns the number of
+ * paddings. */
 static uint32_t load_trials(const octopus_book *book, const float *y, float inverse,
                             kvant_triplets *t)
 {
@@ -64,8 +66,8 @@ static uint32_t load_trials(const octopus_book *book, const float *y, float inve
     return n;
 }
 
-/* Rows side by side, with as many trials of the last triplet as there are; returns the triplets, a
- * multiple of 16. */
+/* Loads the rows' triplets side by side, with all trials of the last triplet; returns the number of
+ * triplets, a multiple of 16. */
 static uint32_t load(const octopus_book *book, const float *y, float inverse, kvant_triplets *t,
                      uint32_t *trials)
 {
@@ -96,7 +98,8 @@ static void decode_triplet(const kvant_triplet_book *t, uint32_t code, float sca
     decoded[2] = factor * z;
 }
 
-/* Moves the trial whose own channels err least to its place, the first of a tie. */
+/* Moves the trial with the least error in its real channels to the place of the last triplet; the
+ * first of equal trials wins. */
 static void settle_last(const octopus_book *book, uint32_t trials, kvant_triplets *t)
 {
     uint32_t at = book->dim / 3, best = at;

@@ -13,7 +13,7 @@ static float channel(const kvant_outlier_pool *pool, const float *row, uint32_t 
     return 4 * chunk + i < pool->head_dim ? row[4 * chunk + i] : 0;
 }
 
-/* Bits of a number that is not negative are in its order. */
+/* The bits of a non-negative number, which are in the order of the numbers. */
 static uint32_t square_bits(const kvant_outlier_pool *pool, const float *row, uint32_t chunk)
 {
     const float a = channel(pool, row, chunk, 0), b = channel(pool, row, chunk, 1),

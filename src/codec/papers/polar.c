@@ -24,8 +24,8 @@ static void count_thresholds(const kvant_polar_book *book, uint32_t n_thresholds
     }
 }
 
-/* Turns (a, b) into the first quadrant; the quadrant becomes the upper two bits of the code. On a
- * boundary the lower one counts. */
+/* Reflects (a, b) into the first quadrant; the quadrant becomes the upper two bits of the code. A
+ * point on a boundary counts to the lower quadrant. */
 static void fold_quadrants(uint32_t bits, float *a, float *b, uint32_t n, uint8_t *codes)
 {
     for (uint32_t i = 0; i < n; i++) {
@@ -75,7 +75,8 @@ static void encode_angles(const kvant_polar *p, const float *y, uint8_t *codes)
     }
 }
 
-/* The direction of the codes, of norm sqrt(dim): from the root down, in place from the end. */
+/* Computes the direction that the codes stand for, of norm sqrt(dim), from the root down, in place
+ * from the end. */
 static void decode_angles(const kvant_polar *p, const uint8_t *codes, float *u)
 {
     codes += p->dim - 1;

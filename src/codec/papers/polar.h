@@ -11,14 +11,15 @@
  * as it is. */
 typedef struct kvant_polar_level {
     uint32_t n_pairs;
-    bool carry;            /* such a last node exists */
+    bool carry;            /* whether such a last node exists */
     kvant_polar_book book; /* of all pairs but the last */
     kvant_polar_book last; /* the last pair may join parts of different sizes */
 } kvant_polar_level;
 
 typedef struct kvant_polar {
-    uint32_t dim;                     /* numbers that one radius stands for */
-    uint32_t first_bits, bits, depth; /* of an angle of the first list, of the others */
+    uint32_t dim; /* channels that share one radius */
+    /* bits of an angle of the first list; bits of an angle of all further lists; number of lists */
+    uint32_t first_bits, bits, depth;
     bool unbiased;
     float sqrt_dim, inverse_sqrt_dim;
     kvant_polar_level

@@ -1,6 +1,7 @@
 /* polar_blocks.c - `polar-3.9`: PolarQuant as its own paper has it. The recursion stops after four
- * levels, so 16 channels share an fp16 radius; angles of the first level have 4 bits, the others 2:
- * 8 x 4 + 7 x 2 + 16 bits for 16 channels, 3.875 per number. format.md, "Polar blocks". */
+ * levels, so 16 channels share an fp16 radius. Angles of the first level have 4 bits, all further
+ * angles have 2 bits. A block of 16 channels takes 62 bits, which is 3.875 per number. format.md,
+ * "Polar blocks". */
 #include <string.h>
 
 #include "../../base/half.h"
@@ -9,11 +10,11 @@
 
 #define BLOCK 16u
 #define FIRST 8u                   /* angles of the first list */
-#define OTHERS (BLOCK - 1 - FIRST) /* of the other three */
+#define OTHERS (BLOCK - 1 - FIRST) /* angles of the three further lists */
 
 typedef struct polar_blocks {
     kvant_polar polar;                /* of a block */
-    kvant_chunk_layout first, others; /* a code is a chunk of its own */
+    kvant_chunk_layout first, others; /* every code is a chunk */
     size_t others_offset;             /* bytes of the page */
     uint32_t n_blocks;
 } polar_blocks;

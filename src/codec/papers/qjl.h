@@ -1,10 +1,9 @@
-/* qjl.h - a sketch of 1 bit per channel of a quantiser's residual r = y - decoded y: the signs of a
- * random projection of r (QJL). With the sketch inner products are unbiased. Families with the
- * option `qjl` use it (turboquant, octopus).
+/* qjl.h - a sketch of a quantiser's residual r = y - decoded y (QJL): the signs of a random
+ * projection of r, 1 bit per channel. With the sketch, inner products are unbiased. Families with
+ * the option `qjl` use it (turboquant, octopus).
  *
  * Owns the projection, a plane of signs and an array of residual norms in the page; knows nothing
- * of the other codes. format.md, "Residual sketch", has formulas, order of operations and
- * storage. */
+ * of the quantiser's codes. format.md, "Residual sketch", has the formulas. */
 #pragma once
 
 #include "../codec_internal.h"
@@ -31,8 +30,9 @@ typedef struct kvant_qjl {
     float inverse_sqrt_dim;
 } kvant_qjl;
 
-/* The sketch that the options ask for, KVANT_SKETCH_NONE without qjl. Fills in *scale and *option
- * where they are absent: a sketch goes with scale=norm, whose bias it removes. */
+/* Returns the sketch that the options ask for, KVANT_SKETCH_NONE without qjl. Fills in *scale and
+ * *option where they are absent: the preset with a sketch is scale=norm, because the sketch removes
+ * its bias. */
 kvant_status kvant_qjl_resolve(int32_t qjl, int32_t *option, int32_t *scale, kvant_sketch *sketch,
                                const kvant_error *error);
 
@@ -44,9 +44,9 @@ size_t kvant_qjl_matrix_floats(kvant_sketch sketch, uint32_t head_dim);
 kvant_status kvant_qjl_init(kvant_qjl *qjl, kvant_sketch sketch, uint32_t head_dim, uint64_t seed,
                             float *matrix);
 
-/* kvant_codec_set_page with the sketch's signs behind code_bytes of other codes and its norms
- * behind metadata_bytes of other metadata. bits and nominal_bits of the codec's info count the
- * sketch as one bit more than bits. */
+/* kvant_codec_set_page for codecs with a sketch. The page has code_bytes of other codes, then the
+ * sketch's signs, and metadata_bytes of other metadata, then the residual norms. In the codec's
+ * info, bits and nominal_bits become bits + 1. */
 void kvant_qjl_set_page(kvant_qjl *qjl, kvant_codec *codec, uint32_t bits, size_t code_bytes,
                         size_t metadata_bytes);
 

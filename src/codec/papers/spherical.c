@@ -1,6 +1,6 @@
 /* spherical.c - the spherical + JL baseline of the HQMQ paper (`sph_r4_jl4` in its tables). The
- * direction of a chunk is the nearest of the 24 Hurwitz units. The remainder is known by the signs
- * of its projections on J seeded directions, which are orthonormal in groups of four.
+ * direction of a chunk is the nearest of the 24 Hurwitz units. The code of the remainder is the
+ * signs of its projections on J seeded directions, which are orthonormal in groups of four.
  *
  * The paper counts log2 24 + r + J bits per chunk. That leaves no room for the length of the
  * remainder, which the decoder needs. Here this length is a constant share of the radius: the best
@@ -12,7 +12,8 @@
 #include "direction.h"
 
 #define MAX_SIGNS 8u
-/* Directions from which the length of the remainder is taken: its error is then some 0.5 %. */
+/* Directions from which the length of the remainder is estimated; the estimate is then off by some
+ * 0.5 %. */
 #define SAMPLES 4096
 
 /* Bit k of the result: whether the projection of x - |x| unit on direction k is negative. */
@@ -61,8 +62,8 @@ static void search(const kvant_direction *direction, const kvant_kernels *kernel
     }
 }
 
-/* Directions 4 f ... 4 f + 3 are the units 1, i, j, k times a random quaternion: a random
- * orthonormal frame. */
+/* Fills the directions. Each group of four is 1, i, j, k times a random quaternion, which is a
+ * random orthonormal frame. */
 static void fill_directions(float *directions, uint32_t n_signs, uint64_t *state)
 {
     kvant_quaternion turn = { { 0 } };
@@ -76,7 +77,7 @@ static void fill_directions(float *directions, uint32_t n_signs, uint64_t *state
     }
 }
 
-/* sum of + or - directions, as the bits of signs say */
+/* The sum of the directions with the signs that the bits of `signs` say. */
 static void signed_sum(const float *directions, uint32_t n_signs, uint32_t signs, double sum[4])
 {
     for (uint32_t i = 0; i < 4; i++) {
@@ -129,7 +130,7 @@ static kvant_status create_spherical(kvant_codec *codec, const kvant_request *re
     static const kvant_direction_field fields[2] = { { "r", 2, 8 }, { "jl", 0, MAX_SIGNS } };
     uint32_t numbers[2] = { 4, 4 };
     kvant_direction_options o = *(const kvant_direction_options *)request->options;
-    o.med = o.slots = KVANT_OPTION_ABSENT; /* no outliers here */
+    o.med = o.slots = KVANT_OPTION_ABSENT; /* this family has no outliers */
     KVANT_FORWARD(kvant_direction_variant(request->spec, fields, numbers, error));
     const kvant_direction_shape shape = { .n_codewords = KVANT_HURWITZ_UNITS << numbers[1],
                                           .radius_bits = numbers[0],

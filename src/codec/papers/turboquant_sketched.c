@@ -15,7 +15,7 @@ typedef struct sketched {
     float matrix[]; /* the sketch's projection */
 } sketched;
 
-/* What the first stage leaves of y, its codes and the scale to store. */
+/* Computes the codes of y, the scale to store and the residual. */
 static float first_stage(const sketched *s, const kvant_kernels *kernels, const float *y,
                          uint8_t *codes, float *residual)
 {

@@ -1,6 +1,6 @@
 /* turboquant_tiers.c - `turboquant-2.5` and `turboquant-3.5` (section 2.3): a quarter of the
- * channels, the outliers, have one bit more than the others. Each of the two tiers is a turboquant
- * with its own rotation and scale.
+ * channels, the outliers, have one bit more than all remaining channels. Each of the two tiers is a
+ * turboquant with its own rotation and scale.
  *
  * The paper does not say how outliers are found. Here each page has its own outliers: the channels
  * with the largest sum of squares over its 64 tokens. So pages are encoded whole. By default the
@@ -25,7 +25,7 @@ typedef struct tier {
 } tier;
 
 typedef struct tiers {
-    tier tier[2]; /* outliers, others */
+    tier tier[2]; /* first the outliers, then all remaining channels */
     size_t mask_offset;
     float matrix[]; /* of both rotations */
 } tiers;
@@ -35,7 +35,8 @@ static const tiers *tiers_of(const kvant_codec *codec)
     return codec->state;
 }
 
-/* Channels whose bit is set come first. Any bits give an order, so foreign pages do no harm. */
+/* Writes the order of channels: channels whose bit is set in the page's mask come first. Any bits
+ * give an order, so foreign pages do no harm. */
 static void channel_order(const kvant_codec *codec, const void *page, uint16_t *order)
 {
     const uint32_t *mask = (const uint32_t *)((const uint8_t *)page + tiers_of(codec)->mask_offset);
@@ -55,8 +56,8 @@ static void sum_squares(const kvant_codec *codec, const float *y, float *energy)
             energy[j] += y[j] * y[j];
 }
 
-/* How many channels come before channel j in falling order of energy; of equal ones the lower index
- * is first. */
+/* The number of channels that come before channel j when channels are sorted by falling energy; of
+ * equal channels the lower index is first. */
 static uint32_t rank_of(const float *energy, uint32_t d, uint32_t j)
 {
     uint32_t rank = 0;
@@ -78,8 +79,8 @@ static void choose_outliers(const kvant_codec *codec, const float *y, void *page
     memcpy((uint8_t *)page + tiers_of(codec)->mask_offset, mask, (d + 31) / 32 * sizeof *mask);
 }
 
-/* channels: those of the tier, in order. A scale beyond fp16 is possible for scale=unbiased alone:
- * it is cut. */
+/* Encodes one token's channels of a tier, which are in the tier's order. Only scale=unbiased can
+ * give a scale beyond fp16: it is cut. */
 static void encode_tier(const tier *at, const kvant_kernels *kernels, const float *channels,
                         uint32_t token, void *page)
 {
@@ -109,8 +110,8 @@ static void decode_tier(const tier *at, const kvant_kernels *kernels, const void
     kvant_transform_inverse(&at->rotation, kernels, NULL, rotated, channels);
 }
 
-/* Which channels are outliers is not known before the whole page is: both tiers' norms fit when the
- * row's would in either. */
+/* The outlier channels are known only once the whole page is. So a row passes when its whole norm
+ * would fit in either tier. */
 static kvant_status tiers_check(const kvant_codec *codec, const kvant_kernels *kernels,
                                 const float *y)
 {
