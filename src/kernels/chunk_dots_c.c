@@ -5,8 +5,8 @@
 
 #include "chunk_tiles.h"
 
-/* A token's numbers in the order of channels' places: of K those of queries, of V as in unpacked
- * tiles. */
+/* The index of a token's number in the order of channels: of queries for K, of unpacked tiles for
+ * V. */
 static uint32_t number_place(const kvant_chunk_numbers *numbers, bool key, uint32_t chunk,
                              uint32_t j)
 {

@@ -40,8 +40,8 @@ typedef struct number_tile {
     _Alignas(64) int32_t at[2 * PIECE_CHUNKS][KVANT_PAGE_TOKENS];
 } number_tile;
 
-/* What is the same for all codes of a page. bits and linear (lengths are steps) are constants where
- * it matters, bits 0 else. */
+/* The data that all codes of a page share. `bits` and `linear` (lengths are multiples of a step)
+ * are passed as constants where this speeds up the loops; bits is 0 otherwise. */
 typedef struct chunk_reader {
     const kvant_chunk_numbers *numbers;
     const kvant_chunk_layout *layout;
@@ -54,8 +54,8 @@ typedef struct plane_shifts {
     vi at[KVANT_MAX_CHUNK_PLANES];
 } plane_shifts;
 
-/* A step of fields in which p bits lie beside each other, of lanes that go through `words`
- * words. */
+/* The shifts of LANES lanes for fields of p bits that lie side by side in `words` words: the field
+ * moves on after each `words` lanes. */
 KVANT_INLINE vi shifts_from(uint32_t p, uint32_t first, uint32_t words)
 {
     uint32_t shifts[LANES];
@@ -93,7 +93,7 @@ KVANT_INLINE vi plane_codes(vi w, vi shift, uint32_t p, uint32_t to)
     return to ? vi_shift_left_each(w, vi_set((int)to)) : w;
 }
 
-/* Codes of chunks 2 pair and 2 pair + 1 at LANES positions. */
+/* The codes of chunks 2 pair and 2 pair + 1 at LANES positions. */
 KVANT_INLINE vi key_words(const chunk_reader *reader, uint32_t bits, const plane_shifts *shifts,
                           uint32_t pair, uint32_t position)
 {
@@ -111,7 +111,8 @@ KVANT_INLINE vi key_words(const chunk_reader *reader, uint32_t bits, const plane
     return codes;
 }
 
-/* Codes of both tokens of pair k for LANES chunks; those beyond the last are any. */
+/* The codes of both tokens of pair k for LANES chunks; codes beyond the last chunk are
+ * undefined. */
 KVANT_INLINE vi value_words(const chunk_reader *reader, uint32_t bits, const plane_shifts *shifts,
                             uint32_t k, uint32_t chunk)
 {
@@ -139,7 +140,7 @@ KVANT_INLINE vi code_indices(const chunk_reader *reader, vi codes)
     return vi_and(codes, vi_set((int)(((1u << reader->numbers->index_bits) - 1) * 0x10001u)));
 }
 
-/* x[j]: number j of both codes of each word. */
+/* x[j] becomes number j of both codes of each word. */
 KVANT_INLINE void read_triplets(const chunk_reader *reader, bool computed, bool linear, vi codes,
                                 vi x[3])
 {
@@ -159,7 +160,8 @@ KVANT_INLINE void read_triplets(const chunk_reader *reader, bool computed, bool 
         x[j] = vi_scale_words(x[j], lengths);
 }
 
-/* Rows 3 (c / 2) + j of the tile: numbers j of chunks first + c and first + c + 1, c even. */
+/* Writes rows 3 (c / 2) + j of the tile: numbers j of chunks first + c and first + c + 1, for even
+ * c. */
 KVANT_INLINE void triplet_key_tile(const chunk_reader *reader, uint32_t bits, bool computed,
                                    bool linear, uint32_t first, uint32_t n, number_tile *tile)
 {
@@ -175,7 +177,8 @@ KVANT_INLINE void triplet_key_tile(const chunk_reader *reader, uint32_t bits, bo
     }
 }
 
-/* Rows 2 c and 2 c + 1 of the tile: numbers 0 and 1, 2 and 3 of chunk first + c. */
+/* Writes rows 2 c and 2 c + 1 of the tile. Row 2 c holds the first two numbers of chunk first + c,
+ * row 2 c + 1 its last two numbers. */
 KVANT_INLINE void key_tile(const chunk_reader *reader, uint32_t bits, bool linear, uint32_t first,
                            uint32_t n, number_tile *tile)
 {
@@ -196,13 +199,13 @@ KVANT_INLINE void key_tile(const chunk_reader *reader, uint32_t bits, bool linea
     }
 }
 
-/* The pair of tokens k of a page's words is number pair_place(k) of vi_pair_words(x). */
+/* The index in vi_pair_words(x) of the pair of tokens k of a page's words. */
 KVANT_INLINE uint32_t pair_place(uint32_t k)
 {
     return 16 * (k / 4 % 2) + 4 * (k / 8) + k % 4;
 }
 
-/* LANES / 2 chunks. */
+/* Stores the numbers of LANES / 2 chunks. */
 KVANT_INLINE void store_pairs(const chunk_reader *reader, vi lengths, vi index, uint32_t half,
                               int32_t *out)
 {
@@ -212,7 +215,7 @@ KVANT_INLINE void store_pairs(const chunk_reader *reader, vi lengths, vi index, 
     vi_store_aligned(out + LANES, vi_scale_words(pairs[1], vi_spread_quads(lengths, 2 * half + 1)));
 }
 
-/* Row pair_place(k): the numbers of chunk first + c at 4 c .... */
+/* Writes row pair_place(k): the numbers of chunk first + c begin at 4 c. */
 KVANT_INLINE void value_tile(const chunk_reader *reader, uint32_t bits, bool linear, uint32_t first,
                              uint32_t n, number_tile *tile)
 {
@@ -229,13 +232,13 @@ KVANT_INLINE void value_tile(const chunk_reader *reader, uint32_t bits, bool lin
     }
 }
 
-/* Lanes that number j of a piece's triplets takes. */
+/* The lanes that number j of a piece's triplets takes. */
 KVANT_INLINE uint32_t triplet_lanes(uint32_t n)
 {
     return (n + LANES - 1) / LANES * LANES;
 }
 
-/* Row pair_place(k): number j of chunk first + c at c of its lanes. */
+/* Writes row pair_place(k): number j of chunk first + c is in lane c of the lanes of j. */
 KVANT_INLINE void triplet_value_tile(const chunk_reader *reader, uint32_t bits, bool computed,
                                      bool linear, uint32_t first, uint32_t n, number_tile *tile)
 {
@@ -258,8 +261,8 @@ KVANT_INLINE int32_t pair_at(const int16_t *x)
     return pair;
 }
 
-/* Sums of some vectors of the tile's columns over its first n_pairs rows; more: dots has a part of
- * them already. */
+/* Sums of several vectors of the tile's columns over its first n_pairs rows. more: dots already has
+ * the sums of earlier pieces. */
 KVANT_INLINE void multiply_block(const number_tile *tile, uint32_t column, uint32_t vectors,
                                  uint32_t n_pairs, const int16_t *x, size_t x_stride, uint32_t rows,
                                  bool more, int32_t *dots, size_t dots_stride)
@@ -302,7 +305,7 @@ KVANT_INLINE void multiply_rows(const number_tile *tile, uint32_t columns, uint3
         multiply_block(tile, column, 1, n_pairs, x, x_stride, rows, more, dots, dots_stride);
 }
 
-/* n: at most CHUNK_ROWS. */
+/* n is at most CHUNK_ROWS. */
 static void multiply(const number_tile *tile, uint32_t columns, uint32_t n_pairs, const int16_t *x,
                      size_t x_stride, uint32_t n, bool more, int32_t *dots, size_t dots_stride)
 {
@@ -338,7 +341,7 @@ KVANT_INLINE void copy_sums(int32_t *dots, const int32_t *sums, uint32_t n)
         vi_store_some(dots + i, vi_load(sums + i), n - i);
 }
 
-/* Sums of a piece of chunks. */
+/* Puts the sums of a piece of chunks into dots. */
 KVANT_INLINE void place_sums(const kvant_chunk_numbers *numbers, uint32_t first, uint32_t chunks,
                              const int32_t *sums, int32_t *dots)
 {
@@ -372,7 +375,7 @@ KVANT_INLINE void value_piece(const chunk_reader *reader, const number_tile *til
     }
 }
 
-/* Of a value of triplets, the padding behind the channels. */
+/* Clears the dots of padding behind the channels of a value of triplets. */
 KVANT_INLINE void clear_padding(const kvant_chunk_numbers *numbers, int32_t *dots,
                                 size_t dots_stride, uint32_t n)
 {
@@ -381,7 +384,7 @@ KVANT_INLINE void clear_padding(const kvant_chunk_numbers *numbers, int32_t *dot
         memset(dots + i * dots_stride + dim, 0, (padded - dim) * sizeof *dots);
 }
 
-/* How codes become numbers. Constants where it matters. */
+/* How codes become numbers. The members are constants where this speeds up the loops. */
 typedef struct chunk_kind {
     uint32_t bits;
     bool triplets, computed, linear;
@@ -417,7 +420,7 @@ KVANT_INLINE void chunk_dots_of(const chunk_reader *reader, chunk_kind kind, con
         clear_padding(reader->numbers, dots, dots_stride, n);
 }
 
-/* The usual widths have code of their own: octopus-2 to -4 and hqmq-s96r4. */
+/* The usual formats are compiled separately: octopus-2 to -4 and hqmq-s96r4. */
 static KVANT_CHUNK_DOTS_FN(NAME(chunk_dots))
 {
     const bool triplets = numbers->components == 3, linear = numbers->step != 0;

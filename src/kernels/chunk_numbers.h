@@ -1,9 +1,9 @@
 /* chunk_numbers.h - the integers that a chunk code stands for: a direction from a table times a
  * length.
  *
- * Number j of a code is scale(entries[4 (code mod 2^index_bits) + j], length), with scale(a, b) = a
- * b / 2^15, halves rounded up. With i = code / 2^index_bits, length is step * i, or lengths[i] when
- * step is 0.
+ * Number j of a code is scale(entries[4 (code mod 2^index_bits) + j], length), where scale(a, b) is
+ * a b / 2^15 with halves rounded up. With i = code / 2^index_bits, the length is step * i, or
+ * lengths[i] when step is 0.
  *
  * Levels may compute the entries of triplets instead (octahedral_entry). Every level gives the same
  * integers. */
@@ -12,34 +12,39 @@
 #include <stdint.h>
 #include <stdlib.h>
 
-#define KVANT_NUMBER_MAX_BITS 16u   /* of a code */
-#define KVANT_NUMBER_MAX_INDEX 12u  /* 32 KB of entries: more would not stay in the nearest cache */
-#define KVANT_NUMBER_MAX_LENGTHS 4u /* bits, where they have a table */
+#define KVANT_NUMBER_MAX_BITS 16u /* bits of a code */
+/* Bits of an index. A table then has 32 KB of entries; a larger table would not stay in the nearest
+ * cache. */
+#define KVANT_NUMBER_MAX_INDEX 12u
+#define KVANT_NUMBER_MAX_LENGTHS 4u /* bits of a length that is looked up in a table */
 
-/* 1 of the square's coordinates: squares of a point sum to less than 2^15 units */
+/* The integer that stands for 1 in the square's coordinates. The squares of a point's coordinates
+ * then sum to less than 2^15 units. */
 #define KVANT_OCTAHEDRAL_UNIT 32512
-/* of a coordinate: a permutation of 16-bit words reads that much of an index */
+/* Bits of a coordinate. A permutation of 16-bit words reads this many bits of an index. */
 #define KVANT_OCTAHEDRAL_MAX_BITS 5u
 
-/* 1 / sqrt(x) in pieces of 1024: base + scale(x, slope). */
+/* 1 / sqrt(x) in linear pieces of 1024: base + scale(x, slope). */
 typedef struct kvant_octahedral_integers {
-    uint32_t bits; /* of a coordinate */
-    int16_t levels[1 << KVANT_NUMBER_MAX_INDEX /
-                            2]; /* of u and w, repeated to fill; |level| < KVANT_OCTAHEDRAL_UNIT */
+    uint32_t bits; /* bits of a coordinate */
+    /* the levels of u and w, repeated to fill; |level| < KVANT_OCTAHEDRAL_UNIT */
+    int16_t levels[1 << KVANT_NUMBER_MAX_INDEX / 2];
     int16_t base[32], slope[32];
 } kvant_octahedral_integers;
 
 typedef struct kvant_chunk_numbers {
-    const int16_t
-        *entries; /* 2^index_bits of 4, aligned to 8; the fourth is 0 where chunks have 3 */
-    const kvant_octahedral_integers *octahedral; /* or NULL; what entries were made of */
-    uint32_t components;                         /* 3 or 4 channels a chunk */
+    /* 2^index_bits entries of 4 numbers, aligned to 8; the fourth number is 0 in triplets */
+    const int16_t *entries;
+    /* the levels that entries were made from, or NULL */
+    const kvant_octahedral_integers *octahedral;
+    uint32_t components; /* 3 or 4 channels per chunk */
     uint32_t dim, index_bits;
-    int32_t step; /* no number exceeds KVANT_CODE_VALUE_MAX, no entry and no length 32767 */
+    int32_t step; /* no number exceeds KVANT_CODE_VALUE_MAX; no entry and no length exceeds 32767 */
     int16_t lengths[1 << KVANT_NUMBER_MAX_LENGTHS];
 } kvant_chunk_numbers;
 
-/* The floor of a division by 2^15, where nothing negative is shifted. */
+/* a b / 2^15 with halves rounded up. Adding 2^30 before the shift keeps the shifted number from
+ * being negative, because C does not define how a negative number is shifted. */
 static inline int32_t kvant_scale_word(int32_t a, int32_t b)
 {
     return (int32_t)((uint32_t)(a * b + (1 << 14) + (1 << 30)) >> 15) - (1 << 15);

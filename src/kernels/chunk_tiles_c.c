@@ -6,7 +6,8 @@
 #include "../math/octahedral.h"
 #include "chunk_tiles.h"
 
-/* Where a chunk's numbers go: component j at out[j * step], as many as there are channels. */
+/* The place for a chunk's numbers: component j goes to out[j * step], for as many components as
+ * there are channels. */
 typedef struct target {
     float *out;
     size_t step[4];

@@ -17,8 +17,8 @@
  *                                   of two vectors, within 128-bit pieces */
 #include "chunk_tiles.h"
 
-/* The shift of each lane within a block of LANES positions, of a plane of which 4 p words hold
- * fewer: p for every 4 p lanes. */
+/* The shift of each lane within a block of LANES positions. A plane whose 4 p words are fewer than
+ * LANES moves on by p bits after every 4 p lanes. */
 KVANT_INLINE vi lane_shifts(uint32_t p, uint32_t first)
 {
     uint32_t shifts[LANES];
@@ -27,8 +27,8 @@ KVANT_INLINE vi lane_shifts(uint32_t p, uint32_t first)
     return vi_load(shifts);
 }
 
-/* A plane's bits of chunks 2 pair and 2 pair + 1, in the lower and upper half of each lane's word
- * from bit 0 and 16 on. */
+/* The bits of a plane of chunks 2 pair and 2 pair + 1. Chunk 2 pair is in the lower half of each
+ * lane, from bit 0 on; the second chunk is in the upper half, from bit 16 on. */
 KVANT_INLINE vi key_plane(const kvant_chunk_plane *plane, const uint32_t *words, uint32_t pair,
                           uint32_t position)
 {
@@ -52,7 +52,8 @@ KVANT_INLINE vi key_codes(const kvant_chunk_layout *layout, const uint32_t *word
     return codes;
 }
 
-/* What lies beyond the last chunk is other codes or metadata: any bits. */
+/* The codes of a token's chunks. The page continues with other codes or metadata behind the last
+ * chunk, so lanes beyond it have any bits. */
 KVANT_INLINE vi value_codes(const kvant_chunk_layout *layout, const uint32_t *words, uint32_t token,
                             uint32_t chunk)
 {
@@ -78,14 +79,14 @@ typedef struct triplet_vectors {
     vf at[3];
 } triplet_vectors;
 
-/* A step of Newton's: a relative error d becomes 1.5 d^2 and two roundings. */
+/* A step of Newton's method: a relative error d becomes 1.5 d^2 plus two roundings. */
 KVANT_INLINE vf inverse_square_root(vf x)
 {
     vf r = vf_rsqrt(x);
     return vf_fma(r, vf_fnma(vf_mul(vf_mul(vf_set(0.5f), x), r), r, vf_set(0.5f)), r);
 }
 
-/* entries: constants, at least the levels that there are. */
+/* entries: constants of at least the number of levels. */
 KVANT_INLINE triplet_vectors decode_triplets(const triplet_tables *tables, uint32_t directions,
                                              uint32_t norms, vi codes, vf scale)
 {
@@ -99,8 +100,7 @@ KVANT_INLINE triplet_vectors decode_triplets(const triplet_tables *tables, uint3
     vi level = vi_and(vi_shift_right_by(codes, 2 * bits), vi_set((1 << book->norm_bits) - 1));
     vf norm = table_look_up(&tables->norm, book->norm, level, norms);
     vf z = vf_sub(vf_sub(vf_set(1), vf_absolute(u)), vf_absolute(w)), fold = vf_min(z, vf_zero());
-    /* fold is -t, so copysign(t, u) subtracted is fold with the sign of u changed where u is
-     * negative, added */
+    /* Subtracts copysign(t, u) from u: fold is -t, and its sign is changed where u is negative. */
     vf x = vf_add(u, vf_xor(fold, vf_and(u, sign))), y = vf_add(w, vf_xor(fold, vf_and(w, sign)));
     vf den = vf_fma(z, z, vf_fma(y, y, vf_mul(x, x)));
     vf factor = vf_mul(vf_mul(scale, norm), inverse_square_root(den));
@@ -174,8 +174,8 @@ static KVANT_UNPACK_TRIPLETS_FN(NAME(unpack_triplets))
         unpack_triplets_of(book, 256, 128, layout, page, scale, dim, tile);
 }
 
-/* Codes of a vector's chunks apart: directions in memory, where loads take them from, and radii
- * times scales. */
+/* The codes of a vector's chunks, split: indices of directions, stored to memory for the loads that
+ * follow, and radii times scales. */
 typedef struct direction_lanes {
     _Alignas(64) uint32_t index[LANES];
     _Alignas(64) uint32_t above[LANES];
@@ -196,7 +196,8 @@ KVANT_INLINE direction_lanes split_codes(const kvant_direction_book *book, vi co
     return lanes;
 }
 
-/* Four vectors of codewords, one in each 128-bit piece, to vectors of their components. */
+/* Transposes four vectors of codewords, one in each 128-bit piece, to vectors of their
+ * components. */
 KVANT_INLINE void transpose_quads(vf x[4])
 {
     vf a = vf_unpack_low(x[0], x[1]), b = vf_unpack_low(x[2], x[3]);
@@ -250,8 +251,8 @@ static void place_value_outliers(const kvant_direction_book *book, const directi
             kvant_place_outlier(outliers, lanes->above[j], token, 4, 1, out + 4 * j);
 }
 
-/* Rows are padded to 16 numbers, 4 chunks; those that are no chunks become any finite numbers, as
- * index and radius have no others. */
+/* Rows are padded to 16 numbers, which is 4 chunks. Chunks beyond the last become arbitrary finite
+ * numbers, because every index and every radius gives finite numbers. */
 KVANT_INLINE void unpack_direction_values(const kvant_direction_book *book,
                                           const kvant_chunk_layout *layout, const uint32_t *words,
                                           const float *scale, const uint16_t *outliers,

@@ -1,6 +1,6 @@
 /* code_dots_rows.h - code_dots around the loops of a vector width.
  *
- * Takes vectors x in blocks of DOT_ROWS, and rows in groups of four tiles. The including file
+ * Multiplies vectors x in blocks of DOT_ROWS, and rows in groups of four tiles. The including file
  * defines
  *
  *   dot_operand          integers of the columns, arranged as the lanes of words need them
@@ -19,8 +19,8 @@ typedef struct dot_job {
     size_t stride;
 } dot_job;
 
-/* x of a vector for the four row tiles of a group; those that are missing meet what the last one
- * meets. */
+/* Finds the integers of a vector for the four row tiles of a group. Missing row tiles get the
+ * integers of the last one. */
 KVANT_INLINE void find_bands(const dot_job *job, uint32_t i, uint32_t group, bool one_band,
                              const int16_t *bands[4])
 {
@@ -33,7 +33,8 @@ KVANT_INLINE void find_bands(const dot_job *job, uint32_t i, uint32_t group, boo
     }
 }
 
-/* The planes of a row group of 4 tiles: those of the page, or words made of a smaller group. */
+/* Finds the planes of a row group of 4 tiles: in the page, or as words that extend a smaller
+ * group. */
 KVANT_INLINE void find_planes(const kvant_layout *layout, const void *page, uint32_t group,
                               uint32_t *words, const uint32_t **planes)
 {

@@ -1,7 +1,7 @@
 /* code_sums.h - a vector of sums from dots (kvant_code_sums), for any vector width. The including
  * file defines vf, vi, vf_load, vf_set, vf_add, vf_mul, vf_fma, vf_from_codes. */
 
-/* Of rows first .. of one vector x, whose sums are at sums. */
+/* The sums of LANES rows from `first` on for one vector x. Sums so far are at `sums`. */
 KVANT_INLINE vf code_sum(vi dots, vf step, vf offset, const kvant_code_sums *out, size_t first,
                          const float *sums)
 {

@@ -6,8 +6,7 @@
 #include "fixed_point.h"
 #include "kernels.h"
 
-/* The codes of one column tile of a row group as values, row by row: row r of row tile k at 16 k +
- * r. */
+/* The values of one column tile of a row group, row by row: row r of row tile k is at 16 k + r. */
 typedef struct value_tile {
     int16_t at[KVANT_PAGE_TOKENS][KVANT_TILE];
 } value_tile;
@@ -32,7 +31,7 @@ static void read_tile(const kvant_layout *layout, const void *page, const int16_
 {
     uint32_t tiles = kvant_layout_group_tiles(layout, group);
     for (uint32_t at = 0; at < 32 * tiles;
-         at++) /* word of the column unit: tiles x lane + row tile */
+         at++) /* the word in the column unit: tiles x lane + row tile */
         for (uint32_t field = 0; field < 4; field++)
             for (uint32_t odd = 0; odd < 2; odd++) {
                 uint32_t lane = at / tiles, column = 2 * (lane % 4) + 8 * (field / 2) + odd;
@@ -43,7 +42,7 @@ static void read_tile(const kvant_layout *layout, const void *page, const int16_
             }
 }
 
-/* x of a column tile in the order of columns: their positions are 4 apart. */
+/* Copies x of a column tile in the order of columns, whose positions are 4 apart. */
 static void gather_tile(const int16_t *x, uint32_t ct, int16_t *out)
 {
     const int16_t *block = x + KVANT_PAGE_TOKENS * (ct / 4) + ct % 4;
@@ -51,7 +50,7 @@ static void gather_tile(const int16_t *x, uint32_t ct, int16_t *out)
         out[i] = block[4 * i];
 }
 
-/* dots += of one row tile's 16 rows. */
+/* Adds the products of one row tile's 16 rows to dots. */
 static void add_tile(const value_tile *tile, uint32_t rt, const int16_t *x, int32_t *dots)
 {
     for (uint32_t r = 0; r < KVANT_TILE; r++)

@@ -36,7 +36,8 @@ KVANT_INLINE float sum_of_products(const float *w, const float *zero, uint32_t n
     return vf_sum(sum);
 }
 
-/* Products with an inverse of 0 are 0 or, not finite, NaN, which becomes no integer. */
+/* Rounds the numbers of a row. With an inverse of 0 the products are 0 or, for infinities, NaN; a
+ * NaN does not become an integer but 0. */
 KVANT_INLINE void round_row(const float *w, const float *scale, uint32_t n, float inverse,
                             int16_t *x, int32_t *sums)
 {

@@ -14,7 +14,7 @@
 #error "dispatch.c must be compiled with the baseline instruction set"
 #endif
 
-/* What this build lacks. */
+/* Levels that this build does not have. */
 #ifndef KVANT_HAVE_AVX2
 #define kvant_kernels_init_avx2 NULL
 #endif
@@ -37,8 +37,8 @@
 #define kvant_kernels_init_neon_dot NULL
 #endif
 
-static size_t best;          /* in levels */
-static atomic_size_t in_use; /* in levels, from 1 on; 0: the best */
+static size_t best;          /* index in levels */
+static atomic_size_t in_use; /* index in levels plus 1; 0: the best level */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static const kvant_kernels reference = {
@@ -82,14 +82,17 @@ static void fill(void)
         if (!levels[i].init || !kvant_cpu_has(levels[i].level))
             continue;
         levels[i].init(
-            &kernels); /* compiled for the level: filling a table already takes its instructions */
+            /* init is compiled for its level, and even filling the table uses the level's
+             * instructions */
+            &kernels);
         levels[i].kernels = kernels;
         levels[i].usable = true;
         best = i;
     }
 }
 
-/* At once: a table lies in cache lines of its own, which a program between two calls takes away. */
+/* The index of the level in use. It comes from two variables and not from the table of levels,
+ * because the table's cache lines are usually evicted between two calls of a program. */
 static size_t number_in_use(void)
 {
     pthread_once(&once, fill);

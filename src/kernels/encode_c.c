@@ -83,8 +83,9 @@ static void butterflies(float *x, uint32_t n, uint32_t distance)
         }
 }
 
-/* Distances 1, 2 and 4 on 8 neighbouring numbers, written out: as loops of one, two and four steps
- * they would take most of the time. The operations and their operands are the same. */
+/* The first three levels of butterflies (distances 1, 2 and 4), unrolled by hand. As loops of one,
+ * two and four steps they would take most of the time. Operations and operands are the same as in
+ * the loops. */
 static void butterflies_of_8(float *x)
 {
     float a0 = x[0] + x[1], a1 = x[0] - x[1], a2 = x[2] + x[3], a3 = x[2] - x[3];

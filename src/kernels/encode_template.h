@@ -41,7 +41,7 @@ static KVANT_DOT_FN(NAME(dot))
     return kvant_sum16(s);
 }
 
-/* Four rows: their sums do not wait for one another. */
+/* Sums four rows at a time, because the additions of different rows do not depend on each other. */
 static KVANT_DOT_ROWS_FN(NAME(dot_rows))
 {
     uint32_t row = 0;
@@ -72,8 +72,9 @@ static KVANT_DOT_ROWS_FN(NAME(dot_rows))
         sums[row] = NAME(dot)(a, rows + (size_t)row * n, n);
 }
 
-/* As many sums as hide the latency of an addition stay in registers while the rows go by: of
- * several vectors of one row of y, or of some rows, which share what is read. */
+/* The number of sums that stay in registers while the rows are read. It hides the latency of an
+ * addition. The sums are several vectors of one y, or vectors of several y, which share the loaded
+ * row. */
 #define COMBINED 4
 
 KVANT_INLINE void combine_vectors(uint32_t n_y, uint32_t vectors, const float *rows,
@@ -99,8 +100,8 @@ KVANT_INLINE void combine_vectors(uint32_t n_y, uint32_t vectors, const float *r
 KVANT_INLINE void combine_some(uint32_t n_y, const float *rows, const float *weights, uint32_t k,
                                uint32_t n, float *y)
 {
-    const uint32_t vectors =
-        n_y > 1 && LANES == 8 ? 2 : COMBINED; /* of 16 registers; others have 32 */
+    /* levels with vectors of 8 lanes have 16 registers; others have 32 */
+    const uint32_t vectors = n_y > 1 && LANES == 8 ? 2 : COMBINED;
     uint32_t i = 0;
     for (; i + vectors * LANES <= n; i += vectors * LANES)
         combine_vectors(n_y, vectors, rows + i, weights, k, n, y + i);
@@ -127,7 +128,8 @@ static KVANT_COMBINE_ROWS_FN(NAME(combine_rows))
     }
 }
 
-/* (a, b) -> (a + b, a - b) within a vector: a - b is a + -b, and additions commute, to the bit. */
+/* (a, b) -> (a + b, a - b) within a vector. a - b is a + -b, and additions commute, so the bits are
+ * the same. */
 KVANT_INLINE vf butterfly_lanes(vf x, uint32_t block)
 {
     if (block >= 2)
@@ -157,7 +159,7 @@ KVANT_INLINE void butterfly_vectors(float *x, uint32_t n, uint32_t distance)
 
 #define BUTTERFLY_VECTORS 8u
 
-/* A block that stays in registers; vectors is a constant. */
+/* Transforms a block that fits the registers; vectors is a constant. */
 KVANT_INLINE void hadamard_block(float *x, uint32_t vectors, vf scale)
 {
     vf v[BUTTERFLY_VECTORS];

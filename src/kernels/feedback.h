@@ -10,12 +10,13 @@
 typedef struct kvant_feedback {
     uint32_t n, stride; /* n rounded up to a multiple of 16 */
     float pivots[KVANT_MAX_HEAD_DIM];
-    float columns
-        []; /* L by columns, n of them of stride numbers; zeros up to the diagonal and behind n */
+    /* L column by column: n columns of stride numbers, with zeros up to the diagonal and behind
+     * n */
+    float columns[];
 } kvant_feedback;
 
-/* What the scale of a row is made of: its own loss, and the product of the row and its decoded
- * self. */
+/* The two sums that a row's scale is made of: the loss of the row itself, and the product of the
+ * row and the decoded row. */
 typedef struct kvant_feedback_sums {
     float own, product;
 } kvant_feedback_sums;

@@ -7,7 +7,8 @@
 #include "../base/attributes.h"
 #include "kernels.h"
 
-/* The number of thresholds below x. Counting all of few waits less than searching among them. */
+/* The number of thresholds below x. When there are few thresholds, counting all of them has less
+ * latency than a search. */
 KVANT_INLINE uint32_t NAME(feedback_code)(const float *thresholds, uint32_t bits, float x)
 {
     uint32_t code = 0;
@@ -20,7 +21,8 @@ KVANT_INLINE uint32_t NAME(feedback_code)(const float *thresholds, uint32_t bits
     return code;
 }
 
-/* From the 16 numbers on among which the first one lies: those before it meet zeros. */
+/* Adds an error to all later numbers. It begins at the group of 16 numbers that holds the first
+ * later number; the column has zeros for earlier numbers of the group. */
 KVANT_INLINE void NAME(feedback_pass_on)(const float *restrict column, uint32_t first, uint32_t end,
                                          float error, float number, float *restrict target,
                                          float *restrict a)

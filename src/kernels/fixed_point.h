@@ -5,13 +5,14 @@
 
 #include "../base/half.h"
 
-/* The largest magnitude of values and integers that meet in code_dots: up to here both bytes of a
- * number can have a sign, 256 high + low, as products of bytes want it. */
+/* The largest magnitude of values and integers in code_dots. Up to here a number is 256 high + low
+ * with both bytes signed, which kernels need that multiply bytes. */
 #define KVANT_CODE_OPERAND_MAX 32639
 
-/* The step for numbers whose largest magnitude has the given binary32 bits, and 1 / step. Below
- * 2^-110 both are 0: 1 / step could overflow, and such numbers vanish beside ordinary weights.
- * NaN and 0 when a number is not finite. */
+/* The step for numbers whose largest magnitude has the given binary32 bits; *inverse becomes 1 /
+ * step. Below 2^-110 both are 0, because 1 / step could overflow, and such small numbers do not
+ * matter next to ordinary weights. When a number is not finite, the step is NaN and 1 / step is
+ * 0. */
 static inline float kvant_fixed_point_step(uint32_t largest, int32_t limit, float *inverse)
 {
     *inverse = 0;
@@ -23,7 +24,7 @@ static inline float kvant_fixed_point_step(uint32_t largest, int32_t limit, floa
     return kvant_float_from_bits(largest) / (float)limit;
 }
 
-/* Rounds half to even, |x| below 2^15: adding 1.5 x 2^23 leaves the whole number in the low
+/* Rounds half to even, for |x| below 2^15: adding 1.5 x 2^23 leaves the whole number in the low
  * bits. */
 static inline int16_t kvant_fixed_point_round(float x)
 {

@@ -10,8 +10,9 @@
 #include "../math/sums.h"
 #include "kernels.h"
 
-/* to[j] += factors[0] x_0[j] + factors[1] x_1[j] + ..., one after another, for j from first to end;
- * x_k are rows, that hold zeros left of column k (upper), or right of it (lower). */
+/* to[j] += factors[0] x_0[j] + factors[1] x_1[j] + ..., one term after another, for j from first to
+ * end. The x_k are rows of a matrix, which have zeros left of column k (ROWS_UPPER) or right of it
+ * (ROWS_LOWER). */
 typedef enum row_shape { ROWS_FULL, ROWS_UPPER, ROWS_LOWER } row_shape;
 
 KVANT_INLINE void NAME(add_multiples)(double *restrict to, const double *restrict factors,
@@ -33,7 +34,8 @@ KVANT_INLINE void NAME(add_multiples)(double *restrict to, const double *restric
             to[j] += factors[k] * x[k * stride + j];
 }
 
-/* Row i is that of the identity less the rows before it, each as often as l has it. */
+/* Row i of the inverse is row i of the identity, less multiples of the rows before it; the factors
+ * are row i of l. */
 static KVANT_LOWER_INVERSE_FN(NAME(lower_inverse))
 {
     for (size_t i = 0; i < n; i++) {
@@ -48,8 +50,8 @@ static KVANT_LOWER_INVERSE_FN(NAME(lower_inverse))
     }
 }
 
-/* The upper triangle of a becomes R with a = R^T R; false when a pivot is not above 0. column: n
- * numbers. */
+/* Replaces the upper triangle of a by R with a = R^T R; false when a pivot is not above 0. column:
+ * n numbers of room. */
 static bool NAME(factor)(size_t n, double *a, double *column)
 {
     for (size_t i = 0; i < n; i++) {
@@ -66,7 +68,7 @@ static bool NAME(factor)(size_t n, double *a, double *column)
     return true;
 }
 
-/* The lower triangle becomes the upper one's. */
+/* Copies the lower triangle to the upper triangle. */
 static void NAME(mirror)(size_t n, double *m)
 {
     for (size_t i = 0; i < n; i++)
@@ -74,7 +76,8 @@ static void NAME(mirror)(size_t n, double *m)
             m[i * n + j] = m[j * n + i];
 }
 
-/* a becomes U, upper with zeros below, a = U U^T: the factor of a read from its end. */
+/* Replaces a by U, upper with zeros below, with a = U U^T. This is the factor of the matrix with
+ * reversed rows and columns. */
 static bool NAME(factor_from_end)(size_t n, double *a, double *room, double *column)
 {
     for (size_t i = 0; i < n * n; i++)
@@ -102,8 +105,8 @@ static void NAME(sandwich)(size_t n, const double *u, const double *b, double *o
     NAME(mirror)(n, out);
 }
 
-/* Makes v, a column, the vector of the reflection 1 - beta v v^T that leaves of it only its first
- * number, which is returned. */
+/* Makes v, a column, the vector of the reflection 1 - beta v v^T that zeroes all numbers of the
+ * column but the first. Returns the first number. */
 static double NAME(reflect)(double *v, size_t n, double *beta)
 {
     const double rest = kvant_dot_lanes(v + 1, v + 1, n - 1), first = v[0],
@@ -117,8 +120,8 @@ static double NAME(reflect)(double *v, size_t n, double *beta)
     return kept;
 }
 
-/* a -= v w^T + w v^T, and sum = next times a, in rows from the given one on and columns from first
- * on. */
+/* a -= v w^T + w v^T, and sum = next times the new a, in rows from `row` on and columns from
+ * `first` on. */
 static void NAME(update)(size_t n, double *a, size_t row, size_t first, const double *restrict v,
                          const double *restrict w, const double *restrict next,
                          double *restrict sum)
@@ -145,8 +148,8 @@ static void NAME(update)(size_t n, double *a, size_t row, size_t first, const do
         }
 }
 
-/* w, a matrix times v, becomes what the reflection of both sides takes: the matrix less v w^T + w
- * v^T. */
+/* Completes w, on entry a matrix times v, so that the reflection of both sides of the matrix is the
+ * matrix less v w^T + w v^T. */
 static void NAME(weigh)(size_t n, const double *v, double beta, double *w)
 {
     for (size_t i = 0; i < n; i++)
@@ -154,9 +157,10 @@ static void NAME(weigh)(size_t n, const double *v, double beta, double *w)
     kvant_add_multiple(w, -beta / 2 * kvant_dot_lanes(w, v, n), v, n);
 }
 
-/* a becomes tridiagonal: its diagonal, and the numbers beside it. The vector of reflection k stays
- * in row k, right of zeros. Rows are reflected when the next vector is known: they go by once for
- * both. Left of the columns that matter, up to where vectors are aligned, anything may come out. */
+/* Makes a tridiagonal: returns its diagonal, and the numbers next to it in `beside`. The vector of
+ * reflection k stays in row k, behind zeros. A pass over the rows applies one reflection and, at
+ * once, multiplies them by the next vector. Columns left of the current one, up to the vectors'
+ * alignment, become arbitrary. */
 static void NAME(tridiagonalise)(size_t n, double *a, double *diagonal, double *beside,
                                  double *betas, const double *zeros, double *sums)
 {
@@ -177,8 +181,9 @@ static void NAME(tridiagonalise)(size_t n, double *a, double *diagonal, double *
     }
 }
 
-/* m becomes Q m Q^T, Q being the product of the reflections in a's rows, the last one first. Rows
- * from k on are whole; numbers above them are those of their columns. */
+/* Replaces m by Q m Q^T, where Q is the product of the reflections in a's rows, the last one first.
+ * Rows from k on are complete; the numbers above them are taken from their columns, as m is
+ * symmetric. */
 static void NAME(reflect_back)(size_t n, const double *a, const double *betas, double *m,
                                const double *zeros, double *sums)
 {
@@ -196,17 +201,17 @@ static void NAME(reflect_back)(size_t n, const double *a, const double *betas, d
     }
 }
 
-/* The square root of a positive number x is 2 ln 2 / pi times the sum of 2^j x / (x + 4^j) over all
- * whole j, within 2.7 10^-6 of it (the integral over t of 2 / pi x / (x + t^2), with t = 2^j).
- * ROOT_NODES - 2 of them are taken, from 2^-46 of a bound of x on; the others become two, which
- * agree with them in first and second order. */
+/* The square root of a positive x is 2 ln 2 / pi times the sum of 2^j x / (x + 4^j) over all whole
+ * j, to a relative 2.7 10^-6. The sum stands for the integral over t of 2 / pi x / (x + t^2), with
+ * t = 2^j. The code takes ROOT_NODES - 2 of its terms, from 2^-46 of a bound of x on. Two more
+ * nodes replace the terms at either end and agree with them in first and second order. */
 #define ROOT_NODES KVANT_MEAN_NODES
-#define ROOT_LOWEST (-26) /* 4^-26 of the bound */
+#define ROOT_LOWEST (-26) /* 4^-26 times the bound */
 #define ROOT_FACTOR 0.44127120030605137
 
 typedef struct NAME(nodes) {
     double shift[ROOT_NODES], weight[ROOT_NODES],
-        sum; /* of 1 - shift / (x + shift), weight: times shift */
+        sum; /* sum of weights of 1 - shift / (x + shift); weight is already multiplied by shift */
 } NAME(nodes);
 
 static void NAME(make_nodes)(double bound, NAME(nodes) * nodes)
@@ -226,7 +231,7 @@ static void NAME(make_nodes)(double bound, NAME(nodes) * nodes)
     }
 }
 
-/* The largest sum of magnitudes in a row. */
+/* The largest sum of magnitudes of a row, which bounds the eigenvalues. */
 static double NAME(bound_of)(size_t n, const double *diagonal, const double *beside)
 {
     double bound = 0;
@@ -238,7 +243,8 @@ static double NAME(bound_of)(size_t n, const double *diagonal, const double *bes
     return bound;
 }
 
-/* pivots and ratios of T + shift = L D L^T, per node; false when a pivot is not above 0. */
+/* Computes pivots and ratios of T + shift = L D L^T for every node; false when a pivot is not above
+ * 0. */
 static bool NAME(factor_shifted)(size_t n, const double *diagonal, const double *beside,
                                  const double *shift, double *pivots, double *ratios)
 {
@@ -256,8 +262,8 @@ static bool NAME(factor_shifted)(size_t n, const double *diagonal, const double 
     return positive;
 }
 
-/* root = T^(1/2) of the tridiagonal T. Row i of an inverse of T + shift is row i + 1 times a
- * number, except for the diagonal. room: 3 n ROOT_NODES. */
+/* root = T^(1/2) of the tridiagonal T. Row i of the inverse of T + shift is row i + 1 times a
+ * number, except on the diagonal. room: 3 n ROOT_NODES numbers. */
 static bool NAME(root)(size_t n, const double *diagonal, const double *beside, double *root,
                        double *room)
 {
@@ -291,7 +297,7 @@ static bool NAME(root)(size_t n, const double *diagonal, const double *beside, d
     return true;
 }
 
-/* W U = R, for upper ones; W takes R's place. */
+/* Solves W U = R for upper triangles; W replaces R. */
 static void NAME(divide)(size_t n, double *r, const double *u)
 {
     for (size_t k = 0; k < n; k++) {
@@ -303,7 +309,7 @@ static void NAME(divide)(size_t n, double *r, const double *u)
     }
 }
 
-/* (U^T b U)^(1/2), with a = U U^T, takes the place of b. */
+/* Replaces b by (U^T b U)^(1/2), where a = U U^T. */
 static bool NAME(inner_root)(size_t n, double *a, double *b, double *room)
 {
     double *inner = room, *sums = inner + n * n, *diagonal = sums + 2 * n, *beside = diagonal + n,
@@ -320,7 +326,8 @@ static bool NAME(inner_root)(size_t n, double *a, double *b, double *room)
     return true;
 }
 
-/* a^-1 # b = U^-T (U^T b U)^(1/2) U^-1; of a times it the trace is that of the root. */
+/* The mean is a^-1 # b = U^-T (U^T b U)^(1/2) U^-1. The trace of a times the mean is the trace of
+ * the root. */
 static KVANT_MEAN_FACTOR_FN(NAME(mean_factor))
 {
     double trace = 0;

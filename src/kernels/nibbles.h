@@ -2,7 +2,7 @@
  * to 4 bits have one plane, wider codes two. The including file defines vi, vi_load and the integer
  * operations of simd_template.h. */
 
-/* 2-bit fields 0 .. 3 of each half of a word, to 4-bit fields. */
+/* Spreads the 2-bit fields 0 .. 3 of each half of a word to 4-bit fields. */
 KVANT_INLINE vi spread_pairs(vi w)
 {
     w = vi_and(w, vi_set(0x00ff00ff));
@@ -10,7 +10,7 @@ KVANT_INLINE vi spread_pairs(vi w)
     return vi_and(vi_or(w, vi_shift_left(w, 2)), vi_set(0x33333333));
 }
 
-/* 1-bit fields 0 .. 3 likewise. */
+/* The same for 1-bit fields. */
 KVANT_INLINE vi spread_bits(vi w)
 {
     w = vi_and(w, vi_set(0x000f000f));
@@ -18,7 +18,7 @@ KVANT_INLINE vi spread_bits(vi w)
     return vi_and(vi_or(w, vi_shift_left(w, 3)), vi_set(0x11111111));
 }
 
-/* bits is a constant here and below. */
+/* In this function and the following ones, bits is a constant. */
 KVANT_INLINE vi plane_word(const uint32_t *words, uint32_t bits, uint32_t ct, uint32_t at)
 {
     uint32_t tiles = 4 / bits;
@@ -30,8 +30,8 @@ KVANT_INLINE uint32_t code_digits(uint32_t bits)
     return bits > 4 ? 2 : 1;
 }
 
-/* Digit 0 (the low four bits of codes) or 1 of column tile ct, from word `at` of its unit on;
- * planes are those of a row group of 4 row tiles. */
+/* Digit 0 (the low four bits) or digit 1 of the codes of column tile ct, from word `at` of its unit
+ * on. The planes belong to a row group of 4 row tiles. */
 KVANT_INLINE vi nibble_word(const uint32_t *const *planes, uint32_t bits, uint32_t digit,
                             uint32_t ct, uint32_t at)
 {

@@ -2,7 +2,7 @@
  * at a time.
  *
  * Plain loops over 16 lanes that compilers vectorise. loops_c.c and the file of each CPU level
- * include them, so all levels compile the same source; without contraction all levels give the same
+ * include them, so all levels compile the same source. Without contraction all levels give the same
  * bits. format.md, "Octahedral codes", has formulas and the order of operations.
  *
  * The quality of a candidate direction is the squared cosine with the sign of the cosine, dot |dot|
@@ -22,7 +22,7 @@ typedef struct octahedral_direction {
     float u[OCTAHEDRAL_LANES], w[OCTAHEDRAL_LANES];
 } octahedral_direction;
 
-/* Candidate levels of one coordinate, the first of which has index first (-1 stands for 0). */
+/* Candidate levels of one coordinate. The first has index `first`, where -1 stands for 0. */
 typedef struct octahedral_candidates {
     float level[3][OCTAHEDRAL_LANES];
     int32_t first[OCTAHEDRAL_LANES];
@@ -52,9 +52,9 @@ static void octahedral_project(const kvant_triplets *t, uint32_t at, octahedral_
     }
 }
 
-/* How many thresholds lie below each number. Comparing 16 numbers with all of them beats searching,
- * and 8 at a time keeps the counts in registers: thresholds come in eights, the last ones above
- * every number. */
+/* The number of thresholds below each x. Comparing 16 numbers with all thresholds is faster than a
+ * search. Counting 8 thresholds at a time keeps the counts in registers, so thresholds come in
+ * eights, and the last ones lie above every number. */
 static void octahedral_count(const float *thresholds, uint32_t n, const float *x, int32_t *count)
 {
     for (uint32_t j = 0; j < OCTAHEDRAL_LANES; j++)
@@ -67,7 +67,7 @@ static void octahedral_count(const float *thresholds, uint32_t n, const float *x
         }
 }
 
-/* The level nearest to each number and its two neighbours. */
+/* Finds the level nearest to each number and its two neighbours. */
 static void octahedral_near(const kvant_triplet_book *book, const float *x,
                             octahedral_candidates *near)
 {
@@ -82,8 +82,8 @@ static void octahedral_near(const kvant_triplet_book *book, const float *x,
     }
 }
 
-/* Keeps of the three candidates the nearest, with or without the next higher one, or the two that
- * lie around the number. */
+/* Reduces the three candidates to the nearest alone, the nearest and the next higher one, or the
+ * two around the number. */
 static void octahedral_narrow(const float *x, kvant_triplet_rounding rounding,
                               octahedral_candidates *near)
 {
@@ -101,7 +101,7 @@ static void octahedral_narrow(const float *x, kvant_triplet_rounding rounding,
     }
 }
 
-/* Takes candidate (a, b), at u and w of the square, where it is better than the best one. */
+/* Makes candidate (a, b), at u and w of the square, the best one where it is better. */
 static void octahedral_try(const octahedral_direction *p, const float *u, const float *w, int32_t a,
                            int32_t b, octahedral_best *best)
 {
@@ -157,9 +157,9 @@ static void octahedral_store_direction(const kvant_triplet_book *book,
     }
 }
 
-/* The norm's level: nearest to the triplet's share along its coded direction, which is what
- * minimises the error (the paper's section 3.5), or to the triplet's own norm, as its scalar
- * rounding has it. */
+/* Chooses the norm's level. With joint rounding it is the level nearest to the triplet's projection
+ * on its coded direction, which minimises the error (section 3.5 of the paper). With the paper's
+ * scalar rounding it is the level nearest to the triplet's norm. */
 static void octahedral_store_norm(const kvant_triplet_book *book, uint32_t at, kvant_triplets *t)
 {
     float target[OCTAHEDRAL_LANES];
@@ -183,7 +183,7 @@ static KVANT_TRIPLET_CODES_FN(NAME(triplet_codes))
         octahedral_candidates u = { .first = { 0 } }, w = { .first = { 0 } };
         octahedral_best best;
         for (uint32_t j = 0; j < OCTAHEDRAL_LANES; j++) {
-            best.quality[j] = -4; /* below every quality times every den */
+            best.quality[j] = -4; /* lower than every possible quality times den */
             best.den[j] = 1;
         }
         octahedral_project(t, at, &p);

@@ -1,11 +1,13 @@
-/* packs.h - codes of 32 vectors of an index, as kernels read them (format.md, "Index").
+/* packs.h - the codes of a pack, which are 32 vectors of a vector index, as kernels read them
+ * (format.md, "Index").
  *
  * A plane holds codes of 16 vectors in 4 dimensions: byte 4 v + j of a plane is dimension j of
  * vector v. Plane 2 i + h belongs to dimensions 4 i .. 4 i + 3 of vectors 16 h .. 16 h + 15. A
- * chunk of 64 bytes holds 8 / bits planes one above the other, the first in the low bits. So a
+ * chunk of 64 bytes holds 8 / bits planes; the first plane has the low bits of each byte. So a
  * vector of chunks unpacks with shifts and a byte look-up, and every 32-bit lane sums one vector:
- * no sum is ever folded. Codes of 3, 5, 6 and 7 bits lie in parts of 4, 2 and 1 bits, the widest
- * first and holding the lowest bits, for 16 dimensions (6 bits: 8) at a time. */
+ * no sum is ever folded. Codes of any other number of bits lie in parts of 4, 2 and 1 bits. The
+ * widest part comes first and holds the lowest bits. Parts alternate every 16 dimensions (8
+ * dimensions with 6 bits). */
 #pragma once
 
 #include <stdbool.h>
@@ -16,26 +18,29 @@
 #define KVANT_PACK_CHUNK 64u
 
 typedef struct kvant_pack_format {
-    uint32_t bits;     /* 1 to 8; products are there for 1, 2, 3, 4 and 8 */
-    uint32_t n_quads;  /* dimensions / 4, padded so that chunks are full: kvant_pack_quads */
-    int8_t levels[16]; /* of code % 2^bits; none at 8 bits, where the level is code - 128 */
-    uint8_t bias;      /* level + bias is from 0 to 2 bias: the largest level; 128 at 8 bits */
+    uint32_t bits;    /* 1 to 8; kernels for products exist for 1, 2, 3, 4 and 8 */
+    uint32_t n_quads; /* dimensions / 4, padded so that chunks are full (kvant_pack_quads) */
+    /* the level of each code % 2^bits; unused at 8 bits, where the level is code - 128 */
+    int8_t levels[16];
+    uint8_t bias; /* The largest level, so that level + bias is never negative; 128 at 8 bits. */
 } kvant_pack_format;
 
-/* Queries of one call, interleaved: dimensions 4 i .. 4 i + 3 of query j at x[(i * n + j) * 4]. */
+/* The queries of one call, interleaved: dimensions 4 i .. 4 i + 3 of query j are at x[(i * n + j) *
+ * 4]. */
 typedef struct kvant_pack_queries {
-    const int8_t *x;     /* -127 .. 127, aligned to 4; n_quads * n * 4 of them, zeros for padding */
-    const int32_t *sums; /* of query j: the sum of its integers */
+    /* -127 .. 127, aligned to 4; n_quads * n * 4 numbers, with zeros for padding */
+    const int8_t *x;
+    const int32_t *sums; /* for each query, the sum of its integers */
     uint32_t n;
 } kvant_pack_queries;
 
-/* Quads of a step: of a chunk, or of the chunks of all parts of a code. */
+/* The quads of one step: of a chunk or, for codes in parts, of one chunk per part and bit. */
 static inline uint32_t kvant_pack_step_quads(uint32_t bits)
 {
     return bits == 8 ? 1 : bits % 2 ? 4 : bits % 4 ? 2 : 1;
 }
 
-/* Quads of `dim` dimensions. */
+/* The quads of `dim` dimensions, rounded up to whole steps. */
 static inline uint32_t kvant_pack_quads(uint32_t dim, uint32_t bits)
 {
     const uint32_t quads = kvant_pack_step_quads(bits);
@@ -47,15 +52,14 @@ static inline size_t kvant_pack_bytes(const kvant_pack_format *format)
     return (size_t)format->n_quads * 16 * format->bits;
 }
 
-/* The code of dimension `dim` of vector `v`, part by part: where a part is, and which bits it
- * holds. */
+/* One part of the code of dimension `dim` of vector `v`: its place and its bits. */
 typedef struct kvant_pack_part {
-    uint32_t bits, done; /* of the part; of the parts before it */
+    uint32_t bits, done; /* bits of this part, and of the parts before it */
     size_t byte;
     uint32_t shift;
 } kvant_pack_part;
 
-/* part: zeros for the first. False behind the last. */
+/* Goes to the next part; `part` is all zeros before the first. False behind the last part. */
 static inline bool kvant_pack_next(uint32_t bits, uint32_t dim, uint32_t v, kvant_pack_part *part)
 {
     const uint32_t quads = kvant_pack_step_quads(bits), left = bits - (part->done += part->bits);
@@ -77,7 +81,7 @@ static inline uint32_t kvant_pack_get(uint32_t bits, const uint8_t *codes, uint3
     return code;
 }
 
-/* Codes of the 4 dimensions of a quad. */
+/* Writes the codes of the 4 dimensions of a quad. */
 static inline void kvant_pack_put_quad(uint32_t bits, uint8_t *codes, uint32_t quad, uint32_t v,
                                        const uint8_t four[4])
 {
@@ -89,8 +93,8 @@ static inline void kvant_pack_put_quad(uint32_t bits, uint8_t *codes, uint32_t q
     }
 }
 
-/* Trellis codes: circles of at most 512 steps, one after another in a pack, and of nearly equal
- * length. Circle i begins at quad kvant_pack_circle(format, i). */
+/* Trellis codes of a pack are circles of at most 512 steps (128 quads), one after another and of
+ * nearly equal length. Circle i begins at quad kvant_pack_circle(format, i). */
 #define KVANT_PACK_CIRCLE_QUADS 128u
 
 static inline uint32_t kvant_pack_circles(const kvant_pack_format *format)
@@ -104,8 +108,8 @@ static inline uint32_t kvant_pack_circle(const kvant_pack_format *format, uint32
     return format->n_quads / quads * i / kvant_pack_circles(format) * quads;
 }
 
-/* The step of dimension `dim` of a circle: what a step remembers lies in the same bits of the
- * chunks before. */
+/* The step of dimension `dim` of a circle. The codes that a step depends on lie in the same bits of
+ * the chunks before it. */
 static inline uint32_t kvant_pack_step(uint32_t bits, uint32_t circle_quads, uint32_t dim)
 {
     const uint32_t quad = dim / 4;

@@ -10,20 +10,20 @@
  *   pack_table(bytes)                    16 bytes, for pack_look_up
  *   pack_look_up(table, v, shift)        table[(v >> shift) % 16] of every byte; shift is constant
  *   pack_look_up_two(table, low, shift, high, high_shift)
- *                                        the same of 2 low bits and a high bit
+ *                                        the same for 2 low bits and a high bit
  *   pack_whole(v)                        8-bit codes to operands
  *   pack_add(sums, operands, n, fold, x, step)
  *                                        adds n products of operands[i] and the 4 bytes at
  *                                        x + i * step; n and fold are constants of at most 4, and
  *                                        2 fold products of this width fit 16 bits
- *   pack_add_whole(sums, operand, x)     the same of 8-bit codes
+ *   pack_add_whole(sums, operand, x)     the same for 8-bit codes
  *   pack_finish(a, b)                    the sums of two sets
  */
-#define PACK_PARTS (KVANT_PACK_CHUNK / PACK_BYTES) /* of a chunk */
+#define PACK_PARTS (KVANT_PACK_CHUNK / PACK_BYTES) /* vectors per chunk */
 #define PACK_LANES (PACK_BYTES / 4)
 
-/* Operands of one half of a step of quads; at: the part of the step's first chunk. bits and half
- * are constants. */
+/* Unpacks the operands of one half of a step of quads. at: the vector `part` of the step's first
+ * chunk. bits and half are constants. */
 KVANT_INLINE void NAME(pack_operands)(uint32_t bits, uint32_t half, pack_bytes table,
                                       const uint8_t *at, pack_bytes *operand)
 {
@@ -40,14 +40,14 @@ KVANT_INLINE void NAME(pack_operands)(uint32_t bits, uint32_t half, pack_bytes t
     }
 }
 
-/* Part `part` of all chunks times n queries from `first` on. bits and n are constants. Two sets of
- * sums hide the latency of products where queries are few. */
+/* Multiplies vector `part` of all chunks by n queries from `first` on. bits and n are constants.
+ * With few queries, two sets of sums hide the latency of the products. */
 KVANT_INLINE void NAME(pack_part)(uint32_t bits, uint32_t n, uint32_t ways,
                                   const kvant_pack_format *format, const uint8_t *codes,
                                   const kvant_pack_queries *queries, uint32_t first, uint32_t part,
                                   pack_bytes table, int32_t *dots)
 {
-    const uint32_t quads = bits == 3 ? 4 : bits < 4 ? 4 / bits : 1; /* of a step */
+    const uint32_t quads = bits == 3 ? 4 : bits < 4 ? 4 / bits : 1; /* quads of a step */
     const size_t step = (size_t)queries->n * 4;
     const int8_t *x = queries->x + (size_t)first * 4;
     const uint8_t *at = codes + (size_t)part * PACK_BYTES;

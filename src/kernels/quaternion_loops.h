@@ -2,9 +2,9 @@
  * and its baselines).
  *
  * Plain loops over 16 lanes that compilers vectorise. loops_c.c and the file of each CPU level
- * include them, so all levels compile the same source; without contraction all levels give the same
- * bits. format.md, "Direction codes", has the formulas. Choices are masks, because compilers
- * do not vectorise a conditional store. */
+ * include them, so all levels compile the same source. Without contraction all levels give the same
+ * bits. format.md, "Direction codes", has the formulas. Choices are masks, because compilers do not
+ * vectorise a conditional store. */
 #include <float.h>
 #include <math.h>
 
@@ -12,8 +12,8 @@
 
 #define QUATERNION_LANES 16u
 
-/* <x, p s> = <y, p> with y = x conj(s), and its maximum over the 24 Hurwitz units p is the largest
- * |y_i| or half their sum. */
+/* <x, p s> = <y, p> with y = x conj(s). Its maximum over the 24 Hurwitz units p is the largest
+ * |y_i| or half the sum of all |y_i|. */
 static void NAME(closest_cosets_loop)(const float *restrict x, size_t stride,
                                       const float *restrict s, uint32_t n, float *restrict best,
                                       uint32_t *restrict which)

@@ -65,9 +65,9 @@ static KVANT_MATMUL_FN(NAME(matmul))
     }
 }
 
-/* e^x = 2^n 2^r with |r| <= 1/2. Subtracting n within a fused operation leaves log2 e as the only
- * error of r that grows with x; the polynomial's largest relative error on [-1/2, 1/2] is the
- * smallest of its degree (Remez), 2^-23.6, and with rounding 2^-22. */
+/* e^x = 2^n 2^r with |r| <= 1/2. A fused operation subtracts n, so only the rounding of log2 e
+ * makes the error of r grow with x. The polynomial has the smallest possible relative error of its
+ * degree on [-1/2, 1/2] (Remez): 2^-23.6, and 2^-22 with rounding. */
 KVANT_INLINE vf exponential(vf x)
 {
     vf log2_e = vf_set(1.44269504f), n = vf_round(vf_mul(x, log2_e));
@@ -143,7 +143,7 @@ static KVANT_SCALE_ROWS_FN(NAME(scale_rows))
     }
 }
 
-/* vf_at_least(a, b): a bit per lane. */
+/* vf_at_least(a, b) gives a bit per lane. */
 static KVANT_PACK_KEYS_FN(NAME(pack_keys))
 {
     for (uint32_t i = 0; i < n; i++) {

@@ -1,8 +1,8 @@
 /* tile_sums_template.h - sums of codes and integers for many vectors x.
  *
- * Codes become a tile once: 16-bit pairs of neighbouring columns. All vectors x use the tile, in
- * blocks of TILE_ROWS vectors. The dots of a block stay in registers until they become sums. The
- * including file defines
+ * Codes are unpacked once, to a tile of 16-bit pairs of neighbouring columns. All vectors x use the
+ * tile, in blocks of TILE_ROWS vectors. The dots of a block stay in registers until they become
+ * sums. The including file defines
  *
  *   NAME, vi, vi_set, vi_load, add_pairs(sum, a, b), and the definitions for code_sums.h
  *   LANES, TILE_VECTORS, TILE_ROWS        32-bit lanes of a vector. TILE_ROWS x TILE_VECTORS sums,
@@ -17,11 +17,12 @@
 
 #include "code_sums.h"
 
-/* of a piece: a tile of 16 KB, and x of a unit beside it in the nearest cache */
+/* Column tiles of a piece. The tile then has 16 KB, so the nearest cache holds it and the numbers x
+ * of a work item. */
 #define TILE_COLUMN_TILES 8u
 
-/* A pair of columns 2 q and 2 q + 1 (+ 8 h) of column tile ct: index 16 (2 (ct / 4) + h) + 4 q + ct
- * mod 4, which is their order in x. Rows in the order of positions. */
+/* Each pair is columns 2 q and 2 q + 1 (+ 8 h) of column tile ct. Its index is 16 (2 (ct / 4) + h)
+ * + 4 q + ct mod 4, which is the order of x. Rows lie in the order of positions. */
 typedef struct pair_tile {
     _Alignas(64) int32_t at[8 * TILE_COLUMN_TILES][KVANT_PAGE_TOKENS];
 } pair_tile;
@@ -57,7 +58,7 @@ KVANT_INLINE void add_column_pair(const pair_tile *tile, uint32_t position, cons
     }
 }
 
-/* The pairs of a block of 4 column tiles, or of those of them that the range has. */
+/* Multiplies the pairs of a block of 4 column tiles, as far as the range has them. */
 KVANT_INLINE void add_block(const pair_tile *tile, uint32_t position, const pair_rows *x,
                             uint32_t block, tile_range range, uint32_t rows,
                             vi sum[TILE_ROWS][TILE_VECTORS])
@@ -74,14 +75,15 @@ KVANT_INLINE void add_block(const pair_tile *tile, uint32_t position, const pair
             add_column_pair(tile, position, x, 32 * block + 4 * i + j, rows, sum);
 }
 
-/* Where the dots of a block of vectors are and go: a row group's whose columns come in several
- * pieces wait in dots. */
+/* The place for the dots of a block of vectors. When the columns of a row group come in several
+ * pieces, dots holds the sums of earlier pieces. */
 typedef struct tile_target {
-    bool more, last; /* dots has a part already; no piece follows */
+    /* more: dots already has the sums of earlier pieces; last: this is the last piece */
+    bool more, last;
     int32_t *dots;
     size_t dots_stride;
     const kvant_code_sums *out;
-    size_t row, band; /* the group's first ones */
+    size_t row, band; /* the first row and the first band of the group */
 } tile_target;
 
 KVANT_INLINE void store_dots(vi dots[TILE_ROWS][TILE_VECTORS], uint32_t first, uint32_t rows,
@@ -106,8 +108,9 @@ KVANT_INLINE void store_sums(vi dots[TILE_ROWS][TILE_VECTORS], uint32_t first, u
     }
 }
 
-/* The same thrice, for what is asked once here is not asked for every vector: values, keys with
- * lines by row, all else. */
+/* Calls the same function in three branches, so that the compiler removes the tests of scale, zero
+ * and add from the loop over vectors. The branches are for values, for keys with lines by row, and
+ * for everything else. */
 KVANT_INLINE void finish_block(vi dots[TILE_ROWS][TILE_VECTORS], uint32_t first, uint32_t rows,
                                uint32_t position, const tile_target *to)
 {
@@ -122,7 +125,7 @@ KVANT_INLINE void finish_block(vi dots[TILE_ROWS][TILE_VECTORS], uint32_t first,
         store_sums(dots, first, rows, position, to, &out);
 }
 
-/* Positions of one block of vectors. */
+/* Computes all positions for one block of vectors. */
 KVANT_INLINE void tile_block(const pair_tile *tile, uint32_t position, const pair_rows *x,
                              tile_range range, uint32_t first, uint32_t rows, const tile_target *to)
 {
@@ -161,7 +164,7 @@ static void tile_piece(const pair_tile *tile, tile_range range, const int16_t *x
     }
 }
 
-/* piece: its first column tile. */
+/* Makes the tile of a piece, whose first column tile is `piece`. */
 static void make_tile(const uint32_t *const *planes, uint32_t bits, const dot_tables *tables,
                       uint32_t piece, tile_range range, pair_tile *tile)
 {
@@ -181,7 +184,8 @@ static void make_tile(const uint32_t *const *planes, uint32_t bits, const dot_ta
 #undef MAKE_TILE
 }
 
-/* Of one row group; a group of fewer than 4 tiles has its sums in another order. */
+/* Computes the sums of one row group. The sums of a group of fewer than 4 tiles lie in another
+ * order, so its dots are stored first. */
 KVANT_INLINE void tile_group(const kvant_layout *layout, const uint32_t *const *planes,
                              const dot_tables *tables, const kvant_code_factors *factors,
                              const int16_t *x, tile_target *to, bool whole, uint32_t n)

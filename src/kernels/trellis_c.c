@@ -7,16 +7,17 @@
 
 #define NAME(function) function##_c
 
-#define BLOCK 16u /* states that share the highest bits, and with them what these do to a subset */
+/* States that share their highest bits, and so share the effect of these bits on the subset. */
+#define BLOCK 16u
 
-/* 65535 at most, in a form that vectors of 16 bits have. */
+/* a + b, at most 65535, in a form that compilers vectorise with 16-bit numbers. */
 static uint16_t add_limited(uint16_t a, uint16_t b)
 {
     const uint16_t most = (uint16_t)(UINT16_MAX - b);
     return (uint16_t)((a < most ? a : most) + b);
 }
 
-/* 8 flags as bits. */
+/* Packs 8 flags into bits. */
 static uint32_t pack_flags(const uint8_t *flags)
 {
     uint64_t word;
@@ -24,7 +25,7 @@ static uint32_t pack_flags(const uint8_t *flags)
     return (uint32_t)(word * 0x0102040810204080u >> 56);
 }
 
-/* Costs of the states of a block whose first one is in subset z. */
+/* The costs of a block of states, for each subset z of its first state. */
 typedef struct block_costs {
     uint16_t of[KVANT_TRELLIS_SUBSETS][BLOCK];
 } block_costs;
@@ -36,8 +37,8 @@ static void spread_costs(const kvant_trellis *trellis, uint32_t cell, block_cost
             costs->of[z][i] = trellis->costs[cell][z ^ trellis->subsets[i][0] / 2u];
 }
 
-/* The new states of a block and of the same states of the other half; flags: those of 2 i, then of
- * 2 i + 1. */
+/* Computes the new states of a block and of the corresponding states in the upper half. The
+ * decisions of new states 2 i go to flags[0], the decisions of states 2 i + 1 to flags[1]. */
 static void advance_block(const uint16_t *near, const uint16_t *far, const uint16_t *first,
                           const uint16_t *second, uint16_t *to, uint8_t flags[2][BLOCK])
 {
@@ -90,7 +91,7 @@ static uint32_t best_c(const uint16_t *metric, uint32_t states)
     return best;
 }
 
-/* to ^= bit where from is 1. In bytes alone, so that compilers take 16 at a time. */
+/* to ^= bit where from is 1. Uses bytes only, so that compilers process 16 at a time. */
 static void add_bits(const uint8_t *restrict from, uint32_t n, uint8_t bit, uint8_t *restrict to)
 {
     for (uint32_t i = 0; i < n; i++)
@@ -111,7 +112,7 @@ void kvant_trellis_subsets(const kvant_trellis *trellis, const uint8_t *bits, ui
                 add_bits(circle + memory - tap, n, (uint8_t)(1 << p), subsets);
 }
 
-/* Of a token's codes, padded_dim of them. */
+/* Computes the levels of a token's padded_dim codes. */
 static void token_levels(const kvant_trellis *trellis, const kvant_layout *layout, const void *page,
                          uint32_t token, int8_t *levels)
 {

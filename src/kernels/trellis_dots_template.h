@@ -5,8 +5,8 @@
  * code is among them. A subset depends on the trellis bits of the preceding steps. These bits lie
  * in the same fields of the preceding words. Before the first word they lie in the neighbouring
  * field of the last words, or in another lane. So words are laid out in order, the preceding words
- * first, and subsets are exclusive ors of whole words. format.md, "Scalar codes" and "Trellis
- * codes", has the order of pages and steps. The including file defines NAME, LANES and
+ * first, and subsets are exclusive ors of whole words. The order of pages and steps is in
+ * format.md, "Scalar codes" and "Trellis codes". The including file defines NAME, LANES and
  *
  *   vi vi_set vi_load vi_and vi_add vi_load_repeated, add_pairs(sum, a, b) of 16-bit pairs
  *   vw_shift_left(v, n), vw_shift_right(v, n)   n is a constant, but not always a literal
@@ -17,7 +17,7 @@
  *   vi_rotate_four(v)            lane i of every four becomes lane i + 1, the last lane the first
  *   next_lanes(v)                the same for the 4 128-bit lanes of 16 / LANES vectors, in place
  *   vi_pick_bytes(v, index)      pshufb
- *   vi_odd_bytes(v)              of every 16 bits, the upper 8
+ *   vi_odd_bytes(v)              the upper 8 bits of every 16 bits
  *   level_tables, load_levels(kvant_trellis.in_words), look_up_levels(tables, index, bits)
  *                                bytes for bytes of index, whose bits from bits + 2 on may be
  *                                anything
@@ -25,11 +25,11 @@
  *   LEVEL_ROWS                   vectors x that are multiplied at a time, 3 or 4
  *   each_operand                 for, unrolled where that does not spill
  *   vi_bytes_before(v)           may be defined: key_fields_before of 4-bit codes */
-#define ROW_VECTORS (16 / LANES) /* that hold the 16 words of one row r of four tiles */
+#define ROW_VECTORS (16 / LANES) /* vectors that hold the 16 words of one row r of four tiles */
 #define MAX_UNITS (KVANT_MAX_HEAD_DIM / KVANT_TILE)
 #define LEVEL_BIAS 128
 
-/* 16 words: of 4 lanes of columns, in each one for every row tile of a group. */
+/* 16 words. They are 4 lanes of columns; each lane has a word for every row tile of a group. */
 typedef struct row_words {
     vi at[ROW_VECTORS];
 } row_words;
@@ -42,11 +42,11 @@ typedef struct level_job {
     const kvant_trellis *trellis;
     const kvant_layout *layout;
     const uint32_t *planes[KVANT_MAX_HEAD_DIM / KVANT_PAGE_TOKENS]
-                          [KVANT_MAX_PLANES]; /* of row groups of 4 tiles */
+                          [KVANT_MAX_PLANES]; /* the planes of row groups of 4 tiles */
     level_tile *tile; /* [row group][r][unit][field of a byte], 64 bytes each */
 } level_job;
 
-/* Trellis bits of a plane's fields. */
+/* The mask of the trellis bits in a plane's fields. */
 KVANT_INLINE uint32_t trellis_bits(uint32_t bits)
 {
     return bits == 4 ? 0x11111111 : 0x55555555;
@@ -66,7 +66,8 @@ KVANT_INLINE row_words load_row(const uint32_t *words)
     return row;
 }
 
-/* Fields move up by one step's width, the last one to the first of the next lane. */
+/* The codes one step earlier in a row of keys: fields move up by one step's width, and the last
+ * field moves to the first field of the next lane. */
 KVANT_INLINE row_words key_fields_before(row_words row, uint32_t bits)
 {
     const uint32_t width = 2 * first_plane(bits);
@@ -87,7 +88,8 @@ KVANT_INLINE row_words key_fields_before(row_words row, uint32_t bits)
     return out;
 }
 
-/* Rows r become rows r + 8, those the rows r of the next row tile. */
+/* The codes one step earlier in a unit of values. Row r moves to row r + 8, and row r + 8 moves to
+ * row r of the next row tile. */
 KVANT_INLINE row_words value_fields_before(row_words row, uint32_t bits)
 {
     const uint32_t p = first_plane(bits);
@@ -99,7 +101,7 @@ KVANT_INLINE row_words value_fields_before(row_words row, uint32_t bits)
     return row;
 }
 
-/* Where an exclusive or of trellis bits takes its terms: steps before, up to three of them. */
+/* The terms of each parity: trellis bits of up to three earlier steps, as numbers of steps. */
 typedef struct parity_terms {
     uint32_t n[KVANT_TRELLIS_PARITIES], before[KVANT_TRELLIS_PARITIES][3];
 } parity_terms;
@@ -114,7 +116,7 @@ KVANT_INLINE parity_terms find_terms(const kvant_trellis *trellis)
     return terms;
 }
 
-/* The terms of KVANT_TRELLIS_256_TAP_0 to _2: constants cost no look-up and no branch per word. */
+/* The terms of KVANT_TRELLIS_256_TAP_0 to _2. Constants save a look-up and a branch per word. */
 #define FEW_STATES_MEMORY 8u
 #define FEW_STATES_TERMS                                                                           \
     {                                                                                              \
@@ -135,8 +137,9 @@ KVANT_INLINE vi add_terms(const row_words *step, const parity_terms *terms, uint
     return vi_xor3(first->at[v], second->at[v], (step - terms->before[p][2])->at[v]);
 }
 
-/* The levels of a word's codes: 2 vectors of bytes for codes of 4 bits, else 4; more: the third
- * bits of codes of 3, in bits 0 .. 3 of bytes. kvant_trellis.in_words has the order of an index. */
+/* Stores the levels of a word's codes: 2 vectors of bytes for codes of 4 bits, 4 for narrower
+ * codes. `more` has the third bits of 3-bit codes, in bits 0 .. 3 of bytes. The order of levels is
+ * kvant_trellis.in_words. */
 KVANT_INLINE void store_levels(const level_tables *tables, uint32_t bits, vi w, vi z0, vi z1, vi z2,
                                vi more, uint8_t *out)
 {
@@ -153,8 +156,8 @@ KVANT_INLINE void store_levels(const level_tables *tables, uint32_t bits, vi w, 
     }
 }
 
-/* Third bits of the codes of a word: those of the tiles 2 (unit mod 2) and the next one, each into
- * a byte. */
+/* The third bits of the codes of a word. The bits of tile 2 (unit mod 2) and of the tile after it
+ * go to one byte each. */
 KVANT_INLINE vi third_bits(const uint32_t *words, uint32_t unit)
 {
     const vi w = vi_load(words);
@@ -162,13 +165,14 @@ KVANT_INLINE vi third_bits(const uint32_t *words, uint32_t unit)
     return vi_select(vi_set(0x000f000f), pair, vw_shift_left(pair, 4));
 }
 
-/* A row r of K is a circle of words, one per unit. A unit of V is a circle of words, one per row r
- * of all row groups. */
+/* The circles of a page. For K each row r is a circle of words, one word per unit. For V each unit
+ * is a circle of words, one word per row r of all row groups. */
 typedef struct circle_shape {
     bool key;
-    uint32_t bits, units, n; /* n words */
-    uint32_t
-        shorter; /* the first word follows word n - 1 where whole has ones, else n - 1 - shorter */
+    uint32_t bits, units, n; /* n: words of a circle */
+    /* The first word follows word n - 1 where whole has ones; elsewhere the circle is shorter, and
+     * it follows word n - 1 - shorter. */
+    uint32_t shorter;
     vi whole;
 } circle_shape;
 
@@ -180,8 +184,8 @@ KVANT_INLINE const uint32_t *word_at(const level_job *job, bool key, uint32_t pl
     return job->planes[group][plane] + 128 * (plane ? unit / 2 : unit) + 16 * r;
 }
 
-/* The word i before the first: last is the word i before the end, shorter the same of shorter
- * circles. */
+/* The word i steps before the first word. last: the word i steps before the end of a circle;
+ * shorter: the same for circles that are shorter. */
 KVANT_INLINE row_words word_before(const circle_shape *shape, row_words last, row_words shorter)
 {
 #pragma GCC unroll 2
@@ -211,7 +215,8 @@ KVANT_INLINE void make_word_levels(const level_job *job, const level_tables *tab
 }
 
 #if LANES > 4
-/* 256 states, and blocks of 2, 4 or 8 words: these and the words before them stay in registers. */
+/* The same for 256 states and circles of blocks of 2, 4 or 8 words: the block and the words before
+ * it stay in registers. */
 KVANT_INLINE void make_block_levels(const level_job *job, const circle_shape *shape,
                                     uint32_t n_circles, uint32_t block)
 {
@@ -224,7 +229,7 @@ KVANT_INLINE void make_block_levels(const level_job *job, const circle_shape *sh
             at[m + i] = load_row(word_at(job, shape->key, 0, circle, shape->n - block + i));
         unrolled_for (uint32_t i = m; i-- > 0;) {
             const uint32_t before =
-                shape->n - 2 * block + i; /* there is none where no circle is shorter */
+                shape->n - 2 * block + i; /* unused where no circle is shorter */
             const row_words last = at[i + block];
             const row_words other =
                 shape->shorter ? load_row(word_at(job, shape->key, 0, circle, before)) : last;
@@ -257,8 +262,8 @@ KVANT_INLINE void make_circle_levels(const level_job *job, const circle_shape *s
     }
 }
 
-/* The last unit of an odd number of column tiles lacks every second field. The last row group may
- * lack tiles. */
+/* With an odd number of column tiles, the last unit lacks every second field. The last row group
+ * may lack tiles. Circles without such fields or tiles are shorter. */
 KVANT_INLINE void make_role_levels(const level_job *job, uint32_t bits, bool key)
 {
     const uint32_t tiles = job->layout->row_tiles, memory = job->trellis->memory;
@@ -271,7 +276,7 @@ KVANT_INLINE void make_role_levels(const level_job *job, uint32_t bits, bool key
                                units,   key ? units : 8 * ((tiles + 3) / 4),
                                shorter, key ? vi_set(0x00ff00ff) : vi_load_repeated(whole, 4) };
     const uint32_t n_circles = key ? 8 : units;
-#if LANES == 4 /* the words of a circle do not fit the registers */
+#if LANES == 4 /* with 128-bit vectors the words of a circle do not fit the registers */
     if (memory == FEW_STATES_MEMORY) {
         const parity_terms terms = FEW_STATES_TERMS;
         make_circle_levels(job, &any, n_circles, FEW_STATES_MEMORY, &terms);
@@ -306,8 +311,9 @@ KVANT_INLINE void make_levels_bits(const level_job *job, uint32_t bits)
         make_role_levels(job, bits, false);
 }
 
-/* The page's levels become the tile. Not inlined, like multiply_levels: their stacks follow one
- * another in the same place, which keeps attention within 64 KiB. */
+/* Computes the levels of a page into the tile. Not inlined, like multiply_levels: then both
+ * functions use the same part of the stack one after another, which keeps attention within 64
+ * KiB. */
 static KVANT_NOINLINE void NAME(make_levels)(level_job *job, const void *page)
 {
     _Alignas(64) uint32_t words[KVANT_WHOLE_GROUP_WORDS];
@@ -326,15 +332,17 @@ static KVANT_NOINLINE void NAME(make_levels)(level_job *job, const void *page)
     }
 }
 
-/* Numbers of x beside a vector of the tile: those of its even bytes and of its odd ones. */
+/* The numbers of x that a vector of the tile is multiplied by: [0] for its even bytes, [1] for its
+ * odd bytes. */
 typedef struct level_operand {
     vi at[MAX_UNITS][2][ROW_VECTORS];
     vi bias;
 } level_operand;
 
-/* Operand o is that of the o-th of the two vectors of bytes of a row r: a column tile, or one side
- * (columns 0 ... 7 or 8 ... 15) of two. Lane q takes columns 2 q and 2 q + 1 of a side. Each lane
- * has a part of the bias. */
+/* Prepares the operands of a vector x. Operand o belongs to the o-th pair of byte vectors of a row
+ * r. With 4 bits that is a column tile; with fewer bits it is one side (the lower or upper 8
+ * columns) of two column tiles. Lane q holds columns 2 q and 2 q + 1 of a side. The bias is spread
+ * over the lanes. */
 KVANT_INLINE void spread_levels(uint32_t bits, uint32_t n_operands, const int16_t *x,
                                 level_operand *out)
 {
@@ -355,8 +363,8 @@ KVANT_INLINE void spread_levels(uint32_t bits, uint32_t n_operands, const int16_
     out->bias = vi_add(sum, vi_rotate_four(vi_rotate_four(sum)));
 }
 
-/* Rows r ... r + 3 of a half (r below 8 or from there on) of a row group, for LEVEL_ROWS vectors x
- * or fewer. */
+/* Multiplies four rows of a row group by up to LEVEL_ROWS vectors x: rows r ... r + 3, with r below
+ * 8 or from 8 on. */
 KVANT_INLINE void dot_four(const uint8_t *tile, uint32_t n_operands, const level_operand *x,
                            uint32_t rows, int32_t *dots, size_t stride)
 {
@@ -424,7 +432,7 @@ static KVANT_TRELLIS_DOTS_FN(NAME(trellis_dots))
     level_job job = { .trellis = trellis, .layout = layout, .tile = &tile };
     if (layout->role == KVANT_ROLE_V
             ? layout->row_tiles < 4
-            : layout->column_tiles < 2) { /* lanes or fields without a step */
+            : layout->column_tiles < 2) { /* the page has lanes or fields without a step */
         kvant_trellis_dots_c(trellis, layout, page, x, x_stride, dots, dots_stride, n);
         return;
     }

@@ -1,8 +1,8 @@
-/* trellis_packs_template.h - the levels of the trellis codes of an index. Included after
- * trellis_dots_template.h: a chunk of a pack is a row of words of a page, and its codes have their
- * fields. */
+/* trellis_packs_template.h - the levels of the trellis codes of a vector index. Included after
+ * trellis_dots_template.h: a chunk of a pack has the layout of a row of words of a page, and its
+ * codes have the same fields. */
 
-/* The chunk of low bits i. */
+/* Loads chunk i of the codes' low bits. */
 KVANT_INLINE row_words load_chunk(uint32_t bits, const uint8_t *codes, uint32_t i)
 {
     return load_row((const uint32_t *)(const void *)(codes + (size_t)KVANT_PACK_CHUNK *
@@ -28,8 +28,8 @@ KVANT_INLINE void chunk_levels(const level_tables *tables, uint32_t bits, const 
     }
 }
 
-/* A circle of n chunks of low bits. What is before the first of them is the last ones, a field
- * further. */
+/* Computes the levels of a circle of n chunks of low bits. The chunks before the first one are the
+ * last chunks, moved on by one field. */
 KVANT_INLINE void circle_levels(const kvant_trellis *trellis, uint32_t bits, uint32_t memory,
                                 const parity_terms *terms, const uint8_t *codes, uint32_t n,
                                 uint8_t *levels)

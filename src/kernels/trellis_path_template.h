@@ -1,5 +1,5 @@
-/* trellis_path_template.h - the search of trellis codes around one step: a Viterbi search on a
- * circle. The including file defines
+/* trellis_path_template.h - the trellis search, a Viterbi search on a circle, around a function
+ * that advances by one step. The including file defines
  *
  *   NAME
  *   NAME(advance)(trellis, states, cell, from, to, decisions)
@@ -14,23 +14,23 @@
  *
  * The best state before the first step is not known. A warm-up over the last steps of the circle
  * gives the cost of each state. Among the paths to the end, the search looks for a path that ends
- * in its first state. Where it finds none soon, the search starts again from one state.
+ * in its first state. If PATH_TRIES paths do not, the search starts again from one state.
  *
  * Decisions are kept for a stretch of `room` steps, at first the last stretch. A trace that goes
  * back beyond the stretch repeats the pass up to it and keeps the preceding stretch. */
 #include "../base/attributes.h"
 
-#define PATH_LOWER_STEPS 16u /* between two calls of lower */
-#define PATH_TRIES 4u        /* ends that are tried */
+#define PATH_LOWER_STEPS 16u /* steps between two calls of lower */
+#define PATH_TRIES 4u        /* ends of paths that are tried */
 #define PATH_ANY_STATE UINT32_MAX
 
 typedef struct NAME(path_work) {
     const kvant_trellis *trellis;
     const uint16_t *cells;
-    uint32_t n, before; /* before: steps of the warm-up */
+    uint32_t n, before; /* before: the steps of the warm-up */
     uint32_t begin;     /* the state before step -before, or PATH_ANY_STATE */
-    uint32_t kept;      /* the first step of the stretch whose decisions are there */
-    uint32_t room;      /* steps of a stretch */
+    uint32_t kept;      /* the first step of the stretch whose decisions are stored */
+    uint32_t room;      /* the length of a stretch, in steps */
     uint16_t *metric[2];
     uint32_t *decisions; /* states / 32 words per step */
 } NAME(path_work);
@@ -40,8 +40,8 @@ KVANT_INLINE uint32_t NAME(path_first_cell)(const NAME(path_work) * w)
     return (w->n - w->before % w->n) % w->n;
 }
 
-/* Where the decisions of pass step `step` go: those before the stretch are overwritten by its
- * first. */
+/* The place for the decisions of step `step` of the pass. Decisions of steps before the stretch go
+ * to the place of its first step, which overwrites them. */
 KVANT_INLINE uint32_t *NAME(path_decisions)(const NAME(path_work) * w, uint32_t states,
                                             uint32_t step)
 {
@@ -49,7 +49,7 @@ KVANT_INLINE uint32_t *NAME(path_decisions)(const NAME(path_work) * w, uint32_t 
     return w->decisions + (size_t)(step > first ? step - first : 0) * (states / 32);
 }
 
-/* The warm-up and the steps up to the end of the stretch that is kept; returns the metrics. */
+/* Runs the warm-up and the steps up to the end of the kept stretch; returns the metrics. */
 KVANT_INLINE const uint16_t *NAME(path_pass)(const NAME(path_work) * w, uint32_t states)
 {
     const uint32_t left = w->n - w->kept,
@@ -67,7 +67,8 @@ KVANT_INLINE const uint16_t *NAME(path_pass)(const NAME(path_work) * w, uint32_t
     return w->metric[steps % 2];
 }
 
-/* Keeps the stretch that `step` is in; returns the metrics at its end. */
+/* Makes the stretch that holds `step` the kept one and runs the pass; returns the metrics at the
+ * end of the stretch. */
 KVANT_INLINE const uint16_t *NAME(path_keep)(NAME(path_work) * w, uint32_t states, uint32_t step)
 {
     w->kept = step / w->room * w->room;
@@ -77,7 +78,7 @@ KVANT_INLINE const uint16_t *NAME(path_keep)(NAME(path_work) * w, uint32_t state
     return NAME(path_pass)(w, states);
 }
 
-/* The state before step 0 of the path that ends in a state. */
+/* Follows the path that ends in `state` back to step 0; returns the state before step 0. */
 KVANT_INLINE uint32_t NAME(path_trace)(NAME(path_work) * w, uint32_t states, uint32_t state,
                                        uint8_t *bits)
 {

@@ -1,25 +1,26 @@
-/* trellis_template.h - the search of trellis codes for vectors of 16-bit numbers. The including
- * file defines NAME and
+/* trellis_template.h - the trellis search with vectors of 16-bit numbers. The including file
+ * defines NAME and
  *
  *   vh, HALVES                       a vector, the count of its numbers
  *   vh_load vh_store vh_set vh_sub vh_min
  *   vh_add_limited                   sum of unsigned numbers, limited to 65535
  *   vh_repeat(p)                     8 numbers in every 128 bits
- *   vh_swap_pairs(v)                 of every 4 numbers the first two and the last two exchanged
+ *   vh_swap_pairs(v)                 exchanges the first two and the last two of every 4 numbers
  *   vh_pick(table, bytes)            pshufb
  *   vh_pair(a, b, out)               a0 b0 a1 b1 ... in two vectors
  *   below_mask(a, b)                 bit j: number j of a is below number j of b, of which none is
  *                                    above; 32 / HALVES vectors each
  *
- * A level with a search of its own for 256 states also defines PATH_IN_PLACE, a header that has
- * has_places (whether it takes a search) and path_in_place. */
+ * A level with a special search for 256 states also defines PATH_IN_PLACE. This is a header with
+ * has_places (whether the search applies) and path_in_place. */
 #define TRELLIS_VECTORS (32 / HALVES)
 
 typedef struct trellis_costs {
-    vh near, far; /* of subsets, and of those that the swap makes of them */
+    /* costs of all subsets (near), and of the subsets after KVANT_TRELLIS_SWAP (far) */
+    vh near, far;
 } trellis_costs;
 
-/* Costs of the subsets of 32 states, and of those that the swap makes of them. */
+/* The same costs for the subsets of 32 states. */
 typedef struct block_costs {
     vh near[TRELLIS_VECTORS], far[TRELLIS_VECTORS];
 } block_costs;
@@ -35,7 +36,7 @@ KVANT_INLINE void spread_costs(const kvant_trellis *trellis, const trellis_costs
     }
 }
 
-/* Whether the subsets of an odd block of 32 states are those of the block before. */
+/* Whether an odd block of 32 states has the same subsets as the block before it. */
 KVANT_INLINE bool blocks_are_alike(uint32_t states)
 {
     return states == 256 &&
@@ -43,8 +44,8 @@ KVANT_INLINE bool blocks_are_alike(uint32_t states)
              1 << 6);
 }
 
-/* New metrics of 2 i and 2 i + 1, in order, of the states i ... i + 31 and the other half's; block:
- * i / 32. */
+/* Computes the new metrics of states 2 i and 2 i + 1, in order, from states i ... i + 31 (first)
+ * and the same states of the upper half (second). The number of the block is i / 32. */
 KVANT_INLINE void advance_block(const block_costs *costs, uint32_t states, uint32_t block,
                                 const vh *first, const vh *second, vh next[2 * TRELLIS_VECTORS],
                                 uint32_t *decisions)

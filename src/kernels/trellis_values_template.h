@@ -2,12 +2,12 @@
  * after trellis_dots_template.h, which makes levels of codes.
  *
  * 64 bytes of levels are 4 lanes of 4 words. Word t of a lane has levels of row tile t, and its
- * bytes belong to 4 tokens. A token wants the levels of the 4 words together, and those of the rows
- * r ... r + 3 after one another. So the bytes of each lane are transposed, and then the words of 4
- * rows. The including file also defines vi_low_dwords, vi_high_dwords, vi_low_qwords and
- * vi_high_qwords. */
+ * bytes belong to 4 tokens. In a row of the tile, the levels of the 4 words lie next to each other,
+ * and the levels of rows r + 1 to r + 3 follow. So the bytes of each lane are transposed, and then
+ * the words of 4 rows. The including file also defines vi_low_dwords, vi_high_dwords, vi_low_qwords
+ * and vi_high_qwords. */
 
-/* out[b][16 q ...]: levels of byte b in lane q, 4 row tiles of each of 4 rows r. */
+/* out[b][16 q ...] becomes the levels of byte b in lane q: 4 row tiles for each of 4 rows r. */
 KVANT_INLINE void gather_tokens(const uint8_t *levels, size_t stride, uint8_t out[4][64])
 {
     static const uint32_t bytes[4] = { 0x0c080400, 0x0d090501, 0x0e0a0602, 0x0f0b0703 };
@@ -26,7 +26,8 @@ KVANT_INLINE void gather_tokens(const uint8_t *levels, size_t stride, uint8_t ou
     }
 }
 
-/* 16 rows of a token. Rounded as the decoder rounds: a level's value, then its number. */
+/* Writes 16 rows of a token, rounded as the decoder rounds: first the level's value, then the
+ * number. */
 KVANT_INLINE void write_numbers(const uint8_t *restrict levels, float unit, float scale,
                                 float *restrict out)
 {
@@ -34,7 +35,7 @@ KVANT_INLINE void write_numbers(const uint8_t *restrict levels, float unit, floa
         out[i] = (float)((int32_t)levels[i] - LEVEL_BIAS) * unit * scale;
 }
 
-/* Operand o: see level_operand. tile: of the first of 16 rows. */
+/* Writes the tokens of operand o (level_operand). tile points to the first of 16 rows. */
 KVANT_INLINE void write_tokens(uint32_t bits, uint32_t o, uint8_t levels[4][64], float unit,
                                const float *scale, float *tile, size_t stride)
 {

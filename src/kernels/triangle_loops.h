@@ -1,5 +1,5 @@
-/* triangle_loops.h - a solution with a lower triangle in binary16, whose numbers become floats a
- * row at a time.
+/* triangle_loops.h - solves a system with a lower triangle in binary16, converting one row at a
+ * time to floats.
  *
  * Plain C: loops_c.c and the file of each CPU level include it. Every number is a sum in an order
  * that no vector's width changes, so without contraction all levels agree. The including file
@@ -7,8 +7,8 @@
 #include "../base/attributes.h"
 #include "kernels.h"
 
-/* Row i, in whole vectors, as far as floats have room: what lies behind its numbers may be
- * anything. */
+/* Converts row i in whole vectors, as far as floats has room. Numbers behind the row are
+ * undefined. */
 KVANT_INLINE void NAME(read_row)(const uint16_t *triangle, uint32_t i, float *row)
 {
     NAME(half_to_float)

@@ -1,11 +1,12 @@
 /* triangle_template.h - products with lower triangles, and sums of outer products, for any vector
  * width. Part of simd_template.h, behind encode_template.h. */
 
-#define BAND (16 / LANES) /* vectors of the first rows of 16 columns */
+#define BAND (16 / LANES) /* vectors that hold 16 columns */
 
-/* A register has the i-th number of LANES solutions. In z, `vectors` registers with i-th numbers
- * follow `vectors` registers with numbers before them. */
-#define TOGETHER 4u /* rows that share a load of z; the sums of more rows would leave registers */
+/* A register holds the i-th number of LANES solutions. In z, the registers of each number i are
+ * consecutive: `vectors` registers, for the vectors that are solved together. */
+/* Rows that share a load of z. The sums of more rows would not fit the registers. */
+#define TOGETHER 4u
 
 /* Solves rows first .. first + rows - 1. vectors and rows are constants at every call. */
 KVANT_INLINE void lower_rows(uint32_t vectors, uint32_t rows, const uint16_t *triangle,
@@ -33,9 +34,10 @@ KVANT_INLINE void lower_rows(uint32_t vectors, uint32_t rows, const uint16_t *tr
         }
 }
 
-#define SOLVED 2048u /* numbers of vectors that are solved together: 8 KiB of a small stack */
+/* Numbers of the vectors that are solved together: 8 KiB, because stacks may be small. */
+#define SOLVED 2048u
 
-/* At most vectors * LANES vectors. */
+/* Solves at most vectors * LANES vectors. */
 KVANT_INLINE void lower_some(uint32_t vectors, const uint16_t *triangle, uint32_t n, uint32_t n_x,
                              float *x)
 {
@@ -60,7 +62,7 @@ KVANT_INLINE void lower_some(uint32_t vectors, const uint16_t *triangle, uint32_
 static KVANT_TRIANGLE_FN(NAME(solve_lower))
 {
     const bool fits = n * LANES <= SOLVED, two = 2 * n * LANES <= SOLVED;
-    if (!fits) /* a part has at most 128 channels, unless head_dim cannot be halved */
+    if (!fits) /* a part has at most 128 channels, unless head_dim is odd */
         kvant_solve_lower_c(triangle, n, n_x, x);
     for (; fits && !two && n_x; x += (size_t)LANES * n, n_x -= n_x < LANES ? n_x : LANES)
         lower_some(1, triangle, n, n_x < LANES ? n_x : LANES, x);
@@ -77,8 +79,9 @@ static KVANT_TRIANGLE_FN(NAME(solve_lower))
 
 #define ONES_16 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1 /* COMBINED of them */
 
-/* Sums of columns from `first` on over rows i = from .. end - 1; cut: rows end at their i-th
- * number. row: number `first` of row `from`; returned: of row `end`. */
+/* Adds rows i = from .. end - 1 to the sums of the columns from `first` on. With `cut`, row i ends
+ * at its i-th number. The pointer row is at number `first` of row `from`; the function returns the
+ * same for row `end`. */
 KVANT_INLINE const uint16_t *upper_rows(uint32_t some, uint32_t vectors, bool cut,
                                         const uint16_t *row, uint32_t first, uint32_t from,
                                         uint32_t end, uint32_t n, const float *x,
@@ -98,8 +101,8 @@ KVANT_INLINE const uint16_t *upper_rows(uint32_t some, uint32_t vectors, bool cu
     return row;
 }
 
-/* Columns from `first` on, as many as vectors have and n leaves. Sums of later ones do not need
- * what is stored here. */
+/* Computes the columns from `first` on, as many as the vectors hold and n allows. Later columns do
+ * not need the numbers that this overwrites. */
 KVANT_INLINE void upper_columns(uint32_t some, uint32_t vectors, const uint16_t *triangle,
                                 uint32_t n, uint32_t first, float *x)
 {
@@ -141,8 +144,8 @@ static KVANT_TRIANGLE_FN(NAME(multiply_upper))
     }
 }
 
-/* Some vectors of a column of sums: a constant at every call. rows: from the column's number on; x:
- * from the vectors' on. */
+/* Updates some vectors of a column of sums; their number is a constant at every call. rows begins
+ * at the column's number, x at the first number of these vectors. */
 KVANT_INLINE void outer_vectors(uint32_t vectors, const float *rows, const float *x, size_t stride,
                                 uint32_t n_rows, float *sums)
 {

@@ -6,7 +6,7 @@
 typedef struct unpack_job {
     const kvant_layout *layout;
     const uint32_t *words;
-    const float *values; /* or NULL: code + offset */
+    const float *values; /* NULL: a number is code + offset */
     float offset;
     float *tile;
     size_t stride;

@@ -19,7 +19,8 @@
 #define vi_load_repeated(p, words) vi_load(p) /* 4 */
 #define vi_store_aligned(p, v) vi_store(p, v)
 
-/* The estimate's 8 bits, and a step of Newton's: 2^-15. */
+/* 1 / sqrt(x) to a relative error of 2^-15: the instruction's estimate has 8 bits, and a step of
+ * Newton's method doubles them. */
 KVANT_INLINE vf vf_rsqrt(vf x)
 {
     vf r = vrsqrteq_f32(x);
@@ -39,7 +40,7 @@ KVANT_INLINE vf vf_load_quads(const float *p, const uint32_t *index, uint32_t st
     return vld1q_f32(p + (size_t)4 * index[0]);
 }
 
-/* A lane's number has to be written in the code. */
+/* Spreads the numbers of lane j. The instruction takes the lane only as a literal. */
 KVANT_INLINE vi vi_spread_quads(vi v, uint32_t j)
 {
     switch (j) {
@@ -51,12 +52,12 @@ KVANT_INLINE vi vi_spread_quads(vi v, uint32_t j)
 }
 #define vf_spread_quads(x, j) vreinterpretq_f32_u32(vi_spread_quads(vreinterpretq_u32_f32(x), j))
 
-/* The bytes of up to 32 numbers. */
+/* The bytes of up to 32 floats, as tables for look-ups. */
 typedef struct value_table {
     uint8x16x4_t low, high;
 } value_table;
 
-/* 16 numbers are read even when they are fewer. */
+/* Reads 16 numbers even when the table has fewer. */
 KVANT_INLINE value_table table_load(const float *values, uint32_t n)
 {
     value_table t;
@@ -82,7 +83,8 @@ KVANT_INLINE vf table_look_up(const value_table *entries, const float *values, v
 }
 
 #define CHUNK_ROWS 6u
-/* 12 sums, 2 vectors of the tile, a factor and the halves of a product in 32 registers */
+/* 12 sums, 2 vectors of the tile, a factor and the halves of a product fit the 32 registers; more
+ * would spill. */
 #define CHUNK_VECTORS 2u
 
 #define as_words(v) vreinterpretq_s16_u32(v)
@@ -92,7 +94,7 @@ KVANT_INLINE vf table_look_up(const value_table *entries, const float *values, v
 #define vi_multiply_words(a, b) vreinterpretq_u32_s16(vmulq_s16(as_words(a), as_words(b)))
 #define vi_scale_words(a, b) vreinterpretq_u32_s16(vqrdmulhq_s16(as_words(a), as_words(b)))
 
-/* Products of 16-bit pairs, added to 32-bit sums. */
+/* Adds products of 16-bit pairs to 32-bit sums. */
 KVANT_INLINE vi add_pairs(vi sum, vi a, vi b)
 {
     int32x4_t low = vmull_s16(vget_low_s16(as_words(a)), vget_low_s16(as_words(b)));
@@ -123,7 +125,7 @@ KVANT_INLINE length_table load_lengths(const int16_t *lengths)
     return (length_table){ vuzp1q_u8(a, b), vuzp2q_u8(a, b) };
 }
 
-/* An index beyond the table looks up zero. */
+/* An index beyond the table gives zero. */
 KVANT_INLINE vi look_up_lengths(length_table lengths, vi v)
 {
     uint16x8_t index = vreinterpretq_u16_u32(v);
@@ -151,7 +153,7 @@ KVANT_INLINE void fetch_rows(const int16_t *entries, vi words, uint32_t odd, vi 
     rows[1] = vuzp2q_u32(a, b);
 }
 
-/* Of one word's two codes. */
+/* Loads the entries of the two codes of one word. */
 KVANT_INLINE vi fetch_pair(const int16_t *entries, const uint16_t *index)
 {
     int16x4_t first = entry_of(entries, index[0]), second = entry_of(entries, index[1]);
@@ -184,7 +186,7 @@ KVANT_INLINE void vi_store_some(int32_t *p, vi v, uint32_t n)
 #define vi_low_qwords(a, b) vcombine_u32(vget_low_u32(a), vget_low_u32(b))
 #define vi_high_qwords(a, b) vcombine_u32(vget_high_u32(a), vget_high_u32(b))
 
-/* Entries come from memory. */
+/* Entries are loaded from memory. */
 #include "../octahedral_from_memory.h"
 
 #include "../chunk_tiles_template.h"

@@ -9,10 +9,12 @@
  * Sums may wrap: only the last sum has to fit. */
 #include "words.h"
 
-/* 16 sums, 2 operands, 2 of x, the tables, a mask and the words in 32 registers */
+/* Rows that are multiplied together. Their 16 sums, the operands, two vectors of x, the tables, a
+ * mask and the words fill the 32 registers. */
 #define DOT_ROWS 4u
 
-/* Bytes of x for each of the four row tiles, in the order of a word's: [column tile][quad]. */
+/* Bytes of x for each of the four row tiles, in the order in which a word has its columns: [column
+ * tile][quad]. */
 typedef struct dot_operand {
     int8x16_t low[KVANT_MAX_PADDED_DIM / KVANT_TILE][4], high[KVANT_MAX_PADDED_DIM / KVANT_TILE][4];
 } dot_operand;
@@ -23,7 +25,7 @@ typedef struct byte_pair {
 
 typedef struct dot_tables {
     byte_pair digit[2];
-    bool narrow[2]; /* the values of codes of one digit, of two, fit a byte */
+    bool narrow[2]; /* whether the values of codes with one digit, or two digits, fit a byte */
 } dot_tables;
 
 KVANT_INLINE byte_pair split_bytes(int16x8_t a, int16x8_t b)
@@ -79,7 +81,7 @@ KVANT_INLINE void spread_columns(const int16_t *const bands[4], uint32_t first, 
     }
 }
 
-/* Of one row in four row tiles. */
+/* The sums of one row in four row tiles. */
 typedef struct row_sums {
     int32x4_t low[DOT_ROWS], middle[DOT_ROWS], high[DOT_ROWS];
 } row_sums;
@@ -120,8 +122,9 @@ KVANT_INLINE void store_sums(const row_sums *sum, bool narrow, uint32_t rows, in
     }
 }
 
-/* One half of the words of a quad; upper: codes of the second digit, if bits have one. Two digits'
- * values together fit a byte or are multiplied apart. */
+/* Adds one half of the words of a quad. upper: the codes of the second digit, if there is one. The
+ * values of two digits are multiplied as one byte if their sum fits a byte, otherwise
+ * separately. */
 KVANT_INLINE void add_codes(const dot_tables *tables, uint32_t bits, bool narrow, uint8x16_t codes,
                             uint8x16_t upper, const dot_operand *x, uint32_t rows, uint32_t ct,
                             uint32_t quad, row_sums *sum)
@@ -141,7 +144,7 @@ KVANT_INLINE void add_codes(const dot_tables *tables, uint32_t bits, bool narrow
     }
 }
 
-/* Of the group's four row tiles, rows r + 8 half for first <= half < end. */
+/* Multiplies rows r + 8 half, for first <= half < end, of the group's four row tiles. */
 KVANT_INLINE void dot_row(const uint32_t *const *planes, uint32_t bits, const dot_tables *tables,
                           bool narrow, const dot_operand *x, const kvant_code_factors *columns,
                           uint32_t rows, uint32_t r, uint32_t first, uint32_t end, int32_t *dots,
@@ -164,8 +167,8 @@ KVANT_INLINE void dot_row(const uint32_t *const *planes, uint32_t bits, const do
         store_sums(&sum[half], narrow, rows, dots + 4 * r + 32 * half, stride);
 }
 
-/* Both halves of words at once, but where the sums of several x, three of each, would not all stay
- * in registers. */
+/* Multiplies both halves of words at once, unless the three sums of each of several x would not fit
+ * the registers. */
 KVANT_INLINE void dot_group(const uint32_t *const *planes, uint32_t bits, const dot_tables *tables,
                             const dot_operand *x, const kvant_code_factors *columns, uint32_t rows,
                             int32_t *dots, size_t stride)

@@ -4,7 +4,8 @@
  * two neighbouring columns per row. The two columns have separate sums until the end. */
 #include "words.h"
 
-/* 16 sums, 4 operands, 2 of x, the tables, a mask and the words in 32 registers */
+/* Rows that are multiplied together. Their 16 sums, the operands, two vectors of x, the tables, a
+ * mask and the words fill the 32 registers. */
 #define DOT_ROWS 4u
 
 /* Neighbouring columns 2 k and 2 k + 1 of a tile, for each of the four row tiles. */
@@ -29,7 +30,7 @@ KVANT_INLINE dot_tables load_tables(const int16_t *values)
     return tables;
 }
 
-/* 8 columns of one tile. */
+/* The 8 columns of one tile. */
 KVANT_INLINE void spread_pairs_of(const int16x8_t of_tile[4], bool equal, int16x8_t *out)
 {
     const int32x4_t pairs[4] = { vreinterpretq_s32_s16(of_tile[0]),
@@ -74,7 +75,8 @@ KVANT_INLINE code_values look_up_digit(const dot_tables *tables, uint32_t digit,
                             vreinterpretq_s16_u8(vtrn2q_u8(low, high)) } };
 }
 
-/* Sums of row tiles 0 and 1 (0), and of 2 and 3 (1): even and odd columns of each. */
+/* Sums of the first two row tiles (index 0) and of the last two row tiles (index 1). Even and odd
+ * columns have separate sums. */
 typedef struct row_sums {
     int32x4_t at[2][DOT_ROWS];
 } row_sums;
@@ -91,7 +93,7 @@ KVANT_INLINE void add_products(code_values values, const dot_operand *x, uint32_
         }
 }
 
-/* Rows r and r + 8 of the group's four row tiles. */
+/* Multiplies rows r and r + 8 of the group's four row tiles. */
 KVANT_INLINE void dot_row(const uint32_t *const *planes, uint32_t bits, const dot_tables *tables,
                           const dot_operand *x, const kvant_code_factors *columns, uint32_t rows,
                           uint32_t r, int32_t *dots, size_t stride)

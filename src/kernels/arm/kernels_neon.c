@@ -68,7 +68,7 @@ KVANT_INLINE vf vf_negate_odd(vf x, uint32_t distance)
     return vreinterpretq_f32_u64(veorq_u64(vreinterpretq_u64_f32(x), signs));
 }
 
-/* n is a whole number of at least -126 wherever the result is kept. */
+/* x 2^n. n is a whole number of at least -126 wherever the result is used. */
 KVANT_INLINE vf vf_scale(vf x, vf n)
 {
     int32x4_t exponent = vshlq_n_s32(vaddq_s32(vcvtnq_s32_f32(n), vdupq_n_s32(127)), 23);
@@ -85,7 +85,7 @@ KVANT_INLINE vf vf_scale(vf x, vf n)
 
 #include "../code_sums.h"
 
-/* Portable C. */
+/* The portable function serves. */
 #define key_halves_neon kvant_key_halves_c
 #define block_scores_neon kvant_block_scores_c
 #define block_sums_neon kvant_block_sums_c

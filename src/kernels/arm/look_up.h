@@ -3,15 +3,15 @@
 #include "../../math/sums.h"
 #include "words.h"
 
-/* Byte j of numbers 16 q ... 16 q + 15 in at[j][q]: up to 64 numbers. */
+/* The bytes of up to 64 numbers. Byte j of numbers 16 q ... 16 q + 15 is in at[j][q]. */
 typedef struct byte_tables {
     uint8x16_t at[4][4];
 } byte_tables;
 
-/* Registers that each byte of 2^bits numbers takes. */
+/* Registers for one byte of each of 2^bits numbers. */
 #define TABLE_REGISTERS(bits) ((bits) <= 4 ? 1u : (bits) == 5 ? 2u : 4u)
 
-/* bits: at most 6, a constant. 16 numbers are read even when they are fewer. */
+/* bits is a constant of at most 6. Reads 16 numbers even when there are fewer. */
 KVANT_INLINE byte_tables load_byte_tables(const float *values, uint32_t bits)
 {
     byte_tables t;
@@ -94,7 +94,8 @@ KVANT_INLINE float dot_codes_bits(const float *a, const uint8_t *codes, uint32_t
     return kvant_sum16(s);
 }
 
-/* Tables of 128 numbers and more do not fit the registers. */
+/* Tables of 128 or more numbers do not fit the registers, so their numbers are loaded one by
+ * one. */
 static KVANT_DOT_CODES_FN(NAME(dot_codes))
 {
     if (bits <= 4)
@@ -106,7 +107,8 @@ static KVANT_DOT_CODES_FN(NAME(dot_codes))
     return kvant_dot_codes_c(a, codes, n, values, bits);
 }
 
-/* How many of n thresholds, every step-th from the first, lie below each of 16 numbers. */
+/* For each of 16 numbers, how many of n thresholds lie below it, taking every step-th threshold
+ * from the first. */
 KVANT_INLINE uint8x16_t count_below(const float *x, float inverse, const float *thresholds,
                                     uint32_t n, uint32_t step)
 {
@@ -126,8 +128,8 @@ KVANT_INLINE uint8x16_t count_below(const float *x, float inverse, const float *
     return vuzp1q_u8(vreinterpretq_u8_u16(low), vreinterpretq_u8_u16(high));
 }
 
-/* Up to 15 thresholds are counted, which is quicker than a search; of more of them, 15 in equal
- * steps are, and a search does the rest. */
+/* Counts up to 15 thresholds directly, which is faster than a search. If there are more thresholds,
+ * it counts 15 in equal steps and then searches between two of them. */
 static KVANT_CODEBOOK_CODES_FN(NAME(codebook_codes))
 {
     uint32_t counted = bits < 4 ? bits : 4, step = 1u << (bits - counted), i = 0;

@@ -41,7 +41,7 @@ KVANT_INLINE int32x4_t pack_add_four(int32x4_t sums, uint8x16_t operand, const i
     return add_fours(sums, vreinterpretq_s8_u8(operand), pack_query(x));
 }
 #else
-/* Sums of 16 bits of neighbouring products hold 2 x 128 x 127. */
+/* The sum of two neighbouring products is at most 2 x 128 x 127, which fits 16 bits. */
 #define pack_finish(a, b) vaddq_s32(a, b)
 
 KVANT_INLINE int32x4_t pack_add_four(int32x4_t sums, uint8x16_t operand, const int8_t *x)

@@ -3,7 +3,8 @@
 #include "../unpack_job.h"
 #include "look_up.h"
 
-/* Codes of more than 4 bits have a second nibble, which is put above the first. */
+/* The codes of one column quad. Codes of more than 4 bits have a second nibble, which becomes their
+ * upper bits. */
 KVANT_INLINE code_bytes read_codes(const uint32_t *const *planes, uint32_t bits, uint32_t ct,
                                    uint32_t at)
 {
@@ -26,7 +27,7 @@ KVANT_INLINE four_vectors shift_codes(uint8x16_t codes, float offset)
                              vaddq_f32(vcvtq_f32_u32(vshrq_n_u32(w, 24)), zero) } };
 }
 
-/* Numbers one by one, for tables that registers do not hold. */
+/* Loads numbers one by one, for tables that do not fit the registers. */
 KVANT_INLINE four_vectors gather(const float *values, uint8x16_t codes)
 {
     uint8_t code[16];
@@ -40,7 +41,7 @@ KVANT_INLINE four_vectors gather(const float *values, uint8x16_t codes)
     return out;
 }
 
-/* tables: of values, or for up to 4 bits of code + offset. */
+/* tables: the values, or code + offset for codes of up to 4 bits. */
 KVANT_INLINE four_vectors numbers(const unpack_job *job, uint32_t bits, bool affine,
                                   const byte_tables *tables, uint8x16_t codes)
 {
@@ -49,7 +50,7 @@ KVANT_INLINE four_vectors numbers(const unpack_job *job, uint32_t bits, bool aff
     return affine ? shift_codes(codes, job->offset) : gather(job->values, codes);
 }
 
-/* 4 columns' share of one column tile, a column in 8 x 4 x 2 rows. */
+/* Unpacks 4 columns of one column tile. A column has 8 x 4 x 2 rows: r, row tile, half. */
 KVANT_INLINE void unpack_quad(const unpack_job *job, const uint32_t *const *planes, uint32_t bits,
                               bool affine, const byte_tables *tables, uint32_t group, uint32_t ct,
                               uint32_t quad)

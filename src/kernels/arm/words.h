@@ -1,6 +1,7 @@
 /* words.h - four words of a page as an Advanced SIMD vector: the codes of one row in one column
- * quad, from each of the group's four row tiles. The bytes of a word are columns 2 q, 2 q + 8, 2 q
- * + 1 and 2 q + 9 of a tile. Low nibbles belong to row r < 8, high nibbles to row r + 8. */
+ * quad, from each of the group's four row tiles. A word has four bytes, which hold columns 2 q, 2 q
+ * + 8, 2 q + 1 and 2 q + 9 of a tile. Low nibbles belong to row r < 8, high nibbles to row r +
+ * 8. */
 #pragma once
 
 #include <arm_neon.h>
@@ -19,7 +20,7 @@ typedef uint32x4_t vi;
 
 #include "../nibbles.h"
 
-/* The codes of rows r (0) and of rows r + 8 (1). */
+/* The codes of row r (index 0) and of row r + 8 (index 1), in each row tile. */
 typedef struct code_bytes {
     uint8x16_t at[2];
 } code_bytes;
@@ -35,7 +36,8 @@ typedef struct four_words {
     int32x4_t at[4];
 } four_words;
 
-/* Vector k: number k of all row tiles. equal: the row tiles have the same ones. */
+/* Transposes: vector k gets number k of all row tiles. equal: all row tiles have the same
+ * numbers. */
 KVANT_INLINE four_words spread_words(const int32x4_t of_tile[4], bool equal)
 {
     int32x4_t a = of_tile[0], b = of_tile[1], c = of_tile[2], d = of_tile[3];
@@ -53,9 +55,10 @@ KVANT_INLINE bool equal_bands(const int16_t *const bands[4])
     return bands[0] == bands[1] && bands[0] == bands[2] && bands[0] == bands[3];
 }
 
-/* x of a tile in the order of columns: positions of a block of 64 run through its 4 tiles first. */
+/* The numbers x of a tile in the order of columns. In a block of 64, positions run through its 4
+ * tiles first. */
 typedef struct tile_columns {
-    int16x8_t first, second; /* columns 0 .. 7 and 8 .. 15 */
+    int16x8_t first, second; /* the lower 8 columns, and the upper 8 columns */
 } tile_columns;
 
 typedef struct block_columns {

@@ -7,7 +7,7 @@
  * branches on the format cost nothing. */
 #define PART_VECTORS (KVANT_BLOCK_PART / LANES)
 
-/* What all parts of a call share. */
+/* The data that all parts of a call share. */
 typedef struct block_reader {
     kvant_block_format format;
     block_table table;
@@ -27,7 +27,7 @@ KVANT_INLINE block_reader block_reader_of(kvant_block_type type)
     return (block_reader){ kvant_block_format_of(type), block_table_load(values) };
 }
 
-/* n parts, 1 or 2, from part `first` of a row on: one scale serves two parts of a block. */
+/* Decodes n parts, 1 or 2, of a row from part `first` on; two parts of a block share one scale. */
 KVANT_INLINE void block_parts(kvant_block_type type, const block_reader *reader, const uint8_t *row,
                               uint32_t first, uint32_t n, vf *x)
 {
@@ -45,7 +45,7 @@ KVANT_INLINE void block_parts(kvant_block_type type, const block_reader *reader,
         x[i] = format.has_min ? vf_fma(x[i], scale, min) : vf_mul(x[i], scale);
 }
 
-/* Scores of 4 tokens; those beyond the last repeat it. */
+/* Scores 4 tokens. Tokens beyond the last repeat the last token. */
 KVANT_INLINE void block_scores_4(kvant_block_type type, const block_reader *reader,
                                  const kvant_block_page *page, uint32_t t, const float *q,
                                  size_t q_stride, float *scores, uint32_t rows)
@@ -80,7 +80,7 @@ KVANT_INLINE void block_scores_rows(kvant_block_type type, const kvant_block_pag
         block_scores_4(type, &reader, page, t, q, q_stride, scores, rows);
 }
 
-/* Sums of n parts of the channels. */
+/* Adds n parts of the channels to the sums. */
 KVANT_INLINE void block_sums_parts(kvant_block_type type, const block_reader *reader,
                                    const kvant_block_page *page, const float *w, float *sums,
                                    size_t stride, uint32_t rows, uint32_t first, uint32_t n)
@@ -107,7 +107,7 @@ KVANT_INLINE void block_sums_parts(kvant_block_type type, const block_reader *re
             vf_store(sums + i * stride + first * KVANT_BLOCK_PART + v * LANES, total[i][v]);
 }
 
-/* With 16 registers two parts of 4 rows would spill. */
+/* With 16 registers, sums of two parts for 4 rows would spill. */
 KVANT_INLINE void block_sums_rows(kvant_block_type type, const kvant_block_page *page,
                                   const float *w, float *sums, size_t stride, uint32_t rows)
 {
@@ -138,8 +138,8 @@ KVANT_INLINE void block_rows_tile(kvant_block_type type, const kvant_block_page 
            (size_t)(KVANT_PAGE_TOKENS - page->n_tokens) * page->head_dim * sizeof *tile);
 }
 
-/* out[c][0 .. LANES - 1] = in[0 .. LANES - 1][c] for 4 columns c: rows lie in the lanes of 4 in
- * such an order that a transpose of 4 x 4 within each is all it takes. */
+/* out[c][0 .. LANES - 1] = in[0 .. LANES - 1][c] for 4 columns c. The loads put the rows into the
+ * 128-bit lanes in such an order that a 4 x 4 transpose within each lane suffices. */
 KVANT_INLINE void block_transpose(const float *in, size_t in_stride, float *out, size_t out_stride)
 {
     vf r[4], low[2], high[2];

@@ -16,7 +16,7 @@ KVANT_INLINE vf block_half(const uint8_t *p)
     return _mm256_broadcastss_ps(_mm_cvtph_ps(_mm_cvtsi32_si128(x)));
 }
 
-/* 16 in every byte whose bit of the 16 is set. */
+/* Gives 16 in every byte whose bit is set among 16 bits. */
 KVANT_INLINE __m128i block_fifths(const uint8_t *p)
 {
     const __m128i which = _mm_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
@@ -27,7 +27,7 @@ KVANT_INLINE __m128i block_fifths(const uint8_t *p)
     return _mm_and_si128(_mm_cmpeq_epi8(spread, bit), _mm_set1_epi8(16));
 }
 
-/* Codes as numbers, not scaled; part is 0 or 1 of a block. */
+/* Unpacks codes as numbers without their scale; part is 0 or 1, the half of a block. */
 KVANT_INLINE void block_codes(kvant_block_type type, kvant_block_format format,
                               const block_table *table, const uint8_t *block, uint32_t part,
                               vf x[2])
@@ -60,14 +60,14 @@ KVANT_INLINE void block_floats(kvant_block_type type, const uint8_t *p, vf x[2])
     }
 }
 
-/* The sums of the lanes of four vectors. */
+/* Returns the sums over the lanes of each of four vectors. */
 KVANT_INLINE __m128 vf_sums_of_4(const vf v[4])
 {
     vf all = _mm256_hadd_ps(_mm256_hadd_ps(v[0], v[1]), _mm256_hadd_ps(v[2], v[3]));
     return _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1));
 }
 
-/* 4 numbers of each of LANES / 4 rows, stride apart. */
+/* Loads 4 numbers from each of LANES / 4 rows, which are `stride` apart. */
 KVANT_INLINE vf vf_load_strided(const float *p, size_t stride)
 {
     return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_load_ps(p)), _mm_load_ps(p + stride), 1);

@@ -29,7 +29,7 @@ KVANT_INLINE vf block_nibbles(const block_table *table, const uint8_t *codes, ui
     return _mm512_permutexvar_ps(part ? _mm512_srli_epi32(wide, 4) : wide, table->values);
 }
 
-/* Codes as numbers, not scaled; part is 0 or 1 of a block. */
+/* Unpacks codes as numbers without their scale; part is 0 or 1, the half of a block. */
 KVANT_INLINE void block_codes(kvant_block_type type, kvant_block_format format,
                               const block_table *table, const uint8_t *block, uint32_t part,
                               vf x[1])
@@ -57,7 +57,7 @@ KVANT_INLINE void block_floats(kvant_block_type type, const uint8_t *p, vf x[1])
             _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16));
 }
 
-/* The sums of the lanes of four vectors. */
+/* Returns the sums over the lanes of each of four vectors. */
 KVANT_INLINE __m128 vf_sums_of_4(const vf v[4])
 {
     vf ab = _mm512_add_ps(_mm512_unpacklo_ps(v[0], v[1]), _mm512_unpackhi_ps(v[0], v[1]));
@@ -67,7 +67,7 @@ KVANT_INLINE __m128 vf_sums_of_4(const vf v[4])
     return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
 }
 
-/* 4 numbers of each of LANES / 4 rows, stride apart. */
+/* Loads 4 numbers from each of LANES / 4 rows, which are `stride` apart. */
 KVANT_INLINE vf vf_load_strided(const float *p, size_t stride)
 {
     vf x = _mm512_castps128_ps512(_mm_load_ps(p));

@@ -4,7 +4,7 @@
 #define CHUNK_ROWS 6u
 #define CHUNK_VECTORS 2u
 
-/* Low and high bytes of 16 lengths, twice. */
+/* Low and high bytes of 16 lengths, twice each. */
 typedef struct length_table {
     vi low, high;
 } length_table;
@@ -70,7 +70,8 @@ KVANT_INLINE void fetch_rows(const int16_t *entries, vi words, uint32_t odd, vi 
     rows[1] = _mm256_castps_si256(_mm256_shuffle_ps(a, b, 0xdd));
 }
 
-/* Words 4 half ...: entries 0 and 2 in the first 128 bits, 1 and 3 in the second. */
+/* Loads the entries of four words from 4 half on. Even entries go to the first 128 bits, odd
+ * entries to the second. */
 KVANT_INLINE void fetch_pairs(const int16_t *entries, vi words, uint32_t half, vi pairs[2])
 {
     _Alignas(32) uint16_t index[16];
@@ -93,7 +94,8 @@ KVANT_INLINE void fetch_quads(const int16_t *entries, vi words, vi quads[4])
     }
 }
 
-/* Look-ups of 16-bit words take a dozen instructions here: entries come from memory. */
+/* Looking up 16-bit words in registers would take a dozen instructions here, so entries are loaded
+ * from memory. */
 #include "../octahedral_from_memory.h"
 
 #include "../chunk_dots_template.h"

@@ -7,7 +7,7 @@
 
 typedef vi length_table;
 
-/* The index of a 16-bit permutation has 5 bits: entries come twice. */
+/* The index of a 16-bit permutation has 5 bits, so the 16 entries are stored twice. */
 #define load_lengths(p) _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)(p)))
 #define look_up_lengths(table, v) _mm512_permutexvar_epi16(v, table)
 
@@ -47,8 +47,8 @@ KVANT_INLINE void fetch_rows(const int16_t *entries, vi words, uint32_t odd, vi 
     rows[1] = _mm512_permutex2var_epi32(a, _mm512_or_si512(even, _mm512_set1_epi32(1)), b);
 }
 
-/* Entries of words 0, 4, 1, 5, 2, 6, 3, 7: interleaved with those of the other code, low and high
- * halves have four in order. */
+/* Gathers the entries of words 0, 4, 1, 5, 2, 6, 3, 7. After interleaving them with the entries of
+ * the second code, the low and the high half have four words each, in order. */
 KVANT_INLINE void fetch_pairs(const int16_t *entries, vi words, uint32_t half, vi pairs[2])
 {
     const vi order = _mm512_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15);
@@ -74,8 +74,8 @@ KVANT_INLINE void fetch_quads(const int16_t *entries, vi words, vi quads[4])
     }
 }
 
-/* A permutation reads 5 bits of an index, what is above does not matter; half the price of
- * gathering the entries. */
+/* A permutation reads 5 bits of an index and ignores the upper bits. Computing entries takes half
+ * as long as gathering them. */
 #define CAN_COMPUTE true
 
 typedef struct octahedral_table {

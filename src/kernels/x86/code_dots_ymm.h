@@ -9,15 +9,17 @@
  * adds products of 16-bit pairs to 32-bit sums. */
 #include "../nibbles.h"
 
-#define DOT_ROWS 4u /* 8 sums, 2 halves of a table and a mask in 16 registers */
+/* Rows that are multiplied together. Their 8 sums, 2 halves of a table and a mask fit the 16
+ * registers. */
+#define DOT_ROWS 4u
 
-/* Columns as lanes want them: [column tile][lanes of columns 0 .. 3, 4 .. 7][row tiles 0 and 1, 2
- * and 3], four numbers for each of two row tiles in a 128-bit lane. */
+/* Columns in the order of a word's lanes: [column tile][lanes of columns 0 .. 3, 4 .. 7][row tiles
+ * 0 and 1, 2 and 3]. A 128-bit lane has four numbers for each of two row tiles. */
 typedef struct dot_operand {
     vi at[KVANT_MAX_PADDED_DIM / KVANT_TILE][2][2];
 } dot_operand;
 
-/* Bytes of number i of four of two columns, which lie side by side in 128 bits. */
+/* Byte shuffles. Number i of four of two columns lies in the same 128 bits twice. */
 static const uint32_t column_pairs[4] = { 0x09080100, 0x0b0a0302, 0x0d0c0504, 0x0f0e0706 };
 
 /* Bytes of values, low and high, of both digits. */
@@ -46,7 +48,7 @@ KVANT_INLINE vi spread_four(const int16_t *x, vi pair)
                                  _mm256_shuffle_epi8(vi_load(x + 32), pair));
 }
 
-/* All row tiles take numbers of x. */
+/* All row tiles use the same numbers of x. */
 KVANT_INLINE void spread_band(const int16_t *x, uint32_t first, uint32_t end, dot_operand *out)
 {
     for (uint32_t ct = first; ct < end; ct++) {
@@ -57,7 +59,7 @@ KVANT_INLINE void spread_band(const int16_t *x, uint32_t first, uint32_t end, do
     }
 }
 
-/* Row tile k takes numbers of bands[k]. */
+/* Row tile k uses numbers of bands[k]. */
 KVANT_INLINE void spread_bands(const int16_t *const bands[4], uint32_t first, uint32_t end,
                                dot_operand *out)
 {
@@ -80,7 +82,7 @@ KVANT_INLINE void spread_columns(const int16_t *const bands[4], uint32_t first, 
         spread_bands(bands, first, end, out);
 }
 
-/* sum[0]: rows of row tiles 0 and 1, sum[1]: of 2 and 3. */
+/* The sums of the first two row tiles are in sum[0], those of the last two in sum[1]. */
 KVANT_INLINE void add_products(vi low_table, vi high_table, vi codes, const dot_operand *x,
                                uint32_t rows, uint32_t ct, uint32_t side, vi sum[2][DOT_ROWS])
 {
@@ -92,7 +94,7 @@ KVANT_INLINE void add_products(vi low_table, vi high_table, vi codes, const dot_
     }
 }
 
-/* Row r, or r + 8 when shift is 4, of the group's four row tiles. */
+/* Multiplies row r (or r + 8 when shift is 4) of the group's four row tiles. */
 KVANT_INLINE void dot_row(const uint32_t *const *planes, uint32_t bits, const dot_tables *tables,
                           const dot_operand *x, const kvant_code_factors *columns, uint32_t rows,
                           uint32_t r, uint32_t shift, int32_t *dots, size_t stride)

@@ -8,10 +8,12 @@
 #include "../nibbles.h"
 #include "fold_zmm.h"
 
-#define DOT_ROWS 4u /* 16 sums, 8 fields, 2 of x and the tables in 32 registers */
+/* Rows that are multiplied together. Their 16 sums, 8 fields, two vectors of x and the tables fit
+ * the 32 registers. */
+#define DOT_ROWS 4u
 
-/* Column pairs as a word's lanes want them: [column tile][field / 2], a pair in a 128-bit lane,
- * once for each row tile. */
+/* Column pairs in the order of a word's lanes: [column tile][field / 2]. A pair fills a 128-bit
+ * lane, once for each row tile. */
 typedef struct dot_operand {
     vi at[KVANT_MAX_PADDED_DIM / KVANT_TILE][2];
 } dot_operand;
@@ -30,7 +32,7 @@ KVANT_INLINE dot_tables load_tables(const int16_t *values)
                                _mm256_loadu_si256((const __m256i *)(values + 16))) } };
 }
 
-/* All row tiles take numbers of x. */
+/* All row tiles use the same numbers of x. */
 KVANT_INLINE void spread_band(const int16_t *x, uint32_t first, uint32_t end, dot_operand *out)
 {
     for (uint32_t ct = first; ct < end; ct++) {
@@ -41,7 +43,7 @@ KVANT_INLINE void spread_band(const int16_t *x, uint32_t first, uint32_t end, do
     }
 }
 
-/* Row tile k takes numbers of bands[k]. */
+/* Row tile k uses numbers of bands[k]. */
 KVANT_INLINE void spread_bands(const int16_t *const bands[4], uint32_t first, uint32_t end,
                                dot_operand *out)
 {
@@ -65,7 +67,7 @@ KVANT_INLINE void spread_columns(const int16_t *const bands[4], uint32_t first, 
         spread_bands(bands, first, end, out);
 }
 
-/* Fields of rows r < 8 (0) and r + 8 (1) of a tile, for columns c < 8 (0) and c + 8 (1). */
+/* The fields of a tile: rows r < 8 (index 0) and r + 8 (1), for columns c < 8 (0) and c + 8 (1). */
 typedef struct word_fields {
     vi at[2][2];
 } word_fields;
@@ -79,7 +81,8 @@ KVANT_INLINE word_fields look_up(vi table, vi w)
     return f;
 }
 
-/* Two neighbouring r, and r + 8: a lane of 128 bits of sum[half][i] is a partial sum of 4 rows. */
+/* Multiplies two neighbouring rows r, and the two rows r + 8. Each 128-bit lane of sum[half][i] is
+ * a partial sum of 4 rows. */
 KVANT_INLINE void dot_two(const uint32_t *const *planes, uint32_t bits, const dot_tables *tables,
                           const dot_operand *x, const kvant_code_factors *columns, uint32_t rows,
                           uint32_t r, vi sum[2][DOT_ROWS])

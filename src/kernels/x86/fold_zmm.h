@@ -8,7 +8,7 @@ KVANT_INLINE vi fold_pair(vi a, vi b)
     return _mm512_add_epi32(_mm512_shuffle_i32x4(a, b, 0x44), _mm512_shuffle_i32x4(a, b, 0xee));
 }
 
-/* two such -> one lane for each of four sums */
+/* two results of fold_pair -> one lane for each of four sums */
 KVANT_INLINE vi fold_quad(vi ab, vi cd)
 {
     return _mm512_add_epi32(_mm512_shuffle_i32x4(ab, cd, 0x88), _mm512_shuffle_i32x4(ab, cd, 0xdd));

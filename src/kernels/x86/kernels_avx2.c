@@ -94,7 +94,7 @@ KVANT_INLINE float vf_sum(vf x)
     return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
 }
 
-/* n is a whole number of at least -126 wherever the result is kept. */
+/* x 2^n. n is a whole number of at least -126 wherever the result is used. */
 KVANT_INLINE vf vf_scale(vf x, vf n)
 {
     vi exponent =
@@ -112,7 +112,7 @@ typedef struct value_table {
     vf low, high;
 } value_table;
 
-/* values holds at least 16 floats, whatever n is. */
+/* values has at least 16 readable floats, whatever n is. */
 KVANT_INLINE value_table table_load(const float *values, uint32_t n)
 {
     (void)n;

@@ -83,7 +83,7 @@ typedef struct value_table {
     vf low, high;
 } value_table;
 
-/* values holds at least 32 floats, whatever n is. */
+/* values has at least 32 readable floats, whatever n is. */
 KVANT_INLINE value_table table_load(const float *values, uint32_t n)
 {
     (void)n;

@@ -1,5 +1,6 @@
-/* kernels_avx512_vbmi.c - the kernels that level avx512vbmi adds to avx512vnni: one look-up among
- * 64 bytes covers all levels of a trellis code, and needs no masks for the codes of an index. */
+/* kernels_avx512_vbmi.c - the kernels that level avx512vbmi adds to avx512vnni. One look-up among
+ * 64 bytes covers all levels of a trellis code, and the look-up of a vector index's codes needs no
+ * masks. */
 #include "vectors_zmm.h"
 
 #define NAME(function) function##_avx512_vbmi

@@ -4,13 +4,15 @@
 KVANT_INLINE void transpose_halves(__m128i w[8])
 {
     __m128i a[8], b[8];
-    unrolled_for (uint32_t i = 0; i < 4; i++) { /* pairs of tokens 2 i, 2 i + 1 */
+    unrolled_for (uint32_t i = 0; i < 4; i++) { /* pairs of tokens 2 i and 2 i + 1 */
         a[i] = _mm_unpacklo_epi16(w[2 * i], w[2 * i + 1]);
         a[i + 4] = _mm_unpackhi_epi16(w[2 * i], w[2 * i + 1]);
     }
     unrolled_for (
         uint32_t i = 0; i < 8;
-        i += 2) { /* fours of tokens: channels 2 i' and 2 i' + 1 of the low, then the high four */
+        /* groups of four tokens: channels 2 i' and 2 i' + 1 of the low four tokens, then of the
+         * high four */
+        i += 2) {
         b[i] = _mm_unpacklo_epi32(a[i], a[i + 1]);
         b[i + 1] = _mm_unpackhi_epi32(a[i], a[i + 1]);
     }

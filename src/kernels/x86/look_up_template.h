@@ -27,7 +27,7 @@ KVANT_INLINE float dot_codes_bits(const float *a, const uint8_t *codes, uint32_t
     return kvant_sum16(s);
 }
 
-/* A table's size decides how it is looked up, so it has to be a constant. */
+/* The size of a table decides how it is looked up, so it has to be a constant. */
 static KVANT_DOT_CODES_FN(NAME(dot_codes))
 {
     if (bits <= 3)

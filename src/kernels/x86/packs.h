@@ -1,7 +1,7 @@
-/* packs.h - operations of packs_template.h for ymm and zmm. A level defines add_fours(sum, a, b)
- * where it has an instruction that multiplies unsigned bytes a by signed bytes b and adds four
- * products to each sum; look_up_bytes(table, v) where its look-up reads 6 bits of an index, which
- * saves the mask. */
+/* packs.h - operations of packs_template.h for ymm and zmm. A level defines add_fours(sum, a, b) if
+ * it has an instruction that multiplies unsigned bytes a by signed bytes b and adds four products
+ * to each sum. It defines look_up_bytes(table, v) if its byte look-up reads 6 bits of an index,
+ * which saves a mask. */
 #define PACK_BYTES (LANES * 4)
 #define PACK_TILE (LANES / 2)
 #define pack_bytes vi
@@ -72,8 +72,9 @@ KVANT_INLINE vi pack_add(vi sums, const vi *operands, uint32_t n, uint32_t fold,
     return sums;
 }
 #else
-/* Pairs of products of 16 bits. The largest are 4 x 508 (1 bit), 2 x 5080 (2 bits), 2 x 13208
- * (3 bits), 30988 (4 bits) and, with the sign moved from the level to the query, 32512 (8 bits). */
+/* Sums of pairs of products have 16 bits, and several are added before they become 32 bits wide.
+ * The largest sums fit: 4 x 508 (1 bit), 2 x 5080 (2 bits), 2 x 13208 (3 bits) and 30988 (4 bits).
+ * With 8 bits, the sign moves from the level to the query, and the largest sum is 32512. */
 #define PACK_BIASED(bits) ((bits) != 8)
 #define pack_fold(sums, pairs) vi_add(sums, MM(madd_epi16)(pairs, MM(set1_epi16)(1)))
 #define pack_whole(v) MM_WHOLE (xor)(v, MM(set1_epi8)((char)-128))
@@ -97,7 +98,7 @@ KVANT_INLINE vi pack_add_whole(vi sums, vi level, const int8_t *x)
     const vi turned =
         _mm512_mask_sub_epi8(query, _mm512_movepi8_mask(level), _mm512_setzero_si512(), query);
 #else
-    const vi turned = _mm256_sign_epi8(query, level); /* 0 where the level is */
+    const vi turned = _mm256_sign_epi8(query, level); /* 0 where the level is 0 */
 #endif
     return pack_fold(sums, MM(maddubs_epi16)(MM(abs_epi8)(level), turned));
 }

@@ -4,7 +4,9 @@
  * shuffles look up low and high bytes of two fields at a time. Included after code_dots_ymm.h, with
  * its definitions. */
 
-#define TILE_ROWS 6u /* 12 sums, 2 vectors of the tile, a broadcast and a product in 16 registers */
+/* Vectors x that are multiplied together. Their 12 sums, 2 vectors of the tile, a broadcast and a
+ * product fit the 16 registers. */
+#define TILE_ROWS 6u
 #define TILE_VECTORS 2u
 
 KVANT_INLINE vi vi_pair_words(vi v)
@@ -13,7 +15,7 @@ KVANT_INLINE vi vi_pair_words(vi v)
     return _mm256_shuffle_epi8(v, _mm256_broadcastsi128_si256(order));
 }
 
-/* Columns c < 8 (0) and c + 8 (1) of the fields in the low nibbles. */
+/* The fields in the low nibbles: columns c < 8 (index 0) and c + 8 (1). */
 typedef struct field_pairs {
     vi at[2];
 } field_pairs;
@@ -28,7 +30,7 @@ KVANT_INLINE field_pairs look_up_fields(const dot_tables *tables, uint32_t digit
                         vi_or(_mm256_srli_epi16(low, 8), _mm256_andnot_si256(low_bytes, high)) } };
 }
 
-/* The values of a code are the sums of its digits'. */
+/* The value of a code is the sum of its digits' values. */
 KVANT_INLINE void store_fields(const dot_tables *tables, uint32_t bits, const vi codes[2],
                                uint32_t shift, int32_t *first, int32_t *second)
 {
@@ -44,7 +46,7 @@ KVANT_INLINE void store_fields(const dot_tables *tables, uint32_t bits, const vi
     vi_store_aligned(second, f.at[1]);
 }
 
-/* pairs[16 h + 4 q]: of column tile ct. */
+/* Writes pairs[16 h + 4 q] of column tile ct. */
 KVANT_INLINE void make_pairs(const uint32_t *const *planes, uint32_t bits, uint32_t ct,
                              const dot_tables *tables, int32_t (*pairs)[KVANT_PAGE_TOKENS])
 {

@@ -4,7 +4,9 @@
  * permutation looks up both codes of a field. Included after code_dots_zmm.h, with its
  * definitions. */
 
-#define TILE_ROWS 6u /* 24 sums, 4 vectors of the tile and a broadcast in 32 registers */
+/* Vectors x that are multiplied together. Their 24 sums, 4 vectors of the tile and a broadcast fit
+ * the 32 registers. */
+#define TILE_ROWS 6u
 #define TILE_VECTORS 4u
 
 KVANT_INLINE vi vi_pair_words(vi v)
@@ -23,7 +25,7 @@ KVANT_INLINE void transpose_lanes(vi w[4])
     w[3] = _mm512_shuffle_i32x4(c, d, 0xdd);
 }
 
-/* The values of a code are the sums of its digits'. */
+/* The value of a code is the sum of its digits' values. */
 KVANT_INLINE word_fields look_up_digits(const dot_tables *tables, uint32_t bits, vi low, vi high)
 {
     word_fields f = look_up(tables->at[0], low);
@@ -35,7 +37,7 @@ KVANT_INLINE word_fields look_up_digits(const dot_tables *tables, uint32_t bits,
     return f;
 }
 
-/* pairs[16 h + 4 q]: of column tile ct. */
+/* Writes pairs[16 h + 4 q] of column tile ct. */
 KVANT_INLINE void make_pairs(const uint32_t *const *planes, uint32_t bits, uint32_t ct,
                              const dot_tables *tables, int32_t (*pairs)[KVANT_PAGE_TOKENS])
 {

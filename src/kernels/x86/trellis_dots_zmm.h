@@ -2,11 +2,11 @@
  * code_dots_zmm.h. */
 #include "fold_zmm.h"
 
-#define LEVEL_ROWS 4u /* 16 sums */
+#define LEVEL_ROWS 4u /* vectors x that are multiplied together: 16 sums */
 #ifdef __AVX512VNNI__
 #define each_operand _Pragma("GCC unroll 4") for
 #else
-#define each_operand for /* a product and a sum apart need more registers */
+#define each_operand for /* not unrolled: a product and its sum in separate registers would spill */
 #endif
 #define vw_shift_left(v, n) _mm512_slli_epi32(v, (unsigned)(n))
 #define vw_shift_right(v, n) _mm512_srli_epi32(v, (unsigned)(n))
@@ -25,8 +25,8 @@ typedef vi level_tables; /* 64 bytes, fewer levels repeated */
 
 #define load_levels(levels) vi_load(levels)
 
-/* The bytes of a word and, as its lowest, the highest byte of the word 4 lanes before, round the
- * vector. */
+/* The bytes of a word moved up by one; the lowest byte becomes the highest byte of the word 4 lanes
+ * before, around the vector. */
 KVANT_INLINE vi vi_bytes_before(vi v)
 {
     const vi below =

@@ -1,22 +1,22 @@
-/* trellis_in_place.h - the search of trellis codes for 256 states whose metrics stay where they
- * are, in 16 vectors of 16 numbers.
+/* trellis_in_place.h - the trellis search for 256 states. Their metrics stay in place, in 16
+ * vectors of 16 numbers.
  *
- * A new state takes the place of a preceding state: their numbers differ in the bit that leaves
- * the window and in the bit that enters it, and both bits have one place. So no vector is
- * shuffled where this bit selects a vector (4 of 8 steps); otherwise a metric meets the metric of
- * its partner, whose lane differs in one bit. Before the first of 8 steps metric i is that of
- * state i. Step t of the 8 has its bit at bit 7 - t of the place.
+ * A new state takes the place of a preceding state. The numbers of both states differ in the bit
+ * that leaves the window and in the bit that enters it. The index of the place has one bit for
+ * both. In 4 of 8 steps this bit selects a vector, so no vector is shuffled. In the remaining steps
+ * a metric is compared with the metric of a lane whose number differs in this bit. Before the first
+ * of 8 steps, place i holds the metric of state i. Step t of the 8 uses bit 7 - t of the place.
  *
- * Instead of decisions a place keeps, as a byte, where its path was before the first of 8 steps. A
- * trace goes back 8 steps by one look-up: the last 8 bits of a path are its state. */
+ * Instead of decisions, a place keeps a byte: the place of its path before the first of 8 steps. A
+ * trace goes back 8 steps by one look-up, because the last 8 bits of a path are its state. */
 #define PLACE_STATES 256u
 #define PLACE_VECTORS 16u
 #define PLACE_STEPS 8u
 
 #define PLACE_TAP(p, j) ((KVANT_TRELLIS_256_TAP_##p >> (j) & 1) << (p))
-/* What a bit of the place does to the subset of a window at step t: it is bit t + bit + 1 of the
- * window. The step's own bit is the newest and the oldest bit of the window, which cancel each
- * other where a state follows the one in its place. */
+/* The effect of bit `bit` of the place on the subset of the window at step t, where it is bit t +
+ * bit + 1 of the window. The step's own bit is both the newest and the oldest bit of the window. In
+ * the state that follows in the same place, their effects cancel each other. */
 #define PLACE_EFFECT_OF(j) ((j) == 0 ? 0 : PLACE_TAP(0, j) | PLACE_TAP(1, j) | PLACE_TAP(2, j))
 #define PLACE_EFFECT(t, bit) PLACE_EFFECT_OF(((t) + (bit) + 1) % 8)
 
@@ -30,13 +30,14 @@
         LANE_BYTES(t, (lane) + 3)
 #define ALL_LANES(t) { FOUR_LANES(t, 0), FOUR_LANES(t, 4), FOUR_LANES(t, 8), FOUR_LANES(t, 12) }
 
-/* The subset of vector 0's lanes, as bytes for pshufb. */
+/* The subsets of the lanes of vector 0, as bytes for pshufb. */
 static const _Alignas(32) uint16_t lane_subsets[PLACE_STEPS][16] = { ALL_LANES(0), ALL_LANES(1),
                                                                      ALL_LANES(2), ALL_LANES(3),
                                                                      ALL_LANES(4), ALL_LANES(5),
                                                                      ALL_LANES(6), ALL_LANES(7) };
 
-/* Metrics; bytes of vectors v and v + 8: where their paths were before the 8 steps. */
+/* The metrics. Byte pairs of `from` belong to vectors v and v + 8: the place of each path before
+ * the 8 steps. */
 typedef struct places {
     __m256i metric[PLACE_VECTORS], from[PLACE_VECTORS / 2];
 } places;
@@ -48,8 +49,8 @@ KVANT_INLINE uint32_t vector_subset(uint32_t t, uint32_t v)
     return (uint32_t)subset;
 }
 
-/* Costs of lanes of vectors whose subset is z more; t is a constant, so only those that are used
- * are computed. */
+/* The costs of a vector's lanes when its subset differs from vector 0's by z. t is a constant, so
+ * the compiler drops the costs that are not used. */
 KVANT_INLINE void spread_in_place(const uint16_t *row, uint32_t t,
                                   __m256i costs[KVANT_TRELLIS_SUBSETS])
 {
@@ -66,7 +67,7 @@ KVANT_INLINE void spread_in_place(const uint16_t *row, uint32_t t,
     costs[7] = _mm256_shuffle_epi8(_mm256_shuffle_epi32(odd, 0x1b), lanes);
 }
 
-/* Exchanges lanes whose numbers differ in a bit. */
+/* Exchanges lanes whose numbers differ in this bit. */
 KVANT_INLINE __m256i exchange_halves(__m256i v, uint32_t bit)
 {
     switch (bit) {
@@ -87,7 +88,7 @@ KVANT_INLINE __m256i exchange_bytes(__m256i v, uint32_t bit)
     }
 }
 
-/* Of lanes whose number has the bit, b; of others a. */
+/* Lanes of b where the lane's number has the bit set, lanes of a elsewhere. */
 KVANT_INLINE __m256i by_lane(__m256i a, __m256i b, uint32_t bit)
 {
     switch (bit) {
@@ -98,7 +99,7 @@ KVANT_INLINE __m256i by_lane(__m256i a, __m256i b, uint32_t bit)
     }
 }
 
-/* Ones in bytes of lanes whose number has the bit. */
+/* All bits set in the bytes that belong to a lane whose number has the bit set. */
 KVANT_INLINE __m256i odd_bytes(uint32_t bit)
 {
     const __m256i zero = _mm256_setzero_si256(), ones = _mm256_set1_epi8(-1);
@@ -110,8 +111,8 @@ KVANT_INLINE __m256i odd_bytes(uint32_t bit)
     }
 }
 
-/* Vectors a and b, whose numbers differ in the step's bit. first: ones where the better path came
- * from a. */
+/* One step for vectors a and b, whose numbers differ in the step's bit. first: all bits set where
+ * the better path came from a. */
 KVANT_INLINE void meet_vectors(__m256i *a, __m256i *b, __m256i near, __m256i far, __m256i first[2])
 {
     const __m256i low[2] = { _mm256_adds_epu16(*a, near), _mm256_adds_epu16(*a, far) };
@@ -174,7 +175,7 @@ KVANT_INLINE void meet_inside(places *p, const __m256i *costs, uint32_t t, uint3
     }
 }
 
-/* Step t of 8; t and keep are constants. */
+/* Advances by step t of 8; t and keep are constants. */
 KVANT_INLINE void advance_in_place(places *p, const uint16_t *row, uint32_t t, bool keep)
 {
     __m256i costs[KVANT_TRELLIS_SUBSETS];
@@ -203,7 +204,7 @@ KVANT_INLINE void lower_places(places *p)
         p->metric[v] = _mm256_sub_epi16(p->metric[v], least);
 }
 
-/* After step t, of a code that is 0: no path has a 1 there. */
+/* After a step t without a number, whose code is 0: rules out all paths with a 1 there. */
 KVANT_INLINE void rule_out_ones(places *p, uint32_t t)
 {
     const __m256i zero = _mm256_setzero_si256(), most = _mm256_set1_epi16(-1);
@@ -215,11 +216,11 @@ KVANT_INLINE void rule_out_ones(places *p, uint32_t t)
             p->metric[v] = most;
 }
 
-/* A pass on its way. */
+/* The state of a pass. */
 typedef struct place_pass {
     const kvant_trellis *trellis;
     const uint16_t *cells;
-    uint32_t n, at, step; /* at: the step of the circle; step: of the pass */
+    uint32_t n, at, step; /* at: the step on the circle; step: the step of the pass */
 } place_pass;
 
 KVANT_INLINE void eight_steps(place_pass *pass, places *p, bool keep)
@@ -237,9 +238,10 @@ KVANT_INLINE void eight_steps(place_pass *pass, places *p, bool keep)
     pass->step += PLACE_STEPS;
 }
 
-/* The pass from step -before on, a multiple of 8 as n is. metric: before and after. from: where the
- * paths were before each 8 steps of the circle. Two loops: where one has both kinds of steps, GCC
- * 12 computes for both at once what they have in common, and spills it. */
+/* Runs the pass from step -before on; before and n are multiples of 8. The metrics are from before
+ * the pass on entry, and from after it on return. The array `from` gets the places of paths before
+ * each 8 steps of the circle. There are two loops, because in a single loop GCC 12 computes the
+ * common parts of both kinds of steps at once and spills them. */
 static void pass_in_place(const kvant_trellis *trellis, const uint16_t *cells, uint32_t n,
                           uint32_t before, uint16_t *metric, uint8_t *from)
 {
@@ -261,8 +263,8 @@ static void pass_in_place(const kvant_trellis *trellis, const uint16_t *cells, u
         _mm256_storeu_si256((__m256i *)(metric + 16 * v), p.metric[v]);
 }
 
-/* Bits of a state: h vvv l kkk. Its byte is in vector v, of whose 128-bit half l the 64-bit half
- * h. */
+/* The place of a state's byte in `from`. The bits of a state are h vvv l kkk: its byte is in vector
+ * v, in the 128-bit half l, and there in the 64-bit half h. */
 KVANT_INLINE uint32_t place_of(uint32_t state)
 {
     return (state & 7) | state >> 7 << 3 | (state & 0x78) << 1;

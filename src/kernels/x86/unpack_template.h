@@ -7,7 +7,7 @@
 
 #include "../unpack_job.h"
 
-/* Codes of one field, with bits a constant so that every shift and mask is one. */
+/* The codes of one field. bits is a constant, so all shifts and masks are constants. */
 KVANT_INLINE vi field_codes(const vi *w, uint32_t bits, uint32_t field, uint32_t odd)
 {
     uint32_t odd_bit = 16 * odd;
@@ -37,7 +37,8 @@ KVANT_INLINE vi field_codes(const vi *w, uint32_t bits, uint32_t field, uint32_t
     }
 }
 
-/* Unpacks 8 columns' share of one column tile: quad is lane mod 4, which is the pair of columns. */
+/* Unpacks the share of 8 columns of one column tile: quad is the lane mod 4, which selects the pair
+ * of columns. */
 KVANT_INLINE void unpack_quad(const unpack_job *job, uint32_t bits, bool affine,
                               const value_table *entries, uint32_t group, uint32_t ct,
                               uint32_t quad)

@@ -1,7 +1,7 @@
-/* vectors.h - operations that both widths have, by their names in the templates. vectors_ymm.h and
- * vectors_zmm.h define MM(op), an instruction of the width, MM_WHOLE(op), one on all bits, and
- * vi_count, the type in which the width's instructions take a constant number of bits to shift
- * by. */
+/* vectors.h - operations that both widths have, under the templates' names. The including
+ * vectors_ymm.h and vectors_zmm.h define MM(op), an instruction of the width, and MM_WHOLE(op), an
+ * instruction on all bits. They also define vi_count, the type of a constant shift count in the
+ * width's instructions. */
 #define vf_zero() MM(setzero_ps)()
 #define vf_set(x) MM(set1_ps)(x)
 #define vf_load(p) MM(load_ps)(p)

@@ -1,4 +1,4 @@
-/* vectors_ymm.h - 256-bit vectors: what levels avx2 and avx2vnni share. */
+/* vectors_ymm.h - 256-bit vectors: the operations that levels avx2 and avx2vnni share. */
 #include <immintrin.h>
 #include <stdbool.h>
 #include <string.h>

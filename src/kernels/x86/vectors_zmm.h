@@ -1,4 +1,5 @@
-/* vectors_zmm.h - 512-bit vectors: what levels avx512, avx512vnni and avx512vbmi share. */
+/* vectors_zmm.h - 512-bit vectors: the operations that levels avx512, avx512vnni and avx512vbmi
+ * share. */
 #include <immintrin.h>
 #include <stdbool.h>
 #include <string.h>
