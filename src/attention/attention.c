@@ -1,5 +1,5 @@
-/* attention.c - runs a plan: prepares queries, runs the units in parallel, combines splits, writes
- * outputs. */
+/* attention.c - runs a plan: prepares queries, runs the work items in parallel, combines splits,
+ * writes outputs. */
 #include <math.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -14,12 +14,12 @@ typedef struct job {
     float *workspace;
 } job;
 
-/* Where the sums of a row's versions are. */
+/* The place of a row's sums and totals, one of each per transform of the values. */
 typedef struct row_sums {
-    float *sums;          /* of the first version */
-    size_t stride;        /* to the next version's */
-    const float *totals;  /* of the first version */
-    size_t totals_stride; /* to the next version's */
+    float *sums;          /* of the first transform */
+    size_t stride;        /* distance to the sums of the next transform */
+    const float *totals;  /* of the first transform */
+    size_t totals_stride; /* distance to the total of the next transform */
 } row_sums;
 
 static size_t row_index(const kvant_attention_plan *plan, uint32_t query, uint32_t head)
@@ -45,7 +45,7 @@ static float *products_of(const job *j, uint32_t view, size_t row)
                : NULL;
 }
 
-/* All queries of a kv head for a view. */
+/* Prepares all queries of a kv head for a view. */
 static void prepare(void *context, size_t index, uint32_t worker)
 {
     const job *j = context;
@@ -58,8 +58,8 @@ static void prepare(void *context, size_t index, uint32_t worker)
                           queries_of(j, v, row), offsets_of(j, v, row), products_of(j, v, row));
 }
 
-/* The sink's logit joins the denominator only. Returns the factor on what was summed against
- * max. */
+/* Adds the sink's logit to the denominator, where alone it counts. Returns the factor by which sums
+ * with the old maximum have to be multiplied. */
 static float join_sink(const kvant_attention_problem *p, uint32_t head, float *max, float *total)
 {
     if (!p->sinks)
@@ -75,7 +75,8 @@ static float join_sink(const kvant_attention_problem *p, uint32_t head, float *m
     return factor;
 }
 
-/* Integer products lose NaNs on the way, so outputs get them from the query. */
+/* Whether the query holds a NaN. Products with integers lose NaNs, so the output is set to NaN for
+ * such a query. */
 static bool has_nan(const job *j, uint32_t query, uint32_t head)
 {
     const kvant_attention_problem *p = &j->plan->problem;
@@ -123,7 +124,7 @@ static float *partial(const job *j, size_t row, uint32_t split)
            (row * j->plan->n_splits + split) * j->plan->partial_stride;
 }
 
-/* Splits done, of each (tile, kv head). */
+/* The number of finished splits for each (tile, kv head). */
 static atomic_uint *counters_of(const job *j)
 {
     _Static_assert(sizeof(atomic_uint) <= sizeof(float), "the workspace is counted in floats");
@@ -161,7 +162,8 @@ static void finish_unit(const job *j, const kvant_attention_unit *unit)
     }
 }
 
-/* Adds the splits of a row in order, whatever thread computed them, into the first one. */
+/* Adds the splits of a row into the first one. The order does not depend on which thread computed a
+ * split. */
 static void combine_row(const job *j, uint32_t query, uint32_t head)
 {
     const kvant_attention_plan *plan = j->plan;
@@ -181,7 +183,7 @@ static void combine_row(const job *j, uint32_t query, uint32_t head)
     finish_row(j, query, head, max, &from);
 }
 
-/* Whoever stores the last split of a unit's rows adds them up. */
+/* Stores a split. The thread that stores the last split of these rows combines them. */
 static void store_split(const job *j, const kvant_attention_unit *unit, size_t first,
                         uint32_t split, atomic_uint *done)
 {
@@ -200,8 +202,8 @@ static void run_unit(void *context, size_t index, uint32_t worker)
     const kvant_attention_plan *plan = j->plan;
     uint32_t split = (uint32_t)(index % plan->n_splits);
     size_t rest = index / plan->n_splits;
-    /* Last tile first: under a causal mask it is the longest, and long units should not come
-     * last. */
+    /* The last tile runs first. With a causal mask it takes longest, and a long work item at the
+     * end would leave the remaining threads idle. */
     uint32_t tile = plan->n_tiles - 1 - (uint32_t)(rest / plan->n_kv_heads);
     kvant_attention_unit unit = { .kv_head = (uint32_t)(rest % plan->n_kv_heads),
                                   .first_query = tile * plan->tile_queries,

@@ -1,5 +1,5 @@
 /* block_attention.c - the public call for rows of ggml's block formats: checks arguments and reads
- * pages of 64 rows for the units of attention. */
+ * pages of 64 rows for the work items of attention. */
 #include <kvant/block_attention.h>
 
 #include <string.h>
@@ -10,8 +10,8 @@
 #include "../base/attributes.h"
 #include "unit.h"
 
-/* Up to here rows are multiplied as they are decoded, 4 query rows at a time; beyond, decoding into
- * a tile once is cheaper. */
+/* Up to this many query rows, rows are multiplied while they are decoded, 4 query rows at a time.
+ * With more query rows it is cheaper to decode once into a tile. */
 #define DIRECT_ROWS 8u
 
 typedef struct block_source {
@@ -30,8 +30,8 @@ static kvant_block_page page_of(const kvant_attention_plan *plan, const kvant_bl
                                .stride = rows->token_stride };
 }
 
-/* Rows of a kv head lie between those of the others, one or two lines at a time, which hardware
- * does not fetch far ahead. */
+/* Prefetches the next page. The rows of a kv head are one or two cache lines long. The rows of all
+ * other kv heads lie between them, so the hardware does not prefetch far ahead. */
 static void fetch_next(const kvant_attention_plan *plan, const kvant_block_rows *rows,
                        const kvant_attention_unit *unit, uint32_t page)
 {
@@ -102,8 +102,9 @@ static void add(const kvant_attention_plan *plan, const kvant_kernels *kernels,
     kvant_attention_add_tile(plan, kernels, unit);
 }
 
-/* If some value of the page is not finite, block_sums is called for each query row: for a single
- * row it leaves out tokens of weight 0. It adds products in the same order as for many rows. */
+/* Adds a page some of whose values may not be finite. In that case it calls block_sums for each
+ * query row, because for a single row block_sums leaves out tokens of weight 0. Products are added
+ * in the same order as for many rows. */
 static void add_weighted(const kvant_attention_plan *plan, const kvant_kernels *kernels,
                          kvant_attention_unit *unit, uint32_t page)
 {

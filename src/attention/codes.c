@@ -3,8 +3,9 @@
 
 #include <string.h>
 
-/* From this many query rows on, unpacking is cheaper than looking codes up for every few rows: to a
- * tile of codes, or to a tile of numbers for codes with several bands and for chunks. */
+/* From this many query rows on, unpacking a page once is cheaper than looking up its codes for
+ * every few rows. From TILE_ROWS on, codes of a single band are unpacked to a tile of values. From
+ * BAND_ROWS on, codes of several bands and chunk codes are unpacked to a tile of numbers. */
 #define TILE_ROWS 8u
 #define BAND_ROWS 24u
 
@@ -13,8 +14,8 @@ static size_t dot_stride(const kvant_attention_plan *plan)
     return (plan->v_dim + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS * KVANT_PAGE_TOKENS;
 }
 
-/* With many query rows, pages of several bands or of chunks are unpacked instead: unpacking once is
- * cheaper than corrections per row. */
+/* Whether pages of a codec are multiplied as codes. With many query rows, pages of several bands or
+ * of chunks are unpacked instead, because unpacking once is cheaper than corrections per row. */
 static bool suits(const kvant_attention_plan *plan, const kvant_codec *codec)
 {
     if (plan->problem.exact)
@@ -29,8 +30,8 @@ static uint32_t column_tiles(const kvant_code_product *product)
     return product->n_columns / KVANT_TILE;
 }
 
-/* Takes count numbers of size bytes from scratch, in whole cache lines. Without scratch the numbers
- * are only counted. */
+/* Takes count numbers of size bytes from scratch, in whole cache lines. When scratch is NULL it
+ * only counts them. */
 static void take(float *scratch, size_t *used, size_t count, size_t size, void **array)
 {
     if (scratch)
@@ -50,7 +51,7 @@ static void take_integers(float *scratch, size_t *used, const kvant_code_product
     *integers = (kvant_attention_integers){ x, steps, zeros, sums };
 }
 
-/* The arrays of a view's queries, and how many floats they take. */
+/* Lays out the arrays of a view's queries and returns their size in floats. */
 static size_t lay_out_query(const kvant_attention_plan *plan, const kvant_codec *k, float *scratch,
                             kvant_attention_query *query)
 {
@@ -71,8 +72,8 @@ static kvant_attention_query query_of(const kvant_attention_plan *plan, const kv
     return query;
 }
 
-/* The scratch of a kv head's units: its floats, and where codes' arrays lie in it unless it is
- * NULL. */
+/* Lays out the scratch of a kv head's work items and returns its size in floats. When codes is NULL
+ * it only counts. */
 static size_t lay_out(const kvant_attention_plan *plan, uint32_t kv_head,
                       kvant_attention_codes *codes, float *scratch)
 {
@@ -118,7 +119,7 @@ void kvant_attention_codes_bind(const kvant_attention_plan *plan, uint32_t kv_he
         lay_out(plan, kv_head, codes, scratch);
 }
 
-/* a: n_rows x n_columns. */
+/* Rounds the rows of a, n_rows x n_columns, to integers. */
 static void round_rows(const kvant_kernels *kernels, const kvant_code_product *product,
                        const float *a, uint32_t n_rows, kvant_attention_integers *out)
 {
@@ -161,12 +162,12 @@ typedef struct multiplication {
     int32_t *dots;
     size_t dot_stride;
     uint32_t n_rows;
-    bool add; /* to sums, else they are whatever they are */
+    bool add; /* true: adds to sums; false: overwrites them */
     float *sums;
     size_t stride;
 } multiplication;
 
-/* offsets of zero points that multiply integers: steps times sums of integers over columns. */
+/* Computes the offsets that multiply zero points: steps times the sums of integers over columns. */
 static void set_offsets(const multiplication *m, uint32_t first, uint32_t end)
 {
     uint32_t tiles = column_tiles(&m->page.codec->product);
@@ -179,8 +180,8 @@ static void set_offsets(const multiplication *m, uint32_t first, uint32_t end)
     }
 }
 
-/* Codes of single channels become a tile where enough rows share it, and where 4 row tiles have the
- * same band. */
+/* Whether codes are unpacked to a tile of 16-bit values. Only codes of single channels can be. It
+ * pays when enough rows share the tile, and needs the same band in 4 row tiles. */
 static bool takes_tile(const multiplication *m, const kvant_code_sums *out)
 {
     const kvant_code_kind kind = m->page.codec->view.kind;
@@ -208,7 +209,7 @@ static void dot_codes(const multiplication *m, const kvant_code_factors *factors
         m->kernels->chunk_dots(&numbers->chunk, numbers->layout, m->page.page, factors->x,
                                factors->stride, m->dots, m->dot_stride, m->n_rows);
         return;
-    case KVANT_CODES_NONE: return; /* offers no product */
+    case KVANT_CODES_NONE: return; /* a codec without codes offers no product */
     }
 }
 
@@ -251,7 +252,7 @@ static void multiply_by_row(const multiplication *m)
     }
 }
 
-/* Chunks' dots lie as sums do. */
+/* The dots of chunk codes have the order of sums. */
 static void add_dots(const multiplication *m, uint32_t n)
 {
     for (uint32_t row = 0; row < m->n_rows; row++) {
@@ -286,8 +287,8 @@ static void multiply_by_column(const multiplication *m)
     add_dots(m, codec->layout.padded_dim);
 }
 
-/* m->sums = or += a x page; a: n_rows x n_columns. Queries with lines by row have become integers
- * before. */
+/* Computes m->sums = a x page, or += when m->add; a is n_rows x n_columns. Queries with lines by
+ * row are integers already. */
 static void multiply(multiplication *m, const float *a, kvant_attention_integers *integers)
 {
     const kvant_codec *codec = m->page.codec;

@@ -1,10 +1,11 @@
 /* latents.c - the public call for multi-head latent attention: checks arguments and reads pages of
- * one tensor, whose rows are keys and, up to value_dim, values, for the units of attention.
+ * one tensor. The tensor's rows are keys and, up to value_dim, values.
  *
- * A block's pages, one per part of a row, are unpacked when it is scored and stay in the unit's
- * tile until its values have been added. Every query head reads the same row, so the products of
- * dozens of rows share the cost of unpacking. Tiles hold a line per token, so scores come from
- * tile x queries and are transposed: they are fewer numbers than the tile has. */
+ * A block's pages, one per part of a row, are unpacked when the block is scored. They stay in the
+ * work item's tile until its values have been added. Every query head reads the same row, so the
+ * products of dozens of query rows share the cost of unpacking. Tiles hold a line per token. So
+ * scores are computed as tile x queries and then transposed, because there are fewer scores than
+ * numbers in the tile. */
 #include <string.h>
 
 #include "../base/attributes.h"
@@ -28,19 +29,19 @@ static float *tile_of(const kvant_attention_plan *plan, const kvant_attention_un
     return unit->k_tile + (size_t)part * KVANT_PAGE_TOKENS * source_of(plan)->part_dim;
 }
 
-/* Query rows of a unit, rounded up to what a product takes as columns. */
+/* Query rows of a work item, rounded up to a multiple of the columns of a matrix product. */
 static uint32_t columns_of(uint32_t n_rows)
 {
     return (n_rows + 15) / 16 * 16;
 }
 
-/* In the unit's own scratch, behind its queries as columns. */
+/* The place for scores by column: in the reader's own scratch, behind the queries by column. */
 static float *score_columns(const kvant_attention_plan *plan, const kvant_attention_unit *unit)
 {
     return unit->own + (size_t)columns_of(unit->n_rows) * plan->k_dim;
 }
 
-/* Channels of a part in the order of an unpacked tile. */
+/* Puts the channels of a part into the order of an unpacked tile. */
 static void place(const kvant_codec *codec, uint32_t n, const float *x, float scale, float *out)
 {
     for (uint32_t i = 0; i < n; i++)
@@ -104,8 +105,8 @@ static kvant_page_ref page_of(const kvant_attention_plan *plan, uint32_t page, u
                              part);
 }
 
-/* The parts of a block follow each other, but the order in which kernels read a page is none that
- * hardware foresees. */
+/* Prefetches a part of a page. The parts of a block follow each other, but the hardware does not
+ * foresee the order in which kernels read a page. */
 static void fetch(const kvant_attention_plan *plan, const kvant_attention_unit *unit, uint32_t page,
                   uint32_t part)
 {
@@ -122,17 +123,18 @@ static void begin(const kvant_attention_plan *plan, const kvant_attention_unit *
         fetch(plan, unit, unit->first_page, part);
 }
 
-/* Functions of their own: what nobody else writes to becomes vectors. */
-static void turn(uint32_t n_rows, uint32_t n, const float *restrict rows, size_t columns,
-                 float *restrict out)
+/* Transposes query rows. This and transpose_scores are separate functions because `restrict` on
+ * their arguments lets the compiler vectorise the loops. */
+static void transpose(uint32_t n_rows, uint32_t n, const float *restrict rows, size_t columns,
+                      float *restrict out)
 {
     for (uint32_t i = 0; i < n; i++)
         for (uint32_t row = 0; row < columns; row++)
             out[i * columns + row] = row < n_rows ? rows[(size_t)row * n + i] : 0;
 }
 
-static void turn_scores(uint32_t n_rows, const float *restrict from, size_t columns,
-                        float *restrict scores)
+static void transpose_scores(uint32_t n_rows, const float *restrict from, size_t columns,
+                             float *restrict scores)
 {
     for (uint32_t row = 0; row < n_rows; row++)
         for (uint32_t t = 0; t < KVANT_PAGE_TOKENS; t++)
@@ -143,7 +145,7 @@ static void take(const kvant_attention_plan *plan, const kvant_kernels *kernels,
                  kvant_attention_unit *unit)
 {
     (void)kernels;
-    turn(unit->n_rows, plan->k_dim, unit->queries, columns_of(unit->n_rows), unit->own);
+    transpose(unit->n_rows, plan->k_dim, unit->queries, columns_of(unit->n_rows), unit->own);
 }
 
 static void score(const kvant_attention_plan *plan, const kvant_kernels *kernels,
@@ -161,10 +163,11 @@ static void score(const kvant_attention_plan *plan, const kvant_kernels *kernels
         kernels->matmul(tile, d, unit->own + (size_t)part * d * columns, columns, sums, columns,
                         KVANT_PAGE_TOKENS, d, columns);
     }
-    turn_scores(unit->n_rows, sums, columns, unit->scores);
+    transpose_scores(unit->n_rows, sums, columns, unit->scores);
 }
 
-/* The tile still holds the page: a unit adds a page right after it is scored. */
+/* Adds the page. The tile still holds it, because a work item adds a page right after it scores
+ * it. */
 static void add(const kvant_attention_plan *plan, const kvant_kernels *kernels,
                 kvant_attention_unit *unit, uint32_t page)
 {

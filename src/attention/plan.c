@@ -6,16 +6,25 @@
 #include "../base/error.h"
 #include "../base/parallel.h"
 
-#define DECODE_QUERIES 8u /* up to here the context is split, beyond there are enough query tiles */
-#define MOST_PAGES 16u    /* of a split: 1024 tokens, enough pieces for many threads */
-#define FEWEST_PAGES 4u   /* below, a unit's own cost is more than what even shares save */
-#define FEW_UNITS 8u      /* so many even out over two threads, and over four */
-/* Products below which one thread is faster than two: about 50 us, what it takes a sleeping thread
- * to begin, and 2 us, where threads are lent. */
+/* With up to this many query tokens, pages are split among work items. With more, there are enough
+ * query tiles without splits. */
+#define DECODE_QUERIES 8u
+/* The most pages of a split: 1024 tokens, so that long contexts give work items for many
+ * threads. */
+#define MOST_PAGES 16u
+/* The fewest pages of a split. With fewer, the work item's own cost exceeds the gain of even
+ * shares. */
+#define FEWEST_PAGES 4u
+/* The fewest work items. Eight even out over two and over four threads. */
+#define FEW_UNITS 8u
+/* With fewer products than this, one thread is faster than two. SMALL_WORK takes about 50 us, as
+ * long as it takes a sleeping thread to begin. SMALL_LENT_WORK takes 2 us and applies where the
+ * host program lends its threads. */
 #define SMALL_WORK (1u << 21)
 #define SMALL_LENT_WORK (1u << 16)
-/* Times as long as other products: a few rows by a layer's matrices, which come from memory. */
-#define FROM_MEMORY 4
+/* With few query rows, a product with the key transform takes about 4 times as long as other
+ * products, because the matrix has to come from memory. The thread limit counts it 4 times. */
+#define MATRIX_READ_COST 4
 
 static kvant_status invalid(const char *what)
 {
@@ -51,7 +60,7 @@ kvant_status kvant_attention_check_blocks(const kvant_attention_plan *plan, uint
     return KVANT_OK;
 }
 
-/* offset += count floats, in whole cache lines; false on overflow. */
+/* Reserves count * size floats of the workspace, in whole cache lines; false on overflow. */
 static bool reserve(size_t *total, size_t count, size_t size, size_t *offset)
 {
     size_t floats;
@@ -71,9 +80,10 @@ static bool lay_out_workspace(kvant_attention_plan *plan)
                      + v_versions * rows * plan->v_dim                       /* sums */
                      + (size_t)plan->tile_queries * KVANT_PAGE_TOKENS        /* masks */
                      + (1 + v_versions) * padded_rows                        /* maxima, totals */
+                     /* scores of a page for slots with one shift */
                      + (plan->centered ? k_views * rows * KVANT_ATTENTION_CHUNK : 0) +
-                     (plan->mixed ? rows * KVANT_PAGE_TOKENS : 0) /* scores of some slots */
-                     + kvant_attention_ready_floats(plan) + padded_rows * plan->own_per_row +
+                     (plan->mixed ? rows * KVANT_PAGE_TOKENS : 0) +
+                     kvant_attention_ready_floats(plan) + padded_rows * plan->own_per_row +
                      kvant_attention_codes_floats(plan);
     plan->n_rows = (size_t)plan->problem.n_queries * plan->problem.n_heads;
     plan->partial_stride = KVANT_ATTENTION_HEAD + v_versions * plan->v_dim;
@@ -90,8 +100,9 @@ static bool lay_out_workspace(kvant_attention_plan *plan)
            reserve(&plan->total, plan->problem.n_threads, plan->scratch_stride, &plan->scratch);
 }
 
-/* A context is split for a few query tokens, so that a kv head each makes enough units. The number
- * of threads does not count: results must not depend on it. */
+/* Pages of a split. With few query tokens the context is split, so that the kv heads together give
+ * enough work items. The number of threads does not count, because results must not depend on
+ * it. */
 static uint32_t split_pages(const kvant_attention_plan *plan)
 {
     const uint32_t n = plan->n_pages,
@@ -134,7 +145,7 @@ bool kvant_attention_cut(kvant_attention_plan *plan)
     const double rows = (double)p->n_queries * p->n_heads;
     plan->n_threads = threads_for(plan, rows * p->n_tokens * (plan->k_dim + plan->v_dim));
     const double per_row = (double)plan->k_views.n * plan->k_dim * plan->k_dim *
-                           (has_matrices(plan) ? FROM_MEMORY : 1);
+                           (has_matrices(plan) ? MATRIX_READ_COST : 1);
     plan->n_preparing = threads_for(plan, rows * per_row);
     return lay_out_workspace(plan);
 }

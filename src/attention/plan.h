@@ -1,4 +1,4 @@
-/* plan.h - cuts an attention call into units of work and lays out its workspace.
+/* plan.h - cuts an attention call into work items and lays out its workspace.
  *
  * The cut depends on the problem alone, never on the number of threads, so results are
  * reproducible. */
@@ -10,15 +10,15 @@
 
 struct kvant_attention_reader;
 
-/* The versions that the pages of a problem have, numbered from 0. */
+/* The transforms (kvant_version) that the pages of a problem use, numbered from 0. */
 typedef struct kvant_used_versions {
     uint32_t n;
     uint8_t versions[KVANT_MAX_VERSIONS];
-    uint8_t number[KVANT_MAX_VERSIONS]; /* of each version */
+    uint8_t number[KVANT_MAX_VERSIONS]; /* the number of each transform */
 } kvant_used_versions;
 
-/* Keys of one version whose slots have one shift (cache/shift.h) need the same queries. A view
- * is such a pair. */
+/* A view is a pair of a transform and a shift of slots (cache/shift.h). All keys of a view need the
+ * same transformed queries. */
 #define KVANT_MAX_VIEWS (KVANT_MAX_VERSIONS * KVANT_MOST_SHIFTS)
 #define KVANT_NO_VIEW UINT16_MAX
 
@@ -26,64 +26,71 @@ typedef struct kvant_used_versions {
 typedef struct kvant_used_views {
     uint32_t n;
     uint8_t version[KVANT_MAX_VIEWS], shift[KVANT_MAX_VIEWS];
-    uint16_t number[KVANT_MAX_VERSIONS][KVANT_MOST_SHIFTS]; /* KVANT_NO_VIEW: none */
+    /* the number of each view; KVANT_NO_VIEW: not seen */
+    uint16_t number[KVANT_MAX_VERSIONS][KVANT_MOST_SHIFTS];
 } kvant_used_views;
 
 typedef struct kvant_attention_plan {
     kvant_attention_problem problem;
-    const struct kvant_attention_reader *reader; /* unit.h */
-    const kvant_tensor *k, *v;                   /* what the reader of tensors reads, or NULL */
-    const void *source;                          /* private data of the reader */
+    const struct kvant_attention_reader *reader; /* reads the pages (unit.h) */
+    /* the tensors that the tensor reader reads, or NULL */
+    const kvant_tensor *k, *v;
+    const void *source; /* private data of the reader */
     kvant_used_views k_views;
     kvant_used_versions v_versions;
-    uint32_t n_kv_heads, group_heads; /* query heads of a kv head */
+    uint32_t n_kv_heads, group_heads; /* query heads per kv head */
     uint32_t k_dim, v_dim;            /* padded to multiples of 16 */
-    uint32_t tile_queries, n_tiles;   /* query tokens of a unit */
+    uint32_t tile_queries, n_tiles;   /* query tokens of a work item */
     uint32_t n_pages, split_pages, n_splits;
     uint32_t n_threads,
-        n_preparing;    /* threads worth using, and before for queries that units share */
-    size_t own_per_row; /* floats of a unit's scratch that are the reader's, per row */
-    float score_scale;  /* on the query: scale, or scale / softcap */
-    bool centered;      /* some blocks of the keys have centres of their own (cache/center.h) */
-    bool mixed;         /* slots of some blocks have different shifts */
+        /* threads that are worth using, and the same for preparing the queries that work items
+         * share */
+        n_preparing;
+    size_t own_per_row; /* floats per row of a work item's scratch that belong to the reader */
+    float score_scale;  /* factor of the query: scale, or scale / softcap */
+    bool centered;      /* some blocks of the keys have their own centre (cache/center.h) */
+    bool mixed;         /* some blocks have slots with different shifts */
     /* Workspace, in floats from its start. A row is (kv head, query token, group head). */
     size_t n_rows;
     size_t queries;  /* [view of k][row][k_dim], transformed and scaled */
-    size_t offsets;  /* [view of k][row]: what the scores of the view's pages lack */
+    size_t offsets;  /* [view of k][row]: the term that the scores of the view's pages lack */
     size_t products; /* [view of k][row][k_dim]: kvant_center_products, if centered */
-    /* If centered, cosines, then sines. First [k_dim][page] of KVANT_ATTENTION_CHUNK blocks from
-     * position 0 on. Then a part per chunk, which ends with 1 where the chunk's blocks follow each
-     * other, else with 0. With 1 it begins with [k_dim] of the first block's position, with 0 it
-     * has [k_dim][page] of all blocks. */
+    /* The phases of the blocks' positions, if centered: cosines, then sines. The first part is
+     * [k_dim][page] for KVANT_ATTENTION_CHUNK consecutive blocks from position 0 on. Then each
+     * chunk has a part. The part's last number is 1 if the chunk's blocks are consecutive,
+     * otherwise 0. With 1 the part begins with [k_dim] for the position of its first block; with 0
+     * it has [k_dim][page] for all its blocks. */
     size_t phases;
-    /* [row][split][KVANT_ATTENTION_HEAD + versions of v x v_dim rounded up to 16], if n_splits >
-     * 1 */
+    /* If n_splits > 1: [row][split][KVANT_ATTENTION_HEAD + the transforms of v x v_dim rounded up
+     * to 16]. */
     size_t partials;
     size_t partial_stride;
-    size_t counters;                /* [tile][kv head]: splits done */
+    size_t counters;                /* [tile][kv head]: finished splits */
     size_t scratch, scratch_stride; /* one per thread */
     size_t total;
 } kvant_attention_plan;
 
-#define KVANT_ATTENTION_MAX_ROWS 96u /* query rows of a unit, unless one query token has more */
-/* floats before the sums of a partial result: its maximum, its totals */
+/* The most query rows of a work item, unless a single query token has more. */
+#define KVANT_ATTENTION_MAX_ROWS 96u
+/* Floats before the sums of a partial result: its maximum and one total per transform of the
+ * values. */
 #define KVANT_ATTENTION_HEAD 16u
-#define KVANT_ATTENTION_CHUNK 16u /* pages whose blocks' centres are multiplied together */
+#define KVANT_ATTENTION_CHUNK 16u /* Pages whose blocks' centres are multiplied together. */
 
-/* Cuts the problem (checked: plan->problem), after reader, n_kv_heads, k_dim, v_dim, versions and
- * centered are set. False when the workspace's size overflows. */
+/* Cuts the problem. The caller has checked it and set plan->problem, reader, n_kv_heads, k_dim,
+ * v_dim, versions and centered. False when the workspace's size overflows. */
 bool kvant_attention_cut(kvant_attention_plan *plan);
 
-/* KVANT_ERR_ARGUMENT when a page's block is not one of n. */
+/* Returns KVANT_ERR_ARGUMENT when a page's block is not below n. */
 kvant_status kvant_attention_check_blocks(const kvant_attention_plan *plan, uint32_t n);
 
-/* What does not depend on where keys and values are: copies the caller's problem into the plan and
- * checks it. */
+/* Copies the caller's problem into the plan and checks everything that does not depend on the
+ * source of keys and values. */
 kvant_status kvant_attention_take_problem(kvant_attention_plan *plan,
                                           const kvant_attention_problem *problem,
                                           uint32_t n_kv_heads);
 
-/* The most query rows a unit can have. */
+/* The most query rows that a work item can have. */
 static inline uint32_t kvant_attention_rows(const kvant_attention_plan *plan)
 {
     return plan->tile_queries * plan->group_heads;
@@ -94,19 +101,19 @@ static inline size_t kvant_attention_chunks(const kvant_attention_plan *plan)
     return (plan->n_pages + (size_t)KVANT_ATTENTION_CHUNK - 1) / KVANT_ATTENTION_CHUNK;
 }
 
-/* What a unit knows of its views (unit.h), in whole cache lines. */
+/* Floats for a work item's record of its views (unit.h), in whole cache lines. */
 static inline size_t kvant_attention_ready_floats(const kvant_attention_plan *plan)
 {
     return (2 * (size_t)plan->k_views.n + 15) / 16 * 16;
 }
 
-/* Of a chunk's phases, in whole cache lines. */
+/* Floats of the phases of one chunk, in whole cache lines. */
 static inline size_t kvant_attention_chunk_floats(const kvant_attention_plan *plan)
 {
     return (plan->k_dim + (size_t)1) * KVANT_ATTENTION_CHUNK;
 }
 
-/* The block that holds a page of the sequence; negative: hidden. */
+/* The block that holds a page of the sequence; negative when the page is hidden. */
 static inline int64_t kvant_attention_block(const kvant_attention_plan *plan, uint32_t page)
 {
     const int32_t *table = plan->problem.block_table;

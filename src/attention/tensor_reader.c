@@ -1,5 +1,5 @@
 /* tensor_reader.c - the public call for tensors: checks arguments and reads pages of tensors for
- * the units of attention. */
+ * the work items of attention. */
 #include <string.h>
 
 #include "../base/attributes.h"
@@ -9,10 +9,12 @@
 #include "../cache/shift.h"
 #include "unit.h"
 
-/* Up to here query rows take open pages row by row. v_tile has room for their weights and sums. */
+/* Up to this many query rows, the rows of open pages are multiplied one by one. v_tile then has
+ * room for their weights and sums. */
 #define DIRECT_ROWS 8u
 
-/* Functions of their own: what nobody else writes to becomes vectors. */
+/* `times` and `scale` are separate functions because `restrict` on their arguments lets the
+ * compiler vectorise the loops. */
 static void times(uint32_t n, const float *restrict x, const float *restrict factors,
                   float *restrict out)
 {
@@ -26,9 +28,10 @@ static void scale(uint32_t n, const float *restrict x, float factor, float *rest
         out[i] = x[i] * factor;
 }
 
-/* A query as keys with a shift take it: rotated back, in room. */
-static const float *turn_query(const kvant_attention_plan *plan, uint32_t shift, const float *q,
-                               float *room)
+/* The query for keys with a shift: rotated back by the shift, in room. Returns q when there is no
+ * shift. */
+static const float *rotate_query(const kvant_attention_plan *plan, uint32_t shift, const float *q,
+                                 float *room)
 {
     if (!shift)
         return q;
@@ -37,7 +40,7 @@ static const float *turn_query(const kvant_attention_plan *plan, uint32_t shift,
     return room;
 }
 
-/* Query rows of a kv head (plan.h) from the given one on. */
+/* Transforms n query rows of a kv head (plan.h) from `row` on. */
 static void read_rows(const kvant_attention_plan *plan, const kvant_kernels *kernels, uint32_t view,
                       uint32_t kv_head, uint32_t row, uint32_t n, float *out, float *offsets,
                       float *products)
@@ -50,7 +53,7 @@ static void read_rows(const kvant_attention_plan *plan, const kvant_kernels *ker
     for (uint32_t r = 0; r < n; r++) {
         const float *given = p->q + (row + r) / group * p->q_token_stride +
                              (kv_head * group + (row + r) % group) * p->q_head_stride;
-        const float *q = turn_query(plan, plan->k_views.shift[view], given, room);
+        const float *q = rotate_query(plan, plan->k_views.shift[view], given, room);
         if (affine.scale)
             times(d, q, affine.scale, x + r * d);
         else
@@ -67,7 +70,8 @@ static void read_rows(const kvant_attention_plan *plan, const kvant_kernels *ker
     }
 }
 
-/* The rows of a kv head share a view's numbers. */
+/* Transforms the query rows of a kv head for a view, as many at a time as kvant_transform_dual
+ * prefers. */
 static void read_queries(const kvant_attention_plan *plan, const kvant_kernels *kernels,
                          uint32_t view, uint32_t query, uint32_t n, uint32_t kv_head, float *out,
                          float *offsets, float *products)
@@ -80,14 +84,15 @@ static void read_queries(const kvant_attention_plan *plan, const kvant_kernels *
                   products ? products + (size_t)r * plan->k_dim : NULL);
 }
 
-/* What the block of a page has a centre of its own from, or NULL. */
+/* The centres of the position bucket that the block of a page has its centre from, or NULL when the
+ * block has no centre. */
 static const kvant_centers *centers_of(const kvant_attention_plan *plan, uint32_t page)
 {
     const int64_t block = kvant_attention_block(plan, page);
     return block < 0 ? NULL : kvant_block_centers(plan->k, (uint32_t)block);
 }
 
-/* Of a block that has one. */
+/* The position of a block that has a centre. */
 static int32_t position_of(const kvant_attention_plan *plan, uint32_t page)
 {
     return plan->k->blocks[kvant_attention_block(plan, page)].position;
@@ -99,8 +104,8 @@ static uint32_t end_of_chunk(const kvant_attention_plan *plan, uint32_t first)
                                                          : first + KVANT_ATTENTION_CHUNK;
 }
 
-/* Whether the blocks of a chunk turn like `of` and follow each other. *position becomes the
- * position of the chunk's first page. */
+/* Whether the blocks of a chunk are consecutive and their centres rotate at the same speeds as
+ * `of`. *position becomes the position of the chunk's first page. */
 static bool is_in_order(const kvant_attention_plan *plan, uint32_t first, const kvant_centers *of,
                         int64_t *position)
 {
@@ -120,7 +125,8 @@ static bool is_in_order(const kvant_attention_plan *plan, uint32_t first, const 
     return any;
 }
 
-/* Some version's that has any: most others turn alike. */
+/* The first centres that any view's transform has. The centres of most other transforms rotate at
+ * the same speeds. */
 static const kvant_centers *first_centers(const kvant_attention_plan *plan)
 {
     const kvant_centers *centers = NULL;
@@ -129,7 +135,7 @@ static const kvant_centers *first_centers(const kvant_attention_plan *plan)
     return centers;
 }
 
-/* A page's column of its chunk. */
+/* Writes the phase of a page to its column of the chunk. */
 static void fill_phase(const kvant_turning *turning, float *to)
 {
     const size_t n = turning->n;
@@ -145,7 +151,7 @@ static void begin_blocks(const kvant_centers *of, kvant_turning *turning)
     kvant_turning_expect(turning, KVANT_PAGE_TOKENS, of->step, of->step + of->n);
 }
 
-/* Page by page. Columns of hidden pages are numbers, too. */
+/* Fills a chunk page by page. Columns of hidden pages stay zero. */
 static void fill_chunk(const kvant_attention_plan *plan, uint32_t first, float *phases)
 {
     const kvant_centers *of = NULL;
@@ -163,8 +169,8 @@ static void fill_chunk(const kvant_attention_plan *plan, uint32_t first, float *
     }
 }
 
-/* The phases of blocks that follow each other from position 0 on. turning steps from one chunk of
- * such blocks to the next. */
+/* Writes the phases of consecutive blocks from position 0 on. Prepares turning, which steps from
+ * one such chunk to the next. */
 static void begin_chunks(const kvant_attention_plan *plan, const kvant_centers *of,
                          kvant_turning *turning, float *phases)
 {
@@ -180,8 +186,9 @@ static void begin_chunks(const kvant_attention_plan *plan, const kvant_centers *
     kvant_turning_expect(turning, blocks.position, blocks.at.cosine, blocks.at.sine);
 }
 
-/* Phases of all pages cost more than the products with them. Blocks mostly follow each other: then
- * all chunks share the phases of the first blocks. */
+/* Fills the phases of all pages. Computing the phase of every page would cost more than the
+ * products with it. Blocks are mostly consecutive, and then all chunks share the phases of the
+ * first blocks. */
 static void fill_phases(const kvant_attention_plan *plan, float *phases)
 {
     const kvant_centers *of = first_centers(plan);
@@ -202,7 +209,7 @@ static void fill_phases(const kvant_attention_plan *plan, float *phases)
     }
 }
 
-/* Restores the order of channels and transforms back. */
+/* Transforms the sums back and adds them to out in the order of channels. */
 static void write_output(const kvant_attention_plan *plan, const kvant_kernels *kernels,
                          uint32_t version, uint32_t head, const float *sums, float inverse,
                          float weight, float *out)
@@ -225,7 +232,7 @@ static void write_output(const kvant_attention_plan *plan, const kvant_kernels *
         out[i] += x[i];
 }
 
-/* KVANT_NO_VIEW: no query token sees a slot like this. */
+/* The view of a slot; KVANT_NO_VIEW when no query token sees such a slot. */
 static uint32_t view_of(const kvant_attention_plan *plan, uint32_t block, uint32_t slot)
 {
     return plan->k_views
@@ -237,7 +244,7 @@ static bool open_page(const kvant_attention_plan *plan, kvant_attention_unit *un
     int64_t block = kvant_attention_block(plan, page);
     if (block < 0)
         return false;
-    /* A mixed block's views are set in turn when it is scored; this is the first. */
+    /* score_mixed sets the views of a mixed block one after another; this is the first. */
     for (uint32_t slot = 0; slot < KVANT_PAGE_TOKENS; slot++) {
         unit->k_view = view_of(plan, (uint32_t)block, slot);
         if (unit->k_view != KVANT_NO_VIEW)
@@ -247,9 +254,9 @@ static bool open_page(const kvant_attention_plan *plan, kvant_attention_unit *un
     return true;
 }
 
-/* Kernels take a page's lines in an order that hardware does not foresee, and the next page of a kv
- * head lies behind those of the others. Inline, because GCC takes a function that only prefetches
- * for one without effect and drops its calls. */
+/* Prefetches a page. Kernels read a page's lines in an order that the hardware does not foresee,
+ * and the pages of all other kv heads lie before the next page of this one. Inline, because GCC
+ * drops calls of a function that only prefetches: it assumes that the function has no effect. */
 KVANT_INLINE void fetch(const kvant_attention_plan *plan, const kvant_tensor *tensor,
                         const kvant_attention_unit *unit, uint32_t page)
 {
@@ -276,8 +283,8 @@ static void take(const kvant_attention_plan *plan, const kvant_kernels *kernels,
                                           kvant_unit_queries(plan, unit), unit->n_rows);
 }
 
-/* Whether a few query rows take the fp16 rows of open pages as they lie: a tile for all rows would
- * cost more than their products. */
+/* Whether the fp16 rows of an open page are multiplied without a tile. With few query rows, a tile
+ * would cost more than the products. */
 static bool takes_rows(const kvant_tensor *tensor, const kvant_page_ref *ref,
                        const kvant_attention_unit *unit)
 {
@@ -293,7 +300,8 @@ static kvant_block_page rows_of(const kvant_tensor *tensor, const kvant_page_ref
                                .stride = tensor->head_dim * sizeof(uint16_t) };
 }
 
-/* Rows are in the order of tokens, scores at kvant_token_position. */
+/* Scores the rows of an open page. The rows are in the order of tokens, the scores at
+ * kvant_token_position. */
 static void score_rows(const kvant_attention_plan *plan, const kvant_kernels *kernels,
                        kvant_attention_unit *unit, const kvant_page_ref *k)
 {
@@ -323,10 +331,10 @@ static void add_rows(const kvant_attention_plan *plan, const kvant_kernels *kern
                 sums[row * plan->v_dim + j];
 }
 
-/* Products for a chunk at position 0 become products for a chunk whose first block has this phase.
- * A function of its own: what nobody else writes to becomes vectors. */
-static void turn_products(uint32_t n_pairs, const float *restrict phase, const float *restrict from,
-                          float *restrict to)
+/* Rotates the products for a chunk at position 0 to a chunk whose first block has this phase. A
+ * separate function, because `restrict` on its arguments lets the compiler vectorise the loop. */
+static void rotate_products(uint32_t n_pairs, const float *restrict phase,
+                            const float *restrict from, float *restrict to)
 {
     const float *cosine = phase, *sine = phase + n_pairs;
     for (uint32_t i = 0; i < n_pairs; i++) {
@@ -335,8 +343,8 @@ static void turn_products(uint32_t n_pairs, const float *restrict phase, const f
     }
 }
 
-/* What scores of a chunk's pages lack, where their blocks have centres of their own. The tile of
- * keys is free between pages, so it holds the turned products. */
+/* Computes the term that scores lack for each page of a chunk whose blocks have their own centres.
+ * The tile of keys is free between two pages, so it holds the rotated products. */
 static void fill_offsets(const kvant_attention_plan *plan, const kvant_kernels *kernels,
                          const kvant_attention_unit *unit, uint32_t chunk)
 {
@@ -351,7 +359,7 @@ static void fill_offsets(const kvant_attention_plan *plan, const kvant_kernels *
         const float *products = kvant_unit_products(plan, unit) + row * k_dim;
         n = unit->n_rows - row < KVANT_PAGE_TOKENS ? unit->n_rows - row : KVANT_PAGE_TOKENS;
         for (uint32_t i = 0; in_order && i < n; i++)
-            turn_products(d / 2, own, products + i * k_dim, unit->k_tile + i * k_dim);
+            rotate_products(d / 2, own, products + i * k_dim, unit->k_tile + i * k_dim);
         kernels->matmul(in_order ? unit->k_tile : products, k_dim, in_order ? start : own,
                         KVANT_ATTENTION_CHUNK, centers + (size_t)row * KVANT_ATTENTION_CHUNK,
                         KVANT_ATTENTION_CHUNK, n, d, KVANT_ATTENTION_CHUNK);
@@ -373,7 +381,7 @@ static void find_offsets(const kvant_attention_plan *plan, const kvant_kernels *
     unit->offset_stride = KVANT_ATTENTION_CHUNK;
 }
 
-/* The scores of all slots for the unit's view. */
+/* Scores all slots of a page for the work item's view. */
 static void score_view(const kvant_attention_plan *plan, const kvant_kernels *kernels,
                        kvant_attention_unit *unit, uint32_t page)
 {
@@ -391,7 +399,7 @@ static void score_view(const kvant_attention_plan *plan, const kvant_kernels *ke
     }
 }
 
-/* Takes the scores of slots from those of one view, with what they lack. */
+/* Copies the scores of `slots` from the scores of one view and adds the view's term. */
 static void take_scores(const kvant_attention_unit *unit, uint64_t slots, float *scores)
 {
     for (uint32_t slot = 0; slot < KVANT_PAGE_TOKENS; slot++) {
@@ -402,8 +410,8 @@ static void take_scores(const kvant_attention_unit *unit, uint64_t slots, float 
     }
 }
 
-/* A page whose slots have several shifts is scored once for each that some query token sees.
- * Slots that none sees get 0, which the mask hides. */
+/* Scores a page whose slots have several shifts, once for each shift that a query token sees. All
+ * other slots get 0, which the mask hides. */
 static void score_mixed(const kvant_attention_plan *plan, const kvant_kernels *kernels,
                         kvant_attention_unit *unit, uint32_t page)
 {
@@ -499,8 +507,8 @@ static void see_view(kvant_used_views *used, uint32_t version, uint32_t shift)
     used->shift[used->n++] = (uint8_t)shift;
 }
 
-/* Views of a block with shifts. Slots that nobody sees may have shifts that no other slot has,
- * of tokens that a context shift dropped. */
+/* Adds the views of a block with shifts. Slots that nobody sees are left out. After a context shift
+ * dropped tokens, their slots may have shifts that no visible slot has. */
 static void see_shifts(kvant_attention_plan *plan, uint32_t page, uint32_t block)
 {
     const bool mixed = kvant_block_is_mixed(plan->k, block);

@@ -14,7 +14,7 @@
 
 typedef enum visibility { ALL_VISIBLE, ALL_HIDDEN, MIXED } visibility;
 
-/* Points the unit's buffers into scratch. */
+/* Lays out the work item's buffers in scratch. */
 static void bind(const kvant_attention_plan *plan, kvant_attention_unit *unit, float *scratch)
 {
     size_t rows = kvant_attention_rows(plan), padded_rows = (rows + 15) / 16 * 16;
@@ -53,8 +53,9 @@ static float slope_of(const kvant_attention_problem *p, uint32_t head)
     return (float)exp2(-(double)p->max_bias * exponent);
 }
 
-/* Zero everywhere, or -inf everywhere, of n halves: the two that need no numbers. Inline, so that n
- * is a constant for whole pages, and in 16 bits, so that compilers take 8 at a time. */
+/* Finds out whether n halves of a mask are all zero or all -inf, the two cases that need no
+ * conversion. Inline, so that n is a constant for whole pages, and with 16-bit numbers, so that
+ * compilers process 8 at a time. */
 KVANT_INLINE visibility look_at(const uint16_t *half, uint32_t n)
 {
     uint16_t some = 0, other = 0;
@@ -86,7 +87,7 @@ static span visible_span(const kvant_attention_problem *p, uint32_t query, uint3
     return (span){ (uint32_t)(first < end ? first : end), (uint32_t)end };
 }
 
-/* ALiBi without a mask: minus the distance from the query token. */
+/* Fills the mask for ALiBi without the caller's mask: minus the distance from the query token. */
 static void fill_distances(const kvant_attention_plan *plan, uint32_t query, uint32_t page,
                            span seen, float *mask)
 {
@@ -99,7 +100,7 @@ static void fill_distances(const kvant_attention_plan *plan, uint32_t query, uin
     }
 }
 
-/* One query token's mask for a page, in tile order. */
+/* Reads one query token's mask for a page, in tile order. */
 static visibility read_mask(const kvant_attention_plan *plan, const kvant_kernels *kernels,
                             uint32_t query, uint32_t page, float *mask)
 {
@@ -119,7 +120,7 @@ static visibility read_mask(const kvant_attention_plan *plan, const kvant_kernel
                 : no_mask;
     visibility v =
         n < KVANT_PAGE_TOKENS ? look_at(row + seen.first, n) : look_at(row, KVANT_PAGE_TOKENS);
-    if (p->mask) { /* its rows lie too far apart for the hardware to see where this goes */
+    if (p->mask) { /* the mask's rows lie too far apart for the hardware to prefetch */
         KVANT_PREFETCH(row + KVANT_PAGE_TOKENS);
         KVANT_PREFETCH(row + 3 * KVANT_PAGE_TOKENS / 2);
         KVANT_PREFETCH(row + 2 * KVANT_PAGE_TOKENS - 1);
@@ -140,7 +141,8 @@ uint64_t kvant_attention_seen(const kvant_attention_plan *plan, uint32_t page, u
 {
     const kvant_attention_problem *p = &plan->problem;
     uint64_t seen = 0;
-    for (uint32_t query = p->n_queries; query-- && !(seen & until);) { /* the last one sees most */
+    /* the last query token sees most */
+    for (uint32_t query = p->n_queries; query-- && !(seen & until);) {
         const span some = visible_span(p, query, page);
         const uint16_t *row =
             p->mask ? p->mask + query * p->mask_token_stride + (size_t)page * KVANT_PAGE_TOKENS
@@ -159,7 +161,7 @@ static void apply_softcap(float *scores, float softcap, float shift)
         scores[t] = softcap * tanhf(scores[t] + shift);
 }
 
-/* Carries a row's sums and totals over to a larger maximum. */
+/* Scales a row's sums and totals to a larger maximum. */
 static void raise_max(const kvant_attention_plan *plan, kvant_attention_unit *unit, uint32_t row,
                       float max)
 {
@@ -173,9 +175,9 @@ static void raise_max(const kvant_attention_plan *plan, kvant_attention_unit *un
     unit->max[row] = max;
 }
 
-/* Turns a row's scores, the largest of which is page_max, into weights e^(s + offset - max). Some
- * token is visible, so the maximum is finite unless visible scores are not; then the row's total
- * becomes NaN, and so does its output (attention.c). */
+/* Replaces a row's scores, the largest of which is page_max, by weights e^(s + offset - max). Some
+ * token is visible, so the maximum is finite unless visible scores are not. In that case the row's
+ * total becomes NaN, and so does its output (attention.c). */
 static void soften_row(const kvant_attention_plan *plan, const kvant_kernels *kernels,
                        kvant_attention_unit *unit, uint32_t row, float page_max, float offset,
                        float *scores)
@@ -230,8 +232,8 @@ void kvant_attention_add_tile(const kvant_attention_plan *plan, const kvant_kern
                     plan->v_dim);
 }
 
-/* A unit that has all pages of its query tokens prepares their queries; others share them
- * (attention.c). */
+/* A work item that has all pages of its query tokens prepares their queries itself. Otherwise
+ * kvant_attention_run has prepared them, because several work items share them. */
 void kvant_attention_take_view(const kvant_attention_plan *plan, const kvant_kernels *kernels,
                                kvant_attention_unit *unit)
 {
@@ -293,8 +295,9 @@ static bool has_finite_sums(const kvant_attention_plan *plan, const kvant_kernel
     return finite;
 }
 
-/* Weight 0 times NaN is NaN, so a value that one query row sees can spoil the sums of rows that do
- * not see it. The check at the end of a unit costs nearly nothing. */
+/* Weight 0 times NaN is NaN. So a value that one query row sees can make the sums of another row
+ * NaN that does not see it. If sums are not finite, the work item runs again and leaves such values
+ * out. The check costs nearly nothing. */
 void kvant_attention_unit_run(const kvant_attention_plan *plan, const kvant_kernels *kernels,
                               kvant_attention_unit *unit, float *scratch)
 {
