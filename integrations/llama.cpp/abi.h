@@ -2,11 +2,11 @@
  *
  * One plug-in serves llama.cpp builds with different headers, so it includes none of them. This
  * file declares the memory layouts that both sides share. Functions are looked up at load time
- * (ggml_api.h), where ggml_tables.c also finds out whether the layouts are these.
+ * (ggml_api.h). ggml_tables.c then finds out whether the layouts are the same as here.
  * tests/integration/test_abi_layout.c compiles this file together with the real headers of a build
  * and compares every offset, size and constant.
  *
- * Two generations are known. They differ in the table of the buffer type alone:
+ * Two generations of the interface exist. They differ in the table of the buffer type only:
  *   API 2   ggml 0.10 to 0.25
  *   API 3   ggml 0.26 and 0.27     adds alloc_buffer_n and get_alloc_size_n
  * Enumerations are 4 bytes wide on every supported compiler and are declared as int32_t.
@@ -42,7 +42,8 @@ typedef struct abi_reg abi_reg;
 typedef struct abi_graph abi_graph;
 typedef struct abi_context abi_context; /* opaque */
 
-/* Created by who records and awaits it; context is a cudaEvent_t of CUDA's back end. */
+/* Created by the back end that records and awaits it. With CUDA's back end, context is a
+ * cudaEvent_t. */
 typedef struct abi_event {
     abi_device *device;
     void *context;
@@ -65,8 +66,8 @@ typedef struct abi_tensor {
     char padding[8];
 } abi_tensor;
 
-/* Only gpu/ reads members; elsewhere ggml_graph_node does. A part of a graph shares use counts and
- * hash set with it. */
+/* Only gpu/ reads the members; all other files call ggml_graph_node. A part of a graph shares use
+ * counts and hash set with the whole graph. */
 struct abi_graph {
     int size, n_nodes, n_leafs;
     abi_tensor **nodes, **grads, **grad_accs, **leafs;
@@ -80,7 +81,8 @@ struct abi_graph {
     uint64_t uid; /* not 0: two graphs with this number are the same */
 };
 
-/* Buffer type: the only table that differs. Which one is in use is decided once, at load time. */
+/* Buffer type: the only table that differs between generations. ggml_tables.c decides once, at load
+ * time, which table is in use. */
 
 typedef struct abi_buft_iface_2 {
     const char *(*get_name)(abi_buft *buft);
@@ -222,7 +224,8 @@ typedef struct abi_reg_iface {
     size_t (*get_device_count)(abi_reg *reg);
     abi_device *(*get_device)(abi_reg *reg, size_t index);
     void *(*_Atomic get_proc_address)(
-        abi_reg *reg, const char *name); /* replaced while others read it (host_threads.c) */
+        /* replaced while other threads may read it (host_threads.c) */
+        abi_reg *reg, const char *name);
 } abi_reg_iface;
 
 struct abi_reg {
@@ -237,7 +240,7 @@ typedef struct abi_feature {
     const char *value;
 } abi_feature;
 
-/* Of ggml_custom_4d: n_tasks, and what each of them calls. */
+/* The operation of ggml_custom_4d: its number of tasks, and the function that each task calls. */
 enum { ABI_N_TASKS_MAX = -1 };
 typedef void (*abi_custom_op)(abi_tensor *node, int thread, int n_threads, void *user);
 

@@ -10,11 +10,13 @@ static _Thread_local struct {
     bool keys, values;
     size_t plain, latents;
     uint32_t n_keys, n_values, n_latents;
-    unsigned long layer[2]; /* of the keys and of the values asked for last */
+    /* the layers of the keys and of the values whose sizes were asked for last */
+    unsigned long layer[2];
     bool begins;
 } asked;
 
-/* Tensors of the buffer that was allocated last, without a place yet: latents, keys and values. */
+/* Tensors of the buffer that was allocated last and that have no address yet: latents, and keys and
+ * values. */
 static _Thread_local uint32_t placing, placing_cache;
 
 static void forget(void)

@@ -6,16 +6,17 @@
 #error "the llama.cpp plug-in needs GCC or Clang: it asks for its caller's address"
 #endif
 
-/* The one symbol that leaves the shared object. */
+/* The one symbol that the shared object exports. */
 #define KVP_EXPORT __attribute__((visibility("default")))
 
-/* Where the running function returns to: tells which copy of ggml loads the plug-in. */
+/* The address that the running function returns to. It shows which copy of ggml loads the
+ * plug-in. */
 #define KVP_RETURN_ADDRESS() __builtin_return_address(0)
 
 #define KVP_PRINTF(format_index, first_argument)                                                   \
     __attribute__((format(printf, format_index, first_argument)))
 
-/* In a loop that waits for another thread. */
+/* A hint for the CPU in a loop that waits for another thread. */
 #if defined(__x86_64__) || defined(__i386__)
 #define KVP_RELAX() __builtin_ia32_pause()
 #elif defined(__aarch64__)

@@ -17,24 +17,26 @@
 #include "log.h"
 #include "trace.h"
 
-/* The size of a tensor that cannot be served. ggml has no way to say no while it adds up sizes, but
- * it handles an allocation that fails. 2^54 exceeds any address space, and sums of a thousand of
- * them do not overflow. */
+/* The size of a tensor that cannot be served. While ggml adds up sizes it cannot be told of a
+ * failure, but it handles an allocation that fails. This size exceeds any address space, and sums
+ * of a thousand of them do not overflow. */
 #define REFUSED ((size_t)1 << 54)
 
 struct region {
     char *base;
     size_t size;
-    abi_buffer *inner; /* whose memory it is, and what the cells are in there; NULL: mapped here */
+    /* the buffer whose memory it is, and the functions for cells in there; NULL: mapped here */
+    abi_buffer *inner;
     const kvp_remote *remote;
     bool latents; /* its cache tensors are latents (mla.h) */
     kvp_kv **tensors;
     size_t n_tensors;
-    /* of cells of one stream; the cache tensors of a buffer are those of one cache */
+    /* Places the cells of one stream. All cache tensors of a buffer belong to one cache, so they
+     * share it. */
     kvp_placement *placement;
-    uint32_t n_placed;   /* its cells */
-    kvp_steps steps[2];  /* of its keys, of its values */
-    struct region *next; /* of live regions */
+    uint32_t n_placed;   /* cells that `placement` places */
+    kvp_steps steps[2];  /* shared pages of the keys, and of the values */
+    struct region *next; /* the next live region */
 };
 
 static pthread_mutex_t live_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -80,7 +82,7 @@ kvp_kv *kvp_kv_of(const abi_tensor *tensor)
     return kvp_is_kv(tensor) ? kvp_root(tensor)->extra : NULL;
 }
 
-/* Where a tensor's byte lies in the nominal cache tensor. */
+/* The offset of a tensor's byte in the nominal cache tensor. */
 static size_t nominal_offset(const abi_tensor *tensor, size_t offset)
 {
     return tensor->view_offs + offset;
@@ -147,12 +149,12 @@ static void region_free(struct region *region)
     free(region);
 }
 
-/* Under the lock: another thread may be reading the list. */
+/* Changes the list under the lock, because another thread may be reading it. */
 static bool region_add(struct region *region, kvp_kv *kv)
 {
     kvp_kv **tensors;
 
-    /* A huge page would make the gaps between tensors resident, and cells that nobody wrote. */
+    /* A huge page would make memory resident that nobody wrote: gaps between tensors, and cells. */
     if (region->n_tensors == 0 && region->inner == NULL)
         madvise(region->base, region->size, MADV_NOHUGEPAGE);
     pthread_mutex_lock(&live_lock);
@@ -274,7 +276,8 @@ static bool is_free(const struct region *region, const char *at, size_t bytes)
     return true;
 }
 
-/* Tensors of one cache have the same cells. */
+/* Gives a tensor the placement of its buffer, since all tensors of one cache have the same
+ * cells. */
 static bool share_placement(struct region *region, kvp_kv *kv)
 {
     if (kv->shape.n_streams != 1 || kv->shape.in_order)
@@ -353,8 +356,9 @@ static void buffer_get_tensor(abi_buffer *buffer, const abi_tensor *tensor, void
         inner->iface.get_tensor(inner, tensor, data, offset, size);
     else if (kv == NULL)
         memcpy(data, (const char *)tensor->data + offset, size);
+    /* NaN, so that nobody reads stale bytes, or zeros that attention would take for rows */
     else if (!kvp_kv_read(kv, nominal_offset(tensor, offset), size, data))
-        memset(data, 0xff, size); /* NaN: no stale bytes, nor zeros that attention takes for rows */
+        memset(data, 0xff, size);
 }
 
 static void buffer_memset_tensor(abi_buffer *buffer, abi_tensor *tensor, uint8_t value,
@@ -371,7 +375,7 @@ static void buffer_memset_tensor(abi_buffer *buffer, abi_tensor *tensor, uint8_t
         memset((char *)tensor->data + offset, value, size);
 }
 
-/* Whole streams of equal caches: llama_memory_seq_cp between streams. */
+/* Copies whole streams between equal caches, for llama_memory_seq_cp. */
 static bool copy_streams(const abi_tensor *src, const kvp_kv *from, const abi_tensor *dst,
                          kvp_kv *to)
 {
@@ -387,8 +391,8 @@ static bool copy_streams(const abi_tensor *src, const kvp_kv *from, const abi_te
     return true;
 }
 
-/* dst lies here; src anywhere. What is declined here, ggml does through get_tensor and
- * set_tensor. */
+/* Copies to dst, which lies here, from src, which lies anywhere. ggml carries out a copy that this
+ * function declines through get_tensor and set_tensor. */
 static bool buffer_cpy_tensor(abi_buffer *buffer, const abi_tensor *src, abi_tensor *dst)
 {
     const kvp_kv *from = kvp_kv_of(src);
@@ -426,8 +430,8 @@ static const char *buft_get_name(abi_buft *self)
     return "KVANT";
 }
 
-/* inner: NULL, or freed when there is no memory. With the label of the CPU's memory it is plain
- * memory, on which the CPU back end computes by itself. */
+/* Creates a buffer. inner is NULL, or is freed when there is no memory. With the label of the CPU's
+ * memory it is plain memory, on which the CPU back end computes by itself. */
 static abi_buffer *buffer_create(abi_buft *of, const kvp_remote *remote, abi_buffer *inner,
                                  size_t size)
 {
@@ -466,7 +470,8 @@ bool kvp_buffer_refused(size_t size)
     return size >= REFUSED || kvp_kv_refused();
 }
 
-/* Bytes of a cache tensor as latents; 0 when it is none, or when they cannot be compressed. */
+/* Bytes of a cache tensor as latents; 0 when it does not hold latents, or when they cannot be
+ * compressed. */
 static size_t latent_bytes(const abi_tensor *tensor)
 {
     char err[sizeof(refusal)] = "";
@@ -517,7 +522,8 @@ static size_t padded_to_page(size_t bytes)
     return (bytes + KVANT_PAGE_ALIGN - 1) / KVANT_PAGE_ALIGN * KVANT_PAGE_ALIGN;
 }
 
-/* Memory that the tensors of a cache share is counted with the first of them. */
+/* Bytes of the memory that the tensors of a cache share. They are counted with the first of these
+ * tensors. */
 static size_t step_bytes(const abi_tensor *tensor)
 {
     char err[sizeof(refusal)] = "";
@@ -530,8 +536,8 @@ static size_t step_bytes(const abi_tensor *tensor)
     return padded_to_page(kvp_steps_bytes(&shape, settings));
 }
 
-/* Only planned keys without values are known to be that when their size is asked for (--fit asks
- * after the graph); all others get their memory by kvp_asked_take. */
+/* Only when llama.cpp plans (--fit) does it ask for the size of keys without values after it built
+ * the graph. All other tensors of keys without values get their memory by kvp_asked_take. */
 static size_t buft_get_alloc_size(abi_buft *self, const abi_tensor *tensor)
 {
     const size_t bytes = kvp_api.nbytes(tensor);
@@ -565,7 +571,7 @@ size_t kvp_buffer_bytes(const abi_tensor *tensor, bool in_order)
     return bytes != 0 ? bytes : REFUSED;
 }
 
-/* Compressed cells are no ggml layout, and other back ends must not read them. */
+/* No: ggml does not know the layout of compressed cells, and other back ends must not read them. */
 static bool buft_is_host(abi_buft *self)
 {
     (void)self;

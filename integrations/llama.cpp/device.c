@@ -1,8 +1,8 @@
 /* device.c - see device.h.
  *
- * ggml's scheduler moves a node from the CPU back end to KVANT_ACCEL on two conditions: both have
- * the same buffer type, and this back end supports the node and the buffers of its sources. So the
- * device states the CPU's buffer type, and no tensor is ever copied.
+ * ggml's scheduler moves a node from the CPU back end to KVANT_ACCEL on two conditions. Both back
+ * ends have the same buffer type, and KVANT_ACCEL supports the node and the buffers of its sources.
+ * So the device states the CPU's buffer type, and no tensor is ever copied.
  *
  * llama.cpp gives every context an instance of every ACCEL device. KVANT_ACCEL decides when a
  * context is created, because a process may create contexts with and without the device (kvant
@@ -21,21 +21,21 @@
 #include "ops.h"
 #include "settings.h"
 
-/* Until llama.cpp says otherwise, which it does before every graph. */
+/* The number of threads until llama.cpp sets it, which it does before every graph. */
 #define DEFAULT_N_THREADS 2
 
 struct operation {
-    const int32_t *op; /* ggml's number, found at load time */
+    const int32_t *op; /* ggml's number of the operation, found at load time */
     bool (*supported)(const abi_tensor *node);
     int32_t (*compute)(kvp_compute *compute, abi_tensor *node);
 };
 
-/* What tells the devices apart; the context of an abi_device. */
+/* The differences between the devices; the context of an abi_device. */
 struct kind {
     const char *name, *description;
     int32_t type;
     uint8_t guid[16];
-    bool views; /* takes operations that compute nothing, too */
+    bool views; /* the device accepts operations that compute nothing, too */
     struct operation operations[3];
 };
 
@@ -84,8 +84,9 @@ static void free_workspace(kvp_compute *compute)
     compute->workspace_bytes = 0;
 }
 
-/* A long prompt's workspace has megabytes, one token's has not: the system has the former back when
- * tokens come one by one. A smaller one is kept, whatever comes. */
+/* The largest workspace that is kept between graphs. A long prompt needs megabytes, which go back
+ * to the system when tokens are generated one by one. A token needs less than this, and keeping it
+ * saves the allocation. */
 #define KEPT_WORKSPACE ((size_t)1 << 20)
 
 void *kvp_compute_workspace(kvp_compute *compute, size_t bytes)
@@ -140,7 +141,7 @@ static int32_t compute_node(const struct kind *kind, kvp_compute *compute, abi_t
     return ABI_STATUS_FAILED;
 }
 
-/* The first node from number i on that computes something, or NULL; *i becomes its number. */
+/* The first node from number *i on that computes something, or NULL; *i becomes its number. */
 static abi_tensor *next_node(abi_graph *graph, int *i)
 {
     for (int n = kvp_api.graph_n_nodes(graph); *i < n; (*i)++) {
@@ -151,7 +152,7 @@ static abi_tensor *next_node(abi_graph *graph, int *i)
     return NULL;
 }
 
-/* A graph on its way. */
+/* A graph that is being computed. */
 struct job {
     const struct kind *kind;
     kvp_compute *compute;
@@ -159,7 +160,7 @@ struct job {
     int32_t status;
 };
 
-/* The nodes that are to be computed, in order, until one fails. */
+/* Computes the nodes of the graph in order, until one fails. */
 static void compute_nodes(void *user)
 {
     struct job *job = user;
@@ -275,7 +276,7 @@ static size_t meminfo(const char *format)
     return (size_t)kib * 1024;
 }
 
-/* 0 of 0 bytes is how devices without memory of their own answer. */
+/* A device without its own memory reports 0 of 0 bytes. */
 static void device_get_memory(abi_device *self, size_t *free_bytes, size_t *total)
 {
     *free_bytes = self == &cache_device ? meminfo("MemAvailable: %llu") : 0;
@@ -310,7 +311,7 @@ static bool device_supports_op(abi_device *self, const abi_tensor *op)
     return self == &cache_device && kvp_is_unserved(op);
 }
 
-/* Host memory is read in place: queries, new rows and masks are not copied. */
+/* Host memory is read in place, so queries, new rows and masks are not copied. */
 static bool device_supports_buft(abi_device *self, abi_buft *buft)
 {
     return (self == &cache_device && buft == kvp_buft()) || kvp_api.buft_is_host(buft);

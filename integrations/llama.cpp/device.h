@@ -1,11 +1,9 @@
 /* device.h - the plug-in's two devices, and the back end instances that llama.cpp makes of them.
- *
- *   KVANT         type GPU, because llama.cpp gives its KV cache to GPU devices (-ngl 99). It takes
- *                 the few operations that touch the cache and none that multiplies weights, so
- *                 weights stay on the CPU.
- *   KVANT_ACCEL   type ACCEL, which llama.cpp adds to every context of a process. It takes
- *                 FLASH_ATTN_EXT nodes alone. The cache stays in host memory, in llama.cpp's own
- *                 bytes; all other nodes stay with the CPU back end.
+ * KVANT type GPU, because llama.cpp gives its KV cache to GPU devices (-ngl 99). It takes the few
+ * operations that touch the cache and none that multiplies weights, so weights stay on the CPU.
+ * KVANT_ACCEL type ACCEL, which llama.cpp adds to every context of a process. It takes
+ * FLASH_ATTN_EXT nodes alone. The cache stays in host memory, in llama.cpp's own bytes; all other
+ * nodes stay with the CPU back end.
  */
 #ifndef KVP_DEVICE_H
 #define KVP_DEVICE_H

@@ -15,7 +15,8 @@
 
 kvp_ggml kvp_api;
 
-/* Versions whose builds were tried (bench/results/versions.csv). A newer one is said to be new. */
+/* The newest ggml whose builds were tried (bench/results/versions.csv). The plug-in prints a line
+ * for a newer one. */
 enum { LAST_MINOR = 27 };
 #define TRIED_NUMBERS "0.10 to 0.27"
 #define TRIED_VERSIONS "ggml " TRIED_NUMBERS
@@ -34,7 +35,7 @@ static void *open_caller(const void *caller)
     if (!dladdr1(caller, &info, &found, RTLD_DL_LINKMAP) || found == NULL)
         return NULL;
     map = found;
-    /* The main program has no name in the link map; NULL is how dlopen calls it. */
+    /* The main program has no name in the link map, and dlopen opens it as NULL. */
     return dlopen(map->l_name[0] ? map->l_name : NULL, RTLD_LAZY | RTLD_NOLOAD);
 }
 
@@ -122,7 +123,8 @@ static bool is_newer(const char *version)
     return sscanf(version, "%u.%u", &major, &minor) != 2 || major > 0 || minor > LAST_MINOR;
 }
 
-/* KVANT_STRICT_GGML=1 is for those who want no version but one that all tests run with. */
+/* Whether the user accepts this version. KVANT_STRICT_GGML=1 accepts only versions that all tests
+ * run with. */
 static bool is_wanted(const char *version)
 {
     char err[256] = "";

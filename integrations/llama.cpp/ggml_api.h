@@ -4,8 +4,8 @@
  * The plug-in links against no ggml. The file name and the soname of ggml differ between
  * distributions, ggml may be loaded privately (RTLD_LOCAL), and a process may hold several copies.
  * The right copy calls ggml_backend_init. So symbols are looked up in the object that contains this
- * call, and in its dependencies. Any version is taken whose tables ggml_tables.c finds to be those
- * of abi.h. KVANT_STRICT_GGML=1 takes only the versions that all tests run with.
+ * call, and in its dependencies. The plug-in works with any version whose tables are as in abi.h,
+ * which ggml_tables.c finds out. KVANT_STRICT_GGML=1 accepts only versions that all tests run with.
  */
 #ifndef KVP_GGML_API_H
 #define KVP_GGML_API_H
@@ -17,11 +17,11 @@
 #include "abi.h"
 
 typedef struct kvp_ggml {
-    int api; /* 2 or 3 */
+    int api; /* the generation of the interface: 2 or 3 */
     const char *version;
-    bool newer; /* than the versions that were tried */
+    bool newer; /* ggml is newer than the versions that were tried */
     bool gpus;  /* a GPU's back end may ask for more room than a node's output needs */
-    int n_rows; /* that ggml_tables.c compared */
+    int n_rows; /* rows that ggml_tables.c compared */
 
     abi_buffer *(*buffer_init)(abi_buft *buft, abi_buffer_iface iface, void *context, size_t size);
     bool (*buft_is_host)(abi_buft *buft);
@@ -67,7 +67,7 @@ typedef struct kvp_ggml {
     void *(*reg_get_proc_address)(abi_reg *reg, const char *name);
     abi_reg *(*reg_by_name)(const char *name);
     abi_reg *(*backend_load)(const char *path);
-    uint64_t (*graph_next_uid)(void); /* of the base library */
+    uint64_t (*graph_next_uid)(void); /* from the base library */
 
     /* Operation numbers of this ggml. */
     struct {
@@ -75,7 +75,7 @@ typedef struct kvp_ggml {
     } op;
 } kvp_ggml;
 
-/* The one in use; valid after kvp_ggml_load returned true. */
+/* The ggml in use; valid after kvp_ggml_load returned true. */
 extern kvp_ggml kvp_api;
 
 /* Operations that compute nothing. */
@@ -90,7 +90,8 @@ static inline bool kvp_is_view(const abi_tensor *node)
  * false. */
 bool kvp_ggml_load(const void *caller);
 
-/* A line for a version that is newer than those that were tried; verbose, one for any. */
+/* Prints a line for a version that is newer than the tried versions; with KVANT_VERBOSE=1 for any
+ * version. */
 void kvp_ggml_say(void);
 
 #endif /* KVP_GGML_API_H */

@@ -1,5 +1,5 @@
 /* ggml_tables.c - see ggml_tables.h: one row for each thing of ggml's binary interface that the
- * plug-in relies on, with how it shows and what abi.h says of it.
+ * plug-in relies on. A row says how the thing can be observed and what abi.h says about it.
  *
  * A recorder is a function that notes its own place. A table of functions is filled with recorders,
  * and one of ggml's exported functions is called on it. A member that an exported function returns
@@ -20,7 +20,7 @@
 
 enum { N_PLACES = 32, N_WORDS = 2 * N_PLACES };
 
-/* What stands in an object of ours: ggml reads a word as a function or as a pointer. */
+/* An object of the plug-in that ggml reads: each word serves as a function or as a pointer. */
 typedef void *(*recorder)(void);
 typedef void *(*function)(void *object, uintptr_t a, uintptr_t b, uintptr_t c);
 typedef struct words {
@@ -55,7 +55,7 @@ typedef struct finder {
     words object[2]; /* larger than any object of ggml's that the plug-in makes */
     abi_context *context;
     abi_tensor *tensor;
-    char memory[64]; /* of that tensor */
+    char memory[64]; /* memory of the tensor */
 } finder;
 
 static void row(finder *f, const char *what, intmax_t found, intmax_t expected)
@@ -69,7 +69,8 @@ static void row(finder *f, const char *what, intmax_t found, intmax_t expected)
     snprintf(f->err, f->errlen, "%s is %jd there, not %jd", what, found, expected);
 }
 
-/* As lookup: ISO C has no cast from an object pointer to a function pointer. */
+/* Looks a symbol up. Like ggml_api.c's lookup it avoids a cast from an object pointer to a function
+ * pointer, which ISO C does not have. */
 static bool find(finder *f, const char *name, void *slot)
 {
     void *symbol = dlsym(f->library, name);
@@ -93,7 +94,7 @@ static int place_of(const void *word)
     return -1;
 }
 
-/* The place in the object that the function of this name calls. */
+/* Compares the place in the object whose function ggml's function of this name calls. */
 static void calls(finder *f, const char *what, const char *name, void *object, uintptr_t a,
                   uintptr_t b, uintptr_t c, size_t place)
 {
@@ -106,7 +107,7 @@ static void calls(finder *f, const char *what, const char *name, void *object, u
     row(f, what, called, (intmax_t)(place / sizeof(void *)));
 }
 
-/* The place in the object whose word the function of this name returns. */
+/* Finds the place in the object whose word ggml's function of this name returns. */
 static int read_by(finder *f, const char *name)
 {
     void *(*get)(void *object);
@@ -228,7 +229,7 @@ static void find_views(finder *f)
     operation(f, "TRANSPOSE", transpose(f->context, base), &f->api->op.transpose);
 }
 
-/* Counts parameters of the operation that are as they were given. */
+/* Counts the parameters of the operation that are stored as they were given. */
 static int same_numbers(const abi_tensor *node, int first, const float *expected, int n)
 {
     float numbers[ABI_MAX_OP_PARAMS / sizeof(float)];
@@ -284,8 +285,8 @@ static void find_rope(finder *f)
     row(f, "ROPE: frequencies in order", same_numbers(node, 5, given, 6), 6);
 }
 
-/* The first node is SET_ROWS, the flag of which must say that it is to be computed: an older ggml
- * has no such flag, and every node would be left out there. */
+/* The first node is SET_ROWS. Its flag must say that it is to be computed: an older ggml has no
+ * such flag and would leave out every node. */
 static void find_graphs(finder *f)
 {
     abi_tensor *cache = f->api->new_tensor_3d(f->context, ABI_TYPE_F16, 64, 8, 1);
@@ -322,7 +323,8 @@ static void find_experts(finder *f)
                   &f->api->op.mul_mat_id);
 }
 
-/* Its device tells the generation, as API 3 added two functions before it. */
+/* The place of the type's device tells the generation, because API 3 added two functions before
+ * it. */
 static void find_buffer_type(finder *f)
 {
     const size_t device2 = offsetof(abi_buft_2, device), device3 = offsetof(abi_buft_3, device);
@@ -369,7 +371,8 @@ static void find_members_of_buffer(finder *f, abi_buffer *buffer)
     row(f, "buffer: usage", buffer->usage, ABI_USAGE_COMPUTE);
 }
 
-/* A buffer that is not ours in every member is leaked: only its own table could free it. */
+/* A buffer is leaked unless all of its members are as in abi.h, because only its own table could
+ * free it. */
 static void find_buffer(finder *f)
 {
     /* ggml takes as much of the table as it knows: a caller passes so large a value in memory. */
@@ -488,7 +491,7 @@ static void find_registry(finder *f)
 #undef PLACE
 }
 
-/* The CPU's own device, where it is loaded before the plug-in. */
+/* Compares the CPU's own device, where it is loaded before the plug-in. */
 static void find_cpu(finder *f)
 {
     abi_device *cpu = f->api->dev_by_type != NULL ? f->api->dev_by_type(ABI_DEVICE_CPU) : NULL;

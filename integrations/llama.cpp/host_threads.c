@@ -1,6 +1,6 @@
 /* host_threads.c - see host_threads.h.
  *
- * ggml gives a back end no access to the other back ends of its context. But llama.cpp looks up
+ * A back end cannot find the CPU back end of its context through ggml. But llama.cpp looks up
  * ggml_backend_cpu_set_threadpool by name in the registry entry of the CPU back end. It calls that
  * function before every graph, with the CPU back end and its pool. So this file puts its own
  * look-up function into the entry. For this one name the look-up returns a function that records
@@ -25,55 +25,56 @@
 #include "ggml_api.h"
 #include "openmp.h"
 
-/* How long a thread spins, and how long it then yields its core before it sleeps. Spinning is for
- * loops that follow each other, yielding for what the node's first thread does alone in between. A
- * sleeping thread takes about 50 us to wake, so it should not sleep much sooner than that. A thread
- * that spins for longer uses up the time that the system gives it on a busy core. When it then has
- * work, the system stops it. */
+/* How long a thread spins, and how long it then yields its core before it sleeps. Spinning serves
+ * loops that follow each other; yielding serves the time in which the node's first thread works
+ * alone. A sleeping thread takes about 50 us to wake, so it should not sleep much sooner than that.
+ * A thread that spins for longer uses up the time that the system gives it on a busy core, and the
+ * system stops it when it then has work. */
 #define SPIN_NS 20000
 #define YIELD_NS 200000
 
-/* If another program wants the core, a thread that yields gets it back after that program's time
- * slice, which is some milliseconds. A thread that sleeps gets the core as soon as it is woken. So
- * a thread that lost the core for SHARED_NS by yielding does not yield in its next SHARED_WAITS
- * waits. It has about 100 waits for each token, so it loses at most one slice for each token, and
- * it yields again that soon when the other program has ended. Without another program a yield takes
- * about 1 us, and about 50 us when a thread of the system runs in between. */
+/* After losing the core for SHARED_NS by yielding, a thread does not yield in its next SHARED_WAITS
+ * waits. If another program wants the core, a thread that yields gets it back only after that
+ * program's time slice, which is some milliseconds. A thread that sleeps gets the core as soon as
+ * it is woken. There are about 100 waits per token, so a thread loses at most one slice per token,
+ * and yields again one token after the program has ended. Without such a program a yield takes
+ * about 1 us, or about 50 us when a thread of the system runs in between. */
 #define SHARED_NS 500000
 #define SHARED_WAITS 100
 
-/* Of kvp_host_threads.turn: the node ends. */
+/* The value of kvp_host_threads.turn when the node ends. */
 #define OVER UINT_MAX
 
 typedef void set_threadpool_fn(abi_backend *cpu, void *threadpool);
 typedef void set_n_threads_fn(abi_backend *cpu, int n);
 typedef void free_fn(abi_backend *backend);
 
-/* Of ggml's CPU back end; constant once ready is set. */
+/* ggml's CPU back end; constant once ready is set. */
 static struct {
     void *(*get_proc_address)(abi_reg *reg, const char *name);
     set_threadpool_fn *set_threadpool;
     set_n_threads_fn *set_n_threads; /* NULL: none found */
-    bool openmp; /* its workers are OpenMP's, which wait for a while without a pool too */
+    /* its workers belong to OpenMP, whose threads wait for a while even without a pool */
+    bool openmp;
     /* Counted with the first back end: later, ggml may have bound this thread to one CPU. */
     uint32_t n_cpus;
     int most_threads;
 } host;
 static atomic_bool ready;
 
-/* A living CPU back end that was given a pool. */
+/* A CPU back end that was given a pool and is not freed. */
 struct lender {
     struct lender *next;
     uint64_t number;
     abi_backend *cpu;
     free_fn *free;
-    int most; /* threads that it may have; 0: as many as llama.cpp says */
+    int most; /* the most threads that it may have; 0: as many as llama.cpp sets */
 };
 
 static pthread_mutex_t lenders_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct lender *lenders;
 
-/* Between the two calls before a graph; 0: nobody. */
+/* The lender of the current graph, between llama.cpp's two calls before it; 0: none. */
 static _Thread_local uint64_t last_lender;
 static _Thread_local bool last_waits;
 
@@ -131,7 +132,7 @@ static uint64_t number_of(abi_backend *cpu)
     return number;
 }
 
-/* NULL when it was freed. Callers hold the lock. */
+/* The lender with this number, or NULL when it was freed. Callers hold the lock. */
 static struct lender *find_number(uint64_t number)
 {
     struct lender *lender = number != 0 ? lenders : NULL;
@@ -177,7 +178,8 @@ static void set_n_threads(abi_backend *cpu, int n)
     host.set_n_threads(cpu, most > 0 && most < n ? most : n);
 }
 
-/* Without pool and OpenMP ggml starts threads for each graph: nobody waits. */
+/* Without a pool and OpenMP ggml starts threads for each graph, so no thread waits between
+ * graphs. */
 static void set_threadpool(abi_backend *cpu, void *threadpool)
 {
     host.set_threadpool(cpu, threadpool);
@@ -185,8 +187,9 @@ static void set_threadpool(abi_backend *cpu, void *threadpool)
     last_waits = threadpool != NULL || host.openmp;
 }
 
-/* ggml reads the pointer to this function plainly, so what was stored before it may arrive later on
- * another thread. */
+/* The look-up function in ggml's registry entry. ggml reads the pointer to this function without a
+ * barrier, so another thread may run this function before it sees variables that were stored
+ * earlier. */
 static void *get_proc_address(abi_reg *reg, const char *name)
 {
     set_threadpool_fn *our_pool = set_threadpool;
@@ -217,9 +220,10 @@ static bool has_openmp(abi_reg *reg)
     return false;
 }
 
-/* OpenMP's threads spin at barriers as long as they are no more than the CPUs. If another process
- * keeps these CPUs busy, a token takes seconds then. If openmp.h cannot help, one thread more than
- * CPUs makes them sleep soon, but divides work unevenly. One thread alone waits for nobody. */
+/* The most threads that a lender may have. OpenMP's threads spin at barriers as long as there are
+ * no more of them than CPUs. If another process keeps these CPUs busy, a token then takes seconds.
+ * If openmp.h cannot help, one thread more than CPUs makes them sleep soon, but divides work
+ * unevenly. A single thread never waits at a barrier. */
 static int most_threads(void)
 {
     const bool spins = host.openmp && host.n_cpus > 1;
@@ -272,7 +276,8 @@ uint32_t kvp_host_threads_update(kvp_host_threads *threads, uint32_t n)
     return threads->n;
 }
 
-/* Whoever changes the value wakes those who counted themselves in before they looked at it. */
+/* Sleeps until the value changes. A thread counts itself in before it looks at the value, so the
+ * thread that changes the value wakes it. */
 static void sleep_while(kvp_awaited *awaited, unsigned value)
 {
     pthread_mutex_lock(&awaited->mutex);
@@ -292,7 +297,7 @@ static void wake(kvp_awaited *awaited)
     pthread_mutex_unlock(&awaited->mutex);
 }
 
-/* False: the value is the same, and it is time to sleep. */
+/* Yields until the value changes. False when it has not changed and it is time to sleep. */
 static bool yield_while(kvp_awaited *awaited, unsigned value)
 {
     static _Thread_local unsigned n_without;
@@ -331,9 +336,10 @@ static void wait_while(kvp_awaited *awaited, unsigned value)
         sleep_while(awaited, value);
 }
 
-/* Loops are posted: turn becomes odd. A thread that finds a loop counts itself in before it looks
- * again whether the loop still runs, so that the leader, who ends the loop before it reads that
- * count, waits for it or is seen. A thread that the system does not run keeps nobody waiting. */
+/* Runs a loop of kvant on the lender's threads. An odd turn means that a loop runs. A thread that
+ * finds a loop counts itself in, and then looks again whether the loop still runs. The leader ends
+ * the loop first and then reads the count. So the leader either waits for the thread, or the thread
+ * sees that the loop has ended. A thread that the system does not run makes nobody wait. */
 static void run_loop(void *context, uint32_t n_workers, kvant_executor_work work, void *loop)
 {
     kvp_host_threads *threads = context;
@@ -383,7 +389,7 @@ static void lead(kvp_host_threads *threads)
     wake(&threads->turn);
 }
 
-/* The node, on each of the lender's threads. */
+/* The node's function, which each of the lender's threads calls. */
 static void run_node(abi_tensor *node, int thread, int n_threads, void *user)
 {
     (void)node;
@@ -427,8 +433,8 @@ static bool build_graph(kvp_host_threads *threads)
     return true;
 }
 
-/* An abort callback may make the graph's status one that stops llama.cpp; its next graph asks it
- * again. */
+/* Computes the node. An abort callback may set a status that stops llama.cpp; llama.cpp's next
+ * graph asks the callback again. */
 void kvp_host_threads_compute(kvp_host_threads *threads, void (*compute)(void *user), void *user)
 {
     last_lender = 0;

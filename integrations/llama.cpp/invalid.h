@@ -24,7 +24,7 @@ typedef struct kvp_invalid {
 bool kvp_invalid_create(kvp_invalid *invalid, size_t n_cells);
 void kvp_invalid_free(kvp_invalid *invalid);
 
-/* Marks n cells from the first one on, or takes their marks away. */
+/* Marks n cells from the first on, or removes their marks. */
 void kvp_invalid_set(kvp_invalid *invalid, size_t first, size_t n, bool marked);
 void kvp_invalid_clear(kvp_invalid *invalid);
 void kvp_invalid_copy(const kvp_invalid *from, size_t first, kvp_invalid *to, size_t to_first,
@@ -35,22 +35,22 @@ static inline bool kvp_invalid_has(const kvp_invalid *invalid, size_t cell)
     return (invalid->bits[cell / 64] >> cell % 64 & 1) != 0;
 }
 
-/* Fills the rows of marked cells with NaN; rows: of n cells from the first one on. */
+/* Fills the rows of marked cells with NaN. rows has the rows of n cells from the first on. */
 void kvp_invalid_fill(const kvp_invalid *invalid, size_t first, size_t n, float *rows,
                       size_t width);
 
-/* Rows of some cells were refused. A call of llama.cpp's that writes many cells, such as restoring
- * a state, gets one line; so does a client whose rows are refused graph after graph. */
+/* A refusal of some cells' rows, for the log. A call of llama.cpp that writes many cells, such as
+ * restoring a state, gets one line; so does a client whose rows are refused graph after graph. */
 typedef struct kvp_refusal {
-    const char *name; /* of the tensor */
-    size_t cell, n;   /* the first one, and how many */
+    const char *name; /* name of the tensor */
+    size_t cell, n;   /* the first cell, and the number of cells */
     const char *why;
-    bool by_graph; /* else by a call that cannot report */
+    bool by_graph; /* true: a graph wrote the rows; false: a call that cannot report a refusal */
 } kvp_refusal;
 
 void kvp_invalid_report(const kvp_refusal *refusal);
 
-/* A graph is about to be computed. */
+/* Says that a graph is about to be computed. */
 void kvp_invalid_graph_begins(void);
 
 #endif /* KVP_INVALID_H */

@@ -1,9 +1,9 @@
 /* kv_bind.c - from a cache tensor's name and shape to its codecs and its kvant_tensor (see
  * kv_tensor.h).
  *
- * Keeps what the tensors of a context know of each other, and creates a tensor when head_dim and
- * the number of layers are known. kv_reserve.c decides how many bytes it takes until then, and
- * kv_tell.c tells the user what became of the context. */
+ * Keeps the state that the tensors of a context share, and creates a tensor when head_dim and the
+ * number of layers are known. Until then kv_reserve.c decides how many bytes a tensor takes. Lines
+ * for the user come from kv_tell.c. */
 #include "kv_tensor.h"
 
 #include <pthread.h>
@@ -17,7 +17,8 @@
 #include "kv_steps.h"
 #include "log.h"
 
-/* Beyond what any model has; a number in a name must not run over. */
+/* More layers than any model has. A larger number in a tensor's name is refused before it
+ * overflows. */
 #define MAX_LAYER 100000u
 
 static pthread_mutex_t layers_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -45,7 +46,7 @@ static void make_current_key(void)
     has_current_key = pthread_key_create(&current_key, layers_release) == 0;
 }
 
-/* Makes it this thread's; NULL gives up the one before. */
+/* Makes a context this thread's current one and gives up the previous one; NULL only gives up. */
 static bool set_current(struct kvp_layers *layers)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -102,8 +103,8 @@ void kvp_kv_context_release(struct kvp_layers *layers)
     layers_release(layers);
 }
 
-/* The context that this thread is creating. A program that allocates a buffer without a back end
- * has one, too. */
+/* The context that this thread is creating. Creates one when a program allocates a buffer without a
+ * back end. */
 static struct kvp_layers *current_layers(char *err, size_t errlen)
 {
     struct kvp_layers *layers = current();
@@ -147,7 +148,8 @@ void kvp_kv_note_elsewhere(void)
         current()->kinds.elsewhere = true;
 }
 
-/* The context is gone with its last tensor: what its thread allocates next is for another one. */
+/* Removes a tensor. The context ends with its last tensor, so the thread's next tensors belong to
+ * another context. */
 static void layers_leave(struct kvp_layers *layers)
 {
     pthread_mutex_lock(&layers_lock);
@@ -162,7 +164,7 @@ void kvp_kv_note_rotation(const kvp_kv *kv)
     kv->layers->rotated = true;
 }
 
-/* False without memory. */
+/* Adds a tensor; false without memory. */
 static bool layers_join(struct kvp_layers *layers, const kvp_kv_shape *shape)
 {
     bool joined;
@@ -246,7 +248,7 @@ bool kvp_kv_shape_read(const abi_tensor *tensor, bool in_order, kvp_kv_shape *sh
     return true;
 }
 
-/* When all tensors of the context have been created. */
+/* The tensor's place in the scheme, when all tensors of the context have been created. */
 static kvant_scheme_place final_place_of(const kvp_kv *kv, uint32_t head_dim)
 {
     const kvp_layer_kinds *kinds = &kv->layers->kinds;
@@ -319,7 +321,7 @@ void kvp_kv_free(kvp_kv *kv)
     free(kv);
 }
 
-/* The codecs of a tensor's kv heads, or of its parts; NULL, with a reason in
+/* Finds the codecs of a tensor's kv heads, or of its parts; NULL, with a reason in
  * kvant_error_message(). */
 static const kvant_codec *const *find_codecs(kvp_kv *kv, const kvant_scheme_place *place)
 {
@@ -376,7 +378,7 @@ void kvp_kv_count(kvp_kv *kv)
         kv->shape.row * sizeof(float) + sizeof(*waiting->cells) + sizeof(*waiting->positions);
     kvant_tensor_info info = { .size = sizeof(info) };
 
-    kvant_tensor_get_info(kv->tensor, &info); /* unbound: nothing */
+    kvant_tensor_get_info(kv->tensor, &info); /* an unbound tensor has nothing */
     atomic_store_explicit(&kv->beside,
                           kv->shared + kv->calibrated + info.learnt_bytes + info.working_bytes +
                               waiting->n * row,
@@ -400,7 +402,7 @@ bool kvp_kv_size_now(const kvp_kv *kv, bool on_gpu, kvp_kv_size *size)
     return codecs != NULL && kvp_kv_full_size(kv, codecs, on_gpu, size);
 }
 
-/* What was bound, in the user's terms. */
+/* Adds a bound tensor to the figures for the line at the start. */
 static void note_bound(kvp_kv *kv)
 {
     const uint32_t n_kv_heads = kv->shape.row / kv->head_dim;
@@ -432,7 +434,7 @@ static void note_bound(kvp_kv *kv)
              kv->full.codec_bits / (kv->full.numbers[0] + kv->full.numbers[1]));
 }
 
-/* One line for a context, whose start fails then. */
+/* Prints one line per context. The creation of the context then fails. */
 void kvp_kv_refuse(kvp_kv *kv, const char *format, ...)
 {
     char why[768];
@@ -467,7 +469,7 @@ void kvp_kv_note_copies(kvp_kv *kv)
 
 bool kvp_kv_bind(kvp_kv *kv, uint32_t head_dim)
 {
-    const bool latents = kv->shape.latents; /* their rows tell all by themselves */
+    const bool latents = kv->shape.latents; /* rows of latents give head_dim by themselves */
     const uint32_t given = latents ? 0 : kvp_kv_given_head_dim(&kv->shape, kv->settings);
     char err[512] = "";
 

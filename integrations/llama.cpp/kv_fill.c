@@ -1,5 +1,5 @@
-/* kv_fill.c - see kv_fill.h. Sizes of one tensor, and how long it is f16 in place; buffer.c adds
- * tensors up.
+/* kv_fill.c - see kv_fill.h. Computes the sizes of one tensor, and for how many tokens it is f16 in
+ * place. buffer.c adds up the tensors.
  *
  * All numbers follow from kvp_kv_full_size, or come from kvant_tensor and gpu/size.c. */
 #include <math.h>
@@ -24,15 +24,16 @@ static uint32_t positions_of(const kvp_kv *kv, double tokens)
     return n;
 }
 
-/* Cells of a stream that have a row. A sliding window's cache has fewer cells than tokens. */
+/* The cells of a stream that have a row. The cache of a sliding window has fewer cells than
+ * tokens. */
 static double cells_of(const kvp_kv *kv, double tokens)
 {
     return tokens < kv->shape.n_cells ? tokens : kv->shape.n_cells;
 }
 
-/* Pages of the computer's memory are there once they are written: codes of all blocks that have a
- * row, and the tensor's fp16 pages until all of them are in use. The pages that tensors share for
- * the rows of a step count in full, as kvp_kv_count counts them. */
+/* Reduces a size in the computer's memory, where a page exists once it is written. Blocks with a
+ * row count in full. So do the tensor's fp16 pages until all of them are in use. The pages that
+ * tensors share for the rows of a step count in full, as in kvp_kv_count. */
 static void shrink_computers(const kvp_kv *kv, double tokens, kvp_kv_size *size)
 {
     const double n_blocks = blocks_of(cells_of(kv, tokens)) * kv->shape.n_streams;
@@ -46,7 +47,8 @@ static void shrink_computers(const kvp_kv *kv, double tokens, kvp_kv_size *size)
     size->bytes = codes * n_blocks / kvp_kv_blocks(&kv->shape) + size->exact + size->transforms;
 }
 
-/* A GPU's pages are reserved as a whole; matrices are made when their positions are reached. */
+/* Reduces a size on a GPU. Its pages are reserved as a whole, and transforms are made when their
+ * positions are reached. */
 static void shrink_gpus(const kvp_kv *kv, const kvant_codec *const *codecs, double tokens,
                         kvp_kv_size *size)
 {

@@ -1,5 +1,5 @@
-/* kv_layers.h - what the tensors of one llama context know of each other. kv_bind.c keeps it,
- * kv_tell.c tells it. No other file looks into it. */
+/* kv_layers.h - the state that the tensors of one llama context share. kv_bind.c keeps it, and
+ * kv_tell.c prints it. No other file looks into it. */
 #ifndef KVP_KV_LAYERS_H
 #define KVP_KV_LAYERS_H
 
@@ -10,27 +10,31 @@
  * has two). */
 struct kvp_layers {
     size_t n_users;
-    uint32_t n;                           /* the highest layer number, plus one */
-    uint32_t first;                       /* the lowest one */
-    uint32_t n_here;                      /* layers whose keys are here */
-    uint32_t n_tensors, n_bound, n_alive; /* alive: of these tensors, those that were not freed */
-    uint32_t n_positions;                 /* of the longest cache, one stream */
-    kvp_kv_size full;                     /* of what is bound, when all cells are written */
-    size_t in_place;    /* tokens that are f16 itself in all that is bound; SIZE_MAX: nothing is */
-    uint32_t n_streams; /* of a tensor that is bound */
-    bool on_gpu;        /* a tensor that is bound lies on a GPU */
-    kvant_exact_part exact; /* of the longest cache, once rows no longer fit as f16 */
+    uint32_t n;      /* the highest layer number, plus one */
+    uint32_t first;  /* the lowest layer number */
+    uint32_t n_here; /* layers whose keys are in these caches */
+    /* tensors that were created, that are bound, and that were not freed yet */
+    uint32_t n_tensors, n_bound, n_alive;
+    uint32_t n_positions; /* positions of the longest cache, one stream */
+    kvp_kv_size full;     /* size of the bound tensors when all cells are written */
+    /* tokens that are f16 itself in every bound tensor; SIZE_MAX: no tensor is f16 */
+    size_t in_place;
+    uint32_t n_streams; /* streams of the bound tensors */
+    bool on_gpu;        /* a bound tensor lies on a GPU */
+    /* the longest cache's tokens that stay fp16, once its rows no longer fit as f16 */
+    kvant_exact_part exact;
     bool told;
-    bool rotated;          /* a GPU's codecs rotate by other matrices */
+    bool rotated;          /* a GPU's codecs rotate by other matrices than a CPU's */
     bool refused;          /* a graph showed that its cache cannot serve the model */
-    bool copies;           /* said that llama.cpp reads decoded copies */
+    bool copies;           /* the user was told that llama.cpp reads decoded copies */
     bool latents;          /* a cache of MLA is compressed */
-    bool plans_keys_alone; /* a graph that is only planned reads values out of the keys */
+    bool plans_keys_alone; /* a graph that llama.cpp only plans reads values out of the keys */
     kvp_layer_kinds kinds;
     kvp_settings settings;
 };
 
-/* Says once per context, when all of its tensors are bound, what they take and hold. */
+/* Prints, once per context when all of its tensors are bound, the line about their size and
+ * content. */
 void kvp_layers_tell(struct kvp_layers *layers);
 
 #endif /* KVP_KV_LAYERS_H */

@@ -1,14 +1,14 @@
-/* kv_reserve.c - how many bytes a cache tensor takes, before head_dim and the number of layers are
- * known (see kv_tensor.h): what is exact, where it lies, and the most that any head_dim needs.
- *
- * Depends on the shape and on the settings alone: ggml asks several times. */
+/* kv_reserve.c - how many bytes a cache tensor reserves, before head_dim and the number of layers
+ * are known (see kv_tensor.h). Finds the exact part, the place of its pages, and the most bytes
+ * that any head_dim needs. Depends on the shape and on the settings only, because ggml asks several
+ * times. */
 #include <stdio.h>
 #include <string.h>
 
 #include "kv_steps.h"
 #include "kv_tensor.h"
 
-#define GPU_ALIGN 256u /* of open pages */
+#define GPU_ALIGN 256u /* alignment of fp16 pages */
 #define LEAST_NEWEST 64u
 
 static bool is_placed(const kvp_kv_shape *shape)
@@ -32,8 +32,9 @@ kvant_exact_part kvp_kv_exact(const kvp_kv_shape *shape, const kvp_settings *set
                        &part);
     if (!shape->window || shape->in_order || part.step == 0)
         return part;
-    /* First tokens leave a window. The cache of a window has twice as many cells as the window has
-     * tokens, or more: this is up to an eighth of these tokens. */
+    /* The first tokens of a sequence leave a sliding window, so none of them stays fp16. The cache
+     * of a window has at least twice as many cells as the window has tokens. So at most an eighth
+     * of the window's tokens stay fp16. */
     newest = shape->n_cells / 16 > LEAST_NEWEST ? shape->n_cells / 16 : LEAST_NEWEST;
     part.first = 0;
     part.newest = newest < part.newest ? newest : part.newest;
@@ -57,7 +58,7 @@ bool kvp_kv_tensor_params(const kvp_kv_shape *shape, const kvp_settings *setting
                                .blocks_per_sequence = placed ? 0 : blocks_per_stream(shape),
                                .exact = part,
                                .steps = kvp_steps_none() };
-    /* A GPU's exact rows have pages of their own. */
+    /* On a GPU exact rows have their own pages, which kvp_kv_open_pages counts. */
     *part = (kvant_exact_part){ .size = sizeof(*part) };
     if (!shape->in_order)
         *part = kvp_kv_exact(shape, settings, params->n_sequences);
@@ -90,13 +91,13 @@ uint32_t kvp_kv_given_head_dim(const kvp_kv_shape *shape, const kvp_settings *se
     return head_dim != 0 ? head_dim : settings->head_dim;
 }
 
-/* For codecs that were chosen by specs. An open page has 4 times the bytes of a sealed one, so
- * these are 3 % of a long cache. */
+/* fp16 pages for codecs that the user chose by specs. An fp16 page has about 4 times the bytes of a
+ * sealed page, so these pages are 3 % of a long cache. With fewer, blocks are sealed sooner. */
 #define LEAST_OPEN 8u
 #define USUAL_OPEN 20u
 
-/* The newest tokens of a sequence may begin and end within a block, so they take a page more. A
- * step's rows go on in the last of these pages. */
+/* The newest tokens of a sequence may begin and end within a block, so they take a page more. The
+ * rows of a step begin in the last of these pages. */
 uint32_t kvp_kv_open_pages(const kvp_kv_shape *shape, const kvp_settings *settings)
 {
     const kvant_exact_part part = kvp_kv_exact(shape, settings, shape->n_streams);
@@ -110,8 +111,9 @@ uint32_t kvp_kv_open_pages(const kvp_kv_shape *shape, const kvp_settings *settin
     return n > n_blocks ? n_blocks : n;
 }
 
-/* Whether the cache of a spec has open pages on a GPU. A trellis search takes as long for one row
- * as for 64. The other words ask for first or newest tokens; a centre has first tokens, too. */
+/* Whether the cache of a spec has fp16 pages on a GPU. A trellis search takes as long for one row
+ * as for 64, so rows wait there until their block is full. The remaining words ask for exact first
+ * or newest tokens; a centre implies exact first tokens. */
 static bool has_open_pages(const char *spec)
 {
     static const char *const words[] = {
@@ -144,8 +146,9 @@ size_t kvp_kv_open_bytes(const kvp_kv_shape *shape, const kvp_settings *settings
            sizeof(uint16_t);
 }
 
-/* For every plausible head_dim. On a GPU what is reserved is used, and few models have one below
- * 64, where bits per number are most. */
+/* Finds the most bytes for every plausible head_dim. A GPU uses all reserved bytes, so for a GPU
+ * head_dims below 64 do not count unless given: few models have one, and bits per number are
+ * highest there. */
 static kvant_status most_bytes(const kvp_settings *settings, const kvp_kv_shape *shape,
                                const kvant_scheme_place *place, const kvant_tensor_params *params,
                                size_t *most)

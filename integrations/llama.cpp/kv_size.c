@@ -1,4 +1,4 @@
-/* kv_size.c - see kv_size.h. Sizes of one tensor; kv_bind.c and buffer.c add them up.
+/* kv_size.c - see kv_size.h. Computes the sizes of one tensor; kv_bind.c and buffer.c add them up.
  *
  * kvant_tensor tells the bytes of a tensor in the computer's memory. gpu/size.c tells the bytes of
  * the arrays on a GPU. */
@@ -8,7 +8,7 @@
 #include "kv_steps.h"
 #include "kv_tensor.h"
 
-/* The arrays that codecs have from a calibration, which are in memory once for each kv head. */
+/* Bytes of the arrays that codecs copied from a calibration. Each kv head has its own. */
 size_t kvp_kv_calibrated_bytes(const kvant_codec *const *codecs, uint32_t n)
 {
     size_t numbers = 0;
@@ -38,8 +38,8 @@ static double codec_bits(const kvant_codec *const *codecs, uint32_t n)
     return bits;
 }
 
-/* The graph tells how RoPE rotates keys only later. Most versions are made where it does, so the
- * tensor is asked as if it did. */
+/* Only a graph tells how RoPE rotates keys. A tensor makes the most transforms when it knows RoPE,
+ * so this function asks it with a RoPE. */
 kvant_tensor_info kvp_kv_info_up_to(const kvp_kv *kv, uint32_t n_positions)
 {
     static const float still = 0;
@@ -57,8 +57,8 @@ kvant_tensor_info kvp_kv_info_up_to(const kvp_kv *kv, uint32_t n_positions)
     return info;
 }
 
-/* Pages and fp16 pages when each stream is one sequence, without those that tensors share. The pool
- * of a spec has two fp16 blocks in reserve that nothing touches then. */
+/* Bytes of pages and fp16 pages when each stream is one sequence, without the pages that tensors
+ * share. A pool for specs has two spare fp16 blocks, which one sequence never uses. */
 static double page_bytes(const kvp_kv *kv, const kvant_codec *const *codecs, uint32_t n_kv_heads,
                          double sealed)
 {
@@ -93,7 +93,8 @@ static void add_computers(const kvp_kv *kv, const kvant_codec *const *codecs, ui
     size->working = (double)full.working_most;
 }
 
-/* All that is reserved on a GPU is used, also what another head_dim would have needed. */
+/* Adds a GPU's arrays. All reserved bytes count, even bytes that only another head_dim would have
+ * needed. */
 static bool add_gpus(const kvp_kv *kv, const kvant_codec *const *codecs, uint32_t n_kv_heads,
                      kvp_kv_size *size)
 {

@@ -1,8 +1,8 @@
-/* kv_size.h - what a compressed cache takes when all of its cells are written, by its parts.
+/* kv_size.h - the size of a compressed cache when all of its cells are written, by its parts.
  *
  * The line at the start, `kvant inspect` and `kvant eval` all print these sums, so that a size has
  * one meaning everywhere. The struct is also the plug-in's interface to `kvant` (kvant_kv_size). It
- * does not tell what a cache takes now: kvp_buffer_kv_memory (buffer.h) measures that. */
+ * is not the memory that a cache takes now, which kvp_buffer_kv_memory (buffer.h) measures. */
 #ifndef KVP_KV_SIZE_H
 #define KVP_KV_SIZE_H
 
@@ -13,7 +13,7 @@
 typedef struct kvp_kv_size {
     size_t size;       /* set by the caller to sizeof(kvp_kv_size) */
     double cells;      /* tokens that the longest cache of the context holds, all streams */
-    double numbers[2]; /* of keys and of values, in all cells */
+    double numbers[2]; /* numbers of all keys, and of all values */
     double codec_bits; /* bits of these numbers as their codecs store them */
     double bytes;      /* of the cache; the next two are part of it */
     double exact;      /* fp16 pages: first and newest tokens, and rows of a step */

@@ -5,8 +5,8 @@
 
 #include <sys/mman.h>
 
-/* llama.cpp's default batch. The rows of a longer one are sealed as they come, but for the newest.
- * The room is there once for all layers, so it does not depend on the length of the context. */
+/* The rows of llama.cpp's default batch. A longer batch seals all rows but the newest while it
+ * stores them. All layers share this room, so it does not grow with the context. */
 #define STEP_ROWS 512u
 
 kvant_step_pages *kvp_steps_none(void)

@@ -1,26 +1,27 @@
-/* kv_steps.h - memory for the rows of a step, which the keys of all layers of a cache share, and so
- * do the values (kvant_step_pages).
+/* kv_steps.h - memory for the rows of a step (kvant_step_pages). The keys of all layers of a cache
+ * share one, and the values of all layers share another.
  *
- * On a CPU llama.cpp computes the layers of a step one after another: it stores the rows of a layer
- * and attends to them before it stores the rows of the next layer. A buffer has the tensors of one
- * cache. The cache of a sliding window is another buffer, with other shared pages. */
+ * On a CPU llama.cpp computes the layers of a step one after another. It attends to the rows of a
+ * layer before it stores the rows of the next layer. A buffer has the tensors of one cache. The
+ * cache of a sliding window is another buffer, with other shared pages. */
 #ifndef KVP_KV_STEPS_H
 #define KVP_KV_STEPS_H
 
 #include "kv_tensor.h"
 
 typedef struct kvp_steps {
-    kvant_step_pages pages; /* no memory until a tensor is bound */
+    kvant_step_pages pages; /* has no memory until a tensor is bound */
 } kvp_steps;
 
-/* Pages that hold nothing: a tensor that only reserves memory is not to reserve that of a step. */
+/* Pages without memory, for a tensor that only computes its size. */
 kvant_step_pages *kvp_steps_none(void);
 
-/* What the tensors of a cache share when this is the largest of them; 0 where the context's codecs
- * keep no exact part, and on a GPU. */
+/* Bytes of the pages that the tensors of a cache share when this tensor is the largest of them. 0
+ * where the context's codecs keep no exact part, and on a GPU. */
 size_t kvp_steps_bytes(const kvp_kv_shape *shape, const kvp_settings *settings);
 
-/* The tensor shares the pages; all tensors that do are to be noted before one of them is bound. */
+/* Makes the tensor share the pages. All tensors that share them must join before one of them is
+ * bound. */
 void kvp_steps_join(kvp_steps *steps, kvp_kv *kv);
 
 /* Maps the memory once, and counts it with this tensor (kvp_kv.shared). False without memory. */

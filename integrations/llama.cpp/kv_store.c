@@ -18,7 +18,7 @@ static size_t width_of(const kvp_batch *batch)
 
 static bool is_finite(const float *row, size_t width)
 {
-    int others = 0; /* becomes vectors, which a sum of floats would not */
+    int others = 0; /* counts in an int, because compilers vectorise that and not a sum of floats */
 
     for (size_t j = 0; j < width; j++)
         others |= !(fabsf(row[j]) <= FLT_MAX);
@@ -56,7 +56,7 @@ static void mark_all(const kvp_batch *batch, bool invalid)
         mark(batch, i, invalid);
 }
 
-/* n rows were refused, the first one of them at i. */
+/* Reports that n rows were refused, the first of them row i of the batch. */
 static void report(const kvp_batch *batch, size_t i, size_t n, kvant_status why)
 {
     const kvp_refusal refusal = { .name = batch->rows->kv->name,
@@ -77,7 +77,7 @@ void kvp_kv_lose(const kvp_batch *batch, kvant_status why)
 
 static kvant_status attempt(const kvp_batch *batch)
 {
-    const kvp_rows *k = &batch->rows[0], *v = &batch->rows[1]; /* keys come first */
+    const kvp_rows *k = &batch->rows[0], *v = &batch->rows[1]; /* the rows of keys come first */
     kvant_status status = KVANT_OK;
 
     if (k->kv->remote != NULL)
@@ -98,7 +98,7 @@ static bool is_refusal(kvant_status status)
     return status == KVANT_ERR_NONFINITE || status == KVANT_ERR_RANGE;
 }
 
-/* Rows first to first + n - 1. */
+/* The part of a batch with rows first to first + n - 1. */
 static kvp_batch part_of(const kvp_batch *batch, size_t first, size_t n)
 {
     kvp_batch part = *batch;
@@ -114,8 +114,8 @@ static kvp_batch part_of(const kvp_batch *batch, size_t first, size_t n)
     return part;
 }
 
-/* status: why the batch was refused. Each call halves it, so the stack holds as many calls as its
- * length has bits. */
+/* Stores a batch that was refused with `status`, half by half. Each call halves it, so the
+ * recursion is as deep as the batch's length has bits. */
 static kvant_status store_halves(const kvp_batch *batch, kvant_status status)
 {
     const size_t half = batch->n / 2;
@@ -135,7 +135,7 @@ static kvant_status store_halves(const kvp_batch *batch, kvant_status status)
     return KVANT_OK;
 }
 
-/* Room for n rows of each tensor with their positions, cells and slots. */
+/* A copy of n rows of each tensor, with their positions, cells and slots. */
 struct copy {
     int64_t *cells, *slots;
     float *rows[2];
@@ -170,7 +170,7 @@ static void copy_row(const kvp_batch *batch, size_t i, const struct copy *copy, 
                width * sizeof(float));
 }
 
-/* The batch without the rows that are not finite, whose cells become invalid. */
+/* Makes a batch without the rows that are not finite, whose cells become invalid. */
 static kvp_batch leave_out(const kvp_batch *batch, const struct copy *copy)
 {
     kvp_batch rest = *batch;
@@ -203,7 +203,7 @@ static kvant_status store_rest(const kvp_batch *rest)
     return status;
 }
 
-/* Some row was refused. */
+/* Stores the rows that can be stored of a batch that was refused for the reason `why`. */
 static kvant_status store_some(const kvp_batch *batch, kvant_status why)
 {
     const size_t n = count_finite(batch);

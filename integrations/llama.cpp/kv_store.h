@@ -1,29 +1,28 @@
 /* kv_store.h - stores rows at their slots, whether a codec takes them or not.
  *
- * The cell of a row that a codec refuses becomes invalid (invalid.h). kvant stores the remaining
- * rows of the batch as if the refused rows were not in it, and learns nothing from the refused
- * rows. */
+ * The cell of a row that a codec refuses becomes invalid (invalid.h). The remaining rows are stored
+ * as if the refused rows were not in the batch, and kvant learns nothing from the refused rows. */
 #ifndef KVP_KV_STORE_H
 #define KVP_KV_STORE_H
 
 #include "kv_tensor.h"
 
-/* Rows of one tensor, or of a layer's keys and values, which have equal cells and slots. */
+/* The rows of one tensor, or of a layer's keys and values, which have the same cells and slots. */
 typedef struct kvp_batch {
     kvp_rows rows[2];
     size_t n_tensors;
     const int64_t *cells;
-    const int64_t *slots; /* not looked at where cells are slots: with a remote */
+    const int64_t *slots; /* ignored with a remote, where cells are slots */
     size_t n;
     uint32_t n_threads;
-    bool by_graph; /* for the log: a node of a graph writes them */
+    bool by_graph; /* for the log: a node of a graph writes the rows */
 } kvp_batch;
 
 /* Returns KVANT_OK when each row is stored or its cell is invalid. On an error, such as
  * KVANT_ERR_MEMORY, all cells of the batch are invalid. */
 kvant_status kvp_kv_store(const kvp_batch *batch);
 
-/* The cells become invalid for a reason that no row has. */
+/* Makes the cells invalid for a reason that no row has. */
 void kvp_kv_lose(const kvp_batch *batch, kvant_status why);
 
 #endif /* KVP_KV_STORE_H */

@@ -1,12 +1,12 @@
-/* kv_tell.c - the line at a context's start: what the cache takes, how long it is f16, and which
- * layers are not compressed. What a context knows of its tensors is kv_bind.c's part. */
+/* kv_tell.c - the line at a context's start: the size of the cache, how long it is f16, and the
+ * layers that are not compressed. The file kv_bind.c owns the state that it prints. */
 #include <stdio.h>
 
 #include "kv_layers.h"
 #include "log.h"
 
-/* Layers of the model, as far as its file tells: llama.cpp may give the last ones to another
- * device. */
+/* The number of layers of the model, as far as its file says. llama.cpp may give the last layers to
+ * another device. */
 static uint32_t count_layers(const struct kvp_layers *layers)
 {
     const uint32_t states = layers->kinds.states_end;
@@ -46,8 +46,8 @@ static void describe_in_place(const struct kvp_layers *layers, char *text, size_
                  KVP_CELLS_PADDING);
 }
 
-/* llama.cpp may give the first or the last layers to another device, where their caches stay
- * uncompressed. */
+/* Prints the line. llama.cpp may give the first or the last layers to another device, where their
+ * caches stay uncompressed. */
 void kvp_layers_tell(struct kvp_layers *layers)
 {
     const double mib = 1048576.0;

@@ -1,11 +1,11 @@
-/* kv_tensor.c - rows of a cache tensor (see kv_tensor.h): entering, nominal fp16 rows, clearing,
- * copying.
+/* kv_tensor.c - the rows of a cache tensor (see kv_tensor.h): entering, nominal fp16 rows,
+ * clearing, copying.
  *
  * Rows of a cache with one stream go to the slots of its placement. Only the mask tells which
  * sequence a row belongs to, and llama.cpp computes the mask after it stores the rows of the first
- * layer. So rows of a batch that is not placed yet wait in a copy. They are stored when the
- * attention node that reads them brings the mask, or when any other call needs them. So do keys
- * that learn from the node's queries (transform=first). */
+ * layer. So rows of a batch without slots are pending in a copy. They are stored when the attention
+ * node that reads them brings the mask, or when another call needs them. Keys whose transform is
+ * learned from the node's queries (transform=first) are pending in the same way. */
 #define _GNU_SOURCE /* madvise */
 
 #include "kv_tensor.h"
@@ -21,8 +21,8 @@
 #include "log.h"
 #include "trace.h"
 
-/* Rows are translated in batches; a restored cache learns its centre from them (center=first), so
- * they should be as long as the batch of a prompt. */
+/* Cells that a call outside of graphs translates at a time. A restored cache learns its centre from
+ * the first of these batches (center=first), so a batch should be as long as a prompt's batch. */
 #define BATCH_CELLS 512u
 
 /* Index of a block that is not the first block of any sequence, whatever sink a codec has. */
@@ -30,8 +30,8 @@
 
 /* Entering */
 
-/* Tells the tensor of a block that begins anew. Windows are for the first KVP_WINDOW_SEQUENCES
- * sequences. */
+/* Tells the tensor that another sequence, or another part of one, uses the block from now on. Only
+ * the first KVP_WINDOW_SEQUENCES sequences keep first and newest tokens as fp16. */
 static kvant_status assign_block(kvp_kv *kv, uint32_t block)
 {
     kvp_block place = kvp_placement_block(kv->placement, block);
@@ -50,7 +50,7 @@ static kvant_status assign_block(kvp_kv *kv, uint32_t block)
     return status;
 }
 
-/* False when there is no memory to place them. */
+/* Finds the slots of the cells. False when there is no memory to place them. */
 static bool find_slots(const kvp_kv *kv, const int64_t *cells, size_t n, const kvp_mask *mask,
                        int64_t *slots)
 {
@@ -61,7 +61,7 @@ static bool find_slots(const kvp_kv *kv, const int64_t *cells, size_t n, const k
     return true;
 }
 
-/* The blocks of slots begin anew where they must. */
+/* Assigns the blocks of the slots whose generation has changed. */
 static kvant_status assign_blocks(kvp_kv *kv, const int64_t *slots, size_t n)
 {
     kvant_status status = KVANT_OK;
@@ -71,7 +71,7 @@ static kvant_status assign_blocks(kvp_kv *kv, const int64_t *slots, size_t n)
     return status;
 }
 
-/* Places the batch and stores it. */
+/* Finds the slots of the batch and stores it. */
 static kvant_status store(const kvp_batch *batch, const kvp_mask *mask)
 {
     int64_t *slots = malloc((batch->n + 1) * sizeof(*slots));
@@ -163,8 +163,8 @@ kvant_status kvp_kv_enter(const kvp_rows *rows, size_t n_tensors, const int64_t 
             status = keep(&rows[i], cells, n);
         return status;
     }
-    /* Keys and values together keep more threads busy, and one token's queries can come later:
-     * whether they are wanted is asked then. */
+    /* Storing keys and values together keeps more threads busy. A single token's key need not wait
+     * for its queries: when they come, kvant asks the tensor whether it wants them. */
     if (n == 1 && rows->positions != NULL) {
         rows->kv->alone = rows->positions[0];
         return store(&batch, NULL);
@@ -213,8 +213,8 @@ size_t kvp_kv_stream_bytes(const kvp_kv *kv)
     return kvp_kv_row_bytes(kv) * kv->shape.n_cells;
 }
 
-/* A run of cells of one stream, at most a batch, that covers the start of the nominal bytes
- * [offset, offset + size): which cells, and which of their bytes. */
+/* A run of cells of one stream, at most BATCH_CELLS, that covers the start of the nominal bytes
+ * [offset, offset + size). Says which cells they are, and which of their bytes. */
 struct batch {
     size_t cell, n_cells;
     size_t skip, bytes;
@@ -235,7 +235,7 @@ static struct batch next_batch(const kvp_kv *kv, size_t offset, size_t size)
     return batch;
 }
 
-/* Room for one batch as floats and as fp16. */
+/* Room for the rows of a batch, as floats and as fp16. */
 struct scratch {
     float *rows;
     uint16_t *halves;
@@ -250,8 +250,8 @@ static bool scratch_create(const kvp_kv *kv, struct scratch *scratch)
     return scratch->rows != NULL;
 }
 
-/* llama.cpp's own threads wait while a state is saved or restored, so these calls use all CPUs that
- * the process may use. */
+/* Reads stored rows. llama.cpp's own threads wait while a state is saved or restored, so these
+ * calls use all CPUs that the process may use. */
 static kvant_status read_stored(const kvp_kv *kv, size_t cell, size_t n, float *rows)
 {
     const size_t width = kv->shape.row;
@@ -292,7 +292,7 @@ static kvant_status decode_batch(const kvp_kv *kv, const struct batch *batch,
     return status;
 }
 
-/* The cells of a batch become these rows, or invalid. */
+/* Stores rows in the cells of a batch; refused rows make their cells invalid. */
 static void encode_batch(kvp_kv *kv, const struct batch *batch, struct scratch *scratch)
 {
     int64_t cells[BATCH_CELLS];
@@ -312,7 +312,8 @@ static void encode_batch(kvp_kv *kv, const struct batch *batch, struct scratch *
         store(&rows, NULL);
 }
 
-/* Nominal bytes on their way: to `out`, or else from `data`, or else `value` again and again. */
+/* Nominal bytes that are transferred: to `out` if it is set, else from `data` if it is set, else
+ * `value` repeated. */
 struct bytes {
     char *out;
     const char *data;
@@ -329,7 +330,8 @@ static kvant_status read_batch(const kvp_kv *kv, const struct batch *batch, stru
     return status;
 }
 
-/* A part of a row that was refused stays invalid: the rest of the row is not known. */
+/* Writes a part of the nominal bytes of a batch. A cell that is invalid stays so if only a part of
+ * its row is written, because the rest of the row is not known. */
 static kvant_status write_batch(kvp_kv *kv, const struct batch *batch, struct scratch *scratch,
                                 const struct bytes *bytes, size_t done)
 {
@@ -348,13 +350,13 @@ static kvant_status write_batch(kvp_kv *kv, const struct batch *batch, struct sc
     return KVANT_OK;
 }
 
-/* Batch by batch. */
+/* Transfers nominal bytes, batch by batch. */
 static kvant_status translate(kvp_kv *kv, size_t offset, size_t size, const struct bytes *bytes)
 {
     kvant_status status = KVANT_OK;
     struct scratch scratch;
 
-    kvp_kv_flush(kv, NULL, kvant_available_cpus()); /* what cannot be stored becomes invalid */
+    kvp_kv_flush(kv, NULL, kvant_available_cpus()); /* rows that cannot be stored become invalid */
     if (!scratch_create(kv, &scratch))
         return KVANT_ERR_MEMORY;
     for (size_t done = 0; status == KVANT_OK && done < size;) {
@@ -391,7 +393,7 @@ bool kvp_kv_read(kvp_kv *kv, size_t offset, size_t size, void *out)
     return status == KVANT_OK;
 }
 
-/* Cells that nominal bytes belong to, wholly or in part, become invalid. */
+/* Makes all cells invalid that the nominal bytes belong to, even in part. */
 static void lose(kvp_kv *kv, size_t offset, size_t size, const char *why)
 {
     const size_t first = offset / kvp_kv_row_bytes(kv),
@@ -427,7 +429,8 @@ void kvp_kv_fill(kvp_kv *kv, size_t offset, size_t size, uint8_t value)
 
     if (value != 0 || kvp_kv_is_bound(kv))
         write_bytes(kv, offset, size, &bytes);
-    else if (first < end) /* unbound: zeros already, where no row was refused */
+    /* an unbound tensor reads as zeros already, except where a row was refused */
+    else if (first < end)
         kvp_invalid_set(&kv->invalid, first, end - first, false);
 }
 
@@ -436,7 +439,8 @@ static bool all_zero(const char *data, size_t size)
     return size == 0 || (data[0] == 0 && memcmp(data, data + 1, size - 1) == 0);
 }
 
-/* A state has zeros for the cells of a tensor that no attention reads (minimax-m3 has some). */
+/* Writes nominal bytes. When llama.cpp restores a state, it writes zeros to a tensor that no
+ * attention reads (minimax-m3 has some). */
 void kvp_kv_write(kvp_kv *kv, size_t offset, size_t size, const void *data)
 {
     const struct bytes bytes = { .data = data };
@@ -449,8 +453,8 @@ void kvp_kv_write(kvp_kv *kv, size_t offset, size_t size, const void *data)
 
 /* Clearing and copying */
 
-/* Whole pages of the system inside the tensor's memory are given back, which zeroes them; the rest
- * is zeroed. */
+/* Gives whole pages of the system inside the tensor's memory back, which zeroes them, and zeroes
+ * the rest. */
 static void release_memory(const kvp_kv *kv)
 {
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);

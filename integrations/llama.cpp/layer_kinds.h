@@ -1,7 +1,7 @@
-/* layer_kinds.h - what the layers of one llama.cpp context keep: keys and values, which are
- * compressed, or something else, which stays llama.cpp's own.
+/* layer_kinds.h - the kinds of a llama.cpp context's layers. A layer keeps keys and values, which
+ * kvant compresses, or something else, which stays llama.cpp's own.
  *
- * It counts layers and writes the lines about them. It does not decide what is compressed.
+ * It counts layers and writes the lines about them. It does not decide which layers are compressed.
  * kv_bind.c owns one per context.
  */
 #ifndef KVP_LAYER_KINDS_H
@@ -13,24 +13,26 @@
 typedef struct kvp_layer_kinds {
     uint32_t *cached; /* layers with a compressed cache, ascending */
     uint32_t n_cached;
-    uint32_t n_states, states_end; /* layers with recurrent state; the highest one, plus one */
-    bool keys_alone;               /* a cache of keys without values stays llama.cpp's own */
-    bool elsewhere;                /* a layer's cache is in another device's memory */
+    /* layers with recurrent state; the highest such layer plus one */
+    uint32_t n_states, states_end;
+    bool keys_alone; /* a cache of keys without values stays llama.cpp's own */
+    bool elsewhere;  /* a layer's cache is in another device's memory */
 } kvp_layer_kinds;
 
 void kvp_layer_kinds_free(kvp_layer_kinds *kinds);
 
-/* A layer with a compressed cache, in any order, any number of times; false without memory. */
+/* Notes a layer with a compressed cache, in any order and any number of times; false without
+ * memory. */
 bool kvp_layer_kinds_add(kvp_layer_kinds *kinds, uint32_t layer);
 
-/* How many layers with a compressed cache come before this one. */
+/* The number of layers with a compressed cache before this one. */
 uint32_t kvp_layer_kinds_rank(const kvp_layer_kinds *kinds, uint32_t layer);
 
-/* A layer with recurrent state; llama.cpp asks for one layer after the other. */
+/* Notes a layer with recurrent state. llama.cpp asks for the layers in their order. */
 void kvp_layer_kinds_add_state(kvp_layer_kinds *kinds, uint32_t layer);
 
-/* "12 of 48 layers have a KV cache and are compressed; 36 keep recurrent state, ...", where layers
- * have recurrent state. n_layers: the model's. */
+/* Prints a line like "12 of 48 layers have a KV cache and are compressed; 36 keep recurrent state,
+ * ..." if layers have recurrent state. n_layers: the model's number of layers. */
 void kvp_layer_kinds_say(const kvp_layer_kinds *kinds, uint32_t n_layers);
 
 #endif /* KVP_LAYER_KINDS_H */

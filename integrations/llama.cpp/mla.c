@@ -54,7 +54,7 @@ bool kvp_mla_spec(const char *keys, char *spec, size_t size)
     return copy_options(keys, learned, false, spec, size);
 }
 
-/* The parts of a row keep the same tokens as fp16. */
+/* Both parts of a row must keep the same tokens as fp16, so the options for these are copied. */
 bool kvp_mla_rope_spec(const char *keys, char *spec, size_t size)
 {
     static const char *const kept[] = { "sink=", "recent=", NULL };

@@ -16,12 +16,13 @@
 
 #include "settings.h"
 
-/* RoPE's channels in every model with MLA that llama.cpp runs. Latents are a multiple of them. */
+/* RoPE's channels in every model with MLA that llama.cpp runs. The number of latents is a multiple
+ * of them. */
 #define KVP_MLA_PART 64u
 #define KVP_MLA_MAX_PARTS 32u
 
-/* Whether a cache of keys without values with such rows is one of latents. Other caches of keys
- * alone have a power of two: an indexer's keys 128, DeepSeek 4's rows 512. */
+/* Whether a cache of keys without values with such rows holds latents. Other caches of keys without
+ * values have rows of a power of two: an indexer's keys 128, DeepSeek 4's rows 512. */
 bool kvp_mla_has_row(uint64_t row);
 
 /* Writes the spec for latents: the keys' spec without the options that learn from rows or queries.
@@ -32,14 +33,14 @@ bool kvp_mla_spec(const char *keys, char *spec, size_t size);
  * models, and they have outliers: DeepSeek's own fp8 cache (FlashMLA) keeps them as bf16. */
 bool kvp_mla_rope_spec(const char *keys, char *spec, size_t size);
 
-/* Finds the codecs of the parts of a row, which has `row` numbers. The place's role, n_kv_heads and
- * head_dim are not looked at. False when the settings have none for latents;
- * kvant_error_message() says why. */
+/* Finds the codecs of the parts of a row with `row` numbers. Ignores the place's role, n_kv_heads
+ * and head_dim. False when the settings have no codec for latents; kvant_error_message() says
+ * why. */
 bool kvp_mla_codecs(const kvp_settings *settings, const kvant_scheme_place *place, uint32_t row,
                     const kvant_codec **codecs);
 
-/* Bytes of a tensor with these params, of a protected layer or not, whichever has more; 0 as
- * above. */
+/* Bytes of a tensor with these params, for a protected or an ordinary layer, whichever needs more;
+ * 0 as above. */
 size_t kvp_mla_most_bytes(const kvp_settings *settings, const kvant_scheme_place *place,
                           uint32_t row, const kvant_tensor_params *params);
 

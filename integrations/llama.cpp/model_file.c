@@ -15,7 +15,8 @@ static bool is_model(const char *path)
     char magic[4] = "";
     FILE *file = NULL;
 
-    if (stat(path, &state) == 0 && S_ISREG(state.st_mode)) /* opening a device may do something */
+    /* only regular files, because opening a device may have an effect */
+    if (stat(path, &state) == 0 && S_ISREG(state.st_mode))
         file = fopen(path, "rbe");
     if (file == NULL)
         return false;
@@ -25,7 +26,7 @@ static bool is_model(const char *path)
     return ok;
 }
 
-/* The first part stands for all of model-00002-of-00003.gguf. */
+/* The first part stands for all parts of a model such as model-00002-of-00003.gguf. */
 static void name_first_part(char *path)
 {
     static const char pattern[] = "-00000-of-00000.gguf";
@@ -40,7 +41,8 @@ static void name_first_part(char *path)
     memcpy(end + 1, "00001", 5);
 }
 
-/* The path of a line of /proc/self/maps; false when it is no file's, or too long. */
+/* The path of a line of /proc/self/maps; false when the line names no file or the path is too
+ * long. */
 static bool mapped_path(char *line, char *path)
 {
     const char *at = strchr(line, '/');
@@ -82,7 +84,7 @@ bool kvp_find_model(char *model)
 
 enum { GGUF_UINT32 = 4, GGUF_INT32 = 5, GGUF_STRING = 8, GGUF_ARRAY = 9 };
 
-/* Bytes of a number of a type; 0: no number. */
+/* Bytes of a number of this type; 0: the type is no number. */
 static size_t bytes_of(uint32_t type)
 {
     static const uint8_t bytes[] = { 1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8 };
@@ -123,7 +125,7 @@ static bool skip_strings(reader *r, uint64_t n)
     return true;
 }
 
-/* A key's value: *number where it is one of 32 bits. */
+/* Skips a key's value; *number becomes the value if it is a 32-bit number. */
 static bool take_value(reader *r, uint32_t type, uint32_t *number)
 {
     uint64_t n;
@@ -147,8 +149,8 @@ static bool ends_with(const char *key, const char *end)
     return n >= m && strcmp(key + n - m, end) == 0;
 }
 
-/* Layers as the metadata describes them: all, those that draft tokens, those that read another
- * layer's keys, whether kinds differ. */
+/* Layers as the metadata describes them: all layers, layers that only draft tokens, layers that
+ * read another layer's keys, and whether layers differ in kind. */
 struct layers {
     uint32_t all, drafting, sharing;
     bool mixed;
@@ -168,7 +170,7 @@ static void note_key(const char *key, uint32_t type, uint32_t number, struct lay
         layers->mixed = true;
 }
 
-/* Up to the tokenizer's words, which mostly come behind what the model is. */
+/* Reads up to the tokenizer's words, which mostly come after the keys that describe the model. */
 static bool read_keys(reader *r, uint64_t n, struct layers *layers)
 {
     char key[MOST_KEY];
@@ -196,7 +198,7 @@ static uint32_t less(uint32_t a, uint32_t b)
 
 kvp_model_layers kvp_count_model_layers(const char *path)
 {
-    struct { /* of a file of version 2 or 3 */
+    struct { /* for files of version 2 or 3 */
         char magic[4];
         uint32_t version;
         uint64_t n_tensors, n_keys;

@@ -1,5 +1,5 @@
-/* model_file.h - which model a process runs, the one whose file it has mapped into memory, and what
- * the file says of it. */
+/* model_file.h - finds the model that a process runs, which is the one whose file it has mapped
+ * into memory, and reads that file's metadata. */
 #ifndef KVP_MODEL_FILE_H
 #define KVP_MODEL_FILE_H
 
@@ -8,14 +8,14 @@
 
 #define KVP_MODEL_PATH 1024u
 
-/* Writes the path of the file, at most KVP_MODEL_PATH bytes. False when no model is mapped, or
- * several, of which a context may run any. */
+/* Writes the path of the file, at most KVP_MODEL_PATH bytes. False when no model is mapped, or when
+ * several are, because a context may run any of them. */
 bool kvp_find_model(char *model);
 
-/* Layers of a GGUF file. 0: the file does not say. */
+/* The layers of a GGUF file. 0: the file does not say. */
 typedef struct kvp_model_layers {
-    uint32_t all; /* without those that only draft tokens */
-    /* with keys and values of their own; 0, too, where layers differ in kind or in their kv
+    uint32_t all; /* all layers, without layers that only draft tokens */
+    /* layers with keys and values of their own; also 0 where layers differ in kind or in their kv
      * heads */
     uint32_t with_keys;
 } kvp_model_layers;

@@ -1,8 +1,8 @@
 /* openmp.c - see openmp.h.
  *
  * The plug-in is not linked with OpenMP, and a process may hold several OpenMP libraries. So ggml
- * makes the team that does nothing: it computes a graph with two threads on a thread of kvant's.
- * libgomp counts one thread more from then on, until kvant's thread ends. */
+ * makes the team that does nothing: it computes a graph with two threads on a thread of kvant. From
+ * then on libgomp counts one thread more, until kvant's thread ends. */
 #define _POSIX_C_SOURCE 200809L /* clock_gettime, pthread_sigmask */
 #include "openmp.h"
 
@@ -15,7 +15,8 @@
 
 #include "ggml_api.h"
 
-/* A decision wants this much time in which the thread ran or waited for a core. */
+/* The time in which the thread ran or waited for a core, after which a decision is due. A shorter
+ * time makes the share below uncertain. */
 #define PERIOD_NS 50000000
 
 /* The part of this time that the thread waited for a core. With a busy program on its core, a
@@ -23,25 +24,26 @@
 #define SHARED_PART .25
 #define IDLE_PART .05
 
-/* Threads that sleep often wait for a core often, even beside programs that need little of it. So
- * the team goes after some time, to see how long threads that spin wait. Each time that this shows
- * a shared core, the next time is twice as long, because tokens may take seconds meanwhile. */
+/* How long the team exists the first time. Threads that sleep often wait for a core often, even
+ * when other programs need little of it. So the team is removed after some time, to see how long
+ * spinning threads wait. Each time that this shows a shared core, the next time is twice as long,
+ * because tokens may take seconds meanwhile. */
 #define FIRST_HOLD_NS 4000000000
 #define LONGEST_HOLD_NS 64000000000
 
 static struct {
     pthread_mutex_t lock, computing;
     pthread_cond_t changed;
-    abi_backend *cpu; /* these two stay as long as the process */
+    abi_backend *cpu; /* these two are never freed */
     abi_graph *graph;
-    uintptr_t number; /* of the team; 0: there is none */
+    uintptr_t number; /* the number of the team; 0: there is none */
     int64_t until, hold;
 } team = { .lock = PTHREAD_MUTEX_INITIALIZER,
            .computing = PTHREAD_MUTEX_INITIALIZER,
            .changed = PTHREAD_COND_INITIALIZER,
            .hold = FIRST_HOLD_NS };
 
-/* What a thread has done since it began: nanoseconds on a core, and waiting for one. */
+/* The time of a thread since it began, in nanoseconds: on a core, and waiting for a core. */
 struct spent {
     int64_t running, waiting;
 };
@@ -81,7 +83,8 @@ static void no_work(abi_tensor *node, int thread, int n_threads, void *user)
     (void)user;
 }
 
-/* Callers hold the lock. What a failure leaves is found by the next call. */
+/* Creates the graph; true when it exists. Callers hold the lock. After a failure the next call
+ * tries again with the objects that exist. */
 static bool have_graph(void (*set_n_threads)(abi_backend *cpu, int n))
 {
     abi_init_params params = { .mem_size = 2 * kvp_api.tensor_overhead() + kvp_api.graph_overhead(),
@@ -116,8 +119,9 @@ static void *hold_team(void *number)
     return NULL;
 }
 
-/* A thread starts with its creator's signal mask. The program's handlers belong on its own
- * threads. A fault's signal goes to the thread that has the fault. */
+/* Starts a thread that blocks the program's signals, because a thread inherits its creator's mask
+ * and the program's handlers belong on its own threads. Signals of a fault stay unblocked, because
+ * they go to the thread that has the fault. */
 static bool start_thread(uintptr_t number)
 {
     static const int faults[] = { SIGSEGV, SIGBUS, SIGFPE, SIGILL };

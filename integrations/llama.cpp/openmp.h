@@ -27,11 +27,12 @@ static inline int64_t kvp_nanoseconds(void)
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-/* Whether kvp_openmp_watch can do something, or the environment says how long threads spin. */
+/* Whether kvp_openmp_watch can have an effect. It has none when the environment says how long
+ * threads spin. */
 bool kvp_openmp_is_watched(void);
 
-/* The calling thread computes graphs on a team of ggml's. Looks how long the thread had to wait for
- * a core lately, and adds or removes the team that does nothing. set_n_threads is
+/* Called by a thread that computes graphs on a team of ggml. Finds out how long the thread had to
+ * wait for a core lately, and adds or removes the team that does nothing. set_n_threads is
  * ggml_backend_cpu_set_n_threads. */
 void kvp_openmp_watch(void (*set_n_threads)(abi_backend *cpu, int n));
 

@@ -1,9 +1,9 @@
 /* ops.h - the operations that the devices compute, one file per operation.
  *
  * *_supported answers the scheduler. It looks at shapes, types and strides only, and accepts only
- * nodes that will be computed. Where llama.cpp aborts after a refusal, *_supported prints the
- * reason first. Attention nodes tell head_dim, so kvp_attention_supported also binds the tensors
- * that it sees.
+ * nodes that will be computed. If llama.cpp aborts after a refusal, *_supported prints the reason
+ * first. An attention node shows head_dim, so kvp_attention_supported also binds the tensors that
+ * it sees.
  */
 #ifndef KVP_OPS_H
 #define KVP_OPS_H
@@ -14,23 +14,23 @@
 #include "abi.h"
 #include "host_threads.h"
 
-/* What one back end instance (one llama context) owns while it computes. */
+/* The state of one back end instance (one llama context) while it computes. */
 typedef struct kvp_compute {
     uint32_t n_threads;
-    const abi_tensor *next; /* that the graph computes after the node at hand, or NULL */
-    const abi_tensor *keys; /* a SET_ROWS node that waits for the next one, or NULL */
+    const abi_tensor *next; /* the node that the graph computes after the current node, or NULL */
+    const abi_tensor *keys; /* a SET_ROWS node of keys that waits for the values' node, or NULL */
     bool fp32;              /* attention without integer products */
-    void *workspace;        /* grows to what the largest node asked for; aligned to 64 */
+    void *workspace;        /* as large as the largest node needed; aligned to 64 */
     size_t workspace_bytes;
-    uint16_t *masks; /* in the order of a placement's blocks, and a block table */
+    uint16_t *masks; /* masks in the order of a placement's blocks, and a block table */
     int32_t *table;
     size_t n_masks, n_table;
     abi_backend *cpu; /* the process's CPU back end, created by the first context shift */
     kvp_host_threads host_threads;
-    struct kvp_layers *layers; /* the context's, or NULL */
+    struct kvp_layers *layers; /* the layers of the context, or NULL */
 } kvp_compute;
 
-/* At least bytes of workspace, or NULL. Earlier contents are lost (device.c). */
+/* A workspace of at least `bytes` bytes, or NULL. Earlier contents are lost (device.c). */
 void *kvp_compute_workspace(kvp_compute *compute, size_t bytes);
 
 /* dst[index[i]] = rows[i] for whole rows of a cache tensor. */
@@ -49,17 +49,20 @@ int32_t kvp_block_attention(kvp_compute *compute, abi_tensor *node);
 bool kvp_rope_supported(const abi_tensor *node);
 int32_t kvp_rope(kvp_compute *compute, abi_tensor *node);
 
-/* Whether a node computes nothing. A view of a cache may tell head_dim, which binds the tensor. */
+/* Whether a node is a view, which computes nothing. A view of a cache may show head_dim, and then
+ * it binds the tensor. */
 bool kvp_is_cache_view(const abi_tensor *node);
 
-/* Whether a device has to accept any other node, which it does not compute (ops_other.c). */
+/* Whether a device has to accept a node of another kind, which it does not compute
+ * (ops_other.c). */
 bool kvp_is_unserved(const abi_tensor *node);
 
-/* Whether a node writes to a cache of a refused context: it may have a shape that is not served. */
+/* Whether a node writes to a cache of a refused context. Its shape may be one that is not
+ * served. */
 bool kvp_is_refused(const abi_tensor *node);
 
-/* Whether the values of an attention node are a part of the keys (MLA), in a cache that is only
- * planned. The real one is never ours. */
+/* Whether the values of an attention node are a part of the keys (MLA), in a cache that llama.cpp
+ * only plans. When the real cache is created, it gets plain memory. */
 bool kvp_plans_keys_alone(const abi_tensor *node);
 
 /* Notes a node that writes to a cache of llama.cpp's own. */

@@ -11,9 +11,9 @@
  *   sinks [heads]                                  f32
  *   out   [head_dim of v, heads, tokens, s]        f32
  *
- * Declined nodes go to the CPU back end: nodes with a mask per head, with keys outside a cache, of
- * other types, or with a head_dim that is no multiple of the format's block. From a compressed
- * cache the scheduler then copies decoded rows, which is correct but slow.
+ * Declined nodes go to the CPU back end. These are nodes with a mask per head, with keys outside a
+ * cache, with other types, or with a head_dim that is no multiple of the format's block. If their
+ * keys are in a compressed cache, the scheduler copies decoded rows, which is correct but slow.
  */
 #include <kvant/attention.h>
 #include <kvant/block_attention.h>
@@ -30,7 +30,7 @@
 
 #define HIDDEN 0xfc00u /* minus infinity in a mask */
 
-/* The view's first stream; false when the view is not cells 0 .. ne[1] - 1 of neighbouring
+/* Finds the view's first stream. False when the view is not cells 0 .. ne[1] - 1 of neighbouring
  * streams. */
 static bool cells_view(const abi_tensor *view, uint32_t *first_stream)
 {
@@ -46,7 +46,7 @@ static bool cells_view(const abi_tensor *view, uint32_t *first_stream)
     return *first_stream + view->ne[3] <= root->ne[2];
 }
 
-/* Whether values are the latents of the keys: the same cells and streams, without RoPE's
+/* Whether the values are a view of the keys' latents: the same cells and streams, without RoPE's
  * channels. */
 static bool latents_view(const abi_tensor *k, const abi_tensor *v)
 {
@@ -63,7 +63,8 @@ static bool is_latents(const abi_tensor *k)
     return kvp_kv_of(k) != NULL && kvp_kv_of(k)->shape.latents;
 }
 
-/* One mask for all heads, for one stream or for each of q's; none fits. */
+/* Whether the mask is one that kvant reads: one mask for all heads, with one stream or with q's
+ * streams. No mask is fine, too. */
 static bool mask_fits(const abi_tensor *mask, const abi_tensor *q, const abi_tensor *k)
 {
     return mask == NULL || (mask->type == ABI_TYPE_F16 && mask->nb[0] == sizeof(uint16_t) &&
@@ -71,7 +72,7 @@ static bool mask_fits(const abi_tensor *mask, const abi_tensor *q, const abi_ten
                             mask->ne[2] == 1 && (mask->ne[3] == 1 || mask->ne[3] == q->ne[3]));
 }
 
-/* What nodes of both devices have to be. */
+/* The conditions on a node's shapes that both devices have. */
 static bool shapes_fit(const abi_tensor *node)
 {
     const abi_tensor *q = node->src[0], *k = node->src[1], *v = node->src[2], *sinks = node->src[4];
@@ -83,8 +84,8 @@ static bool shapes_fit(const abi_tensor *node)
            (sinks == NULL || sinks->type == ABI_TYPE_F32);
 }
 
-/* Learns head_dim from the node. While llama.cpp only estimates memory there are no cells to bind
- * yet. */
+/* Binds the cache to the node's head_dim. While llama.cpp only estimates memory there are no cells
+ * to bind. */
 static bool bind(const abi_tensor *view)
 {
     kvp_kv *kv = kvp_kv_of(view);
@@ -101,7 +102,7 @@ bool kvp_attention_supported(const abi_tensor *node)
         return true;
     if (!kvp_is_kv(k) || !kvp_is_kv(v))
         return false;
-    /* ours all the same: its result asks for memory, which is refused */
+    /* accepted all the same: the memory of its result is refused, which says why */
     if (!bind(k) || !bind(v))
         return kvp_kv_refused();
     if (is_latents(k) && latents_view(k, v) && shapes_fit(node))
@@ -114,7 +115,7 @@ bool kvp_attention_supported(const abi_tensor *node)
     return false;
 }
 
-/* One stream of the node, without where keys and values are. */
+/* The attention problem of one stream, without keys and values. */
 static kvant_attention_problem problem_of(const kvp_compute *compute, const abi_tensor *node,
                                           size_t stream)
 {
@@ -173,8 +174,9 @@ static bool reserve(void **memory, size_t *have, size_t need, size_t size)
     return true;
 }
 
-/* The tokens first .. first + n - 1 of the batch, which are of one sequence: over its blocks alone,
- * so that results do not depend on other sequences, and nothing is spent on them. */
+/* Attends the tokens first .. first + n - 1 of the batch, which belong to one sequence, to the
+ * blocks of this sequence. So results do not depend on other sequences, and no time is spent on
+ * them. */
 static kvant_status attend_sequence(kvp_compute *compute, const kvp_kv *k, const kvp_kv *v,
                                     const kvp_mask *mask, kvant_attention_problem problem,
                                     uint32_t first, uint32_t n)
@@ -224,7 +226,7 @@ static kvant_status attend_placed(kvp_compute *compute, const abi_tensor *node, 
     return status;
 }
 
-/* Keys that wait learn from the queries of the same batch before they are stored. */
+/* Lets pending keys learn from the queries of the same batch before they are stored. */
 static kvant_status learn_queries(kvp_compute *compute, const abi_tensor *node, kvp_kv *k)
 {
     const abi_tensor *q = node->src[0];
@@ -252,7 +254,7 @@ static kvant_status learn_queries(kvp_compute *compute, const abi_tensor *node, 
                                                       : status;
 }
 
-/* Tokens that see a cell get NaN for all heads. */
+/* Writes NaN for all heads of the tokens that see a cell. */
 static void spoil_tokens(const kvant_attention_problem *p, uint32_t cell, size_t head_dim)
 {
     for (uint32_t token = 0; token < p->n_queries; token++) {
@@ -264,8 +266,8 @@ static void spoil_tokens(const kvant_attention_problem *p, uint32_t cell, size_t
     }
 }
 
-/* A token that sees the cell of a refused row gets NaN, as with llama.cpp's f16 cache, where the
- * cell holds a NaN. stream: of the tensors. */
+/* Writes NaN for tokens that see the cell of a refused row. llama.cpp's f16 cache gives NaN as
+ * well, because the cell holds a NaN. stream: the stream of the tensors. */
 static void spoil_outputs(const kvp_kv *k, const kvp_kv *v, size_t stream,
                           const kvant_attention_problem *problem, size_t value_dim)
 {
@@ -309,8 +311,8 @@ static bool sees(const kvant_attention_problem *p, uint32_t query, uint32_t cell
     return p->mask == NULL || p->mask[query * p->mask_token_stride + cell] != HIDDEN;
 }
 
-/* Counts tokens, from the first one on, that each see the last cell that the token before them
- * sees. These are tokens of one sequence, or of sequences that share cells. Attention multiplies a
+/* Counts tokens, from the first on, each of which sees the last cell that the token before it sees.
+ * These tokens belong to one sequence, or to sequences that share cells. Attention multiplies a
  * page with the queries of all tokens of a call, so one call should not have several sequences. */
 static uint32_t latents_run(const kvant_attention_problem *p, uint32_t first)
 {
@@ -340,7 +342,8 @@ static kvant_status run_latents(kvp_compute *compute, const kvp_kv *kv, uint32_t
                                   compute->workspace_bytes);
 }
 
-/* Keys and values in one row. Cells are slots, so there is no placement, and nothing waits. */
+/* Attention when keys and values are one row. Cells are slots, so there is no placement and no row
+ * is pending. */
 static kvant_status attend_latents(kvp_compute *compute, const abi_tensor *node, size_t stream)
 {
     const kvp_kv *kv = kvp_kv_of(node->src[1]);
@@ -365,7 +368,7 @@ static kvant_status attend_latents(kvp_compute *compute, const abi_tensor *node,
     return status;
 }
 
-/* Every stream of the node. */
+/* Attends all streams of the node. */
 static int32_t attend_all(kvp_compute *compute, const abi_tensor *node, const char *name,
                           kvant_status (*attend)(kvp_compute *compute, const abi_tensor *node,
                                                  size_t stream))
@@ -392,7 +395,8 @@ int32_t kvp_attention(kvp_compute *compute, abi_tensor *node)
 
 /* ggml's own formats */
 
-/* The library states formats with ggml's numbers; this is where they meet. */
+/* Whether the view has a format that the library can read. The library's numbers of formats are
+ * ggml's numbers, which this function relies on. */
 static bool rows_supported(const abi_tensor *view)
 {
     return view->ne[0] > 0 && view->ne[0] <= KVANT_BLOCK_MAX_HEAD_DIM &&
@@ -414,7 +418,7 @@ bool kvp_block_attention_supported(const abi_tensor *node)
            in_whole_floats(node) && rows_supported(k) && rows_supported(v);
 }
 
-/* Stream s of a view. */
+/* The rows of stream s of a view. */
 static kvant_block_rows rows_of(const abi_tensor *view, size_t s)
 {
     size_t offset = s * view->nb[3];

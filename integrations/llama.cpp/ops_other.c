@@ -1,14 +1,15 @@
 /* ops_other.c - operations on cache tensors that no device computes, and views of cache tensors.
  *
- * llama.cpp has no way to hear no while it creates a context, and ggml aborts where a cache tensor
- * cannot be written. So a device accepts such an operation and refuses the context, whose creation
- * fails when the operation's result asks for memory (buffer.c). */
+ * llama.cpp cannot be told of a refusal while it creates a context, and ggml aborts where a cache
+ * tensor cannot be written. So a device accepts such an operation and refuses the context, whose
+ * creation fails when the operation's result asks for memory (buffer.c). */
 #include "buffer.h"
 #include "ggml_api.h"
 #include "log.h"
 #include "ops.h"
 
-/* A cache that is only planned has no cells, and its memory has no address. */
+/* Whether the cache is only planned. A planned cache has no cells, and its memory has no
+ * address. */
 static bool only_planned(const abi_tensor *node)
 {
     const abi_tensor *root = kvp_root(node);
@@ -35,7 +36,8 @@ bool kvp_is_cache_view(const abi_tensor *node)
     return kvp_is_view(node);
 }
 
-/* Others read decoded copies, which ggml makes. */
+/* Whether a reader of a cache has to be refused. All other readers get decoded copies, which ggml
+ * makes. */
 static bool refused_reader(const abi_tensor *source)
 {
     kvp_kv *kv = source != NULL ? kvp_kv_of(source) : NULL;

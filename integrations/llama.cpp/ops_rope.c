@@ -1,13 +1,10 @@
 /* ops_rope.c - the context shift: llama.cpp rotates cached keys in place when it drops the start of
- * a context.
- *
- * In the computer's memory the keys' codes stay as they are: the tensor notes by how much each key
- * moved (kvant_tensor_shift), which costs no quantisation.
- *
- * So do most codes on a GPU (gpu/shift.c). With other keys there, and where RoPE is none that the
- * tensor knows (rope.h), cells whose position changes are decoded, rotated and encoded again. Each
- * round costs one more quantisation. The process's own CPU back end computes the rotation: the node
- * is rebuilt on f32 rows. So every RoPE variant of llama.cpp uses the code that rotated the keys
+ * a context. In the computer's memory the keys' codes do not change: the tensor notes by how much
+ * each key moved (kvant_tensor_shift), which costs no quantisation. Most codes on a GPU do not
+ * change either (gpu/shift.c). With other keys on a GPU, and with a RoPE that the tensor does not
+ * know (rope.h), cells whose position changes are decoded, rotated and encoded again. Each round
+ * costs one more quantisation. The process's own CPU back end computes the rotation: the node is
+ * rebuilt on f32 rows. So every RoPE variant of llama.cpp uses the code that rotated the keys
  * first.
  */
 #include <stdlib.h>
@@ -72,11 +69,12 @@ static bool open_cpu_backend(kvp_compute *compute)
     }
     if (set_n_threads != NULL)
         set_n_threads(compute->cpu,
-                      1); /* the lender's threads wait, by spinning, for what follows */
+                      /* spins, because the lender's threads wait by spinning for the next node */
+                      1);
     return true;
 }
 
-/* Cells that move, as rows and positions. */
+/* The cells that move in one round trip, as rows and positions. */
 struct moved {
     int64_t n;
     float *rows;
@@ -84,7 +82,7 @@ struct moved {
     int64_t cells[BATCH_CELLS];
 };
 
-/* The node again, on the decoded rows: same operation, same parameters, n cells. */
+/* Builds the node again for the decoded rows: the same operation and parameters, n cells. */
 static abi_tensor *rebuild_node(abi_context *context, const abi_tensor *node, struct moved *moved)
 {
     const abi_tensor *factors = node->src[2];
@@ -127,7 +125,7 @@ static int32_t rotate(const kvp_compute *compute, const abi_tensor *node, struct
     return status;
 }
 
-/* Takes the next cells that move, from *cell on, and decodes them. */
+/* Finds the next cells that move, from *cell on, and decodes them. */
 static kvant_status collect(const kvp_kv *kv, const int32_t *shift, int64_t n_cells, int64_t *cell,
                             struct moved *moved)
 {
@@ -166,8 +164,8 @@ static int32_t shift_cells(kvp_compute *compute, const abi_tensor *node, kvp_kv 
     return ABI_STATUS_SUCCESS;
 }
 
-/* By how much the key of each slot moves. Slots without a cell are read by nobody; NULL: no
- * memory. */
+/* The distance by which the key of each slot moves; NULL without memory. Slots without a cell get
+ * any distance, because nobody reads them. */
 static int32_t *shifts_of_slots(const kvp_kv *kv, const int32_t *shift, int64_t n_cells,
                                 size_t n_slots)
 {
@@ -183,7 +181,7 @@ static int32_t *shifts_of_slots(const kvp_kv *kv, const int32_t *shift, int64_t 
     return by;
 }
 
-/* Leaves codes as they are; false where cells have to be encoded again. */
+/* Shifts the keys and leaves their codes unchanged. False when cells have to be encoded again. */
 static bool shift_slots(const kvp_compute *compute, const abi_tensor *node, const kvp_kv *kv)
 {
     kvant_tensor_info info = { .size = sizeof(info) };

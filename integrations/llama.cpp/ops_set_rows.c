@@ -44,7 +44,7 @@ bool kvp_set_rows_supported(const abi_tensor *node)
     return false;
 }
 
-/* Cell numbers of the cache tensor as 64-bit integers; NULL when there is no memory for them. */
+/* The cell numbers of the node as 64-bit integers; NULL when there is no memory for them. */
 static const int64_t *cells_of(kvp_compute *compute, const abi_tensor *node)
 {
     const abi_tensor *index = node->src[1];
@@ -67,7 +67,7 @@ static bool is_ready(const abi_tensor *node)
     kvp_kv *kv = kvp_kv_of(node);
 
     if (kv != NULL && kv->bind_failed)
-        return false; /* said when the attention node was seen */
+        return false; /* the reason was printed when the attention node was seen */
     if (kv != NULL && kvp_kv_ready(kv))
         return true;
     kvp_error(
@@ -76,7 +76,7 @@ static bool is_ready(const abi_tensor *node)
     return false;
 }
 
-/* Whether two nodes write the keys and the values of the same tokens. */
+/* Whether two nodes write keys and values of the same tokens. */
 static bool same_cells(const abi_tensor *a, const abi_tensor *b)
 {
     const kvp_kv *k = kvp_kv_of(a), *v = kvp_kv_of(b);
@@ -90,7 +90,7 @@ static bool same_cells(const abi_tensor *a, const abi_tensor *b)
                0;
 }
 
-/* The positions of new keys for the trace; NULL where they are not known, or not in the computer's
+/* The positions of new keys, for the trace. NULL where they are not known, or not in the computer's
  * memory. */
 static const int32_t *positions_of(const abi_tensor *rows, uint32_t head_dim)
 {
@@ -114,8 +114,9 @@ static void trace_rows(kvp_compute *compute, const abi_tensor *node)
         kvp_trace_rows(kv, cells, (size_t)rows->ne[1], positions_of(rows, kv->head_dim));
 }
 
-/* Nothing is computed between a node and the next one, so rows of the first are still there when
- * the second is computed: keys wait for the values of their layer. */
+/* When the next node writes the values of the same tokens, only notes the keys' node; the next call
+ * stores both. Nothing is computed between the two nodes, so the rows of the keys still exist
+ * then. */
 int32_t kvp_set_rows(kvp_compute *compute, abi_tensor *node)
 {
     const abi_tensor *nodes[2] = { compute->keys, node };

@@ -9,20 +9,20 @@
 
 struct kvp_placement {
     uint32_t n_cells, n_blocks;
-    uint32_t n_tried; /* blocks beyond were never used since the last clearing */
-    uint32_t n_moved; /* cells whose slot has another number */
+    uint32_t n_tried; /* blocks from here on were not used since the last clearing */
+    uint32_t n_moved; /* cells whose slot has a different number */
     uint64_t now;
-    int64_t restored; /* last cell of a batch without a mask */
-    int64_t *batch;   /* cells of the last batch, n_batch of them */
+    int64_t restored; /* the last cell of a batch without a mask */
+    int64_t *batch;   /* the cells of the last batch, n_batch of them */
     size_t n_batch;
     int32_t *slot_of;  /* by cell */
     int32_t *cell_of;  /* by slot */
-    uint64_t *written; /* by cell: when */
-    uint32_t *turn;    /* by cell: its number in the batch at hand, from 1 on; else 0 */
+    uint64_t *written; /* by cell: when it was written */
+    uint32_t *turn;    /* by cell: its index in the current batch plus 1, or 0 */
     kvp_block *blocks;
-    uint64_t *started; /* by block: when */
+    uint64_t *started; /* by block: when it was started */
     int32_t *tails;    /* by sequence: the cell that was written last */
-    uint32_t *n_of;    /* by sequence: blocks that hold something */
+    uint32_t *n_of;    /* by sequence: its blocks that hold cells */
 };
 
 uint32_t kvp_placement_blocks(uint32_t n_cells)
@@ -101,14 +101,15 @@ static bool sees(const kvp_mask *mask, size_t token, int64_t cell)
            (mask->rows == NULL || mask->rows[token * mask->stride + (size_t)cell] != HIDDEN);
 }
 
-/* Whether a token can follow the cell: it is placed, sees it, and it is not among the rest of the
- * batch. */
+/* Whether the token can follow the cell: the cell is placed, the token sees it, and it is not among
+ * the remaining cells of the batch. */
 static bool can_follow(const kvp_placement *p, const kvp_mask *mask, size_t token, int64_t cell)
 {
     return sees(mask, token, cell) && p->slot_of[cell] >= 0 && p->turn[cell] <= token;
 }
 
-/* The newest token of each sequence first: that is where a sequence goes on. */
+/* The newest cell that the token can follow. It tries the newest token of each sequence first,
+ * because a sequence usually goes on there. */
 static int64_t newest_seen(const kvp_placement *p, const kvp_mask *mask, size_t token)
 {
     int64_t newest = NOWHERE;
@@ -202,8 +203,9 @@ static void enter(kvp_placement *p, int64_t cell, int32_t slot)
     p->written[cell] = ++p->now;
 }
 
-/* Behind the cell before it, in its block or in the next one. Where two sequences go on from one
- * token they share that token's block, and the second one gets blocks of its own behind it. */
+/* The slot behind the slot of the cell `before`, in its block or in the next one. When two
+ * sequences continue from one token, they share that token's block, and the second sequence
+ * continues in new blocks. */
 static int32_t slot_behind(kvp_placement *p, int64_t cell, int64_t before)
 {
     kvp_block block = *block_of(p, p->slot_of[before]);
@@ -218,7 +220,8 @@ static int32_t slot_behind(kvp_placement *p, int64_t cell, int64_t before)
     return start_block(p, start < 0 ? block.sequence : new_sequence(p), block.index + 1);
 }
 
-/* The first row of a sequence stays where it is, if the rows behind it are of this batch, too. */
+/* A slot for the first row of a sequence. It keeps its slot if the rows behind it belong to this
+ * batch, too. */
 static int32_t first_slot(kvp_placement *p, int64_t cell)
 {
     int32_t slot = p->slot_of[cell];
@@ -234,7 +237,7 @@ static void place(kvp_placement *p, const int64_t *cells, size_t i, const kvp_ma
     int64_t cell = cells[i], before = NOWHERE;
 
     if (mask == NULL && p->slot_of[cell] >= 0) {
-        enter(p, cell, p->slot_of[cell]); /* another tensor's rows are there already */
+        enter(p, cell, p->slot_of[cell]); /* the rows of another tensor are there already */
         return;
     }
     if (mask != NULL)

@@ -3,14 +3,15 @@
  * With a unified cache llama.cpp gives the tokens of several sequences the next free cells. Stored
  * in this order, a page of 64 tokens mixes sequences, and the rounding of sums over a page depends
  * on the neighbours of a sequence. A placement gives each sequence its own blocks of 64 slots, in
- * the order of its tokens. So a sequence has the same results as it has alone.
+ * the order of its tokens. So a sequence gets the same results as when it runs alone.
  *
  * llama.cpp does not name sequences, but the mask shows them: a token follows the newest token that
  * it sees. Cells that llama.cpp frees stay placed until llama.cpp uses them again. When no block is
  * free, a row goes to any free slot, which is correct but shares a page.
  *
- * All tensors of one cache share a placement and ask it about each batch in turn. A batch with the
- * same cells as the preceding batch is the same batch, and moves nothing. Not thread-safe. */
+ * All tensors of one cache share a placement, and each of them asks it about each batch. A batch
+ * with the same cells as the preceding batch is the same batch, and moves nothing. Not
+ * thread-safe. */
 #ifndef KVP_PLACEMENT_H
 #define KVP_PLACEMENT_H
 
@@ -22,24 +23,24 @@
 
 typedef struct kvp_placement kvp_placement;
 
-/* What each token of a batch sees: fp16 numbers per token and cell, minus infinity where it does
- * not see the cell. rows NULL: all cells. */
+/* The cells that each token of a batch sees: fp16 numbers per token and cell, minus infinity where
+ * the token does not see the cell. rows NULL: every token sees all cells. */
 typedef struct kvp_mask {
     const uint16_t *rows;
-    size_t stride;    /* numbers from one token's row to the next */
-    uint32_t n_cells; /* cells beyond are not seen */
+    size_t stride;    /* numbers between the rows of two tokens */
+    uint32_t n_cells; /* no token sees cells from here on */
     size_t n_tokens;
 } kvp_mask;
 
-/* A block of slots: the index-th of a sequence. generation counts how often it was started: another
- * one means that what the block held before is to be cleared. */
+/* A block of slots, the index-th block of a sequence. generation counts how often it was started.
+ * When it changes, the earlier content of the block has to be cleared. */
 typedef struct kvp_block {
     uint32_t sequence, index, generation;
     uint32_t n_used;
 } kvp_block;
 
-/* Blocks that n_cells cells are placed in: as many as they fill, and some for blocks that sequences
- * fill in part. */
+/* The number of blocks in which n_cells cells are placed: as many as they fill, and some more,
+ * because sequences fill their last blocks only in part. */
 uint32_t kvp_placement_blocks(uint32_t n_cells);
 
 /* NULL when out of memory. */
@@ -47,18 +48,18 @@ kvp_placement *kvp_placement_create(uint32_t n_cells);
 void kvp_placement_free(kvp_placement *placement);
 void kvp_placement_clear(kvp_placement *placement);
 
-/* slots[i] = where the row of cells[i] goes. Without a mask (a restored state, rows rewritten in
- * place) cells that have a slot keep it; each other row follows the one before it, and the first
- * one the last row of the batch before, if that was the cell before. False when a cell is out of
- * range or memory is short; nothing is placed then. */
+/* slots[i] becomes the slot for the row of cells[i]. Without a mask (a restored state, or rows
+ * rewritten in place), cells that have a slot keep it. Each new row then follows the row before it;
+ * the first row follows the last row of the preceding batch, if that row's cell is the cell before.
+ * False when a cell is out of range or memory is short; then nothing is placed. */
 bool kvp_placement_write(kvp_placement *placement, const int64_t *cells, size_t n,
                          const kvp_mask *mask, int64_t *slots);
 
-/* Whether these are the cells of the last batch, which has its slots. */
+/* Whether these are the cells of the last batch, whose slots are known. */
 bool kvp_placement_is_last(const kvp_placement *placement, const int64_t *cells, size_t n);
 
-/* How many tokens of a batch of n are of one sequence, from first on. Of a batch that the placement
- * does not know all tokens are. */
+/* The number of tokens of a batch of n that belong to one sequence, from `first` on. When the
+ * placement does not know the batch, all tokens count as one sequence. */
 size_t kvp_placement_run(const kvp_placement *placement, size_t n, size_t first);
 
 /* The cell's slot; -1 when it was never written. */
@@ -66,8 +67,8 @@ int64_t kvp_placement_slot(const kvp_placement *placement, uint32_t cell);
 
 kvp_block kvp_placement_block(const kvp_placement *placement, uint32_t block);
 
-/* The blocks that n tokens of the mask, from first on, see, in the order of their sequence; returns
- * how many. table has room for all. */
+/* Writes the blocks that n tokens of the mask see, from `first` on, in the order of their sequence,
+ * and returns their number. table has room for all blocks. */
 uint32_t kvp_placement_table(const kvp_placement *placement, const kvp_mask *mask, uint32_t first,
                              uint32_t n, int32_t *table);
 
@@ -75,7 +76,7 @@ uint32_t kvp_placement_table(const kvp_placement *placement, const kvp_mask *mas
 void kvp_placement_gather(const kvp_placement *placement, const kvp_mask *mask, uint32_t token,
                           const int32_t *table, uint32_t n_blocks, uint16_t *out);
 
-/* Whether slot i of the table is cell i everywhere: masks are in its order then. */
+/* Whether slot i of the table is cell i everywhere. Then masks are in its order already. */
 bool kvp_placement_in_order(const kvp_placement *placement, const int32_t *table,
                             uint32_t n_blocks);
 

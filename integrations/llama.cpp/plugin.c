@@ -1,9 +1,10 @@
 /* plugin.c - the entry point of libggml-kvant.so. ggml calls ggml_backend_init once and gets a
  * registry entry with its devices, or NULL after a message with the reason.
  *
- * Where ggml has a CUDA back end they are KVANT0, KVANT1, ...; KVANT_ACCEL tells what they do.
- * Elsewhere it chooses between KVANT and KVANT_ACCEL. llama.cpp gives its cache to every GPU-type
- * device that it finds, so they never appear together. */
+ * With a CUDA back end in ggml, the devices are KVANT0, KVANT1, ..., and the variable KVANT_ACCEL
+ * chooses between a compressed cache and llama.cpp's own cache. Without one, the variable chooses
+ * between the devices KVANT and KVANT_ACCEL. llama.cpp gives its cache to every GPU-type device
+ * that it finds, so they never appear together. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -21,7 +22,7 @@ KVP_EXPORT abi_reg *ggml_backend_init(void);
 
 static abi_reg reg;
 static abi_device *reg_device, *accel_device;
-static size_t n_gpus; /* not 0: they are the devices */
+static size_t n_gpus; /* not 0: the devices are GPUs */
 
 static const char *reg_get_name(abi_reg *self)
 {
@@ -43,10 +44,10 @@ static abi_device *reg_get_device(abi_reg *self, size_t index)
     return index == 0 ? reg_device : NULL;
 }
 
-/* What is beyond ggml's tables. Our own are kvant_kv_memory, size_t (*)(size_t *reserved),
- * kvant_kv_size, kvp_kv_size_fn * (kv_size.h), kvant_kv_size_at, kvp_kv_size_at_fn * (kv_fill.h),
- * and kvant_accel_device, the device KVANT_ACCEL for programs that register it themselves beside
- * KVANT. */
+/* Functions that ggml's tables do not have. The plug-in's own are: kvant_kv_memory, size_t
+ * (*)(size_t *reserved); kvant_kv_size, kvp_kv_size_fn * (kv_size.h); kvant_kv_size_at,
+ * kvp_kv_size_at_fn * (kv_fill.h); and kvant_accel_device. The last returns the device KVANT_ACCEL,
+ * for programs that register it themselves next to KVANT. */
 static void *reg_get_proc_address(abi_reg *self, const char *name)
 {
     void (*set_n_threads)(abi_backend *, int) = kvp_backend_set_n_threads;
@@ -71,8 +72,8 @@ static void *reg_get_proc_address(abi_reg *self, const char *name)
     return address;
 }
 
-/* The GPUs of a llama.cpp with CUDA, after the device of the computer's memory: they share its
- * buffers' code. */
+/* Finds the GPUs of a llama.cpp with CUDA. Called after the device of the computer's memory is set
+ * up, because their buffers use its code. */
 static void find_gpus(bool accel)
 {
     char err[768] = "";
@@ -85,8 +86,10 @@ static void find_gpus(bool accel)
             err);
 }
 
-/* ggml reads one path alone, and a program may need it for its own back end: Ollama names CUDA's
- * there. `kvant exec` puts that path into this variable and the plug-in's in its place. */
+/* Loads the back end that the program needs besides the plug-in. ggml reads a single path from
+ * GGML_BACKEND_PATH, and a program may need the variable itself: Ollama names CUDA's back end
+ * there. `kvant exec` moves that path to KVANT_BACKEND_PATH and puts the plug-in's path in its
+ * place. */
 static void load_other_backend(void)
 {
     static bool loads; /* ggml would call this function again for the plug-in's own path */

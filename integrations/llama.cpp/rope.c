@@ -8,13 +8,15 @@
 #include "ggml_api.h"
 #include "log.h"
 
-/* pairs (i, i + n_dims / 2); 0: (2i, 2i + 1); others have several positions per token */
+/* RoPE rotates pairs (i, i + n_dims / 2). Mode 0 rotates pairs (2i, 2i + 1). All other modes have
+ * several positions per token. */
 #define MODE_NEOX 2
 #define TWO_PI 6.283185307179586
-/* of two factors whose product should be 1: a hundredth of fp16's rounding */
+/* The largest error of a product of two factors that should be 1: a hundredth of fp16's
+ * rounding. */
 #define MAGNITUDE_ERROR 1e-5f
 
-/* A node's parameters; [15]: the first channel that turns. */
+/* Indices of a node's parameters. FIRST is the first channel that is rotated. */
 enum {
     N_DIMS = 1,
     MODE = 2,
@@ -60,7 +62,7 @@ const abi_tensor *kvp_rope_of(const abi_tensor *rows, uint32_t head_dim)
     return node;
 }
 
-/* YaRN: the pair that turns so often in the original context. */
+/* YaRN: the pair that makes this many full rotations within the original context. */
 static float yarn_pair(const abi_tensor *node, float turns)
 {
     const float n_ctx = (float)node->op_params[N_CTX_ORIG], base = number(node, FREQ_BASE);
@@ -69,7 +71,7 @@ static float yarn_pair(const abi_tensor *node, float turns)
            (2 * logf(base));
 }
 
-/* How much of a pair's frequency is not scaled. */
+/* The part of a pair's frequency that is not scaled. */
 static float unscaled_part(const abi_tensor *node, int32_t pair)
 {
     const float ext_factor = number(node, EXT_FACTOR), last = (float)node->op_params[N_DIMS] - 1;
@@ -121,7 +123,7 @@ bool kvp_rope_read(const kvp_kv *kv, const abi_tensor *rows, kvant_rope *rope, f
     return n > 0;
 }
 
-/* What RoPE multiplies keys by; YaRN's own factor is mostly the inverse of ggml's. */
+/* The factor by which RoPE multiplies keys. YaRN's own factor is mostly the inverse of ggml's. */
 static float magnitude(const abi_tensor *node)
 {
     const float yarn =
@@ -180,7 +182,7 @@ const int32_t *kvp_rope_positions(kvp_kv *kv, const abi_tensor *rows)
 
     if (kv->shape.role != KVANT_ROLE_K ||
         !kvant_tensor_wants_queries(kv->tensor, KVANT_PAGE_TOKENS))
-        return NULL; /* nothing is ever learnt */
+        return NULL; /* such a tensor never learns */
     if (!kv->roped)
         kvp_rope_tell(kv, kv->tensor, rows, most, 0, true);
     kv->roped = true;
@@ -191,7 +193,7 @@ const int32_t *kvp_rope_positions(kvp_kv *kv, const abi_tensor *rows)
         return NULL;
     positions = node->src[1]->data;
     for (int64_t i = 0; i < rows->ne[1];
-         i++) /* an input's memory may have been given to another node */
+         i++) /* the memory of an input may have been given to another node */
         if (positions[i] < 0 || (uint32_t)positions[i] >= most)
             return NULL;
     return positions;

@@ -1,8 +1,9 @@
-/* rope.h - the RoPE that keys come from, read from llama.cpp's graph: frequencies for
+/* rope.h - the RoPE that has rotated the keys, read from llama.cpp's graph: frequencies for
  * kvant_tensor_set_rope, and the positions of a batch.
  *
- * Keys that are not RoPE's result as it is (none, concatenated, through another operation) and RoPE
- * of several positions per token (M-RoPE, vision) have none: learning then goes on as without. */
+ * Some keys have no RoPE in this sense. These are keys that are not exactly the result of a ROPE
+ * node (no RoPE, concatenated keys, another operation behind it). Keys with several positions per
+ * token (M-RoPE, vision) have none, either. Their transforms are learned without a RoPE. */
 #ifndef KVP_ROPE_H
 #define KVP_ROPE_H
 
@@ -11,35 +12,35 @@
 
 #include "kv_tensor.h"
 
-/* The ROPE node whose result the rows of a SET_ROWS node are, whole heads in their order; NULL when
- * there is none. */
+/* The ROPE node whose result is the rows of a SET_ROWS node, as whole heads in their order; NULL
+ * when there is none. */
 const abi_tensor *kvp_rope_of(const abi_tensor *rows, uint32_t head_dim);
 
-/* Radians per position of the node's pairs, as ggml computes them: out has room for
- * KVANT_MAX_HEAD_DIM / 2. Returns their number; 0 where its factors cannot be read. */
+/* Writes the radians per position of the node's pairs, as ggml computes them. out has room for
+ * KVANT_MAX_HEAD_DIM / 2 numbers. Returns the number of pairs, or 0 where the node's frequency
+ * factors cannot be read. */
 uint32_t kvp_rope_frequencies(const abi_tensor *node, float *out);
 
-/* The RoPE of keys; false where there is none. frequencies: room for KVANT_MAX_HEAD_DIM / 2, which
- * the rope points to. */
+/* Reads the RoPE of keys; false where there is none. frequencies: room for KVANT_MAX_HEAD_DIM / 2
+ * numbers, to which the rope points. */
 bool kvp_rope_read(const kvp_kv *kv, const abi_tensor *rows, kvant_rope *rope, float *frequencies);
 
-/* Whether both rotate the same channels by the same angles. How many positions they are for does
- * not count. */
+/* Whether both rotate the same channels by the same angles. Their n_positions may differ. */
 bool kvp_rope_is_same(const kvant_rope *a, const kvant_rope *b);
 
-/* The RoPE of a context shift's node (ops_rope.c), which rotates cached keys by positions and
- * changes nothing else. False: it does more, or other channels turn than the first ones.
- * frequencies: as above. */
+/* Reads the RoPE of a context shift's node (ops_rope.c), which rotates cached keys by a distance
+ * and changes nothing else. False when the node does more, or rotates other channels than the first
+ * ones. frequencies: as above. */
 bool kvp_rope_of_shift(const kvp_kv *kv, const abi_tensor *node, kvant_rope *rope,
                        float *frequencies);
 
-/* Tells a tensor of keys their RoPE, the other numbers as kvant_rope has them. False: nothing was
- * told, as there is none. */
+/* Passes the RoPE of its keys to a tensor; the remaining arguments are members of kvant_rope. False
+ * when there is no RoPE, and then nothing was passed. */
 bool kvp_rope_tell(const kvp_kv *kv, kvant_tensor *tensor, const abi_tensor *rows,
                    uint32_t n_positions, uint32_t n_ranges, bool block_centers);
 
-/* The positions of new keys in the computer's memory, whose tensor is told its RoPE with the first
- * ones; NULL: not known. */
+/* The positions of new keys in the computer's memory, or NULL when they are not known. The first
+ * call for a tensor also passes the RoPE to it. */
 const int32_t *kvp_rope_positions(kvp_kv *kv, const abi_tensor *rows);
 
 #endif /* KVP_ROPE_H */

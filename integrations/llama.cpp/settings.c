@@ -1,5 +1,6 @@
 /* settings.c - see settings.h. Contexts with equal settings share a scheme, and with it their
- * codecs. When a file changes, the next context gets a new scheme beside the old one. */
+ * codecs. When a settings file or a calibration changes, the next context gets a new scheme, and
+ * the old one stays. */
 #define _POSIX_C_SOURCE 200809L /* st_mtim */
 
 #include "settings.h"
@@ -36,8 +37,8 @@ static void add_text(char *key, const char *text)
     snprintf(key + used, MAX_KEY - used, "%s\n", text != NULL ? text : "\t");
 }
 
-/* Path, size and time of change: a file that cannot be seen cannot be read either, and the loader
- * says why. */
+/* Adds a file's path, size and time of change to the key. A file that cannot be seen cannot be read
+ * either, and its loader says why. */
 static void add_file(char *key, const char *path)
 {
     struct stat state = { 0 };
@@ -82,7 +83,7 @@ static kvant_scheme *create_scheme(const kvant_scheme_params *params, const char
     return entry->scheme;
 }
 
-/* NULL, with the reason in kvant_error_message(). Thread-safe. */
+/* The scheme for these params, or NULL with the reason in kvant_error_message(). Thread-safe. */
 static kvant_scheme *get_scheme(const kvant_scheme_params *params)
 {
     char key[MAX_KEY];
@@ -101,7 +102,7 @@ static kvant_scheme *get_scheme(const kvant_scheme_params *params)
 
 /* Variables */
 
-/* A variable that is set to nothing is not set. */
+/* The value of a variable; NULL when it is not set, or set to an empty string. */
 static const char *given(const char *name)
 {
     const char *text = getenv(name);
@@ -109,7 +110,7 @@ static const char *given(const char *name)
     return text != NULL && text[0] != '\0' ? text : NULL;
 }
 
-/* Digits alone: strtoull would take a sign and blanks. */
+/* Accepts digits only; strtoull would also accept a sign and blanks. */
 static bool parse_number(const char *text, uint64_t max, uint64_t *value)
 {
     char *end;
@@ -136,7 +137,8 @@ static bool read_number(const char *name, uint64_t min, uint64_t max, uint64_t f
     return false;
 }
 
-/* A settings file says all of it by itself. */
+/* Whether the user chose in one way only. A settings file excludes all other variables that choose
+ * codecs. */
 static bool one_choice(char *err, size_t errlen)
 {
     static const char *const names[] = { "KVANT_CONFIG", "KVANT_PRESET",  "KVANT_K",
@@ -154,7 +156,7 @@ static bool one_choice(char *err, size_t errlen)
     return true;
 }
 
-/* The library's reason, with the variable that it is about before it. */
+/* Writes the library's reason, preceded by the name of the variable that it is about. */
 static void say_why(char *err, size_t errlen)
 {
     static const char *const names[] = { "KVANT_K",      "KVANT_V",      "KVANT_PROTECT_CODEC",
@@ -178,7 +180,7 @@ static void say_why(char *err, size_t errlen)
     }
 }
 
-/* Specs that suit some head_dim must suit the one that is given. */
+/* Specs that suit some head_dim must suit the given head_dim. */
 static bool check_head_dim(const kvp_settings *settings)
 {
     const kvant_codec *const *codecs;
@@ -195,7 +197,7 @@ static bool check_head_dim(const kvp_settings *settings)
         place.n_layers = 0;
         if (kvant_scheme_codecs(settings->scheme, &place, &codecs) != KVANT_OK)
             return false;
-        place.n_layers = 1; /* a protected layer, if there are any */
+        place.n_layers = 1; /* with one layer, the layer is protected if any is */
         if (kvant_scheme_codecs(settings->scheme, &place, &codecs) != KVANT_OK)
             return false;
     }
@@ -321,7 +323,7 @@ bool kvp_settings_read(kvp_settings *settings, char *err, size_t errlen)
     return false;
 }
 
-/* Once: a program may plan with contexts before it creates its own. */
+/* Prints the line once, because a program may plan with contexts before it creates its own. */
 static void say_not_used(const char *why)
 {
     static atomic_flag said = ATOMIC_FLAG_INIT;

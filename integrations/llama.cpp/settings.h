@@ -4,7 +4,7 @@
  *   KVANT_K, KVANT_V      codec specs of keys and values, instead of a       default none
  *                         preset; one alone serves both
  *   KVANT_CONFIG          a settings file, instead of both                   default none
- *   KVANT_PROTECT         so many first and last layers use another codec    default 0
+ *   KVANT_PROTECT         this many first and last layers use another codec    default 0
  *   KVANT_PROTECT_CODEC   the codec of these layers, keys and values         default f16
  *   KVANT_CALIBRATION     calibration file                                   default: model.kvcal
  *                                                                            beside model.gguf
@@ -18,7 +18,7 @@
  *                         llama.cpp's own cache
  *   KVANT_GPU             0: the cache in the computer's memory, also with   default 1; 0 with a
  *                         a CUDA back end                                    ggml before 0.21
- *   KVANT_EXACT           auto, or at most so many tokens: a GPU's cache is  default auto
+ *   KVANT_EXACT           auto, or the most tokens: a GPU's cache is  default auto
  *                         llama.cpp's own f16 while it fits into the memory
  *                         that the compressed cache takes
  *   KVANT_GRAPH           0: a GPU's graphs are not captured as one          default 1
@@ -29,7 +29,7 @@
  *   KVANT_QUIET           1: no line at the start of a context               default 0
  *
  * KVANT_CPU, KVANT_STRICT_GGML, KVANT_TRACE, KVANT_VERBOSE and KVANT_QUIET hold for the process and
- * are read when the plug-in is loaded. The other variables are checked then. They are read again
+ * are read when the plug-in is loaded. All other variables are checked then. They are read again
  * once per context, when llama.cpp creates the context's back ends. So one process may create
  * contexts with different settings.
  */
@@ -47,29 +47,31 @@
 #define KVP_MAX_PROTECT 1000
 
 typedef struct kvp_settings {
-    kvant_scheme *scheme;         /* lives as long as the process */
-    kvant_scheme *latents, *rope; /* of caches of latents (mla.h); NULL: they stay uncompressed */
-    uint32_t head_dim;            /* 0: learn it from the graph */
-    /* tokens that a GPU's cache keeps as f16 itself where they fit; UINT32_MAX: all that fit */
+    kvant_scheme *scheme; /* is never freed */
+    /* schemes for caches of latents (mla.h); NULL: they stay uncompressed */
+    kvant_scheme *latents, *rope;
+    uint32_t head_dim; /* 0: the graph shows it */
+    /* The most tokens that a GPU's cache keeps as f16 itself, if they fit; UINT32_MAX: all that
+     * fit. */
     uint32_t exact;
     bool wants_exact; /* the user set KVANT_EXACT, and not to 0 */
     bool verbose, quiet;
-    char label[160];                  /* what the user chose: a preset, specs or a settings file */
-    char remark[KVP_MODEL_PATH + 64]; /* of a preset: whether it is calibrated; else "" */
+    char label[160];                  /* the user's choice: a preset, specs or a settings file */
+    char remark[KVP_MODEL_PATH + 64]; /* for a preset: whether it is calibrated; otherwise "" */
 } kvp_settings;
 
 /* Reads and checks the environment. On failure *settings is unspecified, and err holds one line:
  * the variable, the fault and the valid values. */
 bool kvp_settings_read(kvp_settings *settings, char *err, size_t errlen);
 
-/* For a context, whose model is loaded: takes the calibration beside the model, for a preset that
+/* For a context whose model is loaded: loads the calibration next to the model file, if the preset
  * has none. */
 void kvp_settings_find_calibration(kvp_settings *settings);
 
-/* One variable that is 0 or 1, for every context anew. *on is false on failure. */
+/* Reads a variable that is 0 or 1, again for every context. *on is false on failure. */
 bool kvp_settings_read_switch(const char *name, bool fallback, bool *on, char *err, size_t errlen);
 
-/* Puts KVANT_CPU into force, for the whole process: once, when the plug-in is loaded. */
+/* Applies KVANT_CPU to the whole process. Called once, when the plug-in is loaded. */
 bool kvp_settings_set_cpu_level(char *err, size_t errlen);
 
 #endif /* KVP_SETTINGS_H */

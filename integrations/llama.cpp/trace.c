@@ -19,7 +19,7 @@ struct pending {
     char kind;        /* 's' or 'w' */
     bool placed;      /* positions are known */
     int64_t *cells;   /* numbered over all streams */
-    int64_t *numbers; /* positions, then scratch for one stream's slots and positions */
+    int64_t *numbers; /* positions, and behind them scratch for one stream's slots and positions */
     size_t n, room;
 };
 
@@ -50,7 +50,7 @@ static void stop(const char *why)
     file = NULL;
 }
 
-/* How many numbers from values[0] on follow each other by *step, which is 0 or 1. */
+/* The number of values from values[0] on that follow each other by *step, which is 0 or 1. */
 static size_t run_length(const int64_t *values, size_t n, int64_t *step)
 {
     size_t i = 1;
@@ -120,7 +120,7 @@ static bool reserve(struct pending *pending, size_t n)
     return true;
 }
 
-/* Moves the rows of a stream out of the pending ones, to the scratch; returns how many. */
+/* Moves the rows of a stream from the pending rows to the scratch; returns their number. */
 static size_t take_stream(struct cache *cache, size_t stream)
 {
     struct pending *pending = &cache->pending;
@@ -142,7 +142,7 @@ static size_t take_stream(struct cache *cache, size_t stream)
     return taken;
 }
 
-/* The line of a stream's pending rows. visible: n_visible cells, ascending. */
+/* Writes the line of a stream's pending rows. visible: n_visible cells, ascending. */
 static void put_rows(struct cache *cache, size_t stream, uint32_t n_kv, const int64_t *visible,
                      size_t n_visible)
 {
@@ -158,7 +158,8 @@ static void put_rows(struct cache *cache, size_t stream, uint32_t n_kv, const in
     end_line();
 }
 
-/* Rows whose attention was not seen, and rows written outside of graphs, get their lines. */
+/* Writes the lines for rows whose attention was not seen, and for rows written outside of
+ * graphs. */
 static void flush(struct cache *cache)
 {
     const size_t n_cells = cache->keys->shape.n_cells;
@@ -316,7 +317,7 @@ void kvp_trace_copy(const kvp_kv *from, uint32_t from_stream, const kvp_kv *to, 
     pthread_mutex_unlock(&lock);
 }
 
-/* The cells of a stream that move. */
+/* Writes the line of a stream's cells that move. */
 static void put_shift(struct cache *cache, uint32_t stream, const int32_t *by)
 {
     const uint32_t n_cells = cache->keys->shape.n_cells;

@@ -1,9 +1,11 @@
-/* trace.h - KVANT_TRACE=FILE: what llama.cpp does with its caches, as lines of text that replay.
+/* trace.h - KVANT_TRACE=FILE: a record of llama.cpp's use of its caches, as lines of text that can
+ * be replayed.
  *
- * The file says which cells of a cache every graph wrote and which cells its queries could see,
- * and what happened to cells outside of graphs. It holds no keys, no values and no text. Its reader
- * is bench/traces/replay.py. A cache's lines come from its first tensor of keys alone, because all
- * tensors of a buffer have the same cells. Caches in the memory of a GPU are not recorded.
+ * The file says which cells of a cache every graph wrote and which cells its queries could see. It
+ * also has every change of cells outside of graphs. It holds no keys, no values and no text. Its
+ * reader is bench/traces/replay.py. A cache's lines come from its first tensor of keys alone,
+ * because all tensors of a buffer have the same cells. Caches in the memory of a GPU are not
+ * recorded.
  *
  * Format, version 1. A process appends the line "kvant-trace 1" and then lines of eight columns
  * with one blank between two columns:
@@ -47,27 +49,29 @@
  * without a trace spends one test per call. */
 extern bool kvp_trace_is_on;
 
-/* Opens the file that KVANT_TRACE names. A file that cannot be written gives one line on stderr and
- * no trace; so does a write that fails later. Once, before any cache exists. */
+/* Opens the file that KVANT_TRACE names; called once, before any cache exists. If the file cannot
+ * be written, one line appears on stderr and there is no trace. The same happens when a write fails
+ * later. */
 void kvp_trace_open(void);
 
-/* A graph stores n rows in these cells, numbered over all streams. positions: NULL where they are
- * not known. */
+/* Records that a graph stores n rows in these cells, numbered over all streams. positions: NULL
+ * where they are not known. */
 void kvp_trace_rows(const kvp_kv *kv, const int64_t *cells, size_t n, const int32_t *positions);
 
-/* The same graph reads a stream of these keys. */
+/* Records that the same graph reads a stream of these keys. */
 void kvp_trace_attention(const kvp_kv *kv, size_t stream, const kvant_attention_problem *problem);
 
-/* Nominal bytes are written outside of a graph. */
+/* Records that nominal bytes are written outside of a graph. */
 void kvp_trace_write(const kvp_kv *kv, size_t offset, size_t size);
 
-/* A stream became a copy of a stream of the same or of another cache. */
+/* Records that a stream became a copy of a stream of the same or of another cache. */
 void kvp_trace_copy(const kvp_kv *from, uint32_t from_stream, const kvp_kv *to, uint32_t to_stream);
 
-/* The key of each of n cells, numbered over all streams, is rotated by a number of positions. */
+/* Records that the key of each of n cells, numbered over all streams, is rotated by a number of
+ * positions. */
 void kvp_trace_shift(const kvp_kv *kv, const int32_t *by, size_t n);
 
-/* A buffer (kvp_kv's cache) is cleared or freed. */
+/* Records that a buffer (kvp_kv's cache) is cleared or freed. */
 void kvp_trace_clear(const void *cache);
 void kvp_trace_close(const void *cache);
 
