@@ -28,10 +28,10 @@ bool kvp_asked_note(const abi_tensor *tensor, size_t plain);
  * because a size that is added then has no room in the buffer. */
 bool kvp_asked_begins(void);
 
-/* kvp_asked_note_latents notes the bytes that a tensor of keys takes as latents (mla.h), before
- * kvp_asked_note. kvp_asked_latents returns their sum when the buffer that is being allocated holds
- * latents only, else 0. From then on kvp_asked_places_latents is true until kvp_asked_placed was
- * called for each of these tensors, because ggml asks for the size once more before it places a
+/* `kvp_asked_note_latents` notes the bytes that a tensor of keys takes as latents (mla.h), before
+ * kvp_asked_note. `kvp_asked_latents` returns their sum when the buffer that is being allocated
+ * holds latents only, else 0. From then on kvp_asked_places_latents is true until kvp_asked_placed
+ * was called for each of these tensors, because ggml asks for the size once more before it places a
  * tensor. */
 void kvp_asked_note_latents(size_t bytes);
 size_t kvp_asked_latents(void);

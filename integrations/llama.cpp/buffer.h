@@ -3,8 +3,8 @@
  * values, copies of a checkpoint) get the CPU's own memory.
  *
  * Memory is mapped and stays untouched until it is used, so the reservation of a cache costs
- * nothing. kvp_buffer_kv_memory measures resident memory, and adds learned matrices and the working
- * memory of learning.
+ * nothing. `kvp_buffer_kv_memory` measures resident memory, and adds learned matrices and the
+ * working memory of learning.
  */
 #ifndef KVP_BUFFER_H
 #define KVP_BUFFER_H
@@ -35,7 +35,7 @@ bool kvp_is_ours(const abi_buft *buft);
 abi_buffer *kvp_buffer_around(abi_buft *buft, const kvp_remote *remote, abi_buffer *inner);
 
 /* Bytes to allocate for a cache tensor. When the tensor cannot be served, it is a size for which
- * kvp_buffer_refused returns true after printing the reason. kvp_buffer_refused also returns true
+ * kvp_buffer_refused returns true after printing the reason. `kvp_buffer_refused` also returns true
  * for any size in a context that kvp_kv_refused. */
 size_t kvp_buffer_bytes(const abi_tensor *tensor, bool in_order);
 bool kvp_buffer_refused(size_t size);

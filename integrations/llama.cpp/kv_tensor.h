@@ -124,9 +124,9 @@ bool kvp_kv_shape_read(const abi_tensor *tensor, bool in_order, kvp_kv_shape *sh
  * the settings; the context keeps them when the environment changes. False with one line in err. */
 bool kvp_kv_new_context(char *err, size_t errlen);
 
-/* kvp_kv_context returns the context that this thread creates, held until it is released; NULL when
- * there is none. kvp_kv_context_check is for the time before its first graph and prints a line when
- * no layer's cache is here. Both other functions accept NULL. */
+/* `kvp_kv_context` returns the context that this thread creates, held until it is released; NULL
+ * when there is none. `kvp_kv_context_check` is for the time before its first graph and prints a
+ * line when no layer's cache is here. Both other functions accept NULL. */
 struct kvp_layers *kvp_kv_context(void);
 void kvp_kv_context_release(struct kvp_layers *layers);
 void kvp_kv_context_check(struct kvp_layers *layers);
@@ -152,8 +152,8 @@ void kvp_kv_note_state(uint32_t layer);
  * an indexer's keys, and MLA's latents where they are not compressed. */
 void kvp_kv_note_keys_alone(void);
 
-/* kvp_kv_plans_keys_alone: whether the context is only planned (--fit) and its graph showed that
- * values are read out of the keys. kvp_kv_plan_keys_alone notes such a graph. */
+/* `kvp_kv_plans_keys_alone`: whether the context is only planned (--fit) and its graph showed that
+ * values are read out of the keys. `kvp_kv_plan_keys_alone` notes such a graph. */
 bool kvp_kv_plans_keys_alone(void);
 void kvp_kv_plan_keys_alone(void);
 
@@ -179,7 +179,7 @@ bool kvp_kv_tensor_params(const kvp_kv_shape *shape, const kvp_settings *setting
                           kvant_tensor_params *params, kvant_exact_part *part, char *err,
                           size_t errlen);
 
-/* kvp_kv_place: a tensor's place in the scheme. kvp_kv_given_head_dim: the head_dim that the
+/* `kvp_kv_place`: a tensor's place in the scheme. `kvp_kv_given_head_dim`: the head_dim that the
  * settings or the shape give before a graph does, or 0. */
 kvant_scheme_place kvp_kv_place(const kvp_kv_shape *shape, uint32_t n_layers, uint32_t head_dim);
 uint32_t kvp_kv_given_head_dim(const kvp_kv_shape *shape, const kvp_settings *settings);
@@ -241,9 +241,9 @@ bool kvp_kv_learns(const kvp_settings *settings);
 /* The settings of the context that this thread creates; NULL when there is none. */
 const kvp_settings *kvp_kv_current_settings(void);
 
-/* kv_size.c. kvp_kv_full_size computes the size of a bound tensor with all cells written; codecs
- * are its kv heads'. False for a tensor on a GPU whose size elsewhere is wanted. kvp_kv_size_now
- * finds the codecs itself. kvp_kv_size_add adds a part to a sum. */
+/* kv_size.c. `kvp_kv_full_size` computes the size of a bound tensor with all cells written; codecs
+ * are its kv heads'. False for a tensor on a GPU whose size elsewhere is wanted. `kvp_kv_size_now`
+ * finds the codecs itself. `kvp_kv_size_add` adds a part to a sum. */
 bool kvp_kv_full_size(const kvp_kv *kv, const kvant_codec *const *codecs, bool on_gpu,
                       kvp_kv_size *size);
 size_t kvp_kv_calibrated_bytes(const kvant_codec *const *codecs, uint32_t n_kv_heads);
@@ -295,7 +295,7 @@ typedef struct kvp_rows {
     const int32_t *positions;
 } kvp_rows;
 
-/* kvp_kv_enter takes new rows for the cells. Refused rows make their cells invalid, which is no
+/* `kvp_kv_enter` takes new rows for the cells. Refused rows make their cells invalid, which is no
  * error. The rows belong to one tensor, or to the keys and the values of a layer, which have the
  * same cells and the same placement or none. When only a mask shows their slots, the rows stay
  * pending until kvp_kv_flush. Every other function here flushes without a mask when it must. */

@@ -2,7 +2,7 @@
  * front.
  *
  * Errors and warnings always appear. Lines of kvp_say appear unless KVANT_QUIET=1, notes only with
- * KVANT_VERBOSE=1. `kvant exec` wants to know what becomes of the plug-in: kvp_report tells it.
+ * KVANT_VERBOSE=1. `kvant exec` wants to know what becomes of the plug-in: `kvp_report` tells it.
  */
 #ifndef KVP_LOG_H
 #define KVP_LOG_H

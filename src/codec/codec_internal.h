@@ -114,7 +114,7 @@ typedef struct kvant_request {
     const kvant_site *site;
 } kvant_request;
 
-/* kvant_codec_set_tables says that the `bytes` bytes of the family's state are the tables of the
+/* `kvant_codec_set_tables` says that the `bytes` bytes of the family's state are the tables of the
  * view's general form. The two functions after it say where in these tables `numbers`, or the
  * numbers of a rotation, begin. */
 void kvant_codec_set_tables(kvant_codec *codec, size_t bytes);
@@ -175,7 +175,7 @@ void kvant_codec_offer_codes(kvant_codec *codec, bool per_channel, uint32_t grou
  * wide, or tables too large to pay, nothing is offered, and that is no error. layout must live as
  * long as the codec.
  *
- * kvant_codec_offer_directions is for chunks of four channels. Its table of directions has
+ * `kvant_codec_offer_directions` is for chunks of four channels. Its table of directions has
  * 2^index_bits times 4 numbers, and the remaining bits of a code are the length.
  * `kvant_codec_offer_triplets` is for an octahedral codebook of 2^bits levels and a table of
  * lengths. */
@@ -198,7 +198,7 @@ void kvant_codec_token_lines(const kvant_codec *codec, const kvant_kernels *kern
 /* Fills the view's transform, centre, scale and feedback from the codec. */
 void kvant_codec_complete_view(kvant_codec *codec);
 
-/* kvant_codec_create_calibrated for any layer and kv head. */
+/* `kvant_codec_create_calibrated` for any layer and kv head. */
 kvant_status kvant_codec_create_at(const char *text, uint32_t head_dim, kvant_role role,
                                    const kvant_site *site, kvant_codec **out,
                                    const kvant_error *error);

@@ -78,7 +78,7 @@ kvant_status kvant_transform_compose(kvant_transform *transform, const float *b,
 
 /* Puts W before the rotation, once per transform. `kvant_transform_weigh` takes a full W. The
  * columns of w are the rows of W, and the rows of inverse are the rows of W^-1. Both are head_dim x
- * head_dim and are rounded to binary32. kvant_transform_weigh_diagonal takes the factors of a
+ * head_dim and are rounded to binary32. `kvant_transform_weigh_diagonal` takes the factors of a
  * diagonal W, above 0. KVANT_ERR_MEMORY. */
 kvant_status kvant_transform_weigh(kvant_transform *transform, const double *w,
                                    const double *inverse);
@@ -104,7 +104,7 @@ static inline bool kvant_transform_expands(const kvant_transform *transform)
 /* A bound of the gain of W, n x n. */
 float kvant_transform_gain_of(const double *w, size_t n);
 
-/* kvant_part_gather copies the channels of a part next to each other, and the function after it
+/* `kvant_part_gather` copies the channels of a part next to each other, and the function after it
  * puts them back. The halves of a part lie head_dim / 2 apart, so a part has both channels of each
  * pair that RoPE rotates. This holds for models that store pairs side by side and for models that
  * store them half a row apart. */

@@ -8,7 +8,7 @@ typedef struct turboquant_variant {
     uint32_t bits; /* as in the name, without its fraction */
     bool tiers;    /* 2.5 or 3.5 */
     bool unbiased;
-    int sketch; /* kvant_sketch of papers/qjl.h */
+    int sketch; /* `kvant_sketch` of papers/qjl.h */
     uint64_t seed;
 } turboquant_variant;
 

@@ -55,8 +55,8 @@ static inline int32_t kvant_clamp_word(int32_t x, int32_t most)
     return x > most ? most : x < -most ? -most : x;
 }
 
-/* The unit vector at (u, w), indices of levels: kvant_octahedral_point with the fold as a limit of
- * u by 1 - |w|, and of w by 1 - |u|. */
+/* The unit vector at (u, w), indices of levels: `kvant_octahedral_point` with the fold as a limit
+ * of u by 1 - |w|, and of w by 1 - |u|. */
 static inline void kvant_octahedral_entry(const kvant_octahedral_integers *o, uint32_t u,
                                           uint32_t w, int16_t entry[3])
 {

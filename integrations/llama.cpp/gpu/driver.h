@@ -47,7 +47,8 @@ typedef struct cu_copy_2d {
     void *to_host;
     cu_address to_device;
     void *to_array;
-    size_t to_pitch, width, height; /* of rows in bytes, and how many */
+    /* bytes between rows of the destination; bytes of a row; number of rows */
+    size_t to_pitch, width, height;
 } cu_copy_2d;
 
 /* X(member, exported name, parameters); all return 0 for success. The last two may be NULL: drivers

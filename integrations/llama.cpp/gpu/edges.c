@@ -1,8 +1,8 @@
 /* edges.c - straightens a captured graph.
  *
- * ggml-cuda's stream and ours wait for each other, so a captured graph has all of its nodes in one
- * order, and beside the edges from each node to the next one others that say nothing new. A GPU
- * starts a node with one predecessor sooner. */
+ * The streams of ggml-cuda and of the plug-in wait for each other, so all nodes of a captured graph
+ * are in one order. The graph has an edge from each node to the next, and further edges that say
+ * nothing new. A GPU starts a node with a single predecessor sooner. */
 #include "gpu.h"
 
 #include <stdlib.h>
@@ -15,7 +15,7 @@ typedef struct edges {
     cu_node *from, *to;
     cu_edge_data *data;
     cu_node *nodes;          /* sorted */
-    uint32_t *waits, *order; /* by node: predecessors; its place in the order */
+    uint32_t *waits, *order; /* by node: its number of predecessors; its place in the order */
 } edges;
 
 static int compare(const void *a, const void *b)
@@ -70,7 +70,7 @@ static bool load(cu_graph graph, edges *e)
     return true;
 }
 
-/* Gives every node its place; false: two nodes have no order between them. */
+/* Gives every node its place in the order; false when two nodes have no order between them. */
 static bool put_in_order(edges *e)
 {
     size_t at = 0, next = e->n_nodes;

@@ -1,49 +1,50 @@
 /* gpu.h - the devices KVANT0, KVANT1, ... of a llama.cpp with CUDA: the cache compressed in GPU
  * memory.
  *
- * A device is derived from CUDA's: a copy of the struct, with a few functions replaced. What is not
- * replaced runs in ggml-cuda. llama.cpp sees one GPU, so nothing is copied between devices, and
- * weights, activations and recurrent state are CUDA's. KVANT is KVANT0 by another name, so that
- * what asks for KVANT gets the cache in GPU memory.
+ * A device is derived from CUDA's: a copy of the struct, with a few functions replaced. All other
+ * functions run in ggml-cuda. To llama.cpp it is the same GPU, so nothing is copied between
+ * devices, and weights, activations and recurrent state lie in CUDA's buffers. KVANT is a second
+ * name of KVANT0, so a program that asks for KVANT gets the cache in GPU memory.
  *
- *   devices.c   devices and buffer types: what is replaced, and whose memory a buffer is
+ *   devices.c   devices and buffer types: which functions are replaced, and who owns a buffer
  *   backend.c   back ends: graphs cut at our operations, captured as one CUDA graph, replayed
- *   graph.c     which caches a graph uses, and what these need before it
+ *   graph.c     which caches a graph uses, and their preparation before it
  *   ops.c       the operations as launches of libkvant_cuda
  *   attention.c attention among them
- *   edges.c     captured graphs in one line
+ *   edges.c     removes needless edges from captured graphs
  *   marks.c     cells whose rows were refused
  *   masks.c     which masks need not be read
  *   cells.c     cache tensors in GPU memory: the kvp_remote of kv_tensor.h
  *   rows.c      their rows, read and written without a graph
- *   learn.c     centre and scale of their first rows
- *   first.c     a layer's first matrix (transform=first): when it is made and comes in force
- *   learner.c   the threads that make matrices
- *   queries.c   queries of prompts, which matrices are made from
- *   ranges.c    further matrices, for rows at later positions
- *   shift.c     keys that move to other positions; shift_keys.c those of a layer
- *   centers.c   centres of blocks
+ *   learn.c     learns centre and scale from first rows
+ *   first.c     a layer's first key transform (transform=first): when it is made and comes in force
+ *   learner.c   the threads that learn key transforms
+ *   queries.c   queries of prompts, from which key transforms are learned
+ *   ranges.c    a key transform for each further position bucket
+ *   shift.c     keys that move to other positions; shift_keys.c moves the keys of a layer
+ *   centers.c   centres of blocks of keys
  *   fetch.c     copies in the computer's memory
  *   accel.c     attention on llama.cpp's own cache
- *   size.c      what all of this takes, from shapes alone
- *   in_place.c  caches that fit as fp16; ready.c before they no longer do, hand_over.c then
- *   open.c      blocks whose rows are fp16
- *   step.c      steps for the plan (src/store/plan.h), which decides which blocks these are
+ *   size.c      the memory that a cache takes, computed from shapes
+ *   in_place.c  caches that fit as fp16; ready.c prepares their compression, hand_over.c does it
+ *   open.c      exact pages, whose rows are fp16
+ *   step.c      steps for the plan (src/store/plan.h), which decides which blocks have exact pages
  *
- * cache.h has caches and their tensors, transforms.h what they learn, and types.h what both need.
- * This header has devices, back ends and graphs.
+ * cache.h has caches and their tensors, transforms.h the transforms that they learn, and types.h
+ * has types for both. This header has devices, back ends and graphs.
  *
- * Cells are slots: llama.cpp's own cell numbers, in GPU memory, tell the kernels where rows go, and
- * its mask tells attention what a token sees. So a launch depends on nothing that the host would
- * have to know, and can be replayed.
+ * Cells are slots. llama.cpp's own cell numbers, in GPU memory, say to the kernels where rows go,
+ * and its mask says which cells a token sees. So no argument of a launch depends on the host, and a
+ * launch can be replayed.
  *
- * Refused, each with a line: codecs of groups of tokens, feedback, kmeans, kv heads with different
- * specs, head_dim of keys and values that differ, and what kvant/cuda.h refuses, except dense
- * rotations. Centre and scale of first rows (center=first, norm=first) have one version here: that
- * of the first 64 tokens, or of the batch with them, after the cache was created or cleared. A
- * layer has one first matrix, too (transform=first): rows that were sealed before it have none.
- * Positions from 2048 on have further matrices. Blocks of keys with a matrix have centres of their
- * own. With a softcap keys have none. */
+ * The following is refused, each with a line: codecs of groups of tokens, feedback, kmeans, kv
+ * heads with different specs, and keys and values with different head_dims. Everything that
+ * kvant/cuda.h refuses is refused as well, except dense rotations. Centre and scale of first rows
+ * (center=first, norm=first) are learned once: from the first 64 tokens, or from the batch with
+ * them, after the cache was created or cleared. A layer also learns its first key transform once
+ * (transform=first), and rows that were sealed before have none. Positions from 2048 on have
+ * further key transforms. Each block of keys with a key transform has its own centre. With a
+ * softcap keys have no centre. */
 #ifndef KVP_CUDA_GPU_H
 #define KVP_CUDA_GPU_H
 
@@ -60,10 +61,10 @@
 #include "cache.h"
 #include "driver.h"
 
-#define KVP_MAX_GPUS 17 /* 16, and one of them again */
+#define KVP_MAX_GPUS 17 /* 16 GPUs, and the first of them a second time */
 
-/* What llama.cpp wrote to an input of numbers: cells and positions, by where they lie on the GPU.
- * */
+/* The numbers (cells or positions) that llama.cpp wrote to an input on the GPU, found by the
+ * address of the input. */
 typedef struct kvp_gpu_seen {
     struct kvp_gpu_seen *next;
     const void *at;
@@ -74,131 +75,147 @@ typedef struct kvp_gpu_seen {
 #define KVP_MOST_STREAMS 256
 #define KVP_MOST_MASKS 8
 
-/* Where copies of tensors are in the computer's memory. */
+/* The places for copies of tensors in the computer's memory. */
 typedef enum kvp_fetched { KVP_FETCHED_KEYS, KVP_FETCHED_VALUES, KVP_FETCHED_PLACES } kvp_fetched;
-/* Memory that copies are fast to. */
+/* Host memory that the GPU copies to fast. */
 struct kvp_gpu_fetched {
     void *at;
     size_t bytes;
 };
 
-/* A mask as llama.cpp sent it to the GPU. plain: query row i of stream s sees cells 0 to lengths[s]
- * - n_rows + i and no other; attention did not take the lengths yet. known: until the graph is
- * prepared, the mask says which blocks rows see, by lengths if in_order is set, else by bits. */
+/* A mask as llama.cpp sent it to the GPU. With `plain`, query row i of stream s sees cells 0 to
+ * lengths[s] - n_rows + i and no other, and attention has not taken the lengths yet. With `known`,
+ * the mask says which blocks rows see, until the graph is prepared: by lengths if in_order is set,
+ * else by bits. */
 typedef struct kvp_gpu_mask {
     struct kvp_gpu_mask *next;
     const void *at;
     size_t n_cells, n_rows, n_streams;
     bool plain, known, in_order;
     int32_t lengths[KVP_MOST_STREAMS];
-    uint64_t *bits; /* by row: a bit per block of 64 cells of the row's stream */
+    uint64_t *bits; /* by row: one bit per block of 64 cells of the row's stream */
     size_t most_bits;
 } kvp_gpu_mask;
 
 struct kvp_gpu {
-    abi_device device;          /* first: a pointer to one is a pointer to the other */
-    abi_any_buft buft, kv_buft; /* of everything; the label of buffers that hold cache tensors */
-    abi_device *inner;          /* CUDA's */
+    /* has to be first: a pointer to the device is a pointer to this struct */
+    abi_device device;
+    /* the type of all buffers; the label of buffers that hold cache tensors */
+    abi_any_buft buft, kv_buft;
+    abi_device *inner; /* CUDA's */
     abi_buft *inner_buft;
     char name[16];
     cu_context context;
-    /* of all that is ours: with kernels of further streams every launch takes longer
-     * (docs/internals/cuda.md) */
+    /* The stream of all of the plug-in's kernels. With kernels on further streams every launch
+     * takes longer (docs/internals/cuda.md). */
     cu_stream stream;
     kvp_remote remote;
     /* recursive; held while work is enqueued on the stream, and while a graph is captured there */
     pthread_mutex_t lock;
-    kvp_gpu_backend *backends; /* alive; under list_lock */
-    atomic_uint epoch;         /* another one: captured graphs are of the past */
-    /* Cell i is i, block i is i, and a length of i is i, for kernels that read arrays. */
-    kvp_gpu_cache *caches; /* under the lock */
-    kvp_gpu_seen *seen;    /* under the lock */
-    kvp_gpu_mask *masks;   /* under the lock */
+    kvp_gpu_backend *backends; /* live back ends; under list_lock */
+    atomic_uint epoch;         /* when it changes, captured graphs must not be used any more */
+    kvp_gpu_cache *caches;     /* under the lock */
+    kvp_gpu_seen *seen;        /* under the lock */
+    kvp_gpu_mask *masks;       /* under the lock */
     void (*set_tensor)(abi_buffer *buffer, abi_tensor *tensor, const void *data, size_t offset,
-                       size_t size); /* CUDA's */
-    kvp_gpu_memory numbers, batch;   /* batch: rows on their way; under the lock */
-    cu_stream copying;               /* of copies to the computer's memory, while kernels go on */
-    atomic_uint *refused;            /* of these rows */
-    atomic_bool hands_over; /* a cache has memory for that, and rows that may have been refused */
+                       size_t size); /* CUDA's function */
+    /* numbers: 0, 1, 2, ... for kernels that read arrays of cells, blocks or lengths; batch: rows
+     * that are uploaded or downloaded, under the lock */
+    kvp_gpu_memory numbers, batch;
+    cu_stream copying;    /* for copies to the computer's memory while kernels run */
+    atomic_uint *refused; /* says whether rows of `batch` were refused */
+    /* a cache has memory that a hand-over needed, or rows of one that may have been refused */
+    atomic_bool hands_over;
     pthread_mutex_t list_lock;
 };
 
-/* What a graph does with one cache, for in_place.c. */
+/* How a graph uses one cache, for in_place.c. */
 typedef struct kvp_gpu_use {
     kvp_gpu_cache *cache;
     const abi_tensor *cells, *mask;
-    size_t n_kv;  /* of its attention; 0: it has none */
-    size_t asked; /* tokens of its attention */
-    bool shifts;  /* keys move */
-    bool other;   /* an operation that needs pages */
+    size_t n_kv;  /* n_kv of its attention; 0: it has no attention */
+    size_t asked; /* query tokens of its attention */
+    bool shifts;  /* the graph moves keys */
+    bool other;   /* the graph has another operation, which needs pages */
 } kvp_gpu_use;
 
 struct kvp_gpu_backend {
     kvp_gpu *gpu;
-    abi_backend *backend; /* CUDA's, made for us */
+    abi_backend *backend; /* CUDA's back end, created for this one */
     abi_backend_iface inner;
     kvp_gpu_backend *next;
     cu_event to_us, to_cuda;
     abi_event to_us_event, to_cuda_event;
-    bool on_ours; /* what was enqueued last is on our stream */
+    bool on_ours; /* the last work was enqueued on our stream, not on CUDA's */
     kvp_gpu_memory workspace, queries, centered,
-        offsets; /* the latter: rows about their blocks' centres, and what queries get of these */
-    struct kvp_gpu_scratch { /* of the attention node at hand */
+        /* centered: rows minus their blocks' centres; offsets: products of queries and these
+         * centres */
+        offsets;
+    struct kvp_gpu_scratch { /* for the current attention node */
         void *at;
         size_t bytes;
-        float *offsets; /* of keys that turn */
+        float *offsets; /* products of queries and centres, for keys whose centres rotate */
     } scratch;
-    kvp_compute compute; /* for what the CPU computes: the context shift */
-    /* computes nothing and is never the same: keeps ggml-cuda from a capture of its own */
+    kvp_compute compute; /* for the operation that the CPU computes: the context shift */
+    /* A node that computes nothing and changes before each graph. It keeps ggml-cuda from capturing
+     * a graph within our capture. */
     abi_tensor front;
-    abi_tensor **nodes; /* of a part of a graph, behind the front */
+    abi_tensor **nodes; /* the front node, and behind it the nodes of a part of a graph */
     uint64_t *part_uids;
     int n_nodes, n_part_uids;
-    uint64_t uid;         /* of the graph that was computed last */
-    struct kvp_gpu_uses { /* of the graph that was looked at last: llama.cpp computes most again */
-        uint64_t uid;     /* 0: none */
+    uint64_t uid; /* uid of the graph that was computed last */
+    /* The uses of the graph that was looked at last; llama.cpp computes most graphs again. */
+    struct kvp_gpu_uses {
+        uint64_t uid; /* uid of that graph; 0: none */
         int n;
         kvp_gpu_use of[KVANT_CUDA_MOST_SPREAD];
-        uint64_t ours_uid; /* whether it has nodes of ours, while caches had these forms */
+        /* whether the graph has nodes of ours, while the caches had these forms */
+        uint64_t ours_uid;
         unsigned ours_forms;
         bool ours;
     } uses;
-    struct kvp_gpu_writes { /* caches that it writes to, and where the cell numbers lie */
+    /* the caches that the graph writes to, and the addresses of their cell numbers */
+    struct kvp_gpu_writes {
         kvp_gpu_cache *cache;
-        const abi_tensor *cells, *last; /* last: attention node over the cache */
+        const abi_tensor *cells, *last; /* last: the last attention node over the cache */
     } writes[KVANT_CUDA_MOST_SPREAD];
     int n_writes;
-    const void *positions;    /* the place of the tokens' positions; NULL: unknown */
-    bool warned;              /* that caches need them */
-    struct kvp_gpu_attended { /* attention nodes of one mask; plain: it is not read */
+    const void *positions;    /* address of the tokens' positions; NULL: unknown */
+    bool warned;              /* the user was told that caches need positions */
+    struct kvp_gpu_attended { /* the attention nodes of one mask; plain: the mask is not read */
         const void *mask;
         size_t n_cells, n_rows, n_streams;
         bool plain;
     } attended[KVP_MOST_MASKS];
     int n_attended;
-    kvp_gpu_memory lengths; /* of the streams of each of these */
-    bool masks_changed;     /* one became plain, or ceased to be, since a graph was captured */
-    bool waits;             /* all of its rows went to open pages when it was captured */
+    kvp_gpu_memory lengths; /* for each of these masks, the lengths of its streams */
+    /* since a graph was captured, some mask became plain or ceased to be plain */
+    bool masks_changed;
+    /* when the graph was captured, all of its rows went to exact pages only */
+    bool waits;
     unsigned forms,
-        looked_forms; /* of the caches of the graph at hand; and of the one that was looked at */
-    kvp_gpu_cache
-        *asking;    /* which is in place and learns from queries of the batch at hand; NULL: none */
-    unsigned epoch; /* when it was captured */
-    atomic_uint
-        *refused; /* kernels say here, in the computer's memory, which rows they did not store */
-    struct kvp_layers *layers; /* of the llama context that made it */
-    const void *context;       /* whose caches its graphs attend to: the layers of these caches */
+        /* forms of the caches of the current graph, and of the graph that was looked at */
+        looked_forms;
+    /* the cache in place that learns from queries of the current batch; NULL: none */
+    kvp_gpu_cache *asking;
+    unsigned epoch; /* the GPU's epoch when the graph was captured */
+    /* a word in the computer's memory in which kernels say that they did not store some rows */
+    atomic_uint *refused;
+    struct kvp_layers *layers; /* the layers of the llama context that created this back end */
+    const void *context;       /* the id of the layers' caches to which its graphs attend */
     struct kvp_gpu_fetched fetched[KVP_FETCHED_PLACES];
     bool looked,
-        monotonous; /* at the tokens of the batch; they are too much alike to learn a matrix from */
-    const abi_graph *graph; /* at hand */
+        /* looked: the batch's tokens were examined; monotonous: they are too much alike to learn a
+         * key transform from */
+        monotonous;
+    const abi_graph *graph; /* the current graph */
     cu_graph_exec exec;
-    bool graphs, captured; /* graphs: may be captured */
+    bool graphs, captured; /* graphs: capturing is allowed; captured: exec is valid */
     unsigned long n_graphs, n_parts, n_captures, n_launches;
 };
 
-/* devices.c: the devices of every GPU that CUDA's registry has; how many, 0 with a line in err
- * (empty: no CUDA here). */
+/* devices.c. Creates the devices of every GPU that CUDA's registry has and returns their number. 0
+ * with a line in err, which is empty when there is no CUDA. */
 size_t kvp_gpu_setup(abi_reg *reg, char *err, size_t errlen);
 abi_device *kvp_gpu_device(size_t index);
 abi_reg *kvp_gpu_inner_reg(void);
@@ -211,120 +228,129 @@ static inline kvp_gpu *kvp_gpu_of(abi_device *device)
 /* Makes the GPU current for this thread. */
 bool kvp_gpu_enter(const kvp_gpu *gpu);
 
-/* Makes the memory at least this large, zeroed if zero is set; false with a message. */
+/* Grows the memory to at least `bytes`, zeroed if zero is set; false with a message. Earlier
+ * contents are lost. */
 bool kvp_gpu_grow(kvp_gpu *gpu, kvp_gpu_memory *memory, size_t bytes, bool zero);
 void kvp_gpu_release(kvp_gpu_memory *memory);
 
-/* Gives former sizes back, when no work that uses them is left and no captured graph. */
+/* Frees former sizes. No work and no captured graph may use them any more. */
 void kvp_gpu_release_former(kvp_gpu_memory *memory);
 
 /* Bytes that kvp_gpu_grow holds on all GPUs. */
 size_t kvp_gpu_held(void);
 
 /* Waits for our stream, and for the back ends whose graphs had attention on caches of this context
- * (backend.c). Others may be at work in their own threads: ggml-cuda may be capturing a graph
- * there, which a wait would end. NULL: no back ends. */
+ * (backend.c). Other back ends may be at work in their own threads: ggml-cuda may be capturing a
+ * graph there, and a wait would end the capture. NULL: waits for no back ends. */
 void kvp_gpu_finish(kvp_gpu *gpu, const void *context);
 
-/* The stream of copies that threads make. release: the last back end goes; waits for the threads.
- * The lock is held. */
+/* `kvp_gpu_have_copying` creates the stream for copies that threads make. `kvp_gpu_copying_release`
+ * frees it with the last back end, after waiting for the threads. The lock is held. */
 bool kvp_gpu_have_copying(kvp_gpu *gpu);
 void kvp_gpu_copying_release(kvp_gpu *gpu);
 void kvp_gpu_fetch_release(kvp_gpu_backend *b);
 
-/* A copy in the computer's memory, which stays until the next one of this place; false without
- * memory. Waits for the stream. */
+/* Copies a tensor to the computer's memory. The copy stays until the next copy to this place. False
+ * without memory. Waits for the stream. */
 bool kvp_gpu_fetch(kvp_gpu_backend *b, kvp_fetched place, const abi_tensor *from, abi_tensor *to);
 
-/* devices.c: the batch whose cell numbers lie at this address of the GPU; false: they were not
- * seen. positions: where those of the batch lie, or NULL. forget: when nobody computes any more. */
+/* devices.c. `kvp_gpu_find_step` finds the batch whose cell numbers lie at this address of the GPU;
+ * false when they were not seen. positions: the address of the batch's positions, or NULL.
+ * `kvp_gpu_forget_inputs` forgets all inputs, when no graph is computed any more. */
 bool kvp_gpu_find_step(kvp_gpu *gpu, const void *cells, const void *positions, size_t n,
                        kvp_gpu_step *step);
 const int32_t *kvp_gpu_positions_at(const kvp_gpu *gpu, const void *at, size_t n); /* or NULL */
 void kvp_gpu_forget_inputs(kvp_gpu *gpu);
 
-/* masks.c. A mask on its way to the GPU; the lock is held. */
+/* masks.c. Reads a mask that llama.cpp is sending to the GPU. The lock is held. */
 void kvp_gpu_note_mask(kvp_gpu *gpu, const abi_tensor *tensor, const void *data, size_t size);
 
-/* kvp_gpu_mask_of returns the mask of an attention node over a step of n rows, or NULL if it did
- * not pass the device. kvp_gpu_mask_sees tells whether a row of the step sees cells of a block.
- * Blocks count from the first one of the row's stream. kvp_gpu_forget_masks forgets the masks of
- * the graph that was prepared. The lock is held. */
+/* `kvp_gpu_mask_of` returns the mask of an attention node over a step of n rows, or NULL if it did
+ * not pass the device. `kvp_gpu_mask_sees` says whether a row of the step sees cells of a block;
+ * blocks count from the first block of the row's stream. `kvp_gpu_forget_masks` forgets the masks
+ * of the graph that was prepared. The lock is held. */
 const kvp_gpu_mask *kvp_gpu_mask_of(const kvp_gpu *gpu, const abi_tensor *node, size_t n);
 bool kvp_gpu_mask_sees(const kvp_gpu_mask *mask, size_t row, size_t block);
 void kvp_gpu_forget_masks(kvp_gpu_backend *b);
 
-/* Adds an attention node to those of its mask; false: there are too many masks or streams. */
+/* Adds an attention node to the list of nodes with its mask. False: there are too many masks or
+ * streams. */
 bool kvp_gpu_find_attended(kvp_gpu_backend *b, const abi_tensor *node);
 int kvp_gpu_attended_of(const kvp_gpu_backend *b, const abi_tensor *node);
 
-/* Before a graph: which masks are plain, and how many cells each stream has, on the GPU. */
+/* Called before a graph: finds which masks are plain, and brings the number of cells of each stream
+ * to the GPU. */
 bool kvp_gpu_prepare_attended(kvp_gpu_backend *b);
 const int32_t *kvp_gpu_lengths(const kvp_gpu_backend *b, int attended);
 
-/* ops.c: whether a node is ours, and what to do for it. A node that touches cache tensors and is
- * not supported must not be given to CUDA. */
+/* ops.c. Whether a node touches cache tensors. CUDA must not get such a node, not even if it is not
+ * supported. */
 bool kvp_gpu_touches(const abi_tensor *node);
 
-/* The cache tensor that a node writes to or reads; NULL: none. */
+/* The cache tensor that a node writes to or reads, or NULL. */
 const abi_tensor *kvp_gpu_touched(const abi_tensor *node);
 bool kvp_gpu_supports(kvp_gpu *gpu, const abi_tensor *node);
 
-/* Whether what the node does for a few tokens can be captured; the context shift cannot. */
+/* Whether the node's work for a few tokens can be captured. The context shift cannot. */
 bool kvp_gpu_capturable(const abi_tensor *node);
 
-/* Whether a is SET_ROWS of keys and b that of the values of the same tokens. */
+/* Whether a and b are SET_ROWS of keys and of values of the same tokens. */
 bool kvp_gpu_pairs(const abi_tensor *a, const abi_tensor *b);
 
-/* The cache that a SET_ROWS node of keys writes to; NULL: none, or the node is another one. */
+/* The cache that a SET_ROWS node of keys writes to; NULL for other nodes and tensors. */
 kvp_gpu_cache *kvp_gpu_prepared(const abi_tensor *node);
 
-/* Whether attention sees the rows of a pair, one per stream. */
+/* Whether attention sees the rows of a pair of SET_ROWS nodes, one row per stream. */
 bool kvp_gpu_attends(const abi_tensor *keys, const abi_tensor *values, const abi_tensor *attending);
 
-/* attention.c. new_cells: NULL, or those of the newest rows, one per stream. transformed: queries
- * went through their matrix with the rows of their tokens, by what queries_of_pair said; q NULL:
- * they need none, or go by themselves. False without memory. */
+/* attention.c. `kvp_gpu_attention` computes an attention node. new_cells: the cells of the newest
+ * rows, one per stream, or NULL. transformed: the queries have already been transformed together
+ * with the rows of their tokens, as kvp_gpu_queries_of_pair prepared. That function leaves
+ * queries->q NULL when queries need no transform or are transformed separately. False without
+ * memory. */
 int32_t kvp_gpu_attention(kvp_gpu_backend *b, abi_tensor *node, const int64_t *new_cells,
                           bool transformed);
 bool kvp_gpu_queries_of_pair(kvp_gpu_backend *b, const abi_tensor *node,
                              kvant_cuda_kernel_query_args *queries);
 
-/* Enqueues the node on the back end's stream; values: NULL, or the second of a pair; attending:
- * NULL, or the attention that comes with a pair. */
+/* Enqueues a node on the back end's stream. values: the second node of a pair, or NULL. attending:
+ * the attention node that is computed with the pair, or NULL. */
 int32_t kvp_gpu_compute(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values,
                         abi_tensor *attending);
 
-/* attention.c. Bytes that an attention node's output has behind it, for unpacked pages of many
- * query rows and for what these get of centres: so --fit counts them. */
+/* attention.c. Bytes behind an attention node's output, for unpacked pages and for products with
+ * centres when there are many query rows. They are part of the node's size, so --fit counts
+ * them. */
 size_t kvp_gpu_room(kvp_gpu *gpu, const abi_tensor *node);
 
-/* accel.c: llama.cpp's own cache stays, and attention nodes over it are ours where
- * kvp_gpu_accelerates says so. */
+/* accel.c. llama.cpp keeps its own cache, and the plug-in computes the attention nodes over it for
+ * which kvp_gpu_accelerates returns true. */
 void kvp_gpu_set_accel(bool on);
 bool kvp_gpu_accel(void);
 bool kvp_gpu_accelerates(const abi_tensor *node);
 int32_t kvp_gpu_accelerate(kvp_gpu_backend *b, const abi_tensor *node);
 
-/* edges.c: takes edges out of a captured graph that order nothing; false: the graph must not be
- * used. */
+/* edges.c. Removes needless edges from a captured graph. False: the graph must not be used. */
 bool kvp_gpu_straighten(cu_graph graph);
 
-/* backend.c. follow: what is enqueued on our stream from now on comes after CUDA's work. */
+/* backend.c. Makes all work that is enqueued on our stream from now on wait for CUDA's work so
+ * far. */
 void kvp_gpu_follow(kvp_gpu_backend *b);
 
 /* Whether libkvant_cuda computes a node. */
 bool kvp_gpu_is_ours(const abi_tensor *node);
 
-/* graph.c. find_positions: where those of the graph's tokens lie. look_at: which caches it writes
- * to, and its masks; false with a message where that is more than the device knows. prepare: before
- * the graph that was looked at, opens blocks for the rows of its batch; *waits: all of them go to
- * open pages. */
+/* graph.c. `kvp_gpu_find_positions` finds the address of the positions of a graph's tokens.
+ * `kvp_gpu_look_at` finds the caches that the graph writes to, and its masks; false with a message
+ * when there are more than the device can handle. `kvp_gpu_prepare` runs before the graph that was
+ * looked at, and opens blocks for the rows of its batch. *waits: all rows go to exact pages
+ * only. */
 void kvp_gpu_find_positions(kvp_gpu_backend *b, const abi_graph *graph);
 bool kvp_gpu_look_at(kvp_gpu_backend *b, const abi_graph *graph);
 bool kvp_gpu_prepare(kvp_gpu_backend *b, bool *waits);
 
-/* Whether a node of a graph is computed: views are not, nor what llama.cpp left out. */
+/* Whether a node of a graph is computed. Views are not, and nodes that llama.cpp left out are
+ * not. */
 bool kvp_gpu_is_computed(const abi_tensor *node);
 abi_backend *kvp_gpu_init_backend(abi_device *device, const char *params);
 

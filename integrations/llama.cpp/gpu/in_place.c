@@ -71,7 +71,7 @@ static bool is_mixed(const kvp_gpu_cache *cache)
     return cache->in_place && cache->place->planned;
 }
 
-/* kvp_gpu_hand_over_end frees the memory `beside`, when no work is left that uses it. */
+/* `kvp_gpu_hand_over_end` frees the memory `beside`, when no work is left that uses it. */
 void kvp_gpu_place_forget(kvp_gpu_cache *cache)
 {
     struct kvp_gpu_place *place = cache->place;

@@ -1,38 +1,41 @@
 /* in_place.h - rows that are fp16 where llama.cpp puts them, as long as they fit.
  *
- * A layer's cache on a GPU has two forms. In place: rows lie in llama.cpp's own f16 layout, and
- * ggml-cuda's kernels write and read them; answers and speed are those of an f16 cache. Compressed:
- * rows lie in pages. in_place.c decides which form a graph finds, ready.c makes transforms while
- * all layers are in place, and hand_over.c takes rows from the first form to the second.
+ * A layer's cache on a GPU has two forms. In place, rows lie in llama.cpp's own f16 layout, and
+ * ggml-cuda's kernels write and read them. Answers and speed are as with an f16 cache. Compressed,
+ * rows lie in pages. The form of a layer in each graph is decided in in_place.c. While all layers
+ * are in place, ready.c learns transforms. Then hand_over.c takes rows from the first form to the
+ * second.
  *
- * A cache is in place while the highest cell that its graphs attend to (n_kv) fits as fp16 into
- * the memory that its pages have. Before that memory is full its layers go to pages one after the
- * other, so for some steps the first layers are compressed and the others are in place. All layers
- * share the table of pages: it tells where rows of a layer in place will be stored. Caches of
- * several streams are never in place: views of further streams lie at nominal strides, outside of
- * this memory. */
+ * A cache is in place while the highest cell that its graphs attend to (n_kv) fits as fp16 into the
+ * memory that its pages have. Before that memory is full its layers go to pages one after another.
+ * So for some steps the first layers are compressed and the last layers are in place. All layers
+ * share the page table, which also says where the rows of a layer in place will be stored. Caches
+ * of several streams are never in place, because views of further streams lie at nominal strides,
+ * outside of this memory. */
 #ifndef KVP_CUDA_IN_PLACE_H
 #define KVP_CUDA_IN_PLACE_H
 
 #include "gpu.h"
 
-enum { KVP_NO_ROW = -1, KVP_ROW_SOMEWHERE = -2 }; /* in positions */
+/* values in positions: a cell without a row; a row at an unknown position */
+enum { KVP_NO_ROW = -1, KVP_ROW_SOMEWHERE = -2 };
 
 struct kvp_gpu_place {
-    size_t room;          /* cells that fit, a multiple of 256; 0: the cache is never in place */
-    bool whole;           /* all cells fit, so nothing is ever compressed */
-    size_t n;             /* behind the last cell with a row */
-    int32_t *positions;   /* of rows, by cell; or one of the two above */
-    uint32_t n_prompts;   /* batches that were long enough to ask */
-    bool learns;          /* threads make the first matrices of these rows */
-    size_t begun;         /* n when they began; 0: they did not */
-    size_t n_alone;       /* steps of few tokens since then */
-    size_t n_ready;       /* tensors whose transforms are in force */
-    size_t n_plain;       /* tensors that have no centre because none could be learned */
-    size_t asked_at;      /* n when threads began to make the matrix of a further range; 0: never */
-    bool planned;         /* blocks have transforms and pages, and some layers are compressed */
-    bool short_of_memory; /* for a hand-over, when it was not needed yet */
-    kvp_gpu_memory beside; /* a tensor's rows while they are stored */
+    size_t room;        /* cells that fit, a multiple of 256; 0: the cache is never in place */
+    bool whole;         /* all cells fit, so nothing is ever compressed */
+    size_t n;           /* the last cell with a row, plus one */
+    int32_t *positions; /* by cell: the position of its row, or one of the two values above */
+    uint32_t n_prompts; /* batches that were long enough to keep queries of */
+    bool learns;        /* threads are learning first key transforms from these rows */
+    size_t begun;       /* n when the threads began; 0: they did not begin */
+    size_t n_alone;     /* steps of few tokens since then */
+    size_t n_ready;     /* tensors whose transforms are in force */
+    size_t n_plain;     /* tensors that have no centre because none could be learned */
+    /* n when threads began to learn a further position bucket's transform; 0: never */
+    size_t asked_at;
+    bool planned;          /* blocks have transforms and pages, and some layers are compressed */
+    bool short_of_memory;  /* a hand-over lacked memory when it was not yet necessary */
+    kvp_gpu_memory beside; /* room for a tensor's rows while they are stored */
 };
 
 /* in_place.c. The lock is held for all of these. */
@@ -40,12 +43,12 @@ struct kvp_gpu_place {
 /* Whether some cache of the GPU may be in place at all. */
 bool kvp_gpu_place_any(kvp_gpu *gpu);
 
-/* Decides before a graph which form each layer has. False: there is no memory to compress rows that
- * do not fit, or the GPU failed. b->positions is known. */
+/* Decides before a graph which form each layer has. b->positions must be known. False: there is no
+ * memory to compress rows that do not fit, or the GPU failed. */
 bool kvp_gpu_place_prepare(kvp_gpu_backend *b, const abi_graph *graph);
 
-/* Whether the queries of an attention node are kept before the node is computed, because the node
- * belongs to a prompt. */
+/* Whether the queries of an attention node are kept before the node is computed, which is so for
+ * prompts. */
 bool kvp_gpu_place_asks(const kvp_gpu_backend *b, const abi_tensor *node);
 
 /* Whether a node uses a layer in place, so that ggml-cuda computes it. */
@@ -59,20 +62,20 @@ bool kvp_gpu_place_write(kvp_kv *kv, const int64_t *cells, size_t n, const float
 void kvp_gpu_place_forget(kvp_gpu_cache *cache);
 void kvp_gpu_place_free(kvp_gpu_cache *cache);
 
-/* ready.c. All layers are in place. A tensor from which nothing can be learned is stored without a
- * transform. */
+/* ready.c. These functions need all layers in place. A tensor from which nothing can be learned is
+ * stored without a transform. */
 
-/* Threads begin to make matrices from the first n rows, and from queries if some were kept, once.
- * The graph at hand says how RoPE rotates keys. */
+/* Lets threads begin, once, to learn key transforms from the first n rows, and from queries if some
+ * were kept. The current graph shows how RoPE rotates keys. */
 void kvp_gpu_place_learn(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_graph *graph,
                          size_t n);
 
-/* Waits for the threads of at most n further tensors, whose transforms come in force. b: the back
- * end whose graphs use the cache, or NULL outside of graphs. */
+/* Waits for the threads of at most n further tensors and puts their transforms in force. b: the
+ * back end whose graphs use the cache, or NULL outside of graphs. */
 void kvp_gpu_place_settle(kvp_gpu_backend *b, kvp_gpu_cache *cache, size_t n);
 
-/* Does the part of both that is due before a graph, and lets threads make matrices of further
- * ranges. The graph finds n rows. few: it has few tokens. */
+/* Does the part of learn and settle that is due before a graph with n earlier rows, and lets
+ * threads learn the transforms of further position buckets. few: the graph has few tokens. */
 void kvp_gpu_place_foresee(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_graph *graph,
                            size_t n, bool few);
 
@@ -80,16 +83,16 @@ void kvp_gpu_place_foresee(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_g
 
 size_t kvp_gpu_n_layers_in_place(const kvp_gpu_cache *cache);
 
-/* Compresses the rows of the next n layers. The work is enqueued on our stream, which follows
- * CUDA's by then. Without memory all rows stay where they are: that is an error with a message if
- * must is set, and else the result is true. False without must: the GPU failed. */
+/* Compresses the rows of the next n layers. The work is enqueued on our stream, which must follow
+ * CUDA's. Without memory all rows stay where they are; with `must` this is an error with a message,
+ * and without it the result is true. So without `must`, false means that the GPU failed. */
 bool kvp_gpu_hand_over_layers(kvp_gpu_cache *cache, size_t n, bool must);
 
-/* Compresses all layers outside of graphs, with must. */
+/* Compresses all layers outside of graphs, as with `must`. */
 bool kvp_gpu_hand_over(kvp_gpu_cache *cache);
 
-/* Frees the memory that a hand-over needed, and reports rows that kernels refused. The GPU has done
- * its work. */
+/* Frees the memory that a hand-over needed, and reports rows that kernels refused. The GPU must
+ * have done its work. */
 void kvp_gpu_hand_over_end(kvp_gpu_cache *cache);
 
 #endif /* KVP_CUDA_IN_PLACE_H */

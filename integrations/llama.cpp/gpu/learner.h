@@ -1,54 +1,64 @@
-/* learner.h - a tensor in the computer's memory makes a layer's matrices. A thread writes keys and
- * queries to it. first.c and ready.c say which, and when a matrix comes in force. */
+/* learner.h - learns a layer's key transforms with a kvant_tensor in the computer's memory. A
+ * thread writes keys and queries to it. first.c and ready.c decide which, and when a transform
+ * comes in force. */
 #ifndef KVP_CUDA_LEARNER_H
 #define KVP_CUDA_LEARNER_H
 
 #include "gpu.h"
 
-/* Keys and queries that a first matrix is made from. */
+/* The keys and queries from which a first key transform is learned. */
 typedef struct kvp_gpu_lesson {
-    size_t n;           /* keys */
-    float *rows;        /* or NULL; the learner frees them */
-    const void *halves; /* instead of rows: as fp16 on the GPU, when cache->asked.ready has come */
+    size_t n;    /* number of keys */
+    float *rows; /* or NULL; the learner frees them */
+    /* instead of rows: fp16 keys on the GPU, readable when cache->asked.ready has come */
+    const void *halves;
     int32_t *positions; /* or NULL: not known; the learner frees them */
-    /* Batches of queries in GPU memory, likewise (queries.c), and the bytes of one token. */
+    /* Batches of queries in GPU memory, readable at the same time (queries.c), and the bytes of one
+     * token's queries. */
     const char *queries[KVP_ASKED_BATCHES];
     uint32_t n_batches;
     size_t row;
-    int32_t asked[KVP_ASKED_BATCHES * KVP_ASKED_TOKENS]; /* positions */
+    int32_t asked[KVP_ASKED_BATCHES * KVP_ASKED_TOKENS]; /* positions of the queries' tokens */
 } kvp_gpu_lesson;
 
 typedef struct kvp_gpu_learner {
-    kvant_codec *codec; /* encodes quickly, learns the same */
+    kvant_codec *codec; /* encodes quickly, and learns the same transform */
     kvant_tensor *tensor;
     void *memory;
-    bool told, turns; /* how RoPE rotates keys; so that their blocks can have centres */
-    kvant_rope rope;  /* size 0: not known */
+    /* told: it is known how RoPE rotates keys; turns: so the blocks can have centres */
+    bool told, turns;
+    kvant_rope rope; /* size 0: not known */
     float frequencies[KVANT_MAX_HEAD_DIM / 2];
-    bool begins; /* with rows of the first range, so the first matrix is for these alone */
+    /* the rows are in the first position bucket, so the first key transform is for this bucket
+     * only */
+    bool begins;
     kvp_gpu_lesson lesson;
     pthread_t thread;
-    bool begun, runs; /* a thread makes the first matrix, or made it; it was not joined yet */
-    bool failed;      /* there was no memory */
+    /* begun: a thread was started for the first key transform; runs: it was not joined yet */
+    bool begun, runs;
+    bool failed; /* there was no memory */
     kvp_gpu_version made;
-    atomic_bool dropped; /* nobody uses the result, so a thread that comes later learns nothing */
-    pthread_t maker;     /* of a further matrix */
+    /* no caller uses the result, so a thread that starts later learns nothing */
+    atomic_bool dropped;
+    pthread_t maker; /* the thread for a further key transform */
     bool making;
-    kvp_gpu_range range; /* that this one is for */
+    kvp_gpu_range range; /* the position bucket that it learns for */
     bool made_range;
 } kvp_gpu_learner;
 
-/* Once: how RoPE rotates keys, as their graph says. */
+/* Notes, once, how RoPE rotates keys, which their graph shows. */
 void kvp_gpu_learner_tell(const kvp_kv *kv, const abi_tensor *rows);
 
-/* A thread makes the first matrix of keys, and of queries that were kept, once. finish waits for
- * it. drop frees what it made. */
+/* `kvp_gpu_learner_learn` starts a thread, once, that learns the first key transform from keys and
+ * from queries that were kept. `kvp_gpu_learner_finish` waits for it. `kvp_gpu_learner_drop` frees
+ * its result. */
 void kvp_gpu_learner_learn(kvp_gpu_cells *cells, const kvp_gpu_lesson *lesson);
 void kvp_gpu_learner_finish(kvp_gpu_learner *l);
 void kvp_gpu_learner_drop(const kvp_gpu_cells *cells, kvp_gpu_learner *l);
 
-/* ask: a thread makes the matrix of a further range; false: there is nothing to make it of. answer
- * waits for it; false: it failed. True where nothing was asked. */
+/* `kvp_gpu_learner_ask` starts a thread that learns the transform of a further position bucket;
+ * false when there is nothing to learn it from. `kvp_gpu_learner_answer` waits for the thread;
+ * false when it failed, true when no thread was started. */
 bool kvp_gpu_learner_ask(kvp_gpu_cells *cells, const kvp_gpu_range *range);
 bool kvp_gpu_learner_answer(kvp_gpu_cells *cells);
 

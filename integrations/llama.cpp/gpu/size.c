@@ -28,7 +28,7 @@ size_t kvp_gpu_transform_bytes(const kvp_kv_shape *shape, const kvant_codec *con
     kvant_codec_get_info(codecs[0], &info);
     learns = info.learns_transform && shape->role == KVANT_ROLE_K;
     weights = learns ? (size_t)info.head_dim * info.head_dim : kvp_gpu_tables(codecs[0]).n_weights;
-    /* kvp_gpu_cells: numbers, and key_center. */
+    /* `kvp_gpu_cells`: numbers, and key_center. */
     numbers = 2 * n_kv_heads * weights + 4 * (size_t)shape->row;
     if (learns) /* starts, and further */
         numbers += 2 * KVP_MOST_RANGES * (size_t)shape->row +

@@ -1,112 +1,125 @@
-/* transforms.h - transforms of rows on a GPU: how centres, scales and matrices are learned, which
- * blocks have which, and how keys move to other positions. It does not own pages. */
+/* transforms.h - transforms of rows on a GPU: how centres, scales and key transforms are learned,
+ * which blocks use which, and how keys move to other positions. It does not own pages. */
 #ifndef KVP_GPU_TRANSFORMS_H
 #define KVP_GPU_TRANSFORMS_H
 
 #include "types.h"
 
-/* Positions that have a matrix (ranges.c). Rows take it from `from` on. */
+/* A position bucket (ranges.c). Rows use its key transform from position `from` on. */
 typedef struct kvp_gpu_range {
     uint32_t number;
     int32_t first, last, from;
 } kvp_gpu_range;
 
-/* What the keys of a block went through has an id. Ids below KVP_MOST_RANGES are the matrices of
- * ranges. The others are of keys that a context shift moved (shift.c): the matrix of a range, and
- * by how many positions these keys moved since they were stored. by 0: the id is free. */
+/* The id of a transform stands for all steps that the keys of a block went through before they were
+ * coded. Ids below KVP_MOST_RANGES are the key transforms of position buckets. All other ids belong
+ * to keys that a context shift moved (shift.c): the transform of a bucket, and the number of
+ * positions by which these keys moved since they were stored. An id with by = 0 is free. */
 typedef struct kvp_gpu_lineage {
     uint32_t range;
     int32_t by;
 } kvp_gpu_lineage;
 
-/* Rows of a batch one behind the other, in blocks whose keys have one transform. */
+/* Consecutive rows of a batch in blocks whose keys have the same transform. */
 typedef struct kvp_gpu_run {
     size_t first, n;
     uint32_t transform; /* its id */
 } kvp_gpu_run;
 
-/* By what the centre of a range is turned to be a block's (centers.c, kvant/cuda.h:
+/* The rotation of a position bucket's centre to the position of a block (centers.c, kvant/cuda.h:
  * kvant_cuda_turning). */
 typedef struct kvp_gpu_centers {
-    int32_t *positions;    /* by block: of its first cell, or KVP_NO_POSITION */
+    int32_t *positions;    /* by block: position of its first cell, or KVP_NO_POSITION */
     uint32_t first, end;   /* blocks whose phases the GPU does not have yet */
-    bool used;             /* by keys of some layer */
-    kvp_gpu_memory phases; /* by block, head_dim each, once they are used */
+    bool used;             /* keys of some layer have centres per block */
+    kvp_gpu_memory phases; /* by block, head_dim numbers each, once they are used */
     kvp_gpu_memory pairs;
-    float *host; /* the same as phases */
+    float *host; /* a copy of phases in the computer's memory */
     float frequencies[KVANT_MAX_HEAD_DIM / 2];
-    kvant_rope rope; /* of the layers whose blocks have centres; size 0: not known */
+    kvant_rope rope; /* the RoPE of the layers whose blocks have centres; size 0: not known */
     uint32_t head_dim;
-    bool uneven; /* others differ: there are no further ranges */
+    bool uneven; /* some layers have another RoPE, so there are no further position buckets */
 } kvp_gpu_centers;
 
 #define KVP_NO_POSITION INT32_MIN
 
-/* Which blocks' keys have which matrix and centre. */
+/* The transform and the centre of each block's keys. */
 typedef struct kvp_gpu_ranges {
     uint8_t *of;                                   /* by block: the id of its transform */
     kvp_gpu_lineage lineages[KVP_MOST_TRANSFORMS]; /* by id */
-    bool moved;                                    /* some of these are of keys that moved */
+    bool moved;                                    /* some ids belong to keys that moved */
     bool plain;                                    /* some blocks have the id KVP_PLAIN */
-    uint32_t made;                     /* a bit for each range that has a matrix; bit 0 always */
-    uint32_t asked;                    /* threads make that of this one; 0: of none */
-    size_t since;                      /* rows that were stored since */
-    bool ended;                        /* no others can be had */
-    bool changed;                      /* of blocks with rows */
-    int32_t position;                  /* the last one of the last step */
+    /* a bit for each position bucket that has a key transform; bit 0 is always set */
+    uint32_t made;
+    /* the position bucket whose key transform threads are learning; 0: none */
+    uint32_t asked;
+    size_t since;                      /* rows that were stored since then */
+    bool ended;                        /* no further key transform can be learned */
+    bool changed;                      /* the ids of blocks with rows have changed */
+    int32_t position;                  /* the last position of the last step */
     uint8_t used[KVP_MOST_TRANSFORMS]; /* ids of all blocks with rows */
-    uint32_t n;                        /* of these */
-    kvp_gpu_memory numbers; /* by block, for attention: places in `used`, then numbers of centres */
+    uint32_t n;                        /* number of ids in `used` */
+    /* by block, for attention: index in `used`; behind these, numbers of centres */
+    kvp_gpu_memory numbers;
     kvp_gpu_centers centers;
-    kvp_gpu_run *runs; /* of the batch at hand */
+    kvp_gpu_run *runs; /* runs of the current batch */
     size_t n_runs;
-    int64_t *last; /* its cells */
+    int64_t *last; /* cells of that batch */
     size_t n_last, most_last;
 } kvp_gpu_ranges;
 
-/* Queries of prompts (queries.c). Each batch has them by layer, KVP_ASKED_TOKENS tokens each. */
+/* Queries of prompts (queries.c). A batch holds KVP_ASKED_TOKENS tokens' queries for each layer. */
 typedef struct kvp_gpu_asked {
     kvp_gpu_memory batches[KVP_ASKED_BATCHES];
-    size_t row; /* bytes of a token's; 0: none came */
-    uint32_t n; /* batches that came since the cache was cleared */
+    size_t row; /* bytes of one token's queries; 0: none were kept */
+    uint32_t n; /* batches that were kept since the cache was cleared */
     int32_t positions[KVP_ASKED_BATCHES * KVP_ASKED_TOKENS];
-    cu_event ready; /* threads may read them */
+    cu_event ready; /* when it has come, threads may read the queries */
 } kvp_gpu_asked;
 
-/* learn.c. Learns centre and scale from n rows on the GPU, at least so many; waits for the
- * stream. */
+/* The fewest rows from which a centre and a scale are learned.
+ *
+ * learn.c. `kvp_gpu_learn` learns them from n rows on the GPU, at least KVP_LEARN_ROWS. It waits
+ * for the stream. */
 #define KVP_LEARN_ROWS 64u
 bool kvp_gpu_learn(kvp_kv *kv, const float *rows, size_t stride, size_t n, cu_stream stream);
 
-/* Before a batch: notes its cells if they are too few, or learns from those noted before. The lock
- * is held. */
+/* Called before a batch. Notes the batch's cells if there are too few rows so far, or learns from
+ * the cells that were noted before. The lock is held. */
 bool kvp_gpu_learn_before(kvp_gpu_cache *cache, const int64_t *batch, size_t n, cu_stream stream);
 
-/* From n rows in the computer's memory, at least so many, of a cache that noted none; false without
- * a message. */
+/* Learns from n rows in the computer's memory, at least KVP_LEARN_ROWS, of a cache that noted no
+ * cells. False without a message. */
 bool kvp_gpu_learn_from(kvp_gpu_cells *cells, const float *rows, size_t n);
 
-/* The same before rows in the computer's memory are stored; and for blocks that are copied. */
+/* `kvp_gpu_learn_written` is the same as learn_before for rows in the computer's memory that are
+ * written. `kvp_gpu_copy_first` is for blocks that are copied. */
 bool kvp_gpu_learn_written(kvp_kv *kv, const int64_t *cells, size_t n, const float *rows);
 bool kvp_gpu_copy_first(kvp_gpu_cache *cache, uint32_t first, uint32_t to, uint32_t n);
 
-/* A version that was learnt: codecs, one per kv head (NULL: there is none), and centres of a block
- * at position 0 (NULL: blocks share the codecs'). */
+/* A learned transform: one codec per kv head (NULL: nothing was learned), and the centres of a
+ * block at position 0 (NULL: all blocks share the codecs' centres). */
 typedef struct kvp_gpu_version {
     kvant_codec **codecs;
     float *start;
 } kvp_gpu_version;
 
-/* first.c. The lock is held for all of these. False: with a message.
- * prepare comes after the plan decided for a step and before blocks are opened. Threads begin to
- * make matrices, and join if rows have to be sealed. kept: all rows of the step go to open pages
- * alone. takes: other blocks give up pages for the step.
- * mark comes after blocks were opened: what was sealed keeps its transform.
- * settle does what prepare does, before somebody else seals rows.
- * join waits for the thread of a tensor, whose matrix comes in force.
- * end finds out whether keys of the cache learn still.
- * in_graph makes the matrix from the rows of a long step, which are sealed at once. values: of the
- * same tokens, or NULL. */
+/* first.c. The lock is held for all of these functions. They return false with a message.
+ *
+ * `kvp_gpu_first_prepare` comes after the plan decided for a step and before blocks are opened.
+ * Threads begin to learn key transforms, and are joined if rows have to be sealed. With `kept`, all
+ * rows of the step go to exact pages only. With `takes`, the step takes pages from other blocks.
+ *
+ * `kvp_gpu_first_mark` comes after blocks were opened, and lets sealed rows keep their transform.
+ *
+ * `kvp_gpu_first_settle` does the same as prepare, before another function seals rows.
+ *
+ * `kvp_gpu_first_join` waits for the thread of a tensor and puts its key transform in force.
+ *
+ * `kvp_gpu_first_end` finds out whether keys of the cache still learn.
+ *
+ * `kvp_gpu_first_in_graph` learns the key transform from the rows of a long step, which are sealed
+ * at once. values: the values of the same tokens, or NULL. */
 bool kvp_gpu_first_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step, bool kept, bool takes);
 void kvp_gpu_first_mark(kvp_gpu_cache *cache, const kvp_gpu_step *step);
 bool kvp_gpu_first_settle(kvp_gpu_cache *cache);
@@ -114,37 +127,51 @@ bool kvp_gpu_first_join(kvp_kv *kv);
 void kvp_gpu_first_end(kvp_gpu_cache *cache);
 bool kvp_gpu_first_in_graph(kvp_gpu_backend *b, const abi_tensor *node, const abi_tensor *values);
 
-/* queries.c. keep: of an attention node, without an error where there is no memory. ready: work
- * that was enqueued is what threads may read. find: those that were kept of a layer. */
+/* queries.c. `kvp_gpu_queries_keep` keeps queries of an attention node; without memory it keeps
+ * none and returns true. `kvp_gpu_queries_ready` marks the queries that were enqueued so far as
+ * readable for threads. `kvp_gpu_queries_find` finds the queries that were kept for a layer. */
 bool kvp_gpu_queries_keep(kvp_gpu_backend *b, const abi_tensor *node);
 bool kvp_gpu_queries_ready(kvp_gpu_cache *cache);
 void kvp_gpu_queries_find(const kvp_gpu_cells *cells, struct kvp_gpu_lesson *lesson);
 void kvp_gpu_queries_forget(kvp_gpu_cache *cache);
 void kvp_gpu_queries_free(kvp_gpu_cache *cache);
 
-/* Whether so many bytes are less than a quarter of the free memory, which others need, too. */
+/* Whether this many bytes are less than a quarter of the free memory. The rest is left to other
+ * programs. */
 bool kvp_gpu_are_few(const kvp_gpu *gpu, size_t bytes);
 
-/* learner.c. begin: as new, for a cache without rows. free waits for the thread. */
+/* learner.c. `kvp_gpu_learner_begin` resets the learner of a cache without rows.
+ * `kvp_gpu_learner_free` waits for its thread. */
 void kvp_gpu_learner_begin(kvp_gpu_cells *cells);
 void kvp_gpu_learner_free(kvp_gpu_cells *cells);
 
-/* cells.c. The matrix of a transform's id. If its range has none, the last range before counts. */
+/* cells.c. The matrices of a transform. If its position bucket has none, the last bucket before it
+ * that has matrices counts. */
 typedef struct kvp_gpu_matrix {
     const float *weights, *inverse_weights;
 } kvp_gpu_matrix;
 kvp_gpu_matrix kvp_gpu_matrix_of(const kvp_gpu_cells *cells, uint32_t transform);
 
-/* ranges.c. The range of this number. */
+/* ranges.c. The position bucket with this number. */
 kvp_gpu_range kvp_gpu_range_at(uint32_t number);
 
-/* centers.c. tell: how a layer's keys turn, before there is a matrix; whether its blocks can have
- * centres. assign: a block's rows are at position and those behind it from now on. bring: phases to
- * the GPU, of all blocks where it has none; false with a message. of: keys' centres, which turn;
- * first_block: of blocks that are counted from there. rows, blocks: subtracts (add: adds) centres,
- * where keys have some: of rows at cells of the GPU, of rows of blocks (open: of open pages). move:
- * the keys of a block moved, and its transform is another one. copy: of a block to another one. The
- * lock is held. */
+/* centers.c. The lock is held for all of these functions.
+ *
+ * `kvp_gpu_centers_tell` notes how RoPE rotates a layer's keys, before the layer has a key
+ * transform. It returns whether the layer's blocks can have centres.
+ *
+ * `kvp_gpu_centers_assign` says that the rows of a block begin at this position from now on.
+ * `kvp_gpu_centers_move` says that the keys of a block moved, and that its transform has changed.
+ * `kvp_gpu_centers_copy` copies the centre of a block to another block.
+ *
+ * `kvp_gpu_centers_bring` copies phases to the GPU: all of them when it has none, else the phases
+ * that changed. False with a message.
+ *
+ * `kvp_gpu_turning_of` returns the rotating centres of keys, for blocks that are counted from
+ * first_block on.
+ *
+ * `kvp_gpu_center_rows` subtracts (add: adds) the centres of rows in cells of the GPU, where keys
+ * have centres. `kvp_gpu_center_blocks` does so for the rows of blocks (open: of exact pages). */
 bool kvp_gpu_centers_tell(const kvp_kv *kv, const abi_tensor *rows);
 void kvp_gpu_centers_assign(kvp_gpu_cache *cache, size_t block, int32_t position);
 void kvp_gpu_centers_move(kvp_gpu_cache *cache, size_t block, int32_t by);
@@ -158,65 +185,73 @@ kvant_status kvp_gpu_center_blocks(const kvp_gpu_cells *keys, bool open, size_t 
 void kvp_gpu_centers_forget(kvp_gpu_cache *cache);
 void kvp_gpu_centers_free(kvp_gpu_cache *cache);
 
-/* shift.c. A ROPE node on keys, which moves them. True: it was done or failed, as *status says.
- * False: keys have to be decoded, rotated and encoded again. The lock is held. */
+/* shift.c. Executes a ROPE node on keys, which moves them. True: it was executed or failed, as
+ * *status says. False: the keys have to be decoded, rotated and encoded again. The lock is held. */
 bool kvp_gpu_shift(kvp_gpu_backend *b, const abi_tensor *node, int32_t *status);
 
-/* shift_keys.c. takes: whether keys of a layer can move by getting other matrices. matrices: makes
- * those of keys that moved, after a shift or after the matrices that they are made of changed.
- * mixed: moves keys that move by another number of positions than their block. reset: encodes all
- * keys that moved once more, so that their blocks have ids of ranges. free: when no work that uses
- * the matrices is left. False: the caller has to say so. The lock is held. */
+/* shift_keys.c. The lock is held. A function that returns false leaves the message to its caller.
+ *
+ * `kvp_gpu_shift_takes`: whether keys of a layer can move by getting other transforms.
+ * `kvp_gpu_shift_matrices` computes the matrices of keys that moved, after a shift or after a
+ * change of the matrices that they are made of. `kvp_gpu_shift_mixed` moves keys that move by
+ * another number of positions than their block. `kvp_gpu_shift_reset` encodes all keys that moved
+ * once more, so that their blocks have ids of position buckets again. `kvp_gpu_shift_free` frees
+ * the matrices, when no work uses them any more. */
 bool kvp_gpu_shift_takes(const kvp_gpu_cells *cells);
 bool kvp_gpu_shift_matrices(kvp_gpu_cells *cells);
 bool kvp_gpu_shift_mixed(const kvp_gpu_cells *cells);
 bool kvp_gpu_shift_reset(kvp_gpu_cache *cache);
 void kvp_gpu_shift_free(kvp_gpu_cells *cells);
 
-/* ranges.c. Whether a cache with matrices saw the step before: with -sm tensor it is several
- * graphs. */
+/* ranges.c. Whether a cache with key transforms saw the step before. With -sm tensor a step is
+ * several graphs. */
 bool kvp_gpu_ranges_saw(const kvp_gpu_cache *cache, const kvp_gpu_step *step);
 
-/* ranges.c. Before a graph: which matrix the rows of a batch get, and which further one is to be
- * made; then, once blocks have these rows, their numbers. forget: all rows are of the past. The
- * lock is held. */
+/* ranges.c. The lock is held. `kvp_gpu_ranges_prepare` comes before a graph: it decides which key
+ * transform the rows of a batch get, and which further transform is to be learned.
+ * `kvp_gpu_ranges_bring` comes once blocks have these rows, and brings their numbers to the GPU. */
 bool kvp_gpu_ranges_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step);
 bool kvp_gpu_ranges_bring(kvp_gpu_cache *cache, cu_stream stream);
 
-/* ranges.c. Before rows at positions up to last are stored: the matrix that was asked for comes in
- * force, and threads begin to make that of the next range. The lock is held. */
+/* ranges.c. The lock is held. `kvp_gpu_ranges_foresee` comes before rows at positions up to `last`
+ * are stored: it puts the key transform that threads have learned in force, and lets threads begin
+ * with the next position bucket. `kvp_gpu_ranges_forget` is for a cache whose rows have all become
+ * unused. */
 void kvp_gpu_ranges_foresee(kvp_gpu_cache *cache, int32_t last);
 void kvp_gpu_ranges_forget(kvp_gpu_cache *cache);
 void kvp_gpu_ranges_free(kvp_gpu_cache *cache);
 void kvp_gpu_ranges_copy(kvp_gpu_cache *cache, uint32_t first, uint32_t to,
-                         uint32_t n); /* n blocks */
+                         uint32_t n); /* copies the transforms of n blocks */
 
-/* Whether rows of the last step are of the first range. */
+/* Whether rows of the last step are in the first position bucket. */
 bool kvp_gpu_in_first_range(const kvp_gpu_cache *cache);
 
-/* How many runs the batch at hand has. */
+/* The number of runs of the current batch. */
 size_t kvp_gpu_runs(const kvp_gpu_cells *keys);
 
-/* Whether blocks' keys may have different transforms; else all have id 0. */
+/* Whether keys of different blocks may have different transforms. If not, all have id 0. */
 bool kvp_gpu_has_transforms(const kvp_gpu_cells *keys);
 
-/* How many matrices attention on the keys has, and the id of each. */
+/* The number of transforms that attention on these keys has to apply to queries, and the id of
+ * each. */
 uint32_t kvp_gpu_matrices(const kvp_gpu_cells *keys);
 uint32_t kvp_gpu_transform_at(const kvp_gpu_cells *keys, uint32_t number);
 
-/* The block of an open page, or of a sealed one; -1: of none. */
+/* The block of an exact page (open) or of a sealed page; -1: the page is free. */
 int64_t kvp_gpu_block_at(const kvp_gpu_cache *cache, bool open, size_t number);
 
-/* The longest run of blocks (open: of open pages), or of cells, whose keys have one transform: from
- * the first-th on, of n blocks, or before the n-th cell. */
+/* The longest run whose keys have one transform. `kvp_gpu_run_of_blocks`: of n blocks (open: exact
+ * pages), from the first-th on. `kvp_gpu_run_of_cells`: of cells before the n-th, from the first-th
+ * on. */
 kvp_gpu_run kvp_gpu_run_of_blocks(const kvp_gpu_cells *cells, bool open, size_t first, size_t n);
 kvp_gpu_run kvp_gpu_run_of_cells(const kvp_gpu_cache *cache, const int64_t *numbers, size_t first,
                                  size_t n);
 
-/* cells.c: what a version of the first range says is brought to the GPU (which waits for the
- * stream; NULL: one that orders nothing), and becomes the cells'; or weights and centres of a later
- * one. plain: what KVP_PLAIN stands for, a centre and a scale (NULL: none) in the computer's
- * memory. */
+/* cells.c. These functions bring a transform to the GPU. `kvp_gpu_bring_numbers` brings the first
+ * position bucket's and makes it the cells' transform; it waits for the stream (NULL: a stream that
+ * orders nothing). `kvp_gpu_bring_range` brings matrices and centres of a later bucket.
+ * `kvp_gpu_bring_plain` brings the transform KVP_PLAIN: a centre and a scale (NULL: none) in the
+ * computer's memory. */
 bool kvp_gpu_bring_numbers(kvp_gpu_cells *cells, const kvant_codec *const *codecs,
                            const float *start, cu_stream stream);
 bool kvp_gpu_bring_range(kvp_gpu_cells *cells, uint32_t range, const kvp_gpu_version *version,
@@ -224,7 +259,8 @@ bool kvp_gpu_bring_range(kvp_gpu_cells *cells, uint32_t range, const kvp_gpu_ver
 bool kvp_gpu_bring_plain(kvp_gpu_cells *cells, const float *center, const float *scale);
 void kvp_gpu_take_numbers(kvp_gpu_cells *cells, const kvant_codec *const *codecs);
 
-/* cells.c. A tensor without rows has neither centre nor scale nor matrix of some any more. */
+/* cells.c. Removes everything that was learned from the rows of a tensor: centre, scale and key
+ * transforms. The tensor has no rows. */
 void kvp_gpu_unlearn(kvp_gpu_cells *cells);
 
 #endif

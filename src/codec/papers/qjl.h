@@ -44,7 +44,7 @@ size_t kvant_qjl_matrix_floats(kvant_sketch sketch, uint32_t head_dim);
 kvant_status kvant_qjl_init(kvant_qjl *qjl, kvant_sketch sketch, uint32_t head_dim, uint64_t seed,
                             float *matrix);
 
-/* kvant_codec_set_page for codecs with a sketch. The page has code_bytes of other codes, then the
+/* `kvant_codec_set_page` for codecs with a sketch. The page has code_bytes of other codes, then the
  * sketch's signs, and metadata_bytes of other metadata, then the residual norms. In the codec's
  * info, bits and nominal_bits become bits + 1. */
 void kvant_qjl_set_page(kvant_qjl *qjl, kvant_codec *codec, uint32_t bits, size_t code_bytes,
