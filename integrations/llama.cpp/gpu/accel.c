@@ -1,5 +1,5 @@
 /* accel.c - KVANT_ACCEL on a GPU: attention of few query tokens over llama.cpp's own q8_0 and q4_0
- * cache, in CUDA's buffers. All else, prompts too, is ggml-cuda's. */
+ * cache, in CUDA's buffers. ggml-cuda computes all other nodes, prompts included. */
 #include "gpu.h"
 
 #include <string.h>

@@ -1,6 +1,6 @@
 /* attention.c - FLASH_ATTN_EXT nodes on cache tensors as launches of libkvant_cuda.
  *
- * Queries go through the matrix of their keys, or through each of several (ranges.c). */
+ * Queries are transformed by the key transform, or by each of several key transforms (ranges.c). */
 #include "gpu.h"
 
 #include <string.h>
@@ -9,9 +9,10 @@
 #include "../ggml_api.h"
 #include "../log.h"
 
-#define MOST_QUERIES 65535 /* of kvant_cuda_transform_queries */
+#define MOST_QUERIES 65535 /* the most queries of a call of kvant_cuda_transform_queries */
 
-/* Of a node: all of them, or one where their masks or queries do not stand one behind the other. */
+/* The streams of a node that one launch computes: all of them, or a single one when masks or
+ * queries of different streams are not equally spaced. */
 typedef struct streams_at_once {
     size_t first, n;
 } streams_at_once;
@@ -23,7 +24,8 @@ static const void *stream_of(const abi_tensor *tensor, size_t stream)
                : NULL;
 }
 
-/* Rows of two streams stand as far apart as those of one. */
+/* Whether the rows of all streams are equally spaced, so that they can be taken as the rows of one
+ * stream. */
 static bool in_a_row(const abi_tensor *rows, int64_t n_streams)
 {
     return rows == NULL || n_streams == 1 ||
@@ -94,7 +96,7 @@ static kvant_cuda_kernel_attention_args arguments_of(const kvp_gpu_backend *b,
         .new_stride = (int64_t)n_blocks * KVANT_PAGE_TOKENS,
         .k_center = k->center != NULL && !k->turns && sinks != NULL
                         ? k->key_center.at
-                        : NULL, /* else a softmax ignores it */
+                        : NULL, /* without a softcap, softmax ignores the centre */
         .n_matrices = n_matrices,
         .matrices = n_matrices > 1
                         ? (const uint8_t *)k->cache->ranges.numbers.at + first_stream * n_blocks
@@ -102,9 +104,9 @@ static kvant_cuda_kernel_attention_args arguments_of(const kvp_gpu_backend *b,
     };
 }
 
-/* Through each matrix. */
+/* The arguments that transform queries by each key transform. */
 static kvant_cuda_kernel_query_args queries_of(const kvp_gpu_backend *b, const kvp_gpu_cells *k,
-                                               const kvant_cuda_kernel_attention_args *args)
+                                        const kvant_cuda_kernel_attention_args *args)
 {
     const kvp_gpu_matrix first = kvp_gpu_matrix_of(k, kvp_gpu_transform_at(k, 0));
     kvant_cuda_kernel_query_args queries = { .size = sizeof(kvant_cuda_kernel_query_args),
@@ -125,7 +127,7 @@ static kvant_cuda_kernel_query_args queries_of(const kvp_gpu_backend *b, const k
     return queries;
 }
 
-/* Queries that went through matrices. */
+/* Makes attention read the transformed queries. */
 static void take_queries(const kvp_gpu_backend *b, const kvp_gpu_cells *k,
                          kvant_cuda_kernel_attention_args *args)
 {
@@ -140,7 +142,8 @@ static void take_queries(const kvp_gpu_backend *b, const kvp_gpu_cells *k,
         args->q_numbers[i] = (uint8_t)i;
 }
 
-/* Queries as they are, for what they have in common with blocks' centres. */
+/* The arguments for products of queries with blocks' centres, which take queries before their
+ * transform. */
 static kvant_cuda_turned turned_of(const kvp_gpu_backend *b, const kvp_gpu_cells *k,
                                    const kvant_cuda_kernel_attention_args *args)
 {
@@ -159,7 +162,8 @@ static bool is_full(const kvp_gpu_cells *k)
     return k->n_weights > k->head_dim;
 }
 
-/* Through all matrices in one launch, or one after the other where there are too many queries. */
+/* Transforms queries by all key transforms in one launch, or one launch per transform if there are
+ * too many queries. */
 static kvant_status transform_queries(const kvp_gpu_backend *b, const kvp_gpu_cells *k,
                                       const kvant_cuda_kernel_attention_args *args)
 {
@@ -180,7 +184,7 @@ static kvant_status transform_queries(const kvp_gpu_backend *b, const kvp_gpu_ce
     return status;
 }
 
-/* transformed: queries went through their matrices with the rows. */
+/* transformed: the queries were transformed together with the rows. */
 static kvant_status attend(kvp_gpu_backend *b, const abi_tensor *node, streams_at_once streams,
                            const int64_t *new_cells, bool transformed)
 {
@@ -199,9 +203,10 @@ static kvant_status attend(kvp_gpu_backend *b, const abi_tensor *node, streams_a
     return kvant_cuda_kernel_attention(&args, b->gpu->stream);
 }
 
-/* A graph of a few tokens is captured, and each of its launches delays a token. So while no refused
- * row is known, only the last attention over a cache looks for marks in such a graph. That makes
- * the answer NaN. */
+/* Whether to wait with the search for marked cells until the graph's last attention node. A graph
+ * of a few tokens is captured, and each of its launches delays a token. So while no refused row is
+ * known, only the last attention over a cache looks for marks in such a graph. That is enough to
+ * make the answer NaN. */
 static bool is_late(const kvp_gpu_backend *b, const abi_tensor *node)
 {
     const kvp_gpu_cache *cache = kvp_gpu_cells_of(node->src[1])->cache;
@@ -222,9 +227,10 @@ static bool fills(const kvp_gpu_backend *b, const abi_tensor *node)
     return last || !is_late(b, node);
 }
 
-/* Tokens that saw a refused row had no NaN in the layers between, so these stored rows that come
- * from what lay in its cell before. Their cells get marks, too, in all caches that the graph writes
- * to. In other graphs their rows are NaN and are refused like the first one. */
+/* Marks the cells of tokens that saw a refused row. In the layers before the last these tokens had
+ * no NaN, so they stored rows that come from the old content of the refused cell. Their cells get
+ * marks in all caches that the graph writes to. In graphs of more tokens their rows are NaN and are
+ * refused like the first row. */
 static void spread(const kvp_gpu_backend *b, const abi_tensor *node, size_t first_stream,
                    kvant_cuda_marked_args *args)
 {
@@ -264,7 +270,8 @@ static kvant_status fill_marked(const kvp_gpu_backend *b, const abi_tensor *node
     return kvant_cuda_fill_marked(&args, b->gpu->stream);
 }
 
-/* Unpacked pages of many query rows: of the whole cache, or as many as are allowed. */
+/* Bytes of unpacked pages for many query rows: for the whole cache, or for as many pages as are
+ * allowed. */
 static size_t unpacked_bytes(const abi_tensor *node)
 {
     const abi_tensor *q = node->src[0], *view = node->src[1], *root = kvp_root(view);
@@ -284,7 +291,7 @@ static size_t rows_of_queries(const abi_tensor *q)
     return (size_t)q->ne[1] * (size_t)q->ne[2] * (size_t)q->ne[3];
 }
 
-/* What they have in common with centres of a stream's blocks. */
+/* Bytes of the products of queries with the centres of a stream's blocks. */
 static size_t offset_bytes(const abi_tensor *node)
 {
     const size_t blocks =
@@ -318,8 +325,8 @@ size_t kvp_gpu_room(kvp_gpu *gpu, const abi_tensor *node)
     return ROOM_ALIGN + unpacked + (k != NULL && k->weighs ? offset_bytes(node) : 0);
 }
 
-/* The room behind a node's output, or else memory of our own, which is asked for at its full size,
- * as what it grows out of is kept. */
+/* Finds workspace: the room behind a node's output, or else the back end's own memory. The latter
+ * is allocated at its full size at once, because every former size is kept, too. */
 static bool have_workspace(kvp_gpu_backend *b, const abi_tensor *node, const kvp_gpu_cells *k)
 {
     const size_t own = kvant_cuda_attention_workspace(k->head_dim), unpacked = unpacked_bytes(node);
@@ -345,15 +352,16 @@ static bool have_queries(kvp_gpu_backend *b, const abi_tensor *node, const kvp_g
                                        false);
 }
 
-/* Whether one launch takes all streams of a node. */
+/* Whether one launch computes all streams of a node. */
 static bool at_once(const abi_tensor *node)
 {
     return in_a_row(node->src[3], node->src[0]->ne[3]) &&
            in_a_row(node->src[0], node->src[0]->ne[3]);
 }
 
-/* Queries of many tokens go by themselves: they may bring another matrix. So do those of rows that
- * take several. */
+/* Queries are transformed with the rows of their tokens only for a few tokens and one run. With
+ * many tokens, learning may put another key transform in force in between. Rows of several runs
+ * have several transforms. */
 bool kvp_gpu_queries_of_pair(kvp_gpu_backend *b, const abi_tensor *node,
                              kvant_cuda_kernel_query_args *queries)
 {

@@ -1,13 +1,13 @@
-/* backend.c - back ends of gpu.h: CUDA's instance, with graph_compute and free replaced.
+/* backend.c - back ends of gpu.h: instances of CUDA's, with graph_compute and free replaced.
  *
- * A graph is cut where a node of ours stands. ggml-cuda computes the parts on its stream,
- * libkvant_cuda our nodes on ours; events order the two. A graph that llama.cpp computes again
- * (same uid) and that holds a few tokens is captured on both streams as one CUDA graph, which is
- * launched from then on.
+ * A graph is cut at nodes of ours. ggml-cuda computes the parts on its stream, and libkvant_cuda
+ * computes our nodes on our stream; events order the two. When llama.cpp computes a graph of a few
+ * tokens again (same uid), it is captured on both streams as one CUDA graph, which is launched from
+ * then on.
  *
- * ggml-cuda would begin a capture of its own inside ours; a node in front whose parameters always
- * change prevents it. The first time a graph is computed without capture, so that both sides
- * allocate what they need. */
+ * ggml-cuda would begin its own capture inside this one. A node in front of each part, whose
+ * parameters change every time, prevents that. The first time a graph is computed without capture,
+ * so that both sides allocate their memory. */
 #include "gpu.h"
 #include "in_place.h"
 
@@ -19,7 +19,8 @@
 #include "../log.h"
 
 #define MOST_CAPTURED_TOKENS 16
-#define MOST_CAPTURED_EXPERT_TOKENS 4 /* beyond, ggml-cuda's MUL_MAT_ID may wait on the host */
+/* With more tokens, ggml-cuda's MUL_MAT_ID may wait on the host, which a capture does not allow. */
+#define MOST_CAPTURED_EXPERT_TOKENS 4
 
 static kvp_gpu_backend *state_of(abi_backend *backend)
 {
@@ -90,8 +91,8 @@ bool kvp_gpu_is_ours(const abi_tensor *node)
            ((kvp_gpu_touches(node) && !kvp_gpu_place_takes(node)) || kvp_gpu_accelerates(node));
 }
 
-/* A number for a part of a graph that has one: ggml-cuda compares no nodes then. Where queries are
- * kept the graph is cut elsewhere, and these parts have none. */
+/* A uid for a part of a graph that has a uid, so that ggml-cuda need not compare nodes. Graphs
+ * whose queries are kept are cut at other nodes, and their parts have no uid. */
 static uint64_t part_uid(kvp_gpu_backend *b, const abi_graph *graph, int part)
 {
     if (graph->uid == 0 || b->asking != NULL || kvp_api.graph_next_uid == NULL)
@@ -110,7 +111,7 @@ static uint64_t part_uid(kvp_gpu_backend *b, const abi_graph *graph, int part)
     return b->part_uids[part];
 }
 
-/* The part behind the node in front. */
+/* Puts the front node before the nodes of a part. */
 static bool put_front(kvp_gpu_backend *b, abi_graph *part)
 {
     if (b->n_nodes < part->n_nodes + 1) {
@@ -151,7 +152,7 @@ static int32_t by_cuda(kvp_gpu_backend *b, const abi_graph *graph, int begin, in
     return b->inner.graph_compute(b->backend, &part);
 }
 
-/* The next node that computes something, behind number i; NULL: none. */
+/* The next node after number *i that computes something, or NULL. */
 static abi_tensor *next_computed(const abi_graph *graph, int *i)
 {
     for ((*i)++; *i < graph->n_nodes; (*i)++)
@@ -160,8 +161,8 @@ static abi_tensor *next_computed(const abi_graph *graph, int *i)
     return NULL;
 }
 
-/* Node *i, and the next ones with it if they are a layer's keys and values and attention over them;
- * *i becomes the last one's number. */
+/* Computes node *i. If the next nodes are the values of the same layer and attention over both,
+ * computes them with it. *i becomes the last computed node's number. */
 static int32_t by_us(kvp_gpu_backend *b, const abi_graph *graph, int *i)
 {
     abi_tensor *node = graph->nodes[*i], *values = NULL, *attending = NULL;
@@ -183,7 +184,7 @@ static int32_t by_us(kvp_gpu_backend *b, const abi_graph *graph, int *i)
     return kvp_gpu_compute(b, node, values, attending);
 }
 
-/* The node itself is CUDA's. */
+/* Keeps the queries of a node; CUDA computes the node itself. */
 static int32_t ask(kvp_gpu_backend *b, const abi_tensor *node)
 {
     to_ours(b);
@@ -233,7 +234,7 @@ static bool may_capture(const abi_graph *graph)
     return true;
 }
 
-/* Makes b->exec of what was captured. */
+/* Makes b->exec from a captured graph. */
 static bool make_exec(kvp_gpu_backend *b, cu_graph graph)
 {
     cu_update_info info;
@@ -252,13 +253,15 @@ static bool capture(kvp_gpu_backend *b, const abi_graph *graph)
     int32_t status;
     bool made;
 
-    to_cuda(b); /* what was done before the graph is no part of it */
+    to_cuda(b); /* work before the graph is not captured */
     if (!kvp_cu_ok(kvp_cu.capture_begin(b->gpu->stream, CU_CAPTURE_RELAXED), "capture"))
         return false;
-    b->on_ours = true; /* CUDA's stream joins with the first hop, and returns with the last */
+    /* CUDA's stream joins the capture with the first change of streams, and returns with the
+     * last */
+    b->on_ours = true;
     status = by_parts(b, graph, true);
     to_ours(b);
-    b->on_ours = false; /* nothing was computed */
+    b->on_ours = false; /* the capture itself computed nothing */
     if (!kvp_cu_ok(kvp_cu.capture_end(b->gpu->stream, &captured), "capture") || captured == NULL)
         return false;
     b->n_captures++;
@@ -286,8 +289,8 @@ static bool has_ours(const abi_graph *graph)
     return false;
 }
 
-/* The same, of a graph that in_place.c knows. A token in place takes 3 % longer on an H200 if each
- * graph is looked at again. */
+/* Whether a graph that in_place.c knows has nodes of ours. The answer is kept, because a token in
+ * place takes 3 % longer on an H200 when each graph is examined again. */
 static bool is_partly_ours(kvp_gpu_backend *b, const abi_graph *graph)
 {
     struct kvp_gpu_uses *uses = &b->uses;
@@ -342,7 +345,7 @@ static int32_t compute(kvp_gpu_backend *b, abi_graph *graph)
     b->uid = graph->uid;
     if (known && !b->captured && b->graphs && waits && may_capture(graph)) {
         b->captured = capture(b, graph);
-        b->graphs = b->captured; /* after a failure parts are computed */
+        b->graphs = b->captured; /* if capturing failed, the graph is computed in parts */
     }
     if (b->captured)
         return launch(b);
@@ -351,8 +354,9 @@ static int32_t compute(kvp_gpu_backend *b, abi_graph *graph)
     return status;
 }
 
-/* Rows that kernels refused (a NaN) are known when their graph is done. Nobody waits for that:
- * attention looks at what kernels marked, whether the computer knows or not. */
+/* Reads which rows kernels refused (a NaN) in graphs that are done. The computer does not wait for
+ * that, because attention looks at the marks of kernels, whether the computer knows of them or
+ * not. */
 static void notice_refusals(kvp_gpu_backend *b)
 {
     const kvant_status status = kvp_gpu_take_word(b->refused);
@@ -365,8 +369,8 @@ static void notice_refusals(kvp_gpu_backend *b)
     pthread_mutex_unlock(&b->gpu->lock);
 }
 
-/* The same of rows that a hand-over stored, and the memory that it needed. Other contexts may hold
- * the lock for long, so it is taken only if there is something to do. */
+/* Does the same for rows that a hand-over stored, and frees the memory that it needed. Other
+ * contexts may hold the lock for long, so it is taken only if there is something to do. */
 static void end_hand_overs(kvp_gpu *gpu)
 {
     if (!atomic_load(&gpu->hands_over) || !kvp_gpu_enter(gpu))
@@ -383,7 +387,7 @@ static void backend_synchronize(abi_backend *backend)
     kvp_gpu_backend *b = state_of(backend);
 
     b->inner.synchronize(backend);
-    if (!b->captured && kvp_gpu_enter(b->gpu)) { /* no work is left that uses former sizes */
+    if (!b->captured && kvp_gpu_enter(b->gpu)) { /* no work that uses former sizes is left */
         kvp_gpu_release_former(&b->workspace);
         kvp_gpu_release_former(&b->queries);
         kvp_gpu_release_former(&b->centered);
@@ -403,7 +407,7 @@ static int32_t backend_graph_compute(abi_backend *backend, abi_graph *graph)
     kvp_invalid_graph_begins();
     for (int i = 0; i < graph->n_nodes && !ours; i++)
         ours = kvp_gpu_is_ours(graph->nodes[i]) || kvp_gpu_place_takes(graph->nodes[i]);
-    if (!ours) { /* with cb_eval each node is a graph, and RoPE's has the positions */
+    if (!ours) { /* with cb_eval each node is a graph, and only RoPE's graph has the positions */
         kvp_gpu_find_positions(b, graph);
         return b->inner.graph_compute(backend, graph);
     }
@@ -489,7 +493,7 @@ static bool start(kvp_gpu_backend *b)
     return true;
 }
 
-/* Replaces the functions of CUDA's instance. */
+/* Replaces functions of CUDA's instance. */
 static void take_over(kvp_gpu_backend *b, abi_device *device)
 {
     b->backend->device = device;
@@ -514,7 +518,7 @@ abi_backend *kvp_gpu_init_backend(abi_device *device, const char *params)
         free(b);
         return NULL;
     }
-    /* This is an assumption: ggml does not ask a GPU about nodes in the computer's memory. */
+    /* an assumption: ggml does not ask a GPU about nodes in the computer's memory */
     kvp_kv_note_elsewhere();
     b->gpu = gpu;
     b->layers = kvp_kv_context();

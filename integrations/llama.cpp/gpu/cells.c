@@ -1,9 +1,9 @@
 /* cells.c - a cache tensor in GPU memory: its codec and its calibration (kvp_remote of
- * kv_tensor.h), and how its rows are encoded and decoded. rows.c reads and writes them without a
- * graph.
+ * kv_tensor.h), and functions that encode and decode its rows. rows.c reads and writes rows without
+ * a graph.
  *
- * Pages of a tensor stand block after block, kv head after kv head. Block i has cells 64 i to
- * 64 i + 63 of all streams. */
+ * The pages of a tensor lie block after block, and within a block kv head after kv head. Block i
+ * has cells 64 i to 64 i + 63 of all streams. */
 #include "gpu.h"
 #include "in_place.h"
 
@@ -69,7 +69,7 @@ kvant_cuda_tables kvp_gpu_tables(const kvant_codec *source)
     return tables;
 }
 
-/* Why these codecs are not served, or NULL. */
+/* Returns the reason why these codecs are not served, or NULL. */
 static const char *refusal_of(const kvp_kv *kv, const kvant_codec *const *codecs, uint32_t n)
 {
     kvant_codec_info first = { .size = sizeof(first) }, info = { .size = sizeof(info) };
@@ -100,7 +100,8 @@ static const char *refusal_of(const kvp_kv *kv, const kvant_codec *const *codecs
     return NULL;
 }
 
-/* A full matrix's centre goes through it, as queries have been through its inverse. */
+/* The centre as attention needs it. With a full matrix the centre is transformed like a key,
+ * because queries have been transformed by the inverse. */
 static void read_key_center(kvant_cuda_tables tables, const float *center, size_t d, float *to)
 {
     if (tables.n_weights <= d)
@@ -125,7 +126,7 @@ static void read_weights(const kvp_gpu_cells *cells, uint32_t head, kvant_cuda_t
            tables.n_weights * sizeof(*host));
 }
 
-/* Each array kv head after kv head; zeros. */
+/* Fills the arrays of a transform, each kv head after kv head. host is zeroed on entry. */
 static void read_numbers(const kvp_gpu_cells *cells, const kvant_codec *const *codecs, float *host)
 {
     const size_t width = kvp_gpu_width(cells), d = cells->head_dim,
@@ -152,8 +153,8 @@ static bool copy_in(void *to, const float *from, size_t n, cu_stream stream)
                      "copying");
 }
 
-/* n numbers; and a range's centres, of a block at position 0 and of one whose position is not
- * known, unless there are none. */
+/* Copies n numbers to the GPU, and a position bucket's centres: of a block at position 0, and of a
+ * block whose position is not known (NULL: none). */
 static bool bring(kvp_gpu_cells *cells, kvp_gpu_memory *to, const float *host, size_t n,
                   uint32_t range, const float *start, const float *mean, cu_stream stream)
 {
@@ -201,7 +202,7 @@ bool kvp_gpu_bring_range(kvp_gpu_cells *cells, uint32_t range, const kvp_gpu_ver
     return ok;
 }
 
-/* Matrices contain the codec's rotation, which turns row i of a scale's diagonal. */
+/* The matrices of KVP_PLAIN: the codec's rotation times the diagonal of the scale. */
 static bool read_plain(const kvp_gpu_cells *cells, uint32_t head, const float *scale, float *host)
 {
     const size_t d = cells->head_dim, room = cells->n_kv_heads * cells->most_weights;
@@ -222,7 +223,7 @@ static bool read_plain(const kvp_gpu_cells *cells, uint32_t head, const float *s
     return ok;
 }
 
-/* Blocks of such keys have no known position, so their centre does not turn. */
+/* Blocks of such keys have no known position, so their centre does not rotate. */
 bool kvp_gpu_bring_plain(kvp_gpu_cells *cells, const float *center, const float *scale)
 {
     const size_t width = kvp_gpu_width(cells), n = 2 * cells->n_kv_heads * cells->most_weights;
@@ -253,7 +254,7 @@ void kvp_gpu_take_numbers(kvp_gpu_cells *cells, const kvant_codec *const *codecs
         scale = scale || tables.scale != NULL;
     }
     for (uint32_t i = 0; i < KVP_MOST_MOVED; i++)
-        cells->moved[i].of = (kvp_gpu_lineage){ 0 }; /* these were made of former ones */
+        cells->moved[i].of = (kvp_gpu_lineage){ 0 }; /* these were made from the former matrices */
     cells->n_weights = weights ? kvp_gpu_tables(codecs[0]).n_weights : 0;
     cells->weights = weights ? cells->numbers.at : NULL;
     cells->inverse_weights = weights ? (float *)cells->numbers.at + room : NULL;
@@ -269,7 +270,8 @@ static kvp_gpu_matrix matrix_at(const kvp_gpu_cells *cells, const kvp_gpu_memory
     return (kvp_gpu_matrix){ at, at + cells->n_kv_heads * cells->most_weights };
 }
 
-/* Keys of a layer without RoPE stay as they are when others move. */
+/* Keys of a layer without RoPE do not change when keys of other layers move, so they keep their
+ * bucket's matrices. */
 kvp_gpu_matrix kvp_gpu_matrix_of(const kvp_gpu_cells *cells, uint32_t transform)
 {
     const kvp_gpu_lineage lineage = cells->cache->ranges.lineages[transform];
@@ -293,8 +295,8 @@ void kvp_gpu_free_codecs(kvant_codec **codecs, uint32_t n)
     free(codecs);
 }
 
-/* Kernels know no dense rotation, the default where head_dim is no power of two. A Hadamard matrix
- * per block of channels takes its place. */
+/* Replaces dense rotations, which the kernels do not have, by a Hadamard matrix per block of
+ * channels. Dense rotations are the default where head_dim is no power of two. */
 static bool replace_dense_rotations(const kvp_kv *kv, kvp_gpu_cells *cells, char *err,
                                     size_t errlen)
 {
@@ -329,7 +331,8 @@ static void destroy(kvp_kv *kv)
 {
     kvp_gpu_cells *cells = kv->cells;
 
-    kvp_gpu_learner_free(cells); /* its thread reads what follows */
+    /* first, because its thread reads the arrays that are freed next */
+    kvp_gpu_learner_free(cells);
     if (kvp_gpu_enter(cells->gpu)) {
         kvp_gpu_finish(cells->gpu, kv->layers);
         kvp_gpu_release(&cells->numbers);
@@ -416,19 +419,19 @@ kvant_cuda_rows kvp_gpu_rows(const kvp_gpu_cells *cells, const float *rows, size
                               .rows = rows + run.first * stride,
                               .token_stride = stride,
                               .head_stride = cells->head_dim,
-                              .center = cells->turns
-                                            ? NULL
-                                            : cells->center, /* rows are about their blocks' */
+                              /* these rows are relative to their blocks' centres */
+                              .center = cells->turns ? NULL : cells->center,
                               .scale = cells->scale,
                               .weights = kvp_gpu_matrix_of(cells, run.transform).weights };
 }
 
-/* States are read and written in batches of 512 rows, which for most models have 2048 numbers or
- * fewer. With less, each of these batches would allocate. */
+/* Room that is kept between batches. States are read and written in batches of 512 rows, which for
+ * most models have 2048 numbers or fewer. If less were kept, each of these batches would
+ * allocate. */
 #define KEPT_ROOM ((size_t)5 << 20)
 
-/* Room on the GPU for a batch and its slots. The caller holds gpu->lock. No captured graph uses
- * it. */
+/* Returns room on the GPU for a batch and its slots. The caller holds gpu->lock. No captured graph
+ * uses the room. */
 float *kvp_gpu_batch_room(kvp_gpu *gpu, size_t n, size_t width, int64_t **slots)
 {
     const size_t bytes = n * width * sizeof(float), all = bytes + n * sizeof(**slots);
@@ -469,7 +472,7 @@ static kvant_status decode_run(const kvp_gpu_cells *cells, bool open, kvp_gpu_ru
                               : kvp_gpu_center_blocks(cells, open, run.first, run.n, true, out);
 }
 
-/* open: open pages of these numbers. */
+/* open: decodes exact pages with these numbers instead of blocks. */
 kvant_status kvp_gpu_decode_blocks(const kvp_gpu_cells *cells, bool open, size_t first, size_t n,
                                    float *out)
 {
@@ -544,7 +547,7 @@ static void clear(kvp_kv *kv)
         kvp_gpu_finish(cells->gpu, kv->layers);
     pthread_mutex_lock(&cells->gpu->lock);
     if (cells->rope.size != 0)
-        atomic_fetch_add(&cells->gpu->epoch, 1); /* captured graphs know moved keys' matrices */
+        atomic_fetch_add(&cells->gpu->epoch, 1); /* captured graphs use moved keys' matrices */
     kvp_gpu_shift_free(cells);
     kvp_gpu_place_forget(cells->cache);
     kvp_gpu_cache_forget(cells->cache);

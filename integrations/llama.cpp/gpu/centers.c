@@ -1,11 +1,11 @@
-/* centers.c - centres of blocks whose keys have a matrix, as src/cache/center.h has them.
+/* centers.c - centres of blocks of keys with a key transform, as in src/cache/center.h.
  *
- * A range (ranges.c) keeps the mean of keys at positions 0 to 63; a block's centre is this, turned
- * to the position of its first cell. What it is turned by, its phase, is computed here and lies in
- * GPU memory for all layers. Blocks whose position nobody knows share the mean of their range,
- * which has a number of its own and does not turn. Rows lose their centres before they are stored,
- * and have them again when they are decoded; attention gets what each query has in common with each
- * block's centre (kvant_cuda_page_offsets). */
+ * A position bucket (ranges.c) keeps the mean of keys at positions 0 to 63. A block's centre is
+ * this mean, rotated by RoPE to the position of the block's first cell. The rotation, called the
+ * block's phase, is computed here and lies in GPU memory for all layers. Blocks at unknown
+ * positions share the mean of their bucket, which has its own number and does not rotate. Centres
+ * are subtracted from rows before they are stored, and added when rows are decoded. Attention gets
+ * the products of each query with each block's centre (kvant_cuda_page_offsets). */
 #include "gpu.h"
 
 #include <stdlib.h>
@@ -34,7 +34,7 @@ bool kvp_gpu_centers_tell(const kvp_kv *kv, const abi_tensor *rows)
     return even && !cells->uncentred;
 }
 
-/* Its phase is another one. */
+/* Notes that the phase of a block has changed. */
 static void note_change(kvp_gpu_centers *centers, size_t block)
 {
     centers->first = block < centers->first ? (uint32_t)block : centers->first;
@@ -71,8 +71,8 @@ void kvp_gpu_centers_copy(kvp_gpu_cache *cache, size_t block, size_t to)
 
 /* Phases */
 
-/* If nobody knows the position of a block, its centre is the mean of its range, and moves as the
- * block's keys do. */
+/* Fills the phase of a block. If its position is unknown, its centre is the mean of its bucket,
+ * rotated as far as the block's keys have moved. */
 static void fill(const kvp_gpu_ranges *ranges, size_t block, float *phase)
 {
     const kvp_gpu_centers *centers = &ranges->centers;

@@ -1,9 +1,9 @@
 #define _POSIX_C_SOURCE 200809L /* recursive mutexes */
 /* devices.c - devices and buffer types of gpu.h, derived from CUDA's.
  *
- * A device keeps CUDA's context, so functions that are not replaced do not know the difference.
- * Buffers that hold no cache are CUDA's, labelled as CUDA's, because ggml-cuda's asynchronous
- * copies insist on the label. */
+ * A device keeps CUDA's context, so CUDA's own functions work on it unchanged. Buffers without a
+ * cache are CUDA's buffers with CUDA's label, because ggml-cuda's asynchronous copies require this
+ * label. */
 #include "gpu.h"
 
 #include <stdio.h>
@@ -26,16 +26,16 @@ bool kvp_gpu_enter(const kvp_gpu *gpu)
     return kvp_cu_ok(kvp_cu.context_set(gpu->context), "its context");
 }
 
-static atomic_size_t held; /* bytes, on all GPUs */
+static atomic_size_t held; /* bytes that kvp_gpu_grow holds, on all GPUs */
 
 size_t kvp_gpu_held(void)
 {
     return atomic_load(&held);
 }
 
-/* Memory grows by at least half, so all former sizes together are less than two times the last one.
- * Larger memory belongs to back ends, which give former sizes back; half as much again might not be
- * free. */
+/* The largest memory that grows by at least half at a time. With that growth, all former sizes
+ * together are less than two times the last one. Larger memory belongs to back ends, which free
+ * former sizes, and half as much again might not be free. */
 #define MOST_GROWN ((size_t)64 << 20)
 
 static size_t grown(const kvp_gpu_memory *memory, size_t bytes)
@@ -157,11 +157,11 @@ static size_t buft_get_alloc_size(abi_buft *buft, const abi_tensor *tensor)
         return bytes;
     if (kvp_asked_note(tensor, padded(gpu, bytes)))
         return kvp_buffer_bytes(tensor, true);
-    kvp_asked_reset(); /* a cache that was planned: a model's weights come next */
+    kvp_asked_reset(); /* this was a planned cache; a model's weights come next */
     return bytes + kvp_gpu_room(gpu, tensor);
 }
 
-/* The room for a tensor of the context that this thread creates. */
+/* The room that a tensor of the context that this thread creates needs while it learns. */
 static size_t learning_room(const abi_tensor *tensor)
 {
     const kvp_settings *settings = kvp_kv_current_settings();
@@ -173,8 +173,8 @@ static size_t learning_room(const abi_tensor *tensor)
     return kvp_gpu_learning_room(&shape, settings);
 }
 
-/* Bytes of all tensors of a buffer that is only planned (--fit), and the room that one layer needs
- * while its rows take another matrix. */
+/* The bytes of all tensors of a buffer that is only planned (--fit), and the room that one layer
+ * needs while its rows get another transform. */
 static size_t buft_get_alloc_size_n(abi_buft *buft, abi_tensor **tensors, int n_tensors)
 {
     const kvp_gpu *gpu = gpu_of_buft(buft);
@@ -190,19 +190,19 @@ static size_t buft_get_alloc_size_n(abi_buft *buft, abi_tensor **tensors, int n_
                                                            : inner_alloc_size(gpu, tensors[i]));
     for (int i = 0; i < n_tensors; i++) {
         const size_t own = values && is_cache(tensors[i]) ? learning_room(tensors[i]) : 0;
-        room = own > room ? own : room; /* one layer after another does */
+        room = own > room ? own : room; /* layers do so one after another */
     }
     return bytes + room;
 }
 
-/* Of a buffer that is there. */
+/* The size for a tensor in a buffer that exists. */
 static size_t label_get_alloc_size(abi_buft *buft, const abi_tensor *tensor)
 {
     return is_cache(tensor) ? kvp_buffer_bytes(tensor, true)
                             : inner_alloc_size(gpu_of_buft(buft), tensor);
 }
 
-/* What passes on its way to the GPU */
+/* Inputs on their way to the GPU */
 
 static bool keep(kvp_gpu_seen *seen, const abi_tensor *tensor, const void *data, size_t size)
 {
@@ -218,7 +218,7 @@ static bool keep(kvp_gpu_seen *seen, const abi_tensor *tensor, const void *data,
     return true;
 }
 
-/* The entry of this place, or a new one. */
+/* The entry for this address, or a new one. */
 static kvp_gpu_seen *entry_of(kvp_gpu *gpu, const void *at)
 {
     kvp_gpu_seen *seen = gpu->seen;
@@ -244,8 +244,9 @@ void kvp_gpu_forget_inputs(kvp_gpu *gpu)
     pthread_mutex_unlock(&gpu->lock);
 }
 
-/* Inputs of whole numbers are kept under any name: graphs say which of them are cells and
- * positions. Longer tensors are a model's weights: no batch has a million tokens. */
+/* The largest input that is kept. Inputs of whole numbers are kept under any name, because graphs
+ * say which of them are cells and positions. Larger tensors are a model's weights: no batch has a
+ * million tokens. */
 #define MOST_INPUT ((size_t)8 << 20)
 
 static bool is_numbers(const abi_tensor *tensor, size_t size)
@@ -280,7 +281,7 @@ static void set_tensor(abi_buffer *buffer, abi_tensor *tensor, const void *data,
     inner(buffer, tensor, data, offset, size);
 }
 
-/* The entry of this place; NULL: nothing was written there. */
+/* The entry for this address; NULL when nothing was written there. */
 static const kvp_gpu_seen *seen_at(const kvp_gpu *gpu, const void *at)
 {
     const kvp_gpu_seen *seen = gpu->seen;
@@ -290,7 +291,8 @@ static const kvp_gpu_seen *seen_at(const kvp_gpu *gpu, const void *at)
     return seen;
 }
 
-/* A token may have several positions (M-RoPE): the first ones of all tokens come first. */
+/* Finds the cells and positions of a batch. A token may have several positions (M-RoPE); the first
+ * positions of all tokens come first in memory. */
 bool kvp_gpu_find_step(kvp_gpu *gpu, const void *cells, const void *positions, size_t n,
                        kvp_gpu_step *step)
 {
@@ -312,7 +314,7 @@ const int32_t *kvp_gpu_positions_at(const kvp_gpu *gpu, const void *at, size_t n
     return seen != NULL && seen->bytes >= n * sizeof(int32_t) ? seen->copy : NULL;
 }
 
-/* Memory of CUDA's with its label. */
+/* Allocates a buffer of CUDA's with CUDA's label. */
 static abi_buffer *plain_buffer(kvp_gpu *gpu, size_t size)
 {
     abi_buffer *inner =
@@ -346,7 +348,7 @@ static abi_buffer *buft_alloc_buffer(abi_buft *buft, size_t size)
         return kvp_buffer_around((abi_buft *)&gpu->kv_buft, &gpu->remote, inner);
     }
     if (inner != NULL)
-        inner->iface.set_tensor = set_tensor; /* of this buffer alone */
+        inner->iface.set_tensor = set_tensor; /* replaced for this buffer only */
     return inner;
 }
 
@@ -365,7 +367,7 @@ static void derive_buft(abi_any_buft *buft, kvp_gpu *gpu,
         buft->v3.iface.get_name = buft_get_name;
         buft->v3.iface.alloc_buffer = buft_alloc_buffer;
         buft->v3.iface.get_alloc_size = get_alloc_size;
-        buft->v3.iface.alloc_buffer_n = NULL; /* ggml asks for one size after the other then */
+        buft->v3.iface.alloc_buffer_n = NULL; /* then ggml asks for one size after another */
         buft->v3.iface.get_alloc_size_n = buft_get_alloc_size_n;
     }
     kvp_buft_add((abi_buft *)buft);
@@ -382,8 +384,8 @@ static void device_get_props(abi_device *device, abi_device_props *props)
 {
     kvp_gpu *gpu = kvp_gpu_of(device);
 
-    /* CUDA's device_id, too: of two devices with one, llama.cpp takes the first unless --device
-     * names the other. */
+    /* The device has the same device_id as CUDA's. When two devices share one, llama.cpp takes the
+     * first, unless --device names the second. */
     gpu->inner->iface.get_props(gpu->inner, props);
     props->name = gpu->name;
 }
@@ -468,8 +470,9 @@ size_t kvp_gpu_setup(abi_reg *reg, char *err, size_t errlen)
     n = inner_reg->iface.get_device_count(inner_reg);
     for (size_t i = 0; i <= n && i < KVP_MAX_GPUS; i++) {
         abi_device *inner = inner_reg->iface.get_device(inner_reg, i < n ? i : 0);
-        char name[sizeof(gpus[i].name)] =
-            "KVANT"; /* the last: the first GPU by the name of the device without one */
+        /* last, so that it does not come before them: the first GPU under the name of the device
+         * without GPU */
+        char name[sizeof(gpus[i].name)] = "KVANT";
         if (i < n)
             snprintf(name, sizeof(name), "KVANT%u", (unsigned)i % 1000);
         if (!setup_one(&gpus[i], inner, name, err, errlen))

@@ -1,8 +1,8 @@
 /* driver.h - the functions of the CUDA driver that the GPU devices use, looked up in libcuda.so.1
  * when they are first needed.
  *
- * Memory, streams, events and graphs belong to the driver: it does not matter which CUDA runtime
- * llama.cpp was built with. Kernels are libkvant_cuda's (kvant/cuda.h). */
+ * Memory, streams, events and graphs belong to the driver, so any CUDA runtime that llama.cpp was
+ * built with will do. Kernels are libkvant_cuda's (kvant/cuda.h). */
 #ifndef KVP_CUDA_DRIVER_H
 #define KVP_CUDA_DRIVER_H
 

@@ -1,5 +1,5 @@
-/* fetch.c - copies of rows, queries and positions in the computer's memory, for what is learnt
- * there. */
+/* fetch.c - copies rows, queries and positions to the computer's memory, where transforms are
+ * learned. */
 #include "learner.h"
 
 #include "../ggml_api.h"

@@ -1,8 +1,9 @@
-/* graph.c - what a graph does with compressed caches, and what they need before it is computed.
+/* graph.c - finds out how a graph uses compressed caches, and prepares the caches before it is
+ * computed.
  *
- * A graph that llama.cpp computes again is looked at once: which caches it writes to, where its
- * cell numbers and positions lie, and which masks its attention has. Before each computation the
- * caches get to know the cells. backend.c computes the graph. */
+ * A graph that llama.cpp computes again is examined once: the caches that it writes to, the
+ * addresses of its cell numbers and positions, and the masks of its attention. Before each
+ * computation the caches learn which cells are written. backend.c computes the graph. */
 #include "gpu.h"
 
 #include <string.h>
@@ -11,7 +12,7 @@
 #include "../ggml_api.h"
 #include "../log.h"
 
-/* Whether a cache has to know of the cells before a graph, besides their marks. */
+/* Whether a cache has to know the cells before a graph for another reason than their marks. */
 static bool prepares(const kvp_gpu_cache *cache)
 {
     return cache->keeps || cache->learns;
@@ -32,7 +33,8 @@ static const abi_tensor *positions_of(const abi_tensor *node)
     return NULL;
 }
 
-/* With -sm tensor a step is several graphs: those without positions go by the ones before. */
+/* With -sm tensor a step is several graphs. A graph without positions uses the positions of the
+ * graph before. */
 void kvp_gpu_find_positions(kvp_gpu_backend *b, const abi_graph *graph)
 {
     for (int i = 0; i < graph->n_nodes; i++) {
@@ -44,7 +46,7 @@ void kvp_gpu_find_positions(kvp_gpu_backend *b, const abi_graph *graph)
     }
 }
 
-/* Once a context. */
+/* Warns once per context. */
 static void warn_of_positions(kvp_gpu_backend *b, const kvp_gpu_cache *cache)
 {
     if (b->warned || (cache->exact.first == 0 && !cache->weighs))
@@ -68,8 +70,8 @@ static void find_last_attention(kvp_gpu_backend *b, const abi_graph *graph)
     }
 }
 
-/* Which caches the graph writes to; false: more than there is room for, or cell numbers of the keys
- * that differ. */
+/* Finds the caches that the graph writes to. False when there are more than there is room for, or
+ * when the keys have different cell numbers. */
 static bool find_writes(kvp_gpu_backend *b, const abi_graph *graph)
 {
     b->n_writes = 0;
@@ -95,8 +97,8 @@ static bool find_writes(kvp_gpu_backend *b, const abi_graph *graph)
     return true;
 }
 
-/* The masks of the graph's attention, which also tells the caches their head_dim: with -sm tensor
- * no graph was seen before. */
+/* Finds the masks of the graph's attention. Also binds the caches to their head_dim, because with
+ * -sm tensor no graph was seen before. */
 static bool find_masks(kvp_gpu_backend *b, const abi_graph *graph)
 {
     b->n_attended = 0;
@@ -120,8 +122,8 @@ bool kvp_gpu_look_at(kvp_gpu_backend *b, const abi_graph *graph)
     return find_masks(b, graph) && find_writes(b, graph);
 }
 
-/* Rows of a cache that need not be prepared are noted where it may be in place at times, so that
- * nobody takes it for an empty one. step: NULL if its cells are not known, which may be any. */
+/* Notes the rows of a cache that needs no preparation but may be in place at times, so that it does
+ * not count as empty. step: NULL when its cells are not known; then any cell may have a row. */
 static void hold(kvp_gpu_cache *cache, const kvp_gpu_step *step)
 {
     if (kvp_kv_cells_in_place(cache->tensors[0]) == 0)

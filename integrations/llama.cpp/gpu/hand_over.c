@@ -1,9 +1,10 @@
-/* hand_over.c - rows go from llama.cpp's f16 layout to compressed pages (in_place.h).
+/* hand_over.c - moves rows from llama.cpp's f16 layout to compressed pages (in_place.h).
  *
- * A plan gives blocks transforms and open pages, for all layers at once. Then layers go one by one:
- * a tensor's rows are copied beside, its memory is cleared, and they are stored as rows of a batch
- * are, with their positions. Rows of steps between two layers are in the plan by then, because the
- * layers that went before have pages for them. ready.c has made the transforms. */
+ * A plan gives blocks transforms and exact pages, for all layers at once. Then layers go one by
+ * one. A tensor's rows are copied to other memory, the tensor's memory is cleared, and the rows are
+ * stored like the rows of a batch, with their positions. Rows of steps between two layers are in
+ * the plan by then, because the layers that are compressed already have pages for them. ready.c has
+ * learned the transforms. */
 #include "in_place.h"
 
 #include <stdlib.h>
@@ -11,11 +12,12 @@
 #include "../buffer.h"
 #include "../log.h"
 
-#define CHUNK ((size_t)2048) /* rows that are stored by one launch */
-#define STEP ((size_t)512)   /* rows whose blocks get a transform at once */
+#define CHUNK ((size_t)2048) /* Rows that one launch stores. */
+/* Rows of a step of the plan, whose blocks get their transforms together. */
+#define STEP ((size_t)512)
 
-/* Blocks get transforms and centres by their rows' positions, and open pages where rows stay
- * exact, as if these rows came in batches. No row is stored yet. */
+/* Gives blocks transforms and centres by their rows' positions, and exact pages where rows stay
+ * exact, as if these rows came in a batch. No row is stored yet. */
 static bool plan_step(kvp_gpu_cache *cache, const kvp_gpu_step *step)
 {
     bool ok = kvp_gpu_ranges_prepare(cache, step) &&
@@ -34,7 +36,7 @@ static bool plan(kvp_gpu_cache *cache)
     bool ok = true;
 
     cache->planner = NULL;
-    cache->planned_last = -2; /* a sequence begins */
+    cache->planned_last = -2; /* the first row begins a sequence */
     for (size_t i = 0; i < place->n && ok;) {
         kvp_gpu_step step = { .cells = cells };
         bool known = true;
@@ -51,12 +53,13 @@ static bool plan(kvp_gpu_cache *cache)
     return ok && kvp_gpu_ranges_bring(cache, cache->gpu->stream);
 }
 
-/* Where rows are while they are stored: a tensor's as they were, and some of them about their
- * centres. */
+/* The memory in which rows lie while they are stored: a tensor's fp16 rows, and some of them with
+ * their centres subtracted. */
 typedef struct beside {
     uint16_t *halves;
     float *centered;
-    /* by cell: of sealed pages, which is the cell itself, and of open ones; or -1 */
+    /* by cell: the slot in sealed pages, which is the cell itself; the slot in exact pages, or
+     * -1 */
     int64_t *slots[2];
 } beside;
 
@@ -72,7 +75,7 @@ static void fill_args(const kvp_gpu_cells *cells, const beside *at, size_t first
                                              .mark_numbers = at->slots[0] + first };
 }
 
-/* Whether some of n rows from the first-th cell on go to open pages, too. */
+/* Whether some of n rows from the first-th cell on go to exact pages, too. */
 static bool has_open_blocks(const kvp_gpu_cache *cache, size_t first, size_t n)
 {
     for (size_t cell = first; cell < first + n; cell += KVANT_PAGE_TOKENS)
@@ -118,7 +121,8 @@ static bool store_run(const kvp_kv *kv, const beside *at, size_t first, size_t n
     return true;
 }
 
-/* How many rows from the first-th on one launch takes: they have one transform. */
+/* The number of rows from the first-th on that one launch takes, because they have one
+ * transform. */
 static size_t run_of(const kvp_gpu_cells *cells, size_t first, size_t n)
 {
     const uint8_t *of = cells->cache->ranges.of;
@@ -158,7 +162,7 @@ static size_t widest(const kvp_gpu_cache *cache)
     return width;
 }
 
-/* The memory holds fp16 rows, then fp32 rows, then slots. Each part is a multiple of 16 bytes,
+/* Lays out the memory: fp16 rows, then fp32 rows, then slots. Each part is a multiple of 16 bytes,
  * because the room is a multiple of 256 cells. */
 static beside beside_of(const kvp_gpu_cache *cache)
 {
@@ -181,7 +185,7 @@ static bool have_room(kvp_gpu_cache *cache)
                         place->room * row + CHUNK * widest(cache) * sizeof(float), false);
 }
 
-/* Slots in open pages lie behind those in sealed pages. */
+/* Brings slots to the GPU; slots in exact pages lie behind slots in sealed pages. */
 static bool bring_slots(kvp_gpu_cache *cache)
 {
     const struct kvp_gpu_place *place = cache->place;
@@ -213,7 +217,7 @@ static kvp_kv *first_in_place(const kvp_gpu_cache *cache)
     return NULL;
 }
 
-/* The tensors of a layer stand one behind the other. */
+/* The tensors of a layer follow each other. */
 size_t kvp_gpu_n_layers_in_place(const kvp_gpu_cache *cache)
 {
     const kvp_kv *last = NULL;
@@ -229,7 +233,8 @@ size_t kvp_gpu_n_layers_in_place(const kvp_gpu_cache *cache)
     return n;
 }
 
-/* Keys and values of a layer change their form together, because attention reads both. */
+/* Stores keys and values of a layer. They change their form together, because attention reads
+ * both. */
 static bool store_layer(kvp_gpu_cache *cache, uint32_t layer, const beside *at)
 {
     bool ok = true;
@@ -247,8 +252,8 @@ static bool store_layer(kvp_gpu_cache *cache, uint32_t layer, const beside *at)
     return ok;
 }
 
-/* Afterwards storing a layer needs no more GPU memory. No row has changed. An error undoes the plan
- * and keeps the transforms. */
+/* Plans and allocates, so that storing a layer needs no more GPU memory afterwards. No row has
+ * changed yet. An error undoes the plan and keeps the transforms. */
 static bool make_ready(kvp_gpu_cache *cache)
 {
     struct kvp_gpu_place *place = cache->place;
@@ -274,7 +279,7 @@ static bool make_ready(kvp_gpu_cache *cache)
     return false;
 }
 
-/* Rows stay in place. */
+/* Handles a lack of memory: rows stay in place. */
 static bool refuse(kvp_gpu_cache *cache, bool must)
 {
     struct kvp_gpu_place *place = cache->place;

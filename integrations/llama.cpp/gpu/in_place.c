@@ -1,9 +1,9 @@
-/* in_place.c - which layers are in place (in_place.h), and their rows while they are.
+/* in_place.c - decides which layers are in place (in_place.h), and holds their rows while they are.
  *
- * A cache begins in place when it is empty, and when a batch is all that is left of its rows.
- * What llama.cpp removed (seq_rm) is known by n_kv and by the mask alone: a cell at or above
- * n_kv holds nothing. Cells between the batch and n_kv, which is padded to 256 cells, may hold
- * rows of others: these are decoded first. */
+ * A cache begins in place when it is empty, and when the rows of a batch are the only ones left.
+ * Only n_kv and the mask show that llama.cpp removed rows (seq_rm): a cell at or above n_kv holds
+ * nothing. Cells between the batch and n_kv, which is padded to 256 cells, may hold rows of other
+ * sequences, so these are decoded first. */
 #include "in_place.h"
 
 #include <stdlib.h>
@@ -13,7 +13,8 @@
 #include "../ggml_api.h"
 #include "../log.h"
 
-/* Of prompt batches after the first ones. The graph of one is cut at each attention node. */
+/* After the first prompt batches, the queries of every eighth are kept. The graph of such a batch
+ * is cut at each attention node, which costs time. */
 #define ASK_EVERY 8u
 
 static char *row_at(const kvp_kv *kv, size_t cell)
@@ -21,7 +22,7 @@ static char *row_at(const kvp_kv *kv, size_t cell)
     return (char *)kv->memory + cell * kvp_kv_row_bytes(kv);
 }
 
-/* Cells that fit in every tensor of the cache. */
+/* The number of cells that fit in every tensor of the cache. */
 static size_t room_of(const kvp_gpu_cache *cache)
 {
     size_t least = SIZE_MAX;
@@ -33,7 +34,7 @@ static size_t room_of(const kvp_gpu_cache *cache)
     return least;
 }
 
-/* NULL without memory, or where the cache can never be in place. */
+/* The record of a cache in place. NULL without memory, or when the cache can never be in place. */
 static struct kvp_gpu_place *place_of(kvp_gpu_cache *cache)
 {
     struct kvp_gpu_place *place = cache->place;
@@ -71,7 +72,8 @@ static bool is_mixed(const kvp_gpu_cache *cache)
     return cache->in_place && cache->place->planned;
 }
 
-/* `kvp_gpu_hand_over_end` frees the memory `beside`, when no work is left that uses it. */
+/* Resets the record. kvp_gpu_hand_over_end frees its memory `beside`, when no work uses it any
+ * more. */
 void kvp_gpu_place_forget(kvp_gpu_cache *cache)
 {
     struct kvp_gpu_place *place = cache->place;
@@ -127,7 +129,7 @@ bool kvp_gpu_place_read(const kvp_kv *kv, size_t cell, size_t n, float *rows, kv
     return true;
 }
 
-/* Which of a tensor's cells follow each other from the i-th on. */
+/* The number of cells from the i-th on that follow each other. */
 static size_t run_of(const int64_t *cells, size_t i, size_t n)
 {
     size_t run = 1;
@@ -189,7 +191,7 @@ bool kvp_gpu_place_write(kvp_kv *kv, const int64_t *numbers, size_t n, const flo
 
 /* Coming back */
 
-/* Rows of a tensor as fp16, from pages; NULL without memory. */
+/* The rows of a tensor as fp16, decoded from pages; NULL without memory. */
 static uint16_t *decode(const kvp_kv *kv, size_t first, size_t n)
 {
     uint16_t *halves = malloc((n + 1) * kvp_kv_row_bytes(kv));
@@ -205,7 +207,7 @@ static uint16_t *decode(const kvp_kv *kv, size_t first, size_t n)
     return ok ? halves : NULL;
 }
 
-/* A tensor's memory becomes rows of fp16: zeros, and n rows from the first-th cell on. */
+/* Makes a tensor's memory rows of fp16: zeros, and n rows from the first-th cell on. */
 static bool become_rows(const kvp_kv *kv, size_t first, size_t n, const uint16_t *halves)
 {
     const kvp_gpu_cells *cells = kv->cells;
@@ -224,7 +226,8 @@ static bool has_row(const kvp_gpu_cache *cache, size_t cell)
     return cache->written[cell / KVANT_PAGE_TOKENS] >> (cell % KVANT_PAGE_TOKENS) & 1;
 }
 
-/* The cache is anew, but for rows of cells [first, end), which somebody may hold. */
+/* Resets the cache and puts it in place. Only rows of cells [first, end) stay, because a sequence
+ * may hold them. */
 static bool come_back(kvp_gpu_cache *cache, size_t first, size_t end)
 {
     uint16_t **halves = calloc(cache->n_tensors, sizeof(*halves));
@@ -306,8 +309,8 @@ static void note_node(kvp_gpu_use *u, const abi_tensor *node)
     u->other = u->other || !(writes || attends || is_shift(node));
 }
 
-/* A graph with the number of the last one is the last one. One is looked at again if it shifts
- * keys, or if a cache was not known yet when it was looked at. */
+/* Finds how a graph uses caches. A graph with the uid of the last graph is the last graph. It is
+ * examined again if it shifts keys, or if some cache was not bound when it was examined. */
 static void find_uses(struct kvp_gpu_uses *uses, const abi_graph *graph)
 {
     bool again = false;
@@ -327,7 +330,7 @@ static void find_uses(struct kvp_gpu_uses *uses, const abi_graph *graph)
     uses->uid = again ? 0 : graph->uid;
 }
 
-/* How many cells the batch's queries see, if they see them from the first one on; 0: not known. */
+/* The number of cells that the batch's queries see, if these are the first cells; 0: not known. */
 static size_t seen_by(const kvp_gpu *gpu, const abi_tensor *mask)
 {
     for (const kvp_gpu_mask *at = mask != NULL ? gpu->masks : NULL; at != NULL; at = at->next)
@@ -336,8 +339,8 @@ static size_t seen_by(const kvp_gpu *gpu, const abi_tensor *mask)
     return 0;
 }
 
-/* The batch's cells are the first ones, and it sees no others, so all other rows lie between
- * them and n_kv. */
+/* Whether the batch's cells are the first cells and it sees no others. Then all other rows lie
+ * between them and n_kv. */
 static bool is_alone(const kvp_gpu *gpu, const kvp_gpu_use *u, const kvp_gpu_step *step)
 {
     for (size_t i = 0; i < step->n; i++)
@@ -347,7 +350,8 @@ static bool is_alone(const kvp_gpu *gpu, const kvp_gpu_use *u, const kvp_gpu_ste
            seen_by(gpu, u->mask) == step->n;
 }
 
-/* Puts all layers in place where a graph's rows are all that is left. False: the forms stay. */
+/* Puts all layers in place if the cache has no other rows than the graph's. False: the forms do not
+ * change. */
 static bool begin(const kvp_gpu *gpu, const kvp_gpu_use *u, const kvp_gpu_step *step)
 {
     const bool empty = !u->cache->in_place && kvp_gpu_cache_is_empty(u->cache);
@@ -366,7 +370,7 @@ static bool step_fits(const kvp_gpu_use *u, const kvp_gpu_step *step)
     return true;
 }
 
-/* Whether rows of the graph, and all that its attention reads, fit in place. *step: its rows; a
+/* Whether the graph's rows, and all rows that its attention reads, fit in place. *step: its rows; a
  * graph may have none (-sm tensor, or a shift). */
 static bool fits(const kvp_gpu_backend *b, const kvp_gpu_use *u, kvp_gpu_step *step)
 {
@@ -379,8 +383,8 @@ static bool fits(const kvp_gpu_backend *b, const kvp_gpu_use *u, kvp_gpu_step *s
                                 step_fits(u, step));
 }
 
-/* A context shift covers all cells, of which those behind the room are not there. Where rows are
- * afterwards is not known here. */
+/* Reduces a context shift, which covers all cells, to the cells in place; cells beyond the room do
+ * not exist. The rows' positions after the shift are not known here. */
 static void clip_shift(abi_tensor *node)
 {
     struct kvp_gpu_place *place = kvp_gpu_cells_of(node)->cache->place;
@@ -394,7 +398,7 @@ static void clip_shift(abi_tensor *node)
         place->positions[i] = place->positions[i] == KVP_NO_ROW ? KVP_NO_ROW : KVP_ROW_SOMEWHERE;
 }
 
-/* Whether queries of this batch are kept. */
+/* Whether the queries of this batch are kept. */
 static bool asks(kvp_gpu_cache *cache, const kvp_gpu_use *u)
 {
     return u->asked >= KVP_ASKED_TOKENS && cache->weighs && !cache->place->learns &&
@@ -403,7 +407,7 @@ static bool asks(kvp_gpu_cache *cache, const kvp_gpu_use *u)
             cache->place->n_prompts % ASK_EVERY == 0);
 }
 
-/* The next n layers. Rows of the graph at hand are not there yet. */
+/* Compresses the next n layers. The rows of the current graph are not stored yet. */
 static bool hand_over(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_graph *graph, size_t n,
                       bool must)
 {
@@ -413,10 +417,11 @@ static bool hand_over(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_graph 
     return kvp_gpu_hand_over_layers(cache, n, must);
 }
 
-/* How many of n layers in place go before a step of few tokens, behind which some cells are left.
- * One goes when no more steps of this length fit than layers are in place, so each of these steps
- * finds a layer less and the last one none. Longer steps may have come since: after each step no
- * more layers are in place than cells are left. */
+/* The number of n layers in place that have to be compressed before a step of few tokens; `left`
+ * cells are free after it. One layer is compressed when no more steps of this length fit than
+ * layers are in place. So each of these steps finds one layer less in place, and the last step
+ * finds none. Longer steps may come in between: after each step no more layers are in place than
+ * cells are left. */
 static size_t n_to_go(size_t n, size_t left, const kvp_gpu_step *step)
 {
     if (n > left)
@@ -424,7 +429,8 @@ static size_t n_to_go(size_t n, size_t left, const kvp_gpu_step *step)
     return n > left / step->n ? 1 : 0;
 }
 
-/* A step of more tokens would learn from the rows of some layers: it finds all in one form. */
+/* Compresses layers before a step if necessary. A step of more tokens would learn from the rows of
+ * some layers, so it finds all layers in one form. */
 static bool let_go(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_graph *graph,
                    const kvp_gpu_step *step)
 {
@@ -472,7 +478,7 @@ static bool prepare(kvp_gpu_backend *b, const kvp_gpu_use *u, const abi_graph *g
     return true;
 }
 
-/* Keys in place that a graph moves. */
+/* Clips the shifts of keys in place. */
 static void clip_shifts(const abi_graph *graph)
 {
     for (int i = 0; i < graph->n_nodes; i++)

@@ -1,7 +1,7 @@
-/* learn.c - centre and scale of the first rows after a cache was created or cleared.
+/* learn.c - learns centre and scale from the first rows after a cache was created or cleared.
  *
- * A batch of many tokens is learnt from by itself. Shorter ones are stored without centre and scale
- * until there are enough, and once more afterwards. */
+ * A batch of many tokens is enough to learn from. Shorter batches are stored without centre and
+ * scale until there are enough rows, and are then encoded once more. */
 #include "gpu.h"
 
 #include <stdio.h>
@@ -12,7 +12,7 @@
 
 #define LEARN_THREADS 16u
 
-/* A codec that learns the same from rows and encodes them quickly; NULL: there is none, or no
+/* A codec that learns the same from rows and encodes them quickly; NULL: no such codec, or no
  * memory. */
 static kvant_codec *quick_codec(const kvp_gpu_cells *cells)
 {
@@ -30,8 +30,7 @@ static kvant_codec *quick_codec(const kvp_gpu_cells *cells)
     return codec;
 }
 
-/* The first version that a tensor in the computer's memory makes of these rows. codecs: one per kv
- * head. */
+/* A tensor in the computer's memory that has learned from these rows. codecs: one per kv head. */
 static kvant_tensor *learn_tensor(const kvp_gpu_cells *cells, const kvant_codec *const *codecs,
                                   const float *rows, size_t n, void **memory)
 {
@@ -59,7 +58,8 @@ static kvant_tensor *learn_tensor(const kvp_gpu_cells *cells, const kvant_codec 
     return tensor;
 }
 
-/* Centre, scale and query scale of all kv heads; NULL members where there is none. */
+/* Reads centre, scale and query scale of all kv heads; members are NULL where the tensor has
+ * none. */
 static bool read_version(kvp_gpu_cells *cells, const kvant_tensor *tensor, float *numbers,
                          bool *center, bool *scale)
 {
@@ -108,7 +108,7 @@ bool kvp_gpu_learn_from(kvp_gpu_cells *cells, const float *rows, size_t n)
         cells->query_scale = scale || cells->n_weights == cells->head_dim ? at + 2 * width : NULL;
         cells->learnt = true;
         if (!cells->in_place)
-            atomic_fetch_add(&cells->gpu->epoch, 1); /* captured graphs know none */
+            atomic_fetch_add(&cells->gpu->epoch, 1); /* captured graphs have none of these */
     }
     kvant_tensor_free(&tensor);
     kvant_codec_free(&quick);
@@ -153,7 +153,7 @@ bool kvp_gpu_copy_first(kvp_gpu_cache *cache, uint32_t first, uint32_t to, uint3
     return ok;
 }
 
-/* The caller frees them; NULL with a message. */
+/* Fetches the first rows. The caller frees them; NULL with a message. */
 static float *fetch_first(const kvp_gpu_cells *cells)
 {
     const kvp_gpu_cache *cache = cells->cache;
@@ -203,7 +203,7 @@ static bool store_first(const kvp_kv *kv, const float *rows)
     return ok;
 }
 
-/* From n rows, or from the first ones if n is 0. */
+/* Learns from n rows, or from the noted first rows if n is 0. */
 static bool learn_now(const kvp_kv *kv, const float *rows, size_t n)
 {
     kvp_gpu_cells *cells = kv->cells;
@@ -223,7 +223,7 @@ bool kvp_gpu_learn(kvp_kv *kv, const float *rows, size_t stride, size_t n, cu_st
 {
     kvp_gpu_cells *cells = kv->cells;
     const size_t width = kvp_gpu_width(cells);
-    const size_t piece = stride == width ? n : 1; /* rows that stand one after the other */
+    const size_t piece = stride == width ? n : 1; /* 1: rows are not contiguous */
     float *host = malloc(n * width * sizeof(*host));
     bool ok = host != NULL;
 
@@ -240,7 +240,7 @@ bool kvp_gpu_learn(kvp_kv *kv, const float *rows, size_t stride, size_t n, cu_st
 
 bool kvp_gpu_learn_before(kvp_gpu_cache *cache, const int64_t *batch, size_t n, cu_stream stream)
 {
-    /* -sm tensor: a batch is several graphs, and the later layers have no rows of it yet. */
+    /* with -sm tensor a batch is several graphs, and later layers do not have its rows yet */
     const bool again =
         cache->n_first > 0 && n > 0 && cache->first[cache->n_first - 1] == batch[n - 1];
     const bool enough = cache->n_first >= KVP_LEARN_ROWS && !again;

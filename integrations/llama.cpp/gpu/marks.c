@@ -1,10 +1,10 @@
 /* marks.c - rows that a GPU refused (../invalid.h).
  *
  * When a kernel refuses a row, it marks the row's cell in GPU memory. A kernel behind attention
- * gives NaN to tokens that see a marked cell. Both work within one graph, and the computer does not
- * take part. When a graph is done and a row was refused, the marked cells become invalid in all
- * tensors of the cache. Before a graph, cells that the graph writes become valid, and the GPU gets
- * the marks of all invalid cells. Some of these got their rows from the computer's memory.
+ * gives NaN to tokens that see a marked cell. Both happen within one graph, without the computer.
+ * When a graph is done and a row was refused, the marked cells become invalid in all tensors of the
+ * cache. Before a graph, cells that the graph writes become valid, and the GPU gets the marks of
+ * all invalid cells. Some of these got their rows from the computer's memory.
  *
  * While no cell is invalid, the marks cost a copy and a launch per cache in a graph of a few
  * tokens. Its last attention gives marks to the cells of all tokens that saw one (attention.c). In
@@ -23,13 +23,13 @@ static size_t n_cells_of(const kvp_gpu_cache *cache)
     return (size_t)cache->n_blocks * KVANT_PAGE_TOKENS;
 }
 
-/* A word that says whether there are any, and a bit per cell. */
+/* The marks are a word that says whether there are any, and a bit per cell. */
 static size_t n_words(const kvp_gpu_cache *cache)
 {
     return 1 + n_cells_of(cache) / WORD_BITS;
 }
 
-/* The cells of a graph of a few tokens lie behind the words. */
+/* The cell numbers of a graph of a few tokens lie behind these words. */
 static size_t numbers_at(const kvp_gpu_cache *cache)
 {
     return (n_words(cache) + 1) / 2 * sizeof(int64_t);
@@ -67,7 +67,7 @@ static bool download(const kvp_gpu_cache *cache, uint32_t *words, size_t n)
            kvp_cu_ok(kvp_cu.stream_finish(cache->gpu->stream), "copying");
 }
 
-/* Makes cells invalid that the GPU marked since the last call; returns how many. */
+/* Makes cells invalid that the GPU marked since the last call; returns their number. */
 static size_t take_new(kvp_gpu_cache *cache, const uint32_t *words, size_t *first)
 {
     uint32_t *host = cache->marks.host;
@@ -99,7 +99,7 @@ bool kvp_gpu_marks_notice(kvp_gpu_cache *cache, kvant_status why)
     if (!download(cache, words, n_words(cache)))
         return false;
     if (!kvp_gpu_marks_any(cache))
-        atomic_fetch_add(&cache->gpu->epoch, 1); /* captured graphs fill too few outputs */
+        atomic_fetch_add(&cache->gpu->epoch, 1); /* captured graphs write too few outputs */
     n = take_new(cache, words, &first);
     if (n > 0) {
         const kvp_refusal refusal = { .name = cache->gpu->name,
@@ -117,7 +117,7 @@ bool kvp_gpu_marks_any(const kvp_gpu_cache *cache)
     return cache->marks.host[0] != 0;
 }
 
-/* The cells that are invalid in some tensor of the cache. */
+/* Collects the cells that are invalid in some tensor of the cache. */
 static void collect(const kvp_gpu_cache *cache, uint32_t *words)
 {
     memset(words, 0, n_words(cache) * sizeof(*words));
@@ -130,8 +130,8 @@ static void collect(const kvp_gpu_cache *cache, uint32_t *words)
     }
 }
 
-/* A graph's own input may be gone when its last attention looks for marks: ggml gives the memory to
- * other tensors. */
+/* Copies the graph's cell numbers. When its last attention looks for marks, the graph's own input
+ * may be gone, because ggml gives the memory to other tensors. */
 static bool keep_numbers(const kvp_gpu_cache *cache, const abi_tensor *cells, cu_stream stream)
 {
     return (size_t)cells->ne[0] > KVP_FEW_TOKENS ||
@@ -157,7 +157,7 @@ bool kvp_gpu_marks_prepare(kvp_gpu_cache *cache, const abi_tensor *cells, const 
         return true;
     if (words[0] != host[0])
         atomic_fetch_add(&cache->gpu->epoch,
-                         1); /* captured graphs fill too few outputs, or too many */
+                         1); /* captured graphs write too few outputs, or too many */
     memcpy(host, words, bytes);
     return kvp_cu_ok(
                kvp_cu.copy_in((cu_address)(uintptr_t)cache->marks.memory.at, host, bytes, stream),

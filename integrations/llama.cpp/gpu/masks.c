@@ -1,8 +1,10 @@
-/* masks.c - what llama.cpp's masks hide, seen on their way to the GPU.
+/* masks.c - reads llama.cpp's masks on their way to the GPU, and finds out which need not be read
+ * by attention.
  *
- * Most masks hide what comes later and nothing else. Attention takes the number of cells then:
- * kernels without a mask are faster, and stop at the last cell instead of the next multiple of 256.
- * The numbers are in GPU memory, so a graph that was captured with them can be replayed. */
+ * Most masks hide later tokens and nothing else. Then attention takes the number of cells instead
+ * of the mask: kernels without a mask are faster, and stop at the last cell instead of the next
+ * multiple of 256. The numbers are in GPU memory, so a graph that was captured with them can be
+ * replayed. */
 #include "gpu.h"
 
 #include <stdlib.h>
@@ -10,9 +12,9 @@
 
 #include "../ggml_api.h"
 
-enum { SEEN = 0, HIDDEN = 0xfc00 }; /* of a mask: fp16's 0 and -infinity */
+enum { SEEN = 0, HIDDEN = 0xfc00 }; /* fp16 numbers of a mask: 0 and -infinity */
 
-/* Pieces of one length, which the compiler turns into vectors: a prompt's mask has tens of
+/* Compares pieces of constant length, which the compiler vectorises. A prompt's mask has tens of
  * megabytes. */
 static bool all_are(const uint16_t *mask, size_t n, uint16_t value)
 {
@@ -43,8 +45,8 @@ static size_t count_seen(const uint16_t *mask, size_t n)
     return i;
 }
 
-/* How many cells the last of these rows sees, each of which sees one more than the row before it
- * and no other; 0: not so. */
+/* The number of cells that the last of these rows sees, if each row sees one cell more than the row
+ * before it and no other; otherwise 0. */
 static int32_t length_of(const uint16_t *mask, size_t n_cells, size_t n_rows)
 {
     const size_t first = count_seen(mask, n_cells);
@@ -63,7 +65,7 @@ static size_t words_of(const kvp_gpu_mask *mask)
     return (mask->n_cells + 64 * KVANT_PAGE_TOKENS - 1) / (64 * KVANT_PAGE_TOKENS);
 }
 
-/* Which blocks each row sees; false without memory. */
+/* Finds the blocks that each row sees; false without memory. */
 static bool read_bits(kvp_gpu_mask *mask, const uint16_t *data)
 {
     const size_t n_rows = mask->n_rows * mask->n_streams, words = words_of(mask);
@@ -103,7 +105,7 @@ static kvp_gpu_mask *entry_of(kvp_gpu *gpu, const void *at)
 void kvp_gpu_note_mask(kvp_gpu *gpu, const abi_tensor *tensor, const void *data, size_t size)
 {
     kvp_gpu_mask *mask =
-        gpu->caches != NULL ? entry_of(gpu, tensor->data) : NULL; /* a GPU has two names */
+        gpu->caches != NULL ? entry_of(gpu, tensor->data) : NULL; /* a GPU has two device names */
     const size_t n_cells = (size_t)tensor->ne[0], n_rows = (size_t)tensor->ne[1],
                  n_streams = (size_t)tensor->ne[3];
 
@@ -153,7 +155,8 @@ void kvp_gpu_forget_masks(kvp_gpu_backend *b)
             mask->known = mask->known && mask->at != b->attended[i].mask;
 }
 
-/* A mask is seen once per graph: what lies at its place afterwards may be anything. */
+/* Takes the lengths of a plain mask. A mask is used once per graph, because its memory may hold
+ * anything afterwards. */
 static bool take(kvp_gpu *gpu, const struct kvp_gpu_attended *of, int32_t *lengths)
 {
     kvp_gpu_mask *mask = gpu->masks;

@@ -1,7 +1,8 @@
-/* open.c - blocks whose rows are fp16, in open pages next to the sealed pages of all blocks.
+/* open.c - exact pages: blocks whose rows are fp16, next to the sealed pages of all blocks.
  *
- * Owns the caches, their tensors' open pages, and the encoding and decoding of these pages. All
- * tensors of a cache have the same blocks open. The plan (src/store/plan.h) decides which. */
+ * Owns the caches, their tensors' exact pages, and the encoding and decoding of these pages. All
+ * tensors of a cache have exact pages for the same blocks, which the plan (src/store/plan.h)
+ * decides. */
 #include "gpu.h"
 #include "in_place.h"
 
@@ -59,9 +60,9 @@ void kvp_gpu_close_all(kvp_gpu_cache *cache)
     cache->table_changed = true;
 }
 
-/* Without an exact part (KVANT_CODEC with sink=, recent= or a trellis), only a few rows wait in
- * pages, because encoding them takes as long as encoding a block. They may use all pages but those
- * for one sequence's first and newest tokens, which begin anywhere in a block. */
+/* Without an exact part (KVANT_CODEC with sink=, recent= or a trellis), only a few rows are pending
+ * in pages, because encoding them takes as long as encoding a block. They may use all pages except
+ * the pages for one sequence's first and newest tokens, which may begin anywhere in a block. */
 static kvant_plan_params plan_params(const kvp_gpu_cache *cache)
 {
     const kvant_exact_part *part = &cache->exact;
@@ -77,7 +78,7 @@ static kvant_plan_params plan_params(const kvp_gpu_cache *cache)
                                 .step_rows = part->step != 0 ? 0 : KVP_FEW_TOKENS };
 }
 
-/* The plan, and room for the table. A tensor that joins later may have more first and newest
+/* Creates the plan and the table. A tensor that joins later may have more first and newest
  * tokens. */
 static bool make_room(kvp_gpu_cache *cache)
 {
@@ -100,7 +101,8 @@ size_t kvp_gpu_open_page_bytes(const kvp_gpu_cells *cells)
     return (size_t)KVANT_PAGE_TOKENS * cells->head_dim * sizeof(uint16_t);
 }
 
-/* Open pages of a tensor, in the memory reserved for them: had when one is needed first. */
+/* Creates the exact pages of a tensor, when the first is needed, in the memory reserved for
+ * them. */
 bool kvp_gpu_have_pages(kvp_kv *kv, uint32_t n)
 {
     kvp_gpu_cells *cells = kv->cells;
@@ -124,7 +126,7 @@ bool kvp_gpu_have_pages(kvp_kv *kv, uint32_t n)
     return true;
 }
 
-/* Families whose rows take as long alone as 64 of them. */
+/* Whether a codec family takes as long to encode one row as 64. */
 static bool searches(const char *spec)
 {
     return strncmp(spec, "trellis", 7) == 0 || strncmp(spec, "octopus", 7) == 0 ||
@@ -164,7 +166,8 @@ bool kvp_gpu_cache_join(kvp_kv *kv, const kvant_codec_info *info)
     for (uint32_t i = 0; i < cache->n_pages; i++)
         if (cache->table != NULL && cache->pages[i].block != KVP_NO_PAGE)
             return kvp_gpu_have_pages(
-                kv, cache->n_pages); /* blocks were opened before this tensor knew its head_dim */
+                /* blocks got exact pages before this tensor knew its head_dim */
+                kv, cache->n_pages);
     return true;
 }
 
@@ -203,7 +206,7 @@ void kvp_gpu_cache_leave(kvp_kv *kv)
 
 /* Work on pages */
 
-/* Keys and values of a layer, which one launch takes. */
+/* Whether these are keys and values of a layer that one launch can encode together. */
 static bool are_pair(const kvp_kv *a, const kvp_kv *b)
 {
     const kvp_gpu_cells *x = a->cells, *y = b->cells;
@@ -213,9 +216,9 @@ static bool are_pair(const kvp_kv *a, const kvp_kv *b)
            y->open_pages.base != NULL;
 }
 
-/* Pages of a tensor stand one behind the other. So rows of several are rows of one matrix, in which
- * each page has 64 rows per kv head; the first 64 of these are those of head 0, where slots are
- * looked up. */
+/* Brings the slots of rows to the GPU. The pages of a tensor follow each other, so the rows of
+ * several pages are rows of one matrix. Each page has 64 rows per kv head in it. The kernel looks
+ * slots up at the first 64 of them, the rows of head 0. */
 static bool bring_slots(kvp_gpu_cache *cache, const kvp_open_page *pages, uint32_t n,
                         uint32_t n_kv_heads, bool moved, cu_stream stream)
 {
@@ -252,7 +255,8 @@ static void add_rows(kvant_cuda_append_args *args, const kvp_kv *kv, uint32_t pa
                            .head_stride = open->head_stride / sizeof(uint16_t) };
 }
 
-/* Which tensors' rows are encoded: of some pages keys have more of them than values. */
+/* The tensors whose rows are encoded. In some pages more rows of keys than of values have to be
+ * encoded. */
 typedef enum roles { KEYS, VALUES, BOTH } roles;
 
 static bool is_among(const kvp_kv *kv, roles of)
@@ -260,11 +264,12 @@ static bool is_among(const kvp_kv *kv, roles of)
     return of == BOTH || (kv->shape.role == KVANT_ROLE_K) == (of == KEYS);
 }
 
-/* Encodes rows of n pages from a page on that were not encoded yet. pages: these, as they were. */
+/* Encodes the rows of n pages, from one page on, that were not encoded yet. pages: the pages as
+ * they were before the plan changed them. */
 static bool encode_run(kvp_gpu_cache *cache, const kvp_open_page *pages, uint32_t first, uint32_t n,
                        roles of, cu_stream stream)
 {
-    uint32_t heads = 0; /* that the slots are for */
+    uint32_t heads = 0; /* heads that the slots were made for */
     bool ok = true;
 
     for (size_t i = 0; i < cache->n_tensors && ok; i++) {
@@ -291,7 +296,7 @@ static bool encode_run(kvp_gpu_cache *cache, const kvp_open_page *pages, uint32_
     return ok;
 }
 
-/* pages: all of the cache, as they were. */
+/* pages: all pages of the cache, as they were before the plan changed them. */
 static bool encode(kvp_gpu_cache *cache, const kvp_open_page *pages, cu_stream stream)
 {
     bool ok = true;
@@ -310,8 +315,8 @@ static bool encode(kvp_gpu_cache *cache, const kvp_open_page *pages, cu_stream s
     return ok;
 }
 
-/* How many of the blocks that are opened have rows. A block without rows needs no decoding: nobody
- * sees the rows that its page still holds of another block. */
+/* Counts the blocks with rows among the blocks that get pages. A block without rows needs no
+ * decoding: no token sees the rows of another block that its page still holds. */
 static uint32_t count_rows(const kvp_gpu_cache *cache, const kvant_plan_changes *changes)
 {
     uint32_t n = 0;
@@ -321,8 +326,8 @@ static uint32_t count_rows(const kvp_gpu_cache *cache, const kvant_plan_changes 
     return n;
 }
 
-/* Brings the numbers of the n blocks, and behind them where their rows go, counted in 64 rows: a
- * page has 64 rows per kv head (bring_slots). */
+/* Brings the numbers of the n blocks to the GPU, and behind them the places for their rows, in
+ * units of 64 rows: a page has 64 rows per kv head (bring_slots). */
 static bool bring_blocks(kvp_gpu_cache *cache, const kvant_plan_changes *changes, uint32_t n,
                          uint32_t n_kv_heads, cu_stream stream)
 {
@@ -341,7 +346,7 @@ static bool bring_blocks(kvp_gpu_cache *cache, const kvant_plan_changes *changes
                      "copying");
 }
 
-/* Decodes sealed rows into pages. */
+/* Decodes sealed rows into exact pages. */
 static bool decode(kvp_gpu_cache *cache, const kvant_plan_changes *changes, cu_stream stream)
 {
     const uint32_t n = count_rows(cache, changes);

@@ -1,13 +1,15 @@
-/* ranges.c - a matrix for each range of positions (transform=first).
+/* ranges.c - a key transform for each position bucket (transform=first).
  *
- * RoPE goes on turning keys. The first matrix (first.c) is for the first range, or, where learning
- * begins behind it, a compromise for all positions (learner.c). Later ranges get matrices of their
- * own from the same sums (kvant_tensor_make_range_codecs). Threads make one when its range is
- * reached; it is in force 1024 rows later, when they are done, so results depend on no clock. A
- * block has the matrix and the centre (centers.c) of its first row's position for all of its rows,
- * and keeps them until all of these are written anew.
+ * RoPE rotates keys further with each position, so one transform does not suit all. The first
+ * transform (first.c) is for the first bucket; if learning begins at later positions, it is a
+ * compromise for all positions (learner.c). Later buckets get their own transforms from the same
+ * second moments (kvant_tensor_make_range_codecs). Threads learn a transform when its bucket is
+ * reached. It comes in force 1024 rows later, when they are done, so results do not depend on time.
+ * A block has the transform and the centre (centers.c) of its first row's position for all of its
+ * rows, and keeps them until all of these rows are overwritten.
  *
- * Attention gets queries through each matrix, and the number of each block's range. */
+ * Attention gets queries transformed by each key transform, and the number of each block's
+ * bucket. */
 #include "learner.h"
 
 #include <stdlib.h>
@@ -15,10 +17,12 @@
 
 #include "../log.h"
 
-#define LATE 1024 /* rows of a range that are stored before its matrix is in force */
+/* Rows of a position bucket that are stored before its transform is in force. Threads need this
+ * time; with more, more rows have the transform of the bucket before. */
+#define LATE 1024
 
-/* Where ranges begin: each one more costs memory, and queries through its matrix. Below 8192 they
- * have more than an octave. */
+/* The first position of each bucket. Every further bucket costs memory and another transform of the
+ * queries. Below 8192 a bucket spans more than a doubling of the position. */
 static const int32_t begins[KVP_PLAIN + 1] = { 0,     KVP_FIRST_RANGE, 8192,   16384,
                                                32768, 65536,           131072, 262144 };
 _Static_assert(2 * KVP_MOST_RANGES <= KVANT_CUDA_MOST_MATRICES,
@@ -32,7 +36,7 @@ kvp_gpu_range kvp_gpu_range_at(uint32_t number)
                             .from = number > 0 ? begins[number] + LATE : 0 };
 }
 
-/* Whose matrix a row gets. */
+/* The position bucket whose transform a row gets. */
 static uint32_t range_of(int32_t position)
 {
     uint32_t range = 0;
@@ -42,7 +46,7 @@ static uint32_t range_of(int32_t position)
     return range;
 }
 
-/* Where that has none it is the last one before. */
+/* The same, or the last bucket before it that has a transform. */
 static uint32_t made_range_of(const kvp_gpu_ranges *ranges, int32_t position)
 {
     uint32_t number = range_of(position);
@@ -63,7 +67,8 @@ static int32_t last_position(const kvp_gpu_step *step)
 
 /* Matrices */
 
-/* Little is known before the first matrix is made. */
+/* Lets threads learn the transform of a bucket, unless the first transform is still being
+ * learned. */
 static void ask(kvp_gpu_cache *cache, uint32_t number)
 {
     kvp_gpu_ranges *ranges = &cache->ranges;
@@ -79,7 +84,7 @@ static void ask(kvp_gpu_cache *cache, uint32_t number)
     ranges->since = 0;
 }
 
-/* Those that threads made come in force, in all layers or in none. */
+/* Puts the transforms that threads learned in force, in all layers or in none. */
 static void take_asked(kvp_gpu_cache *cache)
 {
     kvp_gpu_ranges *ranges = &cache->ranges;
@@ -134,7 +139,7 @@ static bool note_last(kvp_gpu_ranges *ranges, const kvp_gpu_step *step)
     return true;
 }
 
-/* How many of a step's cells from the i-th on are in its block. */
+/* The number of a step's cells, from the i-th on, in its block. */
 static size_t rows_of_block(const kvp_gpu_step *step, size_t i)
 {
     const int64_t block = step->cells[i] / KVANT_PAGE_TOKENS;
@@ -145,8 +150,8 @@ static size_t rows_of_block(const kvp_gpu_step *step, size_t i)
     return n;
 }
 
-/* The position of a block's first cell, if n rows from the i-th on follow each other as their cells
- * do. */
+/* The position of a block's first cell, if n rows from the i-th on have consecutive positions where
+ * they have consecutive cells. */
 static int32_t position_of(const kvp_gpu_step *step, size_t i, size_t n)
 {
     for (size_t j = i; j < i + n; j++)
@@ -155,11 +160,11 @@ static int32_t position_of(const kvp_gpu_step *step, size_t i, size_t n)
     return step->positions[i] - (int32_t)(step->cells[i] % KVANT_PAGE_TOKENS);
 }
 
-/* The shift that new blocks of a stream join, or 0. A block that begins after a shift could store
- * its rows without any. Each shift would then make one more transform, and queries go through each
- * of them. So once the blocks of a stream have MOST_SHIFTS different ones, new blocks begin with
- * the smallest. With more shifts queries take longer. With fewer, rows are stored at positions
- * further beyond those that their matrix is for. */
+/* The most shifts among the blocks of a stream. A block that begins after a shift could store its
+ * rows without any shift. But then each shift would add a transform, and queries are transformed by
+ * each of them. So once the blocks of a stream have MOST_SHIFTS different shifts, new blocks begin
+ * with the smallest of these; until then with 0. With more shifts, queries take longer. With fewer,
+ * rows are stored further beyond the positions that their transform is for. */
 #define MOST_SHIFTS 3u
 
 static int32_t shift_of_new_blocks(const kvp_gpu_cache *cache, size_t block)
@@ -194,8 +199,8 @@ static uint32_t transform_of_new_block(const kvp_gpu_cache *cache, size_t block,
     return made_range_of(ranges, position);
 }
 
-/* Blocks that had no rows, or whose rows are all written, get the transform and the centre of a
- * row's position. */
+/* Gives the transform and the centre of a row's position to blocks that had no rows, or whose rows
+ * are all overwritten. */
 static void assign(kvp_gpu_cache *cache, const kvp_gpu_step *step)
 {
     kvp_gpu_ranges *ranges = &cache->ranges;
@@ -217,7 +222,7 @@ static void assign(kvp_gpu_cache *cache, const kvp_gpu_step *step)
     }
 }
 
-/* Captured graphs know the runs of their batch. */
+/* Lists the runs of a batch. Captured graphs contain the runs, so a change makes them invalid. */
 static void list_runs(kvp_gpu_cache *cache, const kvp_gpu_step *step)
 {
     kvp_gpu_ranges *ranges = &cache->ranges;
@@ -243,7 +248,7 @@ bool kvp_gpu_ranges_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step)
     int32_t last;
 
     if ((!cache->weighs && !ranges->moved) || kvp_gpu_ranges_saw(cache, step))
-        return true; /* keys that learn nothing have one matrix, or none, until they move */
+        return true; /* keys that learn nothing have one transform, or none, until they move */
     last = ranges->position = last_position(step);
     if (ranges->asked > 0 && ranges->since >= LATE && range_of(last) >= ranges->asked)
         take_asked(cache);
@@ -263,7 +268,8 @@ bool kvp_gpu_in_first_range(const kvp_gpu_cache *cache)
 
 /* Attention */
 
-/* Ids that blocks with rows have, in their order: ranges->used and n. False: they are as before. */
+/* Finds the ids of blocks with rows, in ascending order: ranges->used and n. False: they have not
+ * changed. */
 static bool find_used(kvp_gpu_cache *cache)
 {
     kvp_gpu_ranges *ranges = &cache->ranges;
@@ -292,8 +298,8 @@ static uint8_t place_of(const kvp_gpu_ranges *ranges, uint32_t id)
     return place;
 }
 
-/* Of matrices and of centres (gpu.h: starts). Blocks without rows take the numbers before theirs,
- * so that nobody changes matrices for them. */
+/* Fills the numbers of transforms and of centres (cache.h: starts) by block. Blocks without rows
+ * get the numbers of the block before, so that attention does not change transforms for them. */
 static void fill_numbers(const kvp_gpu_cache *cache, uint8_t *matrices, uint8_t *centers)
 {
     const kvp_gpu_ranges *ranges = &cache->ranges;
@@ -330,7 +336,7 @@ bool kvp_gpu_ranges_bring(kvp_gpu_cache *cache, cu_stream stream)
     numbers = malloc(bytes);
     ok = numbers != NULL && kvp_gpu_grow(cache->gpu, &ranges->numbers, bytes, false);
     if (ok && find_used(cache))
-        atomic_fetch_add(&cache->gpu->epoch, 1); /* captured graphs know the former ones */
+        atomic_fetch_add(&cache->gpu->epoch, 1); /* captured graphs contain the former ids */
     if (ok)
         fill_numbers(cache, numbers, numbers + cache->n_blocks);
     ok = ok && kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)ranges->numbers.at, numbers, bytes,
@@ -388,7 +394,8 @@ kvp_gpu_run kvp_gpu_run_of_cells(const kvp_gpu_cache *cache, const int64_t *numb
                                  size_t n)
 {
     const uint8_t *of = cache->ranges.of;
-    kvp_gpu_run run = { first, 1, of[numbers[first] / KVANT_PAGE_TOKENS] }; /* no cell (-1): any */
+    /* a row without a cell (-1) fits any run */
+    kvp_gpu_run run = { first, 1, of[numbers[first] / KVANT_PAGE_TOKENS] };
 
     while (first + run.n < n && of[numbers[first + run.n] / KVANT_PAGE_TOKENS] == run.transform)
         run.n++;
@@ -398,7 +405,7 @@ kvp_gpu_run kvp_gpu_run_of_cells(const kvp_gpu_cache *cache, const int64_t *numb
 void kvp_gpu_ranges_copy(kvp_gpu_cache *cache, uint32_t first, uint32_t to, uint32_t n)
 {
     memmove(cache->ranges.of + to, cache->ranges.of + first, n);
-    for (uint32_t i = 0; i < n; i++) /* blocks of two streams: they do not overlap */
+    for (uint32_t i = 0; i < n; i++) /* blocks of two streams do not overlap */
         kvp_gpu_centers_copy(cache, first + i, to + i);
     cache->ranges.changed = true;
 }

@@ -1,9 +1,9 @@
-/* ready.c - what a hand-over needs is made before there is no room left (in_place.h).
+/* ready.c - prepares a hand-over before the room is full (in_place.h).
  *
- * Threads make matrices from the first rows, and from queries if prompts had some. Then the
- * matrices come in force, a layer per step of few tokens, and threads make matrices for further
- * ranges of positions. Each stage begins at a fixed number of rows, so results depend on no clock.
- * hand_over.c stores the rows. */
+ * Threads learn key transforms from the first rows, and from queries if prompts had some. Then the
+ * transforms come in force, a layer per step of few tokens, and threads learn the transforms of
+ * further position buckets. Each stage begins at a fixed number of rows, so results do not depend
+ * on time. hand_over.c stores the rows. */
 #include "in_place.h"
 #include "learner.h"
 
@@ -14,8 +14,8 @@
 #include "../ggml_api.h"
 #include "../log.h"
 
-#define CENTER_ROWS ((size_t)512) /* that a centre and a scale are made from */
-#define ALONE_STEPS ((size_t)256) /* of few tokens: threads are done by then */
+#define CENTER_ROWS ((size_t)512) /* Rows from which a centre and a scale are learned. */
+#define ALONE_STEPS ((size_t)256) /* Steps of few tokens, after which threads are done. */
 
 /* Learning */
 
@@ -64,8 +64,8 @@ void kvp_gpu_place_learn(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_gra
         kvp_error("%s: no matrix can be learnt from the first rows", cache->gpu->name);
 }
 
-/* Centre and scale of a tensor, from its first rows. Where there are none rows of later batches
- * bring none: these here would be decoded with it. */
+/* Learns centre and scale of a tensor from its first rows. If there are none, rows of later batches
+ * must not change them, because the rows stored here would then be decoded with the new centre. */
 static bool learn_affine(kvp_kv *kv)
 {
     kvp_gpu_cells *cells = kv->cells;
@@ -90,10 +90,10 @@ static bool learn_affine(kvp_kv *kv)
     return ok;
 }
 
-/* A matrix is brought to the GPU without waiting for CUDA's stream, because no node reads it yet. A
- * centre is made from rows, which CUDA has to write first. Tables of open pages are made here, too:
- * else the first layer that goes would wait for the tables of all layers. Without memory the
- * hand-over tries again. */
+/* Puts the transforms of a tensor in force. A matrix is copied to the GPU without waiting for
+ * CUDA's stream, because no node reads it yet. A centre is learned from rows, which CUDA has to
+ * write first. Tables of exact pages are made here, too; otherwise the first layer that is
+ * compressed would wait for the tables of all layers. Without memory the hand-over tries again. */
 static void settle(kvp_gpu_backend *b, kvp_kv *kv)
 {
     const kvp_gpu_cells *cells = kv->cells;
@@ -108,7 +108,7 @@ static void settle(kvp_gpu_backend *b, kvp_kv *kv)
         kvp_gpu_have_pages(kv, cache->n_pages);
 }
 
-/* Afterwards cache->weighing says whether rows of later batches may bring other matrices. */
+/* Afterwards cache->weighing says whether rows of later batches may still change key transforms. */
 void kvp_gpu_place_settle(kvp_gpu_backend *b, kvp_gpu_cache *cache, size_t n)
 {
     struct kvp_gpu_place *place = cache->place;
@@ -121,8 +121,9 @@ void kvp_gpu_place_settle(kvp_gpu_backend *b, kvp_gpu_cache *cache, size_t n)
 
 /* When */
 
-/* Learning looks at no more than KVP_ENOUGH_ROWS rows. In a large room it begins later, when a
- * third is full, because shorter conversations never need a matrix. */
+/* The number of rows at which learning begins. Learning uses at most KVP_ENOUGH_ROWS rows. In a
+ * large room it begins later, when a third is full, because shorter conversations never need a
+ * transform. */
 static size_t begin_of(size_t room)
 {
     const size_t enough = KVP_ENOUGH_ROWS < room / 4 * 3 ? KVP_ENOUGH_ROWS : room / 4 * 3;
@@ -130,9 +131,9 @@ static size_t begin_of(size_t room)
     return room / 3 > enough ? room / 3 : enough;
 }
 
-/* Rows between two of these stages, in which threads are done. 1024 tokens take seconds when they
- * come one by one. A GPU reads the batches of a prompt much faster, so threads have 2048 rows then;
- * where the room ends before that the hand-over waits for them. */
+/* Rows between two of these stages, in which threads finish. 1024 tokens take seconds when they are
+ * generated one by one. A GPU reads the batches of a prompt much faster, so then threads have 2048
+ * rows. If the room ends before that, the hand-over waits for them. */
 static size_t wait_of(const struct kvp_gpu_place *place, bool few)
 {
     const size_t quarter = (place->room - place->begun) / 4;
@@ -142,9 +143,10 @@ static size_t wait_of(const struct kvp_gpu_place *place, bool few)
     return quarter < KVP_ENOUGH_ROWS ? quarter : KVP_ENOUGH_ROWS;
 }
 
-/* Whether threads are given no more time. A prompt is over long before its matrices are made: on an
- * H200 with 16 cores they took 0.35 s, and 2400 tokens of a prompt 0.2 s. So tokens that follow it
- * do not wait at once, but after as many steps as take longer, or when the room ends. */
+/* Whether the threads have had enough time. A prompt is over long before its transforms are
+ * learned: on an H200 with 16 cores they took 0.35 s, and 2400 tokens of a prompt took 0.2 s. So
+ * the tokens after a prompt do not wait at once. They wait after as many steps as take longer than
+ * learning, or when the room ends. */
 static bool is_due(const kvp_gpu_cache *cache, size_t n, bool few)
 {
     const struct kvp_gpu_place *place = cache->place;

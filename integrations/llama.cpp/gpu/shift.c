@@ -1,20 +1,20 @@
 /* shift.c - a context shift: keys that move to other positions and are not encoded again.
  *
  * RoPE rotates a key that moves by s positions into R(s) k. A block stores W (k - c). With the
- * matrix W R(-s) and the centre R(s) c the same codes stand for the moved keys, because
- * <q, R(s) k> is <W^-T R(-s) q, W k>. So a block whose keys all move alike gets the id of another
- * transform (kvp_gpu_lineage), and its centre gets another position. The matrices of moved keys
- * are made of their range's matrices each time, so no error adds up.
+ * matrix W R(-s) and the centre R(s) c the same codes stand for the moved keys, because <q, R(s) k>
+ * is <W^-T R(-s) q, W k>. So a block whose keys all move by the same distance gets the id of
+ * another transform (kvp_gpu_lineage), and its centre gets another position. The matrices of moved
+ * keys are computed from their bucket's matrices each time, so no error adds up.
  *
- * In some blocks only a part of the keys moves: behind the first tokens, which stay, and where
- * cells of several sequences lie side by side. A block's transform follows most of its keys. All
- * other keys of the block are decoded, rotated and stored again. In an open page that costs a
- * rounding to fp16 for each shift (2^-11 of a number at most; such errors add up as a random walk),
- * and one quantisation when the page is given up. In a sealed page it costs a quantisation for each
- * shift. So such blocks are opened while there are pages.
+ * In some blocks only a part of the keys moves: in the block with the last of the first tokens,
+ * which stay, and in blocks with cells of several sequences. A block's transform follows most of
+ * its keys. All other keys of the block are decoded, rotated and stored again. In an exact page
+ * that costs a rounding to fp16 for each shift, which is at most 2^-11 of a number and adds up as a
+ * random walk. It also costs one quantisation when the page is given up. In a sealed page it costs
+ * a quantisation for each shift. So such blocks get exact pages while there are any.
  *
  * This file decides what moves, for all layers of a cache. shift_keys.c moves the keys of a layer.
- * Keys without a matrix, and with centres or scales that do not rotate, are left to
+ * Keys without a key transform, and keys with centres or scales that do not rotate, are left to
  * ../ops_rope.c. */
 #include "gpu.h"
 
@@ -25,12 +25,13 @@
 #include "../log.h"
 #include "../rope.h"
 
-#define LARGEST_SHIFT (1 << 30) /* the sum of two is an integer, too */
+#define LARGEST_SHIFT (1 << 30) /* The sum of two such shifts is an int32_t, too. */
 
-/* Groups of blocks that move alike: sequences times transforms. Keys of more are encoded again. */
+/* The most groups of blocks that move by the same distance, which is sequences times transforms.
+ * Keys of further groups are encoded again. */
 #define MOST_GROUPS 64u
 
-/* Whether all keys of a cache can move without a new encoding. */
+/* Whether all keys of a cache can move without being encoded again. */
 
 static bool rotates_as_centers(const kvp_gpu_cache *cache, const kvant_rope *rope)
 {
@@ -39,7 +40,8 @@ static bool rotates_as_centers(const kvp_gpu_cache *cache, const kvant_rope *rop
     return !centers->used || kvp_rope_is_same(&centers->rope, rope);
 }
 
-/* Only caches that know of a step's cells before its graph know which cells have rows. */
+/* Whether the cache knows which cells have rows. Only caches that are told a step's cells before
+ * its graph do. */
 static bool may_move(const kvp_gpu_cache *cache)
 {
     if (!cache->keeps && !cache->learns)
@@ -51,9 +53,10 @@ static bool may_move(const kvp_gpu_cache *cache)
     return true;
 }
 
-/* What moves */
+/* The movements of a shift */
 
-/* Blocks of a transform that move alike. to: their new id, or the old one if they do not move. */
+/* Blocks with one transform that move by the same distance. to: their new id, or the old id if they
+ * do not move. */
 typedef struct group {
     uint32_t id, n, to;
     int32_t by;
@@ -62,13 +65,13 @@ typedef struct group {
 
 typedef struct plan {
     kvp_gpu_cache *cache;
-    int32_t *shifts; /* by cell */
-    int32_t *by;     /* by block: most of its keys */
+    int32_t *shifts; /* by cell: the distance by which the key moves */
+    int32_t *by;     /* by block: the distance by which most of its keys move */
     group groups[MOST_GROUPS];
     uint32_t n_groups;
-    kvp_gpu_lineage lineages[KVP_MOST_TRANSFORMS]; /* that ids will have */
-    uint32_t n_left[KVP_MOST_TRANSFORMS]; /* blocks that have an id and move to no other one */
-    bool fixed[KVP_MOST_TRANSFORMS];      /* an id's lineage stays as it is here */
+    kvp_gpu_lineage lineages[KVP_MOST_TRANSFORMS]; /* lineages of ids after the shift */
+    uint32_t n_left[KVP_MOST_TRANSFORMS]; /* by id: blocks that have it and get no other id */
+    bool fixed[KVP_MOST_TRANSFORMS];      /* by id: the lineage does not change in this shift */
 } plan;
 
 static bool is_written(const kvp_gpu_cache *cache, uint32_t block, uint32_t slot)
@@ -82,7 +85,7 @@ static bool has_first_tokens(const kvp_gpu_cache *cache, uint32_t block)
            kvant_plan_holds_first(cache->plan, block);
 }
 
-/* By how much most keys of a block move that move at all, and how many these are. */
+/* The distance by which most moving keys of a block move, and the number of these keys. */
 static int32_t most_common(const plan *p, uint32_t block, uint32_t *most)
 {
     const int32_t *shifts = p->shifts + (size_t)block * KVANT_PAGE_TOKENS;
@@ -103,7 +106,7 @@ static int32_t most_common(const plan *p, uint32_t block, uint32_t *most)
     return common;
 }
 
-/* Whether some keys of a block move by another number of positions. */
+/* Whether some keys of a block move by another distance. */
 static bool is_mixed(const plan *p, uint32_t block, int32_t by)
 {
     for (uint32_t i = 0; i < KVANT_PAGE_TOKENS; i++)
@@ -113,8 +116,9 @@ static bool is_mixed(const plan *p, uint32_t block, int32_t by)
     return false;
 }
 
-/* First tokens matter most and stay for ever. So the block's other keys are rotated, until they are
- * dropped. llama.cpp tells no cell without a token from one whose key stays. */
+/* The distance of a block. First tokens matter most and stay for ever, so a block with first tokens
+ * does not move, and its other keys are rotated until they are dropped. llama.cpp does not
+ * distinguish a cell without a token from a cell whose key stays. */
 static int32_t shift_of_block(const plan *p, uint32_t block)
 {
     uint32_t n_moved, n_still = 0;
@@ -126,7 +130,8 @@ static int32_t shift_of_block(const plan *p, uint32_t block)
     return n_still > 0 && (n_still >= n_moved || has_first_tokens(p->cache, block)) ? 0 : common;
 }
 
-/* Opens blocks in which not all keys move alike; half of the pages are left to others. */
+/* Gives exact pages to blocks in which not all keys move by the same distance; half of the pages
+ * are left to other blocks. */
 static bool open_mixed(const plan *p, cu_stream stream)
 {
     uint32_t blocks[KVP_MOST_PAGES], n = 0;
@@ -176,11 +181,11 @@ static void find_groups(plan *p)
         if (of != NULL)
             of->n++;
     }
-    /* The largest may move first. */
+    /* the largest group may move first */
     qsort(p->groups, p->n_groups, sizeof(*p->groups), compare_groups);
 }
 
-/* Memory for matrices of an id in all layers. */
+/* Allocates memory for the matrices of an id in all layers. */
 static bool have_memory(const kvp_gpu_cache *cache, uint32_t id)
 {
     const uint32_t at = id - KVP_MOST_RANGES;
@@ -203,8 +208,8 @@ static bool have_memory(const kvp_gpu_cache *cache, uint32_t id)
     return ok;
 }
 
-/* The id that a group's blocks get: the id of blocks with the same lineage, their own if no other
- * block has it, or a free one. KVP_MOST_TRANSFORMS: there is none. */
+/* The id for a group's blocks: the id of blocks with the same lineage, their own id if no other
+ * block has it, or a free id. KVP_MOST_TRANSFORMS: there is none. */
 static uint32_t find_id(const plan *p, const group *g, kvp_gpu_lineage to)
 {
     const kvp_gpu_lineage *lineages = p->lineages;
@@ -222,7 +227,7 @@ static uint32_t find_id(const plan *p, const group *g, kvp_gpu_lineage to)
     return KVP_MOST_TRANSFORMS;
 }
 
-/* False: not all groups can move. */
+/* Assigns ids to groups. False: not all groups can move. */
 static bool move_groups(plan *p)
 {
     kvp_gpu_lineage *lineages = p->lineages;
@@ -246,9 +251,9 @@ static bool move_groups(plan *p)
     return all;
 }
 
-/* If ids are too few, all keys that moved before are encoded once more, which sets all ids free. In
- * a long conversation that is once in many shifts. Blocks whose tokens were dropped have ids until
- * they get other rows. */
+/* Finds ids for all groups. If there are too few ids, all keys that moved before are encoded once
+ * more, which makes all ids free. In a long conversation that happens once in many shifts. Blocks
+ * whose tokens were dropped keep their ids until they get other rows. */
 static bool find_ids(plan *p)
 {
     find_groups(p);
@@ -261,8 +266,8 @@ static bool find_ids(plan *p)
     return true;
 }
 
-/* The blocks' new ids. Keys of blocks that get none are stored again, as some keys of blocks in
- * which not all move alike. */
+/* Sets the blocks' new ids. In blocks that get none, all moving keys are stored again, as in blocks
+ * whose keys move by different distances. */
 static void renumber(plan *p)
 {
     kvp_gpu_ranges *ranges = &p->cache->ranges;
@@ -285,10 +290,10 @@ static void renumber(plan *p)
         ranges->moved = ranges->moved || ranges->lineages[id].by != 0;
     }
     ranges->changed = true;
-    ranges->n_last = 0; /* the next step is another one, even in the same cells */
+    ranges->n_last = 0; /* the next step is a new one, even in the same cells */
 }
 
-/* Blocks whose keys do not all move alike */
+/* Blocks whose keys move by different distances */
 
 static bool list_mixed(plan *p)
 {
@@ -316,7 +321,7 @@ static bool list_mixed(plan *p)
     return true;
 }
 
-/* Codes of keys that move in open pages are of the past. */
+/* Marks the codes of moving keys in exact pages as out of date. */
 static void note_open(kvp_gpu_cache *cache)
 {
     for (size_t i = 0; i < cache->shift.n_mixed; i++) {
@@ -327,7 +332,7 @@ static void note_open(kvp_gpu_cache *cache)
     }
 }
 
-/* Most rows of a block say where its newest ones go. */
+/* Sets a block's position from most of its rows, for the rows that it gets next. */
 static void note_positions(const plan *p)
 {
     uint32_t n;
@@ -358,13 +363,13 @@ static bool begin(plan *p, cu_stream stream)
 
 /* Nodes: one for each layer */
 
-/* Whether keys of a layer that moved before did so by this RoPE. */
+/* Whether the keys of a layer that moved before were rotated by this RoPE. */
 static bool has_rope(const kvp_gpu_cells *cells, const kvant_rope *rope)
 {
     return cells->rope.size != 0 && kvp_rope_is_same(&cells->rope, rope);
 }
 
-/* The first layer's node: what moves in all layers. False: keys must be encoded again. */
+/* Plans the shift of all layers, at the first layer's node. False: keys must be encoded again. */
 static bool begin_shift(kvp_gpu_backend *b, const kvp_gpu_cells *cells, const abi_tensor *node,
                         const kvant_rope *rope, int32_t *status)
 {

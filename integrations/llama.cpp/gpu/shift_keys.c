@@ -1,11 +1,11 @@
-/* shift_keys.c - see shift.c: the keys of a layer that move. Most get another matrix. Keys that
+/* shift_keys.c - see shift.c: moves the keys of a layer. Most keys get another transform. Keys that
  * move by another number of positions than their block are decoded, rotated and stored again. */
 #include "gpu.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#define BLOCKS_AT_ONCE 8u /* whose keys are rotated in the computer's memory */
+#define BLOCKS_AT_ONCE 8u /* Blocks whose keys are rotated in the computer's memory at a time. */
 
 bool kvp_gpu_shift_takes(const kvp_gpu_cells *cells)
 {
@@ -40,8 +40,8 @@ static kvant_cuda_kernel_query_args product_of(const kvp_gpu_cells *cells, const
     return args;
 }
 
-/* The rows of a rotation take the place of queries, and a kernel multiplies these with the matrices
- * of all kv heads in one launch. */
+/* Multiplies the matrices of all kv heads with a rotation, in one launch: the rows of the rotation
+ * take the place of queries. */
 static bool multiply(const kvp_gpu_cells *cells, const float *rotation, const float *matrices,
                      float *out)
 {
@@ -55,7 +55,7 @@ static bool multiply(const kvp_gpu_cells *cells, const float *rotation, const fl
     return status == KVANT_OK;
 }
 
-/* Row i of the rotation says what channel i of a moved key is made of. */
+/* Row i of the rotation says from which channels channel i of a moved key is made. */
 static bool fill_rotation(const kvp_gpu_cells *cells, int32_t by, float *rotation)
 {
     const size_t d = cells->head_dim;
@@ -74,8 +74,8 @@ static bool fill_rotation(const kvp_gpu_cells *cells, int32_t by, float *rotatio
     return true;
 }
 
-/* Row i of a matrix is what channel i adds to a product. So when keys rotate, the rows of W and of
- * its inverse rotate likewise. */
+/* Makes the matrices of moved keys. Row i of a matrix is the part of channel i in a product. So
+ * when keys rotate, the rows of W and of its inverse rotate likewise. */
 static bool make_matrices(kvp_gpu_cells *cells, struct kvp_gpu_moved *moved,
                           kvp_gpu_lineage lineage)
 {
@@ -91,7 +91,7 @@ static bool make_matrices(kvp_gpu_cells *cells, struct kvp_gpu_moved *moved,
               multiply(cells, rotation, of.inverse_weights,
                        out + cells->n_kv_heads * cells->most_weights);
 
-    /* Kernels read matrices before the kernel before them has ended. */
+    /* a kernel may read matrices before the preceding kernel has ended */
     ok = ok && kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "matrices");
     if (ok)
         moved->of = lineage;
@@ -114,7 +114,7 @@ bool kvp_gpu_shift_matrices(kvp_gpu_cells *cells)
     return ok;
 }
 
-/* Keys that move by other numbers of positions than their block */
+/* Keys that move by another distance than their block */
 
 static bool rotate_row(const kvp_gpu_cells *cells, int32_t by, float *row)
 {
@@ -133,7 +133,7 @@ static bool rotate_row(const kvp_gpu_cells *cells, int32_t by, float *row)
     return true;
 }
 
-/* Keys of some blocks on their way, first in GPU memory. */
+/* The keys of some blocks that are being rotated, first in GPU memory. */
 typedef struct passing {
     const kvp_gpu_cells *cells;
     const struct kvp_gpu_mixed *mixed;
@@ -177,7 +177,7 @@ static bool rotate(const passing *p)
     return ok;
 }
 
-/* Brings cells, which centres go by, or the slots in which keys that move are stored. */
+/* Brings the cells, from which centres follow, or the slots in which moving keys are stored. */
 static bool bring_slots(const passing *p, bool to_store)
 {
     int64_t slots[BLOCKS_AT_ONCE * KVANT_PAGE_TOKENS];
@@ -212,8 +212,8 @@ static bool store(const passing *p)
            kvp_gpu_take_word(p->cells->gpu->refused) == KVANT_OK;
 }
 
-/* They are decoded with the transform that their block has now, so they have moved as its other
- * keys have. */
+/* Decodes the keys with the transform that their block has now, so they have moved by the block's
+ * distance already. */
 bool kvp_gpu_shift_mixed(const kvp_gpu_cells *cells)
 {
     const struct kvp_gpu_shift *shift = &cells->cache->shift;
@@ -239,15 +239,16 @@ bool kvp_gpu_shift_mixed(const kvp_gpu_cells *cells)
 
 /* All keys that moved, in all layers: some blocks at a time, as layers share the blocks' ids */
 
-/* Keys of all layers are in GPU memory meanwhile: 32 MiB for 32 layers of 8 x 128. */
+/* Blocks of all layers that are encoded again at a time. Their keys are in GPU memory meanwhile: 32
+ * MiB for 32 layers of 8 x 128. */
 #define BLOCKS_OF_ALL 2u
 
 typedef struct resetting {
     kvp_gpu_cache *cache;
     uint32_t blocks[BLOCKS_OF_ALL];
     size_t n;
-    float *room;    /* of each layer: rows of sealed blocks, then of open pages */
-    int64_t *slots; /* on the GPU, for these */
+    float *room;    /* for each layer: rows of sealed blocks, then of exact pages */
+    int64_t *slots; /* slots on the GPU for these rows */
     int64_t numbers[2 * BLOCKS_OF_ALL * KVANT_PAGE_TOKENS];
 } resetting;
 
@@ -256,7 +257,7 @@ static size_t rows_of(const resetting *r)
     return 2 * r->n * KVANT_PAGE_TOKENS;
 }
 
-/* The number of the i-th block, or of its open page; below 0: it has none. */
+/* The number of the i-th block, or of its exact page; below 0: it has none. */
 static int64_t place_of(const resetting *r, size_t i)
 {
     const int64_t block = r->blocks[i % r->n];
@@ -283,7 +284,7 @@ static bool have_reset_room(resetting *r)
            kvp_gpu_upload(r->cache->gpu, r->slots, r->numbers, rows_of(r) * sizeof(*r->numbers));
 }
 
-/* Decodes keys of a layer, or stores them again. */
+/* Decodes the keys of a layer, or stores them again. */
 static bool pass_layer(const resetting *r, const kvp_gpu_cells *cells, bool stores, float *rows)
 {
     const size_t of_block = KVANT_PAGE_TOKENS * kvp_gpu_width(cells);

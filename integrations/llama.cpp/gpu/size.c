@@ -1,12 +1,13 @@
-/* size.c - what a cache tensor on a GPU takes next to its pages, from its shape alone (kv_size.h).
+/* size.c - the bytes that a cache tensor on a GPU takes next to its pages, computed from its shape
+ * (kv_size.h).
  *
  * Needs no GPU, so that `kvant inspect` can tell a GPU's sizes on any machine. It does not count
  * tables of a few bytes for each token that all layers share (cell numbers, page tables, refused
  * cells), and room for one batch. */
 #include "gpu.h"
 
-/* Ranges of positions after the first one that a cache of this shape makes matrices for. A cache of
- * no more than KVP_FIRST_RANGE cells ends learning with its first matrix (first.c). */
+/* The number of further position buckets for which a cache of this shape learns key transforms. A
+ * cache of at most KVP_FIRST_RANGE cells ends learning with its first key transform (first.c). */
 static size_t further_ranges(const kvp_kv_shape *shape, uint32_t n_positions)
 {
     size_t n = 0;
@@ -28,15 +29,16 @@ size_t kvp_gpu_transform_bytes(const kvp_kv_shape *shape, const kvant_codec *con
     kvant_codec_get_info(codecs[0], &info);
     learns = info.learns_transform && shape->role == KVANT_ROLE_K;
     weights = learns ? (size_t)info.head_dim * info.head_dim : kvp_gpu_tables(codecs[0]).n_weights;
-    /* `kvp_gpu_cells`: numbers, and key_center. */
+    /* numbers and key_center of kvp_gpu_cells */
     numbers = 2 * n_kv_heads * weights + 4 * (size_t)shape->row;
-    if (learns) /* starts, and further */
+    if (learns) /* starts and further of kvp_gpu_cells */
         numbers += 2 * KVP_MOST_RANGES * (size_t)shape->row +
                    further_ranges(shape, n_positions) * 2 * n_kv_heads * weights;
     return numbers * sizeof(float);
 }
 
-/* Few caches need KVP_PLAIN. Those have its matrix from their first matrix on. */
+/* KVP_PLAIN is counted separately, because few caches need it. A cache that needs it has its matrix
+ * from its first key transform on. */
 size_t kvp_gpu_plain_bytes(const kvp_kv_shape *shape, const kvant_codec *const *codecs,
                            uint32_t n_kv_heads)
 {
@@ -48,7 +50,8 @@ size_t kvp_gpu_plain_bytes(const kvp_kv_shape *shape, const kvant_codec *const *
     return 2 * (size_t)n_kv_heads * info.head_dim * info.head_dim * sizeof(float);
 }
 
-/* Open pages of one layer as fp32 rows with their slots, while they take a matrix. */
+/* The exact pages of one layer as fp32 rows with their slots, while their rows get another
+ * transform. */
 size_t kvp_gpu_learning_room(const kvp_kv_shape *shape, const kvp_settings *settings)
 {
     const size_t row = shape->row * sizeof(float) + sizeof(int64_t);
