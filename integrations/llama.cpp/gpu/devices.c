@@ -470,8 +470,8 @@ size_t kvp_gpu_setup(abi_reg *reg, char *err, size_t errlen)
     n = inner_reg->iface.get_device_count(inner_reg);
     for (size_t i = 0; i <= n && i < KVP_MAX_GPUS; i++) {
         abi_device *inner = inner_reg->iface.get_device(inner_reg, i < n ? i : 0);
-        /* last, so that it does not come before them: the first GPU under the name of the device
-         * without GPU */
+        /* after all GPUs, the first GPU a second time, under the name of the device in the
+         * computer's memory */
         char name[sizeof(gpus[i].name)] = "KVANT";
         if (i < n)
             snprintf(name, sizeof(name), "KVANT%u", (unsigned)i % 1000);
