@@ -1,5 +1,6 @@
-/* append.cu - rows of any head_dim to open pages and to those of codebooks and trellises;
- * general.cu has all others. A warp takes a row and changes no bit of another token's. */
+/* append.cu - appends rows of any head_dim to open pages, codebook pages and trellis pages;
+ * general.cu appends to all other pages. A warp processes a row and changes no bit of another
+ * token's codes. */
 #include "any.h"
 #include "append_rows.cuh"
 
@@ -13,9 +14,10 @@ namespace kvant
 {
 
 constexpr int WARPS = 4;
-constexpr float MAX_RATIO = 2; /* of a scale to the one for the row's length: codec/feedback.c */
+/* The largest ratio of a scale to the scale for the row's length: codec/feedback.c. */
+constexpr float MAX_RATIO = 2;
 
-/* A warp's. */
+/* The memory of a warp. */
 struct RowSpace {
     alignas(16) float row[MOST_DIM];
 };
@@ -42,7 +44,7 @@ template <int P> struct AnyWriter {
     const AnyBook &book;
     int d, kv_head, lane;
     uint32_t codes[LANE_NUMBERS];
-    uint32_t row_token = 0; /* of the call */
+    uint32_t row_token = 0; /* index in the call */
 
     __device__ AnyWriter(const AnyAppendArgs &args_, RowSpace &space_, const AnyBook &book_)
         : args(args_), role(args_.roles[0]), space(space_), book(book_),
@@ -63,7 +65,7 @@ template <int P> struct AnyWriter {
         return load_transformed<P>(args, token, kv_head, space.row, lane, finite);
     }
 
-    /* Codes of one channel to their words. */
+    /* Writes the codes of one channel to their words. */
     KVANT_INLINE void put_codes(int token, uint8_t *page) const
     {
         unrolled_for (int j = 0; j < LANE_NUMBERS; j++)
@@ -99,7 +101,8 @@ template <int P> struct AnyWriter {
         return code;
     }
 
-    /* The scale of a row of these squares, before it is made unbiased; its inverse. */
+    /* The scale of a row whose squares have this sum, before it is made unbiased, and its
+     * inverse. */
     KVANT_INLINE float norm_of(float squares, float &scale, float &inverse) const
     {
         const float norm = __fmul_rn(__fsqrt_rn(squares), role.codec.inverse_sqrt_dim);
@@ -132,8 +135,8 @@ template <int P> struct AnyWriter {
         return unbiased(row, decoded, squares, norm, scale);
     }
 
-    /* format.md, "Feedback": the numbers of a row are rounded one after another. All lanes know the
-     * number that is rounded; each passes its error on to its own channels. */
+    /* Rounds the numbers of a row one after another (format.md, "Feedback"). All lanes know the
+     * number that is rounded, and each lane passes its error on to its own channels. */
     KVANT_INLINE Quantized feedback(const R &row)
     {
         float scale, inverse, own = 0, product = 0;
@@ -220,13 +223,13 @@ __global__ void __launch_bounds__(WARPS * 32)
 
 /* ---- trellis ---- */
 
-/* Of a block; only its first warp searches. */
+/* The memory of a block, in which only the first warp searches. */
 template <int M> struct TrellisSpace {
     RowSpace row;
     AnyBook book;
     TrellisLevels levels;
     CellCosts costs;
-    SearchSpace<MOST_DIM, M> search; /* the last: it has as many steps as there is room for */
+    SearchSpace<MOST_DIM, M> search; /* has to be last: it has as many steps as there is room for */
 
     static int bytes(int steps)
     {

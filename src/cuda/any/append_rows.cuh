@@ -10,10 +10,12 @@ namespace kvant
 {
 
 struct AnyAppendArgs : AppendArgs {
-    kvant_cuda_codec codec; /* of the only role; the role's params may lack its transform */
+    /* the codec of the only role; the role's params may lack its transform */
+    kvant_cuda_codec codec;
 };
 
-/* Row `token` of the call. finite: before the transform. space: P floats of the warp's. */
+/* Loads and transforms row `token` of the call. finite: whether the row was finite before the
+ * transform. space: P floats of the warp's memory. */
 template <int P>
 KVANT_INLINE Row<P> load_transformed(const AnyAppendArgs &args, uint32_t token, int kv_head,
                                      float *space, int lane, bool &finite)

@@ -12,8 +12,8 @@
 namespace kvant
 {
 
-/* A kernel, and its blocks: rows of queries, warps at most and at least, shared memory for so
- * many. */
+/* A kernel and its blocks: query rows, the most and the fewest warps, and the warps that shared
+ * memory has room for. */
 struct AnyKernel {
     const void *kernel;
     int rows, warps, least_warps;
@@ -72,7 +72,8 @@ static KernelOf kernel_for(unsigned decoders)
     }
 }
 
-/* Of one family: what direct.cuh compiles is the same for both. */
+/* Whether both codecs belong to one family and have equal tables and sizes. Then the code that
+ * direct.cuh compiles is the same for both. */
 static bool are_alike(const kvant_general_view &a, const kvant_general_view &b)
 {
     return a.kind == b.kind && a.raw == b.raw && a.sketched == b.sketched &&
@@ -80,7 +81,8 @@ static bool are_alike(const kvant_general_view &a, const kvant_general_view &b)
            a.polar.bits == b.polar.bits;
 }
 
-/* They know one matrix, and no centres of keys. */
+/* The direct kernel for a problem. These kernels know a single key transform and no centres of
+ * keys. */
 static DirectKernel direct_for(const AnyAttentionArgs &p)
 {
     const kvant_cuda_codec &keys = p.keys, &values = p.values;
@@ -125,7 +127,7 @@ kvant_status launch_attention_any(const kvant_cuda_kernel_attention_args &args,
             { direct.kernel, DIRECT_ROWS, DIRECT_WARPS, 1 }, p,
             [&](int warps) { return direct.shared_bytes(p.k.bytes, p.v.bytes, warps); },
             multiprocessors, shared_bytes, stream);
-    /* 16 rows a thread block where there are more than 8 and shared memory has room for them */
+    /* a block has 16 rows if there are more than 8 and shared memory has room for them */
     kvant_status status = KVANT_ERR_UNSUPPORTED;
     if ((int64_t)p.query_tokens * p.heads_a_kv > AnyShape<1>::ROWS)
         status = launch_rows(p, true, multiprocessors, shared_bytes, stream);

@@ -1,15 +1,16 @@
 /* attention.cuh - attention of any head_dim over pages of any pair of codecs; attention.cu launches
  * it.
  *
- * A thread block takes up to 8 or 16 query rows of one kv head and all pages that they see, or one
- * of several equal parts of them; the block that ends last adds the parts in order. A team of 1, 2
- * or 4 warps has pages of its own, and waits for no other until the end; each of its warps has up
- * to 128 channels. The team decodes 32 tokens at a time to fp16 in shared memory (a tile), keys
- * first, then values in the same place, and multiplies them by mma.m16n8k16. Tokens, then channels,
- * are the rows of the product, query rows its columns, as in decode kernels.
+ * A thread block processes up to 8 or 16 query rows of one kv head, and all pages that they see or
+ * one of several equal parts of these pages. The block that ends last adds the parts in order.
+ * Within a block, a team of 1, 2 or 4 warps has its own pages and does not wait for other teams
+ * until the end. Each warp of a team has up to 128 channels. The team decodes 32 tokens at a time
+ * to fp16 in shared memory (a tile), first keys, then values in the same place. It multiplies the
+ * tile by mma.m16n8k16. As in decode kernels, query rows are the columns of the product; its rows
+ * are tokens for scores and channels for values.
  *
- * Every token's numbers stand in a unit. Weights are 2^(score + log2(unit of the values) -
- * reference), as in softmax.cuh. */
+ * The numbers of a token are stored as multiples of the token's unit. Weights are 2^(score +
+ * log2(unit of the values) - reference), as in softmax.cuh. */
 #pragma once
 
 #include "block.cuh"
@@ -19,7 +20,7 @@
 namespace kvant
 {
 
-/* Rare, and not inlined: it would cost registers. */
+/* Seldom called, and not inlined, because it would cost registers. */
 __device__ static __noinline__ float changed(const AnyAttentionArgs &p, const AnyRows &rows,
                                              int length, float x, int row, int token)
 {
@@ -61,7 +62,7 @@ template <int EIGHTS, unsigned WITH> struct AnyAttention : AnyBlock<8 * EIGHTS> 
                work.pair.kv_head * from.head_stride;
     }
 
-    /* Pages that the team needs next. */
+    /* Prefetches the pages that the team needs next. */
     KVANT_INLINE void ask_for(int32_t entry) const
     {
         if (entry < 0)
@@ -82,7 +83,7 @@ template <int EIGHTS, unsigned WITH> struct AnyAttention : AnyBlock<8 * EIGHTS> 
         return reinterpret_cast<float *>(memory + places.units) + (2 * team + values) * TOKENS;
     }
 
-    /* Tokens first, first + 1, ... of a page, of which `valid` are there. */
+    /* Decodes tokens first, first + 1, ... of a page, of which `valid` exist. */
     template <bool KEYS> KVANT_INLINE void decode(int32_t entry, int first, int valid) const
     {
         const DecodedTile to{ page_of(!KEYS, entry),
@@ -109,7 +110,7 @@ template <int EIGHTS, unsigned WITH> struct AnyAttention : AnyBlock<8 * EIGHTS> 
         wait_for_team(team, team_warps);
     }
 
-    /* s: tokens 16 k + lane / 4 and + 8, and the lane's query rows. */
+    /* Multiplies keys. s: tokens 16 k + lane / 4 and + 8, and the lane's query rows. */
     KVANT_INLINE void multiply_keys(float (&s)[EIGHTS][N][4]) const
     {
         float odd[EIGHTS][N][4];
@@ -125,7 +126,7 @@ template <int EIGHTS, unsigned WITH> struct AnyAttention : AnyBlock<8 * EIGHTS> 
             const int part =
                 8 * (lane >> 3 & (channel + 16 < end_channel
                                       ? 3
-                                      : 1)); /* channels beyond the end are others' memory */
+                                      : 1)); /* channels beyond the end are memory of other warps */
             unrolled_for (int t = 0; t < EIGHTS; t++)
                 load_matrices<false>(b[t], columns + 8 * t * stride + channel + part);
             unrolled_for (int k = 0; k < N; k++) {
@@ -146,7 +147,7 @@ template <int EIGHTS, unsigned WITH> struct AnyAttention : AnyBlock<8 * EIGHTS> 
                     s[t][k][i] += odd[t][k][i];
     }
 
-    /* Adds the shares of the team's warps. Keys have been read. */
+    /* Adds up the partial scores of the team's warps. All keys have been read. */
     KVANT_INLINE void add_scores(float (&s)[EIGHTS][N][4]) const
     {
         if (team_warps == 1)
@@ -167,7 +168,7 @@ template <int EIGHTS, unsigned WITH> struct AnyAttention : AnyBlock<8 * EIGHTS> 
             each(i, [](float there, float &own) { own += there; });
     }
 
-    /* Raises references that weights would exceed by more than SLACK. */
+    /* Raises references if a weight would exceed its reference by more than SLACK. */
     KVANT_INLINE void raise(const float (&s)[EIGHTS][N][4])
     {
         float top[EIGHTS][2];
@@ -193,7 +194,7 @@ template <int EIGHTS, unsigned WITH> struct AnyAttention : AnyBlock<8 * EIGHTS> 
             }
     }
 
-    /* What the page's own centre adds to scores. */
+    /* Adds the products of queries with the page's own centre to scores. */
     KVANT_INLINE void add_offsets(float (&s)[EIGHTS][N][4], int page) const
     {
         const float *from = offsets_of(p, work.pair, page);
@@ -205,8 +206,9 @@ template <int EIGHTS, unsigned WITH> struct AnyAttention : AnyBlock<8 * EIGHTS> 
             }
     }
 
-    /* Scores to weights as an operand: tokens as rows. first: the tile's first token in the
-     * sequence. special: scores change, or tokens are hidden. */
+    /* Computes weights from scores, as an operand whose rows are tokens. The tile begins with token
+     * `first` of the sequence. With `special`, scores change (mask, softcap, ALiBi), or tokens are
+     * hidden. */
     KVANT_INLINE void weigh(float (&s)[EIGHTS][N][4], int first, bool special,
                             uint32_t (&w)[EIGHTS][N][2])
     {
@@ -261,7 +263,7 @@ template <int EIGHTS, unsigned WITH> struct AnyAttention : AnyBlock<8 * EIGHTS> 
         }
     }
 
-    /* Pages first to end - 1, whose keys have one matrix. */
+    /* Processes pages first to end - 1, whose keys have one transform. */
     KVANT_INLINE void run(int first_page, int end_page)
     {
         const int32_t *table = p.table + work.pair.b * p.table_stride;
@@ -284,7 +286,7 @@ template <int EIGHTS, unsigned WITH> struct AnyAttention : AnyBlock<8 * EIGHTS> 
                 const int at = begin + first, valid = min(tokens - first, TOKENS);
                 float s[EIGHTS][N][4];
                 uint32_t w[EIGHTS][N][2];
-                wait_for_team(team, team_warps); /* values before these have been read */
+                wait_for_team(team, team_warps); /* the values before these have been read */
                 decode<true>(entry, first, valid);
                 multiply_keys(s);
                 add_scores(s);
@@ -298,14 +300,14 @@ template <int EIGHTS, unsigned WITH> struct AnyAttention : AnyBlock<8 * EIGHTS> 
         }
     }
 
-    /* All teams take the pages of one matrix, then those of the next one. References count whole
-     * scores in between. */
+    /* Processes all pages. All teams take the pages of one transform before the pages of the next.
+     * In between, references refer to complete scores. */
     KVANT_INLINE void run()
     {
 #pragma unroll 1
         for (int first = work.first_page, end; first < work.end_page; first = end) {
             end = end_of_run(p, work.pair.b, first, work.end_page, lane);
-            __syncthreads(); /* rows take the place of tiles on their way */
+            __syncthreads(); /* loading rows overwrites tiles that are in use */
             B::load_queries(
                 matrix_of(p, work.pair.b, first), [](int channel) { return channel; }, [] {});
             __syncthreads();
@@ -320,7 +322,8 @@ template <int EIGHTS, unsigned WITH> struct AnyAttention : AnyBlock<8 * EIGHTS> 
         }
     }
 
-    /* Adds the teams' sums: to the first team, and from there to results, a row after the other. */
+    /* Adds up the teams' sums: first to the first team, and from there to the results, row by
+     * row. */
     KVANT_INLINE void add_warps()
     {
         unrolled_for (int t = 0; t < EIGHTS; t++)
@@ -332,7 +335,7 @@ template <int EIGHTS, unsigned WITH> struct AnyAttention : AnyBlock<8 * EIGHTS> 
                     rows.team_sum[team][8 * t + row_of(h)] = sum[t][h];
                 }
             }
-        __syncthreads(); /* nobody reads tiles any more */
+        __syncthreads(); /* tiles are not read any more */
         unrolled_for (int t = 0; t < EIGHTS; t++)
             unrolled_for (int h = 0; h < 2; h++) {
                 const int row = 8 * t + row_of(h);
@@ -368,7 +371,7 @@ template <int EIGHTS, unsigned WITH> struct AnyAttention : AnyBlock<8 * EIGHTS> 
         __syncthreads();
     }
 
-    /* use(number in place n of shared memory, the lane's own) */
+    /* use(index n in shared memory, the lane's own sum) */
     template <class F> KVANT_INLINE void each_sum(int n, F &&use)
     {
         float *there = B::results() + n * S::ROWS * d + S::ROWS * first_channel + lane;

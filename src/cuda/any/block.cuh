@@ -1,6 +1,6 @@
-/* block.cuh - what a thread block of attention.cu has: its work, places in shared memory, and rows
- * on their way in and out: queries are transformed and rounded, parts of a context are added,
- * outputs are transformed back. */
+/* block.cuh - the common part of thread blocks of attention.cu: their work, the layout of shared
+ * memory, and the way of rows in and out. Queries are transformed and rounded, parts of a context
+ * are added, outputs are transformed back. */
 #pragma once
 
 #include "decode_tile.cuh"
@@ -13,8 +13,8 @@ namespace kvant
 
 constexpr int MOST_WARPS = 8;
 
-/* The kernel with these decoders, for up to 8 query rows or (many) 16. Each has a source file of
- * its own. */
+/* The kernel with these decoders, for up to 8 query rows or, if `many`, for 16. Each kernel has its
+ * own source file. */
 template <unsigned DECODERS> const void *any_kernel(bool many);
 
 struct AnyAttentionArgs : AttentionArgs {
@@ -24,10 +24,10 @@ struct AnyAttentionArgs : AttentionArgs {
 
 constexpr int WARP_CHANNELS = 128;
 
-/* EIGHTS: of query rows. */
+/* EIGHTS: number of groups of 8 query rows. */
 template <int EIGHTS> struct AnyShape {
     static constexpr int ROWS = 8 * EIGHTS, OUT_TILES = WARP_CHANNELS / 16,
-                         BLOCKS = 2; /* of a multiprocessor */
+                         BLOCKS = 2; /* blocks per multiprocessor */
 };
 
 /* Warps of a team. */
@@ -45,9 +45,9 @@ struct AnyRows {
     uint32_t before; /* parts that ended before this one */
 };
 
-/* Shared memory of a thread block, in bytes from its beginning: AnyRows, tables, queries; for each
- * team a tile and the units of keys and values; for each warp its share of scores, and scratch.
- * Results take the place of tiles in the end. */
+/* The layout of a thread block's shared memory, in bytes from its beginning. AnyRows, tables and
+ * queries come first. For each team there is a tile and the units of keys and values. For each warp
+ * there is its part of the scores, and scratch. At the end, results take the place of tiles. */
 struct AnyPlaces {
     int books[2], queries, tiles, tile_bytes, units, scores, scratch, scratch_bytes, end;
 
@@ -105,7 +105,7 @@ template <int ROWS> __device__ AnyWork find_any_work(const AnyAttentionArgs &p)
     return w;
 }
 
-/* The score, in binary, of a row and a token of the sequence. */
+/* The score, as a binary logarithm, of a row and a token of the sequence. */
 KVANT_INLINE float changed_score(const AnyAttentionArgs &p, const AnyRows &rows, int length,
                                  float x, int row, int token)
 {
@@ -120,7 +120,7 @@ KVANT_INLINE float changed_score(const AnyAttentionArgs &p, const AnyRows &rows,
     return p.max_bias > 0 ? x + rows.slope[row] * (float)(token - position) : x;
 }
 
-/* ROWS: of queries. */
+/* ROWS: number of query rows. */
 template <int ROWS> struct AnyBlock {
     const AnyAttentionArgs &p;
     const AnyWork &work;
@@ -129,8 +129,8 @@ template <int ROWS> struct AnyBlock {
     AnyRows &rows;
     __half *queries;
     int d, stride, lane, warp, warps, team_warps, team, teams,
-        rank;                       /* rank: of the warp in its team */
-    int first_channel, end_channel; /* of the warp */
+        rank;                       /* rank: the warp's index in its team */
+    int first_channel, end_channel; /* channels of the warp */
 
     __device__ AnyBlock(const AnyAttentionArgs &p_, const AnyWork &work_, const AnyPlaces &places_,
                         uint8_t *memory_)
@@ -146,8 +146,8 @@ template <int ROWS> struct AnyBlock {
         first_channel = min(64 * own * rank, d), end_channel = min(first_channel + 64 * own, d);
     }
 
-    /* Loops, here and at the end, instead of rows in registers: a block begins with a cold
-     * instruction cache. */
+    /* Loops over channels in memory. Here and at the end this replaces rows in registers, because a
+     * block begins with a cold instruction cache and loops have less code. */
     template <class F> KVANT_INLINE void each_channel(F &&use) const
     {
 #pragma unroll 4
@@ -178,9 +178,9 @@ template <int ROWS> struct AnyBlock {
         return rotation.block && rotation.signs[channel / 32] >> channel % 32 & 1 ? -x : x;
     }
 
-    /* As load_queries of tile_rows.cuh; place: where a channel stands in a row; loaded(): when the
-     * warp's first row is there. What is asked for before waits for nothing, what is asked for
-     * later waits for pages. */
+    /* Loads and transforms queries like load_queries of tile_rows.cuh. place(channel): the index of
+     * a channel in a row. loaded() is called when the warp's first row has arrived. Loads that
+     * start before that do not wait for pages; loads that start later do. */
     template <class P, class L>
     KVANT_INLINE void load_queries(int matrix, P &&place, L &&loaded) const
     {
@@ -245,7 +245,7 @@ template <int ROWS> struct AnyBlock {
                    make_float2(rows.max[i], rows.sum[i]));
     }
 
-    /* 32 channels of row n of all parts, in their order. */
+    /* Adds 32 channels of row n of all parts, in the order of parts. */
     KVANT_INLINE void add_parts(int n, int channel) const
     {
         auto scalars = [&](int i) {
@@ -275,7 +275,7 @@ template <int ROWS> struct AnyBlock {
             rows.max[n] = top, rows.sum[n] = total;
     }
 
-    /* As write_output of combine.cuh. */
+    /* Writes row n like write_output of combine.cuh. */
     KVANT_INLINE void write(int n) const
     {
         const kvant_cuda_wide_rotation &rotation = p.values.any.rotation;
@@ -297,7 +297,7 @@ template <int ROWS> struct AnyBlock {
             p.lse[row.row * p.kv_heads * p.heads_a_kv + column.head] = end.lse;
     }
 
-    /* Results of this part to their places, or to the part that ends last. */
+    /* Stores the results of this part in memory, for the part that ends last. */
     KVANT_INLINE void end() const
     {
         if (p.splits > 1) {

@@ -1,11 +1,11 @@
 /* decode_chunks.cuh - tiles of codes that stand for several channels: octahedral triplets, and
  * codewords of 4 channels times a radius.
  *
- * A word of a plane has the codes of two neighbours: of keys two chunks of a token, of values two
- * tokens of a chunk (format.md, "Chunk codes"). A lane takes a token of keys, or a chunk of values:
- * then neighbouring lanes read neighbouring words. A token's unit follows from its scale, whose
- * numbers are at most 8 units. Numbers are looked up in shared memory (any_chunks.cuh), of large
- * tables in device memory; of triplets with large tables they are computed. */
+ * A word of a plane has the codes of two neighbours (format.md, "Chunk codes"): for keys two chunks
+ * of a token, for values two tokens of a chunk. A lane processes a token of keys, or a chunk of
+ * values, so neighbouring lanes read neighbouring words. A token's unit follows from its scale, and
+ * its numbers are at most 8 units. Numbers are looked up in shared memory (any_chunks.cuh), or in
+ * device memory if the table is large. Triplets with large tables are computed. */
 #pragma once
 
 #include "../chunks/any_chunks.cuh"
@@ -15,7 +15,8 @@
 namespace kvant
 {
 
-/* The two codes of a word and its fellows in other planes: their lowest 16 bits, what is above. */
+/* The two codes of a word and of the corresponding words in other planes: the lowest 16 bits of
+ * each, and the bits above. */
 struct CodePair {
     uint32_t low, high;
 
@@ -25,16 +26,17 @@ struct CodePair {
     }
 };
 
-/* The words of a page's chunk codes, of PLANES planes. A plane's bits of both codes are turned into
- * their places at once; 16 bits are a half already, and other planes come above them. */
+/* The words of a page's chunk codes, of PLANES planes. The bits of both codes in a plane are
+ * rotated into position together. A plane of 16 bits fills the low half of each code; other planes
+ * lie above it. */
 template <bool KEYS, int PLANES> struct ChunkWords {
     const uint32_t *words[PLANES];
     uint32_t mask[PLANES];
     int log[PLANES], turn[PLANES],
-        n_chunks; /* turn: to the left; of values for the lowest bits of a word */
+        n_chunks; /* turn: bits to rotate to the left; for values, for the lowest bits of a word */
     bool wide;    /* the first plane has 16 bits */
 
-    /* token: the lane's, of keys. */
+    /* token: the lane's token, for keys. */
     KVANT_INLINE ChunkWords(const void *codes, int bits, int n_chunks_, int token = 0)
         : n_chunks(n_chunks_), wide(bits >= 16)
     {
@@ -53,17 +55,17 @@ template <bool KEYS, int PLANES> struct ChunkWords {
         }
     }
 
-    /* Keys: chunks 2 at and + 1 of the lane's token. */
+    /* For keys: chunks 2 at and 2 at + 1 of the lane's token. */
     KVANT_INLINE CodePair chunks(int at) const
     {
         return read([&](int i) { return __ldg(words[i] + (4 * at << log[i])); },
                     [&](int i) { return turn[i]; });
     }
 
-    /* Values: tokens t and t + 1 of a chunk; t is even. */
+    /* For values: tokens t and t + 1 of a chunk; t is even. */
     KVANT_INLINE CodePair tokens(int t, int chunk) const
     {
-        const int k = 8 * (t % 8 / 2) + 4 * (t % 16 / 8) + t / 16; /* as chunk_place */
+        const int k = 8 * (t % 8 / 2) + 4 * (t % 16 / 8) + t / 16; /* the same as in chunk_place */
         return read(
             [&](int i) { return __ldg(words[i] + (n_chunks * (k >> (4 - log[i])) + chunk)); },
             [&](int i) { return turn[i] - (k << log[i] & 15); });
@@ -81,7 +83,7 @@ template <bool KEYS, int PLANES> struct ChunkWords {
     }
 };
 
-/* decode(planes) with their number as a constant. */
+/* Calls decode(planes) with the number of planes as a constant. */
 template <class F> KVANT_INLINE void with_planes(int bits, F &&decode)
 {
     switch (__popc(bits)) {
@@ -92,17 +94,17 @@ template <class F> KVANT_INLINE void with_planes(int bits, F &&decode)
     }
 }
 
-/* A chunk's numbers as halves. */
+/* The numbers of a chunk, as halves. */
 struct ChunkNumbers {
     uint32_t low, high;
 };
 
-/* Numbers of a code for a scale. */
+/* Computes the numbers of a code, for a scale. */
 struct ChunkDecoder {
     const kvant_general &g;
     const float *direction, *norm;
     const uint2 *codewords; /* as halves (halves.h) */
-    const uint16_t *slots;  /* of the page's first token */
+    const uint16_t *slots;  /* slots of the page's first token */
     int bits;
 
     KVANT_INLINE ChunkDecoder(const kvant_general &g_, const uint8_t *page)
@@ -135,7 +137,7 @@ struct ChunkDecoder {
         return ChunkNumbers{ pack_half2(x[0], x[1]), pack_half2(x[2], x[3]) };
     }
 
-    /* scale: over the token's unit, of which inverse is the inverse. */
+    /* scale: the token's scale divided by its unit; inverse: the inverse of the unit. */
     KVANT_INLINE ChunkNumbers word(uint32_t code, float scale, float inverse, int token) const
     {
         const uint32_t index = code & ((1u << bits) - 1), above = code >> bits;
@@ -153,7 +155,7 @@ struct ChunkDecoder {
                code >> bits < g.view.chunks.slots;
     }
 
-    /* The largest of a token's outliers. */
+    /* The largest magnitude among a token's outliers. */
     KVANT_INLINE float largest_outlier(int token) const
     {
         float largest = 0;
@@ -174,7 +176,7 @@ template <int CHANNELS> KVANT_INLINE void put_chunk(__half *to, const ChunkNumbe
     to[2] = __ushort_as_half((uint16_t)x.high);
 }
 
-/* Two chunks beside each other. */
+/* Stores two neighbouring chunks. */
 template <int CHANNELS> KVANT_INLINE void put_chunks(__half *to, const ChunkNumbers (&x)[2])
 {
     if (CHANNELS == 4) {
@@ -187,7 +189,7 @@ template <int CHANNELS> KVANT_INLINE void put_chunks(__half *to, const ChunkNumb
     words[2] = prmt(x[1].low, x[1].high, 0x5432);
 }
 
-/* Numbers of two codes by a table in shared memory. */
+/* Looks up the numbers of two codes in a table in shared memory. */
 template <int CHANNELS> struct TableDecoder {
     using Codes = typename std::conditional<CHANNELS == 3, OctopusSplits, HqmqSizes>::type;
     typename Codes::Table table;
@@ -197,7 +199,7 @@ template <int CHANNELS> struct TableDecoder {
     {
     }
 
-    /* The scales as pairs of halves, of quaternions times UNIT. */
+    /* scale: the scales as pairs of halves; for quaternions multiplied by UNIT. */
     KVANT_INLINE void numbers(const CodePair &pair, const uint32_t (&scale)[2],
                               ChunkNumbers (&x)[2]) const
     {
@@ -222,7 +224,8 @@ template <int CHANNELS> struct TableDecoder {
     }
 };
 
-/* Triplets write up to 4 halves behind a row, where nothing is. entries: TABLED, of the codec. */
+/* Decodes a tile. Triplets write up to 4 halves behind a row, into padding. entries: the codec's
+ * table, if TABLED. */
 template <int CHANNELS, bool KEYS, int PLANES, bool TABLED>
 __device__ __noinline__ void decode_chunks_of(const kvant_general &g, const uint8_t *entries,
                                               const DecodedTile tile)
@@ -243,7 +246,7 @@ __device__ __noinline__ void decode_chunks_of(const kvant_general &g, const uint
     const TableDecoder<CHANNELS> table(g, entries, tile.lane);
     const float in_table = CHANNELS == 3 ? scale : scale * HqmqSizes::UNIT;
     const uint32_t halves = TABLED ? pack_half2(in_table, in_table) : 0;
-    /* of: the lane that has the code's token */
+    /* of: the lanes that have the codes' tokens */
     const auto read = [&](const CodePair &pair, const int(&of)[2], ChunkNumbers(&x)[2]) {
         if constexpr (TABLED) {
             const uint32_t scales[2] = { KEYS ? halves : __shfl_sync(FULL, halves, of[0]),
@@ -278,7 +281,7 @@ __device__ __noinline__ void decode_chunks_of(const kvant_general &g, const uint
         int t = 0, c = 32 * tile.rank + tile.lane;
 #pragma unroll 2
         for (int at = 32 * tile.rank; at < TILE_TOKENS / 2 * n;
-             at += 32 * tile.team_warps) { /* chunks of two tokens, then of the next */
+             at += 32 * tile.team_warps) { /* chunks of two tokens, then of the next two */
             for (; c >= n; c -= n)
                 t += 2;
             t = min(t, TILE_TOKENS - 2);
@@ -290,7 +293,7 @@ __device__ __noinline__ void decode_chunks_of(const kvant_general &g, const uint
     }
 }
 
-/* entries: as fill_small_table left them, NULL without a small table. */
+/* entries: the table that fill_small_table filled; NULL without a small table. */
 template <int CHANNELS, bool KEYS>
 KVANT_INLINE void decode_chunks(const kvant_general &g, const uint8_t *entries,
                                 const DecodedTile &tile)
@@ -302,7 +305,7 @@ KVANT_INLINE void decode_chunks(const kvant_general &g, const uint8_t *entries,
     });
 }
 
-/* By all threads of a block. */
+/* Called by all threads of a block. */
 KVANT_INLINE void fill_small_table(uint8_t *entries, const kvant_general &g)
 {
     const ChunkSizes sizes = sizes_of(g);

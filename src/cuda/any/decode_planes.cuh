@@ -1,9 +1,9 @@
-/* decode_planes.cuh - tiles of codecs with a code per channel: how codes are read and put into
- * their places, and codebooks of 1 to 8 bits. decode_uniform.cuh has uniform codes.
+/* decode_planes.cuh - tiles of codecs with a code per channel: reads codes and puts them into
+ * place, and decodes codebooks of 1 to 8 bits. decode_uniform.cuh has uniform codes.
  *
- * A page's words are in the order of the operand of mma.m16n8k16 (layout.cuh), so a lane that reads
- * the words of 16 x 16 numbers has the codes of the four registers of an operand, which stmatrix
- * puts in their places. A pair of codes masked out of a word is a pair of fp16 subnormals, code x
+ * A page's words are in the order of the operand of mma.m16n8k16 (layout.cuh). So a lane that reads
+ * the words of 16 x 16 numbers has the codes of the four registers of an operand, and stmatrix puts
+ * these in place. A pair of codes that is masked out of a word is a pair of fp16 subnormals, code x
  * 2^-24. */
 #pragma once
 
@@ -14,7 +14,8 @@ namespace kvant
 {
 
 constexpr int TILE_TOKENS = 32;
-constexpr float LEAST_UNIT = 0x1p-40f; /* so that weights over units stay within fp32 */
+/* The smallest unit, so that weights divided by units stay within fp32. */
+constexpr float LEAST_UNIT = 0x1p-40f;
 
 /* A power of two and its inverse; both are normal numbers. */
 KVANT_INLINE float inverse_of(float power)
@@ -22,7 +23,8 @@ KVANT_INLINE float inverse_of(float power)
     return __int_as_float((254 << 23) - __float_as_int(power));
 }
 
-/* What the team's warps wrote is there, and what they read may be written. */
+/* Waits for the team's warps. Afterwards their writes can be read, and the memory that they read
+ * may be overwritten. */
 KVANT_INLINE void wait_for_team(int team, int warps)
 {
     if (warps == 1)
@@ -31,19 +33,19 @@ KVANT_INLINE void wait_for_team(int team, int warps)
         meet_at(1 + team, 32 * warps);
 }
 
-/* Token first + t of the page belongs into row t: the number of channel c, over units[t], into
- * numbers[t * stride + c]. A unit is a power of two, at least LEAST_UNIT. Rows from `valid` on
- * become any finite numbers. The team synchronises before and after a decoder. Decoders are
- * functions of their own: inlined, they would leave no registers for attention's sums, or the other
- * way round. */
+/* A tile that a team decodes. Token first + t of the page goes to row t: the number of channel c,
+ * divided by units[t], goes to numbers[t * stride + c]. A unit is a power of two, at least
+ * LEAST_UNIT. Rows from `valid` on become arbitrary finite numbers. The team synchronises before
+ * and after a decoder. Decoders are not inlined; if they were, there would not be enough registers
+ * for them and for attention's sums. */
 struct DecodedTile {
     const uint8_t *page; /* codes and metadata, in device memory */
     uint32_t numbers_at, units_at,
-        scratch_at; /* in shared memory, which the compiler would not know of pointers */
+        scratch_at; /* addresses in shared memory; with pointers the compiler would not know that */
     int stride, d, first,
-        valid; /* stride: an odd number of 16 bytes: ldmatrix meets no bank twice */
+        valid; /* stride: an odd number of 16 bytes, so that ldmatrix has no bank conflicts */
     int first_channel, end_channel, rank,
-        team_warps; /* the warp's share: channels, or every team_warps-th token */
+        team_warps; /* the warp's part: its channels, or every team_warps-th token */
     int lane, kv_head, team;
 
     KVANT_INLINE __half *numbers() const
@@ -56,7 +58,7 @@ struct DecodedTile {
         return static_cast<float *>(__cvta_shared_to_generic(units_at));
     }
 
-    /* any_scratch of the codec. */
+    /* The codec's any_scratch. */
     KVANT_INLINE uint8_t *scratch() const
     {
         return static_cast<uint8_t *>(__cvta_shared_to_generic(scratch_at));
@@ -68,8 +70,8 @@ struct DecodedTile {
     }
 };
 
-/* An operand's registers to rows of tokens; the tile of tokens 16 j.. and channels 16 i... Keys
- * have a row of the operand per token, values a column. */
+/* Stores an operand's registers as rows of tokens: the tile of tokens 16 j.. and channels 16 i...
+ * For keys a token is a row of the operand, for values a column. */
 template <bool KEYS>
 KVANT_INLINE void put_operand(const DecodedTile &tile, int j, int i, const uint32_t (&a)[4])
 {
@@ -94,7 +96,8 @@ KVANT_INLINE void put_operand(const DecodedTile &tile, int j, int i, const uint3
 #endif
 }
 
-/* Plane i of a code: its bits as a binary logarithm, and how far they are shifted in the code. */
+/* The number of bits of plane i of a code as a binary logarithm, and the plane's shift in the
+ * code. */
 __host__ __device__ constexpr int widest(int bits)
 {
     return bits >= 4 ? 4 : bits >= 2 ? 2 : bits;
@@ -115,13 +118,13 @@ __host__ __device__ constexpr int planes_of(int bits)
     return bits == 7 ? 3 : bits == 1 || bits == 2 || bits == 4 ? 1 : 2;
 }
 
-/* Codes of 64 channels, four operands, of a tile. N: operands beside each other that cover its
- * tokens. */
+/* The codes of 64 channels, four operands, of a tile. N: neighbouring operands that cover the
+ * tile's tokens. */
 template <int BITS, bool KEYS> struct TileCodes {
     static constexpr int N = TILE_TOKENS / 16, USED = planes_of(BITS);
     uint32_t w[4][USED][N];
 
-    /* Channels 64 c .. of operands 0 .. n - 1, n at most 4. */
+    /* Loads channels 64 c .. of operands 0 .. n - 1; n is at most 4. */
     KVANT_INLINE void load(const DecodedTile &tile, int c, int n)
     {
         const int tiles = tile.d / 16, j = tile.first / 16;
@@ -143,7 +146,8 @@ template <int BITS, bool KEYS> struct TileCodes {
     KVANT_INLINE void load_keys(int p, int log, const uint32_t *at, int n)
     {
         unrolled_for (int u = 0; u < 4; u++) {
-            const int shift = 2 - log, first = u >> shift << shift; /* whose word it is */
+            /* the operand whose word it is */
+            const int shift = 2 - log, first = u >> shift << shift;
             uint2 pair{ w[first][p][0], w[first][p][1] };
             if (u == first)
                 pair = u < n ? __ldg(reinterpret_cast<const uint2 *>(at + 128 * (u >> shift)))
@@ -166,7 +170,7 @@ template <int BITS, bool KEYS> struct TileCodes {
         w[3][p][k] = four.w >> by;
     }
 
-    /* Two codes: those of register q of operand u of tokens 16 k .. */
+    /* Two codes: register q of operand u of tokens 16 k .. */
     KVANT_INLINE uint32_t pair(int u, int k, int q) const
     {
         uint32_t codes = 0;
@@ -182,7 +186,7 @@ template <int BITS, bool KEYS> struct TileCodes {
     }
 };
 
-/* number(pair of codes, k, q): of register q of tokens 16 k .. */
+/* Calls number(pair of codes, k, q) for register q of tokens 16 k .., and stores the results. */
 template <int BITS, bool KEYS, class F>
 KVANT_INLINE void each_operand(const DecodedTile &tile, F &&number)
 {
@@ -208,7 +212,8 @@ template <int BITS, bool KEYS> __device__ __noinline__ void place_codes_of(const
     each_operand<BITS, KEYS>(tile, [](uint32_t pair, int, int) { return pair; });
 }
 
-/* Codes of 2 to MOST bits into the places of their channels, for decoders that read them there. */
+/* Puts codes of 2 to MOST bits in the places of their channels, for decoders that read them
+ * there. */
 template <bool KEYS, int MOST, int BITS = 2>
 KVANT_INLINE void place_codes(int bits, const DecodedTile &tile)
 {
@@ -224,7 +229,7 @@ KVANT_INLINE float half_at(const uint16_t *numbers, int at)
     return __half2float(__ushort_as_half(__ldg(numbers + at)));
 }
 
-/* A token's unit is a power of two above its scale. */
+/* A token's unit is the power of two above its scale. */
 template <int BITS, bool KEYS>
 __device__ __noinline__ void decode_codebook(int metadata, const float *levels,
                                              const DecodedTile tile)
@@ -238,7 +243,8 @@ __device__ __noinline__ void decode_codebook(int metadata, const float *levels,
                 unit = fmaxf(power_above(stored), LEAST_UNIT), own = stored * inverse_of(unit);
     if (tile.rank == 0)
         tile.units()[token] = unit;
-    /* of two columns of the operand; halves of its rows of keys, of its columns of values */
+    /* scales of two columns of the operand; the halves belong to its rows for keys, to its columns
+     * for values */
     float2 scale[N][2];
     unrolled_for (int k = 0; k < N; k++)
         unrolled_for (int h = 0; h < 2; h++) {

@@ -1,9 +1,9 @@
-/* decode_polar.cuh - tiles of polar codes (format.md, "Polar codes"): a number is the row's length
+/* decode_polar.cuh - tiles of polar codes (format.md, "Polar codes"). A number is the row's length
  * times a cosine or a sine for each list of the tree.
  *
- * Codes come into their places in the tile first. Then a lane takes 16 channels of a token: the
- * lists above them one after the other, the last four lists from registers. A row's lanes have read
- * its codes before one of them writes. */
+ * First, codes are put in their places in the tile. Then a lane decodes 16 channels of a token: it
+ * reads the lists above them one after another, and the last four lists from registers. All lanes
+ * of a row read its codes before any of them writes. */
 #pragma once
 
 #include "decode_planes.cuh"
@@ -11,12 +11,12 @@
 namespace kvant
 {
 
-/* A lane's 16 channels: those below a node of list 4. */
+/* The 16 channels of a lane, which lie below one node of list 4. */
 struct PolarLeaves {
     const kvant_general &g;
     int node;
-    /* cosines, then sines, of the last four lists: of all pairs of the lane but its last one, and
-     * of that */
+    /* cosines, then sines, of the last four lists: for all pairs of the lane but the last, and for
+     * the last pair */
     const float *books[4], *ends[4];
 
     KVANT_INLINE PolarLeaves(const kvant_general &g_, int node_) : g(g_), node(node_)
@@ -33,11 +33,11 @@ struct PolarLeaves {
         return (((int)g.head_dim - 1 >> list) + 1) / 2;
     }
 
-    /* The product over the lists above. codes: of the token. An odd node has no pair. */
+    /* The product over the upper lists. codes: the codes of the token. An odd node has no pair. */
     KVANT_INLINE float radius(const uint16_t *codes) const
     {
         float radius = g.view.polar.sqrt_dim;
-        int end = (int)g.head_dim - 1; /* of the codes of a list */
+        int end = (int)g.head_dim - 1; /* the end of the list's codes */
         for (int list = (int)g.view.polar.depth - 1; list >= 4; list--) {
             const int at = node >> (list - 4), pair = at >> 1, n = pairs(list);
             end -= n;
@@ -48,8 +48,8 @@ struct PolarLeaves {
         return radius;
     }
 
-    /* A list's nodes from those of the list above it, N of them, in place. first: the list's first
-     * code. */
+    /* Computes the N nodes of a list from the nodes of the list above, in place. first: the list's
+     * first code. */
     template <int N> KVANT_INLINE void split(float (&x)[16], int list, const uint16_t *first) const
     {
         uint32_t words[(N + 1) / 2];
@@ -69,7 +69,8 @@ struct PolarLeaves {
 
     KVANT_INLINE void numbers(float (&x)[16], const uint16_t *codes) const
     {
-        const int d = (int)g.head_dim; /* a multiple of 16: the last four lists have no odd node */
+        /* a multiple of 16, so the last four lists have no odd node */
+        const int d = (int)g.head_dim;
         x[0] = radius(codes);
         split<1>(x, 3, codes + d / 2 + d / 4 + d / 8);
         split<2>(x, 2, codes + d / 2 + d / 4);
@@ -82,7 +83,7 @@ __device__ static __noinline__ void decode_leaves(const kvant_general &g, const 
 {
     const uint16_t *scales =
         reinterpret_cast<const uint16_t *>(tile.page + g.metadata) + tile.first;
-    int lanes = 1; /* of a token */
+    int lanes = 1; /* lanes per token */
     while (16 * lanes < tile.d)
         lanes *= 2;
     const int tokens = 32 / lanes, node = tile.lane % lanes;

@@ -1,9 +1,9 @@
-/* decode_rotated.cuh - tiles of codecs with a sketch of what codes leave, whose signs stand in a
- * rotated space of their own.
+/* decode_rotated.cuh - tiles of codecs with a sketch of the codes' residual. The signs of the
+ * sketch lie in a rotated space of their own.
  *
- * Tokens times the rotation is a product of matrices, by mma.m16n8k16: tokens are its rows. The
- * rotation comes in the order of operands from device memory (halves.h). Signs are operands as they
- * are read. */
+ * Tokens times the rotation is a matrix product, computed by mma.m16n8k16 with tokens as rows. The
+ * rotation lies in device memory in the order of operands (halves.h). Signs are operands in the
+ * form in which they are read. */
 #pragma once
 
 #include "decode_chunks.cuh"
@@ -11,7 +11,7 @@
 namespace kvant
 {
 
-/* Rows 16 step.. of the rotation, columns 16 pair..: operands of two products. */
+/* Rows 16 step.. and columns 16 pair.. of the rotation, as operands of two products. */
 KVANT_INLINE uint4 fragment(const kvant_general &g, int pair, int step, int lane)
 {
     return __ldg(reinterpret_cast<const uint4 *>(g.tables + g.halves) +
@@ -24,7 +24,7 @@ KVANT_INLINE void mma_pair(float (&sums)[2][4], const uint32_t (&a)[4], const ui
     mma(sums[1], a, b.z, b.w);
 }
 
-/* Numbers of a sketch alone. */
+/* Clears a tile whose numbers come from a sketch alone. */
 KVANT_INLINE void clear_tile(const DecodedTile &tile)
 {
     const int end = TILE_TOKENS * tile.stride / 8;
@@ -34,13 +34,13 @@ KVANT_INLINE void clear_tile(const DecodedTile &tile)
         tile.units()[tile.lane] = LEAST_UNIT;
 }
 
-/* Of a token: what is multiplied by the sums of signs, and by the numbers of the codes, in the unit
- * of both. */
+/* The factors of a token: for the sums of signs, and for the numbers of the codes. They convert
+ * both to a common unit. */
 struct SketchScale {
     float signs, numbers;
 };
 
-/* A lane's tokens, rows of the products: 16 k + lane / 4 + 8 h. */
+/* The factors of a lane's tokens, which are rows 16 k + lane / 4 + 8 h of the products. */
 struct SketchScales {
     SketchScale of[TILE_TOKENS / 16][2];
 
@@ -55,7 +55,7 @@ struct SketchScales {
     }
 };
 
-/* Signs of tokens 16 k.. as rows of an operand. */
+/* The signs of tokens 16 k.. as rows of an operand. */
 template <bool KEYS>
 KVANT_INLINE void sign_operand(const TileCodes<1, KEYS> &codes, int u, int k, uint32_t (&a)[4])
 {
@@ -66,8 +66,8 @@ KVANT_INLINE void sign_operand(const TileCodes<1, KEYS> &codes, int u, int k, ui
     }
 }
 
-/* A product's numbers for tokens 16 k.. and two neighbouring channels of the lane, added to what
- * the tile has there. */
+/* Adds a product's numbers, for tokens 16 k.. and two neighbouring channels of the lane, to the
+ * tile. */
 KVANT_INLINE void add_pair(const DecodedTile &tile, const SketchScales &scales, int k, int h,
                            int channel, float x, float y)
 {
@@ -122,7 +122,7 @@ __device__ __noinline__ void add_signs(const kvant_general &g, const DecodedTile
     }
 }
 
-/* Operand B: a Hadamard matrix of 16 rows. */
+/* Operand B: a 16 x 16 Hadamard matrix. */
 KVANT_INLINE void hadamard_operand(int lane, uint32_t (&b)[4])
 {
     unrolled_for (int i = 0; i < 4; i++) {
@@ -132,8 +132,8 @@ KVANT_INLINE void hadamard_operand(int lane, uint32_t (&b)[4])
     }
 }
 
-/* The same as add_signs with a Hadamard matrix of 16 BLOCKS rows: 16 channels by a product, blocks
- * of them by sums. A team of one warp. */
+/* The same as add_signs for a Hadamard matrix of 16 BLOCKS rows: products mix 16 channels, and sums
+ * mix blocks of 16 channels. A team of one warp. */
 template <bool KEYS, int BLOCKS>
 __device__ __noinline__ void add_hadamard(const kvant_general &g, const DecodedTile tile,
                                           const SketchScale own)
@@ -175,7 +175,7 @@ __device__ __noinline__ void add_hadamard(const kvant_general &g, const DecodedT
     }
 }
 
-/* A token's unit becomes one for both parts. */
+/* Adds the sketch to the numbers; a token's unit becomes a common unit for both. */
 template <bool KEYS> KVANT_INLINE void add_sketch(const kvant_general &g, const DecodedTile &tile)
 {
     tile.wait();

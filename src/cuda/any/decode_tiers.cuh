@@ -1,6 +1,6 @@
-/* decode_tiers.cuh - tiles of tiers of channels, whose codes stand in an order and rotations of a
- * page's own. Codes become operands, a product turns them back (halves.h), and channels find their
- * places when it is stored. */
+/* decode_tiers.cuh - tiles of tiers of channels. A page has its own order of channels, and each
+ * tier its own rotation. Codes become operands, a product rotates them back (halves.h), and
+ * channels are put into their places when they are stored. */
 #pragma once
 
 #include "decode_rotated.cuh"
@@ -8,14 +8,15 @@
 namespace kvant
 {
 
-/* Codes of a tier (chunk_place), a chunk each: pairs of codes in bytes j and j + 2 of a word, from
- * bit 4 on. */
+/* The codes of a tier (chunk_place), each a chunk: pairs of codes in bytes j and j + 2 of a word,
+ * from bit 4 on. */
 template <int BITS> struct TierCodes {
     static constexpr int FIRST = BITS >= 4 ? 4 : 2,
-                         REST = BITS - FIRST; /* planes of so many bits */
+                         REST = BITS - FIRST; /* bits of the first and of the second plane */
     int channels;
 
-    /* Tokens 16 k + row (j 0) and + 8 (j 1); channels 2 c and + 1. LOW: the lowest bit. */
+    /* For keys: tokens 16 k + row (j = 0) and 8 further (j = 1); channels 2 c and 2 c + 1. LOW: the
+     * lowest bit. */
     template <int P, int LOW>
     KVANT_INLINE static uint32_t keys(const uint32_t *plane, int c, int k, int row)
     {
@@ -31,7 +32,8 @@ template <int BITS> struct TierCodes {
         return x;
     }
 
-    /* Tokens 16 k + 2 pair and + 1 (j 0), and + 8 (j 1), of a channel. */
+    /* For values: tokens 16 k + 2 pair and the next one (j = 0), and 8 further (j = 1), of a
+     * channel. */
     KVANT_INLINE uint32_t values(const uint32_t *words, int channel, int k, int pair) const
     {
         if constexpr (FIRST == 4) {
@@ -40,7 +42,7 @@ template <int BITS> struct TierCodes {
                    (rotate_left(at[channels], 12 - 4 * k) & 0xf000f000u);
         }
         const uint32_t x = rotate_left(words[pair * channels + channel], 4 - 2 * k) & 0x30303030u;
-        if constexpr (REST > 0) { /* bits 0 and 4 belong to bits 6 and 14 */
+        if constexpr (REST > 0) { /* bits 0 and 4 go to bits 6 and 14 */
             const uint32_t high = words[2 * FIRST * channels + (pair >> 1) * channels + channel] >>
                                   (8 * (pair & 1) + k);
             return x | ((high & 0x00110011u) * 1088 & 0x40404040u);
@@ -49,8 +51,8 @@ template <int BITS> struct TierCodes {
     }
 };
 
-/* A channel for every place in the order of a page: outliers first. By a warp. D: head_dim where it
- * is known, of 32 channels each; else 0. */
+/* Finds the channel at every place in the page's order, in which outliers come first. Called by a
+ * warp. D: head_dim where it is a constant, a multiple of 32; otherwise 0. */
 template <int D>
 KVANT_INLINE void find_order(const kvant_general &g, const uint8_t *page, uint16_t *order, int lane)
 {
@@ -64,15 +66,15 @@ KVANT_INLINE void find_order(const kvant_general &g, const uint8_t *page, uint16
     __syncwarp();
 }
 
-/* Levels of two codes in bytes j and j + 2, times their tokens' scales. */
+/* The levels of two codes in bytes j and j + 2, times their tokens' scales. */
 KVANT_INLINE uint32_t scaled_levels(const float *levels, uint32_t codes, int j, float x, float y)
 {
     return pack_half2(__ldg(levels + (codes >> (8 * j + 4) & 15)) * x,
                       __ldg(levels + (codes >> (8 * j + 20) & 15)) * y);
 }
 
-/* Scales over the unit, of both tiers: of keys' tokens 8 n + lane / 4, of values' tokens 8 n + 2
- * (lane & 3) and + 1. */
+/* The scales of both tiers, divided by the unit. For keys of tokens 8 n + lane / 4; for values of
+ * tokens 8 n + 2 (lane & 3) and the next one. */
 struct TierScales {
     static constexpr int N = TILE_TOKENS / 8;
     float of[2][N][2];
@@ -98,7 +100,7 @@ struct TierScales {
     }
 };
 
-/* Codes 16 i.. of the page's order as operands B: columns are tokens. */
+/* Codes 16 i.. of the page's order as operands B, whose columns are tokens. */
 template <int LOW, bool KEYS>
 KVANT_INLINE void tier_operands(const kvant_general &g, const DecodedTile &tile,
                                 const TierScales &scales, int i, uint32_t (&b)[TierScales::N][2])
@@ -129,8 +131,8 @@ KVANT_INLINE void tier_operands(const kvant_general &g, const DecodedTile &tile,
     }
 }
 
-/* Columns 16 j.. and rows 16 i.. of the rotation, as operand A. Of head_dims that direct_tiers.cuh
- * has, keys' rotations lie transposed. */
+/* Columns 16 j.. and rows 16 i.. of the rotation, as operand A. For the head_dims of
+ * direct_tiers.cuh, keys' rotations are stored transposed. */
 template <bool KEYS>
 KVANT_INLINE void rotation_operand(const kvant_general &g, int j, int i, int lane, uint32_t (&a)[4])
 {

@@ -1,6 +1,6 @@
 /* decode_tile.cuh - a tile: 32 tokens of a page as fp16 numbers in shared memory, by a team of
- * warps. attention.cu multiplies tiles. read_any (rows.cuh) has the CPU's numbers bit by bit, for
- * decode.cu. */
+ * warps. attention.cu multiplies tiles. For decode.cu, read_any (rows.cuh) computes the CPU's
+ * numbers bit by bit. */
 #pragma once
 
 #include "decode_chunks.cuh"
@@ -12,7 +12,8 @@
 namespace kvant
 {
 
-/* What decoders read of a codec in shared memory: an AnyBook, or tables of chunks. */
+/* Bytes of the tables that decoders of a codec read in shared memory: an AnyBook, or tables of
+ * chunks. */
 __host__ __device__ inline int book_bytes(const kvant_cuda_codec &codec)
 {
     return AnyBook::bytes(codec) + small_table_bytes(codec.params, codec.general);
@@ -40,8 +41,8 @@ KVANT_INLINE float4 load_four(const uint8_t *page, int at, kvant_cuda_type type)
     return make_float4(low.x, low.y, high.x, high.y);
 }
 
-/* Rows of numbers. ROWS at a time, so that loads need not wait for each other; LOADS: of a lane,
- * for a row. */
+/* Copies rows of numbers, ROWS at a time, so that loads need not wait for each other. LOADS: loads
+ * of a lane per row. */
 template <int LOADS, int ROWS>
 KVANT_INLINE void copy_rows(const DecodedTile &tile, kvant_cuda_type type)
 {
@@ -97,7 +98,7 @@ KVANT_INLINE void decode_chunk_codes(const kvant_cuda_codec &codec, const AnyBoo
                                           : decode_chunks<4, KEYS>(g, entries, tile);
 }
 
-/* Codecs in the general form. */
+/* Decodes codecs in the general form. */
 template <bool KEYS>
 KVANT_INLINE void decode_family(const kvant_cuda_codec &codec, const AnyBook &book,
                                 const DecodedTile &tile)
@@ -125,7 +126,7 @@ KVANT_INLINE void decode_family(const kvant_cuda_codec &codec, const AnyBook &bo
         add_sketch<KEYS>(g, tile);
 }
 
-/* Of a sealed page. WITH: Decoders. */
+/* Decodes a tile of a sealed page. WITH: the kernel's Decoders. */
 template <bool KEYS, unsigned WITH>
 KVANT_INLINE void decode_tile(const kvant_cuda_codec &codec, const AnyBook &book,
                               const DecodedTile &tile)

@@ -1,8 +1,8 @@
 /* decode_trellis.cuh - tiles of trellis codes (format.md, "Trellis codes").
  *
- * Codes come into their places in the tile first. Then four lanes take a token, each a line of the
- * circle: the steps of one q of keys, of one l of values. A line's windows begin with the bits of
- * the line before. */
+ * First, codes are put in their places in the tile. Then four lanes decode a token, and each has a
+ * line of the circle: the steps of one q for keys, or of one l for values. The windows of a line
+ * begin with the bits of the line before. */
 #pragma once
 
 #include "decode_planes.cuh"
@@ -10,8 +10,8 @@
 namespace kvant
 {
 
-/* Two windows at once, in the halves of a register; M + 1 bits of each. Codes: 4 bits in each half.
- * Returns twice the levels' numbers, the places of fp16 levels. */
+/* Two windows of M + 1 bits at once, in the halves of a register. Codes: 4 bits in each half.
+ * Returns twice the numbers of the levels, which are the offsets of fp16 levels. */
 template <int M> KVANT_INLINE uint32_t places_of_levels(uint32_t windows, uint32_t codes)
 {
     /* bit k of z, shifted to bit k + 1: taps are bits of the window */
@@ -31,12 +31,12 @@ template <int M> KVANT_INLINE uint32_t places_of_levels(uint32_t windows, uint32
     return bit_select<0x000e000eu>(z, codes << 3 & 0x00700070u);
 }
 
-/* What lanes do with the tokens of a tile. */
+/* The state of a lane that decodes tokens of a tile. */
 struct TrellisLines {
     const DecodedTile &tile;
     const uint16_t *levels; /* whole numbers, fp16, in shared memory */
     int token, line;
-    float scale; /* of a level, over the token's unit */
+    float scale; /* the scale of a level, divided by the token's unit */
 
     KVANT_INLINE uint32_t *words() const
     {
@@ -56,27 +56,28 @@ struct TrellisLines {
         return pack_half2(number(places & 0xffffu), number(places >> 16));
     }
 
-    /* The lane of the same token that has another line. */
+    /* The value of x in the lane of the same token that has the line `other`. */
     KVANT_INLINE uint32_t of_line(uint32_t x, int other) const
     {
         return __shfl_sync(FULL, x, (tile.lane & ~3) | (other & 3));
     }
 };
 
-/* Bits, and n more. No window has more than 13. */
+/* Appends n bits. No window has more than 13. */
 KVANT_INLINE uint32_t append_bits(uint32_t bits, int n, uint32_t more)
 {
     return n < 16 ? bits << n | more : more;
 }
 
-/* The trellis bits of two codes, and of those before them. */
+/* Shifts the trellis bits of two codes into their windows. */
 KVANT_INLINE uint32_t next_windows(uint32_t windows, uint32_t codes)
 {
     return bit_select<0xfffefffeu>(windows << 1, codes);
 }
 
-/* WIDE: column tiles of a word of the first plane. Runs of steps: of a half of the columns' tiles,
- * of a tile of the word, of an even or odd channel; the last two are halves of a register. */
+/* WIDE: column tiles of a word of the first plane. There is a run of steps for each half of the
+ * columns' tiles, each tile of the word, and even or odd channels. The even and the odd runs are
+ * the halves of a register. */
 template <int M, int WIDE> KVANT_INLINE void decode_key_line(const TrellisLines &lane)
 {
     const int tiles = lane.tile.d / 16;
@@ -90,7 +91,7 @@ template <int M, int WIDE> KVANT_INLINE void decode_key_line(const TrellisLines 
                         use(words[8 * (ct + i) + 4 * half], i, half);
     };
     auto in_order =
-        [&](auto &&use) { /* use(tile of the word, half, shift, steps) of the line's runs */
+        [&](auto &&use) { /* use(tile of the word, half, shift, steps) for the line's runs */
                           unrolled_for (int odd = 0; odd < 2; odd++)
                               unrolled_for (int i = 0; i < WIDE; i++)
                                   unrolled_for (int half = 0; half < 2; half++)
@@ -115,7 +116,7 @@ template <int M, int WIDE> KVANT_INLINE void decode_key_line(const TrellisLines 
     });
 }
 
-/* Trellis bits of the codes of 8 channels, the first one's the highest. */
+/* The trellis bits of the codes of 8 channels; the first code's bit is the highest. */
 KVANT_INLINE uint32_t byte_of(const uint4 &codes)
 {
     const uint32_t ones = 0x00010001u;
@@ -125,7 +126,7 @@ KVANT_INLINE uint32_t byte_of(const uint4 &codes)
     return (bits << 1 | bits >> 16) & 0xffu;
 }
 
-/* Runs of 8 steps: row tiles 4 g + line, their first halves, then their second ones. */
+/* Runs of 8 steps: row tiles 4 g + line, first their first halves, then their second halves. */
 template <int M> KVANT_INLINE void decode_value_line(const TrellisLines &lane)
 {
     const int tiles = lane.tile.d / 16, runs = max((tiles - lane.line + 3) / 4, 0);
@@ -149,7 +150,7 @@ template <int M> KVANT_INLINE void decode_value_line(const TrellisLines &lane)
         }
 }
 
-/* WIDE 0: values. */
+/* WIDE 0 means values. */
 template <int M, int WIDE>
 __device__ __noinline__ void decode_lines(int metadata, float step, const uint16_t *levels,
                                           const DecodedTile tile)

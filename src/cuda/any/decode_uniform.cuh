@@ -1,8 +1,9 @@
-/* decode_uniform.cuh - tiles of uniform codes, of any groups: a code times a scale plus a zero
- * point. Both are halves in the unit of a token or of 16 tokens; codes are multiplied in pairs.
+/* decode_uniform.cuh - tiles of uniform codes in any groups. A number is a code times a scale plus
+ * a zero point. Both are halves in the unit of a token or of 16 tokens, and codes are multiplied in
+ * pairs.
  *
- * With a scale per token that happens to operands, as they are read. Groups have their codes put
- * into the tile first: then a lane takes a token, or channels. */
+ * With a scale per token, operands are multiplied as they are read. Codes with groups are put into
+ * the tile first; then a lane processes a token, or channels. */
 #pragma once
 
 #include "decode_planes.cuh"
@@ -11,11 +12,13 @@
 namespace kvant
 {
 
-/* A scale and a zero point, as halves, that turn a code x 2^-24 into a number over the unit. */
+/* The factors that make a stored scale and zero point, as halves, turn a code x 2^-24 into a number
+ * divided by the unit. */
 struct ToUnit {
-    float scale, zero; /* what stored ones are multiplied by */
+    float scale, zero; /* factors for stored scales, and for stored zero points */
 
-    /* 2^e is above the scale, and 2^(e + 23) above the zero point. The unit is 2^(e + 9). */
+    /* Sets the factors and returns the unit, 2^(e + 9). 2^e is above the scale, and 2^(e + 23) is
+     * above the zero point. */
     KVANT_INLINE float set(float top)
     {
         const int e = max((__float_as_int(top) >> 23) - 126, -24);
@@ -36,18 +39,18 @@ KVANT_INLINE uint32_t multiply_add(uint32_t a, uint32_t b, uint32_t c)
 struct UniformLine {
     float scale, zero;
 
-    /* What ToUnit::set takes. */
+    /* The argument of ToUnit::set. */
     KVANT_INLINE float top() const
     {
         return fmaxf(fabsf(scale), fabsf(zero) * 0x1p-23f);
     }
 };
 
-/* What decoders of uniform codes read of a codec. */
+/* The data of a codec that decoders of uniform codes read. */
 struct UniformCodes {
-    int metadata, n_scales; /* no scales: no zero points */
+    int metadata, n_scales; /* n_scales 0: no zero points are stored */
     int group, per_channel, hybrid;
-    float offset; /* times the scale: in place of a zero point */
+    float offset; /* the zero point is the scale times offset if none is stored */
 
     KVANT_INLINE UniformCodes(const kvant_general &g)
         : metadata((int)g.metadata),
@@ -57,7 +60,7 @@ struct UniformCodes {
     {
     }
 
-    /* As general_line_of. */
+    /* Computes a line like general_line_of. */
     KVANT_INLINE UniformLine line(uint32_t scale, uint32_t zero) const
     {
         const float size =
@@ -79,7 +82,7 @@ struct UniformCodes {
     }
 };
 
-/* One scale per token. */
+/* Decodes codes with one scale per token. */
 template <int BITS, bool KEYS>
 __device__ __noinline__ void decode_uniform(const UniformCodes code, const DecodedTile tile)
 {
@@ -92,7 +95,8 @@ __device__ __noinline__ void decode_uniform(const UniformCodes code, const Decod
     if (tile.rank == 0)
         tile.units()[tile.lane] = unit;
     uint32_t scale[N][2],
-        /* of two columns of the operand; halves of its rows of keys, of its columns of values */
+        /* for two columns of the operand; the halves belong to its rows for keys, to its columns
+         * for values */
         zero[N][2];
     unrolled_for (int k = 0; k < N; k++)
         unrolled_for (int h = 0; h < 2; h++) {
@@ -112,7 +116,8 @@ KVANT_INLINE void scale_pairs(uint4 &codes, uint32_t scale, uint32_t zero)
                        multiply_add(codes.z, scale, zero), multiply_add(codes.w, scale, zero));
 }
 
-/* A scale for every `group` channels of a token, a multiple of 8: a lane takes a token. */
+/* Scales codes with a scale for every `group` channels of a token, a multiple of 8. A lane
+ * processes a token. */
 __device__ static __noinline__ void scale_tokens(const UniformCodes code, const DecodedTile tile)
 {
     const bool valid = tile.lane < tile.valid;
@@ -140,7 +145,8 @@ __device__ static __noinline__ void scale_tokens(const UniformCodes code, const 
     }
 }
 
-/* A scale for every `group` tokens of a channel, a multiple of 16: a lane takes four channels. */
+/* Scales codes with a scale for every `group` tokens of a channel, a multiple of 16. A lane
+ * processes four channels. */
 __device__ static __noinline__ void scale_channels(const UniformCodes code, const DecodedTile tile)
 {
     const uint16_t *scales = code.scales(tile.page);
@@ -200,7 +206,7 @@ KVANT_INLINE void decode_uniform_codes(const kvant_general &g, const DecodedTile
                                : scale_tokens(UniformCodes(g), tile);
 }
 
-/* Adds to each token its centroid, and takes a unit for both. */
+/* Adds its centroid to each token, in a common unit. */
 __device__ static __noinline__ void add_wide_centroids(const kvant_general &g,
                                                        const DecodedTile tile)
 {
@@ -232,7 +238,7 @@ __device__ static __noinline__ void add_wide_centroids(const kvant_general &g,
     }
 }
 
-/* The same of up to 128 channels, by one warp: a lane knows a token's centroid and unit, and adds
+/* The same for up to 128 channels and one warp: a lane knows a token's centroid and unit, and adds
  * four channels. */
 __device__ static __noinline__ void add_narrow_centroids(const kvant_general &g,
                                                          const DecodedTile tile)

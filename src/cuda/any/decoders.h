@@ -1,5 +1,5 @@
-/* decoders.h - which decoders of tiles a codec needs. A kernel has few of them: one that needs many
- * registers would keep attention's sums in memory for all. */
+/* decoders.h - which decoders of tiles a codec needs. A kernel contains few decoders, because one
+ * that needs many registers would force attention's sums into memory for all codecs. */
 #pragma once
 
 #include "../params.h"
@@ -7,15 +7,15 @@
 namespace kvant
 {
 
-/* What a kernel can decode, or'd. */
+/* The sets of codes that a kernel can decode, as bits. */
 enum Decoders : unsigned {
-    PLAIN = 0,  /* open pages; a code per channel and a scale per token */
+    PLAIN = 0,  /* open pages, and pages with a code per channel and a scale per token */
     GROUPS = 1, /* scales of groups */
     TRELLISES = 2,
     CHUNKS = 4,   /* codes of several channels */
-    FAMILIES = 8, /* what else the general form has */
+    FAMILIES = 8, /* everything else that the general form has */
     ALL_DECODERS = 15,
-    CENTROIDS = 16 /* uniform codes beside a centroid: in ALL_DECODERS, too */
+    CENTROIDS = 16 /* uniform codes with a centroid; also part of ALL_DECODERS */
 };
 
 __host__ __device__ inline bool has_groups(const kvant_general &g)

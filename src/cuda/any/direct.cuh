@@ -1,16 +1,17 @@
-/* direct.cuh - attention whose codes become operands of mma.m16n8k16 in registers, for families of
- * papers and raw rows; of head_dims 64 and 128, keys and values of one family.
+/* direct.cuh - attention that turns codes into operands of mma.m16n8k16 in registers. It serves the
+ * papers' families and raw rows, with head_dim 64 or 128 and keys and values of one family.
  *
- * A thread block takes up to 8 query rows of one kv head and all pages that they see, or one of
- * several equal parts, as in attention.cuh. Each warp has pages of its own, in shared memory: keys
- * come while values before them are multiplied, and the other way round. A family F (direct_*.cuh)
- * says what codes mean:
+ * As in attention.cuh, a thread block processes up to 8 query rows of one kv head, and all pages
+ * that they see or one of several equal parts of them. Each warp has its own pages in shared
+ * memory. Keys are copied while the values before them are multiplied, and values while keys are
+ * multiplied. A family F (direct_*.cuh) defines the meaning of codes:
  *
  *     keys            scores of a step's tokens, with the keys' scales
  *     value_scales    of a token; weights are multiplied by them over the token's unit
  *     values          adds weights times codes to sums
  *
- * Rotations of its own a family moves to the queries (prepare) and to the sums (end). */
+ * A family that rotates rows itself applies its rotation to the queries (prepare) and to the sums
+ * (end). */
 #pragma once
 
 #include "block.cuh"
@@ -24,11 +25,11 @@
 namespace kvant
 {
 
-/* A step: some tokens of a page that a warp takes at once. Neighbouring warps take neighbouring
- * steps, so that a page is read at once. */
+/* A step: the tokens of a page that a warp processes at once. Neighbouring warps process
+ * neighbouring steps, so that a page is read at one time. */
 struct DirectStep {
-    int at;              /* among those of the block */
-    int32_t entry, next; /* of its page, and of the warp's next step's */
+    int at;              /* index among the block's steps */
+    int32_t entry, next; /* table entries of its page, and of the page of the warp's next step */
 };
 
 template <class T, int N, int M> KVANT_INLINE T (&flat(T (&x)[N][M]))[N * M]
@@ -36,8 +37,8 @@ template <class T, int N, int M> KVANT_INLINE T (&flat(T (&x)[N][M]))[N * M]
     return reinterpret_cast<T(&)[N * M]>(x);
 }
 
-/* Shared memory: AnyRows, tables, queries, results; for each warp what its family keeps there, keys
- * and values. Sums take their place in the end. */
+/* Shared memory of a block: AnyRows, tables, queries, results; then, for each warp, the family's
+ * own data, keys and values. At the end, sums take the place of keys and values. */
 template <class F>
 __host__ __device__ AnyPlaces direct_places(uint32_t k_bytes, uint32_t v_bytes, int warps)
 {
@@ -77,7 +78,7 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
         return B::memory + B::places.scratch + B::warp * B::places.scratch_bytes;
     }
 
-    /* Where a role's step waits. */
+    /* The memory for a step of a role. */
     KVANT_INLINE uint8_t *stage(bool values) const
     {
         return own() + F::EXTRA_BYTES + (values ? F::stage_bytes(B::p.k.bytes) : 0);
@@ -97,7 +98,7 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
         return B::work.first_page + at / STEPS;
     }
 
-    /* Its place in the table. */
+    /* The page table's entry for a step. */
     KVANT_INLINE int32_t entry_at(int at) const
     {
         const int page = page_at(at);
@@ -111,7 +112,7 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
         return DirectStep{ step.at + B::warps, step.next, entry_at(step.at + 2 * B::warps) };
     }
 
-    /* The first token of a step in its page; in the sequence. */
+    /* The first token of a step, in its page and in the sequence. */
     KVANT_INLINE static int first_of(const DirectStep &step)
     {
         return step.at % STEPS * TOKENS;
@@ -121,7 +122,7 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
         return page_at(step.at) * PAGE_TOKENS + first_of(step);
     }
 
-    /* Tokens of a step that are there. */
+    /* The number of a step's tokens that exist. */
     KVANT_INLINE int tokens_of(const DirectStep &step) const
     {
         return step.entry == KVANT_CUDA_NO_BLOCK ? 0
@@ -139,7 +140,7 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
         return reinterpret_cast<uint64_t *>(own())[values];
     }
 
-    /* A copy for each row. */
+    /* Starts a copy for each row. */
     KVANT_INLINE void ask_in_bulk(bool values, const DirectStep &step, int tokens) const
     {
         if (tokens > 0 && tokens < TOKENS) {
@@ -168,7 +169,7 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
         end_copies();
     }
 
-    /* The warp's first pages. */
+    /* Starts copying the warp's first pages. */
     KVANT_INLINE void begin()
     {
         if (BULK && lane == 0) {
@@ -181,7 +182,7 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
         ask_for(true, step);
     }
 
-    /* The older of two. */
+    /* Waits for the older of two copies. */
     KVANT_INLINE void wait()
     {
         if constexpr (BULK)
@@ -190,7 +191,7 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
         __syncwarp();
     }
 
-    /* As AnyAttention::raise. */
+    /* The same as AnyAttention::raise. */
     KVANT_INLINE void raise(const float (&s)[N][4])
     {
         float top[2];
@@ -214,8 +215,8 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
         family.shrink(shrink);
     }
 
-    /* A power of two above a row of an open page; its weights over the unit have to stay fp16. By
-     * four lanes. */
+    /* A power of two above all numbers of a row of an open page, because weights divided by the
+     * unit have to stay within fp16. Computed by four lanes. */
     KVANT_INLINE float open_unit(const uint8_t *page, int token) const
     {
         const uint32_t *row = reinterpret_cast<const uint32_t *>(page) + token * (D / 2);
@@ -231,8 +232,8 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
         return fmaxf(power_above(largest), 0x1p-7f);
     }
 
-    /* Of the values of tokens 16 k + 8 r + row. What is rare stands in loops, here and below: the
-     * code of a page has to be short. */
+    /* The units of the values of tokens 16 k + 8 r + row. Rare work is done in loops, here and
+     * below, because the code per page has to be short. */
     KVANT_INLINE void find_units(int valid, float (&units)[N][2]) const
     {
         unrolled_for (int k = 0; k < N; k++)
@@ -253,7 +254,8 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
                             open_unit(page_of(true, step.entry), first_of(step) + 8 * n + at.row));
     }
 
-    /* What a problem changes of scores. first: the step's first token in the sequence. */
+    /* Applies the problem's changes to scores: softcap, mask, ALiBi. first: the step's first token
+     * in the sequence. */
     KVANT_INLINE void change(float (&s)[N][4], int first) const
     {
 #pragma unroll 1
@@ -265,7 +267,7 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
         }
     }
 
-    /* Scores to weights over the units of their values, as operands. */
+    /* Computes weights from scores, divided by the units of their values, as operands. */
     KVANT_INLINE void weigh(float (&s)[N][4], int first, int valid, bool special,
                             uint32_t (&w)[F::WEIGHTS][N][2])
     {
@@ -299,7 +301,7 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
             }
     }
 
-    /* Scores of fp16 rows. */
+    /* Computes scores of fp16 rows. */
     KVANT_INLINE void open_keys(const uint8_t *page, int first, float (&s)[N][4]) const
     {
         unrolled_for (int k = 0; k < N; k++)
@@ -323,7 +325,7 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
         }
     }
 
-    /* Sums of fp16 rows. Those that are not there count as 0. */
+    /* Adds weighted fp16 rows to sums. Rows that do not exist count as 0. */
     KVANT_INLINE void open_values(const uint8_t *page, int first, int valid,
                                   const uint32_t (&w)[F::WEIGHTS][N][2])
     {
@@ -392,7 +394,7 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
         wait_for_copies<0>();
     }
 
-    /* Adds the warps' sums, [channel][row] each, to results. */
+    /* Adds the sums of the warps, [channel][row] each, to the results. */
     KVANT_INLINE void add_warps()
     {
         unrolled_for (int h = 0; h < 2; h++) {

@@ -1,5 +1,5 @@
-/* direct.h - which pairs of codecs kernels of direct.cuh serve. Each family has a source file of
- * its own. */
+/* direct.h - the pairs of codecs that kernels of direct.cuh serve. Each family has its own source
+ * file. */
 #pragma once
 
 #include "../attention/attention.h"
@@ -7,15 +7,16 @@
 namespace kvant
 {
 
-/* kernel NULL: none. */
+/* A kernel of direct.cuh; kernel NULL: none. */
 struct DirectKernel {
-    const void *kernel; /* takes AnyAttentionArgs */
+    const void *kernel; /* its argument is AnyAttentionArgs */
     int (*shared_bytes)(uint32_t k_bytes, uint32_t v_bytes, int warps);
 };
 
-constexpr int DIRECT_WARPS = 8, DIRECT_ROWS = 8; /* of a thread block, at most; rows of queries */
+/* the most warps and query rows of a thread block */
+constexpr int DIRECT_WARPS = 8, DIRECT_ROWS = 8;
 
-/* Of this family and head_dim, both roles' codecs. */
+/* The kernel for the family and head_dim of g, which both roles have. */
 DirectKernel direct_sketch(const kvant_general &g);
 DirectKernel direct_tiers(const kvant_general &g);
 DirectKernel direct_polar(const kvant_general &g);

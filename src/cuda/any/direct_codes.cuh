@@ -1,4 +1,5 @@
-/* direct_codes.cuh - codes in pages to numbers in registers: what families of direct.cuh share. */
+/* direct_codes.cuh - unpacks the codes of pages to numbers in registers. The families of direct.cuh
+ * share it. */
 #pragma once
 
 #include "decode_planes.cuh"
@@ -14,15 +15,15 @@ struct DirectLane {
     {
     }
 
-    /* Words of four row tiles lie together: rows take the tiles in turns of their own, so that
-     * lanes read from different banks. */
+    /* The tile that a row reads at step `tile`. The words of four row tiles lie together, and rows
+     * read the tiles in different orders, so that lanes read from different banks. */
     KVANT_INLINE int own_tile(int tile) const
     {
         return (tile & ~3) | (tile + (row >> 1) & 3);
     }
 };
 
-/* Fields of 2^log bits, four in each half of a word, to nibbles. */
+/* Spreads fields of 2^log bits, four in each half of a word, to nibbles. */
 KVANT_INLINE uint32_t spread(int log, uint32_t x)
 {
     if (log == 2)
@@ -35,8 +36,8 @@ KVANT_INLINE uint32_t spread(int log, uint32_t x)
     return (x | x << 3) & 0x11111111u;
 }
 
-/* Codes of the four registers of operand (rt, ct), as `lane` would have them: nibble q of each
- * half. Head_dim is 16 TILES. */
+/* The codes of the four registers of operand (rt, ct) for lane `lane`: nibble q of each half.
+ * head_dim is 16 TILES. */
 template <int BITS, bool KEYS, int TILES>
 KVANT_INLINE uint32_t nibbles(const uint32_t *words, int rt, int ct, int lane)
 {
@@ -51,25 +52,26 @@ KVANT_INLINE uint32_t nibbles(const uint32_t *words, int rt, int ct, int lane)
     return codes;
 }
 
-/* Levels of pairs of codes as halves, in shared memory. Entries stand in COPIES, so that lanes use
- * different banks; a pair's place is a product of bytes, whose upper halves are codes. */
+/* The levels of pairs of codes, as halves in shared memory. There are COPIES of each entry, so that
+ * lanes use different banks. The offset of a pair is computed by a product of bytes whose upper
+ * halves are codes. */
 template <int BITS, int COPIES> struct PairBook {
     static constexpr int STRIDE = COPIES / 4, BYTES = 4 * COPIES << 2 * BITS;
     static_assert(STRIDE << BITS < 256, "factors are bytes");
-    uint32_t at; /* of the lane's copy */
+    uint32_t at; /* offset of the lane's copy */
 
     KVANT_INLINE PairBook(const void *memory, int lane)
         : at(shared_address(memory) + 4 * (lane & (COPIES - 1)))
     {
     }
 
-    /* Of codes in bytes j and j + 2. */
+    /* Looks up the codes in bytes j and j + 2. */
     KVANT_INLINE uint32_t look_up(uint32_t bytes, int j) const
     {
         return look_up_word(__dp4a(bytes, (STRIDE | (uint32_t)STRIDE << BITS << 16) << 8 * j, at));
     }
 
-    /* Registers of an operand, of nibbles. */
+    /* Computes the registers of an operand from nibbles. */
     KVANT_INLINE void operand(uint32_t codes, uint32_t (&a)[4]) const
     {
         const uint32_t even = codes << 4 & 0xf0f0f0f0u, odd = codes & 0xf0f0f0f0u;
@@ -109,16 +111,17 @@ KVANT_INLINE float stored_half(const uint8_t *page, int byte, int at)
     return __half2float(__ushort_as_half(reinterpret_cast<const uint16_t *>(page + byte)[at]));
 }
 
-/* What most families do: pages are copied as they are, and there is nothing to turn. */
+/* The functions of most families: pages are copied without change, and no rotation has to be
+ * applied. */
 struct DirectFamily {
-    static constexpr int ROW_BYTES = 0; /* of raw rows, which may be copied one by one */
+    static constexpr int ROW_BYTES = 0; /* bytes of raw rows, which may be copied one by one */
 
     __host__ __device__ static int stage_bytes(uint32_t page_bytes)
     {
         return (int)(page_bytes + 15) / 16 * 16;
     }
 
-    /* Part `part` of a page, of which `tokens` are there. */
+    /* Copies part `part` of a page, of which `tokens` exist. */
     KVANT_INLINE static void copy(uint32_t to, const uint8_t *page, uint32_t bytes, int part,
                                   int tokens, int lane)
     {
@@ -128,7 +131,8 @@ struct DirectFamily {
             copy_or_clear(to + at, page + at, true);
     }
 
-    /* Of a block: more forms of the queries; row n of the results. */
+    /* prepare makes further forms of the block's queries; turn_back rotates row n of the results
+     * back. */
     template <class A> KVANT_INLINE static void prepare(A &)
     {
     }
@@ -137,14 +141,14 @@ struct DirectFamily {
     {
     }
 
-    /* Which channels the lane's row of sums i has: a column tile. */
+    /* The column tile whose channels are in the lane's row of sums i. */
     KVANT_INLINE static int tile_of(const DirectLane &, int i)
     {
         return i;
     }
 };
 
-/* x[k], of an array in registers. */
+/* x[k] of an array in registers, for an index that is no constant. */
 template <class T, int N> KVANT_INLINE T element(const T (&x)[N], int k)
 {
     T found = x[0];
@@ -159,7 +163,7 @@ template <class T, int N> KVANT_INLINE void put_element(T (&x)[N], int k, const 
         x[i] = i == k ? own : x[i];
 }
 
-/* x[k] of rows. */
+/* Sets the rows x[k]. */
 template <int N, int M> KVANT_INLINE void put_row(float (&x)[N][M], int k, const float (&own)[M])
 {
     unrolled_for (int i = 0; i < N; i++)
@@ -167,7 +171,7 @@ template <int N, int M> KVANT_INLINE void put_row(float (&x)[N][M], int k, const
             x[i][j] = i == k ? own[j] : x[i][j];
 }
 
-/* Sums of a family whose channels stay where they are. TILES: of 16 channels. */
+/* The sums of a family whose channels keep their places. TILES: tiles of 16 channels. */
 template <int TILES> struct DirectSums : DirectFamily {
     float o[TILES][4];
 
@@ -188,7 +192,7 @@ template <int TILES> struct DirectSums : DirectFamily {
             o[i][k] += x[k];
     }
 
-    /* To [channel][8 rows] of family F. */
+    /* Stores sums as [channel][8 rows] of family F. */
     template <class F> KVANT_INLINE void leave_as(const DirectLane &at, float *to) const
     {
         unrolled_for (int i = 0; i < TILES; i++)

@@ -1,9 +1,9 @@
-/* direct_polar.cuh - polar codes for direct.cuh: a number is a product of a cosine or a sine for
- * each list of the tree, times the row's scale, which stays outside.
+/* direct_polar.cuh - polar codes for direct.cuh. A number is the product of a cosine or a sine for
+ * each list of the tree. The row's scale multiplies the sums.
  *
- * Four lanes share two tokens. A lane has channels 4 pair .. + 3 of every block of 16, so it reads
- * each angle of list 0 once; what is above list 3 all four lanes compute. Values are decoded as
- * keys are, then transposed. */
+ * Four lanes share two tokens. A lane has channels 4 pair .. 4 pair + 3 of every block of 16, so it
+ * reads each angle of list 0 once. All four lanes compute the lists above list 3. Values are
+ * decoded like keys, and then transposed. */
 #pragma once
 
 #include "direct_codes.cuh"
@@ -11,7 +11,7 @@
 namespace kvant
 {
 
-/* Both halves: half i of x. */
+/* Half i of x, in both halves. */
 KVANT_INLINE uint32_t both_halves(uint32_t x, int i)
 {
     return prmt(x, x, i ? 0x3232 : 0x1010);
@@ -25,8 +25,8 @@ template <int HEAD_DIM, int BITS> struct PolarCodes : DirectSums<HEAD_DIM / 16> 
     const float root;
     const int metadata[2];
     const uint32_t books, second,
-        /* of the lane: cosine and sine as halves, 16 entries for every lane; of lists 2 and 3 what
-         * it needs */
+        /* addresses for the lane: cosine and sine as halves, 16 entries for every lane; for lists 2
+         * and 3 only the lane's half */
         third;
 
     KVANT_INLINE PolarCodes(const kvant_general &k, const kvant_general &v, const uint8_t *books_,
@@ -37,8 +37,8 @@ template <int HEAD_DIM, int BITS> struct PolarCodes : DirectSums<HEAD_DIM / 16> 
     {
     }
 
-    /* Keys and values have the same; head_dim is a power of two, so that the last pair of a list is
-     * like the others. */
+    /* Keys and values have the same tables. head_dim is a power of two, so the last pair of a list
+     * is like all pairs. */
     KVANT_INLINE static void load_books(const kvant_general &k, const kvant_general &,
                                         uint8_t *books, int thread, int threads)
     {
@@ -54,13 +54,14 @@ template <int HEAD_DIM, int BITS> struct PolarCodes : DirectSums<HEAD_DIM / 16> 
         return channel;
     }
 
-    /* Columns 2 pair, + 1, + 8 and + 9 of an operand are four neighbours. */
+    /* The channel of a column: columns 2 pair, + 1, + 8 and + 9 of an operand are four
+     * neighbours. */
     KVANT_INLINE static int column(int c)
     {
         return 4 * (c >> 1 & 3) + 2 * (c >> 3) + (c & 1);
     }
 
-    /* Where the angle in nibble n of a word has its cosine. */
+    /* The address of the cosine for the angle in nibble n of a word. */
     KVANT_INLINE uint32_t angle(int list, uint32_t word, int n, uint32_t from) const
     {
         return __dp4a((n & 1 ? word : word << 4) & 0xf0f0f0f0u, 8u << 8 * (n >> 1), from) +
@@ -72,18 +73,18 @@ template <int HEAD_DIM, int BITS> struct PolarCodes : DirectSums<HEAD_DIM / 16> 
         return look_up_word(angle(list, word, n, books));
     }
 
-    /* The cosine, or the sine in odd nodes of the list's half of the tree that the lane is in. */
+    /* The cosine, or the sine in odd nodes: the half of the list's tree that the lane is in. */
     KVANT_INLINE uint32_t one(int list, uint32_t word, int n) const
     {
         return look_up_half(angle(list, word, n, list == 3 ? third : second));
     }
 
-    /* A token's numbers: 4 of each block of 16 channels, as pairs of halves. code(list, i, n): the
-     * word that has code i of the list, as the lane needs it, in nibble n. Numbers are 16 times too
-     * large, so that few are subnormal. */
+    /* Computes a token's numbers: 4 of each block of 16 channels, as pairs of halves. code(list, i,
+     * n): the word that has the lane's code i of the list, in nibble n. The numbers are 16 times
+     * too large, so that few of them are subnormal. */
     template <class C, class F> KVANT_INLINE void numbers(C &&code, F &&use) const
     {
-        uint32_t r[T / 2] = { 0x4c00u }; /* of pairs of nodes; the root is 16 */
+        uint32_t r[T / 2] = { 0x4c00u }; /* radii of pairs of nodes; the root is 16 */
         int n, m;
         unrolled_for (int list = LISTS - 1; list >= 4; list--)
             unrolled_for (int i = T / 2 - 1; i >= 0; i--)
@@ -108,8 +109,8 @@ template <int HEAD_DIM, int BITS> struct PolarCodes : DirectSums<HEAD_DIM / 16> 
         }
     }
 
-    /* Operands of 16 tokens, [block][register], of tokens as rows. code(list, i, b, n): of token
-     * row + 8 b. */
+    /* Computes operands of 16 tokens, [block][register], with tokens as rows. code(list, i, b, n)
+     * is for token row + 8 b. */
     template <class C> KVANT_INLINE void operands(C &&code, uint32_t (&a)[T][4]) const
     {
         unrolled_for (int b = 0; b < 2; b++)
@@ -117,7 +118,7 @@ template <int HEAD_DIM, int BITS> struct PolarCodes : DirectSums<HEAD_DIM / 16> 
                     [&](int h, const uint32_t(&x)[2]) { a[h][b] = x[0], a[h][2 + b] = x[1]; });
     }
 
-    /* The part of a code's number that lanes share; list 0 has two codes of a lane for each
+    /* The part of a code's index that is equal for all lanes. In list 0 a lane has two codes per
      * block. */
     KVANT_INLINE static int shared_part(int list, int i)
     {
@@ -139,8 +140,8 @@ template <int HEAD_DIM, int BITS> struct PolarCodes : DirectSums<HEAD_DIM / 16> 
             float sum[4] = {}, scaled[4];
             operands(
                 [&](int list, int i, int b, int &n) {
-                    /* code c of operand c / 16: nibble 4 (c & 1) + b + 2 (c >> 3 & 1) of lane c / 2
-                     * of the four. The lane's part of c moves words or bits by the same for all
+                    /* code c of operand c / 16 is in nibble 4 (c & 1) + b + 2 (c >> 3 & 1) of lane
+                     * c / 2. The lane's part of c moves words or bits by the same distance for all
                      * i. */
                     const int fixed = shared_part(list, i),
                               lane_part = list == 0   ? at.pair
@@ -189,8 +190,8 @@ template <int HEAD_DIM, int BITS> struct PolarCodes : DirectSums<HEAD_DIM / 16> 
                     b[j] = i == k ? w[0][i][j] : b[j];
             operands(
                 [&](int list, int i, int bit, int &n) {
-                    /* code c of operand c / 16: nibble (c >> 3 & 1) + 2 bit of row c & 7, column
-                     * row. */
+                    /* code c of operand c / 16 is in nibble (c >> 3 & 1) + 2 bit of row c & 7 and
+                     * column row. */
                     const int fixed = shared_part(list, i), lane_part = list == 0   ? 2 * at.pair
                                                                         : list == 1 ? at.pair
                                                                         : list == 2 ? at.pair >> 1

@@ -1,5 +1,5 @@
-/* direct_rows.cuh - raw rows of 16 bits for direct.cuh. bf16 rows meet queries and weights as two
- * bf16 numbers each, so that these lose nothing. */
+/* direct_rows.cuh - raw rows of 16 bits for direct.cuh. With bf16 rows, queries and weights are
+ * split into two bf16 numbers each, so that they lose no precision. */
 #pragma once
 
 #include "direct_codes.cuh"
@@ -36,7 +36,7 @@ template <int HEAD_DIM, bool BF16> struct RawRows : DirectSums<HEAD_DIM / 16> {
         return 16 * STRIDE * 2;
     }
 
-    /* Rows that are not there become 0. */
+    /* Rows that do not exist become 0. */
     KVANT_INLINE static void copy(uint32_t to, const uint8_t *page, uint32_t, int part, int tokens,
                                   int lane)
     {
@@ -49,14 +49,14 @@ template <int HEAD_DIM, bool BF16> struct RawRows : DirectSums<HEAD_DIM / 16> {
         }
     }
 
-    /* Rows from `tokens` on, of a step. */
+    /* Clears rows from `tokens` on of a step. */
     KVANT_INLINE static void clear(uint8_t *to, int tokens, int lane)
     {
         for (int i = lane; i < (16 - tokens) * STRIDE / 8; i += 32)
             reinterpret_cast<uint4 *>(to + tokens * STRIDE * 2)[i] = uint4{};
     }
 
-    /* Behind the queries as halves: their parts as bf16. */
+    /* Appends the queries' parts as bf16 to the queries as halves. */
     template <class A> KVANT_INLINE static void prepare(A &a)
     {
         if constexpr (BF16)

@@ -1,5 +1,5 @@
-/* direct_sketch.cuh - codebooks with a sketch of what codes leave, for direct.cuh: <q, y> is scale
- * <q, levels> + norm <S q, signs>, and sums of signs are turned back once, at the end. */
+/* direct_sketch.cuh - codebooks with a sketch of the codes' residual, for direct.cuh: <q, y> is
+ * scale <q, levels> + norm <S q, signs>. Sums of signs are projected back once, at the end. */
 #pragma once
 
 #include "direct_codes.cuh"
@@ -9,7 +9,7 @@ namespace kvant
 
 constexpr float ROOT_HALF_PI = 1.2533141373155003f;
 
-/* BITS: of a code, 0 for a sketch alone. */
+/* BITS: bits of a code; 0 for a sketch alone. */
 template <int HEAD_DIM, int BITS> struct SketchedCodes : DirectSums<2 * HEAD_DIM / 16> {
     static constexpr int D = HEAD_DIM, T = D / 16, TILES = 4, SUMS = 2 * T, QUERIES = 2, SCALES = 2,
                          WEIGHTS = 2, EXTRA_BYTES = 0, COPIES = 32;
@@ -17,7 +17,7 @@ template <int HEAD_DIM, int BITS> struct SketchedCodes : DirectSums<2 * HEAD_DIM
     static constexpr int BOOK_BYTES = 2 * Book::BYTES;
     const DirectLane at;
     const Book keys_book, values_book;
-    int metadata[2][2]; /* of keys and values: bytes of scales and norms */
+    int metadata[2][2]; /* for keys and for values: offsets of scales and norms in the page */
 
     KVANT_INLINE SketchedCodes(const kvant_general &k, const kvant_general &v, const uint8_t *books,
                                uint8_t *, int lane)
@@ -34,7 +34,7 @@ template <int HEAD_DIM, int BITS> struct SketchedCodes : DirectSums<2 * HEAD_DIM
         Book::load(books + Book::BYTES, v.tables + v.view.books[0].values, thread, threads);
     }
 
-    /* Queries stand in the order of operands: 8 numbers of a lane, for two column tiles. */
+    /* Queries lie in the order of operands: 8 numbers of a lane, for two column tiles. */
     KVANT_INLINE static int place(int channel)
     {
         return (channel & ~31) + 8 * (channel >> 1 & 3) + 4 * (channel >> 4 & 1) +
@@ -124,7 +124,8 @@ template <int HEAD_DIM, int BITS> struct SketchedCodes : DirectSums<2 * HEAD_DIM
         }
     }
 
-    /* S q, or its sums turned back: row in shared memory, result(channel, number). */
+    /* Computes S q, or projects sums back. row lies in shared memory; result(channel, number)
+     * receives the results. */
     template <class A, class F>
     KVANT_INLINE static void project(A &a, const kvant_rotation_place &place, const float *numbers,
                                      float *row, bool back, F &&result)
@@ -156,7 +157,7 @@ template <int HEAD_DIM, int BITS> struct SketchedCodes : DirectSums<2 * HEAD_DIM
         float *row = a.results() + a.warp * D;
 #pragma unroll 1
         for (int n = a.warp; n < 8; n += a.warps) {
-            __syncwarp(); /* the row before has been read */
+            __syncwarp(); /* the preceding row has been read */
             a.each_channel([&](int channel) {
                 row[channel] = __half2float(a.queries[n * a.stride + place(channel)]);
             });

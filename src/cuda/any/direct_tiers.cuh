@@ -1,9 +1,9 @@
-/* direct_tiers.cuh - tiers of channels for direct.cuh: a page's queries go through its order of
- * channels and its rotations before they meet levels, and a page's sums of levels come back through
- * both.
+/* direct_tiers.cuh - tiers of channels for direct.cuh. Queries are put into a page's order of
+ * channels and rotated by its rotations before they are multiplied with levels. A page's sums of
+ * levels are rotated back and reordered.
  *
- * Sums of all pages are in shared memory, where every page adds to channels in an order of its
- * own. */
+ * The sums of all pages are in shared memory, because every page adds to channels in its own
+ * order. */
 #pragma once
 
 #include "decode_tiers.cuh"
@@ -12,7 +12,7 @@
 namespace kvant
 {
 
-/* LOW: bits of a code of the second tier; the first has one more. */
+/* LOW: bits of a code of the second tier; a code of the first tier has one bit more. */
 template <int HEAD_DIM, int LOW> struct TieredCodes : DirectFamily {
     static constexpr int D = HEAD_DIM, T = D / 16, T0 = T / 4, TILES = 4, SUMS = T, QUERIES = 1,
                          SCALES = 2, WEIGHTS = 2, SUM_BYTES = D * 8 * (int)sizeof(float),
@@ -26,7 +26,7 @@ template <int HEAD_DIM, int LOW> struct TieredCodes : DirectFamily {
     const DirectLane at;
     const uint8_t *books;
     float *sums;     /* [channel][row] */
-    uint16_t *order; /* of a page's channels: outliers first */
+    uint16_t *order; /* the page's channels, outliers first */
 
     KVANT_INLINE TieredCodes(const kvant_general &k_, const kvant_general &v_,
                              const uint8_t *books_, uint8_t *own, int lane)
@@ -60,8 +60,8 @@ template <int HEAD_DIM, int LOW> struct TieredCodes : DirectFamily {
         return c;
     }
 
-    /* 16 columns, of the space of channels for values and of codes for keys, and 16 rows of the
-     * rotation (halves.h). */
+    /* 16 columns of the rotation (for values in the order of channels, for keys in the order of
+     * codes), and 16 rows (halves.h). */
     KVANT_INLINE void fragment(const kvant_general &g, int i, int j, uint32_t (&a)[4]) const
     {
         const uint4 x = __ldg(reinterpret_cast<const uint4 *>(g.tables + g.halves) +
@@ -69,7 +69,8 @@ template <int HEAD_DIM, int LOW> struct TieredCodes : DirectFamily {
         a[0] = x.x, a[1] = x.z, a[2] = x.y, a[3] = x.w;
     }
 
-    /* y = rotation x of both tiers; x: 16 channels of 8 rows an operand B. use(tile, y) */
+    /* y = rotation x for both tiers. x: 16 channels of 8 rows per operand B. use(tile, y) receives
+     * the results. */
     template <class F>
     KVANT_INLINE void turn(const kvant_general &g, const uint32_t (&x)[T][2], F &&use) const
     {
@@ -85,7 +86,7 @@ template <int HEAD_DIM, int LOW> struct TieredCodes : DirectFamily {
         }
     }
 
-    /* The queries in the order and the rotations of a page, as operands. */
+    /* The queries in the order and rotation of a page, as operands. */
     KVANT_INLINE void turned_queries(const __half *queries, int stride, uint32_t (&q)[T][2]) const
     {
         const uint16_t *mine = reinterpret_cast<const uint16_t *>(queries) + at.row * stride;
@@ -175,7 +176,8 @@ template <int HEAD_DIM, int LOW> struct TieredCodes : DirectFamily {
         to = make_float2(to.x + x, to.y + y);
     }
 
-    /* Sums of a page are at most 2^8 64 times the largest level, below 3: over 4 they fit fp16. */
+    /* The sums of a page are at most 2^8 64 times the largest level, which is below 3. Divided by 4
+     * they fit fp16. */
     KVANT_INLINE void values(const uint8_t *page, const uint32_t (&w)[WEIGHTS][TILES][2])
     {
         const uint8_t *book = books + LowBook::BYTES + HighBook::BYTES;

@@ -1,6 +1,6 @@
-/* general.cu - rows into pages of the general form (general_encode.h), and their tables on GPUs. A
- * warp takes a row; a thread block takes a page where rows are encoded 64, or a group of tokens, at
- * a time. */
+/* general.cu - encodes rows into pages of the general form (general_encode.h), and copies their
+ * tables to GPUs. A warp encodes a row. A thread block encodes a page when 64 rows, or a group of
+ * tokens, have to be encoded together. */
 #include "any.h"
 #include "append_rows.cuh"
 #include "general_encode.h"
@@ -15,7 +15,7 @@ namespace kvant
 
 constexpr int WARPS = 4;
 
-/* A warp's. */
+/* The memory of a warp. */
 template <int P> struct GeneralSpace {
     alignas(16) float y[P], a[P], b[P], sums[16];
     uint32_t codes[P];
@@ -66,8 +66,8 @@ __global__ void __launch_bounds__(WARPS * 32)
 
 /* ---- pages ---- */
 
-/* The page of a block and what is written of it; tokens that were not written are copies of their
- * group's first. */
+/* The page of a block and the tokens that were written to it. Other tokens count as copies of their
+ * group's first token. */
 struct OpenRows {
     const uint16_t *rows;
     uint8_t *page;
@@ -172,7 +172,8 @@ static cudaError_t copy_tables(void **to, const kvant_cuda_tables_of &tables)
     cudaError_t error = cudaMalloc(to, tables.bytes);
     if (error == cudaSuccess)
         error = cudaMemcpy(*to, tables.host, tables.bytes, cudaMemcpyHostToDevice);
-    if (error == cudaSuccess) /* streams that do not wait for the default stream find them too */
+    /* so that streams that do not wait for the default stream find the tables, too */
+    if (error == cudaSuccess)
         error = cudaStreamSynchronize(cudaStreamLegacy);
     if (error == cudaSuccess)
         return error;

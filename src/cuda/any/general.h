@@ -1,9 +1,10 @@
-/* general.h - what pages in the general form share (codec/view.h, kvant_general_view): numbers,
- * sums, rotations, codes. general_decode.h and general_encode.h have rows.
+/* general.h - the common parts of pages in the general form (codec/view.h, kvant_general_view):
+ * numbers, sums, rotations, codes. general_decode.h and general_encode.h process rows.
  *
- * The same source is C and CUDA. A team of lanes works on a row: a warp, or one lane in C, where
- * tests compare bytes with the CPU's codecs. Between two meetings no lane reads what another one
- * writes. All arithmetic is in single roundings and in the order of format.md. */
+ * The same source is C and CUDA. A team of lanes works on a row. In CUDA the team is a warp; in C
+ * it is one lane, and tests compare its bytes with the CPU's codecs. Between two barriers no lane
+ * reads memory that another lane writes. All arithmetic is in single roundings and in the order of
+ * format.md. */
 #pragma once
 
 #include "../../base/attributes.h"
@@ -57,7 +58,7 @@ KVANT_INLINE int general_ones(uint32_t bits)
 {
     return __popc(bits);
 }
-/* Bits of a word that tokens of other warps share. */
+/* Writes bits of a word that is shared with tokens of other warps. */
 KVANT_INLINE void general_put_bits(uint32_t *word, uint32_t bits, uint32_t mask)
 {
     atomicXor(word, (*(volatile uint32_t *)word ^ bits) & mask);
@@ -122,24 +123,26 @@ KVANT_INLINE void general_put_bits(uint32_t *word, uint32_t bits, uint32_t mask)
 #define GENERAL_HALF_MAX 65504.0f
 #define GENERAL_LARGEST 3.402823466e38f
 #define GENERAL_TOKENS 64
-#define GENERAL_AT_ONCE 4 /* loads of a lane before a store, which might change what they read */
+/* Loads that a lane makes before a store. The compiler cannot move them past the store, which might
+ * change the loaded numbers. */
+#define GENERAL_AT_ONCE 4
 
 typedef struct general_team {
     int lane, lanes, kv_head;
 } general_team;
 
-/* Numbers of a place among the tables of the kv head. */
+/* The numbers at an offset in the tables of the kv head. */
 KVANT_INLINE const float *general_table(general_team team, const kvant_general *g, uint32_t place)
 {
     return g->tables + (size_t)g->head_stride * (size_t)team.kv_head + place;
 }
 
-/* What a team works in: room for a row, and for a number of each lane, in each of y, a, b and
- * codes. Decoding needs no sums. */
+/* The memory that a team works in: room for a row in each of y, a, b and codes, and a number per
+ * lane. Decoding needs no sums. */
 typedef struct general_space {
     float *y, *a, *b;
     uint32_t *codes;
-    float *sums; /* 16 */
+    float *sums; /* 16 numbers */
 } general_space;
 
 /* ---- numbers ---- */
@@ -173,7 +176,7 @@ KVANT_INLINE float general_tree(const float *sums)
     return s[0];
 }
 
-/* Of two rows; b NULL: of the numbers a. All lanes have the sum. */
+/* The sum of products of two rows; with b NULL, the sum of the numbers a. All lanes get the sum. */
 KVANT_INLINE float general_sum(general_team team, float *sums, const float *a, const float *b,
                                int n)
 {
@@ -188,7 +191,7 @@ KVANT_INLINE float general_sum(general_team team, float *sums, const float *a, c
     return general_tree(sums);
 }
 
-/* By one lane. */
+/* A dot product by one lane. */
 KVANT_INLINE float general_own_dot(const float *a, const float *b, int n)
 {
     float s[16] = { 0 };
@@ -221,7 +224,7 @@ KVANT_INLINE void general_hadamard(general_team team, float *x, int n, float sca
     general_meet();
 }
 
-/* to = R from, another place. */
+/* to = R from; to and from do not overlap. */
 KVANT_INLINE void general_rotate(general_team team, const kvant_rotation_place *place,
                                  const float *tables, const float *from, float *to)
 {
@@ -237,8 +240,8 @@ KVANT_INLINE void general_rotate(general_team team, const kvant_rotation_place *
         general_hadamard(team, to, n, place->scale);
 }
 
-/* Sum over j of weights[j] rows[j][i], in this order, rows of n numbers. Sixteen are loaded at a
- * time: they come from far. */
+/* Sum over j of weights[j] rows[j][i], in this order, for rows of n numbers. Loads sixteen numbers
+ * at a time, because they come from device memory. */
 KVANT_INLINE float general_combine(const float *rows, const float *weights, int n, int i)
 {
     float sum = 0, x[16];
@@ -251,7 +254,7 @@ KVANT_INLINE float general_combine(const float *rows, const float *weights, int 
     return sum;
 }
 
-/* to = R^T from; from is lost. */
+/* to = R^T from; from is overwritten. */
 KVANT_INLINE void general_rotate_back(general_team team, const kvant_rotation_place *place,
                                       const float *tables, float *from, float *to)
 {
@@ -273,7 +276,7 @@ KVANT_INLINE int general_plane(int left)
     return left >= 4 ? 2 : left >= 2 ? 1 : 0;
 }
 
-/* Scalar codes of so many bits, whose planes begin at the words. */
+/* A scalar code of `bits` bits, whose planes begin at words. */
 KVANT_INLINE uint32_t general_get_code(const kvant_general *g, const uint32_t *words, int bits,
                                        int token, int channel)
 {
@@ -301,7 +304,7 @@ KVANT_INLINE void general_put_code(const kvant_general *g, uint32_t *words, int 
     }
 }
 
-/* The same for chunks. */
+/* The same for chunk codes. */
 KVANT_INLINE uint32_t general_get_chunk(const kvant_general *g, const uint32_t *words, int n_chunks,
                                         int bits, int token, int chunk)
 {
@@ -336,7 +339,7 @@ KVANT_INLINE int general_chunk_bits(const kvant_general *g)
     return (int)(g->view.chunks.index_bits + g->view.chunks.length_bits);
 }
 
-/* Numbers of fp16 at a byte of a page. */
+/* The fp16 numbers at a byte of a page. */
 KVANT_INLINE const uint16_t *general_halves(const void *page, uint32_t byte)
 {
     return (const uint16_t *)(const void *)((const uint8_t *)page + byte);

@@ -1,6 +1,6 @@
 /* general_codes.h - rows to codes in the general form (general.h): codebooks, triplets, directions,
- * polar. A team finds the codes of the row in space.y and its scale; nothing is written to a page
- * but outliers. */
+ * polar. A team finds the codes of the row in space.y and its scale. Only outliers are written to
+ * the page. */
 #pragma once
 
 #include "general_decode.h"
@@ -16,7 +16,7 @@ KVANT_INLINE bool general_fits(float x)
     return x <= GENERAL_HALF_MAX;
 }
 
-/* fp16(length / sqrt(dim)), and its inverse, of a row with these squares. */
+/* fp16(length / sqrt(dim)) and its inverse, for a row whose squares have this sum. */
 typedef struct general_norm {
     float exact, scale, inverse;
 } general_norm;
@@ -30,7 +30,7 @@ KVANT_INLINE general_norm general_norm_of(float squares, float inverse_sqrt_dim)
     return norm;
 }
 
-/* How many of the rising thresholds of n levels lie below x; n is a power of two. */
+/* The number of the n - 1 rising thresholds that lie below x; n is a power of two. */
 KVANT_INLINE int general_count_below(const float *thresholds, int n, float x)
 {
     int i = 0;
@@ -41,7 +41,7 @@ KVANT_INLINE int general_count_below(const float *thresholds, int n, float x)
 
 /* ---- codebooks ---- */
 
-/* Codes of the book's n numbers at y; to: a row, which is lost. */
+/* Finds the codes of the book's n numbers at y. `to` is scratch for a row. */
 KVANT_INLINE general_scale general_codebook(general_team team, const kvant_general *g,
                                             const kvant_codebook_place *book, const float *y,
                                             float *to, const general_space *s)
@@ -65,8 +65,8 @@ KVANT_INLINE general_scale general_codebook(general_team team, const kvant_gener
 
 /* ---- triplets ---- */
 
-/* The best direction so far: the first one of the highest quality, the squared cosine with the
- * cosine's sign times den. */
+/* The best direction so far: the first with the highest quality, which is the squared cosine with
+ * the cosine's sign, times den. */
 typedef struct general_best {
     float quality, den, dot;
     int u, w;
@@ -84,7 +84,7 @@ KVANT_INLINE void general_try(const float *levels, const float *p, int u, int w,
     best->quality = quality, best->den = den, best->dot = dot, best->u = u, best->w = w;
 }
 
-/* The first of the levels that are tried for a coordinate; -1 stands for 0. */
+/* The first of the levels that are tried for a coordinate; -1 stands for level 0. */
 KVANT_INLINE int general_first_level(const kvant_general *g, int n, float x)
 {
     const uint32_t rounding = g->view.chunks.rounding;
@@ -100,7 +100,7 @@ KVANT_INLINE int general_within(int i, int n)
     return i < 0 ? 0 : i < n ? i : n - 1;
 }
 
-/* The code of a triplet; *along: its share along the coded direction. */
+/* The code of a triplet; *along: the triplet's projection on its coded direction. */
 KVANT_INLINE uint32_t general_triplet_code(const kvant_general *g, const float x[3], float *along)
 {
     const int bits = (int)g->view.chunks.index_bits / 2, n = 1 << bits,
@@ -131,8 +131,8 @@ KVANT_INLINE bool general_pads_zero(const kvant_general *g)
     return g->view.chunks.zero_padding || g->view.chunks.rounding == 1;
 }
 
-/* What the missing channels of the last triplet are taken for, in multiples of the others'
- * magnitudes (codec/papers/octopus_book.c says why). left: channels that are there. */
+/* Fills the missing channels of the last triplet with multiples of the real channels' magnitudes
+ * (codec/papers/octopus_book.c says why). left: the number of real channels. */
 KVANT_INLINE void general_pad(int left, int trial, float size, float x[3])
 {
     const float one_y[] = { -1, -1.25f, 0.375f, 0, 1.75f, 0.75f, -2, 0.75f, -0.625f, -0.125f },
@@ -143,8 +143,8 @@ KVANT_INLINE void general_pad(int left, int trial, float size, float x[3])
     x[2] = general_mul(left == 1 ? one_z[trial] : two_z[trial % 6], size);
 }
 
-/* Item i of a row: a whole triplet, or a trial of the last one. along: its share of the sum for the
- * scale. */
+/* Encodes item i of a row: a whole triplet, or a trial of the last one. along: its part of the sum
+ * for the scale. */
 KVANT_INLINE void general_triplet_item(const kvant_general *g, const general_space *s,
                                        float inverse, int i)
 {
@@ -268,7 +268,7 @@ KVANT_INLINE float general_length(const float *x)
     return general_sqrt(general_dot4(x, x));
 }
 
-/* A unit, and signs of projections of the rest. */
+/* Finds the closest unit and the signs of the remainder's projections. */
 KVANT_INLINE uint32_t general_signs(const float *directions, uint32_t n_codewords, const float *x)
 {
     const uint32_t unit = general_closest_unit(x);
@@ -322,8 +322,8 @@ KVANT_INLINE uint32_t general_closest_direction(const kvant_general *g, const fl
     return general_greedy(table, n, x);
 }
 
-/* The lower median of n numbers, which all lanes get: the one that has so many before it in rising
- * order. */
+/* The lower median of n numbers, for all lanes: the number that has (n - 1) / 2 numbers before it
+ * in rising order. */
 KVANT_INLINE float general_median(general_team team, float *sums, const float *x, int n)
 {
     for (int i = team.lane; i < n; i += team.lanes) {
@@ -337,8 +337,8 @@ KVANT_INLINE float general_median(general_team team, float *sums, const float *x
     return sums[0];
 }
 
-/* Norms are in s->b. The slot of an outlier goes to s->codes, and its norm becomes 0. Returns how
- * many there are. */
+/* Finds outliers among the norms in s->b. The slot of an outlier goes to s->codes, and its norm
+ * becomes 0. Returns the number of outliers. */
 KVANT_INLINE int general_find_outliers(general_team team, const kvant_general *g,
                                        const general_space *s)
 {
@@ -359,7 +359,7 @@ KVANT_INLINE int general_find_outliers(general_team team, const kvant_general *g
     return slots;
 }
 
-/* Codes to s->codes, of outliers too; *n_outliers: how many there are. */
+/* Writes codes to s->codes, also of outliers; *n_outliers: their number. */
 KVANT_INLINE general_scale general_directions_codes(general_team team, const kvant_general *g,
                                                     const general_space *s, int *n_outliers)
 {
@@ -385,7 +385,7 @@ KVANT_INLINE general_scale general_directions_codes(general_team team, const kva
         const uint32_t index = general_closest_direction(g, x);
         s->a[c] = general_mul(
             radius, general_dot4(x, g->tables + g->view.chunks.codewords + (size_t)4 * index));
-        s->b[c] = radius > 0 ? general_dot4(x, x) : 0; /* of chunks that count */
+        s->b[c] = radius > 0 ? general_dot4(x, x) : 0; /* the chunks that count */
         s->codes[c] = s->codes[c] == GENERAL_NO_SLOT
                           ? index | (uint32_t)radius << bits
                           : g->view.chunks.n_codewords | s->codes[c] << bits;
@@ -401,7 +401,7 @@ KVANT_INLINE general_scale general_directions_codes(general_team team, const kva
     return scale;
 }
 
-/* Free slots are zeros. */
+/* Stores outliers; free slots become zeros. */
 KVANT_INLINE void general_put_outliers(general_team team, const kvant_general *g,
                                        const general_space *s, int n_outliers, int token,
                                        uint16_t *slots)
@@ -421,8 +421,8 @@ KVANT_INLINE void general_put_outliers(general_team team, const kvant_general *g
 
 /* ---- polar ---- */
 
-/* Turns (a, b) into the first quadrant and returns the quadrant; on a boundary the lower one
- * counts. */
+/* Reflects (a, b) into the first quadrant and returns the quadrant; a point on a boundary counts to
+ * the lower quadrant. */
 KVANT_INLINE uint32_t general_fold(float *a, float *b)
 {
     const float x = *a, y = *b;
@@ -433,7 +433,7 @@ KVANT_INLINE uint32_t general_fold(float *a, float *b)
     return quadrant;
 }
 
-/* A pair of nodes becomes a node and a code. */
+/* Makes a node and a code of a pair of nodes. */
 KVANT_INLINE void general_polar_pair(const kvant_general *g, int list, bool last,
                                      const float *nodes, float *node, uint32_t *code)
 {

@@ -1,5 +1,5 @@
-/* general_decode.h - rows of pages in the general form (general.h). A team decodes a token: codes
- * to space.codes, their numbers to space.y. */
+/* general_decode.h - rows of pages in the general form (general.h). A team decodes a token: its
+ * codes to space.codes, and their numbers to space.y. */
 #pragma once
 
 #include "general.h"
@@ -40,7 +40,7 @@ KVANT_INLINE void general_triplets(general_team team, const kvant_general *g, co
     }
 }
 
-/* slots: of the token's outliers; an outlier's numbers are halves. */
+/* Decodes directions. slots: the slots of the token's outliers, whose numbers are halves. */
 KVANT_INLINE void general_directions(general_team team, const kvant_general *g,
                                      const uint32_t *codes, float scale, const uint16_t *slots,
                                      float *to)
@@ -58,19 +58,20 @@ KVANT_INLINE void general_directions(general_team team, const kvant_general *g,
     }
 }
 
-/* Cosines and sines of levels, then of thresholds, of a pair of a list. */
+/* The book of a pair of a list: cosines and sines of levels, then of thresholds. */
 KVANT_INLINE const float *general_polar_book(const kvant_general *g, int list, bool last)
 {
     return g->tables + (last ? g->view.polar.last_books : g->view.polar.books) +
            (size_t)list * g->view.polar.stride;
 }
 
-/* A number is a product over the lists from the root: of its radius with a cosine, or a sine. */
+/* A number is a product over the lists, from the root on: the radius times a cosine or a sine of
+ * each list. */
 KVANT_INLINE float general_polar_number(const kvant_general *g, const uint32_t *codes, int channel)
 {
     const int d = (int)g->head_dim;
     float radius = g->view.polar.sqrt_dim;
-    int end = d - 1; /* of the codes of a list */
+    int end = d - 1; /* the end of the list's codes */
     for (int list = (int)g->view.polar.depth - 1; list >= 0; list--) {
         const int nodes = (d - 1) / (1 << list) + 1, pairs = nodes / 2, node = channel >> list,
                   pair = node >> 1;
@@ -121,7 +122,7 @@ KVANT_INLINE int general_scale_place(const kvant_general *g, int token, int chan
                                        : channel / group * GENERAL_TOKENS + token;
 }
 
-/* NULL where the token was never written. */
+/* The token's centroid, or NULL when the token was never written. */
 KVANT_INLINE const float *general_centroid(general_team team, const kvant_general *g,
                                            const void *page, int token)
 {
@@ -168,7 +169,7 @@ KVANT_INLINE void general_uniform(general_team team, const kvant_general *g, con
 
 /* ---- tiers ---- */
 
-/* Where a channel stands in the order of a page: outliers first. */
+/* The index of a channel in the page's order, in which outliers come first. */
 KVANT_INLINE int general_rank(const uint32_t *mask, int head_dim, int channel)
 {
     int before = 0, all = 0;
@@ -204,8 +205,8 @@ KVANT_INLINE void general_tiers(general_team team, const kvant_general *g, const
 
 /* ---- rows ---- */
 
-/* What codes in s->codes stand for, with the token's scale: kinds with one code of a channel or a
- * chunk. to: a row. */
+/* Computes the numbers of the codes in s->codes with the token's scale, for kinds with one code per
+ * channel or chunk. `to` is a row. */
 KVANT_INLINE void general_numbers(general_team team, const kvant_general *g, const uint32_t *codes,
                                   float scale, const uint16_t *slots, float *to)
 {
@@ -223,7 +224,7 @@ KVANT_INLINE void general_numbers(general_team team, const kvant_general *g, con
     }
 }
 
-/* Codes of a token, as general_numbers takes them. */
+/* Reads the codes of a token in the form that general_numbers takes. */
 KVANT_INLINE void general_get_codes(general_team team, const kvant_general *g, const void *page,
                                     int token, uint32_t *codes)
 {
@@ -249,7 +250,7 @@ KVANT_INLINE void general_get_codes(general_team team, const kvant_general *g, c
     }
 }
 
-/* y += what the sketch says of the rest. */
+/* y += the estimate that the sketch gives of the residual. */
 KVANT_INLINE void general_add_sketch(general_team team, const kvant_general *g, const void *page,
                                      int token, const general_space *s)
 {
@@ -272,7 +273,7 @@ KVANT_INLINE float general_raw_number(const kvant_general *g, const void *page, 
     return g->view.raw == 1 ? general_from_half(bits) : general_from_bits((uint32_t)bits << 16);
 }
 
-/* A token's row, as it was encoded, to s->y. s->codes may be s->a; s->sums is not used. */
+/* Decodes a token to s->y, transformed. s->codes may be s->a; s->sums is not used. */
 KVANT_INLINE void general_decode(general_team team, const kvant_general *g, const void *page,
                                  int token, const general_space *s)
 {

@@ -1,20 +1,20 @@
 /* general_encode.h - rows to pages in the general form (general.h). A team encodes the row in
- * space.y as a token of a page, or says that it does not fit; the last functions encode 64 rows, or
- * a group of tokens. */
+ * space.y as a token of a page, or returns that it does not fit. The last functions encode 64 rows,
+ * or a group of tokens. */
 #pragma once
 
 #include "general_codes.h"
 
 /* ---- uniform groups ---- */
 
-/* A group as one way of quantising it has it: what is stored, and the step from numbers to
+/* One way to quantise a group: the scale and zero point to store, and the step from numbers to
  * codes. */
 typedef struct general_fit {
     uint16_t scale, zero;
     float size, from, inverse, low, high, offset;
 } general_fit;
 
-/* The step alone: from numbers to codes. */
+/* Computes only the step from numbers to codes. */
 KVANT_INLINE general_fit general_step(const kvant_general *g, bool symmetric, float from,
                                       float inverse)
 {
@@ -48,11 +48,11 @@ KVANT_INLINE uint32_t general_uniform_code(const general_fit *f, float x)
     return (uint32_t)(level - f->offset);
 }
 
-/* Numbers of a group, stride apart, of channels or of tokens; those behind the first `there` count
- * as copies of the first. */
+/* The numbers of a group, `stride` apart, over channels or tokens. Numbers from `there` on count as
+ * copies of the first. */
 typedef struct general_run {
     const float *numbers;
-    const uint16_t *halves; /* instead of numbers, or NULL */
+    const uint16_t *halves; /* fp16 numbers instead of floats, or NULL */
     int stride, there;
 } general_run;
 
@@ -62,7 +62,7 @@ KVANT_INLINE float general_at(const general_run *x, int i)
     return x->halves ? general_from_half(x->halves[at]) : x->numbers[at];
 }
 
-/* The sum of squared, or of absolute differences that decoding leaves. */
+/* The sum of squared or absolute differences after decoding. */
 KVANT_INLINE float general_fit_error(const kvant_general *g, const general_fit *f,
                                      const general_run *x, int n)
 {
@@ -107,7 +107,7 @@ KVANT_INLINE void general_put_fit(const kvant_general *g, const general_fit *f, 
         at[g->view.uniform.n_scales] = f->zero;
 }
 
-/* Takes the nearest centroid from s->y and returns its index. */
+/* Subtracts the nearest centroid from s->y and returns its index. */
 KVANT_INLINE uint32_t general_subtract_nearest(general_team team, const kvant_general *g,
                                                const general_space *s)
 {
@@ -157,7 +157,7 @@ KVANT_INLINE bool general_encode_uniform(general_team team, const kvant_general 
         const general_fit f = general_fit_group(g, &x, n);
         general_put_fit(g, &f, numbers + general_scale_place(g, token, first));
         if (centred && first == 0 && f.scale == 0)
-            numbers[token] = 1; /* 0: never written */
+            numbers[token] = 1; /* a scale of 0 would mean that the token was never written */
         s->a[at] = f.from, s->b[at] = f.inverse, s->codes[at] = f.low < 0;
     }
     general_meet();
@@ -200,8 +200,8 @@ KVANT_INLINE bool general_encode_raw(general_team team, const kvant_general *g,
 
 /* ---- rows ---- */
 
-/* What the sketch says of the rest of s->y, once codes have this scale: whether it fits. The rest
- * goes to s->y, what is stored to *norm, and its projection to s->b. */
+/* Computes the sketch of the residual of s->y, for codes with this scale; returns whether it fits.
+ * The residual goes to s->y, its norm to *norm, and its projection to s->b. */
 KVANT_INLINE bool general_sketch(general_team team, const kvant_general *g, const general_space *s,
                                  float stored, float *norm)
 {
@@ -244,8 +244,8 @@ KVANT_INLINE general_scale general_codes(general_team team, const kvant_general 
     }
 }
 
-/* The row s->y, which is lost, as a token of the page; false, and nothing written, when it does not
- * fit. */
+/* Encodes the row s->y, which is overwritten, as a token of the page. False when the row does not
+ * fit; then nothing is written. */
 KVANT_INLINE bool general_encode(general_team team, const kvant_general *g, const general_space *s,
                                  int token, void *page)
 {
@@ -279,7 +279,7 @@ KVANT_INLINE bool general_encode(general_team team, const kvant_general *g, cons
 
 /* ---- pages of 64 rows ---- */
 
-/* Of a channel's 64 numbers. */
+/* The sum of squares of a channel's 64 numbers. */
 KVANT_INLINE float general_energy(const general_run *x)
 {
     float sum = 0;
@@ -288,7 +288,7 @@ KVANT_INLINE float general_energy(const general_run *x)
     return sum;
 }
 
-/* Whether a channel is one of the page's outliers. energy: of all channels. */
+/* Whether a channel is an outlier of the page. energy: the sums of squares of all channels. */
 KVANT_INLINE bool general_is_outlier(const kvant_general *g, const float *energy, int channel)
 {
     uint32_t rank = 0;
@@ -298,7 +298,7 @@ KVANT_INLINE bool general_is_outlier(const kvant_general *g, const float *energy
     return rank < g->view.books[0].n;
 }
 
-/* The row s->y as a token of a page whose mask is there. A scale beyond fp16 is cut. */
+/* Encodes the row s->y as a token of a page that has its mask. A scale beyond fp16 is cut. */
 KVANT_INLINE void general_encode_tiers(general_team team, const kvant_general *g,
                                        const general_space *s, int token, void *page)
 {
@@ -320,7 +320,7 @@ KVANT_INLINE void general_encode_tiers(general_team team, const kvant_general *g
     }
 }
 
-/* A channel's numbers of a group of tokens from token first on. */
+/* Encodes a channel's numbers of a group of tokens from `first` on. */
 KVANT_INLINE void general_encode_tokens(const kvant_general *g, const general_run *x, int first,
                                         int channel, void *page)
 {

@@ -28,7 +28,7 @@ static float sign_of_hadamard(uint32_t i, uint32_t j)
     return sign;
 }
 
-/* As general_rotate_back multiplies. */
+/* An element of the rotation, as general_rotate_back multiplies it. */
 static float number_of(const kvant_rotation_place *place, const float *tables, uint32_t i,
                        uint32_t j)
 {
@@ -37,7 +37,7 @@ static float number_of(const kvant_rotation_place *place, const float *tables, u
                         : sign_of_hadamard(i, j) * place->scale * numbers[j];
 }
 
-/* Tiers are blocks of the diagonal. */
+/* An element of the matrix of both tiers, which are blocks on its diagonal. */
 static float number_at(const kvant_general *g, const float *tables, uint32_t i, uint32_t j)
 {
     if (g->view.sketched)

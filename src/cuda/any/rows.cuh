@@ -1,6 +1,6 @@
-/* rows.cuh - rows of any head_dim, a warp a row: transforms, and the numbers of a page's token.
- * Lane l has channels l, l + 32, ...; what lies beyond head_dim is zero, which changes no sum of
- * format.md. */
+/* rows.cuh - rows of any head_dim, with a warp per row: transforms, and the numbers of a page's
+ * token. Lane l has channels l, l + 32, ... Numbers beyond head_dim are zero, which changes no sum
+ * of format.md. */
 #pragma once
 
 #include "../pages/read_code.cuh"
@@ -11,10 +11,10 @@
 namespace kvant
 {
 
-constexpr int MOST_DIM =
-    KVANT_CUDA_MOST_DIM; /* P below: room for head_dim, fewer numbers a lane where that is known */
+/* P below: the numbers of a lane, room for head_dim; fewer where head_dim is known to be small */
+constexpr int MOST_DIM = KVANT_CUDA_MOST_DIM;
 
-/* use(number, channel) for those of the lane's numbers that are there. */
+/* Calls use(number, channel) for the lane's numbers that exist. */
 template <int P, class F>
 __device__ __forceinline__ void each_of(Row<P> &row, int d, int lane, F &&use)
 {
@@ -51,10 +51,10 @@ KVANT_INLINE void store_any(void *to, size_t offset, kvant_cuda_type type, int d
             [&](float x, int channel) { store_number(to, offset + channel, type, x); });
 }
 
-/* space: P floats of the warp's. */
+/* space: P floats of the warp's memory. */
 template <int P> KVANT_INLINE void share_row(Row<P> &row, float *space, int lane)
 {
-    __syncwarp(); /* what lay there has been read */
+    __syncwarp(); /* the earlier contents have been read */
     row.each(lane, [&](float x, int channel) { space[channel] = x; });
     __syncwarp();
 }
@@ -83,7 +83,7 @@ KVANT_INLINE void transform_any(Row<P> &row, const kvant_cuda_params &codec,
         rotate(row, any.rotation, lane);
 }
 
-/* x = W^-1 R^T y; sums in the order of format.md, "Numbers" */
+/* x = W^-1 R^T y; sums are in the order of format.md, "Numbers" */
 template <int P>
 KVANT_INLINE void transform_back_any(Row<P> &row, const kvant_cuda_params &codec,
                                      const kvant_cuda_any &any, const float *inverse_weights,
@@ -121,12 +121,12 @@ struct TrellisBook {
     uint16_t steps[MOST_DIM];
 };
 
-/* What codes mean, in shared memory. */
+/* The tables that give codes their meaning, in shared memory. */
 union AnyBook {
     float values[KVANT_CUDA_WIDE_LEVELS];
     TrellisBook trellis;
 
-    /* What a codec needs of it, in 16 bytes. */
+    /* The bytes of it that a codec needs, a multiple of 16. */
     __host__ __device__ static int bytes(const kvant_cuda_codec &codec)
     {
         switch (codec.params.codes) {
@@ -136,7 +136,7 @@ union AnyBook {
         }
     }
 
-    /* By all threads of a block. */
+    /* Called by all threads of a block. */
     KVANT_INLINE void load(const kvant_cuda_codec &codec)
     {
         switch (codec.params.codes) {
@@ -158,15 +158,15 @@ union AnyBook {
     }
 };
 
-/* Bytes of a warp's, aligned to 16, in which read_any works; attention has a decoder of its own for
- * uniform codes. */
+/* The bytes of a warp's memory, aligned to 16, that read_any needs. Attention has its own decoder
+ * for uniform codes. */
 __host__ __device__ inline int any_scratch(const kvant_cuda_codec &codec)
 {
     return (kvant_cuda_is_general(&codec.params) ? 3 * (int)sizeof(float) : 1) *
            (int)codec.params.head_dim;
 }
 
-/* Not inlined: every other family would pay for its registers. */
+/* Not inlined, because every other family would pay for its registers. */
 __device__ static __noinline__ void decode_general(const kvant_general *g, const uint8_t *page,
                                                    int token, float *space, int lane, int kv_head)
 {
@@ -185,14 +185,14 @@ KVANT_INLINE void read_general(Row<P> &row, const kvant_cuda_codec &codec, const
             [&](float &x, int channel) { x = numbers[channel]; });
 }
 
-/* bits: the trellis bits of the row. */
+/* bits: room for the trellis bits of the row. */
 template <int P>
 KVANT_INLINE void read_trellis(Row<P> &row, const kvant_cuda_codec &codec, const TrellisBook &book,
                                const uint32_t *words, int token, float scale, uint8_t *bits,
                                int lane)
 {
     const int d = (int)codec.params.head_dim;
-    __syncwarp(); /* the row before has been read */
+    __syncwarp(); /* the preceding row has been read */
     each_of(row, d, lane, [&](float &x, int channel) {
         const uint32_t code = read_code<true>(codec.params, words, token, channel);
         bits[book.steps[channel]] = code & 1;
@@ -205,8 +205,8 @@ KVANT_INLINE void read_trellis(Row<P> &row, const kvant_cuda_codec &codec, const
     });
 }
 
-/* A token's row as it was encoded, transformed. bits: of the warp's, 12 * head_dim for uniform
- * codes, any_scratch for others. */
+/* Reads a token's row, transformed. bits: memory of the warp: 12 * head_dim bytes for uniform
+ * codes, any_scratch for other codes. */
 template <int P = MOST_DIM>
 KVANT_INLINE Row<P> read_any(const kvant_cuda_codec &codec, const AnyBook &book,
                              const uint8_t *page, int token, uint8_t *bits, int lane, int kv_head)
