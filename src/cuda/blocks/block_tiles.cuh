@@ -40,7 +40,8 @@ template <class F, int D> struct Shape {
                                       : ROW % 8 == 0 ? 8
                                                      : 4;
     static constexpr int STAGE = 2 * TILE * STRIDE;
-    /* Of a thread block: rings of the warps, and in the same place their sums at the end. */
+    /* Shared memory of a thread block: the rings of the warps, and in the same place their sums at
+     * the end. */
     static constexpr int bytes(int stages)
     {
         const int ring = WARPS * stages * STAGE,
@@ -49,8 +50,9 @@ template <class F, int D> struct Shape {
     }
 };
 
-/* Tiles of a warp that are on their way or in use. Where 3 take more shared memory than a thread
- * block has on GPUs of 8.6, 8.9 and 12.0 (q8_0 of head_dim 256: 102 KB), there are 2. */
+/* Tiles of a warp that are being copied or used. There are 2 where 3 would exceed the shared memory
+ * of a thread block on GPUs of 8.6, 8.9 and 12.0, which is so for q8_0 with head_dim 256 (102
+ * KB). */
 constexpr int MOST_STAGES = 3, SMALL_BYTES = 98 * 1024;
 template <class F, int D> constexpr int least_stages()
 {
@@ -60,7 +62,7 @@ template <class F, int D> constexpr int least_stages()
 struct Problem {
     kvant_cuda_block_args a;
     int group, rows, tiles, splits, tiles_a_split;
-    uint32_t *counters; /* per (sequence, kv head); zeros */
+    uint32_t *counters; /* per (sequence, kv head); initially zero */
     float *parts; /* per (sequence, kv head, split): rows x D sums, then maxima, then totals */
     size_t part_floats; /* a multiple of 4 */
 };
@@ -82,8 +84,8 @@ template <int N> KVANT_INLINE void copy_async(void *to, const void *from)
                      : "memory");
 }
 
-/* The rows of a tile by a warp; beyond the last token that one again. A row has 16 or 8 pieces and
- * one. */
+/* A warp copies the rows of a tile; rows beyond the last token repeat it. A row has 16 or 8 pieces,
+ * and one for its scales. */
 template <class S>
 KVANT_INLINE void copy_rows(uint8_t *to, const uint8_t *from, size_t stride, int first,
                             int n_tokens, int lane)
@@ -109,7 +111,7 @@ KVANT_INLINE void copy_rows(uint8_t *to, const uint8_t *from, size_t stride, int
 
 /* ---- codes ---- */
 
-/* Four bytes at AT + 4 * words; AT is even, rows begin at a multiple of 16. */
+/* Reads four bytes at AT + 4 * words. AT is even, and rows begin at a multiple of 16. */
 template <int AT> KVANT_INLINE uint32_t word_at(const uint8_t *row, int words)
 {
     const uint32_t *at = reinterpret_cast<const uint32_t *>(row) + AT / 4 + words;
@@ -126,14 +128,14 @@ KVANT_INLINE uint32_t as_word(__half2 x)
     return *reinterpret_cast<uint32_t *>(&x);
 }
 
-/* Two codes that are bytes of `bytes`, less ZERO. selector: 0x4140 for bytes 0 and 1. */
+/* Two bytes of `bytes` as codes, less ZERO. selector: 0x4140 for bytes 0 and 1. */
 template <class F> KVANT_INLINE __half2 halves(uint32_t bytes, uint32_t selector)
 {
     const uint32_t raw = prmt(bytes, 0x64646464u, selector);
     return __hsub2(*reinterpret_cast<const __half2 *>(&raw), __float2half2_rn(1024 + F::ZERO));
 }
 
-/* Lane t of four: eight channels of a block, as two words of four. */
+/* Lane t of four has eight channels of a block, as two words of four. */
 template <class F, int J>
 KVANT_INLINE void read_keys(const uint8_t *row, int t, uint32_t (&word)[2])
 {
@@ -153,8 +155,8 @@ template <class F> KVANT_INLINE int key_channel(int t, int i)
     return F::TYPE == Q8::TYPE ? 8 * t + 4 * i : 16 * i + 4 * t;
 }
 
-/* Lane g of eight: four channels of a block, of two tokens: [m][h] is channel value_channel(g, m) +
- * h. */
+/* Lane g of eight has four channels of a block, for two tokens: [m][h] is channel value_channel(g,
+ * m) + h. */
 template <class F, int J>
 KVANT_INLINE void read_values(const uint8_t *first, const uint8_t *second, int g, __half2 scale,
                               uint32_t (&pair)[2][2])
@@ -244,7 +246,7 @@ KVANT_INLINE void add_scores(const uint8_t *keys, const Queries<F, D> &q, int la
     }
 }
 
-/* Replaces fp16 numbers of two tokens that are not finite by 0. found gets a bit per token. */
+/* Replaces fp16 numbers of two tokens by 0 if they are not finite; found gets a bit per token. */
 KVANT_INLINE void take_finite(uint32_t &pair, uint32_t &found)
 {
     constexpr uint32_t INFINITE = 0x7c00;
@@ -254,7 +256,7 @@ KVANT_INLINE void take_finite(uint32_t &pair, uint32_t &found)
         pair &= 0xffffu, found |= 2;
 }
 
-/* WEIGHTED: values that are not finite do not count. found[n] then says which of the lane's tokens
+/* WEIGHTED: values that are not finite do not count. Then found[n] says which of the lane's tokens
  * 8 n + 2 (lane % 4) and the next one have some. */
 template <class F, int D, int N, bool WEIGHTED, int J = 0>
 KVANT_INLINE void add_values(const uint8_t *values, const uint32_t (&weights)[N][2], int lane,
@@ -287,7 +289,7 @@ KVANT_INLINE void add_values(const uint8_t *values, const uint32_t (&weights)[N]
     }
 }
 
-/* ALiBi's, as in kvant/attention.h. */
+/* The slope of ALiBi, as in kvant/attention.h. */
 KVANT_INLINE float slope_of(const kvant_cuda_block_args &a, int head)
 {
     if (a.max_bias <= 0)
@@ -297,7 +299,7 @@ KVANT_INLINE float slope_of(const kvant_cuda_block_args &a, int head)
                  (head < n ? (head + 1.0f) / n : (2.0f * (head - n) + 1) / (2.0f * n)));
 }
 
-/* What a lane knows of its query rows g and g + 8. */
+/* The data of a lane's query rows g and g + 8. */
 struct Row {
     const __half2 *mask; /* NULL: none */
     float slope, top, total;
@@ -318,13 +320,13 @@ KVANT_INLINE float capped(float score, float cap)
     return cap > 0 ? cap * LOG2E * tanhf(score / (LOG2E * cap)) : score;
 }
 
-/* The score of a token, or -inf where the mask hides it, whatever its key holds. */
+/* The score of a token, or -inf if the mask hides it, whatever its key holds. */
 KVANT_INLINE float masked(float score, float bias, const Problem &p, float slope)
 {
     return bias == -INFINITY ? bias : capped(score, p.a.logit_softcap) + slope * bias * LOG2E;
 }
 
-/* Scores of a row's four tokens become weights; returns the factor for what was added before. */
+/* Replaces the scores of a row's four tokens by weights; returns the factor for earlier sums. */
 KVANT_INLINE float weigh(const Problem &p, Row &row, int first, int n_tokens, float (&s)[2][2])
 {
     float top = row.top;
@@ -352,7 +354,7 @@ KVANT_INLINE float weigh(const Problem &p, Row &row, int first, int n_tokens, fl
     return factor;
 }
 
-/* N: of 8 query rows each. */
+/* N: number of groups of 8 query rows. */
 template <class F, int D, int N> struct Warp {
     float o[D / 32][2][N][4];
     Row rows[N];
@@ -382,18 +384,18 @@ template <class F, int D, int N> struct Warp {
                     o[j][m][n][i] *= i % 2 == 0 ? first : second;
     }
 
-    /* Whether the warp's sums are all finite, for all of its lanes. */
+    /* Whether all sums of the warp are finite; all lanes get the answer. */
     KVANT_INLINE bool is_finite() const
     {
-        float sum = 0; /* NaN where a number times 0 is none */
+        float sum = 0; /* becomes NaN if a number times 0 is NaN */
 #pragma unroll
         for (int i = 0; i < D / 32 * 2 * N * 4; i++)
             sum = fmaf((&o[0][0][0][0])[i], 0, sum);
         return !__any_sync(FULL, isnan(sum));
     }
 
-    /* Values that are not finite make a row's total NaN where its weight is not 0. A lane has the
-     * weights of four tokens, and some channels of their values. */
+    /* Makes a row's total NaN if a value that is not finite has a weight other than 0. A lane has
+     * the weights of four tokens, and some channels of their values. */
     KVANT_INLINE void spoil(const uint32_t (&found)[2], const float (&s)[N][2][2])
     {
 #pragma unroll
@@ -430,7 +432,7 @@ template <class F, int D, int N> struct Warp {
             spoil(found, mine);
     }
 
-    /* sums: MOST_ROWS x D of this warp, tops and totals MOST_ROWS. */
+    /* Stores this warp's sums (MOST_ROWS x D), tops and totals (MOST_ROWS each). */
     KVANT_INLINE void store(float *sums, float *tops, float *totals, int lane)
     {
 #pragma unroll

@@ -1,11 +1,11 @@
-/* blocks.cu - attention of few query rows over rows in ggml's formats q8_0 and q4_0, where
- * llama.cpp left them.
+/* blocks.cu - attention of few query rows over rows in ggml's formats q8_0 and q4_0, in llama.cpp's
+ * own buffers.
  *
- * Tokens are dealt to thread blocks, then to warps, 16 at a time. A warp copies its rows to shared
- * memory a few tiles ahead (cp.async), because rows of 34 or 18 bytes per 32 numbers fit no vector
- * load. Scores are Q K^T by m16n8k16: 16 query rows, 8 tokens; channels are in the order in which a
- * lane reads codes. Their layout is that of the weights' operand in V^T P^T, so nothing is
- * exchanged between lanes. Codes become fp16 exactly; a block's scale multiplies sums of scores,
+ * Tokens are distributed over thread blocks, then over warps, 16 at a time. A warp copies its rows
+ * to shared memory a few tiles ahead (cp.async), because rows of 34 or 18 bytes per 32 numbers fit
+ * no vector load. Scores are Q K^T by m16n8k16, with 16 query rows and 8 tokens. Channels are in
+ * the order in which a lane reads codes. Scores have the layout of the weights' operand in V^T P^T,
+ * so lanes exchange nothing. Codes become fp16 exactly. A block's scale multiplies sums of scores,
  * and values. The thread block that ends last adds the parts in order. */
 #include "block_tiles.cuh"
 
@@ -37,7 +37,7 @@ KVANT_INLINE void copy_tile(const Problem &p, uint8_t *stage, const uint8_t *k, 
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-/* What the warps of a thread block have, made one part. */
+/* Combines the results of a thread block's warps into one part. */
 template <int D>
 KVANT_INLINE void add_warps(const Problem &p, const float *shared, int pair, int split)
 {
@@ -64,8 +64,8 @@ KVANT_INLINE void add_warps(const Problem &p, const float *shared, int pair, int
     }
 }
 
-/* Of a row's parts: what each counts, in shared memory, so that they add up to the output. By a
- * warp. */
+/* Computes, in shared memory, the weight of each part of a row, such that the weighted parts add up
+ * to the output. Called by a warp. */
 KVANT_INLINE void weigh_parts(const Problem &p, const float *tops, int head, int lane,
                               float *weights)
 {
@@ -84,10 +84,11 @@ KVANT_INLINE void weigh_parts(const Problem &p, const float *tops, int head, int
         total += __shfl_xor_sync(FULL, total, k);
     total += exp2f(sink - base + WEIGHT_UNIT);
     for (int i = lane; i < p.splits; i += 32)
-        weights[i] *= total == 0 ? 0 : 1 / total; /* NaN where the total is */
+        weights[i] *= total == 0 ? 0 : 1 / total; /* NaN if the total is NaN */
 }
 
-/* The parts of a (sequence, kv head), and sinks, by the thread block that ends last. */
+/* Combines the parts of a (sequence, kv head), and sinks. Called by the thread block that ends
+ * last. */
 template <int D>
 KVANT_INLINE void write_rows(const Problem &p, int sequence, int kv_head, int pair, float *weights)
 {
@@ -114,8 +115,8 @@ KVANT_INLINE void write_rows(const Problem &p, int sequence, int kv_head, int pa
     }
 }
 
-/* A warp's tiles of those from begin to end. A weight 0 times a NaN is NaN: where sums are not
- * finite, they are added again, WEIGHTED. */
+/* Processes a warp's tiles from begin to end. Weight 0 times NaN is NaN. So if sums are not finite,
+ * they are computed again with WEIGHTED. */
 template <class F, int D, int N, int STAGES, bool WEIGHTED>
 KVANT_INLINE void add_tiles(const Problem &p, const Queries<F, D> &q, Warp<F, D, N> &w,
                             const uint8_t *k, const uint8_t *v, int begin, int end)
@@ -135,7 +136,7 @@ KVANT_INLINE void add_tiles(const Problem &p, const Queries<F, D> &q, Warp<F, D,
         __syncwarp();
         const uint8_t *stage = ring + i % STAGES * S::STAGE;
         w.template add<WEIGHTED>(p, q, stage, stage + TILE * S::STRIDE, tile * TILE, lane);
-        __syncwarp(); /* this stage is written next */
+        __syncwarp(); /* the next copy overwrites this stage */
     }
     asm volatile("cp.async.wait_group 0;" ::: "memory");
 }
@@ -176,8 +177,8 @@ __global__ void __launch_bounds__(WARPS * 32, D > 128           ? 2
 
 /* ---- launches ---- */
 
-/* As many thread blocks as run at once, if there are tiles for them, and room for what each part of
- * a row counts. */
+/* Chooses as many thread blocks as run at once, if there are tiles for them, and room for the
+ * weights of a row's parts. */
 cudaError_t split(Problem &p, const void *kernel, int shared)
 {
     int blocks = 0;

@@ -1,8 +1,8 @@
 /* append.cu - appends rows to pages: assigns tokens to thread blocks and warps, and reports refused
  * rows.
  *
- * A thread block takes up to 64 tokens of one kv head and one role. Its warps first quantise rows
- * into shared memory (encode.cuh). Then the tokens are written page by page (pack.cuh). */
+ * A thread block processes up to 64 tokens of one kv head and one role. Its warps first quantise
+ * rows into shared memory (encode.cuh). Then the tokens are written page by page (pack.cuh). */
 #include "matrix_rows.cuh"
 #include "../launch.h"
 
@@ -23,7 +23,7 @@ template <int D, class Book> struct Chunk {
     BlockTokens tokens;
 };
 
-/* By the threads from PAGE_TOKENS on. */
+/* Called by the threads from PAGE_TOKENS on. */
 KVANT_INLINE void load_levels(Levels &levels, const PlainArgs &args)
 {
     const kvant_cuda_params &codec = args.roles[blockIdx.z].codec;
@@ -32,7 +32,7 @@ KVANT_INLINE void load_levels(Levels &levels, const PlainArgs &args)
         levels.at[i] = make_float2(codec.thresholds[i], codec.values[i]);
 }
 
-/* By all threads. */
+/* Called by all threads. */
 KVANT_INLINE void load_levels(WideLevels &levels, const WideArgs &args)
 {
     static_assert(KVANT_CUDA_WIDE_LEVELS == WARPS * 32, "a thread loads a level");
@@ -40,7 +40,7 @@ KVANT_INLINE void load_levels(WideLevels &levels, const WideArgs &args)
     levels.values[threadIdx.x] = args.books[blockIdx.z].values[threadIdx.x];
 }
 
-/* Quantises the rows of tokens first_token on, one for every few lanes of the warp. */
+/* Quantises the rows of tokens from first_token on; a few lanes of the warp share each row. */
 template <int D, class Book>
 KVANT_INLINE void quantize_rows(const AppendArgs &args, const AppendRole &role,
                                 Chunk<D, Book> &chunk, float *space, int first_token,

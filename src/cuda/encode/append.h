@@ -1,5 +1,5 @@
-/* append.h - the arguments of the append kernels, as they travel into the launch, and rows that a
- * warp transforms. */
+/* append.h - the arguments of the append kernels, as they are passed to launches, and functions for
+ * rows that a warp transforms. */
 #pragma once
 
 #include "../rotate.cuh"
@@ -13,72 +13,74 @@ namespace kvant
 struct AppendRole {
     kvant_cuda_params codec;
     uint8_t *base;
-    size_t block_stride, head_stride; /* of pages, bytes */
+    size_t block_stride, head_stride; /* strides of pages, in bytes */
     const void *rows;
-    size_t token_stride, row_head_stride; /* of rows, elements */
+    size_t token_stride, row_head_stride; /* strides of rows, in elements */
     const float *center, *scale;
-    const float *weights;           /* as many for each kv head as codec.weighting says */
-    float *exact;                   /* of open pages: see kvant_cuda_kernel_append_args */
-    const float *feedback;          /* the same */
-    const float *centroids;         /* the same */
-    size_t row_block_stride;        /* elements; of blocks of open pages, when these are sealed */
+    const float *weights;           /* for each kv head, as many numbers as codec.weighting says */
+    float *exact;                   /* for open pages: see kvant_cuda_kernel_append_args */
+    const float *feedback;          /* as in kvant_cuda_kernel_append_args */
+    const float *centroids;         /* as in kvant_cuda_kernel_append_args */
+    size_t row_block_stride;        /* in elements; for the blocks of open pages that are sealed */
     bool wide;                      /* rows begin at multiples of 16 bytes; set by booked */
-    const kvant_cuda_codec *source; /* on the host: has the books */
+    const kvant_cuda_codec *source; /* in the computer's memory: it has the books */
 };
 
 struct AppendArgs {
     AppendRole roles[2];
     kvant_cuda_type type;
-    uint32_t n_tokens, chunk; /* chunk: tokens a block of threads, set by booked */
+    uint32_t n_tokens, chunk; /* chunk: tokens per thread block, set by booked */
     const int64_t *slots;
     uint32_t *refused;
     uint32_t *marks;             /* as in cuda.h */
-    const int64_t *mark_numbers; /* the same */
-    bool slots_ready;            /* the same */
-    kvant_cuda_turning turning;  /* of keys, which are the first role then; start NULL: none */
-    const int64_t *center_slots; /* the same as in cuda.h */
-    QueryArgs queries; /* of the same tokens, for launch_append_few with a matrix; q NULL: none */
+    const int64_t *mark_numbers; /* as in cuda.h */
+    bool slots_ready;            /* as in cuda.h */
+    /* the centres of keys, which are the first role if there are any; start NULL: none */
+    kvant_cuda_turning turning;
+    const int64_t *center_slots; /* as in cuda.h */
+    /* queries of the same tokens, for launch_append_few with a matrix; q NULL: none */
+    QueryArgs queries;
     /* Sealing: n_tokens is 64 per block, block i goes from open block from[i] to sealed block
      * to[i], with tokens[i] tokens or all 64. NULL when rows are appended. */
     const int32_t *from, *to, *tokens;
 };
 
-/* With what codes mean beyond AppendRole::codec, for each role. */
+/* The same, with a book per role that defines codes beyond AppendRole::codec. */
 template <class Book> struct BookedAppendArgs : AppendArgs {
     Book books[2];
 };
 
-/* Rows, or open pages, into sealed pages of kinds with one scale per token. */
+/* Appends rows, or seals open pages, to sealed pages of kinds with one scale per token. */
 cudaError_t launch_append(const AppendArgs &args, uint32_t head_dim, int n_roles, int n_kv_heads,
                           cudaStream_t stream);
 
-/* The same of wide codebooks. */
+/* The same for wide codebooks. */
 cudaError_t launch_append_wide(const AppendArgs &args, uint32_t head_dim, int n_roles,
                                int n_kv_heads, cudaStream_t stream);
 
-/* The same of kinds whose codes are of several channels, all roles of one kind of chunk. */
+/* The same for kinds whose codes stand for several channels. All roles have one kind of chunk. */
 cudaError_t launch_append_chunks(const AppendArgs &args, uint32_t head_dim, int n_roles,
                                  int n_kv_heads, cudaStream_t stream);
 
-/* The same of kinds of a trellis, all roles with as many states. */
+/* The same for trellis kinds. All roles have the same number of states. */
 cudaError_t launch_append_trellis(const AppendArgs &args, uint32_t head_dim, int n_roles,
                                   int n_kv_heads, cudaStream_t stream);
 
 constexpr uint32_t MOST_FEW = 64;
 
-/* At most MOST_FEW rows into open pages, or into pages of uniform codes and codebooks; all roles of
- * kinds that launch_append takes, or all wide, or all open. */
+/* Appends at most MOST_FEW rows to open pages, or to pages of uniform codes and codebooks. All
+ * roles have kinds of launch_append, or all have wide codebooks, or all have open pages. */
 cudaError_t launch_append_few(const AppendArgs &args, uint32_t head_dim, int n_roles,
                               int n_kv_heads, cudaStream_t stream);
 
-/* Rows into open pages. */
+/* Appends rows to open pages. */
 cudaError_t launch_append_open(const AppendArgs &args, uint32_t head_dim, int n_roles,
                                int n_kv_heads, cudaStream_t stream);
-/* Open pages into sealed pages of kinds with groups of 32. */
+/* Seals open pages to pages of kinds with groups of 32. */
 cudaError_t launch_seal_groups(const AppendArgs &args, uint32_t head_dim, int n_roles,
                                int n_kv_heads, cudaStream_t stream);
 
-/* Number `at` of all kv heads' channels less its centre, over its scale. */
+/* A number less its centre, divided by its scale; at: index among the channels of all kv heads. */
 KVANT_INLINE float centered(float x, const AppendRole &role, int at)
 {
     if (role.center)
@@ -93,7 +95,8 @@ KVANT_INLINE bool is_finite(float x)
     return fabsf(x) <= 3.4028234e38f;
 }
 
-/* Says why the row of a token of the call is not stored, and marks the token. By one thread. */
+/* Reports why the row of a token of the call is not stored, and marks the token. Called by one
+ * thread. */
 template <class Args>
 KVANT_INLINE void note_refusal(const Args &args, uint32_t token, int64_t slot, bool finite)
 {
@@ -106,7 +109,7 @@ KVANT_INLINE void note_refusal(const Args &args, uint32_t token, int64_t slot, b
     atomicOr(args.marks, 1u);
 }
 
-/* A warp's row, transformed; finite: before the transform. */
+/* Loads and transforms a warp's row. finite: whether it was finite before the transform. */
 template <int D>
 KVANT_INLINE Row<D> transformed_row(const AppendArgs &args, const AppendRole &role, size_t row_at,
                                     int kv_head, int lane, bool &finite)
@@ -122,8 +125,8 @@ KVANT_INLINE Row<D> transformed_row(const AppendArgs &args, const AppendRole &ro
     return row;
 }
 
-/* The sum of products as format.md orders it: 16 partial sums, of channels alike modulo 16;
- * all lanes have it. */
+/* The sum of products in the order of format.md: 16 partial sums, each of channels that are equal
+ * modulo 16. All lanes get it. */
 template <int D>
 __device__ __forceinline__ float dot_rows(const Row<D> &a, const Row<D> &b, int lane)
 {

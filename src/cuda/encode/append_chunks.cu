@@ -1,7 +1,7 @@
 /* append_chunks.cu - appends rows to pages of codes of several channels: octopus (CHANNELS = 3) and
  * hqmq (4). Also seals, as append.cu does.
  *
- * A thread block takes up to 64 tokens of one kv head and one role, a few rows at a time. Four
+ * A thread block processes up to 64 tokens of one kv head and one role, a few rows at a time. Four
  * warps transform the rows (encode.cuh) into shared memory. Then each thread encodes a chunk
  * (encode_chunks.cuh), and 16 lanes per row add up the numbers for its scale in the order of
  * format.md. Codes of all tokens stay in shared memory until the words of pages are put
@@ -18,7 +18,7 @@ constexpr int THREADS = 256, TURNING_WARPS = 4;
 using ChunkAppendArgs = BookedAppendArgs<kvant_cuda_book>;
 
 template <int D, int CHANNELS> struct ChunkRows {
-    static constexpr int ROWS = Lanes<D>::ROWS * TURNING_WARPS; /* at a time */
+    static constexpr int ROWS = Lanes<D>::ROWS * TURNING_WARPS; /* rows at a time */
     static constexpr int CHUNKS = (D + CHANNELS - 1) / CHANNELS;
     /* Channels of the last triplet, and how many paddings are tried for it (one, of zeros, without
      * joint rounding). */
@@ -33,7 +33,7 @@ template <int D, int CHANNELS> struct ChunkRows {
         alignas(16) float turning[TURNING_WARPS][Lanes<D>::ROWS * Lanes<D>::ROW_STRIDE];
         float rows[ROWS][D];
     };
-    /* Of each item: octopus, the product for the scale, and the error of trials; hqmq, squares and
+    /* For each item. octopus: the product for the scale, and the error of trials. hqmq: squares and
      * product. */
     float first[ROWS][ITEMS], second[ROWS][ITEMS];
     Code trials[ROWS][TRIALS ? TRIALS : 1];
@@ -93,7 +93,7 @@ KVANT_INLINE void quantize_item(ChunkRows<D, 4> &space, const kvant_cuda_book &b
                                         __fadd_rn(__fmul_rn(x.z, w[2]), __fmul_rn(x.w, w[3])));
 }
 
-/* Sums and extremes over the 16 lanes of a row; a sum's order is that of format.md. */
+/* Sums and extremes over the 16 lanes of a row. Sums have the order of format.md. */
 KVANT_INLINE float sum_of_row(float x)
 {
     unrolled_for (int width = 8; width > 0; width /= 2)
@@ -108,7 +108,7 @@ KVANT_INLINE float max_of_row(float x)
     return x;
 }
 
-/* The scale to store, by 16 lanes; also settles what the last triplet is. */
+/* Computes the scale to store, with 16 lanes; also chooses the padding of the last triplet. */
 template <int D>
 KVANT_INLINE float finish_row(ChunkRows<D, 3> &space, const kvant_cuda_params &codec,
                               const kvant_cuda_book &book, int token, int row, int lane)
@@ -132,7 +132,7 @@ KVANT_INLINE float finish_row(ChunkRows<D, 3> &space, const kvant_cuda_params &c
     return codec.unbiased && product > 0 && unbiased <= 4 * scale ? unbiased : scale;
 }
 
-/* Radii go into the codes here. */
+/* The radii are put into the codes here. */
 template <int D>
 KVANT_INLINE float finish_row(ChunkRows<D, 4> &space, const kvant_cuda_params &codec,
                               const kvant_cuda_book &book, int token, int row, int lane)
@@ -158,7 +158,8 @@ KVANT_INLINE float finish_row(ChunkRows<D, 4> &space, const kvant_cuda_params &c
     return !codec.unbiased || !(step > 0) ? step : products > 0 ? __fdiv_rn(squares, products) : 0;
 }
 
-/* Rows first_token on into shared memory, transformed, with what a row's scale is made of. */
+/* Loads and transforms the rows from first_token on into shared memory, and computes the sums for
+ * their scales. */
 template <int D, int CHANNELS>
 KVANT_INLINE void load_rows(ChunkRows<D, CHANNELS> &space, const AppendArgs &args,
                             const AppendRole &role, int first_token, uint32_t chunk_at, int kv_head,
@@ -185,7 +186,7 @@ KVANT_INLINE void load_rows(ChunkRows<D, CHANNELS> &space, const AppendArgs &arg
             space.refused[token] = !lacking && !((CHANNELS == 3 ? norm : largest) <= 65504.0f);
         }
     }
-    __syncthreads(); /* the numbers take the place of what was turned */
+    __syncthreads(); /* the sums overwrite the transposed rows */
     if (works)
         unrolled_for (int i = 0; i < L::NUMBERS; i++)
             if (L::LANES == L::TILES || L::OWN * in_row < 16)
@@ -236,7 +237,7 @@ KVANT_INLINE void quantize_rows(ChunkRows<D, CHANNELS> &space, const AppendArgs 
     __syncthreads();
 }
 
-/* All words of a page that have codes of tokens of the block. */
+/* Writes all words of a page that have codes of tokens of the block. */
 template <int D, int CHANNELS>
 KVANT_INLINE void write_words(const ChunkRows<D, CHANNELS> &space, const kvant_cuda_params &codec,
                               uint32_t *page)
@@ -253,11 +254,11 @@ KVANT_INLINE void write_words(const ChunkRows<D, CHANNELS> &space, const kvant_c
             for (int f = 0; f < fields; f++)
                 unrolled_for (int half = 0; half < 2; half++) {
                     int place, chunk;
-                    if (keys) { /* halves are chunks */
+                    if (keys) { /* halves of a word are chunks */
                         const int position = at % (4 * p) + 4 * p * f;
                         place = 16 * (position % 4) + 8 * (position / 32) + position % 32 / 4;
                         chunk = 2 * (at / (4 * p)) + half;
-                    } else { /* halves are neighbouring tokens */
+                    } else { /* halves of a word are neighbouring tokens */
                         const int k = at / CHUNKS * fields + f;
                         place = 16 * (k % 4) + 8 * (k % 8 / 4) + 2 * (k / 8) + half;
                         chunk = at % CHUNKS;

@@ -1,7 +1,7 @@
 /* append_open.cu - appends rows to open pages: transformed, rounded to fp16, row by row.
  *
- * A warp takes one row. Keys with a matrix (transform=file) differ: a thread takes one channel of
- * up to ROWS_A_BLOCK rows, so the reads of the matrix overlap and serve all these rows. */
+ * A warp appends one row. For keys with a matrix (transform=file), a thread computes one channel of
+ * up to ROWS_A_BLOCK rows. So the reads of the matrix overlap and serve all these rows. */
 #include "append.h"
 #include "../launch.h"
 #include "../layout.cuh"
@@ -22,7 +22,7 @@ KVANT_INLINE uint8_t *page_of(const AppendRole &role, int64_t slot, int kv_head)
            kv_head * role.head_stride;
 }
 
-/* Where the row stands among pages of floats. */
+/* The index of a row among pages of floats. */
 KVANT_INLINE size_t exact_place(const AppendRole &role, int64_t slot, int kv_head, int d)
 {
     return (page_of(role, slot, kv_head) - role.base) / sizeof(uint16_t) +
@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(WARPS * 32)
                   threadIdx.x & 31);
 }
 
-/* Rows first .. first + ROWS - 1 through the matrix of the kv head, in the order of
+/* Multiplies rows first .. first + ROWS - 1 with the matrix of the kv head, in the order of
  * combine_rows. */
 template <int D, int ROWS>
 KVANT_INLINE void append_through_matrix(const AppendArgs &args, const AppendRole &role,
@@ -113,7 +113,7 @@ KVANT_INLINE void append_through_matrix(const AppendArgs &args, const AppendRole
     }
 }
 
-/* For launches with a matrix; the other role may have none. */
+/* For launches in which at least one role has a matrix. */
 template <int D, int ROWS>
 __global__ void __launch_bounds__(D)
     append_open_matrix_kernel(const __grid_constant__ AppendArgs args)

@@ -1,6 +1,5 @@
-/* append_tokens.cuh - the tokens of a thread block that appends or seals: places of their rows,
- * their pages, and refused rows. Kernels for codes of one channel and of several channels share
- * it. */
+/* append_tokens.cuh - the tokens of a thread block that appends or seals: their rows, their pages,
+ * and refused rows. Kernels for codes of one channel and of several channels share it. */
 #pragma once
 
 #include "pack.cuh"
@@ -8,18 +7,20 @@
 namespace kvant
 {
 
-constexpr int FEW_TOKENS = 6; /* up to so many tokens of a page are written code by code */
+/* The most tokens of a page that are written code by code. With more, writing whole words is
+ * faster. */
+constexpr int FEW_TOKENS = 6;
 
-/* Begins the shared memory of a block. */
+/* The first part of a block's shared memory. */
 struct BlockTokens {
     uint16_t scale[PAGE_TOKENS], zero[PAGE_TOKENS];
     int64_t slot[PAGE_TOKENS]; /* negative: no token */
     PageTokens page_tokens;
-    uint32_t whole[2], single[2]; /* bit i: token i stands for its page, or is written by itself */
+    uint32_t whole[2], single[2]; /* bit i: token i represents its page, or is written alone */
 };
 
-/* Says why rows are refused, and takes them out of the block's tokens. Seldom: the rows are loaded
- * again. */
+/* Reports why rows are refused, and removes them from the block's tokens. This is rare, so the rows
+ * are loaded again. */
 template <int D>
 __device__ __noinline__ void refuse(const AppendArgs &args, const AppendRole &role,
                                     BlockTokens &tokens, bool refused, int token, size_t row_at,
@@ -40,7 +41,7 @@ __device__ __noinline__ void refuse(const AppendArgs &args, const AppendRole &ro
     }
 }
 
-/* Where a token's row lies: in the call's rows, or in an open page that is sealed. */
+/* The address of a token's row: in the call's rows, or in an open page that is sealed. */
 KVANT_INLINE size_t row_place(const AppendArgs &args, const AppendRole &role, uint32_t chunk_at,
                               int token, int kv_head)
 {
@@ -51,7 +52,7 @@ KVANT_INLINE size_t row_place(const AppendArgs &args, const AppendRole &role, ui
                      : of_head + at * role.token_stride;
 }
 
-/* Where token `at` of the call goes; below 0: nowhere. */
+/* The slot of token `at` of the call; below 0: none. */
 KVANT_INLINE int64_t slot_at(const AppendArgs &args, uint32_t at)
 {
     const uint32_t block = at / PAGE_TOKENS, token = at % PAGE_TOKENS;
@@ -69,7 +70,8 @@ KVANT_INLINE int64_t slot_of(const AppendArgs &args, uint32_t first)
     return threadIdx.x < args.chunk ? slot_at(args, first + threadIdx.x) : -1;
 }
 
-/* Numbers of pages; a shift, so that no page is that of a negative slot. */
+/* The number of a slot's page. A shift rounds down, so a negative slot has the page of no other
+ * slot. */
 KVANT_INLINE int64_t page_number(int64_t slot)
 {
     return slot >> 6;
@@ -82,11 +84,11 @@ KVANT_INLINE uint8_t *page_of(const AppendRole &role, const BlockTokens &tokens,
            kv_head * role.head_stride;
 }
 
-/* Which token stands where in the page of token leader. */
+/* Finds the tokens at each place of the page of token `leader`. */
 KVANT_INLINE void place_tokens(BlockTokens &tokens, int leader)
 {
     const int i = threadIdx.x;
-    __syncthreads(); /* the tokens of the page before are not in use any more */
+    __syncthreads(); /* the tokens of the preceding page are not used any more */
     if (i < PAGE_TOKENS)
         tokens.page_tokens.at[i] = NONE;
     __syncthreads();
@@ -95,14 +97,14 @@ KVANT_INLINE void place_tokens(BlockTokens &tokens, int leader)
     __syncthreads();
 }
 
-/* Sorts the block's tokens: pages with many of them are written page by page, others token by
- * token. */
+/* Sorts the block's tokens. Pages with many of them are written page by page; all other tokens are
+ * written one by one. */
 KVANT_INLINE void count_pages(BlockTokens &tokens, int n_slots)
 {
     const int i = threadIdx.x;
     const int64_t slot = i < PAGE_TOKENS ? tokens.slot[i] : -1;
     const int n_tokens = __syncthreads_count(slot >= 0);
-    /* a whole page of a prompt is the usual case, and need not be counted token by token */
+    /* a whole page of a prompt is the usual case and needs no counting */
     const bool one_page =
         __syncthreads_and(slot < 0 || page_number(slot) == page_number(tokens.slot[0]));
     if (i >= PAGE_TOKENS)
@@ -125,9 +127,9 @@ KVANT_INLINE void count_pages(BlockTokens &tokens, int n_slots)
         tokens.whole[i / 32] = whole, tokens.single[i / 32] = single;
 }
 
-/* Metadata and codes of all tokens, by all threads of a block of at least 192, once the tokens are
- * there: write_page(words) where the block has many tokens of a page, write_token(token, its place,
- * words) by a warp for the others. */
+/* Writes metadata and codes of all tokens, once all are quantised. Called by all threads of a block
+ * of at least 192. write_page(words) is called where the block has many tokens of a page.
+ * write_token(token, its place, words) is called by a warp for each remaining token. */
 template <class Page, class Token>
 KVANT_INLINE void write_block(BlockTokens &tokens, const AppendRole &role, int n_slots, int kv_head,
                               Page &&write_page, Token &&write_token)
@@ -165,14 +167,14 @@ inline bool is_wide(const AppendRole &role, kvant_cuda_type type)
            role.row_head_stride % unit == 0 && role.row_block_stride % unit == 0;
 }
 
-/* Few tokens, of a decode step or of a page or two that are sealed: few a block, over many
- * multiprocessors. */
+/* Tokens per block. A decode step, or sealing a page or two, has few tokens; then a block gets few
+ * of them, so that many multiprocessors work. */
 inline uint32_t tokens_a_block(const AppendArgs &args)
 {
     return args.n_tokens <= 512 ? 8 : PAGE_TOKENS;
 }
 
-/* The arguments of a launch; book_of: a codec's book. */
+/* Makes the arguments of a launch; book_of returns a codec's book. */
 template <class Book, class F>
 BookedAppendArgs<Book> booked(const AppendArgs &args, int n_roles, F &&book_of)
 {

@@ -1,11 +1,11 @@
 /* append_trellis.cu - appends rows to pages of trellis codes. Also seals, as append.cu does.
  *
- * A thread block takes up to 64 tokens of one kv head and one role, a warp one row at a time. The
- * warp transforms the row as for open pages, finds its path (trellis_places.cuh; trellis_search.cuh
- * for more than 256 states), then its codes and its scale. The block multiplies keys with a matrix.
- * Of few tokens a warp writes its row's words at once. Otherwise codes stay in shared memory as
- * nibbles until the words of pages are put together. The memory of a search decides how many warps
- * of the thread block search. */
+ * A thread block processes up to 64 tokens of one kv head and one role; a warp processes one row at
+ * a time. The warp transforms the row as for open pages and finds its path (trellis_places.cuh;
+ * trellis_search.cuh for more than 256 states). Then it finds the row's codes and scale. If keys
+ * have a matrix, the whole block multiplies them. With few tokens a warp writes its row's words at
+ * once. Otherwise codes stay in shared memory as nibbles until the words of pages are put together.
+ * The memory of a search limits the number of warps that search. */
 #include "../any/any.h"
 #include "append_tokens.cuh"
 #include "../launch.h"
@@ -21,7 +21,7 @@ constexpr int WARPS = 8;
 
 using TrellisAppendArgs = BookedAppendArgs<kvant_cuda_trellis>;
 
-/* What a warp and a block need for searches among many states. */
+/* The memory of a warp and of a block for searches among many states. */
 template <int D, int M> struct RowSpace {
     SearchSpace<D, M> search;
     struct Shared {
@@ -92,7 +92,7 @@ template <int D> struct RowSpace<D, 8> {
 
 template <int D, int M> struct TrellisRows {
     using Space = RowSpace<D, M>;
-    /* What a block of 160 KB has room for besides what all share; of 113 KB where two of them
+    /* Shared memory of a block of 160 KB that is left for searches; of 113 KB where two blocks
      * search faster. */
     static constexpr int ROOM = (M == 10 ? 113 : 160) * 1024 -
                                 (int)(sizeof(typename Space::Shared) + sizeof(Nibbles<D>) +
@@ -108,13 +108,13 @@ template <int D, int M> struct TrellisRows {
     Nibbles<D> nibbles;
     BlockTokens tokens;
 
-    KVANT_INLINE float *row_of(int warp) /* in the memory of its search */
+    KVANT_INLINE float *row_of(int warp) /* it lies in the memory of the warp's search */
     {
         return reinterpret_cast<float *>(&space[warp]);
     }
 };
 
-/* A matrix times the rows of all warps that search, as combine_rows has it. */
+/* Multiplies the rows of all warps that search with a matrix, like combine_rows. */
 template <int D, int M>
 KVANT_INLINE void multiply_rows(TrellisRows<D, M> &rows, Row<D> &row, const float *weights,
                                 int warp, int lane)
@@ -151,7 +151,7 @@ KVANT_INLINE void multiply_rows(TrellisRows<D, M> &rows, Row<D> &row, const floa
     __syncwarp();
 }
 
-/* Nibbles of a row: 16 bits hold one channel of 4 tiles. */
+/* Writes the nibbles of a row: 16 bits hold one channel of 4 tiles. */
 template <int D>
 KVANT_INLINE void store_row_nibbles(uint32_t *words, const uint32_t (&codes)[Row<D>::PER_LANE],
                                     int lane)
@@ -167,7 +167,7 @@ KVANT_INLINE void store_row_nibbles(uint32_t *words, const uint32_t (&codes)[Row
     }
 }
 
-/* Codes of a transformed row, and the scale to store. */
+/* Finds the codes of a transformed row, and the scale to store. */
 template <int D, int M>
 KVANT_INLINE Quantized quantize_row(TrellisRows<D, M> &rows, const AppendRole &role,
                                     const kvant_cuda_trellis &trellis, const Row<D> &y,
@@ -200,7 +200,7 @@ KVANT_INLINE Quantized quantize_row(TrellisRows<D, M> &rows, const AppendRole &r
     return Quantized{ stored, 0, norm <= 65504.0f && stored <= 65504.0f };
 }
 
-/* By a warp, at once. */
+/* Writes a token at once, by a warp. */
 template <int D>
 KVANT_INLINE void put_token(const AppendRole &role, const BlockTokens &tokens, int token,
                             const uint32_t (&codes)[Row<D>::PER_LANE], float scale, int kv_head,
@@ -218,7 +218,7 @@ KVANT_INLINE void put_token(const AppendRole &role, const BlockTokens &tokens, i
         TokenWords<D, false>(at, lane).put(words, codes, role.codec.bits);
 }
 
-/* Of a token's row, before the transform. */
+/* Loads a token's row, before the transform. */
 template <int D>
 KVANT_INLINE Row<D> centered_row(const AppendArgs &args, const AppendRole &role, size_t row_at,
                                  int kv_head, int lane, bool &finite)
@@ -233,7 +233,7 @@ KVANT_INLINE Row<D> centered_row(const AppendArgs &args, const AppendRole &role,
     return row;
 }
 
-/* The rows of a block's tokens from t on, one for each warp that searches. */
+/* Encodes the block's tokens from t on, one for each warp that searches. */
 template <int D, int M>
 KVANT_INLINE void encode_tokens(TrellisRows<D, M> &rows, const AppendArgs &args,
                                 const AppendRole &role, const kvant_cuda_trellis &trellis,
@@ -302,8 +302,8 @@ __global__ void __launch_bounds__(WARPS * 32, M == 8 ? 2 : 1)
         });
 }
 
-/* Tokens a thread block: few rows are spread over a GPU's multiprocessors, about 132, and none
- * waits for another. */
+/* Tokens per thread block. Few rows are spread over a GPU's multiprocessors, about 132, so that no
+ * row waits for another. */
 template <int D, int M> static uint32_t chunk_of(const TrellisAppendArgs &args, uint32_t n_rows)
 {
     constexpr uint32_t MULTIPROCESSORS = 132, SEARCHERS = TrellisRows<D, M>::SEARCHERS;
@@ -341,7 +341,7 @@ cudaError_t launch_append_trellis(const AppendArgs &args, uint32_t head_dim, int
         }
     });
     for (int i = 0; error == cudaErrorNotSupported && i < n_roles;
-         i++) { /* too little shared memory */
+         i++) { /* not enough shared memory */
         AppendArgs one = args;
         one.roles[0] = args.roles[i];
         const cudaError_t launched = launch_append_any(one, n_kv_heads, stream);

@@ -1,12 +1,12 @@
-/* encode.cuh - rows of numbers to codes: load, rotate, sum, quantise, pack to nibbles. The codes
- * are the codes of the CPU's encoder, so all arithmetic is in single roundings and in the CPU's
- * order (format.md, "Numbers").
+/* encode.cuh - encodes rows: load, rotate, sum, quantise, pack to nibbles. The codes are equal to
+ * the codes of the CPU's encoder, so all arithmetic is in single roundings and in the CPU's order
+ * (format.md, "Numbers").
  *
  * A row has one lane per tile of 16 channels, so a warp works on 2 to 8 rows at a time. First a
- * lane has one tile: the butterflies at distance 1 to 8 stay within the lane. Then the rows are
- * turned in shared memory, and a lane has the same few channels of every tile. Then the longer
- * butterflies, and the 16 partial sums of a dot product, stay within the lane too. Only the last
- * steps of sums and extremes go between lanes. */
+ * lane has one tile, so the butterflies at distance 1 to 8 stay within the lane. Then the rows are
+ * transposed in shared memory, and a lane has the same few channels of every tile. So the longer
+ * butterflies, and the 16 partial sums of a dot product, stay within the lane as well. Only the
+ * last steps of sums and extremes exchange numbers between lanes. */
 #pragma once
 
 #include "append.h"
@@ -20,18 +20,20 @@ namespace kvant
 template <int D> struct Lanes {
     static constexpr int TILES = D / 16;
     static constexpr int LANES =
-        D == 96 ? 8 : TILES;                /* of 96 channels, 2 lanes of 8 load nothing */
-    static constexpr int ROWS = 32 / LANES; /* a warp at a time */
-    static constexpr int OWN = 16 / LANES;  /* channels of a tile that a lane has after the turn */
+        D == 96 ? 8 : TILES;                /* with 96 channels, 2 of 8 lanes load nothing */
+    static constexpr int ROWS = 32 / LANES; /* rows that a warp processes at a time */
+    /* channels of a tile that a lane has after the transposition */
+    static constexpr int OWN = 16 / LANES;
     static constexpr int NUMBERS =
         OWN * TILES; /* number k * OWN + e: channel 16 k + OWN * lane + e */
-    /* strides in shared memory that keep both sides of the turn free of bank conflicts */
+    /* strides in shared memory that avoid bank conflicts before and after the transposition */
     static constexpr int TILE_STRIDE = 20;
     static constexpr int ROW_STRIDE = LANES * TILE_STRIDE + (LANES * TILE_STRIDE % 32 ? 0 : 16);
 };
 
-/* Codes of a chunk of tokens as nibbles: 16 bits hold one channel c of 4 tiles in a row. Two planes
- * of them for codes of 8 bits. The strides keep readers of pack.cuh in different banks. */
+/* The codes of a chunk of tokens as nibbles: 16 bits hold one channel c of 4 consecutive tiles.
+ * Codes of 8 bits have two planes of them. With these strides, readers of pack.cuh access different
+ * banks. */
 template <int D> struct Nibbles {
     static constexpr int GROUPS = (D / 16 + 3) / 4;
     static constexpr int STRIDE = 8 * GROUPS + 4;
@@ -43,13 +45,13 @@ template <int D> struct Nibbles {
     }
 };
 
-/* Threshold and value of each level side by side: 32 words, so that no look-up has a bank
- * conflict. */
+/* The threshold and the value of each level, side by side: 32 words, so that look-ups have no bank
+ * conflicts. */
 struct Levels {
     float2 at[KVANT_CUDA_MAX_LEVELS];
 };
 
-/* Those of a wide codebook. */
+/* The same for a wide codebook. */
 struct WideLevels {
     float thresholds[KVANT_CUDA_WIDE_LEVELS], values[KVANT_CUDA_WIDE_LEVELS];
 };
@@ -77,9 +79,9 @@ KVANT_INLINE float flip(float x, uint32_t signs, int i)
     return __uint_as_float(__float_as_uint(x) ^ (signs << (31 - i) & 0x80000000u));
 }
 
-/* Number i comes with its sign flipped where bit i of signs is set: two at once while 16-bit
- * numbers are still packed. Rows need no alignment beyond their type's: "wide" says whether these
- * have 16 bytes of it. */
+/* Loads a tile. Number i gets its sign flipped if bit i of signs is set, two at once while 16-bit
+ * numbers are still packed. Rows need only their type's alignment; `wide` says whether they are
+ * aligned to 16 bytes. */
 KVANT_INLINE void load_tile(float (&x)[16], const void *from, size_t offset, kvant_cuda_type type,
                             bool wide, uint32_t signs)
 {
@@ -111,8 +113,9 @@ KVANT_INLINE void load_tile(float (&x)[16], const void *from, size_t offset, kva
         unpack(x + 2 * i, words[i] ^ (spread << (15 - 2 * i) & 0x80008000u), type);
 }
 
-/* A tile less its centre, over its scale, with signs flipped. The signs come first here, and last
- * on the CPU: only the sign of a zero can differ, which no code, scale or zero point depends on. */
+/* Loads a tile, subtracts its centre, divides by its scale, and flips signs. Here signs are flipped
+ * first, on the CPU last. Only the sign of a zero can differ, which no code, scale or zero point
+ * depends on. */
 template <int D>
 KVANT_INLINE void load_centered(float (&x)[16], const AppendArgs &args, const AppendRole &role,
                                 size_t row_at, int kv_head, int tile)
@@ -127,7 +130,7 @@ KVANT_INLINE void load_centered(float (&x)[16], const AppendArgs &args, const Ap
             x[i] = __fdiv_rn(x[i], role.scale[kv_head * D + 16 * tile + i]);
 }
 
-/* Butterflies at the given step of an array whose numbers stand stride apart. */
+/* Butterflies at the given step, in an array whose numbers are `stride` apart. */
 template <int N, int STRIDE, int STEP> __device__ __forceinline__ void butterflies(float (&x)[N])
 {
     unrolled_for (int i = 0; i < N; i++)
@@ -138,9 +141,9 @@ template <int N, int STRIDE, int STEP> __device__ __forceinline__ void butterfli
         }
 }
 
-/* Stages of the transform at distances STRIDE, 2 STRIDE, ..., as many as the block has. The usual
- * blocks have all of them, and without branches between them the numbers need not stay in the same
- * registers. */
+/* Stages of the transform at distances STRIDE, 2 STRIDE, ..., as many as the block has. Usual
+ * blocks have all stages, and without branches between the stages the compiler may move numbers to
+ * other registers. */
 template <int N, int STRIDE, int STEPS>
 __device__ __forceinline__ void stages(float (&x)[N], uint32_t block_steps)
 {
@@ -174,7 +177,7 @@ KVANT_INLINE void rotate_across_tiles(float (&y)[Lanes<D>::NUMBERS],
         y[i] = __fmul_rn(y[i], rotation.scale);
 }
 
-/* A few channels of every tile of the row that lies in shared memory. */
+/* Loads a few channels of every tile of the row in shared memory. */
 template <int D>
 KVANT_INLINE void read_turned(float (&y)[Lanes<D>::NUMBERS], const float *row, int in_row)
 {
@@ -192,14 +195,14 @@ KVANT_INLINE void read_turned(float (&y)[Lanes<D>::NUMBERS], const float *row, i
     }
 }
 
-/* From one tile a lane to a few channels of every tile. "space" is the warp's. */
+/* Transposes from one tile per lane to a few channels of every tile. space is the warp's memory. */
 template <int D>
 KVANT_INLINE void turn(float (&y)[Lanes<D>::NUMBERS], const float (&x)[16], float *space, int lane)
 {
     using L = Lanes<D>;
     float *row = space + lane / L::LANES * L::ROW_STRIDE;
     const int in_row = lane % L::LANES;
-    __syncwarp(); /* the rows before have been read */
+    __syncwarp(); /* the preceding rows have been read */
     unrolled_for (int i = 0; i < 16; i += 4)
         *reinterpret_cast<float4 *>(row + in_row * L::TILE_STRIDE + i) =
             make_float4(x[i], x[i + 1], x[i + 2], x[i + 3]);
@@ -207,8 +210,8 @@ KVANT_INLINE void turn(float (&y)[Lanes<D>::NUMBERS], const float (&x)[16], floa
     read_turned<D>(y, row, in_row);
 }
 
-/* The rows of the warp times a matrix, as combine_rows in rotate.cuh: from one tile a lane to a few
- * channels of every tile. Lanes of all rows read the same numbers of the matrix. */
+/* Multiplies the warp's rows with a matrix, like combine_rows in rotate.cuh: from one tile per lane
+ * to a few channels of every tile. Lanes of all rows read the same numbers of the matrix. */
 template <int D>
 __device__ __noinline__ void combine_rows_of_warp(float (&y)[Lanes<D>::NUMBERS],
                                                   const float (&x)[16], const float *m,
@@ -217,7 +220,7 @@ __device__ __noinline__ void combine_rows_of_warp(float (&y)[Lanes<D>::NUMBERS],
     using L = Lanes<D>;
     float *row = space + lane / L::LANES * L::ROW_STRIDE;
     const int in_row = lane % L::LANES;
-    __syncwarp(); /* the rows before have been read */
+    __syncwarp(); /* the preceding rows have been read */
     unrolled_for (int i = 0; i < 16; i++)
         row[in_row * L::TILE_STRIDE + i] = x[i];
     __syncwarp();
@@ -232,8 +235,8 @@ __device__ __noinline__ void combine_rows_of_warp(float (&y)[Lanes<D>::NUMBERS],
     }
 }
 
-/* The sum of the products as format.md orders it; all lanes of the row have the same, because
- * a + b and b + a are. */
+/* The sum of the products in the order of format.md. All lanes of a row get the same sum, because a
+ * + b equals b + a. */
 template <int D>
 KVANT_INLINE float row_dot(const float (&a)[Lanes<D>::NUMBERS], const float (&b)[Lanes<D>::NUMBERS])
 {
@@ -257,9 +260,9 @@ KVANT_INLINE float to_half_and_back(float x)
     return __half2float(__float2half_rn(x));
 }
 
-/* Codes times 8. A curve through the thresholds (params.c) says which one threshold is left to
- * compare with: bits 3 and up of the sum are that threshold's number, its place in the table in
- * bytes. */
+/* Computes codes times 8. A curve through the thresholds (params.c) gives the one threshold that is
+ * left to compare with. Bits 3 and up of the sum are that threshold's number, which is also its
+ * offset in the table in bytes. */
 template <int N>
 KVANT_INLINE void find_codes(uint32_t (&codes)[N], const kvant_cuda_params &codec,
                              const Levels &levels, const float (&y)[N], float inverse)
@@ -280,8 +283,7 @@ KVANT_INLINE float value_of(const Levels &levels, uint32_t code)
     return *reinterpret_cast<const float *>(reinterpret_cast<const char *>(&levels) + code + 4);
 }
 
-/* Codes of a wide codebook, as they are: the number of thresholds below, of which there are 2^bits
- * - 1. */
+/* Computes codes of a wide codebook: the number of thresholds below, of 2^bits - 1 thresholds. */
 template <int N>
 KVANT_INLINE void find_codes(uint32_t (&codes)[N], const kvant_cuda_params &codec,
                              const WideLevels &levels, const float (&y)[N], float inverse)
@@ -310,7 +312,8 @@ KVANT_INLINE Quantized quantize_codebook(uint32_t (&codes)[Lanes<D>::NUMBERS],
                 scale = to_half_and_back(norm), inverse = scale > 0 ? __frcp_rn(scale) : 0;
     float decoded[N], stored = scale;
     find_codes(codes, codec, levels, y, inverse);
-    if (codec.unbiased) { /* all lanes take part in the sum, whatever the scales of their rows */
+    /* all lanes take part in the sum, even if the scale of their row does not need it */
+    if (codec.unbiased) {
         unrolled_for (int i = 0; i < N; i++)
             decoded[i] = value_of(levels, codes[i]);
         const float product = row_dot<D>(y, decoded);
@@ -319,8 +322,8 @@ KVANT_INLINE Quantized quantize_codebook(uint32_t (&codes)[Lanes<D>::NUMBERS],
     return Quantized{ stored, 0, norm <= 65504.0f && stored <= 65504.0f };
 }
 
-/* A NaN makes both extremes NaN, and the row is refused for it. The clamp comes before the
- * rounding, which is an addition to 1.5 * 2^23. Bounds are whole numbers and offset is even, so
+/* Quantises uniform codes. A NaN makes both extremes NaN, and the row is refused for it. The clamp
+ * comes before the rounding, which adds 1.5 * 2^23. Bounds are whole numbers and offset is even, so
  * ties stay ties. */
 template <int D>
 KVANT_INLINE Quantized quantize_uniform(uint32_t (&codes)[Lanes<D>::NUMBERS],
@@ -351,8 +354,8 @@ KVANT_INLINE Quantized quantize_uniform(uint32_t (&codes)[Lanes<D>::NUMBERS],
                       fabsf(min) <= 65504.0f && fabsf(max) <= 65504.0f };
 }
 
-/* Stores bits SHIFT to SHIFT + 3 of each code, which has none above unless MASK says to drop
- * them. */
+/* Stores bits SHIFT to SHIFT + 3 of each code. With MASK it drops the bits above; without, the code
+ * has none. */
 template <int D, int SHIFT, bool MASK>
 KVANT_INLINE void store_nibbles(uint32_t *words, const uint32_t (&codes)[Lanes<D>::NUMBERS],
                                 int lane)
@@ -377,7 +380,7 @@ KVANT_INLINE void store_nibbles(uint32_t *words, const uint32_t (&codes)[Lanes<D
     }
 }
 
-/* The transformed row of each lane's token; zeros where it is lacking. */
+/* Loads and transforms the row of each lane's token; zeros where there is no token. */
 template <int D>
 KVANT_INLINE void transform_row(float (&y)[Lanes<D>::NUMBERS], const AppendArgs &args,
                                 const AppendRole &role, float *space, bool lacking, size_t row_at,
@@ -403,7 +406,7 @@ KVANT_INLINE void transform_row(float (&y)[Lanes<D>::NUMBERS], const AppendArgs 
         rotate_across_tiles<D>(y, role.codec.rotation);
 }
 
-/* Codes as quantize_codebook leaves them. */
+/* Stores codes in the form in which quantize_codebook returns them. */
 template <int D>
 KVANT_INLINE void store_codes(uint32_t *low, uint32_t *, const uint32_t (&codes)[Lanes<D>::NUMBERS],
                               const Levels &, int lane)
@@ -420,8 +423,8 @@ KVANT_INLINE void store_codes(uint32_t *low, uint32_t *high,
     store_nibbles<D, 4, true>(high, codes, lane);
 }
 
-/* Transforms and quantises the row of each lane's token into nibbles; rows without a token
- * (lacking) are worked on as zeros and not stored. */
+/* Transforms and quantises the row of each lane's token to nibbles. Rows without a token are
+ * processed as zeros and not stored. */
 template <int D, class Book>
 KVANT_INLINE Quantized encode_row(Nibbles<D> &nibbles, const AppendArgs &args,
                                   const AppendRole &role, const Book &levels, float *space,
@@ -430,7 +433,7 @@ KVANT_INLINE Quantized encode_row(Nibbles<D> &nibbles, const AppendArgs &args,
     using L = Lanes<D>;
     float y[L::NUMBERS];
     if (role.codec.weighting ==
-        KVANT_CUDA_WEIGHTING_FULL) /* the block has transformed it: matrix_rows.cuh */
+        KVANT_CUDA_WEIGHTING_FULL) /* the block has transformed the row already: matrix_rows.cuh */
         read_turned<D>(y, space + lane / L::LANES * L::ROW_STRIDE, lane % L::LANES);
     else
         transform_row<D>(y, args, role, space, lacking, row_at, kv_head, lane);

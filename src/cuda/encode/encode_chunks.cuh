@@ -10,10 +10,11 @@ namespace kvant
 
 struct TripletCode {
     uint32_t code;
-    float along, norm; /* the triplet's share along its coded direction; the coded norm */
+    /* along: the triplet's projection on its coded direction; norm: the coded norm */
+    float along, norm;
 };
 
-/* How many of the rising thresholds of n levels lie below x; n is a power of two. */
+/* The number of the n - 1 rising thresholds that lie below x; n is a power of two. */
 KVANT_INLINE int count_below(const float *thresholds, int n, float x)
 {
     int i = 0;
@@ -23,7 +24,7 @@ KVANT_INLINE int count_below(const float *thresholds, int n, float x)
     return i;
 }
 
-/* The first of the levels that are tried for a coordinate; -1 stands for 0. */
+/* The first of the levels that are tried for a coordinate; -1 stands for level 0. */
 KVANT_INLINE int first_level(const OctopusLevels &levels, int n, uint32_t rounding, float x)
 {
     if (rounding == 0)
@@ -32,8 +33,8 @@ KVANT_INLINE int first_level(const OctopusLevels &levels, int n, uint32_t roundi
     return rounding == 1 ? i : rounding == 3 || !(x > levels.direction[i]) ? i - 1 : i;
 }
 
-/* The best direction so far: the first one of the highest quality, the squared cosine with the
- * cosine's sign times den. */
+/* The best direction so far: the first with the highest quality, which is the squared cosine with
+ * the cosine's sign, times den. */
 struct BestDirection {
     float quality, den, dot;
     int u, w;
@@ -61,7 +62,7 @@ KVANT_INLINE TripletCode quantize_triplet(const OctopusLevels &levels, const kva
               first_w = first_level(levels, n, book.rounding, __fadd_rn(p.y, copysignf(fold, p.y)));
     BestDirection best{ -4, 1, 0, 0, 0 };
     if (book.rounding ==
-        3) { /* the usual one: no loops, so that candidates are worked on side by side */
+        3) { /* the usual case has no loops, so that candidates are processed in parallel */
         unrolled_for (int i = 0; i < 9; i++)
             best.take(levels, p, min(max(first_u + i / 3, 0), n - 1),
                       min(max(first_w + i % 3, 0), n - 1));
@@ -80,8 +81,8 @@ KVANT_INLINE TripletCode quantize_triplet(const OctopusLevels &levels, const kva
                         along, levels.norm[k] };
 }
 
-/* What the channels of the last triplet that do not exist may be taken for (octopus_book.c says
- * why), as multiples of the magnitudes of those that do. */
+/* Paddings of the last triplet for channels that do not exist, as multiples of the magnitudes of
+ * its real channels (octopus_book.c says why). */
 struct Padding {
     float y, z;
 };
@@ -99,7 +100,7 @@ KVANT_INLINE Padding padding_of(int left, int trial)
     return p;
 }
 
-/* A trial's error in its own channels, and their product with what was decoded. */
+/* The error of a trial in its real channels, and the product of these with the decoded channels. */
 template <int LEFT>
 KVANT_INLINE float2 trial_result(const OctopusLevels &levels, const kvant_cuda_book &book,
                                  uint32_t code, float x, float y)
@@ -144,7 +145,7 @@ KVANT_INLINE uint32_t closest_unit(const float4 &v)
     return top >= half ? 2 * largest + minus : 8 + signs;
 }
 
-/* The direction closest to x: the first secondary of the largest closeness, then its unit. */
+/* The direction closest to x: the first secondary with the largest closeness, and then its unit. */
 KVANT_INLINE uint32_t closest_direction(const HqmqSecondaries &levels, int n_secondaries,
                                         const float4 &x)
 {

@@ -1,7 +1,7 @@
 /* matrix_rows.cuh - multiplies rows with the matrix of transform=file, before the warps of an
  * append block quantise them.
  *
- * A thread has one channel of several rows. So reads of the matrix are coalesced, many reads
+ * A thread computes one channel of several rows. So reads of the matrix are coalesced, many reads
  * overlap, and each read serves several rows. Products and sums are rounded as in combine_rows of
  * rotate.cuh. */
 #pragma once
@@ -11,7 +11,7 @@
 namespace kvant
 {
 
-/* Rows that WARPS warps take at a time, in shared memory as turn has them. */
+/* The rows that WARPS warps process at a time, in shared memory in the layout of turn. */
 template <int D, int WARPS> struct MatrixRows {
     using L = Lanes<D>;
     static constexpr int ROWS = WARPS * L::ROWS, TEAMS = WARPS * 32 / D, A_THREAD = ROWS / TEAMS,
@@ -25,7 +25,7 @@ template <int D, int WARPS> struct MatrixRows {
                     [row % L::ROWS * L::ROW_STRIDE + channel / 16 * L::TILE_STRIDE + channel % 16];
     }
 
-    /* By the warp that will quantise them; zeros where tokens lack. */
+    /* Called by the warp that will quantise the rows. Zeros where there is no token. */
     KVANT_INLINE static void load(Space &space, const AppendArgs &args, const AppendRole &role,
                                   const BlockTokens &tokens, int first, uint32_t chunk_at,
                                   int kv_head, int warp, int lane)
@@ -41,7 +41,7 @@ template <int D, int WARPS> struct MatrixRows {
             number(space, row, 16 * tile + i) = x[i];
     }
 
-    /* Channel of rows team, team + TEAMS, ... below n_rows. */
+    /* Computes one channel of rows team, team + TEAMS, ... below n_rows. */
     KVANT_INLINE static void multiply(float (&y)[A_THREAD], Space &space, const float *column,
                                       int team, int n_rows)
     {
@@ -57,8 +57,8 @@ template <int D, int WARPS> struct MatrixRows {
         }
     }
 
-    /* Tokens first .. first + n_rows - 1 of the block's, at most ROWS. All threads of the block
-     * take part. */
+    /* Transforms tokens first .. first + n_rows - 1 of the block, at most ROWS. All threads of the
+     * block call it. */
     __device__ __noinline__ static void transform(Space &space, const AppendArgs &args,
                                                   const AppendRole &role, const BlockTokens &tokens,
                                                   int first, int n_rows, uint32_t chunk_at,
@@ -66,7 +66,7 @@ template <int D, int WARPS> struct MatrixRows {
     {
         const int team = threadIdx.x / D, channel = threadIdx.x % D;
         float y[A_THREAD] = {};
-        __syncthreads(); /* the rows before have been read */
+        __syncthreads(); /* the preceding rows have been read */
         load(space, args, role, tokens, first, chunk_at, kv_head, threadIdx.x >> 5,
              threadIdx.x & 31);
         __syncthreads();

@@ -16,12 +16,12 @@ namespace kvant
 
 constexpr uint8_t NONE = 255;
 
-/* Which token of the chunk stands at each place of the page being written, NONE without one. */
+/* The token of the chunk at each place of the page that is being written; NONE: there is none. */
 struct PageTokens {
     alignas(2) uint8_t at[PAGE_TOKENS];
 };
 
-/* Where a plane's codes come from and go to. */
+/* The source and the destination of a plane's codes. */
 struct Plane {
     int bits, nibbles, shift, first_word, row_tiles, column_tiles;
 };
@@ -38,7 +38,7 @@ KVANT_INLINE Plane plane_of(const kvant_cuda_params &codec, int i)
     return Plane{ plane_bits(codec.bits, i), shift / 4, shift % 4, first_word, rows, columns };
 }
 
-/* Flips the bits of *word that differ from bits under mask; nobody else writes those bits. */
+/* Flips the bits of *word under mask that differ from bits. No other thread writes these bits. */
 KVANT_INLINE void put_bits(uint32_t *word, uint32_t bits, uint32_t mask)
 {
     if (mask == FULL)
@@ -57,7 +57,7 @@ KVANT_INLINE void transpose_nibbles(uint32_t (&words)[4], const uint32_t (&field
     }
 }
 
-/* BITS bits of each nibble, side by side at the low end of each half. */
+/* Moves BITS bits of each nibble side by side to the low end of each half. */
 template <int BITS> KVANT_INLINE uint32_t squeeze(uint32_t word, int shift)
 {
     if (BITS == 4)
@@ -75,11 +75,12 @@ template <int BITS> KVANT_INLINE uint32_t squeeze(uint32_t word, int shift)
 KVANT_INLINE int usable(int token)
 {
     return min(token,
-               PAGE_TOKENS - 1); /* any row will do for NONE: the mask leaves its codes out */
+               /* for NONE any row may be read, because the mask drops its codes */
+               PAGE_TOKENS - 1);
 }
 
-/* Keys: rows of the matrix are tokens. A thread has tokens r and r + 8 of a tile, two channels and
- * their neighbours 8 further, in four tiles of channels. */
+/* For keys, whose matrix rows are tokens. A thread has tokens r and r + 8 of a tile, two channels
+ * and their neighbours 8 further, in four tiles of channels. */
 template <int D, int BITS>
 KVANT_INLINE void write_keys(const uint32_t *nibbles, const PageTokens &tokens, int shift,
                              uint32_t *page, uint32_t at)
@@ -98,7 +99,7 @@ KVANT_INLINE void write_keys(const uint32_t *nibbles, const PageTokens &tokens, 
         uint32_t bits = 0, mask = 0;
         unrolled_for (int i = 0; i < IN_WORD; i++)
             if (TILES % 4 == 0 ||
-                4 * group + first + i < TILES) { /* fields beyond the last tile stay */
+                4 * group + first + i < TILES) { /* fields beyond the last tile are not changed */
                 bits |= squeeze<BITS>(words[first + i], shift) << 4 * BITS * i;
                 mask |= squeeze<BITS>(present, 0) << 4 * BITS * i;
             }
@@ -106,8 +107,8 @@ KVANT_INLINE void write_keys(const uint32_t *nibbles, const PageTokens &tokens, 
     }
 }
 
-/* Values: columns are tokens. A thread has channels r and r + 8 of four tiles in a row, and four
- * tokens of each tile of tokens in the word. */
+/* For values, whose matrix columns are tokens. A thread has channels r and r + 8 of four
+ * consecutive tiles, and four tokens of each tile of tokens in the word. */
 template <int D, int BITS>
 KVANT_INLINE void write_values(const uint32_t *nibbles, const PageTokens &tokens, int shift,
                                uint32_t *page, uint32_t at)
@@ -115,7 +116,7 @@ KVANT_INLINE void write_values(const uint32_t *nibbles, const PageTokens &tokens
     constexpr int TILES = D / 16, IN_WORD = 4 / BITS, UNITS = BITS;
     const int lane = at % 32, unit = at / 32 % UNITS, group = at / (32 * UNITS),
               in_group = min(4, TILES - 4 * group);
-    const uint32_t half = lane & 4 ? 0x7632 : 0x5410; /* odd or even channel */
+    const uint32_t half = lane & 4 ? 0x7632 : 0x5410; /* whether the channel is odd */
     uint32_t bits[4] = {}, mask = 0;
     unrolled_for (int i = 0; i < IN_WORD; i++) {
         uint32_t fields[4], words[4], present = 0;
@@ -158,7 +159,7 @@ KVANT_INLINE void write_plane(const Nibbles<D> &nibbles, const PageTokens &token
             write_values<D, BITS>(from, tokens, plane.shift, words, at);
 }
 
-/* All threads of the block write what the chunk has of one page. */
+/* All threads of the block write the chunk's codes of one page. */
 template <int D>
 KVANT_INLINE void write_codes(const kvant_cuda_params &codec, const Nibbles<D> &nibbles,
                               const PageTokens &tokens, uint32_t *page)

@@ -1,6 +1,6 @@
 /* queries.cu - multiplies queries with the matrix of transform=file: q times (R W^-1)^T.
  *
- * A thread block takes up to 8 query heads of one kv head and one sequence through one matrix. A
+ * A thread block multiplies up to 8 query heads of one kv head and one sequence with one matrix. A
  * thread has one channel and a quarter of the matrix's rows, so all of its loads overlap. The
  * quarters are added in order. */
 #include "../launch.h"
@@ -42,8 +42,8 @@ KVANT_INLINE void load_weights(float (&weights)[AHEAD], const float *m, int firs
         weights[k] = m[(size_t)(first + k) * D];
 }
 
-/* AHEAD: numbers of the matrix that a thread reads at once. Few blocks wait least with many, many
- * blocks hide their waits from each other and need the registers. */
+/* AHEAD: numbers of the matrix that a thread reads at once. With few blocks, many reads at once
+ * wait least. With many blocks, blocks hide each other's waits and need the registers. */
 template <int D, int AHEAD>
 __global__ void __launch_bounds__(QUARTERS *D)
     queries_kernel(const __grid_constant__ QueryArgs args)
@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(QUARTERS *D)
     const uint32_t matrix = blockIdx.z / args.batch;
     const float *m = args.inverse_weights[matrix] + (size_t)kv_head * D * D + channel;
     float sum[QUERY_HEADS] = {}, weights[AHEAD];
-    load_weights<D, AHEAD>(weights, m, begin); /* on their way while queries come */
+    load_weights<D, AHEAD>(weights, m, begin); /* these loads run while queries are loaded */
     begin_next();
     wait_for_former();
     load_queries(space, args, blockIdx.z - matrix * args.batch, first_head, n_heads);
@@ -85,26 +85,27 @@ __global__ void __launch_bounds__(QUARTERS *D)
 
 /* ---- many tokens ---- */
 
-/* Products by tensor cores. A number is two halves: what its unit leaves of 22 bits. Units are
- * powers of two above the largest number of a query row and of a column of the matrix. The product
- * of both lower halves is left out. A thread block takes ROWS query rows of a kv head, then the
- * next ones; a warp 16 of them and 32 columns. */
+/* Products by tensor cores. A number is split into two halves, which together keep 22 bits of it
+ * divided by its unit. Units are powers of two above the largest number of a query row and of a
+ * column of the matrix. The product of both lower halves is left out. A thread block processes ROWS
+ * query rows of a kv head, and then the next ROWS. A warp has 16 of them and 32 columns. */
 constexpr uint32_t ROWS = 32, ROW_BLOCKS = 264; /* two a multiprocessor */
 
 template <int D> struct RowSpace {
-    static constexpr int STRIDE = D + 8; /* eight rows of an operand lie in different banks */
+    /* with this stride, eight rows of an operand lie in different banks */
+    static constexpr int STRIDE = D + 8;
     alignas(16) __half m[2][D * STRIDE], q[2][ROWS * STRIDE];
     float largest[2][D], m_unit[D], q_unit[ROWS];
 };
 
-/* x / unit; lower: what the first half lacks. */
+/* Splits x / unit into two halves; `lower` holds the remainder of `upper`. */
 KVANT_INLINE void split(float x, __half &upper, __half &lower)
 {
     upper = __float2half_rn(x);
     lower = __float2half_rn(x - __half2float(upper));
 }
 
-/* A thread has half a column. */
+/* A thread copies half a column. */
 template <int D> KVANT_INLINE void place_matrix(RowSpace<D> &space, const float (&weights)[D / 2])
 {
     const int column = threadIdx.x % D, half = threadIdx.x / D;
@@ -122,7 +123,7 @@ template <int D> KVANT_INLINE void place_matrix(RowSpace<D> &space, const float 
     }
 }
 
-/* A warp's rows, n, n + WARPS, ... of those that begin with `first`. */
+/* Loads the warp's rows, n, n + WARPS, ... of the rows from `first` on. */
 template <int D>
 KVANT_INLINE void place_rows(RowSpace<D> &space, const QueryArgs &args, uint32_t first,
                              uint32_t n_rows, uint32_t first_head)
@@ -154,7 +155,7 @@ KVANT_INLINE void place_rows(RowSpace<D> &space, const QueryArgs &args, uint32_t
     }
 }
 
-/* The warp's 16 rows and 32 columns. */
+/* Multiplies the warp's 16 rows and 32 columns. */
 template <int D>
 KVANT_INLINE void multiply_rows(const RowSpace<D> &space, int row, int column, int lane,
                                 float (&sums)[4][4])
@@ -164,7 +165,7 @@ KVANT_INLINE void multiply_rows(const RowSpace<D> &space, int row, int column, i
         sums[j][0] = sums[j][1] = sums[j][2] = sums[j][3] = 0;
 #pragma unroll 2
     for (int k = 0; k < D; k += 32) {
-        uint32_t a[2][2][4]; /* by half, 16 channels each */
+        uint32_t a[2][2][4]; /* by half; 16 channels each */
         unrolled_for (int h = 0; h < 2; h++)
             unrolled_for (int i = 0; i < 2; i++)
                 load_matrices<false>(a[h][i], space.q[h] + (row + (lane & 15)) * STRIDE + k +
@@ -216,7 +217,7 @@ __global__ void __launch_bounds__(2 * D) query_rows_kernel(const __grid_constant
                         sums[j][2 * h + i] * space.q_unit[n] * space.m_unit[channel + i];
             }
         }
-        __syncthreads(); /* rows have been read */
+        __syncthreads(); /* the rows have been read */
     }
 }
 
@@ -240,7 +241,7 @@ cudaError_t launch_query_rows(const QueryArgs &args, uint32_t n_kv_heads, cudaSt
                         2 * D, parameters, sizeof(RowSpace<D>), stream);
 }
 
-/* Of any head_dim: a thread block takes a query head, a thread a channel. */
+/* For any head_dim: a thread block processes a query head, and a thread a channel. */
 __global__ void __launch_bounds__(KVANT_CUDA_MOST_DIM)
     queries_any_kernel(const __grid_constant__ QueryArgs args)
 {
@@ -271,7 +272,8 @@ cudaError_t launch_queries(const QueryArgs &args, uint32_t head_dim, uint32_t n_
     return with_head_dim(head_dim, [&](auto d) {
         constexpr int D = decltype(d)::value, ALL = D == 256 ? 32 : D / QUARTERS,
                       MANY = D == 256 ? ALL / 2 : ALL;
-        if constexpr (D <= 128) /* beyond, a thread's part of the matrix is too large */
+        /* with more channels, a thread's part of the matrix would be too large */
+        if constexpr (D <= 128)
             if (!few)
                 return launch_query_rows<D>(args, n_kv_heads, stream);
         QueryArgs p = args;

@@ -12,12 +12,12 @@ struct QueryArgs {
     kvant_cuda_type type;
     const void *q;
     size_t batch_stride, head_stride; /* elements */
-    float *out;                       /* of the first matrix, then of the next one */
+    float *out;                       /* for the first matrix, then for the next ones */
     uint32_t batch, n_matrices, heads_a_kv;
-    const float *inverse_weights[KVANT_CUDA_MOST_MATRICES]; /* of all kv heads */
+    const float *inverse_weights[KVANT_CUDA_MOST_MATRICES]; /* the matrices of all kv heads */
 };
 
-constexpr uint32_t QUERY_HEADS = 8; /* of one kv head that a block of threads takes */
+constexpr uint32_t QUERY_HEADS = 8; /* Query heads of one kv head that a thread block processes. */
 
 inline uint32_t groups_of(const QueryArgs &args)
 {

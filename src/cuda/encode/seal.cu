@@ -1,9 +1,9 @@
 /* seal.cu - seals open pages, for codes with one scale per group of numbers. The append kernels
  * seal pages with one scale per token: they then read their rows from open pages.
  *
- * A thread block takes the page of one kv head and one role: ranges of all groups, codes as nibbles
- * in shared memory, words of the page (pack.cuh). The rows are read twice, the second time from the
- * first-level cache. */
+ * A thread block seals the page of one kv head and one role. It finds the ranges of all groups,
+ * writes codes as nibbles to shared memory, and writes the words of the page (pack.cuh). The rows
+ * are read twice, the second time from the first-level cache. */
 #include "append.h"
 #include "../launch.h"
 #include "pack.cuh"
@@ -23,15 +23,15 @@ template <int D> struct SealSpace {
 template <int D> struct OpenPage {
     const __half *rows;
     int n_tokens;
-    bool over_tokens; /* groups are tokens of a channel, otherwise channels of a token */
+    bool over_tokens; /* true: groups are tokens of a channel; false: channels of a token */
 
-    /* A token that was not written is taken for a copy of its group's first one, so that it widens
+    /* A token that was not written counts as a copy of its group's first token, so that it widens
      * no range. */
     KVANT_INLINE float at(int token, int channel) const
     {
         return __half2float(rows[(token < n_tokens ? token : token / 32 * 32) * D + channel]);
     }
-    /* Groups and tokens of which nothing was written are left as they are. */
+    /* False for groups and tokens that were not written; they are not changed. */
     KVANT_INLINE bool has(int token) const
     {
         return (over_tokens ? token / 32 * 32 : token) < n_tokens;
@@ -86,7 +86,7 @@ KVANT_INLINE uint32_t code_of(const kvant_cuda_params &codec, const OpenPage<D> 
     return (uint32_t)(level - codec.offset);
 }
 
-/* A thread makes 16 bits: one channel of 4 tiles in a row. */
+/* A thread makes 16 bits: one channel of 4 consecutive tiles. */
 template <int D>
 KVANT_INLINE void make_nibbles(const kvant_cuda_params &codec, const OpenPage<D> &page,
                                const float2 *scaling, Nibbles<D> &nibbles)

@@ -1,5 +1,5 @@
-/* token_words.cuh - the codes of one token into the words of its page, by a warp: lane l has the
- * codes of channels l, l + 32, ... */
+/* token_words.cuh - writes the codes of one token to the words of its page, by a warp: lane l has
+ * the codes of channels l, l + 32, ... */
 #pragma once
 
 #include "../layout.cuh"
@@ -8,9 +8,9 @@
 namespace kvant
 {
 
-/* The words of a page that hold a token's codes (format.md, "Pages"). Lanes whose codes share
- * words: of keys l, l ^ 1, l ^ 8, l ^ 9, of values l and l ^ 8. Of each few of their words a lane
- * changes one: that of number `mine`. */
+/* The words of a page that hold a token's codes (format.md, "Pages"). A few lanes have codes in the
+ * same words: for keys lanes l, l ^ 1, l ^ 8 and l ^ 9, for values lanes l and l ^ 8. Each of these
+ * lanes changes one of FEW such words: the word of number `mine`. */
 template <int D, bool KEYS> struct TokenWords {
     static constexpr int PER_LANE = Row<D>::PER_LANE, FEW = KEYS ? 4 : 2, TILES = D / 16,
                          WORDS = (PER_LANE + FEW - 1) / FEW * FEW;
@@ -21,8 +21,8 @@ template <int D, bool KEYS> struct TokenWords {
     {
     }
 
-    /* Of number j in a plane of 2^log bits: place() of layout.cuh for the first channel in the
-     * word. */
+    /* The place of number j in a plane of 2^log bits: place() of layout.cuh for the first channel
+     * in the word. */
     KVANT_INLINE Place place_of(int log, int j) const
     {
         const int shift = 2 - log, ones = (1 << shift) - 1, tile = (lane >> 4) + 2 * j;
@@ -36,19 +36,20 @@ template <int D, bool KEYS> struct TokenWords {
                           (tile & 3),
                       ((4 * (column & ones) + 2 * (at >> 3 & 1)) << log) + 16 * (at & 1) };
     }
-    /* Words of a plane. */
+    /* The words of a plane. */
     KVANT_INLINE int size_of(int log) const
     {
         return KEYS ? ((TILES << log) + 3) / 4 * 128 : TILES * 32 << log;
     }
 
-    /* Of the next plane of a code of which `left` bits are left: 4, 2 or 1. */
+    /* The binary logarithm of the bits of a code's next plane, when `left` bits are left: 4, 2 or 1
+     * bits. */
     KVANT_INLINE static int log_of(int left)
     {
         return left >= 4 ? 2 : left >= 2 ? 1 : 0;
     }
 
-    /* The words are needed soon. */
+    /* Prefetches the words. */
     KVANT_INLINE void ask_for(const uint32_t *words, uint32_t bits) const
     {
 #pragma unroll 1
@@ -63,8 +64,7 @@ template <int D, bool KEYS> struct TokenWords {
         }
     }
 
-    /* The words that all lanes of a few have codes in, of a plane: the codes' bits from shift
-     * on. */
+    /* Exchanges code bits, from `shift` on, between the lanes that share words of a plane. */
     KVANT_INLINE void exchange(uint32_t (&of)[WORDS], const uint32_t (&codes)[PER_LANE], int log,
                                int shift) const
     {
@@ -78,7 +78,7 @@ template <int D, bool KEYS> struct TokenWords {
         }
     }
 
-    /* The token's bits alone: others may be written at the same time. */
+    /* Writes only this token's bits, because other tokens may be written at the same time. */
     KVANT_INLINE void put(uint32_t *words, const uint32_t (&codes)[PER_LANE], uint32_t bits,
                           bool store = true) const
     {

@@ -1,16 +1,18 @@
-/* trellis_places.cuh - the search of trellis codes for 256 states with all metrics in registers.
+/* trellis_places.cuh - the trellis search for 256 states, with all metrics in registers.
  *
- * A new state takes the place of a state before it: their numbers differ in the bit that leaves and
- * in the bit that enters, and both bits have one place. Step t of 8 has bit t of the place, so a
- * place is the last 8 bits of a path, the oldest lowest. A lane has places 8 lane ... 8 lane + 7:
- * three steps stay in its registers, five meet the other lane whose number differs in one bit.
+ * A new state takes the place of a state before it. The numbers of both states differ in the bit
+ * that leaves the window and in the bit that enters it, and the place's index has one bit for both.
+ * Step t of 8 uses bit t of the place, so a place is the last 8 bits of a path, with the oldest bit
+ * lowest. A lane has places 8 lane ... 8 lane + 7. Three of the 8 steps stay within its registers.
+ * Five steps exchange metrics with the lane whose number differs in one bit.
  *
- * A register holds the metric above 8 bits: where the path was before the 8 steps. So a minimum
- * also takes the path, and of equal metrics the first: origins differ in the step's bit and below.
- * Origins are stored once for 8 steps, and a trace goes back 8 steps by one look-up.
+ * A register holds the metric and, in its low 8 bits, the place of the path before the 8 steps,
+ * called its origin. So a minimum also selects the path, and among equal metrics the first one,
+ * because origins differ in the step's bit and below. Origins are stored once for 8 steps, and a
+ * trace goes back 8 steps by one look-up.
  *
- * Nothing is limited to 65535 and nothing lowered here: never_limited says for which rows that
- * cannot matter. */
+ * Metrics are not limited to 65535 and not lowered here; never_limited says for which rows that
+ * makes no difference. */
 #pragma once
 
 #include "trellis_search.cuh"
@@ -23,14 +25,14 @@ constexpr int PLACE_STEPS = 8;
 /* A warp's memory. */
 template <int D> struct PlaceSpace {
     static constexpr int GROUPS = D / PLACE_STEPS;
-    CostWords costs[D];                    /* of steps */
+    CostWords costs[D];                    /* costs of the steps */
     alignas(16) uint16_t most[D];          /* the largest cost of a step */
     alignas(16) uint8_t from[GROUPS][256]; /* the place before 8 steps */
-    uint8_t
-        path[GROUPS +
-             1]; /* the last place of 8 steps, that is their bits; path[0]: of the last 8 steps */
+    /* path[i + 1]: the last place of 8 steps, which is their bits; path[0]: of the last 8 steps */
+    uint8_t path[GROUPS + 1];
 
-    /* Trellis bit and subset of a step: a window's bits, the newest highest. */
+    /* Reads the trellis bit and the subset of a step from its window, whose newest bit is the
+     * highest. */
     KVANT_INLINE void read(int step, uint32_t &bit, uint32_t &subset) const
     {
         const int group = step / PLACE_STEPS;
@@ -40,8 +42,9 @@ template <int D> struct PlaceSpace {
     }
 };
 
-/* What a bit of the place does to the subset of a window at step t. The step's own bit is the
- * newest and the oldest bit of the window, which cancel each other where a path keeps it. */
+/* The effect of bit `bit` of the place on the subset of the window at step t. The step's own bit is
+ * both the newest and the oldest bit of the window. If a path keeps it, their effects cancel each
+ * other. */
 __host__ __device__ constexpr uint32_t place_effect(int t, int bit)
 {
     return bit == t ? 0 : subset_of_window<8>(1u << ((t - bit) & 7));
@@ -57,10 +60,12 @@ __host__ __device__ constexpr uint32_t places_subset(int t, uint32_t place)
 
 template <int D> struct PlaceSearch {
     using S = PlaceSpace<D>;
-    static constexpr uint32_t ANY_PLACE = 256, FAR = 0x80000000u; /* FAR: above all sums of costs */
+    /* FAR: larger than all sums of costs */
+    static constexpr uint32_t ANY_PLACE = 256, FAR = 0x80000000u;
     S &space;
     int lane;
-    uint32_t metric[8], own[PLACE_STEPS]; /* own: subset of the lane's bits at step t */
+    /* own: the part of the subset that the lane's bits cause at step t */
+    uint32_t metric[8], own[PLACE_STEPS];
 
     __device__ PlaceSearch(S &space_, int lane_) : space(space_), lane(lane_)
     {
@@ -71,8 +76,9 @@ template <int D> struct PlaceSearch {
         }
     }
 
-    /* Metrics as the search lowers and limits them are at most the costs of the 8 steps before a
-     * lowering and the 16 after: from any state any other one is 8 steps away. */
+    /* Whether the CPU's search never limits a metric of this row. Metrics are at most the costs of
+     * the 8 steps before a lowering and of the 16 steps after it. This is so because every state is
+     * 8 steps away from every other state. */
     KVANT_INLINE bool never_limited() const
     {
         static_assert(S::GROUPS <= 32, "a lane for each 8 steps");
@@ -84,17 +90,18 @@ template <int D> struct PlaceSearch {
         return __all_sync(FULL, all < 65535);
     }
 
-    /* All paths begin, or those of one place. */
+    /* Starts all paths, or only the path of one place. */
     KVANT_INLINE void start(uint32_t place)
     {
         unrolled_for (int q = 0; q < 8; q++)
             metric[q] = place == ANY_PLACE || place == 8 * lane + q ? 0 : FAR;
     }
 
-    /* Costs of subset z and of z ^ 2 and ^ 4 beside the lane's. */
+    /* The costs of subset z, combined with the subset of the lane's bits. */
     KVANT_INLINE uint32_t cost_of(const uint32_t *row, int t, uint32_t z) const
     {
-        return prmt(row[(z & 3) ^ own[t]], 0, z & 4 ? 0x4324 : 0x4104); /* above the origins */
+        /* shifted above the origins */
+        return prmt(row[(z & 3) ^ own[t]], 0, z & 4 ? 0x4324 : 0x4104);
     }
 
     KVANT_INLINE void advance(const uint32_t *row, int t)
@@ -111,7 +118,7 @@ template <int D> struct PlaceSearch {
         }
     }
 
-    /* Eight steps from step `first` of the circle. */
+    /* Advances eight steps, from step `first` of the circle. */
     KVANT_INLINE void advance_group(int first)
     {
         unrolled_for (int q = 0; q < 8; q++)
@@ -132,7 +139,7 @@ template <int D> struct PlaceSearch {
     KVANT_INLINE void pass(uint32_t begin)
     {
         start(begin);
-        __syncwarp(); /* the trace before has read its origins */
+        __syncwarp(); /* the preceding trace has read its origins */
 #pragma unroll 1
         for (int group = begin == ANY_PLACE ? -WARM_UP / PLACE_STEPS : 0; group < S::GROUPS;
              group++) {
@@ -143,7 +150,8 @@ template <int D> struct PlaceSearch {
         __syncwarp();
     }
 
-    /* Of equal ones that of the lowest state, which is the place with its bits turned. */
+    /* The place with the least metric. Among equal metrics it is the place of the lowest state,
+     * which is the place with its bits reversed. */
     KVANT_INLINE uint32_t best_place() const
     {
         uint32_t best = 0xffffffffu;
@@ -152,7 +160,7 @@ template <int D> struct PlaceSearch {
         return __brev(__reduce_min_sync(FULL, best)) >> 24;
     }
 
-    /* The place before step 0 of the path that ends in a place. */
+    /* Follows the path that ends in a place back to step 0; returns the place before it. */
     KVANT_INLINE uint32_t trace(uint32_t place)
     {
         if (lane == 0)
@@ -166,7 +174,7 @@ template <int D> struct PlaceSearch {
         return place;
     }
 
-    /* The same by metrics of 16 bits. Seldom. */
+    /* The same with metrics limited to 16 bits. Seldom used. */
     __device__ __noinline__ static void find_limited(S &space, int lane)
     {
         using Limited = SearchSpace<D, 8>;
@@ -188,7 +196,7 @@ template <int D> struct PlaceSearch {
         __syncwarp();
     }
 
-    /* Fills path, by costs. */
+    /* Fills path from costs. */
     KVANT_INLINE void find()
     {
         if (!never_limited())

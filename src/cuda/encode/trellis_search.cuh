@@ -1,11 +1,11 @@
-/* trellis_search.cuh - a row's path through the trellis: one warp runs the search of format.md
- * ("Trellis codes") in the CPU's integers, so it finds the CPU's path.
+/* trellis_search.cuh - finds a row's path through the trellis. One warp runs the search of
+ * format.md ("Trellis codes") with the CPU's integers, so it finds the same path as the CPU.
  *
  * Shared memory holds the metrics of all states twice, before and after a step, two metrics per
- * word. A lane takes states i, i + 1, i + S / 2 and i + S / 2 + 1 to states 2 i ... 2 i + 3: two
- * words in, two words out, 16 bits at a time. Subsets are parities. So the subsets of a lane's
- * states differ by constants, and the subset of i + 1 differs from the subset of i by 4: one word
- * holds the costs of both. One bit of the lane records the predecessor of a new state. */
+ * word. A lane advances states i, i + 1, i + S / 2 and i + S / 2 + 1 to states 2 i ... 2 i + 3. It
+ * reads two words and writes two words, and works on 16-bit numbers. Subsets are parities, so the
+ * subsets of a lane's states differ by constants. The subset of i + 1 is the subset of i changed by
+ * 4, so one word holds the costs of both. One bit per new state records its predecessor. */
 #pragma once
 
 #include "../trellis/trellis.cuh"
@@ -18,12 +18,13 @@ constexpr int CELLS = 512, CELLS_PER_DEVIATION = 64;
 constexpr uint32_t MAX_COST = 8191;
 constexpr int WARM_UP = 32, LOWER_STEPS = 16, PATH_TRIES = 4;
 
-/* Levels as cells are, 64 per deviation and level; and as numbers. */
+/* The levels in units of cells, of which a level and a standard deviation have 64; and the levels
+ * as numbers. */
 struct TrellisLevels {
     alignas(16) float scaled[KVANT_CUDA_TRELLIS_LEVELS];
     float values[KVANT_CUDA_TRELLIS_LEVELS];
 
-    /* By the first threads of a block. */
+    /* Called by the first threads of a block. */
     KVANT_INLINE void load(const kvant_cuda_trellis &trellis)
     {
         if (threadIdx.x < KVANT_CUDA_TRELLIS_LEVELS) {
@@ -33,7 +34,7 @@ struct TrellisLevels {
     }
 };
 
-/* Word z: the cost of subset z, and that of z ^ 4 in the upper half. */
+/* Word z: the cost of subset z, and in the upper half the cost of subset z ^ 4. */
 struct CostWords {
     uint4 at[2];
 };
@@ -42,7 +43,8 @@ struct CellCosts {
     CostWords at[CELLS];
 };
 
-/* Of the distances from the nearest levels, whole numbers; most: the largest cost. */
+/* Computes costs from the distances to the nearest levels, which are whole numbers. most: the
+ * largest cost. */
 KVANT_INLINE CostWords costs_of(const float (&away)[8], uint32_t bits, uint32_t &most)
 {
     uint32_t error[8], least = 0xffffffffu, word[4];
@@ -64,7 +66,7 @@ KVANT_INLINE CostWords costs_of(const float (&away)[8], uint32_t bits, uint32_t 
                                  prmt(word[2], 0, 0x1032), prmt(word[3], 0, 0x1032)) };
 }
 
-/* Costs of N cells; use(i, words, most). */
+/* Computes the costs of N cells; use(i, words, most) receives them. */
 template <int N, class F>
 KVANT_INLINE void costs_of_cells(const TrellisLevels &levels, const kvant_cuda_trellis &trellis,
                                  const int (&cells)[N], F &&use)
@@ -91,7 +93,7 @@ KVANT_INLINE void costs_of_cells(const TrellisLevels &levels, const kvant_cuda_t
     }
 }
 
-/* By all threads of a block. */
+/* Called by all threads of a block. */
 KVANT_INLINE void fill_costs(CellCosts &costs, const TrellisLevels &levels,
                              const kvant_cuda_trellis &trellis)
 {
@@ -108,7 +110,7 @@ KVANT_INLINE int cell_of(float u)
     return (int)fminf(fmaxf(x, -CELLS / 2), CELLS / 2 - 1) + CELLS / 2;
 }
 
-/* The level of a subset that is nearest to a cell, as its number / 8. */
+/* The nearest level to a cell in a subset, as its number / 8. */
 KVANT_INLINE uint32_t nearest_of(const kvant_cuda_trellis &trellis, const TrellisLevels &levels,
                                  int cell, uint32_t subset)
 {
@@ -130,7 +132,7 @@ __host__ __device__ constexpr uint32_t odd_parity(uint32_t x)
     return 0x6996u >> (x & 15) & 1;
 }
 
-/* Of a window of memory + 1 bits. */
+/* The subset of a window of memory + 1 bits. */
 template <int M> __host__ __device__ constexpr uint32_t subset_of_window(uint32_t window)
 {
     return odd_parity(window & trellis_tap(M, 0)) | odd_parity(window & trellis_tap(M, 1)) << 1 |
@@ -139,23 +141,26 @@ template <int M> __host__ __device__ constexpr uint32_t subset_of_window(uint32_
 
 /* A warp's memory. */
 template <int D, int M> struct SearchSpace {
-    static constexpr int STATES = 1 << M, ITEMS = STATES / 128; /* an item: four states of a lane */
-    static constexpr int WORDS = (ITEMS + 7) / 8; /* of a lane's decisions of a step */
+    /* an item is four states of a lane */
+    static constexpr int STATES = 1 << M, ITEMS = STATES / 128;
+    static constexpr int WORDS = (ITEMS + 7) / 8; /* words of a lane's decisions per step */
     using Decisions = typename std::conditional<(M == 8), uint8_t, uint32_t>::type;
     alignas(16) uint32_t metric[2][STATES / 2];
     uint16_t cells[D];
     uint8_t bits[D];
-    Decisions decisions[D][WORDS][32]; /* the last, so that fewer steps may have less memory */
+    /* has to be last, so that searches with fewer steps may have less memory */
+    Decisions decisions[D][WORDS][32];
 };
 
 template <int D, int M> struct Search {
     using S = SearchSpace<D, M>;
     static constexpr int HALF = S::STATES / 2;
     S &space;
-    const CostWords *costs; /* of cells */
-    int lane, n, room; /* n: steps, D or fewer; room: of how many there is memory for decisions */
-    int kept;          /* the first step of the stretch whose decisions are there */
-    uint32_t own;      /* subset of the window 4 lane */
+    const CostWords *costs; /* costs of cells */
+    /* n: number of steps, at most D; room: number of steps for which decisions fit into memory */
+    int lane, n, room;
+    int kept;     /* first step of the stretch whose decisions are stored */
+    uint32_t own; /* subset of the window 4 lane */
 
     __device__ Search(S &space_, const CostWords *costs_, int lane_, int n_ = D, int room_ = D)
         : space(space_), costs(costs_), lane(lane_), n(n_), room(room_), kept(0),
@@ -163,8 +168,8 @@ template <int D, int M> struct Search {
     {
     }
 
-    /* One step; returns the least of the lane's new metrics, in two halves. lower: taken off those
-     * before. */
+    /* Advances one step and returns the least of the lane's new metrics, in two halves. lower:
+     * subtracted from the metrics before. */
     KVANT_INLINE uint32_t advance(int from, const uint32_t (&costs_of_cell)[4], uint32_t lower,
                                   typename S::Decisions *decisions)
     {
@@ -172,7 +177,8 @@ template <int D, int M> struct Search {
         uint32_t *after = space.metric[1 - from];
         uint32_t cost[8], flags[S::WORDS] = {}, least = 0xffffffffu, word[S::ITEMS][2];
         unrolled_for (int k = 0; k < S::ITEMS;
-                      k++) /* before anything is stored: the compiler would wait for that */
+                      /* loaded before any store, because the compiler would wait for the store */
+                      k++)
             word[k][0] = before[32 * k + lane], word[k][1] = before[HALF / 2 + 32 * k + lane];
         unrolled_for (int z = 0; z < 4; z++) {
             cost[z] = costs_of_cell[z];
@@ -182,12 +188,13 @@ template <int D, int M> struct Search {
             constexpr uint32_t SWAP = 2;
             const uint32_t z = subset_of_window<M>(128 * k), near = cost[z], far = cost[z ^ SWAP];
             const uint32_t first = word[k][0] - lower, second = word[k][1] - lower;
-            /* 65535 at most: the smaller one of a and 65535 - b, plus b */
+            /* at most 65535: min(a, 65535 - b) + b */
             const uint32_t low0 = __vminu2(first, ~near) + near,
                            high0 = __vminu2(second, ~far) + far;
             const uint32_t low1 = __vminu2(first, ~far) + far,
                            high1 = __vminu2(second, ~near) + near;
-            bool first0, second0, first1, second1; /* the path from i, i + 1 is not the worse one */
+            /* whether the path from i (i + 1) is at least as good */
+            bool first0, second0, first1, second1;
             const uint32_t even = __vibmin_u16x2(low0, high0, &second0, &first0),
                            odd = __vibmin_u16x2(low1, high1, &second1, &first1);
             const uint32_t taken =
@@ -203,7 +210,7 @@ template <int D, int M> struct Search {
         return least;
     }
 
-    /* Of subsets 0 to 3 beside the lane's. */
+    /* Loads the costs of subsets 0 to 3, combined with the lane's subset. */
     KVANT_INLINE void load_costs(int at, uint32_t (&cost)[4])
     {
         const uint32_t *row = reinterpret_cast<const uint32_t *>(costs + space.cells[at]);
@@ -211,7 +218,7 @@ template <int D, int M> struct Search {
             cost[z] = row[z ^ own];
     }
 
-    /* From which all paths begin, or those of one state. */
+    /* The state from which all paths begin; ANY_STATE: all states. */
     static constexpr uint32_t ANY_STATE = S::STATES;
 
     KVANT_INLINE void start(uint32_t state)
@@ -223,8 +230,8 @@ template <int D, int M> struct Search {
         __syncwarp();
     }
 
-    /* Steps -before ... from a start to the end of the stretch that begins with step `first`, whose
-     * decisions are kept; returns where the metrics after the last step are. */
+    /* Runs the steps from -before to the end of the stretch that begins with step `first`, and
+     * keeps the stretch's decisions. Returns the index of the last step's metrics. */
     KVANT_INLINE int pass(uint32_t state, int before, int first)
     {
         start(state);
@@ -238,7 +245,7 @@ template <int D, int M> struct Search {
             const int next = at + 1 == n ? 0 : at + 1;
             unrolled_for (int z = 0; z < 4; z++)
                 cost[z] = next_cost[z];
-            load_costs(next, next_cost); /* sooner than it is needed */
+            load_costs(next, next_cost); /* loaded early */
             const uint32_t least = advance(
                 from, cost, lower, step < before + kept ? nullptr : space.decisions[at - kept][0]);
             lower = 0;
@@ -253,7 +260,7 @@ template <int D, int M> struct Search {
         return from;
     }
 
-    /* Lowering does not change which one is the least. */
+    /* The state with the least metric. Lowering does not change it. */
     KVANT_INLINE uint32_t best_state(int from)
     {
         uint32_t best = 0xffffffffu;
@@ -264,8 +271,9 @@ template <int D, int M> struct Search {
         return __reduce_min_sync(FULL, best) & (S::STATES - 1);
     }
 
-    /* The state before step 0 of the path that ends in a state. begin, before: of the pass; it is
-     * done again for each stretch that memory has no room for beside the others. */
+    /* Follows the path that ends in a state back to step 0; returns the state before it. begin,
+     * before: arguments of the pass, which is repeated for each stretch that does not fit into
+     * memory. */
     KVANT_INLINE uint32_t trace(uint32_t state, uint32_t begin, int before)
     {
 #pragma unroll 1
@@ -291,7 +299,7 @@ template <int D, int M> struct Search {
         return room >= n ? 0 : (n - 1) / room * room;
     }
 
-    /* Fills bits, by cells. */
+    /* Fills bits from cells. */
     KVANT_INLINE void find()
     {
         uint32_t end = best_state(pass(ANY_STATE, WARM_UP, last_stretch()));

@@ -1,10 +1,10 @@
-/* turn.cu - rows times a matrix: dense rotations (rotate=dense), which no kernel of append or
- * attention knows. Rows are turned before they are appended, queries before attention, and outputs
- * after it.
+/* turn.cu - multiplies rows with a matrix. It serves dense rotations (rotate=dense), which the
+ * kernels of append and attention do not have. Rows are rotated before they are appended, queries
+ * before attention, and outputs after it.
  *
- * A thread block takes a row, a thread a number of the result, in the order of sums of format.md,
- * "Numbers", so that encoded rows are the CPU's. In plain form: the matrix comes from the
- * second-level cache for every row. */
+ * A thread block processes a row, and a thread computes one number of the result. Sums have the
+ * order of format.md, "Numbers", so encoded rows are equal to the CPU's. The form is simple: every
+ * row reads the matrix from the second-level cache. */
 #include "../checks.h"
 #include "../params.h"
 #include "../table.h"

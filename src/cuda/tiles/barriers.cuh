@@ -1,10 +1,9 @@
 /* barriers.cuh - barriers in shared memory (mbarrier), and copies of pages that complete on one.
  *
- * A barrier has phases 0, 1, 2, ...; a phase ends when all its arrivals are there. A warp arrives
- * with one lane, once all lanes are there. Who waits for phase i
- * must not be too late for it: phase i + 1 must not end before. On
- * sm_90 one lane starts a bulk copy; older devices have none, so every thread copies its pieces of
- * 16 bytes and arrives when they are there. */
+ * A barrier has phases 0, 1, 2, ..., and a phase ends when all expected threads have arrived. A
+ * warp arrives with one lane, after __syncwarp. A thread that waits for phase i must begin to wait
+ * before phase i + 1 ends. On sm_90 one lane starts a bulk copy. Older devices have no bulk copies,
+ * so every thread copies its pieces of 16 bytes and arrives when they have been copied. */
 #pragma once
 
 #include "../ptx.cuh"
@@ -25,7 +24,7 @@ KVANT_INLINE void init_barrier(uint64_t &barrier, int arrivals)
                  : "memory");
 }
 
-/* For the copies; other threads need __syncthreads. */
+/* Makes initialised barriers visible to copies; other threads need __syncthreads. */
 KVANT_INLINE void publish_barriers()
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -33,13 +32,13 @@ KVANT_INLINE void publish_barriers()
 #endif
 }
 
-/* Lanes of a warp that arrive. One is enough, after __syncwarp; racecheck counts the accesses of
- * the arriving lane alone (tests/cuda/racecheck_patterns.cu), so that a build for it wants 32. */
+/* Lanes of a warp that arrive. One is enough, after __syncwarp. racecheck only counts the accesses
+ * of the arriving lane (tests/cuda/racecheck_patterns.cu), so a build for racecheck sets 32. */
 #ifndef KVANT_WARP_ARRIVALS
 #define KVANT_WARP_ARRIVALS 1
 #endif
 
-/* A warp arrives. What its lanes wrote before is there for who waits. */
+/* A warp arrives. Threads that wait then see everything that its lanes wrote before. */
 KVANT_INLINE void arrive_at(uint64_t &barrier, int lane)
 {
     __syncwarp();
@@ -49,7 +48,7 @@ KVANT_INLINE void arrive_at(uint64_t &barrier, int lane)
                      : "memory");
 }
 
-/* Until the phase ends. */
+/* Waits until the phase ends. */
 KVANT_INLINE void wait_for(uint64_t &barrier, int phase)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -92,8 +91,8 @@ KVANT_INLINE void copy_bytes(void *to, const void *from, uint32_t bytes, uint64_
 }
 #endif
 
-/* Two pieces from device memory, by a warpgroup whose threads all call this; arrives at the barrier
- * when the bytes are there. from NULL: without that piece. */
+/* Copies two pieces from device memory. All threads of a warpgroup call it, and the copy arrives at
+ * the barrier when its bytes are there. from NULL: leaves this piece out. */
 KVANT_INLINE void copy_two(void *to, const void *from, uint32_t bytes, void *to2, const void *from2,
                            uint32_t bytes2, uint64_t &barrier, int thread)
 {

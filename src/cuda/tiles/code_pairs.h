@@ -1,5 +1,5 @@
 /* code_pairs.h - the pairs (kind of K codes, kind of V codes) that have kernels of codes.cuh, for
- * head_dim 64 and 128. CMake reads this file too, as attention/attention_pairs.h. */
+ * head_dim 64 and 128. CMake reads this file as well, like attention/attention_pairs.h. */
 #pragma once
 
 /* clang-format off */

@@ -10,7 +10,7 @@ namespace kvant
 template <class KC, class VC, int D, int N_, int GROUPS_> struct CodesShape {
     static constexpr int N = N_, GROUPS = GROUPS_;
     static constexpr int COLUMNS =
-        N / 4; /* of a lane: 8 j + 2 (lane mod 4) + e is its column 2 j + e */
+        N / 4; /* columns of a lane: its column 2 j + e is column 8 j + 2 (lane mod 4) + e */
     using V = ValueOperands<VC, D>;
     static constexpr int QUERY_BYTES = (key_tiles<KC, D>() + 3) / 4 * N * ROW_BYTES;
     static constexpr int WEIGHT_BYTES = PAGE_TOKENS * ROW_BYTES; /* a row per token, 64 columns */
@@ -23,8 +23,9 @@ template <class KC, class VC, int D, int N_, int GROUPS_> struct CodesShape {
         std::is_same<KC, VC>::value && (HAS_TRELLIS<KC> || one_table<KC, VC>());
     static constexpr int K_TABLE = code_table_bytes<KC, D>(),
                          V_TABLE = ONE_TABLE ? 0 : code_table_bytes<VC, D>();
-    static constexpr int MOST_BYTES = 215 * 1024; /* for all but CodesRows */
-    /* places: results take that of weights, tables and slots */
+    /* shared memory for everything except CodesRows */
+    static constexpr int MOST_BYTES = 215 * 1024;
+    /* offsets; results take the place of weights, tables and slots */
     static constexpr int WEIGHTS_AT = (QUERY_BYTES + 1023) / 1024 * 1024,
                          TABLES_AT = WEIGHTS_AT + GROUPS * WEIGHT_BYTES,
                          SLOTS_AT = TABLES_AT + K_TABLE + V_TABLE,
@@ -36,24 +37,23 @@ template <class KC, class VC, int D, int N_, int GROUPS_> struct CodesShape {
 };
 
 template <int GROUPS, int N> struct CodesRows : TileRows<GROUPS> {
-    float4
-        columns[GROUPS]
-               [N / 2]; /* of two neighbouring columns: references of exponents, bases of scores */
-    float tops[GROUPS][GROUP_WARPS][N]; /* exchanged by the warps */
+    /* for two neighbouring columns: references of exponents, and bases of scores */
+    float4 columns[GROUPS][N / 2];
+    float tops[GROUPS][GROUP_WARPS][N]; /* the warps exchange these */
     float ends[GROUPS][GROUP_WARPS][2][N];
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-/* Query rows, transformed, as the second operand of keys: as they are, or (returns false) divided
- * by a power of two where fp16's range is too small for one of them. */
+/* Stores transformed query rows as the second operand of keys. If a row does not fit fp16's range,
+ * all rows are divided by powers of two, and the function returns false. */
 template <class KC, class VC, int D, int N, int GROUPS, class Rows>
 KVANT_INLINE bool load_code_queries(const TileArgs &p, const TileWork &work, uint8_t *memory,
                                     Rows &rows, int warp, int n_warps, int lane)
 {
     using S = CodesShape<KC, VC, D, N, GROUPS>;
     bool plain = true;
-    if constexpr (HAS_CHUNKS<KC>) { /* columns that no channel has */
+    if constexpr (HAS_CHUNKS<KC>) { /* columns that are no channel */
         for (int i = 16 * threadIdx.x; i < S::QUERY_BYTES; i += 16 * blockDim.x)
             *reinterpret_cast<uint4 *>(memory + i) = make_uint4(0, 0, 0, 0);
         __syncthreads();
@@ -78,7 +78,7 @@ KVANT_INLINE bool load_code_queries(const TileArgs &p, const TileWork &work, uin
             sum += __half2float(x);
         }
         sum = warp_sum(sum) * fabsf(p.scale_log2);
-        if (lane < GROUPS) { /* references, bases */
+        if (lane < GROUPS) { /* references and bases */
             float *columns = reinterpret_cast<float *>(&rows.columns[lane][n / 2]) + n % 2;
             columns[0] = NEVER, columns[2] = sum;
         }

@@ -1,9 +1,11 @@
-/* code_tiles.cuh - a page's codes as the first operand of wgmma: 64 rows, of which each warp of a
- * warpgroup has 16 in registers. Rows are tokens of keys, or channels of values (blocks of 64).
+/* code_tiles.cuh - a page's codes as the first operand of wgmma. The operand has 64 rows, and each
+ * warp of a warpgroup has 16 of them in registers. Rows are tokens for keys, and channels (in
+ * blocks of 64) for values.
  *
- * A warp unpacks one row tile of every column tile. Numbers are what decode kernels multiply
- * (dequant.cuh), without the bias of codebooks. Where a register's halves are not neighbouring
- * columns (Order), rows of the second operand stand in the same order: place_in_operand. */
+ * A warp unpacks one row tile of every column tile. It computes the numbers that decode kernels
+ * multiply (dequant.cuh), without the bias of codebooks. If the halves of a register are not
+ * neighbouring columns (Order), rows of the second operand have the same order
+ * (place_in_operand). */
 #pragma once
 
 #include "../attention/attention.cuh"
@@ -13,7 +15,7 @@
 namespace kvant
 {
 
-/* Where column 0 .. 63 of a kind's codes is in the operand. */
+/* The index in the operand of column 0 .. 63 of a kind's codes. */
 template <Order ORDER> KVANT_INLINE int place_in_operand(int column)
 {
     const int odd = column & 1, far = column >> 3 & 1, next = column >> 4 & 1;
@@ -24,7 +26,7 @@ template <Order ORDER> KVANT_INLINE int place_in_operand(int column)
     return column;
 }
 
-/* The same of a channel of keys. */
+/* The same for a channel of keys. */
 template <class C> KVANT_INLINE int place_of_channel(int channel)
 {
     if constexpr (HAS_CHUNKS<C>) {
@@ -34,26 +36,26 @@ template <class C> KVANT_INLINE int place_of_channel(int channel)
         return (channel & ~63) | place_in_operand<C::ORDER>(channel & 63);
 }
 
-/* The channel of a place, D or more where there is none. */
+/* The channel at an index of the operand; D or more if there is none. */
 template <class C, int D> KVANT_INLINE int channel_at(int place)
 {
     if constexpr (HAS_CHUNKS<C>) {
         const int chunk = place / 32 * 8 + place % 8 / 2 * 2 + place / 16 % 2,
                   number = place % 2 + place % 16 / 8 * 2;
         return number < C::CHANNELS ? C::CHANNELS * chunk + number : D;
-    } else /* an exchange of two bits is its own inverse */
+    } else /* exchanging two bits is its own inverse */
         return place_of_channel<C>(place);
 }
 
-/* ---- what unpacking needs beside a page ---- */
+/* ---- tables for unpacking ---- */
 
-/* Codebooks: minus the bias, as a number is counted. */
+/* Codebooks: numbers without the bias. */
 struct SignedBytes : Bytes {
     uint32_t minus_bias;
 };
 
 template <int COPIES> struct SignedTrellis : LevelTable<COPIES> {
-    uint32_t minus_bias; /* of 4 bits */
+    uint32_t minus_bias; /* for 4 bits */
 };
 
 template <class C> __host__ __device__ constexpr int channels_of()
@@ -108,8 +110,8 @@ KVANT_INLINE CodeTable<C, D> code_table(const uint8_t *table, const TileCodec &c
                             twice(-codec.params.bias * (1 / UNIT)) };
 }
 
-/* The row tile that a lane has of a warp's: of rows 2 i and 2 i + 1 that of the warp i places
- * further, if the operands T are turned. So the words of 32 lanes are in different banks. */
+/* The row tile that a lane reads for row `row` of its warp. With T::TURNED, rows 2 i and 2 i + 1
+ * read the tile of the warp i places further. So the words of 32 lanes are in different banks. */
 template <class T> KVANT_INLINE int row_tile_of(int warp, int row)
 {
     return T::TURNED ? (warp + row / 2) % 4 : warp;
@@ -117,7 +119,7 @@ template <class T> KVANT_INLINE int row_tile_of(int warp, int row)
 
 /* ---- uniform codes and codebooks ---- */
 
-/* A warp's words of a step of C::TILES column tiles, in a block of 64 rows. */
+/* The words of a warp for a step of C::TILES column tiles, in a block of 64 rows. */
 template <class C, int ROWS, int COLUMNS>
 KVANT_INLINE void tile_words(const uint32_t *page, int block, int step, int warp, int lane,
                              uint32_t (&w)[3])
@@ -145,7 +147,7 @@ KVANT_INLINE uint32_t add_halves(uint32_t a, uint32_t b)
     return *reinterpret_cast<const uint32_t *>(&y);
 }
 
-/* Four column tiles from the given one on. */
+/* Reads four column tiles from the given one on. */
 template <class C, int ROWS, int COLUMNS>
 KVANT_INLINE void code_tiles(const uint8_t *page, int block, int first, int warp, int lane,
                              const SignedBytes &table, uint32_t (&a)[4][4])
@@ -176,13 +178,13 @@ template <class C, int D, class = void> struct KeyOperands {
     }
 };
 
-/* A warp's words of four column tiles, and their trellis bits as a plane: four words of 4 bits, or
- * two of 2 bits and one of third bits. */
+/* The words of a warp for four column tiles, and their trellis bits as a plane: four words with
+ * 4-bit codes; otherwise two words of 2-bit fields, and for 3-bit codes a word of third bits. */
 template <class C> struct TrellisWords {
     static constexpr int WORDS = C::BITS == 4 ? 4 : 2;
     uint32_t w[4], third;
 
-    /* from: of a unit of 32 lanes; thirds: the same of third bits. */
+    /* from: the words of a unit of 32 lanes; thirds: the words of its third bits. */
     KVANT_INLINE void load(const uint32_t *from, const uint32_t *thirds, int warp, int lane)
     {
         unrolled_for (int i = 0; i < WORDS; i++)
@@ -195,7 +197,7 @@ template <class C> struct TrellisWords {
         return C::BITS == 4 ? low_plane(w) : even_bits(w[0], w[1]);
     }
 
-    /* at(j): the plane of j steps before. */
+    /* at(j): the plane of j steps earlier. */
     template <class At, class T>
     KVANT_INLINE void unpack(const At &at, const T &table, uint32_t (&a)[4][4]) const
     {
@@ -212,7 +214,8 @@ template <class C> struct TrellisWords {
     }
 };
 
-/* Of a trellis: what comes j steps before is in the same plane, or in the one before it. */
+/* Keys with trellis codes. The codes of j steps earlier are in the same plane or in the one before
+ * it. */
 template <class C, int D> struct KeyOperands<C, D, std::enable_if_t<HAS_TRELLIS<C>>> {
     static constexpr int OPERANDS = 4, PARTS = D / 64, M = C::MEMORY,
                          WORDS = TrellisWords<C>::WORDS, BEFORE = (M + WORDS - 1) / WORDS;
@@ -267,8 +270,8 @@ template <class C, int D> struct KeyOperands<C, D, std::enable_if_t<HAS_CHUNKS<C
     }
 };
 
-/* ---- values: operand i of a part is of a block of rows and a column tile. A part is a block, or
- * (chunks) two column tiles of all blocks ---- */
+/* ---- values: operand i of a part has a block of rows and a column tile. A part is a block or, for
+ * chunks, two column tiles of all blocks ---- */
 
 template <class V> __host__ __device__ constexpr int block_of(int part, int i)
 {
@@ -287,7 +290,7 @@ template <class C, int D, class = void> struct ValueOperands {
     int warp, lane;
     const SignedBytes &table;
 
-    /* Of the lane's row, or (far) of the row 8 below it. */
+    /* The channel of the lane's row, or with `far` of the row 8 below it. */
     KVANT_INLINE static int channel(int block, int far, int warp, int lane)
     {
         return 64 * block + 16 * warp + 8 * far + (lane >> 2);
@@ -299,8 +302,8 @@ template <class C, int D, class = void> struct ValueOperands {
     }
 };
 
-/* A warp's row tiles have one l (format.md): the run before its first one is its last one, of the
- * rows before, or the last one of the warp before. */
+/* Values with trellis codes. The row tiles of a warp have the same l (format.md). The run before
+ * its first run is its own last run, one row earlier, or the last run of the warp before. */
 template <class C, int D> struct ValueOperands<C, D, std::enable_if_t<HAS_TRELLIS<C>>> {
     static_assert(C::MEMORY == 8, "the run before a run is enough");
     static constexpr int OPERANDS = 4, PARTS = D / 64, BLOCKS = D / 64, M = C::MEMORY,
@@ -310,7 +313,7 @@ template <class C, int D> struct ValueOperands<C, D, std::enable_if_t<HAS_TRELLI
     const Table &table;
     int lane;
     TrellisWords<C> words[PARTS];
-    uint32_t run[PARTS + 1]; /* run[0]: before the first one */
+    uint32_t run[PARTS + 1]; /* run[0]: the run before the first */
 
     KVANT_INLINE static int channel(int block, int far, int warp, int lane)
     {
@@ -351,7 +354,7 @@ template <class C, int D> struct ValueOperands<C, D, std::enable_if_t<HAS_TRELLI
     }
 };
 
-/* Quaternions: a warp has a group of chunks, if there are so many. */
+/* Values of quaternions. Each warp has a group of chunks, as long as there are groups. */
 template <class C, int D>
 struct ValueOperands<C, D, std::enable_if_t<HAS_CHUNKS<C> && CHANNELS_OF<C> == 4>> {
     using P = ChunkPlaces<C, D>;
@@ -375,15 +378,16 @@ struct ValueOperands<C, D, std::enable_if_t<HAS_CHUNKS<C> && CHANNELS_OF<C> == 4
         if (warp >= P::VALUE_GROUPS) {
             unrolled_for (int i = 0; i < OPERANDS; i++)
                 a[i][0] = a[i][1] = a[i][2] = a[i][3] = 0;
-        } else /* as if the warp's group were the first one */
+        } else /* computed as if the warp had the first group */
             unrolled_for (int i = 0; i < 2; i++)
                 C::template value_step<D>(page + 4 * P::GROUP_CHUNKS * warp, lane, table, 0,
                                           2 * part + i, keep);
     }
 };
 
-/* Triplets: 8 rows are one coordinate of 8 chunks; what is left are channels as they come. A lane
- * looks up two chunks. With 128 channels the first one gives three of its four rows. */
+/* Values of triplets: 8 rows are one coordinate of 8 chunks; the remaining rows are single channels
+ * in order. A lane looks up two chunks. With 128 channels, the first chunk gives three of its four
+ * rows. */
 template <class C, int D>
 struct ValueOperands<C, D, std::enable_if_t<HAS_CHUNKS<C> && CHANNELS_OF<C> == 3>> {
     static constexpr int BLOCKS = D / 64, OPERANDS = 2 * BLOCKS, PARTS = 2;

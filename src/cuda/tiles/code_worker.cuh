@@ -1,5 +1,5 @@
-/* code_worker.cuh - a warpgroup's work in a kernel of codes.cuh: its pages, one after another, and
- * their sums. */
+/* code_worker.cuh - the work of a warpgroup in a kernel of codes.cuh: it processes its pages one
+ * after another and adds up their sums. */
 #pragma once
 
 #include "code_rows.cuh"
@@ -10,8 +10,8 @@ namespace kvant
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-/* What a page's scores and weights are multiplied by: of the lane's tokens, rows lane / 4 and + 8
- * of the warp's 16. */
+/* The factors and summands of scores and weights for the lane's tokens, which are rows lane / 4 and
+ * lane / 4 + 8 of the warp's 16. */
 struct LaneTokens {
     float k_scale[2], k_zero[2], v_scale[2], v_zero[2];
 };
@@ -25,21 +25,22 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
     const TileWork &work;
     uint8_t *memory;
     CodesRows<GROUPS, N> &rows;
-    uint64_t *codes_there; /* barriers of the slots, and at [STAGES] of weights */
+    uint64_t *codes_there; /* barriers of the slots; index [STAGES]: barrier of the weights */
     const int32_t *table;
     const CodeTable<KC, D> k_table;
     const CodeTable<VC, D> v_table;
     const Seen seen;
-    bool plain; /* nothing changes a score that all rows see */
+    bool plain; /* no score is changed that all rows see */
     int group, warp, lane;
 
-    static constexpr int K_BUFFERS =
-                             K::PARTS == 1 || (N > 32 && HAS_ZEROS<VC>) ? 1 : 2, /* of operands */
-        V_BUFFERS = V::PARTS == 1 || V::OPERANDS > 4 ? 1 : 2;
-    int phase;                  /* of the weights' barrier */
-    int page;                   /* at hand */
-    Turn turn;                  /* of its slot */
-    int entries[S::STAGES + 1]; /* of the table: of the page at hand and of those after it */
+    /* number of operands */
+    static constexpr int K_BUFFERS = K::PARTS == 1 || (N > 32 && HAS_ZEROS<VC>) ? 1 : 2,
+                         V_BUFFERS = V::PARTS == 1 || V::OPERANDS > 4 ? 1 : 2;
+    int phase; /* phase of the weights' barrier */
+    int page;  /* the current page */
+    Turn turn; /* the phase of its slot */
+    /* page table entries of the current page and of the pages after it */
+    int entries[S::STAGES + 1];
     float o[V::BLOCKS][N / 8][4], sum[COLUMNS], zero[HAS_ZEROS<VC> ? COLUMNS : 1];
 
     KVANT_INLINE void wait_for_group() const
@@ -87,7 +88,7 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
                      p.v.bytes, codes_there[slot], 32 * warp + lane);
     }
 
-    /* Asks for the page whose slot the page before the one at hand had. */
+    /* Starts the copy of a page into the slot of the page before the current one. */
     KVANT_INLINE void fetch() const
     {
         fetch_into(page + (S::STAGES - 1) * GROUPS, entries[S::STAGES - 1],
@@ -135,7 +136,7 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
         phase = 0;
     }
 
-    /* s = K q^T of the warp's tokens. meanwhile() runs beside the last products. */
+    /* s = K q^T for the warp's tokens. meanwhile() runs during the last products. */
     template <class F>
     KVANT_INLINE void multiply_keys(const uint8_t *codes, float (&s)[N / 8][4], F &&meanwhile) const
     {
@@ -160,7 +161,8 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
         GroupProducts::hold(s);
     }
 
-    /* Until at most LEFT of the last groups of products go on: operands may be overwritten. */
+    /* Waits until at most LEFT groups of products are still running, so that operands may be
+     * overwritten. */
     template <int LEFT, int OPERANDS> KVANT_INLINE static void release(uint32_t (&a)[OPERANDS][4])
     {
         GroupProducts::finish<LEFT>();
@@ -183,7 +185,7 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
         asm volatile("" : "+r"(x[0]), "+r"(x[1]), "+r"(x[2]), "+r"(x[3])::"memory");
     }
 
-    /* Adds V^T weights^T, once all warps have written weights. */
+    /* Adds V^T weights^T, after all warps have written weights. */
     KVANT_INLINE void multiply_values(const uint8_t *page)
     {
         const uint64_t w = matrix_at(shared_address(weights()));
@@ -212,7 +214,7 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
         return rows.columns[group][4 * j + (lane & 3)];
     }
 
-    /* s: products, becomes scores (log2). Of an open page k_zero is 0. */
+    /* Computes scores (log2) from the products s. For an open page k_zero is 0. */
     KVANT_INLINE void score(float (&s)[N / 8][4], const LaneTokens &t, int first) const
     {
         unrolled_for (int j = 0; j < N / 8; j++)
@@ -243,8 +245,8 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
             }
     }
 
-    /* The largest scores of the page's tokens, with the logarithms of the values' scales, by
-     * column: of all warps, in tops. */
+    /* Finds, per column, the largest score of the page's tokens, to which the logarithms of the
+     * values' scales are added. tops gets the results of all warps. */
     KVANT_INLINE void find_tops(const float (&s)[N / 8][4], const float (&log)[2])
     {
         unrolled_for (int c = 0; c < COLUMNS; c++) {
@@ -287,8 +289,8 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
         wait_for_group();
     }
 
-    /* Exponents: scores minus references; true if one is too large. all: s are products still, not
-     * scores. */
+    /* Computes exponents, which are scores minus references; true if an exponent is too large. all:
+     * s still holds products instead of scores. */
     KVANT_INLINE bool find_exponents(float (&s)[N / 8][4], const LaneTokens &t,
                                      const float (&log)[2], bool all) const
     {
@@ -311,7 +313,7 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
         return top[0] + log[0] > SLACK || top[1] + log[1] > SLACK;
     }
 
-    /* Weights into shared memory, as the second operand of the values. */
+    /* Stores weights in shared memory, as the second operand of the values. */
     KVANT_INLINE void store_weights(const uint32_t (&w)[N / 8][2]) const
     {
         const int token =
@@ -345,9 +347,9 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
         store_weights(w);
     }
 
-    /* A page's weights into shared memory. Twice when a score is too large for its column's
-     * reference; always when the page is open, whose weights are relative to its own largest
-     * score. */
+    /* Computes a page's weights in shared memory. It does so twice when a score is too large for
+     * its column's reference. It always does so for an open page, whose weights are relative to its
+     * own largest score. */
     KVANT_INLINE void attend_keys(const uint8_t *codes, int first)
     {
         const int entry = entries[0];
@@ -378,11 +380,11 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
                 continue;
             }
             const bool large = find_exponents(s, t, log, all);
-            raising = any_of_group(large && !raised); /* nobody reads weights any more */
+            raising = any_of_group(large && !raised); /* the weights before have been read */
             if (!raising)
                 break;
         }
-        fetch(); /* nobody reads codes of the page before */
+        fetch(); /* the codes of the page before have been read */
         if (open)
             weigh_open(s);
         else
@@ -415,7 +417,7 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
                     add_open_values(
                         reinterpret_cast<const uint16_t *>(page_of(p.v_open, -1 - entries[0])),
                         work.length - first);
-                    wait_for_group(); /* nobody reads tops */
+                    wait_for_group(); /* tops have been read */
                 }
             }
             turn = turn.after(1, S::STAGES);
@@ -495,7 +497,7 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
         return LaneTokens{ { scale, scale }, { 0, 0 }, { 1, 1 }, { 0, 0 } };
     }
 
-    /* What weights of an open page are to be multiplied by. */
+    /* The factor for the weights of an open page. */
     KVANT_INLINE float open_factor(int c) const
     {
         const float4 own = columns_at(c / 2);
@@ -520,8 +522,8 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
 
     /* ---- the end ---- */
 
-    /* The warpgroup's sums over tokens: of its four warps, in their order. The caller synchronises
-     * before and after. */
+    /* Stores the warpgroup's sums over tokens: the sums of its four warps, in order. The caller
+     * synchronises before and after. */
     KVANT_INLINE void leave_sums()
     {
         unrolled_for (int c = 0; c < COLUMNS; c++)

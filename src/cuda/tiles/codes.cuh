@@ -1,11 +1,11 @@
 /* codes.cuh - attention of up to 64 query rows per kv head over compressed pages, without unpacked
  * pages in shared memory.
  *
- * Every warpgroup has all rows and every GROUPS-th page. Codes become the first operand of wgmma in
- * registers (code_tiles.cuh), so tokens, and channels of values, are rows of the products; query
- * rows are columns: scores^T = K q^T, sums^T = V^T weights^T. Scales of tokens act on scores and
- * weights (softmax.cuh). A warp has 16 tokens of a page, but all warps of a warpgroup add up the
- * same sums: they agree on the reference of exponents. */
+ * Every warpgroup has all query rows and every GROUPS-th page. Codes become the first operand of
+ * wgmma in registers (code_tiles.cuh). So query rows are columns of the products, and tokens or
+ * channels of values are rows: scores^T = K q^T, sums^T = V^T weights^T. Scales of tokens multiply
+ * scores and weights (softmax.cuh). A warp has 16 tokens of a page, but all warps of a warpgroup
+ * add to the same sums, so they agree on the reference of exponents. */
 #pragma once
 
 #include "code_worker.cuh"
@@ -70,7 +70,7 @@ KVANT_INLINE void attend_codes(const TileArgs &p)
 
 #endif
 
-/* Code for sm_90a alone has a body, and static shared memory. */
+/* Only code for sm_90a has a body and static shared memory. */
 template <class KC, class VC, int D, int N, int GROUPS>
 __global__ void __launch_bounds__(GROUP_THREADS *CodesShape<KC, VC, D, N, GROUPS>::GROUPS, 1)
     codes_kernel(const __grid_constant__ TileArgs p)
@@ -89,7 +89,7 @@ template <class KC, class VC, int D, int N, int GROUPS> CodesKernel codes_kernel
                         S::ROWS_AT + (int)sizeof(CodesRows<GROUPS, N>) };
 }
 
-/* Warpgroups: as many as there are registers for. */
+/* Chooses as many warpgroups as there are registers for. */
 template <class KC, class VC, int D> CodesKernel codes_kernel_for(int rows)
 {
     return rows <= 32 ? codes_kernel_of<KC, VC, D, 32, 4>() : codes_kernel_of<KC, VC, D, 64, 3>();

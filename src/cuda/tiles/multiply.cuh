@@ -1,8 +1,8 @@
-/* multiply.cuh - a warpgroup's query rows against unpacked pages: scores, online softmax in fp32,
- * weights rounded to fp16, values.
+/* multiply.cuh - multiplies a warpgroup's query rows with unpacked pages: scores, online softmax in
+ * fp32, weights rounded to fp16, values.
  *
- * Weights are 2^(score + log2(unit of the values' page) - maximum): units of pages cost nothing,
- * and fp16 weights use their range whatever the size of the values. */
+ * Weights are 2^(score + log2(unit of the values' page) - maximum). So units of pages cost nothing,
+ * and fp16 weights use their range for values of any size. */
 #pragma once
 
 #include "tile_rows.cuh"
@@ -10,7 +10,8 @@
 namespace kvant
 {
 
-/* Softmax of a lane's two rows (h): the running maximum and sum, and the sums of values. */
+/* The softmax state of a lane's two rows (index h): the running maximum and sum, and the sums of
+ * values. */
 template <int D> struct RowSums {
     float o[D / 8][4], max[2], sum[2];
 
@@ -21,8 +22,8 @@ template <int D> struct RowSums {
         max[0] = max[1] = NEVER, sum[0] = sum[1] = 0;
     }
 
-    /* Raises the maximum when a score exceeds it by more than SLACK (softmax.cuh). Sums of values
-     * have to shrink then; true if so. */
+    /* Raises the maximum when a score exceeds it by more than SLACK (softmax.cuh). Returns true if
+     * it did; then the caller has to scale the sums of values down. */
     KVANT_INLINE bool raise(const float (&s)[8][4], const float (&factor)[2],
                             const float (&unit)[2], float (&shrink)[2])
     {
@@ -52,8 +53,8 @@ template <int D> struct RowSums {
                 o[i][2 * h] *= shrink[h], o[i][2 * h + 1] *= shrink[h];
     }
 
-    /* Scores s[j] * factor become weights. unit: the logarithm of the values' unit, with what is
-     * added to all scores of a row; inverse: of the values' unit. */
+    /* Computes weights from the scores s[j] * factor. unit: the logarithm of the values' unit plus
+     * a term that is equal for all scores of a row; inverse: the inverse of the values' unit. */
     KVANT_INLINE void weigh(float (&s)[8][4], const float (&factor)[2], const float (&unit)[2],
                             float inverse)
     {
@@ -70,7 +71,7 @@ template <int D> struct RowSums {
     }
 };
 
-/* Weights as an operand. */
+/* Rounds weights to fp16, as an operand. */
 KVANT_INLINE void round_weights(const float (&s)[8][4], uint32_t (&w)[4][4])
 {
     unrolled_for (int j = 0; j < 8; j++)
@@ -78,8 +79,8 @@ KVANT_INLINE void round_weights(const float (&s)[8][4], uint32_t (&w)[4][4])
             w[j / 2][2 * (j % 2) + h] = pack_half2(s[j][2 * h], s[j][2 * h + 1]);
 }
 
-/* Softcap, mask or ALiBi, hidden tokens: on the scores of one page, which are multiplied by factor
- * before, unless there is nothing to change. */
+/* Applies softcap, mask or ALiBi to the scores of one page, and hides tokens. Scores are multiplied
+ * by factor first, unless nothing has to be changed. */
 template <class Rows>
 KVANT_INLINE void change_rows(const TileShape &p, const Rows &rows, const int (&row)[2],
                               const Seen &seen, int first, int length, int lane, float (&s)[8][4],
@@ -112,7 +113,7 @@ KVANT_INLINE void change_rows(const TileShape &p, const Rows &rows, const int (&
     }
 }
 
-/* Where a page's matrices are in their ring, and which phase of their barriers is the page's. */
+/* A stage of the ring of matrices, and the phase of its barriers for the page in it. */
 struct Turn {
     int at, phase;
 
@@ -123,18 +124,18 @@ struct Turn {
     }
 };
 
-/* A warpgroup's rows against all pages. The products of a page's values run beside the softmax of
- * the next page. UNITS_FIRST: units of values come with the keys. */
+/* Multiplies a warpgroup's rows with all pages. The products of a page's values run during the
+ * softmax of the next page. UNITS_FIRST: units of values arrive with the keys. */
 template <class P, int D, int GROUPS, bool UNITS_FIRST> struct Multiplier {
     const TileShape &p;
     const TileWork &work;
-    uint8_t *queries; /* of all warpgroups */
+    uint8_t *queries; /* queries of all warpgroups */
     int group;
     const uint8_t *keys;
     TileRows<GROUPS> &rows;
     const Seen seen;
     int lane;
-    int row[2]; /* the lane's, of the tile */
+    int row[2]; /* the lane's rows of the tile */
 
     KVANT_INLINE const uint8_t *keys_of(Turn turn) const
     {
@@ -156,14 +157,15 @@ template <class P, int D, int GROUPS, bool UNITS_FIRST> struct Multiplier {
         arrive_at(rows.barriers.empty[values][turn.at], lane);
     }
 
-    /* The first of the warp's rows, in its warpgroup's. */
+    /* The first row of the warp, among the rows of its warpgroup. */
     KVANT_INLINE int warp_row() const
     {
         return row[0] % GROUP_ROWS - lane / 4;
     }
 
-    /* What a page's own centre adds to the scores of the lane's rows, except for scale_log2. Asked
-     * for before the page's products, where there are registers for it. */
+    /* Loads the products of the lane's rows with the page's own centre, which are added to scores
+     * after multiplying by scale_log2. If there are enough registers, the loads start before the
+     * page's products. */
     KVANT_INLINE void ask_offsets(int at, float (&offset)[2]) const
     {
         const int page = work.first_page + at;
@@ -177,7 +179,8 @@ template <class P, int D, int GROUPS, bool UNITS_FIRST> struct Multiplier {
             offset[h] = page_offset(work.pair, offsets_of(p, work.pair, page), row[h]);
     }
 
-    /* From scores to weights, all but their rounding; true if sums of values have to shrink. */
+    /* Computes weights from scores, without rounding them; true if the sums of values have to be
+     * scaled down. */
     KVANT_INLINE bool weigh(Turn turn, int at, float (&offset)[2], float (&s)[8][4],
                             RowSums<D> &sums, float (&shrink)[2]) const
     {
@@ -185,7 +188,7 @@ template <class P, int D, int GROUPS, bool UNITS_FIRST> struct Multiplier {
             ask_offsets(at, offset);
         float4 unit = rows.units[turn.at];
         leave(false, turn);
-        float added[2]; /* of a hidden page, offsets may be no numbers */
+        float added[2]; /* for a hidden page, offsets may be NaN */
         unrolled_for (int h = 0; h < 2; h++)
             added[h] = unit.x == HIDDEN ? 0 : offset[h] * p.scale_log2;
         float factor[2] = { rows.factor[row[0]] * unit.x, rows.factor[row[1]] * unit.x };
@@ -202,7 +205,7 @@ template <class P, int D, int GROUPS, bool UNITS_FIRST> struct Multiplier {
             sums.weigh(s, factor, added, unit.z);
             return raised;
         }
-        unrolled_for (int j = 0; j < 8; j++) /* none of the warp's rows is there */
+        unrolled_for (int j = 0; j < 8; j++) /* none of the warp's rows exists */
             s[j][0] = s[j][1] = s[j][2] = s[j][3] = 0;
         return false;
     }
@@ -212,8 +215,7 @@ template <class P, int D, int GROUPS, bool UNITS_FIRST> struct Multiplier {
         return queries + group * TileMemory<D, GROUPS>::QUERY_BYTES;
     }
 
-    /* Queries through the matrix of a page's keys take the place of those before. All products are
-     * done. */
+    /* Replaces the queries by queries for the transform of a page's keys. All products are done. */
     KVANT_INLINE void change_matrix(int page, RowSums<D> &sums) const
     {
         const float bias[2] = { rows.bias[row[0]], rows.bias[row[1]] };
@@ -265,7 +267,8 @@ template <class P, int D, int GROUPS, bool UNITS_FIRST> struct Multiplier {
             P::template add<D>(sums.o, w, values_of(turn), lane);
             P::template finish<1>();
             P::hold(s);
-            /* values of the next page take the place of this one's: weigh() waits for them */
+            /* values of the next page overwrite the values of this page, and weigh() waits for
+             * them */
             const bool same_place = !UNITS_FIRST && p.stages == 1;
             if (same_place) {
                 P::template finish<0>();
@@ -297,7 +300,7 @@ template <class P, int D, int GROUPS, bool UNITS_FIRST> struct Multiplier {
     }
 };
 
-/* A warpgroup's rows to shared memory; first_row: of its warp, among results. */
+/* Stores a warpgroup's rows in shared memory. first_row: the warp's first row among the results. */
 template <int D, class Rows>
 KVANT_INLINE void store_rows(const RowSums<D> &sums, float *out, Rows &rows, int first_row,
                              int lane)

@@ -1,14 +1,16 @@
-/* operands.cuh - matrices of 16-bit numbers in shared memory, and the two ways to multiply them.
+/* operands.cuh - matrices of 16-bit numbers in shared memory, and two ways to multiply them: mma
+ * and wgmma.
  *
- * Every matrix has rows of 64 numbers, 128 bytes; a row's pieces of 16 bytes are exchanged by an
- * exclusive or with the row's number. ldmatrix then meets no bank twice, and wgmma knows the order
- * as its 128-byte swizzle. Wider matrices are several such blocks, one after the other. Keys have a
- * row per token and blocks of 64 channels; values have a row per channel and one block, the 64
- * tokens of a page. So both products take the second operand as it lies.
+ * Every matrix has rows of 64 numbers, which are 128 bytes. The index of a row's piece of 16 bytes
+ * is combined with the row's number by an exclusive or. So ldmatrix has no bank conflicts, and
+ * wgmma knows this order as its 128-byte swizzle. Wider matrices are several such blocks, one after
+ * another. Keys have a row per token and blocks of 64 channels. Values have a row per channel and
+ * one block, the 64 tokens of a page. So both products can use the second operand without
+ * rearranging it.
  *
- * A warp holds 16 rows of the result in the order of mma.m16n8k16: lane l has rows l / 4 and + 8,
- * columns 8 j + 2 (l mod 4) and + 1. wgmma has the same order, four warps of 16 rows.
- * Knows nothing of codes or of softmax. */
+ * A warp holds 16 rows of the result in the order of mma.m16n8k16. Lane l has rows l / 4 and l / 4
+ * + 8, and columns 8 j + 2 (l mod 4) and the next one. The result of wgmma has the same order, in
+ * four warps of 16 rows. This file knows nothing of codes or softmax. */
 #pragma once
 
 #include "../layout.cuh"
@@ -19,25 +21,25 @@ namespace kvant
 
 constexpr int BLOCK_CHANNELS = 64, ROW_BYTES = 128;
 
-/* Blocks of 64 channels of a row of D. */
+/* The blocks of 64 channels in a row of D channels. */
 template <int D> constexpr int CHANNEL_BLOCKS = (D + BLOCK_CHANNELS - 1) / BLOCK_CHANNELS;
 
 template <int D> constexpr int KEY_TILE_BYTES = CHANNEL_BLOCKS<D> * PAGE_TOKENS * ROW_BYTES;
 template <int D> constexpr int VALUE_TILE_BYTES = D * ROW_BYTES;
 
-/* Where the number at (row, column) of a matrix of blocks of `rows` rows lies, in bytes. */
+/* The byte offset of the number at (row, column) of a matrix whose blocks have `rows` rows. */
 KVANT_INLINE uint32_t place_of(uint32_t rows, uint32_t row, uint32_t column)
 {
     return column / 64 * rows * ROW_BYTES + row * ROW_BYTES + ((column % 64 / 8) ^ (row & 7)) * 16 +
            column % 8 * 2;
 }
 
-/* Rows that a warp multiplies at a time, and a warpgroup. */
+/* Rows that a warp multiplies at a time, and rows and warps of a warpgroup. */
 constexpr int WARP_ROWS = 16, GROUP_ROWS = 64, GROUP_WARPS = 4, GROUP_THREADS = 128;
 
-/* Products by mma.m16n8k16: every GPU. */
+/* Products by mma.m16n8k16, for every GPU. */
 struct WarpProducts {
-    /* s = q K^T: 16 rows, 64 tokens. row: the warp's first of queries. */
+    /* s = q K^T for 16 rows and 64 tokens. row: the warp's first row of queries. */
     template <int D>
     KVANT_INLINE static void scores(float (&s)[8][4], const uint8_t *queries, const uint8_t *keys,
                                     int row, int lane)
@@ -62,7 +64,7 @@ struct WarpProducts {
         }
     }
 
-    /* o += p V: 16 rows, D channels. */
+    /* o += p V for 16 rows and D channels. */
     template <int D>
     KVANT_INLINE static void add(float (&o)[D / 8][4], uint32_t (&p)[4][4], const uint8_t *values,
                                  int lane)
@@ -78,7 +80,8 @@ struct WarpProducts {
             }
     }
 
-    /* Around products that go on while other instructions run; here they do not. */
+    /* These functions enclose asynchronous products. Here products are not asynchronous, so they do
+     * nothing. */
     KVANT_INLINE static void begin()
     {
     }
@@ -89,12 +92,13 @@ struct WarpProducts {
     {
     }
 
-    /* Before other threads may read what this one wrote into a matrix. */
+    /* Called before other threads may read what this thread wrote to a matrix. */
     KVANT_INLINE static void publish()
     {
     }
 
-    /* From here on the warpgroup has so many registers a thread, more or fewer than before. */
+    /* Changes the number of registers per thread of a warpgroup to N: MORE than before, or
+     * fewer. */
     template <int N, bool MORE> KVANT_INLINE static void registers()
     {
     }
@@ -102,16 +106,17 @@ struct WarpProducts {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-/* Where a matrix begins, for wgmma: rows of 128 bytes, exchanged; eight of them are 1024 bytes. */
+/* Describes a matrix at an address for wgmma: swizzled rows of 128 bytes, eight of which take 1024
+ * bytes. */
 KVANT_INLINE uint64_t matrix_at(uint32_t address)
 {
     return (uint64_t)(address >> 4 & 0x3fff) | 1ull << 16 | (uint64_t)(1024 >> 4) << 32 |
            1ull << 62;
 }
 
-/* d = a b [+ d], with d of 64 rows and 8 N columns; a: 64 x 16, in registers or where it begins.
- * BY_COLUMNS: b has 64 columns in a row of 128 bytes; otherwise it has a row of 64 numbers for each
- * of its columns. */
+/* d = a b [+ d], where d has 64 rows and 8 N columns, and a is 64 x 16, in registers or given by
+ * its descriptor. BY_COLUMNS: b has 64 columns in a row of 128 bytes; otherwise b has a row of 64
+ * numbers for each of its columns. */
 template <int N> using Columns = float (&)[N][4];
 
 template <int BY_COLUMNS = 0>
@@ -184,9 +189,9 @@ KVANT_INLINE void multiply(Columns<4> d, const uint32_t (&a)[4], uint64_t b, int
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(BY_COLUMNS));
 }
 
-/* Products by wgmma, four warps together: code for sm_90a. */
+/* Products by wgmma, for four warps together; code for sm_90a. */
 struct GroupProducts {
-    /* Begins s = q K^T. Queries stay in shared memory: registers are for sums. */
+    /* Begins s = q K^T. Queries stay in shared memory, because registers are needed for sums. */
     template <int D>
     KVANT_INLINE static void scores(float (&s)[8][4], const uint8_t *queries, const uint8_t *keys,
                                     int, int)
@@ -229,14 +234,14 @@ struct GroupProducts {
     {
         asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
     }
-    /* Until at most LEFT of the last groups of products go on. */
+    /* Waits until at most LEFT groups of products are still running. */
     template <int LEFT> KVANT_INLINE static void finish()
     {
         asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
     }
 
-    /* Computes these numbers before what comes next, and does not touch them before it: the
-     * compiler does not know that wgmma reads and writes registers later. */
+    /* Makes the compiler compute these numbers before this point and use them only after it,
+     * because it does not know that wgmma reads and writes registers later. */
     template <int N> KVANT_INLINE static void hold(float (&x)[N][4])
     {
         unrolled_for (int i = 0; i < N; i++)
@@ -264,7 +269,7 @@ struct GroupProducts {
 
 #endif
 
-/* Of the GPU that the code is made for. */
+/* The products for the GPU that the code is compiled for. */
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 using Products = GroupProducts;
 #else

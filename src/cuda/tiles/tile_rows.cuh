@@ -1,7 +1,7 @@
-/* tile_rows.cuh - a tile of query rows (query tokens x heads of one kv head) of a thread block:
- * which rows and pages, queries as an operand, and the end: results of warpgroups, and of thread
- * blocks that share a tile's pages, are added in order and written. The same input gives the same
- * bits. */
+/* tile_rows.cuh - a thread block's tile of query rows (query tokens x heads of one kv head). It
+ * decides the rows and pages of a block and loads queries as an operand. At the end, it adds the
+ * results of warpgroups, and of thread blocks that share a tile's pages, in order, and writes them.
+ * The same input gives the same bits. */
 #pragma once
 
 #include "../attention/combine.cuh"
@@ -12,22 +12,22 @@
 namespace kvant
 {
 
-/* For warpgroups that are at different places of the code; __syncthreads stands only where all
- * threads have the same code. Index 0: keys, 1: values.
+/* Barriers for warpgroups that execute different code; __syncthreads is only used where all threads
+ * execute the same code. Index 0: keys, 1: values.
  *
  *     codes[][slot]   the copy of a page arrives when its codes are in the ring
  *     full[][stage]   the four warps that unpack: a matrix and its unit are written, and the codes
- *                     of its page are read. Who multiplies waits; who asks for the next page of a
- *                     slot, too
+ *                     of its page are read. Multiplying warps wait; so does the copy into this
+ *                     slot
  *     empty[][stage]  the warps that multiply with a matrix: they have read it, and it may be
  *                     written again
- *     multiplied      all warps that multiply: nobody reads matrices any more, and results may take
+ *     multiplied      all warps that multiply: they read matrices no more, so results may take
  *                     their place */
 struct TileBarriers {
     uint64_t codes[2][MOST_RING], full[2][MOST_STAGES], empty[2][MOST_STAGES], multiplied;
 
-    /* By one thread. writers: arrivals when a matrix is written; readers: warps that read one;
-     * multipliers: all warps that multiply. */
+    /* Called by one thread. writers: arrivals when a matrix is written; readers: warps that read a
+     * matrix; multipliers: all warps that multiply. */
     KVANT_INLINE void init(int writers, int readers, int multipliers)
     {
         for (int i = 0; i < 2; i++) {
@@ -43,27 +43,28 @@ struct TileBarriers {
     }
 };
 
-/* In place of a unit of keys: nobody sees the page. */
+/* Replaces a unit of keys: no row sees the page. */
 constexpr float HIDDEN = -1;
 
-/* Rows of a tile and units of pages. The results of GROUPS warpgroups stand one after the other: of
- * different rows, or (SAME_ROWS below) of the same rows. */
+/* The rows of a tile and the units of pages. The results of GROUPS warpgroups lie one after
+ * another. They belong to different rows or, with SAME_ROWS below, to the same rows. */
 template <int GROUPS> struct TileRows {
     static constexpr int RESULTS = GROUPS * GROUP_ROWS;
     size_t mask_row[RESULTS];
     float factor[RESULTS], slope[RESULTS], bias[RESULTS]; /* as in QueryTile */
     int position[RESULTS];
     float max[RESULTS], sum[RESULTS];
-    alignas(16) float4 units[MOST_STAGES]; /* of keys; of values: binary logarithm, inverse */
-    uint32_t before;                       /* parts that ended before this one */
+    /* x: unit of keys; y and z: binary logarithm and inverse of the unit of values */
+    alignas(16) float4 units[MOST_STAGES];
+    uint32_t before; /* parts that ended before this one */
     TileBarriers barriers;
 };
 
-/* Shared memory: queries; `stages` matrices of keys, as many of values, whose place results take in
- * the end; then TileRows. */
+/* The layout of shared memory: queries, `stages` matrices of keys, as many matrices of values, then
+ * TileRows. At the end, results take the place of the matrices. */
 template <int D, int GROUPS> struct TileMemory {
     static constexpr int QUERY_BYTES =
-        CHANNEL_BLOCKS<D> * GROUP_ROWS * ROW_BYTES; /* of a warpgroup */
+        CHANNEL_BLOCKS<D> * GROUP_ROWS * ROW_BYTES; /* per warpgroup */
 
     __host__ __device__ static int keys_at(int row_groups)
     {
@@ -81,14 +82,15 @@ template <int D, int GROUPS> struct TileMemory {
     }
 };
 
-/* What a thread block does. */
+/* The work of a thread block. */
 struct TileWork {
     Pair pair;
     int first_position, length;
     int first_page, end_page;
-    int item; /* of those that share counters and partial results: all parts of a tile */
+    /* index among all parts of tiles; it selects the tile's counter and partial results */
+    int item;
     int part;
-    int pair_at; /* the pair's number in the launch */
+    int pair_at; /* number of the pair (sequence, kv head) in the launch */
 };
 
 KVANT_INLINE TileWork find_work(const TileShape &p)
@@ -98,7 +100,7 @@ KVANT_INLINE TileWork find_work(const TileShape &p)
     TileWork w;
     int i = blockIdx.x;
     w.part = i % p.splits, i /= p.splits, w.item = i;
-    const int tile = p.tiles - 1 - i % p.tiles; /* the longest first */
+    const int tile = p.tiles - 1 - i % p.tiles; /* the longest tiles come first */
     w.pair_at = i /= p.tiles;
     i += p.first_pair;
     w.pair.kv_head = i % p.kv_heads, w.pair.b = i / p.kv_heads;
@@ -118,19 +120,19 @@ KVANT_INLINE TileWork find_work(const TileShape &p)
     return w;
 }
 
-/* Of a page's keys; 0 behind the last one. */
+/* The key transform of a page's keys; 0 behind the last page. */
 KVANT_INLINE int matrix_at(const TileShape &p, const TileWork &work, int page)
 {
     return page < work.end_page ? matrix_of(p, work.pair.b, page) : 0;
 }
 
-/* The query token and head of the tile's row n, or of the last one. */
+/* The query token and head of the tile's row n, or of the last row if there is no row n. */
 KVANT_INLINE Column column_of_row(const TileShape &p, const TileWork &work, int n)
 {
     return column_of<true>(p, work.pair, min(n, max(work.pair.n_columns - 1, 0)));
 }
 
-/* Row n of the tile through a matrix; zeros where there is none. */
+/* Row n of the tile, transformed by a key transform; zeros if there is no row n. */
 template <int D>
 KVANT_INLINE Row<D> load_query_row(const TileShape &p, const TileWork &work, int matrix, int n,
                                    int lane)
@@ -141,7 +143,7 @@ KVANT_INLINE Row<D> load_query_row(const TileShape &p, const TileWork &work, int
     return n < work.pair.n_columns ? load_row<D>(p.q, at, p.type, lane) : Row<D>{};
 }
 
-/* As keys are. */
+/* Transforms a row like a key. */
 template <int D>
 KVANT_INLINE void transform_query_row(const TileShape &p, const TileWork &work, Row<D> &row,
                                       int lane)
@@ -151,7 +153,7 @@ KVANT_INLINE void transform_query_row(const TileShape &p, const TileWork &work, 
     rotate(row, p.k_rotation, lane);
 }
 
-/* What is known of the row besides its numbers. */
+/* Stores the remaining data of a row, such as its slope and its place in the mask. */
 template <class Rows>
 KVANT_INLINE void note_query_row(const TileShape &p, const TileWork &work, Rows &rows, int n)
 {
@@ -161,9 +163,9 @@ KVANT_INLINE void note_query_row(const TileShape &p, const TileWork &work, Rows 
     rows.mask_row[n] = query_row(p, work.pair.b, column.token).row * p.mask_token_stride;
 }
 
-/* A row, transformed, divided by a power of two above its largest number, as fp16, with the sign of
- * the softmax scale: a row's factor is not negative, so the largest product has the largest
- * score. */
+/* Stores a transformed row as fp16, divided by a power of two above its largest number. The row
+ * gets the sign of the softmax scale, so its factor is not negative, and the largest product has
+ * the largest score. */
 template <int D, class Rows>
 KVANT_INLINE void place_query_row(const TileShape &p, const TileWork &work, uint8_t *memory,
                                   Rows &rows, int n, Row<D> row, const Row<D> &center, int lane)
@@ -183,8 +185,8 @@ KVANT_INLINE void place_query_row(const TileShape &p, const TileWork &work, uint
         rows.factor[n] = unit * fabsf(p.scale_log2), rows.bias[n] = bias;
 }
 
-/* Query rows n, n + step, ... below end through a matrix, by a warp, which waits for several at a
- * time. */
+/* Loads and transforms query rows n, n + step, ... below end. Called by a warp, which waits for
+ * several rows at a time. */
 template <class P, int D, class Rows>
 KVANT_INLINE void load_queries(const TileShape &p, const TileWork &work, int matrix,
                                uint8_t *memory, Rows &rows, int n, int end, int step, int lane)
@@ -203,7 +205,7 @@ KVANT_INLINE void load_queries(const TileShape &p, const TileWork &work, int mat
     P::publish();
 }
 
-/* All of the tile's through the matrix of its first page. */
+/* Loads all rows of the tile, transformed for its first page. */
 template <class P, int D, class Rows>
 KVANT_INLINE void load_all_queries(const TileShape &p, const TileWork &work, uint8_t *memory,
                                    Rows &rows, int warp, int n_warps, int lane)
@@ -217,8 +219,8 @@ KVANT_INLINE void load_all_queries(const TileShape &p, const TileWork &work, uin
 
 /* ---- the end of a tile ---- */
 
-/* n results for a row, in their order: result(i) gives maximum and sum, and where the lane's
- * channels lie. */
+/* Combines n results of a row, in order. result(i) returns maximum and sum, and the address of the
+ * lane's channels. */
 template <int D, class F> KVANT_INLINE HeadSum<D> add_results(int n, F &&result)
 {
     HeadSum<D> total{};
@@ -251,7 +253,7 @@ struct PartResult : SharedResult {
     }
 };
 
-/* Row n of the thread block's part. */
+/* Combines row n of the thread block's part. */
 template <int D, bool SAME_ROWS, int GROUPS>
 KVANT_INLINE HeadSum<D> own_row(const float *results, const TileRows<GROUPS> &rows, int n, int lane)
 {
@@ -261,7 +263,7 @@ KVANT_INLINE HeadSum<D> own_row(const float *results, const TileRows<GROUPS> &ro
     });
 }
 
-/* Partial results of a part: rows, then maximum and sum of each. */
+/* The partial results of a part: rows, then maximum and sum of each. */
 template <int D> KVANT_INLINE float *part_of(const TileShape &p, int item, int part)
 {
     return p.partials + (size_t)(item * p.splits + part) * (MOST_TILE_ROWS * (D + 2));
@@ -279,7 +281,7 @@ KVANT_INLINE void leave_row(const TileShape &p, const TileWork &work, int n, con
                make_float2(own.max, own.sum));
 }
 
-/* Row n of all parts. */
+/* Combines row n of all parts. */
 template <int D>
 KVANT_INLINE HeadSum<D> add_parts(const TileShape &p, const TileWork &work, int n, int lane)
 {

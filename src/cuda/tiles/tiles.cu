@@ -19,7 +19,7 @@ size_t tile_workspace(uint32_t head_dim, uint32_t multiprocessors)
     return (size_t)multiprocessors * MOST_TILE_ROWS * (head_dim + 2) * sizeof(float);
 }
 
-constexpr int MOST_TABLE_USERS = 8; /* warps */
+constexpr int MOST_TABLE_USERS = 8; /* the most warps that share a table */
 
 static TileKernel kernel_of(uint32_t head_dim)
 {
@@ -43,12 +43,13 @@ static UnpackedKernels unpacked_kernels(uint32_t head_dim)
     }
 }
 
-/* unpack_*.cuh have what these tables hold. looks_up: the large ones of a trellis and of chunks,
- * which have a slower way without. */
+/* unpack_*.cuh describe these tables. looks_up: include the large tables of trellises and chunks,
+ * for which a slower way without a table exists. */
 template <class C> static int chunk_bytes(bool looks_up)
 {
+    /* bytes of norms */
     if (C::CHANNELS == 3)
-        return C::ENTRIES * C::ENTRY_BYTES * (looks_up ? tile_copies<C>() : 1) + 32; /* norms */
+        return C::ENTRIES * C::ENTRY_BYTES * (looks_up ? tile_copies<C>() : 1) + 32;
     return looks_up ? (C::ENTRIES * C::ENTRY_BYTES + 15) / 16 * 16 : 0;
 }
 
@@ -80,7 +81,7 @@ static void choose_table(TileCodec &codec, bool looks_up)
     codec.table_bytes = table_bytes_of(p, codec.looks_up);
 }
 
-/* Keys and values have the same table. */
+/* Whether keys and values have the same table. */
 static bool share_table(const TileCodec &a, const TileCodec &b)
 {
     return a.params.kind == b.params.kind && a.looks_up == b.looks_up &&
@@ -109,7 +110,7 @@ static int round_up(int n, int unit)
     return (n + unit - 1) / unit * unit;
 }
 
-/* Places of tables from `at` on, then of `rings` rings of codes; returns where they end. */
+/* Lays out tables from `at` on, then `rings` rings of codes; returns the end. */
 static int lay_out_codes(TileArgs &p, int at, bool looks_up, int ring, int rings)
 {
     choose_table(p.keys, looks_up);
@@ -127,7 +128,7 @@ static int lay_out_codes(TileArgs &p, int at, bool looks_up, int ring, int rings
     return p.ring_at + rings * ring * (p.k_page + p.v_page);
 }
 
-/* Returns the bytes of shared memory. */
+/* Lays out a tile kernel's shared memory and returns its size in bytes. */
 static int lay_out(TileArgs &p, const TileKernel &kernel, int row_groups, int stages, int ring,
                    bool looks_up)
 {
@@ -136,15 +137,15 @@ static int lay_out(TileArgs &p, const TileKernel &kernel, int row_groups, int st
     return lay_out_codes(p, kernel.fixed_bytes[row_groups - 1][stages - 1], looks_up, ring, 1);
 }
 
-/* What is tried in turn, and whether large tables are there. */
+/* The shapes in the order in which they are tried, with or without large tables. */
 static constexpr struct {
     int stages, ring;
     bool looks_up;
 } shapes[] = { { 2, 4, true },  { 2, 3, true },  { 1, 4, true },  { 1, 3, true },
                { 2, 3, false }, { 1, 3, false }, { 2, 0, false }, { 1, 0, false } };
 
-/* Two groups of rows before one, if there are so many rows. Returns the bytes of shared memory, 0
- * when there is too little. */
+/* Tries two groups of rows first, if there are enough rows. Returns the bytes of shared memory, or
+ * 0 when there is too little. */
 static int choose_shape(TileArgs &p, const TileKernel &kernel, int64_t rows, int room)
 {
     for (int groups = rows > GROUP_ROWS ? kernel.groups : 1; groups > 0; groups--)
@@ -168,7 +169,8 @@ static cudaError_t launch(const void *kernel, int64_t blocks, int threads, int b
                             (size_t)bytes, stream);
 }
 
-/* Tiles of `pairs` pairs; returns thread blocks, 0 if there are too many. */
+/* Cuts `pairs` pairs into tiles; returns the number of thread blocks, or 0 if there are too
+ * many. */
 static int64_t cut(TileShape &p, int pairs, int multiprocessors)
 {
     const int64_t rows = (int64_t)p.query_tokens * p.heads_a_kv,
@@ -183,7 +185,7 @@ static int64_t cut(TileShape &p, int pairs, int multiprocessors)
 
 /* ---- unpacked pages ---- */
 
-/* Places of the kernel that unpacks; 0: there is no room. */
+/* Lays out the kernel that unpacks; returns 0 if there is not enough shared memory. */
 static int lay_out_unpack(TileArgs &p, const UnpackedKernels &k, bool looks_up, int room)
 {
     const int bytes = lay_out_codes(p, k.unpack_groups * std::max(k.key_bytes, k.value_bytes),
@@ -200,7 +202,8 @@ static int lay_out_attend(TileShape &p, const UnpackedKernels &k, int room)
     return 0;
 }
 
-/* Pairs per launch: as few thread blocks after another as possible. */
+/* The number of pairs per launch, such that as few rounds of thread blocks as possible are
+ * needed. */
 static int pairs_at_once(const TileShape &p, int64_t most, int multiprocessors)
 {
     const int pairs = p.batch * p.kv_heads;
@@ -219,8 +222,8 @@ static int pairs_at_once(const TileShape &p, int64_t most, int multiprocessors)
     return best;
 }
 
-/* Needs scratch in device memory. KVANT_ERR_UNSUPPORTED when there is too little, or of shared
- * memory. */
+/* Launches the kernels that unpack to scratch in device memory. KVANT_ERR_UNSUPPORTED when there is
+ * too little scratch or shared memory. */
 static kvant_status launch_unpacked(TileArgs p, uint32_t head_dim, uint8_t *scratch,
                                     size_t scratch_bytes, int multiprocessors, int shared_bytes,
                                     cudaStream_t stream)
@@ -228,7 +231,8 @@ static kvant_status launch_unpacked(TileArgs p, uint32_t head_dim, uint8_t *scra
     const UnpackedKernels k = unpacked_kernels(head_dim);
     if (!k.unpack)
         return KVANT_ERR_UNSUPPORTED;
-    const int room = shared_bytes - 1024; /* barriers, and so that matrices are aligned */
+    /* minus room for barriers, and for the alignment of matrices */
+    const int room = shared_bytes - 1024;
     int unpack_bytes = lay_out_unpack(p, k, true, room);
     unpack_bytes = unpack_bytes ? unpack_bytes : lay_out_unpack(p, k, false, room);
     const int attend_bytes = lay_out_attend(p, k, shared_bytes);
@@ -278,8 +282,9 @@ static CodesKernel find_codes_kernel(const kvant_cuda_params &k, const kvant_cud
     return CodesKernel{};
 }
 
-/* The kernel for the problem's rows, if there are more than decode kernels have columns; none when
- * it does not fit, or the loaded code has no body. They know one matrix, and no centres of keys. */
+/* The kernel for the problem's rows if there are more rows than columns of decode kernels. None
+ * when it does not fit, or when the loaded code has no body. These kernels know a single key
+ * transform and no centres of keys. */
 static CodesKernel codes_kernel(const kvant_cuda_kernel_attention_args &args, int shared_bytes)
 {
     if (args.k_center || args.page_offsets || args.n_matrices > 1)

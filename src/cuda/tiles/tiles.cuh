@@ -1,9 +1,9 @@
 /* tiles.cuh - attention of several query tokens over compressed pages, in one pass.
  *
- * A thread block takes a tile of query rows (tile_rows.cuh) and the pages that they see, or one of
- * several equal parts of them. One warpgroup unpacks keys, one values (unpack.cuh); the others, 64
- * rows each, multiply (multiply.cuh). So unpacking and multiplying overlap, and a page is unpacked
- * once for 64 or 128 rows. */
+ * A thread block processes a tile of query rows (tile_rows.cuh), and the pages that they see or one
+ * of several equal parts of them. One warpgroup unpacks keys, and one unpacks values (unpack.cuh).
+ * All further warpgroups multiply, each with 64 rows (multiply.cuh). So unpacking and multiplying
+ * overlap, and a page is unpacked once for 64 or 128 rows. */
 #pragma once
 
 #include "multiply.cuh"
@@ -12,10 +12,12 @@
 namespace kvant
 {
 
-/* Warpgroups that multiply. With 256 channels the sums of one take all the registers. */
+/* Warpgroups that multiply. With 256 channels, the sums of a single warpgroup take all
+ * registers. */
 template <int D> constexpr int MULTIPLIER_GROUPS = D > 128 ? 1 : 2;
 
-/* Of a page's matrices, and which phase of their barriers is the page's. at: pages before it. */
+/* The stage of a page's matrices, and the phase of its barriers for this page. at: the number of
+ * pages before it. */
 KVANT_INLINE int stage_of(const TileArgs &p, int at)
 {
     return p.stages == 1 ? 0 : at % 2;
@@ -28,7 +30,7 @@ KVANT_INLINE int phase_of(const TileArgs &p, int at)
 
 /* ---- the warpgroups that unpack ---- */
 
-/* Of keys, or of values. */
+/* A warpgroup that unpacks keys, or values. */
 template <int D, bool KEYS> struct Unpacker {
     const TileArgs &p;
     const TileWork &work;
@@ -36,14 +38,15 @@ template <int D, bool KEYS> struct Unpacker {
     TileRows<MULTIPLIER_GROUPS<D>> &rows;
     const int32_t *table;
     int warp, lane;
-    int32_t entries, later; /* of the table, a page a lane: 32 pages and the 32 after them */
+    /* page table entries, one page per lane: 32 pages, and the 32 pages after them */
+    int32_t entries, later;
 
     KVANT_INLINE int32_t load_entry(int page) const
     {
         return page + lane < work.end_page ? __ldg(table + page + lane) : -1;
     }
 
-    /* page: of the 64 that lanes have, counted from the first of them. */
+    /* page: index among the 64 pages of which lanes have entries. */
     KVANT_INLINE int32_t entry_of(int page) const
     {
         return __shfl_sync(FULL, page < 32 ? entries : later, page % 32);
@@ -61,13 +64,14 @@ template <int D, bool KEYS> struct Unpacker {
         return memory + p.ring_at + slot * (p.k_page + p.v_page) + (KEYS ? 0 : p.k_page);
     }
 
-    /* Asks for the codes of a page, once the page before it in its slot was read. i: counted from
-     * the first one of `entries`; at: from the first of all. */
+    /* Starts the copy of a page's codes, once the page before it in its slot has been read. i:
+     * index from the first of `entries` on; at: index from the first of all pages on. */
     KVANT_INLINE void fetch(int i, int at, int slot) const
     {
         if (work.first_page + at >= work.end_page)
             return;
-        /* With one stage, waiting for the page after that: its barrier may be a phase further. */
+        /* With one stage, it waits for the page after that, because the barrier may be a phase
+         * further. */
         const int entry = entry_of(i), before = at - p.ring + (p.stages == 1 ? 1 : 0);
         if (at >= p.ring && (COPY_ARRIVALS > 1 || warp == 0))
             wait_for(rows.barriers.full[!KEYS][stage_of(p, before)], phase_of(p, before));
@@ -75,7 +79,7 @@ template <int D, bool KEYS> struct Unpacker {
                   KEYS ? p.k.bytes : p.v.bytes, rows.barriers.codes[!KEYS][slot], 32 * warp + lane);
     }
 
-    /* at: pages before it; turn: of its slot. */
+    /* Unpacks a page. at: the number of pages before it; turn: the phase of its slot. */
     template <class P> KVANT_INLINE void unpack(int entry, int at, int slot, int turn) const
     {
         const int stage = stage_of(p, at);
@@ -120,7 +124,8 @@ template <int D, bool KEYS> struct Unpacker {
 
     template <class P> KVANT_INLINE void run()
     {
-        const int ahead = p.ring - 2; /* so that nobody waits for a slot to be read */
+        /* so that a copy never has to wait until its slot has been read */
+        const int ahead = p.ring - 2;
         entries = load_entry(work.first_page);
         later = load_entry(work.first_page + 32);
         for (int i = 0; i < ahead; i++)
@@ -142,10 +147,10 @@ template <int D, bool KEYS> struct Unpacker {
     }
 };
 
-/* Registers of a thread. All together may not be more than the block begins with, 168 or 128 each
- * for 3 or 4 warpgroups: otherwise those that want more wait for ever. Those that unpack take none
- * back, so finish_tile has to do with theirs: for sm_90a it takes 104 of 112 with 96 channels, 96
- * of 104 with 128. */
+/* Registers per thread after the split. Their sum must not exceed the registers that the block
+ * starts with, 168 or 128 per thread for 3 or 4 warpgroups; otherwise the warpgroups that want more
+ * wait for ever. Warpgroups that unpack do not take registers back, so finish_tile must fit theirs.
+ * For sm_90a it needs 104 of 112 with 96 channels, and 96 of 104 with 128 channels. */
 template <int D> constexpr int UNPACK_REGISTERS = D > 128 ? 136 : D == 128 ? 104 : 112;
 template <int D> constexpr int MULTIPLY_REGISTERS = D > 128 ? 232 : D == 128 ? 152 : 144;
 

@@ -9,8 +9,8 @@
 namespace kvant
 {
 
-/* The same as unpack_page where shared memory has no room for codes: the page is in device memory,
- * and no table is there. */
+/* The same as unpack_page when shared memory has no room for codes: the page is in device memory,
+ * and there is no table. */
 template <int D, bool KEYS> KVANT_INLINE float unpack_far_page(const Unpacking &u)
 {
     switch (u.codec.params.kind) {

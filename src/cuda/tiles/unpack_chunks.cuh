@@ -1,6 +1,6 @@
 /* unpack_chunks.cuh - from a page of chunks (codes of three or four channels) to a matrix of fp16
- * numbers: by the look-ups of the decode kernel (chunks.cuh), or code by code where shared memory
- * has no room for the table. */
+ * numbers. It uses the look-ups of the decode kernel (chunks.cuh), or decodes code by code when
+ * shared memory has no room for the table. */
 #pragma once
 
 #include "../chunks/chunk_numbers.cuh"
@@ -33,8 +33,8 @@ KVANT_INLINE uint32_t chunk_code(const uint32_t *words, int n_chunks, bool keys,
                    << P;
 }
 
-/* The direction of a code, times the length without the token's scale. table: C::fill of one copy,
- * and norms that are not in there. */
+/* The direction of a code times its length, without the token's scale. table: one copy of C::fill,
+ * followed by norms if the table does not include them. */
 template <class C>
 KVANT_INLINE uint2 chunk_numbers(const Unpacking &u, uint32_t code, uint32_t scale)
 {
@@ -48,7 +48,7 @@ KVANT_INLINE uint2 chunk_numbers(const Unpacking &u, uint32_t code, uint32_t sca
                 entries + C::ENTRIES)[code >> 2 * C::DIRECTION_BITS];
             x.x = multiply_halves(x.x, norm), x.y = multiply_halves(x.y, norm);
         }
-    } else { /* without a table; directions are times 2^15; radii become at most 1 */
+    } else { /* without a table; directions are multiplied by 2^15, and radii are at most 1 */
         const uint32_t index =
                            min(code & ((1u << u.codec.index_bits) - 1), (uint32_t)C::ENTRIES - 1),
                        radius = code >> u.codec.index_bits;
@@ -61,7 +61,7 @@ KVANT_INLINE uint2 chunk_numbers(const Unpacking &u, uint32_t code, uint32_t sca
     return make_uint2(multiply_halves(x.x, scale), multiply_halves(x.y, scale));
 }
 
-/* Chunks where there is little room, a code a lane: lanes are tokens. */
+/* Unpacks chunks when there is little room, one code per lane; lanes are tokens. */
 template <class C, int D, bool KEYS> KVANT_INLINE float unpack_chunks(const Unpacking &u)
 {
     constexpr int CHUNKS = (D + C::CHANNELS - 1) / C::CHANNELS;
@@ -84,14 +84,14 @@ template <class C, int D, bool KEYS> KVANT_INLINE float unpack_chunks(const Unpa
     return power(C::CHANNELS == 3 ? e : e - 9);
 }
 
-/* Copies of the table of chunks beside each other, where there is room (chunks.cuh). */
+/* Copies of the table of chunks that lie side by side, if there is room (chunks.cuh). */
 template <class C> __host__ __device__ constexpr int tile_copies()
 {
     return C::TILE_COPIES;
 }
 
-/* Pairs of halves that a lane has of tokens r and r + 8 of row tile rt: a[e] is of its chunks 2 c
- * and 2 c + 1 of the step. */
+/* Stores a lane's pairs of halves for tokens r and r + 8 of row tile rt. a[e] belongs to its chunks
+ * 2 c and 2 c + 1 of the step. */
 template <class C, int D>
 KVANT_INLINE void put_key_chunks(const Unpacking &u, int step, int rt, const uint32_t (&a)[2][4],
                                  const uint32_t (&scale)[2])
@@ -120,8 +120,9 @@ KVANT_INLINE void put_key_chunks(const Unpacking &u, int step, int rt, const uin
     }
 }
 
-/* The values of chunks of row lane / 4: a tile's registers. Of four channels every second row has
- * its channels in another order, so that no more than two lanes meet in a bank. */
+/* Stores the registers of a tile: the values of the chunks of row lane / 4. With four channels
+ * every second row has its channels in another order, so that bank conflicts have at most two
+ * lanes. */
 template <class C, int D>
 KVANT_INLINE void put_value_chunks(const Unpacking &u, int tile, int ct, const uint32_t (&a)[4],
                                    const uint32_t (&scale)[2])
@@ -131,7 +132,7 @@ KVANT_INLINE void put_value_chunks(const Unpacking &u, int tile, int ct, const u
     unrolled_for (int q = 0; q < 4; q++) {
         const int channel = C::CHANNELS == 4 ? first + ((q & 1) ^ other)
                                              : value_channel<C, D>(tile, u.lane >> 2, q & 1);
-        /* place_of, of which the piece's number is the last to be known */
+        /* place_of, written so that the piece's number is applied last */
         const uint32_t row = channel * ROW_BYTES + (channel & 7) * 16 + (u.lane & 3) * 4;
         if (C::CHANNELS == 4 || channel < D)
             *reinterpret_cast<uint32_t *>(u.tile + (row ^ (2 * ct + (q >> 1)) * 16)) =
@@ -139,7 +140,7 @@ KVANT_INLINE void put_value_chunks(const Unpacking &u, int tile, int ct, const u
     }
 }
 
-/* Chunks by the look-ups of the decode kernel. */
+/* Unpacks chunks by the look-ups of the decode kernel. */
 template <class C, int D, bool KEYS> KVANT_INLINE float look_up_chunks(const Unpacking &u)
 {
     constexpr uint32_t COPIES = tile_copies<C>(), BYTES = C::ENTRY_BYTES;
@@ -190,8 +191,8 @@ template <class C, int D, bool KEYS> KVANT_INLINE float unpack_any_chunks(const 
     return u.codec.looks_up ? look_up_chunks<C, D, KEYS>(u) : unpack_chunks<C, D, KEYS>(u);
 }
 
-/* Entries, then (triplets) the bytes of norms: for look_up_chunks in copies, for chunk_numbers
- * one. */
+/* Fills the table with entries and, for triplets, the bytes of norms: in several copies for
+ * look_up_chunks, one copy for chunk_numbers. */
 template <class C> KVANT_INLINE void fill_chunks(uint8_t *table, const TileCodec &codec)
 {
     const int copies = codec.looks_up ? tile_copies<C>() : 1, i = threadIdx.x;

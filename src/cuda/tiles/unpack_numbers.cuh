@@ -1,9 +1,9 @@
 /* unpack_numbers.cuh - from a page with a code per channel to a matrix of fp16 numbers.
  *
- * Numbers are divided by the page's unit, a power of two above its scales, so fp16's range is no
- * limit. A kind of code that the decode kernel unpacks in registers (dequant.cuh) is unpacked by
- * the same instructions, and each number is rounded once. Other kinds are read number by number
- * with the arithmetic of decode.cu. Tokens beyond the sequence's end become zeros. */
+ * Numbers are divided by the page's unit, a power of two above its scales, so fp16's range does not
+ * limit them. A kind of code that the decode kernel unpacks in registers (dequant.cuh) is unpacked
+ * by the same instructions, and each number is rounded once. All other kinds are read number by
+ * number with the arithmetic of decode.cu. Tokens beyond the sequence's end become zeros. */
 #pragma once
 
 #include "../attention/dequant.cuh"
@@ -18,16 +18,16 @@ namespace kvant
 
 constexpr int UNPACK_WARPS = GROUP_WARPS;
 
-/* A page, and who unpacks it into what. */
+/* A page, its destination, and the threads that unpack it. */
 struct Unpacking {
     const TileCodec &codec;
     const uint8_t *page;
-    const uint8_t *table; /* of the codec, in shared memory */
+    const uint8_t *table; /* the codec's table, in shared memory */
     uint8_t *tile;
     uint32_t one;
-    int valid; /* tokens that are there */
+    int valid; /* tokens that exist */
     int warp, lane;
-    int user; /* the warp's number among those that use the table */
+    int user; /* the warp's index among the warps that use the table */
 
     KVANT_INLINE const __half *numbers() const
     {
@@ -35,8 +35,8 @@ struct Unpacking {
     }
 };
 
-/* New to the compiler for each page: otherwise it keeps what all kinds of codes compute from them
- * in registers, which are too few. */
+/* Makes the compiler forget the values of these variables for each page. Otherwise it would keep
+ * everything that any kind of codes computes from them in registers, of which there are too few. */
 KVANT_INLINE void forget(int &warp, int &lane, uint32_t &one)
 {
     asm volatile("" : "+r"(warp), "+r"(lane), "+r"(one));
@@ -44,7 +44,7 @@ KVANT_INLINE void forget(int &warp, int &lane, uint32_t &one)
     __builtin_assume(lane >= 0 && lane < 32);
 }
 
-/* A pair of numbers at (row, column) and (row, column + 1). */
+/* Stores a pair of numbers at (row, column) and (row, column + 1). */
 KVANT_INLINE void put(uint8_t *tile, int row, int column, uint32_t pair)
 {
     *reinterpret_cast<uint32_t *>(tile + place_of(PAGE_TOKENS, row, column)) = pair;
@@ -62,14 +62,14 @@ KVANT_INLINE float power(int n)
     return __int_as_float((n + 127) << 23);
 }
 
-/* Scales of a page, and as many zero points. */
+/* The number of scales of a page, and of its zero points. */
 template <kvant_cuda_grouping GROUP, int D>
 constexpr int N_SCALES = GROUP == KVANT_CUDA_GROUP_TOKEN      ? PAGE_TOKENS
                          : GROUP == KVANT_CUDA_GROUP_CHANNELS ? D / 32 * PAGE_TOKENS
                                                               : PAGE_TOKENS / 32 * D;
 
-/* The largest of the scales, or zero points, whose tokens are there, as bits of fp16 without its
- * sign; the lane's own. */
+/* The lane's own part of the largest scale (or zero point) of existing tokens, as bits of fp16
+ * without its sign. */
 template <kvant_cuda_grouping GROUP, int D>
 KVANT_INLINE uint32_t largest_number(const Unpacking &u, const __half *numbers)
 {
@@ -84,8 +84,8 @@ KVANT_INLINE uint32_t largest_number(const Unpacking &u, const __half *numbers)
     return top;
 }
 
-/* The exponent e of the page: every scale is below 2^e, every zero point below 2^(e + 23). Called
- * by whole warps, which all find the same. */
+/* The exponent e of the page: every scale is below 2^e, and every zero point below 2^(e + 23).
+ * Called by whole warps, and all find the same e. */
 template <kvant_cuda_grouping GROUP, int D>
 KVANT_INLINE int exponent_of(const Unpacking &u, bool zeros)
 {
@@ -99,14 +99,13 @@ KVANT_INLINE int exponent_of(const Unpacking &u, bool zeros)
     return max((__float_as_int(top) >> 23) - 126, -24);
 }
 
-/* Scales or zero points of the numbers at (row, column) and (row, column + 1), as they are
- * stored. */
+/* The stored scales or zero points of the numbers at (row, column) and (row, column + 1). */
 template <kvant_cuda_grouping GROUP, int D, bool KEYS>
 KVANT_INLINE float2 stored_pair(const __half *numbers, int row, int column, int valid)
 {
     const uint16_t *from = reinterpret_cast<const uint16_t *>(numbers);
     constexpr bool SAME =
-        GROUP == KVANT_CUDA_GROUP_TOKENS ? !KEYS : KEYS; /* one scale for the pair */
+        GROUP == KVANT_CUDA_GROUP_TOKENS ? !KEYS : KEYS; /* whether one scale serves the pair */
     const int token = KEYS ? row : column, channel = KEYS ? column : row;
     const int at = GROUP == KVANT_CUDA_GROUP_TOKEN      ? token
                    : GROUP == KVANT_CUDA_GROUP_CHANNELS ? channel / 32 * PAGE_TOKENS + token
@@ -146,7 +145,7 @@ KVANT_INLINE uint32_t high_halves(uint32_t x, uint32_t y)
     return prmt(x, y, 0x7632);
 }
 
-/* Operands in the order COLUMNS: halves are neighbours in a row. */
+/* Reorders operands from the order COLUMNS, so that halves are neighbours in a row. */
 template <Order ORDER, int TILES> KVANT_INLINE void in_order(uint32_t (&a)[TILES][4])
 {
     auto exchange = [](uint32_t &x, uint32_t &y) {
@@ -163,7 +162,7 @@ template <Order ORDER, int TILES> KVANT_INLINE void in_order(uint32_t (&a)[TILES
                 exchange(a[i][k], a[i + 1][k]);
 }
 
-/* Four registers of a 16 x 16 tile of the matrix. */
+/* Stores four registers of a 16 x 16 tile of the matrix. */
 KVANT_INLINE void put_tile(uint8_t *tile, int row_tile, int column_tile, int lane,
                            const uint32_t (&a)[4])
 {
@@ -177,9 +176,8 @@ KVANT_INLINE void put_tile(uint8_t *tile, int row_tile, int column_tile, int lan
 #endif
 }
 
-/* What turns codes u, as fp16 numbers u 2^-24, into numbers: number / unit = code * s + z, with s =
- * scale
- * * of_scale, and z = scale * of_offset + zero * of_zero. */
+/* The factors that make numbers of codes u, which are fp16 numbers u 2^-24. A number / unit is
+ * code * s + z, where s is scale * of_scale, and z is scale * of_offset + zero * of_zero. */
 struct Steps {
     float of_scale, of_offset, of_zero, unit;
 };
@@ -201,7 +199,8 @@ struct ScaleAndZero {
     uint32_t scale, zero;
 };
 
-/* Of the pair at (row, column). times: what codes of this row are too large by, inverted. */
+/* s and z for the pair at (row, column). times: the inverse of the factor by which codes of this
+ * row are too large. */
 template <class C, int D, bool KEYS>
 KVANT_INLINE ScaleAndZero load_scale(const Unpacking &u, const Steps &steps, int row, int column,
                                      float times)
@@ -217,7 +216,7 @@ KVANT_INLINE ScaleAndZero load_scale(const Unpacking &u, const Steps &steps, int
     return ScaleAndZero{ pack_half2(s.x * f, s.y * f), pack_half2(z.x, z.y) };
 }
 
-/* A token's scale and zero point, two tokens per lane, for codes and numbers as in Steps. */
+/* s and z of a token as in Steps, two tokens per lane. */
 template <class C, int D>
 KVANT_INLINE ScaleAndZero own_tokens(const Unpacking &u, const Steps &steps)
 {
@@ -237,20 +236,21 @@ KVANT_INLINE ScaleAndZero own_tokens(const Unpacking &u, const Steps &steps)
                          pack_half2(z.x, z.y) };
 }
 
-/* The pair of numbers of tokens that lanes have two of, for the tile element at (row, column) and
- * the next one: BY_ROW, the row's token twice; else tokens column, column + 1. */
+/* The pair of numbers for the tile element at (row, column) and the next one, from numbers of which
+ * each lane has two tokens'. BY_ROW: twice the number of the row's token; otherwise the numbers of
+ * tokens column and column + 1. */
 template <bool BY_ROW> KVANT_INLINE uint32_t of_tokens(uint32_t own, int row, int column)
 {
     const uint32_t pair = __shfl_sync(FULL, own, (BY_ROW ? row : column) / 2);
     return BY_ROW ? prmt(pair, 0, row % 2 ? 0x3232 : 0x1010) : pair;
 }
 
-/* The scales of R row tiles and of the column tiles of a step. They differ by row, and then at most
- * by 32 columns; or by column, and then at most by 32 rows. */
+/* The scales of R row tiles and of the column tiles of a step. They may differ by row, and then are
+ * equal for at least 32 columns; or by column, and then are equal for at least 32 rows. */
 template <class C, int D, bool KEYS, int R> struct StepScales {
     static constexpr bool BY_ROW = C::GROUP == KVANT_CUDA_GROUP_TOKENS ? !KEYS : KEYS;
     static constexpr int SPAN =
-        C::GROUP == KVANT_CUDA_GROUP_TOKEN ? 8 : 2; /* tiles across that share them */
+        C::GROUP == KVANT_CUDA_GROUP_TOKEN ? 8 : 2; /* tiles across that share scales */
     static constexpr int ALONG = BY_ROW ? R : C::TILES,
                          ACROSS = ((BY_ROW ? C::TILES : R) + SPAN - 1) / SPAN;
     ScaleAndZero at[ALONG][2][ACROSS];
@@ -278,7 +278,8 @@ template <class C, int D, bool KEYS, int R> struct StepScales {
                 }
     }
 
-    /* Codes in the order COLUMNS to numbers. i: of the row tile, t: of the column tile. */
+    /* Computes numbers from codes in the order COLUMNS. i: number of the row tile, t: number of the
+     * column tile. */
     KVANT_INLINE void apply(int i, int t, uint32_t (&a)[4]) const
     {
         unrolled_for (int q = 0; q < 4; q++) {
@@ -292,7 +293,7 @@ template <class C, int D, bool KEYS, int R> struct StepScales {
     }
 };
 
-/* R row tiles of group g, column tiles from step * TILES on. */
+/* Unpacks R row tiles of group g, and column tiles from step * TILES on. */
 template <class C, int D, bool KEYS, int R>
 KVANT_INLINE void unpack_step(const Unpacking &u, const Bytes &bytes,
                               const StepScales<C, D, KEYS, R> &scales, int g, int step)
@@ -314,13 +315,14 @@ KVANT_INLINE void unpack_step(const Unpacking &u, const Bytes &bytes,
     }
 }
 
-/* A kind of dequant.cuh; returns the unit. */
+/* Unpacks a kind of dequant.cuh; returns the unit. */
 template <class C, int D, bool KEYS> KVANT_INLINE float unpack_in_registers(const Unpacking &u)
 {
     constexpr int ROWS = KEYS ? PAGE_TOKENS / 16 : D / 16,
                   COLUMNS = KEYS ? D / 16 : PAGE_TOKENS / 16;
     constexpr int STEPS = (COLUMNS + C::TILES - 1) / C::TILES, GROUPS = (ROWS + 3) / 4;
-    /* a warp's steps have the same scales: those of keys, and those of values are the same one */
+    /* Whether all steps of a warp have the same scales, for keys; for values, whether there is only
+     * one step. */
     constexpr bool ONCE = C::GROUP == KVANT_CUDA_GROUP_TOKEN && ROWS % 4 == 0;
     static_assert(KEYS || UNPACK_WARPS % STEPS == 0, "a warp has one step of values");
     const Steps steps = steps_of<C, D>(u);
@@ -344,7 +346,7 @@ template <class C, int D, bool KEYS> KVANT_INLINE float unpack_in_registers(cons
     return steps.unit;
 }
 
-/* Open pages: rows of fp16 numbers as they are. */
+/* Copies open pages, which are rows of fp16 numbers. */
 template <int D, bool KEYS> KVANT_INLINE void unpack_open(const Unpacking &u)
 {
     const int thread = 32 * u.warp + u.lane;
@@ -366,7 +368,8 @@ template <int D, bool KEYS> KVANT_INLINE void unpack_open(const Unpacking &u)
     }
 }
 
-/* Numbers one by one, tokens by lanes: number(token, channel) in the page's unit. */
+/* Unpacks numbers one by one, with tokens in lanes. number(token, channel) returns a number in the
+ * page's unit. */
 template <int D, bool KEYS, class F> KVANT_INLINE void unpack_each(const Unpacking &u, F &&number)
 {
 #pragma unroll 1
@@ -386,7 +389,8 @@ template <int D> KVANT_INLINE int exponent_of_any(const Unpacking &u, bool zeros
     }
 }
 
-/* Uniform codes and codebooks of any size. table: levels of a wide codebook, as floats. */
+/* Unpacks uniform codes and codebooks of any size. table: the levels of a wide codebook, as
+ * floats. */
 template <int D, bool KEYS> KVANT_INLINE float unpack_numbers(const Unpacking &u)
 {
     const kvant_cuda_params &c = u.codec.params;

@@ -1,5 +1,6 @@
-/* unpack_trellis.cuh - from a page of trellis codes to a matrix of fp16 numbers: by a table of
- * levels (trellis_pairs.cuh, trellis_bytes.cuh), or a row per warp for any number of states. */
+/* unpack_trellis.cuh - from a page of trellis codes to a matrix of fp16 numbers. It uses a table of
+ * levels (trellis_pairs.cuh, trellis_bytes.cuh), or decodes a row per warp for any number of
+ * states. */
 #pragma once
 
 #include "../pages/read_code.cuh"
@@ -14,8 +15,9 @@ template <class C> struct TrellisTile : C {
     static constexpr int TILES = 1;
 };
 
-/* The planes of column unit u of keys and of the M before it, the last one at [M]: plane(u) reads
- * one. Before the first unit stands the last one, its fields moved (trellis.cuh). */
+/* The planes of column unit u of keys and of the M units before it; the unit's own plane is [M].
+ * plane(u) reads a plane. The unit before the first one is the last one with its fields moved
+ * (trellis.cuh). */
 template <int B, int M, int UNITS, class F>
 KVANT_INLINE void planes_before(int u, int lane, uint32_t (&chain)[M + 1], F &&plane)
 {
@@ -31,8 +33,9 @@ KVANT_INLINE void planes_before(int u, int lane, uint32_t (&chain)[M + 1], F &&p
     }
 }
 
-/* Every warp has units of columns of its own. The loops are not unrolled: the code of all units is
- * more than the instruction caches hold. use(row tile, column tile, halves) */
+/* Unpacks keys; every warp has its own column units. The loops are not unrolled, because the code
+ * of all units would exceed the instruction caches. use(row tile, column tile, halves) receives the
+ * results. */
 template <class C, int D, class T, class F>
 KVANT_INLINE void unpack_trellis_keys(const Unpacking &u, const T &table, F &&use)
 {
@@ -70,7 +73,7 @@ KVANT_INLINE void unpack_trellis_keys(const Unpacking &u, const T &table, F &&us
     }
 }
 
-/* Values: a warp has a column tile, or a column unit and half of the row tiles. */
+/* Unpacks values: a warp has a column tile, or a column unit and half of the row tiles. */
 template <class C, int D, class T, class F>
 KVANT_INLINE void unpack_trellis_values(const Unpacking &u, const T &table, F &&use)
 {
@@ -112,7 +115,7 @@ template <class C, int D, bool KEYS> KVANT_INLINE float unpack_trellis(const Unp
     using OneTile = TrellisTile<C>;
     const Steps steps = steps_of<C, D>(u);
     const auto table = level_table<C, TRELLIS_COPIES>(u.table, u.one, u.lane);
-    /* what a warp has: all or half of the row tiles of keys, one or two column tiles of values */
+    /* tiles of a warp: for keys all or half of the row tiles, for values one or two column tiles */
     constexpr int ROWS = !KEYS ? 1 : C::BITS == 4 ? 4 : 2, COLUMNS = KEYS || C::BITS == 4 ? 1 : 2;
     StepScales<OneTile, D, KEYS, ROWS> scales[COLUMNS];
     unrolled_for (int t = 0; t < COLUMNS; t++)
@@ -133,8 +136,8 @@ template <class C, int D, bool KEYS> KVANT_INLINE float unpack_trellis(const Unp
     return steps.unit;
 }
 
-/* The same of any number of states, a row a warp. table: the values of levels, then the trellis
- * bits of each warp's row. */
+/* The same for any number of states, with a row per warp. table: the values of levels, then the
+ * trellis bits of each warp's row. */
 template <int D, bool KEYS> KVANT_INLINE float unpack_any_trellis(const Unpacking &u)
 {
     const kvant_cuda_params &c = u.codec.params;

@@ -1,5 +1,5 @@
 /* unpacked.cuh - attention of many query tokens over compressed pages, in two passes: one kernel
- * unpacks every page once into device memory, another one multiplies.
+ * unpacks every page once into device memory, and a second kernel multiplies.
  *
  * A matrix lies in device memory as it will lie in shared memory (operands.cuh), so that a copy of
  * consecutive bytes brings it there. In the second kernel one warpgroup only copies; two multiply,
@@ -26,13 +26,13 @@ KVANT_INLINE float4 *unit_of(const Unpacked &to, int pair, int page)
 /* ---- unpacking ---- */
 
 template <int D>
-constexpr int UNPACK_GROUPS = D > 128 ? 2 : 4; /* warpgroups: every second one of keys */
+constexpr int UNPACK_GROUPS = D > 128 ? 2 : 4; /* warpgroups; every second one unpacks keys */
 
 template <int D>
 constexpr int TILE_BYTES =
     KEY_TILE_BYTES<D> > VALUE_TILE_BYTES<D> ? KEY_TILE_BYTES<D> : VALUE_TILE_BYTES<D>;
 
-/* A warpgroup's pages, one after the other. */
+/* The pages of a warpgroup, one after another. */
 template <int D, bool KEYS> struct PageUnpacker {
     const TileArgs &p;
     uint8_t *memory;
@@ -40,7 +40,7 @@ template <int D, bool KEYS> struct PageUnpacker {
     int group, warp, lane;
 
     struct Page {
-        int number, pair, at, kv_head, entry, valid; /* at: of the pair's pages */
+        int number, pair, at, kv_head, entry, valid; /* at: index among the pair's pages */
     };
 
     KVANT_INLINE bool there(const Page &page) const
@@ -48,7 +48,7 @@ template <int D, bool KEYS> struct PageUnpacker {
         return page.number < p.pairs * p.unpacked.pages;
     }
 
-    /* The first page from this one on, in steps, that somebody sees. */
+    /* The first page, from this one on in steps, that some row sees. */
     KVANT_INLINE Page find(int number) const
     {
         const Lengths<true, GROUP_ROWS> lengths{ p };
@@ -136,7 +136,7 @@ template <int D, bool KEYS> struct PageUnpacker {
         wait_for_group();
     }
 
-    /* The table's entry of a page is asked for two pages before, its codes one page before. */
+    /* Loads the table's entry of a page two pages ahead, and its codes one page ahead. */
     KVANT_INLINE void run() const
     {
         Page page = find((int)blockIdx.x * (UNPACK_GROUPS<D> / 2) + group / 2),
@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(UNPACK_GROUPS<D> *GROUP_THREADS, 1)
 
 constexpr int ATTEND_GROUPS = 2; /* warpgroups that multiply */
 
-/* Copies matrices, with the units beside the keys. */
+/* Copies matrices, and the units together with the keys. */
 template <int D, class Rows>
 KVANT_INLINE void copy_matrices(const TileShape &p, const TileWork &work, uint8_t *matrices,
                                 Rows &rows, int thread)
@@ -204,7 +204,8 @@ KVANT_INLINE void copy_matrices(const TileShape &p, const TileWork &work, uint8_
     }
 }
 
-/* Registers of a thread; 168 in the beginning and, for what comes last, in the end. */
+/* Registers per thread. The kernel begins with 168, and its last part needs them again at the
+ * end. */
 constexpr int COPY_REGISTERS = 24, ATTEND_REGISTERS = 240, ALL_REGISTERS = 168;
 static_assert(COPY_REGISTERS + ATTEND_GROUPS * ATTEND_REGISTERS <=
                   (1 + ATTEND_GROUPS) * ALL_REGISTERS,
