@@ -1,5 +1,5 @@
-/* attend.h - attention on two tensors, and the same in double precision from what the tensors
- * read as. */
+/* attend.h - runs attention on two tensors, and computes the same attention in double precision
+ * from the rows that the tensors read back. */
 #ifndef KVANT_TESTS_ATTEND_H
 #define KVANT_TESTS_ATTEND_H
 
@@ -16,7 +16,8 @@ typedef struct attended {
     float out[MAX_QUERIES * N_HEADS * HEAD_DIM], lse[MAX_QUERIES * N_HEADS];
 } attended;
 
-/* Completes the problem's queries and outputs. Results keep NaN where nothing is written. */
+/* Completes the problem with queries and outputs. Outputs that attention does not write stay
+ * NaN. */
 static inline kvant_status attend(const fixture *k, const fixture *v,
                                   kvant_attention_problem *problem, const float *q,
                                   attended *result)
@@ -38,13 +39,13 @@ static inline kvant_status attend(const fixture *k, const fixture *v,
     if (status != KVANT_OK)
         return status;
     void *workspace = aligned(bytes);
-    memset(workspace, 0xff, bytes); /* NaNs: reading what was not written shows */
+    memset(workspace, 0xff, bytes); /* NaNs show a read of memory that was not written */
     status = kvant_attention(k->tensor, v->tensor, problem, workspace, bytes);
     free(workspace);
     return status;
 }
 
-/* Rows of a sequence's tokens in order; zeros where the table hides them. */
+/* The rows of a sequence's tokens in order; zeros for tokens that the block table hides. */
 static inline float *gather_rows(const fixture *f, const kvant_attention_problem *p)
 {
     float *rows = calloc((size_t)p->n_tokens * WIDTH + 1, sizeof *rows);
@@ -56,7 +57,7 @@ static inline float *gather_rows(const fixture *f, const kvant_attention_problem
     return rows;
 }
 
-/* What is added to each score, by the header's words. */
+/* Computes the bias that is added to each score, as the header describes it. */
 static inline void fill_bias(const kvant_attention_problem *p, uint32_t query, uint32_t head,
                              double *bias)
 {
@@ -73,9 +74,12 @@ static inline void fill_bias(const kvant_attention_problem *p, uint32_t query, u
     }
 }
 
-/* Compares with the reference. An exact problem errs by binary32's rounding: a score of 32
- * products by (32 + 20) 2^-24 of |q| |k| scale, twice as much again behind a centre and a scale
- * of a version; error: in parts of the largest value and of 1 + |lse|. */
+/* Compares attention with the reference. Errors are relative to the largest value and to 1 +
+ * |lse|, and must be below `error`.
+ *
+ * An exact problem errs by the rounding of binary32. A score is a sum of 32 products and errs by
+ * (32 + 20) 2^-24 |q| |k| scale. It errs by twice as much when a transform has a centre and
+ * scales. */
 static inline void check_attended(const fixture *k, const fixture *v,
                                   const kvant_attention_problem *p, const attended *got,
                                   double error)

@@ -1,5 +1,6 @@
-/* attention_data.h - random queries, sinks and mask of one call of attention, room for its outputs, and what a row of them should be in
- * double precision: for attention on tensors (attention_setup.h) and on ggml's block formats. */
+/* attention_data.h - random queries, sinks and a mask for one call of attention, room for its
+ * outputs, and the expected outputs in double precision. Tests of attention on tensors
+ * (attention_setup.h) and on ggml's block formats use it. */
 #ifndef KVANT_TESTS_ATTENTION_DATA_H
 #define KVANT_TESTS_ATTENTION_DATA_H
 
@@ -29,7 +30,7 @@ static inline uint16_t *random_mask(const kvant_attention_problem *p, uint64_t *
     return mask;
 }
 
-/* Completes a problem that has its numbers of tokens, queries and heads, softcap and max_bias. */
+/* Completes a problem whose numbers of tokens, queries and heads, softcap and max_bias are set. */
 static inline attention_data make_data(kvant_attention_problem *p, uint32_t k_dim, uint32_t v_dim,
                                        bool mask, bool sinks, uint64_t *rng)
 {
@@ -60,7 +61,7 @@ static inline void free_data(attention_data *d)
     free(d->mask);
 }
 
-/* reference_attention for a row of the call; `cells` has the head's keys and values and their strides. */
+/* Calls reference_attention for one output row; `cells` has the head's keys, values and strides. */
 static inline double data_row(const attention_data *d, const kvant_attention_problem *p,
                               uint32_t token, uint32_t head, reference_row cells, double *weights,
                               double *out)

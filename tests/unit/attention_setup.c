@@ -94,12 +94,12 @@ void run(fixture *f)
     free(workspace);
 }
 
-/* What bounds the error of an output row. */
+/* Sums that the error bound of an output row is made of. */
 typedef struct sizes {
     double magnitude; /* sum of |weight x value| over tokens and channels */
-    double spread;    /* sum of weight x |value - output|, Euclidean lengths */
+    double spread;    /* sum of weight x Euclidean length of (value - output) */
     double peaks;     /* sum over pages of the page's largest weight */
-    double longest;   /* value */
+    double longest;   /* length of the longest value */
 } sizes;
 
 static double length(const float *value, uint32_t n)
@@ -110,7 +110,7 @@ static double length(const float *value, uint32_t n)
     return sqrt(sum);
 }
 
-/* Sums of every fourth term, which do not wait for one another. */
+/* Sums every fourth term separately, so that the CPU need not wait for the previous addition. */
 static void distances(const float *value, const double *out, uint32_t n, double *distance,
                       double *magnitude)
 {
@@ -159,11 +159,15 @@ static void reference(const fixture *f, const float *keys, const float *values, 
     free(weights);
 }
 
-/* Bound on |out - reference|: a score's error is at most about (k_dim + 20) 2^-24 of sum |q k| scale (dot product, rotation of
- * query and keys: log2 steps each, and a few products), which is at most |q| |k| scale; it multiplies a weight by its
- * exponential. The sum over values adds (tokens in a split + 20) 2^-24. All relative to the sum of |weight value|.
- * With factors a query (an output) grows by up to the largest and keys (values) by up to 1 / the smallest in the space where
- * this happens, and rows less their centre, some mean of rows, are at most twice as long as the longest row. */
+/* Bound on |out - reference|. A score errs by at most about (k_dim + 20) 2^-24 of sum |q k| scale.
+ * The errors come from the dot product, from the rotations of query and keys (log2 steps each) and
+ * from some products. This sum is at most |q| |k| scale. The error multiplies a weight by its
+ * exponential. The sum over values adds (tokens in a split + 20) 2^-24. All errors are relative to
+ * the sum of |weight value|.
+ *
+ * With scales, a query (or an output) grows by up to the largest scale, and keys (or values) grow
+ * by up to 1 / the smallest scale. A row minus its centre is at most twice as long as the longest
+ * row, because the centre is a mean. */
 static double growth(const kvant_tensor *tensor, uint32_t n_kv_heads, uint32_t dim)
 {
     float smallest = INFINITY, largest = 0;
@@ -184,7 +188,7 @@ static double growth(const kvant_tensor *tensor, uint32_t n_kv_heads, uint32_t d
     return largest / smallest * centre;
 }
 
-/* The largest |q| |k| scale, with growth. */
+/* The largest |q| |k| scale, multiplied by growth(). */
 static double largest_score(const fixture *f, const float *keys)
 {
     const setup *s = &f->s;
@@ -214,17 +218,22 @@ static bool has_levels(const char *spec)
            begins(spec, "innerq");
 }
 
-/* The largest integer of a query or a weight. Products and their sum over `columns` numbers fit 31 bits: with levels, which are at most 13,
- * 15 bits are left for it (32639, so that it splits into two bytes), with a codebook's integers of 12 bits what the columns leave. */
+/* The largest integer of a query or a weight, chosen so that the sum of products over `columns`
+ * numbers fits 31 bits. Levels are at most 13, which leaves 15 bits: 32639, so that it splits into
+ * two bytes. A codebook has integers of 12 bits; the rest is divided by the columns. */
 static double operand_limit(const char *spec, uint32_t columns)
 {
     return has_levels(spec) ? 32639 : pow(2, 31 - 12) / ((columns + 15) / 16 * 16);
 }
 
-/* How far an integer of 12 bits is from the number that it stands for, over the row's length / sqrt(d). Levels are integers. A codebook
- * for numbers of variance 1 has none above 3, and rounding takes half a unit of 3 / 4095. A triplet has one of 3.75 at most, and
- * its direction comes from an integer square root: 4 units. Of four channels the largest number may be the whole row, and their table is
- * rounded, too: 1.5 units of sqrt(d) / 4095. */
+/* How far an integer of 12 bits is from the number that it stands for, divided by (the row's length
+ * / sqrt(d)).
+ *
+ * Levels are integers, so they have no error. A codebook for numbers of variance 1 has no level
+ * above 3, and rounding takes half a unit of 3 / 4095. A triplet's numbers are at most 3.75, and
+ * its direction comes from an integer square root, which errs by up to 4 units. A chunk of four
+ * channels may hold the length of the whole row in one number, and its table is rounded, too: 1.5
+ * units of sqrt(d) / 4095. */
 static double value_error(const char *spec, uint32_t dim)
 {
     if (has_levels(spec))
@@ -236,16 +245,26 @@ static double value_error(const char *spec, uint32_t dim)
     return 3.0 / (2 * 4095);
 }
 
-/* Attention on codes (src/attention/codes.h) also rounds queries, weights and codebooks to integers.
- * Scores: each of a query's d integers is off by up to half a step, |q| / limit at most, uniformly; so a score has a standard
- * deviation below |q| |k| / (limit sqrt(12)), a codebook's errors one below |q| (|k| / sqrt(d)) value_error. Six of both together are
- * exceeded by one score in 5e8; a score that is off by e moves the output by e times its weight's share of spread.
- * Where lines are by column, integers are of q x scale: off by up to half of max |q scale| / limit, times a value of at most m. With b bits m is
- * 2^(b-1) and scale at most 2 max |k| / (2^b - 1), together below 4/3 max |k|, so that each channel adds 4/3 |q| |k| / limit where it
- * added its part of |k| before: sqrt(d) 4/3 times as much in all.
- * Weights: up to half a step, the page's largest weight x scale / limit, in each of 64 slots, each moving the output by a row of
- * values; those of a page are at most 4 times as long as each other in these tests, and twice as long as seen from a zero point.
- * A codebook's values are off by value_error (|v| / sqrt(d)) in each channel. |v| of unbiased scales exceeds the row's by less than 1.2. */
+/* Attention on codes (src/attention/codes.h) also rounds queries, weights and codebooks to
+ * integers.
+ *
+ * Scores: each of a query's d integers errs uniformly by up to half a step, at most |q| / limit. So
+ * the error of a score has a standard deviation below |q| |k| / (limit sqrt(12)). A codebook's
+ * errors add one below |q| (|k| / sqrt(d)) value_error. One score in 5e8 exceeds six standard
+ * deviations of both together. A score that errs by e moves the output by e times its weight's
+ * share of the spread.
+ *
+ * If scales belong to columns, integers stand for q x scale. They err by up to half of
+ * max |q scale| / limit, times a code of at most m. With b bits, m is 2^(b-1) and a scale is at
+ * most 2 max |k| / (2^b - 1). So m times the scale is below 4/3 max |k|. A channel then adds
+ * 4/3 |q| |k| / limit, where it added its own part of |k| before. In all that is sqrt(d) 4/3 times
+ * as much.
+ *
+ * Weights: each of 64 slots errs by up to half a step, which is the page's largest weight
+ * x scale / limit. The error moves the output by a row of values. In these tests the longest value
+ * of a page is at most 4 times as long as the shortest, and twice as long as seen from a zero
+ * point. A codebook's values err by value_error (|v| / sqrt(d)) in each channel. With unbiased
+ * scales, |v| exceeds the row's length by less than a factor of 1.2. */
 static double integers(const fixture *f, double score, const sizes *size)
 {
     const setup *s = &f->s;

@@ -11,8 +11,8 @@ typedef struct setup {
     uint32_t k_dim, v_dim, n_kv_heads, n_heads, n_tokens, n_queries, n_sequences;
     const char *k_spec, *v_spec;
     bool mask, sinks, exact;
-    bool codec_per_head; /* of one spec, rotated by seeds of their own */
-    bool centred;        /* rows without a mean */
+    bool codec_per_head; /* every kv head has its own codec: one spec, rotated with another seed */
+    bool centred;        /* rows have no common mean */
     float softcap, max_bias;
 } setup;
 
@@ -21,7 +21,7 @@ typedef struct fixture {
     kvant_codec *k_codecs[MAX_KV_HEADS], *v_codecs[MAX_KV_HEADS];
     void *k_memory, *v_memory;
     kvant_tensor *k, *v;
-    uint32_t blocks; /* of a sequence */
+    uint32_t blocks; /* blocks of each sequence */
     attention_data data;
     kvant_attention_problem problem;
 } fixture;
@@ -29,10 +29,11 @@ typedef struct fixture {
 fixture make_fixture(setup s);
 void free_fixture(fixture *f);
 
-/* Into NaNs, with a workspace of NaNs: what was not written shows. */
+/* Fills outputs and workspace with NaNs before attention, so that a read of memory that was not
+ * written shows. */
 void run(fixture *f);
 
-/* Every output of the last run. */
+/* Checks every output of the last run. */
 void check(const fixture *f);
 
 /* Runs and checks at every CPU level of the machine. */

@@ -1,11 +1,13 @@
 #!/bin/sh
 # bare_build.sh portable|native
 #
-# On a machine with a C compiler, CMake and make alone, `cmake -B build && cmake --build build` makes the library, the plug-in and the
-# command, and a line each says what the command's part for llama.cpp and the tests lack. Such a machine is played by a PATH of those
-# programs, CMake's search of system folders switched off and, where the system allows it, no network.
+# On a machine with only a C compiler, CMake and make, `cmake -B build && cmake --build build` makes
+# the library, the plug-in and the command. One line each says what the command's part for llama.cpp
+# and the tests need. This script imitates such a machine: PATH has only those programs, CMake does
+# not search the system's folders, and there is no network where the system allows that.
 #
-# portable: what is built has no kernels of CPU levels, as on a processor that kvant does not know; they take two thirds of the time.
+# portable: builds without the kernels of CPU levels, as on a processor that kvant does not know.
+# These kernels take two thirds of the build time.
 set -eu
 kind=$1
 root=$(cd "$(dirname "$0")/../.." && pwd)
@@ -29,16 +31,18 @@ bare() {
     $offline env -i HOME="$work/home" PATH="$work/bin" "$@"
 }
 
-# Unoptimised: what is tested is that it builds.
+# Builds without optimisation, because the test asks only whether everything builds.
 configure() {
-    bare cmake -G "Unix Makefiles" -S "$root" -B "$work/build" -DCMAKE_BUILD_TYPE=Debug -DCMAKE_C_FLAGS_DEBUG=-O0 \
-        -DCMAKE_FIND_USE_CMAKE_SYSTEM_PATH=OFF "$@" >"$work/configure.log" 2>&1 || {
+    bare cmake -G "Unix Makefiles" -S "$root" -B "$work/build" -DCMAKE_BUILD_TYPE=Debug \
+        -DCMAKE_C_FLAGS_DEBUG=-O0 -DCMAKE_FIND_USE_CMAKE_SYSTEM_PATH=OFF "$@" \
+        >"$work/configure.log" 2>&1 || {
         cat "$work/configure.log" >&2
         fail "cmake failed"
     }
 }
 configure
-for line in "kvant command: without llama.cpp" "Tests: not built, need " "libkvant_cuda: not built, needs "; do
+for line in "kvant command: without llama.cpp" "Tests: not built, need " \
+    "libkvant_cuda: not built, needs "; do
     grep -q "^-- $line" "$work/configure.log" || fail "cmake did not say \"$line...\""
 done
 if [ "$kind" = portable ]; then
@@ -55,7 +59,7 @@ done
 "$work/build/bin/kvant" codecs >"$work/codecs" || fail "the command does not list codecs"
 [ ! -e "$work/home" ] || fail "something was written into the home folder"
 
-# What is installed serves a program that knows nothing of this tree.
+# The installed files are enough for a program outside of this tree.
 bare cmake --install "$work/build" --prefix "$work/installed" >"$work/install.log"
 cat >"$work/program.c" <<'END'
 #include <kvant/kvant.h>
@@ -66,7 +70,9 @@ int main(void)
 }
 END
 lib=$(dirname "$(find "$work/installed" -name libkvant.a)")
-bare cc -I"$work/installed/include" "$work/program.c" "$lib/libkvant.a" -lm -pthread -o "$work/static"
-bare cc -I"$work/installed/include" "$work/program.c" -L"$lib" -Wl,-rpath,"$lib" -lkvant -o "$work/shared"
+bare cc -I"$work/installed/include" "$work/program.c" "$lib/libkvant.a" \
+    -lm -pthread -o "$work/static"
+bare cc -I"$work/installed/include" "$work/program.c" -L"$lib" -Wl,-rpath,"$lib" \
+    -lkvant -o "$work/shared"
 "$work/static" && "$work/shared" || fail "a program linked with what was installed does not run"
 echo "built, installed and used ${offline:+without a network}"

@@ -1,5 +1,6 @@
-/* calibrated.h - a calibration of fixed numbers for codecs that need one, and the specs to try on it. Numbers are exact in
- * binary32, so that the calibration has the same bits on every machine. */
+/* calibrated.h - a calibration of fixed numbers for codecs that need a calibration, and the specs
+ * to try with it. The numbers are exact in binary32, so the calibration has the same bits on every
+ * machine. */
 #ifndef KVANT_TESTS_CALIBRATED_H
 #define KVANT_TESTS_CALIBRATED_H
 
@@ -23,12 +24,12 @@ static const char *const calibrated_specs[] = {
     "hessian-4:pool=layer",
     "hessian-4:rotate=none,group=8",
 #else
-    "turboquant-4:transform=file", /* an array must hold something */
+    "turboquant-4:transform=file", /* an array must not be empty */
 #endif
 };
 enum { N_CALIBRATED_SPECS = sizeof calibrated_specs / sizeof calibrated_specs[0] };
 
-/* W before every kind of quantiser and rotation. */
+/* transform=file before every kind of quantiser and rotation. */
 static const char *const weighted_specs[] = {
     "turboquant-4:transform=file",
     "turboquant-3:transform=diagonal",
@@ -57,7 +58,8 @@ static inline float calibrated_number(uint64_t *state)
     return ((float)(int32_t)(*state >> 40 & 0xffff) - 32768.0f) / 16384.0f;
 }
 
-/* Two layers, two kv heads of dim channels, 600 tokens around 5 centres; NULL without memory. */
+/* Two layers of two kv heads with `dim` channels, 600 tokens around 5 centres; NULL if there is no
+ * memory. */
 static inline kvant_calibration *calibrate_fixed(uint32_t dim)
 {
     static const uint32_t clusters[] = { 4, 257 };
@@ -79,7 +81,7 @@ static inline kvant_calibration *calibrate_fixed(uint32_t dim)
                      (j % dim == 3 ? 40.0f : 0.0f);
         failed = kvant_calibrator_add_rows(calibrator, layer, (kvant_role)role, 2, dim, row,
                                            2 * dim, 1) != KVANT_OK;
-        for (uint32_t j = 0; j < 2 * dim; j++) /* channels of unequal and related size */
+        for (uint32_t j = 0; j < 2 * dim; j++) /* channels of unequal size that are correlated */
             row[j] =
                 calibrated_number(&state) * (float)(1 + j % 5) + (j % 3 == 0 ? row[0] / 16 : 0);
         for (uint32_t h = 0; !failed && role == 0 && h < 2; h++)

@@ -1,4 +1,5 @@
-/* calibrated_fixture.h - what tests of calibrated codecs share: rows, pages, and the entries their codecs read. */
+/* calibrated_fixture.h - rows, pages and calibration entries that tests of calibrated codecs
+ * share. */
 #ifndef KVANT_TESTS_CALIBRATED_FIXTURE_H
 #define KVANT_TESTS_CALIBRATED_FIXTURE_H
 
@@ -28,7 +29,7 @@ static inline kvant_calibration_entry entry_of(const kvant_calibration *c, uint3
     return entry;
 }
 
-/* Rows like those of the calibration, and of their own. */
+/* Fills rows that are distributed like the calibration's rows but are not the same rows. */
 static inline void fill_rows(float *rows, uint32_t dim, uint64_t *rng)
 {
     for (uint32_t t = 0; t < TOKENS; t++)

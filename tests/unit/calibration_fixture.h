@@ -1,4 +1,5 @@
-/* calibration_fixture.h - what tests of calibrators share: random rows and queries, and calibrations of them. */
+/* calibration_fixture.h - random rows and queries, and calibrations of them, that tests of
+ * calibrators share. */
 #ifndef KVANT_TESTS_CALIBRATION_FIXTURE_H
 #define KVANT_TESTS_CALIBRATION_FIXTURE_H
 
@@ -61,7 +62,7 @@ static inline data *make_data(void)
     return all;
 }
 
-/* In two calls, as from two batches. */
+/* Adds the rows in two calls, as a caller does for two batches. */
 static inline void add_all(kvant_calibrator *calibrator, const data *all)
 {
     const size_t row = HEADS * DIM, cut = 77;

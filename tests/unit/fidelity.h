@@ -1,4 +1,5 @@
-/* fidelity.h - the three measures that OCTOPUS and PolarQuant report, on normally distributed keys and queries. */
+/* fidelity.h - the three measures that OCTOPUS and PolarQuant report, on normally distributed keys
+ * and queries. */
 #ifndef KVANT_TESTS_FIDELITY_H
 #define KVANT_TESTS_FIDELITY_H
 
@@ -6,10 +7,13 @@
 
 typedef struct fidelity {
     double cosine, mse,
-        product; /* means of: cosine, squared error a number, |error of an inner product| */
+        /* means of the cosine, of the squared error per number and of the inner product's absolute
+         * error */
+        product;
 } fidelity;
 
-/* Keys and queries of normal numbers, 16 queries for each page of keys: the set-up of OCTOPUS, Table 1. */
+/* Keys and queries of normal numbers, 16 queries for each page of keys: the set-up of OCTOPUS,
+ * Table 1. */
 static inline fidelity measure_fidelity(const char *spec, uint32_t d, uint32_t n_pages,
                                         uint64_t rng)
 {

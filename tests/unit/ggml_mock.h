@@ -1,5 +1,5 @@
-/* ggml_mock.h - the calls of a mock of ggml that make a graph of one custom node and do nothing
- * else, for tests of the plug-in's threads. A test adds its own calls of the back end. */
+/* ggml_mock.h - a mock of ggml's calls that make a graph of one custom node, for tests of the
+ * plug-in's threads. It does nothing else; a test adds its own back-end calls. */
 #ifndef KVANT_TESTS_GGML_MOCK_H
 #define KVANT_TESTS_GGML_MOCK_H
 

@@ -1,4 +1,5 @@
-/* index_fixture.h - what tests of indexes share: indexes of random rows, and searches whose results they keep. */
+/* index_fixture.h - indexes of random rows, and searches that keep their results, for the tests of
+ * indexes. */
 #ifndef KVANT_TESTS_INDEX_FIXTURE_H
 #define KVANT_TESTS_INDEX_FIXTURE_H
 

@@ -1,12 +1,15 @@
-/* open_codec.h - a codec of open pages, for tests that compare whole codecs, and sealing of rows that come from open pages.
+/* open_codec.h - a codec whose pages are exact pages, for tests that compare whole codecs, and a
+ * function that seals rows from exact pages.
  *
- * The library has no such codec: its caches encode and decode open pages by functions of encode.h. */
+ * The library has no such codec: its caches encode and decode exact pages by functions of
+ * encode.h. */
 #ifndef KVANT_TESTS_OPEN_CODEC_H
 #define KVANT_TESTS_OPEN_CODEC_H
 
 #include "../../src/codec/encode.h"
 
-/* fp16 rows behind the transform of codec, in its order of channels. codec must outlive it. */
+/* Makes a codec that stores rows as fp16 after the transform of `codec`, in the channel order of
+ * `codec`. `codec` must outlive the new codec. */
 static inline kvant_status open_codec_create(const kvant_codec *codec, kvant_codec **open)
 {
     kvant_status status =
@@ -23,11 +26,11 @@ static inline kvant_status open_codec_create(const kvant_codec *codec, kvant_cod
 static inline void open_codec_free(kvant_codec **open)
 {
     if (*open)
-        (*open)->transform = (kvant_transform){ 0 }; /* the other codec's */
+        (*open)->transform = (kvant_transform){ 0 }; /* `codec` keeps ownership */
     kvant_codec_free(open);
 }
 
-/* Encodes transformed rows whose numbers fp16 holds, after the codec's own check. */
+/* Encodes rows that are already transformed and hold fp16 numbers, after the codec's own check. */
 static inline kvant_status seal_rows(const kvant_codec *codec, const float *y, uint32_t first,
                                      uint32_t n, void *page)
 {

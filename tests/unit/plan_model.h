@@ -1,6 +1,7 @@
-/* plan_model.h - a model that carries out decisions of the plan (src/store/plan.h) on numbers. A
- * page or the codes of a block hold the number of the write that each slot got last. The model
- * checks that every row is in one place and that no more pages are used than there are. */
+/* plan_model.h - a model that carries out the decisions of the plan (src/store/plan.h) on numbers
+ * that stand for rows. For each slot, a page or a block's codes hold the number of the last write.
+ * The model checks that every row is in one place and that the plan uses no more pages than there
+ * are. */
 #ifndef KVANT_TESTS_PLAN_MODEL_H
 #define KVANT_TESTS_PLAN_MODEL_H
 
@@ -8,7 +9,7 @@
 
 #include "../../src/store/plan.h"
 
-enum { BLOCKS = 128, SLOTS = 64, PAGES = 24, SEQUENCES = 6 }; /* the most of each */
+enum { BLOCKS = 128, SLOTS = 64, PAGES = 24, SEQUENCES = 6 }; /* the largest value of each */
 
 typedef struct sequence {
     int32_t blocks[BLOCKS];
@@ -21,12 +22,12 @@ typedef struct model {
     uint64_t state, writes;
     uint64_t want[BLOCKS][SLOTS]; /* 0: no row */
     uint64_t codes[BLOCKS][SLOTS], pages[PAGES][SLOTS];
-    int32_t owner[PAGES]; /* the block of a page, or -1 */
+    int32_t owner[PAGES]; /* block that the page belongs to, or -1 */
     bool used[BLOCKS], undoes;
     sequence sequences[SEQUENCES];
-    int32_t shift;              /* of all positions */
-    uint64_t digest;            /* of all decisions */
-    uint32_t n_sealed, n_seals; /* blocks; steps that sealed some */
+    int32_t shift;              /* added to all positions */
+    uint64_t digest;            /* hash of all decisions */
+    uint32_t n_sealed, n_seals; /* sealed blocks; steps that sealed blocks */
 } model;
 
 static inline void begin(model *m, kvant_plan_params params, uint64_t seed)
@@ -49,7 +50,8 @@ static inline void mix(model *m, uint64_t x)
     m->digest = (m->digest ^ x) * 0x100000001b3u;
 }
 
-/* Carries changes out. A page has one block at a time, and the block that leaves is its block. */
+/* Carries changes out. A page belongs to one block at a time, so the block that leaves a page must
+ * be the page's block. */
 static inline void change(model *m, const kvant_plan_changes *c)
 {
     for (uint32_t i = 0; i < c->n_seal; i++) {
@@ -71,7 +73,7 @@ static inline void change(model *m, const kvant_plan_changes *c)
     m->n_seals += c->n_seal > 0;
 }
 
-/* Every row is where the plan says, and nowhere else is a block said to be. */
+/* Checks that every row is where the plan says, and that the plan names no other place. */
 static inline void check(const model *m)
 {
     uint32_t n_exact = 0;
@@ -93,7 +95,8 @@ static inline void check(const model *m)
     assert_true(n_exact <= m->params.n_pages);
 }
 
-/* Changes that are undone leave every page as it was, and the same step asks for them again. */
+/* Plans a step and undoes it. Every page must be as before, and the same step must ask for the same
+ * changes again. */
 static inline void plan_and_undo(const model *m, const kvant_plan_step *step)
 {
     kvant_plan_change seal[PAGES], open[PAGES];
@@ -111,7 +114,7 @@ static inline void plan_and_undo(const model *m, const kvant_plan_step *step)
     kvant_plan_undo(m->plan);
 }
 
-/* Rows of a step: planned, planned again as another layer does, written. */
+/* Plans the rows of a step, plans them again as another layer does, and writes them. */
 static inline void take(model *m, const kvant_plan_step *step)
 {
     if (m->undoes)
@@ -142,7 +145,7 @@ static inline void release(model *m, int32_t block)
     assert_int_equal(kvant_plan_page(m->plan, (uint32_t)block), KVANT_PLAN_NO_PAGE);
 }
 
-/* Blocks become copies. A copy that is opened gets the rows of the original's page. */
+/* Copies blocks. A copy that becomes exact gets the rows of the original's page. */
 static inline void copy(model *m, uint32_t from, uint32_t to, uint32_t n)
 {
     bool was_exact[BLOCKS];
@@ -161,7 +164,8 @@ static inline void copy(model *m, uint32_t from, uint32_t to, uint32_t n)
     bool room = false;
     for (uint32_t page = 0; page < m->params.n_pages; page++)
         room |= m->owner[page] < 0;
-    for (uint32_t i = 0; i < n; i++) { /* both are exact or neither is, unless there is no room */
+    /* original and copy are both exact or both sealed, unless there is no free page */
+    for (uint32_t i = 0; i < n; i++) {
         const bool original = kvant_plan_page(m->plan, from + i) >= 0,
                    copied = kvant_plan_page(m->plan, to + i) >= 0;
         assert_true(copied ? was_exact[i] && original : !original || !room);

@@ -19,8 +19,8 @@ void *__wrap_mmap(void *at, size_t bytes, int protection, int flags, int file, o
 int __wrap_munmap(void *at, size_t bytes);
 
 atomic_long asked, refused, blocks;
-static long fail_at; /* the first allocation refused; 0: none */
-static bool fail_on; /* and all after it */
+static long fail_at; /* number of the first allocation that is refused; 0: none */
+static bool fail_on; /* also refuse every later allocation */
 
 void arm(long at, bool on)
 {
@@ -92,7 +92,8 @@ int __wrap_munmap(void *at, size_t bytes)
 
 void refuse_each_allocation(attempt *call, const void *context, const char *what, bool survives)
 {
-    assert_int_equal(call(context), KVANT_OK); /* what the library keeps for good is there now */
+    /* the library has now allocated everything that it keeps until the program ends */
+    assert_int_equal(call(context), KVANT_OK);
     const long before = blocks;
     for (int on = 0; on < 2; on++)
         for (long at = 1;; at++) {
@@ -108,7 +109,7 @@ void refuse_each_allocation(attempt *call, const void *context, const char *what
                 fail_msg("%s: allocation %ld refused (%ld times): %s", what, at, met,
                          kvant_strerror(status));
             if (met == 0) {
-                assert_true(at > 1); /* else nothing was tried */
+                assert_true(at > 1); /* otherwise no allocation was refused */
                 break;
             }
         }

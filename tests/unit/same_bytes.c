@@ -1,6 +1,8 @@
-/* same_bytes.c - prints a hash of what every codec writes for fixed rows: same_bytes [CPU level [head_dim]], by default at the
- * best level and for all head_dims. tests/unit/same_bytes.sh builds it with several compilers and optimisation levels straight
- * from the sources and compares; it has no other dependency. */
+/* same_bytes.c - prints a hash of the bytes that every codec writes for fixed rows. Usage:
+ * same_bytes [CPU level [head_dim]], by default the best level and all head_dims.
+ *
+ * tests/unit/same_bytes.sh builds this program with several compilers and optimisation levels
+ * straight from the sources and compares the hashes. The program has no other dependency. */
 #include <kvant/codec.h>
 
 #include <inttypes.h>
@@ -15,7 +17,8 @@
 
 static const uint32_t dims[] = { 40, 64, 80, 128, 192 };
 
-/* Rows with a heavy tail, exact in binary32 on every machine: integers over powers of two. */
+/* A number with a heavy tail, exact in binary32 on every machine: an integer over a power of
+ * two. */
 static float number(uint64_t *state)
 {
     *state ^= *state << 13;
@@ -58,7 +61,7 @@ static int hash_codec(const char *spec, uint32_t dim, kvant_role role,
     return failed;
 }
 
-/* Nothing for a spec that does not take this head_dim. */
+/* Prints nothing for a spec that does not support this head_dim. */
 static void print_hash(const char *spec, uint32_t dim, const kvant_calibration *calibration)
 {
     uint64_t hash = 0xcbf29ce484222325u;
@@ -67,7 +70,8 @@ static void print_hash(const char *spec, uint32_t dim, const kvant_calibration *
         printf("%s %u %016" PRIx64 "\n", spec, (unsigned)dim, hash);
 }
 
-/* A matrix that a cache learns: sums over rows, and what is solved from them. */
+/* Prints a hash of a learned matrix: of the second moments and of the transform that is solved from
+ * them. */
 static void print_learnt(uint32_t dim)
 {
     enum { ROWS = 300, MOST = 128 };

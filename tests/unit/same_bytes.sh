@@ -1,11 +1,11 @@
 #!/bin/sh
-# What codecs write must be the bytes whose hashes same_bytes.txt holds.
+# The bytes that codecs write must have the hashes in same_bytes.txt.
 #
-#   same_bytes.sh levels PROGRAM        a program that is built, at every CPU level of this machine
-#   same_bytes.sh compilers             the library built straight from its sources (no build system) by gcc and clang, at -O0 and
-#                                       -O3, for the baseline and for this machine's own instruction set
+#     same_bytes.sh levels PROGRAM   runs a built program at every CPU level of this machine
+#     same_bytes.sh compilers        builds the library straight from its sources by gcc and clang,
+#                                    at -O0 and -O3, for the baseline and for this machine
 #
-# A compiler that is not installed fails the test: it names what to install.
+# A compiler that is not installed fails the test, which then names the package to install.
 set -eu
 root=$(cd "$(dirname "$0")/../.." && pwd)
 work=$(mktemp -d)
@@ -13,7 +13,8 @@ trap 'rm -rf "$work"' EXIT
 status=0
 
 same() { # what it is, file of hashes
-    if [ "${KVANT_PAPERS:-1}" = 0 ] && [ -s "$2" ] && ! grep -qvxFf "$root/tests/unit/same_bytes.txt" "$2"; then
+    if [ "${KVANT_PAPERS:-1}" = 0 ] && [ -s "$2" ] &&
+        ! grep -qvxFf "$root/tests/unit/same_bytes.txt" "$2"; then
         echo "$1: same bytes of the families that were built ($(wc -l <"$2") hashes)"
     elif cmp -s "$2" "$root/tests/unit/same_bytes.txt"; then
         echo "$1: same bytes ($(wc -l <"$2") hashes)"
@@ -56,8 +57,9 @@ build() { # compiler, flags
     same "$1 $2" "$work/out.txt"
 }
 
-sources="$root/tests/unit/same_bytes.c $(find "$root"/src/base "$root"/src/math "$root"/src/page "$root"/src/calibration \
-    "$root"/src/codec "$root"/src/blocks "$root"/src/kernels \( -name x86 -o -name arm \) -prune -o -name '*.c' -print)"
+sources="$root/tests/unit/same_bytes.c $(find "$root"/src/base "$root"/src/math "$root"/src/page \
+    "$root"/src/calibration "$root"/src/codec "$root"/src/blocks "$root"/src/kernels \
+    \( -name x86 -o -name arm \) -prune -o -name '*.c' -print)"
 case "${1:-} ${2:-}" in
     "levels "*) levels "$2" ;;
     "compilers ")

@@ -1,4 +1,5 @@
-/* specs.h - the specs that every property test and the hashes of same_bytes.txt go through. A new codec adds its own. */
+/* specs.h - the specs that every property test and the hashes of same_bytes.txt use. A new codec
+ * adds its specs here. */
 #ifndef KVANT_TESTS_SPECS_H
 #define KVANT_TESTS_SPECS_H
 
@@ -6,14 +7,14 @@
 #define KVANT_PAPERS 1
 #endif
 
-/* What only concerns the papers' families: entries of a list, with the comma behind each. */
+/* Entries of a list that only the papers' families have; each entry ends with its comma. */
 #if KVANT_PAPERS
 #define PAPERS(...) __VA_ARGS__
 #else
 #define PAPERS(...)
 #endif
 
-/* Specs that between them reach every code path of every family. */
+/* Together these specs reach every code path of every family. */
 static const char *const all_specs[] = {
     "f32",
     "f16",

@@ -1,5 +1,5 @@
-/* tensor_fixture.h - a small tensor of two kv heads of 32 channels beside a plain copy of what
- * was written to it. */
+/* tensor_fixture.h - a small tensor of two kv heads with 32 channels, and a plain copy of all rows
+ * that were written to it. */
 #ifndef KVANT_TESTS_TENSOR_FIXTURE_H
 #define KVANT_TESTS_TENSOR_FIXTURE_H
 
@@ -12,11 +12,12 @@ enum { N_KV_HEADS = 2, HEAD_DIM = 32, WIDTH = N_KV_HEADS * HEAD_DIM };
 typedef struct fixture {
     kvant_codec *owned[N_KV_HEADS];
     const kvant_codec *codecs[N_KV_HEADS];
-    kvant_tensor_params params; /* params.codecs is set where it is used: fixtures are copied */
+    /* params.codecs is set where params is used, because fixtures are copied */
+    kvant_tensor_params params;
     kvant_tensor *tensor;
     void *memory;
     size_t bytes;
-    float *rows; /* what was written last to every slot */
+    float *rows; /* the row that was written last to every slot */
 } fixture;
 
 static inline kvant_tensor_params params_of(const fixture *f)
@@ -54,13 +55,13 @@ static inline fixture make_heads(const char *first, const char *second, kvant_ro
     return f;
 }
 
-/* blocks: of each sequence. */
+/* blocks: the number of blocks of each sequence. */
 static inline fixture make(const char *spec, uint32_t n_sequences, uint32_t blocks, uint32_t n_open)
 {
     return make_heads(spec, spec, KVANT_ROLE_K, n_sequences, blocks, n_open);
 }
 
-/* Another tensor of the same codecs, which f owns. */
+/* Makes another tensor with the codecs that f owns. */
 static inline fixture make_like(const fixture *f)
 {
     fixture g = *f;
@@ -78,7 +79,8 @@ static inline void drop(fixture *f)
     free(f->rows);
 }
 
-/* Numbers that fp16 holds exactly, so that with rotate=none open pages hold the rows themselves. */
+/* Numbers that fp16 holds exactly, so that with rotate=none exact pages hold the rows
+ * themselves. */
 static inline float half_number(uint64_t *rng)
 {
     return (float)((int)(test_random(rng) % 2049) - 1024) / 256;
@@ -95,7 +97,7 @@ static inline kvant_status try_write(fixture *f, uint32_t first, uint32_t n, con
     return status;
 }
 
-/* Writes rows to the slots from first on in batches, and notes them. */
+/* Writes rows in batches to the slots from `first` on, and copies them to f->rows. */
 static inline void write_rows(fixture *f, uint32_t first, uint32_t n, const float *rows,
                               uint32_t batch, uint32_t n_threads)
 {
@@ -123,7 +125,8 @@ static inline kvant_block_info block_of(const fixture *f, uint32_t block, uint32
     return info;
 }
 
-/* The first n blocks of both have the same pages, those of block 0 fp16: a sink. */
+/* The first n blocks of both tensors have the same pages. The page of block 0 is fp16, because
+ * block 0 is a sink. */
 static inline void assert_same_pages(const fixture *a, const fixture *b, uint32_t n)
 {
     for (uint32_t block = 0; block < n; block++)
@@ -150,7 +153,7 @@ static inline void read_slot(const fixture *f, uint32_t slot, float *row)
     assert_int_equal(kvant_tensor_read(f->tensor, slot, 1, row, WIDTH), KVANT_OK);
 }
 
-/* What a per-token codec makes of a row. */
+/* Encodes and decodes a row with a codec that needs no other tokens. */
 static inline void through_codec(const fixture *f, const float *row, float *out)
 {
     for (uint32_t h = 0; h < N_KV_HEADS; h++) {
@@ -164,7 +167,8 @@ static inline void through_codec(const fixture *f, const float *row, float *out)
     }
 }
 
-/* Slots of open blocks are exact, those of sealed ones what the codec makes of them. */
+/* Slots of exact blocks hold the rows; slots of sealed blocks hold the rows as the codec decodes
+ * them. */
 static inline void check_slots(const fixture *f, uint32_t first, uint32_t n)
 {
     float got[WIDTH], want[WIDTH];
@@ -180,7 +184,7 @@ static inline void check_slots(const fixture *f, uint32_t first, uint32_t n)
     }
 }
 
-/* sqrt of the mean squared error of slots, per number. */
+/* Root of the mean squared error per number over the slots. */
 static inline double error_of(const fixture *f, uint32_t first, uint32_t n)
 {
     float got[WIDTH];
@@ -192,7 +196,7 @@ static inline double error_of(const fixture *f, uint32_t first, uint32_t n)
     return sqrt(sum / ((double)n * WIDTH));
 }
 
-/* A block as bytes. */
+/* A block as exported bytes. */
 typedef struct exported {
     uint8_t *data;
     size_t bytes;
@@ -207,7 +211,7 @@ static inline exported export_block(const fixture *f, uint32_t block)
     return e;
 }
 
-/* Everything that a caller can see of two tensors is equal: states, versions' numbers, pages,
+/* Everything that a caller can see of two tensors is equal: states, numbers of transforms, pages,
  * rows, counts. */
 static inline void assert_alike(const fixture *a, const fixture *b)
 {

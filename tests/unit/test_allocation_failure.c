@@ -1,5 +1,7 @@
-/* test_allocation_failure.c - every allocation of create, write and calibrate fails once, and every allocation from it on; so do threads.
- * refused.h says what is expected. The functions under "A layer" and "A cache of sequences" are all that knows the interface. */
+/* test_allocation_failure.c - creates, writes and calibrates with one allocation that fails, for
+ * each allocation once, and then with all allocations from it on. Threads that cannot start are
+ * tested in the same way. The header refused.h says what a call must do then. Only the functions
+ * under "A layer" and "A cache of sequences" call the library's interface. */
 #include "refused.h"
 
 #include <kvant/cache.h>
@@ -51,7 +53,8 @@ static void drop(layer *c)
     }
 }
 
-/* What a failed call was to make is NULL; the caller drops the rest. */
+/* A failed call leaves NULL where it would have returned an object; the caller frees everything
+ * else. */
 static kvant_status create_both(layer *c, const char *const specs[2],
                                 const kvant_calibration *calibration)
 {
@@ -132,7 +135,7 @@ static kvant_status attend(const layer *c, float *out)
     return kvant_attention(c->tensors[0], c->tensors[1], &problem, workspace, bytes);
 }
 
-/* --- What is tried --- */
+/* --- The calls --- */
 
 static const char *const plain_specs[] = { "turboquant-4", "trellis-4:center=first,norm=first",
                                            "int-4:axis=channel,group=32,recent=32,sink=4",
@@ -152,7 +155,8 @@ static void fill_rows(void)
     fill_normal(rows, COUNT(rows), &rng);
 }
 
-/* One kv head of a few rows: quick, because it is made once for each of its allocations. */
+/* One kv head and few rows: the calibration has to be quick, because it runs once for each of its
+ * allocations. */
 static kvant_status calibrate(kvant_calibration **calibration)
 {
     static const uint32_t clusters[] = { 4 };
@@ -225,7 +229,7 @@ static void calibrations(void **state)
     refuse_each_allocation(calibrate_and_drop, NULL, "calibrate", false);
 }
 
-/* Keys are shifted, and rows come beside them. A call that fails leaves all keys where they were. */
+/* Shifts keys and writes further rows. A call that fails leaves all keys where they were. */
 static kvant_status shift_and_drop(const void *spec)
 {
     static const float frequencies[DIM / 2] = { 1, 0.5f, 0.25f };
@@ -315,7 +319,7 @@ static void files(void **state)
 
 static const uint32_t batches[][2] = { { 0, 70 }, { 70, 1 }, { 71, TOKENS - 71 } };
 
-/* What a layer gives when nothing fails. */
+/* The output of a layer when no allocation fails. */
 static void want_of(const char *spec, float *out)
 {
     layer c;
@@ -327,7 +331,8 @@ static void want_of(const char *spec, float *out)
     drop(&c);
 }
 
-/* A write that meets a refused allocation stores nothing and can be repeated; one that asks for no memory cannot fail. */
+/* A write whose allocation is refused stores nothing and can be repeated. A write that allocates
+ * nothing cannot fail. */
 static void writes(void **state)
 {
     (void)state;
@@ -374,7 +379,7 @@ static kvant_status write_both(layer *c, uint32_t first, uint32_t n)
                                     WIDTH, 2);
 }
 
-/* Everything of a tensor that others can see. */
+/* Everything that others can see of a tensor. */
 static uint8_t *state_of(const kvant_tensor *tensor, size_t *bytes)
 {
     const size_t most = kvant_tensor_export_size(tensor), n = (TOKENS + 63) / 64;
@@ -382,7 +387,8 @@ static uint8_t *state_of(const kvant_tensor *tensor, size_t *bytes)
     assert_int_equal(kvant_tensor_get_info(tensor, &info), KVANT_OK);
     uint8_t *state = calloc(1, sizeof info + n * most);
     *bytes = sizeof info;
-    info.learnt_bytes = info.working_bytes = 0; /* rooms are made when they are needed */
+    /* working memory is allocated when it is needed, so it may differ */
+    info.learnt_bytes = info.working_bytes = 0;
     memcpy(state, &info, sizeof info);
     for (uint32_t block = 0; block < n; block++) {
         size_t used;
@@ -415,8 +421,8 @@ static void end_both(layer *c, float *out)
     drop(c);
 }
 
-/* The 64th row makes versions of keys and of values. When memory for one is refused, the other has
- * none either, and the same write gives afterwards what it would have given. */
+/* The 64th row makes transforms of keys and of values. When the memory of one is refused, neither
+ * gets a transform, and the same write later gives the same result as without the failure. */
 static void writes_of_a_layer(void **state)
 {
     (void)state;
@@ -453,7 +459,7 @@ static void writes_of_a_layer(void **state)
     }
 }
 
-/* Attention has its workspace: it asks for no memory. */
+/* Attention works in the workspace that the caller gives it and allocates no memory. */
 static void attention_does_not_allocate(void **state)
 {
     (void)state;
@@ -475,7 +481,7 @@ static void attention_does_not_allocate(void **state)
 
 enum { LAYERS = 2, STEP = 40 };
 
-/* What the calls of a cache's life work on. */
+/* The objects of a cache's life that its calls work on. */
 typedef struct life {
     kvant_cache *cache;
     int32_t first, second; /* sequences */
@@ -548,7 +554,7 @@ static kvant_status append_1(life *l)
     return append_to(l, l->first, 1);
 }
 
-/* Into blocks that both sequences share: they are copied. */
+/* Writes into blocks that both sequences share, so the cache copies them. */
 static kvant_status append_second(life *l)
 {
     return append_to(l, l->second, 0);
@@ -588,7 +594,7 @@ static void caches(void **state)
                            true); /* a spec is tried with several head dimensions */
 }
 
-/* A call that failed for lack of memory is given again and succeeds; the end is the same. */
+/* A call that failed for lack of memory is repeated and succeeds; the final output is the same. */
 static long live_on(long at, float *out)
 {
     life l = { 0 };
@@ -619,7 +625,8 @@ static void caches_go_on(void **state)
     }
 }
 
-/* A system that starts no thread makes calls slower, not wrong. The first test, while the library has no threads yet. */
+/* When the system starts no thread, calls are slower but right. This test runs first, while the
+ * library has no threads yet. */
 static void threads_that_do_not_start(void **state)
 {
     float alone[WIDTH], together[WIDTH];

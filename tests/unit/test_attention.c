@@ -1,5 +1,5 @@
 /* test_attention.c - kvant_attention with every shape and option of a call, within the bounds of
- * attention_setup.h, and what it refuses. test_attention_codes.c has the codecs. */
+ * attention_setup.h, and the calls that it refuses. test_attention_codes.c tests the codecs. */
 #include "attention_setup.h"
 
 static void head_dims(void **state)
@@ -46,17 +46,18 @@ static void features(void **state)
     check_setup(base);
     base.sinks = true;
     check_setup(base);
-    base.k_spec =
-        "turboquant-4:center=first,norm=first"; /* the bias is on the scores with the centre's part */
+    /* the centre's part of a score comes before the bias */
+    base.k_spec = "turboquant-4:center=first,norm=first";
     base.v_spec = "int-8:center=first,norm=first";
     check_setup(base);
     base.n_sequences = 3;
     check_setup(base);
-    base.v_spec = "int-4:axis=channel"; /* 200 tokens: the last block stays open */
+    base.v_spec = "int-4:axis=channel"; /* 200 tokens: the last block stays exact */
     check_setup(base);
 }
 
-/* Open and sealed pages in one call, under one rotated query and one sum, for every kv head its own rotation. */
+/* Exact and sealed pages in one call, with one rotated query and one sum, and another rotation for
+ * every kv head. */
 static void windows(void **state)
 {
     static const char *const specs[][2] = {
@@ -64,7 +65,7 @@ static void windows(void **state)
         { "turboquant-4:center=first", "int-4:rotate=hadamard,center=first,recent=30" },
         { "int-4:axis=channel,norm=first,rotate=dense", "turboquant-3:norm=first,center=first" },
         { "bdr-4:norm=first", "bdr-4:recent=200" },
-        /* values in an order of their own, open pages too */
+        /* values have a channel order of their own, in exact pages too */
         PAPERS({ "octopus-4:center=first", "octopus-4:center=first" }, ){
             "int-4:group=16,order=dealt,recent=64", "int-4:order=halves" },
         PAPERS({ "hqmq-s96r4:order=halves,center=first,norm=first", "hqmq-s96r4:order=halves" }, )
@@ -88,7 +89,7 @@ static void windows(void **state)
             check_setup(s);
             s.softcap = 5;
             check_setup(s);
-            s.n_tokens = 40; /* fewer than a page: centre and scale still wait */
+            s.n_tokens = 40; /* fewer tokens than a page has: centre and scale are not known yet */
             s.n_sequences = 1;
             check_setup(s);
         }

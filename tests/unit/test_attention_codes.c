@@ -1,4 +1,4 @@
-/* test_attention_codes.c - kvant_attention with every codec: on the codes of pages and on unpacked
+/* test_attention_codes.c - kvant_attention with every codec, on the codes of pages and on unpacked
  * tiles, within the bounds of attention_setup.h. */
 #include "attention_setup.h"
 
@@ -17,7 +17,7 @@ static void every_codec(void **state)
                              .mask = true });
 }
 
-/* Without the errors of integers, of decoding and of many query rows, in every page. */
+/* exact = true has no rounding to integers, in exact and sealed pages and with many query rows. */
 static void exact_rounds_no_integers(void **state)
 {
     static const char *const specs[] = { "turboquant-4", "int-4:axis=channel,group=64",
@@ -37,16 +37,24 @@ static void exact_rounds_no_integers(void **state)
                                  .exact = true });
 }
 
-/* Rounding to integers, as figures: the root mean square error of outputs over that of exact = true, where nothing is rounded to
- * integers. All weights are equal here, except with scores of standard deviation 1 (rows of variance 1, 64 channels, scale 1/8), so that
- * sum p^2 = e / n, and an output's own size is sqrt(e / n).
+/* The cost of rounding to integers: the root mean square error of outputs relative to exact = true,
+ * where nothing is rounded to integers.
  *
- * turboquant-4: a query's integers are off by max |q| / 8192 / sqrt(12) = 2.6 / 8192 / 3.46 = 0.9e-4, keys' and values' by
- * 2.73 / 4095 / 3.46 = 1.9e-4 of a number; weights by the page's largest, 10 times the mean (e^2.3), / 8192 / 3.46 = 3.5e-4 of the mean,
- * which is 3.5e-4 / sqrt(e) = 2.1e-4 of their root mean square. Together sqrt(.9^2 + 1.9^2 + 1.9^2 + 2.1^2) e-4 = 3.5e-4.
- * int-8: levels are exact, operands go to 32639: queries 0.23e-4, weights 0.53e-4, together 0.6e-4.
- * octopus-4: as turboquant-4, with numbers off by two roundings to a unit of 3.3 / 4095 and by a line in place of a square root, half a
- * unit together, 4e-4: sqrt(.9^2 + 4^2 + 4^2 + 2.1^2) e-4 = 6.1e-4. With many queries its pages are unpacked, without integers. */
+ * Rows have variance 1 and 64 channels, and the scale is 1/8. So scores have standard deviation 1.
+ * Weights are then e^score, sum p^2 = e / n, and an output's own size is sqrt(e / n).
+ *
+ * turboquant-4: a query's integers err by max |q| / 8192 / sqrt(12) = 2.6 / 8192 / 3.46 = 0.9e-4.
+ * Keys and values err by 2.73 / 4095 / 3.46 = 1.9e-4 of a number. The page's largest weight is 10
+ * times the mean (e^2.3). So weights err by 10 / 8192 / 3.46 = 3.5e-4 of the mean. Relative to
+ * their root mean square that is 3.5e-4 / sqrt(e) = 2.1e-4. Together: sqrt(.9^2 + 1.9^2 + 1.9^2 +
+ * 2.1^2) e-4 = 3.5e-4.
+ *
+ * int-8: levels are exact and operands reach 32639. Queries err by 0.23e-4 and weights by 0.53e-4,
+ * together 0.6e-4.
+ *
+ * octopus-4: as turboquant-4, but numbers err by 4e-4. They have two roundings to a unit of 3.3 /
+ * 4095, and a line in place of a square root, which adds half a unit. Together: sqrt(.9^2 + 4^2 +
+ * 4^2 + 2.1^2) e-4 = 6.1e-4. With many queries its pages are unpacked, without integers. */
 static void integers_cost_what_they_may(void **state)
 {
     static const struct {
@@ -81,13 +89,14 @@ static void integers_cost_what_they_may(void **state)
             if (!(error <= figures[i].most))
                 fail_msg("%s, %u queries: %.3g of an output, not at most %.3g", figures[i].spec,
                          n_queries, error, figures[i].most);
-            assert_true(error > 0 || n_queries > 1); /* integers were used */
+            assert_true(error > 0 || n_queries > 1); /* the error shows that integers were used */
             free(exact);
             free_fixture(&f);
         }
 }
 
-/* Units of many rows on codes, whole ones and the last, smaller one; every width of codes, levels with zero points and codebooks. */
+/* Work items of many rows on codes, full ones and the last, smaller one; every width of codes,
+ * levels with zero points and codebooks. */
 static void prefill_on_codes(void **state)
 {
     static const char *const specs[] = { "turboquant-1", "turboquant-2", "turboquant-3",
@@ -111,7 +120,8 @@ static void prefill_on_codes(void **state)
 }
 
 #if KVANT_PAPERS
-/* Codes of chunks, of every family, with tables and without; some of them (7 bits a coordinate, sketches, outliers) unpacked. */
+/* Codes of chunks of every family, with and without tables. Some of them are unpacked: 7 bits a
+ * coordinate, sketches, outliers. */
 static void chunks_on_codes(void **state)
 {
     static const char *const specs[] = {
@@ -136,8 +146,8 @@ static void chunks_on_codes(void **state)
 }
 #endif
 
-/* Every way in which scales may lie, for every width and head_dims whose last row group is not whole, in units of few rows and of
- * many. */
+/* Every layout of scales, for every width and for head_dims whose last row group is not full, in
+ * work items of few rows and of many. */
 static void groupings_on_codes(void **state)
 {
     static const char *const specs[] = {

@@ -1,5 +1,6 @@
-/* test_available.c - kvant_available_cpus: affinity, and the CPU time that control groups pay for,
- * read from made-up files of both versions; loops of the pool on one CPU. */
+/* test_available.c - kvant_available_cpus: the affinity, the CPU time that control groups allow
+ * (read from made-up files of both versions of control groups), and loops of the pool on one
+ * CPU. */
 #define _GNU_SOURCE
 #include "testing.h"
 
@@ -17,7 +18,7 @@
 
 static char root[64];
 
-/* Writes a file of the made-up system, and the folders around it. */
+/* Writes a file of the made-up system and the folders that contain it. */
 static void put(const char *path, const char *text)
 {
     char full[512];
@@ -60,7 +61,7 @@ static void version_2_of_control_groups(void **state)
     put("/sys/fs/cgroup/pod/container/cpu.max", "250000 100000\n");
     assert_int_equal(kvant_quota_cpus(root), 3); /* rounded up */
     put("/sys/fs/cgroup/pod/cpu.max", "200000 100000\n");
-    assert_int_equal(kvant_quota_cpus(root), 2); /* the group around it has less */
+    assert_int_equal(kvant_quota_cpus(root), 2); /* the parent group allows less */
     put("/sys/fs/cgroup/pod/container/cpu.max", "1000 100000\n");
     assert_int_equal(kvant_quota_cpus(root), 1);
 }
@@ -78,7 +79,7 @@ static void version_1_of_control_groups(void **state)
 {
     (void)state;
     put("/proc/self/cgroup", "12:cpuset:/a\n4:cpu,cpuacct:/a/b\n1:name=systemd:/\n0::/\n");
-    put("/sys/fs/cgroup/cpuset/a/cpu.cfs_quota_us", "1"); /* of another controller */
+    put("/sys/fs/cgroup/cpuset/a/cpu.cfs_quota_us", "1"); /* a file of another controller */
     put("/sys/fs/cgroup/cpuset/a/cpu.cfs_period_us", "1");
     put("/sys/fs/cgroup/cpu,cpuacct/a/b/cpu.cfs_quota_us", "-1\n");
     put("/sys/fs/cgroup/cpu,cpuacct/a/b/cpu.cfs_period_us", "100000\n");
@@ -110,12 +111,12 @@ static void count_worker(void *context, size_t index, uint32_t worker)
 {
     const struct timespec moment = { .tv_nsec = 1000000 };
     (void)index;
-    nanosleep(&moment, NULL); /* workers that are awake come now */
+    nanosleep(&moment, NULL); /* workers that are awake run now */
     atomic_fetch_or((atomic_uint *)context, 1u << worker);
 }
 
-/* Bound to one CPU, the caller runs all of a loop: seven workers would be woken to find that they
- * have to wait for it. */
+/* When the process is bound to one CPU, the caller runs the whole loop. Otherwise seven workers
+ * would wake and find that they have to wait for the CPU. */
 static void a_loop_on_one_cpu_runs_on_one_thread(void **state)
 {
     cpu_set_t allowed, one;

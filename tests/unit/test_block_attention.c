@@ -1,6 +1,8 @@
-/* test_block_attention.c - ggml's block formats against decoding written out by hand, and attention on them against a plain
- * softmax in double precision: lengths that fill no page, strides, masks, softcap, ALiBi, sinks, threads, hostile arguments.
- * (Kernels at every level: tests/kernels; ggml's own bytes and results: tests/integration.) */
+/* test_block_attention.c - decoding of ggml's block formats against a decoder written here, and
+ * attention on them against a plain softmax in double precision. The cases are lengths that do not
+ * fill a page, strides, masks, softcap, ALiBi, sinks, threads and hostile arguments. The folder
+ * tests/kernels tests kernels at every level; tests/integration compares with ggml's own bytes and
+ * results. */
 #include "attention_data.h"
 
 #include <kvant/block_attention.h>
@@ -33,8 +35,8 @@ static void row_sizes_are_ggmls(void **state)
     assert_int_equal(kvant_block_row_bytes((kvant_block_type)-1, 64), 0);
 }
 
-/* Codes 0 .. 15 ascend through the low halves of a block and descend through the high ones; d = 0.5, m = -3, fifth bits set for
- * numbers 1, 16 and 31. */
+/* Codes 0 .. 15 ascend through the low halves of a block's bytes and descend through the high
+ * halves. The scale is 0.5, the minimum is -3, and the numbers 1, 16 and 31 have a fifth bit. */
 static void blocks_decode_as_documented(void **state)
 {
     const uint8_t nibbles[16] = { 0xf0, 0xe1, 0xd2, 0xc3, 0xb4, 0xa5, 0x96, 0x87,
@@ -70,7 +72,7 @@ static void blocks_decode_as_documented(void **state)
 
 typedef struct setup {
     uint32_t k_dim, v_dim, n_kv_heads, n_heads, n_tokens, n_queries;
-    size_t gap; /* bytes between rows that belong to nobody */
+    size_t gap; /* bytes between rows that belong to no row */
     bool mask, sinks;
     float softcap, max_bias;
 } setup;
@@ -83,7 +85,7 @@ typedef struct fixture {
     kvant_attention_problem problem;
 } fixture;
 
-/* Random codes under scales of a size that gives numbers of about 1; gaps hold NaNs. */
+/* Random codes with scales that give numbers of about 1. Gaps hold NaNs. */
 static void fill_row(kvant_block_type type, uint8_t *row, uint32_t n, uint64_t *rng)
 {
     kvant_block_format format = kvant_block_format_of(type);
@@ -157,7 +159,7 @@ static kvant_status run(fixture *f)
     kvant_status said =
         kvant_block_attention_workspace(&f->k_rows, &f->v_rows, &f->problem, &bytes);
     void *workspace = aligned(bytes ? bytes : 64);
-    memset(workspace, 0xff, bytes); /* NaNs: reading what was not written shows */
+    memset(workspace, 0xff, bytes); /* NaNs show a read of memory that was not written */
     for (size_t i = 0; i < (size_t)f->s.n_queries * f->s.n_heads * f->s.v_dim; i++)
         f->data.out[i] = NAN;
     kvant_status status =
@@ -178,8 +180,12 @@ static float *decode_head(const fixture *f, const kvant_block_rows *rows, uint32
     return x;
 }
 
-/* One row in double precision; returns the largest error that binary32 may make: scores have k_dim roundings of products whose
- * magnitudes sum to m, which e^ turns into relative errors of weights; sums have one for each token; 2^-18: the exponential. */
+/* Computes one output row in double precision and returns the largest error that binary32 may
+ * cause.
+ *
+ * A score has k_dim roundings of products whose magnitudes sum to m. The exponential makes relative
+ * errors of weights from them. Sums round once for each token. 2^-18 is the error of the
+ * exponential. */
 static double exact_row(const fixture *f, uint32_t token, uint32_t head, double *out)
 {
     const setup *s = &f->s;
@@ -204,7 +210,8 @@ static double exact_row(const fixture *f, uint32_t token, uint32_t head, double 
     free(keys);
     free(values);
     free(weights);
-    /* Twice: numerator and denominator. 40: masks' largest magnitude, whose sum with a score is rounded. */
+    /* A factor of 2 for numerator and denominator. 40: the largest magnitude of a mask, whose sum
+     * with a score is rounded. */
     return 2 * largest *
            ((s->k_dim + 4) * (magnitude + 40) * 0x1p-24 + s->n_tokens * 0x1p-24 + 0x1p-18);
 }
@@ -242,7 +249,7 @@ static void outputs_are_exact_to_binary32(void **state)
     check((setup){ 80, 112, 2, 4, 100, 20, .mask = true }, KVANT_BLOCK_F16, KVANT_BLOCK_F32);
 }
 
-/* Bits, for decode (whose context is split) and prefill. */
+/* Compares bits, for decode (whose context is split) and prefill. */
 static void threads_change_nothing(void **state)
 {
     (void)state;
@@ -263,8 +270,8 @@ static void threads_change_nothing(void **state)
     }
 }
 
-/* Numbers of a row become infinite or NaN: all of them, through scales and minima where the format
- * has any. */
+/* Makes numbers of a row infinite or NaN: all of them, through scales and minima where the format
+ * has them. */
 static void damage_row(kvant_block_type type, uint8_t *row, uint32_t n, bool infinite)
 {
     const kvant_block_format format = kvant_block_format_of(type);
@@ -290,13 +297,14 @@ static void damage(const kvant_block_rows *rows, uint8_t *memory, uint32_t token
                    rows->head_dim, infinite);
 }
 
-/* Every other query token sees the damaged ones; a single one sees them if it is asked to. */
+/* Every second query token sees the damaged tokens; a single query token sees them if single_sees
+ * is set. */
 static bool sees_damage(uint32_t query, uint32_t n_queries, bool single_sees)
 {
     return n_queries == 1 ? single_sees : query % 2 == 1;
 }
 
-/* Tokens whose rows are damaged: the first and the last one, and some within pages. */
+/* Tokens whose rows are damaged: the first, the last and some within pages. */
 static const uint32_t damaged[] = { 0, 3, 4, 63, 64, 128, UINT32_MAX };
 #define N_DAMAGED (sizeof damaged / sizeof *damaged)
 
@@ -311,7 +319,8 @@ static void hide_damage(fixture *f, bool single_sees)
         }
 }
 
-/* Outputs of query tokens that see no damage keep their bits. All other outputs are not finite. */
+/* Outputs of query tokens that see no damaged token keep their bits. All other outputs are not
+ * finite. */
 static void check_damage(setup s, kvant_block_type type, uint32_t kind)
 {
     const bool keys = kind & 1, infinite = kind & 2, single_sees = kind & 4;
@@ -341,12 +350,12 @@ static void check_damage(setup s, kvant_block_type type, uint32_t kind)
     free_fixture(&f);
 }
 
-/* A single query token comes first: kind & 4 is about it. 2 heads share a kv head, so V is decoded
- * into a tile for more than 4 query tokens. */
+/* With a single query token, kind & 4 says whether it sees the damage, so 1 comes first. Two heads
+ * share a kv head, so V is decoded into a tile for more than 4 query tokens. */
 static const uint32_t query_counts[] = { 1, 2, 4, 5, 37 };
 #define N_QUERY_COUNTS (sizeof query_counts / sizeof *query_counts)
 
-/* A unified cache holds rows of many sequences: hidden ones must not matter, whatever they hold. */
+/* A unified cache holds rows of many sequences. Hidden rows must not matter, whatever they hold. */
 static void hidden_rows_have_no_influence(void **state)
 {
     (void)state;

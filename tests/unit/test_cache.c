@@ -1,4 +1,5 @@
-/* test_cache.c - sequences of a whole model: what they attend to, forks, truncation, dropped blocks, stores, errors. */
+/* test_cache.c - sequences of a whole model: which tokens they attend to, forks, truncation,
+ * dropped blocks, stores, errors. */
 #include "testing.h"
 
 #include <kvant/cache.h>
@@ -15,7 +16,7 @@ enum {
     MOST = 512
 };
 
-/* A cache beside plain copies of what each sequence holds. */
+/* A cache, and plain copies of the rows that each sequence holds. */
 typedef struct model {
     kvant_cache *cache;
     float *k[8][LAYERS], *v[8][LAYERS];
@@ -78,7 +79,8 @@ static void copy_rows(model *m, int32_t from, int32_t to)
     }
 }
 
-/* Root mean square error of attention of the newest n tokens, against what was appended. first: tokens before it are hidden. */
+/* Root mean square error of attention of the newest n tokens, against the rows that were appended.
+ * Tokens before `first` are hidden. */
 static double error_of(model *m, int32_t s, uint32_t n, uint32_t first)
 {
     float q[8 * Q_WIDTH], out[8 * Q_WIDTH];
@@ -108,7 +110,8 @@ static double error_of(model *m, int32_t s, uint32_t n, uint32_t first)
     return sqrt(error);
 }
 
-/* Attention in binary32 over at most 512 tokens with values of order 1: far below 1e-5. */
+/* Attention in binary32 over at most 512 tokens with values of order 1 errs by far less than
+ * 1e-5. */
 #define EXACT 1e-5
 
 static void attends_to_what_was_appended(void **state)
@@ -138,13 +141,14 @@ static void presets_work_without_a_word(void **state)
     double error = error_of(&m, s, 8, 0);
     kvant_cache_info info = { .size = sizeof info };
     assert_int_equal(kvant_cache_get_info(m.cache, &info), KVANT_OK);
-    /* Outputs average some hundred values of variance 1; 4 bits of a trellis err by 0.0051 of a value's variance, and by as much of a
-     * score's part. An output's error stays below a tenth of a value's standard deviation. */
+    /* An output averages some hundred values of variance 1. A trellis of 4 bits errs by 0.0051 of a
+     * value's variance, and changes scores by as much. So an output's error stays below a tenth of
+     * a value's standard deviation. */
     assert_true(error > 1e-4 && error < 0.1);
     assert_string_equal(info.v, "trellis-4");
     assert_true(info.bytes < info.f16_bytes && info.bytes == kvant_cache_bytes(m.cache));
     assert_true(info.true_bits > 4 && info.true_bits < 4.6);
-    /* A row waits to be judged: keys have a sample of 64 rows in fp32. */
+    /* Keys are chosen from a sample of 64 rows in fp32, which the cache keeps until then. */
     assert_true(empty.working_bytes > 0);
     assert_true(info.working_bytes >= empty.working_bytes + LAYERS * 64 * WIDTH * sizeof(float));
     drop(&m);
@@ -169,7 +173,7 @@ static void forks_share_until_they_differ(void **state)
         append(&m, b, 10);
         kvant_cache_get_info(m.cache, &after);
         assert_int_equal(after.n_free_blocks,
-                         before.n_free_blocks - 1); /* the block that b wrote to was */
+                         before.n_free_blocks - 1); /* the block that b wrote to was copied */
         append(&m, a, 70);
         double most = i ? 0.1 : EXACT;
         assert_true(error_of(&m, a, 8, 0) < most && error_of(&m, b, 8, 0) < most);
@@ -279,7 +283,7 @@ static void errors_leave_a_working_cache(void **state)
     drop(&m);
 }
 
-/* What libkvant knows a GPU to lack is refused before one is looked for. */
+/* Shapes that libkvant knows a GPU not to support are refused before a GPU is looked for. */
 static void shapes_are_refused_on_cuda(void **state)
 {
     (void)state;
@@ -319,7 +323,8 @@ static void parameters_are_checked(void **state)
     assert_null(cache);
 }
 
-/* Rows come back as they were written, from shared and copied blocks, and as zeros from dropped ones. */
+/* Rows read back as they were written, from shared and copied blocks, and as zeros from dropped
+ * blocks. */
 static void rows_are_read_back(void **state)
 {
     (void)state;
@@ -352,8 +357,8 @@ static void rows_are_read_back(void **state)
     drop(&m);
 }
 
-/* Queries noted before the keys of their tokens make a matrix for these keys (its halves are in the exported block); those of
- * attention do for later keys alone. */
+/* Queries that are added before the keys of their tokens make a matrix for these keys, whose fp16
+ * numbers are in the exported block. Queries that attention sees count only for later keys. */
 static void queries_may_come_before_their_keys(void **state)
 {
     enum { N = 448 };

@@ -1,4 +1,5 @@
-/* test_calibrated_codecs.c - kmeans against its formulas; what all calibrated codecs have in common. */
+/* test_calibrated_codecs.c - kmeans against its formulas, and the properties that all calibrated
+ * codecs share. */
 #include "calibrated_fixture.h"
 
 #include <kvant/tensor.h>
@@ -22,7 +23,7 @@ static uint32_t nearest(const float *centroids, uint32_t clusters, const float *
     return best;
 }
 
-/* Equations 5 and 6: k^ = c_id + dequant(quant(k - c_id)), quant being int's. */
+/* Equations 5 and 6: k^ = c_id + dequant(quant(k - c_id)), with the quantiser of int. */
 static void kmeans_is_a_centroid_and_int_of_the_rest(void **state)
 {
     static const struct {
@@ -68,8 +69,9 @@ static void kmeans_is_a_centroid_and_int_of_the_rest(void **state)
                         assert_true(decoded[t * DIM + j] == want);
                     error = fmax(error, fabs((double)decoded[t * DIM + j] - want));
                 }
-                /* rotating before or after subtracting moves y by rounding errors of numbers up to 40 sqrt(32), which can
-                 * move a number to the next code: one step of at most 2 sqrt(32) largest / 15 in one of 32 channels */
+                /* Rotating before or after subtracting moves y by rounding errors of numbers up to
+                 * 40 sqrt(32). That can move a number to the next code: one step of at most 2
+                 * sqrt(32) largest / 15 in one of 32 channels. */
                 if (rotated)
                     assert_true(error <= 2 * sqrt(32) * largest / 15 + 1e-4);
             }
@@ -94,8 +96,9 @@ static double mean_error(const char *spec, const kvant_calibration *c)
     return squared_distance(rows, decoded, COUNT(rows)) / COUNT(rows);
 }
 
-/* Rows of 5 centres with a common outlier channel: the mean removes the outlier, centroids the centres too. A step of the
- * quantiser is (max - min) / 15 and its error step^2 / 12 in the mean: ranges of about 50, 14 and 6. */
+/* Rows of 5 centres share an outlier channel. The mean removes the outlier; centroids also remove
+ * the centres. A step of the quantiser is (max - min) / 15 and its mean error is step^2 / 12. The
+ * ranges are about 50 (plain), 14 (mean) and 6 (centroids). */
 static void centroids_lower_the_error(void **state)
 {
     (void)state;
@@ -106,8 +109,8 @@ static void centroids_lower_the_error(void **state)
     kvant_calibration_free(&c);
 }
 
-/* 4 bits a number, 32 a token for scale and zero point, and a byte or two for the index; pages of 64 tokens end on multiples
- * of 64 bytes, which all of these do. */
+/* A number has 4 bits, a token has 32 bits for scale and zero point, and a byte or two for the
+ * index. Pages of 64 tokens are padded to multiples of 64 bytes, which needs no padding here. */
 static void true_bits_count_the_index(void **state)
 {
     static const struct {
@@ -169,9 +172,10 @@ static void rows_come_back(void **state)
                 decode(codec, page, decoded);
                 double levels = pow(2, info_of(codec).bits) - 1;
                 for (uint32_t t = 0; t < TOKENS; t++) {
-                    /* Every rotated number errs by at most half a step, the range over the levels, and the range of a
-                     * rotated row is at most 2 |row|; what a centroid leaves is smaller than the row and the centroid. fp16
-                     * rounds the zero point by 2^-11 of itself. */
+                    /* Every rotated number errs by at most half a step, which is the range over the
+                     * levels, and the range of a rotated row is at most 2 |row|. The row minus a
+                     * centroid is smaller than the row and the centroid together. fp16 rounds the
+                     * zero point by 2^-11 of itself. */
                     double size = 0, bound;
                     for (uint32_t j = 0; j < dims[d]; j++)
                         size += (double)rows[t * dims[d] + j] * rows[t * dims[d] + j];
@@ -212,7 +216,8 @@ static void scores_agree_with_decode(void **state)
                 length += (double)q[j] * q[j];
                 assert_true(t < 40 || decoded[t * DIM + j] == 0);
             }
-            /* three sums of 32 products, each off by at most 32 x 2^-24 of |q| |row| sqrt(32) */
+            /* three sums of 32 products, each with an error of at most 32 x 2^-24 of |q| |row|
+             * sqrt(32) */
             assert_true(fabs(scores[t] - exact) <= 3 * 32 * pow(2, -24) * sqrt(32 * size * length));
         }
         free(page);
@@ -232,7 +237,8 @@ static void tokens_are_independent(void **state)
             float rows[TOKENS * DIM];
             fill_rows(rows, DIM, &rng);
             void *whole = encode(codec, rows), *pieces = encode(codec, rows);
-            for (uint32_t t = 0; t < TOKENS; t++) /* other rows, then the same again, backwards */
+            /* encode other rows, then the first rows again, backwards */
+            for (uint32_t t = 0; t < TOKENS; t++)
                 assert_int_equal(
                     kvant_codec_encode(codec, NULL, rows + (63 - t) * DIM, DIM, t, 1, pieces),
                     KVANT_OK);
@@ -287,7 +293,7 @@ static void bad_numbers_are_refused(void **state)
             assert_int_equal(kvant_codec_encode(codec, NULL, rows, DIM, 0, TOKENS, page),
                              i == 2 ? KVANT_ERR_RANGE : KVANT_ERR_NONFINITE);
             assert_memory_equal(page, before, bytes);
-            for (size_t j = 0; j < bytes; j++) /* foreign bytes decode to something */
+            for (size_t j = 0; j < bytes; j++) /* damaged bytes decode to some numbers */
                 ((uint8_t *)page)[j] = (uint8_t)test_random(&rng);
             decode(codec, page, rows);
             free(page);
@@ -358,8 +364,9 @@ static kvant_affine affine_of(const kvant_tensor *tensor, uint32_t head)
     return info.affine;
 }
 
-/* A tensor of such codecs starts with the mean, and with square roots of the largest distances from it (from 0 without a centre),
- * none below 1/256 of the largest. */
+/* A tensor with such codecs starts with the file's mean as centre and with scales from the file.
+ * The scales are square roots of the largest distances from the mean (from 0 without a centre). No
+ * scale is below 1/256 of the largest. */
 static void centre_and_factors_come_from_the_file(void **state)
 {
     static const struct {
@@ -407,7 +414,7 @@ static void centre_and_factors_come_from_the_file(void **state)
     kvant_calibration_free(&c);
 }
 
-/* Head 0 has a channel of size 100 and others of 0, head 1 nothing but zeros. */
+/* Head 0 has one channel of size 100 and otherwise zeros; head 1 has only zeros. */
 static void factors_are_never_zero(void **state)
 {
     (void)state;

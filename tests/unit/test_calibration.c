@@ -1,4 +1,4 @@
-/* test_calibration.c - statistics against their definitions, and input that is refused. */
+/* test_calibration.c - statistics against their definitions, and input that calibrators refuse. */
 #include "calibration_fixture.h"
 
 #include "../../src/base/half.h"
@@ -47,7 +47,7 @@ static void query_moments_follow_their_definition(void **state)
                     for (uint32_t t = 0; t < ROWS; t++)
                         sum += (double)all->queries[1][2 * h + g][t * DIM + i] *
                                all->queries[1][2 * h + g][t * DIM + j];
-                /* 400 products in another order, then binary32 */
+                /* 400 products in another order, then a rounding to binary32 */
                 assert_true(fabs(moment[i * DIM + j] - sum / (2 * ROWS)) <=
                             6e-8 * (fabs(sum / (2 * ROWS)) + 1e-6));
                 assert_true(moment[i * DIM + j] == moment[j * DIM + i]);
@@ -83,8 +83,8 @@ static void info_says_what_was_seen(void **state)
     kvant_calibration_free(&c);
 }
 
-/* Rows lie at 5 centres with deviation 0.2 a channel and distances of many: 16 clusters leave at most the within-centre
- * variance of 32 x 0.04, while 4 cannot reach it. */
+/* Rows lie around 5 centres that are far apart, with deviation 0.2 per channel. With 16 clusters at
+ * most the variance around a centre is left, 32 x 0.04. With 4 clusters more is left. */
 static void clusters_are_found(void **state)
 {
     (void)state;
@@ -120,7 +120,8 @@ static void threads_do_not_change_the_result(void **state)
     kvant_calibration_free(&b);
 }
 
-/* In the order of columns, which add_rows has not: they differ in their last bits. */
+/* Sums in the order of columns. add_rows uses another order, so the sums differ in their last
+ * bits. */
 typedef struct sums {
     double sum[HEADS * DIM], spread[HEADS * DIM * DIM], moment[HEADS * DIM * DIM];
     float min[HEADS * DIM], max[HEADS * DIM];
@@ -188,7 +189,7 @@ static kvant_calibration *calibration_of_sums(const data *all)
     return finish(calibrator);
 }
 
-/* One step of binary32: what sums that differ by 2^-40 of themselves can change. */
+/* One step of binary32: the most that sums which differ by 2^-40 of themselves can change. */
 static bool near(float a, float b)
 {
     return fabsf(a - b) <= fabsf(a) * 0x1p-23f + 0x1p-30f;
@@ -205,14 +206,15 @@ static void sums_give_what_rows_give(void **state)
                                       b = entry_of(found, i / 4, i / 2 % 2, role);
         assert_memory_equal(a.min, b.min, DIM * sizeof(float));
         assert_memory_equal(a.max, b.max, DIM * sizeof(float));
-        for (uint32_t set = 0; set < 2; set++) /* of the same sample */
+        for (uint32_t set = 0; set < 2; set++) /* sets of the same sample */
             assert_memory_equal(a.centroids[set], b.centroids[set],
                                 few_clusters[set] * DIM * sizeof(float));
         for (uint32_t j = 0; j < DIM; j++)
             assert_true(near(a.mean[j], b.mean[j]));
         for (uint32_t j = 0; role == KVANT_ROLE_K && j < DIM * DIM; j++)
             assert_true(near(a.query_moment[j], b.query_moment[j]));
-        /* One step of binary16: inverses make differences at most 1 / FLOOR of moments.c, 2^12, as large. */
+        /* One step of binary16. Inverses amplify differences of moments by at most 1 / FLOOR of
+         * moments.c, 2^12. */
         for (uint32_t j = 0; role == KVANT_ROLE_K && j < DIM * (DIM + 1) / 2; j++) {
             const float x = kvant_half_to_float(a.matrix[j]);
             assert_true(fabsf(x - kvant_half_to_float(b.matrix[j])) <=
@@ -253,7 +255,7 @@ static void bad_sums_are_refused(void **state)
     free(all);
 }
 
-/* A sample smaller than the text still holds as many different rows as it has places. */
+/* A sample that is smaller than the text still holds as many different rows as it has room for. */
 static void long_texts_are_sampled(void **state)
 {
     (void)state;
@@ -275,7 +277,8 @@ static void long_texts_are_sampled(void **state)
         for (uint32_t j = 0; j < i; j++)
             assert_true(centroids[i] != centroids[j]);
     }
-    /* 16 clusters of 16 rows are the rows: uniform on 0 .. 999, so the mean is 499.5 +- 3 x 288.7 / 4 */
+    /* With 16 clusters of 16 rows, each cluster is a row. Rows are uniform on 0 .. 999, so their
+     * mean is 499.5 +- 3 x 288.7 / 4. */
     assert_true(fabs(sum - 499.5) <= 3 * 288.7 / 4);
     kvant_calibration_free(&c);
 }
@@ -324,7 +327,7 @@ static void bad_input_is_refused(void **state)
     uint32_t left = 7;
     assert_int_equal(kvant_calibrator_cluster(calibrator, &left),
                      KVANT_ERR_ARGUMENT); /* 2 rows, 16 clusters */
-    assert_int_equal(left, 7);            /* on an error nothing is changed */
+    assert_int_equal(left, 7);            /* an error changes nothing */
     assert_int_equal(kvant_calibrator_finish(calibrator, &c), KVANT_ERR_ARGUMENT);
     assert_null(c);
     kvant_calibrator_free(&calibrator);

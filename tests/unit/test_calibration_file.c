@@ -1,4 +1,5 @@
-/* test_calibration_file.c - files of calibrations and checkpoints of calibrators: what was saved comes back, damage and lies are found. */
+/* test_calibration_file.c - files of calibrations and checkpoints of calibrators: a saved object
+ * loads again, and damaged or false files are refused. */
 #include "calibration_fixture.h"
 
 #include <sys/stat.h>
@@ -76,7 +77,8 @@ static void files_come_back_as_they_were(void **state)
         assert_memory_equal(x.diagonal, y.diagonal, DIM * sizeof(float));
         assert_memory_equal(x.matrix, y.matrix, DIM * (DIM + 1) / 2 * sizeof(uint16_t));
     }
-    assert_int_equal(kvant_calibration_save(b, f.path, NULL, 0), KVANT_OK); /* over the old file */
+    /* replaces the old file */
+    assert_int_equal(kvant_calibration_save(b, f.path, NULL, 0), KVANT_OK);
     kvant_calibration_free(&a);
     kvant_calibration_free(&b);
     drop_file(&f);
@@ -123,7 +125,7 @@ static void put(file *f, size_t at, uint64_t value, size_t bytes)
         f->bytes[at + i] = (uint8_t)(value >> 8 * i);
 }
 
-/* FNV-1a with bytes 24 .. 31 taken as zero, written down again from calibration.md. */
+/* FNV-1a with bytes 24 .. 31 read as zero, written a second time from calibration.md. */
 static void sign(file *f)
 {
     uint64_t hash = 14695981039346656037u;
@@ -132,10 +134,11 @@ static void sign(file *f)
     put(f, 24, hash, 8);
 }
 
-/* Of the first entry, which begins at 320: behind mean, min, max and the second moment. */
+/* Offset of the first entry's factors. The entry begins at 320 with mean, min, max and the second
+ * moment. */
 enum { FACTORS = 320 + 4 * (3 * HEADS * DIM + HEADS * DIM * DIM) };
 
-/* With a valid checksum only the checks of the fields themselves are left. */
+/* With a valid checksum, only the checks of the fields themselves can refuse the file. */
 static void lying_fields_are_refused(void **state)
 {
     static const struct {
@@ -210,7 +213,7 @@ static kvant_calibrator *calibrator_of(uint64_t seed)
     return calibrator;
 }
 
-/* One of several layers of keys and values, with attention on keys. */
+/* Adds rows of one of several layers of keys and values, with attention on keys. */
 static void add_some(kvant_calibrator *calibrator, const data *all, uint32_t layer)
 {
     kvant_calibrator_attention attention = { .size = sizeof attention,
@@ -249,7 +252,8 @@ static uint8_t *read_whole(const char *path, size_t *n)
     return bytes;
 }
 
-/* Interrupted while gathering and again between layers of k-means: the same file as without. */
+/* Work that is interrupted while gathering, and again between layers of k-means, makes the same
+ * file as work without interruption. */
 static void work_goes_on_where_it_stopped(void **state)
 {
     (void)state;
@@ -307,11 +311,11 @@ static void expect_no_restore(const char *path, const uint8_t *bytes, size_t n, 
                      expected);
     assert_true(position == 99 && err[0]);
     assert_int_equal(kvant_calibrator_finish(calibrator, &c),
-                     KVANT_ERR_ARGUMENT); /* nothing was kept of it */
+                     KVANT_ERR_ARGUMENT); /* the calibrator kept nothing of the refused call */
     kvant_calibrator_free(&calibrator);
 }
 
-/* Signed anew, so that what lies behind the checksum is looked at. */
+/* Computes the checksum again, so that the reader gets as far as the fields after it. */
 static void sign_bytes(uint8_t *bytes, size_t n)
 {
     file f = { .bytes = bytes, .n = n };
@@ -335,7 +339,7 @@ static void checkpoints_of_other_work_are_refused(void **state)
     for (size_t cut = 0; cut < n; cut += 1 + cut / 3) {
         expect_no_restore(f.path, bytes, cut, 17, 5, KVANT_ERR_FORMAT);
         memcpy(copy, bytes, n);
-        if (cut >= sizeof(uint64_t) * 19 + 256) { /* shorter ones have no whole head */
+        if (cut >= sizeof(uint64_t) * 19 + 256) { /* shorter files have no complete head */
             sign_bytes(copy, cut);
             expect_no_restore(f.path, copy, cut, 17, 5, KVANT_ERR_FORMAT);
         }
@@ -378,7 +382,7 @@ static void files_that_cannot_be_used_say_why(void **state)
     snprintf(path, sizeof path, "%s/none/file", f.folder);
     assert_int_equal(kvant_calibration_save(good, path, err, sizeof err), KVANT_ERR_IO);
     assert_int_equal(kvant_calibration_save(good, f.folder, err, sizeof err),
-                     KVANT_ERR_IO); /* cannot be renamed over */
+                     KVANT_ERR_IO); /* a folder that rename() cannot replace */
     struct stat st;
     assert_int_equal(stat(f.path, &st), 0);
     assert_int_equal(st.st_size, f.n);

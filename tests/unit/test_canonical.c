@@ -1,5 +1,6 @@
-/* test_canonical.c - canonical specs: each makes the codec that printed it when the call's seed is 0, and says
- * everything that bytes depend on; what comes from a calibration is in the fingerprint. */
+/* test_canonical.c - canonical specs. Each makes the codec that printed it when the call's seed is
+ * 0. A canonical spec names everything that bytes depend on, except numbers from a calibration,
+ * which the fingerprint names. */
 #include "testing.h"
 
 #include "calibrated.h"
@@ -11,7 +12,7 @@ static kvant_codec *try_codec(const char *spec, uint32_t d, kvant_role role, uin
     return codec;
 }
 
-/* The page of one block of rows. */
+/* Encodes one block into a page. */
 static uint8_t *encode(const kvant_codec *codec)
 {
     kvant_codec_info info = info_of(codec);
@@ -45,7 +46,8 @@ static void expect_same_codec(const kvant_codec *a, const char *spec)
     kvant_codec_free(&b);
 }
 
-/* Every small head_dim, and those that models have. Seed 0 is not printed, so specs that need none stay short. */
+/* Every small head_dim, and head_dims that models have. Seed 0 is not printed, so specs that need
+ * no seed stay short. */
 static uint32_t next_dim(uint32_t d)
 {
     return d < 24 ? d + 1 : d < 136 ? d + 28 : d + 376;
@@ -127,7 +129,7 @@ static uint64_t fingerprint_at(const char *spec, const kvant_calibration *c, uin
     return fingerprint;
 }
 
-/* The spec is the same for all kv heads of a model, their bytes are not. */
+/* All kv heads of a model have the same spec, but their bytes differ. */
 static void fingerprints_tell_calibrated_heads_apart(void **state)
 {
     static const char *const more[] = { "int-4:center=file", "int-4:norm=file" };

@@ -1,5 +1,5 @@
-/* test_centers.c - blocks with centres of their own (kvant_rope.block_centers): what they are, what they are worth, attention on
- * them, and blocks that move. */
+/* test_centers.c - blocks with centres of their own (kvant_rope.block_centers): their numbers, how
+ * much they lower errors, attention on them, and blocks that move to another tensor. */
 #include "attend.h"
 #include "turned_text.h"
 
@@ -41,7 +41,8 @@ static double length(const float *a, uint32_t n)
     return distance(a, zero, n);
 }
 
-/* Of keys at the positions of a block, from those of the tokens before `end`: each is turned to each position. */
+/* The expected centre of a block: the mean of the tokens before `end`, each rotated by RoPE to each
+ * position of the block. */
 static void expect_center(const layout *l, const text *t, uint32_t end, uint32_t block,
                           double *center)
 {
@@ -58,8 +59,8 @@ static void expect_center(const layout *l, const text *t, uint32_t end, uint32_t
             }
 }
 
-/* 1024 tokens are learnt from, of which the expected centre has 64 and the tensor another part: both miss the mean of all by some
- * eighth of what keys differ by, or less. */
+/* The tensor learns from 1024 tokens. The expected centre uses 64 of them and the tensor another
+ * part. A mean of 64 keys misses the mean of all keys by an eighth of the keys' deviation. */
 static void centers_are_means_at_the_blocks_positions(void **state)
 {
     (void)state;
@@ -78,14 +79,16 @@ static void centers_are_means_at_the_blocks_positions(void **state)
                 keys += distance(t->rows + ((size_t)block * 64 + slot) * WIDTH, want, WIDTH) / 64;
             assert_true(distance(got, want, WIDTH) < 0.25 * keys);
             assert_true(distance(other, want, WIDTH) >
-                        2 * distance(got, want, WIDTH)); /* else nothing is shown */
+                        2 * distance(got, want, WIDTH)); /* otherwise the test shows nothing */
         }
         drop(&f);
         free(t);
     }
 }
 
-/* The mean turns, so that over an octave it is little; it is a third of these keys' squares or more. */
+/* RoPE rotates the mean key, so its mean over the positions of a bucket is small. At each position
+ * the mean key has at least a third of these keys' squared length, which a block's own centre
+ * removes. */
 static void errors_are_smaller(void **state)
 {
     const layout l = make_layout(HEAD_DIM, 0);
@@ -106,7 +109,8 @@ static void errors_are_smaller(void **state)
 
 enum { PAGES = 46 };
 
-/* Pages of 16 are multiplied together where their blocks follow each other: those that do, with hidden ones, and those that do not. */
+/* Attention multiplies up to 16 pages together when their blocks follow each other. The tables have
+ * blocks that do, with hidden ones between them, and blocks that do not. */
 static void make_tables(int32_t tables[3][PAGES])
 {
     for (int32_t i = 0; i < PAGES; i++) {
@@ -163,7 +167,7 @@ static void assert_same_rows(const fixture *f, const fixture *g, uint32_t slot)
     assert_memory_equal(x, y, sizeof x);
 }
 
-/* To tensors that know of no rope. Open blocks are among them: the first one. */
+/* Moves blocks to tensors that know no RoPE. The first block is an exact one. */
 static void blocks_take_their_centers_along(void **state)
 {
     const layout l = make_layout(12, 1);
@@ -189,7 +193,7 @@ static void blocks_take_their_centers_along(void **state)
     free(t);
 }
 
-/* The header's fields and some frequencies and numbers, under a checksum that is right. */
+/* Damages fields of the header and some frequencies and numbers, with a checksum that is right. */
 static void damaged_centers_are_refused(void **state)
 {
     const layout l = make_layout(12, 1);
@@ -228,7 +232,8 @@ static void damaged_centers_are_refused(void **state)
     free(t);
 }
 
-/* Rows of several sequences in one block, or of unknown positions: its centre is the version's, as without. */
+/* Rows of several sequences in one block, or rows of unknown positions: the block uses the centre
+ * of its transform, as a tensor without block centres does. */
 static void blocks_of_mixed_positions_share_a_center(void **state)
 {
     const layout l = make_layout(HEAD_DIM, 0);
@@ -252,7 +257,8 @@ static void blocks_of_mixed_positions_share_a_center(void **state)
     assert_int_equal(block_of(&f, 16, 0).version, block_of(&f, 17, 0).version);
     assert_memory_equal(a, b, sizeof a);
     assert_true(length(a, WIDTH) < length(known, WIDTH));
-    for (uint32_t i = 0; i < 64; i += 7) { /* and they are read as what they are */
+    /* rows read back as they were written, within the codec's error */
+    for (uint32_t i = 0; i < 64; i += 7) {
         double want[WIDTH];
         float got[WIDTH];
         for (uint32_t j = 0; j < WIDTH; j++)
@@ -265,7 +271,8 @@ static void blocks_of_mixed_positions_share_a_center(void **state)
     free(t);
 }
 
-/* A context that is shifted writes its keys again, at other positions; a few rows of a block do not move the others. */
+/* llama.cpp writes keys again at other positions when it shifts a context. A few rewritten rows of
+ * a block do not move its other rows. */
 static void rewritten_blocks_have_other_positions(void **state)
 {
     const layout l = make_layout(HEAD_DIM, 0);
@@ -313,7 +320,8 @@ static void levels_and_batches_do_not_change_bytes(void **state)
     free(t);
 }
 
-/* Of any layout, at any position: angles of 2^31 are known to 2^31 2^-53. */
+/* kvant's RoPE phases for any layout and any position. An angle of 2^31 is known within 2^31
+ * 2^-53. */
 static void phases_turn_vectors(void **state)
 {
     static const int32_t positions[] = { 0, 1, 63, 8191, -40, INT32_MAX };

@@ -1,4 +1,4 @@
-/* test_codec.c - codecs through the public interface: the properties that every codec must have whatever its numbers. */
+/* test_codec.c - codecs through the public interface: the properties that every codec must have. */
 #include "testing.h"
 
 #include "../../src/base/half.h"
@@ -36,8 +36,8 @@ static void free_page(page *p)
 
 /* --- properties of every codec --- */
 
-/* Bits of codes a channel, at least: where a code covers several channels its bits are not a channel's, and some papers' nominal
- * bits count metadata. */
+/* Bits of codes per channel, at least. A code that covers several channels has more bits than a
+ * channel, and the nominal bits of some papers count metadata. */
 static double channel_bits(const kvant_codec_info *info)
 {
     return fmin(info->bits, info->nominal_bits);
@@ -56,8 +56,9 @@ static void round_trip_error_is_bounded(void **state)
             assert_int_equal(kvant_codec_decode(p.codec, NULL, p.bytes, 0, 64, decoded, 64),
                              KVANT_OK);
             double error = squared_distance(x, decoded, COUNT(x)) / COUNT(x);
-            /* A uniform quantiser over a range r errs at most r / (2 levels); +-4.5 holds all 4096 normal numbers of this seed
-             * before and after a rotation (|N| > 4.5 has probability 7e-6). Lloyd-Max does better, raw ones better still. */
+            /* A uniform quantiser over a range r errs by at most r / (2 levels). A range of +-4.5
+             * holds all 4096 normal numbers of this seed before and after a rotation (|N| > 4.5 has
+             * probability 7e-6). Lloyd-Max codes err less, and raw numbers still less. */
             double levels = pow(2, fmin(channel_bits(&p.info), 16)) - 1;
             if ((strstr(all_specs[s], "sym") && !strstr(all_specs[s], "asym")) ||
                 strstr(all_specs[s], "hybrid") || strstr(all_specs[s], "innerq"))
@@ -83,7 +84,8 @@ static void expect_consistent_sizes(const page *p, uint32_t dim)
     assert_true(fabs(info->true_bits - 8.0 * (double)info->page_bytes / (64.0 * dim)) < 1e-12);
 }
 
-/* Of values; extreme_rows looks at those of keys. Rotations of 512 channels take most of this program's time. */
+/* Uses values; extreme_rows uses keys. Rotations of 512 channels take most of this program's
+ * time. */
 static void sizes_are_consistent(void **state)
 {
     (void)state;
@@ -151,8 +153,10 @@ static void score_and_accumulate_agree_with_decode(void **state)
                 exact += (double)q[j] * (decoded[t * 64 + j] - center[j]);
                 size += fabs((double)q[j] * (fabs(decoded[t * 64 + j]) + fabs(center[j])));
             }
-            /* 64 products, two rotations of 6 levels, the subtraction here: (64 + 2 x 7 + 2) 2^-24 of |q| |y|, and |q| |y| is at
-             * most sqrt(64) times the largest sum of products; factors of 0.5 to 1.5 on one side and their inverse on the other: 3 */
+            /* There are 64 products, two rotations of 6 levels and the subtraction here. They round
+             * (64 + 2 x 7 + 2) times by 2^-24 of |q| |y|, which is at most sqrt(64) times the
+             * largest sum of products. Factors are 0.5 to 1.5 for rows and their inverse for
+             * queries, which is a factor of 3. */
             assert_true(fabs(scores[t] - exact) <= 3 * 80 * 8 * pow(2, -24) * size + 1e-6);
             scores[t] = (float)test_uniform(&rng);
             weight_sum += scores[t];
@@ -230,7 +234,8 @@ static void bad_numbers_are_refused_and_nothing_is_written(void **state)
     }
 }
 
-/* Zeros, denormals and numbers up to the edge of fp16 are encoded; the result is finite and zeros stay zero. */
+/* Zeros, denormals and numbers up to the limit of fp16 are encoded. The decoded rows are finite and
+ * zeros stay zero. */
 static void extreme_rows(void **state)
 {
     static const float magnitudes[] = { 0, 1e-45f, 1e-40f, 1e-8f, 6e-5f, 1e3f, 6e4f };

@@ -1,5 +1,6 @@
-/* test_codec_per_head.c - kv heads with codecs of their own: each must be what it is in a tensor that has this head alone, whatever
- * lies beside it: the same bytes, the same numbers. */
+/* test_codec_per_head.c - tensors whose kv heads have different codecs. Each head must have the
+ * bytes and the numbers that it has in a tensor with this head alone, whatever codec its neighbour
+ * has. */
 #include "testing.h"
 
 #include <kvant/attention.h>
@@ -8,7 +9,7 @@
 
 enum { DIM = 32, N_HEADS = 2, N_SEQUENCES = 2, BLOCKS = 4, MAX_QUERIES = 33, GROUP = 3, LAYER = 1 };
 
-/* The tensors of one role: that of all kv heads, and one of each alone. */
+/* The tensors of one role: one tensor of all kv heads, and one tensor for each head alone. */
 typedef struct side {
     kvant_codec *codecs[N_HEADS];
     void *memory, *alone_memory[N_HEADS];
@@ -73,7 +74,7 @@ static void write_slots(side *s, uint32_t first, uint32_t n, uint32_t n_threads,
         slots[i] = first + i;
     fill_normal(rows, (size_t)n * N_HEADS * DIM, rng);
     for (size_t i = 0; i < (size_t)n * N_HEADS * DIM; i++)
-        rows[i] += (float)(i % 7); /* channels with a mean of their own, which centres find */
+        rows[i] += (float)(i % 7); /* channels with different means, so that centres matter */
     assert_int_equal(kvant_tensor_write(s->tensor, slots, n, rows, N_HEADS * DIM, n_threads),
                      KVANT_OK);
     for (uint32_t h = 0; h < N_HEADS; h++)
@@ -81,7 +82,7 @@ static void write_slots(side *s, uint32_t first, uint32_t n, uint32_t n_threads,
             kvant_tensor_write(s->alone[h], slots, n, rows + h * DIM, N_HEADS * DIM, 1), KVANT_OK);
 }
 
-/* A prompt, single tokens behind it, a rewritten range, a copied sequence. */
+/* Writes a prompt, single tokens after it, a rewritten range and a copied sequence. */
 static void use_slots(side *s, uint64_t *rng)
 {
     write_slots(s, 0, 130, 2, rng);
@@ -115,7 +116,8 @@ static void check_pages(const side *s)
         }
 }
 
-/* Numbers, not bits: a head that has no centre beside one that has gets one of zeros, and -0 - 0 is 0. */
+/* Compares numbers, not bits: a head without a centre gets a centre of zeros when its neighbour has
+ * one, and -0 - 0 is 0. */
 static void assert_equal_numbers(const float *a, const float *b, size_t n)
 {
     for (size_t i = 0; i < n; i++)
@@ -146,7 +148,7 @@ static void attend(const kvant_tensor *k, const kvant_tensor *v, const float *q,
                                               .q_head_stride = DIM,
                                               .scale = 0.2f,
                                               .logit_softcap =
-                                                  20, /* the centre's part counts then */
+                                                  20, /* so the centre's part of a score counts */
                                               .out = out,
                                               .out_token_stride = N_HEADS * GROUP * DIM,
                                               .out_head_stride = DIM,
@@ -154,7 +156,7 @@ static void attend(const kvant_tensor *k, const kvant_tensor *v, const float *q,
     size_t bytes;
     assert_int_equal(kvant_attention_workspace(k, v, &problem, &bytes), KVANT_OK);
     void *workspace = aligned(bytes);
-    memset(workspace, 0xff, bytes); /* NaNs: reading what was not written shows */
+    memset(workspace, 0xff, bytes); /* NaNs show a read of memory that was not written */
     assert_int_equal(kvant_attention(k, v, &problem, workspace, bytes), KVANT_OK);
     free(workspace);
 }
@@ -171,7 +173,8 @@ static void check_attention(const side *k, const side *v, uint32_t n_queries, ui
     assert_equal_numbers(all, one, (size_t)n_queries * N_HEADS * GROUP * DIM);
 }
 
-/* Of other sizes, other ways through attention (codes by row, by column, trellis words, tiles), other centres. */
+/* Pairs of codecs with different sizes, different centres and different paths through attention:
+ * codes by row, by column, trellis words, tiles. */
 static void a_head_is_what_it_is_alone(void **state)
 {
     static const struct {

@@ -1,8 +1,9 @@
-/* test_concurrent.c - what the headers allow several threads to do at once: attention over one layer with different workspaces, beside
- * threads that write layers of their own with the same codecs, and threads that create codecs. All of them share one pool. Results are
- * those of a thread alone; ThreadSanitizer's build (make tsan) sees races that give right results by luck.
+/* test_concurrent.c - calls that the headers allow several threads to make at once: attention over
+ * one layer with different workspaces, writes to more layers with the same codecs, creation of
+ * codecs. All threads share one pool. Results must equal the results of a single thread, and the
+ * build for ThreadSanitizer (make tsan) finds races whose results are right by luck.
  *
- * The functions under "A layer" are all that knows the interface. */
+ * Only the functions under "A layer" call the library's interface. */
 #include "testing.h"
 
 #include <kvant/attention.h>
@@ -26,7 +27,7 @@ typedef struct layer {
     void *pages[2];
 } layer;
 
-/* Of codecs that other threads use, too. */
+/* Creates a layer with codecs that other threads use, too. */
 static kvant_status create(layer *c, const kvant_codec *k, const kvant_codec *v)
 {
     *c = (layer){ .codecs = { k, v } };
@@ -108,7 +109,8 @@ typedef struct scene {
     pthread_barrier_t start;
 } scene;
 
-/* cmocka's asserts belong to the main thread: others return what went wrong, or NULL. */
+/* cmocka's asserts work only in the main thread, so other threads return what went wrong, or
+ * NULL. */
 static void *read_shared(void *argument)
 {
     scene *s = argument;
@@ -201,7 +203,7 @@ static void readers_writers_and_creators(void **state)
     }
 }
 
-/* The first use of the library, by all threads at once: tables that are filled once. */
+/* All threads use the library for the first time at once, when it fills its tables. */
 static void *first_use(void *argument)
 {
     pthread_barrier_wait(argument);

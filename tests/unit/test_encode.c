@@ -1,4 +1,5 @@
-/* test_encode.c - the steps that rows take to page bytes (src/codec/encode.h): check, transform, encode. */
+/* test_encode.c - the steps from rows to page bytes (src/codec/encode.h): check, transform,
+ * encode. */
 #include "testing.h"
 
 #include "../../src/base/half.h"
@@ -66,7 +67,7 @@ static void for_each_codec(void (*check)(subject *))
             }
 }
 
-/* All rows at once, block after block, and by the public function: the same bytes. */
+/* Encoding all rows at once, block after block, and by the public function gives the same bytes. */
 static void encode_all_ways(subject *s)
 {
     kvant_affine affine = { s->center, s->scale };
@@ -103,14 +104,15 @@ static bool finite_row(const float *y, uint32_t d)
     return true;
 }
 
-/* What fp16 leaves of y: by the conversion of the standard's rounding, one number at a time. */
+/* Rounds y to fp16 by the conversion with the standard's rounding, one number at a time. */
 static void round_to_half(float *y, uint32_t d)
 {
     for (uint32_t j = 0; j < d; j++)
         y[j] = kvant_half_to_float(kvant_half_from_float(y[j]));
 }
 
-/* One row of every size up to the largest number: the quick check must agree with the transformed row itself. */
+/* One row of every size up to the largest number. The quick check must agree with a check of the
+ * transformed row. */
 static void compare_checks(subject *s, const kvant_affine *affine)
 {
     for (float size = 0x1p-130f; size < 0x1p126f; size *= size > 1 && size < 0x1p20f ? 1.3f : 256) {
@@ -131,7 +133,7 @@ static void compare_checks(subject *s, const kvant_affine *affine)
                          exact);
         kvant_status status = kvant_codec_check_rows(s->codec, &s->codec->transform, s->kernels,
                                                      affine, x, s->d, 1, true);
-        if (open != KVANT_OK) /* it may refuse a row between 65504 and 65520 */
+        if (open != KVANT_OK) /* the quick check may refuse a row between 65504 and 65520 */
             assert_int_equal(status, open);
         if (status == KVANT_OK)
             assert_int_equal(seal_rows(s->codec, half, 0, 1, s->page), KVANT_OK);
@@ -143,7 +145,7 @@ static void compare_checks_with_and_without_affine(subject *s)
     kvant_affine centred = { s->center, NULL }, both = { s->center, s->scale },
                  tiny = { NULL, s->scale };
     if (info_of(s->codec).block_tokens > 1)
-        return; /* their check of a row is the same; sealing takes whole blocks */
+        return; /* an exact page checks a row in the same way, and sealing needs whole blocks */
     compare_checks(s, NULL);
     compare_checks(s, &centred);
     compare_checks(s, &both);
@@ -182,7 +184,7 @@ static void rows_that_are_no_numbers_are_refused(void **state)
     for_each_codec(refuse_bad_rows);
 }
 
-/* Open pages: fp16 of y; tiles in the same order of channels as sealed ones. */
+/* Exact pages hold fp16 of y. Their tiles have the channel order of sealed tiles. */
 static void read_open_page(subject *s)
 {
     uint32_t padded = s->codec->layout.padded_dim;

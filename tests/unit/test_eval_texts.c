@@ -1,11 +1,11 @@
-/* test_eval_texts.c - which tokens of which text the chunks of an evaluation are. */
+/* test_eval_texts.c - which tokens of which text the chunks of an evaluation have. */
 #include "testing.h"
 
 #include "../../tools/command.h"
 #include "../../tools/eval_texts.h"
 #include "../../tools/text.h"
 
-/* A text is its length; token i of it is 1000 times that, plus i. */
+/* A text is its length; its token i is 1000 times the length, plus i. */
 char *read_text(const char *path, size_t *bytes)
 {
     *bytes = strtoul(path, NULL, 10);
@@ -32,7 +32,7 @@ llama_token *engine_tokenize(const engine *e, const char *text, size_t bytes, to
 
 static char complaint[256];
 
-/* Complaints are kept, hints are not. */
+/* Keeps error lines, not hints. */
 bool say_line(const char *prefix, const char *format, ...)
 {
     va_list args;
@@ -83,7 +83,7 @@ static void long_texts_are_scored_in_part(void **state)
     assert_string_equal(complaint, "");
 }
 
-/* What `kvant tune` measures and what it checks with: never the same tokens. */
+/* The tokens that `kvant tune` measures and the tokens that it checks with are never the same. */
 static void chunks_are_taken_from_all_parts(void **state)
 {
     (void)state;

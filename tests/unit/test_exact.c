@@ -1,5 +1,5 @@
-/* test_exact.c - the exact part of a cache: first and newest tokens of each sequence, and the rows of
- * a step, are fp16 whatever is written, cut or forked; everything else is sealed. */
+/* test_exact.c - the exact part of a cache. The first and newest tokens of each sequence, and the
+ * rows of a step, are fp16 whatever is written, cut or forked. All other rows are sealed. */
 #include "tensor_fixture.h"
 
 #include <kvant/cache.h>
@@ -63,7 +63,7 @@ static void first_and_newest_rows_are_exact(void **state)
         }
 }
 
-/* Codes of a row do not depend on the steps that brought it and what followed it. */
+/* The codes of a row do not depend on the steps that wrote it or on later rows. */
 static void steps_and_threads_do_not_change_bytes(void **state)
 {
     static const char *const specs[] = { "turboquant-4", "trellis-3", "int-2:axis=channel" };
@@ -107,8 +107,8 @@ static void rejected_rows_make_no_row_older(void **state)
     drop(&f);
 }
 
-/* A row is what was written, or what the codec makes of it. When a sealed block is opened again, its
- * rows are rounded to fp16: by half a unit in 2^-10. */
+/* A row reads as it was written, or as the codec decodes it. When a sealed block becomes exact
+ * again, its rows are rounded to fp16, by half a unit of 2^-10. */
 static void check_rows(const fixture *f, uint32_t first, uint32_t n)
 {
     for (uint32_t slot = first; slot < first + n; slot++) {
@@ -123,9 +123,9 @@ static void check_rows(const fixture *f, uint32_t first, uint32_t n)
     }
 }
 
-/* The part of all sequences is bounded. The sequence that is written keeps its own part. The newest
- * tokens of other sequences give way before their first tokens do. First tokens of the sequence that
- * was written last give way last. */
+/* The exact part of all sequences together is bounded. The sequence that is written keeps its own
+ * part. The newest tokens of other sequences are sealed before their first tokens, and the first
+ * tokens of the sequence that was written last are sealed last. */
 static void the_bound_of_all_sequences_holds(void **state)
 {
     const kvant_exact_part part = {
@@ -150,7 +150,7 @@ static void the_bound_of_all_sequences_holds(void **state)
                 assert_true(n_open(&f) <= PAGES);
             }
             for (uint32_t row = first; row < n[s];
-                 row++) /* what it wrote in this round, beyond its window of 64, may be sealed */
+                 row++) /* rows of this round before the window of 64 may be sealed */
                 assert_true(row + 64 < n[s] || is_open(&f, s * BLOCKS + row / 64));
             const uint32_t former = (s + SEQUENCES - 1) % SEQUENCES;
             assert_true(round > 0 || n[former] == 0 || is_open(&f, former * BLOCKS));
@@ -161,7 +161,7 @@ static void the_bound_of_all_sequences_holds(void **state)
     drop(&f);
 }
 
-/* Codecs whose pages are fp16 rows have no second copy of them; a broken part is refused. */
+/* Codecs whose pages are fp16 rows need no exact pages. A wrong exact part is refused. */
 static void sizes(void **state)
 {
     (void)state;
@@ -182,7 +182,8 @@ static void sizes(void **state)
         assert_int_equal(bytes, f.bytes);
         params.exact = &usual;
         assert_int_equal(kvant_tensor_size(&params, &bytes), KVANT_OK);
-        /* recent=100: windows of 3 blocks of two sequences and two to spare; the part: 3 and one more; a step: 8 */
+        /* recent=100: two sequences have windows of 3 blocks, and two blocks are spare. The exact
+         * part: 3 blocks and one more. A step: 8 blocks. */
         const size_t pages = s == 0 ? 0 : s == 3 ? 2 * 3 + 2 + 8 : 3 + 1 + 8;
         const size_t sealed = 2 * 40 * N_KV_HEADS * info_of(f.codecs[0]).page_bytes;
         assert_int_equal(bytes, sealed + pages * N_KV_HEADS * HEAD_DIM * 64 * 2);
@@ -200,8 +201,9 @@ static void sizes(void **state)
     }
 }
 
-/* An exact part without first tokens has no sinks either, whatever sink= says: a sliding window's
- * cache needs no page for them. 64 rows begin anywhere, so they are in 2 blocks; a step is in one. */
+/* An exact part without first tokens has no sinks either, whatever sink= says, so a sliding
+ * window's cache needs no page for them. A window of 64 rows begins anywhere, so it lies in 2
+ * blocks; a step lies in one. */
 static void without_first_tokens_there_are_no_sinks(void **state)
 {
     const kvant_exact_part part = { .size = sizeof part, .newest = 64, .total = 64, .step = 64 };
@@ -218,7 +220,7 @@ static void without_first_tokens_there_are_no_sinks(void **state)
     drop(&f);
 }
 
-/* A block that is open in one cache becomes a block of another one, whatever its exact part is. */
+/* A block that is exact in one cache is imported into another cache with any exact part. */
 static void open_blocks_are_imported(void **state)
 {
     (void)state;
@@ -245,17 +247,23 @@ enum { D = 64, MOST_SEQUENCES = 3, MOST_TOKENS = 2000 };
 typedef struct sequence {
     int32_t id; /* -1: free */
     uint32_t n,
-        own; /* tokens; those before own came from another sequence, or were shared with one */
-    uint32_t begun; /* tokens when the last step began */
+        own; /* tokens; tokens before `own` came from another sequence or were shared with one */
+    uint32_t begun; /* number of tokens when the last step began */
     uint32_t
-        left; /* rows before it were outside of the newest 128 when a step began, of any sequence */
+        /* rows before this one were older than the newest 128 rows when a step of any sequence
+         * began */
+        left;
     float k[MOST_TOKENS][D], v[MOST_TOKENS][D];
 } sequence;
 
-/* Rows of fp16 pass through a rotation and a matrix near the identity, as rows of independent equal
- * channels give it: each number is off by at most 2^-11 of the transformed row's, twice. At 2 bits
- * the error of normal numbers is at least 2^-2 of them in the mean (rate and distortion); of a single row of 64
- * it varies by a few percent. */
+/* Whether a row is exact or a decoded 2-bit code.
+ *
+ * An exact row passes through fp16, a rotation and a matrix that is near the identity, because rows
+ * have independent equal channels. Each number errs twice by at most 2^-11 of the transformed row's
+ * number.
+ *
+ * By rate-distortion theory, 2 bits leave an error of at least 2^-2 of normal numbers in the mean.
+ * For a single row of 64 this varies by some percent. */
 static bool is_exact(const float *got, const float *want)
 {
     const double error = sqrt(squared_distance(got, want, D)),
@@ -270,7 +278,7 @@ static void check_sequence(const kvant_cache *cache, const sequence *s, bool wri
     assert_int_equal(kvant_cache_read(cache, 0, s->id, 0, s->n, *k, *v), KVANT_OK);
     for (uint32_t row = s->own; row < s->n && written; row++) {
         const bool k_exact = is_exact(k[row], s->k[row]);
-        const uint32_t last = row / 64 * 64 + 63; /* of its block */
+        const uint32_t last = row / 64 * 64 + 63; /* last row of the row's block */
         assert_int_equal(k_exact, is_exact(v[row], s->v[row]));
         if (row < 64 || row >= s->left)
             assert_true(k_exact);
@@ -294,7 +302,7 @@ static void fork_to(kvant_cache *cache, sequence *from, sequence *to)
     *to = *from;
     to->id = id;
     assert_true(id >= 0);
-    from->own = to->own = from->n; /* a block belongs to one of both */
+    from->own = to->own = from->n; /* from now on, a shared block belongs to one of the two */
 }
 
 static void cut(kvant_cache *cache, sequence *s, uint32_t n)
@@ -305,8 +313,8 @@ static void cut(kvant_cache *cache, sequence *s, uint32_t n)
     s->left = s->left < n ? s->left : n;
 }
 
-/* With steps of at most 300 rows the pool of 18 pages has room for what all sequences need: 4 blocks
- * each, and 5 more for the step. */
+/* With steps of at most 300 rows, the pool of 18 pages has room for all sequences: 4 blocks each,
+ * and 5 more for the step. */
 static void random_sequences(void **state)
 {
     static sequence all[MOST_SEQUENCES];
@@ -353,8 +361,8 @@ static void random_sequences(void **state)
     }
 }
 
-/* The layers of a cache share room for a step: the rows of a layer are exact until the next layer's
- * rows come. Then its first 64 and newest 128 are. */
+/* The layers of a cache share the pages of a step. A layer's rows are exact until the next layer's
+ * rows are written; after that its first 64 and newest 128 rows are. */
 static void layers_keep_a_step_until_the_next_layer(void **state)
 {
     enum { LAYERS = 3, N = 1500, STEP = 500 };

@@ -1,5 +1,5 @@
-/* test_export.c - what an exported block of a cache holds: the sequence's tokens and no other row,
- * whatever was in the block before. Equal tokens give equal bytes. */
+/* test_export.c - an exported block of a cache holds the sequence's tokens and no other row,
+ * whatever the block held before. Equal tokens give equal bytes. */
 #include "testing.h"
 
 #include <kvant/cache.h>
@@ -18,12 +18,13 @@ enum { OWN, OTHER, THIRD }; /* texts */
 typedef struct example {
     const char *k, *v;
     bool
-        learns; /* centres and scales come from the first 64 rows: these are the same in all ways */
+        learns; /* centres and scales come from the first 64 rows, which are the same in all ways */
     bool windows;            /* the newest rows are fp16 */
     bool groups, key_groups; /* tokens share scales */
 } example;
 
-/* Besides all_specs: what the presets use without a calibration, windows, and pairs that differ. */
+/* Pairs besides all_specs: the presets' codecs without a calibration, windows, and keys and values
+ * of different codecs. */
 static const char *const pairs[][2] = {
     { "turboquant-6:transform=first", "trellis-4:center=first" },
     { "trellis-4:transform=first", "trellis-4" },
@@ -56,7 +57,7 @@ static example example_of(size_t i)
     return e;
 }
 
-/* The row of a token: the same in every cache. */
+/* The row of a token, which is the same in every cache. */
 static void fill_rows(float *rows, int text, uint32_t layer, int role, uint32_t first, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++) {
@@ -68,7 +69,8 @@ static void fill_rows(float *rows, int text, uint32_t layer, int role, uint32_t 
     }
 }
 
-/* bad: a row of the last layer's values that holds a NaN, or -1; the call is refused. */
+/* bad: index of a row of the last layer's values that holds a NaN, so that the call is refused; or
+ * -1. */
 static void append_part(kvant_cache *cache, int32_t s, int text, uint32_t first, uint32_t n,
                         int32_t bad)
 {
@@ -85,8 +87,8 @@ static void append_part(kvant_cache *cache, int32_t s, int text, uint32_t first,
     free(v);
 }
 
-/* Tokens first to end - 1 of a text. The first 64 come in one call, as what is learned depends on
- * calls. */
+/* Appends tokens first to end - 1 of a text. The first 64 come in one call, because learning
+ * depends on the calls. */
 static void append(kvant_cache *cache, int32_t s, int text, uint32_t first, uint32_t end)
 {
     for (uint32_t next; first < end; first = next) {
@@ -134,7 +136,8 @@ static void check_written(const bytes *b, uint32_t n, const char *what)
     }
 }
 
-/* Ways in which a sequence comes to hold the first n tokens of OWN, in a block that held others. */
+/* A way to fill a sequence with the first n tokens of OWN, in a block that held other tokens
+ * before. */
 typedef int32_t way(kvant_cache *cache, uint32_t n, uint32_t most);
 
 static int32_t cleanly(kvant_cache *cache, uint32_t n, uint32_t most)
@@ -190,7 +193,7 @@ static int32_t left_alone(kvant_cache *cache, uint32_t n, uint32_t most)
     return fork;
 }
 
-/* The fork writes to the shared block, which is copied. */
+/* The fork writes to the shared block, which the cache copies then. */
 static int32_t forked_and_grown(kvant_cache *cache, uint32_t n, uint32_t most)
 {
     int32_t s = longer(cache, OTHER, n - 3, most), fork = kvant_sequence_fork(cache, s);
@@ -206,7 +209,7 @@ static int32_t alone_and_grown(kvant_cache *cache, uint32_t n, uint32_t most)
     return fork;
 }
 
-/* Rows are written in parts of 512, and the last one is refused. */
+/* The cache writes rows in parts of 512, and the last part is refused. */
 static int32_t refused(kvant_cache *cache, uint32_t n, uint32_t most)
 {
     (void)most;
@@ -269,7 +272,7 @@ static void equal_tokens_give_equal_bytes(void **state)
             check_same(&e, cleanly, ways[w].by, 100, 127, ways[w].name);
             if (!e.learns)
                 check_same(&e, cleanly, ways[w].by, 10, 50, ways[w].name);
-            if (!e.learns && !e.windows) /* sealed blocks, and more than one */
+            if (!e.learns && !e.windows) /* blocks are sealed, and there is more than one */
                 check_same(&e, cleanly, ways[w].by, 70, 200, ways[w].name);
         }
 }
@@ -305,8 +308,9 @@ static void sealed_rows_do_not_depend_on_others(void **state)
     }
 }
 
-/* What fp16 leaves of n rows of one kv head: a rotated number errs by 2^-11 of itself, so a row by
- * 2^-11 of its length, and the rotation back changes no length. 2^-18 for sums in binary32. */
+/* Two ways to store n rows of one kv head as fp16 must agree. A rotated number errs by 2^-11 of
+ * itself, so a row errs by 2^-11 of its length, and the rotation back keeps lengths. The term 2^-18
+ * covers sums in binary32. */
 static void check_near(const float *one, const float *two, size_t n)
 {
     static const float zeros[DIM];
@@ -318,7 +322,8 @@ static void check_near(const float *one, const float *two, size_t n)
     }
 }
 
-/* The block of n tokens is imported elsewhere and reads as the sequence does. Rows are near OWN. */
+/* The block of n tokens is imported into another cache and reads there as in the first. Rows are
+ * near OWN. */
 static void check_reads(kvant_cache *cache, int32_t s, uint32_t n, kvant_cache *into)
 {
     static float rows[2][2][64 * WIDTH];
@@ -335,8 +340,8 @@ static void check_reads(kvant_cache *cache, int32_t s, uint32_t n, kvant_cache *
     kvant_sequence_free(into, t);
 }
 
-/* Groups that were sealed with rows that are cut: the rows that stay move as fp16, without the
- * scales. */
+/* Groups that were sealed together with rows that are cut later: the rows that stay are exported as
+ * fp16, without the scales. */
 static void cut_groups_move_as_rows(void **state)
 {
     (void)state;

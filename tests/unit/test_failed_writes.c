@@ -1,11 +1,11 @@
-/* test_failed_writes.c - a write that fails stores nothing, marks nothing, teaches nothing, and
- * the tensor goes on working: beside a tensor that never saw the failed writes, everything stays
- * equal. */
+/* test_failed_writes.c - a write that fails stores no row, changes no state and teaches nothing,
+ * and the tensor goes on working. Everything stays equal to a second tensor that never saw the
+ * failed writes. */
 #include "tensor_fixture.h"
 
 enum { BLOCKS = 6, SLOTS = 2 * BLOCKS * 64, MOST = 150 };
 
-/* Direct ones, groups of tokens, windows, sinks, waiting rows, a pool of one page. */
+/* Direct codecs, groups of tokens, windows, sinks, pending rows, a pool of one page. */
 static const struct {
     const char *spec;
     uint32_t n_open;
@@ -23,19 +23,20 @@ typedef struct batch {
     size_t n;
 } batch;
 
-/* A stretch of a sequence, or slots here and there, some more than once. */
+/* A range of a sequence, or scattered slots, some of them more than once. */
 static void fill_batch(batch *b, uint64_t *rng)
 {
     b->n = test_random(rng) % 3 == 0 ? 1 + test_random(rng) % MOST : 1 + test_random(rng) % 8;
     uint64_t start = test_random(rng) % (SLOTS - MOST), scattered = test_random(rng) % 3;
-    float kind = test_random(rng) % 4 == 0 ? 20 : 0; /* of rows: another version for these */
+    /* scale of the rows: rows of another kind need another transform */
+    float kind = test_random(rng) % 4 == 0 ? 20 : 0;
     for (size_t i = 0; i < b->n; i++)
         b->slots[i] = (int64_t)(scattered == 0 ? test_random(rng) % SLOTS : start + i);
     for (size_t j = 0; j < b->n * WIDTH; j++)
         b->rows[j] = test_normal(rng) + kind * (float)(j % 3);
 }
 
-/* Every way to fail, in a batch that is fine otherwise. */
+/* Every way to fail, in a batch that is right otherwise. */
 static void write_badly(fixture *f, batch *b, uint64_t *rng)
 {
     static const float numbers[] = { NAN, INFINITY, -INFINITY, 3e38f, -3e38f };
@@ -87,8 +88,8 @@ static void failed_writes_change_nothing(void **state)
         }
 }
 
-/* Keys and values together give what two writes give, and where one of the two is refused neither
- * is stored nor learnt from. */
+/* Writing keys and values together gives the result of two writes. If one of the two is refused,
+ * neither is stored and neither teaches anything. */
 static void a_layer_is_written_whole_or_not(void **state)
 {
     (void)state;
@@ -133,7 +134,8 @@ static void a_layer_is_written_whole_or_not(void **state)
     }
 }
 
-/* A NaN among the values of a long batch: keys had learned from queries before, and still have. */
+/* A NaN among the values of a long batch: the keys had learned from queries before, and still know
+ * it. */
 static void refused_values_do_not_make_keys_forget(void **state)
 {
     (void)state;
@@ -180,8 +182,8 @@ static void refused_values_do_not_make_keys_forget(void **state)
     }
 }
 
-/* What a sealed page would take, an open one may not: rows are refused by fp16's range where
- * they would wait there. */
+/* A row that a sealed page would accept may be too large for an exact page. Rows that would be
+ * pending in an exact page are refused by the range of fp16. */
 static void rows_must_fit_the_page_they_go_to(void **state)
 {
     (void)state;
@@ -209,8 +211,8 @@ static void rows_must_fit_the_page_they_go_to(void **state)
     drop(&waiting);
 }
 
-/* The largest number of fp16 stays finite through sealing, whose scales round up, and opening
- * again. */
+/* The largest number of fp16 stays finite when it is sealed, although scales round up, and when its
+ * block becomes exact again. */
 static void largest_numbers_stay_finite(void **state)
 {
     static const char *const specs[] = { "int-4:recent=64", "int-4:axis=channel", "int-2:recent=64",
@@ -231,9 +233,10 @@ static void largest_numbers_stay_finite(void **state)
             for (uint32_t i = 0; i < 64; i++) {
                 read_slot(&f, i, got);
                 for (uint32_t j = 0; j < WIDTH; j++)
-                    assert_true(fabsf(got[j]) <= 65504 * 1.34f); /* a step of a 2-bit code beyond */
+                    /* 65504 and one step of a 2-bit code */
+                    assert_true(fabsf(got[j]) <= 65504 * 1.34f);
             }
-            write_rows(&f, 3, 1, row, 1, 1); /* opens the block */
+            write_rows(&f, 3, 1, row, 1, 1); /* makes the block exact again */
         }
         drop(&f);
     }

@@ -1,5 +1,5 @@
-/* test_feedback.c - rounding with error feedback: its factorisation, what it gains, and where it is refused. That its bytes are those of
- * format.md is test_vectors' business. */
+/* test_feedback.c - rounding with error feedback: its factorisation, how much it lowers the loss,
+ * and where it is refused. test_vectors checks that its bytes are the bytes of format.md. */
 #include "calibrated_fixture.h"
 
 #include <stdlib.h>
@@ -8,7 +8,8 @@
 #include "../../src/math/spd.h"
 #include "../../src/math/tridiagonal.h"
 
-/* M^T D M is the matrix again: sums of d products whose sizes the diagonal bounds, each rounded. */
+/* M^T D M must be the matrix again. Its entries are sums of d products whose sizes the diagonal
+ * bounds, each rounded. */
 static void unit_lower_factors_multiply_back(void **state)
 {
     enum { N = 24 };
@@ -115,8 +116,9 @@ static double loss_of(const head *h, const char *spec)
     return sum / (PAGES * QUERIES * TOKENS);
 }
 
-/* What feedback makes of the loss at most, on average over rotations and for fine quantisers: tr(m^(1/2)) tr(m^(3/4))^2 / d instead of tr(m)^2 (feedback.c), m being the spectrum of
- * W^-1 Q W^-1. */
+/* The largest gain of feedback, on average over rotations and for fine quantisers. The loss is
+ * tr(m^(1/2)) tr(m^(3/4))^2 / d instead of tr(m)^2 (feedback.c). Here m is the spectrum of W^-1 Q
+ * W^-1. */
 static double expected_gain(const kvant_calibration *c)
 {
     static double w[DIM * DIM], inverse[DIM * DIM], q[DIM * DIM], m[DIM * DIM], scratch[DIM * DIM],
@@ -152,7 +154,7 @@ static void scores_lose_less(void **state)
     head h;
     make_head(&h);
     const double gain = expected_gain(h.calibration);
-    assert_true(gain < 0.7); /* else little is tested */
+    assert_true(gain < 0.7); /* otherwise there is little to test */
     for (size_t i = 0; i < COUNT(specs); i++) {
         double without = loss_of(&h, specs[i][0]), with = loss_of(&h, specs[i][1]);
         if (!(with <= gain * without))
@@ -161,7 +163,8 @@ static void scores_lose_less(void **state)
     kvant_calibration_free(&h.calibration);
 }
 
-/* A row without length, and rows on both sides of what a scale of twice their length allows. */
+/* A row of length zero, and rows on both sides of the limit that a scale of twice their length
+ * allows. */
 static void rows_at_the_limits(void **state)
 {
     (void)state;
@@ -218,7 +221,7 @@ static void only_where_it_means_something(void **state)
     kvant_codec_free(&again);
     kvant_codec_free(&codec);
     codec = create("turboquant-4:transform=file,feedback", DIM, KVANT_ROLE_V,
-                   c); /* values: the centre alone */
+                   c); /* values have only the centre */
     assert_null(strstr(info_of(codec).spec, "feedback"));
     kvant_codec_free(&codec);
     kvant_calibration_free(&c);

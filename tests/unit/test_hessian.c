@@ -1,4 +1,5 @@
-/* test_hessian.c - eigenvectors, and the query basis against its formulas, put together here from other codecs and plain sums. */
+/* test_hessian.c - eigenvectors, and the query basis against its formulas, which the test computes
+ * from other codecs and plain sums. */
 #include "calibrated_fixture.h"
 
 #include "../../src/codec/papers/jacobi.h"
@@ -9,7 +10,7 @@ static void eigenvectors_of_a_known_matrix(void **state)
 {
     static const double matrix[] = {
         2, -9, 0, 1, 2, -9, 0, 0, 5
-    }; /* above the diagonal is not read */
+    }; /* the part above the diagonal is not read */
     static const float expected[] = {
         0, 0, 1, 0.70710678f, 0.70710678f, 0, 0.70710678f, -0.70710678f, 0
     };
@@ -20,7 +21,8 @@ static void eigenvectors_of_a_known_matrix(void **state)
         assert_true(fabsf(vectors[i] - expected[i]) <= 6e-8f);
 }
 
-/* Vectors are rounded to binary32, so |v_i v_j - delta| <= sqrt(n) 2^-24 and |M v - lambda v| <= 2 sqrt(n) 2^-24 |M|. */
+/* Vectors are rounded to binary32, so |v_i v_j - delta| <= sqrt(n) 2^-24 and |M v - lambda v| <= 2
+ * sqrt(n) 2^-24 |M|. */
 static void eigenvectors_follow_their_definition(void **state)
 {
     static const uint32_t sizes[] = { 1, 2, 5, 64, 80 };
@@ -70,7 +72,8 @@ static void eigenvectors_follow_their_definition(void **state)
 
 /* --- hessian --- */
 
-/* In place, blocks of the given size: entry (i, j) is (-1)^(number of common bits of i and j) / sqrt(block). */
+/* Transforms blocks of the given size in place. Entry (i, j) is (-1)^(number of common bits of i
+ * and j) / sqrt(block). */
 static void naive_hadamard(double *x, uint32_t n, uint32_t block)
 {
     double out[DIM];
@@ -95,7 +98,8 @@ static void apply_basis(const float *basis, double *x)
     memcpy(x, out, sizeof out);
 }
 
-/* Equation 11: (q H) R, with R's columns the eigenvectors of the second moment; pool=layer sums the kv heads. */
+/* Equation 11: (q H) R, with R's columns the eigenvectors of the second moment; pool=layer sums the
+ * kv heads. */
 static void hessian_rotates_as_the_paper_says(void **state)
 {
     static const struct {
@@ -129,7 +133,7 @@ static void hessian_rotates_as_the_paper_says(void **state)
             if (!cases[i].eigen_first)
                 apply_basis(basis, x);
             assert_int_equal(kvant_codec_transform_query(codec, NULL, q, y), KVANT_OK);
-            /* 32 products of numbers below 5 in binary32, and a matrix of binary32 */
+            /* 32 products of numbers below 5 in binary32, with a matrix of binary32 */
             for (uint32_t j = 0; j < DIM; j++)
                 assert_true(fabs(y[j] - x[j]) <= 2 * 32 * 5 * pow(2, -24));
             kvant_codec_free(&codec);
@@ -164,7 +168,7 @@ static void hessian_separates_the_queries_directions(void **state)
     kvant_calibration_free(&c);
 }
 
-/* Behind its rotation hessian is int: the same bytes for the same y. */
+/* After its rotation, hessian is int: equal y give equal bytes. */
 static void hessian_quantises_as_int(void **state)
 {
     (void)state;

@@ -1,15 +1,18 @@
-/* test_host_threads.c KIND - loops on a lender's threads (the plug-in's host_threads.c) where there
- * are more threads than CPUs.
+/* test_host_threads.c KIND - loops on a lender's threads (the plug-in's host_threads.c) with more
+ * threads than CPUs.
  *
  * The lender is a mock of ggml's CPU back end. Its threads sleep before and after a node, so that
  * all CPU time is spent on loops, or in host_threads.c while threads wait for one another. The
- * process is bound to one CPU. What counts is CPU time, which other processes do not change: a
- * thread that spins for another one spends the time that the other one needs.
+ * process is bound to one CPU. The test measures CPU time, which other processes do not change: a
+ * thread that spins for a second thread spends the CPU time that the second thread needs.
  *
- * KIND: known, the process is bound to its CPU before the plug-in counts CPUs. late: it is bound
- * afterwards. openmp: as known, and the mock says that its threads are OpenMP's. enough: the
- * process has all its CPUs. shared: it has them, too, but a yield takes as long as with a busy
- * program. */
+ * KIND is one of these:
+ *
+ *     known   the process is bound to its CPU before the plug-in counts CPUs
+ *     late    the process is bound to its CPU after that
+ *     openmp  as known, and the mock says that its threads are OpenMP's
+ *     enough  the process has all its CPUs
+ *     shared  the process has all its CPUs, but a yield takes as long as with a busy program */
 #define _GNU_SOURCE
 #include "testing.h"
 #include "ggml_mock.h"
@@ -159,8 +162,9 @@ static void make_mock(void)
     cpu.iface.free = free_backend;
 }
 
-/* What llama.cpp does before a graph: it looks both functions up in the registry, where the
- * plug-in's are now. The plug-in knows a lender from the first graph on, and limits the next. */
+/* Does the calls of llama.cpp before a graph: it looks both functions up in the registry, where it
+ * finds the plug-in's. The plug-in knows a lender from the first graph on, and limits the threads
+ * of the next graph. */
 static uint32_t announce(kvp_host_threads *threads, int n)
 {
     void (*set)(abi_backend *, void *);
@@ -219,7 +223,8 @@ static double round_seconds(kvp_host_threads *threads, int n)
     return cpu_seconds() - start;
 }
 
-/* The shortest of some rounds: others were disturbed, by caches that another process used. */
+/* The time of the shortest of some rounds. Other processes disturb the longer rounds through the
+ * caches. */
 static double best_seconds(kvp_host_threads *threads, int n)
 {
     double best = 1e9;
@@ -272,7 +277,7 @@ static void more_threads_than_cpus_cost_no_time(void **state)
     kvp_host_threads_release(&threads);
 }
 
-/* Where CPUs are enough, all threads that llama.cpp has are lent. */
+/* If there are enough CPUs, the plug-in lends all of llama.cpp's threads. */
 static void as_many_threads_as_cpus_are_lent(void **state)
 {
     kvp_host_threads threads = { .wanted = false };
@@ -309,7 +314,7 @@ int __wrap_sched_yield(void)
     return nanosleep(&slice, NULL);
 }
 
-/* Between loops the node's first thread is busy for 1 ms, so the other thread waits longer than it
+/* Between loops the node's first thread is busy for 1 ms, so the second thread waits longer than it
  * spins. */
 static void node_with_pauses(void *n_threads)
 {

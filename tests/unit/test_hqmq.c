@@ -1,4 +1,5 @@
-/* test_hqmq.c - HQMQ against its paper: sizes, codebooks, their covering of the sphere, the search. */
+/* test_hqmq.c - HQMQ against its paper: sizes, codebooks, how well they cover the sphere, and the
+ * search for codewords. */
 #include "testing.h"
 
 #include "../../src/codec/papers/direction.h"
@@ -12,7 +13,7 @@ static void sizes_of_the_papers_table(void **state)
 {
     static const struct {
         const char *spec;
-        double nominal, stored; /* stored: (ceil(log2 24 S) + r) / 4 + 16 / 128 */
+        double nominal, stored; /* stored bits: (ceil(log2 24 S) + r) / 4 + 16 / 128 */
     } rows[] = {
         { "hqmq-s24r3", 3.17, 3.375 },  { "hqmq-s24r4", 3.42, 3.625 },
         { "hqmq-s48r4", 3.67, 3.875 },  { "hqmq-s96r4", 3.92, 4.125 },
@@ -57,7 +58,8 @@ static void codewords_are_distinct_units(void **state)
             double squares = 0;
             for (uint32_t j = 0; j < 4; j++)
                 squares += (double)sorted[4 * k + j] * sorted[4 * k + j];
-            /* components are rounded to 2^-25 at most: 2 x 2^-25 x sum |w_i|, and sum |w_i| <= 2 */
+            /* components are rounded by at most 2^-25, which makes 2 x 2^-25 x sum |w_i|, and sum
+             * |w_i| <= 2 */
             assert_true(fabs(squares - 1) <= 4 * pow(2, -25) + 1e-14);
             assert_true(k == 0 || compare_codewords(sorted + 4 * k - 4, sorted + 4 * k) < 0);
         }
@@ -66,7 +68,8 @@ static void codewords_are_distinct_units(void **state)
     }
 }
 
-/* The 24 units are a group: every product of two is one of them, and they are 60 degrees apart at least. */
+/* The 24 units are a group: every product of two units is a unit. Units are at least 60 degrees
+ * apart. */
 static void units_are_a_group(void **state)
 {
     (void)state;
@@ -92,7 +95,7 @@ static void units_are_a_group(void **state)
 /* The angle from random directions to the nearest codeword, by the closed form. */
 typedef struct covering {
     double mean_square; /* of the distance, 2 - 2 cos */
-    double radius;      /* the largest angle met */
+    double radius;      /* largest angle that was found */
 } covering;
 
 static covering measure_covering(const kvant_quaternion *s, uint32_t n, uint32_t samples,
@@ -127,9 +130,9 @@ static double cap(double angle)
     return (angle - sin(angle) * cos(angle)) / PI;
 }
 
-/* E(2 - 2 cos) for n independent random cosets: P(angle > t) = (1 - 24 cap(t))^n as long as the 24 caps
- * are disjoint, up to 30 degrees; beyond that (their overlap makes it larger) nothing is left for n >= 24:
- * (1 - 24 cap(30 degrees))^24 = 5e-13. */
+/* E(2 - 2 cos) for n independent random cosets. P(angle > t) = (1 - 24 cap(t))^n as long as the 24
+ * caps are disjoint, which is up to 30 degrees. Larger angles do not count for n >= 24, because (1
+ * - 24 cap(30 degrees))^24 = 5e-13. */
 static double random_coset_distance(uint32_t n)
 {
     enum { STEPS = 20000 };
@@ -141,8 +144,9 @@ static double random_coset_distance(uint32_t n)
     return sum;
 }
 
-/* Proposition 3.1: random secondaries cover the sphere as independent cosets do, so that distances fall as
- * (24 S)^(-1/3). Mean over 24 books of each size, three of its standard errors. */
+/* Proposition 3.1: random secondaries cover the sphere as independent cosets do, so distances fall
+ * as (24 S)^(-1/3). The test takes the mean over 24 books of each size and allows three standard
+ * errors. */
 static void random_books_cover_as_the_proposition_says(void **state)
 {
     static const uint32_t sizes[] = { 24, 96, 192 };
@@ -180,11 +184,15 @@ static covering book_covering(const char *spec, uint64_t *rng)
     return result;
 }
 
-/* The radius times N^(1/3). No N caps cover the sphere unless N cap(r) >= 1, and T = 20000 samples would
- * not all lie within a radius whose caps cover less than 0.99 of it (0.99^T < 1e-87): cap(r) < 2 r^3 / (3
- * pi) gives 1.67. Above: a sample is farther than r from independent cosets with probability at most
- * exp(-N cap(r)), any of T with exp(-7) at N cap(r) = ln T + 7; cap(r) > 0.97 x 2 r^3 / (3 pi) up to r =
- * 0.4 gives 4.35. */
+/* The radius times N^(1/3) lies between two bounds.
+ *
+ * Lower bound: N caps cover the sphere only if N cap(r) >= 1. T = 20000 samples would not all lie
+ * in caps that cover less than 0.99 of the sphere (0.99^T < 1e-87). From cap(r) < 2 r^3 / (3 pi)
+ * follows 1.67.
+ *
+ * Upper bound: a sample is farther than r from independent cosets with probability at most exp(-N
+ * cap(r)). At N cap(r) = ln T + 7 any of T samples is with probability exp(-7). From cap(r) > 0.97
+ * x 2 r^3 / (3 pi), which holds up to r = 0.4, follows 4.35. */
 static void covering_radius_falls_with_the_cube_root(void **state)
 {
     static const struct {
@@ -206,8 +214,8 @@ static void covering_radius_falls_with_the_cube_root(void **state)
     }
 }
 
-/* book=spread is better than any random one by a fifth, and no book of N points can be better than N balls
- * that fill the sphere: E r^2 = 3/5 R^2 with (4 pi / 3) R^3 = 2 pi^2 / N. */
+/* A book=spread is better than any random book by a fifth. No book of N points can be better than N
+ * balls that fill the sphere: E r^2 = 3/5 R^2 with (4 pi / 3) R^3 = 2 pi^2 / N. */
 static void spread_books_are_better_than_random_ones(void **state)
 {
     static const uint32_t sizes[] = { 24, 96, 192 };
@@ -227,9 +235,9 @@ static void spread_books_are_better_than_random_ones(void **state)
 
 /* --- encoding --- */
 
-/* The closed form finds what a search through all codewords finds: the decoded chunk is as close in angle
- * as the best of all of them, besides the rounding of 4 products and 3 sums in either order, 7 x 2^-24 of
- * sum |x_i w_i| <= |x|, twice. */
+/* The closed form finds the same as a search through all codewords: the decoded chunk is as close
+ * in angle as the best codeword. Rounding is allowed for 4 products and 3 sums in either order, 7 x
+ * 2^-24 of sum |x_i w_i| <= |x|, twice. */
 static void the_search_finds_the_nearest_codeword(void **state)
 {
     static const char *const specs[] = { "hqmq-s24r3", "hqmq-s96r4", "hqmq-s5r2",
@@ -263,9 +271,9 @@ static void the_search_finds_the_nearest_codeword(void **state)
     }
 }
 
-/* Error = error of the direction + error of the radius: the first as measured above for this book, the
- * second that of a uniform quantiser, step^2 / 12 a chunk. 2 %: five standard errors of 20000 directions;
- * of 82000 chunks it is less. */
+/* Error = error of the direction + error of the radius. The first was measured above for this book,
+ * the second is the error of a uniform quantiser, step^2 / 12 per chunk. The bound of 2 % is five
+ * standard errors of 20000 directions; 82000 chunks vary less. */
 static void error_is_that_of_direction_and_radius(void **state)
 {
     static const struct {
@@ -302,8 +310,9 @@ static void error_is_that_of_direction_and_radius(void **state)
     }
 }
 
-/* scale=unbiased gives the coded part of a row its length back: <y, decoded> = |y|^2 besides the rounding
- * of the stored scale, when no chunk has radius 0, which normal rows rarely have at 4 bits. */
+/* With scale=unbiased the coded part of a row keeps its length: <y, decoded> = |y|^2 except for the
+ * rounding of the stored scale. This needs chunks whose radius is not 0, as nearly all chunks of
+ * normal rows have at 4 bits. */
 static void unbiased_scale(void **state)
 {
     enum { D = 64 };
@@ -320,8 +329,8 @@ static void unbiased_scale(void **state)
             product += (double)x[t * D + j] * decoded[t * D + j];
             squares += (double)x[t * D + j] * x[t * D + j];
         }
-        /* half a unit of fp16: 2^-11; the sums' own rounding, of 16 terms and their 6 operations, is far
-         * below */
+        /* Half a unit of fp16 is 2^-11. The rounding of sums of 16 terms and their 6 operations is
+         * far smaller. */
         assert_true(fabs(product / squares - 1) <= pow(2, -11) + 1e-5);
     }
 }

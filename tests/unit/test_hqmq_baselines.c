@@ -1,5 +1,5 @@
-/* test_hqmq_baselines.c - the spherical + JL and additive quantisers that HQMQ compares with: their sizes
- * in the paper's tables, and their errors against a plain search written here. */
+/* test_hqmq_baselines.c - the spherical + JL and additive quantisers that HQMQ compares with: their
+ * sizes in the paper's tables, and their errors against a plain search in this file. */
 #include "testing.h"
 
 enum { D = 128, PAGES = 16 };
@@ -31,7 +31,7 @@ static double relative_error(const char *spec, double *error_of_mean)
     return sum / n;
 }
 
-/* Tables 8 and 16 leave the 16 / d of the scale out. */
+/* Tables 8 and 16 do not count the 16 / d bits of the scale. */
 static void sizes_of_the_papers_tables(void **state)
 {
     static const struct {
@@ -52,7 +52,7 @@ static void sizes_of_the_papers_tables(void **state)
     }
 }
 
-/* A random point of the sphere, its nearest vertex of the 24-cell (searched, all 24), and their
+/* A random point of the sphere, its nearest vertex of the 24-cell (all 24 are tried), and the
  * difference. */
 static void random_remainder(uint64_t *rng, double rest[4])
 {
@@ -78,10 +78,10 @@ static void random_remainder(uint64_t *rng, double rest[4])
         rest[i] = u[i] - vertex[i];
 }
 
-/* Without signs the error of the direction is E |rest|^2. With 4 signs along an orthonormal frame and the
- * best constant a it is E |rest|^2 - (E sum |rest_k|)^2 / 4, in which the frame hardly matters: that of
- * the axes differs from a random one by less than the 5 % allowed for it. The radius adds its step^2 / 12,
- * at 8 bits some 1e-5. */
+/* Without signs, the error of the direction is E |rest|^2. With 4 signs along an orthonormal frame
+ * and the best constant a, it is E |rest|^2 - (E sum |rest_k|)^2 / 4. The frame hardly matters: the
+ * axes differ from a random frame by less than the 5 % that the test allows. The radius adds its
+ * step^2 / 12, about 1e-5 at 8 bits. */
 static void spherical_errors(void **state)
 {
     enum { SAMPLES = 100000 };
@@ -145,10 +145,11 @@ static void more_signs_err_less(void **state)
     }
 }
 
-/* What the paper's appendix Q says of additive books, and what it says nothing of: the search. A book of
- * random sums, searched jointly, cannot beat balls that fill the sphere, nor be worse than twice a book of
- * as many random points, Gamma(5/3) (3 pi / (2 K^2))^(2/3) (random points, E r^2 with P(angle > r) =
- * exp(-K^2 2 r^3 / (3 pi))). */
+/* Additive books as in the paper's appendix Q, and the search, which the paper does not describe.
+ *
+ * A book of random sums with a joint search cannot be better than balls that fill the sphere. It
+ * errs at most twice as much as a book with as many random points. Such a book errs by Gamma(5/3)
+ * (3 pi / (2 K^2))^(2/3), which is E r^2 for P(angle > r) = exp(-K^2 2 r^3 / (3 pi)). */
 static void additive_errors(void **state)
 {
     double error;

@@ -3,7 +3,7 @@
 
 #include "../../src/base/half.h"
 
-/* One slot is 64 bits per token; the paper counts (1 - p) b + 16 p + 1/4. */
+/* A slot for an outlier takes 64 bits per token; the paper counts (1 - p) b + 16 p + 1/4. */
 static void sizes_with_outliers(void **state)
 {
     static const struct {
@@ -26,7 +26,7 @@ static void sizes_with_outliers(void **state)
     }
 }
 
-/* Slots hold fp16 numbers; the rest of the row is coded as if the outliers were not there. */
+/* Slots hold fp16 numbers. The rest of the row is coded as if it had no outliers. */
 static void outliers_are_kept(void **state)
 {
     enum { D = 128 };
@@ -52,8 +52,8 @@ static void outliers_are_kept(void **state)
     }
 }
 
-/* More outliers than slots: the largest are kept, the others are ordinary chunks, and rows without
- * outliers are unaffected. */
+/* With more outliers than slots, the largest are kept and the rest are ordinary chunks. Rows
+ * without outliers do not change. */
 static void more_outliers_than_slots(void **state)
 {
     enum { D = 64 };
@@ -62,7 +62,7 @@ static void more_outliers_than_slots(void **state)
     (void)state;
     fill_normal(x, COUNT(x), &rng);
     for (uint32_t t = 0; t < 64; t++)
-        for (uint32_t k = 0; k < 3; k++) /* chunks 1, 2, 3, of norms 100, 300, 200 */
+        for (uint32_t k = 0; k < 3; k++) /* chunks 1, 2, 3 get norms 100, 300, 200 */
             for (uint32_t j = 0; j < 4; j++)
                 x[t * D + 4 + 4 * k + j] = k == 0 ? 50 : k == 1 ? -150 : 100;
     encode_decode("hqmq-s96r8:med3,slots=1,scale=norm", D, KVANT_ROLE_V, x, decoded);
@@ -81,8 +81,8 @@ static int compare_numbers(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* The paper's rule for one head: the median of all chunk norms of the call, every chunk above 3 medians as
- * fp16, without limit. The error and the share of outliers. */
+/* The error and the share of outliers by the paper's rule for one head. Every chunk above 3 medians
+ * of all chunk norms of the call is fp16, without a limit on their number. */
 static double papers_rule(const float *x, uint32_t tokens, uint32_t d, double *share)
 {
     const uint32_t chunks = tokens * d / 4;
@@ -122,7 +122,7 @@ static double papers_rule(const float *x, uint32_t tokens, uint32_t d, double *s
 /* Rows of normal numbers with outliers. */
 typedef struct outlier_set {
     const char *name;
-    double spread;        /* tokens' sizes are exp(spread N) */
+    double spread;        /* a token's size is exp(spread N) */
     double first, second; /* factors of channels 30 and 94, which lie in different chunks */
     double sporadic;      /* share of chunks that are 20 times as large */
 } outlier_set;
@@ -144,11 +144,13 @@ static void fill_outliers(const outlier_set *set, float *x, uint32_t tokens, uin
     }
 }
 
-/* The token's own median against the paper's median of the call, both without a limit that matters
- * (slots=16 hold all outliers): errors are equal within 5 % where tokens have equal sizes (a median of 32
- * norms strays by some 7 %, which moves the threshold and the few chunks near it). Where they differ, the
- * paper's rule spends its bits on whole large tokens; at equal bits it may then err less. The printed
- * figures are those of codecs.md. */
+/* Compares the token's own median with the paper's median of the whole call. There are 16 slots,
+ * which hold all outliers, so no limit matters.
+ *
+ * If tokens have equal sizes, errors are equal within 5 %. A median of 32 norms varies by some 7 %,
+ * which moves the threshold past a small number of chunks. If sizes differ, the paper's rule spends
+ * its bits on whole large tokens and may err less with equal bits. The printed figures are the
+ * figures of codecs.md. */
 static void the_streaming_rule_against_the_papers(void **state)
 {
     enum { D = 128, TOKENS = 1024 };
@@ -183,9 +185,9 @@ static void the_streaming_rule_against_the_papers(void **state)
     }
 }
 
-/* median=page with room for every chunk is the paper's rule, page by page: the same outliers, the same
- * error. 1e-6: sums of 8192 squares in another order; no norm of these rows lies within 2^-23 of its
- * threshold, or the errors would differ by a chunk's. */
+/* With room for every chunk, median=page is the paper's rule page by page: the same outliers and
+ * the same error. The bound 1e-6 allows for sums of 8192 squares in another order. No norm of these
+ * rows lies within 2^-23 of its threshold; otherwise errors would differ by a chunk's error. */
 static void the_median_of_a_page_is_the_papers_rule(void **state)
 {
     enum { D = 128, TOKENS = 256 };
@@ -205,7 +207,8 @@ static void the_median_of_a_page_is_the_papers_rule(void **state)
     }
 }
 
-/* Twice as many outliers as the page has slots: the largest are kept as fp16, the others are coded. */
+/* The page has half as many slots as outliers. The largest outliers are kept as fp16, the rest are
+ * coded. */
 static void a_full_page_keeps_the_largest(void **state)
 {
     enum { D = 64, SLOTS = 32 };
@@ -215,7 +218,8 @@ static void a_full_page_keeps_the_largest(void **state)
     uint64_t rng = 31;
     (void)state;
     fill_normal(x, COUNT(x), &rng);
-    for (uint32_t t = 0; t < 64; t++) /* chunk t mod 16 of every token: even tokens' are larger */
+    /* chunk t mod 16 of every token; even tokens have larger chunks */
+    for (uint32_t t = 0; t < 64; t++)
         for (uint32_t j = 0; j < 4; j++)
             x[t * D + t % 16 * 4 + j] = t % 2 ? 50.3f : -150.3f;
     for (size_t i = 0; i < COUNT(specs); i++) {
@@ -231,11 +235,14 @@ static void a_full_page_keeps_the_largest(void **state)
     }
 }
 
-/* HQMQ's section 4.5 in small: two large channels, what is lost of the others. With the scale of all
- * chunks, as in the authors' program, outliers kept apart help int4 by nothing to speak of; with the
- * scale of the rest, as the paper's text says, the error is int4's own without outliers: step^2 / 12
- * with step = largest / 7. The mean square of the largest of 120 normal numbers is 8.04. 12 %: three
- * standard errors of 64 rows. */
+/* A small version of HQMQ's section 4.5: two large channels, and the error of the remaining
+ * channels.
+ *
+ * When all chunks share a scale, as in the authors' program, separate outliers improve int4 very
+ * little. When the scale covers only the remaining chunks, as the paper's text says, the error
+ * is the error of int4 without outliers. It is step^2 / 12 with step = largest / 7. The mean
+ * square of the largest of 120 normal numbers is 8.04. The bound of 12 % is three standard
+ * errors of 64 rows. */
 static void the_scale_decides_the_papers_ablation(void **state)
 {
     enum { D = 128 };

@@ -1,5 +1,6 @@
-/* test_index.c - scores of vector search: against plain double computations and closed forms of the estimator's error.
- * test_index_contents.c tests which vectors are found, test_index_file.c files. */
+/* test_index.c - scores of vector search, against plain double computations and against closed
+ * forms of the estimator's error. test_index_contents.c tests which vectors are found,
+ * test_index_file.c tests files. */
 #include "index_fixture.h"
 
 static const char *const specs[] = { "turboquant-1",
@@ -23,13 +24,13 @@ static const char *const specs[] = { "turboquant-1",
 #endif
                                      "int-4:asym,lists=3" };
 
-/* Codecs of codec.h take 4 or 6 dimensions and more. */
+/* Whether codecs of codec.h support the dimension: some need at least 4 or 6. */
 static bool takes(const char *spec, uint32_t dim)
 {
     return dim >= 6 || !(strstr(spec, "octopus") || strstr(spec, "qjl") || strstr(spec, "asym"));
 }
 
-/* R is orthonormal, and R^T undoes it; one number ends up everywhere. */
+/* R is orthonormal and R^T is its inverse; a single number spreads over all dimensions. */
 static void rotations(void **state)
 {
     static const uint32_t dims[] = { 1, 2, 3, 7, 64, 100, 384, 511, 1000, 8192 };
@@ -49,16 +50,17 @@ static void rotations(void **state)
         memset(y, 0, n * sizeof *y);
         y[n / 3] = sqrtf((float)n);
         kvant_rotation_apply(&rotation, kernels, y, scratch);
-        for (uint32_t i = 0; n >= 64 && i < n; i++) /* normal numbers: beyond 8 one in 10^15 */
+        for (uint32_t i = 0; n >= 64 && i < n; i++) /* a normal number exceeds 8 once in 10^15 */
             assert_true(fabsf(y[i]) < 8);
         kvant_rotation_destroy(&rotation);
         free(x);
     }
 }
 
-/* The mean squared error of a normal number to the nearest level, by quadrature, beside Lloyd and Max's (Max 1960, table I; for 5
- * bits and more by their fixed point); integers cost up to 0.3 %, more where they are dense. Of 8 bits, uniform: step^2 / 12 and
- * what lies beyond 4. */
+/* The mean squared error of a normal number at the nearest level, by quadrature. It is compared
+ * with the error of Lloyd and Max (Max 1960, table I; for 5 bits and more their fixed point).
+ * Integer levels cost up to 0.3 %, and more where levels are dense. For 8 uniform bits the error is
+ * step^2 / 12 plus the part beyond the last level. */
 static void books(void **state)
 {
     static const double most[9] = { 0,
@@ -88,9 +90,10 @@ static void books(void **state)
     }
 }
 
-/* The error of <u, q> for unit vectors, times sqrt(d), has mean 0 and variance D / (1 - D), D being the error of the codebook; with
- * 40,000 pairs its deviation is known within 0.35 % and its mean within 0.005 of the deviation, one sigma each. A trellis errs less than
- * 3/4 of Lloyd and Max's variance (256 states: 1.2 dB or more), and cannot pass Shannon's 2^-2b. */
+/* The error of <u, q> for unit vectors, times sqrt(d), has mean 0 and variance D / (1 - D), where D
+ * is the error of the codebook. From 40,000 pairs one sigma of its deviation is 0.35 %, and one
+ * sigma of its mean is 0.005 of the deviation. A trellis of 256 states gains 1.2 dB or more, so it
+ * errs less than 3/4 of Lloyd and Max's variance. It cannot err less than Shannon's 2^-2b. */
 static void estimator(void **state)
 {
     static const double variance[] = { 0.3634 / 0.6366,   0.1175 / 0.8825, 0.03456 / 0.96544,
@@ -127,8 +130,9 @@ static void estimator(void **state)
     free(q);
 }
 
-/* All rows and queries share a part three times as long as the rest. With it as centre, the error is that of the rest alone:
- * <q, x> = <q - w c, x - c> + w <c, x> with the w that leaves no part along c. The second half of queries is 2^40 times shorter. */
+/* All rows and queries share a part that is three times as long as the rest. With this part as
+ * centre, only the rest causes errors: <q, x> = <q - w c, x - c> + w <c, x>. Here w leaves no part
+ * of q along c. The second half of the queries is 2^40 times shorter. */
 static void centred(void **state)
 {
     enum { DIM = 256, N = 400, QUERIES = 100 };
@@ -181,7 +185,7 @@ static double longest(const float *x, uint32_t dim, size_t n)
     return most;
 }
 
-/* What scores have right and the reconstructed vector y has not: the part of x along the centre. */
+/* The part of x along the centre, which scores contain and the reconstructed vector y does not. */
 static double along_centre(const kvant_index *index, const float *q, const float *x, const float *y)
 {
     const float *c = index->center;
@@ -191,8 +195,10 @@ static double along_centre(const kvant_index *index, const float *q, const float
     return weight * (dot(c, x, index->dim) / length - dot(c, y, index->dim));
 }
 
-/* Scores are those of the reconstructed vectors, besides the rounding of queries: half a step of at most |q| / 127 in each of d
- * dimensions. With lists, what is rounded differs from the reconstructed vector by a mean of vectors. L2 knows the vector's own length. All results come in order. */
+/* Scores are the scores of the reconstructed vectors, except for the rounding of queries: half a
+ * step of at most |q| / 127 in each of d dimensions. With lists, the rounded vector differs from
+ * the reconstructed vector by a mean of vectors. L2 uses the stored vector's own length. All
+ * results come in order. */
 static void scores(void **state)
 {
     static const uint32_t dims[] = { 1, 5, 16, 100, 300 };
@@ -236,7 +242,8 @@ static void scores(void **state)
             }
 }
 
-/* Equal results at every level, with any number of threads, one query at a time, and whatever the order of vectors. */
+/* Results are equal at every CPU level, with any number of threads, one query at a time, and in any
+ * order of vectors. */
 static void same_results(void **state)
 {
     enum { DIM = 72, N = 9000, QUERIES = 70, K = 13 };
@@ -254,7 +261,7 @@ static void same_results(void **state)
     }
     for (size_t s = 0; s < COUNT(specs); s++) {
         const size_t n = takes(specs[s], 1) ? N : N / 10,
-                     first = N - n; /* of turned: the rows 0 to n - 1 */
+                     first = N - n; /* in `turned`: rows 0 to n - 1 */
         kvant_set_cpu_level(KVANT_CPU_C);
         kvant_index *index = filled(specs[s], DIM, KVANT_METRIC_L2, x, n);
         result want = search(index, q, DIM, QUERIES, K);
@@ -294,7 +301,8 @@ static void same_results(void **state)
     free(ids);
 }
 
-/* Powers of two scale exactly: queries of any length find the same, vectors of any length keep their direction. */
+/* Powers of two scale exactly: a query of any length finds the same vectors, and a vector of any
+ * length keeps its direction. */
 static void scaling(void **state)
 {
     enum { DIM = 48, N = 200, QUERIES = 8, K = 20 };
@@ -339,7 +347,8 @@ static const float *original(void *context, uint64_t id)
     return id == 3 ? NULL : (const float *)context + id * 64;
 }
 
-/* Stored rows of 8 bits: what a number is off is at most half a step, which is at most |x| / 127. */
+/* Rows that are stored with 8 bits: a number errs by at most half a step, which is at most |x| /
+ * 127. */
 static void stored_rows(void **state)
 {
     enum { DIM = 64, N = 500, K = 10 };
@@ -377,7 +386,8 @@ static void stored_rows(void **state)
     free(q);
 }
 
-/* Ranked again: exact scores in exact order; the vector without an original keeps its estimate. */
+/* Ranking again gives exact scores in exact order. The vector whose original is not given keeps its
+ * estimate. */
 static void rerank(void **state)
 {
     enum { DIM = 64, N = 500, K = 10 };
@@ -391,7 +401,7 @@ static void rerank(void **state)
         query.original_context = x;
         result r = search_with(index, &query);
         for (size_t i = 0; i < 4; i++) {
-            size_t better = 0; /* than the last of the results */
+            size_t better = 0; /* vectors that are better than the last result */
             const double last =
                 exact((kvant_metric)metric, q + i * DIM, x + r.ids[i * K + K - 1] * DIM, DIM);
             for (size_t j = 0; j < N; j++) {

@@ -1,4 +1,5 @@
-/* test_index_allocation.c - every allocation of an index's life fails once, and every allocation from it on. */
+/* test_index_allocation.c - uses an index with one allocation that fails, for each allocation once,
+ * and then with all allocations from it on. */
 #include "refused.h"
 
 #include <kvant/index.h>
@@ -7,7 +8,7 @@
 
 static float rows[60 * 20];
 
-/* Everything that an index does. */
+/* Calls every function of an index once. */
 static const char *index_spec;
 
 static kvant_status index_life(const void *path)
@@ -28,7 +29,7 @@ static kvant_status index_life(const void *path)
                                 .n_allowed = 2 };
     kvant_index *index, *read = NULL;
     query.rerank = strstr(index_spec, "rows") ? 20 : 0;
-    if (query.rerank) { /* centroids are given, too */
+    if (query.rerank) { /* the caller also gives centroids */
         params.centroids = rows;
         params.centroid_stride = 20;
         params.n_centroids = 4;
@@ -91,7 +92,7 @@ static void index_changes(void **state)
     (void)state;
     for (int removal = 0; removal < 2; removal++)
         for (long at = 1, met = 1; met; at++) {
-            const uint64_t ids[2] = { 900, 0 }; /* 0 is taken */
+            const uint64_t ids[2] = { 900, 0 }; /* id 0 exists already */
             kvant_index *index;
             assert_int_equal(kvant_index_create(&params, &index, NULL, 0), KVANT_OK);
             assert_int_equal(kvant_index_add(index, rows, 4, 33, NULL, 1), KVANT_OK);

@@ -1,8 +1,9 @@
-/* test_index_contents.c - which vectors an index holds and a search may find: additions and removals beside a list of vectors, lists,
- * filters, training, and what is refused. */
+/* test_index_contents.c - which vectors an index holds and a search may find. A plain list of
+ * vectors gets the same additions and removals. Also lists, filters, training and refused calls. */
 #include "index_fixture.h"
 
-/* Random additions and removals beside a list: the index always finds exactly what the list holds, with equal scores. */
+/* Random additions and removals on an index and on a plain list. The index always finds exactly the
+ * vectors of the list, with equal scores. */
 static void change(const char *spec, uint32_t n_probe)
 {
     enum { DIM = 20, MOST = 300 };
@@ -78,15 +79,16 @@ static kvant_index *given(const float *centroids, uint32_t dim, size_t n_centroi
     assert_int_equal(kvant_index_create(&params, &index, NULL, 0), KVANT_OK);
     if (train)
         assert_int_equal(kvant_index_train(index, rows, dim, n), KVANT_OK);
-    for (size_t i = 0; i < n_centroids * dim; i++) /* what is kept is without the centre */
+    for (size_t i = 0; i < n_centroids * dim; i++) /* stored vectors are without the centre */
         assert_true(fabsf(index->centroids[i] + (train ? index->center[i % dim] : 0) -
                           centroids[i]) < 1e-4f);
     assert_int_equal(kvant_index_add(index, rows, dim, n, NULL, 1), KVANT_OK);
     return index;
 }
 
-/* With all lists a search finds what a flat one does; with few it finds those of the lists alone. A list's vectors are near its
- * centroid: 3 clusters far from one another, of which one list each is enough. */
+/* A search of all lists finds the same as a flat index; a search of some lists finds only vectors
+ * of these lists. A list's vectors are near its centroid: the rows are 3 distant clusters, and one
+ * list is enough for each. */
 static void lists(void **state)
 {
     enum { DIM = 32, N = 1500, CLUSTERS = 3, K = 20 };
@@ -97,7 +99,7 @@ static void lists(void **state)
     for (size_t i = 0; i < CLUSTERS * DIM; i++)
         centres[i] *= 20;
     for (int i = 2; i < 6;
-         i++) { /* centroids that are learned; then given, without and with a centre */
+         i++) { /* learned centroids; then given centroids, without and with a centre */
         const kvant_metric metric = i < 4 ? (kvant_metric)(i % 2 + 1) : KVANT_METRIC_L2;
         kvant_index *index = i < 4 ? filled("turboquant-8:lists=3", DIM, metric, x, N)
                                    : given(centres, DIM, CLUSTERS, x, N, i == 5);
@@ -165,8 +167,8 @@ static void filters(void **state)
     free(x);
 }
 
-/* Rows in a plane of 12 of 60 dimensions, far from 0: the centre and dims=12 lose nothing, so that the error is that of 12
- * dimensions; without training nothing may be added. */
+/* Rows lie in a plane of 12 of 60 dimensions, far from 0. The centre and dims=12 lose nothing, so
+ * the error is the error of 12 dimensions. Before training nothing can be added. */
 static void training(void **state)
 {
     enum { DIM = 60, KEPT = 12, N = 400 };
@@ -195,9 +197,8 @@ static void training(void **state)
             off += ((double)y[j] - x[i * DIM + j]) * ((double)y[j] - x[i * DIM + j]);
             length += u * u;
         }
-        assert_true(
-            off <
-            0.001 * length); /* 8 bits: 0.0003 with a long tail; a missed direction costs 0.08 */
+        /* 8 bits err by 0.0003 with a long tail; a missing direction costs 0.08 */
+        assert_true(off < 0.001 * length);
     }
     kvant_index_free(&index);
     free(basis);
@@ -259,7 +260,7 @@ static void mistakes(void **state)
     assert_true(id == KVANT_INDEX_NO_ID);
     assert_int_equal(kvant_index_add(index, x[0], 4, 1, twice, 1), KVANT_OK);
     assert_int_equal(kvant_index_add(index, x[0], 4, 1, twice, 1), KVANT_ERR_ARGUMENT);
-    assert_int_equal(kvant_index_add(index, x[0], 4, 1, NULL, 1), KVANT_OK); /* 10 */
+    assert_int_equal(kvant_index_add(index, x[0], 4, 1, NULL, 1), KVANT_OK); /* id 10 */
     assert_int_equal(kvant_index_reconstruct(index, 10, x[0]), KVANT_OK);
     assert_int_equal(kvant_index_reconstruct(index, 0, x[0]), KVANT_ERR_ARGUMENT);
     query.k = 0;
@@ -268,7 +269,7 @@ static void mistakes(void **state)
     kvant_index_free(&index);
 }
 
-/* A list of each vector: as many are found as lists are searched, up to all of them. */
+/* Every vector has its own list, so a search finds as many vectors as it searches lists. */
 static void any_number_of_lists(void **state)
 {
     enum { DIM = 8, N = 2500 };

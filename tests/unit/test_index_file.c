@@ -1,4 +1,5 @@
-/* test_index_file.c - files of indexes: what was saved is found again, read or mapped; damage of any bit or length is found. */
+/* test_index_file.c - files of indexes: a saved index finds the same vectors, read or mapped. A
+ * file with any flipped bit or a wrong length is refused. */
 #include <kvant/index.h>
 
 #include <unistd.h>
@@ -25,7 +26,7 @@ static files make_files(void)
 static void remove_files(const files *f)
 {
     unlink(f->path);
-    assert_int_equal(rmdir(f->folder), 0); /* nothing else is there: no temporary file */
+    assert_int_equal(rmdir(f->folder), 0); /* the folder is empty: no temporary file is left */
 }
 
 static kvant_index *make(const files *f, const char *spec, kvant_metric metric, bool ids)
@@ -121,7 +122,7 @@ static void saved_and_found(void **state)
     remove_files(&f);
 }
 
-/* Emptied again: ids go on behind the largest that ever was. */
+/* Empties an index. New ids continue after the largest id that was ever used. */
 static void emptied(void **state)
 {
     files f = make_files();
@@ -166,14 +167,14 @@ static void refused(open_fn *open, const char *path, kvant_status status)
     assert_true(err[0] != 0);
 }
 
-/* A view verifies its head when it is opened, and the rest when it is asked to. */
+/* Opening a view verifies the head of the file. The rest is verified on request. */
 static void refused_or_found(const char *path, size_t at)
 {
     kvant_index *view = NULL;
     refused(kvant_index_load, path, KVANT_ERR_FORMAT);
     if (kvant_index_view(path, &view, NULL, 0) == KVANT_OK) {
-        assert_true(at >= 256 ||
-                    (at >= 40 && at < 48)); /* behind the head, or the checksum of all */
+        /* damage after the head, or in the checksum of the whole file */
+        assert_true(at >= 256 || (at >= 40 && at < 48));
         assert_int_equal(kvant_index_verify(view), KVANT_ERR_FORMAT);
     }
     kvant_index_free(&view);
@@ -248,8 +249,8 @@ static void failed_and_replaced(void **state)
     remove_files(&f);
 }
 
-/* Nothing of a vector that was removed is in the file, its id neither: the one removed comes last,
- * or others after it. */
+/* No part of a removed vector is in the file, nor its id, whether the removed vector was the last
+ * or others come after it. */
 static void removed_vectors_are_gone(void **state)
 {
     static const char *const specs[] = { "turboquant-4", "turboquant-4:lists=2,rows=int8",

@@ -1,6 +1,7 @@
-/* test_index_threads.c - threads that search one index at once, each with threads of the pool: every codec's way to the products, lists,
- * rows and filters. Results are those of a thread alone; ThreadSanitizer's build (make tsan) sees races that give right results by
- * luck. */
+/* test_index_threads.c - several threads search one index at once, each with threads of the pool:
+ * every codec's path to the products, lists, rows and filters. Results must equal the results of a
+ * single thread, and the build for ThreadSanitizer (make tsan) finds races whose results are right
+ * by luck. */
 #include <kvant/index.h>
 
 #include "testing.h"
@@ -34,7 +35,7 @@ static void *run(void *context)
                                 .allowed = allowed,
                                 .n_allowed = COUNT(allowed) };
     for (int round = 0; round < ROUNDS && j->status == KVANT_OK; round++) {
-        query.allowed = round % 2 ? allowed : NULL; /* the last round without */
+        query.allowed = round % 2 ? allowed : NULL; /* the last round has no filter */
         query.n_allowed = round % 2 ? COUNT(allowed) : 0;
         query.rerank = j->rerank;
         j->status = kvant_index_search(j->index, &query, j->scores, j->ids);

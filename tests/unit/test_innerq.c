@@ -1,6 +1,6 @@
-/* test_innerq.c - InnerQ and KIVI: which groups and modes their names mean, sizes of InnerQ's Table 3,
- * distortion against integrals over the distribution of a group's range, and the choice that hybrid groups
- * make. */
+/* test_innerq.c - InnerQ and KIVI: which groups and modes their names mean, the sizes of InnerQ's
+ * Table 3, and the choice that hybrid groups make. Distortion is compared with integrals over the
+ * distribution of a group's range. */
 #include "testing.h"
 
 #include "../../src/base/half.h"
@@ -28,10 +28,10 @@ static void free_page(page *p)
     free(p->bytes);
 }
 
-/* --- what the names mean --- */
+/* --- The meaning of the names --- */
 
-/* InnerQ's Table 3: a number of keys and one of values, averaged. At head_dim 128 no page has padding, so
- * that the true bits are the same. */
+/* InnerQ's Table 3: the bits of a key's number and of a value's number, averaged. At head_dim 128
+ * no page has padding, so the true bits are equal to the table. */
 static void bits_are_those_of_table_3(void **state)
 {
     static const struct {
@@ -55,8 +55,8 @@ static void bits_are_those_of_table_3(void **state)
     }
 }
 
-/* Section 5.1: windows of 128 tokens in all, of which InnerQ gives 32 to the first ones. Only keys are
- * normalised. */
+/* Section 5.1: windows of 128 tokens in all. InnerQ gives 32 of them to the first tokens. Only keys
+ * are normalised. */
 static void windows_and_normalisation_are_asked_for(void **state)
 {
     (void)state;
@@ -103,7 +103,7 @@ static void names_stand_for_uniform_codecs(void **state)
         }
 }
 
-/* The last group of a token may be smaller: it is quantised as a row of its own would be. */
+/* The last group of a token may be smaller. It is quantised like a row of that length. */
 static void last_groups_may_be_smaller(void **state)
 {
     static const struct {
@@ -176,7 +176,8 @@ static double cell(double a, double b, double level)
            (b - 2 * level) * density(b);
 }
 
-/* Squared error of numbers between low and high, levels equally spaced from one to the other. */
+/* Integral of the squared error for numbers between low and high, with equally spaced levels from
+ * low to high. */
 static double lattice(double low, double high, uint32_t n_levels)
 {
     double step = (high - low) / (n_levels - 1), sum = 0;
@@ -187,9 +188,9 @@ static double lattice(double low, double high, uint32_t n_levels)
     return sum;
 }
 
-/* A symmetric group of n: the largest magnitude has density 2 n f(m) P(m)^(n-1) with P(m) = P(|x| < m),
- * and no error itself; the others are normal numbers cut off at +-m. Per number, so relative to their
- * variance 1. */
+/* Mean squared error per number in a symmetric group of n, relative to variance 1. The largest
+ * magnitude m has density 2 n f(m) P(m)^(n-1) with P(m) = P(|x| < m), and has no error. The
+ * remaining numbers are normal numbers cut off at +-m. */
 static double symmetric_mse(uint32_t n, uint32_t bits)
 {
     const double step = 0.001;
@@ -201,7 +202,8 @@ static double symmetric_mse(uint32_t n, uint32_t bits)
     return sum * (n - 1) / n;
 }
 
-/* An asymmetric group: smallest and largest have density n (n-1) f(a) f(b) P(a < x < b)^(n-2). */
+/* An asymmetric group: its smallest number a and largest number b have density n (n-1) f(a) f(b)
+ * P(a < x < b)^(n-2). */
 static double asymmetric_mse(uint32_t n, uint32_t bits)
 {
     const double step = 0.02;
@@ -215,7 +217,8 @@ static double asymmetric_mse(uint32_t n, uint32_t bits)
     return sum * (n - 2) / n;
 }
 
-/* Mean squared error per number, over pages of normal numbers, and its standard error over pages. */
+/* Mean squared error per number, over pages of normal numbers, and its standard error over
+ * pages. */
 static void measure(const char *spec, kvant_role role, double *mse, double *error)
 {
     enum { PAGES = 120, D = 64 };
@@ -233,9 +236,9 @@ static void measure(const char *spec, kvant_role role, double *mse, double *erro
     *error = sqrt((squares / PAGES - *mse * *mse) / PAGES);
 }
 
-/* Three standard errors, and what the rounding of scale and zero point to fp16 can do: a decoded number,
- * of root mean square 1 at most, moves by 2^-11 of itself and of its zero point (below 4 sigma) at most,
- * which changes a mean square m by 2 sqrt(m) times that. */
+/* Three standard errors, plus the rounding of scale and zero point to fp16. A decoded number has a
+ * root mean square of at most 1. It moves by at most 2^-11 of itself and of its zero point (below 4
+ * sigma), which changes a mean square m by 2 sqrt(m) times that. */
 static void mse_is_that_of_the_ranges_of_normal_groups(void **state)
 {
     static const struct {
@@ -270,7 +273,7 @@ static bool is_asymmetric(const page *p, size_t scale)
     return ((const uint16_t *)((const uint8_t *)p->bytes + p->info.metadata_offset))[scale] >> 15;
 }
 
-/* Numbers of groups that differ in what suits them: normal, one-sided, far from zero, with one outlier,
+/* Numbers of groups that suit different arms: normal, one-sided, far from zero, with one outlier,
  * constant, zero. */
 static void fill_groups(float *x, uint32_t d, uint64_t *rng)
 {
@@ -292,7 +295,8 @@ typedef struct group_error {
     double squared, absolute;
 } group_error;
 
-/* Of the group of token t's and channel j's page: tokens of one channel, or channels of one token. */
+/* The error of the group that holds token t and channel j: a group is tokens of one channel or
+ * channels of one token. */
 static group_error error_of(const float *x, const float *decoded, uint32_t d, bool per_channel,
                             uint32_t t, uint32_t j)
 {
@@ -306,9 +310,9 @@ static group_error error_of(const float *x, const float *decoded, uint32_t d, bo
     return e;
 }
 
-/* Every group has the error of its better arm. The encoder sums 32 binary32 differences, each off by at
- * most 2^-24 of a decoded number (2^-19 at magnitude 30) in sums off by 37 2^-24 of themselves, so a group
- * whose arms are that close may go either way. */
+/* Every group has the error of its better arm. The encoder sums 32 differences in binary32. Each
+ * errs by at most 2^-24 of a decoded number, which is 2^-19 at magnitude 30. The sums err by 37
+ * 2^-24 of themselves. So a group whose arms are that close may choose either. */
 static void hybrid_takes_the_better_arm(void **state)
 {
     static const struct {
@@ -352,9 +356,9 @@ static void hybrid_takes_the_better_arm(void **state)
         }
 }
 
-/* Share of groups of 32 normal numbers for which two bits are better spent on asymmetric levels, counted
- * in binary64 by brute force: with all levels between the extremes (the paper's text) or with the two
- * extremes alone (the authors' program). */
+/* Share of groups of 32 normal numbers for which two bits err less with asymmetric levels, counted
+ * in binary64 by brute force. Asymmetric levels are all levels between the extremes (the paper's
+ * text) or the two extremes alone (the authors' program). */
 static double asymmetric_share(bool code, uint32_t n_groups, uint64_t *rng)
 {
     uint32_t count = 0;
@@ -377,9 +381,9 @@ static double asymmetric_share(bool code, uint32_t n_groups, uint64_t *rng)
     return (double)count / n_groups;
 }
 
-/* InnerQ's section 6.2 finds 99 % of all groups symmetric. With four asymmetric levels against three
- * symmetric ones (section 4.1.2 as written) nearly all normal groups are asymmetric; with the authors' two
- * levels nearly none are. */
+/* InnerQ's section 6.2 finds 99 % of all groups symmetric. With four asymmetric levels against
+ * three symmetric levels, as section 4.1.2 says, nearly all normal groups are asymmetric. With the
+ * two levels of the authors' program nearly none are. */
 static void share_of_asymmetric_groups(void **state)
 {
     (void)state;
@@ -397,7 +401,8 @@ static void share_of_asymmetric_groups(void **state)
             free_page(&p);
         }
         double share = (double)count / GROUPS, want = asymmetric_share(code, GROUPS, &rng);
-        /* both are counts of GROUPS trials; 3 / GROUPS is the 95 % bound where nothing at all was counted */
+        /* Both shares are counts of GROUPS trials. 3 / GROUPS is the 95 % bound for a count of
+         * zero. */
         double spread = 3 * sqrt(2 * want * (1 - want) / GROUPS) + 3.0 / GROUPS;
         print_message("hybrid=%s: %.2f %% of normal groups asymmetric, by brute force %.2f %%\n",
                       code ? "code" : "paper", 100 * share, 100 * want);
@@ -406,8 +411,9 @@ static void share_of_asymmetric_groups(void **state)
     }
 }
 
-/* Section 4.1.2: a group that is positive throughout wants its zero point; a tie stays symmetric; the
- * authors' levels of one bit less may need a scale beyond fp16, which is no choice then. */
+/* Section 4.1.2: a group of positive numbers needs its zero point, and a tie stays symmetric.
+ * The authors' levels of one bit less may need a scale beyond fp16; then the group cannot choose
+ * them. */
 static void choices_with_a_known_answer(void **state)
 {
     static const struct {

@@ -1,6 +1,7 @@
-/* test_latent_attention.c - attention on rows whose first numbers are values, too (MLA), against a
- * plain softmax in double precision on what the tensor reads as: codecs per part, lengths that fill
- * no page, masks, sinks, block tables, threads, arguments that are refused. */
+/* test_latent_attention.c - attention on rows whose first numbers are also the values (MLA),
+ * against a plain softmax in double precision on the rows that the tensor reads back. The cases are
+ * codecs per part, lengths that do not fill a page, masks, sinks, block tables, threads and refused
+ * arguments. */
 #include "attention_data.h"
 
 #include "../cpu_levels.h"
@@ -93,7 +94,7 @@ static kvant_status run(fixture *f)
     const kvant_status said =
         kvant_latent_attention_workspace(f->tensor, VALUES, &f->problem, &bytes);
     void *workspace = aligned(bytes ? bytes : 64);
-    memset(workspace, 0xff, bytes); /* NaNs: reading what was not written shows */
+    memset(workspace, 0xff, bytes); /* NaNs show a read of memory that was not written */
     for (size_t i = 0; i < (size_t)f->s.n_queries * f->s.n_heads * VALUES; i++)
         f->data.out[i] = NAN;
     const kvant_status status =
@@ -113,10 +114,10 @@ static float *read_all(const fixture *f)
     return rows;
 }
 
-/* The largest error that binary32 may make in a row: rotations of the query, of rows that were read
- * and of the output round at most DIM times each; scores round ROW products whose magnitudes sum to
- * m, which e^ makes relative errors of weights; sums round once per token; 2^-18: the
- * exponential. */
+/* The largest error that binary32 may cause in a row. Rotations of the query, of the rows and of
+ * the output round at most DIM times each. Scores round ROW products whose magnitudes sum to m, and
+ * the exponential makes relative errors of weights from them. Sums round once per token. 2^-18 is
+ * the error of the exponential. */
 static double bound(const fixture *f, const float *rows, const float *q)
 {
     double magnitude = 0, largest = 0;
@@ -192,7 +193,7 @@ static void every_level_is_exact_to_binary32(void **state)
     assert_true(use_level(KVANT_CPU_AUTO));
 }
 
-/* Bits, for decode (whose context is split) and prefill. */
+/* Compares bits, for decode (whose context is split) and prefill. */
 static void threads_change_nothing(void **state)
 {
     (void)state;
@@ -212,7 +213,7 @@ static void threads_change_nothing(void **state)
     }
 }
 
-/* A query with a NaN spoils its own heads alone. */
+/* A query with a NaN changes only the outputs of its heads. */
 static void nan_queries_give_nan(void **state)
 {
     fixture f = make_fixture((setup){ "trellis-4", "int-8", 2, 100, 1, .mask = false });

@@ -1,4 +1,5 @@
-/* test_learning.c - transform=first: matrices from keys and queries, their versions, hostile first rows, blocks that move. */
+/* test_learning.c - transform=first: matrices from keys and queries, several transforms, hostile
+ * first rows, and blocks that move. */
 #include "tensor_fixture.h"
 
 #include "../../src/base/fnv.h"
@@ -6,8 +7,8 @@
 #include "../../src/cache/center.h"
 #include "../../src/cache/weights.h"
 
-/* Any number of readers may use a const tensor at once, so what changes one does not take a const
- * tensor. */
+/* Any number of readers may use a const tensor at once, so a function that changes a tensor does
+ * not take a const tensor. */
 #define CHANGES(function, type)                                                                    \
     _Static_assert(_Generic(&function, type: 1, default: 0), #function " takes a const tensor")
 typedef kvant_status prepares_version(kvant_tensor *, uint32_t);
@@ -22,7 +23,8 @@ enum { BLOCKS = 40, MOST = BLOCKS * 64, GROUP = 3, N_HEADS = GROUP * N_KV_HEADS,
 static const char spec[] = "turboquant-4:transform=first",
                   plain[] = "turboquant-4:center=first,norm=first";
 
-/* Keys and queries whose channels belong together: latent numbers of falling size through a fixed matrix each, keys about a centre. */
+/* Keys and queries with correlated channels: each is a fixed matrix times latent numbers of falling
+ * size. Keys lie around a centre. */
 typedef struct kind {
     float keys[HEAD_DIM * HEAD_DIM], queries[HEAD_DIM * HEAD_DIM], center[WIDTH];
 } kind;
@@ -76,7 +78,8 @@ static void note(const fixture *f, const float *queries, uint32_t n, uint32_t n_
     assert_int_equal(kvant_tensor_note_queries(f->tensor, &q, n_threads), KVANT_OK);
 }
 
-/* Tokens first .. first + n - 1 of the text to the slots of these numbers, queries before keys. */
+/* Writes tokens first .. first + n - 1 of the text to the slots of the same numbers, queries before
+ * keys. */
 static void put(fixture *f, const text *t, uint32_t first, uint32_t n, uint32_t batch,
                 uint32_t n_threads)
 {
@@ -87,7 +90,7 @@ static void put(fixture *f, const text *t, uint32_t first, uint32_t n, uint32_t 
     }
 }
 
-/* Root mean square error of scores of each slot's row with one of the text's queries. */
+/* Root mean square error of the scores of each slot's row with one of the text's queries. */
 static double score_error(const fixture *f, const text *t, uint32_t first, uint32_t n)
 {
     double sum = 0;
@@ -147,7 +150,8 @@ static void matrices_make_errors_of_scores_small(void **state)
     free(t);
 }
 
-/* Values learn without queries: outputs of attention, sums of rows, err less. Where a centre is named it stays, with its page of fp16. */
+/* Values learn a matrix without queries, and then outputs of attention, which are sums of values,
+ * err less. A centre in the spec stays, with its page of fp16. */
 static void values_get_matrices_without_queries(void **state)
 {
     const kind k = make_kind(31);
@@ -172,7 +176,7 @@ static void values_get_matrices_without_queries(void **state)
     free(t);
 }
 
-/* Where nobody notes queries, or none that is finite, the codec is the one with centre and scale. */
+/* If nobody adds queries, or no query is finite, the codec has only centre and scale. */
 static void without_queries_there_are_factors(void **state)
 {
     const kind k = make_kind(3);
@@ -193,7 +197,8 @@ static void without_queries_there_are_factors(void **state)
     free(t);
 }
 
-/* The second matrix is for new blocks; a third of the same rows is not worth it, and single tokens are no longer looked at. Rows of another kind get a matrix of their own. */
+/* The second matrix is for new blocks. A third matrix for the same rows would not help enough, and
+ * single tokens are no longer examined. Rows of another kind get a matrix of their own. */
 static void later_matrices_are_for_later_blocks(void **state)
 {
     const kind k = make_kind(5), other = make_kind(6);
@@ -211,7 +216,7 @@ static void later_matrices_are_for_later_blocks(void **state)
     assert_false(kvant_tensor_wants_queries(f.tensor, 1));
     assert_int_equal(tensor_info_of(&f).n_versions, 3);
     assert_true(score_error(&f, t, 1024, 256) < score_error(&f, t, 128, 256));
-    fixture g = make(spec, 1, BLOCKS, 0); /* the other kind alone */
+    fixture g = make(spec, 1, BLOCKS, 0); /* a tensor with the second kind alone */
     memcpy(g.rows, f.rows, MOST * WIDTH * sizeof *g.rows);
     put(&g, u, 2048, 256, 256, 2);
     put(&f, u, 2048, 256, 256, 2);
@@ -219,7 +224,7 @@ static void later_matrices_are_for_later_blocks(void **state)
     assert_true(has_matrix(&f, 32));
     assert_false(kvant_tensor_wants_queries(f.tensor, 1));
     assert_true(score_error(&f, u, 2048, 256) <=
-                1.3 * score_error(&g, u, 2048, 256)); /* few queries were looked at */
+                1.3 * score_error(&g, u, 2048, 256)); /* the tensor has seen only a few queries */
     kvant_tensor_clear(f.tensor);
     assert_int_equal(tensor_info_of(&f).n_versions, 1);
     put(&f, t, 0, 80, 80, 2);
@@ -259,7 +264,7 @@ static uint32_t queries_seen(const fixture *f)
     return u->n_queries + u->n_noted + f->tensor->learning->n_waiting * GROUP;
 }
 
-/* Of further tokens one in eight counts, whether its queries come before its row or behind it. */
+/* One in eight later tokens counts, whether its queries are added before its row or after it. */
 static void single_tokens_queries_count_before_and_behind_rows(void **state)
 {
     enum { N_ENOUGH = 200, N_MORE = 160 };
@@ -284,7 +289,8 @@ static void single_tokens_queries_count_before_and_behind_rows(void **state)
     }
 }
 
-/* Rows that are nearly one row, then text: the text is stored as well as it is alone. */
+/* The first rows are nearly one row, then text follows. The text is stored as well as it is
+ * alone. */
 static void hostile_first_rows_do_not_spoil(void **state)
 {
     static const struct {
@@ -314,7 +320,7 @@ static void hostile_first_rows_do_not_spoil(void **state)
     free(hostile);
 }
 
-/* Row 0 at other positions, as a model's keys and queries turn with them. */
+/* Repeats row 0 at the next positions, rotated by RoPE as a model's keys and queries are. */
 static void repeat_turned(float *rows, uint32_t n_heads, uint32_t n)
 {
     const uint32_t half = HEAD_DIM / 2;
@@ -328,7 +334,8 @@ static void repeat_turned(float *rows, uint32_t n_heads, uint32_t n)
         }
 }
 
-/* A long prompt of one token, whose blocks stay, then text in some of them: it is stored as well as it is alone. */
+/* A long prompt of one repeated token, whose blocks stay, then text in some of these blocks. The
+ * text is stored as well as it is alone. */
 static void a_long_monotonous_prompt_leaves_a_version(void **state)
 {
     const kind k = make_kind(23), other = make_kind(24);
@@ -414,7 +421,7 @@ static void check_refused(const fixture *f, const exported *e, size_t at, uint16
     free(data);
 }
 
-/* Exported blocks bring their matrices; one that has no good inverse is refused. */
+/* Exported blocks contain their matrices. A block whose matrix has no good inverse is refused. */
 static void moved_blocks_keep_matrices_of(kvant_role role)
 {
     static const uint16_t bad[] = { 0, 0x8000, 0xbc00, 0x7c00,
@@ -468,7 +475,8 @@ static void moved_blocks_keep_their_matrices(void **state)
     moved_blocks_keep_matrices_of(KVANT_ROLE_V);
 }
 
-/* The CPU multiplies rows with the same (R W)^T as a codec of the version, which a GPU uses. */
+/* The CPU multiplies rows with the (R W)^T that a codec of the same transform has. A GPU uses the
+ * codec's. */
 static void check_expanded(const kvant_tensor *tensor, const kvant_weights *weights,
                            const float *square)
 {
@@ -493,7 +501,8 @@ static void check_expanded(const kvant_tensor *tensor, const kvant_weights *weig
     free(copy);
 }
 
-/* A version has its triangles, and (R W)^T where R is dense, while rows are written with it. */
+/* A transform has its triangles, and also (R W)^T where R is dense, as long as rows are written
+ * with it. */
 static void check_kept(kvant_tensor *tensor, kvant_weights *weights, const float *x, const float *y)
 {
     const uint32_t d = tensor->head_dim;
@@ -523,7 +532,7 @@ static void check_kept(kvant_tensor *tensor, kvant_weights *weights, const float
     free(made.weights);
 }
 
-/* Beyond 128 channels W is block diagonal: rows come back, and scores stay, whatever the parts. */
+/* Beyond 128 channels W is block diagonal. Rows read back and scores stay right in all parts. */
 static void large_heads_have_parts(void **state)
 {
     static const struct {
@@ -596,7 +605,8 @@ static void parts_have_every_channel_once(void **state)
     }
 }
 
-/* A block's version as a codec of its own, here another quantiser's: what both make of rows, queries and pages. */
+/* A block's transform as a codec, here with another quantiser. Both must agree on rows, queries and
+ * pages. */
 static void a_version_is_a_codec(void **state)
 {
     const kind k = make_kind(40);

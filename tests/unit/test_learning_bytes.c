@@ -14,7 +14,7 @@ void __wrap_free(void *memory);
 void *__wrap_mmap(void *at, size_t bytes, int protection, int flags, int file, off_t offset);
 int __wrap_munmap(void *at, size_t bytes);
 
-/* Allocations that live. kvant_alloc rounds each one up to a multiple of 64 bytes. */
+/* Allocations that are not freed yet. kvant_alloc rounds each up to a multiple of 64 bytes. */
 enum { MOST_LIVING = 1024, ROUNDING = 63 };
 static struct {
     void *at;
@@ -69,8 +69,8 @@ int __wrap_munmap(void *at, size_t bytes)
     return __real_munmap(at, bytes);
 }
 
-/* Bytes that a tensor counts. The centre and the scale of a version lie in memory that a tensor has
- * from its creation on, so they are left out here. */
+/* Bytes that a tensor counts. Centre and scale of a transform lie in memory that a tensor has from
+ * its creation on, so they are left out here. */
 static size_t told(const fixture *f)
 {
     kvant_tensor_info info = { .size = sizeof info };
@@ -92,7 +92,7 @@ static balance balance_of(const fixture *f)
     return (balance){ told(f), living_bytes, n_living };
 }
 
-/* Since the balance before. */
+/* Compares the change since the balance before. */
 static void check_balance(const fixture *f, balance before)
 {
     const balance now = balance_of(f);

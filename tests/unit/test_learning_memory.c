@@ -1,5 +1,5 @@
-/* test_learning_memory.c - what learning works with: counted while it is there, given back when
- * learning ends, there again for rows of another kind. */
+/* test_learning_memory.c - the working memory of learning: it is counted while it exists, freed
+ * when learning ends, and allocated again for rows of another kind. */
 #include "turned_text.h"
 
 static kvant_tensor_info told(const fixture *f)
@@ -9,7 +9,7 @@ static kvant_tensor_info told(const fixture *f)
     return info;
 }
 
-/* Queries that rows are judged by, which stay. */
+/* The sample of queries by which a tensor chooses between transforms. It stays allocated. */
 enum { SAMPLED = SAMPLE_QUERIES * WIDTH * sizeof(float) };
 
 static size_t sums_bytes(const kvant_learning *l)
@@ -28,13 +28,13 @@ static void it_is_counted_until_it_is_given_back(void **state)
         assert_int_equal(told(&f).working_bytes, SAMPLED);
         put_all(&f, t, 0, 128, 128, 0);
         assert_int_equal(told(&f).working_bytes, SAMPLED + sums_bytes(learning));
-        put_all(&f, t, 128, 129, 1, 0); /* waits to be judged with others */
+        put_all(&f, t, 128, 129, 1, 0); /* this row is pending until more rows come */
         assert_in_range(told(&f).working_bytes, SAMPLED + sums_bytes(learning) + 1,
                         told(&f).working_most);
         put_all(&f, t, 129, 192, 1, 0);
         assert_in_range(told(&f).working_bytes, SAMPLED + sums_bytes(learning),
                         told(&f).working_most);
-        put_all(&f, t, 192, 4096, BATCH, 0); /* positions of all octaves */
+        put_all(&f, t, 192, 4096, BATCH, 0); /* positions of all position buckets */
         assert_true(learning->done);
         assert_null(learning->sums);
         assert_null(learning->rows);
@@ -71,7 +71,7 @@ static void ranges_of_a_caller_keep_the_sums(void **state)
     free(t);
 }
 
-/* What is not there is not counted: blocks with rows, after rows came, went and moved. */
+/* The tensor counts only blocks that hold rows: after rows were written, cleared and moved. */
 static void blocks_with_rows_are_counted(void **state)
 {
     fixture f = make("turboquant-4:center=first", 1, 8, 0);

@@ -1,7 +1,9 @@
-/* test_levels.c - whole pages are the same bytes at every CPU level (tests/kernels looks at the loops one by one). */
+/* test_levels.c - whole pages have the same bytes at every CPU level (tests/kernels tests the loops
+ * one by one). */
 #include "testing.h"
 
-/* Which zero a range ends with is left to the level: pages must not show it. */
+/* A CPU level may choose the sign of the zero at the end of a range. Pages must not depend on
+ * it. */
 static void zeros_of_both_signs_leave_no_trace(void **state)
 {
     static const char *const specs[] = { "int-4", "int-4:sym",    "int-4:group=16",
@@ -27,7 +29,7 @@ static void zeros_of_both_signs_leave_no_trace(void **state)
         }
 }
 
-/* Every codec, whole pages, every level that the machine has. */
+/* Every codec writes the same pages at every level that the machine has. */
 static void pages_do_not_tell_the_level(void **state)
 {
     static const uint32_t dims[] = { 40, 64, 80, 128 };
@@ -39,7 +41,7 @@ static void pages_do_not_tell_the_level(void **state)
             uint32_t dim = dims[d / 2];
             if (kvant_codec_create(all_specs[s], dim, (kvant_role)(d % 2), TEST_SEED, &codec, NULL,
                                    0) != KVANT_OK)
-                continue; /* a spec that does not take this head_dim, or needs a calibration */
+                continue; /* a spec that does not support this head_dim, or needs a calibration */
             kvant_codec_info info = info_of(codec);
             float *rows = malloc((size_t)64 * dim * sizeof *rows);
             uint8_t *page = aligned(info.page_bytes), *want = aligned(info.page_bytes);

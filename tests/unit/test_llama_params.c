@@ -1,4 +1,4 @@
-/* test_llama_params.c - the parameters of llama.cpp's versions, as their libraries hand them out. */
+/* test_llama_params.c - the parameters of llama.cpp's versions, as their libraries return them. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -17,7 +17,7 @@
 
 enum { N = 48 };
 
-/* Where the words of 4 bytes are that kvant sets; 0: not there. */
+/* Positions of the words of 4 bytes that kvant sets; 0: the version has no such word. */
 static const struct context_case {
     const char *version;
     uint32_t words[N];
@@ -78,7 +78,7 @@ static const struct model_case {
 static llama_params given(const uint32_t words[N])
 {
     llama_params params;
-    memset(&params, 0xab, sizeof params); /* what llama.cpp does not write */
+    memset(&params, 0xab, sizeof params); /* bytes that llama.cpp does not write */
     memcpy(params.bytes, words, N * sizeof *words);
     return params;
 }
@@ -158,7 +158,7 @@ static void models_of_all_versions(void **state)
     }
 }
 
-/* Any word among those that are known that another version puts somewhere else. */
+/* Every word that kvant knows may lie elsewhere in a later version, and is refused then. */
 static void other_layouts_are_refused(void **state)
 {
     const struct context_case *c = &contexts[2];

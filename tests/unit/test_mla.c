@@ -1,5 +1,5 @@
-/* test_mla.c - the plug-in's rows of latents: which rows they are, their specs and codecs, and what
- * is reserved for them. */
+/* test_mla.c - the plug-in's rows of latents: which rows are latents, their specs and codecs, and
+ * the memory that is reserved for them. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -13,7 +13,8 @@
 
 #define ROW (9 * KVP_MLA_PART)
 
-/* DeepSeek and Kimi: 576, Mistral Small 4: 320. An indexer: 128, DeepSeek 4: 512. */
+/* Row lengths of models. DeepSeek and Kimi: 576, Mistral Small 4: 320. An indexer: 128, DeepSeek 4:
+ * 512. */
 static void rows_of_latents_are_no_power_of_two(void **state)
 {
     static const uint64_t latents[] = { 192, 320, 576, 1088 };
@@ -70,7 +71,7 @@ static const char *name_of(const kvant_codec *codec)
     return info.spec;
 }
 
-/* RoPE's channels never have fewer bits than the latents, and protected layers are f16. */
+/* RoPE's channels never have fewer bits than the latents. Protected layers are f16. */
 static void check_codecs(const char *spec, const char *rope, uint32_t layer,
                          const char *want_latents, const char *want_rope)
 {
@@ -93,7 +94,8 @@ static void rope_channels_have_a_codec_of_their_own(void **state)
     check_codecs("f16", "int-8", 1, "f16", "f16");
     check_codecs("trellis-4", "int-8", 0, "f16", "f16");
     check_codecs("trellis-4", "int-8", 2, "f16", "f16");
-    check_codecs("int-4:recent=64", "int-8", 1, "int-4", "int-4"); /* they would not fit together */
+    /* a codec with a window and one without do not fit together: RoPE's channels get int-4, too */
+    check_codecs("int-4:recent=64", "int-8", 1, "int-4", "int-4");
 }
 
 static void settings_without_latents_have_no_codecs(void **state)
@@ -113,7 +115,7 @@ static void settings_without_latents_have_no_codecs(void **state)
     kvant_scheme_free(&learns.rope);
 }
 
-/* What is reserved holds the layer when it turns out to be a protected one. */
+/* The reserved memory is enough even if the layer is a protected layer. */
 static void reserves_for_protected_layers(void **state)
 {
     kvp_settings settings = { .latents = scheme_of("trellis-4", 1), .rope = scheme_of("int-8", 1) };
@@ -127,7 +129,7 @@ static void reserves_for_protected_layers(void **state)
     params.codecs = codecs;
     params.n_kv_heads = ROW / KVP_MLA_PART;
     for (uint32_t i = 0; i < 2; i++) {
-        place.n_layers = 3 - i; /* ordinary, the last one */
+        place.n_layers = 3 - i; /* an ordinary layer, then the last layer */
         assert_true(kvp_mla_codecs(&settings, &place, ROW, codecs));
         assert_int_equal(kvant_tensor_size(&params, &bytes[i]), KVANT_OK);
     }

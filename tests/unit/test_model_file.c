@@ -1,4 +1,5 @@
-/* test_model_file.c - what the plug-in reads of a model's file: its layers, and nothing of a damaged file. */
+/* test_model_file.c - the number of layers that the plug-in reads from a model's file. It believes
+ * nothing of a damaged file. */
 #include "testing.h"
 
 #include "../../integrations/llama.cpp/model_file.h"
@@ -51,7 +52,7 @@ static void put_number(file *f, const char *key, uint32_t x)
     put_u32(f, x);
 }
 
-/* The architecture, a list of texts and one of numbers before what matters. */
+/* The architecture, a list of texts and a list of numbers come before the fields that matter. */
 static file begin_model(uint64_t n_more)
 {
     file f = begin(4 + n_more);
@@ -120,7 +121,7 @@ static void layers_with_keys_of_their_own_are_counted(void **state)
     put_u64(&f, 2);
     put(&f, (int32_t[2]){ 0, 2 }, 8);
     assert_int_equal(layers_of(f.bytes, f.n), 0);
-    f = begin(3); /* a tokenizer that comes first is skipped */
+    f = begin(3); /* skips a tokenizer that comes first */
     put_text(&f, "tokenizer.ggml.tokens");
     put_u32(&f, 9);
     put_u32(&f, 8);
@@ -130,14 +131,15 @@ static void layers_with_keys_of_their_own_are_counted(void **state)
     put_number(&f, "llama.block_count", 30);
     put_number(&f, "glm4moe.nextn_predict_layers", 1);
     assert_int_equal(layers_of(f.bytes, f.n), 29);
-    f = begin_model(2); /* nothing is read of a tokenizer */
+    f = begin_model(2); /* reads nothing of a tokenizer */
     put_text(&f, "tokenizer.ggml.tokens");
     put_u32(&f, 77);
     assert_int_equal(layers_of(f.bytes, f.n), 30);
     assert_int_equal(kvp_count_model_layers("/nowhere/model.gguf").with_keys, 0);
 }
 
-/* Cut files, and files with any four bytes set: an answer, and no access beyond what is there. */
+/* Truncated files, and files with any four bytes changed: the reader answers and reads no byte
+ * outside of the file. */
 static void damaged_files_are_not_believed(void **state)
 {
     const file whole = begin_model(0);

@@ -1,6 +1,6 @@
-/* test_octopus.c - octopus against the figures of its paper (tables 1, 4 and 5, appendix E's claim), its
- * codebooks against independent integrals, and what the paper leaves open: head_dims that 3 does not
- * divide, hopeless rows, refused options. */
+/* test_octopus.c - octopus against the figures of its paper (tables 1, 4 and 5, appendix E's
+ * claim), and its codebooks against independent integrals. Also the cases that the paper leaves
+ * open: head_dims that 3 does not divide, hopeless rows, refused options. */
 #include "distortion.h"
 #include "fidelity.h"
 
@@ -24,8 +24,8 @@ static double centroid(density_fn *density, double parameter, double low, double
     return moment / mass;
 }
 
-/* Area of the sphere per |u|, integrated over w: a point q of the octahedron has |q|^-3 per unit of the
- * square. */
+/* Density of |u| on the sphere, integrated over w: a point q of the octahedron has |q|^-3 per unit
+ * of the square. */
 static double direction_density(double u, double unused)
 {
     enum { STEPS = 400 };
@@ -44,9 +44,9 @@ static double norm_density(double r, double d)
     return r < sqrt(d) ? r * r * pow(1 - r * r / d, (d - 5) / 2) : 0;
 }
 
-/* Every level is the centroid of its cell. Newton ends at 1e-15, binary32 rounds by 2^-25, the midpoint
- * rules here err by less than 1e-5 of a cell's width (curvature times step squared; the kink of the fold
- * costs 1 / STEPS^2 more). */
+/* Every level is the centroid of its cell. Newton's method ends at 1e-15 and binary32 rounds by
+ * 2^-25. The midpoint rules of this file err by less than 1e-5 of a cell's width: curvature times
+ * step squared. The kink of the fold costs 1 / STEPS^2 more. */
 static void directions_are_lloyd_max(void **state)
 {
     (void)state;
@@ -79,7 +79,8 @@ static void norms_are_lloyd_max(void **state)
             kvant_triplet_norm_codebook(dims[i], bits, level);
             for (uint32_t k = 0; k < n; k++) {
                 double low = k ? (level[k - 1] + level[k]) / 2.0 : 0;
-                /* beyond 12 nothing is left: chi with 3 degrees of freedom has a density of e^-72 there */
+                /* Beyond 12 the density of chi with 3 degrees of freedom is e^-72, so the rest is
+                 * negligible. */
                 double high = k + 1 < n ? (level[k] + level[k + 1]) / 2.0 : fmin(12, sqrt(d));
                 assert_true(fabs(level[k] - centroid(norm_density, d, low, high)) <=
                             1e-4 * (high - low) + 3e-7);
@@ -106,7 +107,7 @@ static void the_map_is_the_papers(void **state)
         xi = z >= 0 ? x : (x < 0 ? -1 : 1) * (1 - fabs(y));
         eta = z >= 0 ? y : (y < 0 ? -1 : 1) * (1 - fabs(x));
         kvant_octahedral_point((float)xi, (float)eta, &p[0], &p[1], &p[2]);
-        /* xi and eta are rounded to 2^-25, the map's sums add as much twice */
+        /* xi and eta are rounded to 2^-25, and the map's sums add twice as much */
         for (int j = 0; j < 3; j++)
             assert_true(fabs(p[j] - n[j] / length) <= 4 * pow(2, -25));
         for (int j = 0; j < 3; j++) {
@@ -126,9 +127,9 @@ static void expect_near(const char *what, const char *spec, double got, double w
         fail_msg("%s: %s %.5f, the paper has %.5f +- %.5f", spec, what, got, want, tolerance);
 }
 
-/* Table 1: scalar rounding. 2 % and half a unit of the last printed digit. Our own sampling error is
- * smaller: with 4096 rows an mse has sqrt(2 / 128 / 4096) = 0.2 %, with 1024 queries, whose length spreads
- * by 1 / sqrt(256), a mean product error has 0.2 %. */
+/* Table 1: scalar rounding. The test allows 2 % and half a unit of the last printed digit. Its own
+ * sampling error is smaller. An mse of 4096 rows errs by sqrt(2 / 128 / 4096) = 0.2 %. A mean
+ * product error of 1024 queries, whose length varies by 1 / sqrt(256), errs by as much. */
 static void table_1(void **state)
 {
     static const struct {
@@ -150,8 +151,8 @@ static void table_1(void **state)
     }
 }
 
-/* Table 1, OCTOPUS-QJL: its cosine and mse are those of the codes without the sketch, its products those
- * with it. */
+/* Table 1, OCTOPUS-QJL: cosine and mse are printed for the codes without the sketch, products for
+ * the codes with it. */
 static void table_1_sketched(void **state)
 {
     static const double product[] = { 2.015, 1.084, 0.565 };
@@ -165,8 +166,8 @@ static void table_1_sketched(void **state)
     }
 }
 
-/* Joint rounding chooses what the last triplet is padded with: 2 of 128 channels may lose all their error,
- * no others. */
+/* Joint rounding chooses how the last triplet is padded. So 2 of 128 channels may lose all their
+ * error, and no more. */
 static void expect_joint(const char *spec, double mse, double want)
 {
     double least = want * 126 / 128, tolerance = 0.02 * want + 0.00005;
@@ -175,9 +176,9 @@ static void expect_joint(const char *spec, double mse, double want)
                  tolerance);
 }
 
-/* Table 5. Its b = 1 spends a bit on each of the three numbers (split=1.1: b - 1 = 0 bits had no codebook
- * there). Its 2x2 is round=next, and it pads with zeros. 2x2 with the two levels around the number turns
- * out to be as good as 3x3. */
+/* Table 5. Its b = 1 spends a bit on each of the three numbers (split=1.1), because b - 1 bits had
+ * no codebook there. Its 2x2 is round=next, and it pads with zeros. A 2x2 search with the two
+ * levels around the number is as good as 3x3. */
 static void table_5(void **state)
 {
     static const double scalar[] = { 0.6022, 0.0897, 0.0261, 0.0071 },
@@ -207,7 +208,7 @@ static void table_5(void **state)
     }
 }
 
-/* Table 4: mse of (b + delta, b - delta), and that delta = 1 is the only one better than 0. */
+/* Table 4: the mse of (b + delta, b - delta). Only delta = 1 is better than 0. */
 static void table_4(void **state)
 {
     static const struct {
@@ -255,7 +256,8 @@ static void fill_triplets(kvant_triplets *t, uint64_t *rng)
     fill_normal(t->z, KVANT_MAX_TRIPLETS, rng);
 }
 
-/* Appendix E: 3x3 finds the same codes as trying all. So does 2x2 with the levels around the number. */
+/* Appendix E: a 3x3 search finds the same codes as a search of all codes. So does a 2x2 search of
+ * the levels around the number. */
 static void local_search_finds_the_best(void **state)
 {
     (void)state;
@@ -275,7 +277,7 @@ static void local_search_finds_the_best(void **state)
     }
 }
 
-/* Trying all codes here, with the decoder and in double: no code is closer than the one that was chosen. */
+/* Tries all codes with the decoder, in double precision. No code is closer than the chosen code. */
 static void codes_minimise_the_error(void **state)
 {
     (void)state;
@@ -295,7 +297,7 @@ static void codes_minimise_the_error(void **state)
             kvant_octopus_dequantize(&book, codes, scale, decoded);
             least = fmin(least, squared_distance(y, decoded, 3));
         }
-        /* roundings of binary32 on numbers of at most 3 scale decide ties */
+        /* ties are decided by roundings of binary32 on numbers of at most 3 scale */
         assert_true(chosen <= least + 1e-5 * scale * scale);
     }
 }
@@ -326,8 +328,8 @@ static void levels_agree(void **state)
 
 /* --- beyond the paper --- */
 
-/* The stored scale is the one with <y, y'> = |y|^2: slope 1 where scale=norm has 1 - mse. Three standard
- * errors, as in test_turboquant.c. */
+/* The stored scale is the one with <y, y'> = |y|^2, so the slope is 1 where scale=norm has 1 - mse.
+ * The test allows three standard errors, as test_turboquant.c does. */
 static void unbiased_scale(void **state)
 {
     (void)state;
@@ -342,8 +344,9 @@ static void unbiased_scale(void **state)
     }
 }
 
-/* What the last triplet's missing channels decode to is free: with one or two channels it must do at least
- * as well a channel as the whole triplets do, where zeros as padding do several times worse. */
+/* The last triplet's missing channels may decode to any number. With one or two channels in use,
+ * the triplet must err per channel at most as much as whole triplets do. Padding with zeros errs
+ * several times as much. */
 static void last_triplet(void **state)
 {
     static const uint32_t dims[] = { 64, 80, 128 };
@@ -372,8 +375,8 @@ static void last_triplet(void **state)
             }
 }
 
-/* Rows that no direction resembles keep a finite scale: one bit a coordinate has no direction near (0, 0,
- * 1). */
+/* Rows that are near no direction keep a finite scale: one bit per coordinate has no direction near
+ * (0, 0, 1). */
 static void hopeless_rows(void **state)
 {
     (void)state;
@@ -418,7 +421,7 @@ static void options(void **state)
     assert_true(info.bits == 13 && info.nominal_bits == 4);
     assert_true(info.code_bytes ==
                 (size_t)43 * 13 * 8 + 16 -
-                    43 * 13 * 8 % 16); /* 64 tokens, one plane ends within 16 bytes */
+                    43 * 13 * 8 % 16); /* with 64 tokens, a plane ends within 16 bytes */
     kvant_codec_free(&codec);
 }
 

@@ -1,8 +1,8 @@
-/* test_openmp.c - OpenMP's threads sleep at barriers while another program wants their cores (the
+/* test_openmp.c - OpenMP's threads sleep at barriers while another program needs their cores (the
  * plug-in's openmp.c).
  *
- * ggml's CPU back end is a mock whose graphs run on a team of libgomp's. What counts is CPU time,
- * which other processes do not change: threads that spin at a barrier spend it. */
+ * A mock of ggml's CPU back end computes graphs on a team of libgomp's threads. The test measures
+ * CPU time, which other processes do not change: threads that spin at a barrier spend it. */
 #define _GNU_SOURCE
 #include "testing.h"
 #include "ggml_mock.h"
@@ -16,7 +16,7 @@
 
 #include "../../integrations/llama.cpp/openmp.h"
 
-/* A barrier that one thread reaches later than the others by DELAY_NS. */
+/* A barrier that one thread reaches DELAY_NS later than its team. */
 enum { N_BARRIERS = 20, DELAY_NS = 2000000, BUSY_NS = 400000000 };
 
 kvp_ggml kvp_api;

@@ -16,7 +16,7 @@ static const char *const codecs[] = {
 #endif
 };
 
-/* Writes the stored channels of an order from the definition of the order. */
+/* Computes the stored channels of an order from the definition of the order. */
 static void stored_channels(int order, uint32_t d, uint32_t *from)
 {
     const uint32_t quarter = d / 4, second = d - d / 2; /* where the second half begins */
@@ -41,7 +41,8 @@ static void put_in_order(const uint32_t *from, uint32_t d, size_t n, const float
             out[t * d + i] = x[t * d + from[i]];
 }
 
-/* Rows, a centre, a scale and a query, stored and in order. */
+/* Rows, a centre, a scale and a query, in the stored order and in the order that the codec
+ * names. */
 typedef struct numbers {
     float rows[TOKENS * KVANT_MAX_HEAD_DIM], center[KVANT_MAX_HEAD_DIM], scale[KVANT_MAX_HEAD_DIM],
         query[KVANT_MAX_HEAD_DIM];
@@ -118,7 +119,7 @@ static void an_order_is_a_permutation_of_rows_and_queries(void **state)
         for (size_t k = 0; k < COUNT(dims); k++)
             for (int order = 0; order < N_ORDERS; order++)
                 compare(codecs[s], order, dims[k]);
-    for (uint32_t d = 1; d < 20; d++) /* odd ones, too */
+    for (uint32_t d = 1; d < 20; d++) /* also odd ones */
         for (int order = 0; order < N_ORDERS; order++)
             compare("int-4:group=8", order, d);
 }

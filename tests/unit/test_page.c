@@ -1,4 +1,5 @@
-/* test_page.c - the code plane: positions against format.md, unpacking at every CPU level against decoding. */
+/* test_page.c - the plane of codes: positions against format.md, and unpacking at every CPU level
+ * against decoding. */
 #include "testing.h"
 
 #include "../../src/codec/encode.h"
@@ -69,7 +70,7 @@ static void codes_lie_where_the_document_says(void **state)
             }
 }
 
-/* A page and its rows as decode gives them, against every level's unpack. */
+/* Compares a page that decode() reads with the unpacked page of every level. */
 static void check_unpacking(const kvant_codec *codec, const char *spec, kvant_role role,
                             const void *page)
 {
@@ -92,7 +93,7 @@ static void check_unpacking(const kvant_codec *codec, const char *spec, kvant_ro
                 float y = rows[t * KVANT_MAX_HEAD_DIM + j];
                 if (j >= dim)
                     assert_true(role || tile[at] == 0);
-                /* One product and one sum, fused or not: an ulp of the larger term */
+                /* One product and one sum, fused or not, differ by an ulp of the larger term. */
                 else if (!(fabsf(tile[at] - y) <= 2.4e-7f * (fabsf(y) + 8)))
                     fail_msg("%s %s dim %u token %u channel %u: %g, not %g",
                              kvant_cpu_level_name(cpu_levels[l]), spec, dim, t, j, tile[at], y);
@@ -126,7 +127,8 @@ static void unpacking_is_decoding_at_every_level(void **state)
             }
 }
 
-/* What attention multiplies in place of chunk codes, times step and the token's scale, is what decoding gives, within `error` steps. */
+/* Attention multiplies integers in place of chunk codes. An integer times step and the token's
+ * scale must be the decoded number, within `error` steps. */
 static void numbers_are_near_decoding(void **state)
 {
     static const uint32_t dims[] = { 32, 64, 80, 96, 112, 128, 256 };
@@ -173,11 +175,11 @@ static void numbers_are_near_decoding(void **state)
             free(page);
             kvant_codec_free(&codec);
         }
-    if (KVANT_PAPERS) /* all chunk codes are theirs */
+    if (KVANT_PAPERS) /* all chunk codes belong to papers' codecs */
         assert_true(offered >= 10 * COUNT(dims));
 }
 
-/* Positions are a permutation: no two rows share a place. */
+/* Positions are a permutation: no two rows share a position. */
 static void positions_are_a_permutation(void **state)
 {
     (void)state;
@@ -260,7 +262,8 @@ static uint32_t chunk_code_by_the_document(const uint32_t *plane, uint32_t p, kv
     return plane[word] >> bit & ((1u << p) - 1);
 }
 
-/* Random codes, written in a random order of tokens and twice, are all where the document says: so no two share a bit. */
+/* Writes random codes twice, in a random order of tokens. All are where the document says, so no
+ * two share a bit. */
 static void check_chunks(kvant_role role, uint32_t n_chunks, uint32_t bits, uint64_t *rng)
 {
     kvant_chunk_layout layout;

@@ -1,5 +1,6 @@
-/* test_parallel.c - loops: every index once, whoever runs them; executors that do all, some or nothing of what they are asked. */
-#define _POSIX_C_SOURCE 200809L /* sigset_t */
+/* test_parallel.c - loops run every index once, on any thread. Executors may run all, some or none
+ * of the work that they are asked for. */
+#define _POSIX_C_SOURCE 200809L /* for sigset_t */
 #include "testing.h"
 
 #include <kvant/executor.h>
@@ -17,7 +18,7 @@
 
 typedef struct counts {
     atomic_int of[N];
-    atomic_uint workers; /* bit of each */
+    atomic_uint workers; /* a bit for each worker */
 } counts;
 
 static void count(void *context, size_t index, uint32_t worker)
@@ -49,7 +50,7 @@ static void pool_runs_every_index_once(void **state)
     assert_loops_run();
 }
 
-/* What an executor is asked for. */
+/* The request that a loop makes of an executor. */
 typedef struct request {
     kvant_executor_work work;
     void *loop;
@@ -103,7 +104,8 @@ static void executors_run_every_index_once(void **state)
         kvant_use_executor(&executor);
         assert_loops_run();
         kvant_use_executor(NULL);
-        assert_int_equal(r.calls, 3 * 5); /* 2 to 4 threads, 2, 3, 4, 40 and 400 indices */
+        /* loops of 2 to 4 threads, with 2, 3, 4, 40 and 400 indices */
+        assert_int_equal(r.calls, 3 * 5);
     }
 }
 
@@ -133,7 +135,7 @@ static void loop_within(void *context, size_t index, uint32_t worker)
     kvant_parallel_for(N / 2, 4, count, (counts *)context + index);
 }
 
-/* A host's threads, busy with one loop, cannot be asked for another. */
+/* A host whose threads are busy with one loop cannot be asked for a second. */
 static void loops_within_loops_stay_off_the_executor(void **state)
 {
     static counts c[2];
@@ -146,7 +148,7 @@ static void loops_within_loops_stay_off_the_executor(void **state)
     for (size_t i = 0; i < N; i++)
         assert_int_equal(atomic_load(&c[i % 2].of[i / 2]), 1);
     kvant_parallel_for(2, 2, loop_within, c);
-    assert_int_equal(r.calls, 2); /* it is in use again */
+    assert_int_equal(r.calls, 2); /* the executor is in use again */
     kvant_use_executor(NULL);
 }
 
@@ -161,7 +163,8 @@ static void executors_nest(void **state)
     assert_ptr_equal(kvant_use_executor(NULL), &outer);
 }
 
-/* A loop that lasts until it is told to end, so that workers are inside it when the process forks. */
+/* A loop that lasts until the test ends it, so that workers are inside it when the process
+ * forks. */
 typedef struct held_loop {
     atomic_uint entered;
     atomic_bool released;
@@ -183,13 +186,14 @@ static void *run_held_loop(void *argument)
     return NULL;
 }
 
-/* Threads of a loop that the caller has CPUs for. */
+/* Number of threads of a loop when the caller has enough CPUs. */
 static uint32_t threads_of(uint32_t n)
 {
     return n < kvant_available_cpus() ? n : kvant_available_cpus();
 }
 
-/* The exit status of a child that runs a loop of its own on 4 threads; 128 and more: it was killed. */
+/* Returns the exit status of a child that runs a loop on 4 threads. A status of 128 or more: a
+ * signal killed the child. */
 static int fork_and_loop(void)
 {
     pid_t child = fork();
@@ -249,7 +253,7 @@ static void on_signal(int number)
     atomic_fetch_add(here ? &handled_here : &handled_elsewhere, 1);
 }
 
-/* Ends when every thread of the loop is in it. */
+/* Returns when every thread of the loop has entered it. */
 static void meet(void *entered, size_t index, uint32_t worker)
 {
     (void)index;
@@ -288,14 +292,15 @@ static void handlers_never_run_on_workers(void **state)
     assert_int_equal(atomic_load(&handled_here), sizeof signals / sizeof *signals);
     sigset_t now;
     pthread_sigmask(SIG_BLOCK, NULL, &now);
-    for (int number = 1; number < 32; number++) /* loops left this thread's mask alone */
+    for (int number = 1; number < 32; number++) /* loops did not change this thread's mask */
         assert_int_equal(sigismember(&now, number), sigismember(&former, number));
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(handlers_never_run_on_workers), /* first: it starts the workers */
+        /* runs first, because it starts the workers */
+        cmocka_unit_test(handlers_never_run_on_workers),
         cmocka_unit_test(pool_runs_every_index_once),
         cmocka_unit_test(executors_run_every_index_once),
         cmocka_unit_test(executors_are_the_threads_own),

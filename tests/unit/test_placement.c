@@ -1,5 +1,6 @@
-/* test_placement.c - the plug-in's placement of llama.cpp's cells: each sequence has blocks of its own, in the order of its tokens, whatever
- * its neighbours do; what cannot be so is still one slot per cell. */
+/* test_placement.c - the plug-in's placement of llama.cpp's cells. Each sequence has its own
+ * blocks, in the order of its tokens, whatever its neighbours do. Cells that cannot have that still
+ * have one slot each. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -42,7 +43,8 @@ static void remove_from(cache *c, int sequence, int position)
     c->length[sequence] = position;
 }
 
-/* One token of each of n sequences (as listed, repeats are consecutive tokens); twice, as two tensors do. */
+/* Writes one token for each of the n listed sequences; a sequence that repeats gets consecutive
+ * tokens. Places them twice, as two tensors do. */
 static void write_tokens(cache *c, kvp_placement *p, const int *sequences, int n)
 {
     static uint16_t rows[64 * N_CELLS];
@@ -91,7 +93,8 @@ static void check_slots(const cache *c, const kvp_placement *p)
     }
 }
 
-/* Token t of the sequence is number t % 64 of block t / 64, and these blocks are nobody else's. */
+/* Token t of the sequence is in slot t % 64 of block t / 64, and these blocks belong to no other
+ * sequence. */
 static void check_sequence(const cache *c, const kvp_placement *p, int sequence)
 {
     int64_t owner = -1;
@@ -142,7 +145,8 @@ static void neighbours_do_not_matter(void **state)
     kvp_placement_free(p);
 }
 
-/* Removed tokens' cells are used again: by the sequence itself (prompts that share a beginning), and by another one. */
+/* The cells of removed tokens are used again, by the same sequence (prompts that share a beginning)
+ * and by another. */
 static void cells_are_used_again(void **state)
 {
     kvp_placement *p = kvp_placement_create(N_CELLS);
@@ -167,7 +171,7 @@ static void cells_are_used_again(void **state)
     kvp_placement_free(p);
 }
 
-/* Two sequences that go on from one prompt share its last block, then each has blocks of its own. */
+/* Two sequences that continue one prompt share its last block. After it each has its own blocks. */
 static void shared_beginnings(void **state)
 {
     kvp_placement *p = kvp_placement_create(N_CELLS);
@@ -192,7 +196,7 @@ static void shared_beginnings(void **state)
         assert_int_equal(slot % 64, (36 + i) % 64);
         assert_int_equal(kvp_placement_block(p, (uint32_t)(slot / 64)).index, n - 1);
     }
-    write_run(&c, p, 0, 30); /* has to find its own way on, too */
+    write_run(&c, p, 0, 30); /* must find its own continuation, too */
     check_slots(&c, p);
     for (int j = 0; j < N_CELLS; j++)
         row[j] = c.sequence[j] == 0 ? 0 : HIDDEN;
@@ -208,7 +212,7 @@ static void restored_rows_are_one_sequence(void **state)
     int64_t cells[50], slots[50];
 
     (void)state;
-    for (int part = 0; part < 3; part++) { /* of one tensor, which is written in parts */
+    for (int part = 0; part < 3; part++) { /* one tensor, which is written in parts */
         for (int i = 0; i < 50; i++)
             cells[i] = 10 + 50 * part + i;
         assert_true(kvp_placement_write(p, cells, 50, NULL, slots));
@@ -218,7 +222,7 @@ static void restored_rows_are_one_sequence(void **state)
                              (50 * part + i) / 64);
         }
     }
-    for (int i = 0; i < 50; i++) /* of the next tensor */
+    for (int i = 0; i < 50; i++) /* the next tensor */
         cells[i] = 10 + i;
     assert_true(kvp_placement_write(p, cells, 50, NULL, slots));
     for (int i = 0; i < 50; i++)
@@ -230,7 +234,8 @@ static void restored_rows_are_one_sequence(void **state)
     kvp_placement_free(p);
 }
 
-/* Far more short sequences than there are blocks: pages are shared then, and everything has its place. */
+/* Far more short sequences than blocks: sequences share pages then, and every cell still has a
+ * slot. */
 static void every_cell_always_has_a_slot(void **state)
 {
     kvp_placement *p = kvp_placement_create(N_CELLS);

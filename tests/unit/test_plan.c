@@ -1,10 +1,10 @@
-/* test_plan.c - properties of the plan (src/store/plan.h), whose changes a model carries out. The
+/* test_plan.c - properties of the plan (src/store/plan.h). A model carries out its changes. The
  * random tests write, rewrite and remove rows of several sequences. */
 #include "plan_model.h"
 
 enum { N_BLOCKS = 96, MOST_ROWS = 512 };
 
-/* n tokens from `from` on of each of some sequences in one step. False: no block is left. */
+/* Appends n tokens to each of some sequences in one step. Returns false when no block is left. */
 static bool append(model *m, const uint32_t *which, uint32_t n_which, uint32_t n)
 {
     static int64_t slots[MOST_ROWS];
@@ -49,7 +49,7 @@ static bool is_exact(const model *m, const sequence *s, uint32_t position)
     return kvant_plan_page(m->plan, (uint32_t)s->blocks[position / SLOTS]) >= 0;
 }
 
-/* All first and newest tokens and all tokens of the step are exact. */
+/* All first tokens, newest tokens and tokens of the step are exact. */
 static void check_ends(const model *m, uint32_t which, uint32_t step)
 {
     const sequence *s = &m->sequences[which];
@@ -109,18 +109,18 @@ static void idle_sequences_give_way(void **unused)
             assert_true(append(&m, &s, 1, 30));
             check_ends(&m, s, 30);
         }
-    for (uint32_t s = 0; s < SEQUENCES; s++) /* their newest parts go before first ones */
+    for (uint32_t s = 0; s < SEQUENCES; s++) /* their newest parts are sealed before first parts */
         assert_true(is_exact(&m, &m.sequences[s], 0));
     assert_false(is_exact(&m, &m.sequences[0], 599));
     assert_true(is_exact(&m, &m.sequences[SEQUENCES - 1], 599));
-    assert_true(append(&m, &(uint32_t){ 0 }, 1, 1)); /* its last block is opened again */
+    assert_true(append(&m, &(uint32_t){ 0 }, 1, 1)); /* its last block becomes exact again */
     assert_true(is_exact(&m, &m.sequences[0], 600));
     assert_true(is_exact(&m, &m.sequences[0], 0));
     end(&m);
 }
 
 /* The first blocks of idle sequences fill the pool. A sequence whose tokens come one by one still
- * keeps its newest tokens: the first blocks of the others go. */
+ * keeps its newest tokens exact, and the first blocks of idle sequences are sealed. */
 static void busy_sequences_keep_their_newest_tokens(void **unused)
 {
     (void)unused;
@@ -132,12 +132,12 @@ static void busy_sequences_keep_their_newest_tokens(void **unused)
         assert_true(append(&m, &(uint32_t){ 0 }, 1, 1));
         check_ends(&m, 0, 1);
     }
-    assert_true(is_exact(&m, &m.sequences[SEQUENCES - 1], 0)); /* the one that was seen last */
+    assert_true(is_exact(&m, &m.sequences[SEQUENCES - 1], 0)); /* the sequence that was seen last */
     assert_false(is_exact(&m, &m.sequences[1], 0));
     end(&m);
 }
 
-/* Moves the blocks that leave the pages below n. A block that gets another page has its rows. */
+/* Moves the blocks that leave the pages below n. A block that gets another page keeps its rows. */
 static void vacate(model *m, uint32_t n)
 {
     static uint64_t former[PAGES][SLOTS];
@@ -211,7 +211,8 @@ static void steps_have_pages_of_their_own(void **unused)
     end(&m);
 }
 
-/* A block that two sequences share is one of the newest as long as it is that to one of them. */
+/* A block that two sequences share counts as newest while it is among the newest blocks of one of
+ * them. */
 static void shared_blocks_are_as_new_as_for_the_shortest(void **unused)
 {
     (void)unused;
@@ -279,10 +280,10 @@ static void overwritten_blocks_are_no_longer_first(void **unused)
     end(&m);
 }
 
-/* Twenty blocks get late tokens of one sequence and then tokens of another one, which has lower
- * positions. They are old when the second sequence's tokens are: of 10 pages all but 4 are sealed
- * at once, so 20 blocks need at most 5 runs. A block that was as new as its former rows would be
- * sealed alone. */
+/* Twenty blocks get late tokens of a first sequence and then tokens of a second sequence, which has
+ * lower positions. The blocks age with the second sequence's tokens. The plan seals all but 4 of 10
+ * pages at once, so 20 blocks need at most 5 runs. A block that were still as new as its former
+ * rows would be sealed alone. */
 static void blocks_age_with_their_new_rows(void **unused)
 {
     (void)unused;
@@ -364,8 +365,7 @@ static void copies_are_as_exact_as_their_originals(void **unused)
     end(&m);
 }
 
-/* Rows that are rewritten where they are have no positions. Their blocks are opened, and are as new
- * as before. */
+/* Rewritten rows have no positions. Their blocks become exact and are as new as before. */
 static void rewritten_blocks_are_opened(void **unused)
 {
     (void)unused;
@@ -387,8 +387,8 @@ static void rewritten_blocks_are_opened(void **unused)
     end(&m);
 }
 
-/* Tokens that were sealed as no one's first or newest stay sealed when more tokens are to be exact.
- * All later ones are exact. */
+/* Tokens that were sealed as nobody's first or newest tokens stay sealed when more tokens are to be
+ * exact. All later tokens are exact. */
 static void parameters_change_between_steps(void **unused)
 {
     (void)unused;
@@ -453,8 +453,8 @@ static void rows_without_a_step(void **unused)
     end(&m);
 }
 
-/* Random steps, cuts, ends of sequences and rewritten rows; slots of one block may be of several
- * sequences and come in any order. */
+/* Random steps, cuts, ends of sequences and rewritten rows. Slots of one block may belong to
+ * several sequences and come in any order. */
 static void random_step(model *m)
 {
     const uint32_t a = (uint32_t)(test_random(&m->state) % SEQUENCES);

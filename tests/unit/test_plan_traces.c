@@ -1,6 +1,6 @@
 /* test_plan_traces.c - the plan (src/store/plan.h) on recorded traces of llama.cpp's cells
- * (integrations/llama.cpp/trace.h has the format): every row is in one place, the budget holds,
- * first and newest tokens of a sequence stay exact while there is room, and two replays are
+ * (integrations/llama.cpp/trace.h describes the format). Every row is in one place and the budget
+ * holds. First and newest tokens of a sequence stay exact while there is room, and two replays are
  * equal. */
 #include "plan_model.h"
 
@@ -14,14 +14,14 @@ typedef struct line {
 
 typedef struct trace {
     model m;
-    uint32_t n_cells; /* of a stream */
+    uint32_t n_cells; /* cells of a stream */
     int32_t positions[MOST_CELLS];
-    uint32_t n_checked; /* steps of one sequence that had room */
+    uint32_t n_checked; /* steps of one sequence that had enough pages */
 } trace;
 
 /* Files */
 
-/* Expands runs: "5+3" is 5, 6, 7, and "-2*3" is -2, -2, -2. */
+/* Expands runs: "5+3" means 5, 6, 7. "-2*3" means -2, -2, -2. */
 static uint32_t read_runs(const char *text, int64_t *to)
 {
     uint32_t n = 0;
@@ -60,7 +60,7 @@ static bool read_line(FILE *file, line *l)
 
 /* Steps */
 
-/* A step of the plan. Blocks of a sequence are those that its rows see. */
+/* A step of the plan. The blocks of a sequence are the blocks that its rows see. */
 typedef struct step {
     int64_t slots[MOST_CELLS];
     int32_t positions[MOST_CELLS], blocks[MOST_CELLS];
@@ -104,8 +104,8 @@ static void note_positions(trace *t, const step *s)
         t->positions[s->slots[i]] = s->positions[i];
 }
 
-/* Blocks that are to be exact: those of the step, those of first tokens, and those of newest tokens
- * that a step of one sequence sees. Returns whether all of them have room. */
+/* Finds the blocks that are to be exact: the blocks of the step, of first tokens, and of newest
+ * tokens that a step of one sequence sees. Returns whether there is room for all of them. */
 static bool find_wanted(const trace *t, const step *s, const line *l, bool *wanted)
 {
     uint32_t n = 0;
@@ -147,7 +147,7 @@ static void take_step(trace *t, step *s, const line *l)
     s->n = s->n_blocks = s->n_views = 0;
 }
 
-/* Rows without a step: pieces of a sequence, whose positions nobody tells. */
+/* Restores rows without a step, in pieces of a sequence. Nobody tells the plan their positions. */
 static void restore(trace *t, const line *l, step *s)
 {
     for (uint32_t i = 0; i < l->n_slots; i++) {
@@ -231,7 +231,7 @@ static uint64_t replay(const char *name, uint32_t n_pages, uint32_t step_pages, 
     return digest;
 }
 
-/* 12 pages are those of one stream of a preset; with 4 nothing but the step has room. */
+/* A preset has 12 pages for one stream. With 4 pages only the step has room. */
 static void recorded_traces(void **unused)
 {
     static const char *const names[] = { "message_removed", "slots_saved", "users_at_once" };

@@ -1,5 +1,5 @@
-/* test_polar.c - polar against OCTOPUS's figures for PolarQuant and its codebooks against angles computed
- * by the C library. */
+/* test_polar.c - polar against OCTOPUS's figures for PolarQuant, and its codebooks against angles
+ * from the C library. */
 #include "distortion.h"
 #include "fidelity.h"
 
@@ -16,9 +16,9 @@ static void sine_and_cosine(void **state)
     }
 }
 
-/* 6400 keys and 102400 products: standard errors of mse and products are below 0.3 %; the table's own,
- * with few queries for each seed, allow 2 %. 1 - cosine is what the table's four digits carry: half a
- * digit is 0.7 % of it at 4 bits. */
+/* With 6400 keys and 102400 products, the standard errors of mse and products are below 0.3 %. The
+ * table has few queries for each seed, which allows 2 %. The table prints 1 - cosine with four
+ * digits; half a digit is 0.7 % of it at 4 bits. */
 static void figures_of_octopus_table_1(void **state)
 {
     static const fidelity paper[] = { { 0.8902, 0.2197, 4.200 },
@@ -36,10 +36,10 @@ static void figures_of_octopus_table_1(void **state)
     }
 }
 
-/* Each level is the centroid of its cell and each threshold halfway between two levels, both by trapezoids
- * of the C library's functions: 2e5 of them on at most pi / 2, whose error is that of the cells' ends,
- * 1e-5 of a cell, times a centroid's slope below 1. Levels and thresholds are binary32 vectors: 2^-24 each
- * way. */
+/* Each level is the centroid of its cell, and each threshold lies halfway between two levels. Both
+ * are computed by 2e5 trapezoids on at most pi / 2 with the C library's functions. Their error is
+ * the error of the cells' ends, 1e-5 of a cell, times a centroid's slope below 1. Levels and
+ * thresholds are binary32 vectors, which adds 2^-24 each way. */
 static void angle_books_are_optimal(void **state)
 {
     static const uint32_t sizes[][2] = { { 2, 2 },     { 4, 4 },   { 16, 16 }, { 64, 64 },
@@ -77,7 +77,7 @@ static void angle_books_are_optimal(void **state)
 
 typedef struct part {
     double radius;
-    uint32_t size, first; /* of its numbers in the row */
+    uint32_t size, first; /* numbers of the part in the row */
 } part;
 
 static double nearest(const float *sines, const float *cosines, uint32_t n, double angle)
@@ -94,8 +94,8 @@ static double nearest(const float *sines, const float *cosines, uint32_t n, doub
     return best;
 }
 
-/* The definition in other words: parts with arc tangents, every number of the second part multiplied by
- * the sine, of the first by the cosine. */
+/* The definition in other words: parts with arc tangents. Every number of the second part is
+ * multiplied by the sine, every number of the first part by the cosine. */
 static void reference(const float *x, uint32_t d, uint32_t bits, double *direction)
 {
     static part parts[512];
@@ -128,8 +128,8 @@ static void reference(const float *x, uint32_t d, uint32_t bits, double *directi
     }
 }
 
-/* Decoded rows differ from the reference by the fp16 norm, 2^-11 of each number at most, and rounding of
- * up to 9 products. */
+/* Decoded rows differ from the reference by the fp16 norm, at most 2^-11 of each number, and by the
+ * rounding of up to 9 products. */
 static void rows_follow_the_definition(void **state)
 {
     static const uint32_t dims[] = { 2, 4, 6, 10, 64, 80, 96, 112, 128, 192, 250, 256, 512 };
@@ -164,8 +164,8 @@ static void rows_follow_the_definition(void **state)
         }
 }
 
-/* With the unbiased scale <y, decoded y> = |y|^2 up to fp16's rounding of the scale and d roundings of the
- * sums. */
+/* With the unbiased scale, <y, decoded y> = |y|^2 up to fp16's rounding of the scale and d
+ * roundings of the sums. */
 static void unbiased_scale(void **state)
 {
     uint64_t rng = 4;
@@ -188,7 +188,7 @@ static void unbiased_scale(void **state)
     kvant_codec_free(&codec);
 }
 
-/* Every number at the end of an axis, on a diagonal or zero is a tie somewhere: ties go to the lower code. */
+/* A number at the end of an axis, on a diagonal or at zero is a tie, and the lower code wins. */
 static void ties(void **state)
 {
     static const struct {

@@ -1,18 +1,18 @@
-/* test_problem.c - everything that an attention problem can ask for, alone and together, on
- * blocks of several versions and states, against double precision. */
+/* test_problem.c - every option of an attention problem, alone and together, on blocks of several
+ * transforms and states, against double precision. */
 #include "attend.h"
 
 enum { BLOCKS = 12, TOKENS = 700 };
 
-/* Errors of binary32 are below this part of the largest value and of 1 + |lse|: |q| |k| scale is
- * at most 13 x 200 x 0.1, times (32 + 20) 2^-24 and a factor of 2 for centre and scale. */
+/* Errors of binary32 are below this part of the largest value and of 1 + |lse|. A score |q| |k|
+ * scale is at most 13 x 200 x 0.1. It errs by (32 + 20) 2^-24 of itself, and by twice that with
+ * centre and scale. */
 #define EXACT 2e-3
-/* With integers: a query is off by half a step of 1 / limit, limits are 500 and more; scores of
- * the rows here by 0.01. */
+/* With integers a query errs by half a step of 1 / limit. Limits are 500 and more, so scores of
+ * these rows err by 0.01. */
 #define ROUNDED 0.03
 
-/* Rows of four kinds one after the other: the codecs with first rows' centres make three
- * versions of them. */
+/* Rows of four kinds one after another, so that codecs with center=first make three transforms. */
 static fixture use(const char *spec, kvant_role role)
 {
     uint64_t rng = 100 + role;
@@ -40,7 +40,7 @@ static void fill_inputs(inputs *in)
     uint64_t rng = 8;
     fill_normal(in->q, COUNT(in->q), &rng);
     for (size_t i = 0; i < COUNT(in->sinks); i++)
-        in->sinks[i] = 20 * test_normal(&rng); /* beside scores of some tens */
+        in->sinks[i] = 20 * test_normal(&rng); /* scores reach some tens */
     for (size_t i = 0; i < COUNT(in->mask); i++)
         in->mask[i] = test_random(&rng) % 4 == 0
                           ? 0xfc00
@@ -55,7 +55,7 @@ static void check(const fixture *k, const fixture *v, kvant_attention_problem pr
         problem.exact = exact;
         assert_int_equal(attend(k, v, &problem, in->q, &got), KVANT_OK);
         check_attended(k, v, &problem, &got, exact ? EXACT : ROUNDED);
-        problem.n_threads = 1; /* the number of threads does not show */
+        problem.n_threads = 1; /* the number of threads changes nothing */
         assert_int_equal(attend(k, v, &problem, in->q, &again), KVANT_OK);
         assert_memory_equal(got.out, again.out, sizeof got.out);
         assert_memory_equal(got.lse, again.lse, sizeof got.lse);
@@ -82,7 +82,8 @@ static void every_combination(void **state)
     fill_inputs(&in);
     for (size_t p = 0; p < COUNT(pairs); p++) {
         fixture k = use(pairs[p][0], KVANT_ROLE_K), v = use(pairs[p][1], KVANT_ROLE_V);
-        assert_int_equal(tensor_info_of(&k).n_versions, 4); /* more are for matrices alone */
+        /* only codecs with matrices have more */
+        assert_int_equal(tensor_info_of(&k).n_versions, 4);
         for (uint32_t features = 0; features < ALL; features++)
             check(&k, &v,
                   (kvant_attention_problem){ .n_queries = queries[(features + p) % COUNT(queries)],
@@ -101,8 +102,7 @@ static void every_combination(void **state)
     }
 }
 
-/* Blocks in any order, the same one more than once, and hidden ones; tables that two sequences
- * share. */
+/* Blocks in any order, repeated blocks and hidden blocks; tables that two sequences share. */
 static void block_tables(void **state)
 {
     static const int32_t tables[][BLOCKS] = {
@@ -138,8 +138,7 @@ static void block_tables(void **state)
     }
 }
 
-/* What a query token does not see may hold anything; what sees nothing gives zeros, or the
- * sink's logit. */
+/* Hidden tokens may hold anything. A query that sees no token gives zeros, or the sink's logit. */
 static void nothing_to_see(void **state)
 {
     static const int32_t hidden[2] = { -1, -1 };
@@ -175,7 +174,7 @@ static void nothing_to_see(void **state)
     drop(&v);
 }
 
-/* A query of NaNs gives NaNs, and its neighbours what they would have alone. */
+/* A query of NaNs gives NaNs, and its neighbours give the same outputs as without it. */
 static void nans_stay_with_their_heads(void **state)
 {
     static inputs in;

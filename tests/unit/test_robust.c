@@ -1,5 +1,5 @@
-/* test_robust.c - what the first rows may not do to later ones: outliers, a monotonous first
- * request, rows that are refused. */
+/* test_robust.c - first rows that must not spoil later rows: outliers, a monotonous first request,
+ * refused rows. */
 #include "tensor_fixture.h"
 
 static const char *const specs[] = { "turboquant-4:center=first,norm=first",
@@ -7,8 +7,8 @@ static const char *const specs[] = { "turboquant-4:center=first,norm=first",
                                      "int-4:axis=channel,center=first,norm=first",
                                      "turboquant-4:center=first,norm=first,recent=64" };
 
-/* Keys as models have them: pairs of channels turned by the position, of unequal size, large
- * means where the turning is slow. */
+/* A key as models have it: RoPE rotates pairs of channels by the position, sizes are unequal, and
+ * pairs that rotate slowly have large means. */
 static void ordinary_row(uint32_t position, float *row, uint64_t *rng)
 {
     for (uint32_t j = 0; j < WIDTH; j += 2) {
@@ -26,7 +26,7 @@ static void ordinary_rows(float *rows, uint32_t first, uint32_t n, uint64_t *rng
         ordinary_row(first + i, rows + (size_t)i * WIDTH, rng);
 }
 
-/* The same token over and over: one vector, turned by the position. */
+/* One token repeated: one vector, rotated by RoPE to each position. */
 static void monotonous_rows(float *rows, uint32_t n, uint64_t seed)
 {
     for (uint32_t i = 0; i < n; i++) {
@@ -37,7 +37,7 @@ static void monotonous_rows(float *rows, uint32_t n, uint64_t seed)
 
 enum { FIRST = 200, LATER = 320, BLOCKS = 10 };
 
-/* Error of LATER ordinary rows behind a first batch, in batches of their own. */
+/* Error of LATER ordinary rows that follow a first batch, in batches of their own. */
 static double later_error(const char *spec, const float *first, uint32_t n, uint32_t first_batch,
                           uint32_t batch, uint32_t *n_versions)
 {
@@ -53,7 +53,7 @@ static double later_error(const char *spec, const float *first, uint32_t n, uint
     return error;
 }
 
-/* One number of 1000, or of 1e5, which fp16 does not hold, among the first rows. */
+/* One number of 1000, or of 1e5 (which fp16 cannot hold), among the first rows. */
 static void one_large_number(void **state)
 {
     static const float sizes[] = { 1000, -1000, 1e5f };
@@ -64,7 +64,7 @@ static void one_large_number(void **state)
                 uint64_t rng = 51;
                 float first[FIRST * WIDTH];
                 uint32_t versions;
-                /* Rows that come one at a time wait as fp16. */
+                /* Single rows are pending as fp16. */
                 uint32_t first_batch = batch == 1 && fabsf(sizes[i]) < 65504 ? 1 : FIRST;
                 ordinary_rows(first, 0, FIRST, &rng);
                 double ordinary =
@@ -95,18 +95,18 @@ static void monotonous_first_batch(void **state)
                 uint32_t more;
                 double error = later_error(specs[s], same, FIRST, FIRST, batch, &more);
                 assert_int_equal(versions, 2);
-                assert_int_equal(
-                    more, 3); /* the initial one, one of the first request, one of ordinary rows */
-                /* One at a time, rows are stored with the first request's version until 64 were
-                 * seen. */
+                /* the initial transform, the first request's, and one for ordinary rows */
+                assert_int_equal(more, 3);
+                /* Single rows are stored with the first request's transform until the tensor has
+                 * seen 64 of them. */
                 if (!(error <= 1.3 * want))
                     fail_msg("%s, %s first, batches of %u: error %g, after ordinary rows %g",
                              specs[s], zeros ? "zeros" : "one token", batch, error, want);
             }
 }
 
-/* Rows that are refused leave everything as in a tensor that never saw them, before a version is
- * made, while rows wait for it and after. */
+/* Refused rows leave everything as in a tensor that never saw them: before a transform exists,
+ * while rows are pending for one, and after. */
 static void refused_rows_leave_no_trace(void **state)
 {
     static const struct {
@@ -128,7 +128,7 @@ static void refused_rows_leave_no_trace(void **state)
             uint32_t n = 0;
             for (size_t stage = 0; stage < COUNT(stages); n += stages[stage++]) {
                 for (uint32_t batch = 1; batch <= 100;
-                     batch += 33) { /* 1, 34, 67, 100: singly and as a batch to learn from */
+                     batch += 33) { /* batches of 1, 34, 67, 100 rows */
                     ordinary_rows(wrong, 1000, batch, &rng);
                     wrong[(size_t)(batch - 1) * WIDTH + WIDTH - 1] = bad[b].number;
                     assert_int_equal(try_write(&f, n < 20 ? 0 : n - 20, batch, wrong, 2),

@@ -1,4 +1,5 @@
-/* test_scheme.c - which codec a layer has, how much it can take, and why not. */
+/* test_scheme.c - which codec a layer has, how much memory it needs at most, and why a scheme is
+ * refused. */
 #define _POSIX_C_SOURCE 200809L
 #include "testing.h"
 
@@ -25,7 +26,8 @@ static const char *spec_of(kvant_scheme *scheme, kvant_role role, uint32_t layer
     const kvant_codec *const *codecs;
     if (kvant_scheme_codecs(scheme, &place, &codecs) != KVANT_OK)
         fail_msg("%s", kvant_error_message());
-    assert_ptr_equal(codecs[0], codecs[1]); /* what does not depend on the head is one object */
+    /* codecs that do not depend on the head are one object */
+    assert_ptr_equal(codecs[0], codecs[1]);
     return info_of(codecs[0]).spec;
 }
 
@@ -59,7 +61,7 @@ static void choices(void **state)
     assert_null(scheme);
 
     params.v = "int-8";
-    scheme = make(&params); /* one alone is that of both */
+    scheme = make(&params); /* a single spec is for both roles */
     assert_true(begins(spec_of(scheme, KVANT_ROLE_K, 0, 4), "int-8"));
     assert_true(begins(spec_of(scheme, KVANT_ROLE_V, 0, 4), "int-8"));
     kvant_scheme_free(&scheme);
@@ -76,7 +78,7 @@ static void choices(void **state)
     kvant_scheme_free(&scheme);
 }
 
-/* Layers 3, 7 and 11 of 12 have a cache. */
+/* The layers 3, 7 and 11 have a cache, the others of the 12 layers have none. */
 static void protected_layers_are_those_with_a_cache(void **state)
 {
     const kvant_scheme_params params = {
@@ -99,7 +101,7 @@ static void protected_layers_are_those_with_a_cache(void **state)
     kvant_scheme_free(&scheme);
 }
 
-/* Sizes before head_dim is known: those of every head_dim that divides the row fit. */
+/* Sizes before head_dim is known: the sizes for every head_dim that divides the row fit. */
 static void sizes(void **state)
 {
     (void)state;
@@ -128,7 +130,8 @@ static void sizes(void **state)
     kvant_scheme_free(&scheme);
 }
 
-/* Of a whole model: protected layers, and the layers of a settings file, count by their numbers. */
+/* Bits of a whole model. Protected layers, and the layers of a settings file, count as often as
+ * there are layers of their kind. */
 static void bits_of_a_model(void **state)
 {
     (void)state;
@@ -141,7 +144,7 @@ static void bits_of_a_model(void **state)
     kvant_scheme *scheme = make(&params);
     double bits;
     assert_int_equal(kvant_scheme_true_bits(scheme, &model, &bits), KVANT_OK);
-    const double int8 = 8 + 32.0 / 128; /* a scale and a zero point of 16 bits a row */
+    const double int8 = 8 + 32.0 / 128; /* a scale and a zero point of 16 bits per row */
     assert_float_equal(bits, (4 * 64 * 16 + 2 * 128 * 16 + 2 * 128 * int8) / (4 * 192), 1e-9);
     const kvant_scheme_model odd = {
         .size = sizeof odd, .n_layers = 4, .n_kv_heads = 2, .head_dim = { 64, 0 }
@@ -150,7 +153,7 @@ static void bits_of_a_model(void **state)
     assert_int_not_equal(kvant_scheme_true_bits(scheme, &odd, &bits), KVANT_OK);
     const kvant_scheme_model empty = { .size = sizeof empty };
     assert_int_equal(kvant_scheme_true_bits(scheme, &empty, &bits), KVANT_ERR_ARGUMENT);
-    assert_true(bits == 7); /* on an error nothing is changed */
+    assert_true(bits == 7); /* an error changes nothing */
     kvant_scheme_free(&scheme);
 }
 
@@ -174,7 +177,7 @@ static void save_settings(const char *path)
     kvant_settings_free(&settings);
 }
 
-/* Presets and settings files have an exact part, which is bounded; specs say it themselves. */
+/* Presets and settings files have a bounded exact part; specs name it themselves. */
 static void exact_part(void **state)
 {
     static const struct {
@@ -228,7 +231,8 @@ static void exact_part(void **state)
     rmdir(folder);
 }
 
-/* Six of 18 layers have keys of 3 bits: 2 + 16/256, and a sixth more on average over keys and values. */
+/* Six of 18 layers have keys of 3 bits. That makes 2 + 16/256 bits and a sixth of a bit on average
+ * over keys and values. */
 static void bits_of_tiny(void **state)
 {
     (void)state;
@@ -276,7 +280,7 @@ static void bits_of_a_settings_file(void **state)
     };
     double bits;
     assert_int_equal(kvant_scheme_true_bits(scheme, &model, &bits),
-                     KVANT_OK); /* some layer has each */
+                     KVANT_OK); /* every spec is in some layer */
     assert_float_equal(bits, (2 * 32 * 16 + 64 * 8.5 + 64 * 16) / 192, 1e-9);
     model.head_dim[KVANT_ROLE_V] = 128;
     bits = 7;
@@ -309,7 +313,8 @@ static void save_calibration(const char *path, uint64_t fingerprint)
     kvant_calibrator_free(&calibrator);
 }
 
-/* Taken where a codec needs one and it was made with this file; what speaks against it is said. */
+/* A codec that needs a calibration uses the file next to the model, if the file was made for this
+ * model. Otherwise the scheme says why not. */
 static void calibration_beside_the_model(void **state)
 {
     (void)state;
@@ -320,7 +325,7 @@ static void calibration_beside_the_model(void **state)
     FILE *file = fopen(model, "wb");
     assert_true(file && fputs("weights", file) >= 0 && fclose(file) == 0);
     const uint64_t fingerprint = kvant_model_fingerprint(model);
-    assert_int_equal(kvant_model_fingerprint(path), 0); /* there is none yet */
+    assert_int_equal(kvant_model_fingerprint(path), 0); /* the file does not exist yet */
     for (int ours = 0; ours < 3; ours++) {
         kvant_scheme_info info = { .size = sizeof info };
         const kvant_scheme_params plain = { .size = sizeof plain, .k = "int-8", .model = model };
@@ -340,28 +345,28 @@ static void calibration_beside_the_model(void **state)
             assert_null(info.not_used);
             uint32_t head_dim = 0;
             assert_int_equal(kvant_scheme_head_dim(scheme, 0, KVANT_ROLE_K, &head_dim), KVANT_OK);
-            assert_int_equal(head_dim, 32); /* the calibration's */
+            assert_int_equal(head_dim, 32); /* from the calibration */
             assert_int_equal(kvant_scheme_head_dim(scheme, 7, KVANT_ROLE_K, &head_dim), KVANT_OK);
-            assert_int_equal(head_dim, 0); /* of a layer that it does not have */
+            assert_int_equal(head_dim, 0); /* a layer that the calibration does not have */
             kvant_scheme_params more = params;
             more.like = scheme;
-            kvant_scheme *other = make(&more); /* has the same calibration, not one like it */
+            kvant_scheme *other = make(&more); /* the same calibration, not an equal one */
             kvant_scheme_info shared = { .size = sizeof shared };
             assert_int_equal(kvant_scheme_get_info(other, &shared), KVANT_OK);
             assert_ptr_equal(shared.calibration, info.calibration);
             kvant_scheme_free(&other);
-            assert_non_null(
-                strstr(spec_of_one(scheme), "center=file")); /* its calibration is still there */
+            /* the scheme keeps its calibration */
+            assert_non_null(strstr(spec_of_one(scheme), "center=file"));
         }
         kvant_scheme_free(&scheme);
         scheme = make(&plain);
         assert_int_equal(kvant_scheme_get_info(scheme, &info), KVANT_OK);
         assert_null(info.calibration);
-        assert_null(info.not_used); /* nobody asked for it */
+        assert_null(info.not_used); /* no codec asked for it */
         kvant_scheme_free(&scheme);
     }
     const kvant_scheme_params preset = { .size = sizeof preset, .preset = "small", .model = model };
-    kvant_scheme *scheme = make(&preset); /* does without */
+    kvant_scheme *scheme = make(&preset); /* works without a calibration */
     kvant_scheme_info info = { .size = sizeof info };
     assert_int_equal(kvant_scheme_get_info(scheme, &info), KVANT_OK);
     assert_null(info.calibration_path);

@@ -1,4 +1,5 @@
-/* test_settings.c - the settings file: round trips, every kind of damage, and what it is checked against. */
+/* test_settings.c - the settings file: round trips, every kind of damage, and the calibration and
+ * model that it is checked against. */
 #include "testing.h"
 
 #include <kvant/calibration.h>
@@ -82,7 +83,7 @@ static kvant_settings *create(const kvant_settings_config *config)
     return settings;
 }
 
-/* The body and its checksum. */
+/* Writes the body and its checksum. */
 static void write_sealed(const char *path, const char *body, size_t n)
 {
     FILE *file = fopen(path, "wb");
@@ -149,7 +150,8 @@ static void file_is_as_documented_and_comes_back(void **state)
     kvant_settings_free(NULL);
 }
 
-/* Without a name, a fingerprint and a calibration; and every layer of its own, up to the limit. */
+/* Settings without a name, a fingerprint and a calibration; then settings with another spec for
+ * every layer, up to the limit. */
 static void smallest_and_largest_come_back(void **state)
 {
     static char specs[2 * KVANT_SETTINGS_MAX_LAYERS][16];
@@ -180,7 +182,7 @@ static void smallest_and_largest_come_back(void **state)
     }
 }
 
-/* Any single byte changed, and every shorter file. */
+/* Any single changed byte, and every shorter file. */
 static void damage_anywhere_is_found(void **state)
 {
     char text[1024], err[256];
@@ -207,7 +209,7 @@ static void damage_anywhere_is_found(void **state)
     }
 }
 
-/* Behind a right checksum: every rule of the format, with the line it names. */
+/* Breaks every rule of the format under a right checksum. The error names the line. */
 static void every_rule_names_its_line(void **state)
 {
     static const struct {
@@ -414,7 +416,8 @@ static void wrong_arguments_are_refused(void **state)
     assert_int_equal(kvant_settings_load(NULL, &settings, err, sizeof err), KVANT_ERR_ARGUMENT);
 }
 
-/* Two layers, two kv heads, as the fixed calibration has them; layer 1's keys from a given spec and shape. */
+/* Settings of two layers with two kv heads, as the fixed calibration has. Layer 1's keys have the
+ * given spec and shape. */
 static kvant_settings *calibrated_settings(const char *spec, uint32_t n_kv_heads, uint32_t head_dim,
                                            const kvant_calibration *calibration)
 {
@@ -580,7 +583,7 @@ static void presets_make_codecs(void **state)
                              KVANT_OK);
             assert_int_equal(kvant_codec_check(preset.v, KVANT_ROLE_V, with, err, sizeof err),
                              KVANT_OK);
-            const bool learns = strcmp(names[i], "tiny") == 0; /* with a calibration, too */
+            const bool learns = strcmp(names[i], "tiny") == 0; /* learns with a calibration, too */
             assert_true(!preset.more_k || kvant_codec_check(preset.more_k, KVANT_ROLE_K, NULL, err,
                                                             sizeof err) == KVANT_OK);
             kvant_status without = calibrated && !learns ? KVANT_ERR_UNSUPPORTED : KVANT_OK;
@@ -590,8 +593,8 @@ static void presets_make_codecs(void **state)
     kvant_calibration_free(&calibration);
 }
 
-/* Keys and values of n layers of head_dim d have 2 n rows per token, with 2 bits per number and a scale of 16; some keys have d bits
- * more: as many as fit into what head_dim 64 allows, 2 + 16/64 bits per number. */
+/* A layer with head_dim d has 2 rows per token, with 2 bits per number and a scale of 16 bits. Some
+ * keys have d bits more: as many as fit into the size at head_dim 64, 2 + 16/64 bits per number. */
 static void tiny_has_the_bits_of_head_dim_64(void **state)
 {
     kvant_preset preset = { .size = sizeof preset };

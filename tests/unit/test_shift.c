@@ -1,6 +1,5 @@
-/* test_shift.c - keys that are shifted (kvant_tensor_shift): what is read, attention on them,
- * rows that are written beside them, blocks that move, and what happens when there are too many
- * shifts. */
+/* test_shift.c - shifted keys (kvant_tensor_shift): the rows that are read, attention on them, new
+ * rows next to them, and blocks that move. Also a tensor that has too many shifts. */
 #include "attend.h"
 #include "turned_text.h"
 
@@ -14,7 +13,7 @@ static const char *const specs[] = { "turboquant-4:transform=first", "trellis-4:
                                      "trellis-4:center=first,norm=first",
                                      "int-4:axis=channel,group=32,recent=100,sink=4", "f16" };
 
-/* Keys of a text in blocks with centres of their own, where the codec has matrices. */
+/* Keys of a text, in blocks with centres of their own if the codec has matrices. */
 static fixture make_keys(const char *of, const layout *l, const text *t, uint32_t n)
 {
     fixture f = make(of, 1, BLOCKS, 0);
@@ -25,7 +24,7 @@ static fixture make_keys(const char *of, const layout *l, const text *t, uint32_
     return f;
 }
 
-/* What the slots hold, and how far each has moved since. */
+/* The rows of the slots when they were looked at, and how far each has moved since. */
 typedef struct record {
     float rows[SLOTS * WIDTH];
     int32_t moved[SLOTS];
@@ -45,7 +44,7 @@ static kvant_status shift(fixture *f, const layout *l, const int32_t *by, size_t
     return kvant_tensor_shift(f->tensor, &rope, by, n, 2);
 }
 
-/* Slots first .. end - 1 move. */
+/* Moves slots first .. end - 1. */
 static void move(fixture *f, const layout *l, record *r, uint32_t first, uint32_t end, int32_t by)
 {
     int32_t all[SLOTS] = { 0 };
@@ -64,12 +63,12 @@ static double distance(const float *got, const double *want)
     return sqrt(sum);
 }
 
-/* A pair (a, b) of length r is rotated in binary32: its cosine and sine are off by 2^-25, two
- * products and a sum by 2^-24 of their size each. A channel is so off by less than (|a| + |b|)
- * 2.5 2^-24 <= 3.6 2^-24 r, both by 5.1 2^-24 r. */
+/* A pair (a, b) of length r is rotated in binary32. Cosine and sine err by 2^-25, and two products
+ * and a sum err by 2^-24 of their size each. So a channel errs by less than (|a| + |b|) 2.5 2^-24
+ * <= 3.6 2^-24 r. Both channels err by 5.1 2^-24 r. */
 #define ROTATION (6 / 16777216.0)
 
-/* Slots hold what they held, rotated in double precision by the sum of their shifts. */
+/* Slots hold their former rows, rotated in double precision by the sum of their shifts. */
 static void check_moved(const fixture *f, const layout *l, const record *r)
 {
     for (uint32_t slot = 0; slot < TOKENS; slot++) {
@@ -101,14 +100,14 @@ static void check_attention(const fixture *k, const fixture *v, const float *q, 
                                       .logit_softcap = i % 2 ? 20 : 0,
                                       .window = i / 2 == 1 ? 700 : 0 };
         assert_int_equal(attend(k, v, &p, q, got), KVANT_OK);
-        check_attended(k, v, &p, got, 1e-4); /* as of blocks with centres (test_centers) */
-        p.exact = 0; /* queries become integers: coarser, but of the same keys */
+        check_attended(k, v, &p, got, 1e-4); /* the bound of blocks with centres (test_centers) */
+        p.exact = 0; /* queries become integers: coarser, but on the same keys */
         assert_int_equal(attend(k, v, &p, q, got), KVANT_OK);
         check_attended(k, v, &p, got, 0.05);
     }
 }
 
-/* All kinds of pages and pairs of channels: blocks that move as a whole, blocks of which a part
+/* Every kind of page and of RoPE pairs: blocks that move as a whole, and blocks of which a part
  * moves, again and again. */
 static void shifted_keys_are_rotated_ones(void **state)
 {
@@ -144,7 +143,7 @@ static void shifted_keys_are_rotated_ones(void **state)
     free(got);
 }
 
-/* A context that drops a token at a time behind the first 4: nothing adds up. */
+/* A context that drops one token at a time after the first 4: errors do not add up. */
 static void many_shifts_cost_nothing(void **state)
 {
     const layout *l = &layouts()[0];
@@ -160,7 +159,7 @@ static void many_shifts_cost_nothing(void **state)
         for (uint32_t slot = 4; slot < TOKENS; slot++)
             r->moved[slot]--;
     }
-    for (uint32_t slot = 4; slot < 204; slot++) { /* any */
+    for (uint32_t slot = 4; slot < 204; slot++) { /* any position */
         r->moved[slot] = 0;
         read_slot(&f, slot, r->rows + (size_t)slot * WIDTH);
     }
@@ -171,7 +170,7 @@ static void many_shifts_cost_nothing(void **state)
     free(t);
 }
 
-/* Root mean square of the errors of slots, relative to what they should hold: `rows`, each
+/* Root mean square error of slots, relative to the rows that they should hold: `rows`, each
  * moved. */
 static double error_of_slots(const fixture *f, const layout *l, const float *rows,
                              const int32_t *moved, uint32_t first, uint32_t end)
@@ -193,10 +192,10 @@ static double error_of_slots(const fixture *f, const layout *l, const float *row
     return sqrt(error / size);
 }
 
-/* More different shifts than a tensor can have: keys are encoded once more, and are where they
- * should be. A second quantisation adds an error of the size of the first one to it, so both are
- * at most twice as large; a key that is off by one position errs by more than half its length in
- * the fastest pairs. */
+/* More different shifts than a tensor can have: keys are encoded again and are at the right
+ * positions. Quantising a second time adds an error of the size of the first, so the error is at
+ * most twice as large. A key that is off by one position errs by more than half its length in the
+ * fastest pairs. */
 static void too_many_shifts_are_encoded(void **state)
 {
     const layout *l = &layouts()[1];
@@ -207,7 +206,7 @@ static void too_many_shifts_are_encoded(void **state)
     (void)state;
     const double before = error_of_slots(&f, l, f.rows, r->moved, 0, TOKENS);
     for (int32_t slot = 0; slot < SLOTS; slot++)
-        by[slot] = slot; /* in one call */
+        by[slot] = slot; /* all in one call */
     assert_int_equal(shift(&f, l, by, SLOTS), KVANT_ERR_FULL);
     check_moved(&f, l, r);
     for (uint32_t i = 0; i < 40; i++)
@@ -216,8 +215,8 @@ static void too_many_shifts_are_encoded(void **state)
     const double after = error_of_slots(&f, l, f.rows, r->moved, 0, TOKENS);
     print_message("relative error %.5f, encoded again %.5f\n", before, after);
     assert_true(after <= 2 * before);
-    const layout other =
-        make_layout(12, 0); /* of another RoPE: what was shifted by the former one stays so */
+    /* another RoPE: keys that were shifted by the former RoPE stay shifted */
+    const layout other = make_layout(12, 0);
     float *rows = malloc(sizeof r->rows);
     assert_int_equal(kvant_tensor_read(f.tensor, 0, SLOTS, rows, WIDTH), KVANT_OK);
     memset(by, 0, sizeof by);
@@ -231,9 +230,9 @@ static void too_many_shifts_are_encoded(void **state)
     free(t);
 }
 
-/* Keys that are encoded once more stay fp16 where they are: the first 64 tokens and the newest 128.
- * A row is rounded when it is written and each time that it is encoded once more, by 2^-11 of its
- * length at most. Rotations in binary32 add less than a hundredth of that. */
+/* When keys are encoded again, the first 64 tokens and the newest 128 stay fp16. A row is rounded
+ * when it is written and each time that it is encoded again, by at most 2^-11 of its length.
+ * Rotations in binary32 add less than a hundredth of that. */
 static void encoded_again_exact_rows_are_exact(void **state)
 {
     static const kvant_exact_part part = {
@@ -261,7 +260,7 @@ static void encoded_again_exact_rows_are_exact(void **state)
         int32_t by[SLOTS] = { 0 };
         move(&f, l, r, 0, SLOTS, 700);
         assert_int_equal(f.tensor->shifts->n_encoded, 0);
-        by[0] = 1; /* with another RoPE: the shifts of the former one are encoded */
+        by[0] = 1; /* with another RoPE: keys are encoded with the shifts of the former RoPE */
         assert_int_equal(shift(&f, &other, by, SLOTS), KVANT_OK);
         assert_int_equal(kvant_slot_shift(f.tensor, 1, 0), 0);
         for (uint32_t j = 0; j < 191; j++) {
@@ -276,7 +275,7 @@ static void encoded_again_exact_rows_are_exact(void **state)
     }
 }
 
-/* A token's row at a position, from the text. */
+/* The row of a token of the text at a position. */
 static void row_at(const layout *l, const text *t, uint32_t token, int32_t position, float *row)
 {
     for (uint32_t h = 0; h < N_KV_HEADS; h++) {
@@ -297,8 +296,9 @@ static void put_row(fixture *f, record *r, int64_t slot, int32_t position, const
     assert_int_equal(kvant_tensor_write(f->tensor, &slot, 1, row, WIDTH, 1), KVANT_OK);
 }
 
-/* Rows beside shifted ones, in their place, in a new block: read as they were written, with a
- * rotation back and one forward; f32 rounds them no further. And they move with the rest. */
+/* Rows are written next to shifted rows, in their place and in a new block. They read as they were
+ * written, after a rotation back and one forward; f32 adds no further rounding. They move with
+ * later shifts. */
 static void rows_are_written_beside_shifted_ones(void **state)
 {
     const layout *l = &layouts()[3];
@@ -338,9 +338,9 @@ static void rows_are_written_beside_shifted_ones(void **state)
     free(t);
 }
 
-/* A conversation in the cells of its first turns: each turn drops the oldest 40 tokens behind
- * the first 20, and 40 new ones take their slots. Keys are as exact as those of a text that
- * never moved, and attention needs few views. */
+/* A conversation in the cells of its first rounds. Each round drops the oldest 40 tokens after the
+ * first 20, and 40 new tokens get their slots. Keys are as exact as keys of a text that never
+ * moved, and attention needs few views. */
 static void rolling_conversation(const char *of)
 {
     enum { KEPT = 20, EACH = 40, WINDOW = 500, TURNS = 60 };
@@ -407,8 +407,8 @@ static void assert_same_slots(const fixture *f, uint32_t block, const fixture *g
     }
 }
 
-/* Sealed, open and mixed blocks take their shifts along; other tensors have another RoPE, too
- * many shifts, or none at all. */
+/* Sealed, exact and mixed blocks keep their shifts when they move. Target tensors have another
+ * RoPE, too many shifts, or no RoPE. */
 static void blocks_take_their_shifts_along(void **state)
 {
     static const uint32_t blocks[] = { 0, 1, 6, 22, 23 };
@@ -459,7 +459,7 @@ static void blocks_take_their_shifts_along(void **state)
     free(t);
 }
 
-/* The fields of an exported block's shifts, under a checksum that is right. */
+/* Damages the fields of an exported block's shifts, with a checksum that is right. */
 static void damaged_shifts_are_refused(void **state)
 {
     const layout l = make_layout(12, 1);
@@ -477,7 +477,7 @@ static void damaged_shifts_are_refused(void **state)
     (void)state;
     move(&f, &l, r, 0, TOKENS, -1);
     for (size_t i = 0; i <= COUNT(bad); i++) {
-        exported e = export_block(&f, 23); /* not full */
+        exported e = export_block(&f, 23); /* the block is not full */
         const size_t body = e.bytes - sizeof(uint64_t);
         if (i < COUNT(bad))
             memcpy((uint8_t *)e.data + at + bad[i].place, &bad[i].number, sizeof bad[i].number);
@@ -519,7 +519,7 @@ static void arguments_are_checked(void **state)
     assert_int_equal(kvant_tensor_shift(f.tensor, &rope, by, 1, 1), KVANT_OK);
     by[0] = 1;
     assert_int_equal(kvant_tensor_shift(f.tensor, &rope, by, 1, 1),
-                     KVANT_ERR_ARGUMENT); /* the sum */
+                     KVANT_ERR_ARGUMENT); /* the sum of the shifts */
     by[0] = -(1 << 30);
     assert_int_equal(kvant_tensor_shift(f.tensor, &rope, by, 1, 1), KVANT_OK);
     assert_int_equal(kvant_tensor_shift(f.tensor, &rope, NULL, 0, 1), KVANT_OK);

@@ -1,4 +1,5 @@
-/* test_spec.c - spec strings: what is accepted, what is refused with which words, canonical forms. */
+/* test_spec.c - spec strings: which are accepted, which are refused and with which words, and
+ * canonical forms. */
 #include "testing.h"
 
 static void refused(const char *spec, uint32_t head_dim, kvant_status expected, const char *words)
@@ -10,7 +11,8 @@ static void refused(const char *spec, uint32_t head_dim, kvant_status expected, 
     if (status != expected || codec || !strstr(err, words))
         fail_msg("'%s': %s, '%s' (expected %s with '%s')", spec, kvant_strerror(status), err,
                  kvant_strerror(expected), words);
-    /* The same without a buffer, and with one that is too short for the words. */
+    /* Without a buffer, and with a buffer that is too short for the words, the status is the
+     * same. */
     assert_int_equal(kvant_codec_create(spec, head_dim, KVANT_ROLE_K, 0, &codec, NULL, 0),
                      expected);
     char tiny[4] = "xyz";
@@ -72,7 +74,8 @@ static void bad_specs_name_the_valid_values(void **state)
     refused("int-4:a,b,c,d,e,f,g,h,i,j,k,l,m,n,o,p,q", 64, KVANT_ERR_SPEC, "more than");
 }
 
-/* Mutations of good specs: accepted or refused, never harmful (run under the sanitisers too). */
+/* Mutations of good specs are accepted or refused, and never do harm (this also runs under the
+ * sanitisers). */
 static void mutated_specs_do_no_harm(void **state)
 {
     (void)state;
@@ -123,7 +126,7 @@ static void specs_are_checked_without_a_model(void **state)
         assert_int_equal(kvant_codec_check(all_specs[s], KVANT_ROLE_V, NULL, err, sizeof err),
                          KVANT_OK);
     assert_int_equal(kvant_codec_check("bdr-4:block=512", KVANT_ROLE_K, NULL, err, sizeof err),
-                     KVANT_OK); /* for 512 alone */
+                     KVANT_OK); /* only for 512 */
     assert_int_equal(kvant_codec_check("bdr-4:block=48", KVANT_ROLE_K, NULL, err, sizeof err),
                      KVANT_ERR_SPEC);
     assert_non_null(strstr(err, "head_dim 128"));
@@ -152,14 +155,14 @@ static void specs_say_whether_they_need_a_calibration(void **state)
     expect_need("int-4:center=file", KVANT_ROLE_V, 1);
     expect_need("int-4:norm=file", KVANT_ROLE_K, 1);
     expect_need("int-4:center=first,norm=first", KVANT_ROLE_K, 0);
-    expect_need("bdr-4:block=512,center=file", KVANT_ROLE_K, 1); /* of one head_dim alone */
+    expect_need("bdr-4:block=512,center=file", KVANT_ROLE_K, 1); /* only for one head_dim */
     assert_int_equal(kvant_codec_needs_calibration("int-9", KVANT_ROLE_K, &needed, NULL, 0),
                      KVANT_ERR_SPEC);
     assert_int_equal(kvant_codec_needs_calibration("int-4", KVANT_ROLE_K, NULL, NULL, 0),
                      KVANT_ERR_ARGUMENT);
 }
 
-/* A caller of the first release knows fewer fields: no more bytes than that are written. */
+/* A caller of the first release knows fewer fields. The library writes no more bytes than these. */
 static void shorter_and_longer_structs_are_filled(void **state)
 {
     (void)state;

@@ -1,4 +1,5 @@
-/* test_stack.c - every call fits a thread with 64 KiB of stack: creation, encoding, decoding, tensors, attention. */
+/* test_stack.c - every call fits a thread with 64 KiB of stack: creation, encoding, decoding,
+ * tensors, attention. */
 #include "testing.h"
 
 #include <kvant/attention.h>
@@ -6,7 +7,8 @@
 
 #include <pthread.h>
 
-/* A thread's stack also holds its guard page and its thread-local storage. Sanitisers enlarge frames. */
+/* A thread's stack also holds its guard page and its thread-local storage. Sanitisers enlarge
+ * frames. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define PROMISED ((size_t)4 * 64 * 1024)
 #else
@@ -22,7 +24,7 @@
 
 typedef struct job {
     const char *spec;
-    uint32_t d, n_tokens; /* of attention */
+    uint32_t d, n_tokens; /* for attention */
     kvant_codec *codec[2];
     kvant_tensor *tensor[2];
     void *memory[2], *page, *workspace, *exported;
@@ -73,7 +75,7 @@ static kvant_tensor_params params_of(job *j, int role)
                                   .n_blocks = SLOTS / KVANT_PAGE_TOKENS };
 }
 
-/* Of keys that learn a matrix: how they turn, and that their blocks have centres. */
+/* Describes the RoPE of keys that learn a matrix, and gives their blocks centres. */
 static void tell_rope(job *j)
 {
     static float frequencies[KVANT_MAX_HEAD_DIM / 2];
@@ -113,7 +115,7 @@ static void *write_and_read(void *argument)
             role == KVANT_ROLE_K && kvant_tensor_wants_queries(j->tensor[0], TOKENS);
         if (learns)
             tell_rope(j);
-        for (int time = 0; time < 2; time++) { /* opens and seals again */
+        for (int time = 0; time < 2; time++) { /* makes blocks exact and seals them again */
             if (learns)
                 note_queries(j, positions);
             keep(j, kvant_tensor_write(j->tensor[role], j->slots, SLOTS, j->rows, j->d, 1));
@@ -149,7 +151,8 @@ static void *attend(void *argument)
     return NULL;
 }
 
-/* Runs on a thread with a painted stack; returns the bytes that were touched. Stacks grow downwards. */
+/* Runs a function on a thread with a painted stack and returns how many bytes it used. Stacks grow
+ * downwards. */
 static size_t stack_of(void *(*run)(void *), job *j)
 {
     static uint8_t *stack;
@@ -277,7 +280,7 @@ static void every_call_fits_a_small_stack(void **state)
     assert_int_equal(failures, 0);
 }
 
-/* Levels have kernels of their own. */
+/* Each CPU level has other kernels. */
 static void every_cpu_level_fits_a_small_stack(void **state)
 {
     static const char *const specs[] = { "trellis-4", "turboquant-4", "int-3:axis=channel",

@@ -1,8 +1,9 @@
-/* test_steps.c - fp16 pages that tensors share for the rows of a step (kvant_step_pages): a step is
- * exact until another tensor is written, then each tensor has what it would have alone. */
+/* test_steps.c - fp16 pages that tensors share for the rows of a step (kvant_step_pages). A step is
+ * exact until another tensor is written. After that each tensor has the same rows as without
+ * sharing. */
 #include "tensor_fixture.h"
 
-/* A tensor that is alone has pages of its own for a step. */
+/* A tensor that shares no pages has its own pages for a step. */
 static const kvant_exact_part part = {
     .size = sizeof part, .first = 64, .newest = 128, .total = 192, .step = 512
 };
@@ -10,8 +11,8 @@ static const kvant_exact_part part = {
 enum {
     TENSORS = 3,
     BLOCKS = 40,
-    OPEN_BYTES = 64 * WIDTH * 2, /* of a block's fp16 rows */
-    OWN = 3 + 1,                 /* blocks of the part, and one more as rows begin anywhere */
+    OPEN_BYTES = 64 * WIDTH * 2, /* bytes of a block's fp16 rows */
+    OWN = 3 + 1,                 /* blocks of the part, and one more because rows begin anywhere */
     STEP = 8,                    /* blocks of 512 rows */
     GUARD = 4096
 };
@@ -49,7 +50,7 @@ static void drop_shared(shared *s)
     free(s->steps.memory);
 }
 
-/* A tensor with pages of its own for a step. */
+/* A tensor that has its own pages for a step. */
 static fixture make_alone(const char *spec)
 {
     fixture f = make(spec, 1, BLOCKS, 0);
@@ -75,7 +76,8 @@ static uint32_t step_of(uint64_t *rng)
     return 1 + (uint32_t)(test_random(rng) % most[test_random(rng) % COUNT(most)]);
 }
 
-/* Rows n .. n + step - 1 were written last: they are exact, and so are the tokens of the part. */
+/* Rows n .. n + step - 1 were written last. They are exact, and so are the tokens of the exact
+ * part. */
 static void check_step(const fixture *f, uint32_t n, uint32_t step, bool owns)
 {
     const uint32_t end = n + step;
@@ -85,7 +87,7 @@ static void check_step(const fixture *f, uint32_t n, uint32_t step, bool owns)
     assert_true(n_open(f) <= (owns ? OWN + STEP : OWN));
 }
 
-/* Layers take turns: each step is written to all of them. */
+/* Each step is written to all layers, one after another. */
 static void a_step_is_exact_until_the_next_tensor_is_written(void **state)
 {
     static const char *const specs[] = { "int-4", "turboquant-2", "int-2:axis=channel" };
@@ -111,7 +113,7 @@ static void a_step_is_exact_until_the_next_tensor_is_written(void **state)
         }
 }
 
-/* What is sealed in a tensor that shares pages has the bytes that it has alone. */
+/* A sealed block has the same bytes in a tensor that shares pages as in a tensor alone. */
 static void sealed_bytes_are_those_of_a_tensor_alone(void **state)
 {
     static const char *const specs[] = { "turboquant-4", "trellis-3", "int-2:axis=channel",
@@ -150,7 +152,7 @@ static void sealed_bytes_are_those_of_a_tensor_alone(void **state)
     }
 }
 
-/* A write that is refused, and one that finds no memory, leave the rows of all tensors. */
+/* A write that is refused, and a write that finds no memory, change the rows of no tensor. */
 static void a_write_that_fails_loses_no_row(void **state)
 {
     (void)state;
@@ -173,7 +175,7 @@ static void a_write_that_fails_loses_no_row(void **state)
     drop_shared(&all);
 }
 
-/* Blocks go from one tensor to another one that needs the pages which hold them. */
+/* Blocks move from one tensor to a second tensor, which needs the shared pages that hold them. */
 static void blocks_are_copied_between_tensors_that_share(void **state)
 {
     (void)state;
@@ -181,7 +183,7 @@ static void blocks_are_copied_between_tensors_that_share(void **state)
     shared all;
     make_shared(&all, "int-4", STEP * OPEN_BYTES);
     fixture *from = &all.tensors[0];
-    fixture to = make_like(from); /* of the same codecs */
+    fixture to = make_like(from); /* with the same codecs */
     write_range(from, 0, 704, 704, 1, &rng);
     assert_int_equal(kvant_tensor_copy(from->tensor, 0, to.tensor, 0, 11), KVANT_OK);
     memcpy(to.rows, from->rows, 704 * WIDTH * sizeof(float));
@@ -195,7 +197,7 @@ static void blocks_are_copied_between_tensors_that_share(void **state)
     drop_shared(&all);
 }
 
-/* Room of the own pages that the tensor has taken so far: its memory is zeroed at first. */
+/* Own pages that the tensor has used so far: its memory is zeroed at first. */
 static size_t touched_pages(const fixture *f, size_t sealed_bytes)
 {
     const uint8_t *open = (const uint8_t *)f->memory + sealed_bytes;
@@ -209,8 +211,9 @@ static size_t touched_pages(const fixture *f, size_t sealed_bytes)
     return n;
 }
 
-/* Four sequences have a first block and newest rows each, whether their tokens come in turn or
- * together. A tensor has room for them next to no step, but a single sequence does not touch it. */
+/* Four sequences have a first block and newest rows each, whether their tokens come interleaved or
+ * together. A tensor has room for them besides the step, but a single sequence does not use that
+ * room. */
 static void sequences_have_exact_parts_of_their_own(void **state)
 {
     enum { SEQUENCES = 4, PER = 8, N = 300, MORE = 150, PAGES = 4 * 4 };
@@ -271,7 +274,8 @@ static void sequences_have_exact_parts_of_their_own(void **state)
     }
 }
 
-/* Sizes: a tensor takes no room for a step. Pages for less than a block serve nobody. */
+/* Sizes: a tensor needs no memory of its own for a step. Shared memory of less than a block is not
+ * used. */
 static void sizes_and_what_is_refused(void **state)
 {
     (void)state;
@@ -289,7 +293,7 @@ static void sizes_and_what_is_refused(void **state)
     write_range(&none.tensors[0], 0, 700, 700, 1, &rng);
     check_slots(&none.tensors[0], 0, 700);
     assert_true(n_open(&none.tensors[0]) <= OWN);
-    /* Both would need the pages at once. */
+    /* Both tensors would need the pages at once. */
     assert_int_equal(kvant_tensor_write_layer(f->tensor, all.tensors[1].tensor, &slot, 1, row,
                                               WIDTH, row, WIDTH, 1),
                      KVANT_ERR_ARGUMENT);

@@ -1,5 +1,5 @@
-/* test_tensor.c - a tensor's slots: any order of writes, sequences, clearing, copying, open
- * blocks, given versions, bad input, sizes of structs. */
+/* test_tensor.c - a tensor's slots: any order of writes, sequences, clearing, copying, exact
+ * blocks, given transforms, bad input, sizes of structs. */
 #include "tensor_fixture.h"
 
 static void write_slot(fixture *f, int64_t slot, const float *row)
@@ -102,7 +102,7 @@ static void clear_and_copy_blocks(void **state)
         assert_zeros(f.memory, 9 * tensor_info_of(&f).sealed_bytes);
         assert_int_equal(kvant_tensor_copy(f.tensor, 7, f.tensor, 0, 3), KVANT_ERR_ARGUMENT);
         assert_int_equal(kvant_tensor_copy(f.tensor, 0, f.tensor, 2, 3),
-                         KVANT_ERR_ARGUMENT); /* overlap */
+                         KVANT_ERR_ARGUMENT); /* the ranges overlap */
         assert_int_equal(kvant_tensor_copy(f.tensor, 0, f.tensor, 10, 1), KVANT_ERR_ARGUMENT);
         assert_int_equal(kvant_tensor_copy(f.tensor, 0, NULL, 0, 1), KVANT_ERR_ARGUMENT);
         assert_int_equal(kvant_tensor_clear_blocks(f.tensor, 8, 2), KVANT_ERR_ARGUMENT);
@@ -120,8 +120,8 @@ static void assert_bytes(const uint8_t *data, size_t bytes, uint8_t value)
         assert_int_equal(data[i], value);
 }
 
-/* Blocks in memory that holds other things between them: pages as in a tensor whose blocks follow
- * each other, and nothing else is touched. */
+/* Blocks with other memory between them have the same pages as blocks that follow each other, and
+ * the memory between them does not change. */
 static void blocks_apart(void **state)
 {
     (void)state;
@@ -187,15 +187,15 @@ static void strides_that_cannot_be(void **state)
     }
 }
 
-/* The engine places blocks: which are sinks and whose window they count in follows from what it
- * says. */
+/* The engine assigns blocks. Its assignment decides which blocks are sinks and for which window
+ * they count. */
 static void assigned_blocks(void **state)
 {
     (void)state;
     uint64_t rng = 26;
     fixture f = make("int-4:sink=64,recent=64", 2, 6, 0), g;
     assert_int_equal(kvant_tensor_assign(f.tensor, 0, 0, 0),
-                     KVANT_ERR_ARGUMENT); /* places are fixed here */
+                     KVANT_ERR_ARGUMENT); /* positions are fixed here */
     f.params.blocks_per_sequence = 0;
     g = make_like(&f);
     static const uint32_t blocks[2][3] = { { 7, 3, 9 }, { 2, 8, 0 } };
@@ -214,15 +214,16 @@ static void assigned_blocks(void **state)
         for (uint32_t i = 0; i < 3; i++)
             check_slots(&g, blocks[s][i] * 64, 64);
     }
-    assert_int_equal(kvant_tensor_assign(g.tensor, 7, 1, 1), KVANT_ERR_ARGUMENT); /* written */
+    /* the block holds rows */
+    assert_int_equal(kvant_tensor_assign(g.tensor, 7, 1, 1), KVANT_ERR_ARGUMENT);
     assert_int_equal(kvant_tensor_clear_blocks(g.tensor, 7, 1), KVANT_OK);
     assert_int_equal(kvant_tensor_assign(g.tensor, 7, 1, 1), KVANT_OK);
     drop(&g);
     drop(&f);
 }
 
-/* Four blocks all claim to be the first of a sequence, but there are fewer open pages: the last ones
- * have these. No row is lost, also when all blocks come in one batch. */
+/* Four blocks are all assigned as the first of a sequence, but there are fewer exact pages, which
+ * the last blocks get. No row is lost, also when all blocks come in one batch. */
 static void more_sinks_than_pages(void **state)
 {
     static const char *const specs[] = { "int-4:sink=64", "int-4:sink=64,recent=64",
@@ -239,7 +240,7 @@ static void more_sinks_than_pages(void **state)
             write_range(&g, 0, 256, batch, 2, &rng);
             assert_int_equal(block_of(&g, 3, 0).state, KVANT_BLOCK_SINK);
             for (uint32_t i = 0; i < 256;
-                 i++) { /* a range of 8, 15 steps and half a step's error; 8 bits do better */
+                 i++) { /* a range of 8, 15 steps and half a step's error; 8 bits err less */
                 float got[WIDTH];
                 read_slot(&g, i, got);
                 for (uint32_t j = 0; j < WIDTH; j++)
@@ -271,9 +272,9 @@ static double worst_error(const fixture *f, uint32_t n)
     return worst;
 }
 
-/* int-8 over a range of 2 (numbers in +-1): half a step is 1/255, fp16 scale and zero add 2^-11
- * of the range; a row may have been quantised twice (opened again), a third time in the pool of
- * one. */
+/* int-8 over a range of 2 (numbers in +-1): half a step is 1/255. The fp16 of scale and zero point
+ * adds 2^-11 of the range. A row may be quantised twice, because its block became exact again, and
+ * a third time with one page. */
 #define INT8_ERROR (1 / 255.0 + 2 * 4.9e-4)
 
 static void block_codecs_go_through_open_pages(void **state)
@@ -294,8 +295,8 @@ static void block_codecs_go_through_open_pages(void **state)
         assert_true(worst_error(&f, 64) <= INT8_ERROR);
         for (int64_t i = 64; i < 300; i++)
             write_slot(&f, i, rows + i * WIDTH);
-        assert_int_equal(count_open(&f), 1); /* 300 = 4 x 64 + 44 */
-        /* Rewriting a slot of a sealed block opens it and loses no other slot. */
+        assert_int_equal(count_open(&f), 1); /* 300 tokens are 4 blocks and 44 tokens */
+        /* Rewriting a slot of a sealed block makes the block exact again and loses no slot. */
         for (size_t j = 0; j < WIDTH; j++)
             rows[10 * WIDTH + j] = -rows[10 * WIDTH + j];
         write_slot(&f, 10, rows + 10 * WIDTH);
@@ -309,7 +310,7 @@ static void block_codecs_go_through_open_pages(void **state)
     }
 }
 
-/* A group that is sealed before all of it was written holds nothing in the other slots. */
+/* When a group is sealed before all its slots were written, the remaining slots read as zeros. */
 static void gaps_read_as_nothing(void **state)
 {
     static const char *const specs[] = { "int-8:axis=channel", "int-8:axis=channel,group=16",
@@ -324,14 +325,15 @@ static void gaps_read_as_nothing(void **state)
         assert_true(block_of(&f, 0, 0).written == (uint64_t)0x3ff << 3);
         assert_reads_zeros(&f, 0, 3);
         assert_reads_zeros(&f, 13, 51);
-        write_range(&f, 20, 2, 2, 1, &rng); /* opens the block */
+        write_range(&f, 20, 2, 2, 1, &rng); /* makes the block exact again */
         assert_reads_zeros(&f, 13, 7);
         assert_true(error_of(&f, 3, 10) < 0.5);
         drop(&f);
     }
 }
 
-/* Slots in any order give the rows that reading each of them gives, whatever the threads. */
+/* Reading slots in any order gives the same rows as reading each slot alone, with any number of
+ * threads. */
 static void slots_are_read_in_any_order(void **state)
 {
     enum { N = 200 };
@@ -399,10 +401,10 @@ static void given_centre_and_scale(void **state)
         assert_int_equal(tensor_info_of(&f).n_versions, 1);
         assert_int_equal(kvant_tensor_set_affine(f.tensor, &only_center), KVANT_OK);
         assert_int_equal(kvant_tensor_set_affine(f.tensor, &affine),
-                         KVANT_OK); /* the last one given counts */
+                         KVANT_OK); /* the last given transform counts */
         double error = 0;
         for (int64_t i = 0; i < 60;
-             i++) { /* before rows are judged, which may prefer other numbers */
+             i++) { /* before enough rows came; after that the tensor may prefer its own numbers */
             for (uint32_t j = 0; j < WIDTH; j++)
                 row[j] = center[j] + scale[j] * test_normal(&rng);
             write_slot(&f, i, row);
@@ -410,7 +412,7 @@ static void given_centre_and_scale(void **state)
             for (uint32_t j = 0; j < WIDTH; j++)
                 error += pow((row[j] - got[j]) / scale[j], 2) / WIDTH / 60;
         }
-        /* The codec sees numbers of variance 1 in every channel, whatever their size was. */
+        /* Whatever the size of a channel was, the codec sees numbers of variance 1. */
         assert_true(error < 0.05);
         for (uint32_t h = 0; h < N_KV_HEADS; h++) {
             assert_memory_equal(block_of(&f, 0, h).affine.center, center + h * HEAD_DIM,
@@ -425,7 +427,7 @@ static void given_centre_and_scale(void **state)
         assert_int_equal(kvant_tensor_set_affine(f.tensor, &only_center), KVANT_OK);
         drop(&f);
     }
-    /* Numbers that no codec of the tensor would look at are refused instead of forgotten. */
+    /* Given numbers that no codec of the tensor uses are refused instead of forgotten. */
     fixture f = make("turboquant-4:norm=first", 1, 2, 0);
     float ones[WIDTH];
     for (uint32_t i = 0; i < WIDTH; i++)

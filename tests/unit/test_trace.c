@@ -34,7 +34,7 @@ static void create(void)
     later_keys = keys[0];
 }
 
-/* The file got these lines since the last call. */
+/* The file has these lines since the last call. */
 static void expect(const char *lines)
 {
     char found[4096] = "";
@@ -108,7 +108,7 @@ static void graphs(void **state)
     expect("s 1 2 0 256 7+2,100+2 3+2,9*2 127+1,192+1\n");
 }
 
-/* A graph for two streams has a line for each; rows whose attention is not seen get one, too. */
+/* A graph for two streams has a line for each. Rows without an attention node have a line, too. */
 static void streams(void **state)
 {
     const int64_t cells[3] = { 5, N_CELLS + 70, 6 };
@@ -137,7 +137,7 @@ static void outside(void **state)
     expect("");
     kvp_trace_copy(&keys[1], 0, &keys[1], 1);
     expect("w 2 2 0 0 3+3 - -\nw 2 2 1 0 9+1 - -\np 2 2 1 0 - - -\n");
-    kvp_trace_copy(&keys[0], 0, &keys[1], 1); /* of another cache */
+    kvp_trace_copy(&keys[0], 0, &keys[1], 1); /* to a tensor of another cache */
     kvp_trace_clear(&keys[1]);
     expect("w 2 2 1 0 0+256 - -\nz 2 2 0 0 - - -\n");
 }

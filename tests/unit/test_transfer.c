@@ -1,5 +1,5 @@
-/* test_transfer.c - blocks that move: copies within and between tensors, export and import, in
- * every state and version; damage. */
+/* test_transfer.c - blocks that move: copies within and between tensors, export and import, with
+ * blocks of every state and transform, and damaged exports. */
 #include "attend.h"
 
 #include "../../src/base/fnv.h"
@@ -26,9 +26,10 @@ static void write_kind(fixture *f, uint32_t first, uint32_t n, uint32_t batch, f
     write_rows(f, first, n, rows, batch, 2);
 }
 
-/* Two sequences of blocks. The first: a sink where there are sinks, rows of two kinds (so two
- * versions where there are versions), a block that was sealed and opened again, one that fills,
- * empty ones. few: rows that still wait for a version. */
+/* Two sequences of blocks. The first has a sink where the codec has sinks, and rows of two
+ * kinds, which need two transforms. It has a block that was sealed and became exact again, a
+ * block that fills, and empty blocks. With `few` it has only rows that are pending until a
+ * transform exists. */
 static fixture use(const char *spec, kvant_role role, bool few)
 {
     uint64_t rng = 80 + role;
@@ -43,8 +44,8 @@ static fixture use(const char *spec, kvant_role role, bool few)
     return f;
 }
 
-/* No row is lost. Rows of kind 0 are sqrt(5) long per number, those of kind 9 about 20; 3 bits
- * err by a fifth of that, a block that takes up with rows of both kinds by more. */
+/* No row is lost. Rows of kind 0 have sqrt(5) per number, rows of kind 9 about 20. Three bits err
+ * by a fifth of that, and by more in a block with rows of both kinds. */
 static void check_near(const fixture *f, uint32_t first, uint32_t n, const float *rows, bool few)
 {
     for (uint32_t i = 0; i < n; i++) {
@@ -76,7 +77,7 @@ static void assert_same_export(const fixture *f, uint32_t block, const fixture *
     free(b.data);
 }
 
-/* Bits: the same pages and versions give the same attention. */
+/* Compares bits: the same pages and transforms give the same attention. */
 static void assert_same_attention(const fixture *k, const fixture *v, const fixture *k2,
                                   const fixture *v2, uint32_t n_tokens, uint32_t first_block)
 {
@@ -129,7 +130,8 @@ static void exported_blocks_are_imported(void **state)
                                  tensor_info_of(&g[role]).n_versions);
             }
             assert_same_attention(&f[0], &f[1], &g[0], &g[1], few ? 90 : TOKENS, 0);
-            /* The tensor goes on from there: rows like the imported ones need no new version. */
+            /* The tensor continues from there: rows like the imported rows need no new
+             * transform. */
             uint64_t rng = 9;
             uint32_t versions = tensor_info_of(&g[0]).n_versions;
             write_kind(&g[0], few ? 90 : TOKENS, 80, few ? 80 : 1, few ? 0 : 9, &rng);
@@ -143,7 +145,7 @@ static void exported_blocks_are_imported(void **state)
         }
 }
 
-/* Rows that wait begin with an imported version. */
+/* Pending rows get the imported transform. */
 static void imports_end_the_waiting(void **state)
 {
     (void)state;
@@ -156,7 +158,8 @@ static void imports_end_the_waiting(void **state)
     assert_int_not_equal(block_of(&g, BLOCKS + 1, 0).version, 0);
     assert_memory_equal(block_of(&g, BLOCKS + 1, 0).affine.center, block_of(&f, 1, 0).affine.center,
                         HEAD_DIM * sizeof(float));
-    assert_true(error_of(&g, BLOCKS * 64 + 100, 20) < 0.02); /* fp16 of numbers below 64, twice */
+    /* numbers below 64, rounded to fp16 twice */
+    assert_true(error_of(&g, BLOCKS * 64 + 100, 20) < 0.02);
     write_kind(&g, 128, 10, 1, 0, &rng);
     assert_int_equal(tensor_info_of(&g).n_versions, 2);
     assert_memory_equal(block_of(&g, 2, 1).affine.scale, block_of(&f, 1, 1).affine.scale,
@@ -183,13 +186,15 @@ static void damaged_blocks_are_refused(void **state)
 {
     (void)state;
     for (uint32_t block = 0; block < 7;
-         block += 2) { /* a sink, sealed and opened again, sealed with version 2, filling */
+         /* a sink; a block that was sealed and became exact; a block sealed with transform 2; a
+          * block that fills */
+         block += 2) {
         fixture f = use(specs[0], KVANT_ROLE_K, false), g = use(specs[0], KVANT_ROLE_K, false);
         exported e = export_block(&f, block);
         void *before = copy_of(f.memory, f.bytes);
         for (size_t n = 0; n < e.bytes; n++) {
-            uint8_t *cut =
-                copy_of(e.data, n ? n : 1); /* its exact size: a sanitiser sees a byte too many */
+            /* a copy of exactly the needed size, so that a sanitiser sees any access beyond it */
+            uint8_t *cut = copy_of(e.data, n ? n : 1);
             refuse_import(&f, cut, n);
             free(cut);
         }
@@ -202,7 +207,8 @@ static void damaged_blocks_are_refused(void **state)
         uint8_t *longer = calloc(1, e.bytes + 8);
         memcpy(longer, e.data, e.bytes);
         refuse_import(&f, longer, e.bytes + 8);
-        assert_memory_equal(f.memory, before, f.bytes); /* no change would have been undone */
+        /* any change would stay, so there was none */
+        assert_memory_equal(f.memory, before, f.bytes);
         assert_alike(&f, &g);
         assert_int_equal(kvant_tensor_import(f.tensor, 1, e.data, e.bytes), KVANT_OK);
         assert_int_equal(kvant_tensor_import(f.tensor, 2 * BLOCKS, e.data, e.bytes),
@@ -216,7 +222,7 @@ static void damaged_blocks_are_refused(void **state)
     }
 }
 
-/* With the right checksum: what no tensor exports. */
+/* Blocks that no tensor exports, with the right checksum. */
 static void hostile_blocks_are_refused(void **state)
 {
     static const float numbers[] = { NAN, INFINITY, 0, -1 };
@@ -271,9 +277,9 @@ static void places_run_out(void **state)
 {
     (void)state;
     uint64_t rng = 82;
-    /* Versions: each of some kinds of rows in a tensor of its own, the last finds no place beside
-     * the others. */
-    const uint32_t last = 3; /* more versions are for matrices alone */
+    /* Each kind of rows makes a transform in a cleared tensor. The last of these transforms finds
+     * no room in the target. */
+    const uint32_t last = 3; /* only codecs with matrices have room for more transforms */
     fixture f = make("turboquant-4:center=first", 1, BLOCKS, 0), g = make_like(&f),
             h = make_like(&f);
     for (uint32_t kind = 0; kind <= last; kind++) {
@@ -292,8 +298,8 @@ static void places_run_out(void **state)
     }
     assert_int_equal(tensor_info_of(&g).n_versions, 1 + last);
     assert_alike(&g, &h);
-    /* A refused copy holds nothing, not even the version that it found before: once that one's
-     * block is cleared, there is a place. */
+    /* A refused copy keeps nothing, not even a transform that it found in the target. Once the
+     * block of that transform is cleared, there is room. */
     kvant_tensor_clear(f.tensor);
     assert_int_equal(kvant_tensor_copy(h.tensor, 2, f.tensor, 1, 1), KVANT_OK);
     write_kind(&f, 128, 64, 64, 200, &rng);
@@ -305,7 +311,7 @@ static void places_run_out(void **state)
     drop(&h);
     drop(&g);
     drop(&f);
-    /* Open pages: a sink moves to a place for sinks alone, where nothing else is ever open. */
+    /* Exact pages: a sink moves to a tensor where only sinks are ever exact. */
     fixture a = make("int-4:sink=4", 2, BLOCKS, 0);
     write_range(&a, 0, 200, 200, 1, &rng);
     exported e = export_block(&a, 0);
@@ -317,7 +323,7 @@ static void places_run_out(void **state)
     assert_int_equal(tensor_info_of(&b).written_blocks, 0);
     assert_int_equal(kvant_tensor_import(a.tensor, BLOCKS, e.data, e.bytes), KVANT_OK);
     assert_int_equal(kvant_tensor_import(a.tensor, 0, e.data, e.bytes),
-                     KVANT_OK); /* gives its own page back */
+                     KVANT_OK); /* releases its own page */
     assert_same_export(&a, 0, &a, BLOCKS);
     assert_int_equal(kvant_tensor_copy(a.tensor, 0, a.tensor, BLOCKS, 4), KVANT_OK);
     free(e.data);
@@ -346,8 +352,8 @@ static void small_buffers_are_refused(void **state)
     drop(&f);
 }
 
-/* A sequence copied to the other one, and to another tensor. There it goes on exactly as the
- * first would have. */
+/* A sequence is copied to the second sequence, and to another tensor. There it continues exactly as
+ * the first would have. */
 static void copies_are_alike(void **state)
 {
     (void)state;
@@ -358,7 +364,9 @@ static void copies_are_alike(void **state)
                 f[role] = use(specs[s], (kvant_role)role, few);
                 g[role] = make_like(&f[role]);
                 uint64_t rng = 4;
-                if (!few) /* what becomes of the target's rows; rows that wait are counted where none wait yet */
+                /* the target's rows change; pending rows are counted in a tensor that has none
+                 * yet */
+                if (!few)
                     write_kind(&g[role], 30, 20, 1, 3, &rng);
                 assert_int_equal(kvant_tensor_copy(f[role].tensor, 0, g[role].tensor, 0, BLOCKS),
                                  KVANT_OK);
@@ -379,7 +387,7 @@ static void copies_are_alike(void **state)
                 assert_int_equal(block_of(&f[0], block, 0).state, block_of(&g[0], block, 0).state);
                 assert_same_rows(&f[0], block, &g[0], block);
             }
-            /* Within the tensor: the copies have pages of their own. */
+            /* Within the tensor, copies have their own pages. */
             for (int role = 0; role < 2; role++)
                 assert_int_equal(
                     kvant_tensor_copy(f[role].tensor, 0, f[role].tensor, BLOCKS, BLOCKS), KVANT_OK);
@@ -387,11 +395,12 @@ static void copies_are_alike(void **state)
                 assert_true(block_of(&f[0], block, 0).written ==
                             block_of(&f[0], BLOCKS + block, 0).written);
             uint32_t n = few ? 190 : TOKENS + 100;
-            for (uint32_t i = few ? 50 : 0; i < n; i++) /* though the pool may have sealed some */
+            /* although the pool may have sealed some blocks */
+            for (uint32_t i = few ? 50 : 0; i < n; i++)
                 check_near(&f[0], BLOCKS * 64 + i, 1, f[0].rows + (size_t)i * WIDTH, few);
             write_kind(&f[0], BLOCKS * 64 + 128, 64, 64, 0, &(uint64_t){ 11 });
             check_near(&f[0], 128, few ? 62 : 64, f[0].rows + 128 * WIDTH,
-                       few); /* the source is what it was */
+                       few); /* the source did not change */
             for (int role = 0; role < 2; role++) {
                 drop(&g[role]);
                 drop(&f[role]);
@@ -399,7 +408,7 @@ static void copies_are_alike(void **state)
         }
 }
 
-/* With one page for two sequences, copying an open block seals it. */
+/* With one page for two sequences, copying an exact block seals it. */
 static void copies_of_small_pools(void **state)
 {
     static const char *const pooled[] = { "int-8:axis=channel",
@@ -416,9 +425,9 @@ static void copies_of_small_pools(void **state)
             for (uint32_t block = 0; block < BLOCKS; block++)
                 assert_same_rows(&f, BLOCKS + block, &g, 2 * BLOCKS + block);
             assert_int_equal(kvant_tensor_copy(f.tensor, BLOCKS, f.tensor, 0, BLOCKS), KVANT_OK);
-            for (
-                uint32_t i = 0; i < n;
-                i++) { /* 8 bits of numbers within 4, centred: a range of at most 16, two roundings */
+            for (uint32_t i = 0; i < n;
+                 /* 8 bits for centred numbers within 4: a range of at most 16, and two roundings */
+                 i++) {
                 float got[WIDTH], copy[WIDTH];
                 read_slot(&f, BLOCKS * 64 + i, got);
                 read_slot(&f, i, copy);

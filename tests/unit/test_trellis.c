@@ -1,12 +1,16 @@
-/* test_trellis.c - trellis codes: their distortion, how near the search comes to the best path, what a page decodes to. */
+/* test_trellis.c - trellis codes: their distortion, how near the trellis search comes to the best
+ * path, and the rows that a page decodes to. */
 #include "distortion.h"
 
 #include "../../src/codec/trellis_book.h"
 
-/* No code of b bits errs less than 2^-2b (Shannon), and a scalar one not less than Max's quantiser (1960: 0.1175, 0.03454, 0.009497), of which a
- * trellis of 256 states saves at least its granular gain, 1.32 dB (Marcellin and Fischer 1990: 0.21 dB short of the 1.53 dB of a
- * sphere), a factor of 0.738. `most` is no theory but what this trellis reached when it was made, and a hundredth: it guards against
- * losing that. */
+/* No code of b bits errs less than 2^-2b (Shannon). No scalar code errs less than Max's quantiser
+ * (1960: 0.1175, 0.03454, 0.009497). A trellis of 256 states saves at least its granular gain of
+ * 1.32 dB, a factor of 0.738. Marcellin and Fischer (1990) have it 0.21 dB short of the 1.53 dB of
+ * a sphere.
+ *
+ * `most` is not from theory. It is the error that this trellis had when it was made, and 1 % more.
+ * It guards against a regression. */
 static void distortion_meets_its_aims(void **state)
 {
     static const struct {
@@ -36,7 +40,7 @@ static void distortion_meets_its_aims(void **state)
     }
 }
 
-/* Of unit vectors, one random product in n has the standard error sqrt(D / n). */
+/* One random product of unit vectors in n has the standard error sqrt(D / n). */
 static void products_are_unbiased(void **state)
 {
     (void)state;
@@ -52,7 +56,7 @@ static void products_are_unbiased(void **state)
 
 enum { STEPS = 32, STATES = 256, CASES = 24 };
 
-/* The subset of a window of memory + 1 bits, the newest lowest. */
+/* The subset that belongs to a window of memory + 1 bits, whose newest bit is the lowest. */
 static uint32_t subset_of(const kvant_trellis *trellis, uint32_t window)
 {
     const uint32_t ends = (window ^ window >> trellis->memory) & 1;
@@ -60,7 +64,8 @@ static uint32_t subset_of(const kvant_trellis *trellis, uint32_t window)
     return trellis->subsets[middle][0] / 2u ^ (ends ? KVANT_TRELLIS_SWAP : 0);
 }
 
-/* The least cost of a circle that begins in a state: dynamic programming, nothing of the library but its tables. */
+/* The least cost of a circular path that begins in a state, by dynamic programming. It uses only
+ * the tables of the library. */
 static uint64_t least_from(const kvant_trellis *trellis, const uint16_t *cells, uint32_t begin)
 {
     uint64_t cost[STATES], next[STATES];
@@ -93,8 +98,9 @@ static uint64_t cost_of(const kvant_trellis *trellis, const uint16_t *cells, con
     return sum;
 }
 
-/* No path is cheaper than the best of all beginnings, and in most cases it is found: the rows are short, so that beginnings weigh more
- * than in any codec. Costs leave out what the nearest of all levels costs. */
+/* No path is cheaper than the best path over all first states, and the search finds that path in
+ * most cases. These rows are short, so the first state matters more than in any codec. Costs are
+ * relative to the nearest of all levels. */
 static void search_finds_the_best_path_mostly(void **state)
 {
     (void)state;
@@ -151,7 +157,8 @@ static void steps_are_a_permutation(void **state)
             }
 }
 
-/* What kernels rely on: negatives of one another, the newest and the oldest bit alike and in one parity alone. */
+/* Symmetries that kernels rely on: levels are negatives of one another. The newest and the oldest
+ * bit of a window enter parity 1 and no other parity. */
 static void tables_have_their_symmetries(void **state)
 {
     static const char *const specs[] = { "trellis-2", "trellis-3:states=1024",
@@ -179,8 +186,9 @@ static void tables_have_their_symmetries(void **state)
     }
 }
 
-/* The contract of the kernel trellis_path with 256 states: bit 6 of a window, bit 5 of the windows that have subsets, enters no parity.
- * tests/kernels/check_trellis.c draws such tables alone. */
+/* The contract of the kernel trellis_path with 256 states: bit 6 of a window enters no parity. It
+ * is bit 5 of the windows that have subsets. The test tests/kernels/check_trellis.c makes only such
+ * tables. */
 static void bit_6_changes_no_subset_of_256_states(void **state)
 {
     (void)state;

@@ -1,9 +1,9 @@
-/* test_turboquant.c - turboquant's variants against the figures of its paper and against independent
- * computations. */
+/* test_turboquant.c - turboquant's variants against the figures of its paper and against
+ * independent computations. */
 #include "distortion.h"
 
-/* The paper prints 0.36, 0.117, 0.03 and 0.009 for large d: at d = 512 what we measure must round to
- * these. */
+/* The paper prints 0.36, 0.117, 0.03 and 0.009 for large d. Errors that are measured at d = 512
+ * must round to these figures. */
 static void mse_rounds_to_the_papers_figures(void **state)
 {
     static const double low[] = { 0.355, 0.1165, 0.025, 0.0085 },
@@ -62,17 +62,18 @@ static void mse_is_that_of_the_optimal_codebook(void **state)
             snprintf(spec, sizeof spec, "turboquant-%u:scale=norm", bits);
             distortion d = measure(spec, dims[i], 60);
             double want = brute_force_mse(dims[i], bits);
-            /* 2^-11: relative rounding of the fp16 norm, squared twice over at most */
+            /* 2^-11 is the relative rounding of the fp16 norm, which enters squared, at most
+             * twice */
             if (!(fabs(d.mse - want) <= 3 * d.mse_error + 4.8e-7))
                 fail_msg("%s at %u: mse %.6f, not %.6f +- %.6f", spec, dims[i], d.mse, want,
                          d.mse_error);
         }
 }
 
-/* With D the mse: the norm scale shrinks products by 1 - D and leaves sqrt(D) of error; the unbiased scale
- * removes the shrinkage and leaves sqrt(D / (1 - D)). n = 64 x 300 products: three standard errors of a
- * root mean square are 3 / sqrt(2 n) = 1.5 %, and 1 % is what the asymptotic formulas are good for at d =
- * 128. */
+/* D is the mse. The norm scale shrinks products by 1 - D and leaves an error of sqrt(D). The
+ * unbiased scale removes the shrinkage and leaves sqrt(D / (1 - D)). With n = 64 x 300 products,
+ * three standard errors of a root mean square are 3 / sqrt(2 n) = 1.5 %. The asymptotic formulas
+ * are good to 1 % at d = 128. */
 static void inner_products(void **state)
 {
     (void)state;
@@ -92,16 +93,18 @@ static void inner_products(void **state)
 /* --- prod, Algorithm 2 --- */
 
 #if KVANT_PAPERS
-/* The paper prints d x variance 1.57, 0.56, 0.18 and 0.047, which stand for pi / 2 times the mse of b - 1
- * bits (Lemma 4; 1 for none): 1.571, 0.571, 0.185 and 0.054 (it takes 0.03 for the mse of 3 bits, which is
- * 0.0345). For queries of random direction d x variance is the mse of the decoded rows, which 19200 rows tell
- * ten times as precisely as 19200 products do.
+/* The paper prints d x variance 1.57, 0.56, 0.18 and 0.047. They stand for pi / 2 times the mse of
+ * b - 1 bits (Lemma 4; 1 for no bits): 1.571, 0.571, 0.185 and 0.054. For the mse of 3 bits, which
+ * is 0.0345, the paper uses 0.03. If queries have random directions, d x variance is the mse of the
+ * decoded rows. 19200 rows measure it ten times as precisely as 19200 products do.
  *
- * An orthonormal projection leaves out the variance along the residual: pi / 2 + 1 - 2 m, m the mean of
- * |z| sqrt(pi / 2) for z = (P r)_i sqrt(d) / |r|, which is 1 + (2 k + 6) / (24 d) with k the excess
- * kurtosis of the residual's numbers (first term of the Edgeworth series): that of a normal number minus
- * its nearest level. The Gaussian matrix is one of many: its d^2 squares differ from their expectation by
- * sqrt(2) / d, relatively, as standard deviation. */
+ * An orthonormal projection leaves out the variance along the residual: pi / 2 + 1 - 2 m. Here m is
+ * the mean of |z| sqrt(pi / 2) for z = (P r)_i sqrt(d) / |r|. It is 1 + (2 k + 6) / (24 d), where k
+ * is the excess kurtosis of the residual's numbers (first term of the Edgeworth series). The
+ * residual's number is a normal number minus its nearest level.
+ *
+ * A Gaussian matrix is a random one: its d^2 squares differ from their expectation by a relative
+ * standard deviation of sqrt(2) / d. */
 static void sketch_has_the_papers_variance(void **state)
 {
     static const double excess[] = { 0, 0.869, 2.310, 4.710 };
@@ -122,7 +125,8 @@ static void sketch_has_the_papers_variance(void **state)
             double variance = got.product * got.product;
             if (!(fabs(variance / got.mse - 1) <= 3 * sqrt(2 / n)))
                 fail_msg("%s: d x variance %.4f, not the mse %.4f", spec, variance, got.mse);
-            /* Unbiased: a regression on n exact products, whose variance is 1 / d; m as above. */
+            /* Unbiased: a regression on n exact products, whose variance is 1 / d, with the m from
+             * above. */
             if (!(fabs(got.slope - 1) <= 3 * sqrt(want / n) + (m - 1) * first))
                 fail_msg("%s: slope %.4f, not 1 +- %.4f", spec, got.slope, 3 * sqrt(want / n));
         }
@@ -130,7 +134,7 @@ static void sketch_has_the_papers_variance(void **state)
 
 /* --- 2.5 and 3.5 bits --- */
 
-/* Rows whose channels 3, 7, 11 ... are gain times as large as the others. */
+/* Rows whose channels 3, 7, 11 ... are `gain` times as large as their neighbours. */
 static void fill_with_outliers(float *x, uint32_t d, float gain, uint64_t *rng)
 {
     fill_normal(x, (size_t)64 * d, rng);
@@ -138,9 +142,9 @@ static void fill_with_outliers(float *x, uint32_t d, float gain, uint64_t *rng)
         x[i] *= i % d % 4 == 3 ? gain : 1;
 }
 
-/* Outliers are found, and each tier has the mse of its own codebook: the rest is arithmetic of energies.
- * With a gain of 4 over 64 tokens no other channel's sum of squares comes near an outlier's (16 +- 2.8
- * against 1 +- 0.18). */
+/* Outliers are found, and each tier has the mse of its codebook, so the total follows from the
+ * energies of the tiers. With a gain of 4 over 64 tokens, an outlier's sum of squares is 16 +- 2.8.
+ * An ordinary channel's sum is 1 +- 0.18, which does not come near. */
 static void tiers_have_the_mse_of_their_codebooks(void **state)
 {
     static const uint32_t dims[] = { 64, 96, 128 };
@@ -186,8 +190,8 @@ static void tiers_have_the_mse_of_their_codebooks(void **state)
         }
 }
 
-/* 32 channels at b + 1 and 96 at b bits are b + 0.25; the two scales of 16 bits make it b + 0.5 at
- * head_dim 128, the mask of 128 bits and the page's padding add 64 bytes. */
+/* 32 channels at b + 1 bits and 96 at b bits are b + 0.25 bits. Two scales of 16 bits make it b +
+ * 0.5 at head_dim 128. The mask of 128 bits and the page's padding add 64 bytes. */
 static void bits_of_tiers(void **state)
 {
     (void)state;
@@ -216,9 +220,11 @@ static void head_dims_of_models(void **state)
     for (size_t s = 0; s < COUNT(specs); s++)
         for (size_t k = 0; k < COUNT(dims); k++) {
             distortion got = measure(specs[s], dims[k], 4);
-            /* 4 bits with the unbiased scale: D / (1 - D) of .0095; 5:qjl pi / 2 - 1 of that of 4; 3.5: at
-             * most that of 3 bits. 10 %: ten standard errors of 256 rows, and Hadamard blocks of 16
-             * (head_dim 80) whose marginal is not the codebook's. */
+            /* With 4 bits and the unbiased scale the mse is D / (1 - D) with D = .0095. The sketch
+             * of 5:qjl makes it pi / 2 - 1 of the mse of 4 bits. The error of 3.5 bits is at most
+             * the error of 3 bits. The margin of 10 % is ten standard errors of 256 rows. It also
+             * covers Hadamard blocks of 16 (head_dim 80), whose marginal distribution is not the
+             * codebook's. */
             double want = strstr(specs[s], "3.5")   ? 0.0358
                           : strstr(specs[s], "qjl") ? 0.0095 * 0.5708
                                                     : 0.0096;

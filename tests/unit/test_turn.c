@@ -1,4 +1,5 @@
-/* test_turn.c - transform=first with a rope: moments over positions, versions for positions that no row had yet. */
+/* test_turn.c - transform=first with RoPE: second moments over positions, and transforms for
+ * positions that no row has had yet. */
 #include "turned_text.h"
 
 #include "../cpu_levels.h"
@@ -21,18 +22,19 @@ static void vectors_turn_back(void **state)
             turn(&layouts()[i], -(double)positions[p], x);
             kvant_turn_back(&turning, positions[p], y);
             for (uint32_t j = 0; j < HEAD_DIM;
-                 j++) /* binary32; angles of 2^31 are known to 2^31 2^-53 */
+                 j++) /* binary32; kvant knows an angle of 2^31 within 2^31 2^-53 */
                 assert_true(fabs(y[j] - x[j]) < 1e-5);
         }
         drop(&f);
     }
 }
 
-/* Moments of a few vectors, turned one by one to every position of a range of octaves, each of which counts the same. */
+/* Second moments of some vectors, each rotated by RoPE to every position of a range of position
+ * buckets. Every bucket counts the same. */
 static void moments_are_means_over_positions(void **state)
 {
     static const struct {
-        uint32_t first, end; /* of the 3 octaves of 3000 positions */
+        uint32_t first, end; /* of the 3 position buckets of 3000 positions */
     } ranges[] = { { 0, 1 }, { 1, 2 }, { 2, 3 }, { 1, 3 }, { 0, 3 } };
     static const double edges[] = { 0, 1024, 2048, 3000 };
     enum { VECTORS = 5 };
@@ -113,9 +115,10 @@ static void bad_ropes_are_refused(void **state)
     drop(&g);
 }
 
-/* A tensor without a rope that learnt from this octave's own rows, in any order. Its moments are those over the octave, which a rope
- * makes of early rows: both errors are the same except for what moments of n vectors of d channels miss, parts d / n of the squares.
- * Here d = 32, n = 512 queries for the fewest. */
+/* The score error of a tensor without RoPE that learned from this bucket's own rows, in any order.
+ * Its second moments are the moments over the bucket, which a tensor with RoPE computes from early
+ * rows. So both errors are equal, except that moments of n vectors with d channels err by parts d /
+ * n of the squares. Here d = 32 and n is at least 512 queries. */
 static double error_of_own(const text *t, uint32_t first, uint32_t end, uint64_t *rng)
 {
     fixture f = make(spec, 1, BLOCKS, 0);
@@ -134,7 +137,7 @@ static double error_of_own(const text *t, uint32_t first, uint32_t end, uint64_t
         slots[i] = tokens[i];
     for (uint32_t i = 0; i < n; i += BATCH)
         put(&f, t, slots + i, tokens + i, n - i < BATCH ? n - i : BATCH, false);
-    for (uint32_t i = 0; i < n; i += BATCH) /* again, with what was learnt */
+    for (uint32_t i = 0; i < n; i += BATCH) /* writes the rows again, with the learned transform */
         put(&f, t, slots + i, tokens + i, n - i < BATCH ? n - i : BATCH, false);
     const double error = error_near(&f, t, first, end, 0);
     drop(&f);
@@ -155,11 +158,12 @@ static void later_positions_are_as_good_as_early_ones(void **state)
                      turned = error_near(&f, t, first, 2 * first, 0);
         assert_true(turned < 1.06 * own);
         assert_true(first < 2048 || error_near(&plain, t, first, 2 * first, 0) >
-                                        1.3 * own); /* else nothing is shown */
+                                        1.3 * own); /* otherwise the test shows nothing */
     }
     assert_true(tensor_info_of(&f).n_versions <= 9);
     drop(&plain);
-    plain = make(spec, 1, BLOCKS, 0); /* blocks may move before anybody says how keys turn */
+    /* blocks may move before the tensor knows the RoPE of its keys */
+    plain = make(spec, 1, BLOCKS, 0);
     for (uint32_t block = 0; block < BLOCKS; block++) {
         exported e = export_block(&f, block);
         assert_int_equal(kvant_tensor_import(plain.tensor, block, e.data, e.bytes), KVANT_OK);
@@ -194,7 +198,8 @@ static void short_tails_belong_to_the_octave_before(void **state)
     }
 }
 
-/* Positions count, not places: a sequence that begins elsewhere in its slots. Slots of a sequence's first tokens are others. */
+/* Positions count, not slots: the sequence begins elsewhere in its slots, so the slots of its first
+ * tokens are different. */
 static void positions_may_be_given(void **state)
 {
     const layout l = make_layout(HEAD_DIM, 0);
@@ -211,7 +216,7 @@ static void positions_may_be_given(void **state)
     free(t);
 }
 
-/* Nothing is learnt from them; they are stored with factors. */
+/* Nothing is learned from rows of unknown positions. They are stored with centre and scale. */
 static void unknown_positions_are_rows_all_the_same(void **state)
 {
     const layout l = make_layout(HEAD_DIM, 0);
@@ -232,7 +237,8 @@ static void unknown_positions_are_rows_all_the_same(void **state)
     free(t);
 }
 
-/* n_ranges = 1: every version is for all positions; those after the first 512 are better than without. */
+/* n_ranges = 1: every transform is for all positions. Tokens after the first 512 err less than
+ * without RoPE. */
 static void one_version_serves_all_positions(void **state)
 {
     const layout l = make_layout(HEAD_DIM, 1);
@@ -251,7 +257,7 @@ static void one_version_serves_all_positions(void **state)
     free(t);
 }
 
-/* Text after a prompt of one token again and again: as well as alone. */
+/* Text after a prompt of one repeated token is stored as well as it is alone. */
 static void hostile_prompts_do_not_spoil(void **state)
 {
     const layout l = make_layout(HEAD_DIM, 0);
@@ -276,8 +282,9 @@ static void hostile_prompts_do_not_spoil(void **state)
     free(hostile);
 }
 
-/* Rows of tokens first .. end - 1 as these codecs, one per kv head, store them; about centres of their stretches, which the learner
- * has, or (0) about the codecs'. */
+/* Stores the rows of tokens first .. end - 1 with these codecs, one per kv head. The rows are
+ * relative to the learner's centre for their centre interval, or to the codecs' centre if `stretch`
+ * is 0. */
 static void store_with(fixture *f, kvant_codec **codecs, const kvant_tensor *learner,
                        uint32_t first, uint32_t end, uint32_t stretch)
 {
@@ -302,7 +309,7 @@ static void store_with(fixture *f, kvant_codec **codecs, const kvant_tensor *lea
         }
 }
 
-/* As of error_near, of rows that codecs of the range stored. */
+/* error_near() for rows that were stored with the codecs of a position bucket. */
 static double error_of_range(fixture *f, const text *t, uint32_t first, uint32_t end,
                              uint32_t stretch)
 {
@@ -325,7 +332,8 @@ static double error_of_range(fixture *f, const text *t, uint32_t first, uint32_t
     return error;
 }
 
-/* From what one version for all positions was learnt from, too. Blocks stay as they are. */
+/* The codecs also come from the second moments that one transform for all positions was made from.
+ * Blocks stay as they are. */
 static void codecs_of_a_range_are_as_good_as_a_version(void **state)
 {
     const layout l = make_layout(HEAD_DIM, 0);
@@ -366,7 +374,7 @@ static void codecs_of_a_range_are_as_good_as_a_version(void **state)
     free(t);
 }
 
-/* The mean of keys turns, and is none over all positions of a range. */
+/* RoPE rotates the mean of keys, so its mean over all positions of a bucket is near zero. */
 static void stretches_have_centers_of_their_own(void **state)
 {
     const layout l = make_layout(HEAD_DIM, 0);
@@ -387,7 +395,8 @@ static void stretches_have_centers_of_their_own(void **state)
     free(t);
 }
 
-/* Single tokens past what was learnt: a version for their positions comes from the sums there are. */
+/* Single tokens after the learned positions: the tensor makes a transform for their positions from
+ * the second moments that it has. */
 static void single_tokens_turn_too(void **state)
 {
     const layout l = make_layout(HEAD_DIM, 0);
@@ -420,7 +429,8 @@ static void levels_and_calls_do_not_change_bytes(void **state)
             continue;
         fixture g = make_turned(&l, MOST, 0);
         put_all(&g, t, 0, 1024, BATCH, 0);
-        assert_int_equal(kvant_tensor_set_rope(g.tensor, &rope), KVANT_OK); /* the same again */
+        /* the same RoPE again */
+        assert_int_equal(kvant_tensor_set_rope(g.tensor, &rope), KVANT_OK);
         put_all(&g, t, 1024, 3072, BATCH, 0);
         for (uint32_t block = 0; block < 48; block++)
             assert_same_block(&f, block, &g, block);

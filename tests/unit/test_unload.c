@@ -1,5 +1,5 @@
-/* test_unload.c LIBKVANT.SO - dlclose leaves the library mapped: the pool's threads go on to run
- * its code. */
+/* test_unload.c LIBKVANT.SO - dlclose leaves the library mapped, because the pool's threads go on
+ * to run its code. */
 #include "testing.h"
 
 #include <kvant/index.h>
@@ -24,7 +24,7 @@ static void find(void *library, const char *name, void *function)
     memcpy(function, &symbol, sizeof symbol);
 }
 
-/* Adds rows with two threads: one is the pool's. */
+/* Adds rows with two threads, of which one is the pool's. */
 static void use(void *library)
 {
     static float rows[N_ROWS * DIM];

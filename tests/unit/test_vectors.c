@@ -1,12 +1,14 @@
-/* test_vectors.c - the library's bytes against those of an independent implementation (tests/vectors,
- * NumPy).
+/* test_vectors.c - the library's bytes against the bytes of an independent implementation
+ * (tests/vectors, NumPy).
  *
- * Codes, metadata and whole pages must be equal to the byte. Decoded numbers come out of R^T, whose order
- * of operations is not part of the format: they may differ by the rounding of a sum of head_dim products,
- * at most head_dim 2^-24 times the length of the row, for a row of R has length 1. (With a W of the calibration, whose
- * eigenvalues lie between 2 and 6: rows of R W^-1 are at most 1/2 and y at most 6 times the row, and 32 channels are summed in 16
- * partial sums with 6 roundings, so 3 times (6 + 1) 2^-24 is below 32 2^-24.)
- */
+ * Codes, metadata and whole pages must be equal to the byte. Decoded numbers come from R^T, whose
+ * order of operations is not part of the format. They may differ by the rounding of a sum of
+ * head_dim products: at most head_dim 2^-24 times the length of the row, because a row of R has
+ * length 1.
+ *
+ * With a W of the calibration, eigenvalues lie between 2 and 6. Rows of R W^-1 have length 1/2 at
+ * most, and y is at most 6 times the row. The 32 channels are summed in 16 partial sums with 6
+ * roundings. So 3 times (6 + 1) 2^-24 stays below 32 2^-24. */
 #include "testing.h"
 
 #include <inttypes.h>
@@ -15,8 +17,8 @@
 enum { TOKENS = KVANT_PAGE_TOKENS, MAX_LINE = 1024 };
 enum { PLAIN, SHIFTED, WITH_FILE }; /* settings of make.py */
 
-/* splitmix64 and the rows of make.py, both written out again: the test must not take its input from the
- * library. */
+/* splitmix64 and the rows of make.py, both written a second time: the test must not take its input
+ * from the library. */
 static uint64_t split_mix(uint64_t *state)
 {
     uint64_t z = *state += 0x9e3779b97f4a7c15u;
@@ -145,7 +147,7 @@ static bool check(const vector *v, const kvant_calibration *calibration)
     return bytes && samples;
 }
 
-/* The families of src/codec/papers, by name: the library under test is not asked. */
+/* The families of src/codec/papers, by name. The test does not ask the library under test. */
 static bool of_papers(const char *spec)
 {
     static const char *const words[] = { "kivi",          "innerq",    "kmeans",  "hessian",
@@ -182,7 +184,7 @@ static void test_vectors(void **state)
     assert_true(n > 100); /* an empty file must not pass */
 }
 
-/* A family without a vector would be one whose bytes only its author has checked. */
+/* Without a vector, only a family's author would have checked its bytes. */
 static void test_every_family_has_one(void **state)
 {
     (void)state;

@@ -1,13 +1,14 @@
-/* test_versions.c - versions of centre and scale: from the first rows, from a file, made early or late, robust, replaced by better ones;
- * each kv head has its own. */
+/* test_versions.c - transforms of centre and scale: from the first rows or from a file, made early
+ * or late, robust, replaced by better ones. Each kv head has its own. */
 #include "tensor_fixture.h"
 
 #include "../../src/base/alloc.h"
 #include "../../src/codec/codec_internal.h"
 #include "calibrated.h"
 
-/* The rules of learning.md in double precision: rows are dealt into 8 parts; a part's mean counts within the median
- * of the parts' ranges around the median of their means, its largest distance up to 4 times the median of the parts'. */
+/* The rules of learning.md in double precision. Rows are dealt into 8 parts. A part's mean counts
+ * if it lies within the median of the parts' ranges around the median of their means. A part's
+ * largest distance counts up to 4 times the median of all parts' distances. */
 enum { PARTS = 8 };
 
 static int ascending(const void *a, const void *b)
@@ -16,7 +17,7 @@ static int ascending(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* The lower middle one. */
+/* The lower of the two middle numbers. */
 static double median_of(const double *x)
 {
     double sorted[PARTS];
@@ -25,7 +26,7 @@ static double median_of(const double *x)
     return sorted[PARTS / 2 - 1];
 }
 
-/* Of channel j of n rows, n at least 16. */
+/* The robust mean of channel j of n rows; n is at least 16. */
 static double robust_mean(const float *rows, uint32_t n, uint32_t j)
 {
     double mean[PARTS], range[PARTS], sum = 0;
@@ -57,7 +58,8 @@ static double robust_distance(const float *rows, uint32_t n, uint32_t j, double 
     return largest;
 }
 
-/* The block's centre and scale are those of n rows. Sums of n / 8 numbers in binary32 err by that many units of 2^-24 of the largest. */
+/* The block's centre and scale are the robust mean and scale of n rows. Sums of n / 8 numbers in
+ * binary32 err by n / 8 units of 2^-24 of the largest number. */
 static void check_affine(const fixture *f, uint32_t block, const float *rows, uint32_t n)
 {
     for (uint32_t h = 0; h < N_KV_HEADS; h++) {
@@ -104,14 +106,14 @@ static void centre_of_the_first_batch(void **state)
     for (uint32_t block = 0; block < 5; block++)
         assert_int_equal(block_of(&f, block, 0).state,
                          block == 0 ? KVANT_BLOCK_SINK : KVANT_BLOCK_SEALED);
-    /* Sealed rows are the codec's under that centre, byte for byte. */
+    /* Sealed rows have exactly the bytes that the codec writes with this centre. */
     void *page = aligned(info_of(f.codecs[0]).page_bytes);
     const kvant_affine affine = block_of(&f, 1, 0).affine;
     assert_int_equal(
         kvant_codec_encode(f.codecs[0], &affine, rows + 64 * WIDTH, WIDTH, 0, 64, page), KVANT_OK);
     assert_memory_equal(page, block_of(&f, 1, 0).page, info_of(f.codecs[0]).page_bytes);
     free(page);
-    /* Rows like the first ones change nothing, in whatever batches. */
+    /* Rows like the first ones change nothing, in any batches. */
     memcpy(center, affine.center, sizeof center);
     shift_rows(again, 300, &rng);
     write_rows(&f, 300, 200, again, 100, 2);
@@ -119,7 +121,7 @@ static void centre_of_the_first_batch(void **state)
     assert_int_equal(tensor_info_of(&f).n_versions, 2);
     assert_memory_equal(block_of(&f, 7, 0).affine.center, center, sizeof center);
     assert_int_equal(kvant_tensor_set_affine(f.tensor, &affine), KVANT_ERR_ARGUMENT);
-    /* Rows of another kind get a version of their own. */
+    /* Rows of another kind get another transform. */
     for (size_t j = 0; j < COUNT(again); j++)
         again[j] = 50 - again[j];
     write_rows(&f, 0, 300, again, 300, 1);
@@ -127,9 +129,9 @@ static void centre_of_the_first_batch(void **state)
     check_affine(&f, 0, again, 300);
     check_affine(&f, 4, again, 300);
     assert_memory_equal(block_of(&f, 7, 0).affine.center, center,
-                        sizeof center); /* nobody wrote there */
+                        sizeof center); /* no row was written there */
     assert_true(error_of(&f, 0, 300) < 3 &&
-                error_of(&f, 320, 180) < 3); /* 10 in the wide channels, 4 bits */
+                error_of(&f, 320, 180) < 3); /* 10 in the wide channels, with 4 bits */
     kvant_tensor_clear(f.tensor);
     assert_null(block_of(&f, 1, 0).affine.center);
     write_rows(&f, 0, 300, again, 300, 2);
@@ -137,7 +139,7 @@ static void centre_of_the_first_batch(void **state)
     drop(&f);
 }
 
-/* Rows come one at a time: the 64th makes a version, and what was written before stays what it was. */
+/* Rows come one at a time. The 64th row makes a transform, and earlier rows keep their values. */
 static void version_of_the_first_rows(void **state)
 {
     static const char *const specs[] = { "turboquant-4:center=first,norm=first",
@@ -158,15 +160,16 @@ static void version_of_the_first_rows(void **state)
             assert_null(block_of(&f, block, 1).affine.scale);
         }
         assert_true(error_of(&f, first, 63) <=
-                    180 * 0x1p-11); /* fp16, of rows that a rotation spreads */
+                    180 * 0x1p-11); /* fp16; a rotation spreads the rows */
         write_rows(&f, first + 63, 1, rows + 63 * WIDTH, 1, 1);
         check_affine(&f, 7, rows, 64);
         check_affine(&f, 8, rows, 64);
         write_rows(&f, first + 64, 306, rows + 64 * WIDTH, 1, 1);
         assert_int_equal(tensor_info_of(&f).n_versions, 2);
         check_affine(&f, 12, rows, 64);
-        /* Variance 1 and, in a fifth of the channels, 100, quantised to 4 bits; without a centre the numbers' mean square is above
-         * 5000. The worst of these codecs has one scale per token: 4 bits over +-4 sigma of the wide channels, a step of 80 / 15,
+        /* Channels have variance 1, and a fifth of them variance 100, quantised to 4 bits. Without
+         * a centre the numbers' mean square is above 5000. The worst of these codecs has one scale
+         * per token. With 4 bits over +-4 sigma of the wide channels, a step of 80 / 15, its error
          * is 2.4. With scales of sqrt(max) the wide channels count sqrt(10) instead. */
         assert_true(error_of(&f, first, 370) < sqrt(2.4));
         drop(&f);
@@ -191,7 +194,7 @@ static void scales_have_a_floor(void **state)
     drop(&f);
 }
 
-/* Rows that find no open page to wait in end the waiting. */
+/* When pending rows find no exact page, the transform is made at once. */
 static void small_pools_make_versions_early(void **state)
 {
     (void)state;
@@ -205,16 +208,19 @@ static void small_pools_make_versions_early(void **state)
                          i < 3 ? 1 : 2); /* the third row is seen, then finds no page */
         write_rows(&f, slots[i], 1, rows + i * WIDTH, 1, 1);
     }
-    for (uint32_t j = 0; j < HEAD_DIM; j++) { /* a mean: three parts of one row are not judged */
+    /* with three rows, the centre is their plain mean, without the rules for outliers */
+    for (uint32_t j = 0; j < HEAD_DIM; j++) {
         float mean = (rows[j] + rows[WIDTH + j] + rows[2 * WIDTH + j]) / 3;
         assert_true(fabsf(block_of(&f, 3, 0).affine.center[j] - mean) <= 200 * 0x1p-22f);
     }
     for (int i = 0; i < 5; i++)
-        assert_true(error_of(&f, slots[i], 1) < 5); /* variance 100 in the wide channels, 4 bits */
+        /* variance 100 in the wide channels, with 4 bits */
+        assert_true(error_of(&f, slots[i], 1) < 5);
     drop(&f);
 }
 
-/* An engine saves rows, centre and scale, and restores them elsewhere: codes are found again. */
+/* An engine saves rows, centre and scale, and restores them into another tensor. The codes are the
+ * same again. */
 static void state_with_centre(void **state)
 {
     (void)state;
@@ -235,15 +241,16 @@ static void state_with_centre(void **state)
         assert_memory_equal(block_of(&g, 6, h).affine.center, center + h * HEAD_DIM,
                             HEAD_DIM * sizeof *center);
     assert_int_equal(kvant_tensor_read(g.tensor, 0, 400, restored, WIDTH), KVANT_OK);
-    /* A row's zero point and scale are its own again, unless binary32's rounding of c + s z moves an fp16 scale over a tie: then by
-     * 2^-11 of 15 steps at most. Numbers are at most 120 + 50; open pages add fp16's 2^-11. */
+    /* A row gets its zero point and scale again, unless binary32's rounding of c + s z moves an
+     * fp16 scale over a tie. That changes it by at most 2^-11 of 15 steps. Numbers are at most 120
+     * + 50. Exact pages add fp16's 2^-11. */
     for (size_t j = 0; j < COUNT(saved); j++)
         assert_true(fabsf(saved[j] - restored[j]) <= 170 / 1024.0f);
     drop(&g);
     drop(&f);
 }
 
-/* A calibrated centre is there from the start and again after clearing, each head with its own. */
+/* A calibrated centre exists from the start and again after clearing. Each head has its own. */
 static void calibrated_centre_and_scale(void **state)
 {
     (void)state;
@@ -252,7 +259,7 @@ static void calibrated_centre_and_scale(void **state)
     float rows[100 * WIDTH];
     shift_rows(rows, 100, &rng);
     for (uint32_t h = 0; h < N_KV_HEADS;
-         h++) { /* what kvant_codec_create_calibrated does with a calibration */
+         h++) { /* as kvant_codec_create_calibrated does with a calibration */
         kvant_codec *codec = f.owned[h] = make_codec("turboquant-4", HEAD_DIM, KVANT_ROLE_K);
         f.codecs[h] = codec;
         codec->file_center = kvant_alloc(HEAD_DIM, sizeof(float));
@@ -295,8 +302,9 @@ static void calibrated_centre_and_scale(void **state)
     drop(&f);
 }
 
-/* Rows too few to judge: a new block goes by its sequence's last block before the write. A block whose version the last judged rows did
- * not fit takes theirs with its first new row; a block that nobody writes to keeps its own. */
+/* With too few rows to choose a transform, a new block takes the transform of its sequence's last
+ * block before the write. If the last chosen rows did not fit a block's transform, the block takes
+ * their transform with its first new row. A block that nobody writes to keeps its own. */
 static void new_blocks_follow_their_sequence(void **state)
 {
     (void)state;
@@ -316,7 +324,7 @@ static void new_blocks_follow_their_sequence(void **state)
     assert_int_equal(block_of(&f, 4, 0).version, second);
     assert_int_equal(block_of(&f, 5, 0).version, second);
     assert_int_equal(block_of(&f, 0, 0).version, second);
-    write_rows(&f, 0, 64, rows, 64, 1); /* judged: fits the second */
+    write_rows(&f, 0, 64, rows, 64, 1); /* chosen: fits the second */
     assert_int_equal(kvant_tensor_write(f.tensor, &(int64_t){ 6 * 64 }, 1, rows, WIDTH, 1),
                      KVANT_OK);
     assert_int_equal(block_of(&f, 6, 0).version, second);
@@ -324,7 +332,7 @@ static void new_blocks_follow_their_sequence(void **state)
     drop(&f);
 }
 
-/* Rows like those of the calibration, and wide channels. */
+/* Rows with the distribution of the calibration's rows, and with wide channels added. */
 static void calibrated_rows(float *rows, uint32_t n, uint64_t *rng)
 {
     for (uint32_t i = 0; i < n; i++)
@@ -334,11 +342,12 @@ static void calibrated_rows(float *rows, uint32_t n, uint64_t *rng)
                                   (j % HEAD_DIM == 3 ? 40.0f : 0.0f);
 }
 
-/* One kv head with a calibrated centre beside one without: each is stored as it is in a tensor of its own. */
+/* One kv head has a calibrated centre and the next has none. Each is stored as in a tensor with
+ * this head alone. */
 static void centre_lost(void **state)
 {
     static const char *const specs[N_KV_HEADS] = {
-        "turboquant-4:norm=first,sink=4", /* as calibrated centres have it */
+        "turboquant-4:norm=first,sink=4", /* the spec of heads with calibrated centres */
         "turboquant-4:center=file,norm=first"
     };
     (void)state;
@@ -384,7 +393,8 @@ static void centre_lost(void **state)
                                               HEAD_DIM) /
                              6400;
                 }
-                /* 4 bits of rows with a channel of -40, and without it: a lost centre doubles the error. */
+                /* 4 bits, for rows with a channel of -40 and rows without it. A lost centre doubles
+                 * the error. */
                 assert_true(sqrt(error) < ((h + order) % 2 ? 0.35 : 0.7));
                 assert_int_equal(kvant_calibration_get_entry(c, 0, h, KVANT_ROLE_K, &entry),
                                  KVANT_OK);

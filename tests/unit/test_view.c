@@ -1,5 +1,5 @@
-/* test_view.c - a codec's view is enough to read its pages: numbers computed from the view alone are those
- * that the codec decodes. libkvant_cuda knows nothing else of a codec. */
+/* test_view.c - a codec's view is enough to read its pages. Numbers that are computed from the view
+ * alone equal the decoded numbers. The GPU library knows only the view of a codec. */
 #include "testing.h"
 
 #include <math.h>
@@ -15,7 +15,7 @@ typedef struct read_page {
     const kvant_codec_view *view;
     const uint8_t *page;
     uint32_t token;
-    float scale; /* of the token, where codes have one */
+    float scale; /* scale of the token, if its codes have one */
     uint32_t codes[KVANT_MAX_HEAD_DIM];
 } read_page;
 
@@ -57,8 +57,8 @@ static double uniform_number(const read_page *p, uint32_t j)
     return half_at(p, at) * ((double)p->codes[j] + (double)u->offset) + zero;
 }
 
-/* The level of step s: its code's share, and the subset that the parities of the last memory + 1 trellis
- * bits make. */
+/* The level of step s. It depends on the code's bits and on the subset, which the parities of the
+ * last memory + 1 trellis bits choose. */
 static double trellis_number(const read_page *p, uint32_t j)
 {
     const kvant_trellis_view *t = &p->view->of.trellis;
@@ -109,8 +109,8 @@ static double number_of(const read_page *p, uint32_t j)
     return NAN;
 }
 
-/* Codewords are products of Hurwitz units and secondaries, rounded. Secondaries have length 1, and one of
- * the 24 units is 1. */
+/* Codewords are products of Hurwitz units and secondaries, rounded. Secondaries have length 1, and
+ * one of the 24 units is 1. */
 static void check_secondaries(const kvant_chunk_view *chunk)
 {
     for (uint32_t s = 0; s < chunk->n_secondaries; s++) {
@@ -137,7 +137,8 @@ static bool readable(const kvant_codec_view *view)
            !(view->kind == KVANT_CODES_CHUNK && view->of.chunk.outliers);
 }
 
-/* Numbers are products of at most three binary32 roundings; the decoder's octahedral point takes a few more. */
+/* Numbers are products of at most three binary32 roundings. The decoder's octahedral point has some
+ * more. */
 static void check_page(const kvant_codec *codec, uint64_t *rng)
 {
     const kvant_codec_view *view = kvant_codec_get_view(codec);
@@ -152,7 +153,7 @@ static void check_page(const kvant_codec *codec, uint64_t *rng)
         read_codes(&p);
         kvant_codec_decode_transformed(codec, kvant_kernels_get(KVANT_CPU_AUTO), page, p.token, y);
         for (uint32_t j = 0; j < dim;
-             j++) /* rows are of variance 1, scales and zero points below 8 */
+             j++) /* rows have variance 1, scales and zero points are below 8 */
             if (!(fabs(number_of(&p, j) - y[j]) <= 4e-6))
                 fail_msg("%s, head_dim %u, token %u, channel %u: %g, not %g", view->info->spec, dim,
                          p.token, j, number_of(&p, j), (double)y[j]);
@@ -223,7 +224,7 @@ static bool odd(uint32_t bits)
     return parity;
 }
 
-/* y = R W x from the view: what a device computes for a row, in binary64. */
+/* y = R W x from the view, as a device computes it for a row, in binary64. */
 static void transform_by_view(const kvant_transform_view *t, uint32_t dim, bool query,
                               const float *x, double *y)
 {

@@ -1,4 +1,5 @@
-/* test_weighting.c - codecs with transform=file and transform=diagonal. test_weights.c tests how W is made. */
+/* test_weighting.c - codecs with transform=file and transform=diagonal. test_weights.c tests how W
+ * is made. */
 #include "calibrated_fixture.h"
 
 #include <kvant/attention.h>
@@ -36,9 +37,10 @@ static double condition(const kvant_codec *codec, const kvant_calibration *c)
     return sqrt(squares[0] * squares[1]);
 }
 
-/* <R W x, R W^-1 q> = <x, q> and W^-1 R^T R W x = x. Entries of both matrices are rounded, each sum has up to DIM roundings, R up to
- * DIM more (dense) or 2 log2 DIM + 2, and twice that where it was multiplied into the matrix: 4 DIM 2^-24 in all for each of the two
- * factors, relative to |W| |W^-1| |x| |q| (Frobenius norms bound those of matrices of magnitudes). */
+/* <R W x, R W^-1 q> = <x, q> and W^-1 R^T R W x = x. Entries of both matrices are rounded, and each
+ * sum has up to DIM roundings. R adds up to DIM more (dense) or 2 log2 DIM + 2, and twice that
+ * where it was multiplied into the matrix. In all that is 4 DIM 2^-24 for each of the two factors,
+ * relative to |W| |W^-1| |x| |q|. (Frobenius norms bound the norms of matrices of magnitudes.) */
 static void inner_products_stay(void **state)
 {
     (void)state;
@@ -47,7 +49,7 @@ static void inner_products_stay(void **state)
     for (size_t i = 0; i < COUNT(transforms); i++) {
         kvant_codec *codec = create(transforms[i], DIM, KVANT_ROLE_K, c);
         double slack = 8 * DIM * 0x1p-24 * condition(codec, c);
-        assert_true(slack < 0.5); /* else nothing is tested */
+        assert_true(slack < 0.5); /* otherwise the test shows nothing */
         for (int round = 0; round < 50; round++) {
             float x[DIM], q[DIM], y[DIM], p[DIM], back[DIM];
             double before = 0, after = 0, size_x = 0, size_q = 0;
@@ -72,7 +74,8 @@ static void inner_products_stay(void **state)
     kvant_calibration_free(&c);
 }
 
-/* Mean squared error of scores with queries of the second moment that W was made for: sum over tokens of e^T Q e. */
+/* Mean squared error of scores, for queries with the second moment that W was made for: sum over
+ * tokens of e^T Q e. */
 static double score_error(const char *spec, const kvant_calibration *c)
 {
     kvant_codec *codec = create(spec, DIM, KVANT_ROLE_K, c);
@@ -129,8 +132,8 @@ static void specs_say_what_they_do(void **state)
                 fail_msg("%s became %s, expected it to end in %s", cases[i].spec, spec, end);
             assert_true((codec->transform.weights != NULL) ==
                         (role == 0 && strstr(cases[i].spec, "transform=none") == NULL));
-            kvant_codec *again =
-                create(spec, DIM, (kvant_role)role, c); /* canonical specs are their own */
+            /* canonical specs are equal to themselves */
+            kvant_codec *again = create(spec, DIM, (kvant_role)role, c);
             assert_string_equal(info_of(again).spec, spec);
             kvant_codec_free(&again);
             kvant_codec_free(&codec);
@@ -172,7 +175,7 @@ static void mistakes_are_named(void **state)
     kvant_calibration_free(&c);
 }
 
-/* A file that is whole but whose matrix no calibrator would write. */
+/* A valid file with a matrix that no calibrator would write. */
 static void matrices_without_inverse_are_refused(void **state)
 {
     (void)state;
@@ -253,7 +256,8 @@ static void pages_do_not_tell_the_level(void **state)
     }
 }
 
-/* Attention on a tensor is that of what the tensor reads as, sealed and open pages, codes and tiles alike. */
+/* Attention on a tensor equals attention on the rows that the tensor reads back, for sealed and
+ * exact pages, codes and tiles. */
 static void attention_undoes_the_transform(void **state)
 {
     enum { N = 300 };
@@ -324,8 +328,9 @@ static void attention_undoes_the_transform(void **state)
             error += (out[j] - want) * (out[j] - want);
             size += want * want;
         }
-        /* queries are rounded to 10 bits and more, scores reach 0.05 |q| |k| = 0.05 x 6 x 60: 2 % of a probability at most, which
-         * a wrong transform exceeds by far; open pages are fp16 */
+        /* Queries are rounded to 10 bits or more, and scores reach 0.05 |q| |k| = 0.05 x 6 x 60. So
+         * a probability errs by at most 2 %, and a wrong transform errs by far more. Exact pages
+         * are fp16. */
         assert_true(sqrt(error) <= 0.02 * sqrt(size));
         for (int role = 0; role < 2; role++) {
             kvant_tensor_free(&tensors[role]);

@@ -1,4 +1,5 @@
-/* test_weights.c - how W is made: inverses, roots, eigenvectors and means of matrices, and what a calibrator makes of moments. */
+/* test_weights.c - how the key transform W is made: inverses, roots, eigenvectors and means of
+ * matrices, and the W that a calibrator makes from second moments. */
 #include "testing.h"
 
 #include <kvant/calibration.h>
@@ -9,7 +10,7 @@
 #include "../../src/math/spd.h"
 #include "../../src/math/tridiagonal.h"
 
-/* Sum of n outer products of normal vectors whose channels have sizes from 1 to spread. */
+/* Sum of n outer products of normal vectors whose channels have sizes from 1 to `spread`. */
 static void random_moment(double *m, uint32_t d, uint32_t n, double spread, uint64_t *rng)
 {
     double x[128];
@@ -52,7 +53,8 @@ static double difference(const double *a, const double *b, uint32_t d)
 
 /* --- matrices --- */
 
-/* Products and eigenvectors err by about d 2^-53 of the norms of their factors; condition numbers here stay below 10^6. */
+/* Products and eigenvectors err by about d 2^-53 of the norms of their factors. Condition numbers
+ * in these tests stay below 10^6. */
 static void inverses_and_roots_follow_their_definitions(void **state)
 {
     static const uint32_t dims[] = { 1, 2, 7, 64 };
@@ -78,7 +80,8 @@ static void inverses_and_roots_follow_their_definitions(void **state)
     }
 }
 
-/* Orthonormal vectors and M v = lambda v within some n 2^-53 |M|, for matrices with equal, zero, negative and graded eigenvalues. */
+/* Vectors are orthonormal and M v = lambda v within some n 2^-53 |M|, for matrices with equal,
+ * zero, negative and graded eigenvalues. */
 static void eigenvectors_follow_their_definition(void **state)
 {
     static const uint32_t dims[] = { 1, 2, 3, 16, 65, 128 };
@@ -91,7 +94,7 @@ static void eigenvectors_follow_their_definition(void **state)
                    *product = v + size;
             double *values = product + size;
             random_moment(m, d, kind == 1 ? d / 2 + 1 : 2 * d, kind == 2 ? 1e4 : 3,
-                          &rng); /* 1: of half the rank */
+                          &rng); /* kind 1 has half the rank */
             for (uint32_t j = 0; j < size; j++) {
                 bool on = j / d == j % d;
                 m[j] = kind == 3 ? (double)on : kind == 4 ? on * ((double)(j % d) - 3) : m[j];
@@ -134,7 +137,8 @@ static void geometric_mean(const double *a, const double *b, uint32_t d, double 
     free(room);
 }
 
-/* Eigenvalues of a square root within 2.7 10^-6 of themselves: products of two such within twice that of the largest. */
+/* Eigenvalues of a square root err by 2.7 10^-6 of themselves, so products of two such roots err by
+ * twice 2.7 10^-6 of the largest. */
 static void means_solve_their_equation(void **state)
 {
     static const uint32_t dims[] = { 1, 2, 5, 24, 64, 128 };
@@ -167,7 +171,7 @@ static void what_is_not_positive_definite_is_refused(void **state)
     }
 }
 
-/* --- weights --- */
+/* --- W --- */
 
 enum { SMALL = 16 };
 
@@ -210,8 +214,9 @@ static double error_of_diagonal(const float *diagonal, const double *q, const do
     return a * b;
 }
 
-/* W is the best up to what the floors (3 10^-4 of the mean for each moment, 2^-10 |W| on W) and binary16 cost. Near the optimum an
- * error of W counts in the second order, a floor in the first: 1 % is many times both. Anything else that one could use is worse. */
+/* W is the best matrix up to the cost of the floors (3 10^-4 of the mean for each moment, 2^-10 |W|
+ * on W) and of binary16. Near the optimum, an error of W counts in the second order and a floor in
+ * the first. So 1 % is many times both. Any other matrix that one could use is worse. */
 static void weights_make_errors_of_scores_small(void **state)
 {
     static double q[SMALL * SMALL], k[SMALL * SMALL], best[SMALL * SMALL],
@@ -244,7 +249,8 @@ static void weights_make_errors_of_scores_small(void **state)
     }
 }
 
-/* Lengths of keys are kept, so that scales stay where fp16 has them: tr(W^2 K) = tr K, except for the floors. */
+/* The lengths of keys are kept, so that scales stay in the range of fp16: tr(W^2 K) = tr K, except
+ * for the floors. */
 static void weights_keep_the_length_of_keys(void **state)
 {
     static double q[SMALL * SMALL], k[SMALL * SMALL], squared[SMALL * SMALL];
@@ -279,7 +285,8 @@ static void expect_identity(const double *q, const double *k)
         assert_true(w.diagonal[i] == 1);
 }
 
-/* No queries, or keys that never change: nothing to weigh by. Dead channels of either are floored, not blown up. */
+/* Without queries, or with keys that never change, there is nothing to choose W by. Dead channels
+ * of queries or keys get a floor and do not become infinite. */
 static void unused_directions_stay_within_bounds(void **state)
 {
     static double q[SMALL * SMALL], k[SMALL * SMALL], zero[SMALL * SMALL];
@@ -297,15 +304,16 @@ static void unused_directions_stay_within_bounds(void **state)
     weights w;
     assert_int_equal(kvant_make_weights(SMALL, q, k, k, w.diagonal, w.triangle), KVANT_OK);
     read_weights(&w);
-    /* moments of trace d with a floor of 3 10^-4 have conditions below 16 / 3 10^-4 + 1 = 53334, their geometric mean too, and W the
-     * root of it */
+    /* Moments of trace d with a floor of 3 10^-4 have condition numbers below 16 / 3 10^-4 + 1 =
+     * 53334. So has their geometric mean, and W has the root of it. */
     assert_true(norm(w.w, SMALL) * norm(w.inverse, SMALL) <= SMALL * sqrt(53334));
     for (uint32_t i = 0; i < SMALL; i++)
         assert_true(w.diagonal[i] > 0.01f && w.diagonal[i] < 100);
     assert_true(w.diagonal[3] < w.diagonal[0] && w.diagonal[5] > w.diagonal[0]);
 }
 
-/* Two keys with equal scores share the probability, a third is hidden, and a query that sees nothing adds nothing. */
+/* Two keys with equal scores share the probability, a third is hidden, and a query that sees no key
+ * adds nothing. */
 static void attention_weights_are_those_of_softmax(void **state)
 {
     static const float keys[] = { 1, 0, 1, 5, 7, 7, 1, 2 }, queries[] = { 3, 0, 1, 1 };
@@ -322,13 +330,14 @@ static void attention_weights_are_those_of_softmax(void **state)
     a.n_queries = 1;
     memset(got, 0, sizeof got);
     kvant_attention_weights(&a, 2, scores, got);
-    for (uint32_t i = 0; i < 4; i++) { /* scores 1.5 1.5 10.5 1.5 */
+    for (uint32_t i = 0; i < 4; i++) { /* the scores are 1.5, 1.5, 10.5 and 1.5 */
         double e = exp(i == 2 ? 0 : -9), p = e / (1 + 3 * exp(-9));
         assert_true(fabs(got[i] - p * (1 - p)) <= 1e-6 * got[i]);
     }
 }
 
-/* Keys that attention looks at have another covariance than all keys: W follows it, and the first keys count for nothing. */
+/* Keys that attention looks at have another covariance than all keys. W follows the former, and the
+ * first keys do not count. */
 static void attention_changes_the_weights(void **state)
 {
     enum { N = 80, D = 4 };
@@ -337,7 +346,7 @@ static void attention_changes_the_weights(void **state)
     (void)state;
     uint64_t rng = 36;
     fill_normal(keys, N * D, &rng);
-    for (uint32_t kind = 0; kind < 3; kind++) { /* none, some, only keys that stay exact */
+    for (uint32_t kind = 0; kind < 3; kind++) { /* no keys, some keys, only keys that stay exact */
         kvant_calibrator_config config = { .size = sizeof config };
         kvant_calibrator *calibrator;
         kvant_calibration *c;

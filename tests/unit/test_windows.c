@@ -1,4 +1,5 @@
-/* test_windows.c - what stays fp16 and for how long: sinks, recent windows, rewritten slots, sequences. */
+/* test_windows.c - which rows stay fp16 and for how long: sinks, recent windows, rewritten slots,
+ * sequences. */
 #include "tensor_fixture.h"
 
 static void sinks_are_never_sealed(void **state)
@@ -20,7 +21,8 @@ static void sinks_are_never_sealed(void **state)
     drop(&f);
 }
 
-/* Whatever the batches: the newest tokens lie in open pages, and a page that left the window is sealed. */
+/* With any batches, the newest tokens lie in exact pages, and a page that left the window is
+ * sealed. */
 static void recent_tokens_are_fp16(void **state)
 {
     static const uint32_t windows[] = { 1, 2, 64, 65, 96, 200 };
@@ -72,13 +74,14 @@ static void batches_and_threads_do_not_change_bytes(void **state)
     }
 }
 
-/* A slot of a sealed block is written again: no other slot changes, whichever way the tensor takes. */
+/* Writing a slot of a sealed block again changes no other slot, whichever way the tensor does
+ * it. */
 static void rewriting_a_sealed_slot_loses_nothing(void **state)
 {
     static const struct {
         const char *spec;
         bool reopens;
-        uint32_t first, n; /* slots that may change with slot 74: its group */
+        uint32_t first, n; /* slots that may change together with slot 74: its group */
     } cases[] = { { "int-4:sink=4", false, 74, 1 },
                   { "int-4:recent=64", true, 74, 1 },
                   { "int-4:axis=channel,group=32", true, 64, 32 },
@@ -116,8 +119,8 @@ static void rewriting_a_sealed_slot_loses_nothing(void **state)
     }
 }
 
-/* A ring that wraps around, as caches with a sliding window do: the newest tokens are fp16 in old pages
- * too. */
+/* Slots are used as a ring, as caches with a sliding window do. The newest tokens are fp16, in old
+ * pages too. */
 static void reused_slots_are_recent_again(void **state)
 {
     (void)state;
@@ -128,8 +131,8 @@ static void reused_slots_are_recent_again(void **state)
         for (uint32_t i = 0; i < 64 && i <= n; i++)
             assert_true(is_open(&f, (n - i) % 512 / 64));
     }
-    /* 1500 = 2 x 512 + 476: page 7 was opened again, and its last slots are what was sealed on the lap
-     * before, as fp16. */
+    /* 1500 = 2 x 512 + 476, so page 7 became exact again. Its last slots hold the decoded rows of
+     * the previous lap as fp16. */
     check_slots(&f, 0, 476);
     for (uint32_t i = 476; i < 512; i++) {
         float got[64], want[64];
@@ -141,7 +144,8 @@ static void reused_slots_are_recent_again(void **state)
     drop(&f);
 }
 
-/* A context shift: all slots are read, changed and written again, in batches that know nothing of pages. */
+/* A context shift reads all slots, changes them and writes them again, in batches that ignore page
+ * borders. */
 static void all_slots_are_rewritten(void **state)
 {
     static const char *const specs[] = { "int-8:axis=channel", "int-8:recent=64,sink=4",
@@ -162,9 +166,10 @@ static void all_slots_are_rewritten(void **state)
                 rows[j] = -rows[j];
             assert_int_equal(kvant_tensor_write(f.tensor, slots, 24, rows, 64, 2), KVANT_OK);
         }
-        /* Numbers within +-4, so a range of 8 and, less the centre, no more; 8 bits and an fp16 scale and
-         * zero point are off by at most half a step and 2^-11 of 8. Quantised twice, in groups whose slots
-         * were rewritten at two times once more; with factors up to 2 and at least 1 here, twice that. */
+        /* Numbers lie within +-4, so their range is 8, and not larger without the centre. With 8
+         * bits, and scale and zero point in fp16, they err by at most half a step and 2^-11 of 8.
+         * Rows are quantised twice, and a third time in groups whose slots were rewritten at two
+         * times. With scales between 1 and 2 the error doubles. */
         double bound = 3 * 2 * (8 / 255.0 / 2 + 2 * 8 / 2048.0);
         for (uint32_t i = 0; i < 600; i++) {
             read_slot(&f, i, got);
@@ -181,7 +186,7 @@ static void sequences_have_windows_of_their_own(void **state)
     uint64_t rng = 36;
     fixture f = make("int-4:sink=4,recent=96", 3, 10, 0);
     write_range(&f, 0, 400, 400, 1, &rng);
-    for (uint32_t i = 0; i < 640; i += 32) { /* the other sequences interleaved */
+    for (uint32_t i = 0; i < 640; i += 32) { /* interleaved with the remaining sequences */
         write_range(&f, 640 + i, 32, 32, 2, &rng);
         write_range(&f, 1280 + i, 32, 32, 2, &rng);
     }
@@ -202,7 +207,7 @@ static void refusals(void **state)
     float row[WIDTH] = { 1 };
     row[7] = NAN;
     assert_int_equal(try_write(&f, 0, 1, row, 1), KVANT_ERR_NONFINITE);
-    row[7] = 1e30f; /* beyond fp16, where rows wait */
+    row[7] = 1e30f; /* too large for fp16, in which rows are pending */
     assert_int_equal(try_write(&f, 0, 1, row, 1), KVANT_ERR_RANGE);
     drop(&f);
 }
@@ -232,7 +237,7 @@ static void memory(void **state)
     }
 }
 
-/* A long write leaves the spare blocks of the pool alone, so that their memory is never touched: one
+/* A long write does not use the spare blocks of the pool, so their memory is never touched. One
  * page has the sink, and 96 tokens of one sequence need 3. */
 static void long_writes_stay_in_their_window(void **state)
 {

@@ -1,4 +1,4 @@
-/* testing.h - what the unit tests share: cmocka, reproducible numbers, small helpers. */
+/* testing.h - cmocka, reproducible random numbers and small helpers for all unit tests. */
 #ifndef KVANT_TESTS_TESTING_H
 #define KVANT_TESTS_TESTING_H
 
@@ -22,7 +22,7 @@
 #define TEST_SEED 7u
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
-/* xorshift64*: independent of the library's own generator. */
+/* xorshift64*, which is independent of the library's own generator. */
 static inline uint64_t test_random(uint64_t *state)
 {
     *state ^= *state >> 12;
@@ -36,7 +36,7 @@ static inline double test_uniform(uint64_t *state)
     return ((double)(test_random(state) >> 11) + 0.5) / 9007199254740992.0;
 }
 
-/* Normal, by Box and Muller. */
+/* A normal number, by the method of Box and Muller. */
 static inline float test_normal(uint64_t *state)
 {
     double radius = sqrt(-2 * log(test_uniform(state)));
@@ -76,7 +76,7 @@ static inline kvant_codec_info info_of(const kvant_codec *codec)
     return info;
 }
 
-/* A page of 64 rows: what its codes give back. */
+/* Encodes a page of 64 rows and decodes it. */
 static inline void encode_decode(const char *spec, uint32_t d, kvant_role role, const float *x,
                                  float *decoded)
 {

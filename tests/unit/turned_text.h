@@ -1,4 +1,5 @@
-/* turned_text.h - keys and queries that turn with their positions (RoPE), and tensors that learn from them. */
+/* turned_text.h - keys and queries that RoPE rotates by their positions, and tensors that learn
+ * from them. */
 #ifndef KVANT_TESTS_TURNED_TEXT_H
 #define KVANT_TESTS_TURNED_TEXT_H
 
@@ -18,7 +19,7 @@ enum {
 static const char spec[] = "turboquant-4:transform=first";
 
 typedef struct layout {
-    uint32_t n_dims, interleaved, pairs[PAIRS][2]; /* those that turn */
+    uint32_t n_dims, interleaved, pairs[PAIRS][2]; /* pairs of channels that RoPE rotates */
 } layout;
 
 static inline const float *frequencies(void)
@@ -49,7 +50,7 @@ static inline kvant_rope rope_of(const layout *l, uint32_t n_positions, uint32_t
                          .n_ranges = n_ranges };
 }
 
-/* As a model turns a head. */
+/* Rotates a head by RoPE, as a model does. */
 static inline void turn(const layout *l, double position, double *x)
 {
     for (uint32_t i = 0; i < l->n_dims / 2; i++) {
@@ -79,7 +80,7 @@ static inline fixture make_turned(const layout *l, uint32_t n_positions, uint32_
     return f;
 }
 
-/* Text: vectors whose channels belong together, at their positions. */
+/* A text: vectors with correlated channels, rotated by RoPE to their positions. */
 
 typedef struct text {
     float rows[MOST * WIDTH], queries[MOST * TEXT_HEADS * HEAD_DIM];
@@ -116,7 +117,8 @@ static inline text *make_text(const layout *l, uint64_t seed)
     return t;
 }
 
-/* Tokens at these slots, queries first. positions: NULL, or those of the tokens. */
+/* Writes tokens to these slots, queries before rows. positions: whether the tensor gets the tokens'
+ * positions or NULL. */
 static inline void put(fixture *f, const text *t, const int64_t *slots, const int32_t *tokens,
                        uint32_t n, bool positions)
 {
@@ -145,7 +147,8 @@ static inline void put(fixture *f, const text *t, const int64_t *slots, const in
     free(queries);
 }
 
-/* Tokens first .. end - 1 in batches, at slots of their own numbers, or moved. */
+/* Writes tokens first .. end - 1 in batches. A token's slot is the token's number plus an
+ * offset. */
 static inline void put_all(fixture *f, const text *t, uint32_t first, uint32_t end, uint32_t batch,
                            int64_t moved)
 {
