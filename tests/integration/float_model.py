@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Writes a GGUF model with its weights in fp16, for tests that 8-bit activations of quantised weights would blur.
+"""Writes a GGUF model with its weights in fp16, for tests in which the 8-bit activations of
+quantised weights would hide the effect.
 
-tests/integration/float_model.py MODEL OUT.gguf LIBGGML_BASE
+    tests/integration/float_model.py MODEL OUT.gguf LIBGGML_BASE
 """
 
 import ctypes
@@ -19,7 +20,7 @@ FILE_TYPE = b"general.file_type"
 
 
 class Traits(ctypes.Structure):
-    """The beginning of ggml_type_traits."""
+    """The first fields of ggml_type_traits."""
 
     to_floats = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
     _fields_ = [
@@ -33,7 +34,7 @@ class Traits(ctypes.Structure):
 
 
 def halves(ggml, kind, n, data):
-    """n weights as fp16; fp32 stays: llama.cpp wants norms so."""
+    """Returns n weights as fp16. fp32 weights stay, because llama.cpp needs norms in fp32."""
     if kind in (F32, F16):
         return data[: n * (4 if kind == F32 else 2)]
     traits = ggml.ggml_get_type_traits(kind).contents

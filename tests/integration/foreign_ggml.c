@@ -1,8 +1,8 @@
 /* foreign_ggml.c - a library that loads the plug-in as ggml does but is not a ggml that the plug-in
- * knows. FOREIGN_VERSION 0 leaves ggml_version out; FOREIGN_BACKENDS is a folder of back ends.
- * Linked with a real ggml it is that one with another version; foreign_rows.c then makes one row of
- * its tables differ. FOREIGN_OLD hides a function that ggml has since 0.21. The variable
- * FOREIGN_BACKEND names a back end to load. */
+ * knows. With FOREIGN_VERSION 0 it has no ggml_version. FOREIGN_BACKENDS is a folder of back ends.
+ * When it is linked with a real ggml, it is this ggml with another version; foreign_rows.c then
+ * makes one row of its tables differ. FOREIGN_OLD hides a function that ggml has since 0.21. The
+ * variable FOREIGN_BACKEND names a back end to load. */
 #include <dlfcn.h>
 #include <stddef.h>
 #include <stdlib.h>
@@ -31,11 +31,12 @@ void *ggml_backend_load(const char *path);
 #endif
 
 #ifdef FOREIGN_OLD
-/* dlsym() finds this symbol first, which has the address NULL. */
+/* dlsym() finds this symbol first, and its address is NULL. */
 __asm__(".globl ggml_op_alloc_size_may_expand\nggml_op_alloc_size_may_expand = 0");
 #endif
 
-/* What ggml_backend_init returned, or the library itself when it cannot be called. */
+/* Returns the result of ggml_backend_init, or the library itself when the function cannot be
+ * called. */
 void *foreign_load(const char *plugin)
 {
     void *library = dlopen(plugin, RTLD_NOW | RTLD_LOCAL);
@@ -45,7 +46,8 @@ void *foreign_load(const char *plugin)
         &init; /* volatile: the call must not become a jump out of this library */
 
 #ifdef FOREIGN_BACKENDS
-    ggml_backend_load_all_from_path(FOREIGN_BACKENDS); /* the CPU's, as llama.cpp does before */
+    /* the CPU's back end, which llama.cpp loads first, too */
+    ggml_backend_load_all_from_path(FOREIGN_BACKENDS);
     if (getenv("FOREIGN_BACKEND") != NULL)
         ggml_backend_load(getenv("FOREIGN_BACKEND"));
 #endif

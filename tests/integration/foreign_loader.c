@@ -1,4 +1,5 @@
-/* foreign_loader.c - offers the plug-in a ggml of a given version and API and checks that it declines.
+/* foreign_loader.c - offers the plug-in a ggml of a given version and API, and checks that the
+ * plug-in declines it.
  *
  *     foreign_loader VERSION none|bare|whole|old|row     FOREIGN_ROW names the row that differs
  *

@@ -1,5 +1,6 @@
-/* foreign_rows.c - stands before a real ggml and makes the one thing of it differ that FOREIGN_ROW
- * names, as the plug-in's ggml_tables.c names its rows. Every function here calls the real one. */
+/* foreign_rows.c - stands before a real ggml and makes one thing of it differ, which FOREIGN_ROW
+ * names as the plug-in's ggml_tables.c names its rows. Every function here calls the real
+ * function. */
 #define _GNU_SOURCE /* RTLD_NEXT */
 #include <dlfcn.h>
 #include <stdlib.h>
@@ -25,8 +26,8 @@ static void real(const char *name, void *slot)
     memcpy(slot, &symbol, sizeof(symbol));
 }
 
-/* Whether the plug-in made the object: then its first word is a function there. ggml calls these
- * functions on its own objects, too. */
+/* Whether the plug-in made the object: then the object's first word is a function of the plug-in.
+ * ggml calls these functions on its own objects, too. */
 static bool is_the_plugins(word object)
 {
     void *first = *(void **)object;
@@ -41,7 +42,8 @@ static bool anyone(word object)
     return true;
 }
 
-/* The table without its first word: what was at place 5 is at place 4. */
+/* Calls a function with the object's table moved by one word: the entry of place 5 is at place
+ * 4. */
 static word moved(function call, word object, word a, word b, word c)
 {
     word words[N_WORDS] = { 0 };
@@ -50,7 +52,7 @@ static word moved(function call, word object, word a, word b, word c)
     return call((word)words, a, b, c);
 }
 
-/* Objects that are the plug-in's own have N_WORDS words. */
+/* Objects of the plug-in have N_WORDS words. */
 #define MOVES(name, row)                                                                           \
     word name(word object, word a, word b, word c);                                                \
     word name(word object, word a, word b, word c)                                                 \
@@ -61,7 +63,7 @@ static word moved(function call, word object, word a, word b, word c)
         return chosen(row) && is_the_plugins(object) ? moved(call, object, a, b, c)                \
                                                      : call(object, a, b, c);                      \
     }
-/* What is smaller is not looked at at all. */
+/* For objects with fewer words, the function returns 0 and does not call ggml. */
 #define SKIPS(name, row, made_by)                                                                  \
     word name(word object, word a, word b, word c);                                                \
     word name(word object, word a, word b, word c)                                                 \
@@ -197,7 +199,8 @@ REAL(abi_tensor *, ggml_set_name, abi_tensor *tensor, const char *name)
     return call(tensor, chosen("tensor: name") ? "other" : name);
 }
 
-/* The last of two operations gets the number of the one before. */
+/* With the row "operations with the same number", an operation gets the number of the operation
+ * that was asked for before it. */
 REAL(const char *, ggml_op_desc, abi_tensor *tensor)
 {
     static int32_t before;

@@ -16,8 +16,8 @@
 
 #include "ggml-cpu.h"
 
-/* ggml's threads wait for one another by spinning, which on a busy machine costs a hundred times the work.
- * Threads are tested in test_plugin_ops.c. */
+/* ggml's threads wait for one another by spinning, which on a busy machine costs a hundred times
+ * the work. test_plugin_ops.c tests threads. */
 #define N_THREADS 1
 
 static const char text[] = "The keeper of the lighthouse had counted ships for thirty years. Every "
@@ -47,7 +47,7 @@ static const char text[] = "The keeper of the lighthouse had counted ships for t
                            "the highest wave had been exactly as high as the keeper had guessed, "
                            "less the width of a hand. ";
 
-static struct llama_model *models[2]; /* own cache, kvant's */
+static struct llama_model *models[2]; /* with llama.cpp's own cache, with kvant's */
 static char models_path[4096];
 static ggml_backend_reg_t plugin;
 
@@ -63,8 +63,8 @@ bool harness_has_vulkan(void)
     return getenv("KVANT_TEST_VULKAN") != NULL;
 }
 
-/* As the flags of `kvant exec` do: all layers, and so their caches, belong to KVANT. Vulkan0 has the
- * output and the layers' weights. */
+/* Places weights as the flags of `kvant exec` do: all layers, and so their caches, belong to KVANT.
+ * Vulkan0 has the output and the layers' weights. */
 static void place_weights(struct llama_model_params *params, float *split,
                           struct llama_model_tensor_buft_override *weights)
 {
@@ -78,7 +78,7 @@ static void place_weights(struct llama_model_params *params, float *split,
     params->tensor_buft_overrides = weights;
 }
 
-/* On one device or two. */
+/* Loads a model on one device or two. */
 static struct llama_model *load_model(const char *path, ggml_backend_dev_t device,
                                       ggml_backend_dev_t other, bool planned)
 {
@@ -140,7 +140,7 @@ int harness_gpus(void)
     return !harness_on_gpu() ? 0 : n != NULL ? atoi(n) : 1;
 }
 
-/* Most tests are about pages, so no cache is in place where a test does not ask for it. */
+/* Most tests are about pages, so no cache is f16 in place unless a test asks for it. */
 int harness_load_plugin(void **state)
 {
     (void)state;
@@ -227,7 +227,7 @@ ggml_backend_dev_t harness_add_accel(void)
 
 static enum ggml_type type_of(const char *name)
 {
-    for (int i = 0; i < GGML_TYPE_COUNT; i++) /* numbers of removed types have no name */
+    for (int i = 0; i < GGML_TYPE_COUNT; i++) /* removed types have no name */
         if (ggml_type_name((enum ggml_type)i) != NULL &&
             strcmp(ggml_type_name((enum ggml_type)i), name) == 0)
             return (enum ggml_type)i;

@@ -1,5 +1,5 @@
-/* in_place_layers.h - contexts whose layers go from f16 in place to compressed pages one after the
- * other, for the tests of gpu/hand_over.c. Include it after cmocka.h, with _POSIX_C_SOURCE. */
+/* in_place_layers.h - contexts whose layers go from f16 in place to compressed pages one after
+ * another, for the tests of gpu/hand_over.c. Include it after cmocka.h, with _POSIX_C_SOURCE. */
 #ifndef KVANT_TESTS_IN_PLACE_LAYERS_H
 #define KVANT_TESTS_IN_PLACE_LAYERS_H
 
@@ -10,9 +10,9 @@
 #include "harness.h"
 
 /* All codecs have room for 256 of 1024 cells. The model has 4 layers. So on one GPU the first layer
- * goes before the token in cell 252, because 3 cells are left behind it, and the last one before
- * the token in 255. With two GPUs the first GPU has a cache with 3 of the layers, because llama.cpp
- * counts the model's output as a fifth layer. */
+ * goes before the token in cell 252, because 3 cells are left after it. The last layer goes before
+ * the token in cell 255. With two GPUs the first GPU has a cache with 3 of the layers, because
+ * llama.cpp counts the model's output as a fifth layer. */
 #define N_CTX 1024
 #define ROOM 256
 #define EXACT "256"
@@ -34,7 +34,7 @@ static inline int start(void **state)
     return result;
 }
 
-/* Layers of the first GPU's cache. */
+/* Number of layers in the first GPU's cache. */
 static inline int n_layers(void)
 {
     return harness_gpus() > 1 ? 3 : N_LAYERS;
@@ -63,7 +63,8 @@ static inline float *room_for(int n)
     return logits;
 }
 
-/* Tokens first .. first + n - 1 of the text, in steps of `step`; out NULL: no logits are kept. */
+/* Decodes tokens first .. first + n - 1 of the text, in steps of `step`. With out NULL no logits
+ * are kept. */
 static inline void feed(struct llama_context *context, int first, int n, int step, llama_pos pos,
                         llama_seq_id seq, float *out)
 {
@@ -76,7 +77,8 @@ static inline void feed(struct llama_context *context, int first, int n, int ste
     }
 }
 
-/* On a real GPU ggml-cuda sums in another order than the CPU's stock. KLD is below 1e-5 then. */
+/* On a real GPU, ggml-cuda sums in another order than llama.cpp's CPU back end. The KLD is below
+ * 1e-5 then. */
 static inline void assert_same(const float *a, const float *b, int n)
 {
     if (harness_has_standin())
@@ -102,9 +104,9 @@ static inline float *hear(void (*tell)(struct llama_context *context, float *log
     return logits;
 }
 
-/* Both caches have the same codec for the same rows. While some layers are in place fewer of them
- * have its error. The factor is for centres and open blocks, which differ by when rows came; 1e-5
- * is for KLDs that are as small as rounding. */
+/* Both caches have the same codec for the same rows. While some layers are in place, fewer layers
+ * have its error. The factor allows for centres and exact blocks, which depend on when rows came.
+ * 1e-5 allows for KLDs that are as small as rounding. */
 static inline void assert_as_good(const char *what, const float *stock, const float *ours,
                                   const float *compressed, int n)
 {
@@ -115,7 +117,7 @@ static inline void assert_as_good(const char *what, const float *stock, const fl
     assert_true(isfinite(a) && a <= 2 * b + 1e-5);
 }
 
-#define HALF (ROOM - 2) /* cells that are written when a cache has two layers in place */
+#define HALF (ROOM - 2) /* number of written cells when a cache has two layers in place */
 
 static inline void feed_half(struct llama_context *context)
 {

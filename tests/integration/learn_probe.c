@@ -1,10 +1,12 @@
-/* learn_probe.c - a llama.cpp program for test_learn.py: reads a prompt in batches of 512, decodes one token, and ends.
+/* learn_probe.c - a llama.cpp program for test_learn.py: reads a prompt in batches of 512, decodes
+ * one token, and ends.
  *
  *     learn_probe MODEL TOKENS KIND [none]
  *
- * KIND: a number (seed of random tokens), or the path of a text. none: the model's file is read, not mapped. LEARN_PROBE_STATE: a
- * file for the state of the sequence, before the last token. LEARN_PROBE_CTX: the context. LEARN_PROBE_ALONE: of the tokens so many
- * last ones come one by one. */
+ * KIND is a number (the seed of random tokens) or the path of a text. "none": the model's file is
+ * read, not mapped. LEARN_PROBE_STATE names a file for the state of the sequence before the last
+ * token. LEARN_PROBE_CTX is the size of the context. LEARN_PROBE_ALONE is the number of last tokens
+ * that come one by one. */
 #define _POSIX_C_SOURCE 200809L
 
 #include <stdbool.h>

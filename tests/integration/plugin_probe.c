@@ -1,11 +1,11 @@
-/* plugin_probe.c - a small llama.cpp program for test_plugin_settings: loads the plug-in, makes one context
- * and decodes two tokens. The settings come from the environment, as they do for any program.
+/* plugin_probe.c - a small llama.cpp program for test_plugin_settings: loads the plug-in, makes one
+ * context and decodes two tokens. The settings come from the environment, as for any program.
  *
  *     plugin_probe f16|q8_0|f32[/f16|q8_0|f32] on|off [LAYERS]
  *
- * Cache types of keys and values (one alone is that of both), flash attention, how many layers the
- * device gets (all). LAYERS below 0: a second device, the CPU, gets as many of the last ones.
- * PROBE_MODEL: a model.
+ * The first argument is the cache type of keys and values, or the types of both. The second is
+ * flash attention. LAYERS is how many layers the device gets, all by default. If LAYERS is
+ * negative, a second device, the CPU, gets as many of the last layers. PROBE_MODEL names a model.
  *
  * Exit status: 0 all worked, 3 the plug-in did not load, 4 no context, 5 decoding failed. */
 #include <stdio.h>
@@ -46,7 +46,7 @@ static int run(ggml_backend_reg_t plugin, char *types, bool flash_attention, int
     model_params.n_gpu_layers = n_layers < 0 ? 99 : n_layers;
     if (n_layers < 0) {
         devices[1] = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
-        split[0] = 29.5f + (float)n_layers; /* of 30, and the output */
+        split[0] = 29.5f + (float)n_layers; /* of 30 layers, and the output */
         split[1] = 1.5f - (float)n_layers;
         model_params.tensor_split = split;
     }

@@ -1,4 +1,5 @@
-/* standin_control.h - what the stand-in's GPU library was told last (cuda/host/host.h). Behind cmocka.h. */
+/* standin_control.h - reads from the mock's GPU library what its last calls were given
+ * (cuda/host/host.h). Include it after cmocka.h. */
 #ifndef KVANT_TESTS_STANDIN_CONTROL_H
 #define KVANT_TESTS_STANDIN_CONTROL_H
 
@@ -17,7 +18,7 @@ static inline host_control *standin_control(void)
     return control();
 }
 
-/* What the last attention of a graph was given. */
+/* The arguments of the last attention in a graph. */
 static inline const kvant_cuda_kernel_attention_args *last_attention(void)
 {
     assert_int_equal(standin_control()->attention.size, sizeof(kvant_cuda_kernel_attention_args));

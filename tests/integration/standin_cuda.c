@@ -1,10 +1,13 @@
-/* standin_cuda.c - a ggml back end in the place of ggml-cuda: devices "CUDA0" and, with KVANT_TEST_GPUS=2, "CUDA1", whose
- * memory is the computer's and whose kernels are the CPU back end's, on streams of the driver's stand-in
- * (tests/cuda/host). What is computed while its stream is captured is recorded, as CUDA does, and computed when the
- * graph is launched. As with CUDA, llama.cpp runs batches over two devices in a pipeline.
+/* standin_cuda.c - a mock of ggml-cuda: a ggml back end with the device "CUDA0" and, with
+ * KVANT_TEST_GPUS=2, "CUDA1". Their memory is the computer's memory, and the CPU back end's kernels
+ * compute, on streams of the mock driver (tests/cuda/host).
  *
- * Its buffers are no host buffers, so llama.cpp goes through their functions as with a GPU. Tensors that lie in memory of
- * another label are refused, as ggml-cuda refuses them. */
+ * As with CUDA, a graph that is computed while its stream is captured is only recorded. It is
+ * computed when the captured graph is launched. With two devices, llama.cpp runs batches in a
+ * pipeline.
+ *
+ * The mock's buffers are no host buffers, so llama.cpp calls their functions, as with a GPU. The
+ * mock refuses tensors in memory of another label, as ggml-cuda does. */
 #define _POSIX_C_SOURCE 200809L
 #include <dlfcn.h>
 #include <stdio.h>
@@ -38,14 +41,14 @@ static struct ggml_backend_reg reg;
 static struct gpu {
     struct ggml_backend_device device;
     struct ggml_backend_buffer_type buft;
-    void *context; /* the driver's */
+    void *context; /* the driver's context */
     const char *name, *id;
 } gpus[MOST] = { { .name = "CUDA0", .id = "0000:00:00.0" },
                  { .name = "CUDA1", .id = "0000:01:00.0" } };
 static size_t n_gpus;
 static unsigned long n_direct, n_recorded, n_synchronized;
 
-/* Contexts have threads of their own. */
+/* Each context has its own threads, so the counter is atomic. */
 static void count(unsigned long *n)
 {
     __atomic_fetch_add(n, 1, __ATOMIC_RELAXED);
@@ -75,7 +78,8 @@ static void buffer_memset(ggml_backend_buffer_t buffer, struct ggml_tensor *tens
     memset((char *)tensor->data + offset, value, size);
 }
 
-/* KVANT_TEST_SLOW_INPUTS: between the inputs of a graph others have time for theirs. */
+/* KVANT_TEST_SLOW_INPUTS: a pause between the inputs of a graph, in which other contexts copy their
+ * inputs. */
 static void buffer_set(ggml_backend_buffer_t buffer, struct ggml_tensor *tensor, const void *data,
                        size_t offset, size_t size)
 {
@@ -151,7 +155,7 @@ typedef struct instance {
     struct gpu *gpu;
     ggml_backend_t cpu;
     void *stream;
-    struct numbered { /* graphs that have a number (uid), by it */
+    struct numbered { /* the last graph of each number (uid) */
         uint64_t uid, hash;
     } numbered[MOST_NUMBERED];
 } instance;
@@ -192,7 +196,7 @@ static void replay(void *data)
         abort();
 }
 
-/* ggml-cuda reads what lies in its own memory. */
+/* Whether a tensor lies in memory that ggml-cuda would not read: ggml-cuda reads its own memory. */
 static bool is_foreign(const struct gpu *gpu, const struct ggml_tensor *t)
 {
     const struct ggml_tensor *root = t->view_src != NULL ? t->view_src : t;
@@ -212,7 +216,8 @@ static bool reads_foreign(const struct gpu *gpu, const struct ggml_tensor *node)
            node->op != GGML_OP_TRANSPOSE && node->op != GGML_OP_NONE;
 }
 
-/* A cache that is f16 itself is given to CUDA with its label. Whether it is, the graph does not tell. */
+/* A cache that is f16 in place is given to CUDA with kvant's label. The graph does not show whether
+ * it is in place. */
 static bool may_be_in_place(void)
 {
     const char *exact = getenv("KVANT_EXACT");
@@ -244,8 +249,8 @@ static uint64_t hash_of(const struct ggml_cgraph *graph)
     return hash;
 }
 
-/* ggml-cuda compares no nodes of a graph whose number it knows: it launches what it captured of
- * the former one. So a number that comes with other nodes is an error. */
+/* ggml-cuda does not compare the nodes of a graph whose number it knows: it launches the former
+ * graph with this number, which it captured. So a known number with other nodes is an error. */
 static bool is_mistaken(instance *self, const struct ggml_cgraph *graph)
 {
     struct numbered *former = &self->numbered[graph->uid % MOST_NUMBERED];
@@ -297,7 +302,7 @@ static void backend_event_wait(ggml_backend_t backend, ggml_backend_event_t even
     driver.stream_wait(((instance *)backend->context)->stream, event->context, 0);
 }
 
-/* More would wait for one another by spinning. */
+/* More threads would wait for one another by spinning. */
 static void use_one_thread(ggml_backend_t cpu)
 {
     ggml_backend_set_n_threads_t set;
@@ -387,8 +392,8 @@ static void device_event_synchronize(ggml_backend_dev_t dev, ggml_backend_event_
     (void)event;
 }
 
-/* KVANT_TEST_RENAME: positions have a name that no version of llama.cpp gives them. It is asked
- * before inputs are copied, so copies have it, too. */
+/* KVANT_TEST_RENAME: positions get a name that no version of llama.cpp gives them. llama.cpp calls
+ * this function before it copies inputs, so copies have the name, too. */
 static bool device_supports_op(ggml_backend_dev_t dev, const struct ggml_tensor *op)
 {
     (void)dev;

@@ -1,6 +1,6 @@
-/* test_abi_layout.c - the plug-in's own declarations (integrations/llama.cpp/abi.h) against the real
- * headers of the configured llama.cpp: sizes, offsets and constants. Built once for each generation that is
- * at hand. */
+/* test_abi_layout.c - the plug-in's own declarations (integrations/llama.cpp/abi.h) against the
+ * real headers of the configured llama.cpp: sizes, offsets and constants. It is built once for each
+ * generation of headers that is available. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -206,7 +206,8 @@ static void constants_match(void **state)
     assert_int_equal(ABI_DEVICE_CPU, GGML_BACKEND_DEVICE_TYPE_CPU);
     assert_int_equal(ABI_DEVICE_GPU, GGML_BACKEND_DEVICE_TYPE_GPU);
     assert_int_equal(ABI_DEVICE_ACCEL, GGML_BACKEND_DEVICE_TYPE_ACCEL);
-    assert_int_equal(KVANT_BLOCK_F32, GGML_TYPE_F32); /* the public header's numbers are ggml's */
+    /* the public header's numbers are equal to ggml's */
+    assert_int_equal(KVANT_BLOCK_F32, GGML_TYPE_F32);
     assert_int_equal(KVANT_BLOCK_F16, GGML_TYPE_F16);
     assert_int_equal(KVANT_BLOCK_BF16, GGML_TYPE_BF16);
     assert_int_equal(KVANT_BLOCK_Q4_0, GGML_TYPE_Q4_0);

@@ -1,5 +1,6 @@
-"""What the plug-in finds beside a model, and what it learns on a GPU, by a llama.cpp program (learn_probe.c). Every case has a
-folder of its own."""
+"""Calibrations that the plug-in finds next to a model, and matrices that it learns on a GPU, tested
+with a llama.cpp program (learn_probe.c). Every case has its own folder.
+"""
 
 import os
 import pathlib
@@ -14,7 +15,8 @@ SMALL, CALIBRATION = (
 )
 TEXT = os.environ["KVANT_TEXT"]
 LEARNS = "; not calibrated, learns from prompts\n"
-# A cache that fits as f16 is f16 and has no matrix. The cases are about one that does not fit.
+# A cache that fits as f16 stays f16 and has no matrix. So these cases use a cache that does not
+# fit.
 GPU = {
     "KVANT_EXACT": "0",
     "KVANT_TEST_STANDIN": os.environ["LEARN_STANDIN"],
@@ -24,7 +26,7 @@ GPU = {
 
 
 def difference(a, b):
-    """Relative, root mean square."""
+    """Root mean square of the difference, relative to b."""
     return (sum((x - y) ** 2 for x, y in zip(a, b)) / sum(y * y for y in b)) ** 0.5
 
 
@@ -48,7 +50,9 @@ class Probe(unittest.TestCase):
         return done.stderr
 
     def model(self, calibration=None, end=b""):
-        """A copy of the small model, beside it a file with these bytes. end: bytes that make it another file."""
+        """Returns a copy of the small model, next to a file with these bytes. The bytes in `end`
+        make it another file.
+        """
         path = self.home / "model.gguf"
         path.write_bytes(SMALL.read_bytes() + end)
         if calibration is not None:
@@ -56,8 +60,9 @@ class Probe(unittest.TestCase):
         return path
 
     def first_keys(self, tokens, context, on_gpu, text=TEXT, alone=0, **variables):
-        """Rows that a cache has of the first layer's keys after a prompt, of which the last tokens
-        come alone."""
+        """The first layer's key rows in the cache after a prompt, of which the last tokens come
+        alone.
+        """
         path = self.home / "state"
         self.run_probe(
             SMALL,
@@ -72,14 +77,15 @@ class Probe(unittest.TestCase):
         )
         data, width, layers = path.read_bytes(), 3 * 64, 4
         bytes_each = 2 * tokens * width
-        # Each tensor has its type and a row's bytes in front.
+        # Each tensor has its type and the bytes of a row before its rows.
         at = len(data) - 2 * layers * bytes_each - (2 * layers - 1) * 12
         numbers = struct.unpack_from(f"<{tokens * width}e", data, at)
         return [numbers[i : i + width] for i in range(0, len(numbers), width)]
 
     def check_beside_cpu(self, tokens, alone, *text, **variables):
-        """The CPU seals each batch with its own matrix, a GPU seals later. 4 bits of other codes
-        for every row would make a difference above 1."""
+        """The CPU seals each batch with its own matrix, a GPU seals later. If every row had the
+        codes of another token, 4 bits would differ by more than 1.
+        """
         cpu, gpu = (
             self.first_keys(
                 tokens + alone, 8192, on_gpu, *text, alone=alone, **(variables if on_gpu else {})
@@ -96,7 +102,7 @@ class Learning(Probe):
         line = f"; calibrated: {model.with_suffix('.kvcal')}\n"
         self.assertIn(line, self.run_probe(model, 100, 1))
         self.assertIn(line, self.run_probe(model, 100, 1, KVANT_PRESET="small"))
-        self.assertIn(LEARNS, self.run_probe(model, 100, 1, "none"))  # it is not mapped
+        self.assertIn(LEARNS, self.run_probe(model, 100, 1, "none"))  # the model is not mapped
 
     def test_no_calibration(self):
         self.assertIn(LEARNS, self.run_probe(self.model(), 100, 1))
@@ -120,11 +126,12 @@ class Learning(Probe):
             self.assertIn(LEARNS, said)
 
     def test_matrices_of_first_rows_are_the_same_on_a_gpu(self):
-        """The first layer's keys and queries are the same on both devices, so are centres, matrix
-        and codes. A GPU's rows were fp16 before. That moves a number by up to 2^-12 of itself,
-        about 0.2 % of a step of 4 bits, so one of a row's 192 numbers gets another code in a third
-        of the rows. The others differ by the order of sums alone. The last token needs a page, for
-        which the first 512 rows are sealed."""
+        """The first layer's keys and queries are the same on both devices, and so are centres,
+        matrix and codes. A GPU's rows were fp16 before, which moves a number by up to 2^-12 of
+        itself. That is about 0.2 % of a step of 4 bits. So in a third of the rows, one of 192
+        numbers gets another code. The remaining numbers differ only by the order of sums. The last
+        token needs a page, for which the first 512 rows are sealed.
+        """
         cpu, gpu = (self.first_keys(577, 1024, on_gpu, alone=1)[:512] for on_gpu in (False, True))
         differences = sorted(difference(*rows) for rows in zip(gpu, cpu))
         self.assertLess(differences[-1], 0.3)
@@ -132,7 +139,7 @@ class Learning(Probe):
         self.assertGreater(differences[0], 0)
 
     def test_keys_that_nothing_is_learnt_from_are_kept(self):
-        """Of three batches the second one is monotonous, and the third one is short."""
+        """In this prompt of three batches, the second is monotonous and the third is short."""
         text = self.home / "text"
         first = pathlib.Path(TEXT).read_bytes()[:2000]
         text.write_bytes(first + 700 * b" the" + 400 * b" and so on")

@@ -1,5 +1,5 @@
-/* test_plugin_accel.c - the KVANT_ACCEL device: attention on llama.cpp's own cache against the CPU back end's, operation by
- * operation and in the model. */
+/* test_plugin_accel.c - the KVANT_ACCEL device: attention on llama.cpp's own cache against the CPU
+ * back end's attention, operation by operation and in the model. */
 #define _POSIX_C_SOURCE 200809L /* setenv */
 
 #include <setjmp.h>
@@ -29,8 +29,8 @@ struct attention_case {
     float softcap, max_bias;
 };
 
-/* The tensors of a case, in memory of its own, and the operation on views as llama.cpp makes them: heads of a token side by
- * side. */
+/* The tensors of a case, each in its own memory, and the operation on views as llama.cpp makes
+ * them: heads of a token side by side. */
 struct operation {
     struct ggml_context *context;
     struct ggml_tensor *q, *k, *v, *mask, *sinks, *node;
@@ -59,7 +59,8 @@ static void fill(struct ggml_tensor *tensor)
     free(x);
 }
 
-/* Half of the cells are hidden, and all of them from the first of several tokens of a stream. */
+/* Hides half of the cells from each token, and all of them from the first of several tokens of a
+ * stream. */
 static void fill_mask(const struct attention_case *c, struct ggml_tensor *mask)
 {
     ggml_fp16_t *half = mask->data;
@@ -112,7 +113,7 @@ static void compute(ggml_backend_dev_t device, struct operation *o)
     ggml_backend_free(backend);
 }
 
-/* ggml's own decoding of row (cell, head, stream). */
+/* Decodes row (cell, head, stream) by ggml's own function. */
 static void decode(const struct ggml_tensor *t, int cell, int head, int stream, float *x)
 {
     const char *row = (const char *)t->data + (size_t)stream * t->nb[3] + (size_t)cell * t->nb[2] +
@@ -182,7 +183,8 @@ static double *exact_output(const struct attention_case *c, const struct operati
     return out;
 }
 
-/* The root mean square of the difference; NaNs of nodes that were not computed make it NaN, which no bound takes. */
+/* The root mean square of the difference. A node that was not computed holds NaNs, which make the
+ * result NaN, and no bound accepts that. */
 static double distance(const struct operation *o, const double *exact)
 {
     const float *x = o->node->data;
@@ -194,9 +196,10 @@ static double distance(const struct operation *o, const double *exact)
     return sqrt(sum / (double)n);
 }
 
-/* ggml rounds queries to 8 bits, or to fp16, and sums f16 values in fp16, on top of binary32's own roundings, which are ours,
- * too; with f32 these are all there are on either side, in another order, so there the distance is bounded by itself: scores
- * have k_dim roundings, sums as many as cells, softmax below 2^-19 (kernels.h), and no output exceeds 2. */
+/* ggml rounds queries to 8 bits or to fp16, and sums f16 values in fp16. In addition it has the
+ * roundings of binary32, as we have. With f32, both sides have only the roundings of binary32, in
+ * different orders. Then the distance has its own bound: scores have k_dim roundings, sums have as
+ * many as there are cells, softmax errs below 2^-19 (kernels.h), and no output exceeds 2. */
 static void check_case(const struct attention_case *c, enum ggml_type k_type, enum ggml_type v_type)
 {
     struct operation o = make_operation(c, k_type, v_type);
@@ -273,7 +276,7 @@ static void attention_is_nearer_to_exact_than_stock(void **state)
     }
 }
 
-/* Whatever is not attention on known rows is the CPU's. */
+/* The CPU keeps all operations except attention on types that kvant knows. */
 static void other_operations_are_declined(void **state)
 {
     const struct attention_case odd = {
@@ -306,10 +309,13 @@ static void other_operations_are_declined(void **state)
 
 #define N_PROMPT 160
 
-/* Of a type, both sides round keys and values; stock also rounds queries and sums. Against a cache and attention in f32 the
- * device is therefore expected to be no further away than stock: its mean squared error may exceed stock's by no more than 3
- * standard errors of the difference, taken token by token. (The operation itself is checked above, ten thousand times as
- * finely: this model multiplies a rounding by several hundred, because its activations are quantised to 8 bits.) */
+/* With the same type, both sides round keys and values; llama.cpp's CPU code also rounds queries
+ * and sums. So compared with a cache and attention in f32, the device should be no further away
+ * than llama.cpp is. Its mean squared error may exceed llama.cpp's by at most 3 standard errors of
+ * the difference per token.
+ *
+ * The test above checks the operation itself ten thousand times as precisely. This model multiplies
+ * a rounding by several hundred, because its activations are quantised to 8 bits. */
 static void check_logits(const char *type, const float *exact, const float *stock,
                          const float *ours)
 {
@@ -334,7 +340,7 @@ static void logits_are_no_further_from_f32_than_stocks(void **state)
             harness_prompt_logits(&(harness_options){ .type = names[i], .n_ctx = 512 }, N_PROMPT);
         float *ours = harness_prompt_logits(
             &(harness_options){ .type = names[i], .accel = true, .n_ctx = 512 }, N_PROMPT);
-        assert_memory_not_equal(stock, ours, bytes); /* the device did take part */
+        assert_memory_not_equal(stock, ours, bytes); /* so the device took part */
         check_logits(names[i], exact, stock, ours);
         free(stock);
         free(ours);
@@ -342,7 +348,8 @@ static void logits_are_no_further_from_f32_than_stocks(void **state)
     free(exact);
 }
 
-/* In a context that does not want the device stock computes, bit by bit what it computes before the device exists. */
+/* In a context that does not use the device, llama.cpp computes the same bits as before the device
+ * was registered. */
 static float *before;
 
 static void unwanted_instances_change_nothing(void **state)
@@ -357,7 +364,7 @@ static void unwanted_instances_change_nothing(void **state)
 
 #define N_GREEDY 48
 
-/* The most by which a logit of stock's differs from what its cache in f32 gives. */
+/* The largest difference between a logit of llama.cpp's and the same logit with a cache in f32. */
 static double stock_error(const float *stock, const float *exact)
 {
     double most = 0;
@@ -367,8 +374,9 @@ static double stock_error(const float *stock, const float *exact)
     return most;
 }
 
-/* The text of stock, token by token: a text that the model is sure of. Where another token is chosen, rounding decides: with errors of
- * at most e on either side stock's logits of the two differ by at most 4 e. */
+/* The device writes the same text as llama.cpp, token by token, for a text that the model is sure
+ * of. If another token is chosen, rounding decided. With errors of at most e on either side,
+ * llama.cpp's logits of the two tokens differ by at most 4 e. */
 static void greedy_text_is_the_stock_text(void **state)
 {
     const harness_options options[3] = { { .type = "q8_0", .n_ctx = 512 },
@@ -402,7 +410,8 @@ static void greedy_text_is_the_stock_text(void **state)
         llama_free(contexts[i]);
 }
 
-/* A state goes from stock to the device and back, byte by byte, and the next token is chosen from it by either. */
+/* A state moves from llama.cpp's own cache to the device and back, byte by byte, and each side
+ * chooses the next token from it. */
 static void states_are_stock_states(void **state)
 {
     struct llama_context *contexts[2];

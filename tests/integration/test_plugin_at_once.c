@@ -59,7 +59,8 @@ static void restore(client *c)
     free(state);
 }
 
-/* More rows than fit in place, a removed message, a state that is saved and restored. */
+/* One context's work: more rows than fit in place, a removed message, a state that is saved and
+ * restored. */
 static void *work(void *user)
 {
     client *c = user;

@@ -1,5 +1,6 @@
-/* test_plugin_buffer.c - where ggml places cache tensors and how large it was told they are: the answer is one and the same for a
- * context, whatever becomes of the environment and of files, and no tensor's cells reach into another's. */
+/* test_plugin_buffer.c - where ggml places cache tensors, and which sizes the plug-in tells it. The
+ * sizes stay the same for a context, whatever happens to the environment and to files. No tensor's
+ * cells reach into another tensor. */
 #define _POSIX_C_SOURCE 200809L /* setenv, mkstemp */
 
 #include <setjmp.h>
@@ -22,7 +23,7 @@ typedef struct layout {
     struct ggml_context *context;
     ggml_backend_buffer_t buffer;
     struct ggml_tensor *keys[N_LAYERS];
-    size_t size; /* of one */
+    size_t size; /* size of one tensor */
 } layout;
 
 static void choose(const char *spec)
@@ -31,7 +32,8 @@ static void choose(const char *spec)
     setenv("KVANT_V", spec, 1);
 }
 
-/* What ggml does before it places tensors, with more room behind them than they need. */
+/* Asks for sizes as ggml does before it places tensors, with more room after the tensors than they
+ * need. */
 static layout size_tensors(void)
 {
     ggml_backend_dev_t device = ggml_backend_reg_dev_get(harness_plugin(), 0);
@@ -46,7 +48,7 @@ static layout size_tensors(void)
         ggml_format_name(l.keys[i], "cache_k_l%d", i);
         l.size = ggml_backend_buft_get_alloc_size(buft, l.keys[i]);
     }
-    /* Keys without values would stay as they are. */
+    /* Keys without values would stay in llama.cpp's own cache. */
     values = ggml_new_tensor_3d(l.context, GGML_TYPE_F16, ROW, N_CELLS, 1);
     ggml_set_name(values, "cache_v_l0");
     ggml_backend_buft_get_alloc_size(buft, values);
@@ -109,7 +111,7 @@ static void the_next_context_has_the_new_settings(void **state)
     free_layout(&large);
 }
 
-/* A settings file is one of the things that may change in between. */
+/* Changes a settings file, which may happen between the questions. */
 static void write_config(const char *path, const char *spec)
 {
     uint64_t checksum = 0xcbf29ce484222325u;

@@ -1,5 +1,5 @@
-/* test_plugin_decoded.c - matrices that GPUs learn from decoded tokens (gpu/first.c), on the
- * stand-in. */
+/* test_plugin_decoded.c - matrices that GPUs learn from decoded tokens (gpu/first.c), on the mock
+ * of a GPU. */
 #define _POSIX_C_SOURCE 200809L /* setenv */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -37,8 +37,9 @@ static bool has_matrix(void)
     return last_attention()->q_matrix_stride > 0;
 }
 
-/* A text of n tokens, of which the first ones come in one batch and the others one by one. circle: 0, or after how many tokens it begins
- * again. saves: the state is read now and then. */
+/* A text of n tokens. The first `prompt` tokens come in one batch, the rest come one by one. After
+ * `circle` tokens the text repeats, unless `circle` is 0. With `saves`, the state is read now and
+ * then. */
 typedef struct text {
     const char *spec, *type, *graphs;
     int prompt, n, circle;
@@ -47,7 +48,8 @@ typedef struct text {
 
 enum { N_TEXT = 400 };
 
-/* Logits of the last N_STEPS tokens. Returns the token at which keys had a matrix first, or -1. */
+/* Returns the logits of the last N_STEPS tokens, and the token at which keys first had a matrix, or
+ * -1. */
 static int decode_text(text of, float *logits)
 {
     static llama_token all[N_TEXT];
@@ -76,9 +78,9 @@ static int decode_text(text of, float *logits)
     return first;
 }
 
-/* The preset's cache of 512 tokens has 4 pages of 64 exact rows: two for the first and the newest
- * tokens, one because the newest begin within a block, and one for a step. The token that needs a
- * fifth page has the matrix. The preset has more bits than q4_0. */
+/* The preset's cache of 512 tokens has 4 pages of 64 exact rows. Two are for the first and the
+ * newest tokens, one because the newest begin within a block, and one for a step. The token that
+ * needs a fifth page has the matrix. The preset has more bits than q4_0. */
 static void matrices_come_from_decoded_tokens(void **state)
 {
     enum { FULL = 256 };
@@ -102,8 +104,8 @@ static void matrices_come_from_decoded_tokens(void **state)
     print_message("mean KLD, a prompt of 8 tokens: small %.5f, q4_0 %.5f\n", with, rival);
     assert_true(with > 1e-7 && with <= rival);
     assert_int_equal(decode_text((text){ "", NULL, "1", 100, 270, 0, false }, graphs), FULL);
-    /* Tokens that are too much alike make none. The second GPU has no first layer, by which they
-     * are told apart. */
+    /* Tokens that are too similar make no matrix. The second GPU lacks the first layer, by which
+     * the plug-in compares tokens. */
     assert_int_equal(decode_text((text){ "", NULL, "1", 8, 300, 12, false }, graphs),
                      harness_gpus() == 1 ? -1 : FULL);
     unsetenv("KVANT_PRESET");
@@ -112,9 +114,10 @@ static void matrices_come_from_decoded_tokens(void **state)
     free(graphs);
 }
 
-/* As many decoded tokens as make learning end, then some in batches, behind which keys get a further matrix: there is one from position 2048
- * on, for rows from 3072 on. Two sequences take turns; tokens are taken back now and then, so that rows are written again, which may have
- * been learnt from. Returns the state, which the caller frees. */
+/* Decodes tokens until learning ends, then some in batches, after which keys get a further matrix.
+ * It is learned from position 2048 on and is for rows from 3072 on. Two sequences alternate. Tokens
+ * are taken back now and then, so that rows are written again from which the cache may have
+ * learned. Returns the state, which the caller frees. */
 static uint8_t *long_decoding(const char *spec, const char *graphs, float *logits, size_t *size)
 {
     enum { N_ALONE = 900, FAR = 3240, FIRST = FAR - N_ALONE, N_OTHERS = 150, N_BATCH = 84 };
@@ -146,7 +149,7 @@ static uint8_t *long_decoding(const char *spec, const char *graphs, float *logit
     return saved;
 }
 
-/* Some tokens alone between two prompts. Returns the state, which the caller frees. */
+/* Decodes some single tokens between two prompts. Returns the state, which the caller frees. */
 static uint8_t *decoding_between_prompts(const char *spec, size_t *size)
 {
     enum { N_FIRST = 70, N_ALONE = 130, N_SECOND = 300, N_BEHIND = 40 };
@@ -178,12 +181,13 @@ static void rows_that_were_not_learnt_from_stay_themselves(void **state)
     assert_int_equal(size, stock_size);
     print_message("relative difference %.4f\n", harness_state_difference(stock, ours, size));
     assert_true(harness_state_difference(stock, ours, size) <
-                0.1); /* activations of 8 bits make 0.02, a block of zeros 0.25 */
+                0.1); /* activations of 8 bits cause 0.02, a block of zeros causes 0.25 */
     free(stock);
     free(ours);
 }
 
-/* So many tokens want a tiny model, which takes the other's place: the last test. int-8 errs by less than 1 %. */
+/* Thousands of tokens need a tiny model, which replaces the present one, so this test comes last.
+ * The codec int-8 errs by less than 1 %. */
 static void learning_from_decoded_tokens_ends(void **state)
 {
     static const char spec[] = "int-8:transform=first,sink=4";
@@ -193,7 +197,7 @@ static void learning_from_decoded_tokens_ends(void **state)
 
     (void)state;
     if (getenv("KVANT_CALIBRATION") != NULL)
-        skip(); /* it is the other model's */
+        skip(); /* the calibration belongs to another model */
     harness_load_tiny("llama");
     stock = new_logits(), parts = new_logits(), graphs = new_logits();
     rows = long_decoding(NULL, "1", stock, &stock_size);

@@ -1,7 +1,8 @@
 /* test_plugin_exact.c - the tokens that a cache on a GPU keeps as fp16 (gpu/step.c), on the mock of
- * ggml-cuda. The first 64 and the newest 128 tokens of each sequence stay, and a step's tokens do
- * until the next step. Which ones these are the plan decides (src/store/plan.h), which has tests of
- * its own; here it has to get to know what llama.cpp does. */
+ * ggml-cuda. The first 64 and the newest 128 tokens of each sequence stay exact, and a step's
+ * tokens stay exact until the next step. The plan decides which tokens these are
+ * (src/store/plan.h), and has its own tests. This test checks that the plan learns of everything
+ * that llama.cpp does. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -45,7 +46,7 @@ static size_t row_numbers(void)
 }
 
 /* Values of the first layer, n tokens. They depend on no other token. A state has the keys of all
- * layers, then the values of all layers, then how many tokens (none) each stream after it has. */
+ * layers, then the values of all layers, then the number of tokens (0) of each later stream. */
 static const uint8_t *first_values(const uint8_t *saved, size_t size, size_t n, int n_after)
 {
     const size_t block = BLOCK_HEAD + n * row_numbers() * sizeof(uint16_t);
@@ -78,9 +79,9 @@ static double error_of_row(const uint8_t *ours, const uint8_t *stock, size_t row
     return error / norm;
 }
 
-/* Whether a row is exact. Rounding to fp16 errs by at most 2^-11 of each number, so by as much of
- * the row's norm. It happens three times: in stock's cache, to the rotated row in ours, and in the
- * state. A 4-bit code errs by about .07 of the norm. */
+/* Whether a row is exact. Rounding to fp16 errs by at most 2^-11 of each number, so by at most
+ * 2^-11 of the row's norm. It happens three times: in llama.cpp's cache, to the rotated row in
+ * kvant's cache, and in the state. A 4-bit code errs by about .07 of the norm. */
 static bool is_exact(const uint8_t *ours, const uint8_t *stock, size_t row)
 {
     const double most = 3.0 / 2048;
@@ -107,7 +108,7 @@ static void decode(struct llama_context *context, int from, int to, llama_seq_id
         harness_decode(context, tokens + i, 1, i, seq, false);
 }
 
-/* Checks that the first and newest of a sequence's n tokens are exact, and that no more than `most`
+/* Checks that the first and newest of a sequence's n tokens are exact, and that at most `most`
  * tokens are. Returns how many are. */
 static size_t check(struct llama_context *ours, struct llama_context *stock, llama_seq_id seq,
                     size_t n, size_t newest, size_t most)
@@ -143,7 +144,8 @@ static void first_and_newest_tokens_are_exact(void **state)
     (void)state;
     for (int i = 0; i < 2; i++)
         prompt(both[i], 0, 2560, 0);
-    check(ours, stock, 0, 2560, STEP, PAGES(1)); /* the last step is over, none came after it */
+    /* the last step is over, and no step came after it */
+    check(ours, stock, 0, 2560, STEP, PAGES(1));
     for (int i = 0; i < 2; i++)
         decode(both[i], 2560, 2630, 0);
     check(ours, stock, 0, 2630, NEWEST, PAGES(1));
@@ -179,7 +181,7 @@ static void first_and_newest_tokens_of_an_idle_sequence_are_exact(void **state)
 }
 
 /* 20 sequences have 64 first tokens each, more than there are pages, and are removed. Their cells
- * are behind n_kv then, so they keep no page from a new sequence. */
+ * are then beyond n_kv, so they keep no page from a new sequence. */
 static void first_tokens_that_were_removed_give_way(void **state)
 {
     enum { N = 20 };
@@ -202,7 +204,7 @@ static void first_tokens_that_were_removed_give_way(void **state)
     llama_free(stock);
 }
 
-/* Each sequence has its part, whichever is at work. */
+/* Each sequence keeps its exact part, whichever sequence is at work. */
 static void streams_have_exact_tokens_of_their_own(void **state)
 {
     enum { N = 4 };
@@ -226,7 +228,8 @@ static void streams_have_exact_tokens_of_their_own(void **state)
     llama_free(both[1]);
 }
 
-/* A restored sequence has the exact tokens that were saved, in a context that has others. */
+/* A restored sequence has the same exact tokens as the saved one, in a context with other exact
+ * tokens. */
 static void restored_tokens_are_exact(void **state)
 {
     harness_options options = exact_options;

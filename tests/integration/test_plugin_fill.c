@@ -1,7 +1,7 @@
 #define _POSIX_C_SOURCE 200809L /* setenv, mkstemp, dup */
-/* test_plugin_fill.c - what the plug-in says that a cache takes with a part of its tokens
- * (kvant_kv_size_at: `kvant inspect`), compared with the bytes that are counted when a text has
- * come so far; and up to which token it says that a GPU's cache is f16 itself. */
+/* test_plugin_fill.c - the bytes that the plug-in reports for a cache with a part of its tokens
+ * (kvant_kv_size_at: `kvant inspect`), compared with the counted bytes at that point of a text.
+ * Also the token up to which the plug-in says that a GPU's cache is f16 in place. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -67,7 +67,7 @@ static kvp_kv_size said_in_all(void)
     return size;
 }
 
-/* Prompts in batches, and a few tokens one by one at the end. */
+/* Decodes a prompt in batches, and some tokens one by one at the end. */
 static void feed(struct llama_context *context, const llama_token *tokens, int first, int end)
 {
     const int alone = end - 8;
@@ -84,10 +84,10 @@ static double n_tensors(void)
     return 2.0 * llama_model_n_layer(harness_model());
 }
 
-/* The plug-in counts some memory that its size leaves out. In the computer's memory a tensor shares
- * the system's pages at its two ends. A GPU (test_plugin_size.c) aligns tensors to 256 bytes, has
- * tables of 16 bytes for each token, and 16 KiB for attention's workspace. Copies of a batch go to
- * the threads that learn. */
+/* The plug-in counts some memory that its reported size leaves out. In the computer's memory, a
+ * tensor shares the system's pages at its two ends. A GPU (test_plugin_size.c) aligns tensors to
+ * 256 bytes, has tables of 16 bytes for each token, and 16 KiB for attention's workspace. Copies of
+ * a batch go to the threads that learn. */
 static double uncounted(uint32_t n_ctx)
 {
     const struct llama_model *model = harness_model();
@@ -100,15 +100,15 @@ static double uncounted(uint32_t n_ctx)
     return n_tensors() * 256 + 16.0 * n_ctx + 16384 + copies;
 }
 
-/* The size has memory that a cache may not touch. Blocks that are open have no codes yet: they are
- * at most as many as there are fp16 pages. One fp16 page of each tensor is for rows that begin
- * within a block, and batches here may never need it. A GPU reserves both. A preset always makes
- * its first transform, a GPU when rows leave the fp16 pages, and further ones where they lower the
+/* Memory in the reported size that a cache may not use. Exact blocks have no codes yet; there are
+ * at most as many as fp16 pages. One fp16 page of each tensor is for rows that begin within a
+ * block, and these batches may never need it. A GPU reserves both. A preset always makes its first
+ * transform, on a GPU when rows leave the fp16 pages, and makes further ones where they lower the
  * error. */
 static double unused(const kvp_kv_size *s, double transform)
 {
     const double numbers = s->numbers[0] + s->numbers[1];
-    const double open = s->exact / (sizeof(uint16_t) * numbers); /* of the tokens */
+    const double open = s->exact / (sizeof(uint16_t) * numbers); /* exact tokens */
     const double codes = s->codec_bits / 8 * (open < 1 ? open : 1);
     const double page = s->exact > 0 ? 64 * sizeof(uint16_t) * numbers / s->cells : 0;
 
@@ -132,7 +132,7 @@ static bool is_same(const kvp_kv_size *a, const kvp_kv_size *b)
            a->working == b->working && a->cells == b->cells && a->codec_bits == b->codec_bits;
 }
 
-/* n_first: transforms that the size for 64 tokens counts. */
+/* n_first: the number of transforms that the size for 64 tokens counts. */
 static void check(const char *spec, uint32_t n_ctx, int n_first)
 {
     const harness_options options = { .spec = spec, .n_ctx = n_ctx, .unified = true };
@@ -154,7 +154,7 @@ static void check(const char *spec, uint32_t n_ctx, int n_first)
         assert_true(said[i].cells == n);
         assert_counted(&said[i], counted_bytes(), first.transforms / n_first, n_ctx);
     }
-    /* The question would make a tensor that has learned forget its rope. */
+    /* If a tensor has learned, this question must not make it forget its RoPE. */
     assert_true(harness_on_gpu() || first.transforms == 0 ||
                 !ask(false, n_ctx / 2.0, &again, &in_place));
     free(tokens);
@@ -171,7 +171,7 @@ static int forget_config(void **state)
     return 0;
 }
 
-/* A settings file whose codecs learn nothing, for the model at hand. */
+/* Writes a settings file for this model, with codecs that learn nothing. */
 static void write_config(void)
 {
     const struct llama_model *model = harness_model();
@@ -191,9 +191,10 @@ static void write_config(void)
     assert_int_equal(fclose(file), 0);
 }
 
-/* The codecs of a preset take much memory while they learn, which hides a size that is too small.
+/* The codecs of a preset use much memory while they learn, which hides a size that is too small.
  * These codecs learn nothing. On a CPU all tensors share the room for the rows of a step, which
- * counts in full from the first token on. In 256 cells it is as large as all rows of one tensor. */
+ * counts in full from the first token on. With 256 cells it is as large as all rows of one
+ * tensor. */
 static void the_room_of_a_step_does_not_grow(void **state)
 {
     (void)state;
@@ -206,7 +207,7 @@ static void the_room_of_a_step_does_not_grow(void **state)
     check("", 2304, 1);
 }
 
-/* A CPU's cache has two early transforms besides one for each doubling of the position. */
+/* A CPU's cache has two early transforms in addition to one for each doubling of the position. */
 static void fills(void **state)
 {
     const int n_first = harness_on_gpu() ? 1 : 3;
@@ -237,7 +238,7 @@ static void transforms_come_with_positions(void **state)
     llama_free(context);
 }
 
-/* Tokens of a context that may be f16 in place. */
+/* Number of tokens in a context that may be f16 in place. */
 static uint32_t n_cells = 1024;
 
 static struct llama_context *new_context(const char *spec)
@@ -293,7 +294,8 @@ static bool answers_as_f16(int n)
     return same;
 }
 
-/* Whether the line at a context's start says what kvant_kv_size_at does. A GPU tells its line. */
+/* Whether the line at a context's start reports the number of kvant_kv_size_at. Only a GPU's line
+ * has it. */
 static bool is_told(const char *exact, double n)
 {
     FILE *lines = tmpfile();
@@ -316,9 +318,10 @@ static bool is_told(const char *exact, double n)
     return found;
 }
 
-/* Any machine tells it. A layer is compressed before each of the last tokens that fit, and a
- * multiple of 256 tokens fits. The mock of a GPU computes as the CPU does. There the answers after
- * these tokens are f16's, bit by bit, and after one more token they are not. */
+/* Every machine can report a GPU's number. A layer is compressed before each of the last tokens
+ * that fit, and a multiple of 256 tokens fits. The mock of a GPU computes as the CPU does. So
+ * the answers after these tokens are equal to f16's bit by bit, and after one more token they
+ * differ. */
 static void f16_in_place(void **state)
 {
     const int n_layers = llama_model_n_layer(harness_model());
@@ -350,8 +353,8 @@ static void f16_for_all_tokens(void **state)
 }
 
 /* The cache of a sliding window has 768 cells here: for the window and a batch, in steps of 256.
- * Fewer rows fit in it than in the cache of all tokens. The number subtracts the layers of both
- * caches. The window's cache has two of the four, so f16 holds for two tokens more. */
+ * Fewer rows fit in it than in the cache of all tokens. The reported number subtracts the layers of
+ * both caches. The window's cache has two of the four layers, so f16 holds for two tokens more. */
 static void f16_in_a_windows_cache(void **state)
 {
     int n;

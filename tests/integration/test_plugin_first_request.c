@@ -1,11 +1,14 @@
-/* test_plugin_first_request.c - what a server's first request does to the answers of later ones,
- * with the codecs of the default preset and no calibration. They learn the centre and scale of keys
- * from rows: a monotonous first request once set them for good, and made the divergence of all
- * later answers up to fifteen times as large. The codecs are named, because a preset keeps the first and
- * the newest tokens as fp16, which is all of these answers on a CPU.
+/* test_plugin_first_request.c - how a server's first request affects later answers, with the codecs
+ * of the default preset and no calibration.
  *
- * Answers to one text say little of larger models: by chance a figure differs by a quarter. With KVANT_TEST_TEXT, a file, figures are
- * means over KVANT_TEST_PIECES pieces of it, each with a context of its own per request. */
+ * The codecs learn the centre and scale of keys from rows. A monotonous first request once set them
+ * for good, and made the divergence of all later answers up to fifteen times as large. The test
+ * names the codecs, because a preset keeps the first and the newest tokens as fp16, and on a CPU
+ * these are all tokens of the answers.
+ *
+ * Answers to one text do not decide for larger models: by chance a figure differs by a quarter.
+ * With KVANT_TEST_TEXT, a file, figures are means over KVANT_TEST_PIECES pieces of it. Each piece
+ * has a new context for every request. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -36,18 +39,19 @@ enum {
 
 typedef struct request {
     const char *format,
-        *word; /* of the line that is printed; word NULL: tokens of the text, or of no order */
+        *word; /* of the line that is printed; word NULL: the tokens are text, or in no order */
     int n;
     double kld;
 } request;
 
-/* Places of the requests that have no word. */
+/* Indices of the requests that have no word. */
 enum { NOTHING, TOKEN, ORDINARY, NO_ORDER = 9, N_KINDS };
 
 static llama_token *text; /* N_TEXT tokens of each piece */
 static int n_pieces = 1;
 
-/* Logits of the end of each prompt and of the answer to it, which a cache gives after a first request of n tokens. */
+/* Logits of the end of each prompt and of its answer, from a cache that had a first request of n
+ * tokens. */
 static float *answers(const char *spec, const llama_token *piece, const llama_token *tokens, int n)
 {
     const harness_options options = { .spec = spec, .values = VALUES, .n_ctx = 2048 };
@@ -91,7 +95,8 @@ static void fill(llama_token *tokens, const request *r, int kind, const llama_to
                                        : piece[kind == TOKEN ? i : 100 + i];
 }
 
-/* Pieces of a file, far from one another; each prompt begins as the file does, with the model's own first token where it has one. */
+/* Reads pieces of a file that are far apart. Each prompt begins with the model's first token, if
+ * the model has one. */
 static void read_text(const char *path)
 {
     FILE *file = fopen(path, "rb");
@@ -120,7 +125,7 @@ static void read_text(const char *path)
 
 static void no_first_request_spoils_later_ones(void **state)
 {
-    /* A token is too short to be learnt from; a GPU sees all keys of a first prompt as fp16. */
+    /* A single token is too short to learn from. A GPU sees all keys of a first prompt as fp16. */
     request requests[N_KINDS] = { { "mean KLD of a first request %.4f", NULL, 0, 0 },
                                   { ", after a token %.4f", NULL, 1, 0 },
                                   { ", after ordinary text %.4f\n", NULL, N_REQUEST, 0 },
@@ -132,8 +137,9 @@ static void no_first_request_spoils_later_ones(void **state)
                                   { NULL, " the", MOST_REQUEST, 0 },
                                   { "after 200 tokens in no order: %.4f\n", NULL, N_REQUEST, 0 } };
     llama_token tokens[MOST_REQUEST];
-    /* Times the largest divergence after a harmless request, as these differ by chance, too. Quantised weights make activations
-     * 8 bits: as large a difference. */
+    /* Allowed factor over the largest divergence after a harmless request, because these differ by
+     * chance, too. Quantised weights make activations of 8 bits, which causes as large a
+     * difference. */
     const double most = harness_has_floats() ? 1.2 : 1.5;
     const char *path = getenv("KVANT_TEST_TEXT");
     double worst = 0, harmless;

@@ -1,13 +1,14 @@
-/* test_plugin_fuzz.c - random sequences of what programs do with llama.cpp's memory, on its own
- * caches and on kvant's side by side.
+/* test_plugin_fuzz.c - random sequences of operations on llama.cpp's memory, on its own caches and
+ * on kvant's at the same time.
  *
- * Three contexts get the same calls: stock's f16 cache, kvant's fp16 pages, and stock's f32 cache
- * without flash attention. All must accept and refuse the same, and the logits of the first two
- * must agree up to rounding. How much that is the third one says. With the default preset in
- * kvant's place only what is accepted is compared, and whether logits are numbers.
+ * Three contexts get the same calls: llama.cpp's f16 cache, kvant's fp16 pages, and llama.cpp's f32
+ * cache without flash attention. All must accept and refuse the same calls, and the logits of the
+ * first two must agree up to rounding. The third context shows how large rounding is. With the
+ * default preset in place of kvant's fp16 pages, the test compares only which calls are accepted
+ * and whether logits are numbers.
  *
- * Without an argument a fixed set of seeds runs. KVANT_FUZZ_SECONDS: as many as fit in that time,
- * from KVANT_FUZZ_SEED on. */
+ * Without an argument a fixed set of seeds runs. KVANT_FUZZ_SECONDS: runs as many seeds as fit in
+ * that time, from KVANT_FUZZ_SEED on. */
 #define _POSIX_C_SOURCE 200809L /* clock_gettime */
 
 #include <setjmp.h>
@@ -26,7 +27,7 @@
 
 #define N_SEQ 4
 #define MOST_TOKENS 512
-#define N_CTX 512 /* of a sequence; of all of them in a unified cache */
+#define N_CTX 512 /* of a sequence, or of all sequences in a unified cache */
 #define N_SEEDS 4
 #define N_OPERATIONS 60
 
@@ -37,11 +38,12 @@ struct run {
     struct llama_batch batch;
     uint64_t random;
     uint64_t seed;
-    int pos[N_SEQ], room, at; /* at: the operation's number */
+    int pos[N_SEQ], room, at; /* at: number of the operation */
     bool unified, compares;
     const char *what;
-    double rounding, worst; /* largest differences of logits: of stock's two caches, and of kvant's
-                               from stock's */
+    /* largest differences of logits: between llama.cpp's two caches, and between kvant's and
+     * llama.cpp's */
+    double rounding, worst;
 };
 
 static uint32_t below(struct run *run, uint32_t n)
@@ -79,7 +81,7 @@ static void check_same(const struct run *run, const size_t results[N_CONTEXTS], 
     check(run, results[STOCK] == results[OURS], what);
 }
 
-/* The largest difference of two rows, in standard deviations of the first one. */
+/* The largest difference of two rows, in standard deviations of the first row. */
 static double distance(const float *a, const float *b)
 {
     const size_t n = harness_n_vocab();
@@ -94,9 +96,10 @@ static double distance(const float *a, const float *b)
     return most / (sqrt(variance) + 1e-9);
 }
 
-/* Rounding that stock's two caches differ by grows with what a sequence went through: its largest
- * one so far counts, and no less than that of a prompt. Attention over a row at a wrong place, or
- * over one too many, is off by about a deviation. */
+/* The rounding difference between llama.cpp's two caches grows with the operations on a sequence.
+ * The bound uses the largest difference of the sequence so far, and at least the difference after a
+ * prompt. Attention that reads a row at a wrong place, or one row too many, is off by about a
+ * standard deviation. */
 static void compare_row(struct run *run, int32_t i)
 {
     const float *rows[N_CONTEXTS];
@@ -127,7 +130,7 @@ static void add(struct run *run, int seq, int pos, bool output)
     b->logits[i] = output;
 }
 
-/* Where the sequences are, which has to be the same everywhere. */
+/* Finds the last position of every sequence, which must be the same in all contexts. */
 static void find_positions(struct run *run)
 {
     for (int s = 0; s < N_SEQ; s++) {
@@ -139,7 +142,7 @@ static void find_positions(struct run *run)
     }
 }
 
-/* A batch that is refused may be stored in part: it is removed. */
+/* A batch that is refused may be stored in part, so the test removes it. */
 static void decode(struct run *run)
 {
     size_t status[N_CONTEXTS];
@@ -192,7 +195,7 @@ static void prompt(struct run *run, int s)
     decode(run);
 }
 
-/* Tokens of several sequences in a batch: one of each, or prompts. */
+/* A batch with tokens of several sequences: one token of each, or prompts. */
 static void many(struct run *run, int s)
 {
     const bool single = s % 2 == 0;
@@ -215,7 +218,7 @@ static void remove_tail(struct run *run, int s)
                     -1);
 }
 
-/* A part in the middle of a sequence. False: it is too short. */
+/* Chooses a part in the middle of a sequence. Returns false if the sequence is too short. */
 static bool choose_part(struct run *run, int s, int *from, int *to)
 {
     if (run->pos[s] < 8)
@@ -282,11 +285,13 @@ static void keep(struct run *run, int s)
         llama_memory_seq_keep(memory_of(run, c), (int)below(run, 1));
 }
 
-/* The state of a sequence is restored into any sequence. Now and then stock's and kvant's states
- * are exchanged. llama.cpp copies a stream's cells at the next decode, so a state that is saved between
- * seq_cp and that decode holds cells that the stream never wrote. Such a cell is zeros in f16, but
- * the learned centre in a preset (kv_tensor.h). Here presets are not compared. If somebody compares
- * them, seed 2 saves such a state in operation 33: `quality` is 3.4 deviations off with it, and .36
+/* Restores the state of a sequence into any sequence. Now and then llama.cpp's and kvant's
+ * states are exchanged.
+ *
+ * llama.cpp copies a stream's cells at the next decode. So a state that is saved between seq_cp
+ * and that decode holds cells that the stream never wrote. They are zeros in f16, but the
+ * learned centre in a preset (kv_tensor.h). This test does not compare presets. If it did, seed
+ * 2 would save such a state in operation 33: `quality` is 3.4 deviations off with it, and .36
  * without it. */
 static void state_of_sequence(struct run *run, int s)
 {
@@ -314,7 +319,7 @@ static void state_of_sequence(struct run *run, int s)
         free(data[c]);
 }
 
-/* Of everything; the memory may be empty before it comes back. */
+/* Saves and restores the whole state; the memory may be cleared in between. */
 static void whole_state(struct run *run, int s)
 {
     size_t size[N_CONTEXTS], restored[N_CONTEXTS];

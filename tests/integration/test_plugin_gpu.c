@@ -1,5 +1,6 @@
-/* test_plugin_gpu.c - the devices of a llama.cpp with CUDA, on the stand-in (standin_cuda.c): graphs cut at our nodes, captured, replayed;
- * rows where the codec puts them; results as the bits of the codec allow. */
+/* test_plugin_gpu.c - the devices of a llama.cpp with CUDA, on the mock of ggml-cuda
+ * (standin_cuda.c). Graphs are cut at kvant's nodes, captured and replayed. Rows are where the
+ * codec puts them, and results are as good as the codec's bits allow. */
 #define _POSIX_C_SOURCE 200809L /* setenv */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -19,7 +20,7 @@
 enum { N_PROMPT = 150, N_STEPS = 40 };
 
 static llama_token
-    tokens[N_PROMPT + N_STEPS]; /* N_PROMPT is more than any test takes of a shorter prompt */
+    tokens[N_PROMPT + N_STEPS]; /* N_PROMPT: more tokens than the shorter prompts of any test */
 
 static int start(void **state)
 {
@@ -32,7 +33,7 @@ static int start(void **state)
     return status;
 }
 
-/* How many graphs the driver launched so far, and how often a graph took another's place. */
+/* How many graphs the driver has launched, and how many launches updated an existing graph. */
 static unsigned long launches(unsigned long *updates)
 {
     unsigned long (*count)(unsigned long *);
@@ -45,7 +46,7 @@ static unsigned long launches(unsigned long *updates)
     return count(updates);
 }
 
-/* Edges that the last captured graph should have lost. */
+/* Edges that should have been removed from the last captured graph. */
 static size_t edges_left(void)
 {
     size_t (*count)(void);
@@ -64,7 +65,7 @@ static unsigned long counter(const char *name)
                                                                name);
 }
 
-/* Logits of N_STEPS tokens, one at a time, after the prompt, which comes in batches of so many tokens. */
+/* Logits of N_STEPS tokens, one at a time, after the prompt in batches of `batch` tokens. */
 static void steps_after(struct llama_context *context, int batch, float *logits)
 {
     const size_t n = harness_n_vocab();
@@ -91,7 +92,8 @@ static float *new_logits(void)
     return logits;
 }
 
-/* Twice, with a clear between: what was captured before must not be replayed on centres of the past. */
+/* Runs the same tokens twice, with a clear between: a graph that was captured before must not be
+ * replayed with old centres. */
 static void run_twice(const char *spec, const char *graphs, float *first, float *second)
 {
     const harness_options options = { .spec = spec, .n_ctx = 512 };
@@ -106,8 +108,9 @@ static void run_twice(const char *spec, const char *graphs, float *first, float 
     unsetenv("KVANT_GRAPH");
 }
 
-/* A replayed graph runs the kernels that were captured, with their arguments of then. Cell numbers and masks are read
- * when it runs, so the bits are those of kernels that were launched one by one. */
+/* A replayed graph runs the captured kernels with the arguments of the capture. It reads cell
+ * numbers and masks when it runs. So its bits equal the bits of kernels that are launched one by
+ * one. */
 static void check_replay(const char *spec)
 {
     float *logits[4];
@@ -122,7 +125,8 @@ static void check_replay(const char *spec)
     run_twice(spec, "1", logits[2], logits[3]);
     print_message("%s: %lu graphs launched, %lu parts recorded\n", spec,
                   launches(&updates) - before, counter("standin_recorded") - captured);
-    /* Every token but those that begin a graph: a graph holds up to 256 cells, its first token is computed in parts. */
+    /* All tokens except those that begin a graph: a graph holds up to 256 cells, and its first
+     * token is computed in parts. */
     assert_true(!harness_has_standin() || launches(&updates) - before >= 2 * N_STEPS - 8);
     if (harness_has_standin())
         assert_int_equal(edges_left(), 0);
@@ -142,7 +146,8 @@ static void replayed_graphs_give_the_same_bits(void **state)
     check_replay("");
 }
 
-/* Before n tokens that a target accepts, a draft model says 4, of which the target takes back 1 to 4. */
+/* Before n tokens that a target accepts, a draft model proposes 4, of which the target takes back 1
+ * to 4. */
 static void draft(struct llama_context *target, struct llama_context *drafter, int pos)
 {
     for (int i = 0; i < 4; i++)
@@ -154,7 +159,7 @@ static void draft(struct llama_context *target, struct llama_context *drafter, i
     harness_decode(drafter, tokens + pos + pos % 4, 1, pos + pos % 4, 0, false);
 }
 
-/* As steps(), but with drafts: two contexts on one device take turns. */
+/* As steps(), but with drafts: two contexts on one device alternate. */
 static void drafted_steps(const harness_options *options, float *logits)
 {
     struct llama_context *target = harness_context(options), *drafter = harness_context(options);
@@ -210,8 +215,8 @@ static double divergence(const harness_options *options, const float *stock)
     return kld;
 }
 
-/* Bounds as in test_plugin_logits.c, whose comment derives them. KVANT_CALIBRATION: presets are calibrated. tiny:
- * trellis-2's error is 8 times that of turboquant-4. */
+/* The bounds of test_plugin_logits.c, where they are derived. With KVANT_CALIBRATION, presets are
+ * calibrated. tiny: the error of trellis-2 is 8 times the error of turboquant-4. */
 static void errors_are_those_of_the_bits(void **state)
 {
     static const struct {
@@ -242,13 +247,14 @@ static void errors_are_those_of_the_bits(void **state)
         print_message("mean KLD: %s%s %.5f, %s %.5f\n", pairs[i].spec,
                       pairs[i].preset != NULL ? pairs[i].preset : "", ours, pairs[i].type, rival);
         unsetenv("KVANT_PRESET");
-        assert_true(ours > 1e-7); /* else it was f16 that ran */
+        assert_true(ours > 1e-7); /* otherwise the cache was f16 */
         assert_true(ours <= pairs[i].factor * rival);
     }
     free(stock);
 }
 
-/* Centre and factors are learnt from 64 tokens, in however many batches these come: errors are those of a prompt in one batch. */
+/* Centre and scale are learned from 64 tokens, in any number of batches. Errors are as small as for
+ * a prompt in one batch. */
 static void centres_are_learnt_from_enough_tokens(void **state)
 {
     static const char *const specs[] = { "trellis-4:center=first,norm=first",
@@ -278,7 +284,8 @@ static void centres_are_learnt_from_enough_tokens(void **state)
     free(ours);
 }
 
-/* A matrix that comes after graphs were captured, from prompts of so many tokens: rows that were stored before take it. */
+/* Logits after prompts of `batch` tokens. A matrix comes after graphs were captured, and rows that
+ * were stored before are encoded with it. */
 static void late_steps(const char *spec, const char *graphs, int batch, float *logits)
 {
     const size_t n = harness_n_vocab();
@@ -304,7 +311,7 @@ static void matrices_come_late(void **state)
 {
     float *stock, *parts, *graphs;
     const bool trained = llama_vocab_type(harness_vocab()) !=
-                         LLAMA_VOCAB_TYPE_NONE; /* random weights: channels have little in common */
+                         LLAMA_VOCAB_TYPE_NONE; /* random weights: channels are hardly correlated */
     double factors, matrices;
 
     (void)state;
@@ -327,7 +334,7 @@ static void matrices_come_late(void **state)
     free(graphs);
 }
 
-/* The first matrix is for rows that have it, however many positions there is room for. */
+/* The first matrix is for the rows that have it, for however many positions the cache has room. */
 static void room_makes_no_difference(void **state)
 {
     float *const logits[2] = { new_logits(), new_logits() };
@@ -344,7 +351,7 @@ static void room_makes_no_difference(void **state)
     free(logits[1]);
 }
 
-/* A prompt's last tokens are fp16, and weigh more than their share in what comes next. */
+/* The last tokens of a prompt are fp16, and the next tokens depend on them more than on others. */
 static void recent_tokens_stay_as_they_are(void **state)
 {
     struct llama_context *context = harness_context(&(harness_options){ .n_ctx = 512 });
@@ -380,7 +387,7 @@ static void step_together(struct llama_context *context, int n, llama_pos pos)
 
 enum { N_TOGETHER = 4, N_EACH = 40 };
 
-/* Logits of the tokens that follow prompts which came in one batch. */
+/* Logits of the tokens that follow prompts in one batch. */
 static void prompts_together(const char *spec, float *logits)
 {
     const harness_options options = {
@@ -406,7 +413,8 @@ static void prompts_together(const char *spec, float *logits)
     llama_free(context);
 }
 
-/* The first tokens of one prompt are in a block with the last ones of another, which were in it first. */
+/* The first tokens of one prompt share a block with the last tokens of another prompt, which wrote
+ * to it first. */
 static void blocks_that_prompts_share_are_whole(void **state)
 {
     float *stock = new_logits(), *ours = new_logits();
@@ -424,7 +432,7 @@ static void blocks_that_prompts_share_are_whole(void **state)
 
 enum { N_SEQUENCES = 12, N_SHORT = 70, N_PAGES = 8 };
 
-/* Of all sequences, one behind the other; ends the context. */
+/* The states of all sequences, one after another; frees the context. */
 static uint8_t *states_of(struct llama_context *context, size_t *size)
 {
     uint8_t *state;
@@ -440,7 +448,8 @@ static uint8_t *states_of(struct llama_context *context, size_t *size)
     return state;
 }
 
-/* More sequences than a cache has open pages, alone and together, so that pages change hands and some rows find none. */
+/* More sequences than a cache has exact pages, alone and together, so that pages move between
+ * sequences and some rows find no page. */
 static uint8_t *in_one_cache(const char *spec, size_t *size)
 {
     const harness_options options = {
@@ -460,8 +469,8 @@ static uint8_t *in_one_cache(const char *spec, size_t *size)
     return states_of(context, size);
 }
 
-/* Each sequence has blocks of its own. As many as a cache has open pages begin the next block in the same step, twice: all pages change
- * hands. */
+/* Each sequence has its own blocks. As many sequences as a cache has exact pages begin the next
+ * block in the same step, twice, so that all pages move. */
 static uint8_t *each_in_its_own(const char *spec, size_t *size)
 {
     const harness_options options = { .spec = spec,
@@ -480,8 +489,9 @@ static uint8_t *each_in_its_own(const char *spec, size_t *size)
     return states_of(context, size);
 }
 
-/* A 4-bit trellis errs by .0050 of the variance (test_plugin_state.c), a root of .071; what later layers read of that differs by
- * less than as much again. Of these rows a tenth waits: each in its neighbour's place, they would make it .2. */
+/* A 4-bit trellis errs by .0050 of the variance (test_plugin_state.c), a root of .071. Later layers
+ * see different rows, which adds at most as much again. A tenth of these rows is pending. If each
+ * of them were in its neighbour's place, the difference would be .2. */
 static void rows_that_waited_are_where_they_belong(void **state)
 {
     static const char *const specs[] = { "trellis-4", "trellis-4:center=first,norm=first",
@@ -537,8 +547,8 @@ static bool is_nan(struct llama_context *context, int32_t row)
     return isnan(llama_get_logits_ith(context, row)[0]);
 }
 
-/* The answer is NaN from there on, in steps that are captured and in a batch. Afterwards all is as
- * before. */
+/* The answer is NaN from that token on, in captured steps and in a batch. Afterwards everything is
+ * as before. */
 static void check_refusal(const char *spec)
 {
     const harness_options options = { .spec = spec, .n_ctx = 512 };
@@ -550,7 +560,7 @@ static void check_refusal(const char *spec)
     memcpy(clean, llama_get_logits_ith(context, -1), bytes);
     for (int i = 0; i < 3; i++) {
         const int n_bad = i < 2 ? 1 : 20;
-        for (int j = 0; j < 4; j++) { /* the last ones are a captured graph */
+        for (int j = 0; j < 4; j++) { /* the last steps are a captured graph */
             assert_int_equal(decode_number(context, 0.5f + (float)j, N_PROMPT + j), 0);
             assert_false(is_nan(context, -1));
         }
@@ -590,8 +600,8 @@ static void assert_attended(bool masked, uint32_t n_streams, uint32_t n_tokens, 
         assert_int_equal(args->lengths[s], length);
 }
 
-/* A mask that hides what comes later and nothing else is not read; one that hides another sequence is. Each case three
- * times: in parts, captured, replayed. */
+/* A mask that only hides later tokens is not read. A mask that hides another sequence is read. Each
+ * case runs three times: in parts, captured, replayed. */
 static void masks_are_read_where_they_must_be(void **state)
 {
     harness_options options = { .spec = "turboquant-4", .n_ctx = 512, .n_seq = 2, .unified = true };
@@ -609,11 +619,11 @@ static void masks_are_read_where_they_must_be(void **state)
     }
     for (int i = 0; i < 3; i++) {
         harness_decode(context, tokens + i, 1, i, 1,
-                       false); /* of another sequence, behind the first */
+                       false); /* tokens of another sequence, after the first */
         assert_attended(true, 1, 1, 256);
     }
     harness_decode(context, tokens, 1, 73, 0,
-                   false); /* the first one again: cells between are hidden */
+                   false); /* the first sequence again: cells between its tokens are hidden */
     assert_attended(true, 1, 1, 256);
     assert_true(llama_memory_seq_rm(llama_get_memory(context), 1, -1, -1));
     harness_decode(context, tokens, 3, 74, 0, false); /* into the cells that became free */
@@ -628,8 +638,9 @@ static void masks_are_read_where_they_must_be(void **state)
     llama_free(context);
 }
 
-/* Tokens at positions at which keys get a further matrix, 1024 tokens behind the first of these: far is a batch behind, or many blocks.
- * N_NEAR makes learning end before. */
+/* Positions at which keys have a further matrix, 1024 tokens after the position that it is learned
+ * for. FAR is one batch after that, FARTHER is many blocks after. N_NEAR tokens before it end
+ * learning. */
 enum {
     N_AT_ONCE = 168,
     FAR = 2048 + 1024 + N_AT_ONCE,
@@ -638,8 +649,8 @@ enum {
     N_FAR = 100
 };
 
-/* hidden: tokens of another sequence. matrices: of the keys of the last attention; 0: not ours. Returns the state,
- * which the caller frees. */
+/* hidden: tokens of another sequence. matrices: expected number of key matrices in the last
+ * attention; 0: kvant does not compute it. Returns the state, which the caller frees. */
 static uint8_t *far_steps(const char *spec, const char *type, int far, int hidden,
                           uint32_t matrices, float *logits, size_t *size)
 {
@@ -669,7 +680,7 @@ static uint8_t *far_steps(const char *spec, const char *type, int far, int hidde
     return saved;
 }
 
-/* Results err as int-8 does, which is what rows are stored as (bounds as above), captured or not. */
+/* Rows are stored as int-8, and results err as int-8 does (bounds as above), captured or not. */
 static void far_rows_are_as_good(int far, uint32_t matrices)
 {
     static const char spec[] = "int-8:transform=first";
@@ -700,12 +711,12 @@ static void far_rows_are_as_good(int far, uint32_t matrices)
     free(graphs);
 }
 
-/* These tests come last, because they replace the model by a tiny one, which is quick enough for
+/* These tests come last, because they replace the model by a tiny one, which is fast enough for
  * thousands of tokens. */
 static void check_far_rows(int far)
 {
     if (getenv("KVANT_CALIBRATION") != NULL)
-        skip(); /* it is the other model's */
+        skip(); /* the calibration belongs to another model */
     harness_load_tiny("llama");
     harness_tokens(tokens, N_PROMPT + N_STEPS);
     far_rows_are_as_good(far, 2);

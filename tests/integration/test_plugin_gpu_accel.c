@@ -1,5 +1,5 @@
-/* test_plugin_gpu_accel.c - KVANT_ACCEL with CUDA, on the stand-in: llama.cpp's own quantised cache, attention of few
- * tokens by kvant. */
+/* test_plugin_gpu_accel.c - KVANT_ACCEL with CUDA, on the mock of ggml-cuda: llama.cpp's own
+ * quantised cache, where kvant computes the attention of short steps. */
 #define _POSIX_C_SOURCE 200809L /* setenv */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -29,7 +29,7 @@ static int start(void **state)
     return status;
 }
 
-/* Logits of tokens after the prompt, by ones and by threes. */
+/* Logits of tokens after the prompt, one at a time and three at a time. */
 static float *steps(const harness_options *options)
 {
     struct llama_context *context = harness_context(options);
@@ -46,8 +46,8 @@ static float *steps(const harness_options *options)
     return logits;
 }
 
-/* Stock on a CPU rounds queries to 8 bits and sums to 16: with the same rows it is no nearer to an f16 cache, except by
- * chance: a factor as in test_plugin_gpu.c. */
+/* On a CPU, llama.cpp rounds queries to 8 bits and sums to 16. With the same rows it is no nearer
+ * to an f16 cache, except by chance, for which the factor of test_plugin_gpu.c allows. */
 static void attention_is_no_worse_than_stocks(void **state)
 {
     static const char *const types[] = { "q8_0", "q4_0" };

@@ -1,5 +1,6 @@
-/* test_plugin_gpu_contexts.c - contexts that share a GPU, on the stand-in (standin_cuda.c): each
- * waits for its own work, and finds its own inputs, whatever they are called. */
+/* test_plugin_gpu_contexts.c - contexts that share a GPU, on the mock of ggml-cuda
+ * (standin_cuda.c). Each context waits only for its own work and finds its own inputs, whatever
+ * names these have. */
 #define _POSIX_C_SOURCE 200809L /* setenv */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -44,7 +45,8 @@ static unsigned long synchronized_by_saving(struct llama_context *context)
     return synchronized() - before;
 }
 
-/* ggml-cuda may be capturing a graph of another context, in a thread of its own. */
+/* A context must not wait for other contexts: ggml-cuda may be capturing a graph of another context
+ * in another thread. */
 static void a_context_waits_for_its_own_work(void **state)
 {
     const harness_options ours = { .spec = "turboquant-4", .n_ctx = 256 };
@@ -67,7 +69,7 @@ static void a_context_waits_for_its_own_work(void **state)
     llama_free(context);
 }
 
-/* Logits of a prompt at a position, and of a second one behind it. */
+/* Logits of a prompt at a position, and of a second prompt after it. */
 static void prompt_at(struct llama_context *context, int pos, float *logits)
 {
     const size_t bytes = harness_n_vocab() * sizeof(*logits);
@@ -77,7 +79,8 @@ static void prompt_at(struct llama_context *context, int pos, float *logits)
     memcpy(logits, llama_get_logits_ith(context, -1), bytes);
 }
 
-/* The first tokens of a sequence are fp16 with this codec: they are known by their positions. */
+/* With this codec the first tokens of a sequence are fp16. Their positions show which tokens these
+ * are. */
 static const harness_options sinks = { .spec = "int-4:sink=64", .n_ctx = 256 };
 
 static float *new_logits(void)
@@ -112,7 +115,7 @@ static void inputs_are_found_under_any_name(void **state)
 
 typedef struct client {
     struct llama_context *context;
-    int pos; /* where its prompts begin */
+    int pos; /* position of its first prompt */
     float *expected, *logits;
     int n_wrong;
 } client;
@@ -128,7 +131,7 @@ static void *ask(void *user)
     return NULL;
 }
 
-/* Two threads, each with a context of its own, whose prompts have other positions. */
+/* Two threads have one context each, whose prompts have different positions. */
 static void contexts_have_positions_of_their_own(void **state)
 {
     client clients[2] = { { .pos = 0 }, { .pos = 100 } };
@@ -157,7 +160,7 @@ static void contexts_have_positions_of_their_own(void **state)
     }
 }
 
-/* Bytes on the GPU, as the driver's stand-in counts them. */
+/* Bytes on the GPU, as the mock driver counts them. */
 static size_t gpu_bytes(void)
 {
     size_t (*count)(void);
@@ -168,8 +171,8 @@ static size_t gpu_bytes(void)
     return count();
 }
 
-/* What the second context takes beside its cache when its last prompt was one of n tokens, after
- * others of fewer, in so many steps. */
+/* Bytes that the second context adds, besides its cache, after prompts of growing length: `step`
+ * tokens, twice as many, up to N_PROMPT. */
 static size_t bytes_after(int step)
 {
     struct llama_context *context;
@@ -191,14 +194,14 @@ static size_t bytes_after(int step)
     return bytes;
 }
 
-/* Longer and longer prompts take no more than the longest one alone, but for half as much again of
- * what grew: 1.5 times the whole covers that. */
+/* Prompts of growing length take no more memory than the longest prompt alone, except for half of
+ * the growth. A factor of 1.5 covers that. */
 static void former_sizes_are_given_back(void **state)
 {
     size_t once, often;
 
     (void)state;
-    bytes_after(N_PROMPT); /* what the GPU keeps of any context is there now */
+    bytes_after(N_PROMPT); /* the GPU has now allocated everything that it keeps for any context */
     once = bytes_after(N_PROMPT);
     often = bytes_after(8);
     print_message("%d tokens: %zu bytes; after shorter prompts %zu\n", N_PROMPT, once, often);

@@ -1,7 +1,7 @@
 #define _POSIX_C_SOURCE 200809L /* setenv */
-/* test_plugin_in_place.c - caches on GPUs that are f16 itself while they fit (gpu/in_place.h):
- * answers are those of llama.cpp's own cache, bit by bit, and rows that no longer fit are
- * compressed. */
+/* test_plugin_in_place.c - caches on GPUs that are f16 in place while they fit (gpu/in_place.h).
+ * Answers are equal to those with llama.cpp's own cache, bit by bit, and rows that no longer fit
+ * are compressed. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -41,7 +41,8 @@ static struct llama_context *new_context(const char *spec, const char *exact, ui
     return harness_context(&options);
 }
 
-/* Logits of tokens first .. first + n - 1 of the text, in steps; out NULL: they are not kept. */
+/* Decodes tokens first .. first + n - 1 of the text, in steps, and keeps their logits unless out is
+ * NULL. */
 static void feed(struct llama_context *context, int first, int n, llama_pos pos, llama_seq_id seq,
                  float *out)
 {
@@ -62,8 +63,8 @@ static float *room_for(int n)
     return logits;
 }
 
-/* What ggml-cuda computes differs from the CPU's stock by its order of sums alone: KLD is below
- * 1e-5 then, which is less than that of int-8 (3e-5). */
+/* ggml-cuda differs from llama.cpp's CPU back end only by its order of sums. The KLD is below 1e-5
+ * then, which is less than with int-8 (3e-5). */
 static void assert_same(const float *a, const float *b, int n)
 {
     if (harness_has_standin())
@@ -83,7 +84,7 @@ static bool is_same(const float *a, const float *b, int n)
     return memcmp(a, b, (size_t)n * harness_n_vocab() * sizeof(*a)) == 0;
 }
 
-/* What a context does, and the logits of its last n tokens. */
+/* A story: operations on a context, and the logits of its last n tokens. */
 typedef struct story {
     void (*tell)(struct llama_context *context, float *logits);
     int n;
@@ -100,7 +101,7 @@ static float *hear(const story *of, const char *spec, const char *exact)
     return logits;
 }
 
-/* Differs from llama.cpp's own cache in no bit; without this form it would. */
+/* Answers equal llama.cpp's own in every bit. Without f16 in place they would differ. */
 static void assert_exact(const story *of, const char *spec)
 {
     float *stock = hear(of, NULL, "0"), *ours = hear(of, spec, "auto");
@@ -162,7 +163,7 @@ static void a_second_text(struct llama_context *context, float *logits)
     feed(context, 400, 100, 100, 0, logits + 100 * harness_n_vocab());
 }
 
-/* llama-server empties its slots in this way alone. */
+/* llama-server empties its slots only in this way. */
 static void a_new_conversation_is_exact_again(void **state)
 {
     const story of = { a_second_text, 200, 1 };
@@ -172,7 +173,7 @@ static void a_new_conversation_is_exact_again(void **state)
     assert_exact(&of, "turboquant-4");
 }
 
-/* Sequence 1 has the cells before and behind those of sequence 0, and begins anew when its rows
+/* Sequence 1 has the cells before and after the cells of sequence 0, and begins again when its rows
  * were compressed. */
 static void a_neighbour(struct llama_context *context, float *logits)
 {
@@ -184,8 +185,8 @@ static void a_neighbour(struct llama_context *context, float *logits)
     feed(context, 360, 50, 60, 0, logits);
 }
 
-/* Of the mean KLD that its codec has from the start: rows of others are compressed at most once
- * more. */
+/* Allowed factor over the mean KLD of a cache with this codec from the start. Rows of other
+ * sequences are compressed at most once more. */
 static void rows_of_others_are_not_lost(void **state)
 {
     const story of = { a_neighbour, 50, 2 };
@@ -287,7 +288,7 @@ static void longer_states_are_compressed(void **state)
     free(ours);
 }
 
-/* Rows of a sequence that are all NaN. */
+/* Decodes rows of a sequence that are all NaN. */
 static void feed_nans(struct llama_context *context, int n, llama_seq_id seq)
 {
     const int width = llama_model_n_embd(harness_model());
@@ -306,7 +307,8 @@ static void feed_nans(struct llama_context *context, int n, llama_seq_id seq)
     llama_batch_free(batch);
 }
 
-/* No centre can be learnt from the first rows, of which some belong to a broken sequence. */
+/* No centre can be learned from the first rows, because some of them belong to a sequence of
+ * NaNs. */
 static void rows_are_kept_where_nothing_can_be_learnt(void **state)
 {
     struct llama_context *context;
@@ -332,7 +334,7 @@ static int try_to_decode(struct llama_context *context, int first, int n)
     return llama_decode(context, batch);
 }
 
-/* Rows stay in place, and another try compresses them. */
+/* Without memory, rows stay in place, and a second try compresses them. */
 static void rows_are_kept_without_memory(void **state)
 {
     struct llama_context *context;
@@ -383,9 +385,9 @@ static void as_many_as_the_user_allows(void **state)
 #define N_BATCHES 5
 #define N_ROUNDS 2
 
-/* Logits of the first and the last batch of each round; the memory is cleared between rounds, as
- * llama-perplexity does. In a cache that is compressed from the start the keys of 2048 tokens may
- * wait for their matrix as they came, so that only the last batch sees compressed ones. */
+/* Logits of the first and the last batch of each round. The memory is cleared between rounds, as
+ * llama-perplexity does. In a cache that is compressed from the start, the keys of 2048 tokens may
+ * be pending as fp16 until their matrix exists. So only the last batch sees compressed keys. */
 static float *read_in_rounds(const char *preset, const char *exact, int n_rounds)
 {
     const harness_options options = { .spec = preset != NULL ? "" : NULL,
@@ -414,9 +416,9 @@ static float *read_in_rounds(const char *preset, const char *exact, int n_rounds
     return logits;
 }
 
-/* Both caches store rows by the same codec, with centres and matrices of the same text. The first
- * one's matrices know fewer queries, which the factor of the int-8 case allows for. 1e-4 is for
- * KLDs that are themselves about as small. */
+/* Both caches store rows by the same codec, with centres and matrices of the same text. The
+ * matrices of the first cache come from fewer queries, for which the factor of the int-8 case
+ * allows. 1e-4 is for KLDs that are about as small. */
 static void assert_as_good(const char *preset, const float *stock, const float *ours,
                            const float *compressed)
 {

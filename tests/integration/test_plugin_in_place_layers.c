@@ -1,7 +1,7 @@
 #define _POSIX_C_SOURCE 200809L /* setenv, dup, fileno */
 /* test_plugin_in_place_layers.c - caches on GPUs whose layers go from f16 in place to compressed
- * pages one after the other (gpu/hand_over.c): each goes once, answers before are f16's, and what
- * llama.cpp does to a cache between two layers loses no row. */
+ * pages one after another (gpu/hand_over.c). Each layer goes once, answers before that are equal to
+ * f16's, and no operation of llama.cpp between two layers loses a row. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -43,8 +43,9 @@ static void end_lines(void)
     rewind(lines);
 }
 
-/* How many say that a layer went; cells: by layer, how many had rows. *ready: how many had rows
- * when the last transform came in force; 0: no line says that. */
+/* Returns how many lines report that a layer went. For each layer, `cells` gets the number of cells
+ * with rows at that time. For the last transform that came in force, *ready gets it, or 0 if no
+ * line reports it. */
 static int end_layers(size_t cells[N_LAYERS], size_t *ready)
 {
     char line[512];
@@ -72,9 +73,9 @@ static int end_layers(size_t cells[N_LAYERS], size_t *ready)
 
 /* Layers */
 
-/* Keys of a preset wait as fp16 in a cache that is compressed from the start. Its codec has 4 bits
- * or more and a matrix, so it is as good as 4 bits without one. Values of `quality` have a centre.
- */
+/* Keys of a preset are pending as fp16 in a cache that is compressed from the start. The preset's
+ * codec has 4 bits or more and a matrix, so it is as good as 4 bits without a matrix. Values of
+ * `quality` have a centre. */
 static void layers_go_one_by_one(void **state)
 {
     static const struct {
@@ -135,7 +136,7 @@ static void a_cache_that_fits_stays(void **state)
     free(ours);
 }
 
-/* Threads that make matrices take as long as they take. */
+/* Results do not depend on how long the threads need that make matrices. */
 static void results_depend_on_no_clock(void **state)
 {
     float *first = hear(a_text, 100, "", EXACT, 1), *second = hear(a_text, 100, "", EXACT, 1);
@@ -146,7 +147,7 @@ static void results_depend_on_no_clock(void **state)
     free(second);
 }
 
-/* Whether the lines of a context's start say this. */
+/* Whether the lines at a context's start contain `what`. */
 static bool is_told(const char *spec, const char *exact, const char *what)
 {
     char line[512];
@@ -180,7 +181,7 @@ static void tokens_again(struct llama_context *context, float *logits)
     feed(context, HALF - 20, 60, 1, HALF - 20, 0, logits);
 }
 
-/* Steps of few tokens, more of them than cells are left, and of two sequences. */
+/* Short steps, steps with more tokens than cells are left, and steps of two sequences. */
 static void drafts(struct llama_context *context, float *logits)
 {
     feed(context, 0, PROMPT, 100, 0, 0, NULL);
@@ -211,7 +212,7 @@ static void a_saved_text(struct llama_context *context, float *logits)
     free(saved);
 }
 
-/* Rows of a prompt that never fit are no empty cache when most of them are gone. */
+/* A prompt that never fit is shortened. The cache still has rows, so it does not count as empty. */
 static void a_shortened_prompt(struct llama_context *context, float *logits)
 {
     feed(context, 0, ROOM + 50, ROOM + 50, 0, 0, NULL);
@@ -219,7 +220,7 @@ static void a_shortened_prompt(struct llama_context *context, float *logits)
     feed(context, 100, 60, 1, 100, 0, logits);
 }
 
-/* Rows of a sequence that is NaN go to pages, and come while some layers are in place. */
+/* Rows of a sequence of NaNs go to pages, and are written while some layers are in place. */
 static void feed_nan(struct llama_context *context, llama_pos pos)
 {
     const int width = llama_model_n_embd(harness_model());
@@ -261,7 +262,7 @@ static void a_restored_sequence(struct llama_context *context, float *logits)
     free(saved);
 }
 
-/* The latter two have open pages; `balanced` is trellis-4 with matrices. */
+/* The last two specs have exact pages; `balanced` is trellis-4 with matrices. */
 static void no_row_is_lost_between_layers(void **state)
 {
     static const char *const specs[] = { "int-8", "trellis-4", "" };
@@ -304,8 +305,9 @@ static const uint8_t *rows_in_state(const uint8_t *saved, size_t size, size_t ro
     return saved + size - (size_t)(2 * N_LAYERS - tensor) * (head + HALF * row) + head;
 }
 
-/* Steps encode rows and give up pages while layers are in place: nothing of that touches these. The
- * tokens before the first layer went have the same rows as in llama.cpp's own cache. */
+/* Steps encode rows and give up pages while layers are in place, and must not change the rows of
+ * these layers. Tokens before the first layer went have the same rows as in llama.cpp's own
+ * cache. */
 static void layers_in_place_stay_as_they_are(void **state)
 {
     const struct llama_model *model = harness_model();
@@ -343,7 +345,7 @@ static void a_cleared_cache(struct llama_context *context, float *logits)
     feed(context, 300, 60, 7, 0, 0, logits);
 }
 
-/* llama-server empties its slots in this way alone. */
+/* llama-server empties its slots only in this way. */
 static void a_new_conversation(struct llama_context *context, float *logits)
 {
     feed_half(context);
@@ -364,7 +366,7 @@ static void new_conversations_are_exact(void **state)
     }
 }
 
-/* Models with a sliding window have two caches, whose layers go by themselves. */
+/* Models with a sliding window have two caches, and each hands over its own layers. */
 static void all_models_do_that(void **state)
 {
     static const char *const models[] = { "gemma3", "gemma2", "gpt-oss", "lfm2", "llama80" };

@@ -1,6 +1,6 @@
 #define _POSIX_C_SOURCE 200809L /* setenv */
-/* test_plugin_in_place_memory.c - what layers that go from f16 in place to compressed pages share
- * with others: the GPU's memory, its graphs, and other contexts (gpu/hand_over.c). */
+/* test_plugin_in_place_memory.c - resources that layers on their way from f16 in place to
+ * compressed pages share (gpu/hand_over.c): the GPU's memory, its graphs, and other contexts. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -15,7 +15,7 @@
 
 /* Contexts */
 
-/* Two contexts, whose steps alternate: one has layers in both forms, the other begins. */
+/* Steps of two contexts alternate: one has layers in both forms, the second begins. */
 static void contexts_have_forms_of_their_own(void **state)
 {
     struct llama_context *stock = new_context(NULL, "0", 1), *first, *second;
@@ -44,7 +44,7 @@ static void contexts_have_forms_of_their_own(void **state)
     free(compressed);
 }
 
-/* Of the stand-in: "standin_direct" counts parts of graphs that were computed, not as part of a
+/* A counter of the mock. "standin_direct" counts parts of graphs that were computed outside of a
  * captured graph; "standin_synchronized" counts waits. */
 static unsigned long counter(const char *name)
 {
@@ -72,8 +72,9 @@ static void graphs_are_waited_for(void **state)
     llama_free(context);
 }
 
-/* The first step with pages may bring others to capture once more, which takes two steps: the GPU
- * has memory for slots only then. The layers leave their graphs alone. */
+/* The first step with pages may make other contexts capture their graphs once more, which takes two
+ * steps, because only then does the GPU have memory for slots. The layers that go do not affect
+ * other contexts' graphs. */
 static void other_contexts_keep_their_graphs(void **state)
 {
     struct llama_context *first, *other;
@@ -85,7 +86,8 @@ static void other_contexts_keep_their_graphs(void **state)
         skip();
     first = new_context("int-8", EXACT, 1);
     other = new_context("int-8", "0", 1);
-    setenv("KVANT_EXACT", EXACT, 1); /* the stand-in asks whether a cache may be in place */
+    /* the mock reads the variable to know whether a cache may be in place */
+    setenv("KVANT_EXACT", EXACT, 1);
     feed(first, 0, PROMPT, 100, 0, 0, NULL);
     feed(other, 0, 4, 1, 0, 0, NULL);
     for (int i = 0; i < n; i++) {
@@ -143,8 +145,8 @@ static void memory_is_given_back(void **state)
     }
 }
 
-/* While rows fit nobody needs the memory. The first token that does not fit is refused, and no
- * other try is needed than one with memory. */
+/* While rows fit, the memory is not needed. The first token that does not fit is refused, and one
+ * more try with memory is enough. */
 static void layers_wait_for_memory(void **state)
 {
     struct llama_context *context;
@@ -174,8 +176,8 @@ static void layers_wait_for_memory(void **state)
     free(compressed);
 }
 
-/* One allocation fails, from the token before the first layer goes on. A token that is refused
- * comes again. */
+/* One allocation fails, counted from the token before the first layer goes. A refused token is
+ * decoded again. */
 static bool fail_at(int allocation, const float *stock, const float *compressed)
 {
     struct llama_context *context = new_context("", EXACT, 1);

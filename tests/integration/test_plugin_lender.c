@@ -1,4 +1,5 @@
-/* test_plugin_lender.c - the CPU back end whose threads the plug-in borrows: none where KVANT_HOST_THREADS=0, never one that was freed. */
+/* test_plugin_lender.c - the CPU back end whose threads the plug-in borrows. With
+ * KVANT_HOST_THREADS=0 the plug-in borrows none, and it never uses a back end that was freed. */
 #define _GNU_SOURCE
 #include <setjmp.h>
 #include <stdarg.h>
@@ -17,7 +18,7 @@
 #include "ggml-cpu.h"
 #include "harness.h"
 
-/* Rows that enter a cache on two threads, as one node for an instance of the device KVANT. */
+/* A graph with one node for the device KVANT: rows enter a cache on two threads. */
 typedef struct rows_graph {
     ggml_backend_t backend;
     struct ggml_context *context, *graph_context;
@@ -45,9 +46,9 @@ static rows_graph make_rows_graph(void)
     assert_non_null(g.backend);
     unsetenv("KVANT_HEAD_DIM");
     cache = ggml_new_tensor_3d(g.context, GGML_TYPE_F16, ROW, N_ROWS,
-                               2); /* of one stream, rows would wait for a mask */
+                               2); /* rows of one stream would be pending until a mask comes */
     ggml_set_name(cache, "cache_k_l0");
-    /* Keys without values would stay llama.cpp's own. */
+    /* Keys without values would stay in llama.cpp's own cache. */
     ggml_set_name(ggml_new_tensor_3d(g.context, GGML_TYPE_F16, ROW, N_ROWS, 2), "cache_v_l0");
     rows = ggml_new_tensor_2d(g.context, GGML_TYPE_F32, ROW, N_ROWS);
     index = ggml_new_tensor_1d(g.context, GGML_TYPE_I64, N_ROWS);
@@ -77,7 +78,8 @@ static void free_rows_graph(rows_graph *g)
     ggml_backend_free(g->backend);
 }
 
-/* What llama.cpp does before a graph, and the graph. A NULL lender leaves the first half out. */
+/* Makes llama.cpp's calls before a graph, and computes the graph. With lender NULL it makes no
+ * calls. */
 static void compute_rows(rows_graph *g, ggml_backend_t lender, struct ggml_threadpool *pool)
 {
     void (*set_threadpool)(ggml_backend_t, struct ggml_threadpool *),
@@ -93,8 +95,8 @@ static void compute_rows(rows_graph *g, ggml_backend_t lender, struct ggml_threa
     assert_int_equal(ggml_backend_graph_compute(g->backend, g->graph), GGML_STATUS_SUCCESS);
 }
 
-/* A CPU back end that counts what it is asked to compute. Its memory stays when it is freed, so that a use after that is counted,
- * too, instead of ending the test. */
+/* A CPU back end that counts the graphs that it has to compute. Its memory stays when it is freed,
+ * so that a later use is counted, too, instead of ending the test. */
 static abi_backend counting, *counted;
 static int n_computed, n_freed;
 
@@ -143,12 +145,13 @@ static void a_freed_lender_is_never_used(void **state)
     memcpy(&set_threadpool, &address, sizeof(address));
     address = harness_cpu_function("ggml_backend_set_n_threads");
     memcpy(&set_n_threads, &address, sizeof(address));
-    set_n_threads(cpu, 2); /* as llama.cpp does: with OpenMP ggml trusts the pool to be as large */
+    /* as llama.cpp does: with OpenMP, ggml relies on the pool being as large */
+    set_n_threads(cpu, 2);
     lender = make_counting(cpu);
     compute_rows(&g, lender, pool);
     assert_int_not_equal(n_computed, 0);
 
-    set_threadpool(lender, pool); /* as for a graph that then never comes */
+    set_threadpool(lender, pool); /* as before a graph that is then never computed */
     n_computed = 0;
     assert_int_equal(pthread_create(&other, NULL, free_backend, lender), 0);
     pthread_join(other, NULL);
@@ -156,7 +159,7 @@ static void a_freed_lender_is_never_used(void **state)
     compute_rows(&g, NULL, NULL);
     assert_int_equal(n_computed, 0);
 
-    /* Another one at the same address is another one. */
+    /* A new back end at the same address is another back end. */
     lender = make_counting(cpu);
     assert_int_equal(ggml_backend_graph_compute(g.backend, g.graph), GGML_STATUS_SUCCESS);
     assert_int_equal(n_computed, 0);
@@ -177,7 +180,7 @@ static void note_threads(struct ggml_tensor *node, int thread, int n_threads, vo
         *(int *)most = n_threads;
 }
 
-/* With how many threads a back end computes a graph. */
+/* The number of threads with which a back end computes a graph. */
 static int threads_of(ggml_backend_t cpu)
 {
     struct ggml_init_params params = { .mem_size =
@@ -194,7 +197,7 @@ static int threads_of(ggml_backend_t cpu)
     return n;
 }
 
-/* Calls what llama.cpp calls before a graph. ours: NULL for a context without kvant. */
+/* Makes llama.cpp's calls before a graph. ours: NULL for a context without kvant. */
 static void set_threads(ggml_backend_t ours, ggml_backend_t cpu, int n)
 {
     void (*set_threadpool)(ggml_backend_t, struct ggml_threadpool *);
@@ -212,7 +215,7 @@ static void set_threads(ggml_backend_t ours, ggml_backend_t cpu, int n)
     set_n_threads(cpu, n);
 }
 
-/* From the start of a graph, whose first part has no node of the plug-in. */
+/* The limit holds from the start of a graph whose first part has no node of the plug-in. */
 static void a_lender_has_no_more_threads_than_cpus(void **state)
 {
     ggml_backend_dev_t device = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
@@ -233,7 +236,7 @@ static void a_lender_has_no_more_threads_than_cpus(void **state)
     ggml_backend_free(other);
 }
 
-/* Runs first: what is looked up later in the process is the plug-in's. */
+/* Runs first, because functions that the process looks up later are the plug-in's. */
 static void switched_off_nothing_changes(void **state)
 {
     void *before = harness_cpu_function("ggml_backend_cpu_set_threadpool");
@@ -261,7 +264,7 @@ static void switched_off_nothing_changes(void **state)
     harness_free_pool(pool);
 }
 
-/* With one CPU nothing is lent. */
+/* With one CPU, no thread is lent. */
 static int load_with_two_cpus(void **state)
 {
     cpu_set_t allowed;

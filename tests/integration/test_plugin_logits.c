@@ -1,4 +1,5 @@
-/* test_plugin_logits.c - what the model says with kvant's cache, against the same llama.cpp with its own. */
+/* test_plugin_logits.c - the model's logits and texts with kvant's cache, against the same
+ * llama.cpp with its own cache. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -35,12 +36,13 @@ static int stop(void **state)
     return harness_stop(state);
 }
 
-/* The f16 codec stores the very numbers that stock's f16 cache stores and does the rest of attention in
- * f32, where stock also rounds queries and accumulators to f16. Its roundings are a subset of stock's, so
- * against attention in f32 throughout it is expected to be no further away than stock f16 is: the mean
- * squared error may exceed stock's by no more than 3 standard errors of the difference. (test_plugin_ops.c
- * checks attention itself, to f32's own rounding; this model multiplies a rounding by several hundred,
- * because its activations are quantised to 8 bits between layers.) */
+/* The f16 codec stores the same numbers as llama.cpp's f16 cache and does the rest of attention in
+ * f32. llama.cpp also rounds queries and accumulators to f16. So kvant's roundings are a subset of
+ * llama.cpp's, and compared with attention in f32 kvant should be no further away. Its mean squared
+ * error may exceed llama.cpp's by at most 3 standard errors of the difference.
+ *
+ * test_plugin_ops.c checks attention itself up to the rounding of f32. This model multiplies a
+ * rounding by several hundred, because its activations are quantised to 8 bits between layers. */
 static void f16_is_stock_within_f16_rounding(void **state)
 {
     float *exact = prompt_logits(NULL, true), *ours = prompt_logits("f16", false);
@@ -57,8 +59,8 @@ static void f16_is_stock_within_f16_rounding(void **state)
     free(ours);
 }
 
-/* Decodes greedily with two contexts side by side until they choose differently; returns how many tokens both chose alike and by how much
- * stock's choice led where they parted. */
+/* Decodes greedily with two contexts until they choose different tokens. Returns how many tokens
+ * were equal, and by how much llama.cpp's choice led at the first difference. */
 static int equal_greedy_tokens(const char *spec, double *lead)
 {
     const harness_options options[2] = { { .spec = NULL, .n_ctx = 512 },
@@ -85,8 +87,9 @@ static int equal_greedy_tokens(const char *spec, double *lead)
     return same;
 }
 
-/* 8 bits cost this model a divergence of 0.0036 nats (README, q8_0), so a logit is off by about sqrt(2 x 0.0036) = 0.085 and the difference of
- * two by 0.12: only a lead below 4 of these, 0.5, may be turned round. */
+/* 8 bits cost this model a divergence of 0.0036 nats (README, q8_0). So a logit errs by about
+ * sqrt(2 x 0.0036) = 0.085, and a difference of two logits by 0.12. Only a lead below 4 of these,
+ * 0.5, may be reversed. */
 static void int8_writes_the_stock_text(void **state)
 {
     double lead;
@@ -107,10 +110,14 @@ static double divergence(const harness_options *options)
     return kld;
 }
 
-/* Divergence goes with the square of the error. With a normal row of variance 1 a 4-bit codebook errs by 0.0095 (Max 1960); q4_0 has 16
- * steps of (largest of 32) / 8 = 2.07 / 8 each, and errs by a twelfth of their square, 0.0056: 1.7 times less. int-8 has 255 steps over the
- * range of 64, 4.7, an error of 2.8e-5; q8_0 steps of 2.07 / 127, 2.2e-5: 1.3 times less, and 1.6 with what chance adds: both are near the
- * divergence that llama.cpp's own roundings cause, whose means over 192 tokens differ by a tenth. */
+/* Divergence goes with the square of the error. For a normal row of variance 1, a 4-bit codebook
+ * errs by 0.0095 (Max 1960). The type q4_0 has 16 steps of (largest of 32) / 8 = 2.07 / 8. It errs
+ * by a twelfth of their square, 0.0056, which is 1.7 times less.
+ *
+ * The codec int-8 has 255 steps over the range of 64 numbers, 4.7, and an error of 2.8e-5. The type
+ * q8_0 has steps of 2.07 / 127 and errs by 2.2e-5, which is 1.3 times less. Chance makes it 1.6:
+ * both errors are near the divergence that llama.cpp's own roundings cause, whose means over 192
+ * tokens differ by a tenth. */
 static void errors_are_those_of_the_bits(void **state)
 {
     static const struct {
@@ -123,7 +130,7 @@ static void errors_are_those_of_the_bits(void **state)
         double ours = divergence(&(harness_options){ .spec = pairs[i].spec, .n_ctx = 512 });
         double rival = divergence(&(harness_options){ .type = pairs[i].type, .n_ctx = 512 });
         print_message("mean KLD: %s %.4f, %s %.4f\n", pairs[i].spec, ours, pairs[i].type, rival);
-        assert_true(ours > 1e-4); /* else it was f16 that ran */
+        assert_true(ours > 1e-4); /* otherwise the cache was f16 */
         assert_true(ours <= pairs[i].factor * rival);
     }
 }

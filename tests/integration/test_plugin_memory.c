@@ -1,5 +1,5 @@
-/* test_plugin_memory.c - the memory that a full cache really occupies, measured, against what the true bits
- * say. */
+/* test_plugin_memory.c - the measured memory of a full cache, against the memory that the true bits
+ * predict. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -55,14 +55,14 @@ static double expected_bytes(const struct llama_context *context, const char *sp
            N_KV_HEADS * HEAD_DIM * n_layers(context);
 }
 
-/* System pages that hold cells but belong to no tensor alone: one at either end of each. */
+/* System pages that hold cells but are shared by two tensors: one at either end of each tensor. */
 static double edges(const struct llama_context *context)
 {
     return 2.0 * n_layers(context) * 2 * 4096;
 }
 
-/* A quarter of the cells by decoding; the rest by loading that sequence's state three times, which is much
- * faster than decoding and writes cells as well. */
+/* Decodes a quarter of the cells. The rest is loaded from that sequence's state three times, which
+ * also writes cells and is much faster. */
 static void decode_quarter(struct llama_context *context)
 {
     llama_token tokens[N_CTX / 4];
@@ -82,8 +82,8 @@ static void load_other_quarters(struct llama_context *context)
     free(state);
 }
 
-/* An untouched cache costs nothing, what is written costs its true bits, a cleared cache costs nothing
- * again. */
+/* An untouched cache takes no memory, written cells take their true bits, and a cleared cache takes
+ * no memory again. */
 static void a_cache_takes_its_true_bits(void **state)
 {
     const harness_options options = {
@@ -113,7 +113,7 @@ static void a_cache_takes_its_true_bits(void **state)
     assert_int_equal(reserved, 0);
 }
 
-/* Memory of the process that belongs to no file, in bytes. */
+/* The process's memory that belongs to no file, in bytes. */
 static double anonymous(void)
 {
     FILE *status = fopen("/proc/self/status", "r");
@@ -138,15 +138,16 @@ static void decode_in_batches(struct llama_context *context, int from, int to)
         harness_decode(context, tokens + at, 512, at, 0, false);
 }
 
-/* What the process takes beyond what the plug-in says that its cache takes, after the first half
- * of the tokens and after all of them. A token follows each half, because attention gives a
- * prompt's workspace back with it. Memory that the allocator could give back does not count. */
+/* Memory that the process takes beyond the bytes that the plug-in reports for its cache, after the
+ * first half of the tokens and after all of them. A token follows each half, because attention then
+ * frees a prompt's workspace. Memory that the allocator could free does not count. */
 static void find_uncounted(const char *spec, double uncounted[2])
 {
     const harness_options options = { .spec = spec, .n_ctx = N_CTX, .unified = true };
     struct llama_context *context;
 
-    llama_free(harness_context(&options)); /* what the process keeps of any context is there now */
+    /* the process has now allocated everything that it keeps for any context */
+    llama_free(harness_context(&options));
     malloc_trim(0);
     uncounted[0] = uncounted[1] = -anonymous();
     context = harness_context(&options);
@@ -160,7 +161,7 @@ static void find_uncounted(const char *spec, double uncounted[2])
     llama_free(context);
 }
 
-/* Sanitizers keep memory that was freed, and shadows of it. */
+/* Sanitizers keep freed memory, and shadow memory for it. */
 static void skip_where_freed_memory_stays(void)
 {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -168,11 +169,11 @@ static void skip_where_freed_memory_stays(void)
 #endif
 }
 
-/* Learning's memory is counted while it is there, and the system's again afterwards: the same
- * context with fp16 pages, which learn nothing, takes as much beside its pages. Two things may be
- * more: 64 KiB of a layer (its tensors, and the ends of pages), and 512 KiB that the allocator
- * keeps of one layer's rows, which wait for queries. Learning takes 170 KiB of a layer of these
- * heads, 500 KiB while it solves. */
+/* Learning's memory is counted while it exists, and belongs to the system again afterwards. So a
+ * context with fp16 pages, which learn nothing, takes as much memory besides its pages. Two things
+ * may be more: 64 KiB per layer for tensors and the ends of pages, and 512 KiB that the allocator
+ * keeps for one layer's pending rows. Learning takes 170 KiB per layer with these heads, and 500
+ * KiB while it solves. */
 static void all_memory_is_counted(void **state)
 {
     const harness_options small = { .spec = "f16", .n_ctx = 256 };
@@ -193,8 +194,8 @@ static void all_memory_is_counted(void **state)
     }
 }
 
-/* Attention over a long prompt needs more than 1 MiB beside the cache. The token after it keeps at
- * most an eighth of that, or less than 128 KiB. */
+/* Attention over a long prompt needs more than 1 MiB in addition to the cache. After the next
+ * token, it keeps at most an eighth of that, or less than 128 KiB. */
 static void a_prompts_workspace_is_given_back(void **state)
 {
     const harness_options options = { .spec = "turboquant-4", .n_ctx = N_CTX, .unified = true };

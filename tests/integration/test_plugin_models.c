@@ -1,6 +1,6 @@
 /* test_plugin_models.c - models whose caches are not plain, on the CPU and on the mock of a GPU:
  * sliding windows, a softcap, sinks, recurrent state, keys without values (tiny_models.py). Logits
- * may differ from stock's as far as with stock's own cache of as many bits. */
+ * may differ from llama.cpp's f16 cache as much as with llama.cpp's own cache of as many bits. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -15,7 +15,7 @@
 #include "../choose.h"
 #include "harness.h"
 
-enum { N_PROMPT = 200, N_STEPS = 24, N_TAKEN_BACK = 4 }; /* windows are of 64 tokens */
+enum { N_PROMPT = 200, N_STEPS = 24, N_TAKEN_BACK = 4 }; /* windows have 64 tokens */
 
 static llama_token made_up(int i)
 {
@@ -36,11 +36,12 @@ static void decode(struct llama_context *context, int n, llama_pos pos, llama_se
     harness_decode(context, tokens, n, pos, seq, false);
 }
 
-/* A prompt in two batches, then tokens one at a time, some of which are taken back from a checkpoint as a server does that
- * drafts tokens, while another sequence goes on. */
+/* Logits of a prompt in two batches, then of single tokens. Some tokens are taken back from a
+ * checkpoint, as a server does that drafts tokens, while another sequence continues. */
 static float *logits_of(const harness_options *options)
 {
-    /* v0.5.0 does not get its own quantised cache back from a checkpoint on a device. */
+    /* With v0.5.0, llama.cpp does not restore its own quantised cache from a checkpoint on a
+     * device. */
     const llama_state_seq_flags flags =
         LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY |
         (options->type == NULL ? LLAMA_STATE_SEQ_FLAGS_ON_DEVICE : 0);
@@ -69,7 +70,7 @@ static float *logits_of(const harness_options *options)
     return logits;
 }
 
-/* Relative to the logits. */
+/* Root mean square difference, relative to the logits. */
 static double difference(const harness_options *options, const float *stock)
 {
     float *logits = logits_of(options);
@@ -80,7 +81,8 @@ static double difference(const harness_options *options, const float *stock)
     return rms;
 }
 
-/* With streams of their own: planned first, as --fit does, and with -fa auto. */
+/* Each sequence has its own stream. The context is planned first, as --fit does, and uses -fa
+ * auto. */
 static void check(const char *model, const char *spec, const char *type, double factor,
                   bool unified)
 {
@@ -97,12 +99,12 @@ static void check(const char *model, const char *spec, const char *type, double 
     a = difference(&ours, stock);
     b = difference(&rival, stock);
     print_message("%s, %s: %.5f, %s %.5f\n", model, spec, a, type, b);
-    assert_true(a > 1e-6); /* else it was f16 that ran */
+    assert_true(a > 1e-6); /* otherwise the cache was f16 */
     assert_true(a <= factor * b);
     free(stock);
 }
 
-/* The default has a quarter of a bit per number less than q4_0, which lets errors be 2^0.25 times
+/* The default has a quarter of a bit per number less than q4_0, so its errors may be 2^0.25 times
  * as large. */
 #define QUARTER_BIT 1.19
 
@@ -121,8 +123,8 @@ static void sliding_windows(void **state)
     check_all("gemma3");
 }
 
-/* llama.cpp has no quantised cache of such rows to compare with: its blocks are 32 numbers of one
- * head. The plain model's errors of as many bits are the measure. */
+/* llama.cpp has no quantised cache for such rows, because its blocks are 32 numbers of one head. So
+ * the plain model's error at the same bits is the bound. */
 static void check_head_dim(const char *model, double plain_error)
 {
     const harness_options plain = { .n_ctx = 512, .n_seq = 2, .unified = true };
@@ -154,7 +156,7 @@ static void other_head_dims(void **state)
     free(stock);
     check_head_dim("llama80", error);
     check_head_dim("llama16", error);
-    if (!harness_on_gpu()) /* where head_dim has to be a multiple of 16 */
+    if (!harness_on_gpu()) /* the GPU needs a head_dim that is a multiple of 16 */
         check_head_dim("llama24", error);
 }
 
@@ -187,7 +189,8 @@ static void stays_as_it_is(const char *model)
     stock = logits_of(&plain);
     ours.spec = "turboquant-4";
     harness_plan(&ours);
-    most = harness_on_gpu() && !harness_has_standin() ? 2e-2 : 1e-6; /* a GPU rounds otherwise */
+    /* a real GPU rounds differently */
+    most = harness_on_gpu() && !harness_has_standin() ? 2e-2 : 1e-6;
     assert_true(difference(&ours, stock) < most);
     free(stock);
 }
@@ -199,7 +202,7 @@ static void keys_without_values_stay_as_they_are(void **state)
     stays_as_it_is("deepseek2");
 }
 
-/* Latents are compressed in the computer's memory alone. */
+/* Latents are compressed only in the computer's memory. */
 static void latents(void **state)
 {
     (void)state;
@@ -220,9 +223,9 @@ static void add_token(struct llama_batch *batch, llama_pos pos, llama_seq_id seq
     batch->logits[i] = true;
 }
 
-/* Two tokens of one sequence and one token of each of two others: together, or one after another.
- * Only the new rows may round otherwise, to fp16. A cell too many or too few would show as an error
- * of the size of the logits. */
+/* Two tokens of one sequence and one token of each of two other sequences, together or one after
+ * another. Only the new rows may round differently, to fp16. A cell too many or too few would cause
+ * an error of the size of the logits. */
 static float *mixed_logits(bool together)
 {
     static const struct {
@@ -269,7 +272,7 @@ static void latents_of_several_sequences_in_one_batch(void **state)
     free(other);
 }
 
-/* Logits of one more token. */
+/* Decodes one more token; whether its logits are NaN. */
 static bool next_is_nan(struct llama_context *context, llama_pos pos, llama_seq_id seq)
 {
     size_t n = 0;
@@ -281,7 +284,7 @@ static bool next_is_nan(struct llama_context *context, llama_pos pos, llama_seq_
     return n > 0;
 }
 
-/* A state of stock's cache has a NaN among the RoPE channels of one row of its last layer. The
+/* A state of llama.cpp's cache has a NaN among the RoPE channels of one row of its last layer. The
  * sequence that sees the row gets NaNs, and another sequence in the same cache does not. */
 static void bad_rows_of_latents(void **state)
 {

@@ -1,6 +1,6 @@
 /* test_plugin_no_memory.c - each allocation of the plug-in fails once: for rows of a step, their
- * plan, fp16 pages, transforms, a hand-over. The step fails, and another try computes it. No row
- * that was stored before is lost: answers are as good as without a failure. */
+ * plan, fp16 pages, transforms, a hand-over. The step fails, and a second try computes it. No
+ * stored row is lost: answers are as good as without a failure. */
 #define _GNU_SOURCE /* dl_iterate_phdr, setenv */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -18,10 +18,10 @@
 
 enum { N_PROMPT = 250, N_STEPS = 12, N_CTX = 512, N_TEXT = N_PROMPT + 3 * N_STEPS };
 
-/* Allocations of the plug-in, which this program's functions serve */
+/* The plug-in's address range: this program serves allocations from there */
 
 static uintptr_t plugin_begin, plugin_end;
-static atomic_long until; /* allocations until one fails; 0: none does */
+static atomic_long until; /* allocations until one fails; 0: none fails */
 
 extern void *__libc_malloc(size_t bytes);
 extern void *__libc_calloc(size_t n, size_t bytes);
@@ -137,7 +137,8 @@ static void drop(life *l)
     l->pos -= 30;
 }
 
-/* The caller frees the logits of 2 * N_STEPS tokens. failing: the allocation that does; 0: none. */
+/* The caller frees the logits of 2 * N_STEPS tokens. failing: number of the allocation that fails;
+ * 0: none. */
 static life live(const char *spec, const char *exact, long failing)
 {
     const harness_options options = { .spec = spec, .n_ctx = N_CTX };
@@ -163,8 +164,8 @@ static const char *exact(void)
     return given != NULL ? given : "0";
 }
 
-/* A sample of the allocations of a life. Rows of a step that comes twice may be encoded twice,
- * which at most doubles the divergence; 1e-5 is as small as rounding. */
+/* Fails a sample of the allocations of a life. Rows of a repeated step may be encoded twice, which
+ * at most doubles the divergence; 1e-5 is as small as rounding. */
 static void each_allocation_may_fail(void **state)
 {
     enum { MOST = 1000000, N_TRIES = 60 };

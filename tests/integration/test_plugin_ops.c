@@ -1,6 +1,6 @@
-/* test_plugin_ops.c - single operations of the KVANT device against ggml's own CPU back end, on random
- * tensors: what no one model uses at once (softcap, ALiBi, sinks, odd head dimensions, several streams),
- * and the byte view of a cache. */
+/* test_plugin_ops.c - single operations of the KVANT device against ggml's own CPU back end, on
+ * random tensors. They are combinations that no single model uses: softcap, ALiBi, sinks, odd head
+ * dimensions, several streams. Also the byte view of a cache. */
 #define _POSIX_C_SOURCE 200809L /* setenv */
 
 #include <setjmp.h>
@@ -43,7 +43,7 @@ static float *random_numbers(size_t n)
     return x;
 }
 
-/* A device, what is allocated on it, and how to ask it for threads. */
+/* A device, the tensors that are allocated on it, and the function that sets its threads. */
 struct device {
     ggml_backend_t backend;
     ggml_backend_dev_t device;
@@ -88,14 +88,15 @@ static void allocate(struct device *device)
     ggml_backend_buffer_clear(device->buffer, 0);
 }
 
-/* Computes the nodes, after asking the device for each as the scheduler does. */
+/* Computes the nodes, after asking for each whether the device supports it, as the scheduler
+ * does. */
 static void compute(struct device *device, struct ggml_tensor **nodes, int n)
 {
     struct ggml_init_params params = { .mem_size = ggml_graph_overhead() + 1024, .no_alloc = true };
     struct ggml_context *context = ggml_init(params);
     struct ggml_cgraph *graph = ggml_new_graph(context);
 
-    for (int i = n; i-- > 0;) /* attention first: it is what tells head_dim */
+    for (int i = n; i-- > 0;) /* attention first, because it shows head_dim */
         assert_true(ggml_backend_dev_supports_op(device->device, nodes[i]));
     for (int i = 0; i < n; i++)
         ggml_build_forward_expand(graph, nodes[i]);
@@ -103,7 +104,7 @@ static void compute(struct device *device, struct ggml_tensor **nodes, int n)
     ggml_free(context);
 }
 
-/* Inputs of a case, in host memory; rows hold all streams, cell after cell. */
+/* Inputs of a case, in host memory. Rows hold all streams, cell after cell. */
 struct inputs {
     float *q, *k, *v, *sinks;
     int64_t *index;
@@ -111,7 +112,7 @@ struct inputs {
     size_t n_rows;
 };
 
-/* Half of the cells are hidden from each token, and all of them from the first token of every stream. */
+/* Hides half of the cells from each token, and all cells from the first token of every stream. */
 static void fill_mask(const struct attention_case *c, struct inputs *in)
 {
     for (int i = 0; i < c->tokens * c->streams; i++)
@@ -122,7 +123,7 @@ static void fill_mask(const struct attention_case *c, struct inputs *in)
         }
 }
 
-/* Numbers that fp16 holds, so that both caches hold the same; cells in random order. */
+/* Numbers that fp16 holds, so that both caches hold the same numbers. Cells are in random order. */
 static struct inputs make_inputs(const struct attention_case *c)
 {
     struct inputs in = { .n_rows = (size_t)(c->first_stream + c->streams) * N_CELLS };
@@ -156,8 +157,8 @@ static void free_inputs(struct inputs *in)
     free(in->mask);
 }
 
-/* The attention node on caches of the given type, with its inputs; host inputs live in device memory as
- * well. */
+/* The attention node on caches of the given type, with its inputs. Host inputs are copied to device
+ * memory. */
 struct node {
     struct ggml_tensor *k, *v, *q, *mask, *sinks, *out;
 };
@@ -249,7 +250,7 @@ static struct filled fill_kvant(const struct attention_case *c, const struct inp
         ggml_backend_tensor_set(v_rows, in->v + cell * (size_t)v_rows->ne[0], i * v_rows->nb[1],
                                 v_rows->nb[1]);
     }
-    /* It is what tells head_dim. */
+    /* Attention shows head_dim. */
     assert_true(ggml_backend_dev_supports_op(filled.device.device, n.out));
     compute(&filled.device, nodes, 2);
     return filled;
@@ -286,13 +287,15 @@ static float *run_cpu(const struct attention_case *c, const struct inputs *in)
     return out;
 }
 
-/* Both sides compute in f32, so differences are rounding, which behaves like noise. With numbers below 1,
- * products average 1/3 (rms) and the partial sums of a score reach sqrt(k_dim) / 3; k_dim roundings of
- * 2^-25 / sqrt(3) of that, times the scale 1 / sqrt(k_dim), make sqrt(k_dim) 2^-25 / 5. A mask of up to 8
- * rounds by 2^-21, exp is good to 2^-21 (+ 30 * 2^-24 for exponents down to -30), and sums over cells add
- * sqrt(cells) 2^-25. An output is at most 1 and off by no more than twice its probabilities' relative
- * error, on either side. 16 standard deviations are allowed; queries or accumulators rounded to fp16 would
- * exceed that. */
+/* Both sides compute in f32, so differences are rounding, which behaves like noise. With numbers
+ * below 1, products have a root mean square of 1/3, and partial sums of a score reach sqrt(k_dim) /
+ * 3. There are k_dim roundings of 2^-25 / sqrt(3) of that, times the scale 1 / sqrt(k_dim).
+ * Together they are sqrt(k_dim) 2^-25 / 5.
+ *
+ * A mask of up to 8 rounds by 2^-21. The exponential is good to 2^-21 (and 30 * 2^-24 for exponents
+ * down to -30), and sums over cells add sqrt(cells) 2^-25. An output is at most 1, and errs on
+ * either side by at most twice the relative error of its probabilities. The test allows 16 standard
+ * deviations. Queries or accumulators in fp16 would exceed that. */
 static double tolerance(const struct attention_case *c)
 {
     double unit = ldexp(1, -25), score = 16 * sqrt(c->k_dim) * unit / 5 + 16 * unit;
@@ -406,7 +409,7 @@ static void attention_is_the_cpu_back_ends(void **state)
         check_case(&cases[i]);
 }
 
-/* Keys of the given type, bound by an attention node, in memory that starts as zeros. */
+/* Keys of the given type that an attention node has bound, in memory that begins as zeros. */
 static struct ggml_tensor *bound_cache(struct device *device, const struct attention_case *c)
 {
     struct node n = make_node(device->context, c, GGML_TYPE_F16);
@@ -416,7 +419,8 @@ static struct ggml_tensor *bound_cache(struct device *device, const struct atten
     return n.k;
 }
 
-/* Any range of nominal bytes reads and writes like the tensor that llama.cpp believes in. */
+/* Any range of nominal bytes reads and writes like a tensor of the type that llama.cpp asked
+ * for. */
 static void bytes_behave_like_a_tensor(void **state)
 {
     static const struct attention_case c = { .heads = 2,
@@ -455,9 +459,9 @@ static void bytes_behave_like_a_tensor(void **state)
 
 /* Rows that a codec refuses */
 
-#define BAD_CELL 50 /* of the first stream that takes part; each case has more cells */
+#define BAD_CELL 50 /* in the first stream that takes part; each case has more cells */
 
-/* How a row with a number that is none gets into a cell that holds another row. */
+/* Ways in which a row with a NaN gets into a cell that holds another row. */
 enum way { BY_SET_ROWS, BY_SET, BY_MEMSET, BY_COPY, BY_PARTS, N_WAYS };
 
 static size_t bad_cell(const struct attention_case *c)
@@ -474,7 +478,7 @@ static struct ggml_tensor *row_of(struct ggml_context *context, struct ggml_tens
     return view;
 }
 
-/* A tensor of the same back end that is no cache, with these rows. */
+/* Copies from a tensor of the same back end that is no cache and has these rows. */
 static void copy_row(struct device *device, struct ggml_tensor *to, const ggml_fp16_t *row)
 {
     struct ggml_init_params params = { .mem_size = 4 * ggml_tensor_overhead(), .no_alloc = true };
@@ -508,8 +512,9 @@ static void write_row(struct filled *filled, struct ggml_tensor *cache, size_t c
     free(halves);
 }
 
-/* Tokens whose output on the CPU, from an f32 cache with the bad row, is finite must have it from
- * kvant. The others see that row: each of their heads gets NaN. */
+/* Some outputs on the CPU, from an f32 cache with the bad row, are finite. kvant's outputs of these
+ * tokens must equal them. The remaining tokens see the bad row, and each of their heads must be
+ * NaN. */
 static void check_outputs(const struct attention_case *c, const float *cpu, const float *ours)
 {
     const size_t row = (size_t)(c->v_dim * c->heads);
@@ -536,7 +541,7 @@ static void check_bad_row(const struct attention_case *c, bool values, enum way 
     struct filled filled;
     struct ggml_tensor *cache;
 
-    /* The last token of the first stream sees the row, whatever the random mask says. */
+    /* The last token of the first stream sees the row in any case. */
     in.mask[(c->tokens - 1) * c->cells + BAD_CELL] = ggml_fp32_to_fp16(-1);
     if (way == BY_SET_ROWS)
         row[width / 2] = number;
@@ -544,7 +549,7 @@ static void check_bad_row(const struct attention_case *c, bool values, enum way 
     cache = values ? filled.node.v : filled.node.k;
     row[width / 2] = number;
     write_row(&filled, cache, cell, way, row);
-    row[width / 2] = NAN; /* an infinity may leave the CPU's sums finite */
+    row[width / 2] = NAN; /* the CPU's sums may stay finite with an infinity */
     cpu = run_cpu(c, &in);
     ours = attend(&filled);
     check_outputs(c, cpu, ours);
@@ -553,10 +558,10 @@ static void check_bad_row(const struct attention_case *c, bool values, enum way 
         assert_true(isnan(ggml_fp16_to_fp32(stored[i])));
     free(cpu);
     free(ours);
-    /* The next row that fits makes all of it as if nothing had been. */
+    /* After the next good row everything is as before. */
     row[width / 2] = good;
     write_row(&filled, cache, cell, BY_SET, row);
-    if (way == BY_SET_ROWS) /* keys and values of a token are refused together */
+    if (way == BY_SET_ROWS) /* a token's keys and values are refused together */
         write_row(&filled, values ? filled.node.k : filled.node.v, cell, BY_SET,
                   (values ? in.k : in.v) +
                       cell * (size_t)((values ? c->k_dim : c->v_dim) * c->kv_heads));
@@ -580,7 +585,7 @@ static void refused_rows_are_nan_to_whoever_sees_them(void **state)
                 check_bad_row(&cases[i], values, way, way % 2 ? INFINITY : NAN);
 }
 
-/* The plug-in's malloc is this one: glibc's, until it is told to fail. A sanitizer has its own. */
+/* The plug-in uses this malloc: glibc's, until the test makes it fail. A sanitizer has its own. */
 static bool no_memory;
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 extern void *__libc_malloc(size_t bytes);
@@ -610,7 +615,7 @@ static void without_memory_a_written_row_is_nan(void **state)
     in.mask[(c->tokens - 1) * c->cells + BAD_CELL] = ggml_fp32_to_fp16(-1);
     set_inputs(&filled.node, &in);
     assert_int_equal(width, 3 * 64);
-    free(attend(&filled)); /* rows of SET_ROWS wait for a mask until then */
+    free(attend(&filled)); /* until then, rows of SET_ROWS are pending, because they need a mask */
     no_memory = true;
     ggml_backend_tensor_set(filled.node.k, row, cell * sizeof(row), sizeof(row));
     no_memory = false;

@@ -1,6 +1,6 @@
-/* test_plugin_process.c - states that outlive a process: a new process answers from a slot's file
- * as a new context of the old one does. A state that a killed process wrote in part is refused, and
- * costs no row that was stored before. */
+/* test_plugin_process.c - states that outlive a process. A new process gives the same answers from
+ * a slot's file as a new context of the old process. A state that a killed process wrote in part is
+ * refused, and no stored row is lost. */
 #define _POSIX_C_SOURCE 200809L /* fork, kill, mkdtemp */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -53,7 +53,7 @@ static size_t answer_bytes(void)
     return N_STEPS * harness_n_vocab() * sizeof(float);
 }
 
-/* Logits of the tokens behind a prompt of n, which go away again; the caller frees. */
+/* Logits of tokens after a prompt of n, which are then removed; the caller frees the logits. */
 static float *answer(struct llama_context *context, int n, llama_seq_id seq)
 {
     float *logits = malloc(answer_bytes());
@@ -101,7 +101,7 @@ static float *answer_from_file(bool ours)
 
 /* Another process */
 
-/* This program again, which does one of the two below. */
+/* Starts this program again, which does one of the two tasks below. */
 static pid_t start_process(const char *what)
 {
     const pid_t child = fork();
@@ -162,8 +162,8 @@ static float *answer_of_new_process(void)
     return logits;
 }
 
-/* Rows of a state are encoded once more at most, which adds an error as large as the first one. So
- * the divergence at most doubles. Rounding to fp16 is 1e-5. */
+/* Rows of a state are encoded at most once more, which adds an error as large as the first. So the
+ * divergence at most doubles. Rounding to fp16 is 1e-5. */
 static void a_new_process_answers_alike(void **state)
 {
     struct llama_context *context = new_context(false);
@@ -194,9 +194,9 @@ static void a_new_process_answers_alike(void **state)
 
 /* States that are too short */
 
-/* A context with a sequence 1. And what llama.cpp's own cache, and one that is compressed from the
- * start, answer for it and for a sequence 0 that is restored. The room for fp16 rows is less than
- * both sequences take. */
+/* A context with a sequence 1, and answers for it and for a restored sequence 0: of llama.cpp's own
+ * cache and of a cache that is compressed from the start. The room for fp16 rows is less than both
+ * sequences need. */
 typedef struct witness {
     struct llama_context *context;
     float *other[2], *whole[2];
@@ -231,8 +231,8 @@ static void free_witness(witness *w)
     }
 }
 
-/* The restored rows take the place of others and are encoded again, which at most doubles the
- * divergence. A lost row would make it many times as large. 1e-5 is as small as rounding. */
+/* The restored rows replace other rows and are encoded again, which at most doubles the divergence.
+ * A lost row would make it many times as large. 1e-5 is as small as rounding. */
 static void assert_as_good(float *const before[2], const float *now)
 {
     const double a = harness_mean_kld(before[0], before[1], N_STEPS);
@@ -254,7 +254,7 @@ static void assert_other_is_there(const witness *w)
     free(other);
 }
 
-/* A state is refused, and may leave cells behind, which a program removes. */
+/* A refused state may leave cells, which a program removes. */
 static void check_cut(const witness *w, const uint8_t *state, size_t cut)
 {
     const llama_memory_t memory = llama_get_memory(w->context);

@@ -1,6 +1,6 @@
-/* test_plugin_refused.c - rows that a codec refuses: a state with bad rows takes the cells of a
- * client that left, and one client's embeddings are NaN in a batch of two. What llama.cpp's own f16
- * cache answers, NaN or a number, kvant has to answer, too. */
+/* test_plugin_refused.c - rows that a codec refuses. A state with bad rows takes the cells of a
+ * client that left, and one client's embeddings are NaN in a batch of two. Answers must be NaN
+ * where answers with llama.cpp's own f16 cache are NaN, and numbers elsewhere. */
 #define _POSIX_C_SOURCE 200809L /* dup, fileno */
 
 #include <setjmp.h>
@@ -35,10 +35,10 @@ static int start(void **state)
     return result;
 }
 
-/* The client whose rows go away has tokens[0 ..], the one that is restored tokens[N_TEXT ..]. */
+/* The client whose rows are removed has tokens[0 ..]; the restored client has tokens[N_TEXT ..]. */
 static const llama_token *const first_text = tokens, *const second_text = tokens + N_TEXT;
 
-/* Decodes one token; its logits, or NULL when llama_decode fails. */
+/* Decodes one token and returns its logits, or NULL if llama_decode fails. */
 static const float *next_logits(struct llama_context *context, llama_token token, llama_pos pos,
                                 llama_seq_id seq)
 {
@@ -74,7 +74,7 @@ static bool all_finite(const float *logits)
     return all;
 }
 
-/* What is wrong with a row of a state. */
+/* The fault in a row of a state. */
 enum fault { A_NAN, AN_INFINITY, ALL_NAN, TOO_LARGE, N_FAULTS };
 
 static const uint16_t fault_numbers[] = { 0x7e00, 0xfc00, 0x7e00, 0x7bff };
@@ -103,8 +103,8 @@ static uint8_t *row_in_state(const struct llama_model *model, uint8_t *saved, si
     return saved + size - (2 * n_layers - i) * block + BLOCK_HEAD + BAD_ROW * row;
 }
 
-/* A state of the second text in stock's own cache, of the last of n_seq sequences, where one row is
- * damaged; the caller frees. */
+/* A state of the second text in llama.cpp's own cache, of the last of n_seq sequences, with one
+ * damaged row; the caller frees it. */
 static uint8_t *damaged_state(const struct damage *damage, const harness_options *options,
                               size_t *size)
 {
@@ -136,8 +136,8 @@ static bool is_nan_row(const uint16_t *row, size_t n)
     return all;
 }
 
-/* The state again, from a sequence that got the damaged one: the row is NaN, and so is an answer
- * from a cache that this state is restored into. */
+/* Saves the state again from the sequence that got the damaged state. The row is NaN, and a cache
+ * into which this state is restored answers NaN. */
 static void check_saved_again(struct llama_context *context, const harness_options *options,
                               const struct damage *damage, size_t size)
 {
@@ -180,11 +180,11 @@ static void check_restored(const char *spec, bool unified, const struct damage *
     logits = next_logits(context, second_text[0], N_TEXT, 1);
     assert_non_null(logits);
     assert_true(all_nan(logits));
-    logits = next_logits(context, second_text[0], N_TEXT, 0); /* the other client */
+    logits = next_logits(context, second_text[0], N_TEXT, 0); /* the client of sequence 0 */
     assert_non_null(logits);
     assert_true(all_finite(logits));
     llama_memory_seq_rm(memory, 1, -1, -1);
-    harness_decode(context, first_text, N_TEXT, 0, 1, false); /* the cells once more */
+    harness_decode(context, first_text, N_TEXT, 0, 1, false); /* the cells are used once more */
     logits = llama_get_logits_ith(context, -1);
     assert_true(same_bits ? memcmp(logits, before, bytes) == 0 : all_finite(logits));
     llama_free(context);
@@ -208,7 +208,7 @@ static void restored_bad_rows_are_nan(void **state)
     }
 }
 
-/* Lines that the plug-in prints meanwhile about rows that it cannot store. */
+/* Counts the lines that the plug-in prints meanwhile about rows that it cannot store. */
 static int count_lines(void (*act)(struct llama_context *, uint8_t *, size_t),
                        struct llama_context *context, uint8_t *saved, size_t size)
 {
@@ -244,7 +244,7 @@ static void attend_again(struct llama_context *context, uint8_t *saved, size_t s
         assert_true(all_nan(next_logits(context, second_text[0], N_TEXT + i, 0)));
 }
 
-/* All layers' keys and values have a bad row. A second restore is another event. */
+/* Keys and values of all layers have a bad row. A second restore is a second event. */
 static void refusals_are_said_in_a_line(void **state)
 {
     const harness_options options = { .spec = "turboquant-4", .n_ctx = 512 };
@@ -273,11 +273,11 @@ static void refusals_are_said_in_a_line(void **state)
 #define N_EACH 24 /* rows of each of two sequences */
 #define N_AFTER 3
 
-/* What sequence 1 is. Without the number that is none, its rows from there on are left out. */
+/* The kind of client that sequence 1 is. LEAVES has no rows from the bad row on. */
 enum client { FINE, BAD, LEAVES };
 
-/* A batch of n rows of each sequence, in turns. From row N_EACH / 2 on sequence 1 is as the client
- * says: its row there begins with x. Returns how many rows of sequence 1 there are. */
+/* Decodes a batch of n rows of each of two sequences, alternating. From row N_EACH / 2 on, `client`
+ * decides about sequence 1: its row there begins with x. Returns how many rows sequence 1 has. */
 static int decode_rows(struct llama_context *context, enum client client, float x, llama_pos pos,
                        int n)
 {
@@ -308,8 +308,8 @@ static int decode_rows(struct llama_context *context, enum client client, float 
 
 #define N_ROWS (2 * (N_EACH + N_AFTER))
 
-/* Logits of both sequences in turns, those of the second one as far as it has some: of a batch,
- * then of N_AFTER tokens of each. */
+/* Logits of both sequences, alternating, as far as sequence 1 has rows: of a batch, then of N_AFTER
+ * tokens of each sequence. */
 static float *logits_of_both(const harness_options *options, enum client client, float x)
 {
     const size_t n = harness_n_vocab();
@@ -341,7 +341,7 @@ static double difference_of_first(const float *a, const float *b)
     return sum;
 }
 
-/* Rows are NaN where stock's are, and nowhere else. */
+/* Counts NaN rows, which must be the same rows as llama.cpp's. */
 static int count_nan(const float *ours, const float *stock)
 {
     const size_t n = harness_n_vocab();
@@ -356,9 +356,9 @@ static int count_nan(const float *ours, const float *stock)
     return n_nan;
 }
 
-/* Sequence 0 beside bad rows is to the bit what it is beside good ones, where nothing is learned
- * from rows. Else it comes closer to stock's than with the same codec that learns nothing (plain):
- * with a bad row among those that it learns from, a centre or a matrix would be NaN. */
+/* If the codec learns nothing from rows, sequence 0 has the same bits next to bad rows as next to
+ * good rows. A codec that learns is closer to llama.cpp than the same codec without learning
+ * (`plain`). If it learned from a bad row, its centre or matrix would be NaN. */
 static void check_batch(const char *spec, const char *plain, bool unified, float x)
 {
     const harness_options options = {
@@ -399,7 +399,7 @@ static void a_bad_row_is_its_own_sequences(void **state)
 
 #define N_FEW 4
 
-/* n rows of sequence 1 from position 0 on in one batch. Row 1 begins with a NaN. */
+/* Decodes n rows of sequence 1 from position 0 on in one batch. Row 1 begins with a NaN. */
 static void decode_few(struct llama_context *context)
 {
     const int width = llama_model_n_embd(llama_get_model(context));
@@ -419,7 +419,7 @@ static void decode_few(struct llama_context *context)
     llama_batch_free(batch);
 }
 
-/* Tokens that saw the bad row in their own batch have rows of later layers that come from its cell,
+/* Tokens that saw the bad row in their own batch have rows of later layers that depend on its cell,
  * where another client's rows lie. They stay NaN when the bad row itself is removed. */
 static void check_few(const harness_options *options)
 {
@@ -462,8 +462,8 @@ static void whoever_saw_a_bad_row_stays_nan(void **state)
     check_few_everywhere();
 }
 
-/* Batches with KVANT_ACCEL and llama.cpp's own cache. Its cells hold the bad rows. q4_0 and iq4_nl
- * encode a NaN as some number, so only the answer of the bad token itself is NaN. */
+/* Batches with KVANT_ACCEL and llama.cpp's own cache, whose cells hold the bad rows. The types q4_0
+ * and iq4_nl encode a NaN as some number, so only the answer of the bad token itself is NaN. */
 static void check_accel_batch(const char *type, bool unified, float x)
 {
     const harness_options stock = {
@@ -490,7 +490,7 @@ static void a_bad_row_is_its_own_sequences_with_accel(void **state)
     static const char *const types[] = { "f32", "f16", "bf16", "q8_0", "q4_0", "iq4_nl" };
 
     (void)state;
-    if (harness_on_gpu()) /* test_plugin_gpu_accel.c */
+    if (harness_on_gpu()) /* test_plugin_gpu_accel.c tests that */
         skip();
     for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++)
         for (int kind = 0; kind < 3; kind++)

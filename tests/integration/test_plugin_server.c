@@ -1,10 +1,10 @@
-/* test_plugin_server.c - a server's work for hours, in short. Slots fill unevenly; idle slots are
+/* test_plugin_server.c - a server's work of hours, in short. Slots fill unevenly; idle slots are
  * saved and restored. Messages are removed. Drafts are accepted in part. Windows slide. A callback
  * splits graphs.
  *
- * The same calls go to llama.cpp's own f16 cache (twins.h). Answers are as good as those to the
- * same text that nothing was done to. The bytes stay below what kvant says, and steps at the same
- * depth take as long at the end as at the start. */
+ * llama.cpp's own f16 cache gets the same calls (twins.h). Answers are as good as answers to the
+ * same text without these operations. The bytes stay below the size that kvant reports, and steps
+ * at the same depth take as long at the end as at the start. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -35,9 +35,9 @@ static int n_lives(void)
     return given != NULL ? atoi(given) : LIVES;
 }
 
-/* How good answers are */
+/* Quality of the answers */
 
-/* All slots answer together. Returns a KLD for each token; the caller frees. */
+/* All slots answer together. Returns a KLD for each token; the caller frees them. */
 static double *answer(twins *t)
 {
     double *klds = malloc((size_t)(N_SCORED * t->n_slots) * sizeof(*klds));
@@ -57,10 +57,10 @@ static double mean_of_sample(const double *klds, int n_slots, int slot, int firs
     return sum / SAMPLE;
 }
 
-/* Four sequences that decode in turn may lose 1.3 times as much as one that decodes alone. A plain
- * run has the same slots with the same text, so a factor of 1.3 allows for rows that are exact in
- * one run alone. Tokens of a slot that follow one another err alike, so SAMPLE of
- * them are one sample. The mean of the differences may exceed 0 by 3 of its standard errors. */
+/* Four sequences that decode alternately may lose 1.3 times as much as one that decodes alone. A
+ * plain run has the same slots with the same text, so a factor of 1.3 allows for rows that are
+ * exact in one run only. Successive tokens of a slot err alike, so SAMPLE of them are one sample.
+ * The mean of the differences may exceed 0 by 3 of its standard errors. */
 static void assert_as_plain(const char *what, const double *klds, const double *plain, int n_slots,
                             double factor)
 {
@@ -82,7 +82,7 @@ static void assert_as_plain(const char *what, const double *klds, const double *
     assert_true(mean <= 3 * error);
 }
 
-/* How long steps take */
+/* Duration of steps */
 
 static int compare(const void *a, const void *b)
 {
@@ -100,7 +100,7 @@ static double median(const double *times, int n)
     return sorted[n / 2];
 }
 
-/* Lives are alike, so a third of them has the same depths as another third. */
+/* Lives are alike, so the first and the last third of them have the same depths. */
 static void assert_no_slow_phase(const char *what, const twins *t, const unsigned long *parts)
 {
     const int third = t->n_steps / 3;
@@ -115,7 +115,7 @@ static void assert_no_slow_phase(const char *what, const twins *t, const unsigne
 
 /* Work */
 
-/* A life of a server. After each one all slots are empty, but not after the last one. */
+/* A life of a server. After each life except the last, all slots are empty. */
 typedef void life(twins *t);
 
 static void check(const char *what, life *live, const harness_options *options, double factor)
@@ -150,7 +150,7 @@ static void check(const char *what, life *live, const harness_options *options, 
     free(plain_klds);
 }
 
-/* Three users at a time. The slot of a user who waits is saved, and empty meanwhile. */
+/* Three users at a time. The slot of a user who waits is saved, and is empty meanwhile. */
 static void uneven_slots(twins *t)
 {
     for (int round = 0; round < ROUNDS; round++) {
@@ -188,7 +188,7 @@ static void all_streams_fill_unevenly(void **state)
     check("streams", uneven_slots, &options, 1.3);
 }
 
-/* Each second message behind a system prompt is removed, as a client does that drops history. */
+/* Removes every second message after a system prompt, as a client does that drops history. */
 static void removals(twins *t)
 {
     enum { SYSTEM = 30, MESSAGES = 8 };
@@ -208,8 +208,9 @@ static void removals(twins *t)
     }
 }
 
-/* On a GPU the keys of a block that do not all move alike are encoded once more, and most blocks
- * here have an end of a message. Twice the divergence is what test_plugin_shift.c allows, too. */
+/* On a GPU the keys of a block that do not all move by the same distance are encoded once more.
+ * Most blocks of this test contain the end of a message. The test allows twice the divergence, as
+ * test_plugin_shift.c does. */
 static void messages_are_removed(void **state)
 {
     (void)state;
@@ -294,11 +295,11 @@ static void looked_at(const harness_options *options, int n, float *logits, floa
     twins_free(t);
 }
 
-/* llama.cpp makes a graph of each node then, so a step has many. On a GPU a cache of 1024 tokens has
- * 6 fp16 pages, and 500 tokens need 8. The batch of 300 tokens has more rows than the 200 that are
- * in pages, so its graph makes the matrices of its keys. With a callback the queries that they are
- * made from, too, are in another graph. So answers differ, but they are better than q4_0's, which
- * has fewer bits. 200 and 100 tokens fit into the pages. */
+/* With a callback, llama.cpp makes a graph of each node, so a step has many graphs. On a GPU, a
+ * cache of 1024 tokens has 6 fp16 pages, and 500 tokens need 8. The batch of 300 tokens has more
+ * rows than the 200 that are in pages, so its graph makes the matrices of its keys. With a
+ * callback, the queries that matrices are made from are in another graph. So answers differ, but
+ * they are better than q4_0's, which has fewer bits. 200 and 100 tokens fit into the pages. */
 static void a_callback_changes_no_answer(void **state)
 {
     static const int second[] = { 100, 300 };

@@ -1,6 +1,6 @@
-/* test_plugin_settings.c - wrong settings, wrong flags and wrong ggml versions: each is refused with a line
- * that says what to do. Every case is a process of its own (plugin_probe, foreign_loader), because some of
- * them end it. */
+/* test_plugin_settings.c - wrong settings, wrong flags and wrong ggml versions are refused with a
+ * line that says what to do. Every case runs in its own process (plugin_probe, foreign_loader),
+ * because some cases end the process. */
 #define _POSIX_C_SOURCE 200809L /* popen, mkstemp */
 
 #include <setjmp.h>
@@ -21,7 +21,7 @@ struct outcome {
     char output[16384];
 };
 
-/* Runs a shell command line without core dumps; takes its stderr and stdout together. */
+/* Runs a shell command line without core dumps, and returns its stderr and stdout together. */
 static struct outcome run(const char *environment, const char *program, const char *arguments)
 {
     struct outcome outcome = { 0 };
@@ -41,7 +41,7 @@ static struct outcome run(const char *environment, const char *program, const ch
     return outcome;
 }
 
-/* The one line of the output that the plug-in wrote and that holds text; NULL when there is none. */
+/* Whether the output has exactly one line of the plug-in that contains `text`. */
 static bool says(const struct outcome *outcome, const char *text)
 {
     const char *line = outcome->output;
@@ -66,8 +66,8 @@ static void defaults_work(void **state)
     assert_string_equal(outcome.output, "");
 }
 
-/* The line's bits per number are its MiB, spread over the numbers that take 2 bytes each in fp16. So
- * the bits count what the MiB count. MiB have one decimal, so either may be off by 0.05. */
+/* The line's bits per number are its MiB, spread over the numbers, which take 2 bytes each in fp16.
+ * So bits and MiB count the same memory. MiB have one decimal, so either may be off by 0.05. */
 static bool counts_everything(const struct outcome *outcome)
 {
     const char *bits_at = strstr(outcome->output, ": "),
@@ -86,8 +86,8 @@ static bool counts_everything(const struct outcome *outcome)
            bits < 16 * (mib + 0.05) / (f16 - 0.05) + 0.005;
 }
 
-/* One line: a preset under its name. 256 cells of 30 layers, 3 kv heads, 64
- * numbers: 5.6 MiB in fp16. */
+/* One line names a preset. A cache of 256 cells with 30 layers, 3 kv heads and 64 numbers takes 5.6
+ * MiB in fp16. */
 static void a_context_begins_with_a_line(void **state)
 {
     static const struct {
@@ -129,7 +129,8 @@ static void verbose_names_codecs(void **state)
     assert_true(says(&outcome, "cache_v_l29: int-8"));
 }
 
-/* The default is one of them. A calibration makes them better codecs; that of another model shows in the message of a codec. */
+/* The default is a preset. A calibration makes better codecs of presets. A calibration of another
+ * model shows in the message of a codec. */
 static void presets_name_codecs(void **state)
 {
     static const struct {
@@ -201,7 +202,7 @@ static void settings_file_names_codecs(void **state)
     }
 }
 
-/* Bits are the mean: (16 + 4.25 + 16) / 3. */
+/* The reported bits are the mean (16 + 4.25 + 16) / 3. */
 static void settings_file_names_codecs_of_kv_heads(void **state)
 {
     struct outcome outcome =
@@ -266,7 +267,7 @@ static void settings_file_chooses_alone(void **state)
     }
 }
 
-/* 30 layers of SmolLM2: the last one is only known when all exist. */
+/* SmolLM2 has 30 layers. Which layer is the last is known only when all layers exist. */
 static void first_and_last_layers_are_protected(void **state)
 {
     static const struct {
@@ -317,7 +318,7 @@ static void head_dim_can_be_given(void **state)
     assert_int_equal(outcome.status, 0);
 }
 
-/* How many lines the plug-in wrote. */
+/* Number of lines that the plug-in wrote. */
 static int lines_of(const struct outcome *outcome)
 {
     int n = 0;
@@ -327,7 +328,7 @@ static int lines_of(const struct outcome *outcome)
     return n;
 }
 
-/* Rows of 192 numbers: 96 divides them, so that only a graph shows that it is wrong. */
+/* Rows have 192 numbers. The head_dim 96 divides 192, so only a graph shows that it is wrong. */
 static void wrong_head_dim_is_refused(void **state)
 {
     static const struct {
@@ -346,7 +347,8 @@ static void wrong_head_dim_is_refused(void **state)
     }
 }
 
-/* Kernels know no dense rotation, the default where head_dim is no power of two. */
+/* GPU kernels do not support dense rotation, which is the default if head_dim is no power of
+ * two. */
 static void other_rotations_of_a_gpu_are_told(void **state)
 {
     static const char told[] = "the GPU rotates by Hadamard matrices in place of rotate=dense";
@@ -359,7 +361,7 @@ static void other_rotations_of_a_gpu_are_told(void **state)
     outcome = run(environment, KVANT_TEST_PROBE, "f16 on");
     assert_int_equal(outcome.status, 0);
     assert_true(says(&outcome, told));
-    assert_int_equal(lines_of(&outcome), 2); /* with that of the cache: one for all layers */
+    assert_int_equal(lines_of(&outcome), 2); /* the line of the cache, and one for all layers */
     snprintf(environment, sizeof(environment), "%s/llama.gguf", gpu);
     outcome = run(environment, KVANT_TEST_PROBE, "f16 on");
     assert_int_equal(outcome.status, 0);
@@ -369,7 +371,7 @@ static void other_rotations_of_a_gpu_are_told(void **state)
     assert_int_equal(lines_of(&outcome), 1);
 }
 
-/* llama.cpp keeps the rest of a cache itself, and a line says so. */
+/* llama.cpp keeps the rest of a cache itself, and a line reports it. */
 static void layers_without_a_plain_cache_are_told(void **state)
 {
     static const struct {
@@ -460,7 +462,7 @@ static void other_cache_types_say_which_flag(void **state)
     }
 }
 
-/* llama.cpp counts the output among the layers of -ngl. */
+/* llama.cpp counts the output as a layer of -ngl. */
 static void layers_without_us_are_counted(void **state)
 {
     struct outcome outcome = run("", KVANT_TEST_PROBE, "f16 on 5");
@@ -469,7 +471,7 @@ static void layers_without_us_are_counted(void **state)
     assert_int_equal(outcome.status, 0);
     assert_true(says(&outcome, "only 4 of 30 layers have a compressed cache"));
     assert_true(says(&outcome, "the other 26 keep llama.cpp's own: set -ngl 99"));
-    outcome = run("", KVANT_TEST_PROBE, "f16 on -1"); /* the last one is another device's */
+    outcome = run("", KVANT_TEST_PROBE, "f16 on -1"); /* the last layer is on another device */
     assert_int_equal(outcome.status, 0);
     assert_true(says(&outcome, "29 of 30 layers, "));
     assert_true(says(&outcome, "only 29 of 30 layers have a compressed cache"));
@@ -496,13 +498,13 @@ static void foreign_ggml_is_refused(void **state)
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct outcome outcome =
             run(cases[i].setting, KVANT_TEST_FOREIGN_LOADER, cases[i].arguments);
-        assert_int_equal(outcome.status, 0); /* the loader's own check: NULL came back */
+        assert_int_equal(outcome.status, 0); /* the loader's own check, which got NULL */
         assert_true(says(&outcome, cases[i].found));
         assert_int_equal(lines_of(&outcome), 1);
     }
 }
 
-/* A version that was tried runs without a word, a newer one with a line. */
+/* A version that was tried runs without a line, a newer version with one. */
 static void ggml_with_the_same_tables_runs(void **state)
 {
     static const struct {
@@ -526,7 +528,8 @@ static void ggml_with_the_same_tables_runs(void **state)
     }
 }
 
-/* An older ggml reserves no scratch behind attention's output, which a GPU's attention needs. */
+/* An older ggml reserves no scratch memory after attention's output, which a GPU's attention
+ * needs. */
 static void an_old_ggml_leaves_gpus_alone(void **state)
 {
     static const char alone[] = "works in the computer's memory, as it was not tried on a GPU with "
@@ -547,16 +550,16 @@ static void an_old_ggml_leaves_gpus_alone(void **state)
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         snprintf(environment, sizeof(environment), "%s %s", gpu, cases[i].setting);
         outcome = run(environment, KVANT_TEST_FOREIGN_LOADER, cases[i].loader);
-        assert_int_equal(outcome.status, 1); /* it is taken */
+        assert_int_equal(outcome.status, 1); /* the plug-in accepts it */
         assert_true((strstr(outcome.output, alone) != NULL) == cases[i].told);
         assert_true((strstr(outcome.output, "kvant: KVANT0 is CUDA0\n") != NULL) == cases[i].used);
     }
-    outcome = run("", KVANT_TEST_FOREIGN_LOADER, "0.20.0 old"); /* no GPU is there */
+    outcome = run("", KVANT_TEST_FOREIGN_LOADER, "0.20.0 old"); /* there is no GPU */
     assert_int_equal(outcome.status, 1);
     assert_int_equal(lines_of(&outcome), 0);
 }
 
-/* ggml reads one path of a back end. The plug-in loads the one that stood there before. */
+/* ggml reads one path of a back end. The plug-in loads the back end that this path named before. */
 static void another_back_end_is_loaded_first(void **state)
 {
     static const char cuda[] =
@@ -581,7 +584,7 @@ static void another_back_end_is_loaded_first(void **state)
     assert_int_equal(run("KVANT_BACKEND_PATH=", KVANT_TEST_PROBE, "f16 on").status, 0);
 }
 
-/* Every row is known: their number is what the plug-in compares. */
+/* Every row is known: the plug-in compares as many rows as this list has. */
 static void a_row_that_differs_is_named(void **state)
 {
     static const char *const rows[] = {

@@ -1,6 +1,5 @@
-/* test_plugin_shift.c - context shifts, again and again: a window that drops one token at a
- * time, and a conversation that drops its oldest message each turn, as llama-server's
- * --cache-reuse does. */
+/* test_plugin_shift.c - repeated context shifts: a window that drops one token at a time, and a
+ * conversation that drops its oldest message each round, as llama-server's --cache-reuse does. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -17,16 +16,16 @@
 #define KEPT 4
 #define WINDOW 256
 #define SHIFTS 200
-#define SCORED 200 /* the last ones */
+#define SCORED 200 /* the last tokens */
 #define SYSTEM 30
 #define TURNS 40
 #define MOST_MESSAGES 6
-#define N_ALL 2304 /* tokens of all turns, and some more */
+#define N_ALL 2304 /* tokens of all rounds, and some more */
 #define N_LONG 2304
 #define LONG_SHIFTS 20
 
 /* The codecs of the preset "balanced". A preset keeps the first and the newest tokens as fp16,
- * which is most of these contexts. Codecs that are named quantise all tokens. */
+ * which are most tokens of these contexts. Codecs that are named quantise all tokens. */
 #define KEYS "trellis-4:transform=first"
 #define VALUES "trellis-4"
 
@@ -44,7 +43,7 @@ static int start(void **state)
 /* Logits of the last SCORED tokens. */
 typedef struct scores {
     float *logits;
-    int n; /* that were fed */
+    int n; /* tokens that were decoded */
 } scores;
 
 static scores new_scores(void)
@@ -56,7 +55,7 @@ static scores new_scores(void)
 }
 
 /* Decodes tokens first .. first + n - 1 of the text. s: NULL for tokens that are not among the last
- * SCORED ones. Their logits would take twice as long as all layers. */
+ * SCORED. Their logits would take twice as long as all layers. */
 static void feed(struct llama_context *context, int first, int n, llama_pos pos, scores *s)
 {
     harness_decode(context, tokens + first, n, pos, 0, s != NULL);
@@ -74,7 +73,7 @@ static void drop(struct llama_context *context, llama_pos first, llama_pos end)
     llama_memory_seq_add(memory, 0, end, -1, first - end);
 }
 
-/* What a context decodes: with its shifts, or only what is left of it at the end. */
+/* Decodes a text with its shifts, or only the tokens that are left at the end. */
 typedef float *run_text(const harness_options *options, bool shifts);
 
 static float *one_at_a_time(const harness_options *options, bool shifts)
@@ -93,8 +92,8 @@ static float *one_at_a_time(const harness_options *options, bool shifts)
     return s.logits;
 }
 
-/* Messages of 17 to 76 tokens. The first tokens of a new one come together, the last 5 alone, as
- * answers do. */
+/* Messages of 17 to 76 tokens. The first tokens of a new message come together, the last 5 alone,
+ * as answers do. */
 static float *conversation(const harness_options *options, bool shifts)
 {
     struct llama_context *context = harness_context(options);
@@ -123,7 +122,7 @@ static float *conversation(const harness_options *options, bool shifts)
 }
 
 /* A long prompt, shifts with a token each, and then a batch, whose tokens see keys of sealed blocks
- * that moved. dropped: tokens a shift. */
+ * that moved. dropped: tokens of each shift. */
 static float *after_prompt(const harness_options *options, bool shifts, int n, int dropped)
 {
     harness_options longer = *options;
@@ -135,7 +134,7 @@ static float *after_prompt(const harness_options *options, bool shifts, int n, i
     longer.n_ctx = options->n_ctx / N_CTX * N_LONG;
     context = harness_context(&longer);
     feed(context, 0, n, 0, NULL);
-    /* A GPU keeps the rows of first batches in fp16 until somebody reads them. */
+    /* A GPU keeps the rows of first batches in fp16 until they are read. */
     free(harness_save_state(context, &size));
     for (int i = 0; i < LONG_SHIFTS; i++, pos++) {
         if (shifts)
@@ -159,7 +158,7 @@ static float *empty_blocks(const harness_options *options, bool shifts)
     return after_prompt(options, shifts, 1900, 64);
 }
 
-/* Logits with a cache in f32, whose rounding is nothing compared with quantisation. */
+/* Logits with a cache in f32, whose rounding is negligible next to quantisation. */
 static float *exact_logits(run_text *run, bool shifts)
 {
     const harness_options exact = { .exact = true, .n_ctx = N_CTX };
@@ -173,16 +172,16 @@ static double divergence(run_text *run, harness_options options, bool shifts, co
     double mean;
 
     options.n_seq = 2;
-    options.n_ctx = options.unified ? N_CTX : 2 * N_CTX; /* of both sequences */
+    options.n_ctx = options.unified ? N_CTX : 2 * N_CTX; /* tokens of both sequences */
     logits = run(&options, shifts);
     mean = harness_mean_kld(exact, logits, SCORED);
     free(logits);
     return mean;
 }
 
-/* Keys are quantised once, so the divergence stays that of a context that never moved, whatever
- * the number of shifts. Twice that leaves room for what chance makes of SCORED tokens: with keys
- * that are quantised with each shift it is 20 times. */
+/* Keys are quantised once, so the divergence stays the same as in a context that never moved, with
+ * any number of shifts. Chance over SCORED tokens is covered by a factor of 2. With keys that are
+ * quantised in each shift the factor is 20. */
 static void check_against_unshifted(run_text *run, const char *what)
 {
     float *exact[] = { exact_logits(run, false), exact_logits(run, true) };
@@ -217,7 +216,7 @@ static void sealed_blocks_move(void **state)
     check_against_unshifted(long_prompt, "sealed blocks");
 }
 
-/* Keys of a GPU are encoded once more then. A tensor on the CPU has room for these shifts. */
+/* Then a GPU encodes keys once more. A tensor on the CPU has room for these shifts. */
 static void different_shifts_run_out(void **state)
 {
     (void)state;
@@ -226,9 +225,9 @@ static void different_shifts_run_out(void **state)
     check_against_unshifted(empty_blocks, "empty blocks");
 }
 
-/* 8 bits next to llama.cpp's 8 bits, which are quantised again with each shift. On a GPU keys of
- * int-8 are, too, because they have no matrix. So there the default preset is compared, which has
- * fewer bits. */
+/* Compares 8 bits with llama.cpp's 8 bits, which are quantised again with each shift. On a GPU,
+ * keys of int-8 are quantised again, too, because they have no matrix. So there the default preset
+ * is compared, which has fewer bits. */
 static void shifts_cost_no_more_than_those_of_q8_0(void **state)
 {
     float *exact = exact_logits(one_at_a_time, true);
@@ -256,8 +255,8 @@ static double difference_of_states(struct llama_context *const context[2])
     return difference;
 }
 
-/* More tokens than a GPU has fp16 pages for, so that rows are quantised: a cache of 512 tokens has 4
- * pages of 64 with a preset, and one of 1024 has 8 with a spec. */
+/* More tokens than a GPU has fp16 pages for, so that rows are quantised. With a preset, a cache of
+ * 512 tokens has 4 pages of 64. With a spec, a cache of 1024 tokens has 8. */
 enum { PRESET_WINDOW = 320, SPEC_WINDOW = 576 };
 
 static void fill_window(struct llama_context *context, int window)
@@ -275,8 +274,8 @@ static void shift_window(struct llama_context *context, int window)
 
 #define BLOCK_HEAD 12 /* bytes before the rows of a layer in a state: their type and size */
 
-/* The largest relative difference of a row of the first layer, keys or values, of the n tokens that
- * the contexts hold. A state ends with the keys of all layers and the values of all layers. */
+/* The largest relative difference of a row of the first layer, keys or values, among the n tokens
+ * that the contexts hold. A state ends with the keys of all layers and the values of all layers. */
 static double worst_row(struct llama_context *const context[2], size_t n)
 {
     const struct llama_model *model = harness_model();
@@ -302,9 +301,10 @@ static double worst_row(struct llama_context *const context[2], size_t n)
     return worst;
 }
 
-/* A state of a shifted context holds the shifted keys, which differ from llama.cpp's own by one
- * quantisation, as they do before. With a quantisation for each of 9 shifts the square of their
- * difference would be 10 times as large, and with that of the values the difference 2.3 times. */
+/* A state of a shifted context holds the shifted keys. They differ from llama.cpp's own keys by one
+ * quantisation, as before the shifts. With a quantisation in each of 9 shifts, the square of their
+ * difference would be 10 times as large. Together with the values' difference, that would be a
+ * factor of 2.3. */
 static void states_hold_shifted_keys(void **state)
 {
     const harness_options options[] = { { .n_ctx = 2 * N_CTX },
@@ -326,11 +326,11 @@ static void states_hold_shifted_keys(void **state)
         llama_free(context[c]);
 }
 
-/* The system prompt and the newest 64 tokens are fp16 with a preset, and stay so where they move.
- * In the first layer keys and values depend on a token and its position alone. A row is rounded to
- * fp16, by 2^-11 of its length at most. llama.cpp does so when it writes the row and with each of
- * at most 9 shifts, kvant when it writes the row and when it makes a state. A quantised row errs by
- * 4 % of its length. */
+/* With a preset, the system prompt and the newest 64 tokens are fp16, and stay fp16 where they
+ * move. In the first layer, keys and values depend only on a token and its position. A row is
+ * rounded to fp16, by at most 2^-11 of its length. In llama.cpp that happens when it writes the row
+ * and with each of at most 9 shifts. In kvant it happens when kvant writes the row and when it
+ * makes a state. A quantised row errs by 4 % of its length. */
 static void shifted_exact_tokens_are_exact(void **state)
 {
     const harness_options options[] = { { .n_ctx = N_CTX }, { .spec = "", .n_ctx = N_CTX } };

@@ -1,9 +1,9 @@
 /* test_plugin_signals.c - threads and semaphores of the plug-in in a program that handles signals.
- * On the stand-in for a GPU, where threads learn from a prompt.
+ * The test runs on the mock of a GPU, where threads learn from a prompt.
  *
- * This program's pthread_create, sem_wait and sem_post come before the C library's for the plug-in,
- * too. They note what the plug-in does with its signal mask, and interrupt each wait once, as a
- * handler without SA_RESTART does. */
+ * This program's pthread_create, sem_wait and sem_post come before the C library's, for the
+ * plug-in, too. They note what the plug-in does with its signal mask, and interrupt each wait once,
+ * as a handler without SA_RESTART does. */
 #define _GNU_SOURCE
 #include <setjmp.h>
 #include <stdarg.h>
@@ -26,7 +26,7 @@
 
 enum { N_PROMPT = 150, N_STEPS = 8, MOST_SEMAPHORES = 64 };
 
-static atomic_int n_threads, n_open; /* threads of the plug-in; those that let signals in */
+static atomic_int n_threads, n_open; /* threads of the plug-in; threads that do not block signals */
 
 /* Permits of a semaphore that threads of the plug-in took and gave back. */
 static struct {
@@ -138,8 +138,8 @@ static void threads_block_the_programs_signals(void **state)
     assert_int_equal(atomic_load(&n_open), 0);
 }
 
-/* A wait that a signal ended took nothing, so nothing may be given back for it: more threads than
- * the limit would learn at once. A permit is kept when its semaphore is destroyed. */
+/* A wait that a signal ended took no permit, so none may be given back for it. Otherwise more
+ * threads than the limit would learn at once. A permit is kept when its semaphore is destroyed. */
 static void interrupted_waits_take_no_permit(void **state)
 {
     (void)state;

@@ -1,6 +1,6 @@
-/* test_plugin_size.c - what the plug-in says that a full cache takes (kvant_kv_size: the line at
- * the start, `kvant inspect`), compared with the bytes that are counted when the cache is full. In
- * the computer's memory, and on the stand-in of a GPU. */
+/* test_plugin_size.c - the size that the plug-in reports for a full cache (kvant_kv_size: the line
+ * at the start, `kvant inspect`), compared with the counted bytes of the full cache. In the
+ * computer's memory, and on the mock of a GPU. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -95,15 +95,15 @@ static double edges(void)
     return n_tensors() * 2.0 * 4096;
 }
 
-/* On a GPU 256 bytes of each tensor align the next one. What kv_size.h leaves out there: up to 16
- * bytes of tables for each token, and 16 KiB of attention's workspace for one token. */
+/* On a GPU each tensor has up to 256 bytes that align the next. The size of kv_size.h leaves out up
+ * to 16 bytes of tables for each token, and 16 KiB of attention's workspace for one token. */
 static double gpu_tables(uint32_t n_ctx)
 {
     return n_tensors() * 256.0 + 16.0 * n_ctx + 16384;
 }
 
-/* Copies of a batch of 512 tokens on its way to the threads that learn: 8 layers' keys and queries
- * in fp32. */
+/* Copies of a batch of 512 tokens on its way to the threads that learn: keys and queries of 8
+ * layers in fp32. */
 static double gpu_copies(void)
 {
     const struct llama_model *model = harness_model();
@@ -113,7 +113,7 @@ static double gpu_copies(void)
     return 8 * 512.0 * heads * (head_dim > 128 ? head_dim : 128) * sizeof(float);
 }
 
-/* Nothing is learned: what is said is what is there. */
+/* These codecs learn nothing, so the reported bytes are the counted bytes. */
 static void check_plain(const char *spec, uint32_t n_ctx)
 {
     const sizes s = sizes_of(spec, n_ctx);
@@ -123,16 +123,17 @@ static void check_plain(const char *spec, uint32_t n_ctx)
     assert_true(s.counted <= s.said.bytes + (harness_on_gpu() ? gpu_tables(n_ctx) : edges()));
 }
 
-/* The default preset. The size that is said counts the most transforms: one for each range of
- * positions. A CPU's cache may have two more, early ones that later ones improve on. A cache that
- * has learned has one transform at least. */
+/* The default preset. The reported size counts the largest number of transforms, one for each
+ * position bucket. A CPU's cache may have two more early transforms, which later ones replace. A
+ * cache that has learned has at least one transform. */
 static void check_learning(uint32_t n_ctx)
 {
     const sizes one = sizes_of("", 512), s = sizes_of("", n_ctx);
     const double transform = one.said.transforms / (harness_on_gpu() ? 1 : 3);
-    /* Of fp16 pages, one of each tensor is for rows that begin within a block, and is not touched
-     * by these batches, which begin with one. Nor are the pages for codes of blocks that are open
-     * at the end, which are as many as there are fp16 pages. A GPU reserves what it tells. */
+    /* One fp16 page of each tensor is for rows that begin within a block. These batches begin with
+     * a block, so they do not touch that page. Nor do they touch the codes of blocks that are exact
+     * at the end, which are as many as there are fp16 pages. A GPU reserves the size that it
+     * reports. */
     const double numbers = s.said.numbers[0] + s.said.numbers[1];
     const double codes = s.said.codec_bits / 8 * s.said.exact / (sizeof(uint16_t) * numbers);
     const double page = 64 * sizeof(uint16_t) * numbers / s.said.cells;
@@ -144,12 +145,12 @@ static void check_learning(uint32_t n_ctx)
     assert_true(s.counted >= least);
     assert_true(s.counted <=
                 most + (harness_on_gpu() ? gpu_tables(n_ctx) + gpu_copies() : edges()));
-    if (harness_on_gpu()) /* its buffer: pages, and fp16 pages */
+    if (harness_on_gpu()) /* the buffer has pages and fp16 pages */
         assert_true(s.reserved - (s.said.bytes - s.said.transforms) <= n_tensors() * 256.0 &&
                     s.reserved >= s.said.bytes - s.said.transforms);
 }
 
-/* Two contexts; the longer one has two ranges of positions, on a GPU, too. */
+/* Two contexts; the longer one has two position buckets, on a GPU, too. */
 static void two_contexts(void **state)
 {
     (void)state;
@@ -167,8 +168,9 @@ static void head_dim_128(void **state)
     check_learning(2304);
 }
 
-/* A cache in the computer's memory is told as one on a GPU is, too: the same numbers, and its fp16
- * pages are at least 8 of 64 tokens for each tensor. The other way round is refused. */
+/* A cache in the computer's memory can also report the size of a cache on a GPU. The numbers are
+ * the same, and there are at least 8 fp16 pages of 64 tokens for each tensor. A cache on a GPU
+ * refuses to report the size of a CPU's cache. */
 static void a_gpus_sizes_are_told_anywhere(void **state)
 {
     const harness_options options = { .spec = "", .n_ctx = 2304, .unified = true };

@@ -1,5 +1,5 @@
-/* test_plugin_state.c - what llama.cpp does with a cache besides attention: save, restore, copy, remove,
- * shift. */
+/* test_plugin_state.c - llama.cpp's operations on a cache besides attention: save, restore, copy,
+ * remove, shift. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -28,7 +28,7 @@ static int start(void **state)
     return result;
 }
 
-/* Logits of N_NEXT tokens after what the sequence holds; the caller frees. */
+/* Logits of N_NEXT tokens after the tokens that the sequence holds; the caller frees them. */
 static float *continue_from(struct llama_context *context, llama_pos pos, llama_seq_id seq)
 {
     size_t bytes = N_NEXT * harness_n_vocab() * sizeof(float);
@@ -53,7 +53,8 @@ static double rms_difference(const float *a, const float *b)
     return harness_rms_difference(a, b, N_NEXT * harness_n_vocab());
 }
 
-/* State files hold nominal f16 rows, which the f16 codec stores as they are: nothing may change. */
+/* State files hold nominal f16 rows, which the f16 codec stores unchanged, so nothing may
+ * change. */
 static void f16_state_is_exact(void **state)
 {
     const harness_options options = { .spec = "f16", .n_ctx = 512 };
@@ -76,11 +77,11 @@ static void f16_state_is_exact(void **state)
     free(restored);
 }
 
-/* A lossy codec quantises the decoded rows of a state once more. They lie on the codec's own points: but
- * for rows with numbers beyond the codebook's end, whose scale was fitted to clipped numbers, the codes
- * come out the same, and the scale with scale=unbiased too. So restoring must not cost what quantising
- * cost, whose relative mean square is 0.0095 (Lloyd-Max, 4 bits): a 16th of its root adds less than half a
- * percent to it. */
+/* A lossy codec quantises the decoded rows of a state once more. They lie on the codec's own
+ * points, so the codes are the same, and so is the scale with scale=unbiased. Rows with numbers
+ * beyond the end of the codebook are an exception, because their scale was fitted to clipped
+ * numbers. So restoring must cost less than quantising, whose relative mean square is 0.0095
+ * (Lloyd-Max, 4 bits). A 16th of its root adds less than half a percent to it. */
 static double restored_difference(const char *spec)
 {
     const harness_options options = { .spec = spec, .n_ctx = 512 };
@@ -107,16 +108,19 @@ static void restoring_does_not_quantise_twice(void **state)
 {
     (void)state;
     assert_true(restored_difference("turboquant-4") < sqrt(0.0095) / 16);
-    /* The file has no place for a centre, so the restored cache takes its own from the restored rows. That costs one more
-     * quantisation at most, of rows less a centre, which are no larger than the rows. */
+    /* The file has no room for a centre, so the restored cache takes a centre from the restored
+     * rows. That costs at most one more quantisation. Rows minus a centre are no larger than the
+     * rows. */
     assert_true(restored_difference("turboquant-4:center=first") < sqrt(0.0095));
-    /* The same with the factors that the default without a calibration has before it sees queries. The trellis has more levels, and a mean squared error of .0050; factors of the restored
-     * rows are those of the first ones besides their noise. */
+    /* The same with centre and scale, which the default without a calibration has before it sees
+     * queries. The trellis has more levels and a mean squared error of .0050. The scales of the
+     * restored rows equal the scales of the first rows, except for noise. */
     assert_true(restored_difference("trellis-4:center=first,norm=first") < sqrt(0.0050));
     assert_true(restored_difference("trellis-4:transform=first") < sqrt(0.0050));
 }
 
-/* Streams of their own: the copy holds the same bytes in the same cells, so the same numbers come out. */
+/* Each sequence has its own stream. The copy holds the same bytes in the same cells, so the numbers
+ * are the same. */
 static void check_stream_copy(const char *spec)
 {
     const harness_options options = { .spec = spec, .n_ctx = 1024, .n_seq = 2 };
@@ -140,7 +144,7 @@ static void copy_between_streams_is_exact(void **state)
     check_stream_copy("int-4:axis=channel,sink=4,recent=64");
 }
 
-/* Two streams in one batch: each attends to its own cells alone. */
+/* Two streams in one batch: each attends only to its own cells. */
 static void streams_in_one_batch_agree(void **state)
 {
     const harness_options options = { .spec = "int-8", .n_ctx = 1024, .n_seq = 2 };
@@ -166,7 +170,8 @@ static void streams_in_one_batch_agree(void **state)
     llama_free(context);
 }
 
-/* How far stock's f16 cache with flash attention is from all f32: what rounding alone may cost. */
+/* Distance between llama.cpp's f16 cache with flash attention and a cache in f32: the cost of
+ * rounding alone. */
 static double stock_rounding(void (*change)(struct llama_context *), llama_pos pos)
 {
     float *logits[2];
@@ -186,8 +191,8 @@ static double stock_rounding(void (*change)(struct llama_context *), llama_pos p
     return rms;
 }
 
-/* One unified cache: the second sequence shares the prompt's cells and continues in others, behind those of
- * the first. The same terms are summed in another order. */
+/* One unified cache: the second sequence shares the prompt's cells and continues in cells after the
+ * first sequence's. The same terms are summed in another order. */
 static void unified_copy_agrees(void **state)
 {
     const harness_options options = {
@@ -209,7 +214,7 @@ static void unified_copy_agrees(void **state)
     free(b);
 }
 
-/* Cells that were removed are written again, and nothing of them is left. */
+/* Removed cells are written again, and no trace of their former rows is left. */
 static void check_removal(const char *spec)
 {
     const harness_options options = { .spec = spec, .n_ctx = 512 };
@@ -266,9 +271,9 @@ static void drop_start(struct llama_context *context)
     llama_memory_seq_add(memory, 0, 4 + N_DROP, N_PROMPT, -N_DROP);
 }
 
-/* Stock rotates its f16 keys and rounds them to f16 once more; so does kvant. As for the logits without a
- * shift, both lie within stock's rounding of a cache in f32 that was shifted alike. Without the rotation
- * the keys would sit at positions that are off by N_DROP, which costs far more. */
+/* llama.cpp rotates its f16 keys and rounds them to f16 once more, and so does kvant. As for logits
+ * without a shift, both lie within llama.cpp's rounding of a cache in f32 with the same shift.
+ * Without the rotation, the positions of keys would be off by N_DROP, which costs far more. */
 static void shifted_context_is_stock_within_rounding(void **state)
 {
     const harness_options kvant = { .spec = "f16", .n_ctx = 512 }, stock = { .n_ctx = 512 };
@@ -300,10 +305,10 @@ static void restoring_on_a_gpu_does_not_quantise_twice(void **state)
     assert_true(restored_difference("trellis-4:transform=first") < sqrt(0.0050));
 }
 
-#define EMPTY_STREAM 4 /* bytes, which a state of the second sequence has before its own */
+#define EMPTY_STREAM 4 /* bytes that a state of the second sequence has before its rows */
 
-/* Rows of a state have no positions: blocks beside those of a prompt, with its matrix, that are about another centre, also when they
- * are new. */
+/* Rows of a state have no positions. They fill blocks next to a prompt's blocks, with the prompt's
+ * matrix but another centre, also when the blocks are new. */
 static void rows_are_restored_beside_a_prompt(void **state)
 {
     const harness_options options = { .spec = "trellis-4:transform=first",
@@ -355,7 +360,7 @@ static void copy_on_a_gpu_is_exact(void **state)
     check_stream_copy("turboquant-4:transform=first");
 }
 
-/* Stock's logits and kvant's, with a shift or without. */
+/* Difference between llama.cpp's logits and kvant's, with a shift or without. */
 static double difference_to_stock(const char *spec, void (*change)(struct llama_context *),
                                   llama_pos pos)
 {
@@ -376,7 +381,8 @@ static double difference_to_stock(const char *spec, void (*change)(struct llama_
     return difference;
 }
 
-/* Shifted keys are quantised twice, which at most doubles the error; at wrong positions they would cost far more. */
+/* Shifted keys are quantised twice, which at most doubles the error. At wrong positions they would
+ * cost far more. */
 static void shift_on_a_gpu_costs_one_quantisation(void **state)
 {
     double plain = difference_to_stock("int-8", NULL, N_PROMPT);
@@ -387,7 +393,7 @@ static void shift_on_a_gpu_costs_one_quantisation(void **state)
     assert_true(shifted <= 2 * plain);
 }
 
-/* What a state of one context becomes in another one. */
+/* Logits from a state of one context that another context restored. */
 static float *continued(const harness_options *from, const harness_options *to)
 {
     struct llama_context *context = prompted(from);
@@ -405,7 +411,8 @@ static float *continued(const harness_options *from, const harness_options *to)
     return logits;
 }
 
-/* A state goes both ways between stock and a GPU: what is quantised once more costs as much as the first time at most. */
+/* A state moves both ways between llama.cpp's cache and a GPU's. Quantising once more costs at most
+ * as much as the first time. */
 static void states_are_exchanged_with_stock(void **state)
 {
     const harness_options stock = { .n_ctx = 512 }, ours = { .spec = "int-8", .n_ctx = 512 };

@@ -31,11 +31,13 @@ static float *logits_of_step(struct llama_context *context, const llama_token *t
 }
 
 /* The queries of the first step see no other tokens, so they see exact rows in every layer. The
- * queries of the second step also see tokens 64 to 383, which are sealed. An exact row is rounded to fp16
- * twice more than in llama.cpp's cache, by 2^-11 each time. The 4 bits of the default preset err by
- * about .07, which is 70 times as much, so they alone make the divergence some 5000 times as large.
- * Two kernels that round differently diverge, too. 8 leaves room for them. If rows were sealed
- * before their queries are over, both steps would diverge about equally. */
+ * queries of the second step also see tokens 64 to 383, which are sealed.
+ *
+ * An exact row is rounded to fp16 twice more than in llama.cpp's cache, by 2^-11 each time. The 4
+ * bits of the default preset err by about .07, which is 70 times as much. So they alone make the
+ * divergence some 5000 times as large. Two kernels that round differently diverge, too, for which a
+ * factor of 8 leaves room. If rows were sealed before their queries are over, both steps would
+ * diverge about equally. */
 static void queries_see_the_rows_of_their_step_exactly(void **state)
 {
     llama_token tokens[2 * STEP];
@@ -88,8 +90,8 @@ static void the_room_of_a_step_is_there_once(void **state)
     check_exact_rows(2 * (size_t)llama_model_n_layer(harness_model()) * 4 * 64 + 2 * STEP);
 }
 
-/* Two layers have a sliding window, and a cache of their own with room for a step. In its 768 cells
- * a tensor keeps the newest 64 tokens, in two pages, and no first tokens or sinks. */
+/* Two layers have a sliding window, and their own cache with room for a step. In its 768 cells a
+ * tensor keeps the newest 64 tokens, in two pages, and no first tokens or sinks. */
 static void a_windows_cache_has_its_own_room(void **state)
 {
     (void)state;
@@ -97,7 +99,7 @@ static void a_windows_cache_has_its_own_room(void **state)
     check_exact_rows(2 * (2 * 4 + 2 * 2) * 64 + 2 * 2 * STEP);
 }
 
-/* What ggml is told of a cache's tensors, in llama.cpp's order. */
+/* Asks for the sizes of a cache's tensors in llama.cpp's order, as ggml does. */
 static void ask(const struct ggml_context *context, size_t *bytes, size_t n)
 {
     ggml_backend_buffer_type_t buft =
@@ -114,7 +116,7 @@ static void ask(const struct ggml_context *context, size_t *bytes, size_t n)
 static void plans_count_the_room_of_a_step_once(void **state)
 {
     enum { N = 12 };                                   /* keys and values of six layers */
-    static const int layers[] = { 5, 11, 0, 1, 2, 6 }; /* of two caches, as a window's has */
+    static const int layers[] = { 5, 11, 0, 1, 2, 6 }; /* layers of two caches, as with a window */
     struct llama_context *context = harness_context(&preset);
     const struct ggml_init_params params = { 2 * N * ggml_tensor_overhead(), NULL, true };
     struct ggml_context *cache = ggml_init(params);
@@ -142,7 +144,7 @@ int main(void)
         cmocka_unit_test(queries_see_the_rows_of_their_step_exactly),
         cmocka_unit_test(the_room_of_a_step_is_there_once),
         cmocka_unit_test(plans_count_the_room_of_a_step_once),
-        cmocka_unit_test(a_windows_cache_has_its_own_room), /* takes another model */
+        cmocka_unit_test(a_windows_cache_has_its_own_room), /* replaces the model */
     };
 
     return cmocka_run_group_tests(tests, harness_start, harness_stop);

@@ -1,5 +1,6 @@
-/* test_plugin_threads.c - on whose threads the plug-in computes: those of the pool that a context has, none of its own beside them;
- * with its own where llama.cpp starts threads for each graph. Results are the same bits. */
+/* test_plugin_threads.c - the threads on which the plug-in computes. With a context's thread pool
+ * it uses the pool's threads and starts none. If llama.cpp starts threads for each graph, it uses
+ * its own. Results are the same bits. */
 #define _GNU_SOURCE
 #include <setjmp.h>
 #include <stdarg.h>
@@ -20,9 +21,12 @@
 #include "harness.h"
 
 #define N_PROMPT                                                                                   \
-    160 /* fills two pages and part of a third: encoding, sealing and attention all have work for two threads */
+/* two full pages and part of a third: encoding, sealing and attention have work for two
+     * threads */
+160
 
-static int thread_count(void)
+    static int
+    thread_count(void)
 {
     DIR *tasks = opendir("/proc/self/task");
     int n = 0;
@@ -34,7 +38,7 @@ static int thread_count(void)
     return n;
 }
 
-/* A joined thread is listed for a moment yet. ThreadSanitizer starts a thread of its own. */
+/* The system lists a joined thread for a moment longer. ThreadSanitizer starts one more thread. */
 static void assert_threads(int expected)
 {
 #if defined(__SANITIZE_THREAD__)
@@ -59,7 +63,7 @@ static bool has_openmp(void)
     return false;
 }
 
-/* Logits after a prompt and one token more, with two threads. */
+/* Logits after a prompt and one more token, with two threads. */
 static float *logits_with(struct ggml_threadpool *pool)
 {
     const harness_options options = { .spec = "int-4:axis=channel,group=64", .n_ctx = 256 };
@@ -88,14 +92,14 @@ static void the_contexts_threads_are_used(void **state)
 
     (void)state;
     if (kvant_available_cpus() < 2)
-        skip(); /* nothing is lent, and kvant starts no threads */
+        skip(); /* no thread is lent, and kvant starts none */
     lent = logits_with(pool);
-    assert_threads(before + 1); /* the pool's, or OpenMP's */
+    assert_threads(before + 1); /* the pool's thread, or OpenMP's */
     harness_free_pool(pool);
     assert_threads(before + openmp);
 
     own = logits_with(NULL);
-    assert_threads(before + 1); /* kvant's, or OpenMP's still */
+    assert_threads(before + 1); /* kvant's thread, or OpenMP's still */
     assert_memory_equal(lent, own, (size_t)llama_vocab_n_tokens(harness_vocab()) * sizeof(float));
     free(lent);
     free(own);
@@ -121,8 +125,8 @@ static void *ask_for_memory(void *user)
     return NULL;
 }
 
-/* Caches learn, are saved and restored, cleared and freed, while another thread asks what they
- * take. */
+/* Caches learn, are saved, restored, cleared and freed, while another thread asks for their
+ * size. */
 static void live(void)
 {
     const harness_options options = { .spec = "", .n_ctx = 512, .n_seq = 2 };

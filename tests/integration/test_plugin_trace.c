@@ -1,5 +1,5 @@
 /* test_plugin_trace.c - KVANT_TRACE in a real llama.cpp: the cells of one conversation that is
- * written, shortened, shifted, saved, restored and copied. Every line is known in advance, since
+ * written, shortened, shifted, saved, restored and copied. Every line is known in advance, because
  * llama.cpp gives a token the next free cell. */
 #define _POSIX_C_SOURCE 200809L /* mkstemp, setenv */
 
@@ -55,7 +55,8 @@ static void one_conversation(void **state)
     new_lines();
     harness_decode(context, tokens, N_TOKENS, 0, 0, false);
     assert_string_equal(new_lines(), "o 1 512 - - -\ns 0 256 0+100 0+100 0+100\n");
-    llama_memory_seq_rm(memory, 0, 70, -1); /* is not seen; the cells are written again */
+    /* the trace does not show it; the cells are written again */
+    llama_memory_seq_rm(memory, 0, 70, -1);
     harness_decode(context, tokens, 1, 70, 0, false);
     assert_string_equal(new_lines(), "s 0 256 70+1 70+1 0+71\n");
     llama_memory_seq_rm(memory, 0, 10, 20);
@@ -73,7 +74,7 @@ static void one_conversation(void **state)
     assert_string_equal(new_lines(), "x 0 0 - - -\n");
 }
 
-/* The second stream becomes a copy of the first one; a graph of two streams has two lines. */
+/* The second stream becomes a copy of the first. A graph of two streams has two lines. */
 static void two_streams(void **state)
 {
     struct llama_context *context = harness_context(

@@ -1,6 +1,6 @@
-/* test_plugin_unified.c - several sequences in one unified cache: in a compressed cache each computes the bits that it computes alone,
- * whatever cells its neighbours have between its own. On a cache of llama.cpp's own, whose rows stay where they are, this holds for whole
- * pages of 64 cells. */
+/* test_plugin_unified.c - several sequences in one unified cache. In a compressed cache each
+ * computes the same bits as alone, whatever cells its neighbours have between its own. On
+ * llama.cpp's own cache, whose rows stay where they are, this holds for whole pages of 64 cells. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -35,8 +35,9 @@ static int32_t add_token(struct llama_batch *batch, llama_token token, llama_pos
     return i;
 }
 
-/* Logits of the prompt's last token and of each token after it, of sequence 0, which is then removed. Neighbours, sequences 1 and 2, go on
- * from position n_beside[i] by one token in each of the batches. */
+/* Logits of the prompt's last token and of each later token of sequence 0, which is then
+ * removed. The neighbours, sequences 1 and 2, continue from position n_beside[i] by one token in
+ * each batch. */
 static float *answer(struct llama_context *context, const int *n_beside, int n_neighbours)
 {
     struct llama_batch batch = llama_batch_init(3, 0, 1);
@@ -62,7 +63,8 @@ static float *answer(struct llama_context *context, const int *n_beside, int n_n
     return (float *)(void *)logits;
 }
 
-/* The answer alone, again, and beside neighbours with n_beside[i][0 and 1] tokens (0: none). */
+/* Compares the answer alone with the same answer again, and with answers next to neighbours with
+ * n_beside[i][0 and 1] tokens (0: none). */
 static void check(const harness_options *usual, const int n_beside[][2], int n_cases)
 {
     harness_options options = *usual;
@@ -74,7 +76,7 @@ static void check(const harness_options *usual, const int n_beside[][2], int n_c
     options.unified = true;
     context = harness_context(&options);
     harness_decode(context, tokens + 200, PAGE, 0, 2,
-                   false); /* centre and factors of the first rows are no subject here */
+                   false); /* this test is not about centres and scales of first rows */
     llama_memory_seq_rm(llama_get_memory(context), 2, -1, -1);
     alone = answer(context, NULL, 0);
     for (int i = 0; i < n_cases; i++) {

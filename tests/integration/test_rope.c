@@ -1,5 +1,6 @@
-/* test_rope.c - the frequencies that the plug-in reads from ROPE nodes, beside the angles by which ggml's CPU back end
- * turns rows: built and stored as llama.cpp does it, plain, with factors, scaled and with YaRN. */
+/* test_rope.c - the frequencies that the plug-in reads from ROPE nodes, against the angles by which
+ * ggml's CPU back end rotates rows. Nodes are built and stored as llama.cpp does it: plain, with
+ * factors, scaled and with YaRN. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -23,7 +24,7 @@ static void *tensor_memory;
 
 enum { DIM = 64, HEADS = 3, TOKENS = 5, MOST_POSITION = 4000 };
 
-/* What rope.c asks the rest of the plug-in. */
+/* Functions of the plug-in that rope.c calls. */
 kvp_ggml kvp_api;
 
 const abi_tensor *kvp_root(const abi_tensor *tensor)
@@ -71,7 +72,7 @@ typedef struct graph {
 
 static const int32_t positions[TOKENS] = { 0, 1, 2, 17, MOST_POSITION };
 
-/* rows as llama.cpp hands them to SET_ROWS: a view of whole tokens. */
+/* Builds rows as llama.cpp gives them to SET_ROWS: a view of whole tokens. */
 static graph build(const variant *v)
 {
     const struct ggml_init_params params = {
@@ -106,7 +107,7 @@ static void release(graph *g)
     ggml_free(g->context);
 }
 
-/* Every pair of channels is (1, 0) before it is turned. */
+/* Rotates rows in which every pair of channels is (1, 0). */
 static const float *turn(graph *g, bool halves, int n_dims)
 {
     struct ggml_cgraph *nodes = ggml_new_graph(g->context);
@@ -122,8 +123,9 @@ static const float *turn(graph *g, bool halves, int n_dims)
     return g->rope->data;
 }
 
-/* ggml multiplies binary32 numbers: an angle of position p is off by p 2^-24 for each of up to 32 factors, and once more for its
- * own rounding, as is ours. YaRN scales lengths, so directions are compared. */
+/* ggml multiplies binary32 numbers. An angle of position p errs by p 2^-24 for each of up to 32
+ * factors, and once more for its own rounding, and so does kvant's. YaRN scales lengths, so the
+ * test compares directions. */
 static void check(const variant *v)
 {
     const bool halves = v->mode == GGML_ROPE_TYPE_NEOX;
@@ -201,7 +203,7 @@ static void yarn(void **state)
     release(&g);
 }
 
-/* A context shift's node: n_rot channels of each head of a cache, from the offset on. */
+/* A context shift's node: n_rot channels of each head of a cache, beginning at the offset. */
 static bool is_noted(const variant *v, float attn_factor, int offset)
 {
     graph g = build(v);
@@ -227,7 +229,8 @@ static bool is_noted(const variant *v, float attn_factor, int offset)
     return noted;
 }
 
-/* What rotates the first channels and changes no length; other shifts encode keys again. */
+/* Only shifts that rotate the first channels and change no length are noted. Other shifts encode
+ * keys again. */
 static void shifts_are_noted(void **state)
 {
     const variant v = { .n_dims = DIM, .mode = GGML_ROPE_TYPE_NEOX, .base = 10000, .scale = 1 };
@@ -307,7 +310,8 @@ static void positions_of_the_batch(void **state)
                    .head_dim = DIM,
                    .tensor = tensor = new_tensor("int-8", &codec) };
     g = build(&v);
-    assert_null(kvp_rope_positions(&kv, (const abi_tensor *)g.rows)); /* they would be of no use */
+    /* the positions would be of no use */
+    assert_null(kvp_rope_positions(&kv, (const abi_tensor *)g.rows));
     release(&g);
     delete_tensor(tensor, codec);
 }

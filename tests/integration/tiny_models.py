@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Writes models of random weights, one per kind of cache that llama.cpp has, without a vocabulary:
+"""Writes models of random weights without a vocabulary, one for each kind of cache that llama.cpp
+has:
 
-tiny_models.py FOLDER      llama.gguf (plain), llama16.gguf, llama24.gguf, llama80.gguf and
-                           llama128.gguf (head_dim 16, 24, 80, 128),
-                           gemma3.gguf (sliding window), gemma2.gguf (softcap),
-                           gpt-oss.gguf (sinks, window),
-                           lfm2.gguf (recurrent state), latents.gguf (MLA),
-                           deepseek2.gguf (MLA whose rows the plug-in leaves to llama.cpp)
+    tiny_models.py FOLDER      llama.gguf (plain), llama16.gguf, llama24.gguf, llama80.gguf and
+                               llama128.gguf (head_dim 16, 24, 80, 128),
+                               gemma3.gguf (sliding window), gemma2.gguf (softcap),
+                               gpt-oss.gguf (sinks, window),
+                               lfm2.gguf (recurrent state), latents.gguf (MLA),
+                               deepseek2.gguf (MLA whose rows the plug-in leaves to llama.cpp)
 """
 
 import array
@@ -213,7 +214,7 @@ def numbers(name, dims, source, gain):
     if "sinks" in name:
         return array.array("f", [source.uniform(1, 4) for _ in range(n)])
     if name.endswith("bias"):
-        size = 2.0 if "attn_k" in name else 0.1  # keys with a mean, as models with such biases have
+        size = 2.0 if "attn_k" in name else 0.1  # keys with a mean, as in models with such biases
     else:
         size = gain / dims[0] ** 0.5
     return array.array("f", [source.uniform(-size, size) for _ in range(n)])
@@ -231,6 +232,7 @@ def write(path, pairs, tensors, gain):
 
 
 for model, (pairs, tensors) in MODELS.items():
-    # With less gain, errors of one layer grow little in the next ones; with more, attention tells tokens apart.
+    # With less gain, errors of one layer grow little in the next layers. With more gain, attention
+    # distinguishes tokens.
     gain = 1.7 if model.startswith(("llama", "latents")) else 3.0
     write(pathlib.Path(sys.argv[1]) / f"{model}.gguf", pairs, tensors, gain)

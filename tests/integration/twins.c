@@ -31,7 +31,8 @@ twins *twins_new(const harness_options *options, const char *exact)
     setenv("KVANT_EXACT", exact, 1);
     t->both[STOCK] = harness_context(&stock);
     t->both[OURS] = harness_context(options);
-    setenv("KVANT_EXACT", "auto", 1); /* the mock of a GPU asks whether any cache may be in place */
+    /* the mock of a GPU reads whether any cache may be in place */
+    setenv("KVANT_EXACT", "auto", 1);
     harness_tokens(t->text, TWINS_TEXT);
     for (int s = 0; s < t->n_slots; s++) {
         t->slots[s].held = malloc(options->n_ctx * sizeof(llama_token));
@@ -80,10 +81,10 @@ static void count_bytes(twins *t)
     t->peak = bytes > t->peak ? bytes : t->peak;
 }
 
-/* The plug-in counts some memory that its size leaves out. In the computer's memory a tensor shares
- * the system's pages at its two ends. A GPU (test_plugin_size.c) aligns tensors to 256 bytes, has
- * tables of 16 bytes for each token, and 16 KiB for attention's workspace of each token. Copies of
- * a batch go to the threads that learn. */
+/* The plug-in counts some memory that its reported size leaves out. In the computer's memory, a
+ * tensor shares the system's pages at its two ends. A GPU (test_plugin_size.c) aligns tensors to
+ * 256 bytes, has tables of 16 bytes for each token, and 16 KiB for attention's workspace of each
+ * token. Copies of a batch go to the threads that learn. */
 static double uncounted(const twins *t)
 {
     const struct llama_model *model = harness_model();
@@ -98,10 +99,10 @@ static double uncounted(const twins *t)
     return n_tensors * 256 + 16.0 * t->options.n_ctx + 16384 + copies;
 }
 
-/* Several sequences in a unified cache in the computer's memory take more than kvant says, because
- * the plug-in does not know how many there are. Then max_tokens / 16 rows may be exact, or 192, and
- * 512 rows of a step and a block that rows begin within. Sequences have blocks of their own, of
- * which the placement has an eighth and 8 more than the tokens fill (placement.h). */
+/* Several sequences in a unified cache in the computer's memory take more than kvant reports,
+ * because the plug-in does not know how many there are. Then max_tokens / 16 rows may be exact, or
+ * 192, and also 512 rows of a step and a block in which rows begin. Sequences have their own
+ * blocks. The placement reserves an eighth and 8 blocks more than the tokens fill (placement.h). */
 static double sequences(const twins *t, const kvp_kv_size *size)
 {
     const double numbers = (size->numbers[0] + size->numbers[1]) / size->cells;
@@ -125,7 +126,8 @@ double twins_budget(const twins *t)
     return size.bytes + size.working + uncounted(t) + sequences(t, &size);
 }
 
-/* This thread's time: it computes both contexts' graphs, and other processes do not count. */
+/* This thread's CPU time: the thread computes both contexts' graphs, and other processes do not
+ * count. */
 static double seconds(void)
 {
     struct timespec now;
@@ -142,7 +144,7 @@ static unsigned long parts_computed(void)
                                                                "standin_direct");
 }
 
-/* Positions of all sequences. */
+/* Checks the positions of all sequences. */
 static void check_positions(const twins *t)
 {
     const llama_memory_t stock = llama_get_memory(t->both[STOCK]);
@@ -344,8 +346,8 @@ static double error_of_row(const uint8_t *stock, const uint8_t *ours)
     return error / norm;
 }
 
-/* A row that is lost, or that is another token's, differs by its norm or more. 4 bits err by .07 of
- * the norm. After 18 encodings the error is .3. */
+/* A lost row, or another token's row, differs by its norm or more. 4 bits err by .07 of the norm.
+ * After 18 encodings the error is .3. */
 static void check_rows(const uint8_t *stock, const uint8_t *ours, size_t n, int slot)
 {
     const size_t row = row_numbers() * sizeof(uint16_t), layer = ROWS_HEAD + n * row;
@@ -362,7 +364,7 @@ static void check_rows(const uint8_t *stock, const uint8_t *ours, size_t n, int 
 }
 
 /* A state begins with the positions and the sequences of its cells, in the order of the cells. It
- * ends with a number for each later stream. A cache of windows is left out, because it has two
+ * ends with a number for each later stream. A cache with windows is left out, because it has two
  * lists of cells. */
 static void check_slot(const twins *t, int slot)
 {
@@ -391,8 +393,8 @@ void twins_check_cells(twins *t)
         check_slot(t, s);
 }
 
-/* Keys that wait for their first transform are fp16 on a GPU. Two things end that: the tokens are
- * read once, and a state is saved. */
+/* On a GPU, keys that are pending until their first transform are fp16. Two things end that: the
+ * tokens are read once, and a state is saved. */
 twins *twins_plain(const twins *t)
 {
     twins *plain = twins_new(&t->options, "0");
