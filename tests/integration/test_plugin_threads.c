@@ -20,13 +20,11 @@
 #include "ggml-cpu.h"
 #include "harness.h"
 
-#define N_PROMPT                                                                                   \
-/* two full pages and part of a third: encoding, sealing and attention have work for two
-     * threads */
-160
+/* The tokens fill two pages and part of a third, so encoding, sealing and attention have work for
+ * two threads. */
+#define N_PROMPT 160
 
-    static int
-    thread_count(void)
+static int thread_count(void)
 {
     DIR *tasks = opendir("/proc/self/task");
     int n = 0;
