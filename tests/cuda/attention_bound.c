@@ -1,45 +1,63 @@
-/* attention_bound.c - softmax in double precision over the CPU decoder's rows, and how far from it attention
- * on the GPU may be.
+/* attention_bound.c - softmax in double precision over the rows that the CPU decodes, and the bound
+ * on how far attention on the GPU may be from it.
  *
- * The bound is derived, not tuned. With u = 2^-11 (fp16), for one query head:
- *   delta   = scale (unit 2^-12 sum |y_t| + step_error s_t |q|_1) + rounding: the largest error of a score,
- *   where
- *             unit is the power of two above max |R q|, y_t the decoded key in rotated space (L1 norm), s_t
- *             its stored scale, step_error the largest distance of a codebook entry, or of a number of a
- *             quaternion, from the byte that stands for it;
- *   e^(2 delta) - 1 bounds the relative error of a probability;
- *   a value's weight is rounded to fp16: u relative, and 2^-25 of the largest weight absolute (subnormal);
- *   scales of groups of tokens of a channel multiply query numbers, which are rounded to fp16 again;
- *   those of groups of channels of a token multiply weights, which are rounded again; of hybrid groups
- *   without zero points, their products with the offset are rounded, u of them;
- *   the values' codebook error is step_error s_t a channel, sqrt(d) of it in the L2 norm, which rotations
- *   keep; levels of a trellis are bytes as they are;
- *   sums run in fp32 (2^-22 a step, tensor cores truncate) over numbers as large as their bias;
- *   levels of keys with a codebook of 6 bits are rounded to fp16: u of the number;
- *   what a centre of keys adds is a sum in fp32, and references are moved by it between matrices: 2^-19 of the
- *   sum of its products' magnitudes;
- *   a product with a page's own centre is rounded head_dim + 4 times: 2^-24 of the sum of magnitudes each;
- *   the output is rounded to its type.
- * Tile kernels round every number of a page to fp16 in the page's unit: u
- * of the number and 2^-23 of the unit (the number, its scale and its zero point may be subnormal, 2^-25 each),
- * and u of the offset of symmetric codes;
- * their weights are relative to the largest weight times unit.
- * Kernels of any head_dim (any/attention.cu) round uniform codes like tile kernels, in a unit of the scales of the
- * token. Of other codes they round the decoder's own numbers to fp16: u of the number and 2^-25 of the unit. The
- * unit is at most four times the row's largest number, and a number at most 8 units. A sketch is a product with a
- * rotation that is rounded to fp16, 2^-11 of every term: 2^-11 of its norm times the sum of a column's magnitudes, at
- * most sqrt(d) times the column's length. That is 1, of a Gaussian column less than 1.5 (5 sigma at head_dim 64). The
- * codes' numbers, which are at most the result and the sketch's share, are rounded once more.
- * What a centroid leaves is rounded before the sum: u of at most the row's and the centroid's number, and 2^-23 of a unit
- * 2^10 times the scale, below half of that.
- * Of any/direct.cuh, with u = 2^-11 and columns of a rotation M of length 1:
- *   sketch   S q is rounded instead, u of |S q|_1 norm <= sqrt(d) norm |q|_2, less than the above;
- *   tiers    keys: M, M q and levels are rounded: u |y| (|q|_1 + 2 |q|_2), as the length of |M| |q| is at most |q|_1.
- *            Values: level, page's sum and M: u (2 + sqrt(d)) |y|. Both are at most 3 u |y| per number;
- *   polar    7 factors and 7 products are rounded, u each of the number. Those below 2^-18 of the row's length are
- *            subnormal: 14 2^-29 of the length;
- *   rows     as they are. Weights have no unit: 2^-25 of the largest one, as those of open pages over theirs, which is
- *            at least 2^-7. */
+ * The bound is derived, not tuned. In what follows, u = 2^-11 (fp16), for one query head.
+ *
+ * The largest error of a score is delta = scale (unit 2^-12 sum |y_t| + step_error s_t |q|_1) +
+ * rounding. Here unit is the power of two above max |R q|, y_t is the decoded key in rotated space
+ * (L1 norm), and s_t is the key's stored scale. The constant step_error is the largest distance
+ * between an entry of a codebook, or a number of a quaternion, and the byte that stands for it. The
+ * relative error of a probability is at most e^(2 delta) - 1.
+ *
+ * A value's weight is rounded to fp16: by u of itself, and by 2^-25 of the largest weight if it is
+ * subnormal.
+ *
+ * Scales of groups of tokens in a channel multiply query numbers, which are rounded to fp16 again.
+ * Scales of groups of channels in a token multiply weights, which are rounded again. In hybrid
+ * groups without zero points, the products of scale and offset are rounded by u of themselves.
+ *
+ * The codebook error of values is step_error s_t per channel, and sqrt(d) times that in the L2
+ * norm, which rotations keep. Levels of a trellis are bytes and have no such error. Levels of keys
+ * with a codebook of 6 bits are rounded to fp16: by u of the number.
+ *
+ * Sums run in fp32 over numbers as large as their bias. They err by 2^-22 per step, because tensor
+ * cores truncate.
+ *
+ * A centre of keys adds a sum in fp32 to scores. References move by it between matrices. It errs by
+ * 2^-19 of the sum of its products' magnitudes. A product with a page's own centre is rounded
+ * head_dim + 4 times, each time by 2^-24 of the sum of magnitudes. The output is rounded to its
+ * type.
+ *
+ * Tile kernels round every number of a page to fp16 in the page's unit. That errs by u of the
+ * number and by 2^-23 of the unit, because the number, its scale and its zero point may be
+ * subnormal (2^-25 each). It also errs by u of the offset of symmetric codes. Weights of tile
+ * kernels are relative to the largest weight times unit.
+ *
+ * Kernels of any head_dim (any/attention.cu) round uniform codes like tile kernels, in a unit of
+ * the token's scales. They round the decoder's numbers of all remaining codes to fp16: by u of the
+ * number and 2^-25 of the unit. The unit is at most four times the row's largest number, and a
+ * number is at most 8 units.
+ *
+ * A sketch is a product with a rotation that is rounded to fp16, 2^-11 of every term. So it errs by
+ * 2^-11 of its norm times the sum of a column's magnitudes, which is at most sqrt(d) times the
+ * column's length. That length is 1. For a Gaussian column it is less than 1.5 (5 sigma at head_dim
+ * 64). The codes' numbers, which are at most the result and the sketch's share, are rounded once
+ * more.
+ *
+ * The difference to a centroid is rounded before the sum: by u of at most the row's and the
+ * centroid's number. It is also rounded by 2^-23 of a unit 2^10 times the scale, which is below
+ * half of that.
+ *
+ * The kernels of any/direct.cuh, where columns of a rotation M have length 1:
+ *
+ * - Sketches: S q is rounded instead, by u of |S q|_1 norm <= sqrt(d) norm |q|_2, which is less.
+ * - Tiers: for keys, M, M q and levels are rounded, by u |y| (|q|_1 + 2 |q|_2), because the length
+ *   of |M| |q| is at most |q|_1. For values, the level, the page's sum and M are rounded, by u (2 +
+ *   sqrt(d)) |y|. Both are at most 3 u |y| per number.
+ * - Polar: 7 factors and 7 products are rounded by u of the number each. Numbers below 2^-18 of the
+ *   row's length are subnormal, which adds 14 2^-29 of the length.
+ * - Rows: they are not rounded. Weights have no unit and err by 2^-25 of the largest weight, like
+ *   weights of exact pages over their largest weight, which is at least 2^-7. */
 #include "attention_fixture.h"
 
 #include <math.h>
@@ -49,17 +67,18 @@
 #include "../../src/cuda/any/general_decode.h"
 #include "../../src/cuda/params.h"
 
-/* Which arithmetic: decode kernels, which have no units; tile kernels; kernels of any head_dim. */
+/* The arithmetic of kernels: decode kernels have no units, tile kernels have a unit per page,
+ * kernels of any head_dim a unit per row. */
 typedef enum units_kind { NO_UNITS, PAGE_UNITS, ROW_UNITS } units_kind;
 
-/* Chunks: a direction, a norm and their product are rounded to fp16, (1 + 2^-11)^3, and the direction
- * comes of a few fp32 operations; where they are subnormal the errors are 2^-25 of their units, which are
- * 32 and at most 6. */
+/* Chunks: a direction, a norm and their product are rounded to fp16, which makes (1 + 2^-11)^3. The
+ * direction comes from some fp32 operations. Subnormal directions and norms err by 2^-25 of their
+ * units, which are 32 and at most 6. */
 #define CHUNK_RELATIVE (3.02 * 0x1p-11)
 #define CHUNK_ABSOLUTE 0x1p-20
 
-/* A unit times a secondary has components of the secondary, or half their sum with any signs. Bytes count
- * them in 128ths, up to 127. */
+/* A unit times a secondary has the components of the secondary, or half their sum with any signs.
+ * Bytes count these in 128ths, up to 127. */
 static double direction_error(const kvant_cuda_book *book)
 {
     double top = 0;
@@ -74,7 +93,7 @@ static double direction_error(const kvant_cuda_book *book)
     return fmax(0x1p-8, top - 127.0 / 128) + 0x1p-20;
 }
 
-/* The codec's tables, as the host has them. */
+/* The codec's tables in the host's memory. */
 static const float *tables_of(const kvant_cuda_codec *codec)
 {
     return codec->tables->host;
@@ -87,7 +106,8 @@ static bool has_chunks(const kvant_cuda_codec *codec)
            codec->params.decoder == KVANT_CUDA_HQMQ_SIZES;
 }
 
-/* The largest distance of a codeword's number from its byte, which is made of the number as fp16. */
+/* The largest distance of a codeword's number from its byte, which is rounded from the number as
+ * fp16. */
 static double codeword_error(const kvant_cuda_codec *codec)
 {
     const kvant_general_view *view = &codec->general.view;
@@ -100,14 +120,13 @@ static double codeword_error(const kvant_cuda_codec *codec)
     return worst;
 }
 
-/* The largest distance of a number from what stands for it, for a scale of 1. */
+/* The largest distance between a number and the byte that stands for it, for a scale of 1. */
 static double step_error(const kvant_cuda_codec *codec)
 {
     const kvant_cuda_params *p = &codec->params;
     const bool known = p->kind == KVANT_CUDA_HQMQ_S96R4 || p->kind == KVANT_CUDA_HQMQ_S192R6;
     double worst = known ? direction_error(&codec->book) : 0;
-    if (p->decoder ==
-        KVANT_CUDA_HQMQ_SIZES) /* pairs of different sizes have kernels of any sizes */
+    if (p->decoder == KVANT_CUDA_HQMQ_SIZES) /* pairs of different sizes use kernels for any size */
         worst = fmax(worst, codeword_error(codec));
     if (worst > 0)
         return worst * ((1 << codec->general.view.chunks.length_bits) - 1);
@@ -119,8 +138,8 @@ static double step_error(const kvant_cuda_codec *codec)
     return worst;
 }
 
-/* The largest scale and zero point of a token, and powers of two above those of its page (for groups of
- * channels). */
+/* The largest scale and zero point of a token, and powers of two above the scales and zero points
+ * of its page (for groups of channels). */
 typedef struct sizes {
     double scale, zero, page_scale, page_zero;
 } sizes;
@@ -141,7 +160,7 @@ static void grow(const kvant_cuda_params *p, const uint8_t *page, uint32_t i, do
                  zeros ? half_at(p, page, p->n_scales + i) : fabs(p->offset) * half_at(p, page, i));
 }
 
-/* valid: tokens of the page that are there. */
+/* valid: number of tokens that the page has. */
 static sizes sizes_of(const kvant_cuda_codec *codec, const uint8_t *page, uint32_t token,
                       uint32_t valid)
 {
@@ -169,7 +188,7 @@ typedef struct rows_of_page {
     double unit, resolution; /* of tile kernels */
 } rows_of_page;
 
-/* No tile kernels serve it. */
+/* Whether no tile kernel supports the codecs. */
 static bool is_any(const fixture *f)
 {
     return kvant_cuda_needs_any(&f->cache.gpu_k->params) ||
@@ -188,7 +207,7 @@ static double centroid_size(const kvant_cuda_codec *codec, const located *at, ui
     return largest;
 }
 
-/* A decode kernel may. */
+/* Whether a decode kernel may compute the problem. */
 static bool may_decode(const fixture *f)
 {
     const kvant_cuda_params *k = &f->cache.gpu_k->params, *v = &f->cache.gpu_v->params;
@@ -196,7 +215,7 @@ static bool may_decode(const fixture *f)
            (v->decoder || !kvant_cuda_needs_any(v));
 }
 
-/* Of any/: what a number of a rotated tile is wrong by beside 2^-11 of itself; length: of the row. */
+/* In any/: the error of a number in a rotated tile, beyond 2^-11 of itself. length: of the row. */
 static double rotated_error(const kvant_cuda_codec *codec, const located *at, uint32_t token,
                             double length)
 {
@@ -214,8 +233,9 @@ static double rotated_error(const kvant_cuda_codec *codec, const located *at, ui
     return 0x1p-10 * 1.2533142 * norm * 1.5 * sqrt(codec->params.head_dim);
 }
 
-/* How often a number of any/ is rounded to fp16: codewords and radii before their product, and factors of polar numbers; of a
- * table of triplets directions, norms, scales and both products. */
+/* How often a number of any/ is rounded to fp16. Codewords and radii are rounded before their
+ * product, and so are factors of polar numbers. For a table of triplets, directions, norms, scales
+ * and both products are rounded. */
 static double roundings(const kvant_cuda_codec *codec, const located *at)
 {
     const kvant_general_view *view = &codec->general.view;
@@ -229,7 +249,7 @@ static double roundings(const kvant_cuda_codec *codec, const located *at)
                                                     : 1;
 }
 
-/* What bytes of directions are wrong by, in kernels of any/. */
+/* The error of the bytes of directions in kernels of any/. */
 static double byte_error(const kvant_cuda_codec *codec, double error, const located *at,
                          uint32_t token)
 {
@@ -238,17 +258,19 @@ static double byte_error(const kvant_cuda_codec *codec, double error, const loca
                : error * half_at(&codec->params, at->page, token);
 }
 
-/* The arithmetic for a codec. */
+/* The arithmetic that is used for a codec. */
 static units_kind units_for(units_kind units, const kvant_cuda_codec *codec)
 {
     return units == ROW_UNITS && codec->params.codes == KVANT_CUDA_CODES_UNIFORM ? PAGE_UNITS
                                                                                  : units;
 }
 
-/* The units of unpack.cuh, and of any/ for the scales of one token: a power of two above the page's scales, whose zero points are at most 2^23 times as
- * large. Zero points stand in the unit too and have to stay within fp16's 2^16, so the unit is 2^9 times that
- * power (2^14 for the zero point, another bit for the number). Symmetric codes of 5 to 7 bits have none: 2, and
- * numbers of at most 2^7. */
+/* The unit of unpack.cuh, and of any/ for the scales of one token.
+ *
+ * It is a power of two above the page's scales, whose zero points are at most 2^23 times as large.
+ * Zero points are in this unit, too, and have to stay below fp16's 2^16. So the unit is 2^9 times
+ * that power (2^14 for the zero point, another bit for the number). Symmetric codes of 5 to 7 bits
+ * have no zero points: their factor is 2, and numbers are at most 2^7. */
 static double unit_of(const fixture *f, const kvant_cuda_codec *codec, const uint8_t *page,
                       uint32_t token, uint32_t valid)
 {
@@ -280,8 +302,9 @@ static double unit_of(const fixture *f, const kvant_cuda_codec *codec, const uin
     }
 }
 
-/* What is rounded before the last product is in other units: the norm of a triplet is below 8, numbers of
- * quaternions are products of a direction times 2^15 and of a radius of at most 1, or times up to 2^12 / 2^-9. */
+/* Numbers that are rounded before the last product are in other units. The norm of a triplet is
+ * below 8. A number of a quaternion is a direction times 2^15, times a radius of at most 1 or a
+ * factor of up to 2^12 / 2^-9. */
 static double length_range(const kvant_cuda_params *p)
 {
     return p->codes == KVANT_CUDA_CODES_TRIPLETS      ? 8
@@ -289,7 +312,7 @@ static double length_range(const kvant_cuda_params *p)
                                                       : 1;
 }
 
-/* Decodes the page that holds token t when t is its first. */
+/* Decodes the page that holds token t if t is the page's first token. */
 static const float *row_at(const fixture *f, kvant_role role, uint32_t b, int32_t t, uint32_t kv,
                            rows_of_page *page)
 {
@@ -309,8 +332,8 @@ static const float *row_at(const fixture *f, kvant_role role, uint32_t b, int32_
     return page->rows + (uint32_t)t % 64 * d;
 }
 
-/* The largest code of a kind, with what it is too large by before a bias or a zero point is taken off; of
- * chunks the largest number for a scale of 1. */
+/* The largest code of a kind, plus the amount that a bias or a zero point takes off later. For
+ * chunks, the largest number for a scale of 1. */
 static double largest_code(const kvant_cuda_codec *codec)
 {
     const kvant_cuda_params *p = &codec->params;
@@ -329,7 +352,7 @@ typedef struct query {
     uint32_t b, token, head;
 } query;
 
-/* What is added to a score, -INFINITY where the token is not seen. */
+/* The bias of a score; -INFINITY if the token is hidden. */
 static double bias_of(const fixture *f, const query *at, int32_t t)
 {
     const attention_problem *p = &f->p;
@@ -346,8 +369,9 @@ static double bias_of(const fixture *f, const query *at, int32_t t)
     return p->max_bias > 0 ? slope * (t - position) : 0;
 }
 
-/* Softcap, mask, ALiBi, hidden tokens. A softcap does not enlarge errors, except by 2^-20 of itself; a
- * bias is rounded to fp32 a few times. Returns the additional error of the score. */
+/* Applies softcap, mask, ALiBi and hidden tokens to a score. A softcap adds 2^-20 of itself to the
+ * error and does not enlarge other errors. A bias is rounded to fp32 some times. Returns the
+ * additional error of the score. */
 static double change_score(const fixture *f, const query *at, int32_t t, double *score)
 {
     double error = 0;
@@ -360,13 +384,14 @@ static double change_score(const fixture *f, const query *at, int32_t t, double 
     return isinf(bias) ? 0 : error + fabs(bias) * 0x1p-20;
 }
 
-/* A row as the GPU multiplies it, and what its keys' centre adds to its scores. */
+/* A query row as the GPU multiplies it, and the part that its keys' centre adds to scores. */
 typedef struct transformed {
     float q[MAX_D], rotated[MAX_D];
     double q1, unit, bias, bias_size;
 } transformed;
 
-/* For keys of number m. Rows are decoded without scale, so queries get them. */
+/* Transforms the query for keys of matrix m. Rows are decoded without their scale, so the query is
+ * multiplied by it. */
 static void transform(const fixture *f, const query *at, uint32_t kv, uint32_t m, transformed *r)
 {
     const uint32_t d = f->c->head_dim;
@@ -392,7 +417,8 @@ static void transform(const fixture *f, const query *at, uint32_t kv, uint32_t m
     r->unit = exp2(floor(log2(largest)) + 1);
 }
 
-/* What a page's own centre adds to the scores of a row; *error: how far the GPU may be from it. */
+/* The part that a page's own centre adds to the scores of a row. *error: how far the GPU may be
+ * from it. */
 static double page_bias(const fixture *f, const query *at, uint32_t kv, int32_t t, double *error)
 {
     const uint32_t d = f->c->head_dim;
@@ -404,7 +430,7 @@ static double page_bias(const fixture *f, const query *at, uint32_t kv, int32_t 
     return bias;
 }
 
-/* Fills scores; returns the largest error of one that is seen. */
+/* Fills scores; returns the largest error of a score whose token is not hidden. */
 static double score_errors(const fixture *f, const query *at, units_kind wanted, uint32_t kv,
                            double *scores)
 {
@@ -465,7 +491,8 @@ static double score_errors(const fixture *f, const query *at, units_kind wanted,
         if (tiles && !page.at.open)
             of_scales +=
                 0x1p-11 * qy + page.resolution * q1 + (p->symmetric ? 0x1p-11 * s.zero * q1 : 0);
-        /* last term: fp32 sums of codes of up to 255 with their bias, and exponents of base 2 at most 2^7 */
+        /* last term: fp32 sums of codes of up to 255 with their bias, and exponents of base 2 up to
+         * 2^7 */
         delta = fmax(delta,
                      scale * ((unit * 0x1p-12 + f->query_error) * y1 + k_error * s.scale * q1 +
                               of_scales +
@@ -475,7 +502,8 @@ static double score_errors(const fixture *f, const query *at, units_kind wanted,
     return delta;
 }
 
-/* Softmax over the decoded rows of a sequence for one query row, and the bound of the head comment. */
+/* Softmax over the decoded rows of a sequence for one query row, and the bound of this file's head
+ * comment. */
 static void compute_row(const fixture *f, const query *at, units_kind wanted, reference *r)
 {
     const units_kind units = units_for(wanted, f->cache.gpu_v);
@@ -493,7 +521,7 @@ static void compute_row(const fixture *f, const query *at, units_kind wanted, re
     double delta = score_errors(f, at, wanted, kv, scores);
     for (int32_t t = 0; t < n; t++)
         top = fmax(top, scores[t]);
-    if (isinf(top)) { /* sees nothing */
+    if (isinf(top)) { /* the query row sees no token */
         *r = (reference){ .lse = f->sinks ? f->sinks[head] : -INFINITY, .lse_bound = 0x1p-20 * 8 };
         free(scores);
         return;
@@ -539,7 +567,7 @@ static void compute_row(const fixture *f, const query *at, units_kind wanted, re
             tile += p->symmetric ? w * 0x1p-11 * s.zero * root : 0;
             continue;
         }
-        if (page.at.open) { /* weights are relative to the page's largest */
+        if (page.at.open) { /* weights are relative to the page's largest weight */
             rounded += w * sqrt(norm);
             summed += w * sqrt(norm);
             small_zero += sqrt(norm);
@@ -558,7 +586,7 @@ static void compute_row(const fixture *f, const query *at, units_kind wanted, re
         } else if (p->grouping == KVANT_CUDA_GROUP_TOKENS) { /* weights without a scale */
             rounded += w * (s.scale * code + s.zero) * root;
             small_zero += (s.scale * code + s.zero) * root;
-        } else { /* weight, scale and product are rounded, zero points too */
+        } else { /* weight, scale and product are rounded, and zero points, too */
             rounded += w * (2 * s.scale * code + s.zero) * root;
             small += (3 * code + s.zero / s.page_scale) * root;
             summed +=
@@ -566,10 +594,10 @@ static void compute_row(const fixture *f, const query *at, units_kind wanted, re
             largest = fmax(largest, w * s.page_scale);
         }
     }
-    /* a sink is a token without a value; the centre belongs to those that have one */
+    /* a sink is a token without a value; only tokens that have a value have the centre */
     const double seen = total;
     total += f->sinks ? exp(f->sinks[head] - top) : 0;
-    double factor = 1, center_norm = 0; /* the largest */
+    double factor = 1, center_norm = 0; /* the largest bound */
     for (uint32_t j = 0; j < d; j++) {
         double own = f->v_scale ? f->v_scale[kv * d + j] : 1;
         const double center = f->center ? f->center[kv * d + j] : 0;
@@ -604,7 +632,8 @@ void compute_reference(const fixture *f, uint32_t b, uint32_t token, uint32_t he
         return;
     const query at = { b, token, head };
     *r = (reference){ 0 };
-    /* the widest of those that may have served the problem: a library may lack decode kernels */
+    /* the largest bound of the kernels that may compute the problem: a library may lack decode
+     * kernels */
     for (units_kind units = NO_UNITS; units <= ROW_UNITS; units++) {
         reference own;
         if (is_any(f) && units != ROW_UNITS && (units != NO_UNITS || !may_decode(f)))

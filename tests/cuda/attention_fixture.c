@@ -5,8 +5,8 @@
 
 #include "../../src/base/half.h"
 
-/* Sequences share no block; table entries beyond a sequence's end point nowhere near the pool. A block has
- * the same number in both pools, and the bytes of the one that is not used are all ones. */
+/* Sequences share no block. Table entries after a sequence's end do not point into the pool. A
+ * block has the same number in both pools, and its bytes in the unused pool are all ones. */
 static void fill_table(fixture *f)
 {
     uint32_t n = 0, *order = malloc(f->cache.n_blocks * sizeof *order);
@@ -38,8 +38,8 @@ located locate(const fixture *f, kvant_role role, uint32_t b, int32_t t, uint32_
                       cache_page(&f->cache, role, (uint32_t)entry, kv_head), false };
 }
 
-/* Codecs that take whole blocks get copies of the first row for the tokens that a last block does not
- * have. */
+/* For codecs that encode whole blocks, copies of the first row stand for the tokens that a last
+ * block does not have. */
 static void encode_block(fixture *f, kvant_role role, uint32_t b, int32_t first, uint32_t kv_head)
 {
     const attention_case *c = f->c;
@@ -98,7 +98,7 @@ int32_t position_of(const fixture *f, uint32_t b, uint32_t token)
     return length - (int32_t)query_tokens_of(f, b) + (int32_t)token;
 }
 
-/* As kvant/attention.h says. */
+/* The slope as kvant/attention.h defines it. */
 float slope_of(const fixture *f, uint32_t head)
 {
     uint32_t n = 1;
@@ -120,7 +120,8 @@ static void count_rows(fixture *f)
         f->gpu_starts = device_copy(f->starts, (f->c->batch + 1) * sizeof *f->starts);
 }
 
-/* One of eight cells hidden, one row of eight wholly; beyond a sequence's end NaN, which nothing may read. */
+/* Hides one of eight cells, and all cells of one row in eight. Cells after a sequence's end are
+ * NaN, which nothing may read. */
 static void make_mask(fixture *f)
 {
     f->mask_stride = 64 * f->blocks_per_row + 3;
@@ -165,7 +166,7 @@ static void make_matrices(fixture *f)
     }
 }
 
-/* The offsets that the GPU has computed; NaN where nobody may look. */
+/* Offsets that the GPU has computed; NaN where they must not be read. */
 static void find_offsets(fixture *f, const void *q)
 {
     const attention_case *c = f->c;
@@ -200,7 +201,7 @@ static void find_offsets(fixture *f, const void *q)
     free(offsets);
 }
 
-/* Centres larger than keys, so that they decide which pages count. */
+/* Centres are larger than keys, so that they decide which pages count. */
 static void make_page_centers(fixture *f)
 {
     const attention_case *c = f->c;
@@ -217,7 +218,7 @@ static void make_page_centers(fixture *f)
     free(typed);
 }
 
-/* The table that the GPU gets. */
+/* Uploads the table that the GPU gets. */
 static void upload_table(fixture *f)
 {
     const size_t n = (size_t)f->c->batch * f->blocks_per_row;
@@ -249,7 +250,7 @@ void fixture_open(fixture *f, const attention_case *c, const attention_problem *
         n_blocks += n;
         longest = n > longest ? n : longest;
     }
-    /* 0xff: what was never written decodes to NaN, so that reading it would show */
+    /* 0xff: memory that was never written decodes to NaN, which shows when it is read */
     cache_open(&f->cache, c->k_spec, c->v_spec, d, c->n_kv_heads, n_blocks, 0xff);
     open_pool_new(&f->open, &f->cache);
     f->blocks_per_row = longest;

@@ -1,6 +1,6 @@
-/* attention_fixture.h - decode attention on the GPU against softmax in double precision over the CPU
- * decoder's rows: a paged cache with queries, the reference with its derived bound, a run that checks
- * every head. */
+/* attention_fixture.h - decode attention on the GPU against a softmax in double precision over the
+ * rows that the CPU decodes. It has a paged cache with queries, the reference with its derived
+ * bound, and a run that checks every head. */
 #ifndef KVANT_TESTS_ATTENTION_FIXTURE_H
 #define KVANT_TESTS_ATTENTION_FIXTURE_H
 
@@ -13,42 +13,47 @@ typedef struct attention_case {
     uint32_t head_dim, n_kv_heads, n_heads, batch;
     kvant_cuda_type type;
     const int32_t *lengths;
-    bool center;    /* of values, and scale of both */
-    float key_size; /* how sharp the softmax is */
+    bool center;    /* values have a centre, keys and values a scale */
+    float key_size; /* sharpness of the softmax */
     uint32_t
-        open; /* 0: no open blocks; 1: all; n: about one of n, and the last of every sequence */
+        open; /* 0: no exact blocks; 1: all; n: about one in n, and the last of every sequence */
 } attention_case;
 
-/* What else a problem may ask for; all zero: one query token a sequence, which sees all of it. */
+/* Further options of a problem. All zeros: one query token per sequence, which sees the whole
+ * sequence. */
 typedef struct attention_problem {
-    uint32_t query_tokens;  /* of a sequence at most; 0: 1 */
+    uint32_t query_tokens;  /* at most, per sequence; 0: 1 */
     const uint32_t *counts; /* query tokens of each sequence, or NULL: all have query_tokens */
     bool causal;
     uint32_t window;
     float softcap, max_bias;
     bool mask, sinks;
     bool scratch;      /* room for the unpacked pages of two kv heads */
-    bool no_blocks;    /* every block hidden */
-    uint32_t matrices; /* of keys, a random one each few blocks; 0: none */
-    bool key_center;   /* of each of these */
+    bool no_blocks;    /* every block is hidden */
+    uint32_t matrices; /* number of random key matrices, which change after some blocks; 0: none */
+    bool key_center;   /* each matrix has a centre */
     bool
-        page_centers; /* every page has its own, of queries that no matrix changed; not beside key_center */
-    bool hidden; /* one of four pages, with open blocks; their offsets are NaN */
+        /* every page has its own centre, for queries before any matrix; not together with
+         * key_center */
+        page_centers;
+    bool hidden; /* hides one of four pages, among them exact blocks; their offsets are NaN */
 } attention_problem;
 
 typedef struct fixture {
     const attention_case *c;
     attention_problem p;
     uint32_t n_rows, mask_stride, n_matrices;
-    uint8_t *matrices; /* as table; NULL: there is one */
+    uint8_t *matrices; /* laid out as table; NULL: there is one matrix */
     uint8_t q_numbers[KVANT_CUDA_MOST_MATRICES];
     float *k_center;
     void *gpu_matrices, *gpu_k_center;
-    test_turning turning;                /* of pages */
-    float *plain_q;                      /* before any matrix; NULL: pages have no centres */
-    void *gpu_offsets;                   /* kvant_cuda_page_offsets */
-    kvant_cuda_page_offsets_args turned; /* how they were made */
-    bool *hidden;                        /* as table, which still says what is there; NULL: none */
+    test_turning turning; /* centres of pages */
+    /* queries before any matrix; NULL: pages have no centres */
+    float *plain_q;
+    void *gpu_offsets;                   /* output of kvant_cuda_page_offsets */
+    kvant_cuda_page_offsets_args turned; /* arguments that made gpu_offsets */
+    /* laid out as table, which still names the hidden blocks; NULL: none is hidden */
+    bool *hidden;
     int32_t *starts;
     uint16_t *mask;
     float *sinks;
@@ -57,13 +62,13 @@ typedef struct fixture {
     test_open_pool open;
     uint32_t blocks_per_row;
     int32_t *table;
-    float *q, *center, *k_scale, *v_scale; /* q: of each matrix */
+    float *q, *center, *k_scale, *v_scale; /* q: queries for each matrix */
     void *gpu_q, *gpu_out, *gpu_table, *gpu_lengths, *gpu_center, *gpu_k_scale, *gpu_v_scale,
         *workspace;
     float *gpu_lse;
     size_t q_bytes, out_bytes, workspace_bytes;
-    double query_error;  /* that the numbers of queries have already */
-    double output_error; /* that outputs get afterwards, in parts of their length */
+    double query_error;  /* error that the numbers of queries have already */
+    double output_error; /* error that outputs get afterwards, relative to their length */
     double worst;        /* error / bound */
 } fixture;
 
@@ -73,13 +78,13 @@ typedef struct located {
     bool open;
 } located;
 
-/* p: NULL for none. */
+/* p: NULL for a problem without options. */
 void fixture_open(fixture *f, const attention_case *c, const attention_problem *p);
 void fixture_close(fixture *f);
-/* The page of sequence b that holds token t. */
+/* Returns the page of sequence b that holds token t. */
 located locate(const fixture *f, kvant_role role, uint32_t b, int32_t t, uint32_t kv_head);
 
-/* The query row of a sequence's token, and where that token stands in the sequence. */
+/* The query row of a sequence's token, and the position of this token in the sequence. */
 uint32_t row_of(const fixture *f, uint32_t b, uint32_t token);
 int32_t position_of(const fixture *f, uint32_t b, uint32_t token);
 uint32_t query_tokens_of(const fixture *f, uint32_t b);
@@ -93,14 +98,15 @@ typedef struct reference {
 
 void compute_reference(const fixture *f, uint32_t b, uint32_t token, uint32_t head, reference *r);
 
-/* One query row's output and log-sum-exp (NULL: not asked for) within the bound of attention_bound.c. */
+/* Checks one query row's output and log-sum-exp (NULL: not checked) against the bound of
+ * attention_bound.c. */
 void check_head(fixture *f, const void *out, const float *lse, uint32_t b, uint32_t token,
                 uint32_t head);
 
 kvant_cuda_kernel_attention_args attention_args(const fixture *f);
 
-/* Runs once, checks every query row, then replays a graph three times into poisoned outputs and wants the same
- * bytes. */
+/* Runs once and checks every query row. Then replays a graph three times into poisoned outputs,
+ * which must get the same bytes. */
 void run_attention(const attention_case *c);
 void run_problem(const attention_case *c, const attention_problem *p);
 

@@ -1,4 +1,5 @@
-/* attention_run.c - one call of attention: every query row checked, then a graph replayed. */
+/* attention_run.c - one call of attention, with every query row checked, and the replay of a
+ * graph. */
 #include "attention_fixture.h"
 
 #include <math.h>
@@ -8,7 +9,7 @@ kvant_cuda_kernel_attention_args attention_args(const fixture *f)
     const attention_case *c = f->c;
     const kvant_cuda_pages none = {
         NULL, 0, 0
-    }; /* then kernels that know no open pages are used where there are any */
+    }; /* then kernels that do not know exact pages run even where there are exact pages */
     kvant_cuda_kernel_attention_args args = {
         .size = sizeof(kvant_cuda_kernel_attention_args),
         .k_codec = f->cache.gpu_k,
@@ -81,7 +82,7 @@ void run_problem(const attention_case *c, const attention_problem *p)
     uint8_t *out = malloc(f.out_bytes), *again = malloc(f.out_bytes);
     float *lse = malloc((size_t)f.n_rows * c->n_heads * sizeof *lse);
     check_rows(&f, &args, out, lse);
-    if (args.page_offsets) { /* the call finds them itself */
+    if (args.page_offsets) { /* the call computes offsets of pages itself */
         args.page_offsets = NULL;
         args.turned = (kvant_cuda_turned){ .q = f.turned.q,
                                            .type = f.turned.type,

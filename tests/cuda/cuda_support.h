@@ -1,5 +1,5 @@
-/* cuda_support.h - what the CUDA tests share: device arrays, random numbers, a paged cache written by the CPU
- * encoder. */
+/* cuda_support.h - device arrays, random numbers, and a paged cache that the CPU encodes, for the
+ * CUDA tests. */
 #ifndef KVANT_TESTS_CUDA_SUPPORT_H
 #define KVANT_TESTS_CUDA_SUPPORT_H
 
@@ -24,17 +24,19 @@
             fail_msg("%s: %s", #call, cudaGetErrorString(error_));                                 \
     } while (0)
 
-/* False, after saying so, without a GPU: main returns 77 then, which CTest counts as skipped. With an argument the tests run
- * that it names, with * for anything. The environment variable KVANT_TEST_SHARED_KB makes blocks have no more shared memory,
- * as on smaller GPUs; KVANT_TEST_SEED gives random tests other numbers. */
+/* Returns false, after a message, if there is no GPU; main then returns 77, which CTest counts as
+ * skipped. An argument names the tests to run, with * for any text. The environment variable
+ * KVANT_TEST_SHARED_KB limits the shared memory of blocks, as on smaller GPUs. KVANT_TEST_SEED
+ * gives random tests other numbers. */
 bool begin_tests(int argc, char **argv);
 
-/* Whether KVANT_TEST_SMALL is set: one problem in so many, for tools that slow kernels down by a hundred. */
+/* Whether KVANT_TEST_SMALL is set: then tests run only a part of their problems, for tools that
+ * slow kernels down by a factor of a hundred. */
 bool small_tests(void);
 
 uint64_t random_bits(void);
 float random_uniform(float low, float high);
-/* Sum of 4 uniform numbers, variance 1; now and then a large one, as keys have. */
+/* Sum of 4 uniform numbers, with variance 1; now and then a large number, as keys have. */
 float random_normal(void);
 
 void *device_new(size_t bytes, int fill);
@@ -42,12 +44,13 @@ void device_free(const void *memory);
 void *device_copy(const void *from, size_t bytes);
 void device_read(void *to, const void *from, size_t bytes);
 
-/* Numbers of a type, rounded to it, and as float again. */
+/* Rounds numbers to a type; returns them in this type, and as floats in `from`. */
 void *to_type(const float *from, size_t n, kvant_cuda_type type, size_t *bytes);
 float from_type(const void *from, size_t i, kvant_cuda_type type);
 float round_to_type(float x, kvant_cuda_type type);
 
-/* A pool of blocks, K and V pages of all kv heads of a block side by side, on the host and on the device. */
+/* A pool of blocks, on the host and on the device. A block has the K and V pages of all kv
+ * heads. */
 typedef struct test_cache {
     kvant_codec *k, *v;
     kvant_cuda_codec *gpu_k, *gpu_v;
@@ -57,17 +60,17 @@ typedef struct test_cache {
     uint8_t *pool, *gpu_pool;
 } test_cache;
 
-/* fill: what the pool's bytes are before anything is written. */
+/* fill: value of the pool's bytes at the start. */
 void cache_open(test_cache *cache, const char *k_spec, const char *v_spec, uint32_t head_dim,
                 uint32_t n_kv_heads, uint32_t n_blocks, int fill);
 void cache_close(test_cache *cache);
 void *cache_page(const test_cache *cache, kvant_role role, uint32_t block, uint32_t kv_head);
 kvant_cuda_pages cache_pages(const test_cache *cache, kvant_role role);
 
-/* A pool of open blocks with as many blocks as a cache, all bytes ones; K pages of all kv heads first,
- * then V. */
+/* A pool of exact blocks with as many blocks as a cache; all bytes are ones. The K pages of all kv
+ * heads come first, then the V pages. */
 typedef struct test_open_pool {
-    kvant_codec *codec[2]; /* of each role */
+    kvant_codec *codec[2]; /* codec of each role */
     kvant_cuda_codec *gpu_codec[2];
     uint32_t n_kv_heads, n_blocks;
     size_t page_bytes;

@@ -1,4 +1,5 @@
-/* example_cuda_cache.c - examples/cache.c on a GPU: the same calls with device = "cuda" and device pointers. */
+/* example_cuda_cache.c - examples/cache.c on a GPU: the same calls with device = "cuda" and device
+ * pointers. */
 #include <cuda_runtime_api.h>
 #include <kvant/cache.h>
 
@@ -7,7 +8,7 @@
 
 enum { LAYERS = 30, HEADS = 9, KV_HEADS = 3, HEAD_DIM = 64, TOKENS = 256 };
 
-/* n random numbers on the device; in an engine they are a layer's. */
+/* n random numbers on the device. In an engine, a layer computes them. */
 static float *device_numbers(int n)
 {
     float *host = malloc((size_t)n * sizeof *host), *device = NULL;

@@ -1,14 +1,15 @@
-/* racecheck_patterns.cu - two ways to wait that are right and that racecheck (CUDA 13.0) reports. For who runs racecheck on
- * kernels of src/cuda/tiles and src/cuda/any.
+/* racecheck_patterns.cu - two correct ways to wait that racecheck (CUDA 13.0) reports as hazards.
+ * It is for people who run racecheck on kernels of src/cuda/tiles and src/cuda/any.
  *
- *     nvcc -std=c++17 -arch=sm_90 racecheck_patterns.cu && compute-sanitizer --tool racecheck ./a.out PATTERN
+ *     nvcc -std=c++17 -arch=sm_90 racecheck_patterns.cu &&
+ *         compute-sanitizer --tool racecheck ./a.out PATTERN
  *
- *     PATTERN     what waits                                                       hazards on an H200
- *     one_lane    a warp, for another one, of which a lane arrives after __syncwarp     4
- *     all_lanes   the same, all lanes arrive                                            0
- *     unequal     all threads, after teams of 2 warps went 4, 5, 6 and 7 rounds         1
- *     equal       the same, 4 rounds each                                               0
- *     no_teams    as unequal, without barriers of teams                                 0 */
+ *     PATTERN     what waits                                              hazards on an H200
+ *     one_lane    a warp, for a second warp: one lane arrives after __syncwarp             4
+ *     all_lanes   the same, all lanes arrive                                               0
+ *     unequal     all threads, after teams of 2 warps had 4, 5, 6 and 7 rounds             1
+ *     equal       the same, 4 rounds each                                                  0
+ *     no_teams    as unequal, without barriers of teams                                    0 */
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -36,7 +37,7 @@ template <int LANES> __device__ static void arrive_at(uint64_t &barrier)
             : "memory");
 }
 
-/* A warp writes numbers that the other one reads, four times. */
+/* One warp writes numbers that a second warp reads, four times. */
 template <int LANES> __global__ void arrivals(float *out)
 {
     __shared__ float numbers[32];
@@ -62,7 +63,8 @@ template <int LANES> __global__ void arrivals(float *out)
     out[threadIdx.x] = sum;
 }
 
-/* Teams exchange numbers, `more` rounds more each than the one before; then all threads do. */
+/* Teams exchange numbers, each team `more` rounds longer than the team before it; then all threads
+ * do. */
 template <bool TEAMS> __global__ void teams(float *out, int more)
 {
     extern __shared__ float numbers[];

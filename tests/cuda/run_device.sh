@@ -1,18 +1,21 @@
 #!/bin/sh
-# run_device.sh - builds what the CUDA tests need on a machine with a GPU, runs them, prints a line per test.
+# run_device.sh - builds the CUDA tests on a machine with a GPU, runs them, and prints a line per
+# test.
 #
-#     tests/cuda/run_device.sh [TEST...]       default: the tests of PAIRS and DIMS below; test_cuda_codec, test_calibrated,
-#                                              test_cuda_attention and test_problems want PAIRS=ALL and every head_dim,
-#                                              10 minutes or more;
-#                                              of bench_cuda_cache the output is shown
+#     tests/cuda/run_device.sh [TEST...]
 #
-# Takes 2 to 4 minutes with 16 cores, most of it kernels of attention; no network. Environment:
+# By default it runs the tests of PAIRS and DIMS below. test_cuda_codec, test_calibrated,
+# test_cuda_attention and test_problems need PAIRS=ALL and every head_dim, which takes 10 minutes or
+# more. For bench_cuda_cache it shows the output.
+#
+# It takes 2 to 4 minutes with 16 cores, most of it for kernels of attention, and needs no network.
+# Environment:
 #
 #     BUILD        build folder, default build-device
 #     PAIRS, DIMS  pairs of codes (attention_pairs.h; ALL) and values of head_dim that get kernels
 #     ARCH         default 90-real
 #     WRAP         a command before each test, such as "compute-sanitizer --error-exitcode 1"
-#     CMOCKA       a folder with cmocka.h, cmocka_*.h and libcmocka.so*, where cmocka is not installed
+#     CMOCKA       a folder with cmocka.h, cmocka_*.h and libcmocka.so*, if cmocka is not installed
 #
 # The exit status is the number of tests that failed.
 set -eu
@@ -26,7 +29,7 @@ dims=${DIMS:-64;128}
 [ $# -gt 0 ] || set -- test_cuda_cache test_append test_open test_marks example_cuda_cache
 mkdir -p "$build"
 
-# pkg-config and cmocka may be missing where CUDA is there.
+# pkg-config and cmocka may be missing on a machine with CUDA.
 if [ -n "${CMOCKA:-}" ]; then
     mkdir -p "$build/cmocka"
     cp "$CMOCKA"/cmocka*.h "$CMOCKA"/libcmocka.so* "$build/cmocka/"
@@ -56,7 +59,8 @@ fi
 start=$(date +%s)
 command -v ninja > /dev/null && generator="-G Ninja" || generator=
 # shellcheck disable=SC2086
-cmake -S "$root" -B "$build" $generator ${pkg:-} -DCMAKE_BUILD_TYPE=Release -DKVANT_CUDA=ON -DKVANT_BUILD_TESTS=ON \
+cmake -S "$root" -B "$build" $generator ${pkg:-} -DCMAKE_BUILD_TYPE=Release \
+    -DKVANT_CUDA=ON -DKVANT_BUILD_TESTS=ON \
     -DKVANT_BUILD_PLUGIN=OFF -DKVANT_BUILD_TOOLS=OFF "-DCMAKE_CUDA_ARCHITECTURES=${ARCH:-90-real}" \
     "-DKVANT_CUDA_PAIRS=$pairs" "-DKVANT_CUDA_HEAD_DIMS=$dims" > "$build/configure.log" 2>&1 ||
     { tail -n 30 "$build/configure.log"; exit 99; }
@@ -72,11 +76,16 @@ for test in "$@"; do
     begin=$(date +%s)
     status=0
     # shellcheck disable=SC2086
-    ${WRAP:-} "$(find "$build" -type f -name "$test" -perm -u+x | head -n 1)" > "$test.log" 2>&1 || status=$?
+    ${WRAP:-} "$(find "$build" -type f -name "$test" -perm -u+x | head -n 1)" \
+        > "$test.log" 2>&1 || status=$?
     seconds=$(($(date +%s) - begin))
     case $test in bench_*) cat "$test.log" ;; esac
     case $status in
-    0) echo "passed   $test ($seconds s): $(grep -c '       OK' "$test.log" || true) cases, $(grep -E 'error / bound' "$test.log" | sed 's/.*bound //' | sort -n | tail -n 1 | sed 's/^/error at most /;s/$/ of its bound/')" ;;
+    0)
+        worst=$(grep -E 'error / bound' "$test.log" | sed 's/.*bound //' | sort -n | tail -n 1 |
+            sed 's/^/error at most /;s/$/ of its bound/')
+        echo "passed   $test ($seconds s): $(grep -c '       OK' "$test.log" || true) cases, $worst"
+        ;;
     77) echo "skipped  $test: $(tail -n 1 "$test.log")" ;;
     *)
         failed=$((failed + 1))

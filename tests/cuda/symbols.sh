@@ -1,5 +1,6 @@
 #!/bin/sh
-# symbols.sh LIBKVANT_CUDA LIBKVANT_STATIC: the first holds no copy of the second, and exports only its table.
+# symbols.sh LIBKVANT_CUDA LIBKVANT_STATIC: the first library holds no copy of the second and
+# exports only its table.
 set -eu
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -10,8 +11,10 @@ if [ "$(cat "$work/exported")" != kvant_cuda_table_get ]; then
     exit 1
 fi
 nm --defined-only "$1" | awk '{ print $3 }' | sort -u >"$work/defined"
-nm --defined-only --extern-only "$2" 2>/dev/null | awk 'NF == 3 { print $3 }' | sort -u >"$work/libkvant"
-if ! grep -q '^kvant_cuda_table_' "$work/defined" || ! grep -qx kvant_codec_create "$work/libkvant"; then
+nm --defined-only --extern-only "$2" 2>/dev/null | awk 'NF == 3 { print $3 }' | sort -u \
+    >"$work/libkvant"
+if ! grep -q '^kvant_cuda_table_' "$work/defined" ||
+    ! grep -qx kvant_codec_create "$work/libkvant"; then
     echo "symbols.sh: nm shows too little to judge: is $1 stripped?" >&2
     exit 1
 fi

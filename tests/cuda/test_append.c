@@ -1,5 +1,5 @@
-/* test_append.c - append on the GPU writes the CPU encoder's bytes; decode gives the CPU decoder's numbers,
- * to the bit. */
+/* test_append.c - append on the GPU writes the same bytes as the CPU's encoder, and decode gives
+ * the same numbers as the CPU's decoder, bit for bit. */
 #include "cuda_support.h"
 
 #include <math.h>
@@ -8,13 +8,14 @@
 
 enum { HEADS = 3, BLOCKS = 9 };
 
-static float scale[HEADS * 512]; /* of rows that have a centre */
+static float scale[HEADS * 512]; /* scale of the rows, which have a centre */
 
 typedef struct append_case {
     const char *spec;
     uint32_t head_dim, n_tokens;
     kvant_cuda_type type;
-    int order; /* 0: in order from the middle of a page, 1: shuffled over all slots, 2: one token a block */
+    /* 0: in order from the middle of a page, 1: shuffled over all slots, 2: one token per block */
+    int order;
     bool center;
 } append_case;
 
@@ -33,10 +34,10 @@ static void choose_slots(const append_case *c, int64_t *slots)
         slots[i] = c->order == 2 ? (int64_t)(i % BLOCKS) * 64 + (i * 13 + 5) % 64
                                  : all[c->order == 0 ? i + 37 : i];
     if (c->n_tokens > 4)
-        slots[3] = -1; /* skipped */
+        slots[3] = -1; /* this row is skipped */
 }
 
-/* Rows of all kinds: usual ones, zeros, minus zeros, a constant, tiny, large, one large channel. */
+/* Rows of all kinds: usual rows, zeros, minus zeros, a constant, tiny, large, one large channel. */
 static void fill_row(float *row, uint32_t d, uint32_t kind)
 {
     for (uint32_t j = 0; j < d; j++) {
@@ -270,7 +271,7 @@ static void test_any(void **unused)
     (void)unused;
     static const struct {
         const char *spec;
-        uint32_t most; /* head_dim */
+        uint32_t most; /* largest head_dim */
     } cases[] = { { "int-4", 512 },
                   { "int-8:sym", 512 },
                   { "int-7", 512 },
@@ -340,7 +341,8 @@ static void test_families(void **unused)
                 (kvant_cuda_type)((s + i) % 3), (int)((s + i) % 3), (s + i) % 4 == 0 });
 }
 
-/* Old bytes around what is written stay as they are: pages of 0xa5 keep every bit that is not the token's. */
+/* Bytes around a written token do not change: pages of 0xa5 keep every bit that does not belong to
+ * the token. */
 static void test_keeps_neighbours(void **unused)
 {
     (void)unused;

@@ -1,6 +1,6 @@
-/* test_block_centers.c - centres of blocks on the GPU: rows about them bit for bit as on the CPU,
- * rows that an append stores about them, what they add to scores of pages (kvant_cuda_page_offsets)
- * against double precision. */
+/* test_block_centers.c - centres of blocks on the GPU: rows minus their centre, bit for bit as on
+ * the CPU, and rows that an append stores with centres. Offsets that centres add to scores of pages
+ * (kvant_cuda_page_offsets) are compared with double precision. */
 #include "../unit/calibrated.h"
 #include "turning.h"
 
@@ -20,14 +20,15 @@ static void random_numbers(uint8_t *numbers, size_t n, uint32_t below)
         numbers[i] = (uint8_t)(i > 0 && random_bits() % 4 ? numbers[i - 1] : random_bits() % below);
 }
 
-/* Rows of a call, heads after heads with room between tokens. */
+/* Rows of a call: head after head, with room between tokens. */
 typedef struct rows_case {
     const turning_shape *shape;
     kvant_cuda_type type;
     uint32_t n_tokens;
     test_turning turning;
     int64_t slots[TOKENS];
-    float *rows, *want; /* as floats: of the type, with the stride; contiguous */
+    /* as floats; `rows` with the type's rounding and the stride, `want` contiguous */
+    float *rows, *want;
     size_t stride, bytes;
     kvant_cuda_center_rows_args args;
 } rows_case;
@@ -71,7 +72,7 @@ static void close_rows(rows_case *c)
     cudaFree(c->args.out);
 }
 
-/* rows: with the stride; NULL: contiguous ones, of `want`. */
+/* rows: with the stride; NULL: the contiguous rows of `want`. */
 static void want_rows(rows_case *c, const float *rows, bool add)
 {
     const uint32_t d = c->shape->head_dim;
@@ -99,7 +100,7 @@ static void check_rows(const rows_case *c, const char *what)
     free(got);
 }
 
-/* Subtracted, then added to the result in its own place. */
+/* Centres are subtracted from rows, then added to the result in place. */
 static void test_rows(void **unused)
 {
     (void)unused;
@@ -146,19 +147,20 @@ static void test_refused_rows(void **unused)
     close_rows(&c);
 }
 
-/* ---- rows that are stored ---- */
+/* ---- stored rows ---- */
 
-#define MOST_PAGE ((size_t)64 * 128 * sizeof(uint16_t)) /* an open page of head_dim 128 */
+#define MOST_PAGE ((size_t)64 * 128 * sizeof(uint16_t)) /* an exact page of head_dim 128 */
 #define PAGES_BYTES (2 * MOST_PAGE * KV * BLOCKS)
 
-/* An append that takes the centres off, or one behind kvant_cuda_center_rows: the same pages. */
+/* An append that subtracts the centres gives the same pages as an append after
+ * kvant_cuda_center_rows. */
 typedef struct stored_case {
     const char *spec;
     bool open, values;
     uint32_t n_tokens;
 } stored_case;
 
-/* A codec of both machines; the CPU's has to outlive the GPU's. */
+/* A codec of both devices; the CPU's codec must outlive the GPU's. */
 typedef struct stored_codec {
     kvant_codec *cpu;
     kvant_cuda_codec *sealed, *open;
@@ -285,7 +287,7 @@ static void test_stored_rows(void **unused)
                                          .n_tokens = tokens[i / 4] });
 }
 
-/* Centres need keys that are floats, slots, and room for launches of their own. */
+/* Centres need keys as floats, slots, and room for their own launches. */
 static void test_refused_stored_rows(void **unused)
 {
     (void)unused;
@@ -328,14 +330,15 @@ static void test_refused_stored_rows(void **unused)
 
 typedef struct pages_case {
     const turning_shape *shape;
-    uint32_t query_tokens, group, n_numbers, stride; /* stride: places of a sequence */
+    uint32_t query_tokens, group, n_numbers, stride; /* stride: positions of a sequence */
     const int32_t *lengths, *starts;                 /* starts: of query rows, or NULL */
     uint32_t batch;
     kvant_cuda_type type;
 } pages_case;
 
-/* Products z = q a +- q b have two roundings each, the sum of head_dim terms with phases one for each; the reference's centre has two.
- * Together below head_dim + 4 times 2^-24 of the sum of magnitudes. */
+/* Products z = q a +- q b have two roundings each, the sum of head_dim terms with phases has one
+ * for each term, and the reference's centre has two. Together they are below head_dim + 4 times
+ * 2^-24 of the sum of magnitudes. */
 static void check_pages(const pages_case *c, const test_turning *turning, const float *q,
                         const float *got)
 {
@@ -450,7 +453,7 @@ static void test_ragged_pages(void **unused)
     }
 }
 
-/* As a prefill has them. */
+/* As many query rows as in a prefill. */
 static void test_many_rows(void **unused)
 {
     (void)unused;

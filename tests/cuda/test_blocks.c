@@ -1,5 +1,5 @@
-/* test_blocks.c - attention over rows in ggml's formats on the GPU against the CPU's (kvant/block_attention.h), whose arithmetic is
- * binary32. */
+/* test_blocks.c - attention over rows in ggml's formats on the GPU, against the CPU's attention
+ * (kvant/block_attention.h), which computes in binary32. */
 #include "cuda_support.h"
 
 #include <math.h>
@@ -27,7 +27,7 @@ static size_t block_bytes(kvant_block_type type)
     return type == KVANT_BLOCK_Q8_0 ? 34 : 18;
 }
 
-/* Random codes; scales that make numbers of variance about 1. */
+/* Random codes with scales that give numbers of variance about 1. */
 static uint8_t *random_rows(const problem *p, size_t bytes)
 {
     const size_t block = block_bytes(p->type);
@@ -179,8 +179,9 @@ static void on_the_cpu(const problem *p, const arrays *a, float *out)
     }
 }
 
-/* Scores are off by 2^-11 of sum |q k| for the rounding of queries, and by less for sums; weights and values are rounded
- * by 2^-11 each. Sums of |q k| over 256 channels of variance 1, times 1 / 16, are below 20. */
+/* Scores err by 2^-11 of sum |q k|, because queries are rounded, and by less for sums. Weights and
+ * values are rounded by 2^-11 each. Sums of |q k| over 256 channels of variance 1, times 1 / 16,
+ * are below 20. */
 static void check(const problem *p)
 {
     arrays a = arrays_new(p);
@@ -191,7 +192,7 @@ static void check(const problem *p)
     args.workspace_bytes = kvant_cuda_block_workspace(&args);
     assert_true(args.workspace_bytes > 0);
     args.workspace = device_new(args.workspace_bytes, 0);
-    for (int i = 0; i < 2; i++) /* each call leaves it ready for the next */
+    for (int i = 0; i < 2; i++) /* each call leaves the workspace ready for the next call */
         assert_int_equal(kvant_cuda_block_attention(&args, NULL), KVANT_OK);
     device_read(out, a.gpu_out, a.n_q * sizeof *out);
     on_the_cpu(p, &a, exact);
@@ -231,7 +232,7 @@ static void attention_is_the_cpus(void **unused)
 static const uint32_t damaged[] = { 0, 5, 6, 15, 16, 130, 299 };
 #define N_DAMAGED (sizeof damaged / sizeof *damaged)
 
-/* Odd query tokens see the damaged tokens, even ones do not. */
+/* Odd query tokens see the damaged tokens, even query tokens do not. */
 static void hide_damage(const problem *p, arrays *a)
 {
     const size_t rows = (size_t)p->batch * p->query_tokens;
@@ -265,8 +266,8 @@ static void attend(const problem *p, const arrays *a, float *out)
     cudaFree(args.workspace);
 }
 
-/* Outputs of query tokens that see no damage keep their bits. Other outputs are not finite if the
- * scales are not. A large finite key may also win or lose everywhere. */
+/* Outputs of query tokens that see no damage keep their bits. All remaining outputs are not finite
+ * if the scales are not. A large finite key may also win or lose everywhere. */
 static void check_damage(const problem *p, int which, uint16_t scale)
 {
     arrays a = arrays_new(p);

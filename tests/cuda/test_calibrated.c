@@ -1,6 +1,6 @@
-/* test_calibrated.c - codecs of a calibration on the GPU: centre, scale and matrix of each kv head. Append
- * and seal write the CPU's bytes, decoding gives the CPU's numbers. Queries and attention are compared with
- * sums in binary64. */
+/* test_calibrated.c - codecs of a calibration on the GPU: centre, scale and matrix of each kv head.
+ * Append and seal write the CPU's bytes, and decoding gives the CPU's numbers. Queries and
+ * attention are compared with sums in binary64. */
 #include "cuda_support.h"
 
 #include <math.h>
@@ -11,19 +11,20 @@
 
 enum { HEADS = 2, TOKENS = 150, BLOCKS = 3, MAX_D = 256 };
 
-/* One role of one layer: a codec for each kv head, their arrays on the device, pages on both sides. */
+/* One role of one layer: a codec for each kv head, the codecs' arrays on the device, and pages on
+ * the CPU and on the device. */
 typedef struct role_cache {
     kvant_codec *codec[HEADS], *open_codec[HEADS];
     kvant_cuda_codec *gpu, *gpu_open;
     kvant_affine affine[HEADS];
-    float *center, *scale, *weights, *inverse; /* device */
+    float *center, *scale, *weights, *inverse; /* on the device */
     uint32_t d;
     kvant_role role;
     size_t page_bytes, open_bytes;
     uint8_t *pool, *open_pool, *gpu_pool, *gpu_open_pool;
 } role_cache;
 
-/* Side by side for all kv heads; NULL where the codecs have none. */
+/* Uploads the arrays of all kv heads, one after another; NULL if the codecs have none. */
 static float *upload(const float *const *parts, size_t n)
 {
     if (!parts[0])
@@ -106,7 +107,8 @@ static kvant_cuda_pages gpu_pages(const role_cache *c, bool open)
     return (kvant_cuda_pages){ open ? c->gpu_open_pool : c->gpu_pool, HEADS * bytes, bytes };
 }
 
-/* Rows like those of the calibration: channels of unequal size around a centre that is not 0. */
+/* Rows that are distributed like the calibration's rows: channels of unequal size around a centre
+ * that is not 0. */
 static float *make_rows(uint32_t d)
 {
     float *rows = malloc((size_t)TOKENS * HEADS * d * sizeof *rows);
@@ -143,7 +145,7 @@ static void append_some(const role_cache *c, const float *rows, const int64_t *s
     cudaFree(gpu_refused);
 }
 
-/* Many tokens, few and one: kernels cut such calls up in different ways. */
+/* Many tokens, some and one: kernels split such calls in different ways. */
 static void append_on_gpu(const role_cache *c, const float *rows, bool open, kvant_status want)
 {
     static const uint32_t ends[] = { 101, TOKENS - 1, TOKENS };
@@ -185,7 +187,8 @@ static void compare(const role_cache *c, const char *what, const uint8_t *want, 
     free(got);
 }
 
-/* Sealed blocks hold the codes of the open rows, which are rounded to fp16: the CPU's cache writes the same. */
+/* Sealed blocks hold the codes of exact rows, which are rounded to fp16. The CPU's cache writes the
+ * same. */
 static void check_seal(const role_cache *c)
 {
     int32_t numbers[BLOCKS] = { 0, 1, 2 }, tokens[BLOCKS] = { 64, 64, TOKENS - 128 };
@@ -212,7 +215,7 @@ static void check_seal(const role_cache *c)
             const uint32_t group = c->codec[h]->info.block_tokens,
                            n = ((uint32_t)tokens[b] + group - 1) / group * group;
             for (uint32_t t = (uint32_t)tokens[b]; t < n;
-                 t++) /* the rest of a group: copies of its first row */
+                 t++) /* the rest of a group holds copies of its first row */
                 memcpy(rows + (size_t)t * c->d, rows + (size_t)(t / group * group) * c->d,
                        c->d * sizeof *rows);
             assert_int_equal(seal_rows(c->codec[h], rows, 0, n, page_of(want, c->page_bytes, b, h)),
@@ -246,7 +249,7 @@ static void decode_on_gpu(const role_cache *c, bool open, float *rows)
                                     .inverse_weights = c->inverse };
     assert_int_equal(kvant_cuda_decode(&args, NULL), KVANT_OK);
     device_read(rows, out, bytes);
-    args.inverse_weights = c->inverse ? NULL : out; /* missing, or for no use */
+    args.inverse_weights = c->inverse ? NULL : out; /* missing, or of no use */
     assert_int_equal(kvant_cuda_decode(&args, NULL), KVANT_ERR_ARGUMENT);
     cudaFree(gpu_blocks);
     cudaFree(out);
@@ -322,7 +325,7 @@ static void bytes_are_those_of_the_cpu(void **unused)
         { "kivi-2:transform=file", KVANT_ROLE_K },
         { "octopus-3:transform=file", KVANT_ROLE_K },
         { "hqmq-s96r4:transform=diagonal", KVANT_ROLE_K },
-        { "hqmq-s96r4:order=halves", KVANT_ROLE_K }, /* its matrix comes without a calibration */
+        { "hqmq-s96r4:order=halves", KVANT_ROLE_K }, /* its matrix needs no calibration */
         { "int-4:group=32,order=dealt", KVANT_ROLE_K },
     };
     (void)unused;
@@ -335,10 +338,11 @@ static void bytes_are_those_of_the_cpu(void **unused)
     }
 }
 
-/* Rows that are no numbers, or beyond fp16 once they are transformed, leave no trace; their neighbours are written. */
+/* Rows with NaNs, or with numbers beyond fp16 after the transform, leave no trace. Their neighbours
+ * are written. */
 static void refused_rows_leave_no_trace(void **unused)
 {
-    static const uint32_t counts[] = { 8, 90 }; /* few tokens, and many */
+    static const uint32_t counts[] = { 8, 90 }; /* few tokens and many */
     kvant_calibration *calibration = calibrate_fixed(128);
     role_cache c;
     (void)unused;
@@ -350,7 +354,7 @@ static void refused_rows_leave_no_trace(void **unused)
             for (uint32_t t = 0; t < TOKENS; t++)
                 slots[t] = t < counts[i] ? (int64_t)t : -1;
             encode_on_cpu(&c, rows);
-            for (uint32_t b = 0; b < BLOCKS; b++) /* what no call writes */
+            for (uint32_t b = 0; b < BLOCKS; b++) /* bytes that no call writes */
                 for (uint32_t h = 0; h < HEADS; h++)
                     for (uint32_t t = 0; t < 64; t++)
                         if (64 * b + t >= counts[i] || (64 * b + t == 3 && h == 1) ||
@@ -371,7 +375,7 @@ static void refused_rows_leave_no_trace(void **unused)
     kvant_calibration_free(&calibration);
 }
 
-/* Queries and attention: batch x QUERY_HEADS heads, all sequences over the same blocks. */
+/* Queries and attention: batch x QUERY_HEADS heads, where all sequences have the same blocks. */
 enum { BATCH = 3, QUERY_HEADS = 22 };
 
 typedef struct problem {
@@ -380,8 +384,8 @@ typedef struct problem {
     float scale;
 } problem;
 
-/* out = softmax(scale <q, k>) v over the decoded rows, of which the keys lack their centre: it moves all
- * scores alike. */
+/* out = softmax(scale <q, k>) v over the decoded rows. Keys lack their centre, which would change
+ * all scores by the same amount. */
 static void reference(const problem *p, const float *keys, const float *values, uint32_t sequence,
                       uint32_t head, double *out)
 {
@@ -403,7 +407,7 @@ static void reference(const problem *p, const float *keys, const float *values, 
             out[j] += weight[t] / sum * values[((size_t)t * HEADS + h) * d + j];
 }
 
-/* d roundings of sums that cancel little. i: of the row. */
+/* Compares numbers with d roundings of sums that cancel little. i: index of the row. */
 static void compare_query(const float *got, const float *want, uint32_t d, size_t i)
 {
     float largest = 0;
@@ -431,7 +435,8 @@ static void compare_queries(const problem *p, const float *gpu)
     free(got);
 }
 
-/* The same queries through another matrix, behind them: bits of a call of its own. */
+/* The same queries through a further matrix, whose results follow: the same bits as a separate
+ * call. */
 static void compare_further(const problem *p, const kvant_cuda_kernel_query_args *queries)
 {
     const size_t bytes = (size_t)BATCH * QUERY_HEADS * p->k.d * sizeof(float);
@@ -449,7 +454,7 @@ static void compare_further(const problem *p, const kvant_cuda_kernel_query_args
     free(want);
 }
 
-/* Many tokens, here one again and again, have a kernel of their own. */
+/* Many tokens, here one token repeated, have a separate kernel. */
 static void transform_many_queries(const problem *p, const kvant_cuda_kernel_query_args *queries)
 {
     enum { MANY = 203 };
@@ -471,9 +476,8 @@ static void transform_many_queries(const problem *p, const kvant_cuda_kernel_que
     free(want);
 }
 
-/* The same in the launch of rows, of which none is stored. */
-static void transform_queries_with_rows(const problem *p,
-                                        const kvant_cuda_kernel_query_args *queries)
+/* The same in the launch that also stores rows; none of these rows is stored. */
+static void transform_queries_with_rows(const problem *p, const kvant_cuda_kernel_query_args *queries)
 {
     const uint32_t d = p->k.d;
     const size_t part = (size_t)BATCH * QUERY_HEADS * d;
@@ -536,8 +540,8 @@ static float *transform_queries(const problem *p, const void *gpu_q)
     return out;
 }
 
-/* Queries are rounded to 11 bits, and so are probabilities: 1e-2 of the largest value is ten times the
- * effect. A wrong matrix errs as much as values differ. */
+/* Queries and probabilities are rounded to 11 bits. The bound 1e-2 of the largest value is ten
+ * times that effect. A wrong matrix errs as much as values differ. */
 static void check_attention(const problem *p, bool full)
 {
     const uint32_t d = p->k.d;

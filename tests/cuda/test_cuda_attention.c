@@ -1,5 +1,5 @@
-/* test_cuda_attention.c - decode attention: every kind of code and pair of them, shapes, lengths, open
- * pages. What is checked, and within which bound: attention_bound.c. */
+/* test_cuda_attention.c - decode attention: every kind of code and every pair of them, shapes,
+ * lengths, exact pages. The file attention_bound.c has the reference and derives the bound. */
 #include "attention_fixture.h"
 
 #include "../../src/cuda/params.h"
@@ -40,7 +40,8 @@ static void test_codecs(void **unused)
         }
 }
 
-/* Keys of one kind with values of another: every pair that the library has, besides those above. */
+/* Keys of one kind with values of a second kind: every pair that the library has besides the pairs
+ * above. */
 static void test_mixed_codecs(void **unused)
 {
     (void)unused;
@@ -58,7 +59,7 @@ static void test_mixed_codecs(void **unused)
                 keys[k],     values[v],  dims[n % 4], 2, 6, 10, (kvant_cuda_type)(n % 3),
                 odd_lengths, n % 2 == 0, 1.0f,        0
             };
-            if (v >= k || (k == 2 && v == 1)) { /* values of no more bits */
+            if (v >= k || (k == 2 && v == 1)) { /* values have no more bits than keys */
                 run_attention(&c);
                 n++;
             }
@@ -66,7 +67,7 @@ static void test_mixed_codecs(void **unused)
     assert_int_equal(n, 16);
 }
 
-/* Open pages beside sealed ones, and nothing but open ones; kinds with groups, with and without open
+/* Exact pages next to sealed pages, and only exact pages; kinds with groups, with and without exact
  * pages. */
 static void test_open_pages(void **unused)
 {
@@ -122,7 +123,7 @@ static void test_open_pages(void **unused)
     run_attention(&c);
 }
 
-/* Codes of several channels, each with and without open pages. */
+/* Codes of several channels, each with and without exact pages. */
 static void test_chunks(void **unused)
 {
     (void)unused;
@@ -169,7 +170,7 @@ static void test_chunks(void **unused)
     }
 }
 
-/* Every pair of a trellis, each with and without open pages. */
+/* Every pair of a trellis, each with and without exact pages. */
 static void test_trellis(void **unused)
 {
     (void)unused;
@@ -229,7 +230,7 @@ static void test_wide_keys(void **unused)
     run_attention(&c);
 }
 
-/* More states, each of them with its own kind. */
+/* Trellises of more states, each with values of the same kind. */
 static void test_states(void **unused)
 {
     (void)unused;
@@ -291,7 +292,8 @@ static void test_shapes(void **unused)
         run_attention(&cases[i]);
 }
 
-/* Two sequences that share their blocks (a common prefix) and a length beyond the table, which is cut. */
+/* Two sequences that share their blocks (a common prefix), and a length beyond the table, which is
+ * cut. */
 static void test_shared_blocks(void **unused)
 {
     (void)unused;

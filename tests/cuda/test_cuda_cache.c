@@ -1,8 +1,9 @@
-/* test_cuda_cache.c - the same calls to a cache on the CPU and to one on the GPU (twins.h): appends,
- * forks, truncations, dropped blocks, imports at random. Both export the same bytes, and attention
- * on the GPU stays within its bound.
+/* test_cuda_cache.c - a cache on the CPU and a cache on the GPU get the same calls (twins.h):
+ * random appends, forks, truncations, dropped blocks, imports. Both export the same bytes, and
+ * attention on the GPU stays within its bound.
  *
- * test_cuda_cache_host is this program on the stand-in of tests/cuda/host, where there is no GPU. */
+ * test_cuda_cache_host is this program on the mock device of tests/cuda/host, which needs no
+ * GPU. */
 #include "twins.h"
 
 #include <math.h>
@@ -78,7 +79,7 @@ static void random_calls(const spec_pair *spec, bool attend)
     for (int step = 0; step < STEPS; step++) {
         int32_t s = (int32_t)(random_bits() % (uint64_t)alive);
         const uint64_t call = random_bits() % 12;
-        switch (step == STEPS / 3 ? 10 : step ? call : 0) { /* one fork at least */
+        switch (step == STEPS / 3 ? 10 : step ? call : 0) { /* at least one fork */
         case 7:
             full += !twins_append_all(&t, (uint32_t)alive, 1 + (uint32_t)(random_bits() % 40));
             break;
@@ -131,8 +132,8 @@ static const spec_pair pairs[] = {
       true, false, NULL, 0 },
 };
 
-/* Groups of tokens, windows, sinks, general forms. Among the long tests on a computer without a
- * GPU, where they take a minute. */
+/* Groups of tokens, windows, sinks, general forms. They belong to the long tests on a computer
+ * without a GPU, where they take a minute. */
 static const spec_pair more_pairs[] = {
 #if KVANT_PAPERS
     { "kivi-2", "kivi-2", NULL, false, false, false, NULL, 0 },
@@ -151,23 +152,23 @@ static const spec_pair more_pairs[] = {
     { "hqmq-s341r6:med3", "polar-4:rotate=hadamard,center=first", NULL, false, false, false, NULL,
       0 },
     { "octopus-5:split=4.7", "spherical-r4jl4", NULL, false, false, true, NULL, 0 },
-    /* rotations of a calibration: each kv head's own, and one of a layer */
+    /* rotations of a calibration: one for each kv head, and one for a layer */
     { "hessian-4", "hessian-4:pool=layer", "int-4:rotate=none", true, false, false, NULL, 0 },
     { "hqmq-s96r4", "trellis-4:center=first", NULL, false, false, false, NULL, 0 },
-    /* a matrix without a calibration */
+    /* a matrix that needs no calibration */
     { "hqmq-s96r4:order=halves,center=first", "hqmq-s96r4:order=halves", "hqmq-s96r4", false, false,
       false, NULL, 0 },
 #endif
-    /* dense rotations, as trellises and codebooks have them where head_dim is no power of two */
+    /* dense rotations, which trellises and codebooks have if head_dim is no power of two */
     { "trellis-4:rotate=dense,center=first,norm=first", "trellis-4:rotate=dense,center=first", NULL,
       false, false, false, NULL, 0 },
     { "turboquant-4", "turboquant-4:rotate=dense,recent=30", NULL, false, false, false, NULL, 0 },
-    /* feedback, at once behind open pages and in whole blocks */
+    /* feedback, at once behind exact pages and in whole blocks */
     { "turboquant-4:transform=file,feedback", "turboquant-4", "turboquant-4:rotate=none", true,
       false, false, NULL, 0 },
     { "turboquant-3:transform=file,feedback,recent=20", "int-4", "turboquant-3:rotate=none", true,
       false, false, NULL, 0 },
-    /* nobody waits for appended rows */
+    /* no call waits for appended rows */
     { "turboquant-4", "int-4", NULL, false, false, true, NULL, 0 },
     { "trellis-4:center=first,norm=first", "trellis-3", NULL, false, false, true, NULL, 0 },
 };
@@ -187,7 +188,8 @@ static void bytes_and_more_agree(void **unused)
 }
 
 #if KVANT_PAPERS
-/* The reference of outputs has one codec for the values of all kv heads: bytes alone. */
+/* The reference of outputs has one codec for the values of all kv heads, so this test compares only
+ * bytes. */
 static void heads_differ(void **unused)
 {
     (void)unused;
@@ -201,7 +203,7 @@ static void heads_differ(void **unused)
 }
 #endif
 
-/* A codec with random windows, centre, scale and rotation, which the CPU and the GPU have. */
+/* A codec with a random window, centre, scale and rotation that both the CPU and the GPU have. */
 static void random_spec(kvant_role role, char spec[96])
 {
     static const char *const families[] = { "int-%u", "bdr-%u", "turboquant-%u", "trellis-%u",
@@ -247,7 +249,7 @@ static void random_codecs_agree(void **unused)
     }
 }
 
-/* A refused row leaves the length as it was; rows that follow take its slots. */
+/* A refused row does not change the length, and later rows take its slots. */
 static void refuse_rows(const spec_pair *pair)
 {
     static const float bad[] = { NAN, 3e38f };
@@ -287,7 +289,7 @@ static void rows_beyond_half_are_refused(void **unused)
         twins_beyond_half(&pairs_of[i]);
 }
 
-/* The next call says so, and the slots keep what they had: nothing. */
+/* The next call reports the refusal, and the slots stay empty. */
 static void refuse_rows_later(const spec_pair *pair)
 {
     static const float bad[] = { NAN, 3e38f };
@@ -305,7 +307,7 @@ static void refuse_rows_later(const spec_pair *pair)
         void *with_bad = device_copy(rows, 7 * WIDTH * sizeof *rows);
         rows[5 * WIDTH + 3] = kept;
         assert_int_equal(kvant_cache_append(t.gpu, 0, 0, with_bad, good, 7), KVANT_OK);
-        device_read(again, gpu_out, sizeof again); /* the row has been looked at */
+        device_read(again, gpu_out, sizeof again); /* the row has been checked */
         assert_int_equal(i ? kvant_cache_append(t.gpu, 0, 0, good, good, 7)
                            : kvant_cache_attend(t.gpu, 0, 0, gpu_q, gpu_out, 1),
                          want);
@@ -332,8 +334,9 @@ static void refused_rows_leave_no_trace(void **unused)
         (pairs[i].asynchronous ? refuse_rows_later : refuse_rows)(&pairs[i]);
 }
 
-/* A block that was sealed, cut and filled again is not complete, as its old slots were not written again. When the pool has too
- * many of them they are sealed all the same, and old slots keep their bytes. */
+/* A block that was sealed, cut and filled again is incomplete, because its old slots were not
+ * written again. If the pool has too many of such blocks, they are sealed nevertheless, and old
+ * slots keep their bytes. */
 static void cut_blocks_are_sealed_again(void **unused)
 {
     (void)unused;
@@ -360,7 +363,7 @@ static void cut_blocks_are_sealed_again(void **unused)
     }
 }
 
-/* Appends tokens to every layer. Keys are rows first to end - 1 of `rows`, values lie MOST rows
+/* Appends tokens to every layer. Keys are rows first to end - 1 of `rows`; values lie MOST rows
  * later. */
 static void append_given(twins *t, int32_t s, const float *rows, uint32_t first, uint32_t end)
 {
@@ -370,9 +373,9 @@ static void append_given(twins *t, int32_t s, const float *rows, uint32_t first,
     }
 }
 
-/* The last block of 70 tokens, of a sequence that had 100, of its fork, and of one that never had
- * more: equal bytes on both devices. The first 64 tokens come in one call, so that all learn the
- * same. */
+/* The last block of 70 tokens, of a sequence that had 100, of its fork, and of a sequence that
+ * never had more: both devices export equal bytes. The first 64 tokens come in one call, so that
+ * all learn the same. */
 static void export_cut(const spec_pair *pair, const float *rows, bool fork)
 {
     twins t, clean;
@@ -407,7 +410,8 @@ static void cut_sequences_export_their_tokens(void **unused)
     }
 }
 
-/* Sealed and open blocks, with versions, of the CPU are imported on the GPU and the other way round. */
+/* Sealed and exact blocks with transforms move from the CPU to the GPU and from the GPU to the
+ * CPU. */
 static void change_devices(const spec_pair *pair)
 {
     twins t, other;
@@ -513,7 +517,7 @@ static int remove_calibration(void **unused)
     return remove(CALIBRATION);
 }
 
-/* Long batches and their queries make the same matrices on both. */
+/* Long batches and their queries make the same matrices on both devices. */
 static void matrices_agree(void **unused)
 {
     static const spec_pair first[] = {
@@ -565,7 +569,7 @@ static void first_and_newest_tokens_are_exact(void **unused)
     twins_plain_keys();
 }
 
-/* Blocks with scales, matrices or centres of different texts are attended to in one call. */
+/* Blocks with scales, matrices or centres of different texts take part in one call of attention. */
 static void versions_share_a_call(void **unused)
 {
     (void)unused;

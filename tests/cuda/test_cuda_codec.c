@@ -1,5 +1,5 @@
-/* test_cuda_codec.c - what needs no GPU: which codecs are taken and refused, their sizes, the byte codebooks,
- * argument checks that come before any launch. */
+/* test_cuda_codec.c - tests that need no GPU: which codecs are accepted and refused, their sizes,
+ * the byte codebooks, and argument checks before any launch. */
 #include "cuda_support.h"
 
 #include <math.h>
@@ -53,9 +53,9 @@ static void test_info(void **unused)
     kvant_cuda_codec_free(NULL);
 }
 
-/* A byte codebook adds little to the codebook's own error: rounding m = value / step leaves at most half a
- * step, and the step of n levels is at most their largest value over 0.6 of the range (the search in params.c
- * starts there). */
+/* A byte codebook adds little to the codebook's own error. Rounding m = value / step errs by at
+ * most half a step. The step of n levels is at most their largest value over 0.6 of the range,
+ * where the search in params.c starts. */
 static void test_byte_codebooks(void **unused)
 {
     (void)unused;
@@ -78,9 +78,9 @@ static void test_byte_codebooks(void **unused)
         }
 }
 
-/* The kernel takes the code of u as guess + (u > thresholds[guess]), which is right when the guess is the
- * code or one less. Its tanh may be off by 2^-10 (twice what PTX says), so both ends of that are tried;
- * the guess is read out of the float's bits as the kernel does it. */
+/* The kernel computes the code of u as guess + (u > thresholds[guess]), which is right if the guess
+ * is the code or one less. Its tanh may err by 2^-10 (twice the error in the PTX manual), so the
+ * test tries both ends. It reads the guess from the float's bits, as the kernel does. */
 static void check_guess(const kvant_cuda_params *p, float u)
 {
     uint32_t code = 0;
@@ -122,7 +122,8 @@ static void test_guesses(void **unused)
         }
 }
 
-/* Magnitudes are those of the levels, and each of the other levels is the negative of one. */
+/* Magnitudes are the magnitudes of the levels, and each remaining level is the negative of a level
+ * in the list. */
 static void test_magnitudes(void **unused)
 {
     (void)unused;
@@ -146,7 +147,8 @@ static void test_magnitudes(void **unused)
     }
 }
 
-/* Kernels have the parities as constants (trellis_tap in src/cuda/trellis/trellis.cuh): these. */
+/* Kernels have the parities as constants (trellis_tap in src/cuda/trellis/trellis.cuh). These are
+ * the constants. */
 static void test_parities(void **unused)
 {
     (void)unused;
@@ -229,13 +231,13 @@ static void test_open_codec(void **unused)
     assert_int_equal(info.block_tokens, 1);
     assert_int_equal(info.role, KVANT_ROLE_K);
     assert_int_equal(kvant_cuda_attention_check(open, values, NULL, 0),
-                     KVANT_ERR_ARGUMENT); /* one alone is open */
+                     KVANT_ERR_ARGUMENT); /* only one of keys and values is exact */
     kvant_cuda_codec_free(&sealed);
     kvant_cuda_codec_free(&values);
     kvant_cuda_codec_free(&open);
 }
 
-/* Calls that are refused before anything is launched: the pointers are never followed. */
+/* Calls that are refused before any launch: their pointers are never followed. */
 static void test_refused_calls(void **unused)
 {
     (void)unused;
@@ -259,11 +261,12 @@ static void test_refused_calls(void **unused)
         .size = sizeof seal, .n_blocks = 1, .n_kv_heads = 1, .from = somewhere, .to = somewhere
     };
     assert_int_equal(kvant_cuda_seal(NULL, NULL), KVANT_ERR_ARGUMENT);
-    assert_int_equal(kvant_cuda_seal(&seal, NULL), KVANT_ERR_ARGUMENT); /* no role */
+    assert_int_equal(kvant_cuda_seal(&seal, NULL), KVANT_ERR_ARGUMENT); /* no such role */
     seal.k = (kvant_cuda_seal_pages){ codec, narrow, pages };
-    assert_int_equal(kvant_cuda_seal(&seal, NULL), KVANT_ERR_ARGUMENT); /* open pages do not fit */
+    assert_int_equal(kvant_cuda_seal(&seal, NULL), KVANT_ERR_ARGUMENT); /* exact pages do not fit */
     seal.k = (kvant_cuda_seal_pages){ open, pages, pages };
-    assert_int_equal(kvant_cuda_seal(&seal, NULL), KVANT_ERR_ARGUMENT); /* open is no goal */
+    /* an exact page cannot be the target */
+    assert_int_equal(kvant_cuda_seal(&seal, NULL), KVANT_ERR_ARGUMENT);
     seal.k = (kvant_cuda_seal_pages){ codec, pages, pages };
     seal.to = NULL;
     assert_int_equal(kvant_cuda_seal(&seal, NULL), KVANT_ERR_ARGUMENT);

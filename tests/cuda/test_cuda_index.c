@@ -1,4 +1,4 @@
-/* test_cuda_index.c - searches on a GPU give the results of the CPU, bit for bit, whatever the shape. */
+/* test_cuda_index.c - searches on a GPU give the CPU's results, bit for bit, for any shape. */
 #include <kvant/index.h>
 #include <math.h>
 #include <pthread.h>
@@ -13,8 +13,8 @@ typedef struct shape {
     kvant_metric metric;
     size_t n, n_queries;
     uint32_t k;
-    bool centre;     /* learnt */
-    uint32_t remove; /* every so many; 0: none */
+    bool centre;     /* learned */
+    uint32_t remove; /* removes every n-th vector; 0: none */
 } shape;
 
 static float *random_rows(size_t n, uint32_t dim)
@@ -127,7 +127,7 @@ static void every_metric(void **state)
                                     centre, remove });
 }
 
-/* Numbers that are at the edge of packs, groups of packs and lists. */
+/* Numbers at the edges of packs, of groups of packs and of lists. */
 static void random_shapes(void **state)
 {
     static const char *const specs[] = { "turboquant-1", "turboquant-2", "turboquant-3",
@@ -151,7 +151,8 @@ static void random_shapes(void **state)
     }
 }
 
-/* Several rounds, every number of queries that kernels know, and dimensions that leave room for fewer. */
+/* Several rounds, every number of queries that kernels know, and dimensions with room for fewer
+ * queries. */
 static void large(void **state)
 {
     static const shape shapes[] = {
@@ -171,7 +172,7 @@ static void large(void **state)
         check(&shapes[i]);
 }
 
-/* Equal keys are found by id, also when there are more of them than a list has places for. */
+/* Equal keys are found by id, also if there are more of them than a list has room for. */
 static void equal_vectors(void **state)
 {
     const size_t n = small_tests() ? 600 : 50000;
@@ -259,7 +260,7 @@ static void what_is_wrong_is_refused(void **state)
     assert_int_equal(kvant_index_remove(index, 7), KVANT_OK);
     assert_int_equal(kvant_index_gpu_search(gpu, &query, scores, ids), KVANT_ERR_ARGUMENT);
     assert_int_equal(kvant_index_add(index, rows, s.dim, 1, NULL, 1),
-                     KVANT_OK); /* as many as were copied, but others */
+                     KVANT_OK); /* as many as were copied, but other ones */
     assert_int_equal(kvant_index_gpu_search(gpu, &query, scores, ids), KVANT_ERR_ARGUMENT);
     lists =
         filled(&(shape){ .spec = "turboquant-4:lists=4", .dim = 8, .n = 50, .centre = true }, rows);

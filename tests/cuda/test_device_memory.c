@@ -1,6 +1,6 @@
-/* test_device_memory.c - a cache on the stand-in of a GPU (host/host.h) when memory of the device
- * runs out, and steps of sequences that have tokens in different layers: a call fails, and the cache
- * goes on as if the call had not been made. */
+/* test_device_memory.c - a cache on the mock device (host/host.h) when the device runs out of
+ * memory, and steps of sequences that have tokens in different layers. A call fails, and the cache
+ * continues as if the call had not been made. */
 #include <dlfcn.h>
 
 #include "../unit/testing.h"
@@ -55,7 +55,7 @@ static kvant_cache *make_filled(size_t pair)
     return cache;
 }
 
-/* A token of every layer; what attention makes of it. */
+/* Appends a token to every layer and runs attention. */
 static kvant_status take_step(kvant_cache *cache, float out[LAYERS][BATCH * Q_WIDTH])
 {
     static float q[BATCH * Q_WIDTH], k[BATCH * WIDTH], v[BATCH * WIDTH];
@@ -90,7 +90,7 @@ static kvant_status attend(kvant_cache *cache, float out[LAYERS][BATCH * Q_WIDTH
     return status;
 }
 
-/* Steps that begin again after a failure give the numbers of a cache where nothing failed. */
+/* Steps that are repeated after a failure give the same numbers as in a cache without failures. */
 static void steps_begin_again(void **state)
 {
     static float want[LAYERS][BATCH * Q_WIDTH], got[LAYERS][BATCH * Q_WIDTH];
@@ -159,7 +159,7 @@ static void caches_are_not_made(void **state)
         }
 }
 
-/* Tokens of the second sequence in some layers alone, the first or the last, in either order. */
+/* The second sequence has tokens only in some layers, the first or the last, in either order. */
 static void layers_have_all_sequences(void **state)
 {
     (void)state;

@@ -1,6 +1,6 @@
-/* test_families.c - without a GPU: every spec of the CPU's library is on the GPU, and the rows of codecs in the general form
- * (src/cuda/any/general.h) are the CPU's, byte by byte. The code under test is the kernels' own, compiled as C for a team of one
- * lane. */
+/* test_families.c - without a GPU: every spec of the CPU's library is also on the GPU. Rows of
+ * codecs in the general form (src/cuda/any/general.h) equal the CPU's rows byte by byte. The code
+ * under test is the kernels' own code, compiled as C for a team of one lane. */
 #include "../unit/testing.h"
 
 #include <float.h>
@@ -12,7 +12,7 @@
 #include "../../src/cuda/table.h"
 #include "../unit/calibrated.h"
 
-/* Beyond all_specs: what one code path of a kernel distinguishes and those of the CPU do not. */
+/* Specs in addition to all_specs, for code paths that only the kernels have. */
 static const char *const more_specs[] = {
 #if KVANT_PAPERS
     "octopus-1:split=1.1",
@@ -50,7 +50,8 @@ static float normal(uint64_t *rng)
     return x;
 }
 
-/* Rows of all sorts: usual ones, tiny, zeros, with a few large numbers, of ties; some beyond fp16. */
+/* Rows of all sorts: usual rows, tiny rows, zeros, rows with some large numbers, rows of ties; some
+ * beyond fp16. */
 static void fill_row(float *x, uint32_t n, uint64_t *rng, bool huge)
 {
     const uint64_t kind = test_random(rng) % 12;
@@ -123,7 +124,7 @@ static void seal(const kvant_general *g, const float *rows, void *page)
     }
 }
 
-/* Both encode the same transformed rows into pages of the same old bytes. */
+/* Both encode the same transformed rows into pages with the same old bytes. */
 static void check_rows(const kvant_codec *codec, const kvant_general *g, const float *rows,
                        uint8_t *cpu, uint8_t *gpu)
 {
@@ -169,8 +170,9 @@ static void check_decoded(const kvant_codec *codec, const kvant_general *g, cons
     }
 }
 
-/* Products of a row with operands B of mma.m16n8k16 (PTX ISA, "Matrix Fragments") are the row rotated back, of keys of tiers
- * rotated where queries are (direct_tiers.cuh: head_dim 64 and 128). */
+/* Products of a row with the operands B of mma.m16n8k16 (PTX ISA, "Matrix Fragments") are the row
+ * rotated back. For keys of tiers they are rotated as queries are (direct_tiers.cuh: head_dim 64
+ * and 128). */
 static void check_rotation(const kvant_codec *codec, const kvant_general *g, uint64_t *rng)
 {
     const uint32_t d = g->head_dim, tiles = d / 16, n = g->view.sketched ? d : g->view.books[0].n;
@@ -210,7 +212,8 @@ static void check_rotation(const kvant_codec *codec, const kvant_general *g, uin
     free(halves);
 }
 
-/* Each codec gets this number of pages with 64 random rows. The first one has rows of all kinds. */
+/* Each codec gets this number of pages with 64 random rows. The first page has rows of all
+ * kinds. */
 static int n_pages = 3;
 
 static uint32_t check_codec(const kvant_codec *codec, uint64_t *rng)
@@ -225,13 +228,13 @@ static uint32_t check_codec(const kvant_codec *codec, uint64_t *rng)
     for (int page = 0; page < n_pages; page++) {
         for (uint32_t t = 0; t < 64; t++)
             fill_row(rows + (size_t)t * d, d, rng, !groups);
-        for (uint32_t i = 0; groups && i < 64 * d; i++) /* open pages hold fp16 */
+        for (uint32_t i = 0; groups && i < 64 * d; i++) /* exact pages hold fp16 */
             rows[i] = kvant_half_to_float(kvant_half_from_float(rows[i]));
         check_rows(codec, &gpu.general, rows, pages[0], pages[1]);
         check_decoded(codec, &gpu.general, pages[1]);
     }
     for (size_t i = 0; i < codec->info.page_bytes;
-         i++) /* foreign bytes do no harm, and mean the same */
+         i++) /* damaged bytes do no harm and decode to the same numbers */
         pages[0][i] = (uint8_t)test_random(rng);
     check_decoded(codec, &gpu.general, pages[0]);
     check_rotation(codec, &gpu.general, rng);
@@ -293,9 +296,8 @@ static void calibrated_rows_are_the_cpus(void **state)
     }
 }
 
-/* Outliers of a page are found in whole pages, and polar-3.9 has a radius per 16 channels; no kernel does either: these
- * codecs offer no view, and are refused by name.
- * Every other codec is on the GPU. */
+/* Page outliers need whole pages, and polar-3.9 has a radius per 16 channels. No kernel supports
+ * either, so these codecs have no view and are refused by name. Every other codec is on the GPU. */
 static void expect_on_gpu(const kvant_codec *codec)
 {
     const char *spec = codec->info.spec;
@@ -310,8 +312,8 @@ static void expect_on_gpu(const kvant_codec *codec)
     kvant_cuda_codec_free(&gpu);
 }
 
-/* Every spec that the CPU's library takes, for both roles, through the functions that a caller calls; dense rotations as a
- * cache takes them. */
+/* Every spec that the CPU's library accepts, for both roles, through the public functions; dense
+ * rotations as a cache uses them. */
 static void all_specs_are_on_the_gpu(void **state)
 {
     uint32_t n = 0;
@@ -330,7 +332,7 @@ static void all_specs_are_on_the_gpu(void **state)
     assert_true(n > 500);
 }
 
-/* Nothing of `kvant codecs` is missing: each family with each of the variants that it lists. */
+/* Nothing of `kvant codecs` is missing: each family with each variant that it lists. */
 static void all_families_are_on_the_gpu(void **state)
 {
     kvant_calibration *calibration = calibrate_fixed(64);
@@ -358,7 +360,7 @@ static void all_families_are_on_the_gpu(void **state)
     kvant_calibration_free(&calibration);
 }
 
-/* kvant_cuda_general_init is all that is called of params.c. */
+/* The test calls only kvant_cuda_general_init of params.c. */
 void kvant_cuda_tables_free(kvant_cuda_tables_of *tables)
 {
     (void)tables;

@@ -1,5 +1,5 @@
-/* test_marks.c - rows that are refused: each kernel that appends marks their tokens and no others,
- * and output of query tokens that see a mark becomes NaN. */
+/* test_marks.c - refused rows: each appending kernel marks the tokens of refused rows and no
+ * others. The output of query tokens that see a mark becomes NaN. */
 #include <math.h>
 
 #include "cuda_support.h"
@@ -16,7 +16,7 @@ typedef struct mark_case {
     bool open;
 } mark_case;
 
-/* Rows 1 and 5 modulo 7, of the second head alone: with a NaN, or too large for any scale. */
+/* Rows 1 and 5 modulo 7, only in the second head: with a NaN, or too large for any scale. */
 static bool is_bad(uint32_t i)
 {
     return i % 7 == 1 || i % 7 == 5;
@@ -36,7 +36,7 @@ static void fill_rows(const mark_case *c, float *rows)
         }
 }
 
-/* Slots are in no order. Open pages have others than those that are marked. */
+/* Slots are in no order. Exact pages have other slots than the marks. */
 static void number(const mark_case *c, int64_t *slots, int64_t *numbers, uint32_t *want)
 {
     memset(want, 0, WORDS * sizeof *want);
@@ -96,8 +96,8 @@ static void check_marks(const mark_case *c)
     cache_close(&cache);
 }
 
-/* One of each kernel: few and many rows, uniform codes, codebooks, wide ones, chunks, trellises,
- * head_dim known or not. */
+/* A codec for each kernel: few and many rows, uniform codes, codebooks, wide codebooks, chunks,
+ * trellises, known and unknown head_dims. */
 static void refused_rows_get_marks(void **unused)
 {
     static const char *const specs[] = { "int-4",
@@ -115,7 +115,7 @@ static void refused_rows_get_marks(void **unused)
 /* ---- outputs ---- */
 
 #define BATCH 2u
-#define TOKENS 96u /* of a sequence */
+#define TOKENS 96u /* tokens of a sequence */
 #define STRIDE 128u
 #define DIM 80u
 
@@ -127,7 +127,7 @@ typedef struct fill_case {
 
 static const int32_t lengths[BATCH] = { 90, 33 };
 static const int32_t marked[] = { 5 + 70, 5 + 89, 5 + (int)STRIDE + 30,
-                                  5 + (int)STRIDE + 50 }; /* the last one is beyond its sequence */
+                                  5 + (int)STRIDE + 50 }; /* the last slot is beyond its sequence */
 
 static uint32_t is_hidden(uint32_t row, uint32_t token)
 {

@@ -1,5 +1,5 @@
-/* test_open.c - open pages: append writes the CPU's bytes, sealing gives the CPU's sealed bytes, decode
- * gives the CPU's numbers, to the bit. */
+/* test_open.c - exact pages, bit for bit: append writes the CPU's bytes, sealing gives the CPU's
+ * sealed bytes, decode gives the CPU's numbers. */
 #include "cuda_support.h"
 
 #include <math.h>
@@ -9,7 +9,7 @@
 
 enum { HEADS = 3, BLOCKS = 5, MAX_D = 512 };
 
-static float scale_of_rows[HEADS * MAX_D]; /* of rows that have a centre */
+static float scale_of_rows[HEADS * MAX_D]; /* scale of the rows, which have a centre */
 
 typedef struct fixture {
     const char *spec;
@@ -42,7 +42,8 @@ static float number(uint32_t kind, uint32_t channel)
                        : random_normal();
 }
 
-/* n rows of HEADS heads; every row of one kind, and now and then a channel that is the same in all. */
+/* n rows of HEADS heads. A row has numbers of one kind, and in some channels the same number as all
+ * rows. */
 static float *make_rows(uint32_t n, uint32_t d, kvant_cuda_type type)
 {
     float *rows = malloc((size_t)n * HEADS * d * sizeof *rows);
@@ -87,7 +88,7 @@ static void append_on_cpu(fixture *f, kvant_role role, const float *rows, uint32
         }
 }
 
-/* Appends n tokens to slots on both machines and compares all open pages. */
+/* Appends n tokens to slots on both devices and compares all exact pages. */
 static void append_rows(fixture *f, uint32_t n, const int64_t *slots, kvant_cuda_type type,
                         const float *center)
 {
@@ -124,7 +125,8 @@ static void append_rows(fixture *f, uint32_t n, const int64_t *slots, kvant_cuda
     cudaFree(gpu_scale);
 }
 
-/* Seals on the CPU as its cache does: tokens that were not written are copies of their block's first. */
+/* Seals on the CPU as its cache does: copies of a block's first token stand for tokens that were
+ * not written. */
 static void seal_on_cpu(fixture *f, kvant_role role, uint32_t from, uint32_t to, uint32_t n_tokens)
 {
     static float rows[64 * MAX_D];
@@ -144,7 +146,7 @@ static void seal_on_cpu(fixture *f, kvant_role role, uint32_t from, uint32_t to,
 
 static void seal_blocks(fixture *f, bool all_written)
 {
-    /* block 1 is skipped for having no sealed block, block 2 for having no tokens */
+    /* block 1 is skipped because it has no sealed block, block 2 because it has no tokens */
     const int32_t from[] = { 0, 1, 3, 2, 4 }, to[] = { 4, -1, 0, 3, 2 };
     const int32_t tokens[] = { 64, 64, 17, 0, 1 };
     for (int i = 0; i < 5; i++)
@@ -177,7 +179,7 @@ static void seal_blocks(fixture *f, bool all_written)
     cudaFree(gpu_refused);
 }
 
-/* Decodes block of the pages on both machines. */
+/* Decodes a block of the pages on both devices. */
 static void check_decode(const fixture *f, const kvant_cuda_codec *gpu, kvant_cuda_pages pages,
                          const kvant_codec *codec, int32_t block,
                          void *(*page)(const void *, kvant_role, uint32_t, uint32_t),
@@ -226,13 +228,14 @@ static void run(const char *spec, uint32_t head_dim, kvant_cuda_type type, bool 
     float centers[HEADS * MAX_D];
     fixture_open(&f, spec, head_dim);
     for (int i = 0; i < BLOCKS * 64; i++)
-        slots[i] = (i * 37) % (BLOCKS * 64); /* 37 and 320 have no common factor: every slot once */
+        /* 37 and 320 have no common factor, so every slot is written once */
+        slots[i] = (i * 37) % (BLOCKS * 64);
     for (uint32_t j = 0; j < HEADS * head_dim; j++) {
         centers[j] = random_normal();
         scale_of_rows[j] = random_uniform(0.5f, 2);
     }
     append_rows(&f, BLOCKS * 64, slots, type, center ? centers : NULL);
-    slots[1] = -5; /* a few tokens once more, one of them skipped */
+    slots[1] = -5; /* some tokens once more, one of them skipped */
     append_rows(&f, 7, slots, type, NULL);
     seal_blocks(&f, true);
     seal_blocks(&f, false);
@@ -320,7 +323,7 @@ static void test_refused_rows(void **unused)
         fixture_open(&f, "int-4", 128);
         float rows[2][HEADS * 128] = { 0 };
         int64_t slots[2] = { 3, 4 };
-        rows[0][128 + 77] = bad[i]; /* of the second head */
+        rows[0][128 + 77] = bad[i]; /* in the second head */
         for (uint32_t h = 0; h < HEADS; h++)
             for (uint32_t t = 0; t < 2; t++)
                 assert_int_equal(kvant_codec_encode(f.open.codec[0], NULL, rows[t] + h * 128, 128,

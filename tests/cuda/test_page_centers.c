@@ -1,5 +1,6 @@
-/* test_page_centers.c - attention over pages whose keys have centres of their own: every kind of kernel, with one matrix and with
- * several, open and hidden pages. Offsets are those of kvant_cuda_page_offsets; attention_bound.c has the reference, with the centres
+/* test_page_centers.c - attention over pages whose keys have their own centres: every kind of
+ * kernel, with one matrix and with several, exact and hidden pages. The call
+ * kvant_cuda_page_offsets computes the offsets. The reference in attention_bound.c uses the centres
  * themselves. */
 #include "attention_fixture.h"
 
@@ -56,7 +57,7 @@ static void test_few_tokens(void **unused)
         }
 }
 
-/* As a prefill has them, with room for unpacked pages and without. */
+/* As many query tokens as in a prefill, with room for unpacked pages and without. */
 static void test_many_tokens(void **unused)
 {
     (void)unused;
@@ -98,7 +99,8 @@ static void test_ragged_tokens(void **unused)
     }
 }
 
-/* Rows of a token about its block's centre, then the offsets of pages for a query: a graph gives what the calls give. */
+/* Rows of a token minus its block's centre, then the offsets of pages for a query: a graph gives
+ * the same results as the calls. */
 static void test_captured(void **unused)
 {
     (void)unused;

@@ -1,6 +1,6 @@
-/* test_problems.c - attention problems of engines over compressed pages: several query tokens, ragged,
- * causal, windows, masks, softcap, ALiBi, sinks; one by one and at random. attention_bound.c has the
- * reference and derives the bound. */
+/* test_problems.c - attention problems of engines over compressed pages: several query tokens,
+ * ragged, causal, windows, masks, softcap, ALiBi, sinks. Options come one by one and at random. The
+ * file attention_bound.c has the reference and derives the bound. */
 #include "attention_fixture.h"
 
 #include <math.h>
@@ -16,7 +16,8 @@ static attention_case case_of(const char *k, const char *v, uint32_t head_dim, u
                              lengths, open == 3, 0.5f,     open };
 }
 
-/* Columns from 2 to 66 for every kind of code, so that a tile, two tiles and several passes occur. */
+/* From 2 to 66 columns for every kind of code, so that a tile, two tiles and several passes
+ * occur. */
 static void test_query_tokens(void **unused)
 {
     (void)unused;
@@ -43,7 +44,8 @@ static void test_query_tokens(void **unused)
         }
 }
 
-/* Kernels of codes.cuh: 20 to 64 rows per kv head, whole and partial pages, open blocks, what changes scores. */
+/* Kernels of codes.cuh: 20 to 64 rows per kv head, whole and partial pages, exact blocks, and
+ * options that change scores. */
 static void test_codes(void **unused)
 {
     (void)unused;
@@ -69,7 +71,7 @@ static void test_codes(void **unused)
         }
 }
 
-/* One thing at a time, with one query token and with several. */
+/* One option at a time, with one query token and with several. */
 static void test_one_by_one(void **unused)
 {
     (void)unused;
@@ -107,7 +109,8 @@ static void test_ragged(void **unused)
     }
 }
 
-/* Tile kernels read every codec, in any pair: one and two groups of rows, parts of a context, odd heads. */
+/* Tile kernels read every codec, in any pair: one group of rows and two, parts of a context, odd
+ * numbers of heads. */
 static void test_tiles(void **unused)
 {
     (void)unused;
@@ -189,13 +192,14 @@ static void test_any(void **unused)
             run_problem(&c, NULL);
     }
 #if KVANT_PAPERS
-    /* 16 query rows a thread block take 100 KB of shared memory: where there are 99, a block has 8 rows */
+    /* 16 query rows per thread block take 100 KB of shared memory. On GPUs with 99 KB a block has 8
+     * rows. */
     const attention_case large = case_of("hqmq-s96r4", "hqmq-s96r4", 512, 2, 6, 0);
     run_problem(&large, &(attention_problem){ .query_tokens = 20, .causal = true });
 #endif
 }
 
-/* One kv head for more heads than a decode kernel takes, as Falcon and MLA have them. */
+/* One kv head for more heads than a decode kernel supports, as in Falcon and MLA. */
 static void test_many_heads(void **unused)
 {
     (void)unused;
@@ -216,8 +220,9 @@ static void test_many_heads(void **unused)
     }
 }
 
-/* Nothing of any sequence is seen: zeros, and a log-sum-exp of -infinity or the sink's; decode kernels, tiles
- * and kernels of any head_dim, with a centre, which is not added then. */
+/* No query sees any token: outputs are zeros, and the log-sum-exp is -infinity or the sink's logit.
+ * Decode kernels, tile kernels and kernels of any head_dim, with a centre, which must not be added
+ * then. */
 static void test_nothing_seen(void **unused)
 {
     (void)unused;
@@ -234,8 +239,8 @@ static void test_nothing_seen(void **unused)
             }
 }
 
-/* What an engine captures once and replays for each token: append and attention. Slots, lengths, rows and
- * queries change between replays, in place. */
+/* The append and attention that an engine captures once and replays for each token. Slots, lengths,
+ * rows and queries change in place between replays. */
 static void test_captured(void **unused)
 {
     (void)unused;
@@ -331,7 +336,7 @@ static void test_captured(void **unused)
     }
 }
 
-/* Every codec unpacked once for all rows; three sequences take turns in scratch for two. */
+/* Every codec is unpacked once for all rows; three sequences share scratch memory for two. */
 static void test_scratch(void **unused)
 {
     (void)unused;
@@ -369,7 +374,7 @@ static void test_scratch(void **unused)
         }
 }
 
-/* As many query tokens as a prefill has, over a past. */
+/* As many query tokens as in a prefill, after earlier tokens. */
 static void test_prefill(void **unused)
 {
     (void)unused;
@@ -382,8 +387,8 @@ static void test_prefill(void **unused)
     }
 }
 
-/* Keys of several matrices, or centres, or both: every kind of kernel that attention has, with open and hidden pages, sinks, a
- * mask, several query tokens. */
+/* Keys of several matrices, or centres, or both: every kind of attention kernel, with exact and
+ * hidden pages, sinks, a mask, several query tokens. */
 static void test_matrices(void **unused)
 {
     (void)unused;
@@ -435,7 +440,7 @@ static const char *one_of(const char *const *names, size_t n)
     return names[random_bits() % n];
 }
 
-/* Problems at random: what one call may combine. */
+/* Random problems, with all combinations that one call supports. */
 static void test_random(void **unused)
 {
     (void)unused;
@@ -497,7 +502,7 @@ static void test_random(void **unused)
     }
 }
 
-/* The general form (src/cuda/any/general.h), beside each other and beside usual codecs. */
+/* The general form (src/cuda/any/general.h): pairs of its codecs, and pairs with usual codecs. */
 static void test_families(void **unused)
 {
     (void)unused;
@@ -590,7 +595,8 @@ static void free_rows(row_arrays *r)
     cudaFree(r->gpu_rows[1]);
 }
 
-/* Attention that knows where the newest tokens are, behind an append: outputs are those of attention that does not. */
+/* After an append, attention that knows the newest tokens gives the same outputs as attention that
+ * does not. */
 static void new_rows(const attention_case *c)
 {
     fixture f;
@@ -640,7 +646,8 @@ static void test_new_rows(void **unused)
             }
 }
 
-/* The struct's size is the caller's: what an older version does not have is zero, what a newer one has must be. */
+/* The struct's size is the caller's. Fields that an older version lacks are zero, and fields that a
+ * newer version adds must be zero. */
 static void test_sizes(void **unused)
 {
     (void)unused;
@@ -688,13 +695,14 @@ static void test_refused(void **unused)
     args.query_tokens = UINT32_MAX, args.out_token_stride = 1;
     assert_int_equal(kvant_cuda_kernel_attention(&args, NULL), KVANT_ERR_ARGUMENT);
     args = attention_args(&f);
-    args.n_matrices = 2; /* of no blocks */
+    args.n_matrices = 2; /* matrices of no blocks */
     assert_int_equal(kvant_cuda_kernel_attention(&args, NULL), KVANT_ERR_ARGUMENT);
     args.n_matrices = KVANT_CUDA_MOST_MATRICES + 1, args.matrices = f.gpu_table;
     assert_int_equal(kvant_cuda_kernel_attention(&args, NULL), KVANT_ERR_ARGUMENT);
-    args.n_matrices = 0, args.k_center = f.gpu_q, args.logit_softcap = 30; /* which sees <q, c> */
+    /* a softcap must see <q, c> */
+    args.n_matrices = 0, args.k_center = f.gpu_q, args.logit_softcap = 30;
     assert_int_equal(kvant_cuda_kernel_attention(&args, NULL), KVANT_ERR_ARGUMENT);
-    /* no shape is as small as that: an error, not a result that nobody computed */
+    /* no shape is as small as that: an error, not a result that was never computed */
     args = attention_args(&f);
     kvant_cuda_limit_shared_memory(4 << 10); /* less than 32 tokens of fp16 */
     assert_int_equal(kvant_cuda_kernel_attention(&args, NULL), KVANT_ERR_UNSUPPORTED);

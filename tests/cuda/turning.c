@@ -1,4 +1,4 @@
-/* turning.c - see turning.h. Compiled with every product and sum rounded. */
+/* turning.c - see turning.h. It is compiled so that every product and every sum is rounded. */
 #include "turning.h"
 
 #include <math.h>

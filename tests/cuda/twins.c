@@ -19,7 +19,7 @@ static kvant_cache *make_cache(kvant_scheme *scheme, const char *device, const s
     return cache;
 }
 
-/* Values of a GPU learn once. The CPU's further versions count as taken. */
+/* Values on a GPU learn once. So the CPU's further transforms are marked as taken. */
 static void take_versions(const kvant_cache *cache)
 {
     for (uint32_t layer = 0; layer < LAYERS; layer++)
@@ -154,7 +154,8 @@ static void note_queries(twins *t, uint32_t layer, uint32_t n)
     free(q);
 }
 
-/* One version is left to choose: of two of one kind, the CPU's samples of few rows may prefer another than the GPU's sums. */
+/* Leaves one transform to choose. If there are two transforms of one kind, the CPU's samples may
+ * prefer another than the GPU's second moments. */
 static void forget_first(const kvant_cache *cache, uint32_t layer)
 {
     kvant_tensor_version *versions = kvant_cache_tensor(cache, layer, KVANT_ROLE_K)[0]->versions;
@@ -163,7 +164,8 @@ static void forget_first(const kvant_cache *cache, uint32_t layer)
     versions[1].alive = false;
 }
 
-/* A GPU has room for two matrices and a version of other rows; the CPU's further version counts as taken. */
+/* A GPU has room for two matrices and a transform of other rows, so the CPU's further transform is
+ * marked as taken. */
 static void take_last(const kvant_cache *cache, uint32_t layer)
 {
     kvant_tensor_version *last = &kvant_cache_tensor(cache, layer, KVANT_ROLE_K)[0]->versions[4];
@@ -175,7 +177,7 @@ void twins_learn(twins *t)
 {
     for (uint32_t layer = 0; layer < LAYERS; layer++)
         take_last(t->cpu, layer);
-    for (int i = 0; i < 4; i++) { /* the second matrix waits for 1920 rows */
+    for (int i = 0; i < 4; i++) { /* the second matrix needs 1920 rows */
         assert_int_equal(kvant_sequence_create(t->cpu), 0);
         assert_int_equal(kvant_sequence_create(t->gpu), 0);
         for (uint32_t layer = 0; layer < LAYERS; layer++)
@@ -203,9 +205,9 @@ static void compare_bytes(const twins *t, int32_t s, uint32_t block, size_t from
                 t->spec->k, t->spec->v, s, block, i, t->of_gpu[i], t->of_cpu[i]);
 }
 
-/* Compares a block of a preset's cache. Both devices keep the same tokens exact at least, but not
- * the same blocks, and rows of a block that was opened again came from codes on one of the devices.
- * In caches that learn nothing, codes are equal when both devices have codes. */
+/* Compares a block of a preset's cache. Both devices keep at least the same tokens exact, but not
+ * the same blocks. Rows of a block that became exact again came from codes on one of the devices.
+ * In caches that learn nothing, codes are equal if both devices have codes. */
 static void compare_codes(const twins *t, int32_t s, uint32_t block)
 {
     size_t cpu = sizeof(uint64_t), gpu = cpu;
@@ -240,7 +242,7 @@ size_t twins_export(twins *t, int32_t s, uint32_t block)
     return used;
 }
 
-/* Of matrices: the device's are others. */
+/* Bytes of matrices, which differ on the device. */
 static size_t learnt_bytes(const kvant_cache *cache)
 {
     size_t bytes = 0;

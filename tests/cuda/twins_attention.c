@@ -1,8 +1,8 @@
-/* twins_attention.c - twins_attend of twins.h: what the GPU answers, and the same from the bytes
- * that it exports.
+/* twins_attention.c - twins_attend of twins.h: compares the GPU's outputs with attention over the
+ * bytes that the GPU exports.
  *
- * A sequence's blocks may have several versions of centre and scale. The blocks of a version are a
- * part: a fixture for attention_bound.c. Outputs of parts are merged by their log-sum-exp. */
+ * A sequence's blocks may have several transforms of centre and scale. The blocks of one transform
+ * are a part: a fixture for attention_bound.c. Outputs of parts are merged by their log-sum-exp. */
 #include "twins.h"
 
 #include <math.h>
@@ -15,12 +15,12 @@ enum { EXPORT_HEADER = 40 };
 /* Keys or values of a block, from its export. */
 typedef struct stored {
     bool open, learnt;
-    float center[WIDTH], scale[WIDTH]; /* 0 and 1 where the codec has none */
+    float center[WIDTH], scale[WIDTH]; /* 0 and 1 if the codec has none */
     uint8_t *pages;
     size_t bytes;
 } stored;
 
-/* A sequence's layer from its block `first` on. */
+/* The blocks of a sequence's layer from block `first` on. */
 typedef struct stored_layer {
     const kvant_codec *const *codecs[2]; /* by kvant_role */
     uint32_t n_blocks;
@@ -55,10 +55,12 @@ static void read_block(const kvant_codec *const *codecs, const uint8_t *at, size
     read_numbers(codecs, learnt ? at + EXPORT_HEADER : NULL, block);
 }
 
-/* Whether a row of an exact page is what its block's codes decode to: it came from them. A GPU adds
- * and multiplies in another order. Some dozen roundings to fp32 err by less than 2^-18 of the row's
- * largest number. Then a number may be rounded to the fp16 number next to the CPU's, which is 2^-10
- * of it away at most. */
+/* Whether a row of an exact page came from codes: it equals the row that its block's codes decode
+ * to.
+ *
+ * A GPU adds and multiplies in another order. Some dozen roundings to fp32 err by less than 2^-18
+ * of the row's largest number. Then a number may be rounded to the fp16 number next to the CPU's,
+ * which is at most 2^-10 of it away. */
 static bool came_from_codes(const kvant_codec *codec, const uint8_t *page, uint32_t slot,
                             const uint16_t *row)
 {
@@ -74,9 +76,9 @@ static bool came_from_codes(const kvant_codec *codec, const uint8_t *page, uint3
     return true;
 }
 
-/* Rows of a block with an exact page (cuda_exact.c): attention reads them as fp16, not what an
- * export makes of them. They are the rounded ones of the rows that are encoded, or came from
- * codes when the block got its page. */
+/* Reads the rows of a block with an exact page (cuda_exact.c). Attention reads them as fp16, which
+ * differs from an export. They are the encoded rows after rounding, or came from codes when the
+ * block got its page. */
 static void read_exact(twins *t, int32_t s, uint32_t layer, kvant_role role, uint32_t index,
                        stored *block)
 {
@@ -85,7 +87,7 @@ static void read_exact(twins *t, int32_t s, uint32_t layer, kvant_role role, uin
     const int32_t at = kvant_cuda_exact_page(part, number);
     const size_t n = 64 * WIDTH;
     t->waited += at >= 0;
-    if (at < 0 || !part->floats) /* without floats an export has the fp16 rows themselves */
+    if (at < 0 || !part->floats) /* without floats, an export has the fp16 rows themselves */
         return;
     float *floats = malloc(n * sizeof *floats);
     uint16_t *rounded = malloc(n * sizeof *rounded), *rows = malloc(n * sizeof *rows);
@@ -146,7 +148,7 @@ static bool same_version(const stored_layer *all, uint32_t a, uint32_t b)
     return true;
 }
 
-/* parts[b]: the first block of the version of block b. Returns how many parts there are. */
+/* parts[b]: the first block with the transform of block b. Returns the number of parts. */
 static uint32_t find_parts(const stored_layer *all, uint32_t parts[MOST / 64])
 {
     uint32_t n = 0;
@@ -159,7 +161,7 @@ static uint32_t find_parts(const stored_layer *all, uint32_t parts[MOST / 64])
     return n;
 }
 
-/* A codec whose rows before the rotation are what its pages hold behind transform=file. */
+/* A codec whose rows before the rotation equal the rows in its pages after transform=file. */
 static const kvant_codec *reference_codec(const twins *t, const stored_layer *all, kvant_role role,
                                           kvant_codec **made)
 {
@@ -182,8 +184,8 @@ static void turn_center(const stored_layer *all, const stored *block, kvant_role
                             NULL, x, turned);
 }
 
-/* What the GPU reads where a block is open for keys or values alone: sealed pages as fp16. center:
- * with it. */
+/* Fills a page with the fp16 rows that the GPU reads if a block is exact for only keys or only
+ * values. center: whether rows include it. */
 static void fill_open_page(const fixture *f, const stored_layer *all, const stored *block,
                            kvant_role role, uint32_t b, bool center)
 {
@@ -208,7 +210,7 @@ static void fill_open_page(const fixture *f, const stored_layer *all, const stor
     }
 }
 
-/* With a softcap keys get their centre back before they are multiplied. */
+/* With a softcap, keys get their centre back before they are multiplied. */
 static bool centers_back(const stored_layer *all, const attention_problem *p)
 {
     const kvant_center center = all->codecs[KVANT_ROLE_K][0]->info.center;
@@ -218,7 +220,7 @@ static bool centers_back(const stored_layer *all, const attention_problem *p)
     return any && p->softcap > 0;
 }
 
-/* So do values of several centres. */
+/* Values with several centres get them back, too. */
 static bool values_back(const stored_layer *all)
 {
     bool several = false;
@@ -228,7 +230,8 @@ static bool values_back(const stored_layer *all)
     return several;
 }
 
-/* What a turned centre adds to a score is <q, c>: of sums of DIM products in binary32, turned and not. */
+/* A rotated centre adds <q, c> to a score. Compares two such sums of DIM products in binary32, with
+ * rotated and with stored vectors. */
 static void check_turned(const stored_layer *all, const float *q, uint32_t n)
 {
     for (uint32_t b = 0; b < all->n_blocks; b++)
@@ -281,13 +284,14 @@ static kvant_cuda_codec *gpu_codec(const kvant_codec *codec, bool open)
 typedef struct part {
     fixture f;
     attention_case c;
-    kvant_codec *made; /* by reference_codec */
+    kvant_codec *made; /* the codec of reference_codec(), to be freed */
     int32_t length, table[MOST / 64];
     float k_scale[WIDTH], v_scale[WIDTH], v_center[WIDTH];
-    const float *k_center; /* of all kv heads */
+    const float *k_center; /* centres of all kv heads */
 } part;
 
-/* A fixture of the blocks of one version. The last block of the sequence may be partly there. */
+/* Makes a fixture of the blocks of one transform. The last block of the sequence may be partly
+ * filled. */
 static void part_open(part *p, twins *t, const stored_layer *all, const uint32_t *parts,
                       uint32_t version, int32_t length, const attention_problem *problem,
                       int32_t *starts)
@@ -349,7 +353,7 @@ static void part_close(part *p)
     free(p->f.open.pool);
 }
 
-/* What sums of DIM products in binary32 in two orders can differ by. */
+/* The largest difference between sums of DIM products in binary32 in two orders. */
 static double matrix_error(const kvant_codec *codec, const float *q)
 {
     kvant_cuda_tables tables = { .size = sizeof tables };
@@ -375,8 +379,9 @@ static bool is_turned(const kvant_codec *codec)
     return transform->rotate == KVANT_ROTATE_DENSE && (!transform->weights || transform->diagonal);
 }
 
-/* Rows of a rotation have length 1. A number of R q is a sum of DIM products whose magnitudes add
- * up to at most the length of q; of outputs, DIM numbers are off by so much of theirs. */
+/* Rows of a rotation have length 1. A number of R q is a sum of DIM products whose magnitudes
+ * add up to at most the length of q. For outputs, DIM numbers err by as much relative to their
+ * length. */
 static void note_turning(fixture *f, const stored_layer *all, const float *q, uint32_t n,
                          bool several)
 {
@@ -394,7 +399,7 @@ static void note_turning(fixture *f, const stored_layer *all, const float *q, ui
         f->output_error = (DIM + 2) * 0x1p-24 * sqrt((double)DIM);
 }
 
-/* The reference takes queries behind the matrix. */
+/* The reference uses queries after the matrix. */
 static float *transform(const twins *t, fixture *f, const stored_layer *all, const float *q,
                         uint32_t n)
 {
@@ -435,7 +440,7 @@ static void make_mask(fixture *f, uint32_t n, int32_t length)
                                               : 0xb000; /* -0.125 */
 }
 
-/* What the GPU is given and gives. */
+/* The inputs and outputs of the GPU. */
 typedef struct attended {
     uint32_t n;
     float *q, *sinks, *out, *lse;
@@ -444,7 +449,7 @@ typedef struct attended {
     bool centers_back;
 } attended;
 
-/* The sequence as the last one of a batch of itself and others that are long enough. */
+/* Attends to the sequence as the last one in a batch with other sequences that are long enough. */
 static void attend_all(twins *t, int32_t s, uint32_t layer, const attended *a, void *out)
 {
     int32_t sequences[SEQUENCES];
@@ -511,7 +516,7 @@ static void attended_free(attended *a)
         free(of_host[i]);
 }
 
-/* <q, c> of a part's keys, and how far binary32 may be from it. */
+/* <q, c> for a part's keys, and how far binary32 may be from it. */
 static double of_center(const part *p, const float *q, uint32_t head, double *error)
 {
     const float *c = p->k_center + head / (HEADS / KV_HEADS) * DIM;
@@ -525,8 +530,9 @@ static double of_center(const part *p, const float *q, uint32_t head, double *er
     return scale * sum;
 }
 
-/* Parts are weighed by e^lse, <q, c> added, and a sink is a part without a value. With every lse off by at most delta, a
- * weight is off by e^(2 delta) - 1 of itself; the kernel's own exponentials and sums add 2^-20. */
+/* Parts have the weights e^lse, with <q, c> added, and a sink is a part without a value. If every
+ * lse errs by at most delta, a weight errs by e^(2 delta) - 1 of itself. The kernel's own
+ * exponentials and sums add 2^-20. */
 static void check_merged(twins *t, part *parts, uint32_t n_parts, const attended *a, uint32_t i,
                          uint32_t head)
 {
@@ -569,7 +575,8 @@ static void check_merged(twins *t, part *parts, uint32_t n_parts, const attended
                  a->lse[i * HEADS + head], want_lse);
 }
 
-/* Positions across parts are not what a part's fixture knows: problems of several parts depend on none. */
+/* A part's fixture does not know positions across parts, so problems of several parts do not depend
+ * on positions. */
 void twins_attend(twins *t, int32_t s, uint32_t layer, const attention_problem *problem)
 {
     static stored_layer all;
@@ -578,7 +585,8 @@ void twins_attend(twins *t, int32_t s, uint32_t layer, const attention_problem *
     attention_problem p = *problem;
     read_layer(t, s, layer, &all);
     const int32_t length = (int32_t)(twins_length(t, s) - 64 * t->dropped[s]);
-    const bool several = find_parts(&all, parts) > 1; /* queries go through a matrix of each */
+    /* queries are multiplied by a matrix for each part */
+    const bool several = find_parts(&all, parts) > 1;
     if (several)
         p = (attention_problem){ .query_tokens = 1,
                                  .causal = problem->causal,

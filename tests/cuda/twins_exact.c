@@ -8,7 +8,7 @@
 
 #include "../../src/cache/cuda_layers.h"
 
-/* Tokens of a step at most, of 2048 of a context: twins.c. */
+/* Largest step, and the newest tokens that stay exact, in a context of 2048 tokens: twins.c. */
 enum { STEP = 256, NEWEST = 64 };
 
 /* The rows that a sequence got, by layer. */
@@ -32,9 +32,9 @@ static void append(twins *t, int32_t s, given *g, uint32_t n)
     g->n += n;
 }
 
-/* Rows of fp16 pass through a rotation and a matrix: each number is off by at most 2^-11 of the
- * transformed row's. At 6 bits, the most that presets have, the error of normal numbers is 2^-6 of
- * them in the mean. */
+/* Rows of fp16 pass through a rotation and a matrix, so each number errs by at most 2^-11 of the
+ * transformed row's number. At 6 bits, the most that presets have, the error of normal numbers is
+ * 2^-6 of them in the mean. */
 static double error_of(const float *got, const float *want)
 {
     double off = 0, size = 0;
@@ -50,7 +50,7 @@ static bool is_exact(const float *got, const float *want)
     return error_of(got, want) < 0x1p-8;
 }
 
-/* Tokens whose keys and values are exact in every layer. */
+/* Finds the tokens whose keys and values are exact in every layer. */
 static void find_exact(twins *t, int32_t s, const given *g, bool exact[MOST])
 {
     static float k[MOST][WIDTH], v[MOST][WIDTH];
@@ -87,7 +87,7 @@ static void check_exact(twins *t, int32_t s, const given *g, uint32_t step)
     assert_true(n <= 64 * ((cuda_memory *)t->gpu->memory)->n_exact);
 }
 
-/* Once the CPU seals its pages, too, codes are the same, and so are blocks that stay open. */
+/* Once the CPU seals its pages, too, codes are the same, and so are blocks that stay exact. */
 static void compare_codes(twins *t, int32_t s)
 {
     size_t used, again;
@@ -111,7 +111,7 @@ static void compare_codes(twins *t, int32_t s)
     assert_memory_equal(t->of_cpu, t->of_gpu, used);
 }
 
-/* The first and the last block of a sequence, alone in another cache on the GPU. */
+/* Imports the first and the last block of a sequence into a new cache on the GPU. */
 static void import_exact(twins *t, const kvant_cache *from, const given *g)
 {
     static given both;
@@ -139,7 +139,7 @@ static void import_exact(twins *t, const kvant_cache *from, const given *g)
     twins_free(&other);
 }
 
-/* A fork's copy of the last block, and blocks of both caches in another one. */
+/* A fork's copy of the last block, and blocks of both caches in another cache. */
 static void copies_stay_exact(twins *t, given *g)
 {
     assert_int_equal(kvant_sequence_fork(t->cpu, 0), 1);
@@ -150,7 +150,7 @@ static void copies_stay_exact(twins *t, given *g)
     import_exact(t, t->gpu, g);
 }
 
-/* A sequence that is cut in a block of codes gets a page for its next rows: the block's other rows
+/* A sequence that is cut in a block of codes gets a page for its next rows. The block's older rows
  * come from their codes. */
 static void cut(twins *t, given *g, uint32_t length)
 {
@@ -165,7 +165,7 @@ static void cut(twins *t, given *g, uint32_t length)
     assert_true(exact[length] && exact[length + 2]);
 }
 
-/* A batch of rows with more blocks than there are pages. */
+/* Appends a batch that fills more blocks than there are pages. */
 static void append_long(const spec_pair *spec, given *g)
 {
     twins t;
@@ -205,8 +205,8 @@ void twins_exact(const spec_pair *spec)
         append_long(spec, &g);
 }
 
-/* A row of tensor's kv head 0 whose transformed row is one number that fp16 cannot hold. Its
- * root mean square, the scale of codecs, is 2^17 / sqrt(DIM), which fp16 holds. */
+/* A row of the tensor's kv head 0 whose transformed row is a single number that fp16 cannot hold.
+ * Its root mean square, the scale of codecs, is 2^17 / sqrt(DIM), which fp16 holds. */
 static void make_spike(const kvant_tensor *tensor, float row[WIDTH])
 {
     const kvant_affine affine = kvant_version_affine(tensor, tensor->newest, 0);
@@ -215,8 +215,8 @@ static void make_spike(const kvant_tensor *tensor, float row[WIDTH])
                             kvant_kernels_get(KVANT_CPU_AUTO), &affine, y, row);
 }
 
-/* A cache with an exact part on both devices refuses such rows on both. Codecs with a search alone
- * have fp16 pages on a GPU only. */
+/* A cache with an exact part refuses such rows on both devices. Codecs with a trellis search but
+ * without an exact part have fp16 pages only on a GPU. */
 void twins_beyond_half(const spec_pair *spec)
 {
     twins t;

@@ -26,8 +26,8 @@ static void read_rows(twins *t, uint32_t layer, int32_t s, rows *r)
     r->n = n;
 }
 
-/* Whether a token's rows may differ on both devices by more than rounding. Where a preset's cache
- * learns, rows of a block that changes its transform pass through codes on a GPU alone. */
+/* Whether a token's rows may differ between the devices by more than rounding. If a preset's cache
+ * learns, rows of a block that changes its transform pass through codes only on a GPU. */
 static bool differs(const twins *t, uint32_t layer, int32_t s, uint32_t token)
 {
     if (t->spec->preset && !t->spec->calibrated)
@@ -41,7 +41,7 @@ static bool differs(const twins *t, uint32_t layer, int32_t s, uint32_t token)
             (cpu[0]->blocks[block].open_page >= 0 || cpu[1]->blocks[block].open_page >= 0));
 }
 
-/* The GPU's rows are those of the CPU, except for rounding, where both are codes. */
+/* If both devices have codes, the GPU's rows equal the CPU's except for rounding. */
 void twins_read(twins *t, int32_t s)
 {
     static rows all;
@@ -62,14 +62,14 @@ void twins_read(twins *t, int32_t s)
     }
 }
 
-/* What decode kernels read of a codebook of 2 to 4 bits are bytes over +-2.73 scales: errors of 2 x 2.73 / 255 / sqrt(12) of
- * a scale per number. Six deviations. */
+/* Decode kernels read a codebook of 2 to 4 bits as bytes over +-2.73 scales. The error of a number
+ * is 2 x 2.73 / 255 / sqrt(12) of a scale. The test allows six deviations. */
 static double noise_of(const char *spec)
 {
     return strncmp(spec, "turboquant-", 11) == 0 && spec[11] <= '4' ? 6 * 0.0062 : 0;
 }
 
-/* sqrt(the mean square) of a row's numbers, its scale. */
+/* Root mean square of a row's numbers, which is its scale. */
 static double scale_of(const float *row)
 {
     double squares = 0;
@@ -78,8 +78,9 @@ static double scale_of(const float *row)
     return sqrt(squares / DIM);
 }
 
-/* Attention of the newest token of a head over rows, in binary64; the same with the values' sizes, to which errors of
- * weights are relative; and how much of the values' errors remains, when they are independent, in scales of tokens. */
+/* Attention of a head's newest token over rows, in binary64. The array sizes has the same with the
+ * values' magnitudes, to which errors of weights are relative. The number remains is the part of
+ * the values' errors that remains if they are independent, in scales of tokens. */
 static void attend_rows(const rows *r, uint32_t head, const float *q, uint32_t window,
                         double out[DIM], double sizes[DIM], double *remains)
 {
@@ -107,8 +108,9 @@ static void attend_rows(const rows *r, uint32_t head, const float *q, uint32_t w
     }
 }
 
-/* Queries are rounded to fp16, and in kernels without a pair of their own keys: chunks three times, others once. Each is an
- * error of 2^-11 of scores: up to 10 with random rows, 50 with those of the calibration. Weights change by twice that. */
+/* Queries are rounded to fp16. Kernels for any pair also round keys, chunks three times and all
+ * remaining codes once. Each rounding errs by 2^-11 of scores, which reach 10 with random rows and
+ * 50 with the calibration's rows. Weights change by twice that. */
 static double error_of_weights(const twins *t)
 {
     const bool chunks =
@@ -202,7 +204,8 @@ static void append_taken(twins *t, uint32_t layer, int32_t s, const rows *r)
     assert_int_equal(twins_append_rows(t, s, layer, r->k[first], r->v[first], n), KVANT_OK);
 }
 
-/* A round of steps; most: at most so many. Afterwards the rows are appended, and both caches are the same. */
+/* Makes a round of at most `most` steps. Afterwards the rows are appended, and both caches are the
+ * same. */
 void twins_take_steps(twins *t, uint32_t most, uint32_t window)
 {
     static rows state[LAYERS][BATCH];
@@ -224,7 +227,8 @@ void twins_take_steps(twins *t, uint32_t most, uint32_t window)
         for (uint32_t layer = 0; layer < LAYERS; layer++)
             take_step(t, layer, state[layer], window);
     }
-    for (int i = 0; i < BATCH && t->spec->preset; i++) { /* rows of a preset's steps are in place */
+    /* rows of a preset's steps are in their exact pages */
+    for (int i = 0; i < BATCH && t->spec->preset; i++) {
         read_next(t, i, after);
         assert_memory_not_equal(after, before[i], sizeof after);
     }

@@ -1,5 +1,5 @@
-/* twins_versions.c - see twins.h: blocks of several versions in one cache. Two caches learn from
- * different rows. A third one imports blocks of both. */
+/* twins_versions.c - see twins.h: blocks with several transforms in one cache. Two caches learn
+ * from different rows. A third cache imports blocks of both. */
 #include "twins.h"
 
 #include "../../src/cache/device.h"
@@ -7,8 +7,8 @@
 
 enum { SEQUENCES_HERE = 2, LONG = 128 };
 
-/* Channel i of values and keys has the mean `shift` times 1 or -1, and a spread that differs from
- * channel to channel. */
+/* Rows of values and keys. Channel i has the mean `shift` times 1 or -1, and each channel has
+ * another spread. */
 static float *shifted_rows(uint32_t n, float shift)
 {
     float *rows = random_rows((size_t)n * WIDTH, 0.5f);
@@ -27,8 +27,8 @@ static void append_shifted(twins *t, float shift)
     }
 }
 
-/* The devices judge a matrix by different samples. They agree about rows like those that it was
- * made of. */
+/* The devices choose a matrix by different samples. They agree about rows like the rows that the
+ * matrix was made of. */
 static void source_open(twins *t, const spec_pair *spec, float shift)
 {
     const bool matrices = strstr(spec->k, "transform=first") != NULL;
@@ -53,7 +53,7 @@ static kvant_status import_first(twins *t, int32_t s, twins *source)
     return status;
 }
 
-/* The CPU has room for what a GPU takes from elsewhere (twins_new). */
+/* Gives the CPU as much room as a GPU has for imported transforms (twins_new). */
 static void give_versions(const kvant_cache *cache)
 {
     for (uint32_t layer = 0; layer < LAYERS; layer++)

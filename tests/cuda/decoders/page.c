@@ -16,7 +16,7 @@ static void *aligned_bytes(size_t bytes)
     return memset(aligned_alloc(256, whole), 0, whole);
 }
 
-/* As copy_tables of params.c. */
+/* Places tables as copy_tables in params.c does. */
 static void place_tables(test_page *to, const kvant_codec_view *view)
 {
     const size_t own = (view->table_bytes + 15) / 16 * 16;
@@ -39,7 +39,7 @@ static void place_trellis(test_page *to, const kvant_codec_view *view)
         to->levels[i] = kvant_half_from_float(view->of.trellis.levels[i]);
 }
 
-/* NULL: no such codec. */
+/* Returns NULL if there is no such codec. */
 static kvant_codec *create(const char *spec, uint32_t head_dim, kvant_role role)
 {
     kvant_codec *codec = NULL;
@@ -84,7 +84,7 @@ bool test_page_make(const char *spec, uint32_t head_dim, kvant_role role, test_p
     to->bytes = (uint32_t)(info->metadata_offset + info->metadata_bytes);
     to->rows = malloc((size_t)64 * head_dim * sizeof *to->rows);
     fill_normal(to->rows, 64 * head_dim, &rng);
-    for (uint32_t i = 0; i < 64 * head_dim; i++) /* tokens of very different sizes */
+    for (uint32_t i = 0; i < 64 * head_dim; i++) /* tokens have very different sizes */
         to->rows[i] *= i / head_dim % 7 == 3 ? 1e-3f : i / head_dim % 7 == 5 ? 300.0f : 1.0f;
     kvant_codec_encode_transformed(to->codec, kernels, to->rows, 0, 64, to->page);
     for (uint32_t t = 0; t < 64; t++)
@@ -101,7 +101,7 @@ void test_page_free(test_page *page)
     free(page->rows);
 }
 
-/* Of params.c: nothing here is on a GPU. */
+/* Replaces the function of params.c, because nothing here is on a GPU. */
 void kvant_cuda_tables_free(kvant_cuda_tables_of *tables)
 {
     (void)tables;

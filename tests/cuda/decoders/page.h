@@ -1,4 +1,4 @@
-/* page.h - a page of a codec for test_decoders.cpp, and what the CPU decodes of it. */
+/* page.h - a page of a codec for test_decoders.cpp, and the rows that the CPU decodes from it. */
 #pragma once
 
 #include "../../../src/cuda/general_view.h"
@@ -8,19 +8,19 @@ KVANT_BEGIN_C
 
 typedef struct test_page {
     const kvant_codec_view *view;
-    struct kvant_cuda_codec gpu; /* as libkvant_cuda has it, without tables */
+    struct kvant_cuda_codec gpu; /* the codec as libkvant_cuda has it, without tables */
     kvant_general general;
-    kvant_cuda_params params; /* what decoders of codebooks and trellises read */
-    const float *values;      /* of a codebook */
-    uint16_t levels[64];      /* of a trellis: whole numbers as halves */
+    kvant_cuda_params params; /* the parameters that decoders of codebooks and trellises read */
+    const float *values;      /* levels of a codebook */
+    uint16_t levels[64];      /* levels of a trellis: whole numbers as halves */
     uint8_t *page;
-    uint32_t bytes; /* of it, codes and metadata */
-    float *rows;    /* 64 transformed ones */
+    uint32_t bytes; /* size of the page's codes and metadata */
+    float *rows;    /* 64 transformed rows */
     void *tables;
     kvant_codec *codec;
 } test_page;
 
-/* False: no such codec. */
+/* Returns false if there is no such codec. */
 bool test_page_make(const char *spec, uint32_t head_dim, kvant_role role, test_page *to);
 void test_page_free(test_page *page);
 

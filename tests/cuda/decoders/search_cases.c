@@ -11,7 +11,7 @@
 
 static uint64_t state = 1;
 
-/* About normal. */
+/* A number that is approximately normal. */
 static float random_number(void)
 {
     float sum = -6;
@@ -20,7 +20,8 @@ static float random_number(void)
     return sum;
 }
 
-/* Normal numbers, and rows whose costs pass what 16 bits hold: spikes at random, all of a row, or some steps side by side. */
+/* Normal numbers, and rows whose costs exceed 16 bits: random spikes, only spikes, or some
+ * neighbouring steps. */
 static int cell_of_number(int kind, uint32_t step)
 {
     const float x = random_number();

@@ -1,9 +1,11 @@
-/* test_decoders.cpp - decoders of tiles (src/cuda/any/decode_*.cuh) without a GPU: their source, run by the warp of warp.h,
- * against the CPU's rows. Copies of the headers stand beside this program, with warp.h in the place of what they include.
+/* test_decoders.cpp - decoders of tiles (src/cuda/any/decode_*.cuh) without a GPU. The warp of
+ * warp.h runs their source, and the results are compared with the CPU's rows. Copies of the headers
+ * lie next to this program and include warp.h in place of CUDA.
  *
- * A number is rounded to fp16 up to three times, 2^-11 of it each, a triplet of a table five times. Bytes of a direction are
- * wrong by 2^-8 of its length, 2 x 2^-8 all four; they are bytes of halves. Products with a rotation of halves: the rotation's errors
- * are 2^-11 of its numbers, whose magnitudes as a matrix are at most sqrt(head_dim) long. */
+ * A number is rounded to fp16 up to three times, by 2^-11 of itself each time; a triplet of a table
+ * is rounded five times. Bytes of a direction err by 2^-8 of its length, all four together by 2 x
+ * 2^-8, and are made from halves. Products with a rotation of halves have the rotation's errors:
+ * 2^-11 of its numbers, whose magnitudes as a matrix have a length of at most sqrt(head_dim). */
 #include "warp.h"
 
 #include "device/any/decode_polar.cuh"
@@ -122,7 +124,7 @@ static void run_warp()
     run_lanes(run_lane);
 }
 
-/* What a token's numbers are as codes: all of a row, or what its centroid leaves. */
+/* The numbers of a token that its codes stand for: the whole row, or the row minus its centroid. */
 static double rest_of(int token, int channel)
 {
     const kvant_general &g = task.page->general;
@@ -132,8 +134,8 @@ static double rest_of(int token, int channel)
     return task.page->rows[token * (int)g.head_dim + channel] - (centroid ? centroid[channel] : 0);
 }
 
-/* The largest error of a token, relative to its row, or to what its centroid leaves if that is longer. Tokens that are not there
- * have to be finite. */
+/* The largest error of a token, relative to its row, or to the row minus its centroid if that is
+ * longer. Tokens that a page does not have must decode to finite numbers. */
 static double error_of_tile()
 {
     const int d = (int)task.page->general.head_dim;

@@ -1,9 +1,10 @@
-/* test_direct.cpp - families of src/cuda/any/direct.cuh without a GPU: scores and sums of a page, made by the warp of warp.h,
- * against the CPU's rows in double precision.
+/* test_direct.cpp - the families of src/cuda/any/direct.cuh without a GPU. The warp of warp.h
+ * computes scores and sums of a page, which are compared with the CPU's rows in double precision.
  *
- * Bounds, with u = 2^-11: a level, its scaled weight and a query's number are rounded to fp16, u / 2 of each; polar numbers
- * are products of up to 7 factors, 7 roundings each of them and of products; S q, queries and sums of tiers that
- * are turned are rounded again, u / 2 of their length, in all at most 12 u of lengths. */
+ * For the bounds, u = 2^-11. A level, its scaled weight and a query's number are rounded to fp16,
+ * by u / 2 each. Polar numbers are products of up to 7 factors, and each factor and each product is
+ * rounded. S q, rotated queries and rotated sums of tiers are rounded again, by u / 2 of their
+ * length. In all, that is at most 12 u of lengths. */
 #include "warp.h"
 
 #include "device/any/direct_polar.cuh"
@@ -19,7 +20,7 @@ using namespace kvant;
 static constexpr int ROWS = 8, MOST = 128, PAGE_AT = 0, BOOKS_AT = 1 << 15, OWN_AT = 1 << 16,
                      QUERIES_AT = OWN_AT + (1 << 14), RESULTS_AT = QUERIES_AT + (1 << 14);
 
-/* What families take of a thread block: AnyBlock with one warp. */
+/* The members of a thread block that families use: AnyBlock with one warp. */
 struct Block {
     struct {
         struct {
@@ -59,7 +60,7 @@ struct Block {
 static struct Task {
     const test_page *page;
     double queries[ROWS][MOST], weights[64][ROWS]; /* fp16 queries */
-    double scores[64][ROWS], sums[ROWS][MOST];     /* of the warp */
+    double scores[64][ROWS], sums[ROWS][MOST];     /* computed by the warp */
 } task;
 
 template <class F> static void prepare(Block &block)
@@ -137,7 +138,7 @@ template <class F> static void run_lane()
         for (int i = block.lane; i < ROWS * F::D; i += LANES)
             task.sums[i / F::D][i % F::D] = block.results()[i];
     }
-    warp.lane++; /* the next lane ends next */
+    warp.lane++; /* the next lane finishes next */
 }
 
 static void run_warp(void (*lane)())
@@ -160,7 +161,7 @@ static double random_number()
     return __half2float(__float2half_rn((float)rand() / (float)RAND_MAX - 0.5f));
 }
 
-/* Errors over lengths. */
+/* Root mean square error, relative to lengths. */
 static double error_of(int d)
 {
     const float *rows = task.page->rows;

@@ -1,8 +1,9 @@
-/* test_pages.cpp - pages in decode kernels (src/cuda/attention) without a GPU: scores of a page's keys, and sums of its values,
- * by the warp of warp.h, against the CPU's rows.
+/* test_pages.cpp - pages in decode kernels (src/cuda/attention) without a GPU. The warp of warp.h
+ * computes scores of a page's keys and sums of its values, which are compared with the CPU's rows.
  *
- * A query is rounded to 2^-12 of a power of two above its numbers. Codes times scales plus zero points have errors of 2^-11
- * of either, three times at most (attention_bound.c). Bytes of a direction are within 2^-8 of the chunk's length. */
+ * A query is rounded to 2^-12 of a power of two above its numbers. Codes times scales plus zero
+ * points err by 2^-11 of codes and of zero points, three times at most (attention_bound.c). Bytes
+ * of a direction are within 2^-8 of the chunk's length. */
 #include "warp.h"
 
 #include "cuda/attention/attention_pairs.h"
@@ -131,7 +132,7 @@ template <class C, int D> static void add()
         }
 }
 
-/* ---- what is right ---- */
+/* ---- expected results ---- */
 
 static double half_number(const test_page &page, uint32_t at)
 {
@@ -139,7 +140,7 @@ static double half_number(const test_page &page, uint32_t at)
         reinterpret_cast<const uint16_t *>(page.page + page.general.metadata)[at]);
 }
 
-/* What errors of a number are relative to. */
+/* The size that errors of a number are relative to. */
 static double size_of_number(const test_page &page, int token, int channel)
 {
     const kvant_general_view &view = page.general.view;
@@ -152,13 +153,13 @@ static double size_of_number(const test_page &page, int token, int channel)
                      zero = u.mode == GENERAL_SYM ? 0 : fabs(half_number(page, u.n_scales + at));
         return scale * (1 << u.bits) + fmax(zero, scale * u.bias);
     }
-    /* A number of a trellis is a byte, 128 and a level; what is multiplied is at most 255. */
+    /* A number of a trellis is a byte: 128 plus a level. The factor is at most 255. */
     if (page.gpu.params.codes == KVANT_CUDA_CODES_TRELLIS) {
         const uint16_t *scales =
             reinterpret_cast<const uint16_t *>(page.page + page.gpu.params.metadata_offset);
         return kvant_half_to_float(scales[token]) * page.gpu.params.step * 255;
     }
-    /* A level of a codebook is rounded once: 2^-11 of it, in units of 3 x 2^-11. */
+    /* A level of a codebook is rounded once: by 2^-11 of itself, in units of 3 x 2^-11. */
     if (page.gpu.params.codes == KVANT_CUDA_CODES_CODEBOOK)
         return fabs(page.rows[token * d + channel]) / 3;
     double squares = 0;
@@ -259,7 +260,7 @@ template <class C, int D> static int check(const char *spec)
                 continue;
             const kvant_codec_view *view = page.view;
             const kvant_cuda_params &p = page.gpu.params;
-            if (HAS_WIDE_BOOK<C> && role == KVANT_ROLE_V) { /* a kind of keys alone */
+            if (HAS_WIDE_BOOK<C> && role == KVANT_ROLE_V) { /* only keys have this kind */
                 test_page_free(&page);
                 continue;
             }
@@ -337,9 +338,9 @@ static bool has_pair(const kvant_cuda_params &k, const kvant_cuda_params &v)
     return found;
 }
 
-/* A pair without a decode kernel takes up to five times as long. So the presets, and what the guide
- * recommends to servers (docs/start/vllm.md), must have one. What follows a codec's name in a
- * preset, a transform or a centre, does not change the kind of its codes. */
+/* A pair without a decode kernel takes up to five times as long. So the presets, and the codecs
+ * that the guide recommends for servers (docs/start/vllm.md), must have one. A transform or a
+ * centre after a codec's name in a preset does not change the kind of its codes. */
 static int lacks_kernel(const char *k_spec, const char *v_spec)
 {
     test_page pages[2];

@@ -1,8 +1,9 @@
-/* test_schedule.cpp - which pages thread blocks of decode attention take (schedule.cuh), and what
- * centres of pages add to scores (further_tiles.cuh), without a GPU: by the warp of warp.h.
+/* test_schedule.cpp - which pages the thread blocks of decode attention compute (schedule.cuh), and
+ * the offsets that centres of pages add to scores (further_tiles.cuh), without a GPU. The warp of
+ * warp.h runs the code.
  *
- * Every page of every pair is taken once. If several blocks share a pair, each knows how many they
- * are and where its partial result lies. */
+ * Every page of every pair is computed once. If several blocks share a pair, each knows how many
+ * they are and where its partial result lies. */
 #include "warp.h"
 
 struct ushort2 {
@@ -54,7 +55,7 @@ struct Part {
 };
 
 struct OfPair {
-    std::vector<int> taken; /* of each page: how often */
+    std::vector<int> taken; /* for each page: how often it was computed */
     std::vector<Part> parts;
 };
 
@@ -124,7 +125,7 @@ template <bool GENERAL> static int check()
     return !right;
 }
 
-/* Sequences of one length, of lengths that take the same pages, or of any. */
+/* Sequences of one length, of lengths with the same number of pages, or of any length. */
 static int check_pieces()
 {
     int failed = 0;
@@ -171,8 +172,8 @@ template <int D> static void find_offsets()
     memcpy(offsets.found[warp.lane], own.x, sizeof own.x);
 }
 
-/* Sums of D products of numbers that are rounded four times at most, in any order: (D + 4) 2^-24 of
- * their sizes. */
+/* Sums of D products of numbers that are rounded at most four times, in any order, err by (D + 4)
+ * 2^-24 of their sizes. */
 template <int D> static int check_offsets()
 {
     constexpr int PAGES = 3, HEADS = 2, NUMBERS = 2;

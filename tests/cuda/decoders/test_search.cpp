@@ -1,5 +1,6 @@
-/* test_search.cpp - the search of trellis codes with all metrics in registers (src/cuda/encode/trellis_places.cuh) without a GPU,
- * run by the warp of warp.h, against the CPU's portable search. */
+/* test_search.cpp - the trellis search with all metrics in registers
+ * (src/cuda/encode/trellis_places.cuh) without a GPU. The warp of warp.h runs it, and the CPU's
+ * portable search is the reference. */
 #include "warp.h"
 
 #include "device/encode/trellis_places.cuh"
@@ -13,7 +14,7 @@ static constexpr int SPACE_AT = 1 << 16;
 
 static struct Task {
     const search_case *of;
-    bool limited; /* whether the row needs the metrics of 16 bits */
+    bool limited; /* whether the row needs metrics of 16 bits */
 } task;
 
 template <int D> static void search()

@@ -1,8 +1,9 @@
-/* warp.h - what decoders of tiles (src/cuda/any/decode_*.cuh) and pages in decode kernels (src/cuda/attention) take of CUDA,
- * for a warp of 32 contexts in a C++ program.
+/* warp.h - the parts of CUDA that decoders of tiles (src/cuda/any/decode_*.cuh) and decode kernels'
+ * pages (src/cuda/attention) use, for a warp of 32 contexts in a C++ program.
  *
- * A lane runs until the warp meets, then the next lane does. So lanes exchange numbers as on a GPU, and an exchange without
- * a meeting reads what the lane before it left. Halves are those of base/half.h. */
+ * A lane runs until the warp synchronises, then the next lane runs. So lanes exchange numbers as on
+ * a GPU, and an exchange without a synchronisation reads the number that the lane before it left.
+ * Halves are the halves of base/half.h. */
 #pragma once
 
 #include <cmath>
@@ -53,7 +54,7 @@ inline void meet()
     warp.lane = own;
 }
 
-/* `lane` by all lanes; it reads warp.lane. */
+/* Runs `lane` on all lanes; it reads warp.lane. */
 inline void run_lanes(void (*lane)())
 {
     static uint8_t stacks[LANES][1 << 18];
@@ -61,7 +62,7 @@ inline void run_lanes(void (*lane)())
     work = lane;
     const auto run = [] {
         work();
-        warp.lane++; /* the next lane ends next */
+        warp.lane++; /* the next lane finishes next */
     };
     for (int i = LANES - 1; i >= 0; i--) {
         getcontext(&warp.lanes[i]);
@@ -74,7 +75,7 @@ inline void run_lanes(void (*lane)())
     swapcontext(&warp.caller, &warp.lanes[0]);
 }
 
-/* of(values of all lanes), while they stand there. */
+/* Returns of(values of all lanes), as long as the values are there. */
 template <class T, class F> auto exchanged(const T &own, F &&of)
 {
     static_assert(sizeof(T) <= sizeof warp.exchange[0], "too much for an exchange");
@@ -250,7 +251,7 @@ inline uint32_t __umulhi(uint32_t a, uint32_t b)
 {
     return (uint32_t)((uint64_t)a * b >> 32);
 }
-/* Halves of a times the lower bytes of b; bytes times bytes. */
+/* Multiplies the halves of a by the lower bytes of b; multiplies bytes by bytes. */
 inline uint32_t __dp2a_lo(uint32_t a, uint32_t b, uint32_t c)
 {
     return c + (a & 0xffffu) * (b & 255) + (a >> 16) * (b >> 8 & 255);
@@ -290,7 +291,7 @@ inline uint32_t __funnelshift_l(uint32_t low, uint32_t high, int by)
     return (uint32_t)(((uint64_t)high << 32 | low) << (by & 31) >> 32);
 }
 
-/* GPUs load whole numbers from multiples of their size. */
+/* As GPUs do, it loads numbers only from multiples of their size. */
 template <class T> T __ldg(const T *from)
 {
     if ((uintptr_t)from % sizeof(T) != 0) {
@@ -429,7 +430,7 @@ inline float inverse_root(float x)
     return 1 / sqrtf(x);
 }
 
-/* Barriers of teams: a test has one warp. */
+/* Barriers of teams do nothing, because a test has one warp. */
 inline void meet_at(int, int)
 {
     exit(1);
@@ -498,7 +499,7 @@ inline uint32_t half_of(uint32_t pair, int i)
     return pair >> 16 * i & 0xffffu;
 }
 
-/* ---- matrices, as the PTX ISA has them under "Matrix Fragments" ---- */
+/* ---- matrices, laid out as in the PTX ISA, "Matrix Fragments" ---- */
 
 struct Operands {
     uint32_t a[4], b[2];
@@ -537,7 +538,7 @@ inline void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_
     multiply_matrices([](uint16_t x) { return kvant_bf16_to_float(x); }, d, a, b0, b1);
 }
 
-/* A is 16 x 32, a lane has 4 columns of it beside each other. */
+/* A is 16 x 32, and a lane has 4 neighbouring columns of it. */
 template <bool A_SIGNED, bool B_SIGNED>
 void mma_bytes(int32_t (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {

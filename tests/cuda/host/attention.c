@@ -1,4 +1,4 @@
-/* attention.c - attention of the stand-in (host.h), in double precision over decoded rows. */
+/* attention.c - attention of the mock device (host.h), in double precision over decoded rows. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -35,9 +35,8 @@ void host_limit_shared_memory(size_t bytes)
     host.shared_limit = bytes;
 }
 
-/* Transformed rows of a kv head; zeros where the table hides them. */
-static void rows_of(const kvant_cuda_kernel_attention_args *a, bool keys, uint32_t head,
-                    float *rows)
+/* Transformed rows of a kv head; zeros for tokens that the table hides. */
+static void rows_of(const kvant_cuda_kernel_attention_args *a, bool keys, uint32_t head, float *rows)
 {
     const kvant_cuda_codec *codec = keys ? a->k_codec : a->v_codec;
     const kvant_cuda_pages *sealed = keys ? &a->k : &a->v, *open = keys ? &a->k_open : &a->v_open;
@@ -94,7 +93,8 @@ static double bias_of(const kvant_cuda_kernel_attention_args *a, uint32_t head, 
     return a->max_bias > 0 ? slope_of(a, head) * (token - position) : 0;
 }
 
-/* A query for keys of number m; returns what its keys' centre adds to a score. */
+/* Transforms a query for keys of matrix m; returns the part that the keys' centre adds to a
+ * score. */
 static double query_of(const kvant_cuda_kernel_attention_args *a, uint32_t query, uint32_t head,
                        uint32_t kv, uint32_t m, float *q)
 {
@@ -116,14 +116,15 @@ static double query_of(const kvant_cuda_kernel_attention_args *a, uint32_t query
     return added;
 }
 
-/* What its own centre adds to a page's scores. rows: query rows that a page has in page_offsets. */
-static double offset_of(const kvant_cuda_kernel_attention_args *a, size_t rows, uint32_t kv,
-                        uint32_t row, size_t page)
+/* The part that a page's own centre adds to its scores. rows: number of query rows of a page in
+ * page_offsets. */
+static double offset_of(const kvant_cuda_kernel_attention_args *a, size_t rows, uint32_t kv, uint32_t row,
+                        size_t page)
 {
     return a->page_offsets ? a->page_offsets[(kv * a->table_stride + page) * rows + row] : 0;
 }
 
-/* Sums that do not wait for one another, which the compiler computes several at a time. */
+/* Several partial sums do not depend on each other, so the compiler computes several at a time. */
 static double dot(const float *x, const float *y, uint32_t n)
 {
     double sums[8] = { 0 }, sum = 0;
@@ -156,7 +157,7 @@ static void attend_head(const kvant_cuda_kernel_attention_args *a, size_t rows, 
         const bool there = a->block_table[t / TOKENS] != KVANT_CUDA_NO_BLOCK;
         const double bias = there ? bias_of(a, head, query, position, t) : -INFINITY;
         scores[t] = -INFINITY;
-        if (bias == -INFINITY) /* half of a prompt's pairs */
+        if (bias == -INFINITY) /* a causal mask hides half of a prompt's pairs */
             continue;
         double sum =
             added[m] + offset_of(a, rows, kv, query * group + head % group, (size_t)t / TOKENS);
@@ -200,7 +201,8 @@ static void attend_sequence(const kvant_cuda_kernel_attention_args *a, size_t of
     free(values);
 }
 
-/* Exchanges the first channel of the last query token and head with the channel half a head behind. */
+/* Exchanges the first channel of the last query token and head with the channel half a head
+ * later. */
 static void swap_channels(const kvant_cuda_kernel_attention_args *a)
 {
     const size_t at = (a->query_tokens - 1) * a->out_token_stride +
@@ -211,7 +213,7 @@ static void swap_channels(const kvant_cuda_kernel_attention_args *a)
     store(first, a->out, other, a->type);
 }
 
-/* The library wants a workspace whose counters are zero, and leaves them so. */
+/* The library needs a workspace whose counters are zero, and leaves them zero. */
 static bool has_workspace(const kvant_cuda_kernel_attention_args *a)
 {
     const unsigned char *workspace = a->workspace;
@@ -219,7 +221,8 @@ static bool has_workspace(const kvant_cuda_kernel_attention_args *a)
            workspace[0] == 0;
 }
 
-/* Kernels copy pages without new tokens early: the newest token must be where it is said to be. */
+/* Kernels copy pages without new tokens early, so the newest token must be where the arguments
+ * say. */
 static bool has_new_cells(const kvant_cuda_kernel_attention_args *a)
 {
     for (uint32_t b = 0; a->new_cells && b < a->batch; b++) {
@@ -248,7 +251,7 @@ static kvant_status attend(const kvant_cuda_kernel_attention_args *args, kvant_c
         (args->n_matrices > 1 && !args->matrices))
         return KVANT_ERR_ARGUMENT;
     memset((char *)args->workspace + used, 0xff,
-           args->workspace_bytes - used); /* unpacked pages: what lies there is lost */
+           args->workspace_bytes - used); /* unpacked pages overwrite this part */
     for (uint32_t b = 0; b < args->batch; b++) {
         kvant_cuda_kernel_attention_args one = *args;
         const uint32_t most = args->query_tokens ? args->query_tokens : 1;
@@ -278,9 +281,8 @@ static kvant_status attend(const kvant_cuda_kernel_attention_args *args, kvant_c
     return KVANT_OK;
 }
 
-/* As the library, which finds offsets of pages in the kernel or before it. */
-static kvant_status attend_turned(const kvant_cuda_kernel_attention_args *args,
-                                  kvant_cuda_stream stream)
+/* Computes as the library does, which finds offsets of pages in the kernel or before it. */
+static kvant_status attend_turned(const kvant_cuda_kernel_attention_args *args, kvant_cuda_stream stream)
 {
     const kvant_cuda_turned *turned = &args->turned;
     kvant_cuda_kernel_attention_args found = *args;
@@ -370,7 +372,7 @@ kvant_status host_fill_marked(const kvant_cuda_marked_args *args, kvant_cuda_str
     return KVANT_OK;
 }
 
-/* The CPU's attention on the same rows. */
+/* The same rows for the CPU's attention. */
 static kvant_block_rows host_rows(const kvant_cuda_block_args *a, const kvant_cuda_block_rows *rows,
                                   uint32_t sequence)
 {
@@ -433,7 +435,7 @@ kvant_status host_block_attention(const kvant_cuda_block_args *args, kvant_cuda_
 kvant_status host_turn(const kvant_cuda_turn_args *a, kvant_cuda_stream stream)
 {
     (void)stream;
-    static float columns[MOST * MOST]; /* of the kv head's matrix, each contiguous */
+    static float columns[MOST * MOST]; /* columns of the kv head's matrix, each contiguous */
     float x[MOST], y[MOST];
     const size_t d = a->head_dim, group = a->n_heads / a->n_kv_heads;
     for (size_t h = 0; h < a->n_heads; h++) {

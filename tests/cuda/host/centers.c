@@ -1,4 +1,5 @@
-/* centers.c - centres of blocks in the stand-in (host.h): rows in the CPU's arithmetic, offsets of pages in double precision. */
+/* centers.c - centres of blocks in the mock device (host.h). Rows use the CPU's arithmetic, offsets
+ * of pages are computed in double precision. */
 #include "../../../src/base/half.h"
 #include "internal.h"
 

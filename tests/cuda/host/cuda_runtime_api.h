@@ -1,5 +1,5 @@
-/* cuda_runtime_api.h - the few functions of the CUDA runtime that the tests call, on the computer's memory: with the
- * stand-in (host.h) they run where there is no GPU. */
+/* cuda_runtime_api.h - the functions of the CUDA runtime that the tests call, in the computer's
+ * memory. With the mock device (host.h) the tests run without a GPU. */
 #ifndef KVANT_TESTS_CUDA_HOST_RUNTIME_H
 #define KVANT_TESTS_CUDA_HOST_RUNTIME_H
 

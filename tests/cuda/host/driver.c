@@ -1,9 +1,10 @@
-/* driver.c - the NVIDIA driver of the stand-in (host.h), with what `kvant bench cuda` calls of it:
- * and what the llama.cpp plug-in calls: memory is the computer's, work is done when it is enqueued. A stream that
- * cuStreamCreate made can be captured: work is recorded then (record.c), and done when the graph is launched.
+/* driver.c - the mock of the NVIDIA driver (host.h), with the functions that `kvant bench cuda` and
+ * the llama.cpp plug-in call. Memory is the computer's memory, and work is done when it is
+ * enqueued. A stream that cuStreamCreate made can be captured: its work is then recorded
+ * (record.c), and done when the graph is launched.
  *
- * There are two GPUs. Memory and streams belong to the one whose context is current, and work on what belongs to
- * another one fails. */
+ * There are two GPUs. Memory and streams belong to the GPU whose context is current, and work on
+ * memory of another GPU fails. */
 #define _POSIX_C_SOURCE 200809L
 #include <pthread.h>
 #include <stdlib.h>
@@ -19,13 +20,14 @@ enum { MOST_SPANS = 4096, N_DEVICES = 2, ELSEWHERE = 1 };
 
 static bool runs;
 static char contexts[N_DEVICES];
-static _Thread_local void *current; /* a context; NULL: of a program that knows none */
+static _Thread_local void *current; /* a context; NULL for a program that uses none */
 static struct span {
     const char *at;
     size_t bytes;
     void *context;
 } spans[MOST_SPANS];
-static pthread_mutex_t spans_lock = PTHREAD_MUTEX_INITIALIZER; /* contexts may have threads */
+/* contexts may have their own threads */
+static pthread_mutex_t spans_lock = PTHREAD_MUTEX_INITIALIZER;
 
 void *host_context(void)
 {
@@ -35,7 +37,7 @@ void *host_context(void)
 bool host_is_here(const void *memory)
 {
     const char *at = memory;
-    bool here = true; /* of a test */
+    bool here = true; /* set by a test */
 
     pthread_mutex_lock(&spans_lock);
     for (int i = 0; i < MOST_SPANS; i++)
@@ -69,7 +71,7 @@ EXPORT(int, cuInit, (unsigned flags))
     return (int)flags;
 }
 
-/* One, or both with HOST_CUDA_DEVICES=2: most tests are of one. */
+/* One GPU, or two with HOST_CUDA_DEVICES=2, because most tests need one. */
 EXPORT(int, cuDeviceGetCount, (int *n))
 {
     const char *wanted = getenv("HOST_CUDA_DEVICES");
@@ -93,7 +95,7 @@ EXPORT(int, cuDriverGetVersion, (int *version))
     return !(*version = 13000);
 }
 
-/* The size of the second cache, the compute capability 8.6, and the shared memory of such GPUs. */
+/* The size of the L2 cache, compute capability 8.6, and the shared memory of such GPUs. */
 EXPORT(int, cuDeviceGetAttribute, (int *value, int attribute, int device))
 {
     static const int known[][2] = { { 38, 1 << 20 }, { 75, 8 }, { 76, 6 }, { 97, 99 << 10 } };
@@ -117,7 +119,7 @@ EXPORT(int, cuCtxSetCurrent, (void *context))
     return 0;
 }
 
-/* Bytes that were asked for and not freed, on all devices. */
+/* Bytes that were allocated and not freed, on all devices. */
 EXPORT(size_t, host_bytes, (void))
 {
     size_t bytes = 0;
@@ -129,7 +131,7 @@ EXPORT(size_t, host_bytes, (void))
     return bytes;
 }
 
-/* 32 MiB more than a benchmark leaves free, or as many bytes as KVANT_TEST_FREE_BYTES says. */
+/* 32 MiB more than a benchmark leaves free, or the number of bytes in KVANT_TEST_FREE_BYTES. */
 EXPORT(int, cuMemGetInfo_v2, (size_t * available, size_t *total))
 {
     const char *bytes = getenv("KVANT_TEST_FREE_BYTES");
@@ -138,7 +140,7 @@ EXPORT(int, cuMemGetInfo_v2, (size_t * available, size_t *total))
     return 0;
 }
 
-/* KVANT_TEST_NO_MEMORY_AT: whether this is the call that fails. The variable counts down to 0. */
+/* KVANT_TEST_NO_MEMORY_AT: whether this call fails. The variable counts down to 0. */
 static bool fails_now(void)
 {
     const char *at = getenv("KVANT_TEST_NO_MEMORY_AT");
@@ -152,7 +154,7 @@ static bool fails_now(void)
     return left == 1;
 }
 
-/* KVANT_TEST_NO_MEMORY: none is left. */
+/* With KVANT_TEST_NO_MEMORY, no memory is left. */
 EXPORT(int, cuMemAlloc_v2, (address * memory, size_t bytes))
 {
     if (getenv("KVANT_TEST_NO_MEMORY") != NULL || fails_now())
@@ -239,7 +241,7 @@ EXPORT(int, cuMemcpyDtoDAsync_v2, (address to, address from, size_t bytes, void 
            !host_is_here((void *)(uintptr_t)from);
 }
 
-/* CUDA_MEMCPY2D, as the driver's documentation lists its members. */
+/* CUDA_MEMCPY2D, with the members in the order of the driver's documentation. */
 typedef struct copy_2d {
     size_t from_x, from_y;
     int from_type;
@@ -254,7 +256,7 @@ typedef struct copy_2d {
     size_t to_pitch, width, height;
 } copy_2d;
 
-/* Within the GPU. */
+/* Copies within the GPU. */
 EXPORT(int, cuMemcpy2DAsync_v2, (const copy_2d *c, void *stream))
 {
     if (c->from_type != 2 || c->to_type != 2 || c->from_x || c->from_y || c->to_x || c->to_y)

@@ -1,4 +1,4 @@
-/* index.c - the stand-in's index (host.h): plain loops over the codes. */
+/* index.c - the index of the mock device (host.h): plain loops over the codes. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-/* memory.c - memory of the stand-in (host.h): the computer's own. */
+/* memory.c - memory of the mock device (host.h), which is the computer's own. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

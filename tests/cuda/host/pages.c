@@ -1,4 +1,5 @@
-/* pages.c - rows into pages and back: append, seal, decode of the stand-in (host.h). */
+/* pages.c - encodes rows into pages and decodes them: append, seal and decode of the mock device
+ * (host.h). */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -6,7 +7,8 @@
 #include "../../../src/base/half.h"
 #include "internal.h"
 
-/* Whether kernels write a transformed row; they say why not where the caller wants to know. */
+/* Marks a token as refused, if the caller asks for marks. Kernels write only rows that a codec
+ * accepts. */
 static void mark(const kvant_cuda_kernel_append_args *args, uint32_t token)
 {
     const int64_t number = args->mark_numbers ? args->mark_numbers[token] : args->slots[token];
@@ -36,13 +38,13 @@ static bool takes(const kvant_cuda_kernel_append_args *args, const kvant_cuda_ro
 kvant_codec host_of_head(const kvant_codec *codec, const float *centroids, uint32_t head)
 {
     kvant_codec copy = *codec;
-    if (centroids) /* the state of the head's own codec as it lay in memory */
+    if (centroids) /* the state of the head's own codec in memory */
         copy.state =
             (void *)(uintptr_t)(centroids + head * (codec->view.table_bytes / sizeof(float)));
     return copy;
 }
 
-/* The codec with a kv head's own centroids and feedback; *own is to be freed. */
+/* The codec with a kv head's own centroids and feedback. The caller frees *own. */
 static kvant_codec of_head(const kvant_codec *codec, const float *centroids, const float *feedback,
                            uint32_t head, kvant_feedback **own)
 {
@@ -59,7 +61,7 @@ static kvant_codec of_head(const kvant_codec *codec, const float *centroids, con
     return copy;
 }
 
-/* A row of fp16 or bf16 becomes floats. */
+/* Converts a row of fp16 or bf16 to floats. */
 static const float *row_of(const kvant_cuda_kernel_append_args *args, const kvant_cuda_rows *rows,
                            uint32_t i, uint32_t head, float *halves)
 {
@@ -108,7 +110,7 @@ static void append_role(const kvant_cuda_kernel_append_args *args, const kvant_c
         }
 }
 
-/* The keys become those about their blocks' centres. */
+/* Subtracts the centres of their blocks from the keys. */
 static bool center_keys(kvant_cuda_kernel_append_args *args)
 {
     if (!args->k_turning.start)
@@ -190,7 +192,7 @@ kvant_status host_seal(const kvant_cuda_seal_args *args, kvant_cuda_stream strea
     return KVANT_OK;
 }
 
-/* A row as it was. A full W^-1 holds the rotation, too. */
+/* Transforms a row back. A full W^-1 contains the rotation, too. */
 static void transform_back(const kvant_cuda_decode_args *args, uint32_t head, const float *y,
                            float *out)
 {

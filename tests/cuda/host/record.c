@@ -1,10 +1,12 @@
-/* record.c - streams, events and graphs of the stand-in's driver (host.h): work on a stream that is captured is recorded,
- * and done when its graph is launched.
+/* record.c - streams, events and graphs of the mock driver (host.h): work on a stream that is
+ * captured is recorded, and done when its graph is launched.
  *
- * A graph has edges as CUDA makes them of two streams: from each piece of work to the next, and some that say nothing new.
+ * A graph has the edges that CUDA makes for two streams: from each piece of work to the next, and
+ * some redundant edges.
  *
- * As in CUDA, a stream joins a capture by waiting for an event of it, and has to return to the stream that began it: the
- * end of the capture fails (901) when work of a stream was not awaited. */
+ * As in CUDA, a stream joins a capture when it waits for an event of the capture, and has to return
+ * to the stream that began it. The end of the capture fails (901) if the origin did not wait for
+ * work of a stream. */
 #define _POSIX_C_SOURCE 200809L
 #include <stdlib.h>
 #include <string.h>
@@ -37,11 +39,12 @@ typedef struct stream {
     void *context;
     graph *capture;
     bool origin;
-    unsigned long done, awaited; /* work of this capture, and how much of it the origin waits for */
+    /* amount of work in this capture, and how much of it the origin waits for */
+    unsigned long done, awaited;
 } stream;
 
 typedef struct event {
-    struct timespec time; /* first: cuEventElapsedTime reads it */
+    struct timespec time; /* first, because cuEventElapsedTime reads it */
     stream *of;
     graph *capture;
     unsigned long done;
@@ -105,7 +108,7 @@ EXPORT(unsigned long, host_launches, (unsigned long *updates))
     return n_launches;
 }
 
-/* Edges beyond those from each piece of work to the next in the graph that was made last. */
+/* Number of edges in the last graph besides the edges from each piece of work to the next. */
 EXPORT(size_t, host_edges_left, (void))
 {
     return n_left;
@@ -154,7 +157,8 @@ EXPORT(int, cuStreamBeginCapture_v2, (void *handle, int mode))
 {
     stream *s = stream_of(handle);
     if (!s)
-        return handle == NULL || mode != 1; /* of kvant bench cuda, whose graphs run nothing */
+        /* the handle of kvant bench cuda, whose graphs run nothing */
+        return handle == NULL || mode != 1;
     s->capture = calloc(1, sizeof *s->capture);
     s->capture->last = &s->capture->first;
     s->capture->users = 1;
@@ -306,7 +310,7 @@ EXPORT(int, cuEventRecord, (event * e, void *handle))
     return handle == NULL;
 }
 
-/* What a replay calls: the functions of the table, on a stream of no capture. */
+/* The functions that a replay calls: the table's functions, on a stream without a capture. */
 #define RUN(name, type)                                                                            \
     void host_run_##name(void *args)                                                               \
     {                                                                                              \

@@ -1,5 +1,6 @@
-/* table.c - the table of the stand-in (host.h), its control, and its codecs. Codecs are those of
- * libkvant_cuda (src/cuda/params.c), with its refusals; their pages hold codes of the CPU's. */
+/* table.c - the table of the mock device (host.h), its control and its codecs. The codecs are the
+ * codecs of libkvant_cuda (src/cuda/params.c), with the same refusals; their pages hold the CPU's
+ * codes. */
 #include <pthread.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -89,10 +90,11 @@ kvant_transform host_transform(const kvant_cuda_codec *codec, const float *weigh
 {
     kvant_transform t = host_source(codec)->transform;
     const size_t d = t.head_dim, n = !t.weights ? 0 : t.diagonal ? d : d * d;
-    t.weights = weights ? (float *)(uintptr_t)(weights + head * n) : NULL; /* is only read */
+    /* the array is only read */
+    t.weights = weights ? (float *)(uintptr_t)(weights + head * n) : NULL;
     if (t.rotate == KVANT_ROTATE_DENSE && !t.weights)
         t.rotate =
-            KVANT_ROTATE_NONE; /* as kernels have it: the caller turns rows, queries and outputs */
+            KVANT_ROTATE_NONE; /* as in kernels: the caller rotates rows, queries and outputs */
     return t;
 }
 
