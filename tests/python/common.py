@@ -1,4 +1,4 @@
-"""What the tests of the Python package share: the package on the path, rows, hashes, refusals."""
+"""Helpers of the Python package's tests: the package on the path, rows, hashes, refusals."""
 
 import pathlib
 import sys
@@ -24,7 +24,9 @@ def fnv1a(data, value=0xCBF29CE484222325):
 
 class TestCase(unittest.TestCase):
     def refused(self, error, words, call, *arguments, **named):
-        """With a message that has every one of words, which a bar parts."""
+        """The call must raise the error, with a message that contains each of the words, which |
+        separates.
+        """
         with self.assertRaises(error) as raised:
             call(*arguments, **named)
         for word in words.split("|"):

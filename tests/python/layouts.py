@@ -1,7 +1,9 @@
-"""layouts.py - prints a C program that compares kvant/structs.py with the headers of C: size of
-every structure, place and size of every field. The program names what differs, and then fails.
+"""layouts.py - prints a C program that compares kvant/structs.py with the C headers: the size of
+every structure, the offset and the size of every field. The program names each difference and then
+fails.
 
-CodecInfo is kvant_codec_info, CudaPages kvant_cuda_pages; a field `from_` is C's `from`."""
+CodecInfo is kvant_codec_info, CudaPages is kvant_cuda_pages; a field `from_` is C's `from`.
+"""
 
 import ctypes as c
 import pathlib

@@ -1,12 +1,14 @@
-"""Attention in NumPy and binary64, the plain way, and how far the library's binary32 may be from
-it."""
+"""Attention in NumPy and binary64 by its definition, and how far the library's binary32 may be from
+it.
+"""
 
 import numpy as np
 
 
 def attention(q, k, v, scale, causal=True, window=0, softcap=0.0, mask=None, sinks=None):
-    """out [n, heads, dim of v], lse [n, heads], and per output row the sum of |weight value| over
-    tokens and channels."""
+    """out [n, heads, dim of v], lse [n, heads], and for each output row the sum of |weight value|
+    over tokens and channels.
+    """
     q, k, v = (x.astype(np.float64) for x in (q, k, v))
     n, heads, tokens = q.shape[0], q.shape[1], k.shape[0]
     group, position = heads // k.shape[1], np.arange(tokens - n, tokens)[:, None]
@@ -42,9 +44,10 @@ def largest_score(q, k, scale):
 
 
 def growth(tensor):
-    """How much longer numbers are where the library computes: with a scale, queries grow by up to
-    its largest and keys by up to 1 / its smallest; rows less a centre, some mean of rows, are at
-    most twice as long as the longest row."""
+    """How much longer numbers are where the library computes with them. With a scale, queries grow
+    by up to the largest scale, and keys by up to 1 / the smallest scale. A row minus its centre is
+    at most twice as long as the longest row, because the centre is a mean.
+    """
     most = 1.0
     for index in range(tensor.n_blocks * len(tensor.codecs)):
         block = tensor.block(index // len(tensor.codecs), index % len(tensor.codecs))
@@ -54,10 +57,11 @@ def growth(tensor):
 
 
 def rounding(q, k, v, scale, size, k_growth=1.0, v_growth=1.0):
-    """Bound on |out - reference| per output row: a score is off by at most about (dim + 20) 2^-24
-    of the largest, twice, for its rotation and its products; its exponential passes that on to a
-    weight; the sum over values adds (tokens + dim of v + 40) 2^-24. All of it relative to size, and
-    times growth (tests/unit/attention_setup.c)."""
+    """Bound on |out - reference| per output row. A score errs by at most about (dim + 20) 2^-24 of
+    the largest score, twice, for its rotation and its products. The exponential passes that on to a
+    weight. The sum over values adds (tokens + dim of v + 40) 2^-24. All of it is relative to
+    `size`, and is multiplied by growth (tests/unit/attention_setup.c).
+    """
     tokens, dim, v_dim = k.shape[0], k.shape[2], v.shape[2]
     score = 2 * (dim + 20) * largest_score(q, k, scale) * k_growth
     return (score + v_growth * (tokens + v_dim + 40)) * 2.0**-24 * size

@@ -18,7 +18,9 @@ def rows(seed, n, heads=KV_HEADS):
 
 
 def fill(cache, sequence, seed, n):
-    """Different rows in every layer; those of a call are a stretch of one stream per seed."""
+    """Appends different rows to every layer. The rows of a call are a part of one stream for each
+    seed.
+    """
     for layer in range(LAYERS):
         cache.append(layer, sequence, rows(100 * seed + layer, n), rows(100 * seed + 50 + layer, n))
 
@@ -33,10 +35,11 @@ class Attends(TestCase):
             self.assertTrue(np.array_equal(one, other))
 
     def test_the_first_program(self):
-        """Tokens go in layer by layer, one by one, with the default preset's codecs before they learn
-        from queries, which tensors in Python do not see. Tensors of the same
-        rows attend to the same bits, and are within the rounding of binary32 of NumPy over what
-        they hold, without rounding to integers."""
+        """Tokens are appended layer by layer, one by one, with the default preset's codecs before
+        these learn from queries, which tensors in Python do not see. Tensors with the same rows
+        attend to the same bits. Without rounding to integers, both are within the rounding of
+        binary32 of NumPy over the rows that they hold.
+        """
         specs = {"k": "trellis-4:center=first,norm=first", "v": "trellis-4"}
         cache, n = kvant.Cache(**SHAPE, max_tokens=4096, **specs), 150
         scheme = kvant.Scheme(**specs, n_layers=LAYERS, n_kv_heads=KV_HEADS, head_dim=DIM)
@@ -59,7 +62,7 @@ class Attends(TestCase):
         self.assertTrue((np.abs(exact - wanted).max(2) <= bound).all())
 
     def test_raw_rows(self):
-        """The formula of attention.h within the rounding of binary32."""
+        """The formula of attention.h, within the rounding of binary32."""
         cache, n = kvant.Cache(**SHAPE, max_tokens=512, k="f32", n_threads=2), 200
         sequence = cache.new_sequence()
         k, v, q = rows(1, n), rows(2, n), rows(3, 5, HEADS)
@@ -78,8 +81,9 @@ class Attends(TestCase):
             self.assertTrue((np.abs(got - wanted).max(2) <= bound).all(), options)
 
     def test_codes(self):
-        """Attention on codes is attention over the decoded rows, when queries and weights are not
-        rounded to integers."""
+        """Without rounding of queries and weights to integers, attention on codes equals attention
+        over the decoded rows.
+        """
         cache, n = kvant.Cache(**SHAPE, max_tokens=512, k="turboquant-4", v="int-4"), 200
         sequence = cache.new_sequence()
         k, v, q = rows(1, n), rows(2, n), rows(3, 5, HEADS)
@@ -124,7 +128,7 @@ class Attends(TestCase):
         self.assertTrue(np.isfinite(lse).all())
 
     def test_several_sequences_at_once(self):
-        """They are stored and attended to as one by one."""
+        """A batch is stored and attended to like single tokens."""
         caches = [
             kvant.Cache(**SHAPE, max_tokens=512, max_sequences=2, k="turboquant-4")
             for _ in range(2)
@@ -238,8 +242,9 @@ class Sequences(Attends):
         self.same(outputs(other, there), outputs(self.cache, self.sequence))
 
     def test_exports_hold_the_tokens_alone(self):
-        """A sequence that was cut, and a fork that shares its block, export what a cache that
-        never had more tokens exports."""
+        """A sequence that was cut, and a fork that shares its block, export the same bytes as a
+        cache that never had more tokens.
+        """
         names = ("f16", "int-4", "turboquant-4", "int-4:axis=channel", "trellis-3")
         presets = ("quality", "balanced", "small", "tiny")
         specs = [dict(k=name, v=name) for name in names] + [dict(preset=name) for name in presets]
@@ -281,8 +286,9 @@ class Sequences(Attends):
         )
 
     def test_threads_take_turns(self):
-        """Each thread has a sequence of one cache; what they hold is what one thread would have
-        written."""
+        """Each thread has a sequence of one cache. The sequences hold the same rows as if one
+        thread had written them.
+        """
         wanted = outputs(self.cache, self.sequence)
         other, failures = (
             kvant.Cache(**SHAPE, max_tokens=640, max_sequences=4, k="turboquant-4"),
@@ -307,7 +313,7 @@ class Sequences(Attends):
 
 
 class SlowLibrary:
-    """libkvant whose append waits until it is told to go on."""
+    """A libkvant whose append waits until the test releases it."""
 
     def __init__(self, real):
         self.real, self.begun, self.go_on, self.calls = (
@@ -372,7 +378,7 @@ class Refusals(TestCase):
         )
 
     def test_a_gpu_that_is_not_there(self):
-        """Whatever is missing, the error names it and no call follows."""
+        """Whichever function is missing, the error names it and no call follows."""
         try:
             kvant.Cache(**SHAPE, max_tokens=64, device="cuda", k="int-4")
         except kvant.Error as error:

@@ -33,7 +33,8 @@ def xorshift():
 
 def heavy_tail(words, n, dim):
     """Rows that are exact in binary32: integers over powers of two (tests/unit/same_bytes.c,
-    tests/vectors/make.py)."""
+    tests/vectors/make.py).
+    """
     numbers = [
         ((word >> 40 & 0xFFFF) - 32768) / 2 ** (8 + (word >> 60))
         for _, word in zip(range(n * dim), words)
@@ -42,8 +43,9 @@ def heavy_tail(words, n, dim):
 
 
 def left_out(spec):
-    """Whether this build of libkvant lacks the spec's family: those that only papers need can be
-    left out of it."""
+    """Whether this build of libkvant lacks the spec's family: a build may leave out the papers'
+    families.
+    """
     try:
         kvant.needs_calibration(spec, "k")
         return False
@@ -55,8 +57,9 @@ def left_out(spec):
 
 class SameBytes(TestCase):
     def test_hashes_of_every_spec(self):
-        """tests/unit/same_bytes.txt at head_dim 64, as same_bytes.c makes it; specs that need its
-        calibration, and learnt matrices, are left to it."""
+        """tests/unit/same_bytes.txt at head_dim 64, as same_bytes.c makes it. Specs that need its
+        calibration, and learned matrices, are left to same_bytes.c.
+        """
         rows, n = heavy_tail(xorshift(), 4 * TOKENS, 64), 0
         for line in (ROOT / "tests" / "unit" / "same_bytes.txt").read_text().splitlines():
             spec, dim, wanted = line.split()
@@ -75,9 +78,10 @@ class SameBytes(TestCase):
         self.assertGreater(n, 20)
 
     def test_golden_vectors(self):
-        """tests/vectors/vectors.txt, which an independent implementation made. Decoded numbers are
-        off by at most the rounding of a sum of head_dim products, head_dim 2^-24 times the length
-        of the row (tests/unit/test_vectors.c)."""
+        """tests/vectors/vectors.txt, which an independent implementation made. Decoded numbers err
+        by at most the rounding of a sum of head_dim products, head_dim 2^-24 times the length of
+        the row (tests/unit/test_vectors.c).
+        """
         calibration, n, made = kvant.Calibration(VECTORS / "vectors.kvcal"), 0, {}
         for line in (VECTORS / "vectors.txt").read_text().splitlines():
             if line.startswith("#") or left_out(line.split()[0]):
@@ -138,9 +142,10 @@ class RoundTrips(TestCase):
         )
 
     def test_uniform_codes_are_off_by_half_a_step(self):
-        """int-8 of a token: half a step of span / 255. Zero and scale are fp16, which moves the
-        last level by 2^-11 of the zero and of the span; the step's own rounding is of second
-        order."""
+        """int-8 of a token: half a step of span / 255. Zero point and scale are fp16, which moves
+        the last level by 2^-11 of the zero point and of the span. The step's own rounding is of
+        second order.
+        """
         rows = normal(2, 64, 128)
         codec = kvant.Codec("int-8", 128)
         span = rows.max(1) - rows.min(1)
@@ -168,8 +173,9 @@ class RoundTrips(TestCase):
         self.assertTrue(np.array_equal(codec.decode(shifted), codec.decode(pages)))
 
     def test_scores_are_products_with_decoded_rows(self):
-        """Both are sums of head_dim products in binary32, of rows rotated back or queries rotated:
-        each rotation adds log2 steps, far below 20 roundings."""
+        """Scores and products are sums of head_dim products in binary32, with rows rotated back or
+        with rotated queries. Each rotation adds log2 steps, far below 20 roundings.
+        """
         codec, queries = kvant.Codec("turboquant-4", 128), normal(6, 3, 128)
         pages = codec.encode(normal(7, 100, 128))
         scores, rows = codec.scores(queries, pages), codec.decode(pages).astype(np.float64)
@@ -181,8 +187,9 @@ class RoundTrips(TestCase):
         self.assertEqual(codec.scores(queries[:0], pages).shape, (0, 128))
 
     def test_another_process_can_have_it(self):
-        """A codec is its arguments: pickled and copied ones give the same bytes. What a calibration
-        or a scheme made does not follow from arguments."""
+        """Pickled and copied codecs give the same bytes, because a codec follows from its
+        arguments. A codec from a calibration or a scheme does not.
+        """
         codec = kvant.Codec("trellis-4", 64, "v", seed=3)
         found = normal(1, 70, 64)
         for other in (pickle.loads(pickle.dumps(codec)), copy.deepcopy(codec)):

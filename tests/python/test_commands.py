@@ -1,4 +1,6 @@
-"""Commands that are Python, their parts: command lines, progress, children, the plan of a report. No model is needed."""
+"""Parts of the commands that are written in Python: command lines, progress, child processes, the
+plan of a report. No model is needed.
+"""
 
 import contextlib
 import io
@@ -106,7 +108,9 @@ class Child(unittest.TestCase):
         )
 
     def test_progress_is_shared(self):
-        """Half of its work is half of its share; a child that ends well has done all of it, whatever it said."""
+        """Half of a child's work is half of its share. A child that ends well has done all of it,
+        whatever it reported.
+        """
         half = 'echo \'{"total": 4, "fraction": 0.5}\' >&2'
         for ending, done in (("", 8.0), ("; exit 1", 4.0)):
             progress = mock.Mock(spec=cli.Progress)
@@ -135,7 +139,7 @@ class Child(unittest.TestCase):
         self.addCleanup(signal.signal, signal.SIGINT, signal.getsignal(signal.SIGINT))
         self.addCleanup(setattr, cli, "_stopping", False)
         cli.catch_interrupt()
-        # Sent while the script waits, after it said that it does.
+        # A signal while the script waits, after it said that it waits.
         ready = self.folder / "ready"
         os.mkfifo(ready)
 
@@ -203,20 +207,22 @@ class Plan(unittest.TestCase):
         self.assertEqual(
             [step.name for step in short], ["quality", "position", "sizes", "speed", "needle:512"]
         )
-        self.assertIn("0,125,500", short[3].words)  # what is measured at the deepest must still fit
+        # the measurement at the deepest context must still fit
+        self.assertIn("0,125,500", short[3].words)
 
     def test_lists(self):
         quality, _, _, speed, needle, *_ = self.plan(calibrated=True)
         self.assertEqual(quality.words[-2:], ["-k", "hessian-4"])
         self.assertEqual(needle.words.count("--stock"), 2)
-        # f16, with which all is compared, and q8_0 with kvant's attention, whose quality is that of q8_0.
+        # f16, which is the reference, and q8_0 with kvant's attention, whose quality is q8_0's.
         self.assertEqual(speed.words.count("--stock"), 4)
         self.assertEqual(speed.words[-3:], ["--stock", "q8_0", "--accel"])
         self.assertNotIn("hessian-4", self.plan()[0].words)
 
     def test_sizes_are_of_what_is_evaluated(self):
         """kvant inspect gets the same caches and no option about computing. The context is the
-        model's, as far as it is not longer than 32768."""
+        model's, but at most 32768.
+        """
         own = ["--codec-k", "int-8", "--fp32", "--stock", "q8_0", "--accel"]
         common = ["--threads", "2", "--runtime", "/lib"]
         sizes = self.plan(configs=own, common=common)[2]
@@ -271,7 +277,9 @@ class Plan(unittest.TestCase):
         self.assertNotIn("--accel", self.plan(configs=own)[2].words)
 
     def test_times(self):
-        """(f16 and two codecs of 1.6 times its cost) x 2 x 2048 tokens at 1000 a second, and the start."""
+        """(f16 and two codecs of 1.6 times its cost) x 2 x 2048 tokens at 1000 a second, and the
+        start.
+        """
         quality, position, *_ = self.plan(configs=["--stock", "q8_0", "--stock", "q4_0"])
         self.assertAlmostEqual(quality.seconds, 2 + 4.096 * (1 + 2 * 1.6))
         self.assertEqual(position.seconds, 2)
@@ -280,7 +288,8 @@ class Plan(unittest.TestCase):
         line = self.plan(common=["--runtime", "/opt/llama"])[0].command_line()
         self.assertTrue(
             line.startswith(
-                "kvant eval -m m.gguf --json --runtime llama -f t.txt -c 2048 --chunks 2 --resume r.state "
+                "kvant eval -m m.gguf --json --runtime llama -f t.txt -c 2048 --chunks 2 "
+                "--resume r.state "
             ),
             line,
         )
@@ -301,7 +310,7 @@ class Results(unittest.TestCase):
         self.assertTrue(report_file.has(results, "a", "kvant a -q"))
         self.assertFalse(report_file.has(results, "a", "kvant a"))
         self.assertFalse(report_file.has(results, "b", "kvant b"))
-        # What goes on takes as long as all its parts; another command line starts anew.
+        # A resumed step takes as long as all its parts together. Another command line starts again.
         report_file.set_step(results, "b", "kvant b", "complete", 4, [])
         self.assertEqual([step["seconds"] for step in results["steps"]], [2, 5])
 

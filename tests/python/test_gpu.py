@@ -1,7 +1,9 @@
-"""kvant.Cache and kvant.PagedCache on a GPU with PyTorch's tensors: that the right addresses, strides and
-streams arrive. tests/cuda bounds the errors of attention; here numbers are compared that must be equal.
+"""kvant.Cache and kvant.PagedCache on a GPU with PyTorch's tensors: the right addresses, strides
+and streams arrive. This test compares numbers that must be equal; tests/cuda bounds the errors of
+attention.
 
-Exits with 77, skipped, where PyTorch, a GPU or libkvant_cuda is missing."""
+Exits with 77, skipped, if there is no PyTorch, GPU or libkvant_cuda.
+"""
 
 import sys
 import unittest
@@ -66,9 +68,10 @@ class Cache(TestCase):
             )
 
     def test_a_query_that_sees_one_token_gives_its_value(self):
-        """Its weight is 1. The weight times the value's scale is rounded to fp16, 2^-11 of at most 15 steps
-        and less than 16 with the scale's own rounding; fp32 sums are off by 2^-22 of codes and zero point
-        a step (docs/internals/cuda.md), in fewer than 64 steps."""
+        """The token's weight is 1. The weight times the value's scale is rounded to fp16: 2^-11 of
+        at most 15 steps, and less than 16 with the scale's own rounding. Sums in fp32 err by 2^-22
+        of codes and zero point a step (docs/internals/cuda.md), in fewer than 64 steps.
+        """
         values = decoded(V, "v")[-5:]
         out = (
             self.attend(on_gpu(Q), window=1)
@@ -148,8 +151,10 @@ class Cache(TestCase):
 
 class Paged(TestCase):
     def test_rows_and_attention(self):
-        """Decoded rows are the CPU's to the bit. Attention is that of a cache with the same tokens, except for how
-        the context may be split: each time weights are rounded to fp16, 2^-11 of themselves and of scales."""
+        """Decoded rows equal the CPU's bit for bit. Attention equals attention of a cache with the
+        same tokens, except for the way in which the context is split. Each time weights are rounded
+        to fp16, by 2^-11 of themselves and of scales.
+        """
         paged = kvant.PagedCache(*SPECS.values(), KV_HEADS, DIM, n_blocks=5, check_numbers=True)
         table = torch.tensor([[4, 0, 2]], dtype=torch.int32, device="cuda")
         tokens = torch.arange(TOKENS, device="cuda")
@@ -167,8 +172,9 @@ class Paged(TestCase):
         self.assertLessEqual(difference, 2.0**-9 * np.abs(V).max())
 
     def test_keys_are_learnt(self):
-        """Scores err less than with what center=first and norm=first take from the same rows, and attention is that over the decoded
-        rows: fp16 rounds queries and weights, 2^-11 of each."""
+        """Scores err less than with center=first and norm=first from the same rows. Attention
+        equals attention over the decoded rows, where fp16 rounds queries and weights by 2^-11 each.
+        """
         from test_learning import text
 
         k, v, q = (on_gpu(x) for x in text(1, 1024, DIM))

@@ -1,4 +1,4 @@
-"""Search on compressed vectors: what its scores are worth, ids, filters, files."""
+"""Search on compressed vectors: errors of scores, ids, filters, files."""
 
 import ctypes
 import pathlib
@@ -25,15 +25,17 @@ def filled(spec="turboquant-8", metric="ip", n=N, **named):
 
 
 def best(scores, k):
-    """Ids of the k largest of each row."""
+    """Ids of the k largest numbers of each row."""
     return np.argsort(-scores, axis=1, kind="stable")[:, :k]
 
 
 class Estimates(TestCase):
-    """Errors of <q, x> beside their closed form. A unit vector x rounded by Lloyd-Max codes is y, with
-    <x, y> = |y|^2 = 1 - D; y / (1 - D) leaves an error of length sqrt(D / (1 - D)), at right angles to x. For
-    an independent q of unit length in d dimensions its product has that deviation over sqrt(d). D of N(0, 1):
-    Max 1960, Table I; a uniform 8-bit quantiser adds little."""
+    """Errors of <q, x> against their closed form. A unit vector x is rounded by Lloyd-Max codes to
+    y, with <x, y> = |y|^2 = 1 - D. The vector y / (1 - D) has an error of length sqrt(D / (1 - D)),
+    at right angles to x. For an independent q of unit length in d dimensions, the product with the
+    error has that deviation over sqrt(d). D of N(0, 1): Max 1960, Table I. A uniform 8-bit
+    quantiser adds little.
+    """
 
     DISTORTION = {1: 0.3634, 2: 0.1175, 3: 0.03454, 4: 0.009497}
 
@@ -47,8 +49,9 @@ class Estimates(TestCase):
             truth = np.take_along_axis(exact, ids, 1)
             error = np.sqrt(np.mean((scores - truth) ** 2) * d)
             expected = np.sqrt(distortion / (1 - distortion))
-            # 200,000 products of 100 queries: 2 %. Queries of 8 bits add (max / 127)^2 / 12 per number, with
-            # max / deviation of 512 numbers about 3.1: 0.7 % of a deviation, seen at 4 bits only.
+            # The 200,000 products of 100 queries know the error within 2 %. Queries of 8 bits add
+            # (max / 127)^2 / 12 per number, with max / deviation of 512 numbers about 3.1. That is
+            # 0.7 % of a deviation, which shows only at 4 bits.
             self.assertLess(
                 abs(error / np.hypot(expected, 3.1 / 127 / np.sqrt(12)) - 1), 0.03, bits
             )
@@ -62,10 +65,11 @@ class Estimates(TestCase):
         query = normal(4, 1, DIM)
         scores, ids = index.search(query, N)
         products = np.array([query[0] @ index.reconstruct(int(i)) for i in ids[0]])
-        # The query is rounded to integers up to 127: half a step in each of 96 numbers, of random sign.
+        # The query is rounded to integers up to 127: half a step in each of 96 numbers, with a
+        # random sign.
         step = (
             np.abs(query).max() * 2 / 127
-        )  # rotated, its largest number is at most twice as large (seed of this test)
+        )  # the rotated query's largest number is at most twice as large (seed of this test)
         bound = (
             5
             * step
@@ -107,7 +111,7 @@ class Search(TestCase):
             self.assertLess(np.abs(sign * scores - close).max(), 0.1 * spread, metric)
 
     def test_a_shared_direction(self):
-        """All vectors lie close together, far from 0: a centre makes them differ again."""
+        """All vectors lie close together, far from 0. A centre makes them distinguishable again."""
         rows, queries = normal(7, 500, DIM) + 10, normal(8, 50, DIM)
         truth = best(-np.square(queries[:, None] + 10 - rows).sum(2), 10)
 
@@ -134,7 +138,9 @@ class Search(TestCase):
         np.testing.assert_array_equal(np.concatenate([part[1] for part in parts]), ids)
 
     def test_lists(self):
-        """All lists together are the whole index; few find the near ones of clustered vectors."""
+        """All lists together are the whole index. Few lists find the near vectors of clustered
+        vectors.
+        """
         centres = 3 * normal(20, 16, DIM)
         rows = centres[np.arange(2000) % 16] + normal(21, 2000, DIM)
         queries = centres[np.arange(40) % 16] + normal(22, 40, DIM)
@@ -220,7 +226,7 @@ class Search(TestCase):
         ):
             index, rows = filled("turboquant-2", metric)
             truth = best(exact(rows), 10)
-            wide = np.concatenate([rows, rows], axis=1)[:, :DIM]  # a stride of its own
+            wide = np.concatenate([rows, rows], axis=1)[:, :DIM]  # with another stride
             for originals in (rows, wide):
                 scores, ids = index.search(queries, 10, rerank=N, originals=originals)
                 np.testing.assert_array_equal(ids, truth)
@@ -244,7 +250,7 @@ class Ids(TestCase):
         np.testing.assert_array_equal(index.reconstruct(N), index.reconstruct(0))
         self.refused(kvant.Error, "no vector has the id 5", index.reconstruct, 5)
         error = self.refused(kvant.Error, "add: ", index.add_with_ids, rows[:2], np.array([900, 7]))
-        self.assertEqual((error.status, len(index)), (10, N))  # none of both was added
+        self.assertEqual((error.status, len(index)), (10, N))  # neither was added
         self.refused(kvant.Error, "add: ", index.add_with_ids, rows[:2], np.array([901, 901]))
 
     def test_order_of_adding_changes_nothing(self):
@@ -334,7 +340,7 @@ class Refusals(TestCase):
         self.assertEqual(len(index), N)
 
     def test_ids_are_int64(self):
-        """An id beyond int64 would come back as a negative one, which no call takes."""
+        """An id beyond int64 would come back as a negative id, which no call accepts."""
         most, (row, other) = 2**63 - 1, normal(3, 2, DIM)[:, None]
         index = kvant.Index(DIM)
         self.refused(ValueError, "ids: -1", index.add_with_ids, row, np.array([-1]))
@@ -348,7 +354,7 @@ class Refusals(TestCase):
         self.assertEqual(index.remove_ids(np.array([most, most - 1, 3])), 3)
 
     def test_files_with_larger_ids(self):
-        """Which programs in C can make."""
+        """An id that only programs in C can make."""
         index, row = kvant.Index(DIM), normal(3, 1, DIM)
         number, add = ctypes.byref(ctypes.c_uint64(2**63)), library.library().kvant_index_add
         self.assertEqual(add(index._handle, row.ctypes.data, DIM, 1, number, 1), 0)
@@ -359,7 +365,7 @@ class Refusals(TestCase):
                 self.refused(ValueError, f"large.kvindex|{2**63 - 1}", opens, path)
 
     def test_words_are_of_the_call(self):
-        """Training without rows is told as that, not with the words of an older failure."""
+        """The error says that there are no training rows, and does not repeat an older failure."""
         index, rows = kvant.Index(DIM, spec="turboquant-4:lists=2"), normal(4, 8, DIM)
         nan = rows.copy()
         nan[0, 0] = np.nan
@@ -381,7 +387,7 @@ class Refusals(TestCase):
 
 
 class OnAGpu(TestCase):
-    """On the stand-in of tests/cuda, or on the library that KVANT_CUDA_LIBRARY names."""
+    """On the mock of tests/cuda, or on the library that KVANT_CUDA_LIBRARY names."""
 
     def test_results_are_those_of_the_cpu_after_every_change(self):
         index, rows = filled("turboquant-3", "l2", device="cuda")

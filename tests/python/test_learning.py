@@ -1,5 +1,6 @@
-"""transform=first in Python: a cache that sees queries before their keys learns how to store keys, and what is exported brings that
-along. Tensors likewise."""
+"""transform=first in Python: a cache that sees queries before their keys learns how to store keys,
+and exported blocks contain the transform. The same with tensors.
+"""
 
 import unittest
 
@@ -13,8 +14,9 @@ SPEC, PLAIN = "trellis-4:transform=first", "trellis-4:center=first,norm=first"
 
 
 def text(seed, n=N, dim=DIM):
-    """Keys about a centre, values and queries. Channels of keys and of queries belong together: latent numbers of falling size
-    through matrices of the seed."""
+    """Keys around a centre, values and queries. Channels of keys and of queries are correlated:
+    latent numbers of falling size, multiplied by matrices of the seed.
+    """
     falling = np.exp2(-6.4 / dim * np.arange(dim, dtype=np.float32))
     mixes = normal(seed, 2, dim, dim) * falling
     k = normal(seed + 1, n, KV_HEADS, dim) @ mixes[0].T + 20 * normal(seed + 2, KV_HEADS, dim)
@@ -35,7 +37,7 @@ def put(cache, sequence, rows, parts=(0, 400, 1100, N), note=True):
 
 
 def error(cache, sequence, rows, first, end):
-    """Root mean square error of scores of the tokens' stored keys with queries of other tokens."""
+    """Root mean square error of the scores of the tokens' stored keys with queries of other tokens."""
     k, _, q = rows
     wrong = (cache.read(0, sequence)[0] - k)[first:end]
     asked = q[np.arange(first, end) * 7 % len(q)]
@@ -45,7 +47,9 @@ def error(cache, sequence, rows, first, end):
 
 class Caches(TestCase):
     def test_scores_err_less_than_with_factors(self):
-        """From the first keys on, when their queries come before them; the first 64 tokens are fp16."""
+        """The cache learns from the first keys on if their queries come before them. The first 64
+        tokens are fp16.
+        """
         rows, caches = text(1), [made(), made(PLAIN)]
         for cache in caches:
             put(*cache, rows)
@@ -54,7 +58,7 @@ class Caches(TestCase):
             self.assertLess(learnt, 0.7 * plain, first)
 
     def test_queries_before_keys_serve_the_first_keys(self):
-        """Without note_queries, those of attend are for later keys alone."""
+        """Without note_queries, queries of attend() count only for later keys."""
         rows = text(1)
         noted, late, never = made(), made(), made()
         put(*noted, rows)
@@ -71,7 +75,9 @@ class Caches(TestCase):
         self.assertLess(later[1], 0.7 * later[2])
 
     def test_one_call_with_a_hostile_beginning(self):
-        """A prompt whose first 600 tokens are one token: the others are stored as they are alone."""
+        """The first 600 tokens of a prompt are one repeated token. The remaining tokens are stored
+        as well as they are alone.
+        """
         rows, alone = text(1), made()
         put(*alone, [x[700:] for x in rows], (0, N - 700))
         hostile = made()
@@ -87,7 +93,9 @@ class Caches(TestCase):
         self.assertTrue(np.array_equal(cache.read(0, sequence)[0], rows[0]))
 
     def test_exported_blocks_are_the_same_cache(self):
-        """Centre, scale and matrix of every version travel with their blocks: rows, and exports of the copy, are equal."""
+        """Centre, scale and matrix of every transform move with their blocks: rows, and exports of
+        the copy, are equal.
+        """
         rows, (cache, sequence), (other, there) = text(1), made(), made()
         n = N - N % 64
         put(cache, sequence, [x[:n] for x in rows], (0, 400, 1100, n))
@@ -101,10 +109,10 @@ class Caches(TestCase):
         self.assertTrue(np.array_equal(other.attend(0, there, q), cache.attend(0, sequence, q)))
         self.assertGreater(
             len({len(block) for block in blocks}), 1
-        )  # fp16 rows of the first one, matrices of others
+        )  # fp16 rows of the first block, matrices of later blocks
 
     def test_forks_and_truncation(self):
-        """Versions belong to blocks, not to sequences."""
+        """Transforms belong to blocks, not to sequences."""
         rows, (cache, sequence) = text(1), made(max_sequences=2)
         put(cache, sequence, rows, (0, 400, 1100))
         before = cache.read(0, sequence)[0][:960]  # whole blocks
@@ -147,7 +155,7 @@ FREQUENCIES = 1e5 ** (-np.arange(DIM // 2) / (DIM // 2))  # radians per position
 
 
 def turned(rows, interleaved=False):
-    """Each by its position, of all heads."""
+    """Rotates each row by RoPE to its position, in all heads."""
     angles = np.outer(np.arange(len(rows)), FREQUENCIES)[:, None]
     first, second = (
         (np.s_[..., ::2], np.s_[..., 1::2])
@@ -163,12 +171,16 @@ def turned(rows, interleaved=False):
 
 
 class Ropes(TestCase):
-    """Keys and queries that turn, of which a cache learns from the first 1024 alone: later ones fit a matrix that knows RoPE."""
+    """Keys and queries that RoPE rotates. A cache learns only from the first 1024 tokens, and later
+    tokens need a matrix that knows RoPE.
+    """
 
     LONG = 8192
 
     def errors(self, rope, interleaved=False, noted=1024):
-        """Of the first keys and of late ones. noted: tokens whose queries are told, with their positions."""
+        """Errors of the first keys and of late keys. noted: number of tokens whose queries are
+        noted with their positions.
+        """
         k, v, q = text(1, self.LONG)
         rows, numbers = (
             (turned(k, interleaved), v, turned(q, interleaved)),
@@ -185,8 +197,9 @@ class Ropes(TestCase):
         return [error(cache, sequence, rows, *part) for part in ((64, 1024), (4096, self.LONG))]
 
     def test_late_keys(self):
-        """Late keys without it lose most of what a matrix is good for; with it about nothing, and one matrix for all positions
-        something everywhere."""
+        """Without RoPE, late keys lose most of a matrix's effect. With RoPE they lose about
+        nothing, and with one matrix for all positions they lose something everywhere.
+        """
         (first, late), (first_without, late_without) = (
             self.errors(kvant.Rope(FREQUENCIES)),
             self.errors(None),
@@ -251,7 +264,9 @@ class Tensors(TestCase):
             self.assertEqual(block.start is not None, turned)
 
     def test_codecs_of_what_was_learnt(self):
-        """They store rows as the tensor does; without centre and matrix they do not."""
+        """Codecs that are made from the learned transform store rows as the tensor does. Without
+        its centre and matrix they do not.
+        """
         rows, like = text(1), kvant.Codec("trellis-4", DIM)
         scheme = kvant.Scheme(k=SPEC, v="trellis-4", n_layers=1, n_kv_heads=KV_HEADS, head_dim=DIM)
         tensor = kvant.Tensor(scheme.codecs(0, "k"), n_blocks=8)

@@ -1,4 +1,4 @@
-"""How the package finds libkvant, what importing it loads, and its errors."""
+"""How the package finds libkvant, what an import loads, and the package's errors."""
 
 import os
 import pickle
@@ -15,7 +15,7 @@ PACKAGE = ROOT / "integrations" / "python"
 
 
 def run(program, **environment):
-    """A Python of its own: its output, or its last line of error."""
+    """Runs a program in a new Python; returns its output, or the last line of its error."""
     env = os.environ | {"PYTHONPATH": str(PACKAGE)} | environment
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=env)
     return done.stdout.strip() if done.returncode == 0 else done.stderr.strip().splitlines()[-1]
@@ -39,7 +39,10 @@ NEED_TORCH = (
 
 class Imports(TestCase):
     def test_importing_loads_nothing(self):
-        program = "import kvant, sys; print([m for m in sys.modules if m.split('.')[0] in ('numpy', 'torch', 'ctypes')])"
+        program = (
+            "import kvant, sys; "
+            "print([m for m in sys.modules if m.split('.')[0] in ('numpy', 'torch', 'ctypes')])"
+        )
         self.assertEqual(run(program, KVANT_LIBRARY="/nowhere"), "[]")
 
     def test_every_name_is_there(self):
@@ -78,10 +81,13 @@ class Finding(TestCase):
         self.assertIn("another release", run(program, KVANT_LIBRARY="libm.so.6"))
 
     def test_where_it_is_looked_for(self):
-        """KVANT_LIBRARY alone, or beside the package before the loader's path."""
+        """Only KVANT_LIBRARY, or the library next to the package before the loader's path."""
         names = library._names()
         self.assertEqual(names, [os.environ["KVANT_LIBRARY"]])
-        program = "import kvant.library as l; print(l._names()[-1], all(map(l.os.path.isfile, l._names()[:-2])))"
+        program = (
+            "import kvant.library as l; "
+            "print(l._names()[-1], all(map(l.os.path.isfile, l._names()[:-2])))"
+        )
         self.assertEqual(run(program, KVANT_LIBRARY=""), "libkvant.so True")
 
     def test_a_gpu_library_that_is_not_there(self):
@@ -94,7 +100,7 @@ class Finding(TestCase):
 
 class Threads(TestCase):
     def test_the_default_is_what_the_library_counts(self):
-        # The library knows the limits of control groups, too.
+        # The library also knows the limits of control groups.
         allowed = os.sched_getaffinity(0)
         self.assertEqual(checks.threads(None), library.library().kvant_available_cpus())
         self.assertLessEqual(checks.threads(None), len(allowed))
@@ -118,7 +124,7 @@ class Errors(TestCase):
         )
 
     def test_older_messages_are_not_repeated(self):
-        """A status that tells all comes with its own words."""
+        """A status that needs no message has its own words."""
         self.refused(kvant.Error, "int-99", kvant.Codec, "int-99", 64)
         with self.assertRaises(kvant.Error) as raised:
             library.check("rows", 50)

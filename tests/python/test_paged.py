@@ -1,5 +1,6 @@
-"""kvant.PagedCache without a GPU: what it refuses, and what reaches the library. PyTorch and the
-GPU are stand-ins."""
+"""kvant.PagedCache without a GPU: the calls that it refuses, and the arguments that reach the
+library. PyTorch and the GPU are mocks.
+"""
 
 import pathlib
 import sys
@@ -20,7 +21,7 @@ KV_HEADS, DIM, BLOCKS, OPEN = 2, 64, 10, 3
 
 
 class Library:
-    """libkvant with a GPU that answers and keeps the last arguments of each call."""
+    """A libkvant with a GPU that answers and keeps the last arguments of each call."""
 
     def __init__(self):
         self._cpu, self._made = bindings._open(), 0
@@ -85,7 +86,7 @@ class Calls(unittest.TestCase):
         self.library.reset()
 
     def refused(self, error, words, call, *arguments, **named):
-        """With a message that names the argument, and before the library is called."""
+        """The error's message names the argument, and the library is not called."""
         with self.assertRaises(error) as raised:
             call(*arguments, **named)
         for word in words.split("|"):
@@ -271,7 +272,9 @@ class Attention(Calls):
         self.assertEqual(workspaces[1], workspaces[2])
 
     def test_streams(self):
-        """Kernels count in a workspace: two streams never have one, one stream keeps its own."""
+        """Kernels count in a workspace. So two streams never have the same one, and one stream
+        keeps its own.
+        """
         seen = {}
         for stream in (77, 78, 77, 78):
             with mock.patch.object(

@@ -1,5 +1,7 @@
-"""Arrays on a GPU by their address: what DLPack and __cuda_array_interface__ say, and what is
-refused. No GPU is needed: the arrays only tell where they would lie."""
+"""Arrays on a GPU by their address: the fields of DLPack and __cuda_array_interface__ that kvant
+reads, and the arrays that it refuses. No GPU is needed, because the arrays only claim to be on a
+GPU.
+"""
 
 import unittest
 
@@ -10,7 +12,7 @@ from kvant import library, places
 
 
 class OnGpu:
-    """An array that says it lies on a GPU, by DLPack or by the interface of CUDA's arrays."""
+    """An array that claims to be on a GPU, by DLPack or by the interface of CUDA's arrays."""
 
     def __init__(self, array, dlpack=True, kind=2, stream=None):
         self.array, self.kind, self.streams = array, kind, []
@@ -24,7 +26,7 @@ class OnGpu:
             }
 
     def _dlpack(self, stream):
-        """As a producer gives it whose data pointer is the beginning of a larger allocation."""
+        """As from a producer whose data pointer is the beginning of a larger allocation."""
         self.streams.append(stream)
         capsule = self.array.__dlpack__()
         tensor = places.dl_tensor(capsule)
@@ -115,8 +117,9 @@ class Gpu(TestCase):
 
 
 class HostForGpu:
-    """libkvant whose caches on "cuda" are on the host: what they are told to read and write lies
-    there."""
+    """A libkvant whose caches on "cuda" are on the host: the memory that they read and write is
+    there.
+    """
 
     def __getattr__(self, name):
         return getattr(HostForGpu.real, name)

@@ -121,9 +121,10 @@ class Scheme(WithFolder):
         return sum(codec.page_bytes for codecs in layers for codec in codecs)
 
     def test_memory_of_a_context(self):
-        """A cache takes what tensors of the same codecs take, but for a step. A tensor that shares
-        nothing has room for 64 rows. All keys of a cache share room for 512, and so do all
-        values."""
+        """A cache takes as much memory as tensors of the same codecs, except for a step. A tensor
+        that shares nothing has room for 64 rows of a step. All keys of a cache share room for 512
+        rows, and so do all values.
+        """
         scheme = kvant.Scheme("small", v_head_dim=32, **SHAPE)
         exact = scheme.exact(1000)
         self.assertEqual(exact, kvant.ExactPart(first=64, newest=64, total=128, step=64))
@@ -147,14 +148,15 @@ class Scheme(WithFolder):
         three = dict(max_tokens=256, max_sequences=3, n_heads=2, v_head_dim=32)
         self.assertEqual(kvant.Cache(scheme=scheme, **three, **SHAPE).info.n_blocks, 6)
         plain = kvant.Scheme(k="int-4", v="int-4", **SHAPE)
-        # Without an exact part.
+        # Sizes without an exact part.
         self.assertEqual(plain.context_bytes(1000), 16 * self.pages(plain))
 
     def test_a_cache_uses_all_memory_of_its_context(self):
         """Each of three layers has pages for the codes of 32 blocks. It has 3 fp16 pages, for the
         first block and for the newest 64 rows, which begin within a block. The layer that is
-        written last has the 8 shared ones, too. cache.bytes counts a block once, as fp16 or as
-        codes, but memory for codes is there for all blocks."""
+        written last also has the 8 shared pages. The number cache.bytes counts a block once, as
+        fp16 or as codes, but memory for codes is reserved for all blocks.
+        """
         path, shape = self.folder / "m.kvant", dict(SHAPE, v_head_dim=32)
         layer = ("turboquant-4", 2, 64), ("turboquant-4", 2, 32)
         kvant.Settings([layer] * 3, model="m").save(path)
@@ -170,7 +172,7 @@ class Scheme(WithFolder):
         self.assertEqual(cache.bytes, (3 * 32 - n_open) * codes + n_open * 64 * 2 * (64 + 32) * 2)
 
     def test_a_calibration_beside_the_model(self):
-        """Is used if it was made with this very file."""
+        """The calibration is used if it was made with this very model file."""
         model, other = self.folder / "model.gguf", self.folder / "other.gguf"
         for seed, path in enumerate((model, other)):
             path.write_bytes(normal(seed, 5000).tobytes())
@@ -257,7 +259,7 @@ class Calibration(WithFolder):
         self.refused(IndexError, "layer 1", calibration.entry, 1, 0)
 
     def test_attention_weighs_the_keys(self):
-        """Hidden keys count as if they were not there, and which keys count changes the matrix."""
+        """Hidden keys count as if they were not there. Which keys count changes the matrix."""
         keys, queries, made = normal(5, 64, 1, 16), normal(6, 4, 16), []
         hidden = np.zeros((4, 64), np.float32)
         hidden[:, 20:] = -np.inf

@@ -1,5 +1,6 @@
-"""kvant.Tensor and kvant.attention: what was written comes back, blocks travel, attention is that
-of NumPy."""
+"""kvant.Tensor and kvant.attention: written rows are read back, blocks move, attention equals
+NumPy's.
+"""
 
 import unittest
 
@@ -26,7 +27,7 @@ class WriteAndRead(TestCase):
         self.assertEqual(tensor.read(256, 0).shape, (0, HEADS, DIM))
 
     def test_tensors_hold_what_codecs_encode(self):
-        """Whatever the batches and threads."""
+        """Rows are the same in any batches and with any threads."""
         codec, rows = kvant.Codec("turboquant-3", DIM), normal(3, 128, HEADS, DIM)
         wanted = np.stack([codec.decode(codec.encode(rows[:, head])) for head in range(HEADS)], 1)
         one, other = made("turboquant-3", n_threads=1), made("turboquant-3", n_threads=2)
@@ -49,8 +50,9 @@ class WriteAndRead(TestCase):
         )
 
     def test_blocks_apart(self):
-        """Blocks in memory that holds other things hold the same pages, and the other things
-        stay."""
+        """Blocks in memory with other bytes between them hold the same pages, and these bytes do
+        not change.
+        """
         rows, near = normal(6, 256, HEADS, DIM), made("int-4")
         near.write(np.arange(256), rows)
         size = near.info.sealed_bytes
@@ -89,7 +91,7 @@ class WriteAndRead(TestCase):
         center = normal(6, HEADS, DIM)
         rows = (
             normal(7, 128, HEADS, DIM) + center
-        )  # so that a centre of their own would not serve them better
+        )  # so that a centre of their own would not lower their error
         tensor = made("int-4:center=first")
         tensor.set_affine(center=center)
         tensor.write(np.arange(128), rows)
@@ -150,7 +152,7 @@ class Attention(TestCase):
             tensor.write(np.arange(200), normal(seed, 200, HEADS, DIM))
 
     def compare(self, order=slice(None), **options):
-        """The tokens of the sequence are in the blocks of order; without rounding to integers."""
+        """The tokens of the sequence are in the blocks of `order`, without rounding to integers."""
         k, v = (
             x.read(0, 256).reshape(4, 64, HEADS, DIM)[order].reshape(-1, HEADS, DIM)[:190]
             for x in (self.k, self.v)

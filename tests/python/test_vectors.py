@@ -1,4 +1,4 @@
-"""Files of vectors, written here byte by byte, and what is refused."""
+"""Files of vectors that this test writes byte by byte, and files that are refused."""
 
 import pathlib
 import struct

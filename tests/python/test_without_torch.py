@@ -1,5 +1,6 @@
-"""kvant where PyTorch and transformers are not installed: every name can be looked at, and using
-one says what to install."""
+"""kvant without PyTorch and transformers: every name can be looked at, and using a name says what
+to install.
+"""
 
 import inspect
 import pydoc
@@ -72,7 +73,7 @@ class Versions(TestCase):
         self.refused(AttributeError, "no attribute 'nothing'", lambda: kvant.nothing)
 
     def test_old_transformers_are_refused_by_name(self):
-        """Before anything of it is imported."""
+        """The message comes before anything of the module is imported."""
         program = (
             "import sys; from importlib import metadata; sys.modules['transformers'] = None\n"
             "metadata.version = lambda name: {'torch': '2.13.0', 'transformers': '4.57.6'}[name]\n"

@@ -1,4 +1,6 @@
-"""LMCache's own storage manager as its server configures it, with the serde of kvant: stores and loads objects in L2."""
+"""LMCache's own storage manager, configured as in its server, with kvant's serde. It stores objects
+in L2 and loads them.
+"""
 
 import argparse
 import json
@@ -26,18 +28,21 @@ from lmcache.v1.distributed.api import (
     ObjectKey,
     PrefetchTaskSpec,
 )  # noqa: E402
-from lmcache.v1.distributed.config import add_storage_manager_args, parse_args_to_config  # noqa: E402
+from lmcache.v1.distributed.config import (  # noqa: E402
+    add_storage_manager_args,
+    parse_args_to_config,
+)
 from lmcache.v1.distributed.storage_manager import StorageManager  # noqa: E402
 
 torch.set_num_threads(1)
 TASKS = "lmcache.v1.distributed.serde.async_processor"
 logging.getLogger(TASKS).handlers[:] = [
     logging.NullHandler()
-]  # tests make hundreds of tasks fail, and read what is logged
+]  # tests make hundreds of tasks fail, and read the log
 
 DIM, HEADS = 64, 2
 FUSED, SPLIT = (1, 2, 128, HEADS * 2 * DIM), (2, 2, 128, HEADS * DIM)
-LIMIT = 60.0  # seconds that nothing here should take
+LIMIT = 60.0  # seconds; nothing in these tests takes longer
 
 
 def key_of(i, model="org/model"):
@@ -47,7 +52,7 @@ def key_of(i, model="org/model"):
 
 
 def rows_of(i, shape=FUSED):
-    """What object i holds."""
+    """The rows of object i."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(i)).to(torch.bfloat16)
 
 
@@ -60,7 +65,7 @@ def wait(done, what):
 
 
 class Manager:
-    """adapter: of --l2-adapter. serde: its words; None: LMCache's raw bytes."""
+    """adapter: value of --l2-adapter. serde: options of kvant's serde; None: LMCache's raw bytes."""
 
     def __init__(self, adapter, serde=None):
         if serde is not None:
@@ -83,7 +88,7 @@ class Manager:
         self._manager.close()
 
     def store(self, keys, tensors, until=lambda: True):
-        """LMCache's own threads do it: returns when until() says so."""
+        """Stores objects. LMCache's threads do the work; returns when until() is true."""
         desc = MemoryLayoutDesc(shapes=[tensors[0].shape], dtypes=[tensors[0].dtype])
         places = self._manager.reserve_write(keys, desc)
         for key, x in zip(keys, tensors):
@@ -92,11 +97,11 @@ class Manager:
         wait(until, "store")
 
     def forget(self):
-        """What is not in L2."""
+        """Drops everything that is not in L2."""
         self._manager.clear(force=True)
 
     def load(self, keys, shape=FUSED, dtype=torch.bfloat16):
-        """From L2: a tensor per key, or None for a miss of any."""
+        """Loads objects from L2: a tensor for each key, or None if any key is missing."""
         self.forget()
         desc = MemoryLayoutDesc(shapes=[torch.Size(shape)], dtypes=[dtype])
         handle, found = (

@@ -1,5 +1,6 @@
-"""Objects of LMCache in files and in a Redis or Valkey server that the test starts, through LMCache's own storage manager; with kills
-and damage."""
+"""Objects of LMCache in files and in a Redis or Valkey server that the test starts, through
+LMCache's own storage manager, with kills and damage.
+"""
 
 import contextlib
 import json
@@ -35,7 +36,7 @@ fork = multiprocessing.get_context("fork")
 
 
 def expected(i, shape=FUSED, **words):
-    """Rows of object i after the serde alone."""
+    """The rows of object i after kvant's serde alone."""
     it = Serde(options.read({"head_dim": DIM, "workers": 1} | words))
     x, key = rows_of(i, shape), key_of(i)
     data, out = np.zeros(it.size([x.shape], [x.dtype]), np.uint8), torch.empty_like(x)
@@ -47,7 +48,7 @@ def expected(i, shape=FUSED, **words):
 
 @contextlib.contextmanager
 def errors():
-    """Lines that LMCache logs of failed tasks."""
+    """The lines that LMCache logs about failed tasks."""
     lines, logger = [], logging.getLogger(TASKS)
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(handler.format(record))
@@ -65,7 +66,7 @@ def free_port():
 
 
 class Redis:
-    """A server with its data in a folder; every write is in its log before the answer."""
+    """A server with its data in a folder. Every write is in its log before it answers."""
 
     def __init__(self, folder):
         self.port, self._folder = free_port(), folder
@@ -97,7 +98,7 @@ class Redis:
             return False
 
     def call(self, *words):
-        """The answer's first line, or the string that it announces."""
+        """The first line of the answer, or the string that this line announces."""
         words = [word if isinstance(word, bytes) else str(word).encode() for word in words]
         with (
             socket.create_connection(("127.0.0.1", self.port), timeout=LIMIT) as link,
@@ -131,10 +132,12 @@ class Redis:
 
 
 class Objects:
-    """Tests of one kind of store: adapter, and read, write: all bytes of the object that holds key i."""
+    """Tests for one kind of store. adapter: the store. read and write: all bytes of the object with
+    key i.
+    """
 
     def ids(self):
-        """Of the objects in the store."""
+        """The ids of the objects in the store."""
         return {
             int.from_bytes(bytes.fromhex(re.search("[0-9a-f]{64}", name)[0]), "little")
             for name in self.sizes()
@@ -168,7 +171,7 @@ class Objects:
                     self.assertTrue(torch.equal(found, expected(i, shape, **words)))
 
     def test_size(self):
-        """Of what lies in the store, against LMCache without a serde."""
+        """Sizes of objects in the store, compared with LMCache without a serde."""
         shape = (1, 8, 256, 4 * 2 * 128)
         sizes = []
         for words in (None, {"head_dim": 128}, {"head_dim": 128, "preset": "balanced"}):
@@ -211,7 +214,9 @@ class Objects:
             self.same(manager, 1)
 
     def test_of_something_else(self):
-        """The object of another key, model, spec, shape or dtype, and LMCache's raw bytes."""
+        """An object of another key, model, spec, shape or dtype, and LMCache's raw bytes, are
+        refused.
+        """
         with self.empty(), Manager(self.adapter, {}) as manager:
             self.keep(manager, 1, 2)
             own = self.read(1)
@@ -247,7 +252,7 @@ class Objects:
             self.same(manager, 2)
 
     def test_kills(self):
-        """LMCache dies at any moment; what is found afterwards is right."""
+        """LMCache dies at any moment. Objects that are found afterwards are right."""
         rng = random.Random(2)
         with self.empty():
             for run in range(self.KILLS):
@@ -270,7 +275,7 @@ class Objects:
 
 
 def _stores(adapter, first):
-    """One object after the other, until it is killed."""
+    """Stores one object after another until the process is killed."""
     with Manager(adapter, {}) as manager:
         for i in range(first, first + 500):
             manager.store([key_of(i)], [rows_of(i)])
@@ -307,13 +312,17 @@ class Files(Objects, TestCase):
         self.path(i).write_bytes(data)
 
     def after_kill(self):
-        """What a power failure leaves of a file that was renamed before its blocks were on the disk."""
+        """The state of a file after a power failure: it was renamed before its blocks were on the
+        disk.
+        """
         paths = sorted(self.folder.glob("*.data"), key=lambda path: path.stat().st_mtime_ns)
         data = paths[-1].read_bytes()
         paths[-1].write_bytes(data[: len(data) // 3] + bytes(len(data) - len(data) // 3))
 
     def test_one_damaged_object_of_many(self):
-        """LMCache loads a prompt's objects in one task, which fails as a whole: no rows, right ones neither."""
+        """LMCache loads a prompt's objects in one task, which fails as a whole, so it returns no
+        rows at all.
+        """
         with Manager(self.adapter, {}) as manager:
             keys = [key_of(i) for i in range(4)]
             self.keep(manager, *range(4))
@@ -335,7 +344,7 @@ class Files(Objects, TestCase):
             manager.forget()
             manager.store(
                 [key_of(1)], [rows_of(1)], until=lambda: not path.with_suffix(".tmp").is_symlink()
-            )  # it removes what failed
+            )  # it removes the object that failed
             self.assertIsNone(manager.load([key_of(1)]))
 
 
@@ -344,7 +353,7 @@ class RedisServer(Objects, TestCase):
     KILLS, SHORTEST = (
         5,
         8,
-    )  # LMCache 0.5.6 waits forever for strings of 0 to 2 bytes, without a serde, too
+    )  # LMCache 0.5.6 waits forever for strings of 0 to 2 bytes, also without a serde
 
     @classmethod
     def setUpClass(cls):
@@ -388,7 +397,7 @@ class RedisServer(Objects, TestCase):
         self.server.start()
 
     def test_a_damaged_object_is_replaced(self):
-        """By the next request that computes it."""
+        """The next request computes the object and replaces it."""
         with self.empty(), Manager(self.adapter, {}) as manager:
             self.keep(manager, 1)
             whole = self.read(1)
@@ -399,7 +408,7 @@ class RedisServer(Objects, TestCase):
             self.same(manager, 1)
 
     def test_a_server_that_goes_away(self):
-        """A miss, and hits when it is back with a new connection."""
+        """A miss while the server is away, and hits with a new connection when it is back."""
         with self.empty():
             with Manager(self.adapter, {}) as manager:
                 self.keep(manager, 1)
@@ -473,7 +482,8 @@ class Command(TestCase):
 if __name__ == "__main__":
     if not SERVER:
         print(
-            "skipped: objects in a server: needs redis-server or valkey-server (scripts/deps.sh lmcache)",
+            "skipped: objects in a server: "
+            "needs redis-server or valkey-server (scripts/deps.sh lmcache)",
             flush=True,
         )
     unittest.main()

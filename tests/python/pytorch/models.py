@@ -1,4 +1,4 @@
-"""Random tiny models of six architectures (and one more), and caches to compare with."""
+"""Random tiny models of six architectures (and one more), and caches to compare KvantCache with."""
 
 import pathlib
 import sys
@@ -29,7 +29,7 @@ KINDS = {
 
 
 def make(kind, implementation="kvant", seed=0, **options):
-    """Weights that are large enough for attention to decide about tokens."""
+    """Weights that are large enough for attention to distinguish tokens."""
     torch.manual_seed(seed)
     shape = dict(
         hidden_size=64,
@@ -46,7 +46,9 @@ def make(kind, implementation="kvant", seed=0, **options):
             if "sinks" in name:
                 weights.normal_()
             if "embed_tokens" in name and "gemma" in kind:
-                weights *= 0.1  # tied to the output: a token would only ever be followed by itself
+                # the embedding is tied to the output: otherwise each token would only be followed
+                # by itself
+                weights *= 0.1
     return model
 
 
@@ -67,8 +69,9 @@ def prompt(n=40, batch=2, padding=7, seed=1):
 
 
 class RoundTripped(DynamicCache):
-    """A stock cache that is fed with rows that went through a codec, before it is a cache of any
-    kind: rounded(layer, role, rows) says what they became."""
+    """A stock cache that stores rows after a codec encoded and decoded them: rounded(layer, role,
+    rows) returns the decoded rows.
+    """
 
     def __init__(self, config, rounded):
         super().__init__(config=config)

@@ -1,8 +1,9 @@
-"""KvantCache and torch.ops.kvant on a GPU, beside the same on the CPU: equal bytes of pages, logits within
-the rounding of queries and weights to fp16, every generation mode, a CUDA graph.
+"""KvantCache and torch.ops.kvant on a GPU, compared with the CPU: equal bytes of pages, logits
+within the rounding of queries and weights to fp16, every generation mode, a CUDA graph.
 
-Exits with 77, skipped, where a GPU or libkvant_cuda is missing. Models have a head_dim of 64, for which every
-build of libkvant_cuda has kernels."""
+Exits with 77, skipped, if there is no GPU or no libkvant_cuda. Models have a head_dim of 64, for
+which every build of libkvant_cuda has kernels.
+"""
 
 import gc
 import sys
@@ -37,7 +38,7 @@ def pair(kind, *implementations):
 
 
 def logits_of(model, cache, lengths, n=150):
-    """Of a padded prompt in parts, the last ones mostly single tokens."""
+    """Logits of a padded prompt that is given in parts; most of the last parts are single tokens."""
     tokens, mask = models.prompt(n, padding=70)
     found = []
     with torch.no_grad():
@@ -48,12 +49,14 @@ def logits_of(model, cache, lengths, n=150):
 
 
 def errors(found, wanted):
-    """Per token, relative to the largest logit."""
+    """The largest error of each token, relative to the largest logit."""
     return ((found - wanted).abs().amax((0, 2)) / wanted.abs().max()).sort().values
 
 
 def amplified(kind):
-    """What noise of 2^-13 in the weights, a quarter of a step of fp16, makes of the CPU's logits."""
+    """How far the CPU's logits move with noise of 2^-13 in the weights, which is a quarter of a
+    step of fp16.
+    """
     model, found = models.make(kind, **SHAPE), []
     noise = torch.Generator().manual_seed(1)
     for _ in range(2):
@@ -67,8 +70,10 @@ def amplified(kind):
 
 
 class Models(TestCase):
-    """Of random models, which amplify a code that is another one on the GPU, where a row lies at a border: most
-    tokens are compared, not all. Rows that were read wrongly give errors of the size of logits, about 1."""
+    """Random models amplify a code that differs on the GPU because a row lies at a border between
+    codes. So the test compares most tokens, not all. Rows that are read wrongly cause errors of the
+    size of logits, about 1.
+    """
 
     KINDS = ("llama", "qwen2", "mistral", "gemma3_text", "gpt_oss")
 
@@ -82,15 +87,16 @@ class Models(TestCase):
             self.assertLess(errors(*found)[40], amplified(kind)[40], kind)
 
     def test_every_mode_gives_tokens_of_the_cpu(self):
-        """Each token of greedy modes is the CPU's best or as good: its logit is less below the best one than noise in
-        the weights moves logits. Other modes run."""
+        """Each token of greedy modes is the CPU's best token or as good: its logit is below the
+        best logit by less than noise in the weights moves logits. Other modes only have to run.
+        """
         for kind in self.KINDS:
             cpu, gpu = pair(kind)
             tokens, mask = models.prompt()
-            bound = 2 * float(amplified(kind)[60])  # of two logits
+            bound = 2 * float(amplified(kind)[60])  # for a difference of two logits
             for mode in MODES:
                 if mode in ("assisted", "sampling", "two samples"):
-                    continue  # an assistant that is on the CPU, random numbers that differ
+                    continue  # an assistant runs on the CPU, with other random numbers
                 cache = KvantCache(gpu.config, k="int-8", v="int-8")
                 found = generate(gpu, mode, cache, tokens=tokens.cuda(), mask=mask.cuda()).cpu()
                 self.assertTrue(torch.equal(found[:, :40], tokens[-len(found) :]))
@@ -103,7 +109,7 @@ class Models(TestCase):
                     call = dict(attention_mask=seen, position_ids=positions, past_key_values=cache)
                     logits = cpu(found, **call).logits[:, 39:-1]
                 below = logits.amax(2) - logits.gather(2, found[:, 40:, None])[:, :, 0]
-                below = (below / logits.abs().max()).amax(0).sort().values  # per token
+                below = (below / logits.abs().max()).amax(0).sort().values  # for each token
                 self.assertLess(below[len(below) * 3 // 4], bound, (kind, mode))
 
     def test_other_implementations_read_the_rows(self):
@@ -133,7 +139,7 @@ class Learns(test_first.Learns):
 
 
 class Graphs(TestCase):
-    """What is replayed, beside calls one by one."""
+    """Replayed graphs, compared with calls one by one."""
 
     def test_logits(self):
         lengths = (100, 149, *range(150, 261))
@@ -155,7 +161,9 @@ class Graphs(TestCase):
                 self.assertTrue(all(call.calls > 20 for call in calls.values()))
 
     def test_generate(self):
-        """Every mode runs; tokens of greedy decoding are those without graphs until a block is full."""
+        """Every mode runs. Tokens of greedy decoding equal the tokens without graphs until a block
+        is full.
+        """
         tokens, mask = (x.cuda() for x in models.prompt(90, padding=17))
         plain, replayed = (
             model.cuda() for model in models.twins("llama", "kvant", "kvant", **SHAPE)

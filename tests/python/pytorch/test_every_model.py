@@ -1,13 +1,15 @@
-"""Every kind of model that the installed transformers has, tiny and random, with
-attn_implementation="kvant" and with a KvantCache of exact rows: the logits of eager attention, or a
-refusal whose line names kvant. Nothing silently wrong, and no layer silently uncompressed.
+"""Every kind of model in the installed transformers, tiny and random, with
+attn_implementation="kvant" and with a KvantCache of exact rows. Each gives the logits of eager
+attention, or a refusal whose line names kvant. No model is silently wrong, and no layer is silently
+uncompressed.
 
-    test_every_model.py              all of them (a minute of CPU)
-    test_every_model.py some         those of SOME, for each change
+    test_every_model.py              all models (a minute of CPU)
+    test_every_model.py some         the models in SOME, for each change
     test_every_model.py bloom mpt    these model types
 
-Prints what was tried and what could not be built. Fails for a class that is wrong, for a refusal
-that does not name kvant, and when so few classes were built that the walk says little."""
+Prints which models were tried and which could not be built. Fails for a class that is wrong, for a
+refusal that does not name kvant, and if too few classes were built to mean anything.
+"""
 
 import collections
 import inspect
@@ -22,27 +24,27 @@ import transformers
 
 from kvant.transformers import KvantCache
 
-# Attention that is written into the model, in tables of classes, and as most models have it;
-# windows, sinks, MLA, hybrids.
+# Models that contain their own attention, in tables of classes, and models with the common
+# attention; windows, sinks, MLA, hybrids.
 SOME = (
     "big_bird bloom codegen deepseek_v3 doge falcon falcon_h1 gemma2 gemma3 gpt2 gpt_neo "
     "gpt_neox_japanese gpt_oss gptj ibert "
     "imagegpt llama longformer megatron-bert mistral mllama mpt opt qwen3_next rembert roformer "
     "t5 trocr vit whisper xglm zaya"
 ).split()
-# Built on transformers 5.17 and 5.23: more than this part. Fewer: tiny.py must learn new names of
-# numbers.
+# Share of the classes that must be built. On transformers 5.17 and 5.23, more than this share is
+# built. If fewer are, tiny.py must learn new names of numbers.
 LEAST = 0.5
 
-# Rows are exact. Attention's binary32 sums of at most 24 tokens and 64 numbers are off by (24 + 64
-# + 40) 2^-24 < 1e-5 of their largest, in each of at most 8 layers whose matrices have rows of unit
-# length, so logits by less than 1e-3 of their largest. A mask that hides nothing moves them by
-# more: see changed().
+# Rows are exact. Attention sums at most 24 tokens and 64 numbers in binary32, which errs by (24 +
+# 64 + 40) 2^-24 < 1e-5 of the largest logit. There are at most 8 layers, whose matrices have rows
+# of unit length, so logits err by less than 1e-3 of the largest logit. A mask that hides nothing
+# moves them by more: see changed().
 LIMIT = 1e-3
 PROMPT, PADDING = (
     20,
     5,
-)  # tokens of the first call of a conversation; of the first sequence's beginning
+)  # tokens in the first call of a conversation; padding of the first sequence
 
 
 class Unbuildable(Exception):
@@ -50,7 +52,7 @@ class Unbuildable(Exception):
 
 
 def values(out):
-    """The output that later layers end in, float32."""
+    """The output that later layers compute, as float32."""
     for name in ("logits", "last_hidden_state", "prediction_logits"):
         if torch.is_tensor(getattr(out, name, None)):
             return getattr(out, name).float()
@@ -61,7 +63,7 @@ def values(out):
 
 
 def difference(found, wanted):
-    """The largest difference, divided by the largest logit. Rows of padding mean nothing."""
+    """The largest difference, divided by the largest logit. Rows of padding do not count."""
     if wanted.dim() == 3 and wanted.shape[1] == tiny.TOKENS:
         found, wanted = found[:, PADDING:], wanted[:, PADDING:]
     if not found.isfinite().all():
@@ -70,7 +72,7 @@ def difference(found, wanted):
 
 
 class Case:
-    """One class: its models, its inputs, and the logits that are right."""
+    """One class: its models, its inputs, and the right logits."""
 
     def __init__(self, name):
         self.model_class = getattr(transformers, name)
@@ -107,7 +109,7 @@ class Case:
         )
 
     def conversation(self, model, cache):
-        """A prompt and single tokens after it."""
+        """Logits of a prompt and of single tokens after it."""
         ids, mask, found = self.given["input_ids"], self.given.get("attention_mask"), []
         with torch.no_grad():
             for first, end in [(0, PROMPT), *((i, i + 1) for i in range(PROMPT, ids.shape[1]))]:
@@ -120,8 +122,9 @@ class Case:
         return torch.cat(found, 1)
 
     def changed(self):
-        """How much another token in the middle changes the last row: what a wrong mask would
-        change."""
+        """How much another token in the middle changes the last row. A wrong mask would change it
+        as much.
+        """
         if self.steps is None:
             return 1.0
         before, ids = self.given["input_ids"], self.given["input_ids"].clone()
@@ -133,7 +136,9 @@ class Case:
             self.given["input_ids"] = before
 
     def exact_cache(self):
-        """And whether every layer of attention is compressed, or a warning says that it is not."""
+        """Logits with kvant. Also checks that every layer of attention is compressed, or that a
+        warning says it is not.
+        """
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             cache = KvantCache(self.config, k="f32", v="f32", exact=True, n_threads=1)
@@ -151,7 +156,7 @@ class Case:
 
 
 def leg(call, *right):
-    """ "right", or ("refused" or "WRONG", why)."""
+    """Returns "right", or "refused" or "WRONG" with the reason."""
     try:
         found = call()
         worst = min(difference(found, wanted) for wanted in right if wanted.shape == found.shape)
@@ -170,7 +175,7 @@ def leg(call, *right):
 
 
 def walk(name):
-    """The verdicts of one class. Unbuildable where eager attention does not run."""
+    """The verdicts on one class. A class is unbuildable if eager attention does not run."""
     try:
         case = Case(name)
         told = case.changed() > 10 * LIMIT

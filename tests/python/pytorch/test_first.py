@@ -1,5 +1,6 @@
-"""transform=first through KvantCache: queries reach the cache before the keys of the same tokens, padding left out, and tokens are
-those of a cache that rounds nothing."""
+"""transform=first through KvantCache. Queries reach the cache before the keys of the same tokens,
+without padding. Tokens equal the tokens of a cache that rounds nothing.
+"""
 
 import copy
 import unittest
@@ -15,13 +16,13 @@ from kvant.transformers import KvantCache
 from kvant.transformers.cache import KvantLayer
 
 SPEC, PLAIN = "trellis-4:transform=first", "trellis-4:center=first,norm=first"
-NEARLY_EXACT = "turboquant-8:transform=first,recent=1024"  # fp16 rows behind the matrix
+NEARLY_EXACT = "turboquant-8:transform=first,recent=1024"  # fp16 rows after the matrix
 N = 700
 
 
 def make(implementation, device="cpu", **shape):
-    """A model whose channels of keys, and of queries, belong together, as those of trained models do."""
-    rope = {"rope_type": "default", "rope_theta": 1e12}  # most channels hardly turn
+    """A model whose channels of keys, and of queries, are correlated, as in trained models."""
+    rope = {"rope_type": "default", "rope_theta": 1e12}  # RoPE hardly rotates most channels
     model, generator = (
         models.make("llama", implementation, rope_parameters=rope, **shape),
         torch.Generator().manual_seed(7),
@@ -43,7 +44,9 @@ def make(implementation, device="cpu", **shape):
 
 
 class Watched:
-    """Keys and queries of the first layer, as the model makes them: [tokens, heads, head_dim] of the first sequence."""
+    """Records keys and queries of the first layer as the model makes them: [tokens, heads,
+    head_dim] of the first sequence.
+    """
 
     def __enter__(self):
         self.keys, self.queries, update, attend = [], [], KvantLayer.update, KvantLayer.attend
@@ -71,7 +74,7 @@ class Watched:
             patch.stop()
 
     def error(self, cache, first, end):
-        """Root mean square error of scores of the stored keys with queries of other tokens."""
+        """Root mean square error of the scores of the stored keys with queries of other tokens."""
         k, q = torch.cat(self.keys), torch.cat(self.queries)
         wrong = cache.layers[0].decoded(len(k))[0][0].transpose(0, 1)[first:end] - k[first:end]
         asked = q[torch.arange(first, end) * 7 % len(q)].view(
@@ -97,7 +100,9 @@ class Learns(TestCase):
         return make(implementation, self.device, **self.shape)
 
     def test_scores_err_less_than_with_factors(self):
-        """From the first tokens behind those in fp16 on, in one call and in several."""
+        """The matrix helps from the first tokens after the fp16 rows on, in one call and in
+        several.
+        """
         model = self.make()
         for parts in ((0, N), (0, 100, 350, N)):
             found = []
@@ -110,10 +115,11 @@ class Learns(TestCase):
             self.assertLess(found[0], 0.8 * found[1], parts)
 
     def test_presets_learn(self):
-        """A preset and its specs store the first 64 rows as fp16 behind the matrix. So equal bits
-        say that the matrices are equal. Rows 64 .. 255 are codes: at most the newest 64 rows, a
+        """A preset and its specs store the first 64 rows as fp16 after the matrix, so equal bits
+        show that the matrices are equal. Rows 64 .. 255 are codes: at most the newest 64 rows, a
         write's 256 and the rest of their first blocks are fp16. Not all codes are equal, because
-        the preset rounds rows to fp16 before it encodes them."""
+        the preset rounds rows to fp16 before it encodes them.
+        """
         model, rows, errors = self.make(), [], []
         for stored in ({}, {"k": SPEC, "v": "trellis-4"}, {"k": PLAIN, "v": "trellis-4"}):
             with Watched() as watched:
@@ -135,7 +141,9 @@ class Learns(TestCase):
         self.assertTrue(torch.equal(*rows))
 
     def test_queries_of_padding_are_left_out(self):
-        """Of each sequence those of its own tokens are noted with their positions, in every layer; of single tokens none."""
+        """In every layer, the queries of a sequence are noted with the positions of their tokens.
+        Queries of single tokens are not noted.
+        """
         model = self.make()
         tokens, mask = (x.to(self.device) for x in models.prompt(200, padding=30))
         seen, note = [], Cache.note_queries
@@ -169,8 +177,10 @@ class Learns(TestCase):
 
 class Tokens(TestCase):
     def test_every_mode(self):
-        """Rows are fp16 behind the matrix that was learnt: tokens are those of the stock cache, but where two are as probable to
-        three digits, and behind such a place. With 4 bits few are."""
+        """Rows are fp16 after the learned matrix. Tokens equal the stock cache's until two tokens
+        are equally probable to three digits; from there on they may differ. With 4 bits few tokens
+        are equal.
+        """
         tokens, mask = models.prompt(100, padding=17)
         for kind in ("llama", "gemma2", "mistral"):
             stock, ours = models.twins(kind, "eager", "kvant")

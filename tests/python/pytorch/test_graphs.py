@@ -1,5 +1,6 @@
-"""kvant.transformers.graphs on the stand-in for a GPU (tests/cuda/host), whose memory is the computer's: what a
-graph replays is called again. KVANT_CUDA_LIBRARY names the stand-in."""
+"""kvant.transformers.graphs on the mock of a GPU (tests/cuda/host), whose memory is the computer's.
+The mock calls the function again that a graph would replay. KVANT_CUDA_LIBRARY names the mock.
+"""
 
 import contextlib
 import copy
@@ -41,7 +42,7 @@ def on_host(value, what):
 
 
 def stand_in():
-    """Tensors of the CPU for those of a GPU."""
+    """Lets tensors of the CPU pass as tensors of a GPU."""
     stack = contextlib.ExitStack()
     for patched in (
         mock.patch.object(KvantCache, "_on_gpu", staticmethod(lambda rows: True)),
@@ -55,7 +56,7 @@ def stand_in():
 
 
 class Learns(test_first.Learns):
-    """What a GPU's cache learns, with the library's code for it."""
+    """Learning in a GPU's cache, with the library's code for it."""
 
     shape = SHAPE
 
@@ -80,8 +81,10 @@ class Graphs(TestCase):
         return found
 
     def test_logits_are_those_of_calls_one_by_one(self):
-        """The same tokens with and without graphs. Rows of the block that a step fills are fp16 in the step, and codes
-        without graphs; a model with random weights amplifies that, and what later tokens see of it."""
+        """The same tokens with and without graphs. Rows of the block that a step fills are fp16 in
+        the step, and codes without graphs. A model with random weights amplifies that difference,
+        and later tokens see it.
+        """
         tokens, mask = models.prompt(230, padding=17)
 
         def use(model, cache):
@@ -107,7 +110,7 @@ class Graphs(TestCase):
                 self.assertLess(errors.median(), 0.05)
 
     def test_a_cache_is_as_without_graphs(self):
-        """Also for more tokens, and in copies. No block is filled: see above."""
+        """Also for more tokens, and in copies. No block is filled, for the reason above."""
         tokens = models.prompt(66, padding=0)[0]
 
         def use(model, cache):
@@ -127,8 +130,10 @@ class Graphs(TestCase):
         self.assertEqual(replayed, plain)
 
     def test_modes_without_replays(self):
-        """Beams change the cache after every token, drafts have several. fp16: other rows are codes in a block that beams share,
-        and fp16 in a step."""
+        """Beams change the cache after every token, and drafts have several tokens. The codec is
+        fp16, because other codecs store rows as codes in a block that beams share, but as fp16 in a
+        step.
+        """
         for seed in (1, 2, 3):
             tokens, mask = models.prompt(90, padding=17, seed=seed)
             for mode in ("beams", "prompt lookup"):
@@ -153,11 +158,11 @@ class Graphs(TestCase):
 
     def test_to_the_last_token_of_the_cache(self):
         tokens = models.prompt(90, batch=1, padding=0)[0]
-        model = graphs(models.make("llama", **SHAPE))
+        seen, model = torch.ones_like(tokens), graphs(models.make("llama", **SHAPE))
         with stand_in():
             for most in (109, 108):
                 cache = KvantCache(model.config, max_tokens=most, k="int-8", v="int-8")
-                call = lambda: generate(model, "greedy", cache, 20, tokens, torch.ones_like(tokens))  # noqa: B023, E731
+                call = lambda: generate(model, "greedy", cache, 20, tokens, seen)  # noqa: B023, E731
                 if most == 109:  # the last new token is not stored
                     self.assertEqual((call().shape[1], cache.get_seq_length()), (110, 109))
                     self.assertGreater(len(replays), 10)

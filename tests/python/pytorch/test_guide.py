@@ -1,4 +1,4 @@
-"""The programs of transformers.md, as they stand there, with tiny models."""
+"""The programs of transformers.md, run as they are in the page, with tiny models."""
 
 import contextlib
 import io
@@ -25,7 +25,7 @@ PAGE = ROOT / "docs" / "start" / "transformers.md"
 
 
 class Tokenizer:
-    """Letters."""
+    """A tokenizer whose tokens are letters."""
 
     def __call__(self, text, return_tensors=None, add_special_tokens=True):
         ids = [3 + ord(letter) % 290 for letter in text]
@@ -73,7 +73,8 @@ class Guide(TestCase):
         self.assertGreater(stored, 64)
         self.assertEqual(
             lines[2],
-            f"KvantCache(preset='balanced': {stored} tokens, {cache.bytes} bytes) instead of {cache.f16_bytes}",
+            f"KvantCache(preset='balanced': {stored} tokens, {cache.bytes} bytes) "
+            f"instead of {cache.f16_bytes}",
         )
         self.assertEqual(cache.f16_bytes, 4 * stored * 2 * 2 * 16 * 2)
         self.assertLess(cache.bytes, cache.f16_bytes)
@@ -86,7 +87,7 @@ class Guide(TestCase):
                 texts = ["".join(chr(32 + i * i % 90) for i in range(2100))]
                 said, _ = run(
                     self.quality,
-                    KvantCache=kvant.transformers.KvantCache,  # of the program before it
+                    KvantCache=kvant.transformers.KvantCache,  # the cache of the program before
                     model=models.make("llama", max_position_embeddings=4096),
                     texts=texts,
                     tokenizer=Tokenizer(),

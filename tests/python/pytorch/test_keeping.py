@@ -1,5 +1,6 @@
-"""What a KvantCache keeps and for whom: rows that can be read, files and pickles of them, a
-calibration's weights, and words where nothing is compressed."""
+"""The data that a KvantCache keeps: rows that can be read, files and pickles, a calibration's
+weights. Also the warnings when nothing is compressed.
+"""
 
 import io
 import os
@@ -78,8 +79,9 @@ class Rows(TestCase):
         self.assertEqual(cache.get_seq_length(), 200)
 
     def test_flex_attention(self):
-        """It is compiled, and takes plain tensors alone. With a function in place of the compiler's
-        it takes minutes less."""
+        """flex_attention is compiled, and accepts only plain tensors. A plain function in place of
+        the compiler's saves minutes.
+        """
         stock, ours = models.twins("llama", "eager", "flex_attention")
         cache = KvantCache(ours.config, k="f32", v="f32")
         rows = torch.ones(1, 2, 3, 16)
@@ -89,7 +91,7 @@ class Rows(TestCase):
         self.assertTrue(torch.equal(found[0], rows))
 
     def test_an_object_that_was_never_made_is_freed(self):
-        """torch.compile makes such."""
+        """torch.compile makes such tensors."""
         with mock.patch("sys.unraisablehook") as hook:
             for kind in (Sequences, kvant.Cache, kvant.Codec):
                 kind.__new__(kind)
@@ -97,7 +99,7 @@ class Rows(TestCase):
 
 
 class Calibrated(TestCase):
-    """A calibration is of the weights it was made with, whatever attends."""
+    """A calibration belongs to the weights that it was made with, for any attention."""
 
     def test_weights(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -118,7 +120,7 @@ class Calibrated(TestCase):
 
 
 class Words(TestCase):
-    """A user is told, once, that nothing is compressed."""
+    """The user gets one warning that nothing is compressed."""
 
     HYBRID = dict(
         mamba_d_ssm=64, mamba_n_heads=4, mamba_d_head=16, mamba_n_groups=1, mamba_d_state=16
@@ -160,7 +162,7 @@ class Saved(TestCase):
         self.path = self.folder / "prompt.kv"
 
     def copies(self, cache, config):
-        """Through a file, pickle and torch.save."""
+        """A cache survives a file, pickle and torch.save."""
         cache.save(self.path)
         yield KvantCache.load(self.path, config)
         yield pickle.loads(pickle.dumps(cache))
@@ -170,16 +172,17 @@ class Saved(TestCase):
         yield torch.load(held, weights_only=False)
 
     def test_a_copy_goes_on_as_the_cache_does(self):
-        """With padding, windows that left blocks behind, and a last block that is not full. The
-        pages are the same bytes, so rows are equal, and with exact codecs everything after them is.
-        What presets were learning begins anew."""
+        """Caches with padding, with windows that dropped blocks, and with a last block that is not
+        full. The pages have the same bytes, so rows are equal. With exact codecs, everything after
+        them is equal, too. Presets begin to learn again.
+        """
         for kind, n in (("llama", 200), ("mistral", 700), ("gemma2", 200)):
             for options in ({"k": "f32", "v": "f32"}, {"k": "turboquant-4", "v": "int-4"}, {}):
                 with self.subTest(kind=kind, **options):
                     model = models.make(kind)
                     cache = KvantCache(model.config, **options)
                     _, mask = filled(model, cache, n)
-                    if kind == "mistral":  # a call after which blocks are forgotten
+                    if kind == "mistral":  # a call after which the cache drops blocks
                         more(model, cache, mask)
                         mask = torch.nn.functional.pad(mask, (0, 9), value=1)
                     copies = list(self.copies(cache, model.config))
@@ -228,8 +231,9 @@ class Saved(TestCase):
         self.refused(ValueError, "another version", KvantCache.load, self.path, model.config)
 
     def test_a_head_that_lies(self):
-        """With a right checksum, as somebody who means harm would write it: no length in it is
-        trusted."""
+        """A damaged file with the right checksum, as an attacker would write it: no length in it is
+        trusted.
+        """
         model = models.make("llama")
         cache = KvantCache(model.config, k="f32", v="f32")
         filled(model, cache)
@@ -320,9 +324,7 @@ class Compiled(TestCase):
             with torch.no_grad():
                 found = compiled(tokens[:, part], past_key_values=caches[0]).logits
                 want = model(tokens[:, part], past_key_values=caches[1]).logits
-            self.assertLess(
-                float((found - want).abs().max()), 1e-5
-            )  # one order of sums, or another
+            self.assertLess(float((found - want).abs().max()), 1e-5)  # sums in one order or another
 
 
 if __name__ == "__main__":

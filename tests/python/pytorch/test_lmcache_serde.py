@@ -1,5 +1,6 @@
-"""The serde of kvant.lmcache by itself: what LMCache would call, on a stand-in for LMCache, and its GPU's half on the stand-in for a
-GPU. tests/python/lmcache has the real one."""
+"""The serde of kvant.lmcache by itself: the calls that LMCache would make, on a mock of LMCache,
+and the GPU half on the mock of a GPU. The tests in tests/python/lmcache use the real LMCache.
+"""
 
 import contextlib
 import logging
@@ -24,7 +25,7 @@ from kvant.lmcache.serde import Serde  # noqa: E402
 
 LAYERS, TOKENS, HEADS, DIM = 3, 128, 2, 64
 SHAPES = {FUSED: (1, LAYERS, TOKENS, HEADS * 2 * DIM), SPLIT: (2, LAYERS, TOKENS, HEADS * DIM)}
-BF16_ROUNDING = 2.0**-8  # of a number
+BF16_ROUNDING = 2.0**-8  # relative to a number
 
 
 def key_of(**changes):
@@ -42,7 +43,7 @@ KEY = key_of()
 
 
 def tensor(shape, seed=1, dtype=torch.bfloat16, shift=2.0):
-    """Rows with a constant part, as keys have."""
+    """Rows with a constant part, as keys have it."""
     generator = torch.Generator().manual_seed(seed)
     return (
         torch.randn(shape, generator=generator)
@@ -51,7 +52,7 @@ def tensor(shape, seed=1, dtype=torch.bfloat16, shift=2.0):
 
 
 def roles(x):
-    """[layers, tokens, heads, dim] of keys and of values, of either layout."""
+    """Keys and values as [layers, tokens, heads, dim], from either layout."""
     if x.shape[0] == 2:
         return [part.view(*part.shape[:2], -1, DIM) for part in x]
     return list(x[0].view(*x.shape[1:3], -1, 2, DIM).unbind(3))
@@ -62,7 +63,7 @@ def serde(**words):
 
 
 def memory(n, shift=0):
-    """n bytes that begin `shift` bytes behind a multiple of 64, full of what was there before."""
+    """n bytes that begin `shift` bytes after a multiple of 64, filled with old bytes."""
     data = np.full(n + 128, 0xA5, np.uint8)
     return data[-data.ctypes.data % 64 + shift :][:n]
 
@@ -81,7 +82,7 @@ def loaded(it, data, like, key=KEY):
 
 @contextlib.contextmanager
 def calibrated():
-    """The path of a calibration for twice as many kv heads."""
+    """The path of a calibration with twice as many kv heads."""
     calibrator, rng = kvant.Calibrator(model="m"), np.random.default_rng(3)
     for layer in range(LAYERS):
         for role in "kv":
@@ -98,7 +99,9 @@ def calibrated():
 
 class RoundTrip(TestCase):
     def test_rows_are_those_of_the_codecs(self):
-        """An independent path: kvant.Codec per layer and head, and the chunk's center from its definition."""
+        """The bytes by an independent path: kvant.Codec per layer and head, and the chunk's center
+        by its definition.
+        """
         for kind, (k, v) in (
             (FUSED, ("turboquant-4:center=first", "int-4")),
             (SPLIT, ("int-8:center=first,norm=first", "trellis-3")),
@@ -130,7 +133,7 @@ class RoundTrip(TestCase):
                         )
 
     def test_sizes(self):
-        """Exact, and 3.8 times smaller than bfloat16 in the shape of Llama 3.1 8B."""
+        """Rows are exact, and 3.8 times smaller than bfloat16 in the shape of Llama 3.1 8B."""
         for words in (dict(), dict(k="turboquant-4", v="turboquant-4"), dict(preset="balanced")):
             it = Serde(options.read({"head_dim": 128} | words))
             for shape in ((1, 32, 256, 8 * 2 * 128), (2, 32, 256, 8 * 128)):
@@ -152,7 +155,7 @@ class RoundTrip(TestCase):
             for rows, found in zip(roles(x), roles(out)):
                 step = (
                     rows.float().amax(-1) - rows.float().amin(-1)
-                ) / 255  # of int-8, without the center: no less
+                ) / 255  # error of int-8 without the center, which is at least as large
                 bound = step[..., None] + rows.float().abs() * BF16_ROUNDING + 0.02
                 self.assertTrue(bool(((rows - found).float().abs() <= bound).all()))
 
@@ -164,7 +167,9 @@ class RoundTrip(TestCase):
         self.assertTrue(np.array_equal(first, second))
 
     def test_other_tensors_are_kept_as_they_are(self):
-        """Recurrent states, fp8, a head_dim that does not divide: with a line in the log."""
+        """Recurrent states, fp8, and a head_dim that does not divide are kept as they are, with a
+        line in the log.
+        """
         for x in (
             torch.arange(777, dtype=torch.int32),
             torch.zeros(2, 3, 5, dtype=torch.float8_e4m3fn),
@@ -196,7 +201,9 @@ class RoundTrip(TestCase):
             self.refused(kvant.Error, words, stored, serde(k="turboquant-4"), [x])
 
     def test_shares_of_a_calibrated_model(self):
-        """Tensor parallelism: rank 1 of 2 has the second half of the kv heads; layers that the file lacks are kept as they are."""
+        """Tensor parallelism: rank 1 of 2 has the second half of the kv heads. Layers that the file
+        lacks are kept as they are.
+        """
         with calibrated() as path:
             it, calibration, x = (
                 serde(preset="balanced", calibration=path),
@@ -220,7 +227,7 @@ class RoundTrip(TestCase):
 
 
 class Damage(TestCase):
-    """An object that is not the expected one is an error, and nothing is written."""
+    """An object that is not the expected one causes an error, and nothing is written."""
 
     def setUp(self):
         self.small = tensor((1, 1, 64, 2 * 32), dtype=torch.bfloat16)
@@ -239,11 +246,13 @@ class Damage(TestCase):
                 self.data[i] ^= mask
                 self.missed(self.data)
                 self.data[i] ^= mask
-        self.it.decode(self.data, [self.out], KEY)  # and whole again, it is used
+        self.it.decode(self.data, [self.out], KEY)  # the complete object can be used
         self.assertFalse(bool((self.out == 7).any()))
 
     def test_every_length(self):
-        """Cut, and cut with zeros or old bytes behind, as buffers of a fixed size have."""
+        """Cut objects, and cut objects followed by zeros or old bytes, as in buffers of a fixed
+        size.
+        """
         for n in range(self.data.size):
             self.missed(self.data[:n])
             zeros, old = np.zeros_like(self.data), np.full_like(self.data, 0xA5)
@@ -253,7 +262,7 @@ class Damage(TestCase):
             self.missed(old)
 
     def test_patterns(self):
-        """Two flips that cancel in a sum, runs of zeros, words and pages in other places, noise."""
+        """Two flips that cancel in a sum, runs of zeros, moved words and pages, noise."""
         words = self.data.view(np.uint64)
         body, n = HEADER // 8, len(words)
         rng = np.random.default_rng(5)
@@ -302,7 +311,7 @@ class Damage(TestCase):
             self.missed(self.data)
 
     def test_the_checksum_is_what_the_format_says(self):
-        """Word by word, in Python's integers."""
+        """The checksum, word by word, in Python's integers."""
         weights = [int(w) for w in container.WEIGHTS]
         body, sums = self.data[HEADER:].view(np.uint64).tolist(), []
         for first in range(0, len(body), 512):
@@ -315,7 +324,7 @@ class Damage(TestCase):
 
 
 class Gpu(TestCase):
-    """In float32, which hides no difference."""
+    """The GPU's half, in float32, which hides no difference."""
 
     CODECS = (
         dict(k="turboquant-4", v="int-4"),
@@ -324,8 +333,9 @@ class Gpu(TestCase):
     )
 
     def test_a_partial_block_holds_its_own_rows_alone(self):
-        """The same threads encoded another chunk before, and refused one with a NaN. The bytes are
-        the bytes of a new serde."""
+        """The same threads encoded another chunk before, and refused a chunk with a NaN. The bytes
+        equal the bytes of a new serde.
+        """
         for words in self.CODECS:
             for pages in (None, GpuPages("cpu")):
                 it, new = serde(**words), serde(**words)
@@ -336,7 +346,7 @@ class Gpu(TestCase):
                         tensor((1, LAYERS, n, HEADS * 2 * DIM), seed=2, dtype=torch.float32),
                     )
                     stored(it, [before])
-                    before[0, 1, 101, 7] = float("nan")  # not of those that give a center
+                    before[0, 1, 101, 7] = float("nan")  # a row that gives no center
                     self.refused(kvant.Error, "NaN", stored, it, [before])
                     self.assertTrue(np.array_equal(stored(it, [x]), stored(new, [x])))
                     self.assertTrue(
@@ -359,7 +369,9 @@ class Gpu(TestCase):
                 self.refused(Damaged, "checksum", loaded, gpu, data, [x])
 
     def test_a_calibration_s_numbers(self):
-        """Per layer and head: centers, scales, matrices, feedback. Sums of matrices may be rounded in another order."""
+        """Numbers for each layer and head: centers, scales, matrices, feedback. Sums of matrices
+        may be rounded in another order.
+        """
         with calibrated() as path:
             for k, v in (
                 ("turboquant-4:transform=file,feedback", "int-4:center=file"),
@@ -387,7 +399,9 @@ class Gpu(TestCase):
 
 @unittest.skipUnless(torch.cuda.is_available(), "no GPU")
 class Real(TestCase):
-    """A GPU of this machine: the CPU's bytes, except a chunk's own centers, and each reads what the other wrote."""
+    """A GPU of this machine gives the CPU's bytes, except for a chunk's own centers. The CPU reads
+    the GPU's objects, and the GPU reads the CPU's.
+    """
 
     def test_each_reads_the_other_s(self):
         for words in (*Gpu.CODECS[:2], dict(k="int-4", v="turboquant-4")):
@@ -411,7 +425,7 @@ class Real(TestCase):
 
 
 class Processor:
-    """LMCache's AsyncSerdeProcessor, called in place."""
+    """A mock of LMCache's AsyncSerdeProcessor that runs in place."""
 
     def __init__(self, serializer, deserializer, max_workers=1):
         self.serializer, self.deserializer = serializer, deserializer
@@ -422,7 +436,7 @@ class Processor:
 
 @contextlib.contextmanager
 def stand_in():
-    """The names that kvant.lmcache takes from LMCache."""
+    """A mock of the names that kvant.lmcache imports from LMCache."""
     factories = {}
     module = types.ModuleType("lmcache.v1.distributed.serde")
     module.Serializer = module.Deserializer = type("Base", (), {})

@@ -1,5 +1,6 @@
-"""Masks of the attention implementation "kvant": what stays two numbers, and that everything else is the
-mask that transformers means."""
+"""Masks of the attention implementation "kvant": which masks stay two numbers. All remaining masks
+equal the masks of transformers.
+"""
 
 import unittest
 
@@ -12,7 +13,7 @@ from kvant.transformers import mask
 from kvant.transformers.masks import Shape, guarded, plain, window_of
 
 BLOCKS = torch.tensor([[-1] * 4 + [0] * 5 + [-1] * 11])
-SHORT = {  # window: what it is called in a Shape
+SHORT = {  # window: its name in a Shape
     0: theirs.causal_mask_function,
     5: theirs.sliding_window_causal_mask_function(5),
 }
@@ -77,9 +78,9 @@ class Masks(TestCase):
                     self.assertTrue(torch.equal(ours, wanted), name)
 
     def test_a_mask_is_no_numbers(self):
-        """Attention that is written into a model adds its mask to scores, turns it around, or fills
-        with it: an error. Masks may be cut, copied and joined, and then are what transformers
-        means."""
+        """Attention inside of a model that adds its mask to scores, inverts the mask or fills with
+        it is an error. A mask may be cut, copied and joined, and is then the mask of transformers.
+        """
         scores, hidden = torch.zeros(1, 4, 20, 20), torch.zeros(1, 1, 20, 20, dtype=torch.bool)
         for name, function in {**SHORT, **WHOLE}.items():
             ours, wanted = guarded(1, **options(function)), made(function)[1]
@@ -128,7 +129,9 @@ class Masks(TestCase):
         self.assertFalse(torch.allclose(got, whole, rtol=0, atol=1e-2 * wanted.abs().max()))
 
     def test_a_chunked_model(self):
-        """Llama 4's layers see their chunk only; every fourth sees all, and has no positions."""
+        """In Llama 4 most layers see only their chunk. Every fourth layer sees everything and has
+        no positions.
+        """
         given = dict(
             attention_chunk_size=16, num_local_experts=2, intermediate_size_mlp=128, pad_token_id=0
         )

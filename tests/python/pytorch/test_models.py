@@ -20,7 +20,9 @@ def text(n, seed=1):
 
 class Calibrate(TestCase):
     def test_statistics_are_those_of_the_models_rows(self):
-        """Of the stock cache's rows, and of queries that a hook of the projection saw."""
+        """A calibration of the stock cache's rows and of the queries that a hook of the projection
+        saw.
+        """
         for kind in ("llama", "qwen2", "gemma3_text", "gpt_oss"):
             model = models.make(kind, "eager")
             calibration = kvant.calibrate(model, text(300), context=100, clusters=(16,))
@@ -49,7 +51,7 @@ class Calibrate(TestCase):
                         )
 
     def test_moments_of_queries(self):
-        """Without a rotation, q is what the projection says. Both heads of a kv head count."""
+        """Without RoPE, q is the projection's output. Both query heads of a kv head count."""
         model, seen = models.make("llama", "eager"), {}
 
         def attend(module, query, key, value, mask, **options):
@@ -75,9 +77,10 @@ class Calibrate(TestCase):
                 )
 
     def test_rows_give_what_sums_give(self):
-        """The library's own sums of the same rows, queries and attention. Weights of float32 scores are within 2^-16 of
-        themselves. The geometric mean keeps that factor in the order of symmetric matrices, so W moves by less than 2^-16
-        of its norm, and by a step of binary16."""
+        """The library's own sums of the same rows, queries and attention. Weights of float32 scores
+        are within 2^-16 of themselves. The geometric mean keeps that factor in the order of
+        symmetric matrices. So W moves by less than 2^-16 of its norm, and by a step of binary16.
+        """
         model, seen = models.make("llama", "eager"), []
         from transformers.models.llama import modeling_llama
 
@@ -128,7 +131,9 @@ class Calibrate(TestCase):
                 )
 
     def test_positions_turn_keys(self):
-        """The second context begins at 500 instead of 0: RoPE turns its keys, pairs (i, i + 8), and nothing else."""
+        """The second context begins at position 500 instead of 0. Only RoPE changes its keys, in
+        pairs (i, i + 8).
+        """
         model = models.make("llama")
         first, both, spread = (
             kvant.calibrate(model, text(128)[:n], context=64, positions=positions)
@@ -213,8 +218,9 @@ class Calibrate(TestCase):
 
 class Evaluate(TestCase):
     def test_figures(self):
-        """The stock cache's perplexity is that of the model's own loss; an exact codec has no
-        divergence; fewer bits diverge more."""
+        """The stock cache's perplexity follows from the model's own loss. An exact codec has no
+        divergence, and fewer bits diverge more.
+        """
         model = models.make("qwen2", "eager")
         caches = [
             {"k": "f32", "v": "f32"},
@@ -230,7 +236,7 @@ class Evaluate(TestCase):
             losses = []
             for part in text(300).split(100):
                 labels = part.clone()
-                labels[:51] = -100  # row 50 is the first that is scored: it says what token 51 is
+                labels[:51] = -100  # row 50 is the first row that is scored: it predicts token 51
                 losses.append(float(model(part[None], labels=labels[None]).loss))
         self.assertAlmostEqual(
             rows[0].perplexity, math.exp(sum(losses) / 3), delta=1e-4 * rows[0].perplexity
@@ -265,7 +271,7 @@ class Evaluate(TestCase):
 
 
 class Tune(TestCase):
-    """Candidates of 4.25, 5.25, 6.25 and 8.25 bits at head_dim 64."""
+    """Codecs of 4.25, 5.25, 6.25 and 8.25 bits at head_dim 64."""
 
     CODECS = [f"turboquant-{bits}" for bits in (4, 5, 6, 8)]
 
@@ -288,7 +294,7 @@ class Tune(TestCase):
         return path, found
 
     def test_bits_go_where_they_matter(self):
-        """Nothing comes out of layer 2, so it needs no bits; the others share what it does not take."""
+        """Layer 2 has no output, so it needs no bits, and the remaining layers share its bits."""
         model = models.make("llama", "eager", head_dim=64)
         with torch.no_grad():
             model.model.layers[2].self_attn.o_proj.weight.zero_()
@@ -320,9 +326,9 @@ class Tune(TestCase):
         numbers = 1024 * 4 * 2 * 2 * 64
         self.assertEqual(tuned.context_bytes(1024), (sum(bits) / len(bits) + opened) / 8 * numbers)
         self.assertTrue(0 < opened < 8)
-        # Blocks in use count once. Two of a layer are fp16: its first and its newest one. The last
-        # layer has the pages that all share. The last 512 rows are one write, which they hold, and
-        # the newest rows before it are fp16, too.
+        # Blocks in use count once. Two blocks of a layer are fp16: its first and its newest. The
+        # layer that was written last also has the pages that all layers share. The last 512 rows
+        # are one write, which these pages hold, and the newest rows before it are fp16, too.
         n_open = [2, 2, 2, 1 + 1 + 8]
         whole = sum(
             n_open[layer] * 16 + (16 - n_open[layer]) * (int(spec[-1]) + 0.25)
@@ -330,12 +336,13 @@ class Tune(TestCase):
             for spec in of_site
         )
         self.assertEqual(rows[1].bytes * 16 / rows[1].f16_bytes, whole / 16 / len(bits))
-        self.assertLess(rows[1].kld, rows[2].kld)  # 5.5 bits to 5.25
+        self.assertLess(rows[1].kld, rows[2].kld)  # from 5.5 bits to 5.25
         self.assertTrue(rows[1].kld / 3 < expected < 3 * rows[1].kld, (rows[1], expected))
 
     def test_windows_softcaps_and_calibrations(self):
-        # Each layer has fp16 pages for 3 of the 10 blocks of 640 tokens. Those of gemma2 are in two
-        # caches of two layers, the others in one of four: a write's 8 pages are 4 or 2 of a layer.
+        # Each layer has fp16 pages for 3 of the 10 blocks of 640 tokens. The layers of gemma2 are
+        # in two caches of two layers, all other models in one cache of four. So a write's 8 pages
+        # are 4 or 2 of a layer.
         for kind, pages in (("gemma2", 3 + 4), ("mistral", 3 + 2), ("qwen2", 3 + 2)):
             model = models.make(kind)
             with tempfile.TemporaryDirectory() as folder:
@@ -357,7 +364,8 @@ class Tune(TestCase):
     def test_refusals(self):
         model = models.make("llama")
         self.refused(ValueError, "fewer tokens", kvant.tune, model, text(100), bits=4, path="x")
-        # All of 256 tokens is fp16: the first block, two for the newest 64, and a write's block.
+        # All of the 256 tokens are fp16: the first block, two for the newest 64 tokens, and a
+        # write's block.
         short = dict(bits=4, path="x", context=512)
         self.refused(ValueError, "context: |fp16|640", kvant.tune, model, text(512), **short)
         self.refused(ValueError, "bits: the smallest", self.tuned, model, 1)

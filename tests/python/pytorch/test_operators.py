@@ -1,5 +1,6 @@
 """torch.ops.kvant: PyTorch's own check of each operator, the bytes of kvant.Codec, caches, compiled
-functions."""
+functions.
+"""
 
 import unittest
 
@@ -121,7 +122,7 @@ class Caches(TestCase):
         self.assertFalse(torch.equal(got, before * 2))
 
     def test_tensors_are_arrays_for_the_cache(self):
-        """DLPack, without PyTorch's operators."""
+        """DLPack tensors, without PyTorch's operators."""
         q = normal(8, 3, HEADS, DIM)
         out = torch.empty(3, HEADS, DIM)
         self.assertIs(self.cache.attend(1, self.sequences[0], q, out=out), out)

@@ -1,5 +1,6 @@
-"""The RoPE that KvantCache reads from configs, beside the models' own: their buffers, and keys of every layer of the same tokens at
-other positions."""
+"""The RoPE that KvantCache reads from configs, compared with the models' own: their buffers, and
+the keys of every layer for the same tokens at other positions.
+"""
 
 import unittest
 
@@ -36,7 +37,9 @@ def config_of(kind, **options):
 
 
 def keys_of(model, first):
-    """Of every layer, [1, kv heads, tokens, head_dim], of tokens at positions from first on."""
+    """Keys of every layer, [1, kv heads, tokens, head_dim], for tokens at positions from `first`
+    on.
+    """
     cache = DynamicCache(config=model.config)
     mask = torch.zeros(1, 1, N, N).masked_fill(torch.ones(N, N).triu(1).bool(), -1e9)
     with torch.no_grad():
@@ -61,8 +64,9 @@ def turned(keys, found, by):
 
 class OfModels(TestCase):
     def check(self, kind, **options):
-        """Scores depend on distances alone, so all layers see the same hidden states wherever a text begins. Sums of 64 products of
-        binary32 numbers, a few layers deep."""
+        """Scores depend only on distances, so all layers see the same hidden states wherever a text
+        begins. The bound is for sums of 64 products of binary32 numbers, some layers deep.
+        """
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(
             config_of(kind, **options), attn_implementation="eager"
@@ -132,7 +136,7 @@ class OfConfigs(TestCase):
             config_of("llama", rope_parameters=dynamic),
             config_of("phi3", rope_parameters=long | {"original_max_position_embeddings": 128}),
             config_of("smollm3"),  # not in every layer
-            config_of("cohere"),  # other pairs
+            config_of("cohere"),  # other pairs of channels
         ):
             self.assertIsNone(rope.rope_of(config, 0, HEAD_DIM, 512))
 

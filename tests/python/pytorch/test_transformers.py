@@ -1,5 +1,6 @@
-"""KvantCache of transformers: the stock cache's tokens in every generation mode with an exact
-codec, attention within its bound with others, and errors instead of wrong tokens."""
+"""KvantCache in transformers: with an exact codec the stock cache's tokens in every generation
+mode, with other codecs attention within its bound, and errors instead of wrong tokens.
+"""
 
 import copy
 import pathlib
@@ -26,7 +27,7 @@ MODES = {
     "prompt lookup": {"prompt_lookup_num_tokens": 4},
     "assisted": {"assistant_model": None},
 }
-ALONE = ("prompt lookup", "assisted")  # transformers has these for one sequence
+ALONE = ("prompt lookup", "assisted")  # transformers supports these only for one sequence
 
 
 def exact(model, **options):
@@ -34,7 +35,7 @@ def exact(model, **options):
 
 
 def generate(model, mode="greedy", cache=None, new=24, tokens=None, mask=None):
-    """Token ids, with the stock cache unless one is given."""
+    """Token ids, with the stock cache unless a cache is given."""
     options = dict(MODES[mode])
     if tokens is None:
         tokens, mask = models.prompt()
@@ -57,8 +58,9 @@ def generate(model, mode="greedy", cache=None, new=24, tokens=None, mask=None):
 
 
 class Modes(TestCase):
-    """An exact codec: f32 rows. Ids of two computations of the same numbers could differ only where
-    two tokens have the same probability to 6 digits."""
+    """An exact codec stores f32 rows. Token ids of two computations of the same numbers could
+    differ only where two tokens have the same probability to 6 digits.
+    """
 
     def test_every_mode_of_every_architecture(self):
         for kind in models.KINDS:
@@ -90,7 +92,7 @@ class Modes(TestCase):
             self.assertTrue(torch.allclose(got, wanted, rtol=0, atol=1e-4 * wanted.abs().max()))
 
     def test_tokens_depend_on_the_cache(self):
-        """Otherwise the tests above would pass with any cache."""
+        """A lossy codec gives other tokens. Otherwise the tests above would pass with any cache."""
         for kind in models.KINDS:
             ours = models.make(kind)
             ids = generate(ours, "sampling", exact(ours))[:, 40:]
@@ -101,7 +103,7 @@ class Modes(TestCase):
             self.assertGreater(len(set(ids.flatten().tolist())), 8, kind)
 
     def test_layers_of_another_kind_stay(self):
-        """A hybrid of Mamba and attention: whatever transformers keeps for such layers."""
+        """A hybrid of Mamba and attention: transformers keeps the state of the Mamba layers."""
         config = dict(
             mamba_d_ssm=64, mamba_n_heads=4, mamba_d_head=16, mamba_n_groups=1, mamba_d_state=16
         )
@@ -113,8 +115,9 @@ class Modes(TestCase):
             del models.KINDS["falcon_h1"]
 
     def test_half_precision(self):
-        """Not further from binary32 than the stock cache, whose attention computes in half precision,
-        too."""
+        """KvantCache is not further from binary32 than the stock cache, whose attention computes in
+        half precision, too.
+        """
         tokens = models.prompt()[0]
         with torch.no_grad():
             wanted = models.make("llama", "eager")(tokens).logits
@@ -130,7 +133,7 @@ class Modes(TestCase):
 
 
 class Conversations(TestCase):
-    """What programs do with a cache between two calls."""
+    """Operations of programs on a cache between two calls."""
 
     def setUp(self):
         self.stock, self.ours = models.twins("gemma2", "eager", "kvant")
@@ -154,7 +157,9 @@ class Conversations(TestCase):
         self.same(use)
 
     def test_prompts_in_parts(self):
-        """As for a prompt of more than 8192 tokens, with parts of 13: the padding covers three."""
+        """As for a prompt of more than 8192 tokens, with parts of 13 tokens. The padding covers
+        three parts.
+        """
         tokens, mask = models.prompt(90, padding=41)
         with mock.patch.object(kvant.transformers.cache, "PASS", 13), torch.no_grad():
             got, wanted = self.both(
@@ -261,7 +266,8 @@ class Conversations(TestCase):
             generate(ours, cache=cache, new=80, tokens=tokens, mask=mask).tolist(),
             generate(stock, new=80, tokens=tokens, mask=mask).tolist(),
         )
-        kept = models.WINDOW + SLACK + 2 * 64 + 80  # a block at either end, and what one pass added
+        # a block at either end, and the rows that one pass added
+        kept = models.WINDOW + SLACK + 2 * 64 + 80
         self.assertLess(
             cache.bytes, kept / 779 * cache.f16_bytes * 2
         )  # f32 rows are twice as large
@@ -291,19 +297,22 @@ def round_trip(spec, role, rows):
 
 
 class Rounded(TestCase):
-    """Codecs that lose something."""
+    """Lossy codecs."""
 
     SPECS = ("int-4", "turboquant-4", "trellis-4", "balanced")
 
     def cache(self, model, spec, **options):
-        """Short sequences of a preset are fp16. Its specs encode all rows but the first 64."""
+        """Short sequences of a preset are fp16. The preset's specs encode all rows except the first
+        64.
+        """
         preset = kvant.preset(spec) if spec == "balanced" else None
         stored = {"k": preset.k, "v": preset.v} if preset else {"k": spec, "v": spec}
         return KvantCache(model.config, **stored, **options)
 
     def test_rows_are_what_the_codec_makes_of_them(self):
-        """The stock cache, fed with rows that went through a Codec, and ours, whose attention is
-        PyTorch's, hold the same numbers."""
+        """Two caches hold the same numbers: the stock cache with rows that a Codec encoded and
+        decoded, and KvantCache with PyTorch's attention.
+        """
         (model,) = models.twins("llama", "eager")
 
         tokens = models.prompt(100, padding=0)[0]
@@ -319,8 +328,10 @@ class Rounded(TestCase):
         self.assertFalse(torch.equal(got, exactly))
 
     def test_attention_on_pages_is_attention_over_their_rows(self):
-        """In every layer, for every step: within binary32's rounding with exact=, and within that of
-        queries and weights to 16-bit integers without (codes.h). limit_of derives both."""
+        """Checks attention in every layer and for every step. With exact=, it errs by binary32's
+        rounding. Otherwise it also errs by the rounding of queries and weights to 16-bit integers
+        (codes.h). limit_of() derives both bounds.
+        """
         for spec in self.SPECS:
             for flag in (True, False):
                 model, worst = models.make("gemma2", attn_logit_softcapping=None), Compare(flag)
@@ -338,9 +349,10 @@ class Rounded(TestCase):
 
     def test_settings_of_a_model(self):
         """Each layer has the codec of its number in the model, although layers with and without a
-        window lie in different caches. Of 512 tokens the first 64, the newest 64 and 64 rows of a
-        write stay fp16, in blocks that they may begin within: of 300 tokens, rows 64 .. 107 never.
-        A row is fp16 before it is encoded."""
+        window lie in different caches. A cache of 512 tokens keeps the first 64, the newest 64 and
+        64 rows of a write as fp16, with the blocks in which they begin. So of 300 tokens, rows 64
+        .. 107 are never fp16. A row is fp16 before it is encoded.
+        """
         model, seen, update = models.make("gemma2", "eager"), {}, KvantLayer.update
         kinds = ["int-8", "int-4", "f32", "int-2"]
         layers = [((kind, 2, 16), (kind, 2, 16)) for kind in kinds]
@@ -385,8 +397,9 @@ class Rounded(TestCase):
 
 
 class Compare:
-    """Every call of KvantLayer.attend beside attention over the rows that its pages decode to.
-    ratio: the largest error, in units of the bound."""
+    """Compares every call of KvantLayer.attend with attention over the rows that its pages decode
+    to. ratio: the largest error, in units of the bound.
+    """
 
     def __init__(self, exact):
         self.exact, self.ratio, self.calls = exact, 0.0, 0
@@ -422,13 +435,18 @@ class Compare:
         self.calls += 1
 
     def limit_of(self, q, k, v, weights, scale, layer):
-        """[batch, n, heads]. As tests/python/reference.py has it: a score is off by 2 (d + 20) 2^-24
-        of the largest, a weighted sum by (tokens + d + 40) 2^-24 of the sum of |weight value|. With
-        a scale per channel, rotated numbers grow by its spread, which versions bound by 256; rows
-        less their centre are at most twice as long. Without exact, a query's numbers are off by half
-        of 2^-15 of the largest and a code by its magnitude, so a score by at most d 2^-15 |q| |k|;
-        weights likewise, per page: 2^-15 of the largest weight times value per token. Codebooks are
-        rounded to as many bits: the same once more."""
+        """The bound, as [batch, n, heads].
+
+        As in tests/python/reference.py, a score errs by 2 (d + 20) 2^-24 of the largest score. A
+        weighted sum errs by (tokens + d + 40) 2^-24 of the sum of |weight value|. With a scale per
+        channel, rotated numbers grow by the spread of scales, which transforms limit to 256. Rows
+        minus their centre are at most twice as long.
+
+        Without exact, a query's numbers err by half of 2^-15 of the largest number. A code
+        multiplies that by its magnitude, so a score errs by at most d 2^-15 |q| |k|. Weights err
+        likewise, per page: by 2^-15 of the largest weight times the value, for each token.
+        Codebooks are rounded to as many bits, which adds the same once more.
+        """
         d, tokens = q.shape[3], k.shape[2]
         size = (weights @ v.abs()).sum(3).transpose(1, 2)
         score = scale * q.norm(dim=3).amax() * k.norm(dim=3).amax()
@@ -445,7 +463,7 @@ class Compare:
 
     @staticmethod
     def spread(layer):
-        """Rows here are so alike in their channels that scales differ by less than 16."""
+        """Rows of this test have such similar channels that scales differ by less than 16."""
         return 16.0 if "transform=first" in repr(layer.owner) else 1.0
 
 
@@ -541,7 +559,7 @@ class Refusals(TestCase):
         self.refused(
             RuntimeError, "earlier state", kvant.transformers.attention, module, q, *old, None
         )
-        self.assertEqual(old[0].sum(), 0)  # PyTorch reads the three tokens that it stands for
+        self.assertEqual(old[0].sum(), 0)  # PyTorch reads the three tokens through it
         self.assertEqual((old[0] + 1).shape, (1, 2, 3, 16))
 
 

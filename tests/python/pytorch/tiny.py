@@ -1,6 +1,7 @@
-"""A tiny random model of any class of transformers, and inputs for it: configurations are shrunk by
-the names of their numbers, so that models of later releases need nothing here. What cannot be made
-this way is an error of the caller's."""
+"""Makes a tiny random model of any class of transformers, and inputs for it. Configurations are
+shrunk by the names of their numbers, so models of later releases need no change here. A class for
+which that does not work is an error for the caller to handle.
+"""
 
 import copy
 import dataclasses
@@ -11,18 +12,18 @@ import re
 import torch
 from transformers.models.auto import modeling_auto
 
-# A configuration whose numbers no pattern shrank makes a larger model, which takes too long.
+# A configuration that no pattern shrank makes a larger model, which takes too long.
 MOST_PARAMETERS = 20_000_000
 VOCABULARY, TOKENS, IMAGE = 128, 24, 32
 
-HEAD, ROPE, HEADS = 16, 8, 4  # numbers of a head and of its part that RoPE turns; heads
+HEAD, ROPE, HEADS = 16, 8, 4  # numbers of a head, and of the part that RoPE rotates; heads
 LAYERS = (
     r"(num_hidden_layers|n_layers?|num_layers|encoder_layers|decoder_layers|num_blocks|depth|"
     r"num_hidden_groups)$"
 )
 
-# What numbers become whose names match, the first that does. Heads share kv heads in pairs where a
-# model allows that.
+# New values of numbers, by the first pattern that matches their name. Heads share kv heads in pairs
+# if a model allows that.
 SIZES = (
     (r"(^|_)(vocab_size|n_tokens|codebook_size)$|^vocab_size", VOCABULARY),
     (
@@ -80,10 +81,10 @@ SIZES = (
     (r"(num_queries|num_query_tokens|query_length|num_latents|num_image_tokens)$", 8),
 )
 
-# Model types whose RoPE has sections, with a default that their code knows.
+# Model types whose RoPE has sections, with a default in their code.
 MROPE = re.compile(r"qwen2.*(vl|omni)|glm.*(4v|46v|ocr|image|ga)|paddleocr_vl")
 
-# Where names do not tell: numbers that belong together.
+# Numbers that belong together and whose names do not show it.
 ALSO = {
     "falcon_h1": dict(
         mamba_d_ssm=64, mamba_n_heads=4, mamba_d_head=16, mamba_n_groups=1, mamba_d_state=16
@@ -107,7 +108,7 @@ ALSO = {
 
 
 def _names(kind, default):
-    """The arguments of its constructor."""
+    """The arguments of the configuration's constructor."""
     fields = (
         [field.name for field in dataclasses.fields(default)]
         if dataclasses.is_dataclass(default)
@@ -117,7 +118,7 @@ def _names(kind, default):
 
 
 def _number(name, old):
-    """The small number in place of an old one, or None."""
+    """The small number that replaces an old one, or None."""
     if isinstance(old, bool) or not isinstance(old, int) or old <= 0:
         return None
     return next((min(old, size) for pattern, size in SIZES if re.search(pattern, name)), None)
@@ -136,12 +137,12 @@ def _numbers(names, default):
 
 
 def _together(values, names, default):
-    """Numbers that depend on others."""
+    """Sets numbers that depend on other numbers."""
     if "head_dim" in names and getattr(default, "hidden_size", None) and "head_dim" not in values:
         values["head_dim"] = HEAD
     if (
         "qk_rope_head_dim" in values
-    ):  # every head has keys of its own, which a part of few numbers turns
+    ):  # every head has its own keys, of which RoPE rotates a part of few numbers
         values |= {
             name: x
             for name, x in dict(head_dim=ROPE, num_key_value_heads=HEADS).items()
@@ -182,8 +183,9 @@ def shrunk(kind, **given):
 
 
 def classes():
-    """(model type, class name) of every kind of model: the one that generates tokens where there is
-    one."""
+    """(model type, class name) of every kind of model; the class that generates tokens, if there is
+    one.
+    """
     found = {}
     for mapping in (
         "CAUSAL_LM",
@@ -201,8 +203,9 @@ def classes():
 
 
 def weights(model, seed=0):
-    """Random weights with which attention decides about tokens: rows of matrices of unit length,
-    whatever the class begins with."""
+    """Random weights with which attention distinguishes tokens: rows of matrices have unit length,
+    whatever the class begins with.
+    """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, x in sorted(model.named_parameters()):
@@ -217,8 +220,9 @@ def weights(model, seed=0):
 
 
 def make(model_class, config, implementation):
-    """The model with an attention implementation; equal weights for equal seeds. ValueError for a
-    large one."""
+    """The model with an attention implementation. Equal seeds give equal weights. Raises ValueError
+    for a large model.
+    """
     config = copy.deepcopy(config)
     with torch.device("meta"):
         size = sum(x.numel() for x in model_class._from_config(copy.deepcopy(config)).parameters())
@@ -229,7 +233,7 @@ def make(model_class, config, implementation):
 
 
 def inputs(model, config, batch=2, tokens=TOKENS, seed=1):
-    """Arguments of forward by their names; KeyError for one that is required and unknown."""
+    """Arguments of forward() by name. Raises KeyError for a required argument that is unknown here."""
     generator = torch.Generator().manual_seed(seed)
     parameters = inspect.signature(model.forward).parameters
     ids = torch.randint(3, 100, (batch, tokens), generator=generator)

@@ -1,4 +1,6 @@
-"""A stand-in for PyTorch in tests without it: tensors of shapes, strides, dtypes and devices, without memory."""
+"""A mock of PyTorch for tests without PyTorch: tensors with shapes, strides, dtypes and devices,
+without memory.
+"""
 
 import contextlib
 import types

@@ -1,10 +1,14 @@
-"""What a vLLM engine generates, on the CPU or, where there is one, a GPU, as JSON on stdout. Arguments: the folder of a model, then options of LLM as JSON, then
-requests as JSON: prompts as token ids, and options of SamplingParams. With KVANT_VLLM the cache is kvant's; with
-TEST_GPU_PAGES attention is the GPU backend's, on the stand-in that KVANT_CUDA_LIBRARY names.
+"""Prints the output of a vLLM engine as JSON on stdout, on a GPU if there is one and otherwise on
+the CPU.
 
-Without arguments it reads jobs from stdin, a line of JSON each: arguments, environment, and a file
-for what the engine says. Each job is a process of its own that begins with vLLM imported, because
-the import takes twice as long as the rest of a small model's job."""
+Arguments: the folder of a model, then options of LLM as JSON, then requests as JSON. A request has
+prompts as token ids, and options of SamplingParams. With KVANT_VLLM the cache is kvant's. With
+TEST_GPU_PAGES attention is the GPU backend's, on the mock that KVANT_CUDA_LIBRARY names.
+
+Without arguments it reads jobs from stdin, one line of JSON each: arguments, environment, and a
+file for the engine's messages. Each job is a new process that begins with vLLM imported, because
+the import takes twice as long as the rest of a small model's job.
+"""
 
 import gc
 import importlib
@@ -30,7 +34,9 @@ from vllm import LLM, SamplingParams  # noqa: E402
 
 
 def clear_blocks(runner, block_ids):
-    """As a GPU's runner clears blocks. The CPU's takes blocks that are split for whole ones."""
+    """Clears blocks as a GPU's runner does. The CPU's runner mistakes blocks that are split for
+    whole blocks.
+    """
     from vllm.v1.kv_cache_interface import group_kernel_blocks
 
     layers = runner.compilation_config.static_forward_context
@@ -54,7 +60,9 @@ def use_gpu_pages():
 
 
 def of_device():
-    """Options, on a GPU with little memory and decode steps as CUDA graphs, in a type that FlashAttention takes."""
+    """Options of LLM: on a GPU with little memory, decode steps as CUDA graphs, and a type that
+    FlashAttention accepts.
+    """
     if not torch.cuda.is_available():
         return {"enforce_eager": True, "dtype": "float32"}
     graphs = {
@@ -83,7 +91,7 @@ def gaps(steps):
 
 def run(folder, options, rounds):
     options, rounds = json.loads(options), json.loads(rounds)
-    kvant.vllm.register()  # what vLLM's entry point does in an installed wheel
+    kvant.vllm.register()  # vLLM's entry point does this in an installed wheel
     if os.environ.get("TEST_GPU_PAGES"):
         use_gpu_pages()
     common = dict(model=folder, skip_tokenizer_init=True, block_size=64, max_model_len=1024)
@@ -120,7 +128,9 @@ def run(folder, options, rounds):
 
 
 def run_job(arguments, environment, out):
-    """In a process of its own: as a program with these arguments, and with these variables, too."""
+    """Runs a job in a new process, as a program with these arguments and these additional
+    variables.
+    """
     file = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for stream in (1, 2):
         os.dup2(file, stream)
@@ -135,7 +145,8 @@ def run_job(arguments, environment, out):
 
 def serve():
     """This process starts no thread, because a fork would lack it. Each engine collects garbage
-    seven times. gc.freeze() spares it what was imported."""
+    seven times. With gc.freeze() the collector skips imported objects.
+    """
     importlib.import_module("vllm.v1.worker.cpu_worker")  # as an engine does
     gc.freeze()
     for line in sys.stdin:

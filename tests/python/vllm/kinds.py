@@ -1,5 +1,6 @@
-"""Tiny random models whose layers do not all have the same blocks, of kinds that the installed
-transformers and vLLM both have."""
+"""Tiny random models whose layers have different kinds of blocks, of architectures that both the
+installed transformers and vLLM have.
+"""
 
 import torch
 import transformers
@@ -53,7 +54,7 @@ KINDS = {
     | _LINEAR
     | dict(layer_types=["linear_attention", "full_attention"] * 2, head_dim=64),
     "Lfm2Config": _CONVOLUTION | dict(layer_types=["conv", "full_attention"] * 2),
-    # windows, two head dims, layers that share another one's keys
+    # windows, two head dims, layers that share the keys of another layer
     "Gemma4TextConfig": _GEMMA
     | dict(
         layer_types=["sliding_attention"] * 3 + ["full_attention"],
@@ -80,5 +81,5 @@ def save(kind, folder, **options):
             if weights.dim() == 2 and any(
                 part in name for part in ("q_proj", "k_proj", "v_proj", "o_proj")
             ):
-                weights.normal_(0, 0.15)  # attention decides about tokens
+                weights.normal_(0, 0.15)  # attention distinguishes tokens
     model.save_pretrained(folder)

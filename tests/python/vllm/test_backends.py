@@ -1,5 +1,7 @@
-"""vLLM's backends without an engine: batches as vLLM describes them, beside attention in float64 over rows as their codecs
-keep them. The GPU's runs on a GPU, or on the stand-in (tests/cuda/host) that KVANT_CUDA_LIBRARY names."""
+"""vLLM's backends without an engine: batches as vLLM describes them, compared with attention in
+float64 over the rows that the codecs keep. The GPU's backend runs on a GPU, or on the mock
+(tests/cuda/host) that KVANT_CUDA_LIBRARY names.
+"""
 
 import contextlib
 import dataclasses
@@ -47,12 +49,12 @@ from kvant.vllm import batch, chosen, codecs, gpu, gpu_pages, impl, learn, pages
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 KV_HEADS, GROUP, DIM, BLOCKS = 2, 4, 64, 40
 HEADS = KV_HEADS * GROUP
-# Of one batch: how many tokens a sequence has, and how many of them are its queries.
+# The sequences of one batch: each has a number of tokens, of which the last ones are queries.
 DECODES = [(1, 1), (70, 1), (200, 1)]
 DRAFTS = [(67, 4), (130, 2), (5, 5)]
 CHUNKS = [(104, 40), (300, 110)]
 PROMPTS = [(30, 30), (129, 129)]
-LONG = [(500, 200), (329, 129)]  # whose past is unpacked to rows
+LONG = [(500, 200), (329, 129)]  # their past is unpacked to rows
 
 
 class CpuImpl(impl.Impl):
@@ -111,7 +113,7 @@ def made_builder(drafts=0, spec=None):
 
 
 class Step:
-    """A batch of sequences in blocks of any order; what is not a query was written before."""
+    """A batch of sequences in blocks of any order. Tokens that are no queries were written before."""
 
     def __init__(self, sequences, dtype, layer=0):
         self.sequences, random = (
@@ -171,7 +173,7 @@ class Step:
                 self.slots(i, 0, n - m).to(DEVICE),
             )
         k, v, slots = (x.to(DEVICE) for x in self.newest())
-        padded = torch.cat([slots, slots.new_full((3,), -1)])  # as vLLM fills batches up
+        padded = torch.cat([slots, slots.new_full((3,), -1)])  # vLLM pads batches like this
         more = [torch.cat([x, torch.full_like(x[:1], 7).expand(3, -1, -1)]) for x in (k, v)]
         layer_impl.do_kv_cache_update(self.layer, *more, memory, padded)
         out = torch.full_like(self.queries.to(DEVICE), float("nan")).reshape(len(self.queries), -1)
@@ -224,7 +226,7 @@ def round_trip(layer_impl, layer=0):
 
 
 def captured(run):
-    """After a run, as vLLM warms up."""
+    """The test makes one run first, as vLLM does to warm up."""
     run()
     if DEVICE == "cpu":
         return run
@@ -239,9 +241,11 @@ class Cases:
     kind = None
 
     def close(self, found, expected, dtype, stored="f32/f32"):
-        """Outputs and queries are rounded to dtype; weights and queries to fp16 on a GPU, to 16-bit integers on a CPU, and
-        codebooks to bytes: half a step of the largest level / 127 per turned number, which adds up in a row. The stand-in
-        computes in double precision."""
+        """Outputs and queries are rounded to dtype. Weights and queries are rounded to fp16 on a
+        GPU, and to 16-bit integers on a CPU. Codebooks are rounded to bytes: half a step of the
+        largest level / 127 per rotated number, which adds up in a row. The mock computes in double
+        precision.
+        """
         in_double = self.kind is gpu.Impl and DEVICE == "cpu"
         ours = (
             2.0**-16
@@ -304,7 +308,7 @@ class Cases:
                 self.check("int-8/int-8", DECODES + CHUNKS + PROMPTS, **options)
 
     def test_chunked_attention(self):
-        """Llama 4's, by vLLM's builder, which makes a sequence of each part of a prompt."""
+        """Llama 4's chunks, by vLLM's builder, which makes a sequence from each part of a prompt."""
         local = create_chunked_local_attention_backend(gpu.Backend, 128).get_builder_cls()
         for stored in ("f32/f32", "turboquant4"):
             made, step = (
@@ -320,7 +324,7 @@ class Cases:
             self.close(found, step.expected(round_trip(made), chunk=128), torch.float32, stored)
 
     def test_calibrated(self):
-        """Specs whose pages need numbers per kv head, of another layer than the first."""
+        """Specs whose pages need numbers for each kv head, in a layer other than the first."""
         model = models.make("llama", head_dim=DIM)
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder, "model.kvcal")
@@ -356,7 +360,7 @@ class Gpu(Cases, TestCase):
     kind = gpu.Impl
 
     def flash(self, window=0, sinks=None):
-        """A stand-in for FlashAttention, and what it was called with."""
+        """A mock of FlashAttention, and the arguments of its calls."""
         calls = []
 
         def call(q, k, v, out, cu_seqlens_q, cu_seqlens_k, **options):
@@ -371,7 +375,7 @@ class Gpu(Cases, TestCase):
         return calls, (call, {"fa_version": 3})
 
     def test_prompts_by_flash_attention(self):
-        """What reaches it, and that it alone sees whole prompts."""
+        """The arguments that reach FlashAttention. Whole prompts reach only FlashAttention."""
         calls, flash = self.flash(window=50)
         made, step = (
             made_impl("f32/f32", window=50),
@@ -391,7 +395,9 @@ class Gpu(Cases, TestCase):
         self.assertEqual(calls, [([153, 183, 312], [153, 183, 312], (HEADS, DIM), options)])
 
     def check_long(self, stored, dtype=torch.float16, window=0, flash=None, layer=0, **options):
-        """Of long parts FlashAttention sees the past as the codecs keep it, and their own rows."""
+        """For long parts, FlashAttention sees the past as the codecs keep it, and the part's own
+        rows.
+        """
         made, step = (
             made_impl(stored, window=window or None, **options),
             Step(DECODES + LONG + PROMPTS, dtype, layer),
@@ -482,12 +488,15 @@ class Gpu(Cases, TestCase):
             np.sqrt(np.square(x - expected).mean() / np.square(expected).mean()) for x in found
         )
         print(
-            f"rms error: kvant {ours:.6f}, FlashAttention {flash:.6f}, the output's rounding {rounded:.6f}"
+            f"rms error: kvant {ours:.6f}, FlashAttention {flash:.6f}, "
+            f"the output's rounding {rounded:.6f}"
         )
         self.assertLess(ours, 1.05 * flash)
 
     def test_steps_of_a_graph(self):
-        """A decode step that was captured, of other lengths, blocks and rows; without a GPU it is called again."""
+        """A captured decode step with other lengths, blocks and rows. Without a GPU it is called
+        again.
+        """
         for stored, sequences, drafts in (
             ("turboquant4", DECODES, 0),
             ("int4", DRAFTS, 4),
@@ -503,7 +512,7 @@ class Gpu(Cases, TestCase):
             metadata = made_builder(drafts).build(0, common)
 
             def load(step):
-                """What vLLM copies before a step."""
+                """Copies to the device before a step, as vLLM does."""
                 for i, (n, m) in enumerate(step.sequences):
                     rows = [x[: n - m].to(DEVICE) for x in step.rows[i]]
                     made.do_kv_cache_update(
@@ -527,8 +536,9 @@ class Gpu(Cases, TestCase):
             self.close(out.float().cpu().numpy(), last.expected(round_trip(made)), dtype, stored)
 
     def test_a_row_that_is_refused_is_nobody_s(self):
-        """In a block that vLLM cleared its slot holds zeros, and other sequences see nothing of it.
-        (On a GPU the host does not know.)"""
+        """In a block that vLLM cleared, the refused row's slot holds zeros, and other sequences do
+        not see it. (On a GPU the host does not know.)
+        """
         sequences, at = DECODES + CHUNKS, 200 - 30  # of the third sequence, in its past
         for stored, value in (("f32/f32", np.nan), ("turboquant4", np.inf)):
             expected = Step(sequences, torch.float32)
@@ -543,7 +553,9 @@ class Gpu(Cases, TestCase):
             np.testing.assert_allclose(found, expected, atol=1e-6)
 
     def test_memory_of_others(self):
-        """Layers in one tensor, blocks apart by more than a page; what lies between is not touched."""
+        """Layers in one tensor, with blocks more than a page apart. Memory between the pages does
+        not change.
+        """
         made, step = made_impl("int4"), Step(CHUNKS, torch.float32)
         cell = codecs.cell_bytes(made.stored, DIM)
         whole = torch.full((BLOCKS, 3, KV_HEADS, 64, cell), 0xA5, dtype=torch.uint8, device=DEVICE)
@@ -576,7 +588,7 @@ class Gpu(Cases, TestCase):
             made_builder().build(0, step.common(causal=torch.ones(3, dtype=torch.int32)))
 
     def test_keys_with_a_centre(self):
-        """Their scores lack a term, which sinks and softcaps see."""
+        """Scores of these keys lack a term, which sinks and softcaps would see."""
         for options in ({"softcap": 2.0}, {"sinks": torch.zeros(HEADS)}):
             for stored in ("int-8:center=file,sink=0/int-8", "int-8:transform=file,sink=0/int-8"):
                 with self.assertRaisesRegex(NotImplementedError, "sinks or a softcap"):
@@ -588,10 +600,11 @@ class Cpu(Cases, TestCase):
     kind = CpuImpl
 
     def test_rows_that_are_refused(self):
-        """A row of NaNs, or beyond what a codec stores: who sees it gets NaN, nobody else sees
-        anything of it."""
+        """A row of NaNs, or beyond the range of a codec: sequences that see the row get NaN, and no
+        other output changes.
+        """
         sequences = DECODES + CHUNKS + PROMPTS
-        of = 4  # the sequence: 300 tokens, of which 110 are queries
+        of = 4  # index of a sequence with 300 tokens, of which 110 are queries
         for stored, value in (
             ("f32/f32", np.nan),
             ("turboquant4", np.inf),
@@ -652,8 +665,9 @@ class Cpu(Cases, TestCase):
         np.testing.assert_array_equal(found, expected)
 
     def test_what_other_layers_left_in_blocks(self):
-        """Recurrent layers' numbers, which as rows or scales may be NaNs, behind a sequence's
-        end."""
+        """Numbers of recurrent layers, which may be NaNs as rows or scales, lie after a sequence's
+        end.
+        """
         for stored in ("f32/f32", "f16/f16", "int8", "turboquant4"):
             for left in (0xFF, 0x7C):
                 made, step = (
@@ -669,8 +683,9 @@ class Cpu(Cases, TestCase):
                 np.testing.assert_array_equal(found, expected)
 
     def test_memory(self):
-        """Every layout that vLLM makes of LBHNC is seen where it lies: padded pages, blocks of
-        several pages; copies are refused."""
+        """Every layout that vLLM makes of LBHNC is used in place: padded pages, blocks of several
+        pages. Copies are refused.
+        """
         stored = chosen_as("int8")
         cell = codecs.cell_bytes(stored, DIM)
         for tokens, padding in ((64, 0), (64, 64), (64, 24576), (128, 0), (320, 0)):
@@ -733,8 +748,10 @@ def chosen_as(name):
 
 class Choices(TestCase):
     def test_cells_of_several_sizes(self):
-        """The largest token is a whole multiple of each other one. If layers are 2^n times as wide
-        as each other, padding makes up for unequal bytes per channel, and rounds up to 64 bytes."""
+        """The largest token is a whole multiple of every other token. If layers are 2^n times as
+        wide as each other, padding makes up for unequal bytes per channel, and rounds up to 64
+        bytes.
+        """
         for name in ("int8", "int4", "turboquant4", "trellis3", "f32/f32"):
             stored = chosen_as(name)
             for shapes in (
@@ -763,8 +780,7 @@ class Choices(TestCase):
         )
 
     def test_specs_that_are_refused(self):
-        """kvant refuses blocks that hold anything else than a row of keys and of values per
-        token."""
+        """kvant refuses blocks that hold anything else than a row of keys and of values per token."""
         shape = dict(block_size=64, num_kv_heads=2, head_size=64, dtype=torch.bfloat16)
         with (
             mock.patch.dict("os.environ", KVANT_VLLM="int8"),
@@ -794,7 +810,7 @@ class Choices(TestCase):
                     impl.customize_spec(spec)
 
     def test_options_of_layers(self):
-        """Unknown ones are refused, not ignored."""
+        """Unknown words are refused, not ignored."""
         with self.assertRaisesRegex(
             NotImplementedError, "kvant: attention with dual_chunk_attention_config"
         ):
@@ -809,8 +825,7 @@ class Choices(TestCase):
             made_impl("int8", block_size=16)
 
     def test_vllm_clears_blocks_that_change_hands(self):
-        """vLLM clears kvant's blocks alone, where a refused row would leave another request's
-        row."""
+        """vLLM clears only kvant's blocks, where a refused row would leave another request's row."""
         kvant.vllm.register()
         kvant.vllm.register()
         plain = FullAttentionSpec(block_size=64, num_kv_heads=2, head_size=64, dtype=torch.bfloat16)
@@ -877,7 +892,9 @@ class Choices(TestCase):
             self.assertEqual(found, [(0, 130, 130, True, False), (130, 330, 300, False, True)])
 
     def test_dtypes(self):
-        """kvant_NAME and kvant are kvant's; vLLM's own are where KVANT_VLLM says so."""
+        """The types kvant_NAME and kvant select kvant's blocks. Types of vLLM, such as auto, select
+        them only if KVANT_VLLM is set.
+        """
         with mock.patch.dict("os.environ", KVANT_VLLM=""):
             self.assertEqual(chosen("kvant_int4"), ("int-4", "int-4", None))
             self.assertIsNone(chosen("auto"))
@@ -901,7 +918,7 @@ class Choices(TestCase):
             )
 
     def test_a_rank_that_is_spawned_knows_the_backend(self):
-        """It reads its configuration before vLLM loads plug-ins there."""
+        """A spawned rank reads its configuration before vLLM loads plug-ins in it."""
         kvant.vllm.register()
         words = [
             sys.executable,
@@ -944,7 +961,9 @@ class Choices(TestCase):
                 made._pages(layer, memory)
 
     def test_rows_turned_on(self):
-        """Of either order of channels, and with some that are not turned, beside vLLM's own rows of later positions."""
+        """RoPE in either order of channels, and with some channels that it does not rotate,
+        compared with vLLM's own rows at later positions.
+        """
         of_rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
         rows, at = (
             torch.randn(20, 2, DIM, generator=torch.Generator().manual_seed(1)),
@@ -961,7 +980,8 @@ class Choices(TestCase):
                     for x in (at, at + 300)
                 )
                 turn = learn.Turn(DIM, 512)
-            # three angles up to 320, each off by 2^-16 in float32, times numbers below 2^2
+            # three angles up to 320, each with an error of 2^-16 in float32, times numbers below
+            # 2^2
             self.assertLess((turn(now, 300) - later).abs().max(), 3 * 2.0**-14)
             self.assertGreater((now - later).abs().max(), 1)
             with mock.patch.dict(rotary_embedding._ROPE_DICT, {1: rope, 2: rope}, clear=True):
@@ -969,7 +989,7 @@ class Choices(TestCase):
                     learn.Turn(DIM, 512)
 
     def test_heads_of_ranks(self):
-        """Parts of a model's kv heads, or copies where there are more ranks."""
+        """Ranks hold parts of a model's kv heads, or copies if there are more ranks than heads."""
         self.assertEqual(
             [codecs.heads_of_rank(2, 8, r, 4) for r in range(4)],
             [range(0, 2), range(2, 4), range(4, 6), range(6, 8)],

@@ -1,5 +1,7 @@
-"""kvant's blocks in a vLLM engine, beside vLLM's own cache: a random model, an engine per process. On a GPU where there is one,
-and else on the CPU. Processes on the CPU are forks of one that has imported vLLM (engine.py)."""
+"""kvant's blocks in a vLLM engine, compared with vLLM's own cache: a random model, and a process
+for each engine. The test runs on a GPU if there is one, and otherwise on the CPU. Processes on the
+CPU are forks of a process that has imported vLLM (engine.py).
+"""
 
 import importlib.util
 import itertools
@@ -31,20 +33,20 @@ def ids(n, seed):
 
 ENGINE = [sys.executable, str(HERE / "engine.py")]
 GPU = torch.cuda.is_available()
-STAND_IN = (False,) if GPU else (False, True)  # whether the GPU's backend runs on the stand-in
+STAND_IN = (False,) if GPU else (False, True)  # whether the GPU's backend runs on the mock of a GPU
 AT_START = ("PYTHONPATH", "TEST_LOGGING")  # variables that a process reads before it imports vLLM
 CLOSE = (
     2.0**-5
-)  # of log-probabilities in fp16, whose logits lie within 16: 4 units in their last place
+)  # for log-probabilities in fp16, whose logits lie within 16: 4 units in their last place
 DECIDED = (
     2.0**-7
-)  # of log-probabilities in float32 on a CPU, which sums in another order move by 1e-5
+)  # for log-probabilities in float32 on a CPU, where sums in another order move them by 1e-5
 GREEDY = {"temperature": 0, "max_tokens": 12}
 SHARED = ids(200, 1)  # three blocks and a part of one
 ROUNDS = [
     ([ids(n, n) for n in (5, 64, 65, 300, 129)], GREEDY),  # lengths
-    ([SHARED + ids(n, n) for n in (7, 60, 89)], GREEDY),  # a prefix that is not there yet
-    ([SHARED + ids(n, n) for n in (8, 33)], GREEDY),  # and one that is
+    ([SHARED + ids(n, n) for n in (7, 60, 89)], GREEDY),  # a prefix that is not cached yet
+    ([SHARED + ids(n, n) for n in (8, 33)], GREEDY),  # and a cached prefix
 ]
 SAMPLES = ([ids(100, 3)], {"temperature": 0.8, "max_tokens": 8, "n": 3, "seed": 4})
 
@@ -66,7 +68,7 @@ class Engine(TestCase):
             cls.server.communicate()
 
     def said_by_engine(self, arguments, environment):
-        """What engine.py says. A fork will do where the variables at its start are the same."""
+        """The output of engine.py. A fork is enough if the variables at its start are the same."""
         if GPU or any(os.environ.get(name) != value for name, value in self.at_start.items()):
             words = [*ENGINE, *arguments]
             made = subprocess.run(words, env=environment, capture_output=True, text=True)
@@ -78,7 +80,7 @@ class Engine(TestCase):
             return out.read()
 
     def run_engine(self, stored, rounds, folder=None, gpu=False, **options):
-        """gpu: the GPU's backend, on the stand-in for a GPU."""
+        """gpu: use the GPU's backend, on the mock of a GPU."""
         arguments = [folder or self.folder.name, json.dumps(options), json.dumps(rounds)]
         environment = {"KVANT_VLLM": stored, "TEST_GPU_PAGES": "1" if gpu else ""}
         self.said = self.said_by_engine(arguments, os.environ | environment)
@@ -86,12 +88,14 @@ class Engine(TestCase):
         if not lines:
             raise RuntimeError(self.said[-2000:])
         made = json.loads(lines[-1].removeprefix("RESULT "))
-        for module in made["modules"]:  # none where other processes, ranks, have the layers
+        for module in made["modules"]:  # none if other processes (ranks) have the layers
             self.assertEqual(module.startswith("kvant.vllm."), bool(stored), module)
         return made
 
     def run_stock(self, rounds, folder=None, **options):
-        """vLLM's own cache, with the log-probabilities that `same` and `decided` need."""
+        """The output with vLLM's own cache, with the log-probabilities that `same` and `decided`
+        need.
+        """
         return self.run_engine(
             "",
             [(prompts, sampling | {"logprobs": 2}) for prompts, sampling in rounds],
@@ -100,16 +104,20 @@ class Engine(TestCase):
         )
 
     def decided(self, gaps):
-        """No greedy token is nearly a tie: one of 6e-4 fell the other way in vLLM's own engine, once in many runs. What a CPU
-        compares token by token has to be one answer (on a GPU `same` looks at the gaps)."""
+        """No greedy token is nearly a tie. In many runs of vLLM's own engine, a gap of 6e-4 was
+        once reversed. The CPU compares token by token, so the answer must be unique. On a GPU,
+        `same` looks at the gaps.
+        """
         if not GPU:
             self.assertGreater(
                 min(gap for r in gaps for x in r for one in x for gap in one), DECIDED
             )
 
     def same(self, ours, stock, close=CLOSE if GPU else 0):
-        """The tokens, the first round's or all. A GPU sums attention in another order: where tokens
-        differ first, the two most probable ones differ by less than close."""
+        """Compares the tokens of the first round, or of all rounds. A GPU sums attention in another
+        order. So where tokens first differ, the log-probabilities of the two most probable tokens
+        must differ by less than `close`.
+        """
         if not close:
             return self.assertEqual(
                 [[x["ids"] for x in r] for r in ours["rounds"]],
@@ -140,7 +148,9 @@ class Engine(TestCase):
             )  # whole blocks of the prefix
 
     def test_chunks_and_preemption(self):
-        """Few blocks, so that requests are thrown out and begin again, and prompts in parts of 48 tokens."""
+        """Few blocks, so that requests are preempted and begin again, and prompts in parts of 48
+        tokens.
+        """
         few = dict(max_num_seqs=4, max_num_batched_tokens=48, num_gpu_blocks_override=18)
         rounds = [([ids(n, n) for n in (250, 251, 252, 253)], {"temperature": 0, "max_tokens": 70})]
         stock = self.run_stock(rounds)
@@ -149,7 +159,9 @@ class Engine(TestCase):
             self.same(self.run_engine("f32/f32", rounds, gpu=gpu, **few), stock)
 
     def check_drafts(self, draft, places):
-        """Calls of places, and how many tokens of drafts were made and right."""
+        """Runs an engine with a draft model for each of `places` and checks its tokens. Yields how
+        many draft tokens were made, and how many were accepted.
+        """
         rounds = [([ids(n, n) for n in (100, 129, 7)], {"temperature": 0, "max_tokens": 40})]
         stock = self.run_stock(rounds, max_num_seqs=4)
         for gpu in places:
@@ -204,16 +216,19 @@ class Engine(TestCase):
         self.check_kind("mistral")
 
     def test_windows_and_softcap(self):
-        """vLLM refuses Gemma 2 in fp16. Its logits lie within 2 here: CLOSE is four units of bf16, too."""
+        """vLLM refuses Gemma 2 in fp16. The model's logits lie within 2, so CLOSE is four units of
+        bf16, too.
+        """
         self.check_kind("gemma2", **({"dtype": "bfloat16"} if GPU else {}))
 
     def check_blocks_of_several_kinds(self, kind, stored, places=(False,), **options):
-        """Greedy tokens are the stock cache's, with prefix hits and with blocks that change hands
-        between layers."""
+        """Greedy tokens equal the stock cache's, with prefix hits and with blocks that move between
+        layers.
+        """
         rounds = [([ids(n, n) for n in (5, 65, 150)], GREEDY)] + [
             ([SHARED + ids(n, n) for n in (7, 89)], GREEDY)
         ] * 2
-        rounded = GPU or kind == "Qwen3NextConfig"  # vLLM runs it in bfloat16 alone on CPUs
+        rounded = GPU or kind == "Qwen3NextConfig"  # on CPUs, vLLM runs it only in bfloat16
         of_engine = {"max_num_seqs": 4} | ({"dtype": "bfloat16"} if rounded else {})
         with tempfile.TemporaryDirectory() as folder:
             kinds.save(kind, folder, **options)
@@ -228,7 +243,8 @@ class Engine(TestCase):
 
     def test_recurrent_layers(self):
         """Qwen3-Next: vLLM gives a block's memory to attention and, at other times, to recurrent
-        layers."""
+        layers.
+        """
         self.check_blocks_of_several_kinds("Qwen3NextConfig", ["f32/f32"])
 
     @unittest.skipIf(GPU, "test_recurrent_layers is on the GPU")
@@ -236,7 +252,7 @@ class Engine(TestCase):
         self.check_blocks_of_several_kinds("Qwen3NextConfig", ["f32/f32"], [True])
 
     def test_short_convolutions(self):
-        """LFM2's. (Mamba 2 does not run in vLLM's CPU build without Triton.)"""
+        """The recurrent layers of LFM2. (Mamba 2 does not run in vLLM's CPU build without Triton.)"""
         self.check_blocks_of_several_kinds("Lfm2Config", ["f32/f32"])
 
     def test_layers_that_share_keys(self):
@@ -251,7 +267,8 @@ class Engine(TestCase):
 
     def test_two_head_dims(self):
         """Cells of two sizes are padded to a whole ratio, and as many blocks fit as these bytes
-        allow. Blocks lie in vLLM's memory, or the engine does not start."""
+        allow. Blocks lie in vLLM's memory, otherwise the engine does not start.
+        """
         self.check_blocks_of_several_kinds("Gemma4TextConfig", ["f32/f32"])
         with tempfile.TemporaryDirectory() as folder:
             kinds.save("Gemma4TextConfig", folder)
@@ -266,8 +283,9 @@ class Engine(TestCase):
 
     @unittest.skipIf(GPU and torch.cuda.device_count() < 2, "needs two GPUs")
     def test_tensor_parallelism(self):
-        """Two ranks, which load the plug-in by its entry point: each holds and calibrates one of the two kv heads. In float32,
-        where sums in another order hardly change a code."""
+        """Two ranks, which load the plug-in by its entry point: each holds and calibrates one of
+        the two kv heads. The test uses float32, where sums in another order hardly change a code.
+        """
         rounds, path = ROUNDS[:2], pathlib.Path(self.folder.name, "model.kvcal")
         options = dict(max_num_seqs=4, dtype="float32")
         stock = self.run_stock(
@@ -304,11 +322,13 @@ class Engine(TestCase):
         self.assertGreaterEqual(sum(x == y for x, y in pairs), 6)  # of 8
         self.assertIn(
             two[1]["blocks"], (2 * one["blocks"], 2 * one["blocks"] + 1)
-        )  # of half the bytes
+        )  # the cache has half the bytes
 
     def test_codes(self):
-        """Blocks that fit, and ids that do not depend on what is cached or preempted. (On a GPU whole prompts see their rows, parts
-        of prompts what is kept of the past.)"""
+        """How many blocks fit, and ids that do not depend on which blocks are cached or preempted.
+        (On a GPU, whole prompts see their own rows, parts of prompts see the codecs' rows of the
+        past.)
+        """
         rounds, stock = ROUNDS, self.run_engine("", [])
         plenty = self.run_engine("turboquant4", [] if GPU else rounds, max_num_seqs=4)
         self.assertGreater(plenty["blocks"], (3.7 if GPU else 7.5) * stock["blocks"])
@@ -327,7 +347,9 @@ class Engine(TestCase):
         )
 
     def test_calibrated(self):
-        """The first tokens are mostly the stock cache's: those of 300 after rows of another layer would hardly be."""
+        """Most first tokens equal the stock cache's. With rows of another layer hardly any would,
+        because there are 300 tokens to choose from.
+        """
         path = pathlib.Path(self.folder.name, "model.kvcal")
         kvant.calibrate(self.model, np.array(ids(2048, 9))).save(path)
         with mock.patch.dict(os.environ, KVANT_VLLM_CALIBRATION=str(path)):
@@ -344,7 +366,9 @@ class Engine(TestCase):
         )
 
     def check_learning(self, expected_positions=0, **environment):
-        """From the prompts of an engine what kvant.calibrate finds in the same texts."""
+        """An engine learns from its prompts the same numbers that kvant.calibrate finds in the same
+        texts.
+        """
         text = np.array(ids(10000, 4))
         rounds = [
             ([part.tolist()], {"temperature": 0, "max_tokens": 1})
@@ -357,9 +381,9 @@ class Engine(TestCase):
             found = kvant.Calibration(path)
         expected = kvant.calibrate(
             self.model, text[:9000], context=1000, n_tokens=9000, positions=expected_positions
-        )  # 8192 of these ended it
+        )  # learning ended with 8192 of these tokens
         self.assertEqual(found.info[2:8], expected.info[2:8])
-        rounded = 2.0**-7 if GPU else 2.0**-9  # the model is fp16, and matrices are
+        rounded = 2.0**-7 if GPU else 2.0**-9  # the model is fp16, and so are matrices
         for layer in range(found.info.n_layers):
             for head in range(found.info.n_kv_heads):
                 for role in "kv":
@@ -373,7 +397,10 @@ class Engine(TestCase):
         self.check_learning()
 
     def test_learning_at_later_positions(self):
-        """Prompt i begins at position 125 i: 1024 * 1000 i / 8192 of those that 8192 tokens are spread over, 1000 i / 8 of nine."""
+        """Prompt i begins at position 125 i in the engine and in kvant.calibrate. The engine
+        spreads 8192 tokens over 1024 positions, which is 1024 * 1000 i / 8192. The calibration
+        spreads nine contexts over 1000 positions, which is 1000 i / 8.
+        """
         self.check_learning(2000, KVANT_VLLM_LEARN_POSITIONS="2024")
 
     def test_models_that_are_refused(self):
