@@ -16,7 +16,8 @@ import sys
 from watched import wait_until_seen
 
 PROMPT = b"The capital of France is"
-# More than llama.cpp's structures of parameters have; only places that no version moved are used.
+# Larger than llama.cpp's structures of parameters. The program uses only offsets that no version
+# changed.
 Params = ctypes.c_char * 512
 DEVICES, N_GPU_LAYERS, N_CTX = 0, 16, 0
 
@@ -62,7 +63,7 @@ class Library:
         return function(*arguments)
 
     def load_model(self, path, devices=None, layers=None):
-        """devices: None takes all of them."""
+        """devices: None uses all devices."""
         params = self.call("llama_model_default_params", Blob)
         if devices is not None:
             self.devices = (ctypes.c_void_p * (len(devices) + 1))(*devices)
@@ -93,7 +94,7 @@ class Library:
         return piece.raw[:n]
 
     def complete(self, model, context, prompt=PROMPT, n_tokens=4):
-        """The most probable tokens, or None where decoding fails."""
+        """The most probable tokens, or None if decoding fails."""
         context = ctypes.c_void_p(context)
         vocab = self.call("llama_model_get_vocab", ctypes.c_void_p, ctypes.c_void_p(model))
         vocab = ctypes.c_void_p(vocab)

@@ -1,4 +1,6 @@
-"""A headless Chromium, spoken to over its debugging pipe: JSON messages that end with a zero byte."""
+"""A headless Chromium, controlled over its debugging pipe with JSON messages that end with a zero
+byte.
+"""
 
 import base64
 import json
@@ -13,13 +15,13 @@ PROGRAM = (
 
 
 class Browser:
-    """One page. Everything that it asks the network for and everything it complains of is kept."""
+    """One page. It keeps every network request and every complaint of the page."""
 
     def __init__(self):
         self.folder = tempfile.TemporaryDirectory(prefix="kvant-browser-")
         to_read, to_write = os.pipe()
         from_read, from_write = os.pipe()
-        # The program wants the pipe as file descriptors 3 (in) and 4 (out).
+        # The program needs the pipe as file descriptors 3 (in) and 4 (out).
         shell = 'exec 3<&"$1" 4>&"$2"; shift 2; exec "$@"'
         arguments = [
             "--headless=new",
@@ -107,9 +109,10 @@ class Browser:
         self.settle()
 
     def settle(self):
-        """Two frames: figures are drawn by observers, which run between them."""
+        """Waits two frames: observers, which run between frames, draw the figures."""
         self.evaluate(
-            "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done, 50))))"
+            "new Promise((done) => requestAnimationFrame("
+            "() => requestAnimationFrame(() => setTimeout(done, 50))))"
         )
 
     def evaluate(self, expression):

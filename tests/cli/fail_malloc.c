@@ -1,12 +1,12 @@
-/* fail_malloc.c - for LD_PRELOAD: the allocation number FAIL_AT of the process fails, or with FAIL_FROM it and all later ones.
- * Counts calls of malloc, calloc, realloc and aligned_alloc. */
+/* fail_malloc.c - for LD_PRELOAD: the process's allocation number FAIL_AT fails, or this one and
+ * all later ones with FAIL_FROM. It counts calls of malloc, calloc, realloc and aligned_alloc. */
 #include <errno.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdlib.h>
 
-/* glibc's own names for what this file replaces. */
+/* glibc's own names for the functions that this file replaces. */
 extern void *__libc_malloc(size_t bytes);
 extern void *__libc_calloc(size_t n, size_t bytes);
 extern void *__libc_realloc(void *old, size_t bytes);

@@ -20,7 +20,7 @@ import urllib.request
 
 KNOWN = re.compile(r"(CUDA|ROCm|Vulkan|MTL|Metal)\d*$")
 PROMPT = "The capital of France is"
-SECONDS = 100  # until a server answers
+SECONDS = 100  # time limit until a server answers
 
 
 def flash_attention(server):

@@ -1,4 +1,6 @@
-"""kvant bench attention and kvant bench cuda, the latter on a GPU of host memory."""
+"""kvant bench attention and kvant bench cuda; the second runs on a mock GPU in the host's
+memory.
+"""
 
 import json
 import os
@@ -143,7 +145,9 @@ class BenchCuda(unittest.TestCase):
 
 @unittest.skipUnless(os.environ.get("CUDA_HOST"), "no stand-in for a GPU")
 class BenchCudaHost(unittest.TestCase):
-    """What the benchmark passes to a GPU: tests/cuda/host computes attention from it on the CPU."""
+    """The arguments that the benchmark passes to a GPU: tests/cuda/host computes attention from
+    them on the CPU.
+    """
 
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
@@ -212,7 +216,7 @@ class BenchCudaHost(unittest.TestCase):
             )
         int4 = (
             2 * 2 * 64 * (64 * 4 / 8 + 4)
-        )  # batch, kv heads, tokens of a page, codes and scale: of keys or values
+        )  # batch, kv heads, tokens of a page, codes and scale: for keys or values
         self.assertEqual(rows[0]["bytes"], 2 * 47 * int4)
         self.assertEqual(rows[3]["bytes"], 2 * 2 * int4)
 

@@ -47,7 +47,7 @@ class Help(unittest.TestCase):
         self.assertEqual(run("list").stdout, run("codecs").stdout)
 
     def test_examples_show_presets(self):
-        """The first example that users copy must not be a codec that breaks a model."""
+        """Users copy the first example, so it must not have a codec that breaks a model."""
         for command in [[], ["exec"], ["plugin-path"]] + (
             [["run"], ["eval"], ["needle"], ["bench", "model"]] if SRC else []
         ):
@@ -164,7 +164,7 @@ class Codecs(unittest.TestCase):
                         self.assertAlmostEqual(row[f"true_bits_{role}"], bits, 9)
 
     def test_known_bits(self):
-        # One 16-bit scale a row of 64: 4 + 16/64. Raw fp16 has no metadata.
+        # A row of 64 has one 16-bit scale: 4 + 16/64 bits. Raw fp16 has no metadata.
         bits = {row["spec"]: row["true_bits"] for row in self.rows("--head-dim", 64)}
         self.assertEqual(bits["turboquant-4"], 4.25)
         self.assertEqual(bits["f16"], 16)
@@ -174,7 +174,9 @@ class Codecs(unittest.TestCase):
         self.assertEqual([line.split()[0] for line in table], [row["spec"] for row in self.rows()])
 
     def test_presets_come_first(self):
-        """At head_dim 64 a row of 64 numbers has one 16-bit scale: a quarter of a bit per number."""
+        """At head_dim 64 a row of 64 numbers has one 16-bit scale: a quarter of a bit per
+        number.
+        """
         lines = run("codecs", "-d", "64").stdout.splitlines()
         self.assertEqual(
             [line.split()[:2] for line in lines[:5]],
@@ -188,7 +190,7 @@ class Codecs(unittest.TestCase):
         )
         self.assertEqual(
             run("codecs", "-d", "256").stdout.splitlines()[4].split()[:2], ["tiny", "2.25"]
-        )  # what the scale saves, keys get
+        )  # keys get the bits that the scale saves
         families = {row["family"] for row in self.rows()}
         self.assertEqual({line.split()[0] for line in lines[7 : 7 + len(families)]}, families)
         self.assertIn("kvant codecs --all", lines[-1])
@@ -432,7 +434,7 @@ class Exec(unittest.TestCase):
         self.assertEqual(done.stdout.split(), ["-fa", "auto"])
         cuda = (
             pathlib.Path(self.server).parent / "libggml-cuda.so"
-        )  # a build whose back ends are files
+        )  # a build that loads back ends from files
         cuda.touch()
         self.addCleanup(cuda.unlink)
         done = run("exec", "--accel", "--", self.server, "-ctk", "q8_0", "-ctv", "q8_0")
@@ -586,7 +588,9 @@ class LlamaErrors(unittest.TestCase):
         )
 
     def test_the_calibration_beside_the_model_is_found(self):
-        """By every command that has a model and takes a calibration. That the file is none is said before the model is loaded."""
+        """Every command that has a model and uses a calibration says that the file is no
+        calibration, before it loads the model.
+        """
         model = pathlib.Path(self.folder.name) / "model.gguf"
         model.write_text("GGUF, but not really")
         (pathlib.Path(self.folder.name) / "model.kvcal").write_text("no calibration")
@@ -629,7 +633,9 @@ class LlamaErrors(unittest.TestCase):
         )
 
     def test_names_of_libllama(self):
-        """What a developer's build, a package registry and a distribution call it; here each is a text."""
+        """The library's names in a developer's build, a package registry and a distribution. In
+        this test each is a text file.
+        """
         for name in (
             "libllama.so",
             "libllama.v0.5.0.so",

@@ -1,4 +1,6 @@
-"""kvant calibrate with a model: the file, what the statistics are worth, and that nothing half-written is ever left."""
+"""kvant calibrate with a model: the file, the quality of the statistics, and no half-written file
+after any end.
+"""
 
 import cmath
 import json
@@ -19,7 +21,9 @@ TOKENS, CLUSTERS = 192, 4
 
 
 def parse(data):
-    """Sites of a calibration file, {(layer, role): {name: floats}}, by calibration.md alone."""
+    """Sites of a calibration file, {(layer, role): {name: floats}}, read by calibration.md
+    alone.
+    """
 
     def padded(n):
         return (n + 63) // 64 * 64
@@ -86,7 +90,8 @@ class Calibrate(unittest.TestCase):
         )
         self.assertEqual(row["bytes"], len(self.data))
         self.assertIn(
-            f"hint: --calibration {self.path} uses it; commands find it by themselves under the name ",
+            f"hint: --calibration {self.path} uses it; "
+            "commands find it by themselves under the name ",
             self.done.stderr,
         )
         shares = [
@@ -117,9 +122,12 @@ class Calibrate(unittest.TestCase):
         return parse(path.read_bytes())
 
     def test_positions(self):
-        """The second of two contexts begins at 1024 - 128: RoPE turns its keys by so much more, pair by pair (frequencies of
-        SmolLM2, base 100000), and leaves values alone. Of the first layer: rows of others have been through attention, whose
-        roundings differ between positions. Two roundings to fp16, of both numbers of a pair, are 2^-11 sqrt(2) each."""
+        """The second of two contexts begins at 1024 - 128, so RoPE rotates its keys by as much
+        more, pair by pair (frequencies of SmolLM2, base 100000). Values do not change. The test
+        looks only at the first layer, because rows of later layers have been through attention,
+        whose roundings differ between positions. Both numbers of a pair are rounded to fp16, by
+        2^-11 sqrt(2) each.
+        """
         once, first, spread = (
             parse(self.data),
             self.sites("-n", 128),
@@ -146,7 +154,7 @@ class Calibrate(unittest.TestCase):
                 self.assertAlmostEqual(x, y, delta=2**-9 * largest)
 
     def beside(self, data):
-        """A folder with the model and this calibration, as users have them."""
+        """A folder with the model and this calibration, as users have it."""
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         model = pathlib.Path(folder.name) / "model.gguf"
@@ -200,7 +208,8 @@ class Calibrate(unittest.TestCase):
             path.write_text(
                 settings.seal(
                     f"kvant-settings 1\nlayers {N_LAYERS}\ncalibration {stated:016x} model.kvcal\n"
-                    f"k 0-{N_LAYERS - 1} 3x64 trellis-4:transform=file\nv 0-{N_LAYERS - 1} 3x64 trellis-4:center=file\n"
+                    f"k 0-{N_LAYERS - 1} 3x64 trellis-4:transform=file\n"
+                    f"v 0-{N_LAYERS - 1} 3x64 trellis-4:center=file\n"
                 )
             )
             done = self.eval(SMALL, "--config", path)
@@ -236,7 +245,7 @@ class Calibrate(unittest.TestCase):
                 channel = i // (CLUSTERS * HEAD_DIM) * HEAD_DIM + i % HEAD_DIM
                 slack = 2**-10 * max(
                     abs(site["min"][channel]), abs(site["max"][channel])
-                )  # rows kept as fp16
+                )  # rows are kept as fp16
                 self.assertTrue(site["min"][channel] - slack <= x <= site["max"][channel] + slack)
             if role == 0:  # a second moment: symmetric, and |S_ij| <= sqrt(S_ii S_jj)
                 for head in range(N_KV_HEADS):
@@ -249,13 +258,16 @@ class Calibrate(unittest.TestCase):
                             self.assertEqual(x, moment[j * HEAD_DIM + i])
                             bound = moment[i * HEAD_DIM + i] * moment[j * HEAD_DIM + j]
                             self.assertLessEqual(x * x, bound * (1 + 1e-5))
-                # Diagonals of positive definite matrices are positive; a model's are not those of the identity.
+                # Diagonals of positive definite matrices are positive. A model's matrix is not the
+                # identity.
                 diagonal = [site["matrix"][i * (i + 3) // 2] for i in range(HEAD_DIM)]
                 self.assertGreater(min(*diagonal, *site["diagonal"]), 0)
                 self.assertNotEqual(set(diagonal), {1.0})
 
     def test_calibrated_codecs_run(self):
-        """The calibrated codecs through llama.cpp: quality of the order of 4-bit codecs, and sizes that count the index."""
+        """The calibrated codecs in llama.cpp: the quality is of the order of 4-bit codecs, and
+        sizes count the index.
+        """
         bits = {
             "int-4:center=file": 4.5,
             "turboquant-4:transform=file": 4.375,
@@ -273,19 +285,21 @@ class Calibrate(unittest.TestCase):
         rows = {row["k"]: row for row in json.loads(done.stdout) if row["cache"] == "kvant"}
         self.assertEqual(list(rows), specs)
         self.assertEqual([row["bits"] for row in rows.values()], list(bits.values()))
-        # A wrong rotation or centroid gives nats; int-4 of this model measures about 0.1 (bench/results).
+        # A wrong rotation or centroid costs nats. int-4 measures about 0.1 with this model
+        # (bench/results).
         for spec, row in rows.items():
             self.assertTrue(0 < row["kld_mean"] < 0.5, (spec, row["kld_mean"]))
 
     def test_matrices_of_a_calibration_are_counted(self):
-        """Each kv head has W and its inverse in fp32, and perhaps a centre and a scale: what is
-        foretold has them, and so have the bytes that are measured."""
+        """Each kv head has W and its inverse in fp32, and perhaps a centre and a scale. The
+        predicted size counts them, and so does the measured size.
+        """
         matrices = N_LAYERS * N_KV_HEADS * 2 * HEAD_DIM**2 * 4
         vectors = N_LAYERS * N_KV_HEADS * 2 * HEAD_DIM * 4
         cache = ["--calibration", self.path, "-k", "turboquant-4:transform=file", "-v", "int-4"]
         done = run("inspect", "-m", SMALL, *cache, "-c", 256, "--json")
         self.assertEqual(done.returncode, OK, done.stderr)
-        for row in json.loads(done.stdout):  # a calibration is there from the beginning
+        for row in json.loads(done.stdout):  # a calibration is loaded from the beginning
             self.assertGreaterEqual(row["transform_bytes"], matrices)
             self.assertLessEqual(row["transform_bytes"], matrices + vectors)
         done = run("eval", "-m", SMALL, "-f", TEXT, "-c", 256, "--chunks", 1, "--json", *cache)
@@ -319,7 +333,7 @@ class Calibrate(unittest.TestCase):
             broken.unlink()
 
     def interrupt(self, arguments):
-        """Interrupts when the first batch was gathered."""
+        """Interrupts the command when the first batch was gathered."""
         process = subprocess.Popen(
             command(*arguments, "--json", "--runtime", LIB), stderr=subprocess.PIPE, text=True
         )
@@ -332,7 +346,9 @@ class Calibrate(unittest.TestCase):
         return stderr
 
     def test_an_interrupted_run_goes_on(self):
-        """The old file stays, the work is kept, and going on gives the file that one run gives. A context takes two batches."""
+        """After an interruption the old file and the work are still there, and the resumed command
+        makes the same file as a single run. A context takes two batches.
+        """
         arguments = [*self.arguments, "-n", 3968, "-c", 640, "-t", 1, "-o"]
         with tempfile.TemporaryDirectory() as name:
             whole, broken = (pathlib.Path(name) / f"{kind}.kvcal" for kind in ("whole", "broken"))

@@ -1,5 +1,6 @@
-"""kvant capture with a model: the file by its format alone, its numbers against a calibration of the same tokens, and that
-nothing half-written is ever left."""
+"""kvant capture with a model: the file by its format alone, its numbers against a calibration of
+the same tokens, and no half-written file after any end.
+"""
 
 import json
 import pathlib
@@ -78,7 +79,9 @@ class Capture(unittest.TestCase):
         self.assertRegex(self.metadata["model_fingerprint"], "^[0-9a-f]{16}$")
 
     def test_numbers_are_those_that_a_calibration_sees(self):
-        """Means of keys and values, and the queries' second moment, of the same tokens: gathered by another program path."""
+        """Means of keys and values and the second moment of queries, for the same tokens, which
+        another part of the program gathers.
+        """
         calibration, every = (
             self.path.with_name(name) for name in ("c.kvcal", "every.safetensors")
         )
@@ -98,7 +101,7 @@ class Capture(unittest.TestCase):
                     head * TOKENS * HEAD_DIM + channel : (head + 1) * TOKENS * HEAD_DIM : HEAD_DIM
                 ]
                 largest = max(map(abs, column))
-                # Each number was rounded to fp16: by 2^-11 of itself at most.
+                # Each number was rounded to fp16, by at most 2^-11 of itself.
                 self.assertAlmostEqual(sum(column) / TOKENS, mean, delta=2**-11 * largest + 1e-6)
         queries, group = tensors["layers.2.q"][1], N_HEADS // N_KV_HEADS
         for head in range(N_KV_HEADS):
@@ -130,7 +133,7 @@ class Capture(unittest.TestCase):
                 )
 
     def test_contexts_from_all_parts_of_a_text(self):
-        """The second half of the text, which the second part is, reads as a text of its own."""
+        """The second part is the second half of the text, and reads like a separate text."""
         halves = [" sun" * 64, " rain" * 64]
         captured = []
         for name, text, more in [
@@ -166,7 +169,7 @@ class Capture(unittest.TestCase):
                 )
 
     def limited(self, limit, path):
-        """A disk that is full after so many bytes."""
+        """A disk that is full after a number of bytes."""
         return subprocess.run(
             command(*self.base, "-o", path, "--runtime", LIB),
             capture_output=True,
@@ -184,7 +187,7 @@ class Capture(unittest.TestCase):
         self.assertEqual([p.name for p in self.path.parent.glob(f"{self.path.name}.*")], [])
 
     def test_a_file_larger_than_the_disk_is_refused_at_once(self):
-        """/dev/shm is a disk of known size in most places; reading the text would take hours."""
+        """/dev/shm is a disk of known size on most machines; reading the text would take hours."""
         shm = pathlib.Path("/dev/shm")
         free = 0
         if shm.is_dir():

@@ -1,4 +1,6 @@
-"""kvant eval: going on after an interruption, the f16 run on disk, several texts, positions, CSV."""
+"""kvant eval: resuming after an interruption, the f16 run on disk, several texts, positions,
+CSV.
+"""
 
 import csv
 import io
@@ -18,7 +20,7 @@ OK, RUNTIME, USAGE, INTERRUPTED = 0, 1, 2, 130
 BASE = ["eval", "-m", SMALL, "-f", TEXT, "-c", "64"]
 CONFIGS = ["-k", "turboquant-3", "--stock", "q4_0"]
 N_ROWS, VALUE_BYTES = 31, 24
-BASE_BYTES = N_ROWS * N_VOCABULARY * 2  # of a chunk's f16 run on disk
+BASE_BYTES = N_ROWS * N_VOCABULARY * 2  # size of a chunk's f16 run on disk
 RECORD_BYTES = 24 + N_ROWS * VALUE_BYTES + 8
 
 
@@ -34,7 +36,7 @@ def flip(path, at):
 
 
 class Kept(unittest.TestCase):
-    """One run with everything kept; every test starts from copies of what it left."""
+    """One run that keeps everything. Every test starts from copies of its files."""
 
     @classmethod
     def setUpClass(cls):
@@ -190,7 +192,9 @@ class Kept(unittest.TestCase):
         self.assertIn("another kvant is using it", done.stderr)
 
     def test_full_disk(self):
-        """On a file system of 2 MiB bases have no room, which is said before anything is computed, and a state fills up."""
+        """A file system of 2 MiB has no room for bases, which is reported before any computation,
+        and its space runs out while a state is written.
+        """
         script = 'mount -t tmpfs -o size=2m none "$0" && shift 0 && exec "$@"'
         small = self.folder / "small"
         small.mkdir()
@@ -278,7 +282,8 @@ class Rows(unittest.TestCase):
         self.assertEqual(table[0], list(self.rows[0]))
         for line, row in zip(table[1:], self.rows, strict=True):
             for text, value in zip(line, row.values(), strict=True):
-                if isinstance(value, float):  # JSON has 15 digits, CSV as many as it takes
+                # JSON has 15 digits, CSV has as many as the number needs
+                if isinstance(value, float):
                     self.assertAlmostEqual(
                         float(text) / (value or 1), value / (value or 1), places=13
                     )

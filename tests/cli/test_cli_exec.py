@@ -1,4 +1,6 @@
-"""kvant exec without a model: how the program is asked, words before it, refused options."""
+"""kvant exec without a model: how it queries the program, words before the program, refused
+options.
+"""
 
 import pathlib
 import shutil
@@ -52,7 +54,7 @@ class Case(unittest.TestCase):
         return path
 
     def exec(self, *words, options=(), **environment):
-        """The program's arguments, and what exec said."""
+        """The program's arguments, and exec's messages."""
         done = run("exec", *options, "--", *words, **environment)
         self.assertEqual(done.returncode, OK, done.stderr)
         return done.stdout.splitlines(), done.stderr
@@ -85,7 +87,7 @@ class Asked(Case):
 
 @unittest.skipUnless(PLUGIN, "the plug-in is not built")
 class Words(Case):
-    """Other programs that start llama.cpp's."""
+    """Other programs that start llama.cpp's programs."""
 
     def setUp(self):
         super().setUp()
@@ -147,7 +149,7 @@ class Words(Case):
         )
 
     def test_options_of_the_other_program_are_its_own(self):
-        """numactl -m 0 names no model, -fa off before the program is none of llama.cpp's."""
+        """numactl -m 0 names no model, and -fa off before the program is no option of llama.cpp."""
         other = program(
             self.folder, "numactl", 'while [ "$1" != -- ]; do shift; done; shift; exec "$@"'
         )
@@ -175,7 +177,7 @@ class Words(Case):
         self.assertIn("LLAMA_ARG_OVERRIDE_TENSOR=none=CPU LLAMA_ARG_FLASH_ATTN=on", said)
 
     def test_variables_for_a_program_that_another_one_starts(self):
-        """As Ollama starts llama-server: with its own arguments and the user's environment."""
+        """Starts llama-server as Ollama does: with its own arguments and the user's environment."""
         names = ["LLAMA_ARG_DEVICE", "LLAMA_ARG_N_GPU_LAYERS", "LLAMA_ARG_FLASH_ATTN",
                  "LLAMA_ARG_OVERRIDE_TENSOR", "OLLAMA_FLASH_ATTENTION"]  # fmt: skip
 
@@ -192,7 +194,7 @@ class Words(Case):
         self.assertEqual(values(server), [None] * 5)
 
     def test_another_back_end_is_left_to_the_plug_in(self):
-        """ggml reads one path. An exec in an exec finds the plug-in's path there."""
+        """ggml reads one path. An exec inside an exec finds the plug-in's path there."""
 
         def values(*words, **environment):
             lines = self.exec(*words, **environment)[0]
@@ -207,7 +209,7 @@ class Words(Case):
                 self.assertEqual(values(*words, **environment), (plugin, kept))
 
     def test_other_words_that_begin_with_llama(self):
-        """A model that may be executed, a folder, a script of Python, a missing file."""
+        """A model that may be executed, a folder, a Python script, a missing file."""
         model = self.folder / "llama-3.gguf"
         model.write_bytes(gguf(30))
         model.chmod(0o755)
@@ -276,7 +278,9 @@ class Types(Case):
 @unittest.skipUnless(PLUGIN, "the plug-in is not built")
 class Variables(Case):
     def test_what_chose_wrongly_is_named(self):
-        """A variable where it was the variable, the option where it was the option."""
+        """exec sets a variable if the user set the variable, and the option if the user gave the
+        option.
+        """
         for option, variable, value in (
             ("--preset", "KVANT_PRESET", "huge"),
             ("--calibration", "KVANT_CALIBRATION", "/no/where"),

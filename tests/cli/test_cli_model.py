@@ -1,4 +1,4 @@
-"""The kvant command with a model: what eval, bench and run print, and whether it is right."""
+"""The kvant command with a model: the output of eval, bench and run, and whether it is right."""
 
 import json
 import math
@@ -115,8 +115,9 @@ class Eval(unittest.TestCase):
             self.assertEqual(row["kv_bytes"], numbers * row["bits"] / 8)
 
     def test_kvant_size_is_what_its_bits_say(self):
-        # Resident memory comes in pages of the system: of each of the 2 x 30 tensors the first and the last
-        # one may be touched in part. (At longer contexts that is below the project's bound of 3 %.)
+        # Resident memory comes in pages of the system. The first and the last page of each of the 2
+        # x 30 tensors may be used in part. (At longer contexts that is below the project's bound of
+        # 3 %.)
         numbers = 2 * 256 * N_LAYERS * N_KV_HEADS * HEAD_DIM
         slack = 2 * N_LAYERS * 2 * os.sysconf("SC_PAGE_SIZE")
         for row in self.rows[3:]:
@@ -125,22 +126,22 @@ class Eval(unittest.TestCase):
             self.assertLessEqual(row["kv_bytes"], expected + slack)
 
     def test_the_caches_bits_count_everything(self):
-        """Bytes that were measured, spread over the numbers of the cache."""
+        """Measured bytes, spread over the numbers of the cache."""
         numbers = 2 * 256 * N_LAYERS * N_KV_HEADS * HEAD_DIM
         for row in self.rows:
             self.assertAlmostEqual(row["cache_bits"], 8 * row["kv_bytes"] / numbers, places=6)
 
     def test_reference_is_itself(self):
-        # The reference is stored with steps of at most 16 / 65535 nats, which rounds to half a step; the mean
-        # of such errors stays below one step, and ties at the top are rarer than 1 in 100.
+        # The reference is stored with steps of at most 16 / 65535 nats, so it errs by half a step.
+        # The mean of such errors stays below one step, and ties at the top are rarer than 1 in 100.
         self.assertLess(abs(self.rows[0]["kld_mean"]), 16 / 65535)
         self.assertGreater(self.rows[0]["top1"], 0.99)
 
     def test_f16_codec_is_no_worse_than_rounding(self):
-        # The same numbers are stored, but summed in another order. This model multiplies weights with
-        # activations that it rounds to 8 bits, so the last bit of attention decides roundings from layer to
-        # layer: llama.cpp against itself without flash attention has the divergence that q8_0 has. Nothing
-        # beyond that may be left.
+        # The same numbers are stored, but summed in another order. This model multiplies weights
+        # with activations that it rounds to 8 bits, so the last bit of attention decides roundings
+        # from layer to layer. Without flash attention, llama.cpp differs from itself as much as
+        # q8_0 does. No further difference may be left.
         q8, kvant = self.rows[1], self.rows[3]
         error = math.hypot(q8["kld_se"], kvant["kld_se"])
         self.assertLess(kvant["kld_mean"], q8["kld_mean"] + 3 * error)
@@ -178,7 +179,8 @@ class Eval(unittest.TestCase):
             "--json",
         ]
         one, two = (rows_of(run(*arguments, "-t", n_threads)) for n_threads in (1, 2))
-        # Attention of kvant is the same for any number of threads; llama.cpp's own products are as well.
+        # kvant's attention gives the same bits with any number of threads, and so do llama.cpp's
+        # own products.
         self.assertEqual([row["ppl"] for row in two], [row["ppl"] for row in one])
         self.assertEqual([row["kld_mean"] for row in two], [row["kld_mean"] for row in one])
 
@@ -209,7 +211,8 @@ class Eval(unittest.TestCase):
 
     def test_interrupt_prints_what_is_complete(self):
         env = dict(os.environ, KVANT_PLUGIN=PLUGIN)
-        # A chunk is one batch, and the first line about progress but the start's comes after a batch of the f16 cache.
+        # A chunk is one batch. The first line about progress after the start's line comes after a
+        # batch of the f16 cache.
         command = [
             KVANT,
             *self.small,
@@ -287,8 +290,9 @@ class Eval(unittest.TestCase):
                 "--json",
             )
         )
-        # Both decode the same tokens; batches are cut differently, so sums round differently, no more. The
-        # standard error of a mean over the same tokens says nothing here: the tokens are the same.
+        # Both decode the same tokens. They cut batches differently, so sums round differently, and
+        # nothing else differs. The standard error of a mean does not help here, because the tokens
+        # are the same.
         self.assertAlmostEqual(ours[0]["ppl"] / figure(r"Mean PPL\(base\)"), 1, delta=1e-3)
         self.assertAlmostEqual(ours[1]["ppl"] / figure(r"Mean PPL\(Q\)"), 1, delta=5e-3)
         self.assertAlmostEqual(ours[1]["kld_mean"] / figure("Mean +KLD"), 1, delta=0.03)
@@ -339,8 +343,9 @@ class Inspect(unittest.TestCase):
         self.assertIn("contexts of up to 8192 tokens\n", done.stdout)
 
     def test_sizes_are_those_of_the_line_at_the_start(self):
-        """One formula: the plug-in says of such a context the same bytes, bits and what learning
-        takes."""
+        """The plug-in and the command use one formula: they report the same bytes, bits and memory
+        for learning.
+        """
         for n_ctx in ("512", "2048"):
             done = run("inspect", "-m", SMALL, "-c", n_ctx, "--preset", "small", "--json")
             (row,) = full(rows_of(done))
@@ -359,11 +364,11 @@ class Inspect(unittest.TestCase):
             self.assertLess(row["transform_bytes"] + row["exact_bytes"], row["kv_bytes"])
 
     def test_llama_cpps_own_take_what_they_allocate(self):
-        """All of it at once, whatever is written."""
+        """llama.cpp's own cache has all its memory from the start, whatever is written."""
         stock = ("--stock", "f16", "--stock", "q8_0/q4_0")
         rows = rows_of(run("inspect", "-m", SMALL, "-c", "300,1024", *stock, "--json"))
         cells = [
-            (ctx, cells * share // 4, 25 * share)  # steps of 256
+            (ctx, cells * share // 4, 25 * share)  # in steps of 256
             for ctx, cells in ((300, 512), (1024, 1024))
             for share in (1, 2, 4)
         ]
@@ -417,7 +422,7 @@ class Inspect(unittest.TestCase):
         self.assertEqual(header, ["cache", "MiB at 4096", "bits", "MiB at 131072", "bits"])
 
     def test_parts_of_a_cache_that_fills(self):
-        """test_plugin_fill.c compares them with the memory that a text really takes."""
+        """test_plugin_fill.c compares these sizes with the memory that a text really takes."""
         rows = rows_of(run("inspect", "-m", SMALL, "-c", "4096", "--preset", "balanced", "--json"))
         self.assertEqual(
             [(row["filled"], row["tokens"]) for row in rows], [(25, 1024), (50, 2048), (100, 4096)]
@@ -434,7 +439,8 @@ class Inspect(unittest.TestCase):
 
     def test_until_when_a_gpus_cache_is_f16(self):
         """Pages for 4096 tokens take as many bytes as f16 rows of `fit` tokens. A layer is
-        compressed before each of the last tokens that fit."""
+        compressed before each of the last tokens that fit.
+        """
         words = ("inspect", "-m", SMALL, "-c", "4096", "--preset", "balanced", "--json", "--gpu")
         rows = rows_of(run(*words, "--exact", "auto"))
         pages = (rows[0]["code_bytes"] + rows[0]["exact_bytes"]) / (2 * SMALL_LAYERS)
@@ -455,9 +461,9 @@ class Inspect(unittest.TestCase):
         arguments = ("inspect", "-m", SMALL, "-c", "2048", *caches, "--json")
         here, there = (full(rows_of(run(*arguments, *words))) for words in ((), ("--gpu",)))
         self.assertEqual(here[1], there[1])
-        # For each of the tensors 7 open pages: first, newest, four of a step and one because rows
-        # begin anywhere in a block. Learning takes two matrices of each layer's keys, and room
-        # for a layer's open pages as float32 rows with their slots.
+        # Each tensor has 7 exact pages: the first, the newest, four for a step, and one because
+        # rows begin anywhere in a block. Learning takes two matrices for each layer's keys, and
+        # room for a layer's exact pages as float32 rows with their slots.
         page = 64 * N_KV_HEADS * HEAD_DIM * 2
         self.assertEqual(there[0]["exact_bytes"], 2 * SMALL_LAYERS * 7 * page)
         matrices = 2 * SMALL_LAYERS * N_KV_HEADS * HEAD_DIM**2 * 4
@@ -469,8 +475,9 @@ class Inspect(unittest.TestCase):
 
     def test_windows_and_other_layers(self):
         """Two of four layers have a window of 64 tokens: 64 and one graph of 512, in steps of 256.
-        What kvant learns for them goes by the context. Recurrent layers of lfm2 (two of four) have
-        no keys and values and are not counted, and deepseek2 has keys alone."""
+        The memory of kvant's learning for them depends on the context. The two recurrent layers of
+        lfm2 have no keys and values and are not counted. The model deepseek2 has only keys.
+        """
 
         def sized(model, *words):
             words = ("inspect", "-m", TINY / f"{model}.gguf", *words, "-c", "4096", "--json")
@@ -532,7 +539,8 @@ class Settings(unittest.TestCase):
         last = SMALL_LAYERS - 1
         self.path.write_text(
             settings.seal(
-                f"kvant-settings 1\nlayers {SMALL_LAYERS}\nk 0,{last} 3x64 int-8:group=32\nk 1-{last - 1} 3x64 f16\n"
+                f"kvant-settings 1\nlayers {SMALL_LAYERS}\nk 0,{last} 3x64 int-8:group=32\n"
+                f"k 1-{last - 1} 3x64 f16\n"
                 f"v 0-{last} 3x64 int-8:group=32\n"
             )
         )
@@ -552,8 +560,9 @@ class Settings(unittest.TestCase):
         self.assertLess(rows[1]["kld_mean"], rows[3]["kld_mean"])
 
     def test_the_same_codecs_store_the_same_bits(self):
-        """A settings file has an exact part, as presets have one; specs that are given by hand have
-        none."""
+        """A settings file has an exact part, as presets have. Specs on the command line have
+        none.
+        """
         self.path.write_text(
             settings.plain(SMALL_LAYERS, f"{N_KV_HEADS}x{HEAD_DIM}", "turboquant-4", "turboquant-3")
         )
@@ -614,7 +623,8 @@ class Needle(unittest.TestCase):
             self.assertLess(row["log_probability"], 0)
 
     def test_memory(self):
-        # llama.cpp allocates whole blocks of 256 cells, kvant's memory is what was touched.
+        # llama.cpp allocates whole blocks of 256 cells; kvant's memory is the memory that was
+        # touched.
         sizes = {(row["ctx"], row["k"]): row["kv_bytes"] for row in self.first}
         self.assertEqual(len(sizes), 6)
         for ctx, cells in ((256, 256), (320, 512)):
@@ -673,7 +683,7 @@ class NeedleResumed(unittest.TestCase):
                 len(complete),
                 "two texts, two configurations: four more records",
             )
-            # Nothing is measured again, and what is torn is.
+            # Complete results are not measured again; a torn line is.
             self.assertEqual(Needle.rows(*more), first)
             self.assertEqual(state.read_bytes(), complete)
             state.write_bytes(complete[:-1])
@@ -739,7 +749,8 @@ class Bench(unittest.TestCase):
 
 class Run(unittest.TestCase):
     def test_threads_beyond_the_cpus_are_not_started(self):
-        # llama.cpp's threads spin for one another. On one CPU, four take seconds for a token.
+        # llama.cpp's threads spin while they wait for one another. On one CPU, four threads take
+        # seconds for a token.
         arguments = ["run", "-m", SMALL, "-p", "a", "-n", "3", "-k", "int-8"]
         allowed = os.sched_getaffinity(0)
         os.sched_setaffinity(0, {min(allowed)})
@@ -759,7 +770,7 @@ class Run(unittest.TestCase):
         )
         self.assertEqual(done.returncode, OK, done.stderr)
         self.assertIn("Paris", done.stdout)
-        cells = 256  # the fewest that llama.cpp allocates
+        cells = 256  # the fewest cells that llama.cpp allocates
         numbers = cells * 2 * N_LAYERS * N_KV_HEADS * HEAD_DIM
         full, f16 = (rf"{numbers * bits / 8 / 2**20:.2f} MiB" for bits in (8.5, 16))
         full = rf"with a full context {full}: 8\.50 bits per number \(f16: {f16}\)"
@@ -770,15 +781,18 @@ class Run(unittest.TestCase):
     def test_a_preset_without_a_calibration(self):
         done = run("run", "-m", SMALL, "--preset", "small", "-p", "Hello", "-n", "2")
         self.assertEqual(done.returncode, OK, done.stderr)
-        # 256 cells of few layers: matrices and fp16 pages take more than the codes.
+        # With 256 cells and few layers, matrices and fp16 pages take more memory than the codes.
         bits = float(re.search(r"(?m)^small: .* ([\d.]+) bits per number", done.stderr)[1])
         self.assertGreater(bits, 2 * 3.25)
-        self.assertNotIn("KV cache small: ", done.stderr)  # the plug-in's line is for programs
+        # the plug-in's line is for other programs
+        self.assertNotIn("KV cache small: ", done.stderr)
 
     def test_the_plugins_line_tells_the_memory(self):
-        """What it foretells for a full context is there when it is full, within rounding and what tensors remember of blocks: a
-        twentieth, but for the page of each tensor that rows need when they begin within a block: here a batch begins with one. What
-        learning still holds then is at most what the line says of it."""
+        """The size that the line predicts for a full context equals the size of a full one, within
+        rounding and the tensors' records of blocks: a twentieth. One page of each tensor is an
+        exception, which rows need if they begin within a block. In this test a batch begins with a
+        block. Learning then holds at most the memory that the line says.
+        """
         done = run(
             "eval",
             "-m",
@@ -801,10 +815,11 @@ class Run(unittest.TestCase):
         )
         bits, cache, learning = (float(part) for part in said.groups())
         numbers = 2 * 1024 * SMALL_LAYERS * N_KV_HEADS * HEAD_DIM
-        per_mib = 2**20 * 8 / numbers  # of which the line has one decimal
+        per_mib = 2**20 * 8 / numbers  # the line has one decimal of it
         self.assertAlmostEqual(bits, cache * per_mib, delta=0.05 * per_mib + 0.005)
         measured = rows_of(done)[1]["kv_bytes"] / 2**20
-        # Nor are the 5.25 bits per number of the 11 blocks that are open at the end touched yet.
+        # The 5.25 bits per number of the 11 blocks that are exact at the end are not touched yet,
+        # either.
         spare = (1 + 11 * 5.25 / 16) * 2 * SMALL_LAYERS * 64 * N_KV_HEADS * HEAD_DIM * 2 / 2**20
         self.assertGreater(measured, cache - spare - 0.05 - measured / 20)
         self.assertLess(measured, cache + learning + 0.1 + measured / 20)

@@ -1,4 +1,6 @@
-"""kvant report with a model: what Ctrl-C leaves, and going on. The page itself is looked at by test_report.py."""
+"""kvant report with a model: the files after Ctrl-C, and resuming. test_report.py looks at the page
+itself.
+"""
 
 import json
 import os
@@ -55,7 +57,8 @@ class Report(unittest.TestCase):
         self.assertEqual(
             said,
             [
-                f"kvant: report: stopped; {self.page} is a partial page, and the same command goes on from here"
+                f"kvant: report: stopped; {self.page} is a partial page, "
+                "and the same command goes on from here"
             ],
         )
         return json.loads(out)
@@ -85,7 +88,7 @@ class Report(unittest.TestCase):
         self.assertIn('"kvant_report":1', self.page.read_text())
         second = self.until("speed")
         self.assertEqual(second["steps"][:2], first["steps"][:2])
-        # Another command line measures again; the other text is not mixed with the first.
+        # Another command line measures again. A second text is not mixed with the first.
         layers = self.folder / "layers.json"
         layers.write_text('[{"layer": 0, "calibration": "/home/somebody/model.kvcal"}]')
         own = self.folder / "own.kvant"
@@ -101,9 +104,9 @@ class Report(unittest.TestCase):
             "--stock",
             "q8_0",
         ]
-        third = self.until("speed")  # a step that is resumed may end before it says anything
+        third = self.until("speed")  # a resumed step may end before it prints anything
         self.assertEqual(third["steps"][0]["rows"][0]["chunks"], 2)
-        # Settings files stand behind the others, with what was said of them.
+        # Settings files come after the remaining caches, with their options.
         self.assertTrue(
             third["steps"][0]["command"].endswith(
                 "--stock q4_0 --stock q8_0 --config own.kvant --fp32"

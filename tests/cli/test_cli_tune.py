@@ -1,4 +1,6 @@
-"""kvant tune with a model: a budget is kept, the settings file is what was said, an interrupted run goes on, mistakes are named."""
+"""kvant tune with a model: it keeps a budget, writes the settings file that it reports, resumes an
+interrupted run, and names mistakes.
+"""
 
 import json
 import os
@@ -15,29 +17,30 @@ from test_cli_calibrate import HEAD_DIM, N_KV_HEADS
 from testing import LIB, N_LAYERS, SMALL, TEXT, command, program, run
 
 OK, RUNTIME, USAGE, INTERRUPTED = 0, 1, 2, 130
-# One context is measured, for time; which ones are taken of several texts is tests/tuning/test_probes.py.
+# One context is measured, to save time. tests/tuning/test_probes.py tests which contexts of several
+# texts are measured.
 CTX, PROBE, PROBE_CHUNKS = 4096, 640, 1
 MEASUREMENTS = PROBE_CHUNKS * (
     N_LAYERS + -(-N_LAYERS // 4) + 2
-)  # every layer, keys of some, no codec, and llama.cpp's own f16
-# Bits of turboquant at head_dim 64: a scale of 16 bits a row.
+)  # every layer, the keys of some layers, no codec, and llama.cpp's own f16
+# Bits of turboquant at head_dim 64: a row has a scale of 16 bits.
 CANDIDATES = {f"turboquant-{bits}": bits + 0.25 for bits in (2, 3, 4)}
 # A cache of 4096 tokens has fp16 pages for 4 of its 64 blocks: the first block, and three for the
-# newest 128 tokens. 8 more for the 512 rows of a step are there once for the keys of all layers,
-# and once for the values.
+# newest 128 tokens. The 512 rows of a step need 8 more pages, once for the keys of all layers and
+# once for the values.
 OWN = 16 * 4 / 64
 EXACT = OWN + 16 * 8 / 64 / N_LAYERS
 TRY = [word for spec in CANDIDATES for word in ("--try-k", spec, "--try-v", spec)]
 
 
 def of_heads(spec):
-    """The codec of each kv head of what is shown of a layer."""
+    """The codec of each kv head, from the output about a layer."""
     specs = spec.split(" | ")
     return specs * N_KV_HEADS if len(specs) == 1 else specs
 
 
 class Tune(unittest.TestCase):
-    """One state file for all tests: measurements of the first run serve the others."""
+    """All tests share one state file, so the measurements of the first run serve the later runs."""
 
     @classmethod
     def setUpClass(cls):
@@ -74,7 +77,7 @@ class Tune(unittest.TestCase):
 
     @classmethod
     def interrupt(cls, arguments):
-        """Ctrl-C when some of the measurements are there."""
+        """Ctrl-C when some of the measurements are done."""
         process = subprocess.Popen(
             command(*arguments, "--runtime", LIB), stderr=subprocess.PIPE, text=True
         )
@@ -93,7 +96,7 @@ class Tune(unittest.TestCase):
         self.assertIn("state", self.left)
         self.assertLessEqual(
             set(self.left), {"state", "state.check", "state.errors"}
-        )  # no settings file, nothing on the way
+        )  # no settings file, and no temporary file
         self.assertRegex(self.done.stderr, rf"going on from .*: [1-9]\d* of {MEASUREMENTS} chunks")
 
     def test_the_budget_is_kept_and_used(self):
@@ -113,12 +116,14 @@ class Tune(unittest.TestCase):
         self.assertAlmostEqual(
             tuned["kv_bytes"], mean / 8 * 2 * N_LAYERS * N_KV_HEADS * HEAD_DIM * CTX, places=3
         )
-        # A step is at most a bit of one site; what is left is less than one of them.
+        # A step is at most a bit of one site. The unused bits are less than one step.
         self.assertTrue(3 - 1 / len(self.sites) < tuned["bits"] - EXACT <= 3)
 
     def test_probes_see_rows_that_were_encoded(self):
-        """A layer's candidate of 2 bits costs more than two standard errors. If probes saw fp16
-        rows alone, chance would do that in one layer of 40; half of the layers have to."""
+        """A layer's candidate of 2 bits costs more than two standard errors. If probes saw only
+        fp16 rows, chance would do that in one layer of 40. The test demands it of half of the
+        layers.
+        """
         seen = 0
         for layer in range(N_LAYERS):
             both = [site for site in self.sites if site["layer"] == layer]
@@ -127,13 +132,15 @@ class Tune(unittest.TestCase):
         self.assertGreater(seen, N_LAYERS / 2)
 
     def test_predictions(self):
-        """More bits never cost more, and the chosen setting is predicted to be better than every uniform one of its size."""
+        """More bits never cost more. The chosen setting is predicted to be better than every
+        uniform setting of its size.
+        """
         for site in self.sites:
             self.assertGreater(site["cost"], 0)
             self.assertTrue(0 < site["error"] < 1)
             self.assertGreater(
                 site["probe_error"], 0
-            )  # keys of 1 bit may lead attention elsewhere: more than the output
+            )  # keys of 1 bit may lead attention elsewhere: the error exceeds the output
         tuned, *uniform = self.settings
         self.assertGreaterEqual(len(uniform), 1)
         for setting in uniform:
@@ -198,12 +205,13 @@ class Tune(unittest.TestCase):
         done = run(*self.base, "--kv-bytes", n_bytes, "-o", path, "--resume", self.state)
         self.assertEqual(done.returncode, OK, done.stderr)
         self.assertIn(f"{MEASUREMENTS} of {MEASUREMENTS} chunks", done.stderr)
-        self.assertNotIn("reading the text", done.stderr)  # errors are on disk: nothing is captured
+        # errors are on disk, so nothing is captured
+        self.assertNotIn("reading the text", done.stderr)
         self.assertIn("uniform", done.stdout)
         self.assertTrue(path.exists())
 
     def test_without_a_resume_file_the_cache_folder_keeps_what_was_measured(self):
-        """And no check is made with --chunks 0."""
+        """With --chunks 0 no check is made."""
         cache = self.path.with_name("cache")
         self.addCleanup(shutil.rmtree, cache)
         arguments = [*self.base, "--chunks", 0, "-o", self.path.with_name("third.kvant"), "--json"]
@@ -232,7 +240,9 @@ class Tune(unittest.TestCase):
 
 class Mistakes(unittest.TestCase):
     def test_the_calibration_beside_the_model_is_found(self):
-        """A candidate that needs one is taken then; the next one, which nobody can make, ends the command before it measures."""
+        """A candidate that needs a calibration uses the file. A candidate that cannot be made ends
+        the command before it measures.
+        """
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         model = pathlib.Path(folder.name) / "model.gguf"

@@ -1,4 +1,6 @@
-"""kvant eval --values keeps what its rows are made of, and --spread and --skip choose the tokens."""
+"""kvant eval --values keeps the values that its results are means of. --spread and --skip choose
+the tokens.
+"""
 
 import json
 import math
@@ -42,7 +44,9 @@ class Values(unittest.TestCase):
             self.assertEqual(max(kld), row["kld_max"])
 
     def test_skipped_chunks_are_those_that_were_first(self):
-        """Chunks 1 and 2 of the same parts: nothing is new, and the values are those of before."""
+        """Chunks 1 and 2 of the same parts: nothing is new, and the values are the same as
+        before.
+        """
         other = self.path.with_name("other")
         done = run(*self.base, "--spread", 2, "--skip", 1, "--chunks", 2, "--values", other)
         self.assertEqual(done.returncode, OK, done.stderr)
@@ -52,7 +56,9 @@ class Values(unittest.TestCase):
             self.assertEqual((shape, values), ([2, ROWS], self.tensors[name][1][ROWS:]))
 
     def test_chunks_of_the_first_part_are_those_that_follow_each_other(self):
-        """Of three chunks from the text's beginning on, the first and the second are the first part's; the third is new."""
+        """Three chunks from the text's beginning on: the first and the second belong to the first
+        part, the third is new.
+        """
         done = run(*self.base, "--chunks", 3)
         self.assertEqual(done.returncode, OK, done.stderr)
         self.assertIn("4 of 6 chunks and configurations are done", done.stderr)

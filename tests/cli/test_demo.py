@@ -1,5 +1,6 @@
-"""scripts/demo.py with a stand-in for the command: what it shows, on a terminal and elsewhere, and
-Ctrl-C. No model is needed."""
+"""scripts/demo.py with a mock of the command: its output on a terminal and elsewhere, and Ctrl-C.
+No model is needed.
+"""
 
 import json
 import os
@@ -15,7 +16,7 @@ import unittest
 
 DEMO = pathlib.Path(__file__).resolve().parents[2] / "scripts" / "demo.py"
 
-# A model with 12288 bytes of f16 per token, after 1024 tokens; 64 of them stay fp16 in the presets.
+# A model with 12288 bytes of f16 per token, after 1024 tokens; in the presets 64 of them stay fp16.
 F16 = 12288 * 1024
 CACHES = {
     "f16": (16, F16, 0, 1),
@@ -41,13 +42,16 @@ if words[0] == "eval":
     if os.environ.get("FAIL"):
         sys.exit("kvant: eval: a reason")
     names = ["f16", *names]
-    print(json.dumps([dict(zip(("bits", "kv_bytes", "kld_mean", "top1"), caches[n])) for n in names]))
+    figures = ("bits", "kv_bytes", "kld_mean", "top1")
+    print(json.dumps([dict(zip(figures, caches[n])) for n in names]))
 elif words[0] == "bench":
     spread = float(os.environ.get("SPREAD", "0.02"))
-    print(json.dumps([dict(decode_tps=100.0, decode_low=100 - 100 * spread, decode_high=100.0) for n in names]))
+    speed = dict(decode_tps=100.0, decode_low=100 - 100 * spread, decode_high=100.0)
+    print(json.dumps([speed for n in names]))
 elif words[0] == "run":
     prompt = sys.stdin.read()
-    print("The Golden Heron." if "Golden Heron" in prompt and names != ["q4_0"] else "!!\\x1b[5m" * 60)
+    right = "Golden Heron" in prompt and names != ["q4_0"]
+    print("The Golden Heron." if right else "!!\\x1b[5m" * 60)
 """
 
 
@@ -112,7 +116,7 @@ class Demo(unittest.TestCase):
     def read(self, terminal):
         try:
             return os.read(terminal, 4096)
-        except OSError:  # Linux's way to say that the other end is closed
+        except OSError:  # Linux reports in this way that the terminal is closed
             return b""
 
     def test_what_it_shows(self):
@@ -121,9 +125,9 @@ class Demo(unittest.TestCase):
         lines = done.stdout.splitlines()
         self.assertLessEqual(
             max(map(len, lines[:-1])), 78
-        )  # the last one names the command, whose folder may be anywhere
+        )  # the last line names the command, whose folder may be anywhere
         self.assertEqual([line.split()[0] for line in lines[2:8]], list(CACHES))
-        # 32768 tokens of 12288 bytes at 4.25 of 16 bits, and 64 tokens as fp16.
+        # The memory is 32768 tokens of 12288 bytes at 4.25 of 16 bits, and 64 tokens as fp16.
         self.assertRegex(
             done.stdout, r"balanced \(default\) +102\.8 +0\.27 +0\.0202 +93\.7 % +100\.0  98 to 100"
         )

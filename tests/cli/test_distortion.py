@@ -1,4 +1,4 @@
-"""kvant bench distortion: what it prints, and that its verdicts follow from its numbers."""
+"""kvant bench distortion: its output, and that its verdicts follow from its numbers."""
 
 import json
 import pathlib
@@ -77,7 +77,9 @@ class Usage(unittest.TestCase):
         )
 
     def test_interrupted_prints_what_is_complete(self):
-        """Sizes draw nothing, so they are there before the first of the other cells."""
+        """Sizes need no random numbers, so they are printed before the first of all remaining
+        cells.
+        """
         command = [KVANT, "bench", "distortion", "-t", "size", "-t", "octopus-4", "--json"]
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -104,7 +106,8 @@ class Codecs(unittest.TestCase):
         self.assertEqual(done.returncode, OK)
         scalar, trellis = json.loads(done.stdout)
         self.assertEqual((scalar["spec"], scalar["bits"]), ("turboquant-4:scale=norm", 4.125))
-        self.assertAlmostEqual(scalar["relative"], 0.0095, delta=0.0004)  # Lloyd-Max's at 4 bits
+        # Lloyd-Max's error at 4 bits
+        self.assertAlmostEqual(scalar["relative"], 0.0095, delta=0.0004)
         self.assertLess(trellis["relative"], 0.6 * scalar["relative"])
         self.assertLessEqual(trellis["rescaled"], trellis["relative"])
 
@@ -125,7 +128,7 @@ class Cells(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.code, cls.cells = cells()
-        # Without the papers' families their cells say what codec is missing.
+        # Without the papers' families, their cells name the codec that is missing.
         cls.measured = [c for c in cls.cells if PAPERS or c["measured"] is not None]
 
     def test_every_table_is_there_in_flat_objects(self):

@@ -1,6 +1,6 @@
-"""kvant exec with a program that lists GPUs: the flags that it adds, and its messages.
+"""kvant exec with a program that lists GPUs: the flags that exec adds, and its messages.
 
-The program is a script that prints a list of devices, or else the words that it was given.
+The program is a script that prints a list of devices, or else its arguments.
 """
 
 import re
@@ -22,7 +22,7 @@ HINT = f"--device KVANT,Vulkan0 -ts 29.5,1.5 -ot '{ALL}'"
 @unittest.skipUnless(PLUGIN, "the plug-in is not built")
 class Gpus(Case):
     def program(self, *devices, name="llama-server", rest='printf "%s\\n" "$@"'):
-        """Prints its arguments, or the devices where it is asked for them."""
+        """Prints its arguments, or the devices if it is asked for them."""
         lines = "".join(f"  {device}\n" for device in devices)
         return program(
             self.folder,
@@ -32,7 +32,7 @@ class Gpus(Case):
         )
 
     def given(self, *words, listed=(VULKAN, KVANT), name="llama-server", **more):
-        """Words behind -m MODEL: what the program gets there, and what exec says."""
+        """Words after -m MODEL: the arguments that the program gets there, and exec's messages."""
         out, said = self.exec(self.program(*listed, name=name), "-m", self.model(), *words, **more)
         return out[2:], said
 
@@ -78,7 +78,7 @@ class Added(Gpus):
             path = self.folder / f"m-0000{part}-of-00003.gguf"
             path.write_bytes(data)
             with open(path, "r+b") as file:
-                file.truncate(620 << 20)  # 31 layers with the output: 60 MiB each
+                file.truncate(620 << 20)  # 31 layers with the output, of 60 MiB each
         words, said = self.exec(server, "-m", self.folder / "m-00001-of-00003.gguf")
         self.assertIn(
             "weights of 12 of 30 layers on Vulkan0 (A card) (more do not fit its free memory), ",
@@ -88,7 +88,7 @@ class Added(Gpus):
         self.assertEqual(words[7], f"blk\\.({layers})\\.=Vulkan0")
 
     def test_what_does_not_fit_stays_on_the_cpu(self):
-        """31 layers with the output of 64 MiB each. A fifth of a GPU's memory stays free."""
+        """31 layers with the output, of 64 MiB each. A fifth of a GPU's memory stays free."""
         model = self.model(size=31 * 64 << 20)
         layers = "|".join(str(n) for n in range(30))
         both = ["KVANT,Vulkan0,Vulkan1", "29.5,1.5,0"]
@@ -115,7 +115,9 @@ class Added(Gpus):
             self.assertEqual("Vulkan1 (Card)" in said, flags[0] == both[0])
 
     def test_other_models_take_memory_of_the_first_gpu(self):
-        """A GPU of 950 MiB has room for the output and 10 layers; another model takes 3."""
+        """A GPU of 950 MiB has room for the output and 10 layers; another model takes the room of 3
+        layers.
+        """
         model, other = self.model(size=31 * 64 << 20), self.model(size=192 << 20, name="other.gguf")
         server = self.program("Vulkan0: Card (950 MiB, 950 MiB free)", KVANT)
         for more, n in (([], 10), (["-md", other], 7), (["--mmproj", other], 7),
@@ -124,7 +126,7 @@ class Added(Gpus):
             self.assertIn(f"weights of {n} of 30 layers", said, more)
 
     def test_one_card_of_two_back_ends(self):
-        """31 layers of 64 MiB do not fit 400 MiB: ROCm0 may be the card that Vulkan0 is."""
+        """31 layers of 64 MiB do not fit into 400 MiB. ROCm0 may be the same card as Vulkan0."""
         server = self.program(
             *(f"{name}0: A card (400 MiB, 400 MiB free)" for name in ("Vulkan", "ROCm")), KVANT
         )
@@ -133,7 +135,7 @@ class Added(Gpus):
         self.assertNotIn("ROCm0", said)
 
     def test_fewer_layers_on_the_gpu(self):
-        """-ngl counts the output, and kvant needs all layers' caches: the program gets 99."""
+        """-ngl counts the output, and kvant needs all layers' caches, so the program gets 99."""
         some = [*PLACED[:5], "blk\\.(27|28|29)\\.=Vulkan0"]
         for name in ("-ngl", "--gpu-layers", "--n_gpu_layers"):
             words, said = self.given(name, "4")
@@ -151,7 +153,8 @@ class Added(Gpus):
 
     def test_no_layer_on_the_gpu(self):
         """Vulkan0 stays a device, because llama.cpp computes prompts there even then. The number of
-        layers does not matter."""
+        layers does not matter.
+        """
         flags = ["--device", "KVANT,Vulkan0", "-ts", "1,0", "-fa", "on"]
         words, said = self.given("-ngl", "0")
         self.assertEqual(words, ["-ngl", "99", *flags])
@@ -161,7 +164,9 @@ class Added(Gpus):
         self.assertEqual(words, ["-hf", "owner/model", "-ngl", "99", *flags])
 
     def test_the_cache_in_the_computers_memory(self):
-        """That is where kvant's is; with -nkvo llama.cpp would not ask kvant for one."""
+        """kvant's cache is in the computer's memory anyway. With -nkvo llama.cpp would not ask
+        kvant for a cache.
+        """
         for name in ("-nkvo", "--no-kv-offload", "--no_kv_offload"):
             words, said = self.given(name)
             self.assertEqual(words, [*PLACED, *REST])
@@ -172,7 +177,9 @@ class Added(Gpus):
         self.assertNotIn("-nkvo", said)
 
     def test_a_model_that_sees(self):
-        """It computes on the first device, which KVANT would be. Not every version has -mmdev."""
+        """The program computes on the first device, which KVANT would be. Not every version has
+        -mmdev.
+        """
         server = self.program(VULKAN, KVANT, rest='echo "$MTMD_BACKEND_DEVICE"')
         base = [server, "-m", self.model()]
         for more, environment, device in (
@@ -187,7 +194,7 @@ class Added(Gpus):
             self.assertEqual(self.exec(*base, *more, **environment)[0], [device], more)
 
     def test_a_draft_model(self):
-        """-ts suits the number of the main model's layers only."""
+        """-ts suits only the number of the main model's layers."""
         for name in ("-md", "--model-draft", "-hfd", "--spec-draft-model"):
             words, said = self.given(name, "draft")
             self.assertEqual(words, [name, "draft", *PLACED, "-devd", "Vulkan0", *REST])
@@ -197,8 +204,10 @@ class Added(Gpus):
         self.assertNotIn("draft model", said)
 
     def test_experts_on_the_cpu(self):
-        """The first pattern that matches a tensor counts, so the user's stand before exec's. exec
-        does not know what a layer takes of the GPU then, and trusts the user's choice."""
+        """The first pattern that matches a tensor counts, so the user's patterns stand before
+        exec's. Then exec does not know how much of the GPU a layer takes, and trusts the user's
+        choice.
+        """
         small = ["Vulkan0: Card (64 MiB, 64 MiB free)", KVANT]
         model = self.model(size=31 * 64 << 20)
         for more in (["-cmoe"], ["-ncmoe", "9"], ["--n-cpu-ffn", "9"]):
@@ -232,7 +241,7 @@ class Added(Gpus):
 
 
 class NotAdded(Gpus):
-    """exec adds --device KVANT alone, and a line gives the reason."""
+    """exec adds only --device KVANT, and a line gives the reason."""
 
     def refused(self, why, *words, left=ADDED, **more):
         out, said = self.given(*words, **more)
@@ -347,7 +356,7 @@ class NotAdded(Gpus):
         self.assertEqual(self.exec(server, "-m", model, *PLACED)[1], "")
 
     def test_no_cache_for_kvant(self):
-        """exec takes no GPU away for a cache that stays llama.cpp's."""
+        """exec keeps the GPU in use for a cache that stays llama.cpp's."""
         for listed, words in (([KVANT], ADDED), ([KVANT, "KVANT0: Card"], ADDED)):
             said = self.given("-nkvo", listed=listed)[1]
             self.assertIn("with -nkvo no layer's cache is kvant's", said)
@@ -381,7 +390,7 @@ class Cuda(Gpus):
         self.assertIn("hint: --device KVANT0,Vulkan0 ", said)
 
     def test_cuda_without_kvants_library(self):
-        """KVANT_GPU=0, or no libkvant_cuda: the cache is in the computer's memory."""
+        """With KVANT_GPU=0, or without libkvant_cuda, the cache is in the computer's memory."""
         for more in ([], [VULKAN]):
             listed = ["CUDA0: H100 (80000 MiB, 79000 MiB free)", *more, KVANT]
             words, said = self.given(listed=listed)

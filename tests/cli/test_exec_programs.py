@@ -1,4 +1,4 @@
-"""kvant exec with programs that are not called llama-something: a launcher, a shell, a binding."""
+"""kvant exec with programs whose names do not begin with llama: a launcher, a shell, a binding."""
 
 import os
 import pathlib
@@ -24,13 +24,13 @@ REFUSED = "flash attention is off, so llama.cpp stores values transposed"
 
 
 def lines_of(stderr):
-    """kvant's lines without the one about flags, which every program here gets."""
+    """kvant's lines without the line about flags, which every program here gets."""
     lines = [line for line in stderr.splitlines() if line.startswith("kvant: ")]
     return [line for line in lines if "does not begin with llama" not in line]
 
 
 def script_of_the_page():
-    """Without its first line, which program() writes."""
+    """The script without its first line, which program() writes."""
     page = HERE.parent.parent / "docs" / "start" / "ollama.md"
     return textwrap.dedent(re.search(r"^ +#!/bin/sh\n((?: +.*\n)+)", page.read_text(), re.M)[1])
 
@@ -59,7 +59,7 @@ class Launcher(Case):
         return run("exec", "--", *launcher, **environment)
 
     def servers(self):
-        """Folders with a llama-server: ours, and llama.cpp's where it is built."""
+        """Folders with a llama-server: the test's own, and llama.cpp's if it is built."""
         return [self.folder, *([LIB] if os.path.exists(os.path.join(LIB, "llama-server")) else [])]
 
     def test_a_server_that_a_launcher_starts_is_compressed(self):
@@ -68,7 +68,7 @@ class Launcher(Case):
                 self.assertCompressed(self.launch(folder))
 
     def test_flash_attention_off_is_refused(self):
-        """As Ollama would have it, were it not told by exec."""
+        """As Ollama would start it without exec's instructions."""
         for folder in self.servers():
             with self.subTest(folder):
                 done = self.launch(folder, OLLAMA_FLASH_ATTENTION="0")
@@ -77,7 +77,7 @@ class Launcher(Case):
                 self.assertIn(REFUSED, done.stderr)
 
     def test_a_shell_that_starts_a_server(self):
-        """With variables alone. The shell is another program, so that no word begins with llama."""
+        """Only with variables. The shell is another program, so that no word begins with llama."""
         for folder in self.servers():
             with self.subTest(folder):
                 port = ollama_like.free_port()
@@ -102,7 +102,7 @@ class Launcher(Case):
 @unittest.skipUnless(CUDA, "the mock of CUDA is not built")
 class Nvidia(Case):
     def test_a_script_in_the_place_of_llama_server(self):
-        """The script that the page shows. Ollama itself is not under kvant exec."""
+        """The script that the page shows. Ollama itself is not started by kvant exec."""
         program(self.folder, "llama-server.real", SMALL)
         program(self.folder, "llama-server", script_of_the_page())
         launcher = [sys.executable, "-B", HERE / "ollama_like.py", self.folder, MODEL, CUDA]
@@ -121,7 +121,7 @@ class Nvidia(Case):
 
 
 class Binding(Case):
-    """Right, or one line; never an abort."""
+    """The answer is right, or there is one line of error; the program never aborts."""
 
     def run_binding(self, folder, *flags, **environment):
         binding = [sys.executable, "-B", HERE / "binding.py", folder, MODEL]

@@ -1,4 +1,4 @@
-"""kvant exec on programs that open a model and do not load the plug-in, without a real model."""
+"""kvant exec with programs that open a model and do not load the plug-in, without a real model."""
 
 import concurrent.futures
 import os
@@ -20,7 +20,7 @@ SEEN = "wait_until_seen(mark)"
 
 @unittest.skipUnless(PLUGIN, "the plug-in is not built")
 class Watch(Case):
-    """exec says one line at the end about a program that opened a model."""
+    """exec prints one line at the end about a program that opened a model."""
 
     STATIC = "ggml was not loaded: this program has ggml linked in"
     LINKED = "ggml's back ends are linked into the program's libraries"
@@ -33,7 +33,7 @@ class Watch(Case):
         self.library.write_bytes(4096 * b"g")
 
     def python(self, *lines, mark=None):
-        """A program that ends when exec has looked at it. mark: the word that starts it."""
+        """A program that ends after exec has looked at it. mark: the word that starts it."""
         handle, path = tempfile.mkstemp(".py", dir=self.folder)
         head = (
             "import os, signal, subprocess, sys, time",
@@ -53,7 +53,7 @@ class Watch(Case):
         return [line for line in stderr.splitlines() if "exec: warning" in line]
 
     def said_of_all(self, cases):
-        """At the same time, because each one sleeps."""
+        """Runs them at the same time, because each one sleeps."""
         with concurrent.futures.ThreadPoolExecutor() as pool:
             return list(pool.map(lambda lines: self.said(*lines), cases))
 
@@ -76,7 +76,9 @@ class Watch(Case):
                 self.assertSays(line, text)
 
     def test_llama_cpp_programs(self):
-        """A list of devices needs no cache. A device that the user chose was warned of before."""
+        """A list of devices needs no cache. A warning about a device that the user chose came
+        before.
+        """
         server = self.folder / "llama-server"
         python = " ".join(self.python("map(model)", SEEN, mark=server))
         program(self.folder, "llama-server", f'exec {python} "$@"')
@@ -95,7 +97,7 @@ class Watch(Case):
         self.assertEqual(self.said("map(model)", KVANT_QUIET="1"), [])
 
     def test_names_of_models(self):
-        """Ollama's have no ending."""
+        """Ollama's models have no ending."""
         (self.folder / "blobs").mkdir()
         paths = [self.folder / name for name in ("blobs/sha256-0a1b", "sha256-0a1b", "x.bin")]
         for path in paths:
@@ -111,16 +113,18 @@ class Watch(Case):
             ["map(library)"],
             ["report('loaded')"],  # a list of devices
             ["report('loaded')", "file = open(model)"],  # a model that was not loaded
-            ["report('refused')", "map(model)", "map(library)"],  # the plug-in said why
+            ["report('refused')", "map(model)", "map(library)"],  # the plug-in gave the reason
             ["report('loaded')", "report('context')", "map(model)"],
-            ["map(plugin)", "map(model)", "map(library)"],  # its report did not arrive
+            ["map(plugin)", "map(model)", "map(library)"],  # the plug-in's report did not arrive
         )
         for lines, said in zip(cases, self.said_of_all(cases)):
             with self.subTest(lines):
                 self.assertEqual(said, [])
 
     def test_a_program_that_another_one_starts(self):
-        """Its own session, no descriptors of the first program's, and its end comes later."""
+        """A server with its own session and without the first program's descriptors, which ends
+        later.
+        """
 
         def start(body):
             child = f"[sys.executable, '-c', {body!r}, model]"
@@ -145,11 +149,11 @@ class Watch(Case):
             self.assertIsNone(server.poll())
             server.kill()
             self.assertSays(lines[2:], self.STATIC)
-            self.assertEqual(server.stderr.read(), "")  # it is not said again
+            self.assertEqual(server.stderr.read(), "")  # the line is not printed again
         self.assertLess(time.monotonic() - begun, 60)
 
     def test_the_program_is_as_without_exec(self):
-        """Its number, input, status, descriptors and children."""
+        """The program's process id, input, status, descriptors and children."""
         lines = (
             "import glob",
             "print(os.getpid(), os.getppid(), os.getpgrp(), os.getsid(0), sys.stdin.read())",
@@ -176,7 +180,7 @@ class Watch(Case):
         self.assertEqual(out[0], out[1])
 
     def test_signals_reach_the_program_alone(self):
-        """Ctrl-C is a signal to its group. The line comes nevertheless."""
+        """Ctrl-C is a signal to the program's group. The line is printed nevertheless."""
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             lines = (
                 "signal.signal(signal.SIGINT, signal.SIG_DFL)",
@@ -200,7 +204,9 @@ class Watch(Case):
             self.assertIn(self.STATIC, stderr)
 
     def test_a_program_with_ggml_in_its_file(self):
-        """Known before it starts. ggml's text may lie anywhere in the first 64 MiB."""
+        """exec finds it out before the program starts. ggml's text may lie anywhere in the first 64
+        MiB.
+        """
         text = b"not enough space in the context's memory pool"
         kobold = self.folder / "koboldcpp"
         data = pathlib.Path(shutil.which("true")).read_bytes()
@@ -229,7 +235,7 @@ class Watch(Case):
             file.close()
             words = command("exec", "--", kobold, "1")
             done = subprocess.run(words, stdin=model, stderr=subprocess.PIPE, text=True)
-        self.assertEqual(done.stderr.count("\n"), 1)  # it is not said again at the end
+        self.assertEqual(done.stderr.count("\n"), 1)  # the line is not printed again at the end
         script = program(self.folder, "koboldcpp.sh", f"exit 0 # {text.decode()}")
         self.assertNotIn("linked in", self.exec(script)[1])
 

@@ -28,7 +28,7 @@ class Fetch(unittest.TestCase):
         self.bin.mkdir()
 
     def run_fetch(self, *arguments, **environment):
-        """With nothing on PATH but what a test put into self.bin."""
+        """Runs with a PATH that has only the programs that a test put into self.bin."""
         env = {
             "PATH": str(self.bin),
             "KVANT_CACHE": str(self.cache),
@@ -72,7 +72,9 @@ class Fetch(unittest.TestCase):
             self.assertEqual((done.returncode, done.stdout, done.stderr), (0, f"{path}\n", ""))
 
     def test_without_a_wheel_of_pytorch(self):
-        """pip finds nothing; the hint says what it must find, and no half of an environment stays."""
+        """pip finds no package. The hint names the packages that it must find, and no partial
+        environment is left.
+        """
         done = self.run_fetch(
             "torch", PIP_NO_INDEX="1", PIP_FIND_LINKS=str(self.root), PIP_CONFIG_FILE=os.devnull
         )
@@ -95,7 +97,7 @@ class Fetch(unittest.TestCase):
         self.assertIn("apt-get install git", done.stderr)
 
     def serve(self, folder):
-        """A registry: files of the folder, on a port of this machine."""
+        """A registry that serves files of the folder on a port of this machine."""
 
         class Handler(http.server.SimpleHTTPRequestHandler):
             def __init__(self, *arguments):

@@ -1,5 +1,6 @@
-"""bench/fit.py, bench/sizes.py and their results: what caches take with models that people know,
-and with shapes of models at many contexts."""
+"""bench/fit.py, bench/sizes.py and their results: the memory of caches for models that people know,
+and for shapes of models at many contexts.
+"""
 
 import csv
 import itertools
@@ -34,7 +35,7 @@ class Fit(unittest.TestCase):
             self.assertEqual([line[key] for key in fit.FACTS], [shape[key] for key in fit.FACTS])
 
     def test_llama_cpps_own_are_two_bytes_a_number(self):
-        """Where all layers are alike, each layer has keys and values of every token."""
+        """If all layers are alike, each layer has keys and values of every token."""
         of = [line for line in LINES if line["cache"] == "f16" and line["window"] == "0"]
         self.assertGreater(len(of), 0)
         for line in of:
@@ -43,7 +44,8 @@ class Fit(unittest.TestCase):
 
     def test_windows_keep_their_cells_only(self):
         """llama.cpp keeps a window and one batch of 512 tokens, in steps of 256 cells. One of six
-        layers of Gemma 3, and every second one of gpt-oss, has all tokens."""
+        layers of Gemma 3, and every second layer of gpt-oss, has all tokens.
+        """
         layers = {"Gemma-3-12B": (8, 40, 1536), "gpt-oss-20b": (12, 12, 768)}
         for model, (whole, windowed, cells) in layers.items():
             of = [line for line in LINES if line["model"] == model and line["cache"] == "f16"]
@@ -54,7 +56,7 @@ class Fit(unittest.TestCase):
                 self.assertEqual(int(line["kv_bytes"]), 2 * 2 * width * rows)
 
     def test_the_lines_are_what_the_plug_in_says(self):
-        """A page shows three digits, so a hundredth may have changed since then."""
+        """A page shows three digits, so sizes may have changed by a hundredth since then."""
         kept = {key_of(line): line for line in LINES}
         models = {name: fit.shapes()[name] for name in ("Llama-3.1-8B", "gpt-oss-20b")}
         with tempfile.TemporaryDirectory() as folder:
@@ -71,7 +73,8 @@ class Sizes(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         with open(ROOT / "bench" / "results" / "sizes.csv", newline="", encoding="utf-8") as file:
-            cls.lines = [line[:-2] for line in csv.reader(file)][1:]  # without commit and command
+            # without the commit and the command
+            cls.lines = [line[:-2] for line in csv.reader(file)][1:]
 
     def test_every_cell_is_there_once(self):
         wanted = [

@@ -1,4 +1,6 @@
-"""kvant codecs when memory fails: all of the list, or one line and an exit code; never a list with numbers missing."""
+"""kvant codecs when an allocation fails: it prints the whole list, or one line and an exit code,
+but never a list with missing numbers.
+"""
 
 import os
 import unittest
@@ -7,7 +9,7 @@ from testing import run
 
 OK, RUNTIME = 0, 1
 LIBRARY = os.environ["FAIL_MALLOC"]  # fail_malloc.c
-SOME = [*range(1, 12), 20, 50, 120, 250, 400, 600]  # it makes some 600 allocations
+SOME = [*range(1, 12), 20, 50, 120, 250, 400, 600]  # the command makes some 600 allocations
 
 
 class Codecs(unittest.TestCase):

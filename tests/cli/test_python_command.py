@@ -1,4 +1,6 @@
-"""The door to commands that are Python: what starts them, what they are told, what is said where Python or the package is missing."""
+"""How the kvant command starts its commands that are written in Python: the programs that start
+them, their arguments, and the messages if Python or the package is missing.
+"""
 
 import json
 import os
@@ -22,7 +24,7 @@ class Door(unittest.TestCase):
         self.folder = pathlib.Path(folder.name)
 
     def told(self, *arguments, **environment):
-        """What an interpreter would be started with: words and environment."""
+        """The words and the environment with which an interpreter would be started."""
         python = program(self.folder, "python", f'exec "{sys.executable}" -c "{self.TELL}" "$@"')
         done = run(*arguments, KVANT_PYTHON=str(python), **environment)
         self.assertEqual(done.returncode, OK, done.stderr)
@@ -74,7 +76,7 @@ class Door(unittest.TestCase):
         return shutil.copy(KVANT, self.folder / "bin")
 
     def test_a_moved_installation(self):
-        """No plotting library is there: the page has tables only, and the command says so."""
+        """Without a plotting library the page has only tables, and the command says so."""
         moved = self.install()
         shutil.copytree(PACKAGE / "kvant", self.folder / "share" / "kvant" / "python" / "kvant")
         results, page = (

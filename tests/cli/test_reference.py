@@ -1,4 +1,6 @@
-"""What is made of the option tables: the man page, the reference and the completions are what the program says, and complete."""
+"""Texts that are made from the option tables: the man page, the reference and the completions agree
+with the program and are complete.
+"""
 
 import json
 import pathlib
@@ -33,7 +35,7 @@ class Files(unittest.TestCase):
             self.assertIn(f"\\fB{field}\\fR", page)
 
     def test_each_synopsis_has_a_line(self):
-        """kvant search is four commands; each of them begins a line of its own."""
+        """kvant search has four commands, and each begins a line of the synopsis."""
         page = (ROOT / "docs" / "kvant.1").read_text()
         synopsis = page.partition(".SH SYNOPSIS\n")[2].partition("\n.SH ")[0]
         lines = [line for line in synopsis.splitlines() if line != ".br"]
@@ -65,9 +67,10 @@ class Files(unittest.TestCase):
 
 class Shells(unittest.TestCase):
     def completed(self, *words):
-        """What bash offers for the last word."""
+        """The words that bash offers for the last word."""
         script = (
-            f'source {COMPLETION / "kvant.bash"}; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=(); _kvant; '
+            f'source {COMPLETION / "kvant.bash"}; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); '
+            "COMPREPLY=(); _kvant; "
             'printf "%s\\n" "${COMPREPLY[@]}"'
         )
         done = subprocess.run(

@@ -1,4 +1,6 @@
-"""The page of kvant report: made of kept results, looked at by a browser; no model is needed."""
+"""The page of kvant report, made from stored results and opened in a browser. No model is
+needed.
+"""
 
 import copy
 import itertools
@@ -21,7 +23,9 @@ def step(results, name):
 
 
 def presets():
-    """Results with two presets in place of the codecs: sizes of 4.25 and 3.25 bits and 1 MiB that stays fp16, speeds with their spread."""
+    """Results with two presets in place of the codecs: sizes of 4.25 and 3.25 bits and 1 MiB that
+    stays fp16, and speeds with their spread.
+    """
     results = copy.deepcopy(RESULTS)
     names = {
         "int-4:axis=channel,group=64": ("balanced", 4.25, 0.0202),
@@ -140,7 +144,8 @@ class InABrowser(Folder):
         self.open()
         figures = self.evaluate("""[...document.querySelectorAll("figure")].map((f) => ({
             name: f.getAttribute("aria-label"),
-            pictures: [...f.querySelectorAll("svg[role=img]")].map((s) => s.getAttribute("aria-label")),
+            pictures: [...f.querySelectorAll("svg[role=img]")]
+                .map((s) => s.getAttribute("aria-label")),
             rows: f.querySelectorAll("details table tbody tr").length,
         }))""")
         self.assertGreaterEqual(len(figures), 6)
@@ -175,7 +180,9 @@ class InABrowser(Folder):
             self.assertIn(f"{row['ppl']:.3f}", text)
 
     def test_bits_with_windows(self):
-        """What is given for a context of 128 holds half of llama.cpp's block of 256 cells, and no more bits a number."""
+        """A context of 128 holds half of llama.cpp's block of 256 cells. Its reported size is for
+        128, with no more bits per number.
+        """
         results = copy.deepcopy(RESULTS)
         results["about"]["ctx"] = 128
         rows = step(results, "quality")["rows"]
@@ -188,8 +195,9 @@ class InABrowser(Folder):
         self.assertEqual(self.column(1), self.column(2))
 
     def test_sizes_that_kvant_inspect_told(self):
-        """The page takes sizes of full caches unchanged, also where layers have windows and do not
-        grow."""
+        """The page shows sizes of full caches unchanged, also if layers have windows and do not
+        grow.
+        """
         results = presets()
         f16 = {**step(results, "quality")["rows"][0], "ctx": 32768, "kv_bytes": 100 << 20}
         (balanced,) = (
@@ -217,7 +225,8 @@ class InABrowser(Folder):
 
     def choose_size(self, size):
         self.evaluate(
-            f"""(() => {{ const s = document.querySelector("#size"); s.value = "{size}"; s.dispatchEvent(new Event("change")); }})()"""
+            f"""(() => {{ const s = document.querySelector("#size");
+            s.value = "{size}"; s.dispatchEvent(new Event("change")); }})()"""
         )
         self.browser.settle()
 
@@ -244,7 +253,8 @@ class InABrowser(Folder):
 
     def column(self, i):
         return self.evaluate(
-            f'[...document.querySelectorAll("#table tbody tr")].map((tr) => parseFloat(tr.children[{i}].textContent))'
+            '[...document.querySelectorAll("#table tbody tr")]'
+            f".map((tr) => parseFloat(tr.children[{i}].textContent))"
         )
 
     def test_sorting_by_keyboard(self):
@@ -265,11 +275,15 @@ class InABrowser(Folder):
 
     def test_colours_follow_the_scheme_and_stand_out(self):
         contrast = """(() => {
-            const light = (c) => { const [r, g, b] = c.match(/[0-9.]+/g).map(Number).map((v) => v / 255)
-                .map((v) => (v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+            const light = (c) => {
+                const [r, g, b] = c.match(/[0-9.]+/g).map(Number).map((v) => v / 255)
+                    .map((v) => (v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
+                return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
             const paper = light(getComputedStyle(document.body).backgroundColor);
-            const ratio = (e) => { const ink = light(getComputedStyle(e).color); return (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05); };
-            return [paper, ...[...document.querySelectorAll("p, h1, h2, td, dt, .note, nav a, summary, caption")].map(ratio)];
+            const ratio = (e) => { const ink = light(getComputedStyle(e).color);
+                return (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05); };
+            const text = "p, h1, h2, td, dt, .note, nav a, summary, caption";
+            return [paper, ...[...document.querySelectorAll(text)].map(ratio)];
         })()"""
         for scheme, dark in (("light", False), ("dark", True)):
             self.open(scheme=scheme)
@@ -285,19 +299,23 @@ class InABrowser(Folder):
         self.browser.settle()
         self.assertEqual(self.evaluate("document.documentElement.scrollWidth"), 360)
         widths = self.evaluate(
-            '[...document.querySelectorAll("svg[role=img], .card, td, th")].map((s) => s.getBoundingClientRect().right)'
+            '[...document.querySelectorAll("svg[role=img], .card, td, th")]'
+            ".map((s) => s.getBoundingClientRect().right)"
         )
         self.assertLessEqual(max(widths), 360)
         self.assertEqual(
             self.evaluate(
-                '[...document.querySelectorAll(".scroll")].filter((e) => e.scrollWidth > e.clientWidth).length'
+                '[...document.querySelectorAll(".scroll")]'
+                ".filter((e) => e.scrollWidth > e.clientWidth).length"
             ),
             0,
         )
 
     def cards(self):
-        return self.evaluate("""[...document.querySelectorAll("#choose .card")].map((card) => ({ title: card.querySelector("h3").textContent,
-            name: card.querySelector(".name")?.textContent ?? null, text: card.textContent, command: card.querySelector("code")?.textContent ?? null }))""")
+        return self.evaluate("""[...document.querySelectorAll("#choose .card")].map((card) => ({
+            title: card.querySelector("h3").textContent,
+            name: card.querySelector(".name")?.textContent ?? null, text: card.textContent,
+            command: card.querySelector("code")?.textContent ?? null }))""")
 
     def test_three_cards_with_commands(self):
         self.open(presets())
@@ -307,7 +325,8 @@ class InABrowser(Folder):
         )
         self.assertEqual(
             unseen["command"],
-            "kvant exec --accel -- llama-server -m SmolLM2-135M-Instruct.Q4_1.gguf -c 8192 -ctk q8_0 -ctv q8_0",
+            "kvant exec --accel -- llama-server -m SmolLM2-135M-Instruct.Q4_1.gguf -c 8192 "
+            "-ctk q8_0 -ctv q8_0",
         )
         self.assertEqual((default["title"], default["name"]), ("The default", "preset balanced"))
         self.assertEqual(
@@ -315,7 +334,8 @@ class InABrowser(Folder):
             "kvant exec -- llama-server -m SmolLM2-135M-Instruct.Q4_1.gguf -c 8192",
         )
         self.assertIn("without --accel as fast as f16", unseen["text"])
-        # 8192 tokens of 180 MiB at 4.25 of 16 bits, and the tokens that stay fp16: 1 MiB.
+        # The memory is 8192 tokens of 180 MiB at 4.25 of 16 bits, and 1 MiB for the tokens that
+        # stay fp16.
         self.assertIn("48.8 MiB at 8192 tokens, 0.27 of f16's 180", default["text"])
         self.assertIn("0.0202: 4.1 times q8_0's, 1/2 of q4_0's", default["text"])
         self.assertIn(
@@ -328,7 +348,8 @@ class InABrowser(Folder):
         )
         self.assertIn("as fast as f16 within the spread", small["text"])
         self.assertIn(
-            "kvant calibrate -m SmolLM2-135M-Instruct.Q4_1.gguf -f text.txt -o SmolLM2-135M-Instruct.Q4_1.kvcal",
+            "kvant calibrate -m SmolLM2-135M-Instruct.Q4_1.gguf -f text.txt "
+            "-o SmolLM2-135M-Instruct.Q4_1.kvcal",
             self.evaluate('document.querySelector("#choose").textContent'),
         )
 
@@ -355,7 +376,8 @@ class InABrowser(Folder):
         for row in step(results, "quality")["rows"]:
             if row["preset"] == "balanced":
                 row.update(bits=6, kv_bytes=11796480 * 6 / 16)
-            if row["preset"] == "small":  # as large as q4_0, and no better by more than its error
+            # as large as q4_0, and better only within the standard error
+            if row["preset"] == "small":
                 row.update(
                     bits=4.5,
                     kv_bytes=step(results, "quality")["rows"][2]["kv_bytes"],
@@ -370,13 +392,14 @@ class InABrowser(Folder):
     def test_presets_are_named_in_the_plot(self):
         self.open(presets())
         words = self.evaluate(
-            '[...document.querySelectorAll("#quality svg[role=img] text")].map((t) => t.textContent)'
+            '[...document.querySelectorAll("#quality svg[role=img] text")]'
+            ".map((t) => t.textContent)"
         )
         for name in ("balanced", "small", "q8_0", "q4_0"):
             self.assertIn(name, words)
 
     def boxes(self, selector):
-        """(left, right, top, bottom, text) of what is drawn in the plot of quality."""
+        """(left, right, top, bottom, text) of the elements in the plot of quality."""
         return self.evaluate(
             """[...document.querySelector("#quality svg[role=img]")
             .querySelectorAll(%s)].map((e) => { const b = e.getBoundingClientRect();
@@ -385,9 +408,10 @@ class InABrowser(Folder):
         )
 
     def test_names_in_the_plot_are_in_nobodys_way(self):
-        """On a phone, too: no name covers another one, and nothing the title of an axis. A preset
-        diverges most, at the upper edge; and two caches are nearly one point, as balanced and q5_1
-        were."""
+        """No name covers another name, and nothing covers the title of an axis, also on a phone. A
+        preset diverges most, at the upper edge, and two caches are nearly one point, as balanced
+        and q5_1 were.
+        """
 
         def apart(a, b):
             return a[1] <= b[0] or b[1] <= a[0] or a[3] <= b[2] or b[3] <= a[2]
@@ -425,7 +449,9 @@ class InABrowser(Folder):
         self.assertEqual(self.evaluate("document.title"), heading)
 
     def test_a_card_promises_no_more_than_its_text_says(self):
-        """What diverges twice as much as q8_0 loses little, even below what anybody sees."""
+        """A cache that diverges twice as much as q8_0 loses little, even if nobody could notice the
+        loss.
+        """
         results = presets()
         rows = step(results, "quality")["rows"]
         q8 = next(row for row in rows if row["k"] == row["v"] == "q8_0")
@@ -457,12 +483,14 @@ class InABrowser(Folder):
                 }
             )
         self.open(results)
-        looks = self.evaluate("""[...document.querySelector("#speed .legend").querySelectorAll("line")].map((l) =>
+        looks = self.evaluate("""[...document.querySelector("#speed .legend")
+            .querySelectorAll("line")].map((l) =>
             `${getComputedStyle(l).stroke} ${l.getAttribute("stroke-dasharray")}`)""")
         self.assertEqual(len(looks), len(set(looks)))
         self.assertEqual(len({look.split(")")[0] for look in looks}), 10)
-        ends = self.evaluate("""[...document.querySelector("#speed figure").querySelectorAll("text.end")].map((t) =>
-            [t.textContent, t.getBoundingClientRect().top, t.getBoundingClientRect().right])""")
+        ends = self.evaluate("""[...document.querySelector("#speed figure")
+            .querySelectorAll("text.end")].map((t) => [t.textContent,
+            t.getBoundingClientRect().top, t.getBoundingClientRect().right])""")
         self.assertEqual(len(ends), len(looks))
         tops = sorted(top for _, top, _ in ends)
         self.assertGreaterEqual(min(b - a for a, b in zip(tops, tops[1:])), 12)  # legible
@@ -593,5 +621,5 @@ class InABrowser(Folder):
 if __name__ == "__main__":
     if "InABrowser" in sys.argv and PROGRAM is None:
         print("skipped: no Chromium on this machine (apt-get install chromium)")
-        sys.exit(77)  # which CTest shows as skipped
+        sys.exit(77)  # CTest shows this as skipped
     unittest.main()

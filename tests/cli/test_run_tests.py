@@ -1,4 +1,6 @@
-"""scripts/run_tests.py: what was skipped is listed by name, whole tests and parts of tests, and failures decide the exit code."""
+"""scripts/run_tests.py: it lists skipped tests and skipped parts of tests by name, and failures
+decide its exit code.
+"""
 
 import os
 import pathlib

@@ -1,4 +1,6 @@
-"""kvant search: building, asking and measuring an index; files of vectors that are not what they say."""
+"""kvant search: building, querying and measuring an index, and files of vectors with a wrong
+format.
+"""
 
 import json
 import math
@@ -16,7 +18,8 @@ DIM, N = 24, 200
 
 
 def npy(rows, descr="<f4", order="False"):
-    head = f"{{'descr': '{descr}', 'fortran_order': {order}, 'shape': ({len(rows)}, {len(rows[0])}), }}"
+    shape = (len(rows), len(rows[0]))
+    head = f"{{'descr': '{descr}', 'fortran_order': {order}, 'shape': {shape}, }}"
     head += " " * (-(len(head) + 11) % 64) + "\n"
     return (
         b"\x93NUMPY\x01\x00"

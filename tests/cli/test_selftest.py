@@ -1,5 +1,6 @@
-"""kvant selftest: the CPUs of this machine, and a GPU of host memory (tests/cuda/host); what is right, and what is a
-little wrong and must be found."""
+"""kvant selftest on the CPUs of this machine and on a mock GPU in the host's memory
+(tests/cuda/host): it passes right kernels and finds kernels that are slightly wrong.
+"""
 
 import getpass
 import json
@@ -87,7 +88,7 @@ class Cpus(unittest.TestCase):
 
 @unittest.skipUnless(WRONG_KVANT, "no command with wrong kernels")
 class WrongCpus(unittest.TestCase):
-    """A command whose kernels are wrong at one level (wrong.c)."""
+    """Runs the command whose kernels are wrong at one level (wrong.c)."""
 
     def check(self, wrong, *words):
         env = {**os.environ, "KVANT_WRONG": wrong}
@@ -102,9 +103,7 @@ class WrongCpus(unittest.TestCase):
         self.assertIn("verdict: wrong", done.stdout)
         level = wrong.split(":")[0]
         lines = [line for line in done.stdout.splitlines() if line.startswith("wrong: ")]
-        self.assertEqual(
-            len(lines), 2, done.stdout
-        )  # head_dim 64 and 128 of this level, and no other
+        self.assertEqual(len(lines), 2, done.stdout)  # head_dim 64 and 128 of this level only
         for line, dim in zip(lines, (64, 128)):
             for word in (f"CPU {level}", "turboquant-4", f"head_dim {dim}", *words):
                 self.assertIn(word, line)

@@ -1,4 +1,6 @@
-"""Texts that commands are given: what no tokenizer takes is refused by name and offset, and kvant:manual stays what it is."""
+"""Texts as input of commands. A text that no tokenizer accepts is refused with its name and the
+offset. The text kvant:manual never changes.
+"""
 
 import hashlib
 import pathlib
@@ -9,9 +11,10 @@ from testing import KVANT, SMALL, SRC, run
 
 OK, RUNTIME = 0, 1
 MANUAL = pathlib.Path(__file__).resolve().parents[2] / "tools" / "manual.txt"
-# The first and the last numbers beyond U+10FFFF that four bytes can hold, and a longer text that has one at byte 6.
+# The first and the last numbers beyond U+10FFFF that four bytes can hold, and a longer text with
+# such a number at byte 6.
 BEYOND = [b"\xf4\x90\x80\x80", b"\xf7\xbf\xbf\xbf", b"before\xf5\x80\x80\x80after " * 3]
-# Malformed as well, but llama.cpp replaces these bytes.
+# These bytes are malformed as well, but llama.cpp replaces them.
 TAKEN = [
     b"\xf4\x8f\xbf\xbf",
     b"\xf4\x90\x80",
@@ -24,7 +27,9 @@ TAKEN = [
 
 
 class Manual(unittest.TestCase):
-    """Results measured on it are compared with older ones, so a change has to be on purpose: change the sum here with it."""
+    """Results on this text are compared with older ones, so a change must be intended. Whoever
+    changes the text changes the sum here, too.
+    """
 
     @unittest.skipUnless(SRC, "built without llama.cpp's headers")
     def test_it_is_frozen(self):

@@ -20,8 +20,9 @@ OK = 0
 
 
 def variables():
-    """run() passes none of GGML's. Without GGML_VK_VISIBLE_DEVICES a driver that computes on the
-    CPU is no device of ggml's. Its threads wait by spinning, so it gets one."""
+    """run() passes none of GGML's variables. Without GGML_VK_VISIBLE_DEVICES, ggml does not use a
+    driver that computes on the CPU. The driver's threads wait by spinning, so it gets one.
+    """
     given = {name: value for name, value in os.environ.items() if name.startswith("GGML_VK")}
     mesa = FOLDER / "mesa"
     if not mesa.is_dir():
@@ -54,13 +55,13 @@ def listed():
 
 
 def sizes(text, what):
-    """MiB of each kind of buffer."""
+    """Size of each kind of buffer, in MiB."""
     found = re.findall(rf"(\S+) +{what} buffer size = +([\d.]+) MiB", text)
     return {name: float(size) for name, size in found}
 
 
 def splits(text):
-    """The stretches of one decoded token's graph, the last one: (device, bytes it is handed)."""
+    """The parts of the graph of the last decoded token: (device, bytes that it gets)."""
     graphs = [[]]
     for number, device, inputs in re.findall(r"## SPLIT #(\d+): (\S+) # (.*)", text):
         if number == "0":
@@ -100,13 +101,15 @@ class Vulkan(unittest.TestCase):
                 self.assertIn(" 4 of 4 layers", said)
                 self.assertEqual(set(sizes(said, "KV")), {"KVANT"})
                 placed.append(sizes(said, "model")["Vulkan0"])
-            output = 0.25  # MiB; 3 of -ngl are the output and two of four layers
+            output = 0.25  # MiB; the 3 of -ngl are the output and two of four layers
             self.assertAlmostEqual(placed[0] - output, 2 * (placed[1] - output), delta=0.05)
             file = pathlib.Path(self.folder) / f"{name}.gguf"
             self.assertGreater(placed[0], 0.9 * file.stat().st_size / 2**20)
 
     def test_other_ways_to_keep_the_cache_off_the_gpu(self):
-        """-nkvo leaves weights on the GPU, -ngl 0 none: both with all caches compressed."""
+        """-nkvo leaves weights on the GPU, -ngl 0 leaves none there. All caches are compressed with
+        both.
+        """
         for given, on_gpu in ((["-nkvo", "1"], True), (["-ngl", "0"], False)):
             said = self.exec("llama-bench", *self.bench("llama", *given)).stderr
             self.assertIn(" 4 of 4 layers", said)
@@ -114,8 +117,10 @@ class Vulkan(unittest.TestCase):
             self.assertEqual(sizes(said, "model").get("Vulkan0", 0) > 6, on_gpu)
 
     def test_splits_and_bytes_of_a_token(self):
-        """Stock's -nkvo hands the GPU all of the cache; kvant gets a token's rows and gives one
-        back. llama-bench cannot be asked for a longer context, so -d fills it."""
+        """With -nkvo, llama.cpp copies its whole cache to the GPU. The plug-in gets a token's rows
+        and gives one row back. The program llama-bench has no option for a longer context, so -d
+        fills it.
+        """
         handed = []
         for depth in ("0", "300"):
             words = self.bench("llama", "-p", "0", "-d", depth)
@@ -127,11 +132,11 @@ class Vulkan(unittest.TestCase):
             self.assertFalse([inputs for _, _, inputs in ours if "cache_" in inputs])
             self.assertTrue([inputs for _, _, inputs in theirs if "cache_k" in inputs])
             handed.append([sum(n for _, n, _ in graph) for graph in (ours, theirs)])
-        self.assertLess(abs(handed[1][0] - handed[0][0]), 16 * 1024)  # the mask of the cells alone
+        self.assertLess(abs(handed[1][0] - handed[0][0]), 16 * 1024)  # only the mask of the cells
         self.assertGreater(handed[1][1], 1.8 * handed[0][1])  # 512 cells, not 256
 
     def test_layers_of_the_model_are_counted(self):
-        """By hand: the fourth layer's cache is llama.cpp's own, and the line says so."""
+        """Without exec: the fourth layer's cache is llama.cpp's own, and the line says so."""
         said = self.exec("llama-bench", *self.bench("llama", "-dev", "KVANT/Vulkan0", "-ts", "3/2"))
         self.assertIn(" 3 of 4 layers", said.stderr)
         self.assertIn("warning: only 3 of 4 layers have a compressed cache", said.stderr)

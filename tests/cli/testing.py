@@ -1,4 +1,4 @@
-"""Runs the kvant command for the tests in this folder."""
+"""Helpers that run the kvant command for the tests in this folder."""
 
 import os
 import pathlib
@@ -7,19 +7,20 @@ import subprocess
 KVANT = os.environ["KVANT"]
 PLUGIN = os.environ.get("KVANT_PLUGIN_FILE", "")
 MODEL = os.environ.get("KVANT_MODEL", "")
-# A few layers and tokens of it (tests/small_model.py), for what does not depend on a model's
-# quality, and the beginning of a text.
+# Some layers and tokens of the model (tests/small_model.py), for tests that do not depend on a
+# model's quality, and the beginning of a text.
 SMALL = os.environ.get("KVANT_SMALL_MODEL", MODEL)
 N_LAYERS = int(os.environ.get("KVANT_SMALL_LAYERS", "30"))
 N_VOCABULARY = int(os.environ.get("KVANT_SMALL_TOKENS", "49152"))
 TEXT = os.environ.get("KVANT_TEXT", "")
 LIB = os.environ.get("KVANT_LIB", "")
 SRC = os.environ.get("KVANT_SRC", "")
-PAPERS = os.environ.get("KVANT_PAPERS", "1") == "1"  # the papers' families are in this build
+PAPERS = os.environ.get("KVANT_PAPERS", "1") == "1"  # whether this build has the papers' families
 
 
-# Commands that compute with a model. One thread each, so that as many tests as there are cores run side by side: llama.cpp's threads
-# wait for one another by spinning, which takes the cores from other tests. What threads change is tested where -t is given.
+# Commands that compute with a model. They use one thread each, so that there can be as many tests
+# at a time as there are cores. The threads of llama.cpp wait for one another by spinning, which
+# takes cores from other tests. Tests that give -t test the effect of threads.
 OF_A_MODEL = ("eval", "needle", "run", "calibrate", "capture", "tune", "report", "bench")
 
 
@@ -31,7 +32,9 @@ def command(*arguments):
 
 
 def run(*arguments, stdin=None, stdout=subprocess.PIPE, timeout=300, errors=None, **environment):
-    """The finished process. The caller's own kvant settings must not leak into what is tested."""
+    """Runs kvant and returns the finished process. The caller's own kvant settings must not affect
+    the test.
+    """
     env = {
         name: value
         for name, value in os.environ.items()
@@ -53,7 +56,7 @@ def run(*arguments, stdin=None, stdout=subprocess.PIPE, timeout=300, errors=None
 
 
 def program(folder, name, body):
-    """An executable shell script, to stand for a llama.cpp program."""
+    """An executable shell script that stands for a llama.cpp program."""
     path = pathlib.Path(folder) / name
     path.write_text("#!/bin/sh\n" + body + "\n")
     path.chmod(0o755)

@@ -1,5 +1,6 @@
-"""For programs that run under kvant exec in a test: they map files, report as the plug-in does, and
-wait until exec has looked at them."""
+"""Functions of programs that run under kvant exec in a test: they map files, report as the plug-in
+does, and wait until exec has looked at them.
+"""
 
 import mmap
 import os
@@ -31,7 +32,7 @@ def words_of(process):
 
 
 def watching(mark):
-    """The process that `kvant exec -- MARK` left behind; None: there is none any more."""
+    """The process that `kvant exec -- MARK` left behind, or None if it has ended."""
     for process in pathlib.Path("/proc").iterdir():
         if process.name.isdigit() and {"exec", "--", mark} <= set(words_of(process)):
             return process
@@ -39,7 +40,7 @@ def watching(mark):
 
 
 def sleeps(process):
-    """How often the process began to wait; None when it has ended."""
+    """How often the process has begun to wait; None if it has ended."""
     try:
         lines = dict(line.split(":\t", 1) for line in (process / "status").read_text().splitlines())
     except OSError:

@@ -1,6 +1,6 @@
-/* wrong.c - a kvant command whose CPU kernels are a little wrong at one level, for the tests of
- * `kvant selftest`: the linker puts these functions in the place of the library's (--wrap). The
- * environment variable KVANT_WRONG says where and what: "avx2:encode", "c:decode",
+/* wrong.c - a kvant command whose CPU kernels are slightly wrong at one level, for the tests of
+ * `kvant selftest`. The linker replaces the library's functions by these (--wrap). The environment
+ * variable KVANT_WRONG names the level and the function: "avx2:encode", "c:decode",
  * "avx512:attention", ... */
 #include <kvant/attention.h>
 #include <kvant/codec.h>
@@ -53,7 +53,7 @@ kvant_status __wrap_kvant_tensor_get_block(const kvant_tensor *tensor, uint32_t 
     return status;
 }
 
-/* One number is off by the size of a few roundings. */
+/* One number errs by the size of some roundings. */
 kvant_status __wrap_kvant_codec_decode(const kvant_codec *codec, const kvant_affine *affine,
                                        const void *page, uint32_t first, uint32_t n, float *rows,
                                        size_t stride)
@@ -65,7 +65,7 @@ kvant_status __wrap_kvant_codec_decode(const kvant_codec *codec, const kvant_aff
     return status;
 }
 
-/* Two channels of one head change places. */
+/* Two channels of one head are exchanged. */
 kvant_status __wrap_kvant_attention(const kvant_tensor *k, const kvant_tensor *v,
                                     const kvant_attention_problem *problem, void *workspace,
                                     size_t bytes)

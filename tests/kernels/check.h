@@ -1,10 +1,13 @@
-/* check.h - what the check of a kernel is made of: cases, guarded buffers, calls and comparisons.
+/* check.h - the parts of a kernel's check: cases, guarded buffers, calls and comparisons.
  *
- * To add kernel NAME of kvant_kernels: add X(NAME) to CHECK_KERNELS (the build fails until it is there) and define
- * CHECK(NAME) and BENCH(NAME) in the file of its family. A check goes through shapes, tails and fills; for each it
- * names the case, takes buffers of exactly the size and alignment that kernels.h promises, computes what is wanted and
- * calls the kernel of the level under test through CHECK_CALL. It runs at every level, portable C included, once with
- * every buffer ending at an unmapped page and once with every buffer beginning behind one. */
+ * To add kernel NAME of kvant_kernels, add X(NAME) to CHECK_KERNELS (the build fails until it is
+ * there) and define CHECK(NAME) and BENCH(NAME) in the file of its family. A check goes through
+ * shapes, tails and fills. For each it names the case and takes buffers of exactly the size and
+ * alignment that kernels.h promises. Then it computes the expected result, and calls the kernel of
+ * the level under test through CHECK_CALL.
+ *
+ * A check runs at every level, portable C included: once with every buffer ending at an unmapped
+ * page, and once with every buffer beginning after an unmapped page. */
 #ifndef KVANT_TESTS_KERNELS_CHECK_H
 #define KVANT_TESTS_KERNELS_CHECK_H
 
@@ -82,15 +85,17 @@ CHECK_KERNELS(DECLARED)
 typedef CHECK(fn);
 typedef BENCH(fn);
 
-/* Begins a case, which is named in every report, and takes back the buffers of the one before. */
+/* Begins a case, which every report names, and frees the buffers of the case before. */
 void check_case(checker *check, const char *format, ...) KVANT_PRINTF(2, 3);
 
-/* A buffer until the next case; at most 16 of at most 1 MiB. Alignments are powers of two up to a page's. The kernel may not
- * write to the first kind; the second holds bytes 0x55 that make NaN-like nonsense of what was not written. */
+/* Returns a buffer that is valid until the next case; there are at most 16 of at most 1 MiB.
+ * Alignments are powers of two up to a page's. The kernel may not write to an input. An output is
+ * filled with bytes 0x55, so that numbers that were not written are conspicuous. */
 void *check_input(checker *check, const char *name, size_t bytes, size_t alignment);
 void *check_output(checker *check, const char *name, size_t bytes, size_t alignment);
 
-/* The call of the kernel under test: inputs are read-only meanwhile, and what lies around buffers is looked at afterwards. */
+/* Calls the kernel under test. Inputs are read-only meanwhile, and the bytes around buffers are
+ * checked afterwards. */
 #define CHECK_CALL(check, call)                                                                    \
     do {                                                                                           \
         check_enter(check);                                                                        \
@@ -100,10 +105,12 @@ void *check_output(checker *check, const char *name, size_t bytes, size_t alignm
 void check_enter(checker *check);
 void check_leave(checker *check);
 
-/* False where results do not count (--faults-only): a check may then leave out what it would compare them with. */
+/* Returns false if results do not count (--faults-only). A check may then skip the expected
+ * results. */
 bool check_compares(const checker *check);
 
-/* Comparisons: the first differences of a kernel at a level are reported, the others counted. */
+/* Compares results. The first differences of a kernel at a level are printed, further ones only
+ * counted. */
 void check_fail(checker *check, const char *format, ...) KVANT_PRINTF(2, 3);
 void check_near(checker *check, const char *name, size_t index, double got, double want,
                 double bound);
@@ -120,14 +127,15 @@ void check_bench_start(checker *check, const char *shape, ...) KVANT_PRINTF(2, 3
 bool check_bench_more(checker *check);
 uint64_t check_bench_calls(const checker *check);
 
-/* Random numbers, the same for every level. */
+/* Random numbers, which are the same for every level. */
 uint64_t check_random(checker *check);
 uint32_t check_below(checker *check, uint32_t n);
 float check_uniform(checker *check); /* within (0, 1) */
 float check_normal(checker *check);
 
-/* What numbers a buffer is filled with. LARGEST and SMALLEST are +- 2^40: their products and sums stay finite. AWKWARD has zeros
- * of both signs, denormals, huge numbers and equal neighbours among normal ones. */
+/* The numbers that a buffer is filled with. LARGEST and SMALLEST are +- 2^40, so their products and
+ * sums stay finite. AWKWARD has zeros of both signs, denormals, huge numbers and equal neighbours
+ * among normal numbers. */
 typedef enum check_fill {
     CHECK_NORMAL,
     CHECK_ZEROS,
@@ -140,9 +148,10 @@ typedef enum check_fill {
 const char *check_fill_name(check_fill fill);
 void check_floats(checker *check, float *x, size_t n, check_fill fill);
 void check_bytes(checker *check, void *bytes, size_t n,
-                 int value); /* all value, or random when value < 0 */
+                 int value); /* all bytes are value, or random if value < 0 */
 
-/* Most that one rounding to binary32 changes x by, which is no overflow. References in double are off by less than 2^-20 of it. */
+/* The largest change of x by one rounding to binary32 without overflow. References in double err by
+ * less than 2^-20 of that. */
 static inline double check_rounding(double x)
 {
     return fmax(fabs(x) * 0x1p-24, 0x1p-150) * (1 + 0x1p-20);

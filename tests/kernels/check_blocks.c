@@ -1,5 +1,6 @@
-/* check_blocks.c - attention on rows of ggml's block formats: scores, weighted sums and tiles against double precision on the
- * numbers that kvant_block_decode gives, which tests/unit/test_block_attention.c checks. */
+/* check_blocks.c - attention on rows of ggml's block formats: scores, weighted sums and tiles
+ * against double precision on the numbers that kvant_block_decode returns, which
+ * tests/unit/test_block_attention.c checks. */
 #include "check.h"
 
 static const kvant_block_type types[] = { KVANT_BLOCK_F32,  KVANT_BLOCK_F16,  KVANT_BLOCK_BF16,
@@ -14,7 +15,7 @@ static const uint32_t token_counts[] = { 1, 2, 3, 4, 5, 15, 16, 17, 33, 63, 64 }
 
 typedef struct blocks {
     kvant_block_page page;
-    uint8_t *rows; /* of page */
+    uint8_t *rows; /* rows of the page */
     float x[KVANT_PAGE_TOKENS][KVANT_BLOCK_MAX_HEAD_DIM];
 } blocks;
 
@@ -26,7 +27,8 @@ static void put_half(checker *check, uint8_t *p, bool not_a_number)
     memcpy(p, &half, sizeof half);
 }
 
-/* Random codes under finite scales, or floats. A row of NaNs is one that a kernel must not read into its sums. */
+/* Random codes with finite scales, or floats. A kernel must not include a row of NaNs in its
+ * sums. */
 static void fill_row(checker *check, kvant_block_type type, uint8_t *row, uint32_t n,
                      bool not_a_number)
 {
@@ -52,7 +54,7 @@ static void fill_row(checker *check, kvant_block_type type, uint8_t *row, uint32
     }
 }
 
-/* The input ends where its last row ends: nothing beyond a row may be read. */
+/* The input ends where its last row ends, so a read beyond a row faults. */
 static bool make_blocks(checker *check, blocks *b, size_t type, uint32_t dim, uint32_t n_tokens,
                         bool with_nans)
 {
@@ -87,7 +89,7 @@ static void check_scores_of(checker *check, const kvant_kernels *kernels, blocks
                 want += (double)q[i * dim + c] * b->x[t][c];
                 magnitude += fabs((double)q[i * dim + c] * b->x[t][c]);
             }
-            /* kernels.h; (1 + 2^-23)^512 is below 1 + 2^-13 */
+            /* from kernels.h; (1 + 2^-23)^512 is below 1 + 2^-13 */
             double bound = dim * (1 + 0x1p-13) * check_rounding(magnitude);
             check_near(check, "scores", i * KVANT_PAGE_TOKENS + t,
                        scores[i * KVANT_PAGE_TOKENS + t], want, bound);
@@ -177,7 +179,7 @@ CHECK(block_columns_tile)
     check_tile(check, kernels->block_columns_tile, true);
 }
 
-/* head_dim 64 and 3 query heads a kv head, as in the models that the project measures. */
+/* head_dim 64 and 3 query heads per kv head, as in the models that the project measures. */
 BENCH(block_scores)
 {
     static blocks b;

@@ -1,5 +1,5 @@
-/* check_chunks.c - kernels on pages of chunk codes, against codes read one by one: triplets in double within the bound of
- * kernels.h, chunks of four exactly. */
+/* check_chunks.c - kernels on pages of chunk codes, against codes that are read one by one:
+ * triplets in double within the bound of kernels.h, chunks of four exactly. */
 #include "check.h"
 
 #include "../../src/kernels/chunk_tiles.h"
@@ -29,7 +29,7 @@ static size_t tile_place(kvant_role role, uint32_t dim, uint32_t token, uint32_t
                                 : position * kvant_padded_dim(dim) + channel;
 }
 
-/* Padding channels of K are zeros; of V they are anything. */
+/* Padding channels of K are zeros; padding channels of V may be anything. */
 static void check_padding(checker *check, kvant_role role, uint32_t dim, const float *tile)
 {
     for (uint32_t j = dim; role == KVANT_ROLE_K && j < kvant_padded_dim(dim); j++)
@@ -38,7 +38,7 @@ static void check_padding(checker *check, kvant_role role, uint32_t dim, const f
                        tile[tile_place(role, dim, t, j)], 0, 0);
 }
 
-/* Levels that a book may have: increasing, odd about 0 for directions. */
+/* Levels that a book may have: increasing, and odd about 0 for directions. */
 static void fill_book(checker *check, uint32_t direction_bits, uint32_t norm_bits,
                       kvant_triplet_book *book)
 {
@@ -61,13 +61,13 @@ static void check_triplet(checker *check, const kvant_triplet_book *book, uint32
     const uint32_t mask = (1u << book->direction_bits) - 1;
     const float u = book->direction[code & mask],
                 w = book->direction[code >> book->direction_bits & mask];
-    /* As the decoder has them: where a component is small, its rounding is no small part of it. */
+    /* Computed as the decoder does: the rounding of a small component is large relative to it. */
     const float z = 1 - fabsf(u) - fabsf(w), fold = z < 0 ? -z : 0;
     const float x[3] = { u - copysignf(fold, u), w - copysignf(fold, w), z };
     const double length = sqrt((double)x[0] * x[0] + (double)x[1] * x[1] + (double)x[2] * x[2]);
     const double want =
         (double)scale * book->norm[code >> (2 * book->direction_bits)] / length * x[j];
-    /* The decoder is within 6 roundings of this. */
+    /* The decoder errs by at most 6 roundings. */
     check_near(check, "tile", at, got, want, fabs(want) * 0x1p-20 + 6 * check_rounding(want));
 }
 
@@ -185,7 +185,7 @@ static float direction_number(const direction_case *p, uint32_t code, uint32_t t
            p->book.codewords[(size_t)4 * index + i];
 }
 
-/* Outliers: some codes of every page are made theirs, else random codes would hardly ever be. */
+/* Makes some codes of every page the codes of outliers; random codes would hardly ever be. */
 static void plant_outliers(checker *check, const direction_case *p)
 {
     uint32_t codes[KVANT_MAX_HEAD_DIM];
@@ -258,7 +258,7 @@ typedef struct dots_case {
     uint32_t n;
 } dots_case;
 
-/* Levels, pieces and lengths like those of a codec. */
+/* Levels, pieces and lengths with the distribution of a codec's. */
 static void make_octahedral(checker *check, kvant_chunk_numbers *numbers, int16_t *entries)
 {
     kvant_octahedral_integers *o = check_input(check, "octahedral", sizeof *o, 4);
@@ -280,7 +280,7 @@ static void make_octahedral(checker *check, kvant_chunk_numbers *numbers, int16_
     numbers->octahedral = o;
 }
 
-/* round 1: the largest numbers and x that there may be, of one sign each. */
+/* round 1: the largest numbers and x that are allowed, all of one sign. */
 static dots_case make_dots(checker *check, kvant_role role, uint32_t dim, uint32_t components,
                            uint32_t index_bits, uint32_t length_bits, uint32_t n, uint32_t round)
 {

@@ -1,10 +1,11 @@
-/* check_code_dots.c - attention on codes: products of codes and integers (exact), and the steps from numbers to integers and
- * back (bounds of kernels.h). */
+/* check_code_dots.c - attention on codes: products of codes and integers, which are exact, and the
+ * conversions between numbers and integers (bounds of kernels.h). */
 #include "check.h"
 
-#define MAX_VECTORS 28u /* some blocks of the widest kernel and a rest */
+#define MAX_VECTORS 28u /* some blocks of the widest kernel and a remainder */
 
-/* A page of codes, of band_tiles row tiles a band, multiplied in column tiles first .. end - 1; 0: all there are. */
+/* A page of codes with band_tiles row tiles per band, multiplied in column tiles first .. end - 1.
+ * 0: all. */
 typedef struct shape {
     kvant_role role;
     uint32_t dim, band_tiles, first, end;
@@ -27,7 +28,7 @@ static const shape shapes[] = {
     { KVANT_ROLE_V, 80, 0, 0, 0 },
     { KVANT_ROLE_V, 96, 0, 0, 0 },
     { KVANT_ROLE_V, 112, 0, 0, 0 },
-    /* bands of rows */
+    /* rows in bands */
     { KVANT_ROLE_K, 64, 1, 0, 0 },
     { KVANT_ROLE_K, 128, 2, 0, 0 },
     { KVANT_ROLE_K, 80, 4, 0, 0 },
@@ -56,11 +57,13 @@ typedef struct dot_case {
     int32_t *got;
 } dot_case;
 
-/* What a problem is made of: anything; the codebooks' largest value in all codes and the largest integers beside it, signs
- * alternately; the largest value that kernels.h allows. */
+/* The values of a problem. CODEBOOK_DOTS: the codebooks' largest value in all codes, and the
+ * largest integers with alternating signs. LARGEST_DOTS: the largest value that kernels.h
+ * allows. */
 typedef enum dots_kind { ANY_DOTS, CODEBOOK_DOTS, LARGEST_DOTS, N_DOTS_KINDS } dots_kind;
 
-/* Values of the low and, of codes of more than 4 bits, of the high digit; returns the largest magnitude of a code's. */
+/* Fills values of the low digit and, for codes of more than 4 bits, of the high digit. Returns the
+ * largest magnitude of a code's value. */
 static int32_t fill_values(checker *check, uint32_t bits, dots_kind kind, int16_t *values)
 {
     int32_t largest = kind == CODEBOOK_DOTS ? 4095
@@ -100,20 +103,20 @@ static dot_case make_dots(checker *check, const shape *s, uint32_t bits, uint32_
     int32_t limit = INT32_MAX / (fill_values(check, bits, kind, p.values) * (int32_t)columns);
     limit = limit < KVANT_CODE_OPERAND_MAX ? limit : KVANT_CODE_OPERAND_MAX;
     for (size_t i = 0; i < n_x;
-         i++) { /* columns that a page lacks, too: nothing may depend on them */
+         i++) { /* also columns that the page lacks: no result may depend on them */
         int32_t number = (int32_t)check_below(check, 2 * (uint32_t)limit + 1) - limit;
         p.x[i] = (int16_t)(kind == ANY_DOTS ? number : i / width % 2 ? -limit : limit);
     }
     return p;
 }
 
-/* Where rows lie in dots and columns in x. */
+/* Position of row i in dots and of column i in x. */
 static uint32_t position_of(uint32_t i)
 {
     return i / 64 * 64 + kvant_token_position(i % 64);
 }
 
-/* Values by row, then column, from codes as the layout's own reader gives them. */
+/* Values by row, then column, of the codes that the layout's own reader returns. */
 static void read_values(const dot_case *p, int16_t *values)
 {
     uint8_t codes[KVANT_MAX_PADDED_DIM];
@@ -163,7 +166,7 @@ static void check_dots(checker *check, kvant_code_dots_fn *kernel, const dot_cas
         for (uint32_t row = 0; row < rows; row++)
             check_same(check, "dot", p->got + i * p->dots_stride + position_of(row),
                        want + i * rows + row, 1, sizeof *want);
-    for (uint32_t i = 0; i + 1 < p->n; i++) /* what lies between vectors is the caller's */
+    for (uint32_t i = 0; i + 1 < p->n; i++) /* memory between vectors belongs to the caller */
         for (size_t at = (p->layout.row_tiles + 3) / 4 * 64; at < p->dots_stride; at++)
             if (p->got[i * p->dots_stride + at] != 0x55555555)
                 check_fail(check, "writes behind the dots of vector %u", i);
@@ -215,12 +218,12 @@ BENCH(code_dots)
     bench_all_dots(check, kernels->code_dots, 1, 4);
 }
 
-/* What dots become: lines of a kind, in bands as the factors are. */
+/* How dots become scores or sums: the kind of scales, in bands as the factors are. */
 typedef enum lines_kind {
-    BY_ROW,              /* scales of rows */
-    BY_ROW_WITH_ZEROS,   /* and zero points */
-    BY_COLUMN,           /* steps of bands only */
-    BY_COLUMN_WITH_SUMS, /* and what zero points came to */
+    BY_ROW,              /* rows have scales */
+    BY_ROW_WITH_ZEROS,   /* rows also have zero points */
+    BY_COLUMN,           /* only bands have steps */
+    BY_COLUMN_WITH_SUMS, /* also with the sums of zero points */
     N_LINES_KINDS
 } lines_kind;
 
@@ -229,7 +232,7 @@ typedef struct code_sums {
     float *got, *before; /* n x stride */
 } code_sums;
 
-/* n vectors' sums of the rows of a layout; band_tiles as in factors. */
+/* n vectors with the sums of a layout's rows; band_tiles as in factors. */
 static code_sums make_sums(checker *check, const kvant_layout *layout, uint32_t band_tiles,
                            uint32_t n, lines_kind kind, bool add)
 {
@@ -262,7 +265,7 @@ static code_sums make_sums(checker *check, const kvant_layout *layout, uint32_t 
                         before };
 }
 
-/* Of vector i, whose dots by row are the exact ones. */
+/* Checks vector i, whose dots by row are the exact products. */
 static void check_vector(checker *check, const kvant_layout *layout, const code_sums *s, uint32_t i,
                          const int32_t *dots)
 {
@@ -328,7 +331,7 @@ BENCH(sum_dots)
         }
 }
 
-/* No band begins or ends within 4 row tiles. */
+/* Whether no band begins or ends within 4 row tiles. */
 static bool suits_tiles(const shape *s)
 {
     uint32_t row_tiles = s->role == KVANT_ROLE_K ? 4 : (s->dim + 15) / 16;
@@ -391,7 +394,8 @@ BENCH(tile_sums)
 
 #define N_KINDS 9u
 
-/* Weights of many sizes, ties between integers, zeros, and what fixed_point.h says of tiny and infinite numbers. */
+/* Weights of many sizes, ties between integers, zeros, and the tiny and infinite numbers of
+ * fixed_point.h. */
 static void fill_weights(checker *check, float *w, float *scale, uint32_t kind)
 {
     for (uint32_t i = 0; i < 64; i++) {
@@ -408,7 +412,7 @@ static void fill_weights(checker *check, float *w, float *scale, uint32_t kind)
         case 5: w[i] = i == 40 ? NAN : w[i]; break;
         case 6: w[i] = i == 9 ? -INFINITY : w[i]; break;
         case 7: w[i] *= 1e34f; break;
-        case 8: w[i] = i % 2 ? -1 : 1; break; /* all the largest, scales apart */
+        case 8: w[i] = i % 2 ? -1 : 1; break; /* all the largest, with different scales */
         default: break;
         }
     }

@@ -1,8 +1,10 @@
-/* check_directions.c - searches of encoders for the nearest direction: triplets of channels (OCTOPUS), chunks of four (HQMQ and its
- * baselines). The same choices and bits at every level. */
+/* check_directions.c - the encoders' searches for the nearest direction: triplets of channels
+ * (OCTOPUS), chunks of four (HQMQ and its baselines). Choices and bits are the same at every
+ * level. */
 #include "check.h"
 
-/* Increasing levels between -1 and 1, or from 0 on; thresholds between them, the last ones above every number. */
+/* Increasing levels between -1 and 1, or from 0 on, and thresholds between them. The last
+ * thresholds are above every number. */
 static void fill_levels(checker *check, uint32_t bits, bool norms, uint32_t room, float *levels,
                         float *thresholds)
 {
@@ -48,7 +50,7 @@ CHECK(triplet_codes)
             for (uint32_t rounding = 0; rounding < 4; rounding++)
                 for (int fill = 0; fill < CHECK_N_FILLS; fill++) {
                     if (rounding == KVANT_ROUND_FULL && (bits > 4 || n > 16))
-                        continue; /* searches 4^bits candidates */
+                        continue; /* a search of 4^bits candidates */
                     search s = make_search(check, n, bits, check_below(check, 8), rounding,
                                            (check_fill)fill);
                     want = *s.triplets;
@@ -87,7 +89,7 @@ static chunks make_chunks(checker *check, uint32_t n, uint32_t spare, check_fill
     p.which = check_output(check, "which", 16 * sizeof *p.which, sizeof *p.which);
     check_floats(check, p.x, 3 * p.stride + 16, fill);
     check_floats(check, p.entries, (size_t)4 * n, CHECK_NORMAL);
-    for (uint32_t i = 0; n > 2 && i < 4; i++) /* equals: the first one wins */
+    for (uint32_t i = 0; n > 2 && i < 4; i++) /* equal distances: the first one wins */
         p.entries[4 * (n - 1) + i] = p.entries[4 * (n / 2) + i];
     return p;
 }
@@ -118,7 +120,7 @@ static void bench_chunks(checker *check, kvant_closest_cosets_fn *kernel)
     }
 }
 
-/* Both searches have one signature. */
+/* Both searches have the same signature. */
 CHECK(closest_cosets)
 {
     check_chunks(check, kernels->closest_cosets, c->closest_cosets);

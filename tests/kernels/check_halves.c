@@ -1,9 +1,10 @@
-/* check_halves.c - fp16 and back. All 65536 halves, and every tie between two of them with its neighbours. */
+/* check_halves.c - conversion to fp16 and back: all 65536 halves, and every tie between two of them
+ * with its neighbours. */
 #include "check.h"
 
 static const uint32_t lengths[] = { 1, 2, 7, 8, 9, 15, 16, 17, 23, 31, 32, 33, 40, 64, 100, 512 };
 
-/* NaN's bits are left to the level: no page holds one. */
+/* Each level may choose the bits of a NaN, because no page holds one. */
 static bool same_float(float a, float b)
 {
     return (isnan(a) && isnan(b)) || kvant_float_bits(a) == kvant_float_bits(b);
@@ -41,7 +42,8 @@ BENCH(half_to_float)
     }
 }
 
-/* Number i of three a half h: halfway to h + 1 and one step of binary32 on either side. 65504 and 65520 lie around the last. */
+/* Three numbers for each half h: halfway to h + 1, and one step of binary32 on either side. 65504
+ * and 65520 lie around the last half. */
 static float near_tie(uint32_t i)
 {
     uint16_t h = (uint16_t)(i / 3);

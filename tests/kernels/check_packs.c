@@ -1,4 +1,5 @@
-/* check_packs.c - products with the codes of an index, exact, and the keys made of them, the same bits at every level. */
+/* check_packs.c - products with the codes of an index, which are exact, and the keys made from
+ * them, with the same bits at every level. */
 #include "check.h"
 
 static const struct {
@@ -12,7 +13,7 @@ typedef struct packs {
     int32_t *dots;
 } packs;
 
-/* kind 0: random; 1, 2: the largest magnitudes, of equal and of alternating signs. */
+/* kind 0: random; 1 and 2: the largest magnitudes, with equal and with alternating signs. */
 static int8_t query_number(checker *check, uint32_t kind, uint32_t i)
 {
     if (kind == 0)
@@ -48,7 +49,7 @@ static packs make_packs(checker *check, uint32_t w, uint32_t dim, uint32_t n, ui
     return p;
 }
 
-/* From the layout of packs.h, in words of its own. */
+/* The product by the layout of packs.h, written a second time. */
 static int32_t wanted_dot(const packs *p, uint32_t query, uint32_t v)
 {
     const uint32_t bits = p->format->bits, per_chunk = 8 / bits;
@@ -57,7 +58,7 @@ static int32_t wanted_dot(const packs *p, uint32_t query, uint32_t v)
         const uint32_t plane = 2 * (dim / 4) + (v >= 16), in_chunk = 4 * (v & 15) + (dim & 3);
         uint32_t code;
         if (bits ==
-            3) { /* 16 dimensions: planes 0 .. 3 and 4 .. 7 of 2 bits, then 8 planes of 1 bit */
+            3) { /* In 16 dimensions: planes 0 .. 3 and 4 .. 7 of 2 bits, then 8 planes of 1 bit */
             const uint8_t *chunks = p->codes + 192 * (plane / 8) + in_chunk;
             code = (uint32_t)chunks[64 * (plane % 8 / 4)] >> 2 * (plane % 4) & 3;
             code |= ((uint32_t)chunks[128] >> plane % 8 & 1) << 2;
@@ -123,12 +124,12 @@ static keyed make_keyed(checker *check, uint32_t n, check_fill fill, bool offset
         p.offsets = check_input(check, "offsets", 32 * sizeof *p.offsets, 64);
         check_floats(check, p.offsets, 32, fill);
     }
-    for (uint32_t i = 0; i < n * 32; i++) /* beyond 2^24 conversions round */
+    for (uint32_t i = 0; i < n * 32; i++) /* beyond 2^24, conversions round */
         p.dots[i] = (int32_t)check_below(check, 1u << 29) - (1 << 28);
     check_floats(check, p.factors, 32, fill);
     check_floats(check, p.scales, n, CHECK_NORMAL);
     check_floats(check, p.weights, n, CHECK_NORMAL);
-    for (uint32_t i = 0; i < n; i++) { /* one that a key equals, none, all */
+    for (uint32_t i = 0; i < n; i++) { /* a threshold that equals a key, no threshold, all */
         const uint32_t v = check_below(check, 32);
         const float key = (float)p.dots[i * 32 + v] * p.factors[v] * p.scales[i];
         p.thresholds[i] = i % 4 == 3   ? -INFINITY

@@ -1,9 +1,10 @@
-/* check_quantize.c - numbers to codes: the same bits at every level, ties and numbers on thresholds included. */
+/* check_quantize.c - conversion of numbers to codes: the same bits at every level, for ties and for
+ * numbers on thresholds, too. */
 #include "check.h"
 
 static const uint32_t lengths[] = { 1, 3, 7, 8, 9, 15, 16, 17, 31, 40, 64, 80, 128, 512 };
 
-/* Steps as the uniform codecs have them: codes of either sign, or from 0 on. */
+/* Steps as in the uniform codecs: codes of either sign, or from 0 on. */
 static kvant_uniform_step make_step(checker *check, uint32_t bits, bool is_signed)
 {
     float high = (float)((1u << (is_signed ? bits - 1 : bits)) - 1);
@@ -63,10 +64,11 @@ static book make_book(checker *check, uint32_t n, uint32_t bits, uint32_t kind)
     b.thresholds =
         check_input(check, "thresholds", readable * sizeof *b.thresholds, sizeof *b.thresholds);
     b.codes = check_output(check, "codes", n, 1);
-    for (uint32_t i = 0; i < readable; i++) /* what lies behind the thresholds is anything */
+    for (uint32_t i = 0; i < readable; i++) /* numbers after the thresholds may be anything */
         b.thresholds[i] = i < used ? ((float)i - (float)used / 2) * 4 / (float)(1u << bits) : NAN;
     check_floats(check, b.x, n, kind < CHECK_N_FILLS ? (check_fill)kind : CHECK_NORMAL);
-    for (uint32_t i = 0; kind == CHECK_N_FILLS && i < n; i++) /* on a threshold: not above it */
+    /* a number on a threshold is not above it */
+    for (uint32_t i = 0; kind == CHECK_N_FILLS && i < n; i++)
         b.x[i] = b.thresholds[check_below(check, used)];
     return b;
 }
@@ -120,8 +122,8 @@ CHECK(feedback_codes)
     for (size_t l = 0; l < COUNT(lengths); l++)
         for (uint32_t bits = 1; bits <= 8; bits++)
             for (uint32_t kind = 0; kind <= CHECK_N_FILLS; kind++) {
-                uint32_t n =
-                    lengths[l] < 200 ? lengths[l] : 200; /* more do not fit a checker's buffers */
+                /* more would not fit a checker's buffers */
+                uint32_t n = lengths[l] < 200 ? lengths[l] : 200;
                 book b = make_book(check, n, bits, kind);
                 const kvant_feedback *f = make_feedback(check, n);
                 float *values =

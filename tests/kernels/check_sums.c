@@ -1,5 +1,6 @@
-/* check_sums.c - loops of encoders over rows: sums in a fixed order, the Hadamard transform, extremes. All but the sign of a
- * zero in range are the same bits at every level. */
+/* check_sums.c - the encoders' loops over rows: sums in a fixed order, the Hadamard transform,
+ * extremes. All results have the same bits at every level, except for the sign of a zero in
+ * range. */
 #include "check.h"
 
 static const uint32_t lengths[] = { 1,  2,  5,  7,  8,  9,   15,  16,  17,  24, 31,
@@ -165,7 +166,7 @@ typedef struct mean {
     uint32_t n;
 } mean;
 
-/* Sums of outer products of 2 n rows, or of n / 2: not positive definite. */
+/* Sums of outer products of 2 n rows, or of n / 2 rows, which are not positive definite. */
 static mean make_mean(checker *check, uint32_t n, bool definite)
 {
     mean p = { .n = n };
@@ -241,7 +242,8 @@ static double *make_lower(checker *check, uint32_t n, double *kept)
     return l;
 }
 
-/* l times its inverse is the identity within the roundings of n products; levels agree to the bit. */
+/* l times its inverse is the identity within the roundings of n products. Levels agree bit for
+ * bit. */
 CHECK(lower_inverse)
 {
     static const uint32_t dims[] = { 1, 2, 5, 16, 40, 67, 128 };
@@ -285,7 +287,8 @@ typedef struct triangular {
     float *x, before[MOST_VECTORS * 512];
 } triangular;
 
-/* Below a diagonal of 1 ... 2 numbers are random and at most 1 / sqrt(n): the inverse is bounded. */
+/* The diagonal is 1 ... 2, and numbers below it are random and at most 1 / sqrt(n), so the inverse
+ * is bounded. */
 static void make_triangular(checker *check, uint32_t n, uint32_t n_x, triangular *t)
 {
     const uint32_t size = n * (n + 1) / 2;
@@ -317,8 +320,8 @@ static double triangle_at(const triangular *t, uint32_t i, uint32_t j)
 
 typedef enum triangle_task { MULTIPLY_UPPER, SOLVE_UPPER, SOLVE_LOWER } triangle_task;
 
-/* What was solved, put into the equations: |L^T x - b| <= (n + 3) 2^-23 |L^T| |x| (Higham, Accuracy and Stability, 8.1,
- * with two roundings of a quotient), and the same of L. */
+/* Puts the solution into the equations: |L^T x - b| <= (n + 3) 2^-23 |L^T| |x|, and the same for L.
+ * (Higham, Accuracy and Stability, 8.1, with two roundings of a quotient.) */
 static void check_solution(checker *check, const triangular *t, bool lower)
 {
     for (uint32_t v = 0; v < t->n_x; v++)

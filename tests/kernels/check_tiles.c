@@ -1,5 +1,5 @@
-/* check_tiles.c - kernels on unpacked pages: unpack, products of matrices, softmax's exponentials, scales and zero points.
- * Bounds are those of kernels.h, against sums in double. */
+/* check_tiles.c - kernels on unpacked pages: unpack, products of matrices, softmax's exponentials,
+ * scales and zero points. The bounds are the bounds of kernels.h, against sums in double. */
 #include "check.h"
 
 static const uint32_t dims[] = { 16, 40, 64, 80, 96, 128, 192, 256, 512 };
@@ -9,7 +9,7 @@ static void fill_codes(checker *check, void *page, size_t bytes, uint32_t round)
     check_bytes(check, page, bytes, round == 0 ? 0 : round == 1 ? 0xff : -1);
 }
 
-/* The tile as the layout's own reader gives it. */
+/* The tile as the layout's own reader returns it. */
 static void expect_tile(const kvant_layout *layout, const void *page, const float *values,
                         float offset, float *tile)
 {
@@ -32,7 +32,7 @@ static void check_unpack_of(checker *check, const kvant_kernels *kernels,
     static float want[KVANT_MAX_PADDED_DIM * KVANT_PAGE_TOKENS];
     size_t n = (size_t)layout->padded_dim * KVANT_PAGE_TOKENS;
     uint32_t n_values =
-        layout->bits > 5 ? 1u << layout->bits : 32; /* what is readable, not what is used */
+        layout->bits > 5 ? 1u << layout->bits : 32; /* numbers that may be read but are not used */
     for (uint32_t table = 0; table < 2; table++) {
         check_case(check, "role %d, head_dim %u, %u bits, %s, round %u", (int)layout->role,
                    layout->head_dim, layout->bits, table ? "values" : "offset", round);
@@ -102,7 +102,8 @@ static product make_product(checker *check, uint32_t m, uint32_t k, uint32_t n, 
     return p;
 }
 
-/* Element (i, j) and the size of its terms; growth: (1 + 2^-23)^steps. An underflow of any of its 2 k roundings adds 2^-150. */
+/* Checks element (i, j) against the size of its terms; growth: (1 + 2^-23)^steps. An underflow of
+ * any of its 2 k roundings adds 2^-150. */
 static void check_element(checker *check, const product *p, const float *before, double growth,
                           uint32_t i, uint32_t j)
 {
@@ -112,7 +113,7 @@ static void check_element(checker *check, const product *p, const float *before,
         sum += term;
         size += fabs(term);
     }
-    uint32_t steps = p->k + (before[i * p->ldc + j] != 0); /* adding to zero is no rounding */
+    uint32_t steps = p->k + (before[i * p->ldc + j] != 0); /* an addition to zero is not rounded */
     double bound = steps * 0x1p-24 * growth * size * (1 + 0x1p-20) + 2 * p->k * 0x1p-150;
     check_near(check, "c", i * p->ldc + j, p->c[i * p->ldc + j], sum, bound);
 }
@@ -143,7 +144,7 @@ CHECK(matmul)
             for (int fill = 0; fill < CHECK_N_FILLS; fill++) {
                 product p =
                     make_product(check, m, k, columns[i], (m + (uint32_t)i) % 3, (check_fill)fill);
-                if (fill != CHECK_AWKWARD) /* sums of it may overflow */
+                if (fill != CHECK_AWKWARD) /* its sums may overflow */
                     check_product(check, kernels, &p);
             }
         }
@@ -159,7 +160,8 @@ BENCH(matmul)
     }
 }
 
-/* What scores look like, and what the contract allows beyond: far below the shift, hidden ones, all equal. */
+/* Typical scores, and scores that the contract also allows: far below the shift, hidden, all
+ * equal. */
 static void fill_scores(checker *check, float *x, uint32_t n, float shift, uint32_t kind)
 {
     static const float widths[] = { 0, 1, 10, 88, 200, 1e30f };
@@ -171,7 +173,7 @@ static void fill_scores(checker *check, float *x, uint32_t n, float shift, uint3
     x[check_below(check, n)] = shift;
 }
 
-/* One score that is NaN, among what exp_sum left in x. */
+/* Makes one score NaN among the numbers that exp_sum left in x. */
 static void check_nan_stays(checker *check, const kvant_kernels *kernels, float *x, uint32_t n,
                             float shift)
 {
@@ -209,7 +211,7 @@ CHECK(exp_sum)
                     else
                         check_near(check, "x", i, x[i], want, bound);
                 }
-                /* n - 1 additions in whatever order */
+                /* n - 1 additions in any order */
                 check_near(check, "sum", 0, sum, total, (n - 1) * 0x1p-24 * (1 + 0x1p-14) * total);
                 check_nan_stays(check, kernels, x, n, shift);
             }
@@ -219,7 +221,7 @@ BENCH(exp_sum)
 {
     check_case(check, "bench");
     float *x = check_output(check, "x", 64 * sizeof *x, 64);
-    volatile float sum = 0; /* keeps the calls that are timed */
+    volatile float sum = 0; /* keeps the compiler from removing the timed calls */
     check_floats(check, x, 64, CHECK_ZEROS);
     CHECK_BENCH(check, sum += kernels->exp_sum(x, 64, 2),
                 "64"); /* e^(x - 2) has a fixed point below 2 */
@@ -244,7 +246,7 @@ CHECK(mask_scores)
                 mask[i] = hidden          ? -INFINITY
                           : kind % 4 == 1 ? 0
                                           : -65504 * (float)check_uniform(check);
-                if (hidden && !no_mask && kind > 3) /* what was never written */
+                if (hidden && !no_mask && kind > 3) /* memory that was never written */
                     scores[i] = i % 2 ? INFINITY : NAN;
             }
             memcpy(before, scores, sizeof before);
@@ -268,7 +270,7 @@ BENCH(mask_scores)
     check_case(check, "bench");
     float *scores = check_output(check, "scores", 64 * sizeof *scores, 64);
     float *mask = check_input(check, "mask", 64 * sizeof *mask, 64);
-    volatile float sum = 0; /* keeps the calls that are timed */
+    volatile float sum = 0; /* keeps the compiler from removing the timed calls */
     check_floats(check, scores, 64, CHECK_NORMAL);
     check_floats(check, mask, 64, CHECK_ZEROS);
     CHECK_BENCH(check, sum += kernels->mask_scores(scores, NULL, 1), "no mask");
@@ -276,7 +278,7 @@ BENCH(mask_scores)
     (void)sum;
 }
 
-/* What scale_columns and scale_rows share: by_row says which. */
+/* Checks scale_rows if by_row is set, otherwise scale_columns. */
 static void check_scale(checker *check, const kvant_kernels *kernels, uint32_t m, uint32_t n,
                         check_fill fill, bool by_row)
 {
@@ -319,7 +321,7 @@ static void bench_scales(checker *check, const kvant_kernels *kernels, bool by_r
     float *scale = check_input(check, "scale", 128 * sizeof *scale, 64);
     float *zero = check_input(check, "zero", 128 * sizeof *zero, 64);
     for (uint32_t j = 0; j < 128; j++) {
-        scale[j] = 0.5f; /* repeated, x / 2 + 1 stays finite */
+        scale[j] = 0.5f; /* so x / 2 + 1 stays finite when it is repeated */
         zero[j] = 1;
     }
     check_floats(check, tile, 64 * 128, CHECK_NORMAL);

@@ -1,10 +1,11 @@
-/* check_trellis.c - trellis codes: the search finds the same path at every level, products of levels and integers are exact. */
+/* check_trellis.c - trellis codes: the trellis search finds the same path at every level, and
+ * products of levels and integers are exact. */
 #include "../../src/codec/trellis_book.h"
 #include "check.h"
 
 typedef enum cost_kind { ANY_COSTS, LARGEST_COSTS, TIES, N_COST_KINDS } cost_kind;
 
-/* What bit i of the states before a step does to its subset. */
+/* How bit i of the states before a step changes the step's subset. */
 static uint32_t subset_of_256(uint32_t i)
 {
     return ((2 * i & KVANT_TRELLIS_256_TAP_0) ? 1u : 0u) |
@@ -12,8 +13,9 @@ static uint32_t subset_of_256(uint32_t i)
            ((2 * i & KVANT_TRELLIS_256_TAP_2) ? 4u : 0u);
 }
 
-/* Nothing of it comes from a codec's book: the search has to work with any table of costs and any parities. With 256
- * states the parities are the format's, which kernels take for constants (trellis.h). */
+/* Makes a trellis that comes from no codec's book: the search has to work with any table of costs
+ * and any parities. With 256 states the parities are the format's, which kernels have as constants
+ * (trellis.h). */
 static kvant_trellis *make_trellis(checker *check, uint32_t memory, cost_kind kind)
 {
     kvant_trellis *trellis = check_input(check, "trellis", sizeof *trellis, 64);
@@ -27,7 +29,7 @@ static kvant_trellis *make_trellis(checker *check, uint32_t memory, cost_kind ki
                            : kind == TIES        ? check_below(check, 3)
                                                  : check_below(check, 1u << cell % 14));
     for (uint32_t i = 0; i < 1u << (memory - 1); i++) {
-        /* Parities: what a bit of i does to z does not depend on the others. */
+        /* Parities: a bit of i changes z in the same way whatever the remaining bits are. */
         const uint32_t rest = i & (i - 1), other = trellis->subsets[rest][0] / 2u;
         const uint32_t z = i == 0        ? 0
                            : rest != 0   ? other ^ trellis->subsets[i ^ rest][0] / 2u
@@ -39,7 +41,7 @@ static kvant_trellis *make_trellis(checker *check, uint32_t memory, cost_kind ki
     return trellis;
 }
 
-/* Some circles have steps without a number, a few or all. */
+/* Some circular paths have steps without a number: few of them, or all. */
 static uint16_t *make_cells(checker *check, uint32_t n)
 {
     uint16_t *cells = check_input(check, "cells", n * sizeof *cells, sizeof *cells);
@@ -51,7 +53,7 @@ static uint16_t *make_cells(checker *check, uint32_t n)
     return cells;
 }
 
-/* Memory of a search that keeps decisions of `room` steps, with guards behind it. */
+/* Memory of a search that keeps the decisions of `room` steps, followed by guards. */
 static const kvant_trellis_work *make_work(checker *check, uint32_t memory, uint32_t room,
                                            kvant_trellis_work *work)
 {
@@ -118,7 +120,7 @@ typedef struct level_dots {
     int32_t *got;
 } level_dots;
 
-/* A page of any bytes; integers as large as their sums allow. */
+/* A page of any bytes, and integers as large as their sums allow. */
 static level_dots make_level_dots(checker *check, const dots_shape *s)
 {
     level_dots p;
@@ -138,7 +140,7 @@ static level_dots make_level_dots(checker *check, const dots_shape *s)
     int32_t limit = INT32_MAX / (INT8_MAX * (int32_t)(16 * p.layout.column_tiles));
     limit = limit < KVANT_CODE_OPERAND_MAX ? limit : KVANT_CODE_OPERAND_MAX;
     for (uint32_t i = 0; i < s->n; i++)
-        for (uint32_t c = 0; c < p.width; c++) /* the last block completed with zeros */
+        for (uint32_t c = 0; c < p.width; c++) /* the last block is filled up with zeros */
             p.x[i * p.width + c / 64 * 64 + kvant_token_position(c % 64)] =
                 (int16_t)(c < 16 * p.layout.column_tiles
                               ? (int32_t)check_below(check, 2 * (uint32_t)limit + 1) - limit
@@ -196,7 +198,7 @@ typedef struct value_tile {
     const kvant_trellis *trellis;
     uint8_t *page;
     float *scale, *got;
-    size_t n; /* of the tile */
+    size_t n; /* numbers of the tile */
 } value_tile;
 
 /* A page of any bytes. */
@@ -270,7 +272,8 @@ static trellis_pack make_trellis_pack(checker *check, uint32_t bits, uint32_t me
     return p;
 }
 
-/* A level from the page on index files, in words of its own: chunk i of low bits, field by field. */
+/* A level by the page on index files, written a second time: chunk i of low bits, field by
+ * field. */
 static uint32_t wanted_level(const trellis_pack *p, uint32_t dim, uint32_t v)
 {
     const uint32_t bits = p->format->bits, quads = p->format->n_quads;

@@ -6,9 +6,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#define SHOWN 6u /* failures of a kernel at a level that are printed */
+#define SHOWN 6u /* number of failures of a kernel at a level that are printed */
 
-static checker *catching; /* signal handlers take no argument of ours */
+static checker *catching; /* signal handlers get no argument of the test */
 
 void check_case(checker *check, const char *format, ...)
 {
@@ -120,7 +120,8 @@ void check_leave(checker *check)
         fault(check, "it wrote next to `%s` (%zu bytes)", damaged->name, damaged->bytes);
 }
 
-/* A kernel's faults are synchronous: the interrupted code is ours and holds no lock of stdio. */
+/* A kernel's faults are synchronous: the interrupted code is the kernel and holds no lock of
+ * stdio. */
 static void report_fault(int number, const void *address)
 {
     const guard_buffer *b = guard_owner(&catching->memory, address);
@@ -161,10 +162,10 @@ void checker_catch_faults(checker *check)
     catching = check;
     sigemptyset(&action.sa_mask);
     for (size_t i = 0; i < COUNT(numbers); i++)
-        sigaction(numbers[i], &action, NULL); /* cannot fail for these */
+        sigaction(numbers[i], &action, NULL); /* cannot fail for these signals */
 }
 
-/* setjmp leaves a caller's variables in doubt: this has none that change. */
+/* After setjmp, a caller's changed variables have undefined values, so this function has none. */
 static void run_pass(checker *check, check_fn *fn, const kvant_kernels *kernels, uint64_t seed)
 {
     check->rng = seed;

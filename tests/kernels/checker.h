@@ -1,4 +1,5 @@
-/* checker.h - the state behind check.h: which kernel, level and case is at work, what went wrong, and the clock. */
+/* checker.h - the state behind check.h: the current kernel, level and case, the failures, and the
+ * clock. */
 #ifndef KVANT_TESTS_KERNELS_CHECKER_H
 #define KVANT_TESTS_KERNELS_CHECKER_H
 
@@ -11,14 +12,14 @@
 
 struct checker {
     const char *kernel, *level;
-    char name[256]; /* of the case */
+    char name[256]; /* name of the case */
     guard_memory memory;
     uint64_t rng;
     uint64_t cases, failures; /* of this kernel at this level */
-    uint64_t most_cases;      /* of a pass; 0: all */
+    uint64_t most_cases;      /* largest number of cases in a pass; 0: all */
     uint64_t pass_cases;
-    sigjmp_buf out;       /* where a kernel that faults ends up */
-    volatile bool inside; /* a kernel */
+    sigjmp_buf out;       /* where a kernel that faults continues */
+    volatile bool inside; /* whether a kernel is running */
     bool faults_only;     /* wrong results do not count */
     bool silent;          /* nothing is printed */
     char first[256];      /* failure of this kernel at this level, without its case */
@@ -31,13 +32,14 @@ struct checker {
     double started;
 };
 
-/* Makes faults in kernels failures of their case; everywhere else they stay what they are. */
+/* Makes a fault in a kernel a failure of its case. All other faults end the program as usual. */
 void checker_catch_faults(checker *check);
 
-/* A check with all buffers' ends and then all beginnings at unmapped pages; cases and failures say how it went. */
+/* Runs a check with the ends of all buffers at unmapped pages, and then with their beginnings. The
+ * fields cases and failures have the result. */
 void checker_run(checker *check, check_fn *fn, const kvant_kernels *kernels, uint64_t seed);
 
-/* 0 when the checks report kernels that are known to be wrong. */
+/* Returns 0 if the checks report all kernels that are known to be wrong. */
 int self_test(checker *check);
 
 #endif

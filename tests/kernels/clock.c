@@ -1,4 +1,5 @@
-/* clock.c - the time of a call: median of samples, each of enough calls for the clock's grain. */
+/* clock.c - measures the time of a call: the median of samples, each with enough calls for the
+ * clock's resolution. */
 #include "checker.h"
 
 #include <stdarg.h>
@@ -6,7 +7,8 @@
 #include <stdlib.h>
 #include <time.h>
 
-#define SAMPLE_NS 200e3 /* 200 us: no scheduler's tick fits in most of them, and 15 take 3 ms */
+/* 200 us: most samples contain no scheduler tick, and 15 samples take 3 ms */
+#define SAMPLE_NS 200e3
 
 static double now_ns(void)
 {
@@ -55,7 +57,7 @@ static void report(checker *check)
     fflush(stdout);
 }
 
-/* The first runs only find out how many calls a sample takes. */
+/* The first runs only find out how many calls a sample needs. */
 bool check_bench_more(checker *check)
 {
     double now = now_ns(), taken = now - check->started;

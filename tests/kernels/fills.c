@@ -16,7 +16,8 @@ float check_uniform(checker *check)
     return ((float)(check_random(check) >> 41) + 0.5f) * 0x1p-23f;
 }
 
-/* Marsaglia's polar method: half of what it gives, so that a number depends on the generator alone. */
+/* Marsaglia's polar method. It uses one of the two numbers of the method, so that a number depends
+ * only on the generator. */
 float check_normal(checker *check)
 {
     double x, y, square;

@@ -1,5 +1,6 @@
-/* main.c - check_kernels: every function of kvant_kernels at every CPU level of this machine against portable C. Owns the
- * options and the order of work; knows no kernel. In the manner of dav1d's checkasm. */
+/* main.c - check_kernels: every function of kvant_kernels at every CPU level of this machine,
+ * against portable C. It owns the options and the order of the work, and knows no kernel. It is
+ * modelled on dav1d's checkasm. */
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,7 +22,7 @@ typedef void any_fn(void);
 
 static const struct kernel {
     const char *name;
-    size_t offset; /* of its pointer */
+    size_t offset; /* offset of its pointer */
     check_fn *check;
     bench_fn *bench;
 } kernel_list[] = {
@@ -33,7 +34,7 @@ static const struct kernel {
 
 typedef struct options {
     const char *kernel;
-    kvant_cpu_level level; /* AUTO: all */
+    kvant_cpu_level level; /* AUTO: all levels */
     uint64_t seed, cases;  /* cases 0: all */
     bool bench, list, self_test, faults_only;
 } options;
@@ -50,7 +51,8 @@ static bool exists(int level)
     return level != KVANT_CPU_AUTO && kvant_cpu_level_name((kvant_cpu_level)level);
 }
 
-/* The level below whose function this one shares, or AUTO. Levels leave out what they do not improve. */
+/* The lower level whose function this level shares, or AUTO. A level has only functions that
+ * improve on lower levels. */
 static kvant_cpu_level shared_with(const struct kernel *kernel, kvant_cpu_level level)
 {
     for (int i = 1; i < (int)level; i++) {
@@ -79,7 +81,8 @@ static void bench_level(checker *check, const struct kernel *kernel, kvant_cpu_l
     check->level = kvant_cpu_level_name(level);
     check->rng = 1;
     check->shape_index = 0;
-    check->memory.at_end = false; /* begins at a page: aligned as buffers of the library are */
+    /* begins at a page, which is the alignment of the library's buffers */
+    check->memory.at_end = false;
     kernel->bench(check, kvant_kernels_get(level));
     guard_release(&check->memory);
 }
@@ -120,9 +123,7 @@ static int run(checker *check, const options *o)
     check->faults_only = o->faults_only;
     check->most_cases = o->cases;
     for (size_t i = 0; i < COUNT(cpu_levels) && o->level == KVANT_CPU_AUTO && !o->cases; i++)
-        has_level(
-            cpu_levels
-                [i]); /* says which are missing; emulated machines (--cases) are there because they lack some */
+        has_level(cpu_levels[i]); /* lists missing levels, which emulated machines (--cases) lack */
     if (o->bench)
         printf("%-18s %-32s %-12s %12s %9s\n", "kernel", "shape", "level", "ns a call", "x of c");
     for (size_t i = 0; i < COUNT(kernel_list); i++)
@@ -190,7 +191,7 @@ static bool is_kernel(const char *name)
     return false;
 }
 
-/* 0, or the exit code of an option that cannot be followed. */
+/* Returns 0, or the exit code for an invalid option. */
 static int set_option(options *o, const char *name, const char *value)
 {
     char *end = NULL;

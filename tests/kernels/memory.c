@@ -1,5 +1,6 @@
-/* memory.c - see memory.h. An alignment can leave a few bytes between a buffer and the unmapped page: those, and some on
- * the other side, hold a pattern that is looked at after the call. */
+/* memory.c - see memory.h. An alignment can leave some bytes between a buffer and the unmapped
+ * page. These bytes, and some at the buffer's opposite end, hold a pattern that is checked after
+ * the call. */
 #include "memory.h"
 
 #include <string.h>
@@ -25,7 +26,7 @@ bool guard_open(guard_memory *memory)
     return true;
 }
 
-/* The pattern's place: up to MARGIN bytes before and behind. */
+/* The position of the pattern: up to MARGIN bytes before and after the buffer. */
 static uint8_t *margin_start(const guard_buffer *b)
 {
     return (size_t)(b->at - b->region) > MARGIN ? b->at - MARGIN : b->region;

@@ -1,4 +1,4 @@
-/* memory.h - buffers that end at an unmapped page, or begin behind one. */
+/* memory.h - buffers that end at an unmapped page, or begin after one. */
 #ifndef KVANT_TESTS_KERNELS_MEMORY_H
 #define KVANT_TESTS_KERNELS_MEMORY_H
 
@@ -7,7 +7,7 @@
 #include <stdint.h>
 
 #define GUARD_BUFFERS 16u
-#define GUARD_BYTES ((size_t)1 << 20) /* of one buffer */
+#define GUARD_BYTES ((size_t)1 << 20) /* size of one buffer */
 
 typedef struct guard_buffer {
     const char *name;
@@ -24,20 +24,20 @@ typedef struct guard_memory {
     bool at_end;
 } guard_memory;
 
-bool guard_open(guard_memory *memory); /* false: the system has no memory for it */
+bool guard_open(guard_memory *memory); /* Returns false if the system has no memory for it. */
 void guard_release(guard_memory *memory);
 
-/* NULL when there are too many, or it is too large. */
+/* Returns NULL if there are too many buffers, or the buffer is too large. */
 void *guard_take(guard_memory *memory, const char *name, size_t bytes, size_t alignment,
                  bool constant);
 
 /* Forbids and allows writes to constants. */
 void guard_protect(guard_memory *memory, bool locked);
 
-/* A buffer next to which something was written, or NULL. */
+/* Returns a buffer next to which something was written, or NULL. */
 const guard_buffer *guard_damaged(const guard_memory *memory);
 
-/* Whose region, or unmapped page, an address lies in, or NULL. */
+/* Returns the buffer in whose region or unmapped page an address lies, or NULL. */
 const guard_buffer *guard_owner(const guard_memory *memory, const void *address);
 
 #endif

@@ -1,12 +1,13 @@
-/* old_cpu.c - does this emulator refuse what its CPU lacks? Exits with 0 when an AVX2 instruction is illegal: without that,
- * running check_kernels under it would show nothing. */
+/* old_cpu.c - checks that the emulator refuses the instructions that its CPU lacks. Exits with 0 if
+ * an AVX2 instruction is illegal. Otherwise a run of check_kernels in the emulator would show
+ * nothing. */
 #include <immintrin.h>
 #include <signal.h>
 #include <stdio.h>
 #include <unistd.h>
 
 static volatile int
-    numbers[2]; /* on the stack, AVX would set them to zero before the handler is there */
+    numbers[2]; /* on the stack, AVX would set them to zero before the handler is installed */
 
 static void refused(int number)
 {

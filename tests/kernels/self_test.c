@@ -1,4 +1,5 @@
-/* self_test.c - kernels that are wrong in the ways that matter: the checks must report every one of them. */
+/* self_test.c - kernels with every kind of error that matters. The checks must report each of
+ * them. */
 #include <signal.h>
 #include <stddef.h>
 #include <stdio.h>

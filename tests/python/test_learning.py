@@ -37,7 +37,9 @@ def put(cache, sequence, rows, parts=(0, 400, 1100, N), note=True):
 
 
 def error(cache, sequence, rows, first, end):
-    """Root mean square error of the scores of the tokens' stored keys with queries of other tokens."""
+    """Root mean square error of the scores of the tokens' stored keys with queries of other
+    tokens.
+    """
     k, _, q = rows
     wrong = (cache.read(0, sequence)[0] - k)[first:end]
     asked = q[np.arange(first, end) * 7 % len(q)]

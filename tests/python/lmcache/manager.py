@@ -65,7 +65,9 @@ def wait(done, what):
 
 
 class Manager:
-    """adapter: value of --l2-adapter. serde: options of kvant's serde; None: LMCache's raw bytes."""
+    """adapter: value of --l2-adapter. serde: options of kvant's serde; None: LMCache's raw
+    bytes.
+    """
 
     def __init__(self, adapter, serde=None):
         if serde is not None:

@@ -38,7 +38,9 @@ def pair(kind, *implementations):
 
 
 def logits_of(model, cache, lengths, n=150):
-    """Logits of a padded prompt that is given in parts; most of the last parts are single tokens."""
+    """Logits of a padded prompt that is given in parts; most of the last parts are single
+    tokens.
+    """
     tokens, mask = models.prompt(n, padding=70)
     found = []
     with torch.no_grad():

@@ -4,6 +4,7 @@ The mock calls the function again that a graph would replay. KVANT_CUDA_LIBRARY 
 
 import contextlib
 import copy
+import functools
 import sys
 import unittest
 import warnings
@@ -162,7 +163,7 @@ class Graphs(TestCase):
         with stand_in():
             for most in (109, 108):
                 cache = KvantCache(model.config, max_tokens=most, k="int-8", v="int-8")
-                call = lambda: generate(model, "greedy", cache, 20, tokens, seen)  # noqa: B023, E731
+                call = functools.partial(generate, model, "greedy", cache, 20, tokens, seen)
                 if most == 109:  # the last new token is not stored
                     self.assertEqual((call().shape[1], cache.get_seq_length()), (110, 109))
                     self.assertGreater(len(replays), 10)

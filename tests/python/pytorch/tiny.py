@@ -233,7 +233,9 @@ def make(model_class, config, implementation):
 
 
 def inputs(model, config, batch=2, tokens=TOKENS, seed=1):
-    """Arguments of forward() by name. Raises KeyError for a required argument that is unknown here."""
+    """Arguments of forward() by name. Raises KeyError for a required argument that is unknown
+    here.
+    """
     generator = torch.Generator().manual_seed(seed)
     parameters = inspect.signature(model.forward).parameters
     ids = torch.randint(3, 100, (batch, tokens), generator=generator)

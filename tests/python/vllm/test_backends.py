@@ -113,7 +113,9 @@ def made_builder(drafts=0, spec=None):
 
 
 class Step:
-    """A batch of sequences in blocks of any order. Tokens that are no queries were written before."""
+    """A batch of sequences in blocks of any order. Tokens that are no queries were written
+    before.
+    """
 
     def __init__(self, sequences, dtype, layer=0):
         self.sequences, random = (
@@ -308,7 +310,9 @@ class Cases:
                 self.check("int-8/int-8", DECODES + CHUNKS + PROMPTS, **options)
 
     def test_chunked_attention(self):
-        """Llama 4's chunks, by vLLM's builder, which makes a sequence from each part of a prompt."""
+        """Llama 4's chunks, by vLLM's builder, which makes a sequence from each part of a
+        prompt.
+        """
         local = create_chunked_local_attention_backend(gpu.Backend, 128).get_builder_cls()
         for stored in ("f32/f32", "turboquant4"):
             made, step = (
@@ -780,7 +784,9 @@ class Choices(TestCase):
         )
 
     def test_specs_that_are_refused(self):
-        """kvant refuses blocks that hold anything else than a row of keys and of values per token."""
+        """kvant refuses blocks that hold anything else than a row of keys and of values per
+        token.
+        """
         shape = dict(block_size=64, num_kv_heads=2, head_size=64, dtype=torch.bfloat16)
         with (
             mock.patch.dict("os.environ", KVANT_VLLM="int8"),
@@ -825,7 +831,9 @@ class Choices(TestCase):
             made_impl("int8", block_size=16)
 
     def test_vllm_clears_blocks_that_change_hands(self):
-        """vLLM clears only kvant's blocks, where a refused row would leave another request's row."""
+        """vLLM clears only kvant's blocks, where a refused row would leave another request's
+        row.
+        """
         kvant.vllm.register()
         kvant.vllm.register()
         plain = FullAttentionSpec(block_size=64, num_kv_heads=2, head_size=64, dtype=torch.bfloat16)

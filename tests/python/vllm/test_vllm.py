@@ -252,7 +252,9 @@ class Engine(TestCase):
         self.check_blocks_of_several_kinds("Qwen3NextConfig", ["f32/f32"], [True])
 
     def test_short_convolutions(self):
-        """The recurrent layers of LFM2. (Mamba 2 does not run in vLLM's CPU build without Triton.)"""
+        """The recurrent layers of LFM2. (Mamba 2 does not run in vLLM's CPU build without
+        Triton.)
+        """
         self.check_blocks_of_several_kinds("Lfm2Config", ["f32/f32"])
 
     def test_layers_that_share_keys(self):
