@@ -1,4 +1,5 @@
-/* attention_reference.h - one row of attention in double precision, the plain way: what unit and integration tests compare with. */
+/* attention_reference.h - one row of attention in double precision, by the definition, as the
+ * reference of unit and integration tests. */
 #ifndef KVANT_TESTS_ATTENTION_REFERENCE_H
 #define KVANT_TESTS_ATTENTION_REFERENCE_H
 
@@ -7,8 +8,8 @@
 #include <stdint.h>
 
 typedef struct reference_row {
-    const float *q;             /* k_dim */
-    const float *keys, *values; /* of cell j at keys + j key_stride, values + j value_stride */
+    const float *q;             /* k_dim numbers */
+    const float *keys, *values; /* cell j at keys + j key_stride, values + j value_stride */
     size_t key_stride, value_stride;
     uint32_t n_cells, k_dim, v_dim;
     double scale, softcap; /* softcap 0: none */
@@ -16,7 +17,8 @@ typedef struct reference_row {
     const float *sink;     /* logit of a sink, or NULL */
 } reference_row;
 
-/* ALiBi slope of a head, 1 without ALiBi (max_bias 0): two geometric series where n_heads is no power of two. */
+/* ALiBi slope of a head; 1 without ALiBi (max_bias 0). If n_heads is no power of two, slopes are
+ * two geometric series. */
 static inline double reference_slope(uint32_t n_heads, double max_bias, uint32_t head)
 {
     if (!(max_bias > 0))
@@ -26,12 +28,13 @@ static inline double reference_slope(uint32_t n_heads, double max_bias, uint32_t
                     : pow(2, -max_bias * (2 * (head - n) + 1) / (2 * n));
 }
 
-/* Fills out[v_dim], zeros when all is hidden, and weights[n_cells], e^(score - largest); returns what out was divided by. */
+/* Fills out[v_dim], with zeros if all cells are hidden, and weights[n_cells] with e^(score -
+ * largest). Returns the sum that out was divided by. */
 static inline double reference_attention(const reference_row *r, double *weights, double *out)
 {
     double largest = r->sink ? *r->sink : -INFINITY, total;
     for (uint32_t j = 0; j < r->n_cells; j++) {
-        double sums[4] = { 0 }; /* of every fourth product: they do not wait for one another */
+        double sums[4] = { 0 }; /* four sums do not depend on each other */
         for (uint32_t i = 0; i < r->k_dim; i++)
             sums[i % 4] += (double)r->q[i] * r->keys[j * r->key_stride + i];
         double score = r->scale * (sums[0] + sums[1] + sums[2] + sums[3]);

@@ -1,5 +1,6 @@
-/* choose.h - which cases of a cmocka program run: those whose names fit the first argument
- * (errors_*), or, with a minus in front of it (-errors_*), all others. Include it after cmocka.h. */
+/* choose.h - chooses the cases of a cmocka program that run. They are the cases whose names match
+ * the first argument (errors_*), or after a minus (-errors_*) the cases that do not match. Include
+ * it after cmocka.h. */
 #ifndef KVANT_TESTS_CHOOSE_H
 #define KVANT_TESTS_CHOOSE_H
 

@@ -1,5 +1,6 @@
-/* cpu_levels.h - the CPU levels of this architecture, and what a test does about those that the machine lacks: it says so in a line that
- * scripts/run_tests.py lists, and fails where the environment variable KVANT_REQUIRE_LEVELS (names between commas) has the level. */
+/* cpu_levels.h - the CPU levels of this architecture. If the machine lacks a level, a test prints a
+ * line that scripts/run_tests.py lists. The test fails if the environment variable
+ * KVANT_REQUIRE_LEVELS (names between commas) has the level. */
 #ifndef KVANT_TESTS_CPU_LEVELS_H
 #define KVANT_TESTS_CPU_LEVELS_H
 
@@ -31,8 +32,8 @@ static inline bool level_is_required(const char *name)
     return false;
 }
 
-/* Computes at this level from now on. False when this machine or this build lacks it, which is said once by each program; a required
- * level that is missing ends the program as failed. */
+/* Computes at this level from now on. Returns false if this machine or this build lacks the level,
+ * which each program reports once. A required level that is missing ends the program as failed. */
 static inline bool use_level(kvant_cpu_level level)
 {
     static bool said[128]; /* levels are small numbers */
@@ -50,7 +51,7 @@ static inline bool use_level(kvant_cpu_level level)
     return false;
 }
 
-/* The same for a test that takes the level's kernels itself: the level in use stays AUTO. */
+/* The same for a test that calls the level's kernels itself: the level in use stays AUTO. */
 static inline bool has_level(kvant_cpu_level level)
 {
     const bool has = use_level(level);

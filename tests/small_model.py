@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""Writes a small model and a short text, for tests of what does not depend on a model's quality.
+"""Writes a small model and a short text, for tests that do not depend on a model's quality.
 
     tests/small_model.py MODEL LAYERS TOKENS OUT.gguf TEXT.txt
 
-The model is the first LAYERS layers of a GGUF file and the first TOKENS tokens of its vocabulary;
-all other metadata stays. Merges have the order of the tokens that they make, so the first of both
-are a vocabulary, too. llama.cpp loads such a model in a fifth of the time. With few layers most of
-a token's time is the vocabulary's.
+The model has the first LAYERS layers of a GGUF file and the first TOKENS tokens of its vocabulary;
+all other metadata stays. Merges have the order of the tokens that they make, so the first tokens
+and the first merges are a vocabulary, too. Such a model loads in a fifth of the time. With few
+layers, the vocabulary takes most of a token's time.
+
 TEXT.txt gets the beginning of the text that scripts/fetch.py makes, because every command reads and
-tokenises all of what it is given.
+tokenises its whole text.
 """
 
 import mmap
@@ -22,7 +23,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "scripts"))
 import fetch  # noqa: E402
 
 TEXT_BYTES = 40960
-ALIGNMENT = 32  # of a file without general.alignment
+ALIGNMENT = 32  # for a file without general.alignment
 STRING, ARRAY = 8, 9
 LISTS = b"tokenizer.ggml."
 SCALARS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}  # type: bytes
@@ -73,7 +74,7 @@ def pairs_of(reader, n_pairs):
 
 
 def beginning(array, n):
-    """The first n of an array's elements."""
+    """The first n elements of an array."""
     reader = Reader(array)
     kind, _ = reader.number("I"), reader.number("Q")
     start = reader.at
@@ -89,7 +90,9 @@ def strings(array):
 
 
 def merges_of(tokens, merges, n_tokens):
-    """How many merges make the first n_tokens tokens. Later merges have to make later tokens."""
+    """The number of merges that make the first n_tokens tokens. Later merges have to make later
+    tokens.
+    """
     n = len(merges) - (len(tokens) - n_tokens)
     if n <= 0 or [merge.replace(b" ", b"") for merge in merges[n:]] != tokens[n_tokens:]:
         sys.exit("small_model.py: a vocabulary whose tokens are not in the order of its merges")
@@ -97,7 +100,7 @@ def merges_of(tokens, merges, n_tokens):
 
 
 def metadata(reader, n_pairs, n_layers, n_tokens):
-    """The pairs as they are, but for the number of layers and the vocabulary."""
+    """The same pairs, except for the number of layers and the vocabulary."""
     pairs = list(pairs_of(reader, n_pairs))
     values = {key: value for key, _, value in pairs}
     tokens, merges = (strings(values[LISTS + name]) for name in (b"tokens", b"merges"))
@@ -113,7 +116,9 @@ def metadata(reader, n_pairs, n_layers, n_tokens):
 
 
 def tensors(reader, n):
-    """[name, bytes of dimensions and type, offset, size]; the last one's size is what is left."""
+    """[name, bytes of dimensions and type, offset, size]; the size of the last tensor is the rest
+    of the file.
+    """
     found = []
     for _ in range(n):
         name, start = reader.string(), reader.at
@@ -128,7 +133,7 @@ def tensors(reader, n):
 
 
 def shortened(tensor, n_tokens):
-    """A matrix with a row per token keeps the first n_tokens of them."""
+    """A matrix with a row per token keeps its first n_tokens rows."""
     name, shape, offset, size = tensor
     if name not in (b"token_embd.weight", b"output.weight"):
         return tensor

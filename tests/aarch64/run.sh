@@ -1,14 +1,18 @@
 #!/bin/sh
-# run.sh BUILD: builds the library for 64-bit ARM in folder BUILD and runs it under qemu-user: every kernel of the NEON levels
-# against portable C (200 cases each; all of them take minutes), and the bytes that codecs write against tests/unit/same_bytes.txt. The one processor has no dot product,
-# so an instruction of a level above its own ends the program; the other has all there is.
+# run.sh BUILD: builds the library for 64-bit ARM in folder BUILD and runs it under qemu-user.
+#
+# It compares every kernel of the NEON levels with portable C (200 cases each, because all cases
+# take minutes), and the bytes that codecs write with tests/unit/same_bytes.txt. One emulated
+# processor has no dot product, so an instruction of a higher level ends the program. The second
+# processor has all instructions.
 set -eu
 root=$(cd "$(dirname "$0")/../.." && pwd)
 build=${1:?usage: run.sh BUILD}
 qemu=$(command -v qemu-aarch64 || command -v qemu-aarch64-static)
 mkdir -p "$build"
 if ! {
-    cmake -S "$root" -B "$build" -DCMAKE_TOOLCHAIN_FILE="$root/cmake/aarch64.cmake" -DCMAKE_BUILD_TYPE=Release \
+    cmake -S "$root" -B "$build" -DCMAKE_TOOLCHAIN_FILE="$root/cmake/aarch64.cmake" \
+        -DCMAKE_BUILD_TYPE=Release \
         -DKVANT_CUDA=OFF -DKVANT_BUILD_PLUGIN=OFF -DKVANT_BUILD_TOOLS=OFF -DKVANT_BUILD_TESTS=ON &&
         cmake --build "$build" -j 2 --target check_kernels same_bytes
 } >"$build/build.log" 2>&1; then
@@ -35,7 +39,7 @@ same_bytes() { # processor, level, head_dim
 ) &
 plain=$!
 (
-    # What level neondot adds to neon.
+    # The kernels that the level neondot adds to neon.
     emulate max check_kernels --level neondot --kernel code_dots --cases 200
     emulate max check_kernels --level neondot --kernel tile_sums --cases 200
     emulate max check_kernels --level neondot --kernel pack_dots --cases 200

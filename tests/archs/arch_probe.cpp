@@ -4,16 +4,17 @@
  *     arch_probe list
  *     arch_probe ARCH dense|moe DEVICE|- TYPE OUT
  *
- * DEVICE: KVANT, or - for the CPU. TYPE of llama.cpp's cache: f16, q8_0, q4_0.
+ * DEVICE is KVANT, or - for the CPU. TYPE is the type of llama.cpp's cache: f16, q8_0 or q4_0.
  *
- * It decodes a prompt of 100 tokens in batches of 64, then 28 tokens one at a time, a second
- * sequence in the same cache, and 4 more tokens of the first sequence. It saves and restores the
- * state of the first sequence, and decodes one more token. OUT gets the logits of all these tokens.
- * A model without a cache, or with an encoder, gets the prompt alone, in one batch.
+ * It decodes a prompt of 100 tokens in batches of 64, then 28 tokens one at a time. Then it decodes
+ * a second sequence in the same cache, and 4 more tokens of the first sequence. It saves and
+ * restores the state of the first sequence, and decodes one more token. OUT gets the logits of all
+ * these tokens. A model without a cache, or with an encoder, gets only the prompt, in one batch.
  *
  * Exit status: 0 all worked, 3 no model, 4 no context, 5 decoding failed, 6 the state was not
  * restored. */
-#define main archs_main /* the linker drops it, and with it what needs llama.cpp's common library */
+/* the linker drops it, and all code that needs llama.cpp's common library */
+#define main archs_main
 #include "test-llama-archs.cpp"
 #undef main
 
@@ -100,9 +101,9 @@ static llama_context_params context_params(const char *type, bool whole)
     params.n_ctx = 512;
     params.n_seq_max = 2;
     params.kv_unified = true;
-    params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED; /* as kvant exec sets it */
+    params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED; /* kvant exec sets this, too */
     params.n_threads = params.n_threads_batch = 1;
-    if (!whole) { /* an encoder sees its batch at once */
+    if (!whole) { /* an encoder sees its whole batch at once */
         params.n_ubatch = N_BATCH;
     }
     if (strcmp(type, "f16") != 0) {
@@ -136,7 +137,7 @@ int main(int argc, char **argv)
         return 2;
     }
     gguf_context_ptr metadata = get_gguf_ctx(arch, strcmp(argv[2], "moe") == 0);
-    if (arch == LLM_ARCH_GEMMA4) { /* the test leaves Gemma 4 out: its pattern has to be a list */
+    if (arch == LLM_ARCH_GEMMA4) { /* the test leaves Gemma 4 out: its pattern must be a list */
         const uint32_t windows[] = { 1, 1, 1, 1, 0 };
         const char *key = "gemma4.attention.sliding_window_pattern";
         gguf_set_arr_data(metadata.get(), key, GGUF_TYPE_UINT32, windows, 5);

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Runs tiny models of llama.cpp's architectures (arch_probe.cpp) on kvant's cache and on the CPU's.
 
-    test_archs.py            a dozen of them, one for each kind of cache
-    test_archs.py --all CSV  all of them; writes the table, a line per architecture
+    test_archs.py            about twenty models, one for each kind of cache
+    test_archs.py --all CSV  all models; writes the table, a line per architecture
 
 An error is the root mean square of the difference of logits, relative to the logits of the f16
-cache. llama.cpp's own q8_0 and q4_0 say how large it may be. Environment: ARCH_PROBE,
+cache. The errors of llama.cpp's own q8_0 and q4_0 limit it. Environment: ARCH_PROBE,
 KVANT_PLUGIN_FILE.
 """
 
@@ -22,9 +22,9 @@ import tempfile
 PROBE = os.environ["ARCH_PROBE"]
 PLUGIN = os.environ["KVANT_PLUGIN_FILE"]
 
-# One for each kind of cache: plain, MQA, windows, a softcap, shared, sinks, chunks, hybrids (gated
-# delta net, short convolution, Mamba in the same layers and in others), state alone, MLA, MLA with
-# an indexer, an indexer, no flash attention, no cache.
+# One model for each kind of cache: plain, MQA, windows, a softcap, shared, sinks, chunks, state
+# alone, MLA, MLA with an indexer, an indexer, no flash attention, no cache. Also hybrids: gated
+# delta net, short convolution, Mamba in the same layers and in others.
 DOZEN = """
     llama:dense qwen3:dense gemma3:dense gemma2:dense gemma3n:dense gemma4:dense gpt-oss:moe
     llama4:moe qwen35:dense qwen3next:moe lfm2:dense falcon-h1:dense granitehybrid:dense
@@ -33,16 +33,16 @@ DOZEN = """
     t5:dense grok:moe eurobert:dense
 """.split()
 
-# int-8's step is proportional to the range of 128 numbers, which is 5.3 standard deviations of
-# normal numbers. q8_0's step is proportional to twice the largest of 32 numbers: 4.7. So int-8 may
-# have 1.13 times the error. A tiny model has few rows, so a quarter more is left to chance.
+# The step of int-8 is proportional to the range of 128 numbers, which is 5.3 standard deviations of
+# normal numbers. The step of q8_0 is proportional to twice the largest of 32 numbers: 4.7. So int-8
+# may have 1.13 times the error. A tiny model has few rows, so a quarter more is left to chance.
 INT8_BOUND = 1.4
 # balanced has at least 4.125 bits per number and q4_0 has 4.5. Errors double with each bit less.
 BALANCED_BOUND = 2 ** (4.5 - 4.125)
-# Where llama.cpp does not fuse operations beside kvant (DeepSeek 4), results differ by fp16's
-# rounding, whose 11 bits are 3 more than q8_0's. Elsewhere they are equal.
+# If llama.cpp does not fuse operations next to kvant's (DeepSeek 4), results differ by the rounding
+# of fp16, whose 11 bits are 3 more than q8_0's. Otherwise they are equal.
 PLAIN_BOUND = 2**-3
-# The difference that fp32's rounding makes where a cache has no influence on the logits.
+# The difference that fp32's rounding makes if the cache has no influence on the logits.
 ROUNDING = 1e-6
 
 KVANT = {"GGML_BACKEND_PATH": PLUGIN}
@@ -63,7 +63,7 @@ STATUS = {
 
 
 class Run:
-    """One run of the probe: what it said, and its logits."""
+    """One run of the probe: its output and its logits."""
 
     def __init__(self, arch, cache, folder):
         device, kind, settings = CACHES[cache]
@@ -87,7 +87,7 @@ class Run:
             self.logits.frombytes(out.read_bytes())
 
     def error(self, reference):
-        """None: one of the two failed, or has a NaN that the other lacks."""
+        """Returns None if one of the two runs failed, or has a NaN that the second run lacks."""
         if self.status != 0 or len(self.logits) != len(reference.logits) or len(self.logits) == 0:
             return None
         square = sum((a - b) ** 2 for a, b in zip(self.logits, reference.logits))
@@ -96,7 +96,7 @@ class Run:
         return None if math.isnan(error) else error
 
     def layers(self):
-        """Compressed layers and all of them, as the line at the start counts them."""
+        """The numbers of compressed layers and of all layers, from the line at the start."""
         for line in self.said:
             found = re.search(r"(\d+) of (\d+) layers", line)
             if found:
@@ -119,7 +119,7 @@ def kind_of(run):
 
 
 def measure(arch, folder):
-    """A line of the table; the last field says what is wrong."""
+    """A line of the table. Its last field names the fault."""
     runs = {"f16": Run(arch, "f16", folder)}
     row = dict(zip(("architecture", "model"), arch.split(":")))
     if runs["f16"].status != 0:

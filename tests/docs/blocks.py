@@ -1,4 +1,4 @@
-"""The commands and programs on a page that a test runs, and what the page says they print.
+"""The commands and programs on a page that a test runs, and the output that the page shows.
 
 A comment right before an indented block marks it:
 
@@ -23,7 +23,7 @@ MARKER = re.compile(r"<!-- ((?:runnable|prints)[^>]*?) -->\n((?:    .*\n|\n(?=  
 
 
 def marked(text):
-    """[(kind, block)] in the order of the page. ValueError for a marker that is none."""
+    """[(kind, block)] in the order of the page. Raises ValueError for an unknown marker."""
     found = []
     for name, block in MARKER.findall(text if text.endswith("\n") else text + "\n"):
         if name not in KINDS:

@@ -1,6 +1,6 @@
-/* completion.c - stands on PATH as llama-completion where the runtime of the tests has libraries and
- * no programs: the options that a page and `kvant exec` give it do what llama.cpp's own program does
- * with them, on the same unmodified libllama. It reads a prompt and prints the most probable tokens. */
+/* completion.c - stands on PATH as llama-completion if the runtime of the tests has libraries but
+ * no programs. It treats the options from a page and from `kvant exec` as llama.cpp's own program
+ * does, on the same unmodified libllama. It reads a prompt and prints the most probable tokens. */
 #define _POSIX_C_SOURCE 200809L
 
 #include <stdbool.h>
@@ -97,7 +97,8 @@ int main(int argc, char **argv)
         return 2;
     }
     llama_log_set(quiet, NULL);
-    ggml_backend_load_all_from_path(KVANT_TEST_LLAMA_LIB); /* and GGML_BACKEND_PATH */
+    /* also loads the back end of GGML_BACKEND_PATH */
+    ggml_backend_load_all_from_path(KVANT_TEST_LLAMA_LIB);
     if (o.device != NULL && (devices[0] = ggml_backend_dev_by_name(o.device)) == NULL) {
         fprintf(stderr, "invalid device: %s\n", o.device);
         return 3;

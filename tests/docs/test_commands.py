@@ -1,11 +1,12 @@
-"""Types the marked commands of a page into a fresh folder, as a reader would.
+"""Types the marked commands of a page into a new folder, as a reader would.
 
     test_commands.py docs/start/search.md [--long]
 
-blocks.py says what is marked. A page's other steps have happened: kvant is on PATH, installed in
-~/.local and known to Python, `examples`, `model.gguf` and `text.txt` lie in the folder.
-llama-completion is the runtime's, or else completion.c. Environment: KVANT_BUILD, KVANT_MODEL,
-KVANT_TEXT, KVANT_LIB, KVANT_COMPLETION.
+The markers are described in blocks.py. The test assumes a page's remaining steps: kvant is on PATH,
+installed in  /.local and known to Python, and the folder has `examples`, `model.gguf` and
+`text.txt`. The program llama-completion is the runtime's, or else completion.c.
+
+Environment: KVANT_BUILD, KVANT_MODEL, KVANT_TEXT, KVANT_LIB, KVANT_COMPLETION.
 """
 
 import os
@@ -37,7 +38,7 @@ def programs():
 
 
 def prepare(folder):
-    """The environment of a reader who has done a page's other steps."""
+    """The environment of a reader who has done a page's remaining steps."""
     (folder / "bin").mkdir()
     for name, file in programs().items():
         if file.is_file():

@@ -12,8 +12,8 @@ sys.path.insert(0, str(SCRIPT))
 
 import draw  # noqa: E402
 
-PHONE = 390 - 2 * 16  # CSS pixels of a figure on a phone, less the margins of GitHub's pages
-SMALL = 11  # pixels: the smallest words that phones' own interfaces use
+PHONE = 390 - 2 * 16  # CSS pixels of a figure on a phone, without the margins of GitHub's pages
+SMALL = 11  # pixels: the smallest words in the interfaces of phones
 # Ems per character: DejaVu Sans, a wide font, takes 0.53 for the longest line of the figures.
 EM = 0.55
 

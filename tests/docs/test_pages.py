@@ -1,5 +1,6 @@
-"""README, docs/ and the other pages: size, questions, readers, links, and the names by which
-comments call a page."""
+"""README, docs/ and all further pages: their size, questions, readers and links, and the names by
+which comments call a page.
+"""
 
 import pathlib
 import re
@@ -13,7 +14,7 @@ SCREEN = 45  # lines
 MOST_QUESTIONS = 7
 READER = re.compile(r"^(For |Read this page if|This page is for )")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-EXEMPT = ("manual.txt", "test_pages.py")  # a frozen text; this file
+EXEMPT = ("manual.txt", "test_pages.py")  # a text that never changes; this file
 SOURCES = ("src", "include", "tests", "tools", "integrations", "bench", "scripts", "cmake")
 
 
@@ -37,14 +38,15 @@ def prose(text):
 
 
 def anchors(text):
-    """What GitHub calls the headings of a page."""
+    """The anchors that GitHub makes from the headings of a page."""
     headings = (line.lstrip("#").strip() for line in text.splitlines() if re.match(r"#+ ", line))
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def screens(text):
     """Screens of prose: lines without comments, tables and code, which nobody reads line by line.
-    README's picture is one line here."""
+    README's picture counts as one line.
+    """
     text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
     lines = [line for line in text.splitlines() if not line.startswith(("    ", "|", "  <"))]
     return len(re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).splitlines()) / SCREEN
@@ -60,7 +62,7 @@ def sizes(root):
 
 
 def questions(root):
-    """Which questions does a page answer? A comment before its title says it."""
+    """A comment before a page's title says which questions the page answers."""
     for page in [root / "README.md", *pages(root)]:
         comment = re.match(r"<!--(.*?)-->\n# ", page.read_text(), re.DOTALL)
         n = comment.group(1).count("?") if comment else 0
@@ -73,12 +75,14 @@ def readers(root):
     for page in pages(root):
         text = re.sub(r"^<!--.*?-->\n", "", page.read_text(), flags=re.DOTALL)
         if not any(READER.search(line) for line in text.splitlines()[:5]):
-            yield f'{page.relative_to(root)} does not say in its first lines for whom it is ("For ...")'
+            name = page.relative_to(root)
+            yield f'{name} does not say in its first lines for whom it is ("For ...")'
 
 
 def markers(root):
-    """Marked commands of pages (blocks.py) are ones that a test runs. A figure in a sentence does not
-    begin its line: Markdown would show the rest of the line as HTML."""
+    """A test runs the marked commands of pages (blocks.py). A figure in a sentence does not begin
+    its line: Markdown would show the rest of the line as HTML.
+    """
     for page in [root / "README.md", *pages(root)]:
         if re.search(r"^<!-- value:", page.read_text(), re.MULTILINE):
             yield f"{page.relative_to(root)}: a line begins with the marker of a value"
@@ -110,7 +114,7 @@ def numbers(root):
 
 
 def files(root):
-    """Paths in `code`, and tables of results, wherever a page names them."""
+    """Paths in `code`, and tables of results, in all pages."""
     results = root / "bench" / "results"
     for page in [root / "README.md", root / "CONTRIBUTING.md", *pages(root)]:
         text = page.read_text() if page.exists() else ""
@@ -125,7 +129,7 @@ def files(root):
 
 
 def names(root):
-    """Comments name a page by its file name alone, so that it can move."""
+    """Comments name a page only by its file name, so that it can move."""
     known = {page.name for page in [*everywhere(root), *(root / "tools").rglob("*.md")]}
     for folder in SOURCES:
         for file in (root / folder).rglob("*"):
@@ -141,7 +145,7 @@ def names(root):
 
 
 def jobs(root):
-    """What hosted CI runs: targets of the Makefile, and actions by their commit."""
+    """Hosted CI runs targets of the Makefile, and actions by their commit."""
     targets = set(re.findall(r"^([a-z0-9-]+):", (root / "Makefile").read_text(), re.MULTILINE))
     for workflow in sorted((root / ".github" / "workflows").glob("*.yml")):
         text = workflow.read_text()
@@ -189,7 +193,7 @@ class Pages(unittest.TestCase):
 
 
 class Rules(unittest.TestCase):
-    """Each rule finds what it is for, in a tree made for it."""
+    """Each rule finds its fault, in a tree that is made for it."""
 
     def found(self, rule, readme="", page="For users.\n", source="", workflow=""):
         with tempfile.TemporaryDirectory() as folder:

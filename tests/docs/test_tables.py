@@ -96,14 +96,17 @@ class Cards(unittest.TestCase):
 
 # Pages whose tables of measurements come from a maker. Pages of reference define numbers.
 GENERATED = ("README.md", "docs/start/*.md", "docs/decide/*.md", "docs/evidence/*.md")
-MEASURED = re.compile(r"(?<![\w.])\d*\.\d+\b(?!\.)")  # 0.0114 and 12.5, but not a version 0.5.0
+# matches 0.0114 and 12.5, but not the version 0.5.0
+MEASURED = re.compile(r"(?<![\w.])\d*\.\d+\b(?!\.)")
 
 
 REPEATED = 3  # a table of words may repeat the few measurements that decide something
 
 
 def typed_tables(root):
-    """Tables of measurements outside markers. A row with a link may have figures of others."""
+    """Tables of measurements outside of markers. A row with a link may have figures of other
+    projects.
+    """
     for page in (page for pattern in GENERATED for page in sorted(root.glob(pattern))):
         text = re.sub(r"<!-- table: .*?<!-- end -->", "", page.read_text(), flags=re.DOTALL)
         for typed in re.findall(r"(?:^ *\|.*\n)+", text, re.MULTILINE):
@@ -114,7 +117,7 @@ def typed_tables(root):
 
 
 class Tree(unittest.TestCase):
-    """Faults of pages in a tree made for them."""
+    """Faults of pages, in a tree that is made for them."""
 
     def faults(self, text, makers):
         with tempfile.TemporaryDirectory() as folder:
@@ -183,7 +186,7 @@ class Tree(unittest.TestCase):
 
 
 class Lines(unittest.TestCase):
-    """Which line of a CSV a table takes."""
+    """Which line of a CSV a table uses."""
 
     def results(self, text):
         folder = tempfile.TemporaryDirectory()
@@ -230,7 +233,7 @@ class Lines(unittest.TestCase):
 
 
 class Architectures(unittest.TestCase):
-    """A model's answer is one that the results have, in words that the page explains."""
+    """A model's answer is one of the answers in the results, in words that the page explains."""
 
     def known(self, names, outcome):
         with tempfile.TemporaryDirectory() as folder:

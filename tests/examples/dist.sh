@@ -1,7 +1,7 @@
 #!/bin/sh
-# dist.sh BUILD check: scripts/check_dist.sh refuses what a release must not be. dist.sh BUILD make:
-# `make dist`, and dist.sh BUILD wheel `make wheel`, with the compiler that was fetched before; both say
-# "skipped" where it was not.
+# dist.sh BUILD check: scripts/check_dist.sh refuses a wrong release. dist.sh BUILD make runs `make
+# dist`, and dist.sh BUILD wheel runs `make wheel`, with the compiler that was fetched before. Both
+# print "skipped" if there is no such compiler.
 set -eu
 build=$(cd "${1:?usage: dist.sh BUILD check|make}" && pwd)
 root=$(cd "$(dirname "$0")/../.." && pwd)
@@ -19,7 +19,10 @@ if [ "$2" != check ]; then
         echo "skipped: scripts/fetch.py zig has not run"
         exit 0
     fi
-    make -C "$root" "$target" BUILD="$work" JOBS=2 >"$work/log" 2>&1 || { tail -20 "$work/log" >&2; fail "make $target"; }
+    make -C "$root" "$target" BUILD="$work" JOBS=2 >"$work/log" 2>&1 || {
+        tail -20 "$work/log" >&2
+        fail "make $target"
+    }
     tail -5 "$work/log"
     exit 0
 fi

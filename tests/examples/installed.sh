@@ -53,7 +53,7 @@ done
 linked "$work/cmake-OFF" 2
 linked "$work/cmake-ON" 0
 
-# As a folder of another project; what is tested is that the target is there.
+# kvant as a folder of another project; the test checks that the target exists.
 mkdir "$work/parent"
 cat >"$work/parent/CMakeLists.txt" <<END
 cmake_minimum_required(VERSION 3.22)
@@ -67,14 +67,15 @@ target_link_libraries(cache PRIVATE kvant::kvant)
 END
 quiet cmake -S "$work/parent" -B "$work/parent/build"
 
-# A component that is not there is named.
+# An error names a component that is missing.
 if [ -z "$(find "$work/moved" -name 'libkvant_cuda*')" ]; then
     cat >"$work/parent/CMakeLists.txt" <<END
 cmake_minimum_required(VERSION 3.22)
 project(parent LANGUAGES C)
 find_package(kvant REQUIRED COMPONENTS cuda)
 END
-    if cmake -S "$work/parent" -B "$work/parent/cuda" -DCMAKE_PREFIX_PATH="$work/moved" >"$work/log" 2>&1
+    if cmake -S "$work/parent" -B "$work/parent/cuda" -DCMAKE_PREFIX_PATH="$work/moved" \
+        >"$work/log" 2>&1
     then
         fail "find_package found a CUDA library that is not installed"
     fi

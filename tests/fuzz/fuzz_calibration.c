@@ -1,7 +1,9 @@
-/* fuzz_calibration.c - any bytes as a calibration file: refused with a message or usable, never read beyond. For libFuzzer
- * (clang -fsanitize=fuzzer); with KVANT_FUZZ_SMOKE it is a program that mutates a valid file itself, a fixed number of times.
+/* fuzz_calibration.c - any bytes as a calibration file: it is refused with a message or it is
+ * usable, and no read leaves it. For libFuzzer (clang -fsanitize=fuzzer). With KVANT_FUZZ_SMOKE it
+ * is a program that mutates a valid file itself, a fixed number of times.
  *
- * The checksum would stop nearly every mutation at the door, so it is made right first: what is tested lies behind it. */
+ * The checksum would refuse nearly every mutation at once. So the program corrects it first, and
+ * tests the code after it. */
 #include <kvant/calibration.h>
 
 #include <stdint.h>
@@ -11,7 +13,8 @@
 #include "../../src/calibration/format.h"
 #include "../unit/calibrated.h"
 
-/* A matrix of any numbers has an inverse or is refused; small ones only, for time. */
+/* A matrix of any numbers has an inverse or is refused. Only small matrices are tried, to save
+ * time. */
 static void create_codec(const kvant_calibration *c, uint32_t layer, uint32_t kv_head,
                          uint32_t head_dim)
 {
@@ -26,7 +29,7 @@ static void create_codec(const kvant_calibration *c, uint32_t layer, uint32_t kv
     kvant_codec_free(&codec);
 }
 
-/* Reads whatever the calibration offers, so that a sanitiser sees pointers that lead outside. */
+/* Reads everything in the calibration, so that a sanitiser sees pointers that lead outside. */
 static float touch(const kvant_calibration *c)
 {
     kvant_calibration_info info = { .size = sizeof info };
@@ -96,7 +99,7 @@ int main(void)
         size_t n = valid->info.bytes;
         memcpy(bytes, valid->bytes, n);
         fuzz_mutate(bytes, &n, 320, 8,
-                    &state); /* mostly the head and the table, where lengths are */
+                    &state); /* mostly the head and the table, which contain lengths */
         LLVMFuzzerTestOneInput(bytes, n);
     }
     printf("%u mutated files: none read beyond its end\n", ROUNDS);

@@ -1,10 +1,11 @@
-/* fuzz_import.c - any bytes as an exported block: refused, and the tensor as before, or imported,
- * and everything that a tensor does works with it. For libFuzzer (clang -fsanitize=fuzzer); with
- * KVANT_FUZZ_SMOKE it is a program that mutates valid blocks itself, a fixed number of times.
+/* fuzz_import.c - any bytes as an exported block. The block is refused and the tensor is as before,
+ * or it is imported and every operation on the tensor works with it. For libFuzzer (clang
+ * -fsanitize=fuzzer). With KVANT_FUZZ_SMOKE it is a program that mutates valid blocks itself, a
+ * fixed number of times.
  *
- * The input is one byte that picks a scheme, then the block without its checksum, which would
- * stop nearly every mutation at the door: it is made right, and so are the fields magic, bytes
- * and scheme of the header. */
+ * The input is one byte that picks a scheme, then the block without its checksum. The checksum
+ * would refuse nearly every mutation at once, so the program computes it, and also sets the fields
+ * magic, bytes and scheme of the header. */
 #include <kvant/attention.h>
 
 #include <stdint.h>
@@ -63,7 +64,7 @@ static void write_rows(kvant_tensor *tensor, int64_t first, uint32_t n, float sh
     require(try_rows(tensor, first, n, shift) == KVANT_OK);
 }
 
-/* Far from an imported centre, or under a tiny scale, rows may be beyond fp16. */
+/* Rows that are far from an imported centre, or under a tiny scale, may be beyond fp16. */
 static void write_or_refuse(kvant_tensor *tensor, int64_t first, uint32_t n, float shift)
 {
     kvant_status status = try_rows(tensor, first, n, shift);
@@ -124,7 +125,8 @@ static void attend(const room *r, uint32_t n_tokens)
     free(workspace);
 }
 
-/* Reads, exports and imports again, attends, rewrites, which opens and seals, copies, clears. */
+/* Reads, exports and imports again, attends, rewrites (which makes blocks exact and seals them),
+ * copies, clears. */
 static void use_block(room *r, uint32_t block, const uint8_t *data, size_t n)
 {
     kvant_tensor *tensor = r->tensors[0];
@@ -134,7 +136,7 @@ static void use_block(room *r, uint32_t block, const uint8_t *data, size_t n)
     kvant_block_info info = { .size = sizeof info };
     require(kvant_tensor_get_block(tensor, block, 0, &info) == KVANT_OK);
     require(again && twice && kvant_tensor_export(tensor, block, again, most, &used) == KVANT_OK);
-    if (info.written) { /* bits of slots that are not written do not come back */
+    if (info.written) { /* bits of slots that are not written are not exported */
         require(used == n && memcmp(again, data, HEADER) == 0);
         require(kvant_tensor_import(tensor, block, again, n) == KVANT_OK);
         require(kvant_tensor_export(tensor, block, twice, most, &used) == KVANT_OK);
@@ -162,7 +164,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
     if (n < 2)
         return 0;
     room r = make_room(specs[data[0] / 2 % N_SPECS]);
-    uint8_t *block = malloc(bytes); /* its exact size, so that a sanitiser sees a byte too many */
+    /* its exact size, so that a sanitiser sees any access beyond it */
+    uint8_t *block = malloc(bytes);
     require(block != NULL);
     memcpy(block, data + 1, n - 1);
     if (n - 1 >= HEADER) { /* magic and scheme from a block of this tensor */
@@ -192,10 +195,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 }
 
 #ifdef KVANT_FUZZ_SMOKE
-#define ROUNDS 100u /* per scheme and block */
+#define ROUNDS 100u /* for each scheme and block */
 
-/* Numbers that mean something as fp16 or binary32, flipped bits, lost ends; mostly in one place,
- * half of them in the header. */
+/* Special numbers of fp16 or binary32, flipped bits, cut ends. Most mutations change one place, and
+ * half of them are in the header. */
 static size_t mutate(uint8_t *data, size_t n, uint64_t *state)
 {
     static const uint8_t odd[] = { 0x00, 0x7c, 0xfc, 0x7e, 0xff, 0x7f, 0x80, 0x01 };
@@ -225,7 +228,8 @@ int main(void)
         require(valid && data);
         write_rows(r.tensors[0], 0, TOKENS, 1);
         for (uint32_t block = 0; block < 4;
-             block++) { /* a sink where there are some, sealed, filling, empty */
+             /* a sink if there are sinks, a sealed block, a block that fills, an empty block */
+             block++) {
             valid[0] = (uint8_t)s;
             require(kvant_tensor_export(r.tensors[0], block, valid + 1, most, &used) == KVANT_OK);
             LLVMFuzzerTestOneInput(valid, used + 1 - sizeof(uint64_t));

@@ -1,7 +1,9 @@
-/* fuzz_index.c - any bytes as an index file: refused with a message or usable, never read beyond. For libFuzzer
- * (clang -fsanitize=fuzzer); with KVANT_FUZZ_SMOKE it is a program that mutates valid files itself, a fixed number of times.
+/* fuzz_index.c - any bytes as an index file: it is refused with a message or it is usable, and no
+ * read leaves it. For libFuzzer (clang -fsanitize=fuzzer). With KVANT_FUZZ_SMOKE it is a program
+ * that mutates valid files itself, a fixed number of times.
  *
- * The head's checksum would stop most mutations at the door, so it is made right first: what is tested lies behind it. */
+ * The head's checksum would refuse most mutations at once. So the program corrects it first, and
+ * tests the code after it. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,7 +37,7 @@ static void repair(uint8_t *bytes, size_t n)
     memcpy(bytes + HEAD_CHECKSUM_AT, &checksum, sizeof checksum);
 }
 
-/* Whatever it holds, a search ends and finds ids of the index or none. */
+/* Whatever the index holds, a search ends, and finds ids of the index or none. */
 static void use(const kvant_index *index)
 {
     kvant_index_info info = { .size = sizeof info };
@@ -99,7 +101,7 @@ static const char *const specs[] = {
 };
 enum { KINDS = 2 * sizeof specs / sizeof *specs };
 
-/* A saved index: dim 24, ids of its own where kind is odd. */
+/* A saved index with 24 dimensions. If kind is odd, it has given ids. */
 static size_t valid_file(uint32_t kind, uint8_t *bytes, size_t room)
 {
     kvant_index_params params = { .size = sizeof params,
@@ -143,7 +145,7 @@ int main(void)
     for (uint32_t i = 0; i < ROUNDS; i++) {
         size_t n = sizes[i % KINDS];
         memcpy(bytes, valid[i % KINDS], n);
-        if (i >= KINDS) /* the valid ones first */
+        if (i >= KINDS) /* the valid files first */
             fuzz_mutate(bytes, &n, HEAD, 4, &state);
         LLVMFuzzerTestOneInput(bytes, n);
     }

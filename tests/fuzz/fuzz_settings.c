@@ -1,8 +1,10 @@
-/* fuzz_settings.c - any bytes as a settings file: refused with a message or usable, never read beyond, and what is usable
- * comes back from what it is written as. For libFuzzer (clang -fsanitize=fuzzer); with KVANT_FUZZ_SMOKE it is a program that
- * mutates a valid file itself, a fixed number of times.
+/* fuzz_settings.c - any bytes as a settings file: it is refused with a message or it is usable, and
+ * no read leaves it. Usable settings that are written read back equal. For libFuzzer (clang
+ * -fsanitize=fuzzer). With KVANT_FUZZ_SMOKE it is a program that mutates a valid file itself, a
+ * fixed number of times.
  *
- * The input is the file without its last line: the checksum would stop nearly every mutation at the door, so it is made right. */
+ * The input is the file without its last line. The checksum in that line would refuse nearly every
+ * mutation at once, so the program computes it. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,7 +14,7 @@
 #include "../../src/base/fnv.h"
 #include "../../src/settings/settings_internal.h"
 
-/* The same layers, or abort. */
+/* Aborts if the layers are not equal. */
 static void compare(const kvant_settings *a, const kvant_settings *b)
 {
     if (a->n_layers != b->n_layers || strcmp(a->model, b->model) != 0 ||
@@ -47,7 +49,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
     char err[256] = "";
     kvant_error error = { err, sizeof err };
     kvant_settings *settings = kvant_alloc(1, sizeof *settings);
-    char *text = malloc(n + 23); /* its exact size, so that a sanitiser sees a byte too many */
+    char *text = malloc(n + 23); /* its exact size, so that a sanitiser sees any access beyond it */
     char check[24];
     if (!settings || !text)
         abort();
@@ -79,7 +81,7 @@ static const char valid[] = "kvant-settings 1\n"
                             "k 11/1 3x64 turboquant-3:center=file\n"
                             "v 0-11 3x64 turboquant-3:center=file\n";
 
-/* Bytes that mean something to the parser, flipped bits, pieces that are lost or come twice. */
+/* Bytes that are special to the parser, flipped bits, pieces that are lost or repeated. */
 static size_t mutate(char *text, size_t n, uint64_t *state)
 {
     static const char words[] = "0193-,/x \n:=kvac\r\x7f\xff";

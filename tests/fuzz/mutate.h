@@ -1,4 +1,5 @@
-/* mutate.h - random numbers and mutated bytes for the fuzzers' own programs (KVANT_FUZZ_SMOKE): the same ones on every machine. */
+/* mutate.h - random numbers and mutated bytes for the fuzzers' own programs (KVANT_FUZZ_SMOKE),
+ * which are the same on every machine. */
 #pragma once
 
 #include <stddef.h>
@@ -15,7 +16,8 @@ static inline uint64_t fuzz_next(uint64_t *state)
     return *state;
 }
 
-/* Up to four bytes, mostly of the first `head`, one place in `rarely` anywhere; sometimes the end is cut. */
+/* Mutates up to four bytes, mostly among the first `head`; one in `rarely` is anywhere. Sometimes
+ * the end is cut. */
 static inline void fuzz_mutate(uint8_t *bytes, size_t *n, size_t head, uint64_t rarely,
                                uint64_t *state)
 {

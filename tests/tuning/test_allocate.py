@@ -12,7 +12,9 @@ SITES, CHOICES = 6, 4
 
 
 def problem(rng):
-    """Losses that fall with bytes by about a factor per step, as those of codecs do; some choices are worse at more bytes."""
+    """Losses that fall with bytes by about a factor per step, as losses of codecs do. Some choices
+    have more bytes and a larger loss.
+    """
     sites = []
     for _ in range(SITES):
         weight = math.exp(3 * rng.random())
@@ -45,7 +47,8 @@ class Allocate(unittest.TestCase):
             best = all_losses[sizes <= budget].min()
             self.assertLessEqual(size, budget)
             self.assertGreaterEqual(loss, best * (1 - 1e-12))
-            # No exchange of two sites helps; one of three could, so not every round is exact.
+            # No exchange between two sites helps. An exchange among three could, so not every round
+            # is exact.
             exact += loss <= best * (1 + 1e-12)
             losses += loss
             best_losses += best
@@ -78,7 +81,9 @@ class Allocate(unittest.TestCase):
         self.assertEqual(allocate.allocate([], 0), [])
 
     def test_a_pair_of_moves_where_neither_fits_or_gains_alone(self):
-        """The climb gives site 1 its larger choice first, because it saves more per byte; then site 0's saves more in all."""
+        """The greedy climb gives site 1 its larger choice first, because that saves more per byte.
+        Site 0's larger choice saves more in all.
+        """
         sites = [[(10, 10), (20, 3)], [(10, 5), (15, 1)]]
         self.assertEqual(allocate.allocate(sites, 30), [1, 0])
 

@@ -1,5 +1,6 @@
-"""Captures are read as written and refused when anything in them does not fit; the error of a layer is what a plain computation in
-binary64 says."""
+"""Captures read as they were written, and are refused if anything in them does not fit. The error
+of a layer equals a plain computation in binary64.
+"""
 
 import json
 import pathlib
@@ -133,7 +134,7 @@ class Reading(InAFolder):
 
 
 def plain_attention(query, head, tensors, back=None):
-    """One query's output in binary64; back replaces one role's rows."""
+    """One query's output in binary64. `back` replaces the rows of one role."""
     k, v = (
         back.get(kind, tensors[f"layers.1.{kind}"]).astype(float)[head // (HEADS // KV_HEADS)]
         for kind in "kv"
@@ -148,7 +149,9 @@ def plain_attention(query, head, tensors, back=None):
 
 
 def through_codec(spec, role, rows):
-    """Every page of these codecs is encoded alone and token by token, so plain encode and decode give what the cache does."""
+    """Every page of these codecs is encoded alone and token by token, so plain encode and decode
+    give the same rows as the cache.
+    """
     codec = kvant.Codec(spec, rows.shape[2], role)
     return np.stack([codec.decode(codec.encode(head.astype("f4")), TOKENS) for head in rows])
 
@@ -190,7 +193,8 @@ class Errors(InAFolder):
                 rows = layer_error.LayerRows([capture], LAYER, *window)
             for role, dim in (("k", DIM_K), ("v", DIM_V)):
                 found = rows.error(role, [kvant.Codec(spec, dim, role)] * KV_HEADS)
-                # fp32 sums of up to 100 terms: relative errors of outputs below 1e-5, which is all there is of f16's.
+                # fp32 sums of up to 100 terms: relative errors of outputs are below 1e-5. The f16
+                # codec has no other error.
                 plain = plain_errors(spec, role, self.tensors, *window)
                 np.testing.assert_allclose(
                     np.sqrt(found), np.sqrt(plain), atol=1e-5, err_msg=f"{spec} {role}"
@@ -198,7 +202,7 @@ class Errors(InAFolder):
                 self.assertTrue(sum(found) < 1e-10 if spec == "f16" else sum(found) > 1e-4)
 
     def test_captures_count_together(self):
-        """Twice the same text: every sum is twice as large, and their quotient the same."""
+        """With the same text twice, every sum is twice as large and their quotient is the same."""
         codecs = [kvant.Codec("int-3", DIM_V, "v")] * KV_HEADS
         with captures.Capture(self.path) as a, captures.Capture(self.path) as b:
             twice = layer_error.LayerRows([a, b], LAYER, CTX, CTX // 2)
@@ -207,7 +211,7 @@ class Errors(InAFolder):
         )
 
     def test_the_first_contexts_alone(self):
-        """As if the capture had no others."""
+        """As if the capture had no other layers."""
         codecs = [kvant.Codec("int-3", DIM_V, "v")] * KV_HEADS
         short = {
             name: t if name == "windows" else t[:, : CTX // STEP if name.endswith("q") else CTX]
@@ -233,7 +237,7 @@ class Errors(InAFolder):
             layer_error.LayerRows([capture], LAYER, CTX, CTX // 2)
 
     def test_a_softcap_bounds_scores(self):
-        """With a cap far below the scores all weights are nearly equal: keys hardly matter."""
+        """With a cap far below the scores, all weights are nearly equal, so keys hardly matter."""
         write(self.path, self.tensors, {**METADATA, "layers.1.attention": "0.25 0 0.001"})
         codecs = [kvant.Codec("int-2", DIM_K, "k")] * KV_HEADS
         with captures.Capture(self.path) as capture:

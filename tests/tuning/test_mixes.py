@@ -1,4 +1,4 @@
-"""Mixes of candidates over kv heads, against all there are."""
+"""Mixes of candidates over kv heads, against all possible mixes."""
 
 import itertools
 import math
@@ -39,7 +39,9 @@ class Mixes(unittest.TestCase):
             self.assertEqual(found[c][:2], of(found[c].heads, sizes, errors))
 
     def test_every_mix_is_the_best_of_its_bytes(self):
-        """A path of best steps is best at each of its points: nothing of the same kind has less error in as many bytes."""
+        """A path of best steps is best at each of its points: no mix of the same kind has a smaller
+        error in as many bytes.
+        """
         rng, everything = (
             random.Random(4),
             list(filter(fit, itertools.product(range(CANDIDATES), repeat=HEADS))),

@@ -1,4 +1,6 @@
-"""Which contexts of which text are measured, and which the check takes: never the same; and what is made of divergences."""
+"""Which contexts of which text are measured and which are checked, which are never the same. Also
+the computation from divergences.
+"""
 
 import unittest
 
@@ -25,15 +27,19 @@ class WhichContexts(unittest.TestCase):
         self.assertEqual(checks(["a"], 3, 0, "own"), [])
 
     def test_a_probe_is_longer_than_the_fp16_part(self):
-        """Half of the context is probed. A cache of 256 tokens keeps 4 blocks as fp16: the first
-        block, two for the newest 64 tokens, and one for the 64 that a probe writes at once."""
+        """Half of the context is probed. A cache of 256 tokens keeps 4 blocks as fp16. They are the
+        first block, two for the newest 64 tokens, and one for the 64 tokens that a probe writes at
+        once.
+        """
         for n_ctx in (64, 512):
             self.assertEqual(probes.least_context(n_ctx), 640)
         for n_ctx in (640, 1000, 2048):
             self.assertEqual(probes.least_context(n_ctx), n_ctx)
 
     def test_checks_are_dealt_to_the_parts_in_turn(self):
-        """Parts are numbered text by text: of two texts in two parts, one check is the first part's, the third the second text's."""
+        """Parts are numbered text by text. With two texts in two parts each, the first check is in
+        the first text, the third check in the second text.
+        """
         self.assertEqual(checks(["a", "b"], 2, 1), [Contexts(("a",), 2, 2, 1, WINDOW)])
         self.assertEqual(
             checks(["a", "b"], 2, 3),
@@ -54,7 +60,7 @@ class WhichContexts(unittest.TestCase):
         self.assertEqual(Contexts(("a", "b"), 3, 3, 2, WINDOW).n_tokens, 2 * 2 * 64)
 
     def test_texts_are_long_enough_for_both(self):
-        """kvant eval wants two contexts of a text whatever is asked for."""
+        """kvant eval needs two contexts of a text, whatever the user asks for."""
         for arguments, needed in [
             ((1, 1, 1), 2),
             ((1, 1, 2), 3),
@@ -73,7 +79,7 @@ class Means(unittest.TestCase):
         kld = rng.normal(3, 1, (4, 1000)) + np.arange(4)[:, None]
         mean, error = probes.mean_and_error(kld)
         self.assertAlmostEqual(mean, kld.mean())
-        # What differs between contexts is no error of the mean over these contexts.
+        # A difference between contexts is no error of the mean over these contexts.
         self.assertAlmostEqual(error, 1 / np.sqrt(4000), delta=2e-3)
 
 
@@ -83,7 +89,9 @@ class Site:
 
 
 class Shares(unittest.TestCase):
-    """Layers whose divergence is (k's error + factor x v's) x a weight of the layer, in sums: the parts are found again."""
+    """Layers whose divergence is the sum of (k's error + factor x v's error) x a weight of the
+    layer. The computation finds the parts again.
+    """
 
     def setUp(self):
         rng = np.random.default_rng(3)

@@ -1,5 +1,6 @@
-"""Any bytes as a safetensors file: refused with one line that names the file, or every tensor lies inside it and has the bytes that
-its shape says."""
+"""Any bytes as a safetensors file. The file is refused with one line that names it, or every tensor
+lies inside the file and has the bytes of its shape.
+"""
 
 import json
 import math
@@ -97,7 +98,7 @@ class Files(unittest.TestCase):
                 file.read("e")
 
     def test_mutated_headers_are_never_believed_against_their_own_sizes(self):
-        """Digits and punctuation are where lengths and structure are."""
+        """Digits and punctuation are the lengths and the structure."""
         rng, valid, believed = random.Random(7), json.dumps(HEADER).encode(), 0
         for _ in range(8000):
             text = bytearray(valid)

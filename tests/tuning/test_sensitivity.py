@@ -28,7 +28,9 @@ class Weights(unittest.TestCase):
             self.assertAlmostEqual(s.cost(0) / s.measured, 1, places=4)
 
     def test_noise_is_drawn_to_the_mean_of_the_role(self):
-        """Equal errors: logarithms of weights lie between the measured ones and their mean, noisy ones nearer to it."""
+        """Errors are equal. Logarithms of weights lie between the measured weights and their mean;
+        noisy weights are nearer to the mean.
+        """
         sites = [
             site("k", 0.01, 0.1, 1e-4),
             site("k", 0.04, 0.1, 0.02),
@@ -104,7 +106,7 @@ class Bytes(unittest.TestCase):
             self.assertEqual(sensitivity.least_bytes(sites), bytes + 3 * len(sites))
 
     def test_a_budget_pays_for_the_shared_pages(self):
-        sites = [site("k", 0.01, 0.1), site("v", 0.01, 0.1)]  # of a byte each
+        sites = [site("k", 0.01, 0.1), site("v", 0.01, 0.1)]  # of one byte each
         least = 2 + 2 * 512 * 128 * 2
         self.assertIsNone(sensitivity.choose(sites, least - 1))
         self.assertEqual(sensitivity.choose(sites, least), [0, 0])
@@ -116,7 +118,7 @@ class Candidates(unittest.TestCase):
             found = sensitivity.default_candidates(calibrated)
             self.assertEqual((len(set(found["k"])), len(set(found["v"]))), n)
             for role, specs in found.items():
-                self.assertIn("-2:", specs[0])  # the coarse one that is measured
+                self.assertIn("-2:", specs[0])  # the coarse candidate that is measured
                 for spec in specs:
                     takes = kvant.needs_calibration(spec, role)
                     self.assertTrue(calibrated or not takes, spec)
@@ -124,7 +126,9 @@ class Candidates(unittest.TestCase):
                         kvant.Codec(spec, 64, role)
 
     def test_kinds_are_what_fits_into_one_cache(self):
-        """Against the library's own judgement: a tensor takes codecs of one kind, and refuses others."""
+        """The list agrees with the library: a tensor accepts codecs of one kind and refuses
+        others.
+        """
         codecs = [
             kvant.Codec(spec, 64, "k")
             for spec in sensitivity.default_candidates(False)["k"]

@@ -1,4 +1,6 @@
-"""Choices as settings files: codecs of layers and kv heads, and the calibration that belongs to them."""
+"""Choices as settings files: the codecs of layers and kv heads, and the calibration that belongs to
+them.
+"""
 
 import pathlib
 import shutil

@@ -1,4 +1,6 @@
-"""Errors on disk: found again under the same key only, and computed again where the file is damaged."""
+"""Errors on disk: they are found again only under the same key, and computed again if the file is
+damaged.
+"""
 
 import json
 import pathlib
@@ -36,7 +38,7 @@ class Files(unittest.TestCase):
         self.assertTrue(store.Store(self.path, "one").has(*NAME))
 
     def test_damage(self):
-        """A file that is cut short, or has other shapes, is as good as none."""
+        """A file that is cut short, or has other shapes, counts as missing."""
         whole = self.path.read_text()
         for text in (
             whole[:-9],

@@ -1,6 +1,6 @@
 """Numbers as format.md defines them: ordered sums, half precision, random numbers.
 
-NumPy does one rounding an operation.
+NumPy rounds once per operation.
 """
 
 import numpy as np
@@ -26,7 +26,7 @@ def ordered_dot(a, b):
 
 
 def half(x):
-    """Rounded to fp16, as binary32."""
+    """Rounds to fp16 and returns binary32."""
     return x.astype(np.float16).astype(F32)
 
 
@@ -48,7 +48,9 @@ class SplitMix64:
         return z ^ (z >> 31)
 
     def normal(self):
-        """Approximately normal, not scaled: the 16 16-bit fields of 4 outputs, summed and centred."""
+        """Approximately normal, not scaled: the 16 fields of 16 bits in 4 outputs, summed and
+        centred.
+        """
         total = 0
         for _ in range(4):
             word = self.next()

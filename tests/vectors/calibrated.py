@@ -1,4 +1,6 @@
-"""kmeans, hessian and W: sections "Centroids", "Query basis" and "Transform" of format.md; calibration.md's file."""
+"""kmeans, hessian and W: the sections "Centroids", "Query basis" and "Transform" of format.md, and
+the file of calibration.md.
+"""
 
 import struct
 
@@ -11,11 +13,13 @@ from transform import Rotation, largest_power_of_two
 import uniform
 
 DIM, HEADS, CLUSTERS = 32, 2, 4
-LAYER, HEAD = 0, 1  # what the vectors are of
+LAYER, HEAD = 0, 1  # the layer and the head of the vectors
 
 
 class Calibration:
-    """One layer of two kv heads. Small integers over powers of two, so that every sum is exact."""
+    """One layer of two kv heads. Its numbers are small integers over powers of two, so that every
+    sum is exact.
+    """
 
     def __init__(self):
         generator = SplitMix64(7)
@@ -24,11 +28,13 @@ class Calibration:
         ).reshape(shape)
         self.mean = {role: draw(HEADS, DIM) / 16 for role in "KV"}
         self.centroids = {role: draw(HEADS, CLUSTERS, DIM) / 8 for role in "KV"}
-        # A sum of outer products with a few strong directions: eigenvalues well apart, as of a trained model
+        # A sum of outer products with some strong directions: eigenvalues are far apart, as in a
+        # trained model.
         rows = draw(HEADS, 3 * DIM, DIM) * (1 + np.arange(DIM)[::-1] % 8)
         self.moment = np.einsum("hni,hnj->hij", rows, rows) / 65536
         self.diagonal = 2.0 ** (np.arange(HEADS * DIM).reshape(HEADS, DIM) % 5 - 2)
-        # Eigenvalues between 2 and 6 (rows of the symmetric part sum to less than 2): W^-1 shortens rows
+        # Eigenvalues lie between 2 and 6 (rows of the symmetric part sum to less than 2), so W^-1
+        # shortens rows.
         part = draw(HEADS, DIM, DIM) / 4096
         part = 4 * np.eye(DIM) + np.tril(part) + np.tril(part, -1).transpose(0, 2, 1)
         self.matrix = part.astype(np.float16).astype(float)
@@ -57,7 +63,7 @@ CALIBRATION = Calibration()
 
 
 def query_basis(pool):
-    """Rows: eigenvectors by descending eigenvalue, the largest component positive."""
+    """Rows are eigenvectors by descending eigenvalue, with a positive largest component."""
     moment = CALIBRATION.moment[HEAD] if pool == "head" else CALIBRATION.moment.sum(0)
     _, vectors = np.linalg.eigh(moment.astype(F32).astype(float) if pool == "head" else moment)
     basis = vectors.T[::-1].copy()
@@ -121,7 +127,7 @@ def queries():
 
 
 def steering_matrix():
-    """S of section "Feedback", in place of W."""
+    """S of section "Feedback", which replaces W."""
     w = CALIBRATION.matrix[HEAD]
     m = np.linalg.inv(w) @ queries() @ np.linalg.inv(w)
     s = power(w @ power(m, -0.5) @ w, 0.5) * np.sqrt(np.trace(m) / np.trace(power(m, 0.5)))
@@ -129,7 +135,7 @@ def steering_matrix():
 
 
 class Feedback:
-    """Numbers rounded one after another, section "Feedback"."""
+    """Rounds numbers one after another, section "Feedback"."""
 
     def __init__(self, turn):
         back = turn.apply(np.linalg.inv(steering_matrix()).astype(F32)).astype(
@@ -143,7 +149,7 @@ class Feedback:
         self.pivots = (pivots**2 * DIM / np.trace(loss)).astype(F32)
 
     def codes(self, y, codebook, scale, unbiased):
-        """Codes, and the scale to store."""
+        """Returns codes, and the scale to store."""
         z = y * reciprocal(scale)[:, None]
         target, a, code = z.copy(), z.copy(), np.zeros(y.shape, int)
         own, product = np.zeros(len(y), F32), np.zeros(len(y), F32)
@@ -162,7 +168,7 @@ class Feedback:
 
 
 class Weighting:
-    """R W on rows and its way back, section "Transform"; values have no W."""
+    """R W on rows, and the inverse, section "Transform"; values have no W."""
 
     def __init__(self, kind, role, turn, feedback=False):
         self.kind, self.turn = kind if role == "K" else "none", turn

@@ -1,4 +1,6 @@
-"""hqmq, spherical, addvq, naive: sections "Direction codes" and "Outliers of a page" of format.md."""
+"""hqmq, spherical, addvq, naive: the sections "Direction codes" and "Outliers of a page" of
+format.md.
+"""
 
 import functools
 
@@ -37,7 +39,7 @@ UNITS = hurwitz_units()
 
 
 class Quaternions:
-    """The stream of random unit quaternions."""
+    """A stream of random unit quaternions."""
 
     def __init__(self, seed):
         self.generator = SplitMix64(derived_seed(seed, 1))
@@ -64,7 +66,7 @@ def closeness(y):
 
 
 def closest_unit(y):
-    """Its index."""
+    """Returns the index of the nearest unit."""
     i = np.abs(y).argmax(-1)
     largest = np.take_along_axis(y, i[..., None], -1)[..., 0]
     alone = 2 * i + (largest < 0)
@@ -183,7 +185,7 @@ def chunks_of(y):
 
 
 def outliers(norm, limit, slots):
-    """slot of every chunk, -1 for none."""
+    """Returns the slot of every chunk, -1 for none."""
     slot = np.full(norm.shape, -1)
     for t, row in enumerate(norm):
         median = np.sort(row)[(len(row) - 1) // 2]
@@ -194,7 +196,7 @@ def outliers(norm, limit, slots):
 
 
 def page_outliers(squared, limit, slots):
-    """slot of every chunk of the page, -1 for none."""
+    """Returns the slot of every chunk of the page, -1 for none."""
     flat = squared.ravel()
     above = F32(limit) * F32(limit) * np.sort(flat)[(len(flat) - 1) // 2]
     largest = [c for c in np.argsort(-flat, kind="stable") if flat[c] > above][:slots]

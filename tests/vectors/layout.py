@@ -1,4 +1,4 @@
-"""Where codes lie in a page, section "Code plane" of format.md."""
+"""The positions of codes in a page, section "Code plane" of format.md."""
 
 import numpy as np
 

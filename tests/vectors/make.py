@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Makes vectors.txt, what every codec must write and decode, by an implementation that shares nothing with
-the library: it was written in NumPy from format.md and the papers. tests/unit/test_vectors.c compares.
+"""Makes vectors.txt, the bytes that every codec must write and the numbers that it must decode, by
+an implementation that shares nothing with the library. It was written in NumPy from format.md and
+the papers. The test tests/unit/test_vectors.c compares.
 
-    make.py           writes vectors.txt and vectors.kvcal beside this script
+    make.py           writes vectors.txt and vectors.kvcal next to this script
     make.py --check   exits with 1 when a file differs from what it would write
 """
 
@@ -27,27 +28,32 @@ SEED = 42
 UNIFORM = ("int", "bdr", "kivi", "innerq")
 
 HEADER = """\
-# Made by make.py. A line is a page: spec, head_dim, role, seed, setting (0, or 1 with make.py's affine(), or 2
-# with kv head 1 of layer 0 of vectors.kvcal), FNV-1a (64 bits) of the code plane, of the metadata plane and of
-# the whole page, page bytes, then decoded numbers as token:channel=value. The rows are those of make.py's rows().
+# Made by make.py. A line is a page: spec, head_dim, role, seed, setting, FNV-1a (64 bits) of the
+# code plane, of the metadata plane and of the whole page, page bytes, then decoded numbers as
+# token:channel=value. The setting is 0, 1 with make.py's affine(), or 2 with kv head 1 of layer 0
+# of vectors.kvcal. make.py's rows() makes the rows.
 """
 
 SPECS = """
 f32 f16 bf16
-int-2 int-3 int-4 int-5 int-6 int-7 int-8 int-4:sym int-2:sym int-8:sym int-4:group=16 int-3:group=16,sym
+int-2 int-3 int-4 int-5 int-6 int-7 int-8 int-4:sym int-2:sym int-8:sym int-4:group=16
+int-3:group=16,sym
 int-4:axis=channel int-2:axis=channel,group=16 int-3:axis=channel,group=64,sym int-4:rotate=dense
 int-2:axis=channel,rotate=hadamard
 int-4:group=32 int-3:group=32,hybrid int-2:group=16,hybrid=code int-2:axis=channel,hybrid
 kivi-2 kivi-4:group=16 innerq-base innerq-hybrid innerq-small innerq-hybrid:hybrid=code,group=64
 bdr-4 bdr-4:block=16 bdr-4:signs=seed bdr-2:group=16
-turboquant-1 turboquant-2 turboquant-3 turboquant-4 turboquant-5 turboquant-6 turboquant-7 turboquant-8
+turboquant-1 turboquant-2 turboquant-3 turboquant-4 turboquant-5 turboquant-6 turboquant-7
+turboquant-8
 turboquant-4:scale=norm turboquant-3:rotate=dense turboquant-3:rotate=none
 turboquant-2.5 turboquant-3.5 turboquant-2.5:scale=norm
 turboquant-1:qjl turboquant-3:qjl turboquant-3:qjl,sketch=gaussian
-trellis-2 trellis-3 trellis-4 trellis-4:scale=norm trellis-3:states=1024 trellis-2:states=4096,rotate=none
+trellis-2 trellis-3 trellis-4 trellis-4:scale=norm trellis-3:states=1024
+trellis-2:states=4096,rotate=none
 polar-2 polar-3 polar-4 polar-4:scale=norm polar-3:rotate=none
 polar-3.9 polar-3.9:scale=norm
-octopus-1 octopus-2 octopus-3 octopus-4 octopus-2:round=scalar octopus-3:round=2x2 octopus-2:round=full
+octopus-1 octopus-2 octopus-3 octopus-4 octopus-2:round=scalar octopus-3:round=2x2
+octopus-2:round=full
 octopus-3:round=next,pad=zero,scale=norm octopus-2:round=next octopus-4:pad=zero
 octopus-3:scale=norm octopus-3:split=3.3 octopus-2:qjl
 hqmq-s24r3 hqmq-s96r4 hqmq-s170r4:scale=norm,book=random hqmq-s192r6:rotate=hadamard
@@ -65,15 +71,17 @@ hessian-4:block=16,pool=layer hessian-3:order=eigen,group=8
 hessian-4:rotate=none
 turboquant-4:transform=file turboquant-3:transform=diagonal int-4:transform=file,rotate=none
 int-4:transform=diagonal,axis=channel int-3:transform=file,rotate=dense
-turboquant-4:transform=file,feedback turboquant-3:transform=file,feedback,scale=norm turboquant-6:transform=file,feedback
+turboquant-4:transform=file,feedback turboquant-3:transform=file,feedback,scale=norm
+turboquant-6:transform=file,feedback
 """.split()
 PLAIN, SHIFTED, WITH_FILE = 0, 1, 2
 
 
 def rows(dim):
-    """Exact in binary32: 16-bit integers over powers of two from 2^8 to 2^23, which gives rows a heavy tail.
+    """Rows that are exact in binary32: 16-bit integers over powers of two from 2^8 to 2^23, which
+    gives rows a heavy tail.
 
-    Token 5 is zero, token 6 tiny, token 7 the same number everywhere.
+    Token 5 is zero, token 6 is tiny, token 7 has the same number everywhere.
     """
     generator = SplitMix64(dim)
     x = np.array([number(generator.next()) for _ in range(TOKENS * dim)], F32).reshape(TOKENS, dim)
@@ -88,7 +96,9 @@ def number(word):
 
 
 def affine(dim):
-    """A centre and factors: powers of two, so that dividing is exact in any implementation."""
+    """A centre and scales, which are powers of two, so that dividing is exact in any
+    implementation.
+    """
     i = np.arange(dim)
     return (i % 7 - 3).astype(F32) / F32(4), F32(2) ** (i % 5 - 2).astype(F32)
 
@@ -170,7 +180,7 @@ def samples(decoded):
 
 
 def encode_rows(x, role, spec, setting):
-    """Code plane, metadata plane, decoded rows."""
+    """Returns the code plane, the metadata plane and the decoded rows."""
     family, bits, options = parse(spec)
     rotation = rotation_of(family, bits, options, x.shape[1], SEED)
     if "order" in options and role == "K":
@@ -194,7 +204,8 @@ def line(spec, dim, role, setting=PLAIN):
     code, metadata, decoded = encode_rows(rows(dim), role, spec, setting)
     code = pad_to(code, 16)
     page = pad_to(code + metadata, 64)
-    head = f"{spec} {dim} {role} {SEED} {setting} {fnv1a(code)} {fnv1a(metadata)} {fnv1a(page)} {len(page)}"
+    hashes = f"{fnv1a(code)} {fnv1a(metadata)} {fnv1a(page)}"
+    head = f"{spec} {dim} {role} {SEED} {setting} {hashes} {len(page)}"
     return f"{head} {samples(decoded)}\n"
 
 
@@ -212,7 +223,7 @@ def lines():
 
 
 def made():
-    """Name and content of every file."""
+    """Returns name and content of every file."""
     calibration = calibrated.CALIBRATION.file(lambda data: int(fnv1a(data), 16))
     return {"vectors.txt": "".join(lines()).encode(), "vectors.kvcal": calibration}
 

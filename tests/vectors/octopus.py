@@ -47,7 +47,7 @@ class Point:
 
 
 def coordinates(t):
-    """length, xi, eta."""
+    """Returns length, xi, eta."""
     x, y, z = np.moveaxis(t, -1, 0)
     length = np.abs(x) + np.abs(y) + np.abs(z)
     length = np.where(length == 0, F32(1), length)
@@ -57,7 +57,7 @@ def coordinates(t):
 
 
 def tried(round_, at, coordinate, levels):
-    """Which levels."""
+    """Returns the candidate levels."""
     if round_ == "scalar":
         return [at]
     top = len(levels) - 1
@@ -72,7 +72,7 @@ def tried(round_, at, coordinate, levels):
 
 
 def encode_triplets(t, d_bits, levels_r, round_):
-    """t: ... x 3. Indices u, w, k, and the projection on the direction."""
+    """t: ... x 3. Returns the indices u, w, k, and the projection on the direction."""
     levels = direction_levels(d_bits)
     length, px, py, pz, xi, eta = coordinates(t)
     best = None
@@ -101,7 +101,9 @@ def decode_triplets(u, w, k, d_bits, levels_r, stored):
 
 
 def encode_last(t, have, d_bits, levels_r, round_, zero_padding):
-    """t: tokens x 3, of which `have` channels exist. Also what the triplet adds to the sum for the scale."""
+    """t: tokens x 3, of which `have` channels exist. Also returns the amount that the triplet adds
+    to the sum for the scale.
+    """
     if round_ == "scalar" or zero_padding:
         pads = [(0,) * (3 - have)]
     else:

@@ -12,7 +12,7 @@ from turboquant import root_scale
 
 @functools.lru_cache(None)
 def angles(n1, n2, bits):
-    """Levels of the density cos^(n1 - 1) sin^(n2 - 1) on [0, pi / 2], in double precision."""
+    """Levels for the density cos^(n1 - 1) sin^(n2 - 1) on [0, pi / 2], in double precision."""
     density = lambda psi: np.cos(psi) ** (n1 - 1) * np.sin(psi) ** (n2 - 1)
     spread = min(np.pi / 4, 2.2 / np.sqrt(n1 + n2))
     middle = np.arctan(np.sqrt(n2 / n1))
@@ -22,7 +22,7 @@ def angles(n1, n2, bits):
 
 
 def sectors(a, b, bits):
-    """The code of list 0: which of 2^bits equal sectors of the circle."""
+    """The code of list 0: the index of one of 2^bits equal sectors of the circle."""
     quadrant = np.select(
         [(a >= 0) & (b >= 0), (a < 0) & (b >= 0), (a <= 0) & (b < 0)], [0, 1, 2], 3
     )
@@ -43,7 +43,9 @@ def turns(a, b, levels):
 
 
 def quantise(y, bits, first_bits=None):
-    """Codes of all pairs, list after list, and what rebuilds a list: (levels of each pair, its size)."""
+    """Codes of all pairs, list after list, and the numbers that rebuild a list: (levels of each
+    pair, its size).
+    """
     values, sizes = y, [1] * y.shape[1]
     codes, plan = [], []
     while len(sizes) > 1:
@@ -77,7 +79,7 @@ def rebuild(codes, plan, dim):
 
 
 def encode_blocks(y, role, options):
-    """polar-3.9: 16 channels, 4 lists; angles of 4, 2, 2, 2 bits."""
+    """polar-3.9 has 16 channels and 4 lists, with angles of 4, 2, 2 and 2 bits."""
     scales, decoded, first, others = [], [], [], []
     for at in range(0, y.shape[1], 16):
         block = np.ascontiguousarray(y[:, at : at + 16])
@@ -105,7 +107,7 @@ def encode(y, bits, role, options):
 
 
 def scaled(y, u, options):
-    """What is stored, and the decoded rows."""
+    """Returns the stored bytes and the decoded rows."""
     scale = root_scale(y)
     if options.get("scale", "unbiased") == "unbiased":
         inner = ordered_dot(y, u)

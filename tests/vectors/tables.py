@@ -43,7 +43,7 @@ def lloyd_max(density, low, high, levels):
 
 @functools.lru_cache(None)
 def sphere_codebook(dim, bits):
-    """Of one coordinate of a uniform point on the sphere of radius sqrt(dim)."""
+    """The codebook for one coordinate of a uniform point on the sphere of radius sqrt(dim)."""
     n = 1 << (bits - 1)
     reach = min(0.9, (0.8 + 0.5 * bits) / np.sqrt(dim))
     c = lloyd_max(lambda x: (1 - x * x) ** ((dim - 3) / 2), 0, 1, reach * (np.arange(n) + 0.5) / n)
@@ -56,5 +56,5 @@ def thresholds(codebook):
 
 
 def nearest(u, codebook):
-    """The number of thresholds that u is above."""
+    """The number of thresholds that are below u."""
     return np.searchsorted(thresholds(codebook), u, side="left")

@@ -14,7 +14,7 @@ def signs(seed, n):
 
 
 def hadamard(x, block):
-    """Every block of the last axis, Sylvester order."""
+    """Transforms every block of the last axis, in Sylvester order."""
     y = x.reshape(x.shape[:-1] + (-1, block)).copy()
     distance = 1
     while distance < block:
@@ -62,7 +62,7 @@ class Rotation:
         return x
 
     def undo(self, y):
-        """In double precision: decoded numbers are compared within a tolerance."""
+        """In double precision, because decoded numbers are compared within a tolerance."""
         if self.kind == "hadamard":
             return hadamard(y, self.block) * self.signs
         if self.kind == "dense":
@@ -83,7 +83,9 @@ def stored_channels(order, dim):
 
 
 class Ordered:
-    """R behind a permutation of channels: one matrix, whose products are summed in the order of stored channels."""
+    """W R after a permutation of channels: one matrix, whose products are summed in the order of
+    stored channels.
+    """
 
     def __init__(self, rotation, order, dim):
         self.rotation, self.stored = rotation, stored_channels(order, dim)

@@ -1,4 +1,6 @@
-"""trellis: section "Trellis codes" of format.md. All rows of a page are searched side by side."""
+"""trellis: section "Trellis codes" of format.md. All rows of a page are searched at the same
+time.
+"""
 
 import numpy as np
 
@@ -12,14 +14,15 @@ POSITIVE = {
     3: (44, "2 6 11 15 19 24 29 34 39 45 51 58 67 78 96 124"),
     4: (
         38,
-        "0 3 5 7 8 10 13 15 16 18 21 23 25 27 30 32 34 36 39 42 44 47 51 54 58 62 67 72 79 89 102 125",
+        "0 3 5 7 8 10 13 15 16 18 21 23 25 27 30 32 34 36 39 42 44 47 51 54 58 62 67 72 79 89 102 "
+        "125",
     ),
 }
 WARM_UP, LIMIT = 32, 65535
 
 
 def circle(dim, bits, role):
-    """Channels in the order of steps; those from dim on are padding."""
+    """Channels in the order of steps; channels from dim on are padding."""
     tiles = padded(dim) // 16
     if role == "V":
         groups = range(ceil_div(tiles, 4))
@@ -59,7 +62,9 @@ class Search:
         self.subsets = subset(new, states), subset(new | states, states)
 
     def run(self, metric, before):
-        """Metrics in the end and, of every step from 0 on, whether a state came from the upper half."""
+        """Returns the metrics at the end and, for every step from 0 on, whether a state came from
+        the upper half.
+        """
         choices = np.zeros((self.n, self.n_rows, self.states), bool)
         for k in range(before + self.n):
             step = (k - before) % self.n

@@ -1,4 +1,6 @@
-"""turboquant and the residual sketch: sections "Lloyd-Max codes" and "Residual sketch" of format.md."""
+"""turboquant and the residual sketch: the sections "Lloyd-Max codes" and "Residual sketch" of
+format.md.
+"""
 
 import numpy as np
 
@@ -41,7 +43,7 @@ class Projection:
 
 
 def sketch(residual, role, kind, seed):
-    """Plane, norm, decoded."""
+    """Returns plane, norm and decoded rows."""
     projection = Projection(kind, residual.shape[1], derived_seed(seed, 1))
     bits = projection.apply(residual) < 0
     norm = root_scale(residual)

@@ -7,7 +7,7 @@ from layout import TOKENS, halves, padded, scalar_codes
 
 
 def symmetric(y, bits):
-    """y: ... x group. Codes, stored scale, stored zero, decoded."""
+    """y: ... x group. Returns codes, stored scale, stored zero point and decoded numbers."""
     top = F32(2 ** (bits - 1) - 1)
     scale = half(np.abs(y).max(-1) / top)
     code = np.clip(np.rint(y * reciprocal(scale)[..., None]), -top, top)
@@ -67,7 +67,7 @@ def per_channel(y, bits, role, options):
 
 
 def as_int(family, bits, role, options):
-    """The bits and options of the int that kivi and innerq stand for."""
+    """The bits and options of the int codec that kivi and innerq stand for."""
     key = role == "K"
     group = {"group": options.get("group", "32")}
     channel = {"axis": "channel"}

@@ -1,12 +1,14 @@
 """Runs kvant on stock builds of llama.cpp, old and new. The plug-in compares their tables, and a
-completion runs. The KL divergence to a build's own f16 cache must be the pinned build's. A Python
-binding of each build runs under kvant exec: its cache is compressed, or one line says why not.
+completion runs. The KL divergence to a build's own f16 cache must equal the pinned build's. A
+Python binding of each build runs under kvant exec: its cache is compressed, or one line says why
+not.
 
     test_versions.py KVANT PLUGIN MODEL [--csv FILE] [--only NAME]...
 
-Writes a row for each build to FILE (bench/results/versions.csv). Ends with 1 where a build does
-otherwise than expected. The wheels and Debian's libraries need a C library that is newer than many a
-machine's: they run with Debian's, which is unpacked and not installed."""
+Writes a line for each build to FILE (bench/results/versions.csv). Ends with 1 if a build behaves
+unexpectedly. The wheels and Debian's libraries need a newer C library than many machines have. They
+run with Debian's, which is unpacked and not installed.
+"""
 
 import argparse
 import csv
@@ -25,7 +27,7 @@ import fetch  # noqa: E402
 
 PINNED = "npm-" + fetch.NPM_VERSION
 DEBIAN = "debian-" + fetch.DEBIAN
-# ggml 0.9 has no flag for nodes that are to be computed, or other tables of buffers.
+# ggml 0.9 has no flag for nodes that must be computed, or other tables of buffers.
 REFUSED = {"npm-3.14.5": "flag of a node to be computed", "npm-3.18.1": "buffer: functions"}
 FIELDS = ["build", "ggml", "api", "outcome", "why", "kld_int8", "kld_balanced", "text"]
 REFUSAL = r"kvant: ggml (\S+) is laid out otherwise than this plug-in knows: ([^;]+)"
@@ -63,7 +65,7 @@ class Build:
         )
 
     def binding(self, flags):
-        """The status, and kvant's lines without the one about flags."""
+        """Returns the status, and kvant's lines without the line about flags."""
         python = [*self.before, sys.executable, "-B", BINDING, self.folder, self.options.model]
         command = [self.options.kvant, "exec", "--", *python, *flags]
         done = subprocess.run(
@@ -107,8 +109,9 @@ class Build:
 
 
 def differs(quality, pinned):
-    """The cache is the same, but the kernels of matrices are not. Each mean over the same tokens has
-    a standard error, and the means may lie four standard errors of a difference apart."""
+    """The cache is the same, but the kernels of matrices are not. Each mean over the same tokens
+    has a standard error. The means may differ by four standard errors of the difference.
+    """
     for here, there in zip(quality[1:], pinned[1:]):
         apart = abs(here["kld_mean"] - there["kld_mean"])
         if apart > 4 * math.hypot(here["kld_se"], there["kld_se"]):
@@ -127,7 +130,7 @@ def fault(row, quality, pinned):
 
 
 def binding_fault(build):
-    """A build that is refused goes on without kvant."""
+    """The program continues without kvant in a build that the plug-in refuses."""
     refusal = REFUSED.get(build.name)
     cases = [
         (["--load"], "Paris", refusal or COMPRESSED),
