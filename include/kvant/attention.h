@@ -1,9 +1,9 @@
 /* attention.h - attention of query tokens over compressed keys and values.
  *
- * Queries are transformed once per version of the keys in use, pages are unpacked in cache or
- * multiplied as codes, and outputs are transformed back once. Softmax runs online, over parts of
- * the context whose bounds depend on the problem alone; parts are combined in order, so results are
- * the same for every number of threads.
+ * A query is transformed once for each transform (`version`, tensor.h) that the keys use. Pages are
+ * unpacked in the CPU's cache or multiplied as codes. Outputs are transformed back once. Softmax
+ * runs online over parts of the context. The bounds of the parts depend on the problem alone, and
+ * the parts are combined in order, so results are the same for every number of threads.
  */
 #ifndef KVANT_ATTENTION_H
 #define KVANT_ATTENTION_H
@@ -28,19 +28,21 @@ KVANT_BEGIN_C
  *   D = sum_j e^(s_j - m) + e^(sinks[h] - m)
  *   lse[t][h] = m + ln D
  *
- * with ALiBi slopes as in Press et al. 2022: with n = 2^floor(log2 n_heads), slope(h) =
- * 2^(-max_bias (h+1) / n) for h < n and 2^(-max_bias (2 (h-n) + 1) / (2 n)) beyond. A query token
- * that sees no token gives zeros, and -infinity as lse where there is no sink. Slots that the query
- * tokens see must have been written: others count with scores of the centre. NaNs in q give NaNs
- * for their heads. */
+ * The ALiBi slopes are as in Press et al. 2022. With n = 2^floor(log2 n_heads), slope(h) is
+ * 2^(-max_bias (h+1) / n) for h < n, and 2^(-max_bias (2 (h-n) + 1) / (2 n)) for the other heads.
+ *
+ * A query token that sees no token gets zeros, and -infinity as lse when there is no sink. Every
+ * slot that a query token sees must have been written: a slot that was never written counts with
+ * the score of the centre. NaNs in q give NaNs for their heads. */
 typedef struct kvant_attention_problem {
     size_t size; /* set by the caller to sizeof(kvant_attention_problem) */
     uint32_t n_queries;
     uint32_t n_tokens; /* may be 0 */
     uint32_t n_heads;  /* a multiple of n_kv_heads */
-    /* The sequence's tokens 64 i .. 64 i + 63 are in block block_table[i], i < n_tokens / 64
-     * rounded up, or where the table is NULL in block first_block + i. A negative entry hides its
-     * tokens: blocks that a window has left behind. */
+    /* The table says where tokens are: block_table[i] is the block of the sequence's tokens 64 i to
+     * 64 i + 63. It has n_tokens / 64 entries, rounded up. A negative entry hides its tokens, for
+     * blocks that lie before a window. NULL: tokens 64 i to 64 i + 63 are in block first_block +
+     * i. */
     const int32_t *block_table;
     uint32_t first_block;
     uint32_t n_threads; /* at least 1 */
@@ -57,23 +59,24 @@ typedef struct kvant_attention_problem {
     float max_bias;      /* 0: no ALiBi */
     uint32_t window;     /* tokens that a query token sees, itself included; 0: all */
     bool causal;         /* needs n_queries <= n_tokens */
-    /* Multiplies unpacked fp32 numbers, never codes with 16-bit integers: queries and weights are
-     * not rounded. Up to several times slower. */
+    /* Attention multiplies unpacked fp32 numbers instead of codes and 16-bit integers, so queries
+     * and attention weights are not rounded. This takes up to several times as long. */
     bool exact;
 } kvant_attention_problem;
 
-/* *bytes = the workspace that kvant_attention needs. It grows with n_queries x n_heads x
- * head_dim x the versions in use, and with n_threads. Where keys were shifted
- * (kvant_tensor_shift) it grows with the pairs of version and shift that query tokens see, so
- * the mask is read. KVANT_ERR_ARGUMENT with the reason in kvant_error_message(). */
+/* *bytes = the workspace that kvant_attention needs. It grows with n_queries x n_heads x head_dim x
+ * the number of transforms in use, and with n_threads. If keys were shifted (kvant_tensor_shift),
+ * it grows with the number of pairs of transform and shift that query tokens see; the function then
+ * reads the mask. KVANT_ERR_ARGUMENT with the reason in kvant_error_message(). */
 KVANT_API kvant_status kvant_attention_workspace(const kvant_tensor *k, const kvant_tensor *v,
                                                  const kvant_attention_problem *problem,
                                                  size_t *bytes);
 
-/* Computes out and lse. k and v: tensors of the same n_kv_heads and blocks; head_dim may differ.
- * workspace: as many bytes as kvant_attention_workspace says, aligned to 64, owned by this call
- * while it runs. Allocates nothing. Calls with different workspaces and outputs may run at once.
- * KVANT_ERR_ARGUMENT, with a message: nothing was written. */
+/* Computes out and lse. k and v are tensors with the same n_kv_heads and the same blocks; their
+ * head_dim may differ. The workspace has as many bytes as kvant_attention_workspace returns, is
+ * aligned to 64, and belongs to the call while it runs. The call allocates nothing. Calls with
+ * different workspaces and outputs may run at once. KVANT_ERR_ARGUMENT, with a message: nothing was
+ * written. */
 KVANT_API kvant_status kvant_attention(const kvant_tensor *k, const kvant_tensor *v,
                                        const kvant_attention_problem *problem, void *workspace,
                                        size_t workspace_bytes);

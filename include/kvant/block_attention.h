@@ -30,8 +30,8 @@ typedef enum kvant_block_type {
     KVANT_BLOCK_BF16 = 30
 } kvant_block_type;
 
-/* Bytes of one row of head_dim channels. 0 for an unknown format, for a head_dim above
- * KVANT_BLOCK_MAX_HEAD_DIM, and for one that is not a multiple of 32 (16 for f32, f16 and bf16). */
+/* The bytes of one row of head_dim channels. 0: the format is unknown, head_dim is above
+ * KVANT_BLOCK_MAX_HEAD_DIM, or head_dim is not a multiple of 32 (16 for f32, f16 and bf16). */
 KVANT_API size_t kvant_block_row_bytes(kvant_block_type type, uint32_t head_dim);
 #define KVANT_BLOCK_MAX_HEAD_DIM 512u
 
@@ -41,8 +41,8 @@ KVANT_API size_t kvant_block_row_bytes(kvant_block_type type, uint32_t head_dim)
  *
  * A token that the mask hides from a query token does not change that query token's output,
  * whatever its rows hold. A NaN in a key that a query token sees makes the outputs of its query
- * heads NaN. A NaN in a value does so for its channel. A value whose weight is below e^-87 of the
- * largest takes no part. */
+ * heads NaN. A NaN in a value makes the outputs of its channel NaN. A value is left out when its
+ * attention weight is below e^-87 of the largest weight. */
 typedef struct kvant_block_rows {
     size_t size; /* set by the caller to sizeof(kvant_block_rows) */
     kvant_block_type type;

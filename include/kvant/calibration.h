@@ -1,7 +1,7 @@
 /* calibration.h - statistics of a model's keys, values and queries, gathered once and kept in a
  * file (calibration.md).
  *
- * Most codecs need no calibration. The others take from it:
+ * Most codecs need no calibration. Some parts of a spec take numbers from it:
  *
  *   center=file, norm=file                   mean and range per channel
  *   transform=file, transform=diagonal       a weighting of directions
@@ -12,8 +12,9 @@
  *
  * A kvant_calibrator gathers a calibration; `kvant calibrate` drives one with llama.cpp.
  *
- * Threads: a kvant_calibration never changes, so any number of threads may read it. A
- * kvant_calibrator belongs to one thread at a time, but queries and attention of different kv heads may be added at once.
+ * Threads: a kvant_calibration never changes, so any number of threads may read it. One thread at a
+ * time may use a kvant_calibrator, but different threads may add queries and attention of different
+ * kv heads at once.
  */
 #ifndef KVANT_CALIBRATION_H
 #define KVANT_CALIBRATION_H
@@ -44,7 +45,8 @@ typedef struct kvant_calibration_info {
 typedef struct kvant_calibration_entry {
     size_t size; /* set by the caller to sizeof(kvant_calibration_entry) */
     uint32_t head_dim;
-    /* Per channel, head_dim numbers each, of rows as the engine caches them (keys after RoPE). */
+    /* head_dim numbers each, per channel. The rows are as the engine caches them (keys after
+     * RoPE). */
     const float *mean;
     const float *min;
     const float *max;
@@ -56,8 +58,8 @@ typedef struct kvant_calibration_entry {
      * symmetric matrix, row by row, head_dim (head_dim + 1) / 2 binary16 numbers. */
     const float *diagonal;
     const uint16_t *matrix;
-    const float
-        *centroids[KVANT_CALIBRATION_MAX_CODEBOOKS]; /* set i: clusters[i] x head_dim numbers */
+    /* Set i has clusters[i] x head_dim numbers. */
+    const float *centroids[KVANT_CALIBRATION_MAX_CODEBOOKS];
 } kvant_calibration_entry;
 
 /* Reads a calibration file.
@@ -67,9 +69,9 @@ typedef struct kvant_calibration_entry {
 KVANT_API kvant_status kvant_calibration_load(const char *path, kvant_calibration **calibration,
                                               char *err, size_t errlen);
 
-/* Writes a calibration file: to a temporary file beside path, which is flushed to disk and then
- * renamed. So path never holds half a file. After KVANT_ERR_IO it holds the old file, if there was
- * one. */
+/* Writes a calibration file. The function writes a temporary file in the folder of path, flushes it
+ * to disk and renames it to path. So path never holds half a file. After KVANT_ERR_IO it holds the
+ * old file, if there was one. */
 KVANT_API kvant_status kvant_calibration_save(const kvant_calibration *calibration,
                                               const char *path, char *err, size_t errlen);
 
@@ -86,9 +88,9 @@ KVANT_API kvant_status kvant_calibration_get_entry(const kvant_calibration *cali
                                                    uint32_t layer, uint32_t kv_head,
                                                    kvant_role role, kvant_calibration_entry *entry);
 
-/* A fingerprint of a model's file, for model_fingerprint: of its size and of 256 blocks of 4 KiB
- * spread over it, read in a moment. 0 when the file cannot be read. It tells files apart and
- * protects against nobody. */
+/* Returns a fingerprint of a model's file, for model_fingerprint. It is a hash of the file's size
+ * and of 256 blocks of 4 KiB that are spread over the file, so it takes only a moment. 0: the file
+ * cannot be read. The fingerprint tells files apart; it does not protect against forged files. */
 KVANT_API uint64_t kvant_model_fingerprint(const char *path);
 
 typedef struct kvant_calibrator kvant_calibrator;
@@ -98,14 +100,15 @@ typedef struct kvant_calibrator_config {
     const char *model;          /* at most 255 bytes of UTF-8, copied; NULL: "" */
     uint64_t model_fingerprint; /* kvant_model_fingerprint, or 0: none */
     uint64_t seed;
-    const uint32_t
-        *clusters;        /* n_codebooks increasing numbers, 2 to KVANT_CALIBRATION_MAX_CLUSTERS */
-    uint32_t n_codebooks; /* 0: no k-means, no rows are kept for it */
+    /* n_codebooks increasing numbers, from 2 to KVANT_CALIBRATION_MAX_CLUSTERS. */
+    const uint32_t *clusters;
+    uint32_t n_codebooks; /* 0: no k-means, and no rows are kept for it */
     uint32_t sample_rows; /* rows kept per (layer, role); 0: 8 per cluster of the largest set */
     uint32_t n_threads;   /* for rows and k-means; 0: 1 */
 } kvant_calibrator_config;
 
-/* KVANT_ERR_ARGUMENT with one line in err when the configuration is not valid, KVANT_ERR_MEMORY. */
+/* Creates a calibrator. KVANT_ERR_ARGUMENT with one line in err: the configuration is not valid.
+ * KVANT_ERR_MEMORY. */
 KVANT_API kvant_status kvant_calibrator_create(const kvant_calibrator_config *config,
                                                kvant_calibrator **calibrator, char *err,
                                                size_t errlen);
@@ -130,15 +133,15 @@ KVANT_API kvant_status kvant_calibrator_add_queries(kvant_calibrator *calibrator
 /* Queries of the heads that share a kv head, and the keys that these queries see. */
 typedef struct kvant_calibrator_attention {
     size_t size; /* set by the caller to sizeof(kvant_calibrator_attention) */
-    const float
-        *keys; /* n_keys x head_dim, as the engine caches them; key i at keys + i * key_stride */
-    size_t key_stride; /* in floats, as all strides */
+    /* n_keys x head_dim, as the engine caches them; key i is at keys + i * key_stride. */
+    const float *keys;
+    size_t key_stride; /* in floats, like all strides */
     uint32_t n_keys;
     const float *queries; /* n_queries x head_dim; query i at queries + i * query_stride */
     size_t query_stride;
     uint32_t n_queries;
-    /* Added to scores: query i, key j at mask + i * mask_stride + j; -INFINITY hides the key. NULL:
-     * every query sees every key. */
+    /* The mask is added to the scores: query i and key j have the number mask[i * mask_stride + j].
+     * -INFINITY hides the key. NULL: every query sees every key. */
     const float *mask;
     size_t mask_stride;
     float scale; /* attention's factor of <q, k> */
@@ -154,26 +157,28 @@ KVANT_API kvant_status kvant_calibrator_add_attention(kvant_calibrator *calibrat
                                                       uint32_t n_exact,
                                                       const kvant_calibrator_attention *attention);
 
-/* Sums over rows, made elsewhere (on a GPU): what the three calls above add. NULL and 0 leave statistics out. */
+/* Sums over rows that the caller computed, for example on a GPU. They replace the three calls
+ * above. A statistic that is NULL or 0 is left out. */
 typedef struct kvant_calibrator_sums {
     size_t size; /* set by the caller to sizeof(kvant_calibrator_sums) */
     uint32_t n_kv_heads, head_dim;
-    uint64_t n_rows;   /* more than 0 */
-    const double *sum; /* per channel, n_kv_heads x head_dim, as the next two; needed */
-    const float *min, *max;
-    const float *rows; /* as for add_rows; needed where there are clusters, for their sample */
+    uint64_t n_rows;        /* more than 0 */
+    const double *sum;      /* of the rows, per channel: n_kv_heads x head_dim; needed */
+    const float *min, *max; /* per channel: n_kv_heads x head_dim; needed */
+    const float *rows;      /* as for add_rows; needed where there are clusters, for their sample */
     size_t stride;
-    /* Of keys alone: outer products, n_kv_heads x head_dim x head_dim, of which the lower triangles are read. */
-    const double *spread; /* of x x^T over keys; needed */
-    const double *moment; /* of q q^T over the queries of all heads that share the kv head */
+    /* The following members are for keys only. A sum of outer products is n_kv_heads x head_dim x
+     * head_dim; only its lower triangles are read. */
+    const double *spread; /* sum of x x^T over keys; needed */
+    const double *moment; /* sum of q q^T over the queries of all heads that share the kv head */
     uint64_t n_queries;   /* per kv head */
-    const double *
-        attended; /* of w x x^T over keys, w = sum over queries of p (1 - p), p the attention weight */
-    const double *attended_sum,
-        *attended_weight; /* of w x, n_kv_heads x head_dim; of w, n_kv_heads */
+    /* A key has the weight w = sum over queries of p (1 - p), where p is the attention weight. */
+    const double *attended; /* sum of w x x^T over keys */
+    /* Sum of w x, n_kv_heads x head_dim; sum of w, n_kv_heads. */
+    const double *attended_sum, *attended_weight;
 } kvant_calibrator_sums;
 
-/* KVANT_ERR_NONFINITE: nothing was added. */
+/* Adds sums that the caller computed. KVANT_ERR_NONFINITE: nothing was added. */
 KVANT_API kvant_status kvant_calibrator_add_sums(kvant_calibrator *calibrator, uint32_t layer,
                                                  kvant_role role,
                                                  const kvant_calibrator_sums *sums);
@@ -185,9 +190,9 @@ KVANT_API kvant_status kvant_calibrator_add_sums(kvant_calibrator *calibrator, u
 KVANT_API kvant_status kvant_calibrator_cluster(kvant_calibrator *calibrator, uint32_t *left);
 
 /* Saves the state of the calibrator, so that kvant_calibrator_restore can continue after a break.
- * The file is written beside path and renamed. key identifies the work (for example a hash of the
- * text), position says how far it came; the library only stores both. KVANT_ERR_IO,
- * KVANT_ERR_MEMORY. */
+ * The file is written under a temporary name in the folder of path and then renamed. The caller's
+ * key identifies the work (for example a hash of the text), and position says how far the work is;
+ * the library only stores both. KVANT_ERR_IO, KVANT_ERR_MEMORY. */
 KVANT_API kvant_status kvant_calibrator_save(const kvant_calibrator *calibrator, uint64_t key,
                                              uint64_t position, const char *path, char *err,
                                              size_t errlen);

@@ -8,8 +8,8 @@
  *     x = c + s o R^T y            o multiplies channel by channel
  *
  * Keys with transform= in their spec have R W instead of R, with a symmetric W from a calibration.
- * With order= W is a permutation. Queries take R W^-T, and the way back is W^-1 R^T. Attention never
- * transforms rows back; it transforms queries and outputs:
+ * With order= W is a permutation. Queries take R W^-T, and the way back is W^-1 R^T. Attention
+ * never transforms rows back; it transforms queries and outputs:
  *
  *     keys      <q, s o R^T y + c> = <R (q o s), y> + <q, c>
  *     values    sum_t p_t (s o R^T y_t + c) = s o R^T (sum_t p_t y_t) + c sum_t p_t
@@ -22,9 +22,8 @@
  * (kvant_codec_transform_output). Centre and scale belong to the cache, not to the codec; callers
  * pass them.
  *
- * A page holds KVANT_PAGE_TOKENS tokens of one layer, one kv head and one role. format.md
- * defines its bytes. They are the same in memory, on disk, on the wire, on every CPU and on the
- * GPU.
+ * A page holds KVANT_PAGE_TOKENS tokens of one layer, one kv head and one role. format.md defines
+ * its bytes. They are the same in memory, on disk, on the wire, on every CPU and on the GPU.
  *
  * Threads: a codec never changes after creation, so every function that takes a const kvant_codec
  * may run in any number of threads at once. Encoding into one page from two threads is a data race,
@@ -34,8 +33,8 @@
  * Stack: every call fits 64 KiB.
  *
  * Memory: create allocates. kvant_codec_encode allocates for codecs whose block_tokens is above 1,
- * and for trellis codecs with states=4096, or with states=1024 beyond head_dim 128. No other call
- * allocates.
+ * for trellis codecs with states=4096, and for trellis codecs with states=1024 when head_dim is
+ * above 128. No other call allocates.
  *
  * Structs with a size field: set it to sizeof the struct. Every size from the first released struct
  * on is accepted. Functions write only that many bytes.
@@ -50,14 +49,13 @@
 KVANT_BEGIN_C
 
 #define KVANT_PAGE_TOKENS 64u
-#define KVANT_PAGE_ALIGN                                                                           \
-    64u /* page_bytes is a multiple of 64, so that pages can lie one after another */
+/* page_bytes is a multiple of this number, so that pages can lie one after another. */
+#define KVANT_PAGE_ALIGN 64u
 #define KVANT_MAX_HEAD_DIM 512u
 
 typedef enum kvant_role { KVANT_ROLE_K = 0, KVANT_ROLE_V = 1 } kvant_role;
 
-/* Where the cache takes centre and scale from: nowhere, the first rows that are written, a
- * calibration. */
+/* The source of a centre or a scale: none, the first rows that are written, or a calibration. */
 typedef enum kvant_center {
     KVANT_CENTER_NONE = 0,
     KVANT_CENTER_FIRST = 1,
@@ -81,22 +79,22 @@ typedef struct kvant_calibration kvant_calibration; /* calibration.h */
 
 typedef struct kvant_codec_info {
     size_t size; /* set by the caller to sizeof(kvant_codec_info) */
-    /* Canonical spec, owned by the codec. kvant_codec_create makes an equal codec from it with seed
-     * 0. Codecs with equal specs, roles and head_dims write equal bytes, unless the spec takes
-     * something from a calibration: compare fingerprints then. */
+    /* The canonical spec, owned by the codec. kvant_codec_create makes an equal codec from it with
+     * seed 0. Codecs with equal specs, roles and head_dims write equal bytes, unless the spec takes
+     * something from a calibration. In this case compare fingerprints. */
     const char *spec;
     const char *source; /* the paper and section it follows, or "-" */
     uint32_t head_dim;
     kvant_role role;
-    /* What the spec asks of the cache (kvant/tensor.h). Encode and decode do not look at it. */
+    /* The following five members tell the cache what the spec asks for (kvant/tensor.h). Encode and
+     * decode do not look at them. */
     kvant_center center;
     kvant_norm norm;
     uint32_t sink_tokens;   /* the first tokens of a sequence that stay fp16 */
     uint32_t recent_tokens; /* the newest tokens that stay fp16 */
-    uint32_t
-        block_tokens;  /* encode takes whole blocks of this many tokens: 1 for per-token codecs */
-    uint32_t bits;     /* bits of one code (all planes), 16 or 32 for raw codecs */
-    size_t code_bytes; /* bytes of the code plane, at offset 0 of the page */
+    uint32_t block_tokens;  /* encode takes whole blocks of this many tokens; 1: token by token */
+    uint32_t bits;          /* bits of one code (all planes), 16 or 32 for raw codecs */
+    size_t code_bytes;      /* bytes of the code plane, at offset 0 of the page */
     size_t metadata_offset;
     size_t metadata_bytes;
     size_t page_bytes;
@@ -120,21 +118,20 @@ KVANT_API kvant_status kvant_codec_create(const char *spec, uint32_t head_dim, k
                                           size_t errlen);
 
 /* The same for one kv head of one layer, for specs that take something from a calibration:
- * center=file, norm=file, transform=, and calibrated families. The codec copies what it needs, so
- * the calibration (kvant/calibration.h; NULL: none) may be freed afterwards. Codecs of one layer
- * that differ only in kv_head have equal page sizes.
- * KVANT_ERR_UNSUPPORTED when the spec needs a calibration and there is none, KVANT_ERR_ARGUMENT
- * when the calibration was made for another shape of model. */
+ * center=file, norm=file, transform=, and calibrated families. The codec copies the numbers, so the
+ * calibration (kvant/calibration.h; NULL: none) may be freed afterwards. Codecs of one layer that
+ * differ only in kv_head have equal page sizes. KVANT_ERR_UNSUPPORTED when the spec needs a
+ * calibration and there is none, KVANT_ERR_ARGUMENT when the calibration was made for another shape
+ * of model. */
 KVANT_API kvant_status kvant_codec_create_calibrated(const char *spec, uint32_t head_dim,
                                                      kvant_role role, uint64_t seed,
                                                      const kvant_calibration *calibration,
                                                      uint32_t layer, uint32_t kv_head,
                                                      kvant_codec **codec, char *err, size_t errlen);
 
-/* Whether a spec makes a codec, before a model is known: the spec must work for one of the
- * head_dims that models use or, with a calibration, for its first layer. KVANT_OK, or the status
- * and words of create for the first head_dim. A spec that passes may still be refused for the
- * head_dim of a model. */
+/* Checks a spec before a model is known. The spec must work for one of the head_dims that models
+ * use or, with a calibration, for its first layer. KVANT_OK, or the status and message of create
+ * for the first head_dim. A spec that passes may still be refused for the head_dim of a model. */
 KVANT_API kvant_status kvant_codec_check(const char *spec, kvant_role role,
                                          const kvant_calibration *calibration, char *err,
                                          size_t errlen);
@@ -152,12 +149,11 @@ KVANT_API void kvant_codec_free(kvant_codec **codec);
 KVANT_API kvant_status kvant_codec_get_info(const kvant_codec *codec, kvant_codec_info *info);
 
 /* Encodes n rows of head_dim floats (row i at rows + i * stride) into tokens first .. first + n - 1
- * of the page. Other tokens keep their bytes. first and n are multiples of block_tokens, first + n
- * <= 64. page: page_bytes bytes, aligned to 16, all zero or a page of this codec; pages for
- * attention are aligned to 64.
- * KVANT_ERR_NONFINITE: a row holds a NaN or an infinity. KVANT_ERR_RANGE: a row, shifted and
- * divided, does not fit the stored scales. All rows are checked before the first byte is written.
- * KVANT_ERR_ARGUMENT, KVANT_ERR_MEMORY. */
+ * of the page. Other tokens keep their bytes. first and n are multiples of block_tokens, and first
+ * + n is at most 64. The page has page_bytes bytes, is aligned to 16, and is all zero or a page of
+ * this codec. Attention needs pages that are aligned to 64. KVANT_ERR_NONFINITE: a row holds a NaN
+ * or an infinity. KVANT_ERR_RANGE: a row, shifted and divided, does not fit the stored scales. All
+ * rows are checked before the first byte is written. KVANT_ERR_ARGUMENT, KVANT_ERR_MEMORY. */
 KVANT_API kvant_status kvant_codec_encode(const kvant_codec *codec, const kvant_affine *affine,
                                           const float *rows, size_t stride, uint32_t first,
                                           uint32_t n, void *page);
@@ -175,9 +171,9 @@ KVANT_API kvant_status kvant_codec_transform_query(const kvant_codec *codec,
                                                    const kvant_affine *affine, const float *q,
                                                    float *out);
 
-/* scores[i * 64 + t] = <query i, token t> for n_queries transformed queries (query i at q + i *
- * stride) and all 64 tokens of the page, without the centre's term. Tokens that were never encoded
- * score 0. */
+/* Computes scores[i * 64 + t] = <query i, token t>, without the centre's term. There are n_queries
+ * transformed queries, query i at q + i * stride, and 64 tokens in the page. Tokens that were never
+ * encoded score 0. */
 KVANT_API kvant_status kvant_codec_score(const kvant_codec *codec, const void *page, const float *q,
                                          size_t stride, uint32_t n_queries, float *scores);
 
@@ -198,12 +194,12 @@ KVANT_API kvant_status kvant_codec_transform_output(const kvant_codec *codec,
 typedef struct kvant_codec_family {
     size_t size;      /* set by the caller to sizeof(kvant_codec_family) */
     const char *name; /* "turboquant" */
-    const char *
-        variants; /* what may follow the dash, e.g. "1 2 2.5 3", the usual ones where there is no end of
-                                   them ("s24r3 s96r4"); "" when nothing follows */
-    const char *options; /* the family's own, e.g. "scale=norm|unbiased qjl", or "" */
-    const char *
-        common_options; /* the options that it shares with others: transform, centre, fp16 rows, seed */
+    /* What may follow the dash, e.g. "1 2 2.5 3". A family with endless variants names the usual
+     * ones, e.g. "s24r3 s96r4". "" when nothing follows. */
+    const char *variants;
+    const char *options; /* options of this family only, e.g. "scale=norm|unbiased qjl", or "" */
+    /* Options that other families have, too: transform, centre, fp16 rows, seed. */
+    const char *common_options;
     const char *source;
     const char *summary;
 } kvant_codec_family;

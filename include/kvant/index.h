@@ -1,18 +1,20 @@
 /* index.h - nearest-neighbour search on compressed vectors (search.md).
  *
- * An index keeps vectors as codes of 1 to 8 bits per number and a factor per vector (two for
- * L2, and with a centre). A vector is rotated at random, rounded to a fixed codebook, and its factor
- * makes inner products right on average (src/index/format.md). Nothing needs training; what
- * kvant_index_train learns makes codes of the same size find more.
+ * An index keeps vectors as codes of 1 to 8 bits per number and one factor per vector (two factors
+ * for L2, and with a centre). A vector is rotated at random and rounded to a fixed codebook. Its
+ * factor makes inner products right on average (src/index/format.md). Nothing needs training.
+ * kvant_index_train helps codes of the same size to find more true neighbours.
  *
  *     kvant_index_params params = { .size = sizeof params, .dim = 384 };
  *     kvant_index_create(&params, &index, err, sizeof err);
  *     kvant_index_add(index, rows, 384, n, NULL, n_threads);
- *     kvant_index_query query = { .size = sizeof query, .rows = queries, .stride = 384, .n = 100, .k = 10 };
+ *     kvant_index_query query = { .size = sizeof query, .rows = queries, .stride = 384,
+ *                                 .n = 100, .k = 10 };
  *     kvant_index_search(index, &query, scores, ids);
  *
- * A search multiplies integers, so results depend neither on threads, nor on the CPU level, nor on the batch that a query is in, nor
- * on the order in which vectors were added: equal scores are ordered by id, the smaller id first.
+ * A search multiplies integers, and equal scores are ordered by id, the smaller id first. So
+ * results do not depend on threads, on the CPU level, on the batch that contains a query, or on the
+ * order in which vectors were added.
  *
  * Threads: functions that take a const kvant_index may run in any number of threads at once. Other
  * calls need the index for themselves.
@@ -33,8 +35,8 @@ KVANT_BEGIN_C
 #define KVANT_INDEX_MAX_VECTORS 4294967264u
 #define KVANT_INDEX_NO_ID UINT64_MAX /* fills results that were not found; no vector has this id */
 
-/* Scores of the first two: larger is nearer. L2: the squared distance, smaller is nearer. Cosine
- * keeps directions only. */
+/* With inner product and cosine, larger scores are nearer. With L2 the score is the squared
+ * distance, so smaller is nearer. Cosine keeps only the directions of vectors. */
 typedef enum kvant_metric {
     KVANT_METRIC_INNER_PRODUCT = 0,
     KVANT_METRIC_COSINE = 1,
@@ -47,17 +49,24 @@ typedef struct kvant_index_params {
     size_t size;  /* set by the caller to sizeof(kvant_index_params) */
     uint32_t dim; /* 1 to KVANT_INDEX_MAX_DIM */
     kvant_metric metric;
-    /* "NAME[:dims=N,lists=N,rows=int8,seed=N]"; NULL: "turboquant-4". Names: turboquant-1 to 8,
-     * trellis-2 to 4 (smaller errors, longer to add; states=256|1024|4096), int-2 to 8, rabitq-1 to 7
-     * (the grid of RaBitQ), and slowly any codec of kvant/codec.h that encodes token by token, as
-     * octopus-3 or turboquant-4:qjl. dims=N keeps the N principal dimensions of the rows of
-     * kvant_index_train. lists=N makes an index of inverted lists: vectors lie by the nearest of N
-     * centroids, and searches read the lists nearest to a query. Both need training first, lists only
-     * without centroids; lists keep ids. rows=int8 keeps 8 bits per number beside the codes, for rerank. */
+    /* "NAME[:dims=N,lists=N,rows=int8,seed=N]"; NULL: "turboquant-4". Names:
+     *
+     *   turboquant-1 to 8
+     *   trellis-2 to 4     smaller errors, but adding takes longer; states=256|1024|4096
+     *   int-2 to 8
+     *   rabitq-1 to 7      the grid of RaBitQ
+     *   any other codec    of kvant/codec.h that encodes token by token; slow; e.g. octopus-3
+     *
+     * dims=N keeps the N principal dimensions of the rows of kvant_index_train. lists=N makes an
+     * index of inverted lists: each vector is in the list of the nearest of N centroids, and a
+     * search reads the lists that are nearest to the query. Such an index keeps ids. dims= needs
+     * training first; lists= needs it if there are no `centroids`. rows=int8 also keeps each vector
+     * with 8 bits per number, for rerank. */
     const char *spec;
-    const float
-        *center; /* dim finite numbers that are subtracted before rounding, copied; NULL: none */
-    const float *centroids; /* lists=N: centroid i at i * centroid_stride, copied; NULL: k-means */
+    /* dim finite numbers that are subtracted before rounding, copied; NULL: none. */
+    const float *center;
+    /* For lists=N: centroid i is at i * centroid_stride; copied; NULL: k-means finds them. */
+    const float *centroids;
     size_t centroid_stride, n_centroids;
 } kvant_index_params;
 
@@ -70,26 +79,28 @@ KVANT_API kvant_status kvant_index_create(const kvant_index_params *params, kvan
 /* Frees *index and sets it to NULL; a NULL pointer or a pointer to NULL is fine. */
 KVANT_API void kvant_index_free(kvant_index **index);
 
-/* Learns the centre, which is the mean of n >= 1 rows, with dims= their principal directions, and with
- * lists= centroids, if none were given.
- * Possible while the index is empty. About 10,000 rows are enough; with dims= the time is that of n
- * dim^2 products. A centre costs 4 bytes per vector unless the metric is L2.
+/* Learns from n >= 1 rows: the centre, which is their mean; with dims= their principal directions;
+ * and with lists= the centroids, if none were given. The index must be empty. About 10,000 rows are
+ * enough. With dims= training computes n dim^2 products. A centre takes 4 bytes per vector unless
+ * the metric is L2.
+ *
  * KVANT_ERR_NONFINITE, KVANT_ERR_UNSUPPORTED (a view, or not empty), KVANT_ERR_MEMORY. */
 KVANT_API kvant_status kvant_index_train(kvant_index *index, const float *rows, size_t stride,
                                          size_t n);
 
-/* Adds n rows of dim floats; row i lies at rows + i * stride. ids: n different numbers that no
- * vector of the index has; NULL: the numbers from the largest id so far plus 1, or from 0 on. All
- * rows are added, or none.
- * KVANT_ERR_NONFINITE: a row holds a NaN or an infinity. KVANT_ERR_RANGE: a row is longer than 2^60.
- * KVANT_ERR_ARGUMENT: an id is taken, or KVANT_INDEX_NO_ID. KVANT_ERR_FULL,
- * KVANT_ERR_MEMORY. KVANT_ERR_UNSUPPORTED: the index is a view. */
+/* Adds n rows of dim floats; row i is at rows + i * stride. ids has n different numbers that no
+ * vector of the index has. With ids NULL, new ids count up from the largest id so far plus 1, or
+ * from 0. Either all rows are added or none.
+ *
+ * KVANT_ERR_NONFINITE: a row holds a NaN or an infinity. KVANT_ERR_RANGE: a row is longer than
+ * 2^60. KVANT_ERR_ARGUMENT: an id is in use already, or is KVANT_INDEX_NO_ID.
+ * KVANT_ERR_UNSUPPORTED: the index is a view. KVANT_ERR_FULL, KVANT_ERR_MEMORY. */
 KVANT_API kvant_status kvant_index_add(kvant_index *index, const float *rows, size_t stride,
                                        size_t n, const uint64_t *ids, uint32_t n_threads);
 
-/* Removes a vector, in a time that does not depend on the number of vectors. The first removal keeps
- * ids from then on, 8 to 16 bytes per vector. KVANT_ERR_ARGUMENT: no vector has this id.
- * KVANT_ERR_UNSUPPORTED: the index is a view. KVANT_ERR_MEMORY. */
+/* Removes a vector, in a time that does not depend on the number of vectors. After the first
+ * removal the index keeps ids, which take 8 to 16 bytes per vector. KVANT_ERR_ARGUMENT: no vector
+ * has this id. KVANT_ERR_UNSUPPORTED: the index is a view. KVANT_ERR_MEMORY. */
 KVANT_API kvant_status kvant_index_remove(kvant_index *index, uint64_t id);
 
 typedef struct kvant_index_query {
@@ -98,28 +109,31 @@ typedef struct kvant_index_query {
     size_t stride, n;
     uint32_t k;         /* results per query, at least 1 */
     uint32_t n_threads; /* 0: 1 */
-    /* Only vectors that pass every filter given are found. Ids in allowed that no vector has are
-     * ignored. allow is called once per vector that passed allowed, by the thread of the caller. */
-    const uint64_t *allowed; /* NULL: all; else n_allowed ids, any order, repeated or not */
+    /* Filters: a search finds only vectors that pass both of them. `allowed` may hold ids that no
+     * vector has. `allow` is called by the caller's thread, once per vector that `allowed` lets
+     * pass. */
+    const uint64_t *allowed; /* n_allowed ids in any order, repeated or not; NULL: all pass */
     size_t n_allowed;
     int (*allow)(void *context, uint64_t id); /* NULL: all */
     void *allow_context;
-    /* Ranks again: the best `rerank` candidates (at least k) of each query get their exact scores.
-     * Vectors as they were added come from an array, where id i is at originals + i * original_stride
-     * if i < n_originals, or from original, which n_threads threads call. Candidates without an
-     * original (NULL) keep their scores. Without both, an index with rows=int8 takes its rows. */
+    /* Reranking: the best `rerank` candidates (at least k) of each query get exact scores. These
+     * need the vectors as they were added. They come from `original`, which n_threads threads call,
+     * or from the array `originals`, where id i is at originals + i * original_stride if i <
+     * n_originals. A candidate without such a vector (NULL) keeps its score. If neither is given,
+     * an index with rows=int8 uses its own rows. */
     uint32_t rerank; /* 0: none */
     const float *originals;
     size_t original_stride;
     uint64_t n_originals;
     const float *(*original)(void *context, uint64_t id); /* NULL: the array */
     void *original_context;
-    uint32_t n_probe; /* lists=: how many lists are searched, at most all; 0: 8 */
+    uint32_t n_probe; /* lists=: how many lists a search reads, at most all; 0: 8 */
 } kvant_index_query;
 
-/* Finds the k nearest vectors of every query: result j of query i is at scores[i * k + j] and
- * ids[i * k + j], the nearest first. Where there are fewer, ids hold KVANT_INDEX_NO_ID and scores
- * -infinity (L2: infinity).
+/* Finds the k nearest vectors of every query: result j of query i is at scores[i * k + j] and ids[i
+ * * k + j], the nearest first. If there are fewer than k, the remaining ids are KVANT_INDEX_NO_ID
+ * and their scores are -infinity (L2: infinity).
+ *
  * KVANT_ERR_NONFINITE: a query holds a NaN or an infinity. KVANT_ERR_RANGE: a query is longer than
  * 2^60. KVANT_ERR_ARGUMENT, KVANT_ERR_MEMORY. */
 KVANT_API kvant_status kvant_index_search(const kvant_index *index, const kvant_index_query *query,
@@ -129,8 +143,9 @@ KVANT_API kvant_status kvant_index_search(const kvant_index *index, const kvant_
  * KVANT_ERR_ARGUMENT: no vector has this id. KVANT_ERR_MEMORY. */
 KVANT_API kvant_status kvant_index_reconstruct(const kvant_index *index, uint64_t id, float *row);
 
-/* Writes the index to a temporary file beside path, flushes it to disk and renames it: path never
- * holds half a file. KVANT_ERR_IO: path holds the old file, if there was one. */
+/* Writes the index. The function writes a temporary file in the folder of path, flushes it to disk
+ * and renames it to path, so path never holds half a file. KVANT_ERR_IO: path holds the old file,
+ * if there was one. */
 KVANT_API kvant_status kvant_index_save(const kvant_index *index, const char *path, char *err,
                                         size_t errlen);
 
@@ -139,9 +154,9 @@ KVANT_API kvant_status kvant_index_save(const kvant_index *index, const char *pa
 KVANT_API kvant_status kvant_index_load(const char *path, kvant_index **index, char *err,
                                         size_t errlen);
 
-/* The same without reading the file: it is mapped, and its pages are read when a search needs them.
- * Its head and length are verified; kvant_index_verify verifies the rest. Nobody may change the
- * file in place while it is open; replacing it by rename is fine. */
+/* The same without reading the file. The file is mapped, and a page of it is read when a search
+ * needs the page. The head and the length are verified now; kvant_index_verify verifies the rest.
+ * Nobody may change the file in place while it is open. A new file may replace it by rename. */
 KVANT_API kvant_status kvant_index_view(const char *path, kvant_index **index, char *err,
                                         size_t errlen);
 
@@ -154,15 +169,15 @@ typedef struct kvant_index_info {
     uint32_t dim;
     kvant_metric metric;
     const char *spec; /* canonical; owned by the index */
-    uint32_t bits;    /* of one code; 0: codes are not of single numbers */
+    uint32_t bits;    /* of one code; 0: a code stands for more than one number */
     int has_center, has_ids, is_view;
     uint64_t n;              /* vectors */
-    size_t bytes_per_vector; /* codes and factors, padding of dimensions included */
-    size_t id_bytes;         /* per vector: 0 while ids are 0 .. n - 1, else 8 */
-    size_t memory_bytes;     /* of the process; a view's mapped bytes are not counted */
-    size_t file_bytes;       /* that kvant_index_save would write */
-    uint32_t n_lists;        /* 0: flat */
-    uint64_t next_id;        /* of the next vector that comes without an id */
+    size_t bytes_per_vector; /* codes and factors, with the padding of dimensions */
+    size_t id_bytes;         /* per vector: 0 while the ids are 0 to n - 1, otherwise 8 */
+    size_t memory_bytes;     /* of the process, without the mapped bytes of a view */
+    size_t file_bytes;       /* the size of the file that kvant_index_save would write */
+    uint32_t n_lists;        /* 0: no inverted lists */
+    uint64_t next_id;        /* the id that the next vector without a given id gets */
 } kvant_index_info;
 
 /* Fills *info, whose size field must be set. */
@@ -170,24 +185,30 @@ KVANT_API kvant_status kvant_index_get_info(const kvant_index *index, kvant_inde
 
 /* ---- On a GPU ---- */
 
-/* A copy of a flat index's codes in the memory of an NVIDIA GPU, by libkvant_cuda.so (cuda.h). Codes of trellis and of
- * 5 to 7 bits take 8 bits per number there. */
+/* A copy of a flat index's codes in the memory of an NVIDIA GPU. It needs libkvant_cuda.so
+ * (cuda.h). Codes of trellis and codes of 5 to 7 bits take 8 bits per number there. */
 typedef struct kvant_index_gpu kvant_index_gpu;
 
-/* Copies the codes to the calling thread's current GPU. The index must stay as it is until the copy is freed:
- * searches need both.
- * KVANT_ERR_UNSUPPORTED: no GPU, no libkvant_cuda.so, or lists=. KVANT_ERR_MEMORY, of the host or
- * the GPU; KVANT_ERR_CUDA. On an error *gpu is NULL and err, when errlen > 0, holds one line. */
+/* Copies the codes to the calling thread's current GPU. Searches need both the copy and the index,
+ * so the index must not change until the copy is freed.
+ *
+ * KVANT_ERR_UNSUPPORTED: no GPU, no libkvant_cuda.so, or an index with lists=. KVANT_ERR_MEMORY:
+ * the host or the GPU has too little memory. KVANT_ERR_CUDA. On an error *gpu is NULL and err, when
+ * errlen > 0, holds one line. */
 KVANT_API kvant_status kvant_index_gpu_create(const kvant_index *index, kvant_index_gpu **gpu,
                                               char *err, size_t errlen);
 
 /* Frees *gpu and sets it to NULL; a NULL pointer or a pointer to NULL is fine. */
 KVANT_API void kvant_index_gpu_free(kvant_index_gpu **gpu);
 
-/* kvant_index_search with the same results, bit for bit. Pointers are those of the host. The CPU rounds
- * queries and ranks again, with n_threads threads.
- * Threads: any number may call this at once; the GPU serves one after another.
- * Memory on the GPU: the first search takes at most 50 MB beside the codes, 200 MB for k above 1024.
+/* Returns the same results as kvant_index_search, bit for bit. All pointers are host memory. The
+ * CPU rounds the queries and reranks, with n_threads threads.
+ *
+ * Threads: any number may call this at once; the GPU serves one call after another.
+ *
+ * Memory on the GPU: the first search takes at most 50 MB in addition to the codes, or 200 MB for k
+ * above 1024.
+ *
  * KVANT_ERR_UNSUPPORTED: k or rerank is above 4096. KVANT_ERR_CUDA. */
 KVANT_API kvant_status kvant_index_gpu_search(const kvant_index_gpu *gpu,
                                               const kvant_index_query *query, float *scores,

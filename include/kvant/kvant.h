@@ -7,18 +7,20 @@
  *
  * Conventions of the whole library:
  *
- * Errors    Functions that can fail return kvant_status. Nothing prints, exits or aborts. On an error
- *           no argument is changed unless its comment says so.
- * Sizes     are in elements unless named bytes. A struct with a size field is accepted from its first
- *           released size on. In a longer one, members that the library does not know have to be
- *           zero, and become zero where the library fills it.
- * Threads   Each header says which calls may run at once. Calls with n_threads above 1 share one pool
- *           of sleeping threads per process, and use at most kvant_available_cpus() threads. The
- *           pool never ends, so libkvant.so stays mapped after dlclose. A program must not unload a
- *           library of its own that libkvant.a is linked into. The pool's threads block signals, so
- *           a program's handlers never run on them.
- * fork      A child may use the library and objects of its parent, if no other thread of the parent
- *           was changing them. The child starts threads of its own and has no executor (executor.h).
+ * Errors    Functions that can fail return kvant_status. Nothing prints, exits or aborts. On an
+ *           error no argument is changed unless its comment says so.
+ * Sizes     are in elements unless named bytes. A struct with a size field is accepted from its
+ *           first released size on. In a longer one, members that the library does not know have to
+ *           be zero, and become zero where the library fills it.
+ * Threads   Each header says which calls may run at once. Calls with n_threads above 1 share one
+ *           pool of sleeping threads per process, and use at most kvant_available_cpus() threads.
+ *           The pool never ends, so libkvant.so stays mapped after dlclose. If libkvant.a is linked
+ *           into a program's own library, the program must not unload this library. The pool's
+ *           threads block signals, so a program's handlers never run on them.
+ *
+ * Fork      A child may use the library and objects of its parent, if no other thread of the parent
+ *           was changing them. The child starts new threads and has no executor (executor.h).
+ *
  * Stack     64 KiB are enough for every call, and for the threads of an executor.
  */
 #ifndef KVANT_KVANT_H
@@ -27,7 +29,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Around declarations, which C++ finds as those of C. */
+/* C++ sees the declarations between these macros with C linkage. */
 #ifdef __cplusplus
 #define KVANT_BEGIN_C extern "C" {
 #define KVANT_END_C }
@@ -57,8 +59,7 @@ typedef enum kvant_status {
     KVANT_ERR_UNSUPPORTED = 30, /* understood, but not available here; the message says why */
     KVANT_ERR_MEMORY = 40,      /* the allocator returned nothing */
     KVANT_ERR_NONFINITE = 50,   /* an input row holds a NaN or an infinity; nothing was written */
-    KVANT_ERR_RANGE =
-        51, /* a row's scale does not fit its stored type (fp16); nothing was written */
+    KVANT_ERR_RANGE = 51,  /* a row's scale exceeds its stored type (fp16); nothing was written */
     KVANT_ERR_FULL = 60,   /* a pool has no page left */
     KVANT_ERR_FORMAT = 70, /* bytes read from outside do not follow format.md */
     KVANT_ERR_IO = 71,     /* a file could not be read or written; the message says why */
@@ -107,10 +108,10 @@ KVANT_API const char *kvant_cpu_level_name(kvant_cpu_level level);
 /* The level of such a name. KVANT_ERR_ARGUMENT for another one, *level is then unchanged. */
 KVANT_API kvant_status kvant_cpu_level_from_name(const char *name, kvant_cpu_level *level);
 
-/* How many CPUs the calling thread can keep busy, at least 1. The affinity of the thread limits it
- * (taskset, sched_setaffinity), and so does the CPU time of the process's control groups (docker
+/* How many CPUs the calling thread can keep busy, at least 1. Two limits count: the affinity of the
+ * thread (taskset, sched_setaffinity), and the CPU time of the process's control groups (docker
  * --cpus), rounded up. The affinity is read at each call, the control groups at the first call of
- * the process. Where a number of threads has a default, this number is the default. */
+ * the process. This number is the default wherever a number of threads has a default. */
 KVANT_API uint32_t kvant_available_cpus(void);
 
 KVANT_END_C

@@ -70,10 +70,9 @@ KVANT_API kvant_status kvant_settings_create(const kvant_settings_config *config
 KVANT_API kvant_status kvant_settings_load(const char *path, kvant_settings **settings, char *err,
                                            size_t errlen);
 
-/* Writes a settings file: to a temporary file beside path, which is flushed to disk and then
- * renamed. So path never holds half a file, and after an error it holds the old file, if there was
- * one.
- * KVANT_ERR_IO, KVANT_ERR_MEMORY. KVANT_ERR_ARGUMENT: the file would exceed
+/* Writes a settings file. The function writes a temporary file in the folder of path, flushes it to
+ * disk and renames it to path. So path never holds half a file, and after an error it holds the old
+ * file, if there was one. KVANT_ERR_IO, KVANT_ERR_MEMORY. KVANT_ERR_ARGUMENT: the file would exceed
  * KVANT_SETTINGS_MAX_BYTES. */
 KVANT_API kvant_status kvant_settings_save(const kvant_settings *settings, const char *path,
                                            char *err, size_t errlen);
@@ -107,13 +106,12 @@ KVANT_API kvant_status kvant_settings_load_calibration(const kvant_settings *set
                                                        kvant_calibration **calibration, char *err,
                                                        size_t errlen);
 
-/* Checks that every spec makes a codec for the shape of its layer with the calibration (or NULL),
- * and that the codecs of a layer fit together in one cache (tensor.h). KVANT_OK,
- * or the error of kvant_codec_create_calibrated for the first spec that fails; err then begins with
- * layer and role.
- * KVANT_ERR_ARGUMENT: the settings need a calibration and this is another. Settings that need none
- * ignore the argument. Costs one creation per different codec, and n_kv_heads creations per layer
- * whose kv heads differ. */
+/* Checks that every spec makes a codec for the shape of its layer with the calibration (or NULL).
+ * Also checks that the codecs of a layer fit together in one cache (kvant_codecs_fit_together).
+ * KVANT_OK, or the error of kvant_codec_create_calibrated for the first spec that fails; err then
+ * begins with layer and role. KVANT_ERR_ARGUMENT: the settings need a calibration and this is
+ * another. Settings that need none ignore the argument. Costs one creation per different codec, and
+ * n_kv_heads creations per layer whose kv heads differ. */
 KVANT_API kvant_status kvant_settings_check(const kvant_settings *settings,
                                             const kvant_calibration *calibration, char *err,
                                             size_t errlen);
@@ -134,10 +132,10 @@ typedef struct kvant_preset {
  * calibration; these specs need it. KVANT_ERR_ARGUMENT: there is no preset of this name. */
 KVANT_API kvant_status kvant_preset_get(const char *name, int calibrated, kvant_preset *preset);
 
-/* The spec of a layer. A row's scale costs 16 bits, less per number where head_dim is above 64. The
- * preset tiny gives what keys and values save there to keys: (head_dim - 64) / (2 head_dim) of the
- * layers, spread evenly, have keys of 3 bits. So no head_dim from 64 on takes more than 64 does.
- * NULL for a preset that is missing or whose size field is not set. */
+/* The spec of a layer. The scale of a row takes 16 bits, so it takes fewer bits per number when
+ * head_dim is above 64. The preset tiny spends the bits that keys and values save this way on keys:
+ * (head_dim - 64) / (2 head_dim) of the layers, spread evenly, have keys of 3 bits. So no head_dim
+ * above 64 takes more bits per number than 64 does. */
 KVANT_API const char *kvant_preset_spec(const kvant_preset *preset, kvant_role role, uint32_t layer,
                                         uint32_t head_dim);
 
