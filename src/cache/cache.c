@@ -9,7 +9,7 @@
 #include "../base/attributes.h"
 #include "../base/error.h"
 
-#define MOST_PARTS 4u /* of queries noted together */
+#define MOST_PARTS 4u /* parts of a long call from which queries are passed to learning */
 
 static kvant_status invalid(const char *what)
 {
@@ -126,7 +126,7 @@ kvant_status kvant_cache_create(const kvant_cache_params *params, kvant_cache **
             : invalid(
                   "params is missing or its size field is not set: begin with KVANT_CACHE_PARAMS");
     if (status == KVANT_OK) {
-        /* Every sequence may end in a block of its own. */
+        /* Every sequence may need one more block, for its last tokens. */
         cache->n_blocks = (cache->params.max_tokens + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS +
                           (cache->params.max_sequences - 1);
         status = fill(cache);
@@ -162,7 +162,8 @@ static kvant_status say_refused(kvant_status status, uint32_t layer)
     return status;
 }
 
-/* Gives the next row of a sequence a slot; the first of n rows makes room for all. */
+/* Finds the slot of the next row of a sequence. For the first of n rows it makes room for all of
+ * them. */
 static kvant_status place_row(kvant_cache *cache, uint32_t layer, int32_t sequence, uint32_t row,
                               uint32_t n, int64_t *slot)
 {
@@ -214,7 +215,7 @@ kvant_status kvant_cache_append(kvant_cache *cache, uint32_t layer, int32_t sequ
     return kvant_cache_append_batch(cache, layer, &sequence, 1, k, v, n);
 }
 
-/* Of a long call as many queries are looked at as of several of KVANT_CACHE_BATCH tokens. */
+/* From a long call as many queries are used as from several calls of KVANT_CACHE_BATCH tokens. */
 static uint32_t parts_of(uint32_t n_tokens)
 {
     const uint32_t n = n_tokens / KVANT_CACHE_BATCH + (n_tokens % KVANT_CACHE_BATCH != 0);
@@ -274,7 +275,8 @@ kvant_status kvant_cache_read(const kvant_cache *cache, uint32_t layer, int32_t 
 
 /* Attention */
 
-/* The next rows are learnt from with the queries of those before them, unless the caller notes queries. */
+/* Passes the queries of attention to learning, for the rows that are appended next, unless the
+ * caller passes queries. */
 static kvant_status note_attended(kvant_cache *cache, uint32_t layer, const int32_t *sequences,
                                   uint32_t n_sequences, const kvant_attention_problem *p)
 {
@@ -386,7 +388,7 @@ kvant_status kvant_cache_step(kvant_cache *cache, uint32_t layer, const kvant_st
     return cache->device->step(cache, layer, &s);
 }
 
-/* What it says of itself */
+/* Information */
 
 size_t kvant_cache_bytes(const kvant_cache *cache)
 {

@@ -1,18 +1,19 @@
 /* cuda_attention.c - attention of a cache on a GPU, in one call of its kernels.
  *
- * The kernels read a table with one entry per block, for keys and values alike: a sealed block or an
- * open one. Beside it stands the version of each block's keys. Queries go through the matrix of
- * each version in use, and <q, centre> is part of the scores where it matters: with several
- * versions, sinks, or a log-sum-exp.
+ * The kernels read a table with one entry per block, for keys and values alike: a sealed block or
+ * an open one. Next to each entry is the id of the transform of the block's keys. Queries go
+ * through the matrix of each transform in use. The term <q, centre> is added to the scores if it
+ * matters: with several transforms, with sinks, or for a log-sum-exp.
  *
- * What the kernels do not know is gathered: blocks are copied to a pool of open pages that keys and
- * values share.
+ * If the kernels cannot read a block in place, it is gathered: copied to a pool of open pages that
+ * keys and values share. There are two reasons.
  *
- *   pages    A block may be open for keys or values alone, or have another open page in each. Then
- *            all open blocks are gathered.
- *   centres  Kernels add <q, centre> behind a softcap, and know one centre of values. So with a
- *            softcap keys are gathered with their centre, and values if theirs are several. All
- *            blocks are gathered then: slow, but right. */
+ *   pages    A block may be open for keys or values alone, or have different open pages for them.
+ *            Then all open blocks are gathered.
+ *
+ *   centres  Kernels cannot add <q, centre> before a softcap, and know one centre of values. So
+ *            with a softcap keys are gathered with their centre, and so are values with several
+ *            centres. Then all blocks are gathered, which is slow but right. */
 #include <string.h>
 
 #include <kvant/cuda_kernels.h>
@@ -21,8 +22,8 @@
 #include "../base/attributes.h"
 #include "cuda_attention.h"
 
-#define MOST_QUERIES 32767u /* per call of the kernels */
-#define MOST_TURNED 65535u  /* query tokens times matrices of kvant_cuda_kernel_transform_queries */
+#define MOST_QUERIES 32767u /* query tokens per call of the kernels */
+#define MOST_TURNED 65535u  /* query tokens times matrices in kvant_cuda_kernel_transform_queries */
 
 _Static_assert(KVANT_MAX_VERSIONS <= KVANT_CUDA_MOST_MATRICES, "a call has all versions");
 
@@ -65,8 +66,8 @@ static kvant_status check_problem(const attention_call *c)
 
 /* Blocks */
 
-/* Blocks that were dropped are the first ones of a sequence: the rest is a shorter sequence with
- * the same distances. */
+/* Only the first blocks of a sequence can be dropped. The blocks after them form a shorter sequence
+ * in which tokens have the same distances. */
 static uint32_t n_dropped(const kvant_sequence *s, uint32_t n)
 {
     uint32_t first = 0;
@@ -96,7 +97,7 @@ size_t kvant_cuda_call_words(const attention_call *c)
     return c->n_blocks + (c->n_blocks + sizeof(int32_t) - 1) / sizeof(int32_t);
 }
 
-/* Staging grows with the batch; what was in it is not needed any more. */
+/* Makes staging large enough for the batch. Its former content is not kept. */
 static kvant_status find_room(attention_call *c)
 {
     cuda_memory *memory = c->memory;
@@ -104,8 +105,8 @@ static kvant_status find_room(attention_call *c)
     const size_t words = c->batch + 5 * (size_t)c->n_blocks + kvant_cuda_call_words(c);
     if (words > memory->staging_words) {
         kvant_free(memory->staging);
-        memory->staging =
-            kvant_alloc(2 * words, sizeof *memory->staging); /* and as they were copied last */
+        /* Twice: the tables, and a copy of the tables that are on the device. */
+        memory->staging = kvant_alloc(2 * words, sizeof *memory->staging);
         memory->staging_words = memory->staging ? words : 0;
         memory->n_copied = 0;
         KVANT_RETURN_IF(!memory->staging,
@@ -115,7 +116,7 @@ static kvant_status find_room(attention_call *c)
                            "memory for tables");
 }
 
-/* Staging begins with lengths and blocks. */
+/* Writes lengths and blocks to the beginning of staging. */
 static void find_blocks(attention_call *c)
 {
     int32_t *lengths = c->memory->staging;
@@ -136,21 +137,22 @@ static bool is_there(const attention_call *c, uint32_t i)
     return c->blocks[i] >= 0;
 }
 
-/* Whether entry i is the block of its sequence's next row, which steps write. */
+/* Whether entry i is the block to which steps write the next row of its sequence. */
 static bool is_next(const attention_call *c, uint32_t i)
 {
     const uint32_t sequence = i / c->stride;
     return c->steps && i % c->stride == (uint32_t)c->memory->staging[sequence] / KVANT_PAGE_TOKENS;
 }
 
-/* Versions */
+/* Transforms */
 
 static uint32_t version_of(const attention_call *c, int role, uint32_t i)
 {
     return c->layer->parts[role].tensor->blocks[c->blocks[i]].version;
 }
 
-/* Kernels multiply queries by one scale, and know no matrix. */
+/* Adds a transform to the call. If a transform of keys has a matrix or a dense rotation, queries
+ * must go through matrices, because the kernels do not know these. */
 static void note_version(attention_call *c, int role, uint32_t version)
 {
     call_versions *of = &c->versions;
@@ -168,8 +170,10 @@ static bool has_several(const attention_call *c, int role)
     return used & (used - 1);
 }
 
-/* Without blocks, zeros are an output, too. A tensor of a GPU has one scale of values
- * (kvant_versions_at_most), except for rows that fp16 cannot hold in it. */
+/* Finds the transforms in use. Without blocks it takes transform 0; the output is then zeros. With
+ * several scales of keys, queries go through matrices, because kernels multiply by one scale. A
+ * tensor on a GPU has one scale of values (kvant_versions_at_most); only a row that does not fit
+ * into fp16 with it may bring another. */
 static kvant_status find_versions(attention_call *c)
 {
     c->versions = (call_versions){ 0 };
@@ -192,7 +196,7 @@ bool kvant_cuda_call_centers_back(const attention_call *c, int role)
            (role == KVANT_ROLE_K ? c->p->logit_softcap > 0 : has_several(c, role));
 }
 
-/* Whether <q, centre> of keys changes the output, or is asked for. */
+/* Whether <q, centre> of keys changes the output, or the caller wants a log-sum-exp. */
 static bool needs_center(const attention_call *c)
 {
     return c->versions.centred[KVANT_ROLE_K] && !kvant_cuda_call_centers_back(c, KVANT_ROLE_K) &&
@@ -217,7 +221,7 @@ static bool all_gathered(const attention_call *c)
            kvant_cuda_call_centers_back(c, KVANT_ROLE_V);
 }
 
-/* Whether some block's open pages cannot be read where they lie. */
+/* Whether some block's open pages cannot be read in place. */
 static bool must_gather(const attention_call *c)
 {
     if (all_gathered(c) || c->steps)
@@ -238,7 +242,7 @@ static bool is_gathered(const attention_call *c, uint32_t i)
     return c->gathers && is_there(c, i) && (all_gathered(c) || is_next(c, i) || is_open(c, i));
 }
 
-/* The page of a sequence's next row. */
+/* The page to which steps write the next row of a sequence. */
 static int32_t next_page(const attention_call *c, uint32_t sequence)
 {
     return c->in_place ? (int32_t)c->layer->first_exact + c->in_place[sequence] : (int32_t)sequence;
@@ -248,14 +252,14 @@ static int32_t entry_of(attention_call *c, uint32_t i)
 {
     if (is_next(c, i))
         return -1 - next_page(c, i / c->stride);
-    if (!is_there(c, i)) /* behind a sequence's last block: not read */
+    if (!is_there(c, i)) /* after a sequence's last block, so it is not read */
         return 0;
     if (is_gathered(c, i))
         return -1 - (int32_t)c->n_gathered++;
     return is_open(c, i) ? -1 - page_of(c, KVANT_ROLE_K, i) : c->blocks[i];
 }
 
-/* Rows of steps in a new block have the version of the block before it. */
+/* If steps begin a new block, its rows have the transform of the block before it. */
 static void make_table(attention_call *c)
 {
     uint8_t *versions = (uint8_t *)(c->table + c->n_blocks);
@@ -270,7 +274,8 @@ static void make_table(attention_call *c)
     }
 }
 
-/* from: room for as many blocks as there are, targets behind sources. */
+/* Fills a list. from: room for all blocks of the call; the targets follow n_blocks numbers
+ * later. */
 static void fill_list(attention_call *c, gather_list list, int32_t *from)
 {
     int32_t *to = from + c->n_blocks;
@@ -289,7 +294,7 @@ static void fill_list(attention_call *c, gather_list list, int32_t *from)
         c->lists[c->n_lists++] = list;
 }
 
-/* A role's lists name each block once, so they fit one behind another. */
+/* The lists of a role name each block once, so all of them fit one after another. */
 static void make_lists(attention_call *c, int32_t *at)
 {
     for (int role = 0; role < 2 && c->gathers; role++) {
@@ -303,7 +308,8 @@ static void make_lists(attention_call *c, int32_t *at)
     }
 }
 
-/* Then the table and lists. Layers of a step have the same ones, which are copied once. */
+/* Writes the table and the lists to staging after the blocks, and copies it to the device. All
+ * layers of a step have the same ones, so they are copied once. */
 static kvant_status stage(attention_call *c)
 {
     cuda_memory *memory = c->memory;
@@ -328,14 +334,15 @@ static kvant_status stage(attention_call *c)
     return KVANT_OK;
 }
 
-/* The address on the device of something in staging. */
+/* The address on the device of a part of staging. */
 static const int32_t *staged(const attention_call *c, const int32_t *at)
 {
     return (const int32_t *)c->memory->tables.at + (at - c->memory->staging);
 }
 
-/* Gathered pages: role after role, kv head after kv head, so that a decoded block is contiguous per
- * kv head. Where a pool must be named and nothing is gathered, there is one block of room. */
+/* Gathered pages lie role after role and kv head after kv head, so that a decoded block is
+ * contiguous per kv head. If nothing is gathered, there is room for one block, because the kernels
+ * need a pool. */
 kvant_cuda_pages kvant_cuda_call_pages(const attention_call *c, int role)
 {
     const size_t page = c->layer->parts[role].tensor->open_page_bytes,
@@ -389,7 +396,8 @@ static size_t width_of(const attention_call *c)
     return (size_t)c->p->n_heads * c->head_dim;
 }
 
-/* Through all matrices in one launch, or one after the other where there are too many queries. */
+/* Passes queries through all matrices in one launch, or in one launch each if there are too
+ * many. */
 static kvant_status transform_queries(const attention_call *c, kvant_cuda_kernel_query_args all)
 {
     const uint32_t n = 1 + all.n_further, at_once = (uint64_t)all.batch * n <= MOST_TURNED ? n : 1;
@@ -404,7 +412,7 @@ static kvant_status transform_queries(const attention_call *c, kvant_cuda_kernel
     return status;
 }
 
-/* The call takes queries that went through the matrix of each version of keys. */
+/* Gives the call queries that went through the matrix of each transform of keys. */
 static kvant_status take_queries(const attention_call *c, kvant_cuda_kernel_attention_args *args)
 {
     cuda_part *keys = &c->layer->parts[KVANT_ROLE_K];
@@ -437,7 +445,7 @@ static kvant_status take_queries(const attention_call *c, kvant_cuda_kernel_atte
     return kvant_cuda_said(transform_queries(c, queries), "queries");
 }
 
-/* The number of keys is their version. */
+/* Gives the call the transforms of keys. The kernels' matrix number is the transform id. */
 static void tell_versions(const attention_call *c, kvant_cuda_kernel_attention_args *args)
 {
     const cuda_part *keys = &c->layer->parts[KVANT_ROLE_K];
@@ -452,9 +460,10 @@ static void tell_versions(const attention_call *c, kvant_cuda_kernel_attention_a
     }
 }
 
-/* Outputs of values with a dense rotation: turned back, then over the channels' scale. */
-static kvant_status turn_outputs(const attention_call *c,
-                                 const kvant_cuda_kernel_attention_args *args, const float *scale)
+/* For values with a dense rotation: rotates outputs back, then multiplies them by the channels'
+ * scale. */
+static kvant_status turn_outputs(const attention_call *c, const kvant_cuda_kernel_attention_args *args,
+                                 const float *scale)
 {
     kvant_cuda_turn_args turn = kvant_cuda_turn_of(&c->layer->parts[KVANT_ROLE_V], true);
     turn.rows = turn.out = args->out;
@@ -525,7 +534,7 @@ static kvant_cuda_kernel_attention_args arguments_of(const attention_call *c)
     };
 }
 
-/* A prompt gets a workspace with scratch (cuda.h), if there is memory. */
+/* For prompts: gives the call a workspace with scratch (cuda.h), if there is memory. */
 static void find_scratch(attention_call *c, kvant_cuda_kernel_attention_args *args)
 {
     cuda_buffer *scratch = &c->memory->scratch;

@@ -1,10 +1,10 @@
-/* cuda_attention.h - a call of attention on a GPU: of a cache (cuda_attention.c), or of a step
- * (cuda_steps.c). */
+/* cuda_attention.h - a call of attention on a GPU: by a cache (cuda_attention.c), or by a decode
+ * step (cuda_steps.c). */
 #pragma once
 
 #include "cuda_layers.h"
 
-/* Pages to gather that one launch decodes. */
+/* Pages that one launch decodes into the gathered pages. */
 typedef struct gather_list {
     int role, state;
     uint32_t version, n;
@@ -13,11 +13,11 @@ typedef struct gather_list {
 
 #define KVANT_CUDA_MOST_LISTS (2u * 2u * KVANT_MAX_VERSIONS)
 
-/* Versions of a call's blocks. Arrays are by kvant_role. */
+/* The transforms of the blocks of a call. Arrays are by kvant_role. */
 typedef struct call_versions {
-    uint32_t used[2], first[2]; /* a bit each; the first of them */
-    bool centred[2], scaled[2]; /* any of them */
-    bool through;               /* queries go through the matrix of each version of keys */
+    uint32_t used[2], first[2]; /* a bit per transform; the lowest one */
+    bool centred[2], scaled[2]; /* whether some transform has a centre, or a scale */
+    bool through;               /* queries go through the matrix of each transform of keys */
 } call_versions;
 
 typedef struct attention_call {
@@ -27,42 +27,46 @@ typedef struct attention_call {
     uint32_t number; /* of the layer */
     const kvant_attention_problem *p;
     const int32_t *sequences;
-    uint32_t batch, stride; /* sequences; blocks of the longest */
-    /* staging: batch x stride, without dropped ones, KVANT_NO_BLOCK behind the last */
+    uint32_t batch, stride; /* sequences; blocks of the longest sequence */
+    /* On the host: batch x stride block numbers, without dropped blocks. After a sequence's last
+     * block the entries are KVANT_NO_BLOCK. */
     int32_t *blocks;
-    uint32_t n_blocks, dropped; /* batch x stride; tokens, of one sequence */
+    uint32_t n_blocks, dropped; /* batch x stride; dropped tokens, if there is one sequence */
     uint32_t n_kv_heads, head_dim;
     call_versions versions;
-    bool gathers;  /* blocks that are open, or all of them, are copied */
-    bool any_open; /* entries below 0 */
+    bool gathers;  /* open blocks, or all blocks, are copied to the gathered pages */
+    bool any_open; /* the table has entries below 0 */
     uint32_t n_gathered, n_lists;
-    cuda_buffer *gathered; /* their pages */
+    cuda_buffer *gathered; /* the gathered pages */
     gather_list lists[KVANT_CUDA_MOST_LISTS];
-    int32_t *table;           /* staging: batch x stride, then the versions of keys, a byte each */
-    const int32_t *on_device; /* the same */
+    /* On the host: batch x stride entries, then the transform of each entry's keys, a byte each. */
+    int32_t *table;
+    const int32_t *on_device; /* a copy of table on the device */
     const int32_t *lengths;   /* on the device */
     kvant_cuda_type type;     /* of queries and outputs */
-    bool steps; /* the block of each sequence's next row is its number's page of those gathered */
-    const int32_t *in_place; /* of steps: the plan's pages of these blocks; NULL: gathered */
+    bool steps;               /* gathered page i holds the block of the next row of sequence i */
+    /* For steps: the exact pages of these blocks. NULL: the blocks are gathered. */
+    const int32_t *in_place;
 } attention_call;
 
-/* With buffers of the cache, for float queries. */
+/* Makes a call with the cache's buffers and float queries. */
 attention_call kvant_cuda_call_of(kvant_cache *cache, uint32_t layer, const int32_t *sequences,
                                   uint32_t n_sequences, const kvant_attention_problem *p);
 
-/* Blocks of the longest sequence, what stride is at least. */
+/* The blocks of the longest sequence: `stride` must be at least this. */
 uint32_t kvant_cuda_call_blocks(const attention_call *c);
 
-/* Finds blocks, versions and the table, copies it to the device and gathers pages. */
+/* Finds blocks and transforms, makes the table, copies it to the device and gathers pages. */
 kvant_status kvant_cuda_call_stage(attention_call *c);
 
-/* Numbers of 32 bits in a table with its versions. */
+/* How many 32-bit words the table and its transforms take. */
 size_t kvant_cuda_call_words(const attention_call *c);
 
-/* The pages that were gathered; whether rows are gathered with their centre. */
+/* The gathered pages; whether their rows include their centre. */
 kvant_cuda_pages kvant_cuda_call_pages(const attention_call *c, int role);
 bool kvant_cuda_call_centers_back(const attention_call *c, int role);
 
-/* Memory that run needs; then run only enqueues work. */
+/* Allocates the memory that kvant_cuda_call_run needs. After that kvant_cuda_call_run only enqueues
+ * work. */
 kvant_status kvant_cuda_call_room(const attention_call *c);
 kvant_status kvant_cuda_call_run(attention_call *c);

@@ -1,15 +1,15 @@
 /* cuda_exact.c - exact rows of a cache on a GPU: fp16 pages that attention reads, of blocks that
- * are sealed to their tensors. The plan (store/plan.h) decides which blocks have one. Here its
- * decisions are carried out, for all layers at once.
+ * their tensors have sealed. The plan (store/plan.h) decides which blocks have such a page. This
+ * file carries the decisions out, for all layers at once.
  *
- * A cache with an exact part (kvant_scheme_exact) has pages for it. Other caches have a page per
- * sequence and one more for codecs with a search (a trellis, chunks, feedback), which takes as long
- * for one token as for 64. These caches keep rows as floats, too. So their codes are equal to
- * the codes of rows that were encoded at once.
+ * A cache with an exact part (kvant_scheme_exact) has pages for it. Other caches have one page per
+ * sequence and one more, and only for codecs with a trellis search, chunks or feedback. Such a
+ * codec takes as long for one token as for 64. These caches also keep the rows as floats, so that
+ * the codes are the same as without exact pages.
  *
- * Keys and values have the same page numbers. A page's codes are brought up to date when the
- * block gives its page up or when somebody asks for the block's sealed bytes. Only rows that are
- * newer than their codes are encoded then. */
+ * Keys and values have the same page numbers. A page's codes are computed when the block gives its
+ * page up, or when a caller needs the block's sealed bytes. Then only rows that are newer than
+ * their codes are encoded. */
 #include <string.h>
 
 #include "../base/alloc.h"
@@ -34,7 +34,8 @@ static uint32_t blocks_of(uint32_t rows)
     return (rows + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS;
 }
 
-/* Open pages of a part's tensor. Pages for first tokens that the plan keeps exact are left out. */
+/* Counts the open pages of a part's tensor, without pages for first tokens that the plan keeps
+ * exact. */
 static kvant_status count_open_pages(const kvant_cache *cache, const kvant_tensor_params *params,
                                      cuda_part *part)
 {
@@ -54,7 +55,7 @@ static kvant_status count_open_pages(const kvant_cache *cache, const kvant_tenso
     return KVANT_OK;
 }
 
-/* A layer's exact pages stand behind the open pages of both roles. */
+/* Numbers a layer's exact pages after the open pages of both roles. */
 static kvant_status place_pages(kvant_cache *cache, uint32_t layer, bool *any_searches)
 {
     cuda_layer *l = kvant_cuda_layer(cache, layer);
@@ -71,8 +72,9 @@ static kvant_status place_pages(kvant_cache *cache, uint32_t layer, bool *any_se
     return KVANT_OK;
 }
 
-/* An exact part has a page more than its rows fill, because they begin anywhere in a block. If
- * there are more sequences than pages, codecs with a search have a page for each sequence. */
+/* An exact part has one page more than its rows fill, because they begin anywhere in a block. If
+ * there are more sequences than pages, codecs with a trellis search, chunks or feedback get a page
+ * for each sequence. */
 static kvant_plan_params plan_params(const kvant_cache *cache, const kvant_exact_part *part,
                                      bool any_searches)
 {
@@ -182,7 +184,7 @@ void kvant_cuda_exact_drop(cuda_part *part, uint32_t block)
 
 /* Encoding */
 
-/* Returns the rows of a page as append takes them: as floats where the cache keeps floats. */
+/* Returns the rows of a page in the form that append accepts: floats if the cache keeps floats. */
 static kvant_cuda_rows stored_rows(const cuda_part *part, int32_t page)
 {
     const size_t d = part->tensor->head_dim, rows = KVANT_PAGE_TOKENS * d;
@@ -225,7 +227,7 @@ static void encode_rows(cuda_layer *layer, const bool roles[2], kvant_plan_chang
     kvant_cuda_note(memory, kvant_cuda_append(&args, memory->stream), "append");
 }
 
-/* Rows of a page that are newer than their codes. */
+/* The slots of a page whose rows are newer than their codes, a bit each. */
 static uint64_t fresh_rows(const cuda_part *part, kvant_plan_change of)
 {
     const cuda_exact *e = exact_of(part, (int32_t)of.page);
@@ -257,7 +259,7 @@ static kvant_cuda_seal_pages stored_pages(const cuda_part *part)
                                     .sealed = kvant_cuda_pages_of(part, false) };
 }
 
-/* Whole blocks of keys and values, in one launch. */
+/* Encodes whole blocks of keys and values, in one launch. */
 static void encode_blocks(cuda_layer *layer, int32_t lists[2][TOGETHER], uint32_t n)
 {
     const cuda_part *k = &layer->parts[KVANT_ROLE_K], *v = &layer->parts[KVANT_ROLE_V];
@@ -339,7 +341,8 @@ static uint32_t find_views(const kvant_cache *cache, uint32_t layer, uint32_t n,
     return n_views;
 }
 
-/* Layers of a step have the same rows: the first one's call plans for all. */
+/* All layers of a step have the same rows, so the call for the first layer plans for all of
+ * them. */
 void kvant_cuda_exact_plan(kvant_cache *cache, uint32_t layer, uint32_t n)
 {
     cuda_memory *memory = cache->memory;
@@ -383,9 +386,9 @@ void kvant_cuda_exact_release(kvant_cache *cache, uint32_t block)
         kvant_plan_release(memory->plan, block);
 }
 
-/* Rows on their way into a page */
+/* Writing rows to a page */
 
-/* Old rows of a block come back from their codes. */
+/* Decodes the old rows of a block into its page. */
 static void decode_block(cuda_part *part, uint32_t block, int32_t page)
 {
     cuda_memory *memory = part->memory;

@@ -1,5 +1,5 @@
-/* cuda_layers.c - makes and frees what a cache keeps on a GPU. Refuses codecs without kernels, with
- * the codec's name and what works instead. */
+/* cuda_layers.c - makes and frees the memory of a cache on a GPU. Refuses codecs without kernels;
+ * the message names the codec and codecs that work. */
 #include "cuda_layers.h"
 
 #include <string.h>
@@ -7,7 +7,7 @@
 #include "../base/alloc.h"
 #include "../base/attributes.h"
 
-#define MEMORY_ALIGN 256u /* of a part's arrays, as of the driver's allocations */
+#define MEMORY_ALIGN 256u /* alignment of a part's arrays, like the driver's allocations */
 #define WORKS_ANYWAY "the presets work, and k = v = \"turboquant-4\" or \"int-4\""
 
 static kvant_status unsupported(uint32_t layer, kvant_role role, const char *what)
@@ -33,8 +33,8 @@ static kvant_status check_codecs(const kvant_tensor_params *params, uint32_t lay
     return KVANT_OK;
 }
 
-/* Whether every codec could be on a GPU as far as libkvant knows: a message about a codec is of
- * more use than one about a missing driver. */
+/* Checks as far as libkvant knows whether every codec can be on a GPU. It comes before the driver
+ * is needed, because a message about a codec helps more than one about a missing driver. */
 static kvant_status check_scheme(const kvant_cache *cache)
 {
     const kvant_cache_params *p = &cache->params;
@@ -64,7 +64,8 @@ static kvant_status check_device(const kvant_cache *cache)
 
 /* Codecs */
 
-/* Layers of equal specs share codecs: these hold no numbers of a calibration. */
+/* Makes a layer's codecs, or shares the codecs of an earlier layer with equal specs. They hold no
+ * coefficients of a calibration. */
 static kvant_status create_codecs(cuda_part *part, const kvant_codec *source,
                                   const cuda_layer *layers, uint32_t layer)
 {
@@ -85,7 +86,7 @@ static kvant_status create_codecs(cuda_part *part, const kvant_codec *source,
                            "a codec of open pages");
 }
 
-/* Numbers */
+/* Coefficients */
 
 kvant_cuda_tables kvant_cuda_tables_of(const cuda_part *part, uint32_t head)
 {
@@ -139,7 +140,7 @@ static const float *matrix_of(const cuda_part *part, uint32_t head)
     return kvant_codec_get_view(part->tensor->codecs[head])->transform.matrix;
 }
 
-/* A rotation from a calibration (hessian) is each kv head's own. */
+/* How many rotations a part has: one, or one per kv head if a calibration gives them (hessian). */
 static uint32_t count_matrices(const cuda_part *part, size_t bytes)
 {
     for (uint32_t head = 1; head < part->tensor->n_kv_heads; head++)
@@ -225,8 +226,8 @@ void kvant_cuda_note(cuda_memory *memory, kvant_status status, const char *what)
     memory->failed = what;
 }
 
-/* Bytes of a part: pages of the tensor, exact pages behind the last open page, then exact rows as
- * floats. A role without open pages has none before the exact ones. */
+/* Computes the bytes of a part: pages of the tensor, exact pages after the last open page, then
+ * exact rows as floats. A role without open pages begins with its exact pages. */
 static kvant_status size_part(kvant_cache *cache, uint32_t layer, kvant_role role,
                               size_t *floats_at, size_t *total)
 {
@@ -249,7 +250,8 @@ static kvant_status size_part(kvant_cache *cache, uint32_t layer, kvant_role rol
     return KVANT_OK;
 }
 
-/* Memory of all layers at once: the driver rounds every allocation up to 2 MiB. */
+/* Allocates the memory of all layers at once, because the driver rounds every allocation up to 2
+ * MiB. */
 static kvant_status create_pages(kvant_cache *cache)
 {
     cuda_memory *memory = cache->memory;
@@ -332,7 +334,7 @@ static kvant_status create_workspace(const kvant_cache *cache, cuda_memory *memo
                                   "memory for arguments"));
     memory->arguments = arguments;
     for (uint32_t i = 0; i < KVANT_CACHE_BATCH; i++)
-        memory->planned.slots[i] = i; /* nothing is planned yet */
+        memory->planned.slots[i] = i; /* there is no plan yet */
     KVANT_FORWARD(
         kvant_cuda_said(kvant_cuda_memory_copy(memory->arguments->rows, memory->planned.slots,
                                                sizeof memory->arguments->rows, memory->stream),

@@ -1,12 +1,12 @@
-/* cuda_layers.h - what a cache keeps on a GPU.
+/* cuda_layers.h - the memory of a cache on a GPU.
  *
- *   cuda_layers.c     makes it: codecs, memory, numbers of a calibration
- *   cuda_versions.c   centres, scales and matrices of versions
- *   cuda_exact.c      fp16 pages of blocks that are encoded later, as the plan says
+ *   cuda_layers.c     makes it: codecs, memory, coefficients of a calibration
+ *   cuda_versions.c   centres, scales and matrices of transforms
+ *   cuda_exact.c      exact pages: fp16 pages of blocks that are encoded later, as the plan says
  *   device_cuda.c     writes rows: the tensors' kvant_page_device
  *   cuda_attention.c  reads pages
  *   cuda_steps.c      decode steps of a CUDA graph
- *   cuda_read.c       rows of pages */
+ *   cuda_read.c       reads rows of pages */
 #pragma once
 
 #include "../base/error.h"
@@ -18,74 +18,76 @@
 typedef struct cuda_memory cuda_memory;
 typedef struct cuda_layer cuda_layer;
 
-/* Keys or values of a layer. Their tensor has its states on the host and its pages on the GPU. */
+/* The keys or the values of a layer. The states of their tensor are on the host, its pages on the
+ * GPU. */
 typedef struct cuda_part {
     cuda_memory *memory;
     cuda_layer *layer;
     kvant_tensor *tensor;
     kvant_role role;
     kvant_cuda_codec *codec, *open_codec; /* of all kv heads */
-    kvant_cuda_codec *full, *full_open;   /* the same for matrices; NULL: there was none */
-    kvant_codec *made; /* what these were made of; NULL: they are another layer's */
-    float *matrices
-        [KVANT_MAX_VERSIONS]; /* device: of versions with one: R W, then R W^-1, of each kv head; NULL: none yet */
-    float *queries[KVANT_MAX_VERSIONS]; /* device: matrices of queries, of versions without one */
+    kvant_cuda_codec *full, *full_open;   /* the same with matrices; NULL: not needed so far */
+    kvant_codec *made; /* the source of full and full_open; NULL: another layer owns them */
+    /* device: for each transform with W: R W, then R W^-1, of each kv head; NULL: not made yet. */
+    float *matrices[KVANT_MAX_VERSIONS];
+    float *queries[KVANT_MAX_VERSIONS]; /* device: matrices for queries, of transforms without W */
     uint32_t query_stamps[KVANT_MAX_VERSIONS];
-    bool owns_codecs;  /* else an earlier layer's */
-    void *pages;       /* in the memory's pages: of the tensor, then exact ones */
-    float *floats;     /* there too: exact rows before they are rounded; NULL: not kept */
-    uint32_t n_open;   /* numbers of the tensor's open pages */
-    uint32_t n_unused; /* the first of these, which have no memory: the plan keeps such rows */
-    bool stores_fp16;  /* codes are as large as fp16 rows: no row has an exact page */
-    uint32_t n_absent; /* page numbers that only the other role uses */
-    float *statistics; /* device: of rows that centre and scale are learnt from */
-    float *numbers;    /* device: weights, inverse weights, versions */
+    bool owns_codecs;  /* false: an earlier layer owns them */
+    void *pages;       /* in cuda_memory.pages: pages of the tensor, then exact pages */
+    float *floats;     /* in cuda_memory.pages: exact rows before rounding; NULL: not kept */
+    uint32_t n_open;   /* page numbers of the tensor's open pages */
+    uint32_t n_unused; /* the first page numbers, without memory: the plan keeps these rows */
+    bool stores_fp16;  /* codes are as large as fp16 rows, so no row has an exact page */
+    uint32_t n_absent; /* page numbers that only the layer's second role uses */
+    float *statistics; /* device: row statistics, from which centre and scale are learned */
+    float *numbers;    /* device: weights, inverse weights, transforms */
     size_t n_weights;  /* per kv head: 0, head_dim, or head_dim^2 */
     float *feedback;   /* device: pivots and columns of each kv head; NULL: none */
     float *centroids;  /* device: of kmeans, kv head after kv head; NULL: none */
-    float *
-        matrix; /* device: R^T, then R, of a dense rotation, of each kv head or of all; NULL: none */
-    size_t matrix_stride;                /* from a kv head's to the next one's; 0: one for all */
-    uint32_t stamps[KVANT_MAX_VERSIONS]; /* of versions as they are on the device; 0: not there */
+    /* device: for a dense rotation R^T, then R, of each kv head or of all; NULL: none. */
+    float *matrix;
+    size_t matrix_stride; /* from the matrix of a kv head to the next one; 0: one for all */
+    /* Generation of each transform that is on the device; 0: it is not there. */
+    uint32_t stamps[KVANT_MAX_VERSIONS];
 } cuda_part;
 
-/* Rows of a role in an exact page. */
+/* The rows of a role in an exact page. */
 typedef struct cuda_exact {
-    bool there;     /* the block's rows lie in the page, all of them */
-    uint64_t fresh; /* bit per slot: newer than its codes */
+    bool there;     /* the page holds all of the block's rows */
+    uint64_t fresh; /* a bit per slot: the row is newer than its code */
 } cuda_exact;
 
 struct cuda_layer {
     cuda_part parts[2];   /* by kvant_role */
-    bool has_exact;       /* it has the plan's pages */
-    uint32_t first_exact; /* number of the first of them, for keys and values */
-    cuda_exact *exact[2]; /* by kvant_role, of each page */
+    bool has_exact;       /* the plan's pages exist for this layer */
+    uint32_t first_exact; /* the page number of the first of them, for keys and values */
+    cuda_exact *exact[2]; /* by kvant_role, then by page */
 };
 
-/* Rows that wait to be written, so that keys and values go in one launch. */
+/* Rows that are pending, so that one launch writes keys and values. */
 typedef struct cuda_append {
     cuda_part *part; /* NULL: none */
     const float *rows;
     size_t stride, n;
     uint32_t version;
-    bool open, exact; /* exact: in pages of the plan */
-    int64_t
-        slots[KVANT_CACHE_BATCH]; /* of open pages, or of sealed ones; below 0: another call's */
+    bool open, exact; /* exact: the rows go to the plan's pages */
+    /* Slots of open pages, or of sealed ones. Below 0: another call writes the row. */
+    int64_t slots[KVANT_CACHE_BATCH];
 } cuda_append;
 
 #define KVANT_CUDA_SEAL_TOGETHER 64u
 
-/* Of the device: arrays of a call. Only addresses of members are taken. */
+/* The arrays of a call, in the device's memory. The host only takes addresses of members. */
 typedef struct cuda_arguments {
     uint32_t largest[2];
     int64_t slots[2][KVANT_CACHE_BATCH];
-    int64_t rows[KVANT_CACHE_BATCH]; /* 0, 1, 2, ... */
+    int64_t rows[KVANT_CACHE_BATCH]; /* 0, 1, 2 and so on */
     int64_t waiting[KVANT_PAGE_TOKENS];
-    int32_t full[2][KVANT_CUDA_SEAL_TOGETHER]; /* exact pages, the blocks */
+    int32_t full[2][KVANT_CUDA_SEAL_TOGETHER]; /* exact pages, then their blocks */
     int32_t seal[3][64];                       /* open blocks, sealed blocks, tokens */
 } cuda_arguments;
 
-/* Memory of the device, or of the host, that grows when a call needs more. */
+/* Memory of the device or of the host. It grows when a call needs more. */
 typedef struct cuda_buffer {
     void *at;
     size_t bytes;
@@ -97,39 +99,41 @@ struct cuda_memory {
     kvant_cuda_stream stream;
     cuda_steps *steps; /* NULL: none yet */
     cuda_layer *layers;
-    void *pages; /* device: of all parts */
+    void *pages; /* device: the pages of all parts */
     uint32_t n_layers;
     kvant_plan *plan;       /* NULL: no row is exact */
-    uint32_t n_exact;       /* pages */
+    uint32_t n_exact;       /* pages of the plan */
     uint32_t n_first;       /* first tokens of a sequence that are exact; 0: no exact part */
-    bool keeps_floats;      /* no exact part */
+    bool keeps_floats;      /* there is no exact part, so pages keep float rows */
     kvant_plan_view *views; /* of a step */
     struct {
         size_t n;
         int64_t slots[KVANT_CACHE_BATCH];
-    } planned; /* rows of the last plan */
+    } planned; /* the rows for which the plan decided last */
     cuda_arguments *arguments;
-    uint32_t *refused; /* on the host: of rows that append did not check; NULL: it checks all */
+    /* On the host: error bits for rows that append did not check. NULL: append checks all rows. */
+    uint32_t *refused;
     cuda_append pending[2]; /* by kvant_role */
     struct {
         size_t n;
         int64_t slots[KVANT_CACHE_BATCH];
-    } copied[2]; /* as they are on the device; layers of a step have the same ones */
-    cuda_buffer seen[2],
-        asked;      /* host: rows of a batch, by kvant_role, and queries that are learnt from */
-    float *version; /* host: numbers of a version on their way */
+    } copied[2]; /* slots that are on the device already; all layers of a step have the same ones */
+    /* On the host: rows of a batch, by kvant_role; queries from which the cache learns. */
+    cuda_buffer seen[2], asked;
+    float *version; /* on the host: coefficients of a transform on their way to the device */
     uint8_t *workspace;
     size_t workspace_bytes;
-    int32_t *staging; /* host: tables of a call, and as they were copied to the device last */
+    int32_t *staging; /* on the host: tables of a call, then a copy of the tables on the device */
     size_t staging_words, n_copied;
-    cuda_buffer tables, queries, gathered, turned; /* turned: rows of a batch, values behind keys */
-    cuda_buffer scratch;                           /* a workspace with room for unpacked pages */
-    kvant_status
-        status; /* the first error of work on pages: their bytes are unknown from then on */
+    cuda_buffer tables, queries, gathered,
+        turned;          /* turned: rows after a dense rotation, keys, then values */
+    cuda_buffer scratch; /* a workspace with room for unpacked pages */
+    /* The first error of work on pages. After it the bytes of pages are unknown. */
+    kvant_status status;
     const char *failed;
 };
 
-/* The cache's device functions of the same names. */
+/* The functions of kvant_device with the same names. */
 kvant_status kvant_cuda_layers_create(kvant_cache *cache);
 void kvant_cuda_layers_destroy(kvant_cache *cache);
 kvant_status kvant_cuda_layers_attend(kvant_cache *cache, uint32_t layer, const int32_t *sequences,
@@ -192,7 +196,8 @@ int32_t kvant_cuda_page_of(const cuda_part *part, uint32_t block);
 
 /* device_cuda.c */
 
-/* KVANT_OK, or what is known of rows that were appended without a check; once. */
+/* Returns and clears the error of an append that did not check its rows. KVANT_OK: there is
+ * none. */
 kvant_status kvant_cuda_refused(cuda_memory *memory);
 extern const kvant_page_device kvant_cuda_page_device;
 
@@ -208,32 +213,34 @@ kvant_cuda_tables kvant_cuda_tables_of(const cuda_part *part, uint32_t head);
 kvant_status kvant_cuda_versions_create(cuda_part *part);
 void kvant_cuda_versions_destroy(cuda_part *part);
 
-/* Centre and scale of a version on the device, of all kv heads, or NULL; attention_scale: what
- * queries or outputs are multiplied by; turned_center: R W (c / s); weights: of all kv heads, or NULL. Copies
- * them there when they have changed. full: weights are matrices, with the rotation; turns: kernels do not
- * know the rotation. */
+/* The coefficients of a transform on the device, each for all kv heads, or NULL. Queries or outputs
+ * are multiplied by attention_scale. turned_center is R W (c / s). full: `weights` are matrices and
+ * include the rotation. turns: the kernels do not know the rotation, so the caller applies it. */
 typedef struct cuda_version {
     const float *center, *scale, *attention_scale, *turned_center, *weights, *inverse_weights;
     const kvant_cuda_codec *codec, *open_codec;
     bool full, turns;
 } cuda_version;
 
+/* Returns a transform, after copying its coefficients to the device if they have changed. */
 cuda_version kvant_cuda_version(cuda_part *part, uint32_t version);
 
-/* Centres of all versions, each of all kv heads: as plain queries meet them, or turned, as queries
- * that went through the matrix of a version do. A version without a centre has zeros. */
+/* The centres of all transforms, each for all kv heads. turned: R W (c / s), for queries that went
+ * through the matrix of a transform; otherwise c, for plain queries. A transform without a centre
+ * has zeros. */
 const float *kvant_cuda_centers(const cuda_part *part, bool turned);
 
-/* Attention over keys of several versions gets queries that went through the matrix of each, with
- * rotation and scale. So its codec of keys has no rotation: it is `full`, or one with a matrix
- * from a file. kvant_cuda_make_queries makes the matrix and `full` where they are missing. */
+/* If the keys have several transforms, attention gets one query per transform, multiplied by the
+ * transform's matrix, rotation and scale. Then the codec of keys must have no rotation: it is
+ * `full`, or a codec with a matrix from a file. The function kvant_cuda_make_queries makes both if
+ * they are missing. */
 kvant_status kvant_cuda_make_queries(cuda_part *part, uint32_t version);
 const float *kvant_cuda_query_matrix(cuda_part *part, uint32_t version);
 
-/* Rows through a part's dense rotation, or back. */
+/* The arguments that pass rows through a part's dense rotation, or back. */
 kvant_cuda_turn_args kvant_cuda_turn_of(const cuda_part *part, bool back);
 
-/* Whether rows, queries and outputs of a version pass through the part's dense rotation. */
+/* Whether rows, queries and outputs with a transform pass through the part's dense rotation. */
 static inline bool kvant_cuda_turns(const cuda_part *part, uint32_t version)
 {
     return part->matrix && !part->tensor->versions[version].weights;
@@ -241,17 +248,17 @@ static inline bool kvant_cuda_turns(const cuda_part *part, uint32_t version)
 
 kvant_cuda_pages kvant_cuda_pages_of(const cuda_part *part, bool open);
 
-/* n numbers of the device, in a buffer of the host, which grows; NULL and a status, without a message, where that
- * fails. Waits for the stream. */
+/* Copies n numbers from the device to a buffer on the host, which grows. Waits for the stream. On
+ * an error returns NULL and sets a status, without a message. */
 const float *kvant_cuda_seen(cuda_memory *memory, cuda_buffer *buffer, const float *numbers,
                              size_t n, kvant_status *status);
 
 kvant_status kvant_cuda_grow(cuda_buffer *buffer, size_t bytes, const char *what);
 
-/* What append is told of rows; append's types are floats (device_cuda.c). */
+/* The arguments of kvant_cuda_append for these rows, which are floats (device_cuda.c). */
 kvant_cuda_rows kvant_cuda_rows_of(const cuda_append *append);
 
-/* Remembers an error of work on pages. */
+/* Records the first error of work on pages. */
 void kvant_cuda_note(cuda_memory *memory, kvant_status status, const char *what);
 
 /* Leaves a message for a call of the GPU that failed. */

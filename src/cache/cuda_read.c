@@ -1,5 +1,5 @@
-/* cuda_read.c - rows of a cache on a GPU, as attention sees them: whole blocks are decoded, by state and version, and the rows that
- * were asked for are copied. */
+/* cuda_read.c - reads rows of a cache on a GPU, as attention sees them. It decodes whole blocks,
+ * grouped by state and transform, and copies the requested rows. */
 #include <string.h>
 
 #include "../base/attributes.h"
@@ -54,7 +54,8 @@ static kvant_status decode(const reading *r, uint32_t version, bool open)
     return kvant_cuda_said(kvant_cuda_decode(&args, memory->stream), "reading rows");
 }
 
-/* Rows of a dense rotation, turned back a block at a time: each has its version's scale. */
+/* For a dense rotation: rotates rows back, one block at a time, because each block has its
+ * transform's scale. */
 static kvant_status turn(const reading *r)
 {
     const size_t width = kvant_tensor_width(r->part->tensor);

@@ -15,18 +15,17 @@
 
 typedef struct step_layer {
     cuda_buffer tables, pages;
-    call_versions versions; /* of blocks; none is used: the layer has no tokens */
-    uint8_t (*rows)[2];     /* per sequence: versions of its new rows */
+    call_versions versions; /* of blocks; empty: the layer has no tokens */
+    uint8_t (*rows)[2];     /* per sequence: the transforms of its new rows, by kvant_role */
 } step_layer;
 
 struct cuda_steps {
-    uint32_t batch, most,
-        stride; /* sequences, and how many there is room for; blocks of a table's row */
+    uint32_t batch, most, stride; /* sequences; room for sequences; blocks in a row of a table */
     uint32_t n_left, taken;
     int32_t *sequences;
-    bool in_place;  /* rows go to pages of the plan */
-    int32_t *pages; /* these, per sequence */
-    int64_t *state; /* slots, then lengths of 32 bits: on the host, and on the device */
+    bool in_place;  /* steps write rows to the plan's pages */
+    int32_t *pages; /* the numbers of these pages, per sequence */
+    int64_t *state; /* slots as 64 bits, then lengths as 32 bits; on the host */
     cuda_buffer on_device;
     step_layer *layers;
 };
@@ -86,13 +85,13 @@ static kvant_status find_steps(kvant_cache *cache, uint32_t n)
     }
     KVANT_FORWARD(kvant_cuda_grow(&steps->on_device, 2 * (size_t)n * sizeof *steps->state,
                                   "memory for steps"));
-    steps->most = n; /* now that all is there: the next begin asks for no more */
+    steps->most = n; /* set last, when all memory is there; a later begin allocates no more */
     return KVANT_OK;
 }
 
 /* Begin */
 
-/* Tokens of the layers that have any: a cache may be used for some layers alone. */
+/* The length of the layers that have tokens. A cache may be used for some layers only. */
 static uint32_t length_of(const kvant_cache *cache, const kvant_sequence *s)
 {
     uint32_t length = 0;
@@ -117,7 +116,7 @@ static kvant_status check_sequence(const kvant_cache *cache, const kvant_sequenc
     return s->table[last] < 0 ? unsupported("the last block was dropped") : KVANT_OK;
 }
 
-/* Layers are worked on for all sequences at once. */
+/* Checks that steps can run in every layer, for all sequences at once. */
 static kvant_status check_layers(const kvant_cache *cache, const cuda_steps *steps)
 {
     for (uint32_t layer = 0; layer < cache->params.n_layers; layer++)
@@ -129,7 +128,7 @@ static kvant_status check_layers(const kvant_cache *cache, const cuda_steps *ste
     return KVANT_OK;
 }
 
-/* Takes the blocks that the rows will need. */
+/* Adds the blocks that the rows of the steps will need. */
 static kvant_status reserve(kvant_cache *cache, cuda_steps *steps)
 {
     steps->n_left = KVANT_PAGE_TOKENS;
@@ -188,7 +187,7 @@ static void place_rows(kvant_cache *cache, cuda_steps *steps)
     }
 }
 
-/* Steps have one query token; which, is not known yet. */
+/* The problem of a step: one query token, whose pointer is not known yet. */
 static kvant_attention_problem problem_of(const kvant_cache *cache)
 {
     const kvant_cache_params *p = &cache->params;
@@ -217,7 +216,7 @@ static bool is_dense(const attention_call *c)
     return c->versions.through || c->layer->parts[KVANT_ROLE_V].matrix;
 }
 
-/* What run needs, so that it allocates and copies nothing. */
+/* Allocates what kvant_cuda_call_run needs, so that a step allocates and copies nothing. */
 static kvant_status make_room(attention_call *c)
 {
     const cuda_part *k = &c->layer->parts[KVANT_ROLE_K], *v = &c->layer->parts[KVANT_ROLE_V];
@@ -258,7 +257,8 @@ static kvant_status begin_layer(kvant_cache *cache, cuda_steps *steps, uint32_t 
     return make_room(&c);
 }
 
-/* Which versions have matrices, and where: a version's number may have become another's. */
+/* Hashes which transforms have matrices, and their addresses. A transform id may have been given to
+ * another transform since the graph was captured. */
 static uint64_t fingerprint_matrices(cuda_layer *l, const step_layer *layer, uint64_t state)
 {
     for (uint32_t v = 0; v < KVANT_MAX_VERSIONS && layer->versions.through; v++) {
@@ -269,7 +269,7 @@ static uint64_t fingerprint_matrices(cuda_layer *l, const step_layer *layer, uin
     return state;
 }
 
-/* Of all that a graph holds by value. */
+/* Hashes everything that a captured graph holds by value. */
 static uint64_t fingerprint(const kvant_cache *cache, const cuda_steps *steps)
 {
     const cuda_memory *memory = cache->memory;
@@ -354,7 +354,7 @@ kvant_status kvant_cuda_steps_next(kvant_cache *cache)
         "steps");
 }
 
-/* Rows of sequences first .. first + n - 1, which have one version. */
+/* Appends the rows of sequences first to first + n - 1, which have the same transform. */
 static kvant_status append_rows(const attention_call *c, const kvant_step *step, uint32_t first,
                                 uint32_t n)
 {
@@ -380,7 +380,7 @@ static kvant_status append_rows(const attention_call *c, const kvant_step *step,
         *rows = kvant_cuda_rows_of(&a);
         rows->pages =
             steps->in_place ? kvant_cuda_exact_pages(a.part) : kvant_cuda_call_pages(c, role);
-        if (kvant_cuda_turns(a.part, a.version)) { /* turned already: in a call of its own */
+        if (kvant_cuda_turns(a.part, a.version)) { /* rotated already: needs its own call */
             kvant_cuda_append_args alone = args;
             alone.transformed = 1;
             *(role == KVANT_ROLE_K ? &alone.v : &alone.k) = (kvant_cuda_rows){ 0 };

@@ -1,5 +1,6 @@
-/* cuda_versions.c - centres, scales and matrices of versions on a GPU, and what kernels are told of
- * queries. Which versions there are, and which one rows get, the tensor decides (versions.h). */
+/* cuda_versions.c - centres, scales and matrices of transforms on a GPU, and the arguments that
+ * kernels get for queries. The tensor decides which transforms exist and which one rows get
+ * (versions.h). */
 #include <string.h>
 
 #include "../base/alloc.h"
@@ -7,8 +8,8 @@
 #include "cuda_layers.h"
 #include "weights.h"
 
-/* Kinds of numbers of a version. Numbers of a kind lie together, so attention finds the centres of
- * all versions. */
+/* The kinds of coefficients of a transform. Coefficients of a kind lie together, so that attention
+ * finds the centres of all transforms. */
 enum { CENTER, SCALE, ATTENTION_SCALE, TURNED_CENTER, KINDS };
 
 static float *numbers_at(const cuda_part *part, int kind, uint32_t version)
@@ -28,7 +29,8 @@ static const float *weights_of(const cuda_part *part, bool inverse)
     return part->n_weights ? first : NULL;
 }
 
-/* W of transform= is of keys and takes the place of norm= (codec/site.c). */
+/* The W of transform=file or diagonal is for keys and replaces the scale of norm=
+ * (codec/site.c). */
 kvant_status kvant_cuda_versions_create(cuda_part *part)
 {
     const kvant_tensor *tensor = part->tensor;
@@ -54,9 +56,9 @@ kvant_status kvant_cuda_versions_create(cuda_part *part)
     return KVANT_OK;
 }
 
-/* Versions */
+/* Transforms */
 
-/* R W (c / s) of a version, behind its other numbers. */
+/* Computes R W (c / s) of a transform and stores it after the transform's other coefficients. */
 static void turn_center(const kvant_tensor *tensor, uint32_t version, float *numbers)
 {
     const size_t d = tensor->head_dim, width = kvant_tensor_width(tensor);
@@ -71,7 +73,7 @@ static void turn_center(const kvant_tensor *tensor, uint32_t version, float *num
     }
 }
 
-/* A kv head's matrices: R W and R W^-T. */
+/* Copies a kv head's matrices to the device: R W and R W^-T. */
 static kvant_status upload_head(const cuda_part *part, uint32_t version, uint32_t head)
 {
     const kvant_tensor *tensor = part->tensor;
@@ -99,7 +101,7 @@ static void free_full(cuda_part *part)
     part->made = NULL;
 }
 
-/* The codec with a W of ones. Kernels leave a rotation that W holds to W, and W to their caller. */
+/* Makes the codec with a W of ones. Kernels then leave the rotation to W, and W to their caller. */
 static kvant_status make_full(cuda_part *part)
 {
     const uint32_t d = part->tensor->head_dim;
@@ -119,7 +121,8 @@ static kvant_status make_full(cuda_part *part)
     return status;
 }
 
-/* What kernels are told of keys with a matrix is the same in all layers of a spec: the first one's codec. */
+/* Makes `full`, or shares the one of an earlier layer with the same spec, because it depends on the
+ * spec alone. */
 static kvant_status create_full(cuda_part *part)
 {
     const cuda_memory *memory = part->memory;
@@ -203,7 +206,7 @@ cuda_version kvant_cuda_version(cuda_part *part, uint32_t version)
                        .open_codec = part->open_codec,
                        .full = part->n_weights > tensor->head_dim,
                        .turns = kvant_cuda_turns(part, version) };
-    if (tensor->versions[version].weights && part->full) { /* else an error is noted */
+    if (tensor->versions[version].weights && part->full) { /* otherwise an error was recorded */
         v.weights = part->matrices[version];
         v.inverse_weights = v.weights + kvant_tensor_width(tensor) * tensor->head_dim;
         v.codec = part->full;
@@ -215,7 +218,7 @@ cuda_version kvant_cuda_version(cuda_part *part, uint32_t version)
 
 /* Queries */
 
-/* R diag(s) of a kv head. Row i is what becomes of channel i's unit vector. */
+/* Copies R diag(s) of a kv head to the device. Row i is the image of channel i's unit vector. */
 static kvant_status upload_queries(const cuda_part *part, uint32_t version, uint32_t head,
                                    float *to)
 {
@@ -236,7 +239,8 @@ static kvant_status upload_queries(const cuda_part *part, uint32_t version, uint
     return status;
 }
 
-/* A version without a matrix gets one for its queries when a call has other versions, too. */
+/* Makes a matrix for the queries of a transform without W, for calls that also have other
+ * transforms. */
 static kvant_status make_queries(cuda_part *part, uint32_t version)
 {
     kvant_tensor *tensor = part->tensor;

@@ -1,11 +1,11 @@
-/* device.h - the inside of kvant_cache (cache.c: life, rows, attention; sequence.c: blocks of sequences;
- * layers.c: blocks of all layers), and what it asks of the device that holds its pages.
+/* device.h - the inside of kvant_cache, and the functions of the device that holds its pages. The
+ * file cache.c has life, rows and attention, sequence.c the blocks of sequences, and layers.c the
+ * blocks of all layers.
  *
- * A cache is a tensor per layer and role on every device. A device makes the tensors' memory, brings
- * rows to them, and computes attention: device_cpu.c in the computer's memory, device_cuda.c on a
- * GPU. Rows, queries and outputs lie on the device. layers.c has what concerns all layers alike.
- *
- * Layer, block and slot numbers are right when a device gets them. */
+ * On every device a cache has one tensor per layer and role. A device makes the memory of the
+ * tensors, passes rows to them, and computes attention: device_cpu.c in the computer's memory,
+ * device_cuda.c on a GPU. Rows, queries and outputs lie on the device. The cache checks layer,
+ * block and slot numbers before it calls a device. */
 #pragma once
 
 #include <kvant/cache.h>
@@ -27,36 +27,36 @@ struct kvant_cache {
     uint32_t *layers;          /* params.layers, or NULL */
     kvant_scheme *scheme, *own_scheme;
     const kvant_device *device;
-    void *memory;           /* the device's */
+    void *memory;           /* belongs to the device */
     kvant_tensor **tensors; /* per layer: keys, values */
     uint32_t n_blocks;
-    uint32_t *references; /* per block: sequences that hold it; 0: free */
+    uint32_t *references; /* per block: how many sequences hold it; 0: free */
     uint32_t n_free;
-    kvant_exact_part exact; /* of its tensors; size 0: none */
-    int64_t *slots;         /* of a batch of rows */
-    uint8_t *noted;         /* per layer: whose queries the caller noted */
+    kvant_exact_part exact; /* of the tensors; size 0: there is none */
+    int64_t *slots;         /* of a batch */
+    uint8_t *noted;         /* per layer: a value of the enum below */
     kvant_sequence *sequences;
 };
 
-/* kvant_cache.noted */
+/* kvant_cache.noted: for which rows the caller passed queries. */
 enum {
     KVANT_NOTED_NONE,
-    KVANT_NOTED_NEXT,
-    KVANT_NOTED_NEWEST
-}; /* of the rows that are appended next, of those appended last */
+    KVANT_NOTED_NEXT,  /* for the rows that are appended next */
+    KVANT_NOTED_NEWEST /* for the rows that were appended last */
+};
 
-#define KVANT_CACHE_BATCH 512u /* rows that are written together */
+#define KVANT_CACHE_BATCH 512u /* at most this many rows are written together */
 
-/* The sequence, or NULL with a message. */
+/* Returns the sequence, or NULL with a message. */
 kvant_sequence *kvant_sequence_of(const kvant_cache *cache, int32_t sequence);
 
-/* Makes tokens first .. first + n - 1 of a sequence writable: blocks are added, shared ones copied.
- * On an error blocks that were added stay, which changes no token. */
+/* Makes tokens first to first + n - 1 of a sequence writable: adds blocks and copies shared ones.
+ * After an error, added blocks stay; this changes no token. */
 kvant_status kvant_sequence_reserve(kvant_cache *cache, int32_t sequence, uint32_t first,
                                     uint32_t n);
 
-/* The same for the next n tokens of a layer. Rows beyond the layer's length, of another sequence or
- * of tokens that were cut, are forgotten. */
+/* The same for the next n tokens of a layer. Forgets rows after the layer's length that belong to
+ * another sequence or to removed tokens. */
 kvant_status kvant_sequence_extend(kvant_cache *cache, int32_t sequence, uint32_t layer,
                                    uint32_t n);
 
@@ -64,28 +64,31 @@ kvant_status kvant_sequences_create(kvant_cache *cache);
 void kvant_sequences_destroy(kvant_cache *cache);
 
 struct kvant_device {
-    /* Makes memory and tensors of all layers. destroy frees cache->memory after the tensors, also
-     * what a failed create left. */
+    /* Makes the memory and the tensors of all layers. destroy frees cache->memory after the
+     * tensors. It also frees what a failed create left. */
     kvant_status (*create)(kvant_cache *cache);
     void (*destroy)(kvant_cache *cache);
 
-    /* The block, cleared in all layers, belongs to no sequence any more; NULL: nothing to do. */
+    /* Tells the device that the block was cleared in all layers and belongs to no sequence. NULL:
+     * the device has nothing to do. */
     void (*release)(kvant_cache *cache, uint32_t block);
 
     /* Writes n rows to cache->slots. */
     kvant_status (*append)(kvant_cache *cache, uint32_t layer, const float *k, const float *v,
                            uint32_t n);
 
-    /* The problem of each sequence, whose queries and outputs follow those of the sequence before it; n_tokens and
-     * block_table are the sequence's. Arrays of the problem are on the device. */
+    /* Computes attention of n_sequences sequences. The device replaces n_tokens and block_table of
+     * the problem by the ones of each sequence. Queries and outputs of a sequence follow the ones
+     * of the sequence before it. Arrays of the problem are on the device. */
     kvant_status (*attend)(kvant_cache *cache, uint32_t layer, const int32_t *sequences,
                            uint32_t n_sequences, const kvant_attention_problem *problem);
 
-    /* What cache.h says of kvant_cache_read; tokens are there. */
+    /* kvant_cache_read; the caller has checked that the tokens exist. */
     kvant_status (*read)(const kvant_cache *cache, uint32_t layer, int32_t sequence, uint32_t first,
                          uint32_t n, float *k, float *v);
 
-    /* kvant_tensor_note_queries and kvant_tensor_wants_queries of the keys; NULL: nothing is learnt from queries. */
+    /* kvant_tensor_note_queries and kvant_tensor_wants_queries for the keys. NULL: the device
+     * learns nothing from queries. */
     kvant_status (*note_queries)(kvant_cache *cache, uint32_t layer, const kvant_queries *queries);
     bool (*wants_queries)(const kvant_cache *cache, uint32_t layer, size_t n_tokens);
 
@@ -110,21 +113,21 @@ kvant_status kvant_cache_codecs(const kvant_cache *cache, uint32_t layer, kvant_
 
 /* layers.c */
 
-/* What the tensor of a layer and role is made of. */
+/* The parameters of the tensor of a layer and role. */
 kvant_status kvant_layers_params(const kvant_cache *cache, uint32_t layer, kvant_role role,
                                  kvant_tensor_params *params);
 
-/* Of all layers: an empty block becomes the index-th of a sequence; a block becomes empty; the empty
- * block `to` becomes equal to `from`. */
+/* Three operations on all layers: an empty block becomes the index-th block of a sequence; a block
+ * becomes empty; the empty block `to` becomes equal to `from`. */
 kvant_status kvant_layers_assign(kvant_cache *cache, uint32_t block, uint32_t sequence,
                                  uint32_t index);
 void kvant_layers_clear(kvant_cache *cache, uint32_t block);
 kvant_status kvant_layers_copy(kvant_cache *cache, uint32_t from, uint32_t to);
 
-/* Whether a block has these slots in every layer. */
+/* Whether a block has rows in all these slots (a bit each), in every layer. */
 bool kvant_layers_have(const kvant_cache *cache, uint32_t block, uint64_t slots);
 
-/* bytes, f16_bytes, true_bits and working_bytes. */
+/* Fills bytes, f16_bytes, true_bits and working_bytes. */
 void kvant_layers_describe(const kvant_cache *cache, kvant_cache_info *info);
 
 void kvant_layers_destroy(kvant_cache *cache);

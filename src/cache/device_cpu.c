@@ -9,14 +9,14 @@
 #include "tensor.h"
 
 typedef struct cpu_memory {
-    void **pages;              /* of each tensor, as they were allocated */
-    kvant_step_pages steps[2]; /* that the keys of all layers share, and the values */
+    void **pages;              /* per tensor: the address that calloc returned */
+    kvant_step_pages steps[2]; /* shared by the keys of all layers; by the values */
     void *step_pages[2];
     void *workspace;
     size_t workspace_bytes;
 } cpu_memory;
 
-/* Memory that the system zeroes when it is touched. */
+/* Memory that the system zeroes page by page at the first access. */
 static void *lazy_memory(size_t bytes, void **allocated)
 {
     *allocated = bytes <= SIZE_MAX - KVANT_PAGE_ALIGN ? calloc(1, bytes + KVANT_PAGE_ALIGN) : NULL;
@@ -40,8 +40,8 @@ static kvant_status create_tensor(kvant_cache *cache, uint32_t layer, kvant_role
     return kvant_tensor_create(&params, pages, kvant_cache_tensor(cache, layer, role));
 }
 
-/* For as many rows as are written together: callers append to a layer and attend to it before the
- * next layer. */
+/* Makes step pages for as many rows as are written together, because callers append to a layer and
+ * attend to it before they go on to the next layer. */
 static kvant_status create_steps(kvant_cache *cache)
 {
     cpu_memory *memory = cache->memory;

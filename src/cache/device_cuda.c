@@ -1,12 +1,13 @@
-/* device_cuda.c - a cache in the memory of a GPU: rows on their way into pages.
+/* device_cuda.c - a cache in the memory of a GPU: writes rows to pages.
  *
- * Which block a row goes to, when open blocks are sealed, which version rows get: the tensors decide
- * on the host, as on the CPU. Here is the work on pages that follows. It is ordered on the cache's
- * stream. Rows of ordinary size never leave the GPU. The host looks at rows with large numbers,
- * which may not fit their codec. With params.asynchronous nobody waits for that: kernels leave such
- * rows out, and the next call says so. Of rows that centre or scale are learnt from the host reads
- * sums, once in 64 rows; and long batches, with their queries, until it has learnt enough for a matrix
- * (transform=first). */
+ * As on the CPU, the tensors decide on the host which block a row goes to, when open blocks are
+ * sealed, and which transform rows get. This file does the work on pages, ordered on the cache's
+ * stream. Rows of ordinary size never leave the GPU. The host reads rows with large numbers,
+ * because they may not fit their codec. With params.asynchronous it does not wait for that: kernels
+ * leave such rows out, and the next call reports them.
+ *
+ * For centre and scale the host reads sums over rows, once in 64 rows. For transform=first it reads
+ * long batches and their queries, until it has learned enough for a matrix. */
 #include <string.h>
 
 #include "../base/alloc.h"
@@ -15,7 +16,7 @@
 
 /* Work on pages */
 
-/* Rows through a dense rotation; they come transformed then. */
+/* Passes rows through a dense rotation, so that append gets transformed rows. */
 static void turn_rows(const cuda_append *a, kvant_cuda_rows *rows)
 {
     cuda_memory *memory = a->part->memory;
@@ -75,7 +76,7 @@ static bool is_turned(const cuda_append *a)
     return kvant_cuda_turns(a->part, a->version);
 }
 
-/* fp16 rows of a role in scratch memory, kv head after kv head. */
+/* Scratch memory for fp16 rows of a role, kv head after kv head. */
 static kvant_cuda_pages scratch_of(const cuda_part *part)
 {
     const size_t page = part->tensor->open_page_bytes,
@@ -111,8 +112,8 @@ static kvant_cuda_rows rounded(const cuda_append *a, kvant_cuda_rows *rows)
     return from;
 }
 
-/* A cache with an exact part rounds rows without a page to fp16, too. So a row has the same codes
- * whether it was exact for a while or not. */
+/* In a cache with an exact part, rows without a page are rounded to fp16 as well. So a row has the
+ * same codes whether it was exact for a while or not. */
 static void round_rows(cuda_memory *memory, const cuda_append *k, const cuda_append *v,
                        kvant_cuda_append_args *args)
 {
@@ -128,7 +129,7 @@ static void round_rows(cuda_memory *memory, const cuda_append *k, const cuda_app
     kvant_cuda_note(memory, kvant_cuda_append(&first, memory->stream), "append");
 }
 
-/* Keys, values, or both with the same slots. */
+/* Appends keys, values, or both with the same slots. */
 static void launch(cuda_memory *memory, const cuda_append *k, const cuda_append *v)
 {
     const cuda_append *any = k ? k : v;
@@ -180,7 +181,8 @@ static cuda_part *part_of(const kvant_tensor *tensor)
     return tensor->device_context;
 }
 
-/* Rows of one kind: to open pages, or to sealed ones of one version. */
+/* Whether one launch can write the rows of two blocks: both open, or both sealed, with one
+ * transform. */
 static bool same_kind(const kvant_block *a, const kvant_block *b)
 {
     return (a->open_page >= 0) == (b->open_page >= 0) && a->version == b->version;
@@ -204,7 +206,7 @@ static cuda_append *begin(cuda_part *part, const kvant_batch *batch, const kvant
     return a;
 }
 
-/* page: the open or the exact page of the rows' block. */
+/* Adds the slots of a run to a launch. page: the open or the exact page of the run's block. */
 static void add_slots(cuda_append *a, const kvant_batch *batch, const kvant_run *run, int32_t page,
                       size_t first)
 {
@@ -223,7 +225,7 @@ static int32_t exact_page(cuda_part *part, const kvant_run *run)
     return KVANT_NO_PAGE;
 }
 
-/* One launch per kind. */
+/* Encodes a batch, with one launch per kind of block (same_kind). */
 static void encode(const kvant_tensor *tensor, const kvant_batch *batch)
 {
     cuda_part *part = part_of(tensor);
@@ -259,15 +261,15 @@ static uint32_t n_written(uint64_t written)
     return n;
 }
 
-/* Whether blocks that their tensor seals may stay exact: rows are encoded from fp16 then, one by
- * one. */
+/* Whether blocks that their tensor seals may stay exact. This needs rows that are rounded to fp16
+ * before encoding and encoded one by one. */
 static bool keeps_sealed(const kvant_tensor *tensor)
 {
     return rounds(part_of(tensor)) && kvant_tensor_codec_info(tensor)->block_tokens == 1;
 }
 
-/* Rows that waited for a first transform, or were brought to another one, become exact rows where
- * the plan has a page for them. */
+/* Keeps the rows of a block that its tensor seals as exact rows, if the plan has a page for them.
+ * These were pending for a first transform, or were expressed in another one. */
 static bool stays_exact(const kvant_tensor *tensor, int32_t page, uint32_t block)
 {
     kvant_cuda_exact_drop(part_of(tensor), block);
@@ -304,14 +306,15 @@ static void seal(const kvant_tensor *tensor, const int32_t *pages, size_t n_page
                                   .tokens = device[2],
                                   .refused = memory->refused };
     *(part->role == KVANT_ROLE_K ? &args.k : &args.v) = of;
-    args.k_feedback = part->feedback; /* keys alone have one */
+    args.k_feedback = part->feedback; /* only keys have one */
     args.centroids[part->role] = part->centroids;
     kvant_cuda_note(memory, kvant_cuda_memory_copy(device, arrays, sizeof arrays, memory->stream),
                     "seal");
     kvant_cuda_note(memory, kvant_cuda_seal(&args, memory->stream), "seal");
 }
 
-/* Blocks whose sealed pages an array of bytes touches: what happens to their exact rows. */
+/* Calls `what` for each block whose sealed pages overlap an array of bytes, so that its exact rows
+ * are brought up to date or dropped. */
 static void touch(const kvant_tensor *tensor, const void *at, size_t bytes,
                   void (*what)(cuda_part *, uint32_t))
 {
@@ -421,7 +424,7 @@ const kvant_page_device kvant_cuda_page_device = { .read = read_bytes,
 
 /* Rows */
 
-/* seen[role]: the rows on the host, where the tensor has to look at them. */
+/* Checks rows. seen[role]: the rows on the host if the tensor has to check them, otherwise NULL. */
 static kvant_status check(cuda_memory *memory, const cuda_layer *layer, const float *const rows[2],
                           uint32_t n, const float *seen[2])
 {
@@ -456,7 +459,7 @@ static bool wants_queries(const kvant_cache *cache, uint32_t layer, size_t n_tok
     return kvant_tensor_wants_queries(*kvant_cache_tensor(cache, layer, KVANT_ROLE_K), n_tokens);
 }
 
-/* On the host, where matrices are made. */
+/* Copies queries to the host, where matrices are made. */
 static kvant_status note_queries(kvant_cache *cache, uint32_t layer, const kvant_queries *queries)
 {
     kvant_tensor *keys = *kvant_cache_tensor(cache, layer, KVANT_ROLE_K);

@@ -1,4 +1,5 @@
-/* judge.c - by which version a sample of rows and queries errs least (judge.h, learn.h). */
+/* judge.c - computes with which transform a sample (rows and queries) has the smallest error
+ * (learn.h). */
 #include "center.h"
 #include "learning.h"
 
@@ -7,7 +8,8 @@
 
 #include "../base/parallel.h"
 
-/* Squared lengths of rows of ordinary text, in order, differ by this part of themselves, in the middle. */
+/* The squared lengths of a sample's rows, sorted, have a median gap. In ordinary text it is more
+ * than this part of the median length; in a text that repeats a few tokens it is less. */
 #define FEWEST_GAP 5e-4
 
 static uint32_t sampled_queries(const kvant_learning *l, uint32_t head)
@@ -15,7 +17,7 @@ static uint32_t sampled_queries(const kvant_learning *l, uint32_t head)
     return l->n_queries[head] < SAMPLE_QUERIES ? l->n_queries[head] : SAMPLE_QUERIES;
 }
 
-/* Partial sums, because one alone waits for each of its additions. */
+/* Eight partial sums: with a single sum every addition would wait for the one before it. */
 static double squares(const float *x, uint32_t n)
 {
     double sum[8] = { 0 };
@@ -39,7 +41,7 @@ static int32_t spread_to(const int32_t octave[2], uint32_t n, uint32_t i)
     return octave[0] + (int32_t)i * step + step / 2;
 }
 
-#define SPREAD_TOGETHER 16u /* vectors: their steps are often alike */
+#define SPREAD_TOGETHER 16u /* vectors: neighbours often move by the same number of positions */
 
 static void spread_vector(const spread_job *job, kvant_turning *turning, uint32_t part,
                           uint32_t head, uint32_t i, bool is_row)
@@ -59,7 +61,8 @@ static void spread_vector(const spread_job *job, kvant_turning *turning, uint32_
     kvant_part_scatter(d, l->part, part, x, at);
 }
 
-/* Turns some rows, or queries, from their positions to others, which are spread evenly over an octave. Heads turn alike. */
+/* Rotates some rows, or queries, from their positions to positions that are spread evenly over a
+ * bucket. All heads are rotated alike. */
 static void spread_unit(void *context, size_t unit, uint32_t worker)
 {
     const spread_job *job = context;
@@ -77,9 +80,9 @@ static void spread_unit(void *context, size_t unit, uint32_t worker)
     }
 }
 
-/* Centres of sampled rows' blocks, as if blocks began at multiples of 64. */
+/* The centres of the sampled rows' blocks, as if blocks began at multiples of 64. */
 typedef struct row_centers {
-    const kvant_centers *of; /* NULL: rows share the version's */
+    const kvant_centers *of; /* NULL: all rows have the transform's centre */
     const float *start;
     kvant_turning turning;
     float center[KVANT_MAX_HEAD_DIM];
@@ -95,7 +98,8 @@ static void begin_centers(row_centers *centers, const kvant_tensor *tensor, uint
     kvant_turning_over(&centers->turning, centers->of->pairs, centers->of->n);
 }
 
-/* The centre of a row at a position, below 0: not known; otherwise the one given. */
+/* The centre of a row at a position. `otherwise` if the position is not known (below 0) or blocks
+ * have no centres of their own. */
 static const float *center_at(row_centers *centers, uint32_t d, int32_t position,
                               const float *otherwise)
 {
@@ -107,7 +111,7 @@ static const float *center_at(row_centers *centers, uint32_t d, int32_t position
     return centers->center;
 }
 
-/* A key, or a query, in the version's terms, without W. */
+/* Applies the centre and scale of a transform to a key, or to a query, but not W. */
 static void take_vector(const kvant_transform *transform, const kvant_affine *affine, bool is_query,
                         const float *x, float *z)
 {
@@ -118,8 +122,8 @@ static void take_vector(const kvant_transform *transform, const kvant_affine *af
         memcpy(z, x, d * sizeof *z);
 }
 
-/* Of a head's rows, or queries, that are sampled: the sum of their squared lengths in the version's terms. The rotation does not change
- * them. */
+/* The sum of the squared lengths of a head's sampled rows, or queries, with a transform. The
+ * rotation R is left out, because it changes no length. */
 static double length_of(const kvant_tensor *tensor, uint32_t version, uint32_t head, bool queries)
 {
     const kvant_learning *l = tensor->learning;
@@ -196,7 +200,8 @@ void kvant_learning_spread(kvant_tensor *tensor, uint32_t n_threads)
         mark_spread(l->asked + head * SAMPLE_QUERIES, sampled_queries(l, head), job.octave);
 }
 
-/* The candidate's; where keys turn, that of the sample, which was spread. Zeros where there is none. */
+/* The candidate's centre; if RoPE is known, the mean of the sample, whose positions were spread.
+ * Zeros if the tensor learns no centre. */
 static void find_centre(const kvant_tensor *tensor, size_t at, double *centre)
 {
     const kvant_learning *l = tensor->learning;
@@ -207,7 +212,7 @@ static void find_centre(const kvant_tensor *tensor, size_t at, double *centre)
                          (double)l->n_rows;
 }
 
-/* The least cost that factors of channels can have, about the centre. */
+/* The least error that any factors per channel can give, about the centre. */
 static double least_cost(const kvant_tensor *tensor, uint32_t head)
 {
     const kvant_learning *l = tensor->learning;
@@ -244,7 +249,8 @@ static bool is_there(const kvant_tensor *tensor, uint32_t version)
     return tensor->versions[version].alive && tensor->versions[version].learnt;
 }
 
-/* Of a version and a head; then the least of each head. */
+/* A work item is a transform and a head. The last n_kv_heads items find the least error of each
+ * head. */
 static void excess_unit(void *context, size_t unit, uint32_t worker)
 {
     const kvant_tensor *tensor = context;
@@ -279,7 +285,7 @@ static int compare(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* A token's key turns with its position, and keeps its length. */
+/* RoPE rotates a token's key but keeps its length, so equal lengths show repeated tokens. */
 bool kvant_learning_is_monotonous(const kvant_tensor *tensor)
 {
     const kvant_learning *l = tensor->learning;

@@ -1,5 +1,5 @@
-/* layers.c - what happens to a block in all layers of a cache: a tensor per layer and role, keys
- * before values. Knows no device. */
+/* layers.c - operations on a block in all layers of a cache, which has one tensor per layer and
+ * role, keys before values. Knows no device. */
 #include "../base/alloc.h"
 #include "../base/attributes.h"
 #include "device.h"

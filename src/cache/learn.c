@@ -1,4 +1,4 @@
-/* learn.c - see learn.h; when a version with matrices is made, and from which sums. */
+/* learn.c - see learn.h. Decides when a transform with W is made, and from which second moments. */
 #include "learning.h"
 
 #include <kvant/tensor_hooks.h>
@@ -6,16 +6,18 @@
 #include "../base/alloc.h"
 #include "../base/attributes.h"
 
-/* A first matrix comes from whatever there is; others from four times as many rows, at least SECOND_ROWS. On SmolLM2,
- * twice the rows lower the error by less than 5 %, and a matrix costs a millisecond per kv head. The last matrix
- * comes from MOST_ROWS, leaves one version unused, or was not worth it. */
+/* The first matrix is made from the rows that there are. Each later one needs four times as many
+ * rows, but at least SECOND_ROWS. On SmolLM2 twice the rows lower the error by less than 5 %, and a
+ * matrix takes a millisecond per kv head. The last matrix is made from MOST_ROWS, or it was not
+ * worth it, or it leaves one transform unused. */
 #define SECOND_ROWS 256u
-#define MOST_ROWS 960u /* as many count of 2048 tokens, without sinks */
+#define MOST_ROWS 960u /* of 2048 tokens without sinks, this many rows are accumulated */
 
-/* A matrix is worth a version when it lowers the squared error of the rows at hand by so much. */
+/* A matrix gets a transform if it multiplies the squared error of the rows at hand by at most this
+ * factor. */
 #define WORTH_IT 0.95
 
-/* Of the candidate beside another version, as a mean over heads. */
+/* The error of the candidate divided by the error of another transform, as a mean over heads. */
 static double cost_beside(const kvant_tensor *tensor, uint32_t version, uint32_t n_threads)
 {
     double sum = 0, *costs = tensor->learning->costs, *others = costs + tensor->n_kv_heads;
@@ -43,7 +45,8 @@ static uint32_t count_ranges(const kvant_learning *l, bool made)
     return n;
 }
 
-/* Of the next version: octaves that have none are shared among as many as there can be, one left for rows of another kind. */
+/* The run of position buckets for the next transform. Buckets without a transform are shared among
+ * as many transforms as can still be made, except one, which is kept for rows of another kind. */
 static kvant_range choose_range(const kvant_learning *l, uint32_t n_unused)
 {
     const int32_t place = kvant_sample_place(l);
@@ -69,32 +72,34 @@ static void mark_range(kvant_learning *l, kvant_range range)
         l->ranges[i] = range;
 }
 
-/* No version of it is better than others. */
+/* Marks a bucket for which no new transform was better, so that it is not tried
+ * again. */
 static void mark_octave(kvant_learning *l, uint8_t octave)
 {
     if (l->turn)
         l->ranges[octave] = (kvant_range){ octave, (uint8_t)(octave + 1) };
 }
 
-/* Whether a version of the sums was tried for a position, or cannot be. */
+/* Whether a transform from these second moments was tried for a position, or none can be tried. */
 static bool was_tried(const kvant_learning *l, int32_t position)
 {
     return !l->turn || position < 0 || l->ranges[kvant_turn_octave(l->turn, position)].end;
 }
 
-/* The candidate has matrices before rows are added. */
+/* Whether the candidate has matrices already, before rows are added. */
 static bool is_turned(const kvant_tensor *tensor, const kvant_choice *choice)
 {
     return choice->version == KVANT_CANDIDATE && tensor->versions[KVANT_CANDIDATE].weights;
 }
 
-/* Enough keys and queries for matrices. */
+/* Whether there are enough keys and queries for matrices. */
 static bool suffices(const kvant_learning *l)
 {
     return kvant_sums_fewest(l, false) >= FEWEST_ROWS && kvant_sums_fewest(l, true) >= FEWEST_ROWS;
 }
 
-/* Where rows fit a version of the sums, they are added before a version is made. */
+/* If rows fit a transform from the same second moments, they are added before a new transform is
+ * made. */
 bool kvant_learning_turns(const kvant_tensor *tensor, const kvant_choice *choice, bool fits,
                           uint32_t n_unused)
 {
@@ -117,7 +122,7 @@ bool kvant_learning_looks(const kvant_tensor *tensor, const kvant_new_rows *rows
             !was_tried(tensor->learning, kvant_row_position(tensor, rows, rows->n / 2)));
 }
 
-/* Without a sample the sums are believed, if the choice comes from them, too. */
+/* Without a sample, the second moments decide, if the choice was made from them, too. */
 static bool is_better(const kvant_tensor *tensor, const kvant_choice *choice, double least,
                       double most, uint32_t n_threads)
 {
@@ -141,14 +146,15 @@ kvant_status kvant_learning_turn(kvant_tensor *tensor, const kvant_choice *choic
     return status == KVANT_ERR_MEMORY ? status : KVANT_OK;
 }
 
-/* Whether a version is due when n rows more are in the sums. */
+/* Whether a matrix is due when n more rows are accumulated. */
 static bool is_due(const kvant_learning *l, size_t n)
 {
     return !was_tried(l, kvant_sample_place(l)) || kvant_sums_fewest(l, false) + n >= l->due;
 }
 
-/* One unused version is left for rows of another kind, unless the one in use has no matrices, and one for each octave without a
- * version. Rows that give no matrix go on without. */
+/* Makes a matrix if one is due. One unused transform is kept for rows of another kind, unless the
+ * choice has no matrices yet; one more is kept for each position bucket without a transform. If the
+ * second moments give no matrix, the rows are stored without one. */
 static kvant_status improve(kvant_tensor *tensor, kvant_choice *choice, uint32_t n_unused,
                             uint32_t n_threads)
 {
@@ -176,7 +182,8 @@ static kvant_status improve(kvant_tensor *tensor, kvant_choice *choice, uint32_t
     return status == KVANT_ERR_MEMORY ? status : KVANT_OK;
 }
 
-/* Sums are about rows of one version; where keys turn, of versions for several positions. */
+/* Whether the second moments belong to rows of another kind than the choice. They are about the
+ * rows of one transform; if RoPE is known, about the rows of all transforms of the same lineage. */
 static bool is_other_kind(const kvant_tensor *tensor, const kvant_choice *choice)
 {
     const kvant_learning *l = tensor->learning;
@@ -196,7 +203,7 @@ static bool is_learnt_from(const kvant_learning *l)
     return !l->done || !was_tried(l, kvant_sample_place(l));
 }
 
-/* A choice that has matrices already was turned to from the sums there are. */
+/* If the choice has matrices already, they were made from the existing second moments. */
 static kvant_status add_rows(kvant_tensor *tensor, kvant_choice *choice, const kvant_new_rows *rows,
                              uint32_t n_unused, uint32_t n_threads)
 {
@@ -221,9 +228,9 @@ static kvant_status add_rows(kvant_tensor *tensor, kvant_choice *choice, const k
     return status;
 }
 
-/* Whether nobody will ask the sums for another matrix, unless rows of another kind come, which
- * begin with none. Ranges of a caller (kvant_tensor_make_range_codecs) may be asked for at any
- * time. */
+/* Whether no further matrix will be made from the second moments. Rows of another kind would begin
+ * new ones. A caller may ask for matrices of a range of positions at any time
+ * (kvant_tensor_make_range_codecs). */
 static bool has_ended(const kvant_tensor *tensor)
 {
     const kvant_learning *l = tensor->learning;
@@ -265,7 +272,7 @@ void kvant_learning_publish(kvant_tensor *tensor, uint32_t version)
     tensor->versions[version].kin = tensor->learning->kin;
 }
 
-/* Ranges of a caller */
+/* Matrices for a caller's range of positions */
 
 static kvant_status make_codecs(const kvant_tensor *tensor, const kvant_codec *const *likes,
                                 kvant_codec **codecs)
@@ -276,7 +283,7 @@ static kvant_status make_codecs(const kvant_tensor *tensor, const kvant_codec *c
     return KVANT_OK;
 }
 
-/* As if there were all positions. */
+/* Solves for a range of positions as if every position existed. */
 static kvant_status solve_range(kvant_tensor *tensor, int32_t first, int32_t last, uint32_t stretch,
                                 uint32_t n_threads)
 {
@@ -316,7 +323,7 @@ kvant_status kvant_tensor_make_range_codecs(kvant_tensor *tensor, int32_t first,
         KVANT_RETURN_IF(!kvant_version_takes(tensor, likes[head]), KVANT_ERR_ARGUMENT);
     KVANT_RETURN_IF(!knows_positions(tensor), KVANT_ERR_UNSUPPORTED);
     kvant_tensor_version *candidate =
-        &tensor->versions[KVANT_CANDIDATE]; /* nobody's between two judgements */
+        &tensor->versions[KVANT_CANDIDATE]; /* unused between two judgements */
     candidate->learnt = true;               /* it has a centre */
     kvant_status status = solve_range(tensor, first, last, stretch, n_threads);
     if (status == KVANT_OK)

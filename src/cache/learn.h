@@ -1,72 +1,81 @@
-/* learn.h - transform=first: matrices (weights.h) from the keys and the queries of the first rows
- * (learning.md has the arithmetic). Belongs to the choice of versions (versions.h): a version
- * with matrices is judged, replaced and remembered by blocks as every version is. */
+/* learn.h - transform=first: matrices W (weights.h) that a cache learns from the keys and queries
+ * of its first rows. learning.md has the arithmetic. These functions serve the choice of transforms
+ * (versions.h): a transform with W is selected, replaced and remembered by blocks like every other
+ * transform. */
 #pragma once
 
 #include "versions.h"
 #include "weights.h"
 
-/* KVANT_OK, without memory, for a tensor that learns no matrices. */
+/* Creates the learning state. KVANT_OK without any memory for a tensor that learns no matrices.
+ * KVANT_ERR_MEMORY. */
 kvant_status kvant_learning_create(kvant_tensor *tensor);
 void kvant_learning_destroy(kvant_tensor *tensor);
 
-/* There is room for rows and queries that wait for a judgement.
+/* Allocates memory for pending rows and queries, which wait until a transform is selected for them.
  * KVANT_ERR_MEMORY. */
 kvant_status kvant_learning_open(const kvant_tensor *tensor);
 
-/* Bytes that learning takes now, beside the matrices that it made; and the most that it keeps
+/* Bytes that learning takes now, without the matrices that it made; and the most that it keeps
  * between two calls. */
 size_t kvant_learning_bytes(const kvant_tensor *tensor);
 size_t kvant_learning_most(const kvant_tensor *tensor);
 
-/* Gives back memory that nothing waits in and no matrix is made from. Not while a write can fail
- * any more: until then what was learned may be taken back. */
+/* Frees memory that holds no pending rows or queries and from which no matrix will be made. Call it
+ * only when the write can no longer fail: a write that fails restores the former state. */
 void kvant_learning_rest(const kvant_tensor *tensor);
 
-/* Forgets everything but the versions. */
+/* Forgets everything except the transforms. */
 void kvant_learning_reset(kvant_tensor *tensor);
 
-/* Whether rows of a device are worth a look. */
+/* Whether the rows of a write on a device should be copied to the host, so that learning sees
+ * them. */
 bool kvant_learning_looks(const kvant_tensor *tensor, const kvant_new_rows *rows);
 
-/* Rows, where the host has them, of a batch that is judged by itself, or of one that is judged together with others: the
- * first of a batch replace what was sampled before. */
+/* Adds rows to the sample by which transforms are judged. The rows are a long batch or a part of
+ * several short ones; they are none when they lie on a device only. With `first` the new rows
+ * replace the former sample. kvant_learning_unsample removes the rows that were added last. */
 void kvant_learning_sample(kvant_tensor *tensor, const kvant_new_rows *rows, bool first);
 void kvant_learning_unsample(kvant_tensor *tensor);
 
-/* Whether keys turn with their positions, as far as is known. */
+/* Whether RoPE of the keys is known (kvant_tensor_set_rope). */
 bool kvant_learning_follows(const kvant_tensor *tensor);
 
-/* RoPE goes on turning keys. Whether the sums make a version for positions that rows have come to, and none has been tried for yet;
- * */
+/* Whether to try a transform for the position bucket that the rows have reached, made from the
+ * existing second moments. It returns true when two conditions hold. No transform was tried for the
+ * bucket yet. The rows do not fit the choice, or the choice comes from different second moments.
+ * fits: the rows fit the choice. n_unused: transforms that may still be made. */
 bool kvant_learning_turns(const kvant_tensor *tensor, const kvant_choice *choice, bool fits,
                           uint32_t n_unused);
 
-/* The candidate becomes that version, and *turned true, where it is better for the sample than the choice, whose excess is `least`,
- * and exceeds the best factors less than `most` times. KVANT_ERR_MEMORY. */
+/* Makes the candidate that transform. *turned becomes true when the candidate is better for the
+ * sample than the choice. That is so if its error is lower than the choice's, whose relative error
+ * is `least`, and its own relative error is at most `most`. KVANT_ERR_MEMORY. */
 kvant_status kvant_learning_turn(kvant_tensor *tensor, const kvant_choice *choice, double least,
                                  double most, uint32_t n_unused, uint32_t n_threads, bool *turned);
 
-/* Before a judgement: sampled rows and queries turn to positions all over the octave (turn.h) that the rows are in. So they are judged
- * by what they are, not by where they happen to be. */
+/* Prepares the sample for a judgement: rotates the sampled rows and queries to positions that are
+ * spread over their position bucket. So their content decides, and not the positions at which they
+ * happen to be. */
 void kvant_learning_spread(kvant_tensor *tensor, uint32_t n_threads);
 
-/* After a write of n rows, or one that failed: n = 0. */
+/* Ends a write of n rows. n = 0: the write failed. */
 void kvant_learning_written(kvant_tensor *tensor, const int64_t *slots, size_t n);
 
-/* As find_excess of versions.c, by sampled rows and queries. False when there are too few of
- * them. */
+/* Computes relative errors like find_excess of versions.c, but from the sampled rows and queries.
+ * Returns false when there are too few of them. */
 bool kvant_learning_excess(kvant_tensor *tensor, uint32_t n_threads,
                            double excess[KVANT_MAX_VERSIONS]);
 
-/* Whether the sample is of few tokens again and again. Each batch of such rows would take a version of its own; the last one is for
- * others. */
+/* Whether the sample repeats a few tokens again and again. Each batch of such rows would get a new
+ * transform, so the last unused transform is kept for other rows. */
 bool kvant_learning_is_monotonous(const kvant_tensor *tensor);
 
-/* The rows become part of what is learnt from. Where that is due, the candidate gets matrices, and
- * the choice if they are better. all: the batch's rows; NULL: those sampled. KVANT_ERR_MEMORY. */
+/* Adds the rows to the second moments. When a matrix is due, the candidate gets one, and if it is
+ * better it becomes the choice. all: the rows of the batch; NULL: the sampled rows.
+ * KVANT_ERR_MEMORY. */
 kvant_status kvant_learning_add(kvant_tensor *tensor, kvant_choice *choice,
                                 const kvant_new_rows *all, uint32_t n_unused, uint32_t n_threads);
 
-/* What is learnt belongs to the version from now on. */
+/* Makes the second moments belong to this transform from now on. */
 void kvant_learning_publish(kvant_tensor *tensor, uint32_t version);

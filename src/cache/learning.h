@@ -1,64 +1,71 @@
-/* learning.h - the inside of learning (learn.h): sums over keys and queries (sums.c, queries.c), matrices
- * from them (solve.c), the sample of rows and queries by which versions are judged (judge.c), and when a
- * version is made (learn.c).
+/* learning.h - the inside of learning (learn.h). sums.c and queries.c accumulate second moments of
+ * keys and queries. solve.c makes matrices from them. judge.c judges transforms by a sample, and
+ * learn.c decides when a transform is made.
  *
- * A unit is a part of a kv head (weights.h). Sums belong to the versions that were made from them: rows of
- * another kind begin new ones. Where keys turn with their positions (turn.h), sums are about position 0. */
+ * A sub-head (`unit`) is a part of a kv head (weights.h). Second moments belong to the transforms
+ * that were made from them; rows of another kind begin new second moments. If RoPE is known
+ * (kvant_rope), keys and queries are rotated back to position 0 before they are added. */
 #pragma once
 
 #include "learn.h"
 #include "turn.h"
 
-#define SAMPLE_ROWS 64u    /* of a batch, by which versions are judged */
-#define SAMPLE_QUERIES 32u /* per kv head, likewise: those noted last */
-#define FEWEST_ROWS 16u    /* that are worth an estimate */
-#define MOST_ALONE 8u      /* tokens that came alone, whose queries are summed together */
+/* Transforms are judged by at most this many rows of a batch and this many queries per kv head, the
+ * newest ones. */
+#define SAMPLE_ROWS 64u
+#define SAMPLE_QUERIES 32u
+#define FEWEST_ROWS 16u /* with fewer rows or queries there is no estimate */
+#define MOST_ALONE 8u   /* pending single tokens whose queries are accumulated together */
 
 typedef struct unit_sums {
     uint32_t n_keys, n_queries, n_noted;
-    float *key;  /* sum of keys less the origin */
-    float *keys; /* sums of outer products (add_outers), as the next two */
-    float *queries;
-    float *noted; /* queries since the last judgement */
+    float *key;     /* sum of keys minus the origin */
+    float *keys;    /* sums of outer products of the same vectors (add_outers) */
+    float *queries; /* sums of outer products of queries */
+    float *noted;   /* sums of outer products of the queries since the last judgement */
 } unit_sums;
 
 typedef struct kvant_learning {
-    uint32_t part, n_units;         /* channels of a unit; units of all kv heads */
-    uint32_t n_rows, n_rows_before; /* in the sample, now and before the last write */
-    uint32_t *n_queries;            /* ever put into the sample, per kv head */
-    uint32_t stamp;                 /* of the version that the sums belong to */
-    uint32_t due;                   /* keys that the next matrix waits for */
-    uint32_t n_alone;               /* tokens that came alone */
-    uint32_t n_waiting;             /* of these, tokens whose queries are still to be summed */
-    uint32_t waiting_heads;         /* query heads of a token that there is room for */
-    float *waiting; /* MOST_ALONE x waiting_heads x head_dim, or NULL: none came yet */
-    int32_t waiting_at[MOST_ALONE]; /* their positions */
-    bool done;                      /* enough was seen */
-    float *rows;                    /* SAMPLE_ROWS x width, then noted queries; NULL unless open */
-    float *queries;                 /* SAMPLE_QUERIES x head_dim per kv head */
-    float *sums;   /* other arrays of units, origin; NULL before learning and after it */
-    float *origin; /* width */
-    double *costs; /* per kv head: of versions, then the least */
+    uint32_t part, n_units;         /* channels of a sub-head; sub-heads of all kv heads */
+    uint32_t n_rows, n_rows_before; /* rows in the sample: now, and before the last write */
+    uint32_t *n_queries;            /* per kv head: queries that were ever put into the sample */
+    uint32_t stamp;                 /* generation of the transform that the moments belong to */
+    uint32_t due;                   /* how many keys the next matrix needs */
+    uint32_t n_alone;               /* single tokens that were written */
+    uint32_t n_waiting;             /* tokens in `waiting` */
+    uint32_t waiting_heads;         /* query heads per token in `waiting` */
+    /* Pending queries of single tokens: MOST_ALONE x waiting_heads x head_dim. NULL: none came
+     * yet. */
+    float *waiting;
+    int32_t waiting_at[MOST_ALONE]; /* the positions of these tokens */
+    bool done;                      /* enough rows were seen */
+    float *rows;    /* SAMPLE_ROWS x width, then `noted` of all sub-heads; NULL unless open */
+    float *queries; /* the sample: SAMPLE_QUERIES x head_dim per kv head */
+    float *sums;    /* other arrays of sub-heads, then origin; NULL before and after learning */
+    float *origin;  /* width: a centre of the first keys, subtracted from all keys */
+    double *costs;  /* by transform and kv head: the error; then the least error of each kv head */
     unit_sums *units;
-    kvant_turn *turn; /* or NULL, as what follows */
-    kvant_range ranges
-        [KVANT_MOST_OCTAVES]; /* of the version from these sums for each octave, if there is one */
-    uint32_t kin;             /* versions from these sums have the same */
-    int32_t places[SAMPLE_ROWS]; /* positions of rows of the sample */
-    int32_t *asked;              /* those of its queries */
+    kvant_turn *turn; /* RoPE of the keys; NULL: not known, and the members below are not used */
+    /* By position bucket: the run of buckets whose transform was made from these moments. */
+    kvant_range ranges[KVANT_MOST_OCTAVES];
+    uint32_t kin; /* lineage: all transforms that were made from these moments have this number */
+    int32_t places[SAMPLE_ROWS]; /* positions of the sampled rows */
+    int32_t *asked;              /* positions of the sampled queries */
     const int32_t *positions;    /* of the rows that are being written, or NULL */
     size_t n_positions;
-    int32_t next; /* position behind the row written last */
-    bool spent;   /* a judgement took what waited, so its memory can go */
+    int32_t next; /* the position after the row that was written last */
+    bool spent;   /* a judgement has used the pending rows, so their memory can be freed */
 } kvant_learning;
 
-/* Values have no queries: a tensor of them learns from its rows alone. */
+/* Whether the tensor holds values. They have no queries, so the tensor learns from its rows
+ * alone. */
 static inline bool kvant_learns_values(const kvant_tensor *tensor)
 {
     return kvant_tensor_codec_info(tensor)->role == KVANT_ROLE_V;
 }
 
-/* Values that name no centre have none: it would cost them a page of fp16 for the first tokens. */
+/* Whether the tensor learns a centre. Values learn none unless their spec names one, because a
+ * centre costs them a page of fp16 for the first tokens. */
 static inline bool kvant_learns_center(const kvant_tensor *tensor)
 {
     return kvant_tensor_codec_info(tensor)->center != KVANT_CENTER_NONE;
@@ -74,7 +81,8 @@ static inline uint32_t kvant_unit_head(const kvant_tensor *tensor, size_t unit)
     return (uint32_t)(unit / (tensor->head_dim / tensor->learning->part));
 }
 
-/* A unit's channels of a row of all kv heads, or of one head. */
+/* Copies the channels of a sub-head from a row: whole: a row of all kv heads; otherwise of one kv
+ * head. */
 static inline void kvant_unit_gather(const kvant_tensor *tensor, size_t unit, const float *row,
                                      bool whole, float *out)
 {
@@ -83,7 +91,7 @@ static inline void kvant_unit_gather(const kvant_tensor *tensor, size_t unit, co
                       row + at, out);
 }
 
-/* Puts a unit's channels into a row of all kv heads. */
+/* Puts a sub-head's channels into a row of all kv heads. */
 static inline void kvant_unit_scatter(const kvant_tensor *tensor, size_t unit, const float *x,
                                       float *row)
 {
@@ -92,20 +100,21 @@ static inline void kvant_unit_scatter(const kvant_tensor *tensor, size_t unit, c
                        row + at);
 }
 
-/* Rows that are sampled. */
+/* The sampled rows. */
 static inline kvant_new_rows kvant_sample_of(const kvant_tensor *tensor)
 {
     return (kvant_new_rows){ tensor->learning->rows, kvant_tensor_width(tensor),
                              tensor->learning->n_rows, NULL };
 }
 
-/* Where the sampled rows are, or those that are written. */
+/* The position of the middle of the sampled rows; without a sample, the position of the next
+ * row. */
 static inline int32_t kvant_sample_place(const kvant_learning *l)
 {
     return l->n_rows ? l->places[l->n_rows / 2] : l->next;
 }
 
-/* Vectors on their way into sums of outer products. */
+/* Collects vectors and adds their outer products to `sums`, several vectors at once. */
 typedef struct kvant_outers {
     const kvant_kernels *kernels;
     float *sums;
@@ -116,47 +125,54 @@ typedef struct kvant_outers {
 void kvant_outers_begin(kvant_outers *outers, const kvant_learning *l, float *sums);
 void kvant_outers_end(kvant_outers *outers);
 
-/* A place for the next vector, which counts when n does. */
+/* Returns room for the next vector. The vector counts when the caller increments n. */
 float *kvant_outers_next(kvant_outers *outers);
 
 /* sums.c */
 
-/* The origin is there, and so are the units' sums, as they were or of no rows. KVANT_ERR_MEMORY. */
+/* Allocates the origin and the second moments, if they are not there. They begin as zeros.
+ * KVANT_ERR_MEMORY. */
 kvant_status kvant_sums_open(const kvant_tensor *tensor);
 
-/* A row's position in its sequence; below 0: not known. */
+/* The position of row i in its sequence. Below 0: not known. */
 int32_t kvant_row_position(const kvant_tensor *tensor, const kvant_new_rows *rows, size_t i);
 
-/* Sums of no rows, about the sampled ones. Where no queries were noted since, those of other rows must do. */
+/* Begins new second moments, whose origin comes from the sampled rows. The moments of queries are
+ * kept when no queries have arrived since the last judgement. */
 void kvant_sums_begin(const kvant_tensor *tensor);
 
-/* Rows, and the queries noted, join the sums. rows: a batch, or the sample. */
+/* Adds rows, and the queries since the last judgement, to the second moments. rows: a batch, or the
+ * sample. */
 void kvant_sums_add(const kvant_tensor *tensor, const kvant_new_rows *rows, uint32_t n_threads);
 
-/* What the fewest keys, or queries, of a unit are enough for. */
+/* The smallest number of keys, or of queries, that any sub-head's moments have. */
 uint32_t kvant_sums_fewest(const kvant_learning *l, bool queries);
 
-/* All that learning changes, for a write that fails and is tried again; NULL: no memory. */
+/* A copy of everything that learning changes, so that a write that fails can be tried again. NULL:
+ * memory is short. */
 typedef struct kvant_kept kvant_kept;
 kvant_kept *kvant_sums_keep(const kvant_tensor *tensor);
 void kvant_sums_restore(const kvant_tensor *tensor, const kvant_kept *kept);
 void kvant_sums_drop(kvant_kept *kept); /* NULL: nothing happens */
 
-/* Forgets rows and queries that wait for a judgement; gives their memory back, too; gives back the
- * sums, which learning needs no more. */
+/* kvant_learning_forget forgets pending rows and queries. kvant_learning_close also frees their
+ * memory. kvant_sums_close frees the second moments when learning needs them no more. */
 void kvant_learning_forget(kvant_learning *l);
 void kvant_learning_close(kvant_learning *l);
 void kvant_sums_close(kvant_learning *l);
 
-/* queries.c: sums those that wait; a sample, and sums, of queries that all directions are alike
- * for. */
+/* queries.c. kvant_queries_settle adds the pending queries of single tokens to the second moments.
+ * For values, kvant_queries_assume makes a sample of queries for which all directions are alike,
+ * and kvant_queries_assume_sums makes their second moments. */
 void kvant_queries_settle(const kvant_tensor *tensor, uint32_t n_threads);
 void kvant_queries_assume(const kvant_tensor *tensor);
 void kvant_queries_assume_sums(const kvant_learning *l);
 
-/* solve.c: the candidate gets matrices from the sums, for a range of positions, and their centre. As it was on an error. stretch:
- * 0, or positions of an octave of the range whose keys will be about a centre of their own: kvant_solve_center has it, for the
- * tensor's channels. The candidate has those of blocks itself (center.h), where the tensor wants them. */
+/* solve.c: kvant_solve makes matrices from the second moments, for a run of position buckets, and
+ * gives them and their centre to the candidate. On an error the candidate is unchanged. If stretch
+ * is not 0, every `stretch` positions of a bucket have their own centre instead of the candidate's.
+ * The function kvant_solve_center returns such a centre, for keys at positions first to last.
+ * Centres of blocks (center.h) are made here, too, if the tensor wants them. */
 kvant_status kvant_solve(kvant_tensor *tensor, kvant_range range, uint32_t stretch,
                          uint32_t n_threads);
 kvant_status kvant_solve_center(const kvant_tensor *tensor, int32_t first, int32_t last,
@@ -164,10 +180,11 @@ kvant_status kvant_solve_center(const kvant_tensor *tensor, int32_t first, int32
 
 /* judge.c */
 
-/* Squared errors of sampled scores, up to a factor: the squared length of the keys in the version's
- * terms times that of the queries. One per kv head. */
+/* costs[h] = the squared error of sampled scores of kv head h with this transform, up to a factor.
+ * It is the squared length of the transformed keys times the squared length of the transformed
+ * queries. */
 void kvant_sample_costs(const kvant_tensor *tensor, uint32_t version, uint32_t n_threads,
                         double *costs);
 
-/* Whether there are enough rows and queries to judge by. */
+/* Whether the sample has enough rows and queries for a judgement. */
 bool kvant_sample_suffices(const kvant_tensor *tensor);

@@ -15,8 +15,8 @@
 
 #define ALL_SLOTS UINT64_MAX
 
-/* A block's pages where the CPU can work on them: in the tensor's memory, or as copies of a
- * device's. */
+/* A block's pages where the CPU can work on them: in the tensor's memory, or copies of a device's
+ * pages. */
 typedef struct block_pages {
     uint8_t *open, *sealed; /* of the first kv head */
 } block_pages;
@@ -38,7 +38,7 @@ static block_pages borrow(const kvant_tensor *tensor, uint32_t block)
     return copy;
 }
 
-/* One of the two was changed. */
+/* Writes the open or the sealed pages back to the device, whichever changed. */
 static void give_back(const kvant_tensor *tensor, uint32_t block, const block_pages *borrowed,
                       bool sealed)
 {
@@ -51,27 +51,27 @@ static void give_back(const kvant_tensor *tensor, uint32_t block, const block_pa
         kvant_pages_copy(tensor, at.open, borrowed->open, kvant_open_block_bytes(tensor));
 }
 
-/* Sealing: units are (open page, kv head), since pages are independent. */
+/* Sealing. Pages are independent, so a work item is an open page and a kv head. */
 
-#define MOST_PAGES 64u       /* sealed together */
-#define ROWS_FOR_THREADS 16u /* below, waking a thread costs more than encoding */
+#define MOST_PAGES 64u       /* pages sealed together */
+#define ROWS_FOR_THREADS 16u /* with fewer rows, waking a thread costs more than encoding */
 
 typedef struct sealing {
     int32_t page;
-    bool closes;    /* the block has no open page after it */
-    uint64_t slots; /* that are encoded, as far as their sealed bytes are not up to date */
+    bool closes;    /* the block gives its open page back */
+    uint64_t slots; /* to be encoded, except slots whose sealed bytes are up to date */
 } sealing;
 
 typedef struct seal_job {
     kvant_tensor *tensor;
     const kvant_kernels *kernels;
-    const block_pages *borrowed; /* of the only page, or NULL */
+    const block_pages *borrowed; /* copies of a device's only page, or NULL */
     size_t n;
     sealing list[MOST_PAGES];
 } seal_job;
 
-/* Rows of block_tokens slots from an open page; slots that were never written take the numbers of
- * one that was, so that they widen no range. */
+/* Reads rows of block_tokens slots from an open page. A slot that was never written gets a copy of
+ * a written row, so that it widens no range. */
 static void gather(const seal_job *job, const kvant_codec *codec, const void *page,
                    uint64_t written, uint32_t first, float *rows)
 {
@@ -107,7 +107,7 @@ static size_t units_of(const seal_job *job)
     return job->n * job->tensor->n_kv_heads;
 }
 
-/* Of one job, or of those of the keys and the values of a layer. */
+/* Seals a work item of one job, or of two: the keys and the values of a layer. */
 static void seal_unit(void *jobs, size_t unit, uint32_t worker)
 {
     const seal_job *job = jobs;
@@ -128,8 +128,8 @@ static void encode_pages(seal_job *jobs, size_t n_jobs, uint32_t n_threads)
     kvant_parallel_for(n, n_threads, seal_unit, jobs);
 }
 
-/* Devices seal the first slots of a page. A block that was opened again, or came with gaps, is
- * sealed by the CPU. */
+/* Devices seal the first slots of a page. The CPU seals a block that was opened again or was
+ * imported with gaps. */
 static void encode_on_device(const seal_job *job, uint32_t n_threads)
 {
     kvant_tensor *tensor = job->tensor;
@@ -191,8 +191,8 @@ void kvant_open_seal(kvant_tensor *tensor, const kvant_plan_change *list, uint32
     }
 }
 
-/* Slots whose rows have left the window. Rows of a page are taken to have come in the order of their
- * slots. A page whose rows are all outside has nothing to wait for. */
+/* The slots whose rows have left the window. The rows of a page are assumed to have come in the
+ * order of their slots. If all of them are outside, the whole page is. */
 static uint64_t slots_outside(const kvant_tensor *tensor, const kvant_open_page *open)
 {
     int64_t age = kvant_plan_age(tensor->plan, (uint32_t)open->block);
@@ -205,10 +205,10 @@ static uint64_t slots_outside(const kvant_tensor *tensor, const kvant_open_page 
     return slots;
 }
 
-/* What is due of an open page. A single token's step seals a row, so that no step takes long. Rows
- * whose codes share scales are sealed with their block. A block that was opened again is complete
- * when all of its slots were rewritten: sealing it after every rewrite would quantise the other
- * slots of its groups again each time. */
+/* Lists the rows to seal in an open page. A step of a single token seals one row, so that no
+ * step takes long. Rows whose codes share scales are sealed with their block. A block that was
+ * opened again is complete when all of its slots were rewritten. Sealing it after every rewrite
+ * would quantise the remaining slots of its groups again each time. */
 static sealing due(const kvant_tensor *tensor, uint32_t page)
 {
     const kvant_open_page *open = &tensor->open_pages[page];
@@ -220,7 +220,8 @@ static sealing due(const kvant_tensor *tensor, uint32_t page)
                       slots_outside(tensor, open) };
 }
 
-/* Lists pages from `page` on that have something to seal. Returns where the list was full. */
+/* Lists pages with rows to seal, beginning with `page`. Returns the page at which the list was
+ * full. */
 static uint32_t list_due(seal_job *job, uint32_t page, bool all)
 {
     const kvant_tensor *tensor = job->tensor;
@@ -264,19 +265,20 @@ void kvant_open_seal_due(kvant_tensor *const *tensors, size_t n_tensors, bool al
     }
 }
 
-/* Opening and changing versions: units are kv heads. */
+/* Opening, and changing transforms. A work item is a kv head. */
 
 typedef struct change_job {
     kvant_tensor *tensor;
     const kvant_kernels *kernels;
-    uint32_t block, from, to; /* versions */
+    uint32_t block, from, to; /* from, to: transforms */
     block_pages pages;
-    bool sealed; /* where rows come from */
-    bool store;  /* else only looked at */
+    bool sealed; /* rows come from the sealed pages */
+    bool store;  /* false: rows are only checked */
     atomic_bool unfit;
 } change_job;
 
-/* Row y of one version in the terms of another; false when it leaves what pages can hold. */
+/* Expresses row y of one transform in another. Returns false when it leaves the range of open
+ * pages. */
 static bool change_row(const change_job *job, uint32_t head, const kvant_affine *from,
                        const kvant_affine *to, float *y)
 {
@@ -291,8 +293,8 @@ static bool change_row(const change_job *job, uint32_t head, const kvant_affine 
     return kvant_codec_fits_open(codec, job->kernels, y);
 }
 
-/* Numbers near fp16's largest may have been rounded beyond it; what foreign bytes decode to becomes
- * a number, too. */
+/* Numbers near fp16's largest number may have been rounded beyond it. Foreign bytes may decode to
+ * NaNs or infinities; these become numbers, too. */
 void kvant_limit_to_half(float *y, uint32_t n)
 {
     for (uint32_t j = 0; j < n; j++)
@@ -337,9 +339,9 @@ static void change_unit(void *context, size_t unit, uint32_t worker)
     }
 }
 
-/* The rows of an open block, or of its sealed pages, in the terms of a version, into its open page.
- * False, and nothing stored, when one leaves fp16's range, or without memory; without `check_first`, rows before that
- * one are stored. */
+/* Expresses the rows of an open block, or of its sealed pages, in a transform and stores them in
+ * its open page. Returns false and stores nothing when a row leaves fp16's range or memory is
+ * short. Without `check_first` the rows before that row are stored nevertheless. */
 static bool change(kvant_tensor *tensor, uint32_t block, uint32_t version, bool sealed,
                    bool check_first, uint32_t n_threads)
 {
@@ -365,7 +367,8 @@ static bool change(kvant_tensor *tensor, uint32_t block, uint32_t version, bool 
     return true;
 }
 
-/* The block's bytes that are sealed already are of another version now. */
+/* Records that an open block's rows are in another transform now. All of its sealed bytes are then
+ * out of date. */
 static void move_version(kvant_tensor *tensor, uint32_t block, uint32_t version)
 {
     if (tensor->blocks[block].version == version)
@@ -392,7 +395,7 @@ bool kvant_open_fill(kvant_tensor *tensor, uint32_t block, uint32_t version, uin
     kvant_pages_clear(tensor, kvant_open_page_of(tensor, page, 0), kvant_open_block_bytes(tensor));
     if (!tensor->blocks[block].written)
         return true;
-    if (exact) /* on a GPU: rows that are exact there stay exact */
+    if (exact) /* on a GPU: exact rows stay exact */
         kvant_pages_copy(tensor, kvant_open_page_of(tensor, page, 0), exact,
                          kvant_open_block_bytes(tensor));
     if (!change(tensor, block, version, !exact, false, n_threads)) {

@@ -1,6 +1,6 @@
-/* place.c - gives the rows of a write their places and encodes them there: which transform a block
- * gets, which runs of rows are placed together, into open or sealed pages. Nothing here can fail,
- * because write.c has checked every row. */
+/* place.c - places the rows of a write and encodes them. It decides which transform a block gets,
+ * which runs are placed together, and whether they go to open or sealed pages. Nothing here can
+ * fail, because write.c has checked every row. */
 #include "write.h"
 
 #include "../base/attributes.h"
@@ -9,10 +9,10 @@
 #include "shift.h"
 #include "weights.h"
 
-/* Tokens of a page share words, so blocks of one class are one thread's. */
+/* Tokens of a page share words, so one thread encodes all blocks of a class. */
 #define CLASSES 8u
-#define ROWS_FOR_THREADS 16u /* below, waking a thread costs more than encoding */
-#define ROWS_AT_ONCE 4u      /* transformed on the stack */
+#define ROWS_FOR_THREADS 16u /* with fewer rows, waking a thread costs more than encoding */
+#define ROWS_AT_ONCE 4u      /* rows that are transformed together on the stack */
 
 static uint32_t offset_of(const kvant_write_job *job, size_t i)
 {
@@ -29,9 +29,9 @@ kvant_run kvant_write_run(const kvant_write_job *job, size_t first)
     return r;
 }
 
-/* Versions */
+/* Transforms */
 
-/* The version of a block that nobody judged. */
+/* The transform of a new block whose rows were not judged. */
 static uint32_t version_of_new(const kvant_tensor *tensor, uint32_t block)
 {
     uint32_t version = tensor->sequence_versions[tensor->blocks[block].sequence];
@@ -39,8 +39,8 @@ static uint32_t version_of_new(const kvant_tensor *tensor, uint32_t block)
                                                                                : tensor->newest;
 }
 
-/* A block that rows of another kind were written to before takes their version with its first new
- * row: what is left of the old rows, if anything, is quantised once more. */
+/* The transform that the run's block gets. If the block's transform was rejected for the new rows,
+ * the block changes to theirs. Rows that stay in the block are then quantised once more. */
 uint32_t kvant_write_version(const kvant_write_job *job, const kvant_run *r)
 {
     const kvant_tensor *tensor = job->tensor;
@@ -51,7 +51,8 @@ uint32_t kvant_write_version(const kvant_write_job *job, const kvant_run *r)
     return job->choice.judged ? job->choice.version : version_of_new(tensor, r->block);
 }
 
-/* The first position of the run's block. One that rows of its other slots stay in keeps its own. */
+/* The first position of the run's block. A block keeps its own when rows stay in its other
+ * slots. */
 int32_t kvant_write_position(const kvant_write_job *job, const kvant_run *r)
 {
     const kvant_block *block = &job->tensor->blocks[r->block];
@@ -70,8 +71,7 @@ bool kvant_write_opens(const kvant_tensor *tensor, uint32_t block, uint32_t vers
 
 /* Placing */
 
-/* Whether the run needs an open page. A block that gets other rows in place of all that it has
- * begins anew. */
+/* Whether the run needs an open page. A block whose rows are all replaced becomes a new block. */
 static bool prepare_block(const kvant_write_job *job, const kvant_run *r)
 {
     kvant_tensor *tensor = job->tensor;
@@ -85,7 +85,7 @@ static bool prepare_block(const kvant_write_job *job, const kvant_run *r)
     return tensor->plan && kvant_write_opens(tensor, r->block, version);
 }
 
-/* Opens the run's block when the plan gave it a page. */
+/* Places a run. Opens the run's block if the plan gave it a page. */
 static void place(const kvant_write_job *job, const kvant_run *r)
 {
     kvant_tensor *tensor = job->tensor;
@@ -119,7 +119,7 @@ static void mark(const kvant_write_job *job, const kvant_run *r)
 
 /* Encoding */
 
-/* Rows of the run from i on, at most ROWS_AT_ONCE, whose slots follow each other. */
+/* How many rows of the run from i on have slots that follow each other, at most ROWS_AT_ONCE. */
 static uint32_t neighbours(const kvant_write_job *job, size_t i, size_t end)
 {
     uint32_t n = 1;
@@ -128,8 +128,8 @@ static uint32_t neighbours(const kvant_write_job *job, size_t i, size_t end)
     return n;
 }
 
-/* The page that rows will enter once they are quantised, and that attention will read: searches take
- * longer than memory does. */
+/* Prefetches the page that rows enter once they are quantised and that attention reads. A trellis
+ * search takes longer than memory does. */
 KVANT_INLINE void fetch_sealed(const kvant_tensor *tensor, uint32_t block, uint32_t head)
 {
     const uint8_t *page = kvant_sealed_page(tensor, block, head);
@@ -169,7 +169,7 @@ static size_t units_of(const kvant_write_job *job)
     return job->tensor->device ? 0 : (size_t)job->tensor->n_kv_heads * job->classes;
 }
 
-/* Of the jobs of a write: units are (job, kv head, class). */
+/* Encodes a work item (job, kv head, class) of the jobs of a write. */
 static void encode_unit(void *jobs, size_t unit, uint32_t worker)
 {
     const kvant_write_job *job = jobs;
@@ -187,7 +187,7 @@ static bool worth_threads(const kvant_write_job *job, size_t rows)
            (kvant_parallel_is_lent() && kvant_codec_encodes_slowly(job->tensor->codecs[0]));
 }
 
-/* The runs of all jobs. */
+/* Encodes the runs of all jobs. */
 void kvant_write_encode(kvant_write_job *jobs, size_t n_jobs)
 {
     size_t n_units = 0;
@@ -211,7 +211,8 @@ static bool has_run_for(const kvant_write_job *job, uint32_t block)
     return false;
 }
 
-/* Places runs of what is left, each for another block: no more than can have open pages at once. */
+/* Places runs of the remaining rows, each for a different block, and no more runs than can have
+ * open pages at once. */
 void kvant_write_place(kvant_write_job *job)
 {
     kvant_tensor *tensor = job->tensor;
@@ -241,9 +242,10 @@ void kvant_write_place(kvant_write_job *job)
     job->done = end;
 }
 
-/* The version that the next block of each sequence begins with. Not before all rows are placed:
- * they were checked for the versions that they would get before the write. Where keys turn, a version
- * that a few tokens were judged to need is for the tokens after them. */
+/* Sets the transform with which the next block of each sequence begins. It must not run before all
+ * rows are placed, because they were checked for the transforms that they would get before the
+ * write. If RoPE is known, a transform that was made for a few tokens serves the tokens after
+ * them. */
 void kvant_write_note_versions(const kvant_write_job *job)
 {
     const bool turns = kvant_learning_follows(job->tensor);

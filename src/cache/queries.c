@@ -1,5 +1,5 @@
-/* queries.c - queries that are noted: sums of them, which the next rows take along, and a sample, by which
- * versions are judged. */
+/* queries.c - accumulates queries: their second moments, which are added together with the next
+ * rows, and a sample, by which transforms are judged. */
 #include "learning.h"
 
 #include "../base/abi.h"
@@ -7,15 +7,17 @@
 #include "../base/attributes.h"
 #include "../base/parallel.h"
 
-#define MOST_TOKENS 128u /* of a call whose queries count */
-#define FEW_TOKENS                                                                                 \
-    64u /* the same of a call of less than 1024, and once enough was learnt: in case that rows of another kind come */
-#define ENOUGH_PER_CHANNEL                                                                         \
-    8u /* queries that are summed: of further tokens that come alone one in SELDOM counts */
+#define MOST_TOKENS 128u /* at most this many tokens of a call count */
+/* The same for a call of fewer than 1024 tokens, and for every call after enough was learned. Then
+ * queries are kept only in case rows of another kind follow. */
+#define FEW_TOKENS 64u
+/* When this many queries per channel are accumulated, only one in SELDOM further single tokens
+ * counts. */
+#define ENOUGH_PER_CHANNEL 8u
 #define SELDOM 8
 
-/* Values have no queries. What reads sums of them is taken to be alike in all directions: random
- * signs. */
+/* For values, which have no queries: a sample of random signs, as if the outputs were used equally
+ * in all directions. */
 void kvant_queries_assume(const kvant_tensor *tensor)
 {
     kvant_learning *l = tensor->learning;
@@ -57,7 +59,7 @@ static int32_t asked_at(const query_job *job, uint32_t i)
                                    : -1;
 }
 
-/* The i-th of a kv head's queries that are looked at, or NULL: its square might be infinite. */
+/* The i-th of a kv head's queries. NULL: it is not finite, or its square might not be. */
 static const float *query_of(const query_job *job, size_t head, uint32_t i)
 {
     const kvant_queries *q = job->queries;
@@ -75,7 +77,7 @@ static void note_unit(void *context, size_t unit, uint32_t worker)
     kvant_turning turning;
     kvant_outers sums;
     (void)worker;
-    if (!u->n_noted) /* those that were forgotten are still there, for a write that fails */
+    if (!u->n_noted) /* the former sums were kept, for a write that fails */
         memset(u->noted, 0, kvant_lower_floats(l->part) * sizeof *u->noted);
     kvant_outers_begin(&sums, l, u->noted);
     kvant_turning_begin(&turning, l->turn, kvant_unit_part(job->tensor, unit));
@@ -93,7 +95,7 @@ static void note_unit(void *context, size_t unit, uint32_t worker)
     kvant_outers_end(&sums);
 }
 
-/* Some of the queries, by which versions are judged. */
+/* Puts some of the queries into the sample by which transforms are judged. */
 static void sample_queries(const query_job *job)
 {
     const kvant_tensor *tensor = job->tensor;
@@ -113,7 +115,7 @@ static void sample_queries(const query_job *job)
         }
 }
 
-/* A matrix hardly changes by what one more token asks. */
+/* Whether a token may be left out, because its queries would hardly change a matrix. */
 static bool is_seldom(const kvant_learning *l, size_t n_tokens)
 {
     return n_tokens == 1 &&
@@ -130,7 +132,7 @@ int kvant_tensor_wants_queries(const kvant_tensor *tensor, size_t n_tokens)
                           : !tensor->learning->done || n_tokens >= KVANT_LEARN_ROWS;
 }
 
-/* Tokens that come alone */
+/* Single tokens */
 
 static query_job job_of(const kvant_tensor *tensor, const kvant_queries *queries, uint32_t most)
 {
@@ -168,8 +170,9 @@ static bool have_room(const kvant_tensor *tensor, uint32_t n_heads, uint32_t n_t
     return l->waiting;
 }
 
-/* Sines of a position, and a pass over the sums, cost more than the few queries of a token: so those of several tokens
- * are summed together. False without memory. */
+/* Makes the queries of a single token pending. The sines of a position and a pass over the sums
+ * take longer than the few queries of a token, so several tokens are accumulated together. Returns
+ * false when memory is short. */
 static bool wait_alone(const query_job *job, uint32_t n_threads)
 {
     const kvant_tensor *tensor = job->tensor;

@@ -1,8 +1,8 @@
-/* scheme.c - see kvant/scheme.h: which codecs a model's layers have, and their bits. scheme_size.c
- * tells bytes.
+/* scheme.c - see kvant/scheme.h: which codecs a model's layers have, and their bits. Sizes in bytes
+ * are in scheme_size.c.
  *
- * Lists are fast enough here: a scheme has a few specs, each for the few head dimensions that
- * divide a model's row. With a calibration there is at most one codec per kv head. */
+ * Linked lists are fast enough here. A scheme has a few specs, each for the few head dimensions
+ * that divide a model's row. With a calibration there is at most one codec per kv head. */
 #include <kvant/calibration.h>
 #include <kvant/scheme.h>
 
@@ -24,11 +24,11 @@ typedef struct made_codec {
     kvant_codec *codec;
     uint32_t head_dim, layer, kv_head;
     kvant_role role;
-    bool anywhere; /* does not depend on layer and kv head */
+    bool anywhere; /* it does not depend on layer and kv head */
     char spec[MAX_SPEC];
 } made_codec;
 
-/* The answer to a place that was asked for before. */
+/* The codecs of a layer and role that were requested before. */
 typedef struct made_list {
     struct made_list *next;
     kvant_scheme_place place;
@@ -43,11 +43,12 @@ struct kvant_scheme {
     uint64_t seed;
     kvant_settings *settings;
     kvant_calibration *calibration;
-    bool needs_calibration, borrowed; /* the calibration is another scheme's */
+    bool needs_calibration, borrowed; /* borrowed: the calibration belongs to another scheme */
     char calibration_path[MAX_PATH];
-    /* "" or why a calibration beside the model is not used: its path, a few words and an error. */
+    /* "", or why the calibration in the model's folder is not used: its path, some words and an
+     * error. */
     char not_used[MAX_PATH + 512 + 32];
-    pthread_mutex_t lock; /* guards what follows */
+    pthread_mutex_t lock; /* guards the two lists below */
     made_codec *codecs;
     made_list *lists;
 };
@@ -74,7 +75,7 @@ static kvant_status read_preset(kvant_scheme *scheme, const char *name)
     return read_spec("values", preset->v, scheme->spec[KVANT_ROLE_V]);
 }
 
-/* Schemes of many configurations share one calibration. */
+/* Uses the calibration of another scheme, so that schemes of many configurations read it once. */
 static bool borrow(kvant_scheme *scheme, const kvant_scheme *like)
 {
     scheme->borrowed = like && like->calibration;
@@ -98,7 +99,8 @@ static bool has_checksum(const kvant_calibration *calibration, uint64_t checksum
            info.checksum == checksum;
 }
 
-/* Reasons begin with the file, as those of the file system do by themselves. */
+/* Puts the file's path before a reason that does not begin with it. Reasons of the file system
+ * do. */
 static kvant_status refuse_file(const char *path, kvant_status status, const char *err)
 {
     if (strncmp(err, path, strlen(path)) == 0)
@@ -106,7 +108,8 @@ static kvant_status refuse_file(const char *path, kvant_status status, const cha
     return kvant_fail(NULL, status, "%s: %s", path, err[0] ? err : kvant_strerror(status));
 }
 
-/* Settings come with their own calibration, unless the caller's is that one. */
+/* Reads a settings file and the calibration that it names, unless `like` has the same
+ * calibration. */
 static kvant_status read_settings(kvant_scheme *scheme, const char *path, const kvant_scheme *like)
 {
     kvant_settings_info info = { .size = sizeof info };
@@ -129,7 +132,7 @@ static kvant_status read_settings(kvant_scheme *scheme, const char *path, const 
     return status == KVANT_OK ? status : refuse_file(path, status, err);
 }
 
-/* A calibration that was named. */
+/* Reads the calibration that the caller named. */
 static kvant_status read_calibration(kvant_scheme *scheme, const char *path,
                                      const kvant_scheme *like)
 {
@@ -144,8 +147,8 @@ static kvant_status read_calibration(kvant_scheme *scheme, const char *path,
     return status == KVANT_OK ? status : refuse_file(path, status, err);
 }
 
-/* model.kvcal beside model.gguf. It must have been made with this model: a matching shape is not
- * enough. */
+/* Looks for model.kvcal in the folder of model.gguf. It must have been made with this model: a
+ * matching shape is not enough. */
 static void find_calibration(kvant_scheme *scheme, const char *model, const kvant_scheme *like)
 {
     kvant_calibration_info info = { .size = sizeof info };
@@ -174,7 +177,8 @@ static void find_calibration(kvant_scheme *scheme, const char *model, const kvan
     scheme->calibration_path[0] = 0;
 }
 
-/* Before a model is known: the spec works for one of the head dimensions that models use. */
+/* Checks a spec before a model is known: it must work for one of the head dimensions that models
+ * use. */
 static kvant_status check_spec(kvant_scheme *scheme, const char *spec, kvant_role role)
 {
     char err[512] = "";
@@ -192,8 +196,8 @@ static kvant_status check_specs(kvant_scheme *scheme)
 {
     for (int role = 0; role < 2; role++) {
         KVANT_FORWARD(check_spec(scheme, scheme->spec[role], (kvant_role)role));
-        KVANT_FORWARD(check_spec(scheme, scheme->protect_codec,
-                                 (kvant_role)role)); /* also where no layer uses it yet */
+        /* This is checked even if no layer uses it yet. */
+        KVANT_FORWARD(check_spec(scheme, scheme->protect_codec, (kvant_role)role));
     }
     return KVANT_OK;
 }
@@ -204,7 +208,8 @@ static bool takes_calibration(const char *spec, kvant_role role)
     return kvant_codec_needs_calibration(spec, role, &needed, NULL, 0) == KVANT_OK && needed;
 }
 
-/* A preset always has a use for one; a codec when it cannot be made without. */
+/* Reads specs or a preset. A preset always uses a calibration; a spec uses one only if it makes no
+ * codec without. */
 static kvant_status read_specs(kvant_scheme *scheme, const kvant_scheme_params *p)
 {
     const bool preset = !p->k && !p->v;
@@ -308,7 +313,7 @@ static kvant_status create_at(const kvant_scheme *scheme, const char *spec,
                : kvant_fail(NULL, status, "%s: %s", spec, err[0] ? err : kvant_strerror(status));
 }
 
-/* A codec that can be made without the calibration does not depend on the place. */
+/* Makes a codec. If no calibration is needed for it, it does not depend on layer and kv head. */
 static kvant_status make(kvant_scheme *scheme, const char *spec, const kvant_scheme_place *place,
                          uint32_t kv_head, const kvant_codec **codec)
 {
@@ -348,7 +353,7 @@ static bool is_protected(const kvant_scheme *scheme, const kvant_scheme_place *p
     return place->n_layers && (at < scheme->protect || at + scheme->protect >= n);
 }
 
-/* What a layer is to have; checks that a settings file is one for this model. */
+/* Chooses the specs of a layer, and checks that a settings file fits the model. */
 static kvant_status choose(const kvant_scheme *scheme, const kvant_scheme_place *place,
                            kvant_settings_layer *layer)
 {
@@ -472,8 +477,8 @@ kvant_status kvant_scheme_head_dim(const kvant_scheme *scheme, uint32_t layer, k
 
 /* Bits */
 
-/* A settings file is for the model when its layers have the model's heads. Models may mix head
- * dimensions, of which only one is known here. */
+/* Checks that a settings file fits the model: its layers have the model's kv heads. A model may mix
+ * head dimensions, but the caller knows only one, so one layer with it is enough. */
 static kvant_status check_model(const kvant_scheme *scheme, const kvant_scheme_model *model)
 {
     kvant_settings_info info = { .size = sizeof info };
@@ -498,7 +503,7 @@ static kvant_status check_model(const kvant_scheme *scheme, const kvant_scheme_m
                       model->head_dim[KVANT_ROLE_K]);
 }
 
-/* Sizes do not depend on layer and kv head, so one codec of a spec answers for all. */
+/* The bits of a spec. They do not depend on layer and kv head, so one codec stands for all. */
 static kvant_status bits_of(kvant_scheme *scheme, const char *spec, const kvant_scheme_place *place,
                             double *bits)
 {

@@ -1,17 +1,17 @@
 /* scheme_size.c - how many bytes a tensor of a scheme takes before its head dimension is known, and
- * which of its tokens are exact (kvant/scheme.h). Which codecs the scheme has is scheme.c's part. */
+ * which of its tokens are exact (kvant/scheme.h). scheme.c chooses the codecs. */
 #include <kvant/scheme.h>
 
 #include "../base/abi.h"
 #include "../base/attributes.h"
 #include "../base/error.h"
 
-/* Head dimensions worth reserving for: models use multiples of 8 from 16 on. Smaller ones would
- * reserve for metadata that nobody stores. */
+/* The head dimensions to reserve for: models use multiples of 8 from 16 on. A smaller one would
+ * reserve memory for metadata that no model stores. */
 #define MIN_HEAD_DIM 16u
 #define HEAD_DIM_STEP 8u
 
-/* More newest tokens lower the error little further, and prompts come in batches of at most 512. */
+/* More newest tokens hardly lower the error, and prompts come in batches of at most 512. */
 #define EXACT_FIRST 64u
 #define EXACT_LEAST (EXACT_FIRST + 64u)
 #define EXACT_OWN (EXACT_FIRST + 128u)
@@ -27,7 +27,8 @@ static kvant_status bytes_at(kvant_scheme *scheme, const kvant_scheme_place *pla
     return kvant_tensor_size(&p, bytes);
 }
 
-/* For one head_dim: of what an ordinary layer and, while it may be one, a protected layer takes. */
+/* The most bytes for one head_dim: the maximum of an ordinary layer and, if the layer may be
+ * protected, a protected one. */
 static kvant_status most_bytes_at(kvant_scheme *scheme, kvant_scheme_place place,
                                   const kvant_tensor_params *params, size_t *most)
 {
@@ -38,7 +39,7 @@ static kvant_status most_bytes_at(kvant_scheme *scheme, kvant_scheme_place place
     *most = bytes > *most ? bytes : *most;
     if (!info.protect || place.n_layers)
         return KVANT_OK;
-    place.n_layers = place.layer + 1; /* the last layer is a protected one */
+    place.n_layers = place.layer + 1; /* as the last layer it is protected */
     KVANT_FORWARD(bytes_at(scheme, &place, params, &bytes));
     *most = bytes > *most ? bytes : *most;
     return KVANT_OK;
@@ -73,7 +74,7 @@ kvant_status kvant_scheme_most_bytes(kvant_scheme *scheme, const kvant_scheme_pl
         status = most_bytes_at(scheme, p, &t, &most);
     }
     if (!most && status != KVANT_OK)
-        return status; /* of the last head_dim that divides the row: all of them failed */
+        return status; /* every head_dim that divides the row failed; this is the last error */
     if (!most)
         return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
                           "no head_dim up to %u divides rows of %u numbers", KVANT_MAX_HEAD_DIM,
@@ -89,7 +90,7 @@ kvant_status kvant_scheme_exact(const kvant_scheme *scheme, uint64_t max_tokens,
     KVANT_RETURN_IF(!scheme || !n_sequences, KVANT_ERR_ARGUMENT);
     KVANT_FORWARD(kvant_scheme_get_info(scheme, &info));
     kvant_exact_part full = { .size = sizeof full };
-    /* In a short context fp16 rows of 512 tokens would take more than all codes: of 1024 tokens a
+    /* In a short context fp16 rows of 512 tokens would take more than all codes: with 1024 tokens a
      * preset would be larger than f16. */
     const uint64_t step = max_tokens / 8 / KVANT_PAGE_TOKENS * KVANT_PAGE_TOKENS;
     if (info.preset || info.settings) {

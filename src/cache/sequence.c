@@ -70,7 +70,7 @@ static kvant_status take(kvant_cache *cache, int32_t sequence, uint32_t index, i
     return KVANT_OK;
 }
 
-/* Slots of a block that hold tokens of the sequence in a layer. */
+/* The slots of a block that hold tokens of the sequence in a layer, a bit each. */
 static uint64_t slots_of(const kvant_sequence *s, uint32_t layer, uint32_t index)
 {
     const uint32_t first = index * KVANT_PAGE_TOKENS, length = s->lengths[layer];
@@ -78,7 +78,7 @@ static uint64_t slots_of(const kvant_sequence *s, uint32_t layer, uint32_t index
     return n >= KVANT_PAGE_TOKENS ? UINT64_MAX : ((uint64_t)1 << n) - 1;
 }
 
-/* A block that is the sequence's alone keeps the sequence's tokens and no other row. */
+/* Removes rows that are not tokens of the sequence from a block that only this sequence holds. */
 static void forget_rows(kvant_cache *cache, const kvant_sequence *s, uint32_t layer, uint32_t index)
 {
     const int32_t block = index < s->n_blocks ? s->table[index] : KVANT_NO_BLOCK;
@@ -94,7 +94,7 @@ static void forget_rows_of_all(kvant_cache *cache, const kvant_sequence *s, uint
         forget_rows(cache, s, layer, index);
 }
 
-/* Gives the sequence a block of its own in place of one that it shares. */
+/* Replaces a block that the sequence shares by a copy. */
 static kvant_status unshare(kvant_cache *cache, int32_t sequence, uint32_t index)
 {
     int32_t *entry = &cache->sequences[sequence].table[index], block = KVANT_NO_BLOCK;
@@ -116,7 +116,7 @@ kvant_status kvant_sequence_extend(kvant_cache *cache, int32_t sequence, uint32_
     const uint32_t index = s->lengths[layer] / KVANT_PAGE_TOKENS;
     KVANT_FORWARD(kvant_sequence_reserve(cache, sequence, s->lengths[layer], n));
     forget_rows(cache, s, layer, index);
-    /* A block that was shared with a sequence that is gone has been that sequence's. */
+    /* A block that was shared may have belonged to a sequence that was freed. */
     for (uint32_t i = 0; i < 2 && index < s->n_blocks && s->table[index] != KVANT_NO_BLOCK; i++)
         kvant_block_adopt(cache->tensors[2 * layer + i], (uint32_t)s->table[index],
                           (uint32_t)sequence);
@@ -181,7 +181,7 @@ int32_t kvant_sequence_fork(kvant_cache *cache, int32_t sequence)
     return to;
 }
 
-/* The sequence keeps its first n blocks. */
+/* Removes all blocks of a sequence except the first n. */
 static void shorten(kvant_cache *cache, kvant_sequence *s, uint32_t n)
 {
     while (s->n_blocks > n)
@@ -231,8 +231,8 @@ kvant_status kvant_sequence_drop(kvant_cache *cache, int32_t sequence, uint32_t 
     return KVANT_OK;
 }
 
-/* Stores: a count of tokens, then for every layer and role the size of a tensor's block and the
- * block. */
+/* Export and import. An exported block is a count of tokens, then for every layer and role the size
+ * of a tensor's block and the block. */
 
 size_t kvant_cache_export_size(const kvant_cache *cache)
 {
@@ -242,7 +242,7 @@ size_t kvant_cache_export_size(const kvant_cache *cache)
     return cache ? bytes : 0;
 }
 
-/* Tokens of a block, the same in every layer. */
+/* *tokens = how many tokens a block has, which must be the same in every layer. */
 static kvant_status tokens_of(const kvant_cache *cache, const kvant_sequence *s, uint32_t index,
                               uint32_t *tokens)
 {

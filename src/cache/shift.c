@@ -1,10 +1,10 @@
-/* shift.c - see shift.h: the table of shifts, the numbers of slots, and kvant_tensor_shift.
+/* shift.c - see shift.h: the table of shifts, the shift ids of slots, and kvant_tensor_shift.
  *
- * A block that begins after a shift could store its rows as they are, with number 0. Each shift
- * would then make one more number, and attention prepares queries for each. So once a sequence
- * has SHIFTS_OF_A_SEQUENCE of them, its new blocks begin with the nearest one. In a conversation
- * that drops its oldest tokens each turn, blocks of old numbers go away with these tokens, so
- * positions that rows are stored at stay below about twice the context. */
+ * A block that begins after a shift could store its rows with id 0. But then each shift would need
+ * one more id, and attention prepares queries for each id. So once a sequence has
+ * SHIFTS_OF_A_SEQUENCE ids, its new blocks begin with the id of the nearest shift. In a
+ * conversation that drops its oldest tokens again and again, blocks with old ids disappear with
+ * these tokens. So the positions at which rows are stored stay below about twice the context. */
 #include "shift.h"
 
 #include <stdlib.h>
@@ -97,7 +97,7 @@ bool kvant_shifts_turn_alike(const kvant_shifts *shifts, const kvant_rope *rope)
            memcmp(pairs, shifts->pairs, n_pairs(shifts) * sizeof *pairs) == 0;
 }
 
-/* The first channel of the i-th pair that turns. */
+/* The first channel of the i-th pair that RoPE rotates. */
 static uint32_t turning_channel(const kvant_shifts *shifts, uint32_t i)
 {
     return shifts->interleaved ? 2 * i : i;
@@ -210,16 +210,16 @@ uint32_t kvant_shift_of_new_block(const kvant_tensor *tensor, uint32_t block)
 
 /* Moving */
 
-/* What a call makes of the shifts of slots: sums, by their new numbers. */
+/* The work of a call: the sums of old and new shifts, by their new ids. */
 typedef struct moving {
     kvant_tensor *tensor;
     const int32_t *by;
     size_t n;
     int32_t sums[KVANT_MOST_SHIFTS];
-    uint32_t n_sums, last; /* last: the number found last */
+    uint32_t n_sums, last; /* last: the id that find() found last */
 } moving;
 
-/* A slot's shift after the call; KVANT_ANY_SHIFT: any. */
+/* The shift of a slot after the call. KVANT_ANY_SHIFT: the slot may have any shift. */
 static int32_t sum_of(const moving *m, uint32_t block, uint32_t slot)
 {
     const size_t at = (size_t)block * KVANT_PAGE_TOKENS + slot;
@@ -229,7 +229,7 @@ static int32_t sum_of(const moving *m, uint32_t block, uint32_t slot)
     return m->tensor->shifts->by[kvant_slot_shift(m->tensor, block, slot)] + by;
 }
 
-/* Sets m->last; false when the sum is new and there is no number left. */
+/* Sets m->last to the id of a sum. Returns false when the sum is new and no id is left. */
 static bool find(moving *m, int32_t sum)
 {
     if (m->sums[m->last] == sum)
@@ -245,10 +245,10 @@ static bool find(moving *m, int32_t sum)
     return true;
 }
 
-/* KVANT_ERR_FULL: there are too many sums. */
+/* Collects the sums of all slots. KVANT_ERR_FULL: there are too many different sums. */
 static kvant_status collect(moving *m)
 {
-    m->n_sums = 1; /* 0 */
+    m->n_sums = 1; /* id 0 is no shift */
     m->sums[0] = 0;
     m->last = 0;
     for (uint32_t block = 0; block < m->tensor->n_blocks; block++)
@@ -264,7 +264,8 @@ static kvant_status collect(moving *m)
     return KVANT_OK;
 }
 
-/* New numbers of a block's slots. Slots that may have any get the one that most others have. */
+/* Sets the new ids of a block's slots. A slot that may have any shift gets the id of most other
+ * slots. */
 static void renumber(moving *m, uint32_t block)
 {
     uint8_t numbers[KVANT_PAGE_TOKENS];
@@ -295,8 +296,8 @@ static void apply(moving *m)
     }
 }
 
-/* Encodes the shifted rows of a block once more, as rows without a shift. Nothing is learned
- * from them, and they are no newer than they were. */
+/* Encodes the shifted rows of a block again, as rows without a shift. The cache does not learn from
+ * them, and their age does not change. */
 static kvant_status encode_block(kvant_tensor *tensor, uint32_t block, float *rows,
                                  uint32_t n_threads)
 {
@@ -330,7 +331,7 @@ static kvant_status encode_all(kvant_tensor *tensor, uint32_t n_threads)
     return status;
 }
 
-/* The table for this RoPE. */
+/* Makes the table for this RoPE, if there is none. */
 static kvant_status prepare(kvant_tensor *tensor, const kvant_rope *rope, uint32_t n_threads)
 {
     if (tensor->shifts && kvant_shifts_turn_alike(tensor->shifts, rope))

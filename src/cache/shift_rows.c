@@ -1,5 +1,5 @@
-/* shift_rows.c - see shift.h: rows that are written next to shifted ones, and shifts of blocks
- * that are copied, exported and imported. */
+/* shift_rows.c - see shift.h: rows that are written next to shifted rows, and shifts of blocks that
+ * are copied, exported and imported. */
 #include "shift.h"
 
 #include "../base/alloc.h"
@@ -10,12 +10,12 @@
 
 /* Writing */
 
-/* Rows make new numbers up to here; shifts need the rest. */
+/* Writes take new shift ids below this limit only; the rest is for kvant_tensor_shift. */
 #define NUMBERS_FOR_ROWS (KVANT_MOST_SHIFTS / 2)
 
-/* In a block with a centre of its own (center.h) a row is best stored at its slot's position,
- * near the centre. In a cache that is a ring, the tokens of a round then share a number, too.
- * False: the number would be one too many. */
+/* Finds the shift id for a row in a block that has its own centre (center.h): the row is best
+ * stored at its slot's position, near the centre. In a cache that is a ring, the tokens of a round
+ * then share an id. Returns false when a new id would be one too many. */
 static bool find_centered(kvant_tensor *tensor, uint32_t block, uint32_t offset, int32_t position,
                           uint32_t *used, uint8_t *number)
 {
@@ -32,8 +32,9 @@ static bool find_centered(kvant_tensor *tensor, uint32_t block, uint32_t offset,
            kvant_shifts_number(tensor, (int32_t)by, used, number) == KVANT_OK;
 }
 
-/* Otherwise a row joins the slot before it, whose token it mostly follows, so both move alike
- * later. position: the row's, or below 0. used: numbers in use, or 0. */
+/* Finds the shift id for a row. In a block without its own centre the row gets the id of the slot
+ * before it. Its token mostly follows that slot's token, so both will move alike. position: the
+ * row's, or below 0. used: ids in use, or 0. */
 static uint8_t number_for(kvant_tensor *tensor, int64_t slot, int32_t position, uint32_t *used)
 {
     const uint32_t block = (uint32_t)(slot / KVANT_PAGE_TOKENS),
@@ -68,14 +69,14 @@ static void unshift_row(const kvant_tensor *tensor, uint32_t number, const float
         kvant_shift_turn(tensor->shifts, number, true, to + (size_t)head * tensor->head_dim);
 }
 
-/* Where the row is stored at; below 0: not known. */
+/* The position at which the row is stored. Below 0: not known. */
 static int32_t unshift_position(const kvant_tensor *tensor, uint32_t number, int32_t position)
 {
     const int64_t at = (int64_t)position - tensor->shifts->by[number];
     return position < 0 || at < 0 || at > INT32_MAX - KVANT_PAGE_TOKENS ? -1 : (int32_t)at;
 }
 
-/* Some rows have a shift. */
+/* Rotates rows back, if some of them have a shift. */
 static kvant_status unshift_all(const kvant_tensor *tensor, size_t n, const float *rows,
                                 size_t stride, kvant_unshifted *out)
 {
@@ -123,7 +124,7 @@ void kvant_unshift_end(kvant_unshifted *unshifted)
     *unshifted = (kvant_unshifted){ 0 };
 }
 
-/* Blocks that move */
+/* Copies, export and import */
 
 void kvant_shifts_set_block(kvant_tensor *tensor, uint32_t block,
                             const uint8_t numbers[KVANT_PAGE_TOKENS])
@@ -162,7 +163,7 @@ static kvant_status too_many(void)
                       "the tensor's keys have as many different shifts as they can");
 }
 
-/* The tensor's table, made when there is none. */
+/* Makes the tensor's table for a RoPE, or checks that the existing one is for the same RoPE. */
 static kvant_status take_rope(kvant_tensor *tensor, const kvant_rope *rope)
 {
     if (!tensor->shifts)
@@ -209,8 +210,8 @@ void kvant_shifts_copy_block(const kvant_tensor *from, uint32_t block, kvant_ten
     kvant_shifts_set_block(to, target, numbers);
 }
 
-/* What follows of a shifted block (format.md): this, head_dim / 2 frequencies, of which RoPE
- * uses the first n_dims / 2, and the shifts of all slots. */
+/* The shifts of an exported block (format.md): this header, then head_dim / 2 frequencies, of which
+ * RoPE uses the first n_dims / 2, then the shifts of all slots. */
 typedef struct shifts_header {
     uint32_t n_dims, interleaved;
 } shifts_header;

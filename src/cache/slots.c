@@ -1,8 +1,8 @@
-/* slots.c - reads some slots of a block without the other slots, and forgets slots of a block.
+/* slots.c - reads some slots of a block without the rest, and forgets slots of a block.
  *
- * A sequence that was cut, or that shares a block with a longer one, exports a block in which it
- * has fewer rows than the block holds. A slot that is left out leaves no bit: a block that never
- * had the slot gives the same bytes. */
+ * A sequence that was cut, or that shares a block with a longer sequence, exports a block in which
+ * it has fewer rows than the block holds. A slot that is left out leaves no bit: the bytes are the
+ * same as of a block that never had the slot. */
 #include <string.h>
 
 #include "../base/alloc.h"
@@ -11,7 +11,7 @@
 
 #define ALL_SLOTS UINT64_MAX
 
-/* The slots of all groups of tokens that have one of `slots`. */
+/* All slots of the groups of tokens that contain one of `slots`. */
 static uint64_t whole_groups(const kvant_tensor *tensor, uint64_t slots)
 {
     const uint32_t n = kvant_tensor_codec_info(tensor)->block_tokens;
@@ -47,7 +47,8 @@ static void erase_open(const kvant_tensor *tensor, uint64_t slots, uint8_t *page
                 memset(pages + head * tensor->open_page_bytes + t * row, 0, row);
 }
 
-/* Rows of sealed pages as fp16, so that nothing of the scales that they share goes with them. */
+/* Writes rows of sealed pages as fp16. So they carry no information about rows that share their
+ * scales. */
 static void unseal(const kvant_tensor *tensor, uint64_t slots, const uint8_t *sealed,
                    uint8_t *pages)
 {
@@ -88,9 +89,9 @@ static void read_open(const kvant_tensor *tensor, uint32_t block, uint64_t slots
 
 /* Sealed pages */
 
-/* bits: 1 for every bit of a page that belongs to tokens of `slots`. Encoding a row writes all bits
- * of its token and no others, so these bits become equal in a page of zeros and in a page of ones.
- * room: a page. */
+/* Sets in `bits` every bit of a page that belongs to tokens of `slots`. Encoding a row writes all
+ * bits of its token and no others. So these bits are the same after encoding into a page of zeros
+ * and into a page of ones. room: a page. */
 static void find_bits(const kvant_codec *codec, uint64_t slots, uint8_t *bits, uint8_t *room,
                       const float *zeros)
 {
@@ -108,8 +109,9 @@ static void find_bits(const kvant_codec *codec, uint64_t slots, uint8_t *bits, u
         bits[i] = (uint8_t) ~(bits[i] ^ room[i]);
 }
 
-/* Clears the bits of all slots but `groups`, which are whole. Encoding takes longest, so the
- * smaller part is encoded, once for all pages of equal specs: their tokens have the same bits. */
+/* Clears the bits of all slots except `groups`, which are whole groups. Encoding takes most of the
+ * time, so the smaller set of slots is encoded, once for all pages of equal specs, whose tokens
+ * have the same bits. */
 static void erase_sealed(const kvant_tensor *tensor, uint64_t groups, uint8_t *pages, uint8_t *bits,
                          const float *zeros)
 {
@@ -171,7 +173,7 @@ void kvant_block_keep(kvant_tensor *tensor, uint32_t block, uint64_t slots)
     const bool unseals = b->open_page < 0 && shares_scales(tensor, block, slots);
     b->written = kept;
     if (unseals && !kvant_open_block(tensor, block, b->version, 1)) {
-        b->written = written; /* no memory for it: exports leave these slots out all the same */
+        b->written = written; /* memory is short; exports leave these slots out nevertheless */
         return;
     }
     if (b->open_page < 0)
@@ -185,7 +187,8 @@ void kvant_block_adopt(kvant_tensor *tensor, uint32_t block, uint32_t sequence)
     kvant_block *b = &tensor->blocks[block];
     if (b->sequence == sequence)
         return;
-    /* Its rows and those before them have the positions that the former sequence gave them. */
+    /* The block's rows, and the rows before them, have the positions that the former sequence gave
+     * them. */
     if (tensor->clocks[sequence] < tensor->clocks[b->sequence])
         tensor->clocks[sequence] = tensor->clocks[b->sequence];
     b->sequence = sequence;

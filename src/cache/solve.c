@@ -1,7 +1,7 @@
-/* solve.c - matrices of a version from sums (learning.h).
+/* solve.c - makes the matrices of a transform from second moments (learning.h).
  *
- * n keys or queries of d channels say little of what two channels have in common, so means beside the
- * diagonal count n / (n + d DAMPING). */
+ * n keys or queries of d channels say little about how two channels depend on each other. So the
+ * moments off the diagonal are multiplied by n / (n + d DAMPING). */
 #include "center.h"
 #include "learning.h"
 
@@ -13,12 +13,14 @@
 #include "../calibration/moments.h"
 #include "../math/spd.h"
 
-/* Chosen on Python's help texts (learning.md). A matrix knows the keys that it is for,
- * but of the queries only those so far. */
+/* These values gave the least error on Python's help texts (learning.md). Queries are damped more,
+ * because a matrix is made for the keys that it was learned from, while its queries are still to
+ * come. */
 #define KEYS_DAMPING 0.25
 #define QUERIES_DAMPING 1.0
 
-/* A full matrix of mean outer products. mean: what keys are about; NULL: they are of queries. */
+/* Makes a full matrix of mean outer products from sums. mean: the mean to subtract; NULL: for
+ * queries, whose mean is not subtracted. */
 static void unpack(const float *sums, uint32_t n, const double *mean, uint32_t d, double *out)
 {
     for (uint32_t j = 0; j < d; j++)
@@ -27,7 +29,7 @@ static void unpack(const float *sums, uint32_t n, const double *mean, uint32_t d
                 sums[kvant_lower_place(d, i, j)] / (double)n - (mean ? mean[i] * mean[j] : 0);
 }
 
-/* Beside the diagonal; of n keys or queries. */
+/* Multiplies moments off the diagonal, which come from n keys or queries. */
 static void damp(const kvant_tensor *tensor, double n, double damping, double *moment)
 {
     const size_t d = tensor->learning->part;
@@ -44,23 +46,27 @@ static void add_product(double factor, const double *mean, size_t n, double *mom
             moment[i * n + j] += factor * (mean[i] * mean[j]);
 }
 
-/* For moments of keys and of queries, and to find the matrix. */
+/* Numbers in a thread's working memory: the moments of keys and queries, and room to find the
+ * matrix. */
 #define ROOM(n) (2 * (size_t)(n) * (n) + KVANT_MEAN_ROOM(n))
 
 typedef struct solve_job {
     kvant_tensor *tensor;
-    kvant_range range;   /* of positions that the matrices are for */
-    uint32_t stretch;    /* of these, with a centre of their own; 0: none */
-    uint16_t *triangles; /* per unit */
+    kvant_range range;   /* the position buckets for which the matrices are made */
+    uint32_t stretch;    /* how many positions of a bucket share a centre; 0: all */
+    uint16_t *triangles; /* per sub-head */
     float *center;       /* width */
-    float *start;        /* the same of a block at position 0 (center.h) */
-    double *balance; /* per unit: the length of keys, and what balances it with that of queries */
-    double *room;    /* per thread, ROOM numbers */
+    float *start;        /* width: the centre of a block at position 0 (center.h) */
+    /* Two numbers per sub-head: the length of keys, and the factor that balances it with the length
+     * of queries. */
+    double *balance;
+    double *room; /* per thread, ROOM numbers */
     kvant_status status[];
 } solve_job;
 
-/* Keys of each stretch are about its own mean: that of the first one, turned from stretch to stretch. An octave that is no
- * longer is one. */
+/* Subtracts from the moments of keys the part that is due to the centres of stretches. The centre
+ * of a stretch is the mean of the first stretch, rotated to the stretch's position. A bucket that
+ * is not longer than a stretch is one stretch. */
 static kvant_status leave_stretches(const solve_job *job, uint32_t part, uint8_t octave,
                                     const double *mean, double *moments, double *keys)
 {
@@ -90,7 +96,8 @@ static void put_center(const kvant_tensor *tensor, size_t unit, const double *me
     kvant_unit_scatter(tensor, unit, center, to);
 }
 
-/* Moments of keys about 0 and of queries, and keys' mean, become those of the job's range of positions. room: d x d. */
+/* Takes the moments of keys about 0 and of queries, and the mean of keys, from position 0 to the
+ * job's range of positions. room: d x d. */
 static kvant_status turn(const solve_job *job, size_t unit, double *mean, double *keys,
                          double *queries, double *room)
 {
@@ -111,7 +118,7 @@ static kvant_status turn(const solve_job *job, size_t unit, double *mean, double
     return kvant_turn_moments(t, part, job->range, 1, NULL, queries);
 }
 
-/* Less the origin; where keys turn, at position 0. */
+/* The mean of keys minus the origin; if RoPE is known, at position 0. */
 static void find_mean(const kvant_tensor *tensor, size_t unit, double *mean)
 {
     const unit_sums *u = &tensor->learning->units[unit];
@@ -127,7 +134,7 @@ static void add_origin(const kvant_tensor *tensor, size_t unit, double *mean)
         mean[j] += origin[j];
 }
 
-/* keys: about the mean; of keys without a centre about zero. */
+/* keys: the moments about the mean; for tensors that learn no centre about zero. */
 static kvant_status find_moments(const solve_job *job, size_t unit, double *keys, double *queries,
                                  double *room)
 {
@@ -178,7 +185,8 @@ static void scale(float factor, size_t n, uint16_t *halves)
     }
 }
 
-/* The parts of a head share a row's scale: in each the length of keys is to that of queries as in the others. */
+/* Scales the parts of a head, which share the scale of a row. Afterwards every part has the same
+ * ratio of the length of keys to the length of queries. */
 static void balance_parts(const solve_job *job, uint32_t head)
 {
     const uint32_t n = job->tensor->learning->part, parts = job->tensor->head_dim / n;
@@ -229,8 +237,8 @@ static kvant_status solve(solve_job *job, uint32_t n_threads)
     return KVANT_OK;
 }
 
-/* The job's arrays behind each other, in memory that is the system's again afterwards: a megabyte
- * and more. */
+/* Puts the job's arrays one after another into mapped memory. They take a megabyte or more, which
+ * goes back to the system afterwards. */
 static kvant_status solve_in(solve_job *job, uint32_t n_workers)
 {
     const size_t n_units = job->tensor->learning->n_units, width = kvant_tensor_width(job->tensor);

@@ -1,7 +1,7 @@
 /* statistics.c - see statistics.h.
  *
- * An estimate is robust against a few outlier rows. A part of the rows that differs from the others
- * more than they differ among themselves is clipped to that limit. So one part, whatever its rows,
+ * An estimate is robust against a few outlier rows. A part of the rows is clipped when it differs
+ * from the median of all parts by more than parts usually differ. So one part, whatever its rows,
  * moves the result by a bounded amount. With ordinary rows the result is their mean and their
  * largest distance from it. */
 #include "statistics.h"
@@ -14,9 +14,9 @@
 
 #define PARTS KVANT_STATISTICS_PARTS
 
-/* A part's largest distance counts up to this many times the median of the parts'. Of 8 parts of 8
- * normally distributed rows the largest is 1.7 times the median, so ordinary rows are not touched;
- * one outlier at most doubles a scale, a square root. */
+/* A part's largest distance counts up to this many times the median of all parts. With 8 parts of 8
+ * normally distributed rows the largest distance is 1.7 times the median, so ordinary rows are not
+ * limited. One outlier at most doubles a scale, because a scale is a square root. */
 #define MOST_DISTANCE 4.0f
 
 void kvant_statistics_place(kvant_statistics *statistics, size_t width, float *memory)
@@ -71,12 +71,13 @@ static uint32_t rows_of(const kvant_statistics *s, uint32_t part)
     return s->n / PARTS + (part < s->n % PARTS);
 }
 
-/* A number of each part for some channels. Everything below takes channels side by side: a judgement
- * reads all of them several times. */
+/* A number of each part for some channels. All functions below work on 64 channels at once, because
+ * a judgement reads all channels several times. */
 #define CHANNELS 64u
 typedef float by_part[PARTS][CHANNELS];
 
-/* Both are computed before one is stored: compilers make vectors of that, and branches of the rest. */
+/* Both numbers are computed before one is stored: compilers vectorise this form, and make branches
+ * of others. */
 static void put_in_order(float *restrict a, float *restrict b)
 {
     for (uint32_t j = 0; j < CHANNELS; j++) {
@@ -86,7 +87,7 @@ static void put_in_order(float *restrict a, float *restrict b)
     }
 }
 
-/* Each channel's lower middle number, of the first n parts. */
+/* The lower median of the first n parts, for each channel. */
 static void medians(by_part x, uint32_t n, float *out)
 {
     by_part sorted;
@@ -118,7 +119,7 @@ static void centers_of(const kvant_statistics *s, size_t at, uint32_t n, float *
     medians(mean, parts, middle);
     medians(range, parts, limit);
     for (uint32_t j = 0; j < n; j++) {
-        /* Parts of one row have no range: then there is nothing to judge them by. */
+        /* Parts of one row have no range, so there is no limit. */
         const float most = s->n > PARTS ? limit[j] : INFINITY;
         double sum = 0;
         for (uint32_t p = 0; p < parts; p++)
@@ -127,7 +128,8 @@ static void centers_of(const kvant_statistics *s, size_t at, uint32_t n, float *
     }
 }
 
-/* The largest distances from the centres that are not an outlier's, of n <= CHANNELS channels. */
+/* The largest distances from the centres, for n <= CHANNELS channels. A part's distance is limited
+ * as MOST_DISTANCE says. */
 static void distances_of(const kvant_statistics *s, size_t at, uint32_t n, const float *centers,
                          float *distances)
 {

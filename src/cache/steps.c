@@ -1,12 +1,11 @@
-/* steps.c - carries out for a tensor what its plan (store/plan.h) decides: blocks get fp16 pages,
- * and other blocks are sealed for them. Tensors may share the pages for the rows of a step: this
- * file moves the rows of a tensor out of these pages when another tensor needs them.
+/* steps.c - carries out what a tensor's plan (store/plan.h) decides: gives blocks fp16 pages, and
+ * seals other blocks to free pages. Tensors may share the pages for the rows of a step; this file
+ * moves the rows of a tensor out of these pages when another tensor needs them. It does not encode
+ * or decode rows, which open.c does.
  *
- * The plan counts positions. A slot need not tell the position of its row, because the cache of a
- * sliding window uses slots again. So a row's position is the number of rows that its sequence had
- * before, added to the number of its first tokens. First tokens have positions from 0 on.
- *
- * Does not encode or decode a row: open.c does. */
+ * The plan counts positions. A slot does not always tell the position of its row, because the cache
+ * of a sliding window uses slots again. So a row's position is the number of rows that its sequence
+ * had before, plus the number of first tokens. First tokens have positions from 0 on. */
 #include "../base/attributes.h"
 #include "../store/plan.h"
 #include "shift.h"
@@ -42,8 +41,8 @@ kvant_status kvant_steps_leave_out_first(kvant_tensor *tensor)
 
 /* Pages and positions */
 
-/* The plan gives pages with low numbers first. Tensors share these pages, so a step touches no other
- * memory. */
+/* How many pages are shared. The plan gives pages with low numbers first. These are the shared
+ * ones, so a step touches no other memory. */
 static uint32_t n_shared(const kvant_tensor *tensor)
 {
     return tensor->n_open_pages - tensor->n_own_pages;
@@ -119,8 +118,8 @@ void kvant_open_count(kvant_tensor *tensor, kvant_run *run)
     run->position = moves ? -1 : position_of(tensor, run->block, 0);
 }
 
-/* The blocks of a sequence that its queries see, as far as the plan needs to know: open blocks, and
- * blocks that runs go to. */
+/* The blocks of a sequence that its queries see, as far as the plan needs them: open blocks, and
+ * the blocks of runs. */
 static kvant_plan_view view_of(const kvant_tensor *tensor, uint32_t sequence, const kvant_run *runs,
                                uint32_t n_runs, int32_t *blocks)
 {
@@ -236,8 +235,8 @@ static void move(kvant_tensor *tensor, uint32_t block, int32_t to)
     tensor->blocks[block].open_page = to;
 }
 
-/* The step of the tensor is over: it seals what its next write would seal first. Rows that wait for
- * their first transform are sealed only where there is no room for them. */
+/* Ends the tensor's step: seals the rows that its next write would seal first. Rows that are
+ * pending for their first transform are sealed only if there is no room for them. */
 static void vacate(kvant_tensor *tensor, uint32_t n_threads)
 {
     if (!kvant_versions_wait(tensor))

@@ -1,5 +1,5 @@
-/* sums.c - sums of outer products of keys, about a centre of the first of them, and of queries, per unit
- * (learning.h): their life, and rows that join them. */
+/* sums.c - accumulates second moments of keys, about a centre of the first keys, and of queries,
+ * per sub-head (learning.h). Owns the life of these sums, and adds rows to them. */
 #include "learning.h"
 
 #include <math.h>
@@ -8,14 +8,15 @@
 #include "../base/attributes.h"
 #include "../base/parallel.h"
 
-/* Rows so many times longer than the middle one, after centre and scale, say nothing of others. */
+/* After centre and scale, a row with this many times the median squared length is left out, because
+ * it says nothing about other rows. */
 #define MOST_LENGTH 16.0f
 
-/* Of more rows than this at once, every second one counts: of the first 1024 tokens the KLD grows by a twentieth, of others by
- * nothing (learning.md). */
+/* If a batch has more rows than this, every second row counts. This raises the KLD of the first
+ * 1024 tokens by a twentieth, and of later tokens not at all (learning.md). */
 #define FEW_ROWS 128u
 
-/* Of keys and queries; those noted since the last judgement lie elsewhere. */
+/* Numbers in a sub-head's part of l->sums: keys and queries. */
 static size_t sums_of_unit(const kvant_learning *l)
 {
     return l->part + 2 * kvant_lower_floats(l->part);
@@ -26,7 +27,7 @@ static size_t width_of(const kvant_learning *l)
     return (size_t)l->part * l->n_units;
 }
 
-/* Numbers in l->sums and in l->rows. */
+/* How many numbers l->sums and l->rows have. */
 static size_t sums_floats(const kvant_learning *l)
 {
     return l->n_units * sums_of_unit(l) + width_of(l);
@@ -150,7 +151,8 @@ size_t kvant_learning_bytes(const kvant_tensor *tensor)
     return n * sizeof(float);
 }
 
-/* Query heads of a kv head: more than most models have, for they are not known yet. */
+/* Query heads per kv head, for the estimate below. The model's number is not known yet; most models
+ * have fewer. */
 #define MANY_HEADS 8u
 
 size_t kvant_learning_most(const kvant_tensor *tensor)
@@ -203,12 +205,12 @@ void kvant_learning_reset(kvant_tensor *tensor)
         kvant_queries_assume(tensor);
 }
 
-/* Keeping */
+/* A copy of the learning */
 
 struct kvant_kept {
     kvant_learning learning;
     size_t bytes;
-    float *numbers; /* of l->sums */
+    float *numbers; /* a copy of l->sums */
     unit_sums units[];
 };
 
@@ -232,7 +234,7 @@ kvant_kept *kvant_sums_keep(const kvant_tensor *tensor)
 void kvant_sums_restore(const kvant_tensor *tensor, const kvant_kept *k)
 {
     kvant_learning *l = tensor->learning;
-    float *const opened = k->learning.sums ? NULL : l->sums; /* since then */
+    float *const opened = k->learning.sums ? NULL : l->sums; /* allocated after the copy */
     *l = k->learning;
     memcpy(l->units, k->units, l->n_units * sizeof *l->units);
     if (l->sums)
@@ -254,7 +256,8 @@ void kvant_outers_begin(kvant_outers *o, const kvant_learning *l, float *sums)
     o->part = l->part;
     o->stride = kvant_lower_stride(l->part);
     o->n = 0;
-    if (o->stride != o->part) /* else cleared for every token: that takes longer than adding them */
+    /* Cleared only if rows are padded: clearing for every token takes longer than adding it. */
+    if (o->stride != o->part)
         memset(o->rows, 0, sizeof o->rows);
 }
 
@@ -273,14 +276,14 @@ float *kvant_outers_next(kvant_outers *o)
 
 /* Rows */
 
-/* A slot's place in its sequence, as far as its block tells. */
+/* The position of a slot in its sequence, as its block says. */
 static uint64_t place_of(const kvant_tensor *tensor, int64_t slot)
 {
     return (uint64_t)tensor->blocks[slot / KVANT_PAGE_TOKENS].index * KVANT_PAGE_TOKENS +
            (uint64_t)slot % KVANT_PAGE_TOKENS;
 }
 
-/* One of the first tokens, which a cache keeps fp16. */
+/* Whether a slot has one of the first tokens, which a cache keeps as fp16. */
 static bool is_kept(const kvant_tensor *tensor, int64_t slot)
 {
     return place_of(tensor, slot) < kvant_tensor_codec_info(tensor)->sink_tokens;
@@ -303,7 +306,7 @@ void kvant_learning_written(kvant_tensor *tensor, const int64_t *slots, size_t n
     const kvant_new_rows rows = { .n = n, .slots = slots };
     if (!l)
         return;
-    l->spent |= !n; /* a write that failed opened it */
+    l->spent |= !n; /* a write that failed had allocated memory for pending rows */
     kvant_learning_rest(tensor);
     l->n_alone += n == 1;
     if (n) {
@@ -337,7 +340,7 @@ void kvant_learning_unsample(kvant_tensor *tensor)
     tensor->learning->n_rows = tensor->learning->n_rows_before;
 }
 
-/* The mean of sampled rows of a unit, turned back: what sums are about. */
+/* Sets a sub-head's origin to the mean of its sampled rows, rotated back to position 0. */
 static void find_origin(const kvant_tensor *tensor, size_t unit)
 {
     kvant_learning *l = tensor->learning;
@@ -354,7 +357,7 @@ static void find_origin(const kvant_tensor *tensor, size_t unit)
     kvant_unit_scatter(tensor, unit, sum, l->origin);
 }
 
-/* About the candidate's centre where keys do not turn. */
+/* If RoPE is not known, the origin is the candidate's centre. */
 void kvant_sums_begin(const kvant_tensor *tensor)
 {
     kvant_learning *l = tensor->learning;
@@ -378,13 +381,13 @@ static float middle(float *x, uint32_t n)
 
 typedef struct add_job {
     const kvant_tensor *tensor;
-    const kvant_new_rows *rows; /* slots NULL: the sample, none is to be left out */
+    const kvant_new_rows *rows; /* slots NULL: the sample, which has no sinks */
 } add_job;
 
 typedef struct row_reader {
     const kvant_tensor *tensor;
     size_t unit;
-    float origin[KVANT_MAX_HEAD_DIM], inverse[KVANT_MAX_HEAD_DIM]; /* of the scale */
+    float origin[KVANT_MAX_HEAD_DIM], inverse[KVANT_MAX_HEAD_DIM]; /* inverse: 1 / scale */
     kvant_turning turning;
 } row_reader;
 
@@ -399,7 +402,8 @@ static void begin_rows(row_reader *r, const kvant_tensor *tensor, size_t unit)
     kvant_turning_begin(&r->turning, tensor->learning->turn, kvant_unit_part(tensor, unit));
 }
 
-/* Functions of their own: what nobody else writes to becomes vectors. */
+/* The next two functions are not inlined by hand: `restrict` parameters let the compiler vectorise
+ * their loops. */
 static void put_about(uint32_t n, const float *restrict origin, const float *restrict inverse,
                       float *restrict z, float *restrict scaled)
 {
@@ -415,8 +419,8 @@ static void add(uint32_t n, const float *restrict z, float *restrict sum)
         sum[j] += z[j];
 }
 
-/* A part of the i-th row, turned back, less the origin, in z; its squared length with the candidate's scale. NaN: its
- * position is not known. */
+/* Writes a part of row i to z, rotated back to position 0 and without the origin. Returns its
+ * squared length after division by the candidate's scale. NaN: the row's position is not known. */
 static float take_row(row_reader *r, const kvant_new_rows *rows, size_t i, float *z)
 {
     const int32_t position = r->turning.n ? kvant_row_position(r->tensor, rows, i) : 0;
@@ -430,7 +434,7 @@ static float take_row(row_reader *r, const kvant_new_rows *rows, size_t i, float
     return kvant_kernels_get(KVANT_CPU_AUTO)->dot(scaled, scaled, n);
 }
 
-/* The largest length of a row that counts. */
+/* The largest squared length of a row that counts. */
 static float find_most(row_reader *r, float *z)
 {
     const kvant_new_rows sampled = kvant_sample_of(r->tensor);

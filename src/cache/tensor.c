@@ -12,10 +12,11 @@
 #include "../base/parallel.h"
 
 /* Spare blocks of the pool, in addition to the blocks that the windows of all sequences need.
- * Sequences that grow side by side use them, and rewrites that open blocks again. */
+ * Sequences that grow at the same time use them, and so do rewrites that open blocks again. */
 #define SPARE_BLOCKS 2u
 
-/* The first 64 rows of a sequence, not aligned to blocks. */
+/* The first 64 rows of a sequence are pending in up to two blocks, because they begin anywhere in a
+ * block. */
 #define WAITING_BLOCKS 2u
 
 typedef struct sizes {
@@ -58,7 +59,7 @@ static kvant_status check_params(const kvant_tensor_params *p)
     return KVANT_OK;
 }
 
-/* Blocks that the newest rows of a sequence and the row in the making can lie in. */
+/* How many blocks the newest rows of a sequence and the row that is being written can lie in. */
 static size_t window_blocks(uint32_t newest_rows)
 {
     return ((size_t)newest_rows + KVANT_PAGE_TOKENS - 2) / KVANT_PAGE_TOKENS + 1;
@@ -69,7 +70,7 @@ static size_t blocks_of(size_t n_rows)
     return n_rows / KVANT_PAGE_TOKENS + (n_rows % KVANT_PAGE_TOKENS != 0);
 }
 
-/* Pages as large as fp16 rows: an exact part would be a second copy. */
+/* Whether pages are as large as fp16 rows. Then an exact part would be a second copy. */
 static bool stores_fp16(const kvant_tensor_params *p)
 {
     for (uint32_t head = 0; head < p->n_kv_heads; head++) {
@@ -97,7 +98,8 @@ static kvant_status take_exact(const kvant_tensor_params *p, kvant_exact_part *e
     return KVANT_OK;
 }
 
-/* The pool of codecs that keep rows open themselves: for the windows of all sequences. */
+/* *pool = the open pages for codecs that keep the newest rows open: enough for the windows of all
+ * sequences. */
 static bool windows_pool(const kvant_tensor_params *p, const kvant_codec_info *info, size_t *pool)
 {
     *pool = 0;
@@ -110,9 +112,9 @@ static bool windows_pool(const kvant_tensor_params *p, const kvant_codec_info *i
     return true;
 }
 
-/* Rows of the exact part. A tensor that shares the pages of a step has room for more sequences
- * instead, at most for as many rows as it would have had for a step. The rows of each begin anywhere
- * in a block. */
+/* The rows of the exact part. A tensor that shares the pages of a step has room for more sequences
+ * instead, at most for the rows that a step would take. Each sequence's rows begin anywhere in a
+ * block. */
 static size_t exact_rows(const kvant_tensor_params *p, const kvant_exact_part *exact)
 {
     const uint64_t each = (uint64_t)exact->first + exact->newest + KVANT_PAGE_TOKENS,
@@ -121,9 +123,9 @@ static size_t exact_rows(const kvant_tensor_params *p, const kvant_exact_part *e
     return p->steps && some > exact->total ? (size_t)some : exact->total;
 }
 
-/* One pool for the exact part of all sequences, a block more than its rows fill because they begin
- * anywhere in a block, and for the rows of a step unless these are in shared pages. A codec's own
- * windows and sinks are for each sequence. */
+/* Sizes one pool for the exact part of all sequences. It has one block more than the rows fill,
+ * because they begin anywhere in a block, and pages for the rows of a step, unless these are
+ * shared. The windows and sinks that a codec asks for are added per sequence. */
 static kvant_status size_exact_pool(const kvant_tensor_params *p, const kvant_exact_part *exact,
                                     sizes *s)
 {
@@ -188,7 +190,7 @@ static bool sum_page_bytes(const kvant_tensor_params *p, size_t *sum)
     return true;
 }
 
-/* Bytes from the first block's pages to the end of the last block's. */
+/* Computes the bytes from the first block's pages to the end of the last block's pages. */
 static kvant_status span_blocks(const kvant_tensor_params *p, sizes *s)
 {
     s->block_stride = p->block_stride ? p->block_stride : s->block_bytes;
@@ -418,7 +420,8 @@ void kvant_tensor_clear(kvant_tensor *tensor)
     tensor->any_written = false;
 }
 
-/* The transformed row of a slot. Codecs of whole groups fill the gaps with numbers of other slots: those not written are zeros. */
+/* Reads the transformed row of a slot. A codec of whole groups fills gaps with numbers of other
+ * slots, so a slot that was never written is set to zeros here. */
 static void decode_slot(const kvant_tensor *tensor, const kvant_kernels *kernels, uint32_t block,
                         uint32_t token, const kvant_page_ref *ref, float *y)
 {
@@ -430,7 +433,7 @@ static void decode_slot(const kvant_tensor *tensor, const kvant_kernels *kernels
         kvant_codec_decode_transformed(ref->codec, kernels, ref->page, token, y);
 }
 
-/* n slots of one block, of one kv head. */
+/* Reads n slots of one block, for one kv head. */
 static void read_head(const kvant_tensor *tensor, const kvant_kernels *kernels, size_t first,
                       size_t n, uint32_t head, float *rows, size_t stride)
 {
@@ -469,7 +472,7 @@ kvant_status kvant_tensor_read(const kvant_tensor *tensor, size_t first, size_t 
     return KVANT_OK;
 }
 
-/* Below, waking a thread costs more than decoding. */
+/* With fewer rows, waking a thread costs more than decoding. */
 #define ROWS_FOR_THREADS 16u
 
 typedef struct read_job {

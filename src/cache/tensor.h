@@ -1,19 +1,22 @@
 /* tensor.h - the inside of kvant_tensor, for attention and for the files of this folder:
  *
  *   tensor.c      sizes, creation, clearing, reading
- *   write.c       a batch of rows: check, learn, seal what is old
- *   place.c       the same rows: their places and their codes
+ *   write.c       writes a batch of rows: checks them, learns from them, seals old blocks
+ *   place.c       chooses pages for the rows of a write and encodes them
  *   open.c        what open pages hold: sealing, opening again
  *   steps.c       which blocks have an open page, as the plan says; pages that tensors share
- *   versions.c    centres and scales: estimates from rows; the version of each row
+ *   versions.c    centres and scales: estimates from rows; the transform of each row
  *   learn.c       matrices of transform=first, from rows and queries
- *   judge.c       which version a sample of them errs least with
- *   weights.c     these matrices as transforms
- *   center.c      centres that turn with positions: one per block
+ *   judge.c       which transform has the smallest error for a sample of rows and queries
+ *   weights.c     the matrices W as transforms
+ *   center.c      centres that RoPE rotates: one per block
  *   shift.c       keys that move to other positions without being encoded again
- *   shift_rows.c  rows next to them; copies, export and import of their shifts
+ *   shift_rows.c  rows that are written next to shifted keys; copies, export and import of shifts
  *   slots.c       a block without some of its slots
- *   transfer.c    copies, export, import */
+ *   transfer.c    copies, export, import
+ *
+ * In comments a transform is the centre and scale, or the centre and W, of the rows of some blocks.
+ * Names still call it `version`. */
 #pragma once
 
 #include <kvant/tensor.h>
@@ -24,103 +27,107 @@
 #include "../store/plan.h"
 
 #define KVANT_NO_PAGE (-1)
-#define KVANT_CANDIDATE KVANT_MAX_VERSIONS /* place of a version that is not in force */
+#define KVANT_CANDIDATE KVANT_MAX_VERSIONS /* index of a new transform that is not in force yet */
 #define KVANT_NO_POSITION INT32_MIN
 
 typedef struct kvant_block {
     uint64_t written;  /* bit per slot */
-    int32_t open_page; /* KVANT_NO_PAGE unless open or sink */
+    int32_t open_page; /* KVANT_NO_PAGE unless the block is open or a sink */
     uint32_t sequence, index;
-    int32_t
-        position; /* of its first slot, where it may have a centre of its own (center.h); KVANT_NO_POSITION: not known */
+    /* The position of the block's first slot, if the block may have its own centre (center.h).
+     * KVANT_NO_POSITION: not known. */
+    int32_t position;
     uint8_t state, version;
-    bool touched; /* its sealed pages were written; until then their memory is not */
+    bool touched; /* its sealed pages were written at least once, so their memory is in use */
 } kvant_block;
 
-/* Open pages from n_own_pages on lie in memory that tensors share (steps.c). */
+/* Pages with numbers from n_own_pages on lie in memory that tensors share (steps.c). */
 typedef struct kvant_open_page {
     int64_t block; /* -1: free */
-    uint64_t
-        fresh; /* bit per slot: written since it was encoded, so its sealed bytes are not up to date */
+    /* A bit per slot: the row is newer than its code in the sealed page. */
+    uint64_t fresh;
 } kvant_open_page;
 
 typedef struct kvant_centers kvant_centers;
 
-/* Different shifts of keys in a tensor, 0 among them (shift.h). With more, attention would prepare
- * queries for longer; with fewer, 16 conversations that shift would encode keys again. */
+/* The most different shifts of keys in a tensor, including 0 (shift.h). A larger limit makes
+ * attention prepare queries for longer. A smaller limit makes 16 conversations that shift encode
+ * their keys again. */
 #define KVANT_MOST_SHIFTS 32u
 
-/* Matrices of transform=first (weights.h). */
+/* The matrices W of transform=first (weights.h). */
 typedef struct kvant_weights {
-    float *expanded;              /* (R W)^T of all kv heads, or NULL: only if R is dense */
-    size_t idle;                  /* rows written since it was needed */
+    float *expanded;              /* (R W)^T of all kv heads; NULL unless R is dense */
+    size_t idle;                  /* rows written since `expanded` was last needed */
     uint16_t *triangles;          /* W^T in binary16 */
-    kvant_centers *centers;       /* of blocks, or NULL: the version's serves all */
+    kvant_centers *centers;       /* centres of blocks; NULL: all blocks share one centre */
     kvant_transform transforms[]; /* per kv head */
 } kvant_weights;
 
-/* Centre and scale of all kv heads. Version 0 is what a calibration gives, or the identity. */
+/* The transform of all kv heads. Transform 0 comes from a calibration or is the identity. */
 typedef struct kvant_tensor_version {
     float *center, *scale;  /* n_kv_heads x head_dim each */
-    kvant_weights *weights; /* or NULL; in place of the scale */
-    uint32_t n_blocks;      /* that use it */
-    uint32_t stamp;         /* another one whenever the numbers change */
-    uint32_t kin;           /* of the sums that it comes from (judge.h) */
-    bool alive, learnt;     /* learnt: from rows, so center=first and norm=first are in force */
+    kvant_weights *weights; /* or NULL; used instead of the scale */
+    uint32_t n_blocks;      /* blocks that use it */
+    uint32_t stamp;         /* generation: a new number whenever the coefficients change */
+    uint32_t kin;           /* lineage: the second moments that it was made from (learning.h) */
+    bool alive, learnt;     /* center=first and norm=first apply, because it was made from rows */
 } kvant_tensor_version;
 
-/* Rows seen, for estimates of centre and scale (versions.c). Rows are dealt into parts, each with
- * sum, minimum and maximum per channel. */
+/* Row statistics, for estimates of centre and scale (versions.c). Rows are dealt into parts.
+ * Each part has the sum, the minimum and the maximum of every channel. */
 #define KVANT_STATISTICS_PARTS 8u
 
 typedef struct kvant_statistics {
     uint32_t n;
     size_t width;           /* channels of all kv heads */
-    float *sum, *min, *max; /* parts x width each, one allocation; NULL where nothing is learnt */
+    float *sum, *min, *max; /* parts x width each, one allocation; NULL: nothing is learned */
 } kvant_statistics;
 
-/* A stretch of neighbouring rows of a batch that go to one block. */
+/* Neighbouring rows of a batch that go to one block. */
 typedef struct kvant_run {
     size_t first, n; /* rows */
     uint32_t block;
-    uint64_t mask;    /* slots it writes */
+    uint64_t mask;    /* the slots that it writes, a bit each */
     int32_t position; /* of its last row, as the plan counts (steps.c) */
 } kvant_run;
 
-#define KVANT_MOST_RUNS 64u /* placed and encoded together */
+#define KVANT_MOST_RUNS 64u /* at most this many runs are placed and encoded together */
 
 typedef struct kvant_batch {
     const int64_t *slots;
-    const float *rows; /* where the tensor's pages are */
+    const float *rows; /* in the memory that holds the tensor's pages */
     size_t stride;
-    const kvant_run *runs; /* one after the other in the batch */
+    const kvant_run *runs; /* one after another in the batch */
     uint32_t n_runs;
 } kvant_batch;
 
-/* Work on pages that the CPU cannot reach, because they lie on a GPU. States, windows and versions
- * of blocks are the tensor's on every device, so that all devices write the same bytes. The
- * functions are called in an order that they must keep. They do not fail at once: status says what
- * went wrong so far. */
+/* Work on pages that the CPU cannot reach because they lie on a GPU. The tensor decides states,
+ * windows and transforms of blocks on every device, so that all devices write the same bytes. A
+ * device must carry out the functions in the order of the calls. A function does not report its own
+ * error: `status` returns the first error so far. */
 typedef struct kvant_page_device {
-    /* read: to the host, at once. copy: to the device, from anywhere. */
+    /* `read` copies to the host and waits for the bytes. `copy` copies to the device from
+     * anywhere. */
     void (*read)(const kvant_tensor *tensor, void *to, const void *from, size_t bytes);
     void (*copy)(const kvant_tensor *tensor, void *to, const void *from, size_t bytes);
     void (*clear)(const kvant_tensor *tensor, void *at, size_t bytes);
     /* Transforms and encodes rows, each into its block's open or sealed page. */
     void (*encode)(const kvant_tensor *tensor, const kvant_batch *batch);
-    /* Quantises open pages, of which the first slots were written, all of them since the block was
-     * opened. */
+    /* Quantises open pages. In each page only the first slots were written, all of them since the
+     * block was opened. */
     void (*seal)(const kvant_tensor *tensor, const int32_t *pages, size_t n);
-    /* Adds rows first, first + n / taken, ... of n to statistics of rows seen, which lie on the device. */
+    /* Adds `taken` of the n rows to statistics that lie on the device: rows 0, n / taken, 2 n /
+     * taken and so on. */
     void (*note)(const kvant_tensor *tensor, const struct kvant_statistics *seen, const float *rows,
                  size_t stride, size_t n, size_t taken);
-    /* A batch's rows on the host; NULL when they cannot be read. */
+    /* Returns a batch's rows on the host; NULL when they cannot be read. */
     const float *(*look)(const kvant_tensor *tensor, const float *rows, size_t stride, size_t n);
     kvant_status (*status)(const kvant_tensor *tensor);
-    /* A device may keep fp16 pages of blocks that are sealed to the tensor. exact returns a
-     * block's fp16 pages, or NULL. store_exact copies `pages` to a block's fp16 pages. Slots in
-     * `fresh` have no codes yet. It returns false when the device keeps no such pages. With pages
-     * NULL it only says whether the device does. */
+    /* A device may keep fp16 pages of blocks that are sealed for the tensor. `exact` returns a
+     * block's fp16 pages, or NULL. `store_exact` copies `pages` to a block's fp16 pages; slots in
+     * `fresh` have no codes yet. It returns false when the device keeps no such pages for the
+     * block. With pages NULL it copies nothing and only returns that answer. */
     const void *(*exact)(const kvant_tensor *tensor, uint32_t block);
     bool (*store_exact)(const kvant_tensor *tensor, uint32_t block, uint64_t fresh,
                         const void *pages);
@@ -129,7 +136,7 @@ typedef struct kvant_page_device {
 struct kvant_tensor {
     const kvant_page_device *device; /* NULL: pages lie in the computer's memory */
     void *device_context;
-    size_t device_bytes;        /* of matrices that the device made of versions without one */
+    size_t device_bytes;        /* of matrices that the device made for transforms without W */
     uint8_t *staging;           /* of a device: the open page and the sealed pages of one block */
     const kvant_codec **codecs; /* per kv head */
     size_t *page_offsets;       /* of each kv head's sealed page in its block */
@@ -137,35 +144,35 @@ struct kvant_tensor {
     size_t block_bytes, open_page_bytes, bytes;
     size_t block_stride;     /* from one block's pages to the next block's */
     uint32_t sink_blocks;    /* per sequence */
-    uint32_t n_sink_pages;   /* of the own pages: as many as sinks of all sequences need */
-    uint32_t n_absent_pages; /* the first ones, for which there is no memory */
+    uint32_t n_sink_pages;   /* own pages that the sinks of all sequences need */
+    uint32_t n_absent_pages; /* the first own pages that have no memory */
     uint32_t n_own_pages, n_open_pages;
     kvant_step_pages *steps; /* NULL: all pages are the tensor's own */
     kvant_plan *plan;        /* of the open pages; NULL: there are none */
     int32_t *seen;           /* blocks of the plan's views */
-    uint32_t newest_rows;    /* of a sequence, that stay open: its window */
-    /* Rows of a write that stay open until the next one; 0: there is no exact part. */
+    uint32_t newest_rows;    /* the window: newest rows of a sequence that stay open */
+    /* Rows of a write that stay open until the next write. 0: there is no exact part. */
     uint32_t step_rows;
-    uint32_t step_blocks; /* that get an open page at once */
-    bool always_open;     /* rows pass through open pages */
-    bool learns;          /* center=first or norm=first */
-    bool half_rows;       /* a device stores rows as fp16 in pages of its own, too */
+    uint32_t step_blocks; /* blocks of a step that can have an open page at the same time */
+    bool always_open;     /* every row passes through an open page */
+    bool learns;          /* some codec has center=first or norm=first */
+    bool half_rows;       /* the device also stores rows as fp16, in its own pages */
     bool any_written;
     uint8_t *sealed, *open; /* the caller's memory */
     kvant_block *blocks;
     kvant_open_page *open_pages;
-    uint64_t *clocks;           /* per sequence: rows written */
-    uint64_t *begun;            /* per sequence: the clock that the newest rows count back from */
-    uint8_t *sequence_versions; /* of each sequence's last block */
+    uint64_t *clocks;           /* per sequence: how many rows were written */
+    uint64_t *begun;            /* per sequence: the clock from which the newest rows count back */
+    uint8_t *sequence_versions; /* per sequence: the transform of its last block */
     kvant_tensor_version versions[KVANT_MAX_VERSIONS + 1];
-    float *centers; /* of all versions, with the scales */
+    float *centers; /* the centres and scales of all transforms */
     uint32_t last_stamp;
-    uint8_t newest;                 /* version of rows that nothing else decides */
-    bool unfit[KVANT_MAX_VERSIONS]; /* for the rows judged last */
-    /* Of rows that came a few at a time, of one long batch; NULL: none were noted
-     * (kvant_versions_open). */
+    uint8_t newest;                 /* the transform for rows when nothing else decides */
+    bool unfit[KVANT_MAX_VERSIONS]; /* rejected for the rows that were judged last */
+    /* `recent`: rows of short writes. `batch`: rows of one long write. sum is NULL while there are
+     * no rows (kvant_versions_open). */
     kvant_statistics recent, batch;
-    kvant_statistics fetched;        /* on the host, where those are on a device */
+    kvant_statistics fetched;        /* a copy on the host, when the statistics are on a device */
     struct kvant_learning *learning; /* of transform=first, or NULL */
     struct kvant_shifts *shifts;     /* of keys that were shifted, or NULL (shift.h) */
     float *scratch;                  /* KVANT_SEAL_WORKERS x block_tokens x head_dim */
@@ -183,8 +190,8 @@ static inline size_t kvant_tensor_width(const kvant_tensor *tensor)
     return (size_t)tensor->n_kv_heads * tensor->head_dim;
 }
 
-/* Centre and scale of one kv head in a version: each head has what its own codec asks for. Blocks may have a centre of their own
- * (kvant_block_affine). */
+/* The centre and scale of one kv head in a transform. Each kv head gets only what its own codec
+ * asks for. A block may have its own centre instead (kvant_block_affine). */
 static inline kvant_affine kvant_version_affine(const kvant_tensor *tensor, uint32_t version,
                                                 uint32_t head)
 {
@@ -198,7 +205,7 @@ static inline kvant_affine kvant_version_affine(const kvant_tensor *tensor, uint
     return (kvant_affine){ center ? v->center + first : NULL, scale ? v->scale + first : NULL };
 }
 
-/* R W of one kv head in a version. */
+/* R W of one kv head in a transform. */
 static inline const kvant_transform *kvant_version_transform(const kvant_tensor *tensor,
                                                              uint32_t version, uint32_t head)
 {
@@ -206,8 +213,8 @@ static inline const kvant_transform *kvant_version_transform(const kvant_tensor 
     return weights ? &weights->transforms[head] : &tensor->codecs[head]->transform;
 }
 
-/* One kv head's page of a block: of its codec, or of fp16 rows behind the same transform while the
- * block is open. */
+/* One kv head's page of a block: a page of its codec, or transformed fp16 rows while the block is
+ * open. */
 typedef struct kvant_page_ref {
     const kvant_codec *codec;
     const void *page;
@@ -262,7 +269,8 @@ static inline size_t kvant_open_block_bytes(const kvant_tensor *tensor)
     return tensor->open_page_bytes * tensor->n_kv_heads;
 }
 
-/* Bytes of pages, wherever they lie; kvant_pages_read: to the host. */
+/* Copies or clears bytes of pages, which may lie on a device. kvant_pages_read copies to the
+ * host. */
 static inline void kvant_pages_read(const kvant_tensor *tensor, void *to, const void *from,
                                     size_t bytes)
 {
@@ -289,7 +297,7 @@ static inline void kvant_pages_clear(const kvant_tensor *tensor, void *at, size_
         memset(at, 0, bytes);
 }
 
-/* What went wrong on the device, KVANT_OK for the computer's memory. */
+/* The first error of work on the device; KVANT_OK when pages lie in the computer's memory. */
 static inline kvant_status kvant_pages_status(const kvant_tensor *tensor)
 {
     return tensor->device ? tensor->device->status(tensor) : KVANT_OK;
@@ -306,51 +314,53 @@ static inline bool kvant_exact_store(const kvant_tensor *tensor, uint32_t block,
     return tensor->device && tensor->device->store_exact(tensor, block, fresh, pages);
 }
 
-/* tensor.c: kvant_tensor_create in a device's memory. device and context outlive the tensor. */
+/* tensor.c: kvant_tensor_create with pages in a device's memory. The device and its context must
+ * outlive the tensor. */
 kvant_status kvant_tensor_create_on(const kvant_page_device *device, void *context,
                                     const kvant_tensor_params *params, void *memory,
                                     kvant_tensor **tensor);
 
-/* tensor.c: a block becomes empty. */
+/* tensor.c: makes a block empty. */
 void kvant_block_clear(kvant_tensor *tensor, uint32_t block);
 
-/* New rows of a tensor, on its device. seen: the same rows on the host, or NULL when their numbers
- * are at most kvant_tensor_safe_input, or when the device checks them. */
+/* New rows of a tensor, in the memory of its device. seen: the same rows on the host. It may be
+ * NULL when no magnitude exceeds kvant_tensor_safe_input, or when the device checks the rows. */
 typedef struct kvant_rows {
     kvant_tensor *tensor;
     const float *rows, *seen;
     size_t stride;
 } kvant_rows;
 
-/* write.c: kvant_tensor_write for one tensor or two, all or nothing for both. */
+/* write.c: kvant_tensor_write for one tensor or two. On an error neither tensor changes. */
 kvant_status kvant_tensor_write_seen(const kvant_rows *rows, size_t n_tensors, const int64_t *slots,
                                      size_t n, uint32_t n_threads);
 float kvant_tensor_safe_input(const kvant_tensor *tensor);
 
 /* open.c */
 
-/* Gives the block an open page, sealing another block when none is free, and decodes what the block
- * holds into it, in the terms of a version that may differ from the block's. False, and the block
- * as before, when a row would leave fp16's range there or when there are no open pages. */
+/* Gives the block an open page and decodes the block's rows into it, expressed in a transform that
+ * may differ from the block's own. Seals another block when no page is free. Returns false and
+ * leaves the block unchanged when a row would leave fp16's range, or when there are no open
+ * pages. */
 bool kvant_open_block(kvant_tensor *tensor, uint32_t block, uint32_t version, uint32_t n_threads);
 
-/* The same for a block to which the plan gave a page. */
+/* The same for a block to which the plan has already given a page. */
 bool kvant_open_fill(kvant_tensor *tensor, uint32_t block, uint32_t version, uint32_t n_threads);
 
-/* Expresses the rows of an open block in another version; false, and nothing changed, when one
- * leaves fp16's range. */
+/* Expresses the rows of an open block in another transform. Returns false and changes nothing when
+ * a row would leave fp16's range. */
 bool kvant_open_reexpress(kvant_tensor *tensor, uint32_t block, uint32_t version);
 
-/* Notes a write to slots (a bit each) of an open block. */
+/* Records a write to slots (a bit each) of an open block. */
 void kvant_open_touch(kvant_tensor *tensor, uint32_t block, uint64_t slots);
 
-/* Seals what is older than its sequence's window, of one tensor or of the keys and values of a layer:
- * rows of a tensor with an exact part, otherwise blocks that are complete. With all, whatever the
- * pool holds. */
+/* Seals rows older than their sequence's window, for one tensor or for the keys and values of a
+ * layer. With an exact part the window is counted in rows; otherwise complete blocks are sealed.
+ * With `all`, seals every open block. */
 void kvant_open_seal_due(kvant_tensor *const *tensors, size_t n_tensors, bool all,
                          uint32_t n_threads);
 
-/* Seals blocks that the plan took pages from. */
+/* Seals the blocks from which the plan took pages. */
 void kvant_open_seal(kvant_tensor *tensor, const kvant_plan_change *list, uint32_t n,
                      uint32_t n_threads);
 
@@ -362,66 +372,71 @@ void kvant_limit_to_half(float *y, uint32_t n);
 /* Makes the plan of a tensor's open pages. KVANT_ERR_MEMORY. */
 kvant_status kvant_steps_create(kvant_tensor *tensor);
 
-/* The tensor has no pages for its first tokens: these need not be open. Before anything is written.
- * KVANT_ERR_MEMORY. */
+/* Tells the plan that the tensor has no pages for its first tokens, so that these need not be open.
+ * Call it before anything is written. KVANT_ERR_MEMORY. */
 kvant_status kvant_steps_leave_out_first(kvant_tensor *tensor);
 
-/* A write of n rows begins, or these n rows were written. The newest rows count back from the first
- * of the n rows when the write begins, and from the last one when it ends. If a write has more than
- * step_rows rows, they count back from its last step_rows rows when it begins. */
+/* kvant_open_begin starts a write of n rows; kvant_open_end finishes it. When the write begins, the
+ * newest rows count back from the first of the n rows; if the write has more than step_rows rows,
+ * from its last step_rows rows. When the write ends, they count back from its last row. */
 void kvant_open_begin(kvant_tensor *tensor, const int64_t *slots, size_t n);
 void kvant_open_end(kvant_tensor *tensor, const int64_t *slots, size_t n);
 
-/* Counts the rows of a run, before they are marked as written, and finds the run's position. Rows in
- * place of others that are not sealed make no row older. */
+/* Counts the rows of a run and finds the run's position. Call it before the rows are marked as
+ * written. A row that replaces a row that is not sealed makes no other row older. */
 void kvant_open_count(kvant_tensor *tensor, kvant_run *run);
 
-/* The plan gives the blocks of at most KVANT_MOST_RUNS runs, which differ, open pages: to all of
- * them, if there are no more of them than pages. Seals other blocks for that. */
+/* Lets the plan give open pages to the blocks of at most KVANT_MOST_RUNS runs, whose blocks differ.
+ * If there are at least as many pages as blocks, every block gets one. Seals other blocks to free
+ * their pages. */
 void kvant_open_take_runs(kvant_tensor *tensor, const kvant_run *runs, uint32_t n,
                           uint32_t n_threads);
 
-/* The block begins to use the page that the plan gave it. KVANT_NO_PAGE: it has none. */
+/* The block begins to use the page that the plan gave it. KVANT_NO_PAGE: the plan gave none. */
 int32_t kvant_open_enter(kvant_tensor *tensor, uint32_t block, uint32_t n_threads);
 
-/* The block gives its open page back: its sealed bytes count, or it is empty from now on. */
+/* The block gives its open page back. Then its sealed page counts, or with `emptied` the block is
+ * empty. */
 void kvant_open_leave(kvant_tensor *tensor, uint32_t block, bool emptied);
 
-/* Takes an open page for the block, with unspecified bytes; its last row is `age` rows old. Seals
- * another block when no page is free. KVANT_NO_PAGE when the tensor has no open pages. */
+/* Returns an open page for the block, with unspecified bytes. age: how many rows were written after
+ * the block's last row. Seals another block when no page is free. KVANT_NO_PAGE when the tensor has
+ * no open pages. */
 int32_t kvant_open_take(kvant_tensor *tensor, uint32_t block, uint64_t age, uint32_t n_threads);
 
-/* The last n rows of a sequence were cut: its window goes back by as many. */
+/* The last n_rows rows of a sequence were removed, so its window moves back by as many rows. */
 void kvant_open_rewind(kvant_tensor *tensor, uint32_t sequence, uint32_t n_rows);
 
-/* How many blocks the pages that a tensor shares have room for. */
+/* How many blocks of open pages fit into the memory that tensors share. */
 size_t kvant_steps_blocks(const kvant_step_pages *steps, size_t open_block_bytes);
 
-/* Makes the tensor the owner of the pages that it shares, before it uses one. Another owner's rows
- * are sealed or moved to that tensor's own pages. Allocates nothing, so it cannot fail. */
+/* Makes the tensor the owner of the shared pages, before it uses one of them. The former owner
+ * seals its rows there or moves them to its own pages. Allocates nothing, so it cannot fail. */
 void kvant_steps_acquire(kvant_tensor *tensor, uint32_t n_threads);
 
-/* The tensor uses no shared page any more and is about to go. */
+/* The tensor gives up the shared pages, because it is about to be freed. */
 void kvant_steps_release(kvant_tensor *tensor);
 
 /* slots.c */
 
-/* Whether kvant_slots_read writes open pages: the block is open or exact on its device, or its
- * sealed rows of `slots` have scales that rows of other slots gave, too. */
+/* Whether kvant_slots_read writes open pages. It does when the block is open, when it is exact on
+ * its device, or when rows of other slots contributed to the scales of the sealed rows of
+ * `slots`. */
 bool kvant_slots_as_open(const kvant_tensor *tensor, uint32_t block, uint64_t slots);
 
-/* Writes the pages that the block would have if rows of `slots` alone had been written to it, at
- * any alignment: kvant_open_block_bytes or block_bytes. KVANT_ERR_MEMORY, errors of the device. */
+/* Writes the pages that the block would have if only the rows of `slots` had been written to it.
+ * `pages` has kvant_open_block_bytes or block_bytes bytes and any alignment. KVANT_ERR_MEMORY,
+ * errors of the device. */
 kvant_status kvant_slots_read(const kvant_tensor *tensor, uint32_t block, uint64_t slots,
                               uint8_t *pages);
 
-/* Forgets the rows of other slots: these slots count as never written. */
+/* Keeps the rows of `slots`. All other slots count as never written. */
 void kvant_block_keep(kvant_tensor *tensor, uint32_t block, uint64_t slots);
 
-/* The block is of another sequence from now on, which goes on writing it. */
+/* Gives the block to another sequence, which goes on writing to it. */
 void kvant_block_adopt(kvant_tensor *tensor, uint32_t block, uint32_t sequence);
 
-/* transfer.c: kvant_tensor_export of some slots. */
+/* transfer.c: kvant_tensor_export for some slots of a block. */
 kvant_status kvant_block_export(const kvant_tensor *tensor, uint32_t block, uint64_t slots,
                                 void *data, size_t bytes, size_t *used);
 
@@ -429,37 +444,39 @@ kvant_status kvant_block_export(const kvant_tensor *tensor, uint32_t block, uint
 
 kvant_status kvant_versions_create(kvant_tensor *tensor);
 
-/* Statistics of rows seen on a device: memory for two of kvant_statistics_bytes there. */
+/* On a device, row statistics need memory for two times kvant_statistics_bytes. */
 size_t kvant_statistics_bytes(const kvant_tensor *tensor);
 void kvant_versions_place(kvant_tensor *tensor, float *memory);
 void kvant_versions_destroy(kvant_tensor *tensor);
 void kvant_versions_reset(kvant_tensor *tensor);
 
-/* Counts a block in or out of its version. A version that nothing uses may be taken again, unless
+/* Counts a block in or out of its transform. A transform that no block uses may be replaced, unless
  * it is the newest. */
 void kvant_version_join(kvant_tensor *tensor, uint32_t block, uint32_t version);
 void kvant_version_leave(kvant_tensor *tensor, uint32_t block);
 
+/* The coefficients of a transform. */
 typedef struct kvant_version_numbers {
-    const float *center, *scale;  /* NULL: as in version 0 */
+    const float *center, *scale;  /* NULL: as in transform 0 */
     const uint16_t *triangles;    /* NULL: no matrices */
-    const kvant_centers *centers; /* NULL: none of blocks */
+    const kvant_centers *centers; /* NULL: blocks have no centres of their own */
     bool learnt;
 } kvant_version_numbers;
 
-/* *version = the number of an alive version with these numbers, which is made when there is none. KVANT_ERR_FULL when all are
- * taken; errors as kvant_weights_create. */
+/* *version = the id of a transform in force with these coefficients. Makes the transform when there
+ * is none. KVANT_ERR_FULL when all ids are in use; errors as kvant_weights_create. */
 kvant_status kvant_version_find(kvant_tensor *tensor, const kvant_version_numbers *numbers,
                                 uint32_t *version);
 
-/* The first learnt version is there: rows that waited for it are expressed in it, new blocks begin
- * with it. */
+/* Puts the first learned transform into force: pending rows are expressed in it, and new blocks
+ * begin with it. */
 void kvant_versions_begin(kvant_tensor *tensor, uint32_t version);
 
-/* Rows of `from` that wait for a first version take what was seen of them along. */
+/* When rows of `from` are copied to `to` while both wait for a first transform, the statistics of
+ * these rows are copied, too. */
 void kvant_versions_share(const kvant_tensor *from, kvant_tensor *to);
 
-/* Whether rows wait in open blocks for the first version. */
+/* Whether rows are pending in open blocks because there is no learned transform yet. */
 static inline bool kvant_versions_wait(const kvant_tensor *tensor)
 {
     return tensor->learns && !tensor->versions[tensor->newest].learnt;

@@ -30,7 +30,7 @@ static kvant_status no_page(void)
     return kvant_fail(NULL, KVANT_ERR_FULL, "the tensor has no open pages for these blocks");
 }
 
-/* The target's versions for those that the source's blocks use. */
+/* Finds or makes the target's transforms for the transforms that the source's blocks use. */
 static kvant_status map_versions(const kvant_tensor *from, uint32_t first, uint32_t n,
                                  kvant_tensor *to, int32_t map[KVANT_MAX_VERSIONS])
 {
@@ -53,7 +53,7 @@ static kvant_status map_versions(const kvant_tensor *from, uint32_t first, uint3
         if (status != KVANT_OK)
             continue;
         map[v] = (int32_t)found;
-        to->versions[found].n_blocks++; /* held until all are found */
+        to->versions[found].n_blocks++; /* keeps it in use until all are found */
     }
     for (uint32_t v = 0; v < KVANT_MAX_VERSIONS; v++)
         if (map[v] >= 0)
@@ -61,7 +61,7 @@ static kvant_status map_versions(const kvant_tensor *from, uint32_t first, uint3
     return status == KVANT_ERR_FULL ? no_version() : status;
 }
 
-/* Blocks that waited for a first version need not wait any longer. */
+/* Puts the first learned transform into force when copied blocks bring one. */
 static void begin_versions(const kvant_tensor *from, kvant_tensor *to,
                            const int32_t map[KVANT_MAX_VERSIONS])
 {
@@ -80,7 +80,7 @@ static uint32_t count_free_pages(const kvant_tensor *tensor)
     return n;
 }
 
-/* Whether there are pages for other blocks than sinks. Then an open block always finds a page,
+/* Whether there are pages for blocks that are not sinks. Then an open block always finds a page,
  * because another block is sealed for it. Without such pages only a sink that has a page or finds a
  * free one may be open. */
 static bool has_pool(const kvant_tensor *tensor)
@@ -109,7 +109,7 @@ static bool finds_page(const kvant_tensor *tensor, uint32_t block)
            (kvant_is_sink(tensor, block) && count_free_pages(tensor) > 0);
 }
 
-/* The open page that a copy of an open block gets. It has the block's age, counted in rows. */
+/* Finds the open page for the copy of an open block. The copy has the same age, counted in rows. */
 static int32_t take_page(const kvant_tensor *from, uint32_t source, kvant_tensor *to,
                          uint32_t target)
 {
@@ -129,8 +129,8 @@ static void copy_open(const kvant_tensor *from, uint32_t source, kvant_tensor *t
                      kvant_open_block_bytes(from));
 }
 
-/* An empty block, which may have taken an open page, gets its slots, version, position and sealed pages (NULL:
- * none). */
+/* Fills an empty block, which may have an open page, with slots, transform, position and sealed
+ * pages (NULL: none). */
 static void fill(kvant_tensor *tensor, uint32_t block, uint32_t version, int32_t position,
                  uint64_t written, const void *sealed)
 {
@@ -151,7 +151,7 @@ static void copy_block(const kvant_tensor *from, uint32_t source, kvant_tensor *
     const kvant_block *block = &from->blocks[source];
     if (!block->written)
         return;
-    /* Within one tensor taking a page may seal the source itself. */
+    /* If both blocks are in one tensor, taking a page may seal the source. */
     int32_t page = block->open_page >= 0 ? take_page(from, source, to, target) : KVANT_NO_PAGE;
     if (page >= 0 && block->open_page >= 0)
         copy_open(from, source, to, page);
@@ -203,25 +203,26 @@ kvant_status kvant_tensor_copy(const kvant_tensor *from, uint32_t first, kvant_t
 
 typedef struct block_header {
     uint64_t magic;
-    uint64_t bytes;  /* of all of it */
-    uint64_t scheme; /* what the codecs are */
+    uint64_t bytes;  /* of the whole exported block */
+    uint64_t scheme; /* a hash of the codecs (scheme_of) */
     uint64_t written;
-    uint32_t open; /* bits: fp16 pages, else sealed ones; slots have shifts */
-    uint32_t
-        learnt; /* 1: centre and scale of all kv heads follow; 2: and their matrices; 3: and centres of blocks */
+    uint32_t open; /* bits: the block has fp16 pages, not sealed ones; its slots have shifts */
+    /* 0: no transform. 1: centre and scale of all kv heads follow. 2: also matrices. 3: also
+     * centres of blocks. */
+    uint32_t learnt;
 } block_header;
 _Static_assert(sizeof(block_header) == 40, "format.md");
 
-/* head_dim / 2 frequencies follow, of which RoPE uses the first n_dims / 2, and the centre of a block at position 0 of all kv
- * heads. */
+/* Centres of blocks. After this header come head_dim / 2 frequencies, of which RoPE uses the first
+ * n_dims / 2, then the centres at position 0 of all kv heads. */
 typedef struct centers_header {
     int32_t position;
     uint32_t n_dims, interleaved, zero;
 } centers_header;
 _Static_assert(sizeof(centers_header) == 16, "format.md");
 
-/* Fingerprints name what bytes depend on: the spec with its seed, and the numbers that came from a
- * calibration. */
+/* A hash of the fingerprints of all codecs. Fingerprints cover everything that bytes depend on: the
+ * spec with its seed, and the numbers from a calibration. */
 static uint64_t scheme_of(const kvant_tensor *tensor)
 {
     uint32_t numbers[3] = { tensor->n_kv_heads, tensor->head_dim,
@@ -279,7 +280,7 @@ static size_t version_bytes(const kvant_tensor *tensor, uint32_t learnt)
            (learnt == LEARNT_CENTERS ? centers_bytes(tensor) : 0);
 }
 
-/* Where centres are: the last of a version. */
+/* The offset of the centres of blocks: after all coefficients of a transform. */
 static size_t centers_at(const kvant_tensor *tensor)
 {
     return version_bytes(tensor, LEARNT_MATRICES);
@@ -305,7 +306,7 @@ size_t kvant_tensor_export_size(const kvant_tensor *tensor)
     return open > sealed ? open : sealed;
 }
 
-/* The first channel of the i-th pair that turns. */
+/* The first channel of the i-th pair that RoPE rotates. */
 static uint32_t turning_channel(const centers_header *header, uint32_t i)
 {
     return header->interleaved ? 2 * i : i;
@@ -417,8 +418,8 @@ static kvant_status check_numbers(const float *center, const float *scale, size_
     return KVANT_OK;
 }
 
-/* Open rows are sealed later, which must not fail: they are checked as written ones are. At any
- * alignment. */
+/* Checks imported open rows like written ones, because they are sealed later, which must not fail.
+ * The pages may have any alignment. */
 static kvant_status check_open_rows(const kvant_tensor *tensor, const uint8_t *pages)
 {
     const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
@@ -436,7 +437,7 @@ static kvant_status check_open_rows(const kvant_tensor *tensor, const uint8_t *p
     return KVANT_OK;
 }
 
-/* What export_centers wrote. */
+/* Reads centres of blocks that export_centers wrote. */
 static kvant_status import_centers(const kvant_tensor *tensor, const uint8_t *data,
                                    kvant_centers **centers)
 {
@@ -470,7 +471,8 @@ static int32_t position_of(const kvant_tensor *tensor, const uint8_t *data,
     return position;
 }
 
-/* numbers->triangles and centers are the caller's to free, on an error, too. */
+/* Reads matrices and centres of blocks. The caller frees *triangles and *centers, also after an
+ * error. */
 static kvant_status import_weights(const kvant_tensor *tensor, const uint8_t *data, uint32_t learnt,
                                    uint16_t **triangles, kvant_centers **centers)
 {
@@ -483,8 +485,8 @@ static kvant_status import_weights(const kvant_tensor *tensor, const uint8_t *da
                                     : KVANT_OK;
 }
 
-/* The version of an imported block, made when it is not there. The arrays may lie at any alignment,
- * so they go through the candidate. */
+/* Finds or makes the transform of an imported block. The arrays may have any alignment, so they are
+ * copied to the candidate first. */
 static kvant_status import_version(kvant_tensor *tensor, const uint8_t *data,
                                    const block_header *header, uint32_t *version)
 {
@@ -524,7 +526,7 @@ kvant_status kvant_tensor_import(kvant_tensor *tensor, uint32_t block, const voi
     const uint8_t *pages = moved + (shifted ? kvant_shifts_export_bytes(tensor) : 0);
     if (open)
         KVANT_FORWARD(check_open_rows(tensor, pages));
-    /* Rows that wait for a first transform wait in the tensor's own pages. */
+    /* Rows that are pending for a first transform lie in the tensor's own pages. */
     const bool exact =
         open && (header.learnt || !tensor->learns) && kvant_exact_store(tensor, block, 0, NULL);
     KVANT_RETURN_IF(open && !exact && !finds_page(tensor, block), no_page());
@@ -552,7 +554,7 @@ kvant_status kvant_tensor_import(kvant_tensor *tensor, uint32_t block, const voi
     return kvant_pages_status(tensor);
 }
 
-/* Versions that a caller keeps */
+/* Transforms that a caller sets or reads */
 
 /* Whether some kv head has a centre, or a scale. */
 static bool uses(const kvant_tensor *tensor, bool scale)

@@ -1,8 +1,8 @@
 /* turn.c - see turn.h.
  *
- * A pair of channels is a complex number z, which position p multiplies by e^(ipf). So moments E[z_i
- * conj z_k] and E[z_i z_k] at p are those at 0 times e^(ip(f_i - f_k)) and e^(ip(f_i + f_k)), and means
- * over positions a .. b - 1 are geometric series. */
+ * A pair of channels is a complex number z, and RoPE at position p multiplies it by e^(ipf). So the
+ * moments E[z_i conj z_k] and E[z_i z_k] at p are the moments at 0 times e^(ip(f_i - f_k)) and
+ * e^(ip(f_i + f_k)). Their means over positions a to b - 1 are geometric series. */
 #include "learning.h"
 
 #include <math.h>
@@ -14,7 +14,7 @@
 #include "../math/trig.h"
 
 #define MOST_FREQUENCY 1024.0f /* angles are then below 2^42, and exact enough in binary64 */
-#define NO_TURN 1e-10          /* per position: none, over all positions there are */
+#define NO_TURN 1e-10          /* a rotation per position below this is none over all positions */
 
 /* Sine and cosine of any angle */
 
@@ -65,7 +65,8 @@ kvant_status kvant_rope_check(const kvant_rope *rope, uint32_t head_dim)
     return KVANT_OK;
 }
 
-/* The channel that turns with another one of a head, and whether it is the second of the two; itself: none. */
+/* The channel of a head that RoPE rotates together with this one; the channel itself if there is
+ * none. *second: whether `channel` is the second of the two. */
 static uint32_t partner(const kvant_rope *rope, uint32_t channel, bool *second)
 {
     const uint32_t half = rope->n_dims / 2;
@@ -75,7 +76,7 @@ static uint32_t partner(const kvant_rope *rope, uint32_t channel, bool *second)
     return rope->interleaved ? channel ^ 1 : *second ? channel - half : channel + half;
 }
 
-/* The place in a part of a head's channel; n where it lies in another part. */
+/* The index of a head's channel in a part. n: the channel is in another part. */
 static uint32_t place_of(uint32_t d, uint32_t n, uint32_t part, uint32_t channel)
 {
     for (uint32_t i = 0; i < n; i++)
@@ -84,7 +85,8 @@ static uint32_t place_of(uint32_t d, uint32_t n, uint32_t part, uint32_t channel
     return n;
 }
 
-/* Pairs of a part; false when one lies in two parts, or a channel is left. */
+/* Finds the pairs of a part. Returns false when a pair is in two parts, or a channel has no
+ * partner. */
 static bool find_pairs(const kvant_rope *rope, uint32_t d, uint32_t n, uint32_t part,
                        kvant_pair *pairs)
 {
@@ -123,7 +125,8 @@ uint32_t kvant_turn_octave(const kvant_turn *turn, int32_t position)
     return octave;
 }
 
-/* Less than half an octave at the end belongs to the one before. */
+/* If the last bucket is shorter than half of its length, its positions belong to the bucket
+ * before. */
 uint32_t kvant_turn_octaves(uint64_t n_positions)
 {
     const uint64_t most = n_positions - n_positions / 4;
@@ -146,7 +149,8 @@ void kvant_turn_octave_edges(const kvant_turn *turn, uint32_t octave, int32_t ed
     edges[1] = (int32_t)edge_of(turn, octave + 1);
 }
 
-/* NULL with *status KVANT_OK: this rope cannot be followed. */
+/* Returns NULL with *status KVANT_OK when the parts of a head cannot be rotated alone by this
+ * RoPE. */
 static kvant_turn *make_turn(const kvant_tensor *tensor, const kvant_rope *rope,
                              kvant_status *status)
 {
@@ -260,7 +264,7 @@ static void move_to(kvant_turning *t, int64_t position)
     }
 }
 
-/* A function of its own: what nobody else writes to becomes vectors. */
+/* This is a function because its `restrict` parameters let the compiler vectorise the loop. */
 static void turn_halves(uint32_t n, const float *restrict cosine, const float *restrict sine,
                         float *restrict first, float *restrict second)
 {
@@ -288,17 +292,17 @@ void kvant_turn_back(kvant_turning *t, int64_t position, float *x)
 
 /* Moments */
 
-/* Parts of positions, each of which counts as much as the others, between edges a_0 < a_1 ...: the mean of e^(ipx) over
- * them is the sum of share_m e^(i a_m x) divided by e^(ix) - 1. */
+/* A list of position intervals between edges a_0 < a_1 < ..., all of which count the same. The mean
+ * of e^(ipx) over them is the sum of share_m e^(i a_m x), divided by e^(ix) - 1. */
 typedef struct series {
     const kvant_pair *pairs;
     uint32_t n, n_edges;
     double step; /* of positions; edges are in steps */
     double edge[KVANT_MOST_OCTAVES + 1], share[KVANT_MOST_OCTAVES + 1];
-    complex_number *at; /* n_edges x n: each pair at each edge; then n: at position 1 */
+    complex_number *at; /* n_edges x n: each pair at each edge; then n: each pair at position 1 */
 } series;
 
-/* Of edges that are there. */
+/* Computes shares and angles; the caller has set the edges. */
 static kvant_status begin_series(series *s, const kvant_turn *turn, uint32_t part)
 {
     const uint32_t n_parts = s->n_edges - 1;
@@ -318,7 +322,8 @@ static kvant_status begin_series(series *s, const kvant_turn *turn, uint32_t par
     return KVANT_OK;
 }
 
-/* The mean of e^(ip(f_i + f_k)), or with minus of e^(ip(f_i - f_k)); k = n: of e^(ipf_i). */
+/* The mean of e^(ip(f_i + f_k)), or with `minus` of e^(ip(f_i - f_k)). With k = n it is the mean of
+ * e^(ipf_i). */
 static complex_number mean_of(const series *s, uint32_t i, uint32_t k, bool minus)
 {
     complex_number sum = { 0, 0 };
@@ -350,7 +355,7 @@ static void turn_mean(const series *s, double *mean)
     }
 }
 
-/* The moments of two pairs, a and b being the real and imaginary parts of each. */
+/* Rotates the moments of two pairs. In the names a is the real part and b the imaginary part. */
 static void turn_block(const series *s, uint32_t i, uint32_t k, double *m)
 {
     const size_t d = 2 * (size_t)s->n;

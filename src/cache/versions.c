@@ -1,5 +1,5 @@
-/* versions.c - centres and scales, and which version rows get (versions.h, tensor.h). Estimates from
- * rows are in statistics.c. */
+/* versions.c - centres and scales, and the choice of a transform for rows (versions.h, tensor.h).
+ * The estimates from rows are in statistics.c. */
 #include "center.h"
 #include "learning.h"
 #include "statistics.h"
@@ -10,26 +10,30 @@
 #include "../base/alloc.h"
 #include "../base/attributes.h"
 
-/* The smallest scale, in parts of the head's largest: a channel that happened to be constant in the
- * rows seen must not blow up later ones. 2^-8 of the square roots stands for a range of 2^16
- * between channels. */
+/* The smallest scale, as a part of the head's largest scale. A channel that happened to be constant
+ * in the first rows must not make later rows too large. Scales are square roots, so 2^-8 allows a
+ * range of 2^16 between channels. */
 #define SMALLEST_SCALE 0.00390625f
 
-/* Rows get a new version when an old one would make this many times the squared error of a new one. */
+/* Rows get a new transform when the squared error of an old one is more than this many times the
+ * squared error of a new one. */
 #define MOST_EXCESS 1.5f
-#define MATRIX_EXCESS                                                                              \
-    2 /* times more by sums alone, which know no matrix: it is worth more than factors */
+/* Statistics alone do not know W, which is worth more than factors per channel. So the limit for
+ * transforms with W is this many times higher when the sample cannot decide. */
+#define MATRIX_EXCESS 2
+/* The limit below position NEAR_POSITIONS, if RoPE is known. There a transform from another text
+ * errs 0.8 to 1.1 times as much. */
 #define NEAR_POSITIONS 512
-#define NEAR_EXCESS                                                                                \
-    1.25 /* instead, before these positions: other text's version errs 0.8 to 1.1 times as much */
-#define RANGE_EXCESS                                                                               \
-    2.0 /* behind them: turned there, a version is not as good for a few rows as one from them */
-#define VERSIONS 4u /* without matrices */
+#define NEAR_EXCESS 1.25
+/* The limit from that position on. A transform that was rotated there is not as good for a few rows
+ * as a transform made from these rows. */
+#define RANGE_EXCESS 2.0
+#define VERSIONS 4u /* the most transforms of a tensor without matrices */
 
-/* Rows of a batch that are looked at, spread over it. */
+/* At most this many rows of a batch are added to the statistics, spread evenly over it. */
 #define MOST_ROWS 512u
 
-/* Rows seen */
+/* Row statistics */
 
 kvant_status kvant_versions_open(kvant_tensor *tensor)
 {
@@ -51,7 +55,7 @@ static void close_statistics(kvant_tensor *tensor)
     tensor->recent = tensor->batch = (kvant_statistics){ 0 };
 }
 
-/* Of all versions' centres and scales. */
+/* How many numbers the centres and scales of all transforms have. */
 static size_t centers_of_all(const kvant_tensor *tensor)
 {
     return (KVANT_CANDIDATE + 1) * 2 * kvant_tensor_width(tensor);
@@ -100,15 +104,15 @@ static void distances_of_head(const kvant_tensor *tensor, const kvant_statistics
     kvant_statistics_distances(seen, at, tensor->head_dim, version->center + at, distances);
 }
 
-/* Versions */
+/* Transforms */
 
 static bool from_file(const kvant_codec_info *info, bool scale)
 {
     return scale ? info->norm == KVANT_NORM_FILE : info->center == KVANT_CENTER_FILE;
 }
 
-/* Copies what the calibration gives each head that asks for it, to the others what changes nothing;
- * false when it lacks a head. */
+/* Copies the calibration's centre or scale for each head whose codec asks for it. Other heads get
+ * zeros or ones. Returns false when the calibration lacks a head. */
 static bool load(const kvant_tensor *tensor, bool scale, float *out)
 {
     for (uint32_t head = 0; head < tensor->n_kv_heads; head++) {
@@ -181,15 +185,16 @@ void kvant_versions_reset(kvant_tensor *tensor)
     kvant_versions_forget(tensor);
 }
 
-/* A call of attention on a GPU knows one centre and one scale of values. So values learn once
- * there. When no block uses their version any more, another one takes its place. */
+/* Attention on a GPU takes one centre and one scale of values per call, so values learn only once
+ * there. When no block uses their transform any more, a new one may replace it. */
 static bool learns_once(const kvant_tensor *tensor)
 {
     return tensor->device && kvant_tensor_codec_info(tensor)->role == KVANT_ROLE_V;
 }
 
-/* Matrices are worth one more, and more where positions turn keys. On a GPU, where a matrix of keys
- * takes eight times the memory of its triangles, there are no more. */
+/* A tensor with matrices may have one more transform, and KVANT_MAX_VERSIONS if RoPE is known. On a
+ * GPU it may not, because the matrices of keys take eight times the memory of their triangles
+ * there. */
 uint32_t kvant_versions_at_most(const kvant_tensor *tensor)
 {
     if (learns_once(tensor))
@@ -199,8 +204,8 @@ uint32_t kvant_versions_at_most(const kvant_tensor *tensor)
     return tensor->learning->turn ? KVANT_MAX_VERSIONS : VERSIONS + 1;
 }
 
-/* Versions that blocks from elsewhere can bring. On a GPU values may have several centres, which
- * makes attention slow, but one scale. */
+/* How many transforms a tensor can have when imported blocks bring some. Values on a GPU may then
+ * have several centres, which makes attention slow, but only one scale. */
 static uint32_t found_at_most(const kvant_tensor *tensor)
 {
     if (learns_once(tensor) && kvant_tensor_codec_info(tensor)->norm == KVANT_NORM_FIRST)
@@ -214,7 +219,7 @@ static bool is_unused(const kvant_tensor *tensor, uint32_t version)
                                                 (version != tensor->newest || learns_once(tensor)));
 }
 
-/* A version that no block uses, or NULL. */
+/* A transform that no block uses, or NULL. */
 static kvant_tensor_version *unused(kvant_tensor *tensor, uint32_t most)
 {
     for (uint32_t v = 1; v < most; v++)
@@ -243,7 +248,7 @@ void kvant_version_leave(kvant_tensor *tensor, uint32_t block)
     tensor->blocks[block].version = 0;
 }
 
-/* NULL: no matrices. */
+/* Whether matrices and centres are the same. Triangles NULL: there are no matrices. */
 static bool same_weights(const kvant_tensor *tensor, const kvant_weights *weights,
                          const kvant_version_numbers *numbers)
 {
@@ -279,7 +284,7 @@ kvant_status kvant_version_find(kvant_tensor *tensor, const kvant_version_number
             memcmp(v->scale, scale, bytes) == 0 && same_weights(tensor, v->weights, numbers))
             return KVANT_OK;
     }
-    /* Blocks may come before their rope does. */
+    /* A block may be imported before the caller sets its RoPE. */
     kvant_tensor_version *found = unused(tensor, found_at_most(tensor));
     KVANT_RETURN_IF(!found, KVANT_ERR_FULL);
     if (numbers->triangles)
@@ -297,8 +302,8 @@ kvant_status kvant_version_find(kvant_tensor *tensor, const kvant_version_number
     return KVANT_OK;
 }
 
-/* InnerQ's factor of a channel, the square root of its largest magnitude, here after the centre was
- * taken away. */
+/* InnerQ's factor of a channel: the square root of the largest magnitude. Here the centre was
+ * subtracted before. */
 static void scales_of(const float *distance, uint32_t n, float *scale)
 {
     float largest = 0;
@@ -325,9 +330,9 @@ static void learn_head(const kvant_tensor *tensor, const kvant_statistics *seen,
     scales_of(distance, tensor->head_dim, version->scale + at);
 }
 
-/* Squared error of the rows seen in a head, up to a factor: a codec's error in y is in proportion
- * to the length of y = (x - c) / s, spread over channels, and channel j of x then errs by s_j times
- * that. */
+/* The squared error of a head's rows, up to a factor. A codec's error in y = (x - c) / s is in
+ * proportion to the length of y and spread over the channels. In channel j of x it is s_j times as
+ * large. */
 static double cost(const kvant_tensor *tensor, const kvant_statistics *seen, uint32_t head,
                    const kvant_tensor_version *version)
 {
@@ -343,8 +348,9 @@ static double cost(const kvant_tensor *tensor, const kvant_statistics *seen, uin
     return scales * length;
 }
 
-/* By how much each version errs more than the one that the rows themselves give, as a mean over
- * heads; infinite for versions that are not there or were not learnt. */
+/* excess[v] = the error with transform v divided by the error with a transform from the rows
+ * themselves, as a mean over heads. It is infinite for transforms that do not exist or were not
+ * learned. */
 static void find_excess(const kvant_tensor *tensor, const kvant_statistics *seen,
                         const kvant_tensor_version *own, double excess[KVANT_MAX_VERSIONS])
 {
@@ -360,7 +366,7 @@ static void find_excess(const kvant_tensor *tensor, const kvant_statistics *seen
     }
 }
 
-/* The candidate becomes what the rows seen say. */
+/* Makes the candidate from the statistics. */
 static const kvant_tensor_version *learn(kvant_tensor *tensor, const kvant_statistics *seen)
 {
     kvant_tensor_version *own = &tensor->versions[KVANT_CANDIDATE];
@@ -381,7 +387,7 @@ static const kvant_statistics *fetch(kvant_tensor *tensor, const kvant_statistic
     return &tensor->fetched;
 }
 
-/* all: the rows, if they are those of one write. */
+/* all: the rows of the batch; NULL: the rows of several short writes. */
 static kvant_choice judge(kvant_tensor *tensor, const kvant_statistics *noted,
                           const kvant_new_rows *all, uint32_t n_threads)
 {
@@ -420,7 +426,8 @@ static kvant_choice judge(kvant_tensor *tensor, const kvant_statistics *noted,
     return choice;
 }
 
-/* A batch's rows for those who learn from them: none of a device's that nobody looks at. */
+/* The rows of a batch that learning may read. Rows on a device are copied to the host only if
+ * learning needs them; otherwise there are none. */
 static kvant_new_rows rows_seen(const kvant_tensor *tensor, const kvant_new_rows *rows)
 {
     kvant_new_rows seen = *rows;
@@ -461,7 +468,7 @@ void kvant_versions_note(kvant_tensor *tensor, const kvant_new_rows *rows, bool 
 
 void kvant_versions_unnote(kvant_tensor *tensor)
 {
-    if (!tensor->device) { /* there is little harm in counting rows twice */
+    if (!tensor->device) { /* on a device, rows that are counted twice do little harm */
         const uint32_t n = tensor->recent.n - tensor->batch.n;
         tensor->recent.n = tensor->batch.n;
         kvant_statistics_copy(&tensor->recent, &tensor->batch, n);
@@ -479,7 +486,7 @@ void kvant_versions_share(const kvant_tensor *from, kvant_tensor *to)
 {
     if (from == to || !kvant_versions_wait(from) || !kvant_versions_wait(to) || to->recent.n ||
         to->learning)
-        return; /* matrices need the rows themselves */
+        return; /* matrices need the rows, not only their statistics */
     if (!from->recent.n)
         return;
     to->recent.n = from->recent.n;
@@ -505,7 +512,7 @@ bool kvant_versions_fit(const kvant_tensor *tensor, uint32_t version)
     return true;
 }
 
-/* The candidate takes the place of an unused version, whose arrays become the next candidate's. */
+/* Puts the candidate in place of an unused transform, whose arrays serve the next candidate. */
 static uint8_t promote_candidate(kvant_tensor *tensor)
 {
     kvant_tensor_version *place = unused(tensor, kvant_versions_at_most(tensor)), former = *place;
@@ -539,12 +546,12 @@ void kvant_choice_publish(kvant_tensor *tensor, kvant_choice *choice)
         return;
     if (choice->version == KVANT_CANDIDATE)
         choice->version = promote_candidate(tensor);
-    kvant_weights_free(
-        &tensor->versions[KVANT_CANDIDATE].weights); /* one that was not chosen, or replaced */
+    /* Frees the matrices of a candidate that was not chosen, or of the replaced transform. */
+    kvant_weights_free(&tensor->versions[KVANT_CANDIDATE].weights);
     if (kvant_versions_wait(tensor))
         kvant_versions_begin(tensor, choice->version);
     tensor->newest = choice->version;
     kvant_learning_publish(tensor, choice->version);
-    choice->unfit[choice->version] = false; /* its number may have been that of another before */
+    choice->unfit[choice->version] = false; /* the id may have belonged to a rejected transform */
     memcpy(tensor->unfit, choice->unfit, sizeof tensor->unfit);
 }

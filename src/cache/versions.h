@@ -1,19 +1,22 @@
-/* versions.h - chooses the centre and the scale of each row. learning.md has the rules. */
+/* versions.h - chooses the transform (centre and scale, or W) of each row. learning.md has the
+ * rules. Row statistics are in statistics.h; matrices are in learn.h. */
 #pragma once
 
 #include "tensor.h"
 
-/* What a batch of rows says about the versions. */
+/* The result of judging a batch. */
 typedef struct kvant_choice {
-    bool judged; /* else blocks keep their version, and new blocks go by their sequence */
-    uint8_t
-        version; /* for the rows, if judged: KVANT_CANDIDATE for a new one until it is published */
-    bool unfit[KVANT_MAX_VERSIONS]; /* rows stored with this version would err much more */
+    bool judged; /* false: blocks keep their transform, and new blocks use their sequence's */
+    /* The transform for the rows, if they were judged. KVANT_CANDIDATE: a new transform, until
+     * kvant_choice_publish gives it an id. */
+    uint8_t version;
+    bool unfit[KVANT_MAX_VERSIONS]; /* rejected: rows with this transform would err much more */
     kvant_status status;            /* KVANT_ERR_MEMORY: there is no choice */
 } kvant_choice;
 
-/* Rows from which a version is made: enough for a mean that removes nearly all of the constant part
- * of keys. A batch of as many is judged by itself: what came before may be of another kind. */
+/* How many rows a transform is made from. Their mean removes nearly all of the constant part of
+ * keys. A batch with at least this many rows is judged without earlier rows, because those may be
+ * of another kind. */
 #define KVANT_LEARN_ROWS 64u
 
 /* n >= 1 finite rows of a write, row i at rows + i * stride for slots[i]. */
@@ -23,33 +26,37 @@ typedef struct kvant_new_rows {
     const int64_t *slots;
 } kvant_new_rows;
 
-/* Judge rows; or all rows noted since they were last forgotten. Both change the candidate and what
- * transform=first has learnt, which a write that fails must forget (kvant_learning_reset). */
+/* Judges the rows of a batch, or all rows of short writes since kvant_versions_forget. Both
+ * functions change the candidate and the second moments of transform=first. A write that fails must
+ * undo that (kvant_learning_reset). */
 kvant_choice kvant_versions_judge(kvant_tensor *tensor, const kvant_new_rows *rows,
                                   uint32_t n_threads);
 kvant_choice kvant_versions_judge_noted(kvant_tensor *tensor, uint32_t n_threads);
 
-/* There is room for statistics of rows, until they are forgotten. KVANT_ERR_MEMORY. */
+/* Allocates memory for row statistics, until kvant_versions_forget. KVANT_ERR_MEMORY. */
 kvant_status kvant_versions_open(kvant_tensor *tensor);
 
-/* Versions that a tensor can have, the initial one counted. */
+/* How many transforms a tensor can have, including transform 0. */
 uint32_t kvant_versions_at_most(const kvant_tensor *tensor);
 
-/* Bytes that learning takes now, beside the versions; and the most that it keeps between two
+/* Bytes that learning takes now, without the transforms; and the most that it keeps between two
  * calls. */
 size_t kvant_versions_bytes(const kvant_tensor *tensor);
 size_t kvant_versions_most(const kvant_tensor *tensor);
 
-/* Notes rows that came a few at a time, and forgets them. judged: a judgement of them follows, which may fail. */
+/* Accumulates the rows of a short write; forgets all accumulated rows. judged: the rows will be
+ * judged next, which may fail. */
 void kvant_versions_note(kvant_tensor *tensor, const kvant_new_rows *rows, bool judged);
 void kvant_versions_forget(kvant_tensor *tensor);
 
-/* After a judgement that failed for lack of memory: as if the rows noted last had not been. */
+/* After a judgement that failed for lack of memory: removes the rows that were accumulated last. */
 void kvant_versions_unnote(kvant_tensor *tensor);
 
-/* Whether the rows judged last fit a version, KVANT_CANDIDATE among them, as far as their largest numbers
- * tell: rows that need no closer look. */
+/* Whether the rows that were judged last can be stored with a transform (KVANT_CANDIDATE included).
+ * It compares only their largest magnitudes, so false means that the rows themselves must be
+ * checked. */
 bool kvant_versions_fit(const kvant_tensor *tensor, uint32_t version);
 
-/* Puts the choice into force; rows that waited for the first version are expressed in it. */
+/* Puts the choice into force. Rows that were pending for the first transform are expressed in
+ * it. */
 void kvant_choice_publish(kvant_tensor *tensor, kvant_choice *choice);

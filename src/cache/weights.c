@@ -12,13 +12,14 @@
 #include "../base/parallel.h"
 #include "../math/sums.h"
 
-/* Of a part: the product of the Frobenius norms of W and its inverse. */
+/* The largest condition of a part's W: the Frobenius norm of W times the Frobenius norm of W^-1. */
 #define MAX_CONDITION 65536.0
 
-#define MOST_IDLE 64u /* rows written without a version, before those of one write more */
+/* A transform frees its (R W)^T when more than this many rows were written without it. */
+#define MOST_IDLE 64u
 
-/* Versions of the first octave that later versions improve on. learn.c makes a version from the
- * first rows, another one from 256 rows and a third one from 960 rows. */
+/* Early transforms of the first bucket that later ones replace: learn.c makes a transform from the
+ * first rows, one from 256 rows and one from 960 rows. */
 #define EARLY_VERSIONS 2u
 
 void kvant_weights_free(kvant_weights **weights)
@@ -32,7 +33,7 @@ void kvant_weights_free(kvant_weights **weights)
     *weights = NULL;
 }
 
-/* lower = W^T of a part, and W^-1, whose rows are columns of lower^-1. */
+/* Computes lower = W^T of a part and its W^-1, whose rows are the columns of lower^-1. */
 static kvant_status read_part(uint32_t n, const uint16_t *triangle, double *lower, double *inverse,
                               double *room)
 {
@@ -59,7 +60,7 @@ typedef struct make_job {
     kvant_status status[];
 } make_job;
 
-/* The head's transform: the codec's own behind W. */
+/* Makes a head's transform: W, then the codec's own rotation. */
 static kvant_status make_head(const make_job *job, uint32_t head)
 {
     const uint32_t d = job->tensor->head_dim, n = kvant_weights_part(d);
@@ -86,9 +87,9 @@ static void make_unit(void *context, size_t head, uint32_t worker)
     job->status[head] = make_head(job, (uint32_t)head);
 }
 
-/* Rows are multiplied with (R W)^T. A version keeps this matrix only where R is dense, because it
- * takes head_dim^3 steps to make. Otherwise a batch makes the matrix for itself. W of several parts
- * is applied from its triangles. */
+/* Rows are multiplied by (R W)^T. A transform keeps this matrix only if R is dense, because the
+ * matrix then takes head_dim^3 steps to make. Otherwise each batch makes it again. A W of several
+ * parts is applied from its triangles. */
 
 static void expand(const kvant_tensor *tensor, kvant_weights *weights, float *expanded)
 {
@@ -173,8 +174,8 @@ static bool wants_centers(const kvant_tensor *tensor)
     return tensor->learning && tensor->learning->turn && tensor->learning->turn->block_centers;
 }
 
-/* A version's triangles, transforms, centre, scale and, if it has them, centres of blocks. A device
- * also has R W and R W^-T of each kv head. */
+/* Bytes of a transform: its triangles, matrices, centre, scale and, if it has them, centres of
+ * blocks. A device also keeps R W and R W^-T of each kv head. */
 static size_t version_bytes(const kvant_tensor *tensor, bool has_centers)
 {
     const size_t halves = kvant_weights_halves(tensor) + KVANT_TRIANGLE_PADDING;
@@ -207,12 +208,12 @@ size_t kvant_weights_most(const kvant_tensor *tensor)
     if (!tensor->learning)
         return 0;
     return (n < most ? n : most) * version_bytes(tensor, wants_centers(tensor)) +
-           (keeps_expanded(tensor) ? 2 * square_bytes(tensor) : 0); /* rows change versions */
+           (keeps_expanded(tensor) ? 2 * square_bytes(tensor) : 0); /* while transforms change */
 }
 
-/* A version as a codec */
+/* A transform as a codec */
 
-/* The matrix of all parts, and its inverse; both are zeros. */
+/* Fills w with the matrix of all parts, and `inverse` with its inverse. Both begin as zeros. */
 static kvant_status read_parts(uint32_t d, const uint16_t *triangles, double *w, double *inverse)
 {
     const uint32_t n = kvant_weights_part(d);

@@ -1,12 +1,14 @@
-/* weights.h - matrices of transform=first: a W per kv head, made of lower triangles in binary16.
+/* weights.h - the matrices of transform=first: one W per kv head, stored as lower triangles in
+ * binary16.
  *
- * Up to head_dim 128 W is one matrix; beyond, it is block diagonal of parts of at most 64 channels
- * (transform.h), because the time to solve for a matrix grows with the third power of its size. */
+ * Up to head_dim 128 W is one matrix. Above, W is block diagonal with parts (sub-heads) of at most
+ * 64 channels (transform.h), because the time to solve for a matrix grows with the third power of
+ * its size. */
 #pragma once
 
 #include "tensor.h"
 
-/* Channels of a part. On Gemma-3 parts of 128 are no better (learning.md). */
+/* The channels of a sub-head. Parts of 128 channels are no better on Gemma-3 (learning.md). */
 static inline uint32_t kvant_weights_part(uint32_t head_dim)
 {
     uint32_t parts = 1;
@@ -16,36 +18,40 @@ static inline uint32_t kvant_weights_part(uint32_t head_dim)
     return head_dim % (2 * parts) ? head_dim : head_dim / parts;
 }
 
-/* Numbers in the triangles of all parts of all kv heads, one after another. */
+/* How many numbers the triangles of all sub-heads of all kv heads have. They lie one after
+ * another. */
 static inline size_t kvant_weights_halves(const kvant_tensor *tensor)
 {
     const uint32_t part = kvant_weights_part(tensor->head_dim);
     return kvant_tensor_width(tensor) / part * kvant_triangle_size(part);
 }
 
-/* Triangles are copied; rows can be written. KVANT_ERR_FORMAT when one has no good inverse, KVANT_ERR_MEMORY. */
+/* Makes matrices from triangles, which are copied. Rows can then be written with them.
+ * KVANT_ERR_FORMAT when a triangle has no good inverse. KVANT_ERR_MEMORY. */
 kvant_status kvant_weights_create(const kvant_tensor *tensor, const uint16_t *triangles,
                                   uint32_t n_threads, kvant_weights **weights);
 
 void kvant_weights_free(kvant_weights **weights);
 
-/* Rows can be written with a version. A version with a dense R has (R W)^T from then on, until rows
- * were written without the version for a while (kvant_versions_age). KVANT_ERR_MEMORY. */
+/* Prepares a transform for writing rows. With a dense R the transform then keeps (R W)^T.
+ * kvant_versions_age counts n written rows and frees (R W)^T of transforms that no row has used for
+ * a while. KVANT_ERR_MEMORY. */
 kvant_status kvant_version_prepare(kvant_tensor *tensor, uint32_t version);
 void kvant_versions_age(kvant_tensor *tensor, size_t n);
 
-/* Bytes of all versions' matrices, a device's copies among them: now, and the most that one text
- * makes of them. A text makes a version for every octave of positions that a sequence has blocks
- * for, and two early ones that later versions improve on. */
+/* Bytes of the matrices of all transforms, including copies on a device: now, and the most that one
+ * text causes. A text causes one transform for each position bucket for which a sequence has
+ * blocks, and two early ones that later transforms improve on. */
 size_t kvant_weights_bytes(const kvant_tensor *tensor);
 size_t kvant_weights_most(const kvant_tensor *tensor);
 
-/* Puts a version's W before a rotation, as the matrices of kvant_transform_weigh. */
+/* Puts the W of a transform before a rotation, like kvant_transform_weigh. */
 kvant_status kvant_version_weigh(const kvant_tensor *tensor, uint32_t version, uint32_t kv_head,
                                  kvant_transform *transform);
 
-/* kvant_tensor_make_codec of a version, for a block at a position or KVANT_NO_POSITION, and whether it makes a codec like this one
- * (NULL: no). */
+/* kvant_version_codec is kvant_tensor_make_codec for a transform and a block at a position, or
+ * KVANT_NO_POSITION. kvant_version_takes says whether it can make a codec like this one (NULL:
+ * no). */
 bool kvant_version_takes(const kvant_tensor *tensor, const kvant_codec *like);
 kvant_status kvant_version_codec(const kvant_tensor *tensor, uint32_t version, int32_t position,
                                  uint32_t kv_head, const kvant_codec *like, kvant_codec **codec);

@@ -1,4 +1,4 @@
-/* write.c - a write of rows to one tensor or two. Checks all rows, learns from them, and seals old
+/* write.c - writes rows to one tensor or two: checks all rows, learns from them, and seals old
  * blocks. place.c places the rows and encodes them.
  *
  * After the check nothing can fail. A row for an open page is also checked for the sealed page that
@@ -14,7 +14,7 @@
 #include "shift.h"
 #include "weights.h"
 
-#define ROWS_FOR_THREADS 16u /* below, waking a thread costs more than encoding */
+#define ROWS_FOR_THREADS 16u /* with fewer rows, waking a thread costs more than encoding */
 
 /* Checking */
 
@@ -36,7 +36,8 @@ static kvant_status check_run(const kvant_write_job *job, const kvant_run *r, ui
                                   open);
 }
 
-/* A block may keep its version when its rows do not fit the one it should get. */
+/* Checks the rows for the transforms that they will get. A block keeps its transform if its rows do
+ * not fit the new one. */
 static kvant_status check_head(const kvant_write_job *job, uint32_t head)
 {
     for (size_t first = 0; first < job->n;) {
@@ -59,15 +60,16 @@ static void check_unit(void *context, size_t head, uint32_t worker)
         atomic_store_explicit(&job->status, (int)status, memory_order_relaxed);
 }
 
-/* Rows that a device has are looked at where a new version may not fit them. */
+/* Copies rows from a device to the host, if a new transform may not fit them. */
 static void see(kvant_write_job *job)
 {
     if (!job->seen && job->choice.judged && !kvant_versions_fit(job->tensor, job->choice.version))
         job->seen = job->tensor->device->look(job->tensor, job->rows, job->stride, job->n);
 }
 
-/* Rows can be written with the versions that blocks have, or get without a judgement. Before anything is
- * learnt: no memory leaves everything as it was. */
+/* Makes sure that rows can be written with the transforms that blocks have, or get without a
+ * judgement. It comes before anything is learned, so that nothing has changed if memory is
+ * short. */
 static kvant_status prepare(const kvant_write_job *job)
 {
     kvant_tensor *tensor = job->tensor;
@@ -97,8 +99,8 @@ static kvant_status check_all(kvant_write_job *job)
 
 /* Learning */
 
-/* Whether rows that wait for the first version would push others out of the open pages, sinks and
- * their pages not counted. */
+/* Whether the rows that are pending for the first transform need more open pages than there are,
+ * without sinks and their pages. */
 static bool pages_are_short(const kvant_write_job *job)
 {
     const kvant_tensor *tensor = job->tensor;
@@ -126,13 +128,14 @@ static bool all_finite(const kvant_write_job *job)
     return true;
 }
 
-/* A long batch is judged by itself, before its rows are checked for the versions they will have. */
+/* Whether a long batch is judged without earlier rows, before its rows are checked for their
+ * transforms. */
 static bool judged_alone(const kvant_write_job *job)
 {
     return job->tensor->learns && job->n >= KVANT_LEARN_ROWS;
 }
 
-/* Finds the faults of rows that can be found before any tensor learns from them. */
+/* Checks the rows as far as possible before any tensor learns from them. */
 static kvant_status check_first(const kvant_write_job *job)
 {
     KVANT_FORWARD(prepare(job));
@@ -158,8 +161,8 @@ static bool keep(kvant_write_job *job)
     return job->kept != NULL;
 }
 
-/* What came before a long batch is forgotten; short ones are judged together. Not before every row
- * of the write is checked: rows that are refused leave no trace. */
+/* Judges rows, after all rows of the write were checked: refused rows must leave no trace. A long
+ * batch is judged without earlier rows, which are forgotten. Short batches are judged together. */
 static kvant_status learn(kvant_write_job *job)
 {
     if (!job->tensor->learns)
@@ -195,8 +198,8 @@ static void undo(const kvant_write_job *job)
     kvant_versions_unnote(job->tensor);
 }
 
-/* Learning needs memory where there are matrices. No choice is in force until every tensor has
- * learned, so a write that fails for values leaves keys unchanged. */
+/* Lets all tensors learn, which takes memory for matrices. No choice is put into force until every
+ * tensor has learned, so a write that fails for values leaves keys unchanged. */
 static kvant_status learn_all(kvant_write_job *jobs, size_t n_jobs)
 {
     kvant_status status = KVANT_OK;
@@ -259,8 +262,8 @@ static bool any_left(const kvant_write_job *jobs, size_t n_jobs)
     return false;
 }
 
-/* Seals old rows. With an exact part it seals before the write, so that queries of the same step see
- * the rows of this write as they came. Otherwise it seals after each part of the write. */
+/* Seals old rows. With an exact part it seals before the write, so that queries of the same step
+ * see the rows of this write as fp16. Otherwise it seals after each part of the write. */
 static void seal_between(kvant_write_job *jobs, size_t n_jobs, bool begins)
 {
     kvant_tensor *due[2];
@@ -294,7 +297,7 @@ static kvant_status run(kvant_write_job *jobs, size_t n_jobs)
     for (size_t i = 0; i < n_jobs && status == KVANT_OK; i++)
         status = check_job(&jobs[i]);
     for (size_t i = 0; i < n_jobs && status != KVANT_OK; i++)
-        if (jobs[i].choice.judged && jobs[i].choice.status == KVANT_OK) /* else it is as it was */
+        if (jobs[i].choice.judged && jobs[i].choice.status == KVANT_OK) /* learning has changed */
             kvant_learning_reset(jobs[i].tensor);
     KVANT_FORWARD(status);
     KVANT_FORWARD(learn_all(jobs, n_jobs));
@@ -313,7 +316,8 @@ static kvant_status run(kvant_write_job *jobs, size_t n_jobs)
     return status;
 }
 
-/* Rows for slots whose keys were shifted are stored as they were before the shift. */
+/* For slots whose keys were shifted: rotates rows back, so that they are stored as before the
+ * shift. */
 static kvant_status unshift(kvant_write_job *job, kvant_unshifted *unshifted)
 {
     KVANT_FORWARD(
