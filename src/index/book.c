@@ -11,7 +11,7 @@ const kvant_book_name kvant_book_names[4] = {
     { "turboquant", 1, 8 }, { "rabitq", 1, 7 }, { "int", 2, 8 }, { "trellis", 2, 4 }
 };
 
-/* The positive levels; the negative ones mirror them. */
+/* The positive levels. The negative levels mirror them. */
 static const struct {
     float step;
     uint8_t levels[64];
@@ -29,7 +29,7 @@ static const struct {
                         55, 57, 59, 61, 63, 65, 68, 71, 74, 77, 81, 85, 90, 96, 104, 117 } },
 };
 
-/* Half the distance of evenly spaced levels with the smallest error (Max 1960, table II). */
+/* Half the distance between evenly spaced levels, for the smallest error (Max 1960, table II). */
 static const float grid_steps[8] = { 0,       0.7979f, 0.4979f, 0.2930f,
                                      0.1676f, 0.0941f, 0.0520f, 0.0285f };
 
@@ -76,7 +76,7 @@ kvant_status kvant_book_create(kvant_book *book, kvant_book_kind kind, uint32_t 
                                uint32_t memory, uint32_t dim)
 {
     const uint32_t padded =
-        kind == KVANT_BOOK_TRELLIS && dim < 16 ? 16 : dim; /* more steps than memory */
+        kind == KVANT_BOOK_TRELLIS && dim < 16 ? 16 : dim; /* a path needs more steps than memory */
     *book = (kvant_book){ .kind = kind,
                           .format = { .bits = bits, .n_quads = kvant_pack_quads(padded, bits) },
                           .value_bits = bits };
@@ -116,7 +116,7 @@ static size_t padded(uint32_t n)
     return ((size_t)n + KVANT_PACK_CHUNK - 1) / KVANT_PACK_CHUNK * KVANT_PACK_CHUNK;
 }
 
-/* Codes and indices of levels; or levels, a row and a page. */
+/* The scratch holds codes and indices of levels; for records it holds levels, a row and a page. */
 size_t kvant_book_scratch(const kvant_book *book, uint32_t n)
 {
     return book->records ? 5 * padded(n) + kvant_records_page(book->records) : 2 * padded(n);
@@ -124,7 +124,7 @@ size_t kvant_book_scratch(const kvant_book *book, uint32_t n)
 
 /* ---- Encoding ---- */
 
-/* Even levels of magnitude up to most. */
+/* Rounds y to even levels with magnitudes up to `most`. */
 static void encode_even(const kvant_book *book, const kvant_kernels *kernels, const float *y,
                         uint32_t n, float inverse, uint8_t *codes)
 {
@@ -135,17 +135,18 @@ static void encode_even(const kvant_book *book, const kvant_kernels *kernels, co
     kernels->uniform_codes(y, n, &step, codes);
 }
 
-#define GRID_TRIALS                                                                                \
-    33 /* the factor that codes are rounded with, from 0.68 to 1.32 of the usual one */
+/* Codes are rounded with this many factors, from 0.68 to 1.32 of the usual one. */
+#define GRID_TRIALS 33
 
-/* The grid's point with the smallest angle to y, of those that a scan over scales meets. */
+/* Finds the point of the grid with the smallest angle to y, among the points that the trials
+ * meet. */
 static void encode_grid(const kvant_book *book, const kvant_kernels *kernels, const float *y,
                         uint32_t n, float inverse, uint8_t *codes)
 {
     double most = 0;
     uint32_t best = GRID_TRIALS / 2;
     for (uint32_t trial = 0; book->format.bits > 1 && trial <= GRID_TRIALS; trial++) {
-        const uint32_t at = trial < GRID_TRIALS ? trial : best; /* the best again */
+        const uint32_t at = trial < GRID_TRIALS ? trial : best; /* the last repeats the best */
         const float factor = 1 + 0.02f * ((float)at - GRID_TRIALS / 2);
         kernels->codebook_codes(y, n, inverse * factor, book->thresholds, book->format.bits, codes);
         const double product = kernels->dot_codes(y, codes, n, book->values, book->value_bits);
@@ -206,7 +207,7 @@ float kvant_book_encode(const kvant_book *book, const kvant_kernels *kernels, co
 
 /* ---- Packs ---- */
 
-/* In parts of variance about 1 codecs' scales neither overflow nor lose bits. */
+/* A codec's scales neither overflow nor lose bits, because the parts have a variance of about 1. */
 static float store_record(const kvant_book *book, const kvant_kernels *kernels, const float *y,
                           uint32_t n, uint8_t *record, uint8_t *scratch)
 {
@@ -233,7 +234,7 @@ float kvant_book_store(const kvant_book *book, const kvant_kernels *kernels, con
 {
     if (book->records)
         return store_record(book, kernels, y, n, pack + v * book->records->bytes, scratch);
-    memset(scratch, 0, padded(n)); /* the rest of the last quad, too */
+    memset(scratch, 0, padded(n)); /* also clears the rest of the last quad */
     const float factor = kvant_book_encode(book, kernels, y, n, scratch, scratch + padded(n));
     for (uint32_t quad = 0; 4 * quad < n; quad++)
         kvant_pack_put_quad(book->format.bits, pack, quad, v, scratch + 4 * (size_t)quad);
@@ -256,7 +257,7 @@ void kvant_book_copy(const kvant_book *book, const uint8_t *from, uint32_t from_
     }
 }
 
-/* Codes of 16 vectors in a quad. */
+/* Decodes the codes of 16 vectors in a quad. */
 static void decode_plane(const kvant_book *book, const uint8_t *codes, uint32_t quad, uint32_t half,
                          uint8_t *levels)
 {

@@ -1,7 +1,7 @@
-/* file.c - indexes in files (format.md, "Index"), read into memory or mapped.
+/* file.c - indexes in files (src/index/format.md), read into memory or mapped.
  *
- * A file has a head and sections in a fixed order, whose lengths follow from the head. So there is no
- * offset or length to trust: the head either describes a file of exactly these bytes, or it is
+ * A file has a head and sections in a fixed order, whose lengths follow from the head. So no offset
+ * or length has to be trusted: a head that does not describe a file of exactly these bytes is
  * refused. */
 #include <string.h>
 
@@ -13,7 +13,7 @@
 
 #define MAGIC "kvantidx"
 #define VERSION 2u
-#define LINE 64u /* sections begin at multiples of it */
+#define LINE 64u /* sections begin at multiples of 64 bytes */
 
 enum { HAS_CENTER = 1, HAS_IDS = 2, ALL_FLAGS = 3 };
 
@@ -46,9 +46,9 @@ typedef struct layout {
     size_t bytes[N_SECTIONS], start[N_SECTIONS], end;
 } layout;
 
-/* Of a file with this head, whose spec is the index's. False when the file would be larger than
- * memory. n is below 2^32, dimensions at most 2^13: products of three of them may overflow on small
- * machines only. */
+/* Computes the sections of a file with this head and the index's spec. Returns false when the file
+ * would be larger than memory. Products of n, below 2^32, and dimensions, at most 2^13, can
+ * overflow on 32-bit machines only. */
 static bool lay_out(const kvant_index *index, const head *h, layout *l)
 {
     const bool lists = index->n_lists > 0;
@@ -95,12 +95,12 @@ static head head_of(const kvant_index *index, layout *l)
                .n_packs = index->n_lists ? (uint32_t)index->n_packs : 0,
                .radius = index->n_lists ? index->radius : 0 };
     memcpy(h.spec, index->spec, strlen(index->spec));
-    lay_out(index, &h, l); /* the index is in memory: its sizes fit */
+    lay_out(index, &h, l); /* cannot fail: the index is in memory, so its sizes fit */
     h.bytes = l->end;
     return h;
 }
 
-/* Of the head alone, which a view verifies; without both checksums. */
+/* The checksum of the head alone, without the two checksums in it. A view verifies it. */
 static uint64_t head_checksum(head h)
 {
     h.checksum = h.head_checksum = 0;
@@ -109,7 +109,7 @@ static uint64_t head_checksum(head h)
 
 /* ---- Writing ---- */
 
-/* How many vectors each list has, then the packs of all lists. NULL: no memory. */
+/* How many vectors each list has, then the packs of all lists. NULL: memory is short. */
 static uint32_t *list_section(const kvant_index *index)
 {
     uint32_t *numbers = kvant_alloc((size_t)index->n_lists + index->n_packs + 1, sizeof *numbers);
@@ -147,7 +147,7 @@ kvant_status kvant_index_save(const kvant_index *index, const char *path, char *
         parts[2 * i + 1] = (kvant_file_part){ zeros, (LINE - l.bytes[i] % LINE) % LINE };
     }
     h.head_checksum = head_checksum(h);
-    uint64_t checksum = KVANT_FNV_START; /* with a checksum of 0 in the head */
+    uint64_t checksum = KVANT_FNV_START; /* the head's checksum is 0 here */
     for (int i = 0; i < 2 * N_SECTIONS; i++)
         checksum = kvant_fnv1a(checksum, parts[i].bytes, parts[i].n);
     h.checksum = checksum;
@@ -191,7 +191,7 @@ static bool checksum_fits(const uint8_t *bytes, size_t n)
     return checksum == kept;
 }
 
-/* The index of a head without its arrays, and where these are. */
+/* Makes an index without arrays from a head, and finds the file's sections. */
 static kvant_status make_from_head(const head *h, size_t n, kvant_index **index, layout *l,
                                    const kvant_error *error)
 {
@@ -200,7 +200,7 @@ static kvant_status make_from_head(const head *h, size_t n, kvant_index **index,
         return damaged(error, "its head is damaged");
     const kvant_status status =
         kvant_index_make(h->spec, h->dim, (kvant_metric)h->metric, index, error);
-    if (status != KVANT_OK) /* also a codec that this build lacks */
+    if (status != KVANT_OK) /* the spec may also name a codec that this build lacks */
         return status == KVANT_ERR_MEMORY ? status : damaged(error, "its head is damaged");
     kvant_index *made = *index;
     if (made->n_lists && (h->n_packs > KVANT_INDEX_MAX_VECTORS / KVANT_PACK_VECTORS ||
@@ -244,7 +244,7 @@ static bool enter_id(kvant_index *index, size_t slot)
     return true;
 }
 
-/* Ids must differ, be below next_id, and not be KVANT_INDEX_NO_ID. */
+/* Enters the ids of a file. They must differ, be below next_id, and not be KVANT_INDEX_NO_ID. */
 static kvant_status enter_ids(kvant_index *index, const kvant_error *error)
 {
     if (!index->ids)
@@ -265,7 +265,7 @@ static kvant_status enter_ids(kvant_index *index, const kvant_error *error)
     return KVANT_OK;
 }
 
-/* Every vector is in one list, and every pack. */
+/* Enters the lists of a file. Every vector and every pack must be in exactly one list. */
 static kvant_status enter_lists(kvant_index *index, const uint32_t *numbers,
                                 const kvant_error *error)
 {
@@ -326,7 +326,8 @@ kvant_status kvant_index_parse(const uint8_t *bytes, size_t n, kvant_index **ind
     return status;
 }
 
-/* Arrays of its own instead of the file's. Those without a section stay NULL. */
+/* Copies the file's arrays, so that the index owns its arrays. An array without a section stays
+ * NULL. */
 static kvant_status copy_arrays(kvant_index *index, const uint8_t *bytes)
 {
     layout l;
@@ -335,7 +336,7 @@ static kvant_status copy_arrays(kvant_index *index, const uint8_t *bytes)
     head_of(index, &l);
     for (int i = CENTER; i < N_SECTIONS; i++)
         if (l.bytes[i] && i != LISTS) {
-            /* ids have room for as many as factors */
+            /* The array of ids has as many elements as the one of factors. */
             const size_t room = i == IDS ? 2 * l.bytes[FACTORS] : l.bytes[i];
             copies[i] = kvant_alloc(room, 1);
             ok = ok && copies[i];
@@ -403,7 +404,7 @@ kvant_status kvant_index_verify(const kvant_index *index)
     return damaged(NULL, "its checksum is wrong");
 }
 
-/* ---- What an index says of itself ---- */
+/* ---- Information ---- */
 
 static size_t vector_bytes(const kvant_index *index)
 {

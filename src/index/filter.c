@@ -1,4 +1,4 @@
-/* filter.c - the filters of a query as a bit per slot. */
+/* filter.c - evaluates the filters of a query to a bit per slot. */
 #include "../base/alloc.h"
 #include "index_internal.h"
 

@@ -1,19 +1,19 @@
-/* gpu.c - an index whose codes are searched by a GPU. Queries are rounded and results are scored as
- * on the CPU (search.c). */
+/* gpu.c - an index whose codes a GPU searches. Queries are rounded and results are scored as on the
+ * CPU (search.c). */
 #include <kvant/cuda.h>
 
 #include "../base/alloc.h"
 #include "index_internal.h"
 
-enum { AT_ONCE = 64 }; /* packs that are decoded before they are sent */
+enum { AT_ONCE = 64 }; /* packs that are decoded and sent together */
 
 struct kvant_index_gpu {
     const kvant_index *index;
-    uint64_t changes; /* of the index, when it was copied */
+    uint64_t changes; /* the index's `changes` when the codes were copied */
     kvant_cuda_index *codes;
 };
 
-/* Packs that products cannot read go there as packs of 8 bits. */
+/* Copies packs that products cannot read as packs of 8 bits. */
 static kvant_status put_decoded(const kvant_index *index, kvant_cuda_index *codes)
 {
     const kvant_book *book = &index->book;

@@ -10,7 +10,7 @@ static size_t home(const kvant_id_table *table, uint64_t id)
     return (size_t)kvant_splitmix64(&id) & (table->size - 1);
 }
 
-/* Where the id is, or the empty place that ends its search. */
+/* The place of the id in the table, or the empty place at which a search for it ends. */
 static size_t place_of(const kvant_id_table *table, const uint64_t *ids, uint64_t id)
 {
     size_t at = home(table, id);
@@ -34,7 +34,7 @@ void kvant_id_table_move(kvant_id_table *table, const uint64_t *ids, uint64_t id
     table->slots[place_of(table, ids, id)] = slot + 1;
 }
 
-/* Ids behind the gap move into it, unless they would come before their home. */
+/* Moves ids after the gap into it, unless an id would come before its home place. */
 void kvant_id_table_erase(kvant_id_table *table, const uint64_t *ids, uint64_t id)
 {
     const size_t mask = table->size - 1;

@@ -1,5 +1,5 @@
-/* ids.h - finds the slot of an id. Owns a hash table of slots; ids themselves lie in an array of the
- * caller's, by slot. Open addressing, at most half full. */
+/* ids.h - finds the slot of an id. Owns a hash table of slots. The ids lie in the caller's array,
+ * by slot. The table uses open addressing and is at most half full. */
 #pragma once
 
 #include <stdbool.h>
@@ -13,15 +13,16 @@ typedef struct kvant_id_table {
     size_t size;     /* a power of two, or 0 */
 } kvant_id_table;
 
-/* Makes room for n ids. KVANT_ERR_MEMORY leaves the table as it was. */
+/* Makes room for n ids. KVANT_ERR_MEMORY: the table is unchanged. */
 kvant_status kvant_id_table_reserve(kvant_id_table *table, const uint64_t *ids, size_t n);
 void kvant_id_table_destroy(kvant_id_table *table);
 
 uint32_t kvant_id_table_find(const kvant_id_table *table, const uint64_t *ids, uint64_t id);
 
-/* The id of the slot, ids[slot], must not be in the table; there must be room. */
+/* Inserts the id of a slot, ids[slot]. It must not be in the table, and the table must have
+ * room. */
 void kvant_id_table_insert(kvant_id_table *table, const uint64_t *ids, uint32_t slot);
 
-/* The id must be in the table. */
+/* Erases an id, or moves it to another slot. The id must be in the table. */
 void kvant_id_table_erase(kvant_id_table *table, const uint64_t *ids, uint64_t id);
 void kvant_id_table_move(kvant_id_table *table, const uint64_t *ids, uint64_t id, uint32_t slot);

@@ -31,10 +31,10 @@ static const kvant_option table[] = {
     { .key = NULL },
 };
 
-#define MOST_CODEC 112u /* bytes: the other options of a canonical spec take up to 71 */
+#define MOST_CODEC 112u /* bytes; all further options of a canonical spec take up to 71 bytes */
 
-/* The kind and the bits in the name of a spec. What has other options, or another name, is a codec of
- * codec.h, whose spec goes to codec. */
+/* Reads the kind and the bits from the name of a spec. If the name or an option is unknown here,
+ * the spec belongs to a codec of codec.h and is copied to `codec`. */
 static kvant_status read_name(const kvant_spec *spec, kvant_book_kind *kind, uint32_t *bits,
                               char *codec, size_t size, const kvant_error *error)
 {
@@ -136,7 +136,7 @@ kvant_status kvant_index_make(const char *spec, uint32_t dim, kvant_metric metri
     return status;
 }
 
-/* A copy of rows without a stride. */
+/* Copies rows to an array without a stride. */
 static kvant_status copy_rows(const float *rows, size_t stride, size_t n, uint32_t dim,
                               const float **copy, const kvant_error *error)
 {
@@ -248,7 +248,7 @@ static kvant_status check_writable(const kvant_index *index)
 
 /* ---- Growing ---- */
 
-/* *array becomes a larger copy of itself. */
+/* Replaces *array by a larger copy. */
 static bool enlarge(const void **array, size_t now, size_t n, size_t size)
 {
     void *larger = kvant_alloc(n, size);
@@ -269,7 +269,7 @@ static bool enlarge(const void **array, size_t now, size_t n, size_t size)
         (index)->member = array_;                                                                  \
     } while (0)
 
-/* Every array is either as large as before or larger. */
+/* After a failure some arrays are larger than before, which does no harm. */
 kvant_status kvant_index_grow(kvant_index *index, size_t n)
 {
     size_t capacity = index->capacity + index->capacity / 2;
@@ -313,8 +313,8 @@ kvant_status kvant_index_keep_ids(kvant_index *index, size_t n)
         kvant_free(ids);
         return status;
     }
-    for (size_t slot = 0; slot < index->n;
-         slot++) { /* of a flat index: lists have ids from the first vector on */
+    /* Only flat indexes come here with vectors: lists keep ids from the first vector on. */
+    for (size_t slot = 0; slot < index->n; slot++) {
         ids[slot] = slot;
         kvant_id_table_insert(&index->table, ids, (uint32_t)slot);
     }

@@ -1,7 +1,8 @@
-/* lists.h - inverted lists (lists=): vectors by their nearest centroid, each list in packs of its own.
+/* lists.h - inverted lists (lists=). Each vector is in the list of its nearest centroid, and each
+ * list has its own packs.
  *
- * A vector is coded by its difference from the centroid, v = centroid + u, so <q, v> = <q, centroid> +
- * <q, u>. All packs of a list but the last are full. A flat index has no lists. */
+ * A vector is coded by its difference u from the centroid, so v = centroid + u and <q, v> = <q,
+ * centroid> + <q, u>. All packs of a list except the last are full. A flat index has no lists. */
 #pragma once
 
 #include "index_internal.h"
@@ -9,7 +10,7 @@
 #define KVANT_MAX_LISTS 65536u
 
 struct kvant_list {
-    uint32_t *packs; /* their numbers */
+    uint32_t *packs; /* pack numbers */
     size_t room;
     size_t n; /* vectors */
 };
@@ -24,24 +25,25 @@ static inline const float *kvant_index_centroid(const kvant_index *index, uint32
     return index->centroids + (size_t)list * index->dim;
 }
 
-/* Centroids that were made with the centre `from` (NULL: without) are for the index's now. */
+/* Changes centroids from the centre `from` (NULL: without a centre) to the index's centre. */
 void kvant_lists_move(float *centroids, const kvant_index *index, const float *from);
 
-/* Takes n_lists x dim centroids from kvant_alloc, which become the index's. KVANT_ERR_MEMORY: they
- * stay the caller's. */
+/* Gives the index n_lists x dim centroids from kvant_alloc, which it then owns. KVANT_ERR_MEMORY:
+ * the caller still owns them. */
 kvant_status kvant_lists_set(kvant_index *index, const float *centroids);
 void kvant_lists_destroy(kvant_index *index);
 
-/* A list's packs from numbers of a file: n vectors in ceil(n / 32) packs. */
+/* Makes a list from the pack numbers of a file: n vectors in ceil(n / 32) packs. */
 kvant_status kvant_lists_enter(kvant_index *index, uint32_t list, const uint32_t *packs, size_t n);
 
-/* kvant_index_add, behind its checks. */
+/* kvant_index_add, after its checks. */
 kvant_status kvant_lists_add(kvant_index *index, const float *rows, size_t stride, size_t n,
                              const uint64_t *ids, uint32_t n_threads);
 
-/* Takes the slot's vector out; its id must be out of the table already. */
+/* Removes the vector of a slot. Its id must have been erased from the table before. */
 void kvant_lists_remove(kvant_index *index, size_t slot);
 
-/* chosen[0 .. n_probe - 1] = the lists whose centroids are nearest to a centred query. */
+/* chosen[0 .. n_probe - 1] = the lists whose centroids are nearest to a query without the
+ * centre. */
 void kvant_lists_choose(const kvant_index *index, const kvant_kernels *kernels, const float *v,
                         uint32_t n_probe, kvant_found *found, uint32_t *chosen);

@@ -19,7 +19,8 @@ static const kvant_record_part *part_of(const kvant_records *records, uint32_t n
 
 /* ---- Making ---- */
 
-/* Bits that are the same whatever was there before belong to the token. */
+/* Finds the bits of a token: they are the same whatever the page held before the row was
+ * encoded. */
 static kvant_status find_bits(kvant_record_part *part)
 {
     const size_t bytes = part->codec->info.page_bytes;

@@ -7,7 +7,7 @@
 #include "../base/attributes.h"
 #include "../base/random.h"
 
-/* Fisher and Yates; the remainder's bias is below 2^-48. */
+/* Shuffles as Fisher and Yates do. The bias of the remainder is below 2^-48. */
 static void shuffle(uint16_t *places, uint32_t n, uint64_t *seed)
 {
     for (uint32_t i = 0; i < n; i++)

@@ -1,9 +1,9 @@
-/* rotation.h - a random rotation of any dimension in O(d log d), equal bits on every machine
- * (format.md, "Index").
+/* rotation.h - a random rotation of any dimension in O(d log d), with equal bits on every machine
+ * (src/index/format.md).
  *
- * A round changes random signs, moves numbers to random places and applies Hadamard transforms to
- * blocks of powers of two, the binary digits of d from the highest. Within two rounds a number
- * reaches every block in proportion to the block's size. */
+ * A round applies random signs, permutes the numbers at random and applies Hadamard transforms to
+ * blocks. The lengths of the blocks are powers of two: the binary digits of d, the highest first.
+ * Within two rounds a number reaches every block in proportion to the block's size. */
 #pragma once
 
 #include <kvant/kvant.h>
@@ -15,7 +15,7 @@
 typedef struct kvant_rotation {
     uint32_t dim;
     float *signs;     /* rounds x dim, each 1 or -1 */
-    uint16_t *places; /* rounds x dim: where a number comes from */
+    uint16_t *places; /* rounds x dim: the index from which each number comes */
 } kvant_rotation;
 
 /* dim: 1 to 65536. KVANT_ERR_MEMORY. */

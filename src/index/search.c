@@ -1,9 +1,9 @@
 /* search.c - finds the nearest vectors of a batch of queries.
  *
- * Queries are rotated, rounded to 8 bits and taken 32 at a time (a tile) through all packs. Packs
- * that products cannot read are decoded once for the tiles of a group. Where there are more threads
- * than groups, the packs or the lists are cut into ranges too, and what was found in each is merged.
- * Products are exact and ties are ordered by id, so no cut changes a result. */
+ * Queries are rotated and rounded to 8 bits. A tile of 32 queries reads all packs. Packs that
+ * products cannot read are decoded once for all tiles of a group. If there are more threads than
+ * groups, the packs or the lists are also cut into ranges, and the results of the ranges are
+ * merged. Products are exact and ties are ordered by id, so no cut changes a result. */
 #include <math.h>
 #include <string.h>
 
@@ -14,9 +14,9 @@
 #include "lists.h"
 #include "search.h"
 
-#define GROUP 8u         /* tiles that share decoded packs */
-#define RANGE_PACKS 128u /* at least, for a thread of its own */
-#define MOST_THREADS 256u
+#define GROUP 8u          /* tiles that share decoded packs */
+#define RANGE_PACKS 128u  /* with fewer packs, a range is not worth a thread */
+#define MOST_THREADS 256u /* threads of a search at most */
 
 /* ---- Packs ---- */
 
@@ -31,7 +31,7 @@ static void take(const search *s, kvant_top *top, size_t pack, uint32_t mask, co
     }
 }
 
-/* Slots of a pack that are in use and pass the filters. */
+/* The slots of a pack that are in use and pass the filters, a bit each. */
 static uint32_t wanted_slots(const search *s, size_t pack)
 {
     const size_t left = s->index->n - pack * KVANT_PACK_VECTORS;
@@ -39,7 +39,7 @@ static uint32_t wanted_slots(const search *s, size_t pack)
     return s->passes ? s->passes[pack] & used : used;
 }
 
-/* What a thread needs beside the search. */
+/* The working memory of a thread. */
 typedef struct room {
     int32_t *dots;
     float *keys;
@@ -62,7 +62,7 @@ static room room_of(const search *s, uint32_t worker)
                    s->gathered ? s->gathered + worker * s->group * tile_bytes(s) : NULL };
 }
 
-/* The pack as products read it. */
+/* The pack in the form that products read, decoded if necessary. */
 static const uint8_t *open_pack(const search *s, size_t pack, const room *r)
 {
     const kvant_book *book = &s->index->book;
@@ -93,7 +93,7 @@ static void scan_pack(const search *s, size_t tile, size_t pack, const uint8_t *
         }
 }
 
-/* The tiles of a group, and its queries; their candidates are those of a range. */
+/* The tiles of a group and their queries. `tops` holds the candidates from one range. */
 typedef struct group {
     size_t first, end; /* tiles */
     uint32_t n;
@@ -161,14 +161,15 @@ static void choose_lists(void *context, size_t tile, uint32_t worker)
     }
 }
 
-/* Queries of a group that look into a list, and what belongs to them. */
+/* The queries of a group that search a list, with their numbers. */
 typedef struct visitors {
-    uint32_t n, query[TILE]; /* in the group */
+    uint32_t n, query[TILE]; /* query: its index in the group */
     int32_t sums[TILE];
     float scales[TILE], weights[TILE], constants[TILE], thresholds[TILE];
 } visitors;
 
-/* A threshold for keys without the list's part: lower by more than roundings, since the sum decides. */
+/* The threshold for keys without the constant that a list adds. It is lowered by more than the
+ * rounding errors, because the sum decides. */
 static float lowered(float threshold, float constant)
 {
     return threshold - constant - 0x1p-20f * (fabsf(threshold) + fabsf(constant));
@@ -185,7 +186,7 @@ static void add_visitor(const search *s, const group *g, uint32_t list, uint32_t
                                            kvant_index_centroid(s->index, list), s->index->dim);
 }
 
-/* As a tile. */
+/* Copies the visitors' queries as a tile. */
 static void copy_visitors(const search *s, const group *g, const visitors *v, int8_t *x)
 {
     const uint32_t n_quads = s->index->book.levels.n_quads;
@@ -197,7 +198,7 @@ static void copy_visitors(const search *s, const group *g, const visitors *v, in
     }
 }
 
-/* The queries that look into a list, 32 at a time; returns how many of these there are. */
+/* Collects the queries that search a list in sets of 32. Returns the number of sets. */
 static uint32_t gather(const search *s, const group *g, uint32_t list, int8_t *gathered,
                        visitors *sets)
 {
@@ -252,7 +253,7 @@ static void scan_list(const search *s, group *g, uint32_t number, const room *r)
     }
 }
 
-/* A range has every n_ranges-th of the lists that a query of the group looks into. */
+/* Scans the lists of a range: every n_ranges-th of the lists that a query of the group searches. */
 static void scan_lists(void *context, size_t unit, uint32_t worker)
 {
     const search *s = context;
@@ -272,7 +273,8 @@ static void scan_lists(void *context, size_t unit, uint32_t worker)
 
 /* ---- The call ---- */
 
-/* Threads that are worth waking for work on so many numbers: 0.1 ms of work for each. */
+/* How many threads are worth waking. Each gets at least 0.1 ms of work. numbers: the size of the
+ * work. */
 static uint32_t threads_for(const search *s, double numbers)
 {
     const double worth = 1 + numbers / 32768;
@@ -383,7 +385,8 @@ static kvant_status check_query(const kvant_index *index, const kvant_index_quer
     return KVANT_OK;
 }
 
-/* The worst first: a heap, as tops are before kvant_search_finish_query. */
+/* Enters what the GPU found. The order makes a heap, like the heaps that kvant_search_finish_query
+ * reads. */
 static void enter(search *s, size_t i, const kvant_cuda_found *found, uint32_t n)
 {
     kvant_found *to = s->found + i * s->k;

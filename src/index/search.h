@@ -1,5 +1,5 @@
-/* search.h - what the parts of a search share: search.c plans it and scans packs, search_queries.c
- * prepares queries, search_rank.c makes results of candidates. */
+/* search.h - shared by the parts of a search: search.c plans it and scans packs, search_queries.c
+ * prepares queries, search_rank.c makes results from candidates. */
 #ifndef KVANT_INDEX_SEARCH_H
 #define KVANT_INDEX_SEARCH_H
 
@@ -7,7 +7,7 @@
 
 #include "index_internal.h"
 
-#define TILE 32u /* queries: 12 KB of them at 384 dimensions */
+#define TILE 32u /* queries that are multiplied together; 12 KB at 384 dimensions */
 
 typedef struct search {
     const kvant_index *index;
@@ -15,27 +15,27 @@ typedef struct search {
     const kvant_kernels *kernels;
     kvant_cuda_index *gpu;          /* NULL: the CPU searches */
     uint32_t k, n_threads, n_probe; /* k: candidates per query */
-    uint32_t group;                 /* tiles: GROUP with lists or where packs are decoded, else 1 */
+    uint32_t group;                 /* tiles per group: GROUP if it shares decoded packs, else 1 */
     size_t n_tiles, n_groups, n_ranges, n_packs;
     uint32_t *passes;
-    int8_t *x;          /* of tile t: x + t * TILE * 4 n_quads, interleaved */
-    int32_t *sums;      /* per query, as below */
-    float *scales;      /* of keys: the query's step where there are offsets, else 1 */
+    int8_t *x;          /* tile t is at x + t * TILE * 4 n_quads, interleaved */
+    int32_t *sums;      /* per query, like the next four */
+    float *scales;      /* of keys: the query's step with offsets, otherwise 1 */
     float *weights;     /* of offsets */
-    float *steps;       /* from keys to scores */
+    float *steps;       /* factors from keys to scores */
     float *constants;   /* added to scores */
     kvant_found *found; /* [query][range][k] */
     uint32_t *n_found;  /* [query][range] */
     float *scratch;     /* per thread */
     float *centred;     /* with lists: queries without the centre */
-    uint32_t *probed;   /* [tile][list]: a bit per query that looks there */
-    kvant_found
-        *nearest;     /* per thread, n_probe: lists while they are chosen; NULL: all are probed */
-    uint32_t *chosen; /* the same */
-    int8_t *gathered; /* per thread: queries of a list, by tiles of the group */
-    uint8_t *levels;  /* per thread: a decoded pack, and scratch */
-    int32_t *dots;    /* per thread, TILE x 32 */
-    float *keys;      /* the same */
+    uint32_t *probed;   /* [tile][list]: a bit per query that searches the list */
+    /* Per thread, n_probe: candidates while lists are chosen. NULL: every list is searched. */
+    kvant_found *nearest;
+    uint32_t *chosen;    /* per thread, n_probe: the chosen lists */
+    int8_t *gathered;    /* per thread: the queries of a list, by tiles of the group */
+    uint8_t *levels;     /* per thread: a decoded pack, and scratch */
+    int32_t *dots;       /* per thread, TILE x 32 */
+    float *keys;         /* per thread, TILE x 32 */
     atomic_bool refused; /* a query is not finite, or too long */
 } search;
 
@@ -56,7 +56,8 @@ static inline size_t tile_bytes(const search *s)
     return (size_t)TILE * 4 * s->index->book.levels.n_quads;
 }
 
-/* Tasks of kvant_parallel_for: a tile's queries; the result of query i. Contexts: search, kvant_search_results. */
+/* Work items of kvant_parallel_for: the queries of a tile; the result of query i. The contexts are
+ * a search and a kvant_search_results. */
 void kvant_search_prepare_tile(void *context, size_t tile, uint32_t worker);
 void kvant_search_finish_query(void *context, size_t i, uint32_t worker);
 

@@ -1,11 +1,11 @@
-/* search_queries.c - queries as products read them: rotated, rounded to 8 bits, 32 to a tile. */
+/* search_queries.c - prepares queries for products: rotated, rounded to 8 bits, 32 to a tile. */
 #include <math.h>
 #include <string.h>
 
 #include "../base/half.h"
 #include "search.h"
 
-/* Integers of largest magnitude 127; returns their step. */
+/* Rounds y to integers of magnitude up to 127. Returns their step. */
 static float round_query(const search *s, float *y, uint8_t *codes)
 {
     const uint32_t n = s->index->code_dim;
@@ -13,7 +13,7 @@ static float round_query(const search *s, float *y, uint8_t *codes)
     const kvant_uniform_step step = {
         .inverse = 127 / largest, .low = -127, .high = 127, .offset = -128
     };
-    if (largest < 0x1p-100f) { /* beside 1, which some number of a query that is not zero is near */
+    if (largest < 0x1p-100f) { /* a query of zeros: other queries have a number near 1 */
         memset(codes, 128, n);
         return 0;
     }
@@ -31,7 +31,7 @@ static void store_query(const search *s, size_t i, const uint8_t *codes)
     for (uint32_t quad = 0; quad < dim / 4; quad++) {
         uint32_t word;
         memcpy(&word, codes + 4 * (size_t)quad, sizeof word);
-        word ^= 0x80808080u; /* bytes with a sign */
+        word ^= 0x80808080u; /* to signed bytes */
         memcpy(x + (size_t)quad * n * 4, &word, sizeof word);
     }
     for (uint32_t j = dim / 4 * 4; j < dim; j++)
@@ -53,8 +53,8 @@ static void prepare_query(search *s, size_t i, uint32_t worker)
                               s->centred ? s->centred + i * index->dim : NULL);
     const bool offsets = kvant_index_has_offsets(index) || index->n_lists,
                distance = index->metric == KVANT_METRIC_L2;
-    uint8_t *codes =
-        (uint8_t *)(row.y + index->code_dim); /* behind y, where the transform is done */
+    /* The scratch after y is free once the transform is done. */
+    uint8_t *codes = (uint8_t *)(row.y + index->code_dim);
     const float step = ldexpf(round_query(s, row.y, codes), row.exponent);
     store_query(s, i, codes);
     s->scales[i] = offsets ? step : 1;
@@ -63,7 +63,7 @@ static void prepare_query(search *s, size_t i, uint32_t worker)
     s->constants[i] = distance ? row.squared : 0;
 }
 
-/* Queries of a tile share lines of the processor's caches, which threads had better not. */
+/* One thread prepares all queries of a tile, because they share cache lines of the processor. */
 void kvant_search_prepare_tile(void *context, size_t tile, uint32_t worker)
 {
     search *s = context;

@@ -1,10 +1,10 @@
-/* search_rank.c - from candidates to results: what ranges found is merged, scored again where the
- * caller wants that, and sorted. */
+/* search_rank.c - makes results from candidates: merges the candidates of all ranges, reranks them
+ * if the caller wants it, and sorts them. */
 #include <math.h>
 
 #include "search.h"
 
-/* sum a[i] b[i], or sum (a[i] - b[i])^2. Partial sums: compilers make vectors of them. */
+/* The sum of a[i] b[i], or of (a[i] - b[i])^2. Compilers vectorise the partial sums. */
 static double exact_sum(const float *a, const float *b, uint32_t n, bool differences)
 {
     double s[8] = { 0 };
@@ -44,7 +44,7 @@ static bool uses_rows(const kvant_index *index, const kvant_index_query *query)
     return index->has_rows && !query->original && !query->originals;
 }
 
-/* Of a stored row; query: its y is that of rows. */
+/* The score of a stored row. query: the query with its y transformed like rows. */
 static float row_score(const search *s, const kvant_index_row *query, size_t slot)
 {
     const kvant_index *index = s->index;
@@ -58,7 +58,7 @@ static float row_score(const search *s, const kvant_index_row *query, size_t slo
     return distance && score < 0 ? 0 : score;
 }
 
-/* Exact scores, or with rows=int8 nearly exact ones. */
+/* Replaces the candidates' scores by exact ones, or with rows=int8 by nearly exact ones. */
 static void rank_again(const search *s, size_t i, uint32_t worker, kvant_top *top)
 {
     const kvant_index *index = s->index;

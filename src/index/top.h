@@ -1,6 +1,6 @@
-/* top.h - the k largest of (key, id) pairs: a binary heap whose root is the worst of those kept. Of
- * equal keys the smaller id counts as larger, so what is kept does not depend on the order of
- * arrival. */
+/* top.h - keeps the k largest of (key, id) pairs in a binary heap whose root is the worst of them.
+ * If keys are equal, the smaller id counts as larger, so the result does not depend on the order in
+ * which pairs are entered. */
 #pragma once
 
 #include <math.h>
@@ -24,7 +24,7 @@ static inline bool kvant_worse(const kvant_found *a, const kvant_found *b)
     return a->key != b->key ? a->key < b->key : a->id > b->id;
 }
 
-/* A key below this is not kept. */
+/* Keys below this are not kept. */
 static inline float kvant_top_threshold(const kvant_top *top)
 {
     return top->n < top->k ? -INFINITY : top->found[0].key;
@@ -55,7 +55,7 @@ static inline void kvant_top_add(kvant_top *top, kvant_found x)
     top->found[at] = x;
 }
 
-/* The best first; no heap afterwards. */
+/* Sorts the pairs, the best first. They are no heap afterwards. */
 static inline void kvant_top_sort(kvant_top *top)
 {
     for (uint32_t n = top->n; n > 1; n--) {

@@ -1,6 +1,7 @@
-/* train.c - what an index learns from rows: their mean and, with dims=, their principal directions.
+/* train.c - learns from rows: their mean and, with dims=, their principal directions.
  *
- * Both are sums in binary64 in the order of the rows: the same bits on every machine. */
+ * Both are summed in binary64 in the order of the rows, so they have the same bits on every
+ * machine. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,7 +15,7 @@ typedef struct training {
     const float *rows;
     size_t stride, n;
     uint32_t dim, kept;
-    float *row; /* as the index sees it: of length 1 for cosine */
+    float *row; /* a row as the index encodes it: of length 1 for cosine */
     double *mean, *difference, *moments, *values, *vectors;
     uint32_t *order;
 } training;
@@ -58,7 +59,7 @@ static void find_moments(const kvant_index *index, training *t, const float *cen
             t->moments[(size_t)j * t->dim + i] = t->moments[(size_t)i * t->dim + j];
 }
 
-/* Indices of the eigenvalues, the largest first; equal ones in order. */
+/* Sorts indices by eigenvalue, the largest first. Equal eigenvalues keep their order. */
 static void sort_values(training *t)
 {
     for (uint32_t i = 0; i < t->dim; i++) {
@@ -82,7 +83,7 @@ static kvant_status find_projection(const kvant_index *index, training *t, const
     return KVANT_OK;
 }
 
-/* Centroids by k-means of the centred rows, or those that were given. */
+/* Finds centroids by k-means of the centred rows, or takes the ones that the caller gave. */
 static kvant_status find_lists(kvant_index *index, const training *t, const float *old_center)
 {
     const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
@@ -174,8 +175,8 @@ kvant_status kvant_index_train(kvant_index *index, const float *rows, size_t str
         kvant_free(center);
         return kvant_index_said(status);
     }
-    kvant_index_forget(
-        index); /* the room of vectors that were removed: with a centre there are offsets */
+    /* Frees arrays that removed vectors left, because with a centre there are also offsets. */
+    kvant_index_forget(index);
     const float *old_center = index->center;
     index->center = center;
     replace(&index->projection, projection);

@@ -1,4 +1,4 @@
-/* vectors.c - vectors to codes and back. */
+/* vectors.c - encodes vectors and decodes them. */
 #include <math.h>
 #include <string.h>
 
@@ -17,7 +17,7 @@ static size_t padded(uint32_t n)
 size_t kvant_index_code_room(const kvant_index *index)
 {
     const size_t book = kvant_book_scratch(&index->book, index->code_dim);
-    return book > padded(index->dim) ? book : padded(index->dim); /* of rows=int8 */
+    return book > padded(index->dim) ? book : padded(index->dim); /* the latter for rows=int8 */
 }
 
 size_t kvant_index_scratch(const kvant_index *index)
@@ -25,8 +25,8 @@ size_t kvant_index_scratch(const kvant_index *index)
     return 3 * padded(index->dim);
 }
 
-/* The power of two above the largest magnitude; zero for zeros. Scaling by it is exact, so the length
- * of a row neither overflows nor underflows. */
+/* The exponent of the power of two above the largest magnitude; 0 for zeros. Scaling by it is
+ * exact, so the length of a row neither overflows nor underflows. */
 static int exponent_of(const kvant_kernels *kernels, const float *x, uint32_t n)
 {
     int exponent = 0;
@@ -40,7 +40,7 @@ static void scale(float *x, uint32_t n, float factor)
         x[i] *= factor;
 }
 
-/* Powers of two beyond binary32 are two factors. */
+/* Multiplies by a power of two. One that exceeds binary32 is applied as two factors. */
 static void scale_by_power(float *x, uint32_t n, int exponent)
 {
     if (exponent > 126) {
@@ -94,7 +94,7 @@ static void bring_near_one(const kvant_kernels *kernels, float *u, uint32_t dim,
     *exponent += by;
 }
 
-/* u = x - center, scaled by a power of two; centred: u before that. */
+/* u = x - center, scaled by a power of two. centred: gets u before it is scaled. */
 static kvant_index_row read_row(const kvant_index *index, const kvant_kernels *kernels,
                                 const float *x, bool is_query, float *u, float *centred)
 {
@@ -191,7 +191,7 @@ typedef struct encoding {
     uint8_t *codes;
 } encoding;
 
-/* Threads share no pack: vectors of a pack share bytes. */
+/* Encodes a pack. Vectors of a pack share bytes, so no two threads work on one pack. */
 static void encode_pack(void *context, size_t i, uint32_t worker)
 {
     const encoding *e = context;
@@ -225,7 +225,7 @@ kvant_status kvant_index_encode(kvant_index *index, size_t first, const float *r
     return ok ? KVANT_OK : KVANT_ERR_MEMORY;
 }
 
-/* Levels of a slot times the vector's factor. */
+/* Decodes a slot: its levels times the vector's factor. */
 static kvant_status decode_slot(const kvant_index *index, const kvant_kernels *kernels, size_t slot,
                                 float *y)
 {
