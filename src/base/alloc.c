@@ -35,7 +35,8 @@ void kvant_free(void *memory)
     free(memory);
 }
 
-/* AddressSanitizer knows the ends of what its own allocator gives, and not those of a mapping. */
+/* AddressSanitizer detects accesses beyond the memory that its allocator returned, but not beyond a
+ * mapping. */
 #if defined(__SANITIZE_ADDRESS__)
 
 void *kvant_map(size_t count, size_t size)

@@ -8,9 +8,9 @@
 void *kvant_alloc(size_t count, size_t size);
 void kvant_free(void *memory);
 
-/* Whole pages of the system, zeroed: for working memory that comes and goes. A page is resident
- * from its first use only, and the system has it back once it is unmapped, where the C library's
- * allocator would keep it for itself. NULL: no memory. */
+/* Whole pages of the system, zeroed, for working memory that is needed for a while. A page is
+ * resident from its first use until it is unmapped; the C library's allocator would keep it
+ * instead. NULL: memory is short. */
 void *kvant_map(size_t count, size_t size);
 void kvant_unmap(void *memory, size_t count, size_t size); /* as mapped; NULL: nothing happens */
 

@@ -4,13 +4,13 @@
 
 #include <stdint.h>
 
-/* Pages and calibration files are little endian and read where they lie. */
+/* Pages and calibration files are little endian, and kvant reads them in place. */
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "kvant is for little-endian machines: its pages are read in place"
 #endif
 
-/* KVANT_PREFETCH fetches into the second cache. A page has more lines than the first cache has line
- * buffers: loads would wait for them. */
+/* KVANT_PREFETCH fetches into the second-level cache. A page has more lines than the first-level
+ * cache has line buffers, so loads would wait for them. */
 #if defined(__GNUC__)
 #define KVANT_PRINTF(format_index, first_argument)                                                 \
     __attribute__((format(printf, format_index, first_argument)))
@@ -24,9 +24,10 @@
 #define KVANT_PREFETCH(address) ((void)(address))
 #endif
 
-/* Functions that are part of their callers, and loops without a branch: of at most 8 steps on CPUs, of
- * any constant number on GPUs. AddressSanitizer and UBSan check every access of every copy, which takes
- * GCC minutes and 1.4 GB per kernel file; without copies it takes 9 s. */
+/* KVANT_INLINE marks functions that are always inlined. unrolled_for is a loop without a branch: of
+ * at most 8 steps on CPUs, of any constant number of steps on GPUs. With AddressSanitizer or UBSan
+ * loops are not unrolled: checking every access of every copy takes GCC minutes and 1.4 GB per
+ * kernel file, instead of 9 s. */
 #if defined(__CUDACC__)
 #define KVANT_INLINE __device__ __forceinline__
 #define unrolled_for _Pragma("unroll") for
@@ -38,7 +39,7 @@
 #define unrolled_for for
 #endif
 
-/* The number of the lowest set bit of x, which is not 0. */
+/* The index of the lowest set bit of x. x is not 0. */
 KVANT_INLINE uint32_t kvant_lowest_bit(uint32_t x)
 {
 #if defined(__GNUC__) && !defined(__CUDACC__)

@@ -1,5 +1,5 @@
 /* available.c - how many CPUs this process may use: its affinity, and the CPU time that its control
- * groups pay for. A thread more than that has to wait until another thread is stopped. */
+ * groups allow. More threads than that would only wait for each other. */
 #if defined(__linux__)
 #define _GNU_SOURCE /* sched_getaffinity */
 #endif
@@ -15,10 +15,11 @@
 #include <unistd.h>
 
 /* The longest path, and the longest line of /proc/self/cgroup. Groups of Kubernetes have about 200
- * characters. The limit of a group with a longer path is not seen. */
+ * characters. The limit of a group with a longer path is ignored. */
 #define LONGEST 1024
 
-/* Both in microseconds. A longer quota than any machine's CPUs means no limit. */
+/* The CPUs that a quota allows; both numbers are in microseconds. A quota above any machine's CPUs
+ * means no limit. */
 static uint32_t cpus_of(double quota, double period)
 {
     if (!(quota > 0) || !(period > 0) || quota / period >= UINT32_MAX)
@@ -27,7 +28,7 @@ static uint32_t cpus_of(double quota, double period)
     return whole + (whole * period < quota);
 }
 
-/* The first two words of a file. */
+/* Reads the first two words of a file. */
 static bool read_words(const char *folder, const char *name, char words[2][32])
 {
     char path[LONGEST];
@@ -47,11 +48,11 @@ static double number(const char *word)
     return sscanf(word, "%lf", &value) == 1 ? value : 0;
 }
 
-/* One group's limit. Version 2 of control groups has one file, version 1 has two. */
+/* The limit of one group. Version 2 of control groups has one file for it, version 1 has two. */
 static uint32_t limit_of_group(const char *folder)
 {
     char quota[2][32], period[2][32];
-    if (read_words(folder, "cpu.max", quota)) /* "max 100000", or a number in place of max */
+    if (read_words(folder, "cpu.max", quota)) /* "max 100000", or a number instead of max */
         return cpus_of(number(quota[0]), number(quota[1]));
     if (read_words(folder, "cpu.cfs_quota_us", quota) &&
         read_words(folder, "cpu.cfs_period_us", period))
@@ -59,8 +60,9 @@ static uint32_t limit_of_group(const char *folder)
     return UINT32_MAX;
 }
 
-/* The lowest limit of a group and of the groups around it. A container often sees its own group at
- * the mount point, and a path that only the host has: groups that are not there limit nothing. */
+/* The lowest limit of a group and of the groups that contain it. A container often sees its group
+ * at the mount point, but a path that exists only on the host. A group whose folder is missing
+ * limits nothing. */
 static uint32_t limit_of_groups(const char *root, const char *mount, const char *group)
 {
     char folder[LONGEST];
@@ -86,8 +88,8 @@ static bool names_cpu(const char *controllers)
     return false;
 }
 
-/* A line of /proc/self/cgroup: "number:controllers:group". Version 2 names no controllers; where
- * both versions are in use, its groups lie in the folder unified. */
+/* The limit from a line of /proc/self/cgroup: "number:controllers:group". Version 2 names no
+ * controllers. If both versions are in use, the groups of version 2 are in the folder unified. */
 static uint32_t limit_of_line(const char *root, char *line)
 {
     char *controllers = strchr(line, ':');
@@ -128,7 +130,8 @@ static void read_quota(void)
     quota = kvant_quota_cpus("");
 }
 
-/* The kernel refuses a mask with fewer bits than it has CPUs, so this one has 8192. */
+/* The CPUs in the thread's affinity. The mask has 8192 bits, because the kernel refuses a mask with
+ * fewer bits than CPUs. */
 static uint32_t affinity(void)
 {
 #if defined(__linux__)

@@ -6,12 +6,13 @@
 #include "attributes.h"
 
 typedef struct kvant_error {
-    char *text; /* NULL when the caller does not want words */
+    char *text; /* NULL when the caller wants no message */
     size_t size;
 } kvant_error;
 
-/* Formats the message (cut to fit, always terminated) for error, which may be NULL, and for
- * kvant_error_message(); returns status, so that `return kvant_fail(...)`. */
+/* Formats a message for `error`, which may be NULL, and for kvant_error_message(). The message is
+ * cut to fit and always terminated. Returns status, so that callers can write `return
+ * kvant_fail(...)`. */
 kvant_status kvant_fail(const kvant_error *error, kvant_status status, const char *format, ...)
     KVANT_PRINTF(3, 4);
 

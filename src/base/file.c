@@ -24,7 +24,7 @@ static bool read_all(int fd, uint8_t *bytes, size_t n)
         if (got < 0 && errno == EINTR)
             continue;
         if (got <= 0) {
-            errno = got == 0 ? EIO : errno; /* shorter than a moment ago */
+            errno = got == 0 ? EIO : errno; /* 0: the file has become shorter */
             return false;
         }
         bytes += got;
@@ -33,7 +33,7 @@ static bool read_all(int fd, uint8_t *bytes, size_t n)
     return true;
 }
 
-/* The head is checked before memory of the stated size is asked for. */
+/* Checks the head before memory of the stated size is allocated. */
 static kvant_status read_head(int fd, const char *path, kvant_check_head_fn *check,
                               uint8_t head[KVANT_FILE_HEAD], size_t *n, const kvant_error *error)
 {
@@ -124,8 +124,8 @@ static bool write_all(int fd, const uint8_t *bytes, size_t n)
     return true;
 }
 
-/* Flushed before the rename: otherwise a crash soon after could leave the new name with no
- * content. */
+/* Writes a new file and flushes it before the caller renames it. Otherwise a crash soon after the
+ * rename could leave the new name without content. */
 static bool write_new(const char *path, const kvant_file_part *parts, size_t n_parts)
 {
     int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
@@ -153,8 +153,8 @@ kvant_status kvant_write_parts(const char *path, const kvant_file_part *parts, s
         return kvant_fail(error, KVANT_ERR_ARGUMENT, "the path is longer than %d bytes", PATH_MAX);
     if (write_new(temporary, parts, n_parts) && rename(temporary, path) == 0)
         return KVANT_OK;
-    bool someone_elses =
-        errno == EEXIST; /* the temporary file, left by a process of this number that was killed */
+    /* A process with the same id that was killed may have left the temporary file. */
+    bool someone_elses = errno == EEXIST;
     kvant_status status = system_error(error, "write", someone_elses ? temporary : path);
     if (!someone_elses)
         unlink(temporary);

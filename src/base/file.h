@@ -1,17 +1,17 @@
 /* file.h - reads and writes whole files. A reader checks the head of a file first. A writer writes
- * beside the old file and renames. */
+ * a temporary file in the same folder and renames it. */
 #pragma once
 
 #include "error.h"
 
-#define KVANT_FILE_HEAD 64u /* bytes that are looked at before memory is asked for */
+#define KVANT_FILE_HEAD 64u /* bytes that are checked before memory is allocated */
 
-/* What the first KVANT_FILE_HEAD bytes of a file of n bytes, or fewer, say of it. Must refuse files
- * shorter than KVANT_FILE_HEAD. */
+/* Checks the first KVANT_FILE_HEAD bytes of a file of n bytes. The function must refuse files that
+ * are shorter than KVANT_FILE_HEAD. */
 typedef kvant_status kvant_check_head_fn(const uint8_t *bytes, size_t n, const kvant_error *error);
 
-/* Reads a regular file whose head passes check; *bytes (from kvant_alloc) is the caller's, NULL on
- * an error. A path that is NULL is refused. */
+/* Reads a regular file whose head passes the check. The caller frees *bytes with kvant_free; it is
+ * NULL on an error. A path of NULL is refused. */
 kvant_status kvant_read_file(const char *path, kvant_check_head_fn *check, uint8_t **bytes,
                              size_t *n, const kvant_error *error);
 
@@ -25,8 +25,8 @@ typedef struct kvant_file_part {
     size_t n;
 } kvant_file_part;
 
-/* Writes a temporary file beside path, flushes it to disk and renames it: path never holds half a
- * file. */
+/* Writes a temporary file in the folder of path, flushes it to disk and renames it to path. So path
+ * never holds half a file. */
 kvant_status kvant_write_parts(const char *path, const kvant_file_part *parts, size_t n_parts,
                                const kvant_error *error);
 kvant_status kvant_write_file(const char *path, const uint8_t *bytes, size_t n,

@@ -36,7 +36,7 @@ static inline float kvant_half_to_float(uint16_t h)
     return kvant_float_from_bits(sign | (exponent + 112) << 23 | mantissa << 13);
 }
 
-/* Overflow gives infinity, as the standard says: encoders check the range before they convert. */
+/* Overflow gives infinity, as IEEE 754 says. Encoders check the range before they convert. */
 static inline uint16_t kvant_half_from_float(float x)
 {
     uint32_t u = kvant_float_bits(x), sign = u >> 16 & 0x8000u, a = u & 0x7fffffffu;

@@ -1,10 +1,10 @@
-/* parallel.c - runs loops on the caller's executor, or else on a pool of sleeping workers that the
+/* parallel.c - runs loops on the caller's executor, or on a pool of sleeping workers that the
  * process shares.
  *
- * The pool starts workers when a loop first needs them. Workers are detached and live as long as
- * the process. Workers take indices from one atomic counter. The pool runs one loop at a time: a
- * second caller finds the pool busy and runs its loop alone, which cannot deadlock. A loop gets no
- * more threads than its caller has CPUs. A forked child starts with an empty pool. */
+ * The pool starts workers when a loop first needs them. They are detached and live as long as the
+ * process. Workers take indices from one atomic counter. The pool runs one loop at a time: a second
+ * caller finds the pool busy and runs its loop alone, which cannot deadlock. A loop gets no more
+ * threads than its caller has CPUs. A forked child starts with an empty pool. */
 #include "parallel.h"
 
 #include <kvant/executor.h>
@@ -43,8 +43,8 @@ static struct {
 
 static _Thread_local const kvant_executor *executor;
 
-/* A forked child has the pool's state but none of its threads, nor those of an executor. Loops of
- * the parent may have been running at the moment of the fork: nobody will ever finish them here. */
+/* A forked child has the pool's state but none of its threads, and none of an executor's threads.
+ * Loops of the parent that ran during the fork never end in the child, so their state is reset. */
 static void after_fork_in_child(void)
 {
     pthread_mutex_init(&pool.busy, NULL);
@@ -106,9 +106,10 @@ static void *worker_main(void *argument)
     return NULL;
 }
 
-/* A thread starts with the signal mask of the thread that creates it. The handlers of a program may
- * need more stack than workers have, or locks that the caller holds, so workers block signals. A
- * fault's signal goes to the thread that has the fault: debuggers and sanitisers wait for these. */
+/* A thread starts with the signal mask of the thread that creates it. A program's handlers may need
+ * more stack than workers have, or locks that the caller holds. So workers block signals. Signals
+ * of faults are not blocked: they go to the thread with the fault, and debuggers and sanitisers
+ * need them. */
 static void block_signals(sigset_t *former)
 {
     static const int faults[] = { SIGSEGV, SIGBUS, SIGFPE, SIGILL };
@@ -139,7 +140,8 @@ static void grow(uint32_t wanted)
     pthread_attr_destroy(&attributes);
 }
 
-/* A body that starts a loop itself must not enter the executor a second time. */
+/* During the loop the thread has no executor, because a body that starts a loop must not enter the
+ * executor again. */
 static void run_on_executor(parallel_loop *loop, uint32_t n_workers)
 {
     const kvant_executor *own = executor;
@@ -149,8 +151,8 @@ static void run_on_executor(parallel_loop *loop, uint32_t n_workers)
     executor = own;
 }
 
-/* Workers beyond the number of CPUs only alternate with the caller: at 8 threads on one CPU, half
- * of the time of decoding goes into switching between them. */
+/* Runs a loop on the pool with at most one thread per CPU. More workers would only alternate with
+ * the caller: with 8 threads on one CPU, switching takes half of the time of decoding. */
 static void run_on_pool(parallel_loop *loop, uint32_t helpers)
 {
     uint32_t most = kvant_available_cpus() - 1;

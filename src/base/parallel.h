@@ -9,14 +9,14 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Called once for every index 0 .. n - 1, in any order, from up to n_threads threads, worker being
- * the number of the thread (0 .. n_threads - 1, for per-thread scratch). */
+/* Called once for every index below n, in any order, from up to n_threads threads. The argument
+ * worker is the thread's number, below n_threads, for example to choose its scratch memory. */
 typedef void (*kvant_parallel_body)(void *context, size_t index, uint32_t worker);
 
-/* Runs the body for all indices and returns when all are done. The caller is worker 0. Falls back
- * to fewer threads when none can be had, when the pool serves another caller, or when the caller
- * has fewer CPUs: the result must not depend on it. A loop within a body does not run on the
- * executor. */
+/* Runs the body for all indices and returns when all are done. The caller is worker 0. Fewer
+ * threads are used when no more can be started, when the pool serves another caller, or when the
+ * caller has fewer CPUs. So the result must not depend on the number of threads. A loop within a
+ * body does not run on the executor. */
 void kvant_parallel_for(size_t n, uint32_t n_threads, kvant_parallel_body body, void *context);
 
 /* Whether the calling thread has an executor, whose threads begin within microseconds. */

@@ -1,7 +1,7 @@
 /* calibration.c - parses the bytes of a calibration file and looks statistics up.
  *
- * Refuses every deviation from calibration.md. The format leaves its writer no freedom, so
- * every field can be checked. */
+ * Refuses every deviation from calibration.md. The format gives its writer no choice, so every
+ * field can be checked. */
 #include "format.h"
 
 #include <inttypes.h>
@@ -12,7 +12,7 @@
 #include "../base/alloc.h"
 #include "../base/fnv.h"
 
-/* Files are some MB and read once, where a faster hash would gain milliseconds. */
+/* Files have some MB and are read once, so a faster hash would save only milliseconds. */
 uint64_t kvant_calibration_checksum(const uint8_t *bytes, size_t n)
 {
     static const uint8_t own[8] = { 0 };
@@ -36,14 +36,14 @@ size_t kvant_calibration_arrays_start(uint32_t n_codebooks, uint32_t name_bytes,
     return padded(table + n_sites * sizeof(kvant_calibration_line));
 }
 
-/* Of n_kv_heads heads: lower triangles, one after another. */
+/* How many numbers the lower triangles of all kv heads have. */
 static size_t matrix_halves(const kvant_calibration_site *site)
 {
     return (size_t)site->n_kv_heads * site->head_dim * (site->head_dim + 1) / 2;
 }
 
-/* The limits keep every product below 2^12 heads x (2^19 + 8 x 2^12 x 2^9) numbers: no overflow in
- * 64 bits. */
+/* The limits keep every product below 2^12 heads x (2^19 + 8 x 2^12 x 2^9) numbers, so 64 bits
+ * cannot overflow. */
 void kvant_calibration_place(kvant_calibration_site *site, const kvant_calibration_info *info)
 {
     size_t row = (size_t)site->n_kv_heads * site->head_dim, at = 0;
@@ -75,7 +75,7 @@ static kvant_status damaged(const kvant_error *error, const char *what)
     return kvant_fail(error, KVANT_ERR_FORMAT, "the calibration file is damaged: %s", what);
 }
 
-/* What the first KVANT_FILE_HEAD bytes say of a file of n bytes: right kind, version and length. */
+/* Checks the first KVANT_FILE_HEAD bytes of a file of n bytes: kind, version and length. */
 static kvant_status check_header(const uint8_t *bytes, size_t n, const kvant_error *error)
 {
     kvant_calibration_header header;
@@ -100,7 +100,7 @@ static const kvant_calibration_header *header_of(const kvant_calibration *c)
     return (const kvant_calibration_header *)(const void *)c->bytes;
 }
 
-/* The part of the head that says how long the rest of it is. */
+/* Reads the part of the head that says how long the rest of the head is. */
 static kvant_status read_info(kvant_calibration *c, const kvant_error *error)
 {
     const kvant_calibration_header *header = header_of(c);
@@ -183,7 +183,7 @@ static bool all_finite(const float *numbers, size_t n)
     return finite;
 }
 
-/* Factors and their inverses stay ordinary numbers, as those of a calibrator do. */
+/* Checks that factors and their inverses are normal numbers, as the factors of a calibrator are. */
 static bool valid_factors(const float *factors, size_t n)
 {
     bool valid = true;

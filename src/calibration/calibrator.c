@@ -103,7 +103,7 @@ kvant_status kvant_calibrator_grow(kvant_calibrator *c, uint32_t layer)
     return KVANT_OK;
 }
 
-/* The next array of n numbers of the block; *at moves behind it. */
+/* Returns the next array of n numbers in the block, and moves *at to its end. */
 static void *place(const slot *s, size_t *at, size_t n, size_t size)
 {
     void *array = s->block && n ? s->block + *at : NULL;
@@ -111,8 +111,8 @@ static void *place(const slot *s, size_t *at, size_t n, size_t size)
     return array;
 }
 
-/* The order is that of checkpoints; returns the bytes of all arrays. The limits keep them below
- * 2^56: no overflow in 64 bits. */
+/* Places all arrays, in the order in which checkpoints store them, and returns their bytes. The
+ * limits keep these below 2^56, so 64 bits cannot overflow. */
 static size_t place_arrays(slot *s, bool keys, uint32_t sample_rows)
 {
     size_t heads = s->n_kv_heads, row = heads * s->head_dim, square = keys ? row * s->head_dim : 0,
@@ -162,8 +162,8 @@ static void add_range(slot *s, const float *x, size_t row)
     }
 }
 
-/* Row number n_rows takes a random place among the first n_rows + 1, so that every row is kept with
- * the same probability. */
+/* Reservoir sampling: row number n_rows gets a random place among the first n_rows + 1 places, so
+ * that every row is kept with the same probability. */
 static void add_sample(slot *s, uint32_t sample_rows, const float *x, size_t row)
 {
     uint64_t place =
@@ -205,7 +205,7 @@ static kvant_status check_shape(uint32_t layer, kvant_role role, uint32_t n_kv_h
     return KVANT_OK;
 }
 
-/* The slot of a layer and role; the first call fixes its shape. */
+/* Finds the slot of a layer and role. The first call fixes its shape. */
 static kvant_status find_slot(kvant_calibrator *c, uint32_t layer, kvant_role role,
                               uint32_t n_kv_heads, uint32_t head_dim, slot **found)
 {
@@ -298,8 +298,8 @@ kvant_status kvant_calibrator_add_attention(kvant_calibrator *c, uint32_t layer,
     kvant_status status = scores && weights ? KVANT_OK : KVANT_ERR_MEMORY;
     if (status == KVANT_OK) {
         kvant_attention_weights(a, head_dim, scores, weights);
-        for (uint32_t k = 0; k < a->n_keys;
-             k++) /* a mask that is not one, or scores beyond binary32 */
+        /* A mask with NaNs, or scores beyond binary32, give weights that are not finite. */
+        for (uint32_t k = 0; k < a->n_keys; k++)
             status = weights[k] - weights[k] == 0 ? status : KVANT_ERR_NONFINITE;
     }
     if (status == KVANT_OK)
@@ -412,7 +412,8 @@ typedef struct job {
     kvant_status status;
 } job;
 
-/* All sets of one kv head. The sets of a head share its rows and differ in their seeds. */
+/* Computes all sets of centroids of one kv head. The sets share the head's rows and differ in their
+ * seeds. */
 static kvant_status cluster_head(job *j, float *rows, size_t n)
 {
     const kvant_calibration_info *info = &j->calibrator->info;

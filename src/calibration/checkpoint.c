@@ -1,9 +1,9 @@
 /* checkpoint.c - saves and restores the state of a calibrator, so that work can continue after a
  * break.
  *
- * The file is for this library on this machine: numbers as in memory, a version number, a checksum.
- * The version rises when the gathered state changes. Every size is checked against the limits of
- * calibration files. */
+ * The file is for this library on this machine: it has numbers as in memory, a version number and a
+ * checksum. The version is raised when the gathered state changes. Every size is checked against
+ * the limits of calibration files. */
 #include "gathered.h"
 
 #include <string.h>
@@ -15,11 +15,12 @@
 
 typedef kvant_calibrator_slot slot;
 
-/* Head and slots. Numbers are multiples of 8 bytes, so that arrays are aligned. */
+/* The head of the file; slots follow it. All sizes are multiples of 8 bytes, so that arrays are
+ * aligned. */
 typedef struct head {
     char magic[8];
     uint64_t version, bytes;
-    uint64_t checksum; /* where calibration files have it, so that one function serves */
+    uint64_t checksum; /* in the same place as in calibration files */
     uint64_t key, position;
     uint64_t fingerprint, seed, sample_rows, n_slots, n_codebooks;
     uint64_t clusters[KVANT_CALIBRATION_MAX_CODEBOOKS];
@@ -30,7 +31,7 @@ typedef struct slot_head {
     uint64_t index, n_kv_heads, head_dim, n_rows, random, has_centroids;
 } slot_head;
 
-/* Bytes of the centroids that a slot has. */
+/* How many bytes the centroids of a slot take; 0 without centroids. */
 static size_t centroid_bytes(const kvant_calibrator *c, const slot *s)
 {
     return s->centroids ? (kvant_calibrator_centroids(c, s) * sizeof *s->centroids + 7) / 8 * 8 : 0;
@@ -116,7 +117,7 @@ static kvant_status check_head(const uint8_t *bytes, size_t n, const kvant_error
     return h.bytes == n && n >= sizeof(head) ? KVANT_OK : damaged(error);
 }
 
-/* The slot's head, then as many bytes as its dimensions ask for; *at moves on. */
+/* Reads a slot: its head, then as many bytes as its dimensions need. Moves *at to its end. */
 static kvant_status get_slot(kvant_calibrator *c, const uint8_t **at, const uint8_t *end,
                              const kvant_error *error)
 {
@@ -128,7 +129,8 @@ static kvant_status get_slot(kvant_calibrator *c, const uint8_t **at, const uint
         h.n_kv_heads > KVANT_CALIBRATION_MAX_KV_HEADS || h.head_dim > KVANT_MAX_HEAD_DIM ||
         h.has_centroids > 1)
         return damaged(error);
-    /* before memory for it is asked for: at least a sum, and for keys three moments */
+    /* This is checked before memory is allocated: a slot has at least a sum, and for keys three
+     * moments. */
     uint64_t least = h.n_kv_heads * h.head_dim * sizeof(double) *
                      (h.index % 2 == KVANT_ROLE_K ? 3 * h.head_dim : 1);
     if (least > (size_t)(end - *at))

@@ -1,8 +1,9 @@
 /* cluster.c - see cluster.h.
  *
- * The nearest centroid c of a row x has the highest <x - m, c - m> - |c - m|^2 / 2, m being the mean
- * of all rows. Keys may lie far from zero and close together; without m the products would be large
- * numbers whose differences are noise. Every CPU level sums products in the same order. */
+ * The nearest centroid c of a row x has the largest <x - m, c - m> - |c - m|^2 / 2, where m is the
+ * mean of all rows. Keys may be far from zero and close together. Without m the products would be
+ * large numbers whose differences are mostly rounding errors. Every CPU level sums products in the
+ * same order. */
 #include "cluster.h"
 
 #include <stdbool.h>
@@ -12,8 +13,8 @@
 #include "../base/random.h"
 #include "../kernels/kernels.h"
 
-/* k-means++ starts close: on keys and values of real models most assignments are final after about
- * ten. */
+/* k-means++ starts close to the result: with keys and values of real models most assignments are
+ * final after about ten iterations. */
 #define MAX_ITERATIONS 25
 
 typedef struct work {
@@ -23,8 +24,8 @@ typedef struct work {
     uint32_t d, k;
     float *centroids;    /* k x d */
     float *mean, *point; /* d, d + 1 */
-    float *moved;        /* n x d: rows less their mean */
-    float *columns;      /* (d + 1) x k: centroids less the mean; below each -|c - m|^2 / 2 */
+    float *moved;        /* n x d: rows minus their mean */
+    float *columns;      /* (d + 1) x k: centroids minus the mean, then -|c - m|^2 / 2 of each */
     float *products;     /* n, of which assign uses k */
     float *squares;      /* n: |x - m|^2 */
     uint32_t *nearest;
@@ -71,8 +72,8 @@ static void move_rows(work *w)
             w->moved[i * w->d + j] = w->rows[i * w->d + j] - w->mean[j];
 }
 
-/* The row at which the running sum of squared distances to the centroids so far passes a random
- * share of the whole. */
+/* Draws a row with a probability in proportion to its squared distance from the nearest centroid.
+ * It takes the row at which the running sum of the distances passes a random share of the total. */
 static size_t draw(const work *w, uint64_t *random)
 {
     double total = 0, sum = 0;
@@ -84,10 +85,11 @@ static size_t draw(const work *w, uint64_t *random)
         if (sum > target)
             return i;
     }
-    return kvant_splitmix64(random) % w->n; /* all rows are centroids already */
+    return kvant_splitmix64(random) % w->n; /* every row equals a centroid already */
 }
 
-/* The distance of equal rows is exactly 0: the three sums are the same. */
+/* Seeds by k-means++. Equal rows have a distance of exactly 0, because the three sums are the
+ * same. */
 static void seed_centroids(work *w, uint64_t seed)
 {
     const uint32_t d = w->d;
@@ -118,7 +120,7 @@ static void place_columns(work *w)
     }
 }
 
-/* Whether any row changed its centroid. */
+/* Assigns every row to its nearest centroid. Returns whether any row changed its centroid. */
 static bool assign(work *w)
 {
     bool changed = false;
@@ -138,8 +140,8 @@ static bool assign(work *w)
     return changed;
 }
 
-/* A centroid that lost all its rows stays where it is: k-means++ makes that rare, and it may win
- * some back. */
+/* Moves each centroid to the mean of its rows. A centroid without rows keeps its place, because
+ * k-means++ makes this rare and the centroid may get rows again. */
 static void update(work *w)
 {
     memset(w->sums, 0, (size_t)w->k * w->d * sizeof *w->sums);

@@ -1,5 +1,5 @@
-/* finish.c - makes a calibration of a calibrator's statistics: writes the bytes of the file, which
- * calibration.c then parses. */
+/* finish.c - makes a calibration from a calibrator's statistics: it writes the bytes of the file,
+ * which calibration.c then parses. */
 #include "gathered.h"
 
 #include <string.h>
@@ -29,12 +29,12 @@ static void put_header(const kvant_calibrator *c, uint8_t *bytes, size_t n, uint
     memcpy(bytes + sizeof *header + clusters, c->model, header->name_bytes);
 }
 
-/* Room for the moments of one head. */
+/* Memory for the moments of one head. */
 typedef struct moments {
     double *queries, *attended, *keys, *centre;
 } moments;
 
-/* centre is the mean as the file has it, which codecs subtract. */
+/* centre: the mean as in the file, because codecs subtract this one. */
 static void centred_moments(const slot *s, uint32_t head, const float *centre, const moments *m)
 {
     size_t d = s->head_dim, size = d * d;
@@ -80,7 +80,7 @@ static void weigh_head(void *context, size_t head, uint32_t worker)
     kvant_free(room);
 }
 
-/* Query moments and weights of all heads. */
+/* Writes query moments and the matrices of transform= for all heads. */
 static kvant_status put_weights(const kvant_calibrator *c, const slot *s,
                                 const kvant_calibration_site *site, float *out)
 {

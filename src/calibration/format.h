@@ -1,7 +1,6 @@
-/* format.h - the calibration file of calibration.md in memory: a block of bytes, and the
- * places of its arrays.
- *
- * calibration.c parses, looks up, loads and saves; calibrator.c makes new files. */
+/* format.h - the calibration file of calibration.md in memory: a block of bytes, and the places of
+ * its arrays. The file calibration.c parses, looks up, loads and saves; finish.c makes new
+ * files. */
 #pragma once
 
 #include <stdbool.h>
@@ -17,7 +16,7 @@
 #define KVANT_CALIBRATION_MAX_LAYERS 4096u
 #define KVANT_CALIBRATION_MAX_KV_HEADS 4096u
 
-/* How a file begins; clusters, the model's name and the table follow. */
+/* The beginning of a file. The cluster counts, the model's name and the table follow. */
 typedef struct kvant_calibration_header {
     char magic[8];
     uint32_t version, n_sites;
@@ -32,13 +31,13 @@ typedef struct kvant_calibration_line {
     uint64_t zeros[2];
 } kvant_calibration_line;
 
-/* One layer and role: a line of the table, and where its arrays begin, counted in floats from
- * there. */
+/* One layer and role: a line of the table, the place of its arrays in the file, and the place of
+ * each array from there, counted in floats. */
 typedef struct kvant_calibration_site {
     uint32_t layer, role, n_kv_heads, head_dim;
     size_t offset; /* in the file, in bytes */
     size_t mean, min, max, moment, diagonal, matrix, centroids[KVANT_CALIBRATION_MAX_CODEBOOKS];
-    size_t bytes; /* padding included */
+    size_t bytes; /* with padding */
 } kvant_calibration_site;
 
 struct kvant_calibration {
@@ -49,20 +48,20 @@ struct kvant_calibration {
     kvant_calibration_info info;
 };
 
-/* Whether n numbers of clusters are within the limits and in increasing order. */
+/* Whether n cluster counts are within the limits and in increasing order. */
 bool kvant_calibration_valid_clusters(const uint32_t *clusters, uint32_t n);
 
 /* Places the arrays of a site whose first four fields are set. The fields must be within the limits
  * above. */
 void kvant_calibration_place(kvant_calibration_site *site, const kvant_calibration_info *info);
 
-/* Bytes before the first site's arrays. */
+/* How many bytes are before the arrays of the first site. */
 size_t kvant_calibration_arrays_start(uint32_t n_codebooks, uint32_t name_bytes, uint32_t n_sites);
 
-/* FNV-1a, 64 bits, of the file with its checksum field taken as zero. */
+/* The 64-bit FNV-1a of the file, with its checksum field counted as zero. */
 uint64_t kvant_calibration_checksum(const uint8_t *bytes, size_t n);
 
-/* Takes a file's bytes (from kvant_alloc): they belong to *calibration when it returns KVANT_OK,
- * and else stay the caller's. */
+/* Parses a file's bytes (from kvant_alloc). With KVANT_OK they belong to *calibration; otherwise
+ * they stay the caller's. */
 kvant_status kvant_calibration_parse(uint8_t *bytes, size_t n, kvant_calibration **calibration,
                                      const kvant_error *error);

@@ -1,8 +1,9 @@
 /* moments.c - see moments.h.
  *
- * Noise of equal size in all directions of W k gives a score <q, k> an error of variance |W^-1 q|^2
- * |W k|^2 times a constant. The mean is tr(W^-2 Q) tr(W^2 K). The geometric mean of K^-1 and Q is
- * the W^2 with the smallest product. Among diagonal matrices it is sqrt(Q_ii / K_ii). */
+ * Noise of equal size in all directions of W k gives a score <q, k> an error with the variance
+ * |W^-1 q|^2 |W k|^2, times a constant. The mean of this variance is tr(W^-2 Q) tr(W^2 K). The W^2
+ * with the smallest product is the geometric mean of K^-1 and Q. The best diagonal matrix is
+ * sqrt(Q_ii / K_ii). */
 #include "moments.h"
 
 #include <math.h>
@@ -44,7 +45,7 @@ void kvant_moment_about(const double *moment, const double *sum, double weight,
         }
 }
 
-/* Scores less their maximum; false when no key is seen. */
+/* Computes scores minus their maximum. Returns false when the query sees no key. */
 static bool score(const kvant_calibrator_attention *a, uint32_t d, uint32_t query, float *scores)
 {
     const float *q = a->queries + query * a->query_stride,
@@ -80,13 +81,14 @@ void kvant_attention_weights(const kvant_calibrator_attention *a, uint32_t d, fl
 
 /* W */
 
-/* Added to every direction, in parts of the mean: a direction that the text never used must not be
- * blown up. Measured on two models between 10^-2 and 10^-5: least errors from 3 10^-4 down. */
+/* This part of the mean is added to every direction, so that W does not enlarge a direction that
+ * the text never used. Values from 10^-5 to 10^-2 were measured on two models: errors are smallest
+ * from 3 10^-4 down. */
 #define FLOOR 3e-4
 
-/* Added to every eigenvalue of W, in parts of its Frobenius norm: rounding to binary16 moves
- * eigenvalues by at most 2^-11 of it (and by numbers below its smallest, 2^-24), so W stays
- * positive definite, |W| |W^-1| below sqrt(d) 2^11. */
+/* This part of W's Frobenius norm is added to every eigenvalue of W. Rounding to binary16 moves
+ * eigenvalues by at most 2^-11 of the norm, or by numbers below 2^-24. So W stays positive
+ * definite, and |W| |W^-1| stays below sqrt(d) 2^11. */
 #define SMALLEST 0x1p-10
 
 /* tr(A B) for symmetric matrices */
@@ -107,7 +109,7 @@ static void identity(size_t d, float *diagonal, uint16_t *matrix)
     }
 }
 
-/* a: attended, b: queries, both regularised; keys too. */
+/* a: attended, b: queries, both regularised; keys: regularised, too. */
 static void make_diagonal(size_t d, const double *a, const double *b, const double *keys,
                           float *diagonal)
 {
@@ -119,7 +121,7 @@ static void make_diagonal(size_t d, const double *a, const double *b, const doub
         diagonal[i] = (float)(factor * sqrt(sqrt(b[i * d + i] / a[i * d + i])));
 }
 
-/* m = w^T w of an upper triangle. */
+/* m = w^T w for an upper triangle w. */
 static void square(size_t d, const double *w, double *m)
 {
     memset(m, 0, d * d * sizeof *m);
@@ -162,7 +164,7 @@ kvant_status kvant_make_weights(uint32_t n, const double *queries, const double 
         make_diagonal(d, a, b, k, diagonal);
         status = make_matrix(d, a, b, k, k + size, matrix);
     }
-    if (status == KVANT_ERR_ARGUMENT) /* not positive definite: nothing is known */
+    if (status == KVANT_ERR_ARGUMENT) /* a moment is not positive definite, so W is the identity */
         identity(d, diagonal, matrix);
     kvant_free(a);
     return status == KVANT_ERR_MEMORY ? status : KVANT_OK;

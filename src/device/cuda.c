@@ -1,9 +1,10 @@
-/* cuda.c - the public functions of kvant/cuda.h and kvant/cuda_kernels.h, and those of memory.h and
- * index.h: finds libkvant_cuda.so when it is first needed and calls its table.
+/* cuda.c - the public functions of kvant/cuda.h and kvant/cuda_kernels.h, and the functions of
+ * memory.h and index.h. Finds libkvant_cuda.so when a function first needs it, and calls the
+ * functions of its table.
  *
- * Owns finding and checking the library; knows no kernel. A missing library, or another version,
- * gives KVANT_ERR_UNSUPPORTED, and the next call looks for the library again. An accepted library
- * stays loaded. */
+ * Owns finding and checking the library; knows no kernel. A missing library, or a library of
+ * another release, gives KVANT_ERR_UNSUPPORTED, and the next call looks for the library again. An
+ * accepted library stays loaded. */
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -22,7 +23,7 @@
 #define MESSAGE_BYTES 512
 
 static struct {
-    pthread_mutex_t mutex; /* of opening */
+    pthread_mutex_t mutex; /* held while the library is opened */
     _Atomic(const kvant_cuda_table *) table;
 } door = { .mutex = PTHREAD_MUTEX_INITIALIZER };
 
@@ -51,8 +52,8 @@ static const kvant_cuda_table *ask_for_table(void *library, const char *file,
 {
     void *symbol = dlsym(library, KVANT_CUDA_TABLE_FUNCTION);
     kvant_cuda_table_get_fn *get = NULL;
-    memcpy(&get, &symbol,
-           sizeof get); /* ISO C has no conversion from void * to a function pointer */
+    /* ISO C has no conversion from void * to a function pointer. */
+    memcpy(&get, &symbol, sizeof get);
     if (!get) {
         kvant_fail(error, KVANT_ERR_UNSUPPORTED,
                    "%s has no " KVANT_CUDA_TABLE_FUNCTION
@@ -64,7 +65,7 @@ static const kvant_cuda_table *ask_for_table(void *library, const char *file,
     return check_table(table, file, error) == KVANT_OK ? table : NULL;
 }
 
-/* NULL after filling error. */
+/* Loads the library. Returns its table, or NULL after filling error. */
 static const kvant_cuda_table *open_library(const kvant_error *error)
 {
     const char *named = getenv(LIBRARY_ENV), *file = named && named[0] ? named : LIBRARY_FILE;
@@ -82,7 +83,7 @@ static const kvant_cuda_table *open_library(const kvant_error *error)
     return table;
 }
 
-/* NULL after filling error. */
+/* Returns the table, and loads the library if no call has done so. NULL after filling error. */
 static const kvant_cuda_table *open_door(const kvant_error *error)
 {
     const kvant_cuda_table *table = atomic_load_explicit(&door.table, memory_order_acquire);
@@ -98,7 +99,7 @@ static const kvant_cuda_table *open_door(const kvant_error *error)
     return table;
 }
 
-/* The message of a call of the table: for the caller and for kvant_error_message(). */
+/* Passes a message from the table to the caller and to kvant_error_message(). */
 static kvant_status tell(kvant_status status, const char *text, const kvant_error *error)
 {
     return status == KVANT_OK
@@ -134,8 +135,8 @@ kvant_status kvant_cuda_codec_from(const kvant_codec *source, kvant_cuda_codec *
     return kvant_cuda_codec_unturned(source, codec, err, errlen);
 }
 
-/* Kernels multiply queries by the norm's scale after the matrix. That is right for a matrix that
- * replaces the norm, and wrong for a permutation. A canonical spec names an order that was set. */
+/* Kernels multiply queries by the scale of norm= after the matrix. That is right for a matrix that
+ * replaces the scale, and wrong for a permutation. A canonical spec names order= if it was set. */
 static bool scales_behind_order(const kvant_codec_view *view)
 {
     return view->info->norm != KVANT_NORM_NONE && strstr(view->info->spec, "order=") != NULL;
@@ -198,7 +199,7 @@ kvant_status kvant_cuda_codec_tables(const kvant_codec *source, kvant_cuda_table
     return KVANT_GIVE(kvant_cuda_tables, tables, &full, n_weights) ? KVANT_OK : KVANT_ERR_ARGUMENT;
 }
 
-/* Codecs come from the library: with one of them the table is there. */
+/* A sealed codec comes from the library, so the table is loaded here. */
 kvant_status kvant_cuda_codec_create_open(const kvant_cuda_codec *sealed, kvant_cuda_codec **open)
 {
     KVANT_RETURN_IF(!open, KVANT_ERR_ARGUMENT);
@@ -252,8 +253,8 @@ void kvant_cuda_limit_shared_memory(size_t bytes)
         table->limit_shared_memory(bytes);
 }
 
-/* A call with a struct of arguments, of the caller's size: last is the last member of its first
- * released version. */
+/* A call with a struct of arguments that has the caller's size. last: the last member of the struct
+ * in its first release. */
 #define TABLE_CALL(name, entry, type, last)                                                        \
     kvant_status kvant_cuda_##name(const type *args, kvant_cuda_stream stream)                     \
     {                                                                                              \
@@ -295,7 +296,7 @@ SHORT_CALL(append, append_args, refused, slots_ready)
 SHORT_CALL(attention, attention_args, workspace_bytes, table_ready)
 SHORT_CALL(transform_queries, query_args, out, n_further)
 
-/* A call that the table takes as it is. */
+/* A call that is passed to the table without changes. */
 #define FORWARD(name, parameters, arguments)                                                       \
     kvant_status kvant_cuda_##name parameters                                                      \
     {                                                                                              \

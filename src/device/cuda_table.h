@@ -20,11 +20,10 @@ extern "C" {
 #define KVANT_CUDA_TABLE_VERSION 15u
 #define KVANT_CUDA_TABLE_FUNCTION "kvant_cuda_table_get"
 
-/* X(result, name, parameters), each called by kvant_cuda_<name> of kvant/cuda.h and
- * kvant/cuda_kernels.h, the last sixteen by those of memory.h and index.h. Five differ from their
- * public functions: codec_create takes a view instead of a spec, device_check is a part of
- * kvant_cuda_available, and append, attention and transform_queries take the structs of
- * kvant_cuda_kernel_<name>. */
+/* X(result, name, parameters) lists the functions of the table. kvant_cuda_<name> calls each of
+ * them. The last sixteen are declared in memory.h and index.h, all others in kvant/cuda.h. Two
+ * functions differ from their public functions: codec_create takes a view instead of a spec, and
+ * device_check is a part of kvant_cuda_available. */
 #define KVANT_CUDA_TABLE_FUNCTIONS(X)                                                              \
     X(kvant_status, device_check, (char *err, size_t errlen))                                      \
     X(kvant_status, codec_create,                                                                  \
@@ -74,15 +73,15 @@ extern "C" {
 
 typedef struct kvant_cuda_table {
     uint32_t version; /* KVANT_CUDA_TABLE_VERSION */
-    uint32_t size, view_bytes,
-        info_bytes; /* of this struct, kvant_codec_view and kvant_codec_info */
+    /* The sizes of this struct, of kvant_codec_view and of kvant_codec_info. */
+    uint32_t size, view_bytes, info_bytes;
 #define KVANT_CUDA_TABLE_MEMBER(result, name, parameters) result(*name) parameters;
     KVANT_CUDA_TABLE_FUNCTIONS(KVANT_CUDA_TABLE_MEMBER)
 #undef KVANT_CUDA_TABLE_MEMBER
 } kvant_cuda_table;
 
-/* The only symbol that libkvant_cuda.so exports, by the name KVANT_CUDA_TABLE_FUNCTION. Never
- * NULL. */
+/* The type of the only symbol that libkvant_cuda.so exports, KVANT_CUDA_TABLE_FUNCTION. It never
+ * returns NULL. */
 typedef const kvant_cuda_table *kvant_cuda_table_get_fn(void);
 
 #ifdef __cplusplus

@@ -1,6 +1,6 @@
-/* memory.h - memory of the GPU for the caches of src/cache, and kernels that they alone need:
- * calls of libkvant_cuda.so, since libkvant links no CUDA. Work is ordered on a stream of the
- * current GPU. The functions leave no message. */
+/* memory.h - memory of the GPU for the caches of src/cache, and kernels that only they need.
+ * libkvant links no CUDA, so these are calls of libkvant_cuda.so. Work is ordered on a stream of
+ * the current GPU. The functions leave no message. */
 #pragma once
 
 #include <kvant/cuda.h>
@@ -9,50 +9,56 @@
 extern "C" {
 #endif
 
-/* *device = number of the calling thread's current GPU. */
+/* *device = the number of the calling thread's current GPU. */
 kvant_status kvant_cuda_device_current(int *device);
 
-/* Zeroed; KVANT_ERR_MEMORY when there is not enough. *memory is NULL after an error. Both wait for
- * the GPU. */
+/* Allocates zeroed memory on the GPU. KVANT_ERR_MEMORY: the GPU has too little. *memory is NULL
+ * after an error. Both functions wait for the GPU. */
 kvant_status kvant_cuda_memory_new(void **memory, size_t bytes);
 void kvant_cuda_memory_free(void *memory); /* NULL is fine */
 
-/* Zeroed memory of the host that the GPU reads and writes itself. */
+/* Zeroed host memory that the GPU reads and writes directly. */
 kvant_status kvant_cuda_host_new(void **memory, size_t bytes);
 void kvant_cuda_host_free(void *memory); /* NULL is fine */
 
-/* To the device, from the host or the device; the host's bytes may change after the call. */
+/* Copies to the device, from the host or the device. Host bytes may change after the call. */
 kvant_status kvant_cuda_memory_copy(void *to, const void *from, size_t bytes,
                                     kvant_cuda_stream stream);
-/* To the host; waits for the stream. */
+/* Copies to the host and waits for the stream. */
 kvant_status kvant_cuda_memory_read(void *to, const void *from, size_t bytes,
                                     kvant_cuda_stream stream);
 kvant_status kvant_cuda_memory_clear(void *memory, size_t bytes, kvant_cuda_stream stream);
 
-/* Two arrays of numbers on the device; n is 0 where one is not to be looked at. */
+/* Two arrays of numbers on the device. n is 0 for an array that is not to be read. */
 typedef struct kvant_cuda_numbers {
     const float *at[2];
     size_t n[2];
     uint32_t *room; /* device: 2 words */
 } kvant_cuda_numbers;
 
-/* largest[i] = the largest magnitude in array i, 0 for no numbers, a NaN when there is one. Waits. */
+/* largest[i] = the largest magnitude in array i: 0 if it has no numbers, NaN if it has a NaN. Waits
+ * for the stream. */
 kvant_status kvant_cuda_largest(const kvant_cuda_numbers *numbers, float *largest,
                                 kvant_cuda_stream stream);
 
-/* Adds rows first, first + n / taken, ... of n rows to sums, minima and maxima per channel of KVANT_STATISTICS_PARTS
- * parts, as src/cache/versions.c does on the host; numbers that are not finite count as 0. Arrays are on the device. */
+/* Adds `taken` of n rows, spread evenly over them, to the sums, minima and maxima per channel of
+ * KVANT_STATISTICS_PARTS parts. src/cache/statistics.c does the same on the host. Numbers that are
+ * not finite count as 0. Arrays are on the device. */
 typedef struct kvant_cuda_note_args {
     const float *rows;
-    size_t stride, width;           /* of rows; channels */
+    size_t stride, width;           /* between rows; channels */
     uint32_t n, taken, seen, parts; /* seen: rows that were added before */
     float *sum, *min, *max;         /* parts x width */
 } kvant_cuda_note_args;
 
 kvant_status kvant_cuda_note_rows(const kvant_cuda_note_args *args, kvant_cuda_stream stream);
 
-/* out[i] = after sum over j of matrix[j][i] before_j (rows_j - center_j) / divisor_j, of every row; matrices of kv heads
- * are matrix_stride numbers apart, 0: all have the same. rows and out may be the same. Arrays are on the device; NULL leaves a factor out. */
+/* Multiplies every row by a matrix:
+ *
+ *     out[i] = after_i * sum over j of matrix[j][i] before_j (rows_j - center_j) / divisor_j
+ *
+ * The matrices of kv heads are matrix_stride numbers apart; 0: all kv heads have the same matrix.
+ * rows and out may be the same. Arrays are on the device. A factor that is NULL is left out. */
 typedef struct kvant_cuda_turn_args {
     const float *rows; /* n_tokens x n_heads x head_dim */
     size_t token_stride, head_stride;
@@ -66,8 +72,9 @@ typedef struct kvant_cuda_turn_args {
 
 kvant_status kvant_cuda_turn(const kvant_cuda_turn_args *args, kvant_cuda_stream stream);
 
-/* kvant_cuda_codec_from with codecs of a dense rotation too. Their rows, queries and outputs are the caller's to turn:
- * append takes transformed rows alone. */
+/* kvant_cuda_codec_from, but it also accepts codecs with a dense rotation. The caller has to rotate
+ * their rows, queries and outputs (kvant_cuda_turn), because append then takes only transformed
+ * rows. */
 kvant_status kvant_cuda_codec_unturned(const kvant_codec *source, kvant_cuda_codec **codec,
                                        char *err, size_t errlen);
 

@@ -1,10 +1,10 @@
 /* lloyd_max.c - solves the two Lloyd-Max conditions for a density on [0, end]: each level is the
- * centroid of its cell, each threshold lies halfway between two levels.
+ * centroid of its cell, and each threshold lies halfway between two levels.
  *
- * A symmetric density is solved on one half, with a fixed threshold at 0. A few Lloyd iterations
- * bring every level near its place. Newton's method on the centroid conditions, whose Jacobian is
- * tridiagonal, needs a few more steps; Lloyd alone needs thousands at 8 bits. The only function of
- * the C library used is sqrt, which is exact by IEEE 754. */
+ * A symmetric density is solved on one half, with a fixed threshold at 0. First some Lloyd
+ * iterations move every level near its solution. Then Newton's method on the centroid conditions,
+ * whose Jacobian is tridiagonal, needs only some more steps; Lloyd alone needs thousands at 8 bits.
+ * The only function of the C library used is sqrt, which is exact by IEEE 754. */
 #include "lloyd_max.h"
 
 #include <math.h>
@@ -40,8 +40,9 @@ double kvant_half_power(double x, uint32_t k)
     return kvant_power(y, k / 2) * (k & 1 ? sqrt(y) : 1);
 }
 
-/* Gauss-Legendre with 8 points (Abramowitz and Stegun, table 25.4) on pieces of at most half the
- * density's spread, where the integrand is smooth enough for full double precision. */
+/* Integrates with 8 points of Gauss-Legendre (Abramowitz and Stegun, table 25.4) on pieces of at
+ * most half the density's spread. There the integrand is smooth enough for full double
+ * precision. */
 kvant_moments kvant_density_moments(const kvant_density *density, double a, double b)
 {
     static const double node[4] = { 0.1834346424956498, 0.5255324099163290, 0.7966664774136267,
@@ -77,7 +78,7 @@ static void update_cells(problem *p)
         p->cell[i] = kvant_density_moments(p->density, p->t[i], p->t[i + 1]);
 }
 
-/* f at threshold i. */
+/* The density at threshold i. */
 static double value(const problem *p, uint32_t i)
 {
     return p->density->value(p->density, p->t[i]);
@@ -85,7 +86,8 @@ static double value(const problem *p, uint32_t i)
 
 static double centroid(const problem *p, uint32_t i)
 {
-    /* A cell so far out that f underflows keeps its middle: it never receives a number. */
+    /* In a cell so far out that f underflows the level stays in the middle: no number ever gets
+     * it. */
     return p->cell[i].mass > 0 ? p->cell[i].first / p->cell[i].mass : (p->t[i] + p->t[i + 1]) / 2;
 }
 
@@ -96,8 +98,8 @@ static void lloyd_step(problem *p)
         p->c[i] = centroid(p, i);
 }
 
-/* Solves J step = c - centroid(c) by the Thomas algorithm and applies it; false when the step would
- * disorder the levels. */
+/* Solves J step = c - centroid(c) by the Thomas algorithm and applies the step. Returns false when
+ * the step would change the order of the levels. */
 static bool newton_step(problem *p, double *largest)
 {
     double lower[MAX_LEVELS], diagonal[MAX_LEVELS], upper[MAX_LEVELS], step[MAX_LEVELS],

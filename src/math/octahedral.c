@@ -6,8 +6,8 @@
 
 #include "lloyd_max.h"
 
-/* Density of |u| for uniform directions: the integral of |q|^-3 / (4 pi) over w, q the point of the
- * octahedron at (u, w). The constant 2 / pi is left out. */
+/* The density of |u| for uniform directions: the integral over w of |q|^-3 / (4 pi), where q is the
+ * point of the octahedron at (u, w). The constant 2 / pi is left out. */
 static double direction_density(const kvant_density *density, double a)
 {
     (void)density;
@@ -23,7 +23,7 @@ static double norm_density(const kvant_density *density, double r)
 
 void kvant_octahedral_codebook(uint32_t bits, float *levels)
 {
-    /* The nearest pole of the density is 0.47 away from [0, 1]: pieces of 1/16 leave errors of
+    /* The nearest pole of the density is 0.47 away from [0, 1], so pieces of 1/16 leave errors of
      * 1e-17. */
     const kvant_density density = { .value = direction_density, .end = 1, .spread = 0.125 };
     double half[KVANT_LLOYD_MAX_LEVELS];

@@ -1,7 +1,7 @@
 /* polar_angles.c - the density f(psi) = cos(psi)^(n1 - 1) sin(psi)^(n2 - 1) on [0, pi / 2] for
  * lloyd_max.c.
  *
- * Integrals of f and psi f are computed once up to the points of a grid. An integral up to a
+ * Integrals of f and psi f from 0 to the points of a grid are computed once. An integral up to a
  * threshold adds the rest of one interval. f is log-concave, so the codebook is unique. */
 #include "polar_angles.h"
 
@@ -10,8 +10,8 @@
 #include "lloyd_max.h"
 #include "trig.h"
 
-/* 16 intervals a radian at least, and half a standard deviation at most, which is 1 / (2 sqrt(n))
- * for n1 = n2 = n: n = 256 needs 101. */
+/* An interval is at most 1/16 radian and at most half a standard deviation, which is 1 / (2
+ * sqrt(n)) for n1 = n2 = n. So n = 256 needs 101 intervals. */
 #define GRID 128
 
 typedef struct angle_density {
@@ -20,7 +20,8 @@ typedef struct angle_density {
     kvant_moments grid[GRID + 1]; /* from 0 to grid point i */
 } angle_density;
 
-/* The factor 2^((n1 + n2 - 2) / 2) keeps f near 1 where n1 = n2 = 256 would bring it to 1e-77. */
+/* The factor 2^((n1 + n2 - 2) / 2) keeps f near 1. Without it f would be 1e-77 for n1 = n2 =
+ * 256. */
 static double value(const kvant_density *density, double psi)
 {
     const angle_density *a = (const angle_density *)density;
@@ -67,7 +68,8 @@ static void integrate(const kvant_density *density, const double *t, uint32_t n,
     }
 }
 
-/* Spread over the mean +- (0.6 + 0.6 bits) standard deviations, or what the quadrant leaves. */
+/* Spreads the levels over the mean +- (0.6 + 0.6 bits) standard deviations, as far as the quadrant
+ * reaches. */
 static void first_guess(const angle_density *a, uint32_t bits, double *levels)
 {
     uint32_t n = 1u << bits;
@@ -89,7 +91,7 @@ static void store(double angle, float *sine, float *cosine)
 
 void kvant_polar_angle_book(uint32_t n1, uint32_t n2, uint32_t bits, kvant_polar_book *book)
 {
-    /* Quadrature never spans more than an interval of the grid: one piece. */
+    /* Quadrature never spans more than one interval of the grid, so it uses one piece. */
     angle_density density = {
         .base = { .value = value, .end = KVANT_HALF_PI, .spread = 1, .integrate = integrate },
         .n1 = n1,

@@ -36,9 +36,9 @@ double kvant_hurwitz_closeness(const kvant_quaternion *y)
     return largest > sum * 0.5 ? largest : sum * 0.5;
 }
 
-/* The squared length is an exact integer, so nothing is rounded before the square root. Odd
- * coordinates: none is zero, and their distribution is symmetric. 31 % of the points lie in the
- * ball. */
+/* Draws points until one lies in the ball, as 31 % of them do. The squared length is an exact
+ * integer, so nothing is rounded before the square root. Coordinates are odd: so none is zero, and
+ * their distribution is symmetric. */
 kvant_quaternion kvant_quaternion_random(uint64_t *state)
 {
     int64_t v[4];
@@ -58,7 +58,8 @@ kvant_quaternion kvant_quaternion_random(uint64_t *state)
     return q;
 }
 
-/* The largest <c, p s[i]> over units p and all n quaternions: <c, p s> = <c conj(s), p>. */
+/* The largest <c, p s[i]> over all units p and all n quaternions, computed as <c, p s> = <c
+ * conj(s), p>. */
 static double closeness_to_cosets(const kvant_quaternion *c, const kvant_quaternion *s, uint32_t n)
 {
     double closest = 0;

@@ -1,8 +1,8 @@
 /* rotation.c - see rotation.h.
  *
- * A normal number is approximated by a sum of 16 uniform numbers, because log and cos of the C
- * library differ between machines. After orthonormalisation the difference from a Haar matrix is
- * far below the quantisation error: averaging over d terms shrinks the excess kurtosis of the
+ * A sum of 16 uniform numbers approximates a normal number, because log and cos of the C library
+ * differ between machines. After orthonormalisation the difference from a Haar matrix is far below
+ * the quantisation error, because averaging over d terms shrinks the excess kurtosis of the
  * marginals (-0.075). */
 #include "rotation.h"
 
@@ -25,15 +25,14 @@ static double nearly_normal(uint64_t *state)
 
 void kvant_random_normals(size_t n, double sigma, uint64_t seed, float *matrix)
 {
-    double scale =
-        sigma /
-        (4 * sqrt(4294967295.0 / 12)); /* variance of a uniform 16-bit integer: (2^32 - 1) / 12 */
+    /* The variance of a uniform 16-bit integer is (2^32 - 1) / 12. */
+    double scale = sigma / (4 * sqrt(4294967295.0 / 12));
     for (size_t i = 0; i < n; i++)
         matrix[i] = (float)(nearly_normal(&seed) * scale);
 }
 
-/* Subtracts from row i its parts along the rows before it; twice, because once leaves errors of
- * cancellation. */
+/* Subtracts from row i its projections on the rows before it. It does so twice, because
+ * cancellation leaves errors after one pass. */
 static void orthogonalise(double *rows, uint32_t i, uint32_t d)
 {
     double *row = rows + (size_t)i * d;

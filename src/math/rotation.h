@@ -7,10 +7,10 @@
 
 #include <kvant/kvant.h>
 
-/* Fills matrix (d x d, row-major) with orthonormal rows. KVANT_ERR_MEMORY when scratch cannot be
- * had. */
+/* Fills matrix (d x d, row-major) with orthonormal rows. KVANT_ERR_MEMORY: there is no memory for
+ * scratch. */
 kvant_status kvant_random_rotation(uint32_t d, uint64_t seed, float *matrix);
 
-/* Fills matrix with n approximately normal numbers of mean 0 and standard deviation sigma: each the
- * sum of 16 uniform ones, so with an excess kurtosis of -0.075. */
+/* Fills matrix with n approximately normal numbers of mean 0 and standard deviation sigma. Each is
+ * the sum of 16 uniform numbers, so the excess kurtosis is -0.075. */
 void kvant_random_normals(size_t n, double sigma, uint64_t seed, float *matrix);

@@ -41,7 +41,8 @@ double kvant_frobenius(uint32_t n, const double *m)
     return sqrt(sum);
 }
 
-/* The lower triangle of m becomes L with m = L L^T; false when a pivot is not above 0. */
+/* Replaces the lower triangle of m by L, with m = L L^T. Returns false when a pivot is not above
+ * 0. */
 static bool factorise(size_t n, double *m)
 {
     for (size_t j = 0; j < n; j++) {
@@ -56,7 +57,7 @@ static bool factorise(size_t n, double *m)
     return true;
 }
 
-/* The upper triangle becomes the lower one's. */
+/* Copies the lower triangle to the upper triangle. */
 static void mirror(size_t n, double *m)
 {
     for (size_t i = 0; i < n; i++)
@@ -64,7 +65,8 @@ static void mirror(size_t n, double *m)
             m[j * n + i] = m[i * n + j];
 }
 
-/* Row i is that of the identity less the rows before it, each as often as L has it. */
+/* Inverts L by forward substitution: row i of the inverse is row i of the identity minus multiples
+ * of the rows before it. */
 static void invert(size_t n, double *l)
 {
     for (size_t i = 0; i < n; i++) {
@@ -89,7 +91,7 @@ kvant_status kvant_spd_inverse(uint32_t n, const double *m, double *inverse)
     if (ok)
         invert(d, l);
     memset(inverse, 0, d * d * sizeof *inverse);
-    for (size_t k = 0; ok && k < d; k++) /* L^-T L^-1 */
+    for (size_t k = 0; ok && k < d; k++) /* inverse = L^-T L^-1 */
         for (size_t i = 0; i <= k; i++)
             kvant_add_multiple(inverse + i * d, l[k * d + i], l + k * d, i + 1);
     mirror(d, inverse);
@@ -97,7 +99,7 @@ kvant_status kvant_spd_inverse(uint32_t n, const double *m, double *inverse)
     return ok ? KVANT_OK : KVANT_ERR_ARGUMENT;
 }
 
-/* out = sum over i of factors[i] v_i v_i^T, v_i being row i of vectors. */
+/* out = sum over i of factors[i] v_i v_i^T, where v_i is row i of `vectors`. */
 static void compose(size_t n, const double *vectors, const double *factors, double *out)
 {
     memset(out, 0, n * n * sizeof *out);
@@ -155,8 +157,8 @@ kvant_status kvant_spd_unit_lower(uint32_t n, const double *m, double *lower, do
     size_t d = n;
     double *l = kvant_alloc(d * d, sizeof *l);
     KVANT_RETURN_IF(!l, KVANT_ERR_MEMORY);
-    for (size_t i = 0; i < d;
-         i++) /* from the last row and column on, so that the factor's transpose comes out first */
+    /* In reverse order, so that the factorisation gives lower^T D lower. */
+    for (size_t i = 0; i < d; i++)
         for (size_t j = 0; j <= i; j++)
             l[i * d + j] = m[(d - 1 - i) * d + d - 1 - j];
     bool ok = factorise(d, l);

@@ -1,5 +1,5 @@
-/* sums.h - sums in the order that format.md fixes: 16 partial sums, then a tree. Machines with
- * 4, 8 and 16 lanes can all follow this order, so vectorised encoders give the same bits. */
+/* sums.h - sums in the order that format.md fixes: 16 partial sums, then a tree. Machines with 4, 8
+ * and 16 lanes can follow this order, so vectorised encoders give the same bits. */
 #pragma once
 
 #include <stddef.h>
@@ -39,7 +39,7 @@ static inline double kvant_dot_lanes(const double *a, const double *b, size_t n)
     return ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
 }
 
-/* to += factor * x, which do not overlap. */
+/* to += factor * x. The two arrays must not overlap. */
 static inline void kvant_add_multiple(double *restrict to, double factor, const double *restrict x,
                                       size_t n)
 {
@@ -47,7 +47,7 @@ static inline void kvant_add_multiple(double *restrict to, double factor, const 
         to[i] += factor * x[i];
 }
 
-/* kvant_dot_lanes, one after another. */
+/* The same product with one sum, in the order of the numbers. */
 static inline double kvant_dot_exact(const double *a, const double *b, size_t n)
 {
     double sum = 0;

@@ -14,11 +14,11 @@
 #include "../base/attributes.h"
 #include "sums.h"
 
-/* Each eigenvalue takes two or three. */
+/* QR steps per eigenvalue; two or three are usual. */
 #define MAX_STEPS 60
 
-/* Makes v, a column, the vector of the reflection 1 - beta v v^T that leaves of it only its first
- * number, which is returned. */
+/* Makes a column v the vector of a reflection 1 - beta v v^T. The reflection maps the column to a
+ * multiple of the first unit vector. Returns this multiple. */
 static double reflect(double *v, size_t n, double *beta)
 {
     double rest = kvant_dot_lanes(v + 1, v + 1, n - 1), first = v[0],
@@ -32,8 +32,8 @@ static double reflect(double *v, size_t n, double *beta)
     return kept;
 }
 
-/* a = (1 - beta v v^T) a (1 - beta v v^T) for the last n rows and columns of a matrix with rows of
- * the given stride; w: room for n. */
+/* a = (1 - beta v v^T) a (1 - beta v v^T) for the last n rows and columns of a matrix whose rows
+ * are `stride` numbers apart. w: room for n numbers. */
 static void reflect_both(double *a, size_t stride, size_t n, const double *v, double beta,
                          double *w)
 {
@@ -46,8 +46,9 @@ static void reflect_both(double *a, size_t stride, size_t n, const double *v, do
     }
 }
 
-/* Diagonal and the numbers beside it; rows of q become those of the reflections' product.
- * Reflection k's vector stays in row k of a, right of the diagonal. */
+/* Computes the diagonal and the off-diagonal numbers (`beside`). The rows of q become the rows of
+ * the product of all reflections. The vector of reflection k is kept in row k of a, right of the
+ * diagonal. */
 static void tridiagonalise(size_t n, double *a, double *diagonal, double *beside, double *q,
                            double *w)
 {
@@ -79,14 +80,14 @@ static void rotate_rows(double *p, double *q, size_t n, double c, double s)
     }
 }
 
-/* The eigenvalue of the last 2 x 2 block that is nearer to its last number. */
+/* The eigenvalue of the last 2 x 2 block that is closer to the block's last number. */
 static double wilkinson_shift(double a, double b, double c)
 {
     double half = (a - c) / 2, root = sqrt(half * half + b * b);
     return root > 0 ? c - b * (b / (half < 0 ? half - root : half + root)) : c;
 }
 
-/* A QR step on rows first to last, whose numbers beside the diagonal are not 0. */
+/* A QR step on rows first to last. Their off-diagonal numbers are not 0. */
 static void step(size_t first, size_t last, double *d, double *e, double *vectors, size_t n)
 {
     double x = d[first] - wilkinson_shift(d[last - 1], e[last - 1], d[last]), z = e[first];

@@ -1,11 +1,12 @@
-/* trig.h - sine and cosine of the first quadrant in binary64 from + - * alone. C libraries differ
- * in the last bits; tables must not. */
+/* trig.h - sine and cosine of the first quadrant in binary64, computed with + - * only. The C
+ * libraries' results differ in the last bits, but tables must be the same everywhere. */
 #pragma once
 
 #define KVANT_HALF_PI 1.5707963267948966
 
-/* 0 <= x <= pi / 2; absolute error below 1e-15. Taylor series of x / 16, then the angle is doubled
- * four times by sin 2x = 2 sin x cos x and 1 - cos 2x = 2 sin^2 x, which loses no digits. */
+/* For 0 <= x <= pi / 2. The absolute error is below 1e-15. It takes the Taylor series of x / 16.
+ * Then it doubles the angle four times by sin 2x = 2 sin x cos x and 1 - cos 2x = 2 sin^2 x, which
+ * loses no digits. */
 static inline void kvant_sin_cos(double x, double *sine, double *cosine)
 {
     double r = x / 16, q = r * r;

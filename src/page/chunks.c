@@ -20,22 +20,23 @@ void kvant_chunk_layout_init(kvant_chunk_layout *layout, kvant_role role, uint32
     layout->code_bytes = words * sizeof(uint32_t);
 }
 
-/* Where a token's codes of one plane lie: chunk c in word first + step (c / pair), at bit + 16 (c
- * mod pair). */
+/* The place of a token's codes in a plane: chunk c is in word first + step (c / pair), at bit
+ * `bit` + 16 (c mod pair). */
 typedef struct place {
     size_t first, step;
     uint32_t bit, pair;
 } place;
 
-/* Tokens are rows of an operand: a GPU lane owns those with one t mod 8, and finds them in 4
- * neighbouring words. Two chunks share a word, 16 bits apart. */
+/* For K, tokens are rows of an operand. A GPU lane owns the tokens with the same t mod 8 and finds
+ * them in 4 neighbouring words. Two chunks share a word, 16 bits apart. */
 static place key_place(const kvant_chunk_plane *plane, uint32_t token)
 {
     uint32_t p = plane->bits, position = 32 * (token % 16 / 8) + 4 * (token % 8) + token / 16;
     return (place){ plane->word_offset + position % (4 * p), 4 * p, p * (position / (4 * p)), 2 };
 }
 
-/* Tokens are columns: a lane owns pairs of neighbouring tokens, 16 bits apart, of one chunk. */
+/* For V, tokens are columns. A GPU lane owns pairs of neighbouring tokens of one chunk, 16 bits
+ * apart. */
 static place value_place(const kvant_chunk_layout *layout, const kvant_chunk_plane *plane,
                          uint32_t token)
 {

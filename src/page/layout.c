@@ -5,8 +5,8 @@ static const uint8_t plane_bits[9][KVANT_MAX_PLANES] = {
     { 0 }, { 1 }, { 2 }, { 2, 1 }, { 4 }, { 4, 1 }, { 4, 2 }, { 4, 2, 1 }, { 4, 4 },
 };
 
-/* The place of row 16 rt + r in the order of words (r mod 8, rt) and fields (r / 8) within its row
- * group. */
+/* The position of row 16 rt + r within its row group, in the order of words (r mod 8, rt) and
+ * fields (r / 8). */
 static uint16_t position(const kvant_layout *layout, uint32_t row)
 {
     uint32_t rt = row / 16, r = row % 16, g = rt / 4, tiles = kvant_layout_group_tiles(layout, g);
@@ -41,7 +41,7 @@ void kvant_layout_init(kvant_layout *layout, kvant_role role, uint32_t head_dim,
         layout->positions[row] = position(layout, row);
 }
 
-/* Field values of a plane for a word: two codes, of even and odd column, at distance 16. */
+/* The bits of a plane for a word: the codes of an even and an odd column, 16 bits apart. */
 static uint32_t pair(uint32_t even, uint32_t odd, const kvant_plane *plane, uint32_t mask,
                      uint32_t field)
 {
@@ -49,8 +49,8 @@ static uint32_t pair(uint32_t even, uint32_t odd, const kvant_plane *plane, uint
            << plane->bits * field;
 }
 
-/* A token of K is a row: a word holds 4 of its codes, columns 2 q, 2 q + 1, 2 q + 8 and 2 q + 9 of
- * a tile. */
+/* Writes a token of K, which is a row. A word holds 4 of its codes: columns 2 q, 2 q + 1, 2 q + 8
+ * and 2 q + 9 of a tile. */
 static void put_row(const kvant_layout *layout, const kvant_plane *plane, uint32_t *words,
                     uint32_t row, const uint8_t *codes)
 {
@@ -68,7 +68,8 @@ static void put_row(const kvant_layout *layout, const kvant_plane *plane, uint32
     }
 }
 
-/* A token of V is a column: a word holds 2 of its codes, rows r and r + 8 of a tile. */
+/* Writes a token of V, which is a column. A word holds 2 of its codes: rows r and r + 8 of a
+ * tile. */
 static void put_column(const kvant_layout *layout, const kvant_plane *plane, uint32_t *words,
                        uint32_t column, const uint8_t *codes)
 {

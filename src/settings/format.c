@@ -1,5 +1,5 @@
-/* format.c - writes the settings file of settings.md. Equal layers share a line, so a file shows
- * the differences. */
+/* format.c - writes the settings file of settings.md. Equal layers share a line, so that a file
+ * shows the differences. */
 #include "settings_internal.h"
 
 #include <inttypes.h>
@@ -10,7 +10,7 @@
 #include "../base/alloc.h"
 #include "../base/fnv.h"
 
-/* Text that grows. After memory ran out it stays NULL and the rest is dropped. */
+/* Text that grows. When memory is short, text stays NULL and the rest is dropped. */
 typedef struct buffer {
     char *text;
     size_t n, room;
@@ -31,7 +31,7 @@ static void grow(buffer *b, size_t more)
     b->room = room;
 }
 
-enum { MAX_PIECE = 2048 }; /* longer than any piece: a path of 1023 bytes is the longest */
+enum { MAX_PIECE = 2048 }; /* longer than any piece; the longest is a path of 1023 bytes */
 
 static void put(buffer *b, const char *format, ...) KVANT_PRINTF(2, 3);
 
@@ -46,7 +46,7 @@ static void put(buffer *b, const char *format, ...)
     va_end(args);
 }
 
-/* Whether all kv heads of entry i have the codec that spec number index of entry is. */
+/* Whether all kv heads of entry i have the codec of spec number `index` of `entry`. */
 static bool whole_layer(const kvant_settings *s, uint32_t i, const kvant_settings_entry *entry,
                         uint32_t index)
 {
@@ -54,7 +54,7 @@ static bool whole_layer(const kvant_settings *s, uint32_t i, const kvant_setting
            kvant_settings_same(&s->entries[i], 0, entry, index);
 }
 
-/* A layer whose kv heads differ, as N/H for each kv head H that has the codec. */
+/* Writes a layer whose kv heads differ: N/H for each kv head H that has the codec. */
 static const char *put_heads(buffer *b, const kvant_settings *s, uint32_t i,
                              const kvant_settings_entry *entry, uint32_t index,
                              const char *separator)
@@ -67,7 +67,8 @@ static const char *put_heads(buffer *b, const kvant_settings *s, uint32_t i,
     return separator;
 }
 
-/* All that is like spec number index of entry i, which is the first of them. */
+/* Writes a line with spec number `index` of entry i and all layers and kv heads that share it. It
+ * is the first of them. */
 static void put_codec(buffer *b, const kvant_settings *s, uint32_t i, uint32_t index)
 {
     const kvant_settings_entry *entry = &s->entries[i];

@@ -1,5 +1,5 @@
 /* parse.c - reads the settings file of settings.md: one statement per line, the checksum last. A
- * line is checked whole before it is stored. An error names the line. */
+ * whole line is checked before it is stored. An error names the line. */
 #include "settings_internal.h"
 
 #include <inttypes.h>
@@ -7,7 +7,7 @@
 
 #include "../base/fnv.h"
 
-#define CHECK_BYTES (sizeof KVANT_SETTINGS_CHECK - 1 + 16 + 1) /* of the last line, with its end */
+#define CHECK_BYTES (sizeof KVANT_SETTINGS_CHECK - 1 + 16 + 1) /* of the last line, with newline */
 
 /* The rest of a line, and the context of its errors. */
 typedef struct line {
@@ -30,7 +30,8 @@ static bool take(line *l, const char *text)
     return true;
 }
 
-/* A decimal number from 0 to max without a leading zero, so that there is one way to write it. */
+/* Reads a decimal number from 0 to max. A leading zero is refused, so that a number can be written
+ * in one way only. */
 static bool take_number(line *l, uint32_t max, uint32_t *number)
 {
     const char *start = l->at;
@@ -56,7 +57,7 @@ static bool take_hex(line *l, uint64_t *number)
     return true;
 }
 
-/* The rest of the line, which is not empty, into room for max bytes and a zero. */
+/* Reads the rest of the line, which must not be empty. text has room for max bytes and a zero. */
 static bool take_rest(line *l, char *text, size_t max)
 {
     size_t n = (size_t)(l->end - l->at);
@@ -109,8 +110,8 @@ static kvant_status read_calibration(kvant_settings *s, line *l)
 
 #define ALL_HEADS UINT32_MAX
 
-/* The next piece of a list of layers: "N" or "N-M", all kv heads of them, or "N/H", kv head H of
- * layer N. */
+/* A piece of a list of layers: "N" or "N-M" with all kv heads, or "N/H" for kv head H of layer
+ * N. */
 typedef struct piece {
     uint32_t first, last, head;
 } piece;
@@ -126,7 +127,7 @@ static bool take_piece(line *l, const kvant_settings *s, piece *p)
     return !take(l, "-") || (take_number(l, s->n_layers - 1, &p->last) && p->last > p->first);
 }
 
-/* What a line says of its layers. */
+/* The shape and the spec that a line gives its layers. */
 typedef struct statement {
     uint32_t n_kv_heads, head_dim;
     char spec[KVANT_SPEC_MAX_LENGTH + 1];
@@ -138,7 +139,7 @@ static kvant_status wrong_layer(const line *l, kvant_role role, uint32_t layer, 
                       l->number, role == KVANT_ROLE_K ? "keys" : "values", layer, what);
 }
 
-/* Room for the layer's specs when the line is the first that names it. */
+/* Makes room for the specs of a layer, if the line is the first that names it. */
 static kvant_status open_layer(kvant_settings *s, kvant_settings_entry *to, const statement *said,
                                uint32_t head, const line *l)
 {
@@ -170,7 +171,7 @@ static kvant_status fill_layer(kvant_settings *s, uint32_t layer, kvant_role rol
     return KVANT_OK;
 }
 
-/* Behind the list of layers: "3x64 SPEC". */
+/* Reads the part of a line after the list of layers: "3x64 SPEC". */
 static kvant_status read_statement(line *l, statement *said)
 {
     char reason[256] = "";
@@ -247,7 +248,7 @@ static kvant_status read_line(kvant_settings *s, line *l)
     return wrong(l, "it begins with none of model, fingerprint, layers, calibration, k, v, check");
 }
 
-/* The last line, and what it says of those before, which are *body bytes. */
+/* Checks the last line against the lines before it, which have *body bytes. */
 static kvant_status check_sum(const char *text, size_t n, size_t *body, const kvant_error *error)
 {
     uint64_t stated;
@@ -298,7 +299,7 @@ kvant_status kvant_settings_parse(kvant_settings *s, const char *text, size_t n,
     KVANT_FORWARD(check_sum(text, n, &body, error));
     uint32_t number = 0;
     for (const char *at = text, *end = text + body; at < end;) {
-        const char *stop = memchr(at, '\n', (size_t)(end - at)); /* the body ends with one */
+        const char *stop = memchr(at, '\n', (size_t)(end - at)); /* the body ends with a newline */
         line l = { at, stop, ++number, error };
         KVANT_FORWARD(read_line(s, &l));
         at = stop + 1;

@@ -6,13 +6,13 @@
 #include "../base/abi.h"
 #include "../base/attributes.h"
 
-/* Keys pass through a calibration's matrix; without one, through a matrix that the cache learns from
- * the first keys and queries. Where it sees no queries, factors even out channels. Keys get the
- * bits beyond 4: an error of a key moves a whole row of probabilities, while errors of values
- * average out. A centre of values costs a page of fp16, a fifth of a bit per number at 2048
- * tokens, so only the preset for quality has it. At 2 bits a matrix that was made from the rows
- * themselves is worth more than a calibration, of values, too, and keys get what the scales of
- * longer rows save. */
+/* Keys pass through a calibration's matrix or, without a calibration, through a matrix that the
+ * cache learns from the first keys and queries. If the cache sees no queries, scales even out the
+ * channels. Keys get the bits above 4, because an error of a key changes a whole row of
+ * probabilities, while errors of values average out. A centre of values takes a page of fp16, a
+ * fifth of a bit per number at 2048 tokens, so only the preset quality has one. At 2 bits a matrix
+ * that was made from the rows themselves is worth more than a calibration, for values, too. There
+ * the bits that longer rows save on scales go to keys. */
 static const struct {
     const char *name, *summary;
     struct {
@@ -60,9 +60,9 @@ kvant_status kvant_preset_get(const char *name, int calibrated, kvant_preset *pr
     return KVANT_ERR_ARGUMENT;
 }
 
-/* Of the first n layers, how many have more_k: as many as is paid for by what keys and values save,
- * 2 (16/64 - 16/head_dim) bits per number of keys. So the model's number of layers, which an engine
- * may learn late, does not matter. */
+/* How many of the first n layers have more_k: as many as the bits pay for that keys and values
+ * save, 2 (16/64 - 16/head_dim) bits per number of keys. The result does not depend on the model's
+ * number of layers, which an engine may learn late. */
 static uint64_t paid_layers(uint64_t n, uint32_t head_dim)
 {
     return head_dim > 64 ? n * (head_dim - 64) / (2 * (uint64_t)head_dim) : 0;

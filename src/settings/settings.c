@@ -79,7 +79,7 @@ void kvant_settings_close_entry(kvant_settings *s, kvant_settings_entry *entry)
         if (strcmp(entry->specs[0], entry->specs[i]) != 0)
             return;
     s->n_specs -= entry->n_specs - 1;
-    entry->n_specs = 1; /* the text stays where it is */
+    entry->n_specs = 1; /* the text is not moved */
 }
 
 bool kvant_settings_same(const kvant_settings_entry *x, uint32_t a, const kvant_settings_entry *y,
@@ -104,7 +104,7 @@ static bool is_control(char c)
     return (unsigned char)c < 0x20 || c == 0x7f;
 }
 
-/* Blanks at the ends would be lost by the first editor that saves the file. */
+/* Removes blanks at the ends, because editors may remove them when they save the file. */
 static void set_model(kvant_settings *s, const char *model)
 {
     size_t n = 0;
@@ -134,7 +134,7 @@ static kvant_status set_calibration(kvant_settings *s, const kvant_settings_conf
     return KVANT_OK;
 }
 
-/* Every spec is checked before room is made for them: their number comes from the caller. */
+/* Checks every spec before it allocates memory, because the caller chose the number of specs. */
 static kvant_status set_entry(kvant_settings *s, uint32_t i, const kvant_settings_layer *layer,
                               const kvant_error *error)
 {
@@ -301,8 +301,8 @@ kvant_status kvant_settings_calibration_path(const kvant_settings *settings, cha
     return KVANT_OK;
 }
 
-/* A calibration of the same model made anew is another one: what was measured with the old one does
- * not hold for it. */
+/* A calibration that was made again for the same model is refused, too: measurements with the old
+ * one do not hold for it. */
 static kvant_status check_theirs(const kvant_settings *s, const kvant_calibration *calibration,
                                  const char *name, const kvant_error *error)
 {
@@ -341,7 +341,8 @@ kvant_status kvant_settings_load_calibration(const kvant_settings *settings, con
     return status;
 }
 
-/* The kv heads of a calibration are those that have an entry. */
+/* Checks that the kv heads of a layer have entries in the calibration, and no further kv head
+ * has. */
 static kvant_status check_calibrated(const kvant_settings_entry *e,
                                      const kvant_calibration *calibration, uint32_t layer,
                                      kvant_role role, const kvant_error *error)
@@ -355,7 +356,8 @@ static kvant_status check_calibrated(const kvant_settings_entry *e,
     return kvant_fail(error, KVANT_ERR_ARGUMENT, "the calibration is of another shape of model");
 }
 
-/* Makes the codecs of the kv heads, or the one of all; *spec is the one that is wrong. */
+/* Makes the codecs of all kv heads, or one codec if they share a spec. *spec = the spec that
+ * fails. */
 static kvant_status check_specs(const kvant_settings_entry *e, uint32_t i,
                                 const kvant_calibration *calibration, const char **spec,
                                 const kvant_error *error)
@@ -379,7 +381,7 @@ static kvant_status check_specs(const kvant_settings_entry *e, uint32_t i,
     return KVANT_OK;
 }
 
-/* *spec becomes the one that is wrong. */
+/* Checks the codecs of a layer. *spec = the spec that fails. */
 static kvant_status check_layer(const kvant_settings *s, uint32_t i,
                                 const kvant_calibration *calibration, const char **spec,
                                 const kvant_error *error)

@@ -6,17 +6,17 @@
 
 #define SLOTS 64u
 
-/* Which blocks give up their pages: old ones first, first ones last. */
+/* Old blocks give up their pages first, blocks with first tokens last. */
 typedef enum rank { OLD, NEWEST, FIRST } rank;
 
 typedef struct plan_block {
     int32_t page;
-    int32_t last;       /* the largest position of the rows that it got in a step last */
-    int32_t query, end; /* the newest tokens count back from query in the step that saw the block
-                         * last, and from end after this step */
+    int32_t last;       /* the largest position of the rows that the last step wrote to it */
+    int32_t query, end; /* The newest tokens count back from `query` in the last step that saw the
+                         * block, and from `end` after this step. */
     uint64_t first;     /* a bit per slot with one of the first tokens */
-    uint64_t seen;      /* the step whose queries saw it last */
-    uint64_t written;   /* the step that wrote to it last */
+    uint64_t seen;      /* the last step whose queries saw it */
+    uint64_t written;   /* the last step that wrote to it */
 } plan_block;
 
 struct kvant_plan {
@@ -26,7 +26,7 @@ struct kvant_plan {
     kvant_plan_change *seal, *open;
     uint32_t n_seal, n_open;
     uint32_t n_free;
-    uint32_t n_step; /* pages of blocks that this step writes */
+    uint32_t n_step; /* pages of blocks that this step writes to */
     uint64_t now;
 };
 
@@ -110,7 +110,7 @@ bool kvant_plan_holds_first(const kvant_plan *plan, uint32_t block)
     return plan->blocks[block].first != 0;
 }
 
-/* Notes */
+/* Recording a step */
 
 static plan_block *block_of(const kvant_plan *plan, const kvant_plan_step *step, uint32_t row)
 {
@@ -122,7 +122,8 @@ static bool is_long(const kvant_plan *plan, const kvant_plan_step *step)
     return !step->stays_exact && plan->params.step_rows != 0 && step->n > plan->params.step_rows;
 }
 
-/* A block that several sequences share is as new as it is to the shortest of them. */
+/* Records that a query sees a block. A block that several sequences share is as new as for the
+ * shortest of them. */
 static void see(const kvant_plan *plan, plan_block *b, int32_t query, int32_t end)
 {
     const bool again = b->seen == plan->now;
@@ -140,7 +141,8 @@ static void note_row(const kvant_plan *plan, plan_block *b, int64_t slot, int32_
     b->first = (uint32_t)position < plan->params.first ? b->first | bit : b->first & ~bit;
 }
 
-/* Rows that no view has are newest in their step, and count back from its last row afterwards. */
+/* Records written rows. Rows that no view contains are the newest of their step; afterwards their
+ * age counts back from the step's last row. */
 static void note_rows(kvant_plan *plan, const kvant_plan_step *step)
 {
     int32_t end = 0;
@@ -159,7 +161,7 @@ static void note_rows(kvant_plan *plan, const kvant_plan_step *step)
     }
 }
 
-/* The end of a sequence is behind the last of its rows that the step brought. */
+/* The end of a sequence: the position after the last row that the step wrote for it. */
 static int32_t end_of(const kvant_plan *plan, const kvant_plan_view *view)
 {
     int32_t end = view->query;
@@ -183,7 +185,7 @@ static void note_views(kvant_plan *plan, const kvant_plan_step *step)
 
 /* Pages */
 
-/* How many tokens came after the block's last one, and one more. */
+/* How many tokens came after the block's last one, plus one. */
 static int64_t distance_of(const kvant_plan *plan, const plan_block *b)
 {
     return (int64_t)(b->seen == plan->now ? b->query : b->end) - b->last;
@@ -196,8 +198,9 @@ static rank rank_of(const kvant_plan *plan, const plan_block *b)
     return distance_of(plan, b) <= (int64_t)plan->params.newest ? NEWEST : OLD;
 }
 
-/* Old blocks go first. Blocks that no query of the step sees come next. So a sequence that is
- * written keeps its newest tokens as long as an idle one has its first. */
+/* Whether block a gives up its page before block b. Old blocks go first, then blocks that no query
+ * of the step sees. So a sequence that is written keeps its newest tokens as long as an idle
+ * sequence has its first ones. */
 static bool goes_before(const kvant_plan *plan, const plan_block *a, const plan_block *b)
 {
     const rank of[] = { rank_of(plan, a), rank_of(plan, b) };
@@ -210,8 +213,8 @@ static bool goes_before(const kvant_plan *plan, const plan_block *a, const plan_
     return a->seen != b->seen ? a->seen < b->seen : a->last < b->last;
 }
 
-/* The block that gives up its page next, of those that were not written since the step `since`
- * began, or -1. Blocks of a higher rank than `most` keep theirs. */
+/* The block that gives up its page next, or -1. Only blocks that were not written since the step
+ * `since` began are considered. Blocks of a higher rank than `most` keep their pages. */
 static int32_t next_to_go(const kvant_plan *plan, rank most, uint64_t since)
 {
     int32_t best = -1;
@@ -225,8 +228,8 @@ static int32_t next_to_go(const kvant_plan *plan, rank most, uint64_t since)
     return best;
 }
 
-/* A block of the step may push out blocks up to its own rank. While the step has fewer pages than
- * are kept for it, the block may push out any other block. */
+/* The highest rank that a block of the step may push out: its own rank. While the step has fewer
+ * than step_pages pages, the block may push out any other block. */
 static rank most_for(const kvant_plan *plan, const plan_block *b)
 {
     return plan->n_step < plan->params.step_pages ? FIRST : rank_of(plan, b);
@@ -322,7 +325,7 @@ kvant_plan_changes kvant_plan_vacate(kvant_plan *plan, uint32_t n)
     return changes_of(plan);
 }
 
-/* The last rows of a step are the newest, so they come first. */
+/* Gives pages to the blocks of a step, last rows first, because they are the newest. */
 static void open_rows(kvant_plan *plan, const kvant_plan_step *step, rank of)
 {
     int64_t last = -1;
@@ -346,8 +349,8 @@ kvant_plan_changes kvant_plan_step_rows(kvant_plan *plan, const kvant_plan_step 
 
 /* Copies */
 
-/* Copies open like rows of a step that is as long as steps may be. So a copy pushes out no block of
- * a higher rank. */
+/* Copies get pages like the rows of a step of full length, so a copy pushes out no block of a
+ * higher rank. */
 kvant_plan_changes kvant_plan_copy(kvant_plan *plan, uint32_t from, uint32_t to, uint32_t n)
 {
     begin(plan);
@@ -358,7 +361,7 @@ kvant_plan_changes kvant_plan_copy(kvant_plan *plan, uint32_t from, uint32_t to,
         if (original->page >= 0 && rank_of(plan, original) == OLD)
             seal_block(plan, (int32_t)(from + i));
         else if (original->page >= 0)
-            original->written = plan->now; /* it keeps its page */
+            original->written = plan->now; /* so that it keeps its page */
         plan->blocks[to + i] = *original;
         plan->blocks[to + i].page = KVANT_PLAN_NO_PAGE;
     }

@@ -5,13 +5,15 @@
  * alone, so the same calls give the same decisions everywhere.
  *
  * Rules, in this order:
- *
  *   budget  At most n_pages blocks are exact.
+ *
  *   step    Rows of a step are exact until the step is over, as far as step_pages last.
+ *
  *   ends    The first and the newest tokens of a sequence are exact. If there is no room for all
  *           sequences, the sequence that no query saw for longest gives way. The newest tokens
  *           count back from the step's first query while the step lasts, and from the end of the
  *           sequence afterwards.
+ *
  *   rest    Other blocks stay exact until another block needs their page. Then the oldest are
  *           sealed, up to KVANT_PLAN_RUN at once. */
 #pragma once
@@ -28,8 +30,8 @@
 #define KVANT_PLAN_RUN 8u
 
 typedef struct kvant_plan_params {
-    uint32_t n_blocks;      /* of 64 slots */
-    uint32_t n_pages;       /* exact blocks at most */
+    uint32_t n_blocks;      /* blocks of 64 slots */
+    uint32_t n_pages;       /* at most this many blocks are exact */
     uint32_t step_pages;    /* of these, for rows of a step that are neither first nor newest */
     uint32_t first, newest; /* tokens of each sequence that are exact */
     uint32_t step_rows;     /* A longer step seals its rows at once. Its first tokens and the newest
@@ -45,7 +47,8 @@ typedef struct kvant_plan_view {
     int32_t query; /* the position of the first query */
 } kvant_plan_view;
 
-/* Rows of a step, with views, or rows that come without a step, such as a restored block's. */
+/* The rows of a step, with views; or rows that are not part of a step, such as the rows of a
+ * restored block. */
 typedef struct kvant_plan_step {
     const int64_t *slots;     /* 64 x block + offset, in any order */
     const int32_t *positions; /* NULL, or below 0: not known, or a row stays as new as its block */
@@ -68,7 +71,7 @@ typedef struct kvant_plan_changes {
 
 typedef struct kvant_plan kvant_plan;
 
-/* KVANT_ERR_MEMORY. *plan is NULL then. */
+/* Creates a plan. KVANT_ERR_MEMORY: *plan is NULL. */
 kvant_status kvant_plan_create(const kvant_plan_params *params, kvant_plan **plan);
 void kvant_plan_free(kvant_plan **plan);
 
@@ -102,19 +105,20 @@ bool kvant_plan_holds_first(const kvant_plan *plan, uint32_t block);
 int64_t kvant_plan_age(const kvant_plan *plan, uint32_t block);
 bool kvant_plan_is_old(const kvant_plan *plan, uint32_t block);
 
-/* The caller sealed the block without being told to. */
+/* The caller sealed the block on its own decision. */
 void kvant_plan_seal(kvant_plan *plan, uint32_t block);
 
-/* Frees pages 0 to n - 1, which the caller needs for something else. Their blocks get other pages,
- * and the blocks that go first are sealed. An opened block's rows are in its former page. */
+/* Frees pages 0 to n - 1 for the caller. Their blocks get other pages. If there are too few, the
+ * blocks that would give up their pages first are sealed. An opened block's rows are in its former
+ * page. */
 kvant_plan_changes kvant_plan_vacate(kvant_plan *plan, uint32_t n);
 
 /* The block holds no rows any more. */
 void kvant_plan_release(kvant_plan *plan, uint32_t block);
 
-/* The rows of a block go to other positions, `by` positions further. Their block stays as new as it
- * is. */
+/* The rows of a block move `by` positions further. The age of the block does not change. */
 void kvant_plan_shift(kvant_plan *plan, uint32_t block, int32_t by);
 
-/* From the next step on, other tokens are first, newest or of a step. n_blocks and n_pages stay. */
+/* Changes, from the next step on, which tokens are first, newest or of a step. n_blocks and n_pages
+ * must not change. */
 void kvant_plan_set_params(kvant_plan *plan, const kvant_plan_params *params);
