@@ -1,46 +1,50 @@
 /* cuda.h - the compressed cache on an NVIDIA GPU: append, decode attention and decoding of pages.
  *
  * These functions are part of libkvant. The first one that needs a GPU opens libkvant_cuda.so: the
- * file that the environment variable KVANT_CUDA_LIBRARY names, otherwise the one beside libkvant.so
- * or in the loader's search path. Without the library, or with one of another release, they return
- * KVANT_ERR_UNSUPPORTED; kvant_cuda_available says why.
+ * file that the environment variable KVANT_CUDA_LIBRARY names, otherwise the one in the folder of
+ * libkvant.so or in the loader's search path. If there is no such library, or it belongs to another
+ * release, the functions return KVANT_ERR_UNSUPPORTED, and kvant_cuda_available says why.
  *
  * An engine may rely on this header: it keeps the promise of kvant.h about structs and functions.
  * Single kernels, and arguments that only kvant's own doors need, are in cuda_kernels.h, which may
  * change with every release.
  *
- * A plain C interface on streams and device pointers for engines that own their memory. Pages hold
- * the same bytes as on the CPU (format.md). A block is 64 tokens of one sequence. It has one K
- * page and one V page per kv head:
+ * This is a plain C interface on streams and device pointers, for engines that own their memory.
+ * Pages hold the same bytes as on the CPU (format.md). A block is 64 tokens of one sequence. It has
+ * one K page and one V page per kv head:
  *
  *     page of block i, kv head h  =  base + i * block_stride + h * head_stride
  *
  * One table of block numbers serves K, V and every kv head, as in paged engines.
  *
  * Streams: a function that takes a stream only enqueues work on it. It does not allocate or
- * synchronise, and it may be captured into a CUDA graph (the first call with tables, below, excepted).
- * Threads: several threads may call these functions with different workspaces.
+ * synchronise, and it may be captured into a CUDA graph. The exception is the first call with
+ * tables (see below). Threads: several threads may call these functions with different workspaces.
+ *
  * Errors: arguments on the host are checked before anything is enqueued. Kernels read arrays in
- * device memory (lengths, tables, slots): they stay within the sizes given here and trust the block
- * numbers. An error of the CUDA runtime comes back as KVANT_ERR_CUDA.
+ * device memory (lengths, tables, slots). They stay within the sizes that the arguments state, and
+ * trust the block numbers. An error of the CUDA runtime comes back as KVANT_ERR_CUDA.
  *
- * Open and sealed blocks: sealed pages hold codes. Open pages hold 64 x head_dim fp16 numbers, rows
- * as their codec transforms them (format.md). Open pages have a codec of their own
- * (kvant_cuda_codec_create_open) and a pool of their own. Append and decode work on both
- * kinds; attention reads both in one call; kvant_cuda_seal quantises open blocks. Recent windows,
- * sink tokens and codecs with groups of several tokens need open blocks. Codecs with one scale per
- * token may also be appended to directly.
+ * Open and sealed blocks: sealed pages hold codes. Open pages hold 64 x head_dim fp16 numbers: rows
+ * as their codec transforms them (format.md). Open pages have a separate codec
+ * (kvant_cuda_codec_create_open) and a separate pool. Append and decode work on both kinds;
+ * attention reads both in one call; kvant_cuda_seal quantises open blocks. Recent windows, sink
+ * tokens and codecs with groups of several tokens need open blocks. Rows may also be appended
+ * directly to sealed pages of codecs with one scale per token.
  *
- * Codecs: all that `kvant codecs` lists, in any pair of keys and values. head_dim is a multiple of 16, at most 512; 64, 96,
- * 128 and 256 are fast. The rotation is none or Hadamard, or any with transform=file; a cache (kvant/cache.h) takes dense
- * ones (hessian has one) too. Keys of turboquant may have feedback. Anything else gives KVANT_ERR_UNSUPPORTED.
+ * Codecs: all that `kvant codecs` lists, in any pair of keys and values. head_dim is a multiple of
+ * 16, at most 512. The sizes 64, 96, 128 and 256 are fast. The rotation is none or Hadamard, or any
+ * rotation with transform=file. A cache (kvant/cache.h) also accepts other dense rotations, such as
+ * the one of hessian. Keys of turboquant may have feedback. For all other codecs the functions
+ * return KVANT_ERR_UNSUPPORTED.
  *
- * Codecs of papers have tables. The first call with such a codec on a GPU copies them there: this call allocates and waits,
- * and cannot be captured. They are freed with the codec, which a captured graph needs as long as it runs.
+ * Codecs of papers have tables. The first call with such a codec on a GPU copies the tables there.
+ * This call allocates and waits, and cannot be captured. The tables are freed with the codec, so
+ * the codec must live as long as a captured graph that uses it.
  *
- * Centres, scales and weights (`center`, `norm`, `transform`) belong to kv heads. The caller
- * passes them as arrays; kvant_cuda_codec_tables has the arrays of a calibration. Windows (`sink`,
- * `recent`) are blocks that the caller leaves open.
+ * Centres, scales and weights (`center`, `norm`, `transform`) belong to kv heads. The caller passes
+ * them as arrays. kvant_cuda_codec_tables returns the arrays that a calibration gave a codec.
+ * Windows (`sink`, `recent`) are blocks that the caller leaves open.
  */
 #ifndef KVANT_CUDA_H
 #define KVANT_CUDA_H
@@ -58,8 +62,8 @@ typedef enum kvant_cuda_type {
     KVANT_CUDA_BF16 = 2
 } kvant_cuda_type;
 
-/* Bits that kernels set (atomic or) in the caller's device word when a row was refused; nothing of
- * it is written: what its slot held before stays there. */
+/* Bits that kernels set (atomic or) in the caller's device word when they refuse a row. A refused
+ * row is not written, so its slot keeps its former content. */
 #define KVANT_CUDA_ROW_NONFINITE 1u /* a NaN or an infinity */
 #define KVANT_CUDA_ROW_RANGE 2u     /* a scale or zero point beyond fp16's largest number */
 
@@ -70,9 +74,9 @@ typedef struct kvant_cuda_codec kvant_cuda_codec;
  * in another way) and the reason in err, when errlen > 0. */
 KVANT_API kvant_status kvant_cuda_available(char *err, size_t errlen);
 
-/* Makes the GPU's side of a codec; the arguments are those of kvant_codec_create. Host work only:
- * no device is touched, and no driver is needed. On error *codec is NULL and err, when errlen > 0,
- * says what is missing ("not on the GPU: ..."). */
+/* Makes the GPU's side of a codec, with the arguments of kvant_codec_create. It works on the host
+ * only: it needs no device and no driver. On an error *codec is NULL and err, when errlen > 0, says
+ * which part has no kernel ("not on the GPU: ..."). */
 KVANT_API kvant_status kvant_cuda_codec_create(const char *spec, uint32_t head_dim, kvant_role role,
                                                uint64_t seed, kvant_cuda_codec **codec, char *err,
                                                size_t errlen);
@@ -82,38 +86,39 @@ KVANT_API kvant_status kvant_cuda_codec_from(const kvant_codec *source, kvant_cu
                                              char *err, size_t errlen);
 
 /* The numbers that a calibration gives the codec of one kv head. An engine copies them to the
- * device, kv head after kv head, for the calls below; all kv heads share one kvant_cuda_codec when
- * their specs are equal. The arrays belong to the CPU codec; NULL: it has none. */
+ * device, kv head after kv head, for the calls below. All kv heads share one kvant_cuda_codec when
+ * their specs are equal. The arrays belong to the CPU codec. NULL: the codec has none. */
 typedef struct kvant_cuda_tables {
     size_t size;                 /* set by the caller to sizeof(kvant_cuda_tables) */
     const float *center, *scale; /* center=file, norm=file: head_dim numbers */
     const float *weights; /* transform=diagonal: head_dim numbers; transform=file: head_dim^2 */
-    const float *inverse_weights; /* as many */
+    const float *inverse_weights; /* as many numbers as weights */
     size_t n_weights;             /* 0, head_dim or head_dim^2 */
-    const float *pivots,
-        *columns;           /* feedback: head_dim numbers; head_dim columns of head_dim numbers */
-    const float *centroids; /* kmeans: its tables */
-    size_t n_centroids;     /* numbers of these */
+    /* feedback: head_dim numbers; head_dim columns of head_dim numbers. */
+    const float *pivots, *columns;
+    const float *centroids; /* the tables of kmeans */
+    size_t n_centroids;     /* how many numbers the tables have */
 } kvant_cuda_tables;
 
-/* Host work only; needs no libkvant_cuda. KVANT_ERR_ARGUMENT for a NULL or another size. */
+/* Fills *tables on the host; needs no libkvant_cuda. KVANT_ERR_ARGUMENT: NULL or a wrong size. */
 KVANT_API kvant_status kvant_cuda_codec_tables(const kvant_codec *source,
                                                kvant_cuda_tables *tables);
 
-/* The codec of open pages whose rows `sealed` will quantise: its transform and role, 16 bits a
- * number. sealed need not outlive it. KVANT_ERR_ARGUMENT or KVANT_ERR_MEMORY. */
+/* Makes the codec of open pages whose rows will be sealed with `sealed`: it has the same transform
+ * and role, and 16 bits per number. `sealed` need not outlive it. KVANT_ERR_ARGUMENT or
+ * KVANT_ERR_MEMORY. */
 KVANT_API kvant_status kvant_cuda_codec_create_open(const kvant_cuda_codec *sealed,
                                                     kvant_cuda_codec **open);
 
-/* Frees *codec and sets it to NULL. Work already enqueued does not need it any more; with tables on GPUs this waits for
- * such work. */
+/* Frees *codec and sets it to NULL. Work that is already enqueued does not need the codec, except
+ * its tables: if there are tables on GPUs, the call waits for such work. */
 KVANT_API void kvant_cuda_codec_free(kvant_cuda_codec **codec);
 
 /* Fills *info (size set by the caller); its strings belong to the codec. */
 KVANT_API kvant_status kvant_cuda_codec_get_info(const kvant_cuda_codec *codec,
                                                  kvant_codec_info *info);
 
-/* Where pages lie. base and the strides are multiples of 16 bytes; head_stride is at least
+/* The place of pages. base and the strides are multiples of 16 bytes; head_stride is at least
  * page_bytes. */
 typedef struct kvant_cuda_pages {
     void *base;          /* device memory */
@@ -123,15 +128,15 @@ typedef struct kvant_cuda_pages {
 
 /* ---- append ---- */
 
-/* One role's half of an append; codec NULL leaves it out. */
+/* The keys' or the values' half of an append. codec NULL: the role is left out. */
 typedef struct kvant_cuda_rows {
     const kvant_cuda_codec *codec;
     kvant_cuda_pages pages;
     const void *rows;    /* n_tokens x n_kv_heads x head_dim */
     size_t token_stride; /* elements; a token's heads are head_stride apart, a row is contiguous */
     size_t head_stride;
-    /* n_kv_heads x head_dim on the device, or NULL: what a row is shifted by, and divided by (above
-     * 0) */
+    /* n_kv_heads x head_dim on the device, or NULL. The centre is subtracted from rows; then rows
+     * are divided by the scale, which is above 0. */
     const float *center, *scale;
     const float *weights; /* device: n_kv_heads x n_weights (kvant_cuda_tables); NULL: none */
 } kvant_cuda_rows;
@@ -153,30 +158,34 @@ typedef struct kvant_cuda_append_args {
     kvant_cuda_type type; /* of rows */
     uint32_t n_tokens, n_kv_heads;
     const int64_t *slots; /* device: slot of token i = 64 * block + offset; negative skips it */
-    uint32_t *refused;    /* device word or NULL: KVANT_CUDA_ROW_* of rows that were not written */
-    /* Zeros from here on, or a smaller size: none of this. */
-    /* device, by kvant_role: pages of floats in the place of open pages, for their rows before they are
-     * rounded to fp16; NULL: not kept */
+    uint32_t *refused;    /* device word or NULL: gets KVANT_CUDA_ROW_* when rows are refused */
+    /* From here on members may be zero or missing (a smaller size): then nothing below applies. */
+    /* device, by kvant_role: pages of floats at the places of open pages, which get the rows before
+     * they are rounded to fp16. NULL: not wanted */
     float *exact[2];
-    /* not 0: rows are transformed already, as `exact` has them; no center, scale and weights then */
+    /* not 0: rows are transformed already, as in `exact`; center, scale and weights are NULL
+     * then */
     uint32_t transformed;
-    /* device: of keys whose codec has feedback: per kv head its pivots, then its columns (kvant_cuda_tables) */
+    /* device: for keys whose codec has feedback: per kv head the pivots, then the columns
+     * (kvant_cuda_tables) */
     const float *k_feedback;
-    /* device, by kvant_role: of codecs that have some (kvant_cuda_tables): n_kv_heads x n_centroids */
+    /* device, by kvant_role: for codecs with centroids (kvant_cuda_tables): n_kv_heads x
+     * n_centroids */
     const float *centroids[2];
 } kvant_cuda_append_args;
 
-/* Rotates, quantises and writes n_tokens tokens: the bytes are those that kvant_codec_encode
- * writes. Tokens that share a page may come in one call in any order; two tokens with the same slot
- * in one call, or an append to a page that another stream appends to at the same time, leave that
- * slot undefined. Pages start as zero bytes or as old pages. Codecs with groups of tokens are not
- * appended to (KVANT_ERR_UNSUPPORTED): append to open pages and seal these. */
+/* Rotates, quantises and writes n_tokens tokens. The bytes are the ones that kvant_codec_encode
+ * writes. Tokens that share a page may be in one call, in any order. A slot is undefined if two
+ * tokens of one call have it, or if two streams append to its page at the same time. Pages begin as
+ * zero bytes or as old pages. Codecs with groups of tokens cannot be appended to
+ * (KVANT_ERR_UNSUPPORTED): append to open pages and seal these. */
 KVANT_API kvant_status kvant_cuda_append(const kvant_cuda_append_args *args,
                                          kvant_cuda_stream stream);
 
 /* ---- sealing ---- */
 
-/* One role's half of a seal; codec, of the sealed pages, NULL leaves it out. */
+/* The keys' or the values' half of a seal. codec: of the sealed pages; NULL: the role is left
+ * out. */
 typedef struct kvant_cuda_seal_pages {
     const kvant_cuda_codec *codec;
     kvant_cuda_pages open, sealed;
@@ -186,20 +195,21 @@ typedef struct kvant_cuda_seal_args {
     size_t size; /* set by the caller to sizeof(kvant_cuda_seal_args) */
     kvant_cuda_seal_pages k, v;
     uint32_t n_blocks, n_kv_heads;
-    const int32_t *from,
-        *to; /* device: open block from[i] becomes sealed block to[i]; below 0: skip */
+    /* device: open block from[i] becomes sealed block to[i]; below 0: block i is skipped */
+    const int32_t *from, *to;
     const int32_t *tokens; /* device: the first tokens[i] of from[i] were written; NULL: all 64 */
-    /* device word or NULL: KVANT_CUDA_ROW_RANGE when the scale of a row does not fit. Such a row is
-     * not written, and its block should stay open. */
+    /* device word or NULL: gets KVANT_CUDA_ROW_RANGE when the scale of a row does not fit. The row
+     * is not written then, and its block should stay open. */
     uint32_t *refused;
-    const float *k_feedback; /* as in append, or a smaller size */
-    uint32_t
-        exact; /* not 0: open pages hold floats, as `exact` of append; codecs with one scale per token */
+    const float *k_feedback; /* as in append; may be missing (a smaller size) */
+    /* not 0: open pages hold floats, as `exact` of append does; only for codecs with one scale per
+     * token */
+    uint32_t exact;
     const float *centroids[2]; /* as in append */
 } kvant_cuda_seal_args;
 
-/* Quantises open blocks, to the same bytes as the CPU's cache. In a partly written group of 32
- * tokens, the missing tokens count as copies of the first token, so they widen no range. Groups and
+/* Quantises open blocks to the same bytes as the CPU's cache. In a partly written group of 32
+ * tokens, each missing token counts as a copy of the first token, so it widens no range. Groups and
  * tokens that were not written keep their sealed bytes. Open pages stay unchanged. */
 KVANT_API kvant_status kvant_cuda_seal(const kvant_cuda_seal_args *args, kvant_cuda_stream stream);
 
@@ -209,16 +219,16 @@ KVANT_API kvant_status kvant_cuda_seal(const kvant_cuda_seal_args *args, kvant_c
 
 typedef struct kvant_cuda_attention_args {
     size_t size; /* set by the caller to sizeof(kvant_cuda_attention_args) */
-    const kvant_cuda_codec *k_codec, *v_codec; /* a pair that kvant_cuda_attention_check takes */
+    const kvant_cuda_codec *k_codec, *v_codec; /* a pair that kvant_cuda_attention_check accepts */
     kvant_cuda_pages k, v;                     /* sealed blocks */
-    kvant_cuda_pages k_open, v_open; /* open blocks, or base NULL in both when the table has none */
-    /* device: batch x blocks_per_row; b >= 0 is sealed block b, b < 0 is open block -1 - b;
-     * KVANT_CUDA_NO_BLOCK, where there are open pools, hides 64 tokens */
+    kvant_cuda_pages k_open, v_open; /* open blocks; base is NULL in both if the table has none */
+    /* device: batch x blocks_per_row. An entry b >= 0 is sealed block b; b < 0 is open block -1 -
+     * b. If there are open pools, KVANT_CUDA_NO_BLOCK hides 64 tokens */
     const int32_t *block_table;
     size_t table_stride;     /* elements between the rows of two sequences */
     uint32_t blocks_per_row; /* entries of a row that may be read */
-    const int32_t
-        *lengths; /* device: of each sequence; cut to 64 * blocks_per_row, below 1 is empty */
+    /* device: per sequence. It is cut to 64 * blocks_per_row; below 1 the sequence is empty */
+    const int32_t *lengths;
     /* n_heads is a multiple of n_kv_heads, and at most 65536 */
     uint32_t batch, n_heads, n_kv_heads;
     kvant_cuda_type type;                 /* of q and out: F16 or BF16 (F32 too, for tests) */
@@ -226,17 +236,17 @@ typedef struct kvant_cuda_attention_args {
     size_t q_batch_stride, q_head_stride; /* elements */
     void *out;
     size_t out_batch_stride, out_head_stride;
-    /* query rows x n_heads: natural log-sum-exp of the scores, sinks included; -inf when empty. Or
-     * NULL */
+    /* query rows x n_heads: natural log-sum-exp of the scores with sinks; -inf if a row sees
+     * nothing. Or NULL */
     float *lse;
     float scale;
     const float *v_center;          /* n_kv_heads x head_dim on the device, or NULL */
-    const float *k_scale, *v_scale; /* likewise */
+    const float *k_scale, *v_scale; /* n_kv_heads x head_dim on the device, or NULL */
     void *workspace;                /* device, aligned to 256 */
     size_t workspace_bytes;
-    /* Zeros from here on, or a smaller size: one query token per sequence, which sees the whole
-     * sequence. */
-    uint32_t query_tokens; /* per sequence; with query_starts at most so many; 0: 1 */
+    /* From here on members may be zero or missing (a smaller size). Then there is one query token
+     * per sequence, which sees the whole sequence. */
+    uint32_t query_tokens; /* per sequence, with query_starts the most of any; 0: 1 */
     /* device, batch + 1 numbers: query rows query_starts[b] to query_starts[b + 1] - 1 belong to
      * sequence b. NULL: rows b * query_tokens to (b + 1) * query_tokens - 1. lse and mask are in
      * the order of query rows. */
@@ -256,29 +266,32 @@ typedef struct kvant_cuda_attention_args {
     size_t mask_token_stride;  /* elements between two rows; 0: all query rows have the same */
     const float *sinks;        /* device: n_heads logits of tokens whose value is 0, or NULL */
     const float *centroids[2]; /* as in append */
-    /* device: n_kv_heads x head_dim, or NULL: what keys lack, so that <q, k_center> is part of every
-     * score; of keys with a matrix W and a centre c, W c. Not beside a softcap */
+    /* device: n_kv_heads x head_dim, or NULL: the centre that was subtracted from keys. <q, k_center>
+     * is added to every score. For keys with a matrix W and a centre c it is W c. It must be NULL with
+     * a softcap */
     const float *k_center;
 } kvant_cuda_attention_args;
 
-/* Whether attention reads a pair of codecs: any of one head_dim, the first of keys, the second of
- * values. Two codecs of open pages (kvant_cuda_codec_create_open) stand for tables whose blocks are all
- * open. Most pairs in use have a kernel of their own for few query rows.
- * KVANT_ERR_ARGUMENT when roles or head_dim do not fit together, or one codec alone is open; err, when
- * errlen > 0, has the reason. Touches no device. */
+/* Whether attention reads a pair of codecs, the first of keys, the second of values: any pair with
+ * one head_dim. Two codecs of open pages (kvant_cuda_codec_create_open) stand for tables whose
+ * blocks are all open. Most pairs in use have a special kernel for few query rows.
+ *
+ * KVANT_ERR_ARGUMENT when roles or head_dim do not fit together, or when only one codec is open.
+ * When errlen > 0, err has the reason. Touches no device. */
 KVANT_API kvant_status kvant_cuda_attention_check(const kvant_cuda_codec *k_codec,
                                                   const kvant_cuda_codec *v_codec, char *err,
                                                   size_t errlen);
 
-/* Bytes of workspace that attention needs on the current device for any call with this head_dim; 0
- * on an error. */
+/* The bytes of workspace that attention needs on the current device for any call with this
+ * head_dim; 0 on an error. */
 KVANT_API size_t kvant_cuda_attention_workspace(uint32_t head_dim);
 
-/* With more query rows per kv head than this (query tokens x heads of a kv head) a larger workspace
- * makes attention up to four times as fast: pages are unpacked there, once for all rows. What lies
- * beyond kvant_cuda_attention_workspace needs so many bytes per block of a sequence and kv head,
- * blocks_per_row of one kv head at least; SCRATCH_BYTES are 32768 tokens of 8 kv heads of 128. With
- * fewer than all pages need, kv heads take turns. */
+/* With more query rows per kv head than SCRATCH_ROWS (query tokens x heads of a kv head), a larger
+ * workspace makes attention up to four times as fast, because pages are unpacked there once for all
+ * rows. Beyond kvant_cuda_attention_workspace it takes SCRATCH_PER_BLOCK bytes per block of a
+ * sequence and kv head, at least for blocks_per_row blocks of one kv head. SCRATCH_BYTES are enough
+ * for 32768 tokens of 8 kv heads of 128. With fewer bytes than all pages need, kv heads are
+ * processed one after another. */
 #define KVANT_CUDA_SCRATCH_ROWS 384
 #define KVANT_CUDA_SCRATCH_PER_BLOCK(head_dim)                                                     \
     ((size_t)((head_dim) + 63) / 64 * 8192 + 128 * (size_t)(head_dim) + 16)
@@ -287,19 +300,22 @@ KVANT_API size_t kvant_cuda_attention_workspace(uint32_t head_dim);
 /* out = softmax(scale * q K^T) V. Scores are changed in this order: softcap, mask or ALiBi, hiding
  * of unseen tokens. The cache holds the query tokens' keys and values already, and lengths count
  * them. A query row that sees nothing gives zeros. The same input gives the same bits on the same
- * GPU and with the same workspace_bytes. The workspace must be zero before its first use; every call
- * leaves it ready for the next. Calls that share a workspace must be ordered (one stream). Queries are rounded to fp16
- * after rotation, relative to the largest number of their head, probabilities to fp16. The error
- * bound is in docs/internals/cuda.md. */
+ * GPU with the same workspace_bytes.
+ *
+ * The workspace must be zero before its first use; every call leaves it ready for the next call.
+ * Calls that share a workspace must be ordered (one stream). Queries are rounded to fp16 after
+ * rotation, relative to the largest number of their head. Probabilities are rounded to fp16. The
+ * error bound is in docs/internals/cuda.md. */
 KVANT_API kvant_status kvant_cuda_attention(const kvant_cuda_attention_args *args,
                                             kvant_cuda_stream stream);
 
 /* ---- queries of transform=file ---- */
 
-/* Queries through the matrix of a codec with transform=file, as kvant_codec_transform_query has
- * them (in binary32, in an order of its own: off by at most head_dim roundings). Attention takes
- * these as its q, with type KVANT_CUDA_F32. A codec with transform=diagonal needs no such call:
- * attention takes its inverse_weights as k_scale. */
+/* Multiplies queries by the matrix of a codec with transform=file, like
+ * kvant_codec_transform_query. Sums are in binary32 and in another order, so results differ by at
+ * most head_dim roundings. Attention accepts the results as its q, with type KVANT_CUDA_F32. A
+ * codec with transform=diagonal needs no such call: its inverse_weights are the k_scale of
+ * attention. */
 KVANT_API kvant_status kvant_cuda_transform_queries(const kvant_cuda_query_args *args,
                                                     kvant_cuda_stream stream);
 
@@ -315,18 +331,18 @@ typedef struct kvant_cuda_decode_args {
     void *out;                        /* (n_blocks x 64) x n_kv_heads x head_dim */
     size_t token_stride, head_stride; /* elements */
     const float *center, *scale;      /* n_kv_heads x head_dim on the device, or NULL */
-    const float
-        *inverse_weights; /* device: n_kv_heads x n_weights (kvant_cuda_tables); NULL: none */
-    /* device: rows of blocks[i] are rows 64 to[i] on of out; NULL: 64 i on */
+    /* device: n_kv_heads x n_weights (kvant_cuda_tables); NULL: none */
+    const float *inverse_weights;
+    /* device: the rows of blocks[i] go to rows 64 to[i] and following of out; NULL: to[i] is i */
     const int32_t *to;
-    /* not 0: rows stay transformed and within fp16's range, as in open pages; no scale and
-     * inverse_weights then, and center, if there is one, is a transformed centre */
+    /* not 0: rows stay transformed and within fp16's range, as in open pages. scale and
+     * inverse_weights are NULL then, and center is a transformed centre or NULL */
     uint32_t transformed;
-    const float *centroids; /* as in append, of the codec's role */
+    const float *centroids; /* as in append, for the codec's role */
 } kvant_cuda_decode_args;
 
-/* Decodes whole blocks into rows: the transform undone, multiplied by the scale, the centre
- * added. */
+/* Decodes whole blocks to rows: undoes the transform, multiplies by the scale and adds the
+ * centre. */
 KVANT_API kvant_status kvant_cuda_decode(const kvant_cuda_decode_args *args,
                                          kvant_cuda_stream stream);
 

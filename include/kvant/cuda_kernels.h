@@ -14,21 +14,22 @@ KVANT_BEGIN_C
 
 #define KVANT_CUDA_MOST_MATRICES 24u
 
-/* Centres that turn with positions, as keys do (kvant_rope.block_centers). Pair i of channels
- * (first, second) of the centre of a block with number n is, with a and b the same channels of
- * start n,
+/* Centres that RoPE rotates with positions, as it rotates keys (kvant_rope.block_centers). A block
+ * has a number n. Let (a, b) be a pair of channels of the centre start[n]. Then the same pair of
+ * the block's centre is
  *
  *     (a cos - b sin, b cos + a sin)
  *
- * every product and sum rounded. A phase of zeros: no centre. kvant_rope_phase computes pairs and
- * phases. */
+ * where every product and sum is rounded. A phase of zeros means that there is no centre.
+ * kvant_rope_phase computes pairs and phases. */
 typedef struct kvant_cuda_turning {
     /* device, aligned to 4: head_dim / 2 pairs of channels, each channel once */
     const uint16_t *pairs;
-    const float *start; /* device: numbers x n_kv_heads x head_dim, centres at position 0 */
-    /* device: per block the cosines of all pairs, then their sines: head_dim */
+    const float *start; /* device: numbers x n_kv_heads x head_dim: centres at position 0 */
+    /* device: per block the cosines of all pairs, then their sines: head_dim numbers */
     const float *phases;
-    const uint8_t *numbers; /* device: of each block, below KVANT_CUDA_MOST_MATRICES; NULL: all 0 */
+    /* device: per block its number, below KVANT_CUDA_MOST_MATRICES. NULL: all numbers are 0 */
+    const uint8_t *numbers;
 } kvant_cuda_turning;
 
 /* ---- queries ---- */
@@ -43,8 +44,9 @@ typedef struct kvant_cuda_kernel_query_args {
     size_t q_batch_stride, q_head_stride;
     const float *inverse_weights;
     float *out; /* (1 + n_further) x batch x n_heads x head_dim, contiguous */
-    /* Zeros from here on, or a smaller size: none of this. The same queries through other matrices, too, that keys of
-     * other blocks have (n_matrices of attention). */
+    /* From here on members may be zero or missing (a smaller size): then nothing below applies.
+     * Further matrices, which keys of other blocks have (n_matrices of attention): the same queries
+     * also go through them. */
     uint32_t n_further;
     const float *further[KVANT_CUDA_MOST_MATRICES - 1]; /* as inverse_weights */
 } kvant_cuda_kernel_query_args;
@@ -67,20 +69,22 @@ typedef struct kvant_cuda_kernel_append_args {
     const float *k_feedback;
     const float *centroids[2];
     /* Zeros from here on: none of this. */
-    uint32_t slots_ready; /* not 0: as table_ready of attention, for slots */
-    /* q not NULL: queries of these tokens go through their matrix, too (kvant_cuda_kernel_transform_queries), in the same
-     * launch where few rows have a matrix */
+    uint32_t slots_ready; /* not 0: like table_ready of attention, for slots */
+    /* q not NULL: queries of these tokens also go through their matrix
+     * (kvant_cuda_kernel_transform_queries). If there are few rows with a matrix, the same launch does
+     * both */
     kvant_cuda_kernel_query_args queries;
-    /* device, or NULL: tokens whose rows were refused get a mark, for kvant_cuda_fill_marked. Token i
-     * has the number mark_numbers[i] (on the device), or with NULL its slot. Word 0 becomes 1, and
-     * bit n % 32 of word 1 + n / 32 is the mark of number n. No call takes marks away */
+    /* device, or NULL: marks of tokens whose rows were refused, for kvant_cuda_fill_marked. Token i
+     * has the number mark_numbers[i] (on the device), or its slot if that is NULL. The mark of
+     * number n is bit n % 32 of word 1 + n / 32; word 0 becomes 1. No call removes marks */
     uint32_t *marks;
     const int64_t *mark_numbers;
-    /* start not NULL: keys, which are floats then, lose their blocks' centres first, as by
-     * kvant_cuda_center_rows. Token i has that of block center_slots[i] / 64, or none below 0. Few
-     * keys with a matrix lose it in the launch that stores them; others go through `centered` */
+    /* start not NULL: the centres of blocks are subtracted from the keys first, as by
+     * kvant_cuda_center_rows; the keys must be floats. Token i has the centre of block
+     * center_slots[i] / 64; below 0: none. If there are few keys with a matrix, the launch that
+     * stores them subtracts the centre. Otherwise the keys go through `centered` */
     kvant_cuda_turning k_turning;
-    const int64_t *center_slots; /* device; slots_ready counts for these, too */
+    const int64_t *center_slots; /* device; slots_ready applies to it, too */
     float *centered;             /* device: n_tokens x n_kv_heads x head_dim */
 } kvant_cuda_kernel_append_args;
 
@@ -89,13 +93,13 @@ KVANT_API kvant_status kvant_cuda_kernel_append(const kvant_cuda_kernel_append_a
 
 /* ---- attention ---- */
 
-/* Queries of attention before any matrix, for <q, centre> of every page
+/* Queries of attention before any matrix. They give <q, centre> of every page
  * (kvant_cuda_page_offsets). */
 typedef struct kvant_cuda_turned {
-    const void *q; /* device; NULL: pages have no centres of their own */
+    const void *q; /* device; NULL: no page has its own centre */
     kvant_cuda_type type;
     size_t q_batch_stride, q_token_stride, q_head_stride; /* elements */
-    /* phases and numbers by b * table_stride + page, as block_table's entries lie */
+    /* Phases and numbers are at b * table_stride + page, like the entries of block_table. */
     kvant_cuda_turning turning;
     float *offsets; /* device: room for page_offsets, which some kernels need */
 } kvant_cuda_turned;
@@ -131,25 +135,28 @@ typedef struct kvant_cuda_kernel_attention_args {
     const float *centroids[2];
     const float *k_center; /* n_matrices x n_kv_heads x head_dim */
     /* Zeros from here on: none of this. */
-    /* not 0: block_table and lengths were written before the kernel that comes before this call in its
-     * stream, and are read while that one ends */
+    /* not 0: block_table and lengths were written before the kernel that precedes this call in its
+     * stream. So the call may read them while that kernel still runs */
     uint32_t table_ready;
-    /* device, or NULL. Not NULL, with table_ready: the newest token of sequence b is its token new_cells[b] - new_first -
-     * b * new_stride, and blocks without such a token are as ready as the table */
+    /* device, or NULL. With table_ready it tells which tokens the preceding kernel still writes: of
+     * sequence b only token new_cells[b] - new_first - b * new_stride. All blocks without such a
+     * token may be read as early as the table */
     const int64_t *new_cells;
     int64_t new_first, new_stride;
-    /* 2 to KVANT_CUDA_MOST_MATRICES: keys of block_table's entry i have the matrix and the centre of number matrices[i], and
-     * q has queries for all of these matrices: those of number n begin q_numbers[n] * q_matrix_stride elements behind q, as
-     * several numbers may have the same matrix. 0 or 1: all keys are alike */
+    /* 0 or 1: all keys are alike. 2 to KVANT_CUDA_MOST_MATRICES: keys have several matrices or
+     * centres. The keys of block_table's entry i have number matrices[i]. q holds queries for all
+     * matrices; the queries for number n begin at q + q_numbers[n] * q_matrix_stride elements,
+     * because several numbers may have the same matrix */
     uint32_t n_matrices;
-    const uint8_t *
-        matrices; /* device: numbers below n_matrices, which lie as block_table's entries do, and are as ready */
+    /* device: numbers below n_matrices, in the order of block_table's entries; table_ready
+     * applies */
+    const uint8_t *matrices;
     size_t q_matrix_stride;
     uint8_t q_numbers[KVANT_CUDA_MOST_MATRICES];
-    /* device, or NULL: kvant_cuda_page_offsets. What its own centre adds to all scores of a page, before `scale`. Not beside a
-     * softcap or k_center */
+    /* device, or NULL: from kvant_cuda_page_offsets. The page's own centre adds this to all scores
+     * of the page, before `scale`. It must be NULL with a softcap or k_center */
     const float *page_offsets;
-    /* q not NULL: the call computes page_offsets. page_offsets and k_center are NULL then, and
+    /* q not NULL: the call computes page_offsets. page_offsets and k_center must be NULL then, and
      * there is no softcap. */
     kvant_cuda_turned turned;
 } kvant_cuda_kernel_attention_args;
@@ -159,7 +166,7 @@ KVANT_API kvant_status kvant_cuda_kernel_attention(const kvant_cuda_kernel_atten
 
 /* ---- marks ---- */
 
-/* A cache whose tokens get marks: token i of a call has the number numbers[i]. */
+/* The marks of a cache. Token i of a call has the number numbers[i] there. */
 typedef struct kvant_cuda_spread {
     uint32_t *marks;
     const int64_t *numbers;
@@ -171,7 +178,7 @@ typedef struct kvant_cuda_marked_args {
     size_t size;           /* set by the caller to sizeof(kvant_cuda_marked_args) */
     const uint32_t *marks; /* as in append */
     int64_t first, stride; /* token t of sequence b has the number first + b * stride + t */
-    /* as in attention, with as many query tokens in each sequence */
+    /* as in attention; every sequence has query_tokens query tokens */
     const int32_t *lengths;
     uint32_t batch, query_tokens, n_heads, head_dim; /* query_tokens at least 1; head_dim of out */
     uint32_t causal;
@@ -180,14 +187,14 @@ typedef struct kvant_cuda_marked_args {
     size_t mask_token_stride;
     void *out;
     size_t out_batch_stride, out_token_stride, out_head_stride;
-    /* A query token that sees a mark gets a mark itself in each of these caches. Query token i of
-     * sequence b is token b * query_tokens + i there. */
+    /* A query token that sees a marked token gets a mark in each of these caches. There query token
+     * i of sequence b is token b * query_tokens + i. */
     uint32_t n_spread; /* at most KVANT_CUDA_MOST_SPREAD */
     kvant_cuda_spread spread[KVANT_CUDA_MOST_SPREAD];
 } kvant_cuda_marked_args;
 
-/* Called after attention on the same stream: a query token that sees a token with a mark gets NaN as
- * the output of all its heads. Without marks the call costs a launch. */
+/* Called after attention on the same stream: if a query token sees a marked token, the outputs of
+ * all its heads become NaN. Without marks the call costs one launch. */
 KVANT_API kvant_status kvant_cuda_fill_marked(const kvant_cuda_marked_args *args,
                                               kvant_cuda_stream stream);
 
@@ -199,16 +206,17 @@ typedef struct kvant_cuda_center_rows_args {
     kvant_cuda_type type;
     size_t token_stride, head_stride;        /* elements; a row is contiguous */
     uint32_t n_tokens, n_kv_heads, head_dim; /* head_dim is even, at most 512 */
-    const int64_t
-        *slots; /* device: token i is in block slots[i] / 64; below 0: its row is copied */
+    /* device: token i is in block slots[i] / 64; below 0: its row is copied unchanged */
+    const int64_t *slots;
     kvant_cuda_turning turning; /* phases and numbers by block */
     uint32_t add;               /* 0: the centre is subtracted; 1: added */
-    float *
-        out; /* device: n_tokens x n_kv_heads x head_dim, contiguous; rows themselves if these are such floats, too */
+    /* device: n_tokens x n_kv_heads x head_dim, contiguous; may be `rows` if these are such
+     * floats */
+    float *out;
 } kvant_cuda_center_rows_args;
 
-/* Rows about their blocks' centres, or back: the CPU's bits. KVANT_ERR_ARGUMENT for missing arrays, an odd head_dim, or one
- * above 512. */
+/* Subtracts the centres of blocks from rows, or adds them, with the CPU's bits. KVANT_ERR_ARGUMENT:
+ * an array is missing, or head_dim is odd or above 512. */
 KVANT_API kvant_status kvant_cuda_center_rows(const kvant_cuda_center_rows_args *args,
                                               kvant_cuda_stream stream);
 
@@ -221,24 +229,26 @@ typedef struct kvant_cuda_page_offsets_args {
     uint32_t query_tokens;                                /* per sequence at most; 0: 1 */
     const int32_t *query_starts;                          /* as in attention */
     const int32_t *lengths;                               /* device: of each sequence */
-    size_t
-        table_stride; /* places of a sequence in phases, numbers and offsets; lengths are cut to 64 of each */
-    kvant_cuda_turning
-        turning; /* phases and numbers by b * table_stride + page, as block_table's entries lie */
-    /* device: batch x n_kv_heads x table_stride x query rows of a kv head, which are query_tokens x heads of the kv head:
-     * row = token * heads + head. Written are pages below a sequence's length and query tokens that there are */
+    /* entries per sequence in phases, numbers and offsets; lengths are cut to 64 tokens per
+     * entry */
+    size_t table_stride;
+    /* phases and numbers are at b * table_stride + page, like the entries of block_table */
+    kvant_cuda_turning turning;
+    /* device: batch x n_kv_heads x table_stride x query rows of a kv head. There are query_tokens x
+     * heads of the kv head such rows; row = token * heads + head. Only pages below a sequence's
+     * length and existing query tokens are written */
     float *offsets;
 } kvant_cuda_page_offsets_args;
 
-/* offsets = <q, centre of the page>, for attention; sums are in binary32. KVANT_ERR_ARGUMENT for missing arrays, an odd head_dim,
- * or one above 512. */
+/* Computes offsets = <q, centre of the page> for attention, with sums in binary32.
+ * KVANT_ERR_ARGUMENT: an array is missing, or head_dim is odd or above 512. */
 KVANT_API kvant_status kvant_cuda_page_offsets(const kvant_cuda_page_offsets_args *args,
                                                kvant_cuda_stream stream);
 
 /* ---- attention over rows in ggml's block formats ---- */
 
-/* The row of (token, kv head) of a sequence; strides in bytes. Pointer and strides are multiples of a row's bytes'
- * largest power of two, at most 16. */
+/* The row of (token, kv head) of a sequence; strides are in bytes. Pointer and strides are
+ * multiples of the largest power of two that divides a row's bytes, but of no more than 16. */
 typedef struct kvant_cuda_block_rows {
     uint32_t type; /* kvant_block_type: q8_0 or q4_0 */
     const void *data;
@@ -249,8 +259,8 @@ typedef struct kvant_cuda_block_args {
     size_t size;                /* set by the caller to sizeof(kvant_cuda_block_args) */
     kvant_cuda_block_rows k, v; /* of one type */
     uint32_t head_dim;          /* 64, 128 or 256 */
-    uint32_t n_tokens, batch, query_tokens, n_heads,
-        n_kv_heads; /* at most 16 query rows per kv head */
+    /* There are at most 16 query rows per kv head. */
+    uint32_t n_tokens, batch, query_tokens, n_heads, n_kv_heads;
     const float *q; /* strides of q, out and mask are elements */
     size_t q_batch_stride, q_token_stride, q_head_stride;
     float *out;
@@ -259,16 +269,17 @@ typedef struct kvant_cuda_block_args {
     const uint16_t *mask;                 /* fp16, aligned to 4, even strides; or NULL */
     size_t mask_batch_stride, mask_token_stride;
     const float *sinks; /* n_heads, or NULL */
-    void *
-        workspace; /* device, zeros before its first use; every call leaves it ready for the next */
+    /* device, zeros before its first use; every call leaves it ready for the next call */
+    void *workspace;
     size_t workspace_bytes;
 } kvant_cuda_block_args;
 
-/* Bytes of workspace; 0 when the problem is not taken (workspace and its size are not looked at). */
+/* The bytes of workspace; 0 when the problem is not supported. The members workspace and
+ * workspace_bytes are not read. */
 KVANT_API size_t kvant_cuda_block_workspace(const kvant_cuda_block_args *args);
 
-/* Every query token sees every token that the mask leaves. Queries, weights and values are rounded to fp16.
- * KVANT_ERR_UNSUPPORTED for what is not taken. */
+/* Every query token sees every token that the mask does not hide. Queries, attention weights and
+ * values are rounded to fp16. KVANT_ERR_UNSUPPORTED when kvant_cuda_block_workspace returns 0. */
 KVANT_API kvant_status kvant_cuda_block_attention(const kvant_cuda_block_args *args,
                                                   kvant_cuda_stream stream);
 

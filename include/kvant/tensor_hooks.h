@@ -13,26 +13,33 @@
 
 KVANT_BEGIN_C
 
-/* By what keys turn at a position: cosines of a head's pairs of channels, then sines, head_dim numbers. pairs: NULL, or head_dim
- * numbers, two channels each. KVANT_ERR_ARGUMENT (an odd head_dim, too), KVANT_ERR_NONFINITE. */
+/* phase = the rotation at a position: the cosines of a head's pairs of channels, then the sines,
+ * head_dim numbers. pairs: NULL, or head_dim numbers, two channels per pair. KVANT_ERR_ARGUMENT
+ * (also for an odd head_dim), KVANT_ERR_NONFINITE. */
 KVANT_API kvant_status kvant_rope_phase(const kvant_rope *rope, uint32_t head_dim, int32_t position,
                                         float *phase, uint16_t *pairs);
 
-/* As kvant_tensor_make_codec, one codec per kv head, of the matrices
- * that what was learnt so far gives for keys at positions `first` to `last`,
- * whatever n_positions the rope has: for the octaves ([0, 1024), [1024, 2048), [2048, 4096) ...) from that of first to that
- * of last, each of which counts as much as the others. stretch: 0, or so many positions have a centre of their own
- * (kvant_tensor_range_center) in place of the codecs', as the mean of keys turns, too: matrices are for keys about these.
- * likes and codecs: n_kv_heads; the caller frees the codecs, of which there are none on an error. A writer's call, which
- * changes nothing that is stored; takes a millisecond or two per kv head. KVANT_ERR_ARGUMENT, KVANT_ERR_MEMORY;
- * KVANT_ERR_UNSUPPORTED without transform=first or a rope, or before enough rows and queries came. */
+/* Like kvant_tensor_make_codec, but for keys at positions `first` to `last`, with one codec per kv head
+ * and with matrices from the rows and queries so far. The positions may exceed the rope's
+ * n_positions. The matrices are for all position buckets ([0, 1024), then [1024, 2048), and so on,
+ * each twice as long as the one before) from the bucket of `first` to the bucket of `last`. Each
+ * bucket counts as much as each other bucket.
+ *
+ * stretch: 0, or a number of positions. Then every `stretch` positions have their own centre
+ * (kvant_tensor_range_center) instead of the codecs', because RoPE rotates the mean of keys, too;
+ * the matrices are for keys minus these centres.
+ *
+ * likes and codecs have n_kv_heads elements. The caller frees the codecs; on an error all are NULL.
+ * The call counts as a write (see Threads in tensor.h), but changes nothing that is stored. It takes a
+ * millisecond or two per kv head. KVANT_ERR_ARGUMENT, KVANT_ERR_MEMORY; KVANT_ERR_UNSUPPORTED
+ * without transform=first or a rope, or while there are too few rows and queries. */
 KVANT_API kvant_status kvant_tensor_make_range_codecs(kvant_tensor *tensor, int32_t first,
                                                       int32_t last, uint32_t stretch,
                                                       const kvant_codec *const *likes,
                                                       kvant_codec **codecs, uint32_t n_threads);
 
-/* The mean of keys at positions `first` to `last`, from what was learnt so far. center: n_kv_heads x head_dim. Errors as
- * above. */
+/* Returns the mean of keys at positions `first` to `last`, from the rows so far. center: n_kv_heads
+ * x head_dim. Errors as above. */
 KVANT_API kvant_status kvant_tensor_range_center(const kvant_tensor *tensor, int32_t first,
                                                  int32_t last, float *center);
 
