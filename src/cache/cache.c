@@ -277,8 +277,9 @@ kvant_status kvant_cache_read(const kvant_cache *cache, uint32_t layer, int32_t 
 
 /* Passes the queries of attention to learning, for the rows that are appended next, unless the
  * caller passes queries. */
-static kvant_status note_attended(kvant_cache *cache, uint32_t layer, const int32_t *sequences,
-                                  uint32_t n_sequences, const kvant_attention_problem *p)
+static kvant_status pass_attended_queries(kvant_cache *cache, uint32_t layer,
+                                          const int32_t *sequences, uint32_t n_sequences,
+                                          const kvant_attention_problem *p)
 {
     const uint32_t n = n_sequences * p->n_queries;
     if (cache->noted[layer] != KVANT_NOTED_NONE || !kvant_cache_wants_queries(cache, layer, n))
@@ -312,7 +313,7 @@ static kvant_status attend(kvant_cache *cache, uint32_t layer, const int32_t *se
     p.scale = p.scale > 0 ? p.scale : cache->params.scale;
     p.logit_softcap = p.logit_softcap > 0 ? p.logit_softcap : cache->params.logit_softcap;
     KVANT_FORWARD(cache->device->attend(cache, layer, sequences, n_sequences, &p));
-    return note_attended(cache, layer, sequences, n_sequences, &p);
+    return pass_attended_queries(cache, layer, sequences, n_sequences, &p);
 }
 
 kvant_status kvant_cache_attention(kvant_cache *cache, uint32_t layer, int32_t sequence,

@@ -102,8 +102,8 @@ kvant_status kvant_rope_phase(const kvant_rope *rope, uint32_t head_dim, int32_t
     return KVANT_OK;
 }
 
-static void turn_center(const kvant_centers *centers, const float *phase, const float *start,
-                        float *center)
+static void rotate_center(const kvant_centers *centers, const float *phase, const float *start,
+                          float *center)
 {
     for (uint32_t i = 0; i < centers->n; i++) {
         const kvant_pair *pair = &centers->pairs[i];
@@ -126,7 +126,7 @@ kvant_affine kvant_affine_at(const kvant_tensor *tensor, uint32_t version, uint3
     affine.center = centers->last == position ? centers->placed + at : room;
     if (affine.center == room) {
         find_phase(centers->pairs, centers->n, position, phase);
-        turn_center(centers, phase, centers->start + at, room);
+        rotate_center(centers, phase, centers->start + at, room);
     }
     return affine;
 }
@@ -159,7 +159,7 @@ void kvant_centers_recall(kvant_tensor *tensor, uint32_t block)
         return;
     find_phase(centers->pairs, centers->n, position, phase);
     for (size_t at = 0; at < kvant_tensor_width(tensor); at += tensor->head_dim)
-        turn_center(centers, phase, centers->start + at, centers->placed + at);
+        rotate_center(centers, phase, centers->start + at, centers->placed + at);
     centers->last = position;
 }
 

@@ -146,14 +146,14 @@ static bool is_next(const attention_call *c, uint32_t i)
 
 /* Transforms */
 
-static uint32_t version_of(const attention_call *c, int role, uint32_t i)
+static uint32_t transform_of(const attention_call *c, int role, uint32_t i)
 {
     return c->layer->parts[role].tensor->blocks[c->blocks[i]].version;
 }
 
 /* Adds a transform to the call. If a transform of keys has a matrix or a dense rotation, queries
  * must go through matrices, because the kernels do not know these. */
-static void note_version(attention_call *c, int role, uint32_t version)
+static void add_transform(attention_call *c, int role, uint32_t version)
 {
     call_versions *of = &c->versions;
     const cuda_version v = kvant_cuda_version(&c->layer->parts[role], version);
@@ -174,15 +174,15 @@ static bool has_several(const attention_call *c, int role)
  * several scales of keys, queries go through matrices, because kernels multiply by one scale. A
  * tensor on a GPU has one scale of values (kvant_versions_at_most); only a row that does not fit
  * into fp16 with it may bring another. */
-static kvant_status find_versions(attention_call *c)
+static kvant_status find_transforms(attention_call *c)
 {
     c->versions = (call_versions){ 0 };
     for (int role = 0; role < 2; role++) {
         for (uint32_t i = 0; i < c->n_blocks; i++)
-            if (is_there(c, i) && !(c->versions.used[role] >> version_of(c, role, i) & 1))
-                note_version(c, role, version_of(c, role, i));
+            if (is_there(c, i) && !(c->versions.used[role] >> transform_of(c, role, i) & 1))
+                add_transform(c, role, transform_of(c, role, i));
         if (!c->versions.used[role])
-            note_version(c, role, 0);
+            add_transform(c, role, 0);
     }
     c->versions.through |= has_several(c, KVANT_ROLE_K) && c->versions.scaled[KVANT_ROLE_K];
     return has_several(c, KVANT_ROLE_V) && c->versions.scaled[KVANT_ROLE_V]
@@ -270,7 +270,7 @@ static void make_table(attention_call *c)
         const uint32_t at = i - (!is_there(c, i) && is_next(c, i));
         c->table[i] = entry_of(c, i);
         c->any_open |= c->table[i] < 0;
-        versions[i] = is_there(c, at) ? (uint8_t)version_of(c, KVANT_ROLE_K, at) : 0;
+        versions[i] = is_there(c, at) ? (uint8_t)transform_of(c, KVANT_ROLE_K, at) : 0;
     }
 }
 
@@ -280,7 +280,7 @@ static void fill_list(attention_call *c, gather_list list, int32_t *from)
 {
     int32_t *to = from + c->n_blocks;
     for (uint32_t i = 0; i < c->n_blocks; i++) {
-        if (!is_gathered(c, i) || version_of(c, list.role, i) != list.version)
+        if (!is_gathered(c, i) || transform_of(c, list.role, i) != list.version)
             continue;
         const int32_t page = page_of(c, list.role, i);
         if ((page >= 0 ? OPEN : SEALED) != list.state)
@@ -413,7 +413,7 @@ static kvant_status transform_queries(const attention_call *c, kvant_cuda_kernel
 }
 
 /* Gives the call queries that went through the matrix of each transform of keys. */
-static kvant_status take_queries(const attention_call *c, kvant_cuda_kernel_attention_args *args)
+static kvant_status use_matrix_queries(const attention_call *c, kvant_cuda_kernel_attention_args *args)
 {
     cuda_part *keys = &c->layer->parts[KVANT_ROLE_K];
     kvant_cuda_kernel_query_args queries = { .size = sizeof queries,
@@ -446,7 +446,7 @@ static kvant_status take_queries(const attention_call *c, kvant_cuda_kernel_atte
 }
 
 /* Gives the call the transforms of keys. The kernels' matrix number is the transform id. */
-static void tell_versions(const attention_call *c, kvant_cuda_kernel_attention_args *args)
+static void set_matrices(const attention_call *c, kvant_cuda_kernel_attention_args *args)
 {
     const cuda_part *keys = &c->layer->parts[KVANT_ROLE_K];
     if (needs_center(c))
@@ -462,8 +462,8 @@ static void tell_versions(const attention_call *c, kvant_cuda_kernel_attention_a
 
 /* For values with a dense rotation: rotates outputs back, then multiplies them by the channels'
  * scale. */
-static kvant_status turn_outputs(const attention_call *c, const kvant_cuda_kernel_attention_args *args,
-                                 const float *scale)
+static kvant_status rotate_outputs(const attention_call *c, const kvant_cuda_kernel_attention_args *args,
+                                   const float *scale)
 {
     kvant_cuda_turn_args turn = kvant_cuda_turn_of(&c->layer->parts[KVANT_ROLE_V], true);
     turn.rows = turn.out = args->out;
@@ -570,19 +570,18 @@ kvant_status kvant_cuda_call_run(attention_call *c)
     const cuda_version values = first_of(c, KVANT_ROLE_V);
     find_scratch(c, &args);
     KVANT_FORWARD(kvant_cuda_call_room(c));
-    tell_versions(c, &args);
+    set_matrices(c, &args);
     if (c->versions.through)
-        KVANT_FORWARD(take_queries(c, &args));
-    KVANT_FORWARD(
-        kvant_cuda_said(kvant_cuda_kernel_attention(&args, c->memory->stream), "attention"));
-    return values.turns ? turn_outputs(c, &args, values.attention_scale) : KVANT_OK;
+        KVANT_FORWARD(use_matrix_queries(c, &args));
+    KVANT_FORWARD(kvant_cuda_said(kvant_cuda_kernel_attention(&args, c->memory->stream), "attention"));
+    return values.turns ? rotate_outputs(c, &args, values.attention_scale) : KVANT_OK;
 }
 
 kvant_status kvant_cuda_call_stage(attention_call *c)
 {
     KVANT_FORWARD(find_room(c));
     find_blocks(c);
-    KVANT_FORWARD(find_versions(c));
+    KVANT_FORWARD(find_transforms(c));
     KVANT_FORWARD(stage(c));
     return gather_pages(c);
 }

@@ -56,7 +56,7 @@ static kvant_status decode(const reading *r, uint32_t version, bool open)
 
 /* For a dense rotation: rotates rows back, one block at a time, because each block has its
  * transform's scale. */
-static kvant_status turn(const reading *r)
+static kvant_status rotate_rows(const reading *r)
 {
     const size_t width = kvant_tensor_width(r->part->tensor);
     for (uint32_t i = 0; i < r->n && r->part->matrix; i++) {
@@ -84,7 +84,7 @@ static kvant_status read_blocks(const reading *r, uint32_t offset, uint32_t n, f
     KVANT_FORWARD(kvant_cuda_said(kvant_cuda_memory_clear(r->rows, bytes, stream), "reading rows"));
     for (uint32_t i = 0; i < 2 * KVANT_MAX_VERSIONS; i++)
         KVANT_FORWARD(decode(r, i / 2, i % 2));
-    KVANT_FORWARD(turn(r));
+    KVANT_FORWARD(rotate_rows(r));
     return kvant_cuda_said(
         kvant_cuda_memory_copy(to, r->rows + offset * width, n * width * sizeof *to, stream),
         "reading rows");

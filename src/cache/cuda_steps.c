@@ -201,7 +201,7 @@ static kvant_attention_problem problem_of(const kvant_cache *cache)
                                       .causal = true };
 }
 
-static void find_versions(const attention_call *c, step_layer *layer)
+static void find_transforms(const attention_call *c, step_layer *layer)
 {
     for (uint32_t i = 0; i < c->batch; i++) {
         const uint32_t last = ((uint32_t)c->memory->staging[i] - 1) / KVANT_PAGE_TOKENS;
@@ -247,7 +247,7 @@ static kvant_status begin_layer(kvant_cache *cache, cuda_steps *steps, uint32_t 
     KVANT_FORWARD(kvant_cuda_call_stage(&c));
     if (kvant_cuda_call_centers_back(&c, KVANT_ROLE_V))
         return unsupported("values have several centres");
-    find_versions(&c, layer);
+    find_transforms(&c, layer);
     layer->versions = c.versions;
     const size_t bytes = kvant_cuda_call_words(&c) * sizeof *c.table;
     KVANT_FORWARD(kvant_cuda_grow(&layer->tables, bytes, "memory for tables"));

@@ -59,7 +59,7 @@ kvant_status kvant_cuda_versions_create(cuda_part *part)
 /* Transforms */
 
 /* Computes R W (c / s) of a transform and stores it after the transform's other coefficients. */
-static void turn_center(const kvant_tensor *tensor, uint32_t version, float *numbers)
+static void transform_center(const kvant_tensor *tensor, uint32_t version, float *numbers)
 {
     const size_t d = tensor->head_dim, width = kvant_tensor_width(tensor);
     const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
@@ -158,7 +158,7 @@ static kvant_status upload_matrices(cuda_part *part, uint32_t version)
     return part->full ? KVANT_OK : create_full(part);
 }
 
-static void upload_version(cuda_part *part, uint32_t version)
+static void upload_transform(cuda_part *part, uint32_t version)
 {
     const kvant_tensor *tensor = part->tensor;
     const size_t d = tensor->head_dim, width = kvant_tensor_width(tensor);
@@ -175,7 +175,7 @@ static void upload_version(cuda_part *part, uint32_t version)
     kvant_cuda_note(part->memory, kvant_version_prepare(part->tensor, version), "matrices");
     memset(numbers + TURNED_CENTER * width, 0, width * sizeof *numbers);
     if (kvant_version_affine(tensor, version, 0).center)
-        turn_center(tensor, version, numbers);
+        transform_center(tensor, version, numbers);
     for (int kind = 0; kind < KINDS; kind++)
         kvant_cuda_note(part->memory,
                         kvant_cuda_memory_copy(numbers_at(part, kind, version),
@@ -192,7 +192,7 @@ cuda_version kvant_cuda_version(cuda_part *part, uint32_t version)
     const kvant_affine used = kvant_version_affine(tensor, version, 0);
     const bool diagonal = part->n_weights == tensor->head_dim;
     if (part->stamps[version] != tensor->versions[version].stamp)
-        upload_version(part, version);
+        upload_transform(part, version);
     cuda_version v = { .center = used.center ? numbers_at(part, CENTER, version) : NULL,
                        .scale = used.scale ? numbers_at(part, SCALE, version) : NULL,
                        .attention_scale = used.scale || diagonal

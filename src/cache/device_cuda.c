@@ -17,7 +17,7 @@
 /* Work on pages */
 
 /* Passes rows through a dense rotation, so that append gets transformed rows. */
-static void turn_rows(const cuda_append *a, kvant_cuda_rows *rows)
+static void rotate_rows(const cuda_append *a, kvant_cuda_rows *rows)
 {
     cuda_memory *memory = a->part->memory;
     const size_t width = kvant_tensor_width(a->part->tensor), d = a->part->tensor->head_dim,
@@ -52,7 +52,7 @@ kvant_cuda_rows kvant_cuda_rows_of(const cuda_append *a)
                              .scale = version.scale,
                              .weights = version.weights };
     if (version.turns)
-        turn_rows(a, &rows);
+        rotate_rows(a, &rows);
     return rows;
 }
 
@@ -71,7 +71,7 @@ static int64_t *copy_slots(cuda_memory *memory, const cuda_append *a)
     return to;
 }
 
-static bool is_turned(const cuda_append *a)
+static bool is_rotated(const cuda_append *a)
 {
     return kvant_cuda_turns(a->part, a->version);
 }
@@ -145,7 +145,7 @@ static void launch(cuda_memory *memory, const cuda_append *k, const cuda_append 
         args.k = kvant_cuda_rows_of(k);
     if (v)
         args.v = kvant_cuda_rows_of(v);
-    args.transformed = is_turned(any);
+    args.transformed = is_rotated(any);
     args.centroids[KVANT_ROLE_K] = k && !k->open ? k->part->centroids : NULL;
     args.centroids[KVANT_ROLE_V] = v && !v->open ? v->part->centroids : NULL;
     args.k_feedback = k && !k->open ? k->part->feedback : NULL;
@@ -158,7 +158,7 @@ static void launch(cuda_memory *memory, const cuda_append *k, const cuda_append 
 static bool go_together(const cuda_append *k, const cuda_append *v)
 {
     return k->n == v->n && k->open == v->open && k->exact == v->exact &&
-           rounds(k->part) == rounds(v->part) && is_turned(k) == is_turned(v) &&
+           rounds(k->part) == rounds(v->part) && is_rotated(k) == is_rotated(v) &&
            memcmp(k->slots, v->slots, k->n * sizeof *k->slots) == 0;
 }
 
@@ -315,8 +315,8 @@ static void seal(const kvant_tensor *tensor, const int32_t *pages, size_t n_page
 
 /* Calls `what` for each block whose sealed pages overlap an array of bytes, so that its exact rows
  * are brought up to date or dropped. */
-static void touch(const kvant_tensor *tensor, const void *at, size_t bytes,
-                  void (*what)(cuda_part *, uint32_t))
+static void update_exact_rows(const kvant_tensor *tensor, const void *at, size_t bytes,
+                              void (*what)(cuda_part *, uint32_t))
 {
     const uint8_t *first = at, *end = tensor->sealed + tensor->n_blocks * tensor->block_bytes;
     if (first < tensor->sealed || first >= end)
@@ -331,7 +331,7 @@ static void read_bytes(const kvant_tensor *tensor, void *to, const void *from, s
 {
     cuda_memory *memory = part_of(tensor)->memory;
     flush(memory);
-    touch(tensor, from, bytes, kvant_cuda_exact_encode);
+    update_exact_rows(tensor, from, bytes, kvant_cuda_exact_encode);
     kvant_cuda_note(memory, kvant_cuda_memory_read(to, from, bytes, memory->stream),
                     "reading pages");
 }
@@ -340,8 +340,8 @@ static void copy_bytes(const kvant_tensor *tensor, void *to, const void *from, s
 {
     cuda_memory *memory = part_of(tensor)->memory;
     flush(memory);
-    touch(tensor, from, bytes, kvant_cuda_exact_encode);
-    touch(tensor, to, bytes, kvant_cuda_exact_drop);
+    update_exact_rows(tensor, from, bytes, kvant_cuda_exact_encode);
+    update_exact_rows(tensor, to, bytes, kvant_cuda_exact_drop);
     kvant_cuda_note(memory, kvant_cuda_memory_copy(to, from, bytes, memory->stream),
                     "copying pages");
 }
@@ -350,7 +350,7 @@ static void clear_bytes(const kvant_tensor *tensor, void *at, size_t bytes)
 {
     cuda_memory *memory = part_of(tensor)->memory;
     flush(memory);
-    touch(tensor, at, bytes, kvant_cuda_exact_drop);
+    update_exact_rows(tensor, at, bytes, kvant_cuda_exact_drop);
     kvant_cuda_note(memory, kvant_cuda_memory_clear(at, bytes, memory->stream), "clearing pages");
 }
 

@@ -112,8 +112,8 @@ static const float *center_at(row_centers *centers, uint32_t d, int32_t position
 }
 
 /* Applies the centre and scale of a transform to a key, or to a query, but not W. */
-static void take_vector(const kvant_transform *transform, const kvant_affine *affine, bool is_query,
-                        const float *x, float *z)
+static void normalise_vector(const kvant_transform *transform, const kvant_affine *affine,
+                             bool is_query, const float *x, float *z)
 {
     const uint32_t d = transform->head_dim;
     for (uint32_t j = 0; j < d && is_query; j++)
@@ -146,7 +146,7 @@ static double length_of(const kvant_tensor *tensor, uint32_t version, uint32_t h
                 queries ? NULL : center_at(&centers, d, l->places[i + j], shared.center),
                 shared.scale
             };
-            take_vector(transform, &affine, queries, x + (i + j) * stride, z + j * d);
+            normalise_vector(transform, &affine, queries, x + (i + j) * stride, z + j * d);
         }
         if (transform->triangles)
             kvant_transform_stretch(transform, kernels, queries, n, z, z);
@@ -251,7 +251,7 @@ static bool is_there(const kvant_tensor *tensor, uint32_t version)
 
 /* A work item is a transform and a head. The last n_kv_heads items find the least error of each
  * head. */
-static void excess_unit(void *context, size_t unit, uint32_t worker)
+static void error_unit(void *context, size_t unit, uint32_t worker)
 {
     const kvant_tensor *tensor = context;
     const uint32_t version = (uint32_t)(unit / tensor->n_kv_heads),
@@ -270,7 +270,7 @@ bool kvant_learning_excess(kvant_tensor *tensor, uint32_t n_threads,
         return false;
     const uint32_t n = tensor->n_kv_heads;
     const double *costs = tensor->learning->costs, *best = costs + (size_t)KVANT_MAX_VERSIONS * n;
-    kvant_parallel_for((KVANT_MAX_VERSIONS + 1) * (size_t)n, n_threads, excess_unit, tensor);
+    kvant_parallel_for((KVANT_MAX_VERSIONS + 1) * (size_t)n, n_threads, error_unit, tensor);
     for (uint32_t v = 0; v < KVANT_MAX_VERSIONS; v++, costs += n) {
         excess[v] = is_there(tensor, v) ? 0 : INFINITY;
         for (uint32_t head = 0; is_there(tensor, v) && head < n; head++)

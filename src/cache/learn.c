@@ -18,7 +18,7 @@
 #define WORTH_IT 0.95
 
 /* The error of the candidate divided by the error of another transform, as a mean over heads. */
-static double cost_beside(const kvant_tensor *tensor, uint32_t version, uint32_t n_threads)
+static double relative_cost(const kvant_tensor *tensor, uint32_t version, uint32_t n_threads)
 {
     double sum = 0, *costs = tensor->learning->costs, *others = costs + tensor->n_kv_heads;
     kvant_sample_costs(tensor, KVANT_CANDIDATE, n_threads, costs);
@@ -74,7 +74,7 @@ static void mark_range(kvant_learning *l, kvant_range range)
 
 /* Marks a bucket for which no new transform was better, so that it is not tried
  * again. */
-static void mark_octave(kvant_learning *l, uint8_t octave)
+static void mark_bucket(kvant_learning *l, uint8_t octave)
 {
     if (l->turn)
         l->ranges[octave] = (kvant_range){ octave, (uint8_t)(octave + 1) };
@@ -87,13 +87,13 @@ static bool was_tried(const kvant_learning *l, int32_t position)
 }
 
 /* Whether the candidate has matrices already, before rows are added. */
-static bool is_turned(const kvant_tensor *tensor, const kvant_choice *choice)
+static bool has_matrices(const kvant_tensor *tensor, const kvant_choice *choice)
 {
     return choice->version == KVANT_CANDIDATE && tensor->versions[KVANT_CANDIDATE].weights;
 }
 
 /* Whether there are enough keys and queries for matrices. */
-static bool suffices(const kvant_learning *l)
+static bool has_enough_samples(const kvant_learning *l)
 {
     return kvant_sums_fewest(l, false) >= FEWEST_ROWS && kvant_sums_fewest(l, true) >= FEWEST_ROWS;
 }
@@ -105,7 +105,7 @@ bool kvant_learning_turns(const kvant_tensor *tensor, const kvant_choice *choice
 {
     const kvant_learning *l = tensor->learning;
     if (!l || n_unused < 2 || was_tried(l, kvant_sample_place(l)) || !count_ranges(l, true) ||
-        !suffices(l))
+        !has_enough_samples(l))
         return false;
     return !fits || !l->n_rows || tensor->versions[choice->version].kin != l->kin;
 }
@@ -128,8 +128,8 @@ static bool is_better(const kvant_tensor *tensor, const kvant_choice *choice, do
 {
     if (!kvant_sample_suffices(tensor))
         return tensor->versions[choice->version].kin == tensor->learning->kin;
-    const double beside = cost_beside(tensor, choice->version, n_threads);
-    return beside < WORTH_IT && beside * least <= most;
+    const double ratio = relative_cost(tensor, choice->version, n_threads);
+    return ratio < WORTH_IT && ratio * least <= most;
 }
 
 kvant_status kvant_learning_turn(kvant_tensor *tensor, const kvant_choice *choice, double least,
@@ -142,7 +142,7 @@ kvant_status kvant_learning_turn(kvant_tensor *tensor, const kvant_choice *choic
     if (*turned)
         mark_range(l, range);
     else if (status != KVANT_ERR_MEMORY)
-        mark_octave(l, range.first);
+        mark_bucket(l, range.first);
     return status == KVANT_ERR_MEMORY ? status : KVANT_OK;
 }
 
@@ -163,7 +163,7 @@ static kvant_status improve(kvant_tensor *tensor, kvant_choice *choice, uint32_t
     const bool plain =
         choice->version == KVANT_CANDIDATE || !tensor->versions[choice->version].weights;
     const bool again = was_tried(l, kvant_sample_place(l));
-    if (!is_due(l, 0) || !suffices(l) || !kvant_sample_suffices(tensor))
+    if (!is_due(l, 0) || !has_enough_samples(l) || !kvant_sample_suffices(tensor))
         return KVANT_OK;
     const kvant_range range = choose_range(l, n_unused);
     l->due = 4 * n < SECOND_ROWS ? SECOND_ROWS : 4 * n < MOST_ROWS ? 4 * n : MOST_ROWS;
@@ -172,11 +172,11 @@ static kvant_status improve(kvant_tensor *tensor, kvant_choice *choice, uint32_t
         return KVANT_OK;
     const kvant_status status = solve(tensor, range, n_threads);
     if (status == KVANT_OK && (choice->version == KVANT_CANDIDATE ||
-                               cost_beside(tensor, choice->version, n_threads) < WORTH_IT)) {
+                               relative_cost(tensor, choice->version, n_threads) < WORTH_IT)) {
         choice->version = KVANT_CANDIDATE;
         mark_range(l, range);
     } else if (!again) {
-        mark_octave(l, range.first);
+        mark_bucket(l, range.first);
     }
     l->done |= choice->version == KVANT_CANDIDATE ? n_unused < 3 : !plain;
     return status == KVANT_ERR_MEMORY ? status : KVANT_OK;
@@ -184,7 +184,7 @@ static kvant_status improve(kvant_tensor *tensor, kvant_choice *choice, uint32_t
 
 /* Whether the second moments belong to rows of another kind than the choice. They are about the
  * rows of one transform; if RoPE is known, about the rows of all transforms of the same lineage. */
-static bool is_other_kind(const kvant_tensor *tensor, const kvant_choice *choice)
+static bool needs_new_moments(const kvant_tensor *tensor, const kvant_choice *choice)
 {
     const kvant_learning *l = tensor->learning;
     const kvant_tensor_version *version = &tensor->versions[choice->version];
@@ -192,7 +192,7 @@ static bool is_other_kind(const kvant_tensor *tensor, const kvant_choice *choice
            !(l->turn ? version->kin == l->kin : version->stamp == l->stamp);
 }
 
-static void begin_anew(const kvant_tensor *tensor, const kvant_choice *choice)
+static void begin_moments(const kvant_tensor *tensor, const kvant_choice *choice)
 {
     kvant_sums_begin(tensor);
     tensor->learning->due = tensor->versions[choice->version].weights ? SECOND_ROWS : 0;
@@ -208,16 +208,17 @@ static kvant_status add_rows(kvant_tensor *tensor, kvant_choice *choice, const k
                              uint32_t n_unused, uint32_t n_threads)
 {
     kvant_learning *l = tensor->learning;
-    const bool turned = is_turned(tensor, choice), anew = !turned && is_other_kind(tensor, choice);
-    const bool solves = anew || (!turned && is_due(l, rows->n));
+    const bool turned = has_matrices(tensor, choice),
+               begins = !turned && needs_new_moments(tensor, choice);
+    const bool solves = begins || (!turned && is_due(l, rows->n));
     kvant_status status = KVANT_OK;
-    if (!anew && !is_learnt_from(l))
+    if (!begins && !is_learnt_from(l))
         return KVANT_OK;
     KVANT_FORWARD(kvant_sums_open(tensor));
     kvant_kept *before = solves ? kvant_sums_keep(tensor) : NULL; /* else nothing can fail */
     KVANT_RETURN_IF(solves && !before, KVANT_ERR_MEMORY);
-    if (anew)
-        begin_anew(tensor, choice);
+    if (begins)
+        begin_moments(tensor, choice);
     if (is_learnt_from(l)) {
         kvant_sums_add(tensor, rows, n_threads);
         status = turned ? KVANT_OK : improve(tensor, choice, n_unused, n_threads);
@@ -245,9 +246,10 @@ kvant_status kvant_learning_add(kvant_tensor *tensor, kvant_choice *choice,
     kvant_queries_settle(tensor, n_threads);
     if (l->n_rows) {
         KVANT_FORWARD(add_rows(tensor, choice, all ? all : &sampled, n_unused, n_threads));
-    } else if (tensor->device && !is_turned(tensor, choice) && is_other_kind(tensor, choice)) {
+    } else if (tensor->device && !has_matrices(tensor, choice) &&
+               needs_new_moments(tensor, choice)) {
         KVANT_FORWARD(kvant_sums_open(tensor));
-        begin_anew(tensor, choice); /* rows that nobody looked at may be of another kind */
+        begin_moments(tensor, choice); /* unseen rows may be of another kind */
     }
     kvant_learning_forget(l);
     l->spent = true;
@@ -301,7 +303,7 @@ static kvant_status solve_range(kvant_tensor *tensor, int32_t first, int32_t las
 static bool knows_positions(const kvant_tensor *tensor)
 {
     const kvant_learning *l = tensor->learning;
-    return l && l->turn && suffices(l); /* so there are sums */
+    return l && l->turn && has_enough_samples(l); /* so second moments exist */
 }
 
 kvant_status kvant_tensor_range_center(const kvant_tensor *tensor, int32_t first, int32_t last,

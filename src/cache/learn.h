@@ -62,8 +62,8 @@ void kvant_learning_spread(kvant_tensor *tensor, uint32_t n_threads);
 /* Ends a write of n rows. n = 0: the write failed. */
 void kvant_learning_written(kvant_tensor *tensor, const int64_t *slots, size_t n);
 
-/* Computes relative errors like find_excess of versions.c, but from the sampled rows and queries.
- * Returns false when there are too few of them. */
+/* Computes relative errors like find_relative_errors of versions.c, but from the sampled rows and
+ * queries. Returns false when there are too few of them. */
 bool kvant_learning_excess(kvant_tensor *tensor, uint32_t n_threads,
                            double excess[KVANT_MAX_VERSIONS]);
 

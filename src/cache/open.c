@@ -39,8 +39,8 @@ static block_pages borrow(const kvant_tensor *tensor, uint32_t block)
 }
 
 /* Writes the open or the sealed pages back to the device, whichever changed. */
-static void give_back(const kvant_tensor *tensor, uint32_t block, const block_pages *borrowed,
-                      bool sealed)
+static void write_back(const kvant_tensor *tensor, uint32_t block, const block_pages *borrowed,
+                       bool sealed)
 {
     const block_pages at = pages_in_place(tensor, block);
     if (!tensor->device)
@@ -145,13 +145,13 @@ static void encode_on_device(const seal_job *job, uint32_t n_threads)
         const block_pages borrowed = borrow(tensor, (uint32_t)open->block);
         seal_job one = { tensor, job->kernels, &borrowed, 1, { job->list[i] } };
         encode_pages(&one, 1, n_threads);
-        give_back(tensor, (uint32_t)open->block, &borrowed, true);
+        write_back(tensor, (uint32_t)open->block, &borrowed, true);
     }
     if (n_plain)
         tensor->device->seal(tensor, plain, n_plain);
 }
 
-static void note_sealed(seal_job *job)
+static void record_sealed(seal_job *job)
 {
     for (size_t i = 0; i < job->n; i++) {
         kvant_open_page *open = &job->tensor->open_pages[job->list[i].page];
@@ -171,7 +171,7 @@ static void seal(seal_job *jobs, size_t n_jobs, uint32_t n_threads)
     for (size_t i = 0; i < n_jobs; i++) {
         if (jobs[i].tensor->device)
             encode_on_device(&jobs[i], n_threads);
-        note_sealed(&jobs[i]);
+        record_sealed(&jobs[i]);
     }
 }
 
@@ -363,13 +363,13 @@ static bool change(kvant_tensor *tensor, uint32_t block, uint32_t version, bool 
         job.store = true;
         kvant_parallel_for(tensor->n_kv_heads, n_threads, change_unit, &job);
     }
-    give_back(tensor, block, &job.pages, false);
+    write_back(tensor, block, &job.pages, false);
     return true;
 }
 
 /* Records that an open block's rows are in another transform now. All of its sealed bytes are then
  * out of date. */
-static void move_version(kvant_tensor *tensor, uint32_t block, uint32_t version)
+static void change_transform(kvant_tensor *tensor, uint32_t block, uint32_t version)
 {
     if (tensor->blocks[block].version == version)
         return;
@@ -382,7 +382,7 @@ bool kvant_open_reexpress(kvant_tensor *tensor, uint32_t block, uint32_t version
 {
     if (!change(tensor, block, version, false, true, 1))
         return false;
-    move_version(tensor, block, version);
+    change_transform(tensor, block, version);
     return true;
 }
 
@@ -402,7 +402,7 @@ bool kvant_open_fill(kvant_tensor *tensor, uint32_t block, uint32_t version, uin
         kvant_open_leave(tensor, block, false);
         return false;
     }
-    move_version(tensor, block, version);
+    change_transform(tensor, block, version);
     return true;
 }
 

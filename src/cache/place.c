@@ -32,7 +32,7 @@ kvant_run kvant_write_run(const kvant_write_job *job, size_t first)
 /* Transforms */
 
 /* The transform of a new block whose rows were not judged. */
-static uint32_t version_of_new(const kvant_tensor *tensor, uint32_t block)
+static uint32_t transform_of_new(const kvant_tensor *tensor, uint32_t block)
 {
     uint32_t version = tensor->sequence_versions[tensor->blocks[block].sequence];
     return tensor->versions[version].alive && tensor->versions[version].learnt ? version
@@ -48,7 +48,7 @@ uint32_t kvant_write_version(const kvant_write_job *job, const kvant_run *r)
     const bool *unfit = job->choice.judged ? job->choice.unfit : tensor->unfit;
     if (block->written & ~r->mask && !unfit[block->version])
         return block->version;
-    return job->choice.judged ? job->choice.version : version_of_new(tensor, r->block);
+    return job->choice.judged ? job->choice.version : transform_of_new(tensor, r->block);
 }
 
 /* The first position of the run's block. A block keeps its own when rows stay in its other

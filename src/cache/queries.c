@@ -51,7 +51,7 @@ static size_t token_of(const query_job *job, uint32_t i)
     return (size_t)(i / job->group) * job->queries->n_tokens / job->n_tokens;
 }
 
-static int32_t asked_at(const query_job *job, uint32_t i)
+static int32_t position_of_query(const query_job *job, uint32_t i)
 {
     const size_t token = token_of(job, i), next = (size_t)job->tensor->learning->next + token;
     return job->queries->positions ? job->queries->positions[token]
@@ -69,7 +69,7 @@ static const float *query_of(const query_job *job, size_t head, uint32_t i)
     return job->kernels->magnitude(x, job->tensor->head_dim) < 0x5f000000u ? x : NULL; /* 2^63 */
 }
 
-static void note_unit(void *context, size_t unit, uint32_t worker)
+static void accumulate_unit(void *context, size_t unit, uint32_t worker)
 {
     const query_job *job = context;
     kvant_learning *l = job->tensor->learning;
@@ -83,7 +83,7 @@ static void note_unit(void *context, size_t unit, uint32_t worker)
     kvant_turning_begin(&turning, l->turn, kvant_unit_part(job->tensor, unit));
     for (uint32_t i = 0; i < job->n_tokens * job->group; i++) {
         const float *query = query_of(job, kvant_unit_head(job->tensor, unit), i);
-        const int32_t at = l->turn ? asked_at(job, i) : 0;
+        const int32_t at = l->turn ? position_of_query(job, i) : 0;
         if (!query || at < 0)
             continue;
         float *x = kvant_outers_next(&sums);
@@ -110,13 +110,13 @@ static void sample_queries(const query_job *job)
                 continue;
             memcpy(tensor->learning->queries + at * tensor->head_dim, query,
                    tensor->head_dim * sizeof *query);
-            tensor->learning->asked[at] = asked_at(job, i);
+            tensor->learning->asked[at] = position_of_query(job, i);
             tensor->learning->n_queries[head]++;
         }
 }
 
 /* Whether a token may be left out, because its queries would hardly change a matrix. */
-static bool is_seldom(const kvant_learning *l, size_t n_tokens)
+static bool may_be_skipped(const kvant_learning *l, size_t n_tokens)
 {
     return n_tokens == 1 &&
            l->units[0].n_queries + l->units[0].n_noted >= ENOUGH_PER_CHANNEL * l->part &&
@@ -126,7 +126,7 @@ static bool is_seldom(const kvant_learning *l, size_t n_tokens)
 int kvant_tensor_wants_queries(const kvant_tensor *tensor, size_t n_tokens)
 {
     if (!tensor || !tensor->learning || kvant_learns_values(tensor) || !n_tokens ||
-        is_seldom(tensor->learning, n_tokens))
+        may_be_skipped(tensor->learning, n_tokens))
         return false;
     return tensor->device ? !tensor->learning->done && n_tokens >= KVANT_LEARN_ROWS
                           : !tensor->learning->done || n_tokens >= KVANT_LEARN_ROWS;
@@ -154,7 +154,7 @@ void kvant_queries_settle(const kvant_tensor *tensor, uint32_t n_threads)
                                     .positions = l->waiting_at };
     query_job job = job_of(tensor, &queries, MOST_ALONE);
     if (l->n_waiting)
-        kvant_parallel_for(l->n_units, n_threads, note_unit, &job);
+        kvant_parallel_for(l->n_units, n_threads, accumulate_unit, &job);
     l->n_waiting = 0;
 }
 
@@ -173,7 +173,7 @@ static bool have_room(const kvant_tensor *tensor, uint32_t n_heads, uint32_t n_t
 /* Makes the queries of a single token pending. The sines of a position and a pass over the sums
  * take longer than the few queries of a token, so several tokens are accumulated together. Returns
  * false when memory is short. */
-static bool wait_alone(const query_job *job, uint32_t n_threads)
+static bool make_pending(const query_job *job, uint32_t n_threads)
 {
     const kvant_tensor *tensor = job->tensor;
     const kvant_queries *q = job->queries;
@@ -184,7 +184,7 @@ static bool wait_alone(const query_job *job, uint32_t n_threads)
     for (uint32_t head = 0; head < q->n_heads; head++)
         memcpy(to + (size_t)head * tensor->head_dim, q->q + head * q->head_stride,
                tensor->head_dim * sizeof *to);
-    l->waiting_at[l->n_waiting++] = asked_at(job, 0);
+    l->waiting_at[l->n_waiting++] = position_of_query(job, 0);
     if (l->n_waiting == MOST_ALONE)
         kvant_queries_settle(tensor, n_threads);
     return true;
@@ -204,9 +204,9 @@ kvant_status kvant_tensor_note_queries(kvant_tensor *tensor, const kvant_queries
         tensor->learning->done || q.n_tokens < 8 * MOST_TOKENS ? FEW_TOKENS : MOST_TOKENS;
     query_job job = job_of(tensor, &q, most);
     sample_queries(&job);
-    if (q.n_tokens == 1 && wait_alone(&job, n_threads))
+    if (q.n_tokens == 1 && make_pending(&job, n_threads))
         return KVANT_OK;
     kvant_queries_settle(tensor, n_threads);
-    kvant_parallel_for(tensor->learning->n_units, n_threads, note_unit, &job);
+    kvant_parallel_for(tensor->learning->n_units, n_threads, accumulate_unit, &job);
     return KVANT_OK;
 }

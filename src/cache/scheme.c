@@ -202,7 +202,7 @@ static kvant_status check_specs(kvant_scheme *scheme)
     return KVANT_OK;
 }
 
-static bool takes_calibration(const char *spec, kvant_role role)
+static bool uses_calibration(const char *spec, kvant_role role)
 {
     int needed = 0;
     return kvant_codec_needs_calibration(spec, role, &needed, NULL, 0) == KVANT_OK && needed;
@@ -221,8 +221,8 @@ static kvant_status read_specs(kvant_scheme *scheme, const kvant_scheme_params *
         KVANT_FORWARD(read_spec("values", p->v ? p->v : p->k, scheme->spec[KVANT_ROLE_V]));
     }
     if (!scheme->calibration && p->model &&
-        (preset || takes_calibration(scheme->spec[KVANT_ROLE_K], KVANT_ROLE_K) ||
-         takes_calibration(scheme->spec[KVANT_ROLE_V], KVANT_ROLE_V)))
+        (preset || uses_calibration(scheme->spec[KVANT_ROLE_K], KVANT_ROLE_K) ||
+         uses_calibration(scheme->spec[KVANT_ROLE_V], KVANT_ROLE_V)))
         find_calibration(scheme, p->model, p->like);
     if (preset)
         KVANT_FORWARD(read_preset(scheme, p->preset ? p->preset : KVANT_PRESET_DEFAULT));

@@ -98,7 +98,7 @@ bool kvant_shifts_turn_alike(const kvant_shifts *shifts, const kvant_rope *rope)
 }
 
 /* The first channel of the i-th pair that RoPE rotates. */
-static uint32_t turning_channel(const kvant_shifts *shifts, uint32_t i)
+static uint32_t rotated_channel(const kvant_shifts *shifts, uint32_t i)
 {
     return shifts->interleaved ? 2 * i : i;
 }
@@ -113,7 +113,7 @@ void kvant_shifts_rope(const kvant_shifts *shifts, kvant_rope *rope, float *freq
         frequencies[i] = 0;
     for (uint32_t i = 0; i < shifts->n_dims / 2; i++)
         for (uint32_t pair = 0; pair < n_pairs(shifts); pair++)
-            if (shifts->pairs[pair].first == turning_channel(shifts, i))
+            if (shifts->pairs[pair].first == rotated_channel(shifts, i))
                 frequencies[i] = shifts->pairs[pair].frequency;
 }
 

@@ -35,7 +35,7 @@ static bool find_centered(kvant_tensor *tensor, uint32_t block, uint32_t offset,
 /* Finds the shift id for a row. In a block without its own centre the row gets the id of the slot
  * before it. Its token mostly follows that slot's token, so both will move alike. position: the
  * row's, or below 0. used: ids in use, or 0. */
-static uint8_t number_for(kvant_tensor *tensor, int64_t slot, int32_t position, uint32_t *used)
+static uint8_t shift_for(kvant_tensor *tensor, int64_t slot, int32_t position, uint32_t *used)
 {
     const uint32_t block = (uint32_t)(slot / KVANT_PAGE_TOKENS),
                    offset = (uint32_t)(slot % KVANT_PAGE_TOKENS);
@@ -106,7 +106,7 @@ kvant_status kvant_unshift(kvant_tensor *tensor, const int64_t *slots, size_t n,
     for (size_t i = 0; i < n; i++) {
         out->numbers[i] = follows(slots, positions, i)
                               ? out->numbers[i - 1]
-                              : number_for(tensor, slots[i], positions ? positions[i] : -1, &used);
+                              : shift_for(tensor, slots[i], positions ? positions[i] : -1, &used);
         any |= out->numbers[i] != 0;
     }
     if (any)
@@ -164,7 +164,7 @@ static kvant_status too_many(void)
 }
 
 /* Makes the tensor's table for a RoPE, or checks that the existing one is for the same RoPE. */
-static kvant_status take_rope(kvant_tensor *tensor, const kvant_rope *rope)
+static kvant_status use_rope(kvant_tensor *tensor, const kvant_rope *rope)
 {
     if (!tensor->shifts)
         return kvant_shifts_create(tensor, rope);
@@ -190,7 +190,7 @@ kvant_status kvant_shifts_map(const kvant_tensor *from, uint32_t first, uint32_t
     if (needed == 1)
         return KVANT_OK;
     kvant_shifts_rope(from->shifts, &rope, frequencies);
-    KVANT_FORWARD(take_rope(to, &rope));
+    KVANT_FORWARD(use_rope(to, &rope));
     used = kvant_shifts_used(to);
     for (uint32_t i = 1; i < KVANT_MOST_SHIFTS; i++)
         if (needed >> i & 1 &&
@@ -268,7 +268,7 @@ kvant_status kvant_shifts_read(kvant_tensor *tensor, uint64_t written, const uin
         if (by[slot] > KVANT_LARGEST_SHIFT || by[slot] < -KVANT_LARGEST_SHIFT ||
             (by[slot] && !(written >> slot & 1)))
             return damaged("a slot has a shift that none can have");
-    const kvant_status status = take_rope(tensor, &rope);
+    const kvant_status status = use_rope(tensor, &rope);
     if (status != KVANT_OK)
         return status == KVANT_ERR_UNSUPPORTED ? damaged("a channel does not turn with another one")
                                                : status;

@@ -67,8 +67,8 @@ typedef struct solve_job {
 /* Subtracts from the moments of keys the part that is due to the centres of stretches. The centre
  * of a stretch is the mean of the first stretch, rotated to the stretch's position. A bucket that
  * is not longer than a stretch is one stretch. */
-static kvant_status leave_stretches(const solve_job *job, uint32_t part, uint8_t octave,
-                                    const double *mean, double *moments, double *keys)
+static kvant_status subtract_centers(const solve_job *job, uint32_t part, uint8_t octave,
+                                     const double *mean, double *moments, double *keys)
 {
     const kvant_turn *t = job->tensor->learning->turn;
     const size_t d = t->part;
@@ -98,8 +98,8 @@ static void put_center(const kvant_tensor *tensor, size_t unit, const double *me
 
 /* Takes the moments of keys about 0 and of queries, and the mean of keys, from position 0 to the
  * job's range of positions. room: d x d. */
-static kvant_status turn(const solve_job *job, size_t unit, double *mean, double *keys,
-                         double *queries, double *room)
+static kvant_status rotate_moments(const solve_job *job, size_t unit, double *mean, double *keys,
+                                   double *queries, double *room)
 {
     const kvant_turn *t = job->tensor->learning->turn;
     const uint32_t part = kvant_unit_part(job->tensor, unit);
@@ -110,7 +110,7 @@ static kvant_status turn(const solve_job *job, size_t unit, double *mean, double
     add_product(1, mean, t->part, keys);
     KVANT_FORWARD(kvant_turn_moments(t, part, job->range, 1, mean, keys));
     for (uint8_t octave = job->range.first; job->stretch && octave < job->range.end; octave++)
-        KVANT_FORWARD(leave_stretches(job, part, octave, first, room, keys));
+        KVANT_FORWARD(subtract_centers(job, part, octave, first, room, keys));
     if (!job->stretch)
         add_product(-1, mean, t->part, keys);
     KVANT_FORWARD(kvant_turn_mean(t, part, 0, KVANT_PAGE_TOKENS - 1, first));
@@ -146,7 +146,7 @@ static kvant_status find_moments(const solve_job *job, size_t unit, double *keys
     unpack(u->keys, u->n_keys, mean, n, keys);
     unpack(u->queries, u->n_queries, NULL, n, queries);
     add_origin(tensor, unit, mean);
-    KVANT_FORWARD(turn(job, unit, mean, keys, queries, room));
+    KVANT_FORWARD(rotate_moments(job, unit, mean, keys, queries, room));
     put_center(tensor, unit, mean, job->center);
     damp(tensor, u->n_keys, KEYS_DAMPING, keys);
     damp(tensor, u->n_queries, QUERIES_DAMPING, queries);

@@ -33,7 +33,7 @@ static size_t sums_floats(const kvant_learning *l)
     return l->n_units * sums_of_unit(l) + width_of(l);
 }
 
-static size_t waiting_floats(const kvant_learning *l)
+static size_t pending_floats(const kvant_learning *l)
 {
     return SAMPLE_ROWS * width_of(l) + l->n_units * kvant_lower_floats(l->part);
 }
@@ -64,7 +64,7 @@ kvant_status kvant_learning_open(const kvant_tensor *tensor)
     kvant_learning *l = tensor->learning;
     if (!l || l->rows)
         return KVANT_OK;
-    l->rows = kvant_map(waiting_floats(l), sizeof *l->rows);
+    l->rows = kvant_map(pending_floats(l), sizeof *l->rows);
     KVANT_RETURN_IF(!l->rows, KVANT_ERR_MEMORY);
     float *noted = l->rows + SAMPLE_ROWS * width_of(l);
     for (uint32_t unit = 0; unit < l->n_units; unit++)
@@ -82,7 +82,7 @@ void kvant_learning_forget(kvant_learning *l)
 void kvant_learning_close(kvant_learning *l)
 {
     kvant_learning_forget(l);
-    kvant_unmap(l->rows, waiting_floats(l), sizeof *l->rows);
+    kvant_unmap(l->rows, pending_floats(l), sizeof *l->rows);
     l->rows = NULL;
     for (uint32_t unit = 0; unit < l->n_units; unit++)
         l->units[unit].noted = NULL;
@@ -147,7 +147,7 @@ size_t kvant_learning_bytes(const kvant_tensor *tensor)
     size_t n =
         MOST_ALONE * (size_t)l->waiting_heads * tensor->head_dim + SAMPLE_QUERIES * width_of(l);
     n += l->sums ? sums_floats(l) : 0;
-    n += l->rows ? waiting_floats(l) : 0;
+    n += l->rows ? pending_floats(l) : 0;
     return n * sizeof(float);
 }
 
@@ -161,7 +161,7 @@ size_t kvant_learning_most(const kvant_tensor *tensor)
     if (!l)
         return 0;
     const size_t queries = (SAMPLE_QUERIES + MOST_ALONE * MANY_HEADS) * width_of(l);
-    return (queries + sums_floats(l) + waiting_floats(l)) * sizeof(float);
+    return (queries + sums_floats(l) + pending_floats(l)) * sizeof(float);
 }
 
 static void forget_queries(const kvant_learning *l, unit_sums *u)
@@ -170,7 +170,7 @@ static void forget_queries(const kvant_learning *l, unit_sums *u)
     u->n_queries = 0;
 }
 
-static void begin_kind(kvant_learning *l)
+static void begin_lineage(kvant_learning *l)
 {
     memset(l->ranges, 0, sizeof l->ranges);
     l->kin++;
@@ -187,7 +187,7 @@ static void forget_keys(kvant_learning *l)
         if (u->n_noted)
             forget_queries(l, u);
     }
-    begin_kind(l);
+    begin_lineage(l);
 }
 
 void kvant_learning_reset(kvant_tensor *tensor)
@@ -197,7 +197,7 @@ void kvant_learning_reset(kvant_tensor *tensor)
         return;
     kvant_learning_close(l);
     kvant_sums_close(l);
-    begin_kind(l);
+    begin_lineage(l);
     memset(l->n_queries, 0, tensor->n_kv_heads * sizeof *l->n_queries);
     l->stamp = 0;
     l->next = 0;
@@ -277,7 +277,7 @@ float *kvant_outers_next(kvant_outers *o)
 /* Rows */
 
 /* The position of a slot in its sequence, as its block says. */
-static uint64_t place_of(const kvant_tensor *tensor, int64_t slot)
+static uint64_t position_of_slot(const kvant_tensor *tensor, int64_t slot)
 {
     return (uint64_t)tensor->blocks[slot / KVANT_PAGE_TOKENS].index * KVANT_PAGE_TOKENS +
            (uint64_t)slot % KVANT_PAGE_TOKENS;
@@ -286,7 +286,7 @@ static uint64_t place_of(const kvant_tensor *tensor, int64_t slot)
 /* Whether a slot has one of the first tokens, which a cache keeps as fp16. */
 static bool is_kept(const kvant_tensor *tensor, int64_t slot)
 {
-    return place_of(tensor, slot) < kvant_tensor_codec_info(tensor)->sink_tokens;
+    return position_of_slot(tensor, slot) < kvant_tensor_codec_info(tensor)->sink_tokens;
 }
 
 int32_t kvant_row_position(const kvant_tensor *tensor, const kvant_new_rows *rows, size_t i)
@@ -296,7 +296,7 @@ int32_t kvant_row_position(const kvant_tensor *tensor, const kvant_new_rows *row
         return l->places[i];
     if (l->positions && l->n_positions == rows->n)
         return l->positions[i];
-    const uint64_t place = place_of(tensor, rows->slots[i]);
+    const uint64_t place = position_of_slot(tensor, rows->slots[i]);
     return place < INT32_MAX ? (int32_t)place : -1;
 }
 
@@ -421,7 +421,7 @@ static void add(uint32_t n, const float *restrict z, float *restrict sum)
 
 /* Writes a part of row i to z, rotated back to position 0 and without the origin. Returns its
  * squared length after division by the candidate's scale. NaN: the row's position is not known. */
-static float take_row(row_reader *r, const kvant_new_rows *rows, size_t i, float *z)
+static float read_row(row_reader *r, const kvant_new_rows *rows, size_t i, float *z)
 {
     const int32_t position = r->turning.n ? kvant_row_position(r->tensor, rows, i) : 0;
     const uint32_t n = r->tensor->learning->part;
@@ -441,7 +441,7 @@ static float find_most(row_reader *r, float *z)
     float lengths[SAMPLE_ROWS];
     uint32_t n = 0;
     for (uint32_t i = 0; i < sampled.n; i++) {
-        lengths[n] = take_row(r, &sampled, i, z);
+        lengths[n] = read_row(r, &sampled, i, z);
         n += isnan(lengths[n]) ? 0 : 1;
     }
     return n ? MOST_LENGTH * middle(lengths, n) : -1;
@@ -462,7 +462,7 @@ static void add_unit(void *context, size_t unit, uint32_t worker)
     for (size_t i = 0; i<rows->n; i += rows->n> FEW_ROWS ? 2 : 1) {
         float *z = kvant_outers_next(&sums);
         if ((rows->slots && is_kept(job->tensor, rows->slots[i])) ||
-            !(take_row(&r, rows, i, z) <= most))
+            !(read_row(&r, rows, i, z) <= most))
             continue;
         add(l->part, z, u->key);
         sums.n++;

@@ -19,7 +19,7 @@ static bool same_codecs(const kvant_tensor *a, const kvant_tensor *b)
            memcmp(a->codecs, b->codecs, a->n_kv_heads * sizeof *a->codecs) == 0;
 }
 
-static kvant_status no_version(void)
+static kvant_status no_transform(void)
 {
     return kvant_fail(NULL, KVANT_ERR_FULL,
                       "the tensor holds blocks of as many versions as it can");
@@ -31,8 +31,8 @@ static kvant_status no_page(void)
 }
 
 /* Finds or makes the target's transforms for the transforms that the source's blocks use. */
-static kvant_status map_versions(const kvant_tensor *from, uint32_t first, uint32_t n,
-                                 kvant_tensor *to, int32_t map[KVANT_MAX_VERSIONS])
+static kvant_status map_transforms(const kvant_tensor *from, uint32_t first, uint32_t n,
+                                   kvant_tensor *to, int32_t map[KVANT_MAX_VERSIONS])
 {
     kvant_status status = KVANT_OK;
     for (uint32_t v = 0; v < KVANT_MAX_VERSIONS; v++)
@@ -58,12 +58,12 @@ static kvant_status map_versions(const kvant_tensor *from, uint32_t first, uint3
     for (uint32_t v = 0; v < KVANT_MAX_VERSIONS; v++)
         if (map[v] >= 0)
             to->versions[map[v]].n_blocks--;
-    return status == KVANT_ERR_FULL ? no_version() : status;
+    return status == KVANT_ERR_FULL ? no_transform() : status;
 }
 
 /* Puts the first learned transform into force when copied blocks bring one. */
-static void begin_versions(const kvant_tensor *from, kvant_tensor *to,
-                           const int32_t map[KVANT_MAX_VERSIONS])
+static void begin_transforms(const kvant_tensor *from, kvant_tensor *to,
+                             const int32_t map[KVANT_MAX_VERSIONS])
 {
     for (uint32_t i = 0; i < KVANT_MAX_VERSIONS; i++) {
         uint32_t v = (from->newest + i) % KVANT_MAX_VERSIONS;
@@ -184,8 +184,8 @@ kvant_status kvant_tensor_copy(const kvant_tensor *from, uint32_t first, kvant_t
     if (from->recent.n)
         KVANT_FORWARD(kvant_versions_open(to));
     KVANT_FORWARD(kvant_shifts_map(from, first, n, to, shifts));
-    KVANT_FORWARD(map_versions(from, first, n, to, map));
-    begin_versions(from, to, map);
+    KVANT_FORWARD(map_transforms(from, first, n, to, map));
+    begin_transforms(from, to, map);
     kvant_versions_share(from, to);
     for (uint32_t i = 0; i < n; i++)
         kvant_block_clear(to, to_first + i);
@@ -273,7 +273,7 @@ static size_t centers_bytes(const kvant_tensor *tensor)
            8 * 8;
 }
 
-static size_t version_bytes(const kvant_tensor *tensor, uint32_t learnt)
+static size_t transform_bytes(const kvant_tensor *tensor, uint32_t learnt)
 {
     return affine_bytes(tensor, learnt) +
            (learnt >= LEARNT_MATRICES ? (weights_bytes(tensor) + 7) / 8 * 8 : 0) +
@@ -283,12 +283,12 @@ static size_t version_bytes(const kvant_tensor *tensor, uint32_t learnt)
 /* The offset of the centres of blocks: after all coefficients of a transform. */
 static size_t centers_at(const kvant_tensor *tensor)
 {
-    return version_bytes(tensor, LEARNT_MATRICES);
+    return transform_bytes(tensor, LEARNT_MATRICES);
 }
 
 static size_t bytes_of(const kvant_tensor *tensor, uint32_t open, uint32_t learnt)
 {
-    return sizeof(block_header) + version_bytes(tensor, learnt) +
+    return sizeof(block_header) + transform_bytes(tensor, learnt) +
            (open & SHIFTED ? kvant_shifts_export_bytes(tensor) : 0) +
            page_bytes(tensor, open & OPEN_PAGES) + sizeof(uint64_t);
 }
@@ -307,7 +307,7 @@ size_t kvant_tensor_export_size(const kvant_tensor *tensor)
 }
 
 /* The first channel of the i-th pair that RoPE rotates. */
-static uint32_t turning_channel(const centers_header *header, uint32_t i)
+static uint32_t rotated_channel(const centers_header *header, uint32_t i)
 {
     return header->interleaved ? 2 * i : i;
 }
@@ -319,7 +319,7 @@ static void export_centers(const kvant_tensor *tensor, const kvant_centers *cent
     float frequencies[KVANT_MAX_HEAD_DIM / 2] = { 0 };
     for (uint32_t i = 0; i < header.n_dims / 2; i++)
         for (uint32_t pair = 0; pair < centers->n; pair++)
-            if (centers->pairs[pair].first == turning_channel(&header, i))
+            if (centers->pairs[pair].first == rotated_channel(&header, i))
                 frequencies[i] = centers->pairs[pair].frequency;
     memcpy(to, &header, sizeof header);
     memcpy(to + sizeof header, frequencies, frequency_bytes(tensor));
@@ -353,13 +353,13 @@ kvant_status kvant_block_export(const kvant_tensor *tensor, uint32_t block, uint
     at += sizeof header;
     memcpy(at, version->center, affine_bytes(tensor, learnt));
     memset(at + affine_bytes(tensor, learnt), 0,
-           version_bytes(tensor, learnt) - affine_bytes(tensor, learnt));
+           transform_bytes(tensor, learnt) - affine_bytes(tensor, learnt));
     if (learnt >= LEARNT_MATRICES)
         memcpy(at + affine_bytes(tensor, learnt), version->weights->triangles,
                weights_bytes(tensor));
     if (learnt == LEARNT_CENTERS)
         export_centers(tensor, version->weights->centers, b->position, at + centers_at(tensor));
-    at += version_bytes(tensor, learnt);
+    at += transform_bytes(tensor, learnt);
     if (shifted) {
         kvant_shifts_export(tensor, block, slots, at);
         at += kvant_shifts_export_bytes(tensor);
@@ -487,8 +487,8 @@ static kvant_status import_weights(const kvant_tensor *tensor, const uint8_t *da
 
 /* Finds or makes the transform of an imported block. The arrays may have any alignment, so they are
  * copied to the candidate first. */
-static kvant_status import_version(kvant_tensor *tensor, const uint8_t *data,
-                                   const block_header *header, uint32_t *version)
+static kvant_status import_transform(kvant_tensor *tensor, const uint8_t *data,
+                                     const block_header *header, uint32_t *version)
 {
     kvant_tensor_version *read = &tensor->versions[KVANT_CANDIDATE];
     uint16_t *triangles = NULL;
@@ -506,7 +506,7 @@ static kvant_status import_version(kvant_tensor *tensor, const uint8_t *data,
     kvant_free(triangles);
     kvant_free(centers);
     KVANT_FORWARD(fit);
-    return status == KVANT_ERR_FULL     ? no_version()
+    return status == KVANT_ERR_FULL     ? no_transform()
            : status == KVANT_ERR_FORMAT ? damaged("a matrix has no good inverse")
                                         : status;
 }
@@ -522,7 +522,7 @@ kvant_status kvant_tensor_import(kvant_tensor *tensor, uint32_t block, const voi
     KVANT_FORWARD(check_block(tensor, data, bytes, &header));
     const bool open = header.open & OPEN_PAGES, shifted = header.open & SHIFTED;
     const uint8_t *moved =
-        (const uint8_t *)data + sizeof header + version_bytes(tensor, header.learnt);
+        (const uint8_t *)data + sizeof header + transform_bytes(tensor, header.learnt);
     const uint8_t *pages = moved + (shifted ? kvant_shifts_export_bytes(tensor) : 0);
     if (open)
         KVANT_FORWARD(check_open_rows(tensor, pages));
@@ -532,7 +532,7 @@ kvant_status kvant_tensor_import(kvant_tensor *tensor, uint32_t block, const voi
     KVANT_RETURN_IF(open && !exact && !finds_page(tensor, block), no_page());
     if (shifted)
         KVANT_FORWARD(kvant_shifts_read(tensor, header.written, moved, shifts));
-    KVANT_FORWARD(import_version(tensor, data, &header, &version));
+    KVANT_FORWARD(import_transform(tensor, data, &header, &version));
     if (header.written && header.learnt && kvant_versions_wait(tensor))
         kvant_versions_begin(tensor, version);
     kvant_block_clear(tensor, block);

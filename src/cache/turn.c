@@ -77,7 +77,7 @@ static uint32_t partner(const kvant_rope *rope, uint32_t channel, bool *second)
 }
 
 /* The index of a head's channel in a part. n: the channel is in another part. */
-static uint32_t place_of(uint32_t d, uint32_t n, uint32_t part, uint32_t channel)
+static uint32_t index_in_part(uint32_t d, uint32_t n, uint32_t part, uint32_t channel)
 {
     for (uint32_t i = 0; i < n; i++)
         if (kvant_part_channel(d, n, part, i) == channel)
@@ -95,7 +95,7 @@ static bool find_pairs(const kvant_rope *rope, uint32_t d, uint32_t n, uint32_t 
         bool second;
         const uint32_t channel = kvant_part_channel(d, n, part, i),
                        other = partner(rope, channel, &second);
-        const uint32_t at = place_of(d, n, part, other);
+        const uint32_t at = index_in_part(d, n, part, other);
         if (at == n)
             return false;
         if (at == i && alone < n) {
@@ -265,8 +265,8 @@ static void move_to(kvant_turning *t, int64_t position)
 }
 
 /* This is a function because its `restrict` parameters let the compiler vectorise the loop. */
-static void turn_halves(uint32_t n, const float *restrict cosine, const float *restrict sine,
-                        float *restrict first, float *restrict second)
+static void rotate_halves(uint32_t n, const float *restrict cosine, const float *restrict sine,
+                          float *restrict first, float *restrict second)
 {
     for (uint32_t i = 0; i < n; i++) {
         const float a = first[i], b = second[i];
@@ -285,9 +285,9 @@ void kvant_turn_back(kvant_turning *t, int64_t position, float *x)
 {
     kvant_turning_move(t, position);
     if (t->halves)
-        turn_halves(t->n, t->cosine, t->sine, x, x + t->n);
+        rotate_halves(t->n, t->cosine, t->sine, x, x + t->n);
     for (uint32_t i = 0; i < t->n && !t->halves; i++)
-        turn_halves(1, t->cosine + i, t->sine + i, x + t->pairs[i].first, x + t->pairs[i].second);
+        rotate_halves(1, t->cosine + i, t->sine + i, x + t->pairs[i].first, x + t->pairs[i].second);
 }
 
 /* Moments */
@@ -344,7 +344,7 @@ static complex_number mean_of(const series *s, uint32_t i, uint32_t k, bool minu
     return (complex_number){ product.re / size, product.im / size };
 }
 
-static void turn_mean(const series *s, double *mean)
+static void rotate_mean(const series *s, double *mean)
 {
     for (uint32_t i = 0; i < s->n; i++) {
         const kvant_pair *p = &s->pairs[i];
@@ -356,7 +356,7 @@ static void turn_mean(const series *s, double *mean)
 }
 
 /* Rotates the moments of two pairs. In the names a is the real part and b the imaginary part. */
-static void turn_block(const series *s, uint32_t i, uint32_t k, double *m)
+static void rotate_block(const series *s, uint32_t i, uint32_t k, double *m)
 {
     const size_t d = 2 * (size_t)s->n;
     const kvant_pair *x = &s->pairs[i], *y = &s->pairs[k];
@@ -380,10 +380,10 @@ kvant_status kvant_turn_moments(const kvant_turn *turn, uint32_t part, kvant_ran
         s.edge[m] = (double)edge_of(turn, range.first + m) / step;
     KVANT_FORWARD(begin_series(&s, turn, part));
     if (mean)
-        turn_mean(&s, mean);
+        rotate_mean(&s, mean);
     for (uint32_t i = 0; i < s.n; i++)
         for (uint32_t k = 0; k <= i; k++)
-            turn_block(&s, i, k, moments);
+            rotate_block(&s, i, k, moments);
     kvant_free(s.at);
     return KVANT_OK;
 }
@@ -393,7 +393,7 @@ kvant_status kvant_turn_mean(const kvant_turn *turn, uint32_t part, int32_t firs
 {
     series s = { .n_edges = 2, .step = 1, .edge = { first, last + 1.0 } };
     KVANT_FORWARD(begin_series(&s, turn, part));
-    turn_mean(&s, mean);
+    rotate_mean(&s, mean);
     kvant_free(s.at);
     return KVANT_OK;
 }

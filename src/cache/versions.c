@@ -127,7 +127,7 @@ static bool load(const kvant_tensor *tensor, bool scale, float *out)
     return true;
 }
 
-static bool waits(const kvant_tensor *tensor)
+static bool learns_from_rows(const kvant_tensor *tensor)
 {
     for (uint32_t head = 0; head < tensor->n_kv_heads; head++) {
         const kvant_codec_info *info = &tensor->codecs[head]->info;
@@ -140,7 +140,7 @@ static bool waits(const kvant_tensor *tensor)
 kvant_status kvant_versions_create(kvant_tensor *tensor)
 {
     size_t width = kvant_tensor_width(tensor);
-    tensor->learns = waits(tensor);
+    tensor->learns = learns_from_rows(tensor);
     tensor->centers = kvant_map(centers_of_all(tensor), sizeof *tensor->centers);
     KVANT_RETURN_IF(!tensor->centers, KVANT_ERR_MEMORY);
     for (uint32_t v = 0; v <= KVANT_CANDIDATE; v++) {
@@ -351,8 +351,8 @@ static double cost(const kvant_tensor *tensor, const kvant_statistics *seen, uin
 /* excess[v] = the error with transform v divided by the error with a transform from the rows
  * themselves, as a mean over heads. It is infinite for transforms that do not exist or were not
  * learned. */
-static void find_excess(const kvant_tensor *tensor, const kvant_statistics *seen,
-                        const kvant_tensor_version *own, double excess[KVANT_MAX_VERSIONS])
+static void find_relative_errors(const kvant_tensor *tensor, const kvant_statistics *seen,
+                                 const kvant_tensor_version *own, double excess[KVANT_MAX_VERSIONS])
 {
     for (uint32_t v = 0; v < KVANT_MAX_VERSIONS; v++)
         excess[v] = tensor->versions[v].alive && tensor->versions[v].learnt ? 0 : INFINITY;
@@ -398,7 +398,7 @@ static kvant_choice judge(kvant_tensor *tensor, const kvant_statistics *noted,
     bool turned = false;
     kvant_learning_spread(tensor, n_threads);
     if (!kvant_learning_excess(tensor, n_threads, excess)) {
-        find_excess(tensor, seen, own, excess);
+        find_relative_errors(tensor, seen, own, excess);
         most *= tensor->versions[tensor->newest].weights && tensor->device ? MATRIX_EXCESS : 1;
     } else if (tensor->learning->turn) {
         most = kvant_sample_place(tensor->learning) < NEAR_POSITIONS ? NEAR_EXCESS : RANGE_EXCESS;

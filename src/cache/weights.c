@@ -176,7 +176,7 @@ static bool wants_centers(const kvant_tensor *tensor)
 
 /* Bytes of a transform: its triangles, matrices, centre, scale and, if it has them, centres of
  * blocks. A device also keeps R W and R W^-T of each kv head. */
-static size_t version_bytes(const kvant_tensor *tensor, bool has_centers)
+static size_t transform_bytes(const kvant_tensor *tensor, bool has_centers)
 {
     const size_t halves = kvant_weights_halves(tensor) + KVANT_TRIANGLE_PADDING;
     const size_t center_and_scale = 2 * kvant_tensor_width(tensor) * sizeof(float);
@@ -191,7 +191,7 @@ size_t kvant_weights_bytes(const kvant_tensor *tensor)
     size_t bytes = tensor->device_bytes;
     for (uint32_t v = 0; v <= KVANT_CANDIDATE; v++) {
         const kvant_weights *weights = tensor->versions[v].weights;
-        bytes += weights ? version_bytes(tensor, weights->centers != NULL) : 0;
+        bytes += weights ? transform_bytes(tensor, weights->centers != NULL) : 0;
         bytes += weights && weights->expanded ? square_bytes(tensor) : 0;
     }
     return bytes;
@@ -207,7 +207,7 @@ size_t kvant_weights_most(const kvant_tensor *tensor)
     const uint32_t most = kvant_versions_at_most(tensor) - 1;
     if (!tensor->learning)
         return 0;
-    return (n < most ? n : most) * version_bytes(tensor, wants_centers(tensor)) +
+    return (n < most ? n : most) * transform_bytes(tensor, wants_centers(tensor)) +
            (keeps_expanded(tensor) ? 2 * square_bytes(tensor) : 0); /* while transforms change */
 }
 

@@ -130,7 +130,7 @@ static bool all_finite(const kvant_write_job *job)
 
 /* Whether a long batch is judged without earlier rows, before its rows are checked for their
  * transforms. */
-static bool judged_alone(const kvant_write_job *job)
+static bool is_long_batch(const kvant_write_job *job)
 {
     return job->tensor->learns && job->n >= KVANT_LEARN_ROWS;
 }
@@ -139,12 +139,12 @@ static bool judged_alone(const kvant_write_job *job)
 static kvant_status check_first(const kvant_write_job *job)
 {
     KVANT_FORWARD(prepare(job));
-    return judged_alone(job) && !all_finite(job) ? KVANT_ERR_NONFINITE : KVANT_OK;
+    return is_long_batch(job) && !all_finite(job) ? KVANT_ERR_NONFINITE : KVANT_OK;
 }
 
 static kvant_status check_job(kvant_write_job *job)
 {
-    if (judged_alone(job)) {
+    if (is_long_batch(job)) {
         const kvant_new_rows rows = { job->rows, job->stride, job->n, job->slots };
         job->choice = kvant_versions_judge(job->tensor, &rows, job->n_threads);
         KVANT_FORWARD(job->choice.status);
@@ -167,7 +167,7 @@ static kvant_status learn(kvant_write_job *job)
 {
     if (!job->tensor->learns)
         return KVANT_OK;
-    if (!judged_alone(job)) {
+    if (!is_long_batch(job)) {
         const kvant_new_rows rows = { job->rows, job->stride, job->n, job->slots };
         const bool judged =
             job->tensor->recent.n + job->n >= KVANT_LEARN_ROWS || pages_are_short(job);
@@ -190,7 +190,7 @@ static kvant_status learn(kvant_write_job *job)
 
 static void undo(const kvant_write_job *job)
 {
-    if (judged_alone(job))
+    if (is_long_batch(job))
         return;
     if (job->kept)
         kvant_sums_restore(job->tensor, job->kept);

@@ -25,7 +25,7 @@
 static struct {
     pthread_mutex_t mutex; /* held while the library is opened */
     _Atomic(const kvant_cuda_table *) table;
-} door = { .mutex = PTHREAD_MUTEX_INITIALIZER };
+} loader = { .mutex = PTHREAD_MUTEX_INITIALIZER };
 
 static kvant_status check_table(const kvant_cuda_table *table, const char *file,
                                 const kvant_error *error)
@@ -47,7 +47,7 @@ static kvant_status check_table(const kvant_cuda_table *table, const char *file,
     return KVANT_OK;
 }
 
-static const kvant_cuda_table *ask_for_table(void *library, const char *file,
+static const kvant_cuda_table *request_table(void *library, const char *file,
                                              const kvant_error *error)
 {
     void *symbol = dlsym(library, KVANT_CUDA_TABLE_FUNCTION);
@@ -77,30 +77,30 @@ static const kvant_cuda_table *open_library(const kvant_error *error)
                    dlerror());
         return NULL;
     }
-    const kvant_cuda_table *table = ask_for_table(library, file, error);
+    const kvant_cuda_table *table = request_table(library, file, error);
     if (!table)
         dlclose(library);
     return table;
 }
 
 /* Returns the table, and loads the library if no call has done so. NULL after filling error. */
-static const kvant_cuda_table *open_door(const kvant_error *error)
+static const kvant_cuda_table *load_table(const kvant_error *error)
 {
-    const kvant_cuda_table *table = atomic_load_explicit(&door.table, memory_order_acquire);
+    const kvant_cuda_table *table = atomic_load_explicit(&loader.table, memory_order_acquire);
     if (table)
         return table;
-    pthread_mutex_lock(&door.mutex);
-    table = atomic_load_explicit(&door.table, memory_order_relaxed);
+    pthread_mutex_lock(&loader.mutex);
+    table = atomic_load_explicit(&loader.table, memory_order_relaxed);
     if (!table) {
         table = open_library(error);
-        atomic_store_explicit(&door.table, table, memory_order_release);
+        atomic_store_explicit(&loader.table, table, memory_order_release);
     }
-    pthread_mutex_unlock(&door.mutex);
+    pthread_mutex_unlock(&loader.mutex);
     return table;
 }
 
 /* Passes a message from the table to the caller and to kvant_error_message(). */
-static kvant_status tell(kvant_status status, const char *text, const kvant_error *error)
+static kvant_status set_message(kvant_status status, const char *text, const kvant_error *error)
 {
     return status == KVANT_OK
                ? KVANT_OK
@@ -110,9 +110,9 @@ static kvant_status tell(kvant_status status, const char *text, const kvant_erro
 kvant_status kvant_cuda_available(char *err, size_t errlen)
 {
     const kvant_error error = { err, errlen };
-    const kvant_cuda_table *table = open_door(&error);
+    const kvant_cuda_table *table = load_table(&error);
     char text[MESSAGE_BYTES] = "";
-    return table ? tell(table->device_check(text, sizeof text), text, &error)
+    return table ? set_message(table->device_check(text, sizeof text), text, &error)
                  : KVANT_ERR_UNSUPPORTED;
 }
 
@@ -156,10 +156,10 @@ kvant_status kvant_cuda_codec_unturned(const kvant_codec *source, kvant_cuda_cod
         return kvant_fail(&error, KVANT_ERR_UNSUPPORTED,
                           "not on the GPU: order= together with norm=; leave one of them out, "
                           "or use the CPU");
-    const kvant_cuda_table *table = open_door(&error);
+    const kvant_cuda_table *table = load_table(&error);
     KVANT_RETURN_IF(!table, KVANT_ERR_UNSUPPORTED);
-    return tell(table->codec_create(kvant_codec_get_view(source), codec, text, sizeof text), text,
-                &error);
+    return set_message(table->codec_create(kvant_codec_get_view(source), codec, text, sizeof text),
+                       text, &error);
 }
 
 kvant_status kvant_cuda_codec_create(const char *spec, uint32_t head_dim, kvant_role role,
@@ -204,20 +204,20 @@ kvant_status kvant_cuda_codec_create_open(const kvant_cuda_codec *sealed, kvant_
 {
     KVANT_RETURN_IF(!open, KVANT_ERR_ARGUMENT);
     *open = NULL;
-    return sealed ? open_door(NULL)->codec_create_open(sealed, open) : KVANT_ERR_ARGUMENT;
+    return sealed ? load_table(NULL)->codec_create_open(sealed, open) : KVANT_ERR_ARGUMENT;
 }
 
 void kvant_cuda_codec_free(kvant_cuda_codec **codec)
 {
     if (codec && *codec)
-        open_door(NULL)->codec_free(codec);
+        load_table(NULL)->codec_free(codec);
 }
 
 kvant_status kvant_cuda_codec_get_info(const kvant_cuda_codec *codec, kvant_codec_info *info)
 {
     kvant_codec_info full = { .size = sizeof full };
     KVANT_RETURN_IF(!codec, KVANT_ERR_ARGUMENT);
-    KVANT_FORWARD(open_door(NULL)->codec_get_info(codec, &full));
+    KVANT_FORWARD(load_table(NULL)->codec_get_info(codec, &full));
     return KVANT_GIVE(kvant_codec_info, info, &full, nominal_bits) ? KVANT_OK : KVANT_ERR_ARGUMENT;
 }
 
@@ -225,21 +225,21 @@ kvant_status kvant_cuda_attention_check(const kvant_cuda_codec *k_codec,
                                         const kvant_cuda_codec *v_codec, char *err, size_t errlen)
 {
     const kvant_error error = { err, errlen };
-    const kvant_cuda_table *table = open_door(&error);
+    const kvant_cuda_table *table = load_table(&error);
     char text[MESSAGE_BYTES] = "";
     KVANT_RETURN_IF(!table, KVANT_ERR_UNSUPPORTED);
-    return tell(table->attention_check(k_codec, v_codec, text, sizeof text), text, &error);
+    return set_message(table->attention_check(k_codec, v_codec, text, sizeof text), text, &error);
 }
 
 size_t kvant_cuda_attention_workspace(uint32_t head_dim)
 {
-    const kvant_cuda_table *table = open_door(NULL);
+    const kvant_cuda_table *table = load_table(NULL);
     return table ? table->attention_workspace(head_dim) : 0;
 }
 
 size_t kvant_cuda_block_workspace(const kvant_cuda_block_args *args)
 {
-    const kvant_cuda_table *table = open_door(NULL);
+    const kvant_cuda_table *table = load_table(NULL);
     kvant_cuda_block_args full;
     return table && KVANT_TAKE(kvant_cuda_block_args, &full, args, workspace_bytes)
                ? table->block_workspace(&full)
@@ -248,7 +248,7 @@ size_t kvant_cuda_block_workspace(const kvant_cuda_block_args *args)
 
 void kvant_cuda_limit_shared_memory(size_t bytes)
 {
-    const kvant_cuda_table *table = open_door(NULL);
+    const kvant_cuda_table *table = load_table(NULL);
     if (table)
         table->limit_shared_memory(bytes);
 }
@@ -258,7 +258,7 @@ void kvant_cuda_limit_shared_memory(size_t bytes)
 #define TABLE_CALL(name, entry, type, last)                                                        \
     kvant_status kvant_cuda_##name(const type *args, kvant_cuda_stream stream)                     \
     {                                                                                              \
-        const kvant_cuda_table *table = open_door(NULL);                                           \
+        const kvant_cuda_table *table = load_table(NULL);                                          \
         type full;                                                                                 \
         KVANT_RETURN_IF(!table, KVANT_ERR_UNSUPPORTED);                                            \
         return KVANT_TAKE(type, &full, args, last) ? table->entry(&full, stream)                   \
@@ -300,7 +300,7 @@ SHORT_CALL(transform_queries, query_args, out, n_further)
 #define FORWARD(name, parameters, arguments)                                                       \
     kvant_status kvant_cuda_##name parameters                                                      \
     {                                                                                              \
-        const kvant_cuda_table *table = open_door(NULL);                                           \
+        const kvant_cuda_table *table = load_table(NULL);                                          \
         return table ? table->name arguments : KVANT_ERR_UNSUPPORTED;                              \
     }
 
@@ -320,7 +320,7 @@ FORWARD(turn, (const kvant_cuda_turn_args *args, kvant_cuda_stream stream), (arg
 
 kvant_status kvant_cuda_memory_new(void **memory, size_t bytes)
 {
-    const kvant_cuda_table *table = open_door(NULL);
+    const kvant_cuda_table *table = load_table(NULL);
     *memory = NULL;
     return table ? table->memory_new(memory, bytes) : KVANT_ERR_UNSUPPORTED;
 }
@@ -328,12 +328,12 @@ kvant_status kvant_cuda_memory_new(void **memory, size_t bytes)
 void kvant_cuda_memory_free(void *memory)
 {
     if (memory)
-        open_door(NULL)->memory_free(memory);
+        load_table(NULL)->memory_free(memory);
 }
 
 kvant_status kvant_cuda_host_new(void **memory, size_t bytes)
 {
-    const kvant_cuda_table *table = open_door(NULL);
+    const kvant_cuda_table *table = load_table(NULL);
     *memory = NULL;
     return table ? table->host_new(memory, bytes) : KVANT_ERR_UNSUPPORTED;
 }
@@ -341,14 +341,14 @@ kvant_status kvant_cuda_host_new(void **memory, size_t bytes)
 void kvant_cuda_host_free(void *memory)
 {
     if (memory)
-        open_door(NULL)->host_free(memory);
+        load_table(NULL)->host_free(memory);
 }
 
 /* index.h */
 
 kvant_status kvant_cuda_index_create(const kvant_cuda_index_args *args, kvant_cuda_index **index)
 {
-    const kvant_cuda_table *table = open_door(NULL);
+    const kvant_cuda_table *table = load_table(NULL);
     *index = NULL;
     return table ? table->index_create(args, index) : KVANT_ERR_UNSUPPORTED;
 }
@@ -356,7 +356,7 @@ kvant_status kvant_cuda_index_create(const kvant_cuda_index_args *args, kvant_cu
 void kvant_cuda_index_free(kvant_cuda_index **index)
 {
     if (*index)
-        open_door(NULL)->index_free(index);
+        load_table(NULL)->index_free(index);
 }
 
 FORWARD(index_put, (kvant_cuda_index * index, size_t first, size_t n, const uint8_t *codes),

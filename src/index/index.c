@@ -155,7 +155,7 @@ static kvant_status copy_rows(const float *rows, size_t stride, size_t n, uint32
     return KVANT_OK;
 }
 
-static kvant_status take_centroids(kvant_index *index, const kvant_index_params *p,
+static kvant_status copy_centroids(kvant_index *index, const kvant_index_params *p,
                                    const kvant_error *error)
 {
     const size_t n = p->n_centroids;
@@ -185,7 +185,7 @@ kvant_status kvant_index_create(const kvant_index_params *params, kvant_index **
     kvant_status status =
         p.center ? copy_rows(p.center, 0, 1, p.dim, &(*index)->center, &error) : KVANT_OK;
     if (status == KVANT_OK && p.centroids)
-        status = take_centroids(*index, &p, &error);
+        status = copy_centroids(*index, &p, &error);
     if (status != KVANT_OK)
         kvant_index_free(index);
     return status;

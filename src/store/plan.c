@@ -132,7 +132,7 @@ static void see(const kvant_plan *plan, plan_block *b, int32_t query, int32_t en
     b->seen = plan->now;
 }
 
-static void note_row(const kvant_plan *plan, plan_block *b, int64_t slot, int32_t position)
+static void record_row(const kvant_plan *plan, plan_block *b, int64_t slot, int32_t position)
 {
     if (position < 0)
         return;
@@ -143,7 +143,7 @@ static void note_row(const kvant_plan *plan, plan_block *b, int64_t slot, int32_
 
 /* Records written rows. Rows that no view contains are the newest of their step; afterwards their
  * age counts back from the step's last row. */
-static void note_rows(kvant_plan *plan, const kvant_plan_step *step)
+static void record_rows(kvant_plan *plan, const kvant_plan_step *step)
 {
     int32_t end = 0;
     plan->n_step = 0;
@@ -151,7 +151,7 @@ static void note_rows(kvant_plan *plan, const kvant_plan_step *step)
         plan_block *b = block_of(plan, step, i);
         plan->n_step += b->written != plan->now && b->page >= 0;
         if (step->positions)
-            note_row(plan, b, step->slots[i], step->positions[i]);
+            record_row(plan, b, step->slots[i], step->positions[i]);
         b->written = plan->now;
         end = b->last + 1 > end ? b->last + 1 : end;
     }
@@ -173,7 +173,7 @@ static int32_t end_of(const kvant_plan *plan, const kvant_plan_view *view)
     return end;
 }
 
-static void note_views(kvant_plan *plan, const kvant_plan_step *step)
+static void record_views(kvant_plan *plan, const kvant_plan_step *step)
 {
     for (const kvant_plan_view *v = step->views; v < step->views + step->n_views; v++) {
         const int32_t end = end_of(plan, v), query = is_long(plan, step) ? end : v->query;
@@ -340,8 +340,8 @@ static void open_rows(kvant_plan *plan, const kvant_plan_step *step, rank of)
 kvant_plan_changes kvant_plan_step_rows(kvant_plan *plan, const kvant_plan_step *step)
 {
     begin(plan);
-    note_rows(plan, step);
-    note_views(plan, step);
+    record_rows(plan, step);
+    record_views(plan, step);
     for (int of = FIRST; of >= (is_long(plan, step) ? NEWEST : OLD); of--)
         open_rows(plan, step, (rank)of);
     return changes_of(plan);
