@@ -57,11 +57,11 @@ typedef struct kvant_index_params {
      *   rabitq-1 to 7      the grid of RaBitQ
      *   any other codec    of kvant/codec.h that encodes token by token; slow; e.g. octopus-3
      *
-     * dims=N keeps the N principal dimensions of the rows of kvant_index_train. lists=N makes an
-     * index of inverted lists: each vector is in the list of the nearest of N centroids, and a
-     * search reads the lists that are nearest to the query. Such an index keeps ids. dims= needs
-     * training first; lists= needs it if there are no `centroids`. rows=int8 also keeps each vector
-     * with 8 bits per number, for rerank. */
+     * With dims=N the index keeps the N principal dimensions of the rows of kvant_index_train. With
+     * lists=N it has inverted lists: each vector is in the list of the nearest of N centroids, and
+     * a search reads the lists that are nearest to the query. An index with lists keeps ids.
+     * Training must come first with dims=, and with lists= if there are no `centroids`. With
+     * rows=int8 the index also keeps each vector with 8 bits per number, for rerank. */
     const char *spec;
     /* dim finite numbers that are subtracted before rounding, copied; NULL: none. */
     const float *center;

@@ -90,7 +90,9 @@ KVANT_API kvant_status kvant_scheme_true_bits(kvant_scheme *scheme, const kvant_
  *
  *   first, newest   The first 64 and the newest 128 tokens of each sequence. If max_tokens / 16 is
  *                   below 192, there are fewer newest tokens, but at least 64.
+ *
  *   total           At most max_tokens / 16 tokens of all sequences together, but at least 128.
+ *
  *   step            max_tokens / 8 rows of a write, but at least 64 and at most 512.
  *
  * max_tokens counts the tokens of all sequences. When the scheme was made from specs, all counts
