@@ -30,8 +30,8 @@ typedef enum kvant_block_type {
     KVANT_BLOCK_BF16 = 30
 } kvant_block_type;
 
-/* The bytes of one row of head_dim channels. 0: the format is unknown, head_dim is above
- * KVANT_BLOCK_MAX_HEAD_DIM, or head_dim is not a multiple of 32 (16 for f32, f16 and bf16). */
+/* The bytes of one row of head_dim channels. Returns 0 when the format is unknown, when head_dim is
+ * above KVANT_BLOCK_MAX_HEAD_DIM, or when it is not a multiple of 32 (16 for f32, f16 and bf16). */
 KVANT_API size_t kvant_block_row_bytes(kvant_block_type type, uint32_t head_dim);
 #define KVANT_BLOCK_MAX_HEAD_DIM 512u
 

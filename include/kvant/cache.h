@@ -29,14 +29,14 @@
  *
  *   memory     Creation allocates the blocks for all max_tokens and the exact part
  *              (kvant_scheme_exact). A later call allocates GPU memory only when it needs more than
- *              every call before it. A codec given as k or v has no exact part. Trellis and
- *              chunk codecs still keep rows of one block per sequence, and of one more block, both
- *              as fp16 and as floats: 6 bytes per number.
+ *              every call before it. A codec given as k or v has no exact part. Trellis and chunk
+ *              codecs still keep rows of one block per sequence, and of one more block, both as
+ *              fp16 and as floats: 6 bytes per number.
  *
- *   exact      As on the CPU, these rows are fp16: the first 64 and the newest 64 to 128 tokens of
- *              each sequence, and the rows of an append of up to 512 tokens. Other blocks stay fp16
- *              until another block needs their page. Then up to 8 blocks are encoded at once, in
- *              all layers.
+ *   exact      As on the CPU, the first 64 and the newest 64 to 128 tokens of each sequence are
+ *              fp16. So are the rows of an append of up to 512 tokens. Other blocks stay fp16 until
+ *              another block needs their page. Then up to 8 blocks are encoded at once, in all
+ *              layers.
  *
  *   codecs     The presets and the codecs that cuda.h lists, with the same bytes as on the CPU. All
  *              kv heads of a layer and role have the same spec, and v_head_dim equals head_dim. For
@@ -91,9 +91,9 @@ typedef struct kvant_cache_params {
      * cache then does nothing and returns KVANT_ERR_NONFINITE or KVANT_ERR_RANGE. The call after
      * that works again. */
     uint32_t asynchronous;
-    /* For a cache that holds only some layers of a model: layer i of the cache is layer layers[i]
-     * of the model, which has n_model_layers layers, and has the codecs that the scheme gives to
-     * that layer. NULL: the cache holds all layers. The array is read at creation. */
+    /* For a cache that holds only some layers of a model, which has n_model_layers layers. Layer i
+     * of the cache is then layer layers[i] of the model, and has the codecs of that layer. NULL:
+     * the cache holds all layers. The array is read at creation. */
     const uint32_t *layers;
     uint32_t n_model_layers;
 } kvant_cache_params;
@@ -111,7 +111,7 @@ KVANT_API void kvant_cache_free(kvant_cache **cache);
 /* Appends n tokens to a layer of a sequence: k is n x n_kv_heads x head_dim floats, v is n x
  * n_kv_heads x v_head_dim floats. The caller appends the same tokens to every layer, one layer
  * after another. On a CPU a cache with a preset keeps the last 512 rows of a layer fp16 until rows
- * are appended to another layer, so attend to a layer before you append to the next layer. On an
+ * are appended to another layer. So attend to a layer before you append to the next layer. On an
  * error the layer keeps its length and the cache goes on working: KVANT_ERR_FULL (no block is
  * left), KVANT_ERR_NONFINITE, KVANT_ERR_RANGE, KVANT_ERR_ARGUMENT, KVANT_ERR_CUDA. */
 KVANT_API kvant_status kvant_cache_append(kvant_cache *cache, uint32_t layer, int32_t sequence,
@@ -175,9 +175,10 @@ typedef struct kvant_steps_info {
     bool floats;      /* steps accept the type KVANT_CUDA_F32 only */
 } kvant_steps_info;
 
-/* Begins decode steps. KVANT_ERR_UNSUPPORTED: on the CPU; while centres and scales are not learned
- * yet (the first 64 tokens); for a softcap over keys with a centre; when imported blocks brought
- * values of several centres. KVANT_ERR_FULL, KVANT_ERR_MEMORY, KVANT_ERR_CUDA. */
+/* Begins decode steps. KVANT_ERR_UNSUPPORTED on the CPU, and while centres and scales are not
+ * learned yet (the first 64 tokens). KVANT_ERR_UNSUPPORTED also for a softcap over keys with a
+ * centre, and when imported blocks brought values of several centres. KVANT_ERR_FULL,
+ * KVANT_ERR_MEMORY, KVANT_ERR_CUDA. */
 KVANT_API kvant_status kvant_steps_begin(kvant_cache *cache, const int32_t *sequences, uint32_t n,
                                          kvant_steps_info *info);
 

@@ -89,8 +89,9 @@ KVANT_API kvant_status kvant_calibration_get_entry(const kvant_calibration *cali
                                                    kvant_role role, kvant_calibration_entry *entry);
 
 /* Returns a fingerprint of a model's file, for model_fingerprint. It is a hash of the file's size
- * and of 256 blocks of 4 KiB that are spread over the file, so it takes only a moment. 0: the file
- * cannot be read. The fingerprint tells files apart; it does not protect against forged files. */
+ * and of 256 blocks of 4 KiB that are spread over the file. So it takes only a moment. It is 0 when
+ * the file cannot be read. The fingerprint tells files apart; it does not protect against forged
+ * files. */
 KVANT_API uint64_t kvant_model_fingerprint(const char *path);
 
 typedef struct kvant_calibrator kvant_calibrator;

@@ -3,9 +3,9 @@
  * file carries the decisions out, for all layers at once.
  *
  * A cache with an exact part (kvant_scheme_exact) has pages for it. Other caches have one page per
- * sequence and one more, and only for codecs with a trellis search, chunks or feedback. Such a
- * codec takes as long for one token as for 64. These caches also keep the rows as floats, so that
- * the codes are the same as without exact pages.
+ * sequence and one more, and only for codecs with a trellis search, chunks or feedback. These take
+ * as long for one token as for 64. These caches also keep the rows as floats, so that the codes are
+ * the same as without exact pages.
  *
  * Keys and values have the same page numbers. A page's codes are computed when the block gives its
  * page up, or when a caller needs the block's sealed bytes. Then only rows that are newer than

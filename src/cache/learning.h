@@ -1,6 +1,6 @@
 /* learning.h - the inside of learning (learn.h). sums.c and queries.c accumulate second moments of
- * keys and queries. solve.c makes matrices from them. judge.c judges transforms by a sample, and
- * learn.c decides when a transform is made.
+ * keys and queries. solve.c makes matrices from them. Then judge.c judges transforms by a sample.
+ * The file learn.c decides when a transform is made.
  *
  * A sub-head (`unit`) is a part of a kv head (weights.h). Second moments belong to the transforms
  * that were made from them; rows of another kind begin new second moments. If RoPE is known

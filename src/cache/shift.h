@@ -97,8 +97,8 @@ uint32_t kvant_shift_of_new_block(const kvant_tensor *tensor, uint32_t block);
 void kvant_shifts_rope(const kvant_shifts *shifts, kvant_rope *rope, float *frequencies);
 
 /* The part of an exported block that holds its shifts. The first function says whether one of
- * `slots` has a shift, the second how many bytes the part has; the others write and read it.
- * kvant_shifts_read returns the ids that the slots get, and changes no block. KVANT_ERR_FORMAT,
+ * `slots` has a shift, the second how many bytes the part has. The last two write and read it.
+ * Reading returns the ids that the slots get, and changes no block. KVANT_ERR_FORMAT,
  * KVANT_ERR_UNSUPPORTED (the tensor can have no shifts), and errors as kvant_shifts_map. */
 bool kvant_shifts_any(const kvant_tensor *tensor, uint32_t block, uint64_t slots);
 size_t kvant_shifts_export_bytes(const kvant_tensor *tensor);

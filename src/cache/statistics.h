@@ -1,6 +1,6 @@
 /* statistics.h - sums and ranges per channel, over rows that are dealt into parts
- * (kvant_statistics, tensor.h), and the centres and largest distances that they give. versions.c
- * uses them to choose transforms. */
+ * (kvant_statistics, tensor.h), and the centres and largest distances that they give. They serve
+ * the choice of transforms (versions.c). */
 #pragma once
 
 #include "tensor.h"

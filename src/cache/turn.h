@@ -60,8 +60,8 @@ typedef struct kvant_turning {
     float cosine[KVANT_MAX_HEAD_DIM / 2], sine[KVANT_MAX_HEAD_DIM / 2]; /* `at`, rounded */
 } kvant_turning;
 
-/* kvant_turning_begin prepares the rotation of a sub-head; if turn is NULL, kvant_turn_back does
- * nothing. kvant_turning_over prepares it for n pairs of a vector of 2 n channels. */
+/* The first function prepares the rotation of a sub-head. Without a kvant_turn, kvant_turn_back
+ * then does nothing. The second function prepares it for n pairs of a vector of 2 n channels. */
 void kvant_turning_begin(kvant_turning *turning, const kvant_turn *turn, uint32_t part);
 void kvant_turning_over(kvant_turning *turning, const kvant_pair *pairs, uint32_t n);
 

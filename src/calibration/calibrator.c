@@ -1,6 +1,5 @@
 /* calibrator.c - gathers the statistics of calibration.h in bounded memory for texts of any length.
- *
- * Keeps sums, ranges and second moments of all rows, and a uniform sample of rows for k-means.
+ * Keeps sums, ranges and second moments of all rows, and a uniform sample for k-means.
  * Reservoir sampling takes all kv heads of a token together. */
 #include "gathered.h"
 

@@ -1,7 +1,7 @@
 /* cluster.c - see cluster.h.
  *
- * The nearest centroid c of a row x has the largest <x - m, c - m> - |c - m|^2 / 2, where m is the
- * mean of all rows. Keys may be far from zero and close together. Without m the products would be
+ * Let m be the mean of all rows. The nearest centroid c of a row x has the largest <x - m, c - m> -
+ * |c - m|^2 / 2. Keys may be far from zero and close together. Without m the products would be
  * large numbers whose differences are mostly rounding errors. Every CPU level sums products in the
  * same order. */
 #include "cluster.h"

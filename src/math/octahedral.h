@@ -37,7 +37,8 @@ static inline void kvant_octahedral_point(float u, float w, float *x, float *y, 
  *
  * The density is also symmetric about 1/2. So positive levels are 1/2 plus an odd function of their
  * distance from the middle level. A decoder may compute the levels of 4 to 6 bits instead of
- * looking them up: an odd polynomial of degree 5 meets them to 6e-5, one of degree 3 to 7e-4. */
+ * looking them up. An odd polynomial of degree 5 meets them to 6e-5, and one of degree 3 to
+ * 7e-4. */
 void kvant_octahedral_codebook(uint32_t bits, float *levels);
 
 /* Fills levels[0 .. 2^bits - 1] with the increasing Lloyd-Max codebook of the norm of three

@@ -32,8 +32,8 @@ static double reflect(double *v, size_t n, double *beta)
     return kept;
 }
 
-/* a = (1 - beta v v^T) a (1 - beta v v^T) for the last n rows and columns of a matrix whose rows
- * are `stride` numbers apart. w: room for n numbers. */
+/* a = (1 - beta v v^T) a (1 - beta v v^T) for the last n rows and columns of a matrix. Its rows are
+ * `stride` numbers apart. w has room for n numbers. */
 static void reflect_both(double *a, size_t stride, size_t n, const double *v, double beta,
                          double *w)
 {
@@ -46,7 +46,7 @@ static void reflect_both(double *a, size_t stride, size_t n, const double *v, do
     }
 }
 
-/* Computes the diagonal and the off-diagonal numbers (`beside`). The rows of q become the rows of
+/* Computes the diagonal and the numbers next to it. The rows of q become the rows of
  * the product of all reflections. The vector of reflection k is kept in row k of a, right of the
  * diagonal. */
 static void tridiagonalise(size_t n, double *a, double *diagonal, double *beside, double *q,
