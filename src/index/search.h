@@ -15,7 +15,7 @@ typedef struct search {
     const kvant_kernels *kernels;
     kvant_cuda_index *gpu;          /* NULL: the CPU searches */
     uint32_t k, n_threads, n_probe; /* k: candidates per query */
-    uint32_t group;                 /* tiles per group: GROUP if it shares decoded packs, else 1 */
+    uint32_t group;                 /* tiles per group: GROUP with lists or decoded packs, else 1 */
     size_t n_tiles, n_groups, n_ranges, n_packs;
     uint32_t *passes;
     int8_t *x;          /* tile t is at x + t * TILE * 4 n_quads, interleaved */
