@@ -1,10 +1,9 @@
-/* args.h - command lines: one table per option list gives parsing, help and, through --describe, the
- * man page, the reference and the completions of shells (kvant/commands/reference.py).
+/* args.h - command lines: one option table per command gives parsing, help and, through --describe,
+ * the man page, the reference and the completions of shells (scripts/reference.py).
  *
- * An option says what its value does: it sets a member of the command's settings, or a function takes
- * it. Errors name the option, the value and the valid range. Options keep their order, which
- * `-k A -v B -k C` relies on.
- */
+ * An option sets a member of the command's settings, or a function accepts its value. Errors name
+ * the option, the value and the valid range. Options keep their order, which `-k A -v B -k C`
+ * relies on. */
 #ifndef KVANT_TOOLS_ARGS_H
 #define KVANT_TOOLS_ARGS_H
 
@@ -25,11 +24,10 @@ typedef struct arg_option {
     const char *name;  /* without dashes */
     const char *value; /* NULL for a switch */
     const char *help;
-    arg_kind kind;
-    size_t
-        at; /* of the member in the settings: a bool, const char *, uint32_t or double, or what the function gets */
+    size_t at; /* offset of the member in the settings: a bool, const char *, uint32_t or double.
+                * ARG_IS_CALL: the function gets a pointer to this member. */
     double min, max;
-    bool (*take)(void *part, const char *value); /* false after complaining about the value */
+    bool (*take)(void *part, const char *value); /* false after printing what is wrong with it */
 } arg_option;
 
 /* Lines of a table. AT(member) is the file's own: offsetof(settings, member). */
@@ -54,8 +52,8 @@ typedef struct arg_spec {
 } arg_spec;
 #define ARG_OPTIONS(table) .options = (table), .n_options = sizeof(table) / sizeof *(table)
 
-/* Fills settings from the options up to the first word that is none; *rest is its index in argv.
- * Returns -1 to go on, or the exit code to leave with (after --help, or after a complaint). */
+/* Fills settings from the options up to the first word that is not an option; *rest is its index in
+ * argv. Returns -1 to go on, or the exit code to leave with after --help or an error message. */
 int args_parse(const arg_spec *spec, int argc, char **argv, void *settings, int *rest);
 
 /* For commands that take no words: args_parse, and a complaint when one is there. */
@@ -70,8 +68,9 @@ bool args_list(const char *option, const char *text, bool (*take)(void *user, ch
 bool args_u32_list(const char *option, const char *text, uint32_t min, uint32_t max,
                    uint32_t *values, size_t room, size_t *n);
 
-/* Of n names the one that word is most probably meant for, or NULL: a beginning of it or the other
- * way round, else a slip of the keyboard. Capital letters do not matter. */
+/* Returns the one of n names that the user probably meant by `word`, or NULL. A name matches when
+ * one of the two is the beginning of the other, or when they differ by a few typing errors. Capital
+ * letters do not matter. */
 const char *args_closest(const char *word, const char *const *names, size_t n);
 
 /* For a word that names no command (benchmark, ...): complains, suggests the closest of n names and

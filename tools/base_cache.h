@@ -28,8 +28,8 @@ typedef struct base {
     char path[4096]; /* "" in memory */
 } base;
 
-/* Makes the folder if need be and checks that it has room for so many chunks more. False after
- * complaining. */
+/* Makes the folder if it does not exist and checks that its disk has room for n_new more chunks.
+ * False after complaining. */
 bool base_cache_prepare(const char *folder, const base_key *key, size_t n_new);
 
 /* Whether there is a file for the key, good or bad. */

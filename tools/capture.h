@@ -21,7 +21,7 @@ typedef struct capture_plan {
     uint32_t query_step;
 } capture_plan;
 
-/* What was written. */
+/* Counts and size of the file that capture_write() has written. */
 typedef struct capture_summary {
     uint32_t n_layers;
     size_t n_queries; /* per head */

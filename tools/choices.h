@@ -7,18 +7,20 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* kvant_scheme_create with words for people: which option a reason belongs to, and a hint. Says, unless *told, which
- * calibration beside the model is used, or why not. False after complaining. */
+/* Calls kvant_scheme_create() and explains an error to people: it names the option that the reason
+ * belongs to, and adds a hint. Unless *told is set, it also prints which calibration next to the
+ * model is used, or why none is. False after complaining. */
 bool scheme_make(const kvant_scheme_params *params, kvant_scheme **scheme, bool *told);
 
-/* Whether a value of the params is the variable's, taken from the environment and not copied. */
+/* Whether `value` is the text of the environment's variable itself and not a copy of it. */
 bool choice_is_from(const char *value, const char *variable);
 
-/* Where commands look for a model's calibration: model.kvcal beside model.gguf. False when the path is too long. */
+/* The file where commands look for a model's calibration: model.kvcal next to model.gguf. False
+ * when the path is too long. */
 bool calibration_beside(const char *model, char *path, size_t bytes);
 
-/* A calibration of one layer from n rows of keys and of values, n_kv_heads x head_dim floats each,
- * with 256 clusters. queries: as many rows, or NULL. NULL without memory. */
+/* Makes a calibration of one layer, with 256 clusters, from n rows of keys and n rows of values;
+ * each row has n_kv_heads x head_dim floats. queries: n rows, or NULL. NULL without memory. */
 kvant_calibration *calibration_of(const float *const *rows, uint32_t n, uint32_t n_kv_heads,
                                   uint32_t head_dim, const float *queries);
 
@@ -33,7 +35,7 @@ size_t codec_names(codec_name *names);
 /* The info of a scheme. */
 kvant_scheme_info scheme_info(const kvant_scheme *scheme);
 
-/* What lies behind the last slash. */
+/* The part of a path after its last slash. */
 const char *file_name(const char *path);
 
 #endif /* KVANT_TOOLS_CHOICES_H */

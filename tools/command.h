@@ -13,9 +13,8 @@
 #define EXIT_OK 0
 #define EXIT_RUNTIME 1
 #define EXIT_USAGE 2
-#define EXIT_NOT_FOUND                                                                             \
-    127 /* as shells say it: the program that exec was asked for does not exist */
-#define EXIT_INTERRUPTED 130 /* 128 + SIGINT; what was complete has been printed */
+#define EXIT_NOT_FOUND 127   /* the program that exec was asked for does not exist, as in shells */
+#define EXIT_INTERRUPTED 130 /* 128 + SIGINT; every result that was complete has been printed */
 
 int command_codecs(int argc, char **argv);
 int command_search(int argc, char **argv);
@@ -29,20 +28,21 @@ int command_calibrate(int argc, char **argv);
 int command_capture(int argc, char **argv);
 int command_selftest(int argc, char **argv);
 
-/* A command of the Python package: argv[0] is its name and that of its module. Returns only when it
- * could not be started. */
+/* Runs a command of the Python package; argv[0] is the name of the command and of its module.
+ * Returns only when the command could not be started. */
 int python_command(int argc, char **argv);
 
-/* An argument for execvp(), whose type says that it may write to arguments, and which does not. */
+/* Casts away const for execvp(). Its type says that it may write to arguments, but it does not. */
 static inline char *program_argument(const char *word)
 {
     return (char *)(uintptr_t)word;
 }
 
-/* Of `kvant bench`. */
+/* `kvant bench model`. */
 int bench_model(int argc, char **argv);
 
-/* One line on stderr, "kvant: ..." or "  hint: ...". Both return false, so that a check can end with its complaint. */
+/* Print one line on stderr, "kvant: ..." or "  hint: ...". Both return false, so that a check can
+ * end with its complaint. */
 bool say_line(const char *prefix, const char *format, ...);
 #define complain(...) say_line("kvant: ", __VA_ARGS__)
 #define hint(...) say_line("  hint: ", __VA_ARGS__)

@@ -1,7 +1,7 @@
-/* configs.h - the KV cache configurations of a command line: `-k SPEC [-v SPEC]`, `--preset NAME`
- * or `--config FILE` for kvant, each with `[--fp32]` and the first two with `[--protect N]`,
- * `--stock TYPE [--accel]` for llama.cpp's own, in the order given. Protection given before the
- * first of them is that of all. */
+/* configs.h - the KV cache configurations of a command line, in the order given. kvant's are
+ * `-k SPEC [-v SPEC]`, `--preset NAME` and `--config FILE`. llama.cpp's are
+ * `--stock TYPE [--accel]`. `[--fp32]` may follow each of kvant's, and `[--protect N]` the first two. A --protect before the
+ * first configuration holds for all of them. */
 #ifndef KVANT_TOOLS_CONFIGS_H
 #define KVANT_TOOLS_CONFIGS_H
 
@@ -17,32 +17,35 @@
 
 typedef struct kv_config {
     bool stock;
-    bool accel; /* of stock ones: attention is the plug-in's KVANT_ACCEL device */
-    bool fp32;  /* of kvant's: attention without integer products */
-    const char *k,
-        *v; /* specs, or llama.cpp's names of types, or the settings file's name; from argv or constant */
-    const char *preset;   /* where the specs come from one, or NULL */
+    bool accel; /* stock only: the plug-in's device KVANT_ACCEL computes attention */
+    bool fp32;  /* kvant only: attention without integer products */
+    /* Codec specs, names of llama.cpp's types, or the settings file's name. Not owned. */
+    const char *k, *v;
+    const char *preset;   /* the preset that the specs come from, or NULL */
     const char *path;     /* of the settings file, or NULL */
-    kvant_scheme *scheme; /* of kvant's, once finished */
+    kvant_scheme *scheme; /* kvant only, once configs_finish() has returned */
     uint32_t protect;
     const char *protect_codec; /* or NULL */
     enum ggml_type type_k, type_v;
     char stock_k[8]; /* storage for the first half of --stock K/V */
-    /* "turboquant-4", or "K/V" when they differ, a preset's or a settings file's name, with "llama.cpp " or "accel " before
-     * stock types, "fp32 " before codecs with fp32 products and " protect N SPEC" behind protected ones. Once finished. */
+    /* The name in reports, set by configs_finish(): "turboquant-4", "K/V" when K and V differ,
+     * or the name of a preset or settings file. "llama.cpp " or "accel " precedes stock types,
+     * "fp32 " precedes codecs with fp32 products, and " protect N SPEC" follows protected
+     * configurations. */
     char label[160];
 } kv_config;
 
 typedef struct kv_configs {
     kv_config items[MAX_CONFIGS];
     size_t n;
-    uint32_t protect; /* of configurations to come */
+    uint32_t protect; /* for the configurations that follow on the command line */
     const char *protect_codec;
     const char *calibration; /* a file, or NULL */
 } kv_configs;
 
-/* For option tables: list is a kv_configs. -v is for the -k before it, --accel for the --stock, --fp32 for the -k, --preset or
- * --config. False after complaining. */
+/* Functions for option tables; list is a kv_configs. -v belongs to the -k before it, --accel to
+ * the --stock before it, and --fp32 to the -k, --preset or --config before it. False after
+ * complaining. */
 bool configs_add_preset(void *list, const char *name);
 bool configs_add_file(void *list, const char *path);
 bool configs_add_k(void *list, const char *spec);
@@ -53,33 +56,37 @@ bool configs_set_fp32(void *list, const char *none);
 bool configs_set_protect(void *list, const char *layers);
 bool configs_set_protect_codec(void *list, const char *spec);
 
-/* Makes the schemes: checks all specs, loads settings files and calibrations, that beside the model where none was named
- * and something takes one. An empty list becomes the default preset. */
+/* Makes the schemes: checks all specs, and loads settings files and calibrations. When no
+ * calibration was named and a codec uses one, it loads the file next to the model. An empty list
+ * becomes the default preset. False after complaining. */
 bool configs_finish(kv_configs *list, const char *model);
 void configs_free(kv_configs *list);
 
-/* Tells the plug-in of one of kvant's. False after complaining. */
+/* Sets the plug-in to one of kvant's configurations. False after complaining. */
 bool configs_set_plugin(const kv_configs *list, const kv_config *config);
 
-/* A fingerprint of everything that decides the results of a configuration: itself, files that it takes, and, where it
- * takes part, the plug-in. Model, text and runtime are the caller's. */
+/* A fingerprint of the configuration, of the files that it reads and, where the plug-in computes,
+ * of the plug-in. Model, text and runtime also decide results; the caller adds them. */
 uint64_t config_key(const kv_config *config);
 
-/* The first columns of a report about configurations, and their cells: tables have the label, programs get its parts. */
+/* The first columns of a report about configurations, and their cells. Tables show the label; JSON
+ * and CSV have its parts. */
 enum { N_CONFIG_COLUMNS = 9 };
 /* clang-format off */
 #define CONFIG_COLUMNS \
-    { NULL, "cache", COLUMN_TEXT, 0 }, { "cache", NULL, COLUMN_TEXT, 0 }, { "k", NULL, COLUMN_TEXT, 0 }, \
-    { "v", NULL, COLUMN_TEXT, 0 }, { "preset", NULL, COLUMN_TEXT, 0 }, { "config", NULL, COLUMN_TEXT, 0 }, \
-    { "protect", NULL, COLUMN_NUMBER, 0 }, { "protect_codec", NULL, COLUMN_TEXT, 0 }, { "calibration", NULL, COLUMN_TEXT, 0 }
+    { NULL, "cache", COLUMN_TEXT, 0 }, { "cache", NULL, COLUMN_TEXT, 0 }, \
+    { "k", NULL, COLUMN_TEXT, 0 }, { "v", NULL, COLUMN_TEXT, 0 }, \
+    { "preset", NULL, COLUMN_TEXT, 0 }, { "config", NULL, COLUMN_TEXT, 0 }, \
+    { "protect", NULL, COLUMN_NUMBER, 0 }, { "protect_codec", NULL, COLUMN_TEXT, 0 }, \
+    { "calibration", NULL, COLUMN_TEXT, 0 }
 /* clang-format on */
 void configs_fill_cells(const kv_config *config, report_cell *cells);
 
-/* f16 for K and V in llama.cpp's own cache: what everything is compared with. */
+/* f16 for K and V in llama.cpp's own cache: every configuration is compared with it. */
 kv_config configs_f16(void);
 
-/* The order of a comparison: f16, then those of the list that are something else. ordered has room
- * for MAX_CONFIGS + 1; their number. */
+/* Writes the order of a comparison into `ordered`: f16 first, then every configuration of the list
+ * that is not f16. ordered has room for MAX_CONFIGS + 1. Returns their number. */
 size_t configs_after_f16(const kv_configs *list, const kv_config *f16, const kv_config **ordered);
 
 #endif /* KVANT_TOOLS_CONFIGS_H */

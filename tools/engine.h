@@ -1,11 +1,10 @@
-/* engine.h - llama.cpp as the commands use it: one model file, contexts with one KV cache
+/* engine.h - llama.cpp as the commands use it: one model file, and contexts with one KV cache
  * configuration each.
  *
- * The model is loaded once for llama.cpp's own cache types (CPU only) and once for kvant's (with
- * the plug-in's device, which takes the cache and leaves the weights on the CPU); both map the same
- * file, so the weights are in memory once. All contexts share one thread pool, as in llama.cpp's
- * own programs.
- */
+ * The model is loaded once for llama.cpp's own cache types (on the CPU only) and once for kvant's,
+ * with the plug-in's device, which holds the cache and leaves the weights on the CPU. Both map the
+ * same file, so the weights are in memory once. All contexts share one thread pool, as in
+ * llama.cpp's own programs. */
 #ifndef KVANT_TOOLS_ENGINE_H
 #define KVANT_TOOLS_ENGINE_H
 
@@ -17,7 +16,7 @@
 
 #define ENGINE_UBATCH 512u /* llama.cpp's default: tokens of one graph */
 
-/* Options that all commands with a model have; e is the engine_options among the command's settings.
+/* Options of all commands that load a model; e is the engine_options in the command's settings.
  * clang-format off */
 #define ENGINE_OPTION_MODEL(e) ARG_TEXT('m', "model", "FILE", e.model, "model, a .gguf file")
 #define ENGINE_OPTION_THREADS(e)                                                                   \
@@ -73,8 +72,9 @@ typedef struct engine_options {
     kv_configs configs;
 } engine_options;
 
-/* Complains when what every command needs is not there (a model, valid specs); fills in defaults,
- * of which one is the configuration. engine_model_options_finish does without configurations. */
+/* Fills in defaults: the default configuration is used when none was given. Complains when a
+ * command could not start: no model, or a spec that is not valid. engine_model_options_finish() is
+ * for commands without configurations. */
 bool engine_options_finish(engine_options *options, const char *command);
 bool engine_model_options_finish(engine_options *options, const char *command);
 
@@ -82,7 +82,7 @@ typedef struct engine {
     engine_options options;
     struct llama_model *cpu_model, *kvant_model; /* loaded when first needed */
     ggml_backend_reg_t plugin;                   /* NULL before it is loaded */
-    bool accel;                                  /* its device KVANT_ACCEL is registered */
+    bool accel; /* the plug-in's device KVANT_ACCEL is registered */
     struct ggml_threadpool *threadpool;
     void (*threadpool_free)(struct ggml_threadpool *);
     size_t (*kv_memory)(size_t *reserved); /* the plug-in's; NULL before it is loaded */
@@ -100,10 +100,10 @@ struct llama_model *engine_model(engine *e, const kv_config *config);
 typedef struct engine_context_options {
     uint32_t n_ctx;
     uint32_t n_batch;
-    uint32_t n_outputs;     /* at most so many logits rows a batch */
+    uint32_t n_outputs;     /* the largest number of tokens of a batch that give logits */
     struct kv_meter *meter; /* or NULL */
-    ggml_backend_sched_eval_callback
-        on_node; /* or NULL: called for every node of a graph; not beside a meter */
+    /* Called for every node of a graph, or NULL. Excludes a meter. */
+    ggml_backend_sched_eval_callback on_node;
     void *on_node_user;
     bool flash_attention; /* also for llama.cpp's own cache, which otherwise chooses */
 } engine_context_options;
@@ -126,8 +126,9 @@ typedef struct kv_meter {
  * size of the tensors for llama.cpp's own, which allocates and touches them whole. */
 double engine_kv_bytes(const engine *e, const kv_config *config, const kv_meter *meter);
 
-/* What the cache of the one living context takes when it is full: as the plug-in says for kvant's,
- * the size of the tensors for llama.cpp's own, which the meter has. False after complaining. */
+/* Sets *size to the memory of the one living context's cache when it is full. The plug-in knows it
+ * for kvant's cache; for llama.cpp's own cache it is the size of the tensors, which the meter has
+ * added up. False after complaining. */
 bool engine_kv_size(const engine *e, const kv_config *config, const kv_meter *meter,
                     kvp_kv_size *size);
 
@@ -137,9 +138,9 @@ typedef struct engine_fill {
     double in_place; /* tokens up to which a GPU's cache is llama.cpp's own f16 */
 } engine_fill;
 
-/* Makes a context to ask for the size of its cache, for each of n shares (0 to 1) of its cells.
- * on_gpu: the size in the memory of a GPU. Only for kvant's configurations. False after
- * complaining. */
+/* Makes a context, never decodes with it, and sets *fills to the memory of its cache for each of n
+ * shares (0 to 1) of written cells. on_gpu: the memory of a GPU. Only for kvant's configurations.
+ * False after complaining. */
 bool engine_planned_fills(engine *e, const kv_config *config, const engine_context_options *options,
                           bool on_gpu, const double *shares, size_t n, engine_fill *fills);
 
@@ -147,14 +148,15 @@ bool engine_planned_fills(engine *e, const kv_config *config, const engine_conte
  * memory of all cells at the start, whatever share of them is written. */
 void engine_stock_fill(const kv_config *config, double share, engine_fill *fill);
 
-/* Of llama.cpp's libraries that compute here, among them the CPU back end that it chose for this
- * machine: another one rounds differently. 0 when they cannot be read. */
+/* A fingerprint of those llama.cpp libraries that compute here. The CPU back end that llama.cpp
+ * chose for this machine is one of them, because each rounds differently. 0 when they cannot be
+ * read. */
 uint64_t engine_runtime_fingerprint(const engine *e);
 
-/* Codec bits per number, keys and values averaged by their head dimensions: pages alone, without
- * transforms and fp16 pages. False after complaining,
- * when a codec does not exist for this model's head_dim or a settings file is for another model:
- * contexts check it, before minutes of work. */
+/* Codec bits per number, averaged over keys and values by their head dimensions. Counts pages
+ * without transforms and fp16 pages. False after complaining, when a codec does not exist for the
+ * model's head_dim or a settings file is for another model. engine_context() calls it, too. Call it
+ * before long work, so that such an error comes at once. */
 bool engine_bits(engine *e, const kv_config *config, double *bits);
 
 typedef enum token_kind {
@@ -171,8 +173,9 @@ void engine_fill_batch(const engine *e, struct llama_batch *batch, const llama_t
 /* One graph. False when interrupted, or after complaining. */
 bool engine_decode(struct llama_context *ctx, struct llama_batch batch);
 
-/* n tokens behind those that the context has, in graphs of ENGINE_UBATCH, each of which counts as so much progress under that
- * label. False when interrupted, or after complaining. */
+/* Decodes n tokens after the tokens that the context already holds, in graphs of ENGINE_UBATCH
+ * tokens. After each graph it adds the tokens of that graph to the progress, under `label`. False
+ * when interrupted, or after complaining. */
 bool engine_read(struct llama_context *ctx, llama_token *tokens, size_t n, progress *p,
                  const char *label);
 

@@ -2,10 +2,9 @@
  * the f16 run of the chunk.
  *
  * Chunks are the outer loop and configurations the inner loop, so only the reference of one chunk
- * is held. Contexts are created anew each time, which costs far less than a chunk. One chunk is one
- * sequence: graphs of 512 tokens already use the machine fully, so several chunks
- * side by side would gain nothing.
- */
+ * is held. Contexts are created again for each chunk, which costs far less than the chunk. One
+ * chunk is one sequence: graphs of 512 tokens already use the whole machine, so decoding several
+ * chunks together would gain nothing. */
 #ifndef KVANT_TOOLS_EVAL_RUN_H
 #define KVANT_TOOLS_EVAL_RUN_H
 
@@ -51,12 +50,12 @@ typedef struct eval_run {
  * needed in any case. */
 bool eval_prepare(eval_run *r, const eval_options *options);
 
-/* False when interrupted, or after complaining. What is complete stays. */
+/* Runs all chunks. False when interrupted, or after complaining; values of complete chunks stay. */
 bool eval_all(eval_run *r);
 
 void eval_release(eval_run *r);
 
-/* What a complete chunk has; NULL before. */
+/* The values of a complete chunk, n_rows of them; NULL when the chunk is not complete. */
 static inline const score_value *eval_values(const eval_run *r, const eval_tally *t, size_t chunk)
 {
     return t->done[chunk] ? t->values + chunk * r->n_rows : NULL;
@@ -67,10 +66,11 @@ static inline const score_value *eval_values(const eval_run *r, const eval_tally
  * complaining. */
 bool eval_print_rows(const eval_run *r, uint32_t n_bins, bool wide, report_format format);
 
-/* The value of every scored token as a safetensors file, for statistics that rows do not have. Configuration I is the I-th
- * row's, 0 the f16 cache. Tensors "kld.I" and "nll.I" [chunks, positions] are F64: KL divergence to the f16 cache, and -ln p
- * of the token that follows. The metadata "configuration.I" is the configuration's label. Of a complete evaluation. False
- * after complaining; path is then as it was. */
+/* Writes the value of every scored token of a complete evaluation to a safetensors file, for
+ * statistics that reports do not have. Configuration I is the I-th line of the report; 0 is the f16
+ * cache. Tensors "kld.I" and "nll.I" [chunks, positions] are F64: the KL divergence from the f16
+ * cache, and -ln p of the token that follows. The metadata "configuration.I" is the configuration's
+ * label. False after complaining; the file at `path` is then as before. */
 bool eval_values_write(const eval_run *r, const char *path);
 
 #endif /* KVANT_TOOLS_EVAL_RUN_H */

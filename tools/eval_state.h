@@ -25,12 +25,13 @@ typedef struct eval_state {
 bool eval_state_open(eval_state *s, const char *path, const base_key *key);
 void eval_state_close(eval_state *s);
 
-/* What the file had, n_rows values. config is a fingerprint of the configuration, tokens of the
- * chunk. */
+/* Reads the n_rows values that the file has for this configuration and chunk. config and tokens are
+ * their fingerprints. False when it has none. */
 bool eval_state_find(const eval_state *s, uint64_t config, uint64_t tokens, double *kv_bytes,
                      score_value *values);
 
-/* On the disk when it returns. False after complaining; what was there stays valid. */
+/* Adds a record, which is on the disk when the function returns. False after complaining; earlier
+ * records stay valid. */
 bool eval_state_add(eval_state *s, uint64_t config, uint64_t tokens, double kv_bytes,
                     const score_value *values);
 

@@ -8,7 +8,7 @@
 
 #define FINGERPRINT_START 0xcbf29ce484222325u
 
-/* The fingerprint of what came before, continued by n bytes, or by the 8 bytes of a number. */
+/* Continue a fingerprint by n bytes, or by the 8 bytes of a number. */
 uint64_t fingerprint_bytes(uint64_t fingerprint, const void *bytes, size_t n);
 uint64_t fingerprint_number(uint64_t fingerprint, uint64_t number);
 
@@ -20,7 +20,7 @@ uint64_t fingerprint_string(uint64_t fingerprint, const char *text);
  * one word changes it. */
 uint64_t fingerprint_words(uint64_t fingerprint, const void *bytes, size_t n);
 
-/* Of every byte of a file; 0 when it cannot be read. */
+/* The fingerprint of every byte of a file; 0 when the file cannot be read. */
 uint64_t fingerprint_whole_file(const char *path);
 
 #endif /* KVANT_TOOLS_FINGERPRINT_H */

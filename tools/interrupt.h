@@ -1,6 +1,5 @@
-/* interrupt.h - the first Ctrl-C asks a long command to stop and print what is complete; the second
- * kills it.
- */
+/* interrupt.h - the first Ctrl-C asks a long command to stop and to print its complete results; the
+ * second one kills it. */
 #ifndef KVANT_TOOLS_INTERRUPT_H
 #define KVANT_TOOLS_INTERRUPT_H
 

@@ -1,11 +1,10 @@
 /* llama_api.h - the functions of llama.cpp that kvant calls, bound at run time.
  *
  * The libraries are opened with dlopen from a folder that the user may choose, so the command
- * itself links nothing of llama.cpp. Prototypes are stated once in the lists below; llama_api.c
- * lets the compiler check those of the first list against llama.cpp's own headers. Any is taken
- * that has the functions and lays tensors out like the headers; the parameters, which are another
- * struct in each version, are llama_params.h's.
- */
+ * itself links nothing of llama.cpp. The lists below state each prototype once, and the compiler
+ * checks the first list against llama.cpp's own headers in llama_api.c. kvant accepts every version
+ * of llama.cpp that has these functions and lays tensors out like the headers. Parameters are
+ * another struct in each version: llama_params.h finds their members. */
 #ifndef KVANT_TOOLS_LLAMA_API_H
 #define KVANT_TOOLS_LLAMA_API_H
 
@@ -102,8 +101,8 @@ typedef struct llama_api {
 /* The bound functions; usable after llama_api_load has succeeded. */
 extern llama_api ll;
 
-/* Opens libllama and what it needs from folder, binds, and checks tensors. Once a process. False
- * after complaining. */
+/* Opens libllama and the libraries that it needs from the folder, binds the functions and checks
+ * the layout of tensors. Call it once per process. False after complaining. */
 bool llama_api_load(const char *folder);
 
 #endif /* KVANT_TOOLS_LLAMA_API_H */

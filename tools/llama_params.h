@@ -1,10 +1,10 @@
-/* llama_params.h - the parameters with which llama.cpp loads a model and creates a context, of
- * whichever version is loaded.
+/* llama_params.h - the parameters with which llama.cpp loads a model and creates a context, for any
+ * version of llama.cpp.
  *
- * Versions put new members among the old ones. The places of those that kvant sets are found in the
- * defaults that the loaded llama.cpp hands out. The structs cross its boundary by value: a caller
- * passes one that is larger than any version's in memory, and llama.cpp reads as much as it knows.
- */
+ * Each version may put new members among the old ones, so kvant finds the members that it sets by
+ * the default values that the loaded llama.cpp returns. The structs are passed by value. A caller
+ * passes a struct in memory that is larger than any version's, and llama.cpp reads as much as it
+ * knows. */
 #ifndef KVANT_TOOLS_LLAMA_PARAMS_H
 #define KVANT_TOOLS_LLAMA_PARAMS_H
 
@@ -17,7 +17,7 @@ typedef struct llama_params {
     _Alignas(16) unsigned char bytes[512];
 } llama_params;
 
-/* What kvant sets of them. */
+/* The parameters that kvant sets. */
 typedef struct model_settings {
     ggml_backend_dev_t *devices;
     int32_t n_gpu_layers;
@@ -34,8 +34,8 @@ typedef struct context_settings {
     enum ggml_type type_k, type_v;
 } context_settings;
 
-/* Put the settings into the defaults of the loaded version. False when its parameters are not laid
- * out like those of any version that kvant knows. */
+/* Start from the defaults of the loaded llama.cpp and set these members. False when the parameters
+ * are not laid out like any version that kvant knows. */
 bool model_params(llama_params *params, const model_settings *settings);
 bool context_params(llama_params *params, const context_settings *settings);
 

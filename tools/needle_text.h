@@ -24,9 +24,10 @@ typedef struct needle_text {
     size_t n_needles;
 } needle_text;
 
-/* A text that fits n_tokens with any one of its questions and answers. haystack: sentences around,
- * ended by a 0, or NULL; the seed decides where it begins, which cities and which numbers.
- * needle_text_free is needed in any case. False after complaining. */
+/* Makes a text that fits into n_tokens together with any one of its questions and answers.
+ * haystack: the sentences around the needles, ended by a 0, or NULL. The seed decides where the
+ * haystack begins, and which cities and numbers are hidden. needle_text_free() is needed in any
+ * case. False after complaining. */
 bool needle_text_make(needle_text *text, const engine *e, const char *haystack, size_t n_tokens,
                       size_t n_needles, uint32_t seed);
 void needle_text_free(needle_text *text);

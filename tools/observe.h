@@ -13,14 +13,14 @@
 
 #define OBSERVE_MAX_LAYERS 1024u
 
-/* What flash attention's parameters are: the factor on scores, ALiBi's largest slope, the logit
+/* The parameters of flash attention: the factor on scores, ALiBi's largest slope, the logit
  * softcap. */
 typedef struct observe_attention {
     float scale, max_bias, softcap;
 } observe_attention;
 
-/* Heads of a layer, learnt from its attention node; n_kv_heads is 0 before that, and for layers
- * without attention. */
+/* Heads of a layer, learned from its attention node. n_kv_heads is 0 before that node was seen, and
+ * for layers without attention. */
 typedef struct observe_shape {
     uint32_t n_kv_heads, n_heads, head_dim[2]; /* by kvant_role */
     observe_attention attention;

@@ -8,7 +8,7 @@
 #include <stdint.h>
 
 #define PLUGIN_DEVICE "KVANT"      /* the device's name, and the back-end registry's */
-#define PLUGIN_ACCEL "KVANT_ACCEL" /* the other device, and the variable that asks for it */
+#define PLUGIN_ACCEL "KVANT_ACCEL" /* the device of --accel, and the variable that requests it */
 #define PLUGIN_ENV_K "KVANT_K" /* codec spec of keys, read when a context's cache is allocated */
 #define PLUGIN_ENV_V "KVANT_V"
 #define PLUGIN_ENV_PRESET "KVANT_PRESET"
@@ -27,28 +27,28 @@
 /* The absolute path of the plug-in. False after complaining where it was looked for. */
 bool plugin_path(char *path, size_t bytes);
 
-/* Of the plug-in's own bytes, because another build may compute other numbers; 0 when there is
- * none. */
+/* A fingerprint of the plug-in's file, because another build may round differently; 0 when there is
+ * no plug-in. */
 uint64_t plugin_fingerprint(void);
 
-/* The absolute path of a library of kvant's in the places where the build and an installation have
- * them; false when there is none. */
+/* The absolute path of one of kvant's libraries, looked for where the build folder and an
+ * installation have them. False when it is not there. */
 bool library_beside_command(const char *file, char *path, size_t bytes);
 
-/* The absolute path of the folder with kvant's Python package and what it reads; false when there
- * is none. */
+/* The absolute path of the folder with kvant's Python package and its data; false when there is
+ * none. */
 bool data_beside_command(char *path, size_t bytes);
 
 #define PLUGIN_MAX_PROTECT 1000u
 #define PLUGIN_PROTECT_CODEC "f16" /* of protected layers, unless told otherwise */
 
-/* Sets the variables of this process to a scheme that was made from params; NULL: to no choice of codecs. False after
- * complaining. */
+/* Sets the environment variables of this process to a scheme that was made from params. With NULL
+ * it sets them to no choice of codecs. False after complaining. */
 bool plugin_set(const kvant_scheme_params *params, const kvant_scheme *scheme, bool fp32);
 
-/* Sets how long OpenMP's threads spin at a barrier, unless the user has set it. libgomp reads this
- * when it is loaded, so call it before llama.cpp's libraries or another program are. False after a
- * message. */
+/* Sets how long OpenMP's threads spin at a barrier, unless the user has set it. libgomp reads the
+ * variable when it is loaded, so call this before llama.cpp's libraries are loaded or another
+ * program is started. False after complaining. */
 bool plugin_limit_spinning(void);
 
 #endif /* KVANT_TOOLS_PLUGIN_H */

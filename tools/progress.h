@@ -15,12 +15,13 @@ typedef struct progress {
 /* Seconds of a clock that never jumps. */
 double monotonic_seconds(void);
 
-/* From now on, and for the whole process, progress is told in objects, unless stderr is a terminal,
+/* From now on, the whole process prints progress as JSON objects, unless stderr is a terminal,
  * where a person reads it:
- *   {"done":512,"total":4096,"fraction":0.125,"elapsed_s":1.5,"remaining_s":10.5,"what":"turboquant-4"}
- * one at the start, about one per second, one at the end. done and total are of a unit of the
- * command's own; remaining_s is null until something is done. For option tables: sets *wanted, a
- * bool, and returns true. */
+ *   {"done":512,"total":4096,"fraction":0.125,"elapsed_s":1.5,"remaining_s":10.5,
+ *    "what":"turboquant-4"}
+ * in one line, one object at the start, about one per second, and one at the end. Each command has
+ * its own unit for done and total; remaining_s is null until something is done. For option tables:
+ * sets *wanted, a bool, and returns true. */
 bool progress_use_json(void *wanted, const char *value);
 
 /* total: any unit of work of which every step costs about the same. */

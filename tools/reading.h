@@ -18,8 +18,8 @@ typedef struct reading {
     size_t text_tokens; /* of the whole text */
     size_t done;        /* tokens that reading_all has decoded */
     uint32_t n_ctx;
-    uint32_t
-        n_positions; /* contexts' positions are spread over 0 .. n_positions - 1; 0: all begin at 0 */
+    /* Positions of contexts are spread over 0 .. n_positions - 1; 0: all contexts begin at 0. */
+    uint32_t n_positions;
     struct llama_context *ctx;
     struct llama_batch batch;
     observer observer;
@@ -31,7 +31,7 @@ typedef struct reading_text {
     size_t skip;      /* tokens left out at its beginning */
     size_t at_most;   /* tokens used of it */
     size_t at_least;  /* fewer are refused */
-    uint32_t n_parts; /* more than 1: whole contexts of so many parts in turn (spread.h) */
+    uint32_t n_parts; /* more than 1: whole contexts from this many parts of the text (spread.h) */
     uint32_t n_ctx;   /* refused when beyond the model's own limit */
 } reading_text;
 
@@ -40,8 +40,9 @@ typedef struct reading_text {
 bool reading_open(reading *r, engine *e, const char *command, const reading_text *text);
 void reading_close(reading *r);
 
-/* The contexts from token `from` on (a multiple of n_ctx), batch by batch. Between batches on_batch hears of each
- * one before it is decoded; after Ctrl-C the batch at hand is the last. False then, or after complaining. */
+/* Decodes the contexts from token `from` on (a multiple of n_ctx), batch by batch. on_batch is
+ * called before each batch. After Ctrl-C the current batch is the last one. False after Ctrl-C, or
+ * after complaining. */
 bool reading_all(reading *r, size_t from, progress *p,
                  void (*on_batch)(void *user, size_t chunk, size_t start, size_t n), void *user);
 

@@ -21,8 +21,9 @@ typedef enum column_kind {
 typedef struct report_column {
     const char *key;     /* in JSON and CSV, NULL to leave the column out there */
     const char *heading; /* in the table, NULL to leave the column out there */
-    column_kind
-        kind; /* MIB: MiB in the table, elsewhere bytes; PERCENT: elsewhere a share of 1; BOOL: number is 0 or 1 */
+    /* MIB: MiB in the table, bytes elsewhere. PERCENT: a share of 1 outside of the table. BOOL:
+     * number is 0 or 1. */
+    column_kind kind;
     int precision; /* digits after the point in the table */
 } report_column;
 

@@ -1,11 +1,11 @@
 /* safetensors.h - writes files of named tensors in the safetensors format
- * (github.com/huggingface/safetensors): 8 bytes with the header's length, little endian, a JSON
- * header, then the tensors' bytes.
+ * (github.com/huggingface/safetensors): 8 bytes with the length of the header in little endian, a
+ * JSON header, then the bytes of the tensors.
  *
- * Every size is known and checked before the first byte; the file is written beside its path and
- * renamed when it is complete. kvant.tuning.safetensors, a part of the Python package, reads such
- * files. Functions that return false have complained. Not thread-safe.
- */
+ * Every size is known and checked before the first byte is written. The data goes to a temporary
+ * file in the same folder, which is renamed when it is complete. kvant.tuning.safetensors, a part
+ * of the Python package, reads such files. Functions that return false have complained. Not
+ * thread-safe. */
 #ifndef KVANT_TOOLS_SAFETENSORS_H
 #define KVANT_TOOLS_SAFETENSORS_H
 
@@ -14,7 +14,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
-/* Where a tensor lies behind the header. */
+/* The position of a tensor's bytes after the header. */
 typedef struct safetensors_tensor {
     uint64_t offset, bytes;
 } safetensors_tensor;
@@ -32,15 +32,15 @@ typedef struct safetensors {
 /* safetensors_close is needed in any case. */
 bool safetensors_begin(safetensors *s);
 
-/* Adds a tensor, behind those before it, of a type of the format, "F16", whose numbers have so many
- * bytes. Names must differ. */
+/* Plans one more tensor after all planned ones. type is a type of the format, such as "F16", and
+ * number_bytes the size of one of its numbers. Names must differ. */
 bool safetensors_plan(safetensors *s, const char *name, const char *type, uint32_t number_bytes,
                       const uint64_t *shape, uint32_t n_dims, safetensors_tensor *tensor);
-/* Adds to the strings that the file carries beside its tensors. */
+/* Adds a string to the metadata of the file. */
 void safetensors_note(safetensors *s, const char *key, const char *value);
 
-/* Creates the file beside path, as large as it will be, with the header; fails when the disk has no
- * room for it. Nothing can be planned from then on. */
+/* Creates the temporary file next to `path` in its full size and writes the header. Fails when the
+ * disk has no room for it. Nothing can be planned afterwards. */
 bool safetensors_create(safetensors *s, const char *path);
 /* Writes a part of a tensor; parts that are never written are zero. */
 bool safetensors_write(safetensors *s, const safetensors_tensor *tensor, uint64_t offset,

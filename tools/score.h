@@ -1,11 +1,10 @@
-/* score.h - how far a model's next-token distributions are from a reference's, as llama-perplexity
- * defines it.
+/* score.h - the distance of a model's next-token distributions from a reference's, as
+ * llama-perplexity defines it.
  *
- * The reference is kept as llama-perplexity keeps it on disk: 16-bit log-probabilities that span at
- * most 16 nats below the most probable token, which is half the memory of logits and makes figures
- * comparable with its. Terms of tokens that the reference finds less probable than e^-16 are left
- * out of the divergence, as there.
- */
+ * The reference has the format of llama-perplexity's files: 16-bit log-probabilities down to 16
+ * nats below the most probable token. It takes half the memory of logits, and results can be
+ * compared with llama-perplexity's. Like llama-perplexity, kvant leaves tokens that the reference
+ * finds less probable than e^-16 out of the divergence. */
 #ifndef KVANT_TOOLS_SCORE_H
 #define KVANT_TOOLS_SCORE_H
 
@@ -29,11 +28,11 @@ typedef struct score_value {
 /* Bytes of a reference, a multiple of 8; 0 when there are no such sizes. */
 size_t score_reference_bytes(size_t n_rows, size_t n_vocab);
 
-/* Lays the reference into memory of so many bytes, aligned to 8, which stays the caller's. */
+/* Lays the reference out in the caller's memory of score_reference_bytes() bytes, aligned to 8. */
 score_reference score_reference_at(void *memory, size_t n_rows, size_t n_vocab);
 
-/* Scores n rows of logits (n x n_vocab) against rows first .. first + n - 1 of the reference; with
- * define set these rows become the reference first. targets[i] is the token that follows row i.
+/* Scores n rows of logits (n x n_vocab) against rows first .. first + n - 1 of the reference. With
+ * `define`, these logits become the reference first. targets[i] is the token that follows row i.
  * Values do not depend on n_threads. False without threads or memory. */
 bool score_rows(score_reference *reference, size_t first, bool define, const float *logits,
                 const int32_t *targets, size_t n, unsigned n_threads, score_value *values);

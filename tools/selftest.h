@@ -1,10 +1,10 @@
-/* selftest.h - what the parts of `kvant selftest` share. A problem (selftest_problem.c) has a
- * reference (selftest_reference.c). selftest_cpu.c and selftest_gpu.c run it on devices,
- * selftest_compare.c compares, and selftest_report.c prints.
+/* selftest.h - the interface between the parts of `kvant selftest`. selftest_problem.c makes a
+ * problem and selftest_reference.c its reference. selftest_cpu.c and selftest_gpu.c run the problem
+ * on devices, selftest_compare.c compares, and selftest_report.c prints.
  *
- * A problem is a pair of codecs at one head_dim: rows, the pages that portable C makes of them, the
- * rows that it decodes from these pages, and calls of attention with outputs in double precision.
- * Every device is compared with the same problem. */
+ * A problem is a pair of codecs at one head_dim: rows, the pages into which portable C encodes
+ * them, the rows that portable C decodes from these pages, and calls of attention with outputs in
+ * double precision. Every device is compared with the same problem. */
 #ifndef KVANT_TOOLS_SELFTEST_H
 #define KVANT_TOOLS_SELFTEST_H
 

@@ -1,6 +1,5 @@
-/* vectors.h - files of vectors: .npy (float32 or uint8, two dimensions), .fvecs, .bvecs, .fbin and .u8bin. Reads whole files as
- * floats. A file must have exactly the size that its head tells.
- */
+/* vectors.h - reads whole files of vectors as floats: .npy (float32 or uint8, two dimensions),
+ * .fvecs, .bvecs, .fbin and .u8bin. A file must have exactly the size that its header states. */
 #ifndef KVANT_TOOLS_VECTORS_H
 #define KVANT_TOOLS_VECTORS_H
 
