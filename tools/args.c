@@ -1,4 +1,5 @@
-/* args.c - option tables on top of getopt_long, help texts, the tables as JSON, numbers, suggestions. */
+/* args.c - option tables on top of getopt_long: help texts, the tables as JSON, numbers,
+ * suggestions. */
 #define _GNU_SOURCE
 #include "args.h"
 
@@ -164,7 +165,8 @@ const char *args_closest(const char *word, const char *const *names, size_t n)
     return closest;
 }
 
-/* What getopt_long refused: a name that does not exist, the beginning of several, or a value that a switch does not take. */
+/* Explains why getopt_long refused an option: the name does not exist, it is the beginning of
+ * several names, or a switch was given a value. */
 static int refused_long(const arg_spec *spec, const char *word)
 {
     const char *names[MAX_OPTIONS], *begun[MAX_OPTIONS] = { NULL };

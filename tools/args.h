@@ -24,6 +24,7 @@ typedef struct arg_option {
     const char *name;  /* without dashes */
     const char *value; /* NULL for a switch */
     const char *help;
+    arg_kind kind;
     size_t at; /* offset of the member in the settings: a bool, const char *, uint32_t or double.
                 * ARG_IS_CALL: the function gets a pointer to this member. */
     double min, max;

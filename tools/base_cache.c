@@ -16,12 +16,13 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-#define MAGIC                                                                                      \
-    0x455341425456414bu /* "KVATBASE" on little-endian machines; others see another number and refuse */
+/* "KVATBASE" on little-endian machines. A machine of the other byte order reads another number. */
+#define MAGIC 0x455341425456414bu
 #define VERSION 2u
 #define MIB 1048576.0
 
-/* Fields of 8 bytes only, so there is no padding. checksum is that of the fields before it and of everything behind the header. */
+/* Fields of 8 bytes only, so there is no padding. `checksum` covers the fields before it and
+ * everything after the header. */
 typedef struct header {
     uint64_t magic, version;
     base_key key;
@@ -29,7 +30,7 @@ typedef struct header {
     uint64_t bytes, checksum;
 } header;
 
-/* Of a chunk's file, 0 when the sizes are impossible. */
+/* The size of a chunk's file; 0 when the sizes are impossible. */
 static size_t base_bytes(const base_key *key)
 {
     const size_t reference = score_reference_bytes(key->n_rows, key->n_vocab);
@@ -82,7 +83,7 @@ static uint64_t checksum_of(const base *b, const header *h)
     return fingerprint_words(sum, b->values, b->bytes - sizeof *h);
 }
 
-/* NULL, or what is wrong with it. */
+/* Returns why the file cannot be used, or NULL when it can. */
 static const char *judge(const base *b)
 {
     header h;
@@ -151,7 +152,8 @@ static bool create_in_memory(base *b)
     return true;
 }
 
-/* All blocks are allocated first: a full disk is an error here, and not a signal while the mapping is written to. */
+/* All blocks are allocated first, so that a full disk is an error here and not a signal while the
+ * mapping is written to. */
 static bool create_file(base *b)
 {
     char path[4128];

@@ -1,4 +1,5 @@
-/* capture.c - writes captures: an observer's sink that puts every row where it belongs in the file. */
+/* capture.c - writes captures: a sink of an observer that puts every row at its place in the
+ * file. */
 #include "capture.h"
 
 #include "command.h"
@@ -63,7 +64,8 @@ static void note_number(safetensors *file, const char *key, unsigned long long n
     safetensors_note(file, key, text);
 }
 
-/* What is known of attention only now; sliding windows show when the text was read, see note_windows. */
+/* Adds the parameters of attention to the metadata. Sliding windows are known only after the text
+ * was read: plan_windows() reserves a tensor for them. */
 static void note_attention(writer *w)
 {
     for (uint32_t layer = 0; layer < w->reading->observer.n_layers; layer++) {
@@ -164,8 +166,9 @@ static bool read_all(writer *w)
     return ok;
 }
 
-/* Layers whose queries saw fewer keys than a context had. A tensor of numbers, for the header was written before they were
- * known; the first one, where numbers of 4 bytes are aligned. */
+/* Reserves a tensor for the sliding window of each layer. Windows show in layers whose queries saw
+ * fewer keys than the context has. The header is written before that is known, so the file has them
+ * as a tensor. It is the first tensor, where numbers of 4 bytes are aligned. */
 static bool plan_windows(writer *w)
 {
     const uint64_t n = w->reading->observer.n_layers;

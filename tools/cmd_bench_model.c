@@ -1,9 +1,10 @@
-/* cmd_bench_model.c - `kvant bench model`: prefill and decode speed with the cache filled to given depths.
+/* cmd_bench_model.c - `kvant bench model`: prefill and decode speed with the cache filled to given
+ * depths.
  *
- * Random tokens, as in llama-bench. Every configuration keeps one context that is filled to each depth once
- * and cut back to it after every measurement. Rounds go over all configurations before the next begins, so
- * drift of the machine hits them alike, and the median of a configuration's rounds is given.
- */
+ * Tokens are random, as in llama-bench. Every configuration keeps one context, fills it to each
+ * depth once and cuts it back to this depth after every measurement. A round measures all
+ * configurations before the next round begins, so a change in the machine's speed meets them alike.
+ * The result is the median of a configuration's rounds. */
 #include "command.h"
 #include "engine.h"
 #include "interrupt.h"
@@ -110,8 +111,8 @@ static bool fill_to(bench *b, subject *s, uint32_t depth, const char *what)
     return depth <= from || feed(b, s, depth - from, ENGINE_UBATCH, what);
 }
 
-/* A sliding window forgets cells that the cut would need again, so such a cache is emptied and filled anew.
- */
+/* Cuts the cache back to the depth. A sliding window has forgotten cells that it would need then,
+ * so such a cache is emptied and filled again. */
 static bool cut_back(bench *b, subject *s, const char *what)
 {
     const llama_memory_t memory = ll.llama_get_memory(s->ctx);

@@ -1,9 +1,10 @@
-/* cmd_calibrate.c - `kvant calibrate`: runs a model over a text with llama.cpp's f16 cache, gathers statistics of keys, values and
- * queries on the way, and writes them to a file for the codecs that need one.
+/* cmd_calibrate.c - `kvant calibrate`: runs a model over a text with llama.cpp's f16 cache, gathers
+ * statistics of keys, values and queries on the way, and writes them to a file for the codecs that
+ * need one.
  *
- * The file is written last and at once: a run that fails or is interrupted leaves the old one as it was. What an interrupted run
- * gathered goes to a file beside it, with which the same command goes on.
- */
+ * The file is written last and replaced in one step, so a run that fails or is interrupted leaves
+ * the old file unchanged. The statistics of an interrupted run go to a file next to it, from which
+ * the same command continues. */
 #include "command.h"
 #include "engine.h"
 #include "fingerprint.h"
@@ -107,7 +108,7 @@ static bool create_calibrator(run *r)
     return complain("calibrate: %s", err);
 }
 
-/* Of all that decides what is gathered and in which order. */
+/* A fingerprint of everything that decides which rows are gathered and in which order. */
 static uint64_t work_key(const run *r)
 {
     uint64_t key = fingerprint_number(FINGERPRINT_START, r->settings->n_ctx);
@@ -117,7 +118,8 @@ static uint64_t work_key(const run *r)
                              r->reading.n_tokens * sizeof *r->reading.tokens);
 }
 
-/* A checkpoint that cannot be used is no reason to stop, but one to say so. */
+/* Continues from an earlier run's checkpoint. One that cannot be used is reported; then the run
+ * begins at the first token. */
 static void go_on(run *r)
 {
     char err[512] = "";
@@ -154,7 +156,7 @@ static void on_batch(void *user, size_t chunk, size_t start, size_t n)
     r->reading.observer.calibrator = chunk + start < r->position ? NULL : r->calibrator;
 }
 
-/* What clustering a layer takes, in tokens read: an estimate, for progress alone. */
+/* Estimates the time for clustering a layer, in tokens read. Only the progress depends on it. */
 static double layer_work(const settings *s)
 {
     const uint32_t most = s->n_codebooks > 0 ? s->clusters[s->n_codebooks - 1] : 0;

@@ -1,6 +1,5 @@
-/* cmd_capture.c - `kvant capture`: runs a model over a text with llama.cpp's f16 cache and keeps the real keys, values and
- * queries of its layers in a safetensors file.
- */
+/* cmd_capture.c - `kvant capture`: runs a model over a text with llama.cpp's f16 cache and keeps
+ * the real keys, values and queries of its layers in a safetensors file. */
 #include "capture.h"
 #include "command.h"
 #include "interrupt.h"

@@ -1,5 +1,5 @@
-/* cmd_codecs.c - `kvant codecs`: presets and families for people; every family at every width, with what it really costs at a
- * head_dim, for those who ask and for programs. */
+/* cmd_codecs.c - `kvant codecs`: a short list of presets and families, or every family at every
+ * width with its true size at a head_dim. */
 #define _POSIX_C_SOURCE 200809L /* open_memstream */
 #include "args.h"
 #include "choices.h"
@@ -63,7 +63,7 @@ typedef struct listing {
     report_cell cells[MAX_CODEC_NAMES * N_COLUMNS];
     codec_name names[MAX_CODEC_NAMES];
     size_t n;
-    kvant_calibration *stand_in;
+    kvant_calibration *zeros_calibration;
     bool no_memory; /* a codec could not be made for lack of memory */
 } listing;
 
@@ -78,7 +78,7 @@ static kvant_codec_info info_of(listing *list, const char *name, uint32_t head_d
     kvant_codec_info info = { .size = sizeof info, .true_bits = NAN, .nominal_bits = NAN };
     kvant_codec *codec = NULL;
     const kvant_status status = kvant_codec_create_calibrated(
-        name, head_dim, role, 0, list->stand_in, 0, 0, &codec, NULL, 0);
+        name, head_dim, role, 0, list->zeros_calibration, 0, 0, &codec, NULL, 0);
     if (status == KVANT_OK)
         kvant_codec_get_info(codec, &info);
     list->no_memory = list->no_memory || status == KVANT_ERR_MEMORY;
@@ -91,8 +91,8 @@ static double page_bytes(const kvant_codec_info *info)
     return info->page_bytes > 0 ? (double)info->page_bytes : NAN;
 }
 
-/* A codec that does not exist at this head_dim keeps its row, with absent numbers: a list that silently
- * changes its length would read as if the family were gone. */
+/* A codec that does not exist at this head_dim keeps its line, with absent numbers. A list that
+ * silently changed its length would read as if the family were gone. */
 static void fill_row(listing *list, size_t i, uint32_t head_dim)
 {
     const char *name = list->names[i].text;
@@ -118,8 +118,9 @@ static void fill_row(listing *list, size_t i, uint32_t head_dim)
         list->cells[i * N_COLUMNS + c] = row[c];
 }
 
-/* Options belong to a family, not to each of its widths, so people get them once; and those that families share once for
- * all of them: a family with a list of its own has a line of its own. */
+/* Prints each family's options once, because they do not depend on the width. The last line has the
+ * options that families have in common. A family with another list of common options shows its own
+ * list. */
 static void print_options(void)
 {
     const char *usual = "";
@@ -145,7 +146,8 @@ static bool print_all(const listing *list, bool json)
     return ok;
 }
 
-/* False when memory is short: a list with numbers missing would read as if those codecs did not exist. */
+/* Fills the list. False when memory is short, because a list with missing numbers would read as if
+ * those codecs did not exist. */
 static bool fill(listing *list, uint32_t head_dim)
 {
     /* A codec's size depends on its options and not on a calibration's numbers, so a calibration of
@@ -153,18 +155,19 @@ static bool fill(listing *list, uint32_t head_dim)
     enum { N_ROWS = 256 };
     float *zeros = calloc((size_t)N_ROWS * head_dim, sizeof *zeros);
     if (zeros != NULL)
-        list->stand_in =
+        list->zeros_calibration =
             calibration_of((const float *const[]){ zeros, zeros }, N_ROWS, 1, head_dim, NULL);
     free(zeros);
     list->n = codec_names(list->names);
-    for (size_t i = 0; i < list->n && list->stand_in != NULL; i++)
+    for (size_t i = 0; i < list->n && list->zeros_calibration != NULL; i++)
         fill_row(list, i, head_dim);
-    const bool ok = !(list->no_memory |= list->stand_in == NULL);
-    kvant_calibration_free(&list->stand_in);
+    const bool ok = !(list->no_memory |= list->zeros_calibration == NULL);
+    kvant_calibration_free(&list->zeros_calibration);
     return ok;
 }
 
-/* Of a model with so many layers that the preset's fractions of them are whole, or nearly so. */
+/* The bits of a preset for a model of 64 layers, in which the preset's fractions of layers are
+ * whole numbers, or nearly so. */
 static double bits_of_preset(listing *list, const char *name, uint32_t head_dim)
 {
     const kvant_scheme_params params = { .size = sizeof params, .preset = name };
@@ -200,7 +203,7 @@ static bool print_presets(listing *list, uint32_t head_dim)
     return !list->no_memory && report_print(shown, 3, cells, 4, REPORT_TABLE);
 }
 
-/* What most look for: a preset, or the name of a family. */
+/* Prints the list that most users look for: presets and the names of families. */
 static bool print_short_list(listing *list, uint32_t head_dim)
 {
     static const report_column shown[] = { { NULL, "codec", COLUMN_TEXT, 0 },
@@ -246,7 +249,7 @@ typedef struct layer_role {
     double bits, numbers;
 } layer_role;
 
-/* Its spec, or "a | b", those of its kv heads in order; to be freed. */
+/* The spec of a layer, or "a | b" with the specs of its kv heads in order; to be freed. */
 static char *layer_specs(const kvant_settings_layer *layer)
 {
     char *text = NULL;

@@ -1,8 +1,10 @@
-/* cmd_eval.c - `kvant eval`: the quality of KV cache configurations, all against one f16 run.
+/* cmd_eval.c - `kvant eval`: the quality of KV cache configurations, all compared with one f16 run.
+ * This file owns the options: eval_run.c measures, eval_rows.c prints, eval_values.c keeps single
+ * values.
  *
- * Options only: eval_run.c measures, eval_rows.c prints, eval_values.c keeps single values. Texts are cut and scored as llama-perplexity --kl-divergence does: chunks of
- * the context's length, the first token of each replaced by BOS when the model wants one, the second half scored.
- */
+ * Texts are cut and scored as llama-perplexity --kl-divergence does. Chunks have the context's
+ * length, BOS replaces the first token of each chunk when the model wants one, and the second half
+ * is scored. */
 #include "command.h"
 #include "eval_run.h"
 #include "interrupt.h"

@@ -1,9 +1,10 @@
 /* cmd_exec.c - `kvant exec`: becomes a llama.cpp program that has the plug-in loaded.
  *
  * A llama.cpp program always loads GGML_BACKEND_PATH when its back ends are separate files. When
- * they are linked in, it does so only for --device and the like, so exec adds --device. A GPU type device is given the cache with -ngl only, and its attention is the flash
- * attention operation. In the computer's memory the device takes no weights: exec_place.c
- * gives them to a GPU where the program lists one. */
+ * they are linked in, it does so only for --device and the like, so exec adds --device. A device of
+ * the GPU type is given the cache only with -ngl, and computes attention only as flash attention.
+ * In the computer's memory the device takes no weights: exec_place.c gives them to a GPU where the
+ * program lists one. */
 #define _GNU_SOURCE
 #include "args.h"
 #include "choices.h"
@@ -87,8 +88,9 @@ static const char *env_or_null(const char *name)
     return value != NULL && value[0] != 0 ? value : NULL;
 }
 
-/* What chooses the codecs: a preset, a settings file or specs; of the environment where the command line has none of them. -k alone
- * means "both": a reader of `-k turboquant-4` does not expect 16-bit values beside it. */
+/* Checks that one thing chooses the codecs: a preset, a settings file or specs. The environment
+ * counts where the command line names none. -k alone means both keys and values: a reader of
+ * `-k turboquant-4` does not expect 16-bit values. */
 static bool one_choice(kvant_scheme_params *p)
 {
     const bool k = p->k != NULL, specs = k || p->v != NULL,
@@ -202,7 +204,7 @@ static bool check_types(const program *p)
     return true;
 }
 
-/* What would end the program, or its cache, later and without a reason. */
+/* Refuses options of the program that would later end it, or its cache, without giving a reason. */
 static bool check_program_options(const program *p, bool accel)
 {
     const char *name = NULL, *attention = program_value(p, &option_attention, &name);
@@ -214,14 +216,15 @@ static bool check_program_options(const program *p, bool accel)
     return accel || check_types(p);
 }
 
-/* How many layers another -ngl leaves out is said by the plug-in, which sees them. */
+/* Whether the options leave all layers out. The plug-in sees how many layers another -ngl leaves
+ * out, and reports that. */
 static bool leaves_all_out(const program *p)
 {
     const char *layers = program_value(p, &option_layers, NULL);
     return program_keeps_cache(p) || (layers != NULL && strcmp(layers, "0") == 0);
 }
 
-/* llama.cpp says nothing of it. */
+/* Warns when the options leave the whole cache uncompressed, because llama.cpp does not. */
 static void warn_of_uncompressed(const program *p, const device_list *list, const gpu_plan *plan)
 {
     complain("exec: warning: with %s no layer's cache is kvant's, all of it stays uncompressed",
@@ -252,8 +255,9 @@ static needed_flag *needed_flags(const program *p, bool accel, const device_list
     return accel && !gpu ? needed_by_accel : needed;
 }
 
-/* Whether the plan names the devices. Without one KVANT alone would take the weights from a GPU, for
- * a cache that stays llama.cpp's. */
+/* Whether --device KVANT must not be added. Either the plan already names the devices, or no
+ * layer's cache would be kvant's, and the device KVANT alone would only keep the weights from a
+ * GPU. */
 static bool is_useless(const needed_flag *flag, const program *p, const device_list *list,
                        const gpu_plan *plan)
 {
@@ -335,8 +339,8 @@ static void say_notes(const exec_options *o, const program *p, const device_list
         gpu_say_unused(p, list, plan);
 }
 
-/* What a llama.cpp program reads where another program starts it, and what Ollama passes on to its
- * own: Ollama switches flash attention off for a device that it does not know. */
+/* Variables that a llama.cpp program reads when another program starts it. Ollama switches flash
+ * attention off for a device that it does not know, unless its own variable says otherwise. */
 typedef struct variable {
     const char *name, *value;
 } variable;
@@ -353,7 +357,8 @@ static const variable variables_of_accel[N_VARIABLES] = {
     { "OLLAMA_FLASH_ATTENTION", "1" },
 };
 
-/* In place of flags, for a program that is not llama.cpp's. What the user has set stays. */
+/* Sets these variables instead of adding flags, for a program that is not llama.cpp's. Variables
+ * that the user has set stay. */
 static bool set_variables(bool accel)
 {
     const variable *list = accel ? variables_of_accel : variables;
@@ -363,7 +368,8 @@ static bool set_variables(bool accel)
     return true;
 }
 
-/* A word of the command line whose program has ggml linked in; NULL: none is known to. */
+/* The word of the command line whose program has ggml linked in; NULL when no program is known
+ * to. */
 static const char *static_program(const program *p)
 {
     char path[PATH_MAX];

@@ -1,11 +1,10 @@
-/* cmd_inspect.c - `kvant inspect`: what a model is, what a text is to it, and what caches take.
+/* cmd_inspect.c - `kvant inspect`: describes a model, the tokens that a text has for it, and the
+ * memory of caches.
  *
- * Scripts call it before they measure for an hour: it refuses texts and configurations that are not
- * for the model. Sizes (-c) come from the plug-in: a context is made, so llama.cpp itself says
- * which layers have keys and values in how many cells, and the plug-in says what they take
- * (kv_fill.h).
- * Nothing is computed, and no cell is touched. inspect_rows.c prints.
- */
+ * Scripts call it before they measure for an hour, because it refuses texts and configurations that
+ * do not suit the model. For sizes (-c) it makes a context. llama.cpp then says which layers have
+ * keys and values in how many cells, and the plug-in says how much memory they take (kv_fill.h).
+ * Nothing is computed, and no cell is touched. inspect_rows.c prints. */
 #define _POSIX_C_SOURCE 200809L /* setenv */
 #include "command.h"
 #include "engine.h"
@@ -178,7 +177,7 @@ static bool look_and_print(engine *e, const settings *s)
     return ok;
 }
 
-/* What people compare: with nothing named, and a size wanted. */
+/* With -c and no configuration, adds the caches that people usually compare. */
 static bool add_usual_caches(kv_configs *list)
 {
     static const char *const stock[] = { "f16", "q8_0", "q4_0" };

@@ -1,10 +1,11 @@
-/* cmd_needle.c - `kvant needle`: whether the model still finds a fact in a long context, by length of the context, depth of the
- * fact and cache.
+/* cmd_needle.c - `kvant needle`: whether the model still finds a fact in a long context, by
+ * length of the context, depth of the fact and cache.
  *
- * A text with several hidden sentences is read once by every configuration; then each sentence is asked for, the question is
- * forgotten, and the next one is asked. Answers are scored along the right one, token by token: exact when each of its tokens is
- * the most probable, and by the log-probability of all. What f16 does not find, a codec is not blamed for.
- */
+ * Every configuration reads a text with several hidden sentences once. Then it is asked for one
+ * sentence after another; each question is removed from the cache before the next one. The right
+ * answer is scored token by token: it is exact when each of its tokens is the most probable, and
+ * its log-probability is the sum over all tokens. A codec is compared only on facts that f16
+ * finds. */
 #include "command.h"
 #include "engine.h"
 #include "eval_state.h"
@@ -73,7 +74,8 @@ static const arg_spec spec = {
         "  kvant needle -m model.gguf -c 1024,4096 --preset balanced --preset small --stock q4_0",
 };
 
-/* Of an answer: score_value's nll is -ln p of all its tokens, and same_top says whether each was the most probable. */
+/* The score of an answer: nll is -ln p of all its tokens, and same_top says whether each token was
+ * the most probable one. */
 typedef score_value answer;
 
 typedef struct run {
@@ -87,7 +89,7 @@ typedef struct run {
     uint32_t lengths[MAX_LENGTHS];
     size_t n_lengths;
     answer *answers;  /* [length][config][trial][needle] */
-    uint32_t *trials; /* [length][config], complete ones: the first so many */
+    uint32_t *trials; /* [length][config]: trials 0 to this number - 1 are complete */
     double *kv_bytes; /* [length][config], of the cache with the whole text in it */
     uint64_t keys[MAX_CONFIGS + 1];
     eval_state state;
@@ -159,7 +161,8 @@ static bool try_text(run *r, needle_text *text, const kv_config *config, uint32_
     return ok;
 }
 
-/* Of the text and of all questions, which are what a result is of; its length follows. */
+/* A fingerprint of the text and of all questions, for which a result holds. The caller adds the
+ * context's length. */
 static uint64_t key_of_text(const needle_text *text)
 {
     uint64_t key =
@@ -177,7 +180,7 @@ static bool try_length(run *r, size_t length, size_t trial)
 {
     const settings *s = r->settings;
     needle_text text;
-    /* A length's texts do not depend on what other lengths are asked for, so that one file serves all command lines. */
+    /* The seed depends on this length only, so one file serves command lines with other lengths. */
     const uint32_t n_ctx = r->lengths[length],
                    seed = s->seed + (uint32_t)trial + MAX_TRIALS * n_ctx;
     bool ok = needle_text_make(&text, &r->engine, r->haystack, n_ctx, s->n_needles, seed);
@@ -349,7 +352,8 @@ static void fill_row(const run *r, size_t length, size_t config, size_t first, s
     memcpy(row + N_CONFIG_COLUMNS, measured, sizeof measured);
 }
 
-/* For people a row a length and configuration, in JSON one a depth, too. Rows without a complete trial are left out. */
+/* The table has a line for each length and configuration; JSON also has an object for each depth.
+ * Both leave out configurations without a complete trial. */
 static bool print_results(const run *r)
 {
     const size_t n_needles = r->settings->n_needles, step = r->settings->json ? 1 : n_needles;

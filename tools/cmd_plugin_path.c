@@ -1,5 +1,5 @@
-/* cmd_plugin_path.c - `kvant plugin-path`, for GGML_BACKEND_PATH in scripts that start llama.cpp themselves.
- */
+/* cmd_plugin_path.c - `kvant plugin-path`, for scripts that set GGML_BACKEND_PATH and start
+ * llama.cpp themselves. */
 #define _POSIX_C_SOURCE 200809L
 #include "args.h"
 #include "command.h"

@@ -1,8 +1,8 @@
-/* cmd_run.c - `kvant run`: generates text on a compressed cache, streaming to stdout.
+/* cmd_run.c - `kvant run`: generates text with a compressed cache and writes it to stdout token by
+ * token.
  *
- * A prompt is put into the model's chat template when it has one that llama.cpp knows; --raw leaves it as it
- * is. Statistics go to stderr, also after Ctrl-C.
- */
+ * A prompt is put into the model's chat template when the model has one that llama.cpp knows; --raw
+ * leaves the prompt unchanged. Statistics go to stderr, also after Ctrl-C. */
 #define _POSIX_C_SOURCE 200809L /* open_memstream */
 #include "command.h"
 #include "engine.h"
@@ -86,7 +86,8 @@ static char *join_prompt(const settings *s, size_t *bytes)
     return joined;
 }
 
-/* The prompt as a user's message in the model's chat template; to be freed. NULL when there is none. */
+/* The prompt as a user's message in the model's chat template; to be freed. NULL when the model has
+ * no template that llama.cpp knows. */
 static char *apply_template(const struct llama_model *model, const char *prompt, size_t *bytes)
 {
     const char *template = ll.llama_model_chat_template(model, NULL);
@@ -206,7 +207,8 @@ static bool answer(generation *g)
     return ok;
 }
 
-/* What the cache takes now, with what learning takes meanwhile, and when its context is full. */
+/* Prints the memory of the cache now, with the working memory of learning, and of the cache when
+ * its context is full. */
 static void print_cache(const generation *g)
 {
     const double mib = 1048576;

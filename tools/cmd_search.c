@@ -1,4 +1,5 @@
-/* cmd_search.c - `kvant search`: builds indexes of vectors, asks them, and measures what a codec finds beside an exact search. */
+/* cmd_search.c - `kvant search`: builds indexes of vectors, searches them, and measures how many of
+ * the nearest vectors a codec finds. */
 #include "args.h"
 #include "command.h"
 #include "interrupt.h"
@@ -443,7 +444,8 @@ static const report_column eval_columns[] = {
 };
 enum { N_EVAL = sizeof eval_columns / sizeof *eval_columns, ROUNDS = 5 };
 
-/* Seconds for all queries: of each batch the shortest of some rounds; negative after a complaint. originals: for rerank, or NULL. */
+/* Returns the seconds for all queries, where each batch counts with the shortest of some rounds.
+ * Negative after complaining. originals: vectors for rerank, or NULL. */
 static double measure(const kvant_index *index, const kvant_index_gpu *gpu, const settings *s,
                       const vectors *originals, const vectors *queries, answers *a)
 {

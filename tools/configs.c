@@ -16,7 +16,7 @@ typedef struct stock_type {
     enum ggml_type type;
 } stock_type;
 
-/* What llama.cpp's own programs accept for -ctk and -ctv. */
+/* The types that llama.cpp's own programs accept for -ctk and -ctv. */
 static const stock_type stock_types[] = {
     { "f32", GGML_TYPE_F32 },   { "f16", GGML_TYPE_F16 },   { "bf16", GGML_TYPE_BF16 },
     { "q8_0", GGML_TYPE_Q8_0 }, { "q5_1", GGML_TYPE_Q5_1 }, { "q5_0", GGML_TYPE_Q5_0 },
@@ -152,7 +152,7 @@ bool configs_set_protect_codec(void *configs, const char *spec)
     return last_takes_codecs(list, "--protect-codec");
 }
 
-/* What was asked for. */
+/* The parameters of a scheme that the command line asks for. */
 static kvant_scheme_params asked(const kv_configs *list, const kv_config *config, const char *model)
 {
     kvant_scheme_params p = { .size = sizeof p,
@@ -268,7 +268,7 @@ void configs_free(kv_configs *list)
         kvant_scheme_free(&list->items[i].scheme);
 }
 
-/* Everything that kvant is told, and the plug-in that is told it: another build may compute other numbers. */
+/* The plug-in's own fingerprint is part of the key, because another build may round differently. */
 uint64_t config_key(const kv_config *c)
 {
     const uint32_t numbers[] = { c->stock, c->accel, c->type_k, c->type_v, c->protect, c->fp32 };

@@ -1,7 +1,7 @@
 /* configs.h - the KV cache configurations of a command line, in the order given. kvant's are
  * `-k SPEC [-v SPEC]`, `--preset NAME` and `--config FILE`. llama.cpp's are
- * `--stock TYPE [--accel]`. `[--fp32]` may follow each of kvant's, and `[--protect N]` the first two. A --protect before the
- * first configuration holds for all of them. */
+ * `--stock TYPE [--accel]`. `[--fp32]` may follow each of kvant's, and `[--protect N]` the first
+ * two. A --protect before the first configuration holds for all of them. */
 #ifndef KVANT_TOOLS_CONFIGS_H
 #define KVANT_TOOLS_CONFIGS_H
 

@@ -70,8 +70,8 @@ bool engine_options_finish(engine_options *options, const char *command)
            configs_finish(&options->configs, options->model);
 }
 
-/* llama.cpp tells much at every level; errors are what a user of this command needs. A line may come in
- * parts, of which all but the first have the level CONT. */
+/* Shows llama.cpp's errors and, with --verbose, everything that it logs. A line may come in parts;
+ * all parts but the first have the level CONT. */
 static void on_log(enum ggml_log_level level, const char *text, void *user)
 {
     static bool showing;
@@ -114,11 +114,11 @@ bool engine_open(engine *e, const engine_options *options)
         return false;
     ll.llama_log_set(on_log, e);
     ll.llama_backend_init();
-    /* The plug-in is loaded when a configuration needs it, so that commands without one do not depend on it.
-     */
+    /* The plug-in is loaded when a configuration needs it, so that commands without one do not
+     * depend on it. */
     unsetenv("GGML_BACKEND_PATH");
     ll.ggml_backend_load_all_from_path(e->options.runtime);
-    /* A distribution has them in a folder of its own, which its ggml knows. */
+    /* Distributions keep the back ends in a separate folder, which their ggml knows. */
     if (ll.ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU) == NULL)
         ll.ggml_backend_load_all_from_path(NULL);
     return start_threadpool(e);
@@ -136,7 +136,8 @@ void engine_close(engine *e)
     *e = (engine){ .threadpool = NULL };
 }
 
-/* Its registry holds the device KVANT; the other one is registered when a configuration asks for it. */
+/* The plug-in's registry holds the device KVANT. KVANT_ACCEL is registered when a configuration
+ * requests it. */
 static bool load_plugin(engine *e)
 {
     char path[PATH_MAX];
@@ -198,7 +199,7 @@ static bool keep_loading(float share, void *user)
     return !interrupted();
 }
 
-/* llama.cpp says of a text what is wrong with it as a model in three lines. */
+/* Checked here because llama.cpp needs three lines to say that a file is not a model. */
 static bool is_gguf(const char *path)
 {
     char magic[4] = "";

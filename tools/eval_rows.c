@@ -32,7 +32,8 @@ static const report_column columns[] = {
 };
 enum { N_COLUMNS = sizeof columns / sizeof *columns, AT_TEXT = N_CONFIG_COLUMNS, AT_FROM, AT_TO };
 
-/* Chunks of one text, or of all, and scored positions from .. end - 1, counted from the first scored one. */
+/* Chunks of one text or of all texts, and scored positions from .. end - 1, counted from the first
+ * scored position. */
 typedef struct slice {
     size_t text;
     bool all_texts;
@@ -73,7 +74,8 @@ static size_t gather(const eval_run *r, const eval_tally *t, const slice *s, sam
     return n_same;
 }
 
-/* Both were scored on the same tokens, so their difference is known better than either: its error is that of the differences. */
+/* Both configurations were scored on the same tokens. The error of their difference is that of the
+ * differences of single tokens, which is smaller than either configuration's error. */
 static void gather_steps(const eval_run *r, const eval_tally *t, const eval_tally *before,
                          const slice *s, sample *out)
 {
@@ -140,7 +142,8 @@ static size_t fill_rows(const eval_run *r, uint32_t n_bins, sample *values, repo
     return n;
 }
 
-/* Columns that would say the same in every line of the table are left out there, and those of a wide one unless asked for. */
+/* Leaves columns out of the table that would be equal in all of its lines, and columns of a wide
+ * table unless the user asked for one. */
 static void choose_columns(const eval_run *r, uint32_t n_bins, bool wide, report_column *chosen)
 {
     static const char *const of_wide[] = { "kld_p50",  "kld_p90", "kld_p99",

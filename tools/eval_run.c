@@ -50,8 +50,8 @@ static bool run_batch(const pass *p, struct llama_context *ctx, size_t start, si
                     (int)status);
 }
 
-/* A batch is one graph (at most ENGINE_UBATCH tokens): llama.cpp would cut a larger one at the same places, and this
- * way only the logits of one are held. */
+/* A batch is one graph (at most ENGINE_UBATCH tokens). llama.cpp would cut a larger batch at the
+ * same tokens, and with small batches only one graph's logits are held. */
 static bool run_batches(const pass *p, struct llama_context *ctx)
 {
     const size_t step = p->run->options->n_batch, n_ctx = p->run->options->n_ctx;
@@ -114,7 +114,7 @@ static bool make_base(eval_run *r, size_t chunk, const base_key *key, base *b)
     return base_publish(b);
 }
 
-/* The base's own values are those of the first row. */
+/* Keeps the values that the base has, which are f16's own: the first line of the report. */
 static bool keep_f16(eval_run *r, size_t chunk, const base *b)
 {
     eval_tally *f16 = &r->tallies[0];
@@ -157,7 +157,8 @@ bool eval_all(eval_run *r)
         const base_key key = key_of_chunk(r, chunk);
         const size_t n = missing(r, chunk);
         const bool makes_base = n > 0 && !base_cache_has(r->options->base_cache, &key);
-        passes += n - !r->tallies[0].done[chunk] + makes_base; /* f16's is that of its base */
+        /* Making the base is f16's own pass. */
+        passes += n - !r->tallies[0].done[chunk] + makes_base;
         bases += makes_base;
     }
     if (r->options->base_cache != NULL &&
@@ -191,7 +192,8 @@ static bool prepare_tallies(eval_run *r)
     return true;
 }
 
-/* Takes what the file has; said when it is something, because the run is shorter than it would be. */
+/* Takes results over from the file of --resume. It says so when there are any, because the run is
+ * then shorter than usual. */
 static void take_over(eval_run *r)
 {
     size_t found = 0;

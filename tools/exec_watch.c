@@ -42,7 +42,7 @@ enum { DYING_MS = 100 };
 /* Descriptors that a shell or a program gives to another one have low numbers. */
 enum { MOST_FILES = 1024 };
 
-/* The program, and what is known of it. */
+/* The watched program, and the facts about it that are known so far. */
 typedef struct watch {
     int program, reports; /* a descriptor of the process, a socket */
     char word[64];        /* KVANT_WATCH=... */
@@ -111,8 +111,8 @@ static void say_why(const watch *w)
                  model);
 }
 
-/* The program has ended. Where a process that it started goes on, nothing is known yet, and nothing
- * is said. */
+/* Called when the program has ended. While a process that it started goes on, the outcome is open,
+ * and nothing is printed. */
 static void finish(watch *w)
 {
     for (int tries = 0; look(w); tries++) {

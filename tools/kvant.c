@@ -1,5 +1,5 @@
-/* kvant.c - the command: finds the subcommand or benchmark, prints help and version. Everything else lives in cmd_*.c and in the
- * Python package (python_command.c). */
+/* kvant.c - the command: finds the subcommand or benchmark, prints help and version. Everything
+ * else is in cmd_*.c and in the Python package (python_command.c). */
 #define _POSIX_C_SOURCE 200809L /* setenv */
 #include "args.h"
 #include "command.h"
@@ -182,7 +182,8 @@ static int help_about(char *word)
     return run(&commands, 2, (char *[]){ word, help, NULL });
 }
 
-/* --cpu LEVEL before the command: for the library that is linked in, and by the environment for the plug-in's. */
+/* --cpu LEVEL before the command. The linked library gets the level by a call, the plug-in's by the
+ * environment. */
 static bool set_cpu_level(const char *name)
 {
     kvant_cpu_level level;

@@ -70,8 +70,9 @@ static bool are(const llama_params *params, size_t place, int32_t number, size_t
     return true;
 }
 
-/* Two counts of threads, which are 4, then the kind of context, which the first version has not,
- * and four choices that are -1: of RoPE's scaling, pooling, attention and flash attention. */
+/* Finds two counts of threads, which are 4, then the kind of context, which the first version
+ * does not have, and four choices that are -1: RoPE's scaling, pooling, attention and flash
+ * attention. */
 static bool find_threads(const llama_params *params, context_places *places)
 {
     size_t at = N_SEQ_MAX + 4;

@@ -12,7 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* "<architecture>.attention.<what>" of the model's file, 0 when it is not there or no number of layers or channels. */
+/* The value of "<architecture>.attention.<what>" in the model's file. 0 when it is not there or
+ * cannot be a number of layers or channels. */
 static uint32_t meta_number(const struct llama_model *model, const char *what)
 {
     char architecture[64], key[128], value[32];
@@ -26,7 +27,7 @@ static uint32_t meta_number(const struct llama_model *model, const char *what)
     return n <= 65536 ? (uint32_t)n : 0;
 }
 
-/* What the file says, or n_embd / n_head as llama.cpp defaults to. */
+/* The value that the file states, or n_embd / n_head, which is llama.cpp's default. */
 static uint32_t head_dim(const struct llama_model *model, const char *what)
 {
     const uint32_t stated = meta_number(model, what);
@@ -41,7 +42,8 @@ static double stock_bits(enum ggml_type type)
     return 8.0 * (double)ll.ggml_row_size(type, block) / (double)block;
 }
 
-/* Layers that keep keys and values of their own: the last ones may use those of others. */
+/* The number of layers that have keys and values. The last layers of a model may share those of
+ * earlier layers. */
 static uint32_t cache_layers(const struct llama_model *model)
 {
     const uint32_t n = (uint32_t)ll.llama_model_n_layer(model),
@@ -49,8 +51,8 @@ static uint32_t cache_layers(const struct llama_model *model)
     return shared < n ? n - shared : n;
 }
 
-/* llama.cpp tells those of the first layer. In a hybrid model it may have no keys and values.
- * Bits per number do not depend on how many kv heads there are. */
+/* llama.cpp tells the number of kv heads in the first layer, which has none in some hybrid models.
+ * Bits per number do not depend on the number of kv heads, so 1 does then. */
 static uint32_t kv_heads(const struct llama_model *model)
 {
     const int32_t n = ll.llama_model_n_head_kv(model);

@@ -18,7 +18,7 @@ static const char *const cities[NEEDLE_MAX] = { "Lisbon", "Oslo",   "Nairobi", "
                                                 "Perth",  "Naples", "Havana",  "Zagreb", "Tunis",
                                                 "Boston", "Malaga", "Odessa",  "Geneva" };
 
-/* What sentences between needles are made of when the user gives no text. */
+/* The parts of the sentences between needles when the user gives no text. */
 static const char *const who[] = { "The old gardener",      "A travelling clerk",
                                    "My neighbour's sister", "The night porter",
                                    "One of the twins",      "The ferry captain",

@@ -1,5 +1,5 @@
-/* observe.c - from graph nodes to rows: which layer and role a node belongs to, and whether its tensors are what this
- * program can read. */
+/* observe.c - from graph nodes to rows: which layer and role a node belongs to, and whether this
+ * program can read its tensors. */
 #include "observe.h"
 
 #include <math.h>
@@ -64,7 +64,8 @@ static bool learn(observer *o, const struct ggml_tensor *node, uint32_t layer)
     return true;
 }
 
-/* Rows without gaps, of numbers of so many bytes, in this process's memory. */
+/* Whether rows have no gaps between their numbers of `number` bytes, and lie in this process's
+ * memory. */
 static bool in_host(const struct ggml_tensor *tensor, size_t number)
 {
     const struct ggml_tensor *root = root_of(tensor);
@@ -137,10 +138,12 @@ static bool read_queries(observer *o, const struct ggml_tensor *node, uint32_t l
     return true;
 }
 
-/* One query in so many shows which keys attention looks at: more would change little and take time. */
+/* One query in 16 shows which keys attention looks at. More queries would change little and take
+ * time. */
 enum { ATTENTION_STEP = 16 };
 
-/* Keys of a page or less at the beginning of a context, where attention sinks are, stay in 16 bits beside a transform. */
+/* kvant keeps the first keys of a context, where attention sinks are, in 16 bits when a transform
+ * is used. It takes a page of them, or less, so the sample leaves a page out. */
 enum { EXACT_KEYS = KVANT_PAGE_TOKENS };
 
 /* Numbers of a row of f16 or f32. */
@@ -237,7 +240,8 @@ static kvant_status add_attention(observer *o, const struct ggml_tensor *node, u
     return status;
 }
 
-/* Attention whose scores are not <q, k> times a factor plus a mask is left out: the calibrator does without. */
+/* Gives the calibrator a sample of attention. Attention whose scores are not <q, k> times a factor
+ * plus a mask is skipped: the calibrator works without samples. */
 static bool read_attention(observer *o, const struct ggml_tensor *node, uint32_t layer)
 {
     const struct ggml_tensor *q = node->src[0], *k = node->src[1], *mask = node->src[3];
@@ -254,7 +258,8 @@ static bool read_attention(observer *o, const struct ggml_tensor *node, uint32_t
     return check(o, node, status);
 }
 
-/* The last token of a batch sees most. Layers with a sliding window are told from others by this. */
+/* Counts the keys that the last token of a batch sees: the most of all tokens. A layer with a
+ * sliding window sees fewer keys than other layers. */
 static bool count_visible(observer *o, const struct ggml_tensor *node, uint32_t layer)
 {
     const struct ggml_tensor *q = node->src[0], *mask = node->src[3];
@@ -276,8 +281,9 @@ static bool count_visible(observer *o, const struct ggml_tensor *node, uint32_t 
     return true;
 }
 
-/* Asked before a node is computed whether its result is wanted, then called again with it: sources are still in memory
- * then. Returning false the second time ends the graph. */
+/* llama.cpp calls this before it computes a node, to ask whether its result is wanted, and again
+ * with the result, while the node's sources are still in memory. Returning false the second time
+ * ends the graph. */
 bool observe_node(struct ggml_tensor *node, bool ask, void *user)
 {
     observer *o = user;

@@ -1,4 +1,5 @@
-/* plugin.c - finds the plug-in beside the command, checks and exports its settings. */
+/* plugin.c - finds the plug-in in folders relative to the command, checks and exports its
+ * settings. */
 #define _GNU_SOURCE
 #include "plugin.h"
 

@@ -50,7 +50,8 @@ static void print_number(FILE *out, const char *key, double value, double step)
     putc(',', out);
 }
 
-/* In one write, so that lines of several processes do not mix. Without memory a line is left out. */
+/* Written at once, so that lines of several processes do not mix. Without memory a line is left
+ * out. */
 static void print_json(const progress *p, double now, const char *what)
 {
     char *line = NULL;

@@ -1,8 +1,8 @@
-/* python_command.c - the door to commands that are Python (integrations/python/kvant/commands): the program becomes the
- * interpreter.
+/* python_command.c - starts commands that are written in Python
+ * (integrations/python/kvant/commands): the process becomes the interpreter.
  *
- * Owns where interpreter and package are, and what the package is told of this program. Refuses options: they are the package's.
- */
+ * Owns where interpreter and package are, and which variables tell the package of this program.
+ * Parses no options: the package does. */
 #define _POSIX_C_SOURCE 200809L /* setenv */
 #include "command.h"
 #include "plugin.h"
@@ -16,7 +16,7 @@
 
 #define ENV_PYTHON "KVANT_PYTHON"   /* the interpreter, instead of python3 */
 #define ENV_COMMAND "KVANT_COMMAND" /* this program, which Python commands start again */
-#define ENV_DATA "KVANT_DATA"       /* the folder of the package and of what it reads */
+#define ENV_DATA "KVANT_DATA"       /* the folder with the package and its data */
 #define ENV_RUNTIME "KVANT_RUNTIME" /* llama.cpp's libraries, for commands that call them */
 #define ENV_LIBRARY "KVANT_LIBRARY" /* libkvant.so, for commands that call it */
 
@@ -50,7 +50,8 @@ static void become(const char *python, const char *package, int argc, char **arg
     free(words);
 }
 
-/* An installation has the package beside its data; a wheel has both inside the package (cmake/wheel.cmake). */
+/* An installation has the package next to its data; a wheel has both inside the package
+ * (cmake/wheel.cmake). */
 static bool find_package(const char *data, char *package, size_t bytes)
 {
     static const char *const places[] = { "python/kvant", "../.." };

@@ -87,8 +87,9 @@ static void forget_tokens(reading *r)
     ll.llama_memory_clear(ll.llama_get_memory(r->ctx), true);
 }
 
-/* Where the context that begins at token chunk begins: RoPE turns slow channels by the position, and statistics should see
- * all phases that a cache will hold. */
+/* The first position of the context that begins at token `chunk`. RoPE rotates some channels so
+ * slowly that a short context shows few of their angles. Contexts therefore begin at positions
+ * spread over those that a cache will hold. */
 static size_t first_position(const reading *r, size_t chunk)
 {
     const size_t n = (r->n_tokens + r->n_ctx - 1) / r->n_ctx;

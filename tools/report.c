@@ -45,7 +45,7 @@ static void print_row(const report_column *columns, size_t n_columns, const size
                       const report_cell *cells)
 {
     char buffer[CELL_BYTES];
-    int blanks = 0; /* behind what was printed; none at the end of a line */
+    int blanks = 0; /* blanks owed after the last cell, so that no line ends with blanks */
     for (size_t c = 0; c < n_columns; c++) {
         if (columns[c].heading == NULL)
             continue;

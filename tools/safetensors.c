@@ -73,7 +73,8 @@ static bool close_stream(FILE **stream)
     return ok && closed;
 }
 
-/* Its length, then the header with spaces up to a multiple of 8 bytes; to be freed. NULL without memory. */
+/* Makes the length of the header, then the header with spaces up to a multiple of 8 bytes; to be
+ * freed. NULL without memory. */
 static unsigned char *make_header(safetensors *s, size_t *bytes)
 {
     static const char format[] = "{\"__metadata__\":{%s}%s}";

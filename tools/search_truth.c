@@ -31,7 +31,8 @@ static float closeness(kvant_metric metric, float product, float squared)
     return metric == KVANT_METRIC_L2 ? product - squared / 2 : product;
 }
 
-/* The closeness of the k-th nearest vector: what is at least as close counts as found, so ties do. */
+/* The closeness of the k-th nearest vector. Every vector that is at least as close counts as found,
+ * ties too. */
 static float kth_largest(const float *all, size_t n, uint32_t k, float *top)
 {
     uint32_t kept = 0;

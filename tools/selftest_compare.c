@@ -1,5 +1,5 @@
-/* selftest_compare.c - compares what a device computed with a problem of selftest_problem.c, and
- * says what is wrong: which page, row or query, and how far off. */
+/* selftest_compare.c - compares the results of a device with a problem of selftest_problem.c, and
+ * says which page, row or query is wrong, and how far off it is. */
 #include "selftest.h"
 
 #include <math.h>
@@ -59,9 +59,10 @@ static test_state judge(test_result *r, test_step step, double error, double bou
     return error <= bound ? TEST_RIGHT : TEST_WRONG;
 }
 
-/* Decoding is a product with a scale, a zero point, the inverse rotation or a matrix, a factor and
- * a centre: at most d + 20 roundings of binary32 of numbers no longer than the row and its centre.
- * A matrix of a calibration, whose numbers cancel, is taken to enlarge that four times. */
+/* Decoding multiplies codes by a scale, adds a zero point, applies the inverse rotation or a matrix
+ * and a factor, and adds a centre. That is at most d + 20 roundings of binary32, of numbers no
+ * longer than the row and its centre. The numbers of a calibration's matrix cancel, which is taken
+ * to enlarge the error four times. */
 void test_compare_rows(test_result *r, const test_problem *p, kvant_role role, const float *rows)
 {
     const uint32_t d = p->pair.head_dim;

@@ -1,5 +1,6 @@
 /* selftest_cpu.c - `kvant selftest` on CPUs: every level that this machine has encodes, decodes and
- * attends, and the best level's speed is measured next to a copy of as many bytes. */
+ * computes attention. The speed of the best level is measured, and the speed of a copy of as many
+ * bytes. */
 #define _POSIX_C_SOURCE 200809L
 #include "selftest.h"
 

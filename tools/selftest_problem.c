@@ -35,8 +35,8 @@ static void add_pair(test_pair *pairs, size_t *n, const char *k, const char *v, 
     p->head_dim = head_dim;
 }
 
-/* A preset's codecs with a calibration. transform=first learns from what a cache sees; its kernels
- * are those of transform=file, which values do not have. */
+/* Adds a preset's codecs with a calibration. transform=first learns from the rows of a cache, and
+ * its kernels are the kernels of transform=file, which values do not have. */
 static void add_preset(test_pair *pairs, size_t *n, const char *name, uint32_t head_dim)
 {
     static const char first[] = ":transform=first";
@@ -99,7 +99,7 @@ float test_cut(double x)
     return number;
 }
 
-/* Normal numbers; channels are of unequal size and have a small mean, as those of models. */
+/* Normal numbers, whose channels have unequal sizes and a small mean, as in models. */
 static void fill_rows(float *rows, size_t n_rows, uint32_t d, uint64_t seed)
 {
     uint64_t state = 88172645463325252u ^ seed << 32;

@@ -45,8 +45,8 @@
 
 #define TARGET_SCORE 32.0
 
-/* Calls of engines: one token, a short step, two chunks of a prompt. GPUs have kernels for each:
- * query rows of a kv head are 4, 32, 128 and 512. */
+/* The calls that engines make: one token, a short step, and two chunks of a prompt. GPUs have a
+ * kernel for each: a kv head has 4, 32, 128 and 512 query rows. */
 static const struct {
     uint32_t n_queries, step;
 } shapes[TEST_CALLS] = { { 1, 1 }, { 8, 1 }, { 32, 2 }, { 128, 4 } };

@@ -1,6 +1,6 @@
-/* selftest_report.c - results of `kvant selftest`: the table, what is wrong, the verdict, and the
- * file that owners of GPUs send. The file has no name of a user or a machine, no path and no time.
- */
+/* selftest_report.c - prints the results of `kvant selftest`: the table, each wrong result, the
+ * verdict, and the file that owners of GPUs send. The file has no name of a user or a machine, no
+ * path and no time. */
 #include "selftest.h"
 
 #include "command.h"

@@ -36,8 +36,8 @@ static bool continues(unsigned char byte)
     return (byte & 0xc0) == 0x80;
 }
 
-/* Four bytes of UTF-8 for a number beyond U+10FFFF: llama.cpp decodes them and throws when it encodes the number again. All other
- * malformed bytes it replaces. */
+/* Whether four bytes of UTF-8 stand for a number beyond U+10FFFF. llama.cpp decodes them and throws
+ * when it encodes the number again. It replaces all other malformed bytes. */
 static bool is_beyond_unicode(const unsigned char *at)
 {
     return (at[0] & 0xf8) == 0xf0 && continues(at[1]) && continues(at[2]) && continues(at[3]) &&

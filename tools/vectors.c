@@ -1,5 +1,6 @@
-/* vectors.c - see vectors.h. A reader turns a file into a shape: where numbers begin, how many rows there are, how far apart they
- * lie. The shape is checked against the file's size before memory is asked for. */
+/* vectors.c - see vectors.h. A reader finds the shape of a file: where numbers begin, how many rows
+ * there are, how far apart they are. The shape is checked against the file's size before memory is
+ * allocated. */
 #define _POSIX_C_SOURCE 200809L /* strcasecmp, fstat */
 #include "vectors.h"
 
@@ -44,7 +45,8 @@ static uint32_t read_u32(const uint8_t *p)
     return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
 }
 
-/* What follows `'key':` in a .npy head, without blanks; NULL when it is not there. */
+/* The text that follows `'key':` in the header of a .npy file, without blanks; NULL when the key is
+ * not there. */
 static const char *value_of(const char *head, const char *key)
 {
     const char *at = strstr(head, key);
@@ -102,7 +104,7 @@ static bool read_vecs(const source *s, const uint8_t *head, size_t n, shape *p)
     return true;
 }
 
-/* Number of rows, dimension, rows. */
+/* A .fbin or .u8bin file: the number of rows, the dimension, the rows. */
 static bool read_bin(const source *s, const uint8_t *head, size_t n, shape *p)
 {
     if (n < 8)
