@@ -182,7 +182,8 @@ static int refused_long(const arg_spec *spec, const char *word)
     if (n_begun == 1) {
         complain("%s: --%s takes no value", spec->command, begun[0]);
     } else if (n_begun > 1) {
-        complain("%s: --%s may be --%s or --%s", spec->command, name, begun[0], begun[1]);
+        complain("%s: --%s is ambiguous: it may be --%s or --%s", spec->command, name, begun[0],
+                 begun[1]);
     } else {
         const char *closest = args_closest(name, names, spec->n_options);
         complain("%s: unknown option --%s", spec->command, name);
@@ -287,7 +288,8 @@ bool args_list(const char *option, const char *text, bool (*take)(void *user, ch
     for (const char *p = text;; p++) {
         const size_t length = strcspn(p, ",");
         if (length >= sizeof word)
-            return complain("%s: '%s' is no list", option, text);
+            return complain("%s: '%s' is not a list of words with commas between them", option,
+                            text);
         memcpy(word, p, length);
         word[length] = 0;
         if (!take(user, word))
@@ -313,7 +315,7 @@ bool args_u32_list(const char *option, const char *text, uint32_t min, uint32_t 
         const size_t length = strcspn(p, ",");
         snprintf(word, sizeof word, "%.*s", (int)length, p);
         if (*n == room)
-            return complain("%s: more than %zu numbers", option, room);
+            return complain("%s: the list has more than %zu numbers", option, room);
         if (!args_u32(option, word, min, max, &values[(*n)++]))
             return false;
         p += length;

@@ -47,10 +47,10 @@ static bool path_of(const char *folder, const base_key *key, char *path, size_t 
 
 static bool no_room(const char *folder, double needed, double there)
 {
-    complain("--base-cache %s: %.0f MiB are needed, %.0f MiB are free", folder, needed / MIB,
-             there / MIB);
-    return hint("another folder, fewer --chunks or a smaller -c; without --base-cache one chunk is "
-                "held in memory");
+    complain("--base-cache %s: the f16 runs need %.0f MiB, but only %.0f MiB are free", folder,
+             needed / MIB, there / MIB);
+    return hint("name a folder on another disk, or choose fewer --chunks or a smaller -c; without "
+                "--base-cache, eval keeps one chunk in memory");
 }
 
 bool base_cache_prepare(const char *folder, const base_key *key, size_t n_new)
@@ -84,16 +84,16 @@ static uint64_t checksum_of(const base *b, const header *h)
 }
 
 /* Returns why the file cannot be used, or NULL when it can. */
-static const char *judge(const base *b)
+static const char *why_unusable(const base *b)
 {
     header h;
     memcpy(&h, b->map, sizeof h);
     if (h.magic != MAGIC)
-        return "it is no base of kvant eval";
+        return "it is not a file that kvant eval --base-cache made";
     if (h.version != VERSION)
-        return "it is of another version";
+        return "another version of kvant made it";
     if (h.bytes != b->bytes || memcmp(&h.key, &b->key, sizeof h.key) != 0)
-        return "it is of another model, text or runtime";
+        return "it belongs to another model, text or runtime";
     return h.checksum != checksum_of(b, &h) ? "its checksum does not match" : NULL;
 }
 
@@ -119,13 +119,14 @@ bool base_load(base *b, const char *folder, const base_key *key)
     const char *wrong = fstat(file, &about) != 0 || (uint64_t)about.st_size != b->bytes
                             ? "its size is wrong"
                         : !map_file(b, file, PROT_READ) ? "it cannot be mapped"
-                                                        : judge(b);
+                                                        : why_unusable(b);
     close(file);
     if (wrong == NULL) {
         memcpy(&b->kv_bytes, (char *)b->map + offsetof(header, kv_bytes), sizeof b->kv_bytes);
         return true;
     }
-    fprintf(stderr, "kvant: eval: computing the f16 run again, not using %s: %s\n", b->path, wrong);
+    fprintf(stderr, "kvant: eval: %s cannot be used, so the f16 run is computed again: %s\n",
+            b->path, wrong);
     base_close(b);
     return false;
 }
@@ -139,9 +140,11 @@ static bool create_in_memory(base *b)
 {
     const double there = machine_available_memory();
     if (there > 0 && (double)b->bytes > there) {
-        complain("eval: the f16 run of a chunk takes %.0f MiB, %.0f MiB of memory are available",
+        complain("eval: the f16 run of a chunk takes %.0f MiB, but only %.0f MiB of memory are "
+                 "available",
                  (double)b->bytes / MIB, there / MIB);
-        return hint("--base-cache DIR keeps it on disk; or a smaller -c, or --from closer to it");
+        return hint(
+            "keep it on disk with --base-cache DIR, or choose a smaller -c or a larger --from");
     }
     void *map = mmap(NULL, b->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (map == MAP_FAILED)
@@ -162,7 +165,7 @@ static bool create_file(base *b)
     const int error = file < 0 ? errno : posix_fallocate(file, 0, (off_t)b->bytes);
     const bool ok = error == 0 && map_file(b, file, PROT_READ | PROT_WRITE);
     if (!ok) {
-        complain("--base-cache: cannot make %s of %.0f MiB: %s", path, (double)b->bytes / MIB,
+        complain("--base-cache: cannot create %s with %.0f MiB: %s", path, (double)b->bytes / MIB,
                  strerror(error != 0 ? error : errno));
         unlink(path);
     }

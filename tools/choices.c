@@ -69,7 +69,8 @@ static void suggest(const char *spec)
         pointers[i] = names[i].text;
     const char *closest = args_closest(word, pointers, n);
     if (is_stock_type(word))
-        hint("%s is llama.cpp's own: --stock %s, or kvant exec --accel -- PROGRAM -ctk %s -ctv %s",
+        hint("%s is a type of llama.cpp's own cache: use --stock %s, or kvant exec --accel -- "
+             "PROGRAM -ctk %s -ctv %s",
              word, word, word, word);
     else if (kvant_preset_get(spec, 0, &preset) == KVANT_OK)
         hint("did you mean --preset %s?", spec);
@@ -112,13 +113,14 @@ static bool refused(const kvant_scheme_params *p, kvant_status status)
     if (closest != NULL && strcmp(closest, p->preset) != 0)
         hint("did you mean '%s'?", closest);
     if (strcmp(option, "--config") == 0)
-        return hint("kvant tune makes such files; one belongs to one model and one calibration");
+        return hint(
+            "kvant tune makes settings files; each belongs to one model and one calibration");
     if (strcmp(option, "--calibration") == 0)
-        return hint("kvant calibrate -m MODEL -f TEXT -o FILE makes one");
+        return hint("make one with kvant calibrate -m MODEL -f TEXT -o FILE");
     if (status == KVANT_ERR_UNSUPPORTED && p->calibration == NULL)
         return hint(
-            "--calibration FILE, where a codec needs one; kvant codecs lists what there is");
-    return hint("kvant codecs lists what there is");
+            "give --calibration FILE if the codec needs one; kvant codecs lists all codecs");
+    return hint("kvant codecs lists all codecs");
 }
 
 static void tell(const kvant_scheme_params *p, const kvant_scheme *scheme, bool *told)
@@ -132,7 +134,7 @@ static void tell(const kvant_scheme_params *p, const kvant_scheme *scheme, bool 
         return;
     }
     complain("%s", info.not_used);
-    hint("--calibration FILE takes it all the same, if it fits; kvant calibrate makes it anew");
+    hint("--calibration FILE uses it anyway if it fits; kvant calibrate makes a new one");
 }
 
 bool scheme_make(const kvant_scheme_params *params, kvant_scheme **scheme, bool *told)

@@ -55,7 +55,7 @@ static const arg_spec spec = {
              "N tokens, both starting with the cache filled to a depth.",
     ARG_OPTIONS(options),
     .notes =
-        "Ctrl-C prints what is complete.\n\nexample:\n"
+        "Ctrl-C prints all complete results.\n\nexample:\n"
         "  kvant bench model -m model.gguf -d 0,4096 --preset balanced --stock f16 --stock q4_0",
 };
 

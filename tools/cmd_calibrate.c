@@ -43,7 +43,7 @@ static const arg_option options[] = {
     ENGINE_OPTION_MODEL(engine),
     ARG_TEXT('f', "file", "FILE", file, "text to calibrate on; - reads standard input"),
     ARG_TEXT('o', "output", "FILE", output,
-             "calibration file to write (default: model.kvcal beside\nmodel.gguf, where all "
+             "calibration file to write (default: model.kvcal next to\nmodel.gguf, where all "
              "commands find it)"),
     ARG_U32('n', "tokens", "N", 16, 1 << 28, n_tokens,
             "tokens of the text to use at most (default 8192)"),
@@ -53,9 +53,9 @@ static const arg_option options[] = {
             "begin at 0)"),
     ARG_CALL(0, "clusters", "C,...", read_clusters, engine, /* the first member: the settings */
              "centroids per head for kmeans codecs, or none (default 256)"),
-    ARG_U32(0, "sample", "N", 2, 1 << 24, sample,
-            "rows per layer to cluster (default: 8 for each\ncluster); 2 bytes per number of "
-            "memory each"),
+    ARG_U32(
+        0, "sample", "N", 2, 1 << 24, sample,
+        "rows per layer to cluster (default: 8 for each\ncluster); a row takes 2 bytes per number"),
     ARG_U32(0, "seed", "N", 0, UINT32_MAX, seed, "seed of sampling and clustering (default 0)"),
     ARG_CALL(0, "json", NULL, progress_use_json, json, "one JSON array with one flat object"),
     ENGINE_OPTIONS_RUNTIME(engine),
@@ -65,13 +65,13 @@ static const arg_spec spec = {
     .command = "calibrate",
     .usage = "-m MODEL -f TEXT [-o FILE] [-n TOKENS] [-c CTX] [--clusters C,...]",
     .about = "Gathers the statistics that some codecs need and writes them to a file: means\n"
-             "and ranges (center=file, norm=file), what keys are multiplied by\n"
-             "(transform=file, transform=diagonal), centroids (kmeans), second moments of\n"
-             "the queries (hessian). The model runs with llama.cpp's own f16 cache.",
+             "and ranges (center=file, norm=file), transforms of keys\n(transform=file, "
+             "transform=diagonal), centroids (kmeans), second moments of\nthe queries (hessian). "
+             "The model runs with llama.cpp's own f16 cache.",
     ARG_OPTIONS(options),
-    .notes = "Use a text like those that the model will see; a few thousand tokens are enough.\n"
-             "Ctrl-C leaves FILE as it was and keeps what was read in FILE.part; the same\n"
-             "command goes on from there.\n\nexamples:\n"
+    .notes = "Use a text like the texts that the model will read; a few thousand tokens "
+             "are\nenough. Ctrl-C leaves FILE unchanged and keeps the statistics so far "
+             "in\nFILE.part; the same command continues from there.\n\nexamples:\n"
              "  kvant calibrate -m model.gguf -f text.txt\n"
              "  kvant calibrate -m model.gguf -f text.txt -o other.kvcal --clusters 16,256",
 };
@@ -128,12 +128,13 @@ static void go_on(run *r)
         return;
     if (kvant_calibrator_restore(r->calibrator, work_key(r), r->part, &position, err, sizeof err) !=
         KVANT_OK) {
-        fprintf(stderr, "kvant: calibrate: not going on from %s: %s\n", r->part, err);
+        fprintf(stderr, "kvant: calibrate: cannot continue from %s, so it begins again: %s\n",
+                r->part, err);
         return;
     }
     r->position = position;
-    fprintf(stderr, "kvant: calibrate: going on from %s, %zu of %zu tokens\n", r->part, r->position,
-            r->reading.n_tokens);
+    fprintf(stderr, "kvant: calibrate: continues from %s, at %zu of %zu tokens\n", r->part,
+            r->position, r->reading.n_tokens);
 }
 
 static void keep(run *r)
@@ -143,7 +144,7 @@ static void keep(run *r)
         return;
     if (kvant_calibrator_save(r->calibrator, work_key(r), r->position, r->part, err, sizeof err) ==
         KVANT_OK)
-        fprintf(stderr, "kvant: calibrate: the same command goes on from here (%s)\n", r->part);
+        fprintf(stderr, "kvant: calibrate: the same command continues from here (%s)\n", r->part);
     else
         complain("calibrate: %s", err);
 }
@@ -265,7 +266,8 @@ static void tell_who_finds_it(const run *r)
                 "kvant: calibrate: from now on all commands with -m %s use it, exec as well\n",
                 s->engine.model);
     else
-        hint("--calibration %s uses it; commands find it by themselves under the name %s",
+        hint("use it with --calibration %s; commands find a calibration by themselves if its name "
+             "is %s",
              s->output, s->beside);
 }
 
@@ -282,8 +284,9 @@ static bool check_settings(settings *s)
     if (!text_given("calibrate", s->file))
         return false;
     if (s->sample > 0 && s->n_codebooks > 0 && s->sample < s->clusters[s->n_codebooks - 1])
-        return complain("calibrate: --sample %lu is fewer than the %lu clusters asked for",
-                        (unsigned long)s->sample, (unsigned long)s->clusters[s->n_codebooks - 1]);
+        return complain(
+            "calibrate: --sample %lu is smaller than the largest number of --clusters, %lu",
+            (unsigned long)s->sample, (unsigned long)s->clusters[s->n_codebooks - 1]);
     if (!engine_model_options_finish(&s->engine, "calibrate"))
         return false;
     if (!calibration_beside(s->engine.model, s->beside, sizeof s->beside))

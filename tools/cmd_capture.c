@@ -69,9 +69,10 @@ static const arg_spec spec = {
              "head_dim] and .q [n_heads, tokens, head_dim]. The model runs with llama.cpp's\n"
              "own f16 cache.",
     ARG_OPTIONS(options),
-    .notes = "The file appears when it is complete; Ctrl-C and errors leave FILE as it "
-             "was.\n\nexample:\n"
-             "  kvant capture -m model.gguf -f text.txt -o model.safetensors -n 1024 --queries 8",
+    .notes = "The file appears when it is complete; Ctrl-C and errors leave FILE "
+             "unchanged.\n\nexample:\n"
+             "  kvant capture -m model.gguf -f text.txt -o model.safetensors -n 1024 "
+             "--queries 8",
 };
 
 typedef struct run {
@@ -139,8 +140,8 @@ static bool check_settings(settings *s)
     if (!text_given("capture", s->file))
         return false;
     if (s->output == NULL) {
-        complain("capture: no output given");
-        return hint("-o model.safetensors");
+        complain("capture: no output file given");
+        return hint("name one with -o model.safetensors");
     }
     return engine_model_options_finish(&s->engine, "capture");
 }

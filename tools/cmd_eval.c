@@ -30,7 +30,7 @@ static bool add_file(void *eval, const char *file)
         if (strcmp(e->files[i], file) == 0)
             return complain("eval: -f %s is given twice", file);
     if (e->n_files == EVAL_MAX_TEXTS)
-        return complain("eval: more than %d texts", EVAL_MAX_TEXTS);
+        return complain("eval: more than %d texts are given", EVAL_MAX_TEXTS);
     e->files[e->n_files++] = file;
     return true;
 }
@@ -59,19 +59,19 @@ static const arg_option options[] = {
     ARG_U32('b', "batch", "N", 1, ENGINE_UBATCH, eval.n_batch,
             "tokens of a graph (default 512; up to 8: the kernels of decoding, slow)"),
     ARG_U32(0, "by-position", "N", 1, 4096, n_bins,
-            "N rows per configuration, each of a part of the positions"),
+            "N lines per configuration, one for each part of the positions"),
     ARG_TEXT(0, "resume", "FILE", eval.resume,
-             "keep every complete chunk there, and do not compute again what\nthe file has"),
+             "keep every complete chunk in FILE, and do not compute the chunks\nin it again"),
     ARG_TEXT(0, "base-cache", "DIR", eval.base_cache,
-             "keep the f16 run of every chunk there: 2 bytes per scored token and\nword of the "
+             "keep the f16 run of every chunk in DIR: 2 bytes per scored token and\nword of the "
              "vocabulary"),
     ARG_TEXT(0, "values", "FILE", values,
-             "keep the value of every scored token there: a safetensors file,\n"
-             "tensors kld.I and nll.I [chunks, positions] of the I-th row"),
-    ARG_SWITCH(0, "wide", wide, "a table with percentiles of the divergence, too"),
+             "write the value of every scored token to a safetensors file,\ntensors kld.I and "
+             "nll.I [chunks, positions] of the I-th line"),
+    ARG_SWITCH(0, "wide", wide, "add percentiles of the divergence to the table"),
     ARG_CALL(0, "json", NULL, progress_use_json, json,
              "one JSON array of flat objects; progress as JSON lines on stderr"),
-    ARG_SWITCH(0, "csv", csv, "the same as CSV"),
+    ARG_SWITCH(0, "csv", csv, "the same, as CSV"),
 };
 
 static const arg_spec spec = {
@@ -80,10 +80,10 @@ static const arg_spec spec = {
              "                  [-k SPEC [-v SPEC]]... [--stock TYPE]...",
     .about = "Measures what KV cache configurations cost in quality: perplexity, KL\n"
              "divergence to the f16 cache and agreement on the most probable token, scored\n"
-             "as llama-perplexity --kl-divergence does. The f16 cache is always the first\n"
-             "row.",
+             "as llama-perplexity --kl-divergence does. The f16 cache is always the first\nline.",
     ARG_OPTIONS(options),
-    .notes = "Ctrl-C prints what is complete; with --resume the same command goes on.\n\nexample:\n"
+    .notes = "Ctrl-C prints all complete results; with --resume the same command "
+             "continues.\n\nexample:\n"
              "  kvant eval -m model.gguf -f text.txt --preset balanced --preset small --stock q8_0 "
              "--stock q4_0",
 };

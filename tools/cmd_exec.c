@@ -48,14 +48,14 @@ static const arg_option options[] = {
              "else " PLUGIN_PROTECT_CODEC ")"),
     ARG_TEXT(0, "calibration", "FILE", cache.calibration,
              "calibration, for all presets and some codecs (default:\n"
-             "KVANT_CALIBRATION, else model.kvcal beside the program's -m\nmodel.gguf); kvant "
+             "KVANT_CALIBRATION, else model.kvcal next to the program's -m\nmodel.gguf); kvant "
              "calibrate makes it"),
     ARG_SWITCH(0, "accel", accel,
                "no codecs: kvant computes attention on llama.cpp's own cache,\n"
                "which the program's -ctk and -ctv choose: f16, q8_0, q4_0, ..."),
-    ARG_SWITCH(0, "verbose", verbose,
-               "say what is compressed with which codec, layer by layer\n(sets KVANT_VERBOSE=1)"),
-    ARG_SWITCH(0, "quiet", quiet, "no line about the cache at the start (sets KVANT_QUIET=1)"),
+    ARG_SWITCH(0, "verbose", verbose, "print the codec of each layer (sets KVANT_VERBOSE=1)"),
+    ARG_SWITCH(0, "quiet", quiet,
+               "print no line about the cache at the start (sets KVANT_QUIET=1)"),
 };
 
 static const arg_spec spec = {
@@ -66,8 +66,8 @@ static const arg_spec spec = {
     .about = "Runs a llama.cpp program (llama-server, llama-cli, llama-bench, ...) with kvant's KV "
              "cache.\n"
              "Programs named llama* get --device KVANT, -ngl 99 and -fa on, unless these are "
-             "given. They may stand\n"
-             "behind other words: taskset -c 0 llama-server. Other programs get variables only:\n"
+             "given. Other words\nmay stand before them: taskset -c 0 llama-server. Other programs "
+             "get variables only:\n"
              "GGML_BACKEND_PATH, KVANT_K and the like, and for a llama.cpp program that they\n"
              "start LLAMA_ARG_DEVICE, LLAMA_ARG_N_GPU_LAYERS, LLAMA_ARG_FLASH_ATTN and\n"
              "OLLAMA_FLASH_ATTENTION, unless these are set. With a GPU that is not CUDA's, llama* "
@@ -104,16 +104,17 @@ static bool one_choice(kvant_scheme_params *p)
         p->v = p->v != NULL ? p->v : env_or_null(PLUGIN_ENV_V);
     }
     if ((p->preset != NULL) + (p->settings != NULL) + (p->k != NULL || p->v != NULL) > 1) {
-        complain(given ? "exec: of --preset, --config and -k only one can choose the codecs"
-                       : "exec: of KVANT_PRESET, KVANT_CONFIG and KVANT_K, KVANT_V only one can "
-                         "choose the codecs");
+        complain(given ? "exec: only one of --preset, --config and -k can choose the codecs"
+                       : "exec: only one of KVANT_PRESET, KVANT_CONFIG and KVANT_K with KVANT_V "
+                         "can choose the codecs");
         return hint("leave out all but one of them");
     }
     if (p->settings == NULL || (p->protect == 0 && p->protect_codec == NULL))
         return true;
-    complain("exec: %s%s says what every layer uses: no --protect or KVANT_PROTECT beside it",
-             choice_is_from(p->settings, PLUGIN_ENV_CONFIG) ? PLUGIN_ENV_CONFIG "=" : "--config ",
-             p->settings);
+    complain(
+        "exec: %s%s sets the codec of every layer, so --protect and KVANT_PROTECT do not apply",
+        choice_is_from(p->settings, PLUGIN_ENV_CONFIG) ? PLUGIN_ENV_CONFIG "=" : "--config ",
+        p->settings);
     return hint("leave out one of them");
 }
 
@@ -183,14 +184,15 @@ static bool refuse_type(const program_option *option, const char *name, const ch
                         bool of_draft)
 {
     const bool is_short = strcmp(name, option->names[0]) == 0;
-    complain("exec: %s %s%s%s is a cache of llama.cpp's own, kvant compresses what llama.cpp takes "
-             "for f16",
+    complain("exec: %s %s%s%s chooses a cache of llama.cpp's own, but kvant needs one that "
+             "llama.cpp takes for f16",
              option->names[0], type, is_short ? "" : ", given by ", is_short ? "" : name);
     if (of_draft)
-        return hint("leave %s out; or -devd none, where the model that drafts computes on the CPU "
+        return hint("leave %s out, or add -devd none: the draft model then computes on the CPU "
                     "with this cache",
                     name);
-    return hint("leave %s out; or kvant exec --accel, for kvant's attention on that cache", name);
+    return hint("leave %s out, or use kvant exec --accel for kvant's attention on that cache",
+                name);
 }
 
 static bool check_types(const program *p)
@@ -209,8 +211,8 @@ static bool check_program_options(const program *p, bool accel)
 {
     const char *name = NULL, *attention = program_value(p, &option_attention, &name);
     if (program_is_off(attention)) {
-        complain("exec: -fa off: attention must be one operation, flash attention, for kvant to "
-                 "compute it");
+        complain("exec: -fa off splits attention into several operations, but kvant computes only "
+                 "flash attention, which is one");
         return hint("leave %s %s out", name, attention);
     }
     return accel || check_types(p);
@@ -227,7 +229,7 @@ static bool leaves_all_out(const program *p)
 /* Warns when the options leave the whole cache uncompressed, because llama.cpp does not. */
 static void warn_of_uncompressed(const program *p, const device_list *list, const gpu_plan *plan)
 {
-    complain("exec: warning: with %s no layer's cache is kvant's, all of it stays uncompressed",
+    complain("exec: warning: with %s no layer has kvant's cache, so all of it stays uncompressed",
              program_keeps_cache(p) ? "-nkvo" : "-ngl 0");
     if (gpu_is_left_out(list))
         gpu_hint_flags(p, list, plan);
@@ -390,7 +392,8 @@ static void say_no_flags(const exec_options *o, const program *p)
 {
     if (o->quiet)
         return;
-    complain("exec: '%s' does not begin with llama, so it gets kvant's variables and no flags",
+    complain("exec: the name '%s' does not begin with llama, so the program gets kvant's variables "
+             "and no flags",
              file_name(p->argv[0]));
     hint("a llama.cpp program that it starts reads LLAMA_ARG_%s LLAMA_ARG_FLASH_ATTN=on; a program "
          "that calls the library itself must choose the device%s",
@@ -402,7 +405,7 @@ static void say_no_flags(const exec_options *o, const program *p)
 static int exec_failed(const char *name)
 {
     const int error = errno;
-    complain("exec: %s: %s", name, strerror(error));
+    complain("exec: cannot start %s: %s", name, strerror(error));
     if (error != ENOENT)
         return EXIT_RUNTIME;
     hint("give the program's path, or put its folder on PATH");
@@ -432,8 +435,8 @@ static int set_accel(const exec_options *o)
     if (p->preset != NULL || p->settings != NULL || p->k != NULL || p->v != NULL ||
         p->protect != NOT_GIVEN || p->protect_codec != NULL || p->calibration != NULL) {
         complain(
-            "exec: --accel leaves llama.cpp's own cache as it is: no options of codecs beside it");
-        hint("types of llama.cpp's cache are the program's options: -ctk q8_0 -ctv q8_0");
+            "exec: --accel keeps llama.cpp's own cache, so it takes no options that choose codecs");
+        hint("choose the cache's types with the program's options: -ctk q8_0 -ctv q8_0");
         return EXIT_USAGE;
     }
     return plugin_set(&(kvant_scheme_params){ .k = NULL }, NULL, false) &&
@@ -520,7 +523,7 @@ int command_exec(int argc, char **argv)
         return code;
     if (rest >= argc) {
         complain("exec: no program given");
-        hint("kvant exec -- llama-server -m model.gguf");
+        hint("for example: kvant exec -- llama-server -m model.gguf");
         return EXIT_USAGE;
     }
     program p;

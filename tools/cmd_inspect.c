@@ -37,7 +37,7 @@ static bool add_contexts(void *contexts, const char *value)
         return false;
     for (size_t i = 0; i < n; i++) {
         if (c->n == INSPECT_MAX_CONTEXTS)
-            return complain("inspect: more than %d contexts", INSPECT_MAX_CONTEXTS);
+            return complain("inspect: more than %d contexts are given", INSPECT_MAX_CONTEXTS);
         c->n_ctx[c->n++] = more[i];
     }
     return true;
@@ -49,18 +49,18 @@ static bool set_exact(void *given, const char *value)
     const bool whole = value[0] != 0 && value[strspn(value, "0123456789")] == 0;
     *(bool *)given = true;
     if (!whole && strcmp(value, "auto") != 0)
-        return complain("--exact %s: neither auto nor a whole number of tokens", value);
+        return complain("--exact %s: it must be auto or a whole number of tokens", value);
     return setenv("KVANT_EXACT", value, 1) == 0;
 }
 
 static const arg_option options[] = {
     ENGINE_OPTION_MODEL(engine),
     ARG_CALL('c', "ctx", "N,N", add_contexts, contexts,
-             "what caches take at these contexts, in tokens; may be repeated"),
-    ARG_SWITCH(0, "gpu", gpu, "sizes in the memory of a GPU, where they differ (-c)"),
+             "contexts to show the memory of caches for, in tokens; may be repeated"),
+    ARG_SWITCH(0, "gpu", gpu, "show the sizes in the memory of a GPU, which differ (-c)"),
     ARG_CALL(0, "exact", "N", set_exact, exact,
-             "with --gpu: as with KVANT_EXACT=N, or auto: until how many\n"
-             "tokens the cache is f16 in place (default: the variable's)"),
+             "with --gpu: the number of tokens up to which the cache is f16 in\nplace, or auto "
+             "(default: the value of KVANT_EXACT)"),
     ENGINE_OPTION_PRESET(engine, "without -c: " KVANT_PRESET_DEFAULT),
     ENGINE_OPTIONS_CACHES(engine),
     ENGINE_OPTIONS_CODECS(engine),
@@ -74,15 +74,15 @@ static const arg_spec spec = {
     .command = "inspect",
     .usage = "-m MODEL [-c CTX,CTX [--gpu [--exact N]]] [-f TEXT] [--preset NAME]...\n"
              "                     [--config FILE]... [-k SPEC [-v SPEC]]... [--stock TYPE]...",
-    .about =
-        "Tells what KV caches take with a model when a quarter, a half and all of a context of -c\n"
-        "tokens is written. MiB count all that is kept: codes of sealed blocks, exact rows (fp16:\n"
-        "the first and newest tokens and room for a step's) and transforms. What kvant takes only\n"
-        "while it learns is a column of its own. bits: all of it for each number of these tokens.\n"
-        "A GPU's memory, and llama.cpp's own cache, is taken as a whole at the start. Without a\n"
-        "cache named: f16, q8_0, q4_0 and all presets. With several contexts: full caches alone.\n"
-        "Without -c: the model's name and context, and the codec bits of caches.\n"
-        "Measures nothing, and needs no memory for the cache.",
+    .about = "Shows the memory of a model's KV caches when a quarter, a half and all of a context "
+             "of -c\ntokens is written. MiB count everything: codes of sealed blocks, exact rows "
+             "(fp16: the\nfirst and newest tokens, and room for the tokens of a step) and "
+             "transforms. Memory that\nkvant takes only while it learns has a separate column. "
+             "bits: all of this memory for each\nnumber of these tokens. A GPU's memory, and the "
+             "memory of llama.cpp's own cache, is taken\nas a whole at the start. If no cache is "
+             "named: f16, q8_0, q4_0 and all presets. With\nseveral contexts: only full caches. "
+             "Without -c: the model's name and context, and the\ncodec bits of caches. Measures "
+             "nothing, and needs no memory for the cache.",
     ARG_OPTIONS(options),
     .notes =
         "examples:\n  kvant inspect -m model.gguf -c 131072\n"
@@ -193,9 +193,10 @@ static bool add_usual_caches(kv_configs *list)
 static bool finish(settings *s)
 {
     if (s->gpu && s->contexts.n == 0)
-        return complain("inspect: --gpu is about sizes, and there is no context: give -c");
+        return complain("inspect: --gpu shows sizes of caches, which need a context: give -c");
     if (s->exact && !s->gpu)
-        return complain("inspect: only a GPU's cache is f16 in place: give --gpu with --exact");
+        return complain("inspect: --exact is for a GPU's cache, which alone can be f16 in place: "
+                        "give --gpu, too");
     if (s->contexts.n > 0 && s->engine.configs.n == 0 && !add_usual_caches(&s->engine.configs))
         return false;
     return engine_options_finish(&s->engine, "inspect");

@@ -48,10 +48,9 @@ static const arg_option options[] = {
     ARG_U32('n', "needles", "N", 1, NEEDLE_MAX, n_needles,
             "hidden sentences per text, at as many depths (default 8, at most 24)"),
     ARG_U32('r', "trials", "N", 1, MAX_TRIALS, n_trials, "texts of every length (default 2)"),
-    ARG_U32(0, "seed", "N", 0, UINT32_MAX / 2, seed, "of the first text (default 1)"),
+    ARG_U32(0, "seed", "N", 0, UINT32_MAX / 2, seed, "seed of the first text (default 1)"),
     ARG_TEXT(0, "resume", "FILE", resume,
-             "keep there what every configuration found in every text, and do not\nmeasure again "
-             "what the file has"),
+             "keep every complete result in FILE, and do not measure the results\nin it again"),
     ARG_CALL(0, "json", NULL, progress_use_json, json,
              "one JSON array of flat objects, one per length and depth"),
 };
@@ -62,15 +61,13 @@ static const arg_spec spec = {
              "                    [--config FILE]... [-k SPEC [-v SPEC]]... [--stock TYPE]...",
     .about =
         "Hides numbers at several depths of texts of several lengths and asks for them at\n"
-        "the end. The f16 cache is always the first row. 'of f16's %' leaves out the questions\n"
+        "the end. The f16 cache is always the first line. 'of f16's %' leaves out the questions\n"
         "that the f16 cache misses.",
     ARG_OPTIONS(options),
     .notes =
-        "The map has a character per depth, from the beginning of the text on: the share found, 0 "
-        "to 9 in\n"
-        "tenths, # for all.\n\nCtrl-C prints what is complete; with --resume the same command goes "
-        "on from "
-        "there.\n\nexample:\n"
+        "The map has a character for each depth, from the beginning of the text on: the share of "
+        "facts\nthat were found, 0 to 9 in tenths, # for all.\n\nCtrl-C prints all complete "
+        "results; with --resume the same command continues.\n\nexample:\n"
         "  kvant needle -m model.gguf -c 1024,4096 --preset balanced --preset small --stock q4_0",
 };
 
@@ -140,7 +137,8 @@ static bool ask(run *r, struct llama_context *ctx, const needle *asked, size_t p
         score(a, logits + i * n_vocab, n_vocab, asked->question[asked->n_question + i]);
     if (ll.llama_memory_seq_rm(ll.llama_get_memory(ctx), 0, (llama_pos)position, -1))
         return true;
-    return complain("needle: this model's memory cannot forget a question (recurrent or windowed)");
+    return complain("needle: a question cannot be removed from this model's cache, because the "
+                    "model is recurrent or has a sliding window");
 }
 
 static bool try_text(run *r, needle_text *text, const kv_config *config, uint32_t n_ctx,
@@ -220,13 +218,14 @@ static bool choose_lengths(run *r, const struct llama_model *model)
     memcpy(r->lengths, r->settings->lengths, sizeof r->lengths);
     for (size_t i = 0; i < r->n_lengths; i++)
         if (r->lengths[i] > limit)
-            return complain("needle: a context of %u tokens is beyond the model's %u",
+            return complain("needle: a context of %u tokens is longer than the model's limit of %u",
                             (unsigned)r->lengths[i], (unsigned)limit);
     for (uint32_t n = 512; r->settings->n_lengths == 0 && n <= limit && n <= DEFAULT_LONGEST;
          n *= 2)
         r->lengths[r->n_lengths++] = n;
     if (r->n_lengths == 0)
-        complain("needle: the model's context of %u tokens is too short", (unsigned)limit);
+        complain("needle: the model's context of %u tokens is too short: the shortest text has 512",
+                 (unsigned)limit);
     return r->n_lengths > 0;
 }
 

@@ -123,9 +123,9 @@ static bool choose_context(generation *g, const struct llama_model *model)
     g->n_ctx = g->settings->n_ctx != 0 ? g->settings->n_ctx : needed < trained ? needed : trained;
     if (g->n_prompt < g->n_ctx)
         return true;
-    complain("run: the prompt has %zu tokens, the context %zu", g->n_prompt, g->n_ctx);
+    complain("run: the prompt has %zu tokens, but the context has only %zu", g->n_prompt, g->n_ctx);
     if (g->settings->n_ctx == 0)
-        hint("the model was trained for %zu; -c forces more", trained);
+        hint("the model was trained for %zu tokens; -c forces more", trained);
     else
         hint("choose a larger -c");
     return false;
@@ -267,13 +267,13 @@ int command_run(int argc, char **argv)
         return code;
     if (s.prompt == NULL && s.file == NULL) {
         complain("run: no prompt given");
-        hint("-p TEXT, or -f FILE (- for standard input)");
+        hint("give -p TEXT, or -f FILE (- for standard input)");
         return EXIT_USAGE;
     }
     if (!engine_options_finish(&s.engine, "run"))
         return EXIT_USAGE;
     if (s.engine.configs.n > 1) {
-        complain("run: %zu cache configurations given, it takes one", s.engine.configs.n);
+        complain("run: %zu cache configurations are given, but run uses one", s.engine.configs.n);
         return EXIT_USAGE;
     }
     interrupt_catch();

@@ -50,9 +50,8 @@ static const arg_option options[] = {
              "with 2 to 4:\n"
              "smaller errors, longer to build; int-B, rabitq-B. NAME:dims=N keeps the N principal "
              "dimensions,\n"
-             "lists=N makes N inverted lists, rows=int8 keeps 8 bits beside the codes for "
-             "--rerank. Repeat it\n"
-             "for eval"),
+             "lists=N makes N inverted lists, rows=int8 adds 8 bits per number for --rerank. "
+             "Repeat it\nfor eval"),
     ARG_TEXT('m', "metric", "NAME", metric,
              "build, eval: ip (inner product, default), cosine or l2"),
     ARG_TEXT(0, "device", "NAME", device,
@@ -65,12 +64,12 @@ static const arg_option options[] = {
     ARG_TEXT(0, "centroids", "FILE", centroids,
              "build, eval: centroids of lists= (default: k-means)"),
     ARG_U32(0, "rerank", "N", 1, 1000000, rerank,
-            "query, eval: rank the N best again, by rows=int8 or, in eval, else by the original "
-            "vectors"),
-    ARG_U32(
-        0, "train", "N", 1, 10000000, train,
-        "build, eval: learn from the first N vectors: the centre, and what dims= and lists= need\n"
-        "(default 10000 with these, else none)"),
+            "query, eval: rank the N best again by rows=int8, or without it by the original "
+            "vectors (eval)"),
+    ARG_U32(0, "train", "N", 1, 10000000, train,
+            "build, eval: learn the centre, and the tables of dims= and lists=, from the first N "
+            "vectors\n"
+            "(default 10000 with these, else none)"),
     ARG_U32(0, "batch", "N", 1, MOST_QUERIES, batch, "eval: queries per search (default 100)"),
     ARG_U32('n', "queries", "N", 1, MOST_QUERIES, queries,
             "query, eval: at most N queries (default 1000)"),
@@ -90,7 +89,7 @@ static const arg_spec spec = {
     .about =
         "Nearest-neighbour search on compressed vectors. `build` writes an index, `query` prints "
         "the neighbours\n"
-        "of each query, `eval` measures recall beside an exact search, bytes and time per vector.",
+        "of each query, `eval` measures recall against an exact search, bytes and time per vector.",
     ARG_OPTIONS(options),
     .notes = "VECTORS and QUERIES are .npy (float32 or uint8), .fvecs, .bvecs, .fbin or .u8bin "
              "files. A vector's id is\n"
@@ -120,7 +119,7 @@ static bool find_metric(const char *name, kvant_metric *metric)
             *metric = metrics[i].metric;
             return true;
         }
-    return name == NULL || complain("search: --metric is ip, cosine or l2, not '%s'", name);
+    return name == NULL || complain("search: --metric must be ip, cosine or l2, not '%s'", name);
 }
 
 static bool failed(const char *what)
@@ -132,7 +131,7 @@ static bool failed(const char *what)
 
 static bool same_dimensions(const char *what, const vectors *v, uint32_t dim)
 {
-    return v->dim == dim || complain("search: %s have %u dimensions, vectors %u", what,
+    return v->dim == dim || complain("search: %s have %u dimensions, but vectors have %u", what,
                                      (unsigned)v->dim, (unsigned)dim);
 }
 
@@ -258,7 +257,7 @@ static bool run_build(const settings *s, const char *const *files)
     char err[256] = "";
     const char *codec = s->n_specs > 0 ? s->specs[0] : "turboquant-4";
     if (s->n_specs > 1)
-        return complain("search build: one codec, not %zu", s->n_specs);
+        return complain("search build: %zu codecs are given, but an index has one", s->n_specs);
     bool ok = vectors_read(files[0], 0, &base) && make_index(s, codec, &base, &index);
     if (ok && kvant_index_save(index, files[1], err, sizeof err) != KVANT_OK)
         ok = complain("%s", err);
@@ -628,8 +627,8 @@ int command_search(int argc, char **argv)
     if (code >= 0)
         return code;
     if (n == 0) {
-        complain("search: build, query, info or eval?");
-        hint("kvant search --help tells more");
+        complain("search: the first word must be build, query, info or eval");
+        hint("kvant search --help describes them");
         return EXIT_USAGE;
     }
     const struct action *action = find_action(words[0]);
@@ -638,14 +637,14 @@ int command_search(int argc, char **argv)
     if (n != 1 + action->n_files) {
         complain("search %s takes %d file%s, not %d", action->name, action->n_files,
                  action->n_files > 1 ? "s" : "", n - 1);
-        hint("kvant search --help tells which");
+        hint("kvant search --help shows which");
         return EXIT_USAGE;
     }
     if (!takes_options(action->name, &s))
         return EXIT_USAGE;
     set_defaults(&s, action->run == run_eval);
     if (strcmp(s.device, "cpu") != 0 && !on_gpu(&s)) {
-        complain("search: --device is cpu or cuda, not '%s'", s.device);
+        complain("search: --device must be cpu or cuda, not '%s'", s.device);
         return EXIT_USAGE;
     }
     interrupt_catch();

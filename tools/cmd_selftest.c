@@ -23,35 +23,33 @@ typedef struct settings {
 static const arg_option options[] = {
     ARG_TEXT(0, "report", "FILE", report,
              "write the results to FILE (JSON), to send to kvant's issues"),
-    ARG_TEXT('c', "codec", "SPEC", codec, "check and measure this codec alone"),
-    ARG_SWITCH(0, "no-speeds", no_speeds, "check, and measure nothing"),
+    ARG_TEXT('c', "codec", "SPEC", codec, "check and measure only this codec"),
+    ARG_SWITCH(0, "no-speeds", no_speeds, "check only, do not measure speed"),
     ARG_U32(0, "shared-memory", "KIB", 48, 1024, shared_kib,
             "limit the shared memory of a GPU's thread block; GPUs of\n"
             "8.6, 8.9 and 12.0 have 99"),
     ARG_CALL(0, "json", NULL, progress_use_json, json,
-             "print what the file holds instead of the table"),
+             "print the file of --report instead of the table"),
 };
 
 static const arg_spec spec = {
     .command = "selftest",
     .usage = "[--report FILE] [--codec SPEC] [--json] [options]",
-    .about =
-        "Checks kvant on this machine: every codec encodes, decodes and attends on every CPU level "
-        "and on\n"
-        "every NVIDIA GPU. Encoded bytes must be those of portable C. Decoded rows and attention "
-        "must\n"
-        "differ from the reference, in double precision, by no more than a derived bound. Then it\n"
-        "measures a few codecs next to a plain copy. Takes less than two minutes.",
+    .about = "Checks kvant on this machine: every codec encodes rows, decodes them and computes "
+             "attention on\nevery CPU level and on every NVIDIA GPU. Encoded bytes must equal the "
+             "bytes of portable C. Decoded\nrows and attention must differ from the reference, in "
+             "double precision, by no more than a derived\nbound. Then it measures the speed of a "
+             "few codecs and of a plain copy. Takes less than two minutes.",
     ARG_OPTIONS(options),
     .notes = "The file names the CPU and GPU models, the versions of kvant and of the NVIDIA "
              "driver, and what\n"
              "was computed and measured. It has no user name, host name, path, serial number, date "
              "or address.\n"
              "\n"
-             "right, wrong    codecs by head_dim; a wrong one has a line with what is wrong and "
-             "how far off\n"
+             "right, wrong    codecs by head_dim; for a wrong one, a line says which result is "
+             "wrong and how far off it is\n"
              "no kernel       codecs that this GPU does not take; neither right nor wrong\n"
-             "error/bound     the largest, of decoded rows and of attention\n"
+             "error/bound     the largest ratio, of decoded rows and of attention\n"
              "M rows/s        rows of head_dim 128 that are encoded\n"
              "GB/s attention  bytes of pages read by attention of one new token per sequence, over "
              "8192 tokens\n"

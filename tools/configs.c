@@ -32,8 +32,8 @@ static bool stock_type_of(const char *name, enum ggml_type *type)
         }
     }
     complain("--stock: llama.cpp has no cache type '%s'", name);
-    return hint("f32, f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0 or iq4_nl; two as K/V, for example "
-                "q8_0/q4_0");
+    return hint("its types are f32, f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0 and iq4_nl; two as "
+                "K/V, for example q8_0/q4_0");
 }
 
 static kv_config *last_of(kv_configs *list)
@@ -44,7 +44,7 @@ static kv_config *last_of(kv_configs *list)
 static kv_config *append(kv_configs *list)
 {
     if (list->n == MAX_CONFIGS) {
-        complain("more than %d configurations", MAX_CONFIGS);
+        complain("more than %d configurations are given", MAX_CONFIGS);
         return NULL;
     }
     kv_config *config = &list->items[list->n++];
@@ -86,7 +86,7 @@ bool configs_add_v(void *list, const char *spec)
     kv_config *last = last_of(list);
     if (last == NULL || last->k == NULL || last->v != NULL) {
         complain("-v %s has no -k before it", spec);
-        return hint("give them in pairs: -k SPEC -v SPEC; -k f16 leaves keys as they are");
+        return hint("give them in pairs: -k SPEC -v SPEC; -k f16 keeps keys in 16 bits");
     }
     last->v = spec;
     return true;
@@ -206,7 +206,8 @@ void configs_fill_cells(const kv_config *config, report_cell *cells)
 static bool check_protection(const kv_config *config)
 {
     if (config->path != NULL && (config->protect > 0 || config->protect_codec != NULL)) {
-        complain("--config %s says what every layer uses: no --protect beside it", config->path);
+        complain("--config %s sets the codec of every layer, so --protect does not apply",
+                 config->path);
         return hint("--protect belongs to the -k or --preset before it, or, before the first "
                     "configuration, to all");
     }

@@ -57,7 +57,7 @@ bool engine_model_options_finish(engine_options *options, const char *command)
 {
     if (options->model == NULL) {
         complain("%s: no model given", command);
-        return hint("-m model.gguf; scripts/fetch.py model fetches a small one");
+        return hint("give -m model.gguf; scripts/fetch.py model fetches a small one");
     }
     default_runtime(options);
     limit_threads(options, command);
@@ -88,7 +88,7 @@ static bool start_threadpool(engine *e)
         e->options.n_threads = threads_by_default();
     const ggml_backend_dev_t cpu = ll.ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
     if (cpu == NULL)
-        return complain("%s: no CPU back end for this machine", e->options.runtime);
+        return complain("%s: there is no CPU back end for this machine", e->options.runtime);
     const ggml_backend_reg_t reg = ll.ggml_backend_dev_backend_reg(cpu);
     struct ggml_threadpool *(*create)(struct ggml_threadpool_params *) = NULL;
     void *symbols[2] = { ll.ggml_backend_reg_get_proc_address(reg, "ggml_threadpool_new"),
@@ -150,15 +150,14 @@ static bool load_plugin(engine *e)
     e->plugin = ll.ggml_backend_load(path);
     if (e->plugin == NULL) {
         complain("llama.cpp did not load the plug-in %s", path);
-        hint("--verbose shows why; the plug-in refuses a ggml that is laid out otherwise than "
-             "those it knows");
+        hint("--verbose shows why; the plug-in refuses a ggml whose layout it does not know");
     }
     return e->plugin != NULL;
 }
 
 static bool wrong_plugin(const char *lacks)
 {
-    return complain("the plug-in is not of this version: it has no %s", lacks);
+    return complain("the plug-in is of another version than this command: it has no %s", lacks);
 }
 
 static bool register_accel(engine *e)
@@ -213,9 +212,7 @@ static bool is_gguf(const char *path)
 
 static void other_parameters(const engine *e, const char *whose)
 {
-    complain("%s is llama.cpp %s with ggml %s, which keeps %s parameters otherwise than the "
-             "versions that kvant "
-             "knows",
+    complain("%s is llama.cpp %s with ggml %s, and kvant does not know its layout of %s parameters",
              e->options.runtime, ll.llama_version(), ll.ggml_version(), whose);
     hint("use a runtime with ggml 0.10 to 0.27");
 }
@@ -355,8 +352,8 @@ bool engine_planned_fills(engine *e, const kv_config *config, const engine_conte
     struct llama_context *ctx = engine_context(e, config, options);
     kvp_kv_size full = { .size = sizeof full };
     if (ctx == NULL)
-        return on_gpu && hint("what only a GPU serves has no size here; the plug-in's line at the "
-                              "start tells it");
+        return on_gpu && hint("a cache that only a GPU serves has no size here; the plug-in prints "
+                              "it at the start");
     bool ok = e->kv_size(on_gpu, &full);
     for (size_t i = 0; i < n && ok; i++) {
         fills[i].size = full;

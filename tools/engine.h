@@ -26,7 +26,7 @@
     ARG_TEXT(0, "runtime", "DIR", e.runtime,                                                       \
              "folder of llama.cpp's libraries (default: KVANT_RUNTIME,\n"                          \
              "else the one this build was configured with)"),                                      \
-        ARG_SWITCH(0, "verbose", e.verbose, "pass on everything that llama.cpp says")
+        ARG_SWITCH(0, "verbose", e.verbose, "print everything that llama.cpp logs")
 #define ENGINE_OPTIONS_RUNTIME(e) ENGINE_OPTION_THREADS(e), ENGINE_OPTIONS_LIBRARIES(e)
 #define ENGINE_OPTION_PRESET(e, default)                                                           \
     ARG_CALL(0, "preset", "NAME", configs_add_preset, e.configs,                                   \
@@ -43,11 +43,11 @@
                  "... or two as K/V: q8_0/q4_0")
 #define ENGINE_OPTIONS_ATTENTION(e)                                                                \
     ARG_CALL(0, "accel", NULL, configs_set_accel, e.configs,                                       \
-             "attention of the --stock before it by " PLUGIN_ACCEL ", on the\n"                    \
-             "same cache"),                                                                        \
+             PLUGIN_ACCEL " computes attention, on the cache of the\n"                             \
+                          "--stock before it"),                                                    \
         ARG_CALL(0, "fp32", NULL, configs_set_fp32, e.configs,                                     \
-                 "attention of the -k before it in fp32: slow, to see what the\n"                  \
-                 "integer products of the fast kernels cost")
+                 "fp32 attention for the -k before it: slow, shows the error\n"                    \
+                 "of the fast kernels' integer products")
 #define ENGINE_OPTIONS_CODECS(e)                                                                   \
     ARG_CALL(0, "protect", "N", configs_set_protect, e.configs,                                    \
              "the first N and the last N layers use another codec: of the -k\n"                    \
@@ -56,10 +56,10 @@
                  "codec of these layers, keys and values (default " PLUGIN_PROTECT_CODEC ")"),     \
         ARG_TEXT(0, "calibration", "FILE", e.configs.calibration,                                  \
                  "calibration, for all presets and some codecs (default:\n"                        \
-                 "model.kvcal beside model.gguf); kvant calibrate makes it")
+                 "model.kvcal next to model.gguf); kvant calibrate makes it")
 #define ENGINE_OPTIONS(e)                                                                          \
     ENGINE_OPTION_MODEL(e),                                                                        \
-        ENGINE_OPTION_PRESET(e, KVANT_PRESET_DEFAULT ", where no cache is named"),                 \
+        ENGINE_OPTION_PRESET(e, KVANT_PRESET_DEFAULT ", if no cache is named"),                    \
         ENGINE_OPTIONS_CACHES(e), ENGINE_OPTIONS_ATTENTION(e), ENGINE_OPTIONS_CODECS(e),           \
         ENGINE_OPTIONS_RUNTIME(e)
 /* clang-format on */

@@ -205,7 +205,7 @@ static void take_over(eval_run *r)
     }
     if (found > 0)
         fprintf(stderr,
-                "kvant: eval: going on from %s: %zu of %zu chunks and configurations are done\n",
+                "kvant: eval: continues from %s: %zu of %zu chunks and configurations are done\n",
                 r->options->resume, found, r->n_tallies * r->texts.n_chunks);
 }
 
@@ -214,7 +214,7 @@ static bool check_context(const eval_run *r, const struct llama_model *model)
     const uint32_t limit = (uint32_t)ll.llama_model_n_ctx_train(model);
     if (r->options->n_ctx <= limit)
         return true;
-    return complain("eval: a context of %lu tokens is beyond the model's %lu",
+    return complain("eval: a context of %lu tokens is longer than the model's limit of %lu",
                     (unsigned long)r->options->n_ctx, (unsigned long)limit);
 }
 

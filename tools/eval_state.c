@@ -54,18 +54,18 @@ static bool check_header(const char *path, const header *h, const base_key *key)
 {
     const header own = make_header(key);
     if (h->magic != MAGIC)
-        return refuse(path, "this is no file of --resume");
+        return refuse(path, "this is not a file that --resume made");
     if (h->version != VERSION)
-        return refuse(path, "this state is of another version of kvant");
+        return refuse(path, "another version of kvant made it");
     if (h->own != fingerprint_words(FINGERPRINT_START, h, offsetof(header, own)))
         return refuse(path, "its header is damaged");
     if (h->key.model != own.key.model || h->key.n_vocab != own.key.n_vocab)
-        return refuse(path, "this state is of another model");
+        return refuse(path, "it belongs to another model");
     if (h->key.runtime != own.key.runtime)
-        return refuse(path, "this state is of another llama.cpp runtime or another kind of CPU");
+        return refuse(path, "it belongs to another llama.cpp runtime or another kind of CPU");
     if (h->own != own.own)
-        return refuse(
-            path, "this state is of another command, context, batch, --from or number of needles");
+        return refuse(path,
+                      "it belongs to another command, context, batch, --from or number of needles");
     return true;
 }
 
@@ -93,7 +93,7 @@ static bool read_records(eval_state *s, uint64_t size)
     }
     const bool torn = s->end != size;
     if (s->n_records < n || torn)
-        fprintf(stderr, "kvant: --resume %s: %llu damaged records are left out\n", s->path,
+        fprintf(stderr, "kvant: --resume %s: %llu damaged records are computed again\n", s->path,
                 (unsigned long long)(n - s->n_records + torn));
     return true;
 }
@@ -127,13 +127,13 @@ bool eval_state_open(eval_state *s, const char *path, const base_key *key)
     if (s->file < 0 || fstat(s->file, &about) != 0)
         return refuse(path, strerror(errno));
     if (!S_ISREG(about.st_mode))
-        return refuse(path, "it is no file");
+        return refuse(path, "it is not a regular file");
     if (!lock(s))
         return false;
     if (about.st_size == 0)
         return start(s, key);
     if ((uint64_t)about.st_size < sizeof h || !file_read_at(s->file, &h, sizeof h, 0))
-        return refuse(path, "this is no file of --resume");
+        return refuse(path, "this is not a file that --resume made");
     return check_header(path, &h, key) && read_records(s, (uint64_t)about.st_size);
 }
 
@@ -182,7 +182,7 @@ bool eval_state_add(eval_state *s, uint64_t config, uint64_t tokens, double kv_b
         return true;
     }
     complain("--resume %s: %s", s->path, strerror(errno));
-    hint("what was complete before is in it: make room and give the same command again");
+    hint("it keeps all complete results: make room and give the same command again");
     if (ftruncate(s->file, (off_t)s->end) != 0)
         complain("--resume %s: %s", s->path,
                  strerror(errno)); /* the torn record's checksum will tell */

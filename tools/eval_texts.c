@@ -47,7 +47,7 @@ static bool count_chunks(const char *file, size_t n_tokens, const eval_cut *cut,
                  least = cut->n_parts > 1 ? 1 : 2;
     if (available < least || available <= cut->skip) {
         const size_t needed = cut->skip + 1 > least ? cut->skip + 1 : least;
-        complain("eval: %s has %zu tokens, a context of %zu needs at least %zu", file, n_tokens,
+        complain("eval: %s has %zu tokens, but a context of %zu needs at least %zu", file, n_tokens,
                  cut->n_ctx,
                  (needed + cut->n_parts - 1) / cut->n_parts * cut->n_parts * cut->n_ctx);
         return hint("choose a smaller -c or a longer text");
@@ -55,8 +55,8 @@ static bool count_chunks(const char *file, size_t n_tokens, const eval_cut *cut,
     *n = available - cut->skip;
     const size_t at_most = cut->at_most > 0 ? cut->at_most : EVAL_USUAL_CHUNKS;
     if (cut->at_most > *n && cut->at_most != EVAL_ALL_CHUNKS)
-        complain("eval: %s has %zu chunks of %zu tokens, fewer than the %zu asked for", file, *n,
-                 cut->n_ctx, cut->at_most);
+        complain("eval: %s has only %zu chunks of %zu tokens, fewer than the %zu of --chunks", file,
+                 *n, cut->n_ctx, cut->at_most);
     if (cut->at_most == 0 && *n > at_most)
         complain(
             "eval: %zu of the %zu chunks of %s are scored; --chunks N or --chunks all scores more",

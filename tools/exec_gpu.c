@@ -160,8 +160,8 @@ void gpu_say_unused(const program *p, const device_list *list, const gpu_plan *p
                  " holds the cache alone. Not used: %s",
                  others.text);
     else if (gpu_given_split(p) == NULL || gpu_given_tensors(p) == NULL)
-        complain("exec: weights stay on the CPU where the cache is kvant's, and the cache stays "
-                 "llama.cpp's where weights are on a GPU: --device %s without -ts and -ot",
+        complain("exec: --device %s without -ts and -ot: weights stay on the CPU in layers with "
+                 "kvant's cache, and layers with weights on a GPU keep llama.cpp's cache",
                  given);
     else
         return;
@@ -176,12 +176,12 @@ static void say_accel_on_cuda(const program *p)
     const bool alike = k != NULL && v != NULL && strcmp(k, v) == 0;
     if (alike && (strcmp(k, "q8_0") == 0 || strcmp(k, "q4_0") == 0))
         say_line("kvant: ",
-                 "attention of decoded tokens on llama.cpp's own cache of %s, on the "
-                 "GPU; llama.cpp computes prompts",
+                 "attention of decoded tokens on llama.cpp's own cache of %s, on "
+                 "the GPU; llama.cpp computes prompts",
                  k);
     else
-        complain("exec: --accel computes nothing on a GPU here: there it reads caches of -ctk q8_0 "
-                 "-ctv q8_0, or -ctk q4_0 -ctv q4_0");
+        complain("exec: --accel computes nothing on a GPU here: on a GPU it reads only caches of "
+                 "-ctk q8_0 -ctv q8_0, or -ctk q4_0 -ctv q4_0");
 }
 
 void gpu_say_accel(const program *p, const device_list *list)
@@ -192,14 +192,14 @@ void gpu_say_accel(const program *p, const device_list *list)
                         (devices != NULL && strcmp(devices, "none") == 0);
     words others = { .n = 0 };
     if (on_cpu || (list->n_gpus == 0 && list->n_others == 0)) {
-        say_line("kvant: ", "attention on llama.cpp's own cache, of the types that -ctk and -ctv "
-                            "name: no codec, no calibration");
+        say_line("kvant: ", "attention on llama.cpp's own cache, of the types that "
+                            "-ctk and -ctv name: no codec, no calibration");
     } else if (list->n_gpus > 0) {
         say_accel_on_cuda(p);
     } else {
         add_names(&others, list->others, list->n_others);
-        complain("exec: --accel computes nothing for layers on a GPU of another kind than CUDA's: "
-                 "llama.cpp computes their attention on %s. kvant's is that of layers on the CPU",
+        complain("exec: --accel computes nothing for layers on a GPU that is not CUDA's: llama.cpp "
+                 "computes their attention on %s. kvant computes attention of layers on the CPU",
                  others.text);
     }
 }

@@ -76,7 +76,7 @@ static bool check_tensors(const char *folder)
 {
     if (ll.ggml_tensor_overhead() == sizeof(struct ggml_tensor) + 32)
         return true;
-    complain("%s is llama.cpp %s with ggml %s, which lays tensors out otherwise than "
+    complain("%s is llama.cpp %s with ggml %s, whose tensors have another layout than in "
              "ggml " KVANT_GGML_VERSION,
              folder, ll.llama_version(), ll.ggml_version());
     return hint("use a runtime with ggml 0.10 to 0.27");

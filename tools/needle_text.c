@@ -127,7 +127,7 @@ static bool make_question(const engine *e, needle *one, const char *city, uint32
         one->n_question = same;
         one->n_answer = n_answered - same;
     } else {
-        complain("needle: the model's vocabulary cannot write the question");
+        complain("needle: the model's vocabulary cannot spell the question");
     }
     free(a);
     free(b);
@@ -146,7 +146,8 @@ static bool hide_needle(builder *b, source *s, const char *city)
         return false;
     b->text->n_needles++;
     if (!fits)
-        complain("needle: %zu tokens are too few for so many needles", b->room + NEEDLE_TOKENS);
+        complain("needle: a context of %zu tokens is too short for all needles",
+                 b->room + NEEDLE_TOKENS);
     return fits;
 }
 

@@ -69,7 +69,8 @@ int python_command(int argc, char **argv)
                *python = given != NULL && given[0] != 0 ? given : "python3";
     char data[PATH_MAX] = "", package[PATH_MAX + 32];
     if (!data_beside_command(data, sizeof data) || !find_package(data, package, sizeof package)) {
-        complain("%s: the Python part of kvant is not beside the program, in ../share/kvant/python",
+        complain("%s: the Python part of kvant is missing: it is not in ../share/kvant/python next "
+                 "to the program",
                  argv[0]);
         hint("install the whole of kvant: cmake --install, or make install");
         return EXIT_RUNTIME;
@@ -77,6 +78,6 @@ int python_command(int argc, char **argv)
     if (tell_the_package(data))
         become(python, package, argc, argv);
     complain("%s: cannot start %s: %s", argv[0], python, strerror(errno));
-    hint("this command needs Python 3.9 or newer; " ENV_PYTHON " says where one is");
+    hint("this command needs Python 3.9 or newer; " ENV_PYTHON " names the interpreter");
     return EXIT_RUNTIME;
 }

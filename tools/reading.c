@@ -66,9 +66,9 @@ static bool load_tokens(reading *r, const reading_text *t)
         r->n_tokens = t->at_most;
     if (r->n_tokens >= t->at_least)
         return true;
-    complain("%s: %s gives %zu tokens, %zu are needed", r->command, t->file, r->text_tokens,
-             t->at_least + skip);
-    return hint(t->at_most < t->at_least ? "more --tokens"
+    complain("%s: %s has %zu usable tokens, but %zu are needed", r->command, t->file,
+             r->text_tokens, t->at_least + skip);
+    return hint(t->at_most < t->at_least ? "give more --tokens"
                                          : "use a longer text or a shorter context");
 }
 
@@ -77,7 +77,7 @@ static bool check_context(const reading *r, const struct llama_model *model)
     const int32_t limit = ll.llama_model_n_ctx_train(model);
     if (limit <= 0 || r->n_ctx <= (uint32_t)limit)
         return true;
-    complain("%s: a context of %lu tokens is beyond the model's own limit of %ld", r->command,
+    complain("%s: a context of %lu tokens is longer than the model's limit of %ld", r->command,
              (unsigned long)r->n_ctx, (long)limit);
     return hint("choose a smaller -c");
 }

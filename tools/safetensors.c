@@ -99,7 +99,7 @@ static bool has_room(const safetensors *s, uint64_t bytes)
         return complain("%s: %s", s->path, strerror(errno));
     const double free_bytes = (double)disk.f_bavail * (double)disk.f_frsize;
     return free_bytes >= (double)bytes ||
-           complain("%s: %.1f MiB are needed, the disk has %.1f MiB left", s->path,
+           complain("%s: the file needs %.1f MiB, but the disk has only %.1f MiB left", s->path,
                     (double)bytes / 1048576, free_bytes / 1048576);
 }
 
@@ -116,7 +116,7 @@ static bool open_beside(safetensors *s, const char *path)
     s->fd = mkstemp(s->beside);
     if (s->fd < 0) {
         s->beside[0] = 0;
-        return complain("cannot write beside %s: %s", path, strerror(errno));
+        return complain("cannot write to the folder of %s: %s", path, strerror(errno));
     }
     const mode_t mask = umask(0);
     umask(mask);

@@ -49,11 +49,12 @@ bool text_check(const char *name, const char *text, size_t bytes)
     const unsigned char *at = (const unsigned char *)text,
                         *zero = bytes > 0 ? memchr(text, 0, bytes) : NULL;
     if (zero != NULL)
-        return complain("%s: no text, byte %zu is 0 as in binary files", name, (size_t)(zero - at));
+        return complain("%s: this is not a text, because byte %zu is 0, as in binary files", name,
+                        (size_t)(zero - at));
     for (size_t i = 0; i + 4 <= bytes; i++)
         if (is_beyond_unicode(at + i))
-            return complain("%s: no text, the character at byte %zu is beyond U+10FFFF (bytes %02x "
-                            "%02x %02x %02x)",
+            return complain("%s: this is not a text, because the character at byte %zu is beyond "
+                            "U+10FFFF (bytes %02x %02x %02x %02x)",
                             name, i, at[i], at[i + 1], at[i + 2], at[i + 3]);
     return true;
 }
@@ -85,7 +86,7 @@ bool text_given(const char *command, const char *file)
     if (file != NULL)
         return true;
     complain("%s: no text given", command);
-    return hint("-f text.txt; scripts/fetch.py text makes one");
+    return hint("give -f text.txt; scripts/fetch.py text makes one");
 }
 
 char *read_text(const char *path, size_t *bytes)

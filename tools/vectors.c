@@ -64,14 +64,14 @@ static bool read_npy_dictionary(const source *s, const char *head, shape *p)
     unsigned long long n, dim;
     int used = 0;
     if (descr == NULL || order == NULL || size == NULL)
-        return unusable(s, "its head is damaged");
+        return unusable(s, "its header is damaged");
     p->bytes = strncmp(descr, "'|u1'", 5) == 0;
     if (!p->bytes && strncmp(descr, "'<f4'", 5) != 0)
-        return unusable(s,
-                        "holds neither float32 nor uint8: numpy.save(file, array.astype('<f4'))");
+        return unusable(s, "its numbers are neither float32 nor uint8; numpy.save(file, "
+                           "array.astype('<f4')) makes a file of float32");
     if (strncmp(order, "False", 5) != 0 || sscanf(size, "(%llu, %llu)%n", &n, &dim, &used) != 2 ||
         used == 0)
-        return unusable(s, "is no array of two dimensions in C order");
+        return unusable(s, "it is not an array of two dimensions in C order");
     p->n = n;
     p->dim = dim;
     return true;
@@ -81,12 +81,12 @@ static bool read_npy(const source *s, const uint8_t *head, size_t n, shape *p)
 {
     char text[MOST_HEAD + 1];
     if (n < 12 || memcmp(head, "\x93NUMPY", 6) != 0 || head[6] < 1 || head[6] > 3)
-        return unusable(s, "is no .npy file of version 1 to 3");
+        return unusable(s, "it is not a .npy file of version 1 to 3");
     const uint64_t start = head[6] == 1 ? 10 : 12,
                    length = head[6] == 1 ? (uint64_t)head[8] | (uint64_t)head[9] << 8
                                          : read_u32(head + 8);
     if (start + length > n)
-        return unusable(s, "its head is cut short, or longer than 4 KiB");
+        return unusable(s, "its header is cut short, or longer than 4 KiB");
     memcpy(text, head + start, length);
     text[length] = 0;
     p->start = start + length;
@@ -97,7 +97,7 @@ static bool read_npy(const source *s, const uint8_t *head, size_t n, shape *p)
 static bool read_vecs(const source *s, const uint8_t *head, size_t n, shape *p)
 {
     if (n < 4)
-        return unusable(s, "is empty");
+        return unusable(s, "it is empty");
     p->dim = read_u32(head);
     p->gap = 4;
     p->n = s->size / row_bytes(p);
@@ -108,7 +108,7 @@ static bool read_vecs(const source *s, const uint8_t *head, size_t n, shape *p)
 static bool read_bin(const source *s, const uint8_t *head, size_t n, shape *p)
 {
     if (n < 8)
-        return unusable(s, "is shorter than its head");
+        return unusable(s, "it is shorter than its header");
     p->n = read_u32(head);
     p->dim = read_u32(head + 4);
     p->start = 8;
@@ -130,18 +130,19 @@ static const struct reader *reader_of(const char *path)
     for (size_t i = 0; ending != NULL && i < sizeof readers / sizeof *readers; i++)
         if (strcasecmp(ending, readers[i].ending) == 0)
             return &readers[i];
-    complain("%s: not .npy, .fvecs, .bvecs, .fbin or .u8bin", path);
+    complain("%s: the name must end with .npy, .fvecs, .bvecs, .fbin or .u8bin", path);
     return NULL;
 }
 
 static bool check_shape(const source *s, const shape *p)
 {
     if (p->dim < 1 || p->dim > KVANT_INDEX_MAX_DIM)
-        return complain("%s: vectors of %llu dimensions; an index takes 1 to %u", s->path,
+        return complain("%s: the vectors have %llu dimensions, but an index has 1 to %u", s->path,
                         (unsigned long long)p->dim, KVANT_INDEX_MAX_DIM);
     if (p->n > KVANT_INDEX_MAX_VECTORS || p->start + p->n * row_bytes(p) != s->size)
-        return unusable(s,
-                        "its size is not what its head tells: it is cut short, or of another kind");
+        return unusable(
+            s,
+            "its size is not the size that its header states: it is cut short, or of another kind");
     return p->n > 0 || unusable(s, "it has no vectors");
 }
 
@@ -180,7 +181,7 @@ static bool read_file(source *s, const struct reader *reader, size_t most, vecto
     struct stat st;
     shape p = { .bytes = reader->bytes };
     if (fstat(s->file, &st) != 0 || !S_ISREG(st.st_mode))
-        return unusable(s, "is no regular file");
+        return unusable(s, "it is not a regular file");
     s->size = (uint64_t)st.st_size;
     const size_t n = s->size < sizeof head ? (size_t)s->size : sizeof head;
     if (!file_read_at(s->file, head, n, 0))
@@ -191,8 +192,8 @@ static bool read_file(source *s, const struct reader *reader, size_t most, vecto
     out->dim = (uint32_t)p.dim;
     out->rows = calloc(out->n, out->dim * sizeof *out->rows);
     if (out->rows == NULL)
-        return complain("%s: no memory for %zu vectors of %u dimensions", s->path, out->n,
-                        (unsigned)out->dim);
+        return complain("%s: there is not enough memory for %zu vectors of %u dimensions", s->path,
+                        out->n, (unsigned)out->dim);
     return read_rows(s, &p, out);
 }
 

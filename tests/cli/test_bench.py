@@ -85,7 +85,7 @@ class BenchAttention(unittest.TestCase):
     def test_codecs_are_checked_first(self):
         for bench, spec, said in (
             ("attention", "trelis-4", "did you mean 'trellis-4'?"),
-            ("cuda", "q4_0", "q4_0 is llama.cpp's own"),
+            ("cuda", "q4_0", "q4_0 is a type of llama.cpp's own cache"),
             ("encode", "int-9", "int takes 2 to 8 bits"),
         ):
             done = run("bench", bench, "-k", spec)

@@ -472,7 +472,7 @@ class Exec(unittest.TestCase):
             ([], {"LLAMA_ARG_KV_OFFLOAD": "0"}, "-nkvo"),
         ):
             stderr = self.arguments(*given, **environment)[1]
-            self.assertIn(f"with {word} no layer's cache is kvant's", stderr, given)
+            self.assertIn(f"with {word} no layer has kvant's cache", stderr, given)
             self.assertIn("hint:", stderr)
         for given in ([], ["-ngl", "99"], ["-ngl", "5"]):
             self.assertEqual(self.arguments(*given)[1], "", given)
@@ -541,8 +541,8 @@ class Exec(unittest.TestCase):
             (["-k", "int-8", "-v", "trelis-3"], "did you mean 'trellis-3'?"),
             (["-k", "turboquant4"], "did you mean 'turboquant-4'?"),
             (["-k", "balanced"], "did you mean --preset balanced?"),
-            (["-k", "q4_0"], "q4_0 is llama.cpp's own: --stock q4_0"),
-            (["-k", "iq4_nl"], "iq4_nl is llama.cpp's own"),
+            (["-k", "q4_0"], "q4_0 is a type of llama.cpp's own cache: use --stock q4_0"),
+            (["-k", "iq4_nl"], "iq4_nl is a type of llama.cpp's own cache"),
             (["--preset", "Balance"], "did you mean 'balanced'?"),
         ):
             done = run("exec", *options, "--", self.server)
@@ -661,7 +661,7 @@ class LlamaErrors(unittest.TestCase):
         self.check([*base, "--stock", "q3_0"], USAGE, "q3_0", "q8_0")
         self.check([*base, "--stock", "q8_0/"], USAGE, "no cache type ''")
         self.check(
-            ["run", "-m", self.file, "-p", "x", "-k", "int-8", "-k", "int-4"], USAGE, "takes one"
+            ["run", "-m", self.file, "-p", "x", "-k", "int-8", "-k", "int-4"], USAGE, "run uses one"
         )
 
     def test_presets_and_settings_files(self):
@@ -681,10 +681,14 @@ class LlamaErrors(unittest.TestCase):
             self.check(
                 ["run", "-m", self.file, "-p", "x", "-k", "int-8", option, value],
                 USAGE,
-                "takes one",
+                "run uses one",
             )
-        self.check([*base, "--config", good, "--protect", "1"], USAGE, "no --protect beside it")
-        self.check([*base, "--protect", "1", "--config", good], USAGE, "no --protect beside it")
+        self.check(
+            [*base, "--config", good, "--protect", "1"], USAGE, "so --protect does not apply"
+        )
+        self.check(
+            [*base, "--protect", "1", "--config", good], USAGE, "so --protect does not apply"
+        )
 
     def test_bad_numbers(self):
         base = ["eval", "-m", self.file, "-f", self.file]

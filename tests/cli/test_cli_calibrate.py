@@ -90,8 +90,7 @@ class Calibrate(unittest.TestCase):
         )
         self.assertEqual(row["bytes"], len(self.data))
         self.assertIn(
-            f"hint: --calibration {self.path} uses it; "
-            "commands find it by themselves under the name ",
+            f"hint: use it with --calibration {self.path}; commands find a calibration by ",
             self.done.stderr,
         )
         shares = [

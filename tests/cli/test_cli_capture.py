@@ -254,7 +254,7 @@ class Capture(unittest.TestCase):
             ([*base, "--spread", "0"], USAGE, "--spread"),
             ([*base, "--spread", "200", "-c", "8192", "-n", "2000000"], RUNTIME, "are needed"),
             ([*base, "--layers", N_LAYERS, "-c", "64"], RUNTIME, f"0 to {LAST}"),
-            ([*base, "-c", "100000"], RUNTIME, "the model's own limit"),
+            ([*base, "-c", "100000"], RUNTIME, "longer than the model's limit of"),
             ([*base[:4], "/dev/null", *base[5:]], RUNTIME, "no tokens"),
             (
                 ["capture", "-m", broken, "-f", TEXT, "-o", self.path],

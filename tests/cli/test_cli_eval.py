@@ -96,7 +96,7 @@ class Kept(unittest.TestCase):
         flip(self.state, self.header + 2 * RECORD_BYTES + 100)
         done = self.again()
         self.assertEqual(rows_of(done), self.rows)
-        self.assertIn("1 damaged records are left out", done.stderr)
+        self.assertIn("1 damaged records are computed again", done.stderr)
         self.assertIn("5 of 6", done.stderr)
 
     def test_a_torn_record_is_cut_off(self):
@@ -116,14 +116,14 @@ class Kept(unittest.TestCase):
         self.assertIn("its checksum does not match", done.stderr)
         self.assertIn("its size is wrong", done.stderr)
         self.state.unlink()
-        self.assertNotIn("computing the f16 run again", self.again().stderr)
+        self.assertNotIn("the f16 run is computed again", self.again().stderr)
 
     def test_a_base_of_another_chunk_is_not_believed(self):
         self.state.unlink()
         shutil.copyfile(self.bases[0], self.bases[1])
         done = self.again()
         self.assertEqual(rows_of(done), self.rows)
-        self.assertIn("it is of another model, text or runtime", done.stderr)
+        self.assertIn("it belongs to another model, text or runtime", done.stderr)
 
     def test_states_that_do_not_suit_are_refused_and_kept(self):
         flipped = self.folder / "flipped"
@@ -136,21 +136,21 @@ class Kept(unittest.TestCase):
             (
                 self.state,
                 ["-c", "72"],
-                "of another command, context, batch, --from or number of needles",
+                "to another command, context, batch, --from or number of needles",
             ),
             (
                 self.state,
                 ["-b", "32"],
-                "of another command, context, batch, --from or number of needles",
+                "to another command, context, batch, --from or number of needles",
             ),
             (
                 self.state,
                 ["--from", "16"],
-                "of another command, context, batch, --from or number of needles",
+                "to another command, context, batch, --from or number of needles",
             ),
             (flipped, [], "its header is damaged"),
-            (version, [], "of another version"),
-            (TEXT, [], "this is no file of --resume"),
+            (version, [], "another version of kvant made it"),
+            (TEXT, [], "this is not a file that --resume made"),
             (self.folder, [], ""),
         ]:
             with self.subTest(words=words, more=more):
@@ -211,7 +211,9 @@ class Kept(unittest.TestCase):
             text=True,
         )
         self.assertEqual((done.returncode, done.stdout), (RUNTIME, ""))
-        self.assertIn(f"{8 * BASE_BYTES / 2**20:.0f} MiB are needed, 2 MiB are free", done.stderr)
+        self.assertIn(
+            f"need {8 * BASE_BYTES / 2**20:.0f} MiB, but only 2 MiB are free", done.stderr
+        )
         # A block of 4096 bytes is left, one less than 8 records and the header.
         filler = f"head -c 2093000 /dev/zero > {small}/filler; "
         done = subprocess.run(
@@ -312,7 +314,7 @@ class Rows(unittest.TestCase):
             (["-f", TEXT], USAGE, "is given twice"),
             (["--from", "63"], USAGE, "leaves nothing"),
             (["--by-position", "32"], USAGE, "more than the 31 positions"),
-            (["-c", "16384"], RUNTIME, "beyond the model's 8192"),
+            (["-c", "16384"], RUNTIME, "longer than the model's limit of 8192"),
             (["--base-cache", "/nonexistent/folder"], RUNTIME, "--base-cache /nonexistent/folder"),
             (["--resume", "/nonexistent/state"], RUNTIME, "--resume /nonexistent/state"),
         ]:

@@ -657,10 +657,10 @@ class Needle(unittest.TestCase):
     def test_contexts_that_do_not_suit(self):
         done = run("needle", "-m", SMALL, "-c", "1000000")
         self.assertEqual((done.returncode, done.stdout), (RUNTIME, ""))
-        self.assertIn("beyond the model's", done.stderr)
+        self.assertIn("longer than the model's limit of", done.stderr)
         done = run("needle", "-m", SMALL, "-c", "256", "-n", "24")
         self.assertEqual((done.returncode, done.stdout), (RUNTIME, ""))
-        self.assertIn("too few for so many needles", done.stderr)
+        self.assertIn("too short for all needles", done.stderr)
 
 
 class NeedleResumed(unittest.TestCase):

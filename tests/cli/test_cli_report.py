@@ -58,7 +58,7 @@ class Report(unittest.TestCase):
             said,
             [
                 f"kvant: report: stopped; {self.page} is a partial page, "
-                "and the same command goes on from here"
+                "and the same command continues from here"
             ],
         )
         return json.loads(out)
@@ -135,12 +135,12 @@ class Report(unittest.TestCase):
         with open(SMALL, "rb") as model:
             truncated.write_bytes(model.read(1 << 20))
         for more, words in [
-            (["-c", "16384"], "beyond the model's 8192"),
+            (["-c", "16384"], "longer than the model's limit of 8192"),
             (["-c", "64", "-f", short], "contexts of 64 need at least 128"),
             (["-f", "/nonexistent"], "/nonexistent"),
             (["--config", self.settings_of_another_model()], "is for another model"),
             (["-m", truncated], "cannot load the model"),
-            (["--sensitivity", TEXT], "is no array of rows"),
+            (["--sensitivity", TEXT], "is not an array of rows"),
             (["-o", "/nonexistent/page.html"], "/nonexistent"),
         ]:
             with self.subTest(more=more):
@@ -150,7 +150,7 @@ class Report(unittest.TestCase):
         (self.folder / "report.json").write_text("{}")
         done = run(*self.arguments)
         self.assertEqual(done.returncode, RUNTIME)
-        self.assertIn("is no result of kvant report", done.stderr)
+        self.assertIn("is not a result of kvant report", done.stderr)
         self.assertEqual((self.folder / "report.json").read_text(), "{}")
 
 

@@ -97,7 +97,7 @@ class Tune(unittest.TestCase):
         self.assertLessEqual(
             set(self.left), {"state", "state.check", "state.errors"}
         )  # no settings file, and no temporary file
-        self.assertRegex(self.done.stderr, rf"going on from .*: [1-9]\d* of {MEASUREMENTS} chunks")
+        self.assertRegex(self.done.stderr, rf"continues from .*: [1-9]\d* of {MEASUREMENTS} chunks")
 
     def test_the_budget_is_kept_and_used(self):
         self.assertEqual(len(self.sites), 2 * N_LAYERS)
@@ -321,16 +321,16 @@ class Mistakes(unittest.TestCase):
             ([*base, "--try-k", "nonsense-4"], USAGE, "nonsense"),
             ([*base, "--try-k", "int-4:center=file"], USAGE, "--try-k"),
             ([*base, "--calibration", "/nonexistent"], USAGE, "/nonexistent"),
-            ([*base, "-c", "100000"], RUNTIME, "the model's own limit"),
+            ([*base, "-c", "100000"], RUNTIME, "longer than the model's limit of"),
             ([*base[:3], "-f", short, *base[5:]], RUNTIME, "are needed"),
-            ([*base, "--probe-ctx", "640", "-f", short], RUNTIME, "short.txt gives"),
+            ([*base, "--probe-ctx", "640", "-f", short], RUNTIME, "short.txt has"),
             ([*base, "--report-text", short, "--probe-ctx", "640"], RUNTIME, "are needed"),
             (["tune", "-m", broken, *base[3:]], RUNTIME, "cannot load the model"),
             ([*base[:5], "-o", "/nonexistent/file", *base[7:]], RUNTIME, "/nonexistent"),
             (
                 [*base, "--probe-ctx", "512"],
                 RUNTIME,
-                "keeps as fp16\n  hint: a longer context: --probe-ctx 640\n",
+                "keeps as fp16\n  hint: choose a longer context: --probe-ctx 640\n",
             ),
             ([*base, "-c", "512"], RUNTIME, "--probe-ctx 640"),
             ([*base, "--probe-ctx", "640", "--resume", full, *TRY], RUNTIME, full),

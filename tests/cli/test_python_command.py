@@ -50,7 +50,7 @@ class Door(unittest.TestCase):
         done = run("report", KVANT_PYTHON="/nonexistent/python")
         self.assertEqual((done.returncode, done.stdout), (RUNTIME, ""))
         self.assertIn("cannot start /nonexistent/python: No such file", done.stderr)
-        self.assertIn("KVANT_PYTHON says where one is", done.stderr)
+        self.assertIn("KVANT_PYTHON names the interpreter", done.stderr)
 
     def test_old_python(self):
         old = (
@@ -94,7 +94,7 @@ class Door(unittest.TestCase):
     def test_no_package(self):
         done = subprocess.run([self.install(), "report", "--help"], capture_output=True, text=True)
         self.assertEqual((done.returncode, done.stdout), (RUNTIME, ""))
-        self.assertIn("the Python part of kvant is not beside the program", done.stderr)
+        self.assertIn("the Python part of kvant is missing", done.stderr)
 
     def test_output_that_cannot_be_written(self):
         with open("/dev/full", "w") as full:

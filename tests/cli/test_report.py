@@ -75,13 +75,13 @@ class Render(Folder):
         rows = copy.deepcopy(RESULTS)
         rows["steps"][0]["rows"][0] = 7
         for results, words in [
-            ("", "is no JSON"),
-            (json.dumps(RESULTS)[:-100], "is no JSON"),
-            ("[]", "is no result of kvant report"),
-            ("{}", "is no result of kvant report"),
+            ("", "is not JSON"),
+            (json.dumps(RESULTS)[:-100], "is not JSON"),
+            ("[]", "is not a result of kvant report"),
+            ("{}", "is not a result of kvant report"),
             (wrong, "is of another version"),
             (rowless, "has a step without a name or rows"),
-            (rows, "has a row that is no object"),
+            (rows, "has a row that is not an object"),
             ({"kvant_report": 1}, 'has no "about"'),
         ]:
             with self.subTest(words=words):

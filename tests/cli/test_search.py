@@ -167,11 +167,11 @@ class Search(unittest.TestCase):
     def test_damaged_files(self):
         good = npy(self.rows)
         for name, content, words in (
-            ("c.npy", good[:-1], "its size is not what its head tells"),
-            ("c.npy", good + b"\0", "its size is not what its head tells"),
+            ("c.npy", good[:-1], "its size is not the size that its header states"),
+            ("c.npy", good + b"\0", "its size is not the size that its header states"),
             ("c.npy", npy(self.rows, "<f8"), "neither float32 nor uint8"),
             ("c.npy", npy(self.rows, order="True"), "C order"),
-            ("c.npy", b"\x93NUMPY\x01\x00\xff\xff{}", "head is cut short"),
+            ("c.npy", b"\x93NUMPY\x01\x00\xff\xff{}", "header is cut short"),
             ("c.npy", good.replace(b"(200, 24)", b"(9999999999999999999, 24)"), "its size"),
             ("c.npy", good.replace(b"(200, 24)", b"(4800, 1)"), ""),
             ("c.npy", b"", "no .npy file"),
@@ -182,8 +182,8 @@ class Search(unittest.TestCase):
             ("c.fvecs", fvecs([[1, 2], [3, 4]])[:-1], "its size"),
             ("c.fvecs", fvecs([[1, 2]]) + struct.pack("<i", 3) + bytes(8), "differ in dimension"),
             ("c.fbin", struct.pack("<II", 2**32 - 1, 2**31), "dimensions"),
-            ("c.fbin", struct.pack("<I", 1), "shorter than its head"),
-            ("c.txt", b"1 2", "not .npy, .fvecs"),
+            ("c.fbin", struct.pack("<I", 1), "shorter than its header"),
+            ("c.txt", b"1 2", "must end with .npy, .fvecs"),
         ):
             if words:
                 self.said(words, "build", self.write(name, content), self.index)
@@ -199,18 +199,25 @@ class Search(unittest.TestCase):
         self.said("cut short", "info", self.index)
 
     def test_mistakes(self):
-        self.said("build, query, info or eval?", code=USAGE)
+        self.said("must be build, query, info or eval", code=USAGE)
         self.said("did you mean 'query'?", "qurey", self.index, self.base, code=USAGE)
         self.said("takes 2 files, not 1", "build", self.base, code=USAGE)
         self.said("one word too many", "eval", self.base, self.base, self.base, code=USAGE)
         self.said("there is no codec 'float'", "build", self.base, self.index, "-c", "float-4")
         self.said("ip, cosine or l2", "build", self.base, self.index, "-m", "dot")
         self.said(
-            "one codec", "build", self.base, self.index, "-c", "turboquant-4", "-c", "turboquant-2"
+            "but an index has one",
+            "build",
+            self.base,
+            self.index,
+            "-c",
+            "turboquant-4",
+            "-c",
+            "turboquant-2",
         )
         self.assertEqual(run("search", "build", self.base, self.index).returncode, OK)
         self.said(
-            "queries have 2 dimensions, vectors 24",
+            "queries have 2 dimensions, but vectors have 24",
             "query",
             self.index,
             self.write("q.fvecs", fvecs([[1, 2]])),

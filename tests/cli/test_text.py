@@ -97,7 +97,10 @@ class BeyondUnicode(unittest.TestCase):
         ):
             done = run(*arguments, "-m", SMALL)
             self.assertEqual((done.returncode, done.stdout), (RUNTIME, ""))
-            self.assertIn(f"{self.text}: no text, byte 5 is 0 as in binary files", done.stderr)
+            self.assertIn(
+                f"{self.text}: this is not a text, because byte 5 is 0, as in binary files",
+                done.stderr,
+            )
 
     def test_other_bytes_are_taken(self):
         for text in TAKEN:

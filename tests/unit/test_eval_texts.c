@@ -104,16 +104,16 @@ static void texts_without_the_chunks(void **state)
     } cases[] = {
         { "15",
           { .n_ctx = 8, .n_parts = 1 },
-          "15 has 15 tokens, a context of 8 needs at least 16" },
+          "15 has 15 tokens, but a context of 8 needs at least 16" },
         { "31",
           { .n_ctx = 8, .n_parts = 1, .skip = 3 },
-          "31 has 31 tokens, a context of 8 needs at least 32" },
+          "31 has 31 tokens, but a context of 8 needs at least 32" },
         { "15",
           { .n_ctx = 8, .n_parts = 2 },
-          "15 has 15 tokens, a context of 8 needs at least 16" },
+          "15 has 15 tokens, but a context of 8 needs at least 16" },
         { "31",
           { .n_ctx = 8, .n_parts = 2, .skip = 2 },
-          "31 has 31 tokens, a context of 8 needs at least 32" },
+          "31 has 31 tokens, but a context of 8 needs at least 32" },
     };
     (void)state;
     for (size_t i = 0; i < COUNT(cases); i++) {
@@ -124,7 +124,8 @@ static void texts_without_the_chunks(void **state)
     }
     const char *const few[] = { "20" };
     check(few, 1, (eval_cut){ .n_ctx = 8, .n_parts = 2, .at_most = 5 }, FIRSTS(20000, 20010));
-    assert_non_null(strstr(complaint, "20 has 2 chunks of 8 tokens, fewer than the 5 asked for"));
+    assert_non_null(
+        strstr(complaint, "20 has only 2 chunks of 8 tokens, fewer than the 5 of --chunks"));
 }
 
 int main(void)

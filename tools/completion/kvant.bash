@@ -11,7 +11,8 @@ _kvant()
            [[ $command == bench || $command == help ]] || break ;;
         esac
     done
-    [[ " ${COMP_WORDS[*]:0:COMP_CWORD} " != *" -- "* ]] || return 0 # the program of exec and its arguments: files
+    # Files complete the words after --, which are the program of exec and its arguments.
+    [[ " ${COMP_WORDS[*]:0:COMP_CWORD} " != *" -- "* ]] || return 0
     case $prev in
     --preset | --metric) values="quality balanced small tiny" ;;
     --config | --calibration | -m | --model | -f | --file | --resume | --values | -o | --output | --sensitivity | --library | --report-text | --allow | --centroids | --report) values="files" ;;

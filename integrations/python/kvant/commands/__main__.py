@@ -1,9 +1,10 @@
-"""What tools/python_command.c starts for `kvant NAME WORDS...`: python3 .../kvant/commands NAME WORDS..."""
+"""The script that tools/python_command.c starts for `kvant NAME WORDS...`: it runs python3
+.../kvant/commands NAME WORDS..."""
 
 import os
 import sys
 
-if sys.version_info < (3, 9):  # said in words that older interpreters understand, too
+if sys.version_info < (3, 9):  # the message works in older interpreters, too
     sys.stderr.write(
         "kvant: %s needs Python 3.9 or newer, %s is %d.%d\n"
         % ((sys.argv[1], sys.executable) + sys.version_info[:2])
@@ -11,7 +12,8 @@ if sys.version_info < (3, 9):  # said in words that older interpreters understan
     sys.stderr.write("  hint: set KVANT_PYTHON to a newer one\n")
     sys.exit(1)
 
-# Modules come from the package's folder. `python3 -m` would look in the working directory first, where anybody's files may lie.
+# Modules come from the package's folder. `python3 -m` would look in the working directory first,
+# where anybody's files may be.
 sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 from kvant.commands import cli  # noqa: E402

@@ -1,5 +1,5 @@
-"""kvant bench attention: the time of attention alone, beside ggml's flash attention and the machine's memory bandwidth, all
-measured in one run."""
+"""kvant bench attention: the time of attention alone, compared with ggml's flash attention and the
+machine's memory bandwidth, all measured in one run."""
 
 import concurrent.futures
 import ctypes
@@ -29,7 +29,7 @@ COMMAND = cli.Command(
     name="bench attention",
     usage="[-k SPEC [-v SPEC]]... [--stock TYPE]... [-d DIMS] [-g GROUPS] [-n TOKENS] [-q QUERIES]",
     about="Measures attention alone: one query token (decode) and many (prefill, causal) on long\n"
-    "caches, for codecs and for ggml's flash attention, beside the bandwidth of memory. Needs NumPy.",
+    "caches, for codecs and for ggml's flash attention, and the bandwidth of memory. Needs NumPy.",
     options=[
         *benchmarks.CODEC_OPTIONS,
         cli.Option(
@@ -61,11 +61,14 @@ COMMAND = cli.Command(
         cli.Option(None, "runtime", "DIR", "folder of llama.cpp's libraries, which ggml is one of"),
         cli.Option(None, "json", None, "one JSON array of flat objects"),
     ],
-    notes="Each line is the time of one layer. Decode goes around enough layers to exceed the level 2\n"
-    "caches 16 times; a level 3 cache may still hold them. GB/s are bytes of keys and values as they\n"
-    "are stored; 'of memory' is their share of what plain reading reaches, over a buffer of four\n"
-    "level 3 caches where 2 GiB suffice. 'x f16' says how many times faster than ggml's f16 it is.\n"
-    "Rows are normally distributed. Ctrl-C prints what is complete.\n\nexample:\n"
+    notes="Each line is the time of one layer. Decode goes around enough layers to exceed the "
+    "level 2\n"
+    "caches 16 times; a level 3 cache may still hold them. GB/s are bytes of keys and values as "
+    "they\n"
+    "are stored; 'of memory' is their share of the speed of plain reading, over a buffer of four\n"
+    "level 3 caches, or of 2 GiB if that is less. 'x f16' says how many times faster than ggml's "
+    "f16\n"
+    "it is. Rows are normally distributed. Ctrl-C prints all complete results.\n\nexample:\n"
     "  kvant bench attention -k trellis-4 -k int-4 -n 32768 -q 1 --levels avx2,avx512vnni",
 )
 
@@ -83,15 +86,15 @@ class Shape(NamedTuple):
         return self.group * self.n_kv_heads
 
     def layers(self, n_bytes):
-        """Layers that a run goes around, for caches of so many bytes: in a model, too, a layer's cache is evicted before its next
-        turn."""
+        """The number of layers that a run goes around, for caches of n_bytes bytes. As in a model,
+        a layer's cache is evicted before the layer is computed again."""
         if self.n_queries > 8:
             return PREFILL_LAYERS
         return min(max(math.ceil(COLD_BYTES / n_bytes), 2), MAX_LAYERS)
 
 
 class Inputs:
-    """Of all subjects of a shape. mask: causal, the queries are the last tokens."""
+    """The inputs of all subjects of a shape. `mask`: causal, the queries are the last tokens."""
 
     def __init__(self, shape):
         self.shape = shape
@@ -106,9 +109,10 @@ class Inputs:
 
 
 class KvantSubject:
-    """A kvant.Cache. The layers that a run goes around are its sequences: each has memory of its own.
+    """A kvant.Cache. Each layer that a run goes around is a sequence with separate memory.
 
-    Runs call the library themselves, with arguments made before: what Python does to check them would be measured, too."""
+    Runs call the library directly, with arguments made before, because Python's checks of them
+    would be measured, too."""
 
     def __init__(self, inputs, k, v, level):
         shape = inputs.shape
@@ -146,8 +150,9 @@ class KvantSubject:
         ]
 
     def _fill(self, inputs, sequence):
-        """Encoding a long cache would take longer than measuring it, so the distinct blocks are encoded once and copied. Blocks that
-        repeat are from the middle: those at both ends may hold rows of a window, which are not compressed."""
+        """Encodes the distinct blocks once and copies them, because encoding a long cache would
+        take longer than measuring it. The repeated blocks are from the middle of a sequence: blocks
+        at both ends may hold rows that are not compressed."""
         n_blocks, rest = divmod(inputs.shape.n_tokens, PAGE)
         n_distinct = min(n_blocks, inputs.n_rows // PAGE)
         first = 0
@@ -188,7 +193,8 @@ _SC_LEVEL3_CACHE_SIZE = 194  # of glibc; Python has no name for it
 
 
 def last_cache():
-    """Bytes of the last cache that the system tells of; 0 when it does not. On virtual machines it is the whole host's."""
+    """Bytes of the last cache level that the system reports; 0 when it does not. On virtual
+    machines it is the whole host's."""
     try:
         return max(os.sysconf(_SC_LEVEL3_CACHE_SIZE), 0)
     except (OSError, ValueError):
@@ -196,8 +202,9 @@ def last_cache():
 
 
 def read_bandwidth(n_threads):
-    """Bytes a second that n_threads read from a buffer, each its own part, the fastest of five passes, and the buffer's bytes. The
-    search for a byte that is not there reads and does little else."""
+    """Bytes per second that n_threads threads read from a buffer, each a separate part, in the
+    fastest of five passes; and the buffer's bytes. A search for a byte that is not there does
+    little except reading."""
     size = min(max(256 << 20, 4 * last_cache()), 2 << 30) // n_threads // 4096 * 4096 * n_threads
     buffer = np.ones(size, np.uint8)  # pages that were never written are all one page of zeros
     memchr = ctypes.CDLL(None).memchr
@@ -270,7 +277,7 @@ class Settings:
         try:
             library.set_cpu_level(word)
         except ValueError:
-            cli.fail(f"--levels: '{word}' is no CPU level: c, avx2, avx512, ...", code=cli.USAGE)
+            cli.fail(f"--levels: '{word}' is not a CPU level: c, avx2, avx512, ...", code=cli.USAGE)
         except kvant.Error:
             cli.fail(
                 f"--levels: this machine has no {word}; kvant --version names its best level",
@@ -281,7 +288,7 @@ class Settings:
     def _check(self):
         if "none" in self.stock and len(self.stock) > 1:
             cli.fail(
-                f"--stock none beside --stock {next(t for t in self.stock if t != 'none')}",
+                f"--stock none excludes --stock {next(t for t in self.stock if t != 'none')}",
                 code=cli.USAGE,
             )
         self.stock = list(dict.fromkeys(t for t in self.stock if t != "none"))  # f16 f16 is f16
@@ -333,7 +340,7 @@ COLUMNS = [
 
 
 def measure_shape(shape, settings, ggml, bandwidth, step):
-    """The rows of one shape. f16 of ggml, where it is measured, is the first subject."""
+    """The results of one shape. The first subject is ggml's f16 if it is measured."""
     inputs, subjects = Inputs(shape), []
     try:
         for make, arguments in [(GgmlSubject, (ggml, name)) for name in settings.stock] + [
@@ -401,7 +408,7 @@ def main(words):
     except kvant.Error as error:
         cli.fail(
             str(error),
-            "kvant codecs lists what there is; codecs that need a calibration cannot be measured here",
+            "kvant codecs lists all codecs; codecs that need a calibration cannot be measured here",
         )
     finally:
         progress.end()

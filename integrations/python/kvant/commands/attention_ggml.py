@@ -1,9 +1,9 @@
-"""ggml's flash attention on its CPU back end as a subject of kvant bench attention, through the C interface of llama.cpp's
-libraries.
+"""ggml's flash attention on its CPU back end as a subject of kvant bench attention, through the C
+interface of llama.cpp's libraries.
 
-One graph has a node a layer, as a model's graph has: its threads start once per run and meet at a barrier between nodes. Tensors
-have the order of llama.cpp's cache: a token's kv heads lie side by side.
-"""
+A graph has one node per layer, as a model's graph has: its threads start once per run and meet at a
+barrier between nodes. Tensors are in the order of llama.cpp's cache, in which a token's kv heads
+follow each other."""
 
 import ctypes as c
 import glob
@@ -15,7 +15,7 @@ import numpy as np
 
 from . import cli
 
-# What llama.cpp's own programs accept for -ctk and -ctv, with ggml's numbers of the types.
+# The types that llama.cpp's own programs accept for -ctk and -ctv, with ggml's numbers for them.
 STOCK_TYPES = {
     "f32": 0,
     "f16": 1,
@@ -81,14 +81,16 @@ _FUNCTIONS = {
     "ggml_backend_tensor_get": (None, [_P, _P, _SIZE, _SIZE]),
     "ggml_backend_graph_compute": (_INT, [_P, _P]),
 }
-# Of ggml whose structures and numbers are above (0.10 to 0.27): a tensor and the header of an object.
+# Sizes in every ggml with the structures and numbers above (0.10 to 0.27): a tensor and the header
+# of an object.
 _TENSOR_OVERHEAD = 336 + 32
 _QUIET = c.CFUNCTYPE(None, _INT, _STR, _P)(lambda level, text, user: None)
 
 
 class Ggml:
-    """llama.cpp's libraries, loaded from a folder, and the CPU back end with a pool of threads that sleep between runs: spinning,
-    as llama.cpp lets them, they would take the CPUs of those who are measured next."""
+    """llama.cpp's libraries, loaded from a folder, and the CPU back end with a pool of threads that
+    sleep between runs. If they spun, as llama.cpp lets them, they would take CPUs from the subjects
+    that are measured next."""
 
     def __init__(self, folder, n_threads):
         self.lib = self._load(folder)
@@ -96,7 +98,7 @@ class Ggml:
         self.lib.ggml_backend_load_all_from_path(os.fsencode(folder))
         device = self.lib.ggml_backend_dev_by_type(_CPU)
         if not device:
-            cli.fail(f"{folder}: no CPU back end for this machine")
+            cli.fail(f"{folder}: there is no CPU back end for this machine")
         self.backend = self.lib.ggml_backend_dev_init(device, None)
         params = _ThreadpoolParams()
         self.lib.ggml_threadpool_params_init(c.byref(params), n_threads)
@@ -124,8 +126,10 @@ class Ggml:
             cli.fail(
                 f"bench attention: no libllama*.so in {folder}, so there is no ggml to compare with"
                 if folder
-                else "bench attention: no llama.cpp runtime is named, so there is no ggml to compare with",
-                "--stock none measures kvant alone; scripts/fetch.py runtime fetches one; --runtime or KVANT_RUNTIME names the folder",
+                else "bench attention: no llama.cpp runtime is named, so there is no ggml "
+                "to compare with",
+                "--stock none measures kvant alone; scripts/fetch.py runtime fetches a runtime; "
+                "--runtime or KVANT_RUNTIME names the folder",
             )
         try:
             lib = c.CDLL(
@@ -138,7 +142,8 @@ class Ggml:
             cli.fail(f"cannot load {error}")
         if lib.ggml_tensor_overhead() != _TENSOR_OVERHEAD:
             cli.fail(
-                f"{folder} has ggml {lib.ggml_version().decode()}, which lays tensors out otherwise than 0.10 to 0.27"
+                f"{folder} has ggml {lib.ggml_version().decode()}, "
+                "whose tensors have another layout than in 0.10 to 0.27"
             )
         return lib
 
@@ -150,13 +155,15 @@ class GgmlSubject:
         lib = ggml.lib
         if shape.head_dim % lib.ggml_blck_size(self.type):
             cli.fail(
-                f"--stock {name}: its blocks of {lib.ggml_blck_size(self.type)} do not divide head_dim {shape.head_dim}"
+                f"--stock {name}: its blocks of {lib.ggml_blck_size(self.type)} do not divide "
+                f"head_dim {shape.head_dim}"
             )
         self.bytes = (
             2 * lib.ggml_row_size(self.type, shape.n_kv_heads * shape.head_dim) * shape.n_tokens
         )
         self.n_layers = shape.layers(self.bytes)
-        # Five tensors a layer (two caches, their views, the result), three beside them, and the graph.
+        # Five tensors per layer (two caches, their views, the result), three further tensors, and
+        # the graph.
         room = (5 * self.n_layers + 8) * lib.ggml_tensor_overhead() + lib.ggml_graph_overhead()
         self.context = lib.ggml_init(_InitParams(room, None, True))
         caches = self._build(shape)
@@ -209,7 +216,7 @@ class GgmlSubject:
         self.ggml.lib.ggml_backend_tensor_set(tensor, array.ctypes.data, 0, array.nbytes)
 
     def _fill(self, inputs, rows, tensors):
-        """The distinct rows, quantised once, until the caches are full."""
+        """Quantises the distinct rows once and repeats them until the caches are full."""
         lib, width = self.ggml.lib, inputs.shape.n_kv_heads * inputs.shape.head_dim
         row = lib.ggml_row_size(self.type, width)
         stored = np.empty(inputs.n_rows * row, np.uint8)

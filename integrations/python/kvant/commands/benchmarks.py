@@ -1,9 +1,10 @@
-"""What `kvant bench attention`, `cuda` and `encode` share: codecs of the command line, rounds, rows of results.
+"""Shared parts of `kvant bench attention`, `cuda` and `encode`: codecs of the command line, rounds,
+results.
 
-A subject is one implementation of what is measured: attention over caches of one shape, or a codec that encodes. It has
-run() -> seconds of one call, check(), which fails on an output that cannot be right, and for attention bytes (of keys and
-values that one call reads) and close(). It knows how to time itself, because a GPU has a clock of its own.
-"""
+A subject is one implementation that is measured: attention over caches of one shape, or a codec
+that encodes. It has run(), which returns the seconds of one call, and check(), which fails on an
+output that cannot be right. For attention it also has bytes (of keys and values that one call
+reads) and close(). A subject measures time itself, because a GPU has a separate clock."""
 
 import math
 import re
@@ -16,7 +17,7 @@ import kvant
 
 from . import cli, specs, table
 
-DISTINCT_ROWS = 2048  # of a cache; more tokens repeat them: content does not change the time
+DISTINCT_ROWS = 2048  # a longer cache repeats them: the time does not depend on their content
 MAX_PAIRS = 24
 
 CODEC_OPTIONS = [
@@ -28,7 +29,7 @@ CODEC_OPTIONS = [
 
 
 class Stopped(Exception):
-    """Ctrl-C: what is complete is printed."""
+    """Ctrl-C: the command prints all complete results."""
 
 
 class Column(NamedTuple):
@@ -39,7 +40,7 @@ class Column(NamedTuple):
 
 
 def add_codec(pairs, name, spec):
-    """-k and -v, in order, into pairs of specs."""
+    """Adds -k or -v, in the order of the command line, to the pairs of specs."""
     if name == "codec-k":
         if len(pairs) == MAX_PAIRS:
             cli.fail(f"more than {MAX_PAIRS} codecs", code=cli.USAGE)
@@ -53,7 +54,7 @@ def add_codec(pairs, name, spec):
 
 
 def codec_pairs(command, pairs, usual):
-    """Those of the command line, checked, or those of a default list."""
+    """The pairs of the command line, checked, or the pairs of a default list."""
     for pair in pairs:
         for role, spec in zip("kv", pair):
             specs.check(command, f"-{role}", spec, role)
@@ -61,7 +62,7 @@ def codec_pairs(command, pairs, usual):
 
 
 def possible(usual):
-    """Those of a default list whose families this build has."""
+    """The codecs of a default list whose families this build has."""
     families = {family.name for family in kvant.codecs()}
     return [spec for spec in usual if re.split("[-:]", spec)[0] in families]
 
@@ -77,8 +78,9 @@ def normal(seed, *shape):
 
 
 def measure(subjects, rounds, step):
-    """The median of seconds of each subject. Rounds go over all of them before the next begins, so drift of the machine hits them
-    alike. The first run of each is a warm-up, whose output is checked. step(subject): after every run."""
+    """The median seconds of each subject. A round measures all subjects before the next round
+    begins, so a change in the machine's speed meets them alike. The first run of each is a warm-up,
+    whose output is checked. step(subject): called after every run."""
     taken = [[] for _ in subjects]
     for subject in subjects:
         subject.run()
@@ -92,7 +94,7 @@ def measure(subjects, rounds, step):
 
 
 def work_of(n_queries, n_tokens, heads, head_dim):
-    """Of a run, in products, for progress; preparing counts as one."""
+    """The work of a run in products, for progress. Preparing a subject counts as one run."""
     return n_queries * n_tokens * heads * head_dim + 1e8
 
 

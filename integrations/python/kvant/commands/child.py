@@ -1,4 +1,5 @@
-"""Runs a subcommand of the `kvant` program, keeps the rows that it prints and follows its progress."""
+"""Runs a subcommand of the `kvant` program, keeps the results that it prints and follows its
+progress."""
 
 import json
 import os
@@ -19,12 +20,12 @@ class Result(NamedTuple):
 
 
 def _command_line(words):
-    level = os.environ.get("KVANT_CPU")  # what kvant --cpu leaves to us
+    level = os.environ.get("KVANT_CPU")  # set by kvant --cpu
     return [os.environ.get("KVANT_COMMAND", "kvant"), *(["--cpu", level] if level else []), *words]
 
 
 def _event(line):
-    """The object of a line of --json's progress, else None."""
+    """The object in a line of --json's progress, or None for another line."""
     try:
         event = json.loads(line) if line.startswith(b"{") else None
     except ValueError:
@@ -32,11 +33,12 @@ def _event(line):
     return event if isinstance(event, dict) else None
 
 
-_passed_on = set()  # commands of one report say much alike: once is enough
+_passed_on = set()  # the commands of a report print the same messages, which are shown once
 
 
 def _pass_on(line, progress):
-    """A message of the child. After Ctrl-C only kvant's own: what llama.cpp says of a computation that was stopped is no news."""
+    """Shows a message of the child. After Ctrl-C it shows only kvant's messages: llama.cpp's
+    complaints about a stopped computation say nothing new."""
     if cli.interrupted() and not line.startswith((b"kvant:", b"  hint:")):
         return
     if line in _passed_on and line.startswith(b"kvant:"):
@@ -49,7 +51,7 @@ def _pass_on(line, progress):
 
 
 def _follow(messages, progress, share, what):
-    """Progress is taken in, everything else is for the user. Returns how much was added."""
+    """Adds the child's progress and shows its other messages. Returns how much was added."""
     told = 0.0
     for line in messages:
         event = _event(line)
@@ -80,11 +82,14 @@ def _stop(process):
 
 
 def run(words, progress=None, share=0.0, what=None):
-    """words: "eval", ..., with --json among them. As the child gets on, up to `share` is added to the progress, and all of it when it
-    ends well, under the name `what`, or what the child says of itself; its other messages pass through. Ctrl-C is passed on once, so that the child prints what is complete."""
+    """Runs a command with the words "eval", ..., which include --json. While the child works, up to
+    `share` is added to the progress, and all of it when the child succeeds. The progress shows
+    `what`, or without it the child's own label. The child's messages are shown. Ctrl-C is passed on
+    once, so that the child prints its complete results."""
     started = time.monotonic()
     with tempfile.TemporaryFile() as output:
-        # A session of its own: Ctrl-C on a terminal goes to this process only, which passes it on; twice would kill the child.
+        # The child gets a separate session: Ctrl-C on a terminal then reaches only this process,
+        # which passes it on. Two signals would kill the child.
         with (
             subprocess.Popen(
                 _command_line(words),
@@ -106,7 +111,8 @@ def run(words, progress=None, share=0.0, what=None):
 
 
 def rows_or_leave(words):
-    """The rows of a command that this one cannot go on without: it leaves with that command's exit code, which has said why."""
+    """The results of a command that this command cannot do without. If it fails, this command ends
+    with its exit code; the other command has printed why."""
     result = run(words)
     if result.code != cli.OK:
         raise cli.Leave(result.code)

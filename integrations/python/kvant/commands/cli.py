@@ -1,8 +1,9 @@
-"""What a command of Python has in common with those of C: options and help, error lines, exit codes, Ctrl-C, progress.
+"""The conventions that commands in Python share with commands in C: options and help, error lines,
+exit codes, Ctrl-C, progress.
 
-Results go to stdout, everything else to stderr. A command line that works for a command of C (tools/args.c, which this module
-follows) works here: options in order, unique beginnings of long names, the first word that is no option ends them.
-"""
+Results go to stdout, everything else to stderr. Command lines are read as tools/args.c reads them:
+options in order, unique beginnings of long names, and the first word that is not an option ends
+them."""
 
 import contextlib
 import difflib
@@ -21,7 +22,7 @@ HELP_COLUMN = 26
 
 
 class Leave(Exception):
-    """Ends the command with an exit code; everything has been said."""
+    """Ends the command with an exit code, after all messages were printed."""
 
     def __init__(self, code):
         super().__init__(code)
@@ -37,7 +38,7 @@ def hint(text):
 
 
 def fail(text, *hints, code=RUNTIME):
-    """An error of one line, with hints, that ends the command."""
+    """Prints an error of one line, with hints, and ends the command."""
     complain(text)
     for line in hints:
         hint(line)
@@ -62,10 +63,10 @@ class Command(NamedTuple):
     notes: str = ""
 
     def parse(self, words):
-        """The options in order, as pairs of the long name and the value (None for a switch). --help ends the command, and so do
-        words that are no options."""
+        """The options in order, as pairs of the long name and the value (None for a switch). --help
+        ends the command, and so do words that are not options."""
         given, rest = [], list(words)
-        if rest == ["--describe"]:  # the table for programs, as of args.c
+        if rest == ["--describe"]:  # prints the option table as JSON, as args.c does
             options = [option._asdict() for option in self.options]
             print(
                 json.dumps(
@@ -94,7 +95,7 @@ class Command(NamedTuple):
         return given
 
     def misuse(self, text, *hints):
-        """An error of the command line."""
+        """Ends the command with an error about its command line."""
         fail(
             f"{self.name}: {text}",
             *hints,
@@ -158,7 +159,7 @@ class Command(NamedTuple):
 
 
 def closest(word, names):
-    """At most one of the names: a beginning of the word, else a slip of the keyboard."""
+    """At most one of the names: a beginning of the word, or a name with a typing error."""
     begun = [name for name in names if word.lower().startswith(name) and len(name) > 1]
     return begun[:1] or difflib.get_close_matches(word.lower(), names, 1)
 
@@ -189,7 +190,8 @@ _when_stopping = []
 
 
 def catch_interrupt():
-    """From now on the first Ctrl-C only makes interrupted() true, so that the command prints what is complete. The second kills."""
+    """From now on the first Ctrl-C only makes interrupted() true, so that the command can print its
+    complete results. The second Ctrl-C kills it."""
 
     def stop(_number, _frame):
         global _stopping
@@ -218,8 +220,9 @@ def when_interrupted(action):
 
 
 class Progress:
-    """The share done and the time left: one rewritten line on a terminal, otherwise a line every few seconds, or with json=True one
-    JSON object per second (tools/progress.h). total: any unit of work of which every step costs about the same."""
+    """The share that is done and the time that is left: one line that is written again on a
+    terminal, otherwise a line every few seconds, or with json=True one JSON object per second
+    (tools/progress.h). `total`: any unit of work of which every step costs about the same."""
 
     def __init__(self, total, json=False):
         self.total, self.done, self.visible = total, 0.0, False
@@ -287,7 +290,8 @@ def print_json(value):
 
 
 def check_can_write(command, path):
-    """Minutes of work should not end in "permission denied"."""
+    """Checks that a file can be written, so that minutes of work do not end in "permission
+    denied"."""
     folder = os.path.dirname(path) or "."
     if not os.access(folder, os.W_OK | os.X_OK):
         why = "Permission denied" if os.path.isdir(folder) else "No such folder"
@@ -303,7 +307,8 @@ def _has_numpy():
 
 
 def run(name, words):
-    """Runs kvant.commands.NAME; the exit code. What cannot be written to stdout is an error: a full disk is no success."""
+    """Runs kvant.commands.NAME and returns the exit code. A full disk must not look like success,
+    so results that cannot be written to stdout are an error."""
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="surrogateescape")  # names of files are bytes
     try:

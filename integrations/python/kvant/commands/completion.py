@@ -1,4 +1,5 @@
-"""kvant completion: scripts that complete the command line in bash, zsh and fish, made of the option tables."""
+"""kvant completion: scripts that complete the command line in bash, zsh and fish, made from the
+option tables."""
 
 import textwrap
 
@@ -7,8 +8,9 @@ from . import cli, tables
 COMMAND = cli.Command(
     name="completion",
     usage="bash | zsh | fish",
-    about="Prints a script that completes commands, options and their values. Installations have these scripts already,\n"
-    "where the shells look for them.",
+    about="Prints a script that completes commands, options and their values. Installations "
+    "already have\n"
+    "these scripts where the shells look for them.",
     options=[],
     notes="examples:\n"
     "  source <(kvant completion bash)\n"
@@ -26,7 +28,7 @@ TOP = ["--version", "--help", "--cpu"]
 
 
 def kind_of(option):
-    """What completes the option's value: files, dirs, specs, words, or nothing."""
+    """How the option's value is completed: files, dirs, specs, words, or nothing."""
     if option.value in ("FILE", "PATH"):
         return "files"
     if option.value == "DIR":
@@ -43,16 +45,18 @@ def words_of(option):
 
 
 def brief(text):
-    """A help text in one line, without what stands in brackets or behind a semicolon."""
+    """A help text in one line, without the text in brackets or after a semicolon."""
     return " ".join(text.split()).split(" (")[0].split("; ")[0]
 
 
 def first_words(read):
-    """Commands with their summaries; those of two words under "bench"."""
+    """Commands with their summaries. Commands of two words are under "bench"."""
     found = {}
     for table in read:
         first, _, second = table.name.partition(" ")
-        found.setdefault(first, "speed and error, beside rivals" if second else table.summary)
+        found.setdefault(
+            first, "speed and error, compared with rivals" if second else table.summary
+        )
     return found
 
 
@@ -75,7 +79,8 @@ _kvant()
            [[ $command == bench || $command == help ]] || break ;;
         esac
     done
-    [[ " ${COMP_WORDS[*]:0:COMP_CWORD} " != *" -- "* ]] || return 0 # the program of exec and its arguments: files
+    # Files complete the words after --, which are the program of exec and its arguments.
+    [[ " ${COMP_WORDS[*]:0:COMP_CWORD} " != *" -- "* ]] || return 0
 %(values)s
     case $command in
     "") words="%(first)s %(top)s"; [[ $prev == --cpu ]] && words="%(levels)s" ;;
@@ -97,7 +102,7 @@ complete -o default -F _kvant kvant
 
 
 def bash_kinds(table):
-    """What completes the value of each option, by word; "" for a switch."""
+    """How the value of each option is completed, by word; "" for a switch."""
     for option in table.options:
         kind = "" if option.value is None else kind_of(option)
         for word in words_of(option):
@@ -105,7 +110,7 @@ def bash_kinds(table):
 
 
 def bash_values(kinds, indent):
-    """A case that says what completes the values of options."""
+    """A case of the shell that says how values of options are completed."""
     by_kind = {}
     for word, kind in kinds:
         by_kind.setdefault(kind, []).append(word)
@@ -121,7 +126,8 @@ def bash_case(table, usual):
 
 
 def bash(read):
-    """An option means the same in most commands. The others have a case of their own."""
+    """An option means the same in most commands. A command in which it means something else has a
+    separate case."""
     every = {}
     for word, kind in (found for table in read for found in bash_kinds(table)):
         every.setdefault(word, []).append(kind)
@@ -153,7 +159,8 @@ benchmarks=(
 _kvant_specs() { compadd -a specs }
 
 local curcontext=$curcontext state line
-_arguments -C '--cpu[instruction set of kvant]:level:(%(levels)s)' '(-)--version[version]' '(-)--help[help]' \\
+_arguments -C '--cpu[instruction set of kvant]:level:(%(levels)s)' \\
+    '(-)--version[version]' '(-)--help[help]' \\
     '1: :->command' '*:: :->rest' && return
 if [[ $state == command ]]; then
     _describe command kvant_commands
@@ -260,7 +267,8 @@ def fish_option(option):
 
 
 def fish_options(read):
-    """A line for commands that have the same option, those of two words apart."""
+    """A line for all commands that have the same option. Commands of two words have separate
+    lines."""
     found = {}
     for table in read:
         *first, last = table.name.split()
@@ -277,7 +285,8 @@ def fish(read):
         f"set -g __kvant_specs {' '.join(tables.specs())}",
         "complete -c kvant -n '__fish_use_subcommand' -f",
         "complete -c kvant -n '__fish_use_subcommand' -l version -d version",
-        f"complete -c kvant -n '__fish_use_subcommand' -l cpu -xa '{VALUES['LEVEL']}' -d {quoted(brief(tables.CPU.help))}",
+        "complete -c kvant -n '__fish_use_subcommand' -l cpu "
+        f"-xa '{VALUES['LEVEL']}' -d {quoted(brief(tables.CPU.help))}",
     ]
     lines += [
         f"complete -c kvant -n '__fish_use_subcommand' -fa {name} -d {quoted(text)}"

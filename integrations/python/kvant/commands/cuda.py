@@ -1,9 +1,9 @@
-"""kvant bench cuda: the time of attention on an NVIDIA GPU, beside a copy in the same run.
+"""kvant bench cuda: the time of attention on an NVIDIA GPU, compared with a copy in the same run.
 
-A run is the replay of a CUDA graph that holds the one call. Before it, memory of four times the second-level cache is overwritten:
-no page is still there, as in a model whose weights pass through. Pages are encoded on the CPU, whose bytes are the GPU's, and lie
-in random order.
-"""
+A run replays a CUDA graph that holds this one call. Before each run, memory of four times the
+second-level cache is overwritten, so no page is left in the cache, as in a model that reads its
+weights. Pages are encoded on the CPU, which writes the same bytes as the GPU, and are in random
+order."""
 
 import ctypes as c
 import math
@@ -42,8 +42,9 @@ BF16 = 2  # KVANT_CUDA_BF16
 COMMAND = cli.Command(
     name="bench cuda",
     usage="[-k SPEC [-v SPEC]]... [-b BATCH] [--heads N] [--kv-heads N] [-d DIM] [-n TOKENS]",
-    about="Measures attention on an NVIDIA GPU over compressed pages in random order: bf16 queries and\n"
-    "outputs, rotation included. Needs NumPy.",
+    about="Measures attention on an NVIDIA GPU over compressed pages in random order: bf16 "
+    "queries\n"
+    "and outputs, rotation included. Needs NumPy.",
     options=[
         *benchmarks.CODEC_OPTIONS,
         cli.Option("b", "batch", "N", "sequences (default 1)"),
@@ -63,15 +64,20 @@ COMMAND = cli.Command(
             None,
             "library",
             "FILE",
-            "libkvant_cuda.so (default: $KVANT_CUDA_LIBRARY, beside libkvant,\n"
+            "libkvant_cuda.so (default: $KVANT_CUDA_LIBRARY, next to libkvant,\n"
             "then where the system looks)",
         ),
         cli.Option(None, "json", None, "one JSON array of flat objects"),
     ],
-    notes="GB/s are bytes of keys and values as they are stored; 'of copy' is their share of what a copy\n"
-    "in the same run reads and writes. 'error' is that of one head, against double precision over\n"
-    "the decoded pages. bench/cuda/ has the comparison with PyTorch's flash and cuDNN attention.\n"
-    "Needs libkvant_cuda (`make cuda`) and a driver. Ctrl-C prints what is complete.\n\nexample:\n"
+    notes="GB/s are bytes of keys and values as they are stored; 'of copy' is their share of the "
+    "bytes\n"
+    "that a copy in the same run reads and writes. 'error' is the error of one head, against "
+    "double\n"
+    "precision over the decoded pages. bench/cuda/ has the comparison with PyTorch's flash and "
+    "cuDNN\n"
+    "attention. Needs libkvant_cuda (`make cuda`) and a driver. Ctrl-C prints all complete "
+    "results.\n\n"
+    "example:\n"
     "  kvant bench cuda -k trellis-4 -k int-4 -b 8 -n 32768",
 )
 
@@ -86,8 +92,8 @@ class Shape(NamedTuple):
 
 
 class Gpu:
-    """The NVIDIA driver, found at run time, and one device. Work runs on the calling thread's stream, which the driver orders with
-    the copies of upload and download."""
+    """The NVIDIA driver, found at run time, and one device. Work runs on the calling thread's
+    stream, which the driver orders with the copies of upload and download."""
 
     STREAM = c.c_void_p(2)  # CU_STREAM_PER_THREAD
     L2_BYTES = 38  # CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE
@@ -116,7 +122,7 @@ class Gpu:
         self._flush = self.allocate(self._flush_bytes)
 
     def call(self, name, *arguments):
-        """A function of the driver; an error ends the command."""
+        """Calls a function of the driver; an error ends the command."""
         status = getattr(self._driver, name)(*arguments)
         if status:
             text = c.c_char_p()
@@ -134,7 +140,7 @@ class Gpu:
         return free.value
 
     def allocate(self, n_bytes):
-        """Device memory, aligned to 256 bytes, of which nothing is known; the address."""
+        """The address of new device memory, aligned to 256 bytes and not initialised."""
         address = c.c_uint64()
         self.call("cuMemAlloc_v2", c.byref(address), c.c_size_t(n_bytes))
         return address.value
@@ -179,7 +185,7 @@ class Gpu:
         return array
 
     def record(self, enqueue):
-        """A graph of what enqueue() puts on the stream, ready to be launched; what to destroy it with."""
+        """Returns a graph of the work that enqueue() puts on the stream, ready to be launched."""
         graph, executable = c.c_void_p(), c.c_void_p()
         self.call("cuStreamBeginCapture_v2", self.STREAM, 1)  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
         enqueue()
@@ -189,7 +195,8 @@ class Gpu:
         return executable
 
     def time(self, cold, enqueue):
-        """Seconds that the GPU needs for what enqueue() puts on the stream; cold: after its cache was emptied."""
+        """Seconds that the GPU needs for the work that enqueue() puts on the stream. `cold`: its
+        cache is emptied first."""
         milliseconds = c.c_float()
         if cold:
             self.fill(self._flush, 0x5A, self._flush_bytes)
@@ -201,7 +208,8 @@ class Gpu:
         return milliseconds.value / 1e3
 
     def copy_bandwidth(self, rounds):
-        """Bytes a second that a copy of 1 GiB, or of what there is, reads and writes: the median."""
+        """Bytes per second that a copy reads and writes: the median. It copies 1 GiB, or less if
+        less memory is free."""
         n_bytes = min(self.free_bytes() // 4 // 512 * 512, 1 << 30)
         source, to = self.allocate(n_bytes), self.allocate(n_bytes)
         self.fill(source, 0x5A, n_bytes)
@@ -239,7 +247,8 @@ class Attention:
             ).view(np.uint32)
             >> 16
         )  # bf16
-        # [block, kv head, byte]; a block of the pool has the K pages of all kv heads, then the V pages
+        # [block, kv head, byte]; a block of the pool has the K pages of all kv heads, then the V
+        # pages.
         self._distinct = [
             np.stack([codec.encode(x[:, head]) for head in range(shape.n_kv_heads)], axis=1)
             for codec, x in zip(self._codecs, rows)
@@ -276,7 +285,8 @@ class Attention:
         library.check(f"{self.k}, {self.v}", status, text)
 
     def _make_memory(self):
-        """One span for everything, checked against what is free, so that nothing is half done when it is not enough."""
+        """Allocates one span for everything and compares it with the free memory first, so that
+        nothing is half done when it is not enough."""
         shape, n_blocks = self.shape, self._table.size
         blocks = np.concatenate([pages.reshape(len(pages), -1) for pages in self._distinct], axis=1)
         self._block_bytes, self._n_workspace = (
@@ -296,7 +306,8 @@ class Attention:
         free = self.gpu.free_bytes()
         if starts[-1] + (64 << 20) > free:  # room for graphs and kernels
             cli.fail(
-                f"the cache takes {sizes[0] >> 20} MiB, and the device has {free >> 20} MiB free",
+                f"the cache takes {sizes[0] >> 20} MiB, "
+                f"but the device has only {free >> 20} MiB free",
                 "give fewer --tokens or a smaller --batch",
             )
         self._memory = self.gpu.allocate(starts[-1])
@@ -357,8 +368,8 @@ class Attention:
         )
 
     def check(self):
-        """error: ||out - want|| / ||want|| of the first head of the first sequence's last token, want being softmax in double precision
-        over the decoded pages."""
+        """The error ||out - want|| / ||want|| of the first head of the first sequence's last token.
+        want is softmax in double precision over the decoded pages."""
         dim = self.shape.head_dim
         k, v = (
             codec.decode(np.ascontiguousarray(pages[:, 0])).astype(np.float64)
@@ -422,7 +433,8 @@ class Settings:
         self.pairs = benchmarks.codec_pairs(COMMAND.name, self.pairs, USUAL)
         if self.heads % self.kv_heads or self.heads // self.kv_heads > 64:
             cli.fail(
-                f"--heads {self.heads} must be a multiple of --kv-heads {self.kv_heads}, at most 64 times as many",
+                f"--heads {self.heads} must be a multiple of --kv-heads {self.kv_heads}, "
+                "at most 64 times as many",
                 code=cli.USAGE,
             )
 
@@ -456,13 +468,16 @@ def find_library():
     if library.library().kvant_cuda_available(text, len(text)):
         cli.fail(
             text.value.decode(errors="replace"),
-            "`make cuda` builds libkvant_cuda.so (it needs nvcc, no GPU); --library or KVANT_CUDA_LIBRARY names it where it is elsewhere",
-            "kvant bench cuda needs a machine with an NVIDIA GPU; kvant bench attention measures the CPU",
+            "`make cuda` builds libkvant_cuda.so (it needs nvcc, no GPU); "
+            "--library or KVANT_CUDA_LIBRARY names it if it is elsewhere",
+            "kvant bench cuda needs a machine with an NVIDIA GPU; "
+            "kvant bench attention measures the CPU",
         )
 
 
 def measure_one(gpu, shape, pair, settings, bandwidth, step):
-    """The row of one pair of codecs. One cache after the other: two of them may not fit into the device's memory."""
+    """The result of one pair of codecs. There is one cache at a time, because two may not fit into
+    the device's memory."""
     attention = Attention(gpu, shape, *pair)
     try:
         seconds = benchmarks.measure([attention], settings.rounds, step)[0]

@@ -1,10 +1,10 @@
-"""kvant bench distortion: the papers' synthetic tables, measured, beside the papers' figures.
+"""kvant bench distortion: measures the papers' synthetic tables and compares the results with the
+papers' figures.
 
-A cell is a line of papers.csv: a figure, where it is printed (source; empty: arithmetic or an aim
-of our own), the codec it was printed for and how that is measured (distortion_probe.py). First the
-probes that the chosen cells need are collected. Then the probes run. Then the cells are read off
-them, so that an interrupted run still prints every cell whose probe is complete.
-"""
+A cell is a line of papers.csv: a figure, where it is printed (source; `empty`: arithmetic or an aim
+of our own), the codec it was printed for and how that is measured (distortion_probe.py). The
+command collects the probes that the chosen cells need, runs them, and then computes the cells from
+them. So an interrupted run still prints every cell whose probe is complete."""
 
 import concurrent.futures
 import csv
@@ -41,16 +41,18 @@ COMMAND = cli.Command(
         cli.Option(None, "quick", None, "fewer and smaller draws: seconds, with wider errors"),
         cli.Option(None, "json", None, "one JSON array of flat objects"),
     ],
-    notes="A cell is within when it differs from the paper's figure by at most 2 %, or half a unit\n"
+    notes="A cell is within when it differs from the paper's figure by at most 2 %, or half a "
+    "unit\n"
     "of the last printed digit and three standard errors of a difference of two measurements.\n"
     "A codec that this build lacks is never within. A footnote marks cells whose figure cannot be\n"
     "met, and that are within of the figure that distortion.csv derives instead.\n"
     "Figures without a source are arithmetic and aims of our own, and are counted apart.\n\n"
-    "With -k: D is the relative squared error, 'D, best scale' what is left of it when rows are\n"
+    "With -k: D is the relative squared error, 'D, best scale' the part that is left when rows "
+    "are\n"
     "made longer or shorter, slope what inner products shrink to, 'ip error' the squared error of\n"
     "one, times head_dim. 1024 rows and 16 queries of 64 seeds; +- is the standard error.\n\n"
     "Exit status: 1 when a cell without a footnote is not within, else 0.\n"
-    "Ctrl-C prints what is complete.",
+    "Ctrl-C prints all complete results.",
 )
 
 
@@ -58,7 +60,7 @@ COMMAND = cli.Command(
 
 
 def measure(probes, json):
-    """Runs the probes, as many at once as this process may use cores. False after Ctrl-C."""
+    """Runs the probes in parallel, as many as this process may use cores. False after Ctrl-C."""
     progress = cli.Progress(sum(probe.work for probe in probes), json)
     one_at_a_time = threading.Lock()
 
@@ -77,14 +79,14 @@ def measure(probes, json):
 
 
 def mean_and_error(values):
-    """The mean and its standard error, which a single value does not have."""
+    """The mean and its standard error; a single value has no standard error."""
     values = [float(value) for value in values]
     several = len(values) > 1
     error = statistics.stdev(values) / math.sqrt(len(values)) if several else math.nan
     return statistics.fmean(values), error
 
 
-# What a metric makes of one seed: x is of the codec, y of the reference codec.
+# A metric computes a number from one seed: x is from the codec, y from the reference codec.
 OF_SEED = {
     "mean": lambda x: x,
     "root": lambda x: x,  # of the mean
@@ -96,7 +98,7 @@ OF_SEED = {
 
 
 def gigabytes(layers, tokens, bits):
-    """Of a cache of 8 kv heads of head_dim 128."""
+    """The size of a cache of 8 kv heads of head_dim 128."""
     return layers * 8 * 128 * 2 * tokens * bits / 8 / 1e9
 
 
@@ -136,12 +138,13 @@ def evaluate(cell, probe, reference):
 
 
 def printed_precision(figure):
-    """Half a unit of the last digit: all that a printed figure promises."""
+    """Half a unit of the last digit, the precision that a printed figure promises."""
     return 0.5 * 10.0 ** -len(figure.partition(".")[2])
 
 
 def agrees(figure, measured, error):
-    """The figure was measured, too: its standard error is taken to be ours, and it was rounded."""
+    """Whether a measurement agrees with a figure. The figure was measured, too: its standard error
+    is assumed to equal ours, and it was rounded."""
     chance = 3 * math.sqrt(2) * (0 if math.isnan(error) else error) + printed_precision(figure)
     allowed = max(0.02 * abs(float(figure)), chance)
     return abs(measured - float(figure)) <= allowed * (1 + 1e-9)  # the edge is a decimal fraction
@@ -156,11 +159,10 @@ def is_within(cell, measured, error):
 
 
 def judge(cell, probe, reference):
-    """The cell as --json has it; None when its probes did not get to run.
+    """The cell as --json prints it; None when its probes were not run.
 
     expected and note are filled in for a cell that misses its figure and meets the figure derived
-    instead. papers.csv has no note without such a figure: it would excuse anything.
-    """
+    instead. papers.csv has no note without such a figure, because it would excuse any result."""
     row = {name: cell[name] for name in ("table", "row", "column", "source", "spec")} | {
         "paper": float(cell["figure"]),
         "measured": None,
@@ -244,7 +246,7 @@ def chosen_cells(names):
 
 
 def papers_tables(cells, probe_of, quick, json):
-    """Measures and prints; an exit code."""
+    """Measures and prints the tables, and returns an exit code."""
     probes = {}
     for cell in cells:
         for spec in (cell["spec"], cell["reference"]):
@@ -270,7 +272,7 @@ def papers_tables(cells, probe_of, quick, json):
 
 
 def of_spec(probe):
-    """What a codec does to rows in the setup of OCTOPUS's Table 1."""
+    """The errors of a codec on rows in the setup of OCTOPUS's Table 1."""
     mean, error = {}, {}
     for name in ("relative", "cos", "slope", "ip_square", "true_bits"):
         mean[name], error[name] = mean_and_error(probe.series[name]) if probe.done else (None, None)
@@ -310,7 +312,7 @@ def print_specs(rows):
 
 
 def errors_of_specs(specs, probe_of, quick, json):
-    """Measures and prints; an exit code."""
+    """Measures and prints the errors, and returns an exit code."""
     probes = [probe_of(spec, "fidelity", quick) for spec in specs]
     complete = measure(probes, json)
     rows = [of_spec(probe) for probe in probes if probe.done or probe.problem]
@@ -327,7 +329,7 @@ def errors_of_specs(specs, probe_of, quick, json):
 
 
 def import_probe():
-    """The class Probe, or an error for what this Python lacks."""
+    """The class Probe. An error when this Python lacks a module that it needs."""
     for name in ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, "1")  # codecs share the cores; NumPy's threads would fight them
     from ..library import Error, library

@@ -3,8 +3,7 @@ and how far a direction is from the nearest.
 
 Quaternions of length 1 are encoded. All of a row have the largest radius, so equal codes decode to
 equal bits. Random directions find most codewords. The rest follow from the structure under test:
-with q every p q, p a Hurwitz unit, is a codeword too, and is found only if it encodes to itself.
-"""
+with q every p q, p a Hurwitz unit, is a codeword too, and is found only if it encodes to itself."""
 
 import itertools
 
@@ -60,7 +59,7 @@ def measure(codec, directions):
     away = angles(directions, decoded)
     candidates = products(HURWITZ_UNITS, distinct(decoded))
     found = round_trip(codec, candidates)
-    # The scale has half precision, which does not turn a direction.
+    # The scale has half precision, which does not change a direction.
     itself = angles(candidates, found) < 1e-3
     return {
         "angle_mean": np.mean(away),

@@ -1,10 +1,9 @@
-"""Encodes random rows with a codec, through the package alone, and compares. Owns how rows are
-drawn and what is measured.
+"""Encodes random rows with a codec of the package and compares. Owns how rows are drawn and which
+quantities are measured.
 
 A probe is one codec in one setup; each of its series has one number per seed. Cells that need the
-same measurement share a probe. Inner products are what attention would use, scores of the page's
-bytes, not products with decoded rows. Everything that is compared is computed in double precision.
-"""
+same measurement share a probe. Inner products are computed as in attention, from the bytes of pages
+and not from decoded rows. Everything that is compared is computed in double precision."""
 
 import math
 
@@ -41,8 +40,8 @@ QUICK = {
 
 
 class Normal:
-    """Normal numbers, the same for every codec of a setup and seed. Of RandomState's stream NumPy
-    promises that it never changes."""
+    """Normal numbers, the same for every codec of a setup and seed. NumPy promises that the stream
+    of RandomState never changes."""
 
     def __init__(self, setup, seed):
         self._random = np.random.RandomState([list(FULL).index(setup), seed])
@@ -52,8 +51,9 @@ class Normal:
 
 
 class Probe:
-    """What is measured of a spec: series[name] has a number per seed. problem says why there is
-    nothing: the codec is missing, or refused its rows. Sizes may be of a pair, "keys / values"."""
+    """The measurements of a spec: series[name] has a number per seed. problem says why there is no
+    measurement: the codec is missing, or refused its rows. Sizes may be of a pair, "keys / values".
+    """
 
     def __init__(self, spec, setup, quick):
         self.spec, self.setup = spec, setup
@@ -84,7 +84,7 @@ class Probe:
 
 
 def dot(a, b):
-    """Row by row."""
+    """Inner products, row by row."""
     return np.einsum("ij,ij->i", a, b)
 
 
@@ -101,7 +101,7 @@ def fidelity(codec, normal, probe):
         "mse": np.mean(squared) / HEAD_DIM,
         "relative": np.mean(squared / lengths),
         "tail95": np.percentile(squared, 95) / HEAD_DIM,
-        "slope": np.mean(inner / lengths),  # what inner products shrink to
+        "slope": np.mean(inner / lengths),  # the factor by which inner products shrink
         "ip_abs": np.mean(np.abs(missed)),
         "ip_square": HEAD_DIM * np.mean(missed**2 / np.outer(dot(queries, queries), lengths)),
         "true_bits": codec.true_bits,
@@ -111,10 +111,9 @@ def fidelity(codec, normal, probe):
 def needle(codec, normal, probe):
     """The softmax weight of one key.
 
-    Its length is that of keys on average, sqrt(head_dim). With a length drawn like the others the
-    weight without a codec averages to 0.92, not to the paper's 0.960: softmax is steep, and the
-    score grows with the square.
-    """
+    Its length is the average length of keys, sqrt(head_dim). If the length were drawn like the
+    lengths of all further keys, the weight without a codec would average to 0.92 and not to the
+    paper's 0.960: softmax is steep, and the score grows with the square of the length."""
     row = normal.rows(1)
     row *= math.sqrt(HEAD_DIM) / np.linalg.norm(row)
     query = row + np.float32(0.1) * normal.rows(1)
@@ -143,7 +142,7 @@ def covering(codec, normal, probe):
 
 
 def sizes(codec, _normal, probe):
-    """Keys and values may cost differently: a paper's figure is their mean."""
+    """The sizes of keys and of values, which may differ: a paper's figure is their mean."""
     values = Codec(probe.spec.rpartition(" / ")[2], probe.head_dim, "v")
     return {
         name: (getattr(codec, name) + getattr(values, name)) / 2

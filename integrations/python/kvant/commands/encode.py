@@ -1,4 +1,5 @@
-"""kvant bench encode: what writing a row into the cache costs, one core, beside the f16 cache."""
+"""kvant bench encode: the time to write a row into the cache on one core, compared with the f16
+cache."""
 
 import time
 
@@ -38,12 +39,14 @@ COMMAND = cli.Command(
         ),
         cli.Option("d", "head-dim", "N", "numbers of a row, 1 to 512 (default 128)"),
         cli.Option(
-            None, "calibration", "FILE", "for codecs that need one: those of its layer 0, kv head 0"
+            None, "calibration", "FILE", "for codecs that need one; they use its layer 0, kv head 0"
         ),
         cli.Option("r", "rounds", "N", "rounds, of which the median is given (default 31)"),
         cli.Option(None, "json", None, "one JSON array of flat objects"),
     ],
-    notes="Rows are normally distributed. The time that Python takes for a call is measured, too, and taken off.\n\nexample:\n"
+    notes="Rows are normally distributed. The time that Python takes for a call is measured, too, "
+    "and\n"
+    "subtracted.\n\nexample:\n"
     "  kvant bench encode -k trellis-4 -k octopus-4 --head-dim 128",
 )
 
@@ -59,7 +62,8 @@ COLUMNS = [
 
 
 class Subject:
-    """One codec in one role, with pages to encode to. Runs call the library themselves, with arguments made before."""
+    """One codec in one role, with pages to encode to. Runs call the library directly, with
+    arguments made before."""
 
     def __init__(self, spec, role, rows, calibration):
         self.spec, self.role = spec, role
@@ -74,7 +78,7 @@ class Subject:
         )  # no tokens: refused at once
 
     def _arguments(self, n_tokens):
-        """Of a call for each page."""
+        """The arguments of a call for each page."""
         head_dim = self._rows.shape[1]
         pages = -(-self._pages.ctypes.data // library.PAGE_ALIGN) * library.PAGE_ALIGN
         return [
@@ -92,7 +96,7 @@ class Subject:
 
     @staticmethod
     def _time(calls):
-        """Seconds, and the statuses in one."""
+        """Seconds of the calls, and their statuses combined into one."""
         encode, status = library.library().kvant_codec_encode, 0
         start = time.perf_counter()
         for arguments in calls:
@@ -106,7 +110,7 @@ class Subject:
         return max(seconds - self._time(self._refused)[0], 1e-9) / ROWS
 
     def check(self):
-        """A call that fails says so."""
+        """A run fails by itself when a call fails, so there is nothing to check."""
 
 
 def main(words):
@@ -134,7 +138,7 @@ def main(words):
         ]
         seconds = benchmarks.measure(subjects, rounds, lambda subject: None)
     except kvant.Error as error:
-        cli.fail(f"bench encode: {error}", "kvant codecs lists what there is")
+        cli.fail(f"bench encode: {error}", "kvant codecs lists all codecs")
     f16 = dict(zip("kv", seconds))
     benchmarks.show(
         COLUMNS,

@@ -1,4 +1,5 @@
-"""Options of commands with a model (tools/engine.h), for those that pass them on to such commands."""
+"""Options of commands that load a model, with the words of tools/engine.h, for Python commands that
+pass these options on to such a command."""
 
 from .cli import Option
 
@@ -9,16 +10,18 @@ RUNTIME = [
         None,
         "runtime",
         "DIR",
-        "folder of llama.cpp's libraries (default: KVANT_RUNTIME,\nelse the one this build was configured with)",
+        "folder of llama.cpp's libraries (default: KVANT_RUNTIME,\n"
+        "else the one this build was configured with)",
     ),
-    Option(None, "verbose", None, "pass on everything that llama.cpp says"),
+    Option(None, "verbose", None, "print everything that llama.cpp logs"),
 ]
 CACHES = [
     Option(
         None,
         "preset",
         "NAME",
-        "quality, balanced, small or tiny: about 5, 4, 3 and 2 bits\n(default balanced, where no cache is named)",
+        "quality, balanced, small or tiny: about 5, 4, 3 and 2 bits\n"
+        "(default balanced, if no cache is named)",
     ),
     Option(
         None, "config", "FILE", "a codec for each layer, from a settings file; kvant tune makes it"
@@ -32,14 +35,17 @@ CACHES = [
         "llama.cpp's own cache instead: f16, q8_0, q5_1, q4_0,\n... or two as K/V: q8_0/q4_0",
     ),
     Option(
-        None, "accel", None, "attention of the --stock before it by KVANT_ACCEL, on the\nsame cache"
+        None,
+        "accel",
+        None,
+        "KVANT_ACCEL computes attention, on the cache of the\n--stock before it",
     ),
     Option(
         None,
         "fp32",
         None,
-        "attention of the -k before it in fp32: slow, to see what the\n"
-        "integer products of the fast kernels cost",
+        "fp32 attention for the -k before it: slow, shows the error\n"
+        "of the fast kernels' integer products",
     ),
     Option(
         None,
@@ -54,7 +60,7 @@ CACHES = [
         "calibration",
         "FILE",
         "calibration, for all presets and some codecs (default:\n"
-        "model.kvcal beside model.gguf); kvant calibrate makes it",
+        "model.kvcal next to model.gguf); kvant calibrate makes it",
     ),
 ]
 
@@ -62,7 +68,7 @@ CACHES = [
 def check_model(command, model):
     if model is None:
         command.misuse(
-            "no model given", "-m model.gguf; scripts/fetch.py model fetches a small one"
+            "no model given", "give -m model.gguf; scripts/fetch.py model fetches a small one"
         )
 
 

@@ -1,8 +1,8 @@
-"""`kvant report`: measures a model's caches with the other commands and makes a page of it.
+"""`kvant report`: measures a model's caches with other commands and makes a page of the results.
 
-What a step printed is kept in a JSON file beside the page as soon as it is there, and the page is written after every step; so an
-interrupted report is a valid one, and the same command goes on. The evaluation, which takes longest, goes on within its step.
-"""
+The results of a step go to a JSON file next to the page when the step ends, and the page is written
+after every step. So an interrupted report is a valid one, and the same command continues. The
+evaluation, which takes longest, can also continue in the middle of its step."""
 
 import os
 import sys
@@ -14,7 +14,7 @@ from .cli import Option
 
 MANUAL_TEXT = "kvant:manual"
 
-# A report compares, so its default is no single preset.
+# A report compares caches, so its default is a list and not a single preset.
 PRESET = model_options.CACHES[0]._replace(
     help="quality, balanced, small or tiny: about 5, 4, 3 and 2 bits\n"
     "(default: the list of all caches)"
@@ -42,7 +42,7 @@ COMMAND = cli.Command(
             "o",
             "output",
             "FILE",
-            "page, for example report.html; results go beside it, report.json",
+            "page, for example report.html; results go next to it, to report.json",
         ),
         Option(None, "from", "FILE", "make the page of such results, measuring nothing"),
         Option(
@@ -64,7 +64,9 @@ COMMAND = cli.Command(
         ),
         Option(None, "json", None, "print the results; progress as JSON lines on stderr"),
     ],
-    notes="Shows first how long it will take. Ctrl-C leaves a page of what is complete; the same command goes on.\n\n"
+    notes="Shows first how long it will take. Ctrl-C leaves a page with all complete results; the "
+    "same\n"
+    "command continues.\n\n"
     "example:\n  kvant report -m model.gguf -f text.txt -o report.html",
 )
 
@@ -107,7 +109,7 @@ COMMON = ("threads", "runtime", "verbose", "calibration")
 
 def _read_options(words):
     settings = Settings()
-    to = settings.configs  # where what is said of a configuration goes: behind the configuration
+    to = settings.configs  # options that belong to a configuration are added after it
     for option, value in COMMAND.parse(words):
         if option in FIELDS:
             setattr(settings, FIELDS[option], value)
@@ -152,8 +154,9 @@ def _cpu_name():
 
 
 def _inspect(settings):
-    """Facts of model and text, and refusals of what is not for the model: a report that runs for an hour says so at its beginning.
-    The default list has presets, so it wants the calibration beside the model."""
+    """Returns facts about model and text, and ends the command when a cache does not suit the
+    model: a report that runs for an hour must fail at its beginning. The default list has presets,
+    so it needs the calibration next to the model."""
     default = [] if settings.configs else ["--preset", "balanced"]
     rows = child.rows_or_leave(
         ["inspect", "-m", settings.model, "-f", settings.text, "--json", *settings.caches, *default]
@@ -166,7 +169,7 @@ def _inspect(settings):
 
 
 def _measure_speed(settings):
-    """Tokens per second of the f16 cache: seconds of measuring, for estimates only."""
+    """Tokens per second of the f16 cache, measured in seconds and used only for estimates."""
     return child.rows_or_leave(
         [
             "bench",
@@ -210,16 +213,18 @@ def _describe(settings, facts):
 def _check_lengths(settings, facts):
     n_ctx, limit, n_tokens = settings.n_ctx, facts["n_ctx_train"], facts["text_tokens"]
     if n_ctx > limit:
-        cli.fail(f"report: a context of {n_ctx} tokens is beyond the model's {limit}")
+        cli.fail(f"report: a context of {n_ctx} tokens is longer than the model's limit of {limit}")
     if n_tokens // 2 < n_ctx:
         cli.fail(
-            f"report: {settings.text} has {n_tokens} tokens, contexts of {n_ctx} need at least {2 * n_ctx}",
-            "a longer text, or a smaller -c",
+            f"report: {settings.text} has {n_tokens} tokens, "
+            f"but contexts of {n_ctx} need at least {2 * n_ctx}",
+            "choose a longer text or a smaller -c",
         )
 
 
 def _earlier_steps(path, about):
-    """The steps of an earlier run. Results of another model, text or version of kvant are not mixed with new ones."""
+    """The steps of an earlier run. Results of another model, text or version of kvant are not mixed
+    with new results."""
     if not os.path.exists(path):
         return []
     advice = "choose another -o, or remove that file"
@@ -234,7 +239,7 @@ def _add_sensitivity(results, path):
     rows = report_file.read_json(path)
     if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
         cli.fail(
-            f"report: --sensitivity {path} is no array of rows", "kvant tune --json prints them"
+            f"report: --sensitivity {path} is not an array of rows", "kvant tune --json prints them"
         )
     report_file.set_step(results, "sensitivity", "kvant tune", "complete", 0, rows)
 
@@ -283,7 +288,7 @@ class Report:
         return report_file.has(self.results, step.name, step.command_line())
 
     def measure(self, step, progress):
-        """A step that fails is in the page as such; the others are measured all the same."""
+        """Measures a step. The page marks a step that fails, and all further steps are measured."""
         result = child.run(step.words, progress, step.seconds, step.name)
         state = (
             "complete"
@@ -308,7 +313,7 @@ class Report:
         if not self.settings.json:
             print(
                 f"kvant: report: {len(self.steps)} steps, about {seconds / 60 + 0.5:.0f} minutes; "
-                "Ctrl-C leaves a page of what is complete",
+                "Ctrl-C leaves a page with all complete results",
                 file=sys.stderr,
             )
         progress = cli.Progress(seconds, self.settings.json)
@@ -328,11 +333,13 @@ def _finish(settings, results, code):
         print(settings.output)
     if code == cli.INTERRUPTED:
         cli.complain(
-            f"report: stopped; {settings.output} is a partial page, and the same command goes on from here"
+            f"report: stopped; {settings.output} is a partial page, "
+            "and the same command continues from here"
         )
     if not report_page.has_figures() and code != cli.RUNTIME:
         cli.hint(
-            "this build has no plotting library, so the page has tables only: make fetches it (scripts/fetch.py plot)"
+            "this build has no plotting library, so the page has tables only: "
+            "make fetches it (scripts/fetch.py plot)"
         )
     return code
 

@@ -1,13 +1,14 @@
-"""The raw results of `kvant report`, a JSON file beside the page:
+"""The raw results of `kvant report`, a JSON file next to the page:
 
   { "kvant_report": 1, "complete": true,
-    "about": { "kvant", "runtime", "machine", "threads", "model", "model_file", "model_fingerprint", "n_ctx_train", "text",
-               "text_fingerprint", "ctx", "calibration", "date" },
-    "steps": [ { "name": "quality", "command": "kvant eval ...", "state": "complete", "seconds": 12.5, "rows": [ {...}, ... ] } ] }
+    "about": { "kvant", "runtime", "machine", "threads", "model", "model_file",
+               "model_fingerprint", "n_ctx_train", "text", "text_fingerprint", "ctx",
+               "calibration", "date" },
+    "steps": [ { "name": "quality", "command": "kvant eval ...", "state": "complete",
+                 "seconds": 12.5, "rows": [ {...}, ... ] } ] }
 
-Rows are what the command of the step printed. A file is checked as far as these commands read it; the page takes what it knows and
-shows the rest as not measured.
-"""
+Rows are the results that the command of the step printed. A file is checked as far as these
+commands read it; the page shows the results that it knows, and the rest as not measured."""
 
 import json
 import os
@@ -21,11 +22,11 @@ def new():
     return {"kvant_report": VERSION, "complete": False, "about": {}, "steps": []}
 
 
-def _judge(root):
-    """What is wrong with it, or None."""
+def _why_unusable(root):
+    """Returns why the results cannot be used, or None when they can."""
     version = root.get("kvant_report") if isinstance(root, dict) else None
     if type(version) not in (int, float):
-        return "is no result of kvant report"
+        return "is not a result of kvant report"
     if version != VERSION:
         return "is of another version of kvant report"
     if not isinstance(root.get("about"), dict) or not isinstance(root.get("steps"), list):
@@ -38,16 +39,16 @@ def _judge(root):
         ):
             return "has a step without a name or rows"
         if not all(isinstance(row, dict) for row in step["rows"]):
-            return "has a row that is no object"
+            return "has a row that is not an object"
     return None
 
 
 def _refuse_constant(name):
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 def read_json(path):
-    """What the file holds, or None where that is no JSON."""
+    """The parsed file, or None when it is not JSON."""
     try:
         with open(path, encoding="utf-8") as file:
             return json.load(file, parse_constant=_refuse_constant)
@@ -59,14 +60,15 @@ def read_json(path):
 
 def load(path, *hints):
     root = read_json(path)
-    wrong = "is no JSON" if root is None else _judge(root)
+    wrong = "is not JSON" if root is None else _why_unusable(root)
     if wrong is not None:
         cli.fail(f"report: {path} {wrong}", *hints)
     return root
 
 
 def replace(path, text):
-    """Writes a file beside its place and renames it; an older one stays when that fails."""
+    """Writes a temporary file in the same folder and renames it; an older file stays when that
+    fails."""
     beside = f"{path}.part"
     try:
         with open(beside, "w", encoding="utf-8") as file:
@@ -87,13 +89,14 @@ def step(results, name):
 
 
 def set_step(results, name, command, state, seconds, rows):
-    """Replaces or adds a step. A report is shown to others, so rows say nothing of the folders of the machine that made it."""
+    """Replaces or adds a step. People show a report to others, so rows must not name folders of the
+    machine that made it."""
     for row in rows:
         if isinstance(row.get("calibration"), str):
             row["calibration"] = os.path.basename(row["calibration"])
     old = step(results, name)
     if old is not None and old.get("command") == command and old.get("state") == "partial":
-        seconds += old.get("seconds") or 0  # what the first attempt kept is not computed again
+        seconds += old.get("seconds") or 0  # the results of the first attempt are kept
     made = {"name": name, "command": command, "state": state, "seconds": seconds, "rows": rows}
     if old is None:
         results["steps"].append(made)
@@ -102,7 +105,7 @@ def set_step(results, name, command, state, seconds, rows):
 
 
 def has(results, name, command):
-    """Whether the step was completed by that very command."""
+    """Whether this very command completed the step."""
     found = step(results, name)
     return (
         found is not None and found.get("state") == "complete" and found.get("command") == command

@@ -1,4 +1,5 @@
-"""The HTML page of `kvant report`: one file that loads nothing. Fills page/page.html with style, scripts and data."""
+"""The HTML page of `kvant report`: one file that loads nothing. Fills page/page.html with style,
+scripts and data."""
 
 import json
 import os
@@ -23,7 +24,8 @@ def _read(*files):
 
 
 def _data(results):
-    """JSON inside HTML: "<" stands in strings only, where JSON has another way to write it; so nothing in a name ends the script."""
+    """JSON inside HTML. "<" occurs only in strings, where JSON can write it in another way, so no
+    name can end the script."""
     licences = (
         {"licences": _read(PLOT / "LICENSE-d3", PLOT / "LICENSE-plot")} if has_figures() else {}
     )

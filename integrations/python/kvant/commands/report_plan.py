@@ -1,4 +1,5 @@
-"""What `kvant report` measures: steps, each one subcommand, with an estimate of its time. Default configurations, lengths, depths."""
+"""The steps of `kvant report`, each one subcommand, with an estimate of its time; default
+configurations, lengths and depths."""
 
 import itertools
 import os
@@ -8,10 +9,11 @@ from dataclasses import dataclass, field
 NEEDLES, TRIALS, PREFILL, DECODE, ROUNDS, MOST_COMPARED = 8, 2, 256, 16, 3, 6
 QUICK_PREFILL = 64
 
-# Codecs take longer than f16, and scoring takes time of its own: measured on small models, where both weigh most.
+# Codecs take longer than f16, and scoring takes additional time. Measured on small models, where
+# both cost most.
 EVAL_COST = 1.6
 START_SECONDS = 2.0
-LONGEST_SIZE = 32768  # tokens of the context that sizes are given for: what many have memory for
+LONGEST_SIZE = 32768  # tokens of the context that sizes are computed for: many have this memory
 
 # Every family, and the points of it that somebody may choose.
 EVERYTHING = """
@@ -65,16 +67,16 @@ WITH_CALIBRATION = """
 
 FEW = ["--stock q8_0", "--stock q4_0", "--preset quality", "--preset balanced", "--preset small"]
 
-# What speed, memory and needles are compared on.
+# The caches whose speed, memory and needles are compared.
 COMPARED = [*FEW, "-k turboquant-4"]
 
-# Bytes and results of q8_0, so only its speed is another.
+# This cache has the bytes and the results of q8_0, so only its speed is measured.
 ACCELERATED = "--stock q8_0 --accel"
 
 
 @dataclass
 class Request:
-    """What the plan is made from."""
+    """The values that the plan is made from."""
 
     model: str
     text: str
@@ -95,7 +97,7 @@ class Request:
     configs: list = field(
         default_factory=list
     )  # words of the user's configurations; empty: the default ones
-    settings: list = field(default_factory=list)  # of settings files, measured beside either
+    settings: list = field(default_factory=list)  # settings files, measured in any case
 
 
 @dataclass
@@ -118,7 +120,8 @@ def _split(lines):
 
 
 def _families_of(line):
-    """Of a line of the default lists: "-k int-4:axis=channel -v trellis-4" is of int and trellis."""
+    """The families in a line of the default lists: "-k int-4:axis=channel -v trellis-4" has int and
+    trellis."""
     return {
         re.split("[-:]", spec)[0]
         for option, spec in zip(line.split()[::2], line.split()[1::2])
@@ -131,7 +134,8 @@ def _possible(lines, request):
 
 
 def absent_families(request):
-    """What the default lists measure where a build has it: builds without KVANT_PAPERS lack some."""
+    """Families of the default lists that this build lacks: builds without KVANT_PAPERS lack
+    some."""
     return sorted(
         set().union(*map(_families_of, [*EVERYTHING, *WITH_CALIBRATION])) - request.families
     )
@@ -142,14 +146,16 @@ def _is_config(word):
 
 
 def _first(words, most):
-    """At most so many configurations of the words, with what follows each, and their number."""
+    """At most `most` configurations of the words, each with the options that belong to it, and
+    their number."""
     counts = list(itertools.accumulate(map(_is_config, words)))
     kept = [word for word, count in zip(words, counts) if count <= most]
     return kept, min(counts[-1] if counts else 0, most)
 
 
 def _configs(request, lines, most):
-    """The user's own, at most so many of them, or the lines; settings files behind either. Says how many."""
+    """The user's configurations, at most `most` of them, or the default lines, then the settings
+    files; and their number."""
     own, n_own = _first(request.configs, most) if request.configs else (_split(lines), len(lines))
     files, n_files = _first(request.settings, most)
     return own + files, n_own + n_files
@@ -169,7 +175,7 @@ def _eval(request, name, n_bins):
     )
     bins = ["--by-position", str(n_bins)] if n_bins > 1 else []
     seconds = START_SECONDS
-    if n_bins == 1:  # the other one only reads what this one kept
+    if n_bins == 1:  # the evaluation by position only reads the results of this one
         tokens = request.n_ctx * request.n_chunks
         seconds += tokens * (1 + EVAL_COST * (n + len(calibrated))) / request.prefill_tps
     return Step(
@@ -193,7 +199,7 @@ def _eval(request, name, n_bins):
 
 
 def _inspected(words):
-    """Words that kvant inspect takes: nothing about computing."""
+    """The words that kvant inspect accepts: no options about computing."""
     kept, of_threads = [], False
     for word in words:
         if not of_threads and word not in ("--threads", "--accel", "--fp32"):
@@ -203,7 +209,8 @@ def _inspected(words):
 
 
 def _sizes(request):
-    """The sizes of the evaluated caches, with the model's own context full, or 32768 tokens of it."""
+    """The sizes of the evaluated caches, when the model's own context is full, or 32768 tokens of
+    it."""
     evaluated = _eval(request, "quality", 1).words
     caches = [*evaluated[evaluated.index("--resume") + 2 :]]
     context = str(min(request.n_ctx_train, LONGEST_SIZE))
@@ -263,7 +270,7 @@ def _speed(request, deepest):
 
 
 def make(request):
-    """Quality first, which is what most come for; the longest contexts last."""
+    """Makes the plan: quality first, because most readers want it; the longest contexts last."""
     longest = min(request.longest, request.n_ctx_train)
     deepest = longest if longest + PREFILL <= request.n_ctx_train else longest // 2
     doubling = list(

@@ -1,4 +1,5 @@
-"""Codec specs of a command line, checked before anything is measured (tools/choices.c for commands of C)."""
+"""Checks codec specs of a command line before anything is measured, as tools/choices.c does for
+commands in C."""
 
 import re
 
@@ -15,19 +16,21 @@ def check(command, option, spec, role, calibration=None):
         cli.fail(
             f"{command}: {option} {spec}: {error.reason}",
             *_meant(spec, error.reason),
-            "kvant codecs lists what there is",
+            "kvant codecs lists all codecs",
             code=cli.USAGE,
         )
 
 
 def _meant(spec, reason):
-    """Hints on what may have been meant, where there is no such codec."""
+    """Hints on the codec that the user may have meant, if there is no such codec."""
     from kvant import codecs
 
     word, colon, options = spec.partition(":")
     if "there is no codec" not in reason:
         return []
     if re.match(r"i?q\d_", word):
-        return [f"{word} is llama.cpp's own: --stock {word}, where a command has it"]
+        return [
+            f"{word} is a type of llama.cpp's own cache: use --stock {word}, if the command has it"
+        ]
     names = [name for family in codecs() for name in family.specs]
     return [f"did you mean '{name}{colon}{options}'?" for name in cli.closest(word, names)]

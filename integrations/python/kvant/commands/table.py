@@ -11,7 +11,8 @@ def fixed(value, digits):
 
 
 def print_table(headings, lines, text_columns):
-    """Columns under headings: those of the named headings to the left, others, which are numbers, to the right."""
+    """Prints columns under headings. Columns of text, which are named, are aligned to the left; all
+    other columns are numbers and are aligned to the right."""
     widths = [max(map(len, column)) for column in zip(headings, *lines)]
     for line in [headings, *lines]:
         words = (

@@ -1,5 +1,5 @@
-"""The option tables of all commands, as the program prints them with --describe: what completion.py and scripts/reference.py are
-made of."""
+"""The option tables of all commands, as the program prints them with --describe. completion.py and
+scripts/reference.py use them."""
 
 import json
 import os
@@ -46,7 +46,8 @@ def _table(words, summary):
 
 
 def read():
-    """A table per command, benchmarks under their two words. Commands that this build lacks are left out."""
+    """A table per command; benchmarks are under their two words. Commands that this build lacks are
+    left out."""
     names = []
     for item in _ask():
         inner = _ask("bench") if item["name"] == "bench" else []
@@ -63,7 +64,7 @@ def read():
 
 
 def specs():
-    """Of all codecs at all widths."""
+    """The specs of all codecs at all widths."""
     program = os.environ.get("KVANT_COMMAND", "kvant")
     rows = json.loads(
         subprocess.run([program, "codecs", "--json"], check=True, stdout=subprocess.PIPE).stdout

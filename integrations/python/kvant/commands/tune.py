@@ -1,8 +1,10 @@
-"""`kvant tune`: measures how much each layer's keys and values matter to a model, gives each a codec so that the whole loses least
-within a budget of bytes, checks the result on other tokens and writes a settings file. tuning.md explains the method.
+"""`kvant tune`: measures how much each layer's keys and values matter to a model and gives each a
+codec so that the whole loses least within a budget of bytes. It checks the result on other tokens
+and writes a settings file. tuning.md explains the method.
 
-Here are options, the order of the steps and the printing; kvant.tuning has the arithmetic. The model runs in child processes:
-kvant inspect, capture and eval. eval keeps every measurement in the file of --resume, so that nothing is lost by Ctrl-C."""
+This file has the options, the order of the steps and the printing; kvant.tuning has the arithmetic.
+The model runs in child processes: kvant inspect, capture and eval. eval keeps every measurement in
+the file of --resume, so Ctrl-C loses nothing."""
 
 import contextlib
 import functools
@@ -16,21 +18,22 @@ from . import child, cli, model_options, specs
 from .cli import Option
 from .table import fixed, print_table
 
-QUERY_STEP = 8  # of the queries that the errors are computed on, one in so many
-# An fp16 page at the beginning is an eighth of 512 tokens and a 32nd of 2048: what is measured at 512 holds less well for long
-# contexts (tuning.md).
+QUERY_STEP = 8  # errors are computed on every 8th query
+# An fp16 page at the beginning is an eighth of 512 tokens but a 32nd of 2048. Errors that were
+# measured at 512 tokens therefore say less about long contexts (tuning.md).
 DEFAULT_PROBE = 2048
 MAX_TEXTS, MAX_CANDIDATES, MAX_SETTINGS = 16, 24, 3
 
 COMMAND = cli.Command(
     name="tune",
-    usage="-m MODEL -f TEXT (--bits B | --kv-bytes N) [-c CTX] [-o model.kvant] [--calibration FILE]",
+    usage="-m MODEL -f TEXT (--bits B | --kv-bytes N) [-c CTX] [-o model.kvant]\n"
+    "                  [--calibration FILE]",
     about="""\
 Finds a codec for the keys and the values of each layer, or of each kv head,
 within a budget of memory. Measures how much the model changes when one layer is
 coarse, computes what other codecs would do there, and solves for the budget.
 Checks the result, and the best uniform settings, on other tokens. Needs NumPy.
-Takes minutes, and seconds for another budget: what was measured is kept.""",
+Takes minutes, and seconds for another budget: measurements are kept.""",
     options=[
         model_options.MODEL,
         Option(
@@ -55,7 +58,8 @@ Takes minutes, and seconds for another budget: what was measured is kept.""",
             None,
             "calibration",
             "FILE",
-            "for better codecs; kvant calibrate makes it (default:\nmodel.kvcal beside model.gguf)",
+            "for better codecs; kvant calibrate makes it (default:\nmodel.kvcal next to "
+            "model.gguf)",
         ),
         Option(
             None,
@@ -84,8 +88,8 @@ Takes minutes, and seconds for another budget: what was measured is kept.""",
             None,
             "resume",
             "FILE",
-            "keep what is measured in FILE, FILE.check and FILE.errors, and take\n"
-            "from them what was (default: files of ~/.cache/kvant/tune)",
+            "keep measurements in FILE, FILE.check and FILE.errors, and do not\nrepeat those in "
+            "them (default: files of ~/.cache/kvant/tune)",
         ),
         Option(
             None,
@@ -101,7 +105,7 @@ Takes minutes, and seconds for another budget: what was measured is kept.""",
         *model_options.RUNTIME,
     ],
     notes="""\
-Ctrl-C keeps what was measured; the same command goes on from there. Other budgets,
+Ctrl-C keeps all measurements; the same command continues from there. Other budgets,
 contexts (-c) and finer candidates need no new measurements but the check's.
 
 examples:
@@ -111,14 +115,14 @@ examples:
 
 
 def read_bytes(text):
-    """A number with K, M or G behind it."""
+    """A number that K, M or G may follow."""
     factor = 1024.0 ** (" KMG".index(text[-1]) if text[-1:] in ("K", "M", "G") else 0)
     number = text[:-1] if factor > 1 else text
     return factor * cli.real("--kv-bytes", number, 1 / factor, 1e15 / factor)
 
 
 class Options:
-    """The command line, checked as far as that goes without the model."""
+    """The command line, checked as far as possible without the model."""
 
     def __init__(self, words):
         self.model = self.calibration = self.report = self.resume = None
@@ -189,8 +193,8 @@ class Options:
 
 
 def import_tuning(options):
-    """kvant.tuning's modules. NumPy reads the number of its threads when it is first imported: candidates run side by side, so each
-    has one."""
+    """Imports kvant.tuning's modules. Candidates are computed in parallel, so NumPy may use only
+    one thread for each. It reads this limit when it is first imported."""
     for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, "1")
     from kvant import tuning
@@ -208,11 +212,11 @@ def import_tuning(options):
 
 
 class Setting:
-    """A choice for each site, and what is known of it. k, v: specs of uniform ones."""
+    """A choice for each site, and the facts about it. `k`, `v`: specs of a uniform setting."""
 
     def __init__(self, tune, choice, k=None, v=None):
         self.name, self.choice, self.k, self.v = "tuned", choice, k, v
-        # In the planned context.
+        # In the context that the budget is for.
         self.bytes = tune.tuning.sensitivity.total_bytes(tune.sites, choice)
         costs = (site.cost(c) for site, c in zip(tune.sites, choice))
         self.predicted = tune.zero + sum(costs)  # on the tuning text
@@ -220,7 +224,7 @@ class Setting:
 
 
 class Tune:
-    """The steps, in the order of run()."""
+    """The steps of the command, in the order of run()."""
 
     def __init__(self, options, tuning, folder):
         self.options, self.tuning, self.folder, self.state = options, tuning, folder, None
@@ -235,7 +239,7 @@ class Tune:
         self._verify()
         self.writer.save(self.settings[0].choice, self.options.output)
 
-    # ---- what there is ----
+    # ---- the model and the text ----
 
     def _check_probe(self):
         n_ctx = self.options.probe_ctx
@@ -244,7 +248,7 @@ class Tune:
             cli.fail(
                 f"tune: half of a context of {n_ctx} tokens is measured, which a cache keeps "
                 "as fp16",
-                f"a longer context: --probe-ctx {least}",
+                f"choose a longer context: --probe-ctx {least}",
             )
 
     def _look_at_model(self):
@@ -252,11 +256,11 @@ class Tune:
         named = ["--calibration", o.calibration] if o.calibration else []
         facts = self._inspect(
             o.texts[0], ["--preset", "balanced", *named]
-        )  # a preset takes the calibration beside the model
+        )  # a preset uses the calibration next to the model
         limit, longest = facts["n_ctx_train"], max(o.n_ctx, o.probe_ctx)
         if 0 < limit < longest:
             cli.fail(
-                f"tune: a context of {longest} tokens is beyond the model's own limit of {limit}",
+                f"tune: a context of {longest} tokens is longer than the model's limit of {limit}",
                 "choose a smaller -c",
             )
         of_text, of_report = self.tuning.probes.contexts_needed(
@@ -273,7 +277,8 @@ class Tune:
         self.state = o.resume or self._default_state(facts["runtime"])
 
     def _default_state(self, runtime):
-        """By what kvant eval asks of a state; beside the output where there is no such folder."""
+        """The default file of --resume, named after everything that decides its results. It is next
+        to the output if the usual folder cannot be made."""
         folder = os.path.join(
             os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "kvant", "tune"
         )
@@ -293,7 +298,7 @@ class Tune:
         needed = contexts * self.options.probe_ctx
         if facts["text_tokens"] < needed:
             cli.fail(
-                f"tune: {text} gives {facts['text_tokens']} tokens, {needed} are needed",
+                f"tune: {text} has {facts['text_tokens']} tokens, but {needed} are needed",
                 "use a longer text, a smaller --probe-ctx, or fewer --probe-chunks and --chunks",
             )
 
@@ -350,7 +355,8 @@ class Tune:
         for layer in range(captures[0].n_layers):
             if layer not in captures[0].layers:
                 cli.fail(
-                    f"tune: layer {layer} of this model has no attention; settings files need it in all"
+                    f"tune: layer {layer} of this model has no attention; "
+                    "settings files need it in all layers"
                 )
         return captures
 
@@ -398,7 +404,7 @@ class Tune:
     # ---- measurements ----
 
     def _start(self, words, progress, share):
-        """A kvant command that this one cannot go on without; it says itself what is wrong."""
+        """Starts a kvant command that this command needs. It prints its errors itself."""
         result = child.run(words, progress, share, what=None)
         if result.code != cli.OK:
             progress.end()
@@ -453,16 +459,18 @@ class Tune:
         if choice is None:
             least = self.tuning.sensitivity.least_bytes(self.sites)
             cli.fail(
-                f"tune: {budget:.0f} bytes ({8 * budget / self.numbers:.2f} bits) are fewer than the smallest candidates take: "
+                f"tune: {budget:.0f} bytes ({8 * budget / self.numbers:.2f} bits) "
+                "are less than the smallest candidates take: "
                 f"{least:.0f} ({8 * least / self.numbers:.2f} bits)",
-                "a larger budget, a longer -c (fp16 pages weigh less) or coarser candidates",
+                "choose a larger budget, a longer -c (fp16 pages weigh less) or coarser candidates",
             )
         self.settings = [Setting(self, choice)]
         self._add_uniform(budget)
 
     def _add_uniform(self, budget):
-        """What the chosen setting has to beat: of uniform settings the best that fits the budget, and the best of no fewer bytes than
-        the chosen one, up to 2 % more, or as many more as the next one has."""
+        """Adds the uniform settings that the chosen setting has to beat: the best one that fits the
+        budget, and the best one with no fewer bytes than the chosen setting. The latter may take up
+        to 2 % more, or as much as the next larger uniform setting."""
         uniform = [
             self._uniform(k, v)
             for k in range(len(self.candidates["k"]))
@@ -530,7 +538,7 @@ def setting_rows(tune):
 
 
 def print_rows(tune):
-    """Rows of both kinds in one array: what does not apply is null."""
+    """Prints both kinds of lines in one array; fields that do not apply are null."""
     settings, sites = list(setting_rows(tune)), list(site_rows(tune))
     if tune.options.json:
         nothing = dict.fromkeys([*settings[0], *sites[0]])
@@ -609,7 +617,7 @@ def main(words):
         except cli.Leave as leave:
             if leave.code == cli.INTERRUPTED and tune.state is not None:
                 print(
-                    f"kvant: tune: the same command goes on from here ({tune.state})",
+                    f"kvant: tune: the same command continues from here ({tune.state})",
                     file=sys.stderr,
                 )
             raise
@@ -618,7 +626,7 @@ def main(words):
 
 
 def keep_stdin(folder):
-    """Standard input can be read once, and several commands read the text."""
+    """Copies standard input to a file: it can be read once, and several commands read the text."""
     path = os.path.join(folder, "standard input")
     with open(path, "wb") as file:
         shutil.copyfileobj(sys.stdin.buffer, file)
