@@ -1,5 +1,5 @@
-"""kvant: the compressed key-value cache, from Python. NumPy on the CPU, pointers of PyTorch and
-others on a GPU; kvant.torch and kvant.transformers are modules for these libraries.
+"""kvant: the compressed key-value cache, from Python. It takes NumPy arrays on the CPU and arrays
+with DLPack on a GPU; kvant.torch and kvant.transformers are modules for these libraries.
 
 Importing kvant loads neither libkvant nor NumPy nor PyTorch: each name loads what it needs when it
 is first used."""
@@ -77,7 +77,7 @@ __all__ = sorted(_HOME_OF)
 
 
 def _version() -> str:
-    """Of the wheel, or, in a source tree, of libkvant."""
+    """The version of the wheel, or, in a source tree, of libkvant."""
     from importlib import metadata
 
     try:

@@ -16,7 +16,8 @@ def main() -> None:
         os.execv(program, ["kvant", *sys.argv[1:]])
     except OSError as error:
         sys.exit(
-            f"kvant: {program}: {error.strerror}; this package was installed without the program: build it with make"
+            f"kvant: {program}: {error.strerror}; this package was installed without the program: "
+            "build it with make"
         )
 
 

@@ -50,7 +50,8 @@ def on_host(value: Any, what: str) -> np.ndarray:
         RuntimeError,
         TypeError,
     ) as error:  # another device, a dtype that NumPy lacks, a gradient
-        kind = f"{getattr(value, 'dtype', 'dtype unknown')} on {getattr(value, 'device', 'some device')}"
+        dtype = getattr(value, "dtype", "dtype unknown")
+        kind = f"{dtype} on {getattr(value, 'device', 'some device')}"
         raise TypeError(
             f"{what}: its memory cannot be used as a NumPy array ({kind}): {error}"
         ) from None
@@ -62,8 +63,8 @@ def contiguous(value: Any, what: str, dtype: Any, shape: tuple[int | None, ...])
 
 
 def rows(value: Any, what: str, shape: tuple[int | None, ...]) -> tuple[np.ndarray, int]:
-    """float32 rows and the stride between them in floats: views with a stride of their own are used
-    where they lie."""
+    """float32 rows and the stride between them in floats. A view whose rows are contiguous is used
+    without a copy."""
     value = array(value, what, np.float32, shape)
     inner = int(np.prod(value.shape[1:]))
     packed = value.size == 0 or value[:1].flags.c_contiguous

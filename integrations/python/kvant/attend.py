@@ -33,8 +33,9 @@ def problem(
     max_bias: float = 0.0,
     exact: bool = False,
 ) -> tuple[Any, Any, list[Any]]:
-    """kvant_attention_problem without the blocks; the output; what the pointers need alive. dims:
-    head_dim of keys and of values. None: what the library takes for 0."""
+    """Returns a kvant_attention_problem without the blocks, the output, and the objects that its
+    pointers need alive. `dims`: head_dim of keys and of values. An option that is None is 0 in the
+    struct, which means the library's default."""
     queries = place.take(q, "q", "float32", (None, n_heads, dims[0]), rows=True)
     n, heads = queries.shape[:2]
     out = place.new(q, (n, heads, dims[1])) if out is None else out
@@ -84,7 +85,7 @@ def attention(
     n_tokens tokens.
 
     Tokens 64 i to 64 i + 63 are in block block_table[i] (int32; a negative entry hides them), or in
-    block first_block + i without a table. Options, all by name, are those of Cache.attend; scale is
+    block first_block + i without a table. Cache.attend describes the options, all by name; scale is
     1 / sqrt(head_dim) by default. Returns out, float32 [n, heads, head_dim of v]. Slots that
     queries see must have been written."""
     dims = (k.codecs[0].head_dim, v.codecs[0].head_dim)

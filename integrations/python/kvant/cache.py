@@ -4,8 +4,7 @@
     cache = kvant.Cache(n_layers=30, n_heads=9, n_kv_heads=3, head_dim=64, max_tokens=4096)
     sequence = cache.new_sequence()
     cache.append(layer, sequence, k, v)        # k, v: float32 [n, 3, 64]
-    out = cache.attend(layer, sequence, q)     # q, out: float32 [n, 9, 64]
-"""
+    out = cache.attend(layer, sequence, q)     # q, out: float32 [n, 9, 64]"""
 
 from __future__ import annotations
 
@@ -28,9 +27,10 @@ Array = TypeVar("Array")  # NumPy's, or a GPU's with DLPack
 
 
 class CacheInfo(NamedTuple):
-    """bytes: that the blocks in use take. f16_bytes: of the same tokens as fp16. true_bits: per
-    number of a sealed block, every stored byte counted. k, v: specs of ordinary layers, None with a
-    settings file. working_bytes: what learning takes now, next to bytes."""
+    """`bytes`: memory of the blocks in use. `f16_bytes`: memory of the same tokens as fp16.
+    `true_bits`: bits per number of a sealed block, every stored byte counted. `k`, `v`: specs of
+    ordinary layers, None with a settings file. `working_bytes`: memory that learning takes now, in
+    addition to bytes."""
 
     n_blocks: int
     n_free_blocks: int
@@ -44,31 +44,31 @@ class CacheInfo(NamedTuple):
 
 
 class Cache(Owned):
-    """A cache of max_tokens tokens, of at most max_sequences sequences together.
+    """A cache of max_tokens tokens, shared by at most max_sequences sequences.
 
-    Stored with a Scheme, or with what one is made of: preset, or specs k and v, or settings, and
-    calibration; by default the preset "balanced". n_threads: None for the CPUs that this process
-    may use. scale: of attention, None for 1 / sqrt(head_dim).
+    Its codecs come from a Scheme, or from the arguments of one: preset, or specs k and v, or
+    settings, and calibration. The default is the preset "balanced". `n_threads`: None for the CPUs
+    that this process may use. `scale`: of attention, None for 1 / sqrt(head_dim).
 
-    device "cpu": arguments are NumPy arrays, used where they lie when they are contiguous. device
+    device "cpu": arguments are NumPy arrays. Contiguous arrays are used without a copy. device
     "cuda" (the current GPU) or "cuda:0": arguments are arrays on that GPU with DLPack or
-    __cuda_array_interface__, such as PyTorch's tensors, never copied. Work runs on stream, a
-    cudaStream_t as a number, by default the legacy default stream, which is PyTorch's by default.
-    With DLPack it waits for work on other streams that makes the arguments. Calls return before the
-    work is done: whoever uses outputs or frees arguments on another stream orders it behind this
-    one. asynchronous: append does not wait for a check of its rows either; the next call raises the
-    Error of rows that were left out. Which codecs and options a GPU has: include/kvant/cache.h.
-    Error of status 30 where there is no GPU.
+    __cuda_array_interface__, such as PyTorch's tensors, and are never copied. Work runs on stream,
+    a cudaStream_t as a number; the default is the legacy default stream, which is also PyTorch's
+    default. With DLPack, kvant waits for work on other streams that makes the arguments. Calls
+    return before the work is done: a caller who uses outputs or frees arguments on another stream
+    orders that after this stream. `asynchronous`: append does not even wait for the check of its
+    rows; the next call raises the Error of rows that were left out. include/kvant/cache.h lists the
+    codecs and options of GPUs. Error of status 30 when there is no GPU.
 
-    layers: which layers of a model the cache's n_layers layers are, and how many the model has; None:
-    all.
+    `layers`: which layers of a model the cache's n_layers layers are, and how many the model has;
+    None: all.
 
     Every size, shape and dtype is checked: TypeError and ValueError name the argument. Error has
     the library's words and its status: 50 a NaN or an infinity, 51 a number beyond fp16's range, 60
     no block left. After an Error of append or import_block the cache is as before.
 
-    Calls of one cache wait for each other; different caches compute at once in different
-    threads."""
+    Calls of one cache wait for each other; different caches compute at once in different threads.
+    """
 
     def __init__(
         self,
@@ -165,7 +165,8 @@ class Cache(Owned):
         return checks.count(layer, "layer", least=0, most=self.n_layers - 1)
 
     def _open(self, sequence: Any = _NONE) -> Any:
-        """sequence after checking that it is there, and that the cache is. With the lock held."""
+        """Returns sequence after checking that it and the cache are open. The caller holds the
+        lock."""
         if not self._handle:
             raise ValueError("the cache was closed")
         if sequence is not _NONE and sequence not in self._sequences:
@@ -181,19 +182,21 @@ class Cache(Owned):
     # Sequences
 
     def new_sequence(self) -> int:
-        """An empty sequence: its number. Error of status 60 when max_sequences are in use."""
+        """Makes an empty sequence and returns its id. Error of status 60 when max_sequences are in
+        use."""
         with self._lock:
             self._open()
             return self._opened(library().kvant_sequence_create(self._handle))
 
     def fork(self, sequence: int) -> int:
-        """A sequence with the same tokens, which shares their blocks until one of both writes to a
-        shared block."""
+        """A new sequence with the same tokens. Both share their blocks until one of them writes to
+        a shared block."""
         with self._lock:
             return self._opened(library().kvant_sequence_fork(self._handle, self._open(sequence)))
 
     def free(self, sequence: int) -> None:
-        """Forgets a sequence and the blocks that no other shares. Its number may be given again."""
+        """Forgets a sequence and the blocks that no other sequence shares. A new sequence may get
+        its id."""
         with self._lock:
             library().kvant_sequence_free(self._handle, self._open(sequence))
             self._sequences.remove(sequence)
@@ -223,8 +226,8 @@ class Cache(Owned):
 
     def append(self, layer: int, sequence: int, k: Any, v: Any) -> None:
         """Appends n tokens to a layer: k float32 [n, n_kv_heads, head_dim], v float32 [n,
-        n_kv_heads, v_head_dim]. Layers are appended to one by one, each as often as the others in
-        the end."""
+        n_kv_heads, v_head_dim]. Each call is about one layer; in the end all layers must have the
+        same tokens."""
         layer = self._layer(layer)
         k = self._place.take(k, "k", "float32", (None, self.n_kv_heads, self.head_dim))
         n = k.shape[0]
@@ -239,8 +242,8 @@ class Cache(Owned):
             check("append", status, SAID)
 
     def set_rope(self, layer: int, rope: Rope | None) -> None:
-        """How a layer's keys turn with their positions: matrices that are learnt (transform=first) then
-        fit positions to come, too. n_positions 0: max_tokens."""
+        """Describes how RoPE rotates a layer's keys. Learned transforms (transform=first) then also
+        fit positions that have no keys yet. n_positions 0: max_tokens."""
         layer, made = self._layer(layer), None if rope is None else rope.struct()
         with self._lock:
             self._open()
@@ -248,10 +251,11 @@ class Cache(Owned):
             check("rope", library().kvant_cache_set_rope(self._handle, layer, given), SAID)
 
     def note_queries(self, layer: int, q: Any, positions: Any = None) -> None:
-        """The queries of tokens that are appended next, float32 [n, n_heads, head_dim]: from them and
-        the keys the presets learn how to store keys (transform=first). Where nobody calls this, the
-        queries of attend count for the tokens after them. positions: int32 [n] on the CPU, with a Rope;
-        None: they follow the token appended last."""
+        """The queries of the tokens that are appended next, float32 [n, n_heads, head_dim]. The
+        presets learn from them and from the keys how to store keys (transform=first). Without calls
+        of this function, the cache learns from the queries of attend instead, for the tokens after
+        them. `positions`: int32 [n] on the CPU, with a Rope; None: they follow the token appended
+        last."""
         layer = self._layer(layer)
         q = self._place.take(q, "q", "float32", (None, self.n_heads, self.head_dim), rows=True)
         noted = s.Queries.new(q=q.address, token_stride=q.strides[0], head_stride=q.strides[1])
@@ -268,8 +272,8 @@ class Cache(Owned):
             )
 
     def wants_queries(self, layer: int, n: int = 1) -> bool:
-        """Whether note_queries would look at those of n tokens: never without transform=first, and
-        not for few tokens once enough was learnt."""
+        """Whether note_queries would use the queries of n tokens. It never does without
+        transform=first, nor for few tokens once the cache has learned enough."""
         layer, n = self._layer(layer), checks.count(n, "n", least=0)
         with self._lock:
             self._open()
@@ -293,14 +297,15 @@ class Cache(Owned):
         exact: bool = False,
     ) -> Array:
         """Attention of the sequence's n newest tokens, whose queries are q, float32 [n, n_heads,
-        head_dim]: out, float32 [n, n_heads, v_head_dim], which is made unless one is given.
+        head_dim]. Returns out, float32 [n, n_heads, v_head_dim], which is made unless one is given.
 
-        include/kvant/attention.h has the formula. lse: float32 [n, n_heads] to fill with
-        log-sum-exps. mask: float16 [n, tokens of the sequence], added to scores; -inf hides. sinks:
-        float32 [n_heads], logits of tokens whose value is 0. causal: no later token is seen, and n
-        is at most the sequence's length. window: tokens that a query token sees, itself included;
-        0: all. max_bias: ALiBi. scale, logit_softcap: None for the cache's. exact: without rounding
-        queries and weights to 16-bit integers, several times slower; on the CPU.
+        include/kvant/attention.h has the formula. `lse`: float32 [n, n_heads] to fill with
+        log-sum-exps. `mask`: float16 [n, tokens of the sequence], added to scores; -inf hides.
+        `sinks`: float32 [n_heads], logits of tokens whose value is 0. `causal`: no later token is
+        seen, and n is at most the sequence's length. `window`: the number of tokens that a query
+        token sees, itself included; 0: all. `max_bias`: ALiBi. `scale`, `logit_softcap`: None for
+        the cache's. `exact`: without rounding queries and weights to 16-bit integers, several times
+        slower; on the CPU.
 
         On a GPU the call returns before the outputs are there, and out must be given unless q is a
         PyTorch tensor."""
@@ -340,7 +345,7 @@ class Cache(Owned):
         self, layer: int, sequences: Sequence[int], q: Array, *, out: Array | None = None
     ) -> Array:
         """Causal attention of the n newest tokens of each of several sequences: q float32
-        [sequences, n, n_heads, head_dim]. One call of a GPU takes them all."""
+        [sequences, n, n_heads, head_dim]. On a GPU one call computes all sequences."""
         layer, heads = self._layer(layer), self.n_heads
         queries = self._place.take(q, "q", "float32", (len(sequences), None, heads, self.head_dim))
         shape = (*queries.shape[:2], heads, self.v_head_dim)
@@ -398,7 +403,7 @@ class Cache(Owned):
         return k, v
 
     def read_to(self, layer: int, sequence: int, first: int, k: Any, v: Any) -> None:
-        """The same into arrays where the cache is."""
+        """As read, into arrays on the device of the cache."""
         layer, first = self._layer(layer), checks.count(first, "first", least=0)
         n = k.shape[0]
         keys = self._place.give(k, "k", "float32", (n, self.n_kv_heads, self.head_dim))
@@ -415,8 +420,9 @@ class Cache(Owned):
     # Decode steps that a CUDA graph replays (kvant/cache.h)
 
     def begin_steps(self, sequences: Sequence[int]) -> tuple[int, int, bool]:
-        """How many steps follow, a number that graphs depend on, and whether steps take float32
-        alone. Error of status 30 where there are none: on the CPU, and before 64 tokens."""
+        """Returns how many steps can follow, a number that captured graphs depend on, and whether
+        steps take only float32. Error of status 30 when steps are not possible: on the CPU, and
+        before 64 tokens."""
         found = s.StepsInfo.new()
         with self._lock:
             numbers = self._numbers(sequences)
@@ -428,8 +434,8 @@ class Cache(Owned):
         return found.n_steps, found.graph, found.floats
 
     def next_step(self) -> None:
-        """Before each step: the sequences of begin_steps are one token longer. Error when no step
-        is left."""
+        """Call it before each step: it makes the sequences of begin_steps one token longer. Error
+        when no step is left."""
         with self._lock:
             self._open()
             check("steps", library().kvant_steps_next(self._handle), SAID)
@@ -445,9 +451,9 @@ class Cache(Owned):
     # Stores
 
     def export_block(self, sequence: int, index: int) -> bytes:
-        """The index-th block of a sequence (tokens 64 index to 64 index + 63), of all layers, as
-        bytes for import_block of a cache with an equal scheme: in another process, on another
-        machine or device. The bytes hold the sequence's tokens and no other row. With them go the
+        """Block `index` of a sequence (tokens 64 index to 64 index + 63), of all layers, as bytes.
+        A cache with an equal scheme can import them, in another process, on another machine or
+        device. The bytes hold the tokens of this sequence and no other row. They also hold the
         centres, scales and matrices that the cache learned from all of its sequences."""
         index = checks.count(index, "index", least=0)
         with self._lock:
@@ -462,7 +468,7 @@ class Cache(Owned):
 
     def import_block(self, sequence: int, data: bytes | bytearray | memoryview) -> None:
         """Appends an exported block to a sequence that ends with a whole block. Any bytes are safe
-        to pass: Error of status 70 for damaged ones and those of another scheme."""
+        to pass: Error of status 70 for damaged bytes, and for bytes of another scheme."""
         data = bytes(data)
         with self._lock:
             status = library().kvant_sequence_import(
@@ -470,7 +476,7 @@ class Cache(Owned):
             )
             check("import", status, SAID)
 
-    # What it says of itself
+    # Facts about the cache
 
     @property
     def info(self) -> CacheInfo:
@@ -483,7 +489,7 @@ class Cache(Owned):
 
     @property
     def bytes(self) -> int:
-        """That the blocks in use take: codes, metadata, fp16 pages; and learnt matrices."""
+        """Memory of learned matrices and of the blocks in use: codes, metadata and fp16 pages."""
         return self.info.bytes
 
     def __repr__(self) -> str:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def model_fingerprint(path: str | os.PathLike[str]) -> int:
-    """Tells the files of models apart: what calibrations and settings remember of theirs. OSError
+    """A number that identifies a model's file; calibrations and settings files store it. OSError
     for a file that cannot be read."""
     found = library().kvant_model_fingerprint(c_text(path, "path"))
     if not found:
@@ -24,7 +24,8 @@ def model_fingerprint(path: str | os.PathLike[str]) -> int:
 
 
 class CalibrationInfo(NamedTuple):
-    """Of the whole file. n_kv_heads, head_dim and n_tokens are the largest of all layers."""
+    """Facts about the whole file. n_kv_heads, head_dim and n_tokens are the largest of all
+    layers."""
 
     model: str
     model_fingerprint: int
@@ -39,10 +40,11 @@ class CalibrationInfo(NamedTuple):
 
 
 class CalibrationEntry(NamedTuple):
-    """Statistics of one (layer, kv head, role), copied. mean, min, max: float32 [head_dim], of rows
-    as the engine caches them. Keys only, else None: query_moment, float32 [head_dim, head_dim], E[q
-    q^T]; diagonal, float32 [head_dim]; matrix, float16, the lower triangle of transform=file row by
-    row. centroids: one float32 [clusters, head_dim] per entry of CalibrationInfo.clusters."""
+    """Statistics of one (layer, kv head, role), copied. `mean`, `min`, `max`: float32 [head_dim],
+    of rows as the engine caches them. None for values: query_moment, float32 [head_dim, head_dim],
+    E[q q^T]; diagonal, float32 [head_dim]; matrix, float16, the lower triangle of transform=file
+    row by row. `centroids`: one float32 [clusters, head_dim] per entry of CalibrationInfo.clusters.
+    """
 
     mean: np.ndarray
     min: np.ndarray
@@ -118,7 +120,10 @@ class Calibration(Owned):
         )
 
     def __repr__(self) -> str:
-        return f"<kvant.Calibration of {self.info.model!r}: {self.info.n_layers} layers, {self.info.n_tokens} tokens>"
+        return (
+            f"<kvant.Calibration of {self.info.model!r}: {self.info.n_layers} layers, "
+            f"{self.info.n_tokens} tokens>"
+        )
 
 
 class Calibrator(Owned):
@@ -198,10 +203,10 @@ class Calibrator(Owned):
         scale: float | None = None,
         n_exact: int = 0,
     ) -> None:
-        """Adds how much each of keys, float32 [n, head_dim], counts for queries, float32 [m,
-        head_dim]: about 100 queries per text are enough. mask, float32 [m, n], is added to scores;
-        -inf hides. scale: 1 / sqrt(head_dim) by default. The first n_exact keys count 0, as a cache
-        keeps them as fp16. After keys of the layer."""
+        """Adds the attention weights that queries, float32 [m, head_dim], give to keys, float32 [n,
+        head_dim]; about 100 queries per text are enough. mask, float32 [m, n], is added to scores;
+        -inf hides. `scale`: 1 / sqrt(head_dim) by default. The first n_exact keys count 0, because
+        a cache keeps them as fp16. Call it after add_rows of the layer's keys."""
         from . import arrays
 
         keys, key_stride = arrays.rows(keys, "keys", (None, None))
@@ -236,10 +241,11 @@ class Calibrator(Owned):
         n_queries: int = 0,
         **sums: Any,
     ) -> None:
-        """Adds what add_rows, add_queries and add_attention would, from sums made elsewhere: arrays sum (float64), min and
-        max (float32) [n_kv_heads, head_dim]; of keys also spread, float64 [n_kv_heads, head_dim, head_dim], and, or none of
-        them, moment with n_queries, attended with attended_sum and attended_weight: include/kvant/calibration.h has the
-        formulas. rows: as of add_rows, for k-means."""
+        """Adds sums that were computed elsewhere, for example on a GPU, in place of add_rows,
+        add_queries and add_attention. sum (float64), min and max (float32) are arrays [n_kv_heads,
+        head_dim]. Keys also need spread, float64 [n_kv_heads, head_dim, head_dim]. moment with
+        n_queries, and attended with attended_sum and attended_weight, may be left out together.
+        include/kvant/calibration.h has the formulas. `rows`: as in add_rows, for k-means."""
         from . import arrays
 
         sums["sum"] = arrays.contiguous(sums["sum"], "sum", "float64", (None, None))
@@ -274,8 +280,8 @@ class Calibrator(Owned):
 
     def finish(self, progress: Callable[[int], None] | None = None) -> Calibration:
         """Runs k-means, layer by layer, and makes the calibration. progress is called with the
-        number of layers left; an exception that it raises stops the work, and finish may be called
-        again to go on."""
+        number of layers that are left. An exception that it raises stops the work; a second call of
+        finish continues."""
         left, made = c.c_uint32(1), c.c_void_p()
         while left.value:
             check("k-means", library().kvant_calibrator_cluster(self._handle, c.byref(left)))

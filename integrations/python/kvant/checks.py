@@ -91,8 +91,8 @@ def shapes(got, what, shape):
 
 
 def strides(strides, shape, what, rows, written):
-    """Contiguous as a whole or, with rows, in the last dimension; no overlap of rows that are
-    written."""
+    """Checks strides: contiguous as a whole, or with rows in the last dimension only. Rows that are
+    written must not overlap."""
     if 0 in shape:
         return
     if rows:

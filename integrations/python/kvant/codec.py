@@ -31,9 +31,9 @@ _CENTERS = {0: "none", 1: "first", 2: "file"}
 
 
 class CodecFamily(NamedTuple):
-    """A family of codecs. variants are what may follow the dash of a spec ("2", "3", "s96r4"), ()
-    when nothing does. options are the family's own, common_options those that it shares with
-    others."""
+    """A family of codecs. variants are the texts that may follow the dash of a spec ("2", "3",
+    "s96r4"), or () when nothing does. options belong to this family; it shares common_options with
+    other families."""
 
     name: str
     variants: tuple[str, ...]
@@ -44,7 +44,7 @@ class CodecFamily(NamedTuple):
 
     @property
     def specs(self) -> tuple[str, ...]:
-        """A spec per variant: what `kvant codecs` has a line for."""
+        """The specs of all variants, one for each line of `kvant codecs --all`."""
         return tuple(f"{self.name}-{variant}" for variant in self.variants) or (self.name,)
 
 
@@ -74,8 +74,8 @@ def check_spec(spec: str, role: str = "k", calibration: Calibration | None = Non
 
 
 def needs_calibration(spec: str, role: str = "k") -> bool:
-    """Whether codecs of this spec and role take something from a calibration. Error for a spec that
-    makes no codec."""
+    """Whether codecs of this spec and role use a calibration. Error for a spec that makes no
+    codec."""
     needed, text = c.c_int(), text_buffer()
     role_number = ROLES[checks.choice(role, "role", tuple(ROLES))]
     status = library().kvant_codec_needs_calibration(
@@ -88,8 +88,8 @@ def needs_calibration(spec: str, role: str = "k") -> bool:
 class Codec(Owned):
     """A codec of one kv head: spec as in codecs.md, role "k" or "v".
 
-    Specs that take something from a calibration need one, and then belong to (layer, kv_head). The
-    calibration need not live on. Error with the library's words for a spec that it refuses.
+    Specs that use a calibration need one, and then belong to (layer, kv_head). The codec copies
+    what it needs from the calibration. Error with the library's words for a spec that it refuses.
 
     A codec never changes: any number of threads may use it at once."""
 
@@ -141,7 +141,7 @@ class Codec(Owned):
             None if calibration is not None else (self.spec, head_dim, role, None, 0, 0, seed)
         )
 
-    _made: tuple[Any, ...] | None = None  # arguments that make it again in another process
+    _made: tuple[Any, ...] | None = None  # arguments for making it again in another process
 
     def __reduce__(self) -> Any:
         if self._made is None:
@@ -190,26 +190,27 @@ class Codec(Owned):
         return c.byref(s.Affine(*map(arrays.pointer, kept))), kept
 
     def encode(self, rows: Any, center: Any = None, scale: Any = None) -> np.ndarray:
-        """Pages of rows [n, head_dim] float32, of NumPy or with DLPack on the CPU: a new uint8 array
-        [ceil(n / 64), page_bytes].
+        """Encodes rows [n, head_dim] float32, of NumPy or with DLPack on the CPU, into pages: a new
+        uint8 array [ceil(n / 64), page_bytes].
 
-        Row i is token i % 64 of page i // 64. When n is no multiple of 64, the tokens after the
+        Row i is token i % 64 of page i // 64. When n is not a multiple of 64, the tokens after the
         last row are zero bytes, as in a page that was never written; n is a multiple of
-        block_tokens. center and scale, float32 [head_dim], are what rows are shifted by and then
-        divided by. ValueError or TypeError for another shape or dtype; Error of status 50 for a NaN
-        or an infinity, 51 for a row beyond fp16's range."""
+        block_tokens. center and scale, float32 [head_dim]: center is subtracted from rows, then
+        they are divided by scale. ValueError or TypeError for another shape or dtype; Error of
+        status 50 for a NaN or an infinity, 51 for a row beyond fp16's range."""
         from . import arrays
 
         rows, stride = arrays.rows(rows, "rows", (None, self.head_dim))
         if rows.shape[0] % self.block_tokens:
             raise ValueError(
-                f"rows: {self.spec} takes whole blocks of {self.block_tokens} tokens, not {rows.shape[0]} rows"
+                f"rows: {self.spec} takes whole blocks of {self.block_tokens} tokens, "
+                f"not {rows.shape[0]} rows"
             )
         affine, kept = self._affine(center, scale)
         n, encode, handle = rows.shape[0], library().kvant_codec_encode, self._handle
         pages = arrays.zeroed(-(-n // PAGE_TOKENS) * self.page_bytes).reshape(-1, self.page_bytes)
         at, step, to = rows.ctypes.data, 4 * stride * PAGE_TOKENS, pages.ctypes.data
-        # A call takes 10 to 20 us for small codecs: nothing is computed here that need not be.
+        # For small codecs a call takes 10 to 20 us, so nothing unnecessary is computed here.
         for first in range(0, n, PAGE_TOKENS):
             here = PAGE_TOKENS if n - first > PAGE_TOKENS else n - first
             status = encode(handle, affine, at, stride, 0, here, to)
@@ -222,10 +223,12 @@ class Codec(Owned):
     def decode(
         self, pages: Any, n: int | None = None, center: Any = None, scale: Any = None
     ) -> np.ndarray:
-        """The first n rows of pages, by default all 64 of each: a new float32 array [n, head_dim].
+        """Decodes the first n rows of pages, by default all 64 rows of each page: a new float32
+        array [n, head_dim].
 
-        pages are uint8 [pages, page_bytes]; center and scale those of encode. Any bytes are a valid
-        page: bytes of another codec give numbers without meaning, infinities and NaNs included."""
+        pages are uint8 [pages, page_bytes]; center and scale are the arguments that encode had. Any
+        bytes are a valid page: bytes of another codec give numbers without meaning, infinities and
+        NaNs included."""
         from . import arrays
 
         pages = self._readable(pages)
@@ -244,8 +247,8 @@ class Codec(Owned):
         return rows
 
     def transform_queries(self, queries: np.ndarray, scale: np.ndarray | None = None) -> np.ndarray:
-        """R (q o s) of each query, float32 [n, head_dim]: a new array of the same shape. scale:
-        that of encode."""
+        """R (q o s) of each query, float32 [n, head_dim]: a new array of the same shape. `scale`:
+        as for encode."""
         from . import arrays
 
         queries = arrays.contiguous(queries, "queries", "float32", (None, self.head_dim))
@@ -282,7 +285,7 @@ class Codec(Owned):
         return found.transpose(1, 0, 2).reshape(n, PAGE_TOKENS * pages.shape[0])
 
     def _readable(self, pages: np.ndarray) -> np.ndarray:
-        """pages where they lie, or a copy when they are not aligned to 16 bytes."""
+        """Returns pages, or a copy when they are not aligned to 16 bytes."""
         from . import arrays
 
         pages = arrays.contiguous(pages, "pages", "uint8", (None, self.page_bytes))
@@ -311,7 +314,8 @@ def tensor_params(
     block_stride: int = 0,
     exact: ExactPart | None = None,
 ) -> s.TensorParams:
-    """kvant_tensor_params. They keep the arrays that they point to, not the codecs."""
+    """Makes kvant_tensor_params. The struct keeps the arrays that it points to alive, but not the
+    codecs."""
     if not codecs or not all(isinstance(codec, Codec) for codec in codecs):
         raise TypeError("codecs: a kvant.Codec per kv head is needed")
     handles = (c.c_void_p * len(codecs))(*(codec.handle for codec in codecs))
@@ -337,7 +341,7 @@ def tensor_bytes(codecs: Sequence[Codec], n_sequences: int, n_blocks: int, exact
 
 
 def step_bytes(n_blocks: int, width: int) -> int:
-    """Memory for the rows of a step, which the keys of all layers of a cache on a CPU share, and so
-    do the values; a cache without an exact part has none. width: numbers of a row of all kv
-    heads."""
+    """Memory for the rows of a step in a cache on a CPU. The keys of all layers share it, and so do
+    the values of all layers; a cache without an exact part has none. `width`: numbers of a token's
+    row, all kv heads together."""
     return min(n_blocks * PAGE_TOKENS, _STEP_ROWS) * width * 2

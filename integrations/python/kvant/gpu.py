@@ -1,4 +1,5 @@
-"""What calls of libkvant's GPU side need: codecs there, the numbers that a calibration gives them, and the stream."""
+"""Prepares arguments for calls of libkvant's GPU side: codecs there, the arrays that a calibration
+gives them, and the stream."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ def pointer(tensor: Tensor | None) -> int | None:
 
 @contextlib.contextmanager
 def calls(device: torch.device) -> Iterator[Callable[[str, Any], None]]:
-    """run(name, arguments): kvant_cuda_NAME on the current stream of a GPU; on a CPU it is the tests' stand-in."""
+    """Yields run(name, arguments), which calls kvant_cuda_NAME on the current stream of a GPU. On a
+    CPU it calls the mock of the tests."""
     on_gpu = device.type != "cpu"
     with torch.cuda.device(device) if on_gpu else contextlib.nullcontext():
         stream = torch.cuda.current_stream().cuda_stream if on_gpu else None
@@ -47,7 +49,8 @@ def call(name: str, arguments: Any, device: torch.device) -> None:
 def transform_queries(
     codec: GpuCodec, q: Tensor, inverse: int | None, n_kv_heads: int, out: Tensor
 ) -> Tensor:
-    """Queries [n, heads, head_dim] through the matrix of transform=file, into out: float32, contiguous."""
+    """Multiplies queries [n, heads, head_dim] by the matrix of transform=file into out: float32,
+    contiguous."""
     arguments = CudaQueryArgs.new(
         k_codec=codec.handle,
         batch=q.shape[0],
@@ -81,20 +84,21 @@ class GpuCodec(Owned):
         )
 
     def open(self) -> GpuCodec:
-        """The codec of open pages whose rows this one will quantise."""
+        """Makes the codec of fp16 pages whose rows this codec will quantise."""
         return GpuCodec(library().kvant_cuda_codec_create_open, "open codec", self._handle)
 
 
 def tables(codec: Codec) -> Any:
-    """The numbers that a calibration gives a codec, which owns them."""
+    """The arrays that a calibration gives a codec, which owns them."""
     found = CudaTables.new()
     check("tables", library().kvant_cuda_codec_tables(codec.handle, c.byref(found)))
     return found
 
 
 def learn(like: Codec, keys: Tensor, queries: Tensor, rope: Rope | None = None) -> list[Codec]:
-    """Codecs like one with transform=first, per kv head, with centre and matrix as a cache on the CPU learns them: from rows of the
-    first tokens of a sequence, keys [n, kv heads, head_dim] and queries [n, heads, head_dim]. rope: how both turn."""
+    """Makes codecs, one per kv head, from one with transform=first. Each has the centre and the
+    matrix that a cache on the CPU learns from the first tokens of a sequence: keys [n, kv heads,
+    head_dim] and queries [n, heads, head_dim]. `rope`: how RoPE rotates both."""
     from .tensor import Tensor as Rows
 
     quick = Codec(
@@ -113,7 +117,8 @@ def learn(like: Codec, keys: Tensor, queries: Tensor, rope: Rope | None = None) 
 
 
 class Numbers:
-    """What a calibration gives the codecs of one role, [layers, kv heads, n] on a GPU each; None: nothing."""
+    """The arrays that a calibration gives the codecs of one role, each [layers, kv heads, n] on a
+    GPU; None where it gives nothing."""
 
     def __init__(self, codecs: Sequence[Sequence[Codec]], device: torch.device) -> None:
         """codecs: per layer one per kv head."""

@@ -22,9 +22,9 @@ _ARGUMENT = 10  # KVANT_ERR_ARGUMENT: no vector has this id
 
 
 class IndexInfo(NamedTuple):
-    """bytes_per_vector: codes and factors; id_bytes come on top once ids are no row numbers.
-    memory_bytes: of this process, without a view's mapped file. file_bytes: what save writes.
-    next_id: of the next vector that is added without an id."""
+    """`bytes_per_vector`: codes and factors. `id_bytes`: added per vector once ids are not row
+    numbers. `memory_bytes`: of this process, without a view's mapped file. `file_bytes`: size of
+    the file that save writes. `next_id`: id of the next vector that is added without an id."""
 
     dim: int
     metric: str
@@ -43,7 +43,7 @@ class IndexInfo(NamedTuple):
 
 
 class _Copy(Owned):
-    """An index's codes on the current GPU, which the index keeps."""
+    """A copy of an index's codes on the current GPU. The index keeps it."""
 
     def __init__(self, index: Index) -> None:
         super().__init__("kvant_index_gpu_free")
@@ -61,20 +61,21 @@ class Index(Owned):
         index.add(rows)                                  # float32 [n, 384]; nothing is trained
         scores, ids = index.search(queries, 10)          # float32 and int64 [queries, 10]
 
-    Codes of 1 to 8 bits per dimension: spec "turboquant-4" or "trellis-4", which finds more and takes
-    longer to add. "trellis-3:dims=256" keeps 256 principal dimensions, "turboquant-4:lists=128" makes
-    inverted lists; both need train. "rows=int8" keeps 8 bits per dimension beside the codes, for
-    rerank. metric: "ip" (inner product) and "cosine", where larger scores are nearer, or "l2", squared
-    distances. center: float32 [dim], subtracted before rounding. centroids: float32 [lists, dim]
-    instead of k-means. Results depend on neither threads nor batches;
-    equal scores come in the order of ids.
+    Codes have 1 to 8 bits per dimension: spec "turboquant-4" or "trellis-4", which finds more and
+    takes longer to add. "trellis-3:dims=256" keeps 256 principal dimensions,
+    "turboquant-4:lists=128" makes inverted lists; both need train. "rows=int8" also keeps each
+    vector in 8 bits per dimension, for rerank. `metric`: "ip" (inner product) and "cosine", where
+    larger scores are nearer, or "l2", squared distances. `center`: float32 [dim], subtracted before
+    rounding. `centroids`: float32 [lists, dim] instead of k-means. Results depend on neither
+    threads nor batches; equal scores are in the order of ids.
 
     device="cuda" searches on the GPU, with the same results: the first search after a change copies
-    the codes there. k and rerank are at most 4096 then, and lists= is refused.
+    the codes there. k and rerank are then at most 4096, and lists= is refused.
 
-    Threads may search at once. Calls that change the index need it for themselves. Arguments of a
-    wrong dtype are refused with TypeError, of a wrong shape with ValueError; Error has what the
-    library refuses: a NaN, an infinity, an id that is taken or missing, a change of a view."""
+    Several threads may search at once. A call that changes the index must be the only call.
+    Arguments of a wrong dtype are refused with TypeError, of a wrong shape with ValueError. Error
+    is for everything that the library refuses: a NaN, an infinity, an id that is taken or missing,
+    a change of a view."""
 
     def __init__(
         self,
@@ -107,7 +108,8 @@ class Index(Owned):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], device: str = "cpu") -> Index:
-        """Reads what save wrote and verifies its checksum. Error for a damaged or missing file."""
+        """Reads a file that save wrote and verifies its checksum. Error for a damaged or missing
+        file."""
         return cls._open("kvant_index_load", path, device)
 
     @classmethod
@@ -160,8 +162,8 @@ class Index(Owned):
         check("index", library().kvant_index_verify(self._handle), SAID)
 
     def train(self, rows: Any) -> None:
-        """Learns the centre, the directions of dims= and the centroids of lists= from rows [n, dim]:
-        a sample of what will be added. Before the first add."""
+        """Learns the centre, the directions of dims= and the centroids of lists= from rows [n,
+        dim], a sample of the vectors that will be added. Call it before the first add."""
         rows, stride = arrays.rows(rows, "rows", (None, self.dim))
         if not rows.shape[0]:
             raise ValueError("rows: there are none to learn from")
@@ -172,8 +174,8 @@ class Index(Owned):
         )
 
     def add(self, rows: Any, n_threads: int | None = None) -> None:
-        """Adds float32 rows [n, dim], all or none. Their ids go on from the largest one, from 0 at
-        first, up to 2**63 - 1. n_threads: None, as many as this process may use."""
+        """Adds float32 rows [n, dim], all or none. Their ids continue from the largest id, or begin
+        at 0, and end at 2**63 - 1. `n_threads`: None, as many as this process may use."""
         self._add(rows, None, n_threads)
 
     def add_with_ids(self, rows: Any, ids: Any, n_threads: int | None = None) -> None:
@@ -207,8 +209,8 @@ class Index(Owned):
         return ids
 
     def remove_ids(self, ids: Any) -> int:
-        """Removes the vectors with these int64 ids [n], each in constant time. How many there were;
-        other ids are ignored."""
+        """Removes the vectors with these int64 ids [n], each in constant time, and ignores ids that
+        the index does not have. Returns how many vectors it removed."""
         ids, before = self._ids(ids), len(self)
         for i in ids.tolist():
             status = library().kvant_index_remove(self._change(), i)
@@ -228,15 +230,16 @@ class Index(Owned):
         originals: Any = None,
         n_probe: int = 0,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The k nearest of each query [n, dim]: scores, float32 [n, k], and ids, int64 [n, k], the
-        nearest first. Where there are fewer, ids are -1.
+        """The k nearest vectors of each query [n, dim]: scores, float32 [n, k], and ids, int64 [n,
+        k], the nearest first. If there are fewer than k, the remaining ids are -1.
 
-        allowed: int64 ids, the only ones that may be found; unknown ones are ignored. allow: a
-        function of an id, called for every vector that passes allowed: slow, for few. Both may be
-        given. rerank: that many candidates get exact scores from originals, float32 [m, dim], whose
-        row i is the vector with id i (np.memmap will do); others keep their scores. Without originals,
-        an index with rows=int8 ranks by its rows. n_probe: lists
-        that are searched where the spec has lists=; as many as there are, or more: all; 0: 8."""
+        `allowed`: int64 ids, the only ids that may be found; unknown ids are ignored. `allow`: a
+        function of an id, called for every vector that passes allowed; it is slow, so use it for
+        few vectors. Both may be given. `rerank`: this many candidates get exact scores from
+        originals, float32 [m, dim], whose row i is the vector with id i (an np.memmap, too); the
+        remaining vectors keep their scores. Without originals, an index with rows=int8 ranks by its
+        rows. `n_probe`: the number of inverted lists that are searched if the spec has lists=; 0: 8
+        lists. A number beyond all lists searches all."""
         queries, stride = arrays.rows(queries, "queries", (None, self.dim))
         shape = (queries.shape[0], checks.count(k, "k"))
         scores, ids = arrays.np.empty(shape, "float32"), arrays.np.empty(shape, "int64")
@@ -270,7 +273,8 @@ class Index(Owned):
         )
 
     def reconstruct(self, id: int) -> np.ndarray:
-        """The vector with this id as the index knows it, float32 [dim]. Error when no vector has it."""
+        """The vector with this id as the index stores it, float32 [dim]. Error when no vector has
+        it."""
         row = arrays.np.empty(self.dim, "float32")
         number = checks.count(id, "id", least=0, most=_MOST_ID)
         check(
@@ -299,11 +303,15 @@ class Index(Owned):
 
     def __repr__(self) -> str:
         info = self.info
-        return f"<kvant.Index of {info.n} vectors, {info.dim} numbers each, {info.spec}, {info.metric}>"
+        return (
+            f"<kvant.Index of {info.n} vectors, {info.dim} numbers each, "
+            f"{info.spec}, {info.metric}>"
+        )
 
 
 def _asked(allow: Callable[[int], Any] | None, raised: list[BaseException]) -> Any:
-    """allow as C calls it. What it raises ends up in raised, and from then on nothing is allowed."""
+    """Wraps allow for C. The first exception that it raises is kept in raised, and from then on
+    nothing is allowed."""
     if allow is None:
         return s.ALLOW()
 

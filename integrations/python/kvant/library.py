@@ -1,8 +1,8 @@
-"""Finds libkvant, declares its functions and turns a status into an exception. Knows no array and
-no tensor.
+"""Finds libkvant, declares its functions and makes an exception of an error status. Knows nothing
+of arrays and tensors.
 
-ctypes gives up Python's lock while a function of the library runs, so several threads compute at
-once. What each header says of threads holds here too."""
+ctypes releases Python's lock while a function of the library runs, so several threads compute at
+once. The headers say which calls may run at the same time."""
 
 from __future__ import annotations
 
@@ -197,9 +197,9 @@ _loading = threading.Lock()
 
 
 def _names() -> list[str]:
-    """Where libkvant may be, in the order of trying: KVANT_LIBRARY alone if it is set; otherwise
-    inside the package, where an installed wheel has it; the build directory of the source tree that
-    the package lies in; what the loader finds."""
+    """The paths where libkvant may be, in order: only KVANT_LIBRARY if it is set; otherwise the
+    package's folder (installed wheels), the build folder of the source tree that has this package,
+    and the loader's search."""
     named = os.environ.get("KVANT_LIBRARY")
     if named:
         return [named]
@@ -250,7 +250,7 @@ def _force_level(lib: Any, name: str) -> None:
 
 def library() -> Any:
     """libkvant with its functions declared, opened by the first call. Error when there is none or
-    it is of another release. libkvant itself opens libkvant_cuda.so: beside itself, or where
+    it is of another release. libkvant itself opens libkvant_cuda.so, in its own folder or where
     KVANT_CUDA_LIBRARY says. KVANT_CPU forces a CPU level, as set_cpu_level does."""
     global _library
     if _library is None:
@@ -276,12 +276,12 @@ def cpu_level() -> str:
 
 
 def version() -> str:
-    """Of the library that is loaded, "major.minor.patch"."""
+    """The version of the loaded library, "major.minor.patch"."""
     return library().kvant_version().decode()
 
 
 def text_buffer() -> Any:
-    """For the arguments err and errlen: pass the buffer and len() of it."""
+    """A buffer for the arguments err and errlen: pass the buffer and its len()."""
     return c.create_string_buffer(512)
 
 
@@ -289,9 +289,10 @@ SAID = object()  #: for check: the call leaves its reason in kvant_error_message
 
 
 def check(what: str, status: int, text: Any = None) -> None:
-    """Raises Error(what: reason) unless status is 0. The reason is in text, the buffer of a call
-    with an argument err; or in kvant_error_message() of this thread, with SAID, for calls that
-    leave it there; otherwise the status tells all, and an older message would mislead."""
+    """Raises Error(what: reason) unless status is 0. For calls with an argument err, text is their
+    buffer, which has the reason. SAID takes the reason from kvant_error_message() of this thread,
+    for calls that set it. Without text the message has the status only, because an older reason
+    would mislead."""
     if status == 0:
         return
     reason = (
@@ -314,11 +315,12 @@ def c_text(value: Any, what: str) -> bytes | None:
 
 
 class Owned:
-    """An object of the library: frees it with _free when Python's object goes. Not copied and not
-    pickled, because its state lies in C; a Codec is its arguments and can be.
+    """An object of the library. It is freed with _free when Python's object goes. It cannot be
+    copied or pickled, because its state is in C; only a Codec can, because its arguments make it
+    again.
 
-    keep: what must live as long (codecs of a tensor, the scheme of borrowed codecs). free: "" for
-    borrowed objects."""
+    `keep`: objects that must live as long (codecs of a tensor, the scheme of borrowed codecs).
+    `free`: "" for borrowed objects."""
 
     def __init__(self, free: str, keep: Any = None) -> None:
         self._library, self._handle, self._free, self._keep = library(), c.c_void_p(), free, keep

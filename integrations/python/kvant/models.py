@@ -23,7 +23,7 @@ from .watching import Seen, attending, model_name, watch
 Texts = Union[str, Sequence[str], Tensor]
 
 _BATCH = 512  # tokens of a pass, as the kvant command has them
-_SAMPLED = 16  # one query in so many shows which keys attention looks at
+_SAMPLED = 16  # every 16th query shows which keys attention looks at
 
 
 def _tokens(texts: Texts, tokenizer: Any) -> Tensor:
@@ -44,8 +44,8 @@ def _tokens(texts: Texts, tokenizer: Any) -> Tensor:
 
 
 def _contexts(texts: Texts, tokenizer: Any, length: int, most: int) -> list[Tensor]:
-    """At most `most` tokens as stretches of `length`, each beginning with the model's first token
-    where the tokenizer has one."""
+    """At most `most` tokens, cut into contexts of `length` tokens. Each begins with the model's
+    first token (BOS) if the tokenizer has one."""
     found = list(_tokens(texts, tokenizer)[:most].split(length))
     first = getattr(tokenizer, "bos_token_id", None)
     if first is not None and getattr(tokenizer, "add_bos_token", False):
@@ -58,7 +58,8 @@ def _contexts(texts: Texts, tokenizer: Any, length: int, most: int) -> list[Tens
 
 
 class _Gathering:
-    """A calibrator, which begins with the first attention layer: it says which weights the model has."""
+    """Adds a model's rows to a calibrator. The first attention layer makes it: the fingerprint of
+    that layer's weights identifies the model."""
 
     def __init__(self, **options: Any) -> None:
         self.options, self.calibrator = options, None  # type: ignore[var-annotated]
@@ -102,14 +103,15 @@ def calibrate(
     progress: Callable[[float], None] | None = None,
 ) -> Calibration:
     """Statistics of a causal model's keys, values and queries over the first n_tokens tokens of
-    texts: strings, or an array of token ids. save() writes them to the .kvcal that
-    KvantCache(calibration=) and Cache(calibration=) take. The model runs where it is, and the
-    statistics are summed there. positions: RoPE turns slow channels by the position; for longer
-    contexts the positions of contexts are spread over 0 .. positions - 1. progress is called with the part that is done, 0 to 1. clusters:
-    sizes of sets of centroids for kmeans codecs, which take minutes on the CPU.
+    texts: strings, or an array of token ids. save() writes them to the .kvcal file that
+    KvantCache(calibration=) and Cache(calibration=) use. The model runs on its own device, and the
+    statistics are summed there. `positions`: RoPE rotates some channels so slowly that a short
+    context shows few of their angles; for longer contexts the positions of contexts are spread over
+    0 .. positions - 1. progress is called with the part that is done, 0 to 1. `clusters`: sizes of
+    sets of centroids for kmeans codecs, which take minutes on the CPU.
 
-    A calibration is of one model as transformers computes it: llama.cpp orders the channels of some
-    models' keys differently, and `kvant calibrate` makes the file for it."""
+    A calibration belongs to one model as transformers computes it. llama.cpp orders the channels of
+    some models' keys differently; `kvant calibrate` makes its file."""
     contexts = [
         part for part in _contexts(texts, tokenizer, context, n_tokens) if len(part) >= _SAMPLED
     ]
@@ -134,9 +136,9 @@ def calibrate(
 
 
 class Evaluation(NamedTuple):
-    """kld: mean KL divergence from the stock cache in nats, and its standard error. perplexity: of
-    the text. same_top: the part of tokens whose most probable token is the stock cache's. bytes:
-    of one context's cache; f16_bytes: of the same tokens in float16."""
+    """`kld`: mean KL divergence from the stock cache in nats, and its standard error. `perplexity`:
+    of the text. `same_top`: the share of tokens whose most probable token is also the stock
+    cache's. `bytes`: memory of one context's cache; `f16_bytes`: of the same tokens in float16."""
 
     name: str
     kld: float
@@ -191,11 +193,11 @@ def evaluate(
     n_contexts: int = 4,
     first: int | None = None,
 ) -> list[Evaluation]:
-    """What caches cost in quality on texts, beside the stock cache, which is the first row. caches:
-    names of presets, or arguments of KvantCache as dictionaries. Texts are cut into contexts, of
-    which tokens from `first` on are scored, the second half by default: as `kvant eval` does. A
-    cache has room for one context unless its arguments say max_tokens: what a preset keeps as fp16
-    grows with that room."""
+    """Compares the quality of caches on texts with the stock cache, which is the first element.
+    `caches`: names of presets, or arguments of KvantCache as dictionaries. Texts are cut into
+    contexts, of which tokens from `first` on are scored, by default the second half, as
+    `kvant eval` does. A cache has room for one context unless its arguments say max_tokens: the
+    part that a preset keeps as fp16 grows with that room."""
     first = context // 2 if first is None else first
     parts = [
         part
@@ -219,8 +221,8 @@ def _measured(
     stored: Sequence[tuple[str, dict[str, Any]]],
     batch: int = _BATCH,
 ) -> list[_Sums]:
-    """Of the stock cache and of each stored one, on tokens from `first` on of contexts of one
-    length, of which `batch` tokens are written at once."""
+    """Scores the stock cache and each stored one on the tokens from `first` on, in contexts of one
+    length. `batch` tokens are written at once."""
     sums = [_Sums("stock"), *(_Sums(name) for name, _ in stored)]
     for part in parts:
         # Row i says what follows token i.
@@ -250,7 +252,7 @@ def _measured(
 
 
 def _stock_attention(model: Any) -> str:
-    """What the model was loaded with, unless it is ours."""
+    """The attention that the model was loaded with, unless it is kvant's."""
     chosen = model.config._attn_implementation
     if chosen != "kvant":
         return str(chosen)

@@ -1,5 +1,5 @@
-"""Sums of a calibration over a model's rows and queries, in float64 on the device where these are: arguments of
-Calibrator.add_sums. Rows are [kv heads, n, head_dim]."""
+"""Sums of a calibration over a model's rows and queries, in float64 on the device of these rows:
+arguments of Calibrator.add_sums. Rows are [kv heads, n, head_dim]."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def of_queries(queries: Tensor, n_kv_heads: int) -> dict[str, Any]:
 def of_attention(
     queries: Tensor, keys: Tensor, added: Tensor, scale: float, n_exact: int
 ) -> dict[str, Any]:
-    """How much each key counts for these queries. added: [n of queries, n of keys], to scores. The first n_exact keys
-    count 0. Queries that see nothing count for nothing."""
+    """Sums the attention weights that these queries give to each key. `added`: [n of queries, n of
+    keys], added to scores. The first n_exact keys count 0. Queries that see no key are left out."""
     groups = queries.shape[0] // keys.shape[0]
     exact, q = keys.double(), queries.double().reshape(keys.shape[0], -1, keys.shape[2])
     scores = (q @ exact.transpose(1, 2) * scale).unflatten(1, (groups, -1)) + added.double()

@@ -31,17 +31,17 @@ from .structs import (
 
 _MOST_HEADS = 65535
 _CUDA = 80  # KVANT_ERR_CUDA
-_scratch = {}  # by device, head_dim and stream: what a stream runs is ordered
+_scratch = {}  # by device, head_dim and stream: calls on one stream never overlap
 
 
 class PagedCache:
-    """n_blocks sealed blocks of 64 tokens and n_open_blocks open (fp16) ones; a block holds the K
-    and V pages of all kv heads. Memory is two tensors, `pool` and `open_pool`. Block tables name
-    sealed block b by b, open block b by -1 - b.
+    """n_blocks sealed blocks of 64 tokens and n_open_blocks fp16 blocks; a block holds the K and V
+    pages of all kv heads. The memory is two tensors, `pool` and `open_pool`. Block tables name
+    sealed block b by b, and fp16 block b by -1 - b.
 
-    Every call checks shapes, dtypes, devices and strides. Numbers of blocks and slots lie on the
-    GPU and must be right: a wrong one reads or writes memory of others. With check_numbers the
-    calls read and check them, and wait for the GPU. learn is for keys with transform=first."""
+    Every call checks shapes, dtypes, devices and strides. Numbers of blocks and slots are on the
+    GPU and must be right: a wrong number reads or writes other memory. With check_numbers the calls
+    read and check them, and wait for the GPU. learn is for keys with transform=first."""
 
     def __init__(
         self,
@@ -96,9 +96,10 @@ class PagedCache:
             return torch.cuda.current_stream().cuda_stream
 
     def _workspace_for(self, rows):
-        """Kernels count in a workspace, so it belongs to a stream, whose calls are ordered. For many
-        query rows it has scratch, and all caches share it. Nothing is allocated while a graph is
-        captured: a stream without a workspace takes that of the stream that made the cache."""
+        """Kernels count in a workspace, so each stream has its own; calls on one stream are
+        ordered. For many query rows the workspace has scratch memory, which all caches share.
+        Nothing is allocated while a graph is captured: a stream without a workspace uses the one of
+        the stream that made the cache."""
         stream = self._stream()
         if torch.cuda.is_current_stream_capturing():
             return self._workspaces.get(stream, self._workspace)
@@ -129,22 +130,24 @@ class PagedCache:
             raise ValueError("this cache was made without open blocks (n_open_blocks)")
 
     def _channels(self, tensor, what):
-        """A centre or scale, or None: a pointer."""
+        """The pointer of a centre or scale, or None."""
         if tensor is None:
             return None
         shape = (self.n_kv_heads, self.head_dim)
         return checks.tensor(tensor, what, shape, ("float32",), self.device).data_ptr()
 
     def learn(self, k, q, rope=None):
-        """Before anything is written, for keys with transform=first: learns their centre and matrix from keys [n, kv heads, head_dim]
-        and queries [n, heads, head_dim] of a sequence's first tokens, on the CPU. 1024 tokens are enough, fewer than 64 too few; an
-        engine keeps their rows meanwhile. rope: a kvant.Rope, for a matrix that fits its n_positions. Later calls need no centre and
-        scale of keys."""
+        """Learns the centre and the matrix of keys with transform=first, before anything is
+        written. It uses keys [n, kv heads, head_dim] and queries [n, heads, head_dim] of a
+        sequence's first tokens, and computes on the CPU. 1024 tokens are enough, and 64 are the
+        fewest; an engine keeps their rows meanwhile. `rope`: a kvant.Rope, for a matrix that fits
+        its n_positions. Later calls need no centre and scale of keys."""
         checks.tensor(k, "k", (None, self.n_kv_heads, self.head_dim), checks.NUMBERS, self.device)
         checks.tensor(q, "q", (k.shape[0], None, self.head_dim), checks.NUMBERS, self.device)
         if q.shape[1] % self.n_kv_heads or k.shape[0] == 0:
             raise ValueError(
-                f"q: {q.shape[0]} tokens of {q.shape[1]} heads; heads are a multiple of {self.n_kv_heads} kv heads"
+                f"q: {q.shape[0]} tokens of {q.shape[1]} heads; "
+                f"heads are a multiple of {self.n_kv_heads} kv heads"
             )
         if rope is not None and not rope.n_positions:
             rope = rope._replace(n_positions=PAGE_TOKENS * self.n_blocks)
@@ -153,7 +156,7 @@ class PagedCache:
         self.open_k, self._learnt = self.k.open(), Numbers([made], self.device)
 
     def _of_keys(self, name, given=None):
-        """A pointer to what was learnt of keys, unless the caller gives his own."""
+        """A pointer to a learned array of keys, unless the caller passes one."""
         return (
             given
             if given is not None or self._learnt is None
@@ -164,7 +167,7 @@ class PagedCache:
         return self._learnt is not None and self._learnt.n_weights > self.head_dim
 
     def _turned(self, q):
-        """Queries through the matrix, float32."""
+        """Multiplies queries by the learned matrix: float32."""
         out = torch.empty(q.shape, dtype=torch.float32, device=self.device)
         rows, inverse = q.reshape(-1, *q.shape[-2:]), self._of_keys("inverse_weights")
         transform_queries(self.k, rows, inverse, self.n_kv_heads, out)
@@ -197,10 +200,10 @@ class PagedCache:
         to_open=False,
     ):
         """Writes tokens: k, v [n, kv heads, head_dim] of one dtype, slots int64 [n] (64 * block +
-        offset, negative skips). Centres and scales are float32 [kv heads, head_dim]: rows are
-        shifted by the one, then divided by the other. to_open: into open blocks, the only way for
-        codecs with groups of 32. refused: an int32 CUDA tensor [1] that collects the reasons of
-        rows that were not written."""
+        offset, negative skips). Centres and scales are float32 [kv heads, head_dim]: the centre is
+        subtracted from rows, which are then divided by the scale. `to_open`: write to fp16 blocks,
+        the only way for codecs with groups of 32 tokens. `refused`: an int32 CUDA tensor [1] that
+        collects the reasons why rows were not written."""
         if to_open:
             self._need_open_blocks()
         checks.tensor(slots, "slots", (None,), ("int64",), self.device)
@@ -243,8 +246,8 @@ class PagedCache:
         call("append", args, self.device)
 
     def seal(self, open_blocks, blocks, tokens=None, refused=None):
-        """Quantises open blocks into sealed ones: int32 numbers, negative ones skip. tokens: int32,
-        how many of each open block were written, or None for all 64."""
+        """Quantises fp16 blocks into sealed blocks: int32 numbers, negative ones skip. `tokens`:
+        int32, how many tokens of each fp16 block were written, or None for all 64."""
         self._need_open_blocks()
         least = -(2**31)
         self._numbers(open_blocks, "open_blocks", None, least, self.n_open_blocks)
@@ -265,14 +268,16 @@ class PagedCache:
         call("seal", args, self.device)
 
     def _check_attention(self, q, block_table, lengths, out, lse, mask, sinks):
-        """Tensors of `attention`: whether q has several tokens per sequence, and the output."""
+        """Checks the tensors of `attention`. Returns whether q has several tokens per sequence, and
+        the output."""
         several = len(getattr(q, "shape", ())) == 4
         shape = (None, None, None, self.head_dim) if several else (None, None, self.head_dim)
         checks.tensor(q, "q", shape, checks.NUMBERS, self.device, rows=True)
         batch, heads, tokens = q.shape[0], q.shape[-2], q.shape[1] if several else 1
         if batch == 0 or tokens == 0 or heads == 0 or heads % self.n_kv_heads != 0:
             raise ValueError(
-                f"q: {batch} sequences of {heads} heads; heads are a multiple of {self.n_kv_heads} kv heads"
+                f"q: {batch} sequences of {heads} heads; "
+                f"heads are a multiple of {self.n_kv_heads} kv heads"
             )
         out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
         dtype = (checks.name_of(q.dtype),)
@@ -309,10 +314,10 @@ class PagedCache:
         mask=None,
         sinks=None,
     ):
-        """softmax(scale q K^T) V: q [batch, heads, head_dim] or, of several query tokens per
-        sequence, [batch, tokens, heads, head_dim]; block_table int32 [batch, blocks]; lengths int32
-        [batch], the query tokens counted. lse: float32 [batch, (tokens,) heads] to fill, or None.
-        mask: float16 [batch, tokens, cells], with a cell for every token of the table; sinks:
+        """softmax(scale q K^T) V: q [batch, heads, head_dim], or [batch, tokens, heads, head_dim]
+        for several query tokens per sequence; block_table int32 [batch, blocks]; lengths int32
+        [batch], the query tokens counted. `lse`: float32 [batch, (tokens,) heads] to fill, or None.
+        `mask`: float16 [batch, tokens, cells], with a cell for every token of the table; `sinks`:
         float32 [heads]."""
         several, out = self._check_attention(q, block_table, lengths, out, lse, mask, sinks)
         batch, heads, tokens = q.shape[0], q.shape[-2], q.shape[1] if several else 1
@@ -370,8 +375,8 @@ class PagedCache:
         return out if target is out else out.copy_(target)
 
     def decode(self, role, blocks, dtype=torch.bfloat16, center=None, scale=None, is_open=False):
-        """Rows of whole sealed blocks, or of open ones (int32 numbers): [64 * len(blocks), kv
-        heads, head_dim]."""
+        """Decodes the rows of whole sealed blocks, or of fp16 blocks (int32 numbers): [64 *
+        len(blocks), kv heads, head_dim]."""
         checks.choice(role, "role", ("k", "v"))
         checks.choice(checks.name_of(dtype), "dtype", checks.NUMBERS)
         if is_open:

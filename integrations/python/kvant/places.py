@@ -1,8 +1,8 @@
-"""Where the arrays of a call lie: NumPy arrays on the host, or device memory of any library that
-says where it is.
+"""Finds the memory of a call's arrays: NumPy arrays on the host, or device memory of any library
+that exports its address.
 
 Both places answer the same three questions: the address of an input, the address of an output, and
-a new output. The caller of a place does not know which one it has."""
+a new output. The caller of a place does not know which of the two it has."""
 
 from __future__ import annotations
 
@@ -24,22 +24,23 @@ class View(NamedTuple):
 
 
 class Host:
-    """NumPy arrays, and others on the CPU with DLPack: used where they lie when contiguous, copied
-    otherwise."""
+    """NumPy arrays, and other arrays on the CPU with DLPack. Contiguous arrays are used without a
+    copy, all other inputs are copied."""
 
     def take(
         self, value: Any, what: str, dtype: str, shape: tuple[int | None, ...], rows: bool = False
     ) -> View:
-        """An input. rows: any strides will do as long as the last dimension is contiguous."""
+        """An input. With rows, only the last dimension must be contiguous."""
         value = arrays.array(value, what, dtype, shape)
         if not (rows and _rows_lie_well(value)):
             value = np.ascontiguousarray(value)
         return self._view(value)
 
     def give(self, value: Any, what: str, dtype: str, shape: tuple[int, ...]) -> View:
-        """An output: a copy would lose what is written, so it must be contiguous."""
+        """An output. It must be contiguous, because a copy would lose the numbers that are
+        written."""
         array = arrays.array(value, what, dtype, shape)
-        # NumPy before 2.1 takes every array of DLPack for one that is only read.
+        # NumPy before 2.1 takes every array of DLPack for a read-only one.
         if not (array.flags.c_contiguous and (array.flags.writeable or array is not value)):
             raise ValueError(f"{what}: a contiguous array that may be written to is needed")
         return self._view(array)
@@ -104,8 +105,8 @@ class Gpu:
         return view
 
     def _describe(self, value: Any, what: str) -> tuple[str, View]:
-        """dtype and view of an array on a GPU. DLPack first: its producer also orders the stream's
-        work behind its own."""
+        """dtype and view of an array on a GPU. DLPack is tried first: its producer also makes the
+        stream wait for work on the array."""
         if hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__"):
             kind, _ = value.__dlpack_device__()
             if kind not in _ON_GPU:
@@ -115,7 +116,8 @@ class Gpu:
             interface = value.__cuda_array_interface__
             if interface.get("stream") not in (None, self._stream):
                 raise ValueError(
-                    f"{what}: its work is on stream {interface['stream']}, and kvant's on {self._stream}"
+                    f"{what}: its work is on stream {interface['stream']}, "
+                    f"and kvant's on {self._stream}"
                 )
             return _read_interface(interface, value)
         kind = type(value).__name__
@@ -147,15 +149,15 @@ class _DlTensor(c.Structure):
 
 
 def dl_tensor(capsule: Any) -> _DlTensor:
-    """What a capsule of DLPack points to."""
+    """The DLTensor that a DLPack capsule points to."""
     get = c.pythonapi.PyCapsule_GetPointer
     get.restype, get.argtypes = c.c_void_p, [c.py_object, c.c_char_p]
     return _DlTensor.from_address(get(capsule, b"dltensor"))
 
 
 def read_dlpack(capsule: Any) -> tuple[str, View]:
-    """dtype and view of a capsule, which is not consumed: it frees its part when it goes, with the
-    view."""
+    """dtype and view of a capsule. The capsule is not consumed: it frees its memory when the view,
+    which keeps it, goes."""
     tensor = dl_tensor(capsule)
     shape = tuple(tensor.shape[: tensor.ndim])
     strides = tuple(tensor.strides[: tensor.ndim]) if tensor.strides else _packed(shape)

@@ -1,4 +1,4 @@
-"""How keys turn with their positions (kvant_rope of kvant/tensor.h)."""
+"""How RoPE rotates keys by their positions (kvant_rope of kvant/tensor.h)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from .arrays import np
 
 
 class Rope(NamedTuple):
-    """RoPE of the first 2 * len(frequencies) channels of keys and queries, frequencies in radians per
-    position. interleaved: pairs are channels 2i and 2i + 1, otherwise i and i + len(frequencies).
-    n_positions: that a sequence may have, 0 all that fit. n_ranges: matrices that share them, 0 as
-    many as pay. block_centers: each block whose positions are known has a centre of its own, the mean
-    of keys at these; not on a GPU."""
+    """RoPE of the first 2 * len(frequencies) channels of keys and queries, frequencies in radians
+    per position. `interleaved`: pairs are channels 2i and 2i + 1, otherwise i and i +
+    len(frequencies). `n_positions`: positions that a sequence may have; 0: all that fit.
+    `n_ranges`: position buckets, each with its own matrix; 0: as many as reduce the error.
+    `block_centers`: each block whose positions are known has a separate centre, the mean of keys at
+    these positions; not on a GPU."""
 
     frequencies: Sequence[float]
     interleaved: bool = False
@@ -24,7 +25,7 @@ class Rope(NamedTuple):
     block_centers: bool = False
 
     def struct(self) -> tuple[s.Rope, np.ndarray]:
-        """For the library, and what it points to."""
+        """The struct for the library, and the array that it points to."""
         kept = arrays.contiguous(
             np.asarray(self.frequencies, np.float32), "frequencies", np.float32, (None,)
         )

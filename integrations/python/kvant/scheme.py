@@ -13,14 +13,15 @@ from .library import MAX_HEAD_DIM, PAGE_TOKENS, ROLES, SAID, Owned, c_text, chec
 
 
 class Scheme(Owned):
-    """What a model's cache is stored with: a preset; or specs k and v (one alone is that of both
-    roles); or the path of a settings file. None of them: the preset "balanced". calibration: the
-    path of a calibration; a settings file names its own, and model, the path of the model's file,
-    finds one beside it that was made with this very file. like: a scheme whose calibration is not
-    read again. protect: that many first and last layers use protect_codec ("f16" by default). The
-    model's shape comes by name. Error with the library's words for what does not fit.
+    """The codecs of a model's cache: a preset; or specs k and v, where one alone is for both roles;
+    or the path of a settings file. The default is the preset "balanced". `calibration`: the path of
+    a calibration. A settings file names its calibration. model, the path of the model's file, finds
+    a calibration next to it that was made with this very file. `like`: a scheme whose calibration
+    is used again without reading it. `protect`: this many first and last layers use protect_codec
+    ("f16" by default). The model's shape is given by name. Error with the library's words for
+    arguments that do not fit together.
 
-    May be shared by any number of caches and threads."""
+    Any number of caches and threads may share a scheme."""
 
     preset: str | None
     k: str | None  #: specs of ordinary layers; None with a settings file
@@ -106,8 +107,9 @@ class Scheme(Owned):
         return bits.value
 
     def exact(self, max_tokens: int, n_sequences: int = 1) -> ExactPart:
-        """What a cache on a CPU keeps as fp16: the first and the newest tokens of each sequence, at
-        most a sixteenth of max_tokens, and the rows of a step. Zeros where specs chose the codecs."""
+        """The part of a cache on a CPU that stays fp16: the first and the newest tokens of each
+        sequence, at most a sixteenth of max_tokens, and the rows of a step. Zeros if specs chose
+        the codecs."""
         part = s.ExactPart.new()
         tokens = checks.count(max_tokens, "max_tokens", least=0)
         sequences = checks.count(n_sequences, "n_sequences")
@@ -117,11 +119,11 @@ class Scheme(Owned):
 
     def context_bytes(self, n_tokens: int, n_sequences: int = 1) -> int:
         """Memory of a kvant.Cache on a CPU for n_tokens tokens of all sequences together: pages,
-        the fp16 blocks of the exact part and of what the codecs need, and a step's rows, for which
-        layers share memory."""
+        the fp16 blocks of the exact part and of the codecs, and the rows of a step, whose memory
+        layers share."""
         n_blocks, total = -(-checks.count(n_tokens, "n_tokens") // PAGE_TOKENS), 0
         exact = self.exact(n_tokens, n_sequences)
-        n_blocks += n_sequences - 1  # every sequence may end in a block of its own
+        n_blocks += n_sequences - 1  # each sequence may end in a block that is not full
         for role, head_dim in zip(ROLES, (self.head_dim, self.v_head_dim)):
             total += step_bytes(n_blocks, self.n_kv_heads * head_dim) if exact.step else 0
             for layer in range(self.n_layers):

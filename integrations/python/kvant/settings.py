@@ -55,12 +55,12 @@ class SettingsInfo(NamedTuple):
 
 
 class Settings(Owned):
-    """Which codec each (layer, role, kv head) of one model has. Never changes: any number of
-    threads may use it.
+    """The codec of each (layer, role, kv head) of one model. Never changes: any number of threads
+    may use it.
 
-    layers: per layer a pair of LayerCodec, or of tuples like it: keys, values. calibration: its
-    path, absolute or relative to the folder that the file will lie in, with the checksum of
-    CalibrationInfo; None when no codec needs one. Specs must follow the grammar; check() tells
+    `layers`: for each layer a pair of LayerCodec, or of tuples like it: keys, values.
+    `calibration`: its path, absolute or relative to the settings file's folder, with the checksum
+    of CalibrationInfo; None when no codec needs one. Specs must follow the grammar; check() says
     whether they make codecs. Error with the library's words."""
 
     def __init__(
@@ -128,8 +128,8 @@ class Settings(Owned):
         return LayerCodec(specs, entry.n_kv_heads, entry.head_dim)
 
     def load_calibration(self, path: str | os.PathLike[str] | None = None) -> Calibration | None:
-        """The calibration that the settings were made with, from path or from where the settings
-        file says; None when they need none. Error when the file there is another calibration."""
+        """Loads the calibration that the settings were made with, from path or from the path in the
+        settings file; None when they need none. Error when the file is another calibration."""
         made, text = c.c_void_p(), text_buffer()
         status = library().kvant_settings_load_calibration(
             self._handle, c_text(path, "path"), c.byref(made), text, len(text)
@@ -151,7 +151,7 @@ class Settings(Owned):
 
 
 def _entries(layers: Sequence[tuple[LayerCodec, LayerCodec]]) -> c.Array[s.SettingsLayer]:
-    """The array of C, which keeps what its pointers name."""
+    """An array for C. It keeps the objects that its pointers name alive."""
     roles = [LayerCodec(*role) for layer in layers for role in layer]
     if len(roles) != 2 * len(layers):
         raise ValueError("layers: a pair of keys and values is needed per layer")

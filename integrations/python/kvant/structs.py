@@ -1,8 +1,8 @@
-"""The structures of include/kvant/*.h as ctypes sees them, header by header. Nothing else: no
-function, no rule.
+"""The structures of include/kvant/*.h for ctypes, header by header. This module has no functions
+and no rules.
 
-tests/python/layouts.py prints how C lays them out, and a test compares. Names are those of C; a
-field whose C name is a word of Python ends in an underscore."""
+tests/python/layouts.py prints how C lays the structures out, and a test compares. Names are the
+names in C; a field whose name is a keyword of Python ends in an underscore."""
 
 from __future__ import annotations
 

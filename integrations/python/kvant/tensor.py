@@ -1,6 +1,5 @@
-"""The keys or the values of one layer as compressed pages, addressed by slot (kvant/tensor.h): for
-engines that manage blocks themselves, and for measuring what a codec does to rows as a cache writes
-them."""
+"""The keys or the values of one layer as compressed pages, addressed by slot (kvant/tensor.h). For
+engines that manage blocks themselves, and for measuring the error of codecs in a cache."""
 
 from __future__ import annotations
 
@@ -17,10 +16,10 @@ from .rope import Rope
 
 
 class TensorInfo(NamedTuple):
-    """bytes: of all memory. sealed_bytes, open_bytes: of one block. n_versions: of centre and
-    scale, alive. learnt_bytes, learnt_most: of matrices of
-    transform=first, beside the memory, now and at full length. working_bytes, working_most:
-    what learning takes beside these, now and at most."""
+    """`bytes`: of all memory. `sealed_bytes`, `open_bytes`: of one block. `n_versions`: how many
+    pairs of centre and scale are alive. `learnt_bytes`: memory of the matrices of transform=first,
+    which bytes does not count; `learnt_most`: the same at full length. `working_bytes`: memory that
+    learning takes in addition; `working_most`: the same at most."""
 
     role: str
     n_kv_heads: int
@@ -39,10 +38,10 @@ class TensorInfo(NamedTuple):
 
 
 class Block(NamedTuple):
-    """One kv head of a block, copied. state: "empty", "open" or "sink" (fp16 rows) or "sealed"
-    (codes). written: a bit per slot. center, scale: float32 [head_dim] of the version that the
-    block was written with, or None. start: its centre of a block at position 0, the same, or None
-    where blocks have no centres of their own (Rope.block_centers)."""
+    """One kv head of a block, copied. `state`: "empty", "open" or "sink" (fp16 rows) or "sealed"
+    (codes). `written`: a bit per slot. `center`, `scale`: float32 [head_dim] with which the block
+    was written, or None. `start`: the block's separate centre for a block at position 0, or None if
+    blocks have no separate centres (Rope.block_centers)."""
 
     state: str
     version: int
@@ -56,18 +55,18 @@ _STATES = ("empty", "open", "sink", "sealed")
 
 
 class Tensor(Owned):
-    """n_blocks blocks of 64 slots, one page per kv head each. codecs: one Codec per kv head, in one
-    role, kept alive.
+    """n_blocks blocks of 64 slots, each with a page per kv head. `codecs`: one Codec per kv head,
+    of one role; the tensor keeps them alive.
 
-    blocks_per_sequence: a fixed share of blocks per sequence; 0: blocks belong to sequence 0 in
-    their order until assign says otherwise. n_open_blocks: fp16 blocks, 0 as many as the codecs
-    need. n_threads: of a write; None: all that the process may use. Bytes do not depend on it.
-    memory: where pages lie, uint8 [bytes], aligned to 64 bytes and zeroed, or uint8 [n_blocks,
-    bytes] of which each row holds a block's pages and other things may lie between rows; None: of
-    the tensor's own. exact: what the tensor keeps as fp16 next to what the codecs ask for
-    (Scheme.exact); None: nothing.
+    `blocks_per_sequence`: a fixed number of blocks for each sequence; 0: blocks belong to sequence
+    0 in their order until assign says otherwise. `n_open_blocks`: fp16 blocks; 0: as many as the
+    codecs need. `n_threads`: threads of a write; None: all that the process may use. Bytes do not
+    depend on it. `memory`: the memory of pages, uint8 [bytes], aligned to 64 bytes and zeroed, or
+    uint8 [n_blocks, bytes] with a row for each block, which may be longer than the block; None: the
+    tensor allocates its memory. `exact`: the tokens that the tensor keeps as fp16 in addition to
+    the codecs' (Scheme.exact); None: no tokens.
 
-    One thread writes at a time, and none reads beside it; any number of threads may read at
+    While a thread writes, no other thread may read or write. Any number of threads may read at
     once."""
 
     def __init__(
@@ -120,7 +119,7 @@ class Tensor(Owned):
         return TensorInfo(**plain | {"role": "kv"[plain["role"]]})
 
     def block(self, block: int, kv_head: int = 0) -> Block:
-        """What a block is, for inspection."""
+        """The state and the centres of a block, for inspection."""
         block = checks.count(block, "block", least=0, most=self.n_blocks - 1)
         head = checks.count(kv_head, "kv_head", least=0, most=self._row[0] - 1)
         found = s.BlockInfo.new()
@@ -140,8 +139,8 @@ class Tensor(Owned):
 
     def write(self, slots: np.ndarray, rows: np.ndarray) -> None:
         """Writes rows, float32 [n, n_kv_heads, head_dim], to slots, int64 [n]: slot 64 * block +
-        offset. Where slots repeat, the last row stays. All or nothing. Error of status 50 for a NaN
-        or an infinity, 51 beyond fp16's range."""
+        offset. If a slot repeats, its last row stays. Writes all rows or none. Error of status 50
+        for a NaN or an infinity, 51 beyond fp16's range."""
         slots = arrays.contiguous(slots, "slots", np.int64, (None,))
         rows, stride = arrays.rows(rows, "rows", (slots.shape[0], *self._row))
         checks.in_range(slots, "slots", 0, PAGE_TOKENS * self.n_blocks)
@@ -159,8 +158,8 @@ class Tensor(Owned):
             )
 
     def set_rope(self, rope: Rope | None) -> None:
-        """How these keys turn with their positions: matrices that are learnt (transform=first) then fit
-        positions to come, too."""
+        """Describes how RoPE rotates these keys. Learned transforms (transform=first) then also fit
+        positions that have no keys yet."""
         made = None if rope is None else rope.struct()
         check(
             "rope",
@@ -171,9 +170,9 @@ class Tensor(Owned):
         )
 
     def note_queries(self, q: np.ndarray, positions: np.ndarray | None = None) -> None:
-        """Queries float32 [n, heads, head_dim], from which the next write learns (transform=first):
-        those of the same tokens. Heads that share a kv head follow each other. positions: int32 [n],
-        with a Rope; None: they follow the row written last."""
+        """Queries float32 [n, heads, head_dim] of the tokens of the next write, which learns from
+        them (transform=first). Heads that share a kv head follow each other. `positions`: int32
+        [n], with a Rope; None: they follow the row written last."""
         q = Host().take(q, "q", "float32", (None, None, self._row[1]), rows=True)
         noted = s.Queries.new(q=q.address, token_stride=q.strides[0], head_stride=q.strides[1])
         noted.n_tokens, noted.n_heads = q.shape[:2]
@@ -186,14 +185,14 @@ class Tensor(Owned):
         )
 
     def wants_queries(self, n: int = 1) -> bool:
-        """Whether note_queries would look at those of n tokens."""
+        """Whether note_queries would use the queries of n tokens."""
         return bool(
             library().kvant_tensor_wants_queries(self._handle, checks.count(n, "n", least=0))
         )
 
     def make_codec(self, block: int, kv_head: int, like: Codec) -> Codec:
-        """A codec like another one, with the centre, scale and matrix that a block has, as if a
-        calibration gave them: for pages that lie elsewhere."""
+        """A codec like another one, with the centre, scale and matrix of a block, as if a
+        calibration gave them: for pages outside of this tensor."""
         block = checks.count(block, "block", least=0, most=self.n_blocks - 1)
         head = checks.count(kv_head, "kv_head", least=0, most=self._row[0] - 1)
         made, given = c.c_void_p(), checks.handle(like, "like", "kvant_codec_free")
@@ -204,8 +203,8 @@ class Tensor(Owned):
         return Codec.owning(made.value)
 
     def read(self, first: int, n: int) -> np.ndarray:
-        """The n slots from first on: a new float32 array [n, n_kv_heads, head_dim]. Slots never
-        written give zeros, or the centre where there is one."""
+        """Reads n slots from `first` on: a new float32 array [n, n_kv_heads, head_dim]. A slot that
+        was never written is zeros, or the centre if there is one."""
         slots = PAGE_TOKENS * self.n_blocks
         first = checks.count(first, "first", least=0, most=slots)
         n = checks.count(n, "n", least=0, most=slots - first)
@@ -218,8 +217,8 @@ class Tensor(Owned):
         return rows
 
     def clear(self, first: int | None = None, n: int = 1) -> None:
-        """Makes n blocks from first on empty; without arguments all blocks, and forgets centres and
-        scales."""
+        """Empties n blocks from `first` on. Without arguments it empties all blocks and forgets
+        centres and scales."""
         if first is None:
             library().kvant_tensor_clear(self._handle)
             return
@@ -228,17 +227,17 @@ class Tensor(Owned):
         check("clear", library().kvant_tensor_clear_blocks(self._handle, first, n))
 
     def copy(self, first: int, to: Tensor, to_first: int, n: int = 1) -> None:
-        """Copies n blocks as they are to a tensor of the same Codec objects, or within this one.
-        Error of status 60 when the target has no place for their centres and scales or fp16 rows:
-        copy by read and write then."""
+        """Copies n blocks without decoding them to a tensor of the same Codec objects, or within
+        this one. Error of status 60 when the target has no room for their centres and scales or
+        fp16 rows: use read and write then."""
         first = checks.count(first, "first", least=0, most=self.n_blocks)
         to_first = checks.count(to_first, "to_first", least=0, most=to.n_blocks)
         n = checks.count(n, "n", least=0, most=min(self.n_blocks - first, to.n_blocks - to_first))
         check("copy", library().kvant_tensor_copy(self._handle, first, to.handle, to_first, n))
 
     def set_affine(self, center: np.ndarray | None = None, scale: np.ndarray | None = None) -> None:
-        """Gives centre and scale, float32 [n_kv_heads, head_dim], before anything is written, in
-        place of those that center=first and norm=first take from the first rows."""
+        """Sets centre and scale, float32 [n_kv_heads, head_dim], before anything is written. They
+        replace the centre and scale that center=first and norm=first take from the first rows."""
         kept = [
             arrays.channels(x, what, self._row)
             for x, what in ((center, "center"), (scale, "scale"))
@@ -258,9 +257,9 @@ class Tensor(Owned):
         return data.raw[: used.value]
 
     def import_block(self, block: int, data: bytes) -> None:
-        """Replaces a block. Error of status 70 for damaged bytes and those of other codecs, 60 when
-        there is no place for the block's centre and scale or its fp16 rows; the block is then as
-        before."""
+        """Replaces a block. Error of status 70 for damaged bytes and for bytes of other codecs, 60
+        when there is no room for the block's centre and scale or its fp16 rows; the block is then
+        as before."""
         number = checks.count(block, "block", least=0, most=self.n_blocks - 1)
         check(
             "import",

@@ -1,11 +1,11 @@
-"""PyTorch's operators torch.ops.kvant, around the C interface by pointer and stream: nothing here is
-linked to PyTorch, so any version from 2.6 on will do. CPU and CUDA tensors take the same code.
+"""PyTorch's operators torch.ops.kvant, around the C interface by pointer and stream. They are not
+linked to PyTorch, so any version from 2.6 on will do. CPU and CUDA tensors use the same code.
 
     import kvant.torch
     pages = torch.ops.kvant.encode(rows, "trellis-4", "k")           # rows [n, head_dim]
     rows = torch.ops.kvant.decode(pages, "trellis-4", "k", head_dim, n)
 
-cache_append and cache_attend work on a kvant.Cache, named by the number that register gives."""
+cache_append and cache_attend work on a kvant.Cache, named by the number that register returns."""
 
 from __future__ import annotations
 
@@ -41,18 +41,22 @@ _operators.define(
     "encode(Tensor rows, str spec, str role, Tensor? center=None, Tensor? scale=None) -> Tensor"
 )
 _operators.define(
-    "decode(Tensor pages, str spec, str role, int head_dim, int n, Tensor? center=None, Tensor? scale=None) -> Tensor"
+    "decode(Tensor pages, str spec, str role, int head_dim, int n, Tensor? center=None, "
+    "Tensor? scale=None) -> Tensor"
 )
 _operators.define(
-    "cache_append(Tensor(a!) lengths, Tensor k, Tensor v, int cache, int layer, int[] sequences, Tensor? q=None) -> ()"
+    "cache_append(Tensor(a!) lengths, Tensor k, Tensor v, int cache, int layer, int[] sequences, "
+    "Tensor? q=None) -> ()"
 )
 _operators.define(
-    "cache_attend(Tensor lengths, Tensor q, int cache, int layer, int[] sequences, int v_head_dim, Tensor? mask=None, "
-    "Tensor? sinks=None, int window=0, bool causal=True, float? scale=None, float? softcap=None, bool exact=False) "
+    "cache_attend(Tensor lengths, Tensor q, int cache, int layer, int[] sequences, "
+    "int v_head_dim, Tensor? mask=None, Tensor? sinks=None, int window=0, bool causal=True, "
+    "float? scale=None, float? softcap=None, bool exact=False) "
     "-> Tensor"
 )
 _operators.define(
-    "cache_step(Tensor(a!) lengths, Tensor q, Tensor k, Tensor v, int cache, int layer, Tensor? sinks=None, "
+    "cache_step(Tensor(a!) lengths, Tensor q, Tensor k, Tensor v, int cache, int layer, "
+    "Tensor? sinks=None, "
     "int window=0, float? scale=None, float? softcap=None) -> Tensor"
 )
 
@@ -86,7 +90,8 @@ def _channels(value: Tensor | None, like: Tensor) -> Tensor | None:
 def _check_rows(rows: Tensor) -> None:
     if rows.dim() != 2 or rows.dtype not in _TYPES:
         raise ValueError(
-            f"rows: float32, float16 or bfloat16 [n, head_dim] is needed, not {rows.dtype} {list(rows.shape)}"
+            "rows: float32, float16 or bfloat16 [n, head_dim] is needed, "
+            f"not {rows.dtype} {list(rows.shape)}"
         )
 
 
@@ -190,9 +195,9 @@ _numbers = itertools.count()
 
 
 def register(cache: Cache) -> tuple[int, Tensor]:
-    """The number by which operators know a cache, and the tensor of its layers' lengths that they
-    take: int64 [n_layers], of tokens appended to each layer. It orders calls that change the cache
-    for torch.compile. Keep the cache alive."""
+    """Returns the number by which operators know a cache, and the tensor of its layers' lengths
+    that operators take: int64 [n_layers], the tokens appended to each layer. For torch.compile it
+    orders the calls that change the cache. Keep the cache alive."""
     number = next(_numbers)
     _caches[number] = cache
     return number, torch.zeros(cache.n_layers, dtype=torch.int64)
@@ -206,7 +211,7 @@ def _cache(number: int) -> Cache:
 
 
 def on_its_gpu(like: Tensor) -> Any:
-    """A cache on a GPU wants that GPU to be the current one in every call."""
+    """Makes a cache's GPU the current one: the cache requires that in every call."""
     return (
         torch.cuda.device(like.device) if like.device.type == "cuda" else contextlib.nullcontext()
     )
@@ -226,8 +231,8 @@ def _cache_append(
     sequences: Sequence[int],
     q: Tensor | None = None,
 ) -> None:
-    """k and v: [sequences, n, kv heads, head_dim] of any float type; q: the queries of the same tokens,
-    [sequences, n, heads, head_dim], which the cache may learn from."""
+    """k and v: [sequences, n, kv heads, head_dim] of any float type; `q`: the queries of the same
+    tokens, [sequences, n, heads, head_dim], which the cache may learn from."""
     held = _cache(cache)
     with on_its_gpu(k):
         if q is not None and held.wants_queries(layer, q.shape[1]):
@@ -256,9 +261,9 @@ def _cache_attend(
     softcap: float | None = None,
     exact: bool = False,
 ) -> Tensor:
-    """q: [sequences, n, heads, head_dim] of any float type, which out has, too. mask: float16
-    [sequences, n, tokens] with at least as many tokens as the longest sequence has. The other
-    options are those of kvant.Cache.attend."""
+    """`q`: [sequences, n, heads, head_dim] of any float type; out has the same type. `mask`:
+    float16 [sequences, n, tokens] with at least as many tokens as the longest sequence.
+    kvant.Cache.attend describes all further options."""
     held, queries = _cache(cache), _plain(q)
     out = torch.empty((*q.shape[:3], v_head_dim), dtype=torch.float32, device=q.device)
     with on_its_gpu(q):
@@ -294,9 +299,9 @@ def _cache_step(
     scale: float | None = None,
     softcap: float | None = None,
 ) -> Tensor:
-    """One token of each sequence of kvant.Cache.begin_steps: q [sequences, heads, head_dim], k and v
-    [sequences, kv heads, head_dim], of one dtype, which out has, too. For CUDA graphs: nothing here
-    depends on the step."""
+    """Attention of one token of each sequence of kvant.Cache.begin_steps: q [sequences, heads,
+    head_dim], k and v [sequences, kv heads, head_dim] of one dtype, which out has, too. For CUDA
+    graphs: nothing here depends on the step."""
     q, k, v = (x.detach().contiguous() for x in (q, k, v))
     if not q.dtype == k.dtype == v.dtype or q.dtype not in _TYPES:
         raise ValueError(
@@ -332,7 +337,8 @@ def _cache_step_shape(lengths: Tensor, q: Tensor, *others: Any, **named: Any) ->
 
 
 def read(cache: Cache, layer: int, sequence: int, n: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """The first n keys and values of a sequence, float32 [n, kv heads, head_dim], where like is."""
+    """The first n keys and values of a sequence, float32 [n, kv heads, head_dim], on the device of
+    `like`."""
     shape = n, cache.n_kv_heads
     k, v = (
         torch.empty((*shape, d), device=like.device) for d in (cache.head_dim, cache.v_head_dim)

@@ -18,10 +18,10 @@ def read_vectors(
     """Rows first .. first + n - 1 (n None: to the end) of a file: a float32 array [n, dim].
 
     float32 files are mapped, so that rows are read when they are used, and the array cannot be
-    written; other types are converted. .npy: two dimensions, rows one after the other. .fvecs,
-    .bvecs: a length before each row. .fbin and its kin: number of rows and columns, then rows.
-    .hdf5: dataset is one of its names, "train", "test" or another; needs h5py. ValueError for a file
-    that is damaged or of another kind."""
+    written; other types are converted. .npy: two dimensions, rows one after another. .fvecs,
+    .bvecs: a length before each row. .fbin, .u8bin, .i8bin, .f16bin: the number of rows and
+    columns, then rows. .hdf5: dataset is a name in the file, such as "train" or "test"; needs h5py.
+    ValueError for a file that is damaged or of another kind."""
     path = pathlib.Path(path)
     if first < 0 or (n is not None and n < 0):
         raise ValueError(f"first {first}, n {n}: numbers from 0 on are needed")
@@ -47,7 +47,7 @@ def read_vectors(
 
 
 def _vecs(path: pathlib.Path, dtype: Any) -> Any:
-    """A view of the file that leaves out the length before each row, after comparing all of them."""
+    """A view of the file without the length before each row, after comparing all lengths."""
     size = path.stat().st_size
     if size == 0:
         return np.empty((0, 0), dtype)

@@ -1,5 +1,5 @@
-"""Models of transformers, watched: a callable sees what each attention layer attends on. kvant.calibrate and kvant.tune
-gather with it."""
+"""Watches models of transformers: a callable sees the queries, keys and values of each attention
+layer. kvant.calibrate and kvant.tune gather with it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from .transformers.masks import guarded, plain
 
 
 class Seen(NamedTuple):
-    """What one layer attends on, of the first sequence: q, k and v are [heads, tokens, head_dim]."""
+    """The tensors of one attention layer, of the first sequence: q, k and v are [heads, tokens,
+    head_dim]."""
 
     module: Any
     q: Tensor
@@ -59,7 +60,7 @@ AttentionMaskInterface.register("kvant_watched", guarded)
 
 @contextlib.contextmanager
 def attending(model: Any, implementation: str) -> Iterator[None]:
-    """The model attends so, evaluates and keeps no gradients."""
+    """Within the block the model uses this attention, evaluates and keeps no gradients."""
     before = model.config._attn_implementation
     training = model.training
     model.set_attn_implementation(implementation)
@@ -79,8 +80,9 @@ def watch(
     progress: Callable[[float], None] | None = None,
     positions: int = 0,
 ) -> None:
-    """Runs the model over token ids [n] of each part; watcher sees every layer's attention. progress is called with the
-    part of the tokens that is done. The parts' positions are spread over 0 .. positions - 1."""
+    """Runs the model over token ids [n] of each part; watcher sees the tensors of every attention
+    layer. progress is called with the share of the tokens that is done. The parts' positions are
+    spread over 0 .. positions - 1."""
     total, done = sum(map(len, parts)), 0
     token = _watcher.set(watcher)
     try:
@@ -102,5 +104,5 @@ def watch(
 
 
 def model_name(model: Any) -> str:
-    """Where the model came from, or its kind."""
+    """The path that the model was loaded from, or its kind."""
     return str(getattr(model.config, "_name_or_path", "") or model.config.model_type)

@@ -3,21 +3,24 @@
     offset  bytes
          0      8  KVNTLMC1
          8      4  256
-        12      4  0: the tensor's bytes as they are, 1: fused, 2: split (layout.py)
+        12      4  0: the tensor's bytes unchanged, 1: fused, 2: split (layout.py)
         16      8  bytes of header and body, a multiple of 64
         24     16  layers, tokens, kv heads, head_dim
-        40      8  codecs: hash of all fingerprints, which cover specs and the numbers of a calibration
+        40      8  codecs: hash of all fingerprints, which cover specs and a calibration's numbers
         48     16  key: hash of model, its revision, rank, group, salt and chunk
         64      8  checksum
-        72      4  dtype of the tensor: its place in layout.DTYPES, or 255
+        72      4  dtype of the tensor: its index in layout.DTYPES, or 255
         76    180  specs of keys and values, for people
 
-Little endian. A body: center and scale of chunks as fp16 (state.py), padded to 64 bytes; then pages (docs/reference/format.md),
-layer by layer, block by block: keys of all kv heads, values of all kv heads.
+Numbers are little-endian. A body has the centers and scales of chunks as fp16 (state.py), padded to
+64 bytes. The pages follow (docs/reference/format.md), layer by layer and block by block: keys of
+all kv heads, then values of all kv heads.
 
-All of a header follows from what the reader expects, so it compares bytes. Nothing of an object is used before its checksum is
-right. The checksum is linear in words of 64 bits, because a GPU writes 30 GB/s of them: per 512 words x the sum of w[j] (x[j] ^ x[j]
->> 32) mod 2^64, w odd, so that no change of a word goes unseen; then BLAKE2b of the header and these sums."""
+A reader knows every field of the header that it expects, so it compares bytes. It uses nothing of
+an object before it has verified the checksum. A GPU writes 30 GB/s of checksums, so the checksum is
+linear in words of 64 bits: for each 512 words x it is the sum of w[j] (x[j] ^ x[j] >> 32) mod 2^64.
+Every w is odd, so no change of a single word is missed. BLAKE2b of the header and these sums
+follows."""
 
 from __future__ import annotations
 
@@ -49,16 +52,16 @@ WEIGHTS = _weights()
 
 
 class Damaged(ValueError):
-    """An object is not what the reader expects: a miss."""
+    """An object has other bytes than the reader expects; LMCache treats it as a miss."""
 
 
 def digest(*parts: Any, size: int) -> bytes:
-    """Of numbers, texts and bytes."""
+    """A hash of numbers, texts and bytes."""
     return hashlib.blake2b(repr(parts).encode(), digest_size=size).digest()
 
 
 def header(part: Layout, size: int, codecs: int, key: bytes, specs: str) -> bytes:
-    """With 0 in the place of the checksum."""
+    """The header with 0 as its checksum."""
     shape = part.n_layers, part.n_tokens, part.n_kv_heads, part.head_dim
     dtype = DTYPES.index(part.dtype) if part.dtype in DTYPES else 255
     fixed = _FIELDS.pack(MAGIC, HEADER, part.kind, size, *shape, codecs, key, 0, dtype)
@@ -66,9 +69,9 @@ def header(part: Layout, size: int, codecs: int, key: bytes, specs: str) -> byte
 
 
 def sums(body: np.ndarray) -> np.ndarray:
-    """Of every 512 words of a body on the CPU: int64."""
+    """The sums of every 512 words of a body on the CPU: int64."""
     words, made = body.view(np.uint64), []
-    for first in range(0, len(words), _WORDS * 256):  # what a core's cache holds
+    for first in range(0, len(words), _WORDS * 256):  # fits into the cache of a core
         some = words[first : first + _WORDS * 256]
         mixed = some >> np.uint64(32)
         mixed ^= some
@@ -80,13 +83,13 @@ def sums(body: np.ndarray) -> np.ndarray:
 
 
 def sign(expected: bytes, found: np.ndarray) -> bytes:
-    """The header with its checksum. found: sums of the body."""
+    """The header with its checksum. `found`: sums of the body."""
     checksum = hashlib.blake2b(expected + found.tobytes(), digest_size=8).digest()
     return expected[: _CHECKSUM.start] + checksum + expected[_CHECKSUM.stop :]
 
 
 def check(found: bytes, expected: bytes) -> None:
-    """Compares headers, checksums aside. Damaged says what differs."""
+    """Compares headers without their checksums. Damaged says which field differs."""
     if found[: _CHECKSUM.start] + bytes(8) + found[_CHECKSUM.stop :] == expected:
         return
     if found[:8] != MAGIC:

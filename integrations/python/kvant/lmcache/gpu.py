@@ -1,6 +1,8 @@
-"""Rows to pages and back on a GPU: the same bytes as pages.py writes, except centers and scales of chunks, whose last bits differ.
+"""Rows to pages and back on a GPU. The bytes equal those of pages.py, except for centers and scales
+of chunks, whose last bits differ.
 
-All layers are one call where nothing depends on the layer: tokens of layer 1 follow those of layer 0 in rows and in pages."""
+One call serves all layers if nothing depends on the layer: in rows and in pages, the tokens of
+layer 1 follow the tokens of layer 0."""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ class _Role(NamedTuple):
     numbers: Numbers
 
     def of(self, name: str, layer: int, own: Tensor | None = None) -> int | None:
-        """The numbers of a layer; own: a chunk's, which go first."""
+        """The address of a layer's array `name`. `own`: the chunk's array, which replaces the
+        codecs'."""
         table = getattr(self.numbers, name) if own is None else own
         return None if table is None else table.data_ptr() + 4 * layer * table.stride(0)  # float32
 
@@ -40,7 +43,7 @@ class _Plan(NamedTuple):
 
 
 class GpuPages:
-    """Any number of threads may use one at once."""
+    """Any number of threads may use an object of this class at once."""
 
     def __init__(self, device: str | torch.device) -> None:
         self.device = torch.device(device)
@@ -48,7 +51,8 @@ class GpuPages:
         self._weights = torch.from_numpy(container.WEIGHTS.view(np.int64)).to(self.device)
 
     def takes(self, stored: Stored) -> bool:
-        """Whether the GPU can keep this layout: one codec of keys and one of values that it knows."""
+        """Whether the GPU can store this layout: it supports one codec of keys and one of
+        values."""
         if stored.layout.kind == RAW:
             return False
         try:
@@ -95,7 +99,8 @@ class GpuPages:
             self._wait()
 
     def _stream(self) -> Any:
-        """Threads do not wait for each other's copies."""
+        """Runs a thread's copies on a separate stream, so that threads do not wait for each
+        other."""
         if self.device.type != "cuda":  # a test's
             return torch.no_grad()
         return torch.cuda.stream(torch.cuda.Stream(self.device))
@@ -107,7 +112,8 @@ class GpuPages:
     # ---- with all on the GPU, on the current stream ----
 
     def to_pages(self, rows: Tensor, stored: Stored) -> tuple[Tensor, Tensor, Tensor]:
-        """A body and zeros up to a multiple of 4096 bytes, its sums, and whether rows were refused (bits, int32)."""
+        """A body with zeros up to a multiple of 4096 bytes, its sums, and whether rows were refused
+        (bits, int32)."""
         plan, layout = self._plan(stored), stored.layout
         body = torch.zeros(
             align(stored.size - container.HEADER, _UNIT), dtype=torch.uint8, device=self.device

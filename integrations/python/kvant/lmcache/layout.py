@@ -1,4 +1,5 @@
-"""What the tensors of an LMCache object are: keys and values of all layers for a chunk of tokens."""
+"""The layouts of tensors in LMCache objects: keys and values of all layers for a chunk of
+tokens."""
 
 from __future__ import annotations
 
@@ -16,8 +17,9 @@ def align(n: int, to: int = 64) -> int:
 
 
 class Layout(NamedTuple):
-    """One tensor. FUSED: [1, layers, tokens, kv heads x (K | V) x head_dim], vLLM's since 0.26. SPLIT: [2, layers, tokens,
-    kv heads x head_dim]. RAW: anything else, whose bytes are kept as they are."""
+    """One tensor. FUSED: [1, layers, tokens, kv heads x (K | V) x head_dim], vLLM's since 0.26.
+    SPLIT: [2, layers, tokens, kv heads x head_dim]. RAW: any other layout, whose bytes are kept
+    unchanged."""
 
     kind: int
     dtype: str
@@ -36,7 +38,7 @@ class Layout(NamedTuple):
 
     @property
     def n_blocks(self) -> int:
-        """Of one layer."""
+        """Blocks of one layer."""
         return -(-self.n_tokens // PAGE_TOKENS)
 
     @property
@@ -45,21 +47,21 @@ class Layout(NamedTuple):
 
     @property
     def row(self) -> int:
-        """Numbers from a token to the next."""
+        """Numbers from one token to the next token."""
         return self.shape[3]
 
     @property
     def head_stride(self) -> int:
-        """Numbers from a kv head to the next."""
+        """Numbers from one kv head to the next kv head."""
         return self.head_dim * (2 if self.kind == FUSED else 1)
 
     def role_offset(self, role: int, n_tokens: int) -> int:
-        """Of a role's first number in [1 or 2, n_tokens, row]."""
+        """The offset of a role's first number in [1 or 2, n_tokens, row]."""
         return role * (self.head_dim if self.kind == FUSED else n_tokens * self.row)
 
 
 def layout(shape: Sequence[int], dtype: Any, head_dim: int) -> Layout:
-    """dtype: torch's."""
+    """The layout of a tensor of this shape. `dtype`: torch's."""
     shape, name = tuple(map(int, shape)), str(dtype).removeprefix("torch.")
     if name in DTYPES and len(shape) == 4 and shape[0] in (1, 2) and 0 not in shape:
         kind = FUSED if shape[0] == 1 else SPLIT

@@ -1,4 +1,4 @@
-"""What the words of the serde's configuration mean: {"type": "kvant", "head_dim": 128, ...}."""
+"""Reads the serde's configuration: {"type": "kvant", "head_dim": 128, ...}."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TEXTS = ("preset", "k", "v", "calibration", "model", "device")
 
 
 def read(words: dict[str, Any]) -> Options:
-    """ValueError or TypeError for words that are wrong."""
+    """The options in a configuration. ValueError or TypeError for wrong ones."""
     unknown = sorted(words.keys() - set(Options._fields))
     if unknown:
         raise ValueError(

@@ -1,4 +1,5 @@
-"""Rows to pages and back on the CPU. Threads share the layers of an object; ctypes gives up Python's lock while they compute."""
+"""Rows to pages and back on the CPU. Threads share the layers of an object; ctypes releases
+Python's lock while they compute."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ _SERIAL = 32767  # numbers that PyTorch converts in the calling thread
 
 
 class CpuPages:
-    """workers: threads. Any number of callers may use one at once."""
+    """`workers`: threads. Any number of callers may use an object of this class at once."""
 
     def __init__(self, workers: int) -> None:
         self._workers, self._pool = workers, ThreadPoolExecutor(workers, "kvant-lmcache")
@@ -31,21 +32,22 @@ class CpuPages:
         self._pool.shutdown()
 
     def encode(self, source: Tensor, stored: Stored, body: np.ndarray) -> np.ndarray:
-        """Writes all of body, uint8, and returns its sums. kvant.Error for rows that the codecs refuse."""
+        """Writes all of body, uint8, and returns its sums. kvant.Error for rows that the codecs
+        refuse."""
         body[: stored.state_size] = 0
         self._each(stored, body, lambda *part: self._encode_layer(source, stored, *part))
         return container.sums(body)
 
     @staticmethod
     def load(body: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """What decode takes, and the sums of body."""
+        """The input of decode, and the sums of body."""
         return body, container.sums(body)
 
     def decode(self, body: np.ndarray, stored: Stored, target: Tensor) -> None:
         self._each(stored, body, lambda *part: self._decode_layer(target, stored, *part))
 
     def _each(self, stored: Stored, body: np.ndarray, work: Callable[..., None]) -> None:
-        """work(layer, its blocks [n, bytes], its centers and scales) for all layers."""
+        """Calls work(layer, its blocks [n, bytes], its centers and scales) for all layers."""
         layout = stored.layout
         pages = body[stored.state_size :].reshape(
             layout.n_layers, layout.n_blocks, stored.block_size
@@ -71,7 +73,7 @@ class CpuPages:
             raise error
 
     def _rows(self, planes: int, row: int) -> Tensor:
-        """This thread's float32 rows of a block: what a core's cache holds."""
+        """This thread's float32 rows of a block, which fit into the cache of a core."""
         shape = planes, PAGE_TOKENS, row
         if getattr(self._mine, "shape", None) != shape:
             self._mine.rows, self._mine.shape = torch.empty(shape, dtype=torch.float32), shape
@@ -117,7 +119,7 @@ class CpuPages:
 
 
 def _convert(source: Tensor, target: Tensor) -> None:
-    """[1 or 2, tokens, row], without PyTorch's threads."""
+    """Converts [1 or 2, tokens, row] without PyTorch's threads."""
     step = max(1, _SERIAL // source.shape[2])
     for plane in range(source.shape[0]):
         for first in range(0, source.shape[1], step):
@@ -126,7 +128,7 @@ def _convert(source: Tensor, target: Tensor) -> None:
 
 
 def _own_states(rows: np.ndarray, stored: Stored) -> list[np.ndarray]:
-    """Of the sampled rows of a layer, [1 or 2, 64, row]."""
+    """Centers and scales from the sampled rows of a layer, [1 or 2, 64, row]."""
     layout, made = stored.layout, []
     for role, wanted in enumerate(stored.own):
         if any(wanted):
@@ -139,7 +141,8 @@ def _own_states(rows: np.ndarray, stored: Stored) -> list[np.ndarray]:
 
 
 def _heads(stored: Stored, layer: int, states: np.ndarray) -> Iterator[tuple[Any, Any, int, int]]:
-    """Of each kv head, keys first: codec, affine, and where its rows of a block and its page begin, in bytes."""
+    """Yields for each kv head, keys first: codec, affine, and the offsets in bytes of its rows in a
+    block and of its page."""
     layout, rest = stored.layout, iter(states.astype(np.float32))
     own = [[next(rest) if want else None for want in wanted] for wanted in stored.own]
     for place in stored.places[layer]:

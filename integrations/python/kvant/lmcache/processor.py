@@ -1,4 +1,4 @@
-"""What LMCache calls."""
+"""The classes that LMCache calls."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ class KvantDeserializer(Deserializer):  # type: ignore[misc]
 
 
 class Processor(AsyncSerdeProcessor):  # type: ignore[misc]
-    """LMCache loads and stores objects in one task each; the layers of an object are shared by the serde's own threads."""
+    """LMCache loads and stores each object in one task; the serde's threads share the layers of an
+    object."""
 
     def __init__(self, serde: Serde) -> None:
         super().__init__(KvantSerializer(serde), KvantDeserializer(serde), max_workers=2)

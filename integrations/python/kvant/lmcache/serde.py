@@ -1,4 +1,5 @@
-"""Objects of LMCache to bytes and back: LMCache's Serializer and Deserializer are thin classes around this."""
+"""Objects of LMCache to bytes and back: LMCache's Serializer and Deserializer are thin classes
+around this."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from .stored import Codecs, Stored
 
 
 class Serde:
-    """Any number of threads may use one at once."""
+    """Any number of threads may use an object of this class at once."""
 
     def __init__(self, options: Options) -> None:
         self.options, self._codecs = options, Codecs(options)
@@ -37,7 +38,7 @@ class Serde:
         self._cpu.close()
 
     def _pages(self, stored: Stored) -> Any:
-        """What the codecs of stored run on."""
+        """The object that runs the codecs of stored, on the CPU or on a GPU."""
         return self._gpu if self._gpu is not None and self._gpu.takes(stored) else self._cpu
 
     def _stored(
@@ -53,7 +54,7 @@ class Serde:
         return sum(stored.size for stored in self._stored(shapes, dtypes))
 
     def _parts(self, tensors: Sequence[Tensor], key: Any) -> Any:
-        """Per tensor what keeps it, its header and where it begins."""
+        """For each tensor its Stored, its header and its offset."""
         first = 0
         for i, stored in enumerate(
             self._stored([x.shape for x in tensors], [x.dtype for x in tensors], key.kv_rank)
@@ -66,8 +67,9 @@ class Serde:
         return container.digest(self.options.model, of_key, part, size=16)
 
     def encode(self, tensors: Sequence[Tensor], data: np.ndarray, key: Any) -> int:
-        """Writes the object of these tensors to data, uint8, and returns how many bytes it has. ValueError when data is too small;
-        kvant.Error for a NaN, an infinity or a row that no scale fits: such an object is not stored."""
+        """Writes the object of these tensors to data, uint8, and returns how many bytes it has.
+        ValueError when data is too small; kvant.Error for a NaN, an infinity or a row that no scale
+        fits. Such an object is not stored."""
         end = 0
         for (stored, expected, first), tensor in zip(self._parts(tensors, key), tensors):
             end = first + stored.size
@@ -89,8 +91,8 @@ class Serde:
         data[:HEADER] = np.frombuffer(container.sign(expected, sums), np.uint8)
 
     def decode(self, data: np.ndarray, tensors: Sequence[Tensor], key: Any) -> None:
-        """Fills the tensors from an object. Damaged, with nothing written, for any other bytes than those that encode made with these
-        options for this key."""
+        """Fills the tensors from an object. Damaged, with nothing written, unless encode made these
+        bytes with these options for this key."""
         parts = list(zip(self._parts(tensors, key), tensors))
         checked = [
             self._checked(data[first : first + stored.size], stored, expected)
@@ -107,7 +109,8 @@ class Serde:
                 self._pages(stored).decode(held, stored, tensor)
 
     def _checked(self, data: np.ndarray, stored: Stored, expected: bytes) -> Any:
-        """The body of a part that is what it should be, where it is decoded."""
+        """The body of a part whose header and checksum are right, on the device where it is
+        decoded."""
         if data.size < stored.size:
             raise Damaged(f"it has {data.size} bytes of {stored.size}")
         found = data[:HEADER].tobytes()
@@ -121,5 +124,5 @@ class Serde:
 
 
 def _aligned(body: np.ndarray) -> np.ndarray:
-    """body, or memory of its size where pages may lie."""
+    """body, or aligned memory of its size that pages may be in."""
     return body if body.ctypes.data % 64 == 0 else arrays.zeroed(body.size)

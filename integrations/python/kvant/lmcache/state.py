@@ -1,5 +1,6 @@
-"""Center and scale of a chunk, for codecs with center=first or norm=first: a chunk is decoded as a whole, so its own mean is the
-best there is. Functions take NumPy or PyTorch (m) and rows [..., 64, kv heads, head_dim] of float32."""
+"""Center and scale of a chunk, for codecs with center=first or norm=first. A chunk is always
+decoded as a whole, so the best center is the chunk's mean. Functions take NumPy or PyTorch (m) and
+float32 rows [..., 64, kv heads, head_dim]."""
 
 from __future__ import annotations
 
@@ -12,13 +13,14 @@ _LEAST = 2.0**-14  # fp16's smallest normal number
 
 
 def sample(n_tokens: int) -> list[int]:
-    """Tokens that stand for a chunk."""
+    """The tokens whose rows are sampled for a chunk."""
     return [i * n_tokens // SAMPLES for i in range(SAMPLES)]
 
 
 def of(m: Any, rows: Any, with_center: bool, with_scale: bool) -> list[Any]:
-    """What is asked for, center first: [..., kv heads, head_dim], rounded to fp16. The largest of 8 parts' figures, and of means the
-    least, do not count, so a few rows far from all others move nothing."""
+    """The center and the scale, as asked for: [..., kv heads, head_dim], rounded to fp16. Rows are
+    cut into 8 parts. The part with the largest value is left out, and for means also the part with
+    the least, so that a few extreme rows change nothing."""
     shape = rows.shape[:-3] + (_PARTS, SAMPLES // _PARTS) + rows.shape[-2:]
     parts, axis = rows.reshape(shape), len(rows.shape) - 3
     means = m.mean(parts, axis + 1)

@@ -1,4 +1,4 @@
-"""Which codecs keep a layout, and where their pages are in a body."""
+"""The codecs that store a layout, and the offsets of their pages in a body."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Stored:
-    """codecs: per layer and role one per kv head."""
+    """`codecs`: for each layer and role one codec per kv head."""
 
     layout: Layout
     codecs: tuple[tuple[tuple[Codec, ...], tuple[Codec, ...]], ...]
@@ -44,7 +44,7 @@ class Stored:
 
     @cached_property
     def own(self) -> tuple[tuple[bool, bool], ...]:
-        """Per role, whether chunks have a center and a scale of their own."""
+        """For each role, whether chunks have a separate center and a separate scale."""
         first = (self.codecs[0][role][0] for role in (0, 1)) if self.codecs else ()
         return tuple((codec.center == "first", codec.norm == "first") for codec in first)
 
@@ -73,7 +73,7 @@ class Stored:
 
     @cached_property
     def size(self) -> int:
-        """Of header and body."""
+        """Bytes of header and body."""
         if self.layout.kind == RAW:
             return container.HEADER + align(self.layout.bytes)
         return (
@@ -84,7 +84,7 @@ class Stored:
 
     @cached_property
     def places(self) -> tuple[tuple[Place, ...], ...]:
-        """Per layer."""
+        """The places of each layer."""
         return tuple(tuple(self._places(layer)) for layer in self.codecs)
 
     def _places(self, layer: tuple[tuple[Codec, ...], ...]) -> Iterator[Place]:
@@ -100,7 +100,7 @@ class Stored:
 
 
 class Codecs:
-    """Finds codecs and keeps them. Any number of threads may ask."""
+    """Makes codecs and keeps them. Any number of threads may call it."""
 
     def __init__(self, options: Options) -> None:
         self._options, self._lock = options, threading.Lock()
@@ -125,8 +125,8 @@ class Codecs:
         )
 
     def of(self, layout: Layout, kv_rank: int = 0) -> Stored:
-        """kv_rank: of LMCache's key. A layout that the codecs cannot keep is stored as it is: an error here would end LMCache's
-        threads."""
+        """How a layout is stored. `kv_rank`: from LMCache's key. A layout that the codecs cannot
+        store is kept as raw bytes, because an error here would end LMCache's threads."""
         with self._lock:
             found = self._found.get((layout, kv_rank))
             if found is None:
@@ -166,7 +166,8 @@ class Codecs:
         for codec in found[0][0][0], found[0][1][0]:
             if layout.n_tokens % codec.block_tokens:
                 raise ValueError(
-                    f"{codec.spec} takes {codec.block_tokens} tokens at once, and a chunk has {layout.n_tokens}"
+                    f"{codec.spec} takes {codec.block_tokens} tokens at once, and a chunk has "
+                    f"{layout.n_tokens}"
                 )
         prints = tuple(codec.fingerprint for layer in found for role in layer for codec in role)
         fingerprint = int.from_bytes(container.digest(prints, size=8), "little")
@@ -175,14 +176,16 @@ class Codecs:
         )
 
     def _share(self, layout: Layout, kv_rank: int) -> tuple[int, int]:
-        """The first kv head of a rank, and how many the model has. A kv_rank is world size and rank, 8 bits each, and 16 bits more."""
+        """The first kv head of a rank, and the model's number of kv heads. A kv_rank holds the
+        world size and the rank in 8 bits each, and 16 further bits."""
         info, world, rank = self._calibration, max(1, kv_rank >> 24), kv_rank >> 16 & 255
         if info is None:
             return 0, layout.n_kv_heads
         if layout.n_layers != info.n_layers or info.n_kv_heads % layout.n_kv_heads or rank >= world:
             shape = f"{layout.n_layers} layers of {layout.n_kv_heads} kv heads"
             raise ValueError(
-                f"the calibration is for {info.n_layers} layers of {info.n_kv_heads} kv heads, not {shape}"
+                f"the calibration is for {info.n_layers} layers of {info.n_kv_heads} kv heads, not "
+                f"{shape}"
             )
         return min(
             rank * info.n_kv_heads // world, info.n_kv_heads - layout.n_kv_heads

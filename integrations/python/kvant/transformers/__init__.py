@@ -6,8 +6,8 @@
 
 kvant.transformers.graphs(model) makes decode steps on a GPU several times as fast.
 
-Importing this module registers the attention implementation "kvant". ImportError where PyTorch or
-transformers is missing or transformers is older than OLDEST."""
+Importing this module registers the attention implementation "kvant". ImportError when PyTorch or
+transformers is missing, or when transformers is older than OLDEST."""
 
 from ..extras import needs
 

@@ -1,5 +1,5 @@
-"""The attention implementation "kvant" of transformers: on the compressed pages where the keys are
-those of a KvantCache, over plain rows otherwise."""
+"""The attention implementation "kvant" of transformers. It reads compressed pages if the keys
+belong to a KvantCache, and plain rows otherwise."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from . import dense
 from .masks import shape_of, plain
 from .rows import Rows
 
-# Arguments of attention functions that change the result and that nothing here knows.
+# Arguments of attention functions that change the result and that kvant does not support.
 _REFUSED = (
     "position_bias",
     "head_mask",
@@ -26,9 +26,9 @@ _REFUSED = (
     "indices",
 )
 
-# Under "kvant" transformers always makes a mask, so this model did without one. Eager attention
-# then sees every token, others the earlier ones if the module is causal, as every module without
-# the attribute counts: only one of both is what it means.
+# With "kvant", transformers always makes a mask, so this model passed none. In that case eager
+# attention lets a query see every token, and all further implementations hide later tokens if the
+# module is causal, which is the default. The model means only one of the two.
 _NO_MASK = (
     'attn_implementation="kvant": this model gave its attention no mask, and does not say '
     "whether later tokens are seen: give "
@@ -40,7 +40,8 @@ def _refuse(module: Any, dropout: float, options: dict[str, Any]) -> None:
     given = [name for name in _REFUSED if options.get(name) is not None]
     if given:
         raise ValueError(
-            f'attn_implementation="kvant" knows no {", ".join(given)}: use another one for this model'
+            f'attn_implementation="kvant" knows no {", ".join(given)}: '
+            "use another one for this model"
         )
     if dropout and module.training:
         raise ValueError('attn_implementation="kvant" has no dropout: call model.eval()')
@@ -48,7 +49,8 @@ def _refuse(module: Any, dropout: float, options: dict[str, Any]) -> None:
 
 @functools.cache
 def warn_of_plain_keys() -> None:
-    """Once: whoever forgets past_key_values= has DynamicCache, which transformers makes."""
+    """Warns once: without past_key_values=, transformers makes a DynamicCache, which is not
+    compressed."""
     warnings.warn(
         'attn_implementation="kvant" reads keys that nothing compresses: give the model, or '
         "generate, "
@@ -76,9 +78,9 @@ def attention(
     is_causal: bool | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """query [batch, heads, n, head_dim]; key and value: what a cache's update returned. The result
-    is [batch, n, heads, head_dim of values]. ValueError for an argument that would change it in an
-    unknown way."""
+    """query [batch, heads, n, head_dim]; key and value: the results of a cache's update. Returns
+    [batch, n, heads, head_dim of values]. ValueError for an argument that would change the result
+    in an unknown way."""
     _refuse(module, dropout, options)
     scale = query.shape[3] ** -0.5 if scaling is None else float(scaling)
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)

@@ -31,12 +31,13 @@ from .rows import Rows
 from .store import Store
 
 
-PASS = 8192  # query tokens of one call: a GPU takes 32767 at most, and a call's workspace grows with them
+# Query tokens of one call. A GPU takes 32767 at most, and a call's workspace grows with them.
+PASS = 8192
 
 
 class KvantLayer(CacheLayerMixin):
     """One layer of a KvantCache. update keeps the new rows until attention says which of them are
-    padding; whoever looks at the tensors that it returns gets decoded rows."""
+    padding. Other code that reads the tensors that update returns gets decoded rows."""
 
     is_compileable = False
     is_croppable = True
@@ -57,7 +58,7 @@ class KvantLayer(CacheLayerMixin):
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.store = self.owner._store_of(self, key_states, value_states)
         self.store.lengths.setdefault(self.number, 0)
-        # New ones: views would keep the memory of the first rows.
+        # New tensors, because views would keep the memory of the first rows.
         self.like = tuple(
             x.new_empty((*x.shape[:2], 0, x.shape[3]))
             for x in (key_states.detach(), value_states.detach())
@@ -130,7 +131,8 @@ class KvantLayer(CacheLayerMixin):
         return self._attend_in_parts(query, shape, options)
 
     def _attend_in_parts(self, query: Tensor, shape: Shape, options: Any) -> Tensor:
-        """A long prompt in passes of PASS tokens: rows with their queries, then attention."""
+        """Computes a long prompt in passes of PASS tokens: appends rows with their queries, then
+        computes attention."""
         assert self.store is not None and self.pending is not None
         (k, v), self.pending, found = self.pending, None, []
         for q, k, v in zip(*(x.split(PASS, 2) for x in (query, k, v))):
@@ -155,8 +157,8 @@ class KvantLayer(CacheLayerMixin):
 
     @property
     def keys(self) -> Tensor | None:  # type: ignore[override]
-        """Decoded anew by each look, [batch, kv heads, tokens, head_dim]; None before the first
-        tokens."""
+        """The keys, decoded again at each access, [batch, kv heads, tokens, head_dim]; None before
+        the first tokens."""
         return self._rows(0)
 
     @property
@@ -173,7 +175,7 @@ class KvantLayer(CacheLayerMixin):
 
     @staticmethod
     def _set(rows: Tensor | None) -> None:
-        if rows is not None:  # of CacheLayerMixin's __init__
+        if rows is not None:  # CacheLayerMixin's __init__ sets None
             raise AttributeError(
                 "a KvantCache's keys and values can be read, not assigned: crop, reorder_cache "
                 "and batch_select_indices "
@@ -203,12 +205,13 @@ class KvantLayer(CacheLayerMixin):
         return self.store.batch or -1 if self.store is not None else -1
 
     def reset(self) -> None:
-        """Part of KvantCache.reset, which forgets the rows of all layers at once."""
+        """Does nothing by itself: KvantCache.reset forgets the rows of all layers at once."""
         self.pending = None
 
 
 def _window(layer: Any) -> int | None:
-    """Of a layer that a compressed one can replace; None for others, which models keep."""
+    """The window of a layer that a compressed layer can replace; None for layers that stay as the
+    model has them."""
     if type(layer) is DynamicLayer:
         return 0
     return int(layer.sliding_window) if type(layer) is DynamicSlidingWindowLayer else None
@@ -217,17 +220,17 @@ def _window(layer: Any) -> int | None:
 class KvantCache(Cache):
     """The keys and values of a model, compressed: for past_key_values= of generate and of models.
 
-    Stored with a preset ("balanced" by default), or specs k and v (one alone is that of both), or
-    a settings file of kvant tune; calibration is the path of a .kvcal. Load the model with
+    The codecs come from a preset ("balanced" by default), or specs k and v (one alone is for both),
+    or a settings file of kvant tune; calibration is the path of a .kvcal. Load the model with
     attn_implementation="kvant" for attention on the pages. Every other implementation works, too,
     and decodes the whole cache in each step.
 
     Layers of another kind than attention with a full or a sliding window stay as transformers has
-    them. max_tokens: of all sequences together, by default the model's longest context for each. On
-    the CPU memory is taken when it is used, on a GPU at once, by default half of what is free at
-    most. max_sequences: of copies of this cache, too
-    (copy.deepcopy shares blocks). n_threads: PyTorch's number by default. exact: attention without
-    rounding queries and weights to 16-bit integers, several times slower; on the CPU.
+    them. `max_tokens`: tokens of all sequences together, by default the model's longest context for
+    each. A CPU's memory is taken when it is used. A GPU's memory is taken at once, by default at
+    most half of the free memory. `max_sequences`: sequences with those of copies of this cache
+    (copy.deepcopy shares blocks). `n_threads`: PyTorch's number by default. `exact`: attention
+    without rounding queries and weights to 16-bit integers, several times slower; on the CPU.
 
     Padding on the left is not stored: give every call the mask of the whole sequence."""
 
@@ -282,7 +285,8 @@ class KvantCache(Cache):
         self._warn_of_others()
 
     def _check(self) -> None:
-        """What can be said before the first rows: of names, files, and the number of layers."""
+        """Checks everything that is known before the first rows: names, files, and the number of
+        layers."""
         given = {name: value for name, value in self._stored.items() if value is not None}
         if len({"specs" if name in "kv" else name for name in given if name != "calibration"}) > 1:
             raise ValueError(f"{', '.join(given)}: give a preset, or specs k and v, or settings")
@@ -301,7 +305,8 @@ class KvantCache(Cache):
             found = Settings.load(self._stored["settings"]).info.n_layers
             if found != self.config.num_hidden_layers:
                 raise ValueError(
-                    f"settings: they are of a model of {found} layers, not {self.config.num_hidden_layers}"
+                    f"settings: they are of a model of {found} layers, not "
+                    f"{self.config.num_hidden_layers}"
                 )
         if self._stored["calibration"] is not None:
             from ..calibration import Calibration
@@ -309,7 +314,8 @@ class KvantCache(Cache):
             info = Calibration(self._stored["calibration"]).info
             if info.n_layers != self.config.num_hidden_layers:
                 raise ValueError(
-                    f"calibration: it is of a model of {info.n_layers} layers, not {self.config.num_hidden_layers}"
+                    f"calibration: it is of a model of {info.n_layers} layers, not "
+                    f"{self.config.num_hidden_layers}"
                 )
             self._weights = info.model_fingerprint
 
@@ -326,34 +332,35 @@ class KvantCache(Cache):
             )
 
     def check_weights(self) -> None:
-        """While a layer's update runs: whether the calibration, or a saved cache, is of the weights
-        of the module that called it. A model calls its first layer first, whose weights they
-        know."""
+        """Checks whether the calibration, or a saved cache, belongs to the weights of the model. A
+        layer's update calls it, and the module that called update has the weights. A model calls
+        its first layer first, whose weights calibrations and saved caches know."""
         if self._seen_weights is not None:
             return
         module = calling_module()
-        if module is None:  # nobody's keys: the first model decides
+        if module is None:  # no model made these keys: the first model decides
             return
         found = fingerprint(module) if self._weights or is_plain(module) else 0
         if self._weights and found != self._weights:
             raise ValueError(
-                "calibration: it is of a model of the same shape with other weights (a fine-tune, an adapter, or a file of "
+                "calibration: it is of a model of the same shape with other weights (a fine-tune, "
+                "an adapter, or a file of "
                 "llama.cpp): make one with kvant.calibrate"
                 if self._stored["calibration"]
                 else "KvantCache: it was saved with a model of the same shape with other weights"
             )
         self._seen_weights = found
 
-    # What layers ask for
+    # Functions for layers
 
     @property
     def wants_tensors(self) -> bool:
-        """Whether the model's attention takes plain tensors alone: it is compiled, or not
-        PyTorch's."""
+        """Whether the model's attention accepts only plain tensors, because it is compiled or is
+        not PyTorch's."""
         return str(getattr(self.config, "_attn_implementation", "")).startswith(("flex", "flash"))
 
     def _store_of(self, layer: KvantLayer, k: Tensor, v: Tensor) -> Store:
-        """A store has memory for the layers that have its window."""
+        """Makes a store, which has memory for all layers with the same window."""
         key = layer.window, k.shape[1], k.shape[3], v.shape[3], k.device
         if key not in self._stores:
             same = [
@@ -384,9 +391,7 @@ class KvantCache(Cache):
             self._schemes[key] = Scheme(**self._stored, **shape)
         heads = getattr(self.config, "num_attention_heads", None)
         longest = int(getattr(self.config, "max_position_embeddings", 0) or 4096)
-        if (
-            on_gpu
-        ):  # where memory is taken at once: at most half of what is free, by 8 bits per number
+        if on_gpu:  # memory is taken at once: at most half of the free memory, at 8 bits per number
             per_token = len(layers) * k.shape[1] * (k.shape[3] + v.shape[3])
             longest = max(
                 min(longest, torch.cuda.mem_get_info(k.device)[0] // (2 * rows * per_token)), 64
@@ -411,8 +416,8 @@ class KvantCache(Cache):
         return pages, *operators.register(pages)
 
     def _step_fits(self, ids: Tensor, mask: Tensor | None) -> bool:
-        """Whether a mask hides what is not stored, and nothing else. Nobody waits for the GPU's answer
-        before the end of a round of steps."""
+        """Whether a mask hides exactly the tokens that are not stored. The GPU's answer is read at
+        the end of a round of steps, so that no step waits for it."""
         stores = list(self._stores.values())
         starts = stores[0].starts if stores else []
         length = self.get_seq_length() + 1
@@ -439,16 +444,18 @@ class KvantCache(Cache):
         wrong, self._wrong = self._wrong, None
         if wrong is not None and bool(wrong):
             raise RuntimeError(
-                "attention_mask: it changed in a decode step; kvant.transformers.graphs takes it for padding"
+                "attention_mask: it changed in a decode step; kvant.transformers.graphs takes it "
+                "for padding"
             )
 
-    # What transformers asks of the whole cache: kvant's layers act together, others one by one.
+    # Functions that transformers calls for the whole cache. kvant's layers act together, and every
+    # other layer separately.
 
     def _others(self) -> list[Any]:
         return [layer for layer in self.layers if not isinstance(layer, KvantLayer)]
 
     def _settle(self) -> list[Store]:
-        """After writing rows that no attention has seen."""
+        """Called after rows were written that no attention has seen."""
         for layer in self.layers:
             if isinstance(layer, KvantLayer):
                 layer._flush(None)
@@ -470,9 +477,9 @@ class KvantCache(Cache):
             layer.reorder_cache(beam_idx)
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forgets the newest -tokens_to_remove tokens. A positive number is a length, as it was in
-        earlier releases of transformers."""
-        n = -int(tokens_to_remove)  # of generate it is a tensor
+        """Forgets the newest -tokens_to_remove tokens. A positive number is a length, as in earlier
+        releases of transformers."""
+        n = -int(tokens_to_remove)  # generate passes a tensor
         if n == 0:
             return
         stores = self._settle()
@@ -505,8 +512,8 @@ class KvantCache(Cache):
                 layer.activate_past_recording()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> KvantCache:
-        """A cache with the same tokens, which shares their blocks until one of both writes to
-        them."""
+        """A cache with the same tokens. It shares their blocks until one of the two caches writes
+        to them."""
         import copy
 
         made = type(self)(self.config, **self._stored, exact=self.exact)
@@ -542,9 +549,9 @@ class KvantCache(Cache):
         device: str | torch.device = "cpu",
         **options: Any,
     ) -> KvantCache:
-        """A cache that save wrote, for a model of the same configuration and weights: others are a
-        ValueError, and so are damaged files. options: those of KvantCache; what it is stored with
-        is by default what the file says."""
+        """A cache that save wrote, for a model of the same configuration and weights. ValueError
+        for another model and for damaged files. `options`: those of KvantCache; its codecs are by
+        default the codecs that the file names."""
         with open(path, "rb") as file:
             return cls._of(file.read(), config, torch.device(device), options)
 
@@ -569,10 +576,10 @@ class KvantCache(Cache):
             limits,
         )
 
-    # What it says of itself
+    # Facts about the cache
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
-        """Per layer decoded keys and values, and None, as DynamicCache has them."""
+        """For each layer the decoded keys and values, and None, as in DynamicCache."""
         for layer in self.layers:
             yield getattr(layer, "keys", None), getattr(layer, "values", None), None
 
@@ -588,13 +595,14 @@ class KvantCache(Cache):
 
     @property
     def bytes(self) -> int:
-        """Memory of the stored tokens: codes, metadata, fp16 pages, learnt matrices; of all copies of this cache."""
+        """Memory of the stored tokens: codes, metadata, fp16 pages, learned matrices; with all
+        copies of this cache."""
         self._settle()
         return sum(store.cache.bytes for store in self._stores.values() if store.cache is not None)
 
     @property
     def f16_bytes(self) -> int:
-        """Of the same tokens in a cache of float16 numbers that forgets none."""
+        """Memory of the same tokens in a cache of float16 numbers that forgets no token."""
         layers = [
             layer for layer in self.layers if isinstance(layer, KvantLayer) and layer.is_initialized
         ]
@@ -608,4 +616,5 @@ class KvantCache(Cache):
         stored = ", ".join(
             f"{name}={value!r}" for name, value in self._stored.items() if value is not None
         )
-        return f"KvantCache({stored or 'preset=' + repr('balanced')}: {self.get_seq_length()} tokens, {self.bytes} bytes)"
+        return f"KvantCache({stored or 'preset=' + repr('balanced')}: {self.get_seq_length()} "
+        f"tokens, {self.bytes} bytes)"

@@ -1,5 +1,5 @@
-"""Attention over rows: for layers that kvant's cache does not hold, and for what its attention
-leaves to others. Right for every mask, and as slow as PyTorch is."""
+"""Attention over rows, for layers that kvant's cache does not hold, and for calls that kvant's
+attention does not support. Right for every mask, and as slow as PyTorch is."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ def visible(q_tokens: int, tokens: int, window: int, causal: bool, device: torch
 def bias(
     mask: Tensor | None, window: int, causal: bool, q_tokens: int, tokens: int, device: torch.device
 ) -> Tensor:
-    """What is added to scores, float32, broadcast to [batch, heads, q_tokens, tokens]. mask: of two
-    dimensions, to which window and causal are added; of four, which says all; or None."""
+    """The numbers that are added to scores, float32, broadcast to [batch, heads, q_tokens, tokens].
+    `mask`: with two dimensions, to which window and causal are added; with four, which hold
+    everything; or None."""
     if mask is not None and mask.dim() == 4:
         mask = mask[..., :tokens]
         return (
@@ -44,8 +45,8 @@ def attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """q [batch, heads, n, d], k and v [batch, kv heads, tokens, d]: [batch, n, heads, d of v], of q's
-    dtype. A query that sees nothing gives zeros."""
+    """Attention of q [batch, heads, n, d] to k and v [batch, kv heads, tokens, d]: [batch, n,
+    heads, d of v], of q's dtype. A query that sees nothing gives zeros."""
     groups = q.shape[1] // k.shape[1]
     k, v = (x.float().repeat_interleave(groups, 1) for x in (k, v))
     scores = q.float() @ k.transpose(2, 3) * scale

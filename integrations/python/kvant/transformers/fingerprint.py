@@ -1,4 +1,4 @@
-"""Tells the weights of models of one shape apart, so that nobody decodes with another fine-tune's
+"""Tells the weights of models of one shape apart, so that a model never uses another fine-tune's
 calibration."""
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-_SAMPLES = 64  # of a parameter
-_LEAST = 2**-14  # smaller numbers are another one in float16
+_SAMPLES = 64  # numbers that are read of a parameter
+_LEAST = 2**-14  # smaller numbers change when they become float16
 
 
 def fingerprint(module: Any) -> int:
-    """Of the weights of an attention layer, as bfloat16: what a model's dtype leaves alone where its
-    weights were made in bfloat16. Not 0."""
+    """A fingerprint of the weights of an attention layer, rounded to bfloat16. So it does not
+    depend on the dtype in which a model is loaded, if its weights were made in bfloat16. Not 0."""
     found = hashlib.sha256()
     for name, weights in sorted(module.named_parameters()):
         flat = weights.detach().reshape(-1)
@@ -26,14 +26,14 @@ def fingerprint(module: Any) -> int:
 
 
 def is_plain(module: torch.nn.Module) -> bool:
-    """Whether its weights lie in tensors that can be read here: none of another process, or
+    """Whether the module's weights can be read here: they are not in another process, and not
     offloaded."""
     return all(type(x.data) is torch.Tensor and not x.is_meta for x in module.parameters())
 
 
 def calling_module() -> torch.nn.Module | None:
-    """The innermost module with weights whose method runs now: of a cache's update the attention
-    layer, whichever implementation of attention the model has."""
+    """The innermost module with weights whose method runs now. When a cache's update calls this, it
+    is the attention layer, whichever implementation of attention the model has."""
     frame = sys._getframe(1)
     while frame is not None:
         module = frame.f_locals.get("self")

@@ -18,7 +18,8 @@ _NAMED = ("input_ids", "attention_mask", "position_ids", "past_key_values")
 
 
 def capture(function: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
-    """What replays the work of function, and its result, which every replay writes again."""
+    """Returns a function that replays the work of `function`, and its result, which every replay
+    writes again."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         made = function()
@@ -26,7 +27,7 @@ def capture(function: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
 
 
 class _Call:
-    """A decode step of a model with fixed arguments; key: what must be the same to replay it."""
+    """A decode step of a model with fixed arguments. A call with an equal key can replay it."""
 
     def __init__(
         self,
@@ -75,7 +76,7 @@ class _Graphs:
         self.unable = False  # some operator of the model cannot be captured
 
     def _step(self, options: dict[str, Any]) -> Any:
-        """The output of a step, or None where the call is none that a graph replays."""
+        """The output of a step, or None for a call that no graph replays."""
         ids, mask, positions, cache = (options.get(name) for name in _NAMED)
         others = {name: value for name, value in options.items() if name not in _NAMED}
         if (
@@ -147,7 +148,8 @@ class _Graphs:
             if not self.unable:
                 raise
             warnings.warn(
-                f"kvant.transformers.graphs: this model decodes without graphs, because they take not all of it: {error}"
+                "kvant.transformers.graphs: this model decodes without graphs, because they take "
+                f"not all of it: {error}"
             )
             return None
         finally:
@@ -156,10 +158,10 @@ class _Graphs:
 
 
 def graphs(model: Any) -> Any:
-    """Makes model replay its decode steps with a KvantCache as CUDA graphs, also in generate; returns
-    model. Calls of other kinds, and with other caches, are as before. Steps whose mask hides other
-    tokens than the prompt's padding are computed one by one, and so are all of a model with operators that cannot
-    be captured, after a warning."""
+    """Makes model replay its decode steps with a KvantCache as CUDA graphs, also in generate;
+    returns model. Calls of other kinds, and with other caches, are unchanged. A step whose mask
+    hides more than the prompt's padding is computed without a graph. After a warning, so are all
+    steps of a model with operators that cannot be captured."""
     if not isinstance(getattr(model.forward, "graphs", None), _Graphs):
         made = _Graphs(model)
 

@@ -1,5 +1,5 @@
-"""Models that choose their attention from a table of classes of their own have no entry for
-kvant's. Without this file loading them ends with KeyError: 'kvant'."""
+"""Some models choose their attention from a fixed table of classes, which has no entry for kvant's.
+Without this file loading them ends with KeyError: 'kvant'."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _tables(model: Any) -> list[dict[str, Any]]:
 
 
 def refuse_tables() -> None:
-    """From now on such a model is refused with a line when it is made with
+    """From now on such a model is refused with a clear message when it is made with
     attn_implementation="kvant"."""
     chosen_by = PreTrainedModel.get_correct_attn_implementation
     if hasattr(chosen_by, "__wrapped__"):

@@ -1,5 +1,5 @@
-"""Masks of the attention implementation "kvant". Causal masks and sliding windows stay two numbers,
-so that no matrix of queries and keys is made; every other mask is one."""
+"""Masks of the attention implementation "kvant". A causal mask or a sliding window stays two
+numbers, so that no matrix of queries and keys is made. Every other mask is a matrix."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from transformers.masking_utils import causal_mask_function, sdpa_mask
 
 
 class Shape(NamedTuple):
-    """What a two-dimensional mask leaves out. window: tokens that a query sees, itself included; 0:
-    all. hidden: per sequence the number of tokens at its beginning that nobody sees (padding on
-    the left). holes: other tokens are hidden, too."""
+    """The tokens that a two-dimensional mask hides. `window`: tokens that a query token sees,
+    itself included; 0: all. `hidden`: for each sequence the number of tokens at its beginning that
+    no query sees (padding on the left). `holes`: other tokens are hidden, too."""
 
     window: int
     hidden: tuple[int, ...]
@@ -27,8 +27,9 @@ def _cells(function: Callable[..., Any]) -> list[Any]:
 
 
 def window_of(function: Callable[..., Any]) -> int | None:
-    """The window of a mask function of transformers that is causal (0: no window), None for every
-    other one. Functions are known by their code, because transformers makes new ones all the time."""
+    """The window of a causal mask function of transformers (0: no window), and None for every other
+    function. Functions are compared by their code, because transformers makes new ones all the
+    time."""
     if function is causal_mask_function:
         return 0
     if (
@@ -51,7 +52,8 @@ def window_of(function: Callable[..., Any]) -> int | None:
 
 
 def shape_of(padding: Tensor | None, batch: int, window: int) -> Shape:
-    """padding: bool [batch, tokens], True for tokens that are seen, or None."""
+    """The Shape of a mask. `padding`: bool [batch, tokens], True for tokens that are seen, or
+    None."""
     if padding is None or bool(padding.all()):
         return Shape(window, (0,) * batch, False)
     seen = padding.to(torch.int8).cpu()
@@ -73,8 +75,8 @@ def mask(
     attention_mask: Tensor | None = None,
     **options: Any,
 ) -> Tensor:
-    """bool [batch, kv_length] with an attribute kvant, its Shape; or, where that cannot say it all,
-    bool [batch, 1, q_length, kv_length]."""
+    """A mask: bool [batch, kv_length] with an attribute kvant, its Shape; or bool [batch, 1,
+    q_length, kv_length] if a Shape cannot describe it."""
     window = window_of(mask_function)
     fits = attention_mask is None or attention_mask.shape[1] == kv_length
     if (
@@ -101,7 +103,8 @@ def mask(
         )
     else:
         made = attention_mask.to(torch.bool).view(attention_mask.shape)
-    made.kvant = shape_of(None if attention_mask is None else made, batch_size, window)  # type: ignore[attr-defined]
+    seen = None if attention_mask is None else made
+    made.kvant = shape_of(seen, batch_size, window)  # type: ignore[attr-defined]
     return made
 
 
@@ -109,7 +112,8 @@ def mask(
 # operator would use its booleans as numbers, mostly by adding them to scores.
 _QUESTIONS = frozenset(
     "__get__ __len__ __repr__ __format__ __hash__ size dim ndimension numel nelement stride "
-    "is_contiguous is_floating_point is_complex element_size get_device storage_offset data_ptr".split()
+    "is_contiguous is_floating_point is_complex element_size get_device storage_offset "
+    "data_ptr".split()
 )
 _COPIES = frozenset("to contiguous clone detach cpu cuda".split())
 _LOGIC = frozenset(
@@ -118,19 +122,20 @@ _LOGIC = frozenset(
 )
 _REFUSED = (
     'attn_implementation="kvant": this model computes attention itself ({}) instead of calling '
-    'the implementation that was chosen: load it with attn_implementation="eager", with which a KvantCache works, too'
+    "the implementation that was chosen: load it with "
+    'attn_implementation="eager", with which a KvantCache works, too'
 )
 
 
 class Mask(Tensor):
-    """A mask for kvant's attention and for nothing else: bool [batch, 1, q_length, kv_length], True
-    for tokens that are seen.
+    """A mask for kvant's attention only: bool [batch, 1, q_length, kv_length], True for tokens that
+    are seen.
 
     Attention that is written into a model adds its mask to scores, where True would count as 1 and
     hide nothing. So every operator that is not about masks is a ValueError.
 
-    shape_: the mask as a Shape; the booleans then tell padding alone. None: the booleans are the
-    whole mask. whole() makes the booleans of the whole mask."""
+    `shape_`: the mask as a Shape; the booleans then describe only padding. None: the booleans are
+    the whole mask. whole() makes the booleans of the whole mask."""
 
     shape_: Shape | None
     whole: Callable[[], Tensor]
@@ -157,7 +162,7 @@ class Mask(Tensor):
         others = any(
             torch.is_tensor(x) and not isinstance(x, Mask) for x in tree_leaves((args, kwargs))
         )
-        if name == "cat" and others:  # which the model made of numbers to add
+        if name == "cat" and others:  # other tensors are numbers that the model made for adding
             raise ValueError(_REFUSED.format(name))
         if name in _LOGIC:
             args, kwargs = tree_map_only(Mask, lambda mask: mask.whole(), (args, kwargs))
@@ -193,15 +198,15 @@ def _is_compiled() -> bool:
 
 
 def _added(seen: Tensor) -> Tensor:
-    """Numbers that any attention may add to its scores: 0 for tokens that are seen."""
+    """The mask as numbers that any attention may add to its scores: 0 for tokens that are seen."""
     return torch.zeros(seen.shape, device=seen.device).masked_fill(
         ~seen, torch.finfo(torch.float32).min
     )
 
 
 def guarded(batch_size: int, q_length: int, *others: Any, **options: Any) -> Tensor:
-    """mask as a Mask; under torch.compile as numbers, which attention that is written into a model
-    can add, too."""
+    """mask as a Mask. Under torch.compile it is numbers, which attention that is written into a
+    model can add, too."""
     if _is_compiled():
         return _added(sdpa_mask(batch_size, q_length, *others, **options | _WHOLE))
     made = mask(batch_size, q_length, *others, **options)

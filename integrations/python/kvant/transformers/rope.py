@@ -9,16 +9,18 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ..rope import Rope
 
-# Models that turn the first channels of the keys of every layer, in halves; others may leave layers out, or pair other channels.
+# Models in which RoPE rotates the first channels of every layer's keys, in halves. Other models may
+# leave layers out, or pair other channels.
 _MODELS = frozenset(
-    "gemma gemma2 gemma3_text gpt_neox gpt_oss granite llama mistral mixtral olmo olmo2 phi phi3 qwen2 qwen2_moe qwen3 qwen3_moe "
+    "gemma gemma2 gemma3_text gpt_neox gpt_oss granite llama mistral mixtral olmo olmo2 phi phi3 "
+    "qwen2 qwen2_moe qwen3 qwen3_moe "
     "stablelm starcoder2".split()
 )
 _DYNAMIC = "dynamic", "longrope"  # their frequencies depend on the length
 
 
 def rope_of(config: Any, layer: int, head_dim: int, n_positions: int) -> Rope | None:
-    """None where the config does not tell it."""
+    """The RoPE of a layer, or None if the config does not tell it."""
     given, kind = getattr(config, "rope_parameters", None), None
     if config.model_type not in _MODELS or not isinstance(given, dict):
         return None

@@ -1,5 +1,5 @@
-"""What a layer of the cache gives to attention: a tensor that knows its layer, and that decodes the
-layer's rows when anything but kvant's attention looks at it."""
+"""Rows, a tensor that a cache's layer passes to attention. It knows its layer, and decodes the
+layer's rows when any other code than kvant's attention reads it."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""A KvantCache as bytes: the pages as they are, without decoding them, and what says of which model
-they are. Owns the file's format and its checks; refuses caches with layers of other kinds, whose
-state is not kvant's.
+"""A KvantCache as bytes: its pages, not decoded, and a head that describes the model. Owns the
+file's format and its checks. Refuses caches with layers of other kinds, because kvant does not
+hold their state.
 
     8 bytes   "kvantkv1", the version of the format
     8 bytes   length of the head, little-endian
     head      JSON: _head and, per store, its layers, sequences and the lengths of their blocks
-    blocks    kvant_sequence_export's, one after the other
-    32 bytes  SHA-256 of all before"""
+    blocks    the bytes of kvant_sequence_export, one after another
+    32 bytes  SHA-256 of all bytes before it"""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SHAPE = (
     "head_dim",
     "hidden_size",
 )
-_ARGUMENT = 1  # KVANT_ERR_ARGUMENT: of a block that a window left behind
+_ARGUMENT = 1  # KVANT_ERR_ARGUMENT: the window has left this block behind
 _DTYPES = {
     str(x).removeprefix("torch."): x
     for x in (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -157,7 +157,7 @@ def _check(cache: KvantCache, head: dict[str, Any]) -> None:
 def _fill(
     cache: KvantCache, saved: dict[str, Any], blocks: memoryview, device: torch.device
 ) -> memoryview:
-    """One store; returns the blocks that follow it."""
+    """Fills one store; returns the blocks that follow it."""
     (heads, k_dim, v_dim), dtype = saved["shape"], _DTYPES[saved["dtype"]]
     starts, length = [int(x) for x in saved["starts"]], int(saved["length"])
     like = tuple(
@@ -186,8 +186,8 @@ def _fill(
 
 
 def _append(store: Store, number: int, sizes: list[int], blocks: memoryview) -> memoryview:
-    """A block that the window left behind is the next one that is there, which is dropped at
-    once."""
+    """Appends the blocks of a sequence. For a block that the window has left behind it imports the
+    next stored block instead and drops it at once."""
     assert store.cache is not None
     for index, size in enumerate(sizes):
         here = size or next((x for x in sizes[index:] if x), 0)
@@ -199,7 +199,7 @@ def _append(store: Store, number: int, sizes: list[int], blocks: memoryview) -> 
 
 
 def fill(cache: KvantCache, head: dict[str, Any], blocks: memoryview, device: torch.device) -> None:
-    """Makes a new cache what the saved one was."""
+    """Fills a new cache with the saved one."""
     _check(cache, head)
     cache._weights = cache._weights or int(head["weights"])
     try:
@@ -210,7 +210,7 @@ def fill(cache: KvantCache, head: dict[str, Any], blocks: memoryview, device: to
 
 
 def write(path: str | os.PathLike[str], data: bytes) -> None:
-    """path never holds half of it."""
+    """Writes a file; path never holds half of it."""
     folder, name = os.path.split(os.path.abspath(path))
     handle, temporary = tempfile.mkstemp(prefix=f".{name}.", dir=folder)
     try:

@@ -1,5 +1,5 @@
-"""Decode steps of a Store that a CUDA graph replays. Their rows lie in tensors of fixed addresses, and
-are appended to the cache when a block is full or when somebody asks for the cache."""
+"""Decode steps of a Store that a CUDA graph replays. Their rows are in tensors of fixed addresses.
+They are appended to the cache when a block is full or when other code needs the cache."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from ..library import PAGE_TOKENS, Error
 if TYPE_CHECKING:
     from .store import Store
 
-_NOT_HERE = 30, 60  # unsupported; full: the call that is no step says what to do
-FEW = 4  # steps of a round that is not worth its beginning
+_NOT_HERE = 30, 60  # unsupported; full: a call without a graph then reports the error
+FEW = 4  # a round with no more steps than this is not worth beginning
 
 
 class Steps:
-    """left: steps until begin is needed again. taken: of this round. graph: what a captured step depends
-    on. running: the model's calls are a step. short: rounds in a row that somebody ended early."""
+    """`left`: steps until begin is needed again. `taken`: steps of this round. `graph`: a number
+    that captured steps depend on. `running`: the model's calls are a step. `short`: consecutive
+    rounds that ended early."""
 
     def __init__(self) -> None:
         self.left = self.taken = self.graph = self.short = 0
@@ -29,7 +30,7 @@ class Steps:
         self.place: Tensor | None = None
 
     def ready(self, store: Store) -> bool:
-        """Whether a step may follow; begins a round where one has ended."""
+        """Whether a step may follow. It begins a round if one has ended."""
         if self.left > self.taken:
             return True
         self.settle(store)
@@ -80,7 +81,7 @@ class Steps:
         softcap: float | None,
         sinks: Tensor | None,
     ) -> Tensor:
-        """[batch, 1, heads, head_dim]; q and rows have one token."""
+        """Attention of one step, [batch, 1, heads, head_dim]; q and rows have one token."""
         if rows is None or q.shape[2] != 1 or rows[0].shape[2] != 1:
             raise RuntimeError(
                 "kvant's attention was called twice, or for more than one token, in a step"
@@ -104,7 +105,7 @@ class Steps:
         return out.to(q.dtype)[:, None]
 
     def settle(self, store: Store) -> None:
-        """Appends the rows of this round, which is over then."""
+        """Appends the rows of this round and ends it."""
         n, full = self.taken, self.taken == self.left
         self.left = self.taken = 0
         if not n:
@@ -116,7 +117,7 @@ class Steps:
 
 
 def steps_of(cache: Any) -> list[tuple[Store, Steps]] | None:
-    """Of all stores of a KvantCache, when a step may follow."""
+    """The steps of all stores of a KvantCache, when a step may follow."""
     stores = list(cache._stores.values())
     if not stores or cache._others():
         return None

@@ -1,5 +1,5 @@
-"""The layers of a model that have equal shapes and windows, in one kvant.Cache: a sequence per row
-of the batch, which begins with the row's first token that is no padding."""
+"""The layers of a model with equal shapes and windows, in one kvant.Cache. Each row of the batch is
+a sequence, which begins with the row's first token that is not padding."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HID = (
     "attention_mask: it shows tokens that it hid in an earlier call, and hidden tokens at the "
     "beginning are not stored; give every call the mask of the whole sequence"
 )
-SLACK = 256  # tokens before a window that are kept, so that a few tokens may be taken back
+SLACK = 256  # tokens before a window that are kept, so that a few tokens may be removed again
 
 
 class Sequences:
@@ -33,8 +33,8 @@ class Sequences:
         self.cache, self.numbers = cache, numbers
 
     def select(self, rows: Sequence[int]) -> None:
-        """Row i becomes what row rows[i] was. Sequences that nobody takes go first, so that their
-        places are there for copies."""
+        """Row i gets the content of the former row rows[i]. Sequences that no row uses are freed
+        first, so that their room is there for copies."""
         old, taken = self.numbers, set()
         self.numbers = []
         for number in set(old) - {old[row] for row in rows}:
@@ -58,8 +58,8 @@ class Sequences:
 
 
 class Store:
-    """starts: per row the position of its first stored token. lengths: per layer, by its number in
-    the model, its tokens, padding counted."""
+    """`starts`: for each row the position of its first stored token. `lengths`: for each layer, by
+    its number in the model, its tokens with padding."""
 
     def __init__(self, window: int, keeps_past: bool, layers: Sequence[int]) -> None:
         self.window = window
@@ -90,8 +90,8 @@ class Store:
             self.steps.settle(self)
 
     def begin(self, k: Tensor, v: Tensor, make: Any) -> None:
-        """Before rows are written. make(k, v) makes the kvant.Cache when the first rows say how many
-        sequences and which device there are."""
+        """Called before rows are written. make(k, v) makes the kvant.Cache when the first rows show
+        the number of sequences and the device."""
         self.settle()
         if self.sequences is None:
             cache, self._number, self._state = make(k, v, list(self.places))
@@ -107,8 +107,8 @@ class Store:
             raise ValueError(f"key_states: {k.shape[0]} sequences, and the cache has {self.batch}")
 
     def _begin(self, row: int, length: int, n: int, hidden: int) -> None:
-        """Where a row of which a layer stores nothing yet begins: behind its padding. The first
-        layer of a pass says it for all."""
+        """Sets where a row begins that has no stored tokens yet: after its padding. The first layer
+        of a pass sets it for all layers."""
         if length > self.starts[row]:
             return
         first = min(max(hidden, length), length + n)
@@ -119,7 +119,7 @@ class Store:
 
     def _place(self, layer: int, n: int, hidden: Sequence[int] | None) -> list[int]:
         """How many of n new tokens each row stores. Padding at the beginning of a row is not
-        stored: statistics, and tokens that stay fp16, are the text's."""
+        stored, so that statistics and the tokens that stay fp16 come from the text."""
         length = self.lengths[layer]
         for row in range(self.batch):
             self._begin(row, length, n, 0 if hidden is None else hidden[row])
@@ -133,13 +133,14 @@ class Store:
         hidden: Sequence[int] | None,
         q: Tensor | None = None,
     ) -> None:
-        """k and v: [batch, kv heads, n, head_dim]. hidden: per row the tokens at its beginning that
-        are padding; None: nobody knows, and all are stored. q: the queries of the same tokens."""
+        """k and v: [batch, kv heads, n, head_dim]. `hidden`: for each row the number of padding
+        tokens at its beginning; None: it is not known, and all are stored. `q`: the queries of the
+        same tokens."""
         n = k.shape[2]
         counts = self._place(layer, n, hidden)
         assert self.sequences is not None
         k, v = k.transpose(1, 2), v.transpose(1, 2)
-        # Those of a single token may come with attention.
+        # The queries of a single token may come with attention.
         q = None if q is None or n == 1 or q.shape[2] != n else q.transpose(1, 2)
         append, place = torch.ops.kvant.cache_append, self.places[layer]
         try:
@@ -180,8 +181,8 @@ class Store:
         exact: bool,
         v_head_dim: int,
     ) -> Tensor:
-        """q: [batch, heads, n, head_dim], of the newest n tokens. shape None: mask has four
-        dimensions and says all."""
+        """`q`: [batch, heads, n, head_dim], of the newest n tokens. shape None: mask has four
+        dimensions and hides everything that must be hidden."""
         assert self.sequences is not None
         n, length, q = q.shape[2], self.lengths[layer], q.transpose(1, 2)
         options: dict[str, Any] = dict(scale=scale, softcap=softcap, sinks=sinks, exact=exact)
@@ -197,7 +198,7 @@ class Store:
         plain = shape is not None and not shape.holes and shape.hidden == starts
         assert self.cache is not None
         if plain and max(starts) <= length - n:
-            # What the cache was made with need not be said again, and then one call takes all rows.
+            # The cache's own options are its defaults, and with defaults one call takes all rows.
             if options["scale"] == self.cache.scale:
                 options["scale"] = None
             if options["softcap"] == self.cache.logit_softcap:
@@ -221,7 +222,8 @@ class Store:
         )
 
     def _added(self, mask: Tensor | None, row: int, n: int, length: int) -> Tensor | None:
-        """float16 [1, n, tokens]: what the mask adds to the scores of a row's newest n queries."""
+        """The numbers, float16 [1, n, tokens], that the mask adds to the scores of a row's newest n
+        queries."""
         if mask is None:
             return None
         whole = (
@@ -258,7 +260,8 @@ class Store:
         return k, v
 
     def drop(self) -> None:
-        """Between two passes of the model: forgets blocks that no window reaches any more."""
+        """Called between two passes of the model: forgets blocks that no window reaches any
+        more."""
         if not self.window or self.sequences is None:
             return
         for start, number in zip(self.starts, self.sequences.numbers):

@@ -1,6 +1,7 @@
-"""What `kvant tune` computes: which codec each layer and kv head of a model gets within a budget of memory.
+"""The arithmetic of `kvant tune`: it gives each layer and kv head of a model a codec, within a
+budget of memory.
 
-    safetensors, captures    read what `kvant capture` and `kvant eval --values` keep
+    safetensors, captures    read the files of `kvant capture` and `kvant eval --values`
     layer_error              the error that a codec causes in attention's output
     sensitivity              what a codec costs the model: error times weight
     store                    errors kept on disk

@@ -1,8 +1,9 @@
 """Picks one choice per site, so that the sum of losses is least within a budget of bytes.
 
-Knows nothing of codecs. A site is a list of choices; a choice is a pair (bytes, loss), finite and not below 0. The solution
-is exact on the convex hulls (Lagrange). Then single and paired exchanges repair it: no change of one or two sites that fits
-the budget improves the result. Deterministic: ties go to the earlier site and choice."""
+Knows nothing of codecs. A site is a list of choices; a choice is a pair (bytes, loss), finite and
+not below 0. The solution is exact on the convex hulls (Lagrange). Then exchanges improve it: in the
+end no change of one or two sites that fits the budget gains anything. Deterministic: ties go to the
+earlier site and choice."""
 
 from __future__ import annotations
 
@@ -10,12 +11,12 @@ import math
 
 import numpy as np
 
-# Gains below this share of the loss are rounding, and could go round in circles.
+# Smaller gains, as shares of the loss, are rounding errors. Following them could loop forever.
 LEAST_GAIN = 1e-12
 
 
 def smallest(choices):
-    """Of the smallest choices the best."""
+    """The choice with the fewest bytes; of several, the one with the least loss."""
     return min(range(len(choices)), key=lambda c: (*choices[c], c))
 
 
@@ -26,7 +27,8 @@ def total(sites, chosen):
 
 
 class Path:
-    """Every site at its smallest choice, then one step after another: the change of one site that saves most per byte."""
+    """Starts with every site at its smallest choice. A step changes the site that saves most per
+    byte."""
 
     def __init__(self, sites):
         self._sites = sites
@@ -34,7 +36,7 @@ class Path:
         self._corners = [self._next_corner(site) for site in range(len(sites))]
 
     def step(self, left=math.inf):
-        """Takes a step of at most `left` bytes more. False when there is none."""
+        """Makes a step of at most `left` bytes more. False when there is none."""
         best, at = 0.0, None
         for site, (slope, choice) in enumerate(self._corners):
             if (
@@ -49,7 +51,8 @@ class Path:
         return True
 
     def _next_corner(self, site):
-        """The next corner of the site's hull: of all larger choices the one that saves most per byte; slope 0 for none."""
+        """The next corner of the site's hull: of all larger choices the one that saves most per
+        byte; slope 0 when there is none."""
         choices = self._sites[site]
         size, loss = choices[self.chosen[site]]
         best, at = 0.0, self.chosen[site]
@@ -64,7 +67,7 @@ def allocate(sites, budget):
     path = Path(sites)
     if total(sites, path.chosen)[0] > budget:
         return None
-    # A corner that does not fit ends its own site's path alone.
+    # A corner that does not fit ends only the path of its site.
     while path.step(budget - total(sites, path.chosen)[0]):
         pass
     exchanges = _Exchanges(sites)
@@ -74,7 +77,7 @@ def allocate(sites, budget):
 
 
 class _Exchanges:
-    """Changes of one or two sites. All choices of all sites lie behind each other in arrays."""
+    """Changes of one or two sites. Arrays hold all choices of all sites, one site after another."""
 
     def __init__(self, sites):
         self._sites = sites
@@ -88,7 +91,7 @@ class _Exchanges:
         """Makes the best exchange. False when none gains."""
         size, loss = total(self._sites, chosen)
         now = self._first[:-1] + np.array(chosen, int)
-        now = now[self._site]  # of every choice, what its site has
+        now = now[self._site]  # for every choice, the present choice of its site
         gained, best = LEAST_GAIN * loss, None
         for a in np.flatnonzero(
             self._losses < self._losses[now]

@@ -1,9 +1,10 @@
-"""Reads captures: real keys, values and queries of a model, as `kvant capture` writes them. Every shape is checked
-against the others before a row is read.
+"""Reads captures: real keys, values and queries of a model, as `kvant capture` writes them. All
+shapes are compared with each other before a row is read.
 
-A capture is a safetensors file with tensors layers.L.k, layers.L.v [n_kv_heads, tokens, head_dim] and layers.L.q
-[n_heads, queries, head_dim] in F16, keys and queries after RoPE. Contexts lie one behind the other. windows (I32, one
-number per layer) is how many keys a query sees in layers with a sliding window, 0 in others. Its metadata:
+A capture is a safetensors file with tensors layers.L.k, layers.L.v [n_kv_heads, tokens, head_dim]
+and layers.L.q [n_heads, queries, head_dim] in F16, keys and queries after RoPE. Contexts follow one
+another. windows (I32, one number per layer) is the number of keys that a query sees in layers with
+a sliding window, and 0 in layers without one. Its metadata:
 
     format                      kvant-capture-1
     model, model_fingerprint    name, and 16 hexadecimal digits as kvant calibrate computes them
@@ -39,7 +40,8 @@ class Shape(NamedTuple):
 
 
 class Capture:
-    """n_layers is the highest layer in the file, plus one; layers[L] is a Shape. Also a context manager."""
+    """n_layers is the highest layer in the file, plus one; layers[L] is a Shape. It is a context
+    manager, too."""
 
     def __init__(self, path):
         self._file = safetensors.File(path)

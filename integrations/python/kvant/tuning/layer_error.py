@@ -1,9 +1,10 @@
-"""The error that a codec causes in attention's output of one layer, on captured keys, values and queries: a cheap substitute for its
-effect on the model.
+"""The error that a codec causes in attention's output of one layer, on captured keys, values and
+queries. It is a cheap substitute for the codec's effect on the model.
 
-Rows pass through the library's own cache (centre, windows and all). The error is sum |o' - o|^2 / sum |o|^2 over the kept queries of
-a part of every context, and over all heads. o is the output with captured rows; o' has either keys
-or values as the cache returns them. A kv head's part has only its own query heads in the first sum."""
+Rows are written to and read from the library's own cache, with centre and windows. The error is sum
+|o' - o|^2 / sum |o|^2 over the kept queries of a part of every context, and over all heads. o is
+the output with captured rows; o' uses the keys or the values that the cache returns. For the part
+of one kv head, the first sum has only the query heads that read it."""
 
 from __future__ import annotations
 
@@ -22,8 +23,9 @@ class Unsupported(ValueError):
 
 
 class LayerRows:
-    """A layer of one or several captures and its exact attention: the first n_ctx tokens of every context (or of each capture's first
-    n_contexts), and of their queries those from position `first` on. Any number of threads may use it at once."""
+    """A layer of one or several captures and its exact attention. It uses the first n_ctx tokens of
+    every context, or of each capture's first n_contexts, and their queries from position `first`
+    on. Any number of threads may use it at once."""
 
     def __init__(self, captures, layer, n_ctx, first, n_contexts=None):
         self.shape = captures[0].layers[layer]
@@ -39,7 +41,7 @@ class LayerRows:
         )
 
     def error(self, role, codecs):
-        """The error's part of each kv head. role: "k" or "v"; codecs: one per kv head."""
+        """Each kv head's part of the error. `role`: "k" or "v"; `codecs`: one per kv head."""
         longest = max(c.rows[role].shape[0] for c in self._contexts)
         tensor = Tensor(codecs, n_blocks=-(-longest // PAGE_TOKENS), n_threads=1)
         errors = np.zeros(self.shape.n_kv_heads)
@@ -49,7 +51,7 @@ class LayerRows:
 
 
 def _through(tensor, rows):
-    """Rows of one context as the cache gives them back."""
+    """Rows of one context after a write to the cache and a read."""
     tensor.clear()
     for first in range(0, rows.shape[0], UBATCH):
         batch = rows[first : first + UBATCH]
@@ -68,8 +70,9 @@ def _contexts(capture, layer, shape, n_ctx, from_position, n_contexts):
 
 
 class _Context:
-    """Attention of one context: rows["k"] and rows["v"] are [tokens, kv heads, head_dim]; weights and outputs are, per kv head,
-    [query heads x queries, tokens] and [query heads x queries, head_dim]."""
+    """Attention of one context: rows["k"] and rows["v"] are [tokens, kv heads, head_dim]. For each
+    kv head, weights are [query heads x queries, tokens] and outputs [query heads x queries,
+    head_dim]."""
 
     def __init__(self, shape, k, v, queries, positions):
         self._shape = shape
@@ -87,7 +90,7 @@ class _Context:
         self.outputs = [w @ self.rows["v"][:, head] for head, w in enumerate(self._weights)]
 
     def errors(self, role, back):
-        """sum |o' - o|^2 of each kv head, where back stands for the rows of a role."""
+        """sum |o' - o|^2 of each kv head, where back replaces the rows of a role."""
         values = back if role == "v" else self.rows["v"]
         errors = np.empty(self._shape.n_kv_heads)
         for head, exact in enumerate(self.outputs):

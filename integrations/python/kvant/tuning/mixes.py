@@ -1,8 +1,9 @@
-"""The choices for the kv heads of one layer and role: one candidate for all kv heads, or a mix, in which each kv head has its
-own candidate.
+"""The choices for the kv heads of one layer and role: one candidate for all kv heads, or a mix, in
+which kv heads have different candidates.
 
-There are too many mixes to list. The kept mixes are those that some budget for this site alone would choose. From the smallest
-candidates on, each step changes the kv head that saves most error per byte. The candidates of a mix fit together in one cache."""
+There are too many mixes to list. This module keeps the mixes that would be best for some budget of
+this site alone. It starts with the smallest candidates; each step changes the kv head that saves
+most error per byte. The candidates of a mix fit together in one cache."""
 
 from __future__ import annotations
 
@@ -18,8 +19,9 @@ class Mix(NamedTuple):
 
 
 def make(kinds, sizes, errors):
-    """A list of Mix; number i has candidate i in all kv heads. Candidates of equal kinds fit together in one cache. sizes: bytes of
-    one kv head with each candidate; errors[candidate][kv head]."""
+    """A list of Mix; number i has candidate i in all kv heads. Candidates of equal kinds fit
+    together in one cache. `sizes`: bytes of one kv head with each candidate; errors[candidate][kv
+    head]."""
     n_heads = len(errors[0])
     choices = [_mix((i,) * n_heads, sizes, errors) for i in range(len(kinds))]
     if n_heads > 1:
@@ -35,8 +37,8 @@ def _mix(heads, sizes, errors):
 
 
 def _walk(candidates, sizes, errors):
-    """The path of candidates that fit together; a kv head is a site of allocate. Where all kv heads have the same candidate, the
-    list has it already."""
+    """The path of candidates that fit together; a kv head is a site of allocate. Mixes with the
+    same candidate in all kv heads are left out, because the list has them already."""
     path = allocate.Path(
         [[(sizes[i], errors[i][head]) for i in candidates] for head in range(len(errors[0]))]
     )

@@ -1,4 +1,5 @@
-"""kvant.tune: a codec for each layer and kv head of a model of transformers, measured where the model runs."""
+"""kvant.tune: a codec for each layer and kv head of a model of transformers, measured on the
+model's device."""
 
 from __future__ import annotations
 
@@ -17,11 +18,11 @@ from ..watching import Seen, model_name, watch
 from . import captures, probes, sensitivity, settings
 from .store import Store
 
-_QUERY_STEP = 8  # of the queries that errors are computed on, one in so many
+_QUERY_STEP = 8  # errors are computed on every 8th query
 
 
 class _Kept:
-    """What layer_error asks of a capture, in memory."""
+    """The part of a capture that layer_error needs, in memory."""
 
     contexts = captures.Capture.contexts
 
@@ -84,8 +85,8 @@ def tune(
     """Writes the settings file `path` for KvantCache(settings=), which has a codec for each layer
     and kv head. A cache of n_ctx tokens then takes at most `bits` per number, fp16 pages counted
     (Scheme.exact), and diverges least. Returns the divergence that is expected on the texts;
-    kvant.evaluate measures it on others. k, v: candidates in place of the default ones, the
-    coarsest first."""
+    kvant.evaluate measures it on other texts. `k`, `v`: candidates that replace the default ones,
+    the coarsest first."""
     parts = [
         part
         for part in _contexts(texts, tokenizer, context, context * n_contexts)
@@ -110,7 +111,8 @@ def tune(
     budget = bits * sum(site.numbers for site in sites) / 8
     if budget < sensitivity.least_bytes(sites):
         raise ValueError(
-            f"bits: the smallest candidates take {bits * sensitivity.least_bytes(sites) / budget:.2f}"
+            "bits: the smallest candidates take "
+            f"{bits * sensitivity.least_bytes(sites) / budget:.2f}"
         )
     writer = settings.Writer(
         sites, model_name(model), kept.fingerprint, known and (os.fspath(calibration), known.info)

@@ -1,11 +1,14 @@
-"""Divergences of settings from the f16 cache, token by token, measured by `kvant eval` on chosen contexts of texts.
+"""Divergences of settings from the f16 cache, token by token, measured by `kvant eval` on chosen
+contexts of texts.
 
-A text is cut into equal parts. The first context of each part is captured. The first half of a text's first one is
-probed: errors differ from context to context more than weights do, and cost less. The check takes the next
-contexts of the parts, in turn, text by text, or contexts of a text of its own.
+A text is cut into equal parts, and the first context of each part is captured. The probe uses the
+first half of the first context of a text: weights differ less between contexts than errors do, and
+cost more to measure. The check uses the next contexts of the parts, one part after another and text
+by text, or contexts of a separate text.
 
-A probe makes a whole layer coarse, keys and values at once: their weights are alike, except for a factor that all layers
-share. The keys of every fourth layer are probed alone, too, and tell this factor."""
+A probe makes a whole layer coarse, keys and values at once, because their weights are equal except
+for a factor that all layers share. The keys of every fourth layer are also probed alone, which
+shows this factor."""
 
 from __future__ import annotations
 
@@ -20,8 +23,8 @@ from ..library import PAGE_TOKENS
 from . import safetensors
 
 
-# Rows of a write are fp16 while the queries of the write see them, and up to 512 can be. A probe
-# writes few at once, as decoding does: else its queries would see hardly any row that was encoded.
+# The queries of a write see its rows as fp16, and a write can have up to 512 rows. A probe writes
+# few rows at once, as decoding does, so that its queries see encoded rows.
 PROBE_BATCH = PAGE_TOKENS
 
 
@@ -37,8 +40,8 @@ def probe_window(n_ctx):
 
 
 def least_context(n_ctx):
-    """The shortest context whose probe has rows that are not fp16; n_ctx where its own has. A probe
-    of fp16 rows says nothing about codecs."""
+    """The shortest context whose probe has rows that are not fp16, because a probe of fp16 rows
+    says nothing about codecs. n_ctx if its own probe has such rows."""
     n_tokens = probe_window(n_ctx).n_ctx
     exact = Scheme("balanced", n_layers=1, n_kv_heads=1, head_dim=64).exact(n_tokens)
     opened = exact.total // PAGE_TOKENS + 1 + PROBE_BATCH // PAGE_TOKENS
@@ -88,7 +91,7 @@ def probe_contexts(texts, parts, n_ctx):
 
 
 def check_contexts(texts, parts, n_checks, n_ctx, report=None):
-    """Contexts that are never among the captured ones."""
+    """Contexts for the check, none of which is captured."""
     window = check_window(n_ctx)
     if report is not None and n_checks > 0:
         return [Contexts((report,), 1, 0, n_checks, window)]
@@ -104,14 +107,15 @@ def check_contexts(texts, parts, n_checks, n_ctx, report=None):
 
 
 def contexts_needed(n_texts, parts, n_checks, report=None):
-    """Whole contexts that each text must have, and the report's text."""
+    """Whole contexts that each text must have, and that the text of the report must have."""
     of_a_part = 1 + (0 if report is not None else -(-n_checks // (n_texts * parts)))
     return max(of_a_part * parts, 2), max(n_checks, 2)
 
 
 class Measuring(NamedTuple):
-    """How to measure. words: options of kvant eval; folder: for files on the way; start(words, n) runs a kvant command that passes
-    n tokens through the model, and raises when it fails."""
+    """How to measure. `words`: options of kvant eval; `folder`: for temporary files;
+    start(words, n): runs a kvant command that reads n tokens with the model, and raises when it
+    fails."""
 
     words: list
     folder: str
@@ -135,29 +139,32 @@ def divergences(how, settings, contexts):
     needed = len(contexts.texts) * contexts.chunks
     if found.shape[1] != needed:
         raise safetensors.Damaged(
-            f"{', '.join(contexts.texts)}: {found.shape[1]} contexts were measured, {needed} are needed"
+            f"{', '.join(contexts.texts)}: {found.shape[1]} contexts were measured, {needed} are "
+            "needed"
         )
     return found
 
 
 def mean_and_error(contexts):
-    """Of a [contexts, tokens] array. Contexts have the same number of tokens: the mean is that of means, squares of errors add up."""
+    """The mean and the standard error of a [contexts, tokens] array. Contexts have the same number
+    of tokens, so the mean is the mean of their means, and squares of their errors add up."""
     n, tokens = contexts.shape
     return float(contexts.mean()), math.sqrt(
         float((contexts.var(axis=1, ddof=1) / tokens).sum())
     ) / n
 
 
-KEYS_STEP = (
-    4  # together, keys of several layers cost more than the sum of what they cost one by one
-)
+# Only every 4th layer, because keys of several coarse layers cost more together than the sum of
+# their costs.
+KEYS_STEP = 4
 LARGEST_LOG_FACTOR = 3.0  # models have about -0.6
 
 
 def probe(measure, sites):
-    """Measures every layer with its first candidates, everything else f16. Returns the divergence of f16 in kvant's own cache from
-    the stock cache. Divergences are of the same tokens, so their difference is known better than either. sites: keys, then values
-    of each layer; measure({label: setting}) gives float64 [settings, contexts, scored tokens]."""
+    """Measures every layer with its first candidates and all further layers in f16. Returns the
+    divergence of f16 in kvant's own cache from the stock cache. All divergences are of the same
+    tokens, so their differences are more precise than each of them. `sites`: keys, then values of
+    each layer; measure({label: setting}) returns float64 [settings, contexts, scored tokens]."""
     layers = list(zip(sites[::2], sites[1::2]))
     exact = [None] * len(sites)
     settings = {"no codec": exact}
@@ -182,8 +189,9 @@ def n_probes(sites):
 
 
 def share(layers, found, of_keys):
-    """Divides each layer's divergence between keys and values. Weights of values are one factor times those of keys: the factor with
-    which the keys that were probed alone have what was measured, in sum."""
+    """Divides each layer's divergence between keys and values. Weights of values are a common
+    factor times the weights of keys. This factor is chosen so that the divergences of the keys that
+    were probed alone have the measured sum."""
     low, high = -LARGEST_LOG_FACTOR, LARGEST_LOG_FACTOR
     for _ in range(40):
         middle = (low + high) / 2

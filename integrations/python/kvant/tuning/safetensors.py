@@ -1,8 +1,8 @@
-"""Reads files of named tensors in the safetensors format (github.com/huggingface/safetensors): 8 bytes with the header's length,
-little endian, a JSON header, then the tensors' bytes.
+"""Reads files of named tensors in the safetensors format (github.com/huggingface/safetensors): 8
+bytes with the header's length, little endian, a JSON header, then the tensors' bytes.
 
-Trusts no length: a file that is cut short, or whose tensors overlap, leave holes or do not have the bytes that their shapes say,
-is refused with a Damaged that names the file."""
+Trusts no length. A file that is cut short is refused with a Damaged that names the file, and so is
+a file whose tensors overlap, leave holes or do not have the bytes of their shapes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TYPES = {
 
 
 class Damaged(ValueError):
-    """The file is not what it says. The message is one line and begins with the path."""
+    """The file's header or length is wrong. The message is one line and begins with the path."""
 
 
 class Entry(NamedTuple):
@@ -33,7 +33,8 @@ class Entry(NamedTuple):
 
 
 class File:
-    """The header of a file, checked; tensors are read when they are asked for. Also a context manager."""
+    """A file's header, checked; tensors are read when a caller asks for them. It is a context
+    manager, too."""
 
     def __init__(self, path):
         self._path = os.fspath(path)
@@ -55,7 +56,7 @@ class File:
         self._file.close()
 
     def read(self, name):
-        """The numbers of a tensor, as they lie in the file."""
+        """The numbers of a tensor, in the order of the file."""
         dtype, shape, offset = self.tensors[name]
         self._file.seek(self._data + offset)
         count = int(np.prod(shape, dtype=object))
@@ -75,7 +76,7 @@ class File:
 
 
 def parse(header, data_bytes):
-    """{name: Entry} and the metadata of a header in a file with data_bytes behind it."""
+    """{name: Entry} and the metadata of a header that data_bytes bytes follow."""
     try:
         found = (
             json.loads(header.decode(), object_pairs_hook=_members) if header[:1] == b"{" else None
@@ -108,7 +109,7 @@ def _is_size(number):
 
 
 def _entry(name, entry):
-    """The Entry, and its end."""
+    """The Entry, and the offset of its end."""
     entry = entry if isinstance(entry, dict) else {}
     dtype = TYPES.get(entry["dtype"]) if isinstance(entry.get("dtype"), str) else None
     shape, offsets = entry.get("shape"), entry.get("data_offsets")
@@ -133,5 +134,6 @@ def _check_cover(entries, data_bytes):
         at = end
     if at != data_bytes:
         raise Damaged(
-            f"{at} bytes of tensors are in the header, {data_bytes} in the file: it is cut short or damaged"
+            f"{at} bytes of tensors are in the header, {data_bytes} in the file: it is cut short "
+            "or damaged"
         )

@@ -1,5 +1,6 @@
-"""Estimates the cost of each candidate codec to the model, per layer and role, from two sources. The error in the layer's attention
-(layer_error) is known for all candidates. The divergence of the model is measured with the first candidates alone in the layer.
+"""Estimates the cost of each candidate codec to the model, per layer and role, from two sources.
+The error in the layer's attention (layer_error) is known for all candidates. The divergence of the
+model is measured only with the layer's first candidates.
 
     cost(candidate) = measured(first) error(candidate) / error(first, on the measured tokens)"""
 
@@ -18,13 +19,14 @@ LEAST_DIVERGENCE, LEAST_ERROR, LEAST_VARIANCE = 1e-9, 1e-12, 0.01
 
 
 def _with_sink(*specs):
-    """With a centre the first page is kept in 16 bits; what that is worth, and what it costs in a short context, differs from layer
-    to layer. So codecs are there with it and without it."""
+    """Each spec twice: unchanged, and with sink=0. A codec with a centre keeps the first page in 16
+    bits unless sink=0. The gain from that page, and its cost in a short context, differ from layer
+    to layer."""
     return [spec + end for spec in specs for end in ("", ",sink=0")]
 
 
 def default_candidates(calibrated):
-    """{"k": specs, "v": specs}; coarse ones first, since the first is the one that is measured in every layer."""
+    """{"k": specs, "v": specs}, coarse ones first: the first one is measured in every layer."""
     if calibrated:
         feedback = [f"turboquant-{bits}:transform=file,feedback" for bits in (2, 3, 4, 5, 6, 8)]
         return {
@@ -68,7 +70,8 @@ def default_candidates(calibrated):
 
 
 class Site:
-    """Keys or values of a layer. choices: mixes.Mix, of the cache in the planned context; numbers: of that cache."""
+    """Keys or values of a layer. `choices`: mixes.Mix, of the cache in the planned context;
+    `numbers`: of that cache."""
 
     def __init__(self, layer, role, shape, n_cells, candidates, choices):
         self.layer, self.role, self.candidates, self.choices = layer, role, candidates, choices
@@ -91,7 +94,8 @@ class Site:
 
 
 def n_cells(shape, n_ctx):
-    """Cells of a layer's cache in a context; llama.cpp gives layers with a sliding window room for the window and a batch."""
+    """Cells of a layer's cache in a context. llama.cpp gives layers with a sliding window room for
+    the window and a batch."""
     ring = -(-(shape.window + LLAMA_UBATCH) // 256) * 256
     return min(ring, n_ctx) if shape.window > 0 else n_ctx
 
@@ -102,8 +106,8 @@ def _n_blocks(cells):
 
 def bytes_of(codec, cells):
     """Memory of a kv head's rows in a cache that a settings file chooses. It has pages for all
-    cells, and fp16 pages: those of Scheme.exact, or more where the codec asks for more. Those for
-    the rows of a step are not a kv head's own: shared_bytes."""
+    cells, and the fp16 pages of Scheme.exact, or more if the codec needs more. All kv heads share
+    the fp16 pages for the rows of a step, which shared_bytes counts."""
     exact = Scheme("balanced", n_layers=1, n_kv_heads=1, head_dim=codec.head_dim).exact(cells)
     return tensor_bytes([codec], 1, _n_blocks(cells), exact)
 
@@ -122,8 +126,9 @@ def kind_of(codec):
 
 
 class Errors:
-    """Errors of candidates, from captures or from a Store that has them. open_captures() is called when the first one is missing;
-    check() before every candidate, and an exception of its own ends the work. Candidates are computed on n_threads (None: all)."""
+    """Errors of candidates, from captures or from a Store that has them. open_captures() is called
+    when the first error is missing. check() is called before every candidate; an exception that it
+    raises ends the work. Candidates are computed on n_threads threads (None: all)."""
 
     def __init__(self, store, open_captures, calibration, n_ctx, n_threads, check):
         self._store, self._open, self._calibration, self._check = (
@@ -139,8 +144,9 @@ class Errors:
         self._threads = checks.threads(n_threads)
 
     def complete(self, candidates):
-        """Computes what the store lacks: all candidates on half of the tokens, the first ones on those of the probe too. After every
-        layer it yields the number of all layers."""
+        """Computes the errors that the store lacks: of all candidates on half of the tokens, of the
+        first ones also on the tokens of the probe. After every layer it yields the number of all
+        layers."""
         wanted = [("cost", role, spec) for role in "kv" for spec in candidates[role]]
         wanted += [("probe", role, candidates[role][0]) for role in "kv"]
         with ThreadPoolExecutor(self._threads) as pool:
@@ -198,7 +204,8 @@ def sites_of(store, candidates, calibration, n_ctx):
 
 
 def choose(sites, budget):
-    """The choice of each site, or None when the budget is below least_bytes. The sites are measured."""
+    """The choice of each site, or None when the budget is below least_bytes. The sites must be
+    measured."""
     weigh(sites)
     choices = [[(mix.bytes, site.cost(c)) for c, mix in enumerate(site.choices)] for site in sites]
     return allocate.allocate(choices, budget - shared_bytes(sites))
@@ -206,7 +213,8 @@ def choose(sites, budget):
 
 def shared_bytes(sites):
     """Memory for the rows of a step. The keys of all layers of a cache share it, and so do the
-    values. It is large enough for each layer. A sliding window's layers are in a second cache."""
+    values of all layers. It is large enough for each layer. Layers with a sliding window are in a
+    second cache."""
     rooms = {}
     for site in sites:
         cache = site.window, site.role
@@ -223,8 +231,9 @@ def least_bytes(sites):
 
 
 def weigh(sites):
-    """Weights from what was measured. Measurements are noisy, and weights of one role are alike: each is drawn to the role's mean by
-    as much as its own error asks for, in logarithms."""
+    """Computes weights from the measurements. Measurements are noisy, but weights of one role are
+    similar. So each weight is moved towards the role's mean, in logarithms, the further the larger
+    its error is."""
     for role in "kv":
         of_role = [site for site in sites if site.role == role]
         mean, variance = _prior(of_role)
@@ -234,12 +243,13 @@ def weigh(sites):
 
 
 def _at_least(site):
-    """Below half of its own error a measurement says only that the site matters little."""
+    """A measurement below half of its standard error says only that the site matters little."""
     return max(site.measured, 0.5 * site.measured_se, LEAST_DIVERGENCE)
 
 
 def _log_weight(site):
-    """An error of 0 is that of a lossless first candidate: nothing follows from it."""
+    """An error of 0 means that the first candidate is lossless, and says nothing about the
+    weight."""
     return math.log(_at_least(site) / max(site.probe_error, LEAST_ERROR))
 
 
@@ -248,7 +258,8 @@ def _log_variance(site):
 
 
 def _prior(sites):
-    """Mean of the logarithms, and the variance between sites that their errors do not explain (method of moments)."""
+    """Mean of the logarithms, and the variance between sites that their errors do not explain
+    (method of moments)."""
     logs, noise = [_log_weight(site) for site in sites], sum(_log_variance(site) for site in sites)
     n = max(len(sites), 1)
     mean = sum(logs) / n

@@ -1,4 +1,4 @@
-"""Choices as settings files. A setting is a list with a choice per site; None stands for f16."""
+"""Choices as settings files. A setting is a list with a choice per site; None means f16."""
 
 from __future__ import annotations
 
@@ -58,7 +58,8 @@ class Writer:
         return self._needs[role, spec]
 
     def _named_calibration(self, path):
-        """Where the settings file's folder is the calibration's, its name is enough, and both can be moved together."""
+        """Only the name of the calibration if it is in the settings file's folder, so that both can
+        be moved together."""
         file, info = self._calibration
         file, folder = os.path.realpath(file), os.path.realpath(os.path.dirname(path) or ".")
         name = os.path.basename(file) if os.path.dirname(file) == folder else file

@@ -1,6 +1,8 @@
-"""Keeps computed errors on disk, so that another budget needs neither the model nor the captures: a JSON file with a part per key.
+"""Keeps computed errors on disk, so that another budget needs neither the model nor the captures: a
+JSON file with a part per key.
 
-The key says what the numbers are of: the model, the texts, the calibration, the contexts, and METHOD."""
+The key names everything that the numbers depend on: the model, the texts, the calibration, the
+contexts, and METHOD."""
 
 from __future__ import annotations
 
@@ -10,11 +12,11 @@ import os
 
 from .captures import Shape
 
-METHOD = 1  # another number wherever kvant.tuning computes other errors from the same captures
+METHOD = 1  # must change when kvant.tuning computes other errors from the same captures
 
 
 def key_of(texts, *facts):
-    """Of what errors depend on: contents of files, and anything with a repr."""
+    """A key of everything that errors depend on: contents of files, and anything with a repr."""
     digest = hashlib.sha256(repr((METHOD, facts)).encode())
     for path in texts:
         with open(path, "rb") as file:
@@ -23,7 +25,8 @@ def key_of(texts, *facts):
 
 
 class Store:
-    """layers: {layer: Shape}, empty before they are known. A file that cannot be read counts as empty; without a path there is none."""
+    """`layers`: {layer: Shape}, empty before they are known. A file that cannot be read counts as
+    empty; without a path nothing is stored."""
 
     def __init__(self, path=None, key=""):
         self._path, self._all = path, {}

@@ -1,14 +1,17 @@
 """vLLM with compressed blocks, without a fork: an entry point of the group vllm.general_plugins.
 
-    vllm serve MODEL --attention-backend KVANT --kv-cache-dtype kvant_turboquant4 --block-size 64    # a GPU, vLLM 0.33
-    KVANT_VLLM=turboquant4 vllm serve MODEL --attention-backend KVANT --block-size 64                # a GPU, before
-    KVANT_VLLM=turboquant4 vllm serve MODEL --block-size 64                                          # a CPU
+On a GPU, with vLLM 0.33; with older releases; and on a CPU:
 
-KVANT_VLLM names what blocks are stored with: a name of STORED or its codec's (turboquant-4), a
-preset, or specs as K/V (int-8/turboquant-4), which the dtype `kvant` takes, too. Presets need
-KVANT_VLLM_CALIBRATION, the path of a .kvcal, or kvant.kvcal beside the model; KVANT_VLLM_LEARN=path
-with another name makes such a file from the first prompts, for the next start, and
-KVANT_VLLM_LEARN_POSITIONS=N at positions up to N. Without one of these vLLM is as it was."""
+    vllm serve MODEL --attention-backend KVANT --kv-cache-dtype kvant_turboquant4 --block-size 64
+    KVANT_VLLM=turboquant4 vllm serve MODEL --attention-backend KVANT --block-size 64
+    KVANT_VLLM=turboquant4 vllm serve MODEL --block-size 64
+
+KVANT_VLLM names the codecs of blocks: a name of STORED or its codec's (turboquant-4), a preset, or
+specs as K/V (int-8/turboquant-4). The dtype `kvant` uses it, too. Presets need a calibration:
+KVANT_VLLM_CALIBRATION, the path of a .kvcal, or kvant.kvcal next to the model. With another codec,
+KVANT_VLLM_LEARN=path makes such a file from the first prompts, for the next start, and
+KVANT_VLLM_LEARN_POSITIONS=N does it at positions up to N. Without these settings vLLM is
+unchanged."""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ class Stored(NamedTuple):
     calibration: str | None = None  #: a path
 
 
-# Codecs whose pages hold all there is to know: engines share, drop and overwrite blocks as they like.
+# Codecs that need nothing outside of their pages: engines share, drop and overwrite blocks freely.
 STORED = {
     "turboquant4": Stored("turboquant-4", "turboquant-4"),
     "int8": Stored("int-8", "int-8"),
@@ -44,7 +47,7 @@ BESIDE_MODEL = "kvant.kvcal"
 
 
 def _preset(name: str) -> Stored:
-    """Without the first tokens in fp16, for which blocks have no room."""
+    """A preset without the first tokens in fp16, for which blocks have no room."""
     from ..settings import preset
 
     found = preset(name, calibrated=True)
@@ -59,7 +62,8 @@ def _calibration(model: str | None) -> str | None:
 
 
 def is_ours(dtype: str | None) -> bool:
-    """Whether blocks of a cache dtype of vLLM are kvant's: kvant and kvant_NAME, or any with KVANT_VLLM."""
+    """Whether blocks of a cache dtype of vLLM are kvant's: kvant and kvant_NAME, or any with
+    KVANT_VLLM."""
     named = dtype is not None and (dtype == DTYPE or dtype.startswith(f"{DTYPE}_"))
     return (
         named
@@ -69,7 +73,8 @@ def is_ours(dtype: str | None) -> bool:
 
 
 def chosen(dtype: str | None = None, model: str | None = None) -> Stored | None:
-    """What the dtype of vLLM's cache says, or KVANT_VLLM. ValueError for a name that is none."""
+    """The codecs that the dtype of vLLM's cache names, or KVANT_VLLM. ValueError for an unknown
+    name."""
     if not is_ours(dtype):
         return None
     in_dtype = dtype is not None and dtype.startswith(f"{DTYPE}_")
@@ -79,22 +84,27 @@ def chosen(dtype: str | None = None, model: str | None = None) -> Stored | None:
     )  # turboquant-4 is turboquant4
     calibration = _calibration(model)
     if name in PRESETS and not calibration:
-        needed = f"KVANT_VLLM_CALIBRATION, the path of a file that kvant.calibrate made, or {BESIDE_MODEL} beside the model"
+        needed = (
+            "KVANT_VLLM_CALIBRATION, the path of a file that kvant.calibrate made, "
+            f"or {BESIDE_MODEL} beside the model"
+        )
         raise ValueError(f"KVANT_VLLM: {name} needs {needed}")
     if name == LEARNS:
         raise ValueError(
-            f"KVANT_VLLM: {name} learns a matrix from each sequence, which vLLM's blocks have no room for; small needs a calibration alone"
+            f"KVANT_VLLM: {name} learns a matrix from each sequence, which vLLM's blocks have no "
+            "room for; small needs a calibration alone"
         )
     if name not in (*STORED, *PRESETS) and "/" not in name:
         raise ValueError(
-            f"KVANT_VLLM: {name!r} is none of {', '.join((*STORED, *PRESETS))}, and no pair of specs K/V"
+            f"KVANT_VLLM: {name!r} is none of {', '.join((*STORED, *PRESETS))}, and no pair of "
+            "specs K/V"
         )
     found = _preset(name) if name in PRESETS else STORED.get(name) or Stored(*name.split("/", 1))
     return found._replace(calibration=calibration)
 
 
 def _register_dtypes() -> None:
-    """vLLM 0.33 and later take names of dtypes."""
+    """Registers kvant's dtypes with vLLM 0.33 and later, which accept names of dtypes."""
     try:
         from vllm.config.cache import is_known_kv_cache_dtype, register_kv_cache_dtype
     except ImportError:
@@ -115,9 +125,10 @@ def _register_dtypes() -> None:
 
 
 def _clear_blocks() -> None:
-    """vLLM clears a block before another request gets it where a model has recurrent layers.
-    kvant's blocks always need that: a row that a GPU refuses, such as one of NaNs, leaves its slot
-    as it was, and its request must not read another one's row there."""
+    """Makes vLLM clear a block before another request gets it, which it does by itself only for
+    models with recurrent layers. kvant's blocks always need that. A GPU leaves the slot of a
+    refused row, such as one of NaNs, unchanged, and its request must not read another request's row
+    there."""
     from vllm.v1 import kv_cache_interface
 
     config, given = (
@@ -156,13 +167,14 @@ def _registered(name: str) -> Any:
 
 
 def _reduce(backend: Any) -> tuple[Any, tuple[Any]]:
-    """What pickle keeps of a backend. A rank that is spawned reads its configuration before vLLM loads plug-ins there."""
+    """The function with which pickle makes a backend again. A spawned rank reads its configuration
+    before vLLM loads plug-ins there."""
     return (_registered, (NAME,)) if backend.name == NAME else (type(backend), (backend.value,))
 
 
 def register() -> None:
-    """Called by vLLM in each of its processes, some of them more than once. ImportError where there
-    is no vLLM."""
+    """vLLM calls this in each of its processes, in some of them more than once. ImportError without
+    vLLM."""
     if importlib.util.find_spec("vllm") is None:
         raise ImportError(
             "kvant.vllm: vLLM, which loads this plug-in, is not installed (pip install vllm)"

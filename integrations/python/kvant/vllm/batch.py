@@ -1,4 +1,5 @@
-"""What a step of vLLM asks of attention: parts of its batch, by the lengths that the host knows."""
+"""Describes a step of vLLM for attention: parts of its batch, by the lengths that the host
+knows."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from vllm.v1.attention.backend import (
 from vllm.v1.attention.backends.utils import split_decodes_and_prefills
 
 
-LONG = 128  # queries of a sequence from which on its past is unpacked to rows
+LONG = 128  # with this many queries or more, a sequence's past is unpacked to rows
 
 
 class Part(NamedTuple):
@@ -59,7 +60,8 @@ class Options:
 def _prefills(
     starts: list[int], lengths: list[int], first: int, seq_lens: Tensor
 ) -> Iterator[Part]:
-    """Runs of sequences that are all fresh, or all not. Those with many queries are parts of their own."""
+    """Runs of sequences that are all fresh, or all not. Each sequence with many queries is a
+    separate part."""
     at, last = first, len(starts) - 1
     queries = [starts[i + 1] - starts[i] for i in range(last)]
     kinds = [
@@ -96,7 +98,7 @@ def _parts(common: Any, threshold: int) -> Iterator[Part]:
     if n_prefills:
         known = getattr(
             common, "seq_lens_cpu_upper_bound", None
-        )  # exact for prompts, but not those of draft models
+        )  # exact for prompts, but not for prompts of draft models
         exact = known is not None and int(known[: common.num_reqs].max()) == common.max_seq_len
         lengths = (known if exact else common.seq_lens.cpu()).tolist()
         starts = common.query_start_loc_cpu[: common.num_reqs + 1].tolist()
@@ -104,7 +106,8 @@ def _parts(common: Any, threshold: int) -> Iterator[Part]:
 
 
 class Builder(AttentionMetadataBuilder[Batch]):  # type: ignore[misc]
-    """Decode steps, of drafts too, read nothing but the device's lengths: they may be CUDA graphs."""
+    """Decode steps, also those of drafts, read only lengths on the device, so they may be CUDA
+    graphs."""
 
     _cudagraph_support = AttentionCGSupport.UNIFORM_BATCH
     supports_update_block_table = True
@@ -144,4 +147,4 @@ class Builder(AttentionMetadataBuilder[Batch]):  # type: ignore[misc]
         )
 
     def update_draft_decode_metadata(self, metadata: Batch) -> None:
-        """All there is to update lies on the device."""
+        """Nothing to do: everything that changes is on the device."""

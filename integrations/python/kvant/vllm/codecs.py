@@ -1,4 +1,4 @@
-"""The codecs of a layer's kv heads on this rank, and how many bytes of vLLM's blocks they fill."""
+"""The codecs of a layer's kv heads on this rank, and the bytes that they fill in vLLM's blocks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _calibration(path: str | None) -> Calibration | None:
 def codecs(
     stored: Stored, role: str, head_dim: int, layer: int = 0, heads: range = range(1)
 ) -> list[Codec]:
-    """heads: their numbers in the whole model."""
+    """The codecs of some kv heads; heads are their numbers in the whole model."""
     calibration = _calibration(stored.calibration)
     return [
         Codec(getattr(stored, role), head_dim, role, calibration, layer, head) for head in heads
@@ -29,13 +29,14 @@ def codecs(
 
 
 def heads_of_rank(n_heads: int, total: int, rank: int, n_ranks: int) -> range:
-    """The kv heads that a rank of tensor parallelism holds: its part, or a copy where ranks outnumber heads."""
+    """The kv heads of a rank of tensor parallelism: a part of them, or one copy if ranks outnumber
+    heads."""
     first = rank * total // n_ranks
     return range(first, first + n_heads)
 
 
 def page_bytes(stored: Stored, role: str, head_dim: int) -> int:
-    """ValueError for codecs whose rows are not in their pages alone."""
+    """Bytes of a page. ValueError for codecs that keep rows outside of their pages."""
     codec = codecs(stored, role, head_dim)[0]
     if Pages([codec]).info.bytes != codec.page_bytes or codec.page_bytes % PAGE_TOKENS:
         spec = getattr(stored, role)
@@ -55,9 +56,10 @@ def cell_bytes(stored: Stored, head_dim: int) -> int:
 
 
 def even_cells(stored: Stored, shapes: Iterable[tuple[int, int]]) -> dict[tuple[int, int], int]:
-    """Bytes of a token and kv head, for layers by their kv heads and head_dim. vLLM gives layers of
-    several sizes blocks of equal bytes, which are mostly padding unless sizes have whole ratios. So
-    cells are padded until the largest token is a whole multiple of each other one."""
+    """Bytes of a token and kv head, for layers by their kv heads and head_dim. vLLM gives layers
+    of several sizes blocks of equal bytes, which are mostly padding unless the sizes have whole
+    ratios. So cells are padded until the largest token is a whole multiple of each smaller
+    token."""
     cells = {shape: cell_bytes(stored, shape[1]) for shape in shapes}
     tokens = {shape: shape[0] * cell for shape, cell in cells.items()}
     if len(set(tokens.values())) < 2:

@@ -19,8 +19,8 @@ class Impl(impl.Impl):
 class Backend(impl.Backend, CPUAttentionBackend):  # type: ignore[misc]
     @staticmethod
     def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[Any]:
-        """vLLM's blocks as they are: where it splits them into smaller ones, its CPU build clears
-        the wrong ones of hybrid models."""
+        """vLLM must not split its blocks: its CPU build clears the wrong parts of split blocks in
+        hybrid models."""
         return [MultipleOf(PAGE_TOKENS)]
 
     @staticmethod

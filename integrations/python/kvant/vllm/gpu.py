@@ -1,4 +1,5 @@
-"""The attention backend of vLLM on NVIDIA GPUs: kvant's pages, FlashAttention over rows for prompts and their long parts."""
+"""The attention backend of vLLM on NVIDIA GPUs: kvant's pages, and FlashAttention over rows for
+prompts and their long parts."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from .gpu_pages import LayerPages, room_for_rows, workspace
 
 
 def _flash_attention(head_size: int) -> tuple[Any, dict[str, Any]] | None:
-    """vLLM's, with its version; None where there is none for a GPU and head_dim."""
+    """vLLM's FlashAttention, with its version; None if there is none for this GPU and head_dim."""
     try:
         from vllm.v1.attention.backends.fa_utils import (
             flash_attn_varlen_func,

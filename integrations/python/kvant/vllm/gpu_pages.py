@@ -1,4 +1,5 @@
-"""A layer's pages in the memory that vLLM gave it on a GPU: per block and kv head the page of keys, then of values."""
+"""A layer's pages in the GPU memory that vLLM assigned: for each block and kv head the page of
+keys, then of values."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ from ..library import PAGE_TOKENS, check, library, text_buffer
 from . import Stored
 from .codecs import codecs
 
-_ROWS_BYTES = 256 << 20  # of keys and values that chunks of prompts see as rows
-# By GPU, head_dim and stream: kernels count in there, so streams that overlap need one each.
+_ROWS_BYTES = 256 << 20  # keys and values that a chunk of a prompt reads as rows
+# By GPU, head_dim and stream: kernels count in a workspace, so overlapping streams need one each.
 _workspaces: dict[tuple[str, int, int], Tensor] = {}
 _rows: dict[str, Tensor] = {}  # by GPU
 
@@ -26,8 +27,9 @@ def stream_of(device: torch.device) -> int:
 
 
 def workspace(head_dim: int, device: torch.device) -> Tensor:
-    """Of the current stream. Nothing is allocated while a graph is captured: a stream without a
-    workspace takes the first one that was made, as graphs of one model are replayed in order."""
+    """The workspace of the current stream. Nothing is allocated while a graph is captured: a stream
+    without a workspace uses the first one that was made, because graphs of one model are replayed
+    in order."""
     key = str(device), head_dim, stream_of(device)
     if (
         key not in _workspaces
@@ -79,7 +81,8 @@ class Role:
             self._back, self._back_scale = self._matrix_back(made[0].head_dim)
 
     def _matrix_back(self, dim: int) -> tuple[Tensor, float]:
-        """W^-1 with a row's scale, [kv heads, head_dim, head_dim] in fp16, and what all of it was divided by."""
+        """W^-1 with the scale of rows, [kv heads, head_dim, head_dim] in fp16, and the number by
+        which all of it was divided."""
         assert self.numbers.inverse_weights is not None
         matrix = self.numbers.inverse_weights[0].view(-1, dim, dim).transpose(1, 2)
         if self.numbers.scale is not None:
@@ -91,7 +94,7 @@ class Role:
         return s.CudaPages(self.base + head * self.head_stride, self.block_stride, self.head_stride)
 
     def written(self, rows: Tensor) -> Any:
-        """The structure of an append of rows [n, kv heads, head_dim], each contiguous."""
+        """The struct for appending rows [n, kv heads, head_dim], each contiguous."""
         return s.CudaRows(
             codec=self.codec.handle,
             pages=self.pages(),
@@ -104,7 +107,8 @@ class Role:
         )
 
     def read(self, blocks: Tensor, heads: slice, out: Tensor, room: Tensor) -> None:
-        """Rows of some kv heads of whole blocks, int32 [n], to out [64 n, heads, head_dim]. room: of as many 16-bit numbers."""
+        """Decodes the rows of some kv heads in whole blocks, int32 [n], to out [64 n, heads,
+        head_dim]. `room`: as many 16-bit numbers, for temporary results."""
         if not self.has_matrix:
             self._decode(blocks, heads, out, False)
             return
@@ -148,7 +152,7 @@ class LayerPages:
     def __init__(
         self, stored: Stored, memory: Tensor, layer: int, heads: range, head_dim: int
     ) -> None:
-        """memory: vLLM's tensor [blocks, kv heads, tokens, content], of any type."""
+        """`memory`: vLLM's tensor [blocks, kv heads, tokens, content], of any type."""
         made = [codecs(stored, role, head_dim, layer, heads) for role in "kv"]
         block, head, token, _ = (stride * memory.element_size() for stride in memory.stride())
         head_bytes = (
@@ -163,7 +167,8 @@ class LayerPages:
             or head != head_bytes
         ):
             raise ValueError(
-                f"kvant: --block-size {PAGE_TOKENS} and the layout LBHNC are needed, not {memory.shape[2]}"
+                f"kvant: --block-size {PAGE_TOKENS} and the layout LBHNC are needed, not "
+                f"{memory.shape[2]}"
             )
         if memory.data_ptr() % 16 or block % 16:
             raise ValueError("kvant: vLLM's blocks are not aligned to 16 bytes")
@@ -187,7 +192,7 @@ class LayerPages:
         )
 
     def write(self, keys: Tensor, values: Tensor, slots: Tensor) -> None:
-        """Rows [n, kv heads, head_dim]; slots below 0 are padding."""
+        """Writes rows [n, kv heads, head_dim]; slots below 0 are padding."""
         if len(slots) == 0:
             return
         keys, values = (x if x.stride(-1) == 1 else x.contiguous() for x in (keys, values))
@@ -208,8 +213,9 @@ class LayerPages:
     def rows(
         self, blocks: Tensor, past: int, keys: Tensor, values: Tensor
     ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Of a sequence whose first `past` tokens lie in blocks and whose others are rows [n, kv heads, head_dim]: rows of all,
-        per run of kv heads for which there is room. Each is valid until the next."""
+        """Unpacks a sequence whose first `past` tokens are in blocks and whose newest tokens are
+        rows [n, kv heads, head_dim]. Yields the rows of all tokens, for as many kv heads at a time
+        as there is room for. Each is valid until the next."""
         n = past + len(keys)
         room = room_for_rows(self.device).view(keys.dtype)
         most = room.numel() // (2 * n * self.head_dim)
@@ -227,7 +233,8 @@ class LayerPages:
             yield heads, *made
 
     def _turned(self, q: Tensor, part: Any) -> Tensor:
-        """Queries of a part through the matrix of transform=file, float32, in the rows that they have in q."""
+        """Multiplies the queries of a part by the matrix of transform=file: float32, in the same
+        rows as in q."""
         made, rows = (
             torch.empty(q.shape, dtype=torch.float32, device=q.device),
             slice(part.first_row, part.last_row),
@@ -237,7 +244,8 @@ class LayerPages:
         return made
 
     def attend(self, q: Tensor, out: Tensor, batch: Any, part: Any, options: Any) -> None:
-        """Of the newest tokens of a part's sequences: rows of q and out, [n, heads, head_dim]."""
+        """Attention of the newest tokens of a part's sequences: rows of q and out, [n, heads,
+        head_dim]."""
         if part.first_row == part.last_row:
             return
         k, v, target = self.k, self.v, out

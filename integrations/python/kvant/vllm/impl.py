@@ -26,9 +26,9 @@ from .batch import Batch, Builder, Options, Part
 from .codecs import even_cells, heads_of_rank
 from .learn import LOG, Learner
 
-# Pages by their memory, and the layer's number.
+# Pages by their memory and the layer's number.
 _in_use: weakref.WeakValueDictionary[tuple[Any, int], Any] = weakref.WeakValueDictionary()
-# Of the model whose layers are made, if KVANT_VLLM_LEARN asks for it.
+# The learner of the model whose layers are being made, if KVANT_VLLM_LEARN asks for one.
 _learner: list[Learner] = []
 # The codecs of the layers made last, and all layers by name. vLLM asks a backend for the size of
 # blocks and names neither the dtype nor the model.
@@ -39,8 +39,8 @@ _WITHOUT = "start without KVANT_VLLM"
 
 
 def customize_spec(spec: Any) -> Any:
-    """The true size of a token and kv head, so that vLLM's scheduler counts the blocks that there
-    are."""
+    """Sets the true size of a token and kv head, so that vLLM's scheduler counts the blocks
+    correctly."""
     of_values, per_state = getattr(spec, "head_size_v", None), getattr(spec, "tokens_per_state", 1)
     if type(spec) not in _SPECS or of_values not in (None, spec.head_size) or per_state != 1:
         shape = f"head_dim {spec.head_size} of keys, {of_values} of values"
@@ -87,7 +87,7 @@ def _learning(model: str, n_ranks: int) -> Learner | None:
 
 
 def _check_block_size(cache: Any) -> None:
-    """vLLM's own words about a size that no kernel takes do not say which ones do."""
+    """Names the sizes that a kernel takes, which vLLM's error about a wrong size does not."""
     if cache.user_specified_block_size and cache.block_size % PAGE_TOKENS:
         raise ValueError(
             f"kvant: --block-size has to be a multiple of {PAGE_TOKENS}, not {cache.block_size}"
@@ -96,12 +96,12 @@ def _check_block_size(cache: Any) -> None:
 
 def _is_draft(layer: Any, name: str) -> bool:
     """Whether a layer drafts tokens for the model. vLLM's newer runner says so. Layers of an MTP
-    head count from 0 again, so that their numbers are those of the model's layers."""
+    head count from 0 again, so their numbers equal numbers of the model's layers."""
     return getattr(layer, "is_draft_layer", False) or name.startswith(("draft_model.", "mtp."))
 
 
 class Backend:
-    """What the backends of CPUs and GPUs say alike."""
+    """The common part of the backends for CPUs and GPUs."""
 
     customize_spec = staticmethod(customize_spec)
 
@@ -170,14 +170,15 @@ class Impl(AttentionImpl):  # type: ignore[misc]
         self.pages, self.place = None, None
 
     def _pages(self, layer: Any, kv_cache: Tensor) -> Any:
-        """Of the memory that the layer has now: vLLM gives it another one after it measured how much there is. Layers
-        that attend to another one's keys share its pages."""
+        """Pages in the layer's current memory: vLLM assigns another memory after it has measured
+        how much there is. Layers that attend to another layer's keys share its pages."""
         place = kv_cache.data_ptr(), kv_cache.shape, kv_cache.stride()
         if self.place != place:
             name = self.kv_sharing_target_layer_name or layer.layer_name
             if self.stored.calibration and _is_draft(layer, name):
                 raise NotImplementedError(
-                    "kvant: a calibration is of one model; with draft models take codecs without one"
+                    "kvant: a calibration is of one model; with draft models take codecs without "
+                    "one"
                 )
             number = extract_layer_index(name)
             self.pages, self.place = _in_use.get((place, number)), place
@@ -199,7 +200,7 @@ class Impl(AttentionImpl):  # type: ignore[misc]
         )
 
     def _learn(self, layer: Any, part: Part, q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> None:
-        """From whole prompts."""
+        """Lets the learner see whole prompts."""
         assert self.learner is not None
         if _is_draft(layer, layer.layer_name):
             return
@@ -213,7 +214,8 @@ class Impl(AttentionImpl):  # type: ignore[misc]
     def attend_rows(
         self, pages: Any, part: Part, q: Tensor, k: Tensor, v: Tensor, out: Tensor, batch: Batch
     ) -> bool:
-        """Attention over rows, of whole prompts and of long parts of one; False: there is none, pages will do."""
+        """Computes attention over rows, for whole prompts and for long parts of a prompt. False
+        when it cannot; the caller then attends to pages."""
         return False
 
     def forward(

@@ -1,7 +1,10 @@
-"""A calibration from the first prompts that an engine sees: KVANT_VLLM_LEARN names the .kvcal, for the next start.
+"""A calibration from the first prompts that an engine sees: KVANT_VLLM_LEARN names the .kvcal, for
+the next start.
 
-Rows are those of prompts' first steps, at their own positions. KVANT_VLLM_LEARN_POSITIONS=N spreads contexts of 2048 over
-positions 0 .. N - 1, as kvant.calibrate's positions: RoPE turns rows by a position, so what it turned it can turn on."""
+Rows come from the first steps of prompts, at the prompts' own positions.
+KVANT_VLLM_LEARN_POSITIONS=N spreads contexts of 2048 tokens over positions 0 .. N - 1, as positions
+of kvant.calibrate does. RoPE rotates a row by its position, so a row that was rotated already can
+be rotated further."""
 
 from __future__ import annotations
 
@@ -16,13 +19,13 @@ from .. import moments
 from ..calibration import Calibrator
 from ..library import PAGE_TOKENS
 
-TOKENS, CONTEXT = 8192, 2048  # as of kvant.calibrate
-_SAMPLED = 16  # one query in so many shows which keys attention looks at
+TOKENS, CONTEXT = 8192, 2048  # the defaults of kvant.calibrate
+_SAMPLED = 16  # every 16th query shows which keys attention looks at
 LOG = logging.getLogger("vllm.kvant")  # vLLM's handlers print it
 
 
 class Turn:
-    """The model's RoPE, of rows that went through it."""
+    """The model's RoPE, for rows that RoPE has already rotated."""
 
     def __init__(self, head_dim: int, n_positions: int) -> None:
         from vllm.model_executor.layers.rotary_embedding import _ROPE_DICT
@@ -47,7 +50,7 @@ class Turn:
             )
 
     def __call__(self, rows: Tensor, by: int) -> Tensor:
-        """Rows [n, heads, head_dim], so many positions later."""
+        """Rows [n, heads, head_dim] as they would be `by` positions later."""
         cos, sin = self.by_position[by].to(rows.device).chunk(2)
         n = len(cos)
         pairs = (
@@ -61,16 +64,18 @@ class Turn:
 
 
 class Learner:
-    """Of the layers of one model, on one rank."""
+    """Learns from the layers of one model, on one rank."""
 
     def __init__(self, path: str, model: str, positions: int = 0) -> None:
-        self.path, self.calibrator, self._seen = path, Calibrator(model=model), Counter()  # type: ignore[var-annotated]
+        self.path, self.calibrator = path, Calibrator(model=model)
+        self._seen = Counter()  # type: ignore[var-annotated]
         self.done, self.positions, self.turn = False, positions, None
 
     def see(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int, softcap: float
     ) -> None:
-        """A prompt from its first token on, rows [n, heads, head_dim]. The first layer's after enough of them ends it."""
+        """Adds a prompt from its first token on, rows [n, heads, head_dim]. Learning ends at the
+        first layer of the prompt after enough tokens."""
         if self.done or len(k) < _SAMPLED:
             return
         if self._seen[layer] >= TOKENS:
@@ -105,7 +110,8 @@ class Learner:
         self.done = True
         self.calibrator.finish().save(self.path)
         LOG.warning(
-            "kvant: %s holds a calibration of %d tokens, which the presets take from the next start on",
+            "kvant: %s holds a calibration of %d tokens, which the presets take from the next "
+            "start on",
             self.path,
             TOKENS,
         )

@@ -1,9 +1,9 @@
-"""A layer's pages in the memory that vLLM gave it on a CPU: per block the keys' pages of all kv
-heads, then the values'.
+"""A layer's pages in the memory that vLLM assigned on a CPU: for each block the pages of all kv
+heads' keys, then of their values.
 
 vLLM shares memory block by block between layers of different kinds (windows, recurrent states), so
-a block's bytes are its own alone. Rows that hold a NaN or an infinity are refused: whoever attends
-to their slots gets NaN, as from vLLM's own cache."""
+a layer may only write to bytes of its blocks. Rows that hold a NaN or an infinity are refused:
+attention to their slots returns NaN, as with vLLM's own cache."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _REFUSED = (50, 51)  # KVANT_ERR_NONFINITE, KVANT_ERR_RANGE
 
 def rows_of_blocks(memory: Tensor) -> np.ndarray:
     """vLLM's tensor [blocks, kv heads, tokens, content] as uint8 [blocks of 64 tokens, bytes], at
-    the same addresses. ValueError where a view cannot be had: a copy would hold rows beyond vLLM's
-    memory budget."""
+    the same addresses. ValueError if a view is not possible: a copy would exceed vLLM's memory
+    budget."""
     n_blocks, n_heads, n_tokens, content = memory.shape
     block, head, token, channel = (stride * memory.element_size() for stride in memory.stride())
     if n_tokens % PAGE_TOKENS:
@@ -83,9 +83,9 @@ class LayerPages:
         self.k, self.v = made
 
     def write(self, keys: Tensor, values: Tensor, slots: Tensor) -> None:
-        """Rows [n, kv heads, head_dim]; slots below 0 are padding. A write to a
-        block's first slot clears the block, because other layers and sequences have left numbers
-        there, which may be NaNs."""
+        """Writes rows [n, kv heads, head_dim]; slots below 0 are padding. A write to a block's
+        first slot clears the block, because other layers and sequences have left numbers there,
+        which may be NaNs."""
         kept = slots >= 0
         numbers = slots[kept].to(torch.int64).numpy()
         self.blocks[numbers[numbers % PAGE_TOKENS == 0] // PAGE_TOKENS] = 0
@@ -95,8 +95,8 @@ class LayerPages:
             self._write(pages, numbers, rows[kept].detach().to(torch.float32).contiguous().numpy())
 
     def _write(self, pages: Pages, slots: np.ndarray, rows: np.ndarray) -> None:
-        """A write is all or nothing, so that one request's NaN would end a batch: halves find the
-        rows that are refused."""
+        """Writes rows. The library writes all rows or none, so one request's NaN would end a batch.
+        Halving the batch finds the refused rows."""
         try:
             pages.write(slots, rows)
             return
@@ -119,7 +119,7 @@ class LayerPages:
     def _blind(
         self, table: np.ndarray, length: int, n: int, window: int, causal: bool
     ) -> Iterator[slice]:
-        """The newest n tokens of a sequence that see a refused slot."""
+        """Yields the newest n tokens of a sequence that see a refused slot."""
         first, used = length - n, table[: -(-length // PAGE_TOKENS)]
         for slot in self.refused:
             for index in np.flatnonzero(used == slot // PAGE_TOKENS).tolist():
@@ -129,12 +129,13 @@ class LayerPages:
                     yield slice(max(0, token - first) if causal else 0, max(0, end - first))
 
     def _tables(self, batch: Any) -> np.ndarray:
-        """Blocks of 64 tokens per sequence, of which one of vLLM's has several."""
+        """Blocks of 64 tokens per sequence; a block of vLLM has several of them."""
         tables = batch.block_table.to(torch.int32)[:, :, None] * self.parts
         return (tables + torch.arange(self.parts, dtype=torch.int32)).flatten(1).numpy()
 
     def attend(self, q: Tensor, out: Tensor, batch: Any, part: Any, options: Any) -> None:
-        """Of the newest tokens of a part's sequences: rows of q and out, [n, heads, head_dim]."""
+        """Attention of the newest tokens of a part's sequences: rows of q and out, [n, heads,
+        head_dim]."""
         named: dict[str, Any] = dict(
             scale=options.scale, window=options.window, causal=options.causal
         )
