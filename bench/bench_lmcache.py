@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""What the serde of kvant[lmcache] stores, and how fast: rows of bench/results/lmcache.csv. LMCache itself is not needed.
+"""How fast the serde of kvant[lmcache] is, and how many bytes it stores: lines of
+bench/results/lmcache.csv. LMCache itself is not needed.
 
     bench/bench_lmcache.py --workers 1 8 --append bench/results/lmcache.csv            # on the CPU
     bench/bench_lmcache.py --device cuda --append bench/results/lmcache.csv
 
-gb_per_s counts raw bytes (bfloat16), checksums included, the best of several runs. One worker on the CPU is timed by its thread's
-clock: seconds of a core, whatever else the machine does. `where` of a GPU: "host" goes from pinned memory
-to pinned memory as LMCache's server does; "device" leaves rows and pages on the GPU, as LMCache's published figures do."""
+gb_per_s counts raw bytes (bfloat16), checksums included, in the best of several runs. One worker on
+the CPU is timed by its thread's clock, which counts seconds of a core and does not depend on other
+programs. `where` of a GPU: "host" goes from pinned memory to pinned memory as LMCache's server
+does; "device" leaves rows and pages on the GPU, as in LMCache's published figures."""
 
 import argparse
 import csv
@@ -59,7 +61,7 @@ def words(codecs):
 
 
 def best(call, seconds, clock=time.perf_counter):
-    """The shortest of the calls of so many seconds."""
+    """The shortest of the calls that fit into this number of seconds."""
     call()
     found, end = float("inf"), time.perf_counter() + seconds
     while time.perf_counter() < end or found == float("inf"):

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""What Python adds to the library: CSV rows on stdout. Import times are of a new interpreter, less those of an empty program;
-encode times are of kvant.Codec.encode beside the library's function on the same rows, on one core, in turn. The least of many
-rounds, of CPU time.
+"""The time that Python adds to the library: CSV on stdout. Import times are of a new interpreter,
+minus the time of an empty program. Encode times compare kvant.Codec.encode with the library's
+function on the same rows, on one core, alternating. Each is the least CPU time of many rounds.
 
     bench/bench_python.py > bench/results/python.csv"""
 
@@ -24,7 +24,8 @@ from kvant.library import library  # noqa: E402
 ROWS, ROUNDS = 4096, 150
 PROGRAMS = {
     "import kvant": "import kvant",
-    "import, encode a page": "import numpy, kvant; kvant.Codec('int-4', 128).encode(numpy.zeros((64, 128), 'float32'))",
+    "import, encode a page": "import numpy, kvant; "
+    "kvant.Codec('int-4', 128).encode(numpy.zeros((64, 128), 'float32'))",
     "import numpy": "import numpy",
 }
 

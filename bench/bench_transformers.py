@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""Decode speed and memory of KvantCache beside transformers' own caches, with random weights and a context of random
-rows: CSV rows on stdout, one per cache. A row has the median of several rounds; a round is what model.generate takes for
-many tokens less what it takes for a few.
+"""Decode speed and memory of KvantCache and of transformers' own caches, with random weights and a
+context of random rows: CSV on stdout, one line per cache. A line has the median of several rounds;
+a round is the time of model.generate for many tokens minus its time for a few tokens.
 
     bench/bench_transformers.py --device cuda
-    bench/bench_transformers.py --layers 4 --shapes 1x2048 --hidden 576 --heads 9 --kv-heads 3 --head-dim 64   # on a CPU
+    bench/bench_transformers.py --layers 4 --shapes 1x2048 --hidden 576 --heads 9 --kv-heads 3 \\
+        --head-dim 64                                                                   # on a CPU
 
-cache_bytes: memory of the device that a full cache takes, decode_bytes: and decoding with it; with buffers and graphs,
-without what a process takes once (kernels), for which a short context is decoded first. plain:PRESET is a KvantCache without
-kvant.transformers.graphs."""
+cache_bytes: memory of the device for a full cache. decode_bytes: the same while decoding, with
+buffers and graphs. Both leave out memory that a process takes only once (kernels): a short context
+is decoded first. plain:PRESET is a KvantCache without kvant.transformers.graphs."""
 
 import argparse
 import csv
@@ -29,7 +30,9 @@ from transformers import AutoModelForCausalLM, DynamicCache, StaticCache  # noqa
 import kvant  # noqa: E402
 from kvant.transformers import KvantCache, graphs  # noqa: E402
 
-COLUMNS = "cache preset layers batch context tokens_per_s ms_per_token cache_bytes decode_bytes first_s".split()
+COLUMNS = (
+    "cache preset layers batch context tokens_per_s ms_per_token cache_bytes decode_bytes first_s"
+).split()
 FEW = 8  # tokens of the shorter call
 PART = 8192  # tokens of random rows that are made at once
 
@@ -105,7 +108,7 @@ def fill(a, cache, name):
 
 
 def used(a):
-    """Memory of the device: PyTorch's tensors, and what others took."""
+    """Memory of the device: PyTorch's tensors, and memory that other libraries took."""
     if a.device == "cpu":
         return 0
     torch.cuda.synchronize()
@@ -200,7 +203,8 @@ def main():
     a = arguments()
     model = make_model(a)
     print(
-        f"PyTorch {torch.__version__}, transformers {transformers.__version__}, kvant {kvant.version()}",
+        f"PyTorch {torch.__version__}, transformers {transformers.__version__}, kvant "
+        f"{kvant.version()}",
         file=sys.stderr,
     )
     rows = csv.writer(sys.stdout)

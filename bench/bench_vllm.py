@@ -1,16 +1,19 @@
 #!/usr/bin/env python3
-"""vLLM with kvant's blocks beside its own caches, with random weights: CSV rows on stdout, one per cache and shape, and in a
-file. vLLM and kvant must be importable, kvant as a plug-in (its wheel).
+"""vLLM with kvant's blocks and with its own caches, with random weights: CSV on stdout and in a
+file, one line per cache and shape. vLLM and kvant must be importable, kvant as a plug-in (its
+wheel). `ids` compares tokens of an exact codec with tokens of vLLM's own cache.
 
     bench/bench_vllm.py speed --csv vllm.csv                  # Llama 3.1 8B's shape on a GPU
-    bench/bench_vllm.py speed --csv vllm.csv --caches auto turboquant4 int4 --shapes 4x1024 --layers 8 --hidden 576 \\
-        --heads 9 --kv-heads 3 --head-dim 64 --feed-forward 1536 --vocabulary 49152     # on a CPU
-    bench/bench_vllm.py ids                                   # an exact codec beside vLLM's own cache: equal tokens?
+    bench/bench_vllm.py speed --csv vllm.csv --caches auto turboquant4 int4 --shapes 4x1024 \\
+        --layers 8 --hidden 576 --heads 9 --kv-heads 3 --head-dim 64 --feed-forward 1536 \\
+        --vocabulary 49152                                    # on a CPU
+    bench/bench_vllm.py ids
 
-Caches: a dtype of vLLM's cache, or a name of KVANT_VLLM; CACHE@BACKEND and CACHE@@DTYPE choose a backend and the model's
-dtype. tpot_ms: wall time per step of all requests, from two calls with few and many tokens; their contexts are not computed:
-vLLM's DecodeBenchConnector fills blocks with constants. ttft_ms: until all prompts of a batch, which are computed, have one
-token. tokens_that_fit: blocks that vLLM counts x tokens per block, where --gib says nothing."""
+Caches: a dtype of vLLM's cache, or a name of KVANT_VLLM; CACHE@BACKEND and CACHE@@DTYPE choose a
+backend and the model's dtype. tpot_ms: wall time per step of all requests, from two calls with few
+and many tokens. Their contexts are not computed: vLLM's DecodeBenchConnector fills blocks with
+constants. ttft_ms: time until all prompts of a batch, which are computed, have one token.
+tokens_that_fit: blocks that vLLM counts x tokens per block, without --gib."""
 
 import argparse
 import csv
@@ -28,7 +31,10 @@ import time
 
 import model_shape
 
-COLUMNS = "device vllm commit command model cache layers batch context tpot_ms tokens_per_s tokens_that_fit ttft_ms".split()
+COLUMNS = (
+    "device vllm commit command model cache layers batch context tpot_ms tokens_per_s "
+    "tokens_that_fit ttft_ms"
+).split()
 OF_VLLM = (
     "auto",
     "fp8",
@@ -90,7 +96,8 @@ def shapes(text):
 
 
 def write_model(a, folder):
-    """Its configuration; for tokens that mean something its weights, too: vLLM's dummy ones are close to 0."""
+    """Writes the model's configuration and, for meaningful tokens, its weights: vLLM's dummy
+    weights are close to 0."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -104,7 +111,7 @@ def write_model(a, folder):
 
 
 def write_calibration(a, path):
-    """Of random rows: presets need one."""
+    """Writes a calibration of random rows, because presets need one."""
     import numpy as np
 
     import kvant
@@ -119,7 +126,7 @@ def write_calibration(a, path):
     made.finish().save(path)
 
 
-# ---- an engine, in a process of its own ----
+# ---- an engine, in a separate process ----
 
 
 def is_cpu():
@@ -146,8 +153,8 @@ def cache_options(name):
 
 
 def without_flash_attention_2():
-    """vLLM forces it for turboquant_*, but 3 does as well where 2 is not there; 3's schedule would take the layers in bf16 for
-    quantised ones."""
+    """Lets vLLM use FlashAttention 3 for turboquant_* if version 2 is not there. vLLM forces
+    version 2, but 3 works as well. 3's schedule would take layers in bf16 for quantised layers."""
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.attention.backends import fa_utils, flash_attn
 
@@ -354,7 +361,7 @@ class Engine:
             self.child.kill()
 
     def rows(self):
-        """As they come."""
+        """Yields results as soon as they are there."""
         try:
             self.child.stdin.write("\n")
             self.child.stdin.close()
@@ -389,7 +396,8 @@ def speed(a):
 
 
 def compare(stock, other):
-    """Where tokens first differ, and log-probabilities up to there, which follow the same tokens."""
+    """The index where tokens first differ, and the differences of log-probabilities before it,
+    where both runs have the same tokens."""
     firsts, gaps, changes = [], [], []
     for x, y in zip(stock, other):
         n = next((j for j in range(len(x)) if x[j][0] != y[j][0]), len(x))
@@ -402,11 +410,13 @@ def compare(stock, other):
         f"log-probabilities differ by {statistics.median(changes):.5f}, at most {max(changes):.5f}"
     )
     close = " ".join(f"{gap:.5f}" for gap in sorted(gaps))
-    return f"{equal} of {len(stock)} prompts equal; {most}; where tokens differ stock's two are apart by: {close or '-'}; after {firsts}"
+    return f"{equal} of {len(stock)} prompts equal; {most}; where tokens differ stock's two are "
+    f"apart by: {close or '-'}; after {firsts}"
 
 
 def ids(a):
-    """A small model: tokens of vLLM's own cache and of rows kept exactly, and of vLLM's own on other backends."""
+    """A small model: compares tokens of vLLM's own cache with tokens of exactly stored rows, and
+    with tokens of vLLM's own cache on further backends."""
     a.layers, a.hidden, a.heads, a.kv_heads, a.head_dim, a.feed_forward, a.vocabulary = (
         2,
         512,

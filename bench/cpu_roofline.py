@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Prints cpu_attention.csv as tables, attention on a CPU by shape, codec and level, and draws the picture of
-docs/evidence/results.md when --svg names a file (needs matplotlib).
+"""Prints cpu_attention.csv as tables, attention on a CPU by shape, codec and level, and draws the
+picture of docs/evidence/results.md when --svg names a file (needs matplotlib).
 
-    bench/cpu_roofline.py bench/results/cpu_attention.csv --svg docs/figures/cpu_roofline.svg --ceiling "16-bit products=300"
+    bench/cpu_roofline.py bench/results/cpu_attention.csv --svg docs/figures/cpu_roofline.svg \\
+        --ceiling "16-bit products=300"
 
-A ceiling is what a kernel alone reaches from the nearest cache, in billions of multiply-adds a second on all threads of the
-measurement: check_kernels --bench.
+A ceiling is the speed of a kernel alone with data in the nearest cache, in billions of
+multiply-adds per second on all threads of the measurement: check_kernels --bench.
 """
 
 import argparse
@@ -93,7 +94,8 @@ def codec_table(rows):
 
 
 def level_table(rows, tokens):
-    """Codecs that were measured at several levels; the best one comes from another run than the others."""
+    """Codecs that were measured at several levels. The best level was measured in another run than
+    all lower levels."""
     cells = {}
     for row in rows:
         if row["library"] == "kvant" and row["tokens"] == tokens:
@@ -109,8 +111,10 @@ def tables(rows, bandwidths, decode, prefill, usual):
         return (row["head_dim"], row["gqa"], row["queries"]) == ("128", "4", "1")
 
     yield (
-        f"{rows[0]['machine']}, {rows[0]['date']}, commit {rows[-1]['commit']}, level {level_of(rows)}; {rows[0]['threads']} "
-        f"threads read memory at {bandwidths[0]:.1f} to {bandwidths[-1]:.1f} GB/s, each run of the bench measured it once."
+        f"{rows[0]['machine']}, {rows[0]['date']}, commit {rows[-1]['commit']}, level "
+        f"{level_of(rows)}; {rows[0]['threads']} "
+        f"threads read memory at {bandwidths[0]:.1f} to {bandwidths[-1]:.1f} GB/s, each run of the "
+        "bench measured it once."
     )
     yield "\nOne query token, microseconds and times faster than ggml's f16:\n"
     yield from shape_table(usual)

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""What an entropy coder would take off sealed pages, for stores.
+"""How much smaller an entropy coder would make sealed pages, for stores.
 
     kvant capture -m model.gguf -f text.txt -n 1024 -c 1024 -o model.safetensors
     bench/entropy.py --model NAME --capture model.safetensors [--csv bench/results/entropy.csv]
 
-Pages of all layers and kv heads, one behind the other: `halves`, the entropy of half bytes beside 4 bits, is the bound of a coder that
-knows how frequent each is; `lzma` is a real one that also finds repetitions. Values are parts of the size. Needs NumPy and kvant.
-"""
+Pages of all layers and kv heads follow one another. `halves` is the entropy of half bytes relative
+to 4 bits, which bounds a coder that knows how frequent each is. `lzma` is a real coder that also
+finds repetitions. Values are parts of the size. Needs NumPy and kvant."""
 
 import argparse
 import csv

@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
-"""What a server's first request does to the answers of later ones: runs the integration test that measures it on models, and keeps its
-figures. Rows of models that the file has from this commit stay: the same command goes on.
+"""How a server's first request changes the answers of later requests: runs the integration test
+that measures it on models, and keeps its figures. Lines of models that the file has from this
+commit stay, so the same command continues.
 
-    bench/first_request.py build/bin/test_plugin_first_request bench/results/first_request.csv MODEL.gguf...
+    bench/first_request.py build/bin/test_plugin_first_request bench/results/first_request.csv \\
+        MODEL.gguf...
 
-With quantised weights the figures differ by a quarter by chance: tests/integration/float_model.py makes a model of floats. So do those of
-one text: KVANT_TEST_TEXT=FILE KVANT_TEST_PIECES=N takes N pieces of a file.
+With quantised weights the figures differ by a quarter by chance; tests/integration/float_model.py
+makes a model of floats. Figures of a single text differ as much: KVANT_TEST_TEXT=FILE
+KVANT_TEST_PIECES=N uses N pieces of a file.
 
-Rows: the first request, mean KL divergence of 240 later next-token distributions (per piece) from the f16 cache, default preset, no
-calibration.
-"""
+A line has the first request and the mean KL divergence of 240 later next-token distributions (per
+piece) from the f16 cache, with the default preset and no calibration."""
 
 import csv
 import os

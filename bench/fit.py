@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Writes fit.csv: what KV caches take with models that people know, by context.
+"""Writes fit.csv: the memory of KV caches with models that people know, by context.
 
     bench/fit.py --commit $(git rev-parse --short HEAD) > bench/results/fit.csv
 
 fit_models.csv has the models' shapes. For each shape this makes a GGUF file with the layers, kv
-heads, head dimension and window of the model, and with weights that are holes in the file. `kvant
-inspect` then makes contexts with it: llama.cpp says how many cells each layer has, and the plug-in
-what they take. So nothing is computed here, and no model needs to be fetched.
-"""
+heads, head dimension and window of the model, and with weights that are holes in the file.
+`kvant inspect` then makes contexts with it: llama.cpp says how many cells each layer has, and the
+plug-in says how much memory they take. So nothing is computed here, and no model needs to be
+fetched."""
 
 import argparse
 import csv

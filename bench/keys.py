@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Writes keys.csv: two channels of a model's keys, as they are and after each step that comes
-before quantisation. scripts/figures draws them.
+"""Writes keys.csv: two channels of a model's keys, unchanged and after each step that comes before
+quantisation. scripts/figures draws them.
 
     kvant capture -m model.gguf -f text.txt -n 1024 --layers 12 -o model.safetensors
     kvant calibrate -m model.gguf -f text.txt -n 1024 -o model.kvcal
@@ -8,10 +8,9 @@ before quantisation. scripts/figures draws them.
         --head 1 --commit $(git rev-parse --short HEAD) > bench/results/keys.csv
 
 The channels are the one with the largest mean and the one with the largest deviation. `plain` are
-keys as the model makes them, `centred` are keys less their mean times W, `rotated` are these behind
-the rotation of turboquant. W is the calibration's; transform=first computes the same matrix from
-the prompt.
-"""
+keys as the model makes them. `centred` are keys minus their mean, times W. `rotated` are centred
+keys after the rotation of turboquant. W is the calibration's; transform=first computes the same
+matrix from the prompt."""
 
 import argparse
 import csv

@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
-"""KL divergence by position, and needles, of compressed caches in contexts up to a model's limit, on a GPU: what
-bench/long_prepare.py made in, CSV rows out.
+"""KL divergence by position, and needles, of compressed caches in contexts up to a model's limit,
+on a GPU. Reads the files of bench/long_prepare.py and writes CSV.
 
-    bench/long_contexts.py FOLDER/model.gguf -o bench/results/long_contexts.csv --needles bench/results/needles.csv
+    bench/long_contexts.py FOLDER/model.gguf -o bench/results/long_contexts.csv \\
+        --needles bench/results/needles.csv
 
-Prompts come 512 tokens at a time, so that each position sees a compressed past. Weights, the reference cache and attention
-over it are float32; the row f16 is the floor: an exact cache under kvant's attention. q8_0, q4_0 and fp8 are rounded as
-llama.cpp and PyTorch (e4m3) do, with attention in float32. Rows are written as they come, the most important ones first;
-those that the files have are skipped. --limit ends the run in time. KVANT_LIBRARY and KVANT_CUDA_LIBRARY name the libraries."""
+Prompts are decoded 512 tokens at a time, so that each position sees a compressed past. Weights, the
+reference cache and attention over it are float32. The line f16 is the floor: an exact cache with
+kvant's attention. q8_0, q4_0 and fp8 are rounded as in llama.cpp and PyTorch (e4m3), with attention
+in float32. The most important lines are computed first and written at once; lines that the files
+have are skipped. --limit ends the run in time. KVANT_LIBRARY and KVANT_CUDA_LIBRARY name the
+libraries."""
 
 import argparse
 import csv
@@ -41,7 +44,7 @@ POSITIONS = [
 NEEDLES = [*WHO, *"kind tokens texts found nll agree kld_mean found_f32 seconds".split()]
 
 
-# What is compared
+# The caches that are compared
 
 
 class Rounded(DynamicCache):
@@ -148,7 +151,7 @@ def of_group(group, model, folder, calibration):
 
 
 def learns(options):
-    """Whether a cache takes something of its own first rows; then each text has its cache."""
+    """Whether a cache learns from its first rows; if so, each text has a separate cache."""
     specs = options.get("k", ""), options.get("v", "")
     return (
         "preset" in options
@@ -235,7 +238,8 @@ class Run:
         return self.positions if "calibration" in options else 0
 
     def passes(self, ids, cache, kept=None):
-        """Log-probabilities [sequences, n, words] of each pass, or of passes with the last `kept` tokens."""
+        """Log-probabilities [sequences, n, words] of each pass, or of passes with the last `kept`
+        tokens."""
         length = ids.shape[1]
         for start in range(0, length, BATCH):
             part = ids[:, start : start + BATCH].to(self.a.device)
@@ -271,7 +275,8 @@ def edges(length):
 
 
 def positions(run, name, options, ids, reference):
-    """Rows per range of positions. reference: log-probabilities of all positions, made by the first call."""
+    """Results for ranges of positions. `reference`: log-probabilities of all positions, made by the
+    first call."""
     begin, made, n = time.monotonic(), not reference, ids.shape[1]
     run.attending(options)
     texts, sums, size = 1 if learns(options) else len(ids), [], ["", ""]
@@ -322,8 +327,9 @@ def positions(run, name, options, ids, reference):
 
 
 def needles(run, name, options, kind, length, references):
-    """A row per kind and length. An answer is found when each of its tokens is the most probable one after those before it:
-    what greedy decoding would write. agree: answers of which every most probable token is the reference's."""
+    """A result per kind and length. An answer is found when each of its tokens is the most probable
+    one after the tokens before it, as greedy decoding would write it. `agree`: answers whose most
+    probable tokens are all the reference's."""
     begin = time.monotonic()
     ids, answers = (
         run.arrays[f"{name}_{kind}_{length}"][: run.a.texts] for name in ("needle", "answers")
@@ -486,7 +492,10 @@ def measure(run):
         )
         reference = []
         for name, options in caches:
-            make = lambda name, options, reference: positions(run, name, options, ids, reference)  # noqa: E731
+
+            def make(name, options, reference):
+                return positions(run, name, options, ids, reference)
+
             attempt(run, table, make, reference, name, options, context=ids.shape[1])
         del reference
     run.end = run.begin + a.limit

@@ -1,19 +1,23 @@
 #!/usr/bin/env python3
-"""Makes what bench/long_contexts.py reads, for a machine without a tokenizer: token ids, and on request a smaller model.
+"""Makes the input of bench/long_contexts.py for a machine without a tokenizer: token ids, and on
+request a smaller model.
 
-    bench/long_prepare.py -m model.gguf -f judged.txt --calibration calibration.txt -c 8192 -o FOLDER [--prune 12000]
+    bench/long_prepare.py -m model.gguf -f judged.txt --calibration calibration.txt -c 8192 \\
+        -o FOLDER [--prune 12000]
 
-FOLDER gets NAME.gguf and NAME.npz: contexts of the judged text, tokens to calibrate with, and needles. --prune N keeps only
-the rows of the embedding whose tokens are used here, and the first N; everything else of the model stays bit for bit. Then
-probabilities are those over the tokens that are left. --round N rounds feed-forward and output matrices, too: to multiples of
-a row's root mean square / N, as Q8_0, which compresses to about log2(N) + 2 bits per weight. Attention stays as it is.
+FOLDER gets NAME.gguf and NAME.npz: contexts of the judged text, tokens to calibrate with, and
+needles. --prune N keeps only rows of the embedding whose tokens are used here, and the first N; the
+rest of the model stays bit for bit. Probabilities are then over the tokens that are left. --round N
+also rounds feed-forward and output matrices to multiples of a row's root mean square / N, as Q8_0,
+which compresses to about log2(N) + 2 bits per weight. Attention stays unchanged.
 
-Needles follow RULER and OCTOPUS (its appendix H): sentences "The special magic value of KEY is VALUE." between the judged
-text's tokens. single: one key, a number of 5 digits. multi: five keys, one of which is asked for (RULER). chars: values of 8
-random characters (OCTOPUS). The asked one stands at 5 depths, 0 to 1.
+Needles follow RULER and OCTOPUS (its appendix H): sentences "The special magic value of KEY is
+VALUE." between the judged text's tokens. single: one key, a number of 5 digits. multi: five keys,
+and a question for one of them (RULER). chars: values of 8 random characters (OCTOPUS). The needle
+that the question is about stands at 5 depths, 0 to 1.
 
---reading makes another kind in LongBench's form: a stretch of the text, a question in other words, an answer. `without` are
-the same questions after a stretch that has no answer.
+--reading makes another kind in LongBench's form: a part of the text, a question in other words, an
+answer. `without` are the same questions after a part that has no answer.
 """
 
 import argparse
@@ -48,8 +52,8 @@ KEYS = (
 
 
 def sentence_pieces(reader):
-    """The tokenizer of a GGUF whose pieces have scores (Gemma): transformers makes another one of these. Pieces are merged
-    best score first."""
+    """The tokenizer of a GGUF whose pieces have scores (Gemma). transformers makes another
+    tokenizer of them. Pieces are merged best score first."""
     pieces = reader.fields["tokenizer.ggml.tokens"].contents()
     scores = reader.fields["tokenizer.ggml.scores"].contents()
     kinds = reader.fields["tokenizer.ggml.token_type"].contents()
@@ -112,7 +116,10 @@ def needle(words, ids, kind, length, depth, random_):
     """Tokens of a text with its question and answer, and the answer's length."""
     keys = random_.sample(KEYS, 1 if kind == "single" else 5)
     values = [value_of(kind, random_) for _ in keys]
-    asked = f"\n\nQuestion: What is the special magic value of {keys[0]}?\nAnswer: The special magic value of {keys[0]} is"
+    asked = (
+        f"\n\nQuestion: What is the special magic value of {keys[0]}?"
+        f"\nAnswer: The special magic value of {keys[0]} is"
+    )
     question, answer = words(asked), words(f" {values[0]}")
     hidden = [
         words(f"\nThe special magic value of {key} is {value}.\n")
@@ -147,7 +154,8 @@ def needles(words, ids, lengths, n):
 
 
 def reading(words, text, ids, lengths):
-    """Texts with the questions of bench/reading.csv, as needles are; the answer's place runs through 5 depths."""
+    """Texts with the questions of bench/reading.csv, in the form of needles. The answer is at each
+    of 5 depths."""
     with open(pathlib.Path(__file__).with_name("reading.csv"), newline="") as file:
         questions = list(csv.DictReader(file, delimiter="|"))
     ends = [text.index(row["evidence"]) for row in questions]
@@ -286,7 +294,8 @@ def main():
         os.symlink(a.model.resolve(), file)
     np.savez_compressed(file.with_suffix(".npz"), **arrays)
     print(
-        f"{file.name}: {file.stat().st_size / 1e6:.1f} MB, {vocabulary} tokens, {len(ids)} of text, "
+        f"{file.name}: {file.stat().st_size / 1e6:.1f} MB, {vocabulary} tokens, {len(ids)} of "
+        "text, "
         f"{', '.join(f'{name} {x.shape}' for name, x in arrays.items())}"
     )
 

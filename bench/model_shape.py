@@ -1,4 +1,5 @@
-"""Models with random weights: options of a command line for their shape, and their configuration."""
+"""Models with random weights: options of a command line for their shape, and their
+configuration."""
 
 # layers, hidden, heads, kv heads, head_dim, feed-forward, vocabulary
 SHAPES = {
@@ -20,7 +21,7 @@ def add_options(parser):
 
 
 def complete(a):
-    """What the command line left out is the model's."""
+    """Sets options that the command line left out to the values of the model."""
     for name, default in zip(NAMES, SHAPES[a.model]):
         if getattr(a, name) is None:
             setattr(a, name, default)

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Repeats the papers' ablations on small models: KL divergence to the f16 cache, one group of configurations per question.
+"""Repeats the papers' ablations on small models: KL divergence from the f16 cache.
 
     bench/papers.py -m model.gguf -f text.txt -o bench/results/quality_papers.csv [GROUP]...
 
-Every group is one `kvant eval`, whose rows bench/record.py appends. Settings that have a row are skipped and a broken group goes
-on where it was (--resume, in --work), so the same command, repeated, ends with all rows. docs/evidence/papers.md reads them. `make papers`
-runs all groups on three models; bench/long_contexts.py measures long contexts on a GPU, and any group of these.
+A group of configurations answers one question. It is one `kvant eval`, whose results
+bench/record.py appends. Settings that have a line are skipped, and an interrupted group continues
+(--resume, in --work). So the same command, repeated, ends with all lines. docs/evidence/papers.md
+shows them. `make papers` runs all groups on three models; bench/long_contexts.py measures long
+contexts on a GPU, and any of these groups.
 """
 
 import argparse
@@ -24,7 +26,8 @@ def both(*specs):
 
 
 def bdr():
-    """SAW-INT4 Tables 2, 3, 8: keys alone are rotated and values stay INT4; block orders; its text's random signs."""
+    """SAW-INT4 Tables 2, 3, 8: only keys are rotated and values stay INT4; block orders; its text's
+    random signs."""
     orders = (
         "bdr-4:block=16",
         "bdr-4:block=64",
@@ -40,8 +43,8 @@ def bdr():
 
 
 def kmeans():
-    """SAW-INT4 Tables 2 and 9: 1 to 2048 centroids, alone and before BDR. Wants a calibration with these sets:
-    kvant calibrate -n 8192 -c 1024 --clusters 16,256,2048 --sample 8192."""
+    """SAW-INT4 Tables 2 and 9: 1 to 2048 centroids, alone and before BDR. Needs a calibration with
+    these sets: kvant calibrate -n 8192 -c 1024 --clusters 16,256,2048 --sample 8192."""
     blocks = ("", ",block=64", ",block=16")
     return both(
         "int-4",
@@ -55,7 +58,7 @@ PAPERS_HQMQ = "book=random,scale=norm"
 
 
 def hqmq():
-    """HQMQ Tables 8 to 10: its codec in its own form beside its authors' symmetric naive INT."""
+    """HQMQ Tables 8 to 10: its codec in its own form, and its authors' symmetric naive INT."""
     names = ("s24r2", "s24r3", "s24r4", "s48r4", "s96r4", "s192r4", "s24r6", "s96r6", "s192r6")
     return both(
         "int-4:sym",
@@ -67,8 +70,8 @@ def hqmq():
 
 
 def hqmq_med3():
-    """HQMQ Tables 2 and 18: Med3x as published (the median of a page, room for 1 chunk in 16), with INT and with HQMQ; the
-    scale of all chunks, as its program has it; other multiples."""
+    """HQMQ Tables 2 and 18: Med3x as published (the median of a page, room for 1 chunk in 16), with
+    INT and with HQMQ; the scale of all chunks, as in its program; other multiples."""
     page = "median=page"
     return both(
         "int-4:sym",
@@ -134,7 +137,8 @@ def hqmq_books(model, folder):
 
 
 def octopus_recipe(model, folder):
-    """OCTOPUS Table 2: keys of the codec, fp16 in the first and last layer; values int in groups of 32; 32 newest tokens."""
+    """OCTOPUS Table 2: keys of the codec, fp16 in the first and last layer; values int in groups of
+    32; 32 newest tokens."""
     keys = (
         "octopus-{b}:scale=norm,{o}",
         "turboquant-{b}:scale=norm,{o}",
@@ -156,7 +160,8 @@ def octopus_recipe(model, folder):
 
 
 def innerq_modes():
-    """InnerQ Table 7: symmetric, asymmetric and hybrid groups of keys and values along the inner dimension."""
+    """InnerQ Table 7: symmetric, asymmetric and hybrid groups of keys and values along the inner
+    dimension."""
     window = "sink=32,recent=96"
     keys = {
         "sym": f"int-3:group=32,sym,norm=first,{window}",
@@ -175,7 +180,8 @@ def innerq_modes():
 
 
 def innerq_windows():
-    """InnerQ Figure 5: 128 tokens in fp16, cut between the first and the newest; whole pages of 64 here. Table 1: TurboQuant."""
+    """InnerQ Figure 5: 128 tokens in fp16, divided between the first and the newest tokens; here
+    they are whole pages of 64. Table 1: TurboQuant."""
     names = ("innerq-base", "innerq-hybrid", "innerq-small", "kivi-2")
     windows = both(
         *(f"{name}:sink={sink},recent={128 - sink}" for name in names for sink in (0, 64, 128))
@@ -184,7 +190,8 @@ def innerq_windows():
 
 
 def turboquant():
-    """TurboQuant section 4.3: "quality neutral" at 3.5 bits, marginal at 2.5; InnerQ's K4/V3 of it."""
+    """TurboQuant section 4.3: "quality neutral" at 3.5 bits, marginal at 2.5; InnerQ's K4/V3 of
+    it."""
     return both(
         "turboquant-2.5:scale=norm",
         "turboquant-3.5:scale=norm",

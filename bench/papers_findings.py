@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Findings of docs/evidence/papers.md that need no model: rows of random numbers through the package alone.
+"""Findings of docs/evidence/papers.md that need no model: rows of random numbers and the package
+only.
 
     bench/papers_findings.py -o bench/results/papers_findings.csv [--keys FILE.safetensors]...
 
-Rows are 128 channels of normal numbers, 4096 of them. D is the squared error over the squares of what is counted. --keys: HQMQ's
-Figure 7, of keys that `kvant capture` kept.
-"""
+Rows are 128 channels of normal numbers, 4096 rows in all. D is the squared error over the squares
+of the counted numbers. --keys: HQMQ's Figure 7, of keys in a file of `kvant capture`."""
 
 import argparse
 import csv
@@ -35,7 +35,8 @@ def error(spec, rows, counted, seed):
 
 
 def true_bits():
-    """OCTOPUS beside a mixture of two widths of TurboQuant with the same true bits: heads or layers of either width."""
+    """OCTOPUS compared with a mixture of two widths of TurboQuant with the same true bits: heads or
+    layers of either width."""
     whole = slice(None)
     for b in (2, 3, 4):
         low, high, triplets = (
@@ -55,7 +56,7 @@ def true_bits():
 
 
 def two_large_channels():
-    """HQMQ's ablation: what is lost of the other channels, with outliers kept apart or not."""
+    """HQMQ's ablation: the error of the smaller channels, with outliers kept apart or not."""
     large = (30, 94)
     counted = [j for j in range(DIM) if j // 4 not in [channel // 4 for channel in large]]
     paper = "book=random,scale=norm"
@@ -79,7 +80,8 @@ def two_large_channels():
 
 
 def constant_part():
-    """Keys with a constant part, which softmax ignores: the error, over the squares of what varies."""
+    """Keys with a constant part, which softmax ignores: the error, over the squares of the part
+    that varies."""
     constant = 4 * np.random.RandomState(99).standard_normal(DIM).astype(np.float32)
     for spec in (
         "int-4",
@@ -120,7 +122,8 @@ def bandwidth():
 
 
 def errors_by_product():
-    """TurboQuant Figure 5: the variance of inner products' errors, times head_dim, by the product of unit vectors; 2 bits."""
+    """TurboQuant Figure 5: the variance of inner products' errors, times head_dim, by the product
+    of unit vectors; 2 bits."""
     for spec in ("turboquant-2:scale=norm", "turboquant-2:qjl,sketch=gaussian"):
         for product in (0.0, 0.06, 0.12, 0.18):
             found, bits = [], 0
@@ -146,7 +149,8 @@ def errors_by_product():
 
 
 def key_chunks(path):
-    """HQMQ Figure 7: norms of chunks of 4 channels over their head's median. Of a layer its largest head counts."""
+    """HQMQ Figure 7: norms of chunks of 4 channels over their head's median. The largest head of
+    each layer counts."""
     largest, tail = [], []
     with safetensors.File(path) as file:
         for name in (name for name in file.tensors if name.endswith(".k")):

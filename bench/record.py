@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Runs a kvant command that prints --json and keeps its rows as CSV, with what is needed to judge and repeat them.
+"""Runs a kvant command that prints --json and keeps its results as CSV, with everything that is
+needed to judge and repeat them.
 
-    bench/record.py bench/results/quality.csv -- build/bin/kvant eval -m model.gguf -f text.txt ... --json
+    bench/record.py bench/results/quality.csv -- build/bin/kvant eval -m model.gguf \\
+        -f text.txt ... --json
 
-Every row gets date, machine, compiler, commit and command; --set model=SmolLM2 puts a column of that name first. The
-file is replaced as a whole, by one rename, unless --append keeps its rows; then its columns must be the same.
-"""
+Every line gets date, machine, compiler, commit and command; --set model=SmolLM2 puts a column of
+that name first. The file is replaced as a whole by one rename. With --append it keeps its lines;
+then its columns must be the same."""
 
 import argparse
 import csv

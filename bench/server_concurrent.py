@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""llama-server on the compressed cache: does a request among others get the answer that it gets alone, as often as on the f16 cache?
+"""llama-server on the compressed cache: whether a request gets the same answer together with other
+requests as alone, compared with the f16 cache.
 
     server_concurrent.py KVANT LLAMA_SERVER MODEL PLUGIN
 
-For a cache per slot and for one unified cache, f16, a codec that learns nothing (turboquant-4) and the default preset: 15 greedy requests
-alone, twice; then twice in another order, four at a time. Prints how many answers of the second pass are equal to the first pass, and how many
-of the 30 answers among others are equal to the second pass. What f16 misses is llama.cpp's: products over larger batches. Without a
-calibration the default preset learns centres and scales from rows, so its answers depend on earlier requests, also alone.
-"""
+It measures a cache per slot and one unified cache, with f16, a codec that learns nothing
+(turboquant-4) and the default preset. 15 greedy requests run alone, twice; then twice in another
+order, four at a time. It prints how many answers of the second pass equal the first pass, and how
+many of the 30 later answers equal the second pass. Answers that differ with f16 are llama.cpp's
+effect: products over larger batches. Without a calibration the default preset learns centres and
+scales from rows, so its answers depend on earlier requests, also alone."""
 
 import concurrent.futures
 import os
@@ -20,8 +22,8 @@ from llama_server import Server
 
 N_SLOTS, N_PREDICT, N_PASSES = 4, 24, 2
 WARM_UP = (
-    "It rained for three days, and on the fourth the river stood in the lower streets. People carried chairs upstairs. "
-    * 4
+    "It rained for three days, and on the fourth the river stood in the lower streets. People "
+    "carried chairs upstairs. " * 4
 )
 PROMPTS = [
     "The capital of France is",
@@ -124,7 +126,8 @@ def main():
         }
         for name, (again, among) in found.items():
             print(
-                f"{kind} {name}: alone again {again} of {len(PROMPTS)}, among others {among} of {N_PASSES * len(PROMPTS)}",
+                f"{kind} {name}: alone again {again} of {len(PROMPTS)}, among others {among} of "
+                f"{N_PASSES * len(PROMPTS)}",
                 flush=True,
             )
 

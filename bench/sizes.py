@@ -1,14 +1,13 @@
 #!/usr/bin/env python3
-"""Writes sizes.csv: how much memory caches take, for the shapes of models, by cache and context.
+"""Writes sizes.csv: the memory of caches for the shapes of models, by cache and context.
 
     bench/sizes.py --commit $(git rev-parse --short HEAD) > bench/results/sizes.csv
 
 `kvant inspect` tells the sizes: one sequence that fills the context, on a CPU, nothing calibrated.
 Each shape is a GGUF file without weights, as in bench/fit.py. pages_bytes has codes, scales and
-fp16 pages: the exact part and room for the rows of a step. transforms_bytes has what a preset
-learns from the prompt. Their sum is what llama.cpp's users read in the plug-in's first line.
-Contexts are multiples of 256, because llama.cpp has cells in steps of 256.
-"""
+fp16 pages: the exact part and room for the rows of a step. transforms_bytes has the transforms that
+a preset learns from the prompt. The plug-in's first line shows llama.cpp's users the sum of both.
+Contexts are multiples of 256, because llama.cpp has cells in steps of 256."""
 
 import argparse
 import csv

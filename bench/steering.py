@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
-"""Where should the error of a key go? Compares ways to quantise the keys of single heads at equal bits, before any of them is a codec.
+"""Where should the error of a key go? Compares ways to quantise the keys of single heads at equal
+bits, before any of them is a codec.
 
     kvant capture -m model.gguf -f text.txt -n 1024 -c 1024 --layers 0,6,12 -o model.safetensors
     kvant calibrate -m model.gguf -f another.txt -o model.kvcal
-    bench/steering.py --model NAME --calibration model.kvcal --capture model.safetensors [--csv bench/results/steering.csv]
+    bench/steering.py --model NAME --calibration model.kvcal --capture model.safetensors \\
+        [--csv bench/results/steering.csv]
 
-Every way codes the keys with Lloyd-Max codebooks and one scale a token (or more, where said), and is judged by the mean KL divergence
-of the attention probabilities of queries from token 600 on; the first 64 keys stay exact. 'ratio' is the geometric mean over heads of
-the divergence beside that of 'W', the calibrated matrix before a rotation. Needs NumPy.
+Every way codes the keys with Lloyd-Max codebooks and one scale per token, or more scales where it
+says so. It is judged by the mean KL divergence of the attention probabilities of queries from token
+600 on; the first 64 keys stay exact. 'ratio' is the divergence over the divergence of 'W', the
+calibrated matrix before a rotation, as the geometric mean over heads. Needs NumPy.
 """
 
 import argparse
@@ -37,7 +40,8 @@ def tensors(path):
 
 
 def heads(path):
-    """Layer, kv head, Q, diagonal, W of every head of the keys (calibration.md, version 2, without centroids)."""
+    """Layer, kv head, Q, diagonal, W of every head of the keys (calibration.md, version 2, without
+    centroids)."""
     data = path.read_bytes()
     pad = lambda n: (n + 63) // 64 * 64
     n_sites, name_bytes, n_books = (struct.unpack_from("<I", data, at)[0] for at in (12, 56, 60))
@@ -138,7 +142,8 @@ class Head:
         return self.through(rotation(self.dim) @ w, lambda y: plain(y, bits))
 
     def allotted(self, parts):
-        """More bits for directions that matter more: parts of (share, bits), rotated apart, a scale each."""
+        """More bits for directions that matter more: parts of (share, bits), each with a separate
+        rotation and scale."""
         matrix, at, pieces = self.basis.T @ self.w, 0, []
         for share, bits in parts:
             n = int(self.dim * share)
@@ -152,7 +157,8 @@ class Head:
         )
 
     def steered(self, bits, s, block=1):
-        """Error feedback from each block of numbers to those behind it; keys have the spectrum m^s, the loss m^(2 - s)."""
+        """Error feedback from each block of numbers to all later blocks; keys have the spectrum
+        m^s, the loss m^(2 - s)."""
         turn = rotation(self.dim)
         matrix = turn @ np.diag(self.m ** ((s - 1) / 2)) @ self.basis.T @ self.w
         h = turn @ np.diag(self.m ** (2 - s)) @ turn.T

@@ -1,11 +1,10 @@
 #!/usr/bin/env python3
-"""What kvant does, shown in 3 minutes: memory, quality and speed of its presets beside llama.cpp's
-own KV caches, and the same question to three of them.
+"""Shows kvant in 3 minutes: memory, quality and speed of its presets next to llama.cpp's own KV
+caches, and the same question to three caches.
 
-Quality is that of Qwen2.5-Coder-0.5B, whose q4_0 cache is broken. Speed is that of SmolLM2-135M,
-whose cache is large beside its weights. `kvant eval`, `kvant bench model` and `kvant run` measure;
---json hands on their numbers as one array.
-"""
+Quality is measured with Qwen2.5-Coder-0.5B, whose q4_0 cache is broken. Speed is measured with
+SmolLM2-135M, whose cache is large compared with its weights. `kvant eval`, `kvant bench model` and
+`kvant run` measure; --json prints their numbers as one array."""
 
 import argparse
 import json
@@ -22,13 +21,14 @@ WIDTH = 78
 CACHES = ["f16", "q8_0", "q4_0", "quality", "balanced", "small"]
 STOCK = CACHES[:3]
 ASKED = ["f16", "q4_0", "balanced"]
-# Sizes that fit the 3 minutes.
+# These sizes fit into the 3 minutes.
 TOKENS, DEPTH, DECODE, ROUNDS = 1024, 1536, 16, 4
-SHOWN_AT = 32768  # tokens that memory is given for
-# Rounds that differ by more say what else the machine does, not how fast a cache is.
+SHOWN_AT = 32768  # the context, in tokens, whose memory is shown
+# If rounds differ by more than this share, they show what else the machine does, and not the speed
+# of a cache.
 AGREE = 0.25
 
-# What the answer needs stands in the middle of the prompt, so it has to come through the cache.
+# The text that the answer needs is in the middle of the prompt, so the answer depends on the cache.
 FACT = (
     "Remember this: the ship that carried the first printed copy of this manual was called "
     "the Golden Heron."
@@ -40,7 +40,7 @@ GREEN, RED, BOLD = "32", "31", "1"
 
 
 class Failed(Exception):
-    """A command failed and has said why. Its argument is the exit code."""
+    """A command failed and has printed why. The argument is its exit code."""
 
 
 def say(text):
@@ -62,8 +62,9 @@ def options_of(cache):
 
 
 def kvant(options, *words, text=None):
-    """What the command prints. It shows its progress on a terminal; elsewhere that would be lines of
-    JSON. A session of its own: Ctrl-C comes here only, and a killed command says nothing."""
+    """Runs a command and returns its output. The command shows its progress on a terminal;
+    elsewhere it would print lines of JSON. It gets a separate session, so that Ctrl-C reaches only
+    this process, and a killed command prints nothing."""
     words = [options.kvant, *map(str, words)]
     messages = None if sys.stderr.isatty() else subprocess.PIPE
     with subprocess.Popen(
@@ -92,7 +93,7 @@ def kvant(options, *words, text=None):
 
 
 def measure(options, model, fast_model, text):
-    """One dictionary per cache: the row of eval with the speeds of bench model."""
+    """One dictionary per cache: the results of eval with the speeds of bench model."""
     configs = [word for cache in CACHES[1:] for word in options_of(cache)]
     say(f"quality of {pathlib.Path(model).stem}: {TOKENS} tokens through {len(CACHES)} caches")
     quality = json.loads(
@@ -148,7 +149,8 @@ def measure(options, model, fast_model, text):
 
 
 def memory(row, f16, tokens):
-    """Bytes of a cache with so many tokens: one part grows by the codec's true bits, the rest stays."""
+    """Bytes of a cache with this number of tokens: one part grows by the codec's true bits, the
+    rest stays."""
     grows = row["bits"] / 16 * f16["kv_bytes"]
     return grows * tokens / TOKENS + (row["kv_bytes"] - grows)
 
@@ -214,7 +216,8 @@ def explain(rows, model, fast_model, speeds):
         paragraph(
             paint(
                 f"balanced: {small['fits'] / by_name['f16']['fits']:.2f} of f16's memory, "
-                f"1/{times:.0f} of q4_0's divergence, {small['fits'] / q4['fits']:.2f} of its size.",
+                f"1/{times:.0f} of q4_0's divergence, {small['fits'] / q4['fits']:.2f} of its "
+                "size.",
                 BOLD,
             )
         )

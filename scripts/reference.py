@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Writes what is made of the command's option tables and tools/reference.txt: docs/kvant.1 and tools/completion.
+"""Writes docs/kvant.1 and tools/completion from the option tables and tools/reference.txt.
 
     scripts/reference.py [--kvant PROGRAM] [--check]
 
-PROGRAM (build/bin/kvant) must be a build with llama.cpp and all codecs. --check writes nothing and ends with 1 where a file is
-another one; a test does that."""
+PROGRAM (build/bin/kvant) must be a build with llama.cpp and all codecs. --check writes nothing and
+ends with 1 if a file would change; a test does that."""
 
 import argparse
 import os
@@ -27,7 +27,7 @@ def sections():
 
 
 def common_options(read):
-    """Those that several commands have with the same words: told once."""
+    """Options that several commands have with the same words. The page describes them once."""
     count = {}
     for table in read:
         for option in table.options:
@@ -56,7 +56,8 @@ def one_line(text):
 
 
 def blocks(text):
-    """Of a text: ("code", lines), ("list", [(terms, text)]) and ("text", text), in order. A line that begins with blanks is code."""
+    """Yields the parts of a text in order: ("code", lines), ("list", [(terms, text)]) and ("text",
+    text). A line that begins with blanks is code."""
     for part in re.split(r"\n\n+", text):
         lines = part.split("\n")
         if lines[0].startswith("- "):
@@ -169,7 +170,8 @@ def files():
     }
     if unknown:
         sys.exit(
-            f"tools/reference.txt has sections of commands that do not exist: {', '.join(sorted(unknown))}"
+            "tools/reference.txt has sections of commands that do not exist: "
+            f"{', '.join(sorted(unknown))}"
         )
     return {
         "docs/kvant.1": man(read, text),
@@ -191,9 +193,8 @@ def main():
         if path.exists() and path.read_text() == content:
             continue
         changed += 1
-        print(
-            f"{name} {'is not what the option tables say: scripts/reference.py writes it' if given.check else 'written'}"
-        )
+        reason = "is not what the option tables say: scripts/reference.py writes it"
+        print(f"{name} {reason if given.check else 'written'}")
         if not given.check:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(content)

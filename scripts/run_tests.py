@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Runs ctest and says at the end what this machine did not test.
+"""Runs ctest and says at the end which tests this machine skipped.
 
     scripts/run_tests.py BUILD [arguments of ctest]
 
-ctest counts a test that was skipped as a success, and says nothing of a part of a test that was skipped inside. This program lists
-both by name, with the reason, from ctest's JUnit file (BUILD/tests.xml): whole tests, cases of Python's unittest, and lines
-"skipped: ..." of test programs, such as CPU levels. Exit status: ctest's own.
-"""
+ctest counts a skipped test as a success, and does not mention a part of a test that was skipped.
+This program lists both by name, with the reason, from ctest's JUnit file (BUILD/tests.xml). It
+finds whole tests, cases of Python's unittest, and lines "skipped: ..." of test programs, such as
+CPU levels. Exit status: ctest's own."""
 
 import collections
 import os
@@ -18,7 +18,8 @@ import xml.etree.ElementTree as ElementTree
 
 SLOWEST = 20
 SKIPPED_LINE = re.compile(r"^(?:\[ +\w+ +\] )?skipped: (.+)$", re.MULTILINE)
-# test_full_disk (__main__.Kept.test_full_disk) ... skipped 'the reason'; a docstring takes a line of its own.
+# test_full_disk (__main__.Kept.test_full_disk) ... skipped 'the reason'. A docstring takes an extra
+# line.
 SKIPPED_CASE = re.compile(
     r"^(test_\w+) \([^)]*\)(?:\n[^\n]*)? \.\.\. skipped ['\"](.+)['\"]$", re.MULTILINE
 )
@@ -37,7 +38,7 @@ class Outcome:
         return said.group(1) if said else "said no reason"
 
     def parts(self):
-        """What a test that ran did not do: (what, which test)."""
+        """The skipped parts of a test that ran: (what, which test)."""
         lines = [(line.strip(), self.name) for line in SKIPPED_LINE.findall(self.output)]
         return lines + [
             (f"{case}: {reason}", self.name) for case, reason in SKIPPED_CASE.findall(self.output)
@@ -73,14 +74,16 @@ def report(tests):
         lines += ["", "Failed:"] + [f"  {test.name}" for test in failed]
     return lines + [
         "",
-        f"{len(tests) - len(skipped) - len(failed)} passed, {len(failed)} failed, {len(skipped)} skipped",
+        f"{len(tests) - len(skipped) - len(failed)} passed, {len(failed)} failed, {len(skipped)} "
+        "skipped",
     ]
 
 
 def main():
     if len(sys.argv) < 2 or not pathlib.Path(sys.argv[1], "CTestTestfile.cmake").exists():
         print(
-            "usage: run_tests.py BUILD [arguments of ctest]; BUILD is a folder configured with KVANT_BUILD_TESTS",
+            "usage: run_tests.py BUILD [arguments of ctest]; BUILD is a folder configured with "
+            "KVANT_BUILD_TESTS",
             file=sys.stderr,
         )
         return 2
@@ -89,7 +92,8 @@ def main():
     # OpenMP's threads, PyTorch's and some llama.cpp's, spin at barriers for milliseconds. Next to
     # other work a test can take a hundred times as long then. unit.test_openmp unsets this.
     environment = {"GOMP_SPINCOUNT": "5000"} | os.environ
-    # ctest cuts the output of tests that pass to 1 KiB otherwise, and a list of CPU levels may be behind that.
+    # Otherwise ctest cuts the output of tests that pass to 1 KiB, which may end before the list of
+    # CPU levels.
     done = subprocess.run(
         [
             "ctest",

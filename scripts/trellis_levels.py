@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Makes the levels of `trellis` (src/codec/trellis_book.c): a Lloyd iteration over the trellis of 256 states.
+"""Makes the levels of `trellis` (src/codec/trellis_book.c) by Lloyd iterations over 256 states.
 
-Normal numbers are quantised by a Viterbi search with a free start; every level then moves to the mean of the
-numbers that chose it, levels i and n - 1 - i together so that they stay each other's negatives. In the end
-levels are scaled so that the outermost is 127 and rounded. Prints one line for each number of bits: the scale
-(levels a standard deviation), the error, the positive half of the levels.
+A Viterbi search with a free start quantises normal numbers. Then every level moves to the mean of
+the numbers that chose it; levels i and n - 1 - i move together, so that they stay each other's
+negatives. In the end levels are scaled so that the outermost is 127, and rounded. Prints one line
+for each number of bits: the scale (levels per standard deviation), the error, the positive half of
+the levels.
 
-    trellis_levels.py [--tokens N] [--rounds N]
-"""
+    trellis_levels.py [--tokens N] [--rounds N]"""
 
 import argparse
 

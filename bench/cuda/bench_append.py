@@ -1,10 +1,9 @@
 #!/usr/bin/env python3
-"""Times kvant's append and seal (K and V in one call) as a fraction of what a device-to-device copy moves in the same
-process.
+"""Times kvant's append and seal (K and V in one call) as a fraction of a copy's speed.
 
-The bytes counted are the rows or open pages read and the pages written; the copy's are those it reads and those it
-writes.
-"""
+The copy is from device to device, in the same process. Bytes of kvant are the rows or fp16 pages
+that are read and the pages that are written; bytes of the copy are all bytes that it reads and
+writes."""
 
 import argparse
 import csv
@@ -21,7 +20,8 @@ SHAPES = [(8192, 8, 128), (1, 8, 128), (64, 8, 128)]
 
 
 def copy_bandwidth(flush, repeats):
-    """Bytes a microsecond, read and written, of an elementwise kernel; a memcpy node of a graph is slower than it."""
+    """Bytes per microsecond, read and written, of an elementwise kernel; a memcpy node of a graph
+    is slower."""
     source = torch.randint(0, 1 << 30, (1 << 28,), dtype=torch.int32, device="cuda")
     target = torch.empty_like(source)
     return 8 * source.numel() / bench(lambda: torch.bitwise_not(source, out=target), flush, repeats)
@@ -38,7 +38,8 @@ def bench_append(codec, shape, flush, repeats, to_open):
         for _ in range(2)
     )
     at = torch.arange(tokens, device="cuda")
-    # a prompt's tokens are neighbours; a decode step's belong to different sequences, so to different blocks
+    # A prompt's tokens are neighbours. A decode step's tokens belong to different sequences, and so
+    # to different blocks.
     slots = (
         torch.randperm(blocks, device="cuda")[at // 64] * 64 + at % 64
         if tokens > 64
@@ -79,7 +80,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--codecs",
-        default="int-4,bdr-4,turboquant-4,turboquant-3,turboquant-2,int-2,int-8,octopus-4,octopus-2,hqmq-s96r4,hqmq-s192r6,"
+        default="int-4,bdr-4,turboquant-4,turboquant-3,turboquant-2,int-2,int-8,octopus-4,"
+        "octopus-2,hqmq-s96r4,hqmq-s192r6,"
         "trellis-4,trellis-3,trellis-2,trellis-4:states=1024",
     )
     parser.add_argument("--repeats", type=int, default=31)
@@ -94,7 +96,8 @@ def main():
     for operation, codec, shape, run in runs(args.codecs.split(",")):
         us, size = run(codec, shape, flush, args.repeats)
         print(
-            f"{operation} {'x'.join(map(str, shape))} {codec}: {us:.1f} us, {size / us / copy:.0%} of copy",
+            f"{operation} {'x'.join(map(str, shape))} {codec}: {us:.1f} us, {size / us / copy:.0%} "
+            "of copy",
             flush=True,
         )
         rows.append(

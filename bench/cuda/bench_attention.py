@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""Times kvant's decode attention, PyTorch's (flash and cuDNN, bf16, enable_gqa), FlashAttention-3's (bf16 and fp8,
-with --fa3) and that of vLLM's Triton kernels (--vllm) on the same work in one process.
+"""Times decode attention of kvant and of rivals on the same work in one process.
 
-Every figure is the median of replays of a CUDA graph that holds the one call, with the second-level cache overwritten
-before each. kvant reads its keys and values through a shuffled block table; rotation of queries and outputs is inside
-its time. Before it is timed, its output is compared with softmax in float32 over the decoded pages.
+The rivals are PyTorch's attention (flash and cuDNN, bf16, enable_gqa), FlashAttention-3 (bf16 and
+fp8, with --fa3) and vLLM's Triton kernels (--vllm). Every figure is the median of replays of a CUDA
+graph that holds the one call, with the second-level cache overwritten before each. kvant reads its
+keys and values through a shuffled block table; its time contains the rotation of queries and
+outputs. Before it is timed, its output is compared with softmax in float32 over the decoded pages.
 
-    KVANT_LIBRARY=build/lib/libkvant.so PYTHONPATH=integrations/python bench/cuda/bench_attention.py \\
-        --csv bench/results/cuda_attention.csv --commit $(git rev-parse --short HEAD) \\
-        --fa3 $(bench/cuda/fa3.sh build-fa3)
+    KVANT_LIBRARY=build/lib/libkvant.so PYTHONPATH=integrations/python \\
+        bench/cuda/bench_attention.py --csv bench/results/cuda_attention.csv \\
+        --commit $(git rev-parse --short HEAD) --fa3 $(bench/cuda/fa3.sh build-fa3)
 """
 
 import argparse
@@ -63,10 +64,11 @@ CODECS = [
 
 
 def bench(call, flush, repeats):
-    """Median microseconds of a call, replayed from a graph over a second-level cache full of flush's bytes, which are
-    written, so that the call also pays for their way back to memory; none of it is the call's own data."""
+    """Median microseconds of a call that is replayed from a graph. Before each replay the
+    second-level cache is filled with flush's bytes and not with the call's data. They are written,
+    so the call also pays for writing them back to memory."""
     stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())  # what the call reads may still be on its way
+    stream.wait_stream(torch.cuda.current_stream())  # the call's inputs may not be complete yet
     with torch.cuda.stream(stream):
         for _ in range(3):
             call()
@@ -96,7 +98,8 @@ def spec_for(codec, head_dim):
 
 
 def make_cache(codec, batch, kv_heads, head_dim, tokens, n_open=0):
-    """A cache with random rows in shuffled blocks, and its block table; the last n_open blocks of a sequence are open."""
+    """A cache with random rows in shuffled blocks, and its block table. The last n_open blocks of a
+    sequence are fp16."""
     pages = (tokens + 63) // 64
     keys, _, values = codec.partition("/")
     specs = spec_for(keys, head_dim), spec_for(values or keys, head_dim)
@@ -129,7 +132,7 @@ def make_cache(codec, batch, kv_heads, head_dim, tokens, n_open=0):
 
 
 def relative_error(cache, table, q, out, tokens):
-    """Of sequence 0 and its first kv head, against float32 on the decoded pages."""
+    """The error of sequence 0 and its first kv head, against float32 on the decoded pages."""
     group, n_queries = q.shape[2] // cache.n_kv_heads, q.shape[1]
     first = table[0, : (tokens + 63) // 64]
     sealed, opened = first[first >= 0], -1 - first[first < 0]
@@ -151,7 +154,8 @@ def relative_error(cache, table, q, out, tokens):
 
 
 def ragged_lengths(batch, tokens):
-    """Lengths between half of `tokens` and all of them, the in an order that looks random but is always the same."""
+    """Lengths between half of `tokens` and all of them, in an order that looks random but is always
+    the same."""
     steps = (torch.arange(batch) * 37) % batch
     return (tokens - (steps * (tokens // 2)) // batch).to(device="cuda", dtype=torch.int32)
 
@@ -184,8 +188,9 @@ def bench_queries(cache, table, shape, n_queries, flush, repeats, ragged):
 
 
 def bench_sdpa(backend, shape, flush, repeats, n_queries=1, as_heads=False):
-    """Every query token sees all tokens: less work to a rival than causality among the last few. as_heads: query tokens as
-    further query heads of their kv head, as an engine could hand them in."""
+    """Every query token sees all tokens, which is less work for a rival than causal masks among the
+    last few. `as_heads`: query tokens are passed as further query heads of their kv head, as an
+    engine could do."""
     batch, heads, kv_heads, head_dim, tokens = shape
     if as_heads:
         heads, n_queries = heads * n_queries, 1
@@ -342,7 +347,8 @@ def write_rows(path, rows):
     with open(path, "w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(
-            "machine,driver,compiler,commit,command,batch,heads,kv_heads,head_dim,tokens,query tokens,shared KB,codec,us,"
+            "machine,driver,compiler,commit,command,batch,heads,kv_heads,head_dim,tokens,query "
+            "tokens,shared KB,codec,us,"
             "GB/s,ratio to cuDNN,relative error".split(",")
         )
         writer.writerows(rows)

@@ -1,15 +1,16 @@
 #define _POSIX_C_SOURCE 200809L
-/* bench_cache.c - what an engine pays for the cache on an NVIDIA GPU: append, seal, and a kvant_cache of
- * 32 layers.
+/* bench_cache.c - the time of the cache in an engine on an NVIDIA GPU: append, seal, and a
+ * kvant_cache of 32 layers.
  *
  *     bench_cuda_cache [--csv FILE] [--commit ID] [--compiler NAME] [append] [cache]
  *
- * append: calls of kvant/cuda.h, each the replay of a graph after memory of four times the second-level
- * cache was overwritten, as bench_append.py does. K and V of 8 kv heads x 128 in bf16.
+ * append: calls of kvant/cuda.h. Each is the replay of a graph after memory of four times the
+ * second-level cache was overwritten, as in bench_append.py. K and V of 8 kv heads x 128 in bf16.
  *
- * cache: every preset, with and without a calibration, 1 and 8 sequences: batches of 512 tokens, then
- * one token after another, with params.asynchronous; "checked": without. Per layer: time until append (attention) of all layers is done, and the time
- * that the calls themselves took on the host. `copy` is cudaMemcpyAsync of the same rows as fp16. */
+ * cache: every preset, with and without a calibration, 1 and 8 sequences. Batches of 512 tokens
+ * come first, then single tokens, with params.asynchronous; "checked" is without it. Times are per
+ * layer: until append (attention) of all layers is done, and the time of the calls themselves on
+ * the host. `copy` is cudaMemcpyAsync of the same rows as fp16. */
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>

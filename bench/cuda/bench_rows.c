@@ -1,10 +1,10 @@
-/* bench_rows.c - times attention of many query rows on an NVIDIA GPU, without Python: prefill over a
- * compressed past, and several query tokens per sequence. bench_rows.sh builds and runs it.
+/* bench_rows.c - times attention of many query rows on an NVIDIA GPU, without Python: prefill over
+ * a compressed past, and several query tokens per sequence. bench_rows.sh builds and runs it.
  *
  *     bench_rows PROBLEM [CODEC...]      PROBLEM: batch,heads,kv_heads,head_dim,tokens,query_tokens
  *
  * A figure is the median of replays of a CUDA graph that holds the one call, with the second-level
- * cache overwritten before each. Blocks lie in random order; 16 blocks have different contents. */
+ * cache overwritten before each. Blocks are in random order; 16 blocks have different contents. */
 #include <kvant/cuda_kernels.h>
 
 #include <cuda_runtime_api.h>
@@ -53,7 +53,8 @@ static void *copied(const void *from, size_t bytes)
     return p;
 }
 
-/* One role's codecs, and its pages in the pool: K pages of all kv heads of a block, then V pages. */
+/* The codecs of one role, and its pages in the pool: K pages of all kv heads of a block, then V
+ * pages. */
 typedef struct role {
     kvant_codec *codec;
     kvant_cuda_codec *gpu;

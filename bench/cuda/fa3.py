@@ -1,7 +1,9 @@
-"""FlashAttention-3 (libfa3_bench.so, made by fa3.sh) as a baseline of bench_attention.py: bf16 and e4m3, with keys and
-values in shuffled pages of 64 tokens or in one run per sequence ("plain"). head_dim 128, causal.
+"""FlashAttention-3 (libfa3_bench.so, made by fa3.sh) as a baseline of bench_attention.py: bf16 and
+e4m3, with keys and values in shuffled pages of 64 tokens or in one run per sequence ("plain").
+head_dim 128, causal.
 
-Each output is compared with softmax in float32 over the numbers that the call read. What is off is not shown."""
+Each output is compared with softmax in float32 over the numbers that the call read. Wrong results
+are not shown."""
 
 import ctypes
 import math
@@ -11,10 +13,12 @@ import torch
 
 PAGE = 64
 E4M3_MAX = 448
-# A probability and an output element are rounded to 8 significant bits in bf16; a probability to 4 in e4m3. The errors
-# are independent, so the error's norm stays below these parts of the output's norm.
+# In bf16 a probability and an output element are rounded to 8 significant bits; in e4m3 a
+# probability is rounded to 4. The errors are independent, so the error's norm stays below these
+# parts of the output's norm.
 TYPES = {"bf16": (torch.bfloat16, 2**-8 + 2**-8), "fp8": (torch.float8_e4m3fn, 2**-4 + 2**-8)}
-# batch, query heads, kv heads, head_dim, tokens; query tokens: together they take every kernel of the library.
+# Batch, query heads, kv heads, head_dim, tokens; query tokens. Together they run every kernel of
+# the library.
 SMALL, MANY = (3, 28, 4, 128, 1024), (64, 32, 8, 128, 256)
 CHECKS = [(SMALL, 1), (SMALL, 4), (SMALL, 512), (MANY, 1), (MANY, 4)]
 
@@ -146,7 +150,8 @@ def check(library):
 
 
 def results(library, names, shape, n_queries, measure):
-    """(name, query tokens, microseconds, bytes, relative error) of each type and layout; measure(call): its time."""
+    """(name, query tokens, microseconds, bytes, relative error) of each type and layout;
+    measure(call) returns its time."""
     found = []
     batch, _, kv_heads, head_dim, _ = shape
     for name in names if head_dim == 128 else ():

@@ -1,12 +1,13 @@
-/* fa3_bench.cu - FlashAttention-3's forward pass for bench_attention.py, without its PyTorch extension.
- * fa3.sh builds it.
+/* fa3_bench.cu - FlashAttention-3's forward pass for bench_attention.py, without its PyTorch
+ * extension. fa3.sh builds it.
  *
- * It does what mha_fwd of hopper/flash_api.cpp does for causal attention with head_dim 128, in bf16 and e4m3: the same
- * number of splits, packing of query heads, scheduler and combine kernel. Only the kernels that these
- * calls need are instantiated. Keys and values have one of two layouts, both [.., kv head, token, channel]:
- * plain, one run of tokens per sequence, as a call without lengths; paged, blocks of page_size tokens found
- * through a table, with lengths, as engines call it. The paged scheduler's metadata is made once per
- * plan: engines make it once per step for all layers. */
+ * It does the work of mha_fwd in hopper/flash_api.cpp for causal attention with head_dim 128, in
+ * bf16 and e4m3: the same number of splits, packing of query heads, scheduler and combine kernel.
+ * Only the kernels of these calls are instantiated. Keys and values have one of two layouts, both
+ * [.., kv head, token, channel]. "Plain" is one run of tokens per sequence, as in a call without
+ * lengths. "Paged" is blocks of page_size tokens found through a table, with lengths, as engines
+ * call it. The paged scheduler's metadata is made once per plan, because engines make it once per
+ * step for all layers. */
 #include "flash_fwd_combine_launch_template.h"
 #include "flash_fwd_launch_template.h"
 #include "flash_prepare_scheduler.cu"
@@ -168,7 +169,8 @@ static void make_metadata(Flash_fwd_params &p)
     prepare_varlen_num_blocks(p, nullptr, p.pack_gqa, std::get<0>(tile), std::get<1>(tile), false);
 }
 
-/* NULL: no kernel for this problem, or no memory. *splits: at most so many parts per sequence. */
+/* Makes a plan with at most *splits parts per sequence. NULL when there is no kernel for this
+ * problem, or no memory. */
 extern "C" fa3_plan *fa3_plan_create(const fa3_problem *x, int32_t *splits)
 {
     auto plan = std::make_unique<fa3_plan>();

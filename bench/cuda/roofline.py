@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Prints a table of all shapes and codecs: how long a call took, and what part of that its bytes would take at the
-speed of a copy in the same process of measurements.
+"""Prints all shapes and codecs with the share of a copy's speed that each call reaches.
 
-    bench/cuda/roofline.py bench/results/cuda_attention.csv bench/results/cuda_append.csv
-"""
+The table has the time of a call, and the part of it that its bytes would take at the speed of a
+copy in the same process.
+
+    bench/cuda/roofline.py bench/results/cuda_attention.csv bench/results/cuda_append.csv"""
 
 import argparse
 import pathlib

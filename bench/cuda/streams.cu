@@ -1,9 +1,11 @@
-/* streams.cu - what the kernels of a CUDA graph cost once several streams of the process have launched some.
+/* streams.cu - the time of a CUDA graph's kernels after several streams of the process have
+ * launched some.
  *
  *     nvcc -O2 -o streams bench/cuda/streams.cu && ./streams
  *
- * Per line a process: microseconds per empty kernel of a graph of 2000, before and after so many streams launched so many kernels in
- * turn; a number of streams below 0: they launched graphs of 20 kernels. Each stream waits for the one before it. */
+ * Each line is a process. It prints microseconds per empty kernel of a graph of 2000 kernels,
+ * before and after a number of streams have launched a number of kernels. A negative number of
+ * streams launches graphs of 20 kernels instead. Each stream waits for the stream before it. */
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>

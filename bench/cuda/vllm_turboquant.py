@@ -1,7 +1,9 @@
-"""vLLM's Triton kernels of turboquant_4bit_nc as a baseline of bench_attention.py. `folder` holds vLLM's sources, as its
-wheel unpacks; of them the kernels alone are imported, because the rest wants libraries of its own.
+"""vLLM's Triton kernels of turboquant_4bit_nc as a baseline of bench_attention.py. `folder` holds
+vLLM's sources, as its wheel unpacks. Only the kernels are imported, because the rest needs further
+libraries.
 
-The output is compared with softmax in float32 over the numbers that the stored bytes say; what is off is not shown."""
+The output is compared with softmax in float32 over the numbers that the stored bytes encode. Wrong
+results are not shown."""
 
 import functools
 import importlib
@@ -12,7 +14,7 @@ import types
 import torch
 
 PAGE = 16  # tokens of vLLM's blocks
-# A key is indices of levels and its norm, a value codes, a scale and what is added; numbers are fp16.
+# A key is level indices and its norm. A value is codes, a scale and an offset. Numbers are fp16.
 BITS = 4
 LIMIT = 2**-8  # an output element is rounded to 8 significant bits in bf16; all else is float32
 
@@ -48,7 +50,8 @@ class Kernels:
 
 
 def levels(dim):
-    """Of Lloyd and Max for a normal distribution of variance 1 / dim, to the accuracy of a sample."""
+    """Levels of Lloyd and Max for a normal distribution of variance 1 / dim, as precise as a sample
+    allows."""
     x = torch.randn(1 << 20, generator=torch.Generator().manual_seed(1)).sort().values / dim**0.5
     found = x.view(1 << BITS, -1).mean(1)
     for _ in range(100):

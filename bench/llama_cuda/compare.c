@@ -1,9 +1,10 @@
-/* compare.c - what a model says on a device of llama.cpp, for comparison with another device: the most probable
- * tokens behind made-up ones, and all logits in a file.
+/* compare.c - the answers of a model on a device of llama.cpp, for comparison with another device:
+ * the most probable tokens after invented ones, and all logits in a file.
  *
- *   compare LIBRARIES MODEL DEVICE OUT [CACHE_TYPE]      DEVICE "CPU": no device
+ *     compare LIBRARIES MODEL DEVICE OUT [CACHE_TYPE]      DEVICE "CPU": no device
  *
- * Prompts of 700 tokens, then 100 tokens one at a time, state saved and restored, 20 tokens, a context shift, 20 tokens. */
+ * Prompts of 700 tokens, then 100 single tokens, state saved and restored, 20 tokens, a context
+ * shift, 20 tokens. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -40,7 +41,8 @@ static llama_token made_up(int i)
     return (llama_token)((unsigned)i * 2654435761u % (unsigned)vocabulary);
 }
 
-/* Tokens that do not depend on answers, so that two devices read the same; prints the most probable next ones. */
+/* Decodes tokens that do not depend on answers, so that two devices read the same ones, and prints
+ * the most probable next tokens. */
 static void steps(const char *what, int n)
 {
     printf("%s:", what);

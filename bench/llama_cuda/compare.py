@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""compare.py VOCABULARY REFERENCE OTHER... - logits of compare.c: mean divergence from the reference, and how many
-most probable tokens are equal."""
+"""compare.py VOCABULARY REFERENCE OTHER... - logits of compare.c: mean divergence from the
+reference, and how many most probable tokens are equal."""
 
 import sys
 
@@ -25,5 +25,6 @@ for path in sys.argv[3:]:
     parts = [("prompt", 0, 2), ("steps", 2, 102), ("restored", 102, 122), ("shifted", 122, 142)]
     cells = [f"{name} {divergence[a:b].mean():.2e}" for name, a, b in parts if b <= n]
     print(
-        f"{path.rsplit('/', 1)[-1]:28s} KLD: {'  '.join(cells)}  {int(same.sum())} of {n} tokens equal"
+        f"{path.rsplit('/', 1)[-1]:28s} KLD: {'  '.join(cells)}  {int(same.sum())} of {n} tokens "
+        "equal"
     )

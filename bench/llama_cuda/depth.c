@@ -1,7 +1,8 @@
-/* depth.c - tokens per second of decoding at depths, without computing the prompts: rows of 4096 tokens are computed once
- * and restored as often as a depth needs. For time alone.
+/* depth.c - tokens per second of decoding at depths, without computing the prompts: rows of 4096
+ * tokens are computed once and restored as often as a depth needs. For time only.
  *
- *   depth LIBRARIES MODEL DEVICE CACHE_TYPE DEPTH...      depths rise; prints one line, "tg@DEPTH ... pp512@DEPTH ..." */
+ *     depth LIBRARIES MODEL DEVICE CACHE_TYPE DEPTH...
+ *     depths rise; prints one line, "tg@DEPTH ... pp512@DEPTH ..." */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -106,7 +107,7 @@ static double rate(void)
     return TIMED / (now() - begun);
 }
 
-/* Of prompts of one ubatch. */
+/* Tokens per second of prompts of one ubatch. */
 static double prompt_rate(void)
 {
     const double begun = now();

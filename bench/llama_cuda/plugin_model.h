@@ -16,7 +16,8 @@ static inline void quiet(enum ggml_log_level level, const char *message, void *d
     (void)data;
 }
 
-/* All layers on its first device; plugin "none": on llama.cpp's own. Ends the program where there is none. */
+/* Loads the model with all layers on the plug-in's first device; plugin "none": on llama.cpp's own
+ * device. Ends the program when there is no such device. */
 static inline struct llama_model *load_model(const char *libraries, const char *plugin,
                                              const char *path)
 {

@@ -1,11 +1,14 @@
-/* positions.c - divergence of a cache from llama.cpp's own, token by token: where in a context it errs.
+/* positions.c - divergence of a cache from llama.cpp's own, token by token: where in a context it
+ * errs.
  *
- *   positions LIBRARIES PLUGIN MODEL TEXT SKIP CONTEXT LOGITS [OUT [PROMPT]]
+ *     positions LIBRARIES PLUGIN MODEL TEXT SKIP CONTEXT LOGITS [OUT [PROMPT]]
  *
- * Tokens SKIP .. SKIP + CONTEXT - 193 of a text, in batches of 512, of which up to 4000 count, all but the first. Without OUT
- * their logits are written to LOGITS, by llama.cpp alone (PLUGIN "none"); with it OUT gets a line for each: its divergence from those.
- * With PROMPT so many tokens come in a batch, and the others one by one.
- * A model of floating-point weights shows the cache's errors alone: activations that are rounded to 8 bits differ by more. */
+ * It decodes tokens SKIP .. SKIP + CONTEXT - 193 of a text in batches of 512. All but the first
+ * batch count, up to 4000 tokens. Without OUT, llama.cpp alone (PLUGIN "none") writes their logits
+ * to LOGITS. With OUT, each token gets a line in OUT: its divergence from those logits. With
+ * PROMPT, a batch has this many tokens, and all later tokens are decoded singly. A model with
+ * floating-point weights shows only the cache's errors: activations rounded to 8 bits differ by
+ * more. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -84,7 +87,8 @@ static int batch_at(int at, int n, int prompt)
     return n - at < most ? n - at : most;
 }
 
-/* out: NULL, or a line for each token that counts. prompt: 0, or how many tokens do not come one by one. */
+/* out: NULL, or a file that gets a line for each token that counts. prompt: 0, or the number of
+ * tokens that are not decoded singly. */
 static void run(struct llama_context *context, llama_token *tokens, int n, int prompt, FILE *file,
                 FILE *out)
 {

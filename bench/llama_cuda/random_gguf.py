@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
-"""Writes a llama model of random Q4_0 weights, to measure speed with: no vocabulary, numpy alone.
+"""Writes a llama model of random Q4_0 weights for measuring speed. It has no vocabulary.
 
-random_gguf.py OUT.gguf [layers=32 embd=4096 ff=14336 heads=32 kv=8 vocab=32000 ctx=131072]     Llama-3-8B's shape
+Needs only numpy. The defaults are Llama-3-8B's shape:
+
+    random_gguf.py OUT.gguf [layers=32 embd=4096 ff=14336 heads=32 kv=8 vocab=32000 ctx=131072]
 """
 
 import math

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Does a llama-server keep its memory? Clients send prompts of random words and lengths until time is up; rows of CSV on stdout:
-seconds, requests answered, errors, MiB of the server's resident memory and of the GPU's used memory.
+"""Whether a llama-server keeps its memory constant. Clients send prompts of random words and
+lengths until time is up. CSV on stdout: seconds, requests answered, errors, MiB of the server's
+resident memory and of the GPU's used memory.
 
-    soak.py SECONDS CLIENTS -- llama-server -m MODEL -np 8 -c 16384 ...
-"""
+    soak.py SECONDS CLIENTS -- llama-server -m MODEL -np 8 -c 16384 ..."""
 
 import http.client
 import pathlib

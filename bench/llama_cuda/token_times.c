@@ -1,11 +1,13 @@
-/* token_times.c - how long contexts take for a prompt and for each token behind it, which ggml's own benches do not tell.
+/* token_times.c - the time of a prompt and of each token after it in new contexts, which ggml's own
+ * benches do not show.
  *
- *   token_times LIBRARIES PLUGIN MODEL PROMPT ALONE ROUNDS [CONTEXT [LOGITS]]
+ *     token_times LIBRARIES PLUGIN MODEL PROMPT ALONE ROUNDS [CONTEXT [LOGITS]]
  *
- * PLUGIN "none": llama.cpp's own device and cache. CONTEXT: n_ctx, else what the tokens need. LOGITS: a file of each
- * token's logits.
+ * PLUGIN "none": llama.cpp's own device and cache. CONTEXT: n_ctx; by default as long as the tokens
+ * need. LOGITS: a file for each token's logits.
  *
- * A line a context: milliseconds of the prompt, in batches of 512, then of each token. The first context also loads kernels. */
+ * Prints a line for each context: milliseconds of the prompt, in batches of 512, then of each
+ * token. The first context also loads kernels. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>

@@ -3,16 +3,17 @@
 the papers' codes in NumPy.
 
     P=$(scripts/fetch.py faiss)
-    bench/record.py bench/results/search.csv -- $P bench/search/compare.py --data minilm --speed --json
-    $P bench/search/compare.py --data minilm 'faiss:RR,RaBitQ4/qb=8' kvant:turboquant-4 numpy:prod-2
+    bench/record.py bench/results/search.csv -- $P bench/search/compare.py --data minilm \\
+        --speed --json
+    $P bench/search/compare.py --data minilm 'faiss:RR,RaBitQ4/qb=8' kvant:turboquant-4 \\
+        numpy:prod-2
 
 An index is SYSTEM:NAME: faiss and a factory string, kvant and a codec's spec, numpy and
-mse|scaled|prod|rabitq-BITS, with "c" behind BITS for centred rows, "cc" for centred queries, too.
-SYSTEM alone stands for all of its rows in the tables, which is what a call without names
-measures. Recall is over 1000 queries, by inner product, and equal products count (data.py). With
---speed, FAISS and kvant answer in turns, batch by batch of 100 queries for 10 neighbours: ns per
-vector and query, the median over batches of the best of --rounds.
-"""
+mse|scaled|prod|rabitq-BITS. "c" after BITS means centred rows, "cc" also centred queries. SYSTEM
+alone means all of its lines in the tables, and a call without names measures all systems. Recall is
+over 1000 queries, by inner product, and equal products count (data.py). With --speed, FAISS and
+kvant alternate, batch by batch of 100 queries for 10 neighbours: ns per vector and query, the
+median over batches of the best of --rounds."""
 
 import argparse
 import json
@@ -74,7 +75,8 @@ class Numpy:
     def __init__(self, name, d):
         self.name, (self.form, bits) = name, name.split("-")
         self.center, self.bits = (None, "rows", "both")[bits.count("c")], int(bits.rstrip("c"))
-        # mse: the length; scaled and rabitq: one factor more is folded into it; prod: the length of the rest, too
+        # mse: the length. scaled, rabitq: one more factor is part of it. prod: the length of the
+        # rest, too.
         self.bytes = (
             -(-self.bits * d // 8) + 4 + 4 * (self.form == "prod") + 4 * (self.center == "both")
         )
@@ -101,7 +103,8 @@ class Numpy:
 
 
 class Kvant:
-    """A spec; "/train" behind it takes the centre from 20,000 rows; specs with dims= and lists= train anyway."""
+    """A spec. "/train" after it learns the centre from 20,000 rows; specs with dims= and lists=
+    always train."""
 
     def __init__(self, name, d, **options):
         import kvant
@@ -150,8 +153,8 @@ def build(index, base, threads):
 
 
 def measure(indexes, queries, n, rounds, threads, batch):
-    """ns per vector and query of each: the indexes take turns, so that all see the same machine. An index that took two
-    seconds has no more turns."""
+    """ns per vector and query of each index. The indexes alternate, so that a change in the
+    machine's speed meets them alike. An index that took two seconds is not measured again."""
     parts = [
         np.ascontiguousarray(queries[at : at + batch])
         for at in range(0, min(len(queries), 10 * batch), batch)

@@ -1,15 +1,14 @@
 #!/usr/bin/env python3
-"""Searches of all vectors on a GPU: kvant's codes beside a bf16 matrix product and torch.topk.
+"""Searches of all vectors on a GPU: kvant's codes, and a bf16 matrix product with torch.topk.
 
     python bench/search/cuda.py --commit ID --csv bench/results/search_cuda.csv
     python bench/search/cuda.py --data gauss1536 --n 1000000 --codecs turboquant-4 --batches 1,1000
 
 Sets: gauss200, gauss1536 and gauss3072 are --n isotropic directions, made here; any other name is a
-set of data.py. Queries come from host memory and results go there, in both. Per batch the two take
-turns; a time is the median of --rounds. PyTorch takes the base whole or in pieces, whichever is
-faster at that batch. recall_10: share of the 10 found whose exact product is no smaller than the
-10th largest (fp32 candidates, fp64 products).
-"""
+set of data.py. In both cases queries come from host memory and results go there. The two alternate
+within a batch; a time is the median of --rounds. PyTorch takes the base whole or in pieces,
+whichever is faster at that batch. `recall_10`: share of the 10 found vectors whose exact product is
+no smaller than the 10th largest (fp32 candidates, fp64 products)."""
 
 import argparse
 import csv

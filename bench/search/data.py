@@ -4,16 +4,21 @@
     bench/search/data.py                                    the synthetic sets; NumPy is enough
     $(scripts/fetch.py torch) bench/search/data.py --text wiki.test.raw minilm
 
-Per set four files: NAME.base.npy, NAME.query.npy, NAME.tune.npy (float32 rows) and NAME.truth.npy
-(int32 [queries, 100], by inner product, best first). `tune` holds other queries: settings are
-chosen with `tune` and judged with `query`. All rows have length 1, so that inner product, cosine
-and L2 agree, except for the rows of `offset` before it is centred.
+A set has four files: NAME.base.npy, NAME.query.npy, NAME.tune.npy (float32 rows) and
+NAME.truth.npy (int32 [queries, 100], by inner product, best first). `tune` holds other queries:
+settings are chosen with `tune` and judged with `query`. All rows have length 1, so that inner
+product, cosine and L2 agree, except for the rows of `offset` before it is centred.
 
-    minilm       30,149 windows of 24 words of WikiText-2 (test), 8 words apart, by all-MiniLM-L6-v2; queries: 14 words
-    words        27,522 token embeddings of the same model, in the place of GloVe's words; queries: 2000 other tokens
-    gauss200     isotropic Gaussian directions, as is gauss1536 and gauss3072: nothing for a codec to find
-    power        standard deviation of coordinate i ~ i^-0.5, then a random rotation: the spectrum of an embedding
-    offset       500 clusters of such a spectrum, unrotated, and one constant of the same length in every row
+    minilm       30,149 windows of 24 words of WikiText-2 (test), 8 words apart, by
+                 all-MiniLM-L6-v2; queries: 14 words
+    words        27,522 token embeddings of the same model, in place of GloVe's words; queries:
+                 2000 other tokens
+    gauss200     isotropic Gaussian directions, as are gauss1536 and gauss3072: a codec can find
+                 no structure
+    power        standard deviation of coordinate i ~ i^-0.5, then a random rotation: the spectrum
+                 of an embedding
+    offset       500 clusters of such a spectrum, unrotated, and one constant of the same length
+                 in every row
 """
 
 import argparse
@@ -97,7 +102,8 @@ def words():
 
 
 def embed(texts):
-    """Means of the last layer over the tokens, of length 1, as sentence-transformers computes them."""
+    """Means of the last layer over the tokens, of length 1, as sentence-transformers computes
+    them."""
     import torch
     from transformers import AutoModel, AutoTokenizer
 
@@ -148,9 +154,9 @@ def neighbours(base, queries):
 
 
 def recall(base, queries, truth, found, k):
-    """Share of the first k of found [queries, >= k] whose exact product is no smaller than the k-th best, so that
-    equal rows count; 1e-9 is for the order in which float64 sums are taken. An id of -1 or one that comes twice counts
-    as missed."""
+    """Share of the first k of found [queries, >= k] whose exact product is no smaller than the k-th
+    best product, so that equal rows count. The margin of 1e-9 is for the order in which float64
+    sums are computed. An id of -1, or one that occurs twice, counts as missed."""
     hits = 0
     for row, best, ids in zip(queries.astype(np.float64), truth, found[:, :k]):
         ids = np.unique(ids[ids >= 0])

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Queries per second of CPU time at recall@10 of 0.95 and 0.99, one thread, batches of 100, with and
-without lists.
+"""Queries per second of CPU time at recall@10 of 0.95 and 0.99, one thread, batches of 100, with
+and without lists.
 
-    bench/record.py bench/results/search_ivf.csv -- $(scripts/fetch.py faiss) bench/search/ivf.py --data minilm --json
+    bench/record.py bench/results/search_ivf.csv -- $(scripts/fetch.py faiss) \\
+        bench/search/ivf.py --data minilm --json
 
-All inverted lists have the same centroids. Lists to look at (nprobe) and candidates that get
-exact products from the original rows (rerank) are the fastest that reach the recall with the
-`tune` queries, and are judged with the `query` queries.
-"""
+All inverted lists have the same centroids. The number of lists to search (nprobe) and of candidates
+that get exact products from the original rows (rerank) are the fastest that reach the recall with
+the `tune` queries. They are judged with the `query` queries."""
 
 import argparse
 import json
@@ -25,7 +25,8 @@ NPROBE, RERANK = (4, 8, 12, 16, 24, 32, 48, 64, 128), (0, 20, 40, 80)
 
 
 class Kvant(compare.Kvant):
-    """rerank= takes the stored rows of rows=int8, else the original ones; without lists=, only rerank is chosen."""
+    """rerank= uses the stored rows of rows=int8, or else the original rows; without lists=, only
+    rerank is chosen."""
 
     rows, rerank, nprobe = None, 0, 0
 

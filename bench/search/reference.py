@@ -1,17 +1,20 @@
-"""Codes of the papers in plain NumPy, written from the papers: what kvant's own are checked with and
-compared to.
+"""Codes of the papers in plain NumPy, written from the papers. kvant's codes are checked against
+them and compared with them.
 
 Each class takes rows [n, d] and answers products(queries) [queries, n], an estimate of the inner
 products.
 
-    TurboQuant(rows, bits, "mse")     Algorithm 1: random rotation, Lloyd-Max codes of the coordinates of a unit vector
-    TurboQuant(rows, bits, "prod")    Algorithm 2: the same with a bit less, and QJL of what is left
-    TurboQuant(rows, bits, "scaled")  Algorithm 1 and a factor per vector, which makes the estimate unbiased (EDEN)
-    RaBitQ(rows, bits)                Gao et al. 2024: the grid point of largest cosine, found exactly, and its factor
+    TurboQuant(rows, bits, "mse")     Algorithm 1: random rotation, Lloyd-Max codes of the
+                                      coordinates of a unit vector
+    TurboQuant(rows, bits, "prod")    Algorithm 2: the same with one bit less, and QJL of the rest
+    TurboQuant(rows, bits, "scaled")  Algorithm 1 and a factor per vector, which makes the estimate
+                                      unbiased (EDEN)
+    RaBitQ(rows, bits)                Gao et al. 2024: the grid point of largest cosine, found
+                                      exactly, and its factor
 
 center="rows" subtracts the mean c of all rows from them: <q, x> = <q, x - c> + <q, c>.
 center="both" subtracts it from queries, too, and keeps <c, x> per vector: <q, x> = <q - c, x - c>
-+ <q, c> + <c, x> - <c, c>. An error grows with the length of what is multiplied, so both matter.
++ <q, c> + <c, x> - <c, c>. An error grows with the length of the multiplied vectors, so both help.
 """
 
 import functools
@@ -21,8 +24,8 @@ import numpy as np
 
 @functools.lru_cache(maxsize=None)
 def unit_levels(d, bits):
-    """Lloyd-Max levels of one coordinate of a random unit vector in d dimensions, whose density is
-    (1 - x^2)^((d - 3) / 2): by iteration on a fine grid."""
+    """Lloyd-Max levels of one coordinate of a random unit vector in d dimensions, by iteration on a
+    fine grid. The coordinate's density is (1 - x^2)^((d - 3) / 2)."""
     x = np.linspace(-1, 1, 2_000_001)
     x = x[np.abs(x) < min(1, 9 / np.sqrt(d))]
     density = np.exp((d - 3) / 2 * np.log1p(-x * x))
@@ -99,9 +102,10 @@ class RaBitQ(Rotated):
 
     @staticmethod
     def nearest(u, bits):
-        """Of all vectors of odd multiples of 1/2 below 2^(bits - 1): that of largest cosine with each row of u.
-        Growing a scale from 0, coordinate i steps from k - 1/2 to k + 1/2 when the scale passes k / |u_i|. A step
-        adds |u_i| to the product and 2 k to the squared length, so sums along the sorted steps tell every cosine."""
+        """The vector of largest cosine with each row of u, among all vectors of odd multiples of
+        1/2 below 2^(bits - 1). Growing a scale from 0, coordinate i steps from k - 1/2 to k + 1/2
+        when the scale passes k / |u_i|. A step adds |u_i| to the product and 2 k to the squared
+        length, so sums along the sorted steps give every cosine."""
         steps = np.arange(1, 2 ** (bits - 1), dtype=np.float32)
         size = np.abs(u)
         if not len(steps) or not len(u):

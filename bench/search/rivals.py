@@ -1,10 +1,13 @@
-"""What FAISS offers at the sizes of kvant's codes, behind the four calls that
-bench/search/compare.py makes.
+"""FAISS's indexes at the sizes of kvant's codes, with the four calls that bench/search/compare.py
+makes.
 
-    index = Faiss("RR,RaBitQ4/qb=8", d)     a factory string; "RR," rotates, "/qb=8" is what RaBitQ's queries are rounded to
-    index = Faiss("PCAR256,EDEN3/l2", d)    by distance: rows and queries of length 1 have the same neighbours by products,
-                                            and FAISS's projections subtract a mean, after which products mean nothing
-    index.train(rows), index.add(rows), index.search(queries, k, threads) -> ids, index.bytes (per vector, with factors)
+    index = Faiss("RR,RaBitQ4/qb=8", d)     a factory string; "RR," rotates, RaBitQ's queries are
+                                            rounded to the bits of "/qb=8"
+    index = Faiss("PCAR256,EDEN3/l2", d)    by distance: rows and queries of length 1 have the same
+                                            neighbours by products, and FAISS's projections subtract
+                                            a mean, after which products mean nothing
+    index.train(rows), index.add(rows), index.search(queries, k, threads) -> ids,
+    index.bytes (per vector, with factors)
 """
 
 import faiss
@@ -35,14 +38,15 @@ class Faiss:
         )
 
     def configure(self, nprobe, rerank):
-        """Of an IVF: lists to look at, and candidates that get exact products."""
+        """Sets an IVF's number of lists to search, and of candidates that get exact products."""
         self.rerank = rerank
         if nprobe:
             self.inner().nprobe = nprobe
 
     @property
     def bytes(self):
-        """Codes and factors. A list of an IVF stores an id per vector besides, here and elsewhere: not counted."""
+        """Codes and factors. A list of an IVF also stores an id per vector, here and elsewhere; it
+        is not counted."""
         inner = self.inner()
         return inner.code_size if hasattr(inner, "code_size") else inner.sa_code_size()
 

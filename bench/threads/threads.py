@@ -7,11 +7,10 @@
         MODEL --build OpenMP --place core --threads 1,2,4,8 --json
 
 Places: core, one core (taskset -c 0); all, all cores; neighbour, all cores next to a busy thread
-for each; quota, all cores with the CPU time of --quota (a control group, which only root may make). The
-caches take turns. tokens_per_s and cpu_ms (CPU time of a token, of all threads) are medians of the
-rounds. On one core cpu_ms shows what waiting threads cost even if other programs use the machine.
-load: how many threads wanted to run.
-"""
+for each; quota, all cores with the CPU time of --quota (a control group, which only root may make).
+The caches alternate. tokens_per_s and cpu_ms (CPU time of a token, of all threads) are medians of
+the rounds. On one core cpu_ms shows the cost of waiting threads even if other programs use the
+machine. `load`: how many threads wanted to run."""
 
 import argparse
 import json

@@ -84,7 +84,7 @@ class Block:
 
 
 class Count:
-    """What a replay found."""
+    """The counts of a replay."""
 
     def __init__(self):
         self.hand_overs = self.returns = self.handed_rows = self.decoded_rows = 0
@@ -356,7 +356,7 @@ def alive(cache):
 
 
 def replay(cache, ratio, max_tokens, back, remap):
-    """What the table says about one cache."""
+    """The table's figures for one cache."""
     max_tokens = max_tokens or cache.n_streams * cache.n_cells
     plan, living = Plan(cache, ratio, max_tokens, back, remap), alive(cache)
     served = {0.25: [0, 0], 0.5: [0, 0], 1: [0, 0]}

@@ -31,7 +31,7 @@ class Cache:
 
 
 def runs(text):
-    """Of "5+3,9*2": (5, 3, 1), (9, 2, 0)."""
+    """The runs of "5+3,9*2": (5, 3, 1), (9, 2, 0)."""
     for run in [] if text == "-" else text.split(","):
         step = 1 if "+" in run else 0
         first, n = run.split("+" if step else "*")

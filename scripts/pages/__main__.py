@@ -3,7 +3,7 @@
 
     python3 scripts/pages              # writes the tables, and lists measurements that are old
     python3 scripts/pages --check      # fails when a page differs from what this would write
-    python3 scripts/pages --list       # the tables: name, what it shows, and its pages
+    python3 scripts/pages --list       # the tables: name, contents, and pages
     python3 scripts/pages --show NAME  # prints one table
 
 A page has `<!-- table: NAME -->` and `<!-- end -->`, each on a line of its own, or inside a

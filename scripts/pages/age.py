@@ -29,7 +29,7 @@ class History:
 
 
 def _ranges(numbers):
-    """2, 3, 4, 8 as "2-4", "8"."""
+    """Ranges of numbers as text: 2, 3, 4, 8 as "2-4", "8"."""
     first = last = numbers[0]
     for number in [*numbers[1:], None]:
         if number != last + 1:

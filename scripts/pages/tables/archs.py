@@ -1,4 +1,4 @@
-"""llama.cpp's architectures on kvant's cache: tests/archs, tiny models with random weights on a CPU.
+"""llama.cpp's architectures on kvant's cache: tests/archs, tiny models of random weights on a CPU.
 
 models.csv next to this package maps the names that people know to llama.cpp's architectures. It was
 read in llama.cpp's converters (conversion/*.py, v0.5.0), which name models for each architecture.
@@ -16,7 +16,7 @@ UNTRIED = "llama.cpp's test makes no such model"
 
 
 def _served(line):
-    """What kvant does with a model of this architecture, in words."""
+    """How kvant serves a model of this architecture, in words."""
     outcome = line["outcome"]
     words = {
         "right": "all layers",

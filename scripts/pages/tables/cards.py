@@ -1,4 +1,4 @@
-"""GPUs on which kvant selftest ran, from the files that their owners sent: bench/results/selftest."""
+"""GPUs on which kvant selftest ran, from the files of their owners: bench/results/selftest."""
 
 import json
 

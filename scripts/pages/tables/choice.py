@@ -1,5 +1,5 @@
-"""What a user of transformers or vLLM decides by: README's two figures, and the one table of vLLM.
-transformers.py and vllm.py have everything."""
+"""The figures by which a user of transformers or vLLM decides: README's two figures, and the one
+table of vLLM. transformers.py and vllm.py have all tables."""
 
 from results import Missing, like
 from tables import transformers, vllm

@@ -39,7 +39,8 @@ def cuda_decode(results):
 
 
 def _fastest(results, shape, codec, tokens):
-    """A rival's line. cuDNN is the faster of its own call and of query tokens as further heads."""
+    """A rival's line. cuDNN's line is the faster of two calls: one with query tokens, one with
+    further heads in their place."""
     of = _shape(shape, **{"query tokens": tokens})
     ways = [codec, f"{codec} as heads"] if codec.startswith("cudnn") else [codec]
     lines = [results.maybe("cuda_fa3.csv", {**of, "codec": way}) for way in ways]

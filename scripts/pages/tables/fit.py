@@ -29,8 +29,9 @@ ROWS = LAYERS * 4 * HEAD_DIM * (2 * KV_HEADS + 2 * HEADS)
 
 
 def bytes_over_the_bus(results):
-    """Bytes that a decoded token moves to and from a GPU that holds the weights, computed, and
-    those that kvant reads from RAM. llama.cpp without KV offload copies the whole cache."""
+    """Bytes per decoded token with a GPU that holds the weights, computed: those that go over
+    the bus, and those that kvant reads from RAM. llama.cpp without KV offload copies the whole
+    cache."""
     rows = []
     for context in CONTEXTS:
         wanted = {"model": "Llama-3.1-8B", "memory": "cpu", "context": context}
