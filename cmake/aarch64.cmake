@@ -1,5 +1,5 @@
-# aarch64.cmake - cross compiles for 64-bit ARM Linux with the distribution's compiler (Debian: gcc-aarch64-linux-gnu) and runs
-# what it built under qemu-user:
+# aarch64.cmake - cross compiles for 64-bit ARM Linux with the distribution's compiler (Debian:
+# gcc-aarch64-linux-gnu) and runs what it built under qemu-user:
 #
 #   cmake -S . -B build-aarch64 -DCMAKE_TOOLCHAIN_FILE=cmake/aarch64.cmake
 #

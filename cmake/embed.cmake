@@ -1,5 +1,5 @@
-# embed.cmake - cmake -DOUT=file.c -DNAME=name -DFILE=file -P embed.cmake: a file as an array of bytes, `name` and `name_size`, which
-# the including source declares.
+# embed.cmake - cmake -DOUT=file.c -DNAME=name -DFILE=file -P embed.cmake: a file as an array of
+# bytes, `name` and `name_size`, which the including source declares.
 file(READ ${FILE} hex HEX)
 string(LENGTH "${hex}" digits)
 math(EXPR size "${digits} / 2")

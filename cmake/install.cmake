@@ -3,7 +3,8 @@
 include(CMakePackageConfigHelpers)
 set(kvant_cmake_folder ${CMAKE_INSTALL_LIBDIR}/cmake/kvant)
 set(kvant_pc_folder ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
-file(RELATIVE_PATH KVANT_PC_TO_PREFIX ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig ${CMAKE_INSTALL_PREFIX})
+file(RELATIVE_PATH KVANT_PC_TO_PREFIX ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig
+    ${CMAKE_INSTALL_PREFIX})
 # The loader searches folders of the system. Programs that link libkvant elsewhere are told where it
 # is.
 set(KVANT_PC_RPATH "-Wl,-rpath,\${libdir} ")
@@ -11,7 +12,8 @@ if(CMAKE_INSTALL_PREFIX MATCHES "^/(usr)?$")
     set(KVANT_PC_RPATH "")
 endif()
 
-install(DIRECTORY include/kvant DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h")
+install(DIRECTORY include/kvant DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
+    FILES_MATCHING PATTERN "*.h")
 install(TARGETS kvant_static kvant_shared EXPORT kvant-targets
     ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(EXPORT kvant-targets NAMESPACE kvant:: DESTINATION ${kvant_cmake_folder})
@@ -26,7 +28,8 @@ set(packages kvant kvant-static)
 # libkvant opens libkvant_cuda at run time, nobody links it: target and package say where it is, and
 # bring libkvant.
 if(TARGET kvant_cuda)
-    install(TARGETS kvant_cuda EXPORT kvant-cuda-targets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+    install(TARGETS kvant_cuda EXPORT kvant-cuda-targets
+        LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
     install(EXPORT kvant-cuda-targets NAMESPACE kvant:: DESTINATION ${kvant_cmake_folder})
     list(APPEND packages kvant-cuda)
 endif()

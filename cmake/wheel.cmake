@@ -1,6 +1,6 @@
-# Where a wheel has things (pyproject.toml): all of it in the Python package, which finds its library
-# in lib/, and whose command finds the plug-in in ../lib. Only what shells and man look for goes to the
-# data folder, which pip unpacks into sys.prefix.
+# Installs a wheel (pyproject.toml) into the Python package, which finds its library in lib/, and
+# whose command finds the plug-in in ../lib. Only files for shells and man go to the data folder,
+# which pip unpacks into sys.prefix.
 set(CMAKE_INSTALL_BINDIR kvant/bin)
 set(CMAKE_INSTALL_LIBDIR kvant/lib)
 set(CMAKE_INSTALL_DATADIR kvant/share)
@@ -16,5 +16,6 @@ function(kvant_install_wheel)
             install(TARGETS ${library} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
         endif()
     endforeach()
-    install(PROGRAMS ${PROJECT_SOURCE_DIR}/scripts/fetch.py DESTINATION ${CMAKE_INSTALL_DATADIR}/kvant)
+    install(PROGRAMS ${PROJECT_SOURCE_DIR}/scripts/fetch.py
+        DESTINATION ${CMAKE_INSTALL_DATADIR}/kvant)
 endfunction()
