@@ -142,7 +142,7 @@ static size_t edit_distance(const char *a, const char *b)
     return d[na][nb];
 }
 
-/* Too short a beginning says nothing. */
+/* Whether one of the two begins with the other. A single letter is too short to tell. */
 static bool one_begins_the_other(const char *a, const char *b)
 {
     const size_t na = strlen(a), nb = strlen(b), n = na < nb ? na : nb;
@@ -195,7 +195,7 @@ static int refused_long(const arg_spec *spec, const char *word)
 
 static int refused_option(const arg_spec *spec, char **argv)
 {
-    if (optopt == 0 || optopt >= VALUE_HELP) /* getopt_long's way to say which of both it was */
+    if (optopt == 0 || optopt >= VALUE_HELP) /* how getopt_long reports a long option */
         return refused_long(spec, argv[optind - 1] + 2);
     complain("%s: unknown option -%c", spec->command, optopt);
     return usage_error(spec);

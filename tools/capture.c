@@ -102,9 +102,9 @@ static void note_origin(writer *w)
     safetensors_note(&w->file, "kvant", kvant_version());
 }
 
-/* Rows of dim numbers each, from the tensor's row on. */
-static bool keep(writer *w, uint32_t layer, capture_kind kind, uint64_t row, size_t n_rows,
-                 size_t dim)
+/* Writes n_rows rows of dim numbers each, beginning at row `row` of the tensor. */
+static bool write_rows(writer *w, uint32_t layer, capture_kind kind, uint64_t row, size_t n_rows,
+                       size_t dim)
 {
     const size_t row_bytes = dim * sizeof *w->halves;
     return safetensors_write(&w->file, &w->tensors[layer][kind], row * row_bytes, w->halves,
@@ -123,7 +123,8 @@ static bool take_rows(void *user, uint32_t layer, kvant_role role, const float *
         for (size_t i = 0; i < n; i++)
             ll.ggml_fp32_to_fp16_row(rows + i * stride + h * dim, w->halves + i * dim,
                                      (int64_t)dim);
-        ok = keep(w, layer, kind, (uint64_t)h * w->reading->n_tokens + w->chunk + w->start, n, dim);
+        ok = write_rows(w, layer, kind, (uint64_t)h * w->reading->n_tokens + w->chunk + w->start, n,
+                        dim);
     }
     return ok;
 }
@@ -143,7 +144,7 @@ static bool take_queries(void *user, uint32_t layer, uint32_t head, const float 
         if ((w->start + i + 1) % step == 0)
             ll.ggml_fp32_to_fp16_row(rows + i * stride, w->halves + kept++ * dim, (int64_t)dim);
     return !wanted(w, layer) || kept == 0 ||
-           keep(w, layer, CAPTURE_Q, (uint64_t)head * per_head + before, kept, dim);
+           write_rows(w, layer, CAPTURE_Q, (uint64_t)head * per_head + before, kept, dim);
 }
 
 static void on_batch(void *user, size_t chunk, size_t start, size_t n)

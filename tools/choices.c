@@ -78,7 +78,7 @@ static void suggest(const char *spec)
         hint("did you mean '%s%s'?", closest, options);
 }
 
-/* The environment's own text: a copy would say nothing. */
+/* Compares addresses, because only the environment's own text can be told apart from a copy. */
 bool choice_is_from(const char *value, const char *variable)
 {
     return value != NULL && value == getenv(variable);

@@ -120,7 +120,7 @@ static uint64_t work_key(const run *r)
 
 /* Continues from an earlier run's checkpoint. One that cannot be used is reported; then the run
  * begins at the first token. */
-static void go_on(run *r)
+static void continue_from_checkpoint(run *r)
 {
     char err[512] = "";
     uint64_t position = 0;
@@ -137,7 +137,7 @@ static void go_on(run *r)
             r->position, r->reading.n_tokens);
 }
 
-static void keep(run *r)
+static void keep_checkpoint(run *r)
 {
     char err[512] = "";
     if (r->position == 0)
@@ -220,7 +220,7 @@ static bool prepare(run *r)
         !reading_open(&r->reading, &r->engine, "calibrate", &text) || !create_calibrator(r))
         return false;
     r->reading.n_positions = s->n_positions;
-    go_on(r);
+    continue_from_checkpoint(r);
     start_progress(r);
     return true;
 }
@@ -318,7 +318,7 @@ int command_calibrate(int argc, char **argv)
         tell_who_finds_it(r);
     code = ok ? EXIT_OK : interrupted() ? EXIT_INTERRUPTED : EXIT_RUNTIME;
     if (code == EXIT_INTERRUPTED && r->calibrator != NULL)
-        keep(r);
+        keep_checkpoint(r);
     release(r);
     return code;
 }

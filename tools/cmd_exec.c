@@ -171,7 +171,7 @@ static const program_option option_draft_layers = {
     { "LLAMA_ARG_N_GPU_LAYERS_DRAFT", NULL }
 };
 
-/* Whether the model that drafts has its cache elsewhere, where every type is possible. */
+/* Whether the draft model has its cache elsewhere, where every type is possible. */
 static bool drafts_elsewhere(const program *p)
 {
     const char *devices = program_value(p, &option_draft_device, NULL);
@@ -469,8 +469,8 @@ static int set_plugin(const exec_options *o)
     return EXIT_RUNTIME;
 }
 
-/* Whether exec says it when the cache does not become kvant's. It has done so if the user chose
- * another device, and a list or a text needs no cache. */
+/* Whether exec watches the program, to say why its cache does not become kvant's. exec has already
+ * said it if the user chose another device. A list or a text needs no cache. */
 static bool is_watched(const exec_options *o, const program *p, bool is_llama)
 {
     const char *quiet = getenv(PLUGIN_ENV_QUIET);

@@ -153,7 +153,8 @@ bool configs_set_protect_codec(void *configs, const char *spec)
 }
 
 /* The parameters of a scheme that the command line asks for. */
-static kvant_scheme_params asked(const kv_configs *list, const kv_config *config, const char *model)
+static kvant_scheme_params scheme_params_of(const kv_configs *list, const kv_config *config,
+                                            const char *model)
 {
     kvant_scheme_params p = { .size = sizeof p,
                               .preset = config->preset,
@@ -171,7 +172,7 @@ static kvant_scheme_params asked(const kv_configs *list, const kv_config *config
 
 bool configs_set_plugin(const kv_configs *list, const kv_config *config)
 {
-    const kvant_scheme_params p = asked(list, config, NULL);
+    const kvant_scheme_params p = scheme_params_of(list, config, NULL);
     return plugin_set(&p, config->scheme, config->fp32);
 }
 
@@ -234,7 +235,7 @@ static bool finish(const kv_configs *list, kv_config *config, const char *model,
 {
     if (!check_protection(config))
         return false;
-    kvant_scheme_params p = asked(list, config, model);
+    kvant_scheme_params p = scheme_params_of(list, config, model);
     p.like = like;
     if (!scheme_make(&p, &config->scheme, told))
         return false;

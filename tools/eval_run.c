@@ -89,7 +89,7 @@ static bool run_pass(eval_run *r, const eval_tally *t, size_t chunk, base *b, bo
 
 /* Chunks */
 
-static bool keep(eval_run *r, eval_tally *t, size_t chunk, double kv_bytes)
+static bool keep_values(eval_run *r, eval_tally *t, size_t chunk, double kv_bytes)
 {
     t->done[chunk] = true;
     t->kv_bytes = kv_bytes;
@@ -121,7 +121,7 @@ static bool keep_f16(eval_run *r, size_t chunk, const base *b)
     if (f16->done[chunk])
         return true;
     memcpy(f16->values + chunk * r->n_rows, b->values, r->n_rows * sizeof *b->values);
-    return keep(r, f16, chunk, b->kv_bytes);
+    return keep_values(r, f16, chunk, b->kv_bytes);
 }
 
 static size_t missing(const eval_run *r, size_t chunk)
@@ -144,7 +144,7 @@ static bool eval_chunk_all(eval_run *r, size_t chunk)
     for (size_t i = 1; i < r->n_tallies && ok; i++)
         if (!r->tallies[i].done[chunk])
             ok = run_pass(r, &r->tallies[i], chunk, &b, false, &kv_bytes) &&
-                 keep(r, &r->tallies[i], chunk, kv_bytes);
+                 keep_values(r, &r->tallies[i], chunk, kv_bytes);
     base_close(&b);
     return ok;
 }
@@ -194,7 +194,7 @@ static bool prepare_tallies(eval_run *r)
 
 /* Takes results over from the file of --resume. It says so when there are any, because the run is
  * then shorter than usual. */
-static void take_over(eval_run *r)
+static void take_over_results(eval_run *r)
 {
     size_t found = 0;
     for (size_t i = 0; i < r->n_tallies; i++) {
@@ -243,7 +243,7 @@ bool eval_prepare(eval_run *r, const eval_options *options)
         return out_of_memory();
     if (!eval_state_open(&r->state, options->resume, &r->key))
         return false;
-    take_over(r);
+    take_over_results(r);
     return true;
 }
 

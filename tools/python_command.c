@@ -20,7 +20,7 @@
 #define ENV_RUNTIME "KVANT_RUNTIME" /* llama.cpp's libraries, for commands that call them */
 #define ENV_LIBRARY "KVANT_LIBRARY" /* libkvant.so, for commands that call it */
 
-static bool tell_the_package(const char *data)
+static bool set_package_variables(const char *data)
 {
     char command[PATH_MAX], library[PATH_MAX];
     const ssize_t n = readlink("/proc/self/exe", command, sizeof command - 1);
@@ -75,7 +75,7 @@ int python_command(int argc, char **argv)
         hint("install the whole of kvant: cmake --install, or make install");
         return EXIT_RUNTIME;
     }
-    if (tell_the_package(data))
+    if (set_package_variables(data))
         become(python, package, argc, argv);
     complain("%s: cannot start %s: %s", argv[0], python, strerror(errno));
     hint("this command needs Python 3.9 or newer; " ENV_PYTHON " names the interpreter");

@@ -53,7 +53,7 @@ void test_compare_pages(test_result *r, const test_problem *p, const uint8_t *pa
 }
 
 /* Notes error / bound, which must not be above 1; NaNs count. */
-static test_state judge(test_result *r, test_step step, double error, double bound)
+static test_state note_error(test_result *r, test_step step, double error, double bound)
 {
     r->share[step] = error / bound <= r->share[step] ? r->share[step] : error / bound;
     return error <= bound ? TEST_RIGHT : TEST_WRONG;
@@ -77,7 +77,7 @@ void test_compare_rows(test_result *r, const test_problem *p, kvant_role role, c
             square += (double)want[j] * want[j] + shift * shift;
         }
         const double bound = 4 * (d + 20) * 0x1p-24 * sqrt(square) + 1e-30;
-        test_note(r, TEST_DECODE, judge(r, TEST_DECODE, error, bound),
+        test_note(r, TEST_DECODE, note_error(r, TEST_DECODE, error, bound),
                   "decode of %s, token %u, kv head %u: off by %.3g, bound %.3g", names[role],
                   i / TEST_KV_HEADS, i % TEST_KV_HEADS, error, bound);
     }
@@ -99,7 +99,7 @@ static void compare_head(test_result *r, const test_problem *p, const test_call 
     }
     error = sqrt(error), length = sqrt(length);
     const double bound = want->bound[got->place] + got->rounding * length;
-    test_note(r, TEST_ATTENTION, judge(r, TEST_ATTENTION, error, bound),
+    test_note(r, TEST_ATTENTION, note_error(r, TEST_ATTENTION, error, bound),
               "attention of %u query tokens, token %u, head %u: off by %.3g of %.3g, bound %.3g",
               c->n_queries, query, head, error, length, bound);
     const double lse = want->lse + (got->centered ? want->center : 0);

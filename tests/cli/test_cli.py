@@ -68,7 +68,7 @@ class Help(unittest.TestCase):
         for option, said in (
             ("--temperature", "unknown option --temperature\n  hint: did you mean --temp?"),
             ("--TOP-K", "unknown option --TOP-K\n  hint: did you mean --top-k?"),
-            ("--top", "--top may be --top-k or --top-p"),
+            ("--top", "--top is ambiguous: it may be --top-k or --top-p"),
             ("--raw=1", "--raw takes no value"),
         ):
             if SRC:

@@ -174,7 +174,7 @@ class Search(unittest.TestCase):
             ("c.npy", b"\x93NUMPY\x01\x00\xff\xff{}", "header is cut short"),
             ("c.npy", good.replace(b"(200, 24)", b"(9999999999999999999, 24)"), "its size"),
             ("c.npy", good.replace(b"(200, 24)", b"(4800, 1)"), ""),
-            ("c.npy", b"", "no .npy file"),
+            ("c.npy", b"", "not a .npy file"),
             ("c.npy", good.replace(b"(200, 24)", b"(0, 24)  ")[:128], "it has no vectors"),
             ("c.fbin", struct.pack("<II", 0, 24), "it has no vectors"),
             ("c.fbin", struct.pack("<II", 0, 24) + bytes(96), "its size"),
