@@ -1,10 +1,11 @@
-/* A cache of a model with the shape of SmolLM2-135M: tokens go in layer by layer, attention comes out.
+/* A cache of a model with the shape of SmolLM2-135M: tokens go in layer by layer, attention comes
+ * out.
  *
  *     cc cache.c $(pkg-config --cflags --libs kvant) -o cache && ./cache [model.kvcal]
  *
  * c.md says how to install kvant first and where pkg-config finds it.
  *
- * Keys, values and queries are random here; in an engine they are a layer's. */
+ * Keys, values and queries are random here; in an engine they come from a layer. */
 #include <kvant/cache.h>
 
 #include <stdio.h>

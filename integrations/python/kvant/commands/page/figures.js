@@ -1,9 +1,9 @@
-/* figures.js - elements, tables and figures of the page, and what its rows are called. Knows no
- * section of the page: page.js, which stands behind this file in one scope, has them.
+/* figures.js - elements, tables and figures of the page, and the names of its rows. page.js, which
+ * follows this file in the same scope, owns the page's sections.
  *
- * Every figure is an SVG with a name, and a table with the same numbers stands under it. Nothing is loaded, nothing needs a mouse.
- * Without the plotting library (a build without it) the tables are all there is.
- */
+ * Every figure is an SVG with a name, and a table below it has the same numbers. The page loads
+ * nothing, and no part of it needs a mouse. In a build without the plotting library the page has
+ * only the tables. */
 const data = JSON.parse(document.getElementById("data").textContent);
 const main = document.getElementById("content");
 const about = data.about ?? {};
@@ -28,7 +28,8 @@ const showSmall = (value) =>
     !isNumber(value) ? "–" : Math.abs(value) < 1e-5 ? "0" : Math.abs(value) < 0.1 ? value.toPrecision(3) : value.toFixed(3);
 const unique = (values) => [...new Set(values)];
 
-/* Rows of a step, or of all steps whose name begins so ("needle:512", "needle:1024"). */
+/* Rows of a step, or of all steps whose names begin with this name ("needle:512",
+ * "needle:1024"). */
 const rowsOf = (name) =>
     steps.filter((step) => step.name === name || step.name.startsWith(`${name}:`)).flatMap((step) => step.rows ?? []);
 
@@ -46,7 +47,8 @@ const kindOf = (row) =>
 const KINDS = ["kvant codec", "preset", "settings file", "llama.cpp"];
 const SYMBOLS = ["circle", "star", "diamond", "square"];
 
-/* A table: columns are { key, name, text (left), show }. Sorted by the keyboard as by the mouse: headings are buttons. */
+/* A table: columns are { key, name, text (left), show }. Headings are buttons, so the keyboard
+ * sorts as well as the mouse. */
 function makeTable(caption, columns, rows, sortable = true) {
     const body = element("tbody");
     const fill = (sorted) =>
@@ -124,8 +126,9 @@ function follow(place, label, draw) {
 const STYLE = { fontSize: "12px", background: "none", color: "var(--ink)", fontFamily: "inherit" };
 const plot = (options) => Plot.plot({ style: STYLE, ...options });
 
-/* A cache looks the same in every figure. f16 is the ink's solid line; seven dashes and nine colours have no common divisor, so 63 others
- * differ from one another, and the first nine in colour. */
+/* A cache looks the same in every figure. f16 is a solid line in the colour of ink. Seven dashes
+ * and nine colours have no common divisor, so 63 further caches all look different, and the first
+ * nine have different colours. */
 const palette = unique([...rowsOf("needle"), ...rowsOf("speed"), ...rowsOf("position")].filter((row) => !isF16(row)).map(labelOf));
 function lookOf(name, names) {
     if (name === labelOf({ cache: "llama.cpp", k: "f16", v: "f16" })) return { colour: "var(--ink)", dash: null };
@@ -180,9 +183,9 @@ function endLabels(svg, rows, names) {
     return svg;
 }
 
-/* Names of presets and of llama.cpp's types stand next to their points: at the first place where
- * no other name, no point and no edge is in the way, else where least is. A letter is 0.62 of the
- * size of the text wide. */
+/* Names of presets and of llama.cpp's types stand next to their points: at the first place that is
+ * free of names, points and edges, or else at the place that covers least. The width of a letter is
+ * taken as 0.62 of the text's size. */
 const overlap = (a, b) =>
     Math.max(0, Math.min(a.right, b.right) - Math.max(a.left, b.left)) *
     Math.max(0, Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top));

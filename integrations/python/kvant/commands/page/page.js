@@ -1,6 +1,7 @@
-/* page.js - the sections of the page, drawn from the data that is in it with figures.js. */
+/* page.js - the sections of the page, drawn with figures.js from the data in the page. */
 
-/* Two reports on one model may differ in this alone. Nothing where no preset was measured. */
+/* Whether presets were calibrated: two reports on one model may differ only in this. Empty when no
+ * preset was measured. */
 function howLearned() {
     if (about.calibration) return ", calibrated";
     return rowsOf("quality").some((row) => row.preset) ? ", not calibrated" : "";
@@ -12,21 +13,21 @@ function head() {
     main.querySelector("h1").textContent = title;
     main.append(element("p", {}, "How small the key-value cache of this model can be before it gets worse, measured with ",
         about.text ? `the text ${about.text}` : "a text", " on one machine. Divergence is the mean Kullback-Leibler divergence of the next-token ",
-        "distribution from that of the uncompressed f16 cache, in nats; 0 is no difference, and q8_0's is usually called lossless."));
+        "distribution from the uncompressed f16 cache's, in nats; 0 is no difference, and q8_0's is usually called lossless."));
     if (!data.complete)
         main.append(element("p", { class: "warning", role: "note" }, "This report is partial: ",
-            "measuring was interrupted or a step failed, and what is here was complete. The same command goes on."));
+            "measuring was interrupted or a step failed, and what is here was complete. The same command continues."));
     const contents = [["choose", "What to set"], ["quality", "Quality against size"], ["position", "Divergence along the context"], ["memory", "Memory"],
         ["speed", "Speed"], ["needle", "Finding facts"], ["layers", "Layers"], ["table", "All configurations"], ["how", "How it was measured"]];
     main.append(element("nav", { "aria-label": "Contents" },
         element("ul", {}, ...contents.map(([id, name]) => element("li", {}, element("a", { href: `#${id}` }, name))))));
 }
 
-/* llama.cpp allocates whole blocks of 256 cells; kvant's memory is that of the cells in use. */
+/* llama.cpp allocates whole blocks of 256 cells; kvant takes memory for the cells in use. */
 const cells = (tokens) => 256 * Math.ceil(tokens / 256);
 
-/* Sizes are given for the model's own context, up to 32768 tokens, as kvant inspect tells them:
- * everything that a full cache keeps. Results of an older kvant have no other sizes. */
+/* Sizes of everything in a full cache at the model's own context, up to 32768 tokens, from kvant
+ * inspect. Results of an older kvant have sizes of full caches only. */
 const isFull = (row) => (row.filled ?? 100) === 100;
 const inspected = rowsOf("sizes").filter((row) => isNumber(row.kv_bytes) && isFull(row));
 const inspectedF16 = inspected.find(isF16);
@@ -38,9 +39,9 @@ const toldSizes = () => ({
         labelOf(row).replace(/^(accel|fp32) /, "")) ?? { kv_bytes: null }).kv_bytes,
 });
 
-/* Results of an older kvant have no such sizes. Theirs are computed from what was measured, because
- * a cache grows by its codec bits per number and a part that stays (fp16 windows). Layers with a
- * sliding window do not grow; then the measured context is given. */
+/* Results of an older kvant have no such sizes. They are computed from the measurements: a cache
+ * grows by its codec bits per number and has a part that stays (fp16 windows). Layers with a sliding
+ * window do not grow; the page then shows the measured context. */
 function computedSizes() {
     const f16 = rowsOf("quality").find(isF16);
     const perCell = [...(f16 && about.ctx ? [f16.kv_bytes / cells(about.ctx)] : []),
@@ -73,7 +74,7 @@ function qualityRows() {
     });
 }
 
-/* Those that nothing of their size or smaller beats. */
+/* The rows that no row of equal or smaller size beats. */
 function front(rows, size) {
     let best = Infinity;
     return [...rows].sort((a, b) => a[size] - b[size] || a.kld_mean - b.kld_mean).filter((row) => row.kld_mean < best && ((best = row.kld_mean), true));
@@ -84,16 +85,18 @@ const mib = (value) => (isNumber(value) ? (value / MIB).toFixed(2) : "–");
 
 /* ---- what to set ---- */
 
-/* Nobody sees a divergence below the first limit or q8_0's; above the second answers change. */
+/* A divergence below the first limit, or below q8_0's, cannot be noticed. Above the second limit
+ * answers change. */
 const UNSEEN = 0.01, USABLE = 0.1;
 const isStock = (row) => row.kind === "llama.cpp";
 const stockOf = (rows, type) => rows.find((row) => row.cache === "llama.cpp" && row.k === type && row.v === type);
 
-/* A type of llama.cpp's that is as small and diverges no more, both within what was measured. */
+/* A type of llama.cpp's that is as small and diverges no more, within the error of measurement. */
 const equalled = (row, rows) => rows.find((other) => isStock(other) && !other.f16 && !isStock(row) && other.whole <= 1.01 * row.whole &&
     other.kld_mean <= row.kld_mean + (row.kld_se ?? 0));
 
-/* Presets, settings files and llama.cpp's types are what a user sets; codecs only where nothing else was measured. */
+/* Users set presets, settings files and llama.cpp's types. Codecs are candidates only when nothing
+ * else was measured. */
 function candidates(rows) {
     const all = rows.filter((row) => !row.f16 && !equalled(row, rows));
     const named = all.filter((row) => row.kind !== "kvant codec");
@@ -102,7 +105,8 @@ function candidates(rows) {
 
 const smallest = (rows) => [...rows].sort((a, b) => a.whole - b.whole || a.kld_mean - b.kld_mean)[0];
 
-/* No more than q8_0, within what was measured. What diverges more may still be below UNSEEN. */
+/* Whether a row diverges no more than q8_0, within the error of measurement. A row that diverges
+ * more may still be below UNSEEN. */
 const losesNothing = (row, q8) =>
     q8 !== undefined && row.kld_mean <= q8.kld_mean + 2 * (q8.kld_se ?? 0);
 
@@ -135,7 +139,8 @@ function inWords(row, rows) {
     return words.join(", ");
 }
 
-/* Of the deepest measurement, or null. Ranges that overlap are no difference. */
+/* The decode speed at the deepest measurement in words, or null. Ranges that overlap count as
+ * equal. */
 function speedInWords(row) {
     const rows = rowsOf("speed").filter((other) => isNumber(other.decode_tps));
     const depth = Math.max(...rows.map((other) => other.depth));
@@ -160,7 +165,7 @@ function commandOf(row) {
     return `kvant exec -k ${quoted(row.k)} -v ${quoted(row.v)} -- ${server}`;
 }
 
-/* The text is selected in any case; where the browser lets a page copy, it is copied, too. */
+/* Always selects the text, and also copies it if the browser lets a page copy. */
 function copyButton(code) {
     const button = element("button", { type: "button", class: "copy" }, "copy");
     button.addEventListener("click", () => {
@@ -198,7 +203,7 @@ function choose(rows) {
     const calibrate = element("code", {}, `kvant calibrate -m ${quoted(about.model_file ?? "model.gguf")} -f text.txt -o ${name}.kvcal`);
     section("choose", "What to set",
         element("div", { class: "cards" }, ...chosen(rows).map(([title, row, why]) => card(title, row, why, rows))),
-        about.calibration || !rows.some((row) => row.preset) ? null : element("p", {}, "Measured without a calibration: presets learnt from the text itself, as they do from a prompt. A calibration takes minutes, once per model; answers then do not depend on earlier requests: ",
+        about.calibration || !rows.some((row) => row.preset) ? null : element("p", {}, "Measured without a calibration: presets learned from the text itself, as they do from a prompt. A calibration takes minutes, once per model; answers then do not depend on earlier requests: ",
             calibrate, copyButton(calibrate)),
         element("p", { class: "note" }, `Run in the folder of the model; any program of llama.cpp will do. ${sizes.computed ?
             `Memory is computed for ${sizes.context} tokens from what ${about.ctx} took. ` : ""}Where llama.cpp's own type is as small and as good, it is the one named.`));
@@ -220,7 +225,7 @@ function quality(rows) {
         const svg = plot({
             width,
             height: Math.min(560, Math.max(340, width * 0.62)),
-            /* The title of the axis stands there, and below it the name of a star at the top. */
+            /* Room for the title of the axis and, below it, the name of a star at the top. */
             marginTop: 40,
             marginLeft: 56,
             marginRight: 40,
@@ -236,7 +241,8 @@ function quality(rows) {
                         title: (d) => `${d.name}\n${show(d[size])} bits, divergence ${showSmall(d.kld_mean)}`,
                     });
                 }),
-                /* Below and left of the front there is nothing, so numbers have room there; names are in the list. */
+                /* Numbers are below and left of the front, where no point is. The list has
+                 * names. */
                 Plot.text(best, { x: size, y: "kld_mean", text: (_, i) => String(i + 1), dx: -8, dy: 9, textAnchor: "end", fill: "var(--ink)", stroke: "var(--paper)", strokeWidth: 3, fontWeight: 600 }),
             ],
         });
@@ -292,7 +298,8 @@ function position() {
         section("position", "Divergence along the context", notMeasured("kvant eval --by-position has not run."));
         return;
     }
-    /* Those that the other figures compare: more lines than colours cannot be told apart. */
+    /* Only the caches of the other figures, because a reader cannot tell more lines than colours
+     * apart. */
     const chosen = new Set([...rowsOf("needle"), ...rowsOf("speed")].map(labelOf));
     const names = unique(rows.map((row) => row.name));
     const few = names.filter((name) => chosen.has(name));
@@ -332,7 +339,8 @@ function speed() {
         rows.length === 0 ? null : lineFigure("Prefill speed by tokens in the cache", prefill, axes, columns));
 }
 
-/* One map a cache. A cell that f16 does not find says nothing of a codec: it is hatched and says n/a. */
+/* One map per cache. A fact that f16 does not find says nothing about a codec: its cell is empty
+ * and says n/a. */
 function needleMap(name, rows) {
     const label = `Share of facts found, ${name}, by context length and depth`;
     const cells = rows.map((row) => ({ ctx: row.ctx, depth: `${Math.round(100 * row.depth)} %`, order: row.depth, exact: row.exact, blind: row.of_f16 === null && !isF16(row) }));
@@ -353,7 +361,7 @@ function needleMap(name, rows) {
     return element("div", {}, element("h3", {}, name), place);
 }
 
-/* Totals first: a cell of the maps stands for very few questions. */
+/* Totals come first, because a cell of the maps stands for very few questions. */
 function needle(rows) {
     if (rows.length === 0) {
         section("needle", "Finding facts", notMeasured("kvant needle has not run."));
@@ -392,7 +400,8 @@ function needle(rows) {
             { key: "asked", name: "of", show: (v) => show(v, 0) }, { key: "share", name: "found %", show: per100 }, { key: "of_f16", name: "of f16's %", show: per100 }], totals)));
 }
 
-/* Rows of kvant tune --json: sites (layer, role and what quantising it alone costs) and the settings that came of them. */
+/* The lines of kvant tune --json: sites (layer, role and the cost of quantising only this site) and
+ * the settings that were compared. */
 function layers() {
     const all = rowsOf("sensitivity");
     const rows = all.filter((row) => isNumber(row.layer));
@@ -405,7 +414,7 @@ function layers() {
     const unit = { probe_kld: "mean divergence, nats", cost: "share of the divergence, nats", error: "error of attention's output" }[key];
     const points = rows.map((row) => ({ ...row, name: /^k/i.test(row.role) ? "keys" : /^v/i.test(row.role) ? "values" : String(row.role), x: row.layer, y: row[key] }));
     section("layers", "Layers",
-        element("p", {}, "What quantising one layer's keys or values alone costs, as kvant tune measured it: a tuned setting spends its bits where this is high."),
+        element("p", {}, "The cost of quantising only one layer's keys or values, as kvant tune measured it: a tuned setting spends its bits where this is high."),
         lineFigure("Cost of quantising one layer's keys or values, by layer", points, { x: { label: "layer →" }, y: { label: `↑ ${unit}`, zero: true }, zero: true },
             [{ key: "x", name: "layer", show: (v) => show(v, 0) }, { key: "name", name: "role", text: true }, { key: "y", name: unit, show: showSmall },
                 { key: "spec", name: "codec chosen", text: true }, { key: "site_bits", name: "bits" }]),
@@ -445,7 +454,7 @@ function how() {
         element("p", {}, "The commands, with the folders of files left out:"),
         ...steps.map((step) => element("div", {}, element("h3", {}, step.name, step.state === "complete" ? "" : ` (${step.state})`,
             isNumber(step.seconds) ? `, ${show(step.seconds, 0)} s` : ""), element("pre", {}, step.command ?? ""))),
-        element("p", { class: "note" }, "The raw numbers are in the file that kvant report wrote beside this page, and in the page itself."),
+        element("p", { class: "note" }, "The raw numbers are in the file that kvant report wrote next to this page, and in the page itself."),
         data.licences ? element("details", {}, element("summary", {}, "Licences of the plotting library"), element("pre", {}, data.licences)) : null);
 }
 
@@ -461,5 +470,5 @@ needle(needles);
 layers();
 allRows(rows);
 how();
-/* On paper nobody opens anything. */
+/* Paper cannot be unfolded, so everything is open in print. */
 window.addEventListener("beforeprint", () => document.querySelectorAll("#content details").forEach((d) => (d.open = true)));
