@@ -1,8 +1,11 @@
 #!/bin/sh
-# Measures attention on this CPU and keeps it: bench/cpu_attention.sh build/bin/kvant bench/results/cpu_attention.csv
+# Measures attention on this CPU and keeps the results:
 #
-# Six runs of kvant bench attention, 15 seconds to two minutes each, on a machine that does nothing else. PREFIX is put before
-# each of them (for example "taskset -c 0-7"). bench/cpu_roofline.py makes tables and a picture.
+#     bench/cpu_attention.sh build/bin/kvant bench/results/cpu_attention.csv
+#
+# Six runs of kvant bench attention, 15 seconds to two minutes each, on a machine that does nothing
+# else. PREFIX is put before each of them (for example "taskset -c 0-7"). bench/cpu_roofline.py
+# makes tables and a picture.
 set -eu
 
 kvant=$1
@@ -14,7 +17,8 @@ rm -f "$partial"
 
 run() {
     # shellcheck disable=SC2086 # both are lists
-    ${PREFIX:-} python3 "$here/record.py" --append "$partial" -- "$kvant" bench attention "$@" --json
+    ${PREFIX:-} python3 "$here/record.py" --append "$partial" -- "$kvant" bench attention "$@" \
+        --json
 }
 
 levels=c
@@ -29,8 +33,10 @@ for dim in 64 128 256; do
 done
 # shellcheck disable=SC2086
 run $codecs -d 128 -g 4 -n 4096,32768 -q 1 -r 5 --stock f16 --levels "$levels"
-run -k f16 -k bf16 -k int-8 -k int-6 -k int-3 -k int-2 -k bdr-3 -k kivi-4 -k kivi-2 -k innerq-base -k innerq-hybrid \
-    -k innerq-small -k turboquant-8 -k turboquant-3 -k turboquant-2 -k turboquant-4:qjl -k trellis-3 -k trellis-2 -k polar-4 -k octopus-3 -k octopus-2 \
+run -k f16 -k bf16 -k int-8 -k int-6 -k int-3 -k int-2 -k bdr-3 -k kivi-4 -k kivi-2 -k innerq-base \
+    -k innerq-hybrid \
+    -k innerq-small -k turboquant-8 -k turboquant-3 -k turboquant-2 -k turboquant-4:qjl \
+    -k trellis-3 -k trellis-2 -k polar-4 -k octopus-3 -k octopus-2 \
     -k hqmq-s192r6 -k spherical-r4jl4 -k addvq-k48r4 -d 128 -g 4 -n 32768 -q 1 -r 5 --stock f16
 # 512 query tokens.
 # shellcheck disable=SC2086

@@ -15,15 +15,19 @@ fail() {
 
 tar -C "$work" -xf "$tarball"
 kvant=$(find "$work" -mindepth 1 -maxdepth 1 -type d)
-for file in bin/kvant lib/libkvant.so lib/libggml-kvant.so lib/libkvant.a include/kvant/kvant.h lib/pkgconfig/kvant.pc \
+for file in bin/kvant lib/libkvant.so lib/libggml-kvant.so lib/libkvant.a include/kvant/kvant.h \
+    lib/pkgconfig/kvant.pc \
     lib/cmake/kvant/kvant-config.cmake share/man/man1/kvant.1 \
     share/bash-completion/completions/kvant share/kvant/plot/LICENSE-d3 LICENSE README.txt; do
     [ -e "$kvant/$file" ] || fail "$file is missing"
 done
 
-"$(dirname "$0")/check_elf.sh" "$glibc" "$kvant/bin/kvant" "$kvant/lib/libkvant.so" "$kvant/lib/libggml-kvant.so"
-if grep -rlF -e "$(cd "$(dirname "$0")/.." && pwd)" -e "${HOME:-/root}/" "$kvant" >"$work/named"; then
-    fail "these files name a folder of this machine: $(sed "s|$kvant/||" "$work/named" | tr '\n' ' ')"
+"$(dirname "$0")/check_elf.sh" "$glibc" "$kvant/bin/kvant" "$kvant/lib/libkvant.so" \
+    "$kvant/lib/libggml-kvant.so"
+if grep -rlF -e "$(cd "$(dirname "$0")/.." && pwd)" -e "${HOME:-/root}/" "$kvant" \
+    >"$work/named"; then
+    named=$(sed "s|$kvant/||" "$work/named" | tr '\n' ' ')
+    fail "these files name a folder of this machine: $named"
 fi
 
 as_root=

@@ -1,7 +1,7 @@
 #!/bin/sh
-# check_wheel.sh WHEEL [GLIBC]: the wheel installs into a new virtual environment, where the command,
-# the plug-in and the package find each other. With GLIBC no file asks for a newer one, and none names
-# a folder of this machine.
+# check_wheel.sh WHEEL [GLIBC]: the wheel installs into a new virtual environment, where the
+# command, the plug-in and the package find each other. With GLIBC no file needs a newer C library,
+# and none names a folder of this machine.
 set -eu
 [ $# -ge 1 ] || { echo "usage: scripts/check_wheel.sh WHEEL [GLIBC]" >&2; exit 2; }
 here=$(cd "$(dirname "$0")" && pwd)
@@ -16,7 +16,8 @@ fail() {
 package=$(find "$work/env/lib" -type d -path '*/site-packages/kvant')
 binaries="$package/bin/kvant $package/lib/libkvant.so $package/lib/libggml-kvant.so"
 for file in $binaries "$package/py.typed" "$work/env/share/man/man1/kvant.1" \
-    "$work/env/share/bash-completion/completions/kvant" "$package"/../kvant-*.dist-info/licenses/LICENSE; do
+    "$work/env/share/bash-completion/completions/kvant" \
+    "$package"/../kvant-*.dist-info/licenses/LICENSE; do
     [ -e "$file" ] || fail "$file is missing"
 done
 others=$(ls "$package/lib" | grep -vxE 'libkvant\.so|libggml-kvant\.so|libkvant_cuda\.so' || true)
@@ -32,20 +33,23 @@ fi
 cd "$work" # not where the sources lie
 kvant=$work/env/bin/kvant
 "$kvant" --version
-[ "$("$kvant" plugin-path)" = "$(realpath "$package/lib/libggml-kvant.so")" ] || fail "the command does not find its plug-in"
+[ "$("$kvant" plugin-path)" = "$(realpath "$package/lib/libggml-kvant.so")" ] ||
+    fail "the command does not find its plug-in"
 # shellcheck disable=SC2016 # sh expands it
 "$kvant" exec -- sh -c 'test -r "$GGML_BACKEND_PATH"' 2>"$work/said" ||
     { cat "$work/said" >&2; fail "kvant exec"; }
 "$kvant" bench distortion --help >/dev/null || fail "a command that is Python does not start"
 "$work/env/bin/python" - <<'END'
 import importlib.metadata, kvant, numpy
-plugins = [point for point in importlib.metadata.entry_points(group="vllm.general_plugins") if point.name == "kvant"]
+found = importlib.metadata.entry_points(group="vllm.general_plugins")
+plugins = [point for point in found if point.name == "kvant"]
 assert plugins, "vLLM does not find its plug-in"
 try:
     plugins[0].load()()
 except ImportError as error:  # this environment has no vLLM
     assert "vLLM, which loads this plug-in, is not installed" in str(error), error
-codec, rows = kvant.Codec("trellis-4", 128), numpy.random.default_rng(0).standard_normal((100, 128), "float32")
+codec = kvant.Codec("trellis-4", 128)
+rows = numpy.random.default_rng(0).standard_normal((100, 128), "float32")
 error = rows - codec.decode(codec.encode(rows), 100)
 assert (error**2).mean() < 0.011, (error**2).mean()  # codecs.md: 0.0097 of normal rows at 4 bits
 cache = kvant.Cache(n_layers=1, n_heads=4, n_kv_heads=2, head_dim=64, max_tokens=128)

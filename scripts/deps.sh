@@ -1,7 +1,8 @@
 #!/bin/sh
-# Installs what this machine lacks for building (deps.sh build), for fetching models and compilers,
-# too (deps.sh fetch), for testing (deps.sh test), or for testing with LMCache (deps.sh lmcache). Says and does nothing when all is there. Uses
-# apt-get, as root or through sudo; elsewhere it names what is missing.
+# Installs missing packages for building (deps.sh build), for fetching models and compilers, too
+# (deps.sh fetch), for testing (deps.sh test), or for testing with LMCache (deps.sh lmcache). Does
+# and prints nothing when all of them are there. Uses apt-get, as root or through sudo; without
+# apt-get it names the missing packages.
 set -eu
 
 missing=
@@ -49,7 +50,8 @@ if [ "$1" = test ] || [ "$1" = lmcache ]; then
     need_program chromium chromium # looks at the page of kvant report
     need_numpy # tests/python, tests/tuning
     need_program qemu-x86_64 qemu-user # kernels on emulated CPUs
-    if [ "$(uname -m)" = x86_64 ]; then # tests/aarch64; compilers do not name the C library that they need
+    if [ "$(uname -m)" = x86_64 ]; then # for tests/aarch64
+        # Compilers do not name the C library that they need.
         need_program aarch64-linux-gnu-gcc "gcc-aarch64-linux-gnu libc6-dev-arm64-cross"
     fi
 fi
@@ -58,7 +60,8 @@ fi
 
 echo "deps: missing:$missing" >&2
 if ! command -v apt-get >/dev/null 2>&1; then
-    echo "  hint: there is no apt-get here; install these (named as in Debian) with your package manager" >&2
+    echo "  hint: there is no apt-get here; install these packages with your package manager" \
+        "(the names are Debian's)" >&2
     exit 1
 fi
 as_root=
@@ -67,14 +70,16 @@ if [ "$(id -u)" != 0 ]; then
     if command -v sudo >/dev/null 2>&1 && { [ -t 0 ] || sudo -n true 2>/dev/null; }; then
         as_root=sudo
     else
-        echo "  hint: run as root: apt-get update && apt-get install -y --no-install-recommends$missing" >&2
+        echo "  hint: run as root: apt-get update &&" \
+            "apt-get install -y --no-install-recommends$missing" >&2
         exit 1
     fi
 fi
 # shellcheck disable=SC2086 # the list is meant to be split
 {
     $as_root apt-get update -q
-    $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $missing
+    $as_root env DEBIAN_FRONTEND=noninteractive apt-get \
+        install -q -y --no-install-recommends $missing
 } >&2 || {
     echo "deps: apt-get failed" >&2
     echo "  hint: apt-get update && apt-get install -y --no-install-recommends$missing" >&2

@@ -25,7 +25,8 @@ cmake --install "$build" --prefix "$build/$name" --strip >"$build/install.log"
 cp "$root/LICENSE" "$build/$name/"
 cp "$root"/scripts/fetch*.py "$build/$name/share/kvant/"
 cat >"$build/$name/README.txt" <<END
-kvant $version for x86-64 Linux with glibc $GLIBC or newer. Nothing to install: the folder works where it lies.
+kvant $version for x86-64 Linux with glibc $GLIBC or newer. There is nothing to install: the folder
+works at any place.
 
 Compress the KV cache of your own llama.cpp (llama-server, llama-cli, llama-bench ...):
 

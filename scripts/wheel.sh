@@ -13,12 +13,14 @@ zig_tools "$build/tools"
 
 # No folder of this machine may be in what others get.
 export CC="$build/tools/cc" CFLAGS="-g0 -ffile-prefix-map=$root=." KVANT_CUDA=OFF
-export KVANT_LLAMA_SRC="$headers" KVANT_PLOT_LIB="$plot" CMAKE_BUILD_PARALLEL_LEVEL="${JOBS:-$(nproc)}"
+export KVANT_LLAMA_SRC="$headers" KVANT_PLOT_LIB="$plot" \
+    CMAKE_BUILD_PARALLEL_LEVEL="${JOBS:-$(nproc)}"
 export CMAKE_ARGS="-DCMAKE_AR=$build/tools/ar -DCMAKE_RANLIB=$build/tools/ranlib"
 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git -C "$root" log -1 --format=%ct 2>/dev/null || echo 0)}
 export SOURCE_DATE_EPOCH
 rm -f "$build"/*.whl
-"${PYTHON:-python3}" -m pip wheel "$root" --no-deps --wheel-dir "$build" --disable-pip-version-check \
+"${PYTHON:-python3}" -m pip wheel "$root" --no-deps --wheel-dir "$build" \
+    --disable-pip-version-check \
     -C build-dir="$build/cmake" -C wheel.tags="py3-none-manylinux_$(echo $GLIBC | tr . _)_x86_64"
 "$root/scripts/check_wheel.sh" "$build"/kvant-*.whl $GLIBC
 ls "$build"/kvant-*.whl

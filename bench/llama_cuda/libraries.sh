@@ -1,13 +1,15 @@
 # Finds the CUDA toolkit, which may lie in a Python package: to be sourced.
 #
-#   find_toolkit FOLDER     links the libraries in FOLDER; sets nvcc and cublas_headers (empty: not there)
+#   find_toolkit FOLDER     links the libraries in FOLDER; sets nvcc and cublas_headers (empty if
+#                           they are not there)
 
 first_file() { # name, folders: the first such file, or nothing
     local name=$1 folder found
     shift
     for folder in "$@"; do
         [ -d "$folder" ] || continue
-        found=$(find -L "$folder" -maxdepth 9 -name "$name" -not -path '*/compat/*' -not -path '*/stubs/*' 2>/dev/null | head -1)
+        found=$(find -L "$folder" -maxdepth 9 -name "$name" -not -path '*/compat/*' \
+            -not -path '*/stubs/*' 2>/dev/null | head -1)
         [ -z "$found" ] || { echo "$found"; return; }
     done
 }
@@ -23,10 +25,13 @@ find_toolkit() {
     local to=$1 toolkit packages places driver
     nvcc=${CUDACXX:-$(command -v nvcc || ls /usr/local/cuda*/bin/nvcc 2>/dev/null | head -1)}
     toolkit=$(dirname "$(dirname "$(readlink -f "$nvcc")")")
-    packages=$(python3 -c 'import sys; print(" ".join(p for p in sys.path if "-packages" in p))' 2>/dev/null || true)
-    places="$toolkit /usr/local/cuda $packages /opt/torch /usr/lib/x86_64-linux-gnu /usr/include /usr/local"
+    packages=$(python3 -c 'import sys; print(" ".join(p for p in sys.path if "-packages" in p))' \
+        2>/dev/null || true)
+    places="$toolkit /usr/local/cuda $packages /opt/torch /usr/lib/x86_64-linux-gnu /usr/include"
+    places="$places /usr/local"
     driver=$(ldconfig -p 2>/dev/null | sed -n 's/.*libcuda\.so\.1 .*=> //p' | head -1)
-    [ -n "$driver" ] || driver=$(first_file 'libcuda.so*' /usr/local/nvidia /usr/lib64 /usr/lib/x86_64-linux-gnu)
+    [ -n "$driver" ] || driver=$(first_file 'libcuda.so*' /usr/local/nvidia /usr/lib64 \
+        /usr/lib/x86_64-linux-gnu)
     cublas_headers=$(dirname "$(first_file cublas_v2.h $places)")
     mkdir -p "$to"
     link_library "$(first_file 'libcublas.so*' $places)" "$to" libcublas.so libcublas.so.13

@@ -17,12 +17,14 @@ export LD_LIBRARY_PATH=$bin:${LD_LIBRARY_PATH:-} KVANT_VERBOSE=1
 perplexity() { # DEVICE LOG, further arguments
     local device=$1 log=$2
     shift 2
-    timeout "${LIMIT:-200}" "$bin/llama-perplexity" -m "$model" -f "$text" -ngl 99 -fa on -dev "$device" \
+    timeout "${LIMIT:-200}" "$bin/llama-perplexity" -m "$model" -f "$text" \
+        -ngl 99 -fa on -dev "$device" \
         -c "$CTX" -b "$BATCH" -ub "$ROWS" --chunks "$CHUNKS" "$@" >"$log" 2>&1
 }
 
 base=$out/base-$CTX.kld
-[ -s "$base" ] || perplexity CUDA0 "$out/base.txt" --save-all-logits "$base" || tail -5 "$out/base.txt"
+[ -s "$base" ] || perplexity CUDA0 "$out/base.txt" --save-all-logits "$base" ||
+    tail -5 "$out/base.txt"
 for build in "$@"; do
     export GGML_BACKEND_PATH KVANT_CUDA_LIBRARY
     GGML_BACKEND_PATH=$(find "$build" -name libggml-kvant.so)
@@ -31,6 +33,7 @@ for build in "$@"; do
         log=$out/$(basename "$build")-$preset.txt
         KVANT_PRESET=$preset perplexity KVANT0 "$log" --kl-divergence --kl-divergence-base "$base"
         printf '%-24s %-9s -c %s -b %s: %s  %s\n' "$(basename "$build")" "$preset" "$CTX" "$BATCH" \
-            "$(grep -m1 'Mean *KLD' "$log" || echo FAILED)" "$(grep -m1 '^kvant: KV cache' "$log" | cut -c1-120)"
+            "$(grep -m1 'Mean *KLD' "$log" || echo FAILED)" \
+            "$(grep -m1 '^kvant: KV cache' "$log" | cut -c1-120)"
     done
 done

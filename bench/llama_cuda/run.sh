@@ -3,11 +3,13 @@
 #
 #   run.sh PACK SOURCE.tar.xz OUT [same] [depth] [bench]      default: all
 #
-# same compares answers (compare.c), depth measures decoding at depths that are not computed (depth.c), bench is llama-bench.
+# `same` compares answers (compare.c), `depth` measures decoding at depths that are not computed
+# (depth.c), and `bench` is llama-bench.
 #
-# PACK.tar.xz.00, ... are what build.sh packed, SOURCE its source, whose headers are needed. LC is the working folder
-# (/tmp/lc). BUILD: a build of kvant with ggml-kvant and kvant_cuda; without it one is made in LC. SPECS: what same
-# compares, "preset:NAME" or a spec. RUNS: what depth and bench measure, each as WHAT@DEPTHS with a spec, "preset:NAME" or
+# build.sh has packed PACK.tar.xz.00, ... from SOURCE, whose headers are needed. LC is the working
+# folder (/tmp/lc). BUILD: a build of kvant with ggml-kvant and kvant_cuda; without it a build is
+# made in LC. SPECS: the caches that `same` compares, "preset:NAME" or a spec. RUNS: the caches that
+# `depth` and `bench` measure, as CACHE@DEPTHS, where CACHE is a spec, "preset:NAME",
 # "stock:CACHE_TYPE" or "accel:CACHE_TYPE".
 set -u
 pack=$1 source=$2 out=$3
@@ -15,7 +17,9 @@ shift 3
 what=" ${*:-same depth bench} "
 LC=${LC:-/tmp/lc} REPS=${REPS:-1}
 SPECS=${SPECS:-"int-8 turboquant-4 preset:balanced"}
-RUNS=${RUNS:-"turboquant-4@0,32768,131072 preset:balanced@0,32768,131072 stock:f16@0,32768,131072 stock:q8_0@0,32768,131072"}
+depths=0,32768,131072
+runs="turboquant-4@$depths preset:balanced@$depths stock:f16@$depths stock:q8_0@$depths"
+RUNS=${RUNS:-$runs}
 here=$(cd "$(dirname "$0")" && pwd) root=$(cd "$(dirname "$0")/../.." && pwd)
 . "$here/libraries.sh"
 mkdir -p "$LC" "$out"
@@ -30,15 +34,19 @@ generator=Ninja
 command -v ninja >/dev/null || generator="Unix Makefiles"
 [ -n "${BUILD:-}" ] || {
     BUILD=$LC/kvant
-    cmake -S "$root" -B "$BUILD" -G "$generator" -DCMAKE_BUILD_TYPE=Release -DKVANT_CUDA=ON -DCMAKE_CUDA_COMPILER="$nvcc" \
+    cmake -S "$root" -B "$BUILD" -G "$generator" -DCMAKE_BUILD_TYPE=Release -DKVANT_CUDA=ON \
+        -DCMAKE_CUDA_COMPILER="$nvcc" \
         -DCMAKE_CUDA_ARCHITECTURES=90-real -DKVANT_BUILD_TESTS=OFF -DKVANT_BUILD_TOOLS=OFF \
-        -DKVANT_CUDA_PAIRS="Trellis4_Trellis4;Codebook4_Codebook4;Uniform4_Uniform4" -DKVANT_CUDA_HEAD_DIMS="${DIMS:-64;128}" \
+        -DKVANT_CUDA_PAIRS="Trellis4_Trellis4;Codebook4_Codebook4;Uniform4_Uniform4" \
+        -DKVANT_CUDA_HEAD_DIMS="${DIMS:-64;128}" \
         >"$LC/kvant.log" 2>&1 &&
-        cmake --build "$BUILD" -j "$(nproc)" --target ggml-kvant kvant_cuda >>"$LC/kvant.log" 2>&1 ||
+        cmake --build "$BUILD" -j "$(nproc)" --target ggml-kvant kvant_cuda >>"$LC/kvant.log" \
+            2>&1 ||
         { tail -30 "$LC/kvant.log"; exit 1; }
 }
 echo "kvant built in $((SECONDS - begun)) s"
-export GGML_BACKEND_PATH=$(find "$BUILD" -name libggml-kvant.so) KVANT_CUDA_LIBRARY=$(find "$BUILD" -name libkvant_cuda.so)
+export GGML_BACKEND_PATH=$(find "$BUILD" -name libggml-kvant.so)
+export KVANT_CUDA_LIBRARY=$(find "$BUILD" -name libkvant_cuda.so)
 "$LC/bin/llama-bench" --list-devices 2>&1 | tail -4
 
 setting() { # preset:NAME or a spec, as variables
@@ -51,12 +59,16 @@ setting() { # preset:NAME or a spec, as variables
 same() {
     local spec
     compile compare || return
-    [ -f "$LC/small.gguf" ] || python3 "$here/random_gguf.py" "$LC/small.gguf" layers=6 embd=1024 ff=2816 heads=8 kv=2 ctx=4096
+    [ -f "$LC/small.gguf" ] || python3 "$here/random_gguf.py" "$LC/small.gguf" layers=6 embd=1024 \
+        ff=2816 heads=8 kv=2 ctx=4096
     run() { # name, device, cache type, variables
         local name=$1 device=$2 type=$3
         shift 3
-        env "$@" timeout 40 "$LC/compare" "$LC/bin" "$LC/small.gguf" "$device" "$out/$name.logits" "$type" >"$out/$name.txt" 2>"$out/$name.err"
-        echo "$name rc $? $(grep -h '^kvant' "$out/$name.err" | grep -v quantis | tail -3 | cut -c1-230)"
+        env "$@" timeout 40 "$LC/compare" "$LC/bin" "$LC/small.gguf" "$device" "$out/$name.logits" \
+            "$type" >"$out/$name.txt" 2>"$out/$name.err"
+        code=$?
+        said=$(grep -h '^kvant' "$out/$name.err" | grep -v quantis | tail -3 | cut -c1-230)
+        echo "$name rc $code $said"
     }
     run stock CUDA0 f16 X=0
     run stock_q8_0 CUDA0 q8_0 X=0
@@ -72,13 +84,15 @@ same() {
         name=${spec#preset:}
         echo "GPU against CPU plug-in:"
         python3 "$here/compare.py" 32000 "$out/cpu_$name.logits" "$out/gpu_$name.logits"
-        cmp -s "$out/gpu_$name.txt" "$out/parts_$name.txt" && echo "graph = parts: text equal" || echo "graph and parts DIFFER"
+        cmp -s "$out/gpu_$name.txt" "$out/parts_$name.txt" && echo "graph = parts: text equal" ||
+            echo "graph and parts DIFFER"
     done
     rm -f "$out"/*.logits
 }
 
 compile() { # NAME: a program of this folder, against the built llama.cpp
-    gcc -O2 -o "$LC/$1" "$here/$1.c" -I"$LC/llama/include" -I"$LC/llama/ggml/include" -L"$LC/bin" -lllama -lggml -lggml-base \
+    gcc -O2 -o "$LC/$1" "$here/$1.c" -I"$LC/llama/include" -I"$LC/llama/ggml/include" -L"$LC/bin" \
+        -lllama -lggml -lggml-base \
         -Wl,--allow-shlib-undefined
 }
 
@@ -104,27 +118,34 @@ depth() {
     for run in $RUNS; do
         choose "$run"
         printf '%-18s' "$name"
-        env $variables timeout "${LIMIT:-80}" "$LC/depth" "$LC/bin" "$LC/big.gguf" "$device" "$type" ${depths//,/ } 2>"$out/depth_$name.err" |
+        env $variables timeout "${LIMIT:-80}" "$LC/depth" "$LC/bin" "$LC/big.gguf" "$device" \
+            "$type" ${depths//,/ } 2>"$out/depth_$name.err" |
             tee "$out/depth_$name.txt"
-        grep -h 'depth\|^pp\|^kvant' "$out/depth_$name.err" | grep -v 'cache_\|buffer\|_op' | tail -7 | cut -c1-150
+        grep -h 'depth\|^pp\|^kvant' "$out/depth_$name.err" | grep -v 'cache_\|buffer\|_op' |
+            tail -7 | cut -c1-150
         echo "after $SECONDS s"
     done
 }
 
 measure() { # WHAT@DEPTHS
     choose "$1"
-    env $variables timeout 120 "$LC/bin/llama-bench" -m "$LC/big.gguf" -ngl 99 -fa on -dev "$device" -ctk "$type" -ctv "$type" \
-        -p "${PP:-0}" -n 64 -d "$depths" -r "$REPS" -o jsonl >"$out/bench_$name-${depths##*,}.jsonl" 2>"$out/bench_$name-${depths##*,}.err" </dev/null
+    env $variables timeout 120 "$LC/bin/llama-bench" -m "$LC/big.gguf" \
+        -ngl 99 -fa on -dev "$device" -ctk "$type" -ctv "$type" \
+        -p "${PP:-0}" -n 64 -d "$depths" -r "$REPS" \
+        -o jsonl >"$out/bench_$name-${depths##*,}.jsonl" 2>"$out/bench_$name-${depths##*,}.err" \
+        </dev/null
     python3 - "$name" "$out/bench_$name-${depths##*,}.jsonl" <<'PY'
 import json, sys
 cells = []
 for line in open(sys.argv[2]):
     if line.startswith("{"):
         r = json.loads(line)
-        cells.append(f"{'pp' if r['n_prompt'] else 'tg'}{r['n_prompt'] or r['n_gen']}@{r['n_depth']} {r['avg_ts']:.1f}")
+        what = f"{'pp' if r['n_prompt'] else 'tg'}{r['n_prompt'] or r['n_gen']}"
+        cells.append(f"{what}@{r['n_depth']} {r['avg_ts']:.1f}")
 print(f"{sys.argv[1]:18s}", "  ".join(cells) or "FAILED")
 PY
-    grep -h '^kvant' "$out/bench_$name-${depths##*,}.err" | grep -v 'cache_\|buffer' | tail -3 | cut -c1-200
+    grep -h '^kvant' "$out/bench_$name-${depths##*,}.err" | grep -v 'cache_\|buffer' | tail -3 |
+        cut -c1-200
     [ -s "$out/bench_$name-${depths##*,}.jsonl" ] || tail -3 "$out/bench_$name-${depths##*,}.err"
 }
 
