@@ -18,7 +18,9 @@ CODE = re.compile(r"\.(c|h|cu|cuh|cpp|hpp|py|sh|js|cmake|in)$|(^|/)(CMakeLists\.
 
 
 def tracked():
-    names = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True)
+    names = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True
+    )
     return [name for name in names.stdout.splitlines() if CODE.search(name)]
 
 

@@ -17,13 +17,14 @@ quiet() { # a command whose output is of interest when it fails
         fail "failed: $*"
     }
 }
+names='blocks cache calibrate codec rows search sequences settings slots'
 works() {
     "$1/cache" | grep -q '256 tokens: ' || fail "$1/cache"
     "$1/slots" | grep -q 'error 0[.]0' || fail "$1/slots"
 }
 linked() { # folder, number of programs that load libkvant.so
-    found=$(for name in cache slots; do ldd "$1/$name"; done | grep -c 'libkvant[.]so' || true)
-    [ "$found" = "$2" ] || fail "$found of 2 programs in $1 load libkvant.so, expected $2"
+    found=$(for name in $names; do ldd "$1/$name"; done | grep -c 'libkvant[.]so' || true)
+    [ "$found" = "$2" ] || fail "$found of 9 programs in $1 load libkvant.so, expected $2"
 }
 
 quiet cmake --install "$build" --prefix "$work/first"
@@ -34,14 +35,14 @@ export PKG_CONFIG_PATH
 
 for package in kvant kvant-static; do
     mkdir "$work/$package"
-    for name in cache slots; do
+    for name in $names; do
         # shellcheck disable=SC2046 # flags are meant to be split
         quiet cc -std=c11 -Wall -Wextra -Werror "$root/examples/$name.c" \
             $(pkg-config --cflags --libs $package) -lm -o "$work/$package/$name"
     done
     works "$work/$package"
 done
-linked "$work/kvant" 2
+linked "$work/kvant" 9
 linked "$work/kvant-static" 0
 
 for static in OFF ON; do
@@ -50,7 +51,7 @@ for static in OFF ON; do
     quiet cmake --build "$work/cmake-$static"
     works "$work/cmake-$static"
 done
-linked "$work/cmake-OFF" 2
+linked "$work/cmake-OFF" 9
 linked "$work/cmake-ON" 0
 
 # kvant as a folder of another project; the test checks that the target exists.
