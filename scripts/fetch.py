@@ -522,7 +522,8 @@ def fetch_lmcache():
         raise FetchError(
             f"LMCache {LMCACHE} is not pinned for Python {version} on {platform.machine()}"
         )
-    final = cache() / f"lmcache-{LMCACHE}-py{version}"
+    beside = hashlib.sha256(BESIDE_LMCACHE.encode()).hexdigest()[:8]  # a longer list is fetched again
+    final = cache() / f"lmcache-{LMCACHE}-{beside}-py{version}"
     if not final.exists():
         environment = fetch_torch().parents[1]
         note("LMCache, 80 MB to download, 330 MB on disk")
