@@ -34,7 +34,7 @@ typedef struct kvant_cuda_turning {
 
 /* ---- queries ---- */
 
-/* Members up to `out` are those of kvant_cuda_query_args. */
+/* Begins as kvant_cuda_query_args does, up to `out`. */
 typedef struct kvant_cuda_kernel_query_args {
     size_t size; /* set by the caller to sizeof(kvant_cuda_kernel_query_args) */
     const kvant_cuda_codec *k_codec;
@@ -51,12 +51,13 @@ typedef struct kvant_cuda_kernel_query_args {
     const float *further[KVANT_CUDA_MOST_MATRICES - 1]; /* as inverse_weights */
 } kvant_cuda_kernel_query_args;
 
+/* As kvant_cuda_transform_queries. */
 KVANT_API kvant_status kvant_cuda_kernel_transform_queries(const kvant_cuda_kernel_query_args *args,
                                                            kvant_cuda_stream stream);
 
 /* ---- append ---- */
 
-/* Members up to `centroids` are those of kvant_cuda_append_args. */
+/* Begins as kvant_cuda_append_args does, up to `centroids`. */
 typedef struct kvant_cuda_kernel_append_args {
     size_t size; /* set by the caller to sizeof(kvant_cuda_kernel_append_args) */
     kvant_cuda_rows k, v;
@@ -88,6 +89,8 @@ typedef struct kvant_cuda_kernel_append_args {
     float *centered;             /* device: n_tokens x n_kv_heads x head_dim */
 } kvant_cuda_kernel_append_args;
 
+/* As kvant_cuda_append. KVANT_ERR_ARGUMENT, too, for queries or centres of keys that do not fit the
+ * rows. */
 KVANT_API kvant_status kvant_cuda_kernel_append(const kvant_cuda_kernel_append_args *args,
                                                 kvant_cuda_stream stream);
 
@@ -104,7 +107,7 @@ typedef struct kvant_cuda_turned {
     float *offsets; /* device: room for page_offsets, which some kernels need */
 } kvant_cuda_turned;
 
-/* Members up to `k_center` are those of kvant_cuda_attention_args. */
+/* Begins as kvant_cuda_attention_args does, up to `k_center`. */
 typedef struct kvant_cuda_kernel_attention_args {
     size_t size; /* set by the caller to sizeof(kvant_cuda_kernel_attention_args) */
     const kvant_cuda_codec *k_codec, *v_codec;
@@ -161,6 +164,8 @@ typedef struct kvant_cuda_kernel_attention_args {
     kvant_cuda_turned turned;
 } kvant_cuda_kernel_attention_args;
 
+/* As kvant_cuda_attention. KVANT_ERR_ARGUMENT, too, for more than KVANT_CUDA_MOST_MATRICES matrices,
+ * and for page_offsets or turned together with each other, with k_center or with a softcap. */
 KVANT_API kvant_status kvant_cuda_kernel_attention(const kvant_cuda_kernel_attention_args *args,
                                                    kvant_cuda_stream stream);
 

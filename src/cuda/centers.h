@@ -1,7 +1,7 @@
 /* centers.h - centres of blocks that turn with positions (centers.cu). */
 #pragma once
 
-#include "kvant/cuda.h"
+#include "kvant/cuda_kernels.h"
 
 namespace kvant
 {

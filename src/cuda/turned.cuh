@@ -2,7 +2,7 @@
  * and taken off it or added to it in the CPU's arithmetic. */
 #pragma once
 
-#include "kvant/cuda.h"
+#include "kvant/cuda_kernels.h"
 #include "params.h"
 
 namespace kvant
