@@ -25,7 +25,9 @@ static void print_scheme(kvant_scheme *scheme)
     const kvant_scheme_model model = {
         .size = sizeof model, .n_layers = 1, .n_kv_heads = KV_HEADS, .head_dim = { DIM, DIM }
     };
-    const kvant_tensor_params params = { .size = sizeof params, .n_sequences = 1, .n_blocks = BLOCKS };
+    const kvant_tensor_params params = { .size = sizeof params,
+                                         .n_sequences = 1,
+                                         .n_blocks = BLOCKS };
     kvant_scheme_info info = { .size = sizeof info };
     double bits;
     size_t bytes;

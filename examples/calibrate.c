@@ -90,8 +90,8 @@ static void print_calibration(const kvant_calibration *calibration)
     kvant_codec *codec;
     check(kvant_calibration_get_info(calibration, &info));
     check(kvant_calibration_get_entry(calibration, 0, 1, KVANT_ROLE_K, &entry));
-    check(kvant_codec_create_calibrated("int-4:center=file", DIM, KVANT_ROLE_K, 0, calibration, 0, 1,
-                                        &codec, NULL, 0));
+    check(kvant_codec_create_calibrated("int-4:center=file", DIM, KVANT_ROLE_K, 0, calibration, 0,
+                                        1, &codec, NULL, 0));
     printf("%u layers, %u kv heads of %u, %llu tokens, %zu bytes, mean[0] %.3f\n",
            (unsigned)info.n_layers, (unsigned)info.n_kv_heads, (unsigned)info.head_dim,
            (unsigned long long)info.n_tokens, info.bytes, entry.mean[0]);

@@ -19,7 +19,8 @@ static int n_allocated;
 static void *on_device(const void *host, size_t bytes)
 {
     void *device = NULL;
-    if (n_allocated == 64 || cudaMalloc(&device, bytes) != cudaSuccess || cudaMemset(device, 0, bytes) != cudaSuccess ||
+    if (n_allocated == 64 || cudaMalloc(&device, bytes) != cudaSuccess ||
+        cudaMemset(device, 0, bytes) != cudaSuccess ||
         (host && cudaMemcpy(device, host, bytes, cudaMemcpyHostToDevice) != cudaSuccess))
         exit(1);
     return allocated[n_allocated++] = device;

@@ -39,7 +39,8 @@ static kvant_attention_problem problem_of(float *q, float *out, uint32_t q_dim, 
 /* Rows of q8_0: a block of 32 numbers is an fp16 scale and 32 signed bytes. */
 static float attend_blocks(void)
 {
-    const size_t row = kvant_block_row_bytes(KVANT_BLOCK_Q8_0, DIM), bytes = TOKENS * KV_HEADS * row;
+    const size_t row = kvant_block_row_bytes(KVANT_BLOCK_Q8_0, DIM),
+                 bytes = TOKENS * KV_HEADS * row;
     const uint16_t one = 0x3c00; /* the scale 1 as fp16 */
     unsigned char *data = zeroed(bytes);
     for (size_t i = 0; i < bytes; i += 34) {

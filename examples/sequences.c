@@ -31,7 +31,8 @@ static kvant_cache *make_cache(void)
 /* Appends n tokens of a prompt to a sequence. Their queries come first: keys learn best from them. */
 static void append_prompt(kvant_cache *cache, int32_t sequence, uint32_t n)
 {
-    float *k = random_numbers(n * ROW), *v = random_numbers(n * ROW), *q = random_numbers(n * Q_ROW);
+    float *k = random_numbers(n * ROW), *v = random_numbers(n * ROW),
+          *q = random_numbers(n * Q_ROW);
     const kvant_queries queries = { .size = sizeof queries,
                                     .q = q,
                                     .token_stride = Q_ROW,
@@ -47,7 +48,8 @@ static void append_prompt(kvant_cache *cache, int32_t sequence, uint32_t n)
 /* One more token of each sequence, and its attention. */
 static void decode_batch(kvant_cache *cache, const int32_t *sequences, uint32_t n)
 {
-    float *k = random_numbers(n * ROW), *v = random_numbers(n * ROW), *q = random_numbers(n * Q_ROW);
+    float *k = random_numbers(n * ROW), *v = random_numbers(n * ROW),
+          *q = random_numbers(n * Q_ROW);
     float *out = zeroed(n * Q_ROW * sizeof *out);
     check(kvant_cache_append_batch(cache, 0, sequences, n, k, v, 1));
     check(kvant_cache_attend_batch(cache, 0, sequences, n, q, out, 1));
@@ -93,12 +95,13 @@ int main(void)
     float *a = zeroed(64 * ROW * sizeof *a), *b = zeroed(64 * ROW * sizeof *b), v[64 * ROW];
     check(kvant_cache_read(cache, 0, both[0], 0, 64, a, v));
     check(kvant_cache_read(cache, 0, restored, 0, 64, b, v));
+    kvant_cache_info info = { .size = sizeof info };
+    check(kvant_cache_get_info(cache, &info));
     printf("lengths %u, %u, %u; restored rows are %s; %zu bytes\n",
            (unsigned)kvant_sequence_length(cache, both[0], 0),
            (unsigned)kvant_sequence_length(cache, both[1], 0),
            (unsigned)kvant_sequence_length(cache, restored, 0),
-           memcmp(a, b, 64 * ROW * sizeof *a) == 0 ? "the same" : "different",
-           kvant_cache_bytes(cache));
+           memcmp(a, b, 64 * ROW * sizeof *a) == 0 ? "the same" : "different", info.bytes);
     check(kvant_sequence_drop(cache, both[0], 512)); /* what no window sees any more */
     kvant_sequence_free(cache, restored);
     kvant_cache_free(&cache);

@@ -33,7 +33,7 @@ static kvant_settings *make_settings(void)
 
 int main(int argc, char **argv)
 {
-    char file[512], path[512], reason[256];
+    char file[512], reason[256];
     snprintf(file, sizeof file, "%s/example.kvant", argc > 1 ? argv[1] : ".");
     kvant_settings *settings = make_settings();
     check(kvant_settings_save(settings, file, NULL, 0));
@@ -46,7 +46,7 @@ int main(int argc, char **argv)
     kvant_settings_info info = { .size = sizeof info };
     kvant_calibration *calibration;
     check(kvant_settings_get_info(settings, &info));
-    check(kvant_settings_calibration_path(settings, path, sizeof path)); /* "": needs none */
+    /* From the path that the settings name; NULL if they need none. */
     check(kvant_settings_load_calibration(settings, NULL, &calibration, NULL, 0));
     check(kvant_settings_check(settings, calibration, NULL, 0));
     for (uint32_t layer = 0; layer < info.n_layers; layer++) {

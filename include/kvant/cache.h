@@ -238,14 +238,12 @@ KVANT_API kvant_status kvant_sequence_export(const kvant_cache *cache, int32_t s
 KVANT_API kvant_status kvant_sequence_import(kvant_cache *cache, int32_t sequence, const void *data,
                                              size_t bytes);
 
-/* Bytes that the blocks in use take (codes, metadata and fp16 pages) plus the bytes of the matrices
- * of transform=first. */
-KVANT_API size_t kvant_cache_bytes(const kvant_cache *cache);
-
 typedef struct kvant_cache_info {
     size_t size; /* set by the caller to sizeof(kvant_cache_info) */
     uint32_t n_blocks, n_free_blocks;
-    size_t bytes;      /* as kvant_cache_bytes returns */
+    /* Bytes that the blocks in use take (codes, metadata and fp16 pages) plus the bytes of the
+     * matrices of transform=first. */
+    size_t bytes;
     size_t f16_bytes;  /* bytes of the same tokens as fp16 */
     double true_bits;  /* per number of a sealed block, every stored byte counted */
     bool calibrated;   /* the scheme has a calibration */

@@ -89,16 +89,9 @@ KVANT_API kvant_status kvant_settings_get_info(const kvant_settings *settings,
 KVANT_API kvant_status kvant_settings_get_layer(const kvant_settings *settings, uint32_t layer,
                                                 kvant_role role, kvant_settings_layer *entry);
 
-/* path = where the calibration of the settings is: a relative path in the file is resolved from the
- * folder of the file. "" when the settings need no calibration.
- * KVANT_ERR_ARGUMENT: the path does not fit `bytes` bytes, or it is relative and the settings were
- * not loaded from a file. */
-KVANT_API kvant_status kvant_settings_calibration_path(const kvant_settings *settings, char *path,
-                                                       size_t bytes);
-
-/* Loads the calibration that the settings were made with, from path or, when path is NULL, from
- * kvant_settings_calibration_path. When the settings need no calibration, *calibration is NULL and
- * the status KVANT_OK.
+/* Loads the calibration that the settings were made with, from path or, when path is NULL, from the
+ * path in the settings: a relative one starts at the folder of the settings file. When the settings
+ * need no calibration, *calibration is NULL and the status KVANT_OK.
  * KVANT_ERR_ARGUMENT: the file holds another calibration, or path is NULL and the settings were not
  * loaded from a file. Other errors as kvant_calibration_load. */
 KVANT_API kvant_status kvant_settings_load_calibration(const kvant_settings *settings,

@@ -391,12 +391,6 @@ kvant_status kvant_cache_step(kvant_cache *cache, uint32_t layer, const kvant_st
 
 /* Information */
 
-size_t kvant_cache_bytes(const kvant_cache *cache)
-{
-    kvant_cache_info info = { .size = sizeof info };
-    return kvant_cache_get_info(cache, &info) == KVANT_OK ? info.bytes : 0;
-}
-
 kvant_status kvant_cache_get_info(const kvant_cache *cache, kvant_cache_info *info)
 {
     KVANT_RETURN_IF(!cache, KVANT_ERR_ARGUMENT);

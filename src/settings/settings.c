@@ -288,10 +288,10 @@ kvant_status kvant_settings_get_layer(const kvant_settings *settings, uint32_t l
     return KVANT_OK;
 }
 
-kvant_status kvant_settings_calibration_path(const kvant_settings *settings, char *path,
-                                             size_t bytes)
+/* The path of the calibration. KVANT_ERR_ARGUMENT: it does not fit, or it is relative and the
+ * settings were not loaded from a file. */
+static kvant_status find_calibration(const kvant_settings *settings, char *path, size_t bytes)
 {
-    KVANT_RETURN_IF(!settings || !path || bytes == 0, KVANT_ERR_ARGUMENT);
     const bool relative = settings->calibration[0] && settings->calibration[0] != '/';
     KVANT_RETURN_IF(relative && !settings->folder, KVANT_ERR_ARGUMENT);
     const char *folder = relative ? settings->folder : "";
@@ -330,7 +330,7 @@ kvant_status kvant_settings_load_calibration(const kvant_settings *settings, con
         return kvant_fail(&error, KVANT_ERR_ARGUMENT, "no settings");
     if (!settings->calibration[0])
         return KVANT_OK;
-    if (!path && kvant_settings_calibration_path(settings, own, sizeof own) != KVANT_OK)
+    if (!path && find_calibration(settings, own, sizeof own) != KVANT_OK)
         return kvant_fail(&error, KVANT_ERR_ARGUMENT, "the settings do not tell where %s lies",
                           settings->calibration);
     path = path ? path : own;
