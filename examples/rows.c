@@ -1,5 +1,5 @@
-/* Attention over rows that an engine stores in its own way: ggml's q8_0 rows, and latent rows (MLA),
- * computed on threads that the program lends.
+/* Attention over rows that an engine stores in its own way: ggml's q8_0 rows, and latent rows
+ * (MLA), computed on threads that the program lends.
  *
  *     cc rows.c $(pkg-config --cflags --libs kvant) -lm -o rows && ./rows
  */

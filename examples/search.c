@@ -1,4 +1,5 @@
-/* Nearest neighbours of compressed vectors: an index is trained, filled, saved, mapped and searched.
+/* Nearest neighbours of compressed vectors: an index is trained, filled, saved, mapped and
+ * searched.
  *
  *     cc search.c $(pkg-config --cflags --libs kvant) -o search && ./search FOLDER
  */

@@ -28,7 +28,8 @@ static kvant_cache *make_cache(void)
     return cache;
 }
 
-/* Appends n tokens of a prompt to a sequence. Their queries come first: keys learn best from them. */
+/* Appends n tokens of a prompt to a sequence. Their queries come first, because keys learn best
+ * from them. */
 static void append_prompt(kvant_cache *cache, int32_t sequence, uint32_t n)
 {
     float *k = random_numbers(n * ROW), *v = random_numbers(n * ROW),

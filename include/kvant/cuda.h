@@ -266,9 +266,8 @@ typedef struct kvant_cuda_attention_args {
     size_t mask_token_stride;  /* elements between two rows; 0: all query rows have the same */
     const float *sinks;        /* device: n_heads logits of tokens whose value is 0, or NULL */
     const float *centroids[2]; /* as in append */
-    /* device: n_kv_heads x head_dim, or NULL: the centre that was subtracted from keys. <q, k_center>
-     * is added to every score. For keys with a matrix W and a centre c it is W c. It must be NULL with
-     * a softcap */
+    /* device: n_kv_heads x head_dim, or NULL: what keys lack, so that <q, k_center> is part of
+     * every score; of keys with a matrix W and a centre c, W c. Not beside a softcap */
     const float *k_center;
 } kvant_cuda_attention_args;
 

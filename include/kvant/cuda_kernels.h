@@ -1,4 +1,4 @@
-/* cuda_kernels.h - unstable: single kernels on an NVIDIA GPU, and calls of cuda.h with all arguments.
+/* cuda_kernels.h - unstable: single kernels on an NVIDIA GPU, calls of cuda.h with all arguments.
  *
  * kvant's llama.cpp plug-in, its GPU cache and its tests use this header. Its functions and structs
  * may change or go with every release, also between patch versions. A program that uses them has to
@@ -70,10 +70,9 @@ typedef struct kvant_cuda_kernel_append_args {
     const float *k_feedback;
     const float *centroids[2];
     /* Zeros from here on: none of this. */
-    uint32_t slots_ready; /* not 0: like table_ready of attention, for slots */
-    /* q not NULL: queries of these tokens also go through their matrix
-     * (kvant_cuda_kernel_transform_queries). If there are few rows with a matrix, the same launch does
-     * both */
+    uint32_t slots_ready; /* not 0: as table_ready of attention, for slots */
+    /* q not NULL: queries of these tokens go through their matrix, too
+     * (kvant_cuda_kernel_transform_queries), in the same launch where few rows have a matrix */
     kvant_cuda_kernel_query_args queries;
     /* device, or NULL: marks of tokens whose rows were refused, for kvant_cuda_fill_marked. Token i
      * has the number mark_numbers[i] (on the device), or its slot if that is NULL. The mark of
@@ -164,8 +163,9 @@ typedef struct kvant_cuda_kernel_attention_args {
     kvant_cuda_turned turned;
 } kvant_cuda_kernel_attention_args;
 
-/* As kvant_cuda_attention. KVANT_ERR_ARGUMENT, too, for more than KVANT_CUDA_MOST_MATRICES matrices,
- * and for page_offsets or turned together with each other, with k_center or with a softcap. */
+/* As kvant_cuda_attention. KVANT_ERR_ARGUMENT, too, for more than KVANT_CUDA_MOST_MATRICES
+ * matrices, and for page_offsets or turned together with each other, with k_center or with a
+ * softcap. */
 KVANT_API kvant_status kvant_cuda_kernel_attention(const kvant_cuda_kernel_attention_args *args,
                                                    kvant_cuda_stream stream);
 

@@ -1,10 +1,9 @@
-/* tensor_hooks.h - unstable: what kvant's llama.cpp plug-in and kvant's tests ask of a tensor beyond
- * tensor.h.
+/* tensor_hooks.h - unstable: functions of a tensor for kvant's llama.cpp plug-in and kvant's tests.
  *
- * The plug-in keeps pages on a GPU by itself and takes from a tensor in the computer's memory what it
- * learned. These functions may change or go with every release, also between patch versions. A
- * program that uses them has to be compiled with the headers of the libkvant that it loads. Threads
- * as in tensor.h.
+ * The plug-in keeps pages on a GPU by itself. A tensor in the computer's memory learns for it, and
+ * these functions give the plug-in the transforms and centres. They may change or go with every
+ * release, also between patch versions. A program that uses them has to be compiled with the
+ * headers of the libkvant that it loads. Threads as in tensor.h.
  */
 #ifndef KVANT_TENSOR_HOOKS_H
 #define KVANT_TENSOR_HOOKS_H

@@ -275,9 +275,9 @@ TABLE_CALL(kernel_append, append, kvant_cuda_kernel_append_args, centered)
 TABLE_CALL(kernel_attention, attention, kvant_cuda_kernel_attention_args, turned)
 TABLE_CALL(kernel_transform_queries, transform_queries, kvant_cuda_kernel_query_args, further)
 
-/* A call of cuda.h whose struct is the first part of a struct of cuda_kernels.h. The table takes the
- * latter, with zeros behind it. next: the first member behind it. test_cuda_door compares the places of the
- * members before it. */
+/* A call of cuda.h. Its struct is the first part of a struct of cuda_kernels.h, which the table
+ * takes: the further members are zeros, and next is the first of them. test_cuda_door compares the
+ * places of the other members. */
 #define SHORT_CALL(name, type, last, next)                                                         \
     _Static_assert(sizeof(kvant_cuda_##type) == offsetof(kvant_cuda_kernel_##type, next),          \
                    "the struct of cuda.h ends where cuda_kernels.h goes on");                      \

@@ -1,8 +1,8 @@
 #!/bin/sh
-# symbols.sh LIBKVANT.A LIBKVANT.SO: every global symbol of the static library begins with kvant_, because
-# a program that links it may have functions of any other name. The functions that the public headers
-# declare, those that src/libkvant.map names and those that the shared library exports are the same, each
-# under the same version: KVANT_UNSTABLE if its header's first line says "unstable", otherwise a release.
+# symbols.sh LIBKVANT.A LIBKVANT.SO: every global symbol of the static library begins with kvant_,
+# because a program that links it may have functions of any other name. The public headers,
+# src/libkvant.map and the shared library have the same functions, each under the same version:
+# KVANT_UNSTABLE if the first line of its header says "unstable", otherwise a release.
 set -eu
 root=$(cd "$(dirname "$0")/../.." && pwd)
 static=${1:?usage: symbols.sh LIBKVANT.A LIBKVANT.SO}
