@@ -14,7 +14,7 @@ import tempfile
 import time
 import unittest
 
-from testing import N_VOCABULARY, PLUGIN, SMALL, TEXT, command, run
+from testing import N_VOCABULARY, PLUGIN, SMALL, TEXT, command, rows_of, run
 
 OK, RUNTIME, USAGE, INTERRUPTED = 0, 1, 2, 130
 BASE = ["eval", "-m", SMALL, "-f", TEXT, "-c", "64"]
@@ -22,11 +22,6 @@ CONFIGS = ["-k", "turboquant-3", "--stock", "q4_0"]
 N_ROWS, VALUE_BYTES = 31, 24
 BASE_BYTES = N_ROWS * N_VOCABULARY * 2  # size of a chunk's f16 run on disk
 RECORD_BYTES = 24 + N_ROWS * VALUE_BYTES + 8
-
-
-def rows_of(done):
-    assert done.returncode == OK, done.stderr
-    return json.loads(done.stdout)
 
 
 def flip(path, at):

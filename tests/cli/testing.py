@@ -1,5 +1,6 @@
 """Helpers that run the kvant command for the tests in this folder."""
 
+import json
 import os
 import pathlib
 import subprocess
@@ -53,6 +54,12 @@ def run(*arguments, stdin=None, stdout=subprocess.PIPE, timeout=300, errors=None
         env=env,
         timeout=timeout,
     )
+
+
+def rows_of(done):
+    """What a command that succeeded printed as JSON."""
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
 def program(folder, name, body):
