@@ -1,9 +1,10 @@
-/* centers.cu - centres of blocks that turn with positions (kvant_cuda_turning): rows are taken
- * about them, and attention is told what they add to scores.
+/* centers.cu - centres of blocks, which RoPE rotates to the blocks' positions (kvant_cuda_turning).
+ * It subtracts them from rows and adds them to rows, and computes their products with queries,
+ * which attention adds to scores.
  *
- * With the products z of a query and a start, Z = (q_1 a + q_2 b, q_2 a - q_1 b) for every pair of
- * channels, <q, centre> is the sum of Z_1 cos + Z_2 sin over pairs: products of query rows and
- * phases. */
+ * A start is a centre at position 0. With its numbers a and b for a pair of channels, let Z = (q_1
+ * a + q_2 b, q_2 a - q_1 b). Then <q, centre> is the sum of Z_1 cos + Z_2 sin over all pairs, which
+ * is a matrix product of query rows and phases. */
 #include "centers.h"
 
 #include "checks.h"
@@ -24,7 +25,7 @@ namespace kvant
 
 constexpr uint32_t ROW_THREADS = 256;
 
-/* A thread has a pair of channels of a row, so that rows may lie in their own place. */
+/* A thread has a pair of channels of a row, so rows may be changed in place. */
 __global__ void __launch_bounds__(ROW_THREADS)
     center_rows_kernel(const __grid_constant__ kvant_cuda_center_rows_args args)
 {
@@ -55,12 +56,12 @@ __global__ void __launch_bounds__(ROW_THREADS)
 
 struct OffsetArgs {
     kvant_cuda_page_offsets_args given;
-    uint32_t heads_a_kv, page_tiles; /* of a sequence */
-    bool whole_rows, whole_phases;   /* in 16 bytes at a time */
+    uint32_t heads_a_kv, page_tiles; /* per sequence */
+    bool whole_rows, whole_phases;   /* loads of 16 bytes are possible */
 };
 
-/* A thread block's tile of query rows and pages: a warp has 16 rows and 8 pages of each of its
- * tensor-core tiles. Both fit the 99 KiB that a thread block may have where it may have least
+/* A thread block's tile of query rows and pages. A warp has 16 rows, and 8 pages of each of its
+ * tensor-core tiles. Tiles fit the smallest shared memory that a thread block may have, 99 KiB
  * (compute capability 8.6). */
 template <int ROW_WARPS_, int PAGE_WARPS, int TILES_> struct OffsetShape {
     static constexpr int ROW_WARPS = ROW_WARPS_, TILES = TILES_, WARPS = ROW_WARPS * PAGE_WARPS,
@@ -76,15 +77,15 @@ using ManyOffsets = OffsetShape<D <= 256 ? 4 : 2, 1,
 constexpr uint32_t MOST_FEW_ROWS = 32;
 
 constexpr uint32_t ROW_PADDING =
-    4; /* of rows in shared memory: eight of them are in different banks */
+    4; /* numbers that pad a row in shared memory, so that eight rows are in different banks */
 
 template <class S> constexpr size_t offset_bytes(uint32_t head_dim)
 {
     return (S::ROWS + S::PAGES) * (head_dim + ROW_PADDING) * sizeof(float);
 }
 
-/* What the thread block has there beside query rows, and phases behind these: pairs of channels,
- * and the two numbers of a start that each has. Up to three behind the last one have zeros. */
+/* The data of a thread block in addition to query rows and phases: pairs of channels, and the two
+ * numbers of a start for each pair. Up to three pairs behind the last one are zeros. */
 struct OffsetPairs {
     ushort2 channels[KVANT_CUDA_MOST_DIM / 2];
     float2 starts[KVANT_CUDA_MOST_DIM / 2];
@@ -98,8 +99,8 @@ static_assert(offsets_fit<FewOffsets>(512) && offsets_fit<ManyOffsets<128>>(128)
               offsets_fit<ManyOffsets<256>>(256) && offsets_fit<ManyOffsets<512>>(512) &&
               KVANT_CUDA_MOST_DIM == 512);
 
-/* A number as two of TF32, of which the second holds what the first lacks: three products of these
- * are binary32's except for a few units in the last place. */
+/* A number as the sum of two TF32 numbers. Three products of their parts give binary32's product,
+ * except for a few units in the last place. */
 struct TwoParts {
     uint32_t high, low;
 };
@@ -110,7 +111,7 @@ KVANT_INLINE TwoParts in_two_parts(float x)
     return TwoParts{ high, __float_as_uint(x - __uint_as_float(high)) };
 }
 
-/* A thread block's work; first_q: of the sequence's first query token. */
+/* The work of a thread block. first_q: index of the sequence's first query token. */
 struct OffsetWork {
     uint32_t b, kv_head;
     int first_page, end_page, first_row, end_row;
@@ -140,7 +141,7 @@ template <class S> KVANT_INLINE OffsetWork find_offset_work(const OffsetArgs &ar
     return w;
 }
 
-/* The numbers of the pages, a bit each. By every warp. */
+/* The set of numbers of the pages, as a bit mask. Called by every warp. */
 KVANT_INLINE uint32_t numbers_of(const kvant_cuda_turning &turning, size_t first, int n)
 {
     uint32_t own = 0;
@@ -151,7 +152,7 @@ KVANT_INLINE uint32_t numbers_of(const kvant_cuda_turning &turning, size_t first
     return __reduce_or_sync(FULL, own);
 }
 
-/* head_dim numbers, by a warp. */
+/* Copies head_dim numbers, by a warp. */
 KVANT_INLINE void load_vector(float *to, const void *from, size_t at, kvant_cuda_type type,
                               uint32_t head_dim, bool whole)
 {
@@ -166,8 +167,8 @@ KVANT_INLINE void load_vector(float *to, const void *from, size_t at, kvant_cuda
             to[i] = load_number(from, at + i, type);
 }
 
-/* Query rows, phases of pages and pairs; all loads are on their way together. Rows and pages that
- * are not there are the last one's: what they give is not stored. */
+/* Loads query rows, phases of pages, and pairs; all loads overlap. Rows and pages beyond the end
+ * are copies of the last one, and their results are not stored. */
 template <class S>
 KVANT_INLINE void load_tile(const OffsetArgs &args, const OffsetWork &w, float *shared,
                             OffsetPairs &pairs)
@@ -205,7 +206,8 @@ KVANT_INLINE void load_starts(const OffsetArgs &args, const OffsetWork &w, uint3
     }
 }
 
-/* Products of two query rows with a pair of a start: those with cosines, those with sines. */
+/* Products of two query rows with a pair of a start: first the factors of cosines, then the factors
+ * of sines. */
 struct RowProducts {
     TwoParts parts[4];
 
@@ -220,7 +222,7 @@ struct RowProducts {
     }
 };
 
-/* Sums over all pairs, four at a time, of a warp's rows and pages. */
+/* Adds up a warp's rows and pages over all pairs, four at a time. */
 template <class S>
 KVANT_INLINE void add_pairs(uint32_t head_dim, const float *shared, const OffsetPairs &pairs,
                             float (&sums)[S::TILES][4])
@@ -247,7 +249,7 @@ KVANT_INLINE void add_pairs(uint32_t head_dim, const float *shared, const Offset
     }
 }
 
-/* Those of pages with this number. */
+/* Stores the sums of pages with this number. */
 template <class S>
 KVANT_INLINE void store_offsets(const OffsetArgs &args, const OffsetWork &w, uint32_t number,
                                 const float (&sums)[S::TILES][4])
@@ -267,7 +269,7 @@ KVANT_INLINE void store_offsets(const OffsetArgs &args, const OffsetWork &w, uin
         }
 }
 
-/* A tile whose pages have several numbers is summed once for each: that is rare. */
+/* If the pages of a tile have several numbers, which is rare, the tile is summed once for each. */
 template <class S>
 __global__ void __launch_bounds__(S::THREADS)
     page_offsets_kernel(const __grid_constant__ OffsetArgs args)
@@ -329,7 +331,7 @@ bool valid_turning(const kvant_cuda_turning &turning, uint32_t head_dim)
            turning.phases && head_dim > 0 && head_dim % 2 == 0 && head_dim <= KVANT_CUDA_MOST_DIM;
 }
 
-/* The grid counts thread blocks, and kernels places, in 32 bits. */
+/* The grid counts thread blocks in 32 bits, and kernels count places in 32 bits. */
 bool valid_offsets(const kvant_cuda_page_offsets_args &args)
 {
     const uint32_t tokens = std::max(args.query_tokens, 1u);

@@ -1,4 +1,4 @@
-/* centers.h - centres of blocks that turn with positions (centers.cu). */
+/* centers.h - centres of blocks, which RoPE rotates to the blocks' positions (centers.cu). */
 #pragma once
 
 #include "kvant/cuda_kernels.h"
@@ -6,10 +6,10 @@
 namespace kvant
 {
 
-/* Whether nothing of centres is missing, and head_dim is one that they can have. */
+/* Whether the arguments of centres are complete, and head_dim is one that can have centres. */
 bool valid_turning(const kvant_cuda_turning &turning, uint32_t head_dim);
 
-/* Whether nothing that kvant_cuda_page_offsets needs is missing. */
+/* Whether the arguments of kvant_cuda_page_offsets are complete. */
 bool valid_offsets(const kvant_cuda_page_offsets_args &args);
 
 } // namespace kvant

@@ -12,7 +12,8 @@ inline kvant_status from_cuda(cudaError_t error)
 {
     if (error == cudaSuccess)
         return KVANT_OK;
-    cudaGetLastError(); /* a refused launch leaves no error behind for the caller's own checks */
+    /* clears the error of a refused launch, so that the caller's own checks do not find it */
+    cudaGetLastError();
     const bool unsupported = error == cudaErrorNotSupported || error == cudaErrorNoDevice ||
                              error == cudaErrorInsufficientDriver;
     return unsupported ? KVANT_ERR_UNSUPPORTED : KVANT_ERR_CUDA;

@@ -1,5 +1,5 @@
-/* launch.h - turns a run-time head_dim into a compile-time constant; what launches ask of a
- * device. */
+/* launch.h - makes a compile-time constant of a run-time head_dim, and functions about a device's
+ * resources for launches. */
 #pragma once
 
 #include <cstddef>
@@ -21,7 +21,7 @@ template <class F> cudaError_t with_head_dim(uint32_t head_dim, F &&launch)
     }
 }
 
-/* The least of these that head_dim fits into. */
+/* Calls launch with the least of these head_dims into which head_dim fits. */
 template <class F> auto with_room(uint32_t head_dim, F &&launch)
 {
     return head_dim <= 128   ? launch(std::integral_constant<int, 128>())
@@ -29,11 +29,11 @@ template <class F> auto with_room(uint32_t head_dim, F &&launch)
                              : launch(std::integral_constant<int, 512>());
 }
 
-/* What kvant_cuda_limit_shared_memory set; 0: no limit (attention/launch.cu). */
+/* The limit that kvant_cuda_limit_shared_memory set; 0: no limit (attention/launch.cu). */
 size_t shared_limit();
 
-/* The most shared memory that a block may have: 227 KB on GPUs of 9.0, 163 KB of 8.0, 99 KB of 8.6,
- * 8.9 and 12.0. */
+/* The most shared memory of a thread block. It is 227 KB with compute capability 9.0 and 163 KB
+ * with 8.0. With 8.6, 8.9 and 12.0 it is 99 KB. */
 inline cudaError_t most_shared(int &bytes)
 {
     int device = 0;
@@ -46,8 +46,8 @@ inline cudaError_t most_shared(int &bytes)
     return error;
 }
 
-/* Before a launch with so many bytes of dynamic shared memory; cudaErrorNotSupported when the
- * device has less. */
+/* Allows a kernel `bytes` of dynamic shared memory; called before a launch. cudaErrorNotSupported
+ * when the device has less. */
 inline cudaError_t allow_shared(const void *kernel, int bytes)
 {
     int most = 0;
@@ -59,7 +59,7 @@ inline cudaError_t allow_shared(const void *kernel, int bytes)
                : error;
 }
 
-/* How many thread blocks of a kernel run at once. */
+/* The number of thread blocks of a kernel that run at once. */
 inline cudaError_t blocks_at_once(const void *kernel, int threads, int shared, int &blocks)
 {
     int device = 0, multiprocessors = 0;
@@ -72,8 +72,9 @@ inline cudaError_t blocks_at_once(const void *kernel, int threads, int shared, i
     return error;
 }
 
-/* A kernel that calls wait_for_former (ptx.cuh), which only code for compute_90 and later does: its
- * blocks start while those of the kernel before it end. A CUDA graph keeps that from 12.3 on. */
+/* Launches a kernel that calls wait_for_former (ptx.cuh), which only code for compute_90 and later
+ * does. Its blocks start while the blocks of the preceding kernel end. CUDA graphs preserve this
+ * from CUDA 12.3 on. */
 inline cudaError_t launch_early(const void *kernel, dim3 grid, unsigned threads, void **parameters,
                                 size_t shared, cudaStream_t stream)
 {

@@ -13,10 +13,10 @@ using Place = kvant_code_place;
 
 constexpr int PAGE_TOKENS = 64;
 
-constexpr int PLANES = 3; /* of a code, at most */
+constexpr int PLANES = 3; /* the most planes of a code */
 
-/* Bits of plane i of a code of so many bits, 0 beyond the last: 4, 2 or 1, the largest that is
- * left. */
+/* The bits of plane i of a code of `bits` bits: 4, 2 or 1, the largest that is left. 0 beyond the
+ * last plane. */
 __host__ __device__ constexpr int plane_bits(int bits, int i)
 {
     int plane = 0;
@@ -25,7 +25,7 @@ __host__ __device__ constexpr int plane_bits(int bits, int i)
     return plane;
 }
 
-/* Words of a plane of p bits with so many row and column tiles. */
+/* The number of words of a plane of p bits with this many row and column tiles. */
 __host__ __device__ constexpr int plane_words(int p, int row_tiles, int column_tiles)
 {
     return p == 0 ? 0 : (column_tiles * p + 3) / 4 * 32 * row_tiles;
@@ -39,7 +39,7 @@ __host__ __device__ constexpr int code_bytes(int bits, int row_tiles, int column
     return 4 * words;
 }
 
-/* Of the code at (row, column) in a plane of p bits. */
+/* The place of the code at (row, column) in a plane of p bits. */
 __host__ __device__ constexpr Place place(int p, int row_tiles, int column_tiles, int row,
                                           int column)
 {
@@ -51,7 +51,7 @@ __host__ __device__ constexpr Place place(int p, int row_tiles, int column_tiles
                   p * field + 16 * (c % 2) };
 }
 
-/* use(log, first word, shift of the code) for each plane of codes of so many bits. */
+/* Calls use(log, first word, shift of the code) for each plane of codes of `bits` bits. */
 template <class F>
 __host__ __device__ __forceinline__ void for_each_plane(int bits, bool keys, int tiles, F &&use)
 {
@@ -63,7 +63,7 @@ __host__ __device__ __forceinline__ void for_each_plane(int bits, bool keys, int
     }
 }
 
-/* Chunk codes: words of all planes above that of p bits. */
+/* For chunk codes: the number of words of all planes that come before the plane of p bits. */
 __host__ __device__ constexpr int chunk_plane_at(int bits, int p, int chunks, bool keys)
 {
     int words = 0;

@@ -1,5 +1,6 @@
-/* memory.cu - what only libkvant's own caches need of the current GPU: allocation, copies, zeros,
- * the largest of many numbers, and what centres and scales are learnt from. */
+/* memory.cu - functions of the current GPU that only libkvant's own caches need: allocation,
+ * copies, zeros, the largest of many numbers, and the statistics from which centres and scales are
+ * learned. */
 #include "checks.h"
 #include "rotate.cuh"
 #include "table.h"
@@ -14,7 +15,8 @@ namespace
 
 constexpr uint32_t THREADS = 256, BLOCKS = 64;
 
-/* Magnitudes as bits are in the order of whole numbers; a NaN is above all of them. */
+/* Finds the largest magnitude. The bits of magnitudes are in the order of whole numbers, and a NaN
+ * is above all of them. */
 __global__ void __launch_bounds__(THREADS)
     largest_kernel(const __grid_constant__ kvant_cuda_numbers numbers)
 {
@@ -28,7 +30,7 @@ __global__ void __launch_bounds__(THREADS)
         atomicMax(&numbers.room[blockIdx.y], largest);
 }
 
-/* A thread takes a channel of one part: its rows one after another, as on the host. */
+/* A thread processes a channel of one part, row after row, as on the host. */
 __global__ void __launch_bounds__(THREADS)
     note_kernel(const __grid_constant__ kvant_cuda_note_args args)
 {
@@ -67,8 +69,8 @@ kvant_status kvant_cuda_table_memory_new(void **memory, size_t bytes)
     cudaError_t error = cudaMalloc(memory, bytes);
     if (error == cudaSuccess) {
         error = cudaMemset(*memory, 0, bytes);
-        if (error ==
-            cudaSuccess) /* streams that do not wait for the default stream find zeros too */
+        /* so that streams that do not wait for the default stream find zeros, too */
+        if (error == cudaSuccess)
             error = cudaStreamSynchronize(cudaStreamLegacy);
         if (error == cudaSuccess)
             return KVANT_OK;

@@ -62,7 +62,8 @@ static kvant_cuda_kind uniform_kind(const kvant_uniform_view *u, uint32_t bits)
     return u->group == 32 && bits <= 3 ? kinds[bits - 2][u->per_channel] : KVANT_CUDA_UNIFORM_ANY;
 }
 
-/* Decode kernels know powers of two of at least group_step (dequant.cuh). */
+/* The kind of decode kernel. Decode kernels serve groups of a power of two of at least group_step
+ * numbers (dequant.cuh). */
 static kvant_cuda_kind uniform_decoder(const kvant_uniform_view *u, uint32_t bits,
                                        uint32_t head_dim)
 {
@@ -103,7 +104,7 @@ static bool init_uniform(kvant_cuda_codec *out, const kvant_codec_view *view)
     return !u->hybrid;
 }
 
-/* Probability of each level's cell under a unit normal, near enough for a weight. */
+/* The probability of each level's cell under a unit normal, accurate enough for a weight. */
 static double cell_weight(const float *thresholds, uint32_t n, uint32_t i)
 {
     const double sqrt_half = 0.70710678118654752;
@@ -147,11 +148,11 @@ static void byte_codebook(kvant_cuda_params *params)
     params->step = (float)best_step;
 }
 
-/* A curve g(u) = (n - 1) / 2 + gain tanh(slope u) that passes threshold k at about k + 1/2: as long
- * as it is within half a level there, the code of u is the whole part of g(u) or one more, and one
- * comparison says which. The kernel's tanh is good to 2^-10, and it rounds g to eighths, 2^20 added
- * so that they are the lowest bits of the float; 0.1 of a level is kept for both (gain * 2^-10 +
- * 1/16 at most). The gain keeps g between 0 and n - 1. */
+/* Fits a curve g(u) = (n - 1) / 2 + gain tanh(slope u) that passes threshold k at about k + 1/2. As
+ * long as it is within half a level there, the code of u is the whole part of g(u) or one more, and
+ * one comparison decides. The kernel's tanh is exact to 2^-10. The kernel rounds g to eighths, by
+ * adding 2^20, so that they are the lowest bits of the float. A margin of 0.1 of a level covers
+ * both errors, which are at most gain * 2^-10 + 1/16. The gain keeps g between 0 and n - 1. */
 static bool guess_curve(kvant_cuda_params *params)
 {
     uint32_t n = 1u << params->bits;
@@ -171,7 +172,8 @@ static bool guess_curve(kvant_cuda_params *params)
     return best < 0.4;
 }
 
-/* Levels that stand too unevenly for a curve are looked up like those of wide codes. */
+/* If a curve does not fit the levels, because they are too uneven, they are looked up like the
+ * levels of wide codes. */
 static void init_codebook(kvant_cuda_codec *out, const kvant_codec_view *view)
 {
     static const kvant_cuda_kind kinds[] = { KVANT_CUDA_CODEBOOK2, KVANT_CUDA_CODEBOOK3,
@@ -193,8 +195,8 @@ static void init_codebook(kvant_cuda_codec *out, const kvant_codec_view *view)
     memcpy(params->values, book->values, sizeof *book->values << bits);
     memcpy(params->thresholds, book->thresholds, sizeof *book->thresholds * ((1u << bits) - 1));
     byte_codebook(params);
-    if (guess_curve(params) ||
-        !kvant_cuda_knows(params->head_dim)) /* others compare with thresholds alone */
+    /* kernels for other head_dims compare with thresholds only */
+    if (guess_curve(params) || !kvant_cuda_knows(params->head_dim))
         params->kind = kinds[bits - 2];
 }
 
@@ -212,7 +214,7 @@ bool kvant_cuda_general_init(kvant_cuda_codec *out, const kvant_codec_view *view
     return view->general.kind != KVANT_GENERAL_NONE;
 }
 
-/* Whether kernels other than the general ones know the codes. */
+/* Whether kernels other than the general ones serve the codes. */
 static bool init_codes(kvant_cuda_codec *out, const kvant_codec_view *view)
 {
     switch (view->kind) {
@@ -225,7 +227,7 @@ static bool init_codes(kvant_cuda_codec *out, const kvant_codec_view *view)
     return false;
 }
 
-/* The tables of codecs whose kernels of any/ read them. */
+/* Copies the tables of codecs whose kernels of any/ read them. */
 static kvant_status copy_tables(kvant_cuda_codec *out, const kvant_codec_view *view)
 {
     if (!kvant_cuda_is_general(&out->params) || view->table_bytes == 0 || out->general.head_stride)

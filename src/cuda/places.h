@@ -1,4 +1,4 @@
-/* places.h - where a page has the code of a token: word and bit (format.md). C and CUDA share this
+/* places.h - the place of a token's code in a page: word and bit (format.md). C and CUDA share this
  * header; layout.cuh has the same as constants of a kernel. */
 #pragma once
 
@@ -16,7 +16,7 @@ typedef struct kvant_code_place {
     int word, bit;
 } kvant_code_place;
 
-/* Of a token's channel in a plane of 2^log bits. tiles: of channels. */
+/* The place of a token's channel in a plane of 2^log bits. tiles: number of channel tiles. */
 KVANT_PLACE kvant_code_place code_place(int log, bool keys, int tiles, int token, int channel)
 {
     const int row = keys ? token : channel, column = keys ? channel : token, rt = row >> 4,
@@ -31,13 +31,13 @@ KVANT_PLACE kvant_code_place code_place(int log, bool keys, int tiles, int token
     return place;
 }
 
-/* Words of such a plane. */
+/* The number of words of such a plane. */
 KVANT_PLACE int code_plane_words(int log, bool keys, int tiles)
 {
     return keys ? ((tiles << log) + 3) / 4 * 128 : tiles * 32 << log;
 }
 
-/* Of a token's chunk in a plane of p bits. */
+/* The place of a token's chunk in a plane of p bits. */
 KVANT_PLACE kvant_code_place chunk_place(int p, int n_chunks, bool keys, int token, int chunk)
 {
     const int row = token % 8, h = token % 16 / 8, tile = token / 16;
@@ -53,7 +53,7 @@ KVANT_PLACE kvant_code_place chunk_place(int p, int n_chunks, bool keys, int tok
     return place;
 }
 
-/* Words of such a plane, a multiple of 16 bytes. */
+/* The number of words of such a plane, a multiple of 16 bytes. */
 KVANT_PLACE int chunk_plane_words(int p, int chunks, bool keys)
 {
     return ((keys ? 4 * p * ((chunks + 1) / 2) : 2 * p * chunks) + 3) / 4 * 4;

@@ -7,7 +7,7 @@
 namespace kvant
 {
 
-/* d += A (16 x 16, row major) * B (16 x 8, column major), fp16 in, fp32 accumulated. */
+/* d += A (16 x 16, row major) * B (16 x 8, column major). Operands are fp16, sums are fp32. */
 KVANT_INLINE void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
@@ -16,7 +16,7 @@ KVANT_INLINE void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/* The same of 8 numbers in TF32, whose lower 13 bits are not read. */
+/* The same for 8 columns of A in TF32, whose lower 13 bits are ignored. */
 KVANT_INLINE void mma_tf32(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {
     asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
@@ -25,7 +25,7 @@ KVANT_INLINE void mma_tf32(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, u
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/* The same of bf16. */
+/* The same in bf16. */
 KVANT_INLINE void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
@@ -34,7 +34,8 @@ KVANT_INLINE void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, u
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/* d += A (16 x 32 bytes, row major) * B (32 x 8 bytes, column major), each signed or not. */
+/* d += A (16 x 32 bytes, row major) * B (32 x 8 bytes, column major), with signed or unsigned
+ * bytes. */
 template <bool A_SIGNED, bool B_SIGNED>
 KVANT_INLINE void mma_bytes(int32_t (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {
@@ -62,9 +63,10 @@ KVANT_INLINE uint32_t transpose8x8(uint32_t x)
     return y;
 }
 
-/* Four 8 x 8 matrices of 16-bit numbers from shared memory, in the order of operands: lane l gives
- * the address of row l mod 8 of matrix l / 8, 16 bytes, and gets numbers 2 (l mod 4) and + 1 of row
- * l / 4; TRANSPOSED: rows 2 (l mod 4) and + 1 of column l / 4. Rows may lie at the same place. */
+/* Loads four 8 x 8 matrices of 16-bit numbers from shared memory, in the order of operands. Lane l
+ * gives the address of row l mod 8 of matrix l / 8, which has 16 bytes. It gets numbers 2 (l mod 4)
+ * and the next one of row l / 4. With TRANSPOSED it gets these rows of column l / 4. Rows may
+ * overlap. */
 template <bool TRANSPOSED> KVANT_INLINE void load_matrices(uint32_t (&m)[4], const __half *row)
 {
     const uint32_t at = (uint32_t)__cvta_generic_to_shared(row);
@@ -80,7 +82,7 @@ template <bool TRANSPOSED> KVANT_INLINE void load_matrices(uint32_t (&m)[4], con
                      : "memory");
 }
 
-/* The other way round: m to shared memory, rows as load_matrices<false> has them. compute_90. */
+/* Stores m to shared memory, with rows as in load_matrices<false>. compute_90. */
 KVANT_INLINE void store_matrices(const uint32_t (&m)[4], uint32_t row)
 {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0],{%1,%2,%3,%4};" ::"r"(row),
@@ -88,7 +90,7 @@ KVANT_INLINE void store_matrices(const uint32_t (&m)[4], uint32_t row)
                  : "memory");
 }
 
-/* The same of transposed matrices: numbers 2 (l mod 4) and + 1 of column l / 4. */
+/* The same for transposed matrices: numbers 2 (l mod 4) and the next one of column l / 4. */
 KVANT_INLINE void store_transposed(const uint32_t (&m)[4], uint32_t row)
 {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0],{%1,%2,%3,%4};" ::"r"(row),
@@ -125,7 +127,7 @@ KVANT_INLINE float log2_fast(float x)
     return y;
 }
 
-/* Within 2^-10 of tanh(x). */
+/* tanh(x) with an error of at most 2^-10. */
 KVANT_INLINE float tanh_approximately(float x)
 {
     float y;
@@ -161,9 +163,9 @@ KVANT_INLINE uint32_t count_up(uint32_t *counter, uint32_t last)
     return before;
 }
 
-/* What a kernel needs that launch_early began before the one before it in the stream has ended:
- * wait comes before the first access to memory that others write; begin_next lets the next kernel
- * begin, which then waits itself. */
+/* For kernels that launch_early starts before the preceding kernel in the stream has ended.
+ * wait_for_former comes before the first access to memory that others write. begin_next lets the
+ * next kernel begin, which then waits itself. */
 KVANT_INLINE void wait_for_former()
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -178,7 +180,7 @@ KVANT_INLINE void begin_next()
 #endif
 }
 
-/* 16 bytes into shared memory, later; zeros when they are not there. */
+/* Copies 16 bytes to shared memory asynchronously; zeros if the bytes do not exist. */
 KVANT_INLINE void copy_or_clear(uint32_t to, const uint8_t *from, bool there)
 {
     asm volatile("cp.async.cg.shared.global [%0],[%1],16,%2;" ::"r"(to), "l"(from),
@@ -186,26 +188,26 @@ KVANT_INLINE void copy_or_clear(uint32_t to, const uint8_t *from, bool there)
                  : "memory");
 }
 
-/* The copies since the last call are a group. */
+/* Makes the copies since the last call a group. */
 KVANT_INLINE void end_copies()
 {
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-/* Until all groups but the last N are there, for this thread. */
+/* Waits until all groups of this thread but the last N have been copied. */
 template <int N> KVANT_INLINE void wait_for_copies()
 {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
-/* What this thread wrote to shared memory is there before bulk copies and wgmma that come later.
+/* Makes this thread's writes to shared memory visible to later bulk copies and wgmma.
  * compute_90. */
 KVANT_INLINE void order_writes()
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-/* The compiler moves other loads to where their result is used. */
+/* Loads at this point. The compiler moves other loads to where their result is used. */
 KVANT_INLINE float load_here(const float *from)
 {
     float x;
@@ -213,7 +215,7 @@ KVANT_INLINE float load_here(const float *from)
     return x;
 }
 
-/* A line into the second-level cache. */
+/* Prefetches a line to the second-level cache. */
 KVANT_INLINE void prefetch_line(const void *base, size_t at)
 {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const uint8_t *>(base) + at));
@@ -224,7 +226,8 @@ KVANT_INLINE uint32_t shared_address(const void *p)
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
-/* From a table in shared memory that does not change: not volatile, and the address is whole. */
+/* Reads from a table in shared memory that does not change: not volatile, and the address is
+ * complete. */
 KVANT_INLINE uint32_t look_up_word(uint32_t address)
 {
     uint32_t x;
@@ -246,7 +249,7 @@ KVANT_INLINE uint2 look_up_two_words(uint32_t address)
     return x;
 }
 
-/* To shared memory, without a branch. */
+/* Stores to shared memory without a branch. */
 KVANT_INLINE void store_if(bool condition, uint32_t address, uint32_t x)
 {
     asm volatile("{.reg .pred p;\nsetp.ne.u32 p,%0,0;\n@p st.shared.b32 [%1],%2;}" ::"r"(
@@ -255,13 +258,13 @@ KVANT_INLINE void store_if(bool condition, uint32_t address, uint32_t x)
                  : "memory");
 }
 
-/* The compiler keeps the pointer instead of computing it for each use. */
+/* Makes the compiler keep the pointer instead of computing it for each use. */
 template <class T> KVANT_INLINE void keep(const T *&p)
 {
     asm("" : "+l"(p));
 }
 
-/* Of a normal number. */
+/* 1 / sqrt(x) of a normal number. */
 KVANT_INLINE float inverse_root(float x)
 {
     float y;
@@ -269,7 +272,7 @@ KVANT_INLINE float inverse_root(float x)
     return y;
 }
 
-/* Until so many threads are there. */
+/* Waits until `threads` threads have arrived. */
 KVANT_INLINE void meet_at(int barrier, int threads)
 {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");

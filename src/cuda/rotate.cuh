@@ -1,5 +1,5 @@
 /* rotate.cuh - one row of numbers per warp: loading, storing, Hadamard rotation. Queries, outputs
- * and decoding use it; encoding has its own arrangement (encode.cuh).
+ * and decoding use it; encoding distributes rows differently (encode.cuh).
  *
  * Lane l holds channels l, l + 32, l + 64, ... All arithmetic is written in single roundings,
  * because decoders must give the CPU's numbers. */
@@ -37,8 +37,8 @@ KVANT_INLINE float load_number(const void *from, size_t at, kvant_cuda_type type
     return type == KVANT_CUDA_F16 ? __half2float(bits) : __uint_as_float((uint32_t)bits.x << 16);
 }
 
-/* The type is a run-time choice made once per row, around the loads: kernels start with a cold
- * instruction cache, and every instruction that is not there need not be fetched. */
+/* Loads a row. The type is a run-time choice, made once per row, around the loads. Kernels start
+ * with a cold instruction cache, so less code means fewer instructions to fetch. */
 template <int D>
 KVANT_INLINE Row<D> load_row(const void *from, size_t offset, kvant_cuda_type type, int lane)
 {
@@ -74,15 +74,15 @@ KVANT_INLINE void store_row(void *to, size_t offset, kvant_cuda_type type, int l
     }
 }
 
-/* R: kvant_cuda_rotation, or the wide one. */
+/* R: kvant_cuda_rotation, or kvant_cuda_wide_rotation. */
 template <int D, class R> KVANT_INLINE void apply_signs(Row<D> &row, const R &rotation, int lane)
 {
     unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
         row.x[j] = rotation.signs[j] >> lane & 1 ? -row.x[j] : row.x[j];
 }
 
-/* Butterflies at distance 1, 2, 4, ... within blocks, then the product with 1 / sqrt(block). x *
- * +-1 + other rounds once, as the sum or difference would. */
+/* Butterflies at distances 1, 2, 4, ... within blocks, then the product with 1 / sqrt(block). A
+ * fused x * +-1 + y rounds once, like the sum or the difference. */
 template <int D, class R> KVANT_INLINE void hadamard(Row<D> &row, const R &rotation, int lane)
 {
     constexpr int N = Row<D>::PER_LANE;
@@ -124,8 +124,8 @@ template <int D, class R> KVANT_INLINE void rotate_back(Row<D> &row, const R &ro
     apply_signs(row, rotation, lane);
 }
 
-/* y = sum over i of x_i m[i], m being D x D numbers by rows: products and sums rounded one by one
- * in the order of i, as the CPU's combine_rows has it. */
+/* y = sum over i of x_i m[i], where m is D x D numbers by rows. Products and sums are rounded one
+ * by one in the order of i, like the CPU's combine_rows. */
 template <int D> KVANT_INLINE Row<D> combine_rows(const float *m, const Row<D> &x, int lane)
 {
     constexpr int N = Row<D>::PER_LANE;
@@ -143,7 +143,7 @@ template <int D> KVANT_INLINE Row<D> combine_rows(const float *m, const Row<D> &
     return y;
 }
 
-/* y = R W x. weights: of the kv head. */
+/* y = R W x. weights: the weights of the kv head. */
 template <int D>
 KVANT_INLINE void transform(Row<D> &row, const kvant_cuda_params &codec, const float *weights,
                             int lane)
@@ -157,7 +157,7 @@ KVANT_INLINE void transform(Row<D> &row, const kvant_cuda_params &codec, const f
     rotate(row, codec.rotation, lane);
 }
 
-/* Where the weights of a kv head begin; NULL without any. */
+/* The beginning of a kv head's weights; NULL without weights. */
 KVANT_INLINE const float *weights_of(const kvant_cuda_params &codec, const float *weights,
                                      int kv_head)
 {
@@ -167,8 +167,8 @@ KVANT_INLINE const float *weights_of(const kvant_cuda_params &codec, const float
                : weights + kv_head * (codec.weighting == KVANT_CUDA_WEIGHTING_FULL ? d * d : d);
 }
 
-/* The warp's largest number, by one instruction: with the bits of negative ones inverted,
- * except the sign, floats are in the order of whole numbers. */
+/* The warp's largest number, by one instruction. Floats are in the order of whole numbers after the
+ * bits of negative numbers, except the sign, are inverted. */
 KVANT_INLINE float largest_of(float x)
 {
     const int bits = __float_as_int(x),
@@ -176,7 +176,7 @@ KVANT_INLINE float largest_of(float x)
     return __int_as_float(top ^ (top >> 31 & 0x7fffffff));
 }
 
-/* A power of two above |x|, as bits of a float; its inverse is as exact. */
+/* A power of two above |x|, as bits of a float; its inverse is exact, too. */
 KVANT_INLINE float power_above(float x)
 {
     uint32_t exponent = min(__float_as_uint(x) >> 23 & 0xffu, 252u);

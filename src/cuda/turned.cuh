@@ -1,5 +1,5 @@
-/* turned.cuh - a pair of channels of a block's centre (kvant_cuda_turning): read ahead of the row,
- * and taken off it or added to it in the CPU's arithmetic. */
+/* turned.cuh - a pair of channels of a block's centre (kvant_cuda_turning). It is loaded before the
+ * row, and subtracted from the row or added to it in the CPU's arithmetic. */
 #pragma once
 
 #include "kvant/cuda_kernels.h"
@@ -10,7 +10,8 @@ namespace kvant
 
 KVANT_INLINE uint32_t number_at(const kvant_cuda_turning &turning, size_t block)
 {
-    return turning.numbers ? __ldg(turning.numbers + block) : 0; /* stores do not wait for it */
+    /* __ldg, so that the load may pass stores */
+    return turning.numbers ? __ldg(turning.numbers + block) : 0;
 }
 
 KVANT_INLINE ushort2 pair_at(const kvant_cuda_turning &turning, uint32_t i)
@@ -18,7 +19,7 @@ KVANT_INLINE ushort2 pair_at(const kvant_cuda_turning &turning, uint32_t i)
     return reinterpret_cast<const ushort2 *>(turning.pairs)[i];
 }
 
-/* Pair i of the centre that a kv head has in the block of a slot. It is zero for a slot below 0. */
+/* Pair i of a kv head's centre for the block of a slot. It is zero for a slot below 0. */
 struct CenterPair {
     ushort2 channels;
     float a, b, cosine, sine;

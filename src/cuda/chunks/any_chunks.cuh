@@ -1,7 +1,7 @@
-/* any_chunks.cuh - chunk codes of sizes that are known in a launch (ChunkSizes): octopus of any
- * split, hqmq of any numbers of directions and radii, and other tables of directions. chunks.cuh
- * has the sizes that are constants, and explains operands. Kernels of any/ look numbers up in the
- * same tables. */
+/* any_chunks.cuh - chunk codes whose sizes are arguments of a launch (ChunkSizes): octopus of any
+ * split, hqmq of any numbers of directions and radii, and other tables of directions. Sizes that
+ * are constants, and an explanation of operands, are in chunks.cuh. Kernels of any/ look numbers up
+ * in the same tables. */
 #pragma once
 
 #include "chunks.cuh"
@@ -9,7 +9,7 @@
 namespace kvant
 {
 
-/* Of a codec whose tables are on the device. */
+/* The sizes of a codec whose tables are on the device. */
 __host__ __device__ inline ChunkSizes sizes_of(const kvant_general &g)
 {
     const auto &c = g.view.chunks;
@@ -40,11 +40,12 @@ __host__ __device__ inline int small_table_bytes(const kvant_cuda_params &params
                : 0;
 }
 
-/* Codes of up to 23 bits, two in a word, at bits 0 and 16. */
+/* Codes of up to 23 bits, two in a word, from bits 0 and 16 on. */
 template <int CHUNKS, bool KEYS> struct CodePairs {
-    uint32_t x[8]; /* 4 h + i: tokens + 8 h; of keys row tile i, of values column tile i */
+    /* x[4 h + i]: tokens 8 h further; i is the row tile for keys and the column tile for values */
+    uint32_t x[8];
 
-    /* The plane of 16 bits. at: of keys a pair of chunks, of values a chunk. */
+    /* Loads the plane of 16 bits. at: a pair of chunks for keys, a chunk for values. */
     KVANT_INLINE void load(const uint32_t *plane, int at, int lane)
     {
         if constexpr (KEYS) {
@@ -56,7 +57,7 @@ template <int CHUNKS, bool KEYS> struct CodePairs {
                 x[n] = plane[CHUNKS * (8 * (lane & 3) + n) + at];
     }
 
-    /* All narrower planes: the lowest 4 bits of `bits` say which there are. */
+    /* Loads all narrower planes; the lowest 4 bits of `bits` say which exist. */
     KVANT_INLINE void load_narrow(const uint32_t *plane, int bits, int at, int lane)
     {
         unrolled_for (int n = 0; n < 8; n++)
@@ -67,7 +68,7 @@ template <int CHUNKS, bool KEYS> struct CodePairs {
         add<1>(plane, bits, at, lane);
     }
 
-    /* A plane of P bits, above wider ones. */
+    /* Adds a plane of P bits above wider planes. */
     template <int P> KVANT_INLINE void add(const uint32_t *&plane, int bits, int at, int lane)
     {
         if (!(bits & P))
@@ -92,13 +93,13 @@ template <int CHUNKS, bool KEYS> struct CodePairs {
     }
 };
 
-/* Slots for outliers of a token that decode kernels have room for. */
+/* Outlier slots per token that decode kernels have room for. */
 __host__ __device__ constexpr int most_slots(int head_dim)
 {
     return (head_dim + 63) / 64;
 }
 
-/* Copies of n entries, a power of two, in so many bytes. */
+/* The number of copies of n entries that fit `bytes` bytes, rounded down to a power of two. */
 __host__ __device__ constexpr int copies_in(int bytes, int entry_bytes, int log_n)
 {
     const int most = bytes / entry_bytes >> log_n, banks = 128 / entry_bytes;
@@ -106,14 +107,14 @@ __host__ __device__ constexpr int copies_in(int bytes, int entry_bytes, int log_
 }
 
 /* Triplets of up to 16 bits. The octahedral map is symmetric, and so are its levels: a level and
- * its negative have codes that differ in all bits. Of x ^ x >> 1 all bits but the highest are then
- * the same. They find the direction in the quadrant of positive coordinates; signs of two are
- * looked up with the norm, as numbers that multiply the direction. */
+ * its negative have codes that differ in all bits. Then all bits of x ^ x >> 1 but the highest are
+ * the same for both. They find the direction in the quadrant of positive coordinates; signs of two
+ * are looked up with the norm, as numbers that multiply the direction. */
 struct OctopusSplits : ChunkCodes, AnySizes {
     static constexpr kvant_cuda_kind KIND = KVANT_CUDA_OCTOPUS_SPLITS;
     static constexpr int CHANNELS = 3, BITS = 16, MOST_WARPS = 8;
     static constexpr float UNIT = 1;
-    static constexpr bool SAME_TABLE = true; /* attention has no others (launch.cu) */
+    static constexpr bool SAME_TABLE = true; /* attention serves no other codecs (launch.cu) */
     static constexpr int SIGN_BYTES = 8192;
 
     template <bool LARGE> __host__ __device__ static constexpr int direction_bytes()
@@ -125,7 +126,7 @@ struct OctopusSplits : ChunkCodes, AnySizes {
         return direction_bytes<LARGE>() + SIGN_BYTES;
     }
 
-    /* Copies of both tables, and where the second begins. */
+    /* The copies of both tables, and the offset of the second. */
     struct Copies {
         int directions, signs, signs_at;
     };
@@ -137,9 +138,9 @@ struct OctopusSplits : ChunkCodes, AnySizes {
     }
 
     struct Table {
-        int bits, coordinate;           /* bits of a code, of a coordinate */
+        int bits, coordinate;           /* bits of a code, and of a coordinate */
         uint32_t directions, signs;     /* the lane's copies */
-        uint32_t direction_by, sign_by; /* from an entry to the next one */
+        uint32_t direction_by, sign_by; /* distances between two entries */
         uint32_t u, w, norm;            /* masks */
     };
 
@@ -164,7 +165,7 @@ struct OctopusSplits : ChunkCodes, AnySizes {
                       ((1u << (sizes.length_bits + 1)) - 1) * 0x20002u };
     }
 
-    /* Two codes. */
+    /* The state of two codes. */
     struct Two {
         uint32_t direction, sign;
 
@@ -175,7 +176,7 @@ struct OctopusSplits : ChunkCodes, AnySizes {
             sign = (x >> (2 * t.coordinate - 2) & t.norm) | (x >> (t.coordinate - 1) & 0x10001u);
         }
 
-        /* x, y and z of one of them. */
+        /* The numbers x, y and z of one of the codes. */
         KVANT_INLINE uint2 numbers(const Table &t, int i) const
         {
             const uint2 x =
@@ -202,7 +203,7 @@ struct OctopusSplits : ChunkCodes, AnySizes {
         unrolled_for (int step = 0; step < P::KEY_STEPS; step++) {
             CodePairs<P::CHUNKS, true> codes;
             load<WIDE>(codes, page, t, min(4 * step + (lane & 3), (P::CHUNKS - 1) / 2),
-                       lane); /* no values, which may still be on their way */
+                       lane); /* no values, which may not have arrived yet */
             unrolled_for (int rt = 0; rt < 4; rt++) {
                 uint32_t a[2][4];
                 unrolled_for (int h = 0; h < 2; h++) {
@@ -243,7 +244,7 @@ struct OctopusSplits : ChunkCodes, AnySizes {
         }
     }
 
-    /* Both widths of planes have code of their own: code that is jumped over costs time. */
+    /* Both widths of planes are compiled separately, because jumping over code costs time. */
     template <int D, class F>
     KVANT_INLINE static void for_each_key_tile(const uint8_t *page, int lane, const Table &t,
                                                F &&use)
@@ -260,7 +261,7 @@ struct OctopusSplits : ChunkCodes, AnySizes {
                      : value_tiles<D, false>(page, lane, t, use);
     }
 
-    /* The level above 0 whose code x has x ^ x >> 1 == folded except in the highest bit. */
+    /* The level above 0 whose code x gives x ^ x >> 1 == folded, except in the highest bit. */
     __device__ static float level(const ChunkSizes &sizes, uint32_t folded)
     {
         const int c = sizes.index_bits / 2;
@@ -270,7 +271,7 @@ struct OctopusSplits : ChunkCodes, AnySizes {
         return __ldg(sizes.direction + x);
     }
 
-    /* A thread asks for several levels before it uses one. */
+    /* Fills the tables. A thread loads several levels before it uses one. */
     __device__ static void fill(uint8_t *entries, const ChunkSizes &sizes, const Copies &n)
     {
         constexpr int BATCH = 4;
@@ -323,8 +324,8 @@ struct HqmqSizes : ChunkCodes, AnySizes {
         int bits, index_bits;
         uint32_t directions, direction_by;
         uint32_t index, low,
-            /* masks of two codes: of indices, of a radius' bits below and above bit 16 of the
-             * code */
+            /* masks for two codes: of their indices, and of the radius bits below and above bit 16
+             * of a code */
             high;
     };
 
@@ -348,9 +349,9 @@ struct HqmqSizes : ChunkCodes, AnySizes {
                       (radius & ~below) * 0x10001u };
     }
 
-    /* Two codes. */
+    /* The state of two codes. */
     struct Two {
-        uint32_t x, y; /* directions */
+        uint32_t x, y; /* directions of the codes */
         Radii radii;
 
         KVANT_INLINE Two(uint32_t low, uint32_t high, const Table &t)
@@ -425,7 +426,7 @@ struct HqmqSizes : ChunkCodes, AnySizes {
         }
     }
 
-    /* As of octopus. */
+    /* The same as for octopus. */
     template <int D, class F>
     KVANT_INLINE static void for_each_key_tile(const uint8_t *page, int lane, const Table &t,
                                                F &&use)
@@ -442,8 +443,9 @@ struct HqmqSizes : ChunkCodes, AnySizes {
                     : value_tiles<D, false>(page, lane, t, use);
     }
 
-    /* n copies. Behind the codewords zero, for outliers. Codes of tokens that are not there may
-     * find other bytes. A thread asks for several codewords before it uses one. */
+    /* Fills the table with n copies. The entry after the last codeword is zero, for outliers. Codes
+     * of tokens that do not exist may find other bytes. A thread loads several codewords before it
+     * uses one. */
     __device__ static void fill(uint8_t *entries, const ChunkSizes &sizes, int n)
     {
         constexpr int BATCH = 8;

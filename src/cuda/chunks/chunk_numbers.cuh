@@ -1,6 +1,6 @@
-/* chunk_numbers.cuh - the numbers that codes of several channels stand for, bit by bit as on the
- * CPU, and the places of these codes. For encoding and decoding; attention looks the numbers up as
- * fp16 (chunks.cuh).
+/* chunk_numbers.cuh - the numbers that codes of several channels stand for, with the same bits as
+ * on the CPU, and the places of these codes. Encoding and decoding use it; attention looks the
+ * numbers up as fp16 (chunks.cuh).
  *
  * All arithmetic is in single roundings. format.md, "Octahedral codes", "Direction codes" and
  * "Chunk codes", has the formulas. */
@@ -103,7 +103,7 @@ KVANT_INLINE float hqmq_component(const HqmqSecondaries &levels, uint32_t index,
     return __double2float_rn(sum);
 }
 
-/* use(bits, first word, shift of the code) for each plane of codes of so many bits. */
+/* Calls use(bits, first word, shift of the code) for each plane of codes of `bits` bits. */
 template <class F>
 KVANT_INLINE void for_each_chunk_plane(int bits, int n_chunks, bool keys, F &&use)
 {

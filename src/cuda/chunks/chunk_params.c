@@ -15,7 +15,7 @@ static void init_common(kvant_cuda_params *params, kvant_cuda_book *book,
     book->n_chunks = chunk->n_chunks;
 }
 
-/* The usual splits and ways of encoding. */
+/* Whether triplets have a usual split and a usual way of encoding. */
 static bool init_triplets(kvant_cuda_params *params, kvant_cuda_book *book,
                           const kvant_codec_view *view)
 {
@@ -39,7 +39,7 @@ static bool init_triplets(kvant_cuda_params *params, kvant_cuda_book *book,
     return true;
 }
 
-/* Books that fit a launch, without outliers. */
+/* Initialises quaternions whose books fit a launch and that have no outliers. */
 static bool init_quaternions(kvant_cuda_params *params, kvant_cuda_book *book,
                              const kvant_codec_view *view)
 {
@@ -61,7 +61,7 @@ static bool init_quaternions(kvant_cuda_params *params, kvant_cuda_book *book,
     return true;
 }
 
-/* Levels of which half are the others' negatives. */
+/* Whether each level in the lower half is the negative of a level in the upper half. */
 static bool is_symmetric(const float *levels, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++)
@@ -70,7 +70,7 @@ static bool is_symmetric(const float *levels, uint32_t n)
     return true;
 }
 
-/* Bytes of directions are numbers within 1. */
+/* Whether all numbers are within -1 and 1, which directions stored as bytes need. */
 static bool within_one(const float *numbers, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++)
@@ -79,8 +79,8 @@ static bool within_one(const float *numbers, uint32_t n)
     return true;
 }
 
-/* What decode kernels know of any sizes (any_chunks.cuh), with a slot for outliers per 64 channels
- * (most_slots there). */
+/* The kind of decode kernel for codes of any size (any_chunks.cuh), with a slot for outliers per 64
+ * channels (most_slots). */
 static kvant_cuda_kind decoder_of(const kvant_codec_view *view)
 {
     const kvant_chunk_view *chunk = &view->of.chunk;

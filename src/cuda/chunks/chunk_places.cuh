@@ -1,17 +1,19 @@
-/* chunk_places.cuh - from the words of a page of chunk codes (format.md, "Chunk codes") to operands
- * of mma.m16n8k16. Chunks of octopus are triplets of channels, chunks of hqmq are four channels.
+/* chunk_places.cuh - unpacks the words of a page of chunk codes (format.md, "Chunk codes") to
+ * operands of mma.m16n8k16. Chunks of octopus are triplets of channels, chunks of hqmq are four
+ * channels.
  *
  * A chunk's direction is looked up in shared memory: three channels as fp16 in 8 bytes, or four as
- * bytes. A norm or a radius multiplies the direction in fp16. The table stands there in several
- * copies side by side, so that fewer lanes read the same bank. Of 8 bytes 16 lanes at a time read
- * from 16 pairs of banks: with 16 copies no two lanes read the same pair, with 8 copies at most two
- * do. Of 4 bytes 3 lanes on average read the fullest bank with 8 copies. This sets the pace, so
- * there are as many copies as the ring of pages leaves room for.
+ * bytes. A norm or a radius multiplies the direction in fp16. There are several copies of the table
+ * side by side, so that fewer lanes read the same bank. With entries of 8 bytes, 16 lanes at a time
+ * read from 16 pairs of banks. Then no two lanes read the same pair with 16 copies, and at most two
+ * with 8 copies. With entries of 4 bytes and 8 copies, the fullest bank is read by 3 lanes on
+ * average. These conflicts limit the speed, so there are as many copies as the ring of pages leaves
+ * room for.
  *
  * The kernel may choose which channel is which column (keys) or row (values) of the product. For
- * keys a lane's four columns of a tile are one chunk, so a look-up gives the operand. For values a
- * lane's rows r and r + 8 of two or three tiles are the channels of one chunk of four or of two
- * triplets; prmt pairs the look-ups of neighbouring tokens. */
+ * keys, a lane's four columns of a tile are one chunk, so a look-up gives the operand. For values,
+ * a lane's rows r and r + 8 of two or three tiles are the channels of one chunk of four, or of two
+ * triplets. The instruction prmt pairs the look-ups of neighbouring tokens. */
 #pragma once
 
 #include "../attention/attention.h"
@@ -29,7 +31,7 @@ struct ChunkCodes {
     static constexpr Order ORDER = Order::COLUMNS;
 };
 
-/* Codes whose sizes are known in a launch (any_chunks.cuh). */
+/* A base of codes whose sizes are arguments of a launch (any_chunks.cuh). */
 struct AnySizes {
 };
 template <class C> constexpr bool HAS_ANY_SIZES = std::is_base_of<AnySizes, C>::value;
@@ -60,7 +62,7 @@ template <bool UPPER> KVANT_INLINE uint32_t multiply_by_half(uint32_t a, uint32_
     return *reinterpret_cast<const uint32_t *>(&c);
 }
 
-/* x shifted left by so many bits, to the right when negative. */
+/* x shifted left by `left` bits; to the right if negative. */
 KVANT_INLINE uint32_t shifted(uint32_t x, int left)
 {
     return left >= 0 ? x << left : x >> -left;
@@ -71,20 +73,22 @@ KVANT_INLINE uint32_t rotate_left(uint32_t x, int bits)
     return __funnelshift_l(x, x, bits);
 }
 
-constexpr uint32_t FIRST_AND_THIRD = 0x00ff00ffu; /* of four bytes */
+constexpr uint32_t FIRST_AND_THIRD = 0x00ff00ffu; /* mask of two of four bytes */
 
-/* Where a lane finds codes. row is lane / 4, column lane mod 4. */
+/* The places where a lane finds codes. row is lane / 4, and column is lane mod 4. */
 template <class C, int D> struct ChunkPlaces {
     static constexpr int CHUNKS = (D + C::CHANNELS - 1) / C::CHANNELS;
-    static constexpr int KEY_STEPS = ((CHUNKS + 1) / 2 + 3) / 4; /* of 8 chunks, two tiles */
+    /* steps of 8 chunks, which are two tiles */
+    static constexpr int KEY_STEPS = ((CHUNKS + 1) / 2 + 3) / 4;
     static constexpr int GROUP_CHUNKS =
-        C::CHANNELS == 3 ? 16 : 8; /* of values: rows of GROUP_TILES tiles */
+        C::CHANNELS == 3 ? 16 : 8; /* for values: chunks in the rows of GROUP_TILES tiles */
     static constexpr int GROUP_TILES = GROUP_CHUNKS * C::CHANNELS / 16;
     static constexpr int VALUE_GROUPS = (CHUNKS + GROUP_CHUNKS - 1) / GROUP_CHUNKS;
 
-    /* Words of a plane of P bits for the 4 row tiles of a pair of chunks. In each word the codes
-     * of tokens r and r + 8 and of both chunks begin at bits LEFT + 0, 8, 16 and 24 (mod 32), in
-     * this order; other bits belong to other codes. P = 16: row r + 8 h alone, at bits 0 and 16. */
+    /* Loads words of a plane of P bits for the 4 row tiles of a pair of chunks. In each word, the
+     * codes of tokens r and r + 8 and of both chunks begin at bits LEFT + 0, 8, 16 and 24 (mod 32),
+     * in this order. Other bits belong to other codes. With P = 16 a word has row r + 8 h only, at
+     * bits 0 and 16. */
     template <int P, int LEFT = 0>
     KVANT_INLINE static void key_words(const uint32_t *page, int pair, int row, int h,
                                        uint32_t (&w)[4])
@@ -96,7 +100,7 @@ template <class C, int D> struct ChunkPlaces {
                 w[i] = rotate_left(w[i], LEFT - P * (row / P));
     }
 
-    /* The same of one row tile. */
+    /* The same for one row tile. */
     template <int P, int LEFT = 0>
     KVANT_INLINE static uint32_t key_word(const uint32_t *page, int pair, int row, int h, int rt)
     {
@@ -105,9 +109,9 @@ template <class C, int D> struct ChunkPlaces {
         return P < 8 ? rotate_left(w, LEFT - P * (row / P)) : w;
     }
 
-    /* The word of a plane of P bits for a chunk and tokens 2 column, + 1 of column tiles 2 m and 2
-     * m + 1, + 8 h: codes of both tiles, then of the next token, begin at bits LEFT + 0, 8, 16 and
-     * 24. */
+    /* The word of a plane of P bits for a chunk and two tokens: 2 column + 8 h and the next, of
+     * column tiles 2 m and 2 m + 1. The codes of both tiles, and then of the next token, begin at
+     * bits LEFT + 0, 8, 16 and 24. */
     template <int P, int LEFT = 0>
     KVANT_INLINE static uint32_t value_word(const uint32_t *page, int chunk, int column, int h,
                                             int m)
@@ -118,7 +122,8 @@ template <class C, int D> struct ChunkPlaces {
         else {
             constexpr int FIELDS = 16 / P;
             uint32_t x = plane[CHUNKS * ((8 * column + 4 * h) / FIELDS)];
-            if constexpr (P == 1) /* what depends on the lane once, for all h and m */
+            /* this part depends on the lane only, so it is computed once for all h and m */
+            if constexpr (P == 1)
                 x >>= 8 * (column % 2);
             const int left = LEFT - P * (4 * h % FIELDS + 2 * m);
             return bit_select<FIRST_AND_THIRD << LEFT | (LEFT ? FIRST_AND_THIRD >> (32 - LEFT)
@@ -127,7 +132,7 @@ template <class C, int D> struct ChunkPlaces {
         }
     }
 
-    /* The same for column tile ct alone, of planes of any width: codes begin at bits 0 and 16. */
+    /* The same for column tile ct only, for planes of any width; codes begin at bits 0 and 16. */
     template <int P>
     KVANT_INLINE static uint32_t value_pair(const uint32_t *page, int chunk, int column, int h,
                                             int ct)
@@ -138,7 +143,8 @@ template <class C, int D> struct ChunkPlaces {
     }
 };
 
-/* A page of codes C of known sizes, step by step: VALUE_PARTS steps per group of values. */
+/* Unpacks a page of codes C of constant sizes, step by step, with VALUE_PARTS steps per group of
+ * values. */
 template <class C, int VALUE_PARTS> struct SteppedChunks : ChunkCodes {
     /* use(row tile, column tile, registers) for a page of keys. */
     template <int D, class T, class F>

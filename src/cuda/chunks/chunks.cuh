@@ -1,4 +1,5 @@
-/* chunks.cuh - the kinds of chunk codes, and what kernels ask of any kind: warps, tables, tiles. */
+/* chunks.cuh - the kinds of chunk codes, and the constants that kernels need for any kind: warps,
+ * tables, tiles. */
 #pragma once
 
 #include "hqmq.cuh"
@@ -13,7 +14,7 @@ using Octopus4 = Octopus<4>;
 using HqmqS96R4 = Hqmq<96, 12, 4>;
 using HqmqS192R6 = Hqmq<192, 13, 6>;
 
-/* Warps a multiprocessor, if they find room. */
+/* Warps per multiprocessor, if there is room for them. */
 template <class C> __host__ __device__ constexpr int most_warps()
 {
     if constexpr (HAS_CHUNKS<C>)
@@ -22,7 +23,7 @@ template <class C> __host__ __device__ constexpr int most_warps()
         return 8;
 }
 
-/* Bytes of a kind's table; none for other kinds. */
+/* Bytes of a kind's table; 0 for other kinds. */
 template <class C, bool LARGE, int D, int TILES> __host__ __device__ constexpr int table_bytes()
 {
     if constexpr (HAS_ANY_SIZES<C>)
@@ -47,7 +48,7 @@ KVANT_INLINE ChunkTable<COPIES> chunk_table(const uint8_t *entries,
     return t;
 }
 
-/* Tiles of an operand: columns of keys, rows of values. */
+/* Tiles of an operand: columns for keys, rows for values. */
 template <class C, int D> __host__ __device__ constexpr int key_tiles()
 {
     if constexpr (HAS_CHUNKS<C>)
@@ -64,7 +65,7 @@ template <class C, int D> __host__ __device__ constexpr int value_tiles()
         return D / 16;
 }
 
-/* The channel of a row of a tile of values; not below D: none. */
+/* The channel of a row of a tile of values; D or more: none. */
 template <class C, int D> KVANT_INLINE int value_channel(int tile, int row, int far)
 {
     if constexpr (HAS_CHUNKS<C>) {

@@ -7,8 +7,8 @@
 namespace kvant
 {
 
-/* A code of four channels: INDEX_BITS of direction, RADIUS_BITS of radius. A direction's bytes are
- * 128 + 128 times its channels. Radii are small whole numbers, so as fp16 they are subnormal, and
+/* A code of four channels: INDEX_BITS of direction, RADIUS_BITS of radius. The bytes of a direction
+ * are 128 + 128 times its channels. Radii are small whole numbers, which are subnormal as fp16, so
  * their products with bytes are exact if they have 4 bits. */
 template <int SECONDARIES, int INDEX_BITS, int RADIUS_BITS>
 struct Hqmq : SteppedChunks<Hqmq<SECONDARIES, INDEX_BITS, RADIUS_BITS>, 4> {
@@ -16,12 +16,13 @@ struct Hqmq : SteppedChunks<Hqmq<SECONDARIES, INDEX_BITS, RADIUS_BITS>, 4> {
         RADIUS_BITS == 4 ? KVANT_CUDA_HQMQ_S96R4 : KVANT_CUDA_HQMQ_S192R6;
     static constexpr int CHANNELS = 4, BITS = INDEX_BITS + RADIUS_BITS;
     static constexpr int ENTRIES = 24 * SECONDARIES + 1,
-                         ENTRY_BYTES = 4; /* the last one is zero, for every index beyond */
+                         /* the last entry is zero, for every index beyond the codewords */
+        ENTRY_BYTES = 4;
     static constexpr int RADIUS_LOG =
-        7 - RADIUS_BITS + 4; /* of a radius' lowest bit: 11 bits of a half are linear */
+        7 - RADIUS_BITS + 4; /* position of a radius' lowest bit: 11 bits of a half are linear */
     static constexpr float UNIT = (float)(1 << (17 - RADIUS_LOG));
     static constexpr int MOST_WARPS = SECONDARIES <= 96 ? 8 : 12, TILE_COPIES = 1;
-    static constexpr bool SAME_TABLE = false; /* keys and values have seeds of their own */
+    static constexpr bool SAME_TABLE = false; /* keys and values have different seeds */
 
     template <bool LARGE, int D, int TILES> __host__ __device__ static constexpr int copies()
     {
@@ -41,8 +42,8 @@ struct Hqmq : SteppedChunks<Hqmq<SECONDARIES, INDEX_BITS, RADIUS_BITS>, 4> {
                            look_up_word(__dp2a_lo(index, BYTES << 8, table.copy)) };
     }
 
-    /* A pair of radii, and -1152 times them: two bytes above 0x64 are 1024 + 128 + numbers as
-     * halves. */
+    /* A pair of radii, and -1152 times the radii. A half with the upper byte 0x64 is 1024 plus its
+     * lower byte, which here is 128 plus a number. */
     struct Radii {
         __half2 r, bias;
 
@@ -52,7 +53,7 @@ struct Hqmq : SteppedChunks<Hqmq<SECONDARIES, INDEX_BITS, RADIUS_BITS>, 4> {
             bias = __hmul2(r, __float2half2_rn(-1152));
         }
 
-        /* Bytes I and J of x times the radii, or times the lower or the upper one. */
+        /* Bytes I and J of x times the two radii, or times the lower or the upper radius. */
         template <int I, int J> KVANT_INLINE uint32_t times(uint32_t x) const
         {
             return product(prmt(x, 0x64646464u, I | J << 8 | 0x4040), r, bias);
@@ -71,8 +72,8 @@ struct Hqmq : SteppedChunks<Hqmq<SECONDARIES, INDEX_BITS, RADIUS_BITS>, 4> {
         }
     };
 
-    /* Radii of the codes at bits 0 and 16, as halves: two and one are words of the planes of 2 bits
-     * and 1 bit. */
+    /* The radii of the codes at bits 0 and 16, as halves. `two` and `one` are words of the planes
+     * of 2 bits and of 1 bit. */
     KVANT_INLINE static uint32_t radii(uint32_t word, uint32_t two, uint32_t one)
     {
         if constexpr (RADIUS_BITS == 4)
@@ -80,8 +81,8 @@ struct Hqmq : SteppedChunks<Hqmq<SECONDARIES, INDEX_BITS, RADIUS_BITS>, 4> {
         return (word >> 8 & 0x00e000e0u) | (two << 8 & 0x03000300u) | (one << 10 & 0x04000400u);
     }
 
-    /* Registers of column tiles 2 step and 2 step + 1 of a row tile: w, words of rows r and r +
-     * 8. */
+    /* The registers of column tiles 2 step and 2 step + 1 of a row tile. w: the words of rows r and
+     * r + 8. */
     template <class T>
     KVANT_INLINE static void key_tiles(const uint32_t (&w)[2], uint32_t two, uint32_t one,
                                        const T &table, uint32_t (&a)[2][4])
@@ -117,7 +118,7 @@ struct Hqmq : SteppedChunks<Hqmq<SECONDARIES, INDEX_BITS, RADIUS_BITS>, 4> {
         }
     }
 
-    /* The same of one row tile. */
+    /* The same for one row tile. */
     template <int D, class T>
     KVANT_INLINE static void key_step(const uint8_t *page, int lane, const T &table, int step,
                                       int rt, uint32_t (&a)[2][4])
@@ -134,8 +135,8 @@ struct Hqmq : SteppedChunks<Hqmq<SECONDARIES, INDEX_BITS, RADIUS_BITS>, 4> {
         key_tiles(w, two, one, table, a);
     }
 
-    /* For values: tile 2 g + i has channels 2 i (rows r) and 2 i + 1 (rows r + 8) of chunk 8 g +
-     * r. */
+    /* For values: tile 2 g + i has channels 2 i (in rows r) and 2 i + 1 (in rows r + 8) of chunk 8
+     * g + r. */
     template <int D, class T, class F>
     KVANT_INLINE static void value_step(const uint8_t *page, int lane, const T &table, int g,
                                         int ct, F &&use)
@@ -163,8 +164,8 @@ struct Hqmq : SteppedChunks<Hqmq<SECONDARIES, INDEX_BITS, RADIUS_BITS>, 4> {
         use(2 * g + 1, ct, a[1]);
     }
 
-    /* unit * secondary; a unit's components are 0, 1 and 1/2, so products are exact and three sums
-     * are rounded. */
+    /* unit * secondary. A unit's components are 0, 1 and 1/2, so products are exact, and only three
+     * sums are rounded. */
     __device__ static void direction(const kvant_cuda_directions &book, int i, float (&y)[4])
     {
         const int unit = i % 24, secondary = min(i / 24, SECONDARIES - 1);

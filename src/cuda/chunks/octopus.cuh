@@ -7,38 +7,42 @@
 namespace kvant
 {
 
-/* n copies of entry i, a power of two; lanes begin with different ones, so that they use different
- * banks. */
+/* Stores n copies of entry i; n is a power of two. Each lane begins with a different copy, so that
+ * lanes use different banks. */
 KVANT_INLINE void store_copies(uint2 *entries, int i, int n, const uint2 &entry)
 {
     for (int k = 0; k < n; k++)
         entries[i * n + ((k + i * n / 16) & (n - 1))] = entry;
 }
 
-/* A triplet's code: 2 (B + 1) bits of direction, B - 1 of norm. */
+/* The code of a triplet: 2 (B + 1) bits of direction, B - 1 bits of norm. */
 template <int B> struct Octopus : SteppedChunks<Octopus<B>, 2> {
     static constexpr kvant_cuda_kind KIND = B == 2   ? KVANT_CUDA_OCTOPUS2
                                             : B == 3 ? KVANT_CUDA_OCTOPUS3
                                                      : KVANT_CUDA_OCTOPUS4;
     static constexpr int CHANNELS = 3, BITS = 3 * B + 1, DIRECTION_BITS = B + 1;
-    /* Up to 10 bits are looked up as they are; of 13 bits the norm's 3 apart. */
+    /* Codes of up to 10 bits are looked up as a whole. In codes of 13 bits, the 3 bits of the norm
+     * are looked up separately. */
     static constexpr bool HAS_NORM = B == 4;
-    static constexpr int SECOND = B == 3 ? 2 : 4; /* width of the plane below that of 8 bits */
+    static constexpr int SECOND = B == 3 ? 2 : 4; /* width of the plane after the plane of 8 bits */
     static constexpr int ENTRIES = 1 << (HAS_NORM ? 2 * DIRECTION_BITS : BITS), ENTRY_BYTES = 8;
     static constexpr float UNIT = 1;
-    static constexpr int MOST_WARPS = 12, TILE_COPIES = B == 2 ? 16 : 8; /* of tiles/ */
-    static constexpr bool SAME_TABLE = true; /* for keys and values of one head_dim */
+    /* for the kernels of tiles/ */
+    static constexpr int MOST_WARPS = 12, TILE_COPIES = B == 2 ? 16 : 8;
+    /* keys and values of one head_dim have the same table */
+    static constexpr bool SAME_TABLE = true;
 
     template <bool LARGE, int D, int TILES> __host__ __device__ static constexpr int copies()
     {
         return B == 2 || (LARGE && D <= 128) ? 16 : LARGE ? 8 : 2;
     }
 
-    /* Where key_words and value_words rotate the narrower planes to: of 7 bits, side by side; of
-     * more, into a byte of bits 8 and 9 and of the norm. */
+    /* The bits to which key_words and value_words rotate the narrower planes. With codes of 7 bits,
+     * the planes lie side by side. With wider codes, bits 8 and 9 and the norm's bits come into one
+     * byte. */
     static constexpr int NEXT = B == 2 ? 4 : 0, LAST = B == 2 ? 6 : 4;
 
-    /* Four codes: w[0], w[1], w[2] are the words of the planes, the widest first. */
+    /* Four codes. w[0], w[1], w[2] are the words of the planes, the widest first. */
     struct Four {
         uint32_t index[2], norms[2]; /* indices: bytes of 7 bits, or halves */
 
@@ -51,7 +55,8 @@ template <int B> struct Octopus : SteppedChunks<Octopus<B>, 2> {
                 const uint32_t high = HAS_NORM ? bit_select<0x0f0f0f0fu>(w[1], w[2]) : w[1];
                 index[0] = prmt(w[0], high, 0x5140) & 0x03ff03ffu;
                 index[1] = prmt(w[0], high, 0x7362) & 0x03ff03ffu;
-                if constexpr (HAS_NORM) { /* 2^30 + 2^26: shifts by 2 and by 6 */
+                /* the factor is 2^30 + 2^26, which shifts by 2 and by 6 */
+                if constexpr (HAS_NORM) {
                     const uint32_t k = prmt(__umulhi(high & 0x1c1c1c1cu, 0x44000000u), 0, 0x4420);
                     norms[0] = prmt(table.norm_low[0], table.norm_low[1], k);
                     norms[1] = prmt(table.norm_high[0], table.norm_high[1], k);
@@ -59,7 +64,8 @@ template <int B> struct Octopus : SteppedChunks<Octopus<B>, 2> {
             }
         }
 
-        /* A product of bytes, or of bytes and halves, makes the address on the multiplier. */
+        /* Looks up code i. A product of bytes, or of bytes and halves, computes the address on the
+         * multiplier. */
         template <class T> KVANT_INLINE uint2 look_up(const T &table, int i) const
         {
             return look_up_two_words(
@@ -106,7 +112,7 @@ template <int B> struct Octopus : SteppedChunks<Octopus<B>, 2> {
         }
     }
 
-    /* Registers of column tiles 2 step and 2 step + 1 from the words of a row tile. */
+    /* The registers of column tiles 2 step and 2 step + 1, from the words of a row tile. */
     template <class T>
     KVANT_INLINE static void key_tiles(const uint32_t (&own)[3], const T &table,
                                        uint32_t (&a)[2][4])
@@ -122,8 +128,8 @@ template <int B> struct Octopus : SteppedChunks<Octopus<B>, 2> {
         }
     }
 
-    /* use(row tile, registers of column tiles 2 step and 2 step + 1): a lane has chunks 8 step + 2
-     * (lane mod 4) and + 1 of keys. */
+    /* Calls use(row tile, registers of column tiles 2 step and 2 step + 1). A lane has chunks 8
+     * step + 2 (lane mod 4) and the next one of keys. */
     template <int D, class T, class F>
     KVANT_INLINE static void key_step(const uint8_t *page, int lane, const T &table, int step,
                                       F &&use)
@@ -138,7 +144,7 @@ template <int B> struct Octopus : SteppedChunks<Octopus<B>, 2> {
         }
     }
 
-    /* The same of one row tile. */
+    /* The same for one row tile. */
     template <int D, class T>
     KVANT_INLINE static void key_step(const uint8_t *page, int lane, const T &table, int step,
                                       int rt, uint32_t (&a)[2][4])
@@ -160,15 +166,16 @@ template <int B> struct Octopus : SteppedChunks<Octopus<B>, 2> {
         key_tiles(w, table, a);
     }
 
-    /* For values: tile 3 g + i has numbers 2 i (rows r) and 2 i + 1 (rows r + 8) of the x, y, z of
-     * chunks 16 g + r and 16 g + 8 + r. */
+    /* For values: tile 3 g + i has numbers 2 i (in rows r) and 2 i + 1 (in rows r + 8) of the x, y,
+     * z of chunks 16 g + r and 16 g + 8 + r. */
     template <int D, class T, class F>
     KVANT_INLINE static void value_step(const uint8_t *page, int lane, const T &table, int g, int m,
                                         F &&use)
     {
         uint32_t a[2][3][4];
         unrolled_for (int part = 0; part < 4; part++) {
-            const int h = part % 2, far = part / 2; /* tokens + 8 h, chunks + 8 far */
+            /* part: tokens 8 h further, chunks 8 far further */
+            const int h = part % 2, far = part / 2;
             uint32_t w[3];
             value_words<ChunkPlaces<Octopus, D>>(reinterpret_cast<const uint32_t *>(page),
                                                  16 * g + 8 * far + (lane >> 2), lane & 3, h, m, w);
@@ -189,7 +196,7 @@ template <int B> struct Octopus : SteppedChunks<Octopus<B>, 2> {
                 use(3 * g + k, 2 * m + i, a[i][k]);
     }
 
-    /* The table's entries, by all threads of a block. */
+    /* Fills the table's entries; called by all threads of a block. */
     __device__ static void fill(uint8_t *entries, const kvant_cuda_directions &book, int n_copies)
     {
         for (int i = threadIdx.x; i < ENTRIES; i += blockDim.x) {

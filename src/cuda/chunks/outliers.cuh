@@ -1,7 +1,7 @@
-/* outliers.cuh - chunks that a page stores apart from its codes (hqmq:med): what they add to scores
- * and sums of decode kernels. A token has room for a few of them behind the page's scales, four
- * halves each, zeros where there is none. The code of such a chunk finds a direction of zeros. They
- * are rare, so they are added one by one. */
+/* outliers.cuh - outlier chunks, which a page stores separately from its codes (hqmq:med): adds
+ * them to scores and sums of decode kernels. A token has a few slots for them behind the page's
+ * scales, with four halves each, which are zeros in free slots. The code of such a chunk finds a
+ * direction of zeros. Outliers are rare, so they are added one by one. */
 #pragma once
 
 #include "../attention/values.cuh"
@@ -14,15 +14,15 @@ struct Outlier {
     int token, chunk;
     float x[4];
 
-    /* Says which of a lane's scores is the token's; a number would make the compiler put scores
-     * into memory. */
+    /* A bit that selects the token's score among a lane's scores. With an index instead, the
+     * compiler would put scores into memory. */
     KVANT_INLINE uint32_t bit() const
     {
         return 1u << (token / 8);
     }
 };
 
-/* The chunk of a token whose code says that it is in a slot; -1: none. */
+/* The chunk of a token whose code says that it is in a slot; -1 if there is none. */
 template <int CHUNKS, bool KEYS>
 KVANT_INLINE int find_outlier(const uint8_t *page, const ChunkSizes &sizes, int token, int slot,
                               int lane)
@@ -47,7 +47,7 @@ KVANT_INLINE int find_outlier(const uint8_t *page, const ChunkSizes &sizes, int 
     return found;
 }
 
-/* use(outlier) for those of a page's tokens that are there. */
+/* Calls use(outlier) for the outliers of a page's existing tokens. */
 template <int CHUNKS, bool KEYS, class F>
 KVANT_INLINE void for_each_outlier(const uint8_t *page, const ChunkSizes &sizes, int valid,
                                    int lane, F &&use)
@@ -55,7 +55,7 @@ KVANT_INLINE void for_each_outlier(const uint8_t *page, const ChunkSizes &sizes,
     const uint2 *stored =
         reinterpret_cast<const uint2 *>(page + sizes.code_bytes + PAGE_TOKENS * sizeof(uint16_t));
 #pragma unroll 1
-    for (int i = 0; i < 2 * sizes.slots; i++) { /* 32 tokens of a slot */
+    for (int i = 0; i < 2 * sizes.slots; i++) { /* each step reads one slot of 32 tokens */
         const uint2 own = stored[32 * i + lane];
         const int first = 32 * (i % 2);
 #pragma unroll 1
@@ -76,7 +76,7 @@ KVANT_INLINE void for_each_outlier(const uint8_t *page, const ChunkSizes &sizes,
     }
 }
 
-/* To the scores (log2) of a page of keys. */
+/* Adds outliers to the scores (log2) of a page of keys. */
 template <class C, int D, class Q>
 KVANT_INLINE void score_outliers(const uint8_t *page, const ChunkSizes &sizes, const Q &tile,
                                  int valid, int lane, float (&s)[4][4])
@@ -96,7 +96,8 @@ KVANT_INLINE void score_outliers(const uint8_t *page, const ChunkSizes &sizes, c
         });
 }
 
-/* To the sums of values, after those of the page's codes; s: scores as they were weighed. */
+/* Adds outliers to the sums of values, after the page's codes have been added. s: the scores from
+ * which the weights were computed. */
 template <class C, int D>
 KVANT_INLINE void add_outliers(const uint8_t *page, const ChunkSizes &sizes, int valid, int lane,
                                const float (&s)[4][4], Accumulator<C, D> &sums)

@@ -1,4 +1,4 @@
-/* groups.cuh - products of bytes by wgmma, four warps together: code for sm_90a. */
+/* groups.cuh - products of bytes by wgmma, for four warps together; code for sm_90a. */
 #pragma once
 
 #include "../../base/attributes.h"
@@ -9,8 +9,8 @@ namespace kvant
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-/* Columns of a step: 8 of them x 16 numbers are 128 bytes, the other 16 numbers of the same columns
- * the next 128. */
+/* Describes the columns of a step for wgmma. 8 columns x 16 numbers are 128 bytes; the other 16
+ * numbers of these columns are the next 128 bytes. */
 KVANT_INLINE uint64_t columns_at(const uint8_t *at)
 {
     return (uint64_t)(shared_address(at) >> 4 & 0x3fff) | (uint64_t)(128 >> 4) << 16 |
@@ -22,7 +22,7 @@ KVANT_INLINE uint64_t columns_at(const uint8_t *at)
     KVANT_FOUR(j), KVANT_FOUR(j + 1), KVANT_FOUR(j + 2), KVANT_FOUR(j + 3), KVANT_FOUR(j + 4),     \
         KVANT_FOUR(j + 5), KVANT_FOUR(j + 6), KVANT_FOUR(j + 7)
 
-/* Begins d += a b: 16 rows of each warp, 32 numbers. */
+/* Begins d += a b, for 16 rows of each warp and 32 numbers. */
 KVANT_INLINE void begin_product(int (&d)[8][4], const uint32_t (&a)[4], uint64_t b)
 {
     asm volatile(
@@ -58,7 +58,7 @@ KVANT_INLINE void commit_products()
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-/* Computes these before what comes next, and does not touch them before it. */
+/* Makes the compiler compute these numbers before this point and use them only after it. */
 template <int STEPS> KVANT_INLINE void hold_operands(uint32_t (&a)[STEPS][1][4])
 {
     unrolled_for (int i = 0; i < STEPS; i++)
@@ -67,8 +67,8 @@ template <int STEPS> KVANT_INLINE void hold_operands(uint32_t (&a)[STEPS][1][4])
                        "+r"(a[i][0][3])::"memory");
 }
 
-/* Waits for all products. Their operands and sums are not touched before: the compiler does not
- * know that they are read and written later. */
+/* Waits for all products. Their operands and sums are not used before, because the compiler does
+ * not know that they are read and written later. */
 template <int N, int STEPS>
 KVANT_INLINE void finish_products(int (&sums)[1][N][4], uint32_t (&a)[STEPS][1][4])
 {
@@ -80,7 +80,7 @@ KVANT_INLINE void finish_products(int (&sums)[1][N][4], uint32_t (&a)[STEPS][1][
     hold_operands(a);
 }
 
-/* What ordinary stores wrote is there for wgmma after the next barrier. */
+/* Makes ordinary stores visible to wgmma after the next barrier. */
 KVANT_INLINE void publish_columns()
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

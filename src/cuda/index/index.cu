@@ -1,11 +1,11 @@
-/* index.cu - codes of an index in device memory, and searches of them: the functions of
+/* index.cu - the codes of a vector index in device memory, and searches in them: the functions of
  * device/index.h.
  *
- * A search is a few rounds (ScanArgs). The first takes as many vectors as a list has places for,
- * spread over the index. Thresholds from them let few of the next, much larger part pass, and so
- * on: three rounds for a million vectors. A list that is too short all the same, as may happen with
- * thousands of equal vectors, makes the search begin again with rounds that no list can be too
- * short for. */
+ * A search has a few rounds (ScanArgs). The first round takes as many vectors as a list has places,
+ * spread over the index. The thresholds from them let only a few vectors of the next, much larger
+ * part pass, and so on; a million vectors take three rounds. A list may still be too short, for
+ * example with thousands of equal vectors. Then the search begins again with rounds for which no
+ * list can be too short. */
 #include "index.h"
 
 #include "../checks.h"
@@ -23,11 +23,12 @@ using namespace kvant;
 namespace
 {
 
-constexpr uint32_t MOST_QUERIES = 1024; /* at once: lists are 32 MB; a multiple of 32 */
+/* Queries at once; their lists take 32 MB. A multiple of 32. */
+constexpr uint32_t MOST_QUERIES = 1024;
 constexpr uint32_t MOST_LONG_LISTS = 64;
 constexpr uint32_t MOST_GROWTH = 64, PACK_SLOTS = 32;
 
-/* Memory that only grows: of the device, or pinned memory of the host. */
+/* Memory that only grows, in the device or pinned in the host. */
 template <bool HOST> struct Memory {
     void *at = nullptr;
     size_t bytes = 0;
@@ -63,7 +64,7 @@ template <bool HOST> struct Memory {
 using Room = Memory<false>;
 using HostRoom = Memory<true>;
 
-/* The calling thread's GPU is another one for a while. */
+/* Makes another GPU the calling thread's GPU until the end of its scope. */
 class OnDevice
 {
   public:
@@ -82,7 +83,7 @@ class OnDevice
     int before = 0;
 };
 
-/* The first error of a row of calls. */
+/* Keeps the first error of several calls. */
 class Calls
 {
   public:
@@ -114,7 +115,7 @@ struct kvant_cuda_index {
     uint32_t bits = 0;
     ScanArgs args{};
     Room codes, factors, offsets, ids;
-    Room queries, results, passes, lists, thresholds, limits; /* of a search */
+    Room queries, results, passes, lists, thresholds, limits; /* memory of a search */
     HostRoom staging;
     cudaStream_t stream = nullptr;
     std::mutex mutex;
@@ -128,7 +129,7 @@ uint32_t ceil_div(size_t a, size_t b)
     return (uint32_t)((a + b - 1) / b);
 }
 
-/* Copies n bytes to a room of `bytes` and more bytes, zeros behind them. */
+/* Copies n bytes to a room of at least `bytes` bytes, and fills the rest with zeros. */
 cudaError_t fill(Room &room, const void *from, size_t n, size_t bytes)
 {
     Calls calls;
@@ -148,7 +149,7 @@ void set_levels(ScanArgs &args, const kvant_cuda_index_args &from)
     memcpy(args.levels, bytes, sizeof bytes);
 }
 
-/* A number near the golden section of n that has no divisor in common with it. */
+/* A number near the golden section of n that has no divisor in common with n. */
 uint32_t multiplier_for(uint32_t n)
 {
     uint32_t multiplier = (uint32_t)(0.6180339887 * n) + 1;
@@ -196,9 +197,9 @@ kvant_status upload(kvant_cuda_index &index, const kvant_cuda_index_args &from)
 
 /* ---- A search ---- */
 
-/* Arrays that are copied in one piece: where each begins, in bytes. */
+/* The offsets in bytes of arrays that are copied in one piece. */
 struct Queries {
-    size_t sums, scales, weights, end; /* x is the first */
+    size_t sums, scales, weights, end; /* x is the first array */
     Queries(size_t n_quads, size_t n)
         : sums((4 * n_quads * n + 15) / 16 * 16), scales(sums + 4 * n), weights(scales + 4 * n),
           end(weights + 4 * n)
@@ -207,7 +208,7 @@ struct Queries {
 };
 
 struct Results {
-    size_t counts, overflowed, end; /* the best are the first */
+    size_t counts, overflowed, end; /* the best are the first array */
     Results(size_t n, size_t k)
         : counts(n * k * sizeof(Found)), overflowed(counts + 4 * n), end(overflowed + 4)
     {
@@ -232,7 +233,7 @@ cudaError_t send_queries(kvant_cuda_index &index, const kvant_cuda_find_args &fi
     return cudaMemcpyAsync(index.queries.at, to, at.end, cudaMemcpyHostToDevice, index.stream);
 }
 
-/* Queries first to first + n. */
+/* Prepares queries first to first + n. */
 cudaError_t prepare(kvant_cuda_index &index, const kvant_cuda_find_args &find, size_t first,
                     uint32_t n, ScanArgs &args)
 {
@@ -264,7 +265,7 @@ cudaError_t prepare(kvant_cuda_index &index, const kvant_cuda_find_args &find, s
     return calls.error;
 }
 
-/* By how much the vectors grow from round to round: as evenly as lists allow. */
+/* The factor by which the number of vectors grows from round to round: as evenly as lists allow. */
 uint32_t growth_of(const ScanArgs &args, uint32_t places)
 {
     const double most =
@@ -274,7 +275,7 @@ uint32_t growth_of(const ScanArgs &args, uint32_t places)
     return (uint32_t)std::ceil(std::pow(ratio, 1 / rounds));
 }
 
-/* safely: no round has more vectors than lists have places for. */
+/* safely: no round has more vectors than lists have places. */
 cudaError_t run_rounds(const kvant_cuda_index &index, ScanArgs args, bool safely)
 {
     const uint32_t places = args.room / GROUP_VECTORS, left = (args.room - args.k) / GROUP_VECTORS,

@@ -1,9 +1,10 @@
-/* scan.cu - products of queries with all codes of an index, and what of them may be among the best.
+/* scan.cu - multiplies queries with all codes of an index, and keeps the vectors that may be among
+ * the best.
  *
- * A thread block keeps up to 128 queries in shared memory, as the second operand of tensor cores,
- * and passes over packs of codes, which are unpacked in registers (unpack.cuh). Codes are bytes, so
- * sums are exact. Keys are computed as kvant_pack_keys_c computes them, without fused
- * multiply-adds: the same bits. */
+ * A thread block keeps up to 128 queries in shared memory, as the second operand of tensor cores.
+ * It reads packs of codes one after another and unpacks them in registers (unpack.cuh). Codes are
+ * bytes, so sums are exact. Keys are computed like kvant_pack_keys_c computes them, without fused
+ * multiply-adds, so they have the same bits. */
 #include "groups.cuh"
 #include "index.h"
 #include "unpack.cuh"
@@ -18,8 +19,8 @@ namespace kvant
 namespace
 {
 
-/* A warpgroup's way over the groups of a round: numbers first, first + parts, ... below end in an
- * order whose every beginning is spread over the index. */
+/* The groups of a round that a warpgroup takes: number first, first + parts, ... below end. In this
+ * order, every beginning is spread over the index. */
 struct Way {
     uint32_t i, group, parts, by;
 
@@ -41,17 +42,17 @@ struct Way {
 
 constexpr int STEP_DIMS = PIECE_DIMS / PIECE_STEPS;
 
-/* For N queries at once: halves of a pack that a warp takes, and threads that take a group of
- * packs. Sums of one half leave registers to 16 warps of a multiprocessor, so that some unpack
- * while others wait. A warpgroup's warps have the same half. */
+/* For N queries at once: the halves of a pack that a warp takes, and the threads that take a group
+ * of packs. If a warp sums one half only, there are registers for 16 warps per multiprocessor, so
+ * that some unpack while others wait. All warps of a warpgroup have the same half. */
 template <int N> constexpr int HALVES = N >= 64 ? 1 : 2;
 template <int N> constexpr int TEAM = 32 * GROUP_PACKS * 2 / HALVES<N>;
 template <int N> constexpr int THREADS = N >= 64 ? 512 : 384;
-template <int N> constexpr int BLOCKS = N > 8 ? 1 : 2; /* of a multiprocessor, at least */
+template <int N> constexpr int BLOCKS = N > 8 ? 1 : 2; /* the fewest blocks per multiprocessor */
 
-/* What a thread block keeps of its queries, behind their numbers. */
+/* The data of queries that a thread block keeps behind their numbers. */
 template <int N> struct Queries {
-    int starts[N]; /* of sums: the bias taken off */
+    int starts[N]; /* start of each sum, in which the bias is subtracted */
     float thresholds[N], scales[N], weights[N];
 };
 
@@ -60,8 +61,8 @@ template <int N> size_t shared_bytes(uint32_t n_pieces)
     return (size_t)n_pieces * PIECE_DIMS * N + sizeof(Queries<N>);
 }
 
-/* Numbers of a step lie as wgmma and ldmatrix have them: 8 queries x 16 numbers are 128 bytes; two
- * of these, of the step's halves, belong to the same queries. */
+/* Stores numbers of a step in the order of wgmma and ldmatrix. 8 queries x 16 numbers are 128
+ * bytes, and the two halves of a step are two such blocks with the same queries. */
 template <int BITS, int N>
 __device__ void load_queries(const ScanArgs &args, uint32_t first, uint8_t *numbers)
 {
@@ -101,18 +102,18 @@ __device__ void load_columns(const ScanArgs &args, uint32_t first, Queries<N> &q
     }
 }
 
-/* Sums of a warp: [half][8 columns]. */
+/* The sums of a warp: [half][8 columns]. */
 template <int N> using Sums = int[HALVES<N>][N / 8][4];
 
-/* A piece as operands: [step][half]. */
+/* The operands of a piece: [step][half]. */
 template <int N> using Operands = uint32_t[PIECE_STEPS][HALVES<N>][4];
 
-/* A lane's vectors: [half][odd]. */
+/* The vectors of a lane: [half][odd]. */
 template <int N> struct Vectors {
     float factors[HALVES<N>][2], offsets[HALVES<N>][2];
 };
 
-/* slot: of the lane's first vector. */
+/* slot: the slot of the lane's first vector. */
 template <bool OFFSETS, int N>
 KVANT_INLINE void load_vectors(const ScanArgs &args, uint32_t slot, Vectors<N> &vectors)
 {
@@ -139,7 +140,7 @@ KVANT_INLINE bool is_wanted(const ScanArgs &args, uint32_t slot)
     return slot < args.n_slots && (!args.passes || args.passes[slot / 32] >> slot % 32 & 1);
 }
 
-/* A key that is not below the threshold. */
+/* Adds a vector to a list if its key is not below the threshold. */
 KVANT_INLINE void keep(const ScanArgs &args, uint32_t query, uint32_t slot, float key,
                        float threshold)
 {
@@ -150,8 +151,8 @@ KVANT_INLINE void keep(const ScanArgs &args, uint32_t query, uint32_t slot, floa
         args.lists[(size_t)query * args.room + at] = Found{ key, slot };
 }
 
-/* What of two vectors that lie side by side is wanted; place: of the first in the round's order,
- * even. */
+/* Writes two neighbouring vectors to a list, if they are wanted. place: the place of the first in
+ * the round's order, an even number. */
 KVANT_INLINE void keep_both(const ScanArgs &args, uint32_t query, uint32_t slot, uint32_t place,
                             float first, float second)
 {
@@ -163,14 +164,14 @@ KVANT_INLINE void keep_both(const ScanArgs &args, uint32_t query, uint32_t slot,
                    wanted[1] ? slot + 1 : NO_VECTOR };
 }
 
-/* Keys of a lane's vectors and 2 of the columns 8 j to 8 j + 7; slot and place: of its first
- * vector. */
+/* Computes the keys of a lane's vectors for 2 of the columns 8 j to 8 j + 7. slot and place belong
+ * to its first vector. */
 template <bool OFFSETS, int N>
 KVANT_INLINE void take(const ScanArgs &args, const Queries<N> &queries, uint32_t first, int j,
                        uint32_t slot, uint32_t place, const Vectors<N> &vectors,
                        const Sums<N> &sums)
 {
-    constexpr int KEYS = 4 * HALVES<N>; /* key i: half i / 4, odd i / 2 % 2, column i % 2 */
+    constexpr int KEYS = 4 * HALVES<N>; /* key i has half i / 4, odd i / 2 % 2 and column i % 2 */
     const uint32_t column = 8 * j + threadIdx.x % 4 * 2, query = first + column;
     const float2 thresholds = *reinterpret_cast<const float2 *>(queries.thresholds + column);
     float2 scales{}, weights{};
@@ -198,7 +199,7 @@ KVANT_INLINE void take(const ScanArgs &args, const Queries<N> &queries, uint32_t
     }
     if (!any)
         return;
-    float kept[KEYS]; /* seldom: a loop is smaller than copies */
+    float kept[KEYS]; /* rarely executed: a loop is smaller than copies of the code */
     uint32_t passed = 0;
     unrolled_for (int i = 0; i < KEYS; i++) {
         kept[i] = keys[i];
@@ -212,7 +213,7 @@ KVANT_INLINE void take(const ScanArgs &args, const Queries<N> &queries, uint32_t
     }
 }
 
-/* Which part of a group a warp takes. */
+/* The part of a group that a warp takes. */
 struct Part {
     uint32_t pack, half;
 };
@@ -223,12 +224,12 @@ template <int N> KVANT_INLINE Part part_of_warp()
     return { warp % GROUP_PACKS, warp / GROUP_PACKS };
 }
 
-/* Where a warp reads: two pieces of its packs after another. */
+/* The position at which a warp reads: two pieces of its packs at a time. */
 template <int BITS> struct Cursor {
     static constexpr uint32_t PIECE = PIECE_QUADS * 16 * BITS, BYTES = 2 * PIECE;
     Way way;
-    uint32_t left;     /* pairs of pieces of the pack */
-    const uint8_t *at; /* NULL behind the last */
+    uint32_t left;     /* pairs of pieces that are left in the pack */
+    const uint8_t *at; /* NULL behind the last pack */
 
     KVANT_INLINE Cursor(const ScanArgs &args, const Way &way, uint32_t pack) : way(way)
     {
@@ -251,10 +252,10 @@ template <int BITS> struct Cursor {
     }
 };
 
-constexpr int SLOTS = 2; /* pieces that were asked for */
+constexpr int SLOTS = 2; /* pieces that are being loaded to registers */
 
-/* Pieces of a warp's packs: two are on their way to registers, and some more to the second-level
- * cache. */
+/* Reads pieces of a warp's packs. Two are being loaded to registers, and some more to the
+ * second-level cache. */
 template <int BITS, int N> struct Reader {
     static constexpr int AHEAD = 3, WORDS = BITS == 8 && HALVES<N> == 1 ? 4 : BITS;
     const ScanArgs &args;
@@ -306,7 +307,7 @@ template <int BITS, int N> struct Reader {
     }
 };
 
-/* sums += piece times queries, each warp for itself. */
+/* sums += piece times queries, for each warp by itself. */
 template <int BITS, int N>
 KVANT_INLINE void multiply(const Operands<N> &a, const uint8_t *numbers, uint32_t lane,
                            Sums<N> &sums)
@@ -329,7 +330,7 @@ KVANT_INLINE void multiply(const Operands<N> &a, const uint8_t *numbers, uint32_
         }
 }
 
-/* sums += a pack times queries; n_pieces is even. */
+/* sums += pack times queries; n_pieces is even. */
 template <int BITS, int N> struct WarpProducts {
     KVANT_INLINE WarpProducts(const PackLevels &, Reader<BITS, N> &)
     {
@@ -349,7 +350,7 @@ template <int BITS, int N> struct WarpProducts {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-/* The same by wgmma: a piece is unpacked while the one before it is multiplied, also when it is the
+/* The same by wgmma. A piece is unpacked while the piece before it is multiplied, also if it is the
  * first of the next pack. */
 template <int BITS, int N> struct GroupProducts {
     Operands<N> even, odd;
@@ -449,7 +450,7 @@ template <int BITS, int N> cudaError_t launch(const ScanArgs &args, cudaStream_t
     return cudaGetLastError();
 }
 
-/* As many queries at once as there are, or as shared memory holds. */
+/* Launches with as many queries at once as there are, or as shared memory holds. */
 template <int BITS> cudaError_t launch_bits(const ScanArgs &args, cudaStream_t stream)
 {
     int most = 0;

@@ -1,5 +1,5 @@
-/* select.cu - cuts each query's list to its best: finds the k-th key by counting, and sorts what
- * reaches it by key and then by id. */
+/* select.cu - cuts each query's list to its best vectors: finds the k-th key by counting, and sorts
+ * the vectors that reach it by key and then by id. */
 #include "index.h"
 
 #include "../../base/attributes.h"
@@ -11,7 +11,7 @@ namespace kvant
 namespace
 {
 
-constexpr int OF_A_THREAD = 16; /* places of a list */
+constexpr int OF_A_THREAD = 16; /* places of a list per thread */
 
 /* Keys as whole numbers in the same order; -0 and 0 are equal. */
 KVANT_INLINE uint32_t rank_of(float key)
@@ -25,7 +25,7 @@ KVANT_INLINE float key_of(uint32_t rank)
     return __uint_as_float(rank >> 31 ? rank & 0x7fffffffu : ~rank);
 }
 
-/* An entry: a key's rank and, in the low half, NO_VECTOR - slot. The larger comes first. 0: no
+/* An entry: a key's rank and, in the low half, NO_VECTOR - slot. Larger entries come first. 0: no
  * vector. */
 KVANT_INLINE uint32_t slot_of(uint64_t entry)
 {
@@ -61,7 +61,7 @@ template <int THREADS>
 KVANT_INLINE uint32_t kth_rank(const uint32_t (&ranks)[OF_A_THREAD], uint32_t k)
 {
     __shared__ uint32_t
-        counts[3]; /* of three trials: one is added to, one is read, one is cleared */
+        counts[3]; /* for three trials: one is counted, one is read, one is cleared */
     uint32_t best = 0;
     if (threadIdx.x < 3)
         counts[threadIdx.x] = 0;
@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
     }
     if (threadIdx.x == 0)
         there = 0;
-    const uint32_t least = kth_rank<THREADS>(ranks, args.k); /* has a barrier */
+    const uint32_t least = kth_rank<THREADS>(ranks, args.k); /* this includes a barrier */
     unrolled_for (int j = 0; j < OF_A_THREAD; j++)
         if (ranks[j] >= least)
             entries[atomicAdd(&there, 1)] = (uint64_t)ranks[j] << 32 | (NO_VECTOR - slots[j]);

@@ -1,12 +1,12 @@
-/* unpack.cuh - codes of an index as the first operand of m16n8k32, without a way through shared
+/* unpack.cuh - unpacks the codes of an index to the first operand of m16n8k32, without shared
  * memory.
  *
  * A pack (src/kernels/packs.h) is read in pieces of 64 dimensions: two steps of 32. Lane 4 g + t of
- * a warp reads 8 bytes at a time, which belong to vectors 2 g and 2 g + 1 (of half 0 of the pack)
- * and 2 g + 16 and 2 g + 17 (half 1). A warp's 32 lanes read bytes that lie side by side. Rows g
- * and g + 8 of the operand of half h are vectors 2 g + 16 h and 2 g + 1 + 16 h.
+ * a warp reads 8 bytes at a time. They belong to vectors 2 g and 2 g + 1 in half 0 of the pack, and
+ * to vectors 2 g + 16 and 2 g + 17 in half 1. A warp's 32 lanes read bytes that lie side by side.
+ * Rows g and g + 8 of the operand of half h are vectors 2 g + 16 h and 2 g + 1 + 16 h.
  *
- * Sums of integers depend on no order, so dimensions come in the order that unpacks fastest.
+ * Sums of integers do not depend on their order, so dimensions have the order that unpacks fastest.
  * Queries are put in the same order (columns_of). */
 #pragma once
 
@@ -19,17 +19,17 @@ namespace kvant
 constexpr int PIECE_DIMS = 64, PIECE_QUADS = PIECE_DIMS / 4, PIECE_STEPS = 2;
 constexpr uint32_t PACK_VECTORS = 32;
 
-/* The levels of codes, as bytes. 4 bits: level + bias, below 128, as codes 0 to 7 and 8 to 15 are
- * looked up apart and the sign bit of a look-up means "no". 1 bit needs none: 2 code = level +
- * 1. */
+/* The levels of codes, as bytes. With 4 bits a byte is level + bias, which is below 128: codes 0 to
+ * 7 and codes 8 to 15 are looked up separately, and the sign bit of a look-up means "no". Codes of 1
+ * bit need no levels, because 2 code is level + 1. */
 struct PackLevels {
     uint32_t words[4];
     int bias;
 };
 
-/* The quads of 4 dimensions from which lane t takes its bytes of a step: 4 from each, the lower
- * half of the step's 8 to the first register. MIXED: the registers have dimensions 0 and 1 of both,
- * and 2 and 3 of both. */
+/* The quads of 4 dimensions from which lane t takes its bytes of a step, 4 bytes from each. The
+ * lower half of the step's 8 bytes goes to the first register. MIXED: the first register has
+ * dimensions 0 and 1 of both quads, the second has dimensions 2 and 3. */
 template <int BITS> struct PackOrder {
     static constexpr bool MIXED = BITS == 2 || BITS == 3 || BITS == 4;
     static __host__ __device__ constexpr int first(int step, int t)
@@ -44,7 +44,7 @@ template <int BITS> struct PackOrder {
     }
 };
 
-/* Where lane 4 g + t finds word i of a piece, in bytes from the piece's begin. */
+/* The offset of word i of a piece for lane 4 g + t, in bytes. */
 template <int BITS> KVANT_INLINE uint32_t piece_place(int i, uint32_t g, uint32_t t)
 {
     if (BITS == 3)
@@ -54,7 +54,8 @@ template <int BITS> KVANT_INLINE uint32_t piece_place(int i, uint32_t g, uint32_
     return (4 * i + t) * 64 + g * 8;
 }
 
-/* WORDS: BITS, or 4 of 8, which are those of one half (at: 64 bytes further for the second). */
+/* WORDS: BITS, or 4 with 8 bits, which are the words of one half (at: 64 bytes further for the
+ * second half). */
 template <int BITS, int WORDS>
 KVANT_INLINE void load_piece(uint2 (&piece)[WORDS], const uint8_t *at, uint32_t g, uint32_t t)
 {
@@ -72,14 +73,14 @@ template <int BY> KVANT_INLINE uint32_t moved(uint32_t x)
         return x >> -BY;
 }
 
-/* Levels of a vector in 8 dimensions: codes of 3 bits at most in 8 nibbles. */
+/* The levels of a vector in 8 dimensions, for codes of at most 3 bits in 8 nibbles. */
 KVANT_INLINE void look_up(const PackLevels &levels, uint32_t codes, uint32_t &low, uint32_t &high)
 {
     low = prmt(levels.words[0], levels.words[1], codes);
     high = prmt(levels.words[0], levels.words[1], codes >> 16);
 }
 
-/* A step's 8 numbers of a vector; w: the vector's words of the piece. */
+/* The 8 numbers of a vector for a step; w: the vector's words of the piece. */
 template <int BITS, int STEP, int HALF, int WORDS>
 KVANT_INLINE void numbers_of(const PackLevels &levels, const uint32_t (&w)[WORDS], uint32_t &low,
                              uint32_t &high)
@@ -126,7 +127,7 @@ KVANT_INLINE void operand_of(const PackLevels &levels, const uint2 (&piece)[WORD
     numbers_of<BITS, STEP, HALF>(levels, odd, a[1], a[3]);
 }
 
-/* The same order for a query: first and second are its words of both quads. */
+/* The same order for a query. first and second are its words of both quads. */
 template <int BITS>
 KVANT_INLINE void columns_of(uint32_t first, uint32_t second, uint32_t &low, uint32_t &high)
 {

@@ -1,10 +1,10 @@
-/* decode.cu - decodes whole pages to rows: prefill needs 16-bit keys and values, and a cache opens
- * pages.
+/* decode.cu - decodes whole pages to rows. Prefill needs 16-bit keys and values, and a cache needs
+ * rows when it opens pages.
  *
- * Decoding follows the CPU's arithmetic bit by bit. A thread block takes one page, or where these
- * are few an equal part of one's tokens, a warp one token at a time, a lane some channels. The
- * page's words are read once from memory and then from the first-level cache. A row that stays
- * transformed is stored as sealed rows become open ones on the CPU. */
+ * Decoding follows the CPU's arithmetic bit by bit. A thread block decodes one page or, if there
+ * are few pages, an equal part of a page's tokens. A warp decodes one token at a time, and a lane
+ * some channels. The page's words are read once from memory and then from the first-level cache. A
+ * row that stays transformed is stored as when the CPU opens a sealed page. */
 #include "../any/rows.cuh"
 #include "../launch.h"
 #include "pages.h"
@@ -12,7 +12,7 @@
 namespace kvant
 {
 
-template <int P> constexpr int WARPS_OF = P > 256 ? 4 : 8; /* they share 48 KB */
+template <int P> constexpr int WARPS_OF = P > 256 ? 4 : 8; /* the warps share 48 KB */
 
 struct FullDecodeArgs {
     DecodeArgs decode;
@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(WARPS_OF<P> * 32)
 {
     __shared__ AnyBook book;
     constexpr int WARPS = WARPS_OF<P>;
-    __shared__ float space[WARPS][3 * P]; /* of read_any, then of the transform */
+    __shared__ float space[WARPS][3 * P]; /* first for read_any, then for the transform */
     const DecodeArgs &args = all.decode;
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, kv_head = blockIdx.y,
               d = (int)args.codec.head_dim;
@@ -55,8 +55,8 @@ __global__ void __launch_bounds__(WARPS_OF<P> * 32)
     }
 }
 
-/* A warp takes 80 us for a token and its matrix: where multiprocessors would be idle, tables are
- * read by several thread blocks. */
+/* With fewer pages than this, several thread blocks decode a page. A warp takes 80 us for a token
+ * and its matrix, and otherwise multiprocessors would be idle. */
 constexpr uint32_t FEW_PAGES = 256;
 
 cudaError_t launch_decode(const DecodeArgs &args, const kvant_cuda_codec &codec, uint32_t n_blocks,

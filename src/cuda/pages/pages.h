@@ -21,7 +21,7 @@ struct DecodeArgs {
     bool transformed;
 };
 
-/* codec: of args.codec, which may lack its transform. */
+/* codec: the codec of args.codec, which may lack its transform. */
 cudaError_t launch_decode(const DecodeArgs &args, const kvant_cuda_codec &codec, uint32_t n_blocks,
                           uint32_t n_kv_heads, cudaStream_t stream);
 

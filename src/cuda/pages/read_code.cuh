@@ -8,7 +8,7 @@
 namespace kvant
 {
 
-/* FAR: the page is in device memory, and nobody writes it. */
+/* FAR: the page is in device memory and is not written. */
 template <bool FAR = false>
 __device__ __forceinline__ uint32_t read_code(const kvant_cuda_params &codec, const uint32_t *words,
                                               int token, int channel)

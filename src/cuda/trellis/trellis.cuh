@@ -1,12 +1,12 @@
-/* trellis.cuh - trellis codes (format.md) in attention: their kinds, and the subsets of a
- * page's codes.
+/* trellis.cuh - trellis codes (format.md) in attention: their kinds, and the subsets of a page's
+ * codes.
  *
  * A code's subset follows from the trellis bits of preceding codes. These bits lie at the same
  * place of other words: preceding words for keys, words of neighbouring lanes for values. So the
  * trellis bits of 32 codes are packed into one word, a plane, and a few exclusive ors give the
- * subsets of all 32 codes. Keys close their circle with one shuffle per plane; values fetch each
- * term with one shuffle. Transposing bits makes nibbles of planes: four words with 8 codes each.
- * trellis_bytes.cuh and trellis_pairs.cuh go on from there. */
+ * subsets of all 32 codes. For keys, one shuffle per plane closes the circle; for values, one
+ * shuffle fetches each term. Transposing bits makes nibbles of planes: four words with 8 codes
+ * each. The next steps are in trellis_bytes.cuh and trellis_pairs.cuh. */
 #pragma once
 
 #include "../attention/dequant.cuh"
@@ -17,7 +17,8 @@
 namespace kvant
 {
 
-/* Of trellises of 2^memory states: bit j of parity p counts the trellis bit of j steps before. */
+/* The taps of trellises with 2^memory states: bit j of parity p selects the trellis bit of j steps
+ * earlier. */
 __host__ __device__ constexpr uint32_t trellis_tap(int memory, int p)
 {
     constexpr uint32_t taps[3][3] = { { 030, 0441, 0202 },
@@ -32,7 +33,7 @@ struct TrellisCodes {
     static constexpr Order ORDER = Order::COLUMNS_AND_8;
 };
 
-/* BIASED: numbers are 128 + level, for bytes; otherwise they are levels, as halves. */
+/* BIASED: numbers are bytes 128 + level; otherwise they are levels, as halves. */
 template <int B, int M> struct Trellis : TrellisCodes {
     static constexpr kvant_cuda_kind KIND = B == 2   ? KVANT_CUDA_TRELLIS2
                                             : B == 3 ? KVANT_CUDA_TRELLIS3
@@ -61,8 +62,8 @@ template <class C> constexpr uint32_t memory_of()
         return 0;
 }
 
-/* Bits of two words side by side: those at even places of x, and of y one place higher; and those
- * at odd places. */
+/* These put bits of two words side by side. even_bits takes the bits at even positions of x, and
+ * one position higher the bits of y. odd_bits does so for the bits at odd positions. */
 KVANT_INLINE uint32_t even_bits(uint32_t x, uint32_t y)
 {
     return bit_select<0x55555555u>(x, y << 1);
@@ -73,7 +74,7 @@ template <class T> KVANT_INLINE uint32_t odd_bits(uint32_t x, uint32_t y, const 
     return bit_select<0x55555555u>(shift_by(x, table.shift1), y);
 }
 
-/* Bit 0 of the nibbles of four words as the four bits of nibbles. */
+/* Collects bit 0 of the nibbles of four words, as the four bits of nibbles. */
 KVANT_INLINE uint32_t low_plane(const uint32_t (&w)[4])
 {
     return bit_select<0x33333333u>(even_bits(w[0], w[1]), even_bits(w[2], w[3]) << 2);
@@ -96,7 +97,7 @@ template <int M> __host__ __device__ constexpr bool any_tap(int before)
     return ((trellis_tap(M, 0) | trellis_tap(M, 1) | trellis_tap(M, 2)) >> before & 1) != 0;
 }
 
-/* The three bits of subsets; at(j): the plane of j steps before. */
+/* Computes the three bits of subsets. at(j): the plane of j steps earlier. */
 template <int M, class At> KVANT_INLINE void subsets_of(const At &at, uint32_t (&z)[4])
 {
     unrolled_for (int p = 0; p < 3; p++) {
@@ -107,7 +108,8 @@ template <int M, class At> KVANT_INLINE void subsets_of(const At &at, uint32_t (
     }
 }
 
-/* Bits of two bytes in turn in each half of a word: those of the lower byte at even places. */
+/* Interleaves the bits of two bytes in each half of a word; bits of the lower byte go to even
+ * positions. */
 template <class T> KVANT_INLINE uint32_t interleave(uint32_t x, const T &table)
 {
     uint32_t t = (x ^ shift_by(x, table.shift4)) & 0x00f000f0u;
@@ -118,8 +120,8 @@ template <class T> KVANT_INLINE uint32_t interleave(uint32_t x, const T &table)
     return x ^ t ^ t << 1;
 }
 
-/* What comes before the first of n planes of keys: fields move up by one, the last one to the first
- * of the next lane. */
+/* The plane one unit before the first plane of keys, from the last plane: fields move up by one,
+ * and the last field moves to the first field of the next lane. */
 template <int B> KVANT_INLINE uint32_t key_fields_before(uint32_t plane, int lane)
 {
     const uint32_t other = __shfl_sync(FULL, plane, (lane & 28) | ((lane + 3) & 3));
@@ -139,7 +141,7 @@ template <int N> struct Runs {
     uint32_t at[N + 2];
 };
 
-/* The plane of so many steps before those of run g. */
+/* The plane of `before` steps before run g. */
 template <int N>
 KVANT_INLINE uint32_t steps_before(const Runs<N> &runs, int g, int before, int lane)
 {
@@ -165,21 +167,22 @@ KVANT_INLINE TermsBefore<M> terms_before(const Runs<N> &runs, int g, int lane)
     return terms;
 }
 
-/* Bit 4 h + l of a byte becomes that of the step h = 1 of l, or h = 0 of l + 1. */
+/* The run before the first run. Bit 4 h + l of a byte becomes the bit of the preceding run: step h
+ * = 1 comes from h = 0 of the same l, and h = 0 comes from the preceding l. */
 KVANT_INLINE uint32_t value_fields_before(uint32_t x)
 {
     return (x << 4 & 0xf0f0f0f0u) | (x >> 3 & 0x0e0e0e0eu) | (x >> 7 & 0x01010101u);
 }
 
-/* The same of bits 2 h + l mod 2 of nibbles of l below 2 (x) and of those from there on (y), in
- * either order. */
+/* The same for bits 2 h + l mod 2 of nibbles; x has l below 2, y has the remaining l, or the
+ * reverse. */
 KVANT_INLINE uint32_t value_fields_before(uint32_t x, uint32_t y)
 {
     return (x << 2 & 0xccccccccu) | (x >> 1 & 0x22222222u) | (y >> 3 & 0x11111111u);
 }
 
-/* The runs before the first one. A last group of two tiles has no run of l = 2 and 3: what comes
- * before those of the first group is the run of the group before. */
+/* Computes the runs before the first run. A last group of two tiles has no runs with l = 2 and 3.
+ * The runs before the first group then come from the group before the last. */
 template <int D, int N> KVANT_INLINE void close_runs(Runs<N> &runs)
 {
     constexpr bool WHOLE = D % 64 == 0;
@@ -212,8 +215,8 @@ KVANT_INLINE void load_row_tiles(const uint32_t *group, int at, uint32_t (&w)[4]
     }
 }
 
-/* Words of one column unit of all row groups; at: of the unit and lane within a group of 4
- * tiles. */
+/* Loads the words of one column unit for all row groups. at: index of unit and lane within a group
+ * of 4 tiles. */
 template <int D, int UNITS>
 KVANT_INLINE void load_column(const uint32_t *plane, int at, uint32_t (&w)[(D + 63) / 64][4])
 {

@@ -1,11 +1,11 @@
 /* trellis_bytes.cuh - levels of 4-bit trellis codes by look-ups in shared memory, as bytes: 128 +
  * level.
  *
- * A level has a number of six bits: three of the code, three of its subset. Four of them, of two
- * codes, are the address of eight bytes; the other two bits of both codes choose among four bytes
- * each, by prmt. So the table has 256 entries, and 16 copies side by side take 32 KB: no two lanes
- * of a half warp read the same bank. A product of bytes (dp4a) makes the address on the
- * multiplier. */
+ * The number of a level has six bits: three of the code, three of its subset. Four of these bits
+ * from each of two codes are the address of eight bytes. The remaining two bits of each code select
+ * one of four bytes, by prmt. So the table has 256 entries. With 16 copies side by side, which take
+ * 32 KB, no two lanes of a half warp read the same bank. A product of bytes (dp4a) computes the
+ * address on the multiplier. */
 #pragma once
 
 #include "trellis_pairs.cuh"
@@ -13,21 +13,23 @@
 namespace kvant
 {
 
-/* Entry i: of the lower code bits 0 and 1 of the subset, bits 2 and 3 of the code, then those of
- * the upper code. Bytes are in the order of bit 2 of the subset and bit 1 of the code. */
+/* Entry i. The address bits are, for the lower code, bits 0 and 1 of the subset and bits 2 and 3 of
+ * the code, and then the same bits of the upper code. The bytes are in the order of bit 2 of the
+ * subset and bit 1 of the code. */
 KVANT_INLINE uint2 byte_entry(const uint32_t (&magnitudes)[KVANT_CUDA_TABLE_WORDS], uint32_t i)
 {
     uint64_t x = 0;
 #pragma unroll 2
-    for (int k = 0; k < 8; k++) { /* a thread makes an entry once: see for_each_trellis_value */
+    /* hardly unrolled, because a thread makes an entry only once: see for_each_trellis_value */
+    for (int k = 0; k < 8; k++) {
         const uint32_t code = i >> k / 4 * 4 & 15, m = code % 4 + 4 * (k % 4) + code / 4 * 16;
         x |= (uint64_t)half_of_level<Trellis4>(magnitudes, m) << 8 * k;
     }
     return make_uint2((uint32_t)x, (uint32_t)(x >> 32));
 }
 
-/* All copies of an entry are one thread's, which begins with another one of them than its
- * neighbours. */
+/* Fills the table. One thread writes all copies of an entry, and neighbouring threads begin with
+ * different copies. */
 template <int COPIES>
 KVANT_INLINE void fill_bytes(uint8_t *table, const uint32_t (&magnitudes)[KVANT_CUDA_TABLE_WORDS])
 {
@@ -49,15 +51,15 @@ KVANT_INLINE void fill_levels(uint8_t *table, const uint32_t (&magnitudes)[KVANT
         fill_pairs<C, COPIES>(table, magnitudes);
 }
 
-/* The levels of a word of eight codes: of rows r bytes 0 and 2, of rows r + 8 bytes 1 and 3 of a
- * register for columns c, c + 8 and of one for columns c + 1, c + 9. The other bytes may be
- * anything. */
+/* The levels of a word of eight codes. The first register has columns c and c + 8, the second has
+ * columns c + 1 and c + 9. Rows r are in bytes 0 and 2, rows r + 8 in bytes 1 and 3. The remaining
+ * bytes are undefined. */
 struct WordLevels {
     uint32_t rows0[2], rows8[2];
 };
 
-/* low, high: bits 0 and 1 of subsets at bits 0 and 1 of nibbles, bit 2 at bit 0. Other bits may be
- * anything. */
+/* low has bits 0 and 1 of subsets at bits 0 and 1 of nibbles; high has bit 2 at bit 0. Other bits
+ * are ignored. */
 template <class T>
 KVANT_INLINE WordLevels word_levels(uint32_t w, uint32_t low, uint32_t high, const T &table)
 {
@@ -71,7 +73,8 @@ KVANT_INLINE WordLevels word_levels(uint32_t w, uint32_t low, uint32_t high, con
                        { prmt(x[0].y, x[1].y, which), prmt(x[2].y, x[3].y, far) } };
 }
 
-/* Levels of 32 codes in four words: use(word, levels). at(j): the plane of j steps before. */
+/* Computes the levels of 32 codes in four words, for use(word, levels). at(j): the plane of j steps
+ * earlier. */
 template <int M, class At, class T, class F>
 KVANT_INLINE void each_word(const uint32_t (&w)[4], const At &at, const T &table, F &&use)
 {
@@ -85,7 +88,8 @@ KVANT_INLINE void each_word(const uint32_t (&w)[4], const At &at, const T &table
     use(3, word_levels(w[3], shift_by(odd, table.shift2), plane[2] >> 3, table));
 }
 
-/* Operands of 32 codes as halves, columns c and c + 8 in a register: use(word, halves). */
+/* Computes operands of 32 codes as halves, with columns c and c + 8 in a register, for use(word,
+ * halves). */
 template <int M, class At, class T, class F>
 KVANT_INLINE void pair_operands4(const uint32_t (&w)[4], const At &at, const T &table, F &&use)
 {
@@ -96,7 +100,7 @@ KVANT_INLINE void pair_operands4(const uint32_t (&w)[4], const At &at, const T &
     });
 }
 
-/* use(row tile, halves) for a column tile of a value page. */
+/* Calls use(row tile, halves) for a column tile of a value page. */
 template <class C, int D, class T, class F>
 KVANT_INLINE void trellis_value4_column(const uint32_t *page, int ct, int lane, const T &table,
                                         F &&use)
@@ -119,9 +123,10 @@ KVANT_INLINE void trellis_value4_column(const uint32_t *page, int ct, int lane, 
     }
 }
 
-/* use(row tile, column tile, halves) for a value page, of codes of any number of bits. With 4 bits,
- * column tiles are turns of a loop, and all are tile 0: next() makes the following weights those of
- * tile 0. A kernel runs a page or two a warp, and no cache holds its instructions before. */
+/* Calls use(row tile, column tile, halves) for a value page, with codes of any number of bits. With
+ * 4 bits, a loop runs over column tiles, and each is passed as tile 0; next() then makes the
+ * weights of the following tile the weights of tile 0. A loop is smaller than unrolled code: a warp
+ * processes only a page or two per kernel, so its instructions are not in a cache yet. */
 template <class C, int D, class T, class F, class N>
 KVANT_INLINE void for_each_trellis_value(const uint8_t *page, int lane, const T &table, F &&use,
                                          N &&next)
@@ -138,7 +143,7 @@ KVANT_INLINE void for_each_trellis_value(const uint8_t *page, int lane, const T 
         for_each_trellis_value2<C, D>(words, lane, table, use);
 }
 
-/* The planes of all column tiles of keys, behind the M before the first one. */
+/* The planes of all column tiles of keys; M planes of the units before come first. */
 template <int M, int N>
 KVANT_INLINE void key_planes(const uint32_t *words, int lane, uint32_t (&chain)[M + N])
 {
@@ -150,8 +155,8 @@ KVANT_INLINE void key_planes(const uint32_t *words, int lane, uint32_t (&chain)[
     close_circle<4, M, N>(chain, lane);
 }
 
-/* use(row tile, column tile, halves) for a key page. Words are read twice, because there are too
- * few registers to keep them. */
+/* Calls use(row tile, column tile, halves) for a key page. Words are read twice, because there are
+ * not enough registers to keep them. */
 template <class C, int D, class T, class F>
 KVANT_INLINE void for_each_trellis_key4(const uint8_t *page, int lane, const T &table, F &&use)
 {
@@ -167,9 +172,9 @@ KVANT_INLINE void for_each_trellis_key4(const uint8_t *page, int lane, const T &
     }
 }
 
-/* use(row tile, bytes of a pair of column tiles) for a key page. Pairs are turns of a loop, as
- * column tiles of values are: next() makes the query's following pair the first one. Planes move
- * up, too. */
+/* Calls use(row tile, bytes of a pair of column tiles) for a key page. A loop runs over pairs, as
+ * over column tiles of values: next() makes the query's following pair the first one. Planes move
+ * up as well. */
 template <class C, int D, class T, class F, class Next>
 KVANT_INLINE void for_each_trellis_byte(const uint8_t *page, int lane, const T &table, F &&use,
                                         Next &&next)

@@ -2,8 +2,8 @@
  * register of halves. For codes of 2 and 3 bits (4 bits: trellis_bytes.cuh).
  *
  * The level numbers of the two codes, 4 or 5 bits each, are the address. A product of bytes (dp4a)
- * puts it together on the multiplier. With 32 copies of the table side by side no two lanes read
- * the same bank: 32 KB for codes of 2 bits. Codes of 3 bits have 8 copies. */
+ * computes it on the multiplier. With 32 copies of the table side by side no two lanes read the
+ * same bank: 32 KB for codes of 2 bits. Codes of 3 bits have 8 copies. */
 #pragma once
 
 #include "../attention/attention.h"
@@ -12,7 +12,7 @@
 namespace kvant
 {
 
-/* Copies of the table; fewer where there is less memory. */
+/* Copies of the table; fewer where there is less shared memory. */
 template <class C, bool LARGE> __host__ __device__ constexpr int level_copies()
 {
     if constexpr (HAS_TRELLIS<C>)
@@ -21,7 +21,7 @@ template <class C, bool LARGE> __host__ __device__ constexpr int level_copies()
         return 0;
 }
 
-constexpr int TRELLIS_COPIES = 8; /* of kernels that unpack pages (tiles/) */
+constexpr int TRELLIS_COPIES = 8; /* for kernels that unpack pages (tiles/) */
 
 /* Bytes of the table: 256 entries of 8 bytes, or pairs of halves. */
 template <class C> __host__ __device__ constexpr int level_bytes(int copies)
@@ -32,7 +32,7 @@ template <class C> __host__ __device__ constexpr int level_bytes(int copies)
         return 0;
 }
 
-/* A level's number to a half: 2^-24 times the level, or times 128 + level. */
+/* A half for the number of a level: 2^-24 times the level, or times 128 + level. */
 template <class C>
 KVANT_INLINE uint32_t half_of_level(const uint32_t (&magnitudes)[KVANT_CUDA_TABLE_WORDS],
                                     uint32_t m)
@@ -46,8 +46,8 @@ KVANT_INLINE uint32_t half_of_level(const uint32_t (&magnitudes)[KVANT_CUDA_TABL
     return C::BIASED ? minus ? 128 - r : 128 + r : r | (minus ? 0x8000u : 0);
 }
 
-/* The level numbers of the codes of entry i, in the order of addresses. 2 bits: z0 z1 z2 i0. 3
- * bits: the i1 of both codes come before these. */
+/* The level numbers of the codes of entry i, in the order of addresses. With 2 bits: z0 z1 z2 i0.
+ * With 3 bits, i1 of both codes comes before these. */
 template <int B> KVANT_INLINE uint2 numbers_of_entry(uint32_t i)
 {
     if (B == 3)
@@ -55,8 +55,8 @@ template <int B> KVANT_INLINE uint2 numbers_of_entry(uint32_t i)
     return make_uint2(i % 16, i / 16);
 }
 
-/* All copies of an entry are one thread's, which begins with another one of them than its
- * neighbours: together they write to all banks. */
+/* Fills the table. One thread writes all copies of an entry, and neighbouring threads begin with
+ * different copies, so that together they write to all banks. */
 template <class C, int COPIES>
 KVANT_INLINE void fill_pairs(uint8_t *table, const uint32_t (&magnitudes)[KVANT_CUDA_TABLE_WORDS])
 {
@@ -72,10 +72,10 @@ KVANT_INLINE void fill_pairs(uint8_t *table, const uint32_t (&magnitudes)[KVANT_
     }
 }
 
-/* What finds levels in a table in shared memory. */
+/* The data of a lane for look-ups of levels in a table in shared memory. */
 template <int COPIES_> struct LevelTable {
     static constexpr int COPIES = COPIES_;
-    uint32_t own; /* where the lane's copy is */
+    uint32_t own; /* address of the lane's copy */
     uint32_t shift1, shift2, shift4, shift16;
 };
 
@@ -86,8 +86,8 @@ KVANT_INLINE LevelTable<COPIES> level_table(const uint8_t *table, uint32_t one, 
                                one << 31, one << 30, one << 28, one << 16 };
 }
 
-/* What stands for the codes of byte I of a word of numbers; more: of codes of 3 bits, both numbers'
- * highest bits in bits 5 and 6 of the byte. */
+/* The table's entry for the codes of byte I of a word of level numbers. more: with 3-bit codes, the
+ * highest bits of both numbers, in bits 5 and 6 of the byte. */
 template <int B, int I, class T>
 KVANT_INLINE uint32_t pair_at(uint32_t numbers, uint32_t more, const T &table)
 {
@@ -97,9 +97,10 @@ KVANT_INLINE uint32_t pair_at(uint32_t numbers, uint32_t more, const T &table)
     return look_up_word(B == 2 ? at : __dp4a(more, 1u << 8 * I, at));
 }
 
-/* Operands of 32 codes of 2 or 3 bits in words a and b of the plane of 2 bits; each word has two
- * column tiles. third: the words of the third bits; these codes have the lower byte of each
- * half, or the upper byte. use(a or b, column tile, halves) */
+/* Computes operands of 32 codes of 2 or 3 bits from words a and b of the plane of 2 bits. Each word
+ * has two column tiles. The words third_a and third_b hold the third bits: the lower byte of each
+ * half belongs to these codes or, with `upper`, the upper byte. Calls use(a or b, column tile,
+ * halves). */
 template <int B, int M, class At, class T, class F>
 KVANT_INLINE void pair_operands(uint32_t a, uint32_t b, uint32_t third_a, uint32_t third_b,
                                 bool upper, const At &at, const T &table, F &&use)
@@ -107,7 +108,7 @@ KVANT_INLINE void pair_operands(uint32_t a, uint32_t b, uint32_t third_a, uint32
     uint32_t plane[4], number[4], more[4] = {};
     subsets_of<M>(at, plane);
     plane[3] = odd_bits(a, b, table);
-    nibbles_of(plane, table, number); /* rows r of a, of b, rows r + 8 of a, of b */
+    nibbles_of(plane, table, number); /* rows r of a and of b, then rows r + 8 of a and of b */
     if (B == 3) {
         const uint32_t top = interleave(prmt(third_a, third_b, upper ? 0x7351 : 0x6240), table);
         unrolled_for (int j = 0; j < 4; j++)
@@ -129,7 +130,7 @@ KVANT_INLINE void pair_operands(uint32_t a, uint32_t b, uint32_t third_a, uint32
     }
 }
 
-/* use(row tile, column tile, halves) for a key page. */
+/* Calls use(row tile, column tile, halves) for a key page. */
 template <class C, int D, class T, class F>
 KVANT_INLINE void for_each_trellis_key(const uint8_t *page, int lane, const T &table, F &&use)
 {
@@ -154,7 +155,7 @@ KVANT_INLINE void for_each_trellis_key(const uint8_t *page, int lane, const T &t
     }
 }
 
-/* use(row tile, column tile, halves) for a value page. */
+/* Calls use(row tile, column tile, halves) for a value page. */
 template <class C, int D, class T, class F>
 KVANT_INLINE void for_each_trellis_value2(const uint32_t *page, int lane, const T &table, F &&use)
 {

@@ -10,8 +10,8 @@ static void set_byte(uint32_t *words, uint32_t at, uint32_t byte)
     words[at / 4] |= byte << 8 * (at % 4);
 }
 
-/* Magnitudes of levels as bytes below 128 (trellis.cuh): the first 16, and how much larger the next
- * 16 are. */
+/* Fills magnitudes of levels as bytes below 128 (trellis.cuh): the first 16, and the differences of
+ * the next 16 to them. */
 static void fill_magnitudes(kvant_cuda_params *params, const int8_t *levels)
 {
     const uint32_t half = 2u << params->bits;

@@ -1,6 +1,6 @@
 /* trellis_steps.cuh - the order in which a row's channels are steps of the circle (format.md,
- * "Trellis codes"), and the subset of a step. For kernels that work on one row at a time. Attention
- * has both in the order of words (trellis.cuh). */
+ * "Trellis codes"), and the subset of a step. It serves kernels that process one row at a time.
+ * Attention needs both in the order of words (trellis.cuh). */
 #pragma once
 
 #include "../params.h"
@@ -8,7 +8,8 @@
 namespace kvant
 {
 
-/* Of codes of so many bits and head_dims that are multiples of 32. */
+/* The step of a channel of keys. bits is the number of bits of a code, and head_dim is a multiple
+ * of 32. */
 __host__ __device__ constexpr int key_step(int bits, int head_dim, int channel)
 {
     const int ct = channel / 16, q = channel % 8 / 2, odd = channel % 2, far = channel % 16 / 8;
@@ -18,7 +19,7 @@ __host__ __device__ constexpr int key_step(int bits, int head_dim, int channel)
 
 __host__ __device__ constexpr int value_step(int head_dim, int channel)
 {
-    /* A last group of fewer than four row tiles has none of the last l. */
+    /* A last group with fewer than four row tiles has no tiles with the last l. */
     const int rt = channel / 16, l = rt % 4, groups = (head_dim + 63) / 64,
               lacking = 4 * groups - head_dim / 16;
     const int short_before = l > 4 - lacking ? l - (4 - lacking) : 0;
@@ -32,7 +33,7 @@ __host__ __device__ constexpr int trellis_step(uint32_t role, int bits, int head
     return role == KVANT_ROLE_K ? key_step(bits, head_dim, channel) : value_step(head_dim, channel);
 }
 
-/* bits: those of all n steps, one a byte. */
+/* bits: the trellis bits of all n steps, one per byte. */
 KVANT_INLINE uint32_t subset_at(const kvant_cuda_trellis &trellis, const uint8_t *bits, int n,
                                 int step)
 {
