@@ -1,14 +1,16 @@
-/* first.c - a layer's first matrix (transform=first): when it is made, and how it comes in force.
+/* first.c - a layer's first key transform (transform=first): when it is learned, and how it comes
+ * in force.
  *
- * Rows stay in open pages until other blocks need these (step.c), and nothing needs a matrix before
- * rows are sealed. When two thirds of the pages have blocks, a thread per layer begins to make a
- * matrix from the keys in these pages and from queries that prompts had (queries.c). The step that
- * has to seal rows first waits for these threads, and keys in open pages take the matrices. A step
- * that is too long for the pages, and has more rows than are in these, makes the matrices from its
- * own rows instead, in its graph. So results depend on no clock.
+ * Rows stay in exact pages until other blocks need the pages (step.c), and no row needs a key
+ * transform before it is sealed. When two thirds of the pages have blocks, a thread per layer
+ * begins to learn a transform from the keys in these pages and from queries of prompts (queries.c).
+ * The step that has to seal rows first waits for these threads, and the keys in exact pages are
+ * transformed. A step that is too long for the pages, and has more rows than they have, learns the
+ * transforms from its own rows instead, in its graph. So results do not depend on time.
  *
- * Keys that were sealed without a matrix keep what they went through, which is KVP_PLAIN: those of
- * a restored state, and tokens that are too much alike to make a matrix that all later rows take.
+ * Keys that were sealed without a key transform keep the centre and the scale that they were sealed
+ * with, as the transform KVP_PLAIN. These are keys of a restored state, and keys of tokens that are
+ * too much alike to learn a transform for all later rows from.
  */
 #include "learner.h"
 
@@ -19,8 +21,9 @@
 #include "../ggml_api.h"
 #include "../log.h"
 
-#define SIGNS 128u           /* of a value, which tell tokens apart */
-#define LEAST_DIFFERENT 192u /* tokens of 1024. Text has at least twice as many */
+#define SIGNS 128u /* Numbers of a value whose signs tell tokens apart. */
+/* Tokens of 1024 that have to differ. Text has at least twice as many different tokens. */
+#define LEAST_DIFFERENT 192u
 
 /* Open pages, in the order of their blocks */
 
@@ -28,7 +31,7 @@ typedef struct page_list {
     uint32_t n, pages[KVP_MOST_PAGES];
 } page_list;
 
-/* Pages whose keys have the first range's transform, or no matrix yet. */
+/* Lists pages whose keys have the first position bucket's transform, or no key transform yet. */
 static page_list list_pages(const kvp_gpu_cache *cache)
 {
     page_list list = { 0 };
@@ -57,7 +60,7 @@ static int32_t position_of(const kvp_gpu_cache *cache, const page_list *list, si
                : -1;
 }
 
-/* Whether a row is learned from. known: some rows have positions, and others are left out. */
+/* Whether a row is learned from. known: some rows have positions, and rows without are left out. */
 static bool counts(const kvp_gpu_cache *cache, const page_list *list, size_t row, bool known)
 {
     return known ? position_of(cache, list, row) >= 0 : is_written(cache, list, row);
@@ -72,7 +75,7 @@ static size_t count_rows(const kvp_gpu_cache *cache, const page_list *list, bool
     return n;
 }
 
-/* Rows of the pages, in GPU memory. */
+/* Decodes the rows of the pages in GPU memory. */
 static bool decode(const kvp_gpu_cells *cells, const page_list *list, float *room)
 {
     const size_t rows = KVANT_PAGE_TOKENS * kvp_gpu_width(cells);
@@ -83,8 +86,8 @@ static bool decode(const kvp_gpu_cells *cells, const page_list *list, float *roo
     return status == KVANT_OK;
 }
 
-/* Those that count, in the computer's memory. The caller frees them; NULL with a message, or
- * without memory. */
+/* Copies the rows that count to the computer's memory. The caller frees them; NULL with a message,
+ * or without memory. */
 static float *fetch(const kvp_gpu_cells *cells, const page_list *list, bool known)
 {
     const size_t width = kvp_gpu_width(cells), all = (size_t)list->n * KVANT_PAGE_TOKENS;
@@ -116,8 +119,8 @@ static int compare(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-/* The first layer makes a token's value of the token alone, or nearly so. So its signs tell tokens
- * apart. */
+/* Whether tokens are too much alike. The first layer computes a token's value from the token only,
+ * or nearly so. So the signs of the value tell tokens apart. */
 static bool are_alike(const float *rows, size_t stride, size_t n, size_t width)
 {
     uint64_t *hashes = malloc((n + 1) * sizeof(*hashes));
@@ -136,7 +139,8 @@ static bool are_alike(const float *rows, size_t stride, size_t n, size_t width)
     return different * 1024 < n * LEAST_DIFFERENT;
 }
 
-/* NULL: another cache has them, and nobody looks. */
+/* The values of the first layer, or NULL when another cache has them; then tokens are not
+ * compared. */
 static const kvp_gpu_cells *first_values(const kvp_gpu_cache *cache)
 {
     for (size_t i = 0; i < cache->n_tensors; i++)
@@ -169,7 +173,7 @@ static int32_t *positions_of(const kvp_gpu_cache *cache, const page_list *list, 
     return positions;
 }
 
-/* Without memory the layer has no matrix. */
+/* Begins to learn for a layer. Without memory the layer has no key transform. */
 static void begin_layer(kvp_gpu_cells *cells, const page_list *list, bool known, size_t n)
 {
     kvp_gpu_lesson lesson = { .n = n, .rows = fetch(cells, list, known) };
@@ -183,7 +187,8 @@ static void begin_layer(kvp_gpu_cells *cells, const page_list *list, bool known,
     free(lesson.rows);
 }
 
-/* Threads begin, unless there are too few rows in open pages or these are too much alike. */
+/* Lets threads begin, unless there are too few rows in exact pages or their tokens are too much
+ * alike. */
 static void begin(kvp_gpu_cache *cache)
 {
     const page_list list = list_pages(cache);
@@ -203,7 +208,7 @@ static void begin(kvp_gpu_cache *cache)
     kvp_gpu_batch_done(cache->gpu);
 }
 
-/* Whether two thirds of the pages have blocks: threads are done before the others have. */
+/* Whether two thirds of the pages have blocks. Threads are done before the remaining third has. */
 static bool is_ripe(const kvp_gpu_cache *cache)
 {
     return list_pages(cache).n * 3 >= cache->n_pages * 2;
@@ -218,7 +223,7 @@ static bool has_sealed_rows(const kvp_gpu_cache *cache, uint32_t block)
     return (cache->written[block] & ~(page >= 0 ? cache->pages[page].fresh : 0)) != 0;
 }
 
-/* Blocks with sealed rows keep what these went through. */
+/* Gives blocks with sealed rows the transform that these rows have. */
 static void mark_plain(kvp_gpu_cache *cache)
 {
     for (uint32_t block = 0; block < cache->n_blocks; block++) {
@@ -231,7 +236,8 @@ static void mark_plain(kvp_gpu_cache *cache)
     }
 }
 
-/* The kernels' side of a codec with a matrix; it may read the codec as long as it lives. */
+/* Creates the kernels' codecs for a codec with a key transform; they may read that codec as long as
+ * they live. */
 static bool have_codecs(kvp_gpu_cells *cells, kvant_codec **made)
 {
     char err[512];
@@ -245,7 +251,7 @@ static bool have_codecs(kvp_gpu_cells *cells, kvant_codec **made)
             kvant_cuda_codec_create_open(cells->codecs[1], &cells->open_codecs[1]) == KVANT_OK);
 }
 
-/* A version whose numbers were brought. */
+/* Makes a learned transform, whose numbers are on the GPU, the cells' transform. */
 static bool take(kvp_gpu_cells *cells, kvp_gpu_version *made)
 {
     kvp_gpu_take_numbers(cells, (const kvant_codec *const *)made->codecs);
@@ -257,7 +263,7 @@ static bool take(kvp_gpu_cells *cells, kvp_gpu_version *made)
     cells->turns = made->start != NULL && cells->center != NULL;
     cells->cache->ranges.centers.used = cells->cache->ranges.centers.used || cells->turns;
     if (!cells->in_place)
-        atomic_fetch_add(&cells->gpu->epoch, 1); /* captured graphs know none */
+        atomic_fetch_add(&cells->gpu->epoch, 1); /* captured graphs do not have it */
     return kvp_gpu_shift_matrices(cells) && kvp_gpu_ranges_bring(cells->cache, cells->gpu->stream);
 }
 
@@ -271,8 +277,8 @@ static bool copy_affine(const kvp_gpu_cells *cells, const float *from, float *to
             kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "copying"));
 }
 
-/* The version's numbers, and what keys that were sealed went through: the centre and the scale that
- * the numbers take the place of. */
+/* Brings the numbers of a learned transform to the GPU. Also brings the centre and the scale that
+ * sealed keys have, which these numbers replace. */
 static bool bring(kvp_gpu_cells *cells, const kvp_gpu_version *made)
 {
     const size_t width = kvp_gpu_width(cells);
@@ -324,7 +330,8 @@ static bool store(const kvp_gpu_cells *cells, const page_list *list, float *rows
            kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "storing rows");
 }
 
-/* A matrix comes in force. Keys in open pages take it: that costs them a rounding to fp16. */
+/* Puts a key transform in force. Keys in exact pages are transformed, which costs them a rounding
+ * to fp16. */
 static bool put_in_force(kvp_gpu_cells *cells, kvp_gpu_version *made)
 {
     const size_t width = kvp_gpu_width(cells);
@@ -342,7 +349,8 @@ static bool put_in_force(kvp_gpu_cells *cells, kvp_gpu_version *made)
     return ok;
 }
 
-/* Keys whose blocks have no centres of their own have one centre, also those that are sealed. */
+/* Whether a transform is of use. Keys without centres per block have one common centre, which
+ * sealed keys have as well. */
 static bool is_of_use(const kvp_gpu_cells *cells)
 {
     const kvp_gpu_learner *l = cells->learner;
@@ -352,7 +360,7 @@ static bool is_of_use(const kvp_gpu_cells *cells)
            (l->made.start != NULL || cells->center == NULL || !cells->cache->ranges.plain);
 }
 
-/* Nothing more is learned for the first range. */
+/* Ends learning for the first position bucket. */
 static void end(kvp_gpu_cells *cells)
 {
     const kvp_gpu_cache *cache = cells->cache;
@@ -383,8 +391,8 @@ bool kvp_gpu_first_join(kvp_kv *kv)
     return ok;
 }
 
-/* Once a layer has what it will have, all do: blocks have one id for all layers, and KVP_PLAIN is
- * for rows of the time before. */
+/* Ends learning in all layers once a layer has all that it will have. Blocks have one id for all
+ * layers, and KVP_PLAIN is for rows that were sealed before. */
 void kvp_gpu_first_end(kvp_gpu_cache *cache)
 {
     bool any = false;
@@ -417,7 +425,7 @@ bool kvp_gpu_first_settle(kvp_gpu_cache *cache)
 {
     if (!cache->weighing || cache->in_place)
         return true;
-    kvp_gpu_first_end(cache); /* a graph may have made the matrices since */
+    kvp_gpu_first_end(cache); /* a graph may have learned the transforms since */
     if (!cache->weighing)
         return true;
     if (!cache->begun)
@@ -426,8 +434,8 @@ bool kvp_gpu_first_settle(kvp_gpu_cache *cache)
     return !cache->begun || join(cache);
 }
 
-/* Whether a step that is sealed at once is to make the matrices in its graph, as it has more rows
- * than the pages. */
+/* Whether a step that is sealed at once learns the transforms in its graph, because it has more
+ * rows than the pages. */
 static bool makes_its_own(const kvp_gpu_cache *cache, const kvp_gpu_step *step)
 {
     const page_list list = list_pages(cache);
@@ -460,8 +468,8 @@ void kvp_gpu_first_mark(kvp_gpu_cache *cache, const kvp_gpu_step *step)
 
 /* In a graph */
 
-/* Attention over the keys that a node writes, if its queries are there when the node is computed;
- * else NULL. llama.cpp computes queries before it stores keys. */
+/* The attention node over the keys that a node writes, if its queries exist when the node is
+ * computed; else NULL. llama.cpp computes queries before it stores keys. */
 static const abi_tensor *attention_of(const abi_graph *graph, const abi_tensor *node)
 {
     const abi_tensor *found = NULL;
@@ -480,7 +488,7 @@ static const abi_tensor *attention_of(const abi_graph *graph, const abi_tensor *
     return found;
 }
 
-/* Of a batch in GPU memory: the first rows. */
+/* Copies the first rows of a batch from GPU memory. */
 static bool fetch_lesson(kvp_gpu_backend *b, const abi_tensor *node, kvp_gpu_lesson *lesson)
 {
     const abi_tensor *keys = node->src[0];
@@ -503,7 +511,8 @@ static bool fetch_lesson(kvp_gpu_backend *b, const abi_tensor *node, kvp_gpu_les
     return lesson->positions != NULL;
 }
 
-/* Whether tokens of the batch differ enough. The first layer that asks looks for all. */
+/* Whether tokens of the batch differ enough. The first layer that asks examines them for all
+ * layers. */
 static bool look(kvp_gpu_backend *b, const abi_tensor *values)
 {
     abi_tensor copy = { 0 };

@@ -14,9 +14,9 @@
 #include "../log.h"
 #include "../rope.h"
 
-#define MOST_AT_ONCE 7 /* layers: more disturb the GPU's caller */
+#define MOST_AT_ONCE 7 /* Layers that learn at a time; more would disturb the GPU's caller. */
 #define LOW_PRIORITY 10
-#define LESSON_ROWS 512u /* rows that the tensor judges together */
+#define LESSON_ROWS 512u /* rows that the tensor learns from at a time */
 
 static pthread_once_t counted = PTHREAD_ONCE_INIT;
 static sem_t at_once;
@@ -28,7 +28,8 @@ static void count_cpus(void)
     sem_init(&at_once, 0, n < 1 ? 1 : n > MOST_AT_ONCE ? MOST_AT_ONCE : n);
 }
 
-/* A handler of the program's may interrupt the wait, which is then no permit to learn. */
+/* Waits for a permit to learn. A signal handler of the program may interrupt the wait, which then
+ * gives no permit. */
 static void take_permit(void)
 {
     while (sem_wait(&at_once) != 0)
@@ -40,8 +41,9 @@ static void return_permit(void)
     sem_post(&at_once);
 }
 
-/* A thread starts with its creator's signal mask. This one blocks signals, because the program's
- * handlers belong on the program's threads. A fault's signal goes to the thread that has it. */
+/* Starts a thread that blocks signals. A thread inherits its creator's signal mask, and the
+ * program's handlers belong on the program's threads. Signals of a fault stay unblocked, because
+ * they go to the thread that has the fault. */
 static bool start_thread(pthread_t *thread, void *(*run)(void *), void *context)
 {
     static const int faults[] = { SIGSEGV, SIGBUS, SIGFPE, SIGILL };
@@ -74,7 +76,7 @@ void kvp_gpu_learner_finish(kvp_gpu_learner *l)
 void kvp_gpu_learner_begin(kvp_gpu_cells *cells)
 {
     if (cells->learner != NULL && !cells->learner->begun)
-        return; /* as good as new */
+        return; /* the learner is as good as new */
     kvp_gpu_learner_free(cells);
     pthread_once(&counted, count_cpus);
     cells->learner = calloc(1, sizeof(*cells->learner));
@@ -89,7 +91,7 @@ void kvp_gpu_learner_free(kvp_gpu_cells *cells)
     atomic_store(&l->dropped, true);
     if (l->making)
         pthread_join(l->maker, NULL);
-    kvp_gpu_learner_finish(l); /* threads find it in cells */
+    kvp_gpu_learner_finish(l); /* first, because threads use the learner in cells */
     cells->learner = NULL;
     kvp_gpu_learner_drop(cells, l);
     kvant_tensor_free(&l->tensor);
@@ -124,7 +126,8 @@ void kvp_gpu_learner_tell(const kvp_kv *kv, const abi_tensor *rows)
 
 /* The tensor */
 
-/* Block 0 is for first tokens of sequences, which are fp16 and not learnt from. */
+/* Creates the tensor that learns. Its block 0 is for first tokens of sequences, which are fp16 and
+ * not learned from. */
 static bool create_tensor(kvp_gpu_learner *l, const kvp_gpu_cells *cells)
 {
     kvant_codec_info info = { .size = sizeof(info) };
@@ -154,11 +157,11 @@ static bool create_tensor(kvp_gpu_learner *l, const kvp_gpu_cells *cells)
     ok = l->memory != NULL && kvant_tensor_create(&params, l->memory, &l->tensor) == KVANT_OK;
     free(codecs);
     if (ok && l->rope.size != 0 && kvant_tensor_set_rope(l->tensor, &l->rope) != KVANT_OK)
-        l->turns = false; /* another number of channels than the tensor takes */
+        l->turns = false; /* RoPE is for another number of channels than the tensor has */
     return ok;
 }
 
-/* Copies what work wrote that was enqueued before the lesson began. */
+/* Copies memory that work wrote which was enqueued before the lesson began. */
 static bool copy_out(const kvp_gpu_cells *cells, void *to, const void *from, size_t bytes)
 {
     return kvp_gpu_enter(cells->gpu) &&
@@ -168,7 +171,7 @@ static bool copy_out(const kvp_gpu_cells *cells, void *to, const void *from, siz
            kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->copying), "copying");
 }
 
-/* Queries whose directions are all alike, which stand for those that nobody kept. */
+/* Makes queries whose directions are equally distributed, for layers without kept queries. */
 static void assume_queries(const kvp_gpu_cells *cells, float *queries, int32_t *positions)
 {
     uint32_t random = 1;
@@ -214,8 +217,8 @@ static bool note_queries(const kvp_gpu_cells *cells)
     return ok;
 }
 
-/* n of the lesson's rows from the first-th on. Rows that are refused are no reason to learn
- * nothing: kernels say so where they matter. */
+/* Writes n of the lesson's rows, from the first-th on, to the tensor. Refused rows do not stop the
+ * learning; kernels report them when they are stored. */
 static void write_tensor(const kvp_gpu_cells *cells, size_t first, size_t n)
 {
     const kvp_gpu_learner *l = cells->learner;
@@ -233,7 +236,7 @@ static void write_tensor(const kvp_gpu_cells *cells, size_t first, size_t n)
     kvant_tensor_write(l->tensor, slots, n, l->lesson.rows + first * width, width, 1);
 }
 
-/* Room for one of a layer's; false without memory. */
+/* Makes room for a layer's learned transform; false without memory. */
 static bool have_version(const kvp_gpu_cells *cells, kvp_gpu_version *version)
 {
     *version = (kvp_gpu_version){ calloc(cells->n_kv_heads, sizeof(*version->codecs)), NULL };
@@ -257,7 +260,7 @@ static bool read_version(const kvp_gpu_cells *cells, uint32_t head, const kvp_gp
            KVANT_OK;
 }
 
-/* Makes codecs of the newest version, or none if the rows gave the tensor no version. */
+/* Makes codecs of the newest transform, or none if the tensor learned none from the rows. */
 static bool make_codecs(kvp_gpu_cells *cells)
 {
     kvp_gpu_learner *l = cells->learner;
@@ -319,10 +322,10 @@ static void *learn(void *context)
     return NULL;
 }
 
-/* In a thread of its own, which gives way to those who enqueue work for the GPU. */
+/* The thread, with a low priority, so that threads that enqueue work for the GPU come first. */
 static void *learn_apart(void *context)
 {
-    setpriority(PRIO_PROCESS, 0, LOW_PRIORITY); /* the thread's, on Linux */
+    setpriority(PRIO_PROCESS, 0, LOW_PRIORITY); /* of this thread only, on Linux */
     return learn(context);
 }
 
@@ -338,9 +341,9 @@ void kvp_gpu_learner_learn(kvp_gpu_cells *cells, const kvp_gpu_lesson *lesson)
         learn(cells);
 }
 
-/* Later ranges */
+/* Later position buckets */
 
-/* Layers without blocks' centres have none. */
+/* Finds the centres of a bucket. Layers without centres per block have none. */
 static bool find_centers(const kvp_gpu_learner *l, float *start, float *mean)
 {
     return start == NULL ||

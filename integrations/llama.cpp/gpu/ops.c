@@ -1,7 +1,7 @@
 /* ops.c - the operations on cache tensors as launches of libkvant_cuda.
  *
- * Which nodes these are, and their shapes, is said by ../ops_*.c, as for the cache in the computer's memory. What is
- * enqueued reads cell numbers, masks and queries where ggml-cuda left them. */
+ * The same nodes and shapes are supported as in ../ops_*.c, for the cache in the computer's memory.
+ * Kernels read cell numbers, masks and queries from ggml-cuda's buffers. */
 #include "learner.h"
 
 #include <string.h>
@@ -10,7 +10,7 @@
 #include "../ggml_api.h"
 #include "../log.h"
 
-#define MOST_HEADS_PER_KV_HEAD 64 /* of kvant_cuda_attention */
+#define MOST_HEADS_PER_KV_HEAD 64 /* limit of kvant_cuda_attention */
 
 /* Which nodes are ours */
 
@@ -36,7 +36,8 @@ static bool is_here(const kvp_gpu *gpu, const abi_tensor *tensor)
     return buft == (const abi_buft *)&gpu->buft || buft == (const abi_buft *)&gpu->kv_buft;
 }
 
-/* A softcap sees <q, c>, which keys with a centre lack in their scores: they do without it. Nothing is stored yet. */
+/* With a softcap, attention needs <q, c>, which the scores of keys with a centre lack. So these
+ * keys get no centre. Nothing is stored yet. */
 static void leave_out_center(const abi_tensor *node, kvp_gpu_cells *k)
 {
     float softcap;
@@ -58,7 +59,7 @@ static bool attention_supported(const abi_tensor *node)
     char err[512] = "";
 
     if (k == NULL || v == NULL)
-        return true; /* llama.cpp estimates sizes */
+        return true; /* llama.cpp only estimates sizes */
     leave_out_center(node, k);
     if (k->head_dim != v->head_dim || q->ne[2] / node->src[1]->ne[2] > MOST_HEADS_PER_KV_HEAD)
         kvp_error(
@@ -103,7 +104,7 @@ static kvant_cuda_rows rows_of(const abi_tensor *node, kvp_gpu_run run)
     return kvp_gpu_rows(kvp_gpu_cells_of(node), rows->data, rows->nb[1] / sizeof(float), run);
 }
 
-/* Room for keys about their blocks' centres, where the append needs it. */
+/* Makes room for keys minus their blocks' centres, if the append needs it. */
 static bool have_centered(kvp_gpu_backend *b, const abi_tensor *node)
 {
     const kvp_gpu_cells *cells = kvp_gpu_cells_of(node);
@@ -113,7 +114,7 @@ static bool have_centered(kvp_gpu_backend *b, const abi_tensor *node)
            kvp_gpu_grow(b->gpu, &b->centered, n * kvp_gpu_width(cells) * sizeof(float), false);
 }
 
-/* Keys lose their blocks' centres as they are stored. */
+/* Subtracts their blocks' centres from keys that are being stored. */
 static void center(const kvp_gpu_backend *b, const kvp_gpu_cells *keys,
                    kvant_cuda_kernel_append_args *args)
 {
@@ -153,7 +154,7 @@ bool kvp_gpu_pairs(const abi_tensor *a, const abi_tensor *b)
            strstr(b->src[1]->name, "inp_v_idxs") != NULL;
 }
 
-/* Centre and scale, or a matrix, from a batch of many tokens. */
+/* Learns centre and scale, or a key transform, from a batch of many tokens. */
 static bool learn_first(kvp_gpu_backend *b, const abi_tensor *node, const abi_tensor *values)
 {
     const kvp_gpu_cells *cells = kvp_gpu_cells_of(node);
@@ -201,7 +202,8 @@ static kvant_status append_run(kvp_gpu_backend *b, abi_tensor *const *nodes, int
     return kvant_cuda_kernel_append(&args, b->gpu->stream);
 }
 
-/* open: to open pages. queries: NULL, or those of the same tokens, which need one run for all of them. */
+/* open: appends to exact pages. queries: the queries of the same tokens, or NULL; they need one run
+ * for all tokens. */
 static kvant_status append(kvp_gpu_backend *b, abi_tensor *const *nodes, int n, bool open,
                            const kvant_cuda_kernel_query_args *queries)
 {
@@ -218,8 +220,8 @@ static kvant_status append(kvp_gpu_backend *b, abi_tensor *const *nodes, int n, 
     return status;
 }
 
-/* values: NULL, or the values of the same tokens, whose cells llama.cpp gives the same numbers. attending: NULL, or
- * attention of the same layer, which comes next. */
+/* values: the node with the values of the same tokens, to whose cells llama.cpp gives the same
+ * numbers, or NULL. attending: the following attention node of the same layer, or NULL. */
 static int32_t set_rows(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values,
                         abi_tensor *attending)
 {
@@ -251,7 +253,8 @@ static int32_t set_rows(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values
     return status == KVANT_OK ? ABI_STATUS_SUCCESS : ABI_STATUS_FAILED;
 }
 
-/* Whether attention sees the rows of a pair, one per stream: all other rows are older than the graph. */
+/* Whether attention sees the rows of a pair, one per stream. All other rows are older than the
+ * graph. */
 bool kvp_gpu_attends(const abi_tensor *keys, const abi_tensor *values, const abi_tensor *attending)
 {
     return attending->op == kvp_api.op.flash_attn_ext &&

@@ -1,4 +1,4 @@
-/* queries.c - queries of prompts, which first matrices are made from (learner.c).
+/* queries.c - keeps queries of prompts, from which first key transforms are learned (learner.c).
  *
  * While the graph of a batch of 64 tokens or more runs, 64 of its queries are copied within GPU
  * memory, layer by layer. Threads fetch them. Graphs of few tokens are captured and copy none. */
@@ -16,7 +16,8 @@ bool kvp_gpu_are_few(const kvp_gpu *gpu, size_t bytes)
            bytes < unused / 4;
 }
 
-/* Which of the layers that learn matrices these cells are, or how many there are. */
+/* The index of these cells among the layers that learn key transforms; NULL: the number of such
+ * layers. */
 static size_t layer_of(const kvp_gpu_cache *cache, const kvp_gpu_cells *cells)
 {
     size_t n = 0;
@@ -38,7 +39,7 @@ static char *place_of(const kvp_gpu_cells *cells, uint32_t batch)
            layer_of(cells->cache, cells) * KVP_ASKED_TOKENS * asked->row;
 }
 
-/* The first layer of a batch says which tokens these are. */
+/* Notes the tokens of a batch, at its first layer. */
 static void note_batch(kvp_gpu_backend *b, kvp_gpu_asked *asked, size_t n)
 {
     const int32_t *positions = kvp_gpu_positions_at(b->gpu, b->positions, n);
@@ -49,8 +50,8 @@ static void note_batch(kvp_gpu_backend *b, kvp_gpu_asked *asked, size_t n)
             positions != NULL ? positions[i * (n / KVP_ASKED_TOKENS)] : -1;
 }
 
-/* Memory that grows loses what it held: with -sm tensor layers join the cache in the midst of a
- * batch, and those before them learn from keys alone. */
+/* Makes room for a batch. Memory that grows loses its contents. With -sm tensor layers join the
+ * cache in the midst of a batch, and then the layers before them learn from keys only. */
 static bool have_batch(kvp_gpu_cache *cache, uint32_t batch)
 {
     const size_t bytes = layer_of(cache, NULL) * KVP_ASKED_TOKENS * cache->asked.row;
@@ -80,7 +81,7 @@ bool kvp_gpu_queries_keep(kvp_gpu_backend *b, const abi_tensor *node)
 
     if (n < KVP_ASKED_TOKENS || q->ne[3] != 1 || (size_t)q->ne[2] * q->nb[2] != row ||
         (asked->row != 0 && asked->row != row))
-        return true; /* the layer learns from keys alone */
+        return true; /* the layer learns from keys only */
     asked->row = row;
     if (!have_batch(cache, cells->n_asked % KVP_ASKED_BATCHES))
         return true;
@@ -101,7 +102,8 @@ bool kvp_gpu_queries_ready(kvp_gpu_cache *cache)
            kvp_cu_ok(kvp_cu.event_record(asked->ready, cache->gpu->stream), "copying");
 }
 
-/* A layer that missed a batch has queries of tokens whose positions are not known. */
+/* Finds the queries of a layer. If the layer missed a batch, it has queries of tokens whose
+ * positions are not known. */
 void kvp_gpu_queries_find(const kvp_gpu_cells *cells, kvp_gpu_lesson *lesson)
 {
     const kvp_gpu_asked *asked = &cells->cache->asked;

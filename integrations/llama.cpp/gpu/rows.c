@@ -1,15 +1,16 @@
-/* rows.c - rows of a cache tensor in GPU memory that are read, written and copied without a graph, as
- * llama.cpp does for states and for copies of streams.
+/* rows.c - reads, writes and copies rows of a cache tensor in GPU memory without a graph. llama.cpp
+ * needs this for states and for copies of streams.
  *
- * Rows may be in open pages alone until kvp_gpu_cache_settle. Those who read find them there.
- * step.c tells the plan which rows come. */
+ * Until kvp_gpu_cache_settle, rows may be only in exact pages, and reading finds them there. The
+ * plan learns of written rows through step.c. */
 #include "gpu.h"
 #include "in_place.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* Rows of cells first .. first + n - 1 that are in open pages take the place of their codes. */
+/* Reads rows of cells first .. first + n - 1 from exact pages, if they are there, instead of their
+ * codes. */
 static bool read_open_rows(const kvp_gpu_cells *cells, size_t first, size_t n, float *rows)
 {
     const kvp_gpu_cache *cache = cells->cache;
@@ -33,7 +34,7 @@ static bool read_open_rows(const kvp_gpu_cells *cells, size_t first, size_t n, f
     return ok;
 }
 
-/* A cell of a tensor that is all zeros still decodes to its centre; so does one on the CPU. */
+/* A cell of a tensor that is all zeros decodes to its centre, as on the CPU. */
 kvant_status kvp_gpu_read_rows(const kvp_kv *kv, size_t cell, size_t n, float *rows)
 {
     const kvp_gpu_cells *cells = kv->cells;
@@ -69,7 +70,7 @@ kvant_status kvp_gpu_read_rows(const kvp_kv *kv, size_t cell, size_t n, float *r
     return status;
 }
 
-/* numbers: in the computer's memory, as slots are on the GPU. */
+/* numbers: the same numbers as in slots, but in the computer's memory. */
 static kvant_status append_runs(const kvp_kv *kv, bool open, const int64_t *numbers, size_t n,
                                 const float *rows, const int64_t *slots)
 {
@@ -84,7 +85,7 @@ static kvant_status append_runs(const kvp_kv *kv, bool open, const int64_t *numb
     return status;
 }
 
-/* The rows whose blocks are open go to open pages, too. slots: room on the GPU. */
+/* Appends rows whose blocks have exact pages to these as well. slots: room on the GPU. */
 static kvant_status append_open(const kvp_kv *kv, const int64_t *numbers, size_t n,
                                 const float *rows, int64_t *slots)
 {
@@ -150,7 +151,7 @@ kvant_status kvp_gpu_write_rows(kvp_kv *kv, const int64_t *cell_numbers, size_t 
     return status;
 }
 
-/* The open pages of blocks whose copies are open. */
+/* Copies the exact pages of blocks whose copies have exact pages. */
 static bool copy_pages(kvp_kv *kv, uint32_t first, uint32_t to, uint32_t n)
 {
     const kvp_gpu_cells *cells = kv->cells;
@@ -181,7 +182,7 @@ bool kvp_gpu_copy_blocks(const kvp_kv *from, uint32_t first, kvp_kv *to, uint32_
     const size_t block = source->pages.block_stride;
     bool ok;
 
-    if (source != target) /* centres and scales differ: by rows then */
+    if (source != target) /* centres and scales differ, so rows have to be copied */
         return false;
     if (!kvp_gpu_enter(source->gpu))
         return false;

@@ -1,10 +1,10 @@
-/* step.c - steps of llama.cpp as the plan of exact pages takes them (src/store/plan.h).
+/* step.c - makes the steps of llama.cpp steps of the plan of exact pages (src/store/plan.h).
  *
- * Translates cells, positions and masks of a graph, and rows that are written without a graph, into
- * steps of the plan, and has open.c carry its changes out. If all rows of a step have pages, they
- * go to these alone, and are encoded when their blocks give the pages up. Otherwise all rows of the
- * step are encoded at once, too. Before keys have a matrix (first.c), the rows of any step go to
- * pages, as long as pages are free.
+ * It translates cells, positions and masks of a graph, and rows that are written without a graph.
+ * open.c carries out the plan's changes. If all rows of a step have exact pages, they go to these
+ * pages only, and are encoded when their blocks give the pages up. Otherwise all rows of the step
+ * are also encoded at once. Before keys have a key transform (first.c), the rows of every step go
+ * to exact pages, as long as pages are free.
  *
  * llama.cpp sends cell numbers, positions and masks to the GPU, and devices.c keeps copies of them.
  * A graph reads the page table and the slots from GPU memory. So it can be replayed, and a captured
@@ -24,22 +24,23 @@ static uint32_t block_of(const kvp_gpu_step *step, size_t row)
     return (uint32_t)(step->cells[row] / KVANT_PAGE_TOKENS);
 }
 
-/* The first block of the stream that a row is of. */
+/* The first block of the stream that a row belongs to. */
 static uint32_t stream_of(const kvp_gpu_cache *cache, const kvp_gpu_step *step, size_t row)
 {
     return block_of(step, row) / blocks_per_stream(cache) * blocks_per_stream(cache);
 }
 
-/* Views: what rows of a sequence see, by the mask */
+/* Views: the blocks that rows of a sequence see, by the mask */
 
 typedef struct views {
     kvant_plan_view *list;
-    int32_t *blocks; /* of all views */
+    int32_t *blocks; /* blocks of all views */
     size_t n_blocks;
     uint32_t n;
 } views;
 
-/* How many rows of a step from the i-th on are of one sequence: their positions count up. */
+/* The number of rows of a step, from the i-th on, that belong to one sequence: their positions
+ * count up. */
 static size_t rows_of_sequence(const kvp_gpu_step *step, size_t i)
 {
     size_t n = 1;
@@ -57,7 +58,8 @@ static bool sees(const kvp_gpu_mask *mask, size_t i, size_t n, uint32_t block)
     return false;
 }
 
-/* n rows see blocks that have pages, and their own. The plan needs no other ones. */
+/* Adds a view: n rows see the blocks with exact pages, and their own blocks. The plan needs no
+ * other blocks. */
 static void add_view(const kvp_gpu_cache *cache, const kvp_gpu_step *step, const kvp_gpu_mask *mask,
                      size_t i, size_t n, views *to)
 {
@@ -77,7 +79,7 @@ static void add_view(const kvp_gpu_cache *cache, const kvp_gpu_step *step, const
     to->n_blocks += n_seen;
 }
 
-/* None if nobody knows what rows see. False without memory. */
+/* Finds the views of a step; none if the mask is not known. False without memory. */
 static bool find_views(const kvp_gpu_cache *cache, const kvp_gpu_step *step,
                        const kvp_gpu_mask *mask, views *found)
 {
@@ -99,7 +101,8 @@ static bool find_views(const kvp_gpu_cache *cache, const kvp_gpu_step *step,
     return true;
 }
 
-/* Nobody holds cells at or above n_kv, which is the number of cells of the mask. */
+/* Releases the pages of unused blocks. No sequence has cells at or above n_kv, which is the number
+ * of cells of the mask. */
 static void release_unused(kvp_gpu_cache *cache, const kvp_gpu_step *step, const kvp_gpu_mask *mask)
 {
     const size_t n_held = (mask->n_cells + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS;
@@ -131,7 +134,7 @@ static kvant_plan_changes plan_rows(kvp_gpu_cache *cache, const kvp_gpu_step *st
     return kvant_plan_step_rows(cache->plan, &rows);
 }
 
-/* Of rows that nobody sees yet. */
+/* Opens blocks for rows that no token sees yet. */
 static bool open_rows(kvp_gpu_cache *cache, const kvp_gpu_step *step, cu_stream stream)
 {
     const kvant_plan_changes changes = plan_rows(cache, step, &(views){ 0 }, false);
@@ -155,9 +158,9 @@ static bool fits(const kvp_gpu_cache *cache, const kvp_gpu_step *step)
     return n <= n_free;
 }
 
-/* Whether the rows of a step stay exact, however many they are. Keys that are sealed before their
- * first matrix never have one. Rows that are sealed before 64 tokens made their centre are decoded
- * and encoded again with it. */
+/* Whether all rows of a step stay exact. Keys that are sealed before their first key transform
+ * never get one. Rows that are sealed before 64 tokens made their centre are decoded and encoded
+ * again with it. */
 static bool stays_exact(const kvp_gpu_cache *cache, const kvp_gpu_step *step)
 {
     return (cache->weighing && fits(cache, step)) || (cache->learning && step->n < KVP_LEARN_ROWS);
@@ -171,7 +174,8 @@ static bool has_pages(const kvp_gpu_cache *cache, const kvp_gpu_step *step)
     return true;
 }
 
-/* Opens blocks for a step before its graph. Keys take their first matrix before rows are sealed. */
+/* Opens blocks for a step before its graph. Keys are transformed by their first key transform
+ * before rows are sealed. */
 static bool open_blocks(kvp_gpu_cache *cache, const kvp_gpu_step *step, const kvp_gpu_mask *mask,
                         cu_stream stream)
 {
@@ -205,7 +209,8 @@ bool kvp_gpu_open_blocks(kvp_gpu_cache *cache, const uint32_t *blocks, uint32_t 
 
 /* Rows */
 
-/* Keys in open pages are learned from with their positions. */
+/* Notes the positions of keys in exact pages, because they are learned from with their
+ * positions. */
 static void note_positions(const kvp_gpu_cache *cache, const kvp_gpu_step *step)
 {
     for (size_t i = 0; i < step->n && cache->positions != NULL; i++)
@@ -224,7 +229,8 @@ size_t kvp_gpu_slots_of(const kvp_gpu_cache *cache, const int64_t *cells, size_t
     return n_open;
 }
 
-/* Rows in open pages have no codes yet if `fresh` is set, else new codes. */
+/* Notes the rows in exact pages. With `fresh` they have no codes yet; otherwise they have new
+ * codes. */
 static void note_rows(kvp_gpu_cache *cache, const kvp_gpu_step *step, const int64_t *slots,
                       bool fresh)
 {
@@ -240,7 +246,7 @@ static void note_rows(kvp_gpu_cache *cache, const kvp_gpu_step *step, const int6
 
 /* Before a graph */
 
-/* Finds the slots of a step's rows in open pages; a row without one has -1. */
+/* Finds the slots of a step's rows in exact pages; -1 for a row without one. */
 static bool find_slots(kvp_gpu_cache *cache, const kvp_gpu_step *step, const kvp_gpu_mask *mask,
                        int64_t *slots, cu_stream stream)
 {
@@ -274,7 +280,7 @@ static bool place(kvp_gpu_cache *cache, const kvp_gpu_step *step, const kvp_gpu_
               find_slots(cache, step, mask, slots, stream);
 
     if (cache->slots.at != former)
-        atomic_fetch_add(&cache->gpu->epoch, 1); /* captured graphs read the former ones */
+        atomic_fetch_add(&cache->gpu->epoch, 1); /* captured graphs read the former slots */
     ok = ok && kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)kvp_gpu_open_slots(cache), slots,
                                         bytes, stream),
                          "copying");
@@ -312,7 +318,8 @@ const int64_t *kvp_gpu_open_slots(const kvp_gpu_cache *cache)
 
 /* Outside of graphs */
 
-/* Rows are written, or blocks copied, tensor after tensor. The first one's call plans for all. */
+/* Whether this call plans for all tensors. Rows are written, or blocks copied, for one tensor after
+ * another, and the first call plans. */
 static bool plans(kvp_gpu_cache *cache, const kvp_kv *kv)
 {
     if (cache->planner == NULL) {
@@ -322,8 +329,9 @@ static bool plans(kvp_gpu_cache *cache, const kvp_kv *kv)
     return cache->keeps && cache->planner == kv;
 }
 
-/* A sequence that is restored comes in pieces of up to 512 rows, or row by row if it is scattered.
- * Positions count from its first row: llama.cpp tells them after the rows. */
+/* Counts positions for rows that are written without them. A restored sequence arrives in pieces of
+ * up to 512 rows, or row by row if it is scattered. Positions count from its first row, because
+ * llama.cpp sets them only after the rows. */
 static void count_positions(kvp_gpu_cache *cache, const kvp_gpu_step *step, int32_t *positions)
 {
     if (step->cells[0] != cache->planned_last + 1 && step->n >= KVANT_PAGE_TOKENS)
@@ -372,7 +380,7 @@ bool kvp_gpu_open_copies(const kvp_kv *kv, uint32_t first, uint32_t to, uint32_t
         const int32_t page = kvant_plan_page(cache->plan, to + i);
         if (page >= 0)
             kvp_gpu_put_page(cache, (uint32_t)page, KVP_NO_PAGE);
-        cache->written[to + i] = 0; /* nothing that the copies held before is decoded */
+        cache->written[to + i] = 0; /* the earlier contents of the copies are not decoded */
     }
     changes = kvant_plan_copy(cache->plan, first, to, n);
     return kvp_gpu_carry_out(cache, &changes, cells->gpu->stream);

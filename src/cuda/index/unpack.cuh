@@ -19,8 +19,8 @@ namespace kvant
 constexpr int PIECE_DIMS = 64, PIECE_QUADS = PIECE_DIMS / 4, PIECE_STEPS = 2;
 constexpr uint32_t PACK_VECTORS = 32;
 
-/* The levels of codes, as bytes. With 4 bits a byte is level + bias, which is below 128: codes 0 to
- * 7 and codes 8 to 15 are looked up separately, and the sign bit of a look-up means "no". Codes of 1
+/* The levels of codes, as bytes. With 4 bits a byte is level + bias, which is below 128: codes 0
+ * to 7 and 8 to 15 are looked up separately, and the sign bit of a look-up means "no". Codes of 1
  * bit need no levels, because 2 code is level + 1. */
 struct PackLevels {
     uint32_t words[4];
