@@ -58,14 +58,16 @@ AppendLaunch append_launch_of(const kvant_cuda_params &codec)
     return nullptr;
 }
 
-/* Kernels of any/ take one role, append groups of channels, and know feedback. */
+/* Whether a kernel of any/ appends or seals the role. No other kernel appends groups of channels or
+ * computes feedback. These kernels take one role per launch. */
 bool takes_any(const kvant_cuda_params &codec, bool seals)
 {
     return kvant_cuda_needs_any(&codec) || codec.feedback || (has_groups(codec) && !seals);
 }
 
-/* launch_append takes uniform codes and codebooks side by side; other launches take codes of one
- * sort, a trellis of one memory. */
+/* Whether one launch takes both roles. launch_append can take uniform codes for keys with codebooks
+ * for values, or the reverse. In all other launches, the codes of both roles are of one kind, and
+ * trellises have one memory. */
 bool share_launch(const kvant_cuda_params &a, const kvant_cuda_params &b, bool seals)
 {
     const AppendLaunch launch = append_launch_of(a);
@@ -87,7 +89,7 @@ AppendLaunch choose_launch(const kvant_cuda_params &codec, const AppendArgs &arg
     return simple && !args.from && args.n_tokens <= MOST_FEW ? launch_append_few : usual;
 }
 
-/* Roles first .. end - 1 in one launch; common: what all roles share. */
+/* Launches once for the roles first .. end - 1. common: the arguments which all roles share. */
 kvant_status launch_some(const Roles &roles, int first, int end, const AppendArgs &common,
                          uint32_t n_kv_heads, kvant_cuda_stream stream)
 {
@@ -109,7 +111,8 @@ bool one_launch(const Roles &roles, const AppendArgs &common)
            share_launch(roles.at[0].codec, roles.at[1].codec, common.from != nullptr);
 }
 
-/* Whether queries, and centres of keys, find a place in the launch of the rows. */
+/* Whether the launch that appends the rows can also transform queries and subtract the centres of
+ * keys. */
 bool takes_more(const Roles &roles, const AppendArgs &common)
 {
     bool matrix = false;
@@ -130,7 +133,7 @@ kvant_status launch_roles(const Roles &roles, const AppendArgs &common, uint32_t
     return status == KVANT_OK ? launch_some(roles, 1, 2, common, n_kv_heads, stream) : status;
 }
 
-/* A codec with weights needs them, another has no place for them. */
+/* Weights must be given if the codec uses them, and only then. */
 bool valid_weights(const kvant_cuda_params &codec, const float *weights)
 {
     return (codec.weighting != KVANT_CUDA_WEIGHTING_NONE) == (weights != nullptr);
@@ -150,8 +153,8 @@ void without_transform(kvant_cuda_params &codec)
     codec.weighting = KVANT_CUDA_WEIGHTING_NONE;
 }
 
-/* What rows that are appended and pages that are sealed bring for both roles. Keys with feedback
- * need their matrices, others have no place for them. */
+/* Checks and adds the arguments which appends and seals have in common. The matrices of k_feedback
+ * must be given if the codec of the keys uses feedback, and only then. */
 template <class Args> bool add_shared(Roles &to, const Args &args)
 {
     const kvant_cuda_codec *k = args.k.codec, *v = args.v.codec;
@@ -222,7 +225,8 @@ bool valid_queries_of(const kvant_cuda_kernel_append_args &args)
                           queries.k_codec->params.head_dim == args.k.codec->params.head_dim);
 }
 
-/* Keys lose their blocks' centres in their launch, or in one of their own before it. */
+/* Checks the arguments with which the centres of blocks are subtracted from keys, in the launch of
+ * the keys or in one before it. */
 bool valid_centers(const kvant_cuda_kernel_append_args &args)
 {
     return !args.k_turning.start ||
