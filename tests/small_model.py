@@ -5,8 +5,8 @@
 
 The model has the first LAYERS layers of a GGUF file and the first TOKENS tokens of its vocabulary;
 all other metadata stays. Merges have the order of the tokens that they make, so the first tokens
-and the first merges are a vocabulary, too. Such a model loads in a fifth of the time. With few
-layers, the vocabulary takes most of a token's time.
+and the first merges are a vocabulary, too. It loads in a fifth of the time. With few layers, the
+vocabulary takes most of a token's time.
 
 TEXT.txt gets the beginning of the text that scripts/fetch.py makes, because every command reads and
 tokenises its whole text.

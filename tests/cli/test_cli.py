@@ -164,7 +164,8 @@ class Codecs(unittest.TestCase):
                         self.assertAlmostEqual(row[f"true_bits_{role}"], bits, 9)
 
     def test_known_bits(self):
-        # A row of 64 has one 16-bit scale: 4 + 16/64 bits. Raw fp16 has no metadata.
+        # A row of 64 numbers has one 16-bit scale, a quarter of a bit per number. Raw fp16 has no
+        # metadata.
         bits = {row["spec"]: row["true_bits"] for row in self.rows("--head-dim", 64)}
         self.assertEqual(bits["turboquant-4"], 4.25)
         self.assertEqual(bits["f16"], 16)

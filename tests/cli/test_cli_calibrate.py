@@ -239,7 +239,7 @@ class Calibrate(unittest.TestCase):
             self.assertEqual((site["heads"], site["dim"]), (N_KV_HEADS, HEAD_DIM))
             for low, mean, high in zip(site["min"], site["mean"], site["max"]):
                 self.assertTrue(low <= mean <= high and low < high)
-            # Centroids are means of rows.
+            # A centroid is a mean of keys or values.
             for i, x in enumerate(site[CLUSTERS]):
                 channel = i // (CLUSTERS * HEAD_DIM) * HEAD_DIM + i % HEAD_DIM
                 slack = 2**-10 * max(

@@ -187,9 +187,10 @@ class Inspect(unittest.TestCase):
         self.assertEqual(here[0]["exact_bytes"], (2 * SMALL_LAYERS * (1 + 1 + 1) + 2 * 8) * page)
 
     def test_windows_and_other_layers(self):
-        """Two of four layers have a window of 64 tokens: 64 and one graph of 512, in steps of 256.
-        The memory of kvant's learning for them depends on the context. The two recurrent layers of
-        lfm2 have no keys and values and are not counted. The model deepseek2 has only keys.
+        """Two of four layers have a window of 64 tokens. Their cache holds it and one graph of 512,
+        in steps of 256. The memory of kvant's learning for them depends on the context. The two
+        recurrent layers of lfm2 have no keys and values and are not counted. The model deepseek2
+        has only keys.
         """
 
         def sized(model, *words):

@@ -25,9 +25,9 @@ MEASUREMENTS = PROBE_CHUNKS * (
 )  # every layer, the keys of some layers, no codec, and llama.cpp's own f16
 # Bits of turboquant at head_dim 64: a row has a scale of 16 bits.
 CANDIDATES = {f"turboquant-{bits}": bits + 0.25 for bits in (2, 3, 4)}
-# A cache of 4096 tokens has fp16 pages for 4 of its 64 blocks: the first block, and three for the
-# newest 128 tokens. The 512 rows of a step need 8 more pages, once for the keys of all layers and
-# once for the values.
+# A cache of 4096 tokens has fp16 pages for 4 of its 64 blocks. They are the first block, and three
+# for the newest 128 tokens. The 512 rows of a step need 8 more pages, once for the keys of all
+# layers and once for the values.
 OWN = 16 * 4 / 64
 EXACT = OWN + 16 * 8 / 64 / N_LAYERS
 TRY = [word for spec in CANDIDATES for word in ("--try-k", spec, "--try-v", spec)]

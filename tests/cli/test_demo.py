@@ -127,7 +127,7 @@ class Demo(unittest.TestCase):
             max(map(len, lines[:-1])), 78
         )  # the last line names the command, whose folder may be anywhere
         self.assertEqual([line.split()[0] for line in lines[2:8]], list(CACHES))
-        # The memory is 32768 tokens of 12288 bytes at 4.25 of 16 bits, and 64 tokens as fp16.
+        # The memory is 32768 tokens at 4.25 bits in place of 16, and 64 tokens as fp16.
         self.assertRegex(
             done.stdout, r"balanced \(default\) +102\.8 +0\.27 +0\.0202 +93\.7 % +100\.0  98 to 100"
         )

@@ -334,8 +334,8 @@ class InABrowser(Folder):
             "kvant exec -- llama-server -m SmolLM2-135M-Instruct.Q4_1.gguf -c 8192",
         )
         self.assertIn("without --accel as fast as f16", unseen["text"])
-        # The memory is 8192 tokens of 180 MiB at 4.25 of 16 bits, and 1 MiB for the tokens that
-        # stay fp16.
+        # The memory is 180 MiB, at 4.25 bits in place of 16. In addition, the tokens that stay fp16
+        # take 1 MiB.
         self.assertIn("48.8 MiB at 8192 tokens, 0.27 of f16's 180", default["text"])
         self.assertIn("0.0202: 4.1 times q8_0's, 1/2 of q4_0's", default["text"])
         self.assertIn(

@@ -269,8 +269,8 @@ static units_kind units_for(units_kind units, const kvant_cuda_codec *codec)
  *
  * It is a power of two above the page's scales, whose zero points are at most 2^23 times as large.
  * Zero points are in this unit, too, and have to stay below fp16's 2^16. So the unit is 2^9 times
- * that power (2^14 for the zero point, another bit for the number). Symmetric codes of 5 to 7 bits
- * have no zero points: their factor is 2, and numbers are at most 2^7. */
+ * that power: 2^14 for the zero point, and another bit for the number. Symmetric codes of 5 to 7
+ * bits have no zero points. Their factor is 2, and numbers are at most 2^7. */
 static double unit_of(const fixture *f, const kvant_cuda_codec *codec, const uint8_t *page,
                       uint32_t token, uint32_t valid)
 {
@@ -303,8 +303,8 @@ static double unit_of(const fixture *f, const kvant_cuda_codec *codec, const uin
 }
 
 /* Numbers that are rounded before the last product are in other units. The norm of a triplet is
- * below 8. A number of a quaternion is a direction times 2^15, times a radius of at most 1 or a
- * factor of up to 2^12 / 2^-9. */
+ * below 8. A number of a quaternion is a direction times 2^15. It is multiplied by a radius of at
+ * most 1, or by a factor of up to 2^12 / 2^-9. */
 static double length_range(const kvant_cuda_params *p)
 {
     return p->codes == KVANT_CUDA_CODES_TRIPLETS      ? 8

@@ -180,8 +180,8 @@ static void on_the_cpu(const problem *p, const arrays *a, float *out)
 }
 
 /* Scores err by 2^-11 of sum |q k|, because queries are rounded, and by less for sums. Weights and
- * values are rounded by 2^-11 each. Sums of |q k| over 256 channels of variance 1, times 1 / 16,
- * are below 20. */
+ * values are rounded by 2^-11 each. With channels of variance 1 and the scale 1 / 16, the sum of |q
+ * k| over 256 channels is below 20. */
 static void check(const problem *p)
 {
     arrays a = arrays_new(p);

@@ -109,8 +109,8 @@ static void test_ragged(void **unused)
     }
 }
 
-/* Tile kernels read every codec, in any pair: one group of rows and two, parts of a context, odd
- * numbers of heads. */
+/* Tile kernels read every codec, in any pair. The cases have one group of query rows or two, parts
+ * of a context, and odd numbers of heads. */
 static void test_tiles(void **unused)
 {
     (void)unused;

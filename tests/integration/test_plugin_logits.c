@@ -88,7 +88,7 @@ static int equal_greedy_tokens(const char *spec, double *lead)
 }
 
 /* 8 bits cost this model a divergence of 0.0036 nats (README, q8_0). So a logit errs by about
- * sqrt(2 x 0.0036) = 0.085, and a difference of two logits by 0.12. Only a lead below 4 of these,
+ * sqrt(2 x 0.0036) = 0.085. A difference of two logits errs by 0.12. Only a lead below 4 of these,
  * 0.5, may be reversed. */
 static void int8_writes_the_stock_text(void **state)
 {

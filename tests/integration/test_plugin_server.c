@@ -296,7 +296,7 @@ static void looked_at(const harness_options *options, int n, float *logits, floa
 }
 
 /* With a callback, llama.cpp makes a graph of each node, so a step has many graphs. On a GPU, a
- * cache of 1024 tokens has 6 fp16 pages, and 500 tokens need 8. The batch of 300 tokens has more
+ * cache of 1024 tokens has 6 fp16 pages. The 500 tokens need 8. The batch of 300 tokens has more
  * rows than the 200 that are in pages, so its graph makes the matrices of its keys. With a
  * callback, the queries that matrices are made from are in another graph. So answers differ, but
  * they are better than q4_0's, which has fewer bits. 200 and 100 tokens fit into the pages. */

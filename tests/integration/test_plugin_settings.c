@@ -86,8 +86,8 @@ static bool counts_everything(const struct outcome *outcome)
            bits < 16 * (mib + 0.05) / (f16 - 0.05) + 0.005;
 }
 
-/* One line names a preset. A cache of 256 cells with 30 layers, 3 kv heads and 64 numbers takes 5.6
- * MiB in fp16. */
+/* One line names a preset. The cache has 256 cells, and 30 layers of 3 kv heads with 64 numbers. It
+ * takes 5.6 MiB in fp16. */
 static void a_context_begins_with_a_line(void **state)
 {
     static const struct {
@@ -202,7 +202,7 @@ static void settings_file_names_codecs(void **state)
     }
 }
 
-/* The reported bits are the mean (16 + 4.25 + 16) / 3. */
+/* The reported bits are the mean of 16, 4.25 and 16. */
 static void settings_file_names_codecs_of_kv_heads(void **state)
 {
     struct outcome outcome =

@@ -32,8 +32,8 @@ TALK = [
     "s 1 4 0 256 60+190 60+190 0+250",
 ]
 
-# 768 tokens. Blocks 0 to 3 are in place at first. Then blocks 1 and 2 are sealed (block 0 has the
-# first tokens, block 3 the newest). Then blocks 4 to 11 are exact, which makes 10 exact pages.
+# 768 tokens. Blocks 0 to 3 are in place at first. Then blocks 1 and 2 are sealed. Block 0 has the
+# first tokens, block 3 the newest. Then blocks 4 to 11 are exact, which makes 10 exact pages.
 FULL = [NEW, "s 1 1 0 256 0+256 0+256 0+256", "s 1 2 0 768 256+512 256+512 0+768"]
 
 
@@ -57,8 +57,8 @@ class Phases(unittest.TestCase):
         self.expect(run(TALK), tokens_all=550, tokens_half=550, tokens_quarter=450)
 
     def test_back_when_nothing_sealed_is_held(self):
-        """Blocks 1 and 2, 128 rows, are sealed at the second step. The third step reads 256 cells,
-        which frees block 4 but not blocks 1 and 2. The fourth step overwrites both.
+        """Blocks 1 and 2, 128 rows, are sealed at the second step. The third step reads 256 cells.
+        That frees block 4, but not blocks 1 and 2. The fourth step overwrites both.
         """
         self.expect(
             run(TALK),
@@ -87,9 +87,9 @@ class Phases(unittest.TestCase):
         self.expect(run(lines, "seen"), hand_overs=2, returns=1, in_place_all=round(260 / 361, 3))
 
     def test_what_stays_aside_needs_room(self):
-        """With 16384 cells the least part is 1024 rows, 4864 rows fit in place, and the budget is
-        5376. The first step is larger than any of these: its first 24 blocks are exact, all later
-        ones sealed.
+        """With 16384 cells the least part is 1024 rows. There is room for 4864 rows in place, and
+        the budget is 5376. The first step is larger than any of these: its first 24 blocks are
+        exact, all later ones sealed.
 
         With 4864 cells, blocks 24 to 75 would stay aside. They take 832 rows, 5696 together. With
         4352 cells, blocks 24 to 67 would stay aside. They take 704 rows, 5056 together.
@@ -111,8 +111,8 @@ class Phases(unittest.TestCase):
         self.expect(run(FULL + more), returns=1)
 
     def test_bytes(self):
-        """The first trace has 256 rows in place. The second trace has blocks 0, 3 and 4 exact and
-        two sealed blocks: 192 + 32.
+        """The first trace has 256 rows in place. The second trace has 10 exact blocks, which are
+        640 rows. Its two sealed blocks take as much memory as 32 rows.
         """
         self.expect(run(TALK), peak_of_budget=round(256 / 864, 3))
         self.expect(run(FULL), peak_of_budget=round((640 + 32) / 864, 3))
@@ -153,8 +153,8 @@ class Pages(unittest.TestCase):
         self.expect(run(FULL + [f"s 1 3 0 768 {slots} - 0+768"]), reopened=0, encoded_rows=2)
 
     def test_the_budget_holds(self):
-        """Rule 1 if every cell is used and rows are replaced at random. If all blocks were sealed
-        next to 10 exact pages, there would be 16 * 16 + 640 = 896 rows.
+        """Rule 1 if every cell is used and rows are replaced at random. If all 16 blocks were
+        sealed next to 10 exact pages, there would be 896 rows.
         """
         chance = random.Random(5)
         lines = FULL + ["s 1 3 0 1024 768+256 768+256 0+1024"]
@@ -186,8 +186,8 @@ class Pages(unittest.TestCase):
 
     def test_streams_by_themselves(self):
         """Stream 1 reads 512 cells at last. Alone, or together with stream 0, it goes to pages.
-        Stream 0 stays in place if each stream is handled separately, and serves 4 of the 268 + 4
-        tokens there.
+        Stream 0 stays in place if each stream is handled separately. It serves 4 of the 272 tokens
+        there.
         """
         lines = [
             "o 1 0 2 1024 - - -",

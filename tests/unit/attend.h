@@ -74,12 +74,11 @@ static inline void fill_bias(const kvant_attention_problem *p, uint32_t query, u
     }
 }
 
-/* Compares attention with the reference. Errors are relative to the largest value and to 1 +
- * |lse|, and must be below `error`.
+/* Compares attention with the reference. Errors are relative to the largest value and to 1 + |lse|,
+ * and must be below `error`.
  *
- * An exact problem errs by the rounding of binary32. A score is a sum of 32 products and errs by
- * (32 + 20) 2^-24 |q| |k| scale. It errs by twice as much when a transform has a centre and
- * scales. */
+ * An exact problem errs by the rounding of binary32. A score is a sum of 32 products. It errs by
+ * (32 + 20) 2^-24 |q| |k| scale, and by twice as much when a transform has a centre and scales. */
 static inline void check_attended(const fixture *k, const fixture *v,
                                   const kvant_attention_problem *p, const attended *got,
                                   double error)

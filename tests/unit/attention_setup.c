@@ -230,8 +230,8 @@ static double operand_limit(const char *spec, uint32_t columns)
  * / sqrt(d)).
  *
  * Levels are integers, so they have no error. A codebook for numbers of variance 1 has no level
- * above 3, and rounding takes half a unit of 3 / 4095. A triplet's numbers are at most 3.75, and
- * its direction comes from an integer square root, which errs by up to 4 units. A chunk of four
+ * above 3. Rounding takes half a unit of 3 / 4095. A triplet's numbers are at most 3.75, and its
+ * direction comes from an integer square root, which errs by up to 4 units. A chunk of four
  * channels may hold the length of the whole row in one number, and its table is rounded, too: 1.5
  * units of sqrt(d) / 4095. */
 static double value_error(const char *spec, uint32_t dim)

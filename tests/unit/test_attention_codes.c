@@ -40,14 +40,14 @@ static void exact_rounds_no_integers(void **state)
 /* The cost of rounding to integers: the root mean square error of outputs relative to exact = true,
  * where nothing is rounded to integers.
  *
- * Rows have variance 1 and 64 channels, and the scale is 1/8. So scores have standard deviation 1.
+ * Rows have variance 1 and 64 channels. The scale is 1/8, so scores have standard deviation 1.
  * Weights are then e^score, sum p^2 = e / n, and an output's own size is sqrt(e / n).
  *
- * turboquant-4: a query's integers err by max |q| / 8192 / sqrt(12) = 2.6 / 8192 / 3.46 = 0.9e-4.
- * Keys and values err by 2.73 / 4095 / 3.46 = 1.9e-4 of a number. The page's largest weight is 10
- * times the mean (e^2.3). So weights err by 10 / 8192 / 3.46 = 3.5e-4 of the mean. Relative to
- * their root mean square that is 3.5e-4 / sqrt(e) = 2.1e-4. Together: sqrt(.9^2 + 1.9^2 + 1.9^2 +
- * 2.1^2) e-4 = 3.5e-4.
+ * turboquant-4: a query's integers err by max |q| / 8192 / sqrt(12). With max |q| = 2.6 that is
+ * 0.9e-4. Keys and values err by 2.73 / 4095 / sqrt(12) = 1.9e-4 of a number. The page's largest
+ * weight is 10 times the mean (e^2.3). So weights err by 10 / 8192 / sqrt(12) of the mean, which is
+ * 3.5e-4. Relative to their root mean square that is 3.5e-4 / sqrt(e) = 2.1e-4. Together: sqrt(.9^2
+ * + 1.9^2 + 1.9^2 + 2.1^2) e-4 = 3.5e-4.
  *
  * int-8: levels are exact and operands reach 32639. Queries err by 0.23e-4 and weights by 0.53e-4,
  * together 0.6e-4.

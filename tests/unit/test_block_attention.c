@@ -36,7 +36,7 @@ static void row_sizes_are_ggmls(void **state)
 }
 
 /* Codes 0 .. 15 ascend through the low halves of a block's bytes and descend through the high
- * halves. The scale is 0.5, the minimum is -3, and the numbers 1, 16 and 31 have a fifth bit. */
+ * halves. The scale is 0.5 and the minimum is -3. The numbers 1, 16 and 31 have a fifth bit. */
 static void blocks_decode_as_documented(void **state)
 {
     const uint8_t nibbles[16] = { 0xf0, 0xe1, 0xd2, 0xc3, 0xb4, 0xa5, 0x96, 0x87,

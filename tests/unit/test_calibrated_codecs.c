@@ -70,8 +70,8 @@ static void kmeans_is_a_centroid_and_int_of_the_rest(void **state)
                     error = fmax(error, fabs((double)decoded[t * DIM + j] - want));
                 }
                 /* Rotating before or after subtracting moves y by rounding errors of numbers up to
-                 * 40 sqrt(32). That can move a number to the next code: one step of at most 2
-                 * sqrt(32) largest / 15 in one of 32 channels. */
+                 * 40 sqrt(32). That can move a number to the next code. It adds one step of at most
+                 * 2 sqrt(32) largest / 15, in one of the channels. */
                 if (rotated)
                     assert_true(error <= 2 * sqrt(32) * largest / 15 + 1e-4);
             }

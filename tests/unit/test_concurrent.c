@@ -1,7 +1,8 @@
-/* test_concurrent.c - calls that the headers allow several threads to make at once: attention over
- * one layer with different workspaces, writes to more layers with the same codecs, creation of
- * codecs. All threads share one pool. Results must equal the results of a single thread, and the
- * build for ThreadSanitizer (make tsan) finds races whose results are right by luck.
+/* test_concurrent.c - calls that the headers allow several threads to make at once. They are
+ * attention over one layer with different workspaces, writes to more layers with the same codecs,
+ * and creation of codecs. All threads share one pool. Results must equal the results of a single
+ * thread, and the build for ThreadSanitizer (make tsan) finds races whose results are right by
+ * luck.
  *
  * Only the functions under "A layer" call the library's interface. */
 #include "testing.h"

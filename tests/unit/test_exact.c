@@ -313,8 +313,8 @@ static void cut(kvant_cache *cache, sequence *s, uint32_t n)
     s->left = s->left < n ? s->left : n;
 }
 
-/* With steps of at most 300 rows, the pool of 18 pages has room for all sequences: 4 blocks each,
- * and 5 more for the step. */
+/* With steps of at most 300 rows, the pool of 18 pages has room for all sequences. Each needs 4
+ * blocks, and the step 5 more. */
 static void random_sequences(void **state)
 {
     static sequence all[MOST_SEQUENCES];

@@ -130,9 +130,9 @@ static double cap(double angle)
     return (angle - sin(angle) * cos(angle)) / PI;
 }
 
-/* E(2 - 2 cos) for n independent random cosets. P(angle > t) = (1 - 24 cap(t))^n as long as the 24
- * caps are disjoint, which is up to 30 degrees. Larger angles do not count for n >= 24, because (1
- * - 24 cap(30 degrees))^24 = 5e-13. */
+/* E(2 - 2 cos) for n independent random cosets. As long as the 24 caps are disjoint, P(angle > t) =
+ * (1 - 24 cap(t))^n. That is up to 30 degrees. Larger angles do not count for n >= 24, because the
+ * probability at 30 degrees is 5e-13. */
 static double random_coset_distance(uint32_t n)
 {
     enum { STEPS = 20000 };

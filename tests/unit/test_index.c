@@ -92,7 +92,7 @@ static void books(void **state)
 
 /* The error of <u, q> for unit vectors, times sqrt(d), has mean 0 and variance D / (1 - D), where D
  * is the error of the codebook. From 40,000 pairs one sigma of its deviation is 0.35 %, and one
- * sigma of its mean is 0.005 of the deviation. A trellis of 256 states gains 1.2 dB or more, so it
+ * sigma of its mean is 0.005 of the deviation. A trellis of 256 states gains 1.2 dB or more. So it
  * errs less than 3/4 of Lloyd and Max's variance. It cannot err less than Shannon's 2^-2b. */
 static void estimator(void **state)
 {
@@ -249,19 +249,19 @@ static void same_results(void **state)
     enum { DIM = 72, N = 9000, QUERIES = 70, K = 13 };
     (void)state;
     float *x = random_rows(N, DIM, 31), *q = random_rows(QUERIES, DIM, 32),
-          *turned = malloc(sizeof(float) * N * DIM);
+          *reversed = malloc(sizeof(float) * N * DIM);
     uint64_t *ids = malloc(N * sizeof *ids);
     for (size_t i = 0; i < N; i++) {
         if (i % 3 == 0) /* equal vectors: ties */
             memcpy(x + i * DIM, x, DIM * sizeof *x);
     }
     for (size_t i = 0; i < N; i++) {
-        memcpy(turned + i * DIM, x + (N - 1 - i) * DIM, DIM * sizeof *x);
+        memcpy(reversed + i * DIM, x + (N - 1 - i) * DIM, DIM * sizeof *x);
         ids[i] = N - 1 - i;
     }
     for (size_t s = 0; s < COUNT(specs); s++) {
         const size_t n = takes(specs[s], 1) ? N : N / 10,
-                     first = N - n; /* in `turned`: rows 0 to n - 1 */
+                     first = N - n; /* where rows 0 to n - 1 begin in `reversed` */
         kvant_set_cpu_level(KVANT_CPU_C);
         kvant_index *index = filled(specs[s], DIM, KVANT_METRIC_L2, x, n);
         result want = search(index, q, DIM, QUERIES, K);
@@ -272,7 +272,7 @@ static void same_results(void **state)
             kvant_index *other = empty(specs[s], DIM, KVANT_METRIC_L2);
             if (strchr(specs[s], ':'))
                 assert_int_equal(kvant_index_train(other, x, DIM, 500), KVANT_OK);
-            assert_int_equal(kvant_index_add(other, turned + first * DIM, DIM, n, ids + first, 3),
+            assert_int_equal(kvant_index_add(other, reversed + first * DIM, DIM, n, ids + first, 3),
                              KVANT_OK);
             for (uint32_t threads = 1; threads <= 7; threads += 3) {
                 kvant_index_query query = query_of(q, DIM, QUERIES, K);
@@ -297,7 +297,7 @@ static void same_results(void **state)
     }
     free(x);
     free(q);
-    free(turned);
+    free(reversed);
     free(ids);
 }
 

@@ -282,7 +282,7 @@ static void overwritten_blocks_are_no_longer_first(void **unused)
 
 /* Twenty blocks get late tokens of a first sequence and then tokens of a second sequence, which has
  * lower positions. The blocks age with the second sequence's tokens. The plan seals all but 4 of 10
- * pages at once, so 20 blocks need at most 5 runs. A block that were still as new as its former
+ * pages at once. So 20 blocks need at most 5 runs. A block that were still as new as its former
  * rows would be sealed alone. */
 static void blocks_age_with_their_new_rows(void **unused)
 {

@@ -78,7 +78,7 @@ static void choices(void **state)
     kvant_scheme_free(&scheme);
 }
 
-/* The layers 3, 7 and 11 have a cache, the others of the 12 layers have none. */
+/* Only the layers 3, 7 and 11 have a cache. */
 static void protected_layers_are_those_with_a_cache(void **state)
 {
     const kvant_scheme_params params = {

@@ -589,7 +589,8 @@ static void presets_make_codecs(void **state)
 }
 
 /* A layer with head_dim d has 2 rows per token, with 2 bits per number and a scale of 16 bits. Some
- * keys have d bits more: as many as fit into the size at head_dim 64, 2 + 16/64 bits per number. */
+ * keys have d bits more. There are as many of them as fit into the size at head_dim 64, which is
+ * 2.25 bits per number. */
 static void tiny_has_the_bits_of_head_dim_64(void **state)
 {
     kvant_preset preset = { .size = sizeof preset };

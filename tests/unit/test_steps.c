@@ -274,8 +274,7 @@ static void sequences_have_exact_parts_of_their_own(void **state)
     }
 }
 
-/* Sizes: a tensor needs no memory of its own for a step. Shared memory of less than a block is not
- * used. */
+/* Sizes: a tensor reserves no memory for a step. Shared memory of less than a block is not used. */
 static void sizes_and_what_is_refused(void **state)
 {
     (void)state;

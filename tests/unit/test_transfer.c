@@ -44,8 +44,8 @@ static fixture use(const char *spec, kvant_role role, bool few)
     return f;
 }
 
-/* No row is lost. Rows of kind 0 have sqrt(5) per number, rows of kind 9 about 20. Three bits err
- * by a fifth of that, and by more in a block with rows of both kinds. */
+/* No row is lost. Rows of kind 0 have sqrt(5) per number. Rows of kind 9 have about 20. Three bits
+ * err by a fifth of that, and by more in a block with rows of both kinds. */
 static void check_near(const fixture *f, uint32_t first, uint32_t n, const float *rows, bool few)
 {
     for (uint32_t i = 0; i < n; i++) {
@@ -277,8 +277,8 @@ static void places_run_out(void **state)
 {
     (void)state;
     uint64_t rng = 82;
-    /* Each kind of rows makes a transform in a cleared tensor. The last of these transforms finds
-     * no room in the target. */
+    /* Every kind needs another transform, which a cleared tensor makes. The last of these
+     * transforms finds no room in the target. */
     const uint32_t last = 3; /* only codecs with matrices have room for more transforms */
     fixture f = make("turboquant-4:center=first", 1, BLOCKS, 0), g = make_like(&f),
             h = make_like(&f);

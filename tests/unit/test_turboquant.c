@@ -2,7 +2,7 @@
  * independent computations. */
 #include "distortion.h"
 
-/* The paper prints 0.36, 0.117, 0.03 and 0.009 for large d. Errors that are measured at d = 512
+/* For large d the paper prints 0.36, 0.117, 0.03 and 0.009. Errors that are measured at d = 512
  * must round to these figures. */
 static void mse_rounds_to_the_papers_figures(void **state)
 {
@@ -71,9 +71,9 @@ static void mse_is_that_of_the_optimal_codebook(void **state)
 }
 
 /* D is the mse. The norm scale shrinks products by 1 - D and leaves an error of sqrt(D). The
- * unbiased scale removes the shrinkage and leaves sqrt(D / (1 - D)). With n = 64 x 300 products,
- * three standard errors of a root mean square are 3 / sqrt(2 n) = 1.5 %. The asymptotic formulas
- * are good to 1 % at d = 128. */
+ * unbiased scale removes the shrinkage and leaves sqrt(D / (1 - D)). There are n = 64 x 300
+ * products. Three standard errors of a root mean square are 3 / sqrt(2 n) = 1.5 %. The asymptotic
+ * formulas are good to 1 % at d = 128. */
 static void inner_products(void **state)
 {
     (void)state;
@@ -143,8 +143,8 @@ static void fill_with_outliers(float *x, uint32_t d, float gain, uint64_t *rng)
 }
 
 /* Outliers are found, and each tier has the mse of its codebook, so the total follows from the
- * energies of the tiers. With a gain of 4 over 64 tokens, an outlier's sum of squares is 16 +- 2.8.
- * An ordinary channel's sum is 1 +- 0.18, which does not come near. */
+ * energies of the tiers. The sums are over 64 tokens. With a gain of 4, an outlier's sum of squares
+ * is 16 +- 2.8. An ordinary channel's sum is 1 +- 0.18, which does not come near. */
 static void tiers_have_the_mse_of_their_codebooks(void **state)
 {
     static const uint32_t dims[] = { 64, 96, 128 };
@@ -190,8 +190,9 @@ static void tiers_have_the_mse_of_their_codebooks(void **state)
         }
 }
 
-/* 32 channels at b + 1 bits and 96 at b bits are b + 0.25 bits. Two scales of 16 bits make it b +
- * 0.5 at head_dim 128. The mask of 128 bits and the page's padding add 64 bytes. */
+/* A quarter of the 128 channels has b + 1 bits, the rest has b, which makes b + 0.25 bits. Two
+ * scales of 16 bits make it b + 0.5 at head_dim 128. The mask of 128 bits and the page's padding
+ * add 64 bytes. */
 static void bits_of_tiers(void **state)
 {
     (void)state;

@@ -169,8 +169,8 @@ static void version_of_the_first_rows(void **state)
         check_affine(&f, 12, rows, 64);
         /* Channels have variance 1, and a fifth of them variance 100, quantised to 4 bits. Without
          * a centre the numbers' mean square is above 5000. The worst of these codecs has one scale
-         * per token. With 4 bits over +-4 sigma of the wide channels, a step of 80 / 15, its error
-         * is 2.4. With scales of sqrt(max) the wide channels count sqrt(10) instead. */
+         * per token. Its 4 bits span +-4 sigma of the wide channels. A step of 80 / 15 makes an
+         * error of 2.4. With scales of sqrt(max) the wide channels count sqrt(10) instead. */
         assert_true(error_of(&f, first, 370) < sqrt(2.4));
         drop(&f);
     }

@@ -328,9 +328,9 @@ static void attention_undoes_the_transform(void **state)
             error += (out[j] - want) * (out[j] - want);
             size += want * want;
         }
-        /* Queries are rounded to 10 bits or more, and scores reach 0.05 |q| |k| = 0.05 x 6 x 60. So
-         * a probability errs by at most 2 %, and a wrong transform errs by far more. Exact pages
-         * are fp16. */
+        /* Queries are rounded to 10 bits or more. Scores reach 0.05 |q| |k| = 0.05 x 6 x 60. So a
+         * probability errs by at most 2 %, and a wrong transform errs by far more. Exact pages are
+         * fp16. */
         assert_true(sqrt(error) <= 0.02 * sqrt(size));
         for (int role = 0; role < 2; role++) {
             kvant_tensor_free(&tensors[role]);

@@ -138,7 +138,7 @@ static void geometric_mean(const double *a, const double *b, uint32_t d, double 
 }
 
 /* Eigenvalues of a square root err by 2.7 10^-6 of themselves, so products of two such roots err by
- * twice 2.7 10^-6 of the largest. */
+ * twice as much of the largest. */
 static void means_solve_their_equation(void **state)
 {
     static const uint32_t dims[] = { 1, 2, 5, 24, 64, 128 };
@@ -330,7 +330,7 @@ static void attention_weights_are_those_of_softmax(void **state)
     a.n_queries = 1;
     memset(got, 0, sizeof got);
     kvant_attention_weights(&a, 2, scores, got);
-    for (uint32_t i = 0; i < 4; i++) { /* the scores are 1.5, 1.5, 10.5 and 1.5 */
+    for (uint32_t i = 0; i < 4; i++) { /* the third score is 10.5, all others are 1.5 */
         double e = exp(i == 2 ? 0 : -9), p = e / (1 + 3 * exp(-9));
         assert_true(fabs(got[i] - p * (1 - p)) <= 1e-6 * got[i]);
     }

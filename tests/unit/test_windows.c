@@ -131,8 +131,8 @@ static void reused_slots_are_recent_again(void **state)
         for (uint32_t i = 0; i < 64 && i <= n; i++)
             assert_true(is_open(&f, (n - i) % 512 / 64));
     }
-    /* 1500 = 2 x 512 + 476, so page 7 became exact again. Its last slots hold the decoded rows of
-     * the previous lap as fp16. */
+    /* After 1500 rows the second lap ends at slot 476, so page 7 became exact again. Its last slots
+     * hold the decoded rows of the previous lap as fp16. */
     check_slots(&f, 0, 476);
     for (uint32_t i = 476; i < 512; i++) {
         float got[64], want[64];

@@ -4,7 +4,7 @@ an implementation that shares nothing with the library. It was written in NumPy 
 the papers. The test tests/unit/test_vectors.c compares.
 
     make.py           writes vectors.txt and vectors.kvcal next to this script
-    make.py --check   exits with 1 when a file differs from what it would write
+    make.py --check   exits with 1 when a file differs from its new content
 """
 
 import pathlib

@@ -79,7 +79,9 @@ def rebuild(codes, plan, dim):
 
 
 def encode_blocks(y, role, options):
-    """polar-3.9 has 16 channels and 4 lists, with angles of 4, 2, 2 and 2 bits."""
+    """polar-3.9 has 16 channels and 4 lists. The angles of the first list have 4 bits, all others
+    2.
+    """
     scales, decoded, first, others = [], [], [], []
     for at in range(0, y.shape[1], 16):
         block = np.ascontiguousarray(y[:, at : at + 16])

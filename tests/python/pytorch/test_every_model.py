@@ -36,10 +36,10 @@ SOME = (
 # built. If fewer are, tiny.py must learn new names of numbers.
 LEAST = 0.5
 
-# Rows are exact. Attention sums at most 24 tokens and 64 numbers in binary32, which errs by (24 +
-# 64 + 40) 2^-24 < 1e-5 of the largest logit. There are at most 8 layers, whose matrices have rows
-# of unit length, so logits err by less than 1e-3 of the largest logit. A mask that hides nothing
-# moves them by more: see changed().
+# Rows are exact. Attention sums at most 24 tokens and 64 numbers in binary32. That errs by (24 + 64
+# + 40) 2^-24 of the largest logit, less than 1e-5. There are at most 8 layers, whose matrices have
+# rows of unit length, so logits err by less than 1e-3 of the largest logit. A mask that hides
+# nothing moves them by more: see changed().
 LIMIT = 1e-3
 PROMPT, PADDING = (
     20,

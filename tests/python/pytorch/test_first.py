@@ -116,9 +116,9 @@ class Learns(TestCase):
 
     def test_presets_learn(self):
         """A preset and its specs store the first 64 rows as fp16 after the matrix, so equal bits
-        show that the matrices are equal. Rows 64 .. 255 are codes: at most the newest 64 rows, a
-        write's 256 and the rest of their first blocks are fp16. Not all codes are equal, because
-        the preset rounds rows to fp16 before it encodes them.
+        show that the matrices are equal. Rows 64 .. 255 are codes. Among later rows, the newest 64,
+        the 256 of a write and the rest of their first blocks are fp16. Not all codes are equal,
+        because the preset rounds rows to fp16 before it encodes them.
         """
         model, rows, errors = self.make(), [], []
         for stored in ({}, {"k": SPEC, "v": "trellis-4"}, {"k": PLAIN, "v": "trellis-4"}):

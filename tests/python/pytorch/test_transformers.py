@@ -349,9 +349,9 @@ class Rounded(TestCase):
 
     def test_settings_of_a_model(self):
         """Each layer has the codec of its number in the model, although layers with and without a
-        window lie in different caches. A cache of 512 tokens keeps the first 64, the newest 64 and
-        64 rows of a write as fp16, with the blocks in which they begin. So of 300 tokens, rows 64
-        .. 107 are never fp16. A row is fp16 before it is encoded.
+        window lie in different caches. A cache of 512 tokens keeps the first 64 and the newest 64
+        rows as fp16. It also keeps 64 rows of a write, and for all three the blocks in which they
+        begin. So of 300 tokens, rows 64 .. 107 are never fp16. A row is fp16 before it is encoded.
         """
         model, seen, update = models.make("gemma2", "eager"), {}, KvantLayer.update
         kinds = ["int-8", "int-4", "f32", "int-2"]
