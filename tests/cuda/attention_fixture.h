@@ -32,10 +32,8 @@ typedef struct attention_problem {
     bool no_blocks;    /* every block is hidden */
     uint32_t matrices; /* number of random key matrices, which change after some blocks; 0: none */
     bool key_center;   /* each matrix has a centre */
-    bool
-        /* every page has its own centre, for queries before any matrix; not together with
-         * key_center */
-        page_centers;
+    /* every page has its own centre, for queries before any matrix; not together with key_center */
+    bool page_centers;
     bool hidden; /* hides one of four pages, among them exact blocks; their offsets are NaN */
 } attention_problem;
 

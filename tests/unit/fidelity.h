@@ -5,11 +5,9 @@
 
 #include "testing.h"
 
+/* Means of the cosine, of the squared error per number, and of an inner product's absolute error. */
 typedef struct fidelity {
-    double cosine, mse,
-        /* means of the cosine, of the squared error per number and of the inner product's absolute
-         * error */
-        product;
+    double cosine, mse, product;
 } fidelity;
 
 /* Keys and queries of normal numbers, 16 queries for each page of keys: the set-up of OCTOPUS,

@@ -249,10 +249,8 @@ typedef struct sequence {
     uint32_t n,
         own; /* tokens; tokens before `own` came from another sequence or were shared with one */
     uint32_t begun; /* number of tokens when the last step began */
-    uint32_t
-        /* rows before this one were older than the newest 128 rows when a step of any sequence
-         * began */
-        left;
+    /* rows before this one were older than the newest 128 rows when a step of any sequence began */
+    uint32_t left;
     float k[MOST_TOKENS][D], v[MOST_TOKENS][D];
 } sequence;
 
