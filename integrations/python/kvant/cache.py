@@ -47,28 +47,29 @@ class Cache(Owned):
     """A cache of max_tokens tokens, shared by at most max_sequences sequences.
 
     Its codecs come from a Scheme, or from the arguments of one: preset, or specs k and v, or
-    settings, and calibration. The default is the preset "balanced". `n_threads`: None for the CPUs
-    that this process may use. `scale`: of attention, None for 1 / sqrt(head_dim).
+    settings, and calibration. The default is the preset "balanced". `n_threads`: None for the
+    CPUs that this process may use. `scale`: of attention, None for 1 / sqrt(head_dim).
 
-    device "cpu": arguments are NumPy arrays. Contiguous arrays are used without a copy. device
-    "cuda" (the current GPU) or "cuda:0": arguments are arrays on that GPU with DLPack or
-    __cuda_array_interface__, such as PyTorch's tensors, and are never copied. Work runs on stream,
-    a cudaStream_t as a number; the default is the legacy default stream, which is also PyTorch's
-    default. With DLPack, kvant waits for work on other streams that makes the arguments. Calls
-    return before the work is done: a caller who uses outputs or frees arguments on another stream
-    orders that after this stream. `asynchronous`: append does not even wait for the check of its
-    rows; the next call raises the Error of rows that were left out. include/kvant/cache.h lists the
-    codecs and options of GPUs. Error of status 30 when there is no GPU.
+    With device "cpu", arguments are NumPy arrays. Contiguous arrays are used without a copy.
+    With device "cuda" (the current GPU) or "cuda:0", arguments are arrays on that GPU with
+    DLPack or __cuda_array_interface__, such as PyTorch's tensors. They are never copied. Work
+    runs on stream, a cudaStream_t as a number; the default is the legacy default stream, which
+    is also PyTorch's default. With DLPack, kvant waits for work on other streams that makes the
+    arguments. Calls return before the work is done: a caller who uses outputs or frees arguments
+    on another stream orders that after this stream. `asynchronous`: append does not even wait
+    for the check of its rows; the next call raises the Error of a row that was left out. Read
+    include/kvant/cache.h for the codecs and options of GPUs. Error of status 30 when there is no
+    GPU.
 
-    `layers`: which layers of a model the cache's n_layers layers are, and how many the model has;
-    None: all.
+    `layers`: which layers of a model the cache's n_layers layers are, and how many the model
+    has; None: all.
 
     Every size, shape and dtype is checked: TypeError and ValueError name the argument. Error has
-    the library's words and its status: 50 a NaN or an infinity, 51 a number beyond fp16's range, 60
-    no block left. After an Error of append or import_block the cache is as before.
+    the library's words and its status: 50 a NaN or an infinity, 51 a number beyond fp16's range,
+    60 no block left. After an Error of append or import_block the cache is as before.
 
-    Calls of one cache wait for each other; different caches compute at once in different threads.
-    """
+    Calls of one cache wait for each other; different caches compute at once in different
+    threads."""
 
     def __init__(
         self,

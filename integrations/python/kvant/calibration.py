@@ -204,9 +204,9 @@ class Calibrator(Owned):
         n_exact: int = 0,
     ) -> None:
         """Adds the attention weights that queries, float32 [m, head_dim], give to keys, float32 [n,
-        head_dim]; about 100 queries per text are enough. mask, float32 [m, n], is added to scores;
-        -inf hides. `scale`: 1 / sqrt(head_dim) by default. The first n_exact keys count 0, because
-        a cache keeps them as fp16. Call it after add_rows of the layer's keys."""
+        head_dim]; about 100 queries per text are enough. `mask`, float32 [m, n], is added to
+        scores; -inf hides. `scale`: 1 / sqrt(head_dim) by default. The first n_exact keys count 0,
+        because a cache keeps them as fp16. Call it after add_rows of the layer's keys."""
         from . import arrays
 
         keys, key_stride = arrays.rows(keys, "keys", (None, None))

@@ -31,9 +31,9 @@ _CENTERS = {0: "none", 1: "first", 2: "file"}
 
 
 class CodecFamily(NamedTuple):
-    """A family of codecs. variants are the texts that may follow the dash of a spec ("2", "3",
-    "s96r4"), or () when nothing does. options belong to this family; it shares common_options with
-    other families."""
+    """A family of codecs. `variants` are the texts that may follow the dash of a spec ("2", "3",
+    "s96r4"), or () when nothing does. `options` belong to this family; it shares common_options
+    with other families."""
 
     name: str
     variants: tuple[str, ...]
@@ -195,9 +195,9 @@ class Codec(Owned):
 
         Row i is token i % 64 of page i // 64. When n is not a multiple of 64, the tokens after the
         last row are zero bytes, as in a page that was never written; n is a multiple of
-        block_tokens. center and scale, float32 [head_dim]: center is subtracted from rows, then
-        they are divided by scale. ValueError or TypeError for another shape or dtype; Error of
-        status 50 for a NaN or an infinity, 51 for a row beyond fp16's range."""
+        block_tokens. `center` and `scale` are float32 [head_dim]. The codec subtracts center from
+        rows and then divides them by scale. ValueError or TypeError for another shape or dtype;
+        Error of status 50 for a NaN or an infinity, 51 for a row beyond fp16's range."""
         from . import arrays
 
         rows, stride = arrays.rows(rows, "rows", (None, self.head_dim))

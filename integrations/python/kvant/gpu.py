@@ -97,8 +97,8 @@ def tables(codec: Codec) -> Any:
 
 def learn(like: Codec, keys: Tensor, queries: Tensor, rope: Rope | None = None) -> list[Codec]:
     """Makes codecs, one per kv head, from one with transform=first. Each has the centre and the
-    matrix that a cache on the CPU learns from the first tokens of a sequence: keys [n, kv heads,
-    head_dim] and queries [n, heads, head_dim]. `rope`: how RoPE rotates both."""
+    matrix that a cache on the CPU learns from the first tokens of a sequence. Keys are [n, kv
+    heads, head_dim] and queries [n, heads, head_dim]. `rope`: how RoPE rotates both."""
     from .tensor import Tensor as Rows
 
     quick = Codec(

@@ -69,8 +69,8 @@ class Index(Owned):
     rounding. `centroids`: float32 [lists, dim] instead of k-means. Results depend on neither
     threads nor batches; equal scores are in the order of ids.
 
-    device="cuda" searches on the GPU, with the same results: the first search after a change copies
-    the codes there. k and rerank are then at most 4096, and lists= is refused.
+    With device="cuda" the index searches on the GPU, with the same results. The first search after
+    a change copies the codes there. `k` and `rerank` are then at most 4096, and lists= is refused.
 
     Several threads may search at once. A call that changes the index must be the only call.
     Arguments of a wrong dtype are refused with TypeError, of a wrong shape with ValueError. Error

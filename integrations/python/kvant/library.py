@@ -197,9 +197,9 @@ _loading = threading.Lock()
 
 
 def _names() -> list[str]:
-    """The paths where libkvant may be, in order: only KVANT_LIBRARY if it is set; otherwise the
-    package's folder (installed wheels), the build folder of the source tree that has this package,
-    and the loader's search."""
+    """The paths where libkvant may be, in order. If KVANT_LIBRARY is set, only it counts. Otherwise
+    they are the package's folder (installed wheels), the build folder of the source tree that has
+    this package, and the loader's search."""
     named = os.environ.get("KVANT_LIBRARY")
     if named:
         return [named]

@@ -103,11 +103,11 @@ def calibrate(
     progress: Callable[[float], None] | None = None,
 ) -> Calibration:
     """Statistics of a causal model's keys, values and queries over the first n_tokens tokens of
-    texts: strings, or an array of token ids. save() writes them to the .kvcal file that
+    `texts`: strings, or an array of token ids. Its save() writes them to the .kvcal file that
     KvantCache(calibration=) and Cache(calibration=) use. The model runs on its own device, and the
     statistics are summed there. `positions`: RoPE rotates some channels so slowly that a short
-    context shows few of their angles; for longer contexts the positions of contexts are spread over
-    0 .. positions - 1. progress is called with the part that is done, 0 to 1. `clusters`: sizes of
+    context shows few of their angles. For longer contexts, their positions are spread over 0 ..
+    positions - 1. `progress` is called with the part that is done, 0 to 1. `clusters`: sizes of
     sets of centroids for kmeans codecs, which take minutes on the CPU.
 
     A calibration belongs to one model as transformers computes it. llama.cpp orders the channels of

@@ -107,9 +107,9 @@ class Scheme(Owned):
         return bits.value
 
     def exact(self, max_tokens: int, n_sequences: int = 1) -> ExactPart:
-        """The part of a cache on a CPU that stays fp16: the first and the newest tokens of each
-        sequence, at most a sixteenth of max_tokens, and the rows of a step. Zeros if specs chose
-        the codecs."""
+        """The part of a cache on a CPU that stays fp16. It is the first and the newest tokens of
+        each sequence, at most a sixteenth of max_tokens, and the rows of a step. Zeros if specs
+        chose the codecs."""
         part = s.ExactPart.new()
         tokens = checks.count(max_tokens, "max_tokens", least=0)
         sequences = checks.count(n_sequences, "n_sequences")
@@ -118,9 +118,9 @@ class Scheme(Owned):
         return ExactPart(part.first, part.newest, part.total, part.step)
 
     def context_bytes(self, n_tokens: int, n_sequences: int = 1) -> int:
-        """Memory of a kvant.Cache on a CPU for n_tokens tokens of all sequences together: pages,
-        the fp16 blocks of the exact part and of the codecs, and the rows of a step, whose memory
-        layers share."""
+        """Memory of a kvant.Cache on a CPU for n_tokens tokens of all sequences together. It counts
+        pages, the fp16 blocks of the exact part and of the codecs, and the rows of a step, whose
+        memory layers share."""
         n_blocks, total = -(-checks.count(n_tokens, "n_tokens") // PAGE_TOKENS), 0
         exact = self.exact(n_tokens, n_sequences)
         n_blocks += n_sequences - 1  # each sequence may end in a block that is not full

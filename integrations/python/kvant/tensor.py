@@ -257,9 +257,9 @@ class Tensor(Owned):
         return data.raw[: used.value]
 
     def import_block(self, block: int, data: bytes) -> None:
-        """Replaces a block. Error of status 70 for damaged bytes and for bytes of other codecs, 60
-        when there is no room for the block's centre and scale or its fp16 rows; the block is then
-        as before."""
+        """Replaces a block. Error of status 70 for damaged bytes and for bytes of other codecs.
+        Error of status 60 when there is no room for the block's centre and scale or its fp16 rows.
+        The block is then as before."""
         number = checks.count(block, "block", least=0, most=self.n_blocks - 1)
         check(
             "import",

@@ -112,7 +112,7 @@ def run(words, progress=None, share=0.0, what=None):
 
 def rows_or_leave(words):
     """The results of a command that this command cannot do without. If it fails, this command ends
-    with its exit code; the other command has printed why."""
+    with its exit code; that command has printed why."""
     result = run(words)
     if result.code != cli.OK:
         raise cli.Leave(result.code)

@@ -220,9 +220,10 @@ def when_interrupted(action):
 
 
 class Progress:
-    """The share that is done and the time that is left: one line that is written again on a
-    terminal, otherwise a line every few seconds, or with json=True one JSON object per second
-    (tools/progress.h). `total`: any unit of work of which every step costs about the same."""
+    """Shows the share that is done and the time that is left. On a terminal it is one line that
+    is written again, otherwise a line every few seconds. With json=True it is one JSON object
+    per second (tools/progress.h). `total`: any unit of work of which every step costs about the
+    same."""
 
     def __init__(self, total, json=False):
         self.total, self.done, self.visible = total, 0.0, False

@@ -161,8 +161,9 @@ def is_within(cell, measured, error):
 def judge(cell, probe, reference):
     """The cell as --json prints it; None when its probes were not run.
 
-    expected and note are filled in for a cell that misses its figure and meets the figure derived
-    instead. papers.csv has no note without such a figure, because it would excuse any result."""
+    `expected` and `note` are filled in for a cell that misses its figure and meets the figure
+    derived instead. The file papers.csv has no note without such a figure, because it would excuse
+    any result."""
     row = {name: cell[name] for name in ("table", "row", "column", "source", "spec")} | {
         "paper": float(cell["figure"]),
         "measured": None,

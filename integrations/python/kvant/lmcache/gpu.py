@@ -1,5 +1,5 @@
-"""Rows to pages and back on a GPU. The bytes equal those of pages.py, except for centers and scales
-of chunks, whose last bits differ.
+"""Rows to pages and back on a GPU. The bytes equal the bytes of pages.py, except for centers and
+scales of chunks, whose last bits differ.
 
 One call serves all layers if nothing depends on the layer: in rows and in pages, the tokens of
 layer 1 follow the tokens of layer 0."""

@@ -69,7 +69,7 @@ class Serde:
     def encode(self, tensors: Sequence[Tensor], data: np.ndarray, key: Any) -> int:
         """Writes the object of these tensors to data, uint8, and returns how many bytes it has.
         ValueError when data is too small; kvant.Error for a NaN, an infinity or a row that no scale
-        fits. Such an object is not stored."""
+        fits; the object is then not stored."""
         end = 0
         for (stored, expected, first), tensor in zip(self._parts(tensors, key), tensors):
             end = first + stored.size

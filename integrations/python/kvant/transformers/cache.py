@@ -221,16 +221,17 @@ class KvantCache(Cache):
     """The keys and values of a model, compressed: for past_key_values= of generate and of models.
 
     The codecs come from a preset ("balanced" by default), or specs k and v (one alone is for both),
-    or a settings file of kvant tune; calibration is the path of a .kvcal. Load the model with
+    or a settings file of kvant tune. `calibration` is the path of a .kvcal. Load the model with
     attn_implementation="kvant" for attention on the pages. Every other implementation works, too,
     and decodes the whole cache in each step.
 
     Layers of another kind than attention with a full or a sliding window stay as transformers has
     them. `max_tokens`: tokens of all sequences together, by default the model's longest context for
     each. A CPU's memory is taken when it is used. A GPU's memory is taken at once, by default at
-    most half of the free memory. `max_sequences`: sequences with those of copies of this cache
-    (copy.deepcopy shares blocks). `n_threads`: PyTorch's number by default. `exact`: attention
-    without rounding queries and weights to 16-bit integers, several times slower; on the CPU.
+    most half of the free memory. `max_sequences`: sequences of this cache and of its copies
+    together (copy.deepcopy shares blocks). `n_threads`: PyTorch's number by default. `exact`:
+    attention without rounding queries and weights to 16-bit integers, several times slower; on the
+    CPU.
 
     Padding on the left is not stored: give every call the mask of the whole sequence."""
 
@@ -550,8 +551,8 @@ class KvantCache(Cache):
         **options: Any,
     ) -> KvantCache:
         """A cache that save wrote, for a model of the same configuration and weights. ValueError
-        for another model and for damaged files. `options`: those of KvantCache; its codecs are by
-        default the codecs that the file names."""
+        for another model and for damaged files. `options`: arguments of KvantCache; its codecs are
+        by default the codecs that the file names."""
         with open(path, "rb") as file:
             return cls._of(file.read(), config, torch.device(device), options)
 

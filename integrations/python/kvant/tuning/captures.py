@@ -3,16 +3,15 @@ shapes are compared with each other before a row is read.
 
 A capture is a safetensors file with tensors layers.L.k, layers.L.v [n_kv_heads, tokens, head_dim]
 and layers.L.q [n_heads, queries, head_dim] in F16, keys and queries after RoPE. Contexts follow one
-another. windows (I32, one number per layer) is the number of keys that a query sees in layers with
-a sliding window, and 0 in layers without one. Its metadata:
+another. The tensor `windows` (I32, one number per layer) is the number of keys that a query sees in
+layers with a sliding window, and 0 in layers without one. Its metadata:
 
     format                      kvant-capture-1
     model, model_fingerprint    name, and 16 hexadecimal digits as kvant calibrate computes them
     text                        name of the text's file
     tokens, ctx, query_step     numbers
     layers.L.attention          factor on scores, ALiBi's largest slope, logit softcap
-    kvant                       version
-"""
+    kvant                       version"""
 
 from __future__ import annotations
 

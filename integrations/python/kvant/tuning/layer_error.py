@@ -2,9 +2,9 @@
 queries. It is a cheap substitute for the codec's effect on the model.
 
 Rows are written to and read from the library's own cache, with centre and windows. The error is sum
-|o' - o|^2 / sum |o|^2 over the kept queries of a part of every context, and over all heads. o is
-the output with captured rows; o' uses the keys or the values that the cache returns. For the part
-of one kv head, the first sum has only the query heads that read it."""
+|o' - o|^2 / sum |o|^2 over the kept queries of a part of every context, and over all heads. Here o
+is the output with captured rows, and o' uses the keys or the values that the cache returns. For the
+part of one kv head, the first sum has only the query heads that read it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Reads files of named tensors in the safetensors format (github.com/huggingface/safetensors): 8
 bytes with the header's length, little endian, a JSON header, then the tensors' bytes.
 
-Trusts no length. A file that is cut short is refused with a Damaged that names the file, and so is
-a file whose tensors overlap, leave holes or do not have the bytes of their shapes."""
+Trusts no length. It refuses a file that is cut short with a Damaged that names the file. It also
+refuses a file whose tensors overlap, leave holes or do not have the bytes of their shapes."""
 
 from __future__ import annotations
 

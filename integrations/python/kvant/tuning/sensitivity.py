@@ -126,9 +126,9 @@ def kind_of(codec):
 
 
 class Errors:
-    """Errors of candidates, from captures or from a Store that has them. open_captures() is called
-    when the first error is missing. check() is called before every candidate; an exception that it
-    raises ends the work. Candidates are computed on n_threads threads (None: all)."""
+    """Errors of candidates, from captures or from a Store that has them. It calls open_captures()
+    when the first error is missing. It calls check() before every candidate; an exception there
+    ends the work. Candidates are computed on n_threads threads (None: all)."""
 
     def __init__(self, store, open_captures, calibration, n_ctx, n_threads, check):
         self._store, self._open, self._calibration, self._check = (

@@ -106,8 +106,7 @@ def _parts(common: Any, threshold: int) -> Iterator[Part]:
 
 
 class Builder(AttentionMetadataBuilder[Batch]):  # type: ignore[misc]
-    """Decode steps, also those of drafts, read only lengths on the device, so they may be CUDA
-    graphs."""
+    """Decode steps, also of drafts, read only lengths on the device, so they may be CUDA graphs."""
 
     _cudagraph_support = AttentionCGSupport.UNIFORM_BATCH
     supports_update_block_table = True

@@ -56,9 +56,9 @@ def cell_bytes(stored: Stored, head_dim: int) -> int:
 
 
 def even_cells(stored: Stored, shapes: Iterable[tuple[int, int]]) -> dict[tuple[int, int], int]:
-    """Bytes of a token and kv head, for layers by their kv heads and head_dim. vLLM gives layers
-    of several sizes blocks of equal bytes, which are mostly padding unless the sizes have whole
-    ratios. So cells are padded until the largest token is a whole multiple of each smaller
+    """Bytes of a token and kv head, for layers by their kv heads and head_dim. If layers have
+    several sizes, vLLM makes blocks of equal bytes, which are mostly padding unless the sizes have
+    whole ratios. So cells are padded until the largest token is a whole multiple of each smaller
     token."""
     cells = {shape: cell_bytes(stored, shape[1]) for shape in shapes}
     tokens = {shape: shape[0] * cell for shape, cell in cells.items()}
