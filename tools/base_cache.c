@@ -16,7 +16,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-/* "KVATBASE" on little-endian machines. A machine of the other byte order reads another number. */
+/* "KVATBASE" on little-endian machines. A machine of another byte order reads another number. */
 #define MAGIC 0x455341425456414bu
 #define VERSION 2u
 #define MIB 1048576.0

@@ -20,7 +20,7 @@ bool choice_is_from(const char *value, const char *variable);
 bool calibration_beside(const char *model, char *path, size_t bytes);
 
 /* Makes a calibration of one layer, with 256 clusters, from n rows of keys and n rows of values;
- * each row has n_kv_heads x head_dim floats. queries: n rows, or NULL. NULL without memory. */
+ * each row has n_kv_heads x head_dim floats. `queries`: n rows, or NULL. NULL without memory. */
 kvant_calibration *calibration_of(const float *const *rows, uint32_t n, uint32_t n_kv_heads,
                                   uint32_t head_dim, const float *queries);
 

@@ -1,6 +1,6 @@
-/* cmd_calibrate.c - `kvant calibrate`: runs a model over a text with llama.cpp's f16 cache, gathers
- * statistics of keys, values and queries on the way, and writes them to a file for the codecs that
- * need one.
+/* cmd_calibrate.c - `kvant calibrate`: runs a model over a text with llama.cpp's f16 cache and
+ * gathers statistics of keys, values and queries. It writes them to a file for the codecs that need
+ * one.
  *
  * The file is written last and replaced in one step, so a run that fails or is interrupted leaves
  * the old file unchanged. The statistics of an interrupted run go to a file next to it, from which

@@ -1,6 +1,6 @@
 /* cmd_selftest.c - `kvant selftest`: whether every codec computes correctly on the CPUs and GPUs of
- * this machine, and how fast. This file runs all problems on all devices. selftest_problem.c says
- * what is compared. */
+ * this machine, and how fast. This file runs all problems on all devices. The comparisons are in
+ * selftest_problem.c. */
 #include "args.h"
 #include "command.h"
 #include "interrupt.h"

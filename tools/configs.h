@@ -28,9 +28,9 @@ typedef struct kv_config {
     const char *protect_codec; /* or NULL */
     enum ggml_type type_k, type_v;
     char stock_k[8]; /* storage for the first half of --stock K/V */
-    /* The name in reports, set by configs_finish(): "turboquant-4", "K/V" when K and V differ,
-     * or the name of a preset or settings file. "llama.cpp " or "accel " precedes stock types,
-     * "fp32 " precedes codecs with fp32 products, and " protect N SPEC" follows protected
+    /* The name in reports, set by configs_finish(): "turboquant-4", "K/V" when K and V differ, or
+     * the name of a preset or settings file. The words "llama.cpp " or "accel " precede stock
+     * types, "fp32 " precedes codecs with fp32 products, and " protect N SPEC" follows protected
      * configurations. */
     char label[160];
 } kv_config;
@@ -43,9 +43,9 @@ typedef struct kv_configs {
     const char *calibration; /* a file, or NULL */
 } kv_configs;
 
-/* Functions for option tables; list is a kv_configs. -v belongs to the -k before it, --accel to
- * the --stock before it, and --fp32 to the -k, --preset or --config before it. False after
- * complaining. */
+/* Functions for option tables; list is a kv_configs. The option `-v` belongs to the -k before it,
+ * `--accel` to the --stock before it. `--fp32` belongs to the -k, --preset or --config before it.
+ * False after complaining. */
 bool configs_add_preset(void *list, const char *name);
 bool configs_add_file(void *list, const char *path);
 bool configs_add_k(void *list, const char *spec);

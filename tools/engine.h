@@ -2,8 +2,8 @@
  * configuration each.
  *
  * The model is loaded once for llama.cpp's own cache types (on the CPU only) and once for kvant's,
- * with the plug-in's device, which holds the cache and leaves the weights on the CPU. Both map the
- * same file, so the weights are in memory once. All contexts share one thread pool, as in
+ * with the plug-in's device. This device holds the cache and leaves the weights on the CPU. Both
+ * map the same file, so the weights are in memory once. All contexts share one thread pool, as in
  * llama.cpp's own programs. */
 #ifndef KVANT_TOOLS_ENGINE_H
 #define KVANT_TOOLS_ENGINE_H
@@ -139,7 +139,7 @@ typedef struct engine_fill {
 } engine_fill;
 
 /* Makes a context, never decodes with it, and sets *fills to the memory of its cache for each of n
- * shares (0 to 1) of written cells. on_gpu: the memory of a GPU. Only for kvant's configurations.
+ * shares (0 to 1) of written cells. `on_gpu`: the memory of a GPU. Only for kvant's configurations.
  * False after complaining. */
 bool engine_planned_fills(engine *e, const kv_config *config, const engine_context_options *options,
                           bool on_gpu, const double *shares, size_t n, engine_fill *fills);

@@ -74,8 +74,8 @@ static size_t gather(const eval_run *r, const eval_tally *t, const slice *s, sam
     return n_same;
 }
 
-/* Both configurations were scored on the same tokens. The error of their difference is that of the
- * differences of single tokens, which is smaller than either configuration's error. */
+/* Both configurations were scored on the same tokens. The error of their difference is computed
+ * from the differences of single tokens, so it is smaller than either configuration's error. */
 static void gather_steps(const eval_run *r, const eval_tally *t, const eval_tally *before,
                          const slice *s, sample *out)
 {

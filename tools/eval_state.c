@@ -77,7 +77,7 @@ static bool is_intact(const eval_state *s, const unsigned char *r)
     return sum == fingerprint_words(FINGERPRINT_START, r, n);
 }
 
-/* Keeps the intact records. Damaged ones are computed again, and written after the others. */
+/* Keeps the intact records. Damaged ones are computed again, and written after the intact ones. */
 static bool read_records(eval_state *s, uint64_t size)
 {
     const uint64_t n = (size - sizeof(header)) / s->record_bytes;

@@ -2,9 +2,9 @@
  *
  * The libraries are opened with dlopen from a folder that the user may choose, so the command
  * itself links nothing of llama.cpp. The lists below state each prototype once, and the compiler
- * checks the first list against llama.cpp's own headers in llama_api.c. kvant accepts every version
- * of llama.cpp that has these functions and lays tensors out like the headers. Parameters are
- * another struct in each version: llama_params.h finds their members. */
+ * checks the first list against llama.cpp's own headers in llama_api.c. The command accepts every
+ * version of llama.cpp that has these functions and lays tensors out like the headers. Parameters
+ * are another struct in each version: llama_params.h finds their members. */
 #ifndef KVANT_TOOLS_LLAMA_API_H
 #define KVANT_TOOLS_LLAMA_API_H
 

@@ -42,8 +42,8 @@ static double stock_bits(enum ggml_type type)
     return 8.0 * (double)ll.ggml_row_size(type, block) / (double)block;
 }
 
-/* The number of layers that have keys and values. The last layers of a model may share those of
- * earlier layers. */
+/* The number of layers that have keys and values. The last layers of a model may use keys and
+ * values of earlier layers. */
 static uint32_t cache_layers(const struct llama_model *model)
 {
     const uint32_t n = (uint32_t)ll.llama_model_n_layer(model),

@@ -46,9 +46,9 @@ bool data_beside_command(char *path, size_t bytes);
  * it sets them to no choice of codecs. False after complaining. */
 bool plugin_set(const kvant_scheme_params *params, const kvant_scheme *scheme, bool fp32);
 
-/* Sets how long OpenMP's threads spin at a barrier, unless the user has set it. libgomp reads the
- * variable when it is loaded, so call this before llama.cpp's libraries are loaded or another
- * program is started. False after complaining. */
+/* Sets how long OpenMP's threads spin at a barrier, unless the user has set it. The library libgomp
+ * reads the variable when it is loaded, so call this before llama.cpp's libraries are loaded or
+ * another program is started. False after complaining. */
 bool plugin_limit_spinning(void);
 
 #endif /* KVANT_TOOLS_PLUGIN_H */

@@ -1,6 +1,6 @@
 /* safetensors.h - writes files of named tensors in the safetensors format
- * (github.com/huggingface/safetensors): 8 bytes with the length of the header in little endian, a
- * JSON header, then the bytes of the tensors.
+ * (github.com/huggingface/safetensors). A file has 8 bytes with the length of the header in little
+ * endian, a JSON header, then the bytes of the tensors.
  *
  * Every size is known and checked before the first byte is written. The data goes to a temporary
  * file in the same folder, which is renamed when it is complete. kvant.tuning.safetensors, a part

@@ -1,10 +1,11 @@
-/* selftest.h - the interface between the parts of `kvant selftest`. selftest_problem.c makes a
- * problem and selftest_reference.c its reference. selftest_cpu.c and selftest_gpu.c run the problem
- * on devices, selftest_compare.c compares, and selftest_report.c prints.
+/* selftest.h - the interface between the parts of `kvant selftest`. The file selftest_problem.c
+ * makes a problem and selftest_reference.c its reference. The files selftest_cpu.c and
+ * selftest_gpu.c run the problem on devices, selftest_compare.c compares, and selftest_report.c
+ * prints.
  *
- * A problem is a pair of codecs at one head_dim: rows, the pages into which portable C encodes
- * them, the rows that portable C decodes from these pages, and calls of attention with outputs in
- * double precision. Every device is compared with the same problem. */
+ * A problem is a pair of codecs at one head_dim. It has rows, the pages into which portable C
+ * encodes them, and the rows that portable C decodes from these pages. It also has calls of
+ * attention with outputs in double precision. Every device is compared with the same problem. */
 #ifndef KVANT_TOOLS_SELFTEST_H
 #define KVANT_TOOLS_SELFTEST_H
 

@@ -110,7 +110,7 @@ def serve(setting, name, model, flags, talk):
 
 
 def in_turn(users):
-    """Three people in turn; each begins a second conversation after the first one."""
+    """Three people, one after another; each begins a second conversation after the first one."""
     for _ in range(2):
         for user in "abc":
             users.forget(user)

@@ -29,8 +29,8 @@ ROWS = LAYERS * 4 * HEAD_DIM * (2 * KV_HEADS + 2 * HEADS)
 
 
 def bytes_over_the_bus(results):
-    """Bytes per decoded token with a GPU that holds the weights, computed: those that go over
-    the bus, and those that kvant reads from RAM. llama.cpp without KV offload copies the whole
+    """Computed bytes per decoded token with a GPU that holds the weights: the bytes that go over
+    the bus, and the bytes that kvant reads from RAM. llama.cpp without KV offload copies the whole
     cache."""
     rows = []
     for context in CONTEXTS:
