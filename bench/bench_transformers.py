@@ -190,7 +190,7 @@ def compare(a, model, rows):
             for _ in range(a.rounds):
                 run.round()
             rows.writerow(run.row())
-        except Exception as error:  # the others go on
+        except Exception as error:  # the remaining caches are still measured
             traceback.print_exc()
             print(f"{name}: {type(error).__name__}: {str(error)[:300]}", file=sys.stderr)
         model.forward = forward

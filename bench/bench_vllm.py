@@ -440,7 +440,7 @@ def ids(a):
         ]
         stock = in_float[0] if name in in_float else "auto"
         if name != stock and stock in found:
-            print(f"{name} beside {stock}: {compare(found[stock], found[name])}", flush=True)
+            print(f"{name} compared with {stock}: {compare(found[stock], found[name])}", flush=True)
     if not {"auto", "f32/f32"} <= found.keys():
         sys.exit("an engine did not start")
 

@@ -422,7 +422,7 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("model", type=pathlib.Path, help="a .gguf with its .npz beside it")
+    parser.add_argument("model", type=pathlib.Path, help="a .gguf with its .npz next to it")
     parser.add_argument("-o", "--output", type=pathlib.Path, help="CSV of KLD by position")
     parser.add_argument("--needles", type=pathlib.Path, help="CSV of needles")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")

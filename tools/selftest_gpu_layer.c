@@ -121,7 +121,8 @@ static bool in_groups(const layer *l, int role)
     return l->p->info[role].block_tokens > 1;
 }
 
-/* Rows of tokens first to end - 1 into l->append. Codecs with groups of tokens get open pages. */
+/* Puts the rows of tokens first to end - 1 into l->append. Codecs with groups of tokens get fp16
+ * pages. */
 static void prepare_append(layer *l, void *const *rows, const int64_t *slots, uint32_t first,
                            uint32_t end)
 {

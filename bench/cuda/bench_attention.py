@@ -104,7 +104,7 @@ def make_cache(codec, batch, kv_heads, head_dim, tokens, n_open=0):
     keys, _, values = codec.partition("/")
     specs = spec_for(keys, head_dim), spec_for(values or keys, head_dim)
     groups = any(name in codec for name in ("kivi", "innerq", "group"))
-    staging = pages if groups else 0  # open blocks that codecs with groups are written through
+    staging = pages if groups else 0  # fp16 blocks, through which codecs with groups are written
     cache = kvant.PagedCache(
         *specs, kv_heads, head_dim, batch * pages, staging + batch * n_open, seed=1
     )

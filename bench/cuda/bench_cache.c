@@ -184,7 +184,7 @@ static void pools_new(pools *p, const char *spec)
     free(rows);
 }
 
-/* Open pages full of fp16 numbers: a search is quicker over zeros. */
+/* fp16 pages full of numbers, because a trellis search over zeros would be quicker. */
 static void fill_open(const pools *p)
 {
     const size_t n = (size_t)BLOCKS * 64 * WIDTH;

@@ -97,12 +97,12 @@ class Codec(Owned):
     source: str  #: the paper and section, or "-"
     head_dim: int
     role: str
-    center: str  #: where a cache takes the centre from: "none", "first" rows or "file"
+    center: str  #: the source of a cache's centre: "none", "first" rows or "file"
     norm: str  #: the same of the scale
     sink_tokens: int  #: first tokens of a sequence that a cache keeps as fp16
     recent_tokens: int  #: newest tokens that it keeps as fp16
     block_tokens: int  #: encode takes whole blocks of this many tokens
-    bits: int  #: of one code
+    bits: int  #: bits of one code
     code_bytes: int
     metadata_offset: int
     metadata_bytes: int
@@ -299,9 +299,9 @@ class Codec(Owned):
 class ExactPart(NamedTuple):
     """The tokens that a cache keeps as fp16, whatever its codecs are (Scheme.exact)."""
 
-    first: int  #: of each sequence: its first tokens, a multiple of 64
-    newest: int  #: of each sequence: the tokens written last
-    total: int  #: of all sequences together, at most
+    first: int  #: first tokens of each sequence, a multiple of 64
+    newest: int  #: newest tokens of each sequence
+    total: int  #: most tokens of all sequences together
     step: int  #: rows of a write that stay fp16 until the next write
 
 

@@ -31,8 +31,8 @@ class Scheme(Owned):
     needs_calibration: bool  #: some codec could not be made without it
     calibration_path: (
         str | None
-    )  #: named, or found beside the model; None: none, or the settings file's own
-    not_used: str | None  #: why the calibration beside the model is not used
+    )  #: named, or found next to the model; None: none, or the settings file's own
+    not_used: str | None  #: why the calibration next to the model is not used
 
     def __init__(
         self,

@@ -20,7 +20,7 @@ class Preset(NamedTuple):
     summary: str
     k: str
     v: str
-    more_k: str | None = None  #: of the keys of some layers, with a bit more (settings.md)
+    more_k: str | None = None  #: codec with a bit more for the keys of some layers (settings.md)
 
 
 def preset(name: str, calibrated: bool = False) -> Preset:

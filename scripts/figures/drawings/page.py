@@ -5,7 +5,7 @@ from text import thousands
 
 TOKENS, HEAD_DIM = 64, 128
 LEFT, RIGHT = 16, WIDTH - 16
-SPEC = "trellis-4:states=256"  # what the preset balanced stores keys and values with
+SPEC = "trellis-4:states=256"  # the codec of keys and values in the preset balanced
 
 
 def _page_bytes(results):

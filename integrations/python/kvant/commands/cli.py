@@ -48,7 +48,7 @@ def fail(text, *hints, code=RUNTIME):
 class Option(NamedTuple):
     letter: Optional[str]  # None: long form only
     name: str  # without dashes
-    value: Optional[str]  # what the help calls its value; None for a switch
+    value: Optional[str]  # the name of its value in the help; None for a switch
     help: str
 
 
@@ -57,7 +57,7 @@ HELP = Option("h", "help", None, "this text")
 
 class Command(NamedTuple):
     name: str  # "report", "bench distortion"
-    usage: str  # what follows the name in the usage line
+    usage: str  # the text after the name in the usage line
     about: str
     options: list
     notes: str = ""

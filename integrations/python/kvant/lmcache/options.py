@@ -15,7 +15,7 @@ class Options(NamedTuple):
     k: str | None = None  #: codec specs; without a preset K and V
     v: str | None = None
     calibration: str | None = None  #: path of a .kvcal
-    model: str = ""  #: what else tells the model's weights apart, such as a revision
+    model: str = ""  #: a further name for the model's weights, such as a revision
     workers: int = 0  #: threads; 0: as many as the process may use, at most 8
     device: str = "cpu"  #: or "cuda", "cuda:1"
 

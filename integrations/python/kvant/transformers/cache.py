@@ -266,11 +266,9 @@ class KvantCache(Cache):
             if number is not None:
                 checks.count(number, name)
         self._limits = max_tokens, max_sequences, n_threads
-        self._weights = (
-            0  # of the calibration's model, or of the saved cache's, until they were compared
-        )
+        self._weights = 0  # fingerprint in the calibration or saved cache, until it was compared
         self._seen_weights: int | None = (
-            None  # of the model that this cache is used with; 0: they cannot be read
+            None  # fingerprint of the model in use; 0: its weights cannot be read
         )
         self._check()
         self._stores: dict[Any, Store] = {}

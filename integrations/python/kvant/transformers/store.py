@@ -25,9 +25,7 @@ class Sequences:
     """Sequences of a kvant.Cache that are freed with this object. Copies of a Store share the
     cache."""
 
-    numbers: list[
-        int
-    ] = []  # of an object that was never made: torch.compile makes such, and frees them
+    numbers: list[int] = []  # for objects that torch.compile makes without __init__, and frees
 
     def __init__(self, cache: Cache, numbers: list[int]) -> None:
         self.cache, self.numbers = cache, numbers

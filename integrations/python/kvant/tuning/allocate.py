@@ -95,7 +95,7 @@ class _Exchanges:
         gained, best = LEAST_GAIN * loss, None
         for a in np.flatnonzero(
             self._losses < self._losses[now]
-        ):  # of two moves one gains; it is looked at first
+        ):  # one of two moves gains, and it is tried first
             size_a, gain_a = (
                 self._bytes[a] - self._bytes[now[a]],
                 self._losses[now[a]] - self._losses[a],

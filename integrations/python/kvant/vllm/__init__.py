@@ -40,9 +40,7 @@ STORED = {
 
 PRESETS = ("quality", "balanced", "small")
 LEARNS = "tiny"  #: a preset, for whose matrices blocks have no room
-DTYPE = (
-    "kvant"  #: of caches: KVANT_VLLM says what they hold. kvant_NAME: NAME is of STORED or PRESETS
-)
+DTYPE = "kvant"  #: a cache whose codecs KVANT_VLLM names. kvant_NAME: a name of STORED or PRESETS
 BESIDE_MODEL = "kvant.kvcal"
 
 

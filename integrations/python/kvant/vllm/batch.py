@@ -26,11 +26,11 @@ class Part(NamedTuple):
     last: int
     first_row: int
     last_row: int
-    most_queries: int  #: of one sequence
-    most_tokens: int  #: of one sequence; 0: the host does not know
+    most_queries: int  #: the most queries of one sequence
+    most_tokens: int  #: the most tokens of one sequence; 0: the host does not know
     fresh: bool  #: prompts from their first token on
     key_starts: Tensor | None = (
-        None  #: of one sequence with many queries: 0 and its tokens, on the device
+        None  #: 0 and the tokens of a sequence with many queries, on the device
     )
 
     @property
