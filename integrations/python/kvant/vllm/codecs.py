@@ -41,7 +41,8 @@ def page_bytes(stored: Stored, role: str, head_dim: int) -> int:
     if Pages([codec]).info.bytes != codec.page_bytes or codec.page_bytes % PAGE_TOKENS:
         spec = getattr(stored, role)
         raise ValueError(
-            f"KVANT_VLLM: {spec} keeps rows outside of its pages, for which vLLM's blocks have no room"
+            f"KVANT_VLLM: {spec} keeps rows outside of its pages, "
+            "for which vLLM's blocks have no room"
         )
     return codec.page_bytes
 
