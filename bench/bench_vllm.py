@@ -410,8 +410,10 @@ def compare(stock, other):
         f"log-probabilities differ by {statistics.median(changes):.5f}, at most {max(changes):.5f}"
     )
     close = " ".join(f"{gap:.5f}" for gap in sorted(gaps))
-    return f"{equal} of {len(stock)} prompts equal; {most}; where tokens differ stock's two are "
-    f"apart by: {close or '-'}; after {firsts}"
+    return (
+        f"{equal} of {len(stock)} prompts equal; {most}; where tokens differ stock's two are "
+        f"apart by: {close or '-'}; after {firsts}"
+    )
 
 
 def ids(a):

@@ -615,5 +615,7 @@ class KvantCache(Cache):
         stored = ", ".join(
             f"{name}={value!r}" for name, value in self._stored.items() if value is not None
         )
-        return f"KvantCache({stored or 'preset=' + repr('balanced')}: {self.get_seq_length()} "
-        f"tokens, {self.bytes} bytes)"
+        return (
+            f"KvantCache({stored or 'preset=' + repr('balanced')}: {self.get_seq_length()} "
+            f"tokens, {self.bytes} bytes)"
+        )
