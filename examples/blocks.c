@@ -19,7 +19,7 @@ static const kvant_scheme_place k_place = { .size = sizeof k_place,
 static int64_t slots[TOKENS]; /* token i is in slot i */
 static int32_t positions[TOKENS];
 
-/* What a scheme says of a model, and the memory that its tensors may take. */
+/* Prints what a scheme stores a model with, and the memory that a tensor may take. */
 static void print_scheme(kvant_scheme *scheme)
 {
     const kvant_scheme_model model = {
@@ -156,7 +156,7 @@ int main(void)
                : "different",
            memcmp(before, after, sizeof before) == 0 ? "the same" : "another one");
     check(kvant_tensor_clear_blocks(k, 8, 2)); /* two blocks are empty again */
-    kvant_tensor_clear(v);                     /* all blocks, and what was learned */
+    kvant_tensor_clear(v);                     /* all blocks and all transforms are gone */
     set_affine();
     kvant_tensor_free(&k);
     kvant_tensor_free(&v);

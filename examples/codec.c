@@ -10,7 +10,7 @@
 
 enum { DIM = 64 };
 
-/* What the library and this machine have. */
+/* Prints the version, the CPU level and all families of codecs. */
 static void print_machine(void)
 {
     kvant_cpu_level level;
@@ -26,7 +26,7 @@ static void print_machine(void)
     }
 }
 
-/* A spec that a user typed, before a model is known. */
+/* Checks a spec that a user typed, before a model is known. */
 static void check_spec(const char *spec)
 {
     char reason[256];

@@ -12,7 +12,7 @@
 
 enum { HEADS = 4, KV_HEADS = 2, DIM = 64, TOKENS = 128, LATENT = 128, PARTS = 3 };
 
-/* A program with threads of its own gives each of them a call of work; this one has one thread. */
+/* A program gives each of its threads a call of work; this program has one thread. */
 static void run(void *context, uint32_t n_workers, kvant_executor_work work, void *loop)
 {
     *(unsigned *)context += n_workers > 0;

@@ -276,8 +276,8 @@ TABLE_CALL(kernel_attention, attention, kvant_cuda_kernel_attention_args, turned
 TABLE_CALL(kernel_transform_queries, transform_queries, kvant_cuda_kernel_query_args, further)
 
 /* A call of cuda.h. Its struct is the first part of a struct of cuda_kernels.h, which the table
- * takes: the further members are zeros, and next is the first of them. test_cuda_door compares the
- * places of the other members. */
+ * takes. The further members become zeros; next is the first of them. test_cuda_door compares the
+ * places of all members of both structs. */
 #define SHORT_CALL(name, type, last, next)                                                         \
     _Static_assert(sizeof(kvant_cuda_##type) == offsetof(kvant_cuda_kernel_##type, next),          \
                    "the struct of cuda.h ends where cuda_kernels.h goes on");                      \

@@ -20,10 +20,11 @@ extern "C" {
 #define KVANT_CUDA_TABLE_VERSION 15u
 #define KVANT_CUDA_TABLE_FUNCTION "kvant_cuda_table_get"
 
-/* X(result, name, parameters) lists the functions of the table. kvant_cuda_<name> calls each of
- * them. The last sixteen are declared in memory.h and index.h, all others in kvant/cuda.h. Two
- * functions differ from their public functions: codec_create takes a view instead of a spec, and
- * device_check is a part of kvant_cuda_available. */
+/* X(result, name, parameters). Each is called by kvant_cuda_<name> of kvant/cuda.h or
+ * kvant/cuda_kernels.h, and the last sixteen by functions of memory.h and index.h. Five differ from their
+ * public functions: codec_create takes a view instead of a spec, device_check is a part of
+ * kvant_cuda_available, and append, attention and transform_queries take the structs of
+ * kvant_cuda_kernel_<name>. */
 #define KVANT_CUDA_TABLE_FUNCTIONS(X)                                                              \
     X(kvant_status, device_check, (char *err, size_t errlen))                                      \
     X(kvant_status, codec_create,                                                                  \
