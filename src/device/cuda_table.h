@@ -21,8 +21,8 @@ extern "C" {
 #define KVANT_CUDA_TABLE_FUNCTION "kvant_cuda_table_get"
 
 /* X(result, name, parameters). Each is called by kvant_cuda_<name> of kvant/cuda.h or
- * kvant/cuda_kernels.h, and the last sixteen by functions of memory.h and index.h. Five differ from their
- * public functions: codec_create takes a view instead of a spec, device_check is a part of
+ * kvant/cuda_kernels.h, and the last sixteen by functions of memory.h and index.h. Five differ from
+ * their public functions: codec_create takes a view instead of a spec, device_check is a part of
  * kvant_cuda_available, and append, attention and transform_queries take the structs of
  * kvant_cuda_kernel_<name>. */
 #define KVANT_CUDA_TABLE_FUNCTIONS(X)                                                              \
