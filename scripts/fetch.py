@@ -522,7 +522,8 @@ def fetch_lmcache():
         raise FetchError(
             f"LMCache {LMCACHE} is not pinned for Python {version} on {platform.machine()}"
         )
-    beside = hashlib.sha256(BESIDE_LMCACHE.encode()).hexdigest()[:8]  # a longer list is fetched again
+    # A longer list of packages gets another name, so it is fetched again.
+    beside = hashlib.sha256(BESIDE_LMCACHE.encode()).hexdigest()[:8]
     final = cache() / f"lmcache-{LMCACHE}-{beside}-py{version}"
     if not final.exists():
         environment = fetch_torch().parents[1]

@@ -413,7 +413,8 @@ static kvant_status transform_queries(const attention_call *c, kvant_cuda_kernel
 }
 
 /* Gives the call queries that went through the matrix of each transform of keys. */
-static kvant_status use_matrix_queries(const attention_call *c, kvant_cuda_kernel_attention_args *args)
+static kvant_status use_matrix_queries(const attention_call *c,
+                                       kvant_cuda_kernel_attention_args *args)
 {
     cuda_part *keys = &c->layer->parts[KVANT_ROLE_K];
     kvant_cuda_kernel_query_args queries = { .size = sizeof queries,
@@ -462,8 +463,8 @@ static void set_matrices(const attention_call *c, kvant_cuda_kernel_attention_ar
 
 /* For values with a dense rotation: rotates outputs back, then multiplies them by the channels'
  * scale. */
-static kvant_status rotate_outputs(const attention_call *c, const kvant_cuda_kernel_attention_args *args,
-                                   const float *scale)
+static kvant_status rotate_outputs(const attention_call *c,
+                                   const kvant_cuda_kernel_attention_args *args, const float *scale)
 {
     kvant_cuda_turn_args turn = kvant_cuda_turn_of(&c->layer->parts[KVANT_ROLE_V], true);
     turn.rows = turn.out = args->out;
@@ -573,7 +574,8 @@ kvant_status kvant_cuda_call_run(attention_call *c)
     set_matrices(c, &args);
     if (c->versions.through)
         KVANT_FORWARD(use_matrix_queries(c, &args));
-    KVANT_FORWARD(kvant_cuda_said(kvant_cuda_kernel_attention(&args, c->memory->stream), "attention"));
+    KVANT_FORWARD(
+        kvant_cuda_said(kvant_cuda_kernel_attention(&args, c->memory->stream), "attention"));
     return values.turns ? rotate_outputs(c, &args, values.attention_scale) : KVANT_OK;
 }
 

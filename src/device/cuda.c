@@ -284,7 +284,7 @@ TABLE_CALL(kernel_transform_queries, transform_queries, kvant_cuda_kernel_query_
     kvant_status kvant_cuda_##name(const kvant_cuda_##type *args, kvant_cuda_stream stream)        \
     {                                                                                              \
         kvant_cuda_##type given;                                                                   \
-        KVANT_RETURN_IF(!load_table(NULL), KVANT_ERR_UNSUPPORTED);                                  \
+        KVANT_RETURN_IF(!load_table(NULL), KVANT_ERR_UNSUPPORTED);                                 \
         KVANT_RETURN_IF(!KVANT_TAKE(kvant_cuda_##type, &given, args, last), KVANT_ERR_ARGUMENT);   \
         kvant_cuda_kernel_##type full = { 0 };                                                     \
         memcpy(&full, &given, sizeof given);                                                       \

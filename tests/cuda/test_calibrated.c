@@ -477,7 +477,8 @@ static void transform_many_queries(const problem *p, const kvant_cuda_kernel_que
 }
 
 /* The same in the launch that also stores rows; none of these rows is stored. */
-static void transform_queries_with_rows(const problem *p, const kvant_cuda_kernel_query_args *queries)
+static void transform_queries_with_rows(const problem *p,
+                                        const kvant_cuda_kernel_query_args *queries)
 {
     const uint32_t d = p->k.d;
     const size_t part = (size_t)BATCH * QUERY_HEADS * d;

@@ -106,7 +106,7 @@ static kvant_cuda_kernel_attention_args arguments_of(const kvp_gpu_backend *b,
 
 /* The arguments that transform queries by each key transform. */
 static kvant_cuda_kernel_query_args queries_of(const kvp_gpu_backend *b, const kvp_gpu_cells *k,
-                                        const kvant_cuda_kernel_attention_args *args)
+                                               const kvant_cuda_kernel_attention_args *args)
 {
     const kvp_gpu_matrix first = kvp_gpu_matrix_of(k, kvp_gpu_transform_at(k, 0));
     kvant_cuda_kernel_query_args queries = { .size = sizeof(kvant_cuda_kernel_query_args),

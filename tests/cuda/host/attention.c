@@ -36,7 +36,8 @@ void host_limit_shared_memory(size_t bytes)
 }
 
 /* Transformed rows of a kv head; zeros for tokens that the table hides. */
-static void rows_of(const kvant_cuda_kernel_attention_args *a, bool keys, uint32_t head, float *rows)
+static void rows_of(const kvant_cuda_kernel_attention_args *a, bool keys, uint32_t head,
+                    float *rows)
 {
     const kvant_cuda_codec *codec = keys ? a->k_codec : a->v_codec;
     const kvant_cuda_pages *sealed = keys ? &a->k : &a->v, *open = keys ? &a->k_open : &a->v_open;
@@ -118,8 +119,8 @@ static double query_of(const kvant_cuda_kernel_attention_args *a, uint32_t query
 
 /* The part that a page's own centre adds to its scores. rows: number of query rows of a page in
  * page_offsets. */
-static double offset_of(const kvant_cuda_kernel_attention_args *a, size_t rows, uint32_t kv, uint32_t row,
-                        size_t page)
+static double offset_of(const kvant_cuda_kernel_attention_args *a, size_t rows, uint32_t kv,
+                        uint32_t row, size_t page)
 {
     return a->page_offsets ? a->page_offsets[(kv * a->table_stride + page) * rows + row] : 0;
 }
@@ -282,7 +283,8 @@ static kvant_status attend(const kvant_cuda_kernel_attention_args *args, kvant_c
 }
 
 /* Computes as the library does, which finds offsets of pages in the kernel or before it. */
-static kvant_status attend_turned(const kvant_cuda_kernel_attention_args *args, kvant_cuda_stream stream)
+static kvant_status attend_turned(const kvant_cuda_kernel_attention_args *args,
+                                  kvant_cuda_stream stream)
 {
     const kvant_cuda_turned *turned = &args->turned;
     kvant_cuda_kernel_attention_args found = *args;
