@@ -383,7 +383,7 @@ bool kvp_gpu_queries_of_pair(kvp_gpu_backend *b, const abi_tensor *node,
 int32_t kvp_gpu_attention(kvp_gpu_backend *b, abi_tensor *node, const int64_t *new_cells,
                           bool transformed)
 {
-    const kvp_gpu_cells *k = kvp_gpu_cells_of(node->src[1]);
+    kvp_gpu_cells *k = kvp_gpu_cells_of(node->src[1]);
     const size_t n_streams = (size_t)node->src[0]->ne[3];
     kvant_status status = KVANT_OK;
     streams_at_once streams = { 0, n_streams };
@@ -392,6 +392,8 @@ int32_t kvp_gpu_attention(kvp_gpu_backend *b, abi_tensor *node, const int64_t *n
         return ABI_STATUS_FAILED;
     if (k->cache->asks && kvp_gpu_is_weighing(k) && !kvp_gpu_queries_keep(b, node))
         return ABI_STATUS_FAILED;
+    if (k->cache->teaches)
+        kvp_gpu_first_teach(k);
     if (!have_workspace(b, node, k) || !have_queries(b, node, k))
         return ABI_STATUS_ALLOC_FAILED;
     if (!at_once(node))

@@ -46,11 +46,10 @@ typedef struct kvp_gpu_cache {
     bool learns, learning;
     int64_t *first; /* the cells of these rows */
     size_t n_first;
-    /* weighs: keys have transform=first; weighing: some layers have no key transform yet */
-    bool weighs, weighing;
-    /* First key transforms (first.c). begun: threads are learning them. tried: learning was tried
-     * since a page was last given up. asks: queries of the current step are kept. */
-    bool begun, tried, asks;
+    bool weighs, weighing; /* keys have transform=first; of which some have no matrix yet */
+    /* Of first matrices (first.c): threads make them; it was tried since a page was given up last;
+     * queries of the step at hand are kept; its graph begins the lessons. */
+    bool begun, tried, asks, teaches;
     /* by cell: position of a row in an exact page; -1: not known. NULL: no keys learn. */
     int32_t *positions;
     kvp_gpu_asked asked;
@@ -176,6 +175,13 @@ static inline bool kvp_gpu_is_learning(const kvp_gpu_cells *cells)
 static inline bool kvp_gpu_is_weighing(const kvp_gpu_cells *cells)
 {
     return cells->weighs && !cells->weighed;
+}
+
+/* Keys in exact pages get centre and scale with their first matrix (first.c). Other tensors learn
+ * them from their first rows alone (learn.c). */
+static inline bool kvp_gpu_learns_alone(const kvp_gpu_cells *cells)
+{
+    return kvp_gpu_is_learning(cells) && !(kvp_gpu_is_weighing(cells) && cells->cache->keeps);
 }
 
 /* size.c. The most bytes that a cache tensor takes on a GPU next to its pages.

@@ -3,10 +3,12 @@
  *
  * Rows stay in exact pages until other blocks need the pages (step.c), and no row needs a key
  * transform before it is sealed. When two thirds of the pages have blocks, a thread per layer
- * begins to learn a transform from the keys in these pages and from queries of prompts (queries.c).
- * The step that has to seal rows first waits for these threads, and the keys in exact pages are
- * transformed. A step that is too long for the pages, and has more rows than they have, learns the
- * transforms from its own rows instead, in its graph. So results do not depend on time.
+ * matrix from the keys in these pages and from queries that prompts had (queries.c). A prompt's
+ * graph begins the thread of a layer as soon as it has enqueued the layer's keys, because the next
+ * batch may have to seal rows already. The step that has to seal rows first waits for all threads,
+ * and keys in open pages take the matrices. A step that is too long for the pages, and has more
+ * rows than are in these, makes the matrices from its own rows instead, in its graph. So results
+ * depend on no clock.
  *
  * Keys that were sealed without a key transform keep the centre and the scale that they were sealed
  * with, as the transform KVP_PLAIN. These are keys of a restored state, and keys of tokens that are
@@ -21,197 +23,51 @@
 #include "../ggml_api.h"
 #include "../log.h"
 
-#define SIGNS 128u /* Numbers of a value whose signs tell tokens apart. */
-/* Tokens of 1024 that have to differ. Text has at least twice as many different tokens. */
-#define LEAST_DIFFERENT 192u
-
-/* Open pages, in the order of their blocks */
-
-typedef struct page_list {
-    uint32_t n, pages[KVP_MOST_PAGES];
-} page_list;
-
-/* Lists pages whose keys have the first position bucket's transform, or no key transform yet. */
-static page_list list_pages(const kvp_gpu_cache *cache)
-{
-    page_list list = { 0 };
-
-    for (uint32_t block = 0; block < cache->n_blocks && cache->table != NULL; block++)
-        if (cache->table[block] < 0 && cache->written[block] != 0 &&
-            cache->ranges.of[block] != KVP_PLAIN)
-            list.pages[list.n++] = (uint32_t)(-1 - cache->table[block]);
-    return list;
-}
-
-static bool is_written(const kvp_gpu_cache *cache, const page_list *list, size_t row)
-{
-    const int32_t block = cache->pages[list->pages[row / KVANT_PAGE_TOKENS]].block;
-
-    return cache->written[block] >> (row % KVANT_PAGE_TOKENS) & 1;
-}
-
-/* The position of a row in these pages; below 0: it is not known, or there is no row. */
-static int32_t position_of(const kvp_gpu_cache *cache, const page_list *list, size_t row)
-{
-    const int64_t block = cache->pages[list->pages[row / KVANT_PAGE_TOKENS]].block;
-
-    return is_written(cache, list, row)
-               ? cache->positions[block * KVANT_PAGE_TOKENS + (int64_t)(row % KVANT_PAGE_TOKENS)]
-               : -1;
-}
-
-/* Whether a row is learned from. known: some rows have positions, and rows without are left out. */
-static bool counts(const kvp_gpu_cache *cache, const page_list *list, size_t row, bool known)
-{
-    return known ? position_of(cache, list, row) >= 0 : is_written(cache, list, row);
-}
-
-static size_t count_rows(const kvp_gpu_cache *cache, const page_list *list, bool known)
-{
-    size_t n = 0;
-
-    for (size_t row = 0; row < (size_t)list->n * KVANT_PAGE_TOKENS; row++)
-        n += counts(cache, list, row, known);
-    return n;
-}
-
-/* Decodes the rows of the pages in GPU memory. */
-static bool decode(const kvp_gpu_cells *cells, const page_list *list, float *room)
-{
-    const size_t rows = KVANT_PAGE_TOKENS * kvp_gpu_width(cells);
-    kvant_status status = KVANT_OK;
-
-    for (uint32_t i = 0; i < list->n && status == KVANT_OK; i++)
-        status = kvp_gpu_decode_blocks(cells, true, list->pages[i], 1, room + i * rows);
-    return status == KVANT_OK;
-}
-
-/* Copies the rows that count to the computer's memory. The caller frees them; NULL with a message,
- * or without memory. */
-static float *fetch(const kvp_gpu_cells *cells, const page_list *list, bool known)
-{
-    const size_t width = kvp_gpu_width(cells), all = (size_t)list->n * KVANT_PAGE_TOKENS;
-    int64_t *slots;
-    float *room = kvp_gpu_batch_room(cells->gpu, all, width, &slots),
-          *rows = malloc(all * width * sizeof(*rows));
-    size_t n = 0;
-    bool ok = room != NULL && rows != NULL && decode(cells, list, room) &&
-              kvp_cu_ok(kvp_cu.copy_out(rows, (cu_address)(uintptr_t)room,
-                                        all * width * sizeof(*rows), cells->gpu->stream),
-                        "copying") &&
-              kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "copying");
-
-    for (size_t row = 0; row < all && ok; row++)
-        if (counts(cells->cache, list, row, known))
-            memmove(rows + n++ * width, rows + row * width, width * sizeof(*rows));
-    if (ok)
-        return rows;
-    free(rows);
-    return NULL;
-}
-
-/* Tokens that are too much alike */
-
-static int compare(const void *a, const void *b)
-{
-    const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-
-    return x < y ? -1 : x > y;
-}
-
-/* Whether tokens are too much alike. The first layer computes a token's value from the token only,
- * or nearly so. So the signs of the value tell tokens apart. */
-static bool are_alike(const float *rows, size_t stride, size_t n, size_t width)
-{
-    uint64_t *hashes = malloc((n + 1) * sizeof(*hashes));
-    size_t different = 0;
-
-    for (size_t i = 0; i < n && hashes != NULL; i++) {
-        hashes[i] = 0xcbf29ce484222325u;
-        for (size_t j = 0; j < width && j < SIGNS; j++)
-            hashes[i] = (hashes[i] ^ (uint64_t)(rows[i * stride + j] < 0)) * 0x100000001b3u;
-    }
-    if (hashes != NULL)
-        qsort(hashes, n, sizeof(*hashes), compare);
-    for (size_t i = 0; i < n && hashes != NULL; i++)
-        different += i == 0 || hashes[i] != hashes[i - 1];
-    free(hashes);
-    return different * 1024 < n * LEAST_DIFFERENT;
-}
-
-/* The values of the first layer, or NULL when another cache has them; then tokens are not
- * compared. */
-static const kvp_gpu_cells *first_values(const kvp_gpu_cache *cache)
-{
-    for (size_t i = 0; i < cache->n_tensors; i++)
-        if (cache->tensors[i]->shape.role == KVANT_ROLE_V && kvp_kv_is_first(cache->tensors[i]))
-            return cache->tensors[i]->cells;
-    return NULL;
-}
-
-static bool pages_are_alike(const kvp_gpu_cache *cache, const page_list *list, bool known, size_t n)
-{
-    const kvp_gpu_cells *values = first_values(cache);
-    float *rows = values != NULL ? fetch(values, list, known) : NULL;
-    const bool alike =
-        rows != NULL && are_alike(rows, kvp_gpu_width(values), n, kvp_gpu_width(values));
-
-    free(rows);
-    return alike;
-}
-
 /* Beginning */
 
-static int32_t *positions_of(const kvp_gpu_cache *cache, const page_list *list, size_t n)
-{
-    int32_t *positions = malloc((n + 1) * sizeof(*positions));
-    size_t i = 0;
-
-    for (size_t row = 0; row < (size_t)list->n * KVANT_PAGE_TOKENS && positions != NULL; row++)
-        if (counts(cache, list, row, true))
-            positions[i++] = position_of(cache, list, row);
-    return positions;
-}
-
 /* Begins to learn for a layer. Without memory the layer has no key transform. */
-static void begin_layer(kvp_gpu_cells *cells, const page_list *list, bool known, size_t n)
+static void begin_layer(kvp_gpu_cells *cells, bool hurries)
 {
-    kvp_gpu_lesson lesson = { .n = n, .rows = fetch(cells, list, known) };
+    kvp_gpu_lesson lesson;
 
-    if (known && lesson.rows != NULL)
-        lesson.positions = positions_of(cells->cache, list, n);
-    if (lesson.rows != NULL && (lesson.positions != NULL || !known)) {
-        kvp_gpu_learner_learn(cells, &lesson);
+    if (!kvp_gpu_is_weighing(cells) || cells->learner == NULL || cells->learner->begun ||
+        !kvp_gpu_lesson_of(cells, &lesson))
         return;
-    }
-    free(lesson.rows);
+    lesson.hurries = hurries;
+    kvp_gpu_learner_learn(cells, &lesson);
 }
 
 /* Lets threads begin, unless there are too few rows in exact pages or their tokens are too much
  * alike. */
-static void begin(kvp_gpu_cache *cache)
+static void begin(kvp_gpu_cache *cache, bool hurries)
 {
-    const page_list list = list_pages(cache);
-    const bool known = count_rows(cache, &list, true) > 0;
-    const size_t n = count_rows(cache, &list, known);
-
     cache->tried = true;
-    if (n < KVP_LEARN_ROWS || pages_are_alike(cache, &list, known, n) ||
-        !kvp_gpu_queries_ready(cache))
-        return;
-    cache->begun = true;
-    for (size_t i = 0; i < cache->n_tensors; i++) {
-        kvp_gpu_cells *cells = cache->tensors[i]->cells;
-        if (kvp_gpu_is_weighing(cells) && cells->learner != NULL)
-            begin_layer(cells, &list, known, n);
-    }
+    cache->begun = kvp_gpu_lessons_begin(cache);
+    for (size_t i = 0; i < cache->n_tensors && cache->begun; i++)
+        begin_layer(cache->tensors[i]->cells, hurries);
     kvp_gpu_batch_done(cache->gpu);
 }
 
-/* Whether two thirds of the pages have blocks. Threads are done before the remaining third has. */
-static bool is_ripe(const kvp_gpu_cache *cache)
+void kvp_gpu_first_teach(kvp_gpu_cells *cells)
 {
-    return list_pages(cache).n * 3 >= cache->n_pages * 2;
+    kvp_gpu_cache *cache = cells->cache;
+
+    if (!cache->tried)
+        cache->begun = kvp_gpu_lessons_begin(cache);
+    cache->tried = true;
+    if (cache->begun)
+        begin_layer(cells, true);
+}
+
+/* Whether two thirds of the pages have blocks: threads are done before the others have. A step of
+ * many tokens, whose graph begins the threads, counts with the blocks that it will have. */
+static bool is_ripe(const kvp_gpu_cache *cache, bool with_step)
+{
+    uint32_t n = 0;
+
+    for (uint32_t page = 0; with_step && page < cache->n_pages; page++)
+        n += kvant_plan_block(cache->plan, page) >= 0;
+    return (with_step ? n : kvp_gpu_list_pages(cache).n) * 3 >= cache->n_pages * 2;
 }
 
 /* In force */
@@ -236,35 +92,45 @@ static void mark_plain(kvp_gpu_cache *cache)
     }
 }
 
-/* Creates the kernels' codecs for a codec with a key transform; they may read that codec as long as
- * they live. */
-static bool have_codecs(kvp_gpu_cells *cells, kvant_codec **made)
+/* The kernels' side of a codec with a matrix, which a thread made unless it had no memory. It may
+ * read the codec as long as it lives. */
+static bool have_codecs(kvp_gpu_cells *cells, kvp_gpu_learner *l)
 {
     char err[512];
 
     if (cells->codecs[1] != NULL)
         return true;
-    cells->made = *made;
-    *made = NULL;
-    return kvant_cuda_codec_from(cells->made, &cells->codecs[1], err, sizeof(err)) == KVANT_OK &&
-           (cells->open_pages.base == NULL ||
+    cells->made = l->made.codecs[0];
+    l->made.codecs[0] = NULL;
+    cells->codecs[1] = l->sealed;
+    cells->open_codecs[1] = l->open;
+    l->sealed = l->open = NULL;
+    return (cells->codecs[1] != NULL ||
+            kvant_cuda_codec_from(cells->made, &cells->codecs[1], err, sizeof(err)) == KVANT_OK) &&
+           (cells->open_pages.base == NULL || cells->open_codecs[1] != NULL ||
             kvant_cuda_codec_create_open(cells->codecs[1], &cells->open_codecs[1]) == KVANT_OK);
 }
 
 /* Makes a learned transform, whose numbers are on the GPU, the cells' transform. */
-static bool take(kvp_gpu_cells *cells, kvp_gpu_version *made)
+static bool take(kvp_gpu_cells *cells, kvp_gpu_learner *l)
 {
-    kvp_gpu_take_numbers(cells, (const kvant_codec *const *)made->codecs);
-    if (!have_codecs(cells, &made->codecs[0]))
+    kvp_gpu_take_numbers(cells, (const kvant_codec *const *)l->made.codecs);
+    if (!have_codecs(cells, l))
         return false;
     cells->codec = cells->codecs[1];
     cells->open_codec = cells->open_codecs[1];
     cells->learnt = true;
-    cells->turns = made->start != NULL && cells->center != NULL;
+    cells->turns = l->made.start != NULL && cells->center != NULL;
     cells->cache->ranges.centers.used = cells->cache->ranges.centers.used || cells->turns;
     if (!cells->in_place)
         atomic_fetch_add(&cells->gpu->epoch, 1); /* captured graphs do not have it */
     return kvp_gpu_shift_matrices(cells) && kvp_gpu_ranges_bring(cells->cache, cells->gpu->stream);
+}
+
+/* A thread brought the numbers of keys that had neither centre nor scale. */
+static bool bring_rest(kvp_gpu_cells *cells)
+{
+    return !cells->cache->ranges.plain || kvp_gpu_bring_plain(cells, NULL, NULL);
 }
 
 static bool copy_affine(const kvp_gpu_cells *cells, const float *from, float *to)
@@ -296,55 +162,151 @@ static bool bring(kvp_gpu_cells *cells, const kvp_gpu_version *made)
     return ok;
 }
 
-static bool bring_slots(const kvp_gpu_cells *cells, const page_list *list, int64_t *to)
-{
-    int64_t slots[KVP_MOST_PAGES * KVANT_PAGE_TOKENS];
-    const size_t n = (size_t)list->n * KVANT_PAGE_TOKENS;
+/* Rows of open pages, which are decoded and stored again when their transform changes. */
+typedef struct held_rows {
+    kvp_gpu_page_list list;
+    float *rows; /* on the GPU, of one layer */
+    /* On the GPU, by row: its place in open pages and its cell, or -1: it was never written. Then
+     * the numbers of the pages. */
+    const int64_t *slots, *cells;
+    const int32_t *pages;
+} held_rows;
 
-    for (size_t row = 0; row < n; row++)
-        slots[row] = is_written(cells->cache, list, row)
-                         ? (int64_t)list->pages[row / KVANT_PAGE_TOKENS] * KVANT_PAGE_TOKENS +
-                               (int64_t)(row % KVANT_PAGE_TOKENS)
-                         : -1;
-    return n == 0 || kvp_gpu_upload(cells->gpu, to, slots, n * sizeof(*slots));
+static bool bring_lists(kvp_gpu_cache *cache, held_rows *held)
+{
+    static const size_t most = (size_t)KVP_MOST_PAGES * KVANT_PAGE_TOKENS;
+    const size_t n = (size_t)held->list.n * KVANT_PAGE_TOKENS,
+                 bytes = 2 * most * sizeof(int64_t) + sizeof(held->list.pages);
+    int64_t *host = malloc(bytes), *at;
+    bool ok = host != NULL && kvp_gpu_grow(cache->gpu, &cache->moved, bytes, false);
+
+    for (size_t row = 0; row < n && ok; row++) {
+        const int64_t cell = kvp_gpu_cell_of(cache, &held->list, row);
+        host[row] = cell < 0
+                        ? -1
+                        : (int64_t)held->list.pages[row / KVANT_PAGE_TOKENS] * KVANT_PAGE_TOKENS +
+                              (int64_t)(row % KVANT_PAGE_TOKENS);
+        host[most + row] = cell;
+    }
+    if (ok) {
+        memset(host + n, 0, (most - n) * sizeof(*host));
+        memset(host + most + n, 0, (most - n) * sizeof(*host));
+        memcpy(host + 2 * most, held->list.pages, sizeof(held->list.pages));
+        ok = kvp_gpu_upload(cache->gpu, cache->moved.at, host, bytes);
+    }
+    at = cache->moved.at;
+    held->slots = at;
+    held->cells = at + most;
+    held->pages = (const int32_t *)(at + 2 * most);
+    free(host);
+    return ok;
+}
+
+/* The rows of a cache's open pages, for all of its layers. */
+static bool hold_rows(kvp_gpu_cache *cache, held_rows *held)
+{
+    *held = (held_rows){ .list = { 0 } };
+    if (cache->in_place)
+        return true;
+    held->list = kvp_gpu_list_pages(cache);
+    return held->list.n == 0 || bring_lists(cache, held);
+}
+
+/* The longest run of pages from the first-th on whose keys have one transform. */
+static kvp_gpu_run run_of(const kvp_gpu_cache *cache, const kvp_gpu_page_list *list, size_t first)
+{
+    const uint8_t *of = cache->ranges.of;
+    const uint32_t transform = of[cache->pages[list->pages[first]].block];
+    kvp_gpu_run run = { first, 1, transform };
+
+    while (first + run.n < list->n &&
+           of[cache->pages[list->pages[first + run.n]].block] == transform)
+        run.n++;
+    return run;
+}
+
+/* No matrix is in force yet, so blocks have no centres of their own. */
+static kvant_status decode_run(const kvp_gpu_cells *cells, const held_rows *held, kvp_gpu_run run)
+{
+    const size_t width = kvp_gpu_width(cells);
+    const kvant_cuda_decode_args args = {
+        .size = sizeof(args),
+        .codec = cells->open_codec,
+        .pages = cells->open_pages,
+        .blocks = held->pages + run.first,
+        .n_blocks = (uint32_t)run.n,
+        .n_kv_heads = cells->n_kv_heads,
+        .type = KVANT_CUDA_F32,
+        .out = held->rows + run.first * KVANT_PAGE_TOKENS * width,
+        .token_stride = width,
+        .head_stride = cells->head_dim,
+        .center = cells->center,
+        .scale = cells->scale,
+        .inverse_weights = kvp_gpu_matrix_of(cells, run.transform).inverse_weights
+    };
+
+    return kvant_cuda_decode(&args, cells->gpu->stream);
 }
 
 /* Stores rows in the pages that they came from. */
-static bool store(const kvp_gpu_cells *cells, const page_list *list, float *rows,
-                  const int64_t *slots)
+static kvant_status store_run(const kvp_gpu_cells *cells, const held_rows *held, kvp_gpu_run run)
 {
-    const kvp_gpu_cache *cache = cells->cache;
-    const size_t width = kvp_gpu_width(cells);
+    const size_t width = kvp_gpu_width(cells), first = run.first * KVANT_PAGE_TOKENS,
+                 n = run.n * KVANT_PAGE_TOKENS;
+    float *rows = held->rows + first * width;
+    const kvant_status status =
+        kvp_gpu_center_rows(cells, rows, width, n, held->cells + first, false, rows);
+
+    if (status != KVANT_OK)
+        return status;
+    return kvp_gpu_append(cells, KVANT_ROLE_K, true, held->rows,
+                          (kvp_gpu_run){ first, n, run.transform }, held->slots, NULL);
+}
+
+/* Without memory the rows are as they were. */
+static bool decode_held(const kvp_gpu_cells *cells, held_rows *held)
+{
+    kvant_status status = KVANT_OK;
+    int64_t *unused;
+
+    if (held->list.n == 0)
+        return true;
+    held->rows = kvp_gpu_batch_room(cells->gpu, (size_t)held->list.n * KVANT_PAGE_TOKENS,
+                                    kvp_gpu_width(cells), &unused);
+    for (kvp_gpu_run run = { 0 };
+         run.first < held->list.n && held->rows != NULL && status == KVANT_OK; run.first += run.n) {
+        run = run_of(cells->cache, &held->list, run.first);
+        status = decode_run(cells, held, run);
+    }
+    return held->rows != NULL && status == KVANT_OK;
+}
+
+static bool store_held(const kvp_gpu_cells *cells, const held_rows *held)
+{
     kvant_status status = KVANT_OK;
 
-    for (uint32_t i = 0; i < list->n && status == KVANT_OK; i++) {
-        const int32_t block = cache->pages[list->pages[i]].block;
-        const kvp_gpu_run run = { (size_t)i * KVANT_PAGE_TOKENS, KVANT_PAGE_TOKENS,
-                                  cache->ranges.of[block] };
-        status =
-            kvp_gpu_center_blocks(cells, true, list->pages[i], 1, false, rows + run.first * width);
-        if (status == KVANT_OK)
-            status = kvp_gpu_append(cells, KVANT_ROLE_K, true, rows, run, slots, NULL);
+    for (kvp_gpu_run run = { 0 }; run.first < held->list.n && status == KVANT_OK;
+         run.first += run.n) {
+        run = run_of(cells->cache, &held->list, run.first);
+        status = store_run(cells, held, run);
     }
-    return status == KVANT_OK &&
-           kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "storing rows");
+    return status == KVANT_OK;
 }
 
 /* Puts a key transform in force. Keys in exact pages are transformed, which costs them a rounding
  * to fp16. */
-static bool put_in_force(kvp_gpu_cells *cells, kvp_gpu_version *made)
+static bool put_in_force(kvp_gpu_cells *cells, kvp_gpu_learner *l, held_rows *held)
 {
-    const size_t width = kvp_gpu_width(cells);
-    page_list list = { 0 };
-    int64_t *slots;
-    float *room;
-    bool ok;
+    return decode_held(cells, held) && (l->brought ? bring_rest(cells) : bring(cells, &l->made)) &&
+           take(cells, l) && store_held(cells, held);
+}
 
-    if (cells->open_pages.base != NULL && !cells->in_place)
-        list = list_pages(cells->cache);
-    room = kvp_gpu_batch_room(cells->gpu, (size_t)list.n * KVANT_PAGE_TOKENS + 1, width, &slots);
-    ok = room != NULL && decode(cells, &list, room) && bring_slots(cells, &list, slots) &&
-         bring(cells, made) && take(cells, made) && store(cells, &list, room, slots);
+bool kvp_gpu_first_affine(kvp_gpu_cells *cells, const float *rows, size_t n)
+{
+    held_rows held;
+    const bool ok = hold_rows(cells->cache, &held) && decode_held(cells, &held) &&
+                    kvp_gpu_learn_from(cells, rows, n) && store_held(cells, &held);
+
     kvp_gpu_batch_done(cells->gpu);
     return ok;
 }
@@ -369,9 +331,11 @@ static void end(kvp_gpu_cells *cells)
     if (cells->n_weights <= cells->head_dim || !more)
         kvp_gpu_learner_free(cells);
     cells->weighed = true;
+    if (cache->keeps && !cells->in_place)
+        cells->learnt = true; /* rows are stored without a centre that came later */
 }
 
-bool kvp_gpu_first_join(kvp_kv *kv)
+static bool join_tensor(kvp_kv *kv, held_rows *held)
 {
     kvp_gpu_cells *cells = kv->cells;
     kvp_gpu_learner *l = cells->learner;
@@ -383,11 +347,21 @@ bool kvp_gpu_first_join(kvp_kv *kv)
     if (l->failed)
         kvp_error("%s: no memory to learn a matrix; keys are stored without one", kv->name);
     if (is_of_use(cells))
-        ok = put_in_force(cells, &l->made);
+        ok = put_in_force(cells, l, held);
     kvp_gpu_learner_drop(cells, l);
     end(cells);
     if (!ok)
         kvp_error("%s: its matrix could not be put in force", kv->name);
+    return ok;
+}
+
+bool kvp_gpu_first_join(kvp_kv *kv)
+{
+    kvp_gpu_cells *cells = kv->cells;
+    held_rows held;
+    const bool ok = hold_rows(cells->cache, &held) && join_tensor(kv, &held);
+
+    kvp_gpu_batch_done(cells->gpu);
     return ok;
 }
 
@@ -409,13 +383,48 @@ void kvp_gpu_first_end(kvp_gpu_cache *cache)
 
 static bool join(kvp_gpu_cache *cache)
 {
+    held_rows held;
     bool ok = true;
 
     mark_plain(cache);
+    if (!hold_rows(cache, &held))
+        return false;
     for (size_t i = 0; i < cache->n_tensors; i++)
-        ok = kvp_gpu_first_join(cache->tensors[i]) && ok;
+        ok = join_tensor(cache->tensors[i], &held) && ok;
     kvp_gpu_first_end(cache);
+    kvp_gpu_batch_done(cache->gpu);
+    kvp_gpu_release(&cache->asked.keys);
     cache->begun = false;
+    return ok;
+}
+
+/* Keys that are sealed without a matrix get a centre and a scale from the rows in open pages. With
+ * too few of these rows they get none. */
+static bool seal_plain(kvp_gpu_cells *cells, const kvp_gpu_page_list *list, size_t n)
+{
+    float *rows;
+    bool ok;
+
+    if (!kvp_gpu_is_weighing(cells) || !kvp_gpu_is_learning(cells) || n == 0)
+        return true;
+    if (n < KVP_LEARN_ROWS) {
+        cells->learnt = true;
+        return true;
+    }
+    rows = kvp_gpu_fetch_learned(cells, list, false);
+    ok = rows != NULL && kvp_gpu_first_affine(cells, rows, n);
+    free(rows);
+    return ok;
+}
+
+static bool seal_all_plain(const kvp_gpu_cache *cache)
+{
+    const kvp_gpu_page_list list = kvp_gpu_list_pages(cache);
+    const size_t n = kvp_gpu_count_rows(cache, &list, false);
+    bool ok = true;
+
+    for (size_t i = 0; i < cache->n_tensors && ok && cache->keeps; i++)
+        ok = seal_plain(cache->tensors[i]->cells, &list, n);
     return ok;
 }
 
@@ -429,32 +438,38 @@ bool kvp_gpu_first_settle(kvp_gpu_cache *cache)
     if (!cache->weighing)
         return true;
     if (!cache->begun)
-        begin(cache);
+        begin(cache, true);
     cache->tried = false;
-    return !cache->begun || join(cache);
+    return cache->begun ? join(cache) : seal_all_plain(cache);
 }
 
 /* Whether a step that is sealed at once learns the transforms in its graph, because it has more
  * rows than the pages. */
 static bool makes_its_own(const kvp_gpu_cache *cache, const kvp_gpu_step *step)
 {
-    const page_list list = list_pages(cache);
+    const kvp_gpu_page_list list = kvp_gpu_list_pages(cache);
 
-    return !cache->begun && step->n > count_rows(cache, &list, false);
+    return !cache->begun && step->n > kvp_gpu_count_rows(cache, &list, false);
 }
 
 bool kvp_gpu_first_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step, bool kept, bool takes)
 {
+    const bool many = step->n >= KVP_ASKED_TOKENS;
     bool ok = true;
 
     if (!cache->weighing || cache->in_place || kvp_gpu_ranges_saw(cache, step))
         return true;
+    cache->teaches = false;
     kvp_gpu_first_end(cache);
     if (!kept || takes)
         ok = (!kept && makes_its_own(cache, step)) || kvp_gpu_first_settle(cache);
-    else if (!cache->begun && !cache->tried && is_ripe(cache))
-        begin(cache);
-    cache->asks = cache->weighing && !cache->begun && step->n >= KVP_ASKED_TOKENS;
+    else if (!cache->begun && !cache->tried && is_ripe(cache, many)) {
+        if (many)
+            cache->teaches = true;
+        else
+            begin(cache, false);
+    }
+    cache->asks = cache->weighing && !cache->begun && many;
     return ok;
 }
 
@@ -497,7 +512,7 @@ static bool fetch_lesson(kvp_gpu_backend *b, const abi_tensor *node, kvp_gpu_les
     abi_tensor copy = { 0 };
     kvp_gpu_step step = { 0 };
 
-    *lesson = (kvp_gpu_lesson){ .n = n, .rows = malloc(n * row) };
+    *lesson = (kvp_gpu_lesson){ .n = n, .hurries = true, .rows = malloc(n * row) };
     if (lesson->rows == NULL || !kvp_gpu_fetch(b, KVP_FETCHED_KEYS, keys, &copy))
         return false;
     for (size_t i = 0; i < n; i++)
@@ -520,8 +535,8 @@ static bool look(kvp_gpu_backend *b, const abi_tensor *values)
     if (!b->looked)
         b->monotonous = values != NULL &&
                         kvp_gpu_fetch(b, KVP_FETCHED_VALUES, values->src[0], &copy) &&
-                        are_alike(copy.data, copy.nb[1] / sizeof(float), (size_t)copy.ne[1],
-                                  (size_t)copy.ne[0]);
+                        kvp_gpu_rows_are_alike(copy.data, copy.nb[1] / sizeof(float),
+                                               (size_t)copy.ne[1], (size_t)copy.ne[0]);
     b->looked = true;
     return !b->monotonous;
 }
@@ -537,14 +552,12 @@ bool kvp_gpu_first_in_graph(kvp_gpu_backend *b, const abi_tensor *node, const ab
         cells->learner->begun || !look(b, values))
         return true;
     attention = attention_of(b->graph, node);
-    ok = (attention == NULL || kvp_gpu_queries_keep(b, attention)) &&
-         fetch_lesson(b, node, &lesson) && kvp_gpu_queries_ready(cells->cache);
-    if (ok) {
-        kvp_gpu_learner_learn(cells, &lesson);
+    ok =
+        (attention == NULL || kvp_gpu_queries_keep(b, attention)) && fetch_lesson(b, node, &lesson);
+    if (ok && kvp_gpu_learner_learn(cells, &lesson))
         return kvp_gpu_first_join(kvp_kv_of(node));
-    }
-    free(lesson.rows);
-    free(lesson.positions);
+    if (!ok)
+        kvp_gpu_lesson_free(&lesson);
     kvp_error("%s: no matrix can be learnt from the first rows", kvp_root(node)->name);
     return false;
 }

@@ -18,6 +18,7 @@
  *   rows.c      their rows, read and written without a graph
  *   learn.c     learns centre and scale from first rows
  *   first.c     a layer's first key transform (transform=first): when it is made and comes in force
+ *   lesson.c    the keys that it is made from
  *   learner.c   the threads that learn key transforms
  *   queries.c   queries of prompts, from which key transforms are learned
  *   ranges.c    a key transform for each further position bucket

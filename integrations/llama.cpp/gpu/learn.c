@@ -207,12 +207,17 @@ static bool store_first(const kvp_kv *kv, const float *rows)
 static bool learn_now(const kvp_kv *kv, const float *rows, size_t n)
 {
     kvp_gpu_cells *cells = kv->cells;
-    const size_t n_first = cells->cache->n_first;
+    const bool alone = kvp_gpu_learns_alone(cells);
+    const size_t n_first = alone ? cells->cache->n_first : 0;
     float *first = n_first > 0 ? fetch_first(cells) : NULL;
-    const bool ok = (n_first == 0 || first != NULL) &&
-                    kvp_gpu_learn_from(cells, n > 0 ? rows : first, n > 0 ? n : n_first) &&
-                    (n_first == 0 || store_first(kv, first));
+    bool ok;
 
+    if (alone)
+        ok = (n_first == 0 || first != NULL) &&
+             kvp_gpu_learn_from(cells, n > 0 ? rows : first, n > 0 ? n : n_first) &&
+             (n_first == 0 || store_first(kv, first));
+    else
+        ok = kvp_gpu_first_affine(cells, rows, n);
     if (!ok)
         kvp_error("%s: no centre could be learnt from the first rows", kv->name);
     free(first);
@@ -249,8 +254,8 @@ bool kvp_gpu_learn_before(kvp_gpu_cache *cache, const int64_t *batch, size_t n, 
     cache->learning = false;
     for (size_t i = 0; i < cache->n_tensors && ok; i++) {
         const kvp_gpu_cells *cells = cache->tensors[i]->cells;
-        ok = !enough || !kvp_gpu_is_learning(cells) || learn_now(cache->tensors[i], NULL, 0);
-        cache->learning = cache->learning || kvp_gpu_is_learning(cells);
+        ok = !enough || !kvp_gpu_learns_alone(cells) || learn_now(cache->tensors[i], NULL, 0);
+        cache->learning = cache->learning || kvp_gpu_learns_alone(cells);
     }
     if (!cache->learning)
         cache->n_first = 0;
@@ -263,5 +268,10 @@ bool kvp_gpu_learn_written(kvp_kv *kv, const int64_t *cells, size_t n, const flo
 
     if (!kvp_gpu_is_learning(own))
         return true;
-    return n >= KVP_LEARN_ROWS ? learn_now(kv, rows, n) : note_first(own->cache, cells, n);
+    if (n >= KVP_LEARN_ROWS)
+        return learn_now(kv, rows, n);
+    if (kvp_gpu_learns_alone(own))
+        return note_first(own->cache, cells, n);
+    own->learnt = true; /* these rows are sealed without a centre */
+    return true;
 }

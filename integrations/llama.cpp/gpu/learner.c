@@ -10,35 +10,33 @@
 #include <string.h>
 #include <sys/resource.h>
 
+#include "../../../src/cache/lesson.h"
 #include "../ggml_api.h"
 #include "../log.h"
 #include "../rope.h"
 
-#define MOST_AT_ONCE 7 /* Layers that learn at a time; more would disturb the GPU's caller. */
+#define MOST_AT_ONCE 7 /* layers: more disturb a GPU's caller that decodes tokens */
 #define LOW_PRIORITY 10
 #define LESSON_ROWS 512u /* rows that the tensor learns from at a time */
 
 static pthread_once_t counted = PTHREAD_ONCE_INIT;
-static sem_t at_once;
+static sem_t at_once, hurried; /* permits to learn; those of lessons that hurry */
 
+/* The caller of a GPU that computes a prompt has little to do: it leaves all CPUs but one. */
 static void count_cpus(void)
 {
-    const uint32_t n = kvant_available_cpus() - 1;
+    const uint32_t all = kvant_available_cpus() - 1, n = all < 1 ? 1 : all;
 
-    sem_init(&at_once, 0, n < 1 ? 1 : n > MOST_AT_ONCE ? MOST_AT_ONCE : n);
+    sem_init(&hurried, 0, n);
+    sem_init(&at_once, 0, n > MOST_AT_ONCE ? MOST_AT_ONCE : n);
 }
 
 /* Waits for a permit to learn. A signal handler of the program may interrupt the wait, which then
  * gives no permit. */
-static void take_permit(void)
+static void take_permit(sem_t *permits)
 {
-    while (sem_wait(&at_once) != 0)
+    while (sem_wait(permits) != 0)
         ;
-}
-
-static void return_permit(void)
-{
-    sem_post(&at_once);
 }
 
 /* Starts a thread that blocks signals. A thread inherits its creator's signal mask, and the
@@ -61,9 +59,12 @@ static bool start_thread(pthread_t *thread, void *(*run)(void *), void *context)
 
 void kvp_gpu_learner_drop(const kvp_gpu_cells *cells, kvp_gpu_learner *l)
 {
+    kvant_cuda_codec_free(&l->open);
+    kvant_cuda_codec_free(&l->sealed);
     kvp_gpu_free_codecs(l->made.codecs, cells->n_kv_heads);
     free(l->made.start);
     l->made = (kvp_gpu_version){ 0 };
+    l->brought = false;
 }
 
 void kvp_gpu_learner_finish(kvp_gpu_learner *l)
@@ -96,8 +97,9 @@ void kvp_gpu_learner_free(kvp_gpu_cells *cells)
     kvp_gpu_learner_drop(cells, l);
     kvant_tensor_free(&l->tensor);
     kvant_codec_free(&l->codec);
-    free(l->lesson.rows);
-    free(l->lesson.positions);
+    kvp_gpu_lesson_free(&l->lesson);
+    if (l->ready != NULL)
+        kvp_cu.event_free(l->ready);
     free(l->memory);
     free(l);
 }
@@ -165,7 +167,7 @@ static bool create_tensor(kvp_gpu_learner *l, const kvp_gpu_cells *cells)
 static bool copy_out(const kvp_gpu_cells *cells, void *to, const void *from, size_t bytes)
 {
     return kvp_gpu_enter(cells->gpu) &&
-           kvp_cu_ok(kvp_cu.event_finish(cells->cache->asked.ready), "copying") &&
+           kvp_cu_ok(kvp_cu.event_finish(cells->learner->ready), "copying") &&
            kvp_cu_ok(kvp_cu.copy_out(to, (cu_address)(uintptr_t)from, bytes, cells->gpu->copying),
                      "copying") &&
            kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->copying), "copying");
@@ -219,7 +221,7 @@ static bool note_queries(const kvp_gpu_cells *cells)
 
 /* Writes n of the lesson's rows, from the first-th on, to the tensor. Refused rows do not stop the
  * learning; kernels report them when they are stored. */
-static void write_tensor(const kvp_gpu_cells *cells, size_t first, size_t n)
+static void learn_rows(const kvp_gpu_cells *cells, size_t first, size_t n)
 {
     const kvp_gpu_learner *l = cells->learner;
     const size_t width = kvp_gpu_width(cells);
@@ -233,7 +235,7 @@ static void write_tensor(const kvp_gpu_cells *cells, size_t first, size_t n)
                        : at++;
     if (positions != NULL)
         kvant_tensor_next_positions(l->tensor, positions, n);
-    kvant_tensor_write(l->tensor, slots, n, l->lesson.rows + first * width, width, 1);
+    kvant_tensor_learn(l->tensor, slots, n, l->lesson.rows + first * width, width, 1);
 }
 
 /* Makes room for a layer's learned transform; false without memory. */
@@ -280,7 +282,7 @@ static bool make_codecs(kvp_gpu_cells *cells)
 static bool bring_rows(const kvp_gpu_cells *cells)
 {
     kvp_gpu_lesson *lesson = &cells->learner->lesson;
-    const size_t n = lesson->n * kvp_gpu_width(cells);
+    const size_t n = (lesson->places != NULL ? lesson->n_all : lesson->n) * kvp_gpu_width(cells);
     uint16_t *halves;
     bool ok;
 
@@ -296,6 +298,35 @@ static bool bring_rows(const kvp_gpu_cells *cells)
     return ok;
 }
 
+/* Puts the rows that are learned from one behind the other. */
+static void gather_rows(const kvp_gpu_cells *cells)
+{
+    const kvp_gpu_lesson *lesson = &cells->learner->lesson;
+    const size_t width = kvp_gpu_width(cells);
+
+    for (size_t i = 0; i < lesson->n && lesson->places != NULL; i++)
+        memmove(lesson->rows + i * width, lesson->rows + lesson->places[i] * width,
+                width * sizeof(*lesson->rows));
+}
+
+/* What takes long when a matrix comes in force is done here, where nobody waits for it: the numbers
+ * go to the GPU, and kernels get their side of the codec. Rows that are sealed already need the
+ * former numbers until then. After an error first.c tries again. */
+static void bring_made(kvp_gpu_cells *cells)
+{
+    kvp_gpu_learner *l = cells->learner;
+
+    if (l->made.codecs == NULL || cells->center != NULL || cells->scale != NULL ||
+        !kvp_gpu_enter(cells->gpu))
+        return;
+    if (cells->codecs[1] == NULL &&
+        (kvant_cuda_codec_from(l->made.codecs[0], &l->sealed, NULL, 0) != KVANT_OK ||
+         kvant_cuda_codec_create_open(l->sealed, &l->open) != KVANT_OK))
+        return;
+    l->brought = kvp_gpu_bring_numbers(cells, (const kvant_codec *const *)l->made.codecs,
+                                       l->made.start, cells->gpu->copying);
+}
+
 static bool make_first(kvp_gpu_cells *cells)
 {
     kvp_gpu_learner *l = cells->learner;
@@ -305,20 +336,24 @@ static bool make_first(kvp_gpu_cells *cells)
         return true;
     if (!create_tensor(l, cells) || !bring_rows(cells) || !note_queries(cells))
         return false;
+    gather_rows(cells);
     for (size_t i = 0; i < parts; i++)
-        write_tensor(cells, i * n / parts, (i + 1) * n / parts - i * n / parts);
-    free(l->lesson.rows);
-    l->lesson.rows = NULL;
-    return make_codecs(cells);
+        learn_rows(cells, i * n / parts, (i + 1) * n / parts - i * n / parts);
+    kvp_gpu_lesson_free(&l->lesson);
+    if (!make_codecs(cells))
+        return false;
+    bring_made(cells);
+    return true;
 }
 
 static void *learn(void *context)
 {
     kvp_gpu_cells *cells = context;
+    sem_t *permits = cells->learner->lesson.hurries ? &hurried : &at_once;
 
-    take_permit();
+    take_permit(permits);
     cells->learner->failed = !make_first(cells);
-    return_permit();
+    sem_post(permits);
     return NULL;
 }
 
@@ -329,16 +364,28 @@ static void *learn_apart(void *context)
     return learn(context);
 }
 
-void kvp_gpu_learner_learn(kvp_gpu_cells *cells, const kvp_gpu_lesson *lesson)
+static bool have_event(kvp_gpu_learner *l)
+{
+    return l->ready != NULL ||
+           kvp_cu_ok(kvp_cu.event_new(&l->ready, CU_NO_TIMING | CU_EVENT_SLEEPS), "an event");
+}
+
+bool kvp_gpu_learner_learn(kvp_gpu_cells *cells, const kvp_gpu_lesson *lesson)
 {
     kvp_gpu_learner *l = cells->learner;
 
-    l->begun = true;
     l->lesson = *lesson;
+    if (!kvp_gpu_have_copying(cells->gpu) || !have_event(l) ||
+        !kvp_cu_ok(kvp_cu.event_record(l->ready, cells->gpu->stream), "copying")) {
+        kvp_gpu_lesson_free(&l->lesson);
+        return false;
+    }
+    l->begun = true;
     kvp_gpu_queries_find(cells, &l->lesson);
     l->runs = start_thread(&l->thread, learn_apart, cells);
     if (!l->runs)
         learn(cells);
+    return true;
 }
 
 /* Later position buckets */
@@ -360,13 +407,13 @@ static void *make_range(void *context)
     const bool room = have_version(cells, &version) && mean != NULL;
 
     setpriority(PRIO_PROCESS, 0, LOW_PRIORITY);
-    take_permit();
+    take_permit(&at_once);
     l->made_range =
         room && kvp_gpu_enter(cells->gpu) && find_centers(l, version.start, mean) &&
         kvant_tensor_make_range_codecs(l->tensor, l->range.first, l->range.last, KVANT_PAGE_TOKENS,
                                        cells->sources, version.codecs, 1) == KVANT_OK &&
         kvp_gpu_bring_range(cells, l->range.number, &version, mean);
-    return_permit();
+    sem_post(&at_once);
     kvp_gpu_free_codecs(version.codecs, cells->n_kv_heads);
     free(version.start);
     free(mean);

@@ -1,6 +1,6 @@
-/* learner.h - learns a layer's key transforms with a kvant_tensor in the computer's memory. A
- * thread writes keys and queries to it. first.c and ready.c decide which, and when a transform
- * comes in force. */
+/* learner.h - what makes first matrices and matrices of ranges: a tensor in the computer's memory,
+ * in a thread per layer. It knows neither graphs nor caches: its callers bring a layer's keys and
+ * queries to it. first.c and ready.c say which, and when a matrix comes in force. */
 #ifndef KVP_CUDA_LEARNER_H
 #define KVP_CUDA_LEARNER_H
 
@@ -8,11 +8,14 @@
 
 /* The keys and queries from which a first key transform is learned. */
 typedef struct kvp_gpu_lesson {
-    size_t n;    /* number of keys */
-    float *rows; /* or NULL; the learner frees them */
-    /* instead of rows: fp16 keys on the GPU, readable when cache->asked.ready has come */
-    const void *halves;
+    size_t n;           /* keys */
+    float *rows;        /* or NULL; the learner frees them */
+    const void *halves; /* instead of rows: as fp16 on the GPU, where enqueued work writes them */
+    uint32_t *places; /* which of n_all rows or halves are the keys; NULL: the first n. The learner
+                       * frees them */
+    size_t n_all;
     int32_t *positions; /* or NULL: not known; the learner frees them */
+    bool hurries;       /* somebody waits for the matrix soon, so more threads work at once */
     /* Batches of queries in GPU memory, readable at the same time (queries.c), and the bytes of one
      * token's queries. */
     const char *queries[KVP_ASKED_BATCHES];
@@ -20,6 +23,30 @@ typedef struct kvp_gpu_lesson {
     size_t row;
     int32_t asked[KVP_ASKED_BATCHES * KVP_ASKED_TOKENS]; /* positions of the queries' tokens */
 } kvp_gpu_lesson;
+
+/* lesson.c. The exact pages with rows, in the order of their blocks. Their keys have the first
+ * range's transform, or no matrix yet. */
+typedef struct kvp_gpu_page_list {
+    uint32_t n, pages[KVP_MOST_PAGES];
+} kvp_gpu_page_list;
+
+kvp_gpu_page_list kvp_gpu_list_pages(const kvp_gpu_cache *cache);
+int64_t kvp_gpu_cell_of(const kvp_gpu_cache *cache, const kvp_gpu_page_list *list, size_t row);
+size_t kvp_gpu_count_rows(const kvp_gpu_cache *cache, const kvp_gpu_page_list *list, bool known);
+
+/* lesson.c. fetch_learned: the rows that count, in the computer's memory; the caller frees them.
+ * NULL with a message, or without memory. learning_layer: which of the layers that learn matrices
+ * these cells are, or how many there are. */
+float *kvp_gpu_fetch_learned(const kvp_gpu_cells *cells, const kvp_gpu_page_list *list, bool known);
+bool kvp_gpu_rows_are_alike(const float *rows, size_t stride, size_t n, size_t width);
+size_t kvp_gpu_learning_layer(const kvp_gpu_cache *cache, const kvp_gpu_cells *cells);
+
+/* lesson.c. lessons_begin: before the lessons of all layers. False: there are too few rows in exact
+ * pages, or their tokens are too much alike. lesson_of: a layer's rows in exact pages, which later
+ * steps may change afterwards; false without memory. */
+bool kvp_gpu_lessons_begin(kvp_gpu_cache *cache);
+bool kvp_gpu_lesson_of(const kvp_gpu_cells *cells, kvp_gpu_lesson *lesson);
+void kvp_gpu_lesson_free(kvp_gpu_lesson *lesson);
 
 typedef struct kvp_gpu_learner {
     kvant_codec *codec; /* encodes quickly, and learns the same transform */
@@ -33,11 +60,15 @@ typedef struct kvp_gpu_learner {
      * only */
     bool begins;
     kvp_gpu_lesson lesson;
+    cu_event ready; /* threads may read the lesson */
     pthread_t thread;
     /* begun: a thread was started for the first key transform; runs: it was not joined yet */
     bool begun, runs;
     bool failed; /* there was no memory */
     kvp_gpu_version made;
+    bool
+        brought; /* the numbers of made are in the cells' arrays on the GPU, which nobody reads yet */
+    kvant_cuda_codec *sealed, *open; /* what kernels need for made; NULL: the cells have them */
     /* no caller uses the result, so a thread that starts later learns nothing */
     atomic_bool dropped;
     pthread_t maker; /* the thread for a further key transform */
@@ -49,10 +80,10 @@ typedef struct kvp_gpu_learner {
 /* Notes, once, how RoPE rotates keys, which their graph shows. */
 void kvp_gpu_learner_tell(const kvp_kv *kv, const abi_tensor *rows);
 
-/* `kvp_gpu_learner_learn` starts a thread, once, that learns the first key transform from keys and
- * from queries that were kept. `kvp_gpu_learner_finish` waits for it. `kvp_gpu_learner_drop` frees
- * its result. */
-void kvp_gpu_learner_learn(kvp_gpu_cells *cells, const kvp_gpu_lesson *lesson);
+/* A thread makes the first matrix of keys, and of queries that were kept, once. It reads what the
+ * work enqueued so far writes. The learner owns what the lesson points to, also after an error
+ * (false, with a message). finish waits for the thread. drop frees what it made. */
+bool kvp_gpu_learner_learn(kvp_gpu_cells *cells, const kvp_gpu_lesson *lesson);
 void kvp_gpu_learner_finish(kvp_gpu_learner *l);
 void kvp_gpu_learner_drop(const kvp_gpu_cells *cells, kvp_gpu_learner *l);
 

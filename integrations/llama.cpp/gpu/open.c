@@ -432,7 +432,7 @@ void kvp_gpu_cache_forget(kvp_gpu_cache *cache)
     cache->n_first = 0;
     kvp_gpu_ranges_forget(cache);
     cache->weighing = cache->weighs;
-    cache->begun = cache->tried = cache->asks = false;
+    cache->begun = cache->tried = cache->asks = cache->teaches = false;
     kvp_gpu_queries_forget(cache);
 }
 

@@ -154,10 +154,11 @@ bool kvp_gpu_pairs(const abi_tensor *a, const abi_tensor *b)
            strstr(b->src[1]->name, "inp_v_idxs") != NULL;
 }
 
-/* Learns centre and scale, or a key transform, from a batch of many tokens. */
+/* Centre and scale, or a matrix, from a batch of many tokens. Keys that are sealed without a matrix
+ * have no other centre later. */
 static bool learn_first(kvp_gpu_backend *b, const abi_tensor *node, const abi_tensor *values)
 {
-    const kvp_gpu_cells *cells = kvp_gpu_cells_of(node);
+    kvp_gpu_cells *cells = kvp_gpu_cells_of(node);
     const abi_tensor *rows = node->src[0];
     const bool seals = !cells->cache->keeps || !cells->cache->waits;
 
@@ -165,9 +166,13 @@ static bool learn_first(kvp_gpu_backend *b, const abi_tensor *node, const abi_te
         kvp_gpu_learner_tell(kvp_kv_of(node), rows);
     if (kvp_gpu_is_weighing(cells) && seals && !kvp_gpu_first_in_graph(b, node, values))
         return false;
-    return !kvp_gpu_is_learning(cells) || rows->ne[1] < KVP_LEARN_ROWS ||
-           kvp_gpu_learn(kvp_kv_of(node), rows->data, rows->nb[1] / sizeof(float),
-                         (size_t)rows->ne[1], b->gpu->stream);
+    if (seals ? !kvp_gpu_is_learning(cells) : !kvp_gpu_learns_alone(cells))
+        return true;
+    if (rows->ne[1] >= KVP_LEARN_ROWS)
+        return kvp_gpu_learn(kvp_kv_of(node), rows->data, rows->nb[1] / sizeof(float),
+                             (size_t)rows->ne[1], b->gpu->stream);
+    cells->learnt = cells->learnt || !kvp_gpu_learns_alone(cells);
+    return true;
 }
 
 static kvant_status append_run(kvp_gpu_backend *b, abi_tensor *const *nodes, int n, bool open,

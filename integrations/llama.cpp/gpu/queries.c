@@ -16,27 +16,12 @@ bool kvp_gpu_are_few(const kvp_gpu *gpu, size_t bytes)
            bytes < unused / 4;
 }
 
-/* The index of these cells among the layers that learn key transforms; NULL: the number of such
- * layers. */
-static size_t layer_of(const kvp_gpu_cache *cache, const kvp_gpu_cells *cells)
-{
-    size_t n = 0;
-
-    for (size_t i = 0; i < cache->n_tensors; i++) {
-        const kvp_gpu_cells *of = cache->tensors[i]->cells;
-        if (of == cells)
-            break;
-        n += of->weighs;
-    }
-    return n;
-}
-
 static char *place_of(const kvp_gpu_cells *cells, uint32_t batch)
 {
     const kvp_gpu_asked *asked = &cells->cache->asked;
 
     return (char *)asked->batches[batch].at +
-           layer_of(cells->cache, cells) * KVP_ASKED_TOKENS * asked->row;
+           kvp_gpu_learning_layer(cells->cache, cells) * KVP_ASKED_TOKENS * asked->row;
 }
 
 /* Notes the tokens of a batch, at its first layer. */
@@ -54,7 +39,7 @@ static void note_batch(kvp_gpu_backend *b, kvp_gpu_asked *asked, size_t n)
  * cache in the midst of a batch, and then the layers before them learn from keys only. */
 static bool have_batch(kvp_gpu_cache *cache, uint32_t batch)
 {
-    const size_t bytes = layer_of(cache, NULL) * KVP_ASKED_TOKENS * cache->asked.row;
+    const size_t bytes = kvp_gpu_learning_layer(cache, NULL) * KVP_ASKED_TOKENS * cache->asked.row;
     kvp_gpu_memory *memory = &cache->asked.batches[batch];
 
     if (memory->bytes >= bytes)
@@ -91,17 +76,6 @@ bool kvp_gpu_queries_keep(kvp_gpu_backend *b, const abi_tensor *node)
     return kvp_cu_ok(kvp_cu.copy_2d(&rows, b->gpu->stream), "copying");
 }
 
-bool kvp_gpu_queries_ready(kvp_gpu_cache *cache)
-{
-    const uint32_t flags = CU_NO_TIMING | CU_EVENT_SLEEPS;
-    kvp_gpu_asked *asked = &cache->asked;
-
-    return kvp_gpu_have_copying(cache->gpu) &&
-           (asked->ready != NULL ||
-            kvp_cu_ok(kvp_cu.event_new(&asked->ready, flags), "an event")) &&
-           kvp_cu_ok(kvp_cu.event_record(asked->ready, cache->gpu->stream), "copying");
-}
-
 /* Finds the queries of a layer. If the layer missed a batch, it has queries of tokens whose
  * positions are not known. */
 void kvp_gpu_queries_find(const kvp_gpu_cells *cells, kvp_gpu_lesson *lesson)
@@ -129,6 +103,5 @@ void kvp_gpu_queries_free(kvp_gpu_cache *cache)
 {
     for (uint32_t i = 0; i < KVP_ASKED_BATCHES; i++)
         kvp_gpu_release(&cache->asked.batches[i]);
-    if (cache->asked.ready != NULL)
-        kvp_cu.event_free(cache->asked.ready);
+    kvp_gpu_release(&cache->asked.keys);
 }

@@ -38,21 +38,19 @@ static bool learn(kvp_kv *kv, const abi_tensor *rows, size_t n)
         return false;
     memcpy(lesson.positions, cells->cache->place->positions, n * sizeof(*lesson.positions));
     kvp_gpu_learner_tell(kv, rows);
-    kvp_gpu_learner_learn(kv->cells, &lesson);
-    return true;
+    return kvp_gpu_learner_learn(kv->cells, &lesson);
 }
 
 void kvp_gpu_place_learn(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_graph *graph, size_t n)
 {
     struct kvp_gpu_place *place = cache->place;
-    bool ok;
+    bool ok = true;
 
     if (place->learns || !cache->weighing || n == 0)
         return;
     place->learns = true;
     n = n < KVP_ENOUGH_ROWS ? n : KVP_ENOUGH_ROWS;
     kvp_gpu_follow(b);
-    ok = kvp_gpu_queries_ready(cache);
     for (size_t i = 0; i < cache->n_tensors && ok; i++) {
         const kvp_gpu_cells *cells = cache->tensors[i]->cells;
         const abi_tensor *rows = kvp_gpu_is_weighing(cells) && cells->learner != NULL

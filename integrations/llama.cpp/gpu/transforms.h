@@ -74,7 +74,8 @@ typedef struct kvp_gpu_asked {
     size_t row; /* bytes of one token's queries; 0: none were kept */
     uint32_t n; /* batches that were kept since the cache was cleared */
     int32_t positions[KVP_ASKED_BATCHES * KVP_ASKED_TOKENS];
-    cu_event ready; /* when it has come, threads may read the queries */
+    kvp_gpu_memory keys; /* copies of keys, likewise (lesson.c), while threads learn from them */
+    size_t n_layers;     /* that keys has room for */
 } kvp_gpu_asked;
 
 /* The fewest rows from which a centre and a scale are learned.
@@ -104,34 +105,32 @@ typedef struct kvp_gpu_version {
     float *start;
 } kvp_gpu_version;
 
-/* first.c. The lock is held for all of these functions. They return false with a message.
- *
- * `kvp_gpu_first_prepare` comes after the plan decided for a step and before blocks are opened.
- * Threads begin to learn key transforms, and are joined if rows have to be sealed. With `kept`, all
- * rows of the step go to exact pages only. With `takes`, the step takes pages from other blocks.
- *
- * `kvp_gpu_first_mark` comes after blocks were opened, and lets sealed rows keep their transform.
- *
- * `kvp_gpu_first_settle` does the same as prepare, before another function seals rows.
- *
- * `kvp_gpu_first_join` waits for the thread of a tensor and puts its key transform in force.
- *
- * `kvp_gpu_first_end` finds out whether keys of the cache still learn.
- *
- * `kvp_gpu_first_in_graph` learns the key transform from the rows of a long step, which are sealed
- * at once. values: the values of the same tokens, or NULL. */
+/* first.c. The lock is held for all of these. False: with a message.
+ * prepare comes after the plan decided for a step and before blocks are opened. Threads begin to
+ * make matrices, and join if rows have to be sealed. kept: all rows of the step go to open pages
+ * alone. takes: other blocks give up pages for the step.
+ * mark comes after blocks were opened: what was sealed keeps its transform.
+ * teach comes before each layer's attention in a graph whose rows are learned from: a thread begins
+ * to make the layer's matrix while the GPU computes the other layers.
+ * settle does what prepare does, before somebody else seals rows.
+ * affine learns centre and scale of keys that have no matrix yet from n rows in the computer's
+ * memory.
+ * join waits for the thread of a tensor, whose matrix comes in force.
+ * end finds out whether keys of the cache learn still.
+ * in_graph makes the matrix from the rows of a long step, which are sealed at once. values: of the
+ * same tokens, or NULL. */
 bool kvp_gpu_first_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step, bool kept, bool takes);
 void kvp_gpu_first_mark(kvp_gpu_cache *cache, const kvp_gpu_step *step);
+void kvp_gpu_first_teach(kvp_gpu_cells *cells);
 bool kvp_gpu_first_settle(kvp_gpu_cache *cache);
+bool kvp_gpu_first_affine(kvp_gpu_cells *cells, const float *rows, size_t n);
 bool kvp_gpu_first_join(kvp_kv *kv);
 void kvp_gpu_first_end(kvp_gpu_cache *cache);
 bool kvp_gpu_first_in_graph(kvp_gpu_backend *b, const abi_tensor *node, const abi_tensor *values);
 
-/* queries.c. `kvp_gpu_queries_keep` keeps queries of an attention node; without memory it keeps
- * none and returns true. `kvp_gpu_queries_ready` marks the queries that were enqueued so far as
- * readable for threads. `kvp_gpu_queries_find` finds the queries that were kept for a layer. */
+/* queries.c. keep: of an attention node, without an error where there is no memory. find: those
+ * that were kept of a layer. */
 bool kvp_gpu_queries_keep(kvp_gpu_backend *b, const abi_tensor *node);
-bool kvp_gpu_queries_ready(kvp_gpu_cache *cache);
 void kvp_gpu_queries_find(const kvp_gpu_cells *cells, struct kvp_gpu_lesson *lesson);
 void kvp_gpu_queries_forget(kvp_gpu_cache *cache);
 void kvp_gpu_queries_free(kvp_gpu_cache *cache);

@@ -1,0 +1,274 @@
+/* lesson.c - the keys that first matrices are made from: the rows in a cache's exact pages.
+ *
+ * Finds these rows, tells whether their tokens differ enough, and copies the rows of a layer, so
+ * that threads read them while later steps change the pages. first.c decides when, and learner.c
+ * makes the matrices. */
+#include "learner.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define SIGNS 128u           /* of a value, which tell tokens apart */
+#define LEAST_DIFFERENT 192u /* tokens of 1024. Text has at least twice as many */
+
+/* Exact pages, in the order of their blocks */
+
+kvp_gpu_page_list kvp_gpu_list_pages(const kvp_gpu_cache *cache)
+{
+    kvp_gpu_page_list list = { 0 };
+
+    for (uint32_t block = 0; block < cache->n_blocks && cache->table != NULL; block++)
+        if (cache->table[block] < 0 && cache->written[block] != 0 &&
+            cache->ranges.of[block] != KVP_PLAIN)
+            list.pages[list.n++] = (uint32_t)(-1 - cache->table[block]);
+    return list;
+}
+
+/* The cell of a row in these pages, or -1: the row was never written. */
+int64_t kvp_gpu_cell_of(const kvp_gpu_cache *cache, const kvp_gpu_page_list *list, size_t row)
+{
+    const int64_t block = cache->pages[list->pages[row / KVANT_PAGE_TOKENS]].block;
+    const size_t in_block = row % KVANT_PAGE_TOKENS;
+
+    return cache->written[block] >> in_block & 1 ? block * KVANT_PAGE_TOKENS + (int64_t)in_block
+                                                 : -1;
+}
+
+static size_t rows_of(const kvp_gpu_page_list *list)
+{
+    return (size_t)list->n * KVANT_PAGE_TOKENS;
+}
+
+/* Whether a row is learned from. known: some rows have positions, and others are left out. */
+static bool counts(const kvp_gpu_cache *cache, const kvp_gpu_page_list *list, size_t row,
+                   bool known)
+{
+    const int64_t cell = kvp_gpu_cell_of(cache, list, row);
+
+    return cell >= 0 && (!known || cache->positions[cell] >= 0);
+}
+
+size_t kvp_gpu_count_rows(const kvp_gpu_cache *cache, const kvp_gpu_page_list *list, bool known)
+{
+    size_t n = 0;
+
+    for (size_t row = 0; row < rows_of(list); row++)
+        n += counts(cache, list, row, known);
+    return n;
+}
+
+/* Rows in the computer's memory */
+
+/* The rows of all pages in a list. The caller frees them. NULL with a message, or without memory. */
+static float *fetch(const kvp_gpu_cells *cells, const kvp_gpu_page_list *list)
+{
+    const size_t width = kvp_gpu_width(cells), n = rows_of(list);
+    kvant_status status = KVANT_OK;
+    int64_t *slots;
+    float *room = kvp_gpu_batch_room(cells->gpu, n, width, &slots),
+          *rows = malloc(n * width * sizeof(*rows));
+    bool ok = room != NULL && rows != NULL;
+
+    for (uint32_t i = 0; i < list->n && ok && status == KVANT_OK; i++)
+        status = kvp_gpu_decode_blocks(cells, true, list->pages[i], 1,
+                                       room + i * KVANT_PAGE_TOKENS * width);
+    ok = ok && status == KVANT_OK &&
+         kvp_cu_ok(kvp_cu.copy_out(rows, (cu_address)(uintptr_t)room, n * width * sizeof(*rows),
+                                   cells->gpu->stream),
+                   "copying") &&
+         kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "copying");
+    if (ok)
+        return rows;
+    free(rows);
+    return NULL;
+}
+
+float *kvp_gpu_fetch_learned(const kvp_gpu_cells *cells, const kvp_gpu_page_list *list, bool known)
+{
+    const size_t width = kvp_gpu_width(cells);
+    float *rows = fetch(cells, list);
+    size_t n = 0;
+
+    for (size_t row = 0; row < rows_of(list) && rows != NULL; row++)
+        if (counts(cells->cache, list, row, known))
+            memmove(rows + n++ * width, rows + row * width, width * sizeof(*rows));
+    return rows;
+}
+
+/* Tokens that are too much alike */
+
+static int compare(const void *a, const void *b)
+{
+    const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+
+    return x < y ? -1 : x > y;
+}
+
+/* The first layer makes a token's value of the token alone, or nearly so. So its signs tell tokens
+ * apart. */
+bool kvp_gpu_rows_are_alike(const float *rows, size_t stride, size_t n, size_t width)
+{
+    uint64_t *hashes = malloc((n + 1) * sizeof(*hashes));
+    size_t different = 0;
+
+    for (size_t i = 0; i < n && hashes != NULL; i++) {
+        hashes[i] = 0xcbf29ce484222325u;
+        for (size_t j = 0; j < width && j < SIGNS; j++)
+            hashes[i] = (hashes[i] ^ (uint64_t)(rows[i * stride + j] < 0)) * 0x100000001b3u;
+    }
+    if (hashes != NULL)
+        qsort(hashes, n, sizeof(*hashes), compare);
+    for (size_t i = 0; i < n && hashes != NULL; i++)
+        different += i == 0 || hashes[i] != hashes[i - 1];
+    free(hashes);
+    return different * 1024 < n * LEAST_DIFFERENT;
+}
+
+/* NULL: another cache has them, and nobody looks. */
+static const kvp_gpu_cells *first_values(const kvp_gpu_cache *cache)
+{
+    for (size_t i = 0; i < cache->n_tensors; i++)
+        if (cache->tensors[i]->shape.role == KVANT_ROLE_V && kvp_kv_is_first(cache->tensors[i]))
+            return cache->tensors[i]->cells;
+    return NULL;
+}
+
+static bool pages_are_alike(const kvp_gpu_cache *cache, const kvp_gpu_page_list *list, bool known,
+                            size_t n)
+{
+    const kvp_gpu_cells *values = first_values(cache);
+    float *rows = values != NULL ? kvp_gpu_fetch_learned(values, list, known) : NULL;
+    const bool alike = rows != NULL && kvp_gpu_rows_are_alike(rows, kvp_gpu_width(values), n,
+                                                              kvp_gpu_width(values));
+
+    free(rows);
+    return alike;
+}
+
+/* Copies in GPU memory */
+
+size_t kvp_gpu_learning_layer(const kvp_gpu_cache *cache, const kvp_gpu_cells *cells)
+{
+    size_t n = 0;
+
+    for (size_t i = 0; i < cache->n_tensors; i++) {
+        const kvp_gpu_cells *of = cache->tensors[i]->cells;
+        if (of == cells)
+            break;
+        n += of->weighs;
+    }
+    return n;
+}
+
+/* Bytes of a layer's copy. All layers have room for the widest one. */
+static size_t copy_bytes(const kvp_gpu_cache *cache, const kvp_gpu_page_list *list)
+{
+    size_t width = 0;
+
+    for (size_t i = 0; i < cache->n_tensors; i++) {
+        const kvp_gpu_cells *cells = cache->tensors[i]->cells;
+        width = cells->weighs && kvp_gpu_width(cells) > width ? kvp_gpu_width(cells) : width;
+    }
+    return rows_of(list) * width * sizeof(uint16_t);
+}
+
+/* Room for the rows of all layers, behind the numbers of the pages. Without it, rows are fetched
+ * layer by layer. With -sm tensor more layers join the cache in the midst of a graph. */
+#define NUMBERS_BYTES 1024u /* of KVP_MOST_PAGES, so that copies are aligned */
+_Static_assert(KVP_MOST_PAGES * sizeof(int32_t) <= NUMBERS_BYTES, "numbers of all pages fit");
+
+static void have_copies(kvp_gpu_cache *cache, const kvp_gpu_page_list *list)
+{
+    const size_t n_layers = kvp_gpu_learning_layer(cache, NULL),
+                 bytes = NUMBERS_BYTES + n_layers * copy_bytes(cache, list);
+    const bool ok = kvp_gpu_are_few(cache->gpu, bytes) &&
+                    kvp_gpu_grow(cache->gpu, &cache->asked.keys, bytes, false) &&
+                    kvp_gpu_upload(cache->gpu, cache->asked.keys.at, list->pages,
+                                   list->n * sizeof(*list->pages));
+
+    cache->asked.n_layers = ok ? n_layers : 0;
+}
+
+/* Where a layer's rows are copied to, as fp16; NULL: they are not. */
+static const void *copy(const kvp_gpu_cells *cells, const kvp_gpu_page_list *list)
+{
+    const kvp_gpu_cache *cache = cells->cache;
+    const size_t layer = kvp_gpu_learning_layer(cache, cells);
+    char *to = (char *)cache->asked.keys.at + NUMBERS_BYTES + layer * copy_bytes(cache, list);
+    const kvant_cuda_decode_args args = { .size = sizeof(args),
+                                          .codec = cells->open_codec,
+                                          .pages = cells->open_pages,
+                                          .blocks = cache->asked.keys.at,
+                                          .n_blocks = list->n,
+                                          .n_kv_heads = cells->n_kv_heads,
+                                          .type = KVANT_CUDA_F16,
+                                          .out = to,
+                                          .token_stride = kvp_gpu_width(cells),
+                                          .head_stride = cells->head_dim,
+                                          .center = cells->center,
+                                          .scale = cells->scale };
+
+    return layer < cache->asked.n_layers &&
+                   kvant_cuda_decode(&args, cells->gpu->stream) == KVANT_OK
+               ? to
+               : NULL;
+}
+
+/* Lessons */
+
+bool kvp_gpu_lessons_begin(kvp_gpu_cache *cache)
+{
+    const kvp_gpu_page_list list = kvp_gpu_list_pages(cache);
+    const bool known = kvp_gpu_count_rows(cache, &list, true) > 0;
+    const size_t n = kvp_gpu_count_rows(cache, &list, known);
+
+    if (n < KVP_LEARN_ROWS || pages_are_alike(cache, &list, known, n))
+        return false;
+    have_copies(cache, &list);
+    return true;
+}
+
+/* Which rows count, and their positions, if these are known. */
+static bool list_rows(const kvp_gpu_cache *cache, const kvp_gpu_page_list *list,
+                      kvp_gpu_lesson *lesson)
+{
+    const bool known = kvp_gpu_count_rows(cache, list, true) > 0;
+
+    lesson->n_all = rows_of(list);
+    lesson->places = malloc(lesson->n_all * sizeof(*lesson->places));
+    lesson->positions = known ? malloc(lesson->n_all * sizeof(*lesson->positions)) : NULL;
+    if (lesson->places == NULL || (known && lesson->positions == NULL))
+        return false;
+    for (size_t row = 0; row < lesson->n_all; row++) {
+        if (!counts(cache, list, row, known))
+            continue;
+        if (known)
+            lesson->positions[lesson->n] = cache->positions[kvp_gpu_cell_of(cache, list, row)];
+        lesson->places[lesson->n++] = (uint32_t)row;
+    }
+    return true;
+}
+
+bool kvp_gpu_lesson_of(const kvp_gpu_cells *cells, kvp_gpu_lesson *lesson)
+{
+    const kvp_gpu_page_list list = kvp_gpu_list_pages(cells->cache);
+
+    *lesson = (kvp_gpu_lesson){ 0 };
+    if (list_rows(cells->cache, &list, lesson)) {
+        lesson->halves = copy(cells, &list);
+        if (lesson->halves == NULL)
+            lesson->rows = fetch(cells, &list);
+    }
+    if (lesson->halves != NULL || lesson->rows != NULL)
+        return true;
+    kvp_gpu_lesson_free(lesson);
+    return false;
+}
+
+void kvp_gpu_lesson_free(kvp_gpu_lesson *lesson)
+{
+    free(lesson->rows);
+    free(lesson->places);
+    free(lesson->positions);
+    *lesson = (kvp_gpu_lesson){ 0 };
+}
