@@ -11,6 +11,7 @@
 #include "../base/attributes.h"
 #include "../base/parallel.h"
 #include "center.h"
+#include "lesson.h"
 #include "shift.h"
 #include "weights.h"
 
@@ -376,4 +377,51 @@ kvant_status kvant_tensor_write_layer(kvant_tensor *k, kvant_tensor *v, const in
                         (k->steps && k->steps == v->steps),
                     KVANT_ERR_ARGUMENT);
     return kvant_tensor_write_seen(of, 2, slots, n, n_threads);
+}
+
+/* Learning alone */
+
+/* Blocks get the version of their rows as if these had been stored. */
+static void join_versions(const kvant_write_job *job)
+{
+    kvant_tensor *tensor = job->tensor;
+    for (size_t first = 0; first < job->n;) {
+        const kvant_run r = kvant_write_run(job, first);
+        const uint32_t version = kvant_write_version(job, &r);
+        kvant_block *block = &tensor->blocks[r.block];
+        block->position = kvant_write_position(job, &r);
+        if (block->written)
+            kvant_version_leave(tensor, r.block);
+        kvant_version_join(tensor, r.block, version);
+        block->written |= r.mask;
+        first += r.n;
+    }
+}
+
+kvant_status kvant_tensor_learn(kvant_tensor *tensor, const int64_t *slots, size_t n,
+                                const float *rows, size_t stride, uint32_t n_threads)
+{
+    kvant_write_job job = { .tensor = tensor,
+                            .kernels = kvant_kernels_get(KVANT_CPU_AUTO),
+                            .slots = slots,
+                            .rows = rows,
+                            .seen = rows,
+                            .n = n,
+                            .stride = stride,
+                            .n_threads = n_threads };
+    KVANT_FORWARD(check_arguments(&job));
+    KVANT_RETURN_IF(tensor->device || !judged_alone(&job), KVANT_ERR_ARGUMENT);
+    kvant_status status = check_first(&job);
+    if (status == KVANT_OK) {
+        const kvant_new_rows all = { rows, stride, n, slots };
+        job.choice = kvant_versions_judge(tensor, &all, n_threads);
+        status = job.choice.status;
+    }
+    if (status == KVANT_OK) {
+        kvant_versions_forget(tensor);
+        kvant_choice_publish(tensor, &job.choice);
+        join_versions(&job);
+    }
+    kvant_learning_written(tensor, slots, status == KVANT_OK ? n : 0);
+    return status;
 }
