@@ -25,4 +25,15 @@ static inline const kvant_cuda_kernel_attention_args *last_attention(void)
     return &standin_control()->attention;
 }
 
+/* How often this thread waited for a stream of the GPU. */
+static inline unsigned long standin_waits(void)
+{
+    unsigned long (*waits)(void);
+    void *symbol = dlsym(dlopen("libcuda.so.1", RTLD_NOW), "host_waits");
+
+    assert_non_null(symbol);
+    memcpy(&waits, &symbol, sizeof(symbol));
+    return waits();
+}
+
 #endif

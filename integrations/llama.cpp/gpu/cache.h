@@ -5,7 +5,6 @@
 
 #include <stdatomic.h>
 
-#include "../../../src/store/plan.h"
 #include "transforms.h"
 
 /* The state of an exact page. The plan (src/store/plan.h) decides which block has it. */
@@ -50,6 +49,13 @@ typedef struct kvp_gpu_cache {
     /* Of first matrices (first.c): threads make them; it was tried since a page was given up last;
      * queries of the step at hand are kept; its graph begins the lessons. */
     bool begun, tried, asks, teaches;
+    uint32_t n_alone;     /* steps of few tokens since the threads began */
+    struct kvp_gpu_late { /* layers whose matrices come in force in the graph at hand (first.c) */
+        bool any;
+        kvp_gpu_held_rows held;
+        kvp_gpu_memory arrays;                 /* of held */
+        kvp_open_page leaving[KVP_MOST_PAGES]; /* as they were when the plan took them away */
+    } late;
     /* by cell: position of a row in an exact page; -1: not known. NULL: no keys learn. */
     int32_t *positions;
     kvp_gpu_asked asked;
@@ -122,11 +128,10 @@ typedef struct kvp_gpu_cells {
     kvp_gpu_memory open;         /* memory for exact pages when none is reserved */
     kvant_cuda_codec *open_codec;
     struct kvp_gpu_learner
-        *learner; /* for keys with transform=first; NULL: not needed yet, or not any more */
-    /* weighs: keys have transform=first; weighed: the first position bucket has learned all that it
-     * will */
-    bool weighs, weighed;
-    uint32_t n_asked; /* batches whose queries were kept (cache->asked) */
+        *learner;         /* of keys with transform=first; NULL: none is needed yet, or any more */
+    bool weighs, weighed; /* weighed: nothing is learned any more for the first range */
+    bool late;            /* cache->late is for this tensor, too */
+    uint32_t n_asked;     /* batches whose queries were kept (cache->asked) */
     kvant_cuda_codec *codecs[2],
         *open_codecs[2]; /* without and with a matrix; codec and open_codec point to one of these */
     kvant_codec *made;   /* the codec that the latter were made from */
@@ -238,6 +243,11 @@ const int64_t *kvp_gpu_open_slots(const kvp_gpu_cache *cache);
 /* open.c. Carries out a plan's changes for all tensors: first encodes blocks that are sealed, then
  * decodes blocks that are opened. After an error all pages, and the plan, are unchanged. */
 bool kvp_gpu_carry_out(kvp_gpu_cache *cache, const kvant_plan_changes *changes, cu_stream stream);
+
+/* open.c. Encodes the rows of pages that are not encoded yet, as the pages were. kv: of its layer
+ * alone; NULL: of all layers. */
+bool kvp_gpu_encode_pages(kvp_gpu_cache *cache, const kvp_open_page *pages, const kvp_kv *kv,
+                          cu_stream stream);
 
 /* open.c. Gives a page to another block, or to none. The rows of its former block are discarded. */
 void kvp_gpu_put_page(kvp_gpu_cache *cache, uint32_t page, int32_t block);

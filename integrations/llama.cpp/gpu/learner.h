@@ -24,12 +24,9 @@ typedef struct kvp_gpu_lesson {
     int32_t asked[KVP_ASKED_BATCHES * KVP_ASKED_TOKENS]; /* positions of the queries' tokens */
 } kvp_gpu_lesson;
 
-/* lesson.c. The exact pages with rows, in the order of their blocks. Their keys have the first
- * range's transform, or no matrix yet. */
-typedef struct kvp_gpu_page_list {
-    uint32_t n, pages[KVP_MOST_PAGES];
-} kvp_gpu_page_list;
-
+/* lesson.c. list_pages: those with rows. Their keys have the first range's transform, or no matrix
+ * yet. cell_of: the cell of a row in these pages, or -1: the row was never written. count_rows: of
+ * the rows that are learned from; known: some rows have positions, and others are left out. */
 kvp_gpu_page_list kvp_gpu_list_pages(const kvp_gpu_cache *cache);
 int64_t kvp_gpu_cell_of(const kvp_gpu_cache *cache, const kvp_gpu_page_list *list, size_t row);
 size_t kvp_gpu_count_rows(const kvp_gpu_cache *cache, const kvp_gpu_page_list *list, bool known);
@@ -69,6 +66,7 @@ typedef struct kvp_gpu_learner {
     bool
         brought; /* the numbers of made are in the cells' arrays on the GPU, which nobody reads yet */
     kvant_cuda_codec *sealed, *open; /* what kernels need for made; NULL: the cells have them */
+    const kvp_gpu_cells *values;     /* of the layer, if the thread loads kernels; else NULL */
     /* no caller uses the result, so a thread that starts later learns nothing */
     atomic_bool dropped;
     pthread_t maker; /* the thread for a further key transform */
@@ -92,5 +90,11 @@ void kvp_gpu_learner_drop(const kvp_gpu_cells *cells, kvp_gpu_learner *l);
  * false when it failed, true when no thread was started. */
 bool kvp_gpu_learner_ask(kvp_gpu_cells *cells, const kvp_gpu_range *range);
 bool kvp_gpu_learner_answer(kvp_gpu_cells *cells);
+
+/* load.c. Loads the kernels of a layer whose keys have a matrix, before the matrix is in force. scale:
+ * NULL if keys have none. Only from a thread that learns: it takes milliseconds. */
+void kvp_gpu_load_kernels(const kvp_gpu_cells *keys, const kvp_gpu_cells *values,
+                          const kvant_cuda_codec *sealed, const kvant_cuda_codec *open,
+                          const float *scale, uint32_t n_heads);
 
 #endif /* KVP_CUDA_LEARNER_H */

@@ -20,14 +20,14 @@ kvp_gpu_page_list kvp_gpu_list_pages(const kvp_gpu_cache *cache)
     for (uint32_t block = 0; block < cache->n_blocks && cache->table != NULL; block++)
         if (cache->table[block] < 0 && cache->written[block] != 0 &&
             cache->ranges.of[block] != KVP_PLAIN)
-            list.pages[list.n++] = (uint32_t)(-1 - cache->table[block]);
+            list.pages[list.n++] =
+                (kvp_gpu_listed){ (uint32_t)(-1 - cache->table[block]), cache->ranges.of[block] };
     return list;
 }
 
-/* The cell of a row in these pages, or -1: the row was never written. */
 int64_t kvp_gpu_cell_of(const kvp_gpu_cache *cache, const kvp_gpu_page_list *list, size_t row)
 {
-    const int64_t block = cache->pages[list->pages[row / KVANT_PAGE_TOKENS]].block;
+    const int64_t block = cache->pages[list->pages[row / KVANT_PAGE_TOKENS].page].block;
     const size_t in_block = row % KVANT_PAGE_TOKENS;
 
     return cache->written[block] >> in_block & 1 ? block * KVANT_PAGE_TOKENS + (int64_t)in_block
@@ -70,7 +70,7 @@ static float *fetch(const kvp_gpu_cells *cells, const kvp_gpu_page_list *list)
     bool ok = room != NULL && rows != NULL;
 
     for (uint32_t i = 0; i < list->n && ok && status == KVANT_OK; i++)
-        status = kvp_gpu_decode_blocks(cells, true, list->pages[i], 1,
+        status = kvp_gpu_decode_blocks(cells, true, list->pages[i].page, 1,
                                        room + i * KVANT_PAGE_TOKENS * width);
     ok = ok && status == KVANT_OK &&
          kvp_cu_ok(kvp_cu.copy_out(rows, (cu_address)(uintptr_t)room, n * width * sizeof(*rows),
@@ -181,11 +181,14 @@ static void have_copies(kvp_gpu_cache *cache, const kvp_gpu_page_list *list)
 {
     const size_t n_layers = kvp_gpu_learning_layer(cache, NULL),
                  bytes = NUMBERS_BYTES + n_layers * copy_bytes(cache, list);
-    const bool ok = kvp_gpu_are_few(cache->gpu, bytes) &&
-                    kvp_gpu_grow(cache->gpu, &cache->asked.keys, bytes, false) &&
-                    kvp_gpu_upload(cache->gpu, cache->asked.keys.at, list->pages,
-                                   list->n * sizeof(*list->pages));
+    int32_t numbers[KVP_MOST_PAGES];
+    bool ok;
 
+    for (uint32_t i = 0; i < list->n; i++)
+        numbers[i] = (int32_t)list->pages[i].page;
+    ok = kvp_gpu_are_few(cache->gpu, bytes) &&
+         kvp_gpu_grow(cache->gpu, &cache->asked.keys, bytes, false) &&
+         kvp_gpu_upload(cache->gpu, cache->asked.keys.at, numbers, list->n * sizeof(*numbers));
     cache->asked.n_layers = ok ? n_layers : 0;
 }
 
@@ -208,8 +211,7 @@ static const void *copy(const kvp_gpu_cells *cells, const kvp_gpu_page_list *lis
                                           .center = cells->center,
                                           .scale = cells->scale };
 
-    return layer < cache->asked.n_layers &&
-                   kvant_cuda_decode(&args, cells->gpu->stream) == KVANT_OK
+    return layer < cache->asked.n_layers && kvant_cuda_decode(&args, cells->gpu->stream) == KVANT_OK
                ? to
                : NULL;
 }
@@ -270,5 +272,7 @@ void kvp_gpu_lesson_free(kvp_gpu_lesson *lesson)
     free(lesson->rows);
     free(lesson->places);
     free(lesson->positions);
-    *lesson = (kvp_gpu_lesson){ 0 };
+    lesson->rows = NULL;
+    lesson->places = NULL;
+    lesson->positions = NULL;
 }

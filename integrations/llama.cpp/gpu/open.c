@@ -191,6 +191,7 @@ void kvp_gpu_cache_leave(kvp_kv *kv)
     kvp_gpu_release(&cache->device_table);
     kvp_gpu_release(&cache->slots);
     kvp_gpu_release(&cache->moved);
+    kvp_gpu_release(&cache->late.arrays);
     kvp_gpu_ranges_free(cache);
     kvp_gpu_place_free(cache);
     kvp_gpu_queries_free(cache);
@@ -264,10 +265,10 @@ static bool is_among(const kvp_kv *kv, roles of)
     return of == BOTH || (kv->shape.role == KVANT_ROLE_K) == (of == KEYS);
 }
 
-/* Encodes the rows of n pages, from one page on, that were not encoded yet. pages: the pages as
- * they were before the plan changed them. */
+/* Encodes rows of n pages from a page on that were not encoded yet. pages: these, as they were. layer:
+ * a tensor of the layer whose rows these are; NULL: of all layers. */
 static bool encode_run(kvp_gpu_cache *cache, const kvp_open_page *pages, uint32_t first, uint32_t n,
-                       roles of, cu_stream stream)
+                       roles of, const kvp_kv *layer, cu_stream stream)
 {
     uint32_t heads = 0; /* heads that the slots were made for */
     bool ok = true;
@@ -275,7 +276,8 @@ static bool encode_run(kvp_gpu_cache *cache, const kvp_open_page *pages, uint32_
     for (size_t i = 0; i < cache->n_tensors && ok; i++) {
         const kvp_kv *kv = cache->tensors[i];
         const kvp_gpu_cells *cells = kv->cells;
-        if (!is_among(kv, of) || cells->in_place)
+        if (!is_among(kv, of) || cells->in_place ||
+            (layer != NULL && kv->shape.layer != layer->shape.layer))
             continue;
         kvant_cuda_append_args args = { .size = sizeof(args),
                                         .type = KVANT_CUDA_F16,
@@ -296,8 +298,8 @@ static bool encode_run(kvp_gpu_cache *cache, const kvp_open_page *pages, uint32_
     return ok;
 }
 
-/* pages: all pages of the cache, as they were before the plan changed them. */
-static bool encode(kvp_gpu_cache *cache, const kvp_open_page *pages, cu_stream stream)
+bool kvp_gpu_encode_pages(kvp_gpu_cache *cache, const kvp_open_page *pages, const kvp_kv *kv,
+                          cu_stream stream)
 {
     bool ok = true;
 
@@ -306,10 +308,10 @@ static bool encode(kvp_gpu_cache *cache, const kvp_open_page *pages, cu_stream s
         for (n = 0; i + n < cache->n_pages && (pages[i + n].fresh | pages[i + n].moved) != 0; n++)
             moved = moved || pages[i + n].moved != 0;
         if (n > 0 && moved)
-            ok = encode_run(cache, pages + i, i, n, KEYS, stream) &&
-                 encode_run(cache, pages + i, i, n, VALUES, stream);
+            ok = encode_run(cache, pages + i, i, n, KEYS, kv, stream) &&
+                 encode_run(cache, pages + i, i, n, VALUES, kv, stream);
         else if (n > 0)
-            ok = encode_run(cache, pages + i, i, n, BOTH, stream);
+            ok = encode_run(cache, pages + i, i, n, BOTH, kv, stream);
         n += n == 0;
     }
     return ok;
@@ -397,7 +399,9 @@ bool kvp_gpu_carry_out(kvp_gpu_cache *cache, const kvant_plan_changes *changes, 
         return true;
     for (uint32_t i = 0; i < changes->n_seal; i++)
         leaving[changes->seal[i].page] = cache->pages[changes->seal[i].page];
-    ok = encode(cache, leaving, stream);
+    if (cache->late.any)
+        memcpy(cache->late.leaving, leaving, sizeof(leaving));
+    ok = cache->late.any || kvp_gpu_encode_pages(cache, leaving, NULL, stream);
     for (size_t i = 0; i < cache->n_tensors && ok; i++)
         ok = kvp_gpu_have_pages(cache->tensors[i], cache->n_pages);
     ok = ok && decode(cache, changes, stream);
@@ -414,8 +418,9 @@ bool kvp_gpu_carry_out(kvp_gpu_cache *cache, const kvant_plan_changes *changes, 
 
 bool kvp_gpu_cache_settle(kvp_gpu_cache *cache, cu_stream stream)
 {
-    const bool ok = kvp_gpu_first_settle(cache) &&
-                    (cache->table == NULL || encode(cache, cache->pages, stream));
+    const bool ok =
+        kvp_gpu_first_settle(cache) &&
+        (cache->table == NULL || kvp_gpu_encode_pages(cache, cache->pages, NULL, stream));
 
     for (uint32_t i = 0; i < cache->n_pages && ok; i++)
         cache->pages[i].fresh = cache->pages[i].moved = 0;
@@ -432,7 +437,7 @@ void kvp_gpu_cache_forget(kvp_gpu_cache *cache)
     cache->n_first = 0;
     kvp_gpu_ranges_forget(cache);
     cache->weighing = cache->weighs;
-    cache->begun = cache->tried = cache->asks = cache->teaches = false;
+    cache->begun = cache->tried = cache->asks = cache->teaches = cache->late.any = false;
     kvp_gpu_queries_forget(cache);
 }
 

@@ -239,7 +239,8 @@ static int32_t set_rows(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values
     bool seals;
 
     for (int i = 0; i < n; i++)
-        if (!takes_cells(nodes[i]) || !learn_first(b, nodes[i], values))
+        if (!takes_cells(nodes[i]) || !kvp_gpu_first_seal(kvp_kv_of(nodes[i])) ||
+            !learn_first(b, nodes[i], values))
             return ABI_STATUS_FAILED;
     if (!have_centered(b, node) ||
         (attending != NULL && !kvp_gpu_queries_of_pair(b, attending, &queries)))

@@ -54,6 +54,10 @@ kvant_status kvp_gpu_read_rows(const kvp_kv *kv, size_t cell, size_t n, float *r
         return status;
     }
     kvp_gpu_marks_notice(cells->cache, KVANT_ERR_NONFINITE);
+    if (!kvp_gpu_first_finish(cells->cache)) {
+        pthread_mutex_unlock(&cells->gpu->lock);
+        return KVANT_ERR_CUDA;
+    }
     room = kvp_gpu_batch_room(cells->gpu, blocks * KVANT_PAGE_TOKENS, width, &slots);
     if (room != NULL)
         status = kvp_gpu_decode_blocks(cells, false, first, blocks, room);

@@ -188,7 +188,7 @@ static bool open_blocks(kvp_gpu_cache *cache, const kvp_gpu_step *step, const kv
     ok = find_views(cache, step, mask, &seen);
     if (ok) {
         changes = plan_rows(cache, step, &seen, stays_exact(cache, step));
-        ok = kvp_gpu_first_prepare(cache, step, has_pages(cache, step), changes.n_seal > 0);
+        ok = kvp_gpu_first_prepare(cache, step, &changes, has_pages(cache, step));
         if (!ok)
             kvant_plan_undo(cache->plan);
     }
@@ -297,10 +297,11 @@ static bool place(kvp_gpu_cache *cache, const kvp_gpu_step *step, const kvp_gpu_
 bool kvp_gpu_cache_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step, const kvp_gpu_mask *mask,
                            cu_stream stream)
 {
-    bool ok = in_range(cache, step) &&
-              (!cache->learning || kvp_gpu_learn_before(cache, step->cells, step->n, stream)) &&
-              (cache->keeps ? place(cache, step, mask, stream)
-                            : kvp_gpu_first_prepare(cache, step, false, false));
+    bool ok =
+        in_range(cache, step) &&
+        (!cache->learning || kvp_gpu_learn_before(cache, step->cells, step->n, stream)) &&
+        (cache->keeps ? place(cache, step, mask, stream)
+                      : kvp_gpu_first_prepare(cache, step, &(kvant_plan_changes){ 0 }, false));
 
     if (ok)
         kvp_gpu_first_mark(cache, step);

@@ -3,6 +3,7 @@
 #ifndef KVP_GPU_TRANSFORMS_H
 #define KVP_GPU_TRANSFORMS_H
 
+#include "../../../src/store/plan.h"
 #include "types.h"
 
 /* A position bucket (ranges.c). Rows use its key transform from position `from` on. */
@@ -68,6 +69,27 @@ typedef struct kvp_gpu_ranges {
     size_t n_last, most_last;
 } kvp_gpu_ranges;
 
+/* Exact pages in the order of their blocks, and the transforms of these blocks. */
+typedef struct kvp_gpu_listed {
+    uint32_t page;
+    uint8_t transform;
+} kvp_gpu_listed;
+
+typedef struct kvp_gpu_page_list {
+    uint32_t n;
+    kvp_gpu_listed pages[KVP_MOST_PAGES];
+} kvp_gpu_page_list;
+
+/* Rows of exact pages, which are decoded and stored again when their transform changes. */
+typedef struct kvp_gpu_held_rows {
+    kvp_gpu_page_list list;
+    float *rows; /* on the GPU, of one layer */
+    /* On the GPU, by row: its place in exact pages and its cell, or -1: it was never written. Then
+     * the numbers of the pages. */
+    const int64_t *slots, *cells;
+    const int32_t *pages;
+} kvp_gpu_held_rows;
+
 /* Queries of prompts (queries.c). A batch holds KVP_ASKED_TOKENS tokens' queries for each layer. */
 typedef struct kvp_gpu_asked {
     kvp_gpu_memory batches[KVP_ASKED_BATCHES];
@@ -108,21 +130,27 @@ typedef struct kvp_gpu_version {
 /* first.c. The lock is held for all of these. False: with a message.
  * prepare comes after the plan decided for a step and before blocks are opened. Threads begin to
  * make matrices, and join if rows have to be sealed. kept: all rows of the step go to open pages
- * alone. takes: other blocks give up pages for the step.
+ * alone. changes: of the plan.
  * mark comes after blocks were opened: what was sealed keeps its transform.
  * teach comes before each layer's attention in a graph whose rows are learned from: a thread begins
  * to make the layer's matrix while the GPU computes the other layers.
  * settle does what prepare does, before somebody else seals rows.
+ * seal comes before a tensor gets rows in a graph: if the layers of the cache join their threads one
+ * by one in this graph, it is done for the tensor's layer, whose blocks are sealed then. finish does
+ * so for all layers that are left.
  * affine learns centre and scale of keys that have no matrix yet from n rows in the computer's
  * memory.
  * join waits for the thread of a tensor, whose matrix comes in force.
  * end finds out whether keys of the cache learn still.
  * in_graph makes the matrix from the rows of a long step, which are sealed at once. values: of the
  * same tokens, or NULL. */
-bool kvp_gpu_first_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step, bool kept, bool takes);
+bool kvp_gpu_first_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step,
+                           const kvant_plan_changes *changes, bool kept);
 void kvp_gpu_first_mark(kvp_gpu_cache *cache, const kvp_gpu_step *step);
 void kvp_gpu_first_teach(kvp_gpu_cells *cells);
 bool kvp_gpu_first_settle(kvp_gpu_cache *cache);
+bool kvp_gpu_first_seal(kvp_kv *kv);
+bool kvp_gpu_first_finish(kvp_gpu_cache *cache);
 bool kvp_gpu_first_affine(kvp_gpu_cells *cells, const float *rows, size_t n);
 bool kvp_gpu_first_join(kvp_kv *kv);
 void kvp_gpu_first_end(kvp_gpu_cache *cache);

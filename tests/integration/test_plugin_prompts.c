@@ -1,0 +1,149 @@
+/* test_plugin_prompts.c - first matrices that a GPU's cache makes from prompts (gpu/first.c), on the mock
+ * of ggml-cuda. */
+#define _POSIX_C_SOURCE 200809L /* setenv */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../choose.h"
+#include "harness.h"
+#include "standin_control.h"
+
+/* A preset's cache of 512 tokens has 4 pages of 64 exact rows. The first batch fills 3 of these, and
+ * more than two thirds of the pages make threads learn. The second batch needs two pages, so blocks
+ * of the first one are sealed. */
+enum { N_FIRST = 192, N_SECOND = 128, N_ALONE = 40, N_ALL = N_FIRST + N_SECOND + N_ALONE };
+
+static llama_token tokens[N_ALL];
+
+static int start(void **state)
+{
+    int status;
+
+    harness_need_gpu();
+    status = harness_start(state);
+    setenv("KVANT_PRESET", "small", 1);
+    return status;
+}
+
+static float *new_logits(void)
+{
+    float *logits = malloc(N_ALONE * harness_n_vocab() * sizeof(*logits));
+
+    assert_non_null(logits);
+    return logits;
+}
+
+/* circle: 0, or after how many tokens the text begins again. */
+static struct llama_context *begin(const char *spec, const char *type, int circle)
+{
+    harness_tokens(tokens, N_ALL);
+    for (int i = circle; circle > 0 && i < N_ALL; i++)
+        tokens[i] = tokens[i - circle];
+    return harness_context(&(harness_options){ .spec = spec, .type = type, .n_ctx = 512 });
+}
+
+/* Single tokens from a position on; logits of each. */
+static void decode_alone(struct llama_context *context, int first, int n, float *logits)
+{
+    for (int i = 0; i < n; i++) {
+        harness_decode(context, tokens + first + i, 1, first + i, 0, false);
+        memcpy(logits + (size_t)i * harness_n_vocab(), llama_get_logits_ith(context, -1),
+               harness_n_vocab() * sizeof(*logits));
+    }
+}
+
+static void decode_all(const char *spec, const char *type, int circle, float *logits)
+{
+    struct llama_context *context = begin(spec, type, circle);
+
+    harness_decode(context, tokens, N_FIRST, 0, 0, false);
+    harness_decode(context, tokens + N_FIRST, N_SECOND, N_FIRST, 0, false);
+    decode_alone(context, N_FIRST + N_SECOND, N_ALONE, logits);
+    llama_free(context);
+}
+
+/* Whether keys of the last attention had a matrix. */
+static bool has_matrix(void)
+{
+    return last_attention()->q_matrix_stride > 0;
+}
+
+/* How often this thread waits for the GPU in the n tokens from the first-th on. */
+static unsigned long waits_of(struct llama_context *context, int first, int n)
+{
+    const unsigned long before = standin_waits();
+
+    harness_decode(context, tokens + first, n, first, 0, false);
+    return standin_waits() - before;
+}
+
+/* A wait for each layer would leave the GPU idle between two layers. The first batch waits four times
+ * for the whole cache when threads begin to learn. That is one wait a layer here, so fewer than two
+ * waits a layer are allowed beyond those of a cache that learns nothing. The second batch, whose graph
+ * puts the matrices in force, has less than one a layer. */
+static void no_layer_of_a_prompt_waits(void **state)
+{
+    const unsigned long n_layers = (unsigned long)llama_model_n_layer(harness_model());
+    struct llama_context *context;
+    unsigned long first, second, others;
+
+    (void)state;
+    if (!harness_has_standin())
+        skip();
+    unsetenv("KVANT_PRESET");
+    context = begin("trellis-3", NULL, 0);
+    others = waits_of(context, 0, N_FIRST);
+    llama_free(context);
+    setenv("KVANT_PRESET", "small", 1);
+    context = begin("", NULL, 0);
+    first = waits_of(context, 0, N_FIRST);
+    assert_false(has_matrix());
+    second = waits_of(context, N_FIRST, N_SECOND);
+    assert_true(has_matrix());
+    llama_free(context);
+    print_message("%lu waits and %lu without learning, then %lu; %lu layers\n", first, others,
+                  second, n_layers);
+    assert_true(first < others + 2 * n_layers && second < n_layers);
+}
+
+/* small has fewer bits than q4_0 and is better nevertheless. Threads that take another time change
+ * nothing. */
+static void matrices_come_from_prompts(void **state)
+{
+    const size_t bytes = N_ALONE * harness_n_vocab() * sizeof(float);
+    float *stock = new_logits(), *ours = new_logits(), *again = new_logits();
+    double with, rival;
+
+    (void)state;
+    harness_need_floats();
+    decode_all(NULL, NULL, 0, stock);
+    decode_all(NULL, "q4_0", 0, ours);
+    rival = harness_mean_kld(stock, ours, N_ALONE);
+    decode_all("", NULL, 0, ours);
+    decode_all("", NULL, 0, again);
+    assert_memory_equal(ours, again, bytes);
+    with = harness_mean_kld(stock, ours, N_ALONE);
+    print_message("mean KLD: small %.5f, q4_0 %.5f\n", with, rival);
+    assert_true(with > 1e-7 && with <= rival);
+    free(stock);
+    free(ours);
+    free(again);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(no_layer_of_a_prompt_waits),
+        cmocka_unit_test(matrices_come_from_prompts),
+    };
+
+    choose_cases(argc, argv);
+    return cmocka_run_group_tests(tests, start, harness_stop);
+}
