@@ -247,7 +247,7 @@ void kvp_gpu_take_numbers(kvp_gpu_cells *cells, const kvant_codec *const *codecs
     float *at = kvp_gpu_affine(cells, &cells->numbers);
     bool weights = false, center = false, scale = false;
 
-    for (uint32_t head = 0; head < cells->n_kv_heads; head++) {
+    for (uint32_t head = 0; head < cells->n_kv_heads && codecs[head] != NULL; head++) {
         const kvant_cuda_tables tables = kvp_gpu_tables(codecs[head]);
         weights = weights || tables.n_weights > 0;
         center = center || tables.center != NULL;

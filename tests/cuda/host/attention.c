@@ -313,8 +313,8 @@ static kvant_status attend_turned(const kvant_cuda_kernel_attention_args *args,
 
 kvant_status host_attention(const kvant_cuda_kernel_attention_args *args, kvant_cuda_stream stream)
 {
-    host_note(&host.attention, args, sizeof *args);
     ANSWER(attention, args, stream);
+    host_note(&host.attention, args, sizeof *args);
     return args->turned.q ? attend_turned(args, stream) : attend(args, stream);
 }
 

@@ -20,9 +20,10 @@ typedef struct host_control {
     const char *function; /* "host_append" and the like */
     kvant_code_kind kind; /* kind of the codes of a view */
     const kvant_cuda_codec *codec;
-    unsigned char arguments[1024]; /* a copy, followed by zeros */
-    /* arguments of the last attention, also after later calls of other functions */
-    kvant_cuda_kernel_attention_args attention;
+    unsigned char arguments[1024]; /* a copy, zeros behind it */
+    /* Of the attention that was computed last, whatever was called behind it. What a graph captured
+     * counts when the graph is launched. */
+    kvant_cuda_attention_args attention;
     kvant_cuda_stream stream;
     int freed; /* number of freed codecs */
     size_t shared_limit;

@@ -53,6 +53,7 @@ typedef struct event {
 static stream *streams[MOST_STREAMS];
 static unsigned long n_launches, n_updates;
 static size_t n_left;
+static _Thread_local unsigned long n_waits;
 
 static stream *stream_of(const void *handle)
 {
@@ -108,7 +109,7 @@ EXPORT(unsigned long, host_launches, (unsigned long *updates))
     return n_launches;
 }
 
-/* Number of edges in the last graph besides the edges from each piece of work to the next. */
+/* Edges beyond those from each piece of work to the next in the graph that was launched last. */
 EXPORT(size_t, host_edges_left, (void))
 {
     return n_left;
@@ -134,8 +135,15 @@ EXPORT(int, cuStreamDestroy_v2, (void *handle))
     return 0;
 }
 
+/* How often this thread waited for a stream. */
+EXPORT(unsigned long, host_waits, (void))
+{
+    return n_waits;
+}
+
 EXPORT(int, cuStreamSynchronize, (void *handle))
 {
+    n_waits++;
     return host_captures(handle) ? 900 : 0;
 }
 
@@ -251,7 +259,6 @@ EXPORT(int, cuGraphInstantiateWithFlags, (graph * **executable, graph *g, unsign
     *executable = malloc(sizeof **executable);
     **executable = g;
     g->users++;
-    n_left = g->n_edges + 1 - g->n;
     return g == NULL || flags != 0;
 }
 
@@ -272,6 +279,7 @@ EXPORT(int, cuGraphLaunch, (graph * *executable, void *handle))
         return BAD;
     for (work *w = (*executable)->first; w; w = w->next)
         w->run(w->data);
+    n_left = (*executable)->n_edges + 1 - (*executable)->n;
     n_launches++;
     return 0;
 }

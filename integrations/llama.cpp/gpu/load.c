@@ -1,0 +1,294 @@
+/* load.c - loads kernels of compressed pages before a token needs them.
+ *
+ * CUDA loads a kernel when it is launched first. The first token over compressed pages would wait
+ * 12 ms for all of theirs (H200). A thread that makes a matrix captures the launches that come with
+ * the matrix into a graph, which it never launches. Making the executable graph loads its kernels.
+ * Nothing reads or writes the memory that the launches name, so any memory of the GPU will do. */
+#include "learner.h"
+
+#define MANY 512u      /* tokens of a prompt's batch */
+#define HELD_ROWS 768u /* rows that a layer stores at once when its keys change their transform */
+
+/* The codecs and the memory of a layer's launches. */
+typedef struct layer {
+    const kvp_gpu_cells *k, *v;
+    const kvant_cuda_codec *sealed, *open; /* of keys with a matrix */
+    kvant_cuda_codec *v_open;
+    void *any; /* memory, aligned to 256 bytes */
+    const float *k_scale;
+    uint32_t n_heads;
+    cu_stream stream;
+} layer;
+
+static kvant_cuda_pages open_pages_of(const layer *l)
+{
+    const size_t page = kvp_gpu_open_page_bytes(l->k);
+
+    return (kvant_cuda_pages){ l->any, l->k->n_kv_heads * page, page };
+}
+
+static kvant_cuda_rows keys_of(const layer *l, bool open)
+{
+    return (kvant_cuda_rows){ .codec = open ? l->open : l->sealed,
+                              .pages = open ? open_pages_of(l) : l->k->pages,
+                              .rows = l->any,
+                              .token_stride = kvp_gpu_width(l->k),
+                              .head_stride = l->k->head_dim,
+                              .scale = l->k_scale,
+                              .weights = l->any };
+}
+
+static kvant_cuda_rows values_of(const layer *l, bool open)
+{
+    return (kvant_cuda_rows){ .codec = open ? l->v_open : l->v->codec,
+                              .pages = open ? open_pages_of(l) : l->v->pages,
+                              .rows = l->any,
+                              .token_stride = kvp_gpu_width(l->v),
+                              .head_stride = l->v->head_dim,
+                              .center = l->v->center,
+                              .scale = l->v->scale,
+                              .weights = l->v->weights };
+}
+
+static kvant_cuda_turning turning_of(const layer *l)
+{
+    return (kvant_cuda_turning){ .pairs = l->any, .start = l->any, .phases = l->any, .numbers = l->any };
+}
+
+static kvant_cuda_append_args append_args(const layer *l, kvant_cuda_type type, uint32_t n)
+{
+    return (kvant_cuda_append_args){ .size = sizeof(kvant_cuda_append_args),
+                                     .type = type,
+                                     .n_tokens = n,
+                                     .n_kv_heads = l->k->n_kv_heads,
+                                     .slots = l->any,
+                                     .slots_ready = 1,
+                                     .marks = l->any,
+                                     .mark_numbers = l->any };
+}
+
+static kvant_cuda_query_args query_args(const layer *l, uint32_t n)
+{
+    return (kvant_cuda_query_args){ .size = sizeof(kvant_cuda_query_args),
+                                    .k_codec = l->sealed,
+                                    .batch = n,
+                                    .n_heads = l->n_heads,
+                                    .n_kv_heads = l->k->n_kv_heads,
+                                    .type = KVANT_CUDA_F32,
+                                    .q = l->any,
+                                    .q_batch_stride = (size_t)l->n_heads * l->k->head_dim,
+                                    .q_head_stride = l->k->head_dim,
+                                    .inverse_weights = l->any,
+                                    .out = l->any };
+}
+
+/* Rows of a step: to exact pages alone, or encoded at once. */
+static void append_step(const layer *l, uint32_t n, bool open)
+{
+    kvant_cuda_append_args args = append_args(l, KVANT_CUDA_F32, n);
+
+    args.k = keys_of(l, open);
+    args.v = values_of(l, open);
+    args.k_turning = turning_of(l);
+    args.center_slots = l->any;
+    args.centered = l->any;
+    if (n <= KVP_FEW_TOKENS)
+        args.queries = query_args(l, n);
+    kvant_cuda_append(&args, l->stream);
+}
+
+/* Rows of a layer that goes to compressed pages, or whose keys change their transform. */
+static void append_held(const layer *l, bool open)
+{
+    kvant_cuda_append_args keys = append_args(l, KVANT_CUDA_F32, HELD_ROWS),
+                           values = append_args(l, KVANT_CUDA_F16, HELD_ROWS);
+
+    keys.k = keys_of(l, open);
+    values.v = values_of(l, open);
+    kvant_cuda_append(&keys, l->stream);
+    kvant_cuda_append(&values, l->stream);
+}
+
+/* Rows of exact pages that are sealed. */
+static void append_sealed(const layer *l)
+{
+    kvant_cuda_append_args args = append_args(l, KVANT_CUDA_F16, HELD_ROWS);
+
+    args.slots_ready = 0;
+    args.marks = NULL;
+    args.mark_numbers = NULL;
+    args.transformed = 1;
+    args.k = keys_of(l, false);
+    args.v = values_of(l, false);
+    args.k.scale = args.k.weights = args.v.center = args.v.scale = args.v.weights = NULL;
+    kvant_cuda_append(&args, l->stream);
+}
+
+static void decode_pages(const layer *l, bool open, kvant_cuda_type type, bool transformed)
+{
+    const kvant_cuda_decode_args args = { .size = sizeof(args),
+                                          .codec = open ? l->open : l->sealed,
+                                          .pages = open ? open_pages_of(l) : l->k->pages,
+                                          .blocks = l->any,
+                                          .n_blocks = 1,
+                                          .n_kv_heads = l->k->n_kv_heads,
+                                          .type = type,
+                                          .out = l->any,
+                                          .token_stride = kvp_gpu_width(l->k),
+                                          .head_stride = l->k->head_dim,
+                                          .scale = transformed ? NULL : l->k_scale,
+                                          .inverse_weights = transformed ? NULL : l->any,
+                                          .transformed = transformed };
+
+    kvant_cuda_decode(&args, l->stream);
+}
+
+static void center(const layer *l, kvant_cuda_type type)
+{
+    const kvant_cuda_center_rows_args args = { .size = sizeof(args),
+                                               .rows = l->any,
+                                               .type = type,
+                                               .token_stride = kvp_gpu_width(l->k),
+                                               .head_stride = l->k->head_dim,
+                                               .n_tokens = HELD_ROWS,
+                                               .n_kv_heads = l->k->n_kv_heads,
+                                               .head_dim = l->k->head_dim,
+                                               .slots = l->any,
+                                               .turning = turning_of(l),
+                                               .out = l->any };
+
+    kvant_cuda_center_rows(&args, l->stream);
+}
+
+/* further: keys have several matrices. */
+static void attend(const layer *l, uint32_t n, bool further)
+{
+    const size_t d = l->k->head_dim, width = l->n_heads * d;
+    const kvant_cuda_attention_args args = {
+        .size = sizeof(args),
+        .k_codec = l->sealed,
+        .v_codec = l->v->codec,
+        .k = l->k->pages,
+        .v = l->v->pages,
+        .k_open = open_pages_of(l),
+        .v_open = open_pages_of(l),
+        .block_table = l->any,
+        .table_stride = 64,
+        .blocks_per_row = 64,
+        .lengths = l->any,
+        .batch = 1,
+        .n_heads = l->n_heads,
+        .n_kv_heads = l->k->n_kv_heads,
+        .type = KVANT_CUDA_F32,
+        .q = l->any,
+        .q_batch_stride = n * width,
+        .q_head_stride = d,
+        .out = l->any,
+        .out_batch_stride = n * width,
+        .out_head_stride = d,
+        .scale = 1,
+        .v_center = l->v->center,
+        .k_scale = l->k_scale,
+        .v_scale = l->v->query_scale,
+        .workspace = l->any,
+        .workspace_bytes =
+            kvant_cuda_attention_workspace((uint32_t)d) + (n > 1 ? KVANT_CUDA_SCRATCH_BYTES : 0),
+        .query_tokens = n,
+        .causal = n > 1,
+        .q_token_stride = width,
+        .out_token_stride = width,
+        .table_ready = 1,
+        .new_cells = n > 1 ? NULL : l->any,
+        .n_matrices = further ? 2 : 1,
+        .matrices = further ? l->any : NULL,
+        .q_matrix_stride = n * width,
+        .q_numbers = { 0, 1 },
+        .turned = { .q = l->any,
+                    .type = KVANT_CUDA_F32,
+                    .q_batch_stride = n * width,
+                    .q_token_stride = width,
+                    .q_head_stride = d,
+                    .turning = turning_of(l),
+                    .offsets = l->any }
+    };
+
+    kvant_cuda_attention(&args, l->stream);
+}
+
+static void fill_marked(const layer *l)
+{
+    const size_t width = (size_t)l->n_heads * l->k->head_dim;
+    const kvant_cuda_marked_args args = { .size = sizeof(args),
+                                          .marks = l->any,
+                                          .lengths = l->any,
+                                          .batch = 1,
+                                          .query_tokens = 1,
+                                          .n_heads = l->n_heads,
+                                          .head_dim = l->k->head_dim,
+                                          .type = KVANT_CUDA_F32,
+                                          .out = l->any,
+                                          .out_batch_stride = width,
+                                          .out_token_stride = width,
+                                          .out_head_stride = l->k->head_dim };
+
+    kvant_cuda_fill_marked(&args, l->stream);
+}
+
+/* A launch that the library refuses is one that this layer never has. */
+static void launch_all(const layer *l)
+{
+    const kvant_cuda_query_args queries = query_args(l, MANY);
+
+    for (int open = 0; open < 2; open++) {
+        append_step(l, MANY, open);
+        append_held(l, open);
+        decode_pages(l, open, KVANT_CUDA_F32, false);
+    }
+    append_step(l, 1, true);
+    append_sealed(l);
+    decode_pages(l, false, KVANT_CUDA_F16, true);
+    center(l, KVANT_CUDA_F16);
+    center(l, KVANT_CUDA_F32);
+    kvant_cuda_transform_queries(&queries, l->stream);
+    for (int further = 0; further < 2; further++) {
+        attend(l, 1, further);
+        attend(l, MANY, further);
+    }
+    fill_marked(l);
+}
+
+/* Without the graph kernels are loaded later, as without this file. */
+static void capture(const layer *l)
+{
+    cu_graph graph = NULL;
+    cu_graph_exec exec = NULL;
+
+    if (kvp_cu.capture_begin(l->stream, CU_CAPTURE_RELAXED) != 0)
+        return;
+    launch_all(l);
+    if (kvp_cu.capture_end(l->stream, &graph) != 0 || graph == NULL)
+        return;
+    if (kvp_cu.graph_make(&exec, graph, 0) == 0)
+        kvp_cu.exec_free(exec);
+    kvp_cu.graph_free(graph);
+}
+
+void kvp_gpu_load_kernels(const kvp_gpu_cells *keys, const kvp_gpu_cells *values,
+                          const kvant_cuda_codec *sealed, const kvant_cuda_codec *open,
+                          const float *scale, uint32_t n_heads)
+{
+    layer l = { .k = keys,
+                .v = values,
+                .sealed = sealed,
+                .open = open,
+                .any = keys->numbers.at,
+                .k_scale = scale != NULL ? keys->numbers.at : NULL,
+                .n_heads = n_heads };
+
+    if (kvant_cuda_codec_create_open(values->codec, &l.v_open) == KVANT_OK &&
+        kvp_cu.stream_new(&l.stream, CU_NON_BLOCKING) == 0) {
+        capture(&l);
+        kvp_cu.stream_free(l.stream);
+    }
+    kvant_cuda_codec_free(&l.v_open);
+}
