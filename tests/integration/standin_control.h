@@ -25,15 +25,26 @@ static inline const kvant_cuda_kernel_attention_args *last_attention(void)
     return &standin_control()->attention;
 }
 
+static inline unsigned long standin_count(const char *name)
+{
+    unsigned long (*count)(void);
+    void *symbol = dlsym(dlopen("libcuda.so.1", RTLD_NOW), name);
+
+    assert_non_null(symbol);
+    memcpy(&count, &symbol, sizeof(symbol));
+    return count();
+}
+
 /* How often this thread waited for a stream of the GPU. */
 static inline unsigned long standin_waits(void)
 {
-    unsigned long (*waits)(void);
-    void *symbol = dlsym(dlopen("libcuda.so.1", RTLD_NOW), "host_waits");
+    return standin_count("host_waits");
+}
 
-    assert_non_null(symbol);
-    memcpy(&waits, &symbol, sizeof(symbol));
-    return waits();
+/* Launches that were captured into graphs which are gone and were never launched. */
+static inline unsigned long standin_unlaunched(void)
+{
+    return standin_count("host_unlaunched");
 }
 
 #endif

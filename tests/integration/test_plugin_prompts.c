@@ -137,11 +137,25 @@ static void matrices_come_from_prompts(void **state)
     free(again);
 }
 
+/* A context that computes nothing has captured launches of all functions that pages need. CUDA loads
+ * the kernels of these. */
+static void kernels_are_loaded_without_a_token(void **state)
+{
+    const unsigned long before = harness_has_standin() ? standin_unlaunched() : 0;
+
+    (void)state;
+    if (!harness_has_standin())
+        skip();
+    llama_free(begin("", NULL, 0));
+    assert_true(standin_unlaunched() > before);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(no_layer_of_a_prompt_waits),
         cmocka_unit_test(matrices_come_from_prompts),
+        cmocka_unit_test(kernels_are_loaded_without_a_token),
     };
 
     choose_cases(argc, argv);

@@ -3,6 +3,7 @@
 #ifndef KVP_GPU_CACHE_H
 #define KVP_GPU_CACHE_H
 
+#include <pthread.h>
 #include <stdatomic.h>
 
 #include "transforms.h"
@@ -15,6 +16,14 @@ typedef struct kvp_open_page {
      * are not */
     uint64_t moved;
 } kvp_open_page;
+
+/* A thread that loads kernels (load.c), once for a cache. */
+typedef struct kvp_gpu_loader {
+    const struct kvp_gpu_cells *k, *v; /* of the first layer; NULL: the thread was not begun */
+    uint32_t n_heads;
+    pthread_t thread;
+    bool runs;
+} kvp_gpu_loader;
 
 /* The tensors of one buffer. Their cells hold the same tokens. */
 typedef struct kvp_gpu_cache {
@@ -75,6 +84,7 @@ typedef struct kvp_gpu_cache {
         /* a copy, as far as the computer knows of refusals, and room for another copy */
         uint32_t *host;
     } marks;
+    kvp_gpu_loader loader;
     /* some tensors are in place (kvp_gpu_cells), not necessarily all */
     bool in_place;
     struct kvp_gpu_place *place; /* in_place.h; NULL: the tensors were never in place */
@@ -248,6 +258,11 @@ bool kvp_gpu_carry_out(kvp_gpu_cache *cache, const kvant_plan_changes *changes, 
  * alone; NULL: of all layers. */
 bool kvp_gpu_encode_pages(kvp_gpu_cache *cache, const kvp_open_page *pages, const kvp_kv *kv,
                           cu_stream stream);
+
+/* load.c. A thread loads the kernels of pages, those of keys with a matrix included. finish waits for
+ * it, before a tensor of the cache goes. */
+void kvp_gpu_load_kernels(const kvp_gpu_cells *keys, const kvp_gpu_cells *values, uint32_t n_heads);
+void kvp_gpu_load_finish(kvp_gpu_cache *cache);
 
 /* open.c. Gives a page to another block, or to none. The rows of its former block are discarded. */
 void kvp_gpu_put_page(kvp_gpu_cache *cache, uint32_t page, int32_t block);

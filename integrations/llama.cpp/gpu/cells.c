@@ -331,6 +331,8 @@ static void destroy(kvp_kv *kv)
 {
     kvp_gpu_cells *cells = kv->cells;
 
+    if (cells->cache != NULL)
+        kvp_gpu_load_finish(cells->cache);
     /* first, because its thread reads the arrays that are freed next */
     kvp_gpu_learner_free(cells);
     if (kvp_gpu_enter(cells->gpu)) {

@@ -20,7 +20,7 @@
  *   first.c     a layer's first key transform (transform=first): when it is made and comes in force
  *   lesson.c    the keys that it is made from
  *   learner.c   the threads that learn key transforms
- *   load.c      kernels, which these load
+ *   load.c      a thread that loads kernels
  *   queries.c   queries of prompts, from which key transforms are learned
  *   ranges.c    a key transform for each further position bucket
  *   shift.c     keys that move to other positions; shift_keys.c moves the keys of a layer

@@ -42,7 +42,7 @@ static void take_permit(sem_t *permits)
 /* Starts a thread that blocks signals. A thread inherits its creator's signal mask, and the
  * program's handlers belong on the program's threads. Signals of a fault stay unblocked, because
  * they go to the thread that has the fault. */
-static bool start_thread(pthread_t *thread, void *(*run)(void *), void *context)
+bool kvp_gpu_start_thread(pthread_t *thread, void *(*run)(void *), void *context)
 {
     static const int faults[] = { SIGSEGV, SIGBUS, SIGFPE, SIGILL };
     sigset_t blocked, former;
@@ -309,15 +309,6 @@ static void gather_rows(const kvp_gpu_cells *cells)
                 width * sizeof(*lesson->rows));
 }
 
-/* Query heads. Nobody knows how many there are if no queries were kept: many models have 4 for each kv
- * head. */
-static uint32_t heads_of(const kvp_gpu_cells *cells)
-{
-    const size_t row = cells->learner->lesson.row / sizeof(float);
-
-    return row != 0 ? (uint32_t)(row / cells->head_dim) : 4 * cells->n_kv_heads;
-}
-
 /* What takes long when a matrix comes in force is done here, where nobody waits for it: the numbers
  * go to the GPU, and kernels get their side of the codec. Afterwards the first kv head's codec stands
  * for all. Rows that are sealed already need the
@@ -333,9 +324,6 @@ static void bring_made(kvp_gpu_cells *cells)
         (kvant_cuda_codec_from(l->made.codecs[0], &l->sealed, NULL, 0) != KVANT_OK ||
          kvant_cuda_codec_create_open(l->sealed, &l->open) != KVANT_OK))
         return;
-    if (l->values != NULL && l->sealed != NULL)
-        kvp_gpu_load_kernels(cells, l->values, l->sealed, l->open,
-                             kvp_gpu_tables(l->made.codecs[0]).scale, heads_of(cells));
     l->brought = kvp_gpu_bring_numbers(cells, (const kvant_codec *const *)l->made.codecs,
                                        l->made.start, cells->gpu->copying);
     for (uint32_t head = 1; head < cells->n_kv_heads && l->brought; head++)
@@ -379,23 +367,6 @@ static void *learn_apart(void *context)
     return learn(context);
 }
 
-/* The values of a layer whose thread loads kernels: the first one that learns. Other layers with
- * other codecs load theirs when they need them. */
-static const kvp_gpu_cells *values_to_load(const kvp_gpu_cells *cells)
-{
-    const kvp_gpu_cache *cache = cells->cache;
-    const kvp_kv *keys = NULL;
-
-    for (size_t i = 0; i < cache->n_tensors; i++) {
-        const kvp_kv *kv = cache->tensors[i];
-        if (kv->cells == cells)
-            keys = kv;
-        else if (keys != NULL && kv->shape.layer == keys->shape.layer)
-            return kv->cells;
-    }
-    return NULL;
-}
-
 static bool have_event(kvp_gpu_learner *l)
 {
     return l->ready != NULL ||
@@ -413,9 +384,8 @@ bool kvp_gpu_learner_learn(kvp_gpu_cells *cells, const kvp_gpu_lesson *lesson)
         return false;
     }
     l->begun = true;
-    l->values = kvp_gpu_learning_layer(cells->cache, cells) == 0 ? values_to_load(cells) : NULL;
     kvp_gpu_queries_find(cells, &l->lesson);
-    l->runs = start_thread(&l->thread, learn_apart, cells);
+    l->runs = kvp_gpu_start_thread(&l->thread, learn_apart, cells);
     if (!l->runs)
         learn(cells);
     return true;
@@ -462,7 +432,7 @@ bool kvp_gpu_learner_ask(kvp_gpu_cells *cells, const kvp_gpu_range *range)
         return false;
     l->range = *range;
     l->made_range = false;
-    l->making = start_thread(&l->maker, make_range, cells);
+    l->making = kvp_gpu_start_thread(&l->maker, make_range, cells);
     return l->making;
 }
 

@@ -66,7 +66,6 @@ typedef struct kvp_gpu_learner {
     bool
         brought; /* the numbers of made are in the cells' arrays on the GPU, which nobody reads yet */
     kvant_cuda_codec *sealed, *open; /* what kernels need for made; NULL: the cells have them */
-    const kvp_gpu_cells *values;     /* of the layer, if the thread loads kernels; else NULL */
     /* no caller uses the result, so a thread that starts later learns nothing */
     atomic_bool dropped;
     pthread_t maker; /* the thread for a further key transform */
@@ -91,10 +90,7 @@ void kvp_gpu_learner_drop(const kvp_gpu_cells *cells, kvp_gpu_learner *l);
 bool kvp_gpu_learner_ask(kvp_gpu_cells *cells, const kvp_gpu_range *range);
 bool kvp_gpu_learner_answer(kvp_gpu_cells *cells);
 
-/* load.c. Loads the kernels of a layer whose keys have a matrix, before the matrix is in force. scale:
- * NULL if keys have none. Only from a thread that learns: it takes milliseconds. */
-void kvp_gpu_load_kernels(const kvp_gpu_cells *keys, const kvp_gpu_cells *values,
-                          const kvant_cuda_codec *sealed, const kvant_cuda_codec *open,
-                          const float *scale, uint32_t n_heads);
+/* A thread on which no handler of the program's runs. */
+bool kvp_gpu_start_thread(pthread_t *thread, void *(*run)(void *), void *context);
 
 #endif /* KVP_CUDA_LEARNER_H */

@@ -1,21 +1,27 @@
 /* load.c - loads kernels of compressed pages before a token needs them.
  *
  * CUDA loads a kernel when it is launched first. The first token over compressed pages would wait
- * 12 ms for all of theirs (H200). A thread that makes a matrix captures the launches that come with
- * the matrix into a graph, which it never launches. Making the executable graph loads its kernels.
- * Nothing reads or writes the memory that the launches name, so any memory of the GPU will do. */
+ * 12 ms for all of theirs (H200). So a thread captures such launches into a graph when a cache is
+ * created, and never launches the graph. Making the executable graph loads its kernels. Nothing
+ * reads or writes the memory that the launches name, so any memory of the GPU will do. */
 #include "learner.h"
 
-#define MANY 512u      /* tokens of a prompt's batch */
+#include <stdlib.h>
+#include <string.h>
+
+#include "../../../src/cache/lesson.h"
+
+#define ROWS ((size_t)128) /* that a matrix is made from */
+#define MANY 512u          /* tokens of a prompt's batch */
 #define HELD_ROWS 768u /* rows that a layer stores at once when its keys change their transform */
 
 /* The codecs and the memory of a layer's launches. */
 typedef struct layer {
     const kvp_gpu_cells *k, *v;
-    const kvant_cuda_codec *sealed, *open; /* of keys with a matrix */
-    kvant_cuda_codec *v_open;
-    void *any; /* memory, aligned to 256 bytes */
-    const float *k_scale;
+    kvant_cuda_codec *sealed, *open, *v_open;     /* of keys with a matrix, if they ever have one */
+    void *any;                                    /* memory, aligned to 256 bytes */
+    const float *k_scale, *k_weights, *v_weights; /* NULL: none */
+    bool turns;                                   /* blocks of keys have centres */
     uint32_t n_heads;
     cu_stream stream;
 } layer;
@@ -35,7 +41,7 @@ static kvant_cuda_rows keys_of(const layer *l, bool open)
                               .token_stride = kvp_gpu_width(l->k),
                               .head_stride = l->k->head_dim,
                               .scale = l->k_scale,
-                              .weights = l->any };
+                              .weights = l->k_weights };
 }
 
 static kvant_cuda_rows values_of(const layer *l, bool open)
@@ -45,14 +51,14 @@ static kvant_cuda_rows values_of(const layer *l, bool open)
                               .rows = l->any,
                               .token_stride = kvp_gpu_width(l->v),
                               .head_stride = l->v->head_dim,
-                              .center = l->v->center,
-                              .scale = l->v->scale,
-                              .weights = l->v->weights };
+                              .weights = l->v_weights };
 }
 
 static kvant_cuda_turning turning_of(const layer *l)
 {
-    return (kvant_cuda_turning){ .pairs = l->any, .start = l->any, .phases = l->any, .numbers = l->any };
+    return (kvant_cuda_turning){
+        .pairs = l->any, .start = l->any, .phases = l->any, .numbers = l->any
+    };
 }
 
 static kvant_cuda_append_args append_args(const layer *l, kvant_cuda_type type, uint32_t n)
@@ -89,10 +95,12 @@ static void append_step(const layer *l, uint32_t n, bool open)
 
     args.k = keys_of(l, open);
     args.v = values_of(l, open);
-    args.k_turning = turning_of(l);
-    args.center_slots = l->any;
-    args.centered = l->any;
-    if (n <= KVP_FEW_TOKENS)
+    if (l->turns) {
+        args.k_turning = turning_of(l);
+        args.center_slots = l->any;
+        args.centered = l->any;
+    }
+    if (n <= KVP_FEW_TOKENS && l->k_weights != NULL)
         args.queries = query_args(l, n);
     kvant_cuda_append(&args, l->stream);
 }
@@ -120,7 +128,7 @@ static void append_sealed(const layer *l)
     args.transformed = 1;
     args.k = keys_of(l, false);
     args.v = values_of(l, false);
-    args.k.scale = args.k.weights = args.v.center = args.v.scale = args.v.weights = NULL;
+    args.k.scale = args.k.weights = args.v.weights = NULL;
     kvant_cuda_append(&args, l->stream);
 }
 
@@ -137,7 +145,7 @@ static void decode_pages(const layer *l, bool open, kvant_cuda_type type, bool t
                                           .token_stride = kvp_gpu_width(l->k),
                                           .head_stride = l->k->head_dim,
                                           .scale = transformed ? NULL : l->k_scale,
-                                          .inverse_weights = transformed ? NULL : l->any,
+                                          .inverse_weights = transformed ? NULL : l->k_weights,
                                           .transformed = transformed };
 
     kvant_cuda_decode(&args, l->stream);
@@ -164,54 +172,52 @@ static void center(const layer *l, kvant_cuda_type type)
 static void attend(const layer *l, uint32_t n, bool further)
 {
     const size_t d = l->k->head_dim, width = l->n_heads * d;
-    const kvant_cuda_attention_args args = {
-        .size = sizeof(args),
-        .k_codec = l->sealed,
-        .v_codec = l->v->codec,
-        .k = l->k->pages,
-        .v = l->v->pages,
-        .k_open = open_pages_of(l),
-        .v_open = open_pages_of(l),
-        .block_table = l->any,
-        .table_stride = 64,
-        .blocks_per_row = 64,
-        .lengths = l->any,
-        .batch = 1,
-        .n_heads = l->n_heads,
-        .n_kv_heads = l->k->n_kv_heads,
-        .type = KVANT_CUDA_F32,
-        .q = l->any,
-        .q_batch_stride = n * width,
-        .q_head_stride = d,
-        .out = l->any,
-        .out_batch_stride = n * width,
-        .out_head_stride = d,
-        .scale = 1,
-        .v_center = l->v->center,
-        .k_scale = l->k_scale,
-        .v_scale = l->v->query_scale,
-        .workspace = l->any,
-        .workspace_bytes =
-            kvant_cuda_attention_workspace((uint32_t)d) + (n > 1 ? KVANT_CUDA_SCRATCH_BYTES : 0),
-        .query_tokens = n,
-        .causal = n > 1,
-        .q_token_stride = width,
-        .out_token_stride = width,
-        .table_ready = 1,
-        .new_cells = n > 1 ? NULL : l->any,
-        .n_matrices = further ? 2 : 1,
-        .matrices = further ? l->any : NULL,
-        .q_matrix_stride = n * width,
-        .q_numbers = { 0, 1 },
-        .turned = { .q = l->any,
-                    .type = KVANT_CUDA_F32,
-                    .q_batch_stride = n * width,
-                    .q_token_stride = width,
-                    .q_head_stride = d,
-                    .turning = turning_of(l),
-                    .offsets = l->any }
-    };
+    kvant_cuda_attention_args args = { .size = sizeof(args),
+                                       .k_codec = l->sealed,
+                                       .v_codec = l->v->codec,
+                                       .k = l->k->pages,
+                                       .v = l->v->pages,
+                                       .k_open = open_pages_of(l),
+                                       .v_open = open_pages_of(l),
+                                       .block_table = l->any,
+                                       .table_stride = 64,
+                                       .blocks_per_row = 64,
+                                       .lengths = l->any,
+                                       .batch = 1,
+                                       .n_heads = l->n_heads,
+                                       .n_kv_heads = l->k->n_kv_heads,
+                                       .type = KVANT_CUDA_F32,
+                                       .q = l->any,
+                                       .q_batch_stride = n * width,
+                                       .q_head_stride = d,
+                                       .out = l->any,
+                                       .out_batch_stride = n * width,
+                                       .out_head_stride = d,
+                                       .scale = 1,
+                                       .k_scale = l->k_scale,
+                                       .workspace = l->any,
+                                       .workspace_bytes =
+                                           kvant_cuda_attention_workspace((uint32_t)d) +
+                                           (n > 1 ? KVANT_CUDA_SCRATCH_BYTES : 0),
+                                       .query_tokens = n,
+                                       .causal = n > 1,
+                                       .q_token_stride = width,
+                                       .out_token_stride = width,
+                                       .table_ready = 1,
+                                       .new_cells = n > 1 ? NULL : l->any,
+                                       .n_matrices = further ? 2 : 1,
+                                       .matrices = further ? l->any : NULL,
+                                       .q_matrix_stride = n * width,
+                                       .q_numbers = { 0, 1 } };
 
+    if (l->turns)
+        args.turned = (kvant_cuda_turned){ .q = l->any,
+                                           .type = KVANT_CUDA_F32,
+                                           .q_batch_stride = n * width,
+                                           .q_token_stride = width,
+                                           .q_head_stride = d,
+                                           .turning = turning_of(l),
+                                           .offsets = l->any };
     kvant_cuda_attention(&args, l->stream);
 }
 
@@ -247,10 +253,13 @@ static void launch_all(const layer *l)
     append_step(l, 1, true);
     append_sealed(l);
     decode_pages(l, false, KVANT_CUDA_F16, true);
-    center(l, KVANT_CUDA_F16);
-    center(l, KVANT_CUDA_F32);
-    kvant_cuda_transform_queries(&queries, l->stream);
-    for (int further = 0; further < 2; further++) {
+    if (l->turns) {
+        center(l, KVANT_CUDA_F16);
+        center(l, KVANT_CUDA_F32);
+    }
+    if (l->k_weights != NULL)
+        kvant_cuda_transform_queries(&queries, l->stream);
+    for (int further = 0; further <= l->turns; further++) {
         attend(l, 1, further);
         attend(l, MANY, further);
     }
@@ -273,22 +282,113 @@ static void capture(const layer *l)
     kvp_cu.graph_free(graph);
 }
 
-void kvp_gpu_load_kernels(const kvp_gpu_cells *keys, const kvp_gpu_cells *values,
-                          const kvant_cuda_codec *sealed, const kvant_cuda_codec *open,
-                          const float *scale, uint32_t n_heads)
-{
-    layer l = { .k = keys,
-                .v = values,
-                .sealed = sealed,
-                .open = open,
-                .any = keys->numbers.at,
-                .k_scale = scale != NULL ? keys->numbers.at : NULL,
-                .n_heads = n_heads };
+/* Keys with a matrix */
 
-    if (kvant_cuda_codec_create_open(values->codec, &l.v_open) == KVANT_OK &&
+static kvant_codec *learn_some(kvant_tensor *tensor, const kvant_codec *source, float *rows,
+                               uint32_t head_dim)
+{
+    const kvant_queries queries = { .size = sizeof(queries),
+                                    .q = rows,
+                                    .token_stride = head_dim,
+                                    .head_stride = head_dim,
+                                    .n_tokens = ROWS,
+                                    .n_heads = 1 };
+    kvant_codec *made = NULL;
+    int64_t slots[ROWS];
+    uint32_t random = 1;
+
+    for (size_t i = 0; i < ROWS; i++)
+        slots[i] = (int64_t)i;
+    for (size_t i = 0; i < ROWS * head_dim; i++) {
+        random = 1664525 * random + 1013904223;
+        rows[i] = (float)(random >> 8) * 0x1p-23f - 1;
+    }
+    if (kvant_tensor_note_queries(tensor, &queries, 1) == KVANT_OK &&
+        kvant_tensor_learn(tensor, slots, ROWS, rows, head_dim, 1) == KVANT_OK)
+        kvant_tensor_make_codec(tensor, 0, 0, source, &made);
+    return made;
+}
+
+/* A codec with the matrix of some rows, which is as good as any. */
+static kvant_codec *make_codec(const kvant_codec *source, uint32_t head_dim)
+{
+    kvant_codec *learner = NULL, *made = NULL;
+    kvant_tensor *tensor = NULL;
+    const kvant_tensor_params params = { .size = sizeof(params),
+                                         .codecs = (const kvant_codec *const *)&learner,
+                                         .n_kv_heads = 1,
+                                         .n_sequences = 1,
+                                         .n_blocks = ROWS / KVANT_PAGE_TOKENS };
+    float *rows = malloc(ROWS * head_dim * sizeof(*rows));
+    void *memory = NULL;
+    size_t bytes = 0;
+
+    if (rows != NULL &&
+        kvant_codec_create("int-8:transform=first,rotate=none", head_dim, KVANT_ROLE_K, 0, &learner,
+                           NULL, 0) == KVANT_OK &&
+        kvant_tensor_size(&params, &bytes) == KVANT_OK)
+        memory = aligned_alloc(KVANT_PAGE_ALIGN, (bytes + KVANT_PAGE_ALIGN - 1) / KVANT_PAGE_ALIGN *
+                                                     KVANT_PAGE_ALIGN);
+    if (memory != NULL)
+        memset(memory, 0, bytes);
+    if (memory != NULL && kvant_tensor_create(&params, memory, &tensor) == KVANT_OK)
+        made = learn_some(tensor, source, rows, head_dim);
+    kvant_tensor_free(&tensor);
+    kvant_codec_free(&learner);
+    free(memory);
+    free(rows);
+    return made;
+}
+
+/* The thread */
+
+static void load(kvp_gpu_loader *loader)
+{
+    layer l = { .k = loader->k, .v = loader->v, .n_heads = loader->n_heads };
+    const kvant_codec *source = l.k->sources[0];
+    kvant_codec *made = l.k->weighs ? make_codec(source, l.k->head_dim) : NULL;
+    const kvant_cuda_tables tables = kvp_gpu_tables(made != NULL ? made : source);
+
+    l.any = l.k->numbers.at;
+    l.k_scale = tables.scale != NULL ? l.any : NULL;
+    l.k_weights = tables.n_weights > 0 ? l.any : NULL;
+    l.v_weights = kvp_gpu_tables(l.v->sources[0]).n_weights > 0 ? l.any : NULL;
+    l.turns = made != NULL;
+    if (kvant_cuda_codec_from(made != NULL ? made : source, &l.sealed, NULL, 0) == KVANT_OK &&
+        kvant_cuda_codec_create_open(l.sealed, &l.open) == KVANT_OK &&
+        kvant_cuda_codec_create_open(l.v->codec, &l.v_open) == KVANT_OK &&
         kvp_cu.stream_new(&l.stream, CU_NON_BLOCKING) == 0) {
         capture(&l);
         kvp_cu.stream_free(l.stream);
     }
     kvant_cuda_codec_free(&l.v_open);
+    kvant_cuda_codec_free(&l.open);
+    kvant_cuda_codec_free(&l.sealed);
+    kvant_codec_free(&made);
+}
+
+static void *run(void *context)
+{
+    kvp_gpu_loader *loader = context;
+
+    if (kvp_gpu_enter(loader->k->gpu))
+        load(loader);
+    return NULL;
+}
+
+void kvp_gpu_load_kernels(const kvp_gpu_cells *keys, const kvp_gpu_cells *values, uint32_t n_heads)
+{
+    kvp_gpu_loader *loader = &keys->cache->loader;
+
+    if (loader->k != NULL || values->cache != keys->cache)
+        return;
+    *loader = (kvp_gpu_loader){ .k = keys, .v = values, .n_heads = n_heads };
+    loader->runs = kvp_gpu_start_thread(&loader->thread, run, loader);
+}
+
+void kvp_gpu_load_finish(kvp_gpu_cache *cache)
+{
+    if (cache->loader.runs)
+        pthread_join(cache->loader.thread, NULL);
+    cache->loader.runs = false;
 }

@@ -67,8 +67,10 @@ static bool attention_supported(const abi_tensor *node)
             name);
     else if (kvant_cuda_attention_check(k->codec, v->codec, err, sizeof(err)) != KVANT_OK)
         kvp_error("%s: %s", name, err);
-    else
+    else {
+        kvp_gpu_load_kernels(k, v, (uint32_t)q->ne[2]);
         return true;
+    }
     return false;
 }
 

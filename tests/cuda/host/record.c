@@ -8,6 +8,7 @@
  * to the stream that began it. The end of the capture fails (901) if the origin did not wait for
  * work of a stream. */
 #define _POSIX_C_SOURCE 200809L
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -33,6 +34,7 @@ typedef struct graph {
     work *first, **last;
     edge *edges;
     size_t n_edges;
+    bool launched;
 } graph;
 
 typedef struct stream {
@@ -54,6 +56,7 @@ static stream *streams[MOST_STREAMS];
 static unsigned long n_launches, n_updates;
 static size_t n_left;
 static _Thread_local unsigned long n_waits;
+static atomic_ulong n_unlaunched;
 
 static stream *stream_of(const void *handle)
 {
@@ -95,6 +98,7 @@ static void release(graph *g)
 {
     if (--g->users > 0)
         return;
+    n_unlaunched += g->launched ? 0 : g->n;
     for (work *w = g->first, *next; w; w = next) {
         next = w->next;
         free(w);
@@ -133,6 +137,12 @@ EXPORT(int, cuStreamDestroy_v2, (void *handle))
             streams[i] = NULL;
     free(handle);
     return 0;
+}
+
+/* Pieces of work in graphs that are gone and were never launched. */
+EXPORT(unsigned long, host_unlaunched, (void))
+{
+    return n_unlaunched;
 }
 
 /* How often this thread waited for a stream. */
@@ -279,6 +289,7 @@ EXPORT(int, cuGraphLaunch, (graph * *executable, void *handle))
         return BAD;
     for (work *w = (*executable)->first; w; w = w->next)
         w->run(w->data);
+    (*executable)->launched = true;
     n_left = (*executable)->n_edges + 1 - (*executable)->n;
     n_launches++;
     return 0;
