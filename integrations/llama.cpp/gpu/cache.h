@@ -78,6 +78,9 @@ typedef struct kvp_gpu_cache {
             int32_t by[KVANT_PAGE_TOKENS]; /* by cell: the distance beyond the block's distance */
         } *mixed;
         size_t n_mixed;
+        int32_t *all; /* by cell: by how many positions its key moves with this shift */
+        bool failed;  /* some layers did not move yet */
+        bool due;     /* llama.cpp asked for a shift, which it has to ask for again */
     } shift;
     struct kvp_gpu_marks { /* marks of cells whose rows were refused, for kernels (marks.c) */
         kvp_gpu_memory memory;
@@ -125,6 +128,7 @@ typedef struct kvp_gpu_cells {
     float frequencies[KVANT_MAX_HEAD_DIM / 2];
     /* the number of its cache's shifts in which its keys took part */
     uint32_t n_shifts;
+    size_t n_mixed;                         /* blocks of the next one whose keys moved already */
     const float *weights, *inverse_weights; /* NULL: none */
     float *center, *scale, *query_scale;    /* NULL: none */
     bool learns, learnt;                    /* centre or scale are learned from the first rows */

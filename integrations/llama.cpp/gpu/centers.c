@@ -165,12 +165,13 @@ kvant_status kvp_gpu_center_blocks(const kvp_gpu_cells *keys, bool open, size_t 
 {
     kvp_gpu_cache *cache = keys->cache;
     const size_t n_rows = n * KVANT_PAGE_TOKENS;
-    int64_t *cells;
+    int64_t few[KVANT_PAGE_TOKENS], *cells = few; /* of one block, which a shift must not fail at */
     bool ok;
 
     if (!keys->turns)
         return KVANT_OK;
-    cells = malloc(n_rows * sizeof(*cells));
+    if (n > 1)
+        cells = malloc(n_rows * sizeof(*cells));
     ok = cells != NULL && kvp_gpu_ranges_bring(cache, cache->gpu->stream) &&
          kvp_gpu_grow(cache->gpu, &cache->moved, n_rows * sizeof(*cells), false);
     for (size_t i = 0; i < n_rows && ok; i++) {
@@ -180,7 +181,8 @@ kvant_status kvp_gpu_center_blocks(const kvp_gpu_cells *keys, bool open, size_t 
     ok = ok && kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)cache->moved.at, cells,
                                         n_rows * sizeof(*cells), cache->gpu->stream),
                          "copying");
-    free(cells);
+    if (n > 1)
+        free(cells);
     return ok ? kvp_gpu_center_rows(keys, rows, kvp_gpu_width(keys), n_rows, cache->moved.at, add,
                                     rows)
               : KVANT_ERR_MEMORY;

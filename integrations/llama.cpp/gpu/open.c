@@ -29,12 +29,14 @@ static kvp_gpu_cache *find_cache(kvp_gpu *gpu, const kvp_kv *kv)
     cache->n_streams = kv->shape.n_streams;
     cache->written = calloc(cache->n_blocks, sizeof(*cache->written));
     cache->ranges.of = calloc(cache->n_blocks, sizeof(*cache->ranges.of));
+    cache->ranges.host = calloc(cache->n_blocks, 2 * sizeof(*cache->ranges.host));
     cache->ranges.centers.positions =
         calloc(cache->n_blocks, sizeof(*cache->ranges.centers.positions));
-    if (cache->written == NULL || cache->ranges.of == NULL ||
+    if (cache->written == NULL || cache->ranges.of == NULL || cache->ranges.host == NULL ||
         cache->ranges.centers.positions == NULL) {
         free(cache->written);
         free(cache->ranges.of);
+        free(cache->ranges.host);
         free(cache->ranges.centers.positions);
         free(cache);
         return NULL;
@@ -196,6 +198,7 @@ void kvp_gpu_cache_leave(kvp_kv *kv)
     kvp_gpu_place_free(cache);
     kvp_gpu_queries_free(cache);
     free(cache->shift.mixed);
+    free(cache->shift.all);
     free(cache->table);
     free(cache->written);
     kvant_plan_free(&cache->plan);
@@ -438,6 +441,7 @@ void kvp_gpu_cache_forget(kvp_gpu_cache *cache)
     kvp_gpu_ranges_forget(cache);
     cache->weighing = cache->weighs;
     cache->begun = cache->tried = cache->asks = cache->teaches = cache->late.any = false;
+    cache->shift.failed = cache->shift.due = false;
     kvp_gpu_queries_forget(cache);
 }
 

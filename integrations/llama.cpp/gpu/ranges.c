@@ -324,7 +324,7 @@ bool kvp_gpu_ranges_bring(kvp_gpu_cache *cache, cu_stream stream)
 {
     kvp_gpu_ranges *ranges = &cache->ranges;
     const size_t bytes = 2 * (size_t)cache->n_blocks;
-    uint8_t *numbers;
+    uint8_t *numbers = ranges->host;
     bool ok;
 
     if (ranges->made == 1 && !ranges->centers.used && !ranges->moved && !ranges->plain)
@@ -333,8 +333,7 @@ bool kvp_gpu_ranges_bring(kvp_gpu_cache *cache, cu_stream stream)
         return false;
     if (!ranges->changed)
         return true;
-    numbers = malloc(bytes);
-    ok = numbers != NULL && kvp_gpu_grow(cache->gpu, &ranges->numbers, bytes, false);
+    ok = kvp_gpu_grow(cache->gpu, &ranges->numbers, bytes, false);
     if (ok && find_used(cache))
         atomic_fetch_add(&cache->gpu->epoch, 1); /* captured graphs contain the former ids */
     if (ok)
@@ -343,7 +342,6 @@ bool kvp_gpu_ranges_bring(kvp_gpu_cache *cache, cu_stream stream)
                                         stream),
                          "copying");
     ranges->changed = !ok;
-    free(numbers);
     return ok;
 }
 
@@ -436,6 +434,7 @@ void kvp_gpu_ranges_free(kvp_gpu_cache *cache)
     kvp_gpu_release(&cache->ranges.numbers);
     kvp_gpu_centers_free(cache);
     free(cache->ranges.of);
+    free(cache->ranges.host);
     free(cache->ranges.runs);
     free(cache->ranges.last);
 }

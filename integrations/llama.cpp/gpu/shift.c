@@ -66,6 +66,7 @@ typedef struct group {
 typedef struct plan {
     kvp_gpu_cache *cache;
     int32_t *shifts; /* by cell: the distance by which the key moves */
+    int32_t *all;    /* the same with those that keys moved by already */
     int32_t *by;     /* by block: the distance by which most of its keys move */
     group groups[MOST_GROUPS];
     uint32_t n_groups;
@@ -295,19 +296,25 @@ static void renumber(plan *p)
 
 /* Blocks whose keys move by different distances */
 
-static bool list_mixed(plan *p)
+/* Room for all blocks in which some keys move. */
+static bool have_mixed(plan *p)
 {
     kvp_gpu_cache *cache = p->cache;
     struct kvp_gpu_mixed *mixed;
     size_t n = 0;
 
     for (uint32_t block = 0; block < cache->n_blocks; block++)
-        n += is_mixed(p, block, p->by[block]);
+        n += is_mixed(p, block, 0);
     mixed = realloc(cache->shift.mixed, (n + 1) * sizeof(*mixed));
-    if (mixed == NULL)
-        return false;
-    cache->shift.mixed = mixed;
-    cache->shift.n_mixed = n;
+    cache->shift.mixed = mixed != NULL ? mixed : cache->shift.mixed;
+    return mixed != NULL;
+}
+
+static void list_mixed(plan *p)
+{
+    kvp_gpu_cache *cache = p->cache;
+    struct kvp_gpu_mixed *mixed = cache->shift.mixed;
+
     for (uint32_t block = 0; block < cache->n_blocks; block++) {
         if (!is_mixed(p, block, p->by[block]))
             continue;
@@ -318,7 +325,7 @@ static bool list_mixed(plan *p)
                                : 0;
         mixed++;
     }
-    return true;
+    cache->shift.n_mixed = (size_t)(mixed - cache->shift.mixed);
 }
 
 /* Marks the codes of moving keys in exact pages as out of date. */
@@ -349,11 +356,11 @@ static bool begin(plan *p, cu_stream stream)
     p->by = calloc(cache->n_blocks, sizeof(*p->by));
     for (uint32_t block = 0; block < cache->n_blocks && p->by != NULL; block++)
         p->by[block] = shift_of_block(p, block);
-    ok = p->by != NULL && open_mixed(p, stream) && find_ids(p);
-    if (ok)
-        renumber(p);
-    ok = ok && list_mixed(p) && kvp_gpu_ranges_bring(cache, stream);
+    ok = p->by != NULL && have_mixed(p) && open_mixed(p, stream) && find_ids(p);
     if (ok) {
+        renumber(p);
+        list_mixed(p);
+        ok = kvp_gpu_ranges_bring(cache, stream);
         note_open(cache);
         note_positions(p);
     }
@@ -369,12 +376,62 @@ static bool has_rope(const kvp_gpu_cells *cells, const kvant_rope *rope)
     return cells->rope.size != 0 && kvp_rope_is_same(&cells->rope, rope);
 }
 
+static void take_rope(kvp_gpu_cells *cells, const kvant_rope *rope)
+{
+    for (uint32_t i = 0; i < KVP_MOST_MOVED && !has_rope(cells, rope); i++)
+        cells->moved[i].of = (kvp_gpu_lineage){ 0 };
+    memcpy(cells->frequencies, rope->frequencies, rope->n_dims / 2 * sizeof(*rope->frequencies));
+    cells->rope = *rope;
+    cells->rope.frequencies = cells->frequencies;
+}
+
+/* A layer's keys move as the plan says. After an error they have not moved. */
+static bool move_layer(kvp_gpu_cells *cells, const kvant_rope *rope)
+{
+    take_rope(cells, rope);
+    if (!kvp_gpu_shift_matrices(cells) || !kvp_gpu_shift_mixed(cells))
+        return false;
+    cells->n_shifts = cells->cache->shift.n;
+    return true;
+}
+
+/* Layers that a shift left as they were, because it failed before or in them, move now. */
+static bool finish_shift(const kvp_gpu_cache *cache, const kvant_rope *rope)
+{
+    bool ok = true;
+
+    for (size_t i = 0; i < cache->n_tensors && ok; i++) {
+        kvp_gpu_cells *cells = cache->tensors[i]->cells;
+        ok = cache->tensors[i]->shape.role != KVANT_ROLE_K || cells->n_shifts == cache->shift.n ||
+             move_layer(cells, rope);
+    }
+    return ok;
+}
+
+/* After an error llama.cpp computes the shift once more, with those that came since. Keys move by
+ * what they have not moved by yet. */
+static bool read_shifts(kvp_gpu_cache *cache, const abi_tensor *from, size_t n, plan *p)
+{
+    const size_t n_cells = (size_t)cache->n_blocks * KVANT_PAGE_TOKENS;
+    int32_t *all = calloc(n_cells, sizeof(*all));
+
+    p->shifts = calloc(n_cells, sizeof(*p->shifts));
+    if (all == NULL || p->shifts == NULL) {
+        free(all);
+        return false;
+    }
+    memcpy(all, from->data, n * sizeof(*all));
+    for (size_t i = 0; i < n_cells; i++)
+        p->shifts[i] = all[i] - (cache->shift.failed ? cache->shift.all[i] : 0);
+    p->all = all;
+    return true;
+}
+
 /* Plans the shift of all layers, at the first layer's node. False: keys must be encoded again. */
 static bool begin_shift(kvp_gpu_backend *b, const kvp_gpu_cells *cells, const abi_tensor *node,
                         const kvant_rope *rope, int32_t *status)
 {
     kvp_gpu_cache *cache = cells->cache;
-    const size_t n_cells = (size_t)cache->n_blocks * KVANT_PAGE_TOKENS;
     abi_tensor shifts = { 0 };
     plan p = { .cache = cache };
 
@@ -390,24 +447,20 @@ static bool begin_shift(kvp_gpu_backend *b, const kvp_gpu_cells *cells, const ab
         *status = ABI_STATUS_FAILED;
         return true;
     }
-    p.shifts = calloc(n_cells, sizeof(*p.shifts));
-    if (p.shifts != NULL)
-        memcpy(p.shifts, shifts.data, (size_t)node->ne[2] * sizeof(*p.shifts));
-    *status =
-        p.shifts != NULL && begin(&p, b->gpu->stream) ? ABI_STATUS_SUCCESS : ABI_STATUS_FAILED;
+    if ((!cache->shift.failed || finish_shift(cache, rope)) &&
+        read_shifts(cache, &shifts, (size_t)node->ne[2], &p) && begin(&p, b->gpu->stream)) {
+        free(cache->shift.all);
+        cache->shift.all = p.all;
+        p.all = NULL;
+        cache->shift.failed = false;
+        cache->shift.input = node->src[1]->data;
+        cache->shift.n++;
+    } else {
+        *status = ABI_STATUS_FAILED;
+    }
+    free(p.all);
     free(p.shifts);
-    cache->shift.input = node->src[1]->data;
-    cache->shift.n++;
     return true;
-}
-
-static void take_rope(kvp_gpu_cells *cells, const kvant_rope *rope)
-{
-    for (uint32_t i = 0; i < KVP_MOST_MOVED && !has_rope(cells, rope); i++)
-        cells->moved[i].of = (kvp_gpu_lineage){ 0 };
-    memcpy(cells->frequencies, rope->frequencies, rope->n_dims / 2 * sizeof(*rope->frequencies));
-    cells->rope = *rope;
-    cells->rope.frequencies = cells->frequencies;
 }
 
 bool kvp_gpu_shift(kvp_gpu_backend *b, const abi_tensor *node, int32_t *status)
@@ -423,18 +476,17 @@ bool kvp_gpu_shift(kvp_gpu_backend *b, const abi_tensor *node, int32_t *status)
     if (cache == NULL)
         return false; /* nothing was ever stored */
     known = kvp_rope_of_shift(kv, node, &rope, frequencies);
-    if (cells->n_shifts == cache->shift.n && !(known && begin_shift(b, cells, node, &rope, status)))
+    if ((cells->n_shifts == cache->shift.n || cache->shift.failed) &&
+        !(known && begin_shift(b, cells, node, &rope, status)))
         return false;
-    if (*status == ABI_STATUS_SUCCESS && known && node->src[1]->data == cache->shift.input &&
-        rotates_as_centers(cache, &rope)) {
-        take_rope(cells, &rope);
-        if (!kvp_gpu_shift_matrices(cells) || !kvp_gpu_shift_mixed(cells))
-            *status = ABI_STATUS_FAILED;
-    } else {
+    if (*status == ABI_STATUS_SUCCESS &&
+        !(known && node->src[1]->data == cache->shift.input && rotates_as_centers(cache, &rope) &&
+          move_layer(cells, &rope))) {
         *status = ABI_STATUS_FAILED;
+        cache->shift.failed = true;
     }
-    cells->n_shifts = cache->shift.n;
-    if (*status != ABI_STATUS_SUCCESS)
+    cache->shift.due = *status != ABI_STATUS_SUCCESS;
+    if (cache->shift.due)
         kvp_error("%s: cannot shift the context", kv->name);
     return true;
 }

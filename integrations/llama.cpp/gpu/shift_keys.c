@@ -214,7 +214,7 @@ static bool store(const passing *p)
 
 /* Decodes the keys with the transform that their block has now, so they have moved by the block's
  * distance already. */
-bool kvp_gpu_shift_mixed(const kvp_gpu_cells *cells)
+bool kvp_gpu_shift_mixed(kvp_gpu_cells *cells)
 {
     const struct kvp_gpu_shift *shift = &cells->cache->shift;
     const size_t width = kvp_gpu_width(cells),
@@ -227,11 +227,13 @@ bool kvp_gpu_shift_mixed(const kvp_gpu_cells *cells)
     p.host = malloc(most * KVANT_PAGE_TOKENS * width * sizeof(*p.host));
     p.room = kvp_gpu_batch_room(cells->gpu, most * KVANT_PAGE_TOKENS, width, &p.slots);
     ok = p.host != NULL && p.room != NULL;
-    for (size_t i = 0; i < shift->n_mixed && ok; i += p.n) {
-        p.mixed = shift->mixed + i;
-        p.n = shift->n_mixed - i < most ? shift->n_mixed - i : most;
+    while (cells->n_mixed < shift->n_mixed && ok) {
+        p.mixed = shift->mixed + cells->n_mixed;
+        p.n = shift->n_mixed - cells->n_mixed < most ? shift->n_mixed - cells->n_mixed : most;
         ok = fetch(&p) && rotate(&p) && store(&p);
+        cells->n_mixed += ok ? p.n : 0;
     }
+    cells->n_mixed = ok ? 0 : cells->n_mixed;
     free(p.host);
     kvp_gpu_batch_done(cells->gpu);
     return ok;
@@ -363,4 +365,5 @@ void kvp_gpu_shift_free(kvp_gpu_cells *cells)
         cells->moved[i].of = (kvp_gpu_lineage){ 0 };
     }
     cells->rope = (kvant_rope){ 0 };
+    cells->n_mixed = 0;
 }

@@ -14,6 +14,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../log.h"
+
 static uint32_t blocks_per_stream(const kvp_gpu_cache *cache)
 {
     return cache->n_blocks / cache->n_streams;
@@ -294,11 +296,21 @@ static bool place(kvp_gpu_cache *cache, const kvp_gpu_step *step, const kvp_gpu_
     return ok;
 }
 
+/* llama.cpp goes on when it could not shift the context, and tries again before the next step. Queries
+ * would find keys at positions of the past until then. */
+static bool is_shifted(const kvp_gpu_cache *cache)
+{
+    if (cache->shift.due)
+        kvp_error("%s: keys did not move to their new positions: the step is refused, try again",
+                  cache->gpu->name);
+    return !cache->shift.due;
+}
+
 bool kvp_gpu_cache_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step, const kvp_gpu_mask *mask,
                            cu_stream stream)
 {
     bool ok =
-        in_range(cache, step) &&
+        is_shifted(cache) && in_range(cache, step) &&
         (!cache->learning || kvp_gpu_learn_before(cache, step->cells, step->n, stream)) &&
         (cache->keeps ? place(cache, step, mask, stream)
                       : kvp_gpu_first_prepare(cache, step, &(kvant_plan_changes){ 0 }, false));

@@ -62,6 +62,7 @@ typedef struct kvp_gpu_ranges {
     uint32_t n;                        /* number of ids in `used` */
     /* by block, for attention: index in `used`; behind these, numbers of centres */
     kvp_gpu_memory numbers;
+    uint8_t *host;          /* room for these */
     kvp_gpu_centers centers;
     kvp_gpu_run *runs; /* runs of the current batch */
     size_t n_runs;
@@ -226,7 +227,7 @@ bool kvp_gpu_shift(kvp_gpu_backend *b, const abi_tensor *node, int32_t *status);
  * the matrices, when no work uses them any more. */
 bool kvp_gpu_shift_takes(const kvp_gpu_cells *cells);
 bool kvp_gpu_shift_matrices(kvp_gpu_cells *cells);
-bool kvp_gpu_shift_mixed(const kvp_gpu_cells *cells);
+bool kvp_gpu_shift_mixed(kvp_gpu_cells *cells);
 bool kvp_gpu_shift_reset(kvp_gpu_cache *cache);
 void kvp_gpu_shift_free(kvp_gpu_cells *cells);
 
