@@ -1,5 +1,5 @@
-/* test_plugin_prompts.c - first matrices that a GPU's cache makes from prompts (gpu/first.c), on the mock
- * of ggml-cuda. */
+/* test_plugin_prompts.c - first matrices that a GPU's cache makes from prompts (gpu/first.c), on
+ * the mock of ggml-cuda. */
 #define _POSIX_C_SOURCE 200809L /* setenv */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -15,9 +15,9 @@
 #include "harness.h"
 #include "standin_control.h"
 
-/* A preset's cache of 512 tokens has 4 pages of 64 exact rows. The first batch fills 3 of these, and
- * more than two thirds of the pages make threads learn. The second batch needs two pages, so blocks
- * of the first one are sealed. */
+/* A preset's cache of 512 tokens has 4 pages of 64 exact rows. The first batch fills 3 of these,
+ * and more than two thirds of the pages make threads learn. The second batch needs two pages, so
+ * blocks of the first one are sealed. */
 enum { N_FIRST = 192, N_SECOND = 128, N_ALONE = 40, N_ALL = N_FIRST + N_SECOND + N_ALONE };
 
 static llama_token tokens[N_ALL];
@@ -84,10 +84,10 @@ static unsigned long waits_of(struct llama_context *context, int first, int n)
     return standin_waits() - before;
 }
 
-/* A wait for each layer would leave the GPU idle between two layers. The first batch waits four times
- * for the whole cache when threads begin to learn. That is one wait a layer here, so fewer than two
- * waits a layer are allowed beyond those of a cache that learns nothing. The second batch, whose graph
- * puts the matrices in force, has less than one a layer. */
+/* A wait for each layer would leave the GPU idle between two layers. The first batch waits four
+ * times for the whole cache when threads begin to learn. That is one wait a layer here. A cache
+ * that learns nothing waits, too, so the test allows fewer than two waits a layer more. The
+ * second batch, whose graph puts the matrices in force, has less than one a layer. */
 static void no_layer_of_a_prompt_waits(void **state)
 {
     const unsigned long n_layers = (unsigned long)llama_model_n_layer(harness_model());
@@ -137,8 +137,8 @@ static void matrices_come_from_prompts(void **state)
     free(again);
 }
 
-/* A context that computes nothing has captured launches of all functions that pages need. CUDA loads
- * the kernels of these. */
+/* A context that computes nothing has captured launches of all functions that pages need. CUDA
+ * loads the kernels of these. */
 static void kernels_are_loaded_without_a_token(void **state)
 {
     const unsigned long before = harness_has_standin() ? standin_unlaunched() : 0;

@@ -51,7 +51,8 @@ static void drop(fixture *f)
     free(f->memory);
 }
 
-/* The next n rows from the first-th on. Tokens of the sink go to block 0, as gpu/learner.c has it. */
+/* The next n rows from the first-th on. Tokens of the sink go to block 0, as gpu/learner.c has
+ * it. */
 static kvant_status take(const fixture *f, size_t first, size_t n, bool stores)
 {
     int64_t slots[ROWS], at = KVANT_PAGE_TOKENS;

@@ -263,8 +263,8 @@ bool kvp_gpu_carry_out(kvp_gpu_cache *cache, const kvant_plan_changes *changes, 
 bool kvp_gpu_encode_pages(kvp_gpu_cache *cache, const kvp_open_page *pages, const kvp_kv *kv,
                           cu_stream stream);
 
-/* load.c. A thread loads the kernels of pages, those of keys with a matrix included. finish waits for
- * it, before a tensor of the cache goes. */
+/* load.c. A thread loads the kernels of pages, with and without a matrix of keys. load_finish waits
+ * for the thread before a tensor of the cache goes. */
 void kvp_gpu_load_kernels(const kvp_gpu_cells *keys, const kvp_gpu_cells *values, uint32_t n_heads);
 void kvp_gpu_load_finish(kvp_gpu_cache *cache);
 

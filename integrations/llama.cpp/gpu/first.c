@@ -23,8 +23,8 @@
 #include "../ggml_api.h"
 #include "../log.h"
 
-/* Steps of few tokens that threads have at least. On an H200 with 16 CPUs and an 8B shape, threads
- * that a prompt began need 0.12 s, and the prompt and 24 tokens take 0.15 s. */
+/* Threads have at least 24 steps of few tokens. With an 8B shape on an H200 with 16 CPUs, threads
+ * that a prompt began need 0.12 s. The prompt and 24 tokens take 0.15 s. */
 #define LEAST_STEPS 24u
 
 /* Beginning */
@@ -66,7 +66,7 @@ void kvp_gpu_first_teach(kvp_gpu_cells *cells)
         begin_layer(cells, true);
 }
 
-/* Pages that have blocks, with those of the step at hand. */
+/* How many pages have blocks. The plan has decided for the step at hand. */
 static uint32_t count_pages(const kvp_gpu_cache *cache)
 {
     uint32_t n = 0;
@@ -76,7 +76,7 @@ static uint32_t count_pages(const kvp_gpu_cache *cache)
     return n;
 }
 
-/* Whether two thirds of the pages have blocks: threads are done before the others have. A step of
+/* Whether two thirds of the pages have blocks. Threads are done before all pages have. A step of
  * many tokens, whose graph begins the threads, counts with the blocks that it will have. */
 static bool is_ripe(const kvp_gpu_cache *cache, bool with_step)
 {
@@ -86,7 +86,8 @@ static bool is_ripe(const kvp_gpu_cache *cache, bool with_step)
 }
 
 /* Tokens that come one by one join the threads when all pages have blocks. The token that needs
- * another page has to seal rows. A token that had to do both would take longer than three others. */
+ * another page has to seal rows. A token that had to do both would take longer than three
+ * others. */
 static bool is_full(const kvp_gpu_cache *cache)
 {
     return count_pages(cache) == cache->n_pages;
@@ -184,138 +185,20 @@ static bool bring(kvp_gpu_cells *cells, const kvp_gpu_version *made)
     return ok;
 }
 
-/* What held says about rows, as it is brought to the GPU. */
-typedef struct held_arrays {
-    int64_t slots[KVP_MOST_PAGES * KVANT_PAGE_TOKENS], cells[KVP_MOST_PAGES * KVANT_PAGE_TOKENS];
-    int32_t pages[KVP_MOST_PAGES];
-} held_arrays;
-
-static bool bring_arrays(kvp_gpu_cache *cache, kvp_gpu_held_rows *held)
-{
-    const kvp_gpu_page_list *list = &held->list;
-    held_arrays *host = calloc(1, sizeof(*host)), *at;
-    bool ok = host != NULL && kvp_gpu_grow(cache->gpu, &cache->late.arrays, sizeof(*host), false);
-
-    for (size_t row = 0; row < (size_t)list->n * KVANT_PAGE_TOKENS && ok; row++) {
-        const uint32_t page = list->pages[row / KVANT_PAGE_TOKENS].page;
-        const int64_t cell = kvp_gpu_cell_of(cache, list, row);
-        host->cells[row] = cell;
-        host->slots[row] =
-            cell < 0 ? -1 : (int64_t)page * KVANT_PAGE_TOKENS + (int64_t)(row % KVANT_PAGE_TOKENS);
-        host->pages[row / KVANT_PAGE_TOKENS] = (int32_t)page;
-    }
-    ok = ok && kvp_gpu_upload(cache->gpu, cache->late.arrays.at, host, sizeof(*host));
-    at = cache->late.arrays.at;
-    held->slots = at->slots;
-    held->cells = at->cells;
-    held->pages = at->pages;
-    free(host);
-    return ok;
-}
-
-/* The rows of a cache's open pages, for all of its layers. */
-static bool hold_rows(kvp_gpu_cache *cache, kvp_gpu_held_rows *held)
-{
-    *held = (kvp_gpu_held_rows){ .list = { 0 } };
-    if (cache->in_place)
-        return true;
-    held->list = kvp_gpu_list_pages(cache);
-    return held->list.n == 0 || bring_arrays(cache, held);
-}
-
-/* The longest run of pages from the first-th on whose keys have one transform. */
-static kvp_gpu_run run_of(const kvp_gpu_page_list *list, size_t first)
-{
-    kvp_gpu_run run = { first, 1, list->pages[first].transform };
-
-    while (first + run.n < list->n && list->pages[first + run.n].transform == run.transform)
-        run.n++;
-    return run;
-}
-
-/* No matrix is in force yet, so blocks have no centres of their own. */
-static kvant_status decode_run(const kvp_gpu_cells *cells, const kvp_gpu_held_rows *held,
-                               kvp_gpu_run run)
-{
-    const size_t width = kvp_gpu_width(cells);
-    const kvant_cuda_decode_args args = {
-        .size = sizeof(args),
-        .codec = cells->open_codec,
-        .pages = cells->open_pages,
-        .blocks = held->pages + run.first,
-        .n_blocks = (uint32_t)run.n,
-        .n_kv_heads = cells->n_kv_heads,
-        .type = KVANT_CUDA_F32,
-        .out = held->rows + run.first * KVANT_PAGE_TOKENS * width,
-        .token_stride = width,
-        .head_stride = cells->head_dim,
-        .center = cells->center,
-        .scale = cells->scale,
-        .inverse_weights = kvp_gpu_matrix_of(cells, run.transform).inverse_weights
-    };
-
-    return kvant_cuda_decode(&args, cells->gpu->stream);
-}
-
-/* Stores rows in the pages that they came from. */
-static kvant_status store_run(const kvp_gpu_cells *cells, const kvp_gpu_held_rows *held,
-                              kvp_gpu_run run)
-{
-    const size_t width = kvp_gpu_width(cells), first = run.first * KVANT_PAGE_TOKENS,
-                 n = run.n * KVANT_PAGE_TOKENS;
-    float *rows = held->rows + first * width;
-    const kvant_status status =
-        kvp_gpu_center_rows(cells, rows, width, n, held->cells + first, false, rows);
-
-    if (status != KVANT_OK)
-        return status;
-    return kvp_gpu_append(cells, KVANT_ROLE_K, true, held->rows,
-                          (kvp_gpu_run){ first, n, run.transform }, held->slots, NULL);
-}
-
-/* Without memory the rows are as they were. */
-static bool decode_held(const kvp_gpu_cells *cells, kvp_gpu_held_rows *held)
-{
-    kvant_status status = KVANT_OK;
-    int64_t *unused;
-
-    if (held->list.n == 0)
-        return true;
-    held->rows = kvp_gpu_batch_room(cells->gpu, (size_t)held->list.n * KVANT_PAGE_TOKENS,
-                                    kvp_gpu_width(cells), &unused);
-    for (kvp_gpu_run run = { 0 };
-         run.first < held->list.n && held->rows != NULL && status == KVANT_OK; run.first += run.n) {
-        run = run_of(&held->list, run.first);
-        status = decode_run(cells, held, run);
-    }
-    return held->rows != NULL && status == KVANT_OK;
-}
-
-static bool store_held(const kvp_gpu_cells *cells, const kvp_gpu_held_rows *held)
-{
-    kvant_status status = KVANT_OK;
-
-    for (kvp_gpu_run run = { 0 }; run.first < held->list.n && status == KVANT_OK;
-         run.first += run.n) {
-        run = run_of(&held->list, run.first);
-        status = store_run(cells, held, run);
-    }
-    return status == KVANT_OK;
-}
-
 /* Puts a key transform in force. Keys in exact pages are transformed, which costs them a rounding
  * to fp16. */
 static bool put_in_force(kvp_gpu_cells *cells, kvp_gpu_learner *l, kvp_gpu_held_rows *held)
 {
-    return decode_held(cells, held) && (l->brought ? bring_rest(cells) : bring(cells, &l->made)) &&
-           take(cells, l) && store_held(cells, held);
+    return kvp_gpu_decode_held(cells, held) &&
+           (l->brought ? bring_rest(cells) : bring(cells, &l->made)) && take(cells, l) &&
+           kvp_gpu_store_held(cells, held);
 }
 
 bool kvp_gpu_first_affine(kvp_gpu_cells *cells, const float *rows, size_t n)
 {
     kvp_gpu_held_rows held;
-    const bool ok = hold_rows(cells->cache, &held) && decode_held(cells, &held) &&
-                    kvp_gpu_learn_from(cells, rows, n) && store_held(cells, &held);
+    const bool ok = kvp_gpu_hold_rows(cells->cache, &held) && kvp_gpu_decode_held(cells, &held) &&
+                    kvp_gpu_learn_from(cells, rows, n) && kvp_gpu_store_held(cells, &held);
 
     kvp_gpu_batch_done(cells->gpu);
     return ok;
@@ -369,7 +252,7 @@ bool kvp_gpu_first_join(kvp_kv *kv)
 {
     kvp_gpu_cells *cells = kv->cells;
     kvp_gpu_held_rows held;
-    const bool ok = hold_rows(cells->cache, &held) && join_tensor(kv, &held);
+    const bool ok = kvp_gpu_hold_rows(cells->cache, &held) && join_tensor(kv, &held);
 
     kvp_gpu_batch_done(cells->gpu);
     return ok;
@@ -406,7 +289,7 @@ static bool join(kvp_gpu_cache *cache)
     bool ok = true;
 
     mark_plain(cache);
-    if (!hold_rows(cache, &held))
+    if (!kvp_gpu_hold_rows(cache, &held))
         return false;
     for (size_t i = 0; i < cache->n_tensors; i++)
         ok = join_tensor(cache->tensors[i], &held) && ok;
@@ -419,7 +302,7 @@ static bool join(kvp_gpu_cache *cache)
 static bool join_late(kvp_gpu_cache *cache)
 {
     mark_plain(cache);
-    if (!hold_rows(cache, &cache->late.held))
+    if (!kvp_gpu_hold_rows(cache, &cache->late.held))
         return false;
     memset(cache->late.leaving, 0, sizeof(cache->late.leaving));
     for (size_t i = 0; i < cache->n_tensors; i++) {

@@ -18,6 +18,7 @@
  *   rows.c      their rows, read and written without a graph
  *   learn.c     learns centre and scale from first rows
  *   first.c     a layer's first key transform (transform=first): when it is made and comes in force
+ *   held.c      exact rows that take it
  *   lesson.c    the keys that it is made from
  *   learner.c   the threads that learn key transforms
  *   load.c      a thread that loads kernels

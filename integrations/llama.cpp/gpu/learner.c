@@ -20,7 +20,7 @@
 #define LESSON_ROWS 512u /* rows that the tensor learns from at a time */
 
 static pthread_once_t counted = PTHREAD_ONCE_INIT;
-static sem_t at_once, hurried; /* permits to learn; those of lessons that hurry */
+static sem_t at_once, hurried; /* permits to learn; lessons that hurry have permits of their own */
 
 /* The caller of a GPU that computes a prompt has little to do: it leaves all CPUs but one. */
 static void count_cpus(void)
@@ -298,7 +298,7 @@ static bool bring_rows(const kvp_gpu_cells *cells)
     return ok;
 }
 
-/* Puts the rows that are learned from one behind the other. */
+/* Moves the rows that are learned from to the front. */
 static void gather_rows(const kvp_gpu_cells *cells)
 {
     const kvp_gpu_lesson *lesson = &cells->learner->lesson;
@@ -309,10 +309,10 @@ static void gather_rows(const kvp_gpu_cells *cells)
                 width * sizeof(*lesson->rows));
 }
 
-/* What takes long when a matrix comes in force is done here, where nobody waits for it: the numbers
- * go to the GPU, and kernels get their side of the codec. Afterwards the first kv head's codec stands
- * for all. Rows that are sealed already need the
- * former numbers until then. After an error first.c tries again. */
+/* Does all that takes long when a matrix comes in force, because nobody waits here. It brings
+ * the numbers to the GPU, and makes the kernels' side of the codec. Afterwards the first kv
+ * head's codec stands for all. Rows that are sealed already need the former numbers until then.
+ * After an error first.c tries again. */
 static void bring_made(kvp_gpu_cells *cells)
 {
     kvp_gpu_learner *l = cells->learner;

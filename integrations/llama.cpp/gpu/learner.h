@@ -8,9 +8,10 @@
 
 /* The keys and queries from which a first key transform is learned. */
 typedef struct kvp_gpu_lesson {
-    size_t n;           /* keys */
-    float *rows;        /* or NULL; the learner frees them */
-    const void *halves; /* instead of rows: as fp16 on the GPU, where enqueued work writes them */
+    size_t n;    /* keys */
+    float *rows; /* or NULL; the learner frees them */
+    const void
+        *halves;      /* the keys as fp16 on the GPU, if rows is NULL; enqueued work writes them */
     uint32_t *places; /* which of n_all rows or halves are the keys; NULL: the first n. The learner
                        * frees them */
     size_t n_all;
@@ -24,9 +25,10 @@ typedef struct kvp_gpu_lesson {
     int32_t asked[KVP_ASKED_BATCHES * KVP_ASKED_TOKENS]; /* positions of the queries' tokens */
 } kvp_gpu_lesson;
 
-/* lesson.c. list_pages: those with rows. Their keys have the first range's transform, or no matrix
- * yet. cell_of: the cell of a row in these pages, or -1: the row was never written. count_rows: of
- * the rows that are learned from; known: some rows have positions, and others are left out. */
+/* lesson.c. list_pages finds the pages with rows whose keys have the first range's transform, or no
+ * matrix yet. cell_of returns the cell of a row in these pages, or -1 if the row was never written.
+ * count_rows counts the rows that are learned from. known says that some rows have positions: rows
+ * without a position are left out then. */
 kvp_gpu_page_list kvp_gpu_list_pages(const kvp_gpu_cache *cache);
 int64_t kvp_gpu_cell_of(const kvp_gpu_cache *cache, const kvp_gpu_page_list *list, size_t row);
 size_t kvp_gpu_count_rows(const kvp_gpu_cache *cache, const kvp_gpu_page_list *list, bool known);
@@ -38,9 +40,17 @@ float *kvp_gpu_fetch_learned(const kvp_gpu_cells *cells, const kvp_gpu_page_list
 bool kvp_gpu_rows_are_alike(const float *rows, size_t stride, size_t n, size_t width);
 size_t kvp_gpu_learning_layer(const kvp_gpu_cache *cache, const kvp_gpu_cells *cells);
 
-/* lesson.c. lessons_begin: before the lessons of all layers. False: there are too few rows in exact
- * pages, or their tokens are too much alike. lesson_of: a layer's rows in exact pages, which later
- * steps may change afterwards; false without memory. */
+/* held.c. hold lists the rows of a cache's exact pages, for all of its layers. decode brings a
+ * layer's rows to the GPU's room for a batch, and store puts them into their pages with the
+ * transform that the layer has by then. False with a message or without memory: the rows are
+ * unchanged after hold and decode. */
+bool kvp_gpu_hold_rows(kvp_gpu_cache *cache, kvp_gpu_held_rows *held);
+bool kvp_gpu_decode_held(const kvp_gpu_cells *cells, kvp_gpu_held_rows *held);
+bool kvp_gpu_store_held(const kvp_gpu_cells *cells, const kvp_gpu_held_rows *held);
+
+/* lesson.c. lessons_begin comes before the lessons of all layers. It returns false if exact
+ * pages have too few rows, or if the tokens of these rows are too much alike. lesson_of copies a
+ * layer's rows, so that later steps may change the pages. It returns false without memory. */
 bool kvp_gpu_lessons_begin(kvp_gpu_cache *cache);
 bool kvp_gpu_lesson_of(const kvp_gpu_cells *cells, kvp_gpu_lesson *lesson);
 void kvp_gpu_lesson_free(kvp_gpu_lesson *lesson);
@@ -63,8 +73,7 @@ typedef struct kvp_gpu_learner {
     bool begun, runs;
     bool failed; /* there was no memory */
     kvp_gpu_version made;
-    bool
-        brought; /* the numbers of made are in the cells' arrays on the GPU, which nobody reads yet */
+    bool brought; /* the cells' arrays on the GPU have the numbers of made; nobody reads them yet */
     kvant_cuda_codec *sealed, *open; /* what kernels need for made; NULL: the cells have them */
     /* no caller uses the result, so a thread that starts later learns nothing */
     atomic_bool dropped;
@@ -78,7 +87,7 @@ typedef struct kvp_gpu_learner {
 void kvp_gpu_learner_tell(const kvp_kv *kv, const abi_tensor *rows);
 
 /* A thread makes the first matrix of keys, and of queries that were kept, once. It reads what the
- * work enqueued so far writes. The learner owns what the lesson points to, also after an error
+ * work enqueued so far writes. The learner owns the arrays of the lesson, also after an error
  * (false, with a message). finish waits for the thread. drop frees what it made. */
 bool kvp_gpu_learner_learn(kvp_gpu_cells *cells, const kvp_gpu_lesson *lesson);
 void kvp_gpu_learner_finish(kvp_gpu_learner *l);

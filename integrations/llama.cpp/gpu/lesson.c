@@ -1,8 +1,8 @@
 /* lesson.c - the keys that first matrices are made from: the rows in a cache's exact pages.
  *
- * Finds these rows, tells whether their tokens differ enough, and copies the rows of a layer, so
- * that threads read them while later steps change the pages. first.c decides when, and learner.c
- * makes the matrices. */
+ * Finds these rows and tells whether their tokens differ enough. Copies the rows of a layer for
+ * threads, because later steps change the pages. first.c decides when, and learner.c makes the
+ * matrices. */
 #include "learner.h"
 
 #include <stdlib.h>
@@ -59,7 +59,8 @@ size_t kvp_gpu_count_rows(const kvp_gpu_cache *cache, const kvp_gpu_page_list *l
 
 /* Rows in the computer's memory */
 
-/* The rows of all pages in a list. The caller frees them. NULL with a message, or without memory. */
+/* The rows of all pages in a list. The caller frees them. NULL with a message, or without
+ * memory. */
 static float *fetch(const kvp_gpu_cells *cells, const kvp_gpu_page_list *list)
 {
     const size_t width = kvp_gpu_width(cells), n = rows_of(list);
@@ -192,7 +193,7 @@ static void have_copies(kvp_gpu_cache *cache, const kvp_gpu_page_list *list)
     cache->asked.n_layers = ok ? n_layers : 0;
 }
 
-/* Where a layer's rows are copied to, as fp16; NULL: they are not. */
+/* Copies a layer's rows as fp16. Returns the copy, or NULL if there is no room for it. */
 static const void *copy(const kvp_gpu_cells *cells, const kvp_gpu_page_list *list)
 {
     const kvp_gpu_cache *cache = cells->cache;

@@ -408,8 +408,8 @@ static bool finish_shift(const kvp_gpu_cache *cache, const kvant_rope *rope)
     return ok;
 }
 
-/* After an error llama.cpp computes the shift once more, with those that came since. Keys move by
- * what they have not moved by yet. */
+/* After an error llama.cpp computes the shift once more, and adds shifts that came since. Keys have
+ * moved by the former shift already, which is subtracted. */
 static bool read_shifts(kvp_gpu_cache *cache, const abi_tensor *from, size_t n, plan *p)
 {
     const size_t n_cells = (size_t)cache->n_blocks * KVANT_PAGE_TOKENS;

@@ -3,7 +3,8 @@
  *
  * Needs no GPU, so that `kvant inspect` can tell a GPU's sizes on any machine. It does not count
  * tables of a few bytes for each token that all layers share (cell numbers, page tables, refused
- * cells), and room for one batch. */
+ * cells), and room for one batch. Nor does it count copies of queries and keys that a cache keeps
+ * while it learns (queries.c, lesson.c): they are left out where little GPU memory is free. */
 #include "gpu.h"
 
 /* The number of further position buckets for which a cache of this shape learns key transforms. A

@@ -1,0 +1,125 @@
+/* held.c - rows of exact pages that are decoded and stored again when their transform changes.
+ *
+ * Owns the lists of such rows on the GPU. first.c changes the transform in between. */
+#include "learner.h"
+
+#include <stdlib.h>
+
+/* The arrays of kvp_gpu_held_rows, as they are brought to the GPU. */
+typedef struct held_arrays {
+    int64_t slots[KVP_MOST_PAGES * KVANT_PAGE_TOKENS], cells[KVP_MOST_PAGES * KVANT_PAGE_TOKENS];
+    int32_t pages[KVP_MOST_PAGES];
+} held_arrays;
+
+static bool bring_arrays(kvp_gpu_cache *cache, kvp_gpu_held_rows *held)
+{
+    const kvp_gpu_page_list *list = &held->list;
+    held_arrays *host = calloc(1, sizeof(*host)), *at;
+    bool ok = host != NULL && kvp_gpu_grow(cache->gpu, &cache->late.arrays, sizeof(*host), false);
+
+    for (size_t row = 0; row < (size_t)list->n * KVANT_PAGE_TOKENS && ok; row++) {
+        const uint32_t page = list->pages[row / KVANT_PAGE_TOKENS].page;
+        const int64_t cell = kvp_gpu_cell_of(cache, list, row);
+        host->cells[row] = cell;
+        host->slots[row] =
+            cell < 0 ? -1 : (int64_t)page * KVANT_PAGE_TOKENS + (int64_t)(row % KVANT_PAGE_TOKENS);
+        host->pages[row / KVANT_PAGE_TOKENS] = (int32_t)page;
+    }
+    ok = ok && kvp_gpu_upload(cache->gpu, cache->late.arrays.at, host, sizeof(*host));
+    at = cache->late.arrays.at;
+    held->slots = at->slots;
+    held->cells = at->cells;
+    held->pages = at->pages;
+    free(host);
+    return ok;
+}
+
+/* The rows of a cache's open pages, for all of its layers. */
+bool kvp_gpu_hold_rows(kvp_gpu_cache *cache, kvp_gpu_held_rows *held)
+{
+    *held = (kvp_gpu_held_rows){ .list = { 0 } };
+    if (cache->in_place)
+        return true;
+    held->list = kvp_gpu_list_pages(cache);
+    return held->list.n == 0 || bring_arrays(cache, held);
+}
+
+/* The longest run of pages from the first-th on whose keys have one transform. */
+static kvp_gpu_run run_of(const kvp_gpu_page_list *list, size_t first)
+{
+    kvp_gpu_run run = { first, 1, list->pages[first].transform };
+
+    while (first + run.n < list->n && list->pages[first + run.n].transform == run.transform)
+        run.n++;
+    return run;
+}
+
+/* No matrix is in force yet, so blocks have no centres of their own. */
+static kvant_status decode_run(const kvp_gpu_cells *cells, const kvp_gpu_held_rows *held,
+                               kvp_gpu_run run)
+{
+    const size_t width = kvp_gpu_width(cells);
+    const kvant_cuda_decode_args args = {
+        .size = sizeof(args),
+        .codec = cells->open_codec,
+        .pages = cells->open_pages,
+        .blocks = held->pages + run.first,
+        .n_blocks = (uint32_t)run.n,
+        .n_kv_heads = cells->n_kv_heads,
+        .type = KVANT_CUDA_F32,
+        .out = held->rows + run.first * KVANT_PAGE_TOKENS * width,
+        .token_stride = width,
+        .head_stride = cells->head_dim,
+        .center = cells->center,
+        .scale = cells->scale,
+        .inverse_weights = kvp_gpu_matrix_of(cells, run.transform).inverse_weights
+    };
+
+    return kvant_cuda_decode(&args, cells->gpu->stream);
+}
+
+/* Stores rows in the pages that they came from. */
+static kvant_status store_run(const kvp_gpu_cells *cells, const kvp_gpu_held_rows *held,
+                              kvp_gpu_run run)
+{
+    const size_t width = kvp_gpu_width(cells), first = run.first * KVANT_PAGE_TOKENS,
+                 n = run.n * KVANT_PAGE_TOKENS;
+    float *rows = held->rows + first * width;
+    const kvant_status status =
+        kvp_gpu_center_rows(cells, rows, width, n, held->cells + first, false, rows);
+
+    if (status != KVANT_OK)
+        return status;
+    return kvp_gpu_append(cells, KVANT_ROLE_K, true, held->rows,
+                          (kvp_gpu_run){ first, n, run.transform }, held->slots, NULL);
+}
+
+/* Without memory the rows are as they were. */
+bool kvp_gpu_decode_held(const kvp_gpu_cells *cells, kvp_gpu_held_rows *held)
+{
+    kvant_status status = KVANT_OK;
+    int64_t *unused;
+
+    if (held->list.n == 0)
+        return true;
+    held->rows = kvp_gpu_batch_room(cells->gpu, (size_t)held->list.n * KVANT_PAGE_TOKENS,
+                                    kvp_gpu_width(cells), &unused);
+    for (kvp_gpu_run run = { 0 };
+         run.first < held->list.n && held->rows != NULL && status == KVANT_OK; run.first += run.n) {
+        run = run_of(&held->list, run.first);
+        status = decode_run(cells, held, run);
+    }
+    return held->rows != NULL && status == KVANT_OK;
+}
+
+bool kvp_gpu_store_held(const kvp_gpu_cells *cells, const kvp_gpu_held_rows *held)
+{
+    kvant_status status = KVANT_OK;
+
+    for (kvp_gpu_run run = { 0 }; run.first < held->list.n && status == KVANT_OK;
+         run.first += run.n) {
+        run = run_of(&held->list, run.first);
+        status = store_run(cells, held, run);
+    }
+    return status == KVANT_OK;
+}
