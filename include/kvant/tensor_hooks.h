@@ -42,6 +42,14 @@ KVANT_API kvant_status kvant_tensor_make_range_codecs(kvant_tensor *tensor, int3
 KVANT_API kvant_status kvant_tensor_range_center(const kvant_tensor *tensor, int32_t first,
                                                  int32_t last, float *center);
 
+/* Learns from n rows as kvant_tensor_write does, and stores none of them. A GPU keeps the rows of a
+ * cache itself; encoding them here would take a third of the time of learning. n is at least 64. The
+ * blocks of the slots get the transform that the rows select, for kvant_tensor_get_block and
+ * kvant_tensor_make_codec; no other function may be asked of these blocks. Rows are not checked for
+ * fp16's range. KVANT_ERR_ARGUMENT, KVANT_ERR_NONFINITE, KVANT_ERR_MEMORY: nothing was learned. */
+KVANT_API kvant_status kvant_tensor_learn(kvant_tensor *tensor, const int64_t *slots, size_t n,
+                                          const float *rows, size_t stride, uint32_t n_threads);
+
 KVANT_END_C
 
 #endif /* KVANT_TENSOR_HOOKS_H */

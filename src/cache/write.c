@@ -8,10 +8,11 @@
 #include <float.h>
 #include <math.h>
 
+#include <kvant/tensor_hooks.h>
+
 #include "../base/attributes.h"
 #include "../base/parallel.h"
 #include "center.h"
-#include "lesson.h"
 #include "shift.h"
 #include "weights.h"
 
@@ -410,7 +411,7 @@ kvant_status kvant_tensor_learn(kvant_tensor *tensor, const int64_t *slots, size
                             .stride = stride,
                             .n_threads = n_threads };
     KVANT_FORWARD(check_arguments(&job));
-    KVANT_RETURN_IF(tensor->device || !judged_alone(&job), KVANT_ERR_ARGUMENT);
+    KVANT_RETURN_IF(tensor->device || !is_long_batch(&job), KVANT_ERR_ARGUMENT);
     kvant_status status = check_first(&job);
     if (status == KVANT_OK) {
         const kvant_new_rows all = { rows, stride, n, slots };

@@ -1,12 +1,11 @@
-/* test_lesson.c - kvant_tensor_learn (lesson.h): a tensor that stores no rows learns what a tensor
+/* test_lesson.c - kvant_tensor_learn (tensor_hooks.h): a tensor that stores no rows learns what a tensor
  * learns that stores them. */
 #include "testing.h"
 
 #include <math.h>
 
 #include <kvant/cuda.h>
-
-#include "../../src/cache/lesson.h"
+#include <kvant/tensor_hooks.h>
 
 enum { HEAD_DIM = 64, N_KV_HEADS = 2, WIDTH = HEAD_DIM * N_KV_HEADS, ROWS = 512, BLOCKS = 9 };
 

@@ -10,7 +10,8 @@
 #include <string.h>
 #include <sys/resource.h>
 
-#include "../../../src/cache/lesson.h"
+#include <kvant/tensor_hooks.h>
+
 #include "../ggml_api.h"
 #include "../log.h"
 #include "../rope.h"

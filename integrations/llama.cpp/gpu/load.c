@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../../../src/cache/lesson.h"
+#include <kvant/tensor_hooks.h>
 
 #define ROWS ((size_t)128) /* that a matrix is made from */
 #define MANY 512u          /* tokens of a prompt's batch */
@@ -61,37 +61,37 @@ static kvant_cuda_turning turning_of(const layer *l)
     };
 }
 
-static kvant_cuda_append_args append_args(const layer *l, kvant_cuda_type type, uint32_t n)
+static kvant_cuda_kernel_append_args append_args(const layer *l, kvant_cuda_type type, uint32_t n)
 {
-    return (kvant_cuda_append_args){ .size = sizeof(kvant_cuda_append_args),
-                                     .type = type,
-                                     .n_tokens = n,
-                                     .n_kv_heads = l->k->n_kv_heads,
-                                     .slots = l->any,
-                                     .slots_ready = 1,
-                                     .marks = l->any,
-                                     .mark_numbers = l->any };
+    return (kvant_cuda_kernel_append_args){ .size = sizeof(kvant_cuda_kernel_append_args),
+                                            .type = type,
+                                            .n_tokens = n,
+                                            .n_kv_heads = l->k->n_kv_heads,
+                                            .slots = l->any,
+                                            .slots_ready = 1,
+                                            .marks = l->any,
+                                            .mark_numbers = l->any };
 }
 
-static kvant_cuda_query_args query_args(const layer *l, uint32_t n)
+static kvant_cuda_kernel_query_args query_args(const layer *l, uint32_t n)
 {
-    return (kvant_cuda_query_args){ .size = sizeof(kvant_cuda_query_args),
-                                    .k_codec = l->sealed,
-                                    .batch = n,
-                                    .n_heads = l->n_heads,
-                                    .n_kv_heads = l->k->n_kv_heads,
-                                    .type = KVANT_CUDA_F32,
-                                    .q = l->any,
-                                    .q_batch_stride = (size_t)l->n_heads * l->k->head_dim,
-                                    .q_head_stride = l->k->head_dim,
-                                    .inverse_weights = l->any,
-                                    .out = l->any };
+    return (kvant_cuda_kernel_query_args){ .size = sizeof(kvant_cuda_kernel_query_args),
+                                           .k_codec = l->sealed,
+                                           .batch = n,
+                                           .n_heads = l->n_heads,
+                                           .n_kv_heads = l->k->n_kv_heads,
+                                           .type = KVANT_CUDA_F32,
+                                           .q = l->any,
+                                           .q_batch_stride = (size_t)l->n_heads * l->k->head_dim,
+                                           .q_head_stride = l->k->head_dim,
+                                           .inverse_weights = l->any,
+                                           .out = l->any };
 }
 
 /* Rows of a step: to exact pages alone, or encoded at once. */
 static void append_step(const layer *l, uint32_t n, bool open)
 {
-    kvant_cuda_append_args args = append_args(l, KVANT_CUDA_F32, n);
+    kvant_cuda_kernel_append_args args = append_args(l, KVANT_CUDA_F32, n);
 
     args.k = keys_of(l, open);
     args.v = values_of(l, open);
@@ -102,25 +102,25 @@ static void append_step(const layer *l, uint32_t n, bool open)
     }
     if (n <= KVP_FEW_TOKENS && l->k_weights != NULL)
         args.queries = query_args(l, n);
-    kvant_cuda_append(&args, l->stream);
+    kvant_cuda_kernel_append(&args, l->stream);
 }
 
 /* Rows of a layer that goes to compressed pages, or whose keys change their transform. */
 static void append_held(const layer *l, bool open)
 {
-    kvant_cuda_append_args keys = append_args(l, KVANT_CUDA_F32, HELD_ROWS),
-                           values = append_args(l, KVANT_CUDA_F16, HELD_ROWS);
+    kvant_cuda_kernel_append_args keys = append_args(l, KVANT_CUDA_F32, HELD_ROWS),
+                                  values = append_args(l, KVANT_CUDA_F16, HELD_ROWS);
 
     keys.k = keys_of(l, open);
     values.v = values_of(l, open);
-    kvant_cuda_append(&keys, l->stream);
-    kvant_cuda_append(&values, l->stream);
+    kvant_cuda_kernel_append(&keys, l->stream);
+    kvant_cuda_kernel_append(&values, l->stream);
 }
 
 /* Rows of exact pages that are sealed. */
 static void append_sealed(const layer *l)
 {
-    kvant_cuda_append_args args = append_args(l, KVANT_CUDA_F16, HELD_ROWS);
+    kvant_cuda_kernel_append_args args = append_args(l, KVANT_CUDA_F16, HELD_ROWS);
 
     args.slots_ready = 0;
     args.marks = NULL;
@@ -129,7 +129,7 @@ static void append_sealed(const layer *l)
     args.k = keys_of(l, false);
     args.v = values_of(l, false);
     args.k.scale = args.k.weights = args.v.weights = NULL;
-    kvant_cuda_append(&args, l->stream);
+    kvant_cuda_kernel_append(&args, l->stream);
 }
 
 static void decode_pages(const layer *l, bool open, kvant_cuda_type type, bool transformed)
@@ -172,43 +172,43 @@ static void center(const layer *l, kvant_cuda_type type)
 static void attend(const layer *l, uint32_t n, bool further)
 {
     const size_t d = l->k->head_dim, width = l->n_heads * d;
-    kvant_cuda_attention_args args = { .size = sizeof(args),
-                                       .k_codec = l->sealed,
-                                       .v_codec = l->v->codec,
-                                       .k = l->k->pages,
-                                       .v = l->v->pages,
-                                       .k_open = open_pages_of(l),
-                                       .v_open = open_pages_of(l),
-                                       .block_table = l->any,
-                                       .table_stride = 64,
-                                       .blocks_per_row = 64,
-                                       .lengths = l->any,
-                                       .batch = 1,
-                                       .n_heads = l->n_heads,
-                                       .n_kv_heads = l->k->n_kv_heads,
-                                       .type = KVANT_CUDA_F32,
-                                       .q = l->any,
-                                       .q_batch_stride = n * width,
-                                       .q_head_stride = d,
-                                       .out = l->any,
-                                       .out_batch_stride = n * width,
-                                       .out_head_stride = d,
-                                       .scale = 1,
-                                       .k_scale = l->k_scale,
-                                       .workspace = l->any,
-                                       .workspace_bytes =
-                                           kvant_cuda_attention_workspace((uint32_t)d) +
-                                           (n > 1 ? KVANT_CUDA_SCRATCH_BYTES : 0),
-                                       .query_tokens = n,
-                                       .causal = n > 1,
-                                       .q_token_stride = width,
-                                       .out_token_stride = width,
-                                       .table_ready = 1,
-                                       .new_cells = n > 1 ? NULL : l->any,
-                                       .n_matrices = further ? 2 : 1,
-                                       .matrices = further ? l->any : NULL,
-                                       .q_matrix_stride = n * width,
-                                       .q_numbers = { 0, 1 } };
+    kvant_cuda_kernel_attention_args args = { .size = sizeof(args),
+                                              .k_codec = l->sealed,
+                                              .v_codec = l->v->codec,
+                                              .k = l->k->pages,
+                                              .v = l->v->pages,
+                                              .k_open = open_pages_of(l),
+                                              .v_open = open_pages_of(l),
+                                              .block_table = l->any,
+                                              .table_stride = 64,
+                                              .blocks_per_row = 64,
+                                              .lengths = l->any,
+                                              .batch = 1,
+                                              .n_heads = l->n_heads,
+                                              .n_kv_heads = l->k->n_kv_heads,
+                                              .type = KVANT_CUDA_F32,
+                                              .q = l->any,
+                                              .q_batch_stride = n * width,
+                                              .q_head_stride = d,
+                                              .out = l->any,
+                                              .out_batch_stride = n * width,
+                                              .out_head_stride = d,
+                                              .scale = 1,
+                                              .k_scale = l->k_scale,
+                                              .workspace = l->any,
+                                              .workspace_bytes =
+                                                  kvant_cuda_attention_workspace((uint32_t)d) +
+                                                  (n > 1 ? KVANT_CUDA_SCRATCH_BYTES : 0),
+                                              .query_tokens = n,
+                                              .causal = n > 1,
+                                              .q_token_stride = width,
+                                              .out_token_stride = width,
+                                              .table_ready = 1,
+                                              .new_cells = n > 1 ? NULL : l->any,
+                                              .n_matrices = further ? 2 : 1,
+                                              .matrices = further ? l->any : NULL,
+                                              .q_matrix_stride = n * width,
+                                              .q_numbers = { 0, 1 } };
 
     if (l->turns)
         args.turned = (kvant_cuda_turned){ .q = l->any,
@@ -218,7 +218,7 @@ static void attend(const layer *l, uint32_t n, bool further)
                                            .q_head_stride = d,
                                            .turning = turning_of(l),
                                            .offsets = l->any };
-    kvant_cuda_attention(&args, l->stream);
+    kvant_cuda_kernel_attention(&args, l->stream);
 }
 
 static void fill_marked(const layer *l)
@@ -243,7 +243,7 @@ static void fill_marked(const layer *l)
 /* A launch that the library refuses is one that this layer never has. */
 static void launch_all(const layer *l)
 {
-    const kvant_cuda_query_args queries = query_args(l, MANY);
+    const kvant_cuda_kernel_query_args queries = query_args(l, MANY);
 
     for (int open = 0; open < 2; open++) {
         append_step(l, MANY, open);
@@ -258,7 +258,7 @@ static void launch_all(const layer *l)
         center(l, KVANT_CUDA_F32);
     }
     if (l->k_weights != NULL)
-        kvant_cuda_transform_queries(&queries, l->stream);
+        kvant_cuda_kernel_transform_queries(&queries, l->stream);
     for (int further = 0; further <= l->turns; further++) {
         attend(l, 1, further);
         attend(l, MANY, further);

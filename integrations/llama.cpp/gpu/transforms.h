@@ -62,7 +62,7 @@ typedef struct kvp_gpu_ranges {
     uint32_t n;                        /* number of ids in `used` */
     /* by block, for attention: index in `used`; behind these, numbers of centres */
     kvp_gpu_memory numbers;
-    uint8_t *host;          /* room for these */
+    uint8_t *host; /* room for these */
     kvp_gpu_centers centers;
     kvp_gpu_run *runs; /* runs of the current batch */
     size_t n_runs;

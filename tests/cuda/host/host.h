@@ -22,7 +22,7 @@ typedef struct host_control {
     const kvant_cuda_codec *codec;
     unsigned char arguments[1024]; /* a copy, zeros behind it */
     /* The attention that was computed last. A captured call is computed when its graph is launched. */
-    kvant_cuda_attention_args attention;
+    kvant_cuda_kernel_attention_args attention;
     kvant_cuda_stream stream;
     int freed; /* number of freed codecs */
     size_t shared_limit;
