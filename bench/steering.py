@@ -44,12 +44,14 @@ def heads(path):
     centroids)."""
     data = path.read_bytes()
     pad = lambda n: (n + 63) // 64 * 64
-    n_sites, name_bytes, n_books = (struct.unpack_from("<I", data, at)[0] for at in (12, 56, 60))
+    n_locations, name_bytes, n_books = (
+        struct.unpack_from("<I", data, at)[0] for at in (12, 56, 60)
+    )
     if data[:8] != b"kvantcal" or n_books:
         raise SystemExit(f"{path}: not a calibration without centroids")
     table = pad(64 + name_bytes)
-    at = pad(table + 32 * n_sites)
-    for i in range(n_sites):
+    at = pad(table + 32 * n_locations)
+    for i in range(n_locations):
         layer, role, n_heads, dim = struct.unpack_from("<4I", data, table + 32 * i)
         row, triangle = n_heads * dim, dim * (dim + 1) // 2
         floats = 3 * row

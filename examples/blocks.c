@@ -11,11 +11,11 @@
 
 enum { HEADS = 4, KV_HEADS = 2, DIM = 64, ROW = KV_HEADS * DIM, BLOCKS = 16, TOKENS = 512 };
 
-static const kvant_scheme_place k_place = { .size = sizeof k_place,
-                                            .role = KVANT_ROLE_K,
-                                            .n_layers = 1,
-                                            .n_kv_heads = KV_HEADS,
-                                            .head_dim = DIM };
+static const kvant_scheme_location k_place = { .size = sizeof k_place,
+                                               .role = KVANT_ROLE_K,
+                                               .n_layers = 1,
+                                               .n_kv_heads = KV_HEADS,
+                                               .head_dim = DIM };
 static int64_t slots[TOKENS]; /* token i is in slot i */
 static int32_t positions[TOKENS];
 
@@ -42,7 +42,7 @@ static void print_scheme(kvant_scheme *scheme)
 
 static kvant_tensor *make_tensor(kvant_scheme *scheme, kvant_role role, void **memory)
 {
-    kvant_scheme_place place = k_place;
+    kvant_scheme_location place = k_place;
     kvant_exact_part exact = { .size = sizeof exact };
     kvant_tensor_params params = { .size = sizeof params,
                                    .n_kv_heads = KV_HEADS,
@@ -106,7 +106,7 @@ static void print_block(const kvant_tensor *k, uint32_t block)
     check(kvant_tensor_get_block(k, block, 0, &info));
     check(kvant_tensor_make_codec(k, block, 0, info.codec, &codec));
     printf("block %u is %s, transform %u\n", (unsigned)block, states[info.state],
-           (unsigned)info.version);
+           (unsigned)info.transform_id);
     kvant_codec_free(&codec);
 }
 

@@ -59,16 +59,16 @@ static void add_sums(kvant_calibrator *calibrator)
             sum[c] += x, low[c] = x < low[c] ? x : low[c], high[c] = x > high[c] ? x : high[c];
         }
     }
-    const kvant_calibrator_sums sums = { .size = sizeof sums,
-                                         .n_kv_heads = KV_HEADS,
-                                         .head_dim = DIM,
-                                         .n_rows = TOKENS,
-                                         .sum = sum,
-                                         .min = low,
-                                         .max = high,
-                                         .rows = rows,
-                                         .stride = ROW };
-    check(kvant_calibrator_add_sums(calibrator, 1, KVANT_ROLE_V, &sums));
+    const kvant_calibrator_moments sums = { .size = sizeof sums,
+                                            .n_kv_heads = KV_HEADS,
+                                            .head_dim = DIM,
+                                            .n_rows = TOKENS,
+                                            .sum = sum,
+                                            .min = low,
+                                            .max = high,
+                                            .rows = rows,
+                                            .stride = ROW };
+    check(kvant_calibrator_add_moments(calibrator, 1, KVANT_ROLE_V, &sums));
     free(rows);
 }
 

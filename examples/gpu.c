@@ -94,9 +94,9 @@ static void append_and_seal(const half *k, const half *v, const float *rows)
 }
 
 /* The queries as attention takes them: through W, if the codec of the keys has one. */
-static float *transform(const half *k, float *q, const float *inverse_weights)
+static float *transform(const half *k, float *q, const float *inverse_key_transform)
 {
-    if (k->tables.n_weights != (size_t)DIM * DIM)
+    if (k->tables.key_transform_size != (size_t)DIM * DIM)
         return q;
     float *out = on_device(NULL, HEADS * DIM * sizeof *out);
     const kvant_cuda_query_args args = { .size = sizeof args,
@@ -108,7 +108,7 @@ static float *transform(const half *k, float *q, const float *inverse_weights)
                                          .q = q,
                                          .q_batch_stride = HEADS * DIM,
                                          .q_head_stride = DIM,
-                                         .inverse_weights = inverse_weights,
+                                         .inverse_key_transform = inverse_key_transform,
                                          .out = out };
     check(kvant_cuda_transform_queries(&args, NULL));
     return out;

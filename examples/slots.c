@@ -38,11 +38,11 @@ static float *random_numbers(size_t n)
 /* The keys or the values of the layer, in zeroed memory of the engine. */
 static kvant_tensor *make_tensor(kvant_scheme *scheme, kvant_role role, void **memory)
 {
-    const kvant_scheme_place place = { .size = sizeof place,
-                                       .role = role,
-                                       .n_layers = 1,
-                                       .n_kv_heads = KV_HEADS,
-                                       .head_dim = HEAD_DIM };
+    const kvant_scheme_location place = { .size = sizeof place,
+                                          .role = role,
+                                          .n_layers = 1,
+                                          .n_kv_heads = KV_HEADS,
+                                          .head_dim = HEAD_DIM };
     kvant_tensor_params params = {
         .size = sizeof params, .n_kv_heads = KV_HEADS, .n_sequences = 1, .n_blocks = BLOCKS
     };

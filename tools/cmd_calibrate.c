@@ -258,7 +258,7 @@ static bool print_summary(const run *r)
 }
 
 /* Whether commands find the file by themselves, or how they do. */
-static void tell_who_finds_it(const run *r)
+static void report_reader(const run *r)
 {
     const settings *s = r->settings;
     if (strcmp(s->output, s->beside) == 0)
@@ -315,7 +315,7 @@ int command_calibrate(int argc, char **argv)
         ok = ok && save(r) && print_summary(r);
     }
     if (ok)
-        tell_who_finds_it(r);
+        report_reader(r);
     code = ok ? EXIT_OK : interrupted() ? EXIT_INTERRUPTED : EXIT_RUNTIME;
     if (code == EXIT_INTERRUPTED && r->calibrator != NULL)
         keep_checkpoint(r);

@@ -269,20 +269,20 @@ static bool read_layer(kvant_scheme *scheme, const kvant_settings_info *info, ui
 {
     const kvant_codec *const *codecs;
     kvant_settings_get_layer(scheme_info(scheme).settings, layer, role, &out->shape);
-    const kvant_scheme_place place = { .size = sizeof place,
-                                       .role = role,
-                                       .layer = layer,
-                                       .n_layers = info->n_layers,
-                                       .n_kv_heads = out->shape.n_kv_heads,
-                                       .head_dim = out->shape.head_dim };
-    if (kvant_scheme_codecs(scheme, &place, &codecs) != KVANT_OK)
+    const kvant_scheme_location location = { .size = sizeof location,
+                                             .role = role,
+                                             .layer = layer,
+                                             .n_layers = info->n_layers,
+                                             .n_kv_heads = out->shape.n_kv_heads,
+                                             .head_dim = out->shape.head_dim };
+    if (kvant_scheme_codecs(scheme, &location, &codecs) != KVANT_OK)
         return complain("%s", kvant_error_message());
-    for (uint32_t head = 0; head < place.n_kv_heads; head++) {
+    for (uint32_t head = 0; head < location.n_kv_heads; head++) {
         kvant_codec_info codec = { .size = sizeof codec };
         kvant_codec_get_info(codecs[head], &codec);
-        out->bits += codec.true_bits / place.n_kv_heads;
+        out->bits += codec.true_bits / location.n_kv_heads;
     }
-    out->numbers = (double)place.n_kv_heads * place.head_dim;
+    out->numbers = (double)location.n_kv_heads * location.head_dim;
     out->text = layer_specs(&out->shape);
     if (out->text == NULL)
         complain("out of memory");

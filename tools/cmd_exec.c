@@ -3,8 +3,8 @@
  * A llama.cpp program always loads GGML_BACKEND_PATH when its back ends are separate files. When
  * they are linked in, it does so only for --device and the like, so exec adds --device. A device of
  * the GPU type is given the cache only with -ngl, and computes attention only as flash attention.
- * In the computer's memory the device takes no weights: exec_place.c gives them to a GPU where the
- * program lists one. */
+ * In the computer's memory the device takes no weights: exec_offload.c gives them to a GPU where
+ * the program lists one. */
 #define _GNU_SOURCE
 #include "args.h"
 #include "choices.h"
@@ -326,19 +326,19 @@ static void warn_of_device(const program *p, const device_list *list, const gpu_
 }
 
 /* Tells the user, before the program starts, what the flags cost. */
-static void say_notes(const exec_options *o, const program *p, const device_list *list,
-                      const gpu_plan *plan)
+static void report_notes(const exec_options *o, const program *p, const device_list *list,
+                         const gpu_plan *plan)
 {
     if (o->accel) {
         if (!o->quiet)
-            gpu_say_accel(p, list);
+            gpu_report_accel(p, list);
         return;
     }
     warn_of_device(p, list, plan);
     if (leaves_all_out(p) && !plan->adds)
         warn_of_uncompressed(p, list, plan);
     else if (!o->quiet)
-        gpu_say_unused(p, list, plan);
+        gpu_report_unused(p, list, plan);
 }
 
 /* Variables that a llama.cpp program reads when another program starts it. Ollama switches flash
@@ -381,14 +381,14 @@ static const char *static_program(const program *p)
     return NULL;
 }
 
-static void say_static(const char *name)
+static void report_static(const char *name)
 {
     complain("exec: warning: '%s' has ggml linked in, so it cannot load kvant, and its cache stays "
              "uncompressed; kvant needs a build whose ggml is a shared library",
              file_name(name));
 }
 
-static void say_no_flags(const exec_options *o, const program *p)
+static void report_no_flags(const exec_options *o, const program *p)
 {
     if (o->quiet)
         return;
@@ -486,18 +486,18 @@ static int become(const exec_options *o, const program *p, bool is_llama)
     bool watched = is_watched(o, p, is_llama);
     gpu_plan plan = { .adds = false };
     if (is_llama && !program_only_prints(p)) {
-        devices_ask(p, &list);
+        devices_query(p, &list);
         if (!o->accel)
             gpu_plan_make(p, &list, &plan);
-        say_notes(o, p, &list, &plan);
+        report_notes(o, p, &list, &plan);
     } else if (!is_llama) {
         const char *linked = watched ? static_program(p) : NULL;
         if (!set_variables(o->accel))
             return EXIT_RUNTIME;
         if (linked != NULL)
-            say_static(linked);
+            report_static(linked);
         else
-            say_no_flags(o, p);
+            report_no_flags(o, p);
         watched = watched && linked == NULL;
     }
     needed_flag *flags = is_llama ? needed_flags(p, o->accel, &list) : NULL;

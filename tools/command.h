@@ -43,9 +43,9 @@ int bench_model(int argc, char **argv);
 
 /* Print one line on stderr, "kvant: ..." or "  hint: ...". Both return false, so that a check can
  * end with its complaint. */
-bool say_line(const char *prefix, const char *format, ...);
-#define complain(...) say_line("kvant: ", __VA_ARGS__)
-#define hint(...) say_line("  hint: ", __VA_ARGS__)
+bool report_line(const char *prefix, const char *format, ...);
+#define complain(...) report_line("kvant: ", __VA_ARGS__)
+#define hint(...) report_line("  hint: ", __VA_ARGS__)
 
 /* Flushes stdout: EXIT_OK, or EXIT_RUNTIME after saying that the output could not be written (a
  * full disk must not look like success). */

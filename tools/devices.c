@@ -66,7 +66,7 @@ static bool read_all(int in, char *text, size_t bytes)
     return true;
 }
 
-void devices_ask(const program *p, device_list *list)
+void devices_query(const program *p, device_list *list)
 {
     char text[LIST_BYTES + 1] = "";
     int ends[2];

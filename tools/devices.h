@@ -23,7 +23,7 @@ typedef struct device_list {
 } device_list;
 
 /* Runs `PROGRAM --list-devices` with this process's environment, for at most 10 seconds. */
-void devices_ask(const program *p, device_list *list);
+void devices_query(const program *p, device_list *list);
 
 /* Sorts the text of such a list. Text of another kind gives a list that is not known. */
 void devices_read(char *text, device_list *list);

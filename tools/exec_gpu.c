@@ -51,7 +51,7 @@ static const char *part_reason(const gpu_plan *plan)
 /* The plan's words as they are typed, and what exec would change in the user's own. */
 static void add_flags(words *w, const program *p, const device_list *list, const gpu_plan *plan)
 {
-    const char *mode = gpu_given_mode(p), *tensors = gpu_given_tensors(p), *name = "";
+    const char *mode = gpu_user_mode(p), *tensors = gpu_user_tensors(p), *name = "";
     for (size_t i = 0; i < plan->n_words; i += 2) {
         if (strcmp(plan->words[i], "-ot") != 0)
             add(w, "%s%s %s", i > 0 ? " " : "", plan->words[i], plan->words[i + 1]);
@@ -93,7 +93,7 @@ static void add_names(words *w, const device *devices, size_t n)
 }
 
 /* kvant works on CUDA's GPUs, and --device KVANT is the first of them alone. */
-static void say_other_gpus(const program *p, const device_list *list)
+static void report_other_gpus(const program *p, const device_list *list)
 {
     const char between = program_is_bench(p) ? '/' : ',';
     words unused = { .n = 0 }, flag = { .n = 0 };
@@ -113,7 +113,7 @@ static void say_other_gpus(const program *p, const device_list *list)
 }
 
 /* Which device holds the weights and which the cache. */
-static void say_placed(const program *p, const device_list *list, const gpu_plan *plan)
+static void report_placed(const program *p, const device_list *list, const gpu_plan *plan)
 {
     words w = { .n = 0 }, gpus = { .n = 0 };
     for (size_t i = 0; i < plan->n_gpus; i++)
@@ -137,19 +137,19 @@ static void say_placed(const program *p, const device_list *list, const gpu_plan
         add(&w, "; -nkvo is left out, because it would take the cache from kvant");
     if (gpu_has_draft(p))
         add(&w, "; the draft model and its f16 cache on %s", list->others[0].name);
-    say_line("kvant: ", "%s. With --device " PLUGIN_DEVICE " %s", w.text,
-             plan->keeps_output ? "the GPU is not used" : "the weights stay there, too");
+    report_line("kvant: ", "%s. With --device " PLUGIN_DEVICE " %s", w.text,
+                plan->keeps_output ? "the GPU is not used" : "the weights stay there, too");
 }
 
-void gpu_say_unused(const program *p, const device_list *list, const gpu_plan *plan)
+void gpu_report_unused(const program *p, const device_list *list, const gpu_plan *plan)
 {
-    const char *given = program_value(p, &option_device, NULL), *mode = gpu_given_mode(p);
+    const char *given = program_value(p, &option_device, NULL), *mode = gpu_user_mode(p);
     const bool one_gpu = mode != NULL && strcmp(mode, "none") == 0;
     words others = { .n = 0 };
     if (list->n_gpus > 0 && given == NULL && !one_gpu)
-        say_other_gpus(p, list);
+        report_other_gpus(p, list);
     if (plan->adds)
-        say_placed(p, list, plan);
+        report_placed(p, list, plan);
     if (plan->adds || !gpu_is_left_out(list) || (given != NULL && !gpu_names_kvant(given)))
         return;
     add_names(&others, list->others, list->n_others);
@@ -159,7 +159,7 @@ void gpu_say_unused(const program *p, const device_list *list, const gpu_plan *p
         complain("exec: weights stay on the CPU, because --device " PLUGIN_DEVICE
                  " holds the cache alone. Not used: %s",
                  others.text);
-    else if (gpu_given_split(p) == NULL || gpu_given_tensors(p) == NULL)
+    else if (gpu_user_split(p) == NULL || gpu_user_tensors(p) == NULL)
         complain("exec: --device %s without -ts and -ot: weights stay on the CPU in layers with "
                  "kvant's cache, and layers with weights on a GPU keep llama.cpp's cache",
                  given);
@@ -169,22 +169,22 @@ void gpu_say_unused(const program *p, const device_list *list, const gpu_plan *p
 }
 
 /* kvant's attention on CUDA's GPUs reads two types, of keys and values alike. */
-static void say_accel_on_cuda(const program *p)
+static void report_accel_on_cuda(const program *p)
 {
     const char *k = program_value(p, &option_type_k, NULL);
     const char *v = program_value(p, &option_type_v, NULL);
     const bool alike = k != NULL && v != NULL && strcmp(k, v) == 0;
     if (alike && (strcmp(k, "q8_0") == 0 || strcmp(k, "q4_0") == 0))
-        say_line("kvant: ",
-                 "attention of decoded tokens on llama.cpp's own cache of %s, on "
-                 "the GPU; llama.cpp computes prompts",
-                 k);
+        report_line("kvant: ",
+                    "attention of decoded tokens on llama.cpp's own cache of %s, on "
+                    "the GPU; llama.cpp computes prompts",
+                    k);
     else
         complain("exec: --accel computes nothing on a GPU here: on a GPU it reads only caches of "
                  "-ctk q8_0 -ctv q8_0, or -ctk q4_0 -ctv q4_0");
 }
 
-void gpu_say_accel(const program *p, const device_list *list)
+void gpu_report_accel(const program *p, const device_list *list)
 {
     const char *layers = program_value(p, &option_layers, NULL);
     const char *devices = program_value(p, &option_device, NULL);
@@ -192,10 +192,10 @@ void gpu_say_accel(const program *p, const device_list *list)
                         (devices != NULL && strcmp(devices, "none") == 0);
     words others = { .n = 0 };
     if (on_cpu || (list->n_gpus == 0 && list->n_others == 0)) {
-        say_line("kvant: ", "attention on llama.cpp's own cache, of the types that "
-                            "-ctk and -ctv name: no codec, no calibration");
+        report_line("kvant: ", "attention on llama.cpp's own cache, of the types that "
+                               "-ctk and -ctv name: no codec, no calibration");
     } else if (list->n_gpus > 0) {
-        say_accel_on_cuda(p);
+        report_accel_on_cuda(p);
     } else {
         add_names(&others, list->others, list->n_others);
         complain("exec: --accel computes nothing for layers on a GPU that is not CUDA's: llama.cpp "

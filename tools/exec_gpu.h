@@ -1,22 +1,22 @@
 /* exec_gpu.h - messages of `kvant exec` about the GPUs that a program lists: the ones that hold
  * weights, the ones that stay unused, and the flags that would use them. It changes no flag;
- * exec_place.h decides them. */
+ * exec_offload.h decides them. */
 #ifndef KVANT_TOOLS_EXEC_GPU_H
 #define KVANT_TOOLS_EXEC_GPU_H
 
-#include "exec_place.h"
+#include "exec_offload.h"
 
 /* Whether a value of --device names a device of kvant's. */
 bool gpu_names_kvant(const char *devices);
 
 /* One line on stderr: which device holds weights and which the cache, where the plan adds flags;
  * else where a listed GPU stays unused, and why. */
-void gpu_say_unused(const program *p, const device_list *list, const gpu_plan *plan);
+void gpu_report_unused(const program *p, const device_list *list, const gpu_plan *plan);
 
 /* One hint on stderr: the flags that leave weights on such a GPU and give the cache to kvant. */
 void gpu_hint_flags(const program *p, const device_list *list, const gpu_plan *plan);
 
 /* One line on stderr: whose attention --accel computes. */
-void gpu_say_accel(const program *p, const device_list *list);
+void gpu_report_accel(const program *p, const device_list *list);
 
 #endif /* KVANT_TOOLS_EXEC_GPU_H */

@@ -57,10 +57,10 @@ bool model_params(llama_params *params, const model_settings *settings)
     return true;
 }
 
-typedef struct context_places {
+typedef struct context_offsets {
     size_t n_threads, flash_attention, on_node, type_k, swa_full;
     bool has_outputs;
-} context_places;
+} context_offsets;
 
 static bool are(const llama_params *params, size_t place, int32_t number, size_t n)
 {
@@ -73,22 +73,22 @@ static bool are(const llama_params *params, size_t place, int32_t number, size_t
 /* Finds two counts of threads, which are 4, then the kind of context, which the first version
  * does not have, and four choices that are -1: RoPE's scaling, pooling, attention and flash
  * attention. */
-static bool find_threads(const llama_params *params, context_places *places)
+static bool find_threads(const llama_params *params, context_offsets *places)
 {
     size_t at = N_SEQ_MAX + 4;
     while (at < 40 && !are(params, at, GGML_DEFAULT_N_THREADS, 2))
         at += 4;
     const size_t choices = at + (are(params, at + 8, -1, 4) ? 8 : 12);
-    *places = (context_places){ .n_threads = at,
-                                .flash_attention = choices + 12,
-                                .has_outputs = at >= N_OUTPUTS + 4 };
+    *places = (context_offsets){ .n_threads = at,
+                                 .flash_attention = choices + 12,
+                                 .has_outputs = at >= N_OUTPUTS + 4 };
     return at < 40 && are(params, choices, -1, 4) &&
            (at == N_SEQ_MAX + 4 || at == N_OUTPUTS + 4 || at == N_OUTPUTS + 8);
 }
 
 /* Eight numbers of RoPE and of the cache after the choices, then a callback and its argument, both
  * NULL, and the types of the cache, both f16. */
-static bool find_types(const llama_params *params, context_places *places)
+static bool find_types(const llama_params *params, context_offsets *places)
 {
     places->on_node = (places->flash_attention + 4 + 8 * 4 + 7) / 8 * 8;
     places->type_k = places->on_node + 16;
@@ -97,7 +97,7 @@ static bool find_types(const llama_params *params, context_places *places)
 }
 
 /* Six switches in a row: embeddings, offload_kqv, no_perf, op_offload, swa_full, kv_unified. */
-static bool find_switches(const llama_params *params, context_places *places)
+static bool find_switches(const llama_params *params, context_offsets *places)
 {
     static const unsigned char defaults[] = { 0, 1, 1, 1, 1, 0 };
     size_t at = places->type_k + 8;
@@ -107,7 +107,7 @@ static bool find_switches(const llama_params *params, context_places *places)
     return at < 160;
 }
 
-static bool find_context(const llama_params *params, context_places *places)
+static bool find_context(const llama_params *params, context_offsets *places)
 {
     return number_at(params, N_CTX) == 512 && number_at(params, N_BATCH) == 2048 &&
            number_at(params, N_UBATCH) == 512 && number_at(params, N_SEQ_MAX) == 1 &&
@@ -118,7 +118,7 @@ static bool find_context(const llama_params *params, context_places *places)
 bool context_params(llama_params *params, const context_settings *s)
 {
     const bool swa_full = false; /* as llama.cpp's programs, not as its C interface, default to */
-    context_places places;
+    context_offsets places;
     if (!find_context(params, &places))
         return false;
     set(params, N_CTX, &s->n_ctx, sizeof s->n_ctx);

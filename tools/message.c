@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-bool say_line(const char *prefix, const char *format, ...)
+bool report_line(const char *prefix, const char *format, ...)
 {
     va_list args;
     va_start(args, format);

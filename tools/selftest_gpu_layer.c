@@ -18,7 +18,7 @@ typedef struct layer {
     uint32_t kv_heads, sequences, blocks, tokens; /* blocks and tokens of a sequence */
     kvant_cuda_codec *codec[2], *open[2];
     float *tables[2][N_TABLES]; /* of all kv heads (kvant_cuda_tables), or NULL */
-    size_t n_weights[2];
+    size_t key_transform_size[2];
     size_t block_bytes;
     void *pool;         /* per block pages of keys, then of values, as a problem has them */
     void *open_pool[2]; /* fp16 pages, for codecs with groups of tokens */
@@ -45,9 +45,10 @@ static void upload_tables(layer *l, int role)
     for (uint32_t head = 0; head < l->kv_heads; head++) {
         kvant_cuda_tables t = { .size = sizeof t };
         kvant_cuda_codec_tables(l->p->codec[role][head % TEST_KV_HEADS], &t);
-        const float *parts[] = { t.center, t.scale, t.weights, t.inverse_weights, t.centroids };
-        const size_t sizes[] = { d, d, t.n_weights, t.n_weights, t.n_centroids };
-        l->n_weights[role] = t.n_weights;
+        const float *parts[] = { t.center, t.scale, t.key_transform, t.inverse_key_transform,
+                                 t.centroids };
+        const size_t sizes[] = { d, d, t.key_transform_size, t.key_transform_size, t.n_centroids };
+        l->key_transform_size[role] = t.key_transform_size;
         for (int i = 0; i < N_TABLES; i++) {
             const size_t bytes = sizes[i] * sizeof(float);
             if (parts[i] == NULL)
@@ -137,7 +138,7 @@ static void prepare_append(layer *l, void *const *rows, const int64_t *slots, ui
         r->pages = pages_of(l, role, in_groups(l, role));
         r->rows = (const uint16_t *)rows[role] + first * width;
         r->token_stride = width, r->head_stride = d;
-        r->center = tables[CENTER], r->scale = tables[SCALE], r->weights = tables[WEIGHTS];
+        r->center = tables[CENTER], r->scale = tables[SCALE], r->key_transform = tables[WEIGHTS];
         a->centroids[role] = tables[CENTROIDS];
     }
 }
@@ -207,7 +208,7 @@ static void check_decode(layer *l)
         a.codec = l->codec[role], a.pages = pages_of(l, role, false);
         a.out = gpu_new(l->gpu, bytes, 0xff);
         a.center = tables[CENTER], a.scale = tables[SCALE];
-        a.inverse_weights = tables[INVERSE], a.centroids = tables[CENTROIDS];
+        a.inverse_key_transform = tables[INVERSE], a.centroids = tables[CENTROIDS];
         if (rows == NULL)
             gpu_did(l->gpu, KVANT_ERR_MEMORY, "decode");
         else if (l->gpu->error[0] == 0 &&
@@ -228,12 +229,12 @@ static void upload_queries(layer *l, const float *q, size_t period, uint32_t n_q
     kvant_cuda_attention_args *to = &l->attention;
     to->type = KVANT_CUDA_BF16;
     to->q = gpu_upload_bf16(l->gpu, q, period, n);
-    if (l->n_weights[KVANT_ROLE_K] <= d)
+    if (l->key_transform_size[KVANT_ROLE_K] <= d)
         return;
     kvant_cuda_query_args a = { .size = sizeof a, .k_codec = l->codec[KVANT_ROLE_K] };
     a.batch = n_queries, a.n_heads = n_heads, a.n_kv_heads = l->kv_heads;
     a.type = KVANT_CUDA_BF16, a.q = to->q, a.q_batch_stride = n_heads * d, a.q_head_stride = d;
-    a.inverse_weights = l->tables[KVANT_ROLE_K][INVERSE];
+    a.inverse_key_transform = l->tables[KVANT_ROLE_K][INVERSE];
     to->q = a.out = gpu_new(l->gpu, n * sizeof *a.out, 0xff);
     to->type = KVANT_CUDA_F32;
     if (l->gpu->error[0] == 0)
@@ -257,7 +258,7 @@ static void prepare_attention(layer *l, const float *q, size_t period, uint32_t 
     a->q_token_stride = a->out_token_stride = width;
     a->q_head_stride = a->out_head_stride = d;
     a->v_center = v[CENTER], a->v_scale = v[SCALE];
-    a->k_scale = l->n_weights[KVANT_ROLE_K] == d ? k[INVERSE] : k[SCALE];
+    a->k_scale = l->key_transform_size[KVANT_ROLE_K] == d ? k[INVERSE] : k[SCALE];
     a->centroids[KVANT_ROLE_K] = k[CENTROIDS], a->centroids[KVANT_ROLE_V] = v[CENTROIDS];
     a->workspace = l->workspace, a->workspace_bytes = l->workspace_bytes;
     a->query_tokens = n_queries, a->causal = n_queries > 1;

@@ -1,9 +1,9 @@
 /* attention.h - attention of query tokens over compressed keys and values.
  *
- * A query is transformed once for each transform (`version`, tensor.h) that the keys use. Pages are
- * unpacked in the CPU's cache or multiplied as codes. Outputs are transformed back once. Softmax
- * runs online over parts of the context. The bounds of the parts depend on the problem alone, and
- * the parts are combined in order, so results are the same for every number of threads.
+ * A query is transformed once for each transform (`transform_id`, tensor.h) that the keys use.
+ * Pages are unpacked in the CPU's cache or multiplied as codes. Outputs are transformed back once.
+ * Softmax runs online over parts of the context. The bounds of the parts depend on the problem
+ * alone, and the parts are combined in order, so results are the same for every number of threads.
  */
 #ifndef KVANT_ATTENTION_H
 #define KVANT_ATTENTION_H

@@ -160,8 +160,8 @@ KVANT_API kvant_status kvant_calibrator_add_attention(kvant_calibrator *calibrat
 
 /* Sums over rows that the caller computed, for example on a GPU. They replace the three calls
  * above. A statistic that is NULL or 0 is left out. */
-typedef struct kvant_calibrator_sums {
-    size_t size; /* set by the caller to sizeof(kvant_calibrator_sums) */
+typedef struct kvant_calibrator_moments {
+    size_t size; /* set by the caller to sizeof(kvant_calibrator_moments) */
     uint32_t n_kv_heads, head_dim;
     uint64_t n_rows;        /* more than 0 */
     const double *sum;      /* of the rows, per channel: n_kv_heads x head_dim; needed */
@@ -177,12 +177,12 @@ typedef struct kvant_calibrator_sums {
     const double *attended; /* sum of w x x^T over keys */
     /* Sum of w x, n_kv_heads x head_dim; sum of w, n_kv_heads. */
     const double *attended_sum, *attended_weight;
-} kvant_calibrator_sums;
+} kvant_calibrator_moments;
 
 /* Adds sums that the caller computed. KVANT_ERR_NONFINITE: nothing was added. */
-KVANT_API kvant_status kvant_calibrator_add_sums(kvant_calibrator *calibrator, uint32_t layer,
-                                                 kvant_role role,
-                                                 const kvant_calibrator_sums *sums);
+KVANT_API kvant_status kvant_calibrator_add_moments(kvant_calibrator *calibrator, uint32_t layer,
+                                                    kvant_role role,
+                                                    const kvant_calibrator_moments *sums);
 
 /* Runs k-means on one more layer and sets *left = the number of layers still to do. Call it until
  * *left is 0; this is the long part of the work. Between calls the caller may report progress or

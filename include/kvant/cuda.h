@@ -91,9 +91,10 @@ KVANT_API kvant_status kvant_cuda_codec_from(const kvant_codec *source, kvant_cu
 typedef struct kvant_cuda_tables {
     size_t size;                 /* set by the caller to sizeof(kvant_cuda_tables) */
     const float *center, *scale; /* center=file, norm=file: head_dim numbers */
-    const float *weights; /* transform=diagonal: head_dim numbers; transform=file: head_dim^2 */
-    const float *inverse_weights; /* as many numbers as weights */
-    size_t n_weights;             /* 0, head_dim or head_dim^2 */
+    const float
+        *key_transform; /* transform=diagonal: head_dim numbers; transform=file: head_dim^2 */
+    const float *inverse_key_transform; /* as many numbers as key_transform */
+    size_t key_transform_size;          /* 0, head_dim or head_dim^2 */
     /* feedback: head_dim numbers; head_dim columns of head_dim numbers. */
     const float *pivots, *columns;
     const float *centroids; /* the tables of kmeans */
@@ -138,7 +139,8 @@ typedef struct kvant_cuda_rows {
     /* n_kv_heads x head_dim on the device, or NULL. The centre is subtracted from rows; then rows
      * are divided by the scale, which is above 0. */
     const float *center, *scale;
-    const float *weights; /* device: n_kv_heads x n_weights (kvant_cuda_tables); NULL: none */
+    const float *
+        key_transform; /* device: n_kv_heads x key_transform_size (kvant_cuda_tables); NULL: none */
 } kvant_cuda_rows;
 
 typedef struct kvant_cuda_query_args {
@@ -148,7 +150,7 @@ typedef struct kvant_cuda_query_args {
     kvant_cuda_type type;                 /* of q */
     const void *q;                        /* batch x n_heads x head_dim */
     size_t q_batch_stride, q_head_stride; /* elements */
-    const float *inverse_weights;         /* n_kv_heads x head_dim^2 on the device */
+    const float *inverse_key_transform;   /* n_kv_heads x head_dim^2 on the device */
     float *out;                           /* batch x n_heads x head_dim, contiguous */
 } kvant_cuda_query_args;
 
@@ -163,7 +165,7 @@ typedef struct kvant_cuda_append_args {
     /* device, by kvant_role: pages of floats at the places of open pages, which get the rows before
      * they are rounded to fp16. NULL: not wanted */
     float *exact[2];
-    /* not 0: rows are transformed already, as in `exact`; center, scale and weights are NULL
+    /* not 0: rows are transformed already, as in `exact`; center, scale and key_transform are NULL
      * then */
     uint32_t transformed;
     /* device: for keys whose codec has feedback: per kv head the pivots, then the columns
@@ -313,7 +315,7 @@ KVANT_API kvant_status kvant_cuda_attention(const kvant_cuda_attention_args *arg
 /* Multiplies queries by the matrix of a codec with transform=file, like
  * kvant_codec_transform_query. Sums are in binary32 and in another order, so results differ by at
  * most head_dim roundings. Attention accepts the results as its q, with type KVANT_CUDA_F32. A
- * codec with transform=diagonal needs no such call: its inverse_weights are the k_scale of
+ * codec with transform=diagonal needs no such call: its inverse_key_transform are the k_scale of
  * attention. */
 KVANT_API kvant_status kvant_cuda_transform_queries(const kvant_cuda_query_args *args,
                                                     kvant_cuda_stream stream);
@@ -330,12 +332,12 @@ typedef struct kvant_cuda_decode_args {
     void *out;                        /* (n_blocks x 64) x n_kv_heads x head_dim */
     size_t token_stride, head_stride; /* elements */
     const float *center, *scale;      /* n_kv_heads x head_dim on the device, or NULL */
-    /* device: n_kv_heads x n_weights (kvant_cuda_tables); NULL: none */
-    const float *inverse_weights;
+    /* device: n_kv_heads x key_transform_size (kvant_cuda_tables); NULL: none */
+    const float *inverse_key_transform;
     /* device: the rows of blocks[i] go to rows 64 to[i] and following of out; NULL: to[i] is i */
     const int32_t *to;
     /* not 0: rows stay transformed and within fp16's range, as in open pages. scale and
-     * inverse_weights are NULL then, and center is a transformed centre or NULL */
+     * inverse_key_transform are NULL then, and center is a transformed centre or NULL */
     uint32_t transformed;
     const float *centroids; /* as in append, for the codec's role */
 } kvant_cuda_decode_args;

@@ -22,15 +22,15 @@ KVANT_BEGIN_C
  *
  * where every product and sum is rounded. A phase of zeros means that there is no centre.
  * kvant_rope_phase computes pairs and phases. */
-typedef struct kvant_cuda_turning {
+typedef struct kvant_cuda_block_centers {
     /* device, aligned to 4: head_dim / 2 pairs of channels, each channel once */
     const uint16_t *pairs;
     const float *start; /* device: numbers x n_kv_heads x head_dim: centres at position 0 */
     /* device: per block the cosines of all pairs, then their sines: head_dim numbers */
     const float *phases;
     /* device: per block its number, below KVANT_CUDA_MOST_MATRICES. NULL: all numbers are 0 */
-    const uint8_t *numbers;
-} kvant_cuda_turning;
+    const uint8_t *transform_ids;
+} kvant_cuda_block_centers;
 
 /* ---- queries ---- */
 
@@ -42,13 +42,13 @@ typedef struct kvant_cuda_kernel_query_args {
     kvant_cuda_type type;
     const void *q;
     size_t q_batch_stride, q_head_stride;
-    const float *inverse_weights;
+    const float *inverse_key_transform;
     float *out; /* (1 + n_further) x batch x n_heads x head_dim, contiguous */
     /* From here on members may be zero or missing (a smaller size): then nothing below applies.
      * Further matrices, which keys of other blocks have (n_matrices of attention): the same queries
      * also go through them. */
     uint32_t n_further;
-    const float *further[KVANT_CUDA_MOST_MATRICES - 1]; /* as inverse_weights */
+    const float *further[KVANT_CUDA_MOST_MATRICES - 1]; /* as inverse_key_transform */
 } kvant_cuda_kernel_query_args;
 
 /* As kvant_cuda_transform_queries. */
@@ -75,15 +75,15 @@ typedef struct kvant_cuda_kernel_append_args {
      * (kvant_cuda_kernel_transform_queries), in the same launch where few rows have a matrix */
     kvant_cuda_kernel_query_args queries;
     /* device, or NULL: marks of tokens whose rows were refused, for kvant_cuda_fill_marked. Token i
-     * has the number mark_numbers[i] (on the device), or its slot if that is NULL. The mark of
+     * has the number mark_ids[i] (on the device), or its slot if that is NULL. The mark of
      * number n is bit n % 32 of word 1 + n / 32; word 0 becomes 1. No call removes marks */
     uint32_t *marks;
-    const int64_t *mark_numbers;
+    const int64_t *mark_ids;
     /* start not NULL: the centres of blocks are subtracted from the keys first, as by
      * kvant_cuda_center_rows; the keys must be floats. Token i has the centre of block
      * center_slots[i] / 64; below 0: none. If there are few keys with a matrix, the launch that
      * stores them subtracts the centre. Otherwise the keys go through `centered` */
-    kvant_cuda_turning k_turning;
+    kvant_cuda_block_centers k_block_centers;
     const int64_t *center_slots; /* device; slots_ready applies to it, too */
     float *centered;             /* device: n_tokens x n_kv_heads x head_dim */
 } kvant_cuda_kernel_append_args;
@@ -97,14 +97,14 @@ KVANT_API kvant_status kvant_cuda_kernel_append(const kvant_cuda_kernel_append_a
 
 /* Queries of attention before any matrix. They give <q, centre> of every page
  * (kvant_cuda_page_offsets). */
-typedef struct kvant_cuda_turned {
+typedef struct kvant_cuda_plain_queries {
     const void *q; /* device; NULL: no page has its own centre */
     kvant_cuda_type type;
     size_t q_batch_stride, q_token_stride, q_head_stride; /* elements */
     /* Phases and numbers are at b * table_stride + page, like the entries of block_table. */
-    kvant_cuda_turning turning;
+    kvant_cuda_block_centers block_centers;
     float *offsets; /* device: room for page_offsets, which some kernels need */
-} kvant_cuda_turned;
+} kvant_cuda_plain_queries;
 
 /* Begins as kvant_cuda_attention_args does, up to `k_center`. */
 typedef struct kvant_cuda_kernel_attention_args {
@@ -147,24 +147,24 @@ typedef struct kvant_cuda_kernel_attention_args {
     int64_t new_first, new_stride;
     /* 0 or 1: all keys are alike. 2 to KVANT_CUDA_MOST_MATRICES: keys have several matrices or
      * centres. The keys of block_table's entry i have number matrices[i]. q holds queries for all
-     * matrices; the queries for number n begin at q + q_numbers[n] * q_matrix_stride elements,
+     * matrices; the queries for number n begin at q + q_ids[n] * q_matrix_stride elements,
      * because several numbers may have the same matrix */
     uint32_t n_matrices;
     /* device: numbers below n_matrices, in the order of block_table's entries; table_ready
      * applies */
     const uint8_t *matrices;
     size_t q_matrix_stride;
-    uint8_t q_numbers[KVANT_CUDA_MOST_MATRICES];
+    uint8_t q_ids[KVANT_CUDA_MOST_MATRICES];
     /* device, or NULL: from kvant_cuda_page_offsets. The page's own centre adds this to all scores
      * of the page, before `scale`. It must be NULL with a softcap or k_center */
     const float *page_offsets;
     /* q not NULL: the call computes page_offsets. page_offsets and k_center must be NULL then, and
      * there is no softcap. */
-    kvant_cuda_turned turned;
+    kvant_cuda_plain_queries plain_queries;
 } kvant_cuda_kernel_attention_args;
 
 /* As kvant_cuda_attention. KVANT_ERR_ARGUMENT, too, for more than KVANT_CUDA_MOST_MATRICES
- * matrices, and for page_offsets or turned together with each other, with k_center or with a
+ * matrices, and for page_offsets or plain_queries together with each other, with k_center or with a
  * softcap. */
 KVANT_API kvant_status kvant_cuda_kernel_attention(const kvant_cuda_kernel_attention_args *args,
                                                    kvant_cuda_stream stream);
@@ -213,8 +213,8 @@ typedef struct kvant_cuda_center_rows_args {
     uint32_t n_tokens, n_kv_heads, head_dim; /* head_dim is even, at most 512 */
     /* device: token i is in block slots[i] / 64; below 0: its row is copied unchanged */
     const int64_t *slots;
-    kvant_cuda_turning turning; /* phases and numbers by block */
-    uint32_t add;               /* 0: the centre is subtracted; 1: added */
+    kvant_cuda_block_centers block_centers; /* phases and numbers by block */
+    uint32_t add;                           /* 0: the centre is subtracted; 1: added */
     /* device: n_tokens x n_kv_heads x head_dim, contiguous; may be `rows` if these are such
      * floats */
     float *out;
@@ -238,7 +238,7 @@ typedef struct kvant_cuda_page_offsets_args {
      * entry */
     size_t table_stride;
     /* phases and numbers are at b * table_stride + page, like the entries of block_table */
-    kvant_cuda_turning turning;
+    kvant_cuda_block_centers block_centers;
     /* device: batch x n_kv_heads x table_stride x query rows of a kv head. There are query_tokens x
      * heads of the kv head such rows; row = token * heads + head. Only pages below a sequence's
      * length and existing query tokens are written */

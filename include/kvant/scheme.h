@@ -48,8 +48,8 @@ KVANT_API kvant_status kvant_scheme_create(const kvant_scheme_params *params,
 KVANT_API void kvant_scheme_free(kvant_scheme **scheme);
 
 /* The layer and role that use codecs, and the model's shape there. */
-typedef struct kvant_scheme_place {
-    size_t size; /* set by the caller to sizeof(kvant_scheme_place) */
+typedef struct kvant_scheme_location {
+    size_t size; /* set by the caller to sizeof(kvant_scheme_location) */
     kvant_role role;
     uint32_t layer;
     uint32_t n_layers; /* of the model; 0: not known yet */
@@ -59,12 +59,13 @@ typedef struct kvant_scheme_place {
      * layer, and how many there are in all. The first and the last of them are the protected
      * layers. n_cached 0: all layers have a cache. */
     uint32_t rank, n_cached;
-} kvant_scheme_place;
+} kvant_scheme_location;
 
 /* *codecs = an array of n_kv_heads codecs, which lives as long as the scheme. While n_layers is 0,
  * a protected layer gets the codecs of an ordinary layer. KVANT_ERR_ARGUMENT when a settings file
  * or a calibration belongs to a model of another shape; errors as kvant_codec_create. */
-KVANT_API kvant_status kvant_scheme_codecs(kvant_scheme *scheme, const kvant_scheme_place *place,
+KVANT_API kvant_status kvant_scheme_codecs(kvant_scheme *scheme,
+                                           const kvant_scheme_location *location,
                                            const kvant_codec *const **codecs);
 
 /* *head_dim = the head_dim that the settings file or the calibration states for this layer and
@@ -105,8 +106,9 @@ KVANT_API kvant_status kvant_scheme_exact(const kvant_scheme *scheme, uint64_t m
  * multiple of 8 and divides row_dim. If n_layers is 0, it is the maximum over the codecs of
  * protected and of ordinary layers. params has the remaining parameters of the tensor. */
 KVANT_API kvant_status kvant_scheme_most_bytes(kvant_scheme *scheme,
-                                               const kvant_scheme_place *place, uint32_t row_dim,
-                                               const kvant_tensor_params *params, size_t *bytes);
+                                               const kvant_scheme_location *location,
+                                               uint32_t row_dim, const kvant_tensor_params *params,
+                                               size_t *bytes);
 
 typedef struct kvant_scheme_info {
     size_t size;        /* set by the caller to sizeof(kvant_scheme_info) */

@@ -25,9 +25,9 @@
  * Tensors that are written one after another may share the memory for the rows of a write
  * (kvant_step_pages).
  *
- * Transforms (`version` in names). With center=first or norm=first in a codec's spec, centre and
- * scale per channel come from the rows themselves. The tensor keeps several such transforms. Rows
- * stay in open blocks until there are 64 of them; then the first transform is made. If every
+ * Transforms (`transform_id` in names). With center=first or norm=first in a codec's spec, centre
+ * and scale per channel come from the rows themselves. The tensor keeps several such transforms.
+ * Rows stay in open blocks until there are 64 of them; then the first transform is made. If every
  * existing transform would give a batch a much larger error than a new one, the batch gets a new
  * transform. Each block remembers its transform, and a transform never changes, so attention
  * handles blocks of different transforms exactly. The statistics are robust: some rows far from all
@@ -51,7 +51,7 @@
 
 KVANT_BEGIN_C
 
-#define KVANT_MAX_VERSIONS 12u
+#define KVANT_MAX_TRANSFORMS 12u
 
 typedef struct kvant_tensor kvant_tensor;
 
@@ -180,7 +180,7 @@ typedef struct kvant_rope {
     const float *frequencies; /* n_dims / 2, radians per position; copied */
     uint32_t n_positions;     /* the most positions of a sequence; 0: as many as there are slots */
     /* How many transforms share the positions. 0: as many as are worth their memory. 1: one. */
-    uint32_t n_ranges;
+    uint32_t n_position_transforms;
     /* Not 0: each block has its own centre, the mean of keys at the block's positions. */
     uint32_t block_centers;
 } kvant_rope;
@@ -272,7 +272,7 @@ typedef enum kvant_block_state {
 typedef struct kvant_block_info {
     size_t size; /* set by the caller to sizeof(kvant_block_info) */
     kvant_block_state state;
-    uint32_t version;         /* the transform; 0: none was made yet, or the calibration's */
+    uint32_t transform_id;    /* the transform; 0: none was made yet, or the calibration's */
     uint64_t written;         /* bit per slot */
     const kvant_codec *codec; /* of the kv head */
     /* Sealed: a page of the codec. Otherwise 64 x head_dim transformed fp16 numbers. Keys that were
@@ -300,16 +300,16 @@ typedef struct kvant_tensor_info {
     size_t size; /* set by the caller to sizeof(kvant_tensor_info) */
     kvant_role role;
     uint32_t n_kv_heads, head_dim, n_blocks, n_open_blocks;
-    uint32_t n_versions;   /* transforms in force, including transform 0 */
+    uint32_t n_transforms; /* transforms in force, including transform 0 */
     size_t bytes;          /* of the tensor's memory */
     size_t sealed_bytes;   /* of one sealed block */
     size_t open_bytes;     /* of one open block */
     size_t written_blocks; /* blocks that are not empty */
     /* In addition to `bytes`: the matrices of transform=first, with a GPU's copies, and shifts. */
-    size_t learnt_bytes;
+    size_t learned_bytes;
     /* The most of the former that one text causes, if it fills all blocks or n_positions: one
      * transform per position bucket, and two early ones. */
-    size_t learnt_most;
+    size_t learned_most;
     /* The memory of learning without the matrices, now and at most: second moments, and pending
      * rows and queries. It is freed when learning ends, except for some queries. */
     size_t working_bytes, working_most;

@@ -24,23 +24,23 @@ KVANT_API kvant_status kvant_rope_phase(const kvant_rope *rope, uint32_t head_di
  * each twice as long as the one before) from the bucket of `first` to the bucket of `last`. Each
  * bucket counts as much as each other bucket.
  *
- * stretch: 0, or a number of positions. Then every `stretch` positions have their own centre
- * (kvant_tensor_range_center) instead of the codecs', because RoPE rotates the mean of keys, too;
- * the matrices are for keys minus these centres.
+ * center_span: 0, or a number of positions. Then every `center_span` positions have their own
+ * centre (kvant_tensor_bucket_center) instead of the codecs', because RoPE rotates the mean of
+ * keys, too; the matrices are for keys minus these centres.
  *
  * likes and codecs have n_kv_heads elements. The caller frees the codecs; on an error all are NULL.
  * The call counts as a write (see Threads in tensor.h), but changes nothing that is stored. It takes a
  * millisecond or two per kv head. KVANT_ERR_ARGUMENT, KVANT_ERR_MEMORY; KVANT_ERR_UNSUPPORTED
  * without transform=first or a rope, or while there are too few rows and queries. */
-KVANT_API kvant_status kvant_tensor_make_range_codecs(kvant_tensor *tensor, int32_t first,
-                                                      int32_t last, uint32_t stretch,
-                                                      const kvant_codec *const *likes,
-                                                      kvant_codec **codecs, uint32_t n_threads);
+KVANT_API kvant_status kvant_tensor_make_bucket_codecs(kvant_tensor *tensor, int32_t first,
+                                                       int32_t last, uint32_t center_span,
+                                                       const kvant_codec *const *likes,
+                                                       kvant_codec **codecs, uint32_t n_threads);
 
 /* Returns the mean of keys at positions `first` to `last`, from the rows so far. center: n_kv_heads
  * x head_dim. Errors as above. */
-KVANT_API kvant_status kvant_tensor_range_center(const kvant_tensor *tensor, int32_t first,
-                                                 int32_t last, float *center);
+KVANT_API kvant_status kvant_tensor_bucket_center(const kvant_tensor *tensor, int32_t first,
+                                                  int32_t last, float *center);
 
 /* Learns from n rows as kvant_tensor_write does, and stores none of them. A GPU keeps the rows of a
  * cache itself; encoding them here would take a third of the time of learning. n is at least 64. The

@@ -10,7 +10,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "asked.h"
+#include "buffer_requests.h"
 #include "ggml_api.h"
 #include "gpu/gpu.h"
 #include "kv_steps.h"
@@ -74,7 +74,7 @@ bool kvp_is_kv(const abi_tensor *tensor)
 {
     const abi_tensor *root = kvp_root(tensor);
 
-    return root->buffer != NULL && kvp_is_ours(root->buffer->buft) && kvp_kv_names(root);
+    return root->buffer != NULL && kvp_is_ours(root->buffer->buft) && kvp_kv_is_cache_tensor(root);
 }
 
 kvp_kv *kvp_kv_of(const abi_tensor *tensor)
@@ -197,7 +197,7 @@ size_t kvp_buffer_kv_memory(size_t *reserved)
             continue;
         resident += resident_bytes(region);
         for (size_t i = 0; i < region->n_tensors; i++)
-            resident += kvp_kv_bytes_beside(region->tensors[i]);
+            resident += kvp_kv_extra_bytes(region->tensors[i]);
         mapped += region->size;
         on_gpus = on_gpus || region->remote != NULL;
     }
@@ -303,9 +303,9 @@ static int32_t buffer_init_tensor(abi_buffer *buffer, abi_tensor *tensor)
     size_t reserved = 0;
     kvp_kv *kv;
 
-    if (!kvp_is_ours(buffer->buft) || tensor->view_src != NULL || !kvp_kv_names(tensor))
+    if (!kvp_is_ours(buffer->buft) || tensor->view_src != NULL || !kvp_kv_is_cache_tensor(tensor))
         return ABI_STATUS_SUCCESS;
-    kvp_asked_placed(); /* ggml asks for the size once more before it places a tensor */
+    kvp_requests_placed(); /* ggml asks for the size once more before it places a tensor */
     if (kvp_kv_shape_read(tensor, region->remote != NULL || region->latents, &shape, err,
                           sizeof(err))) {
         shape.latents = region->latents;
@@ -495,19 +495,19 @@ static abi_buffer *create_latents(abi_buft *self, size_t size)
 
 static abi_buffer *buft_alloc_buffer(abi_buft *self, size_t size)
 {
-    const size_t latents = kvp_asked_latents();
+    const size_t latents = kvp_requests_latents();
     size_t keys;
-    const kvp_asked what = kvp_asked_take(&keys);
+    const kvp_buffer_kind what = kvp_requests_finish(&keys);
 
-    if (what == KVP_ASKED_CACHE)
+    if (what == KVP_BUFFER_CACHE)
         return kvp_buffer_refused(size) ? NULL : buffer_create(self, NULL, NULL, size);
     if (latents > 0)
         return create_latents(self, latents);
     if (kvp_kv_refused())
         return NULL;
-    if (what == KVP_ASKED_KEYS)
-        kvp_kv_note_keys_alone();
-    size = what == KVP_ASKED_KEYS ? keys : size;
+    if (what == KVP_BUFFER_KEYS)
+        kvp_kv_note_keys_only();
+    size = what == KVP_BUFFER_KEYS ? keys : size;
     return buffer_create(kvp_api.cpu_buffer_type(), NULL, NULL, size);
 }
 
@@ -530,14 +530,14 @@ static size_t step_bytes(const abi_tensor *tensor)
     const kvp_settings *settings = kvp_kv_current_settings();
     kvp_kv_shape shape;
 
-    if (!kvp_asked_begins() || settings == NULL ||
+    if (!kvp_requests_begin_cache() || settings == NULL ||
         !kvp_kv_shape_read(tensor, false, &shape, err, sizeof(err)))
         return 0;
     return padded_to_page(kvp_steps_bytes(&shape, settings));
 }
 
 /* Only when llama.cpp plans (--fit) does it ask for the size of keys without values after it built
- * the graph. All other tensors of keys without values get their memory by kvp_asked_take. */
+ * the graph. All other tensors of keys without values get their memory by kvp_requests_finish. */
 static size_t buft_get_alloc_size(abi_buft *self, const abi_tensor *tensor)
 {
     const size_t bytes = kvp_api.nbytes(tensor);
@@ -546,14 +546,14 @@ static size_t buft_get_alloc_size(abi_buft *self, const abi_tensor *tensor)
     size_t latents;
 
     (void)self;
-    if (!kvp_asked_note(tensor, padded))
+    if (!kvp_requests_note(tensor, padded))
         return bytes;
     latents = latent_bytes(tensor);
     if (latents > 0)
-        kvp_asked_note_latents(padded_to_page(latents));
-    if (latents > 0 && (kvp_kv_plans_keys_alone() || kvp_asked_places_latents()))
+        kvp_requests_note_latents(padded_to_page(latents));
+    if (latents > 0 && (kvp_kv_plans_keys_only() || kvp_requests_place_latents()))
         return latents;
-    return kvp_kv_plans_keys_alone() ? bytes : kvp_buffer_bytes(tensor, false) + step_bytes(tensor);
+    return kvp_kv_plans_keys_only() ? bytes : kvp_buffer_bytes(tensor, false) + step_bytes(tensor);
 }
 
 size_t kvp_buffer_bytes(const abi_tensor *tensor, bool in_order)

@@ -188,12 +188,12 @@ bool kvp_ggml_load(const void *caller)
     return ok;
 }
 
-void kvp_ggml_say(void)
+void kvp_ggml_report(void)
 {
     if (kvp_api.newer)
-        kvp_say("ggml %s is newer than those that kvant was tried with (" TRIED_NUMBERS
-                "); all %d places that kvant relies on are as they were, so it runs",
-                kvp_api.version, kvp_api.n_rows);
+        kvp_info("ggml %s is newer than those that kvant was tried with (" TRIED_NUMBERS
+                 "); all %d places that kvant relies on are as they were, so it runs",
+                 kvp_api.version, kvp_api.n_rows);
     kvp_note("ggml %s, back-end API %d: %d places are as expected", kvp_api.version, kvp_api.api,
              kvp_api.n_rows);
 }

@@ -92,6 +92,6 @@ bool kvp_ggml_load(const void *caller);
 
 /* Prints a line for a version that is newer than the tried versions; with KVANT_VERBOSE=1 for any
  * version. */
-void kvp_ggml_say(void);
+void kvp_ggml_report(void);
 
 #endif /* KVP_GGML_API_H */

@@ -278,7 +278,7 @@ uint32_t kvp_host_threads_update(kvp_host_threads *threads, uint32_t n)
 
 /* Sleeps until the value changes. A thread counts itself in before it looks at the value, so the
  * thread that changes the value wakes it. */
-static void sleep_while(kvp_awaited *awaited, unsigned value)
+static void sleep_while(kvp_wait_value *awaited, unsigned value)
 {
     pthread_mutex_lock(&awaited->mutex);
     atomic_fetch_add(&awaited->asleep, 1);
@@ -288,7 +288,7 @@ static void sleep_while(kvp_awaited *awaited, unsigned value)
     pthread_mutex_unlock(&awaited->mutex);
 }
 
-static void wake(kvp_awaited *awaited)
+static void wake(kvp_wait_value *awaited)
 {
     if (atomic_load(&awaited->asleep) == 0)
         return;
@@ -298,7 +298,7 @@ static void wake(kvp_awaited *awaited)
 }
 
 /* Yields until the value changes. False when it has not changed and it is time to sleep. */
-static bool yield_while(kvp_awaited *awaited, unsigned value)
+static bool yield_while(kvp_wait_value *awaited, unsigned value)
 {
     static _Thread_local unsigned n_without;
     const int64_t start = kvp_nanoseconds();
@@ -320,7 +320,7 @@ static bool yield_while(kvp_awaited *awaited, unsigned value)
     return false;
 }
 
-static void wait_while(kvp_awaited *awaited, unsigned value)
+static void wait_while(kvp_wait_value *awaited, unsigned value)
 {
     const int64_t start = kvp_nanoseconds();
     int64_t waited = 0;
@@ -348,20 +348,20 @@ static void run_loop(void *context, uint32_t n_workers, kvant_executor_work work
     atomic_store_explicit(&threads->n_workers, n_workers, memory_order_relaxed);
     threads->work = work;
     threads->loop = loop;
-    atomic_fetch_add(&threads->turn.value, 1);
-    wake(&threads->turn);
+    atomic_fetch_add(&threads->loop_phase.value, 1);
+    wake(&threads->loop_phase);
     work(loop, 0);
-    atomic_fetch_add(&threads->turn.value, 1);
+    atomic_fetch_add(&threads->loop_phase.value, 1);
     while ((running = atomic_load(&threads->running.value)) > 0)
         wait_while(&threads->running, running);
 }
 
-static void join_loop(kvp_host_threads *threads, uint32_t worker, unsigned turn)
+static void join_loop(kvp_host_threads *threads, uint32_t worker, unsigned loop_phase)
 {
     if (worker >= atomic_load_explicit(&threads->n_workers, memory_order_relaxed))
         return;
     atomic_fetch_add(&threads->running.value, 1);
-    if (atomic_load(&threads->turn.value) == turn)
+    if (atomic_load(&threads->loop_phase.value) == loop_phase)
         threads->work(threads->loop, worker);
     atomic_fetch_sub(&threads->running.value, 1);
     wake(&threads->running);
@@ -369,12 +369,12 @@ static void join_loop(kvp_host_threads *threads, uint32_t worker, unsigned turn)
 
 static void help(kvp_host_threads *threads, uint32_t worker)
 {
-    unsigned turn;
+    unsigned loop_phase;
 
-    while ((turn = atomic_load(&threads->turn.value)) != OVER) {
-        if (turn % 2 == 1)
-            join_loop(threads, worker, turn);
-        wait_while(&threads->turn, turn);
+    while ((loop_phase = atomic_load(&threads->loop_phase.value)) != OVER) {
+        if (loop_phase % 2 == 1)
+            join_loop(threads, worker, loop_phase);
+        wait_while(&threads->loop_phase, loop_phase);
     }
 }
 
@@ -385,8 +385,8 @@ static void lead(kvp_host_threads *threads)
     threads->compute(threads->user);
     kvant_use_executor(former);
     threads->computed = true;
-    atomic_store(&threads->turn.value, OVER);
-    wake(&threads->turn);
+    atomic_store(&threads->loop_phase.value, OVER);
+    wake(&threads->loop_phase);
 }
 
 /* The node's function, which each of the lender's threads calls. */
@@ -400,13 +400,13 @@ static void run_node(abi_tensor *node, int thread, int n_threads, void *user)
         help(user, (uint32_t)thread);
 }
 
-static void init_awaited(kvp_awaited *awaited)
+static void init_awaited(kvp_wait_value *awaited)
 {
     pthread_mutex_init(&awaited->mutex, NULL);
     pthread_cond_init(&awaited->changed, NULL);
 }
 
-static void destroy_awaited(kvp_awaited *awaited)
+static void destroy_awaited(kvp_wait_value *awaited)
 {
     pthread_mutex_destroy(&awaited->mutex);
     pthread_cond_destroy(&awaited->changed);
@@ -427,7 +427,7 @@ static bool build_graph(kvp_host_threads *threads)
                              ABI_N_TASKS_MAX, threads);
     threads->graph = kvp_api.new_graph(threads->context);
     kvp_api.build_forward_expand(threads->graph, node);
-    init_awaited(&threads->turn);
+    init_awaited(&threads->loop_phase);
     init_awaited(&threads->running);
     threads->executor = (kvant_executor){ .run = run_loop, .context = threads };
     return true;
@@ -442,7 +442,7 @@ void kvp_host_threads_compute(kvp_host_threads *threads, void (*compute)(void *u
     threads->compute = compute;
     threads->user = user;
     threads->computed = false;
-    atomic_store(&threads->turn.value, 0);
+    atomic_store(&threads->loop_phase.value, 0);
     if (threads->cpu != NULL && threads->waits && threads->n > 1 && build_graph(threads))
         (void)kvp_api.graph_compute(threads->cpu, threads->graph);
     if (!threads->computed)
@@ -452,7 +452,7 @@ void kvp_host_threads_compute(kvp_host_threads *threads, void (*compute)(void *u
 void kvp_host_threads_release(kvp_host_threads *threads)
 {
     if (threads->graph != NULL) {
-        destroy_awaited(&threads->turn);
+        destroy_awaited(&threads->loop_phase);
         destroy_awaited(&threads->running);
     }
     if (threads->context != NULL)

@@ -28,11 +28,11 @@
 
 /* A number that threads wait for another thread to change, and the means to sleep when that takes
  * long. */
-typedef struct kvp_awaited {
+typedef struct kvp_wait_value {
     atomic_uint value, asleep;
     pthread_mutex_t mutex;
     pthread_cond_t changed;
-} kvp_awaited;
+} kvp_wait_value;
 
 /* The lent threads of one back end instance. All zeros: no threads are lent. */
 typedef struct kvp_host_threads {
@@ -52,7 +52,7 @@ typedef struct kvp_host_threads {
     kvant_executor_work work;
     void *loop;
     atomic_uint n_workers;
-    kvp_awaited turn, running;
+    kvp_wait_value loop_phase, running;
 } kvp_host_threads;
 
 /* Makes the instance borrow threads from now on. The first call in a process changes ggml's

@@ -3,7 +3,7 @@
  *
  * Keeps the state that the tensors of a context share, and creates a tensor when head_dim and the
  * number of layers are known. Until then kv_reserve.c decides how many bytes a tensor takes. Lines
- * for the user come from kv_tell.c. */
+ * for the user come from kv_report.c. */
 #include "kv_tensor.h"
 
 #include <pthread.h>
@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "asked.h"
+#include "buffer_requests.h"
 #include "kv_layers.h"
 #include "kv_steps.h"
 #include "log.h"
@@ -68,7 +68,7 @@ bool kvp_kv_new_context(char *err, size_t errlen)
 {
     struct kvp_layers *layers = calloc(1, sizeof(*layers));
 
-    kvp_asked_reset();
+    kvp_requests_reset();
     kvp_report("context");
     if (layers == NULL || !set_current(NULL)) {
         snprintf(err, errlen, "%s", kvant_strerror(KVANT_ERR_MEMORY));
@@ -99,7 +99,7 @@ struct kvp_layers *kvp_kv_context(void)
 
 void kvp_kv_context_release(struct kvp_layers *layers)
 {
-    kvp_asked_reset();
+    kvp_requests_reset();
     layers_release(layers);
 }
 
@@ -120,26 +120,26 @@ void kvp_kv_note_state(uint32_t layer)
         kvp_layer_kinds_add_state(&current()->kinds, layer);
 }
 
-void kvp_kv_note_keys_alone(void)
+void kvp_kv_note_keys_only(void)
 {
     struct kvp_layers *layers = current();
 
-    if (layers == NULL || !layers->kinds.keys_alone)
-        kvp_say("this model keeps keys without values (%s): that cache stays as it is",
-                layers != NULL && layers->latents ? "an indexer" : "MLA, an indexer");
+    if (layers == NULL || !layers->kinds.keys_only)
+        kvp_info("this model keeps keys without values (%s): that cache stays as it is",
+                 layers != NULL && layers->latents ? "an indexer" : "MLA, an indexer");
     if (layers != NULL)
-        layers->kinds.keys_alone = true;
+        layers->kinds.keys_only = true;
 }
 
-void kvp_kv_plan_keys_alone(void)
+void kvp_kv_plan_keys_only(void)
 {
     if (current() != NULL)
-        current()->plans_keys_alone = true;
+        current()->plans_keys_only = true;
 }
 
-bool kvp_kv_plans_keys_alone(void)
+bool kvp_kv_plans_keys_only(void)
 {
-    return current() != NULL && current()->plans_keys_alone;
+    return current() != NULL && current()->plans_keys_only;
 }
 
 void kvp_kv_note_elsewhere(void)
@@ -202,7 +202,7 @@ bool kvp_kv_is_first(const kvp_kv *kv)
            (kv->shape.layer == 0 || kv->layers->kinds.n_states > 0);
 }
 
-bool kvp_kv_names(const abi_tensor *tensor)
+bool kvp_kv_is_cache_tensor(const abi_tensor *tensor)
 {
     const char *name = tensor->name;
 
@@ -249,14 +249,14 @@ bool kvp_kv_shape_read(const abi_tensor *tensor, bool in_order, kvp_kv_shape *sh
 }
 
 /* The tensor's place in the scheme, when all tensors of the context have been created. */
-static kvant_scheme_place final_place_of(const kvp_kv *kv, uint32_t head_dim)
+static kvant_scheme_location final_location_of(const kvp_kv *kv, uint32_t head_dim)
 {
     const kvp_layer_kinds *kinds = &kv->layers->kinds;
-    kvant_scheme_place place = kvp_kv_place(&kv->shape, kv->layers->n, head_dim);
+    kvant_scheme_location location = kvp_kv_location(&kv->shape, kv->layers->n, head_dim);
 
-    place.rank = kvp_layer_kinds_rank(kinds, kv->shape.layer);
-    place.n_cached = kinds->n_cached;
-    return place;
+    location.rank = kvp_layer_kinds_rank(kinds, kv->shape.layer);
+    location.n_cached = kinds->n_cached;
+    return location;
 }
 
 const kvp_settings *kvp_kv_current_settings(void)
@@ -284,7 +284,7 @@ kvp_kv *kvp_kv_create(const char *name, const kvp_kv_shape *shape, void *memory,
     kv->shape = *shape;
     kv->memory = memory;
     kv->reserved = reserved;
-    kv->alone = -1;
+    kv->single_position = -1;
     kv->layers = kvp_invalid_create(&kv->invalid, (size_t)shape->n_cells * shape->n_streams)
                      ? current_layers(err, sizeof(err))
                      : NULL;
@@ -314,7 +314,7 @@ void kvp_kv_free(kvp_kv *kv)
     if (kv->cells != NULL)
         kv->remote->destroy(kv);
     kvant_tensor_free(&kv->tensor);
-    kvp_kv_forget_waiting(kv);
+    kvp_kv_drop_pending(kv);
     kvp_invalid_free(&kv->invalid);
     free(kv->generations);
     layers_leave(kv->layers);
@@ -323,26 +323,26 @@ void kvp_kv_free(kvp_kv *kv)
 
 /* Finds the codecs of a tensor's kv heads, or of its parts; NULL, with a reason in
  * kvant_error_message(). */
-static const kvant_codec *const *find_codecs(kvp_kv *kv, const kvant_scheme_place *place)
+static const kvant_codec *const *find_codecs(kvp_kv *kv, const kvant_scheme_location *location)
 {
     const kvant_codec *const *codecs = NULL;
 
     if (kv->shape.latents)
-        return kvp_mla_codecs(kv->settings, place, kv->shape.row, kv->parts) ? kv->parts : NULL;
-    return kvant_scheme_codecs(kv->settings->scheme, place, &codecs) == KVANT_OK ? codecs : NULL;
+        return kvp_mla_codecs(kv->settings, location, kv->shape.row, kv->parts) ? kv->parts : NULL;
+    return kvant_scheme_codecs(kv->settings->scheme, location, &codecs) == KVANT_OK ? codecs : NULL;
 }
 
 bool kvp_kv_create_tensor(kvp_kv *kv, uint32_t head_dim, char *err, size_t errlen)
 {
-    kvant_scheme_place place = final_place_of(kv, head_dim);
+    kvant_scheme_location location = final_location_of(kv, head_dim);
     kvant_tensor_params params;
     kvant_exact_part part;
     size_t bytes;
 
     if (!kvp_kv_tensor_params(&kv->shape, kv->settings, &params, &part, err, errlen))
         return false;
-    params.n_kv_heads = place.n_kv_heads;
-    params.codecs = find_codecs(kv, &place);
+    params.n_kv_heads = location.n_kv_heads;
+    params.codecs = find_codecs(kv, &location);
     if (params.codecs == NULL || kvant_tensor_size(&params, &bytes) != KVANT_OK) {
         snprintf(err, errlen, "%s", kvant_error_message());
         return false;
@@ -366,33 +366,34 @@ bool kvp_kv_create_tensor(kvp_kv *kv, uint32_t head_dim, char *err, size_t errle
     return false;
 }
 
-size_t kvp_kv_bytes_beside(kvp_kv *kv)
+size_t kvp_kv_extra_bytes(kvp_kv *kv)
 {
     return atomic_load_explicit(&kv->beside, memory_order_relaxed);
 }
 
 void kvp_kv_count(kvp_kv *kv)
 {
-    const struct kvp_waiting *waiting = &kv->waiting;
+    const struct kvp_pending_rows *pending = &kv->pending;
     const size_t row =
-        kv->shape.row * sizeof(float) + sizeof(*waiting->cells) + sizeof(*waiting->positions);
+        kv->shape.row * sizeof(float) + sizeof(*pending->cells) + sizeof(*pending->positions);
     kvant_tensor_info info = { .size = sizeof(info) };
 
     kvant_tensor_get_info(kv->tensor, &info); /* an unbound tensor has nothing */
     atomic_store_explicit(&kv->beside,
-                          kv->shared + kv->calibrated + info.learnt_bytes + info.working_bytes +
-                              waiting->n * row,
+                          kv->shared + kv->calibrated + info.learned_bytes + info.working_bytes +
+                              pending->n * row,
                           memory_order_relaxed);
 }
 
 const kvant_codec *const *kvp_kv_codecs(const kvp_kv *kv)
 {
-    const kvant_scheme_place place = final_place_of(kv, kv->head_dim);
+    const kvant_scheme_location location = final_location_of(kv, kv->head_dim);
     const kvant_codec *const *codecs = NULL;
 
     if (kv->shape.latents)
         return kv->parts;
-    return kvant_scheme_codecs(kv->settings->scheme, &place, &codecs) == KVANT_OK ? codecs : NULL;
+    return kvant_scheme_codecs(kv->settings->scheme, &location, &codecs) == KVANT_OK ? codecs
+                                                                                     : NULL;
 }
 
 bool kvp_kv_size_now(const kvp_kv *kv, bool on_gpu, kvp_kv_size *size)
@@ -461,16 +462,16 @@ bool kvp_kv_is_refused(const kvp_kv *kv)
 void kvp_kv_note_copies(kvp_kv *kv)
 {
     if (!kv->layers->copies)
-        kvp_say("llama.cpp reads %s without flash attention, from a decoded copy of the whole "
-                "cache for every token, which is slow: set -fa on (T5 does without it even then)",
-                kv->name);
+        kvp_info("llama.cpp reads %s without flash attention, from a decoded copy of the whole "
+                 "cache for every token, which is slow: set -fa on (T5 does without it even then)",
+                 kv->name);
     kv->layers->copies = true;
 }
 
 bool kvp_kv_bind(kvp_kv *kv, uint32_t head_dim)
 {
     const bool latents = kv->shape.latents; /* rows of latents give head_dim by themselves */
-    const uint32_t given = latents ? 0 : kvp_kv_given_head_dim(&kv->shape, kv->settings);
+    const uint32_t given = latents ? 0 : kvp_kv_known_head_dim(&kv->shape, kv->settings);
     char err[512] = "";
 
     head_dim = latents ? KVP_MLA_PART : head_dim;
@@ -491,7 +492,7 @@ bool kvp_kv_bind(kvp_kv *kv, uint32_t head_dim)
         kv->head_dim = head_dim;
         note_bound(kv);
         if (++kv->layers->n_bound >= kv->layers->n_tensors)
-            kvp_layers_tell(kv->layers);
+            kvp_layers_report(kv->layers);
         return true;
     }
     kv->bind_failed = true;
@@ -502,7 +503,7 @@ bool kvp_kv_bind(kvp_kv *kv, uint32_t head_dim)
 bool kvp_kv_ready(kvp_kv *kv)
 {
     const uint32_t given =
-        kv->shape.latents ? KVP_MLA_PART : kvp_kv_given_head_dim(&kv->shape, kv->settings);
+        kv->shape.latents ? KVP_MLA_PART : kvp_kv_known_head_dim(&kv->shape, kv->settings);
 
     return kvp_kv_is_bound(kv) || (given != 0 && kvp_kv_bind(kv, given));
 }

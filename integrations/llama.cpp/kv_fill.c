@@ -43,7 +43,7 @@ static void shrink_computers(const kvp_kv *kv, double tokens, kvp_kv_size *size)
 
     size->exact = (double)kv->shared + (own < rows ? own : rows);
     size->transforms =
-        (double)(kvp_kv_info_up_to(kv, positions_of(kv, tokens)).learnt_most + kv->calibrated);
+        (double)(kvp_kv_info_up_to(kv, positions_of(kv, tokens)).learned_most + kv->calibrated);
     size->bytes = codes * n_blocks / kvp_kv_blocks(&kv->shape) + size->exact + size->transforms;
 }
 

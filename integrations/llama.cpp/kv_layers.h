@@ -1,5 +1,5 @@
 /* kv_layers.h - the state that the tensors of one llama context share. kv_bind.c keeps it, and
- * kv_tell.c prints it. No other file looks into it. */
+ * kv_report.c prints it. No other file looks into it. */
 #ifndef KVP_KV_LAYERS_H
 #define KVP_KV_LAYERS_H
 
@@ -23,18 +23,18 @@ struct kvp_layers {
     bool on_gpu;        /* a bound tensor lies on a GPU */
     /* the longest cache's tokens that stay fp16, once its rows no longer fit as f16 */
     kvant_exact_part exact;
-    bool told;
-    bool rotated;          /* a GPU's codecs rotate by other matrices than a CPU's */
-    bool refused;          /* a graph showed that its cache cannot serve the model */
-    bool copies;           /* the user was told that llama.cpp reads decoded copies */
-    bool latents;          /* a cache of MLA is compressed */
-    bool plans_keys_alone; /* a graph that llama.cpp only plans reads values out of the keys */
+    bool reported;
+    bool rotated;         /* a GPU's codecs rotate by other matrices than a CPU's */
+    bool refused;         /* a graph showed that its cache cannot serve the model */
+    bool copies;          /* the user was told that llama.cpp reads decoded copies */
+    bool latents;         /* a cache of MLA is compressed */
+    bool plans_keys_only; /* a graph that llama.cpp only plans reads values out of the keys */
     kvp_layer_kinds kinds;
     kvp_settings settings;
 };
 
 /* Prints, once per context when all of its tensors are bound, the line about their size and
  * content. */
-void kvp_layers_tell(struct kvp_layers *layers);
+void kvp_layers_report(struct kvp_layers *layers);
 
 #endif /* KVP_KV_LAYERS_H */

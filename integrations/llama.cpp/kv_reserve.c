@@ -73,17 +73,18 @@ uint32_t kvp_kv_blocks(const kvp_kv_shape *shape)
     return blocks_per_stream(shape) * shape->n_streams;
 }
 
-kvant_scheme_place kvp_kv_place(const kvp_kv_shape *shape, uint32_t n_layers, uint32_t head_dim)
+kvant_scheme_location kvp_kv_location(const kvp_kv_shape *shape, uint32_t n_layers,
+                                      uint32_t head_dim)
 {
-    return (kvant_scheme_place){ .size = sizeof(kvant_scheme_place),
-                                 .role = shape->role,
-                                 .layer = shape->layer,
-                                 .n_layers = n_layers,
-                                 .n_kv_heads = head_dim != 0 ? shape->row / head_dim : 0,
-                                 .head_dim = head_dim };
+    return (kvant_scheme_location){ .size = sizeof(kvant_scheme_location),
+                                    .role = shape->role,
+                                    .layer = shape->layer,
+                                    .n_layers = n_layers,
+                                    .n_kv_heads = head_dim != 0 ? shape->row / head_dim : 0,
+                                    .head_dim = head_dim };
 }
 
-uint32_t kvp_kv_given_head_dim(const kvp_kv_shape *shape, const kvp_settings *settings)
+uint32_t kvp_kv_known_head_dim(const kvp_kv_shape *shape, const kvp_settings *settings)
 {
     uint32_t head_dim = 0;
 
@@ -150,11 +151,11 @@ size_t kvp_kv_open_bytes(const kvp_kv_shape *shape, const kvp_settings *settings
  * head_dims below 64 do not count unless given: few models have one, and bits per number are
  * highest there. */
 static kvant_status most_bytes(const kvp_settings *settings, const kvp_kv_shape *shape,
-                               const kvant_scheme_place *place, const kvant_tensor_params *params,
-                               size_t *most)
+                               const kvant_scheme_location *location,
+                               const kvant_tensor_params *params, size_t *most)
 {
-    const bool unknown = shape->in_order && place->head_dim == 0;
-    kvant_scheme_place at = *place;
+    const bool unknown = shape->in_order && location->head_dim == 0;
+    kvant_scheme_location at = *location;
     size_t bytes;
 
     *most = 0;
@@ -164,14 +165,15 @@ static kvant_status most_bytes(const kvp_settings *settings, const kvp_kv_shape 
                 KVANT_OK &&
             bytes > *most)
             *most = bytes;
-    return *most > 0 ? KVANT_OK
-                     : kvant_scheme_most_bytes(settings->scheme, place, shape->row, params, most);
+    return *most > 0
+               ? KVANT_OK
+               : kvant_scheme_most_bytes(settings->scheme, location, shape->row, params, most);
 }
 
 size_t kvp_kv_reserve_with(const kvp_settings *settings, const kvp_kv_shape *shape, char *err,
                            size_t errlen)
 {
-    kvant_scheme_place place;
+    kvant_scheme_location location;
     kvant_tensor_params params;
     kvant_exact_part part;
     size_t bytes;
@@ -179,8 +181,8 @@ size_t kvp_kv_reserve_with(const kvp_settings *settings, const kvp_kv_shape *sha
     if (!kvp_kv_tensor_params(shape, settings, &params, &part, err, errlen))
         return 0;
     if (shape->latents) {
-        place = kvp_kv_place(shape, 0, KVP_MLA_PART);
-        bytes = kvp_mla_most_bytes(settings, &place, shape->row, &params);
+        location = kvp_kv_location(shape, 0, KVP_MLA_PART);
+        bytes = kvp_mla_most_bytes(settings, &location, shape->row, &params);
         if (bytes == 0)
             snprintf(err, errlen, "no codec for latents: %s", kvant_error_message());
         return bytes;
@@ -192,8 +194,8 @@ size_t kvp_kv_reserve_with(const kvp_settings *settings, const kvp_kv_shape *sha
             settings->head_dim, shape->row);
         return 0;
     }
-    place = kvp_kv_place(shape, 0, kvp_kv_given_head_dim(shape, settings));
-    if (most_bytes(settings, shape, &place, &params, &bytes) == KVANT_OK)
+    location = kvp_kv_location(shape, 0, kvp_kv_known_head_dim(shape, settings));
+    if (most_bytes(settings, shape, &location, &params, &bytes) == KVANT_OK)
         return shape->in_order ? (bytes + GPU_ALIGN - 1) / GPU_ALIGN * GPU_ALIGN +
                                      kvp_kv_open_bytes(shape, settings)
                                : bytes;

@@ -16,7 +16,7 @@ size_t kvp_kv_calibrated_bytes(const kvant_codec *const *codecs, uint32_t n)
     for (uint32_t head = 0; head < n; head++) {
         const kvant_cuda_tables tables = kvp_gpu_tables(codecs[head]);
         const size_t vectors = (size_t)(tables.center != NULL) + (size_t)(tables.scale != NULL);
-        numbers += 2 * tables.n_weights;
+        numbers += 2 * tables.key_transform_size;
         if (vectors > 0) {
             kvant_codec_info info = { .size = sizeof(info) };
             kvant_codec_get_info(codecs[head], &info);
@@ -86,7 +86,7 @@ static void add_computers(const kvp_kv *kv, const kvant_codec *const *codecs, ui
 {
     const kvant_tensor_info full = kvp_kv_info_up_to(kv, kvp_kv_n_positions(kv));
 
-    size->transforms = (double)(full.learnt_most + kvp_kv_calibrated_bytes(codecs, n_kv_heads));
+    size->transforms = (double)(full.learned_most + kvp_kv_calibrated_bytes(codecs, n_kv_heads));
     size->bytes = page_bytes(kv, codecs, n_kv_heads, sealed) + (double)kv->shared;
     size->exact = size->bytes - sealed;
     size->bytes += size->transforms;

@@ -126,14 +126,15 @@ static kvant_status keep(const kvp_rows *rows, const int64_t *cells, size_t n)
         kvp_kv_lose(&batch, KVANT_ERR_MEMORY);
         return KVANT_ERR_MEMORY;
     }
-    rows->kv->waiting = (struct kvp_waiting){ .cells = copy, .rows = (float *)(copy + n), .n = n };
+    rows->kv->pending =
+        (struct kvp_pending_rows){ .cells = copy, .rows = (float *)(copy + n), .n = n };
     memcpy(copy, cells, n * sizeof(*cells));
     for (size_t i = 0; i < n; i++)
-        memcpy(rows->kv->waiting.rows + i * width, rows->at + i * rows->stride,
+        memcpy(rows->kv->pending.rows + i * width, rows->at + i * rows->stride,
                width * sizeof(float));
     if (rows->positions != NULL) {
-        rows->kv->waiting.positions = (int32_t *)(rows->kv->waiting.rows + n * width);
-        memcpy(rows->kv->waiting.positions, rows->positions, n * sizeof(*rows->positions));
+        rows->kv->pending.positions = (int32_t *)(rows->kv->pending.rows + n * width);
+        memcpy(rows->kv->pending.positions, rows->positions, n * sizeof(*rows->positions));
     }
     kvp_kv_count(rows->kv);
     return KVANT_OK;
@@ -153,7 +154,7 @@ kvant_status kvp_kv_enter(const kvp_rows *rows, size_t n_tensors, const int64_t 
 
     if (n_tensors > 1)
         batch.rows[1] = rows[1];
-    rows->kv->alone = -1;
+    rows->kv->single_position = -1;
     for (size_t i = 0; i < n_tensors && status == KVANT_OK; i++)
         status = kvp_kv_flush(rows[i].kv, NULL, n_threads);
     if (status != KVANT_OK)
@@ -166,7 +167,7 @@ kvant_status kvp_kv_enter(const kvp_rows *rows, size_t n_tensors, const int64_t 
     /* Storing keys and values together keeps more threads busy. A single token's key need not wait
      * for its queries: when they come, kvant asks the tensor whether it wants them. */
     if (n == 1 && rows->positions != NULL) {
-        rows->kv->alone = rows->positions[0];
+        rows->kv->single_position = rows->positions[0];
         return store(&batch, NULL);
     }
     if (!kvant_tensor_wants_queries(rows->kv->tensor, n))
@@ -178,31 +179,31 @@ kvant_status kvp_kv_enter(const kvp_rows *rows, size_t n_tensors, const int64_t 
     return status == KVANT_OK ? keep(&rows[0], cells, n) : status;
 }
 
-void kvp_kv_forget_waiting(kvp_kv *kv)
+void kvp_kv_drop_pending(kvp_kv *kv)
 {
-    free(kv->waiting.cells);
-    kv->waiting = (struct kvp_waiting){ 0 };
-    kv->alone = -1;
+    free(kv->pending.cells);
+    kv->pending = (struct kvp_pending_rows){ 0 };
+    kv->single_position = -1;
     kvp_kv_count(kv);
 }
 
 kvant_status kvp_kv_flush(kvp_kv *kv, const kvp_mask *mask, uint32_t n_threads)
 {
-    const kvp_batch batch = { .rows = { { kv, kv->waiting.rows, kv->shape.row,
-                                          kv->waiting.positions } },
+    const kvp_batch batch = { .rows = { { kv, kv->pending.rows, kv->shape.row,
+                                          kv->pending.positions } },
                               .n_tensors = 1,
-                              .cells = kv->waiting.cells,
-                              .n = kv->waiting.n,
+                              .cells = kv->pending.cells,
+                              .n = kv->pending.n,
                               .n_threads = n_threads,
                               .by_graph = true };
     kvant_status status;
 
-    if (kv->waiting.n == 0)
+    if (kv->pending.n == 0)
         return KVANT_OK;
-    if (mask != NULL && (mask->rows == NULL || mask->n_tokens < kv->waiting.n))
+    if (mask != NULL && (mask->rows == NULL || mask->n_tokens < kv->pending.n))
         mask = NULL;
     status = store(&batch, mask);
-    kvp_kv_forget_waiting(kv);
+    kvp_kv_drop_pending(kv);
     return status;
 }
 
@@ -474,7 +475,7 @@ void kvp_kv_clear(kvp_kv *kv)
 {
     char err[512] = "";
 
-    kvp_kv_forget_waiting(kv);
+    kvp_kv_drop_pending(kv);
     kvp_invalid_clear(&kv->invalid);
     if (kv->generations != NULL)
         memset(kv->generations, 0,

@@ -44,7 +44,7 @@ typedef struct kvp_kv_shape {
 struct kvp_layers; /* the state that the tensors of one llama context share */
 
 /* Pending rows: they were written and are not stored yet. */
-struct kvp_waiting {
+struct kvp_pending_rows {
     int64_t *cells; /* the allocation, which also holds the following arrays */
     float *rows;
     int32_t *positions; /* or NULL */
@@ -101,22 +101,22 @@ struct kvp_kv {
     kvp_placement *placement;
     /* for each block of the placement, the generation that the tensor knows */
     uint32_t *generations;
-    struct kvp_waiting waiting;
+    struct kvp_pending_rows pending;
     kvp_invalid invalid; /* cells whose rows were refused */
     /* Position of a single token that is stored and whose queries are not accumulated yet; -1:
      * none. */
-    int32_t alone;
-    atomic_size_t beside; /* kvp_kv_bytes_beside, for other threads */
+    int32_t single_position;
+    atomic_size_t beside; /* kvp_kv_extra_bytes, for other threads */
     bool bind_failed;     /* the failure was printed, once and not for every node */
     bool roped;           /* the tensor knows the RoPE of its keys */
 };
 
 /* True for a cache tensor that the plug-in compresses. With -sm tensor a device may have no head of
  * some layer. */
-bool kvp_kv_names(const abi_tensor *tensor);
+bool kvp_kv_is_cache_tensor(const abi_tensor *tensor);
 
-/* Reads the shape of a tensor that kvp_kv_names. False when it cannot be compressed, with a line in
- * err that says which flag to set. */
+/* Reads the shape of a tensor that kvp_kv_is_cache_tensor. False when it cannot be compressed, with
+ * a line in err that says which flag to set. */
 bool kvp_kv_shape_read(const abi_tensor *tensor, bool in_order, kvp_kv_shape *shape, char *err,
                        size_t errlen);
 
@@ -150,12 +150,12 @@ void kvp_kv_note_state(uint32_t layer);
 
 /* Says, once per context, that a cache of keys without values stays llama.cpp's own. Examples are
  * an indexer's keys, and MLA's latents where they are not compressed. */
-void kvp_kv_note_keys_alone(void);
+void kvp_kv_note_keys_only(void);
 
-/* `kvp_kv_plans_keys_alone`: whether the context is only planned (--fit) and its graph showed that
- * values are read out of the keys. `kvp_kv_plan_keys_alone` notes such a graph. */
-bool kvp_kv_plans_keys_alone(void);
-void kvp_kv_plan_keys_alone(void);
+/* `kvp_kv_plans_keys_only`: whether the context is only planned (--fit) and its graph showed that
+ * values are read out of the keys. `kvp_kv_plan_keys_only` notes such a graph. */
+bool kvp_kv_plans_keys_only(void);
+void kvp_kv_plan_keys_only(void);
 
 /* Notes that the cache of a layer was seen in memory of another device. */
 void kvp_kv_note_elsewhere(void);
@@ -179,10 +179,11 @@ bool kvp_kv_tensor_params(const kvp_kv_shape *shape, const kvp_settings *setting
                           kvant_tensor_params *params, kvant_exact_part *part, char *err,
                           size_t errlen);
 
-/* `kvp_kv_place`: a tensor's place in the scheme. `kvp_kv_given_head_dim`: the head_dim that the
+/* `kvp_kv_location`: a tensor's place in the scheme. `kvp_kv_known_head_dim`: the head_dim that the
  * settings or the shape give before a graph does, or 0. */
-kvant_scheme_place kvp_kv_place(const kvp_kv_shape *shape, uint32_t n_layers, uint32_t head_dim);
-uint32_t kvp_kv_given_head_dim(const kvp_kv_shape *shape, const kvp_settings *settings);
+kvant_scheme_location kvp_kv_location(const kvp_kv_shape *shape, uint32_t n_layers,
+                                      uint32_t head_dim);
+uint32_t kvp_kv_known_head_dim(const kvp_kv_shape *shape, const kvp_settings *settings);
 
 /* Creates the record of a cache tensor. memory: reserved bytes, zeroed, aligned to
  * KVANT_PAGE_ALIGN, owned by the caller. NULL when out of memory. */
@@ -265,7 +266,7 @@ void kvp_kv_free(kvp_kv *kv);
 /* Bytes in the computer's memory outside the buffer: learned and calibrated matrices, learning's
  * working memory, pending rows. Any thread may ask. The context's thread calls kvp_kv_count after
  * each change. */
-size_t kvp_kv_bytes_beside(kvp_kv *kv);
+size_t kvp_kv_extra_bytes(kvp_kv *kv);
 void kvp_kv_count(kvp_kv *kv);
 
 /* Fixes head_dim and creates the cells. True when head_dim is fixed to this value, now or before.
@@ -304,7 +305,7 @@ kvant_status kvp_kv_enter(const kvp_rows *rows, size_t n_tensors, const int64_t 
 kvant_status kvp_kv_flush(kvp_kv *kv, const kvp_mask *mask, uint32_t n_threads);
 
 /* Drops pending rows. */
-void kvp_kv_forget_waiting(kvp_kv *kv);
+void kvp_kv_drop_pending(kvp_kv *kv);
 
 /* The number of pages that tokens take when they begin a page. */
 static inline uint32_t kvp_pages_of(uint32_t tokens)

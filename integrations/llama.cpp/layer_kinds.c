@@ -46,11 +46,12 @@ void kvp_layer_kinds_add_state(kvp_layer_kinds *kinds, uint32_t layer)
     kinds->states_end = layer + 1;
 }
 
-void kvp_layer_kinds_say(const kvp_layer_kinds *kinds, uint32_t n_layers)
+void kvp_layer_kinds_report(const kvp_layer_kinds *kinds, uint32_t n_layers)
 {
     if (kinds->n_states == 0)
         return;
-    kvp_say("%u of %u layers have a KV cache and are compressed; %u keep recurrent state, which is "
-            "not compressed",
-            kinds->n_cached, n_layers, kinds->n_states);
+    kvp_info(
+        "%u of %u layers have a KV cache and are compressed; %u keep recurrent state, which is "
+        "not compressed",
+        kinds->n_cached, n_layers, kinds->n_states);
 }

@@ -15,8 +15,8 @@ typedef struct kvp_layer_kinds {
     uint32_t n_cached;
     /* layers with recurrent state; the highest such layer plus one */
     uint32_t n_states, states_end;
-    bool keys_alone; /* a cache of keys without values stays llama.cpp's own */
-    bool elsewhere;  /* a layer's cache is in another device's memory */
+    bool keys_only; /* a cache of keys without values stays llama.cpp's own */
+    bool elsewhere; /* a layer's cache is in another device's memory */
 } kvp_layer_kinds;
 
 void kvp_layer_kinds_free(kvp_layer_kinds *kinds);
@@ -33,6 +33,6 @@ void kvp_layer_kinds_add_state(kvp_layer_kinds *kinds, uint32_t layer);
 
 /* Prints a line like "12 of 48 layers have a KV cache and are compressed; 36 keep recurrent state,
  * ..." if layers have recurrent state. n_layers: the model's number of layers. */
-void kvp_layer_kinds_say(const kvp_layer_kinds *kinds, uint32_t n_layers);
+void kvp_layer_kinds_report(const kvp_layer_kinds *kinds, uint32_t n_layers);
 
 #endif /* KVP_LAYER_KINDS_H */

@@ -38,7 +38,7 @@ void kvp_error(const char *format, ...)
     va_end(arguments);
 }
 
-void kvp_say(const char *format, ...)
+void kvp_info(const char *format, ...)
 {
     va_list arguments;
 

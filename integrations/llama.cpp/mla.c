@@ -62,16 +62,16 @@ bool kvp_mla_rope_spec(const char *keys, char *spec, size_t size)
     return snprintf(spec, size, "int-8") < (int)size && copy_options(keys, kept, true, spec, size);
 }
 
-static const kvant_codec *codec_at(kvant_scheme *scheme, kvant_scheme_place place,
+static const kvant_codec *codec_at(kvant_scheme *scheme, kvant_scheme_location location,
                                    kvant_codec_info *info)
 {
     const kvant_codec *const *codecs;
 
-    place.role = KVANT_ROLE_V;
-    place.n_kv_heads = 1;
-    place.head_dim = KVP_MLA_PART;
+    location.role = KVANT_ROLE_V;
+    location.n_kv_heads = 1;
+    location.head_dim = KVP_MLA_PART;
     *info = (kvant_codec_info){ .size = sizeof(*info) };
-    return scheme != NULL && kvant_scheme_codecs(scheme, &place, &codecs) == KVANT_OK &&
+    return scheme != NULL && kvant_scheme_codecs(scheme, &location, &codecs) == KVANT_OK &&
                    kvant_codec_get_info(codecs[0], info) == KVANT_OK
                ? codecs[0]
                : NULL;
@@ -82,13 +82,13 @@ static bool learns(const kvant_codec_info *info)
     return info->center != KVANT_CENTER_NONE || info->norm != KVANT_NORM_NONE;
 }
 
-bool kvp_mla_codecs(const kvp_settings *settings, const kvant_scheme_place *place, uint32_t row,
-                    const kvant_codec **codecs)
+bool kvp_mla_codecs(const kvp_settings *settings, const kvant_scheme_location *location,
+                    uint32_t row, const kvant_codec **codecs)
 {
     const uint32_t n = row / KVP_MLA_PART;
     kvant_codec_info latents, rope;
-    const kvant_codec *of_latents = codec_at(settings->latents, *place, &latents);
-    const kvant_codec *of_rope = codec_at(settings->rope, *place, &rope);
+    const kvant_codec *of_latents = codec_at(settings->latents, *location, &latents);
+    const kvant_codec *of_rope = codec_at(settings->rope, *location, &rope);
 
     if (of_latents == NULL || learns(&latents))
         return false;
@@ -101,11 +101,11 @@ bool kvp_mla_codecs(const kvp_settings *settings, const kvant_scheme_place *plac
     return true;
 }
 
-size_t kvp_mla_most_bytes(const kvp_settings *settings, const kvant_scheme_place *place,
+size_t kvp_mla_most_bytes(const kvp_settings *settings, const kvant_scheme_location *location,
                           uint32_t row, const kvant_tensor_params *params)
 {
     const kvant_codec *codecs[KVP_MLA_MAX_PARTS];
-    kvant_scheme_place at = *place;
+    kvant_scheme_location at = *location;
     kvant_tensor_params of = *params;
     size_t bytes, most = 0;
 
@@ -122,12 +122,12 @@ size_t kvp_mla_most_bytes(const kvp_settings *settings, const kvant_scheme_place
 
 void kvp_mla_describe(const kvp_settings *settings, char *text, size_t size)
 {
-    const kvant_scheme_place place = { .size = sizeof(place) };
+    const kvant_scheme_location location = { .size = sizeof(location) };
     kvant_scheme_info latents = { .size = sizeof(latents) }, rope = { .size = sizeof(rope) };
     const kvant_codec *codecs[2];
 
     text[0] = '\0';
-    if (!kvp_mla_codecs(settings, &place, 2 * KVP_MLA_PART, codecs))
+    if (!kvp_mla_codecs(settings, &location, 2 * KVP_MLA_PART, codecs))
         return;
     kvant_scheme_get_info(settings->latents, &latents);
     kvant_scheme_get_info(settings->rope, &rope);

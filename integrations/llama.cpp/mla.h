@@ -36,12 +36,12 @@ bool kvp_mla_rope_spec(const char *keys, char *spec, size_t size);
 /* Finds the codecs of the parts of a row with `row` numbers. Ignores the place's role, n_kv_heads
  * and head_dim. False when the settings have no codec for latents; kvant_error_message() says
  * why. */
-bool kvp_mla_codecs(const kvp_settings *settings, const kvant_scheme_place *place, uint32_t row,
-                    const kvant_codec **codecs);
+bool kvp_mla_codecs(const kvp_settings *settings, const kvant_scheme_location *location,
+                    uint32_t row, const kvant_codec **codecs);
 
 /* Bytes of a tensor with these params, for a protected or an ordinary layer, whichever needs more;
  * 0 as above. */
-size_t kvp_mla_most_bytes(const kvp_settings *settings, const kvant_scheme_place *place,
+size_t kvp_mla_most_bytes(const kvp_settings *settings, const kvant_scheme_location *location,
                           uint32_t row, const kvant_tensor_params *params);
 
 /* "; MLA: latents trellis-4, RoPE channels int-8", for the line at the start. */

@@ -63,7 +63,7 @@ bool kvp_is_refused(const abi_tensor *node);
 
 /* Whether the values of an attention node are a part of the keys (MLA), in a cache that llama.cpp
  * only plans. When the real cache is created, it gets plain memory. */
-bool kvp_plans_keys_alone(const abi_tensor *node);
+bool kvp_plans_keys_only(const abi_tensor *node);
 
 /* Notes a node that writes to a cache of llama.cpp's own. */
 void kvp_note_other_cache(const abi_tensor *node);

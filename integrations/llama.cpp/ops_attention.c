@@ -98,7 +98,7 @@ bool kvp_attention_supported(const abi_tensor *node)
     const abi_tensor *k = node->src[1], *v = node->src[2];
     uint32_t k_stream, v_stream;
 
-    if (kvp_plans_keys_alone(node))
+    if (kvp_plans_keys_only(node))
         return true;
     if (!kvp_is_kv(k) || !kvp_is_kv(v))
         return false;
@@ -231,11 +231,14 @@ static kvant_status learn_queries(kvp_compute *compute, const abi_tensor *node, 
 {
     const abi_tensor *q = node->src[0];
     const size_t n = (size_t)(q->ne[1] * q->ne[3]);
-    const bool alone = k->alone >= 0 && n == 1;
-    const int32_t *positions = alone ? &k->alone : k->waiting.n == n ? k->waiting.positions : NULL;
+    const bool single_position = k->single_position >= 0 && n == 1;
+    const int32_t *positions = single_position     ? &k->single_position
+                               : k->pending.n == n ? k->pending.positions
+                                                   : NULL;
     kvant_status status = KVANT_OK;
 
-    for (size_t s = 0; (alone || k->waiting.n != 0) && s < (size_t)q->ne[3] && status == KVANT_OK;
+    for (size_t s = 0;
+         (single_position || k->pending.n != 0) && s < (size_t)q->ne[3] && status == KVANT_OK;
          s++) {
         const kvant_attention_problem problem = problem_of(compute, node, s);
         const kvant_queries queries = { .size = sizeof(queries),
@@ -249,7 +252,7 @@ static kvant_status learn_queries(kvp_compute *compute, const abi_tensor *node, 
                                                          : NULL };
         status = kvant_tensor_note_queries(k->tensor, &queries, compute->n_threads);
     }
-    k->alone = -1;
+    k->single_position = -1;
     return status == KVANT_OK && k->placement == NULL ? kvp_kv_flush(k, NULL, compute->n_threads)
                                                       : status;
 }

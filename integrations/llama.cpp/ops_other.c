@@ -68,21 +68,22 @@ bool kvp_is_refused(const abi_tensor *node)
     return kv != NULL && kvp_kv_is_refused(kv);
 }
 
-bool kvp_plans_keys_alone(const abi_tensor *node)
+bool kvp_plans_keys_only(const abi_tensor *node)
 {
-    const bool alone = node->op == kvp_api.op.flash_attn_ext && only_planned(node->src[1]) &&
-                       kvp_root(node->src[1]) == kvp_root(node->src[2]);
+    const bool single_position = node->op == kvp_api.op.flash_attn_ext &&
+                                 only_planned(node->src[1]) &&
+                                 kvp_root(node->src[1]) == kvp_root(node->src[2]);
 
-    if (alone)
-        kvp_kv_plan_keys_alone();
-    return alone;
+    if (single_position)
+        kvp_kv_plan_keys_only();
+    return single_position;
 }
 
 void kvp_note_other_cache(const abi_tensor *node)
 {
     const abi_tensor *root = kvp_root(node);
 
-    if (node->op == kvp_api.op.set_rows && root->buffer != NULL && kvp_kv_names(root) &&
+    if (node->op == kvp_api.op.set_rows && root->buffer != NULL && kvp_kv_is_cache_tensor(root) &&
         !kvp_is_kv(root))
         kvp_kv_note_elsewhere();
 }

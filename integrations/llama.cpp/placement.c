@@ -15,10 +15,10 @@ struct kvp_placement {
     int64_t restored; /* the last cell of a batch without a mask */
     int64_t *batch;   /* the cells of the last batch, n_batch of them */
     size_t n_batch;
-    int32_t *slot_of;  /* by cell */
-    int32_t *cell_of;  /* by slot */
-    uint64_t *written; /* by cell: when it was written */
-    uint32_t *turn;    /* by cell: its index in the current batch plus 1, or 0 */
+    int32_t *slot_of;      /* by cell */
+    int32_t *cell_of;      /* by slot */
+    uint64_t *written;     /* by cell: when it was written */
+    uint32_t *batch_index; /* by cell: its index in the current batch plus 1, or 0 */
     kvp_block *blocks;
     uint64_t *started; /* by block: when it was started */
     int32_t *tails;    /* by sequence: the cell that was written last */
@@ -43,12 +43,12 @@ kvp_placement *kvp_placement_create(uint32_t n_cells)
     p->slot_of = malloc(n_cells * sizeof(*p->slot_of));
     p->cell_of = malloc((size_t)p->n_blocks * KVP_BLOCK * sizeof(*p->cell_of));
     p->written = malloc(n_cells * sizeof(*p->written));
-    p->turn = calloc(n_cells, sizeof(*p->turn));
+    p->batch_index = calloc(n_cells, sizeof(*p->batch_index));
     p->blocks = calloc(p->n_blocks, sizeof(*p->blocks));
     p->started = calloc(p->n_blocks, sizeof(*p->started));
     p->tails = malloc(p->n_blocks * sizeof(*p->tails));
     p->n_of = malloc(p->n_blocks * sizeof(*p->n_of));
-    if (p->slot_of == NULL || p->cell_of == NULL || p->written == NULL || p->turn == NULL ||
+    if (p->slot_of == NULL || p->cell_of == NULL || p->written == NULL || p->batch_index == NULL ||
         p->blocks == NULL || p->started == NULL || p->tails == NULL || p->n_of == NULL) {
         kvp_placement_free(p);
         return NULL;
@@ -64,7 +64,7 @@ void kvp_placement_free(kvp_placement *p)
     free(p->slot_of);
     free(p->cell_of);
     free(p->written);
-    free(p->turn);
+    free(p->batch_index);
     free(p->blocks);
     free(p->started);
     free(p->tails);
@@ -105,7 +105,7 @@ static bool sees(const kvp_mask *mask, size_t token, int64_t cell)
  * the remaining cells of the batch. */
 static bool can_follow(const kvp_placement *p, const kvp_mask *mask, size_t token, int64_t cell)
 {
-    return sees(mask, token, cell) && p->slot_of[cell] >= 0 && p->turn[cell] <= token;
+    return sees(mask, token, cell) && p->slot_of[cell] >= 0 && p->batch_index[cell] <= token;
 }
 
 /* The newest cell that the token can follow. It tries the newest token of each sequence first,
@@ -227,7 +227,7 @@ static int32_t first_slot(kvp_placement *p, int64_t cell)
     int32_t slot = p->slot_of[cell];
 
     if (slot >= 0 && (uint32_t)slot % KVP_BLOCK == 0 && block_of(p, slot)->index == 0 &&
-        (p->cell_of[slot + 1] == NOWHERE || p->turn[p->cell_of[slot + 1]] > 0))
+        (p->cell_of[slot + 1] == NOWHERE || p->batch_index[p->cell_of[slot + 1]] > 0))
         return slot;
     return start_block(p, new_sequence(p), 0);
 }
@@ -281,11 +281,11 @@ static bool keep_batch(kvp_placement *p, const int64_t *cells, size_t n)
 static void place_batch(kvp_placement *p, const int64_t *cells, size_t n, const kvp_mask *mask)
 {
     for (size_t i = 0; i < n; i++)
-        p->turn[cells[i]] = (uint32_t)i + 1;
+        p->batch_index[cells[i]] = (uint32_t)i + 1;
     for (size_t i = 0; i < n; i++)
         place(p, cells, i, mask);
     for (size_t i = 0; i < n; i++)
-        p->turn[cells[i]] = 0;
+        p->batch_index[cells[i]] = 0;
     p->restored = mask == NULL ? cells[n - 1] : NOWHERE;
 }
 

@@ -125,7 +125,7 @@ static abi_reg *set_up(const void *caller)
     }
     kvp_log_set(settings.verbose, settings.quiet);
     kvp_trace_open();
-    kvp_ggml_say();
+    kvp_ggml_report();
     kvant_scheme_get_info(settings.scheme, &info);
     if (info.settings != NULL)
         kvp_note("codecs of KVANT_CONFIG");

@@ -155,15 +155,15 @@ bool kvp_rope_of_shift(const kvp_kv *kv, const abi_tensor *node, kvant_rope *rop
     return n > 0;
 }
 
-bool kvp_rope_tell(const kvp_kv *kv, kvant_tensor *tensor, const abi_tensor *rows,
-                   uint32_t n_positions, uint32_t n_ranges, bool block_centers)
+bool kvp_rope_set(const kvp_kv *kv, kvant_tensor *tensor, const abi_tensor *rows,
+                  uint32_t n_positions, uint32_t n_position_transforms, bool block_centers)
 {
     float frequencies[KVANT_MAX_HEAD_DIM / 2];
     kvant_rope rope;
     bool told = kvp_rope_read(kv, rows, &rope, frequencies);
 
     rope.n_positions = n_positions;
-    rope.n_ranges = n_ranges;
+    rope.n_position_transforms = n_position_transforms;
     rope.block_centers = block_centers;
     told = told && kvant_tensor_set_rope(tensor, &rope) == KVANT_OK;
     if (told)
@@ -184,7 +184,7 @@ const int32_t *kvp_rope_positions(kvp_kv *kv, const abi_tensor *rows)
         !kvant_tensor_wants_queries(kv->tensor, KVANT_PAGE_TOKENS))
         return NULL; /* such a tensor never learns */
     if (!kv->roped)
-        kvp_rope_tell(kv, kv->tensor, rows, most, 0, true);
+        kvp_rope_set(kv, kv->tensor, rows, most, 0, true);
     kv->roped = true;
     node = kvp_rope_of(rows, kv->head_dim);
     if (node == NULL || node->src[1]->ne[0] != rows->ne[1] ||

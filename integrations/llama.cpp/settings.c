@@ -157,7 +157,7 @@ static bool one_choice(char *err, size_t errlen)
 }
 
 /* Writes the library's reason, preceded by the name of the variable that it is about. */
-static void say_why(char *err, size_t errlen)
+static void report_reason(char *err, size_t errlen)
 {
     static const char *const names[] = { "KVANT_K",      "KVANT_V",      "KVANT_PROTECT_CODEC",
                                          "KVANT_PRESET", "KVANT_CONFIG", "KVANT_CALIBRATION" };
@@ -184,21 +184,21 @@ static void say_why(char *err, size_t errlen)
 static bool check_head_dim(const kvp_settings *settings)
 {
     const kvant_codec *const *codecs;
-    kvant_scheme_place place = { .size = sizeof(place),
-                                 .n_kv_heads = 1,
-                                 .head_dim = settings->head_dim };
+    kvant_scheme_location location = { .size = sizeof(location),
+                                       .n_kv_heads = 1,
+                                       .head_dim = settings->head_dim };
     kvant_scheme_info info = { .size = sizeof(info) };
 
     if (settings->head_dim == 0 || kvant_scheme_get_info(settings->scheme, &info) != KVANT_OK ||
         info.settings != NULL)
         return true;
     for (int role = 0; role < 2; role++) {
-        place.role = (kvant_role)role;
-        place.n_layers = 0;
-        if (kvant_scheme_codecs(settings->scheme, &place, &codecs) != KVANT_OK)
+        location.role = (kvant_role)role;
+        location.n_layers = 0;
+        if (kvant_scheme_codecs(settings->scheme, &location, &codecs) != KVANT_OK)
             return false;
-        place.n_layers = 1; /* with one layer, the layer is protected if any is */
-        if (kvant_scheme_codecs(settings->scheme, &place, &codecs) != KVANT_OK)
+        location.n_layers = 1; /* with one layer, the layer is protected if any is */
+        if (kvant_scheme_codecs(settings->scheme, &location, &codecs) != KVANT_OK)
             return false;
     }
     return true;
@@ -319,17 +319,17 @@ bool kvp_settings_read(kvp_settings *settings, char *err, size_t errlen)
         write_label(settings);
         return true;
     }
-    say_why(err, errlen);
+    report_reason(err, errlen);
     return false;
 }
 
 /* Prints the line once, because a program may plan with contexts before it creates its own. */
-static void say_not_used(const char *why)
+static void report_unused(const char *why)
 {
     static atomic_flag said = ATOMIC_FLAG_INIT;
 
     if (!atomic_flag_test_and_set(&said))
-        kvp_say("%s", why);
+        kvp_info("%s", why);
 }
 
 void kvp_settings_find_calibration(kvp_settings *settings)
@@ -347,7 +347,7 @@ void kvp_settings_find_calibration(kvp_settings *settings)
         return;
     kvant_scheme_get_info(beside, &info);
     if (info.not_used != NULL)
-        say_not_used(info.not_used);
+        report_unused(info.not_used);
     if (info.calibration_path != NULL) {
         params.model = NULL;
         params.calibration = info.calibration_path;

@@ -6,7 +6,7 @@
 
 #include "../base/error.h"
 #include "../base/parallel.h"
-#include "unit.h"
+#include "work_item.h"
 
 typedef struct job {
     const kvant_attention_plan *plan;
@@ -101,7 +101,7 @@ static void finish_row(const job *j, uint32_t query, uint32_t head, float max, c
     const kvant_attention_plan *plan = j->plan;
     const kvant_attention_problem *p = &plan->problem;
     float total = 0;
-    for (uint32_t v = 0; v < plan->v_versions.n; v++)
+    for (uint32_t v = 0; v < plan->v_transforms.n; v++)
         total += from->totals[v * from->totals_stride];
     if (isnan(total) || has_nan(j, query, head)) {
         fill_nan(plan, query, head);
@@ -111,7 +111,7 @@ static void finish_row(const job *j, uint32_t query, uint32_t head, float max, c
     float inverse = total > 0 ? factor / total : 0;
     float *out = p->out + query * p->out_token_stride + head * p->out_head_stride;
     memset(out, 0, (plan->v ? plan->v->head_dim : plan->v_dim) * sizeof *out);
-    for (uint32_t v = 0; v < plan->v_versions.n; v++)
+    for (uint32_t v = 0; v < plan->v_transforms.n; v++)
         plan->reader->output(plan, j->kernels, v, head, from->sums + v * from->stride, inverse,
                              from->totals[v * from->totals_stride] * inverse, out);
     if (p->lse)
@@ -131,33 +131,33 @@ static atomic_uint *counters_of(const job *j)
     return (atomic_uint *)(void *)(j->workspace + j->plan->counters);
 }
 
-static void store_partials(const job *j, const kvant_attention_unit *unit, size_t first,
+static void store_partials(const job *j, const kvant_attention_item *item, size_t first,
                            uint32_t split)
 {
     const kvant_attention_plan *plan = j->plan;
-    for (uint32_t row = 0; row < unit->n_rows; row++) {
+    for (uint32_t row = 0; row < item->n_rows; row++) {
         float *p = partial(j, first + row, split);
-        p[0] = unit->max[row];
-        for (uint32_t v = 0; v < plan->v_versions.n; v++) {
-            p[1 + v] = unit->totals[v][row];
+        p[0] = item->max[row];
+        for (uint32_t v = 0; v < plan->v_transforms.n; v++) {
+            p[1 + v] = item->totals[v][row];
             memcpy(p + KVANT_ATTENTION_HEAD + (size_t)v * plan->v_dim,
-                   unit->sums[v] + (size_t)row * plan->v_dim, plan->v_dim * sizeof *p);
+                   item->sums[v] + (size_t)row * plan->v_dim, plan->v_dim * sizeof *p);
         }
     }
 }
 
-static void finish_unit(const job *j, const kvant_attention_unit *unit)
+static void finish_item(const job *j, const kvant_attention_item *item)
 {
     const kvant_attention_plan *plan = j->plan;
-    size_t versions = plan->v_versions.n;
-    for (uint32_t row = 0; row < unit->n_rows; row++) {
-        row_sums from = { unit->sums[0] + (size_t)row * plan->v_dim, 0, unit->totals[0] + row, 0 };
-        if (versions > 1) {
-            from.stride = (size_t)(unit->sums[1] - unit->sums[0]);
-            from.totals_stride = (size_t)(unit->totals[1] - unit->totals[0]);
+    size_t transforms = plan->v_transforms.n;
+    for (uint32_t row = 0; row < item->n_rows; row++) {
+        row_sums from = { item->sums[0] + (size_t)row * plan->v_dim, 0, item->totals[0] + row, 0 };
+        if (transforms > 1) {
+            from.stride = (size_t)(item->sums[1] - item->sums[0]);
+            from.totals_stride = (size_t)(item->totals[1] - item->totals[0]);
         }
-        finish_row(j, unit->first_query + row / plan->group_heads,
-                   unit->kv_head * plan->group_heads + row % plan->group_heads, unit->max[row],
+        finish_row(j, item->first_query + row / plan->group_heads,
+                   item->kv_head * plan->group_heads + row % plan->group_heads, item->max[row],
                    &from);
     }
 }
@@ -174,7 +174,7 @@ static void combine_row(const job *j, uint32_t query, uint32_t head)
     for (uint32_t split = 0; split < plan->n_splits; split++) {
         const float *p = partial(j, row, split);
         float factor = p[0] == -INFINITY ? 0 : expf(p[0] - max);
-        for (uint32_t v = 0; v < plan->v_versions.n; v++)
+        for (uint32_t v = 0; v < plan->v_transforms.n; v++)
             first[1 + v] = (split ? first[1 + v] : 0) + p[1 + v] * factor;
         for (size_t i = 0; i < n; i++)
             sums[i] = (split ? sums[i] : 0) + p[KVANT_ATTENTION_HEAD + i] * factor;
@@ -184,19 +184,19 @@ static void combine_row(const job *j, uint32_t query, uint32_t head)
 }
 
 /* Stores a split. The thread that stores the last split of these rows combines them. */
-static void store_split(const job *j, const kvant_attention_unit *unit, size_t first,
+static void store_split(const job *j, const kvant_attention_item *item, size_t first,
                         uint32_t split, atomic_uint *done)
 {
     const kvant_attention_plan *plan = j->plan;
-    store_partials(j, unit, first, split);
+    store_partials(j, item, first, split);
     if (atomic_fetch_add_explicit(done, 1, memory_order_acq_rel) + 1 < plan->n_splits)
         return;
-    for (uint32_t row = 0; row < unit->n_rows; row++)
-        combine_row(j, unit->first_query + row / plan->group_heads,
-                    unit->kv_head * plan->group_heads + row % plan->group_heads);
+    for (uint32_t row = 0; row < item->n_rows; row++)
+        combine_row(j, item->first_query + row / plan->group_heads,
+                    item->kv_head * plan->group_heads + row % plan->group_heads);
 }
 
-static void run_unit(void *context, size_t index, uint32_t worker)
+static void run_item(void *context, size_t index, uint32_t worker)
 {
     const job *j = context;
     const kvant_attention_plan *plan = j->plan;
@@ -205,26 +205,26 @@ static void run_unit(void *context, size_t index, uint32_t worker)
     /* The last tile runs first. With a causal mask it takes longest, and a long work item at the
      * end would leave the remaining threads idle. */
     uint32_t tile = plan->n_tiles - 1 - (uint32_t)(rest / plan->n_kv_heads);
-    kvant_attention_unit unit = { .kv_head = (uint32_t)(rest % plan->n_kv_heads),
+    kvant_attention_item item = { .kv_head = (uint32_t)(rest % plan->n_kv_heads),
                                   .first_query = tile * plan->tile_queries,
                                   .phases = j->workspace + plan->phases,
                                   .first_page = split * plan->split_pages };
-    uint32_t left = plan->problem.n_queries - unit.first_query,
-             pages_left = plan->n_pages - unit.first_page;
-    unit.n_queries = left < plan->tile_queries ? left : plan->tile_queries;
-    unit.n_rows = unit.n_queries * plan->group_heads;
-    unit.end_page =
-        unit.first_page + (pages_left < plan->split_pages ? pages_left : plan->split_pages);
-    size_t row = row_index(plan, unit.first_query, unit.kv_head * plan->group_heads);
-    unit.queries = queries_of(j, 0, row);
-    unit.offsets = offsets_of(j, 0, row);
-    unit.products = products_of(j, 0, row);
-    kvant_attention_unit_run(plan, j->kernels, &unit,
+    uint32_t left = plan->problem.n_queries - item.first_query,
+             pages_left = plan->n_pages - item.first_page;
+    item.n_queries = left < plan->tile_queries ? left : plan->tile_queries;
+    item.n_rows = item.n_queries * plan->group_heads;
+    item.end_page =
+        item.first_page + (pages_left < plan->split_pages ? pages_left : plan->split_pages);
+    size_t row = row_index(plan, item.first_query, item.kv_head * plan->group_heads);
+    item.queries = queries_of(j, 0, row);
+    item.offsets = offsets_of(j, 0, row);
+    item.products = products_of(j, 0, row);
+    kvant_attention_item_run(plan, j->kernels, &item,
                              j->workspace + plan->scratch + worker * plan->scratch_stride);
     if (plan->n_splits > 1)
-        store_split(j, &unit, row, split, &counters_of(j)[rest]);
+        store_split(j, &item, row, split, &counters_of(j)[rest]);
     else
-        finish_unit(j, &unit);
+        finish_item(j, &item);
 }
 
 kvant_status kvant_attention_run(const kvant_attention_plan *plan, void *workspace, size_t bytes)
@@ -242,6 +242,6 @@ kvant_status kvant_attention_run(const kvant_attention_plan *plan, void *workspa
         kvant_parallel_for((size_t)plan->n_kv_heads * plan->k_views.n, plan->n_preparing, prepare,
                            &j);
     kvant_parallel_for((size_t)plan->n_tiles * plan->n_kv_heads * plan->n_splits, plan->n_threads,
-                       run_unit, &j);
+                       run_item, &j);
     return KVANT_OK;
 }

@@ -8,7 +8,7 @@
 #include "../base/alloc.h"
 #include "../base/error.h"
 #include "../base/attributes.h"
-#include "unit.h"
+#include "work_item.h"
 
 /* Up to this many query rows, rows are multiplied while they are decoded, 4 query rows at a time.
  * With more query rows it is cheaper to decode once into a tile. */
@@ -33,11 +33,11 @@ static kvant_block_page page_of(const kvant_attention_plan *plan, const kvant_bl
 /* Prefetches the next page. The rows of a kv head are one or two cache lines long. The rows of all
  * other kv heads lie between them, so the hardware does not prefetch far ahead. */
 static void fetch_next(const kvant_attention_plan *plan, const kvant_block_rows *rows,
-                       const kvant_attention_unit *unit, uint32_t page)
+                       const kvant_attention_item *item, uint32_t page)
 {
-    if (page + 1 >= unit->end_page)
+    if (page + 1 >= item->end_page)
         return;
-    kvant_block_page next = page_of(plan, rows, unit->kv_head, page + 1);
+    kvant_block_page next = page_of(plan, rows, item->kv_head, page + 1);
     size_t bytes = kvant_block_row_bytes(rows->type, rows->head_dim);
     for (uint32_t t = 0; t < next.n_tokens; t++)
         for (size_t i = 0; i < bytes; i += 64)
@@ -45,13 +45,13 @@ static void fetch_next(const kvant_attention_plan *plan, const kvant_block_rows 
 }
 
 static void scale_queries(const kvant_attention_plan *plan, const kvant_kernels *kernels,
-                          uint32_t version, uint32_t query, uint32_t n, uint32_t kv_head,
+                          uint32_t transform_id, uint32_t query, uint32_t n, uint32_t kv_head,
                           float *out, float *offsets, float *products)
 {
     const kvant_attention_problem *p = &plan->problem;
     const uint32_t group = plan->group_heads;
     (void)kernels;
-    (void)version;
+    (void)transform_id;
     (void)products;
     for (uint32_t row = 0; row < n * group; row++, out += plan->k_dim) {
         const float *q = p->q + (query + row / group) * p->q_token_stride +
@@ -63,11 +63,11 @@ static void scale_queries(const kvant_attention_plan *plan, const kvant_kernels 
 }
 
 static void write_output(const kvant_attention_plan *plan, const kvant_kernels *kernels,
-                         uint32_t version, uint32_t head, const float *sums, float inverse,
+                         uint32_t transform_id, uint32_t head, const float *sums, float inverse,
                          float weight, float *out)
 {
     (void)kernels;
-    (void)version;
+    (void)transform_id;
     (void)head;
     (void)weight;
     for (uint32_t i = 0; i < plan->v_dim; i++)
@@ -75,49 +75,49 @@ static void write_output(const kvant_attention_plan *plan, const kvant_kernels *
 }
 
 static void score(const kvant_attention_plan *plan, const kvant_kernels *kernels,
-                  kvant_attention_unit *unit, uint32_t page)
+                  kvant_attention_item *item, uint32_t page)
 {
     const block_source *source = plan->source;
-    kvant_block_page k = page_of(plan, &source->k, unit->kv_head, page);
-    fetch_next(plan, &source->k, unit, page);
-    if (unit->n_rows <= DIRECT_ROWS) {
-        kernels->block_scores(&k, unit->queries, plan->k_dim, unit->scores, unit->n_rows);
+    kvant_block_page k = page_of(plan, &source->k, item->kv_head, page);
+    fetch_next(plan, &source->k, item, page);
+    if (item->n_rows <= DIRECT_ROWS) {
+        kernels->block_scores(&k, item->queries, plan->k_dim, item->scores, item->n_rows);
         return;
     }
-    kernels->block_columns_tile(&k, unit->k_tile);
-    kvant_attention_score_tile(plan, kernels, unit);
+    kernels->block_columns_tile(&k, item->k_tile);
+    kvant_attention_score_tile(plan, kernels, item);
 }
 
 static void add(const kvant_attention_plan *plan, const kvant_kernels *kernels,
-                kvant_attention_unit *unit, uint32_t page)
+                kvant_attention_item *item, uint32_t page)
 {
     const block_source *source = plan->source;
-    kvant_block_page v = page_of(plan, &source->v, unit->kv_head, page);
-    fetch_next(plan, &source->v, unit, page);
-    if (unit->n_rows <= DIRECT_ROWS) {
-        kernels->block_sums(&v, unit->scores, unit->sums[0], plan->v_dim, unit->n_rows);
+    kvant_block_page v = page_of(plan, &source->v, item->kv_head, page);
+    fetch_next(plan, &source->v, item, page);
+    if (item->n_rows <= DIRECT_ROWS) {
+        kernels->block_sums(&v, item->scores, item->sums[0], plan->v_dim, item->n_rows);
         return;
     }
-    kernels->block_rows_tile(&v, unit->v_tile);
-    kvant_attention_add_tile(plan, kernels, unit);
+    kernels->block_rows_tile(&v, item->v_tile);
+    kvant_attention_add_tile(plan, kernels, item);
 }
 
 /* Adds a page some of whose values may not be finite. In that case it calls block_sums for each
  * query row, because for a single row block_sums leaves out tokens of weight 0. Products are added
  * in the same order as for many rows. */
 static void add_weighted(const kvant_attention_plan *plan, const kvant_kernels *kernels,
-                         kvant_attention_unit *unit, uint32_t page)
+                         kvant_attention_item *item, uint32_t page)
 {
     const block_source *source = plan->source;
-    const kvant_block_page v = page_of(plan, &source->v, unit->kv_head, page);
-    kernels->block_rows_tile(&v, unit->v_tile);
-    if (kernels->magnitude(unit->v_tile, v.n_tokens * plan->v_dim) < KVANT_INFINITY_BITS) {
-        add(plan, kernels, unit, page);
+    const kvant_block_page v = page_of(plan, &source->v, item->kv_head, page);
+    kernels->block_rows_tile(&v, item->v_tile);
+    if (kernels->magnitude(item->v_tile, v.n_tokens * plan->v_dim) < KVANT_INFINITY_BITS) {
+        add(plan, kernels, item, page);
         return;
     }
-    for (uint32_t row = 0; row < unit->n_rows; row++)
-        kernels->block_sums(&v, unit->scores + (size_t)row * KVANT_PAGE_TOKENS,
-                            unit->sums[0] + (size_t)row * plan->v_dim, plan->v_dim, 1);
+    for (uint32_t row = 0; row < item->n_rows; row++)
+        kernels->block_sums(&v, item->scores + (size_t)row * KVANT_PAGE_TOKENS,
+                            item->sums[0] + (size_t)row * plan->v_dim, plan->v_dim, 1);
 }
 
 static const kvant_attention_reader reader = {
@@ -151,18 +151,18 @@ static kvant_status make_plan(const kvant_block_rows *k, const kvant_block_rows 
                               const kvant_attention_problem *problem, block_source *source,
                               kvant_attention_plan *plan)
 {
-    if (!KVANT_TAKE(kvant_block_rows, &source->k, k, head_stride) ||
-        !KVANT_TAKE(kvant_block_rows, &source->v, v, head_stride))
+    if (!KVANT_ACCEPT_STRUCT(kvant_block_rows, &source->k, k, head_stride) ||
+        !KVANT_ACCEPT_STRUCT(kvant_block_rows, &source->v, v, head_stride))
         return invalid("k or v is missing or its size field is not set");
     if (!source->k.n_kv_heads || source->k.n_kv_heads != source->v.n_kv_heads)
         return invalid("k and v have different numbers of kv heads, or none");
     *plan = (kvant_attention_plan){ .reader = &reader,
                                     .source = source,
                                     .k_views.n = 1,
-                                    .v_versions.n = 1,
+                                    .v_transforms.n = 1,
                                     .k_dim = source->k.head_dim,
                                     .v_dim = source->v.head_dim };
-    KVANT_FORWARD(kvant_attention_take_problem(plan, problem, source->k.n_kv_heads));
+    KVANT_FORWARD(kvant_attention_accept_problem(plan, problem, source->k.n_kv_heads));
     if (plan->problem.block_table || plan->problem.first_block)
         return invalid("rows have no blocks: block_table must be NULL and first_block 0");
     if (!rows_fit(&source->k, plan->problem.n_tokens) ||

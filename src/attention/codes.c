@@ -39,8 +39,8 @@ static void take(float *scratch, size_t *used, size_t count, size_t size, void *
     *used += (count * size + 63) / 64 * 16;
 }
 
-static void take_integers(float *scratch, size_t *used, const kvant_code_product *product,
-                          size_t rows, kvant_attention_integers *integers)
+static void convert_integers(float *scratch, size_t *used, const kvant_code_product *product,
+                             size_t rows, kvant_attention_integers *integers)
 {
     size_t bands = rows * (product->by_row ? 1 : product->n_bands);
     void *x = NULL, *steps = NULL, *zeros = NULL, *sums = NULL;
@@ -59,7 +59,7 @@ static size_t lay_out_query(const kvant_attention_plan *plan, const kvant_codec 
     size_t used = 0;
     void *queries = NULL;
     take(scratch, &used, rows * k->product.n_columns, sizeof(float), &queries);
-    take_integers(scratch, &used, &k->product, rows, &query->integers);
+    convert_integers(scratch, &used, &k->product, rows, &query->integers);
     query->rows = queries;
     return used;
 }
@@ -91,7 +91,7 @@ static size_t lay_out(const kvant_attention_plan *plan, uint32_t kv_head,
         used = plan->k_views.n * codes->view_floats;
     }
     if (codes->v_suits)
-        take_integers(scratch, &used, &v->product, rows, &codes->weight);
+        convert_integers(scratch, &used, &v->product, rows, &codes->weight);
     take(scratch, &used, rows * dot_stride(plan), sizeof(int32_t), &dots);
     take(scratch, &used, 1, sizeof(kvant_code_lines), &lines);
     codes->dots = dots;
@@ -182,7 +182,7 @@ static void set_offsets(const multiplication *m, uint32_t first, uint32_t end)
 
 /* Whether codes are unpacked to a tile of 16-bit values. Only codes of single channels can be. It
  * pays when enough rows share the tile, and needs the same band in 4 row tiles. */
-static bool takes_tile(const multiplication *m, const kvant_code_sums *out)
+static bool accepts_tile(const multiplication *m, const kvant_code_sums *out)
 {
     const kvant_code_kind kind = m->page.codec->view.kind;
     return (kind == KVANT_CODES_UNIFORM || kind == KVANT_CODES_CODEBOOK) &&
@@ -193,7 +193,7 @@ static bool takes_tile(const multiplication *m, const kvant_code_sums *out)
 static void dot_codes(const multiplication *m, const kvant_code_factors *factors)
 {
     const kvant_codec *codec = m->page.codec;
-    const kvant_code_numbers *numbers;
+    const kvant_code_values *numbers;
     switch (codec->view.kind) {
     case KVANT_CODES_UNIFORM:
     case KVANT_CODES_CODEBOOK:
@@ -218,7 +218,7 @@ static void multiply_codes(const multiplication *m, const kvant_code_factors *fa
 {
     const kvant_codec *codec = m->page.codec;
     const kvant_layout *layout = &codec->layout;
-    if (takes_tile(m, out)) {
+    if (accepts_tile(m, out)) {
         m->kernels->tile_sums(layout, m->page.page, codec->product.integers.values, factors,
                               m->dots, m->dot_stride, out, m->n_rows);
         return;
@@ -312,7 +312,7 @@ void kvant_attention_codes_set_queries(const kvant_attention_plan *plan,
 {
     const kvant_code_product *product = &codec->product;
     uint32_t places[KVANT_MAX_HEAD_DIM];
-    kvant_codec_query_places(codec, plan->k_dim, places);
+    kvant_codec_query_positions(codec, plan->k_dim, places);
     kvant_attention_query query = query_of(plan, codec, codes, view);
     float *placed = query.rows;
     memset(placed, 0, (size_t)n_rows * product->n_columns * sizeof *placed);

@@ -19,7 +19,7 @@
  * Roundings are independent, so the standard deviation is m sqrt(d / 12) of these steps. Zero
  * points are multiplied by the integers (by row) or by a (by column). The integers of a codebook
  * are within half a step of the codec's numbers. Here a step is the largest number /
- * KVANT_CODE_VALUE_MAX. The integers of chunks are within kvant_code_numbers.error steps. */
+ * KVANT_CODE_VALUE_MAX. The integers of chunks are within kvant_code_values.error steps. */
 #pragma once
 
 #include "plan.h"

@@ -10,7 +10,7 @@
 
 #include "../base/attributes.h"
 #include "../base/error.h"
-#include "unit.h"
+#include "work_item.h"
 
 typedef struct latent_source {
     const kvant_tensor *tensor;
@@ -23,10 +23,10 @@ static const latent_source *source_of(const kvant_attention_plan *plan)
     return plan->source;
 }
 
-static float *tile_of(const kvant_attention_plan *plan, const kvant_attention_unit *unit,
+static float *tile_of(const kvant_attention_plan *plan, const kvant_attention_item *item,
                       uint32_t part)
 {
-    return unit->k_tile + (size_t)part * KVANT_PAGE_TOKENS * source_of(plan)->part_dim;
+    return item->k_tile + (size_t)part * KVANT_PAGE_TOKENS * source_of(plan)->part_dim;
 }
 
 /* Query rows of a work item, rounded up to a multiple of the columns of a matrix product. */
@@ -36,9 +36,9 @@ static uint32_t columns_of(uint32_t n_rows)
 }
 
 /* The place for scores by column: in the reader's own scratch, behind the queries by column. */
-static float *score_columns(const kvant_attention_plan *plan, const kvant_attention_unit *unit)
+static float *score_columns(const kvant_attention_plan *plan, const kvant_attention_item *item)
 {
-    return unit->own + (size_t)columns_of(unit->n_rows) * plan->k_dim;
+    return item->own + (size_t)columns_of(item->n_rows) * plan->k_dim;
 }
 
 /* Puts the channels of a part into the order of an unpacked tile. */
@@ -73,13 +73,13 @@ static void read_queries(const kvant_attention_plan *plan, const kvant_kernels *
 }
 
 static void write_output(const kvant_attention_plan *plan, const kvant_kernels *kernels,
-                         uint32_t version, uint32_t head, const float *sums, float inverse,
+                         uint32_t transform_id, uint32_t head, const float *sums, float inverse,
                          float weight, float *out)
 {
     const latent_source *source = source_of(plan);
     const uint32_t d = source->part_dim;
     float y[KVANT_MAX_HEAD_DIM], x[KVANT_MAX_HEAD_DIM];
-    (void)version;
+    (void)transform_id;
     (void)head;
     (void)weight;
     for (uint32_t part = 0; part < source->value_parts; part++, sums += d, out += d) {
@@ -92,10 +92,10 @@ static void write_output(const kvant_attention_plan *plan, const kvant_kernels *
     }
 }
 
-static bool open_page(const kvant_attention_plan *plan, kvant_attention_unit *unit, uint32_t page)
+static bool open_page(const kvant_attention_plan *plan, kvant_attention_item *item, uint32_t page)
 {
-    unit->k_view = unit->v_version = 0;
-    unit->page_offsets = NULL;
+    item->k_view = item->v_transform = 0;
+    item->page_offsets = NULL;
     return kvant_attention_block(plan, page) >= 0;
 }
 
@@ -107,20 +107,20 @@ static kvant_page_ref page_of(const kvant_attention_plan *plan, uint32_t page, u
 
 /* Prefetches a part of a page. The parts of a block follow each other, but the hardware does not
  * foresee the order in which kernels read a page. */
-static void fetch(const kvant_attention_plan *plan, const kvant_attention_unit *unit, uint32_t page,
+static void fetch(const kvant_attention_plan *plan, const kvant_attention_item *item, uint32_t page,
                   uint32_t part)
 {
-    if (page >= unit->end_page || kvant_attention_block(plan, page) < 0)
+    if (page >= item->end_page || kvant_attention_block(plan, page) < 0)
         return;
     const kvant_page_ref ref = page_of(plan, page, part);
     for (size_t i = 0; i < kvant_page_ref_bytes(source_of(plan)->tensor, &ref); i += 64)
         KVANT_PREFETCH((const uint8_t *)ref.page + i);
 }
 
-static void begin(const kvant_attention_plan *plan, const kvant_attention_unit *unit)
+static void begin(const kvant_attention_plan *plan, const kvant_attention_item *item)
 {
     for (uint32_t part = 0; part < source_of(plan)->n_parts; part++)
-        fetch(plan, unit, unit->first_page, part);
+        fetch(plan, item, item->first_page, part);
 }
 
 /* Transposes query rows. This and transpose_scores are separate functions because `restrict` on
@@ -142,41 +142,41 @@ static void transpose_scores(uint32_t n_rows, const float *restrict from, size_t
 }
 
 static void take(const kvant_attention_plan *plan, const kvant_kernels *kernels,
-                 kvant_attention_unit *unit)
+                 kvant_attention_item *item)
 {
     (void)kernels;
-    transpose(unit->n_rows, plan->k_dim, unit->queries, columns_of(unit->n_rows), unit->own);
+    transpose(item->n_rows, plan->k_dim, item->queries, columns_of(item->n_rows), item->own);
 }
 
 static void score(const kvant_attention_plan *plan, const kvant_kernels *kernels,
-                  kvant_attention_unit *unit, uint32_t page)
+                  kvant_attention_item *item, uint32_t page)
 {
     const latent_source *source = source_of(plan);
-    const uint32_t d = source->part_dim, columns = columns_of(unit->n_rows);
-    float *sums = score_columns(plan, unit);
+    const uint32_t d = source->part_dim, columns = columns_of(item->n_rows);
+    float *sums = score_columns(plan, item);
     memset(sums, 0, (size_t)columns * KVANT_PAGE_TOKENS * sizeof *sums);
     for (uint32_t part = 0; part < source->n_parts; part++) {
         const kvant_page_ref ref = page_of(plan, page, part);
-        float *tile = tile_of(plan, unit, part);
-        fetch(plan, unit, page + 1, part);
+        float *tile = tile_of(plan, item, part);
+        fetch(plan, item, page + 1, part);
         kvant_attention_unpack(kernels, &ref, tile);
-        kernels->matmul(tile, d, unit->own + (size_t)part * d * columns, columns, sums, columns,
+        kernels->matmul(tile, d, item->own + (size_t)part * d * columns, columns, sums, columns,
                         KVANT_PAGE_TOKENS, d, columns);
     }
-    transpose_scores(unit->n_rows, sums, columns, unit->scores);
+    transpose_scores(item->n_rows, sums, columns, item->scores);
 }
 
 /* Adds the page. The tile still holds it, because a work item adds a page right after it scores
  * it. */
 static void add(const kvant_attention_plan *plan, const kvant_kernels *kernels,
-                kvant_attention_unit *unit, uint32_t page)
+                kvant_attention_item *item, uint32_t page)
 {
     const latent_source *source = source_of(plan);
     const uint32_t d = source->part_dim;
     (void)page;
     for (uint32_t part = 0; part < source->value_parts; part++)
-        kernels->matmul(unit->scores, KVANT_PAGE_TOKENS, tile_of(plan, unit, part), d,
-                        unit->sums[0] + part * d, plan->v_dim, unit->n_rows, KVANT_PAGE_TOKENS, d);
+        kernels->matmul(item->scores, KVANT_PAGE_TOKENS, tile_of(plan, item, part), d,
+                        item->sums[0] + part * d, plan->v_dim, item->n_rows, KVANT_PAGE_TOKENS, d);
 }
 
 static const kvant_attention_reader reader = {
@@ -219,11 +219,11 @@ static kvant_status make_plan(const kvant_tensor *rows, uint32_t value_dim,
     *plan = (kvant_attention_plan){ .reader = &reader,
                                     .source = source,
                                     .k_views.n = 1,
-                                    .v_versions.n = 1,
+                                    .v_transforms.n = 1,
                                     .k_dim = rows->n_kv_heads * rows->head_dim,
                                     .v_dim = value_dim };
     plan->own_per_row = plan->k_dim + (size_t)KVANT_PAGE_TOKENS;
-    KVANT_FORWARD(kvant_attention_take_problem(plan, problem, 1));
+    KVANT_FORWARD(kvant_attention_accept_problem(plan, problem, 1));
     KVANT_FORWARD(kvant_attention_check_blocks(plan, rows->n_blocks));
     return kvant_attention_cut(plan) ? KVANT_OK : invalid("the workspace's size overflows");
 }

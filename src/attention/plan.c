@@ -31,12 +31,12 @@ static kvant_status invalid(const char *what)
     return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "attention: %s", what);
 }
 
-kvant_status kvant_attention_take_problem(kvant_attention_plan *plan,
-                                          const kvant_attention_problem *problem,
-                                          uint32_t n_kv_heads)
+kvant_status kvant_attention_accept_problem(kvant_attention_plan *plan,
+                                            const kvant_attention_problem *problem,
+                                            uint32_t n_kv_heads)
 {
     kvant_attention_problem *p = &plan->problem;
-    if (!KVANT_TAKE(kvant_attention_problem, p, problem, exact))
+    if (!KVANT_ACCEPT_STRUCT(kvant_attention_problem, p, problem, exact))
         return invalid("the problem is missing or its size field is not set");
     if (!p->q || !p->out || !p->n_threads || !p->n_queries)
         return invalid("q, out, n_threads and n_queries must be set");
@@ -74,19 +74,19 @@ static bool reserve(size_t *total, size_t count, size_t size, size_t *offset)
 static bool lay_out_workspace(kvant_attention_plan *plan)
 {
     size_t rows = kvant_attention_rows(plan), padded_rows = (rows + 15) / 16 * 16;
-    size_t k_views = plan->k_views.n, v_versions = plan->v_versions.n;
+    size_t k_views = plan->k_views.n, v_transforms = plan->v_transforms.n;
     size_t scratch = (size_t)KVANT_PAGE_TOKENS * (plan->k_dim + plan->v_dim) /* tiles */
                      + rows * KVANT_PAGE_TOKENS                              /* scores */
-                     + v_versions * rows * plan->v_dim                       /* sums */
+                     + v_transforms * rows * plan->v_dim                     /* sums */
                      + (size_t)plan->tile_queries * KVANT_PAGE_TOKENS        /* masks */
-                     + (1 + v_versions) * padded_rows                        /* maxima, totals */
+                     + (1 + v_transforms) * padded_rows                      /* maxima, totals */
                      /* scores of a page for slots with one shift */
                      + (plan->centered ? k_views * rows * KVANT_ATTENTION_CHUNK : 0) +
                      (plan->mixed ? rows * KVANT_PAGE_TOKENS : 0) +
                      kvant_attention_ready_floats(plan) + padded_rows * plan->own_per_row +
                      kvant_attention_codes_floats(plan);
     plan->n_rows = (size_t)plan->problem.n_queries * plan->problem.n_heads;
-    plan->partial_stride = KVANT_ATTENTION_HEAD + v_versions * plan->v_dim;
+    plan->partial_stride = KVANT_ATTENTION_HEAD + v_transforms * plan->v_dim;
     plan->scratch_stride = (scratch + 15) / 16 * 16;
     return reserve(&plan->total, plan->n_rows * k_views, plan->k_dim, &plan->queries) &&
            reserve(&plan->total, plan->n_rows, k_views, &plan->offsets) &&
@@ -124,7 +124,7 @@ static bool has_matrices(const kvant_attention_plan *plan)
 {
     bool any = false;
     for (uint32_t i = 0; plan->k && i < plan->k_views.n; i++)
-        any |= plan->k->versions[plan->k_views.version[i]].weights != NULL;
+        any |= plan->k->transforms[plan->k_views.transform_id[i]].key_transform != NULL;
     return any;
 }
 

@@ -11,33 +11,33 @@
 struct kvant_attention_reader;
 
 /* The transforms (kvant_version) that the pages of a problem use, numbered from 0. */
-typedef struct kvant_used_versions {
+typedef struct kvant_used_transforms {
     uint32_t n;
-    uint8_t versions[KVANT_MAX_VERSIONS];
-    uint8_t number[KVANT_MAX_VERSIONS]; /* the number of each transform */
-} kvant_used_versions;
+    uint8_t transforms[KVANT_MAX_TRANSFORMS];
+    uint8_t number[KVANT_MAX_TRANSFORMS]; /* the number of each transform */
+} kvant_used_transforms;
 
 /* A view is a pair of a transform and a shift of slots (cache/shift.h). All keys of a view need the
  * same transformed queries. */
-#define KVANT_MAX_VIEWS (KVANT_MAX_VERSIONS * KVANT_MOST_SHIFTS)
+#define KVANT_MAX_VIEWS (KVANT_MAX_TRANSFORMS * KVANT_MOST_SHIFTS)
 #define KVANT_NO_VIEW UINT16_MAX
 
 /* The views that query tokens of a problem see, numbered from 0. */
 typedef struct kvant_used_views {
     uint32_t n;
-    uint8_t version[KVANT_MAX_VIEWS], shift[KVANT_MAX_VIEWS];
+    uint8_t transform_id[KVANT_MAX_VIEWS], shift[KVANT_MAX_VIEWS];
     /* the number of each view; KVANT_NO_VIEW: not seen */
-    uint16_t number[KVANT_MAX_VERSIONS][KVANT_MOST_SHIFTS];
+    uint16_t number[KVANT_MAX_TRANSFORMS][KVANT_MOST_SHIFTS];
 } kvant_used_views;
 
 typedef struct kvant_attention_plan {
     kvant_attention_problem problem;
-    const struct kvant_attention_reader *reader; /* reads the pages (unit.h) */
+    const struct kvant_attention_reader *reader; /* reads the pages (work_item.h) */
     /* the tensors that the tensor reader reads, or NULL */
     const kvant_tensor *k, *v;
     const void *source; /* private data of the reader */
     kvant_used_views k_views;
-    kvant_used_versions v_versions;
+    kvant_used_transforms v_transforms;
     uint32_t n_kv_heads, group_heads; /* query heads per kv head */
     uint32_t k_dim, v_dim;            /* padded to multiples of 16 */
     uint32_t tile_queries, n_tiles;   /* query tokens of a work item */
@@ -86,9 +86,9 @@ kvant_status kvant_attention_check_blocks(const kvant_attention_plan *plan, uint
 
 /* Copies the caller's problem into the plan and checks everything that does not depend on the
  * source of keys and values. */
-kvant_status kvant_attention_take_problem(kvant_attention_plan *plan,
-                                          const kvant_attention_problem *problem,
-                                          uint32_t n_kv_heads);
+kvant_status kvant_attention_accept_problem(kvant_attention_plan *plan,
+                                            const kvant_attention_problem *problem,
+                                            uint32_t n_kv_heads);
 
 /* The most query rows that a work item can have. */
 static inline uint32_t kvant_attention_rows(const kvant_attention_plan *plan)
@@ -101,7 +101,7 @@ static inline size_t kvant_attention_chunks(const kvant_attention_plan *plan)
     return (plan->n_pages + (size_t)KVANT_ATTENTION_CHUNK - 1) / KVANT_ATTENTION_CHUNK;
 }
 
-/* Floats for a work item's record of its views (unit.h), in whole cache lines. */
+/* Floats for a work item's record of its views (work_item.h), in whole cache lines. */
 static inline size_t kvant_attention_ready_floats(const kvant_attention_plan *plan)
 {
     return (2 * (size_t)plan->k_views.n + 15) / 16 * 16;

@@ -7,7 +7,7 @@
 #include "../blocks/format.h"
 #include "../cache/center.h"
 #include "../cache/shift.h"
-#include "unit.h"
+#include "work_item.h"
 
 /* Up to this many query rows, the rows of open pages are multiplied one by one. v_tile then has
  * room for their weights and sums. */
@@ -36,7 +36,7 @@ static const float *rotate_query(const kvant_attention_plan *plan, uint32_t shif
     if (!shift)
         return q;
     memcpy(room, q, plan->k->head_dim * sizeof *q);
-    kvant_shift_turn(plan->k->shifts, shift, true, room);
+    kvant_shift_rotate(plan->k->shifts, shift, true, room);
     return room;
 }
 
@@ -46,9 +46,9 @@ static void read_rows(const kvant_attention_plan *plan, const kvant_kernels *ker
                       float *products)
 {
     const kvant_attention_problem *p = &plan->problem;
-    const uint32_t d = plan->k->head_dim, number = plan->k_views.version[view],
+    const uint32_t d = plan->k->head_dim, number = plan->k_views.transform_id[view],
                    group = plan->group_heads;
-    const kvant_affine affine = kvant_version_affine(plan->k, number, kv_head);
+    const kvant_affine affine = kvant_tensor_transform_affine(plan->k, number, kv_head);
     float x[KVANT_TRANSFORM_TOGETHER], y[KVANT_TRANSFORM_TOGETHER], room[KVANT_MAX_HEAD_DIM];
     for (uint32_t r = 0; r < n; r++) {
         const float *given = p->q + (row + r) / group * p->q_token_stride +
@@ -59,11 +59,11 @@ static void read_rows(const kvant_attention_plan *plan, const kvant_kernels *ker
         else
             memcpy(x + r * d, q, d * sizeof *x);
         offsets[r] = affine.center ? kernels->dot(q, affine.center, d) * plan->score_scale : 0;
-        if (products && kvant_version_centers(plan->k, number))
+        if (products && kvant_tensor_transform_centers(plan->k, number))
             kvant_center_products(plan->k, number, kv_head, q, plan->score_scale,
                                   products + (size_t)r * plan->k_dim);
     }
-    kvant_transform_dual(kvant_version_transform(plan->k, number, kv_head), kernels, n, x, y);
+    kvant_transform_dual(kvant_tensor_head_transform(plan->k, number, kv_head), kernels, n, x, y);
     for (uint32_t r = 0; r < n; r++, out += plan->k_dim) {
         scale(d, y + r * d, plan->score_scale, out);
         memset(out + d, 0, (plan->k_dim - d) * sizeof *out);
@@ -116,7 +116,7 @@ static bool is_in_order(const kvant_attention_plan *plan, uint32_t first, const 
         if (!own)
             continue;
         const int64_t at = position_of(plan, page) - (int64_t)KVANT_PAGE_TOKENS * (page - first);
-        if ((any && at != *position) || (own != last && !kvant_centers_turn_alike(own, of)))
+        if ((any && at != *position) || (own != last && !kvant_centers_same_rope(own, of)))
             return false;
         *position = at;
         last = own;
@@ -131,59 +131,59 @@ static const kvant_centers *first_centers(const kvant_attention_plan *plan)
 {
     const kvant_centers *centers = NULL;
     for (uint32_t i = 0; i < plan->k_views.n && !centers; i++)
-        centers = kvant_version_centers(plan->k, plan->k_views.version[i]);
+        centers = kvant_tensor_transform_centers(plan->k, plan->k_views.transform_id[i]);
     return centers;
 }
 
 /* Writes the phase of a page to its column of the chunk. */
-static void fill_phase(const kvant_turning *turning, float *to)
+static void fill_phase(const kvant_rope_rotation *rotation, float *to)
 {
-    const size_t n = turning->n;
+    const size_t n = rotation->n;
     for (size_t i = 0; i < n; i++) {
-        to[i * KVANT_ATTENTION_CHUNK] = turning->cosine[i];
-        to[(n + i) * KVANT_ATTENTION_CHUNK] = turning->sine[i];
+        to[i * KVANT_ATTENTION_CHUNK] = rotation->cosine[i];
+        to[(n + i) * KVANT_ATTENTION_CHUNK] = rotation->sine[i];
     }
 }
 
-static void begin_blocks(const kvant_centers *of, kvant_turning *turning)
+static void begin_blocks(const kvant_centers *of, kvant_rope_rotation *rotation)
 {
-    kvant_turning_over(turning, of->pairs, of->n);
-    kvant_turning_expect(turning, KVANT_PAGE_TOKENS, of->step, of->step + of->n);
+    kvant_rope_rotation_over(rotation, of->pairs, of->n);
+    kvant_rope_rotation_expect(rotation, KVANT_PAGE_TOKENS, of->step, of->step + of->n);
 }
 
 /* Fills a chunk page by page. Columns of hidden pages stay zero. */
 static void fill_chunk(const kvant_attention_plan *plan, uint32_t first, float *phases)
 {
     const kvant_centers *of = NULL;
-    kvant_turning turning;
+    kvant_rope_rotation rotation;
     memset(phases, 0, (size_t)plan->k_dim * KVANT_ATTENTION_CHUNK * sizeof *phases);
     for (uint32_t page = first; page < end_of_chunk(plan, first); page++) {
         const kvant_centers *own = centers_of(plan, page);
         if (!own)
             continue;
         if (own != of)
-            begin_blocks(own, &turning);
+            begin_blocks(own, &rotation);
         of = own;
-        kvant_turning_move(&turning, position_of(plan, page));
-        fill_phase(&turning, phases + page - first);
+        kvant_rope_rotation_move(&rotation, position_of(plan, page));
+        fill_phase(&rotation, phases + page - first);
     }
 }
 
 /* Writes the phases of consecutive blocks from position 0 on. Prepares turning, which steps from
  * one such chunk to the next. */
 static void begin_chunks(const kvant_attention_plan *plan, const kvant_centers *of,
-                         kvant_turning *turning, float *phases)
+                         kvant_rope_rotation *rotation, float *phases)
 {
     const uint32_t n_pages = end_of_chunk(plan, 0);
-    kvant_turning blocks;
+    kvant_rope_rotation blocks;
     memset(phases, 0, (size_t)plan->k_dim * KVANT_ATTENTION_CHUNK * sizeof *phases);
     begin_blocks(of, &blocks);
     for (uint32_t page = 0; page < n_pages; page++) {
         fill_phase(&blocks, phases + page);
-        kvant_turning_move(&blocks, (page + (int64_t)1) * KVANT_PAGE_TOKENS);
+        kvant_rope_rotation_move(&blocks, (page + (int64_t)1) * KVANT_PAGE_TOKENS);
     }
-    kvant_turning_over(turning, of->pairs, of->n);
-    kvant_turning_expect(turning, blocks.position, blocks.at.cosine, blocks.at.sine);
+    kvant_rope_rotation_over(rotation, of->pairs, of->n);
+    kvant_rope_rotation_expect(rotation, blocks.position, blocks.at.cosine, blocks.at.sine);
 }
 
 /* Fills the phases of all pages. Computing the phase of every page would cost more than the
@@ -193,8 +193,8 @@ static void fill_phases(const kvant_attention_plan *plan, float *phases)
 {
     const kvant_centers *of = first_centers(plan);
     const size_t size = kvant_attention_chunk_floats(plan);
-    kvant_turning turning;
-    begin_chunks(plan, of, &turning, phases);
+    kvant_rope_rotation rotation;
+    begin_chunks(plan, of, &rotation, phases);
     for (uint32_t first = 0; first < plan->n_pages; first += KVANT_ATTENTION_CHUNK) {
         int64_t position = 0;
         phases += size;
@@ -203,29 +203,29 @@ static void fill_phases(const kvant_attention_plan *plan, float *phases)
             fill_chunk(plan, first, phases);
             continue;
         }
-        kvant_turning_move(&turning, position);
-        memcpy(phases, turning.cosine, of->n * sizeof *phases);
-        memcpy(phases + of->n, turning.sine, of->n * sizeof *phases);
+        kvant_rope_rotation_move(&rotation, position);
+        memcpy(phases, rotation.cosine, of->n * sizeof *phases);
+        memcpy(phases + of->n, rotation.sine, of->n * sizeof *phases);
     }
 }
 
 /* Transforms the sums back and adds them to out in the order of channels. */
 static void write_output(const kvant_attention_plan *plan, const kvant_kernels *kernels,
-                         uint32_t version, uint32_t head, const float *sums, float inverse,
+                         uint32_t transform_id, uint32_t head, const float *sums, float inverse,
                          float weight, float *out)
 {
     const uint32_t kv_head = head / plan->group_heads, d = plan->v->head_dim;
     const kvant_codec *codec = plan->v->codecs[kv_head];
-    const uint32_t number = plan->v_versions.versions[version];
-    const kvant_affine affine = kvant_version_affine(plan->v, number, kv_head);
+    const uint32_t number = plan->v_transforms.transforms[transform_id];
+    const kvant_affine affine = kvant_tensor_transform_affine(plan->v, number, kv_head);
     const kvant_affine linear = { NULL, affine.scale };
     float y[KVANT_MAX_HEAD_DIM], x[KVANT_MAX_HEAD_DIM];
     uint32_t channel = 0;
     do
         y[channel] = sums[kvant_layout_row_position(&codec->layout, channel)] * inverse;
     while (++channel < d);
-    kvant_transform_inverse(kvant_version_transform(plan->v, number, kv_head), kernels, &linear, y,
-                            x);
+    kvant_transform_inverse(kvant_tensor_head_transform(plan->v, number, kv_head), kernels, &linear,
+                            y, x);
     for (uint32_t i = 0; affine.center && i < d; i++)
         x[i] += weight * affine.center[i];
     for (uint32_t i = 0; i < d; i++)
@@ -236,21 +236,21 @@ static void write_output(const kvant_attention_plan *plan, const kvant_kernels *
 static uint32_t view_of(const kvant_attention_plan *plan, uint32_t block, uint32_t slot)
 {
     return plan->k_views
-        .number[plan->k->blocks[block].version][kvant_slot_shift(plan->k, block, slot)];
+        .number[plan->k->blocks[block].transform_id][kvant_slot_shift(plan->k, block, slot)];
 }
 
-static bool open_page(const kvant_attention_plan *plan, kvant_attention_unit *unit, uint32_t page)
+static bool open_page(const kvant_attention_plan *plan, kvant_attention_item *item, uint32_t page)
 {
     int64_t block = kvant_attention_block(plan, page);
     if (block < 0)
         return false;
     /* score_mixed sets the views of a mixed block one after another; this is the first. */
     for (uint32_t slot = 0; slot < KVANT_PAGE_TOKENS; slot++) {
-        unit->k_view = view_of(plan, (uint32_t)block, slot);
-        if (unit->k_view != KVANT_NO_VIEW)
+        item->k_view = view_of(plan, (uint32_t)block, slot);
+        if (item->k_view != KVANT_NO_VIEW)
             break;
     }
-    unit->v_version = plan->v_versions.number[plan->v->blocks[block].version];
+    item->v_transform = plan->v_transforms.number[plan->v->blocks[block].transform_id];
     return true;
 }
 
@@ -258,37 +258,37 @@ static bool open_page(const kvant_attention_plan *plan, kvant_attention_unit *un
  * and the pages of all other kv heads lie before the next page of this one. Inline, because GCC
  * drops calls of a function that only prefetches: it assumes that the function has no effect. */
 KVANT_INLINE void fetch(const kvant_attention_plan *plan, const kvant_tensor *tensor,
-                        const kvant_attention_unit *unit, uint32_t page)
+                        const kvant_attention_item *item, uint32_t page)
 {
-    if (page >= unit->end_page || kvant_attention_block(plan, page) < 0)
+    if (page >= item->end_page || kvant_attention_block(plan, page) < 0)
         return;
     kvant_page_ref ref =
-        kvant_tensor_page(tensor, (uint32_t)kvant_attention_block(plan, page), unit->kv_head);
+        kvant_tensor_page(tensor, (uint32_t)kvant_attention_block(plan, page), item->kv_head);
     for (size_t i = 0; i < kvant_page_ref_bytes(tensor, &ref); i += 64)
         KVANT_PREFETCH((const uint8_t *)ref.page + i);
 }
 
-static void begin(const kvant_attention_plan *plan, const kvant_attention_unit *unit)
+static void begin(const kvant_attention_plan *plan, const kvant_attention_item *item)
 {
-    fetch(plan, plan->k, unit, unit->first_page);
-    fetch(plan, plan->v, unit, unit->first_page);
+    fetch(plan, plan->k, item, item->first_page);
+    fetch(plan, plan->v, item, item->first_page);
 }
 
 static void take(const kvant_attention_plan *plan, const kvant_kernels *kernels,
-                 kvant_attention_unit *unit)
+                 kvant_attention_item *item)
 {
-    if (unit->codes.k_suits)
-        kvant_attention_codes_set_queries(plan, kernels, plan->k->codecs[unit->kv_head],
-                                          &unit->codes, unit->k_view,
-                                          kvant_unit_queries(plan, unit), unit->n_rows);
+    if (item->codes.k_suits)
+        kvant_attention_codes_set_queries(plan, kernels, plan->k->codecs[item->kv_head],
+                                          &item->codes, item->k_view,
+                                          kvant_item_queries(plan, item), item->n_rows);
 }
 
 /* Whether the fp16 rows of an open page are multiplied without a tile. With few query rows, a tile
  * would cost more than the products. */
-static bool takes_rows(const kvant_tensor *tensor, const kvant_page_ref *ref,
-                       const kvant_attention_unit *unit)
+static bool accepts_rows(const kvant_tensor *tensor, const kvant_page_ref *ref,
+                         const kvant_attention_item *item)
 {
-    return ref->open && unit->n_rows <= DIRECT_ROWS && tensor->head_dim % KVANT_BLOCK_PART == 0;
+    return ref->open && item->n_rows <= DIRECT_ROWS && tensor->head_dim % KVANT_BLOCK_PART == 0;
 }
 
 static kvant_block_page rows_of(const kvant_tensor *tensor, const kvant_page_ref *ref)
@@ -303,30 +303,30 @@ static kvant_block_page rows_of(const kvant_tensor *tensor, const kvant_page_ref
 /* Scores the rows of an open page. The rows are in the order of tokens, the scores at
  * kvant_token_position. */
 static void score_rows(const kvant_attention_plan *plan, const kvant_kernels *kernels,
-                       kvant_attention_unit *unit, const kvant_page_ref *k)
+                       kvant_attention_item *item, const kvant_page_ref *k)
 {
     const kvant_block_page rows = rows_of(plan->k, k);
-    float *in_order = unit->k_tile;
-    kernels->block_scores(&rows, kvant_unit_queries(plan, unit), plan->k_dim, in_order,
-                          unit->n_rows);
-    for (uint32_t i = 0; i < unit->n_rows * KVANT_PAGE_TOKENS; i++)
-        unit->scores[i / KVANT_PAGE_TOKENS * KVANT_PAGE_TOKENS +
+    float *in_order = item->k_tile;
+    kernels->block_scores(&rows, kvant_item_queries(plan, item), plan->k_dim, in_order,
+                          item->n_rows);
+    for (uint32_t i = 0; i < item->n_rows * KVANT_PAGE_TOKENS; i++)
+        item->scores[i / KVANT_PAGE_TOKENS * KVANT_PAGE_TOKENS +
                      kvant_token_position(i % KVANT_PAGE_TOKENS)] = in_order[i];
 }
 
 static void add_rows(const kvant_attention_plan *plan, const kvant_kernels *kernels,
-                     kvant_attention_unit *unit, const kvant_page_ref *v)
+                     kvant_attention_item *item, const kvant_page_ref *v)
 {
     const kvant_block_page rows = rows_of(plan->v, v);
-    float *weights = unit->v_tile, *sums = weights + (size_t)unit->n_rows * KVANT_PAGE_TOKENS;
-    for (uint32_t i = 0; i < unit->n_rows * KVANT_PAGE_TOKENS; i++)
-        weights[i] = unit->scores[i / KVANT_PAGE_TOKENS * KVANT_PAGE_TOKENS +
+    float *weights = item->v_tile, *sums = weights + (size_t)item->n_rows * KVANT_PAGE_TOKENS;
+    for (uint32_t i = 0; i < item->n_rows * KVANT_PAGE_TOKENS; i++)
+        weights[i] = item->scores[i / KVANT_PAGE_TOKENS * KVANT_PAGE_TOKENS +
                                   kvant_token_position(i % KVANT_PAGE_TOKENS)];
-    memset(sums, 0, (size_t)unit->n_rows * plan->v_dim * sizeof *sums);
-    kernels->block_sums(&rows, weights, sums, plan->v_dim, unit->n_rows);
-    for (uint32_t row = 0; row < unit->n_rows; row++)
+    memset(sums, 0, (size_t)item->n_rows * plan->v_dim * sizeof *sums);
+    kernels->block_sums(&rows, weights, sums, plan->v_dim, item->n_rows);
+    for (uint32_t row = 0; row < item->n_rows; row++)
         for (uint32_t j = 0; j < plan->v_dim; j++)
-            unit->sums[unit->v_version]
+            item->sums[item->v_transform]
                       [row * plan->v_dim + kvant_layout_row_position(&v->codec->layout, j)] +=
                 sums[row * plan->v_dim + j];
 }
@@ -346,120 +346,120 @@ static void rotate_products(uint32_t n_pairs, const float *restrict phase,
 /* Computes the term that scores lack for each page of a chunk whose blocks have their own centres.
  * The tile of keys is free between two pages, so it holds the rotated products. */
 static void fill_offsets(const kvant_attention_plan *plan, const kvant_kernels *kernels,
-                         const kvant_attention_unit *unit, uint32_t chunk)
+                         const kvant_attention_item *item, uint32_t chunk)
 {
     const size_t k_dim = plan->k_dim;
     const uint32_t d = plan->k->head_dim;
     const size_t size = kvant_attention_chunk_floats(plan);
-    float *centers = kvant_unit_centers(plan, unit);
-    const float *start = unit->phases, *own = start + (chunk + 1) * size;
+    float *centers = kvant_item_centers(plan, item);
+    const float *start = item->phases, *own = start + (chunk + 1) * size;
     const bool in_order = own[size - 1] != 0;
-    memset(centers, 0, (size_t)unit->n_rows * KVANT_ATTENTION_CHUNK * sizeof(float));
-    for (uint32_t row = 0, n; row < unit->n_rows; row += n) {
-        const float *products = kvant_unit_products(plan, unit) + row * k_dim;
-        n = unit->n_rows - row < KVANT_PAGE_TOKENS ? unit->n_rows - row : KVANT_PAGE_TOKENS;
+    memset(centers, 0, (size_t)item->n_rows * KVANT_ATTENTION_CHUNK * sizeof(float));
+    for (uint32_t row = 0, n; row < item->n_rows; row += n) {
+        const float *products = kvant_item_products(plan, item) + row * k_dim;
+        n = item->n_rows - row < KVANT_PAGE_TOKENS ? item->n_rows - row : KVANT_PAGE_TOKENS;
         for (uint32_t i = 0; in_order && i < n; i++)
-            rotate_products(d / 2, own, products + i * k_dim, unit->k_tile + i * k_dim);
-        kernels->matmul(in_order ? unit->k_tile : products, k_dim, in_order ? start : own,
+            rotate_products(d / 2, own, products + i * k_dim, item->k_tile + i * k_dim);
+        kernels->matmul(in_order ? item->k_tile : products, k_dim, in_order ? start : own,
                         KVANT_ATTENTION_CHUNK, centers + (size_t)row * KVANT_ATTENTION_CHUNK,
                         KVANT_ATTENTION_CHUNK, n, d, KVANT_ATTENTION_CHUNK);
     }
 }
 
 static void find_offsets(const kvant_attention_plan *plan, const kvant_kernels *kernels,
-                         kvant_attention_unit *unit, uint32_t page)
+                         kvant_attention_item *item, uint32_t page)
 {
     const uint32_t chunk = page / KVANT_ATTENTION_CHUNK;
-    unit->page_offsets = kvant_unit_offsets(plan, unit);
-    unit->offset_stride = 1;
+    item->page_offsets = kvant_item_offsets(plan, item);
+    item->offset_stride = 1;
     if (!plan->centered || !centers_of(plan, page))
         return;
-    if (unit->chunks[unit->k_view] != chunk + 1)
-        fill_offsets(plan, kernels, unit, chunk);
-    unit->chunks[unit->k_view] = chunk + 1;
-    unit->page_offsets = kvant_unit_centers(plan, unit) + page % KVANT_ATTENTION_CHUNK;
-    unit->offset_stride = KVANT_ATTENTION_CHUNK;
+    if (item->chunks[item->k_view] != chunk + 1)
+        fill_offsets(plan, kernels, item, chunk);
+    item->chunks[item->k_view] = chunk + 1;
+    item->page_offsets = kvant_item_centers(plan, item) + page % KVANT_ATTENTION_CHUNK;
+    item->offset_stride = KVANT_ATTENTION_CHUNK;
 }
 
 /* Scores all slots of a page for the work item's view. */
 static void score_view(const kvant_attention_plan *plan, const kvant_kernels *kernels,
-                       kvant_attention_unit *unit, uint32_t page)
+                       kvant_attention_item *item, uint32_t page)
 {
     kvant_page_ref k =
-        kvant_tensor_page(plan->k, (uint32_t)kvant_attention_block(plan, page), unit->kv_head);
-    find_offsets(plan, kernels, unit, page);
-    if (!k.open && unit->codes.k_suits) {
-        kvant_attention_codes_score(plan, kernels, &unit->codes, unit->k_view, k, unit->n_rows,
-                                    unit->scores);
-    } else if (takes_rows(plan->k, &k, unit)) {
-        score_rows(plan, kernels, unit, &k);
+        kvant_tensor_page(plan->k, (uint32_t)kvant_attention_block(plan, page), item->kv_head);
+    find_offsets(plan, kernels, item, page);
+    if (!k.open && item->codes.k_suits) {
+        kvant_attention_codes_score(plan, kernels, &item->codes, item->k_view, k, item->n_rows,
+                                    item->scores);
+    } else if (accepts_rows(plan->k, &k, item)) {
+        score_rows(plan, kernels, item, &k);
     } else {
-        kvant_attention_unpack(kernels, &k, unit->k_tile);
-        kvant_attention_score_tile(plan, kernels, unit);
+        kvant_attention_unpack(kernels, &k, item->k_tile);
+        kvant_attention_score_tile(plan, kernels, item);
     }
 }
 
 /* Copies the scores of `slots` from the scores of one view and adds the view's term. */
-static void take_scores(const kvant_attention_unit *unit, uint64_t slots, float *scores)
+static void fill_scores(const kvant_attention_item *item, uint64_t slots, float *scores)
 {
     for (uint32_t slot = 0; slot < KVANT_PAGE_TOKENS; slot++) {
         const uint32_t at = kvant_token_position(slot);
-        for (uint32_t row = 0; slots >> slot & 1 && row < unit->n_rows; row++)
-            scores[row * KVANT_PAGE_TOKENS + at] = unit->some_scores[row * KVANT_PAGE_TOKENS + at] +
-                                                   unit->page_offsets[row * unit->offset_stride];
+        for (uint32_t row = 0; slots >> slot & 1 && row < item->n_rows; row++)
+            scores[row * KVANT_PAGE_TOKENS + at] = item->some_scores[row * KVANT_PAGE_TOKENS + at] +
+                                                   item->page_offsets[row * item->offset_stride];
     }
 }
 
 /* Scores a page whose slots have several shifts, once for each shift that a query token sees. All
  * other slots get 0, which the mask hides. */
 static void score_mixed(const kvant_attention_plan *plan, const kvant_kernels *kernels,
-                        kvant_attention_unit *unit, uint32_t page)
+                        kvant_attention_item *item, uint32_t page)
 {
     static const float none = 0;
     const uint32_t block = (uint32_t)kvant_attention_block(plan, page),
-                   version = plan->k->blocks[block].version;
-    float *scores = unit->scores;
+                   transform_id = plan->k->blocks[block].transform_id;
+    float *scores = item->scores;
     uint32_t shift;
-    memset(scores, 0, (size_t)unit->n_rows * KVANT_PAGE_TOKENS * sizeof *scores);
-    unit->scores = unit->some_scores;
+    memset(scores, 0, (size_t)item->n_rows * KVANT_PAGE_TOKENS * sizeof *scores);
+    item->scores = item->some_scores;
     for (uint64_t left = UINT64_MAX, slots; left; left &= ~slots) {
         slots = kvant_slots_alike(plan->k, block, left, &shift);
-        unit->k_view = plan->k_views.number[version][shift];
-        if (unit->k_view == KVANT_NO_VIEW)
+        item->k_view = plan->k_views.number[transform_id][shift];
+        if (item->k_view == KVANT_NO_VIEW)
             continue;
-        kvant_attention_take_view(plan, kernels, unit);
-        score_view(plan, kernels, unit, page);
-        take_scores(unit, slots, scores);
+        kvant_attention_accept_view(plan, kernels, item);
+        score_view(plan, kernels, item, page);
+        fill_scores(item, slots, scores);
     }
-    unit->scores = scores;
-    unit->page_offsets = &none;
-    unit->offset_stride = 0;
+    item->scores = scores;
+    item->page_offsets = &none;
+    item->offset_stride = 0;
 }
 
 static void score(const kvant_attention_plan *plan, const kvant_kernels *kernels,
-                  kvant_attention_unit *unit, uint32_t page)
+                  kvant_attention_item *item, uint32_t page)
 {
-    fetch(plan, plan->k, unit, page + 1);
+    fetch(plan, plan->k, item, page + 1);
     if (kvant_block_is_mixed(plan->k, (uint32_t)kvant_attention_block(plan, page)))
-        score_mixed(plan, kernels, unit, page);
+        score_mixed(plan, kernels, item, page);
     else
-        score_view(plan, kernels, unit, page);
+        score_view(plan, kernels, item, page);
 }
 
 static void add(const kvant_attention_plan *plan, const kvant_kernels *kernels,
-                kvant_attention_unit *unit, uint32_t page)
+                kvant_attention_item *item, uint32_t page)
 {
     kvant_page_ref v =
-        kvant_tensor_page(plan->v, (uint32_t)kvant_attention_block(plan, page), unit->kv_head);
-    fetch(plan, plan->v, unit, page + 1);
-    if (!v.open && unit->codes.v_suits) {
-        kvant_attention_codes_add(plan, kernels, &unit->codes, v, unit->n_rows, unit->scores,
-                                  unit->sums[unit->v_version]);
-    } else if (takes_rows(plan->v, &v, unit)) {
-        add_rows(plan, kernels, unit, &v);
+        kvant_tensor_page(plan->v, (uint32_t)kvant_attention_block(plan, page), item->kv_head);
+    fetch(plan, plan->v, item, page + 1);
+    if (!v.open && item->codes.v_suits) {
+        kvant_attention_codes_add(plan, kernels, &item->codes, v, item->n_rows, item->scores,
+                                  item->sums[item->v_transform]);
+    } else if (accepts_rows(plan->v, &v, item)) {
+        add_rows(plan, kernels, item, &v);
     } else {
-        kvant_attention_unpack(kernels, &v, unit->v_tile);
-        kvant_attention_add_tile(plan, kernels, unit);
+        kvant_attention_unpack(kernels, &v, item->v_tile);
+        kvant_attention_add_tile(plan, kernels, item);
     }
 }
 
@@ -479,31 +479,31 @@ static kvant_status invalid(const char *what)
     return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "attention: %s", what);
 }
 
-static kvant_used_versions find_versions(const kvant_attention_plan *plan,
-                                         const kvant_tensor *tensor)
+static kvant_used_transforms find_transforms(const kvant_attention_plan *plan,
+                                             const kvant_tensor *tensor)
 {
-    kvant_used_versions used = { 0 };
-    bool seen[KVANT_MAX_VERSIONS] = { false };
+    kvant_used_transforms used = { 0 };
+    bool seen[KVANT_MAX_TRANSFORMS] = { false };
     for (uint32_t page = 0; page < plan->n_pages; page++) {
         int64_t block = kvant_attention_block(plan, page);
         if (block >= 0)
-            seen[tensor->blocks[block].version] = true;
+            seen[tensor->blocks[block].transform_id] = true;
     }
-    for (uint32_t v = 0; v < KVANT_MAX_VERSIONS; v++)
+    for (uint32_t v = 0; v < KVANT_MAX_TRANSFORMS; v++)
         if (seen[v]) {
             used.number[v] = (uint8_t)used.n;
-            used.versions[used.n++] = (uint8_t)v;
+            used.transforms[used.n++] = (uint8_t)v;
         }
     used.n = used.n ? used.n : 1;
     return used;
 }
 
-static void see_view(kvant_used_views *used, uint32_t version, uint32_t shift)
+static void see_view(kvant_used_views *used, uint32_t transform_id, uint32_t shift)
 {
-    if (used->number[version][shift] != KVANT_NO_VIEW)
+    if (used->number[transform_id][shift] != KVANT_NO_VIEW)
         return;
-    used->number[version][shift] = (uint16_t)used->n;
-    used->version[used->n] = (uint8_t)version;
+    used->number[transform_id][shift] = (uint16_t)used->n;
+    used->transform_id[used->n] = (uint8_t)transform_id;
     used->shift[used->n++] = (uint8_t)shift;
 }
 
@@ -516,7 +516,7 @@ static void see_shifts(kvant_attention_plan *plan, uint32_t page, uint32_t block
     uint32_t shift;
     for (; seen; seen &= ~slots) {
         slots = kvant_slots_alike(plan->k, block, seen, &shift);
-        see_view(&plan->k_views, plan->k->blocks[block].version, shift);
+        see_view(&plan->k_views, plan->k->blocks[block].transform_id, shift);
         plan->mixed |= mixed;
     }
 }
@@ -527,7 +527,7 @@ static void find_views(kvant_attention_plan *plan)
     for (uint32_t page = 0; page < plan->n_pages; page++) {
         const int64_t block = kvant_attention_block(plan, page);
         if (block >= 0 && !plan->k->shifts)
-            see_view(&plan->k_views, plan->k->blocks[block].version, 0);
+            see_view(&plan->k_views, plan->k->blocks[block].transform_id, 0);
         else if (block >= 0)
             see_shifts(plan, page, (uint32_t)block);
     }
@@ -543,15 +543,15 @@ static kvant_status make_plan(const kvant_tensor *k, const kvant_tensor *v,
         return invalid("k or v is missing, or not of its role");
     if (k->n_kv_heads != v->n_kv_heads)
         return invalid("k and v have different numbers of kv heads");
-    KVANT_FORWARD(kvant_attention_take_problem(plan, problem, k->n_kv_heads));
+    KVANT_FORWARD(kvant_attention_accept_problem(plan, problem, k->n_kv_heads));
     const uint32_t n_blocks = k->n_blocks < v->n_blocks ? k->n_blocks : v->n_blocks;
     KVANT_FORWARD(kvant_attention_check_blocks(plan, n_blocks));
     plan->k_dim = k->codecs[0]->layout.padded_dim;
     plan->v_dim = v->codecs[0]->layout.padded_dim;
     find_views(plan);
-    plan->v_versions = find_versions(plan, v);
+    plan->v_transforms = find_transforms(plan, v);
     for (uint32_t i = 0; i < plan->k_views.n; i++)
-        plan->centered |= kvant_version_centers(k, plan->k_views.version[i]) != NULL;
+        plan->centered |= kvant_tensor_transform_centers(k, plan->k_views.transform_id[i]) != NULL;
     return kvant_attention_cut(plan) ? KVANT_OK : invalid("the workspace's size overflows");
 }
 

@@ -11,7 +11,7 @@ static bool all_zero(const unsigned char *bytes, size_t n)
     return true;
 }
 
-bool kvant_take_struct(void *to, size_t size, const void *from, size_t least)
+bool kvant_accept_struct(void *to, size_t size, const void *from, size_t least)
 {
     size_t given;
     if (!from)
@@ -26,7 +26,7 @@ bool kvant_take_struct(void *to, size_t size, const void *from, size_t least)
     return true;
 }
 
-bool kvant_give_struct(void *to, const void *from, size_t size, size_t least)
+bool kvant_return_struct(void *to, const void *from, size_t size, size_t least)
 {
     size_t given;
     if (!to)

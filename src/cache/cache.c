@@ -75,16 +75,17 @@ kvant_status kvant_cache_codecs(const kvant_cache *cache, uint32_t layer, kvant_
                                 const kvant_codec *const **codecs)
 {
     const kvant_cache_params *p = &cache->params;
-    kvant_scheme_place place = { .size = sizeof place,
-                                 .role = role,
-                                 .layer = cache->layers ? cache->layers[layer] : layer,
-                                 .n_layers = cache->layers ? p->n_model_layers : p->n_layers,
-                                 .n_kv_heads = p->n_kv_heads,
-                                 .head_dim = role == KVANT_ROLE_K ? p->head_dim : p->v_head_dim };
-    return kvant_scheme_codecs(cache->scheme, &place, codecs);
+    kvant_scheme_location location = { .size = sizeof location,
+                                       .role = role,
+                                       .layer = cache->layers ? cache->layers[layer] : layer,
+                                       .n_layers = cache->layers ? p->n_model_layers : p->n_layers,
+                                       .n_kv_heads = p->n_kv_heads,
+                                       .head_dim =
+                                           role == KVANT_ROLE_K ? p->head_dim : p->v_head_dim };
+    return kvant_scheme_codecs(cache->scheme, &location, codecs);
 }
 
-static kvant_status take_layers(kvant_cache *cache)
+static kvant_status accept_layers(kvant_cache *cache)
 {
     const kvant_cache_params *p = &cache->params;
     for (uint32_t i = 0; p->layers && i < p->n_layers; i++)
@@ -103,11 +104,11 @@ static kvant_status fill(kvant_cache *cache)
 {
     KVANT_FORWARD(choose_device(cache));
     KVANT_FORWARD(open_scheme(cache));
-    KVANT_FORWARD(take_layers(cache));
+    KVANT_FORWARD(accept_layers(cache));
     cache->slots = kvant_alloc(KVANT_CACHE_BATCH, sizeof *cache->slots);
     cache->tensors = kvant_alloc(2 * (size_t)cache->params.n_layers, sizeof *cache->tensors);
-    cache->noted = kvant_alloc(cache->params.n_layers, sizeof *cache->noted);
-    if (!cache->slots || !cache->tensors || !cache->noted ||
+    cache->pending = kvant_alloc(cache->params.n_layers, sizeof *cache->pending);
+    if (!cache->slots || !cache->tensors || !cache->pending ||
         kvant_sequences_create(cache) != KVANT_OK)
         return kvant_fail(NULL, KVANT_ERR_MEMORY, "cache: no memory for its tables");
     return cache->device->create(cache);
@@ -121,7 +122,7 @@ kvant_status kvant_cache_create(const kvant_cache_params *params, kvant_cache **
     if (!cache)
         return kvant_fail(NULL, KVANT_ERR_MEMORY, "no memory for a cache");
     kvant_status status =
-        KVANT_TAKE(kvant_cache_params, &cache->params, params, logit_softcap)
+        KVANT_ACCEPT_STRUCT(kvant_cache_params, &cache->params, params, logit_softcap)
             ? resolve(&cache->params)
             : invalid(
                   "params is missing or its size field is not set: begin with KVANT_CACHE_PARAMS");
@@ -146,7 +147,7 @@ void kvant_cache_free(kvant_cache **cache)
         (*cache)->device->destroy(*cache);
     kvant_sequences_destroy(*cache);
     kvant_free((*cache)->slots);
-    kvant_free((*cache)->noted);
+    kvant_free((*cache)->pending);
     kvant_free((*cache)->layers);
     kvant_scheme_free(&(*cache)->own_scheme);
     kvant_free(*cache);
@@ -155,7 +156,7 @@ void kvant_cache_free(kvant_cache **cache)
 
 /* Rows */
 
-static kvant_status say_refused(kvant_status status, uint32_t layer)
+static kvant_status report_refused(kvant_status status, uint32_t layer)
 {
     if (status == KVANT_ERR_NONFINITE || status == KVANT_ERR_RANGE)
         return kvant_fail(NULL, status, "layer %u: %s", (unsigned)layer, kvant_strerror(status));
@@ -203,9 +204,9 @@ kvant_status kvant_cache_append_batch(kvant_cache *cache, uint32_t layer, const 
     while (status != KVANT_OK && placed)
         cache->sequences[sequences[--placed / n]].lengths[layer]--;
     if (status == KVANT_OK)
-        cache->noted[layer] =
-            cache->noted[layer] == KVANT_NOTED_NEXT ? KVANT_NOTED_NEWEST : KVANT_NOTED_NONE;
-    return say_refused(status, layer);
+        cache->pending[layer] =
+            cache->pending[layer] == KVANT_PENDING_NEXT ? KVANT_PENDING_NEWEST : KVANT_PENDING_NONE;
+    return report_refused(status, layer);
 }
 
 kvant_status kvant_cache_append(kvant_cache *cache, uint32_t layer, int32_t sequence,
@@ -227,11 +228,11 @@ kvant_status kvant_cache_note_queries(kvant_cache *cache, uint32_t layer,
 {
     kvant_queries all;
     if (!cache || layer >= cache->params.n_layers ||
-        !KVANT_TAKE(kvant_queries, &all, queries, n_heads) || !all.q)
+        !KVANT_ACCEPT_STRUCT(kvant_queries, &all, queries, n_heads) || !all.q)
         return invalid("no such layer, or the queries are missing or their size field is not set");
     if (!cache->device->note_queries)
         return KVANT_OK;
-    cache->noted[layer] = KVANT_NOTED_NEXT;
+    cache->pending[layer] = KVANT_PENDING_NEXT;
     kvant_status status = KVANT_OK;
     const uint32_t parts = parts_of(all.n_tokens);
     for (uint32_t i = 0; i < parts && status == KVANT_OK; i++) {
@@ -249,7 +250,7 @@ kvant_status kvant_cache_set_rope(kvant_cache *cache, uint32_t layer, const kvan
 {
     kvant_rope r;
     if (!cache || layer >= cache->params.n_layers ||
-        (rope && !KVANT_TAKE(kvant_rope, &r, rope, n_ranges)))
+        (rope && !KVANT_ACCEPT_STRUCT(kvant_rope, &r, rope, n_position_transforms)))
         return invalid("no such layer, or the rope's size field is not set");
     if (rope && !r.n_positions)
         r.n_positions = cache->params.max_tokens;
@@ -282,7 +283,7 @@ static kvant_status pass_attended_queries(kvant_cache *cache, uint32_t layer,
                                           const kvant_attention_problem *p)
 {
     const uint32_t n = n_sequences * p->n_queries;
-    if (cache->noted[layer] != KVANT_NOTED_NONE || !kvant_cache_wants_queries(cache, layer, n))
+    if (cache->pending[layer] != KVANT_PENDING_NONE || !kvant_cache_wants_queries(cache, layer, n))
         return KVANT_OK;
     int32_t *positions = kvant_alloc(n, sizeof *positions);
     const kvant_queries queries = { .size = sizeof queries,
@@ -305,7 +306,8 @@ static kvant_status attend(kvant_cache *cache, uint32_t layer, const int32_t *se
                            uint32_t n_sequences, const kvant_attention_problem *problem)
 {
     kvant_attention_problem p;
-    if (layer >= cache->params.n_layers || !KVANT_TAKE(kvant_attention_problem, &p, problem, exact))
+    if (layer >= cache->params.n_layers ||
+        !KVANT_ACCEPT_STRUCT(kvant_attention_problem, &p, problem, exact))
         return invalid("no such layer, or the problem is missing or its size field is not set");
     p.first_block = 0;
     p.n_threads = cache->params.n_threads;
@@ -368,7 +370,8 @@ kvant_status kvant_steps_begin(kvant_cache *cache, const int32_t *sequences, uin
     if (!n || !info || info->size < KVANT_END_OF(kvant_steps_info, floats))
         return invalid("no sequences, or info is missing or its size field is not set");
     KVANT_FORWARD(cache->device->steps_begin(cache, sequences, n, &full));
-    return KVANT_GIVE(kvant_steps_info, info, &full, floats) ? KVANT_OK : KVANT_ERR_ARGUMENT;
+    return KVANT_RETURN_STRUCT(kvant_steps_info, info, &full, floats) ? KVANT_OK
+                                                                      : KVANT_ERR_ARGUMENT;
 }
 
 kvant_status kvant_steps_next(kvant_cache *cache)
@@ -381,8 +384,8 @@ kvant_status kvant_cache_step(kvant_cache *cache, uint32_t layer, const kvant_st
     kvant_step s;
     if (!cache || !cache->device->step)
         return no_steps(cache);
-    if (layer >= cache->params.n_layers || !KVANT_TAKE(kvant_step, &s, step, sinks) || !s.q ||
-        !s.k || !s.v || !s.out)
+    if (layer >= cache->params.n_layers || !KVANT_ACCEPT_STRUCT(kvant_step, &s, step, sinks) ||
+        !s.q || !s.k || !s.v || !s.out)
         return invalid("no such layer, or something of the step is missing");
     s.scale = s.scale > 0 ? s.scale : cache->params.scale;
     s.logit_softcap = s.logit_softcap > 0 ? s.logit_softcap : cache->params.logit_softcap;
@@ -402,5 +405,5 @@ kvant_status kvant_cache_get_info(const kvant_cache *cache, kvant_cache_info *in
                               .k = scheme.k,
                               .v = scheme.v };
     kvant_layers_describe(cache, &full);
-    return KVANT_GIVE(kvant_cache_info, info, &full, v) ? KVANT_OK : KVANT_ERR_ARGUMENT;
+    return KVANT_RETURN_STRUCT(kvant_cache_info, info, &full, v) ? KVANT_OK : KVANT_ERR_ARGUMENT;
 }

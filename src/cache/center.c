@@ -37,13 +37,13 @@ kvant_status kvant_centers_create(const kvant_tensor *tensor, const kvant_rope *
     KVANT_RETURN_IF(!centers, KVANT_ERR_MEMORY);
     centers->n_dims = rope->n_dims;
     centers->interleaved = rope->interleaved;
-    if (tensor->head_dim % 2 || !kvant_turn_pairs(rope, tensor->head_dim, centers->pairs)) {
+    if (tensor->head_dim % 2 || !kvant_rope_pairs(rope, tensor->head_dim, centers->pairs)) {
         kvant_free(centers);
         *out = NULL;
         return KVANT_ERR_FORMAT;
     }
     for (uint32_t i = 0; i < centers->n; i++)
-        kvant_turn_sin_cos((double)KVANT_PAGE_TOKENS * centers->pairs[i].frequency,
+        kvant_rope_sin_cos((double)KVANT_PAGE_TOKENS * centers->pairs[i].frequency,
                            &centers->step[centers->n + i], &centers->step[i]);
     return KVANT_OK;
 }
@@ -61,7 +61,7 @@ kvant_centers *kvant_centers_copy(const kvant_tensor *tensor, const kvant_center
     return copy;
 }
 
-bool kvant_centers_turn_alike(const kvant_centers *a, const kvant_centers *b)
+bool kvant_centers_same_rope(const kvant_centers *a, const kvant_centers *b)
 {
     return memcmp(a->pairs, b->pairs, a->n * sizeof *a->pairs) == 0;
 }
@@ -70,7 +70,7 @@ bool kvant_centers_equal(const kvant_tensor *tensor, const kvant_centers *a, con
 {
     if (!a || !b)
         return !a && !b;
-    return kvant_centers_turn_alike(a, b) &&
+    return kvant_centers_same_rope(a, b) &&
            memcmp(a->start, b->start, kvant_tensor_width(tensor) * sizeof *a->start) == 0;
 }
 
@@ -78,7 +78,7 @@ static void find_phase(const kvant_pair *pairs, uint32_t n, int32_t position, fl
 {
     for (uint32_t i = 0; i < n; i++) {
         double sine, cosine;
-        kvant_turn_sin_cos((double)position * pairs[i].frequency, &sine, &cosine);
+        kvant_rope_sin_cos((double)position * pairs[i].frequency, &sine, &cosine);
         phase[i] = (float)cosine;
         phase[n + i] = (float)sine;
     }
@@ -91,9 +91,10 @@ kvant_status kvant_rope_phase(const kvant_rope *rope, uint32_t head_dim, int32_t
     kvant_pair all[KVANT_MAX_HEAD_DIM / 2];
     KVANT_RETURN_IF(!phase || !head_dim || head_dim % 2 || head_dim > KVANT_MAX_HEAD_DIM,
                     KVANT_ERR_ARGUMENT);
-    KVANT_RETURN_IF(!KVANT_TAKE(kvant_rope, &r, rope, n_ranges), KVANT_ERR_ARGUMENT);
+    KVANT_RETURN_IF(!KVANT_ACCEPT_STRUCT(kvant_rope, &r, rope, n_position_transforms),
+                    KVANT_ERR_ARGUMENT);
     KVANT_FORWARD(kvant_rope_check(&r, head_dim));
-    KVANT_RETURN_IF(!kvant_turn_pairs(&r, head_dim, all), KVANT_ERR_ARGUMENT);
+    KVANT_RETURN_IF(!kvant_rope_pairs(&r, head_dim, all), KVANT_ERR_ARGUMENT);
     find_phase(all, head_dim / 2, position, phase);
     for (uint32_t i = 0; pairs && i < head_dim / 2; i++) {
         pairs[2 * i] = all[i].first;
@@ -114,11 +115,11 @@ static void rotate_center(const kvant_centers *centers, const float *phase, cons
     }
 }
 
-kvant_affine kvant_affine_at(const kvant_tensor *tensor, uint32_t version, uint32_t head,
+kvant_affine kvant_affine_at(const kvant_tensor *tensor, uint32_t transform_id, uint32_t head,
                              int32_t position, float *room)
 {
-    kvant_affine affine = kvant_version_affine(tensor, version, head);
-    const kvant_centers *centers = kvant_version_centers(tensor, version);
+    kvant_affine affine = kvant_tensor_transform_affine(tensor, transform_id, head);
+    const kvant_centers *centers = kvant_tensor_transform_centers(tensor, transform_id);
     const size_t at = (size_t)head * tensor->head_dim;
     float phase[KVANT_MAX_HEAD_DIM];
     if (!centers || !affine.center || position == KVANT_NO_POSITION)
@@ -131,11 +132,11 @@ kvant_affine kvant_affine_at(const kvant_tensor *tensor, uint32_t version, uint3
     return affine;
 }
 
-kvant_affine kvant_affine_widest(const kvant_tensor *tensor, uint32_t version, uint32_t head,
+kvant_affine kvant_affine_widest(const kvant_tensor *tensor, uint32_t transform_id, uint32_t head,
                                  float *room)
 {
-    kvant_affine affine = kvant_version_affine(tensor, version, head);
-    const kvant_centers *centers = kvant_version_centers(tensor, version);
+    kvant_affine affine = kvant_tensor_transform_affine(tensor, transform_id, head);
+    const kvant_centers *centers = kvant_tensor_transform_centers(tensor, transform_id);
     if (!centers || !affine.center)
         return affine;
     const float *start = centers->start + (size_t)head * tensor->head_dim;
@@ -170,7 +171,7 @@ int32_t kvant_position_of_rows(const kvant_tensor *tensor, const int64_t *slots,
     const kvant_new_rows rows = { .n = n_slots, .slots = slots };
     int32_t begin = KVANT_NO_POSITION;
     for (size_t i = first; i < first + n; i++) {
-        const int32_t at = l && l->turn && l->turn->block_centers
+        const int32_t at = l && l->rope && l->rope->block_centers
                                ? kvant_row_position(tensor, &rows, i)
                                : -1,
                       own = at - (int32_t)(slots[i] % KVANT_PAGE_TOKENS);
@@ -181,10 +182,10 @@ int32_t kvant_position_of_rows(const kvant_tensor *tensor, const int64_t *slots,
     return begin;
 }
 
-void kvant_center_products(const kvant_tensor *tensor, uint32_t version, uint32_t head,
+void kvant_center_products(const kvant_tensor *tensor, uint32_t transform_id, uint32_t head,
                            const float *q, float factor, float *products)
 {
-    const kvant_centers *centers = kvant_version_centers(tensor, version);
+    const kvant_centers *centers = kvant_tensor_transform_centers(tensor, transform_id);
     const float *start = centers->start + (size_t)head * tensor->head_dim;
     for (uint32_t i = 0; i < centers->n; i++) {
         const kvant_pair *pair = &centers->pairs[i];

@@ -25,7 +25,7 @@
 #define MOST_QUERIES 32767u /* query tokens per call of the kernels */
 #define MOST_TURNED 65535u  /* query tokens times matrices in kvant_cuda_kernel_transform_queries */
 
-_Static_assert(KVANT_MAX_VERSIONS <= KVANT_CUDA_MOST_MATRICES, "a call has all versions");
+_Static_assert(KVANT_MAX_TRANSFORMS <= KVANT_CUDA_MOST_MATRICES, "a call has all versions");
 
 enum { SEALED, OPEN }; /* gather_list.state */
 
@@ -148,64 +148,64 @@ static bool is_next(const attention_call *c, uint32_t i)
 
 static uint32_t transform_of(const attention_call *c, int role, uint32_t i)
 {
-    return c->layer->parts[role].tensor->blocks[c->blocks[i]].version;
+    return c->layer->parts[role].tensor->blocks[c->blocks[i]].transform_id;
 }
 
 /* Adds a transform to the call. If a transform of keys has a matrix or a dense rotation, queries
  * must go through matrices, because the kernels do not know these. */
-static void add_transform(attention_call *c, int role, uint32_t version)
+static void add_transform(attention_call *c, int role, uint32_t transform_id)
 {
-    call_versions *of = &c->versions;
-    const cuda_version v = kvant_cuda_version(&c->layer->parts[role], version);
-    of->first[role] = of->used[role] ? of->first[role] : version;
-    of->used[role] |= 1u << version;
+    call_transforms *of = &c->transforms;
+    const cuda_transform v = kvant_cuda_transform(&c->layer->parts[role], transform_id);
+    of->first[role] = of->used[role] ? of->first[role] : transform_id;
+    of->used[role] |= 1u << transform_id;
     of->centred[role] |= v.center != NULL;
     of->scaled[role] |= v.scale != NULL;
-    of->through |= role == KVANT_ROLE_K && (v.full || v.turns);
+    of->through |= role == KVANT_ROLE_K && (v.full || v.rotates);
 }
 
 static bool has_several(const attention_call *c, int role)
 {
-    const uint32_t used = c->versions.used[role];
+    const uint32_t used = c->transforms.used[role];
     return used & (used - 1);
 }
 
 /* Finds the transforms in use. Without blocks it takes transform 0; the output is then zeros. With
  * several scales of keys, queries go through matrices, because kernels multiply by one scale. A
- * tensor on a GPU has one scale of values (kvant_versions_at_most); only a row that does not fit
+ * tensor on a GPU has one scale of values (kvant_transforms_at_most); only a row that does not fit
  * into fp16 with it may bring another. */
 static kvant_status find_transforms(attention_call *c)
 {
-    c->versions = (call_versions){ 0 };
+    c->transforms = (call_transforms){ 0 };
     for (int role = 0; role < 2; role++) {
         for (uint32_t i = 0; i < c->n_blocks; i++)
-            if (is_there(c, i) && !(c->versions.used[role] >> transform_of(c, role, i) & 1))
+            if (is_there(c, i) && !(c->transforms.used[role] >> transform_of(c, role, i) & 1))
                 add_transform(c, role, transform_of(c, role, i));
-        if (!c->versions.used[role])
+        if (!c->transforms.used[role])
             add_transform(c, role, 0);
     }
-    c->versions.through |= has_several(c, KVANT_ROLE_K) && c->versions.scaled[KVANT_ROLE_K];
-    return has_several(c, KVANT_ROLE_V) && c->versions.scaled[KVANT_ROLE_V]
+    c->transforms.through |= has_several(c, KVANT_ROLE_K) && c->transforms.scaled[KVANT_ROLE_K];
+    return has_several(c, KVANT_ROLE_V) && c->transforms.scaled[KVANT_ROLE_V]
                ? unsupported("several scales of values in a call")
                : KVANT_OK;
 }
 
 bool kvant_cuda_call_centers_back(const attention_call *c, int role)
 {
-    return c->versions.centred[role] &&
+    return c->transforms.centred[role] &&
            (role == KVANT_ROLE_K ? c->p->logit_softcap > 0 : has_several(c, role));
 }
 
 /* Whether <q, centre> of keys changes the output, or the caller wants a log-sum-exp. */
 static bool needs_center(const attention_call *c)
 {
-    return c->versions.centred[KVANT_ROLE_K] && !kvant_cuda_call_centers_back(c, KVANT_ROLE_K) &&
+    return c->transforms.centred[KVANT_ROLE_K] && !kvant_cuda_call_centers_back(c, KVANT_ROLE_K) &&
            (has_several(c, KVANT_ROLE_K) || c->p->lse || c->p->sinks);
 }
 
-static cuda_version first_of(const attention_call *c, int role)
+static cuda_transform first_of(const attention_call *c, int role)
 {
-    return kvant_cuda_version(&c->layer->parts[role], c->versions.first[role]);
+    return kvant_cuda_transform(&c->layer->parts[role], c->transforms.first[role]);
 }
 
 /* Tables */
@@ -262,7 +262,7 @@ static int32_t entry_of(attention_call *c, uint32_t i)
 /* If steps begin a new block, its rows have the transform of the block before it. */
 static void make_table(attention_call *c)
 {
-    uint8_t *versions = (uint8_t *)(c->table + c->n_blocks);
+    uint8_t *transforms = (uint8_t *)(c->table + c->n_blocks);
     c->gathers = must_gather(c);
     c->any_open = c->steps;
     c->n_gathered = c->steps && c->gathers ? c->batch : 0;
@@ -270,7 +270,7 @@ static void make_table(attention_call *c)
         const uint32_t at = i - (!is_there(c, i) && is_next(c, i));
         c->table[i] = entry_of(c, i);
         c->any_open |= c->table[i] < 0;
-        versions[i] = is_there(c, at) ? (uint8_t)transform_of(c, KVANT_ROLE_K, at) : 0;
+        transforms[i] = is_there(c, at) ? (uint8_t)transform_of(c, KVANT_ROLE_K, at) : 0;
     }
 }
 
@@ -280,7 +280,7 @@ static void fill_list(attention_call *c, gather_list list, int32_t *from)
 {
     int32_t *to = from + c->n_blocks;
     for (uint32_t i = 0; i < c->n_blocks; i++) {
-        if (!is_gathered(c, i) || transform_of(c, list.role, i) != list.version)
+        if (!is_gathered(c, i) || transform_of(c, list.role, i) != list.transform_id)
             continue;
         const int32_t page = page_of(c, list.role, i);
         if ((page >= 0 ? OPEN : SEALED) != list.state)
@@ -299,10 +299,11 @@ static void make_lists(attention_call *c, int32_t *at)
 {
     for (int role = 0; role < 2 && c->gathers; role++) {
         int32_t *from = at + 2 * (size_t)role * c->n_blocks;
-        for (uint32_t i = 0; i < 2 * KVANT_MAX_VERSIONS; i++) {
+        for (uint32_t i = 0; i < 2 * KVANT_MAX_TRANSFORMS; i++) {
             const uint32_t before = c->n_lists;
-            if (c->versions.used[role] >> i / 2 & 1)
-                fill_list(c, (gather_list){ .role = role, .state = i % 2, .version = i / 2 }, from);
+            if (c->transforms.used[role] >> i / 2 & 1)
+                fill_list(c, (gather_list){ .role = role, .state = i % 2, .transform_id = i / 2 },
+                          from);
             from += c->n_lists > before ? c->lists[before].n : 0;
         }
     }
@@ -327,7 +328,7 @@ static kvant_status stage(attention_call *c)
         return KVANT_OK;
     memcpy(copied, memory->staging, bytes);
     memory->n_copied = 0;
-    KVANT_FORWARD(kvant_cuda_said(
+    KVANT_FORWARD(kvant_cuda_report_error(
         kvant_cuda_memory_copy(memory->tables.at, memory->staging, bytes, memory->stream),
         "tables"));
     memory->n_copied = n;
@@ -368,13 +369,13 @@ static kvant_status decode(const attention_call *c, const gather_list *list)
         .token_stride = c->head_dim,
         .head_stride = to.head_stride / sizeof(uint16_t),
         .center = kvant_cuda_call_centers_back(c, list->role)
-                      ? kvant_cuda_version(part, list->version).turned_center
+                      ? kvant_cuda_transform(part, list->transform_id).rotated_center
                       : NULL,
         .centroids = open ? NULL : part->centroids,
         .to = staged(c, list->to),
         .transformed = 1
     };
-    return kvant_cuda_said(kvant_cuda_decode(&args, c->memory->stream), "open pages");
+    return kvant_cuda_report_error(kvant_cuda_decode(&args, c->memory->stream), "open pages");
 }
 
 static kvant_status gather_pages(attention_call *c)
@@ -405,7 +406,7 @@ static kvant_status transform_queries(const attention_call *c, kvant_cuda_kernel
     kvant_status status = KVANT_OK;
     some.n_further = at_once - 1;
     for (uint32_t i = 0; i < n && status == KVANT_OK; i += at_once) {
-        some.inverse_weights = i ? all.further[i - 1] : all.inverse_weights;
+        some.inverse_key_transform = i ? all.further[i - 1] : all.inverse_key_transform;
         some.out = all.out + i * all.batch * width_of(c);
         status = kvant_cuda_kernel_transform_queries(&some, c->memory->stream);
     }
@@ -428,12 +429,12 @@ static kvant_status use_matrix_queries(const attention_call *c,
                                              .q_head_stride = c->p->q_head_stride,
                                              .out = c->memory->queries.at };
     uint8_t n = 0;
-    for (uint32_t v = 0; v < KVANT_MAX_VERSIONS; v++) {
-        const float **matrix = n ? &queries.further[n - 1] : &queries.inverse_weights;
-        if (!(c->versions.used[KVANT_ROLE_K] >> v & 1))
+    for (uint32_t v = 0; v < KVANT_MAX_TRANSFORMS; v++) {
+        const float **matrix = n ? &queries.further[n - 1] : &queries.inverse_key_transform;
+        if (!(c->transforms.used[KVANT_ROLE_K] >> v & 1))
             continue;
         *matrix = kvant_cuda_query_matrix(keys, v);
-        args->q_numbers[v] = n++;
+        args->q_ids[v] = n++;
     }
     queries.n_further = n - 1u;
     args->k_codec = queries.k_codec;
@@ -443,7 +444,7 @@ static kvant_status use_matrix_queries(const attention_call *c,
     args->q_batch_stride = args->query_tokens * width_of(c);
     args->q_head_stride = c->head_dim;
     args->q_matrix_stride = c->batch * args->q_batch_stride;
-    return kvant_cuda_said(transform_queries(c, queries), "queries");
+    return kvant_cuda_report_error(transform_queries(c, queries), "queries");
 }
 
 /* Gives the call the transforms of keys. The kernels' matrix number is the transform id. */
@@ -451,13 +452,13 @@ static void set_matrices(const attention_call *c, kvant_cuda_kernel_attention_ar
 {
     const cuda_part *keys = &c->layer->parts[KVANT_ROLE_K];
     if (needs_center(c))
-        args->k_center = kvant_cuda_centers(keys, c->versions.through);
+        args->k_center = kvant_cuda_centers(keys, c->transforms.through);
     if (has_several(c, KVANT_ROLE_K)) {
         args->matrices = (const uint8_t *)(c->on_device + c->n_blocks);
-        while (c->versions.used[KVANT_ROLE_K] >> args->n_matrices)
+        while (c->transforms.used[KVANT_ROLE_K] >> args->n_matrices)
             args->n_matrices++;
     } else if (needs_center(c)) {
-        args->k_center += c->versions.first[KVANT_ROLE_K] * kvant_tensor_width(keys->tensor);
+        args->k_center += c->transforms.first[KVANT_ROLE_K] * kvant_tensor_width(keys->tensor);
     }
 }
 
@@ -466,12 +467,14 @@ static void set_matrices(const attention_call *c, kvant_cuda_kernel_attention_ar
 static kvant_status rotate_outputs(const attention_call *c,
                                    const kvant_cuda_kernel_attention_args *args, const float *scale)
 {
-    kvant_cuda_turn_args turn = kvant_cuda_turn_of(&c->layer->parts[KVANT_ROLE_V], true);
-    turn.rows = turn.out = args->out;
-    turn.token_stride = turn.out_token_stride = args->out_token_stride;
-    turn.head_stride = turn.out_head_stride = args->out_head_stride;
-    turn.n_tokens = c->batch * args->query_tokens, turn.n_heads = args->n_heads, turn.after = scale;
-    return kvant_cuda_said(kvant_cuda_turn(&turn, c->memory->stream), "outputs");
+    kvant_cuda_rotate_rows_args rotation =
+        kvant_cuda_rotation_of(&c->layer->parts[KVANT_ROLE_V], true);
+    rotation.rows = rotation.out = args->out;
+    rotation.token_stride = rotation.out_token_stride = args->out_token_stride;
+    rotation.head_stride = rotation.out_head_stride = args->out_head_stride;
+    rotation.n_tokens = c->batch * args->query_tokens, rotation.n_heads = args->n_heads,
+    rotation.after = scale;
+    return kvant_cuda_report_error(kvant_cuda_rotate_rows(&rotation, c->memory->stream), "outputs");
 }
 
 static kvant_cuda_pages open_pool(const attention_call *c, int role)
@@ -488,7 +491,7 @@ static kvant_cuda_kernel_attention_args arguments_of(const attention_call *c)
 {
     const kvant_attention_problem *p = c->p;
     const cuda_part *k = &c->layer->parts[KVANT_ROLE_K], *v = &c->layer->parts[KVANT_ROLE_V];
-    const cuda_version keys = first_of(c, KVANT_ROLE_K), values = first_of(c, KVANT_ROLE_V);
+    const cuda_transform keys = first_of(c, KVANT_ROLE_K), values = first_of(c, KVANT_ROLE_V);
     const bool back = kvant_cuda_call_centers_back(c, KVANT_ROLE_V);
     return (kvant_cuda_kernel_attention_args){
         .size = sizeof(kvant_cuda_kernel_attention_args),
@@ -514,11 +517,11 @@ static kvant_cuda_kernel_attention_args arguments_of(const attention_call *c)
         .out_head_stride = p->out_head_stride,
         .lse = p->lse,
         .scale = p->scale,
-        .v_center = back           ? NULL
-                    : values.turns ? values.turned_center
-                                   : values.center,
+        .v_center = back             ? NULL
+                    : values.rotates ? values.rotated_center
+                                     : values.center,
         .k_scale = keys.attention_scale,
-        .v_scale = values.turns ? NULL : values.attention_scale,
+        .v_scale = values.rotates ? NULL : values.attention_scale,
         .workspace = c->memory->workspace,
         .workspace_bytes = c->memory->workspace_bytes,
         .query_tokens = p->n_queries,
@@ -556,9 +559,9 @@ kvant_status kvant_cuda_call_room(const attention_call *c)
 {
     const size_t rows = (size_t)c->batch * c->p->n_queries;
     uint32_t n = 0;
-    for (uint32_t v = 0; v < KVANT_MAX_VERSIONS && c->versions.through; v++)
-        if (c->versions.used[KVANT_ROLE_K] >> v & 1) {
-            KVANT_FORWARD(kvant_cuda_make_queries(&c->layer->parts[KVANT_ROLE_K], v));
+    for (uint32_t v = 0; v < KVANT_MAX_TRANSFORMS && c->transforms.through; v++)
+        if (c->transforms.used[KVANT_ROLE_K] >> v & 1) {
+            KVANT_FORWARD(kvant_cuda_make_query_matrix(&c->layer->parts[KVANT_ROLE_K], v));
             n++;
         }
     return kvant_cuda_grow(&c->memory->queries, n * rows * width_of(c) * sizeof(float),
@@ -568,15 +571,15 @@ kvant_status kvant_cuda_call_room(const attention_call *c)
 kvant_status kvant_cuda_call_run(attention_call *c)
 {
     kvant_cuda_kernel_attention_args args = arguments_of(c);
-    const cuda_version values = first_of(c, KVANT_ROLE_V);
+    const cuda_transform values = first_of(c, KVANT_ROLE_V);
     find_scratch(c, &args);
     KVANT_FORWARD(kvant_cuda_call_room(c));
     set_matrices(c, &args);
-    if (c->versions.through)
+    if (c->transforms.through)
         KVANT_FORWARD(use_matrix_queries(c, &args));
-    KVANT_FORWARD(
-        kvant_cuda_said(kvant_cuda_kernel_attention(&args, c->memory->stream), "attention"));
-    return values.turns ? rotate_outputs(c, &args, values.attention_scale) : KVANT_OK;
+    KVANT_FORWARD(kvant_cuda_report_error(kvant_cuda_kernel_attention(&args, c->memory->stream),
+                                          "attention"));
+    return values.rotates ? rotate_outputs(c, &args, values.attention_scale) : KVANT_OK;
 }
 
 kvant_status kvant_cuda_call_stage(attention_call *c)
@@ -614,5 +617,5 @@ kvant_status kvant_cuda_layers_attend(kvant_cache *cache, uint32_t layer, const 
     c.stride = kvant_cuda_call_blocks(&c);
     KVANT_FORWARD(kvant_cuda_call_stage(&c));
     KVANT_FORWARD(kvant_cuda_call_run(&c));
-    return kvant_cuda_said(c.memory->status, c.memory->failed);
+    return kvant_cuda_report_error(c.memory->status, c.memory->failed);
 }

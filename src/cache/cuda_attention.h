@@ -7,18 +7,18 @@
 /* Pages that one launch decodes into the gathered pages. */
 typedef struct gather_list {
     int role, state;
-    uint32_t version, n;
+    uint32_t transform_id, n;
     const int32_t *from, *to; /* staging */
 } gather_list;
 
-#define KVANT_CUDA_MOST_LISTS (2u * 2u * KVANT_MAX_VERSIONS)
+#define KVANT_CUDA_MOST_LISTS (2u * 2u * KVANT_MAX_TRANSFORMS)
 
 /* The transforms of the blocks of a call. Arrays are by kvant_role. */
-typedef struct call_versions {
+typedef struct call_transforms {
     uint32_t used[2], first[2]; /* a bit per transform; the lowest one */
     bool centred[2], scaled[2]; /* whether some transform has a centre, or a scale */
     bool through;               /* queries go through the matrix of each transform of keys */
-} call_versions;
+} call_transforms;
 
 typedef struct attention_call {
     const kvant_cache *cache;
@@ -33,7 +33,7 @@ typedef struct attention_call {
     int32_t *blocks;
     uint32_t n_blocks, dropped; /* batch x stride; dropped tokens, if there is one sequence */
     uint32_t n_kv_heads, head_dim;
-    call_versions versions;
+    call_transforms transforms;
     bool gathers;  /* open blocks, or all blocks, are copied to the gathered pages */
     bool any_open; /* the table has entries below 0 */
     uint32_t n_gathered, n_lists;

@@ -207,7 +207,7 @@ static void encode_rows(cuda_layer *layer, const bool roles[2], kvant_plan_chang
                                     .type = memory->keeps_floats ? KVANT_CUDA_F32 : KVANT_CUDA_F16,
                                     .n_tokens = KVANT_PAGE_TOKENS,
                                     .n_kv_heads = layer->parts[0].tensor->n_kv_heads,
-                                    .slots = memory->arguments->waiting,
+                                    .slots = memory->arguments->pending_slots,
                                     .refused = memory->refused,
                                     .transformed = 1 };
     for (uint32_t i = 0; i < KVANT_PAGE_TOKENS; i++)
@@ -220,34 +220,34 @@ static void encode_rows(cuda_layer *layer, const bool roles[2], kvant_plan_chang
         args.centroids[role] = part->centroids;
         args.k_feedback = role == KVANT_ROLE_K ? part->feedback : args.k_feedback;
     }
-    kvant_cuda_note(
-        memory,
-        kvant_cuda_memory_copy(memory->arguments->waiting, slots, sizeof slots, memory->stream),
-        "append");
-    kvant_cuda_note(memory, kvant_cuda_append(&args, memory->stream), "append");
+    kvant_cuda_record_error(memory,
+                            kvant_cuda_memory_copy(memory->arguments->pending_slots, slots,
+                                                   sizeof slots, memory->stream),
+                            "append");
+    kvant_cuda_record_error(memory, kvant_cuda_append(&args, memory->stream), "append");
 }
 
 /* The slots of a page whose rows are newer than their codes, a bit each. */
-static uint64_t fresh_rows(const cuda_part *part, kvant_plan_change of)
+static uint64_t dirty_rows(const cuda_part *part, kvant_plan_change of)
 {
     const cuda_exact *e = exact_of(part, (int32_t)of.page);
-    return e->there ? e->fresh & part->tensor->blocks[of.block].written : 0;
+    return e->there ? e->dirty & part->tensor->blocks[of.block].written : 0;
 }
 
-static void encode_fresh(cuda_part *part, kvant_plan_change of)
+static void encode_dirty(cuda_part *part, kvant_plan_change of)
 {
     const bool roles[2] = { part->role == KVANT_ROLE_K, part->role == KVANT_ROLE_V };
-    const uint64_t fresh = fresh_rows(part, of);
-    if (fresh)
-        encode_rows(part->layer, roles, of, fresh);
-    exact_of(part, (int32_t)of.page)->fresh = 0;
+    const uint64_t dirty = dirty_rows(part, of);
+    if (dirty)
+        encode_rows(part->layer, roles, of, dirty);
+    exact_of(part, (int32_t)of.page)->dirty = 0;
 }
 
 void kvant_cuda_exact_encode(cuda_part *part, uint32_t block)
 {
     const int32_t page = kvant_cuda_exact_page(part, block);
     if (page >= 0)
-        encode_fresh(part, (kvant_plan_change){ block, (uint32_t)page });
+        encode_dirty(part, (kvant_plan_change){ block, (uint32_t)page });
 }
 
 static kvant_cuda_seal_pages stored_pages(const cuda_part *part)
@@ -277,11 +277,11 @@ static void encode_blocks(cuda_layer *layer, int32_t lists[2][TOGETHER], uint32_
                                         .centroids = { k->centroids, v->centroids } };
     if (!n)
         return;
-    kvant_cuda_note(memory,
-                    kvant_cuda_memory_copy(memory->arguments->full, lists,
-                                           sizeof memory->arguments->full, memory->stream),
-                    "append");
-    kvant_cuda_note(memory, kvant_cuda_seal(&args, memory->stream), "append");
+    kvant_cuda_record_error(memory,
+                            kvant_cuda_memory_copy(memory->arguments->full, lists,
+                                                   sizeof memory->arguments->full, memory->stream),
+                            "append");
+    kvant_cuda_record_error(memory, kvant_cuda_seal(&args, memory->stream), "append");
 }
 
 static void seal(cuda_layer *layer, const kvant_plan_change *list, uint32_t n)
@@ -291,13 +291,13 @@ static void seal(cuda_layer *layer, const kvant_plan_change *list, uint32_t n)
     uint32_t n_whole = 0;
     for (uint32_t i = 0; i < n; i++) {
         const bool whole =
-            fresh_rows(k, list[i]) == ALL_SLOTS && fresh_rows(v, list[i]) == ALL_SLOTS;
+            dirty_rows(k, list[i]) == ALL_SLOTS && dirty_rows(v, list[i]) == ALL_SLOTS;
         if (whole) {
             lists[0][n_whole] = (int32_t)list[i].page;
             lists[1][n_whole++] = (int32_t)list[i].block;
         } else {
-            encode_fresh(k, list[i]);
-            encode_fresh(v, list[i]);
+            encode_dirty(k, list[i]);
+            encode_dirty(v, list[i]);
         }
         if (n_whole == TOGETHER || i + 1 == n) {
             encode_blocks(layer, lists, n_whole);
@@ -408,9 +408,9 @@ static void decode_block(cuda_part *part, uint32_t block, int32_t page)
                                           .centroids = part->centroids,
                                           .to = on_device + 1,
                                           .transformed = 1 };
-    kvant_cuda_note(memory, kvant_cuda_memory_copy(on_device, lists, sizeof lists, memory->stream),
-                    "append");
-    kvant_cuda_note(memory, kvant_cuda_decode(&args, memory->stream), "append");
+    kvant_cuda_record_error(
+        memory, kvant_cuda_memory_copy(on_device, lists, sizeof lists, memory->stream), "append");
+    kvant_cuda_record_error(memory, kvant_cuda_decode(&args, memory->stream), "append");
 }
 
 int32_t kvant_cuda_exact_page_for(cuda_part *part, uint32_t block, uint64_t slots)
@@ -421,23 +421,23 @@ int32_t kvant_cuda_exact_page_for(cuda_part *part, uint32_t block, uint64_t slot
         return KVANT_NO_PAGE;
     if (!e->there && part->tensor->blocks[block].written & ~slots)
         decode_block(part, block, page);
-    e->fresh = e->there ? e->fresh | slots : slots;
+    e->dirty = e->there ? e->dirty | slots : slots;
     e->there = true;
     return page;
 }
 
-bool kvant_cuda_exact_store(cuda_part *part, uint32_t block, uint64_t fresh, const void *rows)
+bool kvant_cuda_exact_store(cuda_part *part, uint32_t block, uint64_t dirty, const void *rows)
 {
     const uint64_t written = part->tensor->blocks[block].written;
     const int32_t page = kvant_cuda_exact_page_for(part, block, written);
     if (page < 0)
         return false;
-    exact_of(part, page)->fresh = fresh;
+    exact_of(part, page)->dirty = dirty;
     if (rows != kvant_cuda_exact_at(part, page))
-        kvant_cuda_note(part->memory,
-                        kvant_cuda_memory_copy(kvant_cuda_exact_at(part, page), rows,
-                                               kvant_open_block_bytes(part->tensor),
-                                               part->memory->stream),
-                        "copying pages");
+        kvant_cuda_record_error(part->memory,
+                                kvant_cuda_memory_copy(kvant_cuda_exact_at(part, page), rows,
+                                                       kvant_open_block_bytes(part->tensor),
+                                                       part->memory->stream),
+                                "copying pages");
     return true;
 }

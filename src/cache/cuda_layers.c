@@ -55,7 +55,7 @@ static kvant_status check_device(const kvant_cache *cache)
     const char *name = cache->params.device;
     int current = 0;
     KVANT_FORWARD(kvant_cuda_available(NULL, 0));
-    KVANT_FORWARD(kvant_cuda_said(kvant_cuda_device_current(&current), "the current GPU"));
+    KVANT_FORWARD(kvant_cuda_report_error(kvant_cuda_device_current(&current), "the current GPU"));
     if (strcmp(name, "cuda:0") == 0 && current != 0)
         return kvant_fail(NULL, KVANT_ERR_UNSUPPORTED,
                           "cache on cuda:0: the thread's current GPU is %d", current);
@@ -79,11 +79,11 @@ static kvant_status create_codecs(cuda_part *part, const kvant_codec *source,
         return KVANT_OK;
     }
     part->owns_codecs = true;
-    kvant_status status = kvant_cuda_codec_unturned(source, &part->codec, text, sizeof text);
+    kvant_status status = kvant_cuda_codec_unrotated(source, &part->codec, text, sizeof text);
     if (status != KVANT_OK)
         return status == KVANT_ERR_UNSUPPORTED ? unsupported(layer, part->role, text) : status;
-    return kvant_cuda_said(kvant_cuda_codec_create_open(part->codec, &part->open_codec),
-                           "a codec of open pages");
+    return kvant_cuda_report_error(kvant_cuda_codec_create_open(part->codec, &part->open_codec),
+                                   "a codec of open pages");
 }
 
 /* Coefficients */
@@ -102,15 +102,15 @@ static kvant_status create_feedback(cuda_part *part)
     const uint32_t n = kvant_cuda_tables_of(part, 0).pivots ? part->tensor->n_kv_heads : 0;
     void *memory = NULL;
     if (n)
-        KVANT_FORWARD(kvant_cuda_said(kvant_cuda_memory_new(&memory, n * (columns + pivots)),
-                                      "memory for feedback"));
+        KVANT_FORWARD(kvant_cuda_report_error(
+            kvant_cuda_memory_new(&memory, n * (columns + pivots)), "memory for feedback"));
     part->feedback = memory;
     for (uint32_t head = 0; head < n; head++) {
         const kvant_cuda_tables tables = kvant_cuda_tables_of(part, head);
         float *at = part->feedback + head * (d + d * d);
-        KVANT_FORWARD(kvant_cuda_said(
+        KVANT_FORWARD(kvant_cuda_report_error(
             kvant_cuda_memory_copy(at, tables.pivots, pivots, part->memory->stream), "feedback"));
-        KVANT_FORWARD(kvant_cuda_said(
+        KVANT_FORWARD(kvant_cuda_report_error(
             kvant_cuda_memory_copy(at + d, tables.columns, columns, part->memory->stream),
             "feedback"));
     }
@@ -123,15 +123,15 @@ static kvant_status create_centroids(cuda_part *part)
                  heads = n ? part->tensor->n_kv_heads : 0;
     void *memory = NULL;
     if (n)
-        KVANT_FORWARD(kvant_cuda_said(kvant_cuda_memory_new(&memory, heads * n * sizeof(float)),
-                                      "memory for centroids"));
+        KVANT_FORWARD(kvant_cuda_report_error(
+            kvant_cuda_memory_new(&memory, heads * n * sizeof(float)), "memory for centroids"));
     part->centroids = memory;
     for (uint32_t head = 0; head < heads; head++)
-        KVANT_FORWARD(
-            kvant_cuda_said(kvant_cuda_memory_copy(part->centroids + head * n,
-                                                   kvant_cuda_tables_of(part, head).centroids,
-                                                   n * sizeof(float), part->memory->stream),
-                            "centroids"));
+        KVANT_FORWARD(kvant_cuda_report_error(
+            kvant_cuda_memory_copy(part->centroids + head * n,
+                                   kvant_cuda_tables_of(part, head).centroids, n * sizeof(float),
+                                   part->memory->stream),
+            "centroids"));
     return KVANT_OK;
 }
 
@@ -153,7 +153,7 @@ static kvant_status create_matrix(cuda_part *part)
 {
     const size_t d = part->tensor->head_dim, n = d * d;
     void *memory;
-    if (!matrix_of(part, 0) || part->n_weights > d)
+    if (!matrix_of(part, 0) || part->key_transform_size > d)
         return KVANT_OK;
     const uint32_t heads = count_matrices(part, n * sizeof(float));
     float *both = kvant_alloc(2 * n * heads, sizeof *both);
@@ -169,16 +169,16 @@ static kvant_status create_matrix(cuda_part *part)
         status = kvant_cuda_memory_copy(memory, both, 2 * n * heads * sizeof *both,
                                         part->memory->stream);
     kvant_free(both);
-    return kvant_cuda_said(status, "a rotation");
+    return kvant_cuda_report_error(status, "a rotation");
 }
 
-kvant_cuda_turn_args kvant_cuda_turn_of(const cuda_part *part, bool back)
+kvant_cuda_rotate_rows_args kvant_cuda_rotation_of(const cuda_part *part, bool back)
 {
     const uint32_t d = part->tensor->head_dim, n = part->tensor->n_kv_heads;
-    return (kvant_cuda_turn_args){ .n_kv_heads = n,
-                                   .head_dim = d,
-                                   .matrix = part->matrix + (back ? (size_t)d * d : 0),
-                                   .matrix_stride = part->matrix_stride };
+    return (kvant_cuda_rotate_rows_args){ .n_kv_heads = n,
+                                          .head_dim = d,
+                                          .matrix = part->matrix + (back ? (size_t)d * d : 0),
+                                          .matrix_stride = part->matrix_stride };
 }
 
 /* Memory */
@@ -194,8 +194,8 @@ kvant_cuda_pages kvant_cuda_pages_of(const cuda_part *part, bool open)
                                       kvant_tensor_codec_info(tensor)->page_bytes };
 }
 
-const float *kvant_cuda_seen(cuda_memory *memory, cuda_buffer *buffer, const float *numbers,
-                             size_t n, kvant_status *status)
+const float *kvant_cuda_read_back(cuda_memory *memory, cuda_buffer *buffer, const float *numbers,
+                                  size_t n, kvant_status *status)
 {
     *status = KVANT_OK;
     if (n * sizeof *numbers > buffer->bytes) {
@@ -215,10 +215,10 @@ kvant_status kvant_cuda_grow(cuda_buffer *buffer, size_t bytes, const char *what
     kvant_cuda_memory_free(buffer->at);
     const kvant_status status = kvant_cuda_memory_new(&buffer->at, bytes);
     buffer->bytes = status == KVANT_OK ? bytes : 0;
-    return kvant_cuda_said(status, what);
+    return kvant_cuda_report_error(status, what);
 }
 
-void kvant_cuda_note(cuda_memory *memory, kvant_status status, const char *what)
+void kvant_cuda_record_error(cuda_memory *memory, kvant_status status, const char *what)
 {
     if (status == KVANT_OK || memory->status != KVANT_OK)
         return;
@@ -261,7 +261,8 @@ static kvant_status create_pages(kvant_cache *cache)
         KVANT_FORWARD(size_part(cache, i / 2, (kvant_role)(i % 2), &floats_at, &bytes));
         sum += bytes;
     }
-    KVANT_FORWARD(kvant_cuda_said(kvant_cuda_memory_new(&memory->pages, sum), "memory for pages"));
+    KVANT_FORWARD(
+        kvant_cuda_report_error(kvant_cuda_memory_new(&memory->pages, sum), "memory for pages"));
     uint8_t *at = memory->pages;
     for (uint32_t i = 0; i < 2 * cache->params.n_layers; i++, at += bytes) {
         cuda_part *part = &memory->layers[i / 2].parts[i % 2];
@@ -277,11 +278,11 @@ static kvant_status create_statistics(cuda_part *part)
     void *memory;
     if (!part->tensor->learns)
         return KVANT_OK;
-    KVANT_FORWARD(
-        kvant_cuda_said(kvant_cuda_memory_new(&memory, 2 * kvant_statistics_bytes(part->tensor)),
-                        "memory for statistics"));
+    KVANT_FORWARD(kvant_cuda_report_error(
+        kvant_cuda_memory_new(&memory, 2 * kvant_statistics_bytes(part->tensor)),
+        "memory for statistics"));
     part->statistics = memory;
-    kvant_versions_place(part->tensor, part->statistics);
+    kvant_transforms_set_memory(part->tensor, part->statistics);
     return KVANT_OK;
 }
 
@@ -305,7 +306,7 @@ static kvant_status create_part(kvant_cache *cache, uint32_t layer, kvant_role r
                                          part->n_unused * kvant_open_block_bytes(part->tensor));
     }
     KVANT_FORWARD(create_statistics(part));
-    KVANT_FORWARD(kvant_cuda_versions_create(part));
+    KVANT_FORWARD(kvant_cuda_transforms_create(part));
     KVANT_FORWARD(create_feedback(part));
     KVANT_FORWARD(create_centroids(part));
     return create_matrix(part);
@@ -327,27 +328,27 @@ static kvant_status create_workspace(const kvant_cache *cache, cuda_memory *memo
 {
     const size_t width = (size_t)cache->params.n_kv_heads * cache->params.head_dim;
     void *arguments, *workspace, *refused = NULL;
-    memory->version = kvant_alloc(4 * width, sizeof *memory->version);
-    if (!memory->version)
+    memory->transform_values = kvant_alloc(4 * width, sizeof *memory->transform_values);
+    if (!memory->transform_values)
         return kvant_fail(NULL, KVANT_ERR_MEMORY, "cache: no memory for its tables");
-    KVANT_FORWARD(kvant_cuda_said(kvant_cuda_memory_new(&arguments, sizeof(cuda_arguments)),
-                                  "memory for arguments"));
+    KVANT_FORWARD(kvant_cuda_report_error(kvant_cuda_memory_new(&arguments, sizeof(cuda_arguments)),
+                                          "memory for arguments"));
     memory->arguments = arguments;
     for (uint32_t i = 0; i < KVANT_CACHE_BATCH; i++)
         memory->planned.slots[i] = i; /* there is no plan yet */
-    KVANT_FORWARD(
-        kvant_cuda_said(kvant_cuda_memory_copy(memory->arguments->rows, memory->planned.slots,
-                                               sizeof memory->arguments->rows, memory->stream),
-                        "arguments"));
+    KVANT_FORWARD(kvant_cuda_report_error(
+        kvant_cuda_memory_copy(memory->arguments->rows, memory->planned.slots,
+                               sizeof memory->arguments->rows, memory->stream),
+        "arguments"));
     if (cache->params.asynchronous)
-        KVANT_FORWARD(kvant_cuda_said(kvant_cuda_host_new(&refused, sizeof *memory->refused),
-                                      "memory for arguments"));
+        KVANT_FORWARD(kvant_cuda_report_error(
+            kvant_cuda_host_new(&refused, sizeof *memory->refused), "memory for arguments"));
     memory->refused = refused;
     memory->workspace_bytes = kvant_cuda_attention_workspace(cache->params.head_dim);
     KVANT_RETURN_IF(!memory->workspace_bytes,
-                    kvant_cuda_said(KVANT_ERR_CUDA, "the workspace of attention"));
-    KVANT_FORWARD(kvant_cuda_said(kvant_cuda_memory_new(&workspace, memory->workspace_bytes),
-                                  "the workspace of attention"));
+                    kvant_cuda_report_error(KVANT_ERR_CUDA, "the workspace of attention"));
+    KVANT_FORWARD(kvant_cuda_report_error(
+        kvant_cuda_memory_new(&workspace, memory->workspace_bytes), "the workspace of attention"));
     memory->workspace = workspace;
     return KVANT_OK;
 }
@@ -383,22 +384,22 @@ void kvant_cuda_layers_destroy(kvant_cache *cache)
             kvant_cuda_codec_free(&part->codec);
             kvant_cuda_codec_free(&part->open_codec);
         }
-        kvant_cuda_versions_destroy(part);
+        kvant_cuda_transforms_destroy(part);
         kvant_cuda_memory_free(part->feedback);
         kvant_cuda_memory_free(part->centroids);
         kvant_cuda_memory_free(part->matrix);
         kvant_cuda_memory_free(part->statistics);
     }
-    void *device[] = { memory->pages,     memory->arguments,  memory->workspace,
-                       memory->tables.at, memory->queries.at, memory->gathered.at,
-                       memory->turned.at, memory->scratch.at };
+    void *device[] = { memory->pages,      memory->arguments,  memory->workspace,
+                       memory->tables.at,  memory->queries.at, memory->gathered.at,
+                       memory->rotated.at, memory->scratch.at };
     for (size_t i = 0; i < sizeof device / sizeof *device; i++)
         kvant_cuda_memory_free(device[i]);
     kvant_cuda_host_free(memory->refused);
     kvant_cuda_host_free(memory->seen[0].at);
     kvant_cuda_host_free(memory->seen[1].at);
-    kvant_cuda_host_free(memory->asked.at);
-    kvant_free(memory->version);
+    kvant_cuda_host_free(memory->queries_read.at);
+    kvant_free(memory->transform_values);
     kvant_free(memory->staging);
     kvant_free(memory->layers);
     kvant_free(memory);

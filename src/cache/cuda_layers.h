@@ -1,7 +1,7 @@
 /* cuda_layers.h - the memory of a cache on a GPU.
  *
  *   cuda_layers.c     makes it: codecs, memory, coefficients of a calibration
- *   cuda_versions.c   centres, scales and matrices of transforms
+ *   cuda_transforms.c centres, scales and matrices of transforms
  *   cuda_exact.c      exact pages: fp16 pages of blocks that are encoded later, as the plan says
  *   device_cuda.c     writes rows: the tensors' kvant_page_device
  *   cuda_attention.c  reads pages
@@ -29,9 +29,10 @@ typedef struct cuda_part {
     kvant_cuda_codec *full, *full_open;   /* the same with matrices; NULL: not needed so far */
     kvant_codec *made; /* the source of full and full_open; NULL: another layer owns them */
     /* device: for each transform with W: R W, then R W^-1, of each kv head; NULL: not made yet. */
-    float *matrices[KVANT_MAX_VERSIONS];
-    float *queries[KVANT_MAX_VERSIONS]; /* device: matrices for queries, of transforms without W */
-    uint32_t query_stamps[KVANT_MAX_VERSIONS];
+    float *matrices[KVANT_MAX_TRANSFORMS];
+    float
+        *queries[KVANT_MAX_TRANSFORMS]; /* device: matrices for queries, of transforms without W */
+    uint32_t query_generations[KVANT_MAX_TRANSFORMS];
     bool owns_codecs;  /* false: an earlier layer owns them */
     void *pages;       /* in cuda_memory.pages: pages of the tensor, then exact pages */
     float *floats;     /* in cuda_memory.pages: exact rows before rounding; NULL: not kept */
@@ -41,20 +42,20 @@ typedef struct cuda_part {
     uint32_t n_absent; /* page numbers that only the layer's second role uses */
     float *statistics; /* device: row statistics, from which centre and scale are learned */
     float *numbers;    /* device: weights, inverse weights, transforms */
-    size_t n_weights;  /* per kv head: 0, head_dim, or head_dim^2 */
-    float *feedback;   /* device: pivots and columns of each kv head; NULL: none */
-    float *centroids;  /* device: of kmeans, kv head after kv head; NULL: none */
+    size_t key_transform_size; /* per kv head: 0, head_dim, or head_dim^2 */
+    float *feedback;           /* device: pivots and columns of each kv head; NULL: none */
+    float *centroids;          /* device: of kmeans, kv head after kv head; NULL: none */
     /* device: for a dense rotation R^T, then R, of each kv head or of all; NULL: none. */
     float *matrix;
     size_t matrix_stride; /* from the matrix of a kv head to the next one; 0: one for all */
     /* Generation of each transform that is on the device; 0: it is not there. */
-    uint32_t stamps[KVANT_MAX_VERSIONS];
+    uint32_t generations[KVANT_MAX_TRANSFORMS];
 } cuda_part;
 
 /* The rows of a role in an exact page. */
 typedef struct cuda_exact {
     bool there;     /* the page holds all of the block's rows */
-    uint64_t fresh; /* a bit per slot: the row is newer than its code */
+    uint64_t dirty; /* a bit per slot: the row is newer than its code */
 } cuda_exact;
 
 struct cuda_layer {
@@ -69,7 +70,7 @@ typedef struct cuda_append {
     cuda_part *part; /* NULL: none */
     const float *rows;
     size_t stride, n;
-    uint32_t version;
+    uint32_t transform_id;
     bool open, exact; /* exact: the rows go to the plan's pages */
     /* Slots of open pages, or of sealed ones. Below 0: another call writes the row. */
     int64_t slots[KVANT_CACHE_BATCH];
@@ -82,7 +83,7 @@ typedef struct cuda_arguments {
     uint32_t largest[2];
     int64_t slots[2][KVANT_CACHE_BATCH];
     int64_t rows[KVANT_CACHE_BATCH]; /* 0, 1, 2 and so on */
-    int64_t waiting[KVANT_PAGE_TOKENS];
+    int64_t pending_slots[KVANT_PAGE_TOKENS];
     int32_t full[2][KVANT_CUDA_SEAL_TOGETHER]; /* exact pages, then their blocks */
     int32_t seal[3][64];                       /* open blocks, sealed blocks, tokens */
 } cuda_arguments;
@@ -119,14 +120,15 @@ struct cuda_memory {
         int64_t slots[KVANT_CACHE_BATCH];
     } copied[2]; /* slots that are on the device already; all layers of a step have the same ones */
     /* On the host: rows of a batch, by kvant_role; queries from which the cache learns. */
-    cuda_buffer seen[2], asked;
-    float *version; /* on the host: coefficients of a transform on their way to the device */
+    cuda_buffer seen[2], queries_read;
+    float
+        *transform_values; /* on the host: coefficients of a transform on their way to the device */
     uint8_t *workspace;
     size_t workspace_bytes;
     int32_t *staging; /* on the host: tables of a call, then a copy of the tables on the device */
     size_t staging_words, n_copied;
     cuda_buffer tables, queries, gathered,
-        turned;          /* turned: rows after a dense rotation, keys, then values */
+        rotated;         /* rotated: rows after a dense rotation, keys, then values */
     cuda_buffer scratch; /* a workspace with room for unpacked pages */
     /* The first error of work on pages. After it the bytes of pages are unknown. */
     kvant_status status;
@@ -177,9 +179,9 @@ int32_t kvant_cuda_exact_page(const cuda_part *part, uint32_t block);
  * the block are decoded into the page first. */
 int32_t kvant_cuda_exact_page_for(cuda_part *part, uint32_t block, uint64_t slots);
 
-/* Copies a block's fp16 rows to its exact page. Slots in `fresh` have no codes yet. Returns false
+/* Copies a block's fp16 rows to its exact page. Slots in `dirty` have no codes yet. Returns false
  * when the plan gives the block no page. */
-bool kvant_cuda_exact_store(cuda_part *part, uint32_t block, uint64_t fresh, const void *rows);
+bool kvant_cuda_exact_store(cuda_part *part, uint32_t block, uint64_t dirty, const void *rows);
 
 /* Brings the codes of a block's exact rows up to date. */
 void kvant_cuda_exact_encode(cuda_part *part, uint32_t block);
@@ -208,50 +210,52 @@ static inline cuda_layer *kvant_cuda_layer(const kvant_cache *cache, uint32_t la
 
 kvant_cuda_tables kvant_cuda_tables_of(const cuda_part *part, uint32_t head);
 
-/* cuda_versions.c */
+/* cuda_transforms.c */
 
-kvant_status kvant_cuda_versions_create(cuda_part *part);
-void kvant_cuda_versions_destroy(cuda_part *part);
+kvant_status kvant_cuda_transforms_create(cuda_part *part);
+void kvant_cuda_transforms_destroy(cuda_part *part);
 
 /* The coefficients of a transform on the device, each for all kv heads, or NULL. Queries or outputs
- * are multiplied by attention_scale. turned_center is R W (c / s). full: `weights` are matrices and
- * include the rotation. turns: the kernels do not know the rotation, so the caller applies it. */
-typedef struct cuda_version {
-    const float *center, *scale, *attention_scale, *turned_center, *weights, *inverse_weights;
+ * are multiplied by attention_scale. rotated_center is R W (c / s). full: `key_transform` are
+ * matrices and include the rotation. rotates: the kernels do not know the rotation, so the caller
+ * applies it. */
+typedef struct cuda_transform {
+    const float *center, *scale, *attention_scale, *rotated_center, *key_transform,
+        *inverse_key_transform;
     const kvant_cuda_codec *codec, *open_codec;
-    bool full, turns;
-} cuda_version;
+    bool full, rotates;
+} cuda_transform;
 
 /* Returns a transform, after copying its coefficients to the device if they have changed. */
-cuda_version kvant_cuda_version(cuda_part *part, uint32_t version);
+cuda_transform kvant_cuda_transform(cuda_part *part, uint32_t transform_id);
 
-/* The centres of all transforms, each for all kv heads. turned: R W (c / s), for queries that went
+/* The centres of all transforms, each for all kv heads. rotated: R W (c / s), for queries that went
  * through the matrix of a transform; otherwise c, for plain queries. A transform without a centre
  * has zeros. */
-const float *kvant_cuda_centers(const cuda_part *part, bool turned);
+const float *kvant_cuda_centers(const cuda_part *part, bool rotated);
 
 /* If the keys have several transforms, attention gets one query per transform, multiplied by the
  * transform's matrix, rotation and scale. Then the codec of keys must have no rotation: it is
- * `full`, or a codec with a matrix from a file. The function kvant_cuda_make_queries makes both if
- * they are missing. */
-kvant_status kvant_cuda_make_queries(cuda_part *part, uint32_t version);
-const float *kvant_cuda_query_matrix(cuda_part *part, uint32_t version);
+ * `full`, or a codec with a matrix from a file. The function kvant_cuda_make_query_matrix makes
+ * both if they are missing. */
+kvant_status kvant_cuda_make_query_matrix(cuda_part *part, uint32_t transform_id);
+const float *kvant_cuda_query_matrix(cuda_part *part, uint32_t transform_id);
 
 /* The arguments that pass rows through a part's dense rotation, or back. */
-kvant_cuda_turn_args kvant_cuda_turn_of(const cuda_part *part, bool back);
+kvant_cuda_rotate_rows_args kvant_cuda_rotation_of(const cuda_part *part, bool back);
 
 /* Whether rows, queries and outputs with a transform pass through the part's dense rotation. */
-static inline bool kvant_cuda_turns(const cuda_part *part, uint32_t version)
+static inline bool kvant_cuda_rotates(const cuda_part *part, uint32_t transform_id)
 {
-    return part->matrix && !part->tensor->versions[version].weights;
+    return part->matrix && !part->tensor->transforms[transform_id].key_transform;
 }
 
 kvant_cuda_pages kvant_cuda_pages_of(const cuda_part *part, bool open);
 
 /* Copies n numbers from the device to a buffer on the host, which grows. Waits for the stream. On
  * an error returns NULL and sets a status, without a message. */
-const float *kvant_cuda_seen(cuda_memory *memory, cuda_buffer *buffer, const float *numbers,
-                             size_t n, kvant_status *status);
+const float *kvant_cuda_read_back(cuda_memory *memory, cuda_buffer *buffer, const float *numbers,
+                                  size_t n, kvant_status *status);
 
 kvant_status kvant_cuda_grow(cuda_buffer *buffer, size_t bytes, const char *what);
 
@@ -259,10 +263,10 @@ kvant_status kvant_cuda_grow(cuda_buffer *buffer, size_t bytes, const char *what
 kvant_cuda_rows kvant_cuda_rows_of(const cuda_append *append);
 
 /* Records the first error of work on pages. */
-void kvant_cuda_note(cuda_memory *memory, kvant_status status, const char *what);
+void kvant_cuda_record_error(cuda_memory *memory, kvant_status status, const char *what);
 
 /* Leaves a message for a call of the GPU that failed. */
-static inline kvant_status kvant_cuda_said(kvant_status status, const char *what)
+static inline kvant_status kvant_cuda_report_error(kvant_status status, const char *what)
 {
     return status == KVANT_OK
                ? status

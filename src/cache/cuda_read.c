@@ -14,14 +14,15 @@ typedef struct reading {
     float *rows;
 } reading;
 
-static kvant_status decode(const reading *r, uint32_t version, bool open)
+static kvant_status decode(const reading *r, uint32_t transform_id, bool open)
 {
     int32_t lists[2][TOGETHER]; /* from, to */
     uint32_t n = 0;
     for (uint32_t i = 0; i < r->n; i++) {
         const int32_t block = r->table[i],
                       page = block < 0 ? 0 : kvant_cuda_page_of(r->part, (uint32_t)block);
-        if (block < 0 || r->part->tensor->blocks[block].version != version || (page >= 0) != open)
+        if (block < 0 || r->part->tensor->blocks[block].transform_id != transform_id ||
+            (page >= 0) != open)
             continue;
         lists[0][n] = open ? page : block;
         lists[1][n++] = (int32_t)i;
@@ -30,11 +31,11 @@ static kvant_status decode(const reading *r, uint32_t version, bool open)
         return KVANT_OK;
     cuda_memory *memory = r->part->memory;
     const kvant_tensor *tensor = r->part->tensor;
-    const cuda_version v = kvant_cuda_version(r->part, version);
-    const bool dense = v.turns;
+    const cuda_transform v = kvant_cuda_transform(r->part, transform_id);
+    const bool dense = v.rotates;
     const int32_t *at = memory->tables.at;
     memory->n_copied = 0;
-    KVANT_FORWARD(kvant_cuda_said(
+    KVANT_FORWARD(kvant_cuda_report_error(
         kvant_cuda_memory_copy(memory->tables.at, lists, sizeof lists, memory->stream), "tables"));
     const kvant_cuda_decode_args args = { .size = sizeof args,
                                           .codec = open ? v.open_codec : v.codec,
@@ -46,12 +47,13 @@ static kvant_status decode(const reading *r, uint32_t version, bool open)
                                           .out = r->rows,
                                           .token_stride = kvant_tensor_width(tensor),
                                           .head_stride = tensor->head_dim,
-                                          .center = dense ? v.turned_center : v.center,
+                                          .center = dense ? v.rotated_center : v.center,
                                           .scale = dense ? NULL : v.scale,
-                                          .inverse_weights = dense ? NULL : v.inverse_weights,
+                                          .inverse_key_transform =
+                                              dense ? NULL : v.inverse_key_transform,
                                           .to = at + TOGETHER,
                                           .transformed = dense };
-    return kvant_cuda_said(kvant_cuda_decode(&args, memory->stream), "reading rows");
+    return kvant_cuda_report_error(kvant_cuda_decode(&args, memory->stream), "reading rows");
 }
 
 /* For a dense rotation: rotates rows back, one block at a time, because each block has its
@@ -60,18 +62,19 @@ static kvant_status rotate_rows(const reading *r)
 {
     const size_t width = kvant_tensor_width(r->part->tensor);
     for (uint32_t i = 0; i < r->n && r->part->matrix; i++) {
-        kvant_cuda_turn_args args = kvant_cuda_turn_of(r->part, true);
+        kvant_cuda_rotate_rows_args args = kvant_cuda_rotation_of(r->part, true);
         if (r->table[i] < 0 ||
-            !kvant_cuda_turns(r->part, r->part->tensor->blocks[r->table[i]].version))
+            !kvant_cuda_rotates(r->part, r->part->tensor->blocks[r->table[i]].transform_id))
             continue;
         args.rows = args.out = r->rows + i * KVANT_PAGE_TOKENS * width;
         args.token_stride = args.out_token_stride = width;
         args.head_stride = args.out_head_stride = r->part->tensor->head_dim;
         args.n_tokens = KVANT_PAGE_TOKENS, args.n_heads = args.n_kv_heads;
-        args.after = kvant_cuda_version(r->part, r->part->tensor->blocks[r->table[i]].version)
-                         .attention_scale;
-        KVANT_FORWARD(
-            kvant_cuda_said(kvant_cuda_turn(&args, r->part->memory->stream), "reading rows"));
+        args.after =
+            kvant_cuda_transform(r->part, r->part->tensor->blocks[r->table[i]].transform_id)
+                .attention_scale;
+        KVANT_FORWARD(kvant_cuda_report_error(
+            kvant_cuda_rotate_rows(&args, r->part->memory->stream), "reading rows"));
     }
     return KVANT_OK;
 }
@@ -81,11 +84,12 @@ static kvant_status read_blocks(const reading *r, uint32_t offset, uint32_t n, f
     const size_t width = kvant_tensor_width(r->part->tensor),
                  bytes = (size_t)r->n * KVANT_PAGE_TOKENS * width * sizeof(float);
     const kvant_cuda_stream stream = r->part->memory->stream;
-    KVANT_FORWARD(kvant_cuda_said(kvant_cuda_memory_clear(r->rows, bytes, stream), "reading rows"));
-    for (uint32_t i = 0; i < 2 * KVANT_MAX_VERSIONS; i++)
+    KVANT_FORWARD(
+        kvant_cuda_report_error(kvant_cuda_memory_clear(r->rows, bytes, stream), "reading rows"));
+    for (uint32_t i = 0; i < 2 * KVANT_MAX_TRANSFORMS; i++)
         KVANT_FORWARD(decode(r, i / 2, i % 2));
     KVANT_FORWARD(rotate_rows(r));
-    return kvant_cuda_said(
+    return kvant_cuda_report_error(
         kvant_cuda_memory_copy(to, r->rows + offset * width, n * width * sizeof *to, stream),
         "reading rows");
 }
@@ -116,5 +120,5 @@ kvant_status kvant_cuda_layers_read(const kvant_cache *cache, uint32_t layer, in
                 read_blocks(&r, offset, here, (role == KVANT_ROLE_K ? k : v) + done * width));
         }
     }
-    return kvant_cuda_said(memory->status, memory->failed);
+    return kvant_cuda_report_error(memory->status, memory->failed);
 }

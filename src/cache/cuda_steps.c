@@ -15,8 +15,8 @@
 
 typedef struct step_layer {
     cuda_buffer tables, pages;
-    call_versions versions; /* of blocks; empty: the layer has no tokens */
-    uint8_t (*rows)[2];     /* per sequence: the transforms of its new rows, by kvant_role */
+    call_transforms transforms; /* of blocks; empty: the layer has no tokens */
+    uint8_t (*rows)[2];         /* per sequence: the transforms of its new rows, by kvant_role */
 } step_layer;
 
 struct cuda_steps {
@@ -109,7 +109,8 @@ static kvant_status check_sequence(const kvant_cache *cache, const kvant_sequenc
             return unsupported("layers of a sequence have different lengths, or none has tokens");
         if (!s->lengths[layer])
             continue;
-        if (kvant_versions_wait(l->parts[0].tensor) || kvant_versions_wait(l->parts[1].tensor))
+        if (kvant_transforms_pending(l->parts[0].tensor) ||
+            kvant_transforms_pending(l->parts[1].tensor))
             return unsupported("centres and scales are learnt from the first 64 tokens");
     }
     const uint32_t last = (length - 1) / KVANT_PAGE_TOKENS;
@@ -207,13 +208,13 @@ static void find_transforms(const attention_call *c, step_layer *layer)
         const uint32_t last = ((uint32_t)c->memory->staging[i] - 1) / KVANT_PAGE_TOKENS;
         for (int role = 0; role < 2; role++)
             layer->rows[i][role] =
-                c->layer->parts[role].tensor->blocks[c->blocks[i * c->stride + last]].version;
+                c->layer->parts[role].tensor->blocks[c->blocks[i * c->stride + last]].transform_id;
     }
 }
 
 static bool is_dense(const attention_call *c)
 {
-    return c->versions.through || c->layer->parts[KVANT_ROLE_V].matrix;
+    return c->transforms.through || c->layer->parts[KVANT_ROLE_V].matrix;
 }
 
 /* Allocates what kvant_cuda_call_run needs, so that a step allocates and copies nothing. */
@@ -224,7 +225,7 @@ static kvant_status make_room(attention_call *c)
     KVANT_FORWARD(kvant_cuda_call_room(c));
     if (!k->matrix && !v->matrix)
         return KVANT_OK;
-    return kvant_cuda_grow(&c->memory->turned, 2 * KVANT_CACHE_BATCH * rows * sizeof(float),
+    return kvant_cuda_grow(&c->memory->rotated, 2 * KVANT_CACHE_BATCH * rows * sizeof(float),
                            "memory for rows");
 }
 
@@ -233,7 +234,7 @@ static kvant_status begin_layer(kvant_cache *cache, cuda_steps *steps, uint32_t 
 {
     const kvant_attention_problem p = problem_of(cache);
     step_layer *layer = &steps->layers[number];
-    layer->versions = (call_versions){ 0 };
+    layer->transforms = (call_transforms){ 0 };
     if (!cache->sequences[steps->sequences[0]].lengths[number])
         return KVANT_OK;
     attention_call c = kvant_cuda_call_of(cache, number, steps->sequences, steps->batch, &p);
@@ -248,10 +249,10 @@ static kvant_status begin_layer(kvant_cache *cache, cuda_steps *steps, uint32_t 
     if (kvant_cuda_call_centers_back(&c, KVANT_ROLE_V))
         return unsupported("values have several centres");
     find_transforms(&c, layer);
-    layer->versions = c.versions;
+    layer->transforms = c.transforms;
     const size_t bytes = kvant_cuda_call_words(&c) * sizeof *c.table;
     KVANT_FORWARD(kvant_cuda_grow(&layer->tables, bytes, "memory for tables"));
-    KVANT_FORWARD(kvant_cuda_said(
+    KVANT_FORWARD(kvant_cuda_report_error(
         kvant_cuda_memory_copy(layer->tables.at, c.table, bytes, c.memory->stream), "tables"));
     info->floats |= is_dense(&c);
     return make_room(&c);
@@ -261,8 +262,8 @@ static kvant_status begin_layer(kvant_cache *cache, cuda_steps *steps, uint32_t 
  * another transform since the graph was captured. */
 static uint64_t fingerprint_matrices(cuda_layer *l, const step_layer *layer, uint64_t state)
 {
-    for (uint32_t v = 0; v < KVANT_MAX_VERSIONS && layer->versions.through; v++) {
-        const bool used = layer->versions.used[KVANT_ROLE_K] >> v & 1;
+    for (uint32_t v = 0; v < KVANT_MAX_TRANSFORMS && layer->transforms.through; v++) {
+        const bool used = layer->transforms.used[KVANT_ROLE_K] >> v & 1;
         const void *at = used ? kvant_cuda_query_matrix(&l->parts[KVANT_ROLE_K], v) : NULL;
         state = kvant_fnv1a(state, &at, sizeof at);
     }
@@ -273,16 +274,16 @@ static uint64_t fingerprint_matrices(cuda_layer *l, const step_layer *layer, uin
 static uint64_t fingerprint(const kvant_cache *cache, const cuda_steps *steps)
 {
     const cuda_memory *memory = cache->memory;
-    const void *at[] = { memory->queries.at, memory->turned.at, steps->on_device.at };
+    const void *at[] = { memory->queries.at, memory->rotated.at, steps->on_device.at };
     const uint32_t sizes[] = { steps->batch, steps->stride, steps->in_place };
     uint64_t state = kvant_fnv1a(kvant_fnv1a(KVANT_FNV_START, at, sizeof at), sizes, sizeof sizes);
     for (uint32_t i = 0; i < cache->params.n_layers; i++) {
         const step_layer *layer = &steps->layers[i];
         const void *own[] = { layer->tables.at, layer->pages.at };
-        if (!layer->versions.used[KVANT_ROLE_K])
+        if (!layer->transforms.used[KVANT_ROLE_K])
             continue;
-        state = kvant_fnv1a(kvant_fnv1a(state, own, sizeof own), layer->versions.used,
-                            sizeof layer->versions.used);
+        state = kvant_fnv1a(kvant_fnv1a(state, own, sizeof own), layer->transforms.used,
+                            sizeof layer->transforms.used);
         state = kvant_fnv1a(state, layer->rows, steps->batch * sizeof *layer->rows);
         state = fingerprint_matrices(kvant_cuda_layer(cache, i), layer, state);
     }
@@ -328,7 +329,7 @@ kvant_status kvant_cuda_steps_begin(kvant_cache *cache, const int32_t *sequences
     find_state(cache, steps);
     info->n_steps = steps->n_left;
     info->graph = fingerprint(cache, steps);
-    return kvant_cuda_said(memory->status, memory->failed);
+    return kvant_cuda_report_error(memory->status, memory->failed);
 }
 
 /* Steps */
@@ -347,7 +348,7 @@ kvant_status kvant_cuda_steps_next(kvant_cache *cache)
         lengths[i]++;
     }
     steps->taken++;
-    return kvant_cuda_said(
+    return kvant_cuda_report_error(
         kvant_cuda_memory_copy(steps->on_device.at, steps->state,
                                steps->batch * (sizeof *steps->state + sizeof *lengths),
                                memory->stream),
@@ -373,23 +374,24 @@ static kvant_status append_rows(const attention_call *c, const kvant_step *step,
         cuda_append a = { .part = &c->layer->parts[role],
                           .stride = width,
                           .n = n,
-                          .version = layer->rows[first][role],
+                          .transform_id = layer->rows[first][role],
                           .open = true };
         a.rows = (const float *)((const char *)(role == KVANT_ROLE_K ? step->k : step->v) + offset);
         kvant_cuda_rows *rows = role == KVANT_ROLE_K ? &args.k : &args.v;
         *rows = kvant_cuda_rows_of(&a);
         rows->pages =
             steps->in_place ? kvant_cuda_exact_pages(a.part) : kvant_cuda_call_pages(c, role);
-        if (kvant_cuda_turns(a.part, a.version)) { /* rotated already: needs its own call */
+        if (kvant_cuda_rotates(a.part, a.transform_id)) { /* rotated already: needs its own call */
             kvant_cuda_append_args alone = args;
             alone.transformed = 1;
             *(role == KVANT_ROLE_K ? &alone.v : &alone.k) = (kvant_cuda_rows){ 0 };
-            KVANT_FORWARD(kvant_cuda_said(kvant_cuda_append(&alone, c->memory->stream), "steps"));
+            KVANT_FORWARD(
+                kvant_cuda_report_error(kvant_cuda_append(&alone, c->memory->stream), "steps"));
             *rows = (kvant_cuda_rows){ 0 };
         }
     }
     return args.k.codec || args.v.codec
-               ? kvant_cuda_said(kvant_cuda_append(&args, c->memory->stream), "steps")
+               ? kvant_cuda_report_error(kvant_cuda_append(&args, c->memory->stream), "steps")
                : KVANT_OK;
 }
 
@@ -417,7 +419,7 @@ static attention_call call_of(kvant_cache *cache, uint32_t number, const kvant_s
     c.n_gathered = steps->in_place ? 0 : steps->batch;
     c.gathered = &layer->pages;
     c.any_open = c.steps = true;
-    c.versions = layer->versions;
+    c.transforms = layer->transforms;
     c.on_device = layer->tables.at;
     c.lengths = (const int32_t *)((const int64_t *)steps->on_device.at + steps->batch);
     c.type = (kvant_cuda_type)step->type;
@@ -439,7 +441,7 @@ kvant_status kvant_cuda_step(kvant_cache *cache, uint32_t layer, const kvant_ste
     cuda_memory *memory = cache->memory;
     const kvant_cuda_stream stream = memory->stream;
     if (!memory->steps || !memory->steps->n_left ||
-        !memory->steps->layers[layer].versions.used[KVANT_ROLE_K])
+        !memory->steps->layers[layer].transforms.used[KVANT_ROLE_K])
         return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "steps: begin first");
     kvant_attention_problem p = problem_of(cache);
     p.q = step->q, p.out = step->out, p.window = step->window, p.scale = step->scale;

@@ -34,15 +34,15 @@ struct kvant_cache {
     uint32_t n_free;
     kvant_exact_part exact; /* of the tensors; size 0: there is none */
     int64_t *slots;         /* of a batch */
-    uint8_t *noted;         /* per layer: a value of the enum below */
+    uint8_t *pending;       /* per layer: a value of the enum below */
     kvant_sequence *sequences;
 };
 
-/* kvant_cache.noted: for which rows the caller passed queries. */
+/* kvant_cache.pending: for which rows the caller passed queries. */
 enum {
-    KVANT_NOTED_NONE,
-    KVANT_NOTED_NEXT,  /* for the rows that are appended next */
-    KVANT_NOTED_NEWEST /* for the rows that were appended last */
+    KVANT_PENDING_NONE,
+    KVANT_PENDING_NEXT,  /* for the rows that are appended next */
+    KVANT_PENDING_NEWEST /* for the rows that were appended last */
 };
 
 #define KVANT_CACHE_BATCH 512u /* at most this many rows are written together */

@@ -23,35 +23,35 @@ static void rotate_rows(const cuda_append *a, kvant_cuda_rows *rows)
     const size_t width = kvant_tensor_width(a->part->tensor), d = a->part->tensor->head_dim,
                  floats = KVANT_CACHE_BATCH * width;
     const kvant_status room =
-        kvant_cuda_grow(&memory->turned, 2 * floats * sizeof(float), "memory for rows");
-    kvant_cuda_turn_args args = kvant_cuda_turn_of(a->part, false);
+        kvant_cuda_grow(&memory->rotated, 2 * floats * sizeof(float), "memory for rows");
+    kvant_cuda_rotate_rows_args args = kvant_cuda_rotation_of(a->part, false);
     args.rows = rows->rows, args.token_stride = rows->token_stride,
     args.head_stride = rows->head_stride;
     args.n_tokens = (uint32_t)a->n, args.n_heads = args.n_kv_heads;
-    args.center = rows->center, args.divisor = rows->scale, args.before = rows->weights;
-    args.out = (float *)memory->turned.at + (size_t)a->part->role * floats;
+    args.center = rows->center, args.divisor = rows->scale, args.before = rows->key_transform;
+    args.out = (float *)memory->rotated.at + (size_t)a->part->role * floats;
     args.out_token_stride = width, args.out_head_stride = d;
-    kvant_cuda_note(memory, room == KVANT_OK ? kvant_cuda_turn(&args, memory->stream) : room,
-                    "append");
+    kvant_cuda_record_error(
+        memory, room == KVANT_OK ? kvant_cuda_rotate_rows(&args, memory->stream) : room, "append");
     rows->rows = args.out;
     rows->token_stride = width;
-    rows->center = rows->scale = rows->weights = NULL;
+    rows->center = rows->scale = rows->key_transform = NULL;
 }
 
 kvant_cuda_rows kvant_cuda_rows_of(const cuda_append *a)
 {
     const kvant_tensor *tensor = a->part->tensor;
-    const cuda_version version = kvant_cuda_version(a->part, a->version);
-    kvant_cuda_rows rows = { .codec = a->open ? version.open_codec : version.codec,
+    const cuda_transform transform = kvant_cuda_transform(a->part, a->transform_id);
+    kvant_cuda_rows rows = { .codec = a->open ? transform.open_codec : transform.codec,
                              .pages = a->exact ? kvant_cuda_exact_pages(a->part)
                                                : kvant_cuda_pages_of(a->part, a->open),
                              .rows = a->rows,
                              .token_stride = a->stride,
                              .head_stride = tensor->head_dim,
-                             .center = version.center,
-                             .scale = version.scale,
-                             .weights = version.weights };
-    if (version.turns)
+                             .center = transform.center,
+                             .scale = transform.scale,
+                             .key_transform = transform.key_transform };
+    if (transform.rotates)
         rotate_rows(a, &rows);
     return rows;
 }
@@ -65,15 +65,15 @@ static int64_t *copy_slots(cuda_memory *memory, const cuda_append *a)
     if (*n < a->n || memcmp(copied, a->slots, bytes) != 0) {
         memcpy(copied, a->slots, bytes);
         *n = a->n;
-        kvant_cuda_note(memory, kvant_cuda_memory_copy(to, a->slots, bytes, memory->stream),
-                        "append");
+        kvant_cuda_record_error(memory, kvant_cuda_memory_copy(to, a->slots, bytes, memory->stream),
+                                "append");
     }
     return to;
 }
 
 static bool is_rotated(const cuda_append *a)
 {
-    return kvant_cuda_turns(a->part, a->version);
+    return kvant_cuda_rotates(a->part, a->transform_id);
 }
 
 /* Scratch memory for fp16 rows of a role, kv head after kv head. */
@@ -107,7 +107,7 @@ static kvant_cuda_rows rounded(const cuda_append *a, kvant_cuda_rows *rows)
                                    .rows = to.base,
                                    .token_stride = a->part->tensor->head_dim,
                                    .head_stride = to.head_stride / sizeof(uint16_t) };
-    rows->codec = kvant_cuda_version(a->part, a->version).open_codec;
+    rows->codec = kvant_cuda_transform(a->part, a->transform_id).open_codec;
     rows->pages = to;
     return from;
 }
@@ -126,7 +126,7 @@ static void round_rows(cuda_memory *memory, const cuda_append *k, const cuda_app
     first.k_feedback = first.centroids[0] = first.centroids[1] = NULL;
     args->type = KVANT_CUDA_F16;
     args->transformed = 1;
-    kvant_cuda_note(memory, kvant_cuda_append(&first, memory->stream), "append");
+    kvant_cuda_record_error(memory, kvant_cuda_append(&first, memory->stream), "append");
 }
 
 /* Appends keys, values, or both with the same slots. */
@@ -151,7 +151,7 @@ static void launch(cuda_memory *memory, const cuda_append *k, const cuda_append 
     args.k_feedback = k && !k->open ? k->part->feedback : NULL;
     if (!any->open && rounds(any->part))
         round_rows(memory, k, v, &args);
-    kvant_cuda_note(memory, kvant_cuda_append(&args, memory->stream), "append");
+    kvant_cuda_record_error(memory, kvant_cuda_append(&args, memory->stream), "append");
 }
 
 /* Whether one launch can append keys and values. */
@@ -185,7 +185,7 @@ static cuda_part *part_of(const kvant_tensor *tensor)
  * transform. */
 static bool same_kind(const kvant_block *a, const kvant_block *b)
 {
-    return (a->open_page >= 0) == (b->open_page >= 0) && a->version == b->version;
+    return (a->open_page >= 0) == (b->open_page >= 0) && a->transform_id == b->transform_id;
 }
 
 /* Begins a launch for rows first .. first + n - 1 of a batch. */
@@ -199,7 +199,7 @@ static cuda_append *begin(cuda_part *part, const kvant_batch *batch, const kvant
     a->rows = batch->rows + run->first * batch->stride;
     a->stride = batch->stride;
     a->n = n;
-    a->version = block->version;
+    a->transform_id = block->transform_id;
     a->open = block->open_page >= 0;
     a->exact = false;
     memset(a->slots, 0xff, n * sizeof *a->slots); /* -1 */
@@ -308,9 +308,9 @@ static void seal(const kvant_tensor *tensor, const int32_t *pages, size_t n_page
     *(part->role == KVANT_ROLE_K ? &args.k : &args.v) = of;
     args.k_feedback = part->feedback; /* only keys have one */
     args.centroids[part->role] = part->centroids;
-    kvant_cuda_note(memory, kvant_cuda_memory_copy(device, arrays, sizeof arrays, memory->stream),
-                    "seal");
-    kvant_cuda_note(memory, kvant_cuda_seal(&args, memory->stream), "seal");
+    kvant_cuda_record_error(
+        memory, kvant_cuda_memory_copy(device, arrays, sizeof arrays, memory->stream), "seal");
+    kvant_cuda_record_error(memory, kvant_cuda_seal(&args, memory->stream), "seal");
 }
 
 /* Calls `what` for each block whose sealed pages overlap an array of bytes, so that its exact rows
@@ -332,8 +332,8 @@ static void read_bytes(const kvant_tensor *tensor, void *to, const void *from, s
     cuda_memory *memory = part_of(tensor)->memory;
     flush(memory);
     update_exact_rows(tensor, from, bytes, kvant_cuda_exact_encode);
-    kvant_cuda_note(memory, kvant_cuda_memory_read(to, from, bytes, memory->stream),
-                    "reading pages");
+    kvant_cuda_record_error(memory, kvant_cuda_memory_read(to, from, bytes, memory->stream),
+                            "reading pages");
 }
 
 static void copy_bytes(const kvant_tensor *tensor, void *to, const void *from, size_t bytes)
@@ -342,8 +342,8 @@ static void copy_bytes(const kvant_tensor *tensor, void *to, const void *from, s
     flush(memory);
     update_exact_rows(tensor, from, bytes, kvant_cuda_exact_encode);
     update_exact_rows(tensor, to, bytes, kvant_cuda_exact_drop);
-    kvant_cuda_note(memory, kvant_cuda_memory_copy(to, from, bytes, memory->stream),
-                    "copying pages");
+    kvant_cuda_record_error(memory, kvant_cuda_memory_copy(to, from, bytes, memory->stream),
+                            "copying pages");
 }
 
 static void clear_bytes(const kvant_tensor *tensor, void *at, size_t bytes)
@@ -351,7 +351,8 @@ static void clear_bytes(const kvant_tensor *tensor, void *at, size_t bytes)
     cuda_memory *memory = part_of(tensor)->memory;
     flush(memory);
     update_exact_rows(tensor, at, bytes, kvant_cuda_exact_drop);
-    kvant_cuda_note(memory, kvant_cuda_memory_clear(at, bytes, memory->stream), "clearing pages");
+    kvant_cuda_record_error(memory, kvant_cuda_memory_clear(at, bytes, memory->stream),
+                            "clearing pages");
 }
 
 static void note(const kvant_tensor *tensor, const kvant_statistics *seen, const float *rows,
@@ -368,7 +369,7 @@ static void note(const kvant_tensor *tensor, const kvant_statistics *seen, const
                                         .sum = seen->sum,
                                         .min = seen->min,
                                         .max = seen->max };
-    kvant_cuda_note(memory, kvant_cuda_note_rows(&args, memory->stream), "append");
+    kvant_cuda_record_error(memory, kvant_cuda_note_rows(&args, memory->stream), "append");
 }
 
 static const float *look(const kvant_tensor *tensor, const float *rows, size_t stride, size_t n)
@@ -378,8 +379,8 @@ static const float *look(const kvant_tensor *tensor, const float *rows, size_t s
     kvant_status status = KVANT_ERR_ARGUMENT;
     const float *seen = NULL;
     if (stride == kvant_tensor_width(tensor))
-        seen = kvant_cuda_seen(memory, &memory->seen[part->role], rows, n * stride, &status);
-    kvant_cuda_note(memory, status, "append");
+        seen = kvant_cuda_read_back(memory, &memory->seen[part->role], rows, n * stride, &status);
+    kvant_cuda_record_error(memory, status, "append");
     return seen;
 }
 
@@ -390,7 +391,7 @@ static const void *exact(const kvant_tensor *tensor, uint32_t block)
     return page >= 0 ? kvant_cuda_exact_at(part, page) : NULL;
 }
 
-static bool store_exact(const kvant_tensor *tensor, uint32_t block, uint64_t fresh,
+static bool store_exact(const kvant_tensor *tensor, uint32_t block, uint64_t dirty,
                         const void *pages)
 {
     cuda_part *part = part_of(tensor);
@@ -398,12 +399,12 @@ static bool store_exact(const kvant_tensor *tensor, uint32_t block, uint64_t fre
         return keeps_sealed(tensor);
     flush(part->memory);
     kvant_cuda_exact_plan_block(part, block);
-    return kvant_cuda_exact_store(part, block, fresh, pages);
+    return kvant_cuda_exact_store(part, block, dirty, pages);
 }
 
 static kvant_status status_of(const cuda_memory *memory)
 {
-    return kvant_cuda_said(memory->status, memory->failed);
+    return kvant_cuda_report_error(memory->status, memory->failed);
 }
 
 static kvant_status status(const kvant_tensor *tensor)
@@ -429,11 +430,12 @@ static kvant_status check(cuda_memory *memory, const cuda_layer *layer, const fl
                           uint32_t n, const float *seen[2])
 {
     const size_t width = kvant_tensor_width(layer->parts[0].tensor);
-    const kvant_cuda_numbers numbers = { { rows[0], rows[1] },
-                                         { n * width, n * width },
-                                         memory->arguments->largest };
+    const kvant_cuda_values numbers = { { rows[0], rows[1] },
+                                        { n * width, n * width },
+                                        memory->arguments->largest };
     float largest[2];
-    KVANT_FORWARD(kvant_cuda_said(kvant_cuda_largest(&numbers, largest, memory->stream), "append"));
+    KVANT_FORWARD(
+        kvant_cuda_report_error(kvant_cuda_largest(&numbers, largest, memory->stream), "append"));
     for (int role = 0; role < 2; role++) {
         const kvant_tensor *tensor = layer->parts[role].tensor;
         if (!(largest[role] <= kvant_tensor_safe_input(tensor)))
@@ -471,8 +473,8 @@ static kvant_status note_queries(kvant_cache *cache, uint32_t layer, const kvant
                      (queries->n_heads - 1) * queries->head_stride + keys->head_dim;
     cuda_memory *memory = cache->memory;
     kvant_status status;
-    host.q = kvant_cuda_seen(memory, &memory->asked, queries->q, n, &status);
-    KVANT_FORWARD(kvant_cuda_said(status, "queries"));
+    host.q = kvant_cuda_read_back(memory, &memory->queries_read, queries->q, n, &status);
+    KVANT_FORWARD(kvant_cuda_report_error(status, "queries"));
     return kvant_tensor_note_queries(keys, &host, cache->params.n_threads);
 }
 

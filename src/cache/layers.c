@@ -72,7 +72,7 @@ void kvant_layers_describe(const kvant_cache *cache, kvant_cache_info *info)
         kvant_tensor_info t = { .size = sizeof t };
         kvant_tensor_get_info(cache->tensors[i], &t);
         const size_t per_block = (size_t)KVANT_PAGE_TOKENS * t.n_kv_heads * t.head_dim;
-        info->bytes += bytes_of(cache->tensors[i], &t) + t.learnt_bytes;
+        info->bytes += bytes_of(cache->tensors[i], &t) + t.learned_bytes;
         info->working_bytes += t.working_bytes;
         info->f16_bytes += t.written_blocks * per_block * sizeof(uint16_t);
         info->true_bits += 8.0 * (double)t.sealed_bytes;

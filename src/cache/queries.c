@@ -30,12 +30,12 @@ void kvant_queries_assume(const kvant_tensor *tensor)
         l->n_queries[head] = SAMPLE_QUERIES;
 }
 
-void kvant_queries_assume_sums(const kvant_learning *l)
+void kvant_queries_assume_moments(const kvant_learning *l)
 {
-    for (uint32_t unit = 0; unit < l->n_units; unit++) {
+    for (uint32_t sub_head = 0; sub_head < l->n_sub_heads; sub_head++) {
         for (uint32_t j = 0; j < l->part; j++)
-            l->units[unit].queries[kvant_lower_place(l->part, j, j)] = FEWEST_ROWS;
-        l->units[unit].n_queries = FEWEST_ROWS;
+            l->sub_heads[sub_head].queries[kvant_lower_position(l->part, j, j)] = FEWEST_ROWS;
+        l->sub_heads[sub_head].n_queries = FEWEST_ROWS;
     }
 }
 
@@ -69,30 +69,30 @@ static const float *query_of(const query_job *job, size_t head, uint32_t i)
     return job->kernels->magnitude(x, job->tensor->head_dim) < 0x5f000000u ? x : NULL; /* 2^63 */
 }
 
-static void accumulate_unit(void *context, size_t unit, uint32_t worker)
+static void accumulate_unit(void *context, size_t sub_head, uint32_t worker)
 {
     const query_job *job = context;
     kvant_learning *l = job->tensor->learning;
-    unit_sums *u = &l->units[unit];
-    kvant_turning turning;
-    kvant_outers sums;
+    sub_head_moments *u = &l->sub_heads[sub_head];
+    kvant_rope_rotation rotation;
+    kvant_moment_batch sums;
     (void)worker;
-    if (!u->n_noted) /* the former sums were kept, for a write that fails */
-        memset(u->noted, 0, kvant_lower_floats(l->part) * sizeof *u->noted);
-    kvant_outers_begin(&sums, l, u->noted);
-    kvant_turning_begin(&turning, l->turn, kvant_unit_part(job->tensor, unit));
+    if (!u->n_pending) /* the former sums were kept, for a write that fails */
+        memset(u->pending, 0, kvant_lower_floats(l->part) * sizeof *u->pending);
+    kvant_moment_batch_begin(&sums, l, u->pending);
+    kvant_rope_rotation_begin(&rotation, l->rope, kvant_sub_head_part(job->tensor, sub_head));
     for (uint32_t i = 0; i < job->n_tokens * job->group; i++) {
-        const float *query = query_of(job, kvant_unit_head(job->tensor, unit), i);
-        const int32_t at = l->turn ? position_of_query(job, i) : 0;
+        const float *query = query_of(job, kvant_sub_head_kv_head(job->tensor, sub_head), i);
+        const int32_t at = l->rope ? position_of_query(job, i) : 0;
         if (!query || at < 0)
             continue;
-        float *x = kvant_outers_next(&sums);
-        kvant_unit_gather(job->tensor, unit, query, false, x);
-        kvant_turn_back(&turning, at, x);
+        float *x = kvant_moment_batch_next(&sums);
+        kvant_sub_head_gather(job->tensor, sub_head, query, false, x);
+        kvant_rope_rotate_back(&rotation, at, x);
         sums.n++;
-        u->n_noted++;
+        u->n_pending++;
     }
-    kvant_outers_end(&sums);
+    kvant_moment_batch_end(&sums);
 }
 
 /* Puts some of the queries into the sample by which transforms are judged. */
@@ -110,7 +110,7 @@ static void sample_queries(const query_job *job)
                 continue;
             memcpy(tensor->learning->queries + at * tensor->head_dim, query,
                    tensor->head_dim * sizeof *query);
-            tensor->learning->asked[at] = position_of_query(job, i);
+            tensor->learning->query_positions[at] = position_of_query(job, i);
             tensor->learning->n_queries[head]++;
         }
 }
@@ -119,8 +119,8 @@ static void sample_queries(const query_job *job)
 static bool may_be_skipped(const kvant_learning *l, size_t n_tokens)
 {
     return n_tokens == 1 &&
-           l->units[0].n_queries + l->units[0].n_noted >= ENOUGH_PER_CHANNEL * l->part &&
-           l->n_alone % SELDOM;
+           l->sub_heads[0].n_queries + l->sub_heads[0].n_pending >= ENOUGH_PER_CHANNEL * l->part &&
+           l->n_single % SELDOM;
 }
 
 int kvant_tensor_wants_queries(const kvant_tensor *tensor, size_t n_tokens)
@@ -146,28 +146,29 @@ static query_job job_of(const kvant_tensor *tensor, const kvant_queries *queries
 void kvant_queries_settle(const kvant_tensor *tensor, uint32_t n_threads)
 {
     kvant_learning *l = tensor->learning;
-    const kvant_queries queries = { .q = l->waiting,
-                                    .token_stride = (size_t)l->waiting_heads * tensor->head_dim,
+    const kvant_queries queries = { .q = l->pending_queries,
+                                    .token_stride = (size_t)l->pending_heads * tensor->head_dim,
                                     .head_stride = tensor->head_dim,
-                                    .n_tokens = l->n_waiting,
-                                    .n_heads = l->waiting_heads,
-                                    .positions = l->waiting_at };
-    query_job job = job_of(tensor, &queries, MOST_ALONE);
-    if (l->n_waiting)
-        kvant_parallel_for(l->n_units, n_threads, accumulate_unit, &job);
-    l->n_waiting = 0;
+                                    .n_tokens = l->n_pending_tokens,
+                                    .n_heads = l->pending_heads,
+                                    .positions = l->pending_positions };
+    query_job job = job_of(tensor, &queries, MOST_SINGLE);
+    if (l->n_pending_tokens)
+        kvant_parallel_for(l->n_sub_heads, n_threads, accumulate_unit, &job);
+    l->n_pending_tokens = 0;
 }
 
 static bool have_room(const kvant_tensor *tensor, uint32_t n_heads, uint32_t n_threads)
 {
     kvant_learning *l = tensor->learning;
-    if (l->waiting && l->waiting_heads == n_heads)
+    if (l->pending_queries && l->pending_heads == n_heads)
         return true;
     kvant_queries_settle(tensor, n_threads);
-    kvant_free(l->waiting);
-    l->waiting = kvant_alloc((size_t)MOST_ALONE * n_heads * tensor->head_dim, sizeof *l->waiting);
-    l->waiting_heads = l->waiting ? n_heads : 0;
-    return l->waiting;
+    kvant_free(l->pending_queries);
+    l->pending_queries =
+        kvant_alloc((size_t)MOST_SINGLE * n_heads * tensor->head_dim, sizeof *l->pending_queries);
+    l->pending_heads = l->pending_queries ? n_heads : 0;
+    return l->pending_queries;
 }
 
 /* Makes the queries of a single token pending. The sines of a position and a pass over the sums
@@ -180,12 +181,12 @@ static bool make_pending(const query_job *job, uint32_t n_threads)
     kvant_learning *l = tensor->learning;
     if (!have_room(tensor, q->n_heads, n_threads))
         return false;
-    float *to = l->waiting + (size_t)l->n_waiting * q->n_heads * tensor->head_dim;
+    float *to = l->pending_queries + (size_t)l->n_pending_tokens * q->n_heads * tensor->head_dim;
     for (uint32_t head = 0; head < q->n_heads; head++)
         memcpy(to + (size_t)head * tensor->head_dim, q->q + head * q->head_stride,
                tensor->head_dim * sizeof *to);
-    l->waiting_at[l->n_waiting++] = position_of_query(job, 0);
-    if (l->n_waiting == MOST_ALONE)
+    l->pending_positions[l->n_pending_tokens++] = position_of_query(job, 0);
+    if (l->n_pending_tokens == MOST_SINGLE)
         kvant_queries_settle(tensor, n_threads);
     return true;
 }
@@ -194,12 +195,12 @@ kvant_status kvant_tensor_note_queries(kvant_tensor *tensor, const kvant_queries
                                        uint32_t n_threads)
 {
     kvant_queries q;
-    KVANT_RETURN_IF(!tensor || !KVANT_TAKE(kvant_queries, &q, queries, n_heads) || !q.q ||
+    KVANT_RETURN_IF(!tensor || !KVANT_ACCEPT_STRUCT(kvant_queries, &q, queries, n_heads) || !q.q ||
                         !q.n_heads || q.n_heads % tensor->n_kv_heads || !n_threads,
                     KVANT_ERR_ARGUMENT);
     if (!kvant_tensor_wants_queries(tensor, q.n_tokens))
         return KVANT_OK;
-    KVANT_FORWARD(kvant_learning_open(tensor));
+    KVANT_FORWARD(kvant_learning_reserve(tensor));
     const uint32_t most =
         tensor->learning->done || q.n_tokens < 8 * MOST_TOKENS ? FEW_TOKENS : MOST_TOKENS;
     query_job job = job_of(tensor, &q, most);
@@ -207,6 +208,6 @@ kvant_status kvant_tensor_note_queries(kvant_tensor *tensor, const kvant_queries
     if (q.n_tokens == 1 && make_pending(&job, n_threads))
         return KVANT_OK;
     kvant_queries_settle(tensor, n_threads);
-    kvant_parallel_for(tensor->learning->n_units, n_threads, accumulate_unit, &job);
+    kvant_parallel_for(tensor->learning->n_sub_heads, n_threads, accumulate_unit, &job);
     return KVANT_OK;
 }

@@ -31,7 +31,7 @@ typedef struct made_codec {
 /* The codecs of a layer and role that were requested before. */
 typedef struct made_list {
     struct made_list *next;
-    kvant_scheme_place place;
+    kvant_scheme_location location;
     const kvant_codec *codecs[];
 } made_list;
 
@@ -253,7 +253,7 @@ kvant_status kvant_scheme_create(const kvant_scheme_params *params, kvant_scheme
     kvant_scheme_params p;
     KVANT_RETURN_IF(!out, KVANT_ERR_ARGUMENT);
     *out = NULL;
-    if (!KVANT_TAKE(kvant_scheme_params, &p, params, seed))
+    if (!KVANT_ACCEPT_STRUCT(kvant_scheme_params, &p, params, seed))
         return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
                           "scheme: params is missing or its size field is not set");
     kvant_scheme *scheme = kvant_alloc(1, sizeof *scheme);
@@ -290,47 +290,48 @@ void kvant_scheme_free(kvant_scheme **scheme)
 /* Codecs */
 
 static const kvant_codec *find(const kvant_scheme *scheme, const char *spec,
-                               const kvant_scheme_place *place, uint32_t kv_head)
+                               const kvant_scheme_location *location, uint32_t kv_head)
 {
     for (const made_codec *m = scheme->codecs; m; m = m->next)
-        if (m->head_dim == place->head_dim && m->role == place->role &&
+        if (m->head_dim == location->head_dim && m->role == location->role &&
             strcmp(m->spec, spec) == 0 &&
-            (m->anywhere || (m->layer == place->layer && m->kv_head == kv_head)))
+            (m->anywhere || (m->layer == location->layer && m->kv_head == kv_head)))
             return m->codec;
     return NULL;
 }
 
 static kvant_status create_at(const kvant_scheme *scheme, const char *spec,
-                              const kvant_scheme_place *place, uint32_t kv_head,
+                              const kvant_scheme_location *location, uint32_t kv_head,
                               const kvant_calibration *calibration, kvant_codec **codec)
 {
     char err[512] = "";
-    kvant_status status =
-        kvant_codec_create_calibrated(spec, place->head_dim, place->role, scheme->seed, calibration,
-                                      place->layer, kv_head, codec, err, sizeof err);
+    kvant_status status = kvant_codec_create_calibrated(spec, location->head_dim, location->role,
+                                                        scheme->seed, calibration, location->layer,
+                                                        kv_head, codec, err, sizeof err);
     return status == KVANT_OK
                ? status
                : kvant_fail(NULL, status, "%s: %s", spec, err[0] ? err : kvant_strerror(status));
 }
 
 /* Makes a codec. If no calibration is needed for it, it does not depend on layer and kv head. */
-static kvant_status make(kvant_scheme *scheme, const char *spec, const kvant_scheme_place *place,
-                         uint32_t kv_head, const kvant_codec **codec)
+static kvant_status make(kvant_scheme *scheme, const char *spec,
+                         const kvant_scheme_location *location, uint32_t kv_head,
+                         const kvant_codec **codec)
 {
     made_codec *m = kvant_alloc(1, sizeof *m);
     if (!m)
         return kvant_fail(NULL, KVANT_ERR_MEMORY, "no memory for a codec");
-    kvant_status status = create_at(scheme, spec, place, kv_head, NULL, &m->codec);
+    kvant_status status = create_at(scheme, spec, location, kv_head, NULL, &m->codec);
     m->anywhere = status == KVANT_OK;
     if (status == KVANT_ERR_UNSUPPORTED && scheme->calibration)
-        status = create_at(scheme, spec, place, kv_head, scheme->calibration, &m->codec);
+        status = create_at(scheme, spec, location, kv_head, scheme->calibration, &m->codec);
     if (status != KVANT_OK) {
         kvant_free(m);
         return status;
     }
-    m->head_dim = place->head_dim;
-    m->role = place->role;
-    m->layer = place->layer;
+    m->head_dim = location->head_dim;
+    m->role = location->role;
+    m->layer = location->layer;
     m->kv_head = kv_head;
     snprintf(m->spec, sizeof m->spec, "%s", spec);
     m->next = scheme->codecs;
@@ -339,77 +340,79 @@ static kvant_status make(kvant_scheme *scheme, const char *spec, const kvant_sch
     return KVANT_OK;
 }
 
-static const char *ordinary_spec(const kvant_scheme *scheme, const kvant_scheme_place *place)
+static const char *ordinary_spec(const kvant_scheme *scheme, const kvant_scheme_location *location)
 {
-    return scheme->preset.name
-               ? kvant_preset_spec(&scheme->preset, place->role, place->layer, place->head_dim)
-               : scheme->spec[place->role];
+    return scheme->preset.name ? kvant_preset_spec(&scheme->preset, location->role, location->layer,
+                                                   location->head_dim)
+                               : scheme->spec[location->role];
 }
 
-static bool is_protected(const kvant_scheme *scheme, const kvant_scheme_place *place)
+static bool is_protected(const kvant_scheme *scheme, const kvant_scheme_location *location)
 {
-    const uint32_t n = place->n_cached ? place->n_cached : place->n_layers;
-    const uint32_t at = place->n_cached ? place->rank : place->layer;
-    return place->n_layers && (at < scheme->protect || at + scheme->protect >= n);
+    const uint32_t n = location->n_cached ? location->n_cached : location->n_layers;
+    const uint32_t at = location->n_cached ? location->rank : location->layer;
+    return location->n_layers && (at < scheme->protect || at + scheme->protect >= n);
 }
 
 /* Chooses the specs of a layer, and checks that a settings file fits the model. */
-static kvant_status choose(const kvant_scheme *scheme, const kvant_scheme_place *place,
+static kvant_status choose(const kvant_scheme *scheme, const kvant_scheme_location *location,
                            kvant_settings_layer *layer)
 {
     kvant_settings_info info = { .size = sizeof info };
     if (!scheme->settings) {
-        const bool protected = is_protected(scheme, place);
+        const bool protected = is_protected(scheme, location);
         *layer = (kvant_settings_layer){ .spec = protected ? scheme->protect_codec
-                                                           : ordinary_spec(scheme, place) };
+                                                           : ordinary_spec(scheme, location) };
         return KVANT_OK;
     }
     KVANT_FORWARD(kvant_settings_get_info(scheme->settings, &info));
-    if (kvant_settings_get_layer(scheme->settings, place->layer, place->role, layer) != KVANT_OK ||
-        (place->n_layers && place->n_layers != info.n_layers))
+    if (kvant_settings_get_layer(scheme->settings, location->layer, location->role, layer) !=
+            KVANT_OK ||
+        (location->n_layers && location->n_layers != info.n_layers))
         return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
                           "the settings file is for a model of %u layers (%s), this one has %s%u",
-                          info.n_layers, info.model, place->n_layers ? "" : "at least ",
-                          place->n_layers ? place->n_layers : place->layer + 1);
-    if (layer->n_kv_heads != place->n_kv_heads || layer->head_dim != place->head_dim)
+                          info.n_layers, info.model, location->n_layers ? "" : "at least ",
+                          location->n_layers ? location->n_layers : location->layer + 1);
+    if (layer->n_kv_heads != location->n_kv_heads || layer->head_dim != location->head_dim)
         return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
                           "the settings file is for a model with %u kv heads of %u numbers (%s), "
                           "this one has %u of %u",
-                          layer->n_kv_heads, layer->head_dim, info.model, place->n_kv_heads,
-                          place->head_dim);
+                          layer->n_kv_heads, layer->head_dim, info.model, location->n_kv_heads,
+                          location->head_dim);
     return KVANT_OK;
 }
 
 static kvant_status fill_list(kvant_scheme *scheme, const kvant_settings_layer *layer,
                               made_list *list)
 {
-    for (uint32_t head = 0; head < list->place.n_kv_heads; head++) {
+    for (uint32_t head = 0; head < list->location.n_kv_heads; head++) {
         const char *spec = layer->heads ? layer->heads[head] : layer->spec;
-        list->codecs[head] = find(scheme, spec, &list->place, head);
+        list->codecs[head] = find(scheme, spec, &list->location, head);
         if (!list->codecs[head])
-            KVANT_FORWARD(make(scheme, spec, &list->place, head, &list->codecs[head]));
+            KVANT_FORWARD(make(scheme, spec, &list->location, head, &list->codecs[head]));
     }
     return KVANT_OK;
 }
 
-static bool same_place(const kvant_scheme_place *a, const kvant_scheme_place *b)
+static bool same_location(const kvant_scheme_location *a, const kvant_scheme_location *b)
 {
     return a->role == b->role && a->layer == b->layer && a->n_layers == b->n_layers &&
            a->n_kv_heads == b->n_kv_heads && a->head_dim == b->head_dim && a->rank == b->rank &&
            a->n_cached == b->n_cached;
 }
 
-static kvant_status list_codecs(kvant_scheme *scheme, const kvant_scheme_place *place,
+static kvant_status list_codecs(kvant_scheme *scheme, const kvant_scheme_location *location,
                                 const kvant_settings_layer *layer,
                                 const kvant_codec *const **codecs)
 {
     size_t bytes;
-    if (!kvant_mul_size(place->n_kv_heads, sizeof(kvant_codec *), &bytes) || bytes > SIZE_MAX / 2)
+    if (!kvant_mul_size(location->n_kv_heads, sizeof(kvant_codec *), &bytes) ||
+        bytes > SIZE_MAX / 2)
         return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "too many kv heads");
     made_list *list = kvant_alloc(1, sizeof *list + bytes);
     if (!list)
         return kvant_fail(NULL, KVANT_ERR_MEMORY, "no memory for codecs");
-    list->place = *place;
+    list->location = *location;
     kvant_status status = fill_list(scheme, layer, list);
     if (status != KVANT_OK) {
         kvant_free(list);
@@ -421,23 +424,23 @@ static kvant_status list_codecs(kvant_scheme *scheme, const kvant_scheme_place *
     return KVANT_OK;
 }
 
-static kvant_status codecs_at(kvant_scheme *scheme, const kvant_scheme_place *place,
+static kvant_status codecs_at(kvant_scheme *scheme, const kvant_scheme_location *location,
                               const kvant_codec *const **codecs)
 {
     kvant_settings_layer layer;
     for (const made_list *l = scheme->lists; l; l = l->next)
-        if (same_place(&l->place, place)) {
+        if (same_location(&l->location, location)) {
             *codecs = l->codecs;
             return KVANT_OK;
         }
-    KVANT_FORWARD(choose(scheme, place, &layer));
-    return list_codecs(scheme, place, &layer, codecs);
+    KVANT_FORWARD(choose(scheme, location, &layer));
+    return list_codecs(scheme, location, &layer, codecs);
 }
 
-static kvant_status take_place(const kvant_scheme *scheme, const kvant_scheme_place *place,
-                               kvant_scheme_place *p)
+static kvant_status accept_location(const kvant_scheme *scheme,
+                                    const kvant_scheme_location *location, kvant_scheme_location *p)
 {
-    if (!scheme || !KVANT_TAKE(kvant_scheme_place, p, place, head_dim))
+    if (!scheme || !KVANT_ACCEPT_STRUCT(kvant_scheme_location, p, location, head_dim))
         return kvant_fail(
             NULL, KVANT_ERR_ARGUMENT,
             "scheme: the scheme or the place is missing, or its size field is not set");
@@ -446,11 +449,11 @@ static kvant_status take_place(const kvant_scheme *scheme, const kvant_scheme_pl
     return KVANT_OK;
 }
 
-kvant_status kvant_scheme_codecs(kvant_scheme *scheme, const kvant_scheme_place *place,
+kvant_status kvant_scheme_codecs(kvant_scheme *scheme, const kvant_scheme_location *location,
                                  const kvant_codec *const **codecs)
 {
-    kvant_scheme_place p;
-    KVANT_FORWARD(take_place(scheme, place, &p));
+    kvant_scheme_location p;
+    KVANT_FORWARD(accept_location(scheme, location, &p));
     if (!codecs || !p.n_kv_heads || !p.head_dim)
         return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "scheme: n_kv_heads and head_dim must be set");
     pthread_mutex_lock(&scheme->lock);
@@ -504,36 +507,38 @@ static kvant_status check_model(const kvant_scheme *scheme, const kvant_scheme_m
 }
 
 /* The bits of a spec. They do not depend on layer and kv head, so one codec stands for all. */
-static kvant_status bits_of(kvant_scheme *scheme, const char *spec, const kvant_scheme_place *place,
-                            double *bits)
+static kvant_status bits_of(kvant_scheme *scheme, const char *spec,
+                            const kvant_scheme_location *location, double *bits)
 {
     kvant_codec_info info = { .size = sizeof info };
     const kvant_codec *codec = NULL;
     for (const made_codec *m = scheme->codecs; m && !codec; m = m->next)
-        if (m->head_dim == place->head_dim && m->role == place->role && strcmp(m->spec, spec) == 0)
+        if (m->head_dim == location->head_dim && m->role == location->role &&
+            strcmp(m->spec, spec) == 0)
             codec = m->codec;
     if (!codec)
-        KVANT_FORWARD(make(scheme, spec, place, 0, &codec));
+        KVANT_FORWARD(make(scheme, spec, location, 0, &codec));
     KVANT_FORWARD(kvant_codec_get_info(codec, &info));
     *bits = info.true_bits;
     return KVANT_OK;
 }
 
-static kvant_status add_bits(kvant_scheme *scheme, kvant_scheme_place place, double *sum,
+static kvant_status add_bits(kvant_scheme *scheme, kvant_scheme_location location, double *sum,
                              double *numbers)
 {
     kvant_settings_layer layer;
     double bits;
-    if (scheme->settings &&
-        kvant_settings_get_layer(scheme->settings, place.layer, place.role, &layer) == KVANT_OK) {
-        place.n_kv_heads = layer.n_kv_heads;
-        place.head_dim = layer.head_dim;
+    if (scheme->settings && kvant_settings_get_layer(scheme->settings, location.layer,
+                                                     location.role, &layer) == KVANT_OK) {
+        location.n_kv_heads = layer.n_kv_heads;
+        location.head_dim = layer.head_dim;
     }
-    KVANT_FORWARD(choose(scheme, &place, &layer));
-    for (uint32_t head = 0; head < place.n_kv_heads; head++) {
-        KVANT_FORWARD(bits_of(scheme, layer.heads ? layer.heads[head] : layer.spec, &place, &bits));
-        *sum += bits * place.head_dim;
-        *numbers += place.head_dim;
+    KVANT_FORWARD(choose(scheme, &location, &layer));
+    for (uint32_t head = 0; head < location.n_kv_heads; head++) {
+        KVANT_FORWARD(
+            bits_of(scheme, layer.heads ? layer.heads[head] : layer.spec, &location, &bits));
+        *sum += bits * location.head_dim;
+        *numbers += location.head_dim;
     }
     return KVANT_OK;
 }
@@ -543,20 +548,20 @@ kvant_status kvant_scheme_true_bits(kvant_scheme *scheme, const kvant_scheme_mod
 {
     kvant_scheme_model m;
     double sum = 0, numbers = 0;
-    if (!scheme || !bits || !KVANT_TAKE(kvant_scheme_model, &m, model, head_dim) || !m.n_layers ||
-        !m.n_kv_heads)
+    if (!scheme || !bits || !KVANT_ACCEPT_STRUCT(kvant_scheme_model, &m, model, head_dim) ||
+        !m.n_layers || !m.n_kv_heads)
         return kvant_fail(
             NULL, KVANT_ERR_ARGUMENT,
             "scheme: the model is missing, has no layers, or its size field is not set");
     kvant_status status = check_model(scheme, &m);
     pthread_mutex_lock(&scheme->lock);
     for (uint32_t i = 0; i < 2 * m.n_layers && status == KVANT_OK; i++) {
-        const kvant_scheme_place place = { .role = (kvant_role)(i % 2),
-                                           .layer = i / 2,
-                                           .n_layers = m.n_layers,
-                                           .n_kv_heads = m.n_kv_heads,
-                                           .head_dim = m.head_dim[i % 2] };
-        status = add_bits(scheme, place, &sum, &numbers);
+        const kvant_scheme_location location = { .role = (kvant_role)(i % 2),
+                                                 .layer = i / 2,
+                                                 .n_layers = m.n_layers,
+                                                 .n_kv_heads = m.n_kv_heads,
+                                                 .head_dim = m.head_dim[i % 2] };
+        status = add_bits(scheme, location, &sum, &numbers);
     }
     pthread_mutex_unlock(&scheme->lock);
     if (status == KVANT_OK)
@@ -577,6 +582,7 @@ kvant_status kvant_scheme_get_info(const kvant_scheme *scheme, kvant_scheme_info
                                .calibration_path =
                                    scheme->calibration_path[0] ? scheme->calibration_path : NULL,
                                .not_used = scheme->not_used[0] ? scheme->not_used : NULL };
-    return KVANT_GIVE(kvant_scheme_info, info, &full, needs_calibration) ? KVANT_OK
-                                                                         : KVANT_ERR_ARGUMENT;
+    return KVANT_RETURN_STRUCT(kvant_scheme_info, info, &full, needs_calibration)
+               ? KVANT_OK
+               : KVANT_ERR_ARGUMENT;
 }

@@ -18,48 +18,48 @@
 #define LEAST_STEP 64u
 #define MOST_STEP 512u
 
-static kvant_status bytes_at(kvant_scheme *scheme, const kvant_scheme_place *place,
+static kvant_status bytes_at(kvant_scheme *scheme, const kvant_scheme_location *location,
                              const kvant_tensor_params *params, size_t *bytes)
 {
     kvant_tensor_params p = *params;
-    KVANT_FORWARD(kvant_scheme_codecs(scheme, place, &p.codecs));
-    p.n_kv_heads = place->n_kv_heads;
+    KVANT_FORWARD(kvant_scheme_codecs(scheme, location, &p.codecs));
+    p.n_kv_heads = location->n_kv_heads;
     return kvant_tensor_size(&p, bytes);
 }
 
 /* The most bytes for one head_dim: the maximum of an ordinary layer and, if the layer may be
  * protected, a protected one. */
-static kvant_status most_bytes_at(kvant_scheme *scheme, kvant_scheme_place place,
+static kvant_status most_bytes_at(kvant_scheme *scheme, kvant_scheme_location location,
                                   const kvant_tensor_params *params, size_t *most)
 {
     kvant_scheme_info info = { .size = sizeof info };
     size_t bytes;
     KVANT_FORWARD(kvant_scheme_get_info(scheme, &info));
-    KVANT_FORWARD(bytes_at(scheme, &place, params, &bytes));
+    KVANT_FORWARD(bytes_at(scheme, &location, params, &bytes));
     *most = bytes > *most ? bytes : *most;
-    if (!info.protect || place.n_layers)
+    if (!info.protect || location.n_layers)
         return KVANT_OK;
-    place.n_layers = place.layer + 1; /* as the last layer it is protected */
-    KVANT_FORWARD(bytes_at(scheme, &place, params, &bytes));
+    location.n_layers = location.layer + 1; /* as the last layer it is protected */
+    KVANT_FORWARD(bytes_at(scheme, &location, params, &bytes));
     *most = bytes > *most ? bytes : *most;
     return KVANT_OK;
 }
 
-kvant_status kvant_scheme_most_bytes(kvant_scheme *scheme, const kvant_scheme_place *place,
+kvant_status kvant_scheme_most_bytes(kvant_scheme *scheme, const kvant_scheme_location *location,
                                      uint32_t row_dim, const kvant_tensor_params *params,
                                      size_t *bytes)
 {
-    kvant_scheme_place p;
+    kvant_scheme_location p;
     kvant_tensor_params t;
     size_t most = 0;
     kvant_status status = KVANT_OK;
-    if (!scheme || !KVANT_TAKE(kvant_scheme_place, &p, place, head_dim))
+    if (!scheme || !KVANT_ACCEPT_STRUCT(kvant_scheme_location, &p, location, head_dim))
         return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
                           "scheme: the scheme or the place is missing, or its size field is not "
                           "set");
     if (p.role != KVANT_ROLE_K && p.role != KVANT_ROLE_V)
         return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "scheme: a role that is neither K nor V");
-    if (!bytes || !row_dim || !KVANT_TAKE(kvant_tensor_params, &t, params, n_open_blocks))
+    if (!bytes || !row_dim || !KVANT_ACCEPT_STRUCT(kvant_tensor_params, &t, params, n_open_blocks))
         return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
                           "scheme: params or row_dim is missing, or a size field is not set");
     if (!p.head_dim)
@@ -103,5 +103,5 @@ kvant_status kvant_scheme_exact(const kvant_scheme *scheme, uint64_t max_tokens,
                                    : step > MOST_STEP ? MOST_STEP
                                                       : (uint32_t)step };
     }
-    return KVANT_GIVE(kvant_exact_part, part, &full, step) ? KVANT_OK : KVANT_ERR_ARGUMENT;
+    return KVANT_RETURN_STRUCT(kvant_exact_part, part, &full, step) ? KVANT_OK : KVANT_ERR_ARGUMENT;
 }

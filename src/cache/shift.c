@@ -25,17 +25,17 @@ static uint32_t n_pairs(const kvant_shifts *shifts)
     return shifts->head_dim / 2;
 }
 
-static float *phase_of(const kvant_shifts *shifts, uint32_t number)
+static float *phase_of(const kvant_shifts *shifts, uint32_t id)
 {
-    return shifts->phases + (size_t)number * shifts->head_dim;
+    return shifts->phases + (size_t)id * shifts->head_dim;
 }
 
-static void set_phase(kvant_shifts *shifts, uint32_t number)
+static void set_phase(kvant_shifts *shifts, uint32_t id)
 {
-    float *phase = phase_of(shifts, number);
+    float *phase = phase_of(shifts, id);
     for (uint32_t i = 0; i < n_pairs(shifts); i++) {
         double sine, cosine;
-        kvant_turn_sin_cos((double)shifts->by[number] * shifts->pairs[i].frequency, &sine, &cosine);
+        kvant_rope_sin_cos((double)shifts->by[id] * shifts->pairs[i].frequency, &sine, &cosine);
         phase[i] = (float)cosine;
         phase[n_pairs(shifts) + i] = (float)sine;
     }
@@ -79,7 +79,7 @@ kvant_status kvant_shifts_create(kvant_tensor *tensor, const kvant_rope *rope)
     shifts->blocks = kvant_alloc(tensor->n_blocks, sizeof *shifts->blocks);
     const bool enough = shifts->pairs && shifts->phases && shifts->blocks;
     if (!enough || tensor->head_dim % 2 ||
-        !kvant_turn_pairs(rope, tensor->head_dim, shifts->pairs)) {
+        !kvant_rope_pairs(rope, tensor->head_dim, shifts->pairs)) {
         free_shifts(shifts);
         return enough ? kvant_fail(NULL, KVANT_ERR_UNSUPPORTED,
                                    "shift: a channel turns with no other one")
@@ -90,10 +90,10 @@ kvant_status kvant_shifts_create(kvant_tensor *tensor, const kvant_rope *rope)
     return KVANT_OK;
 }
 
-bool kvant_shifts_turn_alike(const kvant_shifts *shifts, const kvant_rope *rope)
+bool kvant_shifts_same_rope(const kvant_shifts *shifts, const kvant_rope *rope)
 {
     kvant_pair pairs[KVANT_MAX_HEAD_DIM / 2];
-    return kvant_turn_pairs(rope, shifts->head_dim, pairs) &&
+    return kvant_rope_pairs(rope, shifts->head_dim, pairs) &&
            memcmp(pairs, shifts->pairs, n_pairs(shifts) * sizeof *pairs) == 0;
 }
 
@@ -129,7 +129,7 @@ uint32_t kvant_shifts_used(const kvant_tensor *tensor)
     return used;
 }
 
-kvant_status kvant_shifts_number(kvant_tensor *tensor, int32_t by, uint32_t *used, uint8_t *number)
+kvant_status kvant_shifts_id(kvant_tensor *tensor, int32_t by, uint32_t *used, uint8_t *id)
 {
     kvant_shifts *shifts = tensor->shifts;
     uint32_t found = 0;
@@ -143,7 +143,7 @@ kvant_status kvant_shifts_number(kvant_tensor *tensor, int32_t by, uint32_t *use
         }
     KVANT_RETURN_IF(found == KVANT_MOST_SHIFTS, KVANT_ERR_FULL);
     *used |= 1u << found;
-    *number = (uint8_t)found;
+    *id = (uint8_t)found;
     return KVANT_OK;
 }
 
@@ -155,35 +155,34 @@ void kvant_shifts_clear_block(kvant_tensor *tensor, uint32_t block)
         tensor->shifts->blocks[block] = (kvant_block_shift){ 0 };
 }
 
-void kvant_slot_set_shift(kvant_tensor *tensor, uint32_t block, uint32_t slot, uint32_t number)
+void kvant_slot_set_shift(kvant_tensor *tensor, uint32_t block, uint32_t slot, uint32_t id)
 {
     kvant_block_shift *b = &tensor->shifts->blocks[block];
     const uint64_t bit = (uint64_t)1 << slot;
     if (!(tensor->blocks[block].written & ~bit))
-        *b = (kvant_block_shift){ .common = (uint8_t)number }; /* the block's only row */
-    b->of[slot] = (uint8_t)number;
-    b->others = b->common == number ? b->others & ~bit : b->others | bit;
+        *b = (kvant_block_shift){ .common = (uint8_t)id }; /* the block's only row */
+    b->of[slot] = (uint8_t)id;
+    b->others = b->common == id ? b->others & ~bit : b->others | bit;
 }
 
-uint64_t kvant_slots_alike(const kvant_tensor *tensor, uint32_t block, uint64_t among,
-                           uint32_t *number)
+uint64_t kvant_slots_alike(const kvant_tensor *tensor, uint32_t block, uint64_t among, uint32_t *id)
 {
     uint64_t alike = 0;
     uint32_t first = 0;
     while (!(among >> first & 1))
         first++;
-    *number = kvant_slot_shift(tensor, block, first);
+    *id = kvant_slot_shift(tensor, block, first);
     for (uint32_t slot = first; slot < KVANT_PAGE_TOKENS; slot++)
-        if (among >> slot & 1 && kvant_slot_shift(tensor, block, slot) == *number)
+        if (among >> slot & 1 && kvant_slot_shift(tensor, block, slot) == *id)
             alike |= (uint64_t)1 << slot;
     return alike;
 }
 
-void kvant_shift_turn(const kvant_shifts *shifts, uint32_t number, bool back, float *x)
+void kvant_shift_rotate(const kvant_shifts *shifts, uint32_t id, bool back, float *x)
 {
-    const float *cosine = phase_of(shifts, number), *sine = cosine + n_pairs(shifts);
+    const float *cosine = phase_of(shifts, id), *sine = cosine + n_pairs(shifts);
     const float sign = back ? -1 : 1;
-    for (uint32_t i = 0; number && i < n_pairs(shifts); i++) {
+    for (uint32_t i = 0; id && i < n_pairs(shifts); i++) {
         const kvant_pair *pair = &shifts->pairs[i];
         const float a = x[pair->first], b = x[pair->second], s = sign * sine[i];
         x[pair->first] = a * cosine[i] - b * s;
@@ -196,14 +195,14 @@ uint32_t kvant_shift_of_new_block(const kvant_tensor *tensor, uint32_t block)
     const kvant_shifts *shifts = tensor->shifts;
     uint32_t seen = 1, n = 0, nearest = 0;
     for (uint32_t other = 0; other < tensor->n_blocks; other++) {
-        const uint32_t number = shifts->blocks[other].common;
-        if (other == block || !tensor->blocks[other].written || seen >> number & 1 ||
+        const uint32_t id = shifts->blocks[other].common;
+        if (other == block || !tensor->blocks[other].written || seen >> id & 1 ||
             tensor->blocks[other].sequence != tensor->blocks[block].sequence)
             continue;
-        seen |= 1u << number;
+        seen |= 1u << id;
         n++;
-        if (!nearest || llabs((int64_t)shifts->by[number]) < llabs((int64_t)shifts->by[nearest]))
-            nearest = number;
+        if (!nearest || llabs((int64_t)shifts->by[id]) < llabs((int64_t)shifts->by[nearest]))
+            nearest = id;
     }
     return n < SHIFTS_OF_A_SEQUENCE ? 0 : nearest;
 }
@@ -266,9 +265,9 @@ static kvant_status collect(moving *m)
 
 /* Sets the new ids of a block's slots. A slot that may have any shift gets the id of most other
  * slots. */
-static void renumber(moving *m, uint32_t block)
+static void change_ids(moving *m, uint32_t block)
 {
-    uint8_t numbers[KVANT_PAGE_TOKENS];
+    uint8_t ids[KVANT_PAGE_TOKENS];
     uint32_t counts[KVANT_MOST_SHIFTS] = { 0 }, most = 0;
     uint64_t counted = 0;
     for (uint32_t slot = 0; slot < KVANT_PAGE_TOKENS; slot++) {
@@ -276,20 +275,20 @@ static void renumber(moving *m, uint32_t block)
         if (sum == KVANT_ANY_SHIFT)
             continue;
         find(m, sum);
-        numbers[slot] = (uint8_t)m->last;
+        ids[slot] = (uint8_t)m->last;
         counted |= (uint64_t)1 << slot;
         most = ++counts[m->last] > counts[most] ? m->last : most;
     }
     for (uint32_t slot = 0; slot < KVANT_PAGE_TOKENS; slot++)
-        numbers[slot] = counted >> slot & 1 ? numbers[slot] : (uint8_t)most;
-    kvant_shifts_set_block(m->tensor, block, numbers);
+        ids[slot] = counted >> slot & 1 ? ids[slot] : (uint8_t)most;
+    kvant_shifts_set_block(m->tensor, block, ids);
 }
 
 static void apply(moving *m)
 {
     kvant_shifts *shifts = m->tensor->shifts;
     for (uint32_t block = 0; block < m->tensor->n_blocks; block++)
-        renumber(m, block);
+        change_ids(m, block);
     for (uint32_t i = 0; i < m->n_sums; i++) {
         shifts->by[i] = m->sums[i];
         set_phase(shifts, i);
@@ -334,7 +333,7 @@ static kvant_status encode_all(kvant_tensor *tensor, uint32_t n_threads)
 /* Makes the table for this RoPE, if there is none. */
 static kvant_status prepare(kvant_tensor *tensor, const kvant_rope *rope, uint32_t n_threads)
 {
-    if (tensor->shifts && kvant_shifts_turn_alike(tensor->shifts, rope))
+    if (tensor->shifts && kvant_shifts_same_rope(tensor->shifts, rope))
         return KVANT_OK;
     if (tensor->shifts)
         KVANT_FORWARD(encode_all(tensor, n_threads));
@@ -345,8 +344,8 @@ static kvant_status prepare(kvant_tensor *tensor, const kvant_rope *rope, uint32
 static kvant_status check(const kvant_tensor *tensor, const kvant_rope *given, kvant_rope *rope,
                           const int32_t *by, size_t n, uint32_t n_threads)
 {
-    if (!tensor || !KVANT_TAKE(kvant_rope, rope, given, n_ranges) || (n && !by) || !n_threads ||
-        n > tensor->n_blocks * (size_t)KVANT_PAGE_TOKENS ||
+    if (!tensor || !KVANT_ACCEPT_STRUCT(kvant_rope, rope, given, n_position_transforms) ||
+        (n && !by) || !n_threads || n > tensor->n_blocks * (size_t)KVANT_PAGE_TOKENS ||
         kvant_tensor_codec_info(tensor)->role != KVANT_ROLE_K)
         return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
                           "shift: no keys, no rope, or more slots than there are");

@@ -9,7 +9,7 @@
  * none. */
 #pragma once
 
-#include "turn.h"
+#include "rope.h"
 
 #define KVANT_LARGEST_SHIFT (1 << 30) /* the sum of two such shifts fits an int32_t */
 
@@ -45,10 +45,10 @@ static inline bool kvant_block_is_mixed(const kvant_tensor *tensor, uint32_t blo
 /* Returns the slots in `among` that have the same id as its lowest slot, and sets *number
  * to this id. `among` is not empty. */
 uint64_t kvant_slots_alike(const kvant_tensor *tensor, uint32_t block, uint64_t among,
-                           uint32_t *number);
+                           uint32_t *id);
 
 /* Rotates x, a row of one kv head or a query, by the shift with this id, or back. */
-void kvant_shift_turn(const kvant_shifts *shifts, uint32_t number, bool back, float *x);
+void kvant_shift_rotate(const kvant_shifts *shifts, uint32_t id, bool back, float *x);
 
 /* Bytes that the shifts take in addition to the tensor. */
 size_t kvant_shifts_bytes(const kvant_tensor *tensor);
@@ -60,7 +60,7 @@ void kvant_shifts_clear_block(kvant_tensor *tensor, uint32_t block);
 typedef struct kvant_unshifted {
     float *rows;
     int32_t *positions;
-    uint8_t *numbers; /* the shift ids of the rows */
+    uint8_t *ids; /* the shift ids of the rows */
 } kvant_unshifted;
 
 /* Rotates rows, and moves the positions that the caller gave, back by the shifts that the slots
@@ -70,7 +70,7 @@ kvant_status kvant_unshift(kvant_tensor *tensor, const int64_t *slots, size_t n,
 void kvant_unshift_end(kvant_unshifted *unshifted);
 
 /* Sets the shift id of a written slot. */
-void kvant_slot_set_shift(kvant_tensor *tensor, uint32_t block, uint32_t slot, uint32_t number);
+void kvant_slot_set_shift(kvant_tensor *tensor, uint32_t block, uint32_t slot, uint32_t id);
 
 /* map[id] = the id in `to` for each shift id that n blocks of `from` use; map has KVANT_MOST_SHIFTS
  * entries. A new id in `to` counts as used only when blocks use it. KVANT_ERR_FULL: no id is free,
@@ -83,11 +83,11 @@ void kvant_shifts_copy_block(const kvant_tensor *from, uint32_t block, kvant_ten
 /* Creates the table of shifts for a tensor that has none. KVANT_ERR_UNSUPPORTED,
  * KVANT_ERR_MEMORY. */
 kvant_status kvant_shifts_create(kvant_tensor *tensor, const kvant_rope *rope);
-bool kvant_shifts_turn_alike(const kvant_shifts *shifts, const kvant_rope *rope);
+bool kvant_shifts_same_rope(const kvant_shifts *shifts, const kvant_rope *rope);
 
 /* *number = the id of a shift by `by` positions. If no id in `used` has this shift, takes a new id
  * and adds it to `used`. KVANT_ERR_FULL. */
-kvant_status kvant_shifts_number(kvant_tensor *tensor, int32_t by, uint32_t *used, uint8_t *number);
+kvant_status kvant_shifts_id(kvant_tensor *tensor, int32_t by, uint32_t *used, uint8_t *id);
 
 /* The ids that slots have, a bit each. Id 0 is always among them. */
 uint32_t kvant_shifts_used(const kvant_tensor *tensor);
@@ -104,9 +104,9 @@ bool kvant_shifts_any(const kvant_tensor *tensor, uint32_t block, uint64_t slots
 size_t kvant_shifts_export_bytes(const kvant_tensor *tensor);
 void kvant_shifts_export(const kvant_tensor *tensor, uint32_t block, uint64_t slots, uint8_t *to);
 kvant_status kvant_shifts_read(kvant_tensor *tensor, uint64_t written, const uint8_t *data,
-                               uint8_t numbers[KVANT_PAGE_TOKENS]);
+                               uint8_t ids[KVANT_PAGE_TOKENS]);
 
 /* Sets the ids of a block's written slots. Slots that are not written get the id that most written
  * slots have. */
 void kvant_shifts_set_block(kvant_tensor *tensor, uint32_t block,
-                            const uint8_t numbers[KVANT_PAGE_TOKENS]);
+                            const uint8_t ids[KVANT_PAGE_TOKENS]);

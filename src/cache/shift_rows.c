@@ -17,19 +17,19 @@
  * stored at its slot's position, near the centre. In a cache that is a ring, the tokens of a round
  * then share an id. Returns false when a new id would be one too many. */
 static bool find_centered(kvant_tensor *tensor, uint32_t block, uint32_t offset, int32_t position,
-                          uint32_t *used, uint8_t *number)
+                          uint32_t *used, uint8_t *id)
 {
     const int64_t by = (int64_t)position - tensor->blocks[block].position - offset;
     uint32_t n_used = 0;
     *used = *used ? *used : kvant_shifts_used(tensor);
     for (uint32_t i = 0; i < KVANT_MOST_SHIFTS; i++) {
         n_used += *used >> i & 1;
-        *number = (uint8_t)i;
+        *id = (uint8_t)i;
         if (*used >> i & 1 && tensor->shifts->by[i] == by)
             return true;
     }
     return n_used < NUMBERS_FOR_ROWS && by <= KVANT_LARGEST_SHIFT && by >= -KVANT_LARGEST_SHIFT &&
-           kvant_shifts_number(tensor, (int32_t)by, used, number) == KVANT_OK;
+           kvant_shifts_id(tensor, (int32_t)by, used, id) == KVANT_OK;
 }
 
 /* Finds the shift id for a row. In a block without its own centre the row gets the id of the slot
@@ -39,18 +39,18 @@ static uint8_t shift_for(kvant_tensor *tensor, int64_t slot, int32_t position, u
 {
     const uint32_t block = (uint32_t)(slot / KVANT_PAGE_TOKENS),
                    offset = (uint32_t)(slot % KVANT_PAGE_TOKENS);
-    uint8_t number;
+    uint8_t id;
     if (tensor->shifts->encodes)
         return 0;
     if (position >= 0 && tensor->blocks[block].written && kvant_block_centers(tensor, block) &&
-        find_centered(tensor, block, offset, position, used, &number))
-        return number;
+        find_centered(tensor, block, offset, position, used, &id))
+        return id;
     if (offset && tensor->blocks[block].written >> (offset - 1) & 1)
         return (uint8_t)kvant_slot_shift(tensor, block, offset - 1);
     return (uint8_t)kvant_shift_of_new_block(tensor, block);
 }
 
-static const int32_t *positions_given(const kvant_tensor *tensor, size_t n)
+static const int32_t *given_positions(const kvant_tensor *tensor, size_t n)
 {
     const kvant_learning *l = tensor->learning;
     return l && l->n_positions == n ? l->positions : NULL;
@@ -62,17 +62,17 @@ static bool follows(const int64_t *slots, const int32_t *positions, size_t i)
            (!positions || positions[i] == positions[i - 1] + 1);
 }
 
-static void unshift_row(const kvant_tensor *tensor, uint32_t number, const float *row, float *to)
+static void unshift_row(const kvant_tensor *tensor, uint32_t id, const float *row, float *to)
 {
     memcpy(to, row, kvant_tensor_width(tensor) * sizeof *to);
     for (uint32_t head = 0; head < tensor->n_kv_heads; head++)
-        kvant_shift_turn(tensor->shifts, number, true, to + (size_t)head * tensor->head_dim);
+        kvant_shift_rotate(tensor->shifts, id, true, to + (size_t)head * tensor->head_dim);
 }
 
 /* The position at which the row is stored. Below 0: not known. */
-static int32_t unshift_position(const kvant_tensor *tensor, uint32_t number, int32_t position)
+static int32_t unshift_position(const kvant_tensor *tensor, uint32_t id, int32_t position)
 {
-    const int64_t at = (int64_t)position - tensor->shifts->by[number];
+    const int64_t at = (int64_t)position - tensor->shifts->by[id];
     return position < 0 || at < 0 || at > INT32_MAX - KVANT_PAGE_TOKENS ? -1 : (int32_t)at;
 }
 
@@ -81,14 +81,14 @@ static kvant_status unshift_all(const kvant_tensor *tensor, size_t n, const floa
                                 size_t stride, kvant_unshifted *out)
 {
     const size_t width = kvant_tensor_width(tensor);
-    const int32_t *positions = positions_given(tensor, n);
+    const int32_t *positions = given_positions(tensor, n);
     out->rows = kvant_alloc(n * width, sizeof *out->rows);
     out->positions = positions ? kvant_alloc(n, sizeof *out->positions) : NULL;
     KVANT_RETURN_IF(!out->rows || (positions && !out->positions), KVANT_ERR_MEMORY);
     for (size_t i = 0; i < n; i++) {
-        unshift_row(tensor, out->numbers[i], rows + i * stride, out->rows + i * width);
+        unshift_row(tensor, out->ids[i], rows + i * stride, out->rows + i * width);
         if (positions)
-            out->positions[i] = unshift_position(tensor, out->numbers[i], positions[i]);
+            out->positions[i] = unshift_position(tensor, out->ids[i], positions[i]);
     }
     return KVANT_OK;
 }
@@ -96,18 +96,18 @@ static kvant_status unshift_all(const kvant_tensor *tensor, size_t n, const floa
 kvant_status kvant_unshift(kvant_tensor *tensor, const int64_t *slots, size_t n, const float *rows,
                            size_t stride, kvant_unshifted *out)
 {
-    const int32_t *positions = positions_given(tensor, n);
+    const int32_t *positions = given_positions(tensor, n);
     uint32_t used = 0;
     bool any = false;
     if (!tensor->shifts || !n)
         return KVANT_OK;
-    out->numbers = kvant_alloc(n, 1);
-    KVANT_RETURN_IF(!out->numbers, KVANT_ERR_MEMORY);
+    out->ids = kvant_alloc(n, 1);
+    KVANT_RETURN_IF(!out->ids, KVANT_ERR_MEMORY);
     for (size_t i = 0; i < n; i++) {
-        out->numbers[i] = follows(slots, positions, i)
-                              ? out->numbers[i - 1]
-                              : shift_for(tensor, slots[i], positions ? positions[i] : -1, &used);
-        any |= out->numbers[i] != 0;
+        out->ids[i] = follows(slots, positions, i)
+                          ? out->ids[i - 1]
+                          : shift_for(tensor, slots[i], positions ? positions[i] : -1, &used);
+        any |= out->ids[i] != 0;
     }
     if (any)
         KVANT_FORWARD(unshift_all(tensor, n, rows, stride, out));
@@ -120,25 +120,25 @@ void kvant_unshift_end(kvant_unshifted *unshifted)
 {
     kvant_free(unshifted->rows);
     kvant_free(unshifted->positions);
-    kvant_free(unshifted->numbers);
+    kvant_free(unshifted->ids);
     *unshifted = (kvant_unshifted){ 0 };
 }
 
 /* Copies, export and import */
 
 void kvant_shifts_set_block(kvant_tensor *tensor, uint32_t block,
-                            const uint8_t numbers[KVANT_PAGE_TOKENS])
+                            const uint8_t ids[KVANT_PAGE_TOKENS])
 {
     uint32_t counts[KVANT_MOST_SHIFTS] = { 0 }, most = 0;
     const uint64_t written = tensor->blocks[block].written;
     kvant_block_shift *b = &tensor->shifts->blocks[block];
     for (uint32_t slot = 0; slot < KVANT_PAGE_TOKENS; slot++)
-        if (written >> slot & 1 && ++counts[numbers[slot]] > counts[most])
-            most = numbers[slot];
+        if (written >> slot & 1 && ++counts[ids[slot]] > counts[most])
+            most = ids[slot];
     *b = (kvant_block_shift){ .common = (uint8_t)most };
-    memcpy(b->of, numbers, sizeof b->of);
+    memcpy(b->of, ids, sizeof b->of);
     for (uint32_t slot = 0; slot < KVANT_PAGE_TOKENS; slot++)
-        b->others |= (uint64_t)(written >> slot & 1 && numbers[slot] != most) << slot;
+        b->others |= (uint64_t)(written >> slot & 1 && ids[slot] != most) << slot;
 }
 
 bool kvant_shifts_any(const kvant_tensor *tensor, uint32_t block, uint64_t slots)
@@ -168,7 +168,7 @@ static kvant_status use_rope(kvant_tensor *tensor, const kvant_rope *rope)
 {
     if (!tensor->shifts)
         return kvant_shifts_create(tensor, rope);
-    if (kvant_shifts_turn_alike(tensor->shifts, rope))
+    if (kvant_shifts_same_rope(tensor->shifts, rope))
         return KVANT_OK;
     KVANT_RETURN_IF(kvant_shifts_used(tensor) != 1, other_rope());
     kvant_shifts_free(tensor);
@@ -193,8 +193,7 @@ kvant_status kvant_shifts_map(const kvant_tensor *from, uint32_t first, uint32_t
     KVANT_FORWARD(use_rope(to, &rope));
     used = kvant_shifts_used(to);
     for (uint32_t i = 1; i < KVANT_MOST_SHIFTS; i++)
-        if (needed >> i & 1 &&
-            kvant_shifts_number(to, from->shifts->by[i], &used, &map[i]) != KVANT_OK)
+        if (needed >> i & 1 && kvant_shifts_id(to, from->shifts->by[i], &used, &map[i]) != KVANT_OK)
             return too_many();
     return KVANT_OK;
 }
@@ -202,12 +201,12 @@ kvant_status kvant_shifts_map(const kvant_tensor *from, uint32_t first, uint32_t
 void kvant_shifts_copy_block(const kvant_tensor *from, uint32_t block, kvant_tensor *to,
                              uint32_t target, const uint8_t *map)
 {
-    uint8_t numbers[KVANT_PAGE_TOKENS];
+    uint8_t ids[KVANT_PAGE_TOKENS];
     if (!to->shifts)
         return;
     for (uint32_t slot = 0; slot < KVANT_PAGE_TOKENS; slot++)
-        numbers[slot] = map[kvant_slot_shift(from, block, slot)];
-    kvant_shifts_set_block(to, target, numbers);
+        ids[slot] = map[kvant_slot_shift(from, block, slot)];
+    kvant_shifts_set_block(to, target, ids);
 }
 
 /* The shifts of an exported block (format.md): this header, then head_dim / 2 frequencies, of which
@@ -251,7 +250,7 @@ static kvant_status damaged(const char *what)
 }
 
 kvant_status kvant_shifts_read(kvant_tensor *tensor, uint64_t written, const uint8_t *data,
-                               uint8_t numbers[KVANT_PAGE_TOKENS])
+                               uint8_t ids[KVANT_PAGE_TOKENS])
 {
     shifts_header header;
     float frequencies[KVANT_MAX_HEAD_DIM / 2];
@@ -274,7 +273,7 @@ kvant_status kvant_shifts_read(kvant_tensor *tensor, uint64_t written, const uin
                                                : status;
     uint32_t used = kvant_shifts_used(tensor);
     for (uint32_t slot = 0; slot < KVANT_PAGE_TOKENS; slot++)
-        if (kvant_shifts_number(tensor, by[slot], &used, &numbers[slot]) != KVANT_OK)
+        if (kvant_shifts_id(tensor, by[slot], &used, &ids[slot]) != KVANT_OK)
             return too_many();
     return KVANT_OK;
 }

@@ -172,14 +172,14 @@ void kvant_block_keep(kvant_tensor *tensor, uint32_t block, uint64_t slots)
     }
     const bool unseals = b->open_page < 0 && shares_scales(tensor, block, slots);
     b->written = kept;
-    if (unseals && !kvant_open_block(tensor, block, b->version, 1)) {
+    if (unseals && !kvant_open_block(tensor, block, b->transform_id, 1)) {
         b->written = written; /* memory is short; exports leave these slots out nevertheless */
         return;
     }
     if (b->open_page < 0)
         return;
     kvant_open_page *open = &tensor->open_pages[b->open_page];
-    open->fresh = kvant_tensor_codec_info(tensor)->block_tokens > 1 ? kept : open->fresh & kept;
+    open->dirty = kvant_tensor_codec_info(tensor)->block_tokens > 1 ? kept : open->dirty & kept;
 }
 
 void kvant_block_adopt(kvant_tensor *tensor, uint32_t block, uint32_t sequence)

@@ -26,7 +26,7 @@ static void unpack(const float *sums, uint32_t n, const double *mean, uint32_t d
     for (uint32_t j = 0; j < d; j++)
         for (uint32_t i = j; i < d; i++)
             out[(size_t)i * d + j] = out[(size_t)j * d + i] =
-                sums[kvant_lower_place(d, i, j)] / (double)n - (mean ? mean[i] * mean[j] : 0);
+                sums[kvant_lower_position(d, i, j)] / (double)n - (mean ? mean[i] * mean[j] : 0);
 }
 
 /* Multiplies moments off the diagonal, which come from n keys or queries. */
@@ -52,11 +52,11 @@ static void add_product(double factor, const double *mean, size_t n, double *mom
 
 typedef struct solve_job {
     kvant_tensor *tensor;
-    kvant_range range;   /* the position buckets for which the matrices are made */
-    uint32_t stretch;    /* how many positions of a bucket share a centre; 0: all */
-    uint16_t *triangles; /* per sub-head */
-    float *center;       /* width */
-    float *start;        /* width: the centre of a block at position 0 (center.h) */
+    kvant_bucket_span span; /* the position buckets for which the matrices are made */
+    uint32_t center_span;   /* how many positions of a bucket share a centre; 0: all */
+    uint16_t *triangles;    /* per sub-head */
+    float *center;          /* width */
+    float *start;           /* width: the centre of a block at position 0 (center.h) */
     /* Two numbers per sub-head: the length of keys, and the factor that balances it with the length
      * of queries. */
     double *balance;
@@ -67,87 +67,87 @@ typedef struct solve_job {
 /* Subtracts from the moments of keys the part that is due to the centres of stretches. The centre
  * of a stretch is the mean of the first stretch, rotated to the stretch's position. A bucket that
  * is not longer than a stretch is one stretch. */
-static kvant_status subtract_centers(const solve_job *job, uint32_t part, uint8_t octave,
+static kvant_status subtract_centers(const solve_job *job, uint32_t part, uint8_t bucket,
                                      const double *mean, double *moments, double *keys)
 {
-    const kvant_turn *t = job->tensor->learning->turn;
+    const kvant_rope_state *t = job->tensor->learning->rope;
     const size_t d = t->part;
     double own[KVANT_MAX_HEAD_DIM];
     int32_t edges[2];
-    kvant_turn_octave_edges(t, octave, edges);
+    kvant_rope_bucket_edges(t, bucket, edges);
     const uint32_t length = (uint32_t)(edges[1] - edges[0]),
-                   step = length < job->stretch ? length : job->stretch;
+                   step = length < job->center_span ? length : job->center_span;
     memcpy(own, mean, d * sizeof *own);
     memset(moments, 0, d * d * sizeof *moments);
-    KVANT_FORWARD(kvant_turn_mean(t, part, 0, (int32_t)step - 1, own));
+    KVANT_FORWARD(kvant_rope_mean(t, part, 0, (int32_t)step - 1, own));
     add_product(1, own, d, moments);
-    KVANT_FORWARD(kvant_turn_moments(t, part, (kvant_range){ octave, (uint8_t)(octave + 1) }, step,
-                                     NULL, moments));
+    KVANT_FORWARD(kvant_rope_moments(t, part, (kvant_bucket_span){ bucket, (uint8_t)(bucket + 1) },
+                                     step, NULL, moments));
     for (size_t i = 0; i < d * d; i++)
-        keys[i] -= moments[i] / (job->range.end - job->range.first);
+        keys[i] -= moments[i] / (job->span.end - job->span.first);
     return KVANT_OK;
 }
 
-static void put_center(const kvant_tensor *tensor, size_t unit, const double *mean, float *to)
+static void put_center(const kvant_tensor *tensor, size_t sub_head, const double *mean, float *to)
 {
     float center[KVANT_MAX_HEAD_DIM];
     for (uint32_t j = 0; j < tensor->learning->part; j++)
         center[j] = (float)mean[j];
-    kvant_unit_scatter(tensor, unit, center, to);
+    kvant_sub_head_scatter(tensor, sub_head, center, to);
 }
 
 /* Takes the moments of keys about 0 and of queries, and the mean of keys, from position 0 to the
  * job's range of positions. room: d x d. */
-static kvant_status rotate_moments(const solve_job *job, size_t unit, double *mean, double *keys,
-                                   double *queries, double *room)
+static kvant_status rotate_moments(const solve_job *job, size_t sub_head, double *mean,
+                                   double *keys, double *queries, double *room)
 {
-    const kvant_turn *t = job->tensor->learning->turn;
-    const uint32_t part = kvant_unit_part(job->tensor, unit);
+    const kvant_rope_state *t = job->tensor->learning->rope;
+    const uint32_t part = kvant_sub_head_part(job->tensor, sub_head);
     double first[KVANT_MAX_HEAD_DIM];
     if (!t)
         return KVANT_OK;
     memcpy(first, mean, t->part * sizeof *first);
     add_product(1, mean, t->part, keys);
-    KVANT_FORWARD(kvant_turn_moments(t, part, job->range, 1, mean, keys));
-    for (uint8_t octave = job->range.first; job->stretch && octave < job->range.end; octave++)
-        KVANT_FORWARD(subtract_centers(job, part, octave, first, room, keys));
-    if (!job->stretch)
+    KVANT_FORWARD(kvant_rope_moments(t, part, job->span, 1, mean, keys));
+    for (uint8_t bucket = job->span.first; job->center_span && bucket < job->span.end; bucket++)
+        KVANT_FORWARD(subtract_centers(job, part, bucket, first, room, keys));
+    if (!job->center_span)
         add_product(-1, mean, t->part, keys);
-    KVANT_FORWARD(kvant_turn_mean(t, part, 0, KVANT_PAGE_TOKENS - 1, first));
-    put_center(job->tensor, unit, first, job->start);
-    return kvant_turn_moments(t, part, job->range, 1, NULL, queries);
+    KVANT_FORWARD(kvant_rope_mean(t, part, 0, KVANT_PAGE_TOKENS - 1, first));
+    put_center(job->tensor, sub_head, first, job->start);
+    return kvant_rope_moments(t, part, job->span, 1, NULL, queries);
 }
 
 /* The mean of keys minus the origin; if RoPE is known, at position 0. */
-static void find_mean(const kvant_tensor *tensor, size_t unit, double *mean)
+static void find_mean(const kvant_tensor *tensor, size_t sub_head, double *mean)
 {
-    const unit_sums *u = &tensor->learning->units[unit];
+    const sub_head_moments *u = &tensor->learning->sub_heads[sub_head];
     for (uint32_t j = 0; j < tensor->learning->part; j++)
         mean[j] = u->key[j] / (double)u->n_keys;
 }
 
-static void add_origin(const kvant_tensor *tensor, size_t unit, double *mean)
+static void add_origin(const kvant_tensor *tensor, size_t sub_head, double *mean)
 {
     float origin[KVANT_MAX_HEAD_DIM];
-    kvant_unit_gather(tensor, unit, tensor->learning->origin, true, origin);
+    kvant_sub_head_gather(tensor, sub_head, tensor->learning->origin, true, origin);
     for (uint32_t j = 0; j < tensor->learning->part; j++)
         mean[j] += origin[j];
 }
 
 /* keys: the moments about the mean; for tensors that learn no centre about zero. */
-static kvant_status find_moments(const solve_job *job, size_t unit, double *keys, double *queries,
-                                 double *room)
+static kvant_status find_moments(const solve_job *job, size_t sub_head, double *keys,
+                                 double *queries, double *room)
 {
     const kvant_tensor *tensor = job->tensor;
-    const unit_sums *u = &tensor->learning->units[unit];
+    const sub_head_moments *u = &tensor->learning->sub_heads[sub_head];
     const uint32_t n = tensor->learning->part;
     double mean[KVANT_MAX_HEAD_DIM];
-    find_mean(tensor, unit, mean);
+    find_mean(tensor, sub_head, mean);
     unpack(u->keys, u->n_keys, mean, n, keys);
     unpack(u->queries, u->n_queries, NULL, n, queries);
-    add_origin(tensor, unit, mean);
-    KVANT_FORWARD(rotate_moments(job, unit, mean, keys, queries, room));
-    put_center(tensor, unit, mean, job->center);
+    add_origin(tensor, sub_head, mean);
+    KVANT_FORWARD(rotate_moments(job, sub_head, mean, keys, queries, room));
+    put_center(tensor, sub_head, mean, job->center);
     damp(tensor, u->n_keys, KEYS_DAMPING, keys);
     damp(tensor, u->n_queries, QUERIES_DAMPING, queries);
     if (!kvant_learns_center(tensor))
@@ -155,19 +155,19 @@ static kvant_status find_moments(const solve_job *job, size_t unit, double *keys
     return KVANT_OK;
 }
 
-static void solve_unit(void *context, size_t unit, uint32_t worker)
+static void solve_sub_head(void *context, size_t sub_head, uint32_t worker)
 {
     solve_job *job = context;
     const uint32_t n = job->tensor->learning->part;
     double *keys = job->room + worker * ROOM(n), *queries = keys + (size_t)n * n,
            *room = queries + (size_t)n * n;
-    double *balance = job->balance + 2 * unit, gain = 1;
-    job->status[unit] = find_moments(job, unit, keys, queries, room);
-    if (job->status[unit] == KVANT_OK) {
+    double *balance = job->balance + 2 * sub_head, gain = 1;
+    job->status[sub_head] = find_moments(job, sub_head, keys, queries, room);
+    if (job->status[sub_head] == KVANT_OK) {
         balance[0] = kvant_trace(n, keys);
         balance[1] = sqrt(kvant_trace(n, queries) / balance[0]);
-        job->status[unit] = kvant_make_triangle(
-            n, queries, keys, room, job->triangles + unit * kvant_triangle_size(n), &gain);
+        job->status[sub_head] = kvant_make_triangle(
+            n, queries, keys, room, job->triangles + sub_head * kvant_triangle_size(n), &gain);
         balance[1] *= gain;
     }
 }
@@ -202,16 +202,16 @@ static void balance_parts(const solve_job *job, uint32_t head)
         scale((float)sqrt(balance[2 * p + 1] * before / after), size, triangle + p * size);
 }
 
-static kvant_status center_blocks(const solve_job *job, kvant_weights *weights)
+static kvant_status center_blocks(const solve_job *job, kvant_key_transform *key_transform)
 {
-    const kvant_turn *t = job->tensor->learning->turn;
-    if (!t || !t->block_centers || job->stretch != KVANT_PAGE_TOKENS)
+    const kvant_rope_state *t = job->tensor->learning->rope;
+    if (!t || !t->block_centers || job->center_span != KVANT_PAGE_TOKENS)
         return KVANT_OK;
     const kvant_rope rope = { .n_dims = t->n_dims,
                               .interleaved = t->interleaved,
                               .frequencies = t->frequencies };
-    KVANT_FORWARD(kvant_centers_create(job->tensor, &rope, &weights->centers));
-    memcpy(weights->centers->start, job->start,
+    KVANT_FORWARD(kvant_centers_create(job->tensor, &rope, &key_transform->centers));
+    memcpy(key_transform->centers->start, job->start,
            kvant_tensor_width(job->tensor) * sizeof *job->start);
     return KVANT_OK;
 }
@@ -219,21 +219,21 @@ static kvant_status center_blocks(const solve_job *job, kvant_weights *weights)
 static kvant_status solve(solve_job *job, uint32_t n_threads)
 {
     kvant_tensor *tensor = job->tensor;
-    kvant_tensor_version *candidate = &tensor->versions[KVANT_CANDIDATE];
-    kvant_weights *weights;
-    kvant_parallel_for(tensor->learning->n_units, n_threads, solve_unit, job);
-    for (uint32_t unit = 0; unit < tensor->learning->n_units; unit++)
-        KVANT_FORWARD(job->status[unit]);
+    kvant_tensor_transform *candidate = &tensor->transforms[KVANT_CANDIDATE];
+    kvant_key_transform *key_transform;
+    kvant_parallel_for(tensor->learning->n_sub_heads, n_threads, solve_sub_head, job);
+    for (uint32_t sub_head = 0; sub_head < tensor->learning->n_sub_heads; sub_head++)
+        KVANT_FORWARD(job->status[sub_head]);
     for (uint32_t head = 0; head < tensor->n_kv_heads; head++)
         balance_parts(job, head);
-    KVANT_FORWARD(kvant_weights_create(tensor, job->triangles, n_threads, &weights));
-    if (center_blocks(job, weights) != KVANT_OK) {
-        kvant_weights_free(&weights);
+    KVANT_FORWARD(kvant_key_transform_create(tensor, job->triangles, n_threads, &key_transform));
+    if (center_blocks(job, key_transform) != KVANT_OK) {
+        kvant_key_transform_free(&key_transform);
         return KVANT_ERR_MEMORY;
     }
     memcpy(candidate->center, job->center, kvant_tensor_width(tensor) * sizeof *job->center);
-    kvant_weights_free(&candidate->weights);
-    candidate->weights = weights;
+    kvant_key_transform_free(&candidate->key_transform);
+    candidate->key_transform = key_transform;
     return KVANT_OK;
 }
 
@@ -241,13 +241,14 @@ static kvant_status solve(solve_job *job, uint32_t n_threads)
  * goes back to the system afterwards. */
 static kvant_status solve_in(solve_job *job, uint32_t n_workers)
 {
-    const size_t n_units = job->tensor->learning->n_units, width = kvant_tensor_width(job->tensor);
-    const size_t doubles = n_workers * ROOM(job->tensor->learning->part) + 2 * n_units;
+    const size_t n_sub_heads = job->tensor->learning->n_sub_heads,
+                 width = kvant_tensor_width(job->tensor);
+    const size_t doubles = n_workers * ROOM(job->tensor->learning->part) + 2 * n_sub_heads;
     const size_t bytes = doubles * sizeof(double) + 2 * width * sizeof(float) +
-                         kvant_weights_halves(job->tensor) * sizeof *job->triangles;
+                         kvant_key_transform_halves(job->tensor) * sizeof *job->triangles;
     job->room = kvant_map(1, bytes);
     KVANT_RETURN_IF(!job->room, KVANT_ERR_MEMORY);
-    job->balance = job->room + doubles - 2 * n_units;
+    job->balance = job->room + doubles - 2 * n_sub_heads;
     job->center = (float *)(job->room + doubles);
     job->start = job->center + width;
     job->triangles = (uint16_t *)(job->start + width);
@@ -256,18 +257,18 @@ static kvant_status solve_in(solve_job *job, uint32_t n_workers)
     return status;
 }
 
-kvant_status kvant_solve(kvant_tensor *tensor, kvant_range range, uint32_t stretch,
+kvant_status kvant_solve(kvant_tensor *tensor, kvant_bucket_span span, uint32_t center_span,
                          uint32_t n_threads)
 {
-    const uint32_t n_units = tensor->learning->n_units, n_workers = n_threads < 2 ? 1
-                                                                    : n_threads < n_units
-                                                                        ? n_threads
-                                                                        : n_units;
-    solve_job *job = kvant_alloc(1, sizeof *job + n_units * sizeof *job->status);
+    const uint32_t n_sub_heads = tensor->learning->n_sub_heads,
+                   n_workers = n_threads < 2             ? 1
+                               : n_threads < n_sub_heads ? n_threads
+                                                         : n_sub_heads;
+    solve_job *job = kvant_alloc(1, sizeof *job + n_sub_heads * sizeof *job->status);
     KVANT_RETURN_IF(!job, KVANT_ERR_MEMORY);
     job->tensor = tensor;
-    job->range = range;
-    job->stretch = stretch;
+    job->span = span;
+    job->center_span = center_span;
     const kvant_status status = solve_in(job, n_workers);
     kvant_free(job);
     return status;
@@ -276,13 +277,13 @@ kvant_status kvant_solve(kvant_tensor *tensor, kvant_range range, uint32_t stret
 kvant_status kvant_solve_center(const kvant_tensor *tensor, int32_t first, int32_t last,
                                 float *center)
 {
-    for (uint32_t unit = 0; unit < tensor->learning->n_units; unit++) {
+    for (uint32_t sub_head = 0; sub_head < tensor->learning->n_sub_heads; sub_head++) {
         double mean[KVANT_MAX_HEAD_DIM];
-        find_mean(tensor, unit, mean);
-        add_origin(tensor, unit, mean);
-        KVANT_FORWARD(kvant_turn_mean(tensor->learning->turn, kvant_unit_part(tensor, unit), first,
-                                      last, mean));
-        put_center(tensor, unit, mean, center);
+        find_mean(tensor, sub_head, mean);
+        add_origin(tensor, sub_head, mean);
+        KVANT_FORWARD(kvant_rope_mean(tensor->learning->rope, kvant_sub_head_part(tensor, sub_head),
+                                      first, last, mean));
+        put_center(tensor, sub_head, mean, center);
     }
     return KVANT_OK;
 }

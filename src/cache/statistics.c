@@ -19,7 +19,7 @@
  * limited. One outlier at most doubles a scale, because a scale is a square root. */
 #define MOST_DISTANCE 4.0f
 
-void kvant_statistics_place(kvant_statistics *statistics, size_t width, float *memory)
+void kvant_statistics_set_memory(kvant_statistics *statistics, size_t width, float *memory)
 {
     *statistics =
         (kvant_statistics){ 0, width, memory, memory + PARTS * width, memory + 2 * PARTS * width };
@@ -31,7 +31,7 @@ kvant_status kvant_statistics_create(kvant_statistics *statistics, size_t width)
     KVANT_RETURN_IF(!kvant_mul_size(width, 3 * PARTS, &n), KVANT_ERR_MEMORY);
     float *memory = kvant_alloc(n, sizeof *memory);
     KVANT_RETURN_IF(!memory, KVANT_ERR_MEMORY);
-    kvant_statistics_place(statistics, width, memory);
+    kvant_statistics_set_memory(statistics, width, memory);
     return KVANT_OK;
 }
 

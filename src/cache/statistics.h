@@ -1,12 +1,12 @@
 /* statistics.h - sums and ranges per channel, over rows that are dealt into parts
  * (kvant_statistics, tensor.h), and the centres and largest distances that they give. They serve
- * the choice of transforms (versions.c). */
+ * the choice of transforms (transforms.c). */
 #pragma once
 
 #include "tensor.h"
 
 /* Makes empty statistics in memory for 3 * KVANT_STATISTICS_PARTS * width floats. */
-void kvant_statistics_place(kvant_statistics *statistics, size_t width, float *memory);
+void kvant_statistics_set_memory(kvant_statistics *statistics, size_t width, float *memory);
 
 /* Makes empty statistics in new memory, which begins at `sum`. KVANT_ERR_MEMORY. */
 kvant_status kvant_statistics_create(kvant_statistics *statistics, size_t width);

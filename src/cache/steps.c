@@ -1,7 +1,7 @@
 /* steps.c - carries out what a tensor's plan (store/plan.h) decides: gives blocks fp16 pages, and
  * seals other blocks to free pages. Tensors may share the pages for the rows of a step; this file
  * moves the rows of a tensor out of these pages when another tensor needs them. It does not encode
- * or decode rows, which open.c does.
+ * or decode rows, which fp16_pages.c does.
  *
  * The plan counts positions. A slot does not always tell the position of its row, because the cache
  * of a sliding window uses slots again. So a row's position is the sequence's former number of
@@ -110,7 +110,7 @@ void kvant_open_leave(kvant_tensor *tensor, uint32_t block, bool emptied)
 void kvant_open_count(kvant_tensor *tensor, kvant_run *run)
 {
     const kvant_block *block = &tensor->blocks[run->block];
-    const uint64_t pending = block->open_page < 0 ? 0 : tensor->open_pages[block->open_page].fresh;
+    const uint64_t pending = block->open_page < 0 ? 0 : tensor->open_pages[block->open_page].dirty;
     const bool moves = tensor->shifts && tensor->shifts->encodes;
     if (!moves)
         tensor->clocks[block->sequence] +=
@@ -186,8 +186,8 @@ void kvant_open_end(kvant_tensor *tensor, const int64_t *slots, size_t n)
     see_all(tensor, slots, n);
 }
 
-void kvant_open_take_runs(kvant_tensor *tensor, const kvant_run *runs, uint32_t n,
-                          uint32_t n_threads)
+void kvant_open_acquire_runs(kvant_tensor *tensor, const kvant_run *runs, uint32_t n,
+                             uint32_t n_threads)
 {
     int64_t slots[KVANT_MOST_RUNS];
     int32_t positions[KVANT_MOST_RUNS], *blocks = tensor->seen;
@@ -208,11 +208,11 @@ void kvant_open_take_runs(kvant_tensor *tensor, const kvant_run *runs, uint32_t 
     kvant_open_seal(tensor, changes.seal, changes.n_seal, n_threads);
 }
 
-int32_t kvant_open_take(kvant_tensor *tensor, uint32_t block, uint64_t age, uint32_t n_threads)
+int32_t kvant_open_acquire(kvant_tensor *tensor, uint32_t block, uint64_t age, uint32_t n_threads)
 {
     const kvant_run run = { .block = block, .position = position_of(tensor, block, age) };
     tensor->begun[tensor->blocks[block].sequence] = tensor->clocks[tensor->blocks[block].sequence];
-    kvant_open_take_runs(tensor, &run, 1, n_threads);
+    kvant_open_acquire_runs(tensor, &run, 1, n_threads);
     return kvant_open_enter(tensor, block, n_threads);
 }
 
@@ -239,7 +239,7 @@ static void move(kvant_tensor *tensor, uint32_t block, int32_t to)
  * pending for their first transform are sealed only if there is no room for them. */
 static void vacate(kvant_tensor *tensor, uint32_t n_threads)
 {
-    if (!kvant_versions_wait(tensor))
+    if (!kvant_transforms_pending(tensor))
         kvant_open_seal_due(&tensor, 1, false, n_threads);
     const kvant_plan_changes changes = kvant_plan_vacate(tensor->plan, n_shared(tensor));
     kvant_open_seal(tensor, changes.seal, changes.n_seal, n_threads);

@@ -1,8 +1,8 @@
 /* tensor.c - kvant_tensor: sizes, creation, clearing, reading, inspection. */
 #include "center.h"
 #include "shift.h"
-#include "versions.h"
-#include "weights.h"
+#include "transforms.h"
+#include "key_transform.h"
 
 #include <string.h>
 
@@ -40,7 +40,7 @@ static kvant_status check_params(const kvant_tensor_params *p)
     if (!p->codecs || !p->n_kv_heads || !p->n_sequences || !p->n_blocks)
         return invalid("codecs, n_kv_heads, n_sequences and n_blocks must be set");
     kvant_step_pages steps;
-    if (p->steps && !KVANT_TAKE(kvant_step_pages, &steps, p->steps, owner))
+    if (p->steps && !KVANT_ACCEPT_STRUCT(kvant_step_pages, &steps, p->steps, owner))
         return invalid("the size field of steps is not set");
     if (p->n_blocks > INT32_MAX / 2)
         return invalid("more than 2^30 blocks");
@@ -81,12 +81,12 @@ static bool stores_fp16(const kvant_tensor_params *p)
     return true;
 }
 
-static kvant_status take_exact(const kvant_tensor_params *p, kvant_exact_part *exact)
+static kvant_status accept_exact(const kvant_tensor_params *p, kvant_exact_part *exact)
 {
     *exact = (kvant_exact_part){ 0 };
     if (!p->exact)
         return KVANT_OK;
-    if (!KVANT_TAKE(kvant_exact_part, exact, p->exact, step))
+    if (!KVANT_ACCEPT_STRUCT(kvant_exact_part, exact, p->exact, step))
         return invalid("the exact part's size field is not set");
     if (exact->first % KVANT_PAGE_TOKENS || (uint64_t)exact->first + exact->newest > exact->total ||
         (exact->total && !exact->step))
@@ -170,7 +170,7 @@ static kvant_status size_pool(const kvant_tensor_params *p, sizes *s)
     const uint32_t per_sequence = p->blocks_per_sequence ? p->blocks_per_sequence : p->n_blocks;
     kvant_exact_part exact;
     s->learns = info->center == KVANT_CENTER_FIRST || info->norm == KVANT_NORM_FIRST;
-    KVANT_FORWARD(take_exact(p, &exact));
+    KVANT_FORWARD(accept_exact(p, &exact));
     const uint32_t first = exact.first > info->sink_tokens ? exact.first : info->sink_tokens;
     const size_t sinks = exact.step && !exact.first ? 0 : blocks_of(first);
     s->sink_blocks = sinks < per_sequence ? (uint32_t)sinks : per_sequence;
@@ -228,7 +228,7 @@ kvant_status kvant_tensor_size(const kvant_tensor_params *params, size_t *bytes)
     kvant_tensor_params p;
     sizes s;
     KVANT_RETURN_IF(!bytes, KVANT_ERR_ARGUMENT);
-    if (!KVANT_TAKE(kvant_tensor_params, &p, params, n_open_blocks))
+    if (!KVANT_ACCEPT_STRUCT(kvant_tensor_params, &p, params, n_open_blocks))
         return invalid("params is missing or its size field is not set");
     KVANT_FORWARD(compute_sizes(&p, &s));
     *bytes = s.total;
@@ -268,9 +268,9 @@ static kvant_status allocate(kvant_tensor *tensor, const kvant_tensor_params *p)
     tensor->blocks = kvant_alloc(p->n_blocks, sizeof *tensor->blocks);
     tensor->clocks = kvant_alloc(p->n_sequences, sizeof *tensor->clocks);
     tensor->begun = kvant_alloc(p->n_sequences, sizeof *tensor->begun);
-    tensor->sequence_versions = kvant_alloc(p->n_sequences, 1);
+    tensor->sequence_transforms = kvant_alloc(p->n_sequences, 1);
     KVANT_RETURN_IF(!tensor->codecs || !tensor->page_offsets || !tensor->blocks ||
-                        !tensor->clocks || !tensor->begun || !tensor->sequence_versions,
+                        !tensor->clocks || !tensor->begun || !tensor->sequence_transforms,
                     KVANT_ERR_MEMORY);
     size_t offset = 0;
     for (uint32_t head = 0; head < p->n_kv_heads; head++) {
@@ -280,7 +280,7 @@ static kvant_status allocate(kvant_tensor *tensor, const kvant_tensor_params *p)
     }
     for (uint32_t block = 0; block < p->n_blocks; block++)
         place_block(tensor, block);
-    KVANT_FORWARD(kvant_versions_create(tensor));
+    KVANT_FORWARD(kvant_transforms_create(tensor));
     return tensor->n_open_pages ? create_open_pages(tensor) : KVANT_OK;
 }
 
@@ -326,7 +326,7 @@ kvant_status kvant_tensor_create_on(const kvant_page_device *device, void *conte
     sizes s;
     KVANT_RETURN_IF(!out, KVANT_ERR_ARGUMENT);
     *out = NULL;
-    if (!KVANT_TAKE(kvant_tensor_params, &p, params, n_open_blocks))
+    if (!KVANT_ACCEPT_STRUCT(kvant_tensor_params, &p, params, n_open_blocks))
         return invalid("params is missing or its size field is not set");
     KVANT_FORWARD(compute_sizes(&p, &s));
     if (!memory || (uintptr_t)memory % KVANT_PAGE_ALIGN)
@@ -356,7 +356,7 @@ void kvant_tensor_free(kvant_tensor **tensor)
     if (!tensor || !*tensor)
         return;
     kvant_steps_release(*tensor);
-    kvant_versions_destroy(*tensor);
+    kvant_transforms_destroy(*tensor);
     kvant_shifts_free(*tensor);
     kvant_free((*tensor)->codecs);
     kvant_free((*tensor)->page_offsets);
@@ -366,7 +366,7 @@ void kvant_tensor_free(kvant_tensor **tensor)
     kvant_plan_free(&(*tensor)->plan);
     kvant_free((*tensor)->clocks);
     kvant_free((*tensor)->begun);
-    kvant_free((*tensor)->sequence_versions);
+    kvant_free((*tensor)->sequence_transforms);
     kvant_free((*tensor)->scratch);
     kvant_free((*tensor)->staging);
     kvant_free(*tensor);
@@ -388,10 +388,10 @@ void kvant_block_clear(kvant_tensor *tensor, uint32_t block)
 {
     kvant_block *b = &tensor->blocks[block];
     kvant_open_leave(tensor, block, true);
-    if (b->touched)
+    if (b->resident)
         kvant_pages_clear(tensor, kvant_sealed_page(tensor, block, 0), tensor->block_bytes);
     if (b->written)
-        kvant_version_leave(tensor, block);
+        kvant_transforms_leave(tensor, block);
     kvant_shifts_clear_block(tensor, block);
     *b = (kvant_block){ .open_page = KVANT_NO_PAGE,
                         .position = KVANT_NO_POSITION,
@@ -415,7 +415,7 @@ void kvant_tensor_clear(kvant_tensor *tensor)
     kvant_tensor_clear_blocks(tensor, 0, tensor->n_blocks);
     memset(tensor->clocks, 0, tensor->n_sequences * sizeof *tensor->clocks);
     memset(tensor->begun, 0, tensor->n_sequences * sizeof *tensor->begun);
-    kvant_versions_reset(tensor);
+    kvant_transforms_reset(tensor);
     kvant_shifts_free(tensor);
     tensor->any_written = false;
 }
@@ -438,19 +438,19 @@ static void read_head(const kvant_tensor *tensor, const kvant_kernels *kernels, 
                       size_t n, uint32_t head, float *rows, size_t stride)
 {
     const uint32_t block = (uint32_t)(first / KVANT_PAGE_TOKENS),
-                   version = tensor->blocks[block].version;
+                   transform_id = tensor->blocks[block].transform_id;
     float room[KVANT_MAX_HEAD_DIM], y[KVANT_MAX_HEAD_DIM];
     const kvant_page_ref ref = kvant_tensor_page(tensor, block, head);
-    const kvant_affine affine = kvant_block_affine(tensor, block, version, head, room);
+    const kvant_affine affine = kvant_block_affine(tensor, block, transform_id, head, room);
     rows += (size_t)head * tensor->head_dim;
     for (size_t i = 0; i < n; i++) {
         const uint32_t slot = (uint32_t)((first + i) % KVANT_PAGE_TOKENS);
         decode_slot(tensor, kernels, block, slot, &ref, y);
-        kvant_transform_inverse(kvant_version_transform(tensor, version, head), kernels, &affine, y,
-                                rows + i * stride);
+        kvant_transform_inverse(kvant_tensor_head_transform(tensor, transform_id, head), kernels,
+                                &affine, y, rows + i * stride);
         if (tensor->shifts && tensor->blocks[block].written >> slot & 1)
-            kvant_shift_turn(tensor->shifts, kvant_slot_shift(tensor, block, slot), false,
-                             rows + i * stride);
+            kvant_shift_rotate(tensor->shifts, kvant_slot_shift(tensor, block, slot), false,
+                               rows + i * stride);
     }
 }
 
@@ -494,7 +494,7 @@ static size_t slots_in_order(const read_job *job, size_t i, size_t end)
 }
 
 /* Reads one kv head of up to 64 rows. */
-static void read_unit(void *context, size_t unit, uint32_t worker)
+static void read_block_head(void *context, size_t unit, uint32_t worker)
 {
     const read_job *job = context;
     const uint32_t head = (uint32_t)(unit % job->tensor->n_kv_heads), d = job->tensor->head_dim;
@@ -522,8 +522,8 @@ kvant_status kvant_tensor_read_slots(const kvant_tensor *tensor, const int64_t *
         KVANT_RETURN_IF(slots[i] >= 0 && (uint64_t)slots[i] / KVANT_PAGE_TOKENS >= tensor->n_blocks,
                         KVANT_ERR_ARGUMENT);
     const size_t pages = (n + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS;
-    kvant_parallel_for(pages * tensor->n_kv_heads, n >= ROWS_FOR_THREADS ? n_threads : 1, read_unit,
-                       &job);
+    kvant_parallel_for(pages * tensor->n_kv_heads, n >= ROWS_FOR_THREADS ? n_threads : 1,
+                       read_block_head, &job);
     return KVANT_OK;
 }
 
@@ -534,16 +534,18 @@ kvant_status kvant_tensor_get_block(const kvant_tensor *tensor, uint32_t block, 
                     KVANT_ERR_ARGUMENT);
     const kvant_block *b = &tensor->blocks[block];
     const kvant_page_ref page = kvant_tensor_page(tensor, block, kv_head);
-    const kvant_centers *centers = kvant_version_centers(tensor, b->version);
-    kvant_block_info full = { .state = (kvant_block_state)b->state,
-                              .version = b->version,
-                              .written = b->written,
-                              .codec = page.codec,
-                              .page = page.page,
-                              .affine = kvant_version_affine(tensor, b->version, kv_head),
-                              .start = centers ? centers->start + (size_t)kv_head * tensor->head_dim
-                                               : NULL };
-    return KVANT_GIVE(kvant_block_info, info, &full, affine) ? KVANT_OK : KVANT_ERR_ARGUMENT;
+    const kvant_centers *centers = kvant_tensor_transform_centers(tensor, b->transform_id);
+    kvant_block_info full = {
+        .state = (kvant_block_state)b->state,
+        .transform_id = b->transform_id,
+        .written = b->written,
+        .codec = page.codec,
+        .page = page.page,
+        .affine = kvant_tensor_transform_affine(tensor, b->transform_id, kv_head),
+        .start = centers ? centers->start + (size_t)kv_head * tensor->head_dim : NULL
+    };
+    return KVANT_RETURN_STRUCT(kvant_block_info, info, &full, affine) ? KVANT_OK
+                                                                      : KVANT_ERR_ARGUMENT;
 }
 
 kvant_status kvant_tensor_get_info(const kvant_tensor *tensor, kvant_tensor_info *info)
@@ -557,15 +559,15 @@ kvant_status kvant_tensor_get_info(const kvant_tensor *tensor, kvant_tensor_info
                                .bytes = tensor->bytes,
                                .sealed_bytes = tensor->block_bytes,
                                .open_bytes = tensor->open_page_bytes * tensor->n_kv_heads,
-                               .learnt_bytes =
-                                   kvant_weights_bytes(tensor) + kvant_shifts_bytes(tensor),
-                               .learnt_most = kvant_weights_most(tensor),
-                               .working_bytes = kvant_versions_bytes(tensor),
-                               .working_most = kvant_versions_most(tensor) };
-    for (uint32_t v = 0; v < KVANT_MAX_VERSIONS; v++)
-        full.n_versions += tensor->versions[v].alive;
+                               .learned_bytes =
+                                   kvant_key_transform_bytes(tensor) + kvant_shifts_bytes(tensor),
+                               .learned_most = kvant_key_transform_most(tensor),
+                               .working_bytes = kvant_transforms_bytes(tensor),
+                               .working_most = kvant_transforms_most(tensor) };
+    for (uint32_t v = 0; v < KVANT_MAX_TRANSFORMS; v++)
+        full.n_transforms += tensor->transforms[v].alive;
     for (uint32_t block = 0; block < tensor->n_blocks; block++)
         full.written_blocks += tensor->blocks[block].written != 0;
-    return KVANT_GIVE(kvant_tensor_info, info, &full, written_blocks) ? KVANT_OK
-                                                                      : KVANT_ERR_ARGUMENT;
+    return KVANT_RETURN_STRUCT(kvant_tensor_info, info, &full, written_blocks) ? KVANT_OK
+                                                                               : KVANT_ERR_ARGUMENT;
 }

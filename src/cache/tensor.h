@@ -2,13 +2,13 @@
  *
  *   tensor.c      sizes, creation, clearing, reading
  *   write.c       writes a batch of rows: checks them, learns from them, seals old blocks
- *   place.c       chooses pages for the rows of a write and encodes them
- *   open.c        what open pages hold: sealing, opening again
+ *   write_encode.c chooses pages for the rows of a write and encodes them
+ *   fp16_pages.c  what open pages hold: sealing, opening again
  *   steps.c       which blocks have an open page, as the plan says; pages that tensors share
- *   versions.c    centres and scales: estimates from rows; the transform of each row
+ *   transforms.c  centres and scales: estimates from rows; the transform of each row
  *   learn.c       matrices of transform=first, from rows and queries
- *   judge.c       which transform has the smallest error for a sample of rows and queries
- *   weights.c     the matrices W as transforms
+ *   select.c      which transform has the smallest error for a sample of rows and queries
+ *   key_transform.c the matrices W as transforms
  *   center.c      centres that RoPE rotates: one per block
  *   shift.c       keys that move to other positions without being encoded again
  *   shift_rows.c  rows that are written next to shifted keys; copies, export and import of shifts
@@ -16,7 +16,7 @@
  *   transfer.c    copies, export, import
  *
  * In comments a transform is the centre and scale, or the centre and W, of the rows of some blocks.
- * Names still call it `version`. */
+ * Names still call it `transform_id`. */
 #pragma once
 
 #include <kvant/tensor.h>
@@ -27,7 +27,7 @@
 #include "../store/plan.h"
 
 #define KVANT_NO_PAGE (-1)
-#define KVANT_CANDIDATE KVANT_MAX_VERSIONS /* index of a new transform that is not in force yet */
+#define KVANT_CANDIDATE KVANT_MAX_TRANSFORMS /* index of a new transform that is not in force yet */
 #define KVANT_NO_POSITION INT32_MIN
 
 typedef struct kvant_block {
@@ -37,15 +37,15 @@ typedef struct kvant_block {
     /* The position of the block's first slot, if the block may have its own centre (center.h).
      * KVANT_NO_POSITION: not known. */
     int32_t position;
-    uint8_t state, version;
-    bool touched; /* its sealed pages were written at least once, so their memory is in use */
+    uint8_t state, transform_id;
+    bool resident; /* its sealed pages were written at least once, so their memory is in use */
 } kvant_block;
 
 /* Pages with numbers from n_own_pages on lie in memory that tensors share (steps.c). */
 typedef struct kvant_open_page {
     int64_t block; /* -1: free */
     /* A bit per slot: the row is newer than its code in the sealed page. */
-    uint64_t fresh;
+    uint64_t dirty;
 } kvant_open_page;
 
 typedef struct kvant_centers kvant_centers;
@@ -55,26 +55,26 @@ typedef struct kvant_centers kvant_centers;
  * their keys again. */
 #define KVANT_MOST_SHIFTS 32u
 
-/* The matrices W of transform=first (weights.h). */
-typedef struct kvant_weights {
+/* The matrices W of transform=first (key_transform.h). */
+typedef struct kvant_key_transform {
     float *expanded;              /* (R W)^T of all kv heads; NULL unless R is dense */
     size_t idle;                  /* rows written since `expanded` was last needed */
     uint16_t *triangles;          /* W^T in binary16 */
     kvant_centers *centers;       /* centres of blocks; NULL: all blocks share one centre */
     kvant_transform transforms[]; /* per kv head */
-} kvant_weights;
+} kvant_key_transform;
 
 /* The transform of all kv heads. Transform 0 comes from a calibration or is the identity. */
-typedef struct kvant_tensor_version {
-    float *center, *scale;  /* n_kv_heads x head_dim each */
-    kvant_weights *weights; /* or NULL; used instead of the scale */
-    uint32_t n_blocks;      /* blocks that use it */
-    uint32_t stamp;         /* generation: a new number whenever the coefficients change */
-    uint32_t kin;           /* lineage: the second moments that it was made from (learning.h) */
-    bool alive, learnt;     /* center=first and norm=first apply, because it was made from rows */
-} kvant_tensor_version;
+typedef struct kvant_tensor_transform {
+    float *center, *scale;              /* n_kv_heads x head_dim each */
+    kvant_key_transform *key_transform; /* or NULL; used instead of the scale */
+    uint32_t n_blocks;                  /* blocks that use it */
+    uint32_t generation; /* generation: a new number whenever the coefficients change */
+    uint32_t lineage;    /* lineage: the second moments that it was made from (learning.h) */
+    bool alive, learned; /* center=first and norm=first apply, because it was made from rows */
+} kvant_tensor_transform;
 
-/* Row statistics, for estimates of centre and scale (versions.c). Rows are dealt into parts.
+/* Row statistics, for estimates of centre and scale (transforms.c). Rows are dealt into parts.
  * Each part has the sum, the minimum and the maximum of every channel. */
 #define KVANT_STATISTICS_PARTS 8u
 
@@ -126,10 +126,10 @@ typedef struct kvant_page_device {
     kvant_status (*status)(const kvant_tensor *tensor);
     /* A device may keep fp16 pages of blocks that are sealed for the tensor. `exact` returns a
      * block's fp16 pages, or NULL. `store_exact` copies `pages` to a block's fp16 pages; slots in
-     * `fresh` have no codes yet. It returns false when the device keeps no such pages for the
+     * `dirty` have no codes yet. It returns false when the device keeps no such pages for the
      * block. With pages NULL it copies nothing and only returns that answer. */
     const void *(*exact)(const kvant_tensor *tensor, uint32_t block);
-    bool (*store_exact)(const kvant_tensor *tensor, uint32_t block, uint64_t fresh,
+    bool (*store_exact)(const kvant_tensor *tensor, uint32_t block, uint64_t dirty,
                         const void *pages);
 } kvant_page_device;
 
@@ -161,16 +161,16 @@ struct kvant_tensor {
     uint8_t *sealed, *open; /* the caller's memory */
     kvant_block *blocks;
     kvant_open_page *open_pages;
-    uint64_t *clocks;           /* per sequence: how many rows were written */
-    uint64_t *begun;            /* per sequence: the clock from which the newest rows count back */
-    uint8_t *sequence_versions; /* per sequence: the transform of its last block */
-    kvant_tensor_version versions[KVANT_MAX_VERSIONS + 1];
+    uint64_t *clocks; /* per sequence: how many rows were written */
+    uint64_t *begun;  /* per sequence: the clock from which the newest rows count back */
+    uint8_t *sequence_transforms; /* per sequence: the transform of its last block */
+    kvant_tensor_transform transforms[KVANT_MAX_TRANSFORMS + 1];
     float *centers; /* the centres and scales of all transforms */
-    uint32_t last_stamp;
-    uint8_t newest;                 /* the transform for rows when nothing else decides */
-    bool unfit[KVANT_MAX_VERSIONS]; /* rejected for the rows that were judged last */
+    uint32_t last_generation;
+    uint8_t newest;                      /* the transform for rows when nothing else decides */
+    bool rejected[KVANT_MAX_TRANSFORMS]; /* rejected for the rows that were judged last */
     /* `recent`: rows of short writes. `batch`: rows of one long write. sum is NULL while there are
-     * no rows (kvant_versions_open). */
+     * no rows (kvant_transforms_reserve). */
     kvant_statistics recent, batch;
     kvant_statistics fetched;        /* a copy on the host, when the statistics are on a device */
     struct kvant_learning *learning; /* of transform=first, or NULL */
@@ -192,25 +192,26 @@ static inline size_t kvant_tensor_width(const kvant_tensor *tensor)
 
 /* The centre and scale of one kv head in a transform. Each kv head gets only what its own codec
  * asks for. A block may have its own centre instead (kvant_block_affine). */
-static inline kvant_affine kvant_version_affine(const kvant_tensor *tensor, uint32_t version,
-                                                uint32_t head)
+static inline kvant_affine kvant_tensor_transform_affine(const kvant_tensor *tensor,
+                                                         uint32_t transform_id, uint32_t head)
 {
     const kvant_codec_info *info = &tensor->codecs[head]->info;
-    const kvant_tensor_version *v = &tensor->versions[version];
+    const kvant_tensor_transform *v = &tensor->transforms[transform_id];
     size_t first = (size_t)head * tensor->head_dim;
     bool center =
-        info->center == KVANT_CENTER_FILE || (info->center == KVANT_CENTER_FIRST && v->learnt);
+        info->center == KVANT_CENTER_FILE || (info->center == KVANT_CENTER_FIRST && v->learned);
     bool scale = info->norm == KVANT_NORM_FILE ||
-                 (info->norm == KVANT_NORM_FIRST && v->learnt && !v->weights);
+                 (info->norm == KVANT_NORM_FIRST && v->learned && !v->key_transform);
     return (kvant_affine){ center ? v->center + first : NULL, scale ? v->scale + first : NULL };
 }
 
 /* R W of one kv head in a transform. */
-static inline const kvant_transform *kvant_version_transform(const kvant_tensor *tensor,
-                                                             uint32_t version, uint32_t head)
+static inline const kvant_transform *kvant_tensor_head_transform(const kvant_tensor *tensor,
+                                                                 uint32_t transform_id,
+                                                                 uint32_t head)
 {
-    const kvant_weights *weights = tensor->versions[version].weights;
-    return weights ? &weights->transforms[head] : &tensor->codecs[head]->transform;
+    const kvant_key_transform *key_transform = tensor->transforms[transform_id].key_transform;
+    return key_transform ? &key_transform->transforms[head] : &tensor->codecs[head]->transform;
 }
 
 /* One kv head's page of a block: a page of its codec, or transformed fp16 rows while the block is
@@ -308,10 +309,10 @@ static inline const void *kvant_exact_page(const kvant_tensor *tensor, uint32_t 
     return tensor->device ? tensor->device->exact(tensor, block) : NULL;
 }
 
-static inline bool kvant_exact_store(const kvant_tensor *tensor, uint32_t block, uint64_t fresh,
+static inline bool kvant_exact_store(const kvant_tensor *tensor, uint32_t block, uint64_t dirty,
                                      const void *pages)
 {
-    return tensor->device && tensor->device->store_exact(tensor, block, fresh, pages);
+    return tensor->device && tensor->device->store_exact(tensor, block, dirty, pages);
 }
 
 /* tensor.c: kvant_tensor_create with pages in a device's memory. The device and its context must
@@ -336,23 +337,25 @@ kvant_status kvant_tensor_write_seen(const kvant_rows *rows, size_t n_tensors, c
                                      size_t n, uint32_t n_threads);
 float kvant_tensor_safe_input(const kvant_tensor *tensor);
 
-/* open.c */
+/* fp16_pages.c */
 
 /* Gives the block an open page and decodes the block's rows into it, expressed in a transform that
  * may differ from the block's own. Seals another block when no page is free. Returns false and
  * leaves the block unchanged when a row would leave fp16's range, or when there are no open
  * pages. */
-bool kvant_open_block(kvant_tensor *tensor, uint32_t block, uint32_t version, uint32_t n_threads);
+bool kvant_open_block(kvant_tensor *tensor, uint32_t block, uint32_t transform_id,
+                      uint32_t n_threads);
 
 /* The same for a block to which the plan has already given a page. */
-bool kvant_open_fill(kvant_tensor *tensor, uint32_t block, uint32_t version, uint32_t n_threads);
+bool kvant_open_fill(kvant_tensor *tensor, uint32_t block, uint32_t transform_id,
+                     uint32_t n_threads);
 
 /* Expresses the rows of an open block in another transform. Returns false and changes nothing when
  * a row would leave fp16's range. */
-bool kvant_open_reexpress(kvant_tensor *tensor, uint32_t block, uint32_t version);
+bool kvant_open_reexpress(kvant_tensor *tensor, uint32_t block, uint32_t transform_id);
 
 /* Records a write to slots (a bit each) of an open block. */
-void kvant_open_touch(kvant_tensor *tensor, uint32_t block, uint64_t slots);
+void kvant_open_mark_dirty(kvant_tensor *tensor, uint32_t block, uint64_t slots);
 
 /* Seals rows older than their sequence's window, for one tensor or for the keys and values of a
  * layer. With an exact part the window is counted in rows; otherwise complete blocks are sealed.
@@ -389,8 +392,8 @@ void kvant_open_count(kvant_tensor *tensor, kvant_run *run);
 /* Lets the plan give open pages to the blocks of at most KVANT_MOST_RUNS runs, whose blocks differ.
  * If there are at least as many pages as blocks, every block gets one. Seals other blocks to free
  * their pages. */
-void kvant_open_take_runs(kvant_tensor *tensor, const kvant_run *runs, uint32_t n,
-                          uint32_t n_threads);
+void kvant_open_acquire_runs(kvant_tensor *tensor, const kvant_run *runs, uint32_t n,
+                             uint32_t n_threads);
 
 /* The block begins to use the page that the plan gave it. KVANT_NO_PAGE: the plan gave none. */
 int32_t kvant_open_enter(kvant_tensor *tensor, uint32_t block, uint32_t n_threads);
@@ -402,7 +405,7 @@ void kvant_open_leave(kvant_tensor *tensor, uint32_t block, bool emptied);
 /* Returns an open page for the block, with unspecified bytes. age: how many rows were written after
  * the block's last row. Seals another block when no page is free. KVANT_NO_PAGE when the tensor has
  * no open pages. */
-int32_t kvant_open_take(kvant_tensor *tensor, uint32_t block, uint64_t age, uint32_t n_threads);
+int32_t kvant_open_acquire(kvant_tensor *tensor, uint32_t block, uint64_t age, uint32_t n_threads);
 
 /* The last n_rows rows of a sequence were removed, so its window moves back by as many rows. */
 void kvant_open_rewind(kvant_tensor *tensor, uint32_t sequence, uint32_t n_rows);
@@ -440,44 +443,44 @@ void kvant_block_adopt(kvant_tensor *tensor, uint32_t block, uint32_t sequence);
 kvant_status kvant_block_export(const kvant_tensor *tensor, uint32_t block, uint64_t slots,
                                 void *data, size_t bytes, size_t *used);
 
-/* versions.c */
+/* transforms.c */
 
-kvant_status kvant_versions_create(kvant_tensor *tensor);
+kvant_status kvant_transforms_create(kvant_tensor *tensor);
 
 /* On a device, row statistics need memory for two times kvant_statistics_bytes. */
 size_t kvant_statistics_bytes(const kvant_tensor *tensor);
-void kvant_versions_place(kvant_tensor *tensor, float *memory);
-void kvant_versions_destroy(kvant_tensor *tensor);
-void kvant_versions_reset(kvant_tensor *tensor);
+void kvant_transforms_set_memory(kvant_tensor *tensor, float *memory);
+void kvant_transforms_destroy(kvant_tensor *tensor);
+void kvant_transforms_reset(kvant_tensor *tensor);
 
 /* Counts a block in or out of its transform. A transform that no block uses may be replaced, unless
  * it is the newest. */
-void kvant_version_join(kvant_tensor *tensor, uint32_t block, uint32_t version);
-void kvant_version_leave(kvant_tensor *tensor, uint32_t block);
+void kvant_transforms_join(kvant_tensor *tensor, uint32_t block, uint32_t transform_id);
+void kvant_transforms_leave(kvant_tensor *tensor, uint32_t block);
 
 /* The coefficients of a transform. */
-typedef struct kvant_version_numbers {
+typedef struct kvant_transform_values {
     const float *center, *scale;  /* NULL: as in transform 0 */
     const uint16_t *triangles;    /* NULL: no matrices */
     const kvant_centers *centers; /* NULL: blocks have no centres of their own */
-    bool learnt;
-} kvant_version_numbers;
+    bool learned;
+} kvant_transform_values;
 
 /* *version = the id of a transform in force with these coefficients. Makes the transform when there
- * is none. KVANT_ERR_FULL when all ids are in use; errors as kvant_weights_create. */
-kvant_status kvant_version_find(kvant_tensor *tensor, const kvant_version_numbers *numbers,
-                                uint32_t *version);
+ * is none. KVANT_ERR_FULL when all ids are in use; errors as kvant_key_transform_create. */
+kvant_status kvant_transforms_find(kvant_tensor *tensor, const kvant_transform_values *numbers,
+                                   uint32_t *transform_id);
 
 /* Puts the first learned transform into force: pending rows are expressed in it, and new blocks
  * begin with it. */
-void kvant_versions_begin(kvant_tensor *tensor, uint32_t version);
+void kvant_transforms_begin(kvant_tensor *tensor, uint32_t transform_id);
 
 /* When rows of `from` are copied to `to` while both wait for a first transform, the statistics of
  * these rows are copied, too. */
-void kvant_versions_share(const kvant_tensor *from, kvant_tensor *to);
+void kvant_transforms_share(const kvant_tensor *from, kvant_tensor *to);
 
 /* Whether rows are pending in open blocks because there is no learned transform yet. */
-static inline bool kvant_versions_wait(const kvant_tensor *tensor)
+static inline bool kvant_transforms_pending(const kvant_tensor *tensor)
 {
-    return tensor->learns && !tensor->versions[tensor->newest].learnt;
+    return tensor->learns && !tensor->transforms[tensor->newest].learned;
 }

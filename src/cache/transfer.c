@@ -32,43 +32,43 @@ static kvant_status no_page(void)
 
 /* Finds or makes the target's transforms for the transforms that the source's blocks use. */
 static kvant_status map_transforms(const kvant_tensor *from, uint32_t first, uint32_t n,
-                                   kvant_tensor *to, int32_t map[KVANT_MAX_VERSIONS])
+                                   kvant_tensor *to, int32_t map[KVANT_MAX_TRANSFORMS])
 {
     kvant_status status = KVANT_OK;
-    for (uint32_t v = 0; v < KVANT_MAX_VERSIONS; v++)
+    for (uint32_t v = 0; v < KVANT_MAX_TRANSFORMS; v++)
         map[v] = -1;
     for (uint32_t block = first; block < first + n && status == KVANT_OK; block++) {
-        uint32_t v = from->blocks[block].version;
-        const kvant_tensor_version *version = &from->versions[v];
+        uint32_t v = from->blocks[block].transform_id;
+        const kvant_tensor_transform *transform = &from->transforms[v];
         if (!from->blocks[block].written || map[v] >= 0)
             continue;
         uint32_t found = v;
-        const kvant_weights *weights = version->weights;
-        const kvant_version_numbers numbers = { version->center, version->scale,
-                                                weights ? weights->triangles : NULL,
-                                                weights ? weights->centers : NULL,
-                                                version->learnt };
+        const kvant_key_transform *key_transform = transform->key_transform;
+        const kvant_transform_values numbers = { transform->center, transform->scale,
+                                                 key_transform ? key_transform->triangles : NULL,
+                                                 key_transform ? key_transform->centers : NULL,
+                                                 transform->learned };
         if (from != to)
-            status = kvant_version_find(to, &numbers, &found);
+            status = kvant_transforms_find(to, &numbers, &found);
         if (status != KVANT_OK)
             continue;
         map[v] = (int32_t)found;
-        to->versions[found].n_blocks++; /* keeps it in use until all are found */
+        to->transforms[found].n_blocks++; /* keeps it in use until all are found */
     }
-    for (uint32_t v = 0; v < KVANT_MAX_VERSIONS; v++)
+    for (uint32_t v = 0; v < KVANT_MAX_TRANSFORMS; v++)
         if (map[v] >= 0)
-            to->versions[map[v]].n_blocks--;
+            to->transforms[map[v]].n_blocks--;
     return status == KVANT_ERR_FULL ? no_transform() : status;
 }
 
 /* Puts the first learned transform into force when copied blocks bring one. */
 static void begin_transforms(const kvant_tensor *from, kvant_tensor *to,
-                             const int32_t map[KVANT_MAX_VERSIONS])
+                             const int32_t map[KVANT_MAX_TRANSFORMS])
 {
-    for (uint32_t i = 0; i < KVANT_MAX_VERSIONS; i++) {
-        uint32_t v = (from->newest + i) % KVANT_MAX_VERSIONS;
-        if (map[v] >= 0 && from->versions[v].learnt && kvant_versions_wait(to))
-            kvant_versions_begin(to, (uint32_t)map[v]);
+    for (uint32_t i = 0; i < KVANT_MAX_TRANSFORMS; i++) {
+        uint32_t v = (from->newest + i) % KVANT_MAX_TRANSFORMS;
+        if (map[v] >= 0 && from->transforms[v].learned && kvant_transforms_pending(to))
+            kvant_transforms_begin(to, (uint32_t)map[v]);
     }
 }
 
@@ -110,20 +110,20 @@ static bool finds_page(const kvant_tensor *tensor, uint32_t block)
 }
 
 /* Finds the open page for the copy of an open block. The copy has the same age, counted in rows. */
-static int32_t take_page(const kvant_tensor *from, uint32_t source, kvant_tensor *to,
-                         uint32_t target)
+static int32_t accept_page(const kvant_tensor *from, uint32_t source, kvant_tensor *to,
+                           uint32_t target)
 {
     const int64_t counted = kvant_plan_age(from->plan, source);
     const uint64_t age = counted > 0 ? (uint64_t)counted : 0;
     uint64_t *clock = &to->clocks[to->blocks[target].sequence];
     *clock = *clock < age ? age : *clock;
-    return kvant_open_take(to, target, age, 1);
+    return kvant_open_acquire(to, target, age, 1);
 }
 
 static void copy_open(const kvant_tensor *from, uint32_t source, kvant_tensor *to, int32_t page)
 {
     const kvant_open_page *open = &from->open_pages[from->blocks[source].open_page];
-    to->open_pages[page].fresh = open->fresh;
+    to->open_pages[page].dirty = open->dirty;
     kvant_pages_copy(to, kvant_open_page_of(to, page, 0),
                      kvant_open_page_of(from, from->blocks[source].open_page, 0),
                      kvant_open_block_bytes(from));
@@ -131,14 +131,14 @@ static void copy_open(const kvant_tensor *from, uint32_t source, kvant_tensor *t
 
 /* Fills an empty block, which may have an open page, with slots, transform, position and sealed
  * pages (NULL: none). */
-static void fill(kvant_tensor *tensor, uint32_t block, uint32_t version, int32_t position,
+static void fill(kvant_tensor *tensor, uint32_t block, uint32_t transform, int32_t position,
                  uint64_t written, const void *sealed)
 {
     kvant_block *b = &tensor->blocks[block];
-    kvant_version_join(tensor, block, version);
+    kvant_transforms_join(tensor, block, transform);
     b->position = position;
     b->written = written;
-    b->touched = sealed != NULL;
+    b->resident = sealed != NULL;
     b->state = b->open_page < 0 ? KVANT_BLOCK_SEALED : b->state;
     tensor->any_written = true;
     if (sealed)
@@ -146,19 +146,19 @@ static void fill(kvant_tensor *tensor, uint32_t block, uint32_t version, int32_t
 }
 
 static void copy_block(const kvant_tensor *from, uint32_t source, kvant_tensor *to, uint32_t target,
-                       uint32_t version)
+                       uint32_t transform)
 {
     const kvant_block *block = &from->blocks[source];
     if (!block->written)
         return;
     /* If both blocks are in one tensor, taking a page may seal the source. */
-    int32_t page = block->open_page >= 0 ? take_page(from, source, to, target) : KVANT_NO_PAGE;
+    int32_t page = block->open_page >= 0 ? accept_page(from, source, to, target) : KVANT_NO_PAGE;
     if (page >= 0 && block->open_page >= 0)
         copy_open(from, source, to, page);
     else if (page >= 0)
         kvant_open_leave(to, target, false);
-    fill(to, target, version, block->position, block->written,
-         block->touched ? kvant_sealed_page(from, source, 0) : NULL);
+    fill(to, target, transform, block->position, block->written,
+         block->resident ? kvant_sealed_page(from, source, 0) : NULL);
     const void *exact = kvant_exact_page(from, source);
     if (exact)
         kvant_exact_store(to, target, 0, exact);
@@ -172,7 +172,7 @@ static bool in_range(const kvant_tensor *tensor, uint32_t first, uint32_t n)
 kvant_status kvant_tensor_copy(const kvant_tensor *from, uint32_t first, kvant_tensor *to,
                                uint32_t to_first, uint32_t n)
 {
-    int32_t map[KVANT_MAX_VERSIONS];
+    int32_t map[KVANT_MAX_TRANSFORMS];
     uint8_t shifts[KVANT_MOST_SHIFTS];
     KVANT_RETURN_IF(!from || !to || from->device != to->device || !same_codecs(from, to) ||
                         !in_range(from, first, n) || !in_range(to, to_first, n),
@@ -182,16 +182,16 @@ kvant_status kvant_tensor_copy(const kvant_tensor *from, uint32_t first, kvant_t
     KVANT_RETURN_IF(from == to && first < to_first + n && to_first < first + n, KVANT_ERR_ARGUMENT);
     KVANT_RETURN_IF(!finds_pages(from, first, n, to, to_first), no_page());
     if (from->recent.n)
-        KVANT_FORWARD(kvant_versions_open(to));
+        KVANT_FORWARD(kvant_transforms_reserve(to));
     KVANT_FORWARD(kvant_shifts_map(from, first, n, to, shifts));
     KVANT_FORWARD(map_transforms(from, first, n, to, map));
     begin_transforms(from, to, map);
-    kvant_versions_share(from, to);
+    kvant_transforms_share(from, to);
     for (uint32_t i = 0; i < n; i++)
         kvant_block_clear(to, to_first + i);
     for (uint32_t i = 0; i < n; i++) {
         copy_block(from, first + i, to, to_first + i,
-                   (uint32_t)map[from->blocks[first + i].version]);
+                   (uint32_t)map[from->blocks[first + i].transform_id]);
         kvant_shifts_copy_block(from, first + i, to, to_first + i, shifts);
     }
     return kvant_pages_status(to);
@@ -209,7 +209,7 @@ typedef struct block_header {
     uint32_t open; /* bits: the block has fp16 pages, not sealed ones; its slots have shifts */
     /* 0: no transform. 1: centre and scale of all kv heads follow. 2: also matrices. 3: also
      * centres of blocks. */
-    uint32_t learnt;
+    uint32_t learned;
 } block_header;
 _Static_assert(sizeof(block_header) == 40, "format.md");
 
@@ -244,21 +244,21 @@ enum { OPEN_PAGES = 1, SHIFTED = 2 };
 
 enum { LEARNT_NOTHING, LEARNT_AFFINE, LEARNT_MATRICES, LEARNT_CENTERS };
 
-static uint32_t learnt_by(const kvant_tensor_version *version)
+static uint32_t learned_by(const kvant_tensor_transform *transform)
 {
-    if (version->weights)
-        return version->weights->centers ? LEARNT_CENTERS : LEARNT_MATRICES;
-    return version->learnt ? LEARNT_AFFINE : LEARNT_NOTHING;
+    if (transform->key_transform)
+        return transform->key_transform->centers ? LEARNT_CENTERS : LEARNT_MATRICES;
+    return transform->learned ? LEARNT_AFFINE : LEARNT_NOTHING;
 }
 
-static size_t weights_bytes(const kvant_tensor *tensor)
+static size_t key_transform_bytes(const kvant_tensor *tensor)
 {
-    return kvant_weights_halves(tensor) * sizeof(uint16_t);
+    return kvant_key_transform_halves(tensor) * sizeof(uint16_t);
 }
 
-static size_t affine_bytes(const kvant_tensor *tensor, uint32_t learnt)
+static size_t affine_bytes(const kvant_tensor *tensor, uint32_t learned)
 {
-    return learnt ? 2 * kvant_tensor_width(tensor) * sizeof(float) : 0;
+    return learned ? 2 * kvant_tensor_width(tensor) * sizeof(float) : 0;
 }
 
 static size_t frequency_bytes(const kvant_tensor *tensor)
@@ -273,11 +273,11 @@ static size_t centers_bytes(const kvant_tensor *tensor)
            8 * 8;
 }
 
-static size_t transform_bytes(const kvant_tensor *tensor, uint32_t learnt)
+static size_t transform_bytes(const kvant_tensor *tensor, uint32_t learned)
 {
-    return affine_bytes(tensor, learnt) +
-           (learnt >= LEARNT_MATRICES ? (weights_bytes(tensor) + 7) / 8 * 8 : 0) +
-           (learnt == LEARNT_CENTERS ? centers_bytes(tensor) : 0);
+    return affine_bytes(tensor, learned) +
+           (learned >= LEARNT_MATRICES ? (key_transform_bytes(tensor) + 7) / 8 * 8 : 0) +
+           (learned == LEARNT_CENTERS ? centers_bytes(tensor) : 0);
 }
 
 /* The offset of the centres of blocks: after all coefficients of a transform. */
@@ -286,9 +286,9 @@ static size_t centers_at(const kvant_tensor *tensor)
     return transform_bytes(tensor, LEARNT_MATRICES);
 }
 
-static size_t bytes_of(const kvant_tensor *tensor, uint32_t open, uint32_t learnt)
+static size_t bytes_of(const kvant_tensor *tensor, uint32_t open, uint32_t learned)
 {
-    return sizeof(block_header) + transform_bytes(tensor, learnt) +
+    return sizeof(block_header) + transform_bytes(tensor, learned) +
            (open & SHIFTED ? kvant_shifts_export_bytes(tensor) : 0) +
            page_bytes(tensor, open & OPEN_PAGES) + sizeof(uint64_t);
 }
@@ -297,12 +297,12 @@ size_t kvant_tensor_export_size(const kvant_tensor *tensor)
 {
     if (!tensor)
         return 0;
-    const uint32_t learnt = tensor->learning ? LEARNT_CENTERS : LEARNT_AFFINE;
+    const uint32_t learned = tensor->learning ? LEARNT_CENTERS : LEARNT_AFFINE;
     const uint32_t shifted = kvant_tensor_codec_info(tensor)->role == KVANT_ROLE_K ? SHIFTED : 0;
     size_t open = tensor->n_open_pages || kvant_exact_store(tensor, 0, 0, NULL)
-                      ? bytes_of(tensor, OPEN_PAGES | shifted, learnt)
+                      ? bytes_of(tensor, OPEN_PAGES | shifted, learned)
                       : 0,
-           sealed = bytes_of(tensor, shifted, learnt);
+           sealed = bytes_of(tensor, shifted, learned);
     return open > sealed ? open : sealed;
 }
 
@@ -338,28 +338,29 @@ kvant_status kvant_block_export(const kvant_tensor *tensor, uint32_t block, uint
 {
     KVANT_RETURN_IF(!tensor || block >= tensor->n_blocks || !data || !used, KVANT_ERR_ARGUMENT);
     const kvant_block *b = &tensor->blocks[block];
-    const kvant_tensor_version *version = &tensor->versions[b->version];
+    const kvant_tensor_transform *transform = &tensor->transforms[b->transform_id];
     const bool open = kvant_slots_as_open(tensor, block, slots),
                shifted = kvant_shifts_any(tensor, block, slots);
-    const uint32_t learnt = learnt_by(version),
+    const uint32_t learned = learned_by(transform),
                    kind = (open ? OPEN_PAGES : 0) | (shifted ? SHIFTED : 0);
     const block_header header = {
-        BLOCK_MAGIC, bytes_of(tensor, kind, learnt), scheme_of(tensor), b->written & slots, kind,
-        learnt
+        BLOCK_MAGIC, bytes_of(tensor, kind, learned), scheme_of(tensor), b->written & slots, kind,
+        learned
     };
     uint8_t *at = data;
     KVANT_RETURN_IF(bytes < header.bytes, KVANT_ERR_ARGUMENT);
     memcpy(at, &header, sizeof header);
     at += sizeof header;
-    memcpy(at, version->center, affine_bytes(tensor, learnt));
-    memset(at + affine_bytes(tensor, learnt), 0,
-           transform_bytes(tensor, learnt) - affine_bytes(tensor, learnt));
-    if (learnt >= LEARNT_MATRICES)
-        memcpy(at + affine_bytes(tensor, learnt), version->weights->triangles,
-               weights_bytes(tensor));
-    if (learnt == LEARNT_CENTERS)
-        export_centers(tensor, version->weights->centers, b->position, at + centers_at(tensor));
-    at += transform_bytes(tensor, learnt);
+    memcpy(at, transform->center, affine_bytes(tensor, learned));
+    memset(at + affine_bytes(tensor, learned), 0,
+           transform_bytes(tensor, learned) - affine_bytes(tensor, learned));
+    if (learned >= LEARNT_MATRICES)
+        memcpy(at + affine_bytes(tensor, learned), transform->key_transform->triangles,
+               key_transform_bytes(tensor));
+    if (learned == LEARNT_CENTERS)
+        export_centers(tensor, transform->key_transform->centers, b->position,
+                       at + centers_at(tensor));
+    at += transform_bytes(tensor, learned);
     if (shifted) {
         kvant_shifts_export(tensor, block, slots, at);
         at += kvant_shifts_export_bytes(tensor);
@@ -385,15 +386,15 @@ static kvant_status check_block(const kvant_tensor *tensor, const uint8_t *data,
         return damaged("it is cut short");
     memcpy(header, data, sizeof *header);
     if (header->magic != BLOCK_MAGIC || header->open > (OPEN_PAGES | SHIFTED) ||
-        header->learnt > LEARNT_CENTERS)
+        header->learned > LEARNT_CENTERS)
         return damaged("it is none, or of another version of kvant");
     if (header->scheme != scheme_of(tensor))
         return damaged("it was made with other codecs, another shape or another seed");
-    if (header->learnt == LEARNT_CENTERS && tensor->device)
+    if (header->learned == LEARNT_CENTERS && tensor->device)
         return kvant_fail(NULL, KVANT_ERR_UNSUPPORTED,
                           "exported block: it has a centre of its own, which only tensors in the "
                           "computer's memory can have");
-    if (header->learnt >= LEARNT_MATRICES && !tensor->learning)
+    if (header->learned >= LEARNT_MATRICES && !tensor->learning)
         return kvant_fail(NULL, KVANT_ERR_UNSUPPORTED,
                           "exported block: it has matrices of transform=first, which only tensors "
                           "in the computer's memory can have");
@@ -402,7 +403,7 @@ static kvant_status check_block(const kvant_tensor *tensor, const uint8_t *data,
         return kvant_fail(NULL, KVANT_ERR_UNSUPPORTED,
                           "exported block: its keys were shifted, which only keys in the "
                           "computer's memory can be");
-    if (header->bytes != bytes || bytes != bytes_of(tensor, header->open, header->learnt))
+    if (header->bytes != bytes || bytes != bytes_of(tensor, header->open, header->learned))
         return damaged("its size is wrong");
     memcpy(&checksum, data + bytes - sizeof checksum, sizeof checksum);
     if (checksum != kvant_fnv1a(KVANT_FNV_START, data, bytes - sizeof checksum))
@@ -466,43 +467,44 @@ static int32_t position_of(const kvant_tensor *tensor, const uint8_t *data,
                            const block_header *header)
 {
     int32_t position = KVANT_NO_POSITION;
-    if (header->learnt == LEARNT_CENTERS)
+    if (header->learned == LEARNT_CENTERS)
         memcpy(&position, data + sizeof *header + centers_at(tensor), sizeof position);
     return position;
 }
 
 /* Reads matrices and centres of blocks. The caller frees *triangles and *centers, also after an
  * error. */
-static kvant_status import_weights(const kvant_tensor *tensor, const uint8_t *data, uint32_t learnt,
-                                   uint16_t **triangles, kvant_centers **centers)
+static kvant_status import_key_transform(const kvant_tensor *tensor, const uint8_t *data,
+                                         uint32_t learned, uint16_t **triangles,
+                                         kvant_centers **centers)
 {
-    if (learnt < LEARNT_MATRICES)
+    if (learned < LEARNT_MATRICES)
         return KVANT_OK;
-    *triangles = kvant_alloc(1, weights_bytes(tensor));
+    *triangles = kvant_alloc(1, key_transform_bytes(tensor));
     KVANT_RETURN_IF(!*triangles, KVANT_ERR_MEMORY);
-    memcpy(*triangles, data + affine_bytes(tensor, learnt), weights_bytes(tensor));
-    return learnt == LEARNT_CENTERS ? import_centers(tensor, data + centers_at(tensor), centers)
-                                    : KVANT_OK;
+    memcpy(*triangles, data + affine_bytes(tensor, learned), key_transform_bytes(tensor));
+    return learned == LEARNT_CENTERS ? import_centers(tensor, data + centers_at(tensor), centers)
+                                     : KVANT_OK;
 }
 
 /* Finds or makes the transform of an imported block. The arrays may have any alignment, so they are
  * copied to the candidate first. */
 static kvant_status import_transform(kvant_tensor *tensor, const uint8_t *data,
-                                     const block_header *header, uint32_t *version)
+                                     const block_header *header, uint32_t *transform)
 {
-    kvant_tensor_version *read = &tensor->versions[KVANT_CANDIDATE];
+    kvant_tensor_transform *read = &tensor->transforms[KVANT_CANDIDATE];
     uint16_t *triangles = NULL;
     kvant_centers *centers = NULL;
-    *version = 0;
-    if (!header->learnt)
+    *transform = 0;
+    if (!header->learned)
         return KVANT_OK;
-    memcpy(read->center, data + sizeof *header, affine_bytes(tensor, header->learnt));
+    memcpy(read->center, data + sizeof *header, affine_bytes(tensor, header->learned));
     KVANT_FORWARD(check_numbers(read->center, read->scale, kvant_tensor_width(tensor)));
     const kvant_status fit =
-        import_weights(tensor, data + sizeof *header, header->learnt, &triangles, &centers);
-    const kvant_version_numbers numbers = { read->center, read->scale, triangles, centers, true };
+        import_key_transform(tensor, data + sizeof *header, header->learned, &triangles, &centers);
+    const kvant_transform_values numbers = { read->center, read->scale, triangles, centers, true };
     const kvant_status status =
-        fit == KVANT_OK ? kvant_version_find(tensor, &numbers, version) : KVANT_OK;
+        fit == KVANT_OK ? kvant_transforms_find(tensor, &numbers, transform) : KVANT_OK;
     kvant_free(triangles);
     kvant_free(centers);
     KVANT_FORWARD(fit);
@@ -515,40 +517,40 @@ kvant_status kvant_tensor_import(kvant_tensor *tensor, uint32_t block, const voi
                                  size_t bytes)
 {
     block_header header;
-    uint32_t version;
+    uint32_t transform;
     uint8_t shifts[KVANT_PAGE_TOKENS];
     int32_t page = KVANT_NO_PAGE;
     KVANT_RETURN_IF(!tensor || block >= tensor->n_blocks || !data, KVANT_ERR_ARGUMENT);
     KVANT_FORWARD(check_block(tensor, data, bytes, &header));
     const bool open = header.open & OPEN_PAGES, shifted = header.open & SHIFTED;
     const uint8_t *moved =
-        (const uint8_t *)data + sizeof header + transform_bytes(tensor, header.learnt);
+        (const uint8_t *)data + sizeof header + transform_bytes(tensor, header.learned);
     const uint8_t *pages = moved + (shifted ? kvant_shifts_export_bytes(tensor) : 0);
     if (open)
         KVANT_FORWARD(check_open_rows(tensor, pages));
     /* Rows that are pending for a first transform lie in the tensor's own pages. */
     const bool exact =
-        open && (header.learnt || !tensor->learns) && kvant_exact_store(tensor, block, 0, NULL);
+        open && (header.learned || !tensor->learns) && kvant_exact_store(tensor, block, 0, NULL);
     KVANT_RETURN_IF(open && !exact && !finds_page(tensor, block), no_page());
     if (shifted)
         KVANT_FORWARD(kvant_shifts_read(tensor, header.written, moved, shifts));
-    KVANT_FORWARD(import_transform(tensor, data, &header, &version));
-    if (header.written && header.learnt && kvant_versions_wait(tensor))
-        kvant_versions_begin(tensor, version);
+    KVANT_FORWARD(import_transform(tensor, data, &header, &transform));
+    if (header.written && header.learned && kvant_transforms_pending(tensor))
+        kvant_transforms_begin(tensor, transform);
     kvant_block_clear(tensor, block);
     if (!header.written)
         return KVANT_OK;
     if (open && !exact)
-        page = kvant_open_take(tensor, block, 0, 1);
+        page = kvant_open_acquire(tensor, block, 0, 1);
     if (page >= 0) {
-        tensor->open_pages[page].fresh = header.written;
+        tensor->open_pages[page].dirty = header.written;
         kvant_pages_copy(tensor, kvant_open_page_of(tensor, page, 0), pages,
                          page_bytes(tensor, true));
     }
-    fill(tensor, block, version, position_of(tensor, data, &header), header.written,
+    fill(tensor, block, transform, position_of(tensor, data, &header), header.written,
          open ? NULL : pages);
     if (exact)
-        tensor->blocks[block].touched = kvant_exact_store(tensor, block, header.written, pages);
+        tensor->blocks[block].resident = kvant_exact_store(tensor, block, header.written, pages);
     if (shifted)
         kvant_shifts_set_block(tensor, block, shifts);
     return kvant_pages_status(tensor);
@@ -587,11 +589,11 @@ kvant_status kvant_tensor_set_affine(kvant_tensor *tensor, const kvant_affine *a
 {
     KVANT_RETURN_IF(!tensor || !affine || tensor->any_written, KVANT_ERR_ARGUMENT);
     KVANT_FORWARD(check_affine(tensor, affine));
-    uint32_t version;
-    const kvant_version_numbers numbers = { .center = affine->center,
-                                            .scale = affine->scale,
-                                            .learnt = true };
-    KVANT_FORWARD(kvant_version_find(tensor, &numbers, &version));
-    kvant_versions_begin(tensor, version);
+    uint32_t transform;
+    const kvant_transform_values numbers = { .center = affine->center,
+                                             .scale = affine->scale,
+                                             .learned = true };
+    KVANT_FORWARD(kvant_transforms_find(tensor, &numbers, &transform));
+    kvant_transforms_begin(tensor, transform);
     return KVANT_OK;
 }

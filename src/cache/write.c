@@ -1,5 +1,5 @@
 /* write.c - writes rows to one tensor or two: checks all rows, learns from them, and seals old
- * blocks. place.c places the rows and encodes them.
+ * blocks. write_encode.c places the rows and encodes them.
  *
  * After the check nothing can fail. A row for an open page is also checked for the sealed page that
  * follows. */
@@ -14,23 +14,23 @@
 #include "../base/parallel.h"
 #include "center.h"
 #include "shift.h"
-#include "weights.h"
+#include "key_transform.h"
 
 #define ROWS_FOR_THREADS 16u /* with fewer rows, waking a thread costs more than encoding */
 
 /* Checking */
 
 static kvant_status check_run(const kvant_write_job *job, const kvant_run *r, uint32_t head,
-                              uint32_t version)
+                              uint32_t transform_id)
 {
     const kvant_tensor *tensor = job->tensor;
     const kvant_codec *codec = tensor->codecs[head];
     float room[KVANT_MAX_HEAD_DIM];
     kvant_affine affine =
-        kvant_affine_at(tensor, version, head, kvant_write_position(job, r), room);
+        kvant_affine_at(tensor, transform_id, head, kvant_write_position(job, r), room);
     const float *rows = job->seen + r->first * job->stride + (size_t)head * tensor->head_dim;
-    const kvant_transform *transform = kvant_version_transform(tensor, version, head);
-    const bool open = kvant_write_opens(tensor, r->block, version);
+    const kvant_transform *transform = kvant_tensor_head_transform(tensor, transform_id, head);
+    const bool open = kvant_write_opens(tensor, r->block, transform_id);
     if (tensor->half_rows && !open)
         KVANT_FORWARD(kvant_codec_check_rows(codec, transform, job->kernels, &affine, rows,
                                              job->stride, r->n, true));
@@ -44,16 +44,17 @@ static kvant_status check_head(const kvant_write_job *job, uint32_t head)
 {
     for (size_t first = 0; first < job->n;) {
         kvant_run r = kvant_write_run(job, first);
-        uint32_t version = kvant_write_version(job, &r), own = job->tensor->blocks[r.block].version;
-        KVANT_FORWARD(check_run(job, &r, head, version));
-        if (job->tensor->blocks[r.block].written && own != version)
+        uint32_t transform_id = kvant_write_transform(job, &r),
+                 own = job->tensor->blocks[r.block].transform_id;
+        KVANT_FORWARD(check_run(job, &r, head, transform_id));
+        if (job->tensor->blocks[r.block].written && own != transform_id)
             KVANT_FORWARD(check_run(job, &r, head, own));
         first += r.n;
     }
     return KVANT_OK;
 }
 
-static void check_unit(void *context, size_t head, uint32_t worker)
+static void check_run_of_head(void *context, size_t head, uint32_t worker)
 {
     kvant_write_job *job = context;
     kvant_status status = check_head(job, (uint32_t)head);
@@ -65,7 +66,8 @@ static void check_unit(void *context, size_t head, uint32_t worker)
 /* Copies rows from a device to the host, if a new transform may not fit them. */
 static void see(kvant_write_job *job)
 {
-    if (!job->seen && job->choice.judged && !kvant_versions_fit(job->tensor, job->choice.version))
+    if (!job->seen && job->choice.selected &&
+        !kvant_transforms_fit(job->tensor, job->choice.transform_id))
         job->seen = job->tensor->device->look(job->tensor, job->rows, job->stride, job->n);
 }
 
@@ -76,13 +78,13 @@ static kvant_status prepare(const kvant_write_job *job)
 {
     kvant_tensor *tensor = job->tensor;
     if (job->n) {
-        KVANT_FORWARD(kvant_versions_open(tensor));
-        KVANT_FORWARD(kvant_learning_open(tensor));
+        KVANT_FORWARD(kvant_transforms_reserve(tensor));
+        KVANT_FORWARD(kvant_learning_reserve(tensor));
     }
     for (size_t first = 0; tensor->learning && !tensor->device && first < job->n;) {
         const kvant_run r = kvant_write_run(job, first);
-        KVANT_FORWARD(kvant_version_prepare(tensor, kvant_write_version(job, &r)));
-        KVANT_FORWARD(kvant_version_prepare(tensor, tensor->blocks[r.block].version));
+        KVANT_FORWARD(kvant_transforms_prepare(tensor, kvant_write_transform(job, &r)));
+        KVANT_FORWARD(kvant_transforms_prepare(tensor, tensor->blocks[r.block].transform_id));
         first += r.n;
     }
     return KVANT_OK;
@@ -95,7 +97,7 @@ static kvant_status check_all(kvant_write_job *job)
         return KVANT_OK;
     atomic_store(&job->status, KVANT_OK);
     kvant_parallel_for(job->tensor->n_kv_heads, job->n >= ROWS_FOR_THREADS ? job->n_threads : 1,
-                       check_unit, job);
+                       check_run_of_head, job);
     return (kvant_status)atomic_load(&job->status);
 }
 
@@ -107,7 +109,7 @@ static bool pages_are_short(const kvant_write_job *job)
 {
     const kvant_tensor *tensor = job->tensor;
     uint32_t needed = tensor->n_sink_pages;
-    if (!kvant_versions_wait(tensor))
+    if (!kvant_transforms_pending(tensor))
         return false;
     for (uint32_t i = 0; i < tensor->n_open_pages; i++) {
         const int64_t block = tensor->open_pages[i].block;
@@ -148,7 +150,7 @@ static kvant_status check_job(kvant_write_job *job)
 {
     if (is_long_batch(job)) {
         const kvant_new_rows rows = { job->rows, job->stride, job->n, job->slots };
-        job->choice = kvant_versions_judge(job->tensor, &rows, job->n_threads);
+        job->choice = kvant_transforms_select(job->tensor, &rows, job->n_threads);
         KVANT_FORWARD(job->choice.status);
     }
     return check_all(job);
@@ -159,7 +161,7 @@ static bool keep(kvant_write_job *job)
     if (!job->undoable)
         return true;
     kvant_learning_spread(job->tensor, job->n_threads);
-    job->kept = kvant_sums_keep(job->tensor);
+    job->kept = kvant_moments_save(job->tensor);
     return job->kept != NULL;
 }
 
@@ -171,20 +173,20 @@ static kvant_status learn(kvant_write_job *job)
         return KVANT_OK;
     if (!is_long_batch(job)) {
         const kvant_new_rows rows = { job->rows, job->stride, job->n, job->slots };
-        const bool judged =
+        const bool selected =
             job->tensor->recent.n + job->n >= KVANT_LEARN_ROWS || pages_are_short(job);
-        kvant_versions_note(job->tensor, &rows, judged || job->undoable);
-        if (!judged)
+        kvant_transforms_note(job->tensor, &rows, selected || job->undoable);
+        if (!selected)
             return KVANT_OK;
         job->choice.status = KVANT_ERR_MEMORY;
         if (keep(job))
-            job->choice = kvant_versions_judge_noted(job->tensor, job->n_threads);
+            job->choice = kvant_transforms_select_pending(job->tensor, job->n_threads);
         if (job->choice.status != KVANT_OK) {
-            kvant_versions_unnote(job->tensor);
+            kvant_transforms_undo_note(job->tensor);
             return job->choice.status;
         }
         job->resets = check_all(job) != KVANT_OK;
-        job->choice.judged = job->choice.judged && !job->resets;
+        job->choice.selected = job->choice.selected && !job->resets;
     }
     job->forgets = true;
     return KVANT_OK;
@@ -195,9 +197,9 @@ static void undo(const kvant_write_job *job)
     if (is_long_batch(job))
         return;
     if (job->kept)
-        kvant_sums_restore(job->tensor, job->kept);
-    kvant_weights_free(&job->tensor->versions[KVANT_CANDIDATE].weights);
-    kvant_versions_unnote(job->tensor);
+        kvant_moments_restore(job->tensor, job->kept);
+    kvant_key_transform_free(&job->tensor->transforms[KVANT_CANDIDATE].key_transform);
+    kvant_transforms_undo_note(job->tensor);
 }
 
 /* Lets all tensors learn, which takes memory for matrices. No choice is put into force until every
@@ -215,11 +217,11 @@ static kvant_status learn_all(kvant_write_job *jobs, size_t n_jobs)
     if (status != KVANT_OK && jobs[0].undoable && jobs[0].choice.status == KVANT_OK)
         undo(&jobs[0]);
     for (size_t i = 0; i < n_jobs; i++) {
-        kvant_sums_drop(jobs[i].kept);
+        kvant_moments_drop(jobs[i].kept);
         if (status == KVANT_OK && jobs[i].resets)
             kvant_learning_reset(jobs[i].tensor);
         if (status == KVANT_OK && jobs[i].forgets)
-            kvant_versions_forget(jobs[i].tensor);
+            kvant_transforms_forget(jobs[i].tensor);
         if (status == KVANT_OK)
             kvant_choice_publish(jobs[i].tensor, &jobs[i].choice);
     }
@@ -238,12 +240,13 @@ float kvant_tensor_safe_input(const kvant_tensor *tensor)
 {
     const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
     float least = FLT_MAX;
-    for (uint32_t v = 0; v < KVANT_MAX_VERSIONS; v++)
-        for (uint32_t head = 0; tensor->versions[v].alive && head < tensor->n_kv_heads; head++) {
+    for (uint32_t v = 0; v < KVANT_MAX_TRANSFORMS; v++)
+        for (uint32_t head = 0; tensor->transforms[v].alive && head < tensor->n_kv_heads; head++) {
             float room[KVANT_MAX_HEAD_DIM];
             const kvant_affine affine = kvant_affine_widest(tensor, v, head, room);
-            least = fminf(least, kvant_codec_safe_input(kvant_version_transform(tensor, v, head),
-                                                        kernels, &affine));
+            least =
+                fminf(least, kvant_codec_safe_input(kvant_tensor_head_transform(tensor, v, head),
+                                                    kernels, &affine));
         }
     return least;
 }
@@ -278,7 +281,7 @@ static void seal_between(kvant_write_job *jobs, size_t n_jobs, bool begins)
         else if (!tensor->step_rows)
             kvant_open_end(tensor, placed, jobs[i].n_placed);
         const bool now = tensor->step_rows ? begins || jobs[i].n > tensor->step_rows : !begins;
-        if (!now || kvant_versions_wait(tensor))
+        if (!now || kvant_transforms_pending(tensor))
             continue;
         if (tensor->step_rows || tensor->always_open)
             due[n_due++] = tensor;
@@ -293,13 +296,13 @@ static kvant_status run(kvant_write_job *jobs, size_t n_jobs)
 {
     kvant_status status = KVANT_OK;
     for (size_t i = 0; i < n_jobs && status == KVANT_OK; i++) {
-        kvant_versions_age(jobs[i].tensor, jobs[i].n);
+        kvant_transforms_age(jobs[i].tensor, jobs[i].n);
         status = check_first(&jobs[i]);
     }
     for (size_t i = 0; i < n_jobs && status == KVANT_OK; i++)
         status = check_job(&jobs[i]);
     for (size_t i = 0; i < n_jobs && status != KVANT_OK; i++)
-        if (jobs[i].choice.judged && jobs[i].choice.status == KVANT_OK) /* learning has changed */
+        if (jobs[i].choice.selected && jobs[i].choice.status == KVANT_OK) /* learning has changed */
             kvant_learning_reset(jobs[i].tensor);
     KVANT_FORWARD(status);
     KVANT_FORWARD(learn_all(jobs, n_jobs));
@@ -312,7 +315,7 @@ static kvant_status run(kvant_write_job *jobs, size_t n_jobs)
     }
     for (size_t i = 0; i < n_jobs && status == KVANT_OK; i++) {
         kvant_open_end(jobs[i].tensor, jobs[i].slots, jobs[i].n);
-        kvant_write_note_versions(&jobs[i]);
+        kvant_write_note_transforms(&jobs[i]);
         status = kvant_pages_status(jobs[i].tensor);
     }
     return status;
@@ -324,7 +327,7 @@ static kvant_status unshift(kvant_write_job *job, kvant_unshifted *unshifted)
 {
     KVANT_FORWARD(
         kvant_unshift(job->tensor, job->slots, job->n, job->rows, job->stride, unshifted));
-    job->shifts = unshifted->numbers;
+    job->shifts = unshifted->ids;
     if (unshifted->rows) {
         job->rows = job->seen = unshifted->rows;
         job->stride = kvant_tensor_width(job->tensor);
@@ -357,7 +360,7 @@ kvant_status kvant_tensor_write_seen(const kvant_rows *rows, size_t n_tensors, c
         kvant_unshift_end(&unshifted[i]);
     for (size_t i = 0; i < n_tensors && status != KVANT_OK; i++)
         if (rows[i].tensor && !rows[i].tensor->recent.n)
-            kvant_versions_forget(rows[i].tensor);
+            kvant_transforms_forget(rows[i].tensor);
     return status;
 }
 
@@ -388,12 +391,12 @@ static void join_versions(const kvant_write_job *job)
     kvant_tensor *tensor = job->tensor;
     for (size_t first = 0; first < job->n;) {
         const kvant_run r = kvant_write_run(job, first);
-        const uint32_t version = kvant_write_version(job, &r);
+        const uint32_t transform_id = kvant_write_transform(job, &r);
         kvant_block *block = &tensor->blocks[r.block];
         block->position = kvant_write_position(job, &r);
         if (block->written)
-            kvant_version_leave(tensor, r.block);
-        kvant_version_join(tensor, r.block, version);
+            kvant_transforms_leave(tensor, r.block);
+        kvant_transforms_join(tensor, r.block, transform_id);
         block->written |= r.mask;
         first += r.n;
     }
@@ -415,11 +418,11 @@ kvant_status kvant_tensor_learn(kvant_tensor *tensor, const int64_t *slots, size
     kvant_status status = check_first(&job);
     if (status == KVANT_OK) {
         const kvant_new_rows all = { rows, stride, n, slots };
-        job.choice = kvant_versions_judge(tensor, &all, n_threads);
+        job.choice = kvant_transforms_select(tensor, &all, n_threads);
         status = job.choice.status;
     }
     if (status == KVANT_OK) {
-        kvant_versions_forget(tensor);
+        kvant_transforms_forget(tensor);
         kvant_choice_publish(tensor, &job.choice);
         join_versions(&job);
     }

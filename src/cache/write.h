@@ -1,4 +1,4 @@
-/* write.h - writing rows to a tensor: write.c checks the rows and learns from them, place.c
+/* write.h - writing rows to a tensor: write.c checks the rows and learns from them, write_encode.c
  * encodes them. */
 #pragma once
 
@@ -19,7 +19,7 @@ typedef struct kvant_write_job {
     bool undoable; /* keep a copy of the learning, because the second tensor may fail */
     /* When nothing fails: forget accumulated rows; begin the second moments again. */
     bool forgets, resets;
-    kvant_kept *kept;                /* the learning before this write, or NULL */
+    kvant_saved_learning *kept;      /* the learning before this write, or NULL */
     kvant_run runs[KVANT_MOST_RUNS]; /* of the rows before `done`, the last n_placed */
     uint32_t n_runs, classes;
     size_t done, n_placed;
@@ -31,11 +31,11 @@ kvant_run kvant_write_run(const kvant_write_job *job, size_t first);
 
 /* The transform that the run's block gets, and the first position of the block. A block keeps its
  * own when rows stay in its other slots. */
-uint32_t kvant_write_version(const kvant_write_job *job, const kvant_run *r);
+uint32_t kvant_write_transform(const kvant_write_job *job, const kvant_run *r);
 int32_t kvant_write_position(const kvant_write_job *job, const kvant_run *r);
 
 /* Whether the rows of a block pass through an open page. */
-bool kvant_write_opens(const kvant_tensor *tensor, uint32_t block, uint32_t version);
+bool kvant_write_opens(const kvant_tensor *tensor, uint32_t block, uint32_t transform_id);
 
 /* Places some of the remaining rows: at most one run per block, and at most as many runs as can
  * have open pages at the same time. Seals other blocks to free pages. */
@@ -46,4 +46,4 @@ void kvant_write_encode(kvant_write_job *jobs, size_t n_jobs);
 
 /* Records the transform with which the next block of each sequence begins. Call it when all rows
  * are placed. */
-void kvant_write_note_versions(const kvant_write_job *job);
+void kvant_write_note_transforms(const kvant_write_job *job);

@@ -30,35 +30,37 @@ static size_t padded(size_t bytes)
            KVANT_CALIBRATION_ALIGN;
 }
 
-size_t kvant_calibration_arrays_start(uint32_t n_codebooks, uint32_t name_bytes, uint32_t n_sites)
+size_t kvant_calibration_arrays_start(uint32_t n_codebooks, uint32_t name_bytes,
+                                      uint32_t n_locations)
 {
     size_t table = padded(sizeof(kvant_calibration_header) + (size_t)4 * n_codebooks + name_bytes);
-    return padded(table + n_sites * sizeof(kvant_calibration_line));
+    return padded(table + n_locations * sizeof(kvant_calibration_line));
 }
 
 /* How many numbers the lower triangles of all kv heads have. */
-static size_t matrix_halves(const kvant_calibration_site *site)
+static size_t matrix_halves(const kvant_calibration_location *location)
 {
-    return (size_t)site->n_kv_heads * site->head_dim * (site->head_dim + 1) / 2;
+    return (size_t)location->n_kv_heads * location->head_dim * (location->head_dim + 1) / 2;
 }
 
 /* The limits keep every product below 2^12 heads x (2^19 + 8 x 2^12 x 2^9) numbers, so 64 bits
  * cannot overflow. */
-void kvant_calibration_place(kvant_calibration_site *site, const kvant_calibration_info *info)
+void kvant_calibration_set_offsets(kvant_calibration_location *location,
+                                   const kvant_calibration_info *info)
 {
-    size_t row = (size_t)site->n_kv_heads * site->head_dim, at = 0;
-    site->mean = at;
-    site->min = at += row;
-    site->max = at += row;
-    site->moment = at += row;
-    site->diagonal = at += site->role == KVANT_ROLE_K ? row * site->head_dim : 0;
-    site->matrix = at += site->role == KVANT_ROLE_K ? row : 0;
-    at += site->role == KVANT_ROLE_K ? (matrix_halves(site) + 1) / 2 : 0;
+    size_t row = (size_t)location->n_kv_heads * location->head_dim, at = 0;
+    location->mean = at;
+    location->min = at += row;
+    location->max = at += row;
+    location->moment = at += row;
+    location->diagonal = at += location->role == KVANT_ROLE_K ? row * location->head_dim : 0;
+    location->matrix = at += location->role == KVANT_ROLE_K ? row : 0;
+    at += location->role == KVANT_ROLE_K ? (matrix_halves(location) + 1) / 2 : 0;
     for (uint32_t i = 0; i < info->n_codebooks; i++) {
-        site->centroids[i] = at;
+        location->centroids[i] = at;
         at += row * info->clusters[i];
     }
-    site->bytes = padded(at * sizeof(float));
+    location->bytes = padded(at * sizeof(float));
 }
 
 bool kvant_calibration_valid_clusters(const uint32_t *clusters, uint32_t n)
@@ -106,12 +108,12 @@ static kvant_status read_info(kvant_calibration *c, const kvant_error *error)
     const kvant_calibration_header *header = header_of(c);
     const uint8_t *at = (const uint8_t *)(header + 1);
     kvant_calibration_info *info = &c->info;
-    c->n_sites = header->n_sites;
+    c->n_locations = header->n_locations;
     if (header->n_codebooks > KVANT_CALIBRATION_MAX_CODEBOOKS ||
-        header->name_bytes > KVANT_CALIBRATION_MAX_NAME || c->n_sites == 0 ||
-        c->n_sites > 2 * KVANT_CALIBRATION_MAX_LAYERS)
+        header->name_bytes > KVANT_CALIBRATION_MAX_NAME || c->n_locations == 0 ||
+        c->n_locations > 2 * KVANT_CALIBRATION_MAX_LAYERS)
         return damaged(error, "its head counts more than there can be");
-    if (kvant_calibration_arrays_start(header->n_codebooks, header->name_bytes, c->n_sites) >
+    if (kvant_calibration_arrays_start(header->n_codebooks, header->name_bytes, c->n_locations) >
         info->bytes)
         return damaged(error, "its table does not fit");
     info->n_codebooks = header->n_codebooks;
@@ -129,48 +131,49 @@ static kvant_status read_info(kvant_calibration *c, const kvant_error *error)
     return KVANT_OK;
 }
 
-static kvant_status read_site(kvant_calibration *c, uint32_t i, const kvant_calibration_line *line,
-                              const kvant_error *error)
+static kvant_status read_location(kvant_calibration *c, uint32_t i,
+                                  const kvant_calibration_line *line, const kvant_error *error)
 {
-    kvant_calibration_site *site = &c->sites[i];
-    *site = (kvant_calibration_site){ .layer = line->layer,
-                                      .role = line->role,
-                                      .n_kv_heads = line->n_kv_heads,
-                                      .head_dim = line->head_dim };
-    if (site->layer >= KVANT_CALIBRATION_MAX_LAYERS || site->role > KVANT_ROLE_V ||
-        site->n_kv_heads == 0 || site->n_kv_heads > KVANT_CALIBRATION_MAX_KV_HEADS ||
-        site->head_dim == 0 || site->head_dim > KVANT_MAX_HEAD_DIM || line->zeros[0] ||
+    kvant_calibration_location *location = &c->locations[i];
+    *location = (kvant_calibration_location){ .layer = line->layer,
+                                              .role = line->role,
+                                              .n_kv_heads = line->n_kv_heads,
+                                              .head_dim = line->head_dim };
+    if (location->layer >= KVANT_CALIBRATION_MAX_LAYERS || location->role > KVANT_ROLE_V ||
+        location->n_kv_heads == 0 || location->n_kv_heads > KVANT_CALIBRATION_MAX_KV_HEADS ||
+        location->head_dim == 0 || location->head_dim > KVANT_MAX_HEAD_DIM || line->zeros[0] ||
         line->zeros[1])
         return damaged(error, "an entry of its table is not valid");
-    if (i > 0 && 2 * site->layer + site->role <= 2 * site[-1].layer + site[-1].role)
+    if (i > 0 && 2 * location->layer + location->role <= 2 * location[-1].layer + location[-1].role)
         return damaged(error, "its table is not in order");
-    kvant_calibration_place(site, &c->info);
+    kvant_calibration_set_offsets(location, &c->info);
     return KVANT_OK;
 }
 
-static void extend_info(kvant_calibration_info *info, const kvant_calibration_site *site)
+static void extend_info(kvant_calibration_info *info, const kvant_calibration_location *location)
 {
-    info->n_layers = site->layer + 1;
-    info->n_kv_heads = site->n_kv_heads > info->n_kv_heads ? site->n_kv_heads : info->n_kv_heads;
-    info->head_dim = site->head_dim > info->head_dim ? site->head_dim : info->head_dim;
+    info->n_layers = location->layer + 1;
+    info->n_kv_heads =
+        location->n_kv_heads > info->n_kv_heads ? location->n_kv_heads : info->n_kv_heads;
+    info->head_dim = location->head_dim > info->head_dim ? location->head_dim : info->head_dim;
 }
 
-static kvant_status read_sites(kvant_calibration *c, const kvant_error *error)
+static kvant_status read_locations(kvant_calibration *c, const kvant_error *error)
 {
     size_t name_bytes = strlen(c->model);
     size_t offset =
-        kvant_calibration_arrays_start(c->info.n_codebooks, (uint32_t)name_bytes, c->n_sites);
+        kvant_calibration_arrays_start(c->info.n_codebooks, (uint32_t)name_bytes, c->n_locations);
     const size_t table =
         kvant_calibration_arrays_start(c->info.n_codebooks, (uint32_t)name_bytes, 0);
     const kvant_calibration_line *lines =
         (const kvant_calibration_line *)(const void *)(c->bytes + table);
-    for (uint32_t i = 0; i < c->n_sites; i++) {
-        KVANT_FORWARD(read_site(c, i, &lines[i], error));
-        extend_info(&c->info, &c->sites[i]);
-        c->sites[i].offset = offset;
-        if (c->sites[i].bytes > c->info.bytes - offset)
+    for (uint32_t i = 0; i < c->n_locations; i++) {
+        KVANT_FORWARD(read_location(c, i, &lines[i], error));
+        extend_info(&c->info, &c->locations[i]);
+        c->locations[i].offset = offset;
+        if (c->locations[i].bytes > c->info.bytes - offset)
             return damaged(error, "its arrays do not fit");
-        offset += c->sites[i].bytes;
+        offset += c->locations[i].bytes;
     }
     return offset == c->info.bytes ? KVANT_OK : damaged(error, "there is more than its table says");
 }
@@ -202,17 +205,17 @@ static bool finite_halves(const uint16_t *halves, size_t n)
 
 static kvant_status check_numbers(const kvant_calibration *c, const kvant_error *error)
 {
-    for (uint32_t i = 0; i < c->n_sites; i++) {
-        const kvant_calibration_site *site = &c->sites[i];
-        const float *arrays = (const float *)(const void *)(c->bytes + site->offset);
-        const uint16_t *halves = (const uint16_t *)(const void *)(arrays + site->matrix);
-        size_t before = site->matrix,
-               n_halves = site->role == KVANT_ROLE_K ? matrix_halves(site) : 0;
+    for (uint32_t i = 0; i < c->n_locations; i++) {
+        const kvant_calibration_location *location = &c->locations[i];
+        const float *arrays = (const float *)(const void *)(c->bytes + location->offset);
+        const uint16_t *halves = (const uint16_t *)(const void *)(arrays + location->matrix);
+        size_t before = location->matrix,
+               n_halves = location->role == KVANT_ROLE_K ? matrix_halves(location) : 0;
         size_t behind = before + (n_halves + 1) / 2;
         if (!all_finite(arrays, before) || !finite_halves(halves, n_halves) ||
-            !all_finite(arrays + behind, site->bytes / sizeof(float) - behind))
+            !all_finite(arrays + behind, location->bytes / sizeof(float) - behind))
             return damaged(error, "it holds numbers that are not finite");
-        if (!valid_factors(arrays + site->diagonal, site->matrix - site->diagonal))
+        if (!valid_factors(arrays + location->diagonal, location->matrix - location->diagonal))
             return damaged(error, "its factors are not above 0");
     }
     return KVANT_OK;
@@ -224,10 +227,10 @@ static kvant_status parse(kvant_calibration *c, const kvant_error *error)
     if (header_of(c)->checksum != kvant_calibration_checksum(c->bytes, c->info.bytes))
         return damaged(error, "its checksum does not match");
     KVANT_FORWARD(read_info(c, error));
-    c->sites = kvant_alloc(c->n_sites, sizeof *c->sites);
-    if (!c->sites)
+    c->locations = kvant_alloc(c->n_locations, sizeof *c->locations);
+    if (!c->locations)
         return kvant_fail(error, KVANT_ERR_MEMORY, "no memory for a calibration");
-    KVANT_FORWARD(read_sites(c, error));
+    KVANT_FORWARD(read_locations(c, error));
     return check_numbers(c, error);
 }
 
@@ -254,7 +257,7 @@ void kvant_calibration_free(kvant_calibration **calibration)
     if (!calibration || !*calibration)
         return;
     kvant_free((*calibration)->bytes);
-    kvant_free((*calibration)->sites);
+    kvant_free((*calibration)->locations);
     kvant_free(*calibration);
     *calibration = NULL;
 }
@@ -263,17 +266,17 @@ kvant_status kvant_calibration_get_info(const kvant_calibration *calibration,
                                         kvant_calibration_info *info)
 {
     KVANT_RETURN_IF(!calibration, KVANT_ERR_ARGUMENT);
-    return KVANT_GIVE(kvant_calibration_info, info, &calibration->info, checksum)
+    return KVANT_RETURN_STRUCT(kvant_calibration_info, info, &calibration->info, checksum)
                ? KVANT_OK
                : KVANT_ERR_ARGUMENT;
 }
 
-static const kvant_calibration_site *find(const kvant_calibration *c, uint32_t layer,
-                                          kvant_role role)
+static const kvant_calibration_location *find(const kvant_calibration *c, uint32_t layer,
+                                              kvant_role role)
 {
-    for (uint32_t i = 0; i < c->n_sites; i++)
-        if (c->sites[i].layer == layer && c->sites[i].role == (uint32_t)role)
-            return &c->sites[i];
+    for (uint32_t i = 0; i < c->n_locations; i++)
+        if (c->locations[i].layer == layer && c->locations[i].role == (uint32_t)role)
+            return &c->locations[i];
     return NULL;
 }
 
@@ -282,23 +285,25 @@ kvant_status kvant_calibration_get_entry(const kvant_calibration *calibration, u
                                          kvant_calibration_entry *entry)
 {
     KVANT_RETURN_IF(!calibration, KVANT_ERR_ARGUMENT);
-    const kvant_calibration_site *site = find(calibration, layer, role);
-    KVANT_RETURN_IF(!site || kv_head >= site->n_kv_heads, KVANT_ERR_ARGUMENT);
-    const float *arrays = (const float *)(const void *)(calibration->bytes + site->offset);
-    size_t d = site->head_dim, row = kv_head * d;
-    kvant_calibration_entry full = { .head_dim = site->head_dim,
-                                     .mean = arrays + site->mean + row,
-                                     .min = arrays + site->min + row,
-                                     .max = arrays + site->max + row };
+    const kvant_calibration_location *location = find(calibration, layer, role);
+    KVANT_RETURN_IF(!location || kv_head >= location->n_kv_heads, KVANT_ERR_ARGUMENT);
+    const float *arrays = (const float *)(const void *)(calibration->bytes + location->offset);
+    size_t d = location->head_dim, row = kv_head * d;
+    kvant_calibration_entry full = { .head_dim = location->head_dim,
+                                     .mean = arrays + location->mean + row,
+                                     .min = arrays + location->min + row,
+                                     .max = arrays + location->max + row };
     if (role == KVANT_ROLE_K) {
-        full.query_moment = arrays + site->moment + row * d;
-        full.diagonal = arrays + site->diagonal + row;
-        full.matrix = (const uint16_t *)(const void *)(arrays + site->matrix) + row * (d + 1) / 2;
+        full.query_moment = arrays + location->moment + row * d;
+        full.diagonal = arrays + location->diagonal + row;
+        full.matrix =
+            (const uint16_t *)(const void *)(arrays + location->matrix) + row * (d + 1) / 2;
     }
     for (uint32_t i = 0; i < calibration->info.n_codebooks; i++)
-        full.centroids[i] = arrays + site->centroids[i] + row * calibration->info.clusters[i];
-    return KVANT_GIVE(kvant_calibration_entry, entry, &full, centroids) ? KVANT_OK
-                                                                        : KVANT_ERR_ARGUMENT;
+        full.centroids[i] = arrays + location->centroids[i] + row * calibration->info.clusters[i];
+    return KVANT_RETURN_STRUCT(kvant_calibration_entry, entry, &full, centroids)
+               ? KVANT_OK
+               : KVANT_ERR_ARGUMENT;
 }
 
 kvant_status kvant_calibration_load(const char *path, kvant_calibration **out, char *err,

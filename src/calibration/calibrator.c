@@ -45,7 +45,7 @@ kvant_status kvant_calibrator_create(const kvant_calibrator_config *given, kvant
     if (!out)
         return kvant_fail(&error, KVANT_ERR_ARGUMENT, "no place for the calibrator");
     *out = NULL;
-    if (!KVANT_TAKE(kvant_calibrator_config, &taken, given, n_threads))
+    if (!KVANT_ACCEPT_STRUCT(kvant_calibrator_config, &taken, given, n_threads))
         return kvant_fail(&error, KVANT_ERR_ARGUMENT,
                           "no configuration, or one of another version");
     KVANT_FORWARD(check_config(config, &error));
@@ -278,7 +278,7 @@ kvant_status kvant_calibrator_add_attention(kvant_calibrator *c, uint32_t layer,
 {
     kvant_calibrator_attention taken;
     const kvant_calibrator_attention *a = &taken;
-    KVANT_RETURN_IF(!KVANT_TAKE(kvant_calibrator_attention, &taken, attention, scale),
+    KVANT_RETURN_IF(!KVANT_ACCEPT_STRUCT(kvant_calibrator_attention, &taken, attention, scale),
                     KVANT_ERR_ARGUMENT);
     KVANT_RETURN_IF(!c || layer >= c->n_layers, KVANT_ERR_ARGUMENT);
     slot *s = &c->slots[2 * layer + KVANT_ROLE_K];
@@ -316,7 +316,7 @@ static bool finite_sums(const double *sums, size_t n)
     return finite;
 }
 
-static bool all_finite_sums(const kvant_calibrator_sums *sums)
+static bool all_finite_sums(const kvant_calibrator_moments *sums)
 {
     const size_t heads = sums->n_kv_heads, row = heads * sums->head_dim,
                  square = row * sums->head_dim;
@@ -340,7 +340,7 @@ static void add_triangles(double *to, const double *from, size_t heads, size_t d
         add(to + i * d, from + i * d, i % d + 1);
 }
 
-static void add_key_sums(slot *s, const kvant_calibrator_sums *sums)
+static void add_key_sums(slot *s, const kvant_calibrator_moments *sums)
 {
     const size_t heads = s->n_kv_heads, d = s->head_dim;
     add_triangles(s->spread, sums->spread, heads, d);
@@ -352,7 +352,7 @@ static void add_key_sums(slot *s, const kvant_calibrator_sums *sums)
         s->n_queries[h] += sums->n_queries;
 }
 
-static void add_row_sums(slot *s, uint32_t sample_rows, const kvant_calibrator_sums *sums)
+static void add_row_sums(slot *s, uint32_t sample_rows, const kvant_calibrator_moments *sums)
 {
     const size_t row = (size_t)s->n_kv_heads * s->head_dim;
     add(s->sum, sums->sum, row);
@@ -367,7 +367,7 @@ static void add_row_sums(slot *s, uint32_t sample_rows, const kvant_calibrator_s
 }
 
 static kvant_status check_sums(const kvant_calibrator *c, kvant_role role,
-                               const kvant_calibrator_sums *sums)
+                               const kvant_calibrator_moments *sums)
 {
     const bool keys = role == KVANT_ROLE_K,
                attended = sums->attended || sums->attended_sum || sums->attended_weight;
@@ -383,14 +383,15 @@ static kvant_status check_sums(const kvant_calibrator *c, kvant_role role,
     return KVANT_OK;
 }
 
-kvant_status kvant_calibrator_add_sums(kvant_calibrator *c, uint32_t layer, kvant_role role,
-                                       const kvant_calibrator_sums *given)
+kvant_status kvant_calibrator_add_moments(kvant_calibrator *c, uint32_t layer, kvant_role role,
+                                          const kvant_calibrator_moments *given)
 {
     slot *s;
-    kvant_calibrator_sums taken;
-    const kvant_calibrator_sums *sums = &taken;
-    KVANT_RETURN_IF(!c || !KVANT_TAKE(kvant_calibrator_sums, &taken, given, attended_weight),
-                    KVANT_ERR_ARGUMENT);
+    kvant_calibrator_moments taken;
+    const kvant_calibrator_moments *sums = &taken;
+    KVANT_RETURN_IF(
+        !c || !KVANT_ACCEPT_STRUCT(kvant_calibrator_moments, &taken, given, attended_weight),
+        KVANT_ERR_ARGUMENT);
     KVANT_FORWARD(check_shape(layer, role, sums->n_kv_heads, sums->head_dim));
     KVANT_FORWARD(check_sums(c, role, sums));
     KVANT_RETURN_IF(!all_finite_sums(sums), KVANT_ERR_NONFINITE);

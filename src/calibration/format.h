@@ -19,7 +19,7 @@
 /* The beginning of a file. The cluster counts, the model's name and the table follow. */
 typedef struct kvant_calibration_header {
     char magic[8];
-    uint32_t version, n_sites;
+    uint32_t version, n_locations;
     uint64_t bytes, checksum, fingerprint, n_tokens, seed;
     uint32_t name_bytes, n_codebooks;
 } kvant_calibration_header;
@@ -33,17 +33,17 @@ typedef struct kvant_calibration_line {
 
 /* One layer and role: a line of the table, the place of its arrays in the file, and the place of
  * each array from there, counted in floats. */
-typedef struct kvant_calibration_site {
+typedef struct kvant_calibration_location {
     uint32_t layer, role, n_kv_heads, head_dim;
     size_t offset; /* in the file, in bytes */
     size_t mean, min, max, moment, diagonal, matrix, centroids[KVANT_CALIBRATION_MAX_CODEBOOKS];
     size_t bytes; /* with padding */
-} kvant_calibration_site;
+} kvant_calibration_location;
 
 struct kvant_calibration {
     uint8_t *bytes; /* the file, aligned to 64 */
-    kvant_calibration_site *sites;
-    uint32_t n_sites;
+    kvant_calibration_location *locations;
+    uint32_t n_locations;
     char model[KVANT_CALIBRATION_MAX_NAME + 1];
     kvant_calibration_info info;
 };
@@ -53,10 +53,12 @@ bool kvant_calibration_valid_clusters(const uint32_t *clusters, uint32_t n);
 
 /* Places the arrays of a site whose first four fields are set. The fields must be within the limits
  * above. */
-void kvant_calibration_place(kvant_calibration_site *site, const kvant_calibration_info *info);
+void kvant_calibration_set_offsets(kvant_calibration_location *location,
+                                   const kvant_calibration_info *info);
 
 /* How many bytes are before the arrays of the first site. */
-size_t kvant_calibration_arrays_start(uint32_t n_codebooks, uint32_t name_bytes, uint32_t n_sites);
+size_t kvant_calibration_arrays_start(uint32_t n_codebooks, uint32_t name_bytes,
+                                      uint32_t n_locations);
 
 /* The 64-bit FNV-1a of the file, with its checksum field counted as zero. */
 uint64_t kvant_calibration_checksum(const uint8_t *bytes, size_t n);

@@ -149,8 +149,8 @@ static kvant_status make_matrix(size_t d, double *a, double *b, const double *ke
     return KVANT_OK;
 }
 
-kvant_status kvant_make_weights(uint32_t n, const double *queries, const double *attended,
-                                const double *keys, float *diagonal, uint16_t *matrix)
+kvant_status kvant_make_key_transform(uint32_t n, const double *queries, const double *attended,
+                                      const double *keys, float *diagonal, uint16_t *matrix)
 {
     size_t d = n, size = d * d;
     double *a = kvant_alloc(3 * size + KVANT_MEAN_ROOM(d), sizeof *a), *b = a + size, *k = b + size;

@@ -27,8 +27,8 @@ void kvant_attention_weights(const kvant_calibrator_attention *attention, uint32
  * covariance, whose mean squared length W keeps. Each is d x d, symmetric and finite. Fills d
  * factors and the lower triangle of W as binary16. If the moments are zeros, W is the identity.
  * KVANT_ERR_MEMORY. */
-kvant_status kvant_make_weights(uint32_t d, const double *queries, const double *attended,
-                                const double *keys, float *diagonal, uint16_t *matrix);
+kvant_status kvant_make_key_transform(uint32_t d, const double *queries, const double *attended,
+                                      const double *keys, float *diagonal, uint16_t *matrix);
 
 /* Computes another W with the same errors, for attended = keys: W^T W is the square of the W above.
  * Here W^T is a lower triangle, which needs no eigendecomposition. Fills `triangle` and destroys

@@ -7,8 +7,8 @@
 
 /* The first layer's shape, for which a calibrated codec must exist; false when the calibration has
  * no such role. */
-static bool first_site(const kvant_calibration *calibration, kvant_role role, uint32_t *layer,
-                       uint32_t *head_dim)
+static bool first_location(const kvant_calibration *calibration, kvant_role role, uint32_t *layer,
+                           uint32_t *head_dim)
 {
     kvant_calibration_info info = { .size = sizeof info };
     kvant_calibration_entry entry = { .size = sizeof entry };
@@ -29,16 +29,16 @@ static const uint32_t usual[] = { 128, 64, 96, 80, 256, 512 };
  * otherwise the status and message of the first. A codec that only lacks a calibration counts as
  * working when site asks for that. */
 static kvant_status try_some(const char *spec, kvant_role role, const uint32_t *head_dims, size_t n,
-                             const kvant_site *site, const kvant_error *error)
+                             const kvant_location *location, const kvant_error *error)
 {
     const kvant_error quiet = { NULL, 0 };
     kvant_status first = KVANT_OK;
     for (size_t i = 0; i < n; i++) {
         kvant_codec *codec;
         kvant_status status =
-            kvant_codec_create_at(spec, head_dims[i], role, site, &codec, i ? &quiet : error);
+            kvant_codec_create_at(spec, head_dims[i], role, location, &codec, i ? &quiet : error);
         kvant_codec_free(&codec);
-        if (status == KVANT_OK || (site->missed && *site->missed))
+        if (status == KVANT_OK || (location->missed && *location->missed))
             return KVANT_OK;
         first = i ? first : status;
     }
@@ -50,24 +50,24 @@ static kvant_status try_some(const char *spec, kvant_role role, const uint32_t *
 kvant_status kvant_codec_check(const char *spec, kvant_role role,
                                const kvant_calibration *calibration, char *err, size_t errlen)
 {
-    kvant_site site = { .calibration = calibration };
+    kvant_location location = { .calibration = calibration };
     const kvant_error error = { err, errlen };
     uint32_t head_dim;
-    if (calibration && first_site(calibration, role, &site.layer, &head_dim))
-        return try_some(spec, role, &head_dim, 1, &site, &error);
-    site.layer = 0;
-    return try_some(spec, role, usual, N_USUAL, &site, &error);
+    if (calibration && first_location(calibration, role, &location.layer, &head_dim))
+        return try_some(spec, role, &head_dim, 1, &location, &error);
+    location.layer = 0;
+    return try_some(spec, role, usual, N_USUAL, &location, &error);
 }
 
 kvant_status kvant_codec_needs_calibration(const char *spec, kvant_role role, int *needed,
                                            char *err, size_t errlen)
 {
     bool missed = false;
-    const kvant_site site = { .missed = &missed };
+    const kvant_location location = { .missed = &missed };
     const kvant_error error = { err, errlen };
     if (!needed)
         return kvant_fail(&error, KVANT_ERR_ARGUMENT, "no place for the answer");
-    KVANT_FORWARD(try_some(spec, role, usual, N_USUAL, &site, &error));
+    KVANT_FORWARD(try_some(spec, role, usual, N_USUAL, &location, &error));
     *needed = missed;
     return KVANT_OK;
 }

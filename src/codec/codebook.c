@@ -44,11 +44,13 @@ void kvant_codebook_init(kvant_codebook *book, uint32_t dim, uint32_t bits)
         book->thresholds[i] = (book->values[i] + book->values[i + 1]) / 2;
 }
 
-kvant_codebook_place kvant_codebook_get_place(const kvant_codec *codec, const kvant_codebook *book)
+kvant_codebook_position kvant_codebook_get_position(const kvant_codec *codec,
+                                                    const kvant_codebook *book)
 {
-    return (kvant_codebook_place){ .n = book->dim,
-                                   .bits = book->bits,
-                                   .values = kvant_codec_place(codec, book->values),
-                                   .thresholds = kvant_codec_place(codec, book->thresholds),
-                                   .inverse_sqrt_dim = book->inverse_sqrt_dim };
+    return (kvant_codebook_position){ .n = book->dim,
+                                      .bits = book->bits,
+                                      .values = kvant_codec_table_offset(codec, book->values),
+                                      .thresholds =
+                                          kvant_codec_table_offset(codec, book->thresholds),
+                                      .inverse_sqrt_dim = book->inverse_sqrt_dim };
 }

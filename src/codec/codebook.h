@@ -30,7 +30,8 @@ float kvant_codebook_quantize(const kvant_codebook *book, const kvant_kernels *k
 bool kvant_codebook_fits(const kvant_codebook *book, const kvant_kernels *kernels, const float *y);
 
 /* Says where the codebook's arrays lie in the codec's state, for the view. */
-kvant_codebook_place kvant_codebook_get_place(const kvant_codec *codec, const kvant_codebook *book);
+kvant_codebook_position kvant_codebook_get_position(const kvant_codec *codec,
+                                                    const kvant_codebook *book);
 
 /* y[j] = scale * values[codes[j]] */
 void kvant_codebook_decode(const kvant_codebook *book, const uint8_t *codes, float scale, float *y);

@@ -12,7 +12,7 @@
 #include "../base/fnv.h"
 #include "encode.h"
 #include "order.h"
-#include "site.h"
+#include "calibrated.h"
 
 static kvant_status unknown_family(const char *name, const kvant_error *error)
 {
@@ -36,30 +36,30 @@ static kvant_status read_spec(const kvant_family *family, kvant_spec *spec, int3
     return kvant_spec_finish(spec, valid[0] ? valid : "none", error);
 }
 
-static kvant_status build(kvant_codec *codec, kvant_spec *spec, const kvant_site *given,
+static kvant_status build(kvant_codec *codec, kvant_spec *spec, const kvant_location *given,
                           const kvant_error *error)
 {
     const kvant_family *family = kvant_family_find(spec->name);
     int32_t options[KVANT_FAMILY_OPTIONS] = { 0 };
     kvant_common common = KVANT_COMMON_NONE(given->seed);
-    kvant_site site = *given;
-    const kvant_request request = { spec, options, &common, &site };
+    kvant_location location = *given;
+    const kvant_request request = { spec, options, &common, &location };
     if (!family)
         return unknown_family(spec->name, error);
     KVANT_FORWARD(read_spec(family, spec, options, &common, error));
-    site.seed = common.seed;
+    location.seed = common.seed;
     codec->info.source = family->source;
     KVANT_FORWARD(family->create(codec, &request, error));
     if (!family->common) /* raw: nothing to centre and nothing to keep fp16 */
         return KVANT_OK;
     codec->shown.seed =
-        codec->takes_seed || kvant_transform_is_random(&codec->transform) ? common.seed : 0;
+        codec->accepts_seed || kvant_transform_is_random(&codec->transform) ? common.seed : 0;
     KVANT_FORWARD(kvant_codec_set_order(codec, &common, error));
-    KVANT_FORWARD(kvant_site_weigh(codec, &common, &site, error));
+    KVANT_FORWARD(kvant_calibrated_transform(codec, &common, &location, error));
     kvant_common_apply(&common, &codec->info, &codec->shown);
     kvant_options_describe(kvant_common_options_ordered, &codec->shown, codec->spec,
                            sizeof codec->spec);
-    return kvant_site_fill(codec, &site, error);
+    return kvant_calibrated_fill(codec, &location, error);
 }
 
 void kvant_codec_describe(kvant_codec *codec, const kvant_option *table, const void *values,
@@ -99,7 +99,7 @@ void kvant_codec_complete_view(kvant_codec *codec)
 }
 
 kvant_status kvant_codec_create_at(const char *text, uint32_t head_dim, kvant_role role,
-                                   const kvant_site *site, kvant_codec **out,
+                                   const kvant_location *location, kvant_codec **out,
                                    const kvant_error *error)
 {
     if (!out)
@@ -124,7 +124,7 @@ kvant_status kvant_codec_create_at(const char *text, uint32_t head_dim, kvant_ro
     codec->identity = KVANT_FNV_START;
     if (error->text && error->size)
         error->text[0] = '\0';
-    kvant_status status = build(codec, &spec, site, error);
+    kvant_status status = build(codec, &spec, location, error);
     codec->info.fingerprint = fingerprint(codec);
     if (status == KVANT_OK)
         kvant_codec_complete_view(codec);
@@ -147,9 +147,9 @@ kvant_status kvant_codec_create_calibrated(const char *spec, uint32_t head_dim, 
                                            uint32_t layer, uint32_t kv_head, kvant_codec **out,
                                            char *err, size_t errlen)
 {
-    kvant_site site = { seed, calibration, layer, kv_head, NULL };
+    kvant_location location = { seed, calibration, layer, kv_head, NULL };
     kvant_error error = { err, errlen };
-    return kvant_codec_create_at(spec, head_dim, role, &site, out, &error);
+    return kvant_codec_create_at(spec, head_dim, role, &location, out, &error);
 }
 
 void kvant_codec_free(kvant_codec **codec)
@@ -172,7 +172,7 @@ kvant_status kvant_codec_set_transform(kvant_codec *codec, const kvant_request *
 {
     kvant_transform *transform = &codec->transform;
     KVANT_FORWARD(kvant_transform_create(transform, request->common, &defaults,
-                                         codec->info.head_dim, request->site->seed, error));
+                                         codec->info.head_dim, request->location->seed, error));
     codec->shown.rotate = (int32_t)transform->rotate;
     if (transform->rotate == KVANT_ROTATE_HADAMARD) {
         codec->shown.block = (int32_t)transform->block;
@@ -213,7 +213,7 @@ void kvant_codec_set_sizes(kvant_codec *codec, uint32_t bits, size_t metadata_ha
 
 kvant_status kvant_codec_get_info(const kvant_codec *codec, kvant_codec_info *info)
 {
-    return codec && KVANT_GIVE(kvant_codec_info, info, &codec->info, nominal_bits)
+    return codec && KVANT_RETURN_STRUCT(kvant_codec_info, info, &codec->info, nominal_bits)
                ? KVANT_OK
                : KVANT_ERR_ARGUMENT;
 }
@@ -223,7 +223,7 @@ const kvant_codec_view *kvant_codec_get_view(const kvant_codec *codec)
     return &codec->view;
 }
 
-bool kvant_codec_takes_tokens(uint32_t first, uint32_t n, uint32_t block)
+bool kvant_codec_accepts_tokens(uint32_t first, uint32_t n, uint32_t block)
 {
     return n > 0 && first < KVANT_PAGE_TOKENS && n <= KVANT_PAGE_TOKENS - first &&
            first % block == 0 && n % block == 0;
@@ -234,7 +234,7 @@ kvant_status kvant_codec_decode(const kvant_codec *codec, const kvant_affine *af
                                 size_t stride)
 {
     KVANT_RETURN_IF(!codec || !rows || !page, KVANT_ERR_ARGUMENT);
-    KVANT_RETURN_IF(!kvant_codec_takes_tokens(first, n, 1), KVANT_ERR_ARGUMENT);
+    KVANT_RETURN_IF(!kvant_codec_accepts_tokens(first, n, 1), KVANT_ERR_ARGUMENT);
     KVANT_RETURN_IF(n > 1 && stride < codec->info.head_dim, KVANT_ERR_ARGUMENT);
     const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
     for (uint32_t i = 0; i < n; i++) {
@@ -325,20 +325,20 @@ void kvant_codec_set_tables(kvant_codec *codec, size_t bytes)
     codec->view.table_bytes = bytes;
 }
 
-uint32_t kvant_codec_place(const kvant_codec *codec, const float *numbers)
+uint32_t kvant_codec_table_offset(const kvant_codec *codec, const float *numbers)
 {
     return (uint32_t)(numbers - (const float *)codec->state);
 }
 
-kvant_rotation_place kvant_codec_rotation_place(const kvant_codec *codec,
-                                                const kvant_transform *rotation)
+kvant_rotation_position kvant_codec_rotation_position(const kvant_codec *codec,
+                                                      const kvant_transform *rotation)
 {
     const bool dense = rotation->rotate == KVANT_ROTATE_DENSE;
-    return (kvant_rotation_place){ .n = rotation->head_dim,
-                                   .dense = dense,
-                                   .numbers = kvant_codec_place(codec, dense ? rotation->matrix
-                                                                             : rotation->signs),
-                                   .scale = (float)(1.0 / sqrt((double)rotation->head_dim)) };
+    return (kvant_rotation_position){ .n = rotation->head_dim,
+                                      .dense = dense,
+                                      .numbers = kvant_codec_table_offset(
+                                          codec, dense ? rotation->matrix : rotation->signs),
+                                      .scale = (float)(1.0 / sqrt((double)rotation->head_dim)) };
 }
 
 void kvant_codec_decode_transformed(const kvant_codec *codec, const kvant_kernels *kernels,

@@ -43,14 +43,14 @@ typedef void kvant_code_lines_fn(const kvant_codec *codec, const kvant_kernels *
                                  const void *page, kvant_code_lines *lines);
 
 /* The integers that chunk codes stand for; a line belongs to a token. */
-typedef struct kvant_code_numbers {
-    kvant_chunk_numbers chunk;
+typedef struct kvant_code_values {
+    kvant_chunk_values chunk;
     const kvant_chunk_layout *layout;
     kvant_octahedral_integers octahedral; /* that chunk points to, or unused */
     float step;  /* The decoder's number is the integer times this step times the token's scale. */
     float error; /* The largest error of an integer, in steps. */
     int16_t entries[];
-} kvant_code_numbers;
+} kvant_code_values;
 
 /* How attention multiplies a page by its codes instead of unpacking it (kernels.h, "Attention on
  * codes"). The kind of the view selects the member of `integers`. */
@@ -70,7 +70,7 @@ typedef struct kvant_code_product {
         /* uniform, codebook: sums of magnitude at most KVANT_CODE_VALUE_MAX */
         int16_t values[KVANT_CODE_VALUES];
         const kvant_trellis *trellis; /* lies in the codec's state */
-        kvant_code_numbers *chunk;    /* freed with the codec */
+        kvant_code_values *chunk;     /* freed with the codec */
     } integers;
 } kvant_code_product;
 
@@ -83,10 +83,10 @@ struct kvant_codec {
     const kvant_quantizer *quantizer;
     kvant_codec_view view; /* the family sets kind and the member of that kind */
     kvant_code_product product;
-    bool takes_seed; /* the family's tables depend on the seed, not only the transform */
+    bool accepts_seed; /* the family's tables depend on the seed, not only the transform */
     /* hash of the calibration's numbers that the codec's bytes depend on */
     uint64_t identity;
-    bool takes_feedback;      /* set by families that round with error feedback */
+    bool accepts_feedback;    /* set by families that round with error feedback */
     kvant_feedback *feedback; /* or NULL; freed with the codec */
     float *file_center,
         /* The centre and the scale that center=file and norm=file name: head_dim floats each, or
@@ -98,29 +98,29 @@ struct kvant_codec {
 };
 
 /* The layer and kv head that a codec is made for, and the calibration it may read. */
-typedef struct kvant_site {
+typedef struct kvant_location {
     uint64_t seed;
     /* or NULL; families that need a calibration refuse to be created without one */
     const kvant_calibration *calibration;
     uint32_t layer, kv_head; /* whose entries of the calibration are read */
     bool *missed;            /* NULL, or set when a codec wants a calibration and there is none */
-} kvant_site;
+} kvant_location;
 
 /* A spec whose options have been read. */
 typedef struct kvant_request {
     const kvant_spec *spec; /* name and variant */
     const void *options;    /* the family's struct */
     const kvant_common *common;
-    const kvant_site *site;
+    const kvant_location *location;
 } kvant_request;
 
 /* `kvant_codec_set_tables` says that the `bytes` bytes of the family's state are the tables of the
  * view's general form. The two functions after it say where in these tables `numbers`, or the
  * numbers of a rotation, begin. */
 void kvant_codec_set_tables(kvant_codec *codec, size_t bytes);
-uint32_t kvant_codec_place(const kvant_codec *codec, const float *numbers);
-kvant_rotation_place kvant_codec_rotation_place(const kvant_codec *codec,
-                                                const kvant_transform *rotation);
+uint32_t kvant_codec_table_offset(const kvant_codec *codec, const float *numbers);
+kvant_rotation_position kvant_codec_rotation_position(const kvant_codec *codec,
+                                                      const kvant_transform *rotation);
 
 /* Adds numbers of a calibration that the codec's bytes depend on to its fingerprint. */
 void kvant_codec_identify(kvant_codec *codec, const void *numbers, size_t bytes);
@@ -144,7 +144,7 @@ void kvant_codec_set_page(kvant_codec *codec, uint32_t bits, size_t code_bytes,
                           size_t metadata_bytes);
 
 /* Whether tokens first ... first + n - 1 lie in a page and are whole blocks. */
-bool kvant_codec_takes_tokens(uint32_t first, uint32_t n, uint32_t block);
+bool kvant_codec_accepts_tokens(uint32_t first, uint32_t n, uint32_t block);
 
 /* Places one token's y in the tile of unpack. */
 void kvant_unpack_token(const kvant_codec *codec, uint32_t token, const float *y, float *tile);
@@ -185,7 +185,7 @@ kvant_status kvant_codec_offer_triplets(kvant_codec *codec, const kvant_chunk_la
                                         uint32_t bits, const float *levels, const float *lengths);
 
 /* places[i] = the index of query channel i among the numbers that attention on codes multiplies. */
-void kvant_codec_query_places(const kvant_codec *codec, uint32_t n, uint32_t *places);
+void kvant_codec_query_positions(const kvant_codec *codec, uint32_t n, uint32_t *places);
 
 /* Lines of codes whose metadata begin with one fp16 scale per token. A line is scale * step;
  * step is the unit of the codes. */
@@ -200,7 +200,7 @@ void kvant_codec_complete_view(kvant_codec *codec);
 
 /* `kvant_codec_create_calibrated` for any layer and kv head. */
 kvant_status kvant_codec_create_at(const char *text, uint32_t head_dim, kvant_role role,
-                                   const kvant_site *site, kvant_codec **out,
+                                   const kvant_location *location, kvant_codec **out,
                                    const kvant_error *error);
 
 typedef struct kvant_family {

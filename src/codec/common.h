@@ -1,7 +1,7 @@
 /* common.h - the options that all compressed families share: transform, centre, fp16 rows, seed.
  *
- * transform.c, order.c and site.c carry out the transform. src/cache carries out the centre and the
- * fp16 rows. codec.c uses the seed. */
+ * transform.c, order.c and calibrated.c carry out the transform. src/cache carries out the centre
+ * and the fp16 rows. codec.c uses the seed. */
 #pragma once
 
 #include <kvant/codec.h>

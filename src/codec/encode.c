@@ -107,7 +107,7 @@ static void transform_together(const kvant_transform *transform, const kvant_ker
         if (source == x)
             memcpy(z + (size_t)i * d, x, d * sizeof *z);
     }
-    kvant_transform_weigh_rows(transform, kernels, n, z, y);
+    kvant_transform_apply_rows(transform, kernels, n, z, y);
 }
 
 void kvant_codec_transform_rows(const kvant_transform *transform, const kvant_kernels *kernels,
@@ -157,7 +157,7 @@ kvant_status kvant_codec_encode(const kvant_codec *codec, const kvant_affine *af
                                 void *page)
 {
     KVANT_RETURN_IF(!codec || !rows || !page, KVANT_ERR_ARGUMENT);
-    KVANT_RETURN_IF(!kvant_codec_takes_tokens(first, n, codec->info.block_tokens),
+    KVANT_RETURN_IF(!kvant_codec_accepts_tokens(first, n, codec->info.block_tokens),
                     KVANT_ERR_ARGUMENT);
     KVANT_RETURN_IF(n > 1 && stride < codec->info.head_dim, KVANT_ERR_ARGUMENT);
     const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);

@@ -57,18 +57,19 @@ static kvant_status make_matrix(uint32_t n, const double *w, const double *inver
 
 /* Computes H in the order of the codes: B Q B^T with B = R S^-1, whose columns are in weights.
  * room: d^2 numbers. */
-static void make_loss(size_t d, const float *weights, const double *q, double *room, double *h)
+static void make_loss(size_t d, const float *key_transform, const double *q, double *room,
+                      double *h)
 {
     memset(room, 0, d * d * sizeof *room);
     memset(h, 0, d * d * sizeof *h);
     for (size_t a = 0; a < d; a++)
         for (size_t i = 0; i < d; i++)
             for (size_t j = 0; j < d; j++)
-                room[a * d + j] += (double)weights[i * d + a] * q[i * d + j];
+                room[a * d + j] += (double)key_transform[i * d + a] * q[i * d + j];
     for (size_t a = 0; a < d; a++)
         for (size_t j = 0; j < d; j++)
             for (size_t b = 0; b <= a; b++)
-                h[a * d + b] += room[a * d + j] * (double)weights[j * d + b];
+                h[a * d + b] += room[a * d + j] * (double)key_transform[j * d + b];
     for (size_t a = 0; a < d; a++)
         for (size_t b = 0; b < a; b++)
             h[b * d + a] = h[a * d + b];
@@ -93,9 +94,9 @@ static kvant_status build(kvant_codec *codec, const double *w, double *inverse, 
     double *q = room, *s = room + size, *rest = room + 2 * size;
     KVANT_FORWARD(make_matrix(n, w, inverse, q, s, rest));
     KVANT_FORWARD(kvant_spd_inverse(n, s, inverse));
-    KVANT_FORWARD(kvant_transform_weigh(&codec->transform, s, inverse));
+    KVANT_FORWARD(kvant_transform_set_matrix(&codec->transform, s, inverse));
     double *h = s, *lower = inverse, *pivots = rest;
-    make_loss(d, codec->transform.weights + size, q, rest, h);
+    make_loss(d, codec->transform.key_transform + size, q, rest, h);
     double scale = (double)d / kvant_trace((uint32_t)d, h);
     KVANT_FORWARD(kvant_spd_unit_lower(n, h, lower, pivots));
     fill(codec->feedback, lower, pivots, scale);

@@ -94,7 +94,7 @@ kvant_status kvant_options_read(const kvant_option *table, kvant_spec *spec, voi
 {
     for (const kvant_option *option = table; option->key; option++) {
         void *place = (char *)values + option->offset;
-        const kvant_spec_option *given = kvant_spec_take(spec, option->key);
+        const kvant_spec_option *given = kvant_spec_take_option(spec, option->key);
         int32_t *value = place;
         if (option->kind != KVANT_OPTION_SEED)
             value[0] = option->preset;

@@ -32,8 +32,8 @@ void kvant_order_channels(kvant_order order, uint32_t head_dim, uint16_t *from)
                                                               : i);
 }
 
-/* W^-T of a permutation W is W, so kvant_transform_weigh gets one matrix twice. Products with W are
- * exact, because each sum has one term that is not zero. */
+/* W^-T of a permutation W is W, so kvant_transform_set_matrix gets one matrix twice. Products with
+ * W are exact, because each sum has one term that is not zero. */
 static kvant_status permute(kvant_transform *transform, kvant_order order)
 {
     const size_t d = transform->head_dim;
@@ -43,7 +43,7 @@ static kvant_status permute(kvant_transform *transform, kvant_order order)
     kvant_order_channels(order, transform->head_dim, from);
     for (size_t i = 0; i < d; i++)
         w[from[i] * d + i] = 1;
-    const kvant_status status = kvant_transform_weigh(transform, w, w);
+    const kvant_status status = kvant_transform_set_matrix(transform, w, w);
     kvant_free(w);
     return status;
 }

@@ -53,5 +53,6 @@ kvant_status kvant_codec_family_get(size_t index, kvant_codec_family *family)
                                         .common_options = listings[index].common,
                                         .source = f->source,
                                         .summary = f->summary };
-    return KVANT_GIVE(kvant_codec_family, family, &filled, summary) ? KVANT_OK : KVANT_ERR_ARGUMENT;
+    return KVANT_RETURN_STRUCT(kvant_codec_family, family, &filled, summary) ? KVANT_OK
+                                                                             : KVANT_ERR_ARGUMENT;
 }

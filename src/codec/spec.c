@@ -92,7 +92,7 @@ kvant_status kvant_spec_bits(const kvant_spec *spec, uint32_t min, uint32_t max,
                       (unsigned)min, (unsigned)max, spec->name, (unsigned)(max > 4 ? 4 : max));
 }
 
-const kvant_spec_option *kvant_spec_take(kvant_spec *spec, const char *key)
+const kvant_spec_option *kvant_spec_take_option(kvant_spec *spec, const char *key)
 {
     for (uint32_t i = 0; i < spec->n_options; i++)
         if (strcmp(spec->options[i].key, key) == 0) {

@@ -36,7 +36,7 @@ kvant_status kvant_spec_bits(const kvant_spec *spec, uint32_t min, uint32_t max,
 bool kvant_spec_number(const char *text, uint32_t *number);
 
 /* The option of this key, which counts as read from now on, or NULL. */
-const kvant_spec_option *kvant_spec_take(kvant_spec *spec, const char *key);
+const kvant_spec_option *kvant_spec_take_option(kvant_spec *spec, const char *key);
 
 /* KVANT_ERR_SPEC when the spec has an option that nobody has read; valid names the options that
  * exist. */

@@ -81,8 +81,8 @@ void kvant_transform_destroy(kvant_transform *transform)
 {
     kvant_free(transform->signs);
     kvant_free(transform->matrix);
-    kvant_free(transform->weights);
-    transform->signs = transform->matrix = transform->weights = NULL;
+    kvant_free(transform->key_transform);
+    transform->signs = transform->matrix = transform->key_transform = NULL;
 }
 
 size_t kvant_transform_matrix_floats(uint32_t n)
@@ -194,52 +194,53 @@ float kvant_transform_gain_of(const double *w, size_t n)
 }
 
 /* The columns of R W are R times the columns of W. */
-kvant_status kvant_transform_weigh(kvant_transform *transform, const double *w,
-                                   const double *inverse)
+kvant_status kvant_transform_set_matrix(kvant_transform *transform, const double *w,
+                                        const double *inverse)
 {
     const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
     size_t d = transform->head_dim;
-    float *weights = kvant_alloc(2 * d * d, sizeof *weights), row[KVANT_MAX_HEAD_DIM];
-    KVANT_RETURN_IF(!weights, KVANT_ERR_MEMORY);
+    float *key_transform = kvant_alloc(2 * d * d, sizeof *key_transform), row[KVANT_MAX_HEAD_DIM];
+    KVANT_RETURN_IF(!key_transform, KVANT_ERR_MEMORY);
     for (size_t i = 0; i < 2 * d; i++) {
         for (size_t j = 0; j < d; j++)
             row[j] = (float)(i < d ? w[i * d + j] : inverse[(i - d) * d + j]);
-        rotate(transform, kernels, row, weights + i * d);
+        rotate(transform, kernels, row, key_transform + i * d);
     }
     transform->gain = kvant_transform_gain_of(w, d);
-    transform->weights = weights;
+    transform->key_transform = key_transform;
     return KVANT_OK;
 }
 
 /* Rows first .. first + n - 1 of (R W)^T. */
 static void expand_rows(const kvant_transform *transform, const kvant_kernels *kernels,
-                        uint32_t first, uint32_t n, float *weights)
+                        uint32_t first, uint32_t n, float *key_transform)
 {
     const uint16_t *triangle = transform->triangles + (size_t)first * (first + 1) / 2;
     const uint32_t d = transform->head_dim;
     float row[KVANT_MAX_HEAD_DIM] = { 0 };
-    for (uint32_t i = first; i < first + n; triangle += ++i, weights += d) {
+    for (uint32_t i = first; i < first + n; triangle += ++i, key_transform += d) {
         kernels->half_to_float(triangle, row, i + 1);
-        rotate(transform, kernels, row, weights);
+        rotate(transform, kernels, row, key_transform);
     }
 }
 
-void kvant_transform_expand(const kvant_transform *transform, float *weights)
+void kvant_transform_expand(const kvant_transform *transform, float *key_transform)
 {
-    expand_rows(transform, kvant_kernels_get(KVANT_CPU_AUTO), 0, transform->head_dim, weights);
+    expand_rows(transform, kvant_kernels_get(KVANT_CPU_AUTO), 0, transform->head_dim,
+                key_transform);
 }
 
-kvant_status kvant_transform_weigh_diagonal(kvant_transform *transform, const float *factors)
+kvant_status kvant_transform_set_diagonal(kvant_transform *transform, const float *factors)
 {
     size_t d = transform->head_dim;
-    float *weights = kvant_alloc(2 * d, sizeof *weights);
-    KVANT_RETURN_IF(!weights, KVANT_ERR_MEMORY);
+    float *key_transform = kvant_alloc(2 * d, sizeof *key_transform);
+    KVANT_RETURN_IF(!key_transform, KVANT_ERR_MEMORY);
     for (size_t i = 0; i < d; i++) {
-        weights[i] = factors[i];
-        weights[d + i] = 1 / factors[i];
+        key_transform[i] = factors[i];
+        key_transform[d + i] = 1 / factors[i];
         transform->gain = factors[i] > transform->gain ? factors[i] : transform->gain;
     }
-    transform->weights = weights;
+    transform->key_transform = key_transform;
     transform->diagonal = true;
     return KVANT_OK;
 }
@@ -250,10 +251,10 @@ float kvant_transform_gain(const kvant_transform *transform)
 }
 
 /* Transforms one part of a vector in place. */
-typedef void stretch_part(const kvant_transform *t, const kvant_kernels *kernels, uint32_t part,
-                          uint32_t n, float *x);
+typedef void apply_part(const kvant_transform *t, const kvant_kernels *kernels, uint32_t part,
+                        uint32_t n, float *x);
 
-static void by_parts(const kvant_transform *t, const kvant_kernels *kernels, stretch_part *stretch,
+static void by_parts(const kvant_transform *t, const kvant_kernels *kernels, apply_part *stretch,
                      uint32_t n, const float *x, float *y)
 {
     const uint32_t d = t->head_dim, part = t->part;
@@ -290,8 +291,8 @@ static void solve_dual(const kvant_transform *t, const kvant_kernels *kernels, u
     kernels->solve_lower(triangle_of(t, part), t->part, n, x);
 }
 
-void kvant_transform_stretch(const kvant_transform *transform, const kvant_kernels *kernels,
-                             bool dual, uint32_t n, const float *x, float *y)
+void kvant_transform_apply_matrix(const kvant_transform *transform, const kvant_kernels *kernels,
+                                  bool dual, uint32_t n, const float *x, float *y)
 {
     const size_t d = transform->head_dim;
     const uint32_t most = KVANT_TRANSFORM_TOGETHER / transform->part;
@@ -301,33 +302,33 @@ void kvant_transform_stretch(const kvant_transform *transform, const kvant_kerne
 }
 
 /* Computes W^-T x. With one part nothing has to be gathered or put back. */
-static void stretch_queries(const kvant_transform *transform, const kvant_kernels *kernels,
-                            uint32_t n, const float *x, float *y)
+static void apply_dual(const kvant_transform *transform, const kvant_kernels *kernels, uint32_t n,
+                       const float *x, float *y)
 {
     const size_t d = transform->head_dim;
     if (transform->part < d) {
-        kvant_transform_stretch(transform, kernels, true, n, x, y);
+        kvant_transform_apply_matrix(transform, kernels, true, n, x, y);
         return;
     }
     memcpy(y, x, n * d * sizeof *y);
     solve_dual(transform, kernels, 0, n, y);
 }
 
-/* y = R W x for a diagonal W, whose factors lie in `weights`. */
-static void weigh_diagonal(const kvant_transform *transform, const kvant_kernels *kernels,
-                           const float *weights, const float *x, float *y)
+/* y = R W x for a diagonal W, whose factors lie in `key_transform`. */
+static void apply_diagonal(const kvant_transform *transform, const kvant_kernels *kernels,
+                           const float *key_transform, const float *x, float *y)
 {
     float z[KVANT_MAX_HEAD_DIM];
     for (uint32_t i = 0; i < transform->head_dim; i++)
-        z[i] = x[i] * weights[i];
+        z[i] = x[i] * key_transform[i];
     rotate(transform, kernels, z, y);
 }
 
 /* The numbers of W^-T, which follow the numbers of W. */
-static const float *inverse_weights(const kvant_transform *transform)
+static const float *inverse_key_transform(const kvant_transform *transform)
 {
     size_t d = transform->head_dim;
-    return transform->weights + d * (transform->diagonal ? 1 : d);
+    return transform->key_transform + d * (transform->diagonal ? 1 : d);
 }
 
 kvant_transform_view kvant_transform_get_view(const kvant_transform *transform)
@@ -338,9 +339,10 @@ kvant_transform_view kvant_transform_get_view(const kvant_transform *transform)
         .block = hadamard ? transform->block : 0,
         .signs = hadamard ? transform->signs : NULL,
         .matrix = transform->rotate == KVANT_ROTATE_DENSE ? transform->matrix : NULL,
-        .weights = transform->weights,
-        .inverse_weights =
-            transform->weights && !transform->triangles ? inverse_weights(transform) : NULL,
+        .key_transform = transform->key_transform,
+        .inverse_key_transform = transform->key_transform && !transform->triangles
+                                     ? inverse_key_transform(transform)
+                                     : NULL,
         .diagonal = transform->diagonal
     };
 }
@@ -361,11 +363,11 @@ static void rotate_all(const kvant_transform *transform, const kvant_kernels *ke
  * same bits as combine_rows with the whole matrix. */
 #define EXPANDED_ROWS 16u
 
-static void weigh_expanded(const kvant_transform *transform, const kvant_kernels *kernels,
+static void apply_expanded(const kvant_transform *transform, const kvant_kernels *kernels,
                            uint32_t n, const float *x, float *y)
 {
     const uint32_t d = transform->head_dim;
-    float rows[(1 + EXPANDED_ROWS) * KVANT_MOST_EXPANDED], weights[1 + EXPANDED_ROWS] = { 1 };
+    float rows[(1 + EXPANDED_ROWS) * KVANT_MOST_EXPANDED], key_transform[1 + EXPANDED_ROWS] = { 1 };
     for (uint32_t first = 0, some; first < d; first += some) {
         some = d - first < EXPANDED_ROWS ? d - first : EXPANDED_ROWS;
         expand_rows(transform, kernels, first, some, rows + d);
@@ -374,23 +376,23 @@ static void weigh_expanded(const kvant_transform *transform, const kvant_kernels
             const uint32_t skip = first == 0; /* there is no sum yet */
             if (!skip)
                 memcpy(rows, sum, d * sizeof *rows);
-            memcpy(weights + 1, x + (size_t)i * d + first, some * sizeof *weights);
-            kernels->combine_rows(rows + (size_t)skip * d, weights + skip, 1 + some - skip, d, 1,
-                                  sum);
+            memcpy(key_transform + 1, x + (size_t)i * d + first, some * sizeof *key_transform);
+            kernels->combine_rows(rows + (size_t)skip * d, key_transform + skip, 1 + some - skip, d,
+                                  1, sum);
         }
     }
 }
 
-void kvant_transform_weigh_rows(const kvant_transform *transform, const kvant_kernels *kernels,
+void kvant_transform_apply_rows(const kvant_transform *transform, const kvant_kernels *kernels,
                                 uint32_t n, const float *x, float *y)
 {
-    if (transform->weights) {
-        kernels->combine_rows(transform->weights, x, transform->head_dim, transform->head_dim, n,
-                              y);
+    if (transform->key_transform) {
+        kernels->combine_rows(transform->key_transform, x, transform->head_dim, transform->head_dim,
+                              n, y);
     } else if (kvant_transform_expands(transform)) {
-        weigh_expanded(transform, kernels, n, x, y);
+        apply_expanded(transform, kernels, n, x, y);
     } else {
-        kvant_transform_stretch(transform, kernels, false, n, x, y);
+        kvant_transform_apply_matrix(transform, kernels, false, n, x, y);
         rotate_all(transform, kernels, n, y);
     }
 }
@@ -401,9 +403,9 @@ void kvant_transform_forward(const kvant_transform *transform, const kvant_kerne
     float z[KVANT_MAX_HEAD_DIM];
     const float *source = kvant_transform_normalise(transform, affine, x, z);
     if (kvant_transform_is_full(transform))
-        kvant_transform_weigh_rows(transform, kernels, 1, source, y);
-    else if (transform->weights)
-        weigh_diagonal(transform, kernels, transform->weights, source, y);
+        kvant_transform_apply_rows(transform, kernels, 1, source, y);
+    else if (transform->key_transform)
+        apply_diagonal(transform, kernels, transform->key_transform, source, y);
     else
         rotate(transform, kernels, source, y);
 }
@@ -413,35 +415,35 @@ void kvant_transform_dual(const kvant_transform *transform, const kvant_kernels 
 {
     const uint32_t d = transform->head_dim;
     if (transform->triangles) {
-        stretch_queries(transform, kernels, n, x, y);
+        apply_dual(transform, kernels, n, x, y);
         rotate_all(transform, kernels, n, y);
         return;
     }
     if (kvant_transform_is_full(transform)) {
-        kernels->combine_rows(inverse_weights(transform), x, d, d, n, y);
+        kernels->combine_rows(inverse_key_transform(transform), x, d, d, n, y);
         return;
     }
     for (const float *end = x + (size_t)n * d; x < end; x += d, y += d)
-        if (transform->weights)
-            weigh_diagonal(transform, kernels, inverse_weights(transform), x, y);
+        if (transform->key_transform)
+            apply_diagonal(transform, kernels, inverse_key_transform(transform), x, y);
         else
             rotate(transform, kernels, x, y);
 }
 
 /* x = W^-1 R^T y */
-static void unweigh(const kvant_transform *transform, const kvant_kernels *kernels, const float *y,
-                    float *x)
+static void apply_inverse(const kvant_transform *transform, const kvant_kernels *kernels,
+                          const float *y, float *x)
 {
-    const float *weights = inverse_weights(transform);
+    const float *key_transform = inverse_key_transform(transform);
     uint32_t d = transform->head_dim;
     if (transform->diagonal) {
         unrotate(transform, kernels, y, x);
         for (uint32_t i = 0; i < d; i++)
-            x[i] *= weights[i];
+            x[i] *= key_transform[i];
         return;
     }
     for (uint32_t i = 0; i < d; i++)
-        x[i] = kernels->dot(weights + (size_t)i * d, y, d);
+        x[i] = kernels->dot(key_transform + (size_t)i * d, y, d);
 }
 
 void kvant_transform_inverse(const kvant_transform *transform, const kvant_kernels *kernels,
@@ -451,8 +453,8 @@ void kvant_transform_inverse(const kvant_transform *transform, const kvant_kerne
         float z[KVANT_MAX_HEAD_DIM];
         unrotate(transform, kernels, y, z);
         by_parts(transform, kernels, solve_part, 1, z, x);
-    } else if (transform->weights) {
-        unweigh(transform, kernels, y, x);
+    } else if (transform->key_transform) {
+        apply_inverse(transform, kernels, y, x);
     } else {
         unrotate(transform, kernels, y, x);
     }

@@ -2,8 +2,8 @@
  * of codes.
  *
  * R is orthonormal. W is the identity; keys may have a diagonal or symmetric W that weighs
- * directions (site.h), or a permutation of channels (order.h). Queries take R W^-T, which preserves
- * inner products. */
+ * directions (calibrated.h), or a permutation of channels (order.h). Queries take R W^-T, which
+ * preserves inner products. */
 #pragma once
 
 #include <string.h>
@@ -25,7 +25,7 @@ typedef struct kvant_transform {
     /* A diagonal W has its factors here, and then their inverses. A full W has (R W)^T and then
      * (R W^-1)^T. A W with triangles has (R W)^T alone, or NULL: then a batch makes (R W)^T for
      * itself. */
-    float *weights;
+    float *key_transform;
     const uint16_t *triangles; /* or NULL: W^T of parts, one after another (kernels.h) */
     uint32_t part;             /* of triangles: channels */
     float gain; /* with weights or triangles: no vector becomes longer than gain times its length */
@@ -76,17 +76,17 @@ size_t kvant_transform_matrix_floats(uint32_t n);
  * behind it, B R. R is dense from then on. KVANT_ERR_MEMORY, and nothing changed. */
 kvant_status kvant_transform_compose(kvant_transform *transform, const float *b, bool before);
 
-/* Puts W before the rotation, once per transform. `kvant_transform_weigh` takes a full W. The
+/* Puts W before the rotation, once per transform. `kvant_transform_set_matrix` takes a full W. The
  * columns of w are the rows of W, and the rows of inverse are the rows of W^-1. Both are head_dim x
- * head_dim and are rounded to binary32. `kvant_transform_weigh_diagonal` takes the factors of a
+ * head_dim and are rounded to binary32. `kvant_transform_set_diagonal` takes the factors of a
  * diagonal W, above 0. KVANT_ERR_MEMORY. */
-kvant_status kvant_transform_weigh(kvant_transform *transform, const double *w,
-                                   const double *inverse);
-kvant_status kvant_transform_weigh_diagonal(kvant_transform *transform, const float *factors);
+kvant_status kvant_transform_set_matrix(kvant_transform *transform, const double *w,
+                                        const double *inverse);
+kvant_status kvant_transform_set_diagonal(kvant_transform *transform, const float *factors);
 
 /* Computes (R W)^T, head_dim x head_dim, of a transform with triangles of one part. Its numbers
- * have the bits that kvant_transform_weigh rounds to. */
-void kvant_transform_expand(const kvant_transform *transform, float *weights);
+ * have the bits that kvant_transform_set_matrix rounds to. */
+void kvant_transform_expand(const kvant_transform *transform, float *key_transform);
 
 /* The largest head_dim whose W is one triangle. Larger heads have several parts with a triangle
  * each. */
@@ -149,11 +149,11 @@ void kvant_transform_forward(const kvant_transform *transform, const kvant_kerne
 /* Whether W mixes channels. */
 static inline bool kvant_transform_is_full(const kvant_transform *transform)
 {
-    return transform->triangles || (transform->weights && !transform->diagonal);
+    return transform->triangles || (transform->key_transform && !transform->diagonal);
 }
 
 /* y = R W x for n vectors, one after another, of a full W. x and y may not overlap. */
-void kvant_transform_weigh_rows(const kvant_transform *transform, const kvant_kernels *kernels,
+void kvant_transform_apply_rows(const kvant_transform *transform, const kvant_kernels *kernels,
                                 uint32_t n, const float *x, float *y);
 
 /* The transform as plain data, without centre and scale. */
@@ -168,8 +168,8 @@ void kvant_transform_dual(const kvant_transform *transform, const kvant_kernels 
 #define KVANT_TRANSFORM_TOGETHER (4u * KVANT_MAX_HEAD_DIM)
 
 /* y = W x, or W^-T x, without R, of a transform with triangles, for n vectors. */
-void kvant_transform_stretch(const kvant_transform *transform, const kvant_kernels *kernels,
-                             bool dual, uint32_t n, const float *x, float *y);
+void kvant_transform_apply_matrix(const kvant_transform *transform, const kvant_kernels *kernels,
+                                  bool dual, uint32_t n, const float *x, float *y);
 
 /* x = c + s o W^-1 R^T y, the same rules. */
 void kvant_transform_inverse(const kvant_transform *transform, const kvant_kernels *kernels,

@@ -99,7 +99,7 @@ static kvant_status create_plain(kvant_codec *codec, const turboquant_variant *v
     kvant_codebook_init(book, codec->info.head_dim, variant->bits);
     book->unbiased = variant->unbiased;
     codec->quantizer = &turboquant_quantizer;
-    codec->takes_feedback = true;
+    codec->accepts_feedback = true;
     kvant_codec_set_sizes(codec, variant->bits, KVANT_PAGE_TOKENS, 0);
     codec->view.kind = KVANT_CODES_CODEBOOK;
     codec->view.of.codebook = (kvant_codebook_view){ book->values, book->thresholds,
@@ -150,7 +150,7 @@ static kvant_status resolve(turboquant_options *o, turboquant_variant *v, const 
 static kvant_status create_variant(kvant_codec *codec, const turboquant_variant *v,
                                    const kvant_error *error)
 {
-    codec->takes_seed = v->tiers || v->sketch != KVANT_SKETCH_NONE;
+    codec->accepts_seed = v->tiers || v->sketch != KVANT_SKETCH_NONE;
     if (v->tiers)
         return kvant_turboquant_create_tiers(codec, v, error);
     if (v->sketch != KVANT_SKETCH_NONE)
@@ -182,7 +182,7 @@ static kvant_status create_turboquant(kvant_codec *codec, const kvant_request *r
     const uint32_t d = codec->info.head_dim;
     kvant_transform_defaults defaults = kvant_transform_random(d);
     turboquant_options o = *(const turboquant_options *)request->options;
-    turboquant_variant v = { .seed = request->site->seed };
+    turboquant_variant v = { .seed = request->location->seed };
     KVANT_FORWARD(read_variant(request->spec, &v, error));
     KVANT_FORWARD(resolve(&o, &v, error));
     if (d < 4)

@@ -92,15 +92,15 @@ typedef enum kvant_general_kind {
 } kvant_general_kind;
 
 /* A rotation of n numbers by the matrix at `numbers`, or by signs there and a Hadamard matrix. */
-typedef struct kvant_rotation_place {
+typedef struct kvant_rotation_position {
     uint32_t n, dense, numbers;
     float scale; /* of the Hadamard matrix: 1 / sqrt(n) */
-} kvant_rotation_place;
+} kvant_rotation_position;
 
-typedef struct kvant_codebook_place {
+typedef struct kvant_codebook_position {
     uint32_t n, bits, values, thresholds; /* n: numbers of a row */
     float inverse_sqrt_dim;
-} kvant_codebook_place;
+} kvant_codebook_position;
 
 typedef enum kvant_direction_search_kind {
     KVANT_SEARCH_COSETS,   /* a secondary, then a Hurwitz unit */
@@ -116,10 +116,10 @@ typedef struct kvant_general_view {
     float inverse_sqrt_dim;
     /* the sketch of the codes' residual; codes and norms are offsets in bytes of the page */
     uint32_t sketched, sketch_codes, sketch_norms;
-    kvant_rotation_place projection;
-    kvant_codebook_place books[2];
+    kvant_rotation_position projection;
+    kvant_codebook_position books[2];
     struct {
-        kvant_rotation_place rotations[2];
+        kvant_rotation_position rotations[2];
         uint32_t codes[2], scales[2], mask; /* bytes of the page */
     } tiers;
     /* Mode as in uniform.h; index_bytes per token at byte `index` of the page; clusters is 0
@@ -158,8 +158,8 @@ typedef struct kvant_transform_view {
     const float *matrix; /* R, head_dim x head_dim row-major: dense */
     /* Diagonal: head_dim numbers of W and of W^-1. Full: (R W)^T and (R W^-1)^T, instead of R.
      * NULL: W is 1. */
-    const float *weights;
-    const float *inverse_weights;
+    const float *key_transform;
+    const float *inverse_key_transform;
     uint32_t diagonal;
     const float *center, *scale; /* of a calibration: head_dim numbers or NULL */
 } kvant_transform_view;

@@ -60,7 +60,7 @@ AppendLaunch append_launch_of(const kvant_cuda_params &codec)
 
 /* Whether a kernel of any/ appends or seals the role. No other kernel appends groups of channels or
  * computes feedback. These kernels take one role per launch. */
-bool takes_any(const kvant_cuda_params &codec, bool seals)
+bool accepts_any(const kvant_cuda_params &codec, bool seals)
 {
     return kvant_cuda_needs_any(&codec) || codec.feedback || (has_groups(codec) && !seals);
 }
@@ -71,7 +71,7 @@ bool takes_any(const kvant_cuda_params &codec, bool seals)
 bool share_launch(const kvant_cuda_params &a, const kvant_cuda_params &b, bool seals)
 {
     const AppendLaunch launch = append_launch_of(a);
-    return !takes_any(a, seals) && !takes_any(b, seals) && launch == append_launch_of(b) &&
+    return !accepts_any(a, seals) && !accepts_any(b, seals) && launch == append_launch_of(b) &&
            a.memory == b.memory && (launch == launch_append || a.codes == b.codes);
 }
 
@@ -86,7 +86,7 @@ AppendLaunch choose_launch(const kvant_cuda_params &codec, const AppendArgs &arg
     const AppendLaunch usual = append_launch_of(codec);
     const bool simple =
         usual == launch_append || usual == launch_append_wide || usual == launch_append_open;
-    return simple && !args.from && args.n_tokens <= MOST_FEW ? launch_append_few : usual;
+    return simple && !args.from && args.n_tokens <= MOST_FEW ? launch_append_short : usual;
 }
 
 /* Launches once for the roles first .. end - 1. common: the arguments which all roles share. */
@@ -96,7 +96,7 @@ kvant_status launch_some(const Roles &roles, int first, int end, const AppendArg
     AppendArgs args = common;
     std::copy(roles.at + first, roles.at + end, args.roles);
     const kvant_cuda_params &codec = args.roles[0].codec;
-    if (takes_any(codec, args.from != nullptr))
+    if (accepts_any(codec, args.from != nullptr))
         return kvant_cuda_is_general(&codec) || codec.codes == KVANT_CUDA_CODES_UNIFORM
                    ? launch_general(args, (int)n_kv_heads, static_cast<cudaStream_t>(stream))
                    : from_cuda(launch_append_any(args, (int)n_kv_heads,
@@ -113,13 +113,13 @@ bool one_launch(const Roles &roles, const AppendArgs &common)
 
 /* Whether the launch that appends the rows can also transform queries and subtract the centres of
  * keys. */
-bool takes_more(const Roles &roles, const AppendArgs &common)
+bool accepts_more(const Roles &roles, const AppendArgs &common)
 {
     bool matrix = false;
     for (int i = 0; i < roles.n; i++)
-        matrix |= roles.at[i].codec.weighting == KVANT_CUDA_WEIGHTING_FULL;
-    return matrix && one_launch(roles, common) && !takes_any(roles.at[0].codec, false) &&
-           choose_launch(roles.at[0].codec, common) == launch_append_few;
+        matrix |= roles.at[i].codec.key_transform_kind == KVANT_CUDA_TRANSFORM_FULL;
+    return matrix && one_launch(roles, common) && !accepts_any(roles.at[0].codec, false) &&
+           choose_launch(roles.at[0].codec, common) == launch_append_short;
 }
 
 kvant_status launch_roles(const Roles &roles, const AppendArgs &common, uint32_t n_kv_heads,
@@ -134,23 +134,23 @@ kvant_status launch_roles(const Roles &roles, const AppendArgs &common, uint32_t
 }
 
 /* Weights must be given if the codec uses them, and only then. */
-bool valid_weights(const kvant_cuda_params &codec, const float *weights)
+bool valid_key_transform(const kvant_cuda_params &codec, const float *key_transform)
 {
-    return (codec.weighting != KVANT_CUDA_WEIGHTING_NONE) == (weights != nullptr);
+    return (codec.key_transform_kind != KVANT_CUDA_TRANSFORM_NONE) == (key_transform != nullptr);
 }
 
 bool valid_rows(const kvant_cuda_rows &rows, uint32_t n_kv_heads, bool transformed)
 {
     return !rows.codec ||
            (rows.rows && valid_pages(rows.pages, rows.codec->params.page_bytes, n_kv_heads) &&
-            (transformed ? !rows.center && !rows.scale && !rows.weights
-                         : valid_weights(rows.codec->params, rows.weights)));
+            (transformed ? !rows.center && !rows.scale && !rows.key_transform
+                         : valid_key_transform(rows.codec->params, rows.key_transform)));
 }
 
 void without_transform(kvant_cuda_params &codec)
 {
     codec.rotation = kvant_cuda_rotation{};
-    codec.weighting = KVANT_CUDA_WEIGHTING_NONE;
+    codec.key_transform_kind = KVANT_CUDA_TRANSFORM_NONE;
 }
 
 /* Checks and adds the arguments which appends and seals have in common. The matrices of k_feedback
@@ -176,7 +176,7 @@ void add_rows(Roles &to, const kvant_cuda_rows &rows, float *exact, bool transfo
     role.row_head_stride = rows.head_stride;
     role.center = rows.center;
     role.scale = rows.scale;
-    role.weights = rows.weights;
+    role.key_transform = rows.key_transform;
     role.exact = exact;
     if (transformed)
         without_transform(role.codec);
@@ -188,10 +188,11 @@ bool valid_queries(const kvant_cuda_kernel_query_args &args)
         std::any_of(args.further, args.further + args.n_further,
                     [](const float *matrix) { return !matrix; }))
         return false;
-    return args.k_codec && args.q && args.out && args.inverse_weights && valid_type(args.type) &&
-           args.n_kv_heads > 0 && args.n_heads > 0 && args.n_heads % args.n_kv_heads == 0 &&
-           args.n_kv_heads <= MAX_GRID_Y && args.batch <= MAX_GRID_Y / (1 + args.n_further) &&
-           args.k_codec->params.weighting == KVANT_CUDA_WEIGHTING_FULL;
+    return args.k_codec && args.q && args.out && args.inverse_key_transform &&
+           valid_type(args.type) && args.n_kv_heads > 0 && args.n_heads > 0 &&
+           args.n_heads % args.n_kv_heads == 0 && args.n_kv_heads <= MAX_GRID_Y &&
+           args.batch <= MAX_GRID_Y / (1 + args.n_further) &&
+           args.k_codec->params.key_transform_kind == KVANT_CUDA_TRANSFORM_FULL;
 }
 
 QueryArgs queries_of(const kvant_cuda_kernel_query_args &args)
@@ -204,8 +205,8 @@ QueryArgs queries_of(const kvant_cuda_kernel_query_args &args)
                        args.batch,
                        args.n_further + 1,
                        args.n_heads / args.n_kv_heads,
-                       { args.inverse_weights } };
-    std::copy_n(args.further, args.n_further, queries.inverse_weights + 1);
+                       { args.inverse_key_transform } };
+    std::copy_n(args.further, args.n_further, queries.inverse_key_transform + 1);
     return queries;
 }
 
@@ -229,9 +230,10 @@ bool valid_queries_of(const kvant_cuda_kernel_append_args &args)
  * the keys or in one before it. */
 bool valid_centers(const kvant_cuda_kernel_append_args &args)
 {
-    return !args.k_turning.start ||
+    return !args.k_block_centers.start ||
            (args.k.codec && !args.transformed && args.type == KVANT_CUDA_F32 && args.center_slots &&
-            args.centered && valid_turning(args.k_turning, args.k.codec->params.head_dim));
+            args.centered &&
+            valid_block_centers(args.k_block_centers, args.k.codec->params.head_dim));
 }
 
 kvant_status center_keys(const kvant_cuda_kernel_append_args &args, AppendRole &keys,
@@ -248,7 +250,7 @@ kvant_status center_keys(const kvant_cuda_kernel_append_args &args, AppendRole &
     of.n_kv_heads = args.n_kv_heads;
     of.head_dim = d;
     of.slots = args.center_slots;
-    of.turning = args.k_turning;
+    of.block_centers = args.k_block_centers;
     of.out = args.centered;
     keys.rows = args.centered;
     keys.token_stride = (size_t)args.n_kv_heads * d;
@@ -318,15 +320,16 @@ kvant_status kvant_cuda_table_append(const kvant_cuda_kernel_append_args *args,
     common.slots = args->slots;
     common.refused = args->refused;
     common.marks = args->marks;
-    common.mark_numbers = args->mark_numbers;
+    common.mark_ids = args->mark_ids;
     common.slots_ready = args->slots_ready != 0;
-    const bool more = takes_more(roles, common), apart = args->queries.q && !more;
+    const bool more = accepts_more(roles, common), apart = args->queries.q && !more;
     if (args->queries.q && !apart)
         common.queries = queries_of(args->queries);
     kvant_status status = KVANT_OK;
-    if (args->k_turning.start && more && roles.at[0].codec.weighting == KVANT_CUDA_WEIGHTING_FULL)
-        common.turning = args->k_turning, common.center_slots = args->center_slots;
-    else if (args->k_turning.start)
+    if (args->k_block_centers.start && more &&
+        roles.at[0].codec.key_transform_kind == KVANT_CUDA_TRANSFORM_FULL)
+        common.block_centers = args->k_block_centers, common.center_slots = args->center_slots;
+    else if (args->k_block_centers.start)
         status = center_keys(*args, roles.at[0], stream);
     if (status == KVANT_OK)
         status = launch_roles(roles, common, args->n_kv_heads, stream);
@@ -372,8 +375,8 @@ kvant_status kvant_cuda_table_decode(const kvant_cuda_decode_args *args, kvant_c
         return KVANT_ERR_ARGUMENT;
     const kvant_cuda_params &codec = args->codec->params;
     if (!valid_pages(args->pages, codec.page_bytes, args->n_kv_heads) ||
-        (args->transformed ? args->scale || args->inverse_weights
-                           : !valid_weights(codec, args->inverse_weights)))
+        (args->transformed ? args->scale || args->inverse_key_transform
+                           : !valid_key_transform(codec, args->inverse_key_transform)))
         return KVANT_ERR_ARGUMENT;
     if (codec.dense && !args->transformed)
         return KVANT_ERR_UNSUPPORTED;
@@ -390,13 +393,13 @@ kvant_status kvant_cuda_table_decode(const kvant_cuda_decode_args *args, kvant_c
                   args->head_stride,
                   args->center,
                   args->scale,
-                  args->inverse_weights,
+                  args->inverse_key_transform,
                   args->to,
                   args->transformed != 0 };
     if (args->transformed)
         without_transform(p.codec);
     kvant_cuda_codec placed;
-    const kvant_status status = kvant_cuda_codec_placed(args->codec, args->centroids, &placed);
+    const kvant_status status = kvant_cuda_codec_with_tables(args->codec, args->centroids, &placed);
     if (status != KVANT_OK)
         return status;
     return from_cuda(launch_decode(p, placed, args->n_blocks, args->n_kv_heads,

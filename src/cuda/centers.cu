@@ -1,6 +1,6 @@
-/* centers.cu - centres of blocks, which RoPE rotates to the blocks' positions (kvant_cuda_turning).
- * It subtracts them from rows and adds them to rows, and computes their products with queries,
- * which attention adds to scores.
+/* centers.cu - centres of blocks, which RoPE rotates to the blocks' positions
+ * (kvant_cuda_block_centers). It subtracts them from rows and adds them to rows, and computes their
+ * products with queries, which attention adds to scores.
  *
  * A start is a centre at position 0. With its numbers a and b for a pair of channels, let Z = (q_1
  * a + q_2 b, q_2 a - q_1 b). Then <q, centre> is the sum of Z_1 cos + Z_2 sin over all pairs, which
@@ -12,7 +12,7 @@
 #include "ptx.cuh"
 #include "rotate.cuh"
 #include "table.h"
-#include "turned.cuh"
+#include "block_center.cuh"
 
 #include <algorithm>
 #include <climits>
@@ -35,15 +35,15 @@ __global__ void __launch_bounds__(ROW_THREADS)
     begin_next();
     if (in_block >= ROW_THREADS / n || token >= args.n_tokens)
         return;
-    const ushort2 pair = pair_at(args.turning, i);
-    wait_for_former();
+    const ushort2 pair = pair_at(args.block_centers, i);
+    wait_for_prior();
     const size_t at = token * args.token_stride + head * args.head_stride;
     float x = load_number(args.rows, at + pair.x, args.type),
           y = load_number(args.rows, at + pair.y, args.type);
     const int64_t slot = args.slots[token];
     if (slot >= 0) {
         CenterPair own;
-        own.load(args.turning, slot, i, head, args.n_kv_heads, args.head_dim);
+        own.load(args.block_centers, slot, i, head, args.n_kv_heads, args.head_dim);
         const float2 center = own.center();
         x = args.add ? __fadd_rn(x, center.x) : __fsub_rn(x, center.x);
         y = args.add ? __fadd_rn(y, center.y) : __fsub_rn(y, center.y);
@@ -142,11 +142,11 @@ template <class S> KVANT_INLINE OffsetWork find_offset_work(const OffsetArgs &ar
 }
 
 /* The set of numbers of the pages, as a bit mask. Called by every warp. */
-KVANT_INLINE uint32_t numbers_of(const kvant_cuda_turning &turning, size_t first, int n)
+KVANT_INLINE uint32_t numbers_of(const kvant_cuda_block_centers &block_centers, size_t first, int n)
 {
     uint32_t own = 0;
     for (int i = threadIdx.x & 31; i < n; i += 32) {
-        const uint32_t number = number_at(turning, first + i);
+        const uint32_t number = number_at(block_centers, first + i);
         own |= number < KVANT_CUDA_MOST_MATRICES ? 1u << number : 0;
     }
     return __reduce_or_sync(FULL, own);
@@ -184,11 +184,11 @@ KVANT_INLINE void load_tile(const OffsetArgs &args, const OffsetWork &w, float *
     }
     for (int i = (int)threadIdx.x / 32; i < S::PAGES; i += S::WARPS) {
         const size_t page = w.b * p.table_stride + min(w.first_page + i, w.end_page - 1);
-        load_vector(shared + (S::ROWS + i) * stride, p.turning.phases, page * p.head_dim,
+        load_vector(shared + (S::ROWS + i) * stride, p.block_centers.phases, page * p.head_dim,
                     KVANT_CUDA_F32, p.head_dim, args.whole_phases);
     }
     for (uint32_t i = threadIdx.x; i < (n + 3) / 4 * 4; i += S::THREADS)
-        pairs.channels[i] = i < n ? pair_at(p.turning, i) : make_ushort2(0, 0);
+        pairs.channels[i] = i < n ? pair_at(p.block_centers, i) : make_ushort2(0, 0);
     end_copies();
     wait_for_copies<0>();
 }
@@ -197,7 +197,8 @@ KVANT_INLINE void load_starts(const OffsetArgs &args, const OffsetWork &w, uint3
                               OffsetPairs &pairs)
 {
     const kvant_cuda_page_offsets_args &p = args.given;
-    const float *start = p.turning.start + ((size_t)number * p.n_kv_heads + w.kv_head) * p.head_dim;
+    const float *start =
+        p.block_centers.start + ((size_t)number * p.n_kv_heads + w.kv_head) * p.head_dim;
     const uint32_t n = p.head_dim / 2;
     for (uint32_t i = threadIdx.x; i < (n + 3) / 4 * 4; i += blockDim.x) {
         const ushort2 channels = pairs.channels[i];
@@ -264,7 +265,7 @@ KVANT_INLINE void store_offsets(const OffsetArgs &args, const OffsetWork &w, uin
         unrolled_for (int i = 0; i < 4; i++) {
             const int to = page + 8 * j + i % 2, r = row + i / 2 * 8;
             if (to < w.end_page && r < w.end_row &&
-                number_at(p.turning, w.b * p.table_stride + to) == number)
+                number_at(p.block_centers, w.b * p.table_stride + to) == number)
                 p.offsets[(first + to) * rows + r] = sums[j][i];
         }
 }
@@ -277,13 +278,14 @@ __global__ void __launch_bounds__(S::THREADS)
     extern __shared__ __align__(16) float shared[];
     __shared__ OffsetPairs pairs;
     begin_next();
-    wait_for_former();
+    wait_for_prior();
     const OffsetWork w = find_offset_work<S>(args);
     if (w.first_page >= w.end_page || w.first_row >= w.end_row)
         return;
     load_tile<S>(args, w, shared, pairs);
-    uint32_t left = numbers_of(args.given.turning, w.b * args.given.table_stride + w.first_page,
-                               w.end_page - w.first_page);
+    uint32_t left =
+        numbers_of(args.given.block_centers, w.b * args.given.table_stride + w.first_page,
+                   w.end_page - w.first_page);
 #pragma unroll 1
     for (; left; left &= left - 1) {
         const uint32_t number = __ffs(left) - 1;
@@ -313,7 +315,7 @@ cudaError_t launch_page_offsets(const kvant_cuda_page_offsets_args &args, cudaSt
                   args.type == KVANT_CUDA_F32 &&
                       in_sixteens(args.q, { args.head_dim, args.q_batch_stride, args.q_token_stride,
                                             args.q_head_stride }),
-                  in_sixteens(args.turning.phases, { args.head_dim }) };
+                  in_sixteens(args.block_centers.phases, { args.head_dim }) };
     void *parameters[] = { &p };
     const uint32_t rows = args.query_tokens * p.heads_a_kv;
     const size_t bytes = offset_bytes<S>(args.head_dim);
@@ -325,10 +327,11 @@ cudaError_t launch_page_offsets(const kvant_cuda_page_offsets_args &args, cudaSt
 
 constexpr uint32_t MOST_GRID_Y = 65535;
 
-bool valid_turning(const kvant_cuda_turning &turning, uint32_t head_dim)
+bool valid_block_centers(const kvant_cuda_block_centers &block_centers, uint32_t head_dim)
 {
-    return turning.pairs && reinterpret_cast<uintptr_t>(turning.pairs) % 4 == 0 && turning.start &&
-           turning.phases && head_dim > 0 && head_dim % 2 == 0 && head_dim <= KVANT_CUDA_MOST_DIM;
+    return block_centers.pairs && reinterpret_cast<uintptr_t>(block_centers.pairs) % 4 == 0 &&
+           block_centers.start && block_centers.phases && head_dim > 0 && head_dim % 2 == 0 &&
+           head_dim <= KVANT_CUDA_MOST_DIM;
 }
 
 /* The grid counts thread blocks in 32 bits, and kernels count places in 32 bits. */
@@ -336,8 +339,8 @@ bool valid_offsets(const kvant_cuda_page_offsets_args &args)
 {
     const uint32_t tokens = std::max(args.query_tokens, 1u);
     return args.q && args.lengths && args.offsets && valid_type(args.type) &&
-           valid_turning(args.turning, args.head_dim) && args.n_kv_heads > 0 && args.n_heads > 0 &&
-           args.n_heads % args.n_kv_heads == 0 && args.table_stride > 0 &&
+           valid_block_centers(args.block_centers, args.head_dim) && args.n_kv_heads > 0 &&
+           args.n_heads > 0 && args.n_heads % args.n_kv_heads == 0 && args.table_stride > 0 &&
            args.table_stride <= INT_MAX / KVANT_PAGE_TOKENS &&
            (uint64_t)args.batch * args.n_kv_heads <= INT_MAX / args.table_stride &&
            (uint64_t)tokens * (args.n_heads / args.n_kv_heads) <=
@@ -354,7 +357,7 @@ kvant_status kvant_cuda_table_center_rows(const kvant_cuda_center_rows_args *arg
     if (!args || args->size != sizeof *args || !args->rows || !args->slots || !args->out ||
         !valid_type(args->type) || args->n_kv_heads == 0 ||
         (uint64_t)args->n_tokens * args->n_kv_heads > INT_MAX || args->add > 1 ||
-        !valid_turning(args->turning, args->head_dim))
+        !valid_block_centers(args->block_centers, args->head_dim))
         return KVANT_ERR_ARGUMENT;
     if (args->n_tokens == 0)
         return KVANT_OK;

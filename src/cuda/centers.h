@@ -7,7 +7,7 @@ namespace kvant
 {
 
 /* Whether the arguments of centres are complete, and head_dim is one that can have centres. */
-bool valid_turning(const kvant_cuda_turning &turning, uint32_t head_dim);
+bool valid_block_centers(const kvant_cuda_block_centers &block_centers, uint32_t head_dim);
 
 /* Whether the arguments of kvant_cuda_page_offsets are complete. */
 bool valid_offsets(const kvant_cuda_page_offsets_args &args);

@@ -72,7 +72,7 @@ inline cudaError_t blocks_at_once(const void *kernel, int threads, int shared, i
     return error;
 }
 
-/* Launches a kernel that calls wait_for_former (ptx.cuh), which only code for compute_90 and later
+/* Launches a kernel that calls wait_for_prior (ptx.cuh), which only code for compute_90 and later
  * does. Its blocks start while the blocks of the preceding kernel end. CUDA graphs preserve this
  * from CUDA 12.3 on. */
 inline cudaError_t launch_early(const void *kernel, dim3 grid, unsigned threads, void **parameters,

@@ -2,14 +2,14 @@
  * (format.md). */
 #pragma once
 
-#include "places.h"
+#include "code_position.h"
 
 #include <cstdint>
 
 namespace kvant
 {
 
-using Place = kvant_code_place;
+using Place = kvant_code_position;
 
 constexpr int PAGE_TOKENS = 64;
 

@@ -18,7 +18,7 @@ constexpr uint32_t THREADS = 256, BLOCKS = 64;
 /* Finds the largest magnitude. The bits of magnitudes are in the order of whole numbers, and a NaN
  * is above all of them. */
 __global__ void __launch_bounds__(THREADS)
-    largest_kernel(const __grid_constant__ kvant_cuda_numbers numbers)
+    largest_kernel(const __grid_constant__ kvant_cuda_values numbers)
 {
     const float *from = numbers.at[blockIdx.y];
     uint32_t largest = 0;
@@ -120,7 +120,7 @@ kvant_status kvant_cuda_table_memory_clear(void *memory, size_t bytes, kvant_cud
     return from_cuda(cudaMemsetAsync(memory, 0, bytes, stream_of(stream)));
 }
 
-kvant_status kvant_cuda_table_largest(const kvant_cuda_numbers *numbers, float *largest,
+kvant_status kvant_cuda_table_largest(const kvant_cuda_values *numbers, float *largest,
                                       kvant_cuda_stream stream)
 {
     const size_t most = std::max(numbers->n[0], numbers->n[1]);

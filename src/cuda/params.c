@@ -27,10 +27,10 @@ static void init_transform(kvant_cuda_codec *out, const kvant_codec_view *view)
     const kvant_transform_view *transform = &view->transform;
     kvant_cuda_params *params = &out->params;
     kvant_cuda_wide_rotation *rotation = &out->any.rotation;
-    params->weighting = !transform->weights   ? KVANT_CUDA_WEIGHTING_NONE
-                        : transform->diagonal ? KVANT_CUDA_WEIGHTING_DIAGONAL
-                                              : KVANT_CUDA_WEIGHTING_FULL;
-    if (params->weighting == KVANT_CUDA_WEIGHTING_FULL)
+    params->key_transform_kind = !transform->key_transform ? KVANT_CUDA_TRANSFORM_NONE
+                                 : transform->diagonal     ? KVANT_CUDA_TRANSFORM_DIAGONAL
+                                                           : KVANT_CUDA_TRANSFORM_FULL;
+    if (params->key_transform_kind == KVANT_CUDA_TRANSFORM_FULL)
         return;
     params->dense = transform->rotate == KVANT_ROTATE_DENSE;
     if (params->dense)
@@ -310,7 +310,7 @@ kvant_status kvant_cuda_table_codec_create_open(const kvant_cuda_codec *sealed,
                                          .role = sealed->params.role,
                                          .metadata_offset = (uint32_t)bytes,
                                          .page_bytes = (uint32_t)bytes,
-                                         .weighting = sealed->params.weighting,
+                                         .key_transform_kind = sealed->params.key_transform_kind,
                                          .dense = sealed->params.dense,
                                          .rotation = sealed->params.rotation };
     codec->any.rotation = sealed->any.rotation;

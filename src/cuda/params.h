@@ -80,11 +80,11 @@ typedef enum kvant_cuda_grouping {
 } kvant_cuda_grouping;
 
 /* The step before the rotation of keys: W of a calibration, different for every kv head. */
-typedef enum kvant_cuda_weighting {
-    KVANT_CUDA_WEIGHTING_NONE,
-    KVANT_CUDA_WEIGHTING_DIAGONAL,
-    KVANT_CUDA_WEIGHTING_FULL /* includes the rotation, so rotation.block is 0 */
-} kvant_cuda_weighting;
+typedef enum kvant_cuda_key_transform_kind {
+    KVANT_CUDA_TRANSFORM_NONE,
+    KVANT_CUDA_TRANSFORM_DIAGONAL,
+    KVANT_CUDA_TRANSFORM_FULL /* includes the rotation, so rotation.block is 0 */
+} kvant_cuda_key_transform_kind;
 
 typedef struct kvant_cuda_rotation {
     uint32_t block;                          /* Hadamard block, 0 without a rotation */
@@ -107,7 +107,7 @@ typedef struct kvant_cuda_params {
     kvant_cuda_grouping grouping;
     uint32_t head_dim, bits, role;
     uint32_t metadata_offset, page_bytes;
-    kvant_cuda_weighting weighting;
+    kvant_cuda_key_transform_kind key_transform_kind;
     /* the rotation is a matrix that kernels do not have, so rows arrive transformed */
     uint32_t dense;
     kvant_cuda_rotation rotation;
@@ -200,7 +200,7 @@ KVANT_CUDA_BOTH static inline uint32_t kvant_cuda_is_general(const kvant_cuda_pa
 
 /* Whether the rotations of keys in tiers are stored transposed, as any/direct_tiers.cuh needs
  * them. */
-KVANT_CUDA_BOTH static inline uint32_t kvant_cuda_turns_tiers(const kvant_general *g)
+KVANT_CUDA_BOTH static inline uint32_t kvant_cuda_rotates_tiers(const kvant_general *g)
 {
     return g->view.kind == KVANT_GENERAL_TIERS && (g->head_dim == 64 || g->head_dim == 128);
 }
@@ -259,8 +259,8 @@ bool kvant_cuda_general_init(kvant_cuda_codec *codec, const kvant_codec_view *vi
 /* Returns the codec with tables of the current GPU, for a launch (any/general.cu). The first call
  * on a GPU allocates and waits. centroids: the centroids in the call's arguments.
  * KVANT_ERR_ARGUMENT if there are some without need, or if they are missing. */
-kvant_status kvant_cuda_codec_placed(const kvant_cuda_codec *codec, const float *centroids,
-                                     kvant_cuda_codec *placed);
+kvant_status kvant_cuda_codec_with_tables(const kvant_cuda_codec *codec, const float *centroids,
+                                          kvant_cuda_codec *placed);
 /* frees the copies on all GPUs; NULL is fine */
 void kvant_cuda_tables_free(kvant_cuda_tables_of *tables);
 

@@ -164,9 +164,9 @@ KVANT_INLINE uint32_t count_up(uint32_t *counter, uint32_t last)
 }
 
 /* For kernels that launch_early starts before the preceding kernel in the stream has ended.
- * wait_for_former comes before the first access to memory that others write. begin_next lets the
+ * wait_for_prior comes before the first access to memory that others write. begin_next lets the
  * next kernel begin, which then waits itself. */
-KVANT_INLINE void wait_for_former()
+KVANT_INLINE void wait_for_prior()
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -143,28 +143,29 @@ template <int D> KVANT_INLINE Row<D> combine_rows(const float *m, const Row<D> &
     return y;
 }
 
-/* y = R W x. weights: the weights of the kv head. */
+/* y = R W x. key_transform: the weights of the kv head. */
 template <int D>
-KVANT_INLINE void transform(Row<D> &row, const kvant_cuda_params &codec, const float *weights,
+KVANT_INLINE void transform(Row<D> &row, const kvant_cuda_params &codec, const float *key_transform,
                             int lane)
 {
-    if (codec.weighting == KVANT_CUDA_WEIGHTING_FULL) {
-        row = combine_rows<D>(weights, row, lane);
+    if (codec.key_transform_kind == KVANT_CUDA_TRANSFORM_FULL) {
+        row = combine_rows<D>(key_transform, row, lane);
         return;
     }
-    if (codec.weighting == KVANT_CUDA_WEIGHTING_DIAGONAL)
-        row.each(lane, [&](float &x, int channel) { x = __fmul_rn(x, weights[channel]); });
+    if (codec.key_transform_kind == KVANT_CUDA_TRANSFORM_DIAGONAL)
+        row.each(lane, [&](float &x, int channel) { x = __fmul_rn(x, key_transform[channel]); });
     rotate(row, codec.rotation, lane);
 }
 
 /* The beginning of a kv head's weights; NULL without weights. */
-KVANT_INLINE const float *weights_of(const kvant_cuda_params &codec, const float *weights,
-                                     int kv_head)
+KVANT_INLINE const float *key_transform_of(const kvant_cuda_params &codec,
+                                           const float *key_transform, int kv_head)
 {
     const size_t d = codec.head_dim;
-    return codec.weighting == KVANT_CUDA_WEIGHTING_NONE
+    return codec.key_transform_kind == KVANT_CUDA_TRANSFORM_NONE
                ? nullptr
-               : weights + kv_head * (codec.weighting == KVANT_CUDA_WEIGHTING_FULL ? d * d : d);
+               : key_transform +
+                     kv_head * (codec.key_transform_kind == KVANT_CUDA_TRANSFORM_FULL ? d * d : d);
 }
 
 /* The warp's largest number, by one instruction. Floats are in the order of whole numbers after the

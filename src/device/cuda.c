@@ -123,7 +123,7 @@ kvant_status kvant_cuda_codec_from(const kvant_codec *source, kvant_cuda_codec *
     const kvant_transform_view *transform =
         source ? &kvant_codec_get_view(source)->transform : NULL;
     if (transform && transform->rotate == KVANT_ROTATE_DENSE &&
-        (!transform->weights || transform->diagonal)) {
+        (!transform->key_transform || transform->diagonal)) {
         if (codec)
             *codec = NULL;
         return kvant_fail(
@@ -132,7 +132,7 @@ kvant_status kvant_cuda_codec_from(const kvant_codec *source, kvant_cuda_codec *
             "head_dim is no "
             "power of two), but in a cache (kvant/cache.h); use rotate=hadamard or rotate=none");
     }
-    return kvant_cuda_codec_unturned(source, codec, err, errlen);
+    return kvant_cuda_codec_unrotated(source, codec, err, errlen);
 }
 
 /* Kernels multiply queries by the scale of norm= after the matrix. That is right for a matrix that
@@ -142,8 +142,8 @@ static bool scales_behind_order(const kvant_codec_view *view)
     return view->info->norm != KVANT_NORM_NONE && strstr(view->info->spec, "order=") != NULL;
 }
 
-kvant_status kvant_cuda_codec_unturned(const kvant_codec *source, kvant_cuda_codec **codec,
-                                       char *err, size_t errlen)
+kvant_status kvant_cuda_codec_unrotated(const kvant_codec *source, kvant_cuda_codec **codec,
+                                        char *err, size_t errlen)
 {
     const kvant_error error = { err, errlen };
     char text[MESSAGE_BYTES] = "";
@@ -186,17 +186,19 @@ kvant_status kvant_cuda_codec_tables(const kvant_codec *source, kvant_cuda_table
     const size_t d = source->info.head_dim;
     const kvant_cuda_tables full = { .center = transform->center,
                                      .scale = transform->scale,
-                                     .weights = transform->weights,
-                                     .inverse_weights = transform->inverse_weights,
-                                     .n_weights = !transform->weights   ? 0
-                                                  : transform->diagonal ? d
-                                                                        : d * d,
+                                     .key_transform = transform->key_transform,
+                                     .inverse_key_transform = transform->inverse_key_transform,
+                                     .key_transform_size = !transform->key_transform ? 0
+                                                           : transform->diagonal     ? d
+                                                                                     : d * d,
                                      .pivots = view->feedback.pivots,
                                      .columns = view->feedback.columns,
                                      .centroids = centroids ? view->tables : NULL,
                                      .n_centroids =
                                          centroids ? view->table_bytes / sizeof(float) : 0 };
-    return KVANT_GIVE(kvant_cuda_tables, tables, &full, n_weights) ? KVANT_OK : KVANT_ERR_ARGUMENT;
+    return KVANT_RETURN_STRUCT(kvant_cuda_tables, tables, &full, key_transform_size)
+               ? KVANT_OK
+               : KVANT_ERR_ARGUMENT;
 }
 
 /* A sealed codec comes from the library, so the table is loaded here. */
@@ -218,7 +220,8 @@ kvant_status kvant_cuda_codec_get_info(const kvant_cuda_codec *codec, kvant_code
     kvant_codec_info full = { .size = sizeof full };
     KVANT_RETURN_IF(!codec, KVANT_ERR_ARGUMENT);
     KVANT_FORWARD(load_table(NULL)->codec_get_info(codec, &full));
-    return KVANT_GIVE(kvant_codec_info, info, &full, nominal_bits) ? KVANT_OK : KVANT_ERR_ARGUMENT;
+    return KVANT_RETURN_STRUCT(kvant_codec_info, info, &full, nominal_bits) ? KVANT_OK
+                                                                            : KVANT_ERR_ARGUMENT;
 }
 
 kvant_status kvant_cuda_attention_check(const kvant_cuda_codec *k_codec,
@@ -241,7 +244,7 @@ size_t kvant_cuda_block_workspace(const kvant_cuda_block_args *args)
 {
     const kvant_cuda_table *table = load_table(NULL);
     kvant_cuda_block_args full;
-    return table && KVANT_TAKE(kvant_cuda_block_args, &full, args, workspace_bytes)
+    return table && KVANT_ACCEPT_STRUCT(kvant_cuda_block_args, &full, args, workspace_bytes)
                ? table->block_workspace(&full)
                : 0;
 }
@@ -261,18 +264,18 @@ void kvant_cuda_limit_shared_memory(size_t bytes)
         const kvant_cuda_table *table = load_table(NULL);                                          \
         type full;                                                                                 \
         KVANT_RETURN_IF(!table, KVANT_ERR_UNSUPPORTED);                                            \
-        return KVANT_TAKE(type, &full, args, last) ? table->entry(&full, stream)                   \
-                                                   : KVANT_ERR_ARGUMENT;                           \
+        return KVANT_ACCEPT_STRUCT(type, &full, args, last) ? table->entry(&full, stream)          \
+                                                            : KVANT_ERR_ARGUMENT;                  \
     }
 
 TABLE_CALL(seal, seal, kvant_cuda_seal_args, refused)
-TABLE_CALL(decode, decode, kvant_cuda_decode_args, inverse_weights)
+TABLE_CALL(decode, decode, kvant_cuda_decode_args, inverse_key_transform)
 TABLE_CALL(fill_marked, fill_marked, kvant_cuda_marked_args, out_head_stride)
 TABLE_CALL(block_attention, block_attention, kvant_cuda_block_args, workspace_bytes)
 TABLE_CALL(center_rows, center_rows, kvant_cuda_center_rows_args, out)
 TABLE_CALL(page_offsets, page_offsets, kvant_cuda_page_offsets_args, offsets)
 TABLE_CALL(kernel_append, append, kvant_cuda_kernel_append_args, centered)
-TABLE_CALL(kernel_attention, attention, kvant_cuda_kernel_attention_args, turned)
+TABLE_CALL(kernel_attention, attention, kvant_cuda_kernel_attention_args, plain_queries)
 TABLE_CALL(kernel_transform_queries, transform_queries, kvant_cuda_kernel_query_args, further)
 
 /* A call of cuda.h. Its struct is the first part of a struct of cuda_kernels.h, which the table
@@ -285,7 +288,8 @@ TABLE_CALL(kernel_transform_queries, transform_queries, kvant_cuda_kernel_query_
     {                                                                                              \
         kvant_cuda_##type given;                                                                   \
         KVANT_RETURN_IF(!load_table(NULL), KVANT_ERR_UNSUPPORTED);                                 \
-        KVANT_RETURN_IF(!KVANT_TAKE(kvant_cuda_##type, &given, args, last), KVANT_ERR_ARGUMENT);   \
+        KVANT_RETURN_IF(!KVANT_ACCEPT_STRUCT(kvant_cuda_##type, &given, args, last),               \
+                        KVANT_ERR_ARGUMENT);                                                       \
         kvant_cuda_kernel_##type full = { 0 };                                                     \
         memcpy(&full, &given, sizeof given);                                                       \
         full.size = sizeof full;                                                                   \
@@ -313,10 +317,11 @@ FORWARD(memory_read, (void *to, const void *from, size_t bytes, kvant_cuda_strea
         (to, from, bytes, stream))
 FORWARD(memory_clear, (void *memory, size_t bytes, kvant_cuda_stream stream),
         (memory, bytes, stream))
-FORWARD(largest, (const kvant_cuda_numbers *numbers, float *largest, kvant_cuda_stream stream),
+FORWARD(largest, (const kvant_cuda_values *numbers, float *largest, kvant_cuda_stream stream),
         (numbers, largest, stream))
 FORWARD(note_rows, (const kvant_cuda_note_args *args, kvant_cuda_stream stream), (args, stream))
-FORWARD(turn, (const kvant_cuda_turn_args *args, kvant_cuda_stream stream), (args, stream))
+FORWARD(rotate_rows, (const kvant_cuda_rotate_rows_args *args, kvant_cuda_stream stream),
+        (args, stream))
 
 kvant_status kvant_cuda_memory_new(void **memory, size_t bytes)
 {

@@ -63,9 +63,10 @@ extern "C" {
       (void *to, const void *from, size_t bytes, kvant_cuda_stream stream))                        \
     X(kvant_status, memory_clear, (void *memory, size_t bytes, kvant_cuda_stream stream))          \
     X(kvant_status, largest,                                                                       \
-      (const kvant_cuda_numbers *numbers, float *largest, kvant_cuda_stream stream))               \
+      (const kvant_cuda_values *numbers, float *largest, kvant_cuda_stream stream))                \
     X(kvant_status, note_rows, (const kvant_cuda_note_args *args, kvant_cuda_stream stream))       \
-    X(kvant_status, turn, (const kvant_cuda_turn_args *args, kvant_cuda_stream stream))            \
+    X(kvant_status, rotate_rows,                                                                   \
+      (const kvant_cuda_rotate_rows_args *args, kvant_cuda_stream stream))                         \
     X(kvant_status, index_create, (const kvant_cuda_index_args *args, kvant_cuda_index **index))   \
     X(void, index_free, (kvant_cuda_index * *index))                                               \
     X(kvant_status, index_put,                                                                     \

@@ -30,15 +30,15 @@ kvant_status kvant_cuda_memory_read(void *to, const void *from, size_t bytes,
 kvant_status kvant_cuda_memory_clear(void *memory, size_t bytes, kvant_cuda_stream stream);
 
 /* Two arrays of numbers on the device. n is 0 for an array that is not to be read. */
-typedef struct kvant_cuda_numbers {
+typedef struct kvant_cuda_values {
     const float *at[2];
     size_t n[2];
     uint32_t *room; /* device: 2 words */
-} kvant_cuda_numbers;
+} kvant_cuda_values;
 
 /* largest[i] = the largest magnitude in array i: 0 if it has no numbers, NaN if it has a NaN. Waits
  * for the stream. */
-kvant_status kvant_cuda_largest(const kvant_cuda_numbers *numbers, float *largest,
+kvant_status kvant_cuda_largest(const kvant_cuda_values *numbers, float *largest,
                                 kvant_cuda_stream stream);
 
 /* Adds `taken` of n rows, spread evenly over them, to the sums, minima and maxima per channel of
@@ -59,7 +59,7 @@ kvant_status kvant_cuda_note_rows(const kvant_cuda_note_args *args, kvant_cuda_s
  *
  * The matrices of kv heads are matrix_stride numbers apart; 0: all kv heads have the same matrix.
  * rows and out may be the same. Arrays are on the device. A factor that is NULL is left out. */
-typedef struct kvant_cuda_turn_args {
+typedef struct kvant_cuda_rotate_rows_args {
     const float *rows; /* n_tokens x n_heads x head_dim */
     size_t token_stride, head_stride;
     uint32_t n_tokens, n_heads, n_kv_heads, head_dim;
@@ -68,15 +68,16 @@ typedef struct kvant_cuda_turn_args {
     size_t matrix_stride;
     float *out;
     size_t out_token_stride, out_head_stride;
-} kvant_cuda_turn_args;
+} kvant_cuda_rotate_rows_args;
 
-kvant_status kvant_cuda_turn(const kvant_cuda_turn_args *args, kvant_cuda_stream stream);
+kvant_status kvant_cuda_rotate_rows(const kvant_cuda_rotate_rows_args *args,
+                                    kvant_cuda_stream stream);
 
 /* kvant_cuda_codec_from, but it also accepts codecs with a dense rotation. The caller has to rotate
- * their rows, queries and outputs (kvant_cuda_turn), because append then takes only transformed
- * rows. */
-kvant_status kvant_cuda_codec_unturned(const kvant_codec *source, kvant_cuda_codec **codec,
-                                       char *err, size_t errlen);
+ * their rows, queries and outputs (kvant_cuda_rotate_rows), because append then takes only
+ * transformed rows. */
+kvant_status kvant_cuda_codec_unrotated(const kvant_codec *source, kvant_cuda_codec **codec,
+                                        char *err, size_t errlen);
 
 #ifdef __cplusplus
 }

@@ -446,5 +446,6 @@ kvant_status kvant_index_get_info(const kvant_index *index, kvant_index_info *in
         .file_bytes = l.end,
         .next_id = index->next_id,
     };
-    return KVANT_GIVE(kvant_index_info, info, &now, n_lists) ? KVANT_OK : KVANT_ERR_ARGUMENT;
+    return KVANT_RETURN_STRUCT(kvant_index_info, info, &now, n_lists) ? KVANT_OK
+                                                                      : KVANT_ERR_ARGUMENT;
 }

@@ -179,7 +179,7 @@ kvant_status kvant_index_create(const kvant_index_params *params, kvant_index **
     kvant_index_params p;
     KVANT_RETURN_IF(!index, KVANT_ERR_ARGUMENT);
     *index = NULL;
-    if (!KVANT_TAKE(kvant_index_params, &p, params, center))
+    if (!KVANT_ACCEPT_STRUCT(kvant_index_params, &p, params, center))
         return kvant_fail(&error, KVANT_ERR_ARGUMENT, "params is NULL, or its size field is wrong");
     KVANT_FORWARD(kvant_index_make(p.spec, p.dim, p.metric, index, &error));
     kvant_status status =
@@ -404,7 +404,7 @@ kvant_status kvant_index_add(kvant_index *index, const float *rows, size_t strid
                                     : add_flat(index, rows, stride, n, ids, n_threads);
     if (status == KVANT_OK)
         count_added(index, ids, n);
-    return kvant_index_said(status);
+    return kvant_index_report_error(status);
 }
 
 static uint8_t *pack_of(kvant_index *index, size_t slot)
@@ -465,7 +465,7 @@ kvant_status kvant_index_remove(kvant_index *index, uint64_t id)
     if (kvant_index_slot(index, id) == KVANT_NO_SLOT)
         return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "no vector has the id %llu",
                           (unsigned long long)id);
-    KVANT_FORWARD(kvant_index_said(kvant_index_keep_ids(index, index->n)));
+    KVANT_FORWARD(kvant_index_report_error(kvant_index_keep_ids(index, index->n)));
     const size_t slot = kvant_index_slot(index, id);
     kvant_id_table_erase(&index->table, index->ids, id);
     if (index->n_lists)

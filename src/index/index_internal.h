@@ -67,7 +67,7 @@ struct kvant_index {
 #define KVANT_OWN(type, pointer) ((type *)(uintptr_t)(const void *)(pointer))
 
 /* Leaves the message for KVANT_ERR_MEMORY, because functions that allocate leave none. */
-static inline kvant_status kvant_index_said(kvant_status status)
+static inline kvant_status kvant_index_report_error(kvant_status status)
 {
     return status == KVANT_ERR_MEMORY
                ? kvant_fail(NULL, status, "no memory for the index or a search")

@@ -44,7 +44,7 @@ static kvant_status find_bits(kvant_record_part *part)
 static kvant_status make_part(const char *spec, uint32_t n, kvant_record_part *part,
                               const kvant_error *error)
 {
-    const kvant_site site = { .seed = 0 };
+    const kvant_location site = { .seed = 0 };
     KVANT_FORWARD(kvant_codec_create_at(spec, n, KVANT_ROLE_K, &site, &part->codec, error));
     if (part->codec->info.block_tokens != 1)
         return kvant_fail(error, KVANT_ERR_UNSUPPORTED,

@@ -369,7 +369,7 @@ static void release(search *s)
 static kvant_status check_query(const kvant_index *index, const kvant_index_query *given,
                                 kvant_index_query *query)
 {
-    if (!KVANT_TAKE(kvant_index_query, query, given, n_probe))
+    if (!KVANT_ACCEPT_STRUCT(kvant_index_query, query, given, n_probe))
         return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
                           "the query is NULL, or its size field is wrong");
     if (query->k < 1 || (query->n && !query->rows) ||
@@ -464,5 +464,5 @@ kvant_status kvant_index_search_on(kvant_cuda_index *gpu, const kvant_index *ind
         kvant_parallel_for(q.n, threads_for(&s, (double)q.n * s.k * (q.rerank ? index->dim : 16)),
                            kvant_search_finish_query, &r);
     release(&s);
-    return kvant_index_said(status);
+    return kvant_index_report_error(status);
 }

@@ -173,7 +173,7 @@ kvant_status kvant_index_train(kvant_index *index, const float *rows, size_t str
     }
     if (status != KVANT_OK) {
         kvant_free(center);
-        return kvant_index_said(status);
+        return kvant_index_report_error(status);
     }
     /* Frees arrays that removed vectors left, because with a centre there are also offsets. */
     kvant_index_forget(index);
@@ -187,5 +187,5 @@ kvant_status kvant_index_train(kvant_index *index, const float *rows, size_t str
     if (status != KVANT_OK)
         index->center = old_center;
     kvant_free(status == KVANT_OK ? KVANT_OWN(float, old_center) : center);
-    return kvant_index_said(status);
+    return kvant_index_report_error(status);
 }

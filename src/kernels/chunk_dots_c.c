@@ -7,15 +7,15 @@
 
 /* The index of a token's number in the order of channels: of queries for K, of unpacked tiles for
  * V. */
-static uint32_t number_place(const kvant_chunk_numbers *numbers, bool key, uint32_t chunk,
+static uint32_t number_place(const kvant_chunk_values *numbers, bool key, uint32_t chunk,
                              uint32_t j)
 {
     if (key || numbers->components == 4)
-        return kvant_key_place(numbers->components, chunk, j);
-    return kvant_triplet_places_of(numbers->dim).first[j] + chunk;
+        return kvant_key_position(numbers->components, chunk, j);
+    return kvant_triplet_positions_of(numbers->dim).first[j] + chunk;
 }
 
-static void read_numbers(const kvant_chunk_numbers *numbers, const kvant_chunk_layout *layout,
+static void read_numbers(const kvant_chunk_values *numbers, const kvant_chunk_layout *layout,
                          const void *page, uint32_t token, int16_t *out)
 {
     uint32_t codes[KVANT_MAX_HEAD_DIM];
@@ -32,9 +32,9 @@ static void read_numbers(const kvant_chunk_numbers *numbers, const kvant_chunk_l
     }
 }
 
-static uint32_t key_numbers(const kvant_chunk_numbers *numbers, const kvant_chunk_layout *layout)
+static uint32_t key_numbers(const kvant_chunk_values *numbers, const kvant_chunk_layout *layout)
 {
-    return kvant_key_place(numbers->components, layout->n_chunks + layout->n_chunks % 2, 0);
+    return kvant_key_position(numbers->components, layout->n_chunks + layout->n_chunks % 2, 0);
 }
 
 static int32_t dot(const int16_t *a, const int16_t *b, uint32_t n)

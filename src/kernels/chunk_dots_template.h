@@ -43,7 +43,7 @@ typedef struct number_tile {
 /* The data that all codes of a page share. `bits` and `linear` (lengths are multiples of a step)
  * are passed as constants where this speeds up the loops; bits is 0 otherwise. */
 typedef struct chunk_reader {
-    const kvant_chunk_numbers *numbers;
+    const kvant_chunk_values *numbers;
     const kvant_chunk_layout *layout;
     const uint32_t *words;
     length_table lengths;
@@ -342,10 +342,10 @@ KVANT_INLINE void copy_sums(int32_t *dots, const int32_t *sums, uint32_t n)
 }
 
 /* Puts the sums of a piece of chunks into dots. */
-KVANT_INLINE void place_sums(const kvant_chunk_numbers *numbers, uint32_t first, uint32_t chunks,
+KVANT_INLINE void place_sums(const kvant_chunk_values *numbers, uint32_t first, uint32_t chunks,
                              const int32_t *sums, int32_t *dots)
 {
-    const kvant_triplet_places places = kvant_triplet_places_of(numbers->dim);
+    const kvant_triplet_positions places = kvant_triplet_positions_of(numbers->dim);
     if (numbers->components == 4)
         copy_sums(dots + 4 * first, sums,
                   at_most(4 * chunks, kvant_padded_dim(numbers->dim) - 4 * first));
@@ -376,7 +376,7 @@ KVANT_INLINE void value_piece(const chunk_reader *reader, const number_tile *til
 }
 
 /* Clears the dots of padding behind the channels of a value of triplets. */
-KVANT_INLINE void clear_padding(const kvant_chunk_numbers *numbers, int32_t *dots,
+KVANT_INLINE void clear_padding(const kvant_chunk_values *numbers, int32_t *dots,
                                 size_t dots_stride, uint32_t n)
 {
     const uint32_t dim = numbers->dim, padded = kvant_padded_dim(dim);

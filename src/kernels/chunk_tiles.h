@@ -13,14 +13,14 @@
 
 /* Component j of chunk c is number first[j] + c of a token's row. n[j] chunks have a component
  * j. */
-typedef struct kvant_triplet_places {
+typedef struct kvant_triplet_positions {
     uint32_t first[3], n[3];
-} kvant_triplet_places;
+} kvant_triplet_positions;
 
-static inline kvant_triplet_places kvant_triplet_places_of(uint32_t dim)
+static inline kvant_triplet_positions kvant_triplet_positions_of(uint32_t dim)
 {
     const uint32_t x = (dim + 2) / 3, y = (dim + 1) / 3;
-    return (kvant_triplet_places){ { 0, x, x + y }, { x, y, dim / 3 } };
+    return (kvant_triplet_positions){ { 0, x, x + y }, { x, y, dim / 3 } };
 }
 
 static inline uint32_t kvant_padded_dim(uint32_t dim)

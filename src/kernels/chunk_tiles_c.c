@@ -38,7 +38,7 @@ KVANT_UNPACK_TRIPLETS_FN(kvant_unpack_triplets_c)
     uint32_t codes[KVANT_MAX_HEAD_DIM];
     const bool key = layout->role == KVANT_ROLE_K;
     const size_t padded = kvant_padded_dim(dim);
-    const kvant_triplet_places places = kvant_triplet_places_of(dim);
+    const kvant_triplet_positions places = kvant_triplet_positions_of(dim);
     if (key)
         kvant_clear_padding(dim, tile);
     for (uint32_t t = 0; t < KVANT_PAGE_TOKENS; t++) {

@@ -136,7 +136,7 @@ KVANT_INLINE void unpack_triplet_values(const triplet_tables *tables, uint32_t d
                                         const uint32_t *words, const float *scale, uint32_t dim,
                                         float *tile)
 {
-    const kvant_triplet_places places = kvant_triplet_places_of(dim);
+    const kvant_triplet_positions places = kvant_triplet_positions_of(dim);
     for (uint32_t token = 0; token < KVANT_PAGE_TOKENS; token++) {
         const uint32_t position = kvant_token_position(token);
         float *row = tile + (size_t)position * kvant_padded_dim(dim);

@@ -14,7 +14,7 @@
 #include "../blocks/format.h"
 #include "../page/chunks.h"
 #include "../page/layout.h"
-#include "chunk_numbers.h"
+#include "chunk_values.h"
 #include "directions.h"
 #include "feedback.h"
 #include "fixed_point.h"
@@ -145,12 +145,12 @@ typedef struct kvant_code_sums {
  * are tokens at their positions (K), or channels as in unpacked tiles (V, chunk_tiles.h); rows of
  * padding are 0.
  *
- * For K, number j of chunk c is multiplied by x[kvant_key_place], which must be 0 where no such
+ * For K, number j of chunk c is multiplied by x[kvant_key_position], which must be 0 where no such
  * channel exists. The number of chunks in x is rounded up to an even number. For V, x has the
  * tokens at their positions. Sums are bounded as for code_dots. 64 bytes behind the codes must be
  * readable. x and dots are aligned to 64, and their strides are multiples of 16. */
 #define KVANT_CHUNK_DOTS_FN(name)                                                                  \
-    void name(const kvant_chunk_numbers *numbers, const kvant_chunk_layout *layout,                \
+    void name(const kvant_chunk_values *numbers, const kvant_chunk_layout *layout,                 \
               const void *page, const int16_t *x, size_t x_stride, int32_t *dots,                  \
               size_t dots_stride, uint32_t n)
 
@@ -241,7 +241,7 @@ static inline uint32_t kvant_lower_stride(uint32_t n)
 }
 
 /* The index of the number in row i and column j, for i of at least j / 16 * 16. */
-static inline size_t kvant_lower_place(uint32_t n, uint32_t i, uint32_t j)
+static inline size_t kvant_lower_position(uint32_t n, uint32_t i, uint32_t j)
 {
     /* A column begins at row `first`, and the columns before `first` are complete groups of 16. */
     const size_t stride = kvant_lower_stride(n), first = j / 16 * 16;
@@ -250,7 +250,7 @@ static inline size_t kvant_lower_place(uint32_t n, uint32_t i, uint32_t j)
 
 static inline size_t kvant_lower_floats(uint32_t n)
 {
-    return kvant_lower_place(n, n / 16 * 16, n);
+    return kvant_lower_position(n, n / 16 * 16, n);
 }
 
 /* sums += x x^T for the rows x of n numbers, as a lower triangle. Rows lie `stride` apart, which is

@@ -55,7 +55,8 @@ kvant_status kvant_preset_get(const char *name, int calibrated, kvant_preset *pr
                 .v = calibrated ? presets[i].calibrated.v : presets[i].plain.v,
                 .more_k = presets[i].more_k,
             };
-            return KVANT_GIVE(kvant_preset, preset, &full, more_k) ? KVANT_OK : KVANT_ERR_ARGUMENT;
+            return KVANT_RETURN_STRUCT(kvant_preset, preset, &full, more_k) ? KVANT_OK
+                                                                            : KVANT_ERR_ARGUMENT;
         }
     return KVANT_ERR_ARGUMENT;
 }
@@ -72,7 +73,7 @@ const char *kvant_preset_spec(const kvant_preset *preset, kvant_role role, uint3
                               uint32_t head_dim)
 {
     kvant_preset p;
-    if (!KVANT_TAKE(kvant_preset, &p, preset, more_k))
+    if (!KVANT_ACCEPT_STRUCT(kvant_preset, &p, preset, more_k))
         return NULL;
     const bool more = paid_layers((uint64_t)layer + 1, head_dim) > paid_layers(layer, head_dim);
     return role == KVANT_ROLE_V ? p.v : p.more_k && more ? p.more_k : p.k;

@@ -190,7 +190,8 @@ kvant_status kvant_settings_create(const kvant_settings_config *config, kvant_se
         return kvant_fail(&error, KVANT_ERR_ARGUMENT, "no place for the settings");
     *settings = NULL;
     kvant_settings_config given;
-    if (!KVANT_TAKE(kvant_settings_config, &given, config, calibration_checksum) || !given.layers)
+    if (!KVANT_ACCEPT_STRUCT(kvant_settings_config, &given, config, calibration_checksum) ||
+        !given.layers)
         return kvant_fail(&error, KVANT_ERR_ARGUMENT,
                           "no configuration, or one of another version");
     kvant_settings *s = kvant_alloc(1, sizeof *s);
@@ -271,8 +272,9 @@ kvant_status kvant_settings_get_info(const kvant_settings *settings, kvant_setti
         .calibration = settings->calibration[0] ? settings->calibration : NULL,
         .calibration_checksum = settings->calibration_checksum,
     };
-    return KVANT_GIVE(kvant_settings_info, info, &full, calibration_checksum) ? KVANT_OK
-                                                                              : KVANT_ERR_ARGUMENT;
+    return KVANT_RETURN_STRUCT(kvant_settings_info, info, &full, calibration_checksum)
+               ? KVANT_OK
+               : KVANT_ERR_ARGUMENT;
 }
 
 kvant_status kvant_settings_get_layer(const kvant_settings *settings, uint32_t layer,

@@ -28,13 +28,13 @@ def parse(data):
     def padded(n):
         return (n + 63) // 64 * 64
 
-    magic, version, n_sites, size = struct.unpack_from("<8sIIQ", data)
+    magic, version, n_locations, size = struct.unpack_from("<8sIIQ", data)
     name_bytes, n_sets = struct.unpack_from("<II", data, 56)
     clusters = struct.unpack_from(f"<{n_sets}I", data, 64)
     assert (magic, version, size) == (b"kvantcal", 2, len(data))
     table = padded(64 + 4 * n_sets + name_bytes)
-    at, sites = padded(table + 32 * n_sites), {}
-    for i in range(n_sites):
+    at, sites = padded(table + 32 * n_locations), {}
+    for i in range(n_locations):
         layer, role, heads, dim = struct.unpack_from("<IIII", data, table + 32 * i)
         row = heads * dim
         arrays = {"mean": (row, "f"), "min": (row, "f"), "max": (row, "f")}

@@ -27,7 +27,7 @@ CACHES = {
     "small": (3.25, F16 * 3.25 / 16 + 64 * 12288, 0.08, 0.857),
 }
 
-STAND_IN = """#!{python}
+MOCK = """#!{python}
 import json, os, sys, time
 caches, words = {caches!r}, sys.argv[1:]
 names = [b for a, b in zip(words, words[1:]) if a in ("--stock", "--preset")]
@@ -60,7 +60,7 @@ class Demo(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.command = pathlib.Path(folder.name) / "kvant"
-        self.command.write_text(STAND_IN.format(python=sys.executable, caches=CACHES))
+        self.command.write_text(MOCK.format(python=sys.executable, caches=CACHES))
         self.command.chmod(0o755)
         text = pathlib.Path(folder.name) / "text.txt"
         text.write_text("A paragraph of the text.\n\n" * 400)

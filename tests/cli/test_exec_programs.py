@@ -16,7 +16,7 @@ from testing import KVANT, LIB, MODEL, command, program, run
 HERE = pathlib.Path(__file__).resolve().parent
 # llama.cpp's libraries with back ends linked in.
 LINKED = os.environ.get("KVANT_LINKED", "")
-# A back end "CUDA" without a GPU (tests/integration/standin_cuda.c).
+# A back end "CUDA" without a GPU (tests/integration/mock_cuda.c).
 CUDA = os.environ.get("KVANT_CUDA_MOCK", "")
 SMALL = f'exec {sys.executable} -B {HERE}/small_server.py {LIB} "$@"'
 LAYERS = "30 of 30 layers"

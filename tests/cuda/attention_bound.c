@@ -396,10 +396,9 @@ static void transform(const fixture *f, const query *at, uint32_t kv, uint32_t m
 {
     const uint32_t d = f->c->head_dim;
     const float *given =
-        f->q +
-        (((size_t)f->q_numbers[m] * f->n_rows + row_of(f, at->b, at->token)) * f->c->n_heads +
-         at->head) *
-            d;
+        f->q + (((size_t)f->q_ids[m] * f->n_rows + row_of(f, at->b, at->token)) * f->c->n_heads +
+                at->head) *
+                   d;
     const float *center =
         f->k_center ? f->k_center + ((size_t)m * f->c->n_kv_heads + kv) * d : NULL;
     double largest = 0;
@@ -423,8 +422,8 @@ static double page_bias(const fixture *f, const query *at, uint32_t kv, int32_t 
 {
     const uint32_t d = f->c->head_dim;
     double size;
-    const double bias = turned_product(
-        &f->turning, at->b * f->blocks_per_row + (uint32_t)t / 64, kv,
+    const double bias = centered_product(
+        &f->block_centers, at->b * f->blocks_per_row + (uint32_t)t / 64, kv,
         f->plain_q + ((size_t)row_of(f, at->b, at->token) * f->c->n_heads + at->head) * d, &size);
     *error = (d + 4) * 0x1p-24 * size;
     return bias;

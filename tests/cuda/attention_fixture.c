@@ -149,7 +149,7 @@ static void make_matrices(fixture *f)
     const uint32_t n = f->c->batch * f->blocks_per_row, width = f->c->n_kv_heads * f->c->head_dim;
     f->n_matrices = f->p.matrices ? f->p.matrices : 1;
     for (uint32_t i = 0; i < f->n_matrices; i++)
-        f->q_numbers[i] = (uint8_t)(random_bits() % f->n_matrices);
+        f->q_ids[i] = (uint8_t)(random_bits() % f->n_matrices);
     if (f->p.matrices) {
         f->matrices = malloc(n);
         for (uint32_t i = 0; i < n; i++)
@@ -174,23 +174,24 @@ static void find_offsets(fixture *f, const void *q)
                  rows = (size_t)f->p.query_tokens * (c->n_heads / c->n_kv_heads),
                  n = (size_t)c->batch * c->n_kv_heads * f->blocks_per_row * rows;
     f->gpu_offsets = device_new(n * sizeof(float), 0xff);
-    f->turned = (kvant_cuda_page_offsets_args){ .size = sizeof f->turned,
-                                                .q = q,
-                                                .type = c->type,
-                                                .q_batch_stride = f->p.query_tokens * width,
-                                                .q_token_stride = width,
-                                                .q_head_stride = c->head_dim,
-                                                .batch = c->batch,
-                                                .n_heads = c->n_heads,
-                                                .n_kv_heads = c->n_kv_heads,
-                                                .head_dim = c->head_dim,
-                                                .query_tokens = f->p.query_tokens,
-                                                .query_starts = f->gpu_starts,
-                                                .lengths = f->gpu_lengths,
-                                                .table_stride = f->blocks_per_row,
-                                                .turning = gpu_turning(&f->turning),
-                                                .offsets = f->gpu_offsets };
-    assert_int_equal(kvant_cuda_page_offsets(&f->turned, NULL), KVANT_OK);
+    f->plain_queries =
+        (kvant_cuda_page_offsets_args){ .size = sizeof f->plain_queries,
+                                        .q = q,
+                                        .type = c->type,
+                                        .q_batch_stride = f->p.query_tokens * width,
+                                        .q_token_stride = width,
+                                        .q_head_stride = c->head_dim,
+                                        .batch = c->batch,
+                                        .n_heads = c->n_heads,
+                                        .n_kv_heads = c->n_kv_heads,
+                                        .head_dim = c->head_dim,
+                                        .query_tokens = f->p.query_tokens,
+                                        .query_starts = f->gpu_starts,
+                                        .lengths = f->gpu_lengths,
+                                        .table_stride = f->blocks_per_row,
+                                        .block_centers = gpu_block_centers(&f->block_centers),
+                                        .offsets = f->gpu_offsets };
+    assert_int_equal(kvant_cuda_page_offsets(&f->plain_queries, NULL), KVANT_OK);
     float *offsets = malloc(n * sizeof *offsets);
     device_read(offsets, f->gpu_offsets, n * sizeof *offsets);
     for (size_t i = 0; f->hidden && i < n; i++)
@@ -205,11 +206,12 @@ static void find_offsets(fixture *f, const void *q)
 static void make_page_centers(fixture *f)
 {
     const attention_case *c = f->c;
-    const turning_shape shape = { c->head_dim, c->n_kv_heads, c->head_dim, c->head_dim % 3 == 2 };
+    const block_centers_shape shape = { c->head_dim, c->n_kv_heads, c->head_dim,
+                                        c->head_dim % 3 == 2 };
     const size_t n = (size_t)f->n_rows * c->n_heads * c->head_dim;
     size_t bytes;
-    turning_open(&f->turning, &shape, (size_t)c->batch * f->blocks_per_row, f->n_matrices,
-                 f->matrices, 4 * c->key_size);
+    block_centers_open(&f->block_centers, &shape, (size_t)c->batch * f->blocks_per_row,
+                       f->n_matrices, f->matrices, 4 * c->key_size);
     f->plain_q = malloc(n * sizeof *f->plain_q);
     for (size_t i = 0; i < n; i++)
         f->plain_q[i] = round_to_type(random_normal(), c->type);
@@ -313,9 +315,9 @@ void fixture_close(fixture *f)
     free(f->plain_q);
     free(f->hidden);
     if (f->p.page_centers)
-        turning_close(&f->turning);
+        block_centers_close(&f->block_centers);
     cudaFree(f->gpu_offsets);
-    cudaFree((void *)(uintptr_t)f->turned.q);
+    cudaFree((void *)(uintptr_t)f->plain_queries.q);
     cudaFree(f->gpu_matrices);
     cudaFree(f->gpu_k_center);
     cudaFree(f->gpu_starts);

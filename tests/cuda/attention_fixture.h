@@ -4,7 +4,7 @@
 #ifndef KVANT_TESTS_ATTENTION_FIXTURE_H
 #define KVANT_TESTS_ATTENTION_FIXTURE_H
 
-#include "turning.h"
+#include "block_centers.h"
 
 enum { MAX_D = 512 };
 
@@ -42,14 +42,14 @@ typedef struct fixture {
     attention_problem p;
     uint32_t n_rows, mask_stride, n_matrices;
     uint8_t *matrices; /* laid out as table; NULL: there is one matrix */
-    uint8_t q_numbers[KVANT_CUDA_MOST_MATRICES];
+    uint8_t q_ids[KVANT_CUDA_MOST_MATRICES];
     float *k_center;
     void *gpu_matrices, *gpu_k_center;
-    test_turning turning; /* centres of pages */
+    test_block_centers_of block_centers; /* centres of pages */
     /* queries before any matrix; NULL: pages have no centres */
     float *plain_q;
-    void *gpu_offsets;                   /* output of kvant_cuda_page_offsets */
-    kvant_cuda_page_offsets_args turned; /* arguments that made gpu_offsets */
+    void *gpu_offsets;                          /* output of kvant_cuda_page_offsets */
+    kvant_cuda_page_offsets_args plain_queries; /* arguments that made gpu_offsets */
     /* laid out as table, which still names the hidden blocks; NULL: none is hidden */
     bool *hidden;
     int32_t *starts;

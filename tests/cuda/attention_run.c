@@ -56,7 +56,7 @@ kvant_cuda_kernel_attention_args attention_args(const fixture *f)
         .q_matrix_stride = (size_t)f->n_rows * c->n_heads * c->head_dim,
         .page_offsets = f->gpu_offsets
     };
-    memcpy(args.q_numbers, f->q_numbers, sizeof args.q_numbers);
+    memcpy(args.q_ids, f->q_ids, sizeof args.q_ids);
     return args;
 }
 
@@ -84,13 +84,14 @@ void run_problem(const attention_case *c, const attention_problem *p)
     check_rows(&f, &args, out, lse);
     if (args.page_offsets) { /* the call computes offsets of pages itself */
         args.page_offsets = NULL;
-        args.turned = (kvant_cuda_turned){ .q = f.turned.q,
-                                           .type = f.turned.type,
-                                           .q_batch_stride = f.turned.q_batch_stride,
-                                           .q_token_stride = f.turned.q_token_stride,
-                                           .q_head_stride = f.turned.q_head_stride,
-                                           .turning = f.turned.turning,
-                                           .offsets = f.gpu_offsets };
+        args.plain_queries =
+            (kvant_cuda_plain_queries){ .q = f.plain_queries.q,
+                                        .type = f.plain_queries.type,
+                                        .q_batch_stride = f.plain_queries.q_batch_stride,
+                                        .q_token_stride = f.plain_queries.q_token_stride,
+                                        .q_head_stride = f.plain_queries.q_head_stride,
+                                        .block_centers = f.plain_queries.block_centers,
+                                        .offsets = f.gpu_offsets };
         check_rows(&f, &args, out, lse);
     }
     cudaStream_t stream;

@@ -19,7 +19,7 @@ __device__ static uint32_t address_of(const void *p)
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
-__device__ static void wait_for(uint64_t &barrier, int phase)
+__device__ static void barrier_wait(uint64_t &barrier, int phase)
 {
     asm volatile("{\n.reg .pred done;\n"
                  "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
@@ -52,11 +52,11 @@ template <int LANES> __global__ void arrivals(float *out)
     for (int round = 0; round < 4; round++)
         if (threadIdx.x < 32) {
             if (round > 0)
-                wait_for(empty, round - 1);
+                barrier_wait(empty, round - 1);
             numbers[lane] = (float)(round + lane);
             arrive_at<LANES>(full);
         } else {
-            wait_for(full, round);
+            barrier_wait(full, round);
             sum += numbers[31 - lane];
             arrive_at<LANES>(empty);
         }

@@ -2,17 +2,17 @@
  * the CPU, and rows that an append stores with centres. Offsets that centres add to scores of pages
  * (kvant_cuda_page_offsets) are compared with double precision. */
 #include "../unit/calibrated.h"
-#include "turning.h"
+#include "block_centers.h"
 
 #include <math.h>
 
 enum { KV = 3, TOKENS = 70, BLOCKS = 9, MOST_D = 512 };
 
-static const turning_shape shapes[] = { { 64, KV, 64, false },  { 80, KV, 80, true },
-                                        { 96, KV, 64, false },  { 128, KV, 128, false },
-                                        { 128, KV, 32, true },  { 256, KV, 256, true },
-                                        { 16, KV, 10, false },  { 512, KV, 512, false },
-                                        { 250, KV, 100, false } };
+static const block_centers_shape shapes[] = { { 64, KV, 64, false },  { 80, KV, 80, true },
+                                              { 96, KV, 64, false },  { 128, KV, 128, false },
+                                              { 128, KV, 32, true },  { 256, KV, 256, true },
+                                              { 16, KV, 10, false },  { 512, KV, 512, false },
+                                              { 250, KV, 100, false } };
 
 static void random_numbers(uint8_t *numbers, size_t n, uint32_t below)
 {
@@ -22,10 +22,10 @@ static void random_numbers(uint8_t *numbers, size_t n, uint32_t below)
 
 /* Rows of a call: head after head, with room between tokens. */
 typedef struct rows_case {
-    const turning_shape *shape;
+    const block_centers_shape *shape;
     kvant_cuda_type type;
     uint32_t n_tokens;
-    test_turning turning;
+    test_block_centers_of block_centers;
     int64_t slots[TOKENS];
     /* as floats; `rows` with the type's rounding and the stride, `want` contiguous */
     float *rows, *want;
@@ -33,12 +33,12 @@ typedef struct rows_case {
     kvant_cuda_center_rows_args args;
 } rows_case;
 
-static void open_rows(rows_case *c, uint32_t n_numbers)
+static void open_rows(rows_case *c, uint32_t n_ids)
 {
     const uint32_t d = c->shape->head_dim, width = KV * d;
     uint8_t numbers[BLOCKS];
-    random_numbers(numbers, BLOCKS, n_numbers);
-    turning_open(&c->turning, c->shape, BLOCKS, n_numbers, n_numbers > 1 ? numbers : NULL, 2);
+    random_numbers(numbers, BLOCKS, n_ids);
+    block_centers_open(&c->block_centers, c->shape, BLOCKS, n_ids, n_ids > 1 ? numbers : NULL, 2);
     c->stride = width + 2 * d;
     c->rows = malloc(c->n_tokens * c->stride * sizeof *c->rows);
     c->want = malloc(c->n_tokens * width * sizeof *c->want);
@@ -56,7 +56,7 @@ static void open_rows(rows_case *c, uint32_t n_numbers)
                                              .n_kv_heads = KV,
                                              .head_dim = d,
                                              .slots = device_copy(c->slots, sizeof c->slots),
-                                             .turning = gpu_turning(&c->turning),
+                                             .block_centers = gpu_block_centers(&c->block_centers),
                                              .out = device_new(c->n_tokens * width * sizeof(float),
                                                                0xff) };
     free(typed);
@@ -64,7 +64,7 @@ static void open_rows(rows_case *c, uint32_t n_numbers)
 
 static void close_rows(rows_case *c)
 {
-    turning_close(&c->turning);
+    block_centers_close(&c->block_centers);
     free(c->rows);
     free(c->want);
     device_free(c->args.rows);
@@ -82,7 +82,7 @@ static void want_rows(rows_case *c, const float *rows, bool add)
             float *to = c->want + (t * KV + h) * d;
             const float *from = rows ? rows + t * c->stride + h * d : to;
             if (c->slots[t] >= 0)
-                turned_center(&c->turning, (size_t)c->slots[t] / 64, h, center);
+                rotated_center(&c->block_centers, (size_t)c->slots[t] / 64, h, center);
             for (uint32_t j = 0; j < d; j++)
                 to[j] = c->slots[t] < 0 ? from[j] : add ? from[j] + center[j] : from[j] - center[j];
         }
@@ -134,7 +134,7 @@ static void test_refused_rows(void **unused)
     assert_int_equal(kvant_cuda_center_rows(&args, NULL), KVANT_ERR_ARGUMENT);
     args = c.args, args.head_dim = 514;
     assert_int_equal(kvant_cuda_center_rows(&args, NULL), KVANT_ERR_ARGUMENT);
-    args = c.args, args.turning.phases = NULL;
+    args = c.args, args.block_centers.phases = NULL;
     assert_int_equal(kvant_cuda_center_rows(&args, NULL), KVANT_ERR_ARGUMENT);
     args = c.args, args.slots = NULL;
     assert_int_equal(kvant_cuda_center_rows(&args, NULL), KVANT_ERR_ARGUMENT);
@@ -187,7 +187,7 @@ static void stored_codec_free(stored_codec *c)
 }
 
 static uint8_t *store_rows(const stored_case *s, const rows_case *c, const stored_codec codecs[2],
-                           const float *weights, bool fused)
+                           const float *key_transform, bool fused)
 {
     const uint32_t d = c->shape->head_dim;
     const size_t head = MOST_PAGE, bytes = PAGES_BYTES;
@@ -205,7 +205,7 @@ static uint8_t *store_rows(const stored_case *s, const rows_case *c, const store
                                                   d,
                                                   NULL,
                                                   NULL,
-                                                  weights } };
+                                                  key_transform } };
     if (s->values)
         args.v = (kvant_cuda_rows){ s->open ? codecs[1].open : codecs[1].sealed,
                                     { pool + bytes / 2, head * KV, head },
@@ -216,7 +216,7 @@ static uint8_t *store_rows(const stored_case *s, const rows_case *c, const store
                                     NULL,
                                     NULL };
     if (fused) {
-        args.k_turning = c->args.turning;
+        args.k_block_centers = c->args.block_centers;
         args.center_slots = c->args.slots;
         args.centered = centered;
     } else {
@@ -235,11 +235,11 @@ static uint8_t *store_rows(const stored_case *s, const rows_case *c, const store
 
 static void check_stored(const stored_case *s)
 {
-    static const turning_shape shape = { 128, KV, 128, false };
+    static const block_centers_shape shape = { 128, KV, 128, false };
     const uint32_t d = shape.head_dim;
     stored_codec codecs[2] = { stored_codec_new(s->spec, d, KVANT_ROLE_K),
                                stored_codec_new("turboquant-4", d, KVANT_ROLE_V) };
-    float *weights = NULL;
+    float *key_transform = NULL;
     rows_case c = { .shape = &shape, .type = KVANT_CUDA_F32, .n_tokens = s->n_tokens };
 
     open_rows(&c, 3);
@@ -252,11 +252,11 @@ static void check_stored(const stored_case *s)
         float *matrix = malloc(n * sizeof *matrix);
         for (size_t i = 0; i < n; i++)
             matrix[i] = random_normal() / 16;
-        weights = device_copy(matrix, n * sizeof *matrix);
+        key_transform = device_copy(matrix, n * sizeof *matrix);
         free(matrix);
     }
-    uint8_t *want = store_rows(s, &c, codecs, weights, false),
-            *got = store_rows(s, &c, codecs, weights, true);
+    uint8_t *want = store_rows(s, &c, codecs, key_transform, false),
+            *got = store_rows(s, &c, codecs, key_transform, true);
     size_t written = 0;
     for (size_t i = 0; i < PAGES_BYTES; i++) {
         written += want[i] != 0;
@@ -267,7 +267,7 @@ static void check_stored(const stored_case *s)
     assert_true(written > 0);
     free(want);
     free(got);
-    device_free(weights);
+    device_free(key_transform);
     stored_codec_free(&codecs[0]);
     stored_codec_free(&codecs[1]);
     close_rows(&c);
@@ -291,7 +291,7 @@ static void test_stored_rows(void **unused)
 static void test_refused_stored_rows(void **unused)
 {
     (void)unused;
-    const turning_shape shape = { 64, KV, 64, false };
+    const block_centers_shape shape = { 64, KV, 64, false };
     rows_case c = { .shape = &shape, .type = KVANT_CUDA_F32, .n_tokens = 1 };
     stored_codec codec = stored_codec_new("turboquant-4", 64, KVANT_ROLE_K);
 
@@ -308,7 +308,7 @@ static void test_refused_stored_rows(void **unused)
                                                         .rows = c.args.rows,
                                                         .token_stride = c.args.token_stride,
                                                         .head_stride = 64 },
-                                                 .k_turning = c.args.turning,
+                                                 .k_block_centers = c.args.block_centers,
                                                  .center_slots = c.args.slots,
                                                  .centered = c.args.out };
     assert_int_equal(kvant_cuda_kernel_append(&good, NULL), KVANT_OK);
@@ -319,7 +319,7 @@ static void test_refused_stored_rows(void **unused)
     assert_int_equal(kvant_cuda_kernel_append(&args, NULL), KVANT_ERR_ARGUMENT);
     args = good, args.centered = NULL;
     assert_int_equal(kvant_cuda_kernel_append(&args, NULL), KVANT_ERR_ARGUMENT);
-    args = good, args.k_turning.phases = NULL;
+    args = good, args.k_block_centers.phases = NULL;
     assert_int_equal(kvant_cuda_kernel_append(&args, NULL), KVANT_ERR_ARGUMENT);
     stored_codec_free(&codec);
     cudaFree(pool);
@@ -329,9 +329,9 @@ static void test_refused_stored_rows(void **unused)
 /* ---- pages ---- */
 
 typedef struct pages_case {
-    const turning_shape *shape;
-    uint32_t query_tokens, group, n_numbers, stride; /* stride: positions of a sequence */
-    const int32_t *lengths, *starts;                 /* starts: of query rows, or NULL */
+    const block_centers_shape *shape;
+    uint32_t query_tokens, group, n_ids, stride; /* stride: positions of a sequence */
+    const int32_t *lengths, *starts;             /* starts: of query rows, or NULL */
     uint32_t batch;
     kvant_cuda_type type;
 } pages_case;
@@ -339,8 +339,8 @@ typedef struct pages_case {
 /* Products z = q a +- q b have two roundings each, the sum of head_dim terms with phases has one
  * for each term, and the reference's centre has two. Together they are below head_dim + 4 times
  * 2^-24 of the sum of magnitudes. */
-static void check_pages(const pages_case *c, const test_turning *turning, const float *q,
-                        const float *got)
+static void check_pages(const pages_case *c, const test_block_centers_of *block_centers,
+                        const float *q, const float *got)
 {
     const uint32_t d = c->shape->head_dim, n_heads = KV * c->group,
                    rows = c->query_tokens * c->group;
@@ -352,8 +352,8 @@ static void check_pages(const pages_case *c, const test_turning *turning, const 
                                                   : c->query_tokens;
                 for (uint32_t r = 0; r < tokens * c->group; r++) {
                     double size;
-                    const double want = turned_product(
-                        turning, (size_t)b * c->stride + page, kv,
+                    const double want = centered_product(
+                        block_centers, (size_t)b * c->stride + page, kv,
                         q + ((first + r / c->group) * n_heads + kv * c->group + r % c->group) *
                                 (size_t)d,
                         &size);
@@ -374,10 +374,11 @@ static void run_pages(const pages_case *c)
                      c->starts ? (size_t)c->starts[c->batch] : c->batch * (size_t)c->query_tokens,
                  n = n_rows * n_heads * d, n_offsets = places * KV * c->query_tokens * c->group;
     uint8_t *numbers = malloc(places);
-    test_turning turning;
+    test_block_centers_of block_centers;
     size_t bytes;
-    random_numbers(numbers, places, c->n_numbers);
-    turning_open(&turning, c->shape, places, c->n_numbers, c->n_numbers > 1 ? numbers : NULL, 2);
+    random_numbers(numbers, places, c->n_ids);
+    block_centers_open(&block_centers, c->shape, places, c->n_ids, c->n_ids > 1 ? numbers : NULL,
+                       2);
     float *q = malloc((n + 1) * sizeof *q), *got = malloc(n_offsets * sizeof *got);
     for (size_t i = 0; i < n; i++)
         q[i] = round_to_type(random_normal(), c->type);
@@ -398,17 +399,17 @@ static void run_pages(const pages_case *c)
             c->starts ? device_copy(c->starts, (c->batch + 1) * sizeof *c->starts) : NULL,
         .lengths = device_copy(c->lengths, c->batch * sizeof *c->lengths),
         .table_stride = c->stride,
-        .turning = gpu_turning(&turning),
+        .block_centers = gpu_block_centers(&block_centers),
         .offsets = device_new(n_offsets * sizeof(float), 0xff)
     };
     assert_int_equal(kvant_cuda_page_offsets(&args, NULL), KVANT_OK);
     device_read(got, args.offsets, n_offsets * sizeof *got);
-    check_pages(c, &turning, q, got);
+    check_pages(c, &block_centers, q, got);
     device_free(args.q);
     device_free(args.query_starts);
     device_free(args.lengths);
     cudaFree(args.offsets);
-    turning_close(&turning);
+    block_centers_close(&block_centers);
     free(typed);
     free(q);
     free(got);
@@ -425,7 +426,7 @@ static void test_pages(void **unused)
             const pages_case c = { .shape = &shapes[s],
                                    .query_tokens = tokens[i % 3],
                                    .group = groups[i / 3],
-                                   .n_numbers = (s + i) % 3 ? 1 + 2 * i : 1,
+                                   .n_ids = (s + i) % 3 ? 1 + 2 * i : 1,
                                    .stride = 65,
                                    .lengths = lengths,
                                    .batch = 7,
@@ -443,7 +444,7 @@ static void test_ragged_pages(void **unused)
         const pages_case c = { .shape = &shapes[3 + i % 2],
                                .query_tokens = i < 2 ? 5 : 40,
                                .group = i % 2 ? 7 : 4,
-                               .n_numbers = 1 + 23 * (i % 2),
+                               .n_ids = 1 + 23 * (i % 2),
                                .stride = 11,
                                .lengths = lengths,
                                .starts = starts[i / 2],
@@ -464,7 +465,7 @@ static void test_many_rows(void **unused)
                                                          : 5],
                                .query_tokens = 512,
                                .group = i == 1 ? 1 : 4,
-                               .n_numbers = i == 2 ? 3 : 1,
+                               .n_ids = i == 2 ? 3 : 1,
                                .stride = 24,
                                .lengths = lengths,
                                .batch = 1,
@@ -477,24 +478,24 @@ static void test_refused_pages(void **unused)
 {
     (void)unused;
     uint32_t there[2] = { 0, 1 };
-    const kvant_cuda_page_offsets_args good = {
-        .size = sizeof good,
-        .q = there,
-        .type = KVANT_CUDA_F32,
-        .n_heads = 4,
-        .n_kv_heads = 2,
-        .head_dim = 64,
-        .lengths = (int32_t *)there,
-        .table_stride = 1,
-        .offsets = (float *)there,
-        .turning = { .pairs = (uint16_t *)there, .start = (float *)there, .phases = (float *)there }
-    };
+    const kvant_cuda_page_offsets_args good = { .size = sizeof good,
+                                                .q = there,
+                                                .type = KVANT_CUDA_F32,
+                                                .n_heads = 4,
+                                                .n_kv_heads = 2,
+                                                .head_dim = 64,
+                                                .lengths = (int32_t *)there,
+                                                .table_stride = 1,
+                                                .offsets = (float *)there,
+                                                .block_centers = { .pairs = (uint16_t *)there,
+                                                                   .start = (float *)there,
+                                                                   .phases = (float *)there } };
     kvant_cuda_page_offsets_args args = good;
     args.n_heads = 5, args.batch = 1;
     assert_int_equal(kvant_cuda_page_offsets(&args, NULL), KVANT_ERR_ARGUMENT);
     args = good, args.head_dim = 0;
     assert_int_equal(kvant_cuda_page_offsets(&args, NULL), KVANT_ERR_ARGUMENT);
-    args = good, args.turning.start = NULL;
+    args = good, args.block_centers.start = NULL;
     assert_int_equal(kvant_cuda_page_offsets(&args, NULL), KVANT_ERR_ARGUMENT);
     args = good, args.offsets = NULL;
     assert_int_equal(kvant_cuda_page_offsets(&args, NULL), KVANT_ERR_ARGUMENT);

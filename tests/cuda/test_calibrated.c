@@ -17,7 +17,7 @@ typedef struct role_cache {
     kvant_codec *codec[HEADS], *open_codec[HEADS];
     kvant_cuda_codec *gpu, *gpu_open;
     kvant_affine affine[HEADS];
-    float *center, *scale, *weights, *inverse; /* on the device */
+    float *center, *scale, *key_transform, *inverse; /* on the device */
     uint32_t d;
     kvant_role role;
     size_t page_bytes, open_bytes;
@@ -40,19 +40,19 @@ static float *upload(const float *const *parts, size_t n)
 static void upload_tables(role_cache *c)
 {
     const float *parts[4][HEADS];
-    size_t n_weights = 0;
+    size_t key_transform_size = 0;
     for (uint32_t h = 0; h < HEADS; h++) {
         kvant_cuda_tables tables = { .size = sizeof tables };
         assert_int_equal(kvant_cuda_codec_tables(c->codec[h], &tables), KVANT_OK);
         parts[0][h] = tables.center, parts[1][h] = tables.scale;
-        parts[2][h] = tables.weights, parts[3][h] = tables.inverse_weights;
+        parts[2][h] = tables.key_transform, parts[3][h] = tables.inverse_key_transform;
         c->affine[h] = (kvant_affine){ tables.center, tables.scale };
-        n_weights = tables.n_weights;
+        key_transform_size = tables.key_transform_size;
     }
     c->center = upload(parts[0], c->d);
     c->scale = upload(parts[1], c->d);
-    c->weights = upload(parts[2], n_weights);
-    c->inverse = upload(parts[3], n_weights);
+    c->key_transform = upload(parts[2], key_transform_size);
+    c->inverse = upload(parts[3], key_transform_size);
 }
 
 static void role_open(role_cache *c, const char *spec, uint32_t d, kvant_role role,
@@ -87,7 +87,7 @@ static void role_close(role_cache *c)
     }
     kvant_cuda_codec_free(&c->gpu);
     kvant_cuda_codec_free(&c->gpu_open);
-    float *arrays[] = { c->center, c->scale, c->weights, c->inverse };
+    float *arrays[] = { c->center, c->scale, c->key_transform, c->inverse };
     for (size_t i = 0; i < 4; i++)
         cudaFree(arrays[i]);
     cudaFree(c->gpu_pool);
@@ -136,7 +136,7 @@ static void append_some(const role_cache *c, const float *rows, const int64_t *s
                            .head_stride = c->d,
                            .center = c->center,
                            .scale = c->scale,
-                           .weights = c->weights };
+                           .key_transform = c->key_transform };
     assert_int_equal(kvant_cuda_kernel_append(&args, NULL), want);
     device_read(&refused, gpu_refused, sizeof refused);
     assert_int_equal(refused, want_refused);
@@ -246,10 +246,10 @@ static void decode_on_gpu(const role_cache *c, bool open, float *rows)
                                     .head_stride = c->d,
                                     .center = c->center,
                                     .scale = c->scale,
-                                    .inverse_weights = c->inverse };
+                                    .inverse_key_transform = c->inverse };
     assert_int_equal(kvant_cuda_decode(&args, NULL), KVANT_OK);
     device_read(rows, out, bytes);
-    args.inverse_weights = c->inverse ? NULL : out; /* missing, or of no use */
+    args.inverse_key_transform = c->inverse ? NULL : out; /* missing, or of no use */
     assert_int_equal(kvant_cuda_decode(&args, NULL), KVANT_ERR_ARGUMENT);
     cudaFree(gpu_blocks);
     cudaFree(out);
@@ -293,11 +293,11 @@ static void check_pages(const char *spec, uint32_t d, kvant_role role,
     compare(&c, "open", c.open_pool, c.gpu_open_pool, c.open_bytes);
     check_decode(&c, true);
     check_seal(&c);
-    float *weights = c.weights;
-    c.weights = weights ? NULL : c.center;
-    if (weights || c.center)
+    float *key_transform = c.key_transform;
+    c.key_transform = key_transform ? NULL : c.center;
+    if (key_transform || c.center)
         append_on_gpu(&c, rows, false, KVANT_ERR_ARGUMENT);
-    c.weights = weights;
+    c.key_transform = key_transform;
     role_close(&c);
     free(rows);
 }
@@ -442,7 +442,7 @@ static void compare_further(const problem *p, const kvant_cuda_kernel_query_args
     const size_t bytes = (size_t)BATCH * QUERY_HEADS * p->k.d * sizeof(float);
     uint8_t *got = malloc(bytes), *want = malloc(bytes);
     kvant_cuda_kernel_query_args alone = *queries;
-    alone.inverse_weights = queries->further[0];
+    alone.inverse_key_transform = queries->further[0];
     alone.n_further = 0;
     alone.out = device_new(bytes, 0xff);
     assert_int_equal(kvant_cuda_kernel_transform_queries(&alone, NULL), KVANT_OK);
@@ -494,12 +494,12 @@ static void transform_queries_with_rows(const problem *p,
                                                       .head_stride = d,
                                                       .center = p->k.center,
                                                       .scale = p->k.scale,
-                                                      .weights = p->k.weights },
+                                                      .key_transform = p->k.key_transform },
                                                .n_tokens = BATCH,
                                                .n_kv_heads = HEADS,
                                                .slots = slots,
                                                .queries = *queries };
-        args.queries.further[0] = queries->inverse_weights;
+        args.queries.further[0] = queries->inverse_key_transform;
         check_cuda(cudaMemset(queries->out, 0xff, 2 * part * sizeof(float)));
         assert_int_equal(kvant_cuda_kernel_append(&args, NULL), KVANT_OK);
         compare_queries(p, queries->out);
@@ -524,10 +524,10 @@ static float *transform_queries(const problem *p, const void *gpu_q)
                                           .q = gpu_q,
                                           .q_batch_stride = QUERY_HEADS * d,
                                           .q_head_stride = d,
-                                          .inverse_weights = p->k.inverse,
+                                          .inverse_key_transform = p->k.inverse,
                                           .out = out,
                                           .n_further = 1,
-                                          .further = { p->k.weights } };
+                                          .further = { p->k.key_transform } };
     assert_int_equal(kvant_cuda_kernel_transform_queries(&args, NULL), KVANT_OK);
     compare_queries(p, out);
     compare_further(p, &args);

@@ -229,7 +229,7 @@ static void random_spec(kvant_role role, char spec[96])
                     snprintf(spec + n, 96 - (size_t)n, options[i], (uint32_t)(random_bits() % 150));
             }
         const bool good = kvant_codec_create(spec, DIM, role, 0, &codec, NULL, 0) == KVANT_OK &&
-                          kvant_cuda_codec_unturned(codec, &gpu, NULL, 0) == KVANT_OK;
+                          kvant_cuda_codec_unrotated(codec, &gpu, NULL, 0) == KVANT_OK;
         kvant_cuda_codec_free(&gpu);
         kvant_codec_free(&codec);
         if (good)
@@ -570,7 +570,7 @@ static void first_and_newest_tokens_are_exact(void **unused)
 }
 
 /* Blocks with scales, matrices or centres of different texts take part in one call of attention. */
-static void versions_share_a_call(void **unused)
+static void transforms_share_a_call(void **unused)
 {
     (void)unused;
     static const spec_pair sharing[] = {
@@ -583,7 +583,7 @@ static void versions_share_a_call(void **unused)
     };
     static const spec_pair scaled = { .k = "int-4", .v = "int-4:norm=first" };
     for (size_t i = 0; i < sizeof sharing / sizeof *sharing; i++)
-        twins_versions(&sharing[i]);
+        twins_transforms(&sharing[i]);
     twins_scales(&scaled);
 }
 
@@ -635,7 +635,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(matrices_agree),
         cmocka_unit_test(first_and_newest_tokens_are_exact),
         cmocka_unit_test(presets_agree),
-        cmocka_unit_test(versions_share_a_call),
+        cmocka_unit_test(transforms_share_a_call),
     };
     return cmocka_run_group_tests(tests, save_calibration, remove_calibration);
 }

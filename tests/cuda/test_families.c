@@ -176,9 +176,9 @@ static void check_decoded(const kvant_codec *codec, const kvant_general *g, cons
 static void check_rotation(const kvant_codec *codec, const kvant_general *g, uint64_t *rng)
 {
     const uint32_t d = g->head_dim, tiles = d / 16, n = g->view.sketched ? d : g->view.books[0].n;
-    const kvant_rotation_place *places[] = { g->view.sketched ? &g->view.projection
-                                                              : &g->view.tiers.rotations[0],
-                                             &g->view.tiers.rotations[1] };
+    const kvant_rotation_position *places[] = { g->view.sketched ? &g->view.projection
+                                                                 : &g->view.tiers.rotations[0],
+                                                &g->view.tiers.rotations[1] };
     float row[KVANT_MAX_HEAD_DIM], from[KVANT_MAX_HEAD_DIM], to[KVANT_MAX_HEAD_DIM];
     const size_t bytes = kvant_cuda_halves_bytes(g);
     const bool direct = d == 64 || d == 128;
@@ -305,7 +305,7 @@ static void expect_on_gpu(const kvant_codec *codec)
                          strncmp(spec, "polar-3.9", 9) == 0;
     kvant_cuda_codec *gpu = NULL;
     char text[512] = "";
-    const kvant_status status = kvant_cuda_codec_unturned(codec, &gpu, text, sizeof text);
+    const kvant_status status = kvant_cuda_codec_unrotated(codec, &gpu, text, sizeof text);
     if (status != (refused ? KVANT_ERR_UNSUPPORTED : KVANT_OK) ||
         (refused && !strstr(text, "not on the GPU")))
         fail_msg("%s, head_dim %u: status %d, %s", spec, codec->info.head_dim, (int)status, text);

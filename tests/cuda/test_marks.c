@@ -81,7 +81,7 @@ static void check_marks(const mark_case *c)
                                                  .n_kv_heads = HEADS,
                                                  .slots = gpu_slots,
                                                  .marks = marks,
-                                                 .mark_numbers = c->open ? gpu_numbers : NULL };
+                                                 .mark_ids = c->open ? gpu_numbers : NULL };
     assert_int_equal(kvant_cuda_kernel_append(&args, NULL), KVANT_OK);
     device_read(got, marks, sizeof got);
     if (memcmp(got, want, sizeof got) != 0)

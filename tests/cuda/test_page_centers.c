@@ -105,12 +105,12 @@ static void test_captured(void **unused)
 {
     (void)unused;
     enum { D = 128, KV = 2, PAGES = 20, HEADS = 8 };
-    const turning_shape shape = { D, KV, D, false };
+    const block_centers_shape shape = { D, KV, D, false };
     const int64_t slot = 64 * 7 + 5;
     const int32_t length = 64 * PAGES;
     float numbers[HEADS * D], want[KV * D + PAGES * HEADS], got[KV * D + PAGES * HEADS];
-    test_turning turning;
-    turning_open(&turning, &shape, PAGES, 1, NULL, 2);
+    test_block_centers_of block_centers;
+    block_centers_open(&block_centers, &shape, PAGES, 1, NULL, 2);
     for (int i = 0; i < HEADS * D; i++)
         numbers[i] = random_normal();
     void *rows = device_copy(numbers, sizeof numbers), *slots = device_copy(&slot, sizeof slot),
@@ -125,7 +125,7 @@ static void test_captured(void **unused)
                                                  .n_kv_heads = KV,
                                                  .head_dim = D,
                                                  .slots = slots,
-                                                 .turning = gpu_turning(&turning),
+                                                 .block_centers = gpu_block_centers(&block_centers),
                                                  .out = out };
     const kvant_cuda_page_offsets_args pages = { .size = sizeof pages,
                                                  .q = rows,
@@ -137,7 +137,7 @@ static void test_captured(void **unused)
                                                  .head_dim = D,
                                                  .lengths = lengths,
                                                  .table_stride = PAGES,
-                                                 .turning = gpu_turning(&turning),
+                                                 .block_centers = gpu_block_centers(&block_centers),
                                                  .offsets = out + KV * D };
     cudaStream_t stream;
     cudaGraph_t graph;
@@ -163,7 +163,7 @@ static void test_captured(void **unused)
     cudaGraphExecDestroy(exec);
     cudaGraphDestroy(graph);
     cudaStreamDestroy(stream);
-    turning_close(&turning);
+    block_centers_close(&block_centers);
     cudaFree(rows), cudaFree(slots), cudaFree(lengths), cudaFree(out);
 }
 

@@ -20,14 +20,14 @@ static kvant_cache *make_cache(kvant_scheme *scheme, const char *device, const s
 }
 
 /* Values on a GPU learn once. So the CPU's further transforms are marked as taken. */
-static void take_versions(const kvant_cache *cache)
+static void read_transforms(const kvant_cache *cache)
 {
     for (uint32_t layer = 0; layer < LAYERS; layer++)
         for (uint32_t v = 2; v < 4; v++) {
-            kvant_tensor_version *version =
-                &kvant_cache_tensor(cache, layer, KVANT_ROLE_V)[0]->versions[v];
-            version->alive = true;
-            version->n_blocks = 1;
+            kvant_tensor_transform *transform =
+                &kvant_cache_tensor(cache, layer, KVANT_ROLE_V)[0]->transforms[v];
+            transform->alive = true;
+            transform->n_blocks = 1;
         }
 }
 
@@ -42,7 +42,7 @@ void twins_new(twins *t, const spec_pair *spec, uint32_t n_sequences)
     if (kvant_scheme_create(&params, &t->scheme) != KVANT_OK)
         fail_msg("%s / %s: %s", spec->k, spec->v, kvant_error_message());
     t->cpu = make_cache(t->scheme, "cpu", spec, n_sequences, false);
-    take_versions(t->cpu);
+    read_transforms(t->cpu);
     t->gpu = make_cache(t->scheme, "cuda:0", spec, n_sequences, spec->asynchronous);
     t->room = kvant_cache_export_size(t->cpu);
     assert_int_equal(kvant_cache_export_size(t->gpu), t->room);
@@ -158,17 +158,19 @@ static void note_queries(twins *t, uint32_t layer, uint32_t n)
  * prefer another than the GPU's second moments. */
 static void forget_first(const kvant_cache *cache, uint32_t layer)
 {
-    kvant_tensor_version *versions = kvant_cache_tensor(cache, layer, KVANT_ROLE_K)[0]->versions;
-    assert_non_null(versions[2].weights);
-    assert_int_equal(versions[1].n_blocks, 0);
-    versions[1].alive = false;
+    kvant_tensor_transform *transforms =
+        kvant_cache_tensor(cache, layer, KVANT_ROLE_K)[0]->transforms;
+    assert_non_null(transforms[2].key_transform);
+    assert_int_equal(transforms[1].n_blocks, 0);
+    transforms[1].alive = false;
 }
 
 /* A GPU has room for two matrices and a transform of other rows, so the CPU's further transform is
  * marked as taken. */
 static void take_last(const kvant_cache *cache, uint32_t layer)
 {
-    kvant_tensor_version *last = &kvant_cache_tensor(cache, layer, KVANT_ROLE_K)[0]->versions[4];
+    kvant_tensor_transform *last =
+        &kvant_cache_tensor(cache, layer, KVANT_ROLE_K)[0]->transforms[4];
     last->alive = true;
     last->n_blocks = 1;
 }
@@ -243,7 +245,7 @@ size_t twins_export(twins *t, int32_t s, uint32_t block)
 }
 
 /* Bytes of matrices, which differ on the device. */
-static size_t learnt_bytes(const kvant_cache *cache)
+static size_t learned_bytes(const kvant_cache *cache)
 {
     size_t bytes = 0;
     for (uint32_t layer = 0; layer < LAYERS; layer++)
@@ -252,7 +254,7 @@ static size_t learnt_bytes(const kvant_cache *cache)
             assert_int_equal(
                 kvant_tensor_get_info(kvant_cache_tensor(cache, layer, (kvant_role)role)[0], &info),
                 KVANT_OK);
-            bytes += info.learnt_bytes;
+            bytes += info.learned_bytes;
         }
     return bytes;
 }
@@ -266,7 +268,8 @@ void twins_compare(twins *t)
     assert_int_equal(kvant_cache_get_info(t->cpu, &of_cpu), KVANT_OK);
     assert_int_equal(kvant_cache_get_info(t->gpu, &of_gpu), KVANT_OK);
     if (!t->spec->preset)
-        assert_int_equal(of_gpu.bytes - learnt_bytes(t->gpu), of_cpu.bytes - learnt_bytes(t->cpu));
+        assert_int_equal(of_gpu.bytes - learned_bytes(t->gpu),
+                         of_cpu.bytes - learned_bytes(t->cpu));
     assert_int_equal(of_gpu.f16_bytes, of_cpu.f16_bytes);
     assert_int_equal(of_gpu.n_free_blocks, of_cpu.n_free_blocks);
     assert_true(of_gpu.true_bits == of_cpu.true_bits);
@@ -274,12 +277,12 @@ void twins_compare(twins *t)
 
 const kvant_codec *const *twins_codecs(twins *t, uint32_t layer, kvant_role role)
 {
-    kvant_scheme_place place = { .size = sizeof place,
-                                 .role = role,
-                                 .layer = layer,
-                                 .n_layers = LAYERS,
-                                 .n_kv_heads = KV_HEADS,
-                                 .head_dim = DIM };
+    kvant_scheme_location place = { .size = sizeof place,
+                                    .role = role,
+                                    .layer = layer,
+                                    .n_layers = LAYERS,
+                                    .n_kv_heads = KV_HEADS,
+                                    .head_dim = DIM };
     const kvant_codec *const *codecs;
     assert_int_equal(kvant_scheme_codecs(t->scheme, &place, &codecs), KVANT_OK);
     return codecs;

@@ -86,8 +86,8 @@ void twins_read(twins *t, int32_t s);
 /* A preset's cache: which rows are exact, and that codes equal the CPU's (twins_exact.c). */
 void twins_exact(const spec_pair *spec);
 void twins_plain_keys(void);
-/* Blocks of two caches that learned from different rows, in one cache (twins_versions.c). */
-void twins_versions(const spec_pair *spec);
+/* Blocks of two caches that learned from different rows, in one cache (twins_transforms.c). */
+void twins_transforms(const spec_pair *spec);
 /* The same with values of another scale, which a GPU does not support. */
 void twins_scales(const spec_pair *spec);
 /* Makes at most `most` decode steps of two sequences. */

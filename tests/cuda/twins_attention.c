@@ -137,7 +137,7 @@ static void free_layer(stored_layer *all)
         free(all->blocks[i % 2][i / 2].pages);
 }
 
-static bool same_version(const stored_layer *all, uint32_t a, uint32_t b)
+static bool same_transform(const stored_layer *all, uint32_t a, uint32_t b)
 {
     for (int role = 0; role < 2; role++)
         if (memcmp(all->blocks[role][a].center, all->blocks[role][b].center,
@@ -154,7 +154,7 @@ static uint32_t find_parts(const stored_layer *all, uint32_t parts[MOST / 64])
     uint32_t n = 0;
     for (uint32_t b = 0; b < all->n_blocks; b++) {
         parts[b] = 0;
-        while (!same_version(all, parts[b], b))
+        while (!same_transform(all, parts[b], b))
             parts[b]++;
         n += parts[b] == b;
     }
@@ -174,14 +174,14 @@ static const kvant_codec *reference_codec(const twins *t, const stored_layer *al
 }
 
 /* R W (c / s). */
-static void turn_center(const stored_layer *all, const stored *block, kvant_role role, uint32_t h,
-                        float turned[DIM])
+static void rotate_center(const stored_layer *all, const stored *block, kvant_role role, uint32_t h,
+                          float rotated[DIM])
 {
     float x[DIM];
     for (uint32_t j = 0; j < DIM; j++)
         x[j] = block->center[h * DIM + j] / block->scale[h * DIM + j];
     kvant_transform_forward(&all->codecs[role][h]->transform, kvant_kernels_get(KVANT_CPU_AUTO),
-                            NULL, x, turned);
+                            NULL, x, rotated);
 }
 
 /* Fills a page with the fp16 rows that the GPU reads if a block is exact for only keys or only
@@ -193,9 +193,9 @@ static void fill_open_page(const fixture *f, const stored_layer *all, const stor
     const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
     for (uint32_t h = 0; h < KV_HEADS; h++) {
         uint16_t *to = open_page(&f->open, role, b, h);
-        float turned[DIM] = { 0 }, y[DIM];
+        float rotated[DIM] = { 0 }, y[DIM];
         if (center)
-            turn_center(all, block, role, h, turned);
+            rotate_center(all, block, role, h, rotated);
         for (uint32_t i = 0; i < 64; i++) {
             if (block->open)
                 kernels->half_to_float(
@@ -204,7 +204,7 @@ static void fill_open_page(const fixture *f, const stored_layer *all, const stor
                 kvant_codec_decode_transformed(codec, kernels,
                                                block->pages + h * codec->info.page_bytes, i, y);
             for (uint32_t j = 0; center && j < DIM; j++)
-                y[j] += turned[j];
+                y[j] += rotated[j];
             kernels->float_to_half(y, to + i * DIM, DIM);
         }
     }
@@ -232,23 +232,23 @@ static bool values_back(const stored_layer *all)
 
 /* A rotated centre adds <q, c> to a score. Compares two such sums of DIM products in binary32, with
  * rotated and with stored vectors. */
-static void check_turned(const stored_layer *all, const float *q, uint32_t n)
+static void check_rotated(const stored_layer *all, const float *q, uint32_t n)
 {
     for (uint32_t b = 0; b < all->n_blocks; b++)
         for (uint32_t i = 0; i < n * HEADS; i++) {
             const stored *block = &all->blocks[KVANT_ROLE_K][b];
             const uint32_t h = i % HEADS / (HEADS / KV_HEADS);
             const kvant_affine affine = { block->center + h * DIM, block->scale + h * DIM };
-            float turned[DIM], y[DIM];
+            float rotated[DIM], y[DIM];
             double sum = 0, want = 0, size = 0;
-            turn_center(all, block, KVANT_ROLE_K, h, turned);
+            rotate_center(all, block, KVANT_ROLE_K, h, rotated);
             assert_int_equal(
                 kvant_codec_transform_query(all->codecs[KVANT_ROLE_K][h], &affine, q + i * DIM, y),
                 KVANT_OK);
             for (uint32_t j = 0; j < DIM; j++) {
-                sum += (double)y[j] * turned[j];
+                sum += (double)y[j] * rotated[j];
                 want += (double)q[i * DIM + j] * block->center[h * DIM + j];
-                size += fabs((double)y[j] * turned[j]) +
+                size += fabs((double)y[j] * rotated[j]) +
                         fabs((double)q[i * DIM + j] * block->center[h * DIM + j]);
             }
             if (!(fabs(sum - want) <= 0x1p-10 * size))
@@ -273,7 +273,7 @@ static void fill_block(const twins *t, fixture *f, const stored_layer *all, uint
 static kvant_cuda_codec *gpu_codec(const kvant_codec *codec, bool open)
 {
     kvant_cuda_codec *sealed, *of_open;
-    assert_int_equal(kvant_cuda_codec_unturned(codec, &sealed, NULL, 0), KVANT_OK);
+    assert_int_equal(kvant_cuda_codec_unrotated(codec, &sealed, NULL, 0), KVANT_OK);
     if (!open)
         return sealed;
     assert_int_equal(kvant_cuda_codec_create_open(sealed, &of_open), KVANT_OK);
@@ -293,12 +293,13 @@ typedef struct part {
 /* Makes a fixture of the blocks of one transform. The last block of the sequence may be partly
  * filled. */
 static void part_open(part *p, twins *t, const stored_layer *all, const uint32_t *parts,
-                      uint32_t version, int32_t length, const attention_problem *problem,
+                      uint32_t transform_id, int32_t length, const attention_problem *problem,
                       int32_t *starts)
 {
     kvant_codec *none;
     fixture *f = &p->f;
-    const stored *k = &all->blocks[KVANT_ROLE_K][version], *v = &all->blocks[KVANT_ROLE_V][version];
+    const stored *k = &all->blocks[KVANT_ROLE_K][transform_id],
+                 *v = &all->blocks[KVANT_ROLE_V][transform_id];
     *p = (part){ .c = { .k_spec = t->spec->k,
                         .v_spec = t->spec->v,
                         .head_dim = DIM,
@@ -330,7 +331,7 @@ static void part_open(part *p, twins *t, const stored_layer *all, const uint32_t
     assert_int_equal(open_codec_create(f->cache.v, &f->open.codec[1]), KVANT_OK);
     f->open.pool = calloc(2 * KV_HEADS * (all->n_blocks + 1), f->open.page_bytes);
     for (uint32_t b = 0; b < all->n_blocks; b++)
-        if (parts[b] == version) {
+        if (parts[b] == transform_id) {
             fill_block(t, f, all, b);
             p->length += length - 64 * (int32_t)b < 64 ? length - 64 * (int32_t)b : 64;
         }
@@ -359,8 +360,9 @@ static double matrix_error(const kvant_codec *codec, const float *q)
     kvant_cuda_tables tables = { .size = sizeof tables };
     double worst = 0, largest = 0;
     assert_int_equal(kvant_cuda_codec_tables(codec, &tables), KVANT_OK);
-    const float *matrix = tables.inverse_weights ? tables.inverse_weights
-                                                 : kvant_codec_get_view(codec)->transform.matrix;
+    const float *matrix = tables.inverse_key_transform
+                              ? tables.inverse_key_transform
+                              : kvant_codec_get_view(codec)->transform.matrix;
     for (uint32_t i = 0; i < DIM; i++) {
         double row = 0, column = 0;
         for (uint32_t j = 0; j < DIM; j++) {
@@ -373,20 +375,21 @@ static double matrix_error(const kvant_codec *codec, const float *q)
     return 2 * (DIM + 2) * 0x1p-24 * worst * largest;
 }
 
-static bool is_turned(const kvant_codec *codec)
+static bool is_rotated(const kvant_codec *codec)
 {
     const kvant_transform_view *transform = &kvant_codec_get_view(codec)->transform;
-    return transform->rotate == KVANT_ROTATE_DENSE && (!transform->weights || transform->diagonal);
+    return transform->rotate == KVANT_ROTATE_DENSE &&
+           (!transform->key_transform || transform->diagonal);
 }
 
 /* Rows of a rotation have length 1. A number of R q is a sum of DIM products whose magnitudes
  * add up to at most the length of q. For outputs, DIM numbers err by as much relative to their
  * length. */
-static void note_turning(fixture *f, const stored_layer *all, const float *q, uint32_t n,
-                         bool several)
+static void note_rotation(fixture *f, const stored_layer *all, const float *q, uint32_t n,
+                          bool several)
 {
-    const bool turned = several || is_turned(all->codecs[KVANT_ROLE_K][0]);
-    for (uint32_t i = 0; turned && i < n * HEADS; i++) {
+    const bool rotated = several || is_rotated(all->codecs[KVANT_ROLE_K][0]);
+    for (uint32_t i = 0; rotated && i < n * HEADS; i++) {
         double squares = 0;
         for (uint32_t j = 0; j < DIM; j++)
             squares +=
@@ -395,7 +398,7 @@ static void note_turning(fixture *f, const stored_layer *all, const float *q, ui
                     2);
         f->query_error = fmax(f->query_error, (DIM + 2) * 0x1p-24 * sqrt(squares));
     }
-    if (is_turned(all->codecs[KVANT_ROLE_V][0]))
+    if (is_rotated(all->codecs[KVANT_ROLE_V][0]))
         f->output_error = (DIM + 2) * 0x1p-24 * sqrt((double)DIM);
 }
 
@@ -596,12 +599,12 @@ void twins_attend(twins *t, int32_t s, uint32_t layer, const attention_problem *
     attend_on_gpu(t, s, layer, &p, &a);
     a.centers_back = centers_back(&all, &p);
     if (a.centers_back)
-        check_turned(&all, a.q, a.n);
+        check_rotated(&all, a.q, a.n);
     int32_t starts[2] = { 0, (int32_t)a.n };
     for (uint32_t b = 0; b < all.n_blocks; b++)
         if (parts[b] == b) {
             part_open(&list[n], t, &all, parts, b, length, &p, starts);
-            note_turning(&list[n].f, &all, a.q, a.n, several);
+            note_rotation(&list[n].f, &all, a.q, a.n, several);
             list[n].f.q = transform(t, &list[n].f, &all, a.q, a.n);
             list[n].f.mask = a.mask, list[n].f.mask_stride = a.mask_stride;
             n++;

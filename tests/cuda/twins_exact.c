@@ -209,9 +209,9 @@ void twins_exact(const spec_pair *spec)
  * Its root mean square, the scale of codecs, is 2^17 / sqrt(DIM), which fp16 holds. */
 static void make_spike(const kvant_tensor *tensor, float row[WIDTH])
 {
-    const kvant_affine affine = kvant_version_affine(tensor, tensor->newest, 0);
+    const kvant_affine affine = kvant_tensor_transform_affine(tensor, tensor->newest, 0);
     const float y[DIM] = { 0x1p17f };
-    kvant_transform_inverse(kvant_version_transform(tensor, tensor->newest, 0),
+    kvant_transform_inverse(kvant_tensor_head_transform(tensor, tensor->newest, 0),
                             kvant_kernels_get(KVANT_CPU_AUTO), &affine, y, row);
 }
 

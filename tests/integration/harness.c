@@ -101,19 +101,19 @@ static struct llama_model *load_model(const char *path, ggml_backend_dev_t devic
 
 bool harness_on_gpu(void)
 {
-    return getenv("KVANT_TEST_STANDIN") != NULL;
+    return getenv("KVANT_TEST_MOCK") != NULL;
 }
 
-bool harness_has_standin(void)
+bool harness_has_mock(void)
 {
-    return harness_on_gpu() && strcmp(getenv("KVANT_TEST_STANDIN"), "none") != 0;
+    return harness_on_gpu() && strcmp(getenv("KVANT_TEST_MOCK"), "none") != 0;
 }
 
 void harness_need_gpu(void)
 {
     if (harness_on_gpu())
         return;
-    print_message("skipped: needs KVANT_TEST_STANDIN\n");
+    print_message("skipped: needs KVANT_TEST_MOCK\n");
     exit(77);
 }
 
@@ -127,7 +127,7 @@ bool harness_has_floats(void)
 
 void harness_need_floats(void)
 {
-    if (!harness_on_gpu() || harness_has_standin() || harness_has_floats())
+    if (!harness_on_gpu() || harness_has_mock() || harness_has_floats())
         return;
     print_message("skipped: needs float weights\n");
     skip();
@@ -147,7 +147,7 @@ int harness_load_plugin(void **state)
     setenv("KVANT_EXACT", "0", 0);
     llama_log_set(quiet, NULL);
     ggml_backend_load_all_from_path(KVANT_TEST_LLAMA_LIB);
-    if (harness_has_standin() && ggml_backend_load(getenv("KVANT_TEST_STANDIN")) == NULL)
+    if (harness_has_mock() && ggml_backend_load(getenv("KVANT_TEST_MOCK")) == NULL)
         return -1;
     if (harness_has_vulkan() && ggml_backend_load(getenv("KVANT_TEST_VULKAN")) == NULL)
         return -1;

@@ -49,10 +49,10 @@ void harness_load_tiny(const char *name);
  * once. */
 ggml_backend_dev_t harness_add_accel(void);
 
-/* KVANT_TEST_STANDIN names a mock of ggml-cuda (standin_cuda.c). KVANT is then KVANT0, whose cache
+/* KVANT_TEST_MOCK names a mock of ggml-cuda (mock_cuda.c). KVANT is then KVANT0, whose cache
  * lies in the mock's memory. "none": the runtime's own ggml-cuda is used. */
 bool harness_on_gpu(void);
-bool harness_has_standin(void);
+bool harness_has_mock(void);
 /* KVANT_TEST_VULKAN names ggml's back end for Vulkan. Weights are then on Vulkan0, and kvant's
  * cache is in the computer's memory. The model with llama.cpp's own cache stays on the CPU. */
 bool harness_has_vulkan(void);

@@ -98,8 +98,8 @@ int main(int argc, char **argv)
         return 2;
     llama_log_set(quiet, NULL);
     ggml_backend_load_all_from_path(KVANT_TEST_LLAMA_LIB);
-    if (getenv("KVANT_TEST_STANDIN") != NULL)
-        ggml_backend_load(getenv("KVANT_TEST_STANDIN"));
+    if (getenv("KVANT_TEST_MOCK") != NULL)
+        ggml_backend_load(getenv("KVANT_TEST_MOCK"));
     plugin = ggml_backend_load(KVANT_TEST_PLUGIN);
     if (plugin == NULL)
         return 3;

@@ -19,7 +19,7 @@ LEARNS = "; not calibrated, learns from prompts\n"
 # fit.
 GPU = {
     "KVANT_EXACT": "0",
-    "KVANT_TEST_STANDIN": os.environ["LEARN_STANDIN"],
+    "KVANT_TEST_MOCK": os.environ["LEARN_STANDIN"],
     "KVANT_CUDA_LIBRARY": os.environ["LEARN_CUDA"],
     "LD_LIBRARY_PATH": os.environ["LEARN_DRIVER"],
 }

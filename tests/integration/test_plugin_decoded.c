@@ -1,5 +1,5 @@
-/* test_plugin_decoded.c - matrices that GPUs learn from decoded tokens (gpu/first.c), on the mock
- * of a GPU. */
+/* test_plugin_decoded.c - matrices that GPUs learn from decoded tokens (gpu/first_matrix.c), on the
+ * mock of a GPU. */
 #define _POSIX_C_SOURCE 200809L /* setenv */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -13,7 +13,7 @@
 
 #include "../choose.h"
 #include "harness.h"
-#include "standin_control.h"
+#include "mock_control.h"
 
 enum { N_STEPS = 40 };
 
@@ -89,7 +89,7 @@ static void matrices_come_from_decoded_tokens(void **state)
     double with, rival;
 
     (void)state;
-    if (!harness_has_standin() || getenv("KVANT_CALIBRATION") != NULL)
+    if (!harness_has_mock() || getenv("KVANT_CALIBRATION") != NULL)
         skip();
     harness_need_floats();
     stock = new_logits(), parts = new_logits(), graphs = new_logits();
@@ -142,7 +142,7 @@ static uint8_t *long_decoding(const char *spec, const char *graphs, float *logit
     for (int i = 0; i < 8; i++, pos[0] += N_BATCH)
         harness_decode(context, tokens + i, N_BATCH, pos[0], 0, false);
     memcpy(logits, llama_get_logits_ith(context, -1), harness_n_vocab() * sizeof(*logits));
-    if (harness_has_standin() && spec != NULL)
+    if (harness_has_mock() && spec != NULL)
         assert_int_equal(last_attention()->n_matrices, 2);
     saved = harness_save_state(context, size);
     llama_free(context);

@@ -335,7 +335,7 @@ static void f16_in_place(void **state)
         assert_true(room(false, "", "auto") == 0);
     else
         assert_true(is_told("auto", n) && is_told("300", 256 - n_layers));
-    if (!harness_has_standin())
+    if (!harness_has_mock())
         return;
     setenv("KVANT_EXACT", "auto", 1);
     assert_true(answers_as_f16((int)n));
@@ -364,7 +364,7 @@ static void f16_in_a_windows_cache(void **state)
     n_cells = 4096;
     n = (int)room(true, "", "auto");
     assert_true(n > 0 && n < 768 && (n + llama_model_n_layer(harness_model())) % 256 == 0);
-    if (!harness_has_standin())
+    if (!harness_has_mock())
         return;
     setenv("KVANT_EXACT", "auto", 1);
     assert_true(answers_as_f16(n + 2));

@@ -1,5 +1,5 @@
 /* test_plugin_gpu.c - the devices of a llama.cpp with CUDA, on the mock of ggml-cuda
- * (standin_cuda.c). Graphs are cut at kvant's nodes, captured and replayed. Rows are where the
+ * (mock_cuda.c). Graphs are cut at kvant's nodes, captured and replayed. Rows are where the
  * codec puts them, and results are as good as the codec's bits allow. */
 #define _POSIX_C_SOURCE 200809L /* setenv */
 #include <setjmp.h>
@@ -15,7 +15,7 @@
 
 #include "../choose.h"
 #include "harness.h"
-#include "standin_control.h"
+#include "mock_control.h"
 
 enum { N_PROMPT = 150, N_STEPS = 40 };
 
@@ -39,7 +39,7 @@ static unsigned long launches(unsigned long *updates)
     unsigned long (*count)(unsigned long *);
     void *symbol = dlsym(dlopen("libcuda.so.1", RTLD_NOW), "host_launches");
 
-    if (!harness_has_standin())
+    if (!harness_has_mock())
         return 0;
     assert_non_null(symbol);
     memcpy(&count, &symbol, sizeof(symbol));
@@ -59,7 +59,7 @@ static size_t edges_left(void)
 
 static unsigned long counter(const char *name)
 {
-    if (!harness_has_standin())
+    if (!harness_has_mock())
         return 0;
     return *(unsigned long *)ggml_backend_reg_get_proc_address(ggml_backend_reg_by_name("CUDA"),
                                                                name);
@@ -121,16 +121,16 @@ static void check_replay(const char *spec)
     before = launches(&updates);
     run_twice(spec, "0", logits[0], logits[1]);
     assert_int_equal(launches(&updates), before);
-    captured = counter("standin_recorded");
+    captured = counter("mock_recorded");
     run_twice(spec, "1", logits[2], logits[3]);
     print_message("%s: %lu graphs launched, %lu parts recorded\n", spec,
-                  launches(&updates) - before, counter("standin_recorded") - captured);
+                  launches(&updates) - before, counter("mock_recorded") - captured);
     /* All tokens except those that begin a graph: a graph holds up to 256 cells, and its first
      * token is computed in parts. */
-    assert_true(!harness_has_standin() || launches(&updates) - before >= 2 * N_STEPS - 8);
-    if (harness_has_standin())
+    assert_true(!harness_has_mock() || launches(&updates) - before >= 2 * N_STEPS - 8);
+    if (harness_has_mock())
         assert_int_equal(edges_left(), 0);
-    assert_true(!harness_has_standin() || counter("standin_recorded") > captured);
+    assert_true(!harness_has_mock() || counter("mock_recorded") > captured);
     for (int i = 0; i < 3; i++)
         assert_memory_equal(logits[i], logits[i + 1],
                             N_STEPS * harness_n_vocab() * sizeof(**logits));
@@ -608,7 +608,7 @@ static void masks_are_read_where_they_must_be(void **state)
     struct llama_context *context;
 
     (void)state;
-    if (!harness_has_standin())
+    if (!harness_has_mock())
         skip();
     context = harness_context(&options);
     harness_decode(context, tokens, 70, 0, 0, false);
@@ -671,9 +671,9 @@ static uint8_t *far_steps(const char *spec, const char *type, int far, int hidde
         harness_decode(context, tokens + N_PROMPT + i, 1, pos + N_FAR + i, 0, false);
         memcpy(logits + (size_t)i * n, llama_get_logits_ith(context, -1), n * sizeof(*logits));
     }
-    if (harness_has_standin() && matrices > 0) {
+    if (harness_has_mock() && matrices > 0) {
         assert_int_equal(last_attention()->n_matrices, matrices);
-        assert_non_null(last_attention()->turned.q);
+        assert_non_null(last_attention()->plain_queries.q);
     }
     saved = harness_save_state(context, size);
     llama_free(context);

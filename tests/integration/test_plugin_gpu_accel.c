@@ -11,7 +11,7 @@
 #include <string.h>
 
 #include "harness.h"
-#include "standin_control.h"
+#include "mock_control.h"
 
 enum { N_PROMPT = 150, N_STEPS = 40 };
 
@@ -57,11 +57,11 @@ static void attention_is_no_worse_than_stocks(void **state)
     for (size_t i = 0; i < 2; i++) {
         float *stock = steps(&(harness_options){ .type = types[i], .n_ctx = 512 }), *ours;
         double ours_error, error;
-        if (harness_has_standin())
-            standin_control()->function = NULL;
+        if (harness_has_mock())
+            mock_control()->function = NULL;
         ours = steps(&(harness_options){ .type = types[i], .accel = true, .n_ctx = 512 });
-        if (harness_has_standin())
-            assert_string_equal(standin_control()->function, "host_block_attention");
+        if (harness_has_mock())
+            assert_string_equal(mock_control()->function, "host_block_attention");
         ours_error = harness_mean_kld(f16, ours, N_STEPS);
         error = harness_mean_kld(f16, stock, N_STEPS);
         print_message("%s: mean KLD to f16 %.2e, of stock %.2e\n", types[i], ours_error, error);

@@ -1,5 +1,5 @@
 /* test_plugin_gpu_contexts.c - contexts that share a GPU, on the mock of ggml-cuda
- * (standin_cuda.c). Each context waits only for its own work and finds its own inputs, whatever
+ * (mock_cuda.c). Each context waits only for its own work and finds its own inputs, whatever
  * names these have. */
 #define _POSIX_C_SOURCE 200809L /* setenv */
 #include <setjmp.h>
@@ -24,7 +24,7 @@ static llama_token tokens[N_PROMPT];
 static int start(void **state)
 {
     harness_need_gpu();
-    if (!harness_has_standin() || harness_start(state) != 0)
+    if (!harness_has_mock() || harness_start(state) != 0)
         return -1;
     harness_tokens(tokens, N_PROMPT);
     return 0;
@@ -33,7 +33,7 @@ static int start(void **state)
 static unsigned long synchronized(void)
 {
     return *(unsigned long *)ggml_backend_reg_get_proc_address(ggml_backend_reg_by_name("CUDA"),
-                                                               "standin_synchronized");
+                                                               "mock_synchronized");
 }
 
 static unsigned long synchronized_by_saving(struct llama_context *context)

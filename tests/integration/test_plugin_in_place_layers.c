@@ -318,7 +318,7 @@ static void layers_in_place_stay_as_they_are(void **state)
     size_t size[2];
 
     (void)state;
-    if (!harness_has_standin())
+    if (!harness_has_mock())
         skip();
     for (int i = 0; i < 2; i++) {
         struct llama_context *context = new_context(i == 0 ? NULL : "", i == 0 ? "0" : EXACT, 1);

@@ -44,8 +44,8 @@ static void contexts_have_forms_of_their_own(void **state)
     free(compressed);
 }
 
-/* A counter of the mock. "standin_direct" counts parts of graphs that were computed outside of a
- * captured graph; "standin_synchronized" counts waits. */
+/* A counter of the mock. "mock_direct" counts parts of graphs that were computed outside of a
+ * captured graph; "mock_synchronized" counts waits. */
 static unsigned long counter(const char *name)
 {
     const unsigned long *n =
@@ -62,13 +62,13 @@ static void graphs_are_waited_for(void **state)
     unsigned long before;
 
     (void)state;
-    if (!harness_has_standin())
+    if (!harness_has_mock())
         skip();
     context = new_context("int-8", EXACT, 1);
     feed(context, 0, 100, 100, 0, 0, NULL);
-    before = counter("standin_synchronized");
+    before = counter("mock_synchronized");
     llama_memory_clear(llama_get_memory(context), true);
-    assert_true(counter("standin_synchronized") > before);
+    assert_true(counter("mock_synchronized") > before);
     llama_free(context);
 }
 
@@ -82,7 +82,7 @@ static void other_contexts_keep_their_graphs(void **state)
     int n_again = 0;
 
     (void)state;
-    if (!harness_has_standin())
+    if (!harness_has_mock())
         skip();
     first = new_context("int-8", EXACT, 1);
     other = new_context("int-8", "0", 1);
@@ -91,9 +91,9 @@ static void other_contexts_keep_their_graphs(void **state)
     feed(first, 0, PROMPT, 100, 0, 0, NULL);
     feed(other, 0, 4, 1, 0, 0, NULL);
     for (int i = 0; i < n; i++) {
-        const unsigned long before = counter("standin_direct");
+        const unsigned long before = counter("mock_direct");
         feed(other, 4 + i, 1, 1, 4 + i, 0, NULL);
-        n_again += counter("standin_direct") > before;
+        n_again += counter("mock_direct") > before;
         feed(first, PROMPT + i, 1, 1, PROMPT + i, 0, NULL);
     }
     print_message("steps that were not replayed again: %d\n", n_again);
@@ -130,7 +130,7 @@ static void memory_is_given_back(void **state)
     const size_t least = 2048 * 128 * sizeof(float);
 
     (void)state;
-    if (!harness_has_standin())
+    if (!harness_has_mock())
         skip();
     for (int clear = 0; clear < 2; clear++) {
         struct llama_context *context = new_context("int-8", EXACT, 1);
@@ -156,7 +156,7 @@ static void layers_wait_for_memory(void **state)
     const size_t behind = (size_t)full * harness_n_vocab();
 
     (void)state;
-    if (!harness_has_standin())
+    if (!harness_has_mock())
         skip();
     context = new_context("int-8", EXACT, 1);
     feed(context, 0, PROMPT, 100, 0, 0, NULL);
@@ -210,7 +210,7 @@ static void all_allocations_may_fail(void **state)
     int n = 0;
 
     (void)state;
-    if (!harness_has_standin())
+    if (!harness_has_mock())
         skip();
     while (fail_at(n + 1, stock + first, compressed + first))
         n++;

@@ -190,7 +190,7 @@ static void stays_as_it_is(const char *model)
     ours.spec = "turboquant-4";
     harness_plan(&ours);
     /* a real GPU rounds differently */
-    most = harness_on_gpu() && !harness_has_standin() ? 2e-2 : 1e-6;
+    most = harness_on_gpu() && !harness_has_mock() ? 2e-2 : 1e-6;
     assert_true(difference(&ours, stock) < most);
     free(stock);
 }

@@ -1,5 +1,5 @@
-/* test_plugin_prompts.c - first matrices that a GPU's cache makes from prompts (gpu/first.c), on
- * the mock of ggml-cuda. */
+/* test_plugin_prompts.c - first matrices that a GPU's cache makes from prompts
+ * (gpu/first_matrix.c), on the mock of ggml-cuda. */
 #define _POSIX_C_SOURCE 200809L /* setenv */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -13,7 +13,7 @@
 
 #include "../choose.h"
 #include "harness.h"
-#include "standin_control.h"
+#include "mock_control.h"
 
 /* A preset's cache of 512 tokens has 4 pages of 64 exact rows. The first batch fills 3 of these,
  * and more than two thirds of the pages make threads learn. The second batch needs two pages, so
@@ -95,7 +95,7 @@ static void no_layer_of_a_prompt_waits(void **state)
     unsigned long first, second, others;
 
     (void)state;
-    if (!harness_has_standin())
+    if (!harness_has_mock())
         skip();
     unsetenv("KVANT_PRESET");
     context = begin("trellis-3", NULL, 0);
@@ -141,10 +141,10 @@ static void matrices_come_from_prompts(void **state)
  * loads the kernels of these. */
 static void kernels_are_loaded_without_a_token(void **state)
 {
-    const unsigned long before = harness_has_standin() ? standin_unlaunched() : 0;
+    const unsigned long before = harness_has_mock() ? standin_unlaunched() : 0;
 
     (void)state;
-    if (!harness_has_standin())
+    if (!harness_has_mock())
         skip();
     llama_free(begin("", NULL, 0));
     assert_true(standin_unlaunched() > before);

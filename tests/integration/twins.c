@@ -138,10 +138,10 @@ static double seconds(void)
 
 static unsigned long parts_computed(void)
 {
-    if (!harness_has_standin())
+    if (!harness_has_mock())
         return 0;
     return *(unsigned long *)ggml_backend_reg_get_proc_address(ggml_backend_reg_by_name("CUDA"),
-                                                               "standin_direct");
+                                                               "mock_direct");
 }
 
 /* Checks the positions of all sequences. */

@@ -77,7 +77,7 @@ static void check_triplets_of(checker *check, const kvant_kernels *kernels, kvan
 {
     kvant_chunk_layout layout;
     uint32_t codes[KVANT_MAX_HEAD_DIM];
-    const kvant_triplet_places places = kvant_triplet_places_of(dim);
+    const kvant_triplet_positions places = kvant_triplet_positions_of(dim);
     kvant_chunk_layout_init(&layout, role, (dim + 2) / 3, 2 * direction_bits + norm_bits);
     check_case(check, "role %d, head_dim %u, %u + %u bits, round %u", (int)role, dim,
                direction_bits, norm_bits, round);
@@ -249,7 +249,7 @@ BENCH(unpack_directions)
 }
 
 typedef struct dots_case {
-    kvant_chunk_numbers *numbers;
+    kvant_chunk_values *numbers;
     kvant_chunk_layout layout;
     void *page;
     int16_t *x;
@@ -259,7 +259,7 @@ typedef struct dots_case {
 } dots_case;
 
 /* Levels, pieces and lengths with the distribution of a codec's. */
-static void make_octahedral(checker *check, kvant_chunk_numbers *numbers, int16_t *entries)
+static void make_octahedral(checker *check, kvant_chunk_values *numbers, int16_t *entries)
 {
     kvant_octahedral_integers *o = check_input(check, "octahedral", sizeof *o, 4);
     const uint32_t n = 1u << numbers->index_bits / 2;
@@ -291,7 +291,7 @@ static dots_case make_dots(checker *check, kvant_role role, uint32_t dim, uint32
     kvant_chunk_layout_init(&p.layout, role, chunks, index_bits + length_bits);
     check_case(check, "role %d, head_dim %u, chunks of %u, %u + %u bits, n %u, round %u", (int)role,
                dim, components, index_bits, length_bits, n, round);
-    const uint32_t columns = key ? kvant_key_place(components, chunks + chunks % 2, 0)
+    const uint32_t columns = key ? kvant_key_position(components, chunks + chunks % 2, 0)
                                  : KVANT_PAGE_TOKENS,
                    n_entries = 1u << index_bits;
     p.x_stride = (columns + 63) / 64 * 64;
@@ -301,11 +301,11 @@ static dots_case make_dots(checker *check, kvant_role role, uint32_t dim, uint32
     p.page = check_input(check, "page", p.layout.code_bytes + 64, 64);
     p.x = check_input(check, "x", n * p.x_stride * sizeof *p.x, 64);
     p.dots = check_output(check, "dots", n * p.dots_stride * sizeof *p.dots, 64);
-    *p.numbers = (kvant_chunk_numbers){ .entries = entries,
-                                        .components = components,
-                                        .dim = dim,
-                                        .index_bits = index_bits,
-                                        .step = linear ? 4095 / (int32_t)length_max : 0 };
+    *p.numbers = (kvant_chunk_values){ .entries = entries,
+                                       .components = components,
+                                       .dim = dim,
+                                       .index_bits = index_bits,
+                                       .step = linear ? 4095 / (int32_t)length_max : 0 };
     for (uint32_t i = 0; i < COUNT(p.numbers->lengths); i++)
         p.numbers->lengths[i] = (int16_t)(round == 1 ? 4095 : check_below(check, 4096));
     for (uint32_t i = 0; i < 4 * n_entries; i++)
@@ -320,7 +320,7 @@ static dots_case make_dots(checker *check, kvant_role role, uint32_t dim, uint32
         memset(p.x + i * p.x_stride, 0, columns * sizeof *p.x);
         for (uint32_t j = 0; j < (key ? dim : columns); j++)
             p.x[i * p.x_stride +
-                (key ? kvant_key_place(components, j / components, j % components) : j)] =
+                (key ? kvant_key_position(components, j / components, j % components) : j)] =
                 (int16_t)(round == 1
                               ? (i % 2 ? -limit : limit)
                               : (int32_t)check_below(check, 2 * (uint32_t)limit + 1) - limit);
@@ -328,7 +328,7 @@ static dots_case make_dots(checker *check, kvant_role role, uint32_t dim, uint32
     return p;
 }
 
-static int64_t number_of(const kvant_chunk_numbers *numbers, uint32_t code, uint32_t j)
+static int64_t number_of(const kvant_chunk_values *numbers, uint32_t code, uint32_t j)
 {
     const uint32_t index = code & ((1u << numbers->index_bits) - 1),
                    above = code >> numbers->index_bits;
@@ -338,8 +338,8 @@ static int64_t number_of(const kvant_chunk_numbers *numbers, uint32_t code, uint
 
 static void expect_dots(const dots_case *p, int64_t *want)
 {
-    const kvant_chunk_numbers *numbers = p->numbers;
-    const kvant_triplet_places places = kvant_triplet_places_of(numbers->dim);
+    const kvant_chunk_values *numbers = p->numbers;
+    const kvant_triplet_positions places = kvant_triplet_positions_of(numbers->dim);
     const bool key = p->layout.role == KVANT_ROLE_K;
     uint32_t codes[KVANT_MAX_HEAD_DIM];
     memset(want, 0, p->n * p->dots_stride * sizeof *want);
@@ -352,7 +352,7 @@ static void expect_dots(const dots_case *p, int64_t *want)
                                : numbers->components == 3 ? places.first[k] + c
                                                           : j;
             const size_t column =
-                key ? kvant_key_place(numbers->components, c, k) : kvant_token_position(t);
+                key ? kvant_key_position(numbers->components, c, k) : kvant_token_position(t);
             for (uint32_t i = 0; i < p->n; i++)
                 want[i * p->dots_stride + row] += number * p->x[i * p->x_stride + column];
         }

@@ -210,7 +210,7 @@ class Ropes(TestCase):
         self.assertLess(first, 1.1 * first_without)
         self.assertLess(late, 1.4 * first)
         self.assertLess(self.errors(kvant.Rope(FREQUENCIES), noted=self.LONG)[1], 1.4 * first)
-        one = self.errors(kvant.Rope(FREQUENCIES, n_ranges=1))
+        one = self.errors(kvant.Rope(FREQUENCIES, n_position_transforms=1))
         self.assertLess(max(one), 1.6 * first_without)
 
     def test_pairs(self):
@@ -248,7 +248,7 @@ class Tensors(TestCase):
             tensor.note_queries(rows[2][first:end])
             tensor.write(np.arange(first, end), rows[0][first:end])
         self.assertTrue(np.array_equal(tensor.read(0, N), cache.read(0, sequence)[0]))
-        self.assertGreater(tensor.info.n_versions, 1)
+        self.assertGreater(tensor.info.n_transforms, 1)
         self.assertFalse(tensor.wants_queries())
         tensor.set_rope(kvant.Rope(FREQUENCIES))
         self.refused(ValueError, "q: ", tensor.note_queries, rows[2][:, :, :31])

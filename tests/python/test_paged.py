@@ -9,7 +9,7 @@ import unittest
 from unittest import mock
 
 HERE = pathlib.Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE / "stand_in"), str(HERE.parents[1] / "integrations" / "python")]
+sys.path[:0] = [str(HERE / "mock_torch"), str(HERE.parents[1] / "integrations" / "python")]
 
 import torch  # noqa: E402
 from torch import Tensor, bfloat16, float16, float32, float64, int32, int64  # noqa: E402

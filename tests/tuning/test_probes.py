@@ -106,15 +106,15 @@ class Shares(unittest.TestCase):
             self.layers, self.found, sum(k.true for k, _ in self.layers[:: probes.KEYS_STEP])
         )
         for layer in self.layers:
-            for site in layer:
-                self.assertAlmostEqual(site.measured / site.true, 1, places=6)
-                self.assertAlmostEqual(site.measured_se / site.true, 0.1, places=6)
+            for location in layer:
+                self.assertAlmostEqual(location.measured / location.true, 1, places=6)
+                self.assertAlmostEqual(location.measured_se / location.true, 0.1, places=6)
 
     def test_keys_that_are_out_of_range_are_bounded(self):
         for of_keys in (-1.0, 100.0):
             probes.share(self.layers, self.found, of_keys)
             for k, v in self.layers:
-                weights = [site.measured / site.probe_error for site in (k, v)]
+                weights = [location.measured / location.probe_error for location in (k, v)]
                 self.assertAlmostEqual(
                     abs(np.log(weights[1] / weights[0])), probes.LARGEST_LOG_FACTOR, places=6
                 )

@@ -9,7 +9,7 @@ from kvant.tuning import captures, mixes, sensitivity
 SHAPE = captures.Shape(2, 4, (64, 64), 0.125, 0.0, 0.0, 0)
 
 
-def site(role, measured, error, se=1e-6):
+def location(role, measured, error, se=1e-6):
     made = sensitivity.Site(0, role, SHAPE, 1024, ["a"], [mixes.Mix(1.0, error, (0, 0))])
     made.probe_error, made.measured, made.measured_se = error, measured, se
     return made
@@ -17,40 +17,44 @@ def site(role, measured, error, se=1e-6):
 
 class Weights(unittest.TestCase):
     def test_exact_measurements_are_taken_as_they_are(self):
-        sites = [
-            site("k", 0.01, 0.1),
-            site("k", 0.08, 0.2),
-            site("v", 0.3, 0.1),
-            site("v", 0.001, 0.1),
+        locations = [
+            location("k", 0.01, 0.1),
+            location("k", 0.08, 0.2),
+            location("v", 0.3, 0.1),
+            location("v", 0.001, 0.1),
         ]
-        sensitivity.weigh(sites)
-        for s in sites:
+        sensitivity.weigh(locations)
+        for s in locations:
             self.assertAlmostEqual(s.cost(0) / s.measured, 1, places=4)
 
     def test_noise_is_drawn_to_the_mean_of_the_role(self):
         """Errors are equal. Logarithms of weights lie between the measured weights and their mean;
         noisy weights are nearer to the mean.
         """
-        sites = [
-            site("k", 0.01, 0.1, 1e-4),
-            site("k", 0.04, 0.1, 0.02),
-            site("k", 0.0025, 0.1, 1e-5),
-            site("v", 9.0, 0.1),
+        locations = [
+            location("k", 0.01, 0.1, 1e-4),
+            location("k", 0.04, 0.1, 0.02),
+            location("k", 0.0025, 0.1, 1e-5),
+            location("v", 9.0, 0.1),
         ]
-        sensitivity.weigh(sites)
-        logs = [math.log(s.measured / 0.1) for s in sites[:3]]
+        sensitivity.weigh(locations)
+        logs = [math.log(s.measured / 0.1) for s in locations[:3]]
         mean = sum(logs) / 3
         moved = [
             (math.log(s.weight) - y) / (mean - y) if abs(mean - y) > 1e-9 else 0
-            for s, y in zip(sites, logs)
+            for s, y in zip(locations, logs)
         ]
         self.assertTrue(0.05 < moved[1] < 1)
         self.assertTrue(0 <= moved[2] < 0.01 * moved[1])
 
     def test_a_measurement_within_its_error_stays_positive(self):
-        sites = [site("k", -0.001, 0.1, 0.01), site("k", 0.01, 0.0), site("k", 0.01, 0.1)]
-        sensitivity.weigh(sites)
-        self.assertTrue(all(s.weight > 0 and math.isfinite(s.weight) for s in sites))
+        locations = [
+            location("k", -0.001, 0.1, 0.01),
+            location("k", 0.01, 0.0),
+            location("k", 0.01, 0.1),
+        ]
+        sensitivity.weigh(locations)
+        self.assertTrue(all(s.weight > 0 and math.isfinite(s.weight) for s in locations))
 
 
 class Bytes(unittest.TestCase):
@@ -92,7 +96,7 @@ class Bytes(unittest.TestCase):
             ]
 
         room = 512 * 128 * 2
-        for sites, bytes in (
+        for locations, bytes in (
             (made(SHAPE), 2 * room),
             (made(SHAPE, SHAPE, SHAPE), 2 * room),
             (made(SHAPE, cells=200), 2 * 256 * 128 * 2),  # 200 cells are 4 blocks of 64
@@ -100,16 +104,16 @@ class Bytes(unittest.TestCase):
             (made(narrow), room + room // 2),
             (made(SHAPE, sliding, sliding, SHAPE), 4 * room),
         ):
-            self.assertEqual(sensitivity.shared_bytes(sites), bytes)
-            choice = [0] * len(sites)
-            self.assertEqual(sensitivity.total_bytes(sites, choice), bytes + 5 * len(sites))
-            self.assertEqual(sensitivity.least_bytes(sites), bytes + 3 * len(sites))
+            self.assertEqual(sensitivity.shared_bytes(locations), bytes)
+            choice = [0] * len(locations)
+            self.assertEqual(sensitivity.total_bytes(locations, choice), bytes + 5 * len(locations))
+            self.assertEqual(sensitivity.least_bytes(locations), bytes + 3 * len(locations))
 
     def test_a_budget_pays_for_the_shared_pages(self):
-        sites = [site("k", 0.01, 0.1), site("v", 0.01, 0.1)]  # of one byte each
+        locations = [location("k", 0.01, 0.1), location("v", 0.01, 0.1)]  # of one byte each
         least = 2 + 2 * 512 * 128 * 2
-        self.assertIsNone(sensitivity.choose(sites, least - 1))
-        self.assertEqual(sensitivity.choose(sites, least), [0, 0])
+        self.assertIsNone(sensitivity.choose(locations, least - 1))
+        self.assertEqual(sensitivity.choose(locations, least), [0, 0])
 
 
 class Candidates(unittest.TestCase):

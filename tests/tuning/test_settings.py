@@ -22,7 +22,7 @@ class Files(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.folder = pathlib.Path(folder.name).resolve()
         self.path = self.folder / "model.kvant"
-        sites = [
+        locations = [
             sensitivity.Site(
                 layer, role, SHAPE, 64, SPECS, [mixes.Mix(0.0, 0.0, heads) for heads in HEADS]
             )
@@ -32,7 +32,7 @@ class Files(unittest.TestCase):
         self.calibration = self.folder / "model.kvcal"
         shutil.copy(CALIBRATION, self.calibration)
         info = kvant.Calibration(self.calibration).info
-        self.writer = settings.Writer(sites, "a model", 0x1234, (self.calibration, info))
+        self.writer = settings.Writer(locations, "a model", 0x1234, (self.calibration, info))
 
     def saved(self, setting, path=None):
         self.writer.save(setting, path or self.path)

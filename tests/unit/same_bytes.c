@@ -88,7 +88,8 @@ static void print_learnt(uint32_t dim)
         kvant_kernels_get(KVANT_CPU_AUTO)->add_outers(rows, stride, ROWS, dim, columns);
         for (uint32_t j = 0; j < dim; j++)
             for (uint32_t i = j; i < dim; i++) {
-                const float sum = sums[i * (i + 1) / 2 + j] = columns[kvant_lower_place(dim, i, j)];
+                const float sum = sums[i * (i + 1) / 2 + j] =
+                    columns[kvant_lower_position(dim, i, j)];
                 moments[which][i * dim + j] = moments[which][j * dim + i] = sum / (double)ROWS;
             }
         hash = hash_page(hash, (const uint8_t *)sums, dim * (dim + 1) / 2 * sizeof(float));

@@ -219,7 +219,7 @@ static inline void assert_alike(const fixture *a, const fixture *b)
     assert_memory_equal(&x, &y, sizeof x);
     for (uint32_t block = 0; block < a->params.n_blocks; block++) {
         assert_int_equal(block_of(a, block, 0).state, block_of(b, block, 0).state);
-        assert_int_equal(block_of(a, block, 0).version, block_of(b, block, 0).version);
+        assert_int_equal(block_of(a, block, 0).transform_id, block_of(b, block, 0).transform_id);
         exported p = export_block(a, block), q = export_block(b, block);
         assert_int_equal(p.bytes, q.bytes);
         assert_memory_equal(p.data, q.data, p.bytes);

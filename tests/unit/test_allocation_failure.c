@@ -388,7 +388,7 @@ static uint8_t *state_of(const kvant_tensor *tensor, size_t *bytes)
     uint8_t *state = calloc(1, sizeof info + n * most);
     *bytes = sizeof info;
     /* working memory is allocated when it is needed, so it may differ */
-    info.learnt_bytes = info.working_bytes = 0;
+    info.learned_bytes = info.working_bytes = 0;
     memcpy(state, &info, sizeof info);
     for (uint32_t block = 0; block < n; block++) {
         size_t used;

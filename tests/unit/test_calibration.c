@@ -156,22 +156,22 @@ static void sum_up(const data *all, uint32_t layer, uint32_t role, size_t first,
               all->queries[layer][h] + first * DIM, DIM, n);
 }
 
-static kvant_calibrator_sums args_of(const data *all, uint32_t layer, uint32_t role, size_t first,
-                                     size_t n, const sums *from)
+static kvant_calibrator_moments args_of(const data *all, uint32_t layer, uint32_t role,
+                                        size_t first, size_t n, const sums *from)
 {
     const bool keys = role == KVANT_ROLE_K;
-    return (kvant_calibrator_sums){ .size = sizeof(kvant_calibrator_sums),
-                                    .n_kv_heads = HEADS,
-                                    .head_dim = DIM,
-                                    .n_rows = n,
-                                    .sum = from->sum,
-                                    .min = from->min,
-                                    .max = from->max,
-                                    .rows = all->rows[layer][role] + first * HEADS * DIM,
-                                    .stride = HEADS * DIM,
-                                    .spread = keys ? from->spread : NULL,
-                                    .moment = keys ? from->moment : NULL,
-                                    .n_queries = keys ? n * QUERY_HEADS / HEADS : 0 };
+    return (kvant_calibrator_moments){ .size = sizeof(kvant_calibrator_moments),
+                                       .n_kv_heads = HEADS,
+                                       .head_dim = DIM,
+                                       .n_rows = n,
+                                       .sum = from->sum,
+                                       .min = from->min,
+                                       .max = from->max,
+                                       .rows = all->rows[layer][role] + first * HEADS * DIM,
+                                       .stride = HEADS * DIM,
+                                       .spread = keys ? from->spread : NULL,
+                                       .moment = keys ? from->moment : NULL,
+                                       .n_queries = keys ? n * QUERY_HEADS / HEADS : 0 };
 }
 
 static kvant_calibration *calibration_of_sums(const data *all)
@@ -182,9 +182,9 @@ static kvant_calibration *calibration_of_sums(const data *all)
         for (uint32_t role = 0; role < 2; role++)
             for (size_t first = 0; first < ROWS; first += 50) {
                 sum_up(all, l, role, first, 50, &made);
-                const kvant_calibrator_sums args = args_of(all, l, role, first, 50, &made);
-                assert_int_equal(kvant_calibrator_add_sums(calibrator, l, (kvant_role)role, &args),
-                                 KVANT_OK);
+                const kvant_calibrator_moments args = args_of(all, l, role, first, 50, &made);
+                assert_int_equal(
+                    kvant_calibrator_add_moments(calibrator, l, (kvant_role)role, &args), KVANT_OK);
             }
     return finish(calibrator);
 }
@@ -234,20 +234,20 @@ static void bad_sums_are_refused(void **state)
     kvant_calibrator *calibrator = make_calibrator(few_clusters, 2, 1);
     kvant_calibration *c;
     sum_up(all, 0, 0, 0, ROWS, &made);
-    const kvant_calibrator_sums good = args_of(all, 0, 0, 0, ROWS, &made);
-    kvant_calibrator_sums bad[9];
+    const kvant_calibrator_moments good = args_of(all, 0, 0, 0, ROWS, &made);
+    kvant_calibrator_moments bad[9];
     for (size_t i = 0; i < COUNT(bad); i++)
         bad[i] = good;
     bad[0].size--, bad[1].n_rows = 0, bad[2].sum = NULL, bad[3].spread = NULL, bad[4].rows = NULL,
                    bad[5].n_queries = 0;
     bad[6].attended = made.spread, bad[7].head_dim = 513, bad[8].stride = HEADS * DIM - 1;
     for (size_t i = 0; i < COUNT(bad); i++)
-        assert_int_equal(kvant_calibrator_add_sums(calibrator, 0, KVANT_ROLE_K, &bad[i]),
+        assert_int_equal(kvant_calibrator_add_moments(calibrator, 0, KVANT_ROLE_K, &bad[i]),
                          KVANT_ERR_ARGUMENT);
-    assert_int_equal(kvant_calibrator_add_sums(calibrator, 0, KVANT_ROLE_V, &good),
+    assert_int_equal(kvant_calibrator_add_moments(calibrator, 0, KVANT_ROLE_V, &good),
                      KVANT_ERR_ARGUMENT);
     made.spread[7 * DIM + 2] = NAN;
-    assert_int_equal(kvant_calibrator_add_sums(calibrator, 0, KVANT_ROLE_K, &good),
+    assert_int_equal(kvant_calibrator_add_moments(calibrator, 0, KVANT_ROLE_K, &good),
                      KVANT_ERR_NONFINITE);
     assert_int_equal(kvant_calibrator_finish(calibrator, &c),
                      KVANT_ERR_ARGUMENT); /* nothing was added */

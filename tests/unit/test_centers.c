@@ -1,7 +1,7 @@
 /* test_centers.c - blocks with centres of their own (kvant_rope.block_centers): their numbers, how
  * much they lower errors, attention on them, and blocks that move to another tensor. */
 #include "attend.h"
-#include "turned_text.h"
+#include "rotated_text.h"
 
 #include "../../src/base/fnv.h"
 #include "../../src/cache/center.h"
@@ -20,8 +20,8 @@ static void center_of(const fixture *f, uint32_t block, float *center)
 {
     for (uint32_t h = 0; h < N_KV_HEADS; h++) {
         float room[KVANT_MAX_HEAD_DIM];
-        const uint32_t version = f->tensor->blocks[block].version;
-        const float *of = kvant_block_affine(f->tensor, block, version, h, room).center;
+        const uint32_t transform_id = f->tensor->blocks[block].transform_id;
+        const float *of = kvant_block_affine(f->tensor, block, transform_id, h, room).center;
         for (uint32_t j = 0; j < HEAD_DIM; j++)
             center[h * HEAD_DIM + j] = of ? of[j] : 0;
     }
@@ -53,7 +53,7 @@ static void expect_center(const layout *l, const text *t, uint32_t end, uint32_t
                 double x[HEAD_DIM];
                 for (uint32_t j = 0; j < HEAD_DIM; j++)
                     x[j] = t->rows[(size_t)token * WIDTH + h * HEAD_DIM + j];
-                turn(l, (double)block * 64 + slot - token, x);
+                rotate_by_rope(l, (double)block * 64 + slot - token, x);
                 for (uint32_t j = 0; j < HEAD_DIM; j++)
                     center[h * HEAD_DIM + j] += x[j] / (64.0 * end / 16);
             }
@@ -93,15 +93,15 @@ static void errors_are_smaller(void **state)
 {
     const layout l = make_layout(HEAD_DIM, 0);
     text *t = make_text(&l, 3);
-    fixture f = make_centered(&l), plain = make_turned(&l, MOST, 0);
+    fixture f = make_centered(&l), plain = make_rotated(&l, MOST, 0);
     (void)state;
     put_all(&f, t, 0, MOST, BATCH, 0);
     put_all(&plain, t, 0, MOST, BATCH, 0);
     for (uint32_t first = 1024; first < MOST; first *= 2)
         assert_true(error_near(&f, t, first, 2 * first, 0) <
                     0.9 * error_near(&plain, t, first, 2 * first, 0));
-    assert_true(tensor_info_of(&f).n_versions <= 9);
-    assert_true(tensor_info_of(&f).learnt_bytes > tensor_info_of(&plain).learnt_bytes);
+    assert_true(tensor_info_of(&f).n_transforms <= 9);
+    assert_true(tensor_info_of(&f).learned_bytes > tensor_info_of(&plain).learned_bytes);
     drop(&f);
     drop(&plain);
     free(t);
@@ -254,7 +254,7 @@ static void blocks_of_mixed_positions_share_a_center(void **state)
     center_of(&f, 15, known);
     center_of(&f, 16, a);
     center_of(&f, 17, b);
-    assert_int_equal(block_of(&f, 16, 0).version, block_of(&f, 17, 0).version);
+    assert_int_equal(block_of(&f, 16, 0).transform_id, block_of(&f, 17, 0).transform_id);
     assert_memory_equal(a, b, sizeof a);
     assert_true(length(a, WIDTH) < length(known, WIDTH));
     /* rows read back as they were written, within the codec's error */
@@ -322,7 +322,7 @@ static void levels_and_batches_do_not_change_bytes(void **state)
 
 /* kvant's RoPE phases for any layout and any position. An angle of 2^31 is known within 2^31
  * 2^-53. */
-static void phases_turn_vectors(void **state)
+static void phases_rotate_vectors(void **state)
 {
     static const int32_t positions[] = { 0, 1, 63, 8191, -40, INT32_MAX };
     uint64_t rng = 29;
@@ -337,7 +337,7 @@ static void phases_turn_vectors(void **state)
                          KVANT_OK);
         for (uint32_t j = 0; j < HEAD_DIM; j++)
             want[j] = x[j] = test_normal(&rng);
-        turn(l, positions[i / 4], want);
+        rotate_by_rope(l, positions[i / 4], want);
         for (uint32_t j = 0; j < PAIRS; j++) {
             const float a = x[pairs[2 * j]], b = x[pairs[2 * j + 1]], cosine = phase[j],
                         sine = phase[PAIRS + j];
@@ -380,7 +380,7 @@ int main(void)
         cmocka_unit_test(blocks_of_mixed_positions_share_a_center),
         cmocka_unit_test(rewritten_blocks_have_other_positions),
         cmocka_unit_test(levels_and_batches_do_not_change_bytes),
-        cmocka_unit_test(phases_turn_vectors),
+        cmocka_unit_test(phases_rotate_vectors),
         cmocka_unit_test(arguments_are_checked),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

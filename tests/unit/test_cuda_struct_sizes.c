@@ -28,9 +28,9 @@ static kvant_status reached(kvant_status status)
     X(seal, kvant_cuda_seal_args, refused)                                                         \
     X(attention, kvant_cuda_attention_args, workspace_bytes)                                       \
     X(transform_queries, kvant_cuda_query_args, out)                                               \
-    X(decode, kvant_cuda_decode_args, inverse_weights)                                             \
+    X(decode, kvant_cuda_decode_args, inverse_key_transform)                                       \
     X(kernel_append, kvant_cuda_kernel_append_args, centered)                                      \
-    X(kernel_attention, kvant_cuda_kernel_attention_args, turned)                                  \
+    X(kernel_attention, kvant_cuda_kernel_attention_args, plain_queries)                           \
     X(kernel_transform_queries, kvant_cuda_kernel_query_args, further)                             \
     X(fill_marked, kvant_cuda_marked_args, out_head_stride)                                        \
     X(block_attention, kvant_cuda_block_args, workspace_bytes)                                     \
@@ -86,7 +86,7 @@ static void codecs_and_block_rows(void **state)
     CHECK_GIVEN(kvant_cuda_block_workspace, kvant_cuda_block_args, find_block_workspace, &args,
                 workspace_bytes);
     CHECK_FILLED(kvant_cuda_codec_get_info, kvant_codec_info, fill_info, nominal_bits);
-    CHECK_FILLED(kvant_cuda_codec_tables, kvant_cuda_tables, fill_tables, n_weights);
+    CHECK_FILLED(kvant_cuda_codec_tables, kvant_cuda_tables, fill_tables, key_transform_size);
     kvant_cuda_codec_free(&gpu_codec);
     kvant_codec_free(&codec);
 }

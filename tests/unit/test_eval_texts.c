@@ -33,7 +33,7 @@ llama_token *engine_tokenize(const engine *e, const char *text, size_t bytes, to
 static char complaint[256];
 
 /* Keeps error lines, not hints. */
-bool say_line(const char *prefix, const char *format, ...)
+bool report_line(const char *prefix, const char *format, ...)
 {
     va_list args;
     va_start(args, format);

@@ -168,7 +168,7 @@ static void refused_values_do_not_make_keys_forget(void **state)
             kvant_tensor_write_layer(keys, values, slots, MOST, rows, WIDTH, rows, WIDTH, 1),
             KVANT_OK);
     }
-    assert_true(tensor_info_of(&k[0]).learnt_bytes > 0);
+    assert_true(tensor_info_of(&k[0]).learned_bytes > 0);
     for (uint32_t block = 0; block * 64 < MOST; block++) {
         exported one = export_block(&k[0], block), two = export_block(&k[1], block);
         assert_int_equal(one.bytes, two.bytes);

@@ -88,23 +88,23 @@ static void spherical_errors(void **state)
     uint64_t rng = 32;
     double square = 0, frames[4] = { 0 }, largest = 0, smallest = 1;
     (void)state;
-    double turn[4][4][4]; /* four random orthonormal frames, by Gram and Schmidt */
+    double rotate_by_rope[4][4][4]; /* four random orthonormal frames, by Gram and Schmidt */
     for (int f = 0; f < 4; f++)
         for (int k = 0; k < 4; k++) {
             double length = 0;
             for (int i = 0; i < 4; i++)
-                turn[f][k][i] = test_normal(&rng);
+                rotate_by_rope[f][k][i] = test_normal(&rng);
             for (int m = 0; m < k; m++) {
                 double part = 0;
                 for (int i = 0; i < 4; i++)
-                    part += turn[f][k][i] * turn[f][m][i];
+                    part += rotate_by_rope[f][k][i] * rotate_by_rope[f][m][i];
                 for (int i = 0; i < 4; i++)
-                    turn[f][k][i] -= part * turn[f][m][i];
+                    rotate_by_rope[f][k][i] -= part * rotate_by_rope[f][m][i];
             }
             for (int i = 0; i < 4; i++)
-                length += turn[f][k][i] * turn[f][k][i];
+                length += rotate_by_rope[f][k][i] * rotate_by_rope[f][k][i];
             for (int i = 0; i < 4; i++)
-                turn[f][k][i] /= sqrt(length);
+                rotate_by_rope[f][k][i] /= sqrt(length);
         }
     for (int s = 0; s < SAMPLES; s++) {
         double rest[4];
@@ -115,7 +115,7 @@ static void spherical_errors(void **state)
             for (int k = 0; k < 4; k++) {
                 double projection = 0;
                 for (int i = 0; i < 4; i++)
-                    projection += turn[f][k][i] * rest[i];
+                    projection += rotate_by_rope[f][k][i] * rest[i];
                 frames[f] += fabs(projection) / SAMPLES;
             }
     }

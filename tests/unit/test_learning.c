@@ -5,17 +5,17 @@
 #include "../../src/base/fnv.h"
 #include "../../src/cache/learning.h"
 #include "../../src/cache/center.h"
-#include "../../src/cache/weights.h"
+#include "../../src/cache/key_transform.h"
 
 /* Any number of readers may use a const tensor at once, so a function that changes a tensor does
  * not take a const tensor. */
 #define CHANGES(function, type)                                                                    \
     _Static_assert(_Generic(&function, type: 1, default: 0), #function " takes a const tensor")
-typedef kvant_status prepares_version(kvant_tensor *, uint32_t);
-typedef void ages_versions(kvant_tensor *, size_t);
+typedef kvant_status prepares_transform(kvant_tensor *, uint32_t);
+typedef void ages_transforms(kvant_tensor *, size_t);
 typedef void recalls_centers(kvant_tensor *, uint32_t);
-CHANGES(kvant_version_prepare, prepares_version *);
-CHANGES(kvant_versions_age, ages_versions *);
+CHANGES(kvant_transforms_prepare, prepares_transform *);
+CHANGES(kvant_transforms_age, ages_transforms *);
 CHANGES(kvant_centers_recall, recalls_centers *);
 
 enum { BLOCKS = 40, MOST = BLOCKS * 64, GROUP = 3, N_HEADS = GROUP * N_KV_HEADS, HEADER = 40 };
@@ -111,7 +111,7 @@ static double score_error(const fixture *f, const text *t, uint32_t first, uint3
 
 static bool has_matrix(const fixture *f, uint32_t block)
 {
-    return f->tensor->versions[block_of(f, block, 0).version].weights != NULL;
+    return f->tensor->transforms[block_of(f, block, 0).transform_id].key_transform != NULL;
 }
 
 static fixture make_values(const char *values_spec)
@@ -211,22 +211,22 @@ static void later_matrices_are_for_later_blocks(void **state)
     exported after = export_block(&f, 1);
     assert_int_equal(before.bytes, after.bytes);
     assert_memory_equal(before.data, after.data, after.bytes);
-    assert_int_not_equal(block_of(&f, 1, 0).version, block_of(&f, 31, 0).version);
+    assert_int_not_equal(block_of(&f, 1, 0).transform_id, block_of(&f, 31, 0).transform_id);
     assert_true(has_matrix(&f, 1) && has_matrix(&f, 31));
     assert_false(kvant_tensor_wants_queries(f.tensor, 1));
-    assert_int_equal(tensor_info_of(&f).n_versions, 3);
+    assert_int_equal(tensor_info_of(&f).n_transforms, 3);
     assert_true(score_error(&f, t, 1024, 256) < score_error(&f, t, 128, 256));
     fixture g = make(spec, 1, BLOCKS, 0); /* a tensor with the second kind alone */
     memcpy(g.rows, f.rows, MOST * WIDTH * sizeof *g.rows);
     put(&g, u, 2048, 256, 256, 2);
     put(&f, u, 2048, 256, 256, 2);
-    assert_int_equal(tensor_info_of(&f).n_versions, 4);
+    assert_int_equal(tensor_info_of(&f).n_transforms, 4);
     assert_true(has_matrix(&f, 32));
     assert_false(kvant_tensor_wants_queries(f.tensor, 1));
     assert_true(score_error(&f, u, 2048, 256) <=
                 1.3 * score_error(&g, u, 2048, 256)); /* the tensor has seen only a few queries */
     kvant_tensor_clear(f.tensor);
-    assert_int_equal(tensor_info_of(&f).n_versions, 1);
+    assert_int_equal(tensor_info_of(&f).n_transforms, 1);
     put(&f, t, 0, 80, 80, 2);
     exported again = export_block(&f, 1);
     assert_int_equal(before.bytes, again.bytes);
@@ -248,7 +248,7 @@ static void single_tokens_are_learnt_from(void **state)
     fixture f = make(spec, 1, BLOCKS, 0), g = make(plain, 1, BLOCKS, 0);
     (void)state;
     put(&f, t, 0, 63, 1, 1);
-    assert_int_equal(tensor_info_of(&f).n_versions, 1);
+    assert_int_equal(tensor_info_of(&f).n_transforms, 1);
     put(&f, t, 63, 700, 1, 1);
     put(&g, t, 0, 763, 1, 1);
     assert_true(has_matrix(&f, 1) && has_matrix(&f, 11));
@@ -260,8 +260,8 @@ static void single_tokens_are_learnt_from(void **state)
 
 static uint32_t queries_seen(const fixture *f)
 {
-    const unit_sums *u = &f->tensor->learning->units[0];
-    return u->n_queries + u->n_noted + f->tensor->learning->n_waiting * GROUP;
+    const sub_head_moments *u = &f->tensor->learning->sub_heads[0];
+    return u->n_queries + u->n_pending + f->tensor->learning->n_pending_tokens * GROUP;
 }
 
 /* One in eight later tokens counts, whether its queries are added before its row or after it. */
@@ -321,7 +321,7 @@ static void hostile_first_rows_do_not_spoil(void **state)
 }
 
 /* Repeats row 0 at the next positions, rotated by RoPE as a model's keys and queries are. */
-static void repeat_turned(float *rows, uint32_t n_heads, uint32_t n)
+static void repeat_rotated(float *rows, uint32_t n_heads, uint32_t n)
 {
     const uint32_t half = HEAD_DIM / 2;
     for (uint32_t t = 1; t < n; t++)
@@ -336,14 +336,14 @@ static void repeat_turned(float *rows, uint32_t n_heads, uint32_t n)
 
 /* A long prompt of one repeated token, whose blocks stay, then text in some of these blocks. The
  * text is stored as well as it is alone. */
-static void a_long_monotonous_prompt_leaves_a_version(void **state)
+static void a_long_monotonous_prompt_leaves_a_place(void **state)
 {
     const kind k = make_kind(23), other = make_kind(24);
     text *t = make_text(&k, 25), *hostile = make_text(&other, 26);
     fixture f = make(spec, 1, BLOCKS, 0), alone = make(spec, 1, BLOCKS, 0);
     (void)state;
-    repeat_turned(hostile->rows, N_KV_HEADS, MOST);
-    repeat_turned(hostile->queries, N_HEADS, MOST);
+    repeat_rotated(hostile->rows, N_KV_HEADS, MOST);
+    repeat_rotated(hostile->queries, N_HEADS, MOST);
     put(&f, hostile, 0, MOST, 512, 2);
     put(&f, t, 0, 256, 256, 2);
     put(&alone, t, 0, 256, 256, 2);
@@ -399,7 +399,7 @@ static void refused_rows_leave_no_trace(void **state)
         memcpy(bad, t->rows, 100 * WIDTH * sizeof *bad);
         bad[70 * WIDTH + 3] = i ? NAN : 1e30f;
         assert_int_equal(try_write(&f, 0, 100, bad, 1), i ? KVANT_ERR_NONFINITE : KVANT_ERR_RANGE);
-        assert_int_equal(tensor_info_of(&f).n_versions, 1);
+        assert_int_equal(tensor_info_of(&f).n_transforms, 1);
     }
     put(&f, t, 0, 600, 200, 1);
     put(&g, t, 0, 600, 200, 1);
@@ -439,7 +439,7 @@ static void moved_blocks_keep_matrices_of(kvant_role role)
         free(e.data);
     }
     assert_int_equal(tensor_info_of(&h).written_blocks, 0);
-    assert_int_equal(tensor_info_of(&g).n_versions, tensor_info_of(&f).n_versions);
+    assert_int_equal(tensor_info_of(&g).n_transforms, tensor_info_of(&f).n_transforms);
     assert_int_equal(kvant_tensor_copy(f.tensor, 0, h.tensor, 0, BLOCKS), KVANT_OK);
     for (uint32_t block = 0; block < BLOCKS; block++) {
         exported e = export_block(&f, block), imported = export_block(&g, block),
@@ -477,25 +477,25 @@ static void moved_blocks_keep_their_matrices(void **state)
 
 /* The CPU multiplies rows with the (R W)^T that a codec of the same transform has. A GPU uses the
  * codec's. */
-static void check_expanded(const kvant_tensor *tensor, const kvant_weights *weights,
+static void check_expanded(const kvant_tensor *tensor, const kvant_key_transform *key_transform,
                            const float *square)
 {
     const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
-    kvant_transform whole = weights->transforms[0];
+    kvant_transform whole = key_transform->transforms[0];
     const uint32_t d = tensor->head_dim;
     const bool dense = whole.rotate == KVANT_ROTATE_DENSE;
     float x[3 * 512], some[3 * 512], all[3 * 512], *copy = malloc((size_t)d * d * sizeof *copy);
     assert_non_null(copy);
     assert_int_equal(kvant_transform_expands(&whole), whole.part == d && !dense);
-    assert_true(dense || !weights->expanded);
+    assert_true(dense || !key_transform->expanded);
     if (kvant_transform_expands(&whole)) {
         for (uint32_t i = 0; i < 3 * d; i++)
             x[i] = i % 7 ? (float)(i * 37u % 101u) - 50 : 0;
         kvant_transform_expand(&whole, copy);
         assert_memory_equal(copy, square, (size_t)d * d * sizeof *square);
-        kvant_transform_weigh_rows(&whole, kernels, 3, x, some);
-        whole.weights = copy;
-        kvant_transform_weigh_rows(&whole, kernels, 3, x, all);
+        kvant_transform_apply_rows(&whole, kernels, 3, x, some);
+        whole.key_transform = copy;
+        kvant_transform_apply_rows(&whole, kernels, 3, x, all);
         assert_memory_equal(some, all, 3 * (size_t)d * sizeof *some);
     }
     free(copy);
@@ -503,33 +503,34 @@ static void check_expanded(const kvant_tensor *tensor, const kvant_weights *weig
 
 /* A transform has its triangles, and also (R W)^T where R is dense, as long as rows are written
  * with it. */
-static void check_kept(kvant_tensor *tensor, kvant_weights *weights, const float *x, const float *y)
+static void check_kept(kvant_tensor *tensor, kvant_key_transform *key_transform, const float *x,
+                       const float *y)
 {
     const uint32_t d = tensor->head_dim;
     const size_t center_and_scale = 2 * kvant_tensor_width(tensor) * sizeof(float);
-    const size_t least = kvant_weights_halves(tensor) * sizeof(uint16_t) + center_and_scale;
-    const kvant_transform *transform = &weights->transforms[0];
+    const size_t least = kvant_key_transform_halves(tensor) * sizeof(uint16_t) + center_and_scale;
+    const kvant_transform *transform = &key_transform->transforms[0];
     const bool kept = transform->rotate == KVANT_ROTATE_DENSE && transform->part == d;
     const size_t square = kept ? (size_t)d * d * sizeof(float) : 0;
     const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
     kvant_transform made = tensor->codecs[0]->transform;
     float z[512];
-    tensor->versions[1].weights = weights;
-    assert_int_equal(kvant_version_weigh(tensor, 1, 0, &made), KVANT_OK);
+    tensor->transforms[1].key_transform = key_transform;
+    assert_int_equal(kvant_transforms_set_matrix(tensor, 1, 0, &made), KVANT_OK);
     for (int again = 0; again < 2; again++) {
-        assert_int_equal(kvant_version_prepare(tensor, 1), KVANT_OK);
-        kvant_versions_age(tensor, 1);
-        assert_in_range(kvant_weights_bytes(tensor), least + square, least + square + 512);
-        check_expanded(tensor, weights, made.weights);
-        kvant_versions_age(tensor, 512);
-        kvant_versions_age(tensor, 1);
-        assert_null(weights->expanded);
-        assert_in_range(kvant_weights_bytes(tensor), least, least + 512);
-        kvant_transform_forward(&weights->transforms[0], kernels, NULL, x, z);
+        assert_int_equal(kvant_transforms_prepare(tensor, 1), KVANT_OK);
+        kvant_transforms_age(tensor, 1);
+        assert_in_range(kvant_key_transform_bytes(tensor), least + square, least + square + 512);
+        check_expanded(tensor, key_transform, made.key_transform);
+        kvant_transforms_age(tensor, 512);
+        kvant_transforms_age(tensor, 1);
+        assert_null(key_transform->expanded);
+        assert_in_range(kvant_key_transform_bytes(tensor), least, least + 512);
+        kvant_transform_forward(&key_transform->transforms[0], kernels, NULL, x, z);
         for (uint32_t j = 0; j < d; j++)
             assert_true(fabsf(z[j] - y[j]) <= 1e-4f);
     }
-    free(made.weights);
+    free(made.key_transform);
 }
 
 /* Beyond 128 channels W is block diagonal. Rows read back and scores stay right in all parts. */
@@ -548,23 +549,24 @@ static void large_heads_have_parts(void **state)
                                 .n_kv_heads = 1,
                                 .head_dim = d };
         const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
-        kvant_weights *weights;
+        kvant_key_transform *key_transform;
         float x[512], q[512], y[512], p[512], back[512];
-        assert_int_equal(kvant_weights_part(d), n);
-        uint16_t *triangles = malloc(kvant_weights_halves(&tensor) * sizeof *triangles),
+        assert_int_equal(kvant_key_transform_part(d), n);
+        uint16_t *triangles = malloc(kvant_key_transform_halves(&tensor) * sizeof *triangles),
                  *at = triangles;
         for (uint32_t part = 0; part < d / n; part++)
             for (uint32_t row = 0; row < n; row++)
                 for (uint32_t j = 0; j <= row; j++)
                     *at++ = row == j ? (uint16_t)(0x3800 + test_random(&rng) % 0x800)
                                      : (uint16_t)(0x2000 + test_random(&rng) % 0x400);
-        assert_ptr_equal(at, triangles + kvant_weights_halves(&tensor));
-        assert_int_equal(kvant_weights_create(&tensor, triangles, 2, &weights), KVANT_OK);
+        assert_ptr_equal(at, triangles + kvant_key_transform_halves(&tensor));
+        assert_int_equal(kvant_key_transform_create(&tensor, triangles, 2, &key_transform),
+                         KVANT_OK);
         fill_normal(x, d, &rng);
         fill_normal(q, d, &rng);
-        kvant_transform_forward(&weights->transforms[0], kernels, NULL, x, y);
-        kvant_transform_dual(&weights->transforms[0], kernels, 1, q, p);
-        kvant_transform_inverse(&weights->transforms[0], kernels, NULL, y, back);
+        kvant_transform_forward(&key_transform->transforms[0], kernels, NULL, x, y);
+        kvant_transform_dual(&key_transform->transforms[0], kernels, 1, q, p);
+        kvant_transform_inverse(&key_transform->transforms[0], kernels, NULL, y, back);
         double score = 0, other = 0, lengths = 0, error = 0, gain = 0, length = 0;
         for (uint32_t j = 0; j < d; j++) {
             score += (double)x[j] * q[j];
@@ -576,10 +578,10 @@ static void large_heads_have_parts(void **state)
         }
         assert_true(fabs(score - other) <= 1e-4 * lengths && error <= 1e-4);
         assert_true(gain <=
-                    pow(kvant_transform_gain(&weights->transforms[0]), 2) * length * 1.0001);
-        check_kept(&tensor, weights, x, y);
-        kvant_weights_free(&weights);
-        assert_null(weights);
+                    pow(kvant_transform_gain(&key_transform->transforms[0]), 2) * length * 1.0001);
+        check_kept(&tensor, key_transform, x, y);
+        kvant_key_transform_free(&key_transform);
+        assert_null(key_transform);
         free(triangles);
         kvant_codec_free(&codec);
     }
@@ -590,7 +592,7 @@ static void parts_have_every_channel_once(void **state)
     static const uint32_t dims[] = { 17, 63, 64, 127, 128, 129, 136, 192, 255, 256, 512 };
     (void)state;
     for (size_t i = 0; i < COUNT(dims); i++) {
-        const uint32_t d = dims[i], n = kvant_weights_part(d);
+        const uint32_t d = dims[i], n = kvant_key_transform_part(d);
         float x[512], part[512], back[512] = { 0 };
         for (uint32_t j = 0; j < d; j++)
             x[j] = (float)(j + 1);
@@ -607,7 +609,7 @@ static void parts_have_every_channel_once(void **state)
 
 /* A block's transform as a codec, here with another quantiser. Both must agree on rows, queries and
  * pages. */
-static void a_version_is_a_codec(void **state)
+static void a_transform_is_a_codec(void **state)
 {
     const kind k = make_kind(40);
     text *t = make_text(&k, 41);
@@ -664,14 +666,14 @@ int main(void)
         cmocka_unit_test(single_tokens_are_learnt_from),
         cmocka_unit_test(single_tokens_queries_count_before_and_behind_rows),
         cmocka_unit_test(hostile_first_rows_do_not_spoil),
-        cmocka_unit_test(a_long_monotonous_prompt_leaves_a_version),
+        cmocka_unit_test(a_long_monotonous_prompt_leaves_a_place),
         cmocka_unit_test(outliers_do_not_spoil),
         cmocka_unit_test(threads_do_not_change_bytes),
         cmocka_unit_test(refused_rows_leave_no_trace),
         cmocka_unit_test(moved_blocks_keep_their_matrices),
         cmocka_unit_test(large_heads_have_parts),
         cmocka_unit_test(parts_have_every_channel_once),
-        cmocka_unit_test(a_version_is_a_codec),
+        cmocka_unit_test(a_transform_is_a_codec),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,6 +1,6 @@
 /* test_learning_bytes.c - a tensor counts every byte that it allocates for transforms and learning.
  * The linker puts the functions below between the library and the C library's. */
-#include "turned_text.h"
+#include "rotated_text.h"
 
 #include <pthread.h>
 #include <sys/mman.h>
@@ -77,10 +77,10 @@ static size_t told(const fixture *f)
     size_t n_matrices = 0;
     assert_int_equal(kvant_tensor_get_info(f->tensor, &info), KVANT_OK);
     for (uint32_t v = 0; v <= KVANT_CANDIDATE; v++)
-        n_matrices += f->tensor->versions[v].weights != NULL;
-    assert_true(info.learnt_bytes <= info.learnt_most);
+        n_matrices += f->tensor->transforms[v].key_transform != NULL;
+    assert_true(info.learned_bytes <= info.learned_most);
     assert_true(info.working_bytes <= info.working_most);
-    return info.learnt_bytes + info.working_bytes - n_matrices * 2 * WIDTH * sizeof(float);
+    return info.learned_bytes + info.working_bytes - n_matrices * 2 * WIDTH * sizeof(float);
 }
 
 typedef struct balance {

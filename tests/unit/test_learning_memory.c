@@ -1,6 +1,6 @@
 /* test_learning_memory.c - the working memory of learning: it is counted while it exists, freed
  * when learning ends, and allocated again for rows of another kind. */
-#include "turned_text.h"
+#include "rotated_text.h"
 
 static kvant_tensor_info told(const fixture *f)
 {
@@ -14,7 +14,7 @@ enum { SAMPLED = SAMPLE_QUERIES * WIDTH * sizeof(float) };
 
 static size_t sums_bytes(const kvant_learning *l)
 {
-    return (l->n_units * (l->part + 2 * kvant_lower_floats(l->part)) + WIDTH) * sizeof(float);
+    return (l->n_sub_heads * (l->part + 2 * kvant_lower_floats(l->part)) + WIDTH) * sizeof(float);
 }
 
 static void it_is_counted_until_it_is_given_back(void **state)
@@ -23,7 +23,7 @@ static void it_is_counted_until_it_is_given_back(void **state)
     for (uint32_t i = 0; i < 4; i++) {
         const layout *l = &layouts()[i];
         text *t = make_text(l, i + 1), *other = make_text(l, i + 100);
-        fixture f = make_turned(l, 4096, 0);
+        fixture f = make_rotated(l, 4096, 0);
         const kvant_learning *learning = f.tensor->learning;
         assert_int_equal(told(&f).working_bytes, SAMPLED);
         put_all(&f, t, 0, 128, 128, 0);
@@ -40,9 +40,9 @@ static void it_is_counted_until_it_is_given_back(void **state)
         assert_null(learning->rows);
         assert_null(f.tensor->recent.sum);
         assert_int_equal(told(&f).working_bytes, SAMPLED);
-        const uint32_t n_versions = told(&f).n_versions;
+        const uint32_t n_transforms = told(&f).n_transforms;
         put_all(&f, other, 0, BATCH, BATCH, 4096);
-        assert_true(told(&f).n_versions > n_versions); /* rows of another kind */
+        assert_true(told(&f).n_transforms > n_transforms); /* rows of another kind */
         assert_non_null(learning->sums);
         kvant_tensor_clear(f.tensor);
         assert_int_equal(told(&f).working_bytes, SAMPLED);
@@ -53,17 +53,17 @@ static void it_is_counted_until_it_is_given_back(void **state)
 }
 
 /* A caller may ask for matrices of further positions at any time. */
-static void ranges_of_a_caller_keep_the_sums(void **state)
+static void buckets_of_a_caller_keep_the_moments(void **state)
 {
     const layout *l = &layouts()[0];
     text *t = make_text(l, 1);
-    fixture f = make_turned(l, 2048, 1);
+    fixture f = make_rotated(l, 2048, 1);
     kvant_codec *codecs[N_KV_HEADS];
     (void)state;
     put_all(&f, t, 0, 4096, BATCH, 0);
     assert_true(f.tensor->learning->done);
     assert_non_null(f.tensor->learning->sums);
-    assert_int_equal(kvant_tensor_make_range_codecs(f.tensor, 2048, 4095, 64, f.codecs, codecs, 1),
+    assert_int_equal(kvant_tensor_make_bucket_codecs(f.tensor, 2048, 4095, 64, f.codecs, codecs, 1),
                      KVANT_OK);
     for (uint32_t head = 0; head < N_KV_HEADS; head++)
         kvant_codec_free(&codecs[head]);
@@ -95,7 +95,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(it_is_counted_until_it_is_given_back),
-        cmocka_unit_test(ranges_of_a_caller_keep_the_sums),
+        cmocka_unit_test(buckets_of_a_caller_keep_the_moments),
         cmocka_unit_test(blocks_with_rows_are_counted),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -30,7 +30,7 @@ static fixture make(void)
                               .n_dims = HEAD_DIM,
                               .frequencies = frequencies,
                               .n_positions = 3072,
-                              .n_ranges = 1,
+                              .n_position_transforms = 1,
                               .block_centers = 1 };
     size_t bytes;
     assert_int_equal(kvant_tensor_size(&params, &bytes), KVANT_OK);
@@ -93,12 +93,12 @@ static void check_equal(const fixture *a, const fixture *b, uint32_t head)
         assert_int_equal(kvant_tensor_make_codec(tensor, 1, head, a->codec, &made[i]), KVANT_OK);
         assert_int_equal(kvant_cuda_codec_tables(made[i], &tables[i]), KVANT_OK);
         assert_non_null(info[i].start);
-        assert_int_equal(tables[i].n_weights, HEAD_DIM * HEAD_DIM);
+        assert_int_equal(tables[i].key_transform_size, HEAD_DIM * HEAD_DIM);
     }
     assert_memory_equal(info[0].start, info[1].start, HEAD_DIM * sizeof(float));
     assert_memory_equal(tables[0].center, tables[1].center, HEAD_DIM * sizeof(float));
-    assert_memory_equal(tables[0].weights, tables[1].weights, square);
-    assert_memory_equal(tables[0].inverse_weights, tables[1].inverse_weights, square);
+    assert_memory_equal(tables[0].key_transform, tables[1].key_transform, square);
+    assert_memory_equal(tables[0].inverse_key_transform, tables[1].inverse_key_transform, square);
     for (int i = 0; i < 2; i++)
         kvant_codec_free(&made[i]);
 }

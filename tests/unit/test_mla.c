@@ -76,7 +76,7 @@ static void check_codecs(const char *spec, const char *rope, uint32_t layer,
                          const char *want_latents, const char *want_rope)
 {
     kvp_settings settings = { .latents = scheme_of(spec, 1), .rope = scheme_of(rope, 1) };
-    const kvant_scheme_place place = { .size = sizeof(place), .layer = layer, .n_layers = 3 };
+    const kvant_scheme_location place = { .size = sizeof(place), .layer = layer, .n_layers = 3 };
     const kvant_codec *codecs[KVP_MLA_MAX_PARTS];
 
     assert_true(kvp_mla_codecs(&settings, &place, ROW, codecs));
@@ -103,7 +103,7 @@ static void settings_without_latents_have_no_codecs(void **state)
     const kvp_settings none = { .scheme = NULL };
     kvp_settings learns = { .latents = scheme_of("trellis-4:center=first", 0),
                             .rope = scheme_of("int-8", 0) };
-    const kvant_scheme_place place = { .size = sizeof(place), .layer = 1 };
+    const kvant_scheme_location place = { .size = sizeof(place), .layer = 1 };
     const kvant_tensor_params params = { .size = sizeof(params), .n_sequences = 1, .n_blocks = 4 };
     const kvant_codec *codecs[KVP_MLA_MAX_PARTS];
 
@@ -119,7 +119,7 @@ static void settings_without_latents_have_no_codecs(void **state)
 static void reserves_for_protected_layers(void **state)
 {
     kvp_settings settings = { .latents = scheme_of("trellis-4", 1), .rope = scheme_of("int-8", 1) };
-    kvant_scheme_place place = { .size = sizeof(place), .layer = 1 };
+    kvant_scheme_location place = { .size = sizeof(place), .layer = 1 };
     kvant_tensor_params params = { .size = sizeof(params), .n_sequences = 1, .n_blocks = 4 };
     const kvant_codec *codecs[KVP_MLA_MAX_PARTS];
     const size_t most = kvp_mla_most_bytes(&settings, &place, ROW, &params);

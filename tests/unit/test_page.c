@@ -141,7 +141,7 @@ static void numbers_are_near_decoding(void **state)
             if (kvant_codec_create(all_specs[s], dims[d], KVANT_ROLE_K, 1, &codec, NULL, 0) !=
                 KVANT_OK)
                 continue;
-            const kvant_code_numbers *numbers =
+            const kvant_code_values *numbers =
                 codec->view.kind == KVANT_CODES_CHUNK ? codec->product.integers.chunk : NULL;
             void *page = aligned(info_of(codec).page_bytes);
             float *x = malloc((size_t)64 * dims[d] * sizeof *x), y[KVANT_MAX_HEAD_DIM];
@@ -150,7 +150,7 @@ static void numbers_are_near_decoding(void **state)
             assert_int_equal(kvant_codec_encode(codec, NULL, x, dims[d], 0, 64, page), KVANT_OK);
             offered += numbers != NULL;
             for (uint32_t t = 0; numbers && t < 64; t++) {
-                const kvant_chunk_numbers *chunk = &numbers->chunk;
+                const kvant_chunk_values *chunk = &numbers->chunk;
                 const double scale = kvant_half_to_float(
                     ((const uint16_t *)((const uint8_t *)page + codec->info.metadata_offset))[t]);
                 kvant_chunk_layout_get(numbers->layout, page, t, codes);

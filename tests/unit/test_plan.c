@@ -230,9 +230,9 @@ static void shared_blocks_are_as_new_as_for_the_shortest(void **unused)
             }
             const kvant_plan_view both[] = { { blocks, 1, SLOTS },
                                              { blocks, (uint32_t)round + 2, positions[0] } },
-                                  turned[] = { both[1], both[0] };
+                                  rotated[] = { both[1], both[0] };
             take(&m,
-                 &(kvant_plan_step){ slots, positions, SLOTS, order ? turned : both, 2, false });
+                 &(kvant_plan_step){ slots, positions, SLOTS, order ? rotated : both, 2, false });
             assert_true(kvant_plan_page(m.plan, 0) >= 0);
         }
     end(&m);

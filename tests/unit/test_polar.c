@@ -85,9 +85,9 @@ static double nearest(const float *sines, const float *cosines, uint32_t n, doub
     double best = 0, distance = 10;
     for (uint32_t i = 0; i < n; i++) {
         double level = atan2(sines[i], cosines[i]),
-               turn = fabs(remainder(angle - level, 4 * KVANT_HALF_PI));
-        if (turn < distance) {
-            distance = turn;
+               rotate_by_rope = fabs(remainder(angle - level, 4 * KVANT_HALF_PI));
+        if (rotate_by_rope < distance) {
+            distance = rotate_by_rope;
             best = level;
         }
     }

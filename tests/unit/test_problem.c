@@ -83,7 +83,7 @@ static void every_combination(void **state)
     for (size_t p = 0; p < COUNT(pairs); p++) {
         fixture k = use(pairs[p][0], KVANT_ROLE_K), v = use(pairs[p][1], KVANT_ROLE_V);
         /* only codecs with matrices have more */
-        assert_int_equal(tensor_info_of(&k).n_versions, 4);
+        assert_int_equal(tensor_info_of(&k).n_transforms, 4);
         for (uint32_t features = 0; features < ALL; features++)
             check(&k, &v,
                   (kvant_attention_problem){ .n_queries = queries[(features + p) % COUNT(queries)],

@@ -39,7 +39,7 @@ enum { FIRST = 200, LATER = 320, BLOCKS = 10 };
 
 /* Error of LATER ordinary rows that follow a first batch, in batches of their own. */
 static double later_error(const char *spec, const float *first, uint32_t n, uint32_t first_batch,
-                          uint32_t batch, uint32_t *n_versions)
+                          uint32_t batch, uint32_t *n_transforms)
 {
     uint64_t rng = 52;
     static float rows[LATER * WIDTH];
@@ -47,7 +47,7 @@ static double later_error(const char *spec, const float *first, uint32_t n, uint
     ordinary_rows(rows, n, LATER, &rng);
     write_rows(&f, 0, n, first, first_batch, 2);
     write_rows(&f, n, LATER, rows, batch, 2);
-    *n_versions = tensor_info_of(&f).n_versions;
+    *n_transforms = tensor_info_of(&f).n_transforms;
     double error = error_of(&f, (n + 63) / 64 * 64, LATER - 64); /* whole blocks of later rows */
     drop(&f);
     return error;
@@ -63,14 +63,14 @@ static void one_large_number(void **state)
             for (uint32_t batch = 1; batch <= LATER; batch += LATER - 1) {
                 uint64_t rng = 51;
                 float first[FIRST * WIDTH];
-                uint32_t versions;
+                uint32_t transforms;
                 /* Single rows are pending as fp16. */
                 uint32_t first_batch = batch == 1 && fabsf(sizes[i]) < 65504 ? 1 : FIRST;
                 ordinary_rows(first, 0, FIRST, &rng);
                 double ordinary =
-                    later_error(specs[s], first, FIRST, first_batch, batch, &versions);
+                    later_error(specs[s], first, FIRST, first_batch, batch, &transforms);
                 first[40 * WIDTH + 5] = sizes[i];
-                double error = later_error(specs[s], first, FIRST, first_batch, batch, &versions);
+                double error = later_error(specs[s], first, FIRST, first_batch, batch, &transforms);
                 if (!(error <= 1.3 * ordinary))
                     fail_msg("%s, a number of %g, batches of %u: error %g, without it %g", specs[s],
                              sizes[i], batch, error, ordinary);
@@ -86,15 +86,15 @@ static void monotonous_first_batch(void **state)
             for (uint32_t batch = 1; batch <= LATER; batch += LATER - 1) {
                 uint64_t rng = 53;
                 static float ordinary[FIRST * WIDTH], same[FIRST * WIDTH];
-                uint32_t versions;
+                uint32_t transforms;
                 ordinary_rows(ordinary, 0, FIRST, &rng);
                 memset(same, 0, sizeof same);
                 if (!zeros)
                     monotonous_rows(same, FIRST, 99);
-                double want = later_error(specs[s], ordinary, FIRST, FIRST, batch, &versions);
+                double want = later_error(specs[s], ordinary, FIRST, FIRST, batch, &transforms);
                 uint32_t more;
                 double error = later_error(specs[s], same, FIRST, FIRST, batch, &more);
-                assert_int_equal(versions, 2);
+                assert_int_equal(transforms, 2);
                 /* the initial transform, the first request's, and one for ordinary rows */
                 assert_int_equal(more, 3);
                 /* Single rows are stored with the first request's transform until the tensor has
@@ -142,7 +142,7 @@ static void refused_rows_leave_no_trace(void **state)
                 assert_memory_equal(f.memory, g.memory, f.bytes);
                 assert_alike(&f, &g);
             }
-            assert_int_equal(tensor_info_of(&f).n_versions, 2);
+            assert_int_equal(tensor_info_of(&f).n_transforms, 2);
             drop(&g);
             drop(&f);
         }

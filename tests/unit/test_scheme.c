@@ -17,12 +17,12 @@ static kvant_scheme *make(const kvant_scheme_params *params)
 
 static const char *spec_of(kvant_scheme *scheme, kvant_role role, uint32_t layer, uint32_t n_layers)
 {
-    kvant_scheme_place place = { .size = sizeof place,
-                                 .role = role,
-                                 .layer = layer,
-                                 .n_layers = n_layers,
-                                 .n_kv_heads = 2,
-                                 .head_dim = 64 };
+    kvant_scheme_location place = { .size = sizeof place,
+                                    .role = role,
+                                    .layer = layer,
+                                    .n_layers = n_layers,
+                                    .n_kv_heads = 2,
+                                    .head_dim = 64 };
     const kvant_codec *const *codecs;
     if (kvant_scheme_codecs(scheme, &place, &codecs) != KVANT_OK)
         fail_msg("%s", kvant_error_message());
@@ -33,7 +33,7 @@ static const char *spec_of(kvant_scheme *scheme, kvant_role role, uint32_t layer
 
 static const char *spec_of_one(kvant_scheme *scheme)
 {
-    kvant_scheme_place place = {
+    kvant_scheme_location place = {
         .size = sizeof place, .n_layers = 1, .n_kv_heads = 1, .head_dim = 32
     };
     const kvant_codec *const *codecs;
@@ -87,13 +87,13 @@ static void protected_layers_are_those_with_a_cache(void **state)
     kvant_scheme *scheme = make(&params);
     (void)state;
     for (uint32_t rank = 0; rank < 3; rank++) {
-        const kvant_scheme_place place = { .size = sizeof place,
-                                           .layer = 4 * rank + 3,
-                                           .n_layers = 12,
-                                           .n_kv_heads = 1,
-                                           .head_dim = 64,
-                                           .rank = rank,
-                                           .n_cached = 3 };
+        const kvant_scheme_location place = { .size = sizeof place,
+                                              .layer = 4 * rank + 3,
+                                              .n_layers = 12,
+                                              .n_kv_heads = 1,
+                                              .head_dim = 64,
+                                              .rank = rank,
+                                              .n_cached = 3 };
         const kvant_codec *const *codecs;
         assert_int_equal(kvant_scheme_codecs(scheme, &place, &codecs), KVANT_OK);
         assert_true(begins(info_of(codecs[0]).spec, rank == 1 ? "int-4" : "int-8"));
@@ -108,16 +108,16 @@ static void sizes(void **state)
     kvant_scheme_params params = { .size = sizeof params, .k = "int-4", .protect = 1 };
     kvant_scheme *scheme = make(&params);
     kvant_tensor_params tensor = { .size = sizeof tensor, .n_sequences = 1, .n_blocks = 10 };
-    kvant_scheme_place place = { .size = sizeof place, .role = KVANT_ROLE_K };
+    kvant_scheme_location place = { .size = sizeof place, .role = KVANT_ROLE_K };
     size_t most, bytes;
     assert_int_equal(kvant_scheme_most_bytes(scheme, &place, 192, &tensor, &most), KVANT_OK);
     for (uint32_t head_dim = 32; head_dim <= 192; head_dim += 8)
         for (uint32_t n_layers = 1; n_layers <= 3 && 192 % head_dim == 0; n_layers += 2) {
-            kvant_scheme_place at = { .size = sizeof at,
-                                      .layer = 1 % n_layers,
-                                      .n_layers = n_layers,
-                                      .n_kv_heads = 192 / head_dim,
-                                      .head_dim = head_dim };
+            kvant_scheme_location at = { .size = sizeof at,
+                                         .layer = 1 % n_layers,
+                                         .n_layers = n_layers,
+                                         .n_kv_heads = 192 / head_dim,
+                                         .head_dim = head_dim };
             tensor.n_kv_heads = at.n_kv_heads;
             assert_int_equal(kvant_scheme_codecs(scheme, &at, &tensor.codecs), KVANT_OK);
             assert_int_equal(kvant_tensor_size(&tensor, &bytes), KVANT_OK);
@@ -241,7 +241,7 @@ static void bits_of_tiny(void **state)
     };
     const kvant_scheme_params params = { .size = sizeof params, .preset = "tiny" };
     kvant_scheme *scheme = make(&params);
-    kvant_scheme_place place = { .size = sizeof place, .n_kv_heads = 1, .head_dim = 256 };
+    kvant_scheme_location place = { .size = sizeof place, .n_kv_heads = 1, .head_dim = 256 };
     const kvant_codec *const *codecs;
     double bits;
     assert_int_equal(kvant_scheme_true_bits(scheme, &model, &bits), KVANT_OK);

@@ -1,7 +1,7 @@
 /* test_shift.c - shifted keys (kvant_tensor_shift): the rows that are read, attention on them, new
  * rows next to them, and blocks that move. Also a tensor that has too many shifts. */
 #include "attend.h"
-#include "turned_text.h"
+#include "rotated_text.h"
 
 #include "../../src/base/fnv.h"
 #include "../../src/cache/shift.h"
@@ -79,7 +79,7 @@ static void check_moved(const fixture *f, const layout *l, const record *r)
             double want[HEAD_DIM];
             for (uint32_t j = 0; j < HEAD_DIM; j++)
                 want[j] = r->rows[(size_t)slot * WIDTH + h * HEAD_DIM + j];
-            turn(l, r->moved[slot], want);
+            rotate_by_rope(l, r->moved[slot], want);
             const double length = distance(r->rows + (size_t)slot * WIDTH + h * HEAD_DIM, none);
             if (!(distance(got + h * HEAD_DIM, want) <= ROTATION * length))
                 fail_msg("slot %u head %u moved by %d: off by %g of %g", slot, h, r->moved[slot],
@@ -185,7 +185,7 @@ static double error_of_slots(const fixture *f, const layout *l, const float *row
                 want[j] = rows[(size_t)slot * WIDTH + h * HEAD_DIM + j];
                 size += want[j] * want[j];
             }
-            turn(l, moved[slot], want);
+            rotate_by_rope(l, moved[slot], want);
             error += pow(distance(got + h * HEAD_DIM, want), 2);
         }
     }
@@ -282,7 +282,7 @@ static void row_at(const layout *l, const text *t, uint32_t token, int32_t posit
         double x[HEAD_DIM];
         for (uint32_t j = 0; j < HEAD_DIM; j++)
             x[j] = t->rows[(size_t)token * WIDTH + h * HEAD_DIM + j];
-        turn(l, position - (int32_t)token, x);
+        rotate_by_rope(l, position - (int32_t)token, x);
         for (uint32_t j = 0; j < HEAD_DIM; j++)
             row[h * HEAD_DIM + j] = (float)x[j];
     }

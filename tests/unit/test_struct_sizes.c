@@ -53,7 +53,8 @@ static kvant_status create_tensor(void *params)
     return status;
 }
 
-static kvant_status most_bytes(const kvant_scheme_place *place, const kvant_tensor_params *params)
+static kvant_status most_bytes(const kvant_scheme_location *place,
+                               const kvant_tensor_params *params)
 {
     size_t bytes = 0;
     const kvant_status status = kvant_scheme_most_bytes(t.scheme, place, WIDTH, params, &bytes);
@@ -61,7 +62,7 @@ static kvant_status most_bytes(const kvant_scheme_place *place, const kvant_tens
     return status;
 }
 
-static const kvant_scheme_place a_place = {
+static const kvant_scheme_location a_place = {
     .size = sizeof a_place, .n_layers = 1, .n_kv_heads = N_KV_HEADS, .head_dim = HEAD_DIM
 };
 
@@ -114,7 +115,7 @@ static void tensor_params(void **state)
     CHECK_GIVEN(kvant_tensor_create, kvant_tensor_params, create_tensor, &t.params, n_open_blocks);
     CHECK_GIVEN(kvant_scheme_most_bytes, kvant_tensor_params, most_bytes_of_params, &t.params,
                 n_open_blocks);
-    CHECK_GIVEN(kvant_scheme_most_bytes, kvant_scheme_place, most_bytes_of_place, &a_place,
+    CHECK_GIVEN(kvant_scheme_most_bytes, kvant_scheme_location, most_bytes_of_place, &a_place,
                 head_dim);
     CHECK_GIVEN(kvant_tensor_size, kvant_exact_part, size_of_tensor_exact, &exact, step);
     CHECK_GIVEN(kvant_tensor_create, kvant_exact_part, create_tensor_exact, &exact, step);
@@ -173,9 +174,9 @@ static void tensor_structs(void **state)
     CHECK_FILLED(kvant_tensor_get_info, kvant_tensor_info, fill_tensor, written_blocks);
     CHECK_FILLED(kvant_tensor_get_block, kvant_block_info, fill_block, affine);
     CHECK_GIVEN(kvant_tensor_note_queries, kvant_queries, note, &queries, n_heads);
-    CHECK_GIVEN(kvant_tensor_set_rope, kvant_rope, set_rope, &a_rope, n_ranges);
-    CHECK_GIVEN(kvant_tensor_shift, kvant_rope, shift, &a_rope, n_ranges);
-    CHECK_GIVEN(kvant_rope_phase, kvant_rope, find_phase, &a_rope, n_ranges);
+    CHECK_GIVEN(kvant_tensor_set_rope, kvant_rope, set_rope, &a_rope, n_position_transforms);
+    CHECK_GIVEN(kvant_tensor_shift, kvant_rope, shift, &a_rope, n_position_transforms);
+    CHECK_GIVEN(kvant_rope_phase, kvant_rope, find_phase, &a_rope, n_position_transforms);
 }
 
 /* Attention */
@@ -352,7 +353,7 @@ static kvant_status take_attention(void *given)
 
 static kvant_status take_sums(void *given)
 {
-    return kvant_calibrator_add_sums(made.calibrator, 0, KVANT_ROLE_V, given);
+    return kvant_calibrator_add_moments(made.calibrator, 0, KVANT_ROLE_V, given);
 }
 
 static kvant_status fill_calibration(void *info)
@@ -380,7 +381,7 @@ static void calibration_structs(void **state)
                                                   .query_stride = HEAD_DIM,
                                                   .n_queries = 2,
                                                   .scale = 0.1f };
-    const kvant_calibrator_sums added = {
+    const kvant_calibrator_moments added = {
         .n_kv_heads = 1, .head_dim = HEAD_DIM, .n_rows = 1, .sum = sums, .min = rows, .max = rows
     };
     assert_int_equal(kvant_calibrator_create(&config, &made.calibrator, NULL, 0), KVANT_OK);
@@ -392,7 +393,7 @@ static void calibration_structs(void **state)
                 n_threads);
     CHECK_GIVEN(kvant_calibrator_add_attention, kvant_calibrator_attention, take_attention,
                 &observed, scale);
-    CHECK_GIVEN(kvant_calibrator_add_sums, kvant_calibrator_sums, take_sums, &added,
+    CHECK_GIVEN(kvant_calibrator_add_moments, kvant_calibrator_moments, take_sums, &added,
                 attended_weight);
     assert_int_equal(
         kvant_calibrator_add_queries(made.calibrator, 0, 0, HEAD_DIM, rows, HEAD_DIM, 64),
@@ -527,7 +528,7 @@ static void scheme_and_cache_structs(void **state)
     const kvant_scheme_params scheme = { .size = sizeof scheme,
                                          .k = "int-4:transform=first",
                                          .v = "int-4" };
-    const kvant_scheme_place place = {
+    const kvant_scheme_location place = {
         .layer = 1, .n_layers = 2, .n_kv_heads = 1, .head_dim = HEAD_DIM
     };
     const kvant_scheme_model model = { .n_layers = 2,
@@ -541,7 +542,7 @@ static void scheme_and_cache_structs(void **state)
     cache.head_dim = HEAD_DIM, cache.max_tokens = 64;
     assert_int_equal(kvant_scheme_create(&scheme, &made.scheme), KVANT_OK);
     CHECK_GIVEN(kvant_scheme_create, kvant_scheme_params, take_scheme, &scheme, seed);
-    CHECK_GIVEN(kvant_scheme_codecs, kvant_scheme_place, take_place, &place, head_dim);
+    CHECK_GIVEN(kvant_scheme_codecs, kvant_scheme_location, take_place, &place, head_dim);
     CHECK_GIVEN(kvant_scheme_true_bits, kvant_scheme_model, take_model, &model, head_dim);
     CHECK_FILLED(kvant_scheme_exact, kvant_exact_part, fill_exact, step);
     CHECK_FILLED(kvant_scheme_get_info, kvant_scheme_info, fill_scheme, needs_calibration);
@@ -549,7 +550,7 @@ static void scheme_and_cache_structs(void **state)
     cache.scheme = made.scheme;
     assert_int_equal(kvant_cache_create(&cache, &made.cache), KVANT_OK);
     CHECK_GIVEN(kvant_cache_note_queries, kvant_queries, take_queries, &queries, n_heads);
-    CHECK_GIVEN(kvant_cache_set_rope, kvant_rope, take_rope, &a_rope, n_ranges);
+    CHECK_GIVEN(kvant_cache_set_rope, kvant_rope, take_rope, &a_rope, n_position_transforms);
     kvant_attention_problem problem = { .n_queries = 1,
                                         .q = q,
                                         .q_head_stride = HEAD_DIM,

@@ -398,7 +398,7 @@ static void given_centre_and_scale(void **state)
         assert_int_equal(kvant_tensor_set_affine(f.tensor, &affine), KVANT_ERR_ARGUMENT);
         scale[7] = 30;
         assert_int_equal(kvant_tensor_set_affine(f.tensor, NULL), KVANT_ERR_ARGUMENT);
-        assert_int_equal(tensor_info_of(&f).n_versions, 1);
+        assert_int_equal(tensor_info_of(&f).n_transforms, 1);
         assert_int_equal(kvant_tensor_set_affine(f.tensor, &only_center), KVANT_OK);
         assert_int_equal(kvant_tensor_set_affine(f.tensor, &affine),
                          KVANT_OK); /* the last given transform counts */
@@ -423,7 +423,7 @@ static void given_centre_and_scale(void **state)
         assert_int_equal(kvant_tensor_set_affine(f.tensor, &affine), KVANT_ERR_ARGUMENT);
         kvant_tensor_clear(f.tensor);
         assert_null(block_of(&f, 0, 0).affine.center);
-        assert_int_equal(tensor_info_of(&f).n_versions, 1);
+        assert_int_equal(tensor_info_of(&f).n_transforms, 1);
         assert_int_equal(kvant_tensor_set_affine(f.tensor, &only_center), KVANT_OK);
         drop(&f);
     }

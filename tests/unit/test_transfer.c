@@ -126,16 +126,16 @@ static void exported_blocks_are_imported(void **state)
                                 block_of(&g[role], block, 0).written);
                     assert_same_export(&f[role], block, &g[role], block);
                 }
-                assert_int_equal(tensor_info_of(&f[role]).n_versions,
-                                 tensor_info_of(&g[role]).n_versions);
+                assert_int_equal(tensor_info_of(&f[role]).n_transforms,
+                                 tensor_info_of(&g[role]).n_transforms);
             }
             assert_same_attention(&f[0], &f[1], &g[0], &g[1], few ? 90 : TOKENS, 0);
             /* The tensor continues from there: rows like the imported rows need no new
              * transform. */
             uint64_t rng = 9;
-            uint32_t versions = tensor_info_of(&g[0]).n_versions;
+            uint32_t transforms = tensor_info_of(&g[0]).n_transforms;
             write_kind(&g[0], few ? 90 : TOKENS, 80, few ? 80 : 1, few ? 0 : 9, &rng);
-            assert_true(tensor_info_of(&g[0]).n_versions <= versions + (few ? 1 : 0));
+            assert_true(tensor_info_of(&g[0]).n_transforms <= transforms + (few ? 1 : 0));
             check_near(&g[0], few ? 90 : TOKENS, 80,
                        g[0].rows + (size_t)(few ? 90 : TOKENS) * WIDTH, few);
             for (int role = 0; role < 2; role++) {
@@ -153,15 +153,15 @@ static void imports_end_the_waiting(void **state)
     fixture f = use(spec, KVANT_ROLE_K, false), g = make_like(&f);
     uint64_t rng = 81;
     write_kind(&g, BLOCKS * 64 + 100, 20, 1, 0, &rng);
-    assert_int_equal(block_of(&g, BLOCKS + 1, 0).version, 0);
+    assert_int_equal(block_of(&g, BLOCKS + 1, 0).transform_id, 0);
     import_block(&g, 1, &f, 1);
-    assert_int_not_equal(block_of(&g, BLOCKS + 1, 0).version, 0);
+    assert_int_not_equal(block_of(&g, BLOCKS + 1, 0).transform_id, 0);
     assert_memory_equal(block_of(&g, BLOCKS + 1, 0).affine.center, block_of(&f, 1, 0).affine.center,
                         HEAD_DIM * sizeof(float));
     /* numbers below 64, rounded to fp16 twice */
     assert_true(error_of(&g, BLOCKS * 64 + 100, 20) < 0.02);
     write_kind(&g, 128, 10, 1, 0, &rng);
-    assert_int_equal(tensor_info_of(&g).n_versions, 2);
+    assert_int_equal(tensor_info_of(&g).n_transforms, 2);
     assert_memory_equal(block_of(&g, 2, 1).affine.scale, block_of(&f, 1, 1).affine.scale,
                         HEAD_DIM * sizeof(float));
     drop(&g);
@@ -296,7 +296,7 @@ static void places_run_out(void **state)
         free(before);
         free(e.data);
     }
-    assert_int_equal(tensor_info_of(&g).n_versions, 1 + last);
+    assert_int_equal(tensor_info_of(&g).n_transforms, 1 + last);
     assert_alike(&g, &h);
     /* A refused copy keeps nothing, not even a transform that it found in the target. Once the
      * block of that transform is cleared, there is room. */

@@ -228,7 +228,7 @@ static bool odd(uint32_t bits)
 static void transform_by_view(const kvant_transform_view *t, uint32_t dim, bool query,
                               const float *x, double *y)
 {
-    const float *w = query ? t->inverse_weights : t->weights;
+    const float *w = query ? t->inverse_key_transform : t->key_transform;
     double z[KVANT_MAX_HEAD_DIM];
     if (w && !t->diagonal) {
         memset(y, 0, dim * sizeof *y);
@@ -294,8 +294,8 @@ static void views_transform_rows_and_queries(void **state)
                                           NULL, 0) != KVANT_OK)
             continue; /* a family that this build lacks */
         const kvant_codec_view *view = kvant_codec_get_view(codec);
-        full += view->transform.weights && !view->transform.diagonal;
-        diagonal += view->transform.weights && view->transform.diagonal;
+        full += view->transform.key_transform && !view->transform.diagonal;
+        diagonal += view->transform.key_transform && view->transform.diagonal;
         feedback += view->feedback.pivots != NULL;
         centred += view->transform.center != NULL;
         assert_true((view->transform.center != NULL) == (view->info->center == KVANT_CENTER_FILE));

@@ -1,6 +1,7 @@
 /* attention.c - FLASH_ATTN_EXT nodes on cache tensors as launches of libkvant_cuda.
  *
- * Queries are transformed by the key transform, or by each of several key transforms (ranges.c). */
+ * Queries are transformed by the key transform, or by each of several key transforms
+ * (buckets.c). */
 #include "gpu.h"
 
 #include <string.h>
@@ -60,7 +61,7 @@ static kvant_cuda_kernel_attention_args arguments_of(const kvp_gpu_backend *b,
         .v_open = v->open_pages,
         .block_table = (k->open_pages.base != NULL && k->cache->keeps
                             ? (const int32_t *)k->cache->device_table.at
-                            : kvp_gpu_numbers(k->gpu)) +
+                            : kvp_gpu_iota(k->gpu)) +
                        first_stream * n_blocks,
         .table_stride = n_blocks,
         .blocks_per_row = (uint32_t)(view->ne[1] + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS,
@@ -94,12 +95,12 @@ static kvant_cuda_kernel_attention_args arguments_of(const kvp_gpu_backend *b,
         .new_cells = new_cells,
         .new_first = (int64_t)(first_stream * n_blocks * KVANT_PAGE_TOKENS),
         .new_stride = (int64_t)n_blocks * KVANT_PAGE_TOKENS,
-        .k_center = k->center != NULL && !k->turns && sinks != NULL
+        .k_center = k->center != NULL && !k->has_block_centers && sinks != NULL
                         ? k->key_center.at
                         : NULL, /* without a softcap, softmax ignores the centre */
         .n_matrices = n_matrices,
         .matrices = n_matrices > 1
-                        ? (const uint8_t *)k->cache->ranges.numbers.at + first_stream * n_blocks
+                        ? (const uint8_t *)k->cache->buckets.numbers.at + first_stream * n_blocks
                         : NULL,
     };
 }
@@ -118,18 +119,19 @@ static kvant_cuda_kernel_query_args queries_of(const kvp_gpu_backend *b, const k
                                              .q = args->q,
                                              .q_batch_stride = args->q_token_stride,
                                              .q_head_stride = args->q_head_stride,
-                                             .inverse_weights = first.inverse_weights,
+                                             .inverse_key_transform = first.inverse_key_transform,
                                              .out = b->queries.at,
                                              .n_further = kvp_gpu_matrices(k) - 1 };
 
     for (uint32_t i = 0; i < queries.n_further; i++)
-        queries.further[i] = kvp_gpu_matrix_of(k, kvp_gpu_transform_at(k, i + 1)).inverse_weights;
+        queries.further[i] =
+            kvp_gpu_matrix_of(k, kvp_gpu_transform_at(k, i + 1)).inverse_key_transform;
     return queries;
 }
 
 /* Makes attention read the transformed queries. */
-static void take_queries(const kvp_gpu_backend *b, const kvp_gpu_cells *k,
-                         kvant_cuda_kernel_attention_args *args)
+static void keep_queries_of(const kvp_gpu_backend *b, const kvp_gpu_cells *k,
+                            kvant_cuda_kernel_attention_args *args)
 {
     const size_t width = (size_t)args->n_heads * k->head_dim;
 
@@ -139,27 +141,27 @@ static void take_queries(const kvp_gpu_backend *b, const kvp_gpu_cells *k,
     args->q_head_stride = k->head_dim;
     args->q_matrix_stride = args->batch * args->q_batch_stride;
     for (uint32_t i = 0; i < args->n_matrices; i++)
-        args->q_numbers[i] = (uint8_t)i;
+        args->q_ids[i] = (uint8_t)i;
 }
 
 /* The arguments for products of queries with blocks' centres, which take queries before their
  * transform. */
-static kvant_cuda_turned turned_of(const kvp_gpu_backend *b, const kvp_gpu_cells *k,
-                                   const kvant_cuda_kernel_attention_args *args)
+static kvant_cuda_plain_queries plain_queries_of(const kvp_gpu_backend *b, const kvp_gpu_cells *k,
+                                                 const kvant_cuda_kernel_attention_args *args)
 {
-    return (kvant_cuda_turned){ .q = args->q,
-                                .type = args->type,
-                                .q_batch_stride = args->q_batch_stride,
-                                .q_token_stride = args->q_token_stride,
-                                .q_head_stride = args->q_head_stride,
-                                .turning = kvp_gpu_turning_of(k, (size_t)args->new_first /
-                                                                     KVANT_PAGE_TOKENS),
-                                .offsets = b->scratch.offsets };
+    return (kvant_cuda_plain_queries){ .q = args->q,
+                                       .type = args->type,
+                                       .q_batch_stride = args->q_batch_stride,
+                                       .q_token_stride = args->q_token_stride,
+                                       .q_head_stride = args->q_head_stride,
+                                       .block_centers = kvp_gpu_block_centers_of(
+                                           k, (size_t)args->new_first / KVANT_PAGE_TOKENS),
+                                       .offsets = b->scratch.offsets };
 }
 
 static bool is_full(const kvp_gpu_cells *k)
 {
-    return k->n_weights > k->head_dim;
+    return k->key_transform_size > k->head_dim;
 }
 
 /* Transforms queries by all key transforms in one launch, or one launch per transform if there are
@@ -177,7 +179,7 @@ static kvant_status transform_queries(const kvp_gpu_backend *b, const kvp_gpu_ce
         return kvant_cuda_kernel_transform_queries(&all, b->gpu->stream);
     one.n_further = 0;
     for (uint32_t i = 0; i <= all.n_further && status == KVANT_OK; i++) {
-        one.inverse_weights = i == 0 ? all.inverse_weights : all.further[i - 1];
+        one.inverse_key_transform = i == 0 ? all.inverse_key_transform : all.further[i - 1];
         one.out = all.out + (size_t)i * all.batch * all.n_heads * k->head_dim;
         status = kvant_cuda_kernel_transform_queries(&one, b->gpu->stream);
     }
@@ -192,14 +194,14 @@ static kvant_status attend(kvp_gpu_backend *b, const abi_tensor *node, streams_a
     const kvp_gpu_cells *k = kvp_gpu_cells_of(node->src[1]);
     kvant_status status = KVANT_OK;
 
-    if (k->turns)
-        args.turned = turned_of(b, k, &args);
+    if (k->has_block_centers)
+        args.plain_queries = plain_queries_of(b, k, &args);
     if (is_full(k) && !transformed)
         status = transform_queries(b, k, &args);
     if (status != KVANT_OK)
         return status;
     if (is_full(k))
-        take_queries(b, k, &args);
+        keep_queries_of(b, k, &args);
     return kvant_cuda_kernel_attention(&args, b->gpu->stream);
 }
 
@@ -214,7 +216,7 @@ static bool is_late(const kvp_gpu_backend *b, const abi_tensor *node)
 
     for (int i = 0; i < b->n_writes; i++)
         writes = writes || b->writes[i].cache == cache;
-    return writes && node->src[0]->ne[1] * node->src[0]->ne[3] <= KVP_FEW_TOKENS &&
+    return writes && node->src[0]->ne[1] * node->src[0]->ne[3] <= KVP_SHORT_STEP_TOKENS &&
            !kvp_gpu_marks_any(cache);
 }
 
@@ -240,7 +242,7 @@ static void spread(const kvp_gpu_backend *b, const abi_tensor *node, size_t firs
         if (b->writes[i].cells->ne[0] == q->ne[1] * q->ne[3])
             args->spread[args->n_spread++] =
                 (kvant_cuda_spread){ .marks = b->writes[i].cache->marks.memory.at,
-                                     .numbers = kvp_gpu_marks_numbers(b->writes[i].cache) +
+                                     .numbers = kvp_gpu_marks_cells(b->writes[i].cache) +
                                                 first_stream * (size_t)q->ne[1] };
 }
 
@@ -322,7 +324,7 @@ size_t kvp_gpu_room(kvp_gpu *gpu, const abi_tensor *node)
     if (unpacked == 0)
         return 0;
     unpacked = align(kvant_cuda_attention_workspace((uint32_t)node->src[1]->ne[0]) + unpacked);
-    return ROOM_ALIGN + unpacked + (k != NULL && k->weighs ? offset_bytes(node) : 0);
+    return ROOM_ALIGN + unpacked + (k != NULL && k->learns_key_transform ? offset_bytes(node) : 0);
 }
 
 /* Finds workspace: the room behind a node's output, or else the back end's own memory. The latter
@@ -338,7 +340,7 @@ static bool have_workspace(kvp_gpu_backend *b, const abi_tensor *node, const kvp
         return kvp_cu_ok(kvp_cu.fill((cu_address)behind, 0, own, b->gpu->stream), "memory");
     }
     if (!kvp_gpu_grow(b->gpu, &b->workspace, own + unpacked, true) ||
-        (k->turns && !kvp_gpu_grow(b->gpu, &b->offsets, offset_bytes(node), false)))
+        (k->has_block_centers && !kvp_gpu_grow(b->gpu, &b->offsets, offset_bytes(node), false)))
         return false;
     b->scratch = (struct kvp_gpu_scratch){ b->workspace.at, b->workspace.bytes, b->offsets.at };
     return true;
@@ -368,7 +370,7 @@ bool kvp_gpu_queries_of_pair(kvp_gpu_backend *b, const abi_tensor *node,
     const kvp_gpu_cells *k = kvp_gpu_cells_of(node->src[1]);
     kvant_cuda_kernel_attention_args args;
 
-    if (k == NULL || !is_full(k) || node->src[0]->ne[3] > KVP_FEW_TOKENS || !at_once(node) ||
+    if (k == NULL || !is_full(k) || node->src[0]->ne[3] > KVP_SHORT_STEP_TOKENS || !at_once(node) ||
         !kvp_attention_supported(node))
         return true;
     if (kvp_gpu_runs(k) > 1)
@@ -390,7 +392,7 @@ int32_t kvp_gpu_attention(kvp_gpu_backend *b, abi_tensor *node, const int64_t *n
 
     if (!kvp_attention_supported(node) || k == NULL || kvp_gpu_cells_of(node->src[2]) == NULL)
         return ABI_STATUS_FAILED;
-    if (k->cache->asks && kvp_gpu_is_weighing(k) && !kvp_gpu_queries_keep(b, node))
+    if (k->cache->keeps_queries && kvp_gpu_lacks_key_transform(k) && !kvp_gpu_queries_keep(b, node))
         return ABI_STATUS_FAILED;
     if (k->cache->teaches)
         kvp_gpu_first_teach(k);

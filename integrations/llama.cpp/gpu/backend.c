@@ -88,14 +88,15 @@ bool kvp_gpu_is_computed(const abi_tensor *node)
 bool kvp_gpu_is_ours(const abi_tensor *node)
 {
     return kvp_gpu_is_computed(node) &&
-           ((kvp_gpu_touches(node) && !kvp_gpu_place_takes(node)) || kvp_gpu_accelerates(node));
+           ((kvp_gpu_uses_cache(node) && !kvp_gpu_in_place_uses(node)) ||
+            kvp_gpu_accelerates(node));
 }
 
 /* A uid for a part of a graph that has a uid, so that ggml-cuda need not compare nodes. Graphs
  * whose queries are kept are cut at other nodes, and their parts have no uid. */
 static uint64_t part_uid(kvp_gpu_backend *b, const abi_graph *graph, int part)
 {
-    if (graph->uid == 0 || b->asking != NULL || kvp_api.graph_next_uid == NULL)
+    if (graph->uid == 0 || b->query_cache != NULL || kvp_api.graph_next_uid == NULL)
         return 0;
     if (part >= b->n_part_uids) {
         const int n = 2 * part + 64;
@@ -197,15 +198,16 @@ static int32_t by_parts(kvp_gpu_backend *b, const abi_graph *graph, bool capturi
     int begin = 0, part = 0;
 
     for (int i = 0; i <= graph->n_nodes && status == ABI_STATUS_SUCCESS; i++) {
-        const bool asks = i < graph->n_nodes && kvp_gpu_place_asks(b, graph->nodes[i]);
-        if (i < graph->n_nodes && !asks && !kvp_gpu_is_ours(graph->nodes[i]))
+        const bool keeps_queries =
+            i < graph->n_nodes && kvp_gpu_in_place_keeps_queries(b, graph->nodes[i]);
+        if (i < graph->n_nodes && !keeps_queries && !kvp_gpu_is_ours(graph->nodes[i]))
             continue;
         status = by_cuda(b, graph, begin, i, part_uid(b, graph, part++), capturing);
-        if (asks && status == ABI_STATUS_SUCCESS)
+        if (keeps_queries && status == ABI_STATUS_SUCCESS)
             status = ask(b, graph->nodes[i]);
         else if (i < graph->n_nodes && status == ABI_STATUS_SUCCESS)
             status = by_us(b, graph, &i);
-        begin = asks ? i : i + 1;
+        begin = keeps_queries ? i : i + 1;
     }
     return status;
 }
@@ -307,7 +309,7 @@ static int32_t by_cuda_alone(kvp_gpu_backend *b, abi_graph *graph)
     int32_t status;
 
     to_cuda(b);
-    if (b->asking == NULL)
+    if (b->query_cache == NULL)
         return b->inner.graph_compute(b->backend, graph);
     status = by_parts(b, graph, false);
     to_cuda(b);
@@ -322,10 +324,10 @@ static int32_t compute(kvp_gpu_backend *b, abi_graph *graph)
 
     b->looked = b->monotonous = false;
     b->graph = graph;
-    b->asking = NULL;
-    if (kvp_gpu_place_any(b->gpu)) {
+    b->query_cache = NULL;
+    if (kvp_gpu_in_place_any(b->gpu)) {
         kvp_gpu_find_positions(b, graph);
-        if (!kvp_gpu_place_prepare(b, graph))
+        if (!kvp_gpu_in_place_prepare(b, graph))
             return ABI_STATUS_ALLOC_FAILED;
         if (!is_partly_ours(b, graph))
             return by_cuda_alone(b, graph);
@@ -335,11 +337,11 @@ static int32_t compute(kvp_gpu_backend *b, abi_graph *graph)
     if ((!known && !kvp_gpu_look_at(b, graph)) || !kvp_gpu_prepare(b, &waits))
         return ABI_STATUS_FAILED;
     epoch = atomic_load(&b->gpu->epoch);
-    if (b->epoch != epoch || !known || b->waits != waits || b->masks_changed)
+    if (b->epoch != epoch || !known || b->all_pending != waits || b->masks_changed)
         b->captured = false;
     b->masks_changed = false;
     b->epoch = epoch;
-    b->waits = waits;
+    b->all_pending = waits;
     if (!known && b->part_uids != NULL)
         memset(b->part_uids, 0, (size_t)b->n_part_uids * sizeof(*b->part_uids));
     b->uid = graph->uid;
@@ -359,7 +361,7 @@ static int32_t compute(kvp_gpu_backend *b, abi_graph *graph)
  * not. */
 static void notice_refusals(kvp_gpu_backend *b)
 {
-    const kvant_status status = kvp_gpu_take_word(b->refused);
+    const kvant_status status = kvp_gpu_read_word(b->refused);
 
     if (status == KVANT_OK || !kvp_gpu_enter(b->gpu))
         return;
@@ -406,7 +408,7 @@ static int32_t backend_graph_compute(abi_backend *backend, abi_graph *graph)
     notice_refusals(b);
     kvp_invalid_graph_begins();
     for (int i = 0; i < graph->n_nodes && !ours; i++)
-        ours = kvp_gpu_is_ours(graph->nodes[i]) || kvp_gpu_place_takes(graph->nodes[i]);
+        ours = kvp_gpu_is_ours(graph->nodes[i]) || kvp_gpu_in_place_uses(graph->nodes[i]);
     if (!ours) { /* with cb_eval each node is a graph, and only RoPE's graph has the positions */
         kvp_gpu_find_positions(b, graph);
         return b->inner.graph_compute(backend, graph);
@@ -420,7 +422,7 @@ static int32_t backend_graph_compute(abi_backend *backend, abi_graph *graph)
 
 /* Life */
 
-static void take_from_list(kvp_gpu_backend *b)
+static void remove_from_list(kvp_gpu_backend *b)
 {
     kvp_gpu_backend **at;
 
@@ -465,7 +467,7 @@ static void backend_free(abi_backend *backend)
              b->n_parts, b->n_captures, b->n_launches);
     if (kvp_gpu_enter(b->gpu))
         kvp_gpu_finish(b->gpu, b->context);
-    take_from_list(b);
+    remove_from_list(b);
     if (b->gpu->backends == NULL && kvp_gpu_enter(b->gpu)) {
         kvp_gpu_copying_release(b->gpu);
         kvp_gpu_forget_inputs(b->gpu);

@@ -11,7 +11,7 @@
 /* The state of an exact page. The plan (src/store/plan.h) decides which block has it. */
 typedef struct kvp_open_page {
     int32_t block;  /* -1: free */
-    uint64_t fresh; /* rows that are not encoded yet */
+    uint64_t dirty; /* rows that are not encoded yet */
     /* rows whose keys a shift moved: the codes of these keys are out of date, the codes of values
      * are not */
     uint64_t moved;
@@ -48,18 +48,20 @@ typedef struct kvp_gpu_cache {
     bool table_changed;
     /* The current batch. waits: all of its rows are in exact pages only; any_open: some of its rows
      * go to exact pages. */
-    bool waits, any_open;
+    bool all_pending, any_open;
     /* learns: centre or scale are learned from the first rows; learning: too few rows have come so
      * far */
     bool learns, learning;
     int64_t *first; /* the cells of these rows */
     size_t n_first;
-    bool weighs, weighing; /* keys have transform=first; of which some have no matrix yet */
-    /* Of first matrices (first.c): threads make them; it was tried since a page was given up last;
-     * queries of the step at hand are kept; its graph begins the lessons. */
-    bool begun, tried, asks, teaches;
-    uint32_t n_alone;     /* steps of few tokens since the threads began */
-    struct kvp_gpu_late { /* layers whose matrices come in force in the graph at hand (first.c) */
+    bool learns_key_transform,
+        lacks_key_transform; /* keys have transform=first; of which some have no matrix yet */
+    /* Of first matrices (first_matrix.c): threads make them; it was tried since a page was given up
+     * last; queries of the step at hand are kept; its graph begins the lessons. */
+    bool begun, tried, keeps_queries, teaches;
+    uint32_t n_short_steps; /* steps of few tokens since the threads began */
+    struct
+        kvp_gpu_late { /* layers whose matrices come in force in the graph at hand (first_matrix.c) */
         bool any;
         kvp_gpu_held_rows held;
         kvp_gpu_memory arrays;                 /* of held */
@@ -67,9 +69,9 @@ typedef struct kvp_gpu_cache {
     } late;
     /* by cell: position of a row in an exact page; -1: not known. NULL: no keys learn. */
     int32_t *positions;
-    kvp_gpu_asked asked;
+    kvp_gpu_kept_queries kept_queries;
     uint32_t n_streams;
-    kvp_gpu_ranges ranges;
+    kvp_gpu_buckets buckets;
     struct kvp_gpu_shift {     /* the last context shift (shift.c) */
         uint32_t n;            /* number of shifts so far */
         const void *input;     /* address of the input with the distances by which cells move */
@@ -90,8 +92,8 @@ typedef struct kvp_gpu_cache {
     kvp_gpu_loader loader;
     /* some tensors are in place (kvp_gpu_cells), not necessarily all */
     bool in_place;
-    struct kvp_gpu_place *place; /* in_place.h; NULL: the tensors were never in place */
-    unsigned forms;              /* grows when a tensor becomes in place or ceases to be */
+    struct kvp_gpu_in_place *in_place_state; /* in_place.h; NULL: the tensors were never in place */
+    unsigned forms; /* grows when a tensor becomes in place or ceases to be */
     kvp_gpu_memory device_table, slots,
         /* device_table: the page table; slots: exact-page slots of the batch; moved: numbers of
          * rows that are encoded or decoded */
@@ -106,19 +108,19 @@ typedef struct kvp_gpu_cells {
     kvant_codec **own;                 /* NULL: none */
     kvant_cuda_pages pages;
     uint32_t n_kv_heads, head_dim;
-    /* n_weights: numbers of a matrix per kv head: 0, head_dim or head_dim^2 */
-    size_t page_bytes, n_weights;
-    size_t most_weights;    /* the same for a key transform that may be learned later */
-    kvp_gpu_memory numbers; /* weights, inverse weights, centre, scale, query scale */
+    /* key_transform_size: numbers of a matrix per kv head: 0, head_dim or head_dim^2 */
+    size_t page_bytes, key_transform_size;
+    size_t most_key_transform_size; /* the same for a key transform that may be learned later */
+    kvp_gpu_memory numbers;         /* weights, inverse weights, centre, scale, query scale */
     /* of later position buckets: weights, inverse weights */
-    kvp_gpu_memory further[KVP_MOST_RANGES - 1];
+    kvp_gpu_memory further[KVP_MOST_BUCKETS - 1];
     /* the first position bucket's centre in the form that attention takes (k_center) */
     kvp_gpu_memory key_center;
     /* By position bucket: the centre of a block at position 0. The array continues, again by
      * bucket, with the centre of blocks whose position is not known. */
     kvp_gpu_memory starts;
     /* rows are stored minus these centres, rotated to their blocks' positions */
-    bool turns;
+    bool has_block_centers;
     uint32_t further_made; /* a bit for each position bucket that has `further` matrices */
     struct kvp_gpu_moved { /* by id: the matrices of keys that moved; of.by 0: none */
         kvp_gpu_memory numbers;
@@ -128,11 +130,11 @@ typedef struct kvp_gpu_cells {
     float frequencies[KVANT_MAX_HEAD_DIM / 2];
     /* the number of its cache's shifts in which its keys took part */
     uint32_t n_shifts;
-    size_t n_mixed;                         /* blocks of the next one whose keys moved already */
-    const float *weights, *inverse_weights; /* NULL: none */
-    float *center, *scale, *query_scale;    /* NULL: none */
-    bool learns, learnt;                    /* centre or scale are learned from the first rows */
-    bool uncentred;                         /* attention has a softcap, so keys have no centre */
+    size_t n_mixed; /* blocks of the next one whose keys moved already */
+    const float *key_transform, *inverse_key_transform; /* NULL: none */
+    float *center, *scale, *query_scale;                /* NULL: none */
+    bool learns, learned; /* centre or scale are learned from the first rows */
+    bool uncentred;       /* attention has a softcap, so keys have no centre */
     /* there is room behind the outputs of attention nodes */
     bool has_room;
     kvp_gpu_cache *cache;
@@ -142,10 +144,11 @@ typedef struct kvp_gpu_cells {
     kvp_gpu_memory open;         /* memory for exact pages when none is reserved */
     kvant_cuda_codec *open_codec;
     struct kvp_gpu_learner
-        *learner;         /* of keys with transform=first; NULL: none is needed yet, or any more */
-    bool weighs, weighed; /* weighed: nothing is learned any more for the first range */
-    bool late;            /* cache->late is for this tensor, too */
-    uint32_t n_asked;     /* batches whose queries were kept (cache->asked) */
+        *learner; /* of keys with transform=first; NULL: none is needed yet, or any more */
+    bool learns_key_transform,
+        has_key_transform; /* has_key_transform: nothing is learned any more for the first range */
+    bool late;             /* cache->late is for this tensor, too */
+    uint32_t n_kept_batches; /* batches whose queries were kept (cache->kept_queries) */
     kvant_cuda_codec *codecs[2],
         *open_codecs[2]; /* without and with a matrix; codec and open_codec point to one of these */
     kvant_codec *made;   /* the codec that the latter were made from */
@@ -188,19 +191,20 @@ void kvp_gpu_free_codecs(kvant_codec **codecs, uint32_t n);
 
 static inline bool kvp_gpu_is_learning(const kvp_gpu_cells *cells)
 {
-    return cells->learns && !cells->learnt;
+    return cells->learns && !cells->learned;
 }
 
-static inline bool kvp_gpu_is_weighing(const kvp_gpu_cells *cells)
+static inline bool kvp_gpu_lacks_key_transform(const kvp_gpu_cells *cells)
 {
-    return cells->weighs && !cells->weighed;
+    return cells->learns_key_transform && !cells->has_key_transform;
 }
 
-/* Keys in exact pages get centre and scale with their first matrix (first.c). Other tensors learn
- * them from their first rows alone (learn.c). */
+/* Keys in exact pages get centre and scale with their first matrix (first_matrix.c). Other tensors
+ * learn them from their first rows alone (learn.c). */
 static inline bool kvp_gpu_learns_alone(const kvp_gpu_cells *cells)
 {
-    return kvp_gpu_is_learning(cells) && !(kvp_gpu_is_weighing(cells) && cells->cache->keeps);
+    return kvp_gpu_is_learning(cells) &&
+           !(kvp_gpu_lacks_key_transform(cells) && cells->cache->keeps);
 }
 
 /* size.c. The most bytes that a cache tensor takes on a GPU next to its pages.
@@ -216,23 +220,23 @@ size_t kvp_gpu_learning_room(const kvp_kv_shape *shape, const kvp_settings *sett
 /* The centre among the numbers of a transform; scale and query scale follow it. */
 static inline float *kvp_gpu_affine(const kvp_gpu_cells *cells, const kvp_gpu_memory *numbers)
 {
-    return (float *)numbers->at + 2 * cells->n_kv_heads * cells->most_weights;
+    return (float *)numbers->at + 2 * cells->n_kv_heads * cells->most_key_transform_size;
 }
 
-/* open.c. `kvp_gpu_cache_holds` notes that a cell has a row from now on.
- * `kvp_gpu_cache_holds_copies` notes that copies of blocks have rows in the same cells as the
+/* fp16_pages.c. `kvp_gpu_cache_mark_written` notes that a cell has a row from now on.
+ * `kvp_gpu_cache_mark_copied` notes that copies of blocks have rows in the same cells as the
  * originals. `kvp_gpu_cache_is_empty`: no cell has a row. The lock is held. */
-void kvp_gpu_cache_holds(kvp_gpu_cache *cache, int64_t cell);
-void kvp_gpu_cache_holds_copies(kvp_gpu_cache *cache, uint32_t first, uint32_t to, uint32_t n);
+void kvp_gpu_cache_mark_written(kvp_gpu_cache *cache, int64_t cell);
+void kvp_gpu_cache_mark_copied(kvp_gpu_cache *cache, uint32_t first, uint32_t to, uint32_t n);
 bool kvp_gpu_cache_is_empty(const kvp_gpu_cache *cache);
 
-/* open.c. `kvp_gpu_page_of`: the exact page with a cell, or KVP_NO_PAGE. `kvp_gpu_have_pages`
- * creates n pages of a tensor in the memory reserved for them. `kvp_gpu_close_all` takes the pages
- * from all blocks. */
+/* fp16_pages.c. `kvp_gpu_page_of`: the exact page with a cell, or KVP_NO_PAGE.
+ * `kvp_gpu_ensure_pages` creates n pages of a tensor in the memory reserved for them.
+ * `kvp_gpu_close_all` takes the pages from all blocks. */
 #define KVP_NO_PAGE (-1)
 int64_t kvp_gpu_page_of(const kvp_gpu_cache *cache, int64_t cell);
 size_t kvp_gpu_open_page_bytes(const kvp_gpu_cells *cells); /* bytes per kv head */
-bool kvp_gpu_have_pages(kvp_kv *kv, uint32_t n);
+bool kvp_gpu_ensure_pages(kvp_kv *kv, uint32_t n);
 void kvp_gpu_close_all(kvp_gpu_cache *cache);
 
 /* A run's rows on the GPU, in the form that an append takes. */
@@ -240,10 +244,10 @@ kvant_cuda_rows kvp_gpu_rows(const kvp_gpu_cells *cells, const float *rows, size
                              kvp_gpu_run run);
 
 /* The numbers 0, 1, ... on the GPU. */
-const int32_t *kvp_gpu_numbers(const kvp_gpu *gpu);
+const int32_t *kvp_gpu_iota(const kvp_gpu *gpu);
 
-/* open.c. Makes a tensor's cells join or leave the cache of their buffer. The GPU's lock is held
- * for all of these. */
+/* fp16_pages.c. Makes a tensor's cells join or leave the cache of their buffer. The GPU's lock is
+ * held for all of these. */
 bool kvp_gpu_cache_join(kvp_kv *kv, const kvant_codec_info *info);
 void kvp_gpu_cache_leave(kvp_kv *kv);
 
@@ -254,12 +258,12 @@ bool kvp_gpu_cache_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step, const
                            cu_stream stream);
 const int64_t *kvp_gpu_open_slots(const kvp_gpu_cache *cache);
 
-/* open.c. Carries out a plan's changes for all tensors: first encodes blocks that are sealed, then
- * decodes blocks that are opened. After an error all pages, and the plan, are unchanged. */
+/* fp16_pages.c. Carries out a plan's changes for all tensors: first encodes blocks that are sealed,
+ * then decodes blocks that are opened. After an error all pages, and the plan, are unchanged. */
 bool kvp_gpu_carry_out(kvp_gpu_cache *cache, const kvant_plan_changes *changes, cu_stream stream);
 
-/* open.c. Encodes the rows of pages that are not encoded yet, as the pages were. kv: of its layer
- * alone; NULL: of all layers. */
+/* fp16_pages.c. Encodes the rows of pages that are not encoded yet, as the pages were. kv: of its
+ * layer alone; NULL: of all layers. */
 bool kvp_gpu_encode_pages(kvp_gpu_cache *cache, const kvp_open_page *pages, const kvp_kv *kv,
                           cu_stream stream);
 
@@ -268,7 +272,8 @@ bool kvp_gpu_encode_pages(kvp_gpu_cache *cache, const kvp_open_page *pages, cons
 void kvp_gpu_load_kernels(const kvp_gpu_cells *keys, const kvp_gpu_cells *values, uint32_t n_heads);
 void kvp_gpu_load_finish(kvp_gpu_cache *cache);
 
-/* open.c. Gives a page to another block, or to none. The rows of its former block are discarded. */
+/* fp16_pages.c. Gives a page to another block, or to none. The rows of its former block are
+ * discarded. */
 void kvp_gpu_put_page(kvp_gpu_cache *cache, uint32_t page, int32_t block);
 
 /* step.c. Finds the slots of cells in exact pages, -1 for cells without one. Returns the number of
@@ -286,15 +291,15 @@ bool kvp_gpu_open_copies(const kvp_kv *kv, uint32_t first, uint32_t to, uint32_t
 bool kvp_gpu_open_blocks(kvp_gpu_cache *cache, const uint32_t *blocks, uint32_t n,
                          cu_stream stream);
 
-/* open.c. After kvp_gpu_cache_settle, sealed pages hold all rows. `kvp_gpu_cache_forget` is for a
- * cache whose rows have all become unused. */
+/* fp16_pages.c. After kvp_gpu_cache_settle, sealed pages hold all rows. `kvp_gpu_cache_forget` is
+ * for a cache whose rows have all become unused. */
 bool kvp_gpu_cache_settle(kvp_gpu_cache *cache, cu_stream stream);
 void kvp_gpu_cache_forget(kvp_gpu_cache *cache);
 
 /* `kvp_gpu_new_word`: a word in the computer's memory to which kernels write (KVANT_CUDA_ROW_*);
- * NULL with a message. `kvp_gpu_take_word` returns what kernels wrote since its last call. */
+ * NULL with a message. `kvp_gpu_read_word` returns what kernels wrote since its last call. */
 atomic_uint *kvp_gpu_new_word(void);
-kvant_status kvp_gpu_take_word(atomic_uint *word);
+kvant_status kvp_gpu_read_word(atomic_uint *word);
 
 /* The same word for kernels, which change it by their own atomic operations. */
 static inline uint32_t *kvp_gpu_word(atomic_uint *word)
@@ -306,14 +311,14 @@ static inline uint32_t *kvp_gpu_word(atomic_uint *word)
  * `kvp_gpu_marks_notice` makes cells invalid that kernels marked since its last call, for the given
  * reason; it waits for the stream. `kvp_gpu_marks_prepare` comes before a graph that writes a
  * step's cells (NULL: none, or not known), whose numbers lie in the graph's input `cells`.
- * `kvp_gpu_marks_numbers`: these numbers on the GPU, during a graph of at most KVP_FEW_TOKENS
+ * `kvp_gpu_marks_cells`: these numbers on the GPU, during a graph of at most KVP_SHORT_STEP_TOKENS
  * tokens. `kvp_gpu_marks_any`: the computer knows of marked cells. */
 bool kvp_gpu_marks_create(kvp_gpu_cache *cache);
 void kvp_gpu_marks_free(kvp_gpu_cache *cache);
 bool kvp_gpu_marks_notice(kvp_gpu_cache *cache, kvant_status why);
 bool kvp_gpu_marks_prepare(kvp_gpu_cache *cache, const abi_tensor *cells, const kvp_gpu_step *step,
                            cu_stream stream);
-int64_t *kvp_gpu_marks_numbers(const kvp_gpu_cache *cache);
+int64_t *kvp_gpu_marks_cells(const kvp_gpu_cache *cache);
 bool kvp_gpu_marks_any(const kvp_gpu_cache *cache);
 
 #endif

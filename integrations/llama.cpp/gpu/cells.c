@@ -54,7 +54,7 @@ static bool count_to(kvp_gpu *gpu, uint32_t n)
     return ok;
 }
 
-const int32_t *kvp_gpu_numbers(const kvp_gpu *gpu)
+const int32_t *kvp_gpu_iota(const kvp_gpu *gpu)
 {
     return gpu->numbers.at;
 }
@@ -104,43 +104,45 @@ static const char *refusal_of(const kvp_kv *kv, const kvant_codec *const *codecs
  * because queries have been transformed by the inverse. */
 static void read_key_center(kvant_cuda_tables tables, const float *center, size_t d, float *to)
 {
-    if (tables.n_weights <= d)
+    if (tables.key_transform_size <= d)
         memcpy(to, center, d * sizeof(*to));
-    for (size_t j = 0; j < d && tables.n_weights > d; j++) {
+    for (size_t j = 0; j < d && tables.key_transform_size > d; j++) {
         double sum = 0;
         for (size_t i = 0; i < d; i++)
-            sum += (double)tables.weights[i * d + j] * center[i];
+            sum += (double)tables.key_transform[i * d + j] * center[i];
         to[j] = (float)sum;
     }
 }
 
-static void read_weights(const kvp_gpu_cells *cells, uint32_t head, kvant_cuda_tables tables,
-                         float *host)
+static void read_key_transform(const kvp_gpu_cells *cells, uint32_t head, kvant_cuda_tables tables,
+                               float *host)
 {
-    const size_t room = cells->n_kv_heads * cells->most_weights;
+    const size_t room = cells->n_kv_heads * cells->most_key_transform_size;
 
-    if (tables.n_weights == 0)
+    if (tables.key_transform_size == 0)
         return;
-    memcpy(host + head * tables.n_weights, tables.weights, tables.n_weights * sizeof(*host));
-    memcpy(host + room + head * tables.n_weights, tables.inverse_weights,
-           tables.n_weights * sizeof(*host));
+    memcpy(host + head * tables.key_transform_size, tables.key_transform,
+           tables.key_transform_size * sizeof(*host));
+    memcpy(host + room + head * tables.key_transform_size, tables.inverse_key_transform,
+           tables.key_transform_size * sizeof(*host));
 }
 
 /* Fills the arrays of a transform, each kv head after kv head. host is zeroed on entry. */
 static void read_numbers(const kvp_gpu_cells *cells, const kvant_codec *const *codecs, float *host)
 {
     const size_t width = kvp_gpu_width(cells), d = cells->head_dim,
-                 room = cells->n_kv_heads * cells->most_weights;
+                 room = cells->n_kv_heads * cells->most_key_transform_size;
 
     for (uint32_t head = 0; head < cells->n_kv_heads; head++) {
         const kvant_cuda_tables tables = kvp_gpu_tables(codecs[head]);
-        read_weights(cells, head, tables, host);
+        read_key_transform(cells, head, tables, host);
         for (size_t j = 0; j < d; j++) {
             float *numbers = host + 2 * room + head * d + j;
             const float s = tables.scale != NULL ? tables.scale[j] : 1;
             numbers[0] = tables.center != NULL ? tables.center[j] : 0;
             numbers[width] = s;
-            numbers[2 * width] = s * (tables.n_weights == d ? tables.inverse_weights[j] : 1);
+            numbers[2 * width] =
+                s * (tables.key_transform_size == d ? tables.inverse_key_transform[j] : 1);
         }
         if (tables.center != NULL)
             read_key_center(tables, tables.center, d, host + 2 * room + 3 * width + head * d);
@@ -155,26 +157,27 @@ static bool copy_in(void *to, const float *from, size_t n, cu_stream stream)
 
 /* Copies n numbers to the GPU, and a position bucket's centres: of a block at position 0, and of a
  * block whose position is not known (NULL: none). */
-static bool bring(kvp_gpu_cells *cells, kvp_gpu_memory *to, const float *host, size_t n,
-                  uint32_t range, const float *start, const float *mean, cu_stream stream)
+static bool upload(kvp_gpu_cells *cells, kvp_gpu_memory *to, const float *host, size_t n,
+                   uint32_t bucket, const float *start, const float *mean, cu_stream stream)
 {
     const size_t width = kvp_gpu_width(cells);
     bool ok =
         kvp_gpu_grow(cells->gpu, to, n * sizeof(*host), false) && copy_in(to->at, host, n, stream);
 
     if (ok && start != NULL)
-        ok = kvp_gpu_grow(cells->gpu, &cells->starts, 2 * KVP_MOST_RANGES * width * sizeof(*start),
+        ok = kvp_gpu_grow(cells->gpu, &cells->starts, 2 * KVP_MOST_BUCKETS * width * sizeof(*start),
                           false) &&
-             copy_in((float *)cells->starts.at + range * width, start, width, stream) &&
-             copy_in((float *)cells->starts.at + (KVP_MOST_RANGES + range) * width, mean, width,
+             copy_in((float *)cells->starts.at + bucket * width, start, width, stream) &&
+             copy_in((float *)cells->starts.at + (KVP_MOST_BUCKETS + bucket) * width, mean, width,
                      stream);
     return ok && kvp_cu_ok(kvp_cu.stream_finish(stream), "copying");
 }
 
-bool kvp_gpu_bring_numbers(kvp_gpu_cells *cells, const kvant_codec *const *codecs,
-                           const float *start, cu_stream stream)
+bool kvp_gpu_upload_transform(kvp_gpu_cells *cells, const kvant_codec *const *codecs,
+                              const float *start, cu_stream stream)
 {
-    const size_t width = kvp_gpu_width(cells), room = 2 * cells->n_kv_heads * cells->most_weights,
+    const size_t width = kvp_gpu_width(cells),
+                 room = 2 * cells->n_kv_heads * cells->most_key_transform_size,
                  n = room + 3 * width;
     float *host = calloc(n + width, sizeof(*host));
     bool ok = host != NULL;
@@ -183,21 +186,22 @@ bool kvp_gpu_bring_numbers(kvp_gpu_cells *cells, const kvant_codec *const *codec
         read_numbers(cells, codecs, host);
     ok = ok && kvp_gpu_grow(cells->gpu, &cells->key_center, width * sizeof(*host), false) &&
          copy_in(cells->key_center.at, host + n, width, stream) &&
-         bring(cells, &cells->numbers, host, n, 0, start, host + room, stream);
+         upload(cells, &cells->numbers, host, n, 0, start, host + room, stream);
     free(host);
     return ok;
 }
 
-bool kvp_gpu_bring_range(kvp_gpu_cells *cells, uint32_t range, const kvp_gpu_version *version,
-                         const float *mean)
+bool kvp_gpu_upload_bucket(kvp_gpu_cells *cells, uint32_t bucket,
+                           const kvp_gpu_learned_transform *learned, const float *mean)
 {
-    const size_t n = 2 * cells->n_kv_heads * cells->most_weights;
+    const size_t n = 2 * cells->n_kv_heads * cells->most_key_transform_size;
     float *host = calloc(n, sizeof(*host));
     bool ok = host != NULL;
 
     for (uint32_t head = 0; ok && head < cells->n_kv_heads; head++)
-        read_weights(cells, head, kvp_gpu_tables(version->codecs[head]), host);
-    ok = ok && bring(cells, &cells->further[range - 1], host, n, range, version->start, mean, NULL);
+        read_key_transform(cells, head, kvp_gpu_tables(learned->codecs[head]), host);
+    ok = ok &&
+         upload(cells, &cells->further[bucket - 1], host, n, bucket, learned->start, mean, NULL);
     free(host);
     return ok;
 }
@@ -205,18 +209,19 @@ bool kvp_gpu_bring_range(kvp_gpu_cells *cells, uint32_t range, const kvp_gpu_ver
 /* The matrices of KVP_PLAIN: the codec's rotation times the diagonal of the scale. */
 static bool read_plain(const kvp_gpu_cells *cells, uint32_t head, const float *scale, float *host)
 {
-    const size_t d = cells->head_dim, room = cells->n_kv_heads * cells->most_weights;
+    const size_t d = cells->head_dim, room = cells->n_kv_heads * cells->most_key_transform_size;
     float unit[KVANT_MAX_HEAD_DIM] = { 0 };
     bool ok = true;
 
     for (size_t i = 0; i < d && ok; i++) {
-        float *weights = host + head * cells->most_weights + i * d, *inverse = weights + room;
+        float *key_transform = host + head * cells->most_key_transform_size + i * d,
+              *inverse = key_transform + room;
         const float s = scale != NULL ? scale[head * d + i] : 1;
         unit[i] = 1;
         ok = kvant_codec_transform_query(cells->sources[head], NULL, unit, inverse) == KVANT_OK;
         unit[i] = 0;
         for (size_t j = 0; j < d; j++) {
-            weights[j] = inverse[j] / s;
+            key_transform[j] = inverse[j] / s;
             inverse[j] *= s;
         }
     }
@@ -224,9 +229,10 @@ static bool read_plain(const kvp_gpu_cells *cells, uint32_t head, const float *s
 }
 
 /* Blocks of such keys have no known position, so their centre does not rotate. */
-bool kvp_gpu_bring_plain(kvp_gpu_cells *cells, const float *center, const float *scale)
+bool kvp_gpu_upload_plain(kvp_gpu_cells *cells, const float *center, const float *scale)
 {
-    const size_t width = kvp_gpu_width(cells), n = 2 * cells->n_kv_heads * cells->most_weights;
+    const size_t width = kvp_gpu_width(cells),
+                 n = 2 * cells->n_kv_heads * cells->most_key_transform_size;
     float *host = calloc(n + width, sizeof(*host)), *mean = host + n;
     bool ok = host != NULL;
 
@@ -234,58 +240,60 @@ bool kvp_gpu_bring_plain(kvp_gpu_cells *cells, const float *center, const float 
         ok = read_plain(cells, head, scale, host);
     if (ok && center != NULL)
         memcpy(mean, center, width * sizeof(*mean));
-    ok = ok && bring(cells, &cells->further[KVP_PLAIN - 1], host, n, KVP_PLAIN, mean, mean,
-                     cells->gpu->stream);
+    ok = ok && upload(cells, &cells->further[KVP_PLAIN - 1], host, n, KVP_PLAIN, mean, mean,
+                      cells->gpu->stream);
     cells->further_made |= (uint32_t)ok << KVP_PLAIN;
     free(host);
     return ok;
 }
 
-void kvp_gpu_take_numbers(kvp_gpu_cells *cells, const kvant_codec *const *codecs)
+void kvp_gpu_use_transform(kvp_gpu_cells *cells, const kvant_codec *const *codecs)
 {
-    const size_t width = kvp_gpu_width(cells), room = cells->n_kv_heads * cells->most_weights;
+    const size_t width = kvp_gpu_width(cells),
+                 room = cells->n_kv_heads * cells->most_key_transform_size;
     float *at = kvp_gpu_affine(cells, &cells->numbers);
-    bool weights = false, center = false, scale = false;
+    bool key_transform = false, center = false, scale = false;
 
     for (uint32_t head = 0; head < cells->n_kv_heads && codecs[head] != NULL; head++) {
         const kvant_cuda_tables tables = kvp_gpu_tables(codecs[head]);
-        weights = weights || tables.n_weights > 0;
+        key_transform = key_transform || tables.key_transform_size > 0;
         center = center || tables.center != NULL;
         scale = scale || tables.scale != NULL;
     }
     for (uint32_t i = 0; i < KVP_MOST_MOVED; i++)
         cells->moved[i].of = (kvp_gpu_lineage){ 0 }; /* these were made from the former matrices */
-    cells->n_weights = weights ? kvp_gpu_tables(codecs[0]).n_weights : 0;
-    cells->weights = weights ? cells->numbers.at : NULL;
-    cells->inverse_weights = weights ? (float *)cells->numbers.at + room : NULL;
+    cells->key_transform_size = key_transform ? kvp_gpu_tables(codecs[0]).key_transform_size : 0;
+    cells->key_transform = key_transform ? cells->numbers.at : NULL;
+    cells->inverse_key_transform = key_transform ? (float *)cells->numbers.at + room : NULL;
     cells->center = center && !cells->uncentred ? at : NULL;
     cells->scale = scale ? at + width : NULL;
-    cells->query_scale = scale || cells->n_weights == cells->head_dim ? at + 2 * width : NULL;
+    cells->query_scale =
+        scale || cells->key_transform_size == cells->head_dim ? at + 2 * width : NULL;
 }
 
 static kvp_gpu_matrix matrix_at(const kvp_gpu_cells *cells, const kvp_gpu_memory *numbers)
 {
     const float *at = numbers->at;
 
-    return (kvp_gpu_matrix){ at, at + cells->n_kv_heads * cells->most_weights };
+    return (kvp_gpu_matrix){ at, at + cells->n_kv_heads * cells->most_key_transform_size };
 }
 
 /* Keys of a layer without RoPE do not change when keys of other layers move, so they keep their
  * bucket's matrices. */
 kvp_gpu_matrix kvp_gpu_matrix_of(const kvp_gpu_cells *cells, uint32_t transform)
 {
-    const kvp_gpu_lineage lineage = cells->cache->ranges.lineages[transform];
+    const kvp_gpu_lineage lineage = cells->cache->buckets.lineages[transform];
     const struct kvp_gpu_moved *moved =
-        &cells->moved[transform < KVP_MOST_RANGES ? 0 : transform - KVP_MOST_RANGES];
-    uint32_t range = lineage.range;
+        &cells->moved[transform < KVP_MOST_BUCKETS ? 0 : transform - KVP_MOST_BUCKETS];
+    uint32_t bucket = lineage.bucket;
 
-    if (lineage.by != 0 && moved->of.by == lineage.by && moved->of.range == lineage.range)
+    if (lineage.by != 0 && moved->of.by == lineage.by && moved->of.bucket == lineage.bucket)
         return matrix_at(cells, &moved->numbers);
-    while (range > 0 && !(cells->further_made >> range & 1))
-        range--;
-    if (range == 0)
-        return (kvp_gpu_matrix){ cells->weights, cells->inverse_weights };
-    return matrix_at(cells, &cells->further[range - 1]);
+    while (bucket > 0 && !(cells->further_made >> bucket & 1))
+        bucket--;
+    if (bucket == 0)
+        return (kvp_gpu_matrix){ cells->key_transform, cells->inverse_key_transform };
+    return matrix_at(cells, &cells->further[bucket - 1]);
 }
 
 void kvp_gpu_free_codecs(kvant_codec **codecs, uint32_t n)
@@ -307,7 +315,7 @@ static bool replace_dense_rotations(const kvp_kv *kv, kvp_gpu_cells *cells, char
 
     kvant_codec_get_info(cells->sources[0], &info);
     if (strstr(info.spec, dense) == NULL ||
-        kvp_gpu_tables(cells->sources[0]).n_weights > cells->head_dim)
+        kvp_gpu_tables(cells->sources[0]).key_transform_size > cells->head_dim)
         return true;
     kvant_scheme_get_info(kv->settings->scheme, &scheme);
     cells->own = calloc(cells->n_kv_heads, sizeof(*cells->own));
@@ -341,7 +349,7 @@ static void destroy(kvp_kv *kv)
         kvp_gpu_release(&cells->key_center);
         kvp_gpu_release(&cells->starts);
         kvp_gpu_release(&cells->open);
-        for (uint32_t i = 0; i < KVP_MOST_RANGES - 1; i++)
+        for (uint32_t i = 0; i < KVP_MOST_BUCKETS - 1; i++)
             kvp_gpu_release(&cells->further[i]);
         kvp_gpu_shift_free(cells);
         pthread_mutex_lock(&cells->gpu->lock);
@@ -373,18 +381,19 @@ static bool create_all(kvp_kv *kv, kvp_gpu_cells *cells, char *err, size_t errle
     cells->pages =
         (kvant_cuda_pages){ kv->memory, cells->n_kv_heads * info.page_bytes, info.page_bytes };
     cells->learns = info.center == KVANT_CENTER_FIRST || info.norm == KVANT_NORM_FIRST;
-    cells->weighs = info.learns_transform && info.role == KVANT_ROLE_K;
-    cells->most_weights = cells->weighs ? (size_t)cells->head_dim * cells->head_dim
-                                        : kvp_gpu_tables(cells->sources[0]).n_weights;
+    cells->learns_key_transform = info.learns_transform && info.role == KVANT_ROLE_K;
+    cells->most_key_transform_size = cells->learns_key_transform
+                                         ? (size_t)cells->head_dim * cells->head_dim
+                                         : kvp_gpu_tables(cells->sources[0]).key_transform_size;
     snprintf(err, errlen, "no GPU memory for its tables");
     pthread_mutex_lock(&cells->gpu->lock);
     ok = n_blocks * cells->pages.block_stride <=
              kv->reserved - kvp_kv_open_bytes(&kv->shape, kv->settings) &&
-         kvp_gpu_bring_numbers(cells, cells->sources, NULL, cells->gpu->stream) &&
+         kvp_gpu_upload_transform(cells, cells->sources, NULL, cells->gpu->stream) &&
          count_to(cells->gpu, n_blocks * KVANT_PAGE_TOKENS + 1) && kvp_gpu_cache_join(kv, &info);
     if (ok)
-        kvp_gpu_take_numbers(cells, cells->sources);
-    if (ok && cells->weighs)
+        kvp_gpu_use_transform(cells, cells->sources);
+    if (ok && cells->learns_key_transform)
         kvp_gpu_learner_begin(cells);
     pthread_mutex_unlock(&cells->gpu->lock);
     return ok;
@@ -422,9 +431,10 @@ kvant_cuda_rows kvp_gpu_rows(const kvp_gpu_cells *cells, const float *rows, size
                               .token_stride = stride,
                               .head_stride = cells->head_dim,
                               /* these rows are relative to their blocks' centres */
-                              .center = cells->turns ? NULL : cells->center,
+                              .center = cells->has_block_centers ? NULL : cells->center,
                               .scale = cells->scale,
-                              .weights = kvp_gpu_matrix_of(cells, run.transform).weights };
+                              .key_transform =
+                                  kvp_gpu_matrix_of(cells, run.transform).key_transform };
 }
 
 /* Room that is kept between batches. States are read and written in batches of 512 rows, which for
@@ -458,16 +468,16 @@ static kvant_status decode_run(const kvp_gpu_cells *cells, bool open, kvp_gpu_ru
     const kvant_cuda_decode_args args = { .size = sizeof(args),
                                           .codec = open ? cells->open_codec : cells->codec,
                                           .pages = open ? cells->open_pages : cells->pages,
-                                          .blocks = kvp_gpu_numbers(cells->gpu) + run.first,
+                                          .blocks = kvp_gpu_iota(cells->gpu) + run.first,
                                           .n_blocks = (uint32_t)run.n,
                                           .n_kv_heads = cells->n_kv_heads,
                                           .type = KVANT_CUDA_F32,
                                           .out = out,
                                           .token_stride = kvp_gpu_width(cells),
                                           .head_stride = cells->head_dim,
-                                          .center = cells->turns ? NULL : cells->center,
+                                          .center = cells->has_block_centers ? NULL : cells->center,
                                           .scale = cells->scale,
-                                          .inverse_weights = matrix.inverse_weights };
+                                          .inverse_key_transform = matrix.inverse_key_transform };
     const kvant_status status = kvant_cuda_decode(&args, cells->gpu->stream);
 
     return status != KVANT_OK ? status
@@ -524,18 +534,18 @@ kvant_status kvp_gpu_append(const kvp_gpu_cells *cells, kvant_role role, bool op
 
 void kvp_gpu_unlearn(kvp_gpu_cells *cells)
 {
-    cells->learnt = false;
+    cells->learned = false;
     if (cells->learns) {
         cells->center = cells->scale = NULL;
-        if (cells->weighs) {
+        if (cells->learns_key_transform) {
             cells->further_made = 0;
-            cells->turns = false;
-            cells->weights = cells->inverse_weights = NULL;
-            cells->n_weights = 0;
+            cells->has_block_centers = false;
+            cells->key_transform = cells->inverse_key_transform = NULL;
+            cells->key_transform_size = 0;
             cells->codec = cells->codecs[0];
             cells->open_codec = cells->open_codecs[0];
         }
-        if (cells->n_weights != cells->head_dim)
+        if (cells->key_transform_size != cells->head_dim)
             cells->query_scale = NULL;
         atomic_fetch_add(&cells->gpu->epoch, 1);
     }
@@ -551,12 +561,12 @@ static void clear(kvp_kv *kv)
     if (cells->rope.size != 0)
         atomic_fetch_add(&cells->gpu->epoch, 1); /* captured graphs use moved keys' matrices */
     kvp_gpu_shift_free(cells);
-    kvp_gpu_place_forget(cells->cache);
+    kvp_gpu_in_place_forget(cells->cache);
     kvp_gpu_cache_forget(cells->cache);
     pthread_mutex_unlock(&cells->gpu->lock);
     kvp_gpu_unlearn(cells);
-    cells->weighed = false;
-    if (cells->weighs)
+    cells->has_key_transform = false;
+    if (cells->learns_key_transform)
         kvp_gpu_learner_begin(cells);
 }
 

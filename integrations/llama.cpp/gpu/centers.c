@@ -1,6 +1,6 @@
 /* centers.c - centres of blocks of keys with a key transform, as in src/cache/center.h.
  *
- * A position bucket (ranges.c) keeps the mean of keys at positions 0 to 63. A block's centre is
+ * A position bucket (buckets.c) keeps the mean of keys at positions 0 to 63. A block's centre is
  * this mean, rotated by RoPE to the position of the block's first cell. The rotation, called the
  * block's phase, is computed here and lies in GPU memory for all layers. Blocks at unknown
  * positions share the mean of their bucket, which has its own number and does not rotate. Centres
@@ -13,10 +13,10 @@
 
 #include "../rope.h"
 
-bool kvp_gpu_centers_tell(const kvp_kv *kv, const abi_tensor *rows)
+bool kvp_gpu_centers_set_rope(const kvp_kv *kv, const abi_tensor *rows)
 {
     const kvp_gpu_cells *cells = kv->cells;
-    kvp_gpu_centers *centers = &cells->cache->ranges.centers;
+    kvp_gpu_centers *centers = &cells->cache->buckets.centers;
     float frequencies[KVANT_MAX_HEAD_DIM / 2];
     kvant_rope rope;
     bool even;
@@ -43,20 +43,20 @@ static void note_change(kvp_gpu_centers *centers, size_t block)
 
 void kvp_gpu_centers_assign(kvp_gpu_cache *cache, size_t block, int32_t position)
 {
-    kvp_gpu_centers *centers = &cache->ranges.centers;
+    kvp_gpu_centers *centers = &cache->buckets.centers;
     const int32_t former = centers->positions[block];
 
     if (former == position)
         return;
-    cache->ranges.changed =
-        cache->ranges.changed || former == KVP_NO_POSITION || position == KVP_NO_POSITION;
+    cache->buckets.changed =
+        cache->buckets.changed || former == KVP_NO_POSITION || position == KVP_NO_POSITION;
     centers->positions[block] = position;
     note_change(centers, block);
 }
 
 void kvp_gpu_centers_move(kvp_gpu_cache *cache, size_t block, int32_t by)
 {
-    kvp_gpu_centers *centers = &cache->ranges.centers;
+    kvp_gpu_centers *centers = &cache->buckets.centers;
 
     if (centers->positions[block] != KVP_NO_POSITION)
         centers->positions[block] += by;
@@ -65,18 +65,19 @@ void kvp_gpu_centers_move(kvp_gpu_cache *cache, size_t block, int32_t by)
 
 void kvp_gpu_centers_copy(kvp_gpu_cache *cache, size_t block, size_t to)
 {
-    kvp_gpu_centers_assign(cache, to, cache->ranges.centers.positions[block]);
-    note_change(&cache->ranges.centers, to);
+    kvp_gpu_centers_assign(cache, to, cache->buckets.centers.positions[block]);
+    note_change(&cache->buckets.centers, to);
 }
 
 /* Phases */
 
 /* Fills the phase of a block. If its position is unknown, its centre is the mean of its bucket,
  * rotated as far as the block's keys have moved. */
-static void fill(const kvp_gpu_ranges *ranges, size_t block, float *phase)
+static void fill(const kvp_gpu_buckets *buckets, size_t block, float *phase)
 {
-    const kvp_gpu_centers *centers = &ranges->centers;
-    const int32_t position = centers->positions[block], by = ranges->lineages[ranges->of[block]].by;
+    const kvp_gpu_centers *centers = &buckets->centers;
+    const int32_t position = centers->positions[block],
+                  by = buckets->lineages[buckets->of[block]].by;
 
     kvant_rope_phase(&centers->rope, centers->head_dim, position == KVP_NO_POSITION ? by : position,
                      phase, NULL);
@@ -84,7 +85,7 @@ static void fill(const kvp_gpu_ranges *ranges, size_t block, float *phase)
 
 static bool begin(kvp_gpu_cache *cache, cu_stream stream)
 {
-    kvp_gpu_centers *centers = &cache->ranges.centers;
+    kvp_gpu_centers *centers = &cache->buckets.centers;
     const size_t n = (size_t)cache->n_blocks * centers->head_dim;
     uint16_t pairs[KVANT_MAX_HEAD_DIM];
     float phase[KVANT_MAX_HEAD_DIM];
@@ -103,9 +104,9 @@ static bool begin(kvp_gpu_cache *cache, cu_stream stream)
                      "copying");
 }
 
-bool kvp_gpu_centers_bring(kvp_gpu_cache *cache, cu_stream stream)
+bool kvp_gpu_centers_upload(kvp_gpu_cache *cache, cu_stream stream)
 {
-    kvp_gpu_centers *centers = &cache->ranges.centers;
+    kvp_gpu_centers *centers = &cache->buckets.centers;
     const size_t d = centers->head_dim;
     bool ok;
 
@@ -114,7 +115,7 @@ bool kvp_gpu_centers_bring(kvp_gpu_cache *cache, cu_stream stream)
     if (centers->first >= centers->end)
         return true;
     for (uint32_t block = centers->first; block < centers->end; block++)
-        fill(&cache->ranges, block, centers->host + block * d);
+        fill(&cache->buckets, block, centers->host + block * d);
     ok = kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)centers->phases.at +
                                       centers->first * d * sizeof(float),
                                   centers->host + centers->first * d,
@@ -129,15 +130,15 @@ bool kvp_gpu_centers_bring(kvp_gpu_cache *cache, cu_stream stream)
 
 /* Rows and queries */
 
-kvant_cuda_turning kvp_gpu_turning_of(const kvp_gpu_cells *keys, size_t first_block)
+kvant_cuda_block_centers kvp_gpu_block_centers_of(const kvp_gpu_cells *keys, size_t first_block)
 {
-    const kvp_gpu_ranges *ranges = &keys->cache->ranges;
+    const kvp_gpu_buckets *buckets = &keys->cache->buckets;
 
-    return (kvant_cuda_turning){
-        .pairs = ranges->centers.pairs.at,
+    return (kvant_cuda_block_centers){
+        .pairs = buckets->centers.pairs.at,
         .start = keys->starts.at,
-        .phases = (const float *)ranges->centers.phases.at + first_block * keys->head_dim,
-        .numbers = (const uint8_t *)ranges->numbers.at + keys->cache->n_blocks + first_block
+        .phases = (const float *)buckets->centers.phases.at + first_block * keys->head_dim,
+        .transform_ids = (const uint8_t *)buckets->numbers.at + keys->cache->n_blocks + first_block
     };
 }
 
@@ -153,11 +154,11 @@ kvant_status kvp_gpu_center_rows(const kvp_gpu_cells *keys, const float *rows, s
                                                .n_kv_heads = keys->n_kv_heads,
                                                .head_dim = keys->head_dim,
                                                .slots = cells,
-                                               .turning = kvp_gpu_turning_of(keys, 0),
+                                               .block_centers = kvp_gpu_block_centers_of(keys, 0),
                                                .add = add,
                                                .out = out };
 
-    return keys->turns ? kvant_cuda_center_rows(&args, keys->gpu->stream) : KVANT_OK;
+    return keys->has_block_centers ? kvant_cuda_center_rows(&args, keys->gpu->stream) : KVANT_OK;
 }
 
 kvant_status kvp_gpu_center_blocks(const kvp_gpu_cells *keys, bool open, size_t first, size_t n,
@@ -165,14 +166,15 @@ kvant_status kvp_gpu_center_blocks(const kvp_gpu_cells *keys, bool open, size_t 
 {
     kvp_gpu_cache *cache = keys->cache;
     const size_t n_rows = n * KVANT_PAGE_TOKENS;
-    int64_t few[KVANT_PAGE_TOKENS], *cells = few; /* of one block, which a shift must not fail at */
+    int64_t short_step[KVANT_PAGE_TOKENS],
+        *cells = short_step; /* of one block, which a shift must not fail at */
     bool ok;
 
-    if (!keys->turns)
+    if (!keys->has_block_centers)
         return KVANT_OK;
     if (n > 1)
         cells = malloc(n_rows * sizeof(*cells));
-    ok = cells != NULL && kvp_gpu_ranges_bring(cache, cache->gpu->stream) &&
+    ok = cells != NULL && kvp_gpu_buckets_upload(cache, cache->gpu->stream) &&
          kvp_gpu_grow(cache->gpu, &cache->moved, n_rows * sizeof(*cells), false);
     for (size_t i = 0; i < n_rows && ok; i++) {
         const int64_t block = kvp_gpu_block_at(cache, open, first + i / KVANT_PAGE_TOKENS);
@@ -194,12 +196,12 @@ void kvp_gpu_centers_forget(kvp_gpu_cache *cache)
 {
     for (uint32_t block = 0; block < cache->n_blocks; block++)
         kvp_gpu_centers_assign(cache, block, KVP_NO_POSITION);
-    cache->ranges.centers.used = false;
+    cache->buckets.centers.used = false;
 }
 
 void kvp_gpu_centers_free(kvp_gpu_cache *cache)
 {
-    kvp_gpu_centers *centers = &cache->ranges.centers;
+    kvp_gpu_centers *centers = &cache->buckets.centers;
 
     kvp_gpu_release(&centers->phases);
     kvp_gpu_release(&centers->pairs);

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../asked.h"
+#include "../buffer_requests.h"
 #include "../buffer.h"
 #include "../ggml_api.h"
 #include "../log.h"
@@ -104,7 +104,7 @@ atomic_uint *kvp_gpu_new_word(void)
     return word;
 }
 
-kvant_status kvp_gpu_take_word(atomic_uint *word)
+kvant_status kvp_gpu_read_word(atomic_uint *word)
 {
     const unsigned bits = atomic_load_explicit(word, memory_order_relaxed);
 
@@ -145,7 +145,7 @@ static size_t padded(const kvp_gpu *gpu, size_t bytes)
 
 static bool is_cache(const abi_tensor *tensor)
 {
-    return tensor->view_src == NULL && kvp_kv_names(tensor);
+    return tensor->view_src == NULL && kvp_kv_is_cache_tensor(tensor);
 }
 
 static size_t buft_get_alloc_size(abi_buft *buft, const abi_tensor *tensor)
@@ -155,9 +155,9 @@ static size_t buft_get_alloc_size(abi_buft *buft, const abi_tensor *tensor)
 
     if (tensor->ne[0] == 0)
         return bytes;
-    if (kvp_asked_note(tensor, padded(gpu, bytes)))
+    if (kvp_requests_note(tensor, padded(gpu, bytes)))
         return kvp_buffer_bytes(tensor, true);
-    kvp_asked_reset(); /* this was a planned cache; a model's weights come next */
+    kvp_requests_reset(); /* this was a planned cache; a model's weights come next */
     return bytes + kvp_gpu_room(gpu, tensor);
 }
 
@@ -204,7 +204,7 @@ static size_t label_get_alloc_size(abi_buft *buft, const abi_tensor *tensor)
 
 /* Inputs on their way to the GPU */
 
-static bool keep(kvp_gpu_seen *seen, const abi_tensor *tensor, const void *data, size_t size)
+static bool keep(kvp_gpu_input_copy *seen, const abi_tensor *tensor, const void *data, size_t size)
 {
     if (seen->bytes < size) {
         void *copy = realloc(seen->copy, size);
@@ -219,9 +219,9 @@ static bool keep(kvp_gpu_seen *seen, const abi_tensor *tensor, const void *data,
 }
 
 /* The entry for this address, or a new one. */
-static kvp_gpu_seen *entry_of(kvp_gpu *gpu, const void *at)
+static kvp_gpu_input_copy *entry_of(kvp_gpu *gpu, const void *at)
 {
-    kvp_gpu_seen *seen = gpu->seen;
+    kvp_gpu_input_copy *seen = gpu->seen;
 
     while (seen != NULL && seen->at != at)
         seen = seen->next;
@@ -235,7 +235,7 @@ static kvp_gpu_seen *entry_of(kvp_gpu *gpu, const void *at)
 void kvp_gpu_forget_inputs(kvp_gpu *gpu)
 {
     pthread_mutex_lock(&gpu->lock);
-    for (kvp_gpu_seen *seen = gpu->seen, *next; seen != NULL; seen = next) {
+    for (kvp_gpu_input_copy *seen = gpu->seen, *next; seen != NULL; seen = next) {
         next = seen->next;
         free(seen->copy);
         free(seen);
@@ -256,7 +256,7 @@ static bool is_numbers(const abi_tensor *tensor, size_t size)
 
 static void note_input(kvp_gpu *gpu, const abi_tensor *tensor, const void *data, size_t size)
 {
-    kvp_gpu_seen *seen = is_numbers(tensor, size) ? entry_of(gpu, tensor->data) : NULL;
+    kvp_gpu_input_copy *seen = is_numbers(tensor, size) ? entry_of(gpu, tensor->data) : NULL;
 
     if (tensor->type == ABI_TYPE_F16 && strstr(tensor->name, "kq_mask") != NULL)
         kvp_gpu_note_mask(gpu, tensor, data, size);
@@ -282,9 +282,9 @@ static void set_tensor(abi_buffer *buffer, abi_tensor *tensor, const void *data,
 }
 
 /* The entry for this address; NULL when nothing was written there. */
-static const kvp_gpu_seen *seen_at(const kvp_gpu *gpu, const void *at)
+static const kvp_gpu_input_copy *seen_at(const kvp_gpu *gpu, const void *at)
 {
-    const kvp_gpu_seen *seen = gpu->seen;
+    const kvp_gpu_input_copy *seen = gpu->seen;
 
     while (seen != NULL && seen->at != at)
         seen = seen->next;
@@ -296,8 +296,8 @@ static const kvp_gpu_seen *seen_at(const kvp_gpu *gpu, const void *at)
 bool kvp_gpu_find_step(kvp_gpu *gpu, const void *cells, const void *positions, size_t n,
                        kvp_gpu_step *step)
 {
-    const kvp_gpu_seen *seen = seen_at(gpu, cells);
-    const kvp_gpu_seen *at = positions != NULL ? seen_at(gpu, positions) : NULL;
+    const kvp_gpu_input_copy *seen = seen_at(gpu, cells);
+    const kvp_gpu_input_copy *at = positions != NULL ? seen_at(gpu, positions) : NULL;
 
     if (seen == NULL || seen->bytes != n * sizeof(int64_t))
         return false;
@@ -309,7 +309,7 @@ bool kvp_gpu_find_step(kvp_gpu *gpu, const void *cells, const void *positions, s
 
 const int32_t *kvp_gpu_positions_at(const kvp_gpu *gpu, const void *at, size_t n)
 {
-    const kvp_gpu_seen *seen = at != NULL ? seen_at(gpu, at) : NULL;
+    const kvp_gpu_input_copy *seen = at != NULL ? seen_at(gpu, at) : NULL;
 
     return seen != NULL && seen->bytes >= n * sizeof(int32_t) ? seen->copy : NULL;
 }
@@ -334,15 +334,15 @@ static abi_buffer *buft_alloc_buffer(abi_buft *buft, size_t size)
 {
     kvp_gpu *gpu = gpu_of_buft(buft);
     size_t keys;
-    const kvp_asked what = kvp_asked_take(&keys);
-    const bool cache = what == KVP_ASKED_CACHE;
+    const kvp_buffer_kind what = kvp_requests_finish(&keys);
+    const bool cache = what == KVP_BUFFER_CACHE;
     abi_buffer *inner;
 
     if ((cache && kvp_buffer_refused(size)) || (!cache && kvp_kv_refused()))
         return NULL;
-    if (what == KVP_ASKED_KEYS)
-        kvp_kv_note_keys_alone();
-    inner = plain_buffer(gpu, what == KVP_ASKED_KEYS ? keys : size);
+    if (what == KVP_BUFFER_KEYS)
+        kvp_kv_note_keys_only();
+    inner = plain_buffer(gpu, what == KVP_BUFFER_KEYS ? keys : size);
     if (inner != NULL && cache) {
         inner->iface.clear(inner, 0);
         return kvp_buffer_around((abi_buft *)&gpu->kv_buft, &gpu->remote, inner);
@@ -399,8 +399,8 @@ static bool device_supports_op(abi_device *device, const abi_tensor *node)
 {
     kvp_gpu *gpu = kvp_gpu_of(device);
 
-    return kvp_gpu_touches(node) ? kvp_gpu_supports(gpu, node)
-                                 : gpu->inner->iface.supports_op(gpu->inner, node);
+    return kvp_gpu_uses_cache(node) ? kvp_gpu_supports(gpu, node)
+                                    : gpu->inner->iface.supports_op(gpu->inner, node);
 }
 
 static bool device_supports_buft(abi_device *device, abi_buft *buft)

@@ -18,9 +18,9 @@ static bool have_memory(struct kvp_gpu_fetched *fetched, size_t bytes)
     return true;
 }
 
-bool kvp_gpu_fetch(kvp_gpu_backend *b, kvp_fetched place, const abi_tensor *from, abi_tensor *to)
+bool kvp_gpu_fetch(kvp_gpu_backend *b, kvp_fetched kind, const abi_tensor *from, abi_tensor *to)
 {
-    struct kvp_gpu_fetched *memory = &b->fetched[place];
+    struct kvp_gpu_fetched *memory = &b->fetched[kind];
     const size_t bytes = kvp_api.nbytes(from);
 
     if (!have_memory(memory, bytes))
@@ -35,14 +35,14 @@ bool kvp_gpu_fetch(kvp_gpu_backend *b, kvp_fetched place, const abi_tensor *from
 
 void kvp_gpu_fetch_release(kvp_gpu_backend *b)
 {
-    for (int place = 0; place < KVP_FETCHED_PLACES; place++)
-        if (b->fetched[place].at != NULL)
-            kvp_cu.host_memory_free(b->fetched[place].at);
+    for (int kind = 0; kind < KVP_N_FETCHED; kind++)
+        if (b->fetched[kind].at != NULL)
+            kvp_cu.host_memory_free(b->fetched[kind].at);
 }
 
 /* Copies that threads make */
 
-bool kvp_gpu_have_copying(kvp_gpu *gpu)
+bool kvp_gpu_ensure_copy_stream(kvp_gpu *gpu)
 {
     return gpu->copying != NULL ||
            kvp_cu_ok(kvp_cu.stream_new(&gpu->copying, CU_NON_BLOCKING), "a stream");

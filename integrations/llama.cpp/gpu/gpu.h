@@ -17,20 +17,21 @@
  *   cells.c     cache tensors in GPU memory: the kvp_remote of kv_tensor.h
  *   rows.c      their rows, read and written without a graph
  *   learn.c     learns centre and scale from first rows
- *   first.c     a layer's first key transform (transform=first): when it is made and comes in force
+ *   first_matrix.c a layer's first key transform (transform=first): when it is made and comes in
+ * force
  *   held.c      exact rows that take it
  *   lesson.c    the keys that it is made from
  *   learner.c   the threads that learn key transforms
  *   load.c      a thread that loads kernels
  *   queries.c   queries of prompts, from which key transforms are learned
- *   ranges.c    a key transform for each further position bucket
+ *   buckets.c   a key transform for each further position bucket
  *   shift.c     keys that move to other positions; shift_keys.c moves the keys of a layer
  *   centers.c   centres of blocks of keys
  *   fetch.c     copies in the computer's memory
  *   accel.c     attention on llama.cpp's own cache
  *   size.c      the memory that a cache takes, computed from shapes
  *   in_place.c  caches that fit as fp16; ready.c prepares their compression, hand_over.c does it
- *   open.c      exact pages, whose rows are fp16
+ *   fp16_pages.c exact pages, whose rows are fp16
  *   step.c      steps for the plan (src/store/plan.h), which decides which blocks have exact pages
  *
  * cache.h has caches and their tensors, transforms.h the transforms that they learn, and types.h
@@ -68,18 +69,18 @@
 
 /* The numbers (cells or positions) that llama.cpp wrote to an input on the GPU, found by the
  * address of the input. */
-typedef struct kvp_gpu_seen {
-    struct kvp_gpu_seen *next;
+typedef struct kvp_gpu_input_copy {
+    struct kvp_gpu_input_copy *next;
     const void *at;
     void *copy;
     size_t bytes;
-} kvp_gpu_seen;
+} kvp_gpu_input_copy;
 
 #define KVP_MOST_STREAMS 256
 #define KVP_MOST_MASKS 8
 
 /* The places for copies of tensors in the computer's memory. */
-typedef enum kvp_fetched { KVP_FETCHED_KEYS, KVP_FETCHED_VALUES, KVP_FETCHED_PLACES } kvp_fetched;
+typedef enum kvp_fetched { KVP_FETCHED_KEYS, KVP_FETCHED_VALUES, KVP_N_FETCHED } kvp_fetched;
 /* Host memory that the GPU copies to fast. */
 struct kvp_gpu_fetched {
     void *at;
@@ -118,7 +119,7 @@ struct kvp_gpu {
     kvp_gpu_backend *backends; /* live back ends; under list_lock */
     atomic_uint epoch;         /* when it changes, captured graphs must not be used any more */
     kvp_gpu_cache *caches;     /* under the lock */
-    kvp_gpu_seen *seen;        /* under the lock */
+    kvp_gpu_input_copy *seen;  /* under the lock */
     kvp_gpu_mask *masks;       /* under the lock */
     void (*set_tensor)(abi_buffer *buffer, abi_tensor *tensor, const void *data, size_t offset,
                        size_t size); /* CUDA's function */
@@ -136,10 +137,10 @@ struct kvp_gpu {
 typedef struct kvp_gpu_use {
     kvp_gpu_cache *cache;
     const abi_tensor *cells, *mask;
-    size_t n_kv;  /* n_kv of its attention; 0: it has no attention */
-    size_t asked; /* query tokens of its attention */
-    bool shifts;  /* the graph moves keys */
-    bool other;   /* the graph has another operation, which needs pages */
+    size_t n_kv;           /* n_kv of its attention; 0: it has no attention */
+    size_t n_query_tokens; /* query tokens of its attention */
+    bool shifts;           /* the graph moves keys */
+    bool other;            /* the graph has another operation, which needs pages */
 } kvp_gpu_use;
 
 struct kvp_gpu_backend {
@@ -195,18 +196,18 @@ struct kvp_gpu_backend {
     /* since a graph was captured, some mask became plain or ceased to be plain */
     bool masks_changed;
     /* when the graph was captured, all of its rows went to exact pages only */
-    bool waits;
+    bool all_pending;
     unsigned forms,
         /* forms of the caches of the current graph, and of the graph that was looked at */
         looked_forms;
     /* the cache in place that learns from queries of the current batch; NULL: none */
-    kvp_gpu_cache *asking;
+    kvp_gpu_cache *query_cache;
     unsigned epoch; /* the GPU's epoch when the graph was captured */
     /* a word in the computer's memory in which kernels say that they did not store some rows */
     atomic_uint *refused;
     struct kvp_layers *layers; /* the layers of the llama context that created this back end */
     const void *context;       /* the id of the layers' caches to which its graphs attend */
-    struct kvp_gpu_fetched fetched[KVP_FETCHED_PLACES];
+    struct kvp_gpu_fetched fetched[KVP_N_FETCHED];
     bool looked,
         /* looked: the batch's tokens were examined; monotonous: they are too much alike to learn a
          * key transform from */
@@ -247,9 +248,10 @@ size_t kvp_gpu_held(void);
  * graph there, and a wait would end the capture. NULL: waits for no back ends. */
 void kvp_gpu_finish(kvp_gpu *gpu, const void *context);
 
-/* `kvp_gpu_have_copying` creates the stream for copies that threads make. `kvp_gpu_copying_release`
- * frees it with the last back end, after waiting for the threads. The lock is held. */
-bool kvp_gpu_have_copying(kvp_gpu *gpu);
+/* `kvp_gpu_ensure_copy_stream` creates the stream for copies that threads make.
+ * `kvp_gpu_copying_release` frees it with the last back end, after waiting for the threads. The
+ * lock is held. */
+bool kvp_gpu_ensure_copy_stream(kvp_gpu *gpu);
 void kvp_gpu_copying_release(kvp_gpu *gpu);
 void kvp_gpu_fetch_release(kvp_gpu_backend *b);
 
@@ -288,10 +290,10 @@ const int32_t *kvp_gpu_lengths(const kvp_gpu_backend *b, int attended);
 
 /* ops.c. Whether a node touches cache tensors. CUDA must not get such a node, not even if it is not
  * supported. */
-bool kvp_gpu_touches(const abi_tensor *node);
+bool kvp_gpu_uses_cache(const abi_tensor *node);
 
 /* The cache tensor that a node writes to or reads, or NULL. */
-const abi_tensor *kvp_gpu_touched(const abi_tensor *node);
+const abi_tensor *kvp_gpu_cache_tensor_of(const abi_tensor *node);
 bool kvp_gpu_supports(kvp_gpu *gpu, const abi_tensor *node);
 
 /* Whether the node's work for a few tokens can be captured. The context shift cannot. */

@@ -24,7 +24,7 @@ static const abi_tensor *positions_of(const abi_tensor *node)
 {
     const abi_tensor *at = node->op == kvp_api.op.rope ? node->src[1] : NULL;
 
-    if (at != NULL && at->op == kvp_api.op.none && !kvp_gpu_touches(node))
+    if (at != NULL && at->op == kvp_api.op.none && !kvp_gpu_uses_cache(node))
         return at;
     for (int i = 0; i < ABI_MAX_SRC; i++)
         if (node->src[i] != NULL && node->src[i]->type == ABI_TYPE_I32 &&
@@ -49,7 +49,7 @@ void kvp_gpu_find_positions(kvp_gpu_backend *b, const abi_graph *graph)
 /* Warns once per context. */
 static void warn_of_positions(kvp_gpu_backend *b, const kvp_gpu_cache *cache)
 {
-    if (b->warned || (cache->exact.first == 0 && !cache->weighs))
+    if (b->warned || (cache->exact.first == 0 && !cache->learns_key_transform))
         return;
     b->warned = true;
     kvp_error("warning: %s does not see where tokens are: their first ones are not kept in fp16, "
@@ -131,7 +131,7 @@ static void hold(kvp_gpu_cache *cache, const kvp_gpu_step *step)
     if (step == NULL)
         memset(cache->written, 0xff, cache->n_blocks * sizeof(*cache->written));
     for (size_t i = 0; step != NULL && i < step->n; i++)
-        kvp_gpu_cache_holds(cache, step->cells[i]);
+        kvp_gpu_cache_mark_written(cache, step->cells[i]);
 }
 
 bool kvp_gpu_prepare(kvp_gpu_backend *b, bool *waits)
@@ -160,7 +160,7 @@ bool kvp_gpu_prepare(kvp_gpu_backend *b, bool *waits)
         ok = ok && found &&
              kvp_gpu_cache_prepare(cache, &step, kvp_gpu_mask_of(b->gpu, b->writes[i].last, step.n),
                                    b->gpu->stream);
-        *waits = *waits && (!cache->keeps || cache->waits);
+        *waits = *waits && (!cache->keeps || cache->all_pending);
     }
     kvp_gpu_forget_masks(b);
     return ok;

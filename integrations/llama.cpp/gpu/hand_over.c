@@ -20,37 +20,37 @@
  * exact, as if these rows came in a batch. No row is stored yet. */
 static bool plan_step(kvp_gpu_cache *cache, const kvp_gpu_step *step)
 {
-    bool ok = kvp_gpu_ranges_prepare(cache, step) &&
+    bool ok = kvp_gpu_buckets_prepare(cache, step) &&
               kvp_gpu_open_written(cache->tensors[0], step, cache->gpu->stream);
 
     for (size_t i = 0; i < step->n && ok; i++)
-        kvp_gpu_cache_holds(cache, step->cells[i]);
+        kvp_gpu_cache_mark_written(cache, step->cells[i]);
     return ok;
 }
 
 static bool plan(kvp_gpu_cache *cache)
 {
-    const struct kvp_gpu_place *place = cache->place;
+    const struct kvp_gpu_in_place *in_place_state = cache->in_place_state;
     int64_t cells[STEP];
     int32_t positions[STEP];
     bool ok = true;
 
     cache->planner = NULL;
     cache->planned_last = -2; /* the first row begins a sequence */
-    for (size_t i = 0; i < place->n && ok;) {
+    for (size_t i = 0; i < in_place_state->n && ok;) {
         kvp_gpu_step step = { .cells = cells };
         bool known = true;
-        for (; i < place->n && step.n < STEP; i++) {
-            if (place->positions[i] == KVP_NO_ROW)
+        for (; i < in_place_state->n && step.n < STEP; i++) {
+            if (in_place_state->positions[i] == KVP_NO_ROW)
                 continue;
-            known = known && place->positions[i] >= 0;
+            known = known && in_place_state->positions[i] >= 0;
             cells[step.n] = (int64_t)i;
-            positions[step.n++] = place->positions[i];
+            positions[step.n++] = in_place_state->positions[i];
         }
         step.positions = known ? positions : NULL;
         ok = step.n == 0 || plan_step(cache, &step);
     }
-    return ok && kvp_gpu_ranges_bring(cache, cache->gpu->stream);
+    return ok && kvp_gpu_buckets_upload(cache, cache->gpu->stream);
 }
 
 /* The memory in which rows lie while they are stored: a tensor's fp16 rows, and some of them with
@@ -67,12 +67,13 @@ static void fill_args(const kvp_gpu_cells *cells, const beside *at, size_t first
                       kvant_cuda_kernel_append_args *args)
 {
     *args = (kvant_cuda_kernel_append_args){ .size = sizeof(*args),
-                                             .type = cells->turns ? KVANT_CUDA_F32 : KVANT_CUDA_F16,
+                                             .type = cells->has_block_centers ? KVANT_CUDA_F32
+                                                                              : KVANT_CUDA_F16,
                                              .n_tokens = (uint32_t)n,
                                              .n_kv_heads = cells->n_kv_heads,
                                              .refused = kvp_gpu_word(cells->gpu->refused),
                                              .marks = cells->cache->marks.memory.at,
-                                             .mark_numbers = at->slots[0] + first };
+                                             .mark_ids = at->slots[0] + first };
 }
 
 /* Whether some of n rows from the first-th cell on go to exact pages, too. */
@@ -87,7 +88,7 @@ static bool has_open_blocks(const kvp_gpu_cache *cache, size_t first, size_t n)
 static bool store_run(const kvp_kv *kv, const beside *at, size_t first, size_t n)
 {
     const kvp_gpu_cells *cells = kv->cells;
-    const kvp_gpu_run run = { 0, n, cells->cache->ranges.of[first / KVANT_PAGE_TOKENS] };
+    const kvp_gpu_run run = { 0, n, cells->cache->buckets.of[first / KVANT_PAGE_TOKENS] };
     const size_t width = kv->shape.row;
     kvant_cuda_kernel_append_args args;
     const kvant_cuda_center_rows_args center = { .size = sizeof(center),
@@ -99,15 +100,16 @@ static bool store_run(const kvp_kv *kv, const beside *at, size_t first, size_t n
                                                  .n_kv_heads = cells->n_kv_heads,
                                                  .head_dim = cells->head_dim,
                                                  .slots = at->slots[0] + first,
-                                                 .turning = kvp_gpu_turning_of(cells, 0),
+                                                 .block_centers =
+                                                     kvp_gpu_block_centers_of(cells, 0),
                                                  .out = at->centered };
     kvant_cuda_rows *rows = kv->shape.role == KVANT_ROLE_K ? &args.k : &args.v;
 
-    if (cells->turns && kvant_cuda_center_rows(&center, cells->gpu->stream) != KVANT_OK)
+    if (cells->has_block_centers && kvant_cuda_center_rows(&center, cells->gpu->stream) != KVANT_OK)
         return false;
     fill_args(cells, at, first, n, &args);
     *rows = kvp_gpu_rows(cells, at->centered, width, run);
-    if (!cells->turns)
+    if (!cells->has_block_centers)
         rows->rows = at->halves + first * width;
     for (int open = 0; open <= has_open_blocks(cells->cache, first, n); open++) {
         args.slots = at->slots[open] + first;
@@ -125,7 +127,7 @@ static bool store_run(const kvp_kv *kv, const beside *at, size_t first, size_t n
  * transform. */
 static size_t run_of(const kvp_gpu_cells *cells, size_t first, size_t n)
 {
-    const uint8_t *of = cells->cache->ranges.of;
+    const uint8_t *of = cells->cache->buckets.of;
     const size_t block = first / KVANT_PAGE_TOKENS;
     size_t end = block + 1;
 
@@ -138,7 +140,7 @@ static size_t run_of(const kvp_gpu_cells *cells, size_t first, size_t n)
 static bool store(kvp_kv *kv, const beside *at)
 {
     const kvp_gpu_cells *cells = kv->cells;
-    const size_t n = cells->cache->place->n, bytes = n * kvp_kv_row_bytes(kv);
+    const size_t n = cells->cache->in_place_state->n, bytes = n * kvp_kv_row_bytes(kv);
     const cu_address memory = (cu_address)(uintptr_t)kv->memory;
     cu_stream stream = cells->gpu->stream;
     bool ok =
@@ -166,35 +168,35 @@ static size_t widest(const kvp_gpu_cache *cache)
  * because the room is a multiple of 256 cells. */
 static beside beside_of(const kvp_gpu_cache *cache)
 {
-    const struct kvp_gpu_place *place = cache->place;
-    const size_t width = widest(cache), halves = place->room * width * sizeof(uint16_t);
-    char *at = place->beside.at;
+    const struct kvp_gpu_in_place *in_place_state = cache->in_place_state;
+    const size_t width = widest(cache), halves = in_place_state->room * width * sizeof(uint16_t);
+    char *at = in_place_state->beside.at;
     int64_t *slots = (int64_t *)(void *)(at + halves + CHUNK * width * sizeof(float));
 
     return (beside){ (uint16_t *)(void *)at,
                      (float *)(void *)(at + halves),
-                     { slots, slots + place->n } };
+                     { slots, slots + in_place_state->n } };
 }
 
 static bool have_room(kvp_gpu_cache *cache)
 {
-    struct kvp_gpu_place *place = cache->place;
+    struct kvp_gpu_in_place *in_place_state = cache->in_place_state;
     const size_t row = widest(cache) * sizeof(uint16_t) + 2 * sizeof(int64_t);
 
-    return kvp_gpu_grow(cache->gpu, &place->beside,
-                        place->room * row + CHUNK * widest(cache) * sizeof(float), false);
+    return kvp_gpu_grow(cache->gpu, &in_place_state->beside,
+                        in_place_state->room * row + CHUNK * widest(cache) * sizeof(float), false);
 }
 
 /* Brings slots to the GPU; slots in exact pages lie behind slots in sealed pages. */
-static bool bring_slots(kvp_gpu_cache *cache)
+static bool upload_slots(kvp_gpu_cache *cache)
 {
-    const struct kvp_gpu_place *place = cache->place;
-    const size_t n = place->n;
+    const struct kvp_gpu_in_place *in_place_state = cache->in_place_state;
+    const size_t n = in_place_state->n;
     int64_t *slots = malloc((2 * n + 1) * sizeof(*slots));
     bool ok = slots != NULL;
 
     for (size_t i = 0; i < n && ok; i++) {
-        const bool held = place->positions[i] != KVP_NO_ROW;
+        const bool held = in_place_state->positions[i] != KVP_NO_ROW;
         const int64_t page = held ? kvp_gpu_page_of(cache, (int64_t)i) : -1;
         slots[i] = held ? (int64_t)i : -1;
         slots[n + i] = page >= 0 ? page * KVANT_PAGE_TOKENS + (int64_t)(i % KVANT_PAGE_TOKENS) : -1;
@@ -244,11 +246,11 @@ static bool store_layer(kvp_gpu_cache *cache, uint32_t layer, const beside *at)
         kvp_gpu_cells *cells = kv->cells;
         if (!cells->in_place || kv->shape.layer != layer)
             continue;
-        ok = cache->place->n == 0 || store(kv, at);
+        ok = cache->in_place_state->n == 0 || store(kv, at);
         cells->in_place = false;
     }
     kvp_note("%s: layer %u went from fp16 to compressed pages, %zu cells", cache->gpu->name, layer,
-             cache->place->n);
+             cache->in_place_state->n);
     return ok;
 }
 
@@ -256,37 +258,37 @@ static bool store_layer(kvp_gpu_cache *cache, uint32_t layer, const beside *at)
  * changed yet. An error undoes the plan and keeps the transforms. */
 static bool make_ready(kvp_gpu_cache *cache)
 {
-    struct kvp_gpu_place *place = cache->place;
-    kvp_gpu_ranges *ranges = &cache->ranges, former;
+    struct kvp_gpu_in_place *in_place_state = cache->in_place_state;
+    kvp_gpu_buckets *buckets = &cache->buckets, former;
 
     if (!have_room(cache))
         return false;
-    kvp_gpu_place_settle(NULL, cache, cache->n_tensors);
-    former = *ranges;
-    place->planned = plan(cache);
-    if (place->planned && place->n_plain > 0)
+    kvp_gpu_in_place_settle(NULL, cache, cache->n_tensors);
+    former = *buckets;
+    in_place_state->planned = plan(cache);
+    if (in_place_state->planned && in_place_state->n_plain > 0)
         kvp_error("%s: no centre could be learnt from the first rows of %zu tensors, which are "
                   "stored without one",
-                  cache->gpu->name, place->n_plain);
-    if (place->planned)
+                  cache->gpu->name, in_place_state->n_plain);
+    if (in_place_state->planned)
         return true;
     kvp_gpu_cache_forget(cache);
-    ranges->made = former.made;
-    ranges->asked = former.asked;
-    ranges->since = former.since;
-    ranges->ended = former.ended;
-    ranges->centers.used = former.centers.used;
+    buckets->made = former.made;
+    buckets->requested = former.requested;
+    buckets->since = former.since;
+    buckets->ended = former.ended;
+    buckets->centers.used = former.centers.used;
     return false;
 }
 
 /* Handles a lack of memory: rows stay in place. */
 static bool refuse(kvp_gpu_cache *cache, bool must)
 {
-    struct kvp_gpu_place *place = cache->place;
+    struct kvp_gpu_in_place *in_place_state = cache->in_place_state;
 
-    if (!place->planned)
-        kvp_gpu_release(&place->beside);
-    place->short_of_memory = true;
+    if (!in_place_state->planned)
+        kvp_gpu_release(&in_place_state->beside);
+    in_place_state->short_of_memory = true;
     if (must)
         kvp_error("%s: no memory to compress the cache: these tokens are refused, and those "
                   "before stay as they are; free GPU memory and try again",
@@ -296,14 +298,14 @@ static bool refuse(kvp_gpu_cache *cache, bool must)
 
 bool kvp_gpu_hand_over_layers(kvp_gpu_cache *cache, size_t n, bool must)
 {
-    struct kvp_gpu_place *place = cache->place;
+    struct kvp_gpu_in_place *in_place_state = cache->in_place_state;
     const kvp_kv *next;
     beside at;
     bool ok = true;
 
-    if (place->short_of_memory && !must)
+    if (in_place_state->short_of_memory && !must)
         return true;
-    if ((!place->planned && !make_ready(cache)) || !bring_slots(cache))
+    if ((!in_place_state->planned && !make_ready(cache)) || !upload_slots(cache))
         return refuse(cache, must);
     at = beside_of(cache);
     cache->forms++;
@@ -313,7 +315,7 @@ bool kvp_gpu_hand_over_layers(kvp_gpu_cache *cache, size_t n, bool must)
     if (!ok)
         kvp_error("%s: the GPU could not compress the cache, its rows are lost", cache->gpu->name);
     if (!ok || first_in_place(cache) == NULL)
-        kvp_gpu_place_forget(cache);
+        kvp_gpu_in_place_forget(cache);
     return ok;
 }
 
@@ -330,14 +332,14 @@ bool kvp_gpu_hand_over(kvp_gpu_cache *cache)
 
 void kvp_gpu_hand_over_end(kvp_gpu_cache *cache)
 {
-    struct kvp_gpu_place *place = cache->place;
+    struct kvp_gpu_in_place *in_place_state = cache->in_place_state;
     kvant_status refused;
 
-    if (place == NULL || place->beside.at == NULL)
+    if (in_place_state == NULL || in_place_state->beside.at == NULL)
         return;
-    if (!place->planned)
-        kvp_gpu_release(&place->beside);
-    refused = kvp_gpu_take_word(cache->gpu->refused);
+    if (!in_place_state->planned)
+        kvp_gpu_release(&in_place_state->beside);
+    refused = kvp_gpu_read_word(cache->gpu->refused);
     if (refused != KVANT_OK)
         kvp_gpu_marks_notice(cache, refused);
 }

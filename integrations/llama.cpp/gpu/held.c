@@ -1,6 +1,6 @@
 /* held.c - rows of exact pages that are decoded and stored again when their transform changes.
  *
- * Owns the lists of such rows on the GPU. first.c changes the transform in between. */
+ * Owns the lists of such rows on the GPU. first_matrix.c changes the transform in between. */
 #include "learner.h"
 
 #include <stdlib.h>
@@ -72,7 +72,7 @@ static kvant_status decode_run(const kvp_gpu_cells *cells, const kvp_gpu_held_ro
         .head_stride = cells->head_dim,
         .center = cells->center,
         .scale = cells->scale,
-        .inverse_weights = kvp_gpu_matrix_of(cells, run.transform).inverse_weights
+        .inverse_key_transform = kvp_gpu_matrix_of(cells, run.transform).inverse_key_transform
     };
 
     return kvant_cuda_decode(&args, cells->gpu->stream);

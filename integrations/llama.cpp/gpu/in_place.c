@@ -35,25 +35,25 @@ static size_t room_of(const kvp_gpu_cache *cache)
 }
 
 /* The record of a cache in place. NULL without memory, or when the cache can never be in place. */
-static struct kvp_gpu_place *place_of(kvp_gpu_cache *cache)
+static struct kvp_gpu_in_place *place_of(kvp_gpu_cache *cache)
 {
-    struct kvp_gpu_place *place = cache->place;
-    const size_t room = place == NULL ? room_of(cache) : place->room;
+    struct kvp_gpu_in_place *in_place_state = cache->in_place_state;
+    const size_t room = in_place_state == NULL ? room_of(cache) : in_place_state->room;
 
-    if (place != NULL || room == 0)
-        return place;
-    place = calloc(1, sizeof(*place));
-    if (place != NULL)
-        place->positions = malloc(room * sizeof(*place->positions));
-    if (place == NULL || place->positions == NULL) {
-        free(place);
+    if (in_place_state != NULL || room == 0)
+        return in_place_state;
+    in_place_state = calloc(1, sizeof(*in_place_state));
+    if (in_place_state != NULL)
+        in_place_state->positions = malloc(room * sizeof(*in_place_state->positions));
+    if (in_place_state == NULL || in_place_state->positions == NULL) {
+        free(in_place_state);
         return NULL;
     }
-    place->room = room;
-    place->whole = room >= cache->tensors[0]->shape.n_cells;
-    cache->place = place;
-    kvp_gpu_place_forget(cache);
-    return place;
+    in_place_state->room = room;
+    in_place_state->whole = room >= cache->tensors[0]->shape.n_cells;
+    cache->in_place_state = in_place_state;
+    kvp_gpu_in_place_forget(cache);
+    return in_place_state;
 }
 
 static void set_form(kvp_gpu_cache *cache, bool in_place)
@@ -69,44 +69,46 @@ static void set_form(kvp_gpu_cache *cache, bool in_place)
 /* Whether some layers are in place and others are compressed. */
 static bool is_mixed(const kvp_gpu_cache *cache)
 {
-    return cache->in_place && cache->place->planned;
+    return cache->in_place && cache->in_place_state->planned;
 }
 
 /* Resets the record. kvp_gpu_hand_over_end frees its memory `beside`, when no work uses it any
  * more. */
-void kvp_gpu_place_forget(kvp_gpu_cache *cache)
+void kvp_gpu_in_place_forget(kvp_gpu_cache *cache)
 {
-    struct kvp_gpu_place *place = cache->place;
+    struct kvp_gpu_in_place *in_place_state = cache->in_place_state;
 
     set_form(cache, false);
-    if (place == NULL)
+    if (in_place_state == NULL)
         return;
-    if (place->beside.at != NULL)
+    if (in_place_state->beside.at != NULL)
         atomic_store(&cache->gpu->hands_over, true);
-    for (size_t i = 0; i < place->room; i++)
-        place->positions[i] = KVP_NO_ROW;
-    place->n = 0;
-    place->n_prompts = 0;
-    place->begun = place->n_alone = place->n_ready = place->n_plain = place->asked_at = 0;
-    place->learns = place->planned = place->short_of_memory = false;
+    for (size_t i = 0; i < in_place_state->room; i++)
+        in_place_state->positions[i] = KVP_NO_ROW;
+    in_place_state->n = 0;
+    in_place_state->n_prompts = 0;
+    in_place_state->begun = in_place_state->n_short_steps = in_place_state->n_ready =
+        in_place_state->n_plain = in_place_state->requested_at = 0;
+    in_place_state->learns = in_place_state->planned = in_place_state->short_of_memory = false;
 }
 
-void kvp_gpu_place_free(kvp_gpu_cache *cache)
+void kvp_gpu_in_place_free(kvp_gpu_cache *cache)
 {
-    if (cache->place == NULL)
+    if (cache->in_place_state == NULL)
         return;
-    kvp_gpu_release(&cache->place->beside);
-    free(cache->place->positions);
-    free(cache->place);
-    cache->place = NULL;
+    kvp_gpu_release(&cache->in_place_state->beside);
+    free(cache->in_place_state->positions);
+    free(cache->in_place_state);
+    cache->in_place_state = NULL;
 }
 
 /* Rows outside of graphs */
 
-bool kvp_gpu_place_read(const kvp_kv *kv, size_t cell, size_t n, float *rows, kvant_status *status)
+bool kvp_gpu_in_place_read(const kvp_kv *kv, size_t cell, size_t n, float *rows,
+                           kvant_status *status)
 {
     const kvp_gpu_cells *cells = kv->cells;
-    const size_t room = cells->in_place ? cells->cache->place->room : 0;
+    const size_t room = cells->in_place ? cells->cache->in_place_state->room : 0;
     const size_t known = cell < room ? (room - cell < n ? room - cell : n) : 0;
     const size_t width = kv->shape.row;
     uint16_t *halves;
@@ -154,25 +156,25 @@ static bool copy_rows(const kvp_kv *kv, const int64_t *numbers, size_t n, const 
     return kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "copying") && ok;
 }
 
-static void hold(struct kvp_gpu_place *place, int64_t cell, int32_t position)
+static void hold(struct kvp_gpu_in_place *in_place_state, int64_t cell, int32_t position)
 {
-    place->positions[cell] = position;
-    if ((size_t)cell >= place->n)
-        place->n = (size_t)cell + 1;
+    in_place_state->positions[cell] = position;
+    if ((size_t)cell >= in_place_state->n)
+        in_place_state->n = (size_t)cell + 1;
 }
 
-bool kvp_gpu_place_write(kvp_kv *kv, const int64_t *numbers, size_t n, const float *rows,
-                         kvant_status *status)
+bool kvp_gpu_in_place_write(kvp_kv *kv, const int64_t *numbers, size_t n, const float *rows,
+                            kvant_status *status)
 {
     const kvp_gpu_cells *cells = kv->cells;
     kvp_gpu_cache *cache = cells->cache;
-    struct kvp_gpu_place *place = place_of(cache);
-    bool fits =
-        place != NULL && !place->planned && (cache->in_place || kvp_gpu_cache_is_empty(cache));
+    struct kvp_gpu_in_place *in_place_state = place_of(cache);
+    bool fits = in_place_state != NULL && !in_place_state->planned &&
+                (cache->in_place || kvp_gpu_cache_is_empty(cache));
     uint16_t *halves;
 
     for (size_t i = 0; i < n && fits; i++)
-        fits = numbers[i] >= 0 && (size_t)numbers[i] < place->room;
+        fits = numbers[i] >= 0 && (size_t)numbers[i] < in_place_state->room;
     if (!fits)
         return false;
     halves = malloc((n + 1) * kvp_kv_row_bytes(kv));
@@ -184,7 +186,7 @@ bool kvp_gpu_place_write(kvp_kv *kv, const int64_t *numbers, size_t n, const flo
     if (!copy_rows(kv, numbers, n, halves))
         *status = KVANT_ERR_CUDA;
     for (size_t i = 0; i < n; i++)
-        hold(place, numbers[i], KVP_ROW_SOMEWHERE);
+        hold(in_place_state, numbers[i], KVP_ROW_SOMEWHERE);
     free(halves);
     return true;
 }
@@ -244,7 +246,7 @@ static bool come_back(kvp_gpu_cache *cache, size_t first, size_t end)
         ok = become_rows(cache->tensors[i], first, end - first, halves[i]);
     for (size_t i = first; i < end && ok; i++)
         if (held[i - first])
-            hold(cache->place, (int64_t)i, KVP_ROW_SOMEWHERE);
+            hold(cache->in_place_state, (int64_t)i, KVP_ROW_SOMEWHERE);
     for (size_t i = 0; i < cache->n_tensors && halves != NULL; i++)
         free(halves[i]);
     free(halves);
@@ -273,19 +275,19 @@ static bool is_shift(const abi_tensor *node)
 /* The cache tensor that a computed node writes to or reads; NULL: none. */
 static const kvp_gpu_cells *used_by(const abi_tensor *node)
 {
-    const abi_tensor *tensor = kvp_gpu_is_computed(node) ? kvp_gpu_touched(node) : NULL;
+    const abi_tensor *tensor = kvp_gpu_is_computed(node) ? kvp_gpu_cache_tensor_of(node) : NULL;
 
     return tensor != NULL ? kvp_gpu_cells_of(tensor) : NULL;
 }
 
-bool kvp_gpu_place_takes(const abi_tensor *node)
+bool kvp_gpu_in_place_uses(const abi_tensor *node)
 {
     const kvp_gpu_cells *cells = used_by(node);
 
     return cells != NULL && cells->in_place;
 }
 
-bool kvp_gpu_place_any(kvp_gpu *gpu)
+bool kvp_gpu_in_place_any(kvp_gpu *gpu)
 {
     for (kvp_gpu_cache *cache = gpu->caches; cache != NULL; cache = cache->next)
         if (place_of(cache) != NULL)
@@ -301,7 +303,7 @@ static void note_node(kvp_gpu_use *u, const abi_tensor *node)
     if (attends && (size_t)node->src[1]->ne[1] > u->n_kv) {
         u->n_kv = (size_t)node->src[1]->ne[1];
         u->mask = node->src[3];
-        u->asked = (size_t)node->src[0]->ne[1];
+        u->n_query_tokens = (size_t)node->src[0]->ne[1];
     }
     if (writes && kvp_gpu_prepared(node) != NULL)
         u->cells = node->src[1];
@@ -365,7 +367,7 @@ static bool begin(const kvp_gpu *gpu, const kvp_gpu_use *u, const kvp_gpu_step *
 static bool step_fits(const kvp_gpu_use *u, const kvp_gpu_step *step)
 {
     for (size_t i = 0; i < step->n; i++)
-        if (step->cells[i] < 0 || (size_t)step->cells[i] >= u->cache->place->room)
+        if (step->cells[i] < 0 || (size_t)step->cells[i] >= u->cache->in_place_state->room)
             return false;
     return true;
 }
@@ -374,9 +376,9 @@ static bool step_fits(const kvp_gpu_use *u, const kvp_gpu_step *step)
  * graph may have none (-sm tensor, or a shift). */
 static bool fits(const kvp_gpu_backend *b, const kvp_gpu_use *u, kvp_gpu_step *step)
 {
-    const struct kvp_gpu_place *place = place_of(u->cache);
+    const struct kvp_gpu_in_place *in_place_state = place_of(u->cache);
 
-    if (place == NULL || u->other || u->n_kv > place->room)
+    if (in_place_state == NULL || u->other || u->n_kv > in_place_state->room)
         return false;
     return u->cells == NULL || (kvp_gpu_find_step(b->gpu, u->cells->data, b->positions,
                                                   (size_t)u->cells->ne[0], step) &&
@@ -387,32 +389,33 @@ static bool fits(const kvp_gpu_backend *b, const kvp_gpu_use *u, kvp_gpu_step *s
  * not exist. The rows' positions after the shift are not known here. */
 static void clip_shift(abi_tensor *node)
 {
-    struct kvp_gpu_place *place = kvp_gpu_cells_of(node)->cache->place;
-    const int64_t room = (int64_t)place->room;
+    struct kvp_gpu_in_place *in_place_state = kvp_gpu_cells_of(node)->cache->in_place_state;
+    const int64_t room = (int64_t)in_place_state->room;
     abi_tensor *const of[2] = { node, node->src[0] };
 
     for (int i = 0; i < 2; i++)
         of[i]->ne[2] = of[i]->ne[2] > room ? room : of[i]->ne[2];
     node->src[1]->ne[0] = node->ne[2];
-    for (size_t i = 0; i < place->n; i++)
-        place->positions[i] = place->positions[i] == KVP_NO_ROW ? KVP_NO_ROW : KVP_ROW_SOMEWHERE;
+    for (size_t i = 0; i < in_place_state->n; i++)
+        in_place_state->positions[i] =
+            in_place_state->positions[i] == KVP_NO_ROW ? KVP_NO_ROW : KVP_ROW_SOMEWHERE;
 }
 
 /* Whether the queries of this batch are kept. */
-static bool asks(kvp_gpu_cache *cache, const kvp_gpu_use *u)
+static bool keeps_queries(kvp_gpu_cache *cache, const kvp_gpu_use *u)
 {
-    return u->asked >= KVP_ASKED_TOKENS && cache->weighs && !cache->place->learns &&
-           !is_mixed(cache) && !cache->place->whole &&
-           (cache->place->n_prompts++ < KVP_ASKED_BATCHES ||
-            cache->place->n_prompts % ASK_EVERY == 0);
+    return u->n_query_tokens >= KVP_KEPT_TOKENS && cache->learns_key_transform &&
+           !cache->in_place_state->learns && !is_mixed(cache) && !cache->in_place_state->whole &&
+           (cache->in_place_state->n_prompts++ < KVP_KEPT_BATCHES ||
+            cache->in_place_state->n_prompts % ASK_EVERY == 0);
 }
 
 /* Compresses the next n layers. The rows of the current graph are not stored yet. */
 static bool hand_over(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_graph *graph, size_t n,
                       bool must)
 {
-    kvp_gpu_place_learn(b, cache, graph, cache->place->n);
-    kvp_gpu_place_settle(b, cache, cache->n_tensors);
+    kvp_gpu_in_place_learn(b, cache, graph, cache->in_place_state->n);
+    kvp_gpu_in_place_settle(b, cache, cache->n_tensors);
     kvp_gpu_follow(b);
     return kvp_gpu_hand_over_layers(cache, n, must);
 }
@@ -435,16 +438,16 @@ static bool let_go(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_graph *gr
                    const kvp_gpu_step *step)
 {
     const size_t n = kvp_gpu_n_layers_in_place(cache);
-    const bool few = kvp_gpu_is_few(step), mixed = is_mixed(cache);
+    const bool short_step = kvp_gpu_is_short_step(step), mixed = is_mixed(cache);
     int64_t last = 0;
     size_t left;
 
-    if (cache->place->whole)
+    if (cache->in_place_state->whole)
         return true;
     for (size_t i = 0; i < step->n; i++)
         last = step->cells[i] > last ? step->cells[i] : last;
-    left = cache->place->room - 1 - (size_t)last;
-    if (few)
+    left = cache->in_place_state->room - 1 - (size_t)last;
+    if (short_step)
         return n_to_go(n, left, step) == 0 ||
                hand_over(b, cache, graph, n_to_go(n, left, step), false);
     return (n <= left && !mixed) || hand_over(b, cache, graph, n, mixed);
@@ -453,7 +456,7 @@ static bool let_go(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_graph *gr
 static void hold_step(kvp_gpu_cache *cache, const kvp_gpu_step *step)
 {
     for (size_t i = 0; i < step->n && cache->in_place; i++)
-        hold(cache->place, step->cells[i],
+        hold(cache->in_place_state, step->cells[i],
              step->positions != NULL ? step->positions[i] : KVP_ROW_SOMEWHERE);
 }
 
@@ -469,12 +472,13 @@ static bool prepare(kvp_gpu_backend *b, const kvp_gpu_use *u, const abi_graph *g
                hand_over(b, cache, graph, cache->n_tensors, true);
     if ((!cache->in_place || is_mixed(cache)) && !begin(b->gpu, u, &step) && !cache->in_place)
         return true;
-    kvp_gpu_place_foresee(b, cache, graph, cache->place->n, kvp_gpu_is_few(&step));
+    kvp_gpu_in_place_prepare_next(b, cache, graph, cache->in_place_state->n,
+                                  kvp_gpu_is_short_step(&step));
     if (!let_go(b, cache, graph, &step))
         return false;
     hold_step(cache, &step);
-    if (b->asking == NULL && cache->in_place && asks(cache, u))
-        b->asking = cache;
+    if (b->query_cache == NULL && cache->in_place && keeps_queries(cache, u))
+        b->query_cache = cache;
     return true;
 }
 
@@ -482,11 +486,11 @@ static bool prepare(kvp_gpu_backend *b, const kvp_gpu_use *u, const abi_graph *g
 static void clip_shifts(const abi_graph *graph)
 {
     for (int i = 0; i < graph->n_nodes; i++)
-        if (is_shift(graph->nodes[i]) && kvp_gpu_place_takes(graph->nodes[i]))
+        if (is_shift(graph->nodes[i]) && kvp_gpu_in_place_uses(graph->nodes[i]))
             clip_shift(graph->nodes[i]);
 }
 
-bool kvp_gpu_place_prepare(kvp_gpu_backend *b, const abi_graph *graph)
+bool kvp_gpu_in_place_prepare(kvp_gpu_backend *b, const abi_graph *graph)
 {
     bool ok = true, shifts = false;
 
@@ -506,11 +510,11 @@ bool kvp_gpu_place_prepare(kvp_gpu_backend *b, const abi_graph *graph)
 
 /* Queries */
 
-bool kvp_gpu_place_asks(const kvp_gpu_backend *b, const abi_tensor *node)
+bool kvp_gpu_in_place_keeps_queries(const kvp_gpu_backend *b, const abi_tensor *node)
 {
-    const bool attends = b->asking != NULL && node->op == kvp_api.op.flash_attn_ext &&
+    const bool attends = b->query_cache != NULL && node->op == kvp_api.op.flash_attn_ext &&
                          kvp_gpu_is_computed(node) && kvp_is_kv(node->src[1]);
     const kvp_gpu_cells *cells = attends ? kvp_gpu_cells_of(node->src[1]) : NULL;
 
-    return cells != NULL && cells->cache == b->asking && cells->weighs;
+    return cells != NULL && cells->cache == b->query_cache && cells->learns_key_transform;
 }

@@ -20,19 +20,19 @@
 /* values in positions: a cell without a row; a row at an unknown position */
 enum { KVP_NO_ROW = -1, KVP_ROW_SOMEWHERE = -2 };
 
-struct kvp_gpu_place {
-    size_t room;        /* cells that fit, a multiple of 256; 0: the cache is never in place */
-    bool whole;         /* all cells fit, so nothing is ever compressed */
-    size_t n;           /* the last cell with a row, plus one */
-    int32_t *positions; /* by cell: the position of its row, or one of the two values above */
-    uint32_t n_prompts; /* batches that were long enough to keep queries of */
-    bool learns;        /* threads are learning first key transforms from these rows */
-    size_t begun;       /* n when the threads began; 0: they did not begin */
-    size_t n_alone;     /* steps of few tokens since then */
-    size_t n_ready;     /* tensors whose transforms are in force */
-    size_t n_plain;     /* tensors that have no centre because none could be learned */
+struct kvp_gpu_in_place {
+    size_t room;          /* cells that fit, a multiple of 256; 0: the cache is never in place */
+    bool whole;           /* all cells fit, so nothing is ever compressed */
+    size_t n;             /* the last cell with a row, plus one */
+    int32_t *positions;   /* by cell: the position of its row, or one of the two values above */
+    uint32_t n_prompts;   /* batches that were long enough to keep queries of */
+    bool learns;          /* threads are learning first key transforms from these rows */
+    size_t begun;         /* n when the threads began; 0: they did not begin */
+    size_t n_short_steps; /* steps of few tokens since then */
+    size_t n_ready;       /* tensors whose transforms are in force */
+    size_t n_plain;       /* tensors that have no centre because none could be learned */
     /* n when threads began to learn a further position bucket's transform; 0: never */
-    size_t asked_at;
+    size_t requested_at;
     bool planned;          /* blocks have transforms and pages, and some layers are compressed */
     bool short_of_memory;  /* a hand-over lacked memory when it was not yet necessary */
     kvp_gpu_memory beside; /* room for a tensor's rows while they are stored */
@@ -41,43 +41,45 @@ struct kvp_gpu_place {
 /* in_place.c. The lock is held for all of these. */
 
 /* Whether some cache of the GPU may be in place at all. */
-bool kvp_gpu_place_any(kvp_gpu *gpu);
+bool kvp_gpu_in_place_any(kvp_gpu *gpu);
 
 /* Decides before a graph which form each layer has. b->positions must be known. False: there is no
  * memory to compress rows that do not fit, or the GPU failed. */
-bool kvp_gpu_place_prepare(kvp_gpu_backend *b, const abi_graph *graph);
+bool kvp_gpu_in_place_prepare(kvp_gpu_backend *b, const abi_graph *graph);
 
 /* Whether the queries of an attention node are kept before the node is computed, which is so for
  * prompts. */
-bool kvp_gpu_place_asks(const kvp_gpu_backend *b, const abi_tensor *node);
+bool kvp_gpu_in_place_keeps_queries(const kvp_gpu_backend *b, const abi_tensor *node);
 
 /* Whether a node uses a layer in place, so that ggml-cuda computes it. */
-bool kvp_gpu_place_takes(const abi_tensor *node);
+bool kvp_gpu_in_place_uses(const abi_tensor *node);
 
 /* Read and write rows of a tensor outside of graphs. False: the tensor is not in place, and write
  * cannot put the whole cache in place. */
-bool kvp_gpu_place_read(const kvp_kv *kv, size_t cell, size_t n, float *rows, kvant_status *status);
-bool kvp_gpu_place_write(kvp_kv *kv, const int64_t *cells, size_t n, const float *rows,
-                         kvant_status *status);
-void kvp_gpu_place_forget(kvp_gpu_cache *cache);
-void kvp_gpu_place_free(kvp_gpu_cache *cache);
+bool kvp_gpu_in_place_read(const kvp_kv *kv, size_t cell, size_t n, float *rows,
+                           kvant_status *status);
+bool kvp_gpu_in_place_write(kvp_kv *kv, const int64_t *cells, size_t n, const float *rows,
+                            kvant_status *status);
+void kvp_gpu_in_place_forget(kvp_gpu_cache *cache);
+void kvp_gpu_in_place_free(kvp_gpu_cache *cache);
 
 /* ready.c. These functions need all layers in place. A tensor from which nothing can be learned is
  * stored without a transform. */
 
 /* Lets threads begin, once, to learn key transforms from the first n rows, and from queries if some
  * were kept. The current graph shows how RoPE rotates keys. */
-void kvp_gpu_place_learn(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_graph *graph,
-                         size_t n);
+void kvp_gpu_in_place_learn(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_graph *graph,
+                            size_t n);
 
 /* Waits for the threads of at most n further tensors and puts their transforms in force. b: the
  * back end whose graphs use the cache, or NULL outside of graphs. */
-void kvp_gpu_place_settle(kvp_gpu_backend *b, kvp_gpu_cache *cache, size_t n);
+void kvp_gpu_in_place_settle(kvp_gpu_backend *b, kvp_gpu_cache *cache, size_t n);
 
 /* Does the part of learn and settle that is due before a graph with n earlier rows, and lets
- * threads learn the transforms of further position buckets. few: the graph has few tokens. */
-void kvp_gpu_place_foresee(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_graph *graph,
-                           size_t n, bool few);
+ * threads learn the transforms of further position buckets. short_step: the graph has few
+ * tokens. */
+void kvp_gpu_in_place_prepare_next(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_graph *graph,
+                                   size_t n, bool short_step);
 
 /* hand_over.c */
 

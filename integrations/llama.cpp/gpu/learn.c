@@ -60,7 +60,7 @@ static kvant_tensor *learn_tensor(const kvp_gpu_cells *cells, const kvant_codec 
 
 /* Reads centre, scale and query scale of all kv heads; members are NULL where the tensor has
  * none. */
-static bool read_version(kvp_gpu_cells *cells, const kvant_tensor *tensor, float *numbers,
+static bool read_learned(kvp_gpu_cells *cells, const kvant_tensor *tensor, float *numbers,
                          bool *center, bool *scale)
 {
     const size_t d = cells->head_dim, width = kvp_gpu_width(cells);
@@ -78,7 +78,8 @@ static bool read_version(kvp_gpu_cells *cells, const kvant_tensor *tensor, float
             const float s = info.affine.scale != NULL ? info.affine.scale[j] : 1;
             at[0] = info.affine.center != NULL ? info.affine.center[j] : 0;
             at[width] = s;
-            at[2 * width] = s * (cells->n_weights == d ? tables.inverse_weights[j] : 1);
+            at[2 * width] =
+                s * (cells->key_transform_size == d ? tables.inverse_key_transform[j] : 1);
         }
     }
     return true;
@@ -99,14 +100,15 @@ bool kvp_gpu_learn_from(kvp_gpu_cells *cells, const float *rows, size_t n)
     if (numbers != NULL && codecs != NULL)
         tensor = learn_tensor(cells, codecs, rows, n, &memory);
     at = kvp_gpu_affine(cells, &cells->numbers);
-    ok = tensor != NULL && read_version(cells, tensor, numbers, &center, &scale) &&
+    ok = tensor != NULL && read_learned(cells, tensor, numbers, &center, &scale) &&
          kvp_gpu_upload(cells->gpu, at, numbers, 3 * width * sizeof(*numbers)) &&
          kvp_gpu_upload(cells->gpu, cells->key_center.at, numbers, width * sizeof(*numbers));
     if (ok) {
         cells->center = center && !cells->uncentred ? at : NULL;
         cells->scale = scale ? at + width : NULL;
-        cells->query_scale = scale || cells->n_weights == cells->head_dim ? at + 2 * width : NULL;
-        cells->learnt = true;
+        cells->query_scale =
+            scale || cells->key_transform_size == cells->head_dim ? at + 2 * width : NULL;
+        cells->learned = true;
         if (!cells->in_place)
             atomic_fetch_add(&cells->gpu->epoch, 1); /* captured graphs have none of these */
     }
@@ -207,12 +209,12 @@ static bool store_first(const kvp_kv *kv, const float *rows)
 static bool learn_now(const kvp_kv *kv, const float *rows, size_t n)
 {
     kvp_gpu_cells *cells = kv->cells;
-    const bool alone = kvp_gpu_learns_alone(cells);
-    const size_t n_first = alone ? cells->cache->n_first : 0;
+    const bool single_position = kvp_gpu_learns_alone(cells);
+    const size_t n_first = single_position ? cells->cache->n_first : 0;
     float *first = n_first > 0 ? fetch_first(cells) : NULL;
     bool ok;
 
-    if (alone)
+    if (single_position)
         ok = (n_first == 0 || first != NULL) &&
              kvp_gpu_learn_from(cells, n > 0 ? rows : first, n > 0 ? n : n_first) &&
              (n_first == 0 || store_first(kv, first));
@@ -272,6 +274,6 @@ bool kvp_gpu_learn_written(kvp_kv *kv, const int64_t *cells, size_t n, const flo
         return learn_now(kv, rows, n);
     if (kvp_gpu_learns_alone(own))
         return note_first(own->cache, cells, n);
-    own->learnt = true; /* these rows are sealed without a centre */
+    own->learned = true; /* these rows are sealed without a centre */
     return true;
 }

@@ -34,7 +34,7 @@ static void count_cpus(void)
 
 /* Waits for a permit to learn. A signal handler of the program may interrupt the wait, which then
  * gives no permit. */
-static void take_permit(sem_t *permits)
+static void acquire_permit(sem_t *permits)
 {
     while (sem_wait(permits) != 0)
         ;
@@ -64,7 +64,7 @@ void kvp_gpu_learner_drop(const kvp_gpu_cells *cells, kvp_gpu_learner *l)
     kvant_cuda_codec_free(&l->sealed);
     kvp_gpu_free_codecs(l->made.codecs, cells->n_kv_heads);
     free(l->made.start);
-    l->made = (kvp_gpu_version){ 0 };
+    l->made = (kvp_gpu_learned_transform){ 0 };
     l->brought = false;
 }
 
@@ -105,26 +105,26 @@ void kvp_gpu_learner_free(kvp_gpu_cells *cells)
     free(l);
 }
 
-void kvp_gpu_learner_tell(const kvp_kv *kv, const abi_tensor *rows)
+void kvp_gpu_learner_set_rope(const kvp_kv *kv, const abi_tensor *rows)
 {
     const kvp_gpu_cells *cells = kv->cells;
     kvp_gpu_learner *l = cells->learner;
-    const uint32_t all = kvp_kv_n_positions(kv), first = (uint32_t)kvp_gpu_range_at(1).from;
+    const uint32_t all = kvp_kv_n_positions(kv), first = (uint32_t)kvp_gpu_bucket_at(1).from;
 
-    if (l == NULL || l->told)
+    if (l == NULL || l->rope_is_set)
         return;
-    l->told = true;
-    l->begins = kvp_gpu_in_first_range(cells->cache);
+    l->rope_is_set = true;
+    l->begins = kvp_gpu_in_first_bucket(cells->cache);
     if (!kvp_rope_read(kv, rows, &l->rope, l->frequencies)) {
         l->rope.size = 0;
         kvp_note("%s: matrices are learnt without RoPE", kv->name);
         return;
     }
-    l->turns = kvp_gpu_centers_tell(kv, rows);
+    l->has_block_centers = kvp_gpu_centers_set_rope(kv, rows);
     l->rope.frequencies = l->frequencies;
     l->rope.n_positions = l->begins && all > first ? first : all;
-    l->rope.n_ranges = 1;
-    l->rope.block_centers = l->turns;
+    l->rope.n_position_transforms = 1;
+    l->rope.block_centers = l->has_block_centers;
 }
 
 /* The tensor */
@@ -160,7 +160,8 @@ static bool create_tensor(kvp_gpu_learner *l, const kvp_gpu_cells *cells)
     ok = l->memory != NULL && kvant_tensor_create(&params, l->memory, &l->tensor) == KVANT_OK;
     free(codecs);
     if (ok && l->rope.size != 0 && kvant_tensor_set_rope(l->tensor, &l->rope) != KVANT_OK)
-        l->turns = false; /* RoPE is for another number of channels than the tensor has */
+        l->has_block_centers =
+            false; /* RoPE is for another number of channels than the tensor has */
     return ok;
 }
 
@@ -179,11 +180,11 @@ static void assume_queries(const kvp_gpu_cells *cells, float *queries, int32_t *
 {
     uint32_t random = 1;
 
-    for (size_t i = 0; i < KVP_ASKED_TOKENS * kvp_gpu_width(cells); i++) {
+    for (size_t i = 0; i < KVP_KEPT_TOKENS * kvp_gpu_width(cells); i++) {
         random = 1664525 * random + 1013904223;
         queries[i] = random >> 31 ? -1.0f : 1.0f;
     }
-    for (uint32_t i = 0; i < KVP_ASKED_TOKENS; i++)
+    for (uint32_t i = 0; i < KVP_KEPT_TOKENS; i++)
         positions[i] = (int32_t)i;
 }
 
@@ -194,7 +195,7 @@ static bool note_batch(const kvp_gpu_cells *cells, const float *rows, size_t row
                                     .q = rows,
                                     .token_stride = row / sizeof(*rows),
                                     .head_stride = cells->head_dim,
-                                    .n_tokens = KVP_ASKED_TOKENS,
+                                    .n_tokens = KVP_KEPT_TOKENS,
                                     .n_heads = (uint32_t)(row / sizeof(*rows) / cells->head_dim),
                                     .positions = positions[0] >= 0 ? positions : NULL };
 
@@ -203,19 +204,19 @@ static bool note_batch(const kvp_gpu_cells *cells, const float *rows, size_t row
 
 static bool note_queries(const kvp_gpu_cells *cells)
 {
-    kvp_gpu_lesson *lesson = &cells->learner->lesson;
+    kvp_gpu_learner_input *lesson = &cells->learner->lesson;
     const size_t width = kvp_gpu_width(cells) * sizeof(float),
                  row = lesson->n_batches > 0 ? lesson->row : width;
-    float *rows = malloc(KVP_ASKED_TOKENS * row);
+    float *rows = malloc(KVP_KEPT_TOKENS * row);
     bool ok = rows != NULL;
 
     if (ok && lesson->n_batches == 0) {
-        assume_queries(cells, rows, lesson->asked);
-        ok = note_batch(cells, rows, row, lesson->asked);
+        assume_queries(cells, rows, lesson->query_positions);
+        ok = note_batch(cells, rows, row, lesson->query_positions);
     }
     for (uint32_t i = 0; i < lesson->n_batches && ok; i++)
-        ok = copy_out(cells, rows, lesson->queries[i], KVP_ASKED_TOKENS * row) &&
-             note_batch(cells, rows, row, lesson->asked + i * KVP_ASKED_TOKENS);
+        ok = copy_out(cells, rows, lesson->queries[i], KVP_KEPT_TOKENS * row) &&
+             note_batch(cells, rows, row, lesson->query_positions + i * KVP_KEPT_TOKENS);
     free(rows);
     return ok;
 }
@@ -240,26 +241,29 @@ static void learn_rows(const kvp_gpu_cells *cells, size_t first, size_t n)
 }
 
 /* Makes room for a layer's learned transform; false without memory. */
-static bool have_version(const kvp_gpu_cells *cells, kvp_gpu_version *version)
+static bool have_learned(const kvp_gpu_cells *cells, kvp_gpu_learned_transform *learned)
 {
-    *version = (kvp_gpu_version){ calloc(cells->n_kv_heads, sizeof(*version->codecs)), NULL };
-    if (version->codecs != NULL && cells->learner->turns)
-        version->start = calloc(kvp_gpu_width(cells), sizeof(*version->start));
-    return version->codecs != NULL && (version->start != NULL || !cells->learner->turns);
+    *learned =
+        (kvp_gpu_learned_transform){ calloc(cells->n_kv_heads, sizeof(*learned->codecs)), NULL };
+    if (learned->codecs != NULL && cells->learner->has_block_centers)
+        learned->start = calloc(kvp_gpu_width(cells), sizeof(*learned->start));
+    return learned->codecs != NULL &&
+           (learned->start != NULL || !cells->learner->has_block_centers);
 }
 
-static bool read_version(const kvp_gpu_cells *cells, uint32_t head, const kvp_gpu_version *version)
+static bool read_learned(const kvp_gpu_cells *cells, uint32_t head,
+                         const kvp_gpu_learned_transform *learned)
 {
     const kvant_tensor *tensor = cells->learner->tensor;
     kvant_block_info info = { .size = sizeof(info) };
     const size_t d = cells->head_dim;
 
     if (kvant_tensor_get_block(tensor, 1, head, &info) != KVANT_OK ||
-        (info.start == NULL && version->start != NULL))
+        (info.start == NULL && learned->start != NULL))
         return false;
-    if (version->start != NULL)
-        memcpy(version->start + head * d, info.start, d * sizeof(*info.start));
-    return kvant_tensor_make_codec(tensor, 1, head, cells->sources[head], &version->codecs[head]) ==
+    if (learned->start != NULL)
+        memcpy(learned->start + head * d, info.start, d * sizeof(*info.start));
+    return kvant_tensor_make_codec(tensor, 1, head, cells->sources[head], &learned->codecs[head]) ==
            KVANT_OK;
 }
 
@@ -272,17 +276,17 @@ static bool make_codecs(kvp_gpu_cells *cells)
 
     if (kvant_tensor_get_block(l->tensor, 1, 0, &info) != KVANT_OK || info.affine.center == NULL)
         return true;
-    ok = have_version(cells, &l->made);
+    ok = have_learned(cells, &l->made);
     for (uint32_t head = 0; head < cells->n_kv_heads && ok; head++)
-        ok = read_version(cells, head, &l->made);
+        ok = read_learned(cells, head, &l->made);
     return ok;
 }
 
 /* A thread */
 
-static bool bring_rows(const kvp_gpu_cells *cells)
+static bool upload_rows(const kvp_gpu_cells *cells)
 {
-    kvp_gpu_lesson *lesson = &cells->learner->lesson;
+    kvp_gpu_learner_input *lesson = &cells->learner->lesson;
     const size_t n = (lesson->places != NULL ? lesson->n_all : lesson->n) * kvp_gpu_width(cells);
     uint16_t *halves;
     bool ok;
@@ -302,7 +306,7 @@ static bool bring_rows(const kvp_gpu_cells *cells)
 /* Moves the rows that are learned from to the front. */
 static void gather_rows(const kvp_gpu_cells *cells)
 {
-    const kvp_gpu_lesson *lesson = &cells->learner->lesson;
+    const kvp_gpu_learner_input *lesson = &cells->learner->lesson;
     const size_t width = kvp_gpu_width(cells);
 
     for (size_t i = 0; i < lesson->n && lesson->places != NULL; i++)
@@ -313,7 +317,7 @@ static void gather_rows(const kvp_gpu_cells *cells)
 /* Does all that takes long when a matrix comes in force, because nobody waits here. It brings
  * the numbers to the GPU, and makes the kernels' side of the codec. Afterwards the first kv
  * head's codec stands for all. Rows that are sealed already need the former numbers until then.
- * After an error first.c tries again. */
+ * After an error first_matrix.c tries again. */
 static void bring_made(kvp_gpu_cells *cells)
 {
     kvp_gpu_learner *l = cells->learner;
@@ -325,8 +329,8 @@ static void bring_made(kvp_gpu_cells *cells)
         (kvant_cuda_codec_from(l->made.codecs[0], &l->sealed, NULL, 0) != KVANT_OK ||
          kvant_cuda_codec_create_open(l->sealed, &l->open) != KVANT_OK))
         return;
-    l->brought = kvp_gpu_bring_numbers(cells, (const kvant_codec *const *)l->made.codecs,
-                                       l->made.start, cells->gpu->copying);
+    l->brought = kvp_gpu_upload_transform(cells, (const kvant_codec *const *)l->made.codecs,
+                                          l->made.start, cells->gpu->copying);
     for (uint32_t head = 1; head < cells->n_kv_heads && l->brought; head++)
         kvant_codec_free(&l->made.codecs[head]);
 }
@@ -338,7 +342,7 @@ static bool make_first(kvp_gpu_cells *cells)
 
     if (atomic_load(&l->dropped))
         return true;
-    if (!create_tensor(l, cells) || !bring_rows(cells) || !note_queries(cells))
+    if (!create_tensor(l, cells) || !upload_rows(cells) || !note_queries(cells))
         return false;
     gather_rows(cells);
     for (size_t i = 0; i < parts; i++)
@@ -355,7 +359,7 @@ static void *learn(void *context)
     kvp_gpu_cells *cells = context;
     sem_t *permits = cells->learner->lesson.hurries ? &hurried : &at_once;
 
-    take_permit(permits);
+    acquire_permit(permits);
     cells->learner->failed = !make_first(cells);
     sem_post(permits);
     return NULL;
@@ -374,12 +378,12 @@ static bool have_event(kvp_gpu_learner *l)
            kvp_cu_ok(kvp_cu.event_new(&l->ready, CU_NO_TIMING | CU_EVENT_SLEEPS), "an event");
 }
 
-bool kvp_gpu_learner_learn(kvp_gpu_cells *cells, const kvp_gpu_lesson *lesson)
+bool kvp_gpu_learner_start(kvp_gpu_cells *cells, const kvp_gpu_learner_input *lesson)
 {
     kvp_gpu_learner *l = cells->learner;
 
     l->lesson = *lesson;
-    if (!kvp_gpu_have_copying(cells->gpu) || !have_event(l) ||
+    if (!kvp_gpu_ensure_copy_stream(cells->gpu) || !have_event(l) ||
         !kvp_cu_ok(kvp_cu.event_record(l->ready, cells->gpu->stream), "copying")) {
         kvp_gpu_lesson_free(&l->lesson);
         return false;
@@ -398,42 +402,43 @@ bool kvp_gpu_learner_learn(kvp_gpu_cells *cells, const kvp_gpu_lesson *lesson)
 static bool find_centers(const kvp_gpu_learner *l, float *start, float *mean)
 {
     return start == NULL ||
-           (kvant_tensor_range_center(l->tensor, 0, KVANT_PAGE_TOKENS - 1, start) == KVANT_OK &&
-            kvant_tensor_range_center(l->tensor, l->range.first, l->range.last, mean) == KVANT_OK);
+           (kvant_tensor_bucket_center(l->tensor, 0, KVANT_PAGE_TOKENS - 1, start) == KVANT_OK &&
+            kvant_tensor_bucket_center(l->tensor, l->bucket.first, l->bucket.last, mean) ==
+                KVANT_OK);
 }
 
-static void *make_range(void *context)
+static void *make_bucket(void *context)
 {
     kvp_gpu_cells *cells = context;
     kvp_gpu_learner *l = cells->learner;
     float *mean = calloc(kvp_gpu_width(cells), sizeof(*mean));
-    kvp_gpu_version version;
-    const bool room = have_version(cells, &version) && mean != NULL;
+    kvp_gpu_learned_transform learned;
+    const bool room = have_learned(cells, &learned) && mean != NULL;
 
     setpriority(PRIO_PROCESS, 0, LOW_PRIORITY);
-    take_permit(&at_once);
-    l->made_range =
-        room && kvp_gpu_enter(cells->gpu) && find_centers(l, version.start, mean) &&
-        kvant_tensor_make_range_codecs(l->tensor, l->range.first, l->range.last, KVANT_PAGE_TOKENS,
-                                       cells->sources, version.codecs, 1) == KVANT_OK &&
-        kvp_gpu_bring_range(cells, l->range.number, &version, mean);
+    acquire_permit(&at_once);
+    l->made_bucket = room && kvp_gpu_enter(cells->gpu) && find_centers(l, learned.start, mean) &&
+                     kvant_tensor_make_bucket_codecs(l->tensor, l->bucket.first, l->bucket.last,
+                                                     KVANT_PAGE_TOKENS, cells->sources,
+                                                     learned.codecs, 1) == KVANT_OK &&
+                     kvp_gpu_upload_bucket(cells, l->bucket.id, &learned, mean);
     sem_post(&at_once);
-    kvp_gpu_free_codecs(version.codecs, cells->n_kv_heads);
-    free(version.start);
+    kvp_gpu_free_codecs(learned.codecs, cells->n_kv_heads);
+    free(learned.start);
     free(mean);
     return NULL;
 }
 
-bool kvp_gpu_learner_ask(kvp_gpu_cells *cells, const kvp_gpu_range *range)
+bool kvp_gpu_learner_request(kvp_gpu_cells *cells, const kvp_gpu_bucket *bucket)
 {
     kvp_gpu_learner *l = cells->learner;
 
-    if (l == NULL || l->tensor == NULL || l->making || cells->cache->ranges.centers.uneven ||
-        cells->cache->ranges.centers.rope.size == 0)
+    if (l == NULL || l->tensor == NULL || l->making || cells->cache->buckets.centers.uneven ||
+        cells->cache->buckets.centers.rope.size == 0)
         return false;
-    l->range = *range;
-    l->made_range = false;
-    l->making = kvp_gpu_start_thread(&l->maker, make_range, cells);
+    l->bucket = *bucket;
+    l->made_bucket = false;
+    l->making = kvp_gpu_start_thread(&l->maker, make_bucket, cells);
     return l->making;
 }
 
@@ -445,6 +450,6 @@ bool kvp_gpu_learner_answer(kvp_gpu_cells *cells)
         return true;
     pthread_join(l->maker, NULL);
     l->making = false;
-    cells->further_made |= (uint32_t)l->made_range << l->range.number;
-    return l->made_range;
+    cells->further_made |= (uint32_t)l->made_bucket << l->bucket.id;
+    return l->made_bucket;
 }

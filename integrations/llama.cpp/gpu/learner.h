@@ -1,13 +1,13 @@
 /* learner.h - what makes first matrices and matrices of ranges: a tensor in the computer's memory,
  * in a thread per layer. It knows neither graphs nor caches: its callers bring a layer's keys and
- * queries to it. first.c and ready.c say which, and when a matrix comes in force. */
+ * queries to it. first_matrix.c and ready.c say which, and when a matrix comes in force. */
 #ifndef KVP_CUDA_LEARNER_H
 #define KVP_CUDA_LEARNER_H
 
 #include "gpu.h"
 
 /* The keys and queries from which a first key transform is learned. */
-typedef struct kvp_gpu_lesson {
+typedef struct kvp_gpu_learner_input {
     size_t n;    /* keys */
     float *rows; /* or NULL; the learner frees them */
     const void
@@ -19,11 +19,12 @@ typedef struct kvp_gpu_lesson {
     bool hurries;       /* somebody waits for the matrix soon, so more threads work at once */
     /* Batches of queries in GPU memory, readable at the same time (queries.c), and the bytes of one
      * token's queries. */
-    const char *queries[KVP_ASKED_BATCHES];
+    const char *queries[KVP_KEPT_BATCHES];
     uint32_t n_batches;
     size_t row;
-    int32_t asked[KVP_ASKED_BATCHES * KVP_ASKED_TOKENS]; /* positions of the queries' tokens */
-} kvp_gpu_lesson;
+    int32_t
+        query_positions[KVP_KEPT_BATCHES * KVP_KEPT_TOKENS]; /* positions of the queries' tokens */
+} kvp_gpu_learner_input;
 
 /* lesson.c. list_pages finds the pages with rows whose keys have the first range's transform, or no
  * matrix yet. cell_of returns the cell of a row in these pages, or -1 if the row was never written.
@@ -52,51 +53,52 @@ bool kvp_gpu_store_held(const kvp_gpu_cells *cells, const kvp_gpu_held_rows *hel
  * pages have too few rows, or if the tokens of these rows are too much alike. lesson_of copies a
  * layer's rows, so that later steps may change the pages. It returns false without memory. */
 bool kvp_gpu_lessons_begin(kvp_gpu_cache *cache);
-bool kvp_gpu_lesson_of(const kvp_gpu_cells *cells, kvp_gpu_lesson *lesson);
-void kvp_gpu_lesson_free(kvp_gpu_lesson *lesson);
+bool kvp_gpu_lesson_of(const kvp_gpu_cells *cells, kvp_gpu_learner_input *lesson);
+void kvp_gpu_lesson_free(kvp_gpu_learner_input *lesson);
 
 typedef struct kvp_gpu_learner {
     kvant_codec *codec; /* encodes quickly, and learns the same transform */
     kvant_tensor *tensor;
     void *memory;
-    /* told: it is known how RoPE rotates keys; turns: so the blocks can have centres */
-    bool told, turns;
+    /* rope_is_set: it is known how RoPE rotates keys; has_block_centers: so the blocks can have
+     * centres */
+    bool rope_is_set, has_block_centers;
     kvant_rope rope; /* size 0: not known */
     float frequencies[KVANT_MAX_HEAD_DIM / 2];
     /* the rows are in the first position bucket, so the first key transform is for this bucket
      * only */
     bool begins;
-    kvp_gpu_lesson lesson;
+    kvp_gpu_learner_input lesson;
     cu_event ready; /* threads may read the lesson */
     pthread_t thread;
     /* begun: a thread was started for the first key transform; runs: it was not joined yet */
     bool begun, runs;
     bool failed; /* there was no memory */
-    kvp_gpu_version made;
+    kvp_gpu_learned_transform made;
     bool brought; /* the cells' arrays on the GPU have the numbers of made; nobody reads them yet */
     kvant_cuda_codec *sealed, *open; /* what kernels need for made; NULL: the cells have them */
     /* no caller uses the result, so a thread that starts later learns nothing */
     atomic_bool dropped;
     pthread_t maker; /* the thread for a further key transform */
     bool making;
-    kvp_gpu_range range; /* the position bucket that it learns for */
-    bool made_range;
+    kvp_gpu_bucket bucket; /* the position bucket that it learns for */
+    bool made_bucket;
 } kvp_gpu_learner;
 
 /* Notes, once, how RoPE rotates keys, which their graph shows. */
-void kvp_gpu_learner_tell(const kvp_kv *kv, const abi_tensor *rows);
+void kvp_gpu_learner_set_rope(const kvp_kv *kv, const abi_tensor *rows);
 
 /* A thread makes the first matrix of keys, and of queries that were kept, once. It reads what the
  * work enqueued so far writes. The learner owns the arrays of the lesson, also after an error
  * (false, with a message). finish waits for the thread. drop frees what it made. */
-bool kvp_gpu_learner_learn(kvp_gpu_cells *cells, const kvp_gpu_lesson *lesson);
+bool kvp_gpu_learner_start(kvp_gpu_cells *cells, const kvp_gpu_learner_input *lesson);
 void kvp_gpu_learner_finish(kvp_gpu_learner *l);
 void kvp_gpu_learner_drop(const kvp_gpu_cells *cells, kvp_gpu_learner *l);
 
-/* `kvp_gpu_learner_ask` starts a thread that learns the transform of a further position bucket;
+/* `kvp_gpu_learner_request` starts a thread that learns the transform of a further position bucket;
  * false when there is nothing to learn it from. `kvp_gpu_learner_answer` waits for the thread;
  * false when it failed, true when no thread was started. */
-bool kvp_gpu_learner_ask(kvp_gpu_cells *cells, const kvp_gpu_range *range);
+bool kvp_gpu_learner_request(kvp_gpu_cells *cells, const kvp_gpu_bucket *bucket);
 bool kvp_gpu_learner_answer(kvp_gpu_cells *cells);
 
 /* A thread on which no handler of the program's runs. */

@@ -1,8 +1,8 @@
 /* lesson.c - the keys that first matrices are made from: the rows in a cache's exact pages.
  *
  * Finds these rows and tells whether their tokens differ enough. Copies the rows of a layer for
- * threads, because later steps change the pages. first.c decides when, and learner.c makes the
- * matrices. */
+ * threads, because later steps change the pages. first_matrix.c decides when, and learner.c makes
+ * the matrices. */
 #include "learner.h"
 
 #include <stdlib.h>
@@ -19,9 +19,9 @@ kvp_gpu_page_list kvp_gpu_list_pages(const kvp_gpu_cache *cache)
 
     for (uint32_t block = 0; block < cache->n_blocks && cache->table != NULL; block++)
         if (cache->table[block] < 0 && cache->written[block] != 0 &&
-            cache->ranges.of[block] != KVP_PLAIN)
+            cache->buckets.of[block] != KVP_PLAIN)
             list.pages[list.n++] =
-                (kvp_gpu_listed){ (uint32_t)(-1 - cache->table[block]), cache->ranges.of[block] };
+                (kvp_gpu_listed){ (uint32_t)(-1 - cache->table[block]), cache->buckets.of[block] };
     return list;
 }
 
@@ -156,7 +156,7 @@ size_t kvp_gpu_learning_layer(const kvp_gpu_cache *cache, const kvp_gpu_cells *c
         const kvp_gpu_cells *of = cache->tensors[i]->cells;
         if (of == cells)
             break;
-        n += of->weighs;
+        n += of->learns_key_transform;
     }
     return n;
 }
@@ -168,7 +168,8 @@ static size_t copy_bytes(const kvp_gpu_cache *cache, const kvp_gpu_page_list *li
 
     for (size_t i = 0; i < cache->n_tensors; i++) {
         const kvp_gpu_cells *cells = cache->tensors[i]->cells;
-        width = cells->weighs && kvp_gpu_width(cells) > width ? kvp_gpu_width(cells) : width;
+        width = cells->learns_key_transform && kvp_gpu_width(cells) > width ? kvp_gpu_width(cells)
+                                                                            : width;
     }
     return rows_of(list) * width * sizeof(uint16_t);
 }
@@ -187,10 +188,11 @@ static void have_copies(kvp_gpu_cache *cache, const kvp_gpu_page_list *list)
 
     for (uint32_t i = 0; i < list->n; i++)
         numbers[i] = (int32_t)list->pages[i].page;
-    ok = kvp_gpu_are_few(cache->gpu, bytes) &&
-         kvp_gpu_grow(cache->gpu, &cache->asked.keys, bytes, false) &&
-         kvp_gpu_upload(cache->gpu, cache->asked.keys.at, numbers, list->n * sizeof(*numbers));
-    cache->asked.n_layers = ok ? n_layers : 0;
+    ok = kvp_gpu_fits_free_memory(cache->gpu, bytes) &&
+         kvp_gpu_grow(cache->gpu, &cache->kept_queries.keys, bytes, false) &&
+         kvp_gpu_upload(cache->gpu, cache->kept_queries.keys.at, numbers,
+                        list->n * sizeof(*numbers));
+    cache->kept_queries.n_layers = ok ? n_layers : 0;
 }
 
 /* Copies a layer's rows as fp16. Returns the copy, or NULL if there is no room for it. */
@@ -198,11 +200,12 @@ static const void *copy(const kvp_gpu_cells *cells, const kvp_gpu_page_list *lis
 {
     const kvp_gpu_cache *cache = cells->cache;
     const size_t layer = kvp_gpu_learning_layer(cache, cells);
-    char *to = (char *)cache->asked.keys.at + NUMBERS_BYTES + layer * copy_bytes(cache, list);
+    char *to =
+        (char *)cache->kept_queries.keys.at + NUMBERS_BYTES + layer * copy_bytes(cache, list);
     const kvant_cuda_decode_args args = { .size = sizeof(args),
                                           .codec = cells->open_codec,
                                           .pages = cells->open_pages,
-                                          .blocks = cache->asked.keys.at,
+                                          .blocks = cache->kept_queries.keys.at,
                                           .n_blocks = list->n,
                                           .n_kv_heads = cells->n_kv_heads,
                                           .type = KVANT_CUDA_F16,
@@ -212,7 +215,8 @@ static const void *copy(const kvp_gpu_cells *cells, const kvp_gpu_page_list *lis
                                           .center = cells->center,
                                           .scale = cells->scale };
 
-    return layer < cache->asked.n_layers && kvant_cuda_decode(&args, cells->gpu->stream) == KVANT_OK
+    return layer < cache->kept_queries.n_layers &&
+                   kvant_cuda_decode(&args, cells->gpu->stream) == KVANT_OK
                ? to
                : NULL;
 }
@@ -233,7 +237,7 @@ bool kvp_gpu_lessons_begin(kvp_gpu_cache *cache)
 
 /* Which rows count, and their positions, if these are known. */
 static bool list_rows(const kvp_gpu_cache *cache, const kvp_gpu_page_list *list,
-                      kvp_gpu_lesson *lesson)
+                      kvp_gpu_learner_input *lesson)
 {
     const bool known = kvp_gpu_count_rows(cache, list, true) > 0;
 
@@ -252,11 +256,11 @@ static bool list_rows(const kvp_gpu_cache *cache, const kvp_gpu_page_list *list,
     return true;
 }
 
-bool kvp_gpu_lesson_of(const kvp_gpu_cells *cells, kvp_gpu_lesson *lesson)
+bool kvp_gpu_lesson_of(const kvp_gpu_cells *cells, kvp_gpu_learner_input *lesson)
 {
     const kvp_gpu_page_list list = kvp_gpu_list_pages(cells->cache);
 
-    *lesson = (kvp_gpu_lesson){ 0 };
+    *lesson = (kvp_gpu_learner_input){ 0 };
     if (list_rows(cells->cache, &list, lesson)) {
         lesson->halves = copy(cells, &list);
         if (lesson->halves == NULL)
@@ -268,7 +272,7 @@ bool kvp_gpu_lesson_of(const kvp_gpu_cells *cells, kvp_gpu_lesson *lesson)
     return false;
 }
 
-void kvp_gpu_lesson_free(kvp_gpu_lesson *lesson)
+void kvp_gpu_lesson_free(kvp_gpu_learner_input *lesson)
 {
     free(lesson->rows);
     free(lesson->places);

@@ -21,7 +21,7 @@ typedef struct layer {
     kvant_cuda_codec *sealed, *open, *v_open;     /* of keys with a matrix, if they ever have one */
     void *any;                                    /* memory, aligned to 256 bytes */
     const float *k_scale, *k_weights, *v_weights; /* NULL: none */
-    bool turns;                                   /* blocks of keys have centres */
+    bool has_block_centers;                       /* blocks of keys have centres */
     uint32_t n_heads;
     cu_stream stream;
 } layer;
@@ -41,7 +41,7 @@ static kvant_cuda_rows keys_of(const layer *l, bool open)
                               .token_stride = kvp_gpu_width(l->k),
                               .head_stride = l->k->head_dim,
                               .scale = l->k_scale,
-                              .weights = l->k_weights };
+                              .key_transform = l->k_weights };
 }
 
 static kvant_cuda_rows values_of(const layer *l, bool open)
@@ -51,13 +51,13 @@ static kvant_cuda_rows values_of(const layer *l, bool open)
                               .rows = l->any,
                               .token_stride = kvp_gpu_width(l->v),
                               .head_stride = l->v->head_dim,
-                              .weights = l->v_weights };
+                              .key_transform = l->v_weights };
 }
 
-static kvant_cuda_turning turning_of(const layer *l)
+static kvant_cuda_block_centers block_centers_of(const layer *l)
 {
-    return (kvant_cuda_turning){
-        .pairs = l->any, .start = l->any, .phases = l->any, .numbers = l->any
+    return (kvant_cuda_block_centers){
+        .pairs = l->any, .start = l->any, .phases = l->any, .transform_ids = l->any
     };
 }
 
@@ -70,7 +70,7 @@ static kvant_cuda_kernel_append_args append_args(const layer *l, kvant_cuda_type
                                             .slots = l->any,
                                             .slots_ready = 1,
                                             .marks = l->any,
-                                            .mark_numbers = l->any };
+                                            .mark_ids = l->any };
 }
 
 static kvant_cuda_kernel_query_args query_args(const layer *l, uint32_t n)
@@ -84,7 +84,7 @@ static kvant_cuda_kernel_query_args query_args(const layer *l, uint32_t n)
                                            .q = l->any,
                                            .q_batch_stride = (size_t)l->n_heads * l->k->head_dim,
                                            .q_head_stride = l->k->head_dim,
-                                           .inverse_weights = l->any,
+                                           .inverse_key_transform = l->any,
                                            .out = l->any };
 }
 
@@ -95,12 +95,12 @@ static void append_step(const layer *l, uint32_t n, bool open)
 
     args.k = keys_of(l, open);
     args.v = values_of(l, open);
-    if (l->turns) {
-        args.k_turning = turning_of(l);
+    if (l->has_block_centers) {
+        args.k_block_centers = block_centers_of(l);
         args.center_slots = l->any;
         args.centered = l->any;
     }
-    if (n <= KVP_FEW_TOKENS && l->k_weights != NULL)
+    if (n <= KVP_SHORT_STEP_TOKENS && l->k_weights != NULL)
         args.queries = query_args(l, n);
     kvant_cuda_kernel_append(&args, l->stream);
 }
@@ -124,11 +124,11 @@ static void append_sealed(const layer *l)
 
     args.slots_ready = 0;
     args.marks = NULL;
-    args.mark_numbers = NULL;
+    args.mark_ids = NULL;
     args.transformed = 1;
     args.k = keys_of(l, false);
     args.v = values_of(l, false);
-    args.k.scale = args.k.weights = args.v.weights = NULL;
+    args.k.scale = args.k.key_transform = args.v.key_transform = NULL;
     kvant_cuda_kernel_append(&args, l->stream);
 }
 
@@ -145,7 +145,8 @@ static void decode_pages(const layer *l, bool open, kvant_cuda_type type, bool t
                                           .token_stride = kvp_gpu_width(l->k),
                                           .head_stride = l->k->head_dim,
                                           .scale = transformed ? NULL : l->k_scale,
-                                          .inverse_weights = transformed ? NULL : l->k_weights,
+                                          .inverse_key_transform =
+                                              transformed ? NULL : l->k_weights,
                                           .transformed = transformed };
 
     kvant_cuda_decode(&args, l->stream);
@@ -162,7 +163,7 @@ static void center(const layer *l, kvant_cuda_type type)
                                                .n_kv_heads = l->k->n_kv_heads,
                                                .head_dim = l->k->head_dim,
                                                .slots = l->any,
-                                               .turning = turning_of(l),
+                                               .block_centers = block_centers_of(l),
                                                .out = l->any };
 
     kvant_cuda_center_rows(&args, l->stream);
@@ -208,16 +209,16 @@ static void attend(const layer *l, uint32_t n, bool further)
                                               .n_matrices = further ? 2 : 1,
                                               .matrices = further ? l->any : NULL,
                                               .q_matrix_stride = n * width,
-                                              .q_numbers = { 0, 1 } };
+                                              .q_ids = { 0, 1 } };
 
-    if (l->turns)
-        args.turned = (kvant_cuda_turned){ .q = l->any,
-                                           .type = KVANT_CUDA_F32,
-                                           .q_batch_stride = n * width,
-                                           .q_token_stride = width,
-                                           .q_head_stride = d,
-                                           .turning = turning_of(l),
-                                           .offsets = l->any };
+    if (l->has_block_centers)
+        args.plain_queries = (kvant_cuda_plain_queries){ .q = l->any,
+                                                  .type = KVANT_CUDA_F32,
+                                                  .q_batch_stride = n * width,
+                                                  .q_token_stride = width,
+                                                  .q_head_stride = d,
+                                                  .block_centers = block_centers_of(l),
+                                                  .offsets = l->any };
     kvant_cuda_kernel_attention(&args, l->stream);
 }
 
@@ -253,13 +254,13 @@ static void launch_all(const layer *l)
     append_step(l, 1, true);
     append_sealed(l);
     decode_pages(l, false, KVANT_CUDA_F16, true);
-    if (l->turns) {
+    if (l->has_block_centers) {
         center(l, KVANT_CUDA_F16);
         center(l, KVANT_CUDA_F32);
     }
     if (l->k_weights != NULL)
         kvant_cuda_kernel_transform_queries(&queries, l->stream);
-    for (int further = 0; further <= l->turns; further++) {
+    for (int further = 0; further <= l->has_block_centers; further++) {
         attend(l, 1, further);
         attend(l, MANY, further);
     }
@@ -346,14 +347,14 @@ static void load(kvp_gpu_loader *loader)
 {
     layer l = { .k = loader->k, .v = loader->v, .n_heads = loader->n_heads };
     const kvant_codec *source = l.k->sources[0];
-    kvant_codec *made = l.k->weighs ? make_codec(source, l.k->head_dim) : NULL;
+    kvant_codec *made = l.k->learns_key_transform ? make_codec(source, l.k->head_dim) : NULL;
     const kvant_cuda_tables tables = kvp_gpu_tables(made != NULL ? made : source);
 
     l.any = l.k->numbers.at;
     l.k_scale = tables.scale != NULL ? l.any : NULL;
-    l.k_weights = tables.n_weights > 0 ? l.any : NULL;
-    l.v_weights = kvp_gpu_tables(l.v->sources[0]).n_weights > 0 ? l.any : NULL;
-    l.turns = made != NULL;
+    l.k_weights = tables.key_transform_size > 0 ? l.any : NULL;
+    l.v_weights = kvp_gpu_tables(l.v->sources[0]).key_transform_size > 0 ? l.any : NULL;
+    l.has_block_centers = made != NULL;
     if (kvant_cuda_codec_from(made != NULL ? made : source, &l.sealed, NULL, 0) == KVANT_OK &&
         kvant_cuda_codec_create_open(l.sealed, &l.open) == KVANT_OK &&
         kvant_cuda_codec_create_open(l.v->codec, &l.v_open) == KVANT_OK &&

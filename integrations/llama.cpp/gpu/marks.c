@@ -35,7 +35,7 @@ static size_t numbers_at(const kvp_gpu_cache *cache)
     return (n_words(cache) + 1) / 2 * sizeof(int64_t);
 }
 
-int64_t *kvp_gpu_marks_numbers(const kvp_gpu_cache *cache)
+int64_t *kvp_gpu_marks_cells(const kvp_gpu_cache *cache)
 {
     return (int64_t *)(void *)((char *)cache->marks.memory.at + numbers_at(cache));
 }
@@ -49,7 +49,7 @@ bool kvp_gpu_marks_create(kvp_gpu_cache *cache)
     marks->host = calloc(2 * n_words(cache), sizeof(*marks->host));
     return marks->host != NULL &&
            kvp_gpu_grow(cache->gpu, &marks->memory,
-                        numbers_at(cache) + KVP_FEW_TOKENS * sizeof(int64_t), true);
+                        numbers_at(cache) + KVP_SHORT_STEP_TOKENS * sizeof(int64_t), true);
 }
 
 void kvp_gpu_marks_free(kvp_gpu_cache *cache)
@@ -68,7 +68,7 @@ static bool download(const kvp_gpu_cache *cache, uint32_t *words, size_t n)
 }
 
 /* Makes cells invalid that the GPU marked since the last call; returns their number. */
-static size_t take_new(kvp_gpu_cache *cache, const uint32_t *words, size_t *first)
+static size_t read_new(kvp_gpu_cache *cache, const uint32_t *words, size_t *first)
 {
     uint32_t *host = cache->marks.host;
     size_t n = 0;
@@ -100,7 +100,7 @@ bool kvp_gpu_marks_notice(kvp_gpu_cache *cache, kvant_status why)
         return false;
     if (!kvp_gpu_marks_any(cache))
         atomic_fetch_add(&cache->gpu->epoch, 1); /* captured graphs write too few outputs */
-    n = take_new(cache, words, &first);
+    n = read_new(cache, words, &first);
     if (n > 0) {
         const kvp_refusal refusal = { .name = cache->gpu->name,
                                       .cell = first,
@@ -134,8 +134,8 @@ static void collect(const kvp_gpu_cache *cache, uint32_t *words)
  * may be gone, because ggml gives the memory to other tensors. */
 static bool keep_numbers(const kvp_gpu_cache *cache, const abi_tensor *cells, cu_stream stream)
 {
-    return (size_t)cells->ne[0] > KVP_FEW_TOKENS ||
-           kvp_cu_ok(kvp_cu.copy_within((cu_address)(uintptr_t)kvp_gpu_marks_numbers(cache),
+    return (size_t)cells->ne[0] > KVP_SHORT_STEP_TOKENS ||
+           kvp_cu_ok(kvp_cu.copy_within((cu_address)(uintptr_t)kvp_gpu_marks_cells(cache),
                                         (cu_address)(uintptr_t)cells->data,
                                         (size_t)cells->ne[0] * sizeof(int64_t), stream),
                      "copying");

@@ -14,7 +14,7 @@
 
 /* Which nodes are ours */
 
-const abi_tensor *kvp_gpu_touched(const abi_tensor *node)
+const abi_tensor *kvp_gpu_cache_tensor_of(const abi_tensor *node)
 {
     if (kvp_is_kv(node))
         return node;
@@ -24,9 +24,9 @@ const abi_tensor *kvp_gpu_touched(const abi_tensor *node)
     return NULL;
 }
 
-bool kvp_gpu_touches(const abi_tensor *node)
+bool kvp_gpu_uses_cache(const abi_tensor *node)
 {
-    return kvp_gpu_touched(node) != NULL;
+    return kvp_gpu_cache_tensor_of(node) != NULL;
 }
 
 static bool is_here(const kvp_gpu *gpu, const abi_tensor *tensor)
@@ -81,7 +81,7 @@ bool kvp_gpu_supports(kvp_gpu *gpu, const abi_tensor *node)
     for (int i = 0; i < ABI_MAX_SRC; i++)
         if (node->src[i] != NULL && kvp_is_kv(node->src[i]) && !is_here(gpu, node->src[i]))
             return false; /* another GPU's cache */
-    if (kvp_plans_keys_alone(node))
+    if (kvp_plans_keys_only(node))
         return gpu->inner->iface.supports_op(gpu->inner, node);
     if (node->op == kvp_api.op.set_rows)
         return kvp_set_rows_supported(node);
@@ -112,7 +112,7 @@ static bool have_centered(kvp_gpu_backend *b, const abi_tensor *node)
     const kvp_gpu_cells *cells = kvp_gpu_cells_of(node);
     const size_t n = (size_t)node->src[0]->ne[1];
 
-    return !cells->turns ||
+    return !cells->has_block_centers ||
            kvp_gpu_grow(b->gpu, &b->centered, n * kvp_gpu_width(cells) * sizeof(float), false);
 }
 
@@ -120,12 +120,12 @@ static bool have_centered(kvp_gpu_backend *b, const abi_tensor *node)
 static void center(const kvp_gpu_backend *b, const kvp_gpu_cells *keys,
                    kvant_cuda_kernel_append_args *args)
 {
-    args->k_turning = kvp_gpu_turning_of(keys, 0);
-    args->center_slots = args->mark_numbers;
+    args->k_block_centers = kvp_gpu_block_centers_of(keys, 0);
+    args->center_slots = args->mark_ids;
     args->centered = b->centered.at;
 }
 
-static bool takes_cells(const abi_tensor *node)
+static bool accepts_cells(const abi_tensor *node)
 {
     const kvp_kv *kv = kvp_kv_of(node);
 
@@ -162,18 +162,19 @@ static bool learn_first(kvp_gpu_backend *b, const abi_tensor *node, const abi_te
 {
     kvp_gpu_cells *cells = kvp_gpu_cells_of(node);
     const abi_tensor *rows = node->src[0];
-    const bool seals = !cells->cache->keeps || !cells->cache->waits;
+    const bool seals = !cells->cache->keeps || !cells->cache->all_pending;
 
-    if (kvp_gpu_is_weighing(cells))
-        kvp_gpu_learner_tell(kvp_kv_of(node), rows);
-    if (kvp_gpu_is_weighing(cells) && seals && !kvp_gpu_first_in_graph(b, node, values))
+    if (kvp_gpu_lacks_key_transform(cells))
+        kvp_gpu_learner_set_rope(kvp_kv_of(node), rows);
+    if (kvp_gpu_lacks_key_transform(cells) && seals &&
+        !kvp_gpu_first_matrix_in_graph(b, node, values))
         return false;
     if (seals ? !kvp_gpu_is_learning(cells) : !kvp_gpu_learns_alone(cells))
         return true;
     if (rows->ne[1] >= KVP_LEARN_ROWS)
         return kvp_gpu_learn(kvp_kv_of(node), rows->data, rows->nb[1] / sizeof(float),
                              (size_t)rows->ne[1], b->gpu->stream);
-    cells->learnt = cells->learnt || !kvp_gpu_learns_alone(cells);
+    cells->learned = cells->learned || !kvp_gpu_learns_alone(cells);
     return true;
 }
 
@@ -190,8 +191,8 @@ static kvant_status append_run(kvp_gpu_backend *b, abi_tensor *const *nodes, int
                                            .refused = kvp_gpu_word(b->refused),
                                            .slots_ready = 1,
                                            .marks = first->cache->marks.memory.at,
-                                           .mark_numbers = (const int64_t *)nodes[0]->src[1]->data +
-                                                           run.first };
+                                           .mark_ids = (const int64_t *)nodes[0]->src[1]->data +
+                                                       run.first };
 
     for (int i = 0; i < n; i++) {
         const kvp_gpu_cells *cells = kvp_gpu_cells_of(nodes[i]);
@@ -201,7 +202,7 @@ static kvant_status append_run(kvp_gpu_backend *b, abi_tensor *const *nodes, int
             rows.pages = cells->open_pages;
         }
         *(kvp_kv_of(nodes[i])->shape.role == KVANT_ROLE_K ? &args.k : &args.v) = rows;
-        if (cells->turns)
+        if (cells->has_block_centers)
             center(b, cells, &args);
     }
     if (queries != NULL)
@@ -215,14 +216,14 @@ static kvant_status append(kvp_gpu_backend *b, abi_tensor *const *nodes, int n, 
                            const kvant_cuda_kernel_query_args *queries)
 {
     const kvp_gpu_cells *first = kvp_gpu_cells_of(nodes[0]);
-    const kvp_gpu_ranges *ranges = &first->cache->ranges;
+    const kvp_gpu_buckets *buckets = &first->cache->buckets;
     const kvp_gpu_run whole = { 0, (size_t)nodes[0]->src[0]->ne[1], 0 };
     const size_t n_runs = kvp_gpu_runs(first);
     kvant_status status = KVANT_OK;
 
     for (size_t i = 0; i < n_runs && status == KVANT_OK; i++)
         status =
-            append_run(b, nodes, n, open, kvp_gpu_has_transforms(first) ? ranges->runs[i] : whole,
+            append_run(b, nodes, n, open, kvp_gpu_has_transforms(first) ? buckets->runs[i] : whole,
                        n_runs == 1 ? queries : NULL);
     return status;
 }
@@ -241,7 +242,7 @@ static int32_t set_rows(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values
     bool seals;
 
     for (int i = 0; i < n; i++)
-        if (!takes_cells(nodes[i]) || !kvp_gpu_first_seal(kvp_kv_of(nodes[i])) ||
+        if (!accepts_cells(nodes[i]) || !kvp_gpu_first_seal(kvp_kv_of(nodes[i])) ||
             !learn_first(b, nodes[i], values))
             return ABI_STATUS_FAILED;
     if (!have_centered(b, node) ||
@@ -249,7 +250,7 @@ static int32_t set_rows(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values
         return ABI_STATUS_ALLOC_FAILED;
     cache = kvp_gpu_cells_of(node)->cache;
     open = cache->keeps && cache->any_open;
-    seals = !cache->keeps || !cache->waits;
+    seals = !cache->keeps || !cache->all_pending;
     if (seals)
         status = append(b, nodes, n, false, open ? NULL : &queries);
     if (open && status == KVANT_OK)
@@ -300,7 +301,7 @@ static int32_t rope(kvp_gpu_backend *b, abi_tensor *node)
 int32_t kvp_gpu_compute(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values,
                         abi_tensor *attending)
 {
-    if (!kvp_gpu_touches(node))
+    if (!kvp_gpu_uses_cache(node))
         return kvp_gpu_accelerate(b, node);
     if (kvp_is_refused(node))
         return ABI_STATUS_FAILED;

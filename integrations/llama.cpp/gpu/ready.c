@@ -30,30 +30,32 @@ static const abi_tensor *rows_for(const kvp_kv *kv, const abi_graph *graph)
 static bool learn(kvp_kv *kv, const abi_tensor *rows, size_t n)
 {
     const kvp_gpu_cells *cells = kv->cells;
-    kvp_gpu_lesson lesson = { .n = n,
-                              .halves = kv->memory,
-                              .positions = malloc((n + 1) * sizeof(*lesson.positions)) };
+    kvp_gpu_learner_input lesson = { .n = n,
+                                     .halves = kv->memory,
+                                     .positions = malloc((n + 1) * sizeof(*lesson.positions)) };
 
     if (lesson.positions == NULL)
         return false;
-    memcpy(lesson.positions, cells->cache->place->positions, n * sizeof(*lesson.positions));
-    kvp_gpu_learner_tell(kv, rows);
-    return kvp_gpu_learner_learn(kv->cells, &lesson);
+    memcpy(lesson.positions, cells->cache->in_place_state->positions,
+           n * sizeof(*lesson.positions));
+    kvp_gpu_learner_set_rope(kv, rows);
+    return kvp_gpu_learner_start(kv->cells, &lesson);
 }
 
-void kvp_gpu_place_learn(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_graph *graph, size_t n)
+void kvp_gpu_in_place_learn(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_graph *graph,
+                            size_t n)
 {
-    struct kvp_gpu_place *place = cache->place;
+    struct kvp_gpu_in_place *in_place_state = cache->in_place_state;
     bool ok = true;
 
-    if (place->learns || !cache->weighing || n == 0)
+    if (in_place_state->learns || !cache->lacks_key_transform || n == 0)
         return;
-    place->learns = true;
+    in_place_state->learns = true;
     n = n < KVP_ENOUGH_ROWS ? n : KVP_ENOUGH_ROWS;
     kvp_gpu_follow(b);
     for (size_t i = 0; i < cache->n_tensors && ok; i++) {
         const kvp_gpu_cells *cells = cache->tensors[i]->cells;
-        const abi_tensor *rows = kvp_gpu_is_weighing(cells) && cells->learner != NULL
+        const abi_tensor *rows = kvp_gpu_lacks_key_transform(cells) && cells->learner != NULL
                                      ? rows_for(cache->tensors[i], graph)
                                      : NULL;
         ok = rows == NULL || learn(cache->tensors[i], rows, n);
@@ -67,7 +69,7 @@ void kvp_gpu_place_learn(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_gra
 static bool learn_affine(kvp_kv *kv)
 {
     kvp_gpu_cells *cells = kv->cells;
-    const size_t all = cells->cache->place->n, n = all < CENTER_ROWS ? all : CENTER_ROWS;
+    const size_t all = cells->cache->in_place_state->n, n = all < CENTER_ROWS ? all : CENTER_ROWS;
     int64_t numbers[CENTER_ROWS];
     float *rows;
     kvant_status status = KVANT_OK;
@@ -78,13 +80,13 @@ static bool learn_affine(kvp_kv *kv)
     for (size_t i = 0; i < n; i++)
         numbers[i] = (int64_t)i;
     rows = malloc(n * kv->shape.row * sizeof(*rows));
-    ok = rows != NULL && kvp_gpu_place_read(kv, 0, n, rows, &status) && status == KVANT_OK &&
+    ok = rows != NULL && kvp_gpu_in_place_read(kv, 0, n, rows, &status) && status == KVANT_OK &&
          (n >= KVP_LEARN_ROWS ? kvp_gpu_learn_from(cells, rows, n)
                               : kvp_gpu_learn_written(kv, numbers, n, rows));
     free(rows);
     if (!ok)
         kvp_gpu_unlearn(cells);
-    cells->learnt = cells->learnt || !ok;
+    cells->learned = cells->learned || !ok;
     return ok;
 }
 
@@ -97,24 +99,25 @@ static void settle(kvp_gpu_backend *b, kvp_kv *kv)
     const kvp_gpu_cells *cells = kv->cells;
     kvp_gpu_cache *cache = cells->cache;
 
-    if (!kvp_gpu_first_join(kv))
+    if (!kvp_gpu_first_matrix_join(kv))
         kvp_gpu_unlearn(kv->cells);
     if (b != NULL && kvp_gpu_is_learning(cells))
         kvp_gpu_follow(b);
-    cache->place->n_plain += !learn_affine(kv);
+    cache->in_place_state->n_plain += !learn_affine(kv);
     if (cache->keeps)
-        kvp_gpu_have_pages(kv, cache->n_pages);
+        kvp_gpu_ensure_pages(kv, cache->n_pages);
 }
 
-/* Afterwards cache->weighing says whether rows of later batches may still change key transforms. */
-void kvp_gpu_place_settle(kvp_gpu_backend *b, kvp_gpu_cache *cache, size_t n)
+/* Afterwards cache->lacks_key_transform says whether rows of later batches may still change key
+ * transforms. */
+void kvp_gpu_in_place_settle(kvp_gpu_backend *b, kvp_gpu_cache *cache, size_t n)
 {
-    struct kvp_gpu_place *place = cache->place;
+    struct kvp_gpu_in_place *in_place_state = cache->in_place_state;
 
-    for (; n > 0 && place->n_ready < cache->n_tensors; n--)
-        settle(b, cache->tensors[place->n_ready++]);
-    if (place->n_ready == cache->n_tensors && cache->weighing)
-        kvp_gpu_first_end(cache);
+    for (; n > 0 && in_place_state->n_ready < cache->n_tensors; n--)
+        settle(b, cache->tensors[in_place_state->n_ready++]);
+    if (in_place_state->n_ready == cache->n_tensors && cache->lacks_key_transform)
+        kvp_gpu_first_matrix_end(cache);
 }
 
 /* When */
@@ -132,11 +135,11 @@ static size_t begin_of(size_t room)
 /* Rows between two of these stages, in which threads finish. 1024 tokens take seconds when they are
  * generated one by one. A GPU reads the batches of a prompt much faster, so then threads have 2048
  * rows. If the room ends before that, the hand-over waits for them. */
-static size_t wait_of(const struct kvp_gpu_place *place, bool few)
+static size_t wait_of(const struct kvp_gpu_in_place *in_place_state, bool short_step)
 {
-    const size_t quarter = (place->room - place->begun) / 4;
+    const size_t quarter = (in_place_state->room - in_place_state->begun) / 4;
 
-    if (!few)
+    if (!short_step)
         return 2 * KVP_ENOUGH_ROWS;
     return quarter < KVP_ENOUGH_ROWS ? quarter : KVP_ENOUGH_ROWS;
 }
@@ -145,38 +148,40 @@ static size_t wait_of(const struct kvp_gpu_place *place, bool few)
  * learned: on an H200 with 16 cores they took 0.35 s, and 2400 tokens of a prompt took 0.2 s. So
  * the tokens after a prompt do not wait at once. They wait after as many steps as take longer than
  * learning, or when the room ends. */
-static bool is_due(const kvp_gpu_cache *cache, size_t n, bool few)
+static bool is_due(const kvp_gpu_cache *cache, size_t n, bool short_step)
 {
-    const struct kvp_gpu_place *place = cache->place;
+    const struct kvp_gpu_in_place *in_place_state = cache->in_place_state;
 
-    if (n < place->begun + wait_of(place, few))
+    if (n < in_place_state->begun + wait_of(in_place_state, short_step))
         return false;
-    return !few || place->n_alone >= ALONE_STEPS || n + 2 * cache->n_tensors >= place->room;
+    return !short_step || in_place_state->n_short_steps >= ALONE_STEPS ||
+           n + 2 * cache->n_tensors >= in_place_state->room;
 }
 
-void kvp_gpu_place_foresee(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_graph *graph,
-                           size_t n, bool few)
+void kvp_gpu_in_place_prepare_next(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_graph *graph,
+                                   size_t n, bool short_step)
 {
-    struct kvp_gpu_place *place = cache->place;
+    struct kvp_gpu_in_place *in_place_state = cache->in_place_state;
 
-    if (place->whole || place->planned || n < begin_of(place->room))
+    if (in_place_state->whole || in_place_state->planned || n < begin_of(in_place_state->room))
         return;
-    if (cache->weighs)
-        kvp_gpu_place_learn(b, cache, graph, n);
-    if (place->begun == 0)
-        place->begun = n;
-    place->n_alone += few;
-    if (place->n_ready == 0 && !is_due(cache, n, few))
+    if (cache->learns_key_transform)
+        kvp_gpu_in_place_learn(b, cache, graph, n);
+    if (in_place_state->begun == 0)
+        in_place_state->begun = n;
+    in_place_state->n_short_steps += short_step;
+    if (in_place_state->n_ready == 0 && !is_due(cache, n, short_step))
         return;
-    if (place->n_ready < cache->n_tensors) {
-        kvp_gpu_place_settle(b, cache, few ? 2 : cache->n_tensors);
-        if (place->n_ready == cache->n_tensors)
+    if (in_place_state->n_ready < cache->n_tensors) {
+        kvp_gpu_in_place_settle(b, cache, short_step ? 2 : cache->n_tensors);
+        if (in_place_state->n_ready == cache->n_tensors)
             kvp_note("%s: all transforms are in force, %zu cells are in place", cache->gpu->name,
                      n);
     }
-    if (place->n_ready < cache->n_tensors || !cache->weighs ||
-        (place->asked_at > 0 && n < place->asked_at + wait_of(place, few)))
+    if (in_place_state->n_ready < cache->n_tensors || !cache->learns_key_transform ||
+        (in_place_state->requested_at > 0 &&
+         n < in_place_state->requested_at + wait_of(in_place_state, short_step)))
         return;
-    kvp_gpu_ranges_foresee(cache, (int32_t)place->room);
-    place->asked_at = n;
+    kvp_gpu_buckets_prepare_next(cache, (int32_t)in_place_state->room);
+    in_place_state->requested_at = n;
 }

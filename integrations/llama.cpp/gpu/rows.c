@@ -49,7 +49,7 @@ kvant_status kvp_gpu_read_rows(const kvp_kv *kv, size_t cell, size_t n, float *r
         return KVANT_ERR_CUDA;
     kvp_gpu_finish(cells->gpu, kv->layers);
     pthread_mutex_lock(&cells->gpu->lock);
-    if (kvp_gpu_place_read(kv, cell, n, rows, &status)) {
+    if (kvp_gpu_in_place_read(kv, cell, n, rows, &status)) {
         pthread_mutex_unlock(&cells->gpu->lock);
         return status;
     }
@@ -112,8 +112,8 @@ static kvant_status append_all(kvp_kv *kv, const int64_t *numbers, size_t n, flo
     kvant_status status = KVANT_ERR_CUDA;
 
     for (size_t i = 0; i < n; i++)
-        kvp_gpu_cache_holds(cells->cache, numbers[i]);
-    if (kvp_gpu_ranges_bring(cells->cache, cells->gpu->stream))
+        kvp_gpu_cache_mark_written(cells->cache, numbers[i]);
+    if (kvp_gpu_buckets_upload(cells->cache, cells->gpu->stream))
         status = kvp_gpu_center_rows(cells, rows, kvp_gpu_width(cells), n, slots, false, rows);
     if (status == KVANT_OK)
         status = append_runs(kv, false, numbers, n, rows, slots);
@@ -134,7 +134,7 @@ kvant_status kvp_gpu_write_rows(kvp_kv *kv, const int64_t *cell_numbers, size_t 
         return KVANT_ERR_CUDA;
     kvp_gpu_finish(gpu, kv->layers);
     pthread_mutex_lock(&gpu->lock);
-    if (kvp_gpu_place_write(kv, cell_numbers, n, rows, &status)) {
+    if (kvp_gpu_in_place_write(kv, cell_numbers, n, rows, &status)) {
         pthread_mutex_unlock(&gpu->lock);
         return status;
     }
@@ -149,7 +149,7 @@ kvant_status kvp_gpu_write_rows(kvp_kv *kv, const int64_t *cell_numbers, size_t 
     if (!kvp_cu_ok(kvp_cu.stream_finish(gpu->stream), "storing rows"))
         status = KVANT_ERR_CUDA;
     if (status == KVANT_OK)
-        status = kvp_gpu_take_word(gpu->refused);
+        status = kvp_gpu_read_word(gpu->refused);
     kvp_gpu_batch_done(gpu);
     pthread_mutex_unlock(&gpu->lock);
     return status;
@@ -168,7 +168,7 @@ static bool copy_pages(kvp_kv *kv, uint32_t first, uint32_t to, uint32_t n)
         const int64_t target = kvp_gpu_page_of(cells->cache, (int64_t)(to + i) * KVANT_PAGE_TOKENS);
         if (source < 0 || target < 0)
             continue;
-        ok = kvp_gpu_have_pages(kv, cells->cache->n_pages);
+        ok = kvp_gpu_ensure_pages(kv, cells->cache->n_pages);
         ok = ok &&
              kvp_cu_ok(kvp_cu.copy_within(
                            (cu_address)(uintptr_t)cells->open_pages.base + (size_t)target * page,
@@ -196,8 +196,8 @@ bool kvp_gpu_copy_blocks(const kvp_kv *from, uint32_t first, kvp_kv *to, uint32_
     ok = kvp_gpu_cache_settle(source->cache, source->gpu->stream) &&
          kvp_gpu_copy_first(source->cache, first, to_first, n) &&
          kvp_gpu_open_copies(from, first, to_first, n);
-    kvp_gpu_cache_holds_copies(source->cache, first, to_first, n);
-    kvp_gpu_ranges_copy(source->cache, first, to_first, n);
+    kvp_gpu_cache_mark_copied(source->cache, first, to_first, n);
+    kvp_gpu_buckets_copy(source->cache, first, to_first, n);
     ok = ok && copy_pages(to, first, to_first, n);
     pthread_mutex_unlock(&source->gpu->lock);
     ok = ok &&

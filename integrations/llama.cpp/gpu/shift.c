@@ -35,7 +35,7 @@
 
 static bool rotates_as_centers(const kvp_gpu_cache *cache, const kvant_rope *rope)
 {
-    const kvp_gpu_centers *centers = &cache->ranges.centers;
+    const kvp_gpu_centers *centers = &cache->buckets.centers;
 
     return !centers->used || kvp_rope_is_same(&centers->rope, rope);
 }
@@ -48,7 +48,7 @@ static bool may_move(const kvp_gpu_cache *cache)
         return false;
     for (size_t i = 0; i < cache->n_tensors; i++)
         if (cache->tensors[i]->shape.role == KVANT_ROLE_K &&
-            !kvp_gpu_shift_takes(cache->tensors[i]->cells))
+            !kvp_gpu_can_shift(cache->tensors[i]->cells))
             return false;
     return true;
 }
@@ -147,7 +147,7 @@ static bool open_mixed(const plan *p, cu_stream stream)
 
 static group *group_of(plan *p, uint32_t block)
 {
-    const uint32_t id = p->cache->ranges.of[block];
+    const uint32_t id = p->cache->buckets.of[block];
 
     for (uint32_t i = 0; i < p->n_groups; i++)
         if (p->groups[i].id == id && p->groups[i].by == p->by[block])
@@ -167,9 +167,9 @@ static void find_groups(plan *p)
     p->n_groups = 0;
     memset(p->n_left, 0, sizeof(p->n_left));
     memset(p->fixed, 0, sizeof(p->fixed));
-    memcpy(p->lineages, p->cache->ranges.lineages, sizeof(p->lineages));
+    memcpy(p->lineages, p->cache->buckets.lineages, sizeof(p->lineages));
     for (uint32_t block = 0; block < p->cache->n_blocks; block++) {
-        const uint32_t id = p->cache->ranges.of[block];
+        const uint32_t id = p->cache->buckets.of[block];
         group *of = p->by[block] != 0 ? group_of(p, block) : NULL;
         if (p->cache->written[block] == 0)
             continue;
@@ -189,22 +189,23 @@ static void find_groups(plan *p)
 /* Allocates memory for the matrices of an id in all layers. */
 static bool have_memory(const kvp_gpu_cache *cache, uint32_t id)
 {
-    const uint32_t at = id - KVP_MOST_RANGES;
+    const uint32_t at = id - KVP_MOST_BUCKETS;
     size_t bytes = 0;
     bool ok = true;
 
     for (size_t i = 0; i < cache->n_tensors; i++) {
         const kvp_gpu_cells *cells = cache->tensors[i]->cells;
         if (cache->tensors[i]->shape.role == KVANT_ROLE_K && cells->moved[at].numbers.at == NULL)
-            bytes += 2 * cells->n_kv_heads * cells->most_weights * sizeof(float);
+            bytes += 2 * cells->n_kv_heads * cells->most_key_transform_size * sizeof(float);
     }
-    if (bytes > 0 && !kvp_gpu_are_few(cache->gpu, bytes))
+    if (bytes > 0 && !kvp_gpu_fits_free_memory(cache->gpu, bytes))
         return false;
     for (size_t i = 0; i < cache->n_tensors && ok; i++) {
         kvp_gpu_cells *cells = cache->tensors[i]->cells;
         ok = cache->tensors[i]->shape.role != KVANT_ROLE_K ||
              kvp_gpu_grow(cache->gpu, &cells->moved[at].numbers,
-                          2 * cells->n_kv_heads * cells->most_weights * sizeof(float), false);
+                          2 * cells->n_kv_heads * cells->most_key_transform_size * sizeof(float),
+                          false);
     }
     return ok;
 }
@@ -216,13 +217,13 @@ static uint32_t find_id(const plan *p, const group *g, kvp_gpu_lineage to)
     const kvp_gpu_lineage *lineages = p->lineages;
 
     if (to.by == 0)
-        return to.range;
-    for (uint32_t id = KVP_MOST_RANGES; id < KVP_MOST_TRANSFORMS; id++)
-        if (p->fixed[id] && lineages[id].by == to.by && lineages[id].range == to.range)
+        return to.bucket;
+    for (uint32_t id = KVP_MOST_BUCKETS; id < KVP_MOST_TRANSFORMS; id++)
+        if (p->fixed[id] && lineages[id].by == to.by && lineages[id].bucket == to.bucket)
             return id;
-    if (g->id >= KVP_MOST_RANGES && !p->fixed[g->id] && p->n_left[g->id] == g->n)
+    if (g->id >= KVP_MOST_BUCKETS && !p->fixed[g->id] && p->n_left[g->id] == g->n)
         return g->id;
-    for (uint32_t id = KVP_MOST_RANGES; id < KVP_MOST_TRANSFORMS; id++)
+    for (uint32_t id = KVP_MOST_BUCKETS; id < KVP_MOST_TRANSFORMS; id++)
         if (!p->fixed[id] && p->n_left[id] == 0 && have_memory(p->cache, id))
             return id;
     return KVP_MOST_TRANSFORMS;
@@ -237,7 +238,7 @@ static bool move_groups(plan *p)
     for (uint32_t i = 0; i < p->n_groups; i++) {
         group *g = &p->groups[i];
         const int64_t by = (int64_t)lineages[g->id].by + g->by;
-        const kvp_gpu_lineage to = { lineages[g->id].range, (int32_t)by };
+        const kvp_gpu_lineage to = { lineages[g->id].bucket, (int32_t)by };
         const uint32_t id =
             by > LARGEST_SHIFT || by < -LARGEST_SHIFT ? KVP_MOST_TRANSFORMS : find_id(p, g, to);
         all = all && id != KVP_MOST_TRANSFORMS;
@@ -258,7 +259,7 @@ static bool move_groups(plan *p)
 static bool find_ids(plan *p)
 {
     find_groups(p);
-    if (move_groups(p) || !p->cache->ranges.moved)
+    if (move_groups(p) || !p->cache->buckets.moved)
         return true;
     if (!kvp_gpu_shift_reset(p->cache))
         return false;
@@ -269,9 +270,9 @@ static bool find_ids(plan *p)
 
 /* Sets the blocks' new ids. In blocks that get none, all moving keys are stored again, as in blocks
  * whose keys move by different distances. */
-static void renumber(plan *p)
+static void change_ids(plan *p)
 {
-    kvp_gpu_ranges *ranges = &p->cache->ranges;
+    kvp_gpu_buckets *buckets = &p->cache->buckets;
 
     for (uint32_t block = 0; block < p->cache->n_blocks; block++) {
         const group *g =
@@ -280,18 +281,18 @@ static void renumber(plan *p)
             p->by[block] = 0;
             continue;
         }
-        ranges->of[block] = (uint8_t)g->to;
+        buckets->of[block] = (uint8_t)g->to;
         kvp_gpu_centers_move(p->cache, block, p->by[block]);
     }
-    memcpy(ranges->lineages, p->lineages, sizeof(ranges->lineages));
-    ranges->moved = false;
-    for (uint32_t id = KVP_MOST_RANGES; id < KVP_MOST_TRANSFORMS; id++) {
+    memcpy(buckets->lineages, p->lineages, sizeof(buckets->lineages));
+    buckets->moved = false;
+    for (uint32_t id = KVP_MOST_BUCKETS; id < KVP_MOST_TRANSFORMS; id++) {
         if (!p->fixed[id] && p->n_left[id] == 0)
-            ranges->lineages[id].by = 0;
-        ranges->moved = ranges->moved || ranges->lineages[id].by != 0;
+            buckets->lineages[id].by = 0;
+        buckets->moved = buckets->moved || buckets->lineages[id].by != 0;
     }
-    ranges->changed = true;
-    ranges->n_last = 0; /* the next step is a new one, even in the same cells */
+    buckets->changed = true;
+    buckets->n_last = 0; /* the next step is a new one, even in the same cells */
 }
 
 /* Blocks whose keys move by different distances */
@@ -358,9 +359,9 @@ static bool begin(plan *p, cu_stream stream)
         p->by[block] = shift_of_block(p, block);
     ok = p->by != NULL && have_mixed(p) && open_mixed(p, stream) && find_ids(p);
     if (ok) {
-        renumber(p);
+        change_ids(p);
         list_mixed(p);
-        ok = kvp_gpu_ranges_bring(cache, stream);
+        ok = kvp_gpu_buckets_upload(cache, stream);
         note_open(cache);
         note_positions(p);
     }
@@ -376,7 +377,7 @@ static bool has_rope(const kvp_gpu_cells *cells, const kvant_rope *rope)
     return cells->rope.size != 0 && kvp_rope_is_same(&cells->rope, rope);
 }
 
-static void take_rope(kvp_gpu_cells *cells, const kvant_rope *rope)
+static void read_rope(kvp_gpu_cells *cells, const kvant_rope *rope)
 {
     for (uint32_t i = 0; i < KVP_MOST_MOVED && !has_rope(cells, rope); i++)
         cells->moved[i].of = (kvp_gpu_lineage){ 0 };
@@ -388,7 +389,7 @@ static void take_rope(kvp_gpu_cells *cells, const kvant_rope *rope)
 /* A layer's keys move as the plan says. After an error they have not moved. */
 static bool move_layer(kvp_gpu_cells *cells, const kvant_rope *rope)
 {
-    take_rope(cells, rope);
+    read_rope(cells, rope);
     if (!kvp_gpu_shift_matrices(cells) || !kvp_gpu_shift_mixed(cells))
         return false;
     cells->n_shifts = cells->cache->shift.n;
@@ -436,14 +437,14 @@ static bool begin_shift(kvp_gpu_backend *b, const kvp_gpu_cells *cells, const ab
     plan p = { .cache = cache };
 
     kvp_gpu_marks_notice(cache, KVANT_ERR_NONFINITE);
-    if (!kvp_gpu_first_settle(cache) ||
+    if (!kvp_gpu_first_matrix_settle(cache) ||
         !kvp_gpu_fetch(b, KVP_FETCHED_KEYS, node->src[1], &shifts)) {
         *status = ABI_STATUS_FAILED;
         return true;
     }
     if (!may_move(cache) || !rotates_as_centers(cache, rope))
         return false;
-    if (cache->ranges.moved && !has_rope(cells, rope) && !kvp_gpu_shift_reset(cache)) {
+    if (cache->buckets.moved && !has_rope(cells, rope) && !kvp_gpu_shift_reset(cache)) {
         *status = ABI_STATUS_FAILED;
         return true;
     }

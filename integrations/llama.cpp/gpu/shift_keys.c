@@ -7,12 +7,12 @@
 
 #define BLOCKS_AT_ONCE 8u /* Blocks whose keys are rotated in the computer's memory at a time. */
 
-bool kvp_gpu_shift_takes(const kvp_gpu_cells *cells)
+bool kvp_gpu_can_shift(const kvp_gpu_cells *cells)
 {
-    const bool full =
-        cells->weights != NULL && cells->n_weights == (size_t)cells->head_dim * cells->head_dim;
+    const bool full = cells->key_transform != NULL &&
+                      cells->key_transform_size == (size_t)cells->head_dim * cells->head_dim;
 
-    return full && cells->scale == NULL && (cells->center == NULL || cells->turns);
+    return full && cells->scale == NULL && (cells->center == NULL || cells->has_block_centers);
 }
 
 /* Matrices */
@@ -31,7 +31,7 @@ static kvant_cuda_kernel_query_args product_of(const kvp_gpu_cells *cells, const
                                           .type = KVANT_CUDA_F32,
                                           .q = rotation,
                                           .q_batch_stride = cells->head_dim,
-                                          .inverse_weights = matrices + first * size,
+                                          .inverse_key_transform = matrices + first * size,
                                           .out = out + first * size,
                                           .n_further = n - 1 };
 
@@ -80,16 +80,16 @@ static bool make_matrices(kvp_gpu_cells *cells, struct kvp_gpu_moved *moved,
                           kvp_gpu_lineage lineage)
 {
     const size_t bytes = (size_t)cells->head_dim * cells->head_dim * sizeof(float);
-    const kvp_gpu_matrix of = kvp_gpu_matrix_of(cells, lineage.range);
+    const kvp_gpu_matrix of = kvp_gpu_matrix_of(cells, lineage.bucket);
     float *host = malloc(bytes), *out = moved->numbers.at;
     int64_t *slots;
     float *rotation = kvp_gpu_batch_room(cells->gpu, cells->head_dim, cells->head_dim, &slots);
     bool ok = host != NULL && out != NULL && rotation != NULL &&
               fill_rotation(cells, lineage.by, host) &&
               kvp_gpu_upload(cells->gpu, rotation, host, bytes) &&
-              multiply(cells, rotation, of.weights, out) &&
-              multiply(cells, rotation, of.inverse_weights,
-                       out + cells->n_kv_heads * cells->most_weights);
+              multiply(cells, rotation, of.key_transform, out) &&
+              multiply(cells, rotation, of.inverse_key_transform,
+                       out + cells->n_kv_heads * cells->most_key_transform_size);
 
     /* a kernel may read matrices before the preceding kernel has ended */
     ok = ok && kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "matrices");
@@ -103,12 +103,12 @@ bool kvp_gpu_shift_matrices(kvp_gpu_cells *cells)
 {
     bool ok = true;
 
-    for (uint32_t id = KVP_MOST_RANGES;
-         id < KVP_MOST_TRANSFORMS && cells->rope.size != 0 && kvp_gpu_shift_takes(cells) && ok;
+    for (uint32_t id = KVP_MOST_BUCKETS;
+         id < KVP_MOST_TRANSFORMS && cells->rope.size != 0 && kvp_gpu_can_shift(cells) && ok;
          id++) {
-        const kvp_gpu_lineage lineage = cells->cache->ranges.lineages[id];
-        struct kvp_gpu_moved *moved = &cells->moved[id - KVP_MOST_RANGES];
-        if (lineage.by != 0 && (moved->of.by != lineage.by || moved->of.range != lineage.range))
+        const kvp_gpu_lineage lineage = cells->cache->buckets.lineages[id];
+        struct kvp_gpu_moved *moved = &cells->moved[id - KVP_MOST_BUCKETS];
+        if (lineage.by != 0 && (moved->of.by != lineage.by || moved->of.bucket != lineage.bucket))
             ok = make_matrices(cells, moved, lineage);
     }
     return ok;
@@ -178,7 +178,7 @@ static bool rotate(const passing *p)
 }
 
 /* Brings the cells, from which centres follow, or the slots in which moving keys are stored. */
-static bool bring_slots(const passing *p, bool to_store)
+static bool upload_slots(const passing *p, bool to_store)
 {
     int64_t slots[BLOCKS_AT_ONCE * KVANT_PAGE_TOKENS];
 
@@ -198,18 +198,18 @@ static bool store(const passing *p)
     const size_t width = kvp_gpu_width(p->cells), n = p->n * KVANT_PAGE_TOKENS;
     bool ok =
         kvp_gpu_upload(p->cells->gpu, p->room, p->host, n * width * sizeof(float)) &&
-        bring_slots(p, false) &&
+        upload_slots(p, false) &&
         kvp_gpu_center_rows(p->cells, p->room, width, n, p->slots, false, p->room) == KVANT_OK &&
-        bring_slots(p, true);
+        upload_slots(p, true);
 
     for (size_t i = 0; i < p->n && ok; i++) {
         const kvp_gpu_run run = { i * KVANT_PAGE_TOKENS, KVANT_PAGE_TOKENS,
-                                  p->cells->cache->ranges.of[p->mixed[i].block] };
+                                  p->cells->cache->buckets.of[p->mixed[i].block] };
         ok = kvp_gpu_append(p->cells, KVANT_ROLE_K, page_of(p, i) >= 0, p->room, run, p->slots,
                             p->cells->gpu->refused) == KVANT_OK;
     }
     return kvp_cu_ok(kvp_cu.stream_finish(p->cells->gpu->stream), "storing rows") && ok &&
-           kvp_gpu_take_word(p->cells->gpu->refused) == KVANT_OK;
+           kvp_gpu_read_word(p->cells->gpu->refused) == KVANT_OK;
 }
 
 /* Decodes the keys with the transform that their block has now, so they have moved by the block's
@@ -295,7 +295,7 @@ static bool pass_layer(const resetting *r, const kvp_gpu_cells *cells, bool stor
     for (size_t i = 0; i < 2 * r->n && status == KVANT_OK; i++) {
         const bool open = i >= r->n;
         const kvp_gpu_run run = { i * KVANT_PAGE_TOKENS, KVANT_PAGE_TOKENS,
-                                  r->cache->ranges.of[r->blocks[i % r->n]] };
+                                  r->cache->buckets.of[r->blocks[i % r->n]] };
         const int64_t place = place_of(r, i);
         if (place < 0)
             continue;
@@ -327,16 +327,16 @@ static bool pass_all(const resetting *r, bool stores)
 
 static bool reset_blocks(resetting *r)
 {
-    kvp_gpu_ranges *ranges = &r->cache->ranges;
+    kvp_gpu_buckets *buckets = &r->cache->buckets;
 
     if (!have_reset_room(r) || !pass_all(r, false))
         return false;
     for (size_t i = 0; i < r->n; i++) {
-        ranges->of[r->blocks[i]] = (uint8_t)ranges->lineages[ranges->of[r->blocks[i]]].range;
+        buckets->of[r->blocks[i]] = (uint8_t)buckets->lineages[buckets->of[r->blocks[i]]].bucket;
         kvp_gpu_centers_move(r->cache, r->blocks[i], 0);
     }
-    ranges->changed = true;
-    return kvp_gpu_ranges_bring(r->cache, r->cache->gpu->stream) && pass_all(r, true);
+    buckets->changed = true;
+    return kvp_gpu_buckets_upload(r->cache, r->cache->gpu->stream) && pass_all(r, true);
 }
 
 bool kvp_gpu_shift_reset(kvp_gpu_cache *cache)
@@ -345,7 +345,7 @@ bool kvp_gpu_shift_reset(kvp_gpu_cache *cache)
     bool ok = true;
 
     for (uint32_t block = 0; block < cache->n_blocks && ok; block++) {
-        if (cache->written[block] != 0 && cache->ranges.of[block] >= KVP_MOST_RANGES)
+        if (cache->written[block] != 0 && cache->buckets.of[block] >= KVP_MOST_BUCKETS)
             r.blocks[r.n++] = block;
         if (r.n == 0 || (r.n < BLOCKS_OF_ALL && block + 1 < cache->n_blocks))
             continue;

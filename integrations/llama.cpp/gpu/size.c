@@ -8,15 +8,16 @@
 #include "gpu.h"
 
 /* The number of further position buckets for which a cache of this shape learns key transforms. A
- * cache of at most KVP_FIRST_RANGE cells ends learning with its first key transform (first.c). */
-static size_t further_ranges(const kvp_kv_shape *shape, uint32_t n_positions)
+ * cache of at most KVP_FIRST_BUCKET cells ends learning with its first key transform
+ * (first_matrix.c). */
+static size_t further_buckets(const kvp_kv_shape *shape, uint32_t n_positions)
 {
     size_t n = 0;
 
-    if (shape->n_cells <= KVP_FIRST_RANGE)
+    if (shape->n_cells <= KVP_FIRST_BUCKET)
         return 0;
-    for (uint32_t range = 1; range < KVP_PLAIN; range++)
-        n += (uint32_t)kvp_gpu_range_at(range).first < n_positions;
+    for (uint32_t bucket = 1; bucket < KVP_PLAIN; bucket++)
+        n += (uint32_t)kvp_gpu_bucket_at(bucket).first < n_positions;
     return n;
 }
 
@@ -25,16 +26,17 @@ size_t kvp_gpu_transform_bytes(const kvp_kv_shape *shape, const kvant_codec *con
 {
     kvant_codec_info info = { .size = sizeof(info) };
     bool learns;
-    size_t weights, numbers;
+    size_t key_transform, numbers;
 
     kvant_codec_get_info(codecs[0], &info);
     learns = info.learns_transform && shape->role == KVANT_ROLE_K;
-    weights = learns ? (size_t)info.head_dim * info.head_dim : kvp_gpu_tables(codecs[0]).n_weights;
+    key_transform = learns ? (size_t)info.head_dim * info.head_dim
+                           : kvp_gpu_tables(codecs[0]).key_transform_size;
     /* numbers and key_center of kvp_gpu_cells */
-    numbers = 2 * n_kv_heads * weights + 4 * (size_t)shape->row;
+    numbers = 2 * n_kv_heads * key_transform + 4 * (size_t)shape->row;
     if (learns) /* starts and further of kvp_gpu_cells */
-        numbers += 2 * KVP_MOST_RANGES * (size_t)shape->row +
-                   further_ranges(shape, n_positions) * 2 * n_kv_heads * weights;
+        numbers += 2 * KVP_MOST_BUCKETS * (size_t)shape->row +
+                   further_buckets(shape, n_positions) * 2 * n_kv_heads * key_transform;
     return numbers * sizeof(float);
 }
 

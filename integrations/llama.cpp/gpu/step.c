@@ -1,10 +1,10 @@
 /* step.c - makes the steps of llama.cpp steps of the plan of exact pages (src/store/plan.h).
  *
  * It translates cells, positions and masks of a graph, and rows that are written without a graph.
- * open.c carries out the plan's changes. If all rows of a step have exact pages, they go to these
- * pages only, and are encoded when their blocks give the pages up. Otherwise all rows of the step
- * are also encoded at once. Before keys have a key transform (first.c), the rows of every step go
- * to exact pages, as long as pages are free.
+ * fp16_pages.c carries out the plan's changes. If all rows of a step have exact pages, they go to
+ * these pages only, and are encoded when their blocks give the pages up. Otherwise all rows of the
+ * step are also encoded at once. Before keys have a key transform (first_matrix.c), the rows of
+ * every step go to exact pages, as long as pages are free.
  *
  * llama.cpp sends cell numbers, positions and masks to the GPU, and devices.c keeps copies of them.
  * A graph reads the page table and the slots from GPU memory. So it can be replayed, and a captured
@@ -165,7 +165,8 @@ static bool fits(const kvp_gpu_cache *cache, const kvp_gpu_step *step)
  * again with it. */
 static bool stays_exact(const kvp_gpu_cache *cache, const kvp_gpu_step *step)
 {
-    return (cache->weighing && fits(cache, step)) || (cache->learning && step->n < KVP_LEARN_ROWS);
+    return (cache->lacks_key_transform && fits(cache, step)) ||
+           (cache->learning && step->n < KVP_LEARN_ROWS);
 }
 
 static bool has_pages(const kvp_gpu_cache *cache, const kvp_gpu_step *step)
@@ -190,7 +191,7 @@ static bool open_blocks(kvp_gpu_cache *cache, const kvp_gpu_step *step, const kv
     ok = find_views(cache, step, mask, &seen);
     if (ok) {
         changes = plan_rows(cache, step, &seen, stays_exact(cache, step));
-        ok = kvp_gpu_first_prepare(cache, step, &changes, has_pages(cache, step));
+        ok = kvp_gpu_first_matrix_prepare(cache, step, &changes, has_pages(cache, step));
         if (!ok)
             kvant_plan_undo(cache->plan);
     }
@@ -231,17 +232,17 @@ size_t kvp_gpu_slots_of(const kvp_gpu_cache *cache, const int64_t *cells, size_t
     return n_open;
 }
 
-/* Notes the rows in exact pages. With `fresh` they have no codes yet; otherwise they have new
+/* Notes the rows in exact pages. With `dirty` they have no codes yet; otherwise they have new
  * codes. */
 static void note_rows(kvp_gpu_cache *cache, const kvp_gpu_step *step, const int64_t *slots,
-                      bool fresh)
+                      bool dirty)
 {
     for (size_t i = 0; i < step->n; i++) {
         const uint64_t bit = (uint64_t)1 << (step->cells[i] % KVANT_PAGE_TOKENS);
         kvp_open_page *page = slots[i] >= 0 ? &cache->pages[slots[i] / KVANT_PAGE_TOKENS] : NULL;
         if (page == NULL)
             continue;
-        page->fresh = fresh ? page->fresh | bit : page->fresh & ~bit;
+        page->dirty = dirty ? page->dirty | bit : page->dirty & ~bit;
         page->moved &= ~bit;
     }
 }
@@ -257,10 +258,10 @@ static bool find_slots(kvp_gpu_cache *cache, const kvp_gpu_step *step, const kvp
     if (!open_blocks(cache, step, mask, stream))
         return false;
     n_open = kvp_gpu_slots_of(cache, step->cells, step->n, slots);
-    cache->waits = n_open == step->n;
+    cache->all_pending = n_open == step->n;
     cache->any_open = n_open > 0;
     note_positions(cache, step);
-    note_rows(cache, step, slots, cache->waits);
+    note_rows(cache, step, slots, cache->all_pending);
     return true;
 }
 
@@ -309,19 +310,19 @@ static bool is_shifted(const kvp_gpu_cache *cache)
 bool kvp_gpu_cache_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step, const kvp_gpu_mask *mask,
                            cu_stream stream)
 {
-    bool ok =
-        is_shifted(cache) && in_range(cache, step) &&
-        (!cache->learning || kvp_gpu_learn_before(cache, step->cells, step->n, stream)) &&
-        (cache->keeps ? place(cache, step, mask, stream)
-                      : kvp_gpu_first_prepare(cache, step, &(kvant_plan_changes){ 0 }, false));
+    bool ok = is_shifted(cache) && in_range(cache, step) &&
+              (!cache->learning || kvp_gpu_learn_before(cache, step->cells, step->n, stream)) &&
+              (cache->keeps
+                   ? place(cache, step, mask, stream)
+                   : kvp_gpu_first_matrix_prepare(cache, step, &(kvant_plan_changes){ 0 }, false));
 
     if (ok)
-        kvp_gpu_first_mark(cache, step);
-    ok = ok && kvp_gpu_ranges_prepare(cache, step);
+        kvp_gpu_first_matrix_mark(cache, step);
+    ok = ok && kvp_gpu_buckets_prepare(cache, step);
     for (size_t i = 0; i < step->n && ok; i++)
-        kvp_gpu_cache_holds(cache, step->cells[i]);
+        kvp_gpu_cache_mark_written(cache, step->cells[i]);
     cache->planner = NULL;
-    return ok && kvp_gpu_ranges_bring(cache, stream);
+    return ok && kvp_gpu_buckets_upload(cache, stream);
 }
 
 const int64_t *kvp_gpu_open_slots(const kvp_gpu_cache *cache)

@@ -6,18 +6,18 @@
 #include "../../../src/store/plan.h"
 #include "types.h"
 
-/* A position bucket (ranges.c). Rows use its key transform from position `from` on. */
-typedef struct kvp_gpu_range {
-    uint32_t number;
+/* A position bucket (buckets.c). Rows use its key transform from position `from` on. */
+typedef struct kvp_gpu_bucket {
+    uint32_t id;
     int32_t first, last, from;
-} kvp_gpu_range;
+} kvp_gpu_bucket;
 
 /* The id of a transform stands for all steps that the keys of a block went through before they were
- * coded. Ids below KVP_MOST_RANGES are the key transforms of position buckets. All other ids belong
- * to keys that a context shift moved (shift.c): the transform of a bucket, and the number of
+ * coded. Ids below KVP_MOST_BUCKETS are the key transforms of position buckets. All other ids
+ * belong to keys that a context shift moved (shift.c): the transform of a bucket, and the number of
  * positions by which these keys moved since they were stored. An id with by = 0 is free. */
 typedef struct kvp_gpu_lineage {
-    uint32_t range;
+    uint32_t bucket;
     int32_t by;
 } kvp_gpu_lineage;
 
@@ -28,7 +28,7 @@ typedef struct kvp_gpu_run {
 } kvp_gpu_run;
 
 /* The rotation of a position bucket's centre to the position of a block (centers.c, kvant/cuda.h:
- * kvant_cuda_turning). */
+ * kvant_cuda_block_centers). */
 typedef struct kvp_gpu_centers {
     int32_t *positions;    /* by block: position of its first cell, or KVP_NO_POSITION */
     uint32_t first, end;   /* blocks whose phases the GPU does not have yet */
@@ -45,7 +45,7 @@ typedef struct kvp_gpu_centers {
 #define KVP_NO_POSITION INT32_MIN
 
 /* The transform and the centre of each block's keys. */
-typedef struct kvp_gpu_ranges {
+typedef struct kvp_gpu_buckets {
     uint8_t *of;                                   /* by block: the id of its transform */
     kvp_gpu_lineage lineages[KVP_MOST_TRANSFORMS]; /* by id */
     bool moved;                                    /* some ids belong to keys that moved */
@@ -53,7 +53,7 @@ typedef struct kvp_gpu_ranges {
     /* a bit for each position bucket that has a key transform; bit 0 is always set */
     uint32_t made;
     /* the position bucket whose key transform threads are learning; 0: none */
-    uint32_t asked;
+    uint32_t requested;
     size_t since;                      /* rows that were stored since then */
     bool ended;                        /* no further key transform can be learned */
     bool changed;                      /* the ids of blocks with rows have changed */
@@ -68,7 +68,7 @@ typedef struct kvp_gpu_ranges {
     size_t n_runs;
     int64_t *last; /* cells of that batch */
     size_t n_last, most_last;
-} kvp_gpu_ranges;
+} kvp_gpu_buckets;
 
 /* Exact pages in the order of their blocks, and the transforms of these blocks. */
 typedef struct kvp_gpu_listed {
@@ -91,15 +91,15 @@ typedef struct kvp_gpu_held_rows {
     const int32_t *pages;
 } kvp_gpu_held_rows;
 
-/* Queries of prompts (queries.c). A batch holds KVP_ASKED_TOKENS tokens' queries for each layer. */
-typedef struct kvp_gpu_asked {
-    kvp_gpu_memory batches[KVP_ASKED_BATCHES];
+/* Queries of prompts (queries.c). A batch holds KVP_KEPT_TOKENS tokens' queries for each layer. */
+typedef struct kvp_gpu_kept_queries {
+    kvp_gpu_memory batches[KVP_KEPT_BATCHES];
     size_t row; /* bytes of one token's queries; 0: none were kept */
     uint32_t n; /* batches that were kept since the cache was cleared */
-    int32_t positions[KVP_ASKED_BATCHES * KVP_ASKED_TOKENS];
+    int32_t positions[KVP_KEPT_BATCHES * KVP_KEPT_TOKENS];
     kvp_gpu_memory keys; /* copies of keys, likewise (lesson.c), while threads learn from them */
     size_t n_layers;     /* that keys has room for */
-} kvp_gpu_asked;
+} kvp_gpu_kept_queries;
 
 /* The fewest rows from which a centre and a scale are learned.
  *
@@ -123,12 +123,12 @@ bool kvp_gpu_copy_first(kvp_gpu_cache *cache, uint32_t first, uint32_t to, uint3
 
 /* A learned transform: one codec per kv head (NULL: nothing was learned), and the centres of a
  * block at position 0 (NULL: all blocks share the codecs' centres). */
-typedef struct kvp_gpu_version {
+typedef struct kvp_gpu_learned_transform {
     kvant_codec **codecs;
     float *start;
-} kvp_gpu_version;
+} kvp_gpu_learned_transform;
 
-/* first.c. The lock is held for all of these. False: with a message.
+/* first_matrix.c. The lock is held for all of these. False: with a message.
  * prepare comes after the plan decided for a step and before blocks are opened. Threads begin to
  * make matrices, and join if rows have to be sealed. kept: all rows of the step go to open pages
  * alone. changes: of the plan.
@@ -145,28 +145,29 @@ typedef struct kvp_gpu_version {
  * end finds out whether keys of the cache learn still.
  * in_graph makes the matrix from the rows of a long step, which are sealed at once. values: of the
  * same tokens, or NULL. */
-bool kvp_gpu_first_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step,
-                           const kvant_plan_changes *changes, bool kept);
-void kvp_gpu_first_mark(kvp_gpu_cache *cache, const kvp_gpu_step *step);
+bool kvp_gpu_first_matrix_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step,
+                                  const kvant_plan_changes *changes, bool kept);
+void kvp_gpu_first_matrix_mark(kvp_gpu_cache *cache, const kvp_gpu_step *step);
 void kvp_gpu_first_teach(kvp_gpu_cells *cells);
-bool kvp_gpu_first_settle(kvp_gpu_cache *cache);
+bool kvp_gpu_first_matrix_settle(kvp_gpu_cache *cache);
 bool kvp_gpu_first_seal(kvp_kv *kv);
 bool kvp_gpu_first_finish(kvp_gpu_cache *cache);
 bool kvp_gpu_first_affine(kvp_gpu_cells *cells, const float *rows, size_t n);
-bool kvp_gpu_first_join(kvp_kv *kv);
-void kvp_gpu_first_end(kvp_gpu_cache *cache);
-bool kvp_gpu_first_in_graph(kvp_gpu_backend *b, const abi_tensor *node, const abi_tensor *values);
+bool kvp_gpu_first_matrix_join(kvp_kv *kv);
+void kvp_gpu_first_matrix_end(kvp_gpu_cache *cache);
+bool kvp_gpu_first_matrix_in_graph(kvp_gpu_backend *b, const abi_tensor *node,
+                                   const abi_tensor *values);
 
 /* queries.c. keep: of an attention node, without an error where there is no memory. find: those
  * that were kept of a layer. */
 bool kvp_gpu_queries_keep(kvp_gpu_backend *b, const abi_tensor *node);
-void kvp_gpu_queries_find(const kvp_gpu_cells *cells, struct kvp_gpu_lesson *lesson);
+void kvp_gpu_queries_find(const kvp_gpu_cells *cells, struct kvp_gpu_learner_input *lesson);
 void kvp_gpu_queries_forget(kvp_gpu_cache *cache);
 void kvp_gpu_queries_free(kvp_gpu_cache *cache);
 
 /* Whether this many bytes are less than a quarter of the free memory. The rest is left to other
  * programs. */
-bool kvp_gpu_are_few(const kvp_gpu *gpu, size_t bytes);
+bool kvp_gpu_fits_free_memory(const kvp_gpu *gpu, size_t bytes);
 
 /* learner.c. `kvp_gpu_learner_begin` resets the learner of a cache without rows.
  * `kvp_gpu_learner_free` waits for its thread. */
@@ -176,36 +177,36 @@ void kvp_gpu_learner_free(kvp_gpu_cells *cells);
 /* cells.c. The matrices of a transform. If its position bucket has none, the last bucket before it
  * that has matrices counts. */
 typedef struct kvp_gpu_matrix {
-    const float *weights, *inverse_weights;
+    const float *key_transform, *inverse_key_transform;
 } kvp_gpu_matrix;
 kvp_gpu_matrix kvp_gpu_matrix_of(const kvp_gpu_cells *cells, uint32_t transform);
 
-/* ranges.c. The position bucket with this number. */
-kvp_gpu_range kvp_gpu_range_at(uint32_t number);
+/* buckets.c. The position bucket with this number. */
+kvp_gpu_bucket kvp_gpu_bucket_at(uint32_t number);
 
 /* centers.c. The lock is held for all of these functions.
  *
- * `kvp_gpu_centers_tell` notes how RoPE rotates a layer's keys, before the layer has a key
+ * `kvp_gpu_centers_set_rope` notes how RoPE rotates a layer's keys, before the layer has a key
  * transform. It returns whether the layer's blocks can have centres.
  *
  * `kvp_gpu_centers_assign` says that the rows of a block begin at this position from now on.
  * `kvp_gpu_centers_move` says that the keys of a block moved, and that its transform has changed.
  * `kvp_gpu_centers_copy` copies the centre of a block to another block.
  *
- * `kvp_gpu_centers_bring` copies phases to the GPU: all of them when it has none, else the phases
+ * `kvp_gpu_centers_upload` copies phases to the GPU: all of them when it has none, else the phases
  * that changed. False with a message.
  *
- * `kvp_gpu_turning_of` returns the rotating centres of keys, for blocks that are counted from
+ * `kvp_gpu_block_centers_of` returns the rotating centres of keys, for blocks that are counted from
  * first_block on.
  *
  * `kvp_gpu_center_rows` subtracts (add: adds) the centres of rows in cells of the GPU, where keys
  * have centres. `kvp_gpu_center_blocks` does so for the rows of blocks (open: of exact pages). */
-bool kvp_gpu_centers_tell(const kvp_kv *kv, const abi_tensor *rows);
+bool kvp_gpu_centers_set_rope(const kvp_kv *kv, const abi_tensor *rows);
 void kvp_gpu_centers_assign(kvp_gpu_cache *cache, size_t block, int32_t position);
 void kvp_gpu_centers_move(kvp_gpu_cache *cache, size_t block, int32_t by);
 void kvp_gpu_centers_copy(kvp_gpu_cache *cache, size_t block, size_t to);
-bool kvp_gpu_centers_bring(kvp_gpu_cache *cache, cu_stream stream);
-kvant_cuda_turning kvp_gpu_turning_of(const kvp_gpu_cells *keys, size_t first_block);
+bool kvp_gpu_centers_upload(kvp_gpu_cache *cache, cu_stream stream);
+kvant_cuda_block_centers kvp_gpu_block_centers_of(const kvp_gpu_cells *keys, size_t first_block);
 kvant_status kvp_gpu_center_rows(const kvp_gpu_cells *keys, const float *rows, size_t stride,
                                  size_t n, const int64_t *cells, bool add, float *out);
 kvant_status kvp_gpu_center_blocks(const kvp_gpu_cells *keys, bool open, size_t first, size_t n,
@@ -219,40 +220,41 @@ bool kvp_gpu_shift(kvp_gpu_backend *b, const abi_tensor *node, int32_t *status);
 
 /* shift_keys.c. The lock is held. A function that returns false leaves the message to its caller.
  *
- * `kvp_gpu_shift_takes`: whether keys of a layer can move by getting other transforms.
+ * `kvp_gpu_can_shift`: whether keys of a layer can move by getting other transforms.
  * `kvp_gpu_shift_matrices` computes the matrices of keys that moved, after a shift or after a
  * change of the matrices that they are made of. `kvp_gpu_shift_mixed` moves keys that move by
  * another number of positions than their block. `kvp_gpu_shift_reset` encodes all keys that moved
  * once more, so that their blocks have ids of position buckets again. `kvp_gpu_shift_free` frees
  * the matrices, when no work uses them any more. */
-bool kvp_gpu_shift_takes(const kvp_gpu_cells *cells);
+bool kvp_gpu_can_shift(const kvp_gpu_cells *cells);
 bool kvp_gpu_shift_matrices(kvp_gpu_cells *cells);
 bool kvp_gpu_shift_mixed(kvp_gpu_cells *cells);
 bool kvp_gpu_shift_reset(kvp_gpu_cache *cache);
 void kvp_gpu_shift_free(kvp_gpu_cells *cells);
 
-/* ranges.c. Whether a cache with key transforms saw the step before. With -sm tensor a step is
+/* buckets.c. Whether a cache with key transforms saw the step before. With -sm tensor a step is
  * several graphs. */
-bool kvp_gpu_ranges_saw(const kvp_gpu_cache *cache, const kvp_gpu_step *step);
+bool kvp_gpu_buckets_saw(const kvp_gpu_cache *cache, const kvp_gpu_step *step);
 
-/* ranges.c. The lock is held. `kvp_gpu_ranges_prepare` comes before a graph: it decides which key
+/* buckets.c. The lock is held. `kvp_gpu_buckets_prepare` comes before a graph: it decides which key
  * transform the rows of a batch get, and which further transform is to be learned.
- * `kvp_gpu_ranges_bring` comes once blocks have these rows, and brings their numbers to the GPU. */
-bool kvp_gpu_ranges_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step);
-bool kvp_gpu_ranges_bring(kvp_gpu_cache *cache, cu_stream stream);
+ * `kvp_gpu_buckets_upload` comes once blocks have these rows, and brings their numbers to the
+ * GPU. */
+bool kvp_gpu_buckets_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step);
+bool kvp_gpu_buckets_upload(kvp_gpu_cache *cache, cu_stream stream);
 
-/* ranges.c. The lock is held. `kvp_gpu_ranges_foresee` comes before rows at positions up to `last`
- * are stored: it puts the key transform that threads have learned in force, and lets threads begin
- * with the next position bucket. `kvp_gpu_ranges_forget` is for a cache whose rows have all become
- * unused. */
-void kvp_gpu_ranges_foresee(kvp_gpu_cache *cache, int32_t last);
-void kvp_gpu_ranges_forget(kvp_gpu_cache *cache);
-void kvp_gpu_ranges_free(kvp_gpu_cache *cache);
-void kvp_gpu_ranges_copy(kvp_gpu_cache *cache, uint32_t first, uint32_t to,
-                         uint32_t n); /* copies the transforms of n blocks */
+/* buckets.c. The lock is held. `kvp_gpu_buckets_prepare_next` comes before rows at positions up to
+ * `last` are stored: it puts the key transform that threads have learned in force, and lets threads
+ * begin with the next position bucket. `kvp_gpu_buckets_forget` is for a cache whose rows have all
+ * become unused. */
+void kvp_gpu_buckets_prepare_next(kvp_gpu_cache *cache, int32_t last);
+void kvp_gpu_buckets_forget(kvp_gpu_cache *cache);
+void kvp_gpu_buckets_free(kvp_gpu_cache *cache);
+void kvp_gpu_buckets_copy(kvp_gpu_cache *cache, uint32_t first, uint32_t to,
+                          uint32_t n); /* copies the transforms of n blocks */
 
 /* Whether rows of the last step are in the first position bucket. */
-bool kvp_gpu_in_first_range(const kvp_gpu_cache *cache);
+bool kvp_gpu_in_first_bucket(const kvp_gpu_cache *cache);
 
 /* The number of runs of the current batch. */
 size_t kvp_gpu_runs(const kvp_gpu_cells *keys);
@@ -275,17 +277,17 @@ kvp_gpu_run kvp_gpu_run_of_blocks(const kvp_gpu_cells *cells, bool open, size_t 
 kvp_gpu_run kvp_gpu_run_of_cells(const kvp_gpu_cache *cache, const int64_t *numbers, size_t first,
                                  size_t n);
 
-/* cells.c. These functions bring a transform to the GPU. `kvp_gpu_bring_numbers` brings the first
- * position bucket's and makes it the cells' transform; it waits for the stream (NULL: a stream that
- * orders nothing). `kvp_gpu_bring_range` brings matrices and centres of a later bucket.
- * `kvp_gpu_bring_plain` brings the transform KVP_PLAIN: a centre and a scale (NULL: none) in the
- * computer's memory. */
-bool kvp_gpu_bring_numbers(kvp_gpu_cells *cells, const kvant_codec *const *codecs,
-                           const float *start, cu_stream stream);
-bool kvp_gpu_bring_range(kvp_gpu_cells *cells, uint32_t range, const kvp_gpu_version *version,
-                         const float *mean);
-bool kvp_gpu_bring_plain(kvp_gpu_cells *cells, const float *center, const float *scale);
-void kvp_gpu_take_numbers(kvp_gpu_cells *cells, const kvant_codec *const *codecs);
+/* cells.c. These functions bring a transform to the GPU. `kvp_gpu_upload_transform` brings the
+ * first position bucket's and makes it the cells' transform; it waits for the stream (NULL: a
+ * stream that orders nothing). `kvp_gpu_upload_bucket` brings matrices and centres of a later
+ * bucket. `kvp_gpu_upload_plain` brings the transform KVP_PLAIN: a centre and a scale (NULL: none)
+ * in the computer's memory. */
+bool kvp_gpu_upload_transform(kvp_gpu_cells *cells, const kvant_codec *const *codecs,
+                              const float *start, cu_stream stream);
+bool kvp_gpu_upload_bucket(kvp_gpu_cells *cells, uint32_t bucket,
+                           const kvp_gpu_learned_transform *learned, const float *mean);
+bool kvp_gpu_upload_plain(kvp_gpu_cells *cells, const float *center, const float *scale);
+void kvp_gpu_use_transform(kvp_gpu_cells *cells, const kvant_codec *const *codecs);
 
 /* cells.c. Removes everything that was learned from the rows of a tensor: centre, scale and key
  * transforms. The tensor has no rows. */

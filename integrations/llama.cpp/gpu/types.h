@@ -29,23 +29,23 @@ typedef struct kvp_gpu_backend kvp_gpu_backend;
 
 typedef struct kvp_gpu kvp_gpu;
 
-struct kvp_gpu_lesson; /* learner.h */
+struct kvp_gpu_learner_input; /* learner.h */
 
 #define KVP_MOST_PAGES KVP_MOST_OPEN
-#define KVP_FEW_TOKENS 16u /* a step of at most 16 tokens may be captured */
+#define KVP_SHORT_STEP_TOKENS 16u /* a step of at most 16 tokens may be captured */
 /* Rows from which a first key transform is learned. More rows are not looked at, because learning
  * from them would take longer. */
 #define KVP_ENOUGH_ROWS 1024u
-#define KVP_ASKED_TOKENS 64u /* tokens of a prompt's batch whose queries are kept */
-#define KVP_ASKED_BATCHES 4u /* batches whose queries are kept at a time */
+#define KVP_KEPT_TOKENS 64u /* tokens of a prompt's batch whose queries are kept */
+#define KVP_KEPT_BATCHES 4u /* batches whose queries are kept at a time */
 
 /* Position buckets with their own key transform, the last one without an end. The id behind them is
  * KVP_PLAIN, for keys that were sealed before their layer had a key transform. */
 #define KVP_PLAIN 7u
-#define KVP_MOST_RANGES (KVP_PLAIN + 1)
+#define KVP_MOST_BUCKETS (KVP_PLAIN + 1)
 #define KVP_MOST_TRANSFORMS KVANT_CUDA_MOST_MATRICES
-#define KVP_MOST_MOVED (KVP_MOST_TRANSFORMS - KVP_MOST_RANGES)
-#define KVP_FIRST_RANGE 2048u
+#define KVP_MOST_MOVED (KVP_MOST_TRANSFORMS - KVP_MOST_BUCKETS)
+#define KVP_FIRST_BUCKET 2048u
 
 /* Cell numbers and positions (or NULL) of a batch, as llama.cpp sent them to the GPU. */
 typedef struct kvp_gpu_step {
@@ -55,9 +55,9 @@ typedef struct kvp_gpu_step {
 } kvp_gpu_step;
 
 /* Whether the step is short, so that it may be in a captured graph. */
-static inline bool kvp_gpu_is_few(const kvp_gpu_step *step)
+static inline bool kvp_gpu_is_short_step(const kvp_gpu_step *step)
 {
-    return step->n <= KVP_FEW_TOKENS;
+    return step->n <= KVP_SHORT_STEP_TOKENS;
 }
 
 #endif

@@ -231,7 +231,7 @@ class Calibrator(Owned):
         )
         check(f"attention of layer {layer}", status)
 
-    def add_sums(
+    def add_moments(
         self,
         layer: int,
         role: str,
@@ -262,7 +262,7 @@ class Calibrator(Owned):
         kept, stride = (
             (None, 0) if rows is None else arrays.rows(rows, "rows", (n_rows, heads, dim))
         )
-        made = s.CalibratorSums.new(
+        made = s.CalibratorMoments.new(
             n_kv_heads=heads,
             head_dim=dim,
             n_rows=checks.count(n_rows, "n_rows"),
@@ -273,7 +273,7 @@ class Calibrator(Owned):
         )
         role_number = ROLES[checks.choice(role, "role", tuple(ROLES))]
         layer = checks.count(layer, "layer", least=0)
-        status = library().kvant_calibrator_add_sums(
+        status = library().kvant_calibrator_add_moments(
             self._handle, layer, role_number, c.byref(made)
         )
         check(f"sums of layer {layer}", status)

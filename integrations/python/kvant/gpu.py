@@ -60,7 +60,7 @@ def transform_queries(
         q=q.data_ptr(),
         q_batch_stride=q.stride(0),
         q_head_stride=q.stride(1),
-        inverse_weights=inverse,
+        inverse_key_transform=inverse,
         out=out.data_ptr(),
     )
     call("transform_queries", arguments, q.device)
@@ -106,7 +106,9 @@ def learn(like: Codec, keys: Tensor, queries: Tensor, rope: Rope | None = None) 
     )  # and learns the same
     k, q = (x.detach().to("cpu", torch.float32).contiguous() for x in (keys, queries))
     rows, at = Rows([quick] * k.shape[1], n_blocks=-(-len(k) // PAGE_TOKENS)), torch.arange(len(k))
-    rows.set_rope(None if rope is None else rope._replace(n_ranges=1))  # a matrix for all positions
+    rows.set_rope(
+        None if rope is None else rope._replace(n_position_transforms=1)
+    )  # a matrix for all positions
     for part in zip(
         k.split(_LEARNT_TOGETHER), q.split(_LEARNT_TOGETHER), at.split(_LEARNT_TOGETHER)
     ):
@@ -124,10 +126,11 @@ class Numbers:
         """codecs: per layer one per kv head."""
         self._found, self._device = [[tables(codec) for codec in layer] for layer in codecs], device
         first, dim = self._found[0][0], codecs[0][0].head_dim
-        self.n_weights = first.n_weights
+        self.key_transform_size = first.key_transform_size
         self.center, self.scale = self._gather("center", dim), self._gather("scale", dim)
-        self.weights, self.inverse_weights = (
-            self._gather(name, first.n_weights) for name in ("weights", "inverse_weights")
+        self.key_transform, self.inverse_key_transform = (
+            self._gather(name, first.key_transform_size)
+            for name in ("key_transform", "inverse_key_transform")
         )
         self.centroids = self._gather("centroids", first.n_centroids)
         pivots, columns = self._gather("pivots", dim), self._gather("columns", dim * dim)
@@ -151,5 +154,5 @@ class Numbers:
     def any(self) -> bool:
         return any(
             x is not None
-            for x in (self.center, self.scale, self.weights, self.centroids, self.feedback)
+            for x in (self.center, self.scale, self.key_transform, self.centroids, self.feedback)
         )

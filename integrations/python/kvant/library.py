@@ -127,7 +127,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
         _INT,
         [_P, _U32, _U32, _U32, _U32, _to(s.CalibratorAttention)],
     ),
-    "kvant_calibrator_add_sums": (_INT, [_P, _U32, _INT, _to(s.CalibratorSums)]),
+    "kvant_calibrator_add_moments": (_INT, [_P, _U32, _INT, _to(s.CalibratorMoments)]),
     "kvant_calibrator_cluster": (_INT, [_P, c.POINTER(_U32)]),
     "kvant_calibrator_finish": (_INT, [_P, _OUT]),
     # settings.h
@@ -143,7 +143,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     # scheme.h
     "kvant_scheme_create": (_INT, [_to(s.SchemeParams), _OUT]),
     "kvant_scheme_free": (None, [_OUT]),
-    "kvant_scheme_codecs": (_INT, [_P, _to(s.SchemePlace), c.POINTER(_OUT)]),
+    "kvant_scheme_codecs": (_INT, [_P, _to(s.SchemeLocation), c.POINTER(_OUT)]),
     "kvant_scheme_exact": (_INT, [_P, c.c_uint64, c.c_uint32, _to(s.ExactPart)]),
     "kvant_scheme_true_bits": (_INT, [_P, _to(s.SchemeModel), c.POINTER(c.c_double)]),
     "kvant_scheme_get_info": (_INT, [_P, _to(s.SchemeInfo)]),

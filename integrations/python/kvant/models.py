@@ -86,7 +86,7 @@ class _Gathering:
             if self.options["clusters"]
             else None
         )
-        self.calibrator.add_sums(module.layer_idx, role, rows.shape[1], rows=sampled, **named)
+        self.calibrator.add_moments(module.layer_idx, role, rows.shape[1], rows=sampled, **named)
 
 
 def calibrate(

@@ -1,5 +1,5 @@
 """Sums of a calibration over a model's rows and queries, in float64 on the device of these rows:
-arguments of Calibrator.add_sums. Rows are [kv heads, n, head_dim]."""
+arguments of Calibrator.add_moments. Rows are [kv heads, n, head_dim]."""
 
 from __future__ import annotations
 

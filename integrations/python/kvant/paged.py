@@ -66,7 +66,7 @@ class PagedCache:
             Codec(spec, head_dim, role, seed=seed) for spec, role in ((k_spec, "k"), (v_spec, "v"))
         )
         self.k, self.v = GpuCodec.of(self._k_codec), GpuCodec.of(v_codec)
-        self._learnt = None  # Numbers of keys
+        self._learned = None  # Numbers of keys
         text = text_buffer()
         status = library().kvant_cuda_attention_check(self.k.handle, self.v.handle, text, len(text))
         check(f"keys {k_spec!r} with values {v_spec!r}", status, text)
@@ -153,23 +153,23 @@ class PagedCache:
             rope = rope._replace(n_positions=PAGE_TOKENS * self.n_blocks)
         made = learn(self._k_codec, k, q, rope)
         self.k = GpuCodec.of(made[0])
-        self.open_k, self._learnt = self.k.open(), Numbers([made], self.device)
+        self.open_k, self._learned = self.k.open(), Numbers([made], self.device)
 
     def _of_keys(self, name, given=None):
         """A pointer to a learned array of keys, unless the caller passes one."""
         return (
             given
-            if given is not None or self._learnt is None
-            else pointer(getattr(self._learnt, name))
+            if given is not None or self._learned is None
+            else pointer(getattr(self._learned, name))
         )
 
     def _has_matrix(self):
-        return self._learnt is not None and self._learnt.n_weights > self.head_dim
+        return self._learned is not None and self._learned.key_transform_size > self.head_dim
 
-    def _turned(self, q):
+    def _rotated(self, q):
         """Multiplies queries by the learned matrix: float32."""
         out = torch.empty(q.shape, dtype=torch.float32, device=self.device)
-        rows, inverse = q.reshape(-1, *q.shape[-2:]), self._of_keys("inverse_weights")
+        rows, inverse = q.reshape(-1, *q.shape[-2:]), self._of_keys("inverse_key_transform")
         transform_queries(self.k, rows, inverse, self.n_kv_heads, out)
         return out
 
@@ -241,7 +241,7 @@ class PagedCache:
                     self._of_keys("center", part.center),
                     self._of_keys("scale", part.scale),
                 )
-                part.weights = self._of_keys("weights")
+                part.key_transform = self._of_keys("key_transform")
             setattr(args, name, part)
         call("append", args, self.device)
 
@@ -329,7 +329,7 @@ class PagedCache:
         workspace, target = self._workspace_for(heads // self.n_kv_heads * tokens), out
         if self._has_matrix():
             q, target = (
-                self._turned(q),
+                self._rotated(q),
                 torch.empty(q.shape, dtype=torch.float32, device=self.device),
             )
         args = CudaAttentionArgs.new(
@@ -405,7 +405,7 @@ class PagedCache:
                 self._of_keys("center", args.center),
                 self._of_keys("scale", args.scale),
             )
-            args.inverse_weights = self._of_keys("inverse_weights")
+            args.inverse_key_transform = self._of_keys("inverse_key_transform")
         if n > 0:
             call("decode", args, self.device)
         return out

@@ -14,14 +14,14 @@ class Rope(NamedTuple):
     """RoPE of the first 2 * len(frequencies) channels of keys and queries, frequencies in radians
     per position. `interleaved`: pairs are channels 2i and 2i + 1, otherwise i and i +
     len(frequencies). `n_positions`: positions that a sequence may have; 0: all that fit.
-    `n_ranges`: position buckets, each with its own matrix; 0: as many as reduce the error.
-    `block_centers`: each block whose positions are known has a separate centre, the mean of keys at
-    these positions; not on a GPU."""
+    `n_position_transforms`: position buckets, each with its own matrix; 0: as many as reduce the
+    error. `block_centers`: each block whose positions are known has a separate centre, the mean of
+    keys at these positions; not on a GPU."""
 
     frequencies: Sequence[float]
     interleaved: bool = False
     n_positions: int = 0
-    n_ranges: int = 0
+    n_position_transforms: int = 0
     block_centers: bool = False
 
     def struct(self) -> tuple[s.Rope, np.ndarray]:
@@ -34,6 +34,8 @@ class Rope(NamedTuple):
             interleaved=bool(self.interleaved),
             frequencies=kept.ctypes.data,
             n_positions=checks.count(self.n_positions, "n_positions", least=0),
-            n_ranges=checks.count(self.n_ranges, "n_ranges", least=0),
+            n_position_transforms=checks.count(
+                self.n_position_transforms, "n_position_transforms", least=0
+            ),
             block_centers=bool(self.block_centers),
         ), kept

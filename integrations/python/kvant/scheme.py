@@ -81,7 +81,7 @@ class Scheme(Owned):
         """The codecs of a layer, one per kv head. They keep the scheme alive."""
         number = checks.count(layer, "layer", least=0, most=self.n_layers - 1)
         checks.choice(role, "role", tuple(ROLES))
-        place = s.SchemePlace.new(
+        location = s.SchemeLocation.new(
             role=ROLES[role],
             layer=number,
             n_layers=self.n_layers,
@@ -89,7 +89,7 @@ class Scheme(Owned):
             head_dim=self.head_dim if role == "k" else self.v_head_dim,
         )
         found = c.POINTER(c.c_void_p)()
-        status = library().kvant_scheme_codecs(self._handle, c.byref(place), c.byref(found))
+        status = library().kvant_scheme_codecs(self._handle, c.byref(location), c.byref(found))
         check(f"layer {layer}, {'keys' if role == 'k' else 'values'}", status, SAID)
         return [Codec.borrowed(found[head], self) for head in range(self.n_kv_heads)]
 

@@ -115,7 +115,7 @@ class TensorParams(Struct):
 
 class BlockInfo(Struct):
     _fields_ = _fields("""
-        int state; u32 version; u64 written; ptr codec page; Affine affine; ptr start
+        int state; u32 transform_id; u64 written; ptr codec page; Affine affine; ptr start
     """)
 
 
@@ -125,14 +125,14 @@ class Queries(Struct):
 
 class Rope(Struct):
     _fields_ = _fields("""
-        u32 n_dims interleaved; ptr frequencies; u32 n_positions n_ranges block_centers
+        u32 n_dims interleaved; ptr frequencies; u32 n_positions n_position_transforms block_centers
     """)
 
 
 class TensorInfo(Struct):
     _fields_ = _fields("""
-        int role; u32 n_kv_heads head_dim n_blocks n_open_blocks n_versions; size bytes sealed_bytes
-        open_bytes written_blocks learnt_bytes learnt_most working_bytes working_most
+        int role; u32 n_kv_heads head_dim n_blocks n_open_blocks n_transforms; size bytes
+        sealed_bytes open_bytes written_blocks learned_bytes learned_most working_bytes working_most
     """)
 
 
@@ -165,7 +165,7 @@ class CalibratorAttention(Struct):
     """)
 
 
-class CalibratorSums(Struct):
+class CalibratorMoments(Struct):
     _fields_ = _fields("""
         u32 n_kv_heads head_dim; u64 n_rows; ptr sum min max rows; size stride; ptr spread moment;
         u64 n_queries; ptr attended attended_sum attended_weight
@@ -206,7 +206,7 @@ class SchemeParams(Struct):
     """)
 
 
-class SchemePlace(Struct):
+class SchemeLocation(Struct):
     _fields_ = _fields("int role; u32 layer n_layers n_kv_heads head_dim rank n_cached")
 
 
@@ -271,14 +271,14 @@ class CudaPages(c.Structure):
 class CudaRows(c.Structure):
     _fields_ = _fields("""
         ptr codec; CudaPages pages; ptr rows; size token_stride head_stride; ptr center scale
-        weights
+        key_transform
     """)
 
 
 class CudaQueryArgs(Struct):
     _fields_ = _fields("""
         ptr k_codec; u32 batch n_heads n_kv_heads; int type; ptr q; size q_batch_stride
-        q_head_stride; ptr inverse_weights out
+        q_head_stride; ptr inverse_key_transform out
     """)
 
 
@@ -303,8 +303,8 @@ class CudaAttentionArgs(Struct):
 
 class CudaTables(Struct):
     _fields_ = _fields("""
-        ptr center scale weights inverse_weights; size n_weights; ptr pivots columns centroids;
-        size n_centroids
+        ptr center scale key_transform inverse_key_transform; size key_transform_size; ptr pivots
+        columns centroids; size n_centroids
     """)
 
 
@@ -322,6 +322,6 @@ class CudaSealArgs(Struct):
 class CudaDecodeArgs(Struct):
     _fields_ = _fields("""
         ptr codec; CudaPages pages; ptr blocks; u32 n_blocks n_kv_heads; int type; ptr out;
-        size token_stride head_stride; ptr center scale inverse_weights to; u32 transformed;
+        size token_stride head_stride; ptr center scale inverse_key_transform to; u32 transformed;
         ptr centroids
     """)

@@ -16,23 +16,23 @@ from .rope import Rope
 
 
 class TensorInfo(NamedTuple):
-    """`bytes`: of all memory. `sealed_bytes`, `open_bytes`: of one block. `n_versions`: how many
-    pairs of centre and scale are alive. `learnt_bytes`: memory of the matrices of transform=first,
-    which bytes does not count; `learnt_most`: the same at full length. `working_bytes`: memory that
-    learning takes in addition; `working_most`: the same at most."""
+    """`bytes`: of all memory. `sealed_bytes`, `open_bytes`: of one block. `n_transforms`: how many
+    pairs of centre and scale are alive. `learned_bytes`: memory of the matrices of transform=first,
+    which bytes does not count; `learned_most`: the same at full length. `working_bytes`: memory
+    that learning takes in addition; `working_most`: the same at most."""
 
     role: str
     n_kv_heads: int
     head_dim: int
     n_blocks: int
     n_open_blocks: int
-    n_versions: int
+    n_transforms: int
     bytes: int
     sealed_bytes: int
     open_bytes: int
     written_blocks: int
-    learnt_bytes: int
-    learnt_most: int
+    learned_bytes: int
+    learned_most: int
     working_bytes: int
     working_most: int
 
@@ -44,7 +44,7 @@ class Block(NamedTuple):
     blocks have no separate centres (Rope.block_centers)."""
 
     state: str
-    version: int
+    transform_id: int
     written: int
     center: np.ndarray | None
     scale: np.ndarray | None
@@ -128,7 +128,7 @@ class Tensor(Owned):
             arrays.copied(x, "float32", self._row[1:])
             for x in (found.affine.center, found.affine.scale, found.start)
         )
-        return Block(_STATES[found.state], found.version, found.written, *affine)
+        return Block(_STATES[found.state], found.transform_id, found.written, *affine)
 
     def assign(self, block: int, sequence: int, index: int) -> None:
         """Says that an empty block is the index-th of a sequence."""

@@ -102,7 +102,7 @@ static kvant_status create_addvq(kvant_codec *codec, const kvant_request *reques
                                           .searches_by = o.search ? KVANT_SEARCH_GREEDY
                                                                   : KVANT_SEARCH_PRODUCTS };
     KVANT_FORWARD(kvant_direction_create(codec, request, &o, &shape, error));
-    fill_tables(codec->state, numbers[0], request->site->seed);
+    fill_tables(codec->state, numbers[0], request->location->seed);
     kvant_codec_describe(codec, table, &o, "addvq-k%ur%u", (unsigned)numbers[0],
                          (unsigned)numbers[1]);
     return kvant_direction_offer_codes(codec);

@@ -368,8 +368,8 @@ static void set_general_view(kvant_codec *codec, kvant_direction_search_kind sea
     view->chunks.length_bits = direction->radius_bits;
     view->chunks.slots = direction->slots;
     view->chunks.n_codewords = direction->n_codewords;
-    view->chunks.codewords = kvant_codec_place(codec, direction->codewords);
-    view->chunks.table = kvant_codec_place(codec, direction->table);
+    view->chunks.codewords = kvant_codec_table_offset(codec, direction->codewords);
+    view->chunks.table = kvant_codec_table_offset(codec, direction->table);
     view->chunks.multiple = direction->multiple;
     view->chunks.search = search;
 }
@@ -396,7 +396,7 @@ kvant_status kvant_direction_create(kvant_codec *codec, const kvant_request *req
     KVANT_FORWARD(kvant_codec_set_transform(codec, request, defaults, error));
     KVANT_FORWARD(
         kvant_codec_alloc_state(codec, sizeof(kvant_direction) + numbers * sizeof(float)));
-    codec->takes_seed = true;
+    codec->accepts_seed = true;
     kvant_direction *direction = codec->state;
     direction->n_chunks = (d + 3) / 4;
     direction->padded_chunks = (direction->n_chunks + KVANT_DIRECTION_LANES - 1) /

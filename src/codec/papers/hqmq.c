@@ -113,7 +113,7 @@ static kvant_status create_hqmq(kvant_codec *codec, const kvant_request *request
         .searches_by = KVANT_SEARCH_COSETS
     };
     KVANT_FORWARD(kvant_direction_create(codec, request, &o, &shape, error));
-    fill_tables(codec->state, numbers[0], o.book == 1, request->site->seed);
+    fill_tables(codec->state, numbers[0], o.book == 1, request->location->seed);
     set_view(codec, numbers[0]);
     kvant_codec_describe(codec, table, &o, "hqmq-s%ur%u", (unsigned)numbers[0],
                          (unsigned)numbers[1]);

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "../../base/alloc.h"
-#include "../site.h"
+#include "../calibrated.h"
 #include "../uniform.h"
 
 typedef struct kmeans {
@@ -107,15 +107,16 @@ static const kvant_quantizer kmeans_quantizer = { kmeans_check, kmeans_encode, k
                                                   kvant_unpack_decoded };
 
 /* Finds the rows of the c centroids in the calibration; a single centroid is the mean. */
-static kvant_status find_centroids(const kvant_codec *codec, const kvant_site *site,
+static kvant_status find_centroids(const kvant_codec *codec, const kvant_location *location,
                                    uint32_t clusters, const float **centroids,
                                    const kvant_error *error)
 {
     kvant_calibration_entry entry;
     kvant_calibration_info info = { .size = sizeof info };
     char list[128] = "1";
-    KVANT_FORWARD(kvant_site_entry(codec, site, codec->info.role, "kmeans", &entry, error));
-    KVANT_FORWARD(kvant_calibration_get_info(site->calibration, &info));
+    KVANT_FORWARD(
+        kvant_calibrated_entry(codec, location, codec->info.role, "kmeans", &entry, error));
+    KVANT_FORWARD(kvant_calibration_get_info(location->calibration, &info));
     *centroids = clusters == 1 ? entry.mean : NULL;
     for (uint32_t i = 0; i < info.n_codebooks; i++) {
         if (info.clusters[i] == clusters)
@@ -177,8 +178,8 @@ static kvant_status add_centroids(kvant_codec *codec, uint32_t clusters, const f
     kvant_general_view *view = &codec->view.general;
     kvant_codec_set_tables(codec, sizeof *k + floats * sizeof(float));
     view->uniform.clusters = clusters;
-    view->uniform.centroids = kvant_codec_place(codec, k->centroids);
-    view->uniform.columns = kvant_codec_place(codec, k->columns);
+    view->uniform.centroids = kvant_codec_table_offset(codec, k->centroids);
+    view->uniform.columns = kvant_codec_table_offset(codec, k->columns);
     view->uniform.index = (uint32_t)k->index_offset;
     view->uniform.index_bytes = index_bits(clusters) / 8;
     return KVANT_OK;
@@ -205,7 +206,7 @@ static kvant_status create_kmeans(kvant_codec *codec, const kvant_request *reque
     uint32_t bits;
     KVANT_FORWARD(kvant_spec_bits(request->spec, 2, 8, &bits, error));
     KVANT_FORWARD(kvant_codec_set_transform(codec, request, KVANT_TRANSFORM_BLOCKS(rotate), error));
-    KVANT_FORWARD(find_centroids(codec, request->site, (uint32_t)o.c, &centroids, error));
+    KVANT_FORWARD(find_centroids(codec, request->location, (uint32_t)o.c, &centroids, error));
     KVANT_FORWARD(
         kvant_uniform_init(codec, bits, KVANT_UNIFORM_ASYM, false, (uint32_t)o.group, error));
     KVANT_FORWARD(add_centroids(codec, (uint32_t)o.c, centroids, error));

@@ -117,7 +117,7 @@ static const kvant_quantizer octopus_quantizer = { octopus_check, octopus_encode
 /* Triplets of values lie component by component (kernels/chunk_tiles.h). */
 static void place_values(kvant_codec *codec)
 {
-    const kvant_triplet_places places = kvant_triplet_places_of(codec->info.head_dim);
+    const kvant_triplet_positions places = kvant_triplet_positions_of(codec->info.head_dim);
     for (uint32_t j = 0; j < codec->layout.padded_dim; j++)
         kvant_layout_move_row(&codec->layout, j,
                               j < codec->info.head_dim ? places.first[j % 3] + j / 3 : j);
@@ -158,10 +158,10 @@ static void set_view(kvant_codec *codec, size_t bytes)
     view->chunks.length_bits = t->norm_bits;
     view->chunks.rounding = (uint32_t)t->rounding;
     view->chunks.zero_padding = o->book.zero_padding;
-    view->chunks.direction = kvant_codec_place(codec, t->direction);
-    view->chunks.direction_thresholds = kvant_codec_place(codec, t->direction_thresholds);
-    view->chunks.norm = kvant_codec_place(codec, t->norm);
-    view->chunks.norm_thresholds = kvant_codec_place(codec, t->norm_thresholds);
+    view->chunks.direction = kvant_codec_table_offset(codec, t->direction);
+    view->chunks.direction_thresholds = kvant_codec_table_offset(codec, t->direction_thresholds);
+    view->chunks.norm = kvant_codec_table_offset(codec, t->norm);
+    view->chunks.norm_thresholds = kvant_codec_table_offset(codec, t->norm_thresholds);
     if (o->qjl.sketch != KVANT_SKETCH_NONE)
         kvant_qjl_set_view(&o->qjl, codec);
 }
@@ -222,7 +222,7 @@ static kvant_status create_octopus(kvant_codec *codec, const kvant_request *requ
                                    const kvant_error *error)
 {
     const uint32_t d = codec->info.head_dim;
-    const uint64_t seed = request->site->seed;
+    const uint64_t seed = request->location->seed;
     octopus_options o = *(const octopus_options *)request->options;
     kvant_sketch sketch;
     uint32_t bits;
@@ -235,7 +235,7 @@ static kvant_status create_octopus(kvant_codec *codec, const kvant_request *requ
     KVANT_FORWARD(kvant_codec_set_transform(codec, request, kvant_transform_random(d), error));
     kvant_codec_describe(codec, table, &o, "octopus-%u", (unsigned)bits);
     KVANT_FORWARD(build(codec, &o, sketch, bits, seed));
-    codec->takes_seed = sketch != KVANT_SKETCH_NONE;
+    codec->accepts_seed = sketch != KVANT_SKETCH_NONE;
     return sketch == KVANT_SKETCH_NONE ? offer_codes(codec)
                                        : KVANT_OK; /* codecs with a sketch have no view of codes */
 }

@@ -190,8 +190,8 @@ static void set_view(kvant_codec *codec)
     view->inverse_sqrt_dim = p->inverse_sqrt_dim;
     view->polar.bits = p->bits;
     view->polar.depth = p->depth;
-    view->polar.books = kvant_codec_place(codec, p->levels[0].book.cos_level);
-    view->polar.last_books = kvant_codec_place(codec, p->levels[0].last.cos_level);
+    view->polar.books = kvant_codec_table_offset(codec, p->levels[0].book.cos_level);
+    view->polar.last_books = kvant_codec_table_offset(codec, p->levels[0].last.cos_level);
     view->polar.stride = sizeof p->levels[0] / sizeof(float);
     view->polar.sqrt_dim = p->sqrt_dim;
 }

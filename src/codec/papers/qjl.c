@@ -76,7 +76,7 @@ void kvant_qjl_set_view(const kvant_qjl *qjl, kvant_codec *codec)
     view->sketched = 1;
     view->sketch_codes = (uint32_t)qjl->codes_offset;
     view->sketch_norms = (uint32_t)qjl->norms_offset;
-    view->projection = kvant_codec_rotation_place(codec, &qjl->projection);
+    view->projection = kvant_codec_rotation_position(codec, &qjl->projection);
     view->inverse_sqrt_dim = qjl->inverse_sqrt_dim;
 }
 

@@ -140,7 +140,7 @@ static kvant_status create_spherical(kvant_codec *codec, const kvant_request *re
                                           .search = search,
                                           .searches_by = KVANT_SEARCH_SIGNS };
     KVANT_FORWARD(kvant_direction_create(codec, request, &o, &shape, error));
-    fill_tables(codec->state, numbers[1], request->site->seed);
+    fill_tables(codec->state, numbers[1], request->location->seed);
     kvant_codec_describe(codec, table, &o, "spherical-r%ujl%u", (unsigned)numbers[0],
                          (unsigned)numbers[1]);
     return kvant_direction_offer_codes(codec);

@@ -89,7 +89,7 @@ kvant_status kvant_turboquant_create_sketched(kvant_codec *codec, const turboqua
                        first ? KVANT_PAGE_TOKENS * sizeof(uint16_t) : 0);
     kvant_codec_set_tables(codec, sizeof(sketched) + matrix);
     codec->view.general.kind = first ? KVANT_GENERAL_CODEBOOK : KVANT_GENERAL_SKETCH;
-    codec->view.general.books[0] = kvant_codebook_get_place(codec, &s->book);
+    codec->view.general.books[0] = kvant_codebook_get_position(codec, &s->book);
     kvant_qjl_set_view(&s->qjl, codec);
     return KVANT_OK;
 }

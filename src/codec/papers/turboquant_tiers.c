@@ -185,8 +185,8 @@ static void set_view(kvant_codec *codec, const tiers *s, size_t bytes)
     view->kind = KVANT_GENERAL_TIERS;
     view->unbiased = s->tier[0].book.unbiased;
     for (uint32_t k = 0; k < 2; k++) {
-        view->books[k] = kvant_codebook_get_place(codec, &s->tier[k].book);
-        view->tiers.rotations[k] = kvant_codec_rotation_place(codec, &s->tier[k].rotation);
+        view->books[k] = kvant_codebook_get_position(codec, &s->tier[k].book);
+        view->tiers.rotations[k] = kvant_codec_rotation_position(codec, &s->tier[k].rotation);
         view->tiers.codes[k] = (uint32_t)s->tier[k].codes_offset;
         view->tiers.scales[k] = (uint32_t)s->tier[k].scales_offset;
     }

@@ -33,8 +33,8 @@ KVANT_INLINE Row<P> load_transformed(const AnyAppendArgs &args, uint32_t token, 
         own &= is_finite(x);
     });
     finite = __all_sync(FULL, own);
-    transform_any(row, role.codec, args.codec.any, weights_of(role.codec, role.weights, kv_head),
-                  space, lane);
+    transform_any(row, role.codec, args.codec.any,
+                  key_transform_of(role.codec, role.key_transform, kv_head), space, lane);
     return row;
 }
 

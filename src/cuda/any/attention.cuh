@@ -63,7 +63,7 @@ template <int EIGHTS, unsigned WITH> struct AnyAttention : AnyBlock<8 * EIGHTS> 
     }
 
     /* Prefetches the pages that the team needs next. */
-    KVANT_INLINE void ask_for(int32_t entry) const
+    KVANT_INLINE void request(int32_t entry) const
     {
         if (entry < 0)
             return;
@@ -278,7 +278,7 @@ template <int EIGHTS, unsigned WITH> struct AnyAttention : AnyBlock<8 * EIGHTS> 
         for (; page < end_page; page += teams) {
             const int begin = page * PAGE_TOKENS,
                       tokens = entry == KVANT_CUDA_NO_BLOCK ? 0 : work.length - begin;
-            ask_for(next);
+            request(next);
             if (p.page_offsets && lane == 0)
                 prefetch_line(offsets_of(p, work.pair, page), 0);
 #pragma unroll 1

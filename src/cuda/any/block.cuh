@@ -156,7 +156,7 @@ template <int ROWS> struct AnyBlock {
     }
 
     /* The Hadamard rotation of a row in shared memory, without its signs (rotate.cuh). */
-    KVANT_INLINE void turn(float *row, int block, float scale) const
+    KVANT_INLINE void rotate_row(float *row, int block, float scale) const
     {
 #pragma unroll 1
         for (int distance = 1; distance < block; distance *= 2) {
@@ -207,7 +207,7 @@ template <int ROWS> struct AnyBlock {
             if (n == warp)
                 loaded();
             if (rotation.block)
-                turn(row, (int)rotation.block, rotation.scale);
+                rotate_row(row, (int)rotation.block, rotation.scale);
             float largest = 0;
             each_channel([&](int channel) { largest = fmaxf(largest, fabsf(row[channel])); });
             const float unit = power_above(largest_of(largest)), inverse = inverse_of(unit);
@@ -285,7 +285,7 @@ template <int ROWS> struct AnyBlock {
         const SoftmaxEnd end = end_of<true>(p, column.head, rows.max[n], rows.sum[n]);
         each_channel([&](int channel) { sums[channel] *= end.factor; });
         if (rotation.block)
-            turn(sums, (int)rotation.block, rotation.scale);
+            rotate_row(sums, (int)rotation.block, rotation.scale);
         each_channel([&](int channel) {
             const int at = work.pair.kv_head * d + channel;
             float x = signed_by(rotation, sums[channel], channel);

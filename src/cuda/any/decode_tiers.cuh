@@ -136,10 +136,10 @@ KVANT_INLINE void tier_operands(const kvant_general &g, const DecodedTile &tile,
 template <bool KEYS>
 KVANT_INLINE void rotation_operand(const kvant_general &g, int j, int i, int lane, uint32_t (&a)[4])
 {
-    const bool turned = KEYS && kvant_cuda_turns_tiers(&g);
-    const uint4 x = turned ? fragment(g, i, j, lane) : fragment(g, j, i, lane);
+    const bool rotated = KEYS && kvant_cuda_rotates_tiers(&g);
+    const uint4 x = rotated ? fragment(g, i, j, lane) : fragment(g, j, i, lane);
     a[0] = x.x, a[1] = x.z, a[2] = x.y, a[3] = x.w;
-    if (turned)
+    if (rotated)
         a[0] = transpose8x8(x.x), a[1] = transpose8x8(x.y), a[2] = transpose8x8(x.z),
         a[3] = transpose8x8(x.w);
 }

@@ -104,7 +104,7 @@ KVANT_INLINE void decode_family(const kvant_cuda_codec &codec, const AnyBook &bo
                                 const DecodedTile &tile)
 {
     const kvant_general &g = codec.general;
-    const kvant_codebook_place &levels = g.view.books[0];
+    const kvant_codebook_position &levels = g.view.books[0];
     switch (g.view.kind) {
     case KVANT_GENERAL_RAW:
         return decode_open(tile, g.view.raw == 0   ? KVANT_CUDA_F32

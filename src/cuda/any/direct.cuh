@@ -18,7 +18,7 @@
 #include "direct.h"
 #include "direct_codes.cuh"
 
-#include "../attention/ask.cuh"
+#include "../attention/prefetch.cuh"
 #include "../attention/softmax.cuh"
 #include "../tiles/barriers.cuh"
 
@@ -141,7 +141,7 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
     }
 
     /* Starts a copy for each row. */
-    KVANT_INLINE void ask_in_bulk(bool values, const DirectStep &step, int tokens) const
+    KVANT_INLINE void request_in_bulk(bool values, const DirectStep &step, int tokens) const
     {
         if (tokens > 0 && tokens < TOKENS) {
             F::clear(stage(values), tokens, lane);
@@ -157,12 +157,12 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
                        F::ROW_BYTES, barrier(values), 0);
     }
 
-    KVANT_INLINE void ask_for(bool values, const DirectStep &step) const
+    KVANT_INLINE void request(bool values, const DirectStep &step) const
     {
         const int tokens = tokens_of(step);
         __syncwarp();
         if constexpr (BULK)
-            return ask_in_bulk(values, step, tokens > 0 && step.entry >= 0 ? tokens : 0);
+            return request_in_bulk(values, step, tokens > 0 && step.entry >= 0 ? tokens : 0);
         if (tokens > 0 && step.entry >= 0)
             F::copy(shared_address(stage(values)), page_of(values, step.entry),
                     (values ? B::p.v : B::p.k).bytes, step.at % STEPS, tokens, lane);
@@ -178,15 +178,15 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
             publish_barriers();
         }
         step = DirectStep{ B::warp, entry_at(B::warp), entry_at(B::warp + B::warps) };
-        ask_for(false, step);
-        ask_for(true, step);
+        request(false, step);
+        request(true, step);
     }
 
     /* Waits for the older of two copies. */
     KVANT_INLINE void wait()
     {
         if constexpr (BULK)
-            return wait_for(barrier(waits & 1), waits / 2), (void)waits++;
+            return barrier_wait(barrier(waits & 1), waits / 2), (void)waits++;
         wait_for_copies<1>();
         __syncwarp();
     }
@@ -365,7 +365,7 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
         if (valid > 0)
             step.entry < 0 ? open_keys(page_of(false, step.entry), first_of(step), s)
                            : family.keys(stage(false), B::queries, B::stride, s);
-        ask_for(false, next);
+        request(false, next);
         wait();
         if (valid > 0) {
             weigh(s, first, valid,
@@ -376,7 +376,7 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
             else
                 family.values(stage(true), w);
         }
-        ask_for(true, next);
+        request(true, next);
     }
 
     KVANT_INLINE void run()
@@ -450,7 +450,7 @@ __global__ void __launch_bounds__(DIRECT_WARPS * 32, 2)
     direct_kernel(const __grid_constant__ AnyAttentionArgs p)
 {
     extern __shared__ __align__(16) uint8_t memory[];
-    ask_ahead<F::D>(p);
+    prefetch<F::D>(p);
     const AnyPlaces places = direct_places<F>(p.k.bytes, p.v.bytes, (int)blockDim.x / 32);
     F::load_books(p.keys.general, p.values.general, memory + places.books[0], threadIdx.x,
                   blockDim.x);

@@ -127,14 +127,14 @@ template <int HEAD_DIM, int BITS> struct SketchedCodes : DirectSums<2 * HEAD_DIM
     /* Computes S q, or projects sums back. row lies in shared memory; result(channel, number)
      * receives the results. */
     template <class A, class F>
-    KVANT_INLINE static void project(A &a, const kvant_rotation_place &place, const float *numbers,
-                                     float *row, bool back, F &&result)
+    KVANT_INLINE static void project(A &a, const kvant_rotation_position &place,
+                                     const float *numbers, float *row, bool back, F &&result)
     {
         if (!place.dense) {
             __syncwarp();
             if (!back)
                 a.each_channel([&](int channel) { row[channel] *= numbers[channel]; });
-            a.turn(row, D, place.scale);
+            a.rotate_row(row, D, place.scale);
             a.each_channel([&](int channel) {
                 result(channel, ROOT_HALF_PI * row[channel] * (back ? numbers[channel] : 1));
             });

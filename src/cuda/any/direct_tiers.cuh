@@ -72,7 +72,7 @@ template <int HEAD_DIM, int LOW> struct TieredCodes : DirectFamily {
     /* y = rotation x for both tiers. x: 16 channels of 8 rows per operand B. use(tile, y) receives
      * the results. */
     template <class F>
-    KVANT_INLINE void turn(const kvant_general &g, const uint32_t (&x)[T][2], F &&use) const
+    KVANT_INLINE void rotate_tiles(const kvant_general &g, const uint32_t (&x)[T][2], F &&use) const
     {
         unrolled_for (int i = 0; i < T; i++) {
             const int first = i < T0 ? 0 : T0, end = i < T0 ? T0 : T;
@@ -97,7 +97,7 @@ template <int HEAD_DIM, int LOW> struct TieredCodes : DirectFamily {
                     *reinterpret_cast<const uint32_t *>(order + 16 * i + 8 * h + 2 * at.pair);
                 x[i][h] = mine[channels & 0xffffu] | (uint32_t)mine[channels >> 16] << 16;
             }
-        turn(k, x, [&](int i, const float(&y)[4]) {
+        rotate_tiles(k, x, [&](int i, const float(&y)[4]) {
             q[i][0] = transpose8x8(pack_half2(y[0], y[1])),
             q[i][1] = transpose8x8(pack_half2(y[2], y[3]));
         });
@@ -196,7 +196,7 @@ template <int HEAD_DIM, int LOW> struct TieredCodes : DirectFamily {
                 x[i][h] = transpose8x8(pack_half2(0.25f * sum[2 * h], 0.25f * sum[2 * h + 1]));
         }
         find_order<D>(v, page, order, at.lane);
-        turn(v, x, [&](int i, const float(&y)[4]) {
+        rotate_tiles(v, x, [&](int i, const float(&y)[4]) {
             unrolled_for (int h = 0; h < 2; h++)
                 add_to(order[16 * i + 8 * h + at.row], 4 * y[2 * h], 4 * y[2 * h + 1]);
         });

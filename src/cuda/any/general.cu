@@ -142,7 +142,7 @@ kvant_status launch_general(const AppendArgs &args, int n_kv_heads, cudaStream_t
     AnyAppendArgs p{};
     static_cast<AppendArgs &>(p) = args;
     const kvant_status status =
-        kvant_cuda_codec_placed(args.roles[0].source, args.roles[0].centroids, &p.codec);
+        kvant_cuda_codec_with_tables(args.roles[0].source, args.roles[0].centroids, &p.codec);
     if (status != KVANT_OK)
         return status;
     const kvant_cuda_params &codec = p.codec.params;
@@ -182,8 +182,8 @@ static cudaError_t copy_tables(void **to, const kvant_cuda_tables_of &tables)
     return error;
 }
 
-kvant_status kvant_cuda_codec_placed(const kvant_cuda_codec *codec, const float *centroids,
-                                     kvant_cuda_codec *placed)
+kvant_status kvant_cuda_codec_with_tables(const kvant_cuda_codec *codec, const float *centroids,
+                                          kvant_cuda_codec *placed)
 {
     static std::mutex mutex;
     kvant_cuda_tables_of *tables = codec->tables;

@@ -9,7 +9,7 @@
 
 #include "../../base/attributes.h"
 #include "../general_view.h"
-#include "../places.h"
+#include "../code_position.h"
 
 #if defined(__CUDACC__)
 #include <cuda_fp16.h>
@@ -225,7 +225,7 @@ KVANT_INLINE void general_hadamard(general_team team, float *x, int n, float sca
 }
 
 /* to = R from; to and from do not overlap. */
-KVANT_INLINE void general_rotate(general_team team, const kvant_rotation_place *place,
+KVANT_INLINE void general_rotate(general_team team, const kvant_rotation_position *place,
                                  const float *tables, const float *from, float *to)
 {
     const int n = (int)place->n;
@@ -255,7 +255,7 @@ KVANT_INLINE float general_combine(const float *rows, const float *weights, int 
 }
 
 /* to = R^T from; from is overwritten. */
-KVANT_INLINE void general_rotate_back(general_team team, const kvant_rotation_place *place,
+KVANT_INLINE void general_rotate_back(general_team team, const kvant_rotation_position *place,
                                       const float *tables, float *from, float *to)
 {
     const int n = (int)place->n;
@@ -284,7 +284,7 @@ KVANT_INLINE uint32_t general_get_code(const kvant_general *g, const uint32_t *w
     uint32_t code = 0;
     for (int shift = 0, log; shift < bits; shift += 1 << log) {
         log = general_plane(bits - shift);
-        const kvant_code_place at = code_place(log, g->keys, tiles, token, channel);
+        const kvant_code_position at = code_place(log, g->keys, tiles, token, channel);
         code |= (words[at.word] >> at.bit & ((1u << (1 << log)) - 1)) << shift;
         words += code_plane_words(log, g->keys, tiles);
     }
@@ -297,7 +297,7 @@ KVANT_INLINE void general_put_code(const kvant_general *g, uint32_t *words, int 
     const int tiles = (int)g->head_dim / 16;
     for (int shift = 0, log; shift < bits; shift += 1 << log) {
         log = general_plane(bits - shift);
-        const kvant_code_place at = code_place(log, g->keys, tiles, token, channel);
+        const kvant_code_position at = code_place(log, g->keys, tiles, token, channel);
         const uint32_t ones = (1u << (1 << log)) - 1;
         general_put_bits(words + at.word, (code >> shift & ones) << at.bit, ones << at.bit);
         words += code_plane_words(log, g->keys, tiles);
@@ -312,7 +312,7 @@ KVANT_INLINE uint32_t general_get_chunk(const kvant_general *g, const uint32_t *
     for (int p = 16, shift = 0; p > 0; p /= 2) {
         if (!(bits & p))
             continue;
-        const kvant_code_place at = chunk_place(p, n_chunks, g->keys, token, chunk);
+        const kvant_code_position at = chunk_place(p, n_chunks, g->keys, token, chunk);
         code |= (words[at.word] >> at.bit & ((1u << p) - 1)) << shift;
         words += chunk_plane_words(p, n_chunks, g->keys);
         shift += p;
@@ -326,7 +326,7 @@ KVANT_INLINE void general_put_chunk(const kvant_general *g, uint32_t *words, int
     for (int p = 16, shift = 0; p > 0; p /= 2) {
         if (!(bits & p))
             continue;
-        const kvant_code_place at = chunk_place(p, n_chunks, g->keys, token, chunk);
+        const kvant_code_position at = chunk_place(p, n_chunks, g->keys, token, chunk);
         const uint32_t ones = (1u << p) - 1;
         general_put_bits(words + at.word, (code >> shift & ones) << at.bit, ones << at.bit);
         words += chunk_plane_words(p, n_chunks, g->keys);

@@ -43,7 +43,7 @@ KVANT_INLINE int general_count_below(const float *thresholds, int n, float x)
 
 /* Finds the codes of the book's n numbers at y. `to` is scratch for a row. */
 KVANT_INLINE general_scale general_codebook(general_team team, const kvant_general *g,
-                                            const kvant_codebook_place *book, const float *y,
+                                            const kvant_codebook_position *book, const float *y,
                                             float *to, const general_space *s)
 {
     const float *values = g->tables + book->values;

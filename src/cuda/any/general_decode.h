@@ -188,7 +188,7 @@ KVANT_INLINE void general_tiers(general_team team, const kvant_general *g, const
                                 int token, const general_space *s)
 {
     for (int k = 0; k < 2; k++) {
-        const kvant_codebook_place *book = &g->view.books[k];
+        const kvant_codebook_position *book = &g->view.books[k];
         const float scale = general_from_half(general_halves(page, g->view.tiers.scales[k])[token]);
         general_meet();
         for (int j = team.lane; j < (int)book->n; j += team.lanes)

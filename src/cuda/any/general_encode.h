@@ -306,7 +306,7 @@ KVANT_INLINE void general_encode_tiers(general_team team, const kvant_general *g
     for (int j = team.lane; j < (int)g->head_dim; j += team.lanes)
         s->a[general_rank(general_words(page, g->view.tiers.mask), (int)g->head_dim, j)] = s->y[j];
     for (int k = 0; k < 2; k++) {
-        const kvant_codebook_place *book = &g->view.books[k];
+        const kvant_codebook_position *book = &g->view.books[k];
         general_rotate(team, &g->view.tiers.rotations[k], g->tables,
                        s->a + (k ? g->view.books[0].n : 0), s->b);
         const float stored = general_codebook(team, g, book, s->b, s->y, s).stored;

@@ -29,7 +29,7 @@ static float sign_of_hadamard(uint32_t i, uint32_t j)
 }
 
 /* An element of the rotation, as general_rotate_back multiplies it. */
-static float number_of(const kvant_rotation_place *place, const float *tables, uint32_t i,
+static float number_of(const kvant_rotation_position *place, const float *tables, uint32_t i,
                        uint32_t j)
 {
     const float *numbers = tables + place->numbers;
@@ -57,9 +57,9 @@ static void put_rotation(const kvant_general *g, const float *tables, uint16_t *
                        step = at / 256 % tiles, pair = at / 256 / tiles;
         const uint32_t row = 16 * step + 2 * (lane % 4) + k,
                        column = 16 * pair + 8 * right + lane / 4;
-        const bool turned = g->keys && kvant_cuda_turns_tiers(g);
+        const bool rotated = g->keys && kvant_cuda_rotates_tiers(g);
         to[at] = kvant_half_from_float(
-            number_at(g, tables, turned ? column : row, turned ? row : column));
+            number_at(g, tables, rotated ? column : row, rotated ? row : column));
     }
 }
 

@@ -62,23 +62,24 @@ template <int P> KVANT_INLINE void share_row(Row<P> &row, float *space, int lane
 /* y = R W x, as transform of rotate.cuh. */
 template <int P>
 KVANT_INLINE void transform_any(Row<P> &row, const kvant_cuda_params &codec,
-                                const kvant_cuda_any &any, const float *weights, float *space,
+                                const kvant_cuda_any &any, const float *key_transform, float *space,
                                 int lane)
 {
     const int d = (int)codec.head_dim;
-    if (codec.weighting == KVANT_CUDA_WEIGHTING_FULL) {
+    if (codec.key_transform_kind == KVANT_CUDA_TRANSFORM_FULL) {
         share_row(row, space, lane);
         each_of(row, d, lane, [&](float &x, int channel) {
             float sum = 0;
 #pragma unroll 4
             for (int i = 0; i < d; i++)
-                sum = __fadd_rn(sum, __fmul_rn(space[i], weights[(size_t)i * d + channel]));
+                sum = __fadd_rn(sum, __fmul_rn(space[i], key_transform[(size_t)i * d + channel]));
             x = sum;
         });
         return;
     }
-    if (codec.weighting == KVANT_CUDA_WEIGHTING_DIAGONAL)
-        each_of(row, d, lane, [&](float &x, int channel) { x = __fmul_rn(x, weights[channel]); });
+    if (codec.key_transform_kind == KVANT_CUDA_TRANSFORM_DIAGONAL)
+        each_of(row, d, lane,
+                [&](float &x, int channel) { x = __fmul_rn(x, key_transform[channel]); });
     if (codec.rotation.block)
         rotate(row, any.rotation, lane);
 }
@@ -86,14 +87,14 @@ KVANT_INLINE void transform_any(Row<P> &row, const kvant_cuda_params &codec,
 /* x = W^-1 R^T y; sums are in the order of format.md, "Numbers" */
 template <int P>
 KVANT_INLINE void transform_back_any(Row<P> &row, const kvant_cuda_params &codec,
-                                     const kvant_cuda_any &any, const float *inverse_weights,
+                                     const kvant_cuda_any &any, const float *inverse_key_transform,
                                      float *space, int lane)
 {
     const int d = (int)codec.head_dim;
-    if (codec.weighting == KVANT_CUDA_WEIGHTING_FULL) {
+    if (codec.key_transform_kind == KVANT_CUDA_TRANSFORM_FULL) {
         share_row(row, space, lane);
         each_of(row, d, lane, [&](float &x, int channel) {
-            const float *m = inverse_weights + (size_t)channel * d;
+            const float *m = inverse_key_transform + (size_t)channel * d;
             float sum[16];
 #pragma unroll 1
             for (int tile = 0; tile < d; tile += 16)
@@ -108,9 +109,9 @@ KVANT_INLINE void transform_back_any(Row<P> &row, const kvant_cuda_params &codec
     }
     if (codec.rotation.block)
         rotate_back(row, any.rotation, lane);
-    if (codec.weighting == KVANT_CUDA_WEIGHTING_DIAGONAL)
+    if (codec.key_transform_kind == KVANT_CUDA_TRANSFORM_DIAGONAL)
         each_of(row, d, lane,
-                [&](float &x, int channel) { x = __fmul_rn(x, inverse_weights[channel]); });
+                [&](float &x, int channel) { x = __fmul_rn(x, inverse_key_transform[channel]); });
 }
 
 /* ---- the numbers of pages ---- */

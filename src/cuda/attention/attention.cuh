@@ -15,7 +15,7 @@
 #pragma once
 
 #include "../chunks/outliers.cuh"
-#include "ask.cuh"
+#include "prefetch.cuh"
 #include "combine.cuh"
 #include "feeder.cuh"
 #include "further_tiles.cuh"
@@ -366,15 +366,15 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
     Memory &shared = *reinterpret_cast<Memory *>(raw);
     /* the shuffle tells the compiler that the warp's number is the same in all its lanes */
     const int lane = threadIdx.x & 31, warp = __shfl_sync(FULL, threadIdx.x >> 5, 0);
-    touch_arguments(p, warp);
-    ask_for_channels<D>(p);
+    prefetch_arguments(p, warp);
+    request_channels<D>(p);
     if (!p.table_ready)
         fill_tables<KC, VC, D, LARGE, S>(shared.tables, p);
     begin_next();
     if (!p.table_ready)
-        wait_for_former();
+        wait_for_prior();
     const L lengths{ p };
-    ask_for_all<D>(p);
+    request_all<D>(p);
     const Piece<GENERAL> piece = find_piece(lengths, blockIdx.x, gridDim.x, S::WARPS, lane);
     Feeder<L, GENERAL, MANY, S::WARPS, S::STAGES, S::SLOT, S::K_BYTES, S::SPLIT> feeder;
     feeder.ring.init(shared.slots[warp][0], shared.barriers[warp], lane);
@@ -394,7 +394,7 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
         fill_tables<KC, VC, D, LARGE, S>(shared.tables, p);
     if constexpr (MANY)
         at.matrices = find_matrices(p, at, piece.begin, lane);
-    wait_for_former(); /* by all blocks: the next kernel may count on what came before this one */
+    wait_for_prior(); /* by all blocks: the next kernel may count on what came before this one */
     if (piece.any_empty)
         clear_empty(p, lengths, D);
     if (piece.begin == piece.end)

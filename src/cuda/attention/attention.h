@@ -71,13 +71,13 @@ struct AttentionArgs {
     const float *page_offsets;
     /* If turning.start is not NULL, page_offsets has no numbers yet: kernels that are not general
      * compute them from this. */
-    kvant_cuda_turning turning;
+    kvant_cuda_block_centers block_centers;
     const float *plain_q; /* queries before any matrix */
     size_t plain_batch_stride, plain_head_stride;
     const uint8_t *matrices; /* NULL: all keys are alike */
     int n_matrices;
     size_t q_matrix_stride;
-    uint8_t q_numbers[KVANT_CUDA_MOST_MATRICES];
+    uint8_t q_ids[KVANT_CUDA_MOST_MATRICES];
     float scale_log2; /* scale * log2(e) */
     uint32_t *counters;
     float *partials;

@@ -69,9 +69,11 @@ struct PageOffsets {
     {
         constexpr int N = (D / 2 + 31) / 32;
         const size_t block = pair.b * p.table_stride + page;
-        const uint32_t number = p.turning.numbers ? __ldg(p.turning.numbers + block) : 0;
-        const float *phase = p.turning.phases + block * D,
-                    *start = p.turning.start + ((size_t)number * p.kv_heads + pair.kv_head) * D,
+        const uint32_t number =
+            p.block_centers.transform_ids ? __ldg(p.block_centers.transform_ids + block) : 0;
+        const float *phase = p.block_centers.phases + block * D,
+                    *start =
+                        p.block_centers.start + ((size_t)number * p.kv_heads + pair.kv_head) * D,
                     *q = p.plain_q + pair.b * p.plain_batch_stride +
                          (pair.kv_head * p.heads_a_kv + pair.first_column + 8 * t) *
                              p.plain_head_stride;
@@ -81,7 +83,7 @@ struct PageOffsets {
             const int at = lane + 32 * i;
             const bool there = D / 2 % 32 == 0 || at < D / 2;
             channels[i] =
-                __ldg(reinterpret_cast<const ushort2 *>(p.turning.pairs) + (there ? at : 0));
+                __ldg(reinterpret_cast<const ushort2 *>(p.block_centers.pairs) + (there ? at : 0));
             const float cosine = there ? load_here(phase + at) : 0,
                         sine = there ? load_here(phase + D / 2 + at) : 0,
                         a = load_here(start + channels[i].x), b = load_here(start + channels[i].y);
@@ -136,7 +138,7 @@ struct PageOffsets {
     template <int D, bool GENERAL>
     KVANT_INLINE void ask(const AttentionArgs &p, const Pair &pair, int page, int t, int lane)
     {
-        if (!GENERAL && p.turning.start) {
+        if (!GENERAL && p.block_centers.start) {
             find<D>(p, pair, page, t, lane);
             return;
         }

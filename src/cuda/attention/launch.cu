@@ -202,14 +202,14 @@ bool valid_matrices(const kvant_cuda_kernel_attention_args &args)
 
 kvant_cuda_page_offsets_args offsets_args(const kvant_cuda_kernel_attention_args &args)
 {
-    const kvant_cuda_turned &turned = args.turned;
+    const kvant_cuda_plain_queries &plain_queries = args.plain_queries;
     kvant_cuda_page_offsets_args of{};
     of.size = sizeof of;
-    of.q = turned.q;
-    of.type = turned.type;
-    of.q_batch_stride = turned.q_batch_stride;
-    of.q_token_stride = turned.q_token_stride;
-    of.q_head_stride = turned.q_head_stride;
+    of.q = plain_queries.q;
+    of.type = plain_queries.type;
+    of.q_batch_stride = plain_queries.q_batch_stride;
+    of.q_token_stride = plain_queries.q_token_stride;
+    of.q_head_stride = plain_queries.q_head_stride;
     of.batch = args.batch;
     of.n_heads = args.n_heads;
     of.n_kv_heads = args.n_kv_heads;
@@ -218,8 +218,8 @@ kvant_cuda_page_offsets_args offsets_args(const kvant_cuda_kernel_attention_args
     of.query_starts = args.query_starts;
     of.lengths = args.lengths;
     of.table_stride = args.table_stride;
-    of.turning = turned.turning;
-    of.offsets = turned.offsets;
+    of.block_centers = plain_queries.block_centers;
+    of.offsets = plain_queries.offsets;
     return of;
 }
 
@@ -240,7 +240,7 @@ kvant_status check_attention(kvant_cuda_kernel_attention_args &args)
         return status;
     args.query_tokens = std::max(args.query_tokens, 1u);
     if (!valid_shape(args) || !valid_pools(args) || !valid_matrices(args) ||
-        (args.turned.q && !valid_offsets(offsets_args(args))) ||
+        (args.plain_queries.q && !valid_offsets(offsets_args(args))) ||
         (args.query_tokens > 1 && args.out_token_stride == 0))
         return KVANT_ERR_ARGUMENT;
     const size_t needed = kvant_cuda_table_attention_workspace(args.k_codec->params.head_dim);
@@ -299,7 +299,7 @@ AttentionArgs launch_args(const kvant_cuda_kernel_attention_args &args,
     p.matrices = args.n_matrices > 1 ? args.matrices : NULL;
     p.n_matrices = (int)std::max(args.n_matrices, 1u);
     p.q_matrix_stride = args.q_matrix_stride;
-    std::copy_n(args.q_numbers, KVANT_CUDA_MOST_MATRICES, p.q_numbers);
+    std::copy_n(args.q_ids, KVANT_CUDA_MOST_MATRICES, p.q_ids);
     p.k_scale = args.k_scale;
     p.v_scale = args.v_scale;
     p.scale_log2 = args.scale * 1.44269504088896341f;
@@ -339,15 +339,16 @@ AttentionArgs launch_args(const kvant_cuda_kernel_attention_args &args,
 /* Kernels that are not general find offsets of pages themselves, from rows of floats. */
 bool finds_offsets(const kvant_cuda_kernel_attention_args &args)
 {
-    return args.turned.q && args.turned.type == KVANT_CUDA_F32 &&
-           args.turned.q_head_stride <= UINT32_MAX && !is_general(args);
+    return args.plain_queries.q && args.plain_queries.type == KVANT_CUDA_F32 &&
+           args.plain_queries.q_head_stride <= UINT32_MAX && !is_general(args);
 }
 
-void copy_turned(AttentionArgs &p, const kvant_cuda_turned &turned)
+void copy_plain_queries(AttentionArgs &p, const kvant_cuda_plain_queries &plain_queries)
 {
-    p.turning = turned.turning;
-    p.plain_q = static_cast<const float *>(turned.q);
-    p.plain_batch_stride = turned.q_batch_stride, p.plain_head_stride = turned.q_head_stride;
+    p.block_centers = plain_queries.block_centers;
+    p.plain_q = static_cast<const float *>(plain_queries.q);
+    p.plain_batch_stride = plain_queries.q_batch_stride,
+    p.plain_head_stride = plain_queries.q_head_stride;
 }
 
 /* Both codecs with their tables on the device. */
@@ -355,9 +356,9 @@ kvant_status place_codecs(const kvant_cuda_kernel_attention_args &args, kvant_cu
                           kvant_cuda_codec &values)
 {
     const kvant_status status =
-        kvant_cuda_codec_placed(args.k_codec, args.centroids[KVANT_ROLE_K], &keys);
+        kvant_cuda_codec_with_tables(args.k_codec, args.centroids[KVANT_ROLE_K], &keys);
     return status == KVANT_OK
-               ? kvant_cuda_codec_placed(args.v_codec, args.centroids[KVANT_ROLE_V], &values)
+               ? kvant_cuda_codec_with_tables(args.v_codec, args.centroids[KVANT_ROLE_V], &values)
                : status;
 }
 
@@ -453,10 +454,10 @@ kvant_status kvant_cuda_table_attention(const kvant_cuda_kernel_attention_args *
     if (!given || given->size != sizeof *given)
         return KVANT_ERR_ARGUMENT;
     kvant_cuda_kernel_attention_args args = *given;
-    if (args.turned.q && args.page_offsets)
+    if (args.plain_queries.q && args.page_offsets)
         return KVANT_ERR_ARGUMENT;
-    if (args.turned.q)
-        args.page_offsets = args.turned.offsets;
+    if (args.plain_queries.q)
+        args.page_offsets = args.plain_queries.offsets;
     kvant_status status = check_attention(args);
     if (status != KVANT_OK)
         return status;
@@ -468,7 +469,7 @@ kvant_status kvant_cuda_table_attention(const kvant_cuda_kernel_attention_args *
                  ? KVANT_ERR_UNSUPPORTED
                  : choose_kernel(args, device, kernel);
     const bool finds = status == KVANT_OK && finds_offsets(args);
-    if (args.turned.q && !finds && (status == KVANT_OK || status == KVANT_ERR_UNSUPPORTED)) {
+    if (args.plain_queries.q && !finds && (status == KVANT_OK || status == KVANT_ERR_UNSUPPORTED)) {
         const kvant_cuda_page_offsets_args of = offsets_args(args);
         const kvant_status made = kvant_cuda_table_page_offsets(&of, stream);
         if (made != KVANT_OK)
@@ -481,7 +482,7 @@ kvant_status kvant_cuda_table_attention(const kvant_cuda_kernel_attention_args *
     ChunkAttentionArgs p{};
     static_cast<AttentionArgs &>(p) = launch_args(args, kernel, device);
     if (finds)
-        copy_turned(p, args.turned);
+        copy_plain_queries(p, args.plain_queries);
     if (kernel.any_sizes && (status = place_sizes(args, p)) != KVANT_OK)
         return status;
     if (args.k_codec->params.decoder == KVANT_CUDA_CODEBOOK6)

@@ -88,7 +88,7 @@ KVANT_INLINE float page_offset(const Pair &pair, const float *offsets, int n)
 /* Where the queries through a matrix begin. */
 KVANT_INLINE size_t queries_through(const AttentionArgs &p, int matrix)
 {
-    return p.q_numbers[matrix] * p.q_matrix_stride;
+    return p.q_ids[matrix] * p.q_matrix_stride;
 }
 
 /* Where the centre of keys is; NULL if there is none. */

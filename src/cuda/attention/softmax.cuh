@@ -164,8 +164,8 @@ struct PageSums {
 /* p: weights of a page, not yet transposed. Returns false when a weight or their sum is too large
  * for the reference. */
 template <class C, int D>
-KVANT_INLINE bool weights_of(const Accumulator<C, D> &sums, const float (&s)[4][4],
-                             const TokenScales &values, PageSums &page, uint32_t (&p)[4][2])
+KVANT_INLINE bool key_transform_of(const Accumulator<C, D> &sums, const float (&s)[4][4],
+                                   const TokenScales &values, PageSums &page, uint32_t (&p)[4][2])
 {
     __half2 largest = __float2half2_rn(0);
     page = PageSums{};
@@ -198,7 +198,7 @@ KVANT_INLINE void weigh_tokens(Accumulator<C, D> (&sums)[TILES], const float (&s
     for (int attempt = 0; attempt < 2; attempt++) {
         bool fits = true;
         unrolled_for (int t = 0; t < TILES; t++)
-            fits &= weights_of(sums[t], s[t], values, page[t], p[t]);
+            fits &= key_transform_of(sums[t], s[t], values, page[t], p[t]);
         if (attempt == 1 || __all_sync(FULL, fits))
             break;
         unrolled_for (int t = 0; t < TILES; t++)

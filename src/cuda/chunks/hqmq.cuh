@@ -1,8 +1,8 @@
-/* hqmq.cuh - operands from codes of four channels. chunk_places.cuh has the places and the
+/* hqmq.cuh - operands from codes of four channels. chunk_operands.cuh has the places and the
  * names. */
 #pragma once
 
-#include "chunk_places.cuh"
+#include "chunk_operands.cuh"
 
 namespace kvant
 {

@@ -1,8 +1,8 @@
-/* octopus.cuh - operands from codes of three channels. chunk_places.cuh has the places and the
+/* octopus.cuh - operands from codes of three channels. chunk_operands.cuh has the places and the
  * names. */
 #pragma once
 
-#include "chunk_places.cuh"
+#include "chunk_operands.cuh"
 
 namespace kvant
 {

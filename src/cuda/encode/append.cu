@@ -17,7 +17,7 @@ using PlainArgs = BookedAppendArgs<NoBook>;
 using WideArgs = BookedAppendArgs<kvant_cuda_wide_book>;
 
 template <int D, class Book> struct Chunk {
-    alignas(16) float turning[WARPS][Lanes<D>::ROWS * Lanes<D>::ROW_STRIDE];
+    alignas(16) float block_centers[WARPS][Lanes<D>::ROWS * Lanes<D>::ROW_STRIDE];
     Nibbles<D> nibbles;
     Book levels;
     BlockTokens tokens;
@@ -75,12 +75,12 @@ __global__ void __launch_bounds__(WARPS * 32, 4) append_kernel(const __grid_cons
     __syncthreads();
 #pragma unroll 1
     for (int t = 0; t < (int)args.chunk; t += MatrixRows<D, WARPS>::ROWS) {
-        if (role.codec.weighting == KVANT_CUDA_WEIGHTING_FULL)
-            MatrixRows<D, WARPS>::transform(chunk.turning, args, role, chunk.tokens, t,
+        if (role.codec.key_transform_kind == KVANT_CUDA_TRANSFORM_FULL)
+            MatrixRows<D, WARPS>::transform(chunk.block_centers, args, role, chunk.tokens, t,
                                             min((int)args.chunk, (int)(args.n_tokens - first)) - t,
                                             first, kv_head);
-        quantize_rows<D>(args, role, chunk, chunk.turning[warp], t + warp * Lanes<D>::ROWS, first,
-                         kv_head, lane);
+        quantize_rows<D>(args, role, chunk, chunk.block_centers[warp], t + warp * Lanes<D>::ROWS,
+                         first, kv_head, lane);
     }
     __syncthreads();
     write_block(

@@ -17,7 +17,7 @@ struct AppendRole {
     const void *rows;
     size_t token_stride, row_head_stride; /* strides of rows, in elements */
     const float *center, *scale;
-    const float *weights;           /* for each kv head, as many numbers as codec.weighting says */
+    const float *key_transform;     /* for each kv head, as many numbers as codec.weighting says */
     float *exact;                   /* for open pages: see kvant_cuda_kernel_append_args */
     const float *feedback;          /* as in kvant_cuda_kernel_append_args */
     const float *centroids;         /* as in kvant_cuda_kernel_append_args */
@@ -32,13 +32,13 @@ struct AppendArgs {
     uint32_t n_tokens, chunk; /* chunk: tokens per thread block, set by booked */
     const int64_t *slots;
     uint32_t *refused;
-    uint32_t *marks;             /* as in cuda.h */
-    const int64_t *mark_numbers; /* as in cuda.h */
-    bool slots_ready;            /* as in cuda.h */
+    uint32_t *marks;         /* as in cuda.h */
+    const int64_t *mark_ids; /* as in cuda.h */
+    bool slots_ready;        /* as in cuda.h */
     /* the centres of keys, which are the first role if there are any; start NULL: none */
-    kvant_cuda_turning turning;
+    kvant_cuda_block_centers block_centers;
     const int64_t *center_slots; /* as in cuda.h */
-    /* queries of the same tokens, for launch_append_few with a matrix; q NULL: none */
+    /* queries of the same tokens, for launch_append_short with a matrix; q NULL: none */
     QueryArgs queries;
     /* Sealing: n_tokens is 64 per block, block i goes from open block from[i] to sealed block
      * to[i], with tokens[i] tokens or all 64. NULL when rows are appended. */
@@ -70,8 +70,8 @@ constexpr uint32_t MOST_FEW = 64;
 
 /* Appends at most MOST_FEW rows to open pages, or to pages of uniform codes and codebooks. All
  * roles have kinds of launch_append, or all have wide codebooks, or all have open pages. */
-cudaError_t launch_append_few(const AppendArgs &args, uint32_t head_dim, int n_roles,
-                              int n_kv_heads, cudaStream_t stream);
+cudaError_t launch_append_short(const AppendArgs &args, uint32_t head_dim, int n_roles,
+                                int n_kv_heads, cudaStream_t stream);
 
 /* Appends rows to open pages. */
 cudaError_t launch_append_open(const AppendArgs &args, uint32_t head_dim, int n_roles,
@@ -104,7 +104,7 @@ KVANT_INLINE void note_refusal(const Args &args, uint32_t token, int64_t slot, b
         atomicOr(args.refused, finite ? KVANT_CUDA_ROW_RANGE : KVANT_CUDA_ROW_NONFINITE);
     if (!args.marks)
         return;
-    const int64_t number = args.mark_numbers ? args.mark_numbers[token] : slot;
+    const int64_t number = args.mark_ids ? args.mark_ids[token] : slot;
     atomicOr(args.marks + 1 + number / 32, 1u << number % 32);
     atomicOr(args.marks, 1u);
 }
@@ -121,7 +121,7 @@ KVANT_INLINE Row<D> transformed_row(const AppendArgs &args, const AppendRole &ro
         finite &= is_finite(row.x[j]);
     }
     finite = __all_sync(FULL, finite);
-    transform(row, role.codec, weights_of(role.codec, role.weights, kv_head), lane);
+    transform(row, role.codec, key_transform_of(role.codec, role.key_transform, kv_head), lane);
     return row;
 }
 

@@ -13,12 +13,12 @@
 namespace kvant
 {
 
-constexpr int THREADS = 256, TURNING_WARPS = 4;
+constexpr int THREADS = 256, MATRIX_WARPS = 4;
 
 using ChunkAppendArgs = BookedAppendArgs<kvant_cuda_book>;
 
 template <int D, int CHANNELS> struct ChunkRows {
-    static constexpr int ROWS = Lanes<D>::ROWS * TURNING_WARPS; /* rows at a time */
+    static constexpr int ROWS = Lanes<D>::ROWS * MATRIX_WARPS; /* rows at a time */
     static constexpr int CHUNKS = (D + CHANNELS - 1) / CHANNELS;
     /* Channels of the last triplet, and how many paddings are tried for it (one, of zeros, without
      * joint rounding). */
@@ -30,7 +30,7 @@ template <int D, int CHANNELS> struct ChunkRows {
     using Code = typename ChunkBook<CHANNELS>::Code;
 
     union {
-        alignas(16) float turning[TURNING_WARPS][Lanes<D>::ROWS * Lanes<D>::ROW_STRIDE];
+        alignas(16) float block_centers[MATRIX_WARPS][Lanes<D>::ROWS * Lanes<D>::ROW_STRIDE];
         float rows[ROWS][D];
     };
     /* For each item. octopus: the product for the scale, and the error of trials. hqmq: squares and
@@ -169,10 +169,10 @@ KVANT_INLINE void load_rows(ChunkRows<D, CHANNELS> &space, const AppendArgs &arg
     const int row = warp * L::ROWS + lane / L::LANES, token = first_token + row,
               in_row = lane % L::LANES;
     float y[L::NUMBERS];
-    const bool works = warp < TURNING_WARPS, lacking = !works || space.tokens.slot[token] < 0;
+    const bool works = warp < MATRIX_WARPS, lacking = !works || space.tokens.slot[token] < 0;
     if (works) {
         const size_t row_at = lacking ? 0 : row_place(args, role, chunk_at, token, kv_head);
-        transform_row<D>(y, args, role, space.turning[warp], lacking, row_at, kv_head, lane);
+        transform_row<D>(y, args, role, space.block_centers[warp], lacking, row_at, kv_head, lane);
         const float squares = row_dot<D>(y, y),
                     norm = __fmul_rn(__fsqrt_rn(squares), role.codec.inverse_sqrt_dim);
         float largest = 0;
@@ -200,7 +200,7 @@ KVANT_INLINE void refuse_rows(ChunkRows<D, CHANNELS> &space, const AppendArgs &a
                               int kv_head, int warp, int lane)
 {
     using L = Lanes<D>;
-    if (warp >= TURNING_WARPS)
+    if (warp >= MATRIX_WARPS)
         return;
     const int token = first_token + warp * L::ROWS + lane / L::LANES;
     const bool refused = space.refused[token];

@@ -89,7 +89,7 @@ KVANT_INLINE void append_through_matrix(const AppendArgs &args, const AppendRole
         y[r] = 0;
     }
     __syncthreads();
-    const float *column = weights_of(role.codec, role.weights, kv_head) + channel;
+    const float *column = key_transform_of(role.codec, role.key_transform, kv_head) + channel;
 #pragma unroll 32
     for (int i = 0; i < D; i++) {
         const float weight = column[(size_t)i * D];
@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(D)
 {
     const AppendRole &role = args.roles[blockIdx.z];
     const uint32_t first = blockIdx.x * ROWS;
-    if (role.codec.weighting == KVANT_CUDA_WEIGHTING_FULL) {
+    if (role.codec.key_transform_kind == KVANT_CUDA_TRANSFORM_FULL) {
         append_through_matrix<D, ROWS>(args, role, first, blockIdx.y);
         return;
     }
@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(D)
 static bool has_matrix(const AppendArgs &args, int n_roles)
 {
     for (int i = 0; i < n_roles; i++)
-        if (args.roles[i].codec.weighting == KVANT_CUDA_WEIGHTING_FULL)
+        if (args.roles[i].codec.key_transform_kind == KVANT_CUDA_TRANSFORM_FULL)
             return true;
     return false;
 }

@@ -1,7 +1,7 @@
 /* append_trellis.cu - appends rows to pages of trellis codes. Also seals, as append.cu does.
  *
  * A thread block processes up to 64 tokens of one kv head and one role; a warp processes one row at
- * a time. The warp transforms the row as for open pages and finds its path (trellis_places.cuh;
+ * a time. The warp transforms the row as for open pages and finds its path (trellis_registers.cuh;
  * trellis_search.cuh for more than 256 states). Then it finds the row's codes and scale. If keys
  * have a matrix, the whole block multiplies them. With few tokens a warp writes its row's words at
  * once. Otherwise codes stay in shared memory as nibbles until the words of pages are put together.
@@ -10,7 +10,7 @@
 #include "append_tokens.cuh"
 #include "../launch.h"
 #include "token_words.cuh"
-#include "trellis_places.cuh"
+#include "trellis_registers.cuh"
 
 #include <algorithm>
 
@@ -116,7 +116,7 @@ template <int D, int M> struct TrellisRows {
 
 /* Multiplies the rows of all warps that search with a matrix, like combine_rows. */
 template <int D, int M>
-KVANT_INLINE void multiply_rows(TrellisRows<D, M> &rows, Row<D> &row, const float *weights,
+KVANT_INLINE void multiply_rows(TrellisRows<D, M> &rows, Row<D> &row, const float *key_transform,
                                 int warp, int lane)
 {
     constexpr int N = TrellisRows<D, M>::SEARCHERS, TEAMS = WARPS * 32 / D,
@@ -131,7 +131,7 @@ KVANT_INLINE void multiply_rows(TrellisRows<D, M> &rows, Row<D> &row, const floa
         for (int i = 0; i < D; i += 4) {
             float weight[4];
             unrolled_for (int k = 0; k < 4; k++)
-                weight[k] = weights[(size_t)(i + k) * D + channel];
+                weight[k] = key_transform[(size_t)(i + k) * D + channel];
             unrolled_for (int q = 0; q < A_THREAD; q++) {
                 const float4 x = *reinterpret_cast<const float4 *>(
                     rows.row_of(min(team + TEAMS * q, N - 1)) + i);
@@ -242,16 +242,16 @@ KVANT_INLINE void encode_tokens(TrellisRows<D, M> &rows, const AppendArgs &args,
     const int token = t + warp;
     const bool there = warp < TrellisRows<D, M>::SEARCHERS && token < (int)args.chunk &&
                        rows.tokens.slot[token] >= 0;
-    const float *weights = weights_of(role.codec, role.weights, kv_head);
+    const float *key_transform = key_transform_of(role.codec, role.key_transform, kv_head);
     bool finite = true;
     Row<D> y{};
     if (there)
         y = centered_row<D>(args, role, row_place(args, role, first, token, kv_head), kv_head, lane,
                             finite);
-    if (role.codec.weighting == KVANT_CUDA_WEIGHTING_FULL)
-        multiply_rows(rows, y, weights, warp, lane);
+    if (role.codec.key_transform_kind == KVANT_CUDA_TRANSFORM_FULL)
+        multiply_rows(rows, y, key_transform, warp, lane);
     else if (there)
-        transform(y, role.codec, weights, lane);
+        transform(y, role.codec, key_transform, lane);
     if (!there)
         return;
     uint32_t codes[Row<D>::PER_LANE];
@@ -281,7 +281,7 @@ __global__ void __launch_bounds__(WARPS * 32, M == 8 ? 2 : 1)
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, kv_head = blockIdx.y;
     const uint32_t first = blockIdx.x * args.chunk;
     rows.levels.load(trellis);
-    wait_for_former();
+    wait_for_prior();
     if (threadIdx.x < PAGE_TOKENS)
         rows.tokens.slot[threadIdx.x] = slot_of(args, first);
     __syncthreads();

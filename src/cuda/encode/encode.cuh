@@ -179,7 +179,7 @@ KVANT_INLINE void rotate_across_tiles(float (&y)[Lanes<D>::NUMBERS],
 
 /* Loads a few channels of every tile of the row in shared memory. */
 template <int D>
-KVANT_INLINE void read_turned(float (&y)[Lanes<D>::NUMBERS], const float *row, int in_row)
+KVANT_INLINE void read_rotated(float (&y)[Lanes<D>::NUMBERS], const float *row, int in_row)
 {
     using L = Lanes<D>;
     unrolled_for (int k = 0; k < L::TILES; k++) {
@@ -197,7 +197,8 @@ KVANT_INLINE void read_turned(float (&y)[Lanes<D>::NUMBERS], const float *row, i
 
 /* Transposes from one tile per lane to a few channels of every tile. space is the warp's memory. */
 template <int D>
-KVANT_INLINE void turn(float (&y)[Lanes<D>::NUMBERS], const float (&x)[16], float *space, int lane)
+KVANT_INLINE void rotate_row(float (&y)[Lanes<D>::NUMBERS], const float (&x)[16], float *space,
+                             int lane)
 {
     using L = Lanes<D>;
     float *row = space + lane / L::LANES * L::ROW_STRIDE;
@@ -207,7 +208,7 @@ KVANT_INLINE void turn(float (&y)[Lanes<D>::NUMBERS], const float (&x)[16], floa
         *reinterpret_cast<float4 *>(row + in_row * L::TILE_STRIDE + i) =
             make_float4(x[i], x[i + 1], x[i + 2], x[i + 3]);
     __syncwarp();
-    read_turned<D>(y, row, in_row);
+    read_rotated<D>(y, row, in_row);
 }
 
 /* Multiplies the warp's rows with a matrix, like combine_rows in rotate.cuh: from one tile per lane
@@ -391,17 +392,17 @@ KVANT_INLINE void transform_row(float (&y)[Lanes<D>::NUMBERS], const AppendArgs 
     float x[16] = {};
     if (!lacking && tile < L::TILES)
         load_centered<D>(x, args, role, row_at, kv_head, tile);
-    const float *weights = weights_of(role.codec, role.weights, kv_head);
-    if (role.codec.weighting == KVANT_CUDA_WEIGHTING_FULL) {
-        combine_rows_of_warp<D>(y, x, weights, space, lane);
+    const float *key_transform = key_transform_of(role.codec, role.key_transform, kv_head);
+    if (role.codec.key_transform_kind == KVANT_CUDA_TRANSFORM_FULL) {
+        combine_rows_of_warp<D>(y, x, key_transform, space, lane);
         return;
     }
-    if (role.codec.weighting == KVANT_CUDA_WEIGHTING_DIAGONAL && tile < L::TILES)
+    if (role.codec.key_transform_kind == KVANT_CUDA_TRANSFORM_DIAGONAL && tile < L::TILES)
         unrolled_for (int i = 0; i < 16; i++)
-            x[i] = __fmul_rn(x[i], weights[16 * tile + i]);
+            x[i] = __fmul_rn(x[i], key_transform[16 * tile + i]);
     if (role.codec.rotation.block)
         stages<16, 1, 16>(x, role.codec.rotation.block);
-    turn<D>(y, x, space, lane);
+    rotate_row<D>(y, x, space, lane);
     if (role.codec.rotation.block)
         rotate_across_tiles<D>(y, role.codec.rotation);
 }
@@ -432,9 +433,9 @@ KVANT_INLINE Quantized encode_row(Nibbles<D> &nibbles, const AppendArgs &args,
 {
     using L = Lanes<D>;
     float y[L::NUMBERS];
-    if (role.codec.weighting ==
-        KVANT_CUDA_WEIGHTING_FULL) /* the block has transformed the row already: matrix_rows.cuh */
-        read_turned<D>(y, space + lane / L::LANES * L::ROW_STRIDE, lane % L::LANES);
+    if (role.codec.key_transform_kind ==
+        KVANT_CUDA_TRANSFORM_FULL) /* the block has transformed the row already: matrix_rows.cuh */
+        read_rotated<D>(y, space + lane / L::LANES * L::ROW_STRIDE, lane % L::LANES);
     else
         transform_row<D>(y, args, role, space, lacking, row_at, kv_head, lane);
     uint32_t codes[L::NUMBERS];

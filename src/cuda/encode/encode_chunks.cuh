@@ -3,7 +3,7 @@
  * arithmetic is in single roundings and in the CPU's order. */
 #pragma once
 
-#include "../chunks/chunk_numbers.cuh"
+#include "../chunks/chunk_values.cuh"
 
 namespace kvant
 {

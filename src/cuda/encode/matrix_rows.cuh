@@ -71,8 +71,8 @@ template <int D, int WARPS> struct MatrixRows {
              threadIdx.x & 31);
         __syncthreads();
         if (team < TEAMS)
-            multiply(y, space, weights_of(role.codec, role.weights, kv_head) + channel, team,
-                     n_rows);
+            multiply(y, space, key_transform_of(role.codec, role.key_transform, kv_head) + channel,
+                     team, n_rows);
         __syncthreads();
         unrolled_for (int q = 0; q < A_THREAD; q++)
             if (team < TEAMS)

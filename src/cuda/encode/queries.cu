@@ -36,10 +36,10 @@ KVANT_INLINE void load_queries(QuerySpace<D> &space, const QueryArgs &args, size
 }
 
 template <int D, int AHEAD>
-KVANT_INLINE void load_weights(float (&weights)[AHEAD], const float *m, int first)
+KVANT_INLINE void load_matrix(float (&key_transform)[AHEAD], const float *m, int first)
 {
     unrolled_for (int k = 0; k < AHEAD; k++)
-        weights[k] = m[(size_t)(first + k) * D];
+        key_transform[k] = m[(size_t)(first + k) * D];
 }
 
 /* AHEAD: numbers of the matrix that a thread reads at once. With few blocks, many reads at once
@@ -57,19 +57,19 @@ __global__ void __launch_bounds__(QUARTERS *D)
     const int channel = threadIdx.x % D, quarter = threadIdx.x / D,
               begin = quarter * (D / QUARTERS);
     const uint32_t matrix = blockIdx.z / args.batch;
-    const float *m = args.inverse_weights[matrix] + (size_t)kv_head * D * D + channel;
-    float sum[QUERY_HEADS] = {}, weights[AHEAD];
-    load_weights<D, AHEAD>(weights, m, begin); /* these loads run while queries are loaded */
+    const float *m = args.inverse_key_transform[matrix] + (size_t)kv_head * D * D + channel;
+    float sum[QUERY_HEADS] = {}, key_transform[AHEAD];
+    load_matrix<D, AHEAD>(key_transform, m, begin); /* these loads run while queries are loaded */
     begin_next();
-    wait_for_former();
+    wait_for_prior();
     load_queries(space, args, blockIdx.z - matrix * args.batch, first_head, n_heads);
     __syncthreads();
     unrolled_for (int i = 0; i < D / QUARTERS; i += AHEAD) {
         if (i > 0)
-            load_weights<D, AHEAD>(weights, m, begin + i);
+            load_matrix<D, AHEAD>(key_transform, m, begin + i);
         unrolled_for (int k = 0; k < AHEAD; k++)
             unrolled_for (int h = 0; h < (int)QUERY_HEADS; h++)
-                sum[h] = fmaf(weights[k], space.q[h][begin + i + k], sum[h]);
+                sum[h] = fmaf(key_transform[k], space.q[h][begin + i + k], sum[h]);
     }
     unrolled_for (int h = 0; h < (int)QUERY_HEADS; h++)
         space.sums[quarter][h][channel] = sum[h];
@@ -106,12 +106,13 @@ KVANT_INLINE void split(float x, __half &upper, __half &lower)
 }
 
 /* A thread copies half a column. */
-template <int D> KVANT_INLINE void place_matrix(RowSpace<D> &space, const float (&weights)[D / 2])
+template <int D>
+KVANT_INLINE void place_matrix(RowSpace<D> &space, const float (&key_transform)[D / 2])
 {
     const int column = threadIdx.x % D, half = threadIdx.x / D;
     float largest = 0;
     unrolled_for (int i = 0; i < D / 2; i++)
-        largest = fmaxf(largest, fabsf(weights[i]));
+        largest = fmaxf(largest, fabsf(key_transform[i]));
     space.largest[half][column] = largest;
     __syncthreads();
     const float unit = power_above(fmaxf(space.largest[0][column], space.largest[1][column])),
@@ -119,7 +120,7 @@ template <int D> KVANT_INLINE void place_matrix(RowSpace<D> &space, const float 
     space.m_unit[column] = unit;
     unrolled_for (int i = 0; i < D / 2; i++) {
         const int at = (half * (D / 2) + i) * RowSpace<D>::STRIDE + column;
-        split(weights[i] * inverse, space.m[0][at], space.m[1][at]);
+        split(key_transform[i] * inverse, space.m[0][at], space.m[1][at]);
     }
 }
 
@@ -192,13 +193,14 @@ __global__ void __launch_bounds__(2 * D) query_rows_kernel(const __grid_constant
                    first_head = kv_head * args.heads_a_kv, n_heads = gridDim.y * args.heads_a_kv;
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, row = 16 * (warp % 2),
               column = 32 * (warp / 2);
-    float weights[D / 2];
-    load_weights<D, D / 2>(weights,
-                           args.inverse_weights[matrix] + (size_t)kv_head * D * D + threadIdx.x % D,
-                           threadIdx.x / D * (D / 2));
+    float key_transform[D / 2];
+    load_matrix<D, D / 2>(key_transform,
+                          args.inverse_key_transform[matrix] + (size_t)kv_head * D * D +
+                              threadIdx.x % D,
+                          threadIdx.x / D * (D / 2));
     begin_next();
-    place_matrix(space, weights);
-    wait_for_former();
+    place_matrix(space, key_transform);
+    wait_for_prior();
 #pragma unroll 1
     for (uint32_t first = blockIdx.x * ROWS; first < n_rows; first += gridDim.x * ROWS) {
         float sums[4][4];
@@ -251,7 +253,7 @@ __global__ void __launch_bounds__(KVANT_CUDA_MOST_DIM)
     q[channel] = load_number(
         args.q, sequence * args.batch_stride + head * args.head_stride + channel, args.type);
     __syncthreads();
-    const float *m = args.inverse_weights[matrix] + head / args.heads_a_kv * d * d + channel;
+    const float *m = args.inverse_key_transform[matrix] + head / args.heads_a_kv * d * d + channel;
     float sum = 0;
 #pragma unroll 8
     for (size_t i = 0; i < d; i++)

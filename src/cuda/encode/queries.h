@@ -14,7 +14,7 @@ struct QueryArgs {
     size_t batch_stride, head_stride; /* elements */
     float *out;                       /* for the first matrix, then for the next ones */
     uint32_t batch, n_matrices, heads_a_kv;
-    const float *inverse_weights[KVANT_CUDA_MOST_MATRICES]; /* the matrices of all kv heads */
+    const float *inverse_key_transform[KVANT_CUDA_MOST_MATRICES]; /* the matrices of all kv heads */
 };
 
 constexpr uint32_t QUERY_HEADS = 8; /* Query heads of one kv head that a thread block processes. */

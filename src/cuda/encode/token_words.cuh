@@ -50,7 +50,7 @@ template <int D, bool KEYS> struct TokenWords {
     }
 
     /* Prefetches the words. */
-    KVANT_INLINE void ask_for(const uint32_t *words, uint32_t bits) const
+    KVANT_INLINE void request(const uint32_t *words, uint32_t bits) const
     {
 #pragma unroll 1
         for (int left = (int)bits; left > 0;) {

@@ -38,8 +38,8 @@ __global__ void __launch_bounds__(WARPS_OF<P> * 32)
         Row<P> row = read_any<P>(all.codec, book, page, t, reinterpret_cast<uint8_t *>(space[warp]),
                                  lane, kv_head);
         transform_back_any(row, args.codec, all.codec.any,
-                           weights_of(args.codec, args.inverse_weights, kv_head), space[warp],
-                           lane);
+                           key_transform_of(args.codec, args.inverse_key_transform, kv_head),
+                           space[warp], lane);
         each_of(row, d, lane, [&](float &x, int channel) {
             if (args.scale)
                 x = __fmul_rn(x, args.scale[kv_head * d + channel]);

@@ -16,7 +16,7 @@ struct DecodeArgs {
     kvant_cuda_type type;
     void *out;
     size_t token_stride, out_head_stride; /* elements */
-    const float *center, *scale, *inverse_weights;
+    const float *center, *scale, *inverse_key_transform;
     const int32_t *to;
     bool transformed;
 };

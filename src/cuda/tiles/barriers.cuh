@@ -49,7 +49,7 @@ KVANT_INLINE void arrive_at(uint64_t &barrier, int lane)
 }
 
 /* Waits until the phase ends. */
-KVANT_INLINE void wait_for(uint64_t &barrier, int phase)
+KVANT_INLINE void barrier_wait(uint64_t &barrier, int phase)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #define KVANT_TRY_WAIT "mbarrier.try_wait.parity.shared::cta.b64"

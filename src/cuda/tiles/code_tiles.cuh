@@ -110,11 +110,11 @@ KVANT_INLINE CodeTable<C, D> code_table(const uint8_t *table, const TileCodec &c
                             twice(-codec.params.bias * (1 / UNIT)) };
 }
 
-/* The row tile that a lane reads for row `row` of its warp. With T::TURNED, rows 2 i and 2 i + 1
+/* The row tile that a lane reads for row `row` of its warp. With T::ROTATED, rows 2 i and 2 i + 1
  * read the tile of the warp i places further. So the words of 32 lanes are in different banks. */
 template <class T> KVANT_INLINE int row_tile_of(int warp, int row)
 {
-    return T::TURNED ? (warp + row / 2) % 4 : warp;
+    return T::ROTATED ? (warp + row / 2) % 4 : warp;
 }
 
 /* ---- uniform codes and codebooks ---- */
@@ -167,7 +167,7 @@ KVANT_INLINE void code_tiles(const uint8_t *page, int block, int first, int warp
 
 template <class C, int D, class = void> struct KeyOperands {
     static constexpr int OPERANDS = 4, PARTS = D / 64;
-    static constexpr bool TURNED = true;
+    static constexpr bool ROTATED = true;
     const uint8_t *page;
     int warp, lane;
     const SignedBytes &table;
@@ -219,7 +219,7 @@ template <class C> struct TrellisWords {
 template <class C, int D> struct KeyOperands<C, D, std::enable_if_t<HAS_TRELLIS<C>>> {
     static constexpr int OPERANDS = 4, PARTS = D / 64, M = C::MEMORY,
                          WORDS = TrellisWords<C>::WORDS, BEFORE = (M + WORDS - 1) / WORDS;
-    static constexpr bool TURNED = true;
+    static constexpr bool ROTATED = true;
     using Table = CodeTable<C, D>;
     const Table &table;
     TrellisWords<C> words[PARTS];
@@ -259,7 +259,7 @@ template <class C, int D> struct KeyOperands<C, D, std::enable_if_t<HAS_TRELLIS<
 
 template <class C, int D> struct KeyOperands<C, D, std::enable_if_t<HAS_CHUNKS<C>>> {
     static constexpr int OPERANDS = 2, PARTS = ChunkPlaces<C, D>::KEY_STEPS;
-    static constexpr bool TURNED = false;
+    static constexpr bool ROTATED = false;
     const uint8_t *page;
     int warp, lane;
     const CodeTable<C, D> &table;
@@ -285,7 +285,7 @@ template <class V> __host__ __device__ constexpr int column_tile_of(int part, in
 
 template <class C, int D, class = void> struct ValueOperands {
     static constexpr int OPERANDS = 4, PARTS = D / 64, BLOCKS = D / 64;
-    static constexpr bool CHUNKS = false, TURNED = true;
+    static constexpr bool CHUNKS = false, ROTATED = true;
     const uint8_t *page;
     int warp, lane;
     const SignedBytes &table;
@@ -308,7 +308,7 @@ template <class C, int D> struct ValueOperands<C, D, std::enable_if_t<HAS_TRELLI
     static_assert(C::MEMORY == 8, "the run before a run is enough");
     static constexpr int OPERANDS = 4, PARTS = D / 64, BLOCKS = D / 64, M = C::MEMORY,
                          WORDS = TrellisWords<C>::WORDS;
-    static constexpr bool CHUNKS = false, TURNED = false;
+    static constexpr bool CHUNKS = false, ROTATED = false;
     using Table = CodeTable<C, D>;
     const Table &table;
     int lane;
@@ -359,7 +359,7 @@ template <class C, int D>
 struct ValueOperands<C, D, std::enable_if_t<HAS_CHUNKS<C> && CHANNELS_OF<C> == 4>> {
     using P = ChunkPlaces<C, D>;
     static constexpr int BLOCKS = P::GROUP_TILES, OPERANDS = 2 * BLOCKS, PARTS = 2;
-    static constexpr bool CHUNKS = true, TURNED = false;
+    static constexpr bool CHUNKS = true, ROTATED = false;
     const uint8_t *page;
     int warp, lane;
     const CodeTable<C, D> &table;
@@ -391,7 +391,7 @@ struct ValueOperands<C, D, std::enable_if_t<HAS_CHUNKS<C> && CHANNELS_OF<C> == 4
 template <class C, int D>
 struct ValueOperands<C, D, std::enable_if_t<HAS_CHUNKS<C> && CHANNELS_OF<C> == 3>> {
     static constexpr int BLOCKS = D / 64, OPERANDS = 2 * BLOCKS, PARTS = 2;
-    static constexpr bool CHUNKS = true, TURNED = false;
+    static constexpr bool CHUNKS = true, ROTATED = false;
     using Places = ChunkPlaces<C, D>;
     using Four = typename C::Four;
     const uint8_t *page;

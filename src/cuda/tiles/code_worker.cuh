@@ -36,14 +36,14 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
     /* number of operands */
     static constexpr int K_BUFFERS = K::PARTS == 1 || (N > 32 && HAS_ZEROS<VC>) ? 1 : 2,
                          V_BUFFERS = V::PARTS == 1 || V::OPERANDS > 4 ? 1 : 2;
-    int phase; /* phase of the weights' barrier */
-    int page;  /* the current page */
-    Turn turn; /* the phase of its slot */
+    int phase;            /* phase of the weights' barrier */
+    int page;             /* the current page */
+    RingPhase ring_phase; /* the phase of its slot */
     /* page table entries of the current page and of the pages after it */
     int entries[S::STAGES + 1];
     float o[V::BLOCKS][N / 8][4], sum[COLUMNS], zero[HAS_ZEROS<VC> ? COLUMNS : 1];
 
-    KVANT_INLINE void wait_for_group() const
+    KVANT_INLINE void wait_for_warp_group() const
     {
         asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "n"(GROUP_THREADS) : "memory");
     }
@@ -92,7 +92,7 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
     KVANT_INLINE void fetch() const
     {
         fetch_into(page + (S::STAGES - 1) * GROUPS, entries[S::STAGES - 1],
-                   turn.after(S::STAGES - 1, S::STAGES).at);
+                   ring_phase.after(S::STAGES - 1, S::STAGES).at);
     }
 
     KVANT_INLINE int token_of(int h) const
@@ -196,7 +196,7 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
                 release<V_BUFFERS - 1>(values[part % V_BUFFERS]);
             own.unpack(part, values[part % V_BUFFERS]);
             if (part == 0)
-                wait_for(codes_there[S::STAGES], phase++);
+                barrier_wait(codes_there[S::STAGES], phase++);
             GroupProducts::begin();
             unrolled_for (int i = 0; i < V::OPERANDS; i++)
                 multiply<1>(o[block_of<V>(part, i)], values[part % V_BUFFERS][i],
@@ -256,7 +256,7 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
             if (lane < 4)
                 rows.tops[group][warp][8 * (c / 2) + 2 * lane + c % 2] = top;
         }
-        wait_for_group();
+        wait_for_warp_group();
     }
 
     KVANT_INLINE float top_of(int column) const
@@ -281,12 +281,12 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
             unrolled_for (int b = 0; b < V::BLOCKS; b++)
                 o[b][c / 2][c % 2] *= shrink, o[b][c / 2][2 + c % 2] *= shrink;
         }
-        wait_for_group();
+        wait_for_warp_group();
         if (warp == 0 && lane < 4)
             unrolled_for (int j = 0; j < N / 8; j++)
                 *reinterpret_cast<float2 *>(&rows.columns[group][4 * j + lane]) =
                     make_float2(raised[2 * j], raised[2 * j + 1]);
-        wait_for_group();
+        wait_for_warp_group();
     }
 
     /* Computes exponents, which are scores minus references; true if an exponent is too large. all:
@@ -395,32 +395,32 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
     KVANT_INLINE void run()
     {
         page = work.first_page + group;
-        turn = Turn{ 0, 0 };
+        ring_phase = RingPhase{ 0, 0 };
         unrolled_for (int i = 0; i <= S::STAGES; i++)
             entries[i] = entry_of(page + i * GROUPS);
         unrolled_for (int i = 0; i < S::STAGES - 1; i++)
             fetch_into(page + i * GROUPS, entries[i], i);
 #pragma unroll 1
         for (; page < work.end_page; page += GROUPS) {
-            const uint8_t *codes = slot_of(turn.at);
+            const uint8_t *codes = slot_of(ring_phase.at);
             const int first = page * PAGE_TOKENS;
-            wait_for(codes_there[turn.at], turn.phase);
+            barrier_wait(codes_there[ring_phase.at], ring_phase.phase);
             if (entries[0] == KVANT_CUDA_NO_BLOCK) {
-                wait_for_group();
+                wait_for_warp_group();
                 fetch();
             } else {
                 attend_keys(codes, first);
                 if (entries[0] >= 0)
                     multiply_values(codes + S::K_BYTES);
                 else {
-                    wait_for(codes_there[S::STAGES], phase++);
+                    barrier_wait(codes_there[S::STAGES], phase++);
                     add_open_values(
                         reinterpret_cast<const uint16_t *>(page_of(p.v_open, -1 - entries[0])),
                         work.length - first);
-                    wait_for_group(); /* tops have been read */
+                    wait_for_warp_group(); /* tops have been read */
                 }
             }
-            turn = turn.after(1, S::STAGES);
+            ring_phase = ring_phase.after(1, S::STAGES);
             unrolled_for (int i = 0; i < S::STAGES; i++)
                 entries[i] = entries[i + 1];
             entries[S::STAGES] = entry_of(page + (S::STAGES + 1) * GROUPS);

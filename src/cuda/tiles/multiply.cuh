@@ -114,13 +114,13 @@ KVANT_INLINE void change_rows(const TileShape &p, const Rows &rows, const int (&
 }
 
 /* A stage of the ring of matrices, and the phase of its barriers for the page in it. */
-struct Turn {
+struct RingPhase {
     int at, phase;
 
-    KVANT_INLINE Turn after(int pages, int stages) const
+    KVANT_INLINE RingPhase after(int pages, int stages) const
     {
         const bool wraps = at + pages >= stages;
-        return Turn{ at + pages - (wraps ? stages : 0), phase ^ (wraps ? 1 : 0) };
+        return RingPhase{ at + pages - (wraps ? stages : 0), phase ^ (wraps ? 1 : 0) };
     }
 };
 
@@ -137,24 +137,24 @@ template <class P, int D, int GROUPS, bool UNITS_FIRST> struct Multiplier {
     int lane;
     int row[2]; /* the lane's rows of the tile */
 
-    KVANT_INLINE const uint8_t *keys_of(Turn turn) const
+    KVANT_INLINE const uint8_t *keys_of(RingPhase ring_phase) const
     {
-        return keys + turn.at * KEY_TILE_BYTES<D>;
+        return keys + ring_phase.at * KEY_TILE_BYTES<D>;
     }
 
-    KVANT_INLINE const uint8_t *values_of(Turn turn) const
+    KVANT_INLINE const uint8_t *values_of(RingPhase ring_phase) const
     {
-        return keys + p.stages * KEY_TILE_BYTES<D> + turn.at * VALUE_TILE_BYTES<D>;
+        return keys + p.stages * KEY_TILE_BYTES<D> + ring_phase.at * VALUE_TILE_BYTES<D>;
     }
 
-    KVANT_INLINE void wait_full(bool values, Turn turn) const
+    KVANT_INLINE void wait_full(bool values, RingPhase ring_phase) const
     {
-        wait_for(rows.barriers.full[values][turn.at], turn.phase);
+        barrier_wait(rows.barriers.full[values][ring_phase.at], ring_phase.phase);
     }
 
-    KVANT_INLINE void leave(bool values, Turn turn) const
+    KVANT_INLINE void leave(bool values, RingPhase ring_phase) const
     {
-        arrive_at(rows.barriers.empty[values][turn.at], lane);
+        arrive_at(rows.barriers.empty[values][ring_phase.at], lane);
     }
 
     /* The first row of the warp, among the rows of its warpgroup. */
@@ -166,7 +166,7 @@ template <class P, int D, int GROUPS, bool UNITS_FIRST> struct Multiplier {
     /* Loads the products of the lane's rows with the page's own centre, which are added to scores
      * after multiplying by scale_log2. If there are enough registers, the loads start before the
      * page's products. */
-    KVANT_INLINE void ask_offsets(int at, float (&offset)[2]) const
+    KVANT_INLINE void request_offsets(int at, float (&offset)[2]) const
     {
         const int page = work.first_page + at;
         offset[0] = offset[1] = 0;
@@ -181,13 +181,13 @@ template <class P, int D, int GROUPS, bool UNITS_FIRST> struct Multiplier {
 
     /* Computes weights from scores, without rounding them; true if the sums of values have to be
      * scaled down. */
-    KVANT_INLINE bool weigh(Turn turn, int at, float (&offset)[2], float (&s)[8][4],
+    KVANT_INLINE bool weigh(RingPhase ring_phase, int at, float (&offset)[2], float (&s)[8][4],
                             RowSums<D> &sums, float (&shrink)[2]) const
     {
         if (!UNITS_FIRST)
-            ask_offsets(at, offset);
-        float4 unit = rows.units[turn.at];
-        leave(false, turn);
+            request_offsets(at, offset);
+        float4 unit = rows.units[ring_phase.at];
+        leave(false, ring_phase);
         float added[2]; /* for a hidden page, offsets may be NaN */
         unrolled_for (int h = 0; h < 2; h++)
             added[h] = unit.x == HIDDEN ? 0 : offset[h] * p.scale_log2;
@@ -195,8 +195,8 @@ template <class P, int D, int GROUPS, bool UNITS_FIRST> struct Multiplier {
         change_rows(p, rows, row, seen, (work.first_page + at) * PAGE_TOKENS,
                     unit.x == HIDDEN ? 0 : work.length, lane, s, factor);
         if (!UNITS_FIRST) {
-            wait_full(true, turn);
-            unit = rows.units[turn.at];
+            wait_full(true, ring_phase);
+            unit = rows.units[ring_phase.at];
         }
         if (warp_row() < work.pair.n_columns - (row[0] & -GROUP_ROWS)) {
             unrolled_for (int h = 0; h < 2; h++)
@@ -237,34 +237,34 @@ template <class P, int D, int GROUPS, bool UNITS_FIRST> struct Multiplier {
             end_of_run(p, work.pair.b, work.first_page, work.end_page, lane) - work.first_page;
         float s[8][4], shrink[2], offset[2];
         uint32_t w[4][4];
-        Turn turn{ 0, 0 };
+        RingPhase ring_phase{ 0, 0 };
         if (UNITS_FIRST)
-            ask_offsets(0, offset);
-        wait_full(false, turn);
+            request_offsets(0, offset);
+        wait_full(false, ring_phase);
         P::begin();
-        P::template scores<D>(s, own_queries(), keys_of(turn), warp_row(), lane);
+        P::template scores<D>(s, own_queries(), keys_of(ring_phase), warp_row(), lane);
         P::template finish<0>();
         P::hold(s);
-        weigh(turn, 0, offset, s, sums, shrink);
+        weigh(ring_phase, 0, offset, s, sums, shrink);
         round_weights(s, w);
 #pragma unroll 1
         for (int at = 1; at < end; at++) {
-            const Turn next = turn.after(1, p.stages);
+            const RingPhase next = ring_phase.after(1, p.stages);
             if (at == change) {
                 change_matrix(work.first_page + at, sums);
                 change = end_of_run(p, work.pair.b, work.first_page + at, work.end_page, lane) -
                          work.first_page;
             }
             if (UNITS_FIRST)
-                ask_offsets(at, offset);
+                request_offsets(at, offset);
             wait_full(false, next);
             P::hold(sums.o);
             P::hold(w);
             P::begin();
             P::template scores<D>(s, own_queries(), keys_of(next), warp_row(), lane);
             if (UNITS_FIRST)
-                wait_full(true, turn);
-            P::template add<D>(sums.o, w, values_of(turn), lane);
+                wait_full(true, ring_phase);
+            P::template add<D>(sums.o, w, values_of(ring_phase), lane);
             P::template finish<1>();
             P::hold(s);
             /* values of the next page overwrite the values of this page, and weigh() waits for
@@ -274,25 +274,25 @@ template <class P, int D, int GROUPS, bool UNITS_FIRST> struct Multiplier {
                 P::template finish<0>();
                 P::hold(sums.o);
                 P::hold(w);
-                leave(true, turn);
+                leave(true, ring_phase);
             }
             const bool raised = weigh(next, at, offset, s, sums, shrink);
             P::template finish<0>();
             P::hold(sums.o);
             P::hold(w);
             if (!same_place)
-                leave(true, turn);
+                leave(true, ring_phase);
             round_weights(s, w);
             if (raised)
                 sums.scale(shrink);
-            turn = next;
+            ring_phase = next;
         }
         if (UNITS_FIRST)
-            wait_full(true, turn);
+            wait_full(true, ring_phase);
         P::hold(sums.o);
         P::hold(w);
         P::begin();
-        P::template add<D>(sums.o, w, values_of(turn), lane);
+        P::template add<D>(sums.o, w, values_of(ring_phase), lane);
         P::template finish<0>();
         P::hold(sums.o);
         unrolled_for (int h = 0; h < 2; h++)

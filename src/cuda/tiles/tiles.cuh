@@ -74,13 +74,13 @@ template <int D, bool KEYS> struct Unpacker {
          * further. */
         const int entry = entry_of(i), before = at - p.ring + (p.stages == 1 ? 1 : 0);
         if (at >= p.ring && (COPY_ARRIVALS > 1 || warp == 0))
-            wait_for(rows.barriers.full[!KEYS][stage_of(p, before)], phase_of(p, before));
+            barrier_wait(rows.barriers.full[!KEYS][stage_of(p, before)], phase_of(p, before));
         copy_page(slot_of(slot), entry >= 0 ? page_of(entry) : nullptr,
                   KEYS ? p.k.bytes : p.v.bytes, rows.barriers.codes[!KEYS][slot], 32 * warp + lane);
     }
 
-    /* Unpacks a page. at: the number of pages before it; turn: the phase of its slot. */
-    template <class P> KVANT_INLINE void unpack(int entry, int at, int slot, int turn) const
+    /* Unpacks a page. at: the number of pages before it; ring_phase: the phase of its slot. */
+    template <class P> KVANT_INLINE void unpack(int entry, int at, int slot, int ring_phase) const
     {
         const int stage = stage_of(p, at);
         int own_warp = warp, own_lane = lane;
@@ -101,10 +101,10 @@ template <int D, bool KEYS> struct Unpacker {
                            own_lane,
                            own_warp };
         if (at >= p.stages)
-            wait_for(rows.barriers.empty[!KEYS][stage], phase_of(p, at) - 1);
+            barrier_wait(rows.barriers.empty[!KEYS][stage], phase_of(p, at) - 1);
         float unit = 1;
         if (p.ring)
-            wait_for(rows.barriers.codes[!KEYS][slot], turn);
+            barrier_wait(rows.barriers.codes[!KEYS][slot], ring_phase);
         /* two objects, so that the compiler knows where a page lies */
         const Unpacking far{ u.codec, page_of(entry), u.table, u.tile, u.one,
                              u.valid, u.warp,         u.lane,  u.user };
@@ -130,14 +130,14 @@ template <int D, bool KEYS> struct Unpacker {
         later = load_entry(work.first_page + 32);
         for (int i = 0; i < ahead; i++)
             fetch(i, i, i);
-        int i = 0, slot = 0, turn = 0;
+        int i = 0, slot = 0, ring_phase = 0;
 #pragma unroll 1
         for (int at = 0; at < work.end_page - work.first_page; at++) {
             if (p.ring)
                 fetch(i + ahead, at + ahead, slot < 2 ? slot + ahead : slot - 2);
-            unpack<P>(entry_of(i), at, slot, turn);
+            unpack<P>(entry_of(i), at, slot, ring_phase);
             if (++slot >= p.ring)
-                slot = 0, turn++;
+                slot = 0, ring_phase++;
             if (++i == 32) {
                 i = 0;
                 entries = later;
@@ -203,7 +203,7 @@ template <class P, int D> KVANT_INLINE void attend_tile(const TileArgs &p)
                 { first_row + (lane >> 2), first_row + (lane >> 2) + 8 }
             }.run(sums);
         arrive_at(rows.barriers.multiplied, lane);
-        wait_for(rows.barriers.multiplied, 0);
+        barrier_wait(rows.barriers.multiplied, 0);
         store_rows<D>(sums, results, rows, first_row, lane);
     }
     __syncthreads();

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "unpack_chunks.cuh"
-#include "unpack_numbers.cuh"
+#include "unpack_values.cuh"
 #include "unpack_trellis.cuh"
 
 namespace kvant

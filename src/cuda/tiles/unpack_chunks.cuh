@@ -3,9 +3,9 @@
  * shared memory has no room for the table. */
 #pragma once
 
-#include "../chunks/chunk_numbers.cuh"
+#include "../chunks/chunk_values.cuh"
 #include "../chunks/chunks.cuh"
-#include "unpack_numbers.cuh"
+#include "unpack_values.cuh"
 
 namespace kvant
 {

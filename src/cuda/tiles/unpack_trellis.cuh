@@ -6,7 +6,7 @@
 #include "../pages/read_code.cuh"
 #include "../trellis/trellis_bytes.cuh"
 #include "../trellis/trellis_steps.cuh"
-#include "unpack_numbers.cuh"
+#include "unpack_values.cuh"
 
 namespace kvant
 {

@@ -93,12 +93,12 @@ template <int D, bool KEYS> struct PageUnpacker {
                       KEYS ? p.k.bytes : p.v.bytes, codes[slot], 32 * warp + lane);
     }
 
-    KVANT_INLINE void wait_for_group() const
+    KVANT_INLINE void wait_for_warp_group() const
     {
         asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "n"(GROUP_THREADS) : "memory");
     }
 
-    KVANT_INLINE void unpack(const Page &page, Turn turn) const
+    KVANT_INLINE void unpack(const Page &page, RingPhase ring_phase) const
     {
         uint8_t *tile = memory + group * TILE_BYTES<D>;
         int own_warp = warp, own_lane = lane;
@@ -106,7 +106,7 @@ template <int D, bool KEYS> struct PageUnpacker {
         forget(own_warp, own_lane, one);
         const int valid = page.entry == KVANT_CUDA_NO_BLOCK ? 0 : min(page.valid, PAGE_TOKENS);
         const Unpacking u{ KEYS ? p.keys : p.values,
-                           slot_of(turn.at),
+                           slot_of(ring_phase.at),
                            memory + (KEYS ? p.k_table_at : p.v_table_at),
                            tile,
                            one,
@@ -114,7 +114,7 @@ template <int D, bool KEYS> struct PageUnpacker {
                            own_warp,
                            own_lane,
                            GROUP_WARPS * (group / 2) + own_warp };
-        wait_for(codes[turn.at], turn.phase);
+        barrier_wait(codes[ring_phase.at], ring_phase.phase);
         float unit = 1;
         if (page.entry < 0)
             unpack_open<D, KEYS>(Unpacking{ u.codec, codes_of(page), u.table, tile, one, valid,
@@ -126,14 +126,14 @@ template <int D, bool KEYS> struct PageUnpacker {
             units->x = page.entry == KVANT_CUDA_NO_BLOCK ? HIDDEN : unit;
         else if (warp == 0 && lane == 0)
             units->y = log2f(unit), units->z = __frcp_rn(unit);
-        wait_for_group();
+        wait_for_warp_group();
         constexpr int N = (KEYS ? KEY_TILE_BYTES<D> : VALUE_TILE_BYTES<D>) / 16;
         uint4 *to = reinterpret_cast<uint4 *>(unpacked_page<D>(p.unpacked, page.pair, page.at) +
                                               (KEYS ? 0 : KEY_TILE_BYTES<D>));
         unrolled_for (int i = 0; i < N / GROUP_THREADS; i++)
             to[i * GROUP_THREADS + 32 * warp + lane] =
                 reinterpret_cast<const uint4 *>(tile)[i * GROUP_THREADS + 32 * warp + lane];
-        wait_for_group();
+        wait_for_warp_group();
     }
 
     /* Loads the table's entry of a page two pages ahead, and its codes one page ahead. */
@@ -142,13 +142,13 @@ template <int D, bool KEYS> struct PageUnpacker {
         Page page = find((int)blockIdx.x * (UNPACK_GROUPS<D> / 2) + group / 2),
              after = find(page.number + step());
         fetch(page, 0);
-        Turn turn{ 0, 0 };
+        RingPhase ring_phase{ 0, 0 };
 #pragma unroll 1
         while (there(page)) {
             const Page last = find(after.number + step());
-            fetch(after, turn.at ^ 1);
-            unpack(page, turn);
-            turn = turn.after(1, 2);
+            fetch(after, ring_phase.at ^ 1);
+            unpack(page, ring_phase);
+            ring_phase = ring_phase.after(1, 2);
             page = after, after = last;
         }
     }
@@ -185,22 +185,22 @@ KVANT_INLINE void copy_matrices(const TileShape &p, const TileWork &work, uint8_
 {
     if (COPY_ARRIVALS == 1 && thread >= 32)
         return;
-    Turn turn{ 0, 0 };
+    RingPhase ring_phase{ 0, 0 };
 #pragma unroll 1
     for (int page = work.first_page; page < work.end_page; page++) {
         const uint8_t *from = unpacked_page<D>(p.unpacked, work.pair_at, page);
         const bool again = page - work.first_page >= p.stages;
         if (again)
-            wait_for(rows.barriers.empty[0][turn.at], turn.phase ^ 1);
-        copy_two(matrices + turn.at * KEY_TILE_BYTES<D>, from, KEY_TILE_BYTES<D>,
-                 &rows.units[turn.at], unit_of(p.unpacked, work.pair_at, page), sizeof(float4),
-                 rows.barriers.full[0][turn.at], thread);
+            barrier_wait(rows.barriers.empty[0][ring_phase.at], ring_phase.phase ^ 1);
+        copy_two(matrices + ring_phase.at * KEY_TILE_BYTES<D>, from, KEY_TILE_BYTES<D>,
+                 &rows.units[ring_phase.at], unit_of(p.unpacked, work.pair_at, page),
+                 sizeof(float4), rows.barriers.full[0][ring_phase.at], thread);
         if (again)
-            wait_for(rows.barriers.empty[1][turn.at], turn.phase ^ 1);
-        copy_page(matrices + p.stages * KEY_TILE_BYTES<D> + turn.at * VALUE_TILE_BYTES<D>,
-                  from + KEY_TILE_BYTES<D>, VALUE_TILE_BYTES<D>, rows.barriers.full[1][turn.at],
-                  thread);
-        turn = turn.after(1, p.stages);
+            barrier_wait(rows.barriers.empty[1][ring_phase.at], ring_phase.phase ^ 1);
+        copy_page(matrices + p.stages * KEY_TILE_BYTES<D> + ring_phase.at * VALUE_TILE_BYTES<D>,
+                  from + KEY_TILE_BYTES<D>, VALUE_TILE_BYTES<D>,
+                  rows.barriers.full[1][ring_phase.at], thread);
+        ring_phase = ring_phase.after(1, p.stages);
     }
 }
 
@@ -231,7 +231,7 @@ template <class P, int D> KVANT_INLINE void attend_unpacked(const TileShape &p)
     if (group == GROUPS) {
         P::template registers<COPY_REGISTERS, false>();
         copy_matrices<D>(p, work, matrices, rows, threadIdx.x % GROUP_THREADS);
-        wait_for(rows.barriers.multiplied, 0);
+        barrier_wait(rows.barriers.multiplied, 0);
         P::template registers<ALL_REGISTERS, true>();
     } else {
         P::template registers<ATTEND_REGISTERS, true>();
@@ -251,7 +251,7 @@ template <class P, int D> KVANT_INLINE void attend_unpacked(const TileShape &p)
                 { first_row + (lane >> 2), first_row + (lane >> 2) + 8 }
             }.run(sums);
         arrive_at(rows.barriers.multiplied, lane);
-        wait_for(rows.barriers.multiplied, 0);
+        barrier_wait(rows.barriers.multiplied, 0);
         store_rows<D>(sums, reinterpret_cast<float *>(matrices), rows, first_row, lane);
         P::template registers<ALL_REGISTERS, false>();
     }

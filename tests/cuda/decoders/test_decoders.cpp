@@ -80,7 +80,7 @@ static const uint8_t *table_of(const test_page &page)
 template <bool KEYS> static void decode(const test_page &page, const DecodedTile &tile)
 {
     const kvant_general &g = page.general;
-    const kvant_codebook_place &book = g.view.books[0];
+    const kvant_codebook_position &book = g.view.books[0];
     if (page.params.codes == KVANT_CUDA_CODES_CODEBOOK)
         return decode_book<KEYS>((int)page.params.bits, (int)g.metadata, page.values, tile);
     if (page.params.codes == KVANT_CUDA_CODES_TRELLIS)

@@ -41,7 +41,7 @@ struct Block {
             use(channel);
     }
 
-    void turn(float *row, int block, float scale)
+    void rotate_row(float *row, int block, float scale)
     {
         __syncwarp();
         if (lane == 0)

@@ -191,7 +191,7 @@ template <int D> static int check_offsets()
     p = AttentionArgs{};
     p.kv_heads = HEADS;
     p.table_stride = PAGES;
-    p.turning = { channels.data(), start.data(), phases.data(), of_page.data() };
+    p.block_centers = { channels.data(), start.data(), phases.data(), of_page.data() };
     p.plain_q = q.data();
     p.plain_head_stride = D;
     for (p.heads_a_kv = 1; p.heads_a_kv <= 8; p.heads_a_kv++)

@@ -1,5 +1,5 @@
 /* test_search.cpp - the trellis search with all metrics in registers
- * (src/cuda/encode/trellis_places.cuh) without a GPU. The warp of warp.h runs it, and the CPU's
+ * (src/cuda/encode/trellis_registers.cuh) without a GPU. The warp of warp.h runs it, and the CPU's
  * portable search is the reference. */
 #include "warp.h"
 

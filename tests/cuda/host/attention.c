@@ -101,7 +101,7 @@ static double query_of(const kvant_cuda_kernel_attention_args *a, uint32_t query
 {
     const uint32_t d = a->k_codec->params.head_dim;
     const size_t at =
-        a->q_numbers[m] * a->q_matrix_stride + query * a->q_token_stride + head * a->q_head_stride;
+        a->q_ids[m] * a->q_matrix_stride + query * a->q_token_stride + head * a->q_head_stride;
     const float *center = a->k_center ? a->k_center + ((size_t)m * a->n_kv_heads + kv) * d : NULL;
     const kvant_transform rotation = host_transform(a->k_codec, NULL, 0);
     double added = 0;
@@ -110,7 +110,8 @@ static double query_of(const kvant_cuda_kernel_attention_args *a, uint32_t query
         added += center ? (double)number(a->q, at + j, a->type) * center[j] : 0;
         x[j] = number(a->q, at + j, a->type) * (a->k_scale ? a->k_scale[kv * d + j] : 1);
     }
-    if (host_source(a->k_codec)->transform.weights && !host_source(a->k_codec)->transform.diagonal)
+    if (host_source(a->k_codec)->transform.key_transform &&
+        !host_source(a->k_codec)->transform.diagonal)
         memcpy(q, x, d * sizeof *q);
     else
         kvant_transform_forward(&rotation, host_kernels(), NULL, x, q);
@@ -283,17 +284,17 @@ static kvant_status attend(const kvant_cuda_kernel_attention_args *args, kvant_c
 }
 
 /* Computes as the library does, which finds offsets of pages in the kernel or before it. */
-static kvant_status attend_turned(const kvant_cuda_kernel_attention_args *args,
-                                  kvant_cuda_stream stream)
+static kvant_status attend_rotated(const kvant_cuda_kernel_attention_args *args,
+                                   kvant_cuda_stream stream)
 {
-    const kvant_cuda_turned *turned = &args->turned;
+    const kvant_cuda_plain_queries *plain_queries = &args->plain_queries;
     kvant_cuda_kernel_attention_args found = *args;
     const kvant_cuda_page_offsets_args of = { .size = sizeof of,
-                                              .q = turned->q,
-                                              .type = turned->type,
-                                              .q_batch_stride = turned->q_batch_stride,
-                                              .q_token_stride = turned->q_token_stride,
-                                              .q_head_stride = turned->q_head_stride,
+                                              .q = plain_queries->q,
+                                              .type = plain_queries->type,
+                                              .q_batch_stride = plain_queries->q_batch_stride,
+                                              .q_token_stride = plain_queries->q_token_stride,
+                                              .q_head_stride = plain_queries->q_head_stride,
                                               .batch = args->batch,
                                               .n_heads = args->n_heads,
                                               .n_kv_heads = args->n_kv_heads,
@@ -302,12 +303,12 @@ static kvant_status attend_turned(const kvant_cuda_kernel_attention_args *args,
                                               .query_starts = args->query_starts,
                                               .lengths = args->lengths,
                                               .table_stride = args->table_stride,
-                                              .turning = turned->turning,
-                                              .offsets = turned->offsets };
+                                              .block_centers = plain_queries->block_centers,
+                                              .offsets = plain_queries->offsets };
     const kvant_status status =
         args->page_offsets ? KVANT_ERR_ARGUMENT : host_page_offsets(&of, stream);
 
-    found.page_offsets = turned->offsets;
+    found.page_offsets = plain_queries->offsets;
     return status == KVANT_OK ? attend(&found, stream) : status;
 }
 
@@ -315,7 +316,7 @@ kvant_status host_attention(const kvant_cuda_kernel_attention_args *args, kvant_
 {
     ANSWER(attention, args, stream);
     host_note(&host.attention, args, sizeof *args);
-    return args->turned.q ? attend_turned(args, stream) : attend(args, stream);
+    return args->plain_queries.q ? attend_rotated(args, stream) : attend(args, stream);
 }
 
 static bool sees_mark(const kvant_cuda_marked_args *a, uint32_t b, uint32_t query)
@@ -434,7 +435,7 @@ kvant_status host_block_attention(const kvant_cuda_block_args *args, kvant_cuda_
     return status;
 }
 
-kvant_status host_turn(const kvant_cuda_turn_args *a, kvant_cuda_stream stream)
+kvant_status host_rotate_rows(const kvant_cuda_rotate_rows_args *a, kvant_cuda_stream stream)
 {
     (void)stream;
     static float columns[MOST * MOST]; /* columns of the kv head's matrix, each contiguous */
@@ -461,7 +462,7 @@ kvant_status host_turn(const kvant_cuda_turn_args *a, kvant_cuda_stream stream)
     return KVANT_OK;
 }
 
-void host_turn_queries(const kvant_cuda_kernel_query_args *args)
+void host_rotate_queries(const kvant_cuda_kernel_query_args *args)
 {
     const size_t d = args->k_codec->params.head_dim, rows = (size_t)args->batch * args->n_heads;
     for (size_t i = 0; i < (1 + args->n_further) * rows; i++) {
@@ -469,7 +470,7 @@ void host_turn_queries(const kvant_cuda_kernel_query_args *args)
         const size_t at =
             i % rows / args->n_heads * args->q_batch_stride + head * args->q_head_stride;
         const float *m =
-            (i < rows ? args->inverse_weights : args->further[i / rows - 1]) + kv * d * d;
+            (i < rows ? args->inverse_key_transform : args->further[i / rows - 1]) + kv * d * d;
         for (size_t j = 0; j < d; j++) {
             double sum = 0;
             for (size_t k = 0; k < d; k++)
@@ -483,6 +484,6 @@ kvant_status host_transform_queries(const kvant_cuda_kernel_query_args *args,
                                     kvant_cuda_stream stream)
 {
     ANSWER(transform_queries, args, stream);
-    host_turn_queries(args);
+    host_rotate_queries(args);
     return KVANT_OK;
 }

@@ -74,12 +74,13 @@ __attribute__((visibility("default"))) bool host_record(kvant_cuda_stream stream
 const kvant_codec *host_source(const kvant_cuda_codec *codec);
 bool host_is_open(const kvant_cuda_codec *codec);
 /* The transform with the key transform W of a kv head, or without one. */
-kvant_transform host_transform(const kvant_cuda_codec *codec, const float *weights, uint32_t head);
+kvant_transform host_transform(const kvant_cuda_codec *codec, const float *key_transform,
+                               uint32_t head);
 
 /* Subtracts block centres from rows; false if arguments are missing. */
 bool host_center(const kvant_cuda_center_rows_args *args);
 
-void host_turn_queries(const kvant_cuda_kernel_query_args *args);
+void host_rotate_queries(const kvant_cuda_kernel_query_args *args);
 
 /* The codec with the centroids of a kv head, if it has any. */
 kvant_codec host_of_head(const kvant_codec *codec, const float *centroids, uint32_t head);

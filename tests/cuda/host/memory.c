@@ -73,7 +73,7 @@ kvant_status host_note_rows(const kvant_cuda_note_args *a, kvant_cuda_stream str
     return KVANT_OK;
 }
 
-kvant_status host_largest(const kvant_cuda_numbers *numbers, float *out, kvant_cuda_stream stream)
+kvant_status host_largest(const kvant_cuda_values *numbers, float *out, kvant_cuda_stream stream)
 {
     (void)stream;
     for (int i = 0; i < 2; i++) {

@@ -11,7 +11,7 @@
  * accepts. */
 static void mark(const kvant_cuda_kernel_append_args *args, uint32_t token)
 {
-    const int64_t number = args->mark_numbers ? args->mark_numbers[token] : args->slots[token];
+    const int64_t number = args->mark_ids ? args->mark_ids[token] : args->slots[token];
     if (!args->marks)
         return;
     args->marks[0] = 1;
@@ -82,7 +82,7 @@ static void append_role(const kvant_cuda_kernel_append_args *args, const kvant_c
     for (uint32_t i = 0; codec && i < args->n_tokens; i++)
         for (uint32_t head = 0; args->slots[i] >= 0 && head < args->n_kv_heads; head++) {
             const size_t d = codec->info.head_dim;
-            const kvant_transform t = host_transform(rows->codec, rows->weights, head);
+            const kvant_transform t = host_transform(rows->codec, rows->key_transform, head);
             const kvant_affine affine = { rows->center ? rows->center + head * d : NULL,
                                           rows->scale ? rows->scale + head * d : NULL };
             float y[MOST], *exact = args->exact[rows == &args->v];
@@ -113,7 +113,7 @@ static void append_role(const kvant_cuda_kernel_append_args *args, const kvant_c
 /* Subtracts the centres of their blocks from the keys. */
 static bool center_keys(kvant_cuda_kernel_append_args *args)
 {
-    if (!args->k_turning.start)
+    if (!args->k_block_centers.start)
         return true;
     if (!args->k.codec || args->type != KVANT_CUDA_F32 || args->transformed)
         return false;
@@ -126,7 +126,7 @@ static bool center_keys(kvant_cuda_kernel_append_args *args)
                                              .n_kv_heads = args->n_kv_heads,
                                              .head_dim = d,
                                              .slots = args->center_slots,
-                                             .turning = args->k_turning,
+                                             .block_centers = args->k_block_centers,
                                              .out = args->centered };
     args->k.rows = args->centered;
     args->k.token_stride = (size_t)args->n_kv_heads * d;
@@ -142,7 +142,7 @@ kvant_status host_append(const kvant_cuda_kernel_append_args *args, kvant_cuda_s
         if (roles[r]->codec &&
             !(host_is_here(roles[r]->pages.base) && host_is_here(roles[r]->rows) &&
               host_is_here(roles[r]->center) && host_is_here(args->slots) &&
-              host_is_here(args->marks) && host_is_here(args->mark_numbers)))
+              host_is_here(args->marks) && host_is_here(args->mark_ids)))
             return KVANT_ERR_CUDA;
     kvant_cuda_kernel_append_args about = *args;
     if (!center_keys(&about))
@@ -152,7 +152,7 @@ kvant_status host_append(const kvant_cuda_kernel_append_args *args, kvant_cuda_s
     if (host_is_wrong("append") && args->v.codec)
         host_page(&args->v.pages, 0, 1)[7] ^= 1;
     if (args->queries.q)
-        host_turn_queries(&args->queries);
+        host_rotate_queries(&args->queries);
     return KVANT_OK;
 }
 
@@ -199,7 +199,8 @@ static void transform_back(const kvant_cuda_decode_args *args, uint32_t head, co
     const uint32_t d = host_source(args->codec)->info.head_dim;
     const kvant_transform rotation = host_transform(args->codec, NULL, 0);
     const kvant_transform_view *view = &kvant_codec_get_view(host_source(args->codec))->transform;
-    const float *inverse = args->inverse_weights, *center = args->center, *scale = args->scale;
+    const float *inverse = args->inverse_key_transform, *center = args->center,
+                *scale = args->scale;
     float x[MOST];
     const size_t at = (size_t)head * d;
     if (inverse && !view->diagonal)

@@ -86,13 +86,14 @@ bool host_is_open(const kvant_cuda_codec *codec)
     return codec->params.codes == KVANT_CUDA_CODES_OPEN;
 }
 
-kvant_transform host_transform(const kvant_cuda_codec *codec, const float *weights, uint32_t head)
+kvant_transform host_transform(const kvant_cuda_codec *codec, const float *key_transform,
+                               uint32_t head)
 {
     kvant_transform t = host_source(codec)->transform;
-    const size_t d = t.head_dim, n = !t.weights ? 0 : t.diagonal ? d : d * d;
+    const size_t d = t.head_dim, n = !t.key_transform ? 0 : t.diagonal ? d : d * d;
     /* the array is only read */
-    t.weights = weights ? (float *)(uintptr_t)(weights + head * n) : NULL;
-    if (t.rotate == KVANT_ROTATE_DENSE && !t.weights)
+    t.key_transform = key_transform ? (float *)(uintptr_t)(key_transform + head * n) : NULL;
+    if (t.rotate == KVANT_ROTATE_DENSE && !t.key_transform)
         t.rotate =
             KVANT_ROTATE_NONE; /* as in kernels: the caller rotates rows, queries and outputs */
     return t;

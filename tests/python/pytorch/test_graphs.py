@@ -42,7 +42,7 @@ def on_host(value, what):
     return kvant.places.read_dlpack(value.__dlpack__())
 
 
-def stand_in():
+def mock_device():
     """Lets tensors of the CPU pass as tensors of a GPU."""
     stack = contextlib.ExitStack()
     for patched in (
@@ -62,7 +62,7 @@ class Learns(test_first.Learns):
     shape = SHAPE
 
     def run(self, result=None):
-        with stand_in():
+        with mock_device():
             return super().run(result)
 
 
@@ -75,7 +75,7 @@ class Graphs(TestCase):
         found = []
         for wrap in (lambda model: model, graphs):
             model = wrap(models.make(kind, **SHAPE))
-            with stand_in():
+            with mock_device():
                 found.append(
                     use(model, KvantCache(model.config, max_tokens=4096, max_sequences=16, **cache))
                 )
@@ -160,7 +160,7 @@ class Graphs(TestCase):
     def test_to_the_last_token_of_the_cache(self):
         tokens = models.prompt(90, batch=1, padding=0)[0]
         seen, model = torch.ones_like(tokens), graphs(models.make("llama", **SHAPE))
-        with stand_in():
+        with mock_device():
             for most in (109, 108):
                 cache = KvantCache(model.config, max_tokens=most, k="int-8", v="int-8")
                 call = functools.partial(generate, model, "greedy", cache, 20, tokens, seen)
@@ -183,7 +183,7 @@ class Graphs(TestCase):
         plain = self.both("llama", use, k="int-8", v="int-8")[0]
         model = graphs(models.make("llama", **SHAPE))
         with (
-            stand_in(),
+            mock_device(),
             mock.patch.object(MODULE, "capture", fail),
             warnings.catch_warnings(record=True) as said,
         ):
@@ -201,7 +201,7 @@ class Graphs(TestCase):
     def test_a_mask_that_changes_is_an_error(self):
         tokens = models.prompt(90, padding=0)[0]
         model = graphs(models.make("llama", **SHAPE))
-        with stand_in(), torch.no_grad():
+        with mock_device(), torch.no_grad():
             cache = KvantCache(model.config, max_tokens=2048)
             model(tokens, past_key_values=cache)
             for i in range(4):
@@ -213,7 +213,7 @@ class Graphs(TestCase):
 
 class Operators(TestCase):
     def test_opcheck_of_a_step(self):
-        with stand_in():
+        with mock_device():
             cache = kvant.Cache(1, 4, 2, 64, 4096, device="cuda", max_sequences=2, k="trellis-4")
             sequences = [cache.new_sequence() for _ in range(2)]
             number, lengths = kvant.torch.register(cache)

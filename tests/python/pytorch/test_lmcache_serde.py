@@ -435,7 +435,7 @@ class Processor:
 
 
 @contextlib.contextmanager
-def stand_in():
+def mock_device():
     """A mock of the names that kvant.lmcache imports from LMCache."""
     factories = {}
     module = types.ModuleType("lmcache.v1.distributed.serde")
@@ -464,7 +464,7 @@ class Memory:
 
 class Interface(TestCase):
     def test_what_lmcache_calls(self):
-        with stand_in() as factories:
+        with mock_device() as factories:
             register()
             register()
             self.assertEqual(list(factories), ["kvant"])

@@ -406,8 +406,8 @@ class Gpu(Cases, TestCase):
             made_impl(stored, window=window or None, **options),
             Step(DECODES + LONG + PROMPTS, dtype, layer),
         )
-        calls, stand_in = self.flash(window)
-        made.flash = flash or stand_in
+        calls, mock_device = self.flash(window)
+        made.flash = flash or mock_device
         round_trips, expected = round_trip(made, layer), []
         for i, (n, m) in enumerate(step.sequences):
             rows = round_trips(*step.rows[i])

@@ -33,7 +33,7 @@ def ids(n, seed):
 
 ENGINE = [sys.executable, str(HERE / "engine.py")]
 GPU = torch.cuda.is_available()
-STAND_IN = (False,) if GPU else (False, True)  # whether the GPU's backend runs on the mock of a GPU
+MOCK = (False,) if GPU else (False, True)  # whether the GPU's backend runs on the mock of a GPU
 AT_START = ("PYTHONPATH", "TEST_LOGGING")  # variables that a process reads before it imports vLLM
 CLOSE = (
     2.0**-5
@@ -136,7 +136,7 @@ class Engine(TestCase):
         rounds = ROUNDS if GPU else [*ROUNDS, SAMPLES]
         stock = self.run_stock(rounds, max_num_seqs=4)
         self.decided(stock["gaps"][: len(ROUNDS)])
-        for gpu in STAND_IN:
+        for gpu in MOCK:
             ours = self.run_engine("f32/f32", rounds, gpu=gpu, max_num_seqs=4)
             self.same(ours, stock)
             self.assertEqual(
@@ -155,7 +155,7 @@ class Engine(TestCase):
         rounds = [([ids(n, n) for n in (250, 251, 252, 253)], {"temperature": 0, "max_tokens": 70})]
         stock = self.run_stock(rounds)
         self.decided(stock["gaps"])
-        for gpu in STAND_IN:
+        for gpu in MOCK:
             self.same(self.run_engine("f32/f32", rounds, gpu=gpu, **few), stock)
 
     def check_drafts(self, draft, places):
@@ -177,7 +177,7 @@ class Engine(TestCase):
             yield made, right
 
     def test_drafts_of_the_model_itself(self):
-        for made, right in self.check_drafts(self.folder.name, STAND_IN):
+        for made, right in self.check_drafts(self.folder.name, MOCK):
             self.assertGreaterEqual(right, 0.95 * made if GPU else made)
 
     def test_drafts_of_another_model(self):

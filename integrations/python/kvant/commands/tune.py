@@ -217,8 +217,8 @@ class Setting:
     def __init__(self, tune, choice, k=None, v=None):
         self.name, self.choice, self.k, self.v = "tuned", choice, k, v
         # In the context that the budget is for.
-        self.bytes = tune.tuning.sensitivity.total_bytes(tune.sites, choice)
-        costs = (site.cost(c) for site, c in zip(tune.sites, choice))
+        self.bytes = tune.tuning.sensitivity.total_bytes(tune.locations, choice)
+        costs = (location.cost(c) for location, c in zip(tune.locations, choice))
         self.predicted = tune.zero + sum(costs)  # on the tuning text
         self.kld = self.kld_se = None  # measured on other tokens
 
@@ -379,12 +379,14 @@ class Tune:
                 leave_if_interrupted,
             )
             self._complete(errors)
-        self.sites = tuning.sensitivity.sites_of(store, self.candidates, self.calibration, o.n_ctx)
+        self.locations = tuning.sensitivity.locations_of(
+            store, self.candidates, self.calibration, o.n_ctx
+        )
         calibration = (self.calibration_path, self.calibration.info) if self.calibration else None
         self.writer = self.tuning.settings.Writer(
-            self.sites, self.model, self.fingerprint, calibration
+            self.locations, self.model, self.fingerprint, calibration
         )
-        self.numbers = sum(site.numbers for site in self.sites)
+        self.numbers = sum(location.numbers for location in self.locations)
 
     def _complete(self, errors):
         progress = None
@@ -424,13 +426,13 @@ class Tune:
         probes, o = self.tuning.probes, self.options
         contexts = probes.probe_contexts(o.texts, o.parts, o.probe_ctx)
         self.checks = probes.check_contexts(o.texts, o.parts, o.n_checks, o.probe_ctx, o.report)
-        runs = probes.n_probes(self.sites) + 1  # and f16
+        runs = probes.n_probes(self.locations) + 1  # and f16
         self.progress = cli.Progress(
             runs * contexts.n_tokens + (1 + MAX_SETTINGS) * o.n_checks * o.probe_ctx, o.json
         )
         self.zero = probes.probe(
             lambda settings: probes.divergences(self._measuring(self.state), settings, contexts),
-            self.sites,
+            self.locations,
         )
 
     def _verify(self):
@@ -455,9 +457,9 @@ class Tune:
     def _choose(self):
         o = self.options
         budget = o.bytes if o.bytes is not None else math.floor(o.bits * self.numbers / 8 + 1e-6)
-        choice = self.tuning.sensitivity.choose(self.sites, budget)
+        choice = self.tuning.sensitivity.choose(self.locations, budget)
         if choice is None:
-            least = self.tuning.sensitivity.least_bytes(self.sites)
+            least = self.tuning.sensitivity.least_bytes(self.locations)
             cli.fail(
                 f"tune: {budget:.0f} bytes ({8 * budget / self.numbers:.2f} bits) "
                 "are less than the smallest candidates take: "
@@ -495,7 +497,7 @@ class Tune:
                 self.settings.append(setting)
 
     def _uniform(self, k, v):
-        choice = [k if site.role == "k" else v for site in self.sites]
+        choice = [k if location.role == "k" else v for location in self.locations]
         return Setting(self, choice, self.candidates["k"][k], self.candidates["v"][v])
 
 
@@ -507,19 +509,19 @@ def leave_if_interrupted():
 # ---- the report ----
 
 
-def site_rows(tune):
-    for site, c in zip(tune.sites, tune.settings[0].choice):
-        words = tune.tuning.settings.one_or_all(site, c)
+def location_rows(tune):
+    for location, c in zip(tune.locations, tune.settings[0].choice):
+        words = tune.tuning.settings.one_or_all(location, c)
         yield {
-            "layer": site.layer,
-            "role": site.role.upper(),
+            "layer": location.layer,
+            "role": location.role.upper(),
             "spec": words if isinstance(words, str) else " | ".join(words),
-            "site_bits": 8 * site.choices[c].bytes / site.numbers,
-            "cost": site.cost(c),
-            "error": site.choices[c].error,
-            "probe_kld": site.measured,
-            "probe_se": site.measured_se,
-            "probe_error": site.probe_error,
+            "site_bits": 8 * location.choices[c].bytes / location.numbers,
+            "cost": location.cost(c),
+            "error": location.choices[c].error,
+            "probe_kld": location.measured,
+            "probe_se": location.measured_se,
+            "probe_error": location.probe_error,
         }
 
 
@@ -539,13 +541,13 @@ def setting_rows(tune):
 
 def print_rows(tune):
     """Prints both kinds of lines in one array; fields that do not apply are null."""
-    settings, sites = list(setting_rows(tune)), list(site_rows(tune))
+    settings, locations = list(setting_rows(tune)), list(location_rows(tune))
     if tune.options.json:
-        nothing = dict.fromkeys([*settings[0], *sites[0]])
-        cli.print_json([{**nothing, **row} for row in [*settings, *sites]])
+        nothing = dict.fromkeys([*settings[0], *locations[0]])
+        cli.print_json([{**nothing, **row} for row in [*settings, *locations]])
         return
     print_columns(
-        sites,
+        locations,
         [
             ("layer", "layer", 0),
             ("role", "role", None),

@@ -142,8 +142,8 @@ class GpuPages:
                         half.of("center", layer, center),
                         half.of("scale", layer, scale),
                     )
-                    part.weights, args.centroids[role] = (
-                        half.of("weights", layer),
+                    part.key_transform, args.centroids[role] = (
+                        half.of("key_transform", layer),
                         half.of("centroids", layer),
                     )
                 args.k_feedback = plan.roles[0].of("feedback", layer)
@@ -178,8 +178,8 @@ class GpuPages:
                         half.of("center", layer, own[role][0]),
                         half.of("scale", layer, own[role][1]),
                     )
-                    args.inverse_weights, args.centroids = (
-                        half.of("inverse_weights", layer),
+                    args.inverse_key_transform, args.centroids = (
+                        half.of("inverse_key_transform", layer),
                         half.of("centroids", layer),
                     )
                     run("decode", args)

@@ -20,9 +20,9 @@ def smallest(choices):
     return min(range(len(choices)), key=lambda c: (*choices[c], c))
 
 
-def total(sites, chosen):
+def total(locations, chosen):
     """Bytes and loss of all sites."""
-    picked = [site[c] for site, c in zip(sites, chosen)]
+    picked = [location[c] for location, c in zip(locations, chosen)]
     return sum(size for size, _ in picked), sum(loss for _, loss in picked)
 
 
@@ -30,47 +30,49 @@ class Path:
     """Starts with every site at its smallest choice. A step changes the site that saves most per
     byte."""
 
-    def __init__(self, sites):
-        self._sites = sites
-        self.chosen = [smallest(site) for site in sites]
-        self._corners = [self._next_corner(site) for site in range(len(sites))]
+    def __init__(self, locations):
+        self._locations = locations
+        self.chosen = [smallest(location) for location in locations]
+        self._corners = [self._next_corner(location) for location in range(len(locations))]
 
     def step(self, left=math.inf):
         """Makes a step of at most `left` bytes more. False when there is none."""
         best, at = 0.0, None
-        for site, (slope, choice) in enumerate(self._corners):
+        for location, (slope, choice) in enumerate(self._corners):
             if (
                 slope > best
-                and self._sites[site][choice][0] - self._sites[site][self.chosen[site]][0] <= left
+                and self._locations[location][choice][0]
+                - self._locations[location][self.chosen[location]][0]
+                <= left
             ):
-                best, at = slope, site
+                best, at = slope, location
         if at is None:
             return False
         self.chosen[at] = self._corners[at][1]
         self._corners[at] = self._next_corner(at)
         return True
 
-    def _next_corner(self, site):
+    def _next_corner(self, location):
         """The next corner of the site's hull: of all larger choices the one that saves most per
         byte; slope 0 when there is none."""
-        choices = self._sites[site]
-        size, loss = choices[self.chosen[site]]
-        best, at = 0.0, self.chosen[site]
+        choices = self._locations[location]
+        size, loss = choices[self.chosen[location]]
+        best, at = 0.0, self.chosen[location]
         for c, (larger, less) in enumerate(choices):
             if larger > size and less < loss and (loss - less) / (larger - size) > best:
                 best, at = (loss - less) / (larger - size), c
         return best, at
 
 
-def allocate(sites, budget):
+def allocate(locations, budget):
     """The choice of each site, or None when even the smallest choices exceed the budget."""
-    path = Path(sites)
-    if total(sites, path.chosen)[0] > budget:
+    path = Path(locations)
+    if total(locations, path.chosen)[0] > budget:
         return None
     # A corner that does not fit ends only the path of its site.
-    while path.step(budget - total(sites, path.chosen)[0]):
+    while path.step(budget - total(locations, path.chosen)[0]):
         pass
-    exchanges = _Exchanges(sites)
+    exchanges = _Exchanges(locations)
     while exchanges.improve(path.chosen, budget):
         pass
     return path.chosen
@@ -79,17 +81,19 @@ def allocate(sites, budget):
 class _Exchanges:
     """Changes of one or two sites. Arrays hold all choices of all sites, one site after another."""
 
-    def __init__(self, sites):
-        self._sites = sites
-        self._site = np.repeat(np.arange(len(sites)), [len(site) for site in sites])
-        self._first = np.cumsum([0, *(len(site) for site in sites)])
+    def __init__(self, locations):
+        self._locations = locations
+        self._site = np.repeat(np.arange(len(locations)), [len(location) for location in locations])
+        self._first = np.cumsum([0, *(len(location) for location in locations)])
         self._bytes, self._losses = (
-            np.array([choice for site in sites for choice in site], float).reshape(-1, 2).T
+            np.array([choice for location in locations for choice in location], float)
+            .reshape(-1, 2)
+            .T
         )
 
     def improve(self, chosen, budget):
         """Makes the best exchange. False when none gains."""
-        size, loss = total(self._sites, chosen)
+        size, loss = total(self._locations, chosen)
         now = self._first[:-1] + np.array(chosen, int)
         now = now[self._site]  # for every choice, the present choice of its site
         gained, best = LEAST_GAIN * loss, None
@@ -110,6 +114,6 @@ class _Exchanges:
             if fits[b] and gains[b] > gained:
                 gained, best = gains[b], (a, b)
         for move in best or ():
-            site = int(self._site[move])
-            chosen[site] = int(move - self._first[site])
+            location = int(self._site[move])
+            chosen[location] = int(move - self._first[location])
         return best is not None

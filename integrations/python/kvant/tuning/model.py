@@ -107,23 +107,26 @@ def tune(
         store, lambda: [kept], known, context, n_threads, lambda: None
     ).complete(candidates):
         pass
-    sites = sensitivity.sites_of(store, candidates, known, n_ctx)
-    budget = bits * sum(site.numbers for site in sites) / 8
-    if budget < sensitivity.least_bytes(sites):
+    locations = sensitivity.locations_of(store, candidates, known, n_ctx)
+    budget = bits * sum(location.numbers for location in locations) / 8
+    if budget < sensitivity.least_bytes(locations):
         raise ValueError(
             "bits: the smallest candidates take "
-            f"{bits * sensitivity.least_bytes(sites) / budget:.2f}"
+            f"{bits * sensitivity.least_bytes(locations) / budget:.2f}"
         )
     writer = settings.Writer(
-        sites, model_name(model), kept.fingerprint, known and (os.fspath(calibration), known.info)
+        locations,
+        model_name(model),
+        kept.fingerprint,
+        known and (os.fspath(calibration), known.info),
     )  # type: ignore[type-var]
     zero = probes.probe(
         lambda wanted: _divergences(model, parts[0], probes.probe_window(context), writer, wanted),
-        sites,
+        locations,
     )
-    choice = sensitivity.choose(sites, budget)
+    choice = sensitivity.choose(locations, budget)
     writer.save(choice, os.fspath(path))
-    return float(zero + sum(site.cost(c) for site, c in zip(sites, choice)))
+    return float(zero + sum(location.cost(c) for location, c in zip(locations, choice)))
 
 
 def _divergences(

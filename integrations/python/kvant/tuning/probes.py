@@ -160,13 +160,13 @@ KEYS_STEP = 4
 LARGEST_LOG_FACTOR = 3.0  # models have about -0.6
 
 
-def probe(measure, sites):
+def probe(measure, locations):
     """Measures every layer with its first candidates and all further layers in f16. Returns the
     divergence of f16 in kvant's own cache from the stock cache. All divergences are of the same
-    tokens, so their differences are more precise than each of them. `sites`: keys, then values of
-    each layer; measure({label: setting}) returns float64 [settings, contexts, scored tokens]."""
-    layers = list(zip(sites[::2], sites[1::2]))
-    exact = [None] * len(sites)
+    tokens, so their differences are more precise than each of them. `locations`: keys, then values
+    of each layer; measure({label: setting}) returns float64 [settings, contexts, scored tokens]."""
+    layers = list(zip(locations[::2], locations[1::2]))
+    exact = [None] * len(locations)
     settings = {"no codec": exact}
     settings |= {
         f"layer {k.layer}": [*exact[: 2 * i], 0, 0, *exact[2 * i + 2 :]]
@@ -183,8 +183,8 @@ def probe(measure, sites):
     return float(zero.mean())
 
 
-def n_probes(sites):
-    n_layers = len(sites) // 2
+def n_probes(locations):
+    n_layers = len(locations) // 2
     return 1 + n_layers + -(-n_layers // KEYS_STEP)
 
 
@@ -202,10 +202,10 @@ def share(layers, found, of_keys):
         low, high = (middle, high) if of_all > of_keys else (low, middle)
     for (k, v), (kld, error) in zip(layers, found):
         part = _of_keys((k, v), low)
-        for site, own in ((k, part), (v, 1 - part)):
-            site.measured, site.measured_se = own * kld, own * error
+        for location, own in ((k, part), (v, 1 - part)):
+            location.measured, location.measured_se = own * kld, own * error
 
 
 def _of_keys(layer, log_factor):
-    k, v = (site.probe_error for site in layer)
+    k, v = (location.probe_error for location in layer)
     return k / (k + math.exp(log_factor) * v) if k > 0 else 0.0

@@ -181,9 +181,9 @@ def codecs_of(spec, role, shape, calibration, layer):
     return [Codec(spec, dim, role, calibration, layer, head) for head in range(shape.n_kv_heads)]
 
 
-def sites_of(store, candidates, calibration, n_ctx):
+def locations_of(store, candidates, calibration, n_ctx):
     """The sites of all layers, keys before values, in a context of n_ctx. The store is complete."""
-    sites = []
+    locations = []
     for layer, shape in store.layers.items():
         cells = n_cells(shape, n_ctx)
         for role in "kv":
@@ -195,73 +195,83 @@ def sites_of(store, candidates, calibration, n_ctx):
                 [bytes_of(codec, cells) for codec in codecs],
             )
             errors = [store.get(layer, "cost", role, spec) for spec in candidates[role]]
-            site = Site(
+            location = Site(
                 layer, role, shape, cells, candidates[role], mixes.make(kinds, sizes, errors)
             )
-            site.probe_error = sum(store.get(layer, "probe", role, candidates[role][0]))
-            sites.append(site)
-    return sites
+            location.probe_error = sum(store.get(layer, "probe", role, candidates[role][0]))
+            locations.append(location)
+    return locations
 
 
-def choose(sites, budget):
+def choose(locations, budget):
     """The choice of each site, or None when the budget is below least_bytes. The sites must be
     measured."""
-    weigh(sites)
-    choices = [[(mix.bytes, site.cost(c)) for c, mix in enumerate(site.choices)] for site in sites]
-    return allocate.allocate(choices, budget - shared_bytes(sites))
+    weigh(locations)
+    choices = [
+        [(mix.bytes, location.cost(c)) for c, mix in enumerate(location.choices)]
+        for location in locations
+    ]
+    return allocate.allocate(choices, budget - shared_bytes(locations))
 
 
-def shared_bytes(sites):
+def shared_bytes(locations):
     """Memory for the rows of a step. The keys of all layers of a cache share it, and so do the
     values of all layers. It is large enough for each layer. Layers with a sliding window are in a
     second cache."""
     rooms = {}
-    for site in sites:
-        cache = site.window, site.role
-        rooms[cache] = max(rooms.get(cache, 0), site.step_bytes)
+    for location in locations:
+        cache = location.window, location.role
+        rooms[cache] = max(rooms.get(cache, 0), location.step_bytes)
     return sum(rooms.values())
 
 
-def total_bytes(sites, choice):
-    return shared_bytes(sites) + sum(site.choices[c].bytes for site, c in zip(sites, choice))
+def total_bytes(locations, choice):
+    return shared_bytes(locations) + sum(
+        location.choices[c].bytes for location, c in zip(locations, choice)
+    )
 
 
-def least_bytes(sites):
-    return shared_bytes(sites) + sum(min(mix.bytes for mix in site.choices) for site in sites)
+def least_bytes(locations):
+    return shared_bytes(locations) + sum(
+        min(mix.bytes for mix in location.choices) for location in locations
+    )
 
 
-def weigh(sites):
+def weigh(locations):
     """Computes weights from the measurements. Measurements are noisy, but weights of one role are
     similar. So each weight is moved towards the role's mean, in logarithms, the further the larger
     its error is."""
     for role in "kv":
-        of_role = [site for site in sites if site.role == role]
+        of_role = [location for location in locations if location.role == role]
         mean, variance = _prior(of_role)
-        for site in of_role:
-            trust = variance / (variance + _log_variance(site))
-            site.weight = math.exp(mean + trust * (_log_weight(site) - mean))
+        for location in of_role:
+            trust = variance / (variance + _log_variance(location))
+            location.weight = math.exp(mean + trust * (_log_weight(location) - mean))
 
 
-def _at_least(site):
+def _at_least(location):
     """A measurement below half of its standard error says only that the site matters little."""
-    return max(site.measured, 0.5 * site.measured_se, LEAST_DIVERGENCE)
+    return max(location.measured, 0.5 * location.measured_se, LEAST_DIVERGENCE)
 
 
-def _log_weight(site):
+def _log_weight(location):
     """An error of 0 means that the first candidate is lossless, and says nothing about the
     weight."""
-    return math.log(_at_least(site) / max(site.probe_error, LEAST_ERROR))
+    return math.log(_at_least(location) / max(location.probe_error, LEAST_ERROR))
 
 
-def _log_variance(site):
-    return (site.measured_se / _at_least(site)) ** 2
+def _log_variance(location):
+    return (location.measured_se / _at_least(location)) ** 2
 
 
-def _prior(sites):
+def _prior(locations):
     """Mean of the logarithms, and the variance between sites that their errors do not explain
     (method of moments)."""
-    logs, noise = [_log_weight(site) for site in sites], sum(_log_variance(site) for site in sites)
-    n = max(len(sites), 1)
+    logs, noise = (
+        [_log_weight(location) for location in locations],
+        sum(_log_variance(location) for location in locations),
+    )
+    n = max(len(locations), 1)
     mean = sum(logs) / n
     variance = sum(y * y for y in logs) / n - mean * mean - noise / n
     return mean, max(variance, LEAST_VARIANCE)

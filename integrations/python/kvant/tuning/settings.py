@@ -9,23 +9,23 @@ from .. import Settings, needs_calibration
 EXACT = "f16"
 
 
-def specs(site, choice):
+def specs(location, choice):
     """The codec of each kv head."""
-    return [EXACT] * site.n_kv_heads if choice is None else site.specs(choice)
+    return [EXACT] * location.n_kv_heads if choice is None else location.specs(choice)
 
 
-def one_or_all(site, choice):
+def one_or_all(location, choice):
     """The codec of all kv heads, or a tuple with one for each."""
-    heads = specs(site, choice)
+    heads = specs(location, choice)
     return heads[0] if len(set(heads)) == 1 else tuple(heads)
 
 
 class Writer:
     """Writes settings of one model. calibration is its path and its CalibrationInfo, or None."""
 
-    def __init__(self, sites, model, fingerprint, calibration):
-        self._sites, self._model, self._fingerprint, self._calibration = (
-            sites,
+    def __init__(self, locations, model, fingerprint, calibration):
+        self._locations, self._model, self._fingerprint, self._calibration = (
+            locations,
             model,
             fingerprint,
             calibration,
@@ -34,8 +34,8 @@ class Writer:
 
     def save(self, setting, path):
         layers = [
-            (site.n_kv_heads, site.head_dim, one_or_all(site, c))
-            for site, c in zip(self._sites, setting)
+            (location.n_kv_heads, location.head_dim, one_or_all(location, c))
+            for location, c in zip(self._locations, setting)
         ]
         entries = [(spec, n_kv_heads, head_dim) for n_kv_heads, head_dim, spec in layers]
         Settings(
@@ -47,9 +47,9 @@ class Writer:
 
     def _needs_calibration(self, setting):
         return any(
-            self._takes(site.role, spec)
-            for site, c in zip(self._sites, setting)
-            for spec in specs(site, c)
+            self._takes(location.role, spec)
+            for location, c in zip(self._locations, setting)
+            for spec in specs(location, c)
         )
 
     def _takes(self, role, spec):

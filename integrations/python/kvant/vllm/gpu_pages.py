@@ -68,10 +68,10 @@ class Role:
         self.codec, self.codecs, self.device = GpuCodec.of(made[0]), made, device
         self.base, self.block_stride, self.head_stride = base, block_stride, head_stride
         self.numbers = numbers = Numbers([made], device)  # of one layer
-        self.has_matrix = numbers.n_weights > made[0].head_dim
+        self.has_matrix = numbers.key_transform_size > made[0].head_dim
         parts = [
             x
-            for x in (numbers.scale, None if self.has_matrix else numbers.inverse_weights)
+            for x in (numbers.scale, None if self.has_matrix else numbers.inverse_key_transform)
             if x is not None
         ]
         self.attention_scale = (
@@ -83,8 +83,8 @@ class Role:
     def _matrix_back(self, dim: int) -> tuple[Tensor, float]:
         """W^-1 with the scale of rows, [kv heads, head_dim, head_dim] in fp16, and the number by
         which all of it was divided."""
-        assert self.numbers.inverse_weights is not None
-        matrix = self.numbers.inverse_weights[0].view(-1, dim, dim).transpose(1, 2)
+        assert self.numbers.inverse_key_transform is not None
+        matrix = self.numbers.inverse_key_transform[0].view(-1, dim, dim).transpose(1, 2)
         if self.numbers.scale is not None:
             matrix = matrix * self.numbers.scale[0][:, None]
         most = float(matrix.abs().max())
@@ -103,7 +103,7 @@ class Role:
             head_stride=rows.stride(1),
             center=pointer(self.numbers.center),
             scale=pointer(self.numbers.scale),
-            weights=pointer(self.numbers.weights),
+            key_transform=pointer(self.numbers.key_transform),
         )
 
     def read(self, blocks: Tensor, heads: slice, out: Tensor, room: Tensor) -> None:
@@ -125,7 +125,9 @@ class Role:
 
     def _decode(self, blocks: Tensor, heads: slice, out: Tensor, transformed: bool) -> None:
         of = self.numbers
-        numbers = (None, None, None) if transformed else (of.center, of.scale, of.inverse_weights)
+        numbers = (
+            (None, None, None) if transformed else (of.center, of.scale, of.inverse_key_transform)
+        )
         center, scale, inverse, centroids = (
             None if x is None else pointer(x[0, heads]) for x in (*numbers, of.centroids)
         )
@@ -141,7 +143,7 @@ class Role:
             head_stride=out.stride(1),
             center=center,
             scale=scale,
-            inverse_weights=inverse,
+            inverse_key_transform=inverse,
             transformed=transformed,
             centroids=centroids,
         )
@@ -232,14 +234,14 @@ class LayerPages:
                 out[past:] = newest[:, heads]
             yield heads, *made
 
-    def _turned(self, q: Tensor, part: Any) -> Tensor:
+    def _rotated(self, q: Tensor, part: Any) -> Tensor:
         """Multiplies the queries of a part by the matrix of transform=file: float32, in the same
         rows as in q."""
         made, rows = (
             torch.empty(q.shape, dtype=torch.float32, device=q.device),
             slice(part.first_row, part.last_row),
         )
-        inverse = pointer(self.k.numbers.inverse_weights)
+        inverse = pointer(self.k.numbers.inverse_key_transform)
         transform_queries(self.k.codec, q[rows], inverse, self.n_kv_heads, made[rows])
         return made
 
@@ -251,7 +253,7 @@ class LayerPages:
         k, v, target = self.k, self.v, out
         if k.has_matrix:
             q, target = (
-                self._turned(q, part),
+                self._rotated(q, part),
                 torch.empty(out.shape, dtype=torch.float32, device=out.device),
             )
         sinks = (

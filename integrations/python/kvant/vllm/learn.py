@@ -104,7 +104,7 @@ class Learner:
 
     def _add(self, layer: int, role: str, rows: Tensor, sums: dict[str, Any]) -> None:
         named = {name: x.cpu().numpy() if torch.is_tensor(x) else x for name, x in sums.items()}
-        self.calibrator.add_sums(layer, role, rows.shape[1], **named)
+        self.calibrator.add_moments(layer, role, rows.shape[1], **named)
 
     def _save(self) -> None:
         self.done = True

@@ -1,0 +1,530 @@
+/* first_matrix.c - a layer's first key transform (transform=first): when it is learned, and how it
+ * comes in force.
+ *
+ * Rows stay in exact pages until other blocks need the pages (step.c), and no row needs a key
+ * transform before it is sealed. When two thirds of the pages have blocks, a thread per layer
+ * matrix from the keys in these pages and from queries that prompts had (queries.c). A prompt's
+ * graph begins the thread of a layer as soon as it has enqueued the layer's keys, because the next
+ * batch may have to seal rows already. The step that has to seal rows first waits for all threads,
+ * and keys in open pages take the matrices. A step that is too long for the pages, and has more
+ * rows than are in these, makes the matrices from its own rows instead, in its graph. So results
+ * depend on no clock.
+ *
+ * Keys that were sealed without a key transform keep the centre and the scale that they were sealed
+ * with, as the transform KVP_PLAIN. These are keys of a restored state, and keys of tokens that are
+ * too much alike to learn a transform for all later rows from.
+ */
+#include "learner.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "../buffer.h"
+#include "../ggml_api.h"
+#include "../log.h"
+
+/* Threads have at least 24 steps of few tokens. With an 8B shape on an H200 with 16 CPUs, threads
+ * that a prompt began need 0.12 s. The prompt and 24 tokens take 0.15 s. */
+#define LEAST_STEPS 24u
+
+/* Beginning */
+
+/* Begins to learn for a layer. Without memory the layer has no key transform. */
+static void begin_layer(kvp_gpu_cells *cells, bool hurries)
+{
+    kvp_gpu_learner_input lesson;
+
+    if (!kvp_gpu_lacks_key_transform(cells) || cells->learner == NULL || cells->learner->begun ||
+        !kvp_gpu_lesson_of(cells, &lesson))
+        return;
+    lesson.hurries = hurries;
+    kvp_gpu_learner_start(cells, &lesson);
+}
+
+/* Lets threads begin, unless there are too few rows in exact pages or their tokens are too much
+ * alike. */
+static void begin(kvp_gpu_cache *cache, bool hurries)
+{
+    cache->tried = true;
+    cache->n_short_steps = 0;
+    cache->begun = kvp_gpu_lessons_begin(cache);
+    for (size_t i = 0; i < cache->n_tensors && cache->begun; i++)
+        begin_layer(cache->tensors[i]->cells, hurries);
+    kvp_gpu_batch_done(cache->gpu);
+}
+
+void kvp_gpu_first_teach(kvp_gpu_cells *cells)
+{
+    kvp_gpu_cache *cache = cells->cache;
+
+    if (!cache->tried) {
+        cache->n_short_steps = 0;
+        cache->begun = kvp_gpu_lessons_begin(cache);
+    }
+    cache->tried = true;
+    if (cache->begun)
+        begin_layer(cells, true);
+}
+
+/* How many pages have blocks. The plan has decided for the step at hand. */
+static uint32_t count_pages(const kvp_gpu_cache *cache)
+{
+    uint32_t n = 0;
+
+    for (uint32_t page = 0; page < cache->n_pages; page++)
+        n += kvant_plan_block(cache->plan, page) >= 0;
+    return n;
+}
+
+/* Whether two thirds of the pages have blocks. Threads are done before all pages have. A step of
+ * many tokens, whose graph begins the threads, counts with the blocks that it will have. */
+static bool is_ripe(const kvp_gpu_cache *cache, bool with_step)
+{
+    const uint32_t n = with_step ? count_pages(cache) : kvp_gpu_list_pages(cache).n;
+
+    return n * 3 >= cache->n_pages * 2;
+}
+
+/* Tokens that come one by one join the threads when all pages have blocks. The token that needs
+ * another page has to seal rows. A token that had to do both would take longer than three
+ * others. */
+static bool is_full(const kvp_gpu_cache *cache)
+{
+    return count_pages(cache) == cache->n_pages;
+}
+
+/* In force */
+
+static bool has_sealed_rows(const kvp_gpu_cache *cache, uint32_t block)
+{
+    const int64_t page = kvp_gpu_page_of(cache, (int64_t)block * KVANT_PAGE_TOKENS);
+
+    return (cache->written[block] & ~(page >= 0 ? cache->pages[page].dirty : 0)) != 0;
+}
+
+/* Gives blocks with sealed rows the transform that these rows have. */
+static void mark_plain(kvp_gpu_cache *cache)
+{
+    for (uint32_t block = 0; block < cache->n_blocks; block++) {
+        if (!has_sealed_rows(cache, block))
+            continue;
+        cache->buckets.of[block] = KVP_PLAIN;
+        cache->buckets.plain = cache->buckets.changed = true;
+        kvp_gpu_centers_assign(cache, block, KVP_NO_POSITION);
+        kvp_gpu_centers_move(cache, block, 0);
+    }
+}
+
+/* The kernels' side of a codec with a matrix, which a thread made unless it had no memory. It may
+ * read the codec as long as it lives. */
+static bool have_codecs(kvp_gpu_cells *cells, kvp_gpu_learner *l)
+{
+    char err[512];
+
+    if (cells->codecs[1] != NULL)
+        return true;
+    cells->made = l->made.codecs[0];
+    l->made.codecs[0] = NULL;
+    cells->codecs[1] = l->sealed;
+    cells->open_codecs[1] = l->open;
+    l->sealed = l->open = NULL;
+    return (cells->codecs[1] != NULL ||
+            kvant_cuda_codec_from(cells->made, &cells->codecs[1], err, sizeof(err)) == KVANT_OK) &&
+           (cells->open_pages.base == NULL || cells->open_codecs[1] != NULL ||
+            kvant_cuda_codec_create_open(cells->codecs[1], &cells->open_codecs[1]) == KVANT_OK);
+}
+
+/* Makes a learned transform, whose numbers are on the GPU, the cells' transform. */
+static bool take(kvp_gpu_cells *cells, kvp_gpu_learner *l)
+{
+    kvp_gpu_use_transform(cells, (const kvant_codec *const *)l->made.codecs);
+    if (!have_codecs(cells, l))
+        return false;
+    cells->codec = cells->codecs[1];
+    cells->open_codec = cells->open_codecs[1];
+    cells->learned = true;
+    cells->has_block_centers = l->made.start != NULL && cells->center != NULL;
+    cells->cache->buckets.centers.used =
+        cells->cache->buckets.centers.used || cells->has_block_centers;
+    if (!cells->in_place)
+        atomic_fetch_add(&cells->gpu->epoch, 1); /* captured graphs do not have it */
+    return kvp_gpu_shift_matrices(cells) &&
+           kvp_gpu_buckets_upload(cells->cache, cells->gpu->stream);
+}
+
+/* A thread brought the numbers of keys that had neither centre nor scale. */
+static bool bring_rest(kvp_gpu_cells *cells)
+{
+    return !cells->cache->buckets.plain || kvp_gpu_upload_plain(cells, NULL, NULL);
+}
+
+static bool copy_affine(const kvp_gpu_cells *cells, const float *from, float *to)
+{
+    const size_t bytes = kvp_gpu_width(cells) * sizeof(*to);
+
+    return from == NULL ||
+           (kvp_cu_ok(kvp_cu.copy_out(to, (cu_address)(uintptr_t)from, bytes, cells->gpu->stream),
+                      "copying") &&
+            kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "copying"));
+}
+
+/* Brings the numbers of a learned transform to the GPU. Also brings the centre and the scale that
+ * sealed keys have, which these numbers replace. */
+static bool upload(kvp_gpu_cells *cells, const kvp_gpu_learned_transform *made)
+{
+    const size_t width = kvp_gpu_width(cells);
+    float *former = malloc(2 * width * sizeof(*former));
+    const bool center = cells->center != NULL, scale = cells->scale != NULL;
+    const bool ok =
+        former != NULL && copy_affine(cells, cells->center, former) &&
+        copy_affine(cells, cells->scale, former + width) &&
+        kvp_gpu_upload_transform(cells, (const kvant_codec *const *)made->codecs, made->start,
+                                 cells->gpu->stream) &&
+        (!cells->cache->buckets.plain ||
+         kvp_gpu_upload_plain(cells, center ? former : NULL, scale ? former + width : NULL));
+
+    free(former);
+    return ok;
+}
+
+/* Puts a key transform in force. Keys in exact pages are transformed, which costs them a rounding
+ * to fp16. */
+static bool put_in_force(kvp_gpu_cells *cells, kvp_gpu_learner *l, kvp_gpu_held_rows *held)
+{
+    return kvp_gpu_decode_held(cells, held) &&
+           (l->brought ? bring_rest(cells) : upload(cells, &l->made)) && take(cells, l) &&
+           kvp_gpu_store_held(cells, held);
+}
+
+bool kvp_gpu_first_affine(kvp_gpu_cells *cells, const float *rows, size_t n)
+{
+    kvp_gpu_held_rows held;
+    const bool ok = kvp_gpu_hold_rows(cells->cache, &held) && kvp_gpu_decode_held(cells, &held) &&
+                    kvp_gpu_learn_from(cells, rows, n) && kvp_gpu_store_held(cells, &held);
+
+    kvp_gpu_batch_done(cells->gpu);
+    return ok;
+}
+
+/* Whether a transform is of use. Keys without centres per block have one common centre, which
+ * sealed keys have as well. */
+static bool is_of_use(const kvp_gpu_cells *cells)
+{
+    const kvp_gpu_learner *l = cells->learner;
+
+    return !l->failed && l->made.codecs != NULL &&
+           kvp_gpu_tables(l->made.codecs[0]).key_transform_size > cells->head_dim &&
+           (l->made.start != NULL || cells->center == NULL || !cells->cache->buckets.plain);
+}
+
+/* Ends learning for the first position bucket. */
+static void end(kvp_gpu_cells *cells)
+{
+    const kvp_gpu_cache *cache = cells->cache;
+    const bool more = cache->n_blocks / cache->n_streams * KVANT_PAGE_TOKENS > KVP_FIRST_BUCKET;
+
+    if (cells->key_transform_size <= cells->head_dim || !more)
+        kvp_gpu_learner_free(cells);
+    cells->has_key_transform = true;
+    if (cache->keeps && !cells->in_place)
+        cells->learned = true; /* rows are stored without a centre that came later */
+}
+
+static bool join_tensor(kvp_kv *kv, kvp_gpu_held_rows *held)
+{
+    kvp_gpu_cells *cells = kv->cells;
+    kvp_gpu_learner *l = cells->learner;
+    bool ok = true;
+
+    if (!kvp_gpu_lacks_key_transform(cells) || l == NULL || !l->begun)
+        return true;
+    kvp_gpu_learner_finish(l);
+    if (l->failed)
+        kvp_error("%s: no memory to learn a matrix; keys are stored without one", kv->name);
+    if (is_of_use(cells))
+        ok = put_in_force(cells, l, held);
+    kvp_gpu_learner_drop(cells, l);
+    end(cells);
+    if (!ok)
+        kvp_error("%s: its matrix could not be put in force", kv->name);
+    return ok;
+}
+
+bool kvp_gpu_first_matrix_join(kvp_kv *kv)
+{
+    kvp_gpu_cells *cells = kv->cells;
+    kvp_gpu_held_rows held;
+    const bool ok = kvp_gpu_hold_rows(cells->cache, &held) && join_tensor(kv, &held);
+
+    kvp_gpu_batch_done(cells->gpu);
+    return ok;
+}
+
+/* Ends learning in all layers once a layer has all that it will have. Blocks have one id for all
+ * layers, and KVP_PLAIN is for rows that were sealed before. */
+void kvp_gpu_first_matrix_end(kvp_gpu_cache *cache)
+{
+    bool any = false;
+
+    for (size_t i = 0; i < cache->n_tensors; i++) {
+        const kvp_gpu_cells *cells = cache->tensors[i]->cells;
+        any = any || cells->has_key_transform;
+    }
+    cache->lacks_key_transform = cache->learns_key_transform && !any;
+    for (size_t i = 0; i < cache->n_tensors && any; i++)
+        if (kvp_gpu_lacks_key_transform(cache->tensors[i]->cells))
+            end(cache->tensors[i]->cells);
+}
+
+/* All matrices are in force. */
+static void end_join(kvp_gpu_cache *cache)
+{
+    kvp_gpu_first_matrix_end(cache);
+    kvp_gpu_batch_done(cache->gpu);
+    kvp_gpu_release(&cache->kept_queries.keys);
+    cache->begun = false;
+}
+
+static bool join(kvp_gpu_cache *cache)
+{
+    kvp_gpu_held_rows held;
+    bool ok = true;
+
+    mark_plain(cache);
+    if (!kvp_gpu_hold_rows(cache, &held))
+        return false;
+    for (size_t i = 0; i < cache->n_tensors; i++)
+        ok = join_tensor(cache->tensors[i], &held) && ok;
+    end_join(cache);
+    return ok;
+}
+
+/* The same layer by layer while the graph at hand is computed, before a layer's rows are stored.
+ * The GPU computes the layers before meanwhile. */
+static bool join_late(kvp_gpu_cache *cache)
+{
+    mark_plain(cache);
+    if (!kvp_gpu_hold_rows(cache, &cache->late.held))
+        return false;
+    memset(cache->late.leaving, 0, sizeof(cache->late.leaving));
+    for (size_t i = 0; i < cache->n_tensors; i++) {
+        kvp_gpu_cells *cells = cache->tensors[i]->cells;
+        cells->late = true;
+    }
+    cache->late.any = true;
+    return true;
+}
+
+bool kvp_gpu_first_seal(kvp_kv *kv)
+{
+    kvp_gpu_cells *cells = kv->cells;
+    kvp_gpu_cache *cache = cells->cache;
+    bool ok = true;
+
+    if (!cache->late.any || !cells->late)
+        return true;
+    for (size_t i = 0; i < cache->n_tensors; i++) {
+        kvp_gpu_cells *of = cache->tensors[i]->cells;
+        if (cache->tensors[i]->shape.layer != kv->shape.layer || !of->late)
+            continue;
+        of->late = false;
+        ok = join_tensor(cache->tensors[i], &cache->late.held) && ok;
+    }
+    return kvp_gpu_encode_pages(cache, cache->late.leaving, kv, cells->gpu->stream) && ok;
+}
+
+bool kvp_gpu_first_finish(kvp_gpu_cache *cache)
+{
+    bool ok = true;
+
+    if (!cache->late.any)
+        return true;
+    for (size_t i = 0; i < cache->n_tensors; i++)
+        ok = kvp_gpu_first_seal(cache->tensors[i]) && ok;
+    cache->late.any = false;
+    end_join(cache);
+    return ok;
+}
+
+/* Keys that are sealed without a matrix get a centre and a scale from the rows in open pages. With
+ * too few of these rows they get none. */
+static bool seal_plain(kvp_gpu_cells *cells, const kvp_gpu_page_list *list, size_t n)
+{
+    float *rows;
+    bool ok;
+
+    if (!kvp_gpu_lacks_key_transform(cells) || !kvp_gpu_is_learning(cells) || n == 0)
+        return true;
+    if (n < KVP_LEARN_ROWS) {
+        cells->learned = true;
+        return true;
+    }
+    rows = kvp_gpu_fetch_learned(cells, list, false);
+    ok = rows != NULL && kvp_gpu_first_affine(cells, rows, n);
+    free(rows);
+    return ok;
+}
+
+static bool seal_all_plain(const kvp_gpu_cache *cache)
+{
+    const kvp_gpu_page_list list = kvp_gpu_list_pages(cache);
+    const size_t n = kvp_gpu_count_rows(cache, &list, false);
+    bool ok = true;
+
+    for (size_t i = 0; i < cache->n_tensors && ok && cache->keeps; i++)
+        ok = seal_plain(cache->tensors[i]->cells, &list, n);
+    return ok;
+}
+
+/* When */
+
+bool kvp_gpu_first_matrix_settle(kvp_gpu_cache *cache)
+{
+    if (!kvp_gpu_first_finish(cache))
+        return false;
+    if (!cache->lacks_key_transform || cache->in_place)
+        return true;
+    kvp_gpu_first_matrix_end(cache); /* a graph may have learned the transforms since */
+    if (!cache->lacks_key_transform)
+        return true;
+    if (!cache->begun)
+        begin(cache, true);
+    cache->tried = false;
+    return cache->begun ? join(cache) : seal_all_plain(cache);
+}
+
+/* Whether a step that is sealed at once learns the transforms in its graph, because it has more
+ * rows than the pages. */
+static bool makes_its_own(const kvp_gpu_cache *cache, const kvp_gpu_step *step)
+{
+    const kvp_gpu_page_list list = kvp_gpu_list_pages(cache);
+
+    return !cache->begun && step->n > kvp_gpu_count_rows(cache, &list, false);
+}
+
+/* Whether no block that is opened has rows, which would have to be decoded first. */
+static bool opens_empty(const kvp_gpu_cache *cache, const kvant_plan_changes *changes)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < changes->n_open; i++)
+        n += cache->written[changes->open[i].block] != 0;
+    return n == 0;
+}
+
+bool kvp_gpu_first_matrix_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step,
+                                  const kvant_plan_changes *changes, bool kept)
+{
+    const bool many = step->n >= KVP_KEPT_TOKENS;
+    bool ok = kvp_gpu_first_finish(cache);
+
+    if (!ok || !cache->lacks_key_transform || cache->in_place || kvp_gpu_buckets_saw(cache, step))
+        return ok;
+    cache->teaches = false;
+    kvp_gpu_first_matrix_end(cache);
+    if (kept && cache->begun && many && changes->n_seal > 0 && opens_empty(cache, changes))
+        ok = join_late(cache);
+    else if (!kept || changes->n_seal > 0)
+        ok = (!kept && makes_its_own(cache, step)) || kvp_gpu_first_matrix_settle(cache);
+    else if (cache->begun && !many && ++cache->n_short_steps >= LEAST_STEPS && is_full(cache))
+        ok = join(cache);
+    else if (!cache->begun && !cache->tried && is_ripe(cache, many)) {
+        if (many)
+            cache->teaches = true;
+        else
+            begin(cache, false);
+    }
+    cache->keeps_queries = cache->lacks_key_transform && !cache->begun && many;
+    return ok;
+}
+
+void kvp_gpu_first_matrix_mark(kvp_gpu_cache *cache, const kvp_gpu_step *step)
+{
+    const bool seals = !cache->keeps || !cache->all_pending;
+
+    if (cache->lacks_key_transform && seals && step->n >= KVP_LEARN_ROWS &&
+        !kvp_gpu_buckets_saw(cache, step))
+        mark_plain(cache);
+}
+
+/* In a graph */
+
+/* The attention node over the keys that a node writes, if its queries exist when the node is
+ * computed; else NULL. llama.cpp computes queries before it stores keys. */
+static const abi_tensor *attention_of(const abi_graph *graph, const abi_tensor *node)
+{
+    const abi_tensor *found = NULL;
+    bool behind = false;
+
+    for (int i = 0; i < graph->n_nodes && found == NULL; i++) {
+        const abi_tensor *at = graph->nodes[i];
+        if (at->op == kvp_api.op.flash_attn_ext && kvp_root(at->src[1]) == kvp_root(node))
+            found = at;
+    }
+    for (int i = 0; i < graph->n_nodes && found != NULL; i++) {
+        behind = behind || graph->nodes[i] == node;
+        if (behind && graph->nodes[i] == kvp_root(found->src[0]))
+            found = NULL;
+    }
+    return found;
+}
+
+/* Copies the first rows of a batch from GPU memory. */
+static bool fetch_lesson(kvp_gpu_backend *b, const abi_tensor *node, kvp_gpu_learner_input *lesson)
+{
+    const abi_tensor *keys = node->src[0];
+    const size_t all = (size_t)keys->ne[1], n = all < KVP_ENOUGH_ROWS ? all : KVP_ENOUGH_ROWS,
+                 row = (size_t)keys->ne[0] * sizeof(float);
+    abi_tensor copy = { 0 };
+    kvp_gpu_step step = { 0 };
+
+    *lesson = (kvp_gpu_learner_input){ .n = n, .hurries = true, .rows = malloc(n * row) };
+    if (lesson->rows == NULL || !kvp_gpu_fetch(b, KVP_FETCHED_KEYS, keys, &copy))
+        return false;
+    for (size_t i = 0; i < n; i++)
+        memcpy((char *)lesson->rows + i * row, (const char *)copy.data + i * copy.nb[1], row);
+    if (!kvp_gpu_find_step(b->gpu, node->src[1]->data, b->positions, all, &step) ||
+        step.positions == NULL)
+        return true;
+    lesson->positions = malloc(n * sizeof(*lesson->positions));
+    if (lesson->positions != NULL)
+        memcpy(lesson->positions, step.positions, n * sizeof(*lesson->positions));
+    return lesson->positions != NULL;
+}
+
+/* Whether tokens of the batch differ enough. The first layer that asks examines them for all
+ * layers. */
+static bool look(kvp_gpu_backend *b, const abi_tensor *values)
+{
+    abi_tensor copy = { 0 };
+
+    if (!b->looked)
+        b->monotonous = values != NULL &&
+                        kvp_gpu_fetch(b, KVP_FETCHED_VALUES, values->src[0], &copy) &&
+                        kvp_gpu_rows_are_alike(copy.data, copy.nb[1] / sizeof(float),
+                                               (size_t)copy.ne[1], (size_t)copy.ne[0]);
+    b->looked = true;
+    return !b->monotonous;
+}
+
+bool kvp_gpu_first_matrix_in_graph(kvp_gpu_backend *b, const abi_tensor *node,
+                                   const abi_tensor *values)
+{
+    kvp_gpu_cells *cells = kvp_gpu_cells_of(node);
+    const abi_tensor *attention;
+    kvp_gpu_learner_input lesson = { 0 };
+    bool ok;
+
+    if (node->src[0]->ne[1] < (int64_t)KVP_LEARN_ROWS || cells->learner == NULL ||
+        cells->learner->begun || !look(b, values))
+        return true;
+    attention = attention_of(b->graph, node);
+    ok =
+        (attention == NULL || kvp_gpu_queries_keep(b, attention)) && fetch_lesson(b, node, &lesson);
+    if (ok && kvp_gpu_learner_start(cells, &lesson))
+        return kvp_gpu_first_matrix_join(kvp_kv_of(node));
+    if (!ok)
+        kvp_gpu_lesson_free(&lesson);
+    kvp_error("%s: no matrix can be learnt from the first rows", kvp_root(node)->name);
+    return false;
+}

@@ -1,0 +1,91 @@
+/* rope.h - RoPE (kvant_rope), as transform=first uses it. The cache learns second moments of keys
+ * and queries that were rotated back to position 0. For a range of positions it takes the mean of
+ * the moments over these positions. */
+#pragma once
+
+#include "tensor.h"
+
+/* Position buckets (`octaves`): [0, 1024), [1024, 2048), [2048, 4096) and so on. A run of buckets
+ * (`kvant_bucket_span`) can share a transform. Each bucket of a run counts as much as each other
+ * bucket, however long it is. */
+#define KVANT_FIRST_BUCKET 1024u
+#define KVANT_MOST_BUCKETS 22u /* buckets of 2^31 positions */
+
+typedef struct kvant_bucket_span {
+    uint8_t first, end; /* buckets first to end - 1; end 0: none */
+} kvant_bucket_span;
+
+/* Two channels of a sub-head (key_transform.h) that RoPE rotates together. Channels that RoPE does
+ * not rotate form pairs of frequency 0. */
+typedef struct kvant_pair {
+    uint16_t first, second;
+    float frequency;
+} kvant_pair;
+
+typedef struct kvant_rope_state {
+    /* As in kvant_rope. n_positions is never 0 here. */
+    uint32_t n_dims, interleaved, n_positions, n_position_transforms, block_centers;
+    uint32_t part, n_buckets;
+    float frequencies[KVANT_MAX_HEAD_DIM / 2];
+    kvant_pair pairs[KVANT_MAX_HEAD_DIM / 2]; /* of sub-head 0, then of sub-head 1 and so on */
+} kvant_rope_state;
+
+/* Sine and cosine of any angle, with the same bits on every machine. */
+void kvant_rope_sin_cos(double angle, double *sine, double *cosine);
+
+/* Finds the head_dim / 2 pairs of a whole head. Returns false when a channel has no partner. */
+bool kvant_rope_pairs(const kvant_rope *rope, uint32_t head_dim, kvant_pair *pairs);
+
+/* Checks a RoPE that a caller passed. KVANT_ERR_ARGUMENT, KVANT_ERR_NONFINITE. */
+kvant_status kvant_rope_check(const kvant_rope *rope, uint32_t head_dim);
+
+/* How many position buckets n_positions positions have. */
+uint32_t kvant_rope_buckets(uint64_t n_positions);
+
+uint32_t kvant_rope_bucket(const kvant_rope_state *rope_state, int32_t position);
+
+/* edges[0] = the first position of a bucket, edges[1] = the position after its last one. */
+void kvant_rope_bucket_edges(const kvant_rope_state *rope_state, uint32_t bucket, int32_t edges[2]);
+
+/* Rotates vectors of one sub-head. If the positions of successive vectors differ by the same step,
+ * no sines are computed. */
+typedef struct kvant_rope_rotation {
+    const kvant_pair *pairs; /* NULL: nothing is rotated */
+    uint32_t n;
+    bool halves; /* pair i is channels i and i + n */
+    int64_t position, step;
+    struct {
+        double cosine[KVANT_MAX_HEAD_DIM / 2], sine[KVANT_MAX_HEAD_DIM / 2]; /* per pair */
+    } at, by; /* at: the angles of the position; by: the angles of the step */
+    float cosine[KVANT_MAX_HEAD_DIM / 2], sine[KVANT_MAX_HEAD_DIM / 2]; /* `at`, rounded */
+} kvant_rope_rotation;
+
+/* The first function prepares the rotation of a sub-head. Without a kvant_rope_state,
+ * kvant_rope_rotate_back then does nothing. The second function prepares it for n pairs of a vector
+ * of 2 n channels. */
+void kvant_rope_rotation_begin(kvant_rope_rotation *rotation, const kvant_rope_state *rope_state,
+                               uint32_t part);
+void kvant_rope_rotation_over(kvant_rope_rotation *rotation, const kvant_pair *pairs, uint32_t n);
+
+/* Says that the next positions will each be `step` further. cosine and sine hold the angles of such
+ * a step for all pairs. */
+void kvant_rope_rotation_expect(kvant_rope_rotation *rotation, int64_t step, const double *cosine,
+                                const double *sine);
+
+/* Sets turning->cosine and turning->sine to the angles of a position. */
+void kvant_rope_rotation_move(kvant_rope_rotation *rotation, int64_t position);
+
+/* Rotates x from a position back to position 0. A negative position rotates x from 0 forward to
+ * -position. */
+void kvant_rope_rotate_back(kvant_rope_rotation *rotation, int64_t position, float *x);
+
+/* Input: the mean (or NULL) and the full matrix of second moments about 0 of a sub-head's vectors
+ * at position 0. Output: their means over every step-th position of a run of buckets.
+ * KVANT_ERR_MEMORY. */
+kvant_status kvant_rope_moments(const kvant_rope_state *rope_state, uint32_t part,
+                                kvant_bucket_span span, uint32_t step, double *mean,
+                                double *moments);
+
+/* The same for a mean alone, over positions first to last. KVANT_ERR_MEMORY. */
+kvant_status kvant_rope_mean(const kvant_rope_state *rope_state, uint32_t part, int32_t first,
+                             int32_t last, double *mean);

@@ -1,0 +1,657 @@
+/* append_short.cu - appends the few rows of a decode step: a warp takes a row from its numbers to
+ * the words of its page.
+ *
+ * Such a call computes next to nothing. It waits: for arguments, for slots and rows, for the words of pages, and for
+ * instructions that no cache holds. So arguments are asked for together before the kernel before this one has ended (Known),
+ * rows together with their slot, and the words of the page while the row is worked on. Words are changed by two atomics whose
+ * answer nobody waits for. The code is short, and while slots and rows come, further warps rehearse: each begins at another
+ * stage (Stage) and does the rest without stores, so that the instructions are there when the numbers are.
+ *
+ * Keys with a matrix (transform=file) have a thread block of head_dim threads, of which each makes
+ * one number of the row, and asks for its column of the matrix before anything else. */
+#include "append_tokens.cuh"
+#include "token_words.cuh"
+#include "../launch.h"
+#include "../block_center.cuh"
+
+#include <algorithm>
+
+namespace kvant
+{
+
+constexpr uint32_t MOST_REHEARSED = 8; /* tokens; more warps fetch instructions for each other */
+
+/* What of AppendRole and kvant_cuda_params these kernels need: little, because every line of
+ * arguments is waited for. */
+struct ShortRole {
+    const void *rows;
+    uint8_t *base;
+    size_t token_stride, row_head_stride, block_stride, head_stride;
+    const float *center, *scale, *key_transform;
+    float *exact;
+    uint32_t codes, bits, keys, metadata_offset, affine, key_transform_kind, symmetric, unbiased;
+    float levels, offset, inverse_sqrt_dim;
+    kvant_cuda_rotation rotation;
+};
+
+struct OpenBook {
+};
+struct NarrowBook {
+    static constexpr uint32_t LEVELS = KVANT_CUDA_MAX_LEVELS;
+    float thresholds[LEVELS], values[LEVELS], slope, gain, middle; /* of the curve: params.h */
+    static_assert(LEVELS == 16, "an entry for each lane");
+};
+struct WideBook {
+    static constexpr uint32_t LEVELS = KVANT_CUDA_WIDE_LEVELS;
+    float thresholds[LEVELS], values[LEVELS];
+};
+
+template <class Book> struct FewArgs {
+    const int64_t *slots;
+    uint32_t *refused, *marks;
+    const int64_t *mark_ids;
+    bool slots_ready;
+    kvant_cuda_block_centers block_centers;
+    const int64_t *center_slots;
+    kvant_cuda_type type;
+    ShortRole roles[2];
+    Book books[2];
+    uint32_t n_roles; /* behind them, a matrix of queries each */
+    QueryArgs queries;
+};
+
+/* Where a warp begins: one works, the others rehearse. */
+enum Stage { WORKS, ROTATES, QUANTIZES, PUTS, STAGES };
+
+/* Arguments in registers; an entry of a narrow book for each lane. */
+template <int D> struct Known {
+    struct {
+        uint32_t block;
+        float scale;
+        uint32_t signs[Row<D>::PER_LANE];
+    } rotation;
+    size_t block_stride, head_stride;
+    uint32_t codes, bits, keys, metadata, symmetric, unbiased;
+    float levels, offset, inverse_sqrt_dim, entry, slope, gain, middle;
+
+    KVANT_INLINE Known(const ShortRole &role)
+        : block_stride(role.block_stride), head_stride(role.head_stride), codes(role.codes),
+          bits(role.bits), keys(role.keys), metadata(role.metadata_offset),
+          symmetric(role.symmetric), unbiased(role.unbiased), levels(role.levels),
+          offset(role.offset), inverse_sqrt_dim(role.inverse_sqrt_dim), entry(0), slope(0), gain(0),
+          middle(0)
+    {
+        rotation.block = role.rotation.block, rotation.scale = role.rotation.scale;
+        unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
+            rotation.signs[j] = role.rotation.signs[j];
+    }
+
+    template <class Book> KVANT_INLINE void request(const Book &, int)
+    {
+    }
+
+    KVANT_INLINE void request(const NarrowBook &book, int lane)
+    {
+        if (codes == KVANT_CUDA_CODES_CODEBOOK)
+            entry = reinterpret_cast<const float *>(&book)[lane], slope = book.slope,
+            gain = book.gain, middle = book.middle; /* values follow */
+    }
+
+    /* The compiler does not put off loads beyond this. */
+    KVANT_INLINE void hold()
+    {
+        asm volatile(""
+                     : "+l"(block_stride), "+l"(head_stride), "+r"(bits), "+r"(keys),
+                       "+r"(metadata), "+r"(symmetric), "+r"(unbiased), "+r"(rotation.block));
+        asm volatile(""
+                     : "+f"(levels), "+f"(offset), "+f"(inverse_sqrt_dim), "+f"(entry), "+f"(slope),
+                       "+f"(gain), "+f"(middle), "+f"(rotation.scale));
+        unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
+            asm volatile("" : "+r"(rotation.signs[j]));
+    }
+};
+
+/* Numbers as they come, so that nobody waits for them yet. */
+template <int D> struct RawRow {
+    uint32_t bits[Row<D>::PER_LANE];
+
+    KVANT_INLINE void load(const void *from, size_t offset, kvant_cuda_type type, int lane)
+    {
+        unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
+            bits[j] = type == KVANT_CUDA_F32
+                          ? static_cast<const uint32_t *>(from)[offset + lane + 32 * j]
+                          : static_cast<const uint16_t *>(from)[offset + lane + 32 * j];
+    }
+
+    KVANT_INLINE Row<D> numbers(kvant_cuda_type type) const
+    {
+        Row<D> row;
+        unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++) {
+            __half_raw half;
+            half.x = (uint16_t)bits[j];
+            row.x[j] = type == KVANT_CUDA_F16
+                           ? __half2float(half)
+                           : __uint_as_float(type == KVANT_CUDA_F32 ? bits[j] : bits[j] << 16);
+        }
+        return row;
+    }
+};
+
+/* What a row is shifted by, divided by and multiplied with; asked for before the row, because no kernel before
+ * this one writes them. Most codecs have none of these. */
+template <int D> struct Affine {
+    float center[Row<D>::PER_LANE], scale[Row<D>::PER_LANE], key_transform[Row<D>::PER_LANE];
+
+    KVANT_INLINE void load(const ShortRole &role, bool any, int at)
+    {
+        fill(center, any ? role.center : nullptr, at, 0);
+        fill(scale, any ? role.scale : nullptr, at, 1);
+        fill(key_transform,
+             any && role.key_transform_kind == KVANT_CUDA_TRANSFORM_DIAGONAL ? role.key_transform
+                                                                             : nullptr,
+             at, 1);
+    }
+
+    KVANT_INLINE static void fill(float (&to)[Row<D>::PER_LANE], const float *from, int at,
+                                  float none)
+    {
+        unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
+            to[j] = none;
+        if (from)
+            unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
+                to[j] = from[at + 32 * j];
+    }
+
+    /* A division takes many instructions: they are left out where there is nothing to divide by. */
+    KVANT_INLINE void apply(Row<D> &row, bool divides) const
+    {
+        unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
+            row.x[j] = __fsub_rn(row.x[j], center[j]);
+        if (divides)
+            unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
+                row.x[j] = __fdiv_rn(row.x[j], scale[j]);
+        unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
+            row.x[j] = __fmul_rn(row.x[j], key_transform[j]);
+    }
+};
+
+template <int D> KVANT_INLINE bool is_finite(const Row<D> &row)
+{
+    bool finite = true;
+    unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
+        finite &= is_finite(row.x[j]);
+    return finite;
+}
+
+/* What a thread of the first D / 2 knows of the key's block before the key itself is there. */
+struct FewCenter {
+    CenterPair pair;
+    bool any;
+
+    template <class Book> KVANT_INLINE void load(const FewArgs<Book> &args, int d)
+    {
+        any = blockIdx.z == 0 && args.block_centers.start;
+        if (any && threadIdx.x < d / 2)
+            pair.load(args.block_centers, args.center_slots[blockIdx.x], threadIdx.x, blockIdx.y,
+                      gridDim.y, d);
+    }
+    /* The row about the centre, a number a thread; by all threads of a block of d. */
+    KVANT_INLINE float about(const float *row, float *x, int d) const
+    {
+        if (threadIdx.x < d / 2) {
+            const float2 center = pair.center();
+            x[pair.channels.x] = __fsub_rn(row[pair.channels.x], center.x);
+            x[pair.channels.y] = __fsub_rn(row[pair.channels.y], center.y);
+        }
+        __syncthreads();
+        return x[threadIdx.x];
+    }
+};
+
+/* W ((x - c) / s) by all threads of a block of D for keys with a matrix, as combine_rows has it: the sum
+ * goes through the rows of the matrix in their order. */
+template <int D>
+KVANT_INLINE Row<D> short_row_through_matrix(const ShortRole &role, kvant_cuda_type type,
+                                             const FewCenter &center, size_t row_at, int kv_head,
+                                             bool &finite)
+{
+    constexpr int AHEAD = D > 128 ? 64 : D;
+    __shared__ float x[D], y[D];
+    const int channel = threadIdx.x, at = kv_head * D + channel;
+    const float *column = role.key_transform + (size_t)kv_head * D * D + channel;
+    float key_transform[AHEAD], number, sum = 0;
+    if (!center.any)
+        number = load_number(role.rows, row_at + channel, type);
+    unrolled_for (int i = 0; i < AHEAD; i++)
+        key_transform[i] = column[(size_t)i * D];
+    if (center.any)
+        number = center.about(static_cast<const float *>(role.rows) + row_at, x, D);
+    if (role.center)
+        number = __fsub_rn(number, role.center[at]);
+    if (role.scale)
+        number = __fdiv_rn(number, role.scale[at]);
+    x[channel] = number;
+    finite = __syncthreads_and(is_finite(number));
+    unrolled_for (int first = 0; first < D; first += AHEAD) {
+        if (first > 0)
+            unrolled_for (int i = 0; i < AHEAD; i++)
+                key_transform[i] = column[(size_t)(first + i) * D];
+        unrolled_for (int i = 0; i < AHEAD; i++)
+            sum = __fadd_rn(sum, __fmul_rn(x[first + i], key_transform[i]));
+    }
+    y[channel] = sum;
+    __syncthreads();
+    Row<D> row;
+    unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
+        row.x[j] = y[threadIdx.x % 32 + 32 * j];
+    return row;
+}
+
+/* A token's queries of a kv head through their matrix: four heads at a time, a channel a thread. */
+template <int D>
+KVANT_INLINE void short_queries(const QueryArgs &args, uint32_t matrix, uint32_t token, int kv_head,
+                                int n_kv_heads)
+{
+    constexpr int HEADS = 4, AHEAD = D > 128 ? 64 : D;
+    __shared__ float4 q[D];
+    const int channel = threadIdx.x, n = (int)args.heads_a_kv;
+    const float *column = args.inverse_key_transform[matrix] + (size_t)kv_head * D * D + channel;
+    float key_transform[AHEAD];
+    unrolled_for (int i = 0; i < AHEAD; i++)
+        key_transform[i] = column[(size_t)i * D];
+    wait_for_prior();
+#pragma unroll 1
+    for (int head = 0; head < n; head += HEADS) {
+        float x[HEADS], sum[HEADS] = {};
+        unrolled_for (int h = 0; h < HEADS; h++)
+            x[h] = head + h < n
+                       ? load_number(args.q,
+                                     token * args.batch_stride +
+                                         (kv_head * n + head + h) * args.head_stride + channel,
+                                     args.type)
+                       : 0;
+        __syncthreads();
+        q[channel] = make_float4(x[0], x[1], x[2], x[3]);
+        __syncthreads();
+        unrolled_for (int first = 0; first < D; first += AHEAD) {
+            if (AHEAD < D && first + head > 0)
+                unrolled_for (int i = 0; i < AHEAD; i++)
+                    key_transform[i] = column[(size_t)(first + i) * D];
+            unrolled_for (int i = 0; i < AHEAD; i++) {
+                const float4 y = q[first + i];
+                sum[0] = fmaf(key_transform[i], y.x, sum[0]);
+                sum[1] = fmaf(key_transform[i], y.y, sum[1]);
+                sum[2] = fmaf(key_transform[i], y.z, sum[2]);
+                sum[3] = fmaf(key_transform[i], y.w, sum[3]);
+            }
+        }
+        unrolled_for (int h = 0; h < HEADS; h++)
+            if (head + h < n)
+                args.out[(((size_t)(matrix * args.batch + token) * n_kv_heads + kv_head) * n +
+                          head + h) *
+                             D +
+                         channel] = sum[h];
+    }
+}
+
+/* A NaN is above or below all numbers here, whatever its sign, so the extremes tell of it. */
+template <int D> __device__ __forceinline__ void extremes(const Row<D> &y, float &min, float &max)
+{
+    min = y.x[0], max = y.x[0];
+    unrolled_for (int j = 1; j < Row<D>::PER_LANE; j++)
+        min = min_or_nan(min, y.x[j]), max = max_or_nan(max, y.x[j]);
+#pragma unroll 1
+    for (int k = 16; k > 0; k /= 2) {
+        min = min_or_nan(min, __shfl_xor_sync(FULL, min, k));
+        max = max_or_nan(max, __shfl_xor_sync(FULL, max, k));
+    }
+}
+
+template <int D>
+KVANT_INLINE Quantized short_uniform(uint32_t (&codes)[Row<D>::PER_LANE], const Known<D> &role,
+                                     const Row<D> &y)
+{
+    float min, max;
+    extremes<D>(y, min, max);
+    min = __fadd_rn(min, 0.0f); /* -0 becomes 0, as the CPU has it */
+    const float zero = role.symmetric ? 0 : to_half_and_back(min),
+                range = role.symmetric ? fmaxf(fabsf(min), fabsf(max))
+                                       : __fadd_rn(__fsub_rn(max, min), 0.0f),
+                scale = to_half_and_back(__fdiv_rn(range, role.levels)),
+                inverse = scale > 0 ? __frcp_rn(scale) : 0, low = role.symmetric ? -role.levels : 0;
+    unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++) {
+        const float level = rintf(__fmul_rn(__fsub_rn(y.x[j], zero), inverse));
+        codes[j] = (uint32_t)(fminf(fmaxf(level, low), role.levels) - role.offset);
+    }
+    return Quantized{ scale, role.symmetric ? 0 : min,
+                      fabsf(min) <= 65504.0f && fabsf(max) <= 65504.0f };
+}
+
+/* A code is the number of thresholds below: the curve gives it, or one less. values: of the codes. */
+template <int D>
+KVANT_INLINE void find_short(uint32_t (&codes)[Row<D>::PER_LANE], Row<D> &values,
+                             const Known<D> &known, const NarrowBook &, const Row<D> &y,
+                             float inverse)
+{
+    const float slope = known.slope * inverse;
+    unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++) {
+        const uint32_t guess =
+            __float_as_uint(fmaf(tanh_approximately(y.x[j] * slope), known.gain, known.middle)) >>
+                3 &
+            15u;
+        codes[j] =
+            guess + (__fmul_rn(y.x[j], inverse) > __shfl_sync(FULL, known.entry, guess) ? 1 : 0);
+        values.x[j] = __shfl_sync(FULL, known.entry, NarrowBook::LEVELS + codes[j]);
+    }
+}
+
+template <int D>
+KVANT_INLINE void find_short(uint32_t (&codes)[Row<D>::PER_LANE], Row<D> &values,
+                             const Known<D> &known, const WideBook &book, const Row<D> &y,
+                             float inverse)
+{
+    unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
+        codes[j] = 0;
+#pragma unroll 1
+    for (uint32_t step = 1u << (known.bits - 1); step > 0; step /= 2)
+        unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
+            codes[j] +=
+                __fmul_rn(y.x[j], inverse) > book.thresholds[codes[j] + step - 1] ? step : 0;
+    unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
+        values.x[j] = book.values[codes[j]];
+}
+
+template <int D, class Book>
+KVANT_INLINE Quantized short_codebook(uint32_t (&codes)[Row<D>::PER_LANE], const Known<D> &known,
+                                      const Book &book, const Row<D> &y, int lane)
+{
+    const float squares = dot_rows<D>(y, y, lane),
+                norm = __fmul_rn(__fsqrt_rn(squares), known.inverse_sqrt_dim),
+                scale = to_half_and_back(norm), inverse = scale > 0 ? __frcp_rn(scale) : 0;
+    Row<D> decoded;
+    float stored = scale;
+    find_short<D>(codes, decoded, known, book, y, inverse);
+    if (known.unbiased) {
+        const float product = dot_rows<D>(y, decoded, lane);
+        stored = scale > 0 ? product > 0 ? __fdiv_rn(squares, product) : 0 : scale;
+    }
+    return Quantized{ stored, 0, norm <= 65504.0f && stored <= 65504.0f };
+}
+
+/* Seldom: the slot is read again. */
+template <class Book>
+KVANT_INLINE void refuse_short(const FewArgs<Book> &args, bool finite, int lane)
+{
+    if (lane == 0)
+        note_refusal(args, blockIdx.x, args.slots[blockIdx.x], finite);
+}
+
+/* What a warp looks up in shared memory. */
+template <class Book> KVANT_INLINE void copy_book(Book &, const Book &, uint32_t, int)
+{
+}
+
+KVANT_INLINE void copy_book(WideBook &to, const WideBook &from, uint32_t bits, int lane)
+{
+#pragma unroll 1
+    for (uint32_t i = lane; i < 1u << bits; i += 32)
+        to.thresholds[i] = from.thresholds[i], to.values[i] = from.values[i];
+    __syncwarp();
+}
+
+template <int D>
+KVANT_INLINE void write_open(const FewArgs<OpenBook> &args, const ShortRole &role, const Row<D> &y,
+                             uint8_t *page, int token, bool finite, Stage stage, int lane)
+{
+    bool in_range = true;
+    unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
+        in_range &= fabsf(y.x[j]) <= 65504.0f;
+    if (stage != WORKS)
+        return;
+    if (!__all_sync(FULL, in_range)) {
+        refuse_short(args, finite, lane);
+        return;
+    }
+    const size_t at = (size_t)token * D;
+    store_row(page, at, KVANT_CUDA_F16, lane, y);
+    if (role.exact)
+        store_row(role.exact, (page - role.base) / sizeof(uint16_t) + at, KVANT_CUDA_F32, lane, y);
+}
+
+template <int D, class Book>
+KVANT_INLINE void write_codes(const FewArgs<Book> &args, const Known<D> &known, const Book &book,
+                              const Row<D> &y, uint8_t *page, int at, bool finite, Stage stage,
+                              int lane)
+{
+    uint32_t codes[Row<D>::PER_LANE] = {};
+    Quantized q{};
+    if (stage <= QUANTIZES) {
+        q = known.codes == KVANT_CUDA_CODES_CODEBOOK
+                ? short_codebook<D>(codes, known, book, y, lane)
+                : short_uniform<D>(codes, known, y);
+        if (!q.in_range && stage == WORKS) {
+            refuse_short(args, finite, lane);
+            return;
+        }
+    }
+    uint16_t *numbers = reinterpret_cast<uint16_t *>(page + known.metadata) + at;
+    if (lane == 0 && stage == WORKS)
+        numbers[0] = __half_as_ushort(__float2half_rn(q.scale));
+    if (lane == 0 && stage == WORKS && known.codes == KVANT_CUDA_CODES_UNIFORM && !known.symmetric)
+        numbers[PAGE_TOKENS] = __half_as_ushort(__float2half_rn(q.zero));
+    uint32_t *words = reinterpret_cast<uint32_t *>(page);
+    if (known.keys)
+        TokenWords<D, true>(at, lane).put(words, codes, known.bits, stage == WORKS);
+    else
+        TokenWords<D, false>(at, lane).put(words, codes, known.bits, stage == WORKS);
+}
+
+/* A transformed row to its page, by a warp. */
+template <int D, class Book>
+KVANT_INLINE void write_row(const FewArgs<Book> &args, const ShortRole &role, const Known<D> &known,
+                            const Book &book, const Row<D> &y, uint8_t *page, int at, bool finite,
+                            Stage stage, int lane)
+{
+    if constexpr (std::is_same<Book, OpenBook>::value)
+        write_open<D>(args, role, y, page, at, finite, stage, lane);
+    else
+        write_codes<D>(args, known, book, y, page, at, finite, stage, lane);
+}
+
+template <int D, class Book>
+KVANT_INLINE void request_words(const Known<D> &known, uint8_t *page, int at, int lane)
+{
+    if (std::is_same<Book, OpenBook>::value)
+        return;
+    if (known.keys)
+        TokenWords<D, true>(at, lane).request(reinterpret_cast<uint32_t *>(page), known.bits);
+    else
+        TokenWords<D, false>(at, lane).request(reinterpret_cast<uint32_t *>(page), known.bits);
+}
+
+KVANT_INLINE int64_t slot_when_ready(const int64_t *slots, bool ready)
+{
+    if (!ready)
+        wait_for_prior();
+    const int64_t slot = slots[blockIdx.x];
+    wait_for_prior(); /* for a slot below 0, too: the next kernel may count on what came before this one */
+    return slot;
+}
+
+/* The kernels' last warp lets attention begin as soon as what came before is complete: attention waits longer for its arguments
+ * than for these rows. */
+KVANT_INLINE void let_next_begin()
+{
+    wait_for_prior();
+    begin_next();
+}
+
+/* MATRIX: some role has one; D threads then work, of which a role without a matrix needs the first 32. Else one warp works, and
+ * others may rehearse. */
+template <int D, class Book, bool MATRIX>
+__global__ void __launch_bounds__(MATRIX ? D + 32 : 32 * (STAGES + 1))
+    append_short_kernel(const __grid_constant__ FewArgs<Book> args)
+{
+    const int lane = threadIdx.x & 31, kv_head = blockIdx.y,
+              warp = __shfl_sync(FULL, threadIdx.x >> 5,
+                                 0); /* so the compiler knows that branches are the warp's */
+    if (32 * (warp + 1) == blockDim.x)
+        return let_next_begin();
+    if (MATRIX && blockIdx.z >= args.n_roles)
+        return short_queries<D>(args.queries, blockIdx.z - args.n_roles, blockIdx.x, blockIdx.y,
+                                gridDim.y);
+    __shared__ Book books[1];
+    const ShortRole &role = args.roles[blockIdx.z];
+    const bool through_matrix = MATRIX && role.key_transform_kind == KVANT_CUDA_TRANSFORM_FULL,
+               first_warp = warp == 0;
+    const Stage stage = MATRIX ? WORKS : (Stage)warp;
+    const size_t row_at = blockIdx.x * role.token_stride + kv_head * role.row_head_stride;
+    if (MATRIX && !through_matrix && !first_warp)
+        return;
+    Known<D> known(role);
+    RawRow<D> raw;
+    Affine<D> affine;
+    FewCenter center{};
+    int64_t slot = 0;
+    unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
+        raw.bits[j] =
+            0x3f803c00u + lane * 0x10001u + j; /* rehearsed: numbers of some size in every type */
+    if (first_warp) {
+        known.request(args.books[blockIdx.z], lane);
+        copy_book(books[0], args.books[blockIdx.z], known.bits, lane);
+        affine.load(role, !through_matrix && role.affine, kv_head * D + lane);
+    }
+    if (through_matrix)
+        for (int i = threadIdx.x; i < D * D * (int)sizeof(float) / 128; i += D)
+            prefetch_line(role.key_transform + (size_t)kv_head * D * D, 128 * i);
+    if (through_matrix && args.slots_ready)
+        center.load(args, D);
+    if (stage == WORKS)
+        slot = slot_when_ready(args.slots, args.slots_ready);
+    if (through_matrix && !args.slots_ready)
+        center.load(args, D);
+    if (first_warp) {
+        if (!through_matrix)
+            raw.load(role.rows, row_at, args.type, lane); /* before the slot is there */
+        known.hold();
+    }
+    const int at = (int)(slot % PAGE_TOKENS);
+    uint8_t *page =
+        role.base + (size_t)page_number(slot) * known.block_stride + kv_head * known.head_stride;
+    if (slot < 0)
+        return;
+    if (first_warp)
+        request_words<D, Book>(known, page, at, lane);
+    bool finite = true;
+    Row<D> y = raw.numbers(args.type);
+    if (through_matrix)
+        y = short_row_through_matrix<D>(role, args.type, center, row_at, kv_head, finite);
+    else {
+        if (first_warp && role.affine)
+            affine.apply(y, role.scale != nullptr);
+        finite =
+            is_finite<D>(y); /* a number that is not stays so through the centre, the scale and W */
+        if (stage <= ROTATES)
+            rotate(y, known.rotation, lane);
+    }
+    finite = __all_sync(FULL, finite);
+    if (!MATRIX || first_warp)
+        write_row<D>(args, role, known, books[0], y, page, at, finite, stage, lane);
+}
+
+static ShortRole short_role(const AppendRole &from)
+{
+    const kvant_cuda_params &codec = from.codec;
+    return ShortRole{ from.rows,
+                      from.base,
+                      from.token_stride,
+                      from.row_head_stride,
+                      from.block_stride,
+                      from.head_stride,
+                      from.center,
+                      from.scale,
+                      from.key_transform,
+                      from.exact,
+                      (uint32_t)codec.codes,
+                      codec.bits,
+                      codec.role == KVANT_ROLE_K,
+                      codec.metadata_offset,
+                      from.center || from.scale ||
+                          codec.key_transform_kind == KVANT_CUDA_TRANSFORM_DIAGONAL,
+                      (uint32_t)codec.key_transform_kind,
+                      codec.symmetric,
+                      codec.unbiased,
+                      codec.levels,
+                      codec.offset,
+                      codec.inverse_sqrt_dim,
+                      codec.rotation };
+}
+
+static void fill_book(OpenBook &, const kvant_cuda_codec &)
+{
+}
+
+static void fill_book(NarrowBook &book, const kvant_cuda_codec &codec)
+{
+    std::copy_n(codec.params.thresholds, NarrowBook::LEVELS, book.thresholds);
+    std::copy_n(codec.params.values, NarrowBook::LEVELS, book.values);
+    book.slope = codec.params.guess_slope;
+    book.gain = codec.params.guess_gain;
+    book.middle = codec.params.guess_middle;
+}
+
+static void fill_book(WideBook &book, const kvant_cuda_codec &codec)
+{
+    std::copy_n(codec.wide.thresholds, WideBook::LEVELS, book.thresholds);
+    std::copy_n(codec.wide.values, WideBook::LEVELS, book.values);
+}
+
+template <class Book>
+static cudaError_t launch(const AppendArgs &args, uint32_t head_dim, int n_roles, int n_kv_heads,
+                          cudaStream_t stream)
+{
+    FewArgs<Book> p{ args.slots,
+                     args.refused,
+                     args.marks,
+                     args.mark_ids,
+                     args.slots_ready,
+                     args.block_centers,
+                     args.center_slots,
+                     args.type,
+                     {},
+                     {},
+                     (uint32_t)n_roles,
+                     args.queries };
+    bool matrix = false;
+    for (int i = 0; i < n_roles; i++) {
+        p.roles[i] = short_role(args.roles[i]);
+        fill_book(p.books[i], *args.roles[i].source);
+        matrix |= args.roles[i].codec.key_transform_kind == KVANT_CUDA_TRANSFORM_FULL;
+    }
+    const dim3 grid(args.n_tokens, n_kv_heads,
+                    n_roles + (args.queries.q ? args.queries.n_matrices : 0));
+    return with_head_dim(head_dim, [&](auto d) {
+        constexpr int D = decltype(d)::value;
+        void *parameters[] = { &p };
+        if (matrix)
+            return launch_early((const void *)append_short_kernel<D, Book, true>, grid, D + 32,
+                                parameters, 0, stream);
+        const bool rehearses = args.n_tokens <= MOST_REHEARSED &&
+                               !std::is_same<Book, WideBook>::value; /* whose book is shared */
+        return launch_early((const void *)append_short_kernel<D, Book, false>, grid,
+                            rehearses ? 32 * (STAGES + 1) : 64, parameters, 0, stream);
+    });
+}
+
+cudaError_t launch_append_short(const AppendArgs &args, uint32_t head_dim, int n_roles,
+                                int n_kv_heads, cudaStream_t stream)
+{
+    const kvant_cuda_params &codec = args.roles[0].codec;
+    if (codec.codes == KVANT_CUDA_CODES_OPEN)
+        return launch<OpenBook>(args, head_dim, n_roles, n_kv_heads, stream);
+    if (codec.kind == KVANT_CUDA_CODEBOOK_WIDE)
+        return launch<WideBook>(args, head_dim, n_roles, n_kv_heads, stream);
+    return launch<NarrowBook>(args, head_dim, n_roles, n_kv_heads, stream);
+}
+
+} // namespace kvant
