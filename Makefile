@@ -173,7 +173,7 @@ test-api3:
 	cmake --preset release -B $(BUILD)/api3 -DKVANT_BUILD_TESTS=ON -DKVANT_TEST_MODEL="$$model" \
 	    -DKVANT_LLAMA_SRC="$$llama/llama.cpp" -DKVANT_LLAMA_LIB="$$llama/build/bin" -DKVANT_CUDA=OFF
 	cmake --build $(BUILD)/api3 -j $(JOBS)
-	$(RUN_TESTS) $(BUILD)/api3 -L integration -j $(JOBS)
+	$(RUN_TESTS) $(BUILD)/api3 -L integration -LE long -j $(JOBS)
 
 # Every architecture that llama.cpp's own test makes a tiny model of, on a CPU. Writes a table.
 test-archs:
