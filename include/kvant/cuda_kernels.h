@@ -103,7 +103,10 @@ typedef struct kvant_cuda_plain_queries {
     size_t q_batch_stride, q_token_stride, q_head_stride; /* elements */
     /* Phases and numbers are at b * table_stride + page, like the entries of block_table. */
     kvant_cuda_block_centers block_centers;
-    float *offsets; /* device: room for page_offsets, which some kernels need */
+    float *offsets; /* device: room for page_offsets */
+    /* not 0: q was written before the kernel that comes before this call in its stream, and is read
+     * while that kernel ends */
+    uint32_t ready;
 } kvant_cuda_plain_queries;
 
 /* Begins as kvant_cuda_attention_args does, up to `k_center`. */

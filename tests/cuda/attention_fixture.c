@@ -173,7 +173,8 @@ static void find_offsets(fixture *f, const void *q)
     const size_t width = (size_t)c->n_heads * c->head_dim,
                  rows = (size_t)f->p.query_tokens * (c->n_heads / c->n_kv_heads),
                  n = (size_t)c->batch * c->n_kv_heads * f->blocks_per_row * rows;
-    f->gpu_offsets = device_new(n * sizeof(float), 0xff);
+    f->offset_bytes = n * sizeof(float);
+    f->gpu_offsets = device_new(f->offset_bytes, 0xff);
     f->plain_queries =
         (kvant_cuda_page_offsets_args){ .size = sizeof f->plain_queries,
                                         .q = q,

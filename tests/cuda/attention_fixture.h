@@ -49,6 +49,7 @@ typedef struct fixture {
     /* queries before any matrix; NULL: pages have no centres */
     float *plain_q;
     void *gpu_offsets;                          /* output of kvant_cuda_page_offsets */
+    size_t offset_bytes;                        /* of gpu_offsets */
     kvant_cuda_page_offsets_args plain_queries; /* arguments that made gpu_offsets */
     /* laid out as table, which still names the hidden blocks; NULL: none is hidden */
     bool *hidden;

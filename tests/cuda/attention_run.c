@@ -84,6 +84,7 @@ void run_problem(const attention_case *c, const attention_problem *p)
     check_rows(&f, &args, out, lse);
     if (args.page_offsets) { /* the call computes offsets of pages itself */
         args.page_offsets = NULL;
+        check_cuda(cudaMemset(f.gpu_offsets, 0xff, f.offset_bytes));
         args.plain_queries =
             (kvant_cuda_plain_queries){ .q = f.plain_queries.q,
                                         .type = f.plain_queries.type,

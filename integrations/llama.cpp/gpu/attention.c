@@ -144,8 +144,8 @@ static void keep_queries_of(const kvp_gpu_backend *b, const kvp_gpu_cells *k,
         args->q_ids[i] = (uint8_t)i;
 }
 
-/* The arguments for products of queries with blocks' centres, which take queries before their
- * transform. */
+/* The queries before any matrix, for their products with the centres of blocks. If new cells are
+ * known, the kernel before attention stores them, and the queries were there before that kernel. */
 static kvant_cuda_plain_queries plain_queries_of(const kvp_gpu_backend *b, const kvp_gpu_cells *k,
                                                  const kvant_cuda_kernel_attention_args *args)
 {
@@ -156,7 +156,8 @@ static kvant_cuda_plain_queries plain_queries_of(const kvp_gpu_backend *b, const
                                        .q_head_stride = args->q_head_stride,
                                        .block_centers = kvp_gpu_block_centers_of(
                                            k, (size_t)args->new_first / KVANT_PAGE_TOKENS),
-                                       .offsets = b->scratch.offsets };
+                                       .offsets = b->scratch.offsets,
+                                       .ready = args->new_cells != NULL };
 }
 
 static bool is_full(const kvp_gpu_cells *k)

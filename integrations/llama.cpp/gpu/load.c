@@ -213,12 +213,12 @@ static void attend(const layer *l, uint32_t n, bool further)
 
     if (l->has_block_centers)
         args.plain_queries = (kvant_cuda_plain_queries){ .q = l->any,
-                                                  .type = KVANT_CUDA_F32,
-                                                  .q_batch_stride = n * width,
-                                                  .q_token_stride = width,
-                                                  .q_head_stride = d,
-                                                  .block_centers = block_centers_of(l),
-                                                  .offsets = l->any };
+                                                         .type = KVANT_CUDA_F32,
+                                                         .q_batch_stride = n * width,
+                                                         .q_token_stride = width,
+                                                         .q_head_stride = d,
+                                                         .block_centers = block_centers_of(l),
+                                                         .offsets = l->any };
     kvant_cuda_kernel_attention(&args, l->stream);
 }
 

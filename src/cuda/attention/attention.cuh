@@ -20,135 +20,12 @@
 #include "feeder.cuh"
 #include "further_tiles.cuh"
 #include "open.cuh"
+#include "shape.cuh"
 
 #include <type_traits>
 
 namespace kvant
 {
-
-/* What a slot keeps free for a page's metadata; symmetric codes need half of it. */
-template <class C, int D> constexpr int metadata_bytes()
-{
-    if constexpr (HAS_OUTLIERS<C>)
-        return PAGE_TOKENS * (2 + 8 * most_slots(D));
-    else if constexpr (C::GROUP == KVANT_CUDA_GROUP_TOKEN)
-        return PAGE_TOKENS * (HAS_ZEROS<C> ? 4 : 2);
-    else
-        return PAGE_TOKENS * D / group_step<C, D>() * 4;
-}
-
-/* Pairs that have general kernels alone. Of groups those in use have more: tokens of one role, channels of the other. */
-template <class KC, class VC> __host__ __device__ constexpr bool is_rare()
-{
-    return HAS_ANY_SIZES<KC> ||
-           (KC::GROUP != KVANT_CUDA_GROUP_TOKEN && (KC::BITS >= 4 || KC::GROUP == VC::GROUP));
-}
-
-template <class C, int D> __host__ __device__ constexpr int page_code_bytes(bool keys)
-{
-    if constexpr (HAS_CHUNKS<C>)
-        return chunk_code_bytes(C::BITS, ChunkPlaces<C, D>::CHUNKS, keys);
-    else
-        return keys ? code_bytes(C::BITS, 4, D / 16) : code_bytes(C::BITS, D / 16, 4);
-}
-
-template <class KC, class VC> __host__ __device__ constexpr bool one_table()
-{
-    if constexpr (std::is_same<KC, VC>::value && HAS_CHUNKS<KC>)
-        return KC::SAME_TABLE;
-    else
-        return std::is_same<KC, VC>::value && HAS_TRELLIS<KC>;
-}
-
-/* Shared memory per block: compute capability 9.0 and 10.0; 8.6, 8.9 and 12.0. */
-constexpr int LARGE_BYTES = 227 * 1024, SMALL_BYTES = 99 * 1024;
-
-/* Warps for slots of so many bytes in so much room. With look-ups of chunks or a trellis to do, one
- * slot a warp will do. How many warps are best was measured where there is much room. */
-template <class KC, class VC, int D, bool LARGE, int TILES>
-__host__ __device__ constexpr int warps_for(int slot, int room)
-{
-    constexpr bool GROUPS =
-        KC::GROUP != KVANT_CUDA_GROUP_TOKEN || VC::GROUP != KVANT_CUDA_GROUP_TOKEN;
-    constexpr bool CHUNKS = HAS_CHUNKS<KC> || HAS_CHUNKS<VC>;
-    /* registers are what 12 warps have too few of for keys of 4 bits, and 4 warps leave most of the
-     * machine idle */
-    constexpr bool EIGHT =
-        TILES > 1 || (GROUPS && is_rare<KC, VC>()) ||
-        ((HAS_TRELLIS<KC> || HAS_WIDE_BOOK<KC>) && (D > 128 || (D == 128 && KC::BITS >= 4)));
-    for (int warps = most_warps<KC>(); CHUNKS && LARGE && TILES == 1 && D <= 128 && warps >= 8;
-         warps -= 4)
-        if (warps * slot <= room)
-            return warps;
-    if (!EIGHT && D <= 128 && !CHUNKS &&
-        slot <= (KC::BIASED || VC::BIASED || GROUPS ? 9000 : 7500) && 12 * slot <= room)
-        return 12;
-    const int least =
-        CHUNKS || EIGHT || !LARGE ? room : 152000 / 2; /* without tables two slots a warp pay */
-    for (int warps = 8; warps > 1; warps = LARGE ? warps / 2 : warps - 1)
-        if (warps * slot <= least)
-            return warps;
-    return LARGE ? 2 : 1;
-}
-
-template <class KC, class VC, int D> __host__ __device__ constexpr int most_tiles()
-{
-    return D <= 128 && KC::GROUP == KVANT_CUDA_GROUP_TOKEN && VC::GROUP == KVANT_CUDA_GROUP_TOKEN &&
-                   !HAS_ANY_SIZES<KC>
-               ? 2
-               : 1;
-}
-
-/* Threads and memory of a kernel. One block per multiprocessor, because ending a pair costs less
- * with fewer blocks. LARGE shapes have more slots, or 12 warps where pages are so small that
- * unpacking limits the speed. */
-template <class KC, class VC, int D, bool LARGE, int TILES_> struct Shape {
-    static constexpr int TILES = TILES_, COLUMNS = TILE_COLUMNS * TILES;
-    /* Codebook keys are multiplied as bytes. With two tiles, bytes need too many registers: then as halves. */
-    static constexpr bool BYTES = KC::BIASED && TILES == 1;
-    using Query = QueryTile<D, COLUMNS, BYTES>;
-    /* Two tiles: queries are read from shared memory for every page, which is faster for uniform
-     * codes (100 instead of 104 us for int-4 at 8 x 32 x 8 x 128 x 32768) and slower for others. */
-    static constexpr bool RELOAD = TILES > 1 && HAS_ZEROS<KC>;
-    static constexpr int K_CODES = page_code_bytes<KC, D>(true),
-                         V_CODES = page_code_bytes<VC, D>(false);
-    static constexpr int K_BYTES = K_CODES + metadata_bytes<KC, D>(),
-                         V_BYTES = V_CODES + metadata_bytes<VC, D>();
-    static constexpr int SUMS =
-        COLUMNS * (D + 4) * 4; /* a slot also takes the warp's sums when a pair ends */
-    static constexpr int SLOT =
-        ((K_BYTES + V_BYTES > SUMS ? K_BYTES + V_BYTES : SUMS) + 127) / 128 * 128;
-    /* Tables of directions of chunks, or of pairs of levels of a trellis. */
-    static constexpr bool ONE_TABLE = one_table<KC, VC>();
-    static constexpr int K_TABLE = table_bytes<KC, LARGE, D, TILES>() +
-                                   level_bytes<KC>(level_copies<KC, LARGE>()) +
-                                   wide_book_bytes<KC>(),
-                         V_TABLE = ONE_TABLE ? 0
-                                             : table_bytes<VC, LARGE, D, TILES>() +
-                                                   level_bytes<VC>(level_copies<VC, LARGE>());
-    static constexpr int TABLES = K_TABLE + V_TABLE;
-    /* Shared memory that is left for slots. */
-    static constexpr int OTHERS =
-        TABLES + (int)sizeof(Query) + (int)sizeof(WarpResults<12, COLUMNS>) + 1024;
-    static constexpr int ROOM = !LARGE                 ? SMALL_BYTES - OTHERS
-                                : TABLES && TILES == 1 ? LARGE_BYTES - OTHERS
-                                                       : 217000 - TABLES - (TILES - 1) * 5000;
-    static constexpr int WARPS = warps_for<KC, VC, D, LARGE, TILES>(SLOT, ROOM),
-                         FIT = ROOM / (WARPS * SLOT), STAGES = FIT < 4 ? FIT : 4;
-    /* With one slot a warp, the next K page comes while the V page is worked on. */
-    static constexpr bool SPLIT = STAGES == 1;
-};
-
-template <class KC, class VC, int D, bool LARGE, int TILES> struct SharedMemory {
-    using S = Shape<KC, VC, D, LARGE, TILES>;
-    alignas(128) uint8_t tables[S::TABLES ? S::TABLES : 16]; /* chunks.cuh wants them first */
-    alignas(128) uint8_t slots[S::WARPS][S::STAGES][S::SLOT];
-    uint64_t barriers[S::WARPS][S::STAGES * (S::SPLIT ? 2 : 1)];
-    int32_t entries[S::WARPS][S::STAGES];
-    uint8_t matrices[S::WARPS][S::STAGES];
-    typename S::Query queries;
-    WarpResults<S::WARPS, S::COLUMNS> results;
-};
 
 /* Outputs of sequences without tokens: nobody else writes them. */
 template <class L>
@@ -186,7 +63,8 @@ KVANT_INLINE void store_sums(const Accumulator<C, D> &sums, float *rows, int t, 
             }
 }
 
-/* What of one pair lies in the block's piece: pages up to end of those that begin at first. */
+/* The pages of one pair that lie in the block's piece. The pair begins at place `first` of the
+ * line; the stretch ends before place `end`. */
 template <bool GENERAL> struct Stretch {
     Cursor<GENERAL> cursor;
     Pair pair;
@@ -208,7 +86,7 @@ template <bool GENERAL> struct Stretch {
     }
 };
 
-/* Those of a stretch's pages from i on. */
+/* The matrices of a stretch's pages from page i of the line on. */
 template <class S>
 KVANT_INLINE Matrices find_matrices(const AttentionArgs &p, const S &at, int i, int lane)
 {
@@ -241,8 +119,9 @@ KVANT_INLINE Stretch<GENERAL> stretch_from(const Lengths<GENERAL, COLUMNS> &leng
                              Matrices{ 1 } };
 }
 
-/* Adds the open blocks of a stretch, from page i on; true if the warp took part. They come after the
- * sealed pages, so that the loop over sealed pages holds no call and keeps its operands in registers. */
+/* Adds the open blocks of a stretch, from page i on; true if the warp took part. They come after
+ * the sealed pages, so that the loop over sealed pages holds no call and keeps its operands in
+ * registers. */
 template <class C, int D, bool GENERAL, bool MANY, int WARPS, int TILES, class Q>
 KVANT_INLINE bool attend_open_pages(const AttentionArgs &p, const Q &queries,
                                     const Stretch<GENERAL> &at, const Seen &seen, int i, int warp,
@@ -307,7 +186,8 @@ KVANT_INLINE void fill_tables(uint8_t *tables, const ArgsOf<KC, VC> &p)
         fill_levels<VC, level_copies<VC, LARGE>()>(tables + S::K_TABLE, p.v_bytes);
 }
 
-/* What unpacking of keys, or of values, needs: a codebook of bytes, or where the lane's copy of a table is. */
+/* What unpacking of keys, or of values, needs: a codebook of bytes, or where the lane's copy of
+ * a table is. */
 template <class C, class KC, class VC, int D, bool LARGE, bool KEYS, class S>
 KVANT_INLINE auto table_of(const uint8_t *tables, const ArgsOf<KC, VC> &p, int lane)
 {
@@ -355,7 +235,8 @@ KVANT_INLINE int first_new_page(const NewTokens &newest, const L &lengths, const
     return piece.end;
 }
 
-/* OPEN: the table may name open blocks. MANY: keys may have several matrices, or centres. GENERAL kernels are both, too. */
+/* OPEN: the table may name open blocks. MANY: keys may have several matrices, or centres.
+ * GENERAL kernels are both, too. */
 template <class KC, class VC, int D, bool LARGE, bool OPEN, bool MANY, bool GENERAL, int TILES>
 KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
 {
@@ -394,20 +275,14 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
         fill_tables<KC, VC, D, LARGE, S>(shared.tables, p);
     if constexpr (MANY)
         at.matrices = find_matrices(p, at, piece.begin, lane);
-    wait_for_prior(); /* by all blocks: the next kernel may count on what came before this one */
-    if (piece.any_empty)
-        clear_empty(p, lengths, D);
-    if (piece.begin == piece.end)
-        return;
-
-    QueryRows<D, S::WARPS, GENERAL, S::COLUMNS, MANY> rows;
-    rows.load(p, at.pair, at.matrices.first(), warp, lane);
-    /* the slots of a warp without pages may take sums of open pages */
-    if (feeder.next == piece.begin + warp && (!OPEN || piece.begin + warp < at.end))
-        feeder.fill(p, lengths);
-    prepare_tiles<KC, D, MANY>(p, at.pair, at.matrices, at.first_position, shared.queries, rows,
-                               warp, lane);
-    __syncthreads();
+    if (piece.begin == piece.end || piece.any_empty) {
+        /* All thread blocks wait, because the next kernel may count on earlier kernels. */
+        wait_for_prior();
+        if (piece.any_empty)
+            clear_empty(p, lengths, D);
+        if (piece.begin == piece.end)
+            return;
+    }
     const auto k_table = table_of<KC, KC, VC, D, LARGE, true, S>(shared.tables, p, lane);
     const auto v_table = table_of<VC, KC, VC, D, LARGE, false, S>(shared.tables, p, lane);
 
@@ -417,7 +292,30 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
     int slot = 0, mine = piece.begin + warp;
     uint32_t parity = 0;
 #pragma unroll 1
-    for (;;) {
+    for (bool first_stretch = true;; first_stretch = false) {
+        if constexpr (MANY && !GENERAL)
+            if (p.block_centers.start) {
+                if (!p.queries_ready)
+                    wait_for_prior();
+                const int from = max(piece.begin, at.first);
+                put_offsets<D>(p, at.pair, at.page_of(from + warp), S::WARPS, at.page_of(at.end),
+                               lane);
+            }
+        wait_for_prior(); /* of use in the first stretch alone */
+        /* The first warps write the outputs of the stretch before: the last warps take most of the
+         * queries. */
+        const int worker = first_stretch ? warp : S::WARPS - 1 - warp;
+        QueryRows<D, S::WARPS, GENERAL, S::COLUMNS, MANY> rows;
+        rows.load(p, at.pair, at.matrices.first(), worker, lane);
+        /* the slots of a warp without pages may take sums of open pages */
+        if (feeder.next == piece.begin + warp && (!OPEN || piece.begin + warp < at.end) &&
+            first_stretch)
+            feeder.fill(p, lengths);
+        prepare_tiles<KC, D, MANY>(p, at.pair, at.matrices, at.first_position, shared.queries, rows,
+                                   worker, lane);
+        __syncthreads();
+        feeder.ring.fence_writes();
+        __syncwarp();
         uint32_t q[TILES][key_tiles<KC, D>()][2];
         ScoreFactors<KC, D> factors[TILES];
         Accumulator<VC, D> sums[TILES];
@@ -454,7 +352,7 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
                 load_tile(tile_at<D, MANY>(p, shared.queries, next), next);
             PageOffsets offsets;
             if constexpr (MANY && TILES == 1)
-                offsets.template ask<D, GENERAL>(p, at.pair, at.page_of(mine), 0, lane);
+                offsets.ask(p, at.pair, at.page_of(mine), 0, lane);
             feeder.ring.wait(slot, parity);
             const int before = PAGE_TOKENS * (mine - at.first), valid = at.tokens - before,
                       first = at.skipped + before;
@@ -486,7 +384,7 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
                 if (MANY && p.page_offsets)
                     unrolled_for (int t = 0; t < TILES; t++) {
                         if constexpr (TILES > 1)
-                            offsets.template ask<D, GENERAL>(p, at.pair, at.page_of(mine), t, lane);
+                            offsets.ask(p, at.pair, at.page_of(mine), t, lane);
                         offsets.add(p, s[t]);
                     }
                 if constexpr (S::SPLIT)
@@ -532,17 +430,9 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
             lane);
         if (at.end == piece.end)
             break;
-        /* Outputs are the first warps' work, one per column; the last ones prepare what comes next
-         * meanwhile. */
         at = stretch_from(lengths, piece, at.cursor, at.end);
         if constexpr (MANY)
             at.matrices = find_matrices(p, at, max(piece.begin, at.first), lane);
-        rows.load(p, at.pair, at.matrices.first(), S::WARPS - 1 - warp, lane);
-        prepare_tiles<KC, D, MANY>(p, at.pair, at.matrices, at.first_position, shared.queries, rows,
-                                   S::WARPS - 1 - warp, lane);
-        __syncthreads();
-        feeder.ring.fence_writes();
-        __syncwarp();
     }
 }
 
@@ -587,10 +477,10 @@ AttentionKernel kernel_of()
     };
 }
 
-/* In large shapes, one query token without masks has kernels of its own: general kernels are up to
- * 10 % slower (octopus 20 %), and those of several matrices 2 %. A kernel without open pages saves another 2 to 4 %. It exists for
- * pairs of a kind with itself; other pairs, trellises of many states, and groups, which need open
- * pages, are not worth the compilation time. */
+/* In large shapes, one query token without masks has kernels of its own: general kernels are up
+ * to 10 % slower (octopus 20 %), and those of several matrices 2 %. A kernel without open pages
+ * saves another 2 to 4 %. It exists for pairs of a kind with itself; other pairs, trellises of
+ * many states, and groups, which need open pages, are not worth the compilation time. */
 template <class KC, class VC, int D> AttentionKernel kernel_for(KernelChoice choice)
 {
     constexpr bool RARE = is_rare<KC, VC>();

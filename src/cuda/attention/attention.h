@@ -105,6 +105,10 @@ struct AttentionArgs {
     const uint16_t *mask;
     size_t mask_token_stride;
     const float *sinks;
+
+    /* Only kernels that compute page_offsets read these. */
+    float *own_offsets; /* page_offsets */
+    int queries_ready;  /* plain_q may be read before wait_for_prior */
 };
 
 /* The arguments of kernels of pairs whose keys have a codebook of 64 levels. */

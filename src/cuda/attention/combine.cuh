@@ -11,8 +11,9 @@ namespace kvant
 {
 
 template <int WARPS, int COLUMNS> struct WarpResults {
-    int at
-        [WARPS]; /* where the warp's rows begin, in numbers from the first slot; below 0: it had no page of this pair */
+    /* Where the warp's rows begin, counted in numbers from the first slot. Below 0: the warp had no
+     * page of this pair. */
+    int at[WARPS];
     float max[WARPS][COLUMNS], sum[WARPS][COLUMNS];
 
     /* Of tile t. */
@@ -32,8 +33,8 @@ template <int D> struct HeadSum {
     float max, sum;
 };
 
-/* Sum over the block's warps of column n; the lane's channels. Weights are worked out a warp a
- * lane, so that what follows is one round of independent loads. */
+/* Adds the sums of the block's warps for column n. A lane gets its own channels. Each lane
+ * computes the weight of one warp first, so that the loads that follow are independent. */
 template <int D, int WARPS, int COLUMNS>
 KVANT_INLINE HeadSum<D> add_warps(const WarpResults<WARPS, COLUMNS> &results, const float *slots,
                                   int n, int lane)
@@ -64,8 +65,8 @@ KVANT_INLINE HeadSum<D> add_warps(const WarpResults<WARPS, COLUMNS> &results, co
     return total;
 }
 
-/* What a row of sums is multiplied by, which part of all weights tokens have, and the log-sum-exp. Sums
- * without tokens are empty: zeros. */
+/* The end of a softmax: the factor of a row of sums, the tokens' part of all weights, and the
+ * log-sum-exp. The sums of no tokens give zeros. */
 struct SoftmaxEnd {
     float factor, share, lse;
 };
@@ -112,8 +113,8 @@ KVANT_INLINE void write_output(const AttentionArgs &p, const Pair &pair, int n, 
         p.lse[row.row * p.kv_heads * p.heads_a_kv + column.head] = end.lse;
 }
 
-/* Whether this thread block is the last of n that count here. Then it sees what the others wrote before.
- * Called by all threads; before: in shared memory. */
+/* Whether this thread block is the last of n that count here. The last one sees what n - 1 other
+ * blocks wrote before they counted. All threads call it; `before` is in shared memory. */
 KVANT_INLINE bool ends_last(uint32_t *counter, int n, uint32_t &before)
 {
     __threadfence();
@@ -181,11 +182,11 @@ KVANT_INLINE float2 load_scalars(const AttentionArgs &p, const Share &share, int
     return i < blocks ? __ldcg(reinterpret_cast<const float2 *>(at)) : make_float2(NEVER, 0);
 }
 
-/* Sum over the blocks of the pair of column n, in the order of blocks whichever of them is the last.
- * Rows are loaded many at a time, and the first of them before their weights are known: the other
- * blocks are done, so what counts is how many trips to memory stand behind each other. It also counts
- * how many instructions there are, because they come from memory, too: there is one loop for any
- * number of blocks. */
+/* Sum over the blocks of the pair of column n, in the order of blocks whichever of them is the
+ * last. Rows are loaded many at a time, and the first of them before their weights are known:
+ * the other blocks are done, so what counts is how many trips to memory stand behind each other.
+ * It also counts how many instructions there are, because they come from memory, too: there is
+ * one loop for any number of blocks. */
 template <int D>
 KVANT_INLINE HeadSum<D> add_blocks(const AttentionArgs &p, const Share &share, int n, int lane)
 {

@@ -346,9 +346,11 @@ bool finds_offsets(const kvant_cuda_kernel_attention_args &args)
 void copy_plain_queries(AttentionArgs &p, const kvant_cuda_plain_queries &plain_queries)
 {
     p.block_centers = plain_queries.block_centers;
+    p.own_offsets = plain_queries.offsets;
     p.plain_q = static_cast<const float *>(plain_queries.q);
     p.plain_batch_stride = plain_queries.q_batch_stride,
     p.plain_head_stride = plain_queries.q_head_stride;
+    p.queries_ready = plain_queries.ready != 0;
 }
 
 /* Both codecs with their tables on the device. */

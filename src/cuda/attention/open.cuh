@@ -9,6 +9,7 @@
 #pragma once
 
 #include "further_tiles.cuh"
+#include "offsets.cuh"
 #include "scores.cuh"
 #include "values.cuh"
 
@@ -122,7 +123,7 @@ KVANT_INLINE Accumulator<C, D> attend_open_tokens(const AttentionArgs &p, const 
         change_scores(p, tile, seen, t, before + first, valid - first, lane, s);
     if (MANY && p.page_offsets) {
         PageOffsets offsets;
-        offsets.template ask<D, GENERAL>(p, pair, before / PAGE_TOKENS, t, lane);
+        offsets.ask(p, pair, before / PAGE_TOKENS, t, lane);
         offsets.add(p, s);
     }
     hide_tokens(s, valid - first, lane >> 2);

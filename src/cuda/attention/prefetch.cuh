@@ -1,5 +1,6 @@
-/* prefetch.cuh - what a decode kernel asks memory for before it needs it: its arguments, tables,
- * queries, numbers of channels, and where it will write. It uses nothing of what comes. */
+/* prefetch.cuh - prefetches: a decode kernel asks for its arguments, tables, queries, numbers of
+ * channels and the memory that it will write to before it needs them. This file uses none of the
+ * numbers. */
 #pragma once
 
 #include "attention.h"
@@ -10,10 +11,11 @@
 namespace kvant
 {
 
-/* A kernel begins with cold caches. Once pages are on their way, every other load queues behind
- * them: loading a query took 4 us that way. So everything needed before the first page is loaded
- * together. These are the arguments: every warp reads one line of them, so the lines arrive
- * together. Tables of chunks are left out, because they are far longer. */
+/* Loads the arguments into the constant cache. Every warp reads one line of them, so the lines
+ * arrive together. A kernel begins with cold caches. Once pages are on their way, every other
+ * load queues behind them: loading a query took 4 us that way. So the kernel asks for everything
+ * that it needs before the first page at once. Tables of chunks are left out, because they are
+ * far longer. */
 template <class A> KVANT_INLINE void prefetch_arguments(const A &p, int warp)
 {
     const uint32_t *words = reinterpret_cast<const uint32_t *>(&p);
@@ -25,8 +27,8 @@ template <class A> KVANT_INLINE void prefetch_arguments(const A &p, int warp)
     asm volatile("" ::"r"(any));
 }
 
-/* Tables and queries into the second-level cache, a line a thread of the grid, while lengths are
- * read. */
+/* Brings tables and queries into the second-level cache while lengths are read. Each thread of the
+ * grid asks for one line. */
 template <int D> KVANT_INLINE void prefetch(const AttentionArgs &p)
 {
     const size_t line = 128 * ((size_t)blockIdx.x * blockDim.x + threadIdx.x);
@@ -41,8 +43,8 @@ template <int D> KVANT_INLINE void prefetch(const AttentionArgs &p)
         prefetch_line(p.q, line);
 }
 
-/* Tables, queries, and a line of what the block will write, because an address not used for long is
- * itself looked up in memory. */
+/* Brings tables, queries, and a line of the memory that the block will write to. The GPU looks the
+ * translation of an address up in memory if nobody used the address for long. */
 template <int D> KVANT_INLINE void request_all(const AttentionArgs &p)
 {
     prefetch<D>(p);
@@ -56,7 +58,7 @@ template <int D> KVANT_INLINE void request_all(const AttentionArgs &p)
         prefetch_line(p.newest.cells, 0);
 }
 
-/* Numbers of channels and of pages' centres, which no kernel before this one writes. */
+/* Brings numbers of channels and of pages' centres. No kernel of a decode step writes them. */
 template <int D> KVANT_INLINE void request_channels(const AttentionArgs &p)
 {
     const size_t line = 128 * ((size_t)blockIdx.x * blockDim.x + threadIdx.x);

@@ -37,7 +37,8 @@ template <int D, int COLUMNS_, bool BYTES_> struct QueryTile {
     size_t mask_row[COLUMNS]; /* where the token's row of the mask begins */
 };
 
-/* The matrices of a stretch's keys, a bit each, and the tiles of queries through them (further_tiles.cuh). */
+/* The matrices of a stretch's keys, a bit each, and the tiles of queries through them
+ * (further_tiles.cuh). */
 struct Matrices {
     uint32_t used;
 
@@ -73,10 +74,10 @@ KVANT_INLINE int end_of_run(const AttentionArgs &p, int b, int page, int end, in
 }
 
 /* Where a page's offsets (cuda.h) for a pair's columns begin. */
-KVANT_INLINE const float *offsets_of(const AttentionArgs &p, const Pair &pair, int page)
+KVANT_INLINE size_t offsets_at(const AttentionArgs &p, const Pair &pair, int page)
 {
     const size_t at = ((size_t)pair.b * p.kv_heads + pair.kv_head) * p.table_stride + page;
-    return p.page_offsets + at * (p.query_tokens * p.heads_a_kv) + pair.first_column;
+    return at * (p.query_tokens * p.heads_a_kv) + pair.first_column;
 }
 
 /* Of column n, to be multiplied by scale_log2; asked for in this place. */
@@ -167,8 +168,8 @@ KVANT_INLINE float slope_of(const AttentionArgs &p, int head)
     return LOG2_E * exp2f(-p.max_bias * steps);
 }
 
-/* A warp's query rows of a pair through one matrix, loaded ahead of use: columns n, n + WARPS, ... MANY: of the
- * kernel. */
+/* A warp's query rows of a pair through one matrix, loaded ahead of use: columns n, n + WARPS,
+ * ... MANY: of the kernel. */
 template <int D, int WARPS, bool GENERAL, int COLUMNS, bool MANY> struct QueryRows {
     static constexpr int N = (COLUMNS + WARPS - 1) / WARPS;
     Row<D> rows[N], center;

@@ -1,5 +1,5 @@
 /* test_schedule.cpp - which pages the thread blocks of decode attention compute (schedule.cuh), and
- * the offsets that centres of pages add to scores (further_tiles.cuh), without a GPU. The warp of
+ * the offsets that centres of pages add to scores (offsets.cuh), without a GPU. The warp of
  * warp.h runs the code.
  *
  * Every page of every pair is computed once. If several blocks share a pair, each knows how many
@@ -9,11 +9,8 @@
 struct ushort2 {
     uint16_t x, y;
 };
-static const struct {
-    unsigned x;
-} blockIdx = { 0 };
 
-#include "device/attention/further_tiles.cuh"
+#include "device/attention/offsets.cuh"
 
 #include <climits>
 #include <random>
@@ -161,25 +158,25 @@ static int check_pieces()
 
 static struct {
     Pair pair;
-    int page;
-    float found[LANES][2];
+    int first, step;
 } offsets;
 
 template <int D> static void find_offsets()
 {
-    PageOffsets own;
-    own.template find<D>(task.args, offsets.pair, offsets.page, 0, warp.lane);
-    memcpy(offsets.found[warp.lane], own.x, sizeof own.x);
+    put_offsets<D>(task.args, offsets.pair, offsets.first, offsets.step,
+                   (int)task.args.table_stride, warp.lane);
 }
 
 /* Sums of D products of numbers that are rounded at most four times, in any order, err by (D + 4)
  * 2^-24 of their sizes. */
 template <int D> static int check_offsets()
 {
-    constexpr int PAGES = 3, HEADS = 2, NUMBERS = 2;
+    constexpr int PAGES = 13, HEADS = 2, NUMBERS = 3;
     std::normal_distribution<float> normal;
     std::vector<float> phases(PAGES * D), start(NUMBERS * HEADS * D), q(HEADS * 8 * D);
-    std::vector<uint8_t> of_page = { 1, 0, 1 };
+    std::vector<uint8_t> of_page(PAGES);
+    for (uint8_t &number : of_page)
+        number = (uint8_t)below(NUMBERS);
     std::vector<uint16_t> channels(D);
     for (auto *some : { &phases, &start, &q })
         for (float &x : *some)
@@ -194,27 +191,31 @@ template <int D> static int check_offsets()
     p.block_centers = { channels.data(), start.data(), phases.data(), of_page.data() };
     p.plain_q = q.data();
     p.plain_head_stride = D;
-    for (p.heads_a_kv = 1; p.heads_a_kv <= 8; p.heads_a_kv++)
-        for (offsets.page = 0; offsets.page < PAGES; offsets.page++) {
-            offsets.pair = Pair{ 0, 1, 0, p.heads_a_kv };
+    p.query_tokens = 1;
+    for (p.heads_a_kv = 1; p.heads_a_kv <= 8; p.heads_a_kv++) {
+        std::vector<float> found(HEADS * PAGES * p.heads_a_kv, NAN);
+        p.own_offsets = found.data();
+        offsets.pair = Pair{ 0, 1, 0, p.heads_a_kv };
+        offsets.step = p.heads_a_kv % 2 ? 1 : 3;
+        for (offsets.first = 0; offsets.first < offsets.step; offsets.first++)
             run_lanes(find_offsets<D>);
+        for (int page = 0; page < PAGES; page++)
             for (int n = 0; n < p.heads_a_kv; n++) {
                 double sum = 0, size = 0;
                 for (int i = 0; i < D / 2; i++) {
                     const int x = channels[2 * i], y = channels[2 * i + 1];
-                    const float *from = &start[(of_page[offsets.page] * HEADS + 1) * D],
+                    const float *from = &start[(of_page[page] * HEADS + 1) * D],
                                 *row = &q[(p.heads_a_kv + n) * D];
-                    const double cosine = phases[offsets.page * D + i],
-                                 sine = phases[offsets.page * D + D / 2 + i];
+                    const double cosine = phases[page * D + i], sine = phases[page * D + D / 2 + i];
                     sum += row[x] * (from[x] * cosine - from[y] * sine) +
                            row[y] * (from[y] * cosine + from[x] * sine);
                     size += fabs(row[x]) * (fabs(from[x] * cosine) + fabs(from[y] * sine)) +
                             fabs(row[y]) * (fabs(from[y] * cosine) + fabs(from[x] * sine));
                 }
-                for (int lane = n / 2; lane < LANES; lane += 4)
-                    failed += !(fabs(offsets.found[lane][n % 2] - sum) <= (D + 4) * 0x1p-24 * size);
+                const float own = found[(PAGES + page) * p.heads_a_kv + n];
+                failed += !(fabs(own - sum) <= (D + 4) * 0x1p-24 * size);
             }
-        }
+    }
     if (failed)
         printf("FAILED offsets of pages at head_dim %d\n", D);
     return failed;
