@@ -243,6 +243,8 @@ static bool join_tensor(kvp_kv *kv, kvp_gpu_held_rows *held)
         kvp_error("%s: no memory to learn a matrix; keys are stored without one", kv->name);
     if (is_of_use(cells))
         ok = put_in_force(cells, l, held);
+    else if (kvp_gpu_is_learning(cells) && !cells->in_place)
+        ok = kvp_gpu_center_held(cells, held);
     kvp_gpu_learner_drop(cells, l);
     end(cells);
     if (!ok)

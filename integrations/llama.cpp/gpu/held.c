@@ -4,6 +4,7 @@
 #include "learner.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 /* The arrays of kvp_gpu_held_rows, as they are brought to the GPU. */
 typedef struct held_arrays {
@@ -122,4 +123,40 @@ bool kvp_gpu_store_held(const kvp_gpu_cells *cells, const kvp_gpu_held_rows *hel
         status = store_run(cells, held, run);
     }
     return status == KVANT_OK;
+}
+
+/* The written rows, in the computer's memory, and how many these are. The caller frees them. NULL
+ * without memory. */
+static float *fetch_held(const kvp_gpu_cells *cells, const kvp_gpu_held_rows *held, size_t *n)
+{
+    const size_t width = kvp_gpu_width(cells), all = (size_t)held->list.n * KVANT_PAGE_TOKENS;
+    float *rows = malloc((all + 1) * width * sizeof(*rows));
+    const bool ok = rows != NULL &&
+                    kvp_cu_ok(kvp_cu.copy_out(rows, (cu_address)(uintptr_t)held->rows,
+                                              all * width * sizeof(*rows), cells->gpu->stream),
+                              "copying") &&
+                    kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "copying");
+
+    *n = 0;
+    for (size_t row = 0; row < all && ok; row++)
+        if (held->list.pages[row / KVANT_PAGE_TOKENS].written >> (row % KVANT_PAGE_TOKENS) & 1)
+            memmove(rows + (*n)++ * width, rows + row * width, width * sizeof(*rows));
+    if (ok)
+        return rows;
+    free(rows);
+    return NULL;
+}
+
+bool kvp_gpu_center_held(kvp_gpu_cells *cells, kvp_gpu_held_rows *held)
+{
+    size_t n = 0;
+    float *rows = NULL;
+    bool ok = true;
+
+    if (held->list.n > 0)
+        ok = kvp_gpu_decode_held(cells, held) && (rows = fetch_held(cells, held, &n)) != NULL;
+    if (ok && n >= KVP_LEARN_ROWS)
+        ok = kvp_gpu_learn_from(cells, rows, n) && kvp_gpu_store_held(cells, held);
+    free(rows);
+    return ok;
 }

@@ -49,6 +49,9 @@ bool kvp_gpu_hold_rows(kvp_gpu_cache *cache, kvp_gpu_held_rows *held);
 bool kvp_gpu_decode_held(const kvp_gpu_cells *cells, kvp_gpu_held_rows *held);
 bool kvp_gpu_store_held(const kvp_gpu_cells *cells, const kvp_gpu_held_rows *held);
 
+/* held.c. Keys that get no matrix learn centre and scale from the rows, if there are 64 of them. */
+bool kvp_gpu_center_held(kvp_gpu_cells *cells, kvp_gpu_held_rows *held);
+
 /* lesson.c. lessons_begin comes before the lessons of all layers. It returns false if exact
  * pages have too few rows, or if the tokens of these rows are too much alike. lesson_of copies a
  * layer's rows, so that later steps may change the pages. It returns false without memory. */

@@ -21,7 +21,8 @@ kvp_gpu_page_list kvp_gpu_list_pages(const kvp_gpu_cache *cache)
         if (cache->table[block] < 0 && cache->written[block] != 0 &&
             cache->buckets.of[block] != KVP_PLAIN)
             list.pages[list.n++] =
-                (kvp_gpu_listed){ (uint32_t)(-1 - cache->table[block]), cache->buckets.of[block] };
+                (kvp_gpu_listed){ (uint32_t)(-1 - cache->table[block]), cache->buckets.of[block],
+                                  cache->written[block] };
     return list;
 }
 

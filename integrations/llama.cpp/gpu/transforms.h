@@ -70,10 +70,11 @@ typedef struct kvp_gpu_buckets {
     size_t n_last, most_last;
 } kvp_gpu_buckets;
 
-/* Exact pages in the order of their blocks, and the transforms of these blocks. */
+/* Exact pages in the order of their blocks, with the transforms and written rows of these blocks. */
 typedef struct kvp_gpu_listed {
     uint32_t page;
     uint8_t transform;
+    uint64_t written; /* a bit per row */
 } kvp_gpu_listed;
 
 typedef struct kvp_gpu_page_list {

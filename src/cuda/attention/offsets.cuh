@@ -62,9 +62,10 @@ KVANT_INLINE void put_offsets(const AttentionArgs &p, const Pair &pair, int page
     for (; page < end; page += PAGES * step) {
         float cosine[PAGES][N], sine[PAGES][N];
         const int own = min(page + lane % PAGES * step, end - 1);
-        const uint32_t number = p.block_centers.transform_ids
-                                    ? __ldg(p.block_centers.transform_ids + pair.b * p.table_stride + own)
-                                    : 0;
+        const uint32_t number =
+            p.block_centers.transform_ids
+                ? __ldg(p.block_centers.transform_ids + pair.b * p.table_stride + own)
+                : 0;
         unrolled_for (int k = 0; k < PAGES; k++) {
             const float *phase =
                 p.block_centers.phases +
