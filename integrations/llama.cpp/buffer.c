@@ -1,18 +1,12 @@
 /* buffer.c - see buffer.h. */
-#define _GNU_SOURCE /* MAP_ANONYMOUS, mincore, madvise */
-
 #include "buffer.h"
 
-#include <pthread.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
+#include "buffer_region.h"
 #include "buffer_requests.h"
 #include "ggml_api.h"
-#include "gpu/gpu.h"
 #include "kv_steps.h"
 #include "log.h"
 #include "trace.h"
@@ -21,26 +15,6 @@
  * failure, but it handles an allocation that fails. This size exceeds any address space, and sums
  * of a thousand of them do not overflow. */
 #define REFUSED ((size_t)1 << 54)
-
-struct region {
-    char *base;
-    size_t size;
-    /* the buffer whose memory it is, and the functions for cells in there; NULL: mapped here */
-    abi_buffer *inner;
-    const kvp_remote *remote;
-    bool latents; /* its cache tensors are latents (mla.h) */
-    kvp_kv **tensors;
-    size_t n_tensors;
-    /* Places the cells of one stream. All cache tensors of a buffer belong to one cache, so they
-     * share it. */
-    kvp_placement *placement;
-    uint32_t n_placed;   /* cells that `placement` places */
-    kvp_steps steps[2];  /* shared pages of the keys, and of the values */
-    struct region *next; /* the next live region */
-};
-
-static pthread_mutex_t live_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct region *live;
 
 static abi_any_buft buft;
 static abi_buft *others[64];
@@ -88,197 +62,21 @@ static size_t nominal_offset(const abi_tensor *tensor, size_t offset)
     return tensor->view_offs + offset;
 }
 
-/* Live regions */
-
-static void region_link(struct region *region)
-{
-    pthread_mutex_lock(&live_lock);
-    region->next = live;
-    live = region;
-    pthread_mutex_unlock(&live_lock);
-}
-
-static void region_unlink(struct region *region)
-{
-    struct region **at;
-
-    pthread_mutex_lock(&live_lock);
-    for (at = &live; *at != NULL && *at != region; at = &(*at)->next)
-        ;
-    if (*at != NULL)
-        *at = region->next;
-    pthread_mutex_unlock(&live_lock);
-}
-
-static struct region *region_create(size_t size, abi_buffer *inner)
-{
-    struct region *region = calloc(1, sizeof(*region));
-
-    if (region == NULL)
-        return NULL;
-    region->size = size;
-    region->inner = inner;
-    if (inner != NULL)
-        region->base = inner->iface.get_base(inner);
-    else
-        region->base = mmap(NULL, size, PROT_READ | PROT_WRITE,
-                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (region->base == MAP_FAILED) {
-        free(region);
-        return NULL;
-    }
-    region_link(region);
-    return region;
-}
-
-static void region_free(struct region *region)
-{
-    if (kvp_trace_is_on)
-        kvp_trace_close(region);
-    region_unlink(region);
-    for (size_t i = 0; i < region->n_tensors; i++)
-        kvp_kv_free(region->tensors[i]);
-    for (size_t role = 0; role < 2; role++)
-        kvp_steps_free(&region->steps[role]);
-    if (region->inner != NULL)
-        kvp_api.buffer_free(region->inner);
-    else
-        munmap(region->base, region->size);
-    kvp_placement_free(region->placement);
-    free(region->tensors);
-    free(region);
-}
-
-/* Changes the list under the lock, because another thread may be reading it. */
-static bool region_add(struct region *region, kvp_kv *kv)
-{
-    kvp_kv **tensors;
-
-    /* A huge page would make memory resident that nobody wrote: gaps between tensors, and cells. */
-    if (region->n_tensors == 0 && region->inner == NULL)
-        madvise(region->base, region->size, MADV_NOHUGEPAGE);
-    pthread_mutex_lock(&live_lock);
-    tensors = realloc(region->tensors, (region->n_tensors + 1) * sizeof(kvp_kv *));
-    if (tensors != NULL) {
-        region->tensors = tensors;
-        region->tensors[region->n_tensors++] = kv;
-    }
-    pthread_mutex_unlock(&live_lock);
-    return tensors != NULL;
-}
-
-static size_t resident_bytes(const struct region *region)
-{
-    size_t page = (size_t)sysconf(_SC_PAGESIZE), resident = 0;
-    unsigned char state[4096];
-
-    if (region->inner != NULL)
-        return region->size;
-    for (size_t at = 0; at < region->size; at += sizeof(state) * page) {
-        size_t n =
-            region->size - at < sizeof(state) * page ? region->size - at : sizeof(state) * page;
-        size_t n_pages = (n + page - 1) / page;
-        if (mincore(region->base + at, n, state) != 0)
-            return resident;
-        for (size_t i = 0; i < n_pages; i++)
-            resident += (state[i] & 1u) * page;
-    }
-    return resident;
-}
-
-size_t kvp_buffer_kv_memory(size_t *reserved)
-{
-    size_t resident = 0, mapped = 0;
-    bool on_gpus = false;
-
-    pthread_mutex_lock(&live_lock);
-    for (const struct region *region = live; region != NULL; region = region->next) {
-        if (region->n_tensors == 0)
-            continue;
-        resident += resident_bytes(region);
-        for (size_t i = 0; i < region->n_tensors; i++)
-            resident += kvp_kv_extra_bytes(region->tensors[i]);
-        mapped += region->size;
-        on_gpus = on_gpus || region->remote != NULL;
-    }
-    pthread_mutex_unlock(&live_lock);
-    if (reserved != NULL)
-        *reserved = mapped;
-    return resident + (on_gpus ? kvp_gpu_held() : 0);
-}
-
-bool kvp_buffer_kv_size(bool on_gpu, kvp_kv_size *size)
-{
-    kvp_kv_size sum = { .size = sizeof(sum) }, part;
-    bool all = size != NULL && size->size == sizeof(*size);
-
-    pthread_mutex_lock(&live_lock);
-    for (const struct region *region = live; region != NULL; region = region->next)
-        for (size_t i = 0; i < region->n_tensors && all; i++) {
-            const kvp_kv *kv = region->tensors[i];
-            const bool there = kvp_kv_is_bound(kv) && on_gpu == (kv->remote != NULL);
-            part = kv->full;
-            all = there || (on_gpu && kvp_kv_size_now(kv, on_gpu, &part));
-            kvp_kv_size_add(&sum, &part);
-        }
-    pthread_mutex_unlock(&live_lock);
-    if (all)
-        *size = sum;
-    return all;
-}
-
-bool kvp_buffer_kv_size_at(bool on_gpu, double tokens, kvp_kv_size *size, double *in_place)
-{
-    kvp_kv_size sum = { .size = sizeof(sum) }, part = sum;
-    bool all = size != NULL && size->size == sizeof(*size) && in_place != NULL;
-    size_t room = SIZE_MAX;
-
-    pthread_mutex_lock(&live_lock);
-    for (const struct region *region = live; region != NULL; region = region->next)
-        for (size_t i = 0; i < region->n_tensors && all; i++) {
-            const kvp_kv *kv = region->tensors[i];
-            const size_t fit = kvp_kv_tokens_in_place(kv);
-            all = kvp_kv_is_bound(kv) && kvp_kv_size_at(kv, on_gpu, tokens, &part);
-            kvp_kv_size_add(&sum, &part);
-            room = fit < room ? fit : room;
-        }
-    pthread_mutex_unlock(&live_lock);
-    if (all) {
-        *size = sum;
-        *in_place = on_gpu && room < SIZE_MAX ? (double)room : 0;
-    }
-    return all;
-}
-
 /* Buffer */
 
 static void buffer_free(abi_buffer *buffer)
 {
-    region_free(buffer->context);
+    kvp_region_free(buffer->context);
 }
 
 static void *buffer_get_base(abi_buffer *buffer)
 {
-    return ((struct region *)buffer->context)->base;
-}
-
-/* Whether the bytes lie in the region and in no other tensor's. */
-static bool is_free(const struct region *region, const char *at, size_t bytes)
-{
-    if (at < region->base || bytes > region->size ||
-        (size_t)(at - region->base) > region->size - bytes)
-        return false;
-    for (size_t i = 0; i < region->n_tensors; i++) {
-        const char *other = region->tensors[i]->memory;
-        if (at < other + region->tensors[i]->reserved && other < at + bytes)
-            return false;
-    }
-    return true;
+    return ((kvp_region *)buffer->context)->base;
 }
 
 /* Gives a tensor the placement of its buffer, since all tensors of one cache have the same
  * cells. */
-static bool share_placement(struct region *region, kvp_kv *kv)
+static bool share_placement(kvp_region *region, kvp_kv *kv)
 {
     if (kv->shape.n_streams != 1 || kv->shape.in_order)
         return true;
@@ -297,7 +95,7 @@ static bool share_placement(struct region *region, kvp_kv *kv)
 /* A cache tensor gets its cells here; views and other tensors need nothing. */
 static int32_t buffer_init_tensor(abi_buffer *buffer, abi_tensor *tensor)
 {
-    struct region *region = buffer->context;
+    kvp_region *region = buffer->context;
     char err[512] = "";
     kvp_kv_shape shape;
     size_t reserved = 0;
@@ -311,7 +109,7 @@ static int32_t buffer_init_tensor(abi_buffer *buffer, abi_tensor *tensor)
         shape.latents = region->latents;
         reserved = kvp_kv_reserve(&shape, err, sizeof(err));
     }
-    if (reserved != 0 && !is_free(region, tensor->data, reserved)) {
+    if (reserved != 0 && !kvp_region_is_free(region, tensor->data, reserved)) {
         snprintf(err, sizeof(err), "its %zu bytes do not fit where ggml placed it", reserved);
         reserved = 0;
     }
@@ -320,7 +118,7 @@ static int32_t buffer_init_tensor(abi_buffer *buffer, abi_tensor *tensor)
         return ABI_STATUS_ALLOC_FAILED;
     }
     kv = kvp_kv_create(tensor->name, &shape, tensor->data, reserved);
-    if (kv == NULL || !share_placement(region, kv) || !region_add(region, kv)) {
+    if (kv == NULL || !share_placement(region, kv) || !kvp_region_add(region, kv)) {
         kvp_kv_free(kv);
         return ABI_STATUS_ALLOC_FAILED;
     }
@@ -335,7 +133,7 @@ static int32_t buffer_init_tensor(abi_buffer *buffer, abi_tensor *tensor)
 static void buffer_set_tensor(abi_buffer *buffer, abi_tensor *tensor, const void *data,
                               size_t offset, size_t size)
 {
-    abi_buffer *inner = ((struct region *)buffer->context)->inner;
+    abi_buffer *inner = ((kvp_region *)buffer->context)->inner;
     kvp_kv *kv = kvp_kv_of(tensor);
 
     if (kv != NULL)
@@ -349,7 +147,7 @@ static void buffer_set_tensor(abi_buffer *buffer, abi_tensor *tensor, const void
 static void buffer_get_tensor(abi_buffer *buffer, const abi_tensor *tensor, void *data,
                               size_t offset, size_t size)
 {
-    abi_buffer *inner = ((struct region *)buffer->context)->inner;
+    abi_buffer *inner = ((kvp_region *)buffer->context)->inner;
     kvp_kv *kv = kvp_kv_of(tensor);
 
     if (kv == NULL && inner != NULL)
@@ -364,7 +162,7 @@ static void buffer_get_tensor(abi_buffer *buffer, const abi_tensor *tensor, void
 static void buffer_memset_tensor(abi_buffer *buffer, abi_tensor *tensor, uint8_t value,
                                  size_t offset, size_t size)
 {
-    abi_buffer *inner = ((struct region *)buffer->context)->inner;
+    abi_buffer *inner = ((kvp_region *)buffer->context)->inner;
     kvp_kv *kv = kvp_kv_of(tensor);
 
     if (kv != NULL)
@@ -404,7 +202,7 @@ static bool buffer_cpy_tensor(abi_buffer *buffer, const abi_tensor *src, abi_ten
 
 static void buffer_clear(abi_buffer *buffer, uint8_t value)
 {
-    struct region *region = buffer->context;
+    kvp_region *region = buffer->context;
 
     if (!kvp_is_ours(buffer->buft)) {
         memset(region->base, value, region->size);
@@ -445,7 +243,7 @@ static abi_buffer *buffer_create(abi_buft *of, const kvp_remote *remote, abi_buf
         .cpy_tensor = buffer_cpy_tensor,
         .clear = buffer_clear,
     };
-    struct region *region = region_create(size, inner);
+    kvp_region *region = kvp_region_create(size, inner);
 
     if (region == NULL) {
         kvp_error("cannot map %zu bytes", size);
@@ -489,7 +287,7 @@ static abi_buffer *create_latents(abi_buft *self, size_t size)
     abi_buffer *buffer = kvp_kv_refused() ? NULL : buffer_create(self, NULL, NULL, size);
 
     if (buffer != NULL)
-        ((struct region *)buffer->context)->latents = true;
+        ((kvp_region *)buffer->context)->latents = true;
     return buffer;
 }
 

@@ -1,5 +1,5 @@
 /* kv_fill.c - see kv_fill.h. Computes the sizes of one tensor, and for how many tokens it is f16 in
- * place. buffer.c adds up the tensors.
+ * place. buffer_region.c adds up the tensors.
  *
  * All numbers follow from kvp_kv_full_size, or come from kvant_tensor and gpu/size.c. */
 #include <math.h>

@@ -1,4 +1,5 @@
-/* kv_size.c - see kv_size.h. Computes the sizes of one tensor; kv_bind.c and buffer.c add them up.
+/* kv_size.c - see kv_size.h. Computes the sizes of one tensor; kv_bind.c and buffer_region.c
+ * add them up.
  *
  * `kvant_tensor` tells the bytes of a tensor in the computer's memory. gpu/size.c tells the bytes
  * of the arrays on a GPU. */
