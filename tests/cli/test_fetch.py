@@ -16,6 +16,7 @@ SCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "scripts"
 sys.path.insert(0, str(SCRIPTS))
 
 import fetch  # noqa: E402
+import fetch_python  # noqa: E402
 
 
 class Fetch(unittest.TestCase):
@@ -56,7 +57,7 @@ class Fetch(unittest.TestCase):
         headers = self.cache / f"headers-{fetch.LLAMA_VERSION}"
         model.parent.mkdir(parents=True)
         model.write_text("model")
-        torch = self.cache / fetch.torch_folder()
+        torch = self.cache / fetch_python.torch_folder()
         vulkan = self.cache / f"vulkan-{fetch.LLAMA_VERSION}"
         for folder in (runtime, headers, torch, vulkan):
             folder.mkdir()

@@ -24,8 +24,9 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
 
 import fetch  # noqa: E402
+import fetch_pins  # noqa: E402
 
-PINNED = "npm-" + fetch.NPM_VERSION
+PINNED = "npm-" + fetch_pins.NPM_VERSION
 DEBIAN = "debian-" + fetch.DEBIAN
 # ggml 0.9 has no flag for nodes that must be computed, or other tables of buffers.
 REFUSED = {"npm-3.14.5": "flag of a node to be computed", "npm-3.18.1": "buffer: functions"}
