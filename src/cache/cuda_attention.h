@@ -1,5 +1,5 @@
 /* cuda_attention.h - a call of attention on a GPU: by a cache (cuda_attention.c), or by a decode
- * step (cuda_steps.c). */
+ * step (cuda_steps.c). cuda_attention_stage.c finds the blocks of the call. */
 #pragma once
 
 #include "cuda_layers.h"
@@ -48,6 +48,19 @@ typedef struct attention_call {
     /* For steps: the exact pages of these blocks. NULL: the blocks are gathered. */
     const int32_t *in_place;
 } attention_call;
+
+/* The i-th sequence of the call. */
+static inline const kvant_sequence *sequence_of(const attention_call *c, uint32_t i)
+{
+    return &c->cache->sequences[c->sequences[i]];
+}
+
+/* Whether the blocks of the call have several transforms of keys, or of values. */
+static inline bool has_several(const attention_call *c, int role)
+{
+    const uint32_t used = c->transforms.used[role];
+    return used & (used - 1);
+}
 
 /* Makes a call with the cache's buffers and float queries. */
 attention_call kvant_cuda_call_of(kvant_cache *cache, uint32_t layer, const int32_t *sequences,

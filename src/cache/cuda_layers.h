@@ -4,7 +4,7 @@
  *   cuda_transforms.c centres, scales and matrices of transforms
  *   cuda_exact.c      exact pages: fp16 pages of blocks that are encoded later, as the plan says
  *   device_cuda.c     writes rows: the tensors' kvant_page_device
- *   cuda_attention.c  reads pages
+ *   cuda_attention.c  reads pages; cuda_attention_stage.c finds their blocks
  *   cuda_steps.c      decode steps of a CUDA graph
  *   cuda_read.c       reads rows of pages */
 #pragma once
