@@ -13,7 +13,7 @@ from test_transformers import MODES, generate
 
 from kvant.cache import Cache
 from kvant.transformers import KvantCache
-from kvant.transformers.cache import KvantLayer
+from kvant.transformers.layer import KvantLayer
 
 SPEC, PLAIN = "trellis-4:transform=first", "trellis-4:center=first,norm=first"
 NEARLY_EXACT = "turboquant-8:transform=first,recent=1024"  # fp16 rows after the matrix

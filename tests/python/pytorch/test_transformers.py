@@ -15,7 +15,7 @@ from transformers.cache_utils import DynamicCache
 
 import kvant
 from kvant.transformers import KvantCache
-from kvant.transformers.cache import KvantLayer
+from kvant.transformers.layer import KvantLayer
 from kvant.transformers.store import SLACK
 
 MODES = {
@@ -161,7 +161,7 @@ class Conversations(TestCase):
         three parts.
         """
         tokens, mask = models.prompt(90, padding=41)
-        with mock.patch.object(kvant.transformers.cache, "PASS", 13), torch.no_grad():
+        with mock.patch.object(kvant.transformers.layer, "PASS", 13), torch.no_grad():
             got, wanted = self.both(
                 lambda model, cache: model(
                     tokens, attention_mask=mask, past_key_values=cache

@@ -1,22 +1,17 @@
-"""KvantCache: the compressed cache for past_key_values= of transformers."""
+"""KvantCache: the compressed cache for past_key_values= of transformers.
+
+It makes the stores and acts on all layers at once. layer.py has a single layer of it."""
 
 from __future__ import annotations
 
 import os
 import warnings
-import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import (
-    Cache,
-    CacheLayerMixin,
-    DynamicCache,
-    DynamicLayer,
-    DynamicSlidingWindowLayer,
-)
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 
 from .. import checks, torch as operators
 from ..cache import Cache as Pages
@@ -25,196 +20,9 @@ from ..scheme import Scheme
 from ..settings import Settings, preset as find_preset
 from . import saving
 from .fingerprint import calling_module, fingerprint, is_plain
-from .masks import Shape
+from .layer import KvantLayer, window_of
 from .rope import rope_of
-from .rows import Rows
 from .store import Store
-
-
-# Query tokens of one call. A GPU takes 32767 at most, and a call's workspace grows with them.
-PASS = 8192
-
-
-class KvantLayer(CacheLayerMixin):
-    """One layer of a KvantCache. update keeps the new rows until attention says which of them are
-    padding. Other code that reads the tensors that update returns gets decoded rows."""
-
-    is_compileable = False
-    is_croppable = True
-    supports_early_init = False
-
-    def __init__(self, owner: KvantCache, number: int, window: int) -> None:
-        super().__init__()
-        # Weak, so that a cache that nobody uses any more frees its memory at once.
-        self.owner = weakref.proxy(owner)
-        self.number, self.window = number, window
-        self.is_sliding = window > 0
-        if self.is_sliding:
-            self.sliding_window = window
-        self.store: Store | None = None
-        self.pending: tuple[Tensor, Tensor] | None = None
-        self.like: tuple[Tensor, Tensor] | tuple[()] = ()
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        self.store = self.owner._store_of(self, key_states, value_states)
-        self.store.lengths.setdefault(self.number, 0)
-        # New tensors, because views would keep the memory of the first rows.
-        self.like = tuple(
-            x.new_empty((*x.shape[:2], 0, x.shape[3]))
-            for x in (key_states.detach(), value_states.detach())
-        )
-        self.dtype, self.device = key_states.dtype, key_states.device
-        self.is_initialized = True
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        if torch.is_grad_enabled() and (key_states.requires_grad or value_states.requires_grad):
-            raise RuntimeError(
-                "a compressed cache has no gradient: call the model under torch.no_grad()"
-            )
-        self.owner.check_weights()
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        self._flush(None)
-        assert self.store is not None
-        if self.store.steps and self.store.steps.running:
-            self.pending = key_states, value_states
-            length = self.get_seq_length()
-            return Rows(self, 0, key_states, length), Rows(self, 1, value_states, length)
-        if self.number == next(iter(self.store.lengths)) and not self.store.keeps_past:
-            self.store.drop()
-        self.store.begin(key_states, value_states, self.owner._make)
-        self.pending = key_states, value_states
-        length = self.get_seq_length()
-        if self.owner.wants_tensors:
-            return self.decoded(length)
-        return Rows(self, 0, key_states, length), Rows(self, 1, value_states, length)
-
-    def _flush(self, hidden: tuple[int, ...] | None, query: Tensor | None = None) -> None:
-        if self.pending is not None:
-            assert self.store is not None
-            (k, v), self.pending = self.pending, None
-            self.store.append(self.number, k, v, hidden, query)
-
-    def attend(
-        self,
-        query: Tensor,
-        mask: Tensor | None,
-        shape: Shape | None,
-        length: int,
-        causal: bool,
-        scale: float,
-        softcap: float | None,
-        sinks: Tensor | None,
-    ) -> Tensor:
-        """Attention of the newest tokens: [batch, n, heads, head_dim of values]."""
-        if length != self.get_seq_length():
-            raise RuntimeError("kvant's attention was given keys of an earlier state of the cache")
-        assert self.store is not None
-        if self.store.steps and self.store.steps.running:
-            rows, self.pending = self.pending, None
-            window = self.window if shape is None else shape.window
-            return self.store.steps.attend(
-                self.store, self.number, query, rows, window, scale, softcap, sinks
-            )
-        options = scale, softcap, sinks, self.owner.exact, self.like[1].shape[3]
-        if (
-            shape is None
-            or shape.holes
-            or not causal
-            or self.pending is None
-            or query.shape[2] <= PASS
-        ):
-            self._flush(None if shape is None else shape.hidden, query)
-            return self.store.attend(self.number, query, mask, shape, causal, *options)
-        return self._attend_in_parts(query, shape, options)
-
-    def _attend_in_parts(self, query: Tensor, shape: Shape, options: Any) -> Tensor:
-        """Computes a long prompt in passes of PASS tokens: appends rows with their queries, then
-        computes attention."""
-        assert self.store is not None and self.pending is not None
-        (k, v), self.pending, found = self.pending, None, []
-        for q, k, v in zip(*(x.split(PASS, 2) for x in (query, k, v))):
-            self.store.append(self.number, k, v, shape.hidden, q)
-            here = shape._replace(
-                hidden=tuple(min(n, self.store.lengths[self.number]) for n in shape.hidden)
-            )
-            found.append(self.store.attend(self.number, q, None, here, True, *options))
-        return torch.cat(found, 1)
-
-    def decoded(self, length: int) -> tuple[Tensor, Tensor]:
-        self._flush(None)
-        assert self.store is not None
-        return self.store.read(self.number, length, self.like)
-
-    def _rows(self, role: int) -> Tensor | None:
-        return (
-            self.decoded(self.get_seq_length())[role]
-            if self.is_initialized and self.get_seq_length()
-            else None
-        )
-
-    @property
-    def keys(self) -> Tensor | None:  # type: ignore[override]
-        """The keys, decoded again at each access, [batch, kv heads, tokens, head_dim]; None before
-        the first tokens."""
-        return self._rows(0)
-
-    @property
-    def values(self) -> Tensor | None:  # type: ignore[override]
-        return self._rows(1)
-
-    @keys.setter
-    def keys(self, rows: Tensor | None) -> None:
-        self._set(rows)
-
-    @values.setter
-    def values(self, rows: Tensor | None) -> None:
-        self._set(rows)
-
-    @staticmethod
-    def _set(rows: Tensor | None) -> None:
-        if rows is not None:  # CacheLayerMixin's __init__ sets None
-            raise AttributeError(
-                "a KvantCache's keys and values can be read, not assigned: crop, reorder_cache "
-                "and batch_select_indices "
-                "take tokens and sequences away; to evict others use DynamicCache"
-            )
-
-    def offload(self) -> None:
-        raise RuntimeError(
-            "a KvantCache is not offloaded: its pages stay where the model's keys are (save "
-            "writes a file)"
-        )
-
-    prefetch = offload
-
-    def get_seq_length(self) -> int:
-        waiting = 0 if self.pending is None else self.pending[0].shape[2]
-        return waiting + (0 if self.store is None else self.store.length(self.number))
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.get_seq_length() + query_length, 0
-
-    def get_max_length(self) -> int:
-        return self.window or -1
-
-    @property
-    def batch_size(self) -> int:
-        return self.store.batch or -1 if self.store is not None else -1
-
-    def reset(self) -> None:
-        """Does nothing by itself: KvantCache.reset forgets the rows of all layers at once."""
-        self.pending = None
-
-
-def _window(layer: Any) -> int | None:
-    """The window of a layer that a compressed layer can replace; None for layers that stay as the
-    model has them."""
-    if type(layer) is DynamicLayer:
-        return 0
-    return int(layer.sliding_window) if type(layer) is DynamicSlidingWindowLayer else None
 
 
 class KvantCache(Cache):
@@ -278,7 +86,7 @@ class KvantCache(Cache):
         self._wrong: Tensor | None = None  # whether a mask of this round was wrong
         layers: list[Any] = []
         for number, layer in enumerate(DynamicCache(config=config).layers):
-            window = _window(layer)
+            window = window_of(layer)
             layers.append(layer if window is None else KvantLayer(self, number, window))
         super().__init__(layers=layers)
         self._warn_of_others()
