@@ -31,8 +31,8 @@ static inline kind make_kind(uint64_t seed)
     return k;
 }
 
-static inline void fill(const float *matrix, const float *center, size_t n_heads, size_t n, uint64_t *rng,
-                 float *out)
+static inline void fill(const float *matrix, const float *center, size_t n_heads, size_t n,
+                        uint64_t *rng, float *out)
 {
     for (size_t i = 0; i < n * n_heads; i++)
         for (uint32_t j = 0; j < HEAD_DIM; j++)
@@ -72,7 +72,7 @@ static inline void note(const fixture *f, const float *queries, uint32_t n, uint
 /* Writes tokens first .. first + n - 1 of the text to the slots of the same numbers, queries before
  * keys. */
 static inline void put(fixture *f, const text *t, uint32_t first, uint32_t n, uint32_t batch,
-                uint32_t n_threads)
+                       uint32_t n_threads)
 {
     for (uint32_t i = first; i < first + n; i += batch) {
         const uint32_t m = first + n - i < batch ? first + n - i : batch;

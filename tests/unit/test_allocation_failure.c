@@ -1,7 +1,7 @@
 /* test_allocation_failure.c - creates, writes and calibrates with one allocation that fails, for
  * each allocation once, and then with all allocations from it on. Threads that cannot start are
  * tested in the same way. The header refused.h says what a call must do then. Only the functions
- * under "A layer" and "A cache of sequences" call the library's interface. */
+ * under "A layer" call the library's interface. test_cache_allocation.c tests caches of sequences. */
 #include "refused.h"
 
 #include <kvant/cache.h>
@@ -477,153 +477,7 @@ static void attention_does_not_allocate(void **state)
     }
 }
 
-/* --- A cache of sequences --- */
-
-enum { LAYERS = 2, STEP = 40 };
-
-/* The objects of a cache's life that its calls work on. */
-typedef struct life {
-    kvant_cache *cache;
-    int32_t first, second; /* sequences */
-    float out[WIDTH];
-} life;
-
-typedef kvant_status step(life *l);
-
-static kvant_status create_cache(life *l)
-{
-    kvant_cache_params params = KVANT_CACHE_PARAMS;
-    params.n_layers = LAYERS, params.n_heads = HEADS, params.n_kv_heads = HEADS,
-    params.head_dim = DIM;
-    params.max_tokens = 512, params.max_sequences = 2, params.n_threads = 2;
-    const kvant_status status = kvant_cache_create(&params, &l->cache);
-    if (status != KVANT_OK) {
-        assert_null(l->cache);
-        assert_int_not_equal(kvant_error_message()[0], 0);
-    }
-    return status;
-}
-
-static kvant_status create_sequence(life *l)
-{
-    l->first = kvant_sequence_create(l->cache);
-    return l->first >= 0 ? KVANT_OK : KVANT_ERR_MEMORY;
-}
-
-static kvant_status tell_rope(life *l)
-{
-    static const float frequencies[DIM / 2] = { 1, 0.1f, 0.01f };
-    const kvant_rope rope = { .size = sizeof rope, .n_dims = DIM, .frequencies = frequencies };
-    return kvant_cache_set_rope(l->cache, 0, &rope);
-}
-
-static kvant_status note_queries(life *l)
-{
-    const kvant_queries queries = { .size = sizeof queries,
-                                    .q = rows,
-                                    .token_stride = WIDTH,
-                                    .head_stride = DIM,
-                                    .n_tokens = STEP,
-                                    .n_heads = HEADS };
-    return kvant_cache_note_queries(l->cache, 0, &queries);
-}
-
-static kvant_status fork_sequence(life *l)
-{
-    l->second = kvant_sequence_fork(l->cache, l->first);
-    return l->second >= 0 ? KVANT_OK : KVANT_ERR_MEMORY;
-}
-
-static kvant_status append_to(life *l, int32_t sequence, uint32_t number)
-{
-    const uint32_t length = kvant_sequence_length(l->cache, sequence, number);
-    const float *row = rows + (size_t)length * WIDTH;
-    const kvant_status status = kvant_cache_append(l->cache, number, sequence, row, row, STEP);
-    assert_int_equal(kvant_sequence_length(l->cache, sequence, number),
-                     length + (status == KVANT_OK ? STEP : 0));
-    return status;
-}
-
-static kvant_status append_0(life *l)
-{
-    return append_to(l, l->first, 0);
-}
-
-static kvant_status append_1(life *l)
-{
-    return append_to(l, l->first, 1);
-}
-
-/* Writes into blocks that both sequences share, so the cache copies them. */
-static kvant_status append_second(life *l)
-{
-    return append_to(l, l->second, 0);
-}
-
-static kvant_status truncate_second(life *l)
-{
-    return kvant_sequence_truncate(l->cache, l->second, 70);
-}
-
-static kvant_status attend_first(life *l)
-{
-    return kvant_cache_attend(l->cache, 0, l->first, rows, l->out, 1);
-}
-
-static step *const steps[] = { create_cache, create_sequence, tell_rope,     note_queries,
-                               append_0,     append_1,        append_0,      append_1,
-                               attend_first, fork_sequence,   append_second, truncate_second,
-                               append_0,     append_second,   attend_first };
-
-/* Stops at the first call that fails. */
-static kvant_status live(const void *context)
-{
-    life l = { 0 };
-    kvant_status status = KVANT_OK;
-    (void)context;
-    for (size_t i = 0; i < COUNT(steps) && status == KVANT_OK; i++)
-        status = steps[i](&l);
-    kvant_cache_free(&l.cache);
-    return status;
-}
-
-static void caches(void **state)
-{
-    (void)state;
-    refuse_each_allocation(live, NULL, "a cache",
-                           true); /* a spec is tried with several head dimensions */
-}
-
-/* A call that failed for lack of memory is repeated and succeeds; the final output is the same. */
-static long live_on(long at, float *out)
-{
-    life l = { 0 };
-    long met = 0;
-    for (size_t i = 0; i < COUNT(steps); i++) {
-        arm(at, true);
-        const kvant_status status = steps[i](&l);
-        met += refused;
-        arm(0, false);
-        assert_int_equal(status, status == KVANT_OK ? KVANT_OK : KVANT_ERR_MEMORY);
-        if (status != KVANT_OK)
-            assert_int_equal(steps[i](&l), KVANT_OK);
-    }
-    memcpy(out, l.out, sizeof l.out);
-    kvant_cache_free(&l.cache);
-    return met;
-}
-
-static void caches_go_on(void **state)
-{
-    float want[WIDTH], got[WIDTH];
-    (void)state;
-    live_on(0, want);
-    const long before = blocks;
-    for (long at = 1; live_on(at, got); at++) {
-        assert_memory_equal(got, want, sizeof got);
-        assert_int_equal(blocks, before);
-    }
-}
+/* --- Threads that do not start --- */
 
 /* When the system starts no thread, calls are slower but right. This test runs first, while the
  * library has no threads yet. */
@@ -650,8 +504,6 @@ int main(void)
         cmocka_unit_test(writes_of_a_layer),
         cmocka_unit_test(attention_does_not_allocate),
         cmocka_unit_test(shifts),
-        cmocka_unit_test(caches),
-        cmocka_unit_test(caches_go_on),
     };
     fill_rows();
     return cmocka_run_group_tests(tests, NULL, NULL);
