@@ -1,0 +1,45 @@
+/* gpu_fixture.h - a prompt, and the steps of decoding after it, for the tests of devices of a
+ * llama.cpp with CUDA. */
+#ifndef KVANT_TESTS_GPU_FIXTURE_H
+#define KVANT_TESTS_GPU_FIXTURE_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../choose.h"
+#include "harness.h"
+#include "mock_control.h"
+
+enum { N_PROMPT = 150, N_STEPS = 40 };
+
+static llama_token
+    tokens[N_PROMPT + N_STEPS]; /* N_PROMPT: more tokens than the shorter prompts of any test */
+
+static inline int start(void **state)
+{
+    int status;
+
+    harness_need_gpu();
+    status = harness_start(state);
+    if (status == 0)
+        harness_tokens(tokens, N_PROMPT + N_STEPS);
+    return status;
+}
+
+static inline float *new_logits(void)
+{
+    float *logits = malloc(N_STEPS * harness_n_vocab() * sizeof(*logits));
+
+    assert_non_null(logits);
+    return logits;
+}
+
+#endif
