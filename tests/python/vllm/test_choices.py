@@ -1,0 +1,311 @@
+"""What kvant's backends for vLLM choose, without an engine: codecs and cells of layers, heads of
+ranks, calibrations, and what is refused. test_backends.py tests what the backends compute.
+"""
+
+import dataclasses
+import os
+import pathlib
+import pickle
+import subprocess
+import sys
+import tempfile
+import types
+import unittest
+from unittest import mock
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent), str(HERE.parent / "pytorch")]
+
+import torch  # noqa: E402
+from common import TestCase  # noqa: E402
+from vllm.config import VllmConfig, set_current_vllm_config  # noqa: E402
+from vllm.model_executor.layers import rotary_embedding  # noqa: E402
+from vllm.v1.attention.backends.registry import AttentionBackendEnum  # noqa: E402
+from vllm.v1.kv_cache_interface import (  # noqa: E402
+    ChunkedLocalAttentionSpec,
+    CrossAttentionSpec,
+    EncoderOnlyAttentionSpec,
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    MLAAttentionSpec,
+    SinkFullAttentionSpec,
+    SlidingWindowSpec,
+)
+
+import kvant  # noqa: E402
+from kvant.vllm import chosen, codecs, gpu, impl, learn  # noqa: E402
+from steps import (  # noqa: E402
+    CHUNKS,
+    DECODES,
+    DIM,
+    DRAFTS,
+    PROMPTS,
+    Step,
+    chosen_as,
+    made_builder,
+    made_impl,
+    made_memory,
+)
+
+
+class Choices(TestCase):
+    def test_cells_of_several_sizes(self):
+        """The largest token is a whole multiple of every other token. If layers are 2^n times as
+        wide as each other, padding makes up for unequal bytes per channel, and rounds up to 64
+        bytes.
+        """
+        for name in ("int8", "int4", "turboquant4", "trellis3", "f32/f32"):
+            stored = chosen_as(name)
+            for shapes in (
+                {(2, 64), (2, 128)},
+                {(8, 256), (4, 512)},
+                {(16, 256), (4, 512)},
+                {(4, 80), (4, 128)},
+                {(1, 256), (8, 128), (2, 64)},
+            ):
+                cells = codecs.even_cells(stored, shapes)
+                tokens = {shape: shape[0] * cell for shape, cell in cells.items()}
+                self.assertEqual({max(tokens.values()) % n for n in tokens.values()}, {0})
+                for shape, cell in cells.items():
+                    self.assertEqual(cell % codecs.CELL_ALIGN, 0)
+                    self.assertGreaterEqual(cell, codecs.cell_bytes(stored, shape[1]))
+                if (4, 80) not in shapes:
+                    widest = max(heads * dim for heads, dim in shapes)
+                    per_channel = max(codecs.cell_bytes(stored, dim) / dim for _, dim in shapes)
+                    self.assertLess(max(tokens.values()), widest * per_channel + 64)
+            self.assertEqual(
+                codecs.even_cells(stored, {(2, 64)}), {(2, 64): codecs.cell_bytes(stored, 64)}
+            )
+        self.assertEqual(
+            codecs.even_cells(chosen_as("turboquant4"), {(2, 64), (2, 128)}),
+            {(2, 64): 68, (2, 128): 136},
+        )
+
+    def test_specs_that_are_refused(self):
+        """kvant refuses blocks that hold anything else than a row of keys and of values per
+        token.
+        """
+        shape = dict(block_size=64, num_kv_heads=2, head_size=64, dtype=torch.bfloat16)
+        with (
+            mock.patch.dict("os.environ", KVANT_VLLM="int8"),
+            mock.patch.object(impl, "_stored", []),
+        ):
+            for spec in (
+                FullAttentionSpec(**shape),
+                SlidingWindowSpec(**shape, sliding_window=64),
+                ChunkedLocalAttentionSpec(**shape, attention_chunk_size=64),
+            ):
+                self.assertEqual(impl.customize_spec(spec).state_content_bytes, 2 * 68)
+            refused = (
+                MLAAttentionSpec(**shape | {"num_kv_heads": 1}),
+                CrossAttentionSpec(**shape),
+                EncoderOnlyAttentionSpec(**shape),
+            )
+            refused += (
+                SinkFullAttentionSpec(**shape, sink_len=4),
+                FullAttentionSpec(**shape, head_size_v=128),
+                FullAttentionSpec(**shape, tokens_per_state=2),
+            )
+            for spec in refused:
+                with self.assertRaisesRegex(
+                    NotImplementedError,
+                    f"kvant: vLLM's {type(spec).__name__} .*start without KVANT_VLLM",
+                ):
+                    impl.customize_spec(spec)
+
+    def test_options_of_layers(self):
+        """Unknown words are refused, not ignored."""
+        with self.assertRaisesRegex(
+            NotImplementedError, "kvant: attention with dual_chunk_attention_config"
+        ):
+            made_impl("int8", dual_chunk_attention_config={"chunk_size": 8192})
+        for dtype in ("fp8", "int8_per_token_head"):
+            with self.assertRaisesRegex(
+                ValueError,
+                f"--kv-cache-dtype has to be kvant_NAME or auto with KVANT_VLLM, not {dtype}",
+            ):
+                made_impl("int8", dtype=dtype)
+        with self.assertRaisesRegex(ValueError, "--block-size has to be a multiple of 64, not 16"):
+            made_impl("int8", block_size=16)
+
+    def test_vllm_clears_blocks_that_change_hands(self):
+        """vLLM clears only kvant's blocks, where a refused row would leave another request's
+        row.
+        """
+        kvant.vllm.register()
+        kvant.vllm.register()
+        plain = FullAttentionSpec(block_size=64, num_kv_heads=2, head_size=64, dtype=torch.bfloat16)
+        packed = dataclasses.replace(plain, state_content_bytes=136)
+        for spec, environment, needed in (
+            (plain, "int8", False),
+            (packed, "int8", True),
+            (packed, "", False),
+            (dataclasses.replace(packed, dtype=torch.uint8), "", True),
+        ):
+            with mock.patch.dict("os.environ", KVANT_VLLM=environment):
+                found = KVCacheConfig(
+                    num_blocks=4,
+                    kv_cache_tensors=[],
+                    kv_cache_groups=[KVCacheGroupSpec(["a"], spec)],
+                )
+                self.assertEqual(found.needs_kv_cache_zeroing, needed)
+
+    def test_without_vllm(self):
+        with (
+            mock.patch("importlib.util.find_spec", lambda name: None),
+            self.assertRaisesRegex(ImportError, "vLLM, which loads this plug-in"),
+        ):
+            kvant.vllm.register()
+
+    def test_names_of_codecs(self):
+        self.assertEqual(chosen_as("turboquant-4"), chosen_as("turboquant4"))
+        self.assertEqual(chosen_as("trellis-3"), chosen_as("trellis3"))
+
+    def test_parts(self):
+        def parts(metadata):
+            return [
+                (p.first, p.last, p.first_row, p.last_row, p.most_queries, p.most_tokens, p.fresh)
+                for p in metadata.parts
+            ]
+
+        step = Step(DECODES + CHUNKS + PROMPTS, torch.float32)
+        both = [
+            (0, 3, 0, 3, 1, 0, False),
+            (3, 5, 3, 153, 110, 300, False),
+            (5, 7, 153, 312, 129, 129, True),
+        ]
+        self.assertEqual(parts(made_builder().build(0, step.common())), both)
+        self.assertEqual(
+            parts(made_builder().build(0, Step(DECODES, torch.float32).common())),
+            [(0, 3, 0, 3, 1, 0, False)],
+        )
+        drafts = Step(DRAFTS, torch.float32).common()
+        self.assertEqual(parts(made_builder(4).build(0, drafts)), [(0, 3, 0, 11, 5, 0, False)])
+        mixed = Step([PROMPTS[0], CHUNKS[0], PROMPTS[1]], torch.float32).common()
+        self.assertEqual(
+            [p.fresh for p in made_builder().build(0, mixed).parts], [True, False, True]
+        )
+
+    def test_lengths_that_the_host_does_not_know(self):
+        """vLLM gives draft models one token more than the host's lengths say."""
+        for known in (torch.tensor([129, 299]), None):
+            late = Step([(130, 130), (300, 200)], torch.float32).common()
+            late.seq_lens_cpu_upper_bound = known
+            found = [
+                (p.first_row, p.last_row, p.most_tokens, p.fresh, p.long)
+                for p in made_builder().build(0, late).parts
+            ]
+            self.assertEqual(found, [(0, 130, 130, True, False), (130, 330, 300, False, True)])
+
+    def test_dtypes(self):
+        """The types kvant_NAME and kvant select kvant's blocks. Types of vLLM, such as auto, select
+        them only if KVANT_VLLM is set.
+        """
+        with mock.patch.dict("os.environ", KVANT_VLLM=""):
+            self.assertEqual(chosen("kvant_int4"), ("int-4", "int-4", None))
+            self.assertIsNone(chosen("auto"))
+            self.assertFalse(gpu.Backend.supports_kv_cache_dtype("auto"))
+            for wrong in ("kvant_five", "kvant"):
+                with self.assertRaisesRegex(ValueError, "none of turboquant4"):
+                    chosen(wrong)
+            with self.assertRaisesRegex(ValueError, "tiny learns a matrix .* no room for; small"):
+                chosen("kvant_tiny")
+        with mock.patch.dict("os.environ", KVANT_VLLM="int-8/int-4"):
+            self.assertEqual(
+                [chosen(name) for name in ("kvant", "auto", "fp8")],
+                [("int-8", "int-4", None)] * 2 + [None],
+            )
+            self.assertEqual(
+                [
+                    gpu.Backend.supports_kv_cache_dtype(name)
+                    for name in ("kvant", "bfloat16", "fp8")
+                ],
+                [True, True, False],
+            )
+
+    def test_a_rank_that_is_spawned_knows_the_backend(self):
+        """A spawned rank reads its configuration before vLLM loads plug-ins in it."""
+        kvant.vllm.register()
+        words = [
+            sys.executable,
+            "-c",
+            "import pickle, sys; print('NAME', pickle.load(sys.stdin.buffer).name)",
+        ]
+        found = os.pathsep.join([*(path for path in sys.path if path)])
+        for name in ("KVANT", "FLASH_ATTN"):
+            pickled = pickle.dumps(AttentionBackendEnum[name])
+            done = subprocess.run(
+                words, input=pickled, capture_output=True, env=os.environ | {"PYTHONPATH": found}
+            )
+            self.assertIn(f"NAME {name}", done.stdout.decode(), done.stderr.decode()[-500:])
+
+    def test_calibration_beside_the_model(self):
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            mock.patch.dict("os.environ", KVANT_VLLM_CALIBRATION=""),
+        ):
+            with self.assertRaisesRegex(ValueError, "or kvant.kvcal beside the model"):
+                chosen("kvant_balanced", folder)
+            path = pathlib.Path(folder, "kvant.kvcal")
+            path.touch()
+            self.assertEqual(
+                chosen("kvant_balanced", folder),
+                ("trellis-4:transform=file,sink=0", "trellis-4", str(path)),
+            )
+
+    def test_drafts_have_no_calibration(self):
+        made = made_impl("int4")
+        memory = made_memory(made)
+        made.stored = made.stored._replace(calibration="model.kvcal")
+        mtp = types.SimpleNamespace(layer_name="mtp.layers.0.self_attn.attn")
+        for layer in (
+            mtp,
+            types.SimpleNamespace(layer_name="draft_model.layers.0.attn"),
+            types.SimpleNamespace(layer_name="layers.9.attn", is_draft_layer=True),
+        ):
+            with self.assertRaisesRegex(NotImplementedError, "of one model"):
+                made._pages(layer, memory)
+
+    def test_rows_turned_on(self):
+        """RoPE in either order of channels, and with some channels that it does not rotate,
+        compared with vLLM's own rows at later positions.
+        """
+        of_rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+        rows, at = (
+            torch.randn(20, 2, DIM, generator=torch.Generator().manual_seed(1)),
+            torch.arange(20),
+        )
+        for neox in (True, False):
+            with (
+                mock.patch.dict(rotary_embedding._ROPE_DICT, clear=True),
+                set_current_vllm_config(VllmConfig()),
+            ):
+                rope = rotary_embedding.get_rope(DIM, 512, neox, of_rope, dtype=torch.float32)
+                now, later = (
+                    rope.forward_native(x, rows.reshape(20, -1).clone(), None)[0].view(rows.shape)
+                    for x in (at, at + 300)
+                )
+                turn = learn.Turn(DIM, 512)
+            # three angles up to 320, each with an error of 2^-16 in float32, times numbers below
+            # 2^2
+            self.assertLess((turn(now, 300) - later).abs().max(), 3 * 2.0**-14)
+            self.assertGreater((now - later).abs().max(), 1)
+            with mock.patch.dict(rotary_embedding._ROPE_DICT, {1: rope, 2: rope}, clear=True):
+                with self.assertRaisesRegex(NotImplementedError, "one RoPE"):
+                    learn.Turn(DIM, 512)
+
+    def test_heads_of_ranks(self):
+        """Ranks hold parts of a model's kv heads, or copies if there are more ranks than heads."""
+        self.assertEqual(
+            [codecs.heads_of_rank(2, 8, r, 4) for r in range(4)],
+            [range(0, 2), range(2, 4), range(4, 6), range(6, 8)],
+        )
+        self.assertEqual(
+            [list(codecs.heads_of_rank(1, 2, r, 4)) for r in range(4)], [[0], [0], [1], [1]]
+        )
+        self.assertEqual(made_impl("int4", rank=3, n_ranks=4, total=8).heads, range(6, 8))
+
+
+if __name__ == "__main__":
+    unittest.main()
