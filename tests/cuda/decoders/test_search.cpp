@@ -3,7 +3,7 @@
  * portable search is the reference. */
 #include "warp.h"
 
-#include "device/encode/trellis_places.cuh"
+#include "device/encode/trellis_registers.cuh"
 #include "search_cases.h"
 
 Warp warp;
