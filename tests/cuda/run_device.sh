@@ -5,8 +5,8 @@
 #     tests/cuda/run_device.sh [TEST...]
 #
 # By default it runs the tests of PAIRS and DIMS below. test_cuda_codec, test_calibrated,
-# test_calibrated_attention, test_cuda_attention and test_problems need PAIRS=ALL and every head_dim,
-# which takes 10 minutes or more. For bench_cuda_cache it shows the output.
+# test_calibrated_attention, test_cuda_attention, test_problems and test_calls need PAIRS=ALL and
+# every head_dim, which takes 10 minutes or more. For bench_cuda_cache it shows the output.
 #
 # It takes 2 to 4 minutes with 16 cores, most of it for kernels of attention, and needs no network.
 # Environment:
