@@ -1,5 +1,5 @@
-"""kvant exec without a model: the options and settings files that it turns into an environment and
-flags of the program, and errors.
+"""kvant exec without a model: its options, settings files and errors. The tests look at the
+environment and at the flags that the program gets.
 """
 
 import json

@@ -1,6 +1,6 @@
-/* test_calls.c - calls of attention on the GPU: captured in a graph with an append, with scratch
- * memory for fewer sequences, with the newest rows of the call itself, with structures of other
- * sizes, and with arguments that are refused. test_problems.c tests the options of problems. */
+/* test_calls.c - calls of attention on the GPU. A graph captures a call together with an append. A
+ * call may have little scratch memory, new rows of its own, or arguments of another size. Wrong
+ * arguments are refused. test_problems.c tests the options of problems. */
 #include "problem_cases.h"
 
 /* The append and attention that an engine captures once and replays for each token. Slots, lengths,

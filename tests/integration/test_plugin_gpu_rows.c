@@ -1,6 +1,6 @@
 /* test_plugin_gpu_rows.c - rows on the devices of a llama.cpp with CUDA, on the mock of ggml-cuda
- * (mock_cuda.c). Rows of several sequences are where the codec puts them, attention reads a mask if
- * the mask hides another sequence, and a row with a NaN makes the answer NaN. test_plugin_gpu.c tests
+ * (mock_cuda.c). Rows of several sequences are where the codec puts them. Attention reads a mask if
+ * the mask hides another sequence. A row with a NaN makes the answer NaN. test_plugin_gpu.c tests
  * graphs and errors. */
 #include "gpu_fixture.h"
 

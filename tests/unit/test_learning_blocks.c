@@ -1,6 +1,5 @@
-/* test_learning_blocks.c - what blocks keep of transform=first: the matrices of blocks that move,
- * the parts of large heads, and the codec that a transform is. test_learning.c tests how matrices
- * are learned. */
+/* test_learning_blocks.c - matrices of transform=first in blocks: blocks that move, large heads in
+ * parts, and the codec of a transform. test_learning.c tests how matrices are learned. */
 #include "learning_fixture.h"
 
 static void check_refused(const fixture *f, const exported *e, size_t at, uint16_t half)

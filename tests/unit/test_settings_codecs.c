@@ -1,5 +1,5 @@
-/* test_settings_codecs.c - the codecs that settings make: with the calibration and the model that
- * the settings are checked against, and those of presets. test_settings.c tests the file. */
+/* test_settings_codecs.c - codecs of settings and of presets. Settings are checked against a
+ * calibration and a model. test_settings.c tests the file. */
 #include "settings_fixture.h"
 
 /* Settings of two layers with two kv heads, as the fixed calibration has. Layer 1's keys have the

@@ -1,5 +1,5 @@
-"""What kvant's backends for vLLM choose, without an engine: codecs and cells of layers, heads of
-ranks, calibrations, and what is refused. test_backends.py tests what the backends compute.
+"""Choices of kvant's backends for vLLM, without an engine: codecs and cells of layers, heads of
+ranks, calibrations, refusals. test_backends.py tests the numbers that the backends compute.
 """
 
 import dataclasses
