@@ -1,6 +1,6 @@
 /* test_calls.c - calls of attention on the GPU. A graph captures a call together with an append. A
- * call may have little scratch memory, new rows of its own, or arguments of another size. Wrong
- * arguments are refused. test_problems.c tests the options of problems. */
+ * call may have little scratch memory, new rows that no page has yet, or arguments of another
+ * size. Wrong arguments are refused. test_problems.c tests the options of problems. */
 #include "problem_cases.h"
 
 /* The append and attention that an engine captures once and replays for each token. Slots, lengths,

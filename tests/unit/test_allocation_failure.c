@@ -1,7 +1,8 @@
 /* test_allocation_failure.c - creates, writes and calibrates with one allocation that fails, for
  * each allocation once, and then with all allocations from it on. Threads that cannot start are
  * tested in the same way. The header refused.h says what a call must do then. Only the functions
- * under "A layer" call the library's interface. test_cache_allocation.c tests caches of sequences. */
+ * under "A layer" call the library's interface. test_cache_allocation.c tests caches of
+ * sequences. */
 #include "refused.h"
 
 #include <kvant/cache.h>
