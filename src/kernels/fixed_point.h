@@ -24,7 +24,7 @@ static inline float kvant_fixed_point_step(uint32_t largest, int32_t limit, floa
     return kvant_float_from_bits(largest) / (float)limit;
 }
 
-/* Rounds half to even, for |x| below 2^15: adding 1.5 x 2^23 leaves the whole number in the low
+/* Rounds half to even, for |x| below 2^15. Adding 1.5 x 2^23 leaves the whole number in the low
  * bits. */
 static inline int16_t kvant_fixed_point_round(float x)
 {

@@ -157,11 +157,11 @@ static void NAME(weigh)(size_t n, const double *v, double beta, double *w)
     kvant_add_multiple(w, -beta / 2 * kvant_dot_lanes(w, v, n), v, n);
 }
 
-/* Makes a tridiagonal: returns its diagonal, and the numbers next to it in `beside`. The vector of
- * reflection k stays in row k, behind zeros. A pass over the rows applies one reflection and, at
- * once, multiplies them by the next vector. Columns left of the current one, up to the vectors'
- * alignment, become arbitrary. */
-static void NAME(tridiagonalise)(size_t n, double *a, double *diagonal, double *beside,
+/* Makes the matrix tridiagonal. Returns its diagonal, and the numbers next to the diagonal in
+ * off_diagonal. The vector of reflection k stays in row k, behind zeros. A pass over the rows
+ * applies one reflection and, at once, multiplies them by the next vector. Columns left of the
+ * current one, up to the vectors' alignment, become arbitrary. */
+static void NAME(tridiagonalise)(size_t n, double *a, double *diagonal, double *off_diagonal,
                                  double *betas, const double *zeros, double *sums)
 {
     const double *v = zeros, *w = zeros;
@@ -173,7 +173,7 @@ static void NAME(tridiagonalise)(size_t n, double *a, double *diagonal, double *
         memset(row, 0, (k + 1) * sizeof *row);
         if (k + 1 == n)
             return;
-        beside[k] = NAME(reflect)(row + k + 1, n - k - 1, &betas[k]);
+        off_diagonal[k] = NAME(reflect)(row + k + 1, n - k - 1, &betas[k]);
         NAME(update)(n, a, k + 1, (k + 1) / 8 * 8, v, w, row, sum);
         NAME(weigh)(n - k - 1, row + k + 1, betas[k], sum + k + 1);
         v = row;
@@ -201,10 +201,11 @@ static void NAME(reflect_back)(size_t n, const double *a, const double *betas, d
     }
 }
 
-/* The square root of a positive x is 2 ln 2 / pi times the sum of 2^j x / (x + 4^j) over all whole
- * j, to a relative 2.7 10^-6. The sum stands for the integral over t of 2 / pi x / (x + t^2), with
- * t = 2^j. The code takes ROOT_NODES - 2 of its terms, from 2^-46 of a bound of x on. Two more
- * nodes replace the terms at either end and agree with them in first and second order. */
+/* The square root of a positive x is the constant 2 ln 2 / pi times the sum of 2^j x / (x + 4^j)
+ * over all whole j. Its relative error is 2.7e-6. The sum stands for the integral over t of 2 / pi
+ * x / (x + t^2), with t = 2^j. The code takes ROOT_NODES - 2 of its terms, from 2^-46 of a bound of
+ * x on. Two more nodes replace the terms at either end and agree with them in first and second
+ * order. */
 #define ROOT_NODES KVANT_MEAN_NODES
 #define ROOT_LOWEST (-26) /* 4^-26 times the bound */
 #define ROOT_FACTOR 0.44127120030605137
@@ -232,12 +233,12 @@ static void NAME(make_nodes)(double bound, NAME(nodes) * nodes)
 }
 
 /* The largest sum of magnitudes of a row, which bounds the eigenvalues. */
-static double NAME(bound_of)(size_t n, const double *diagonal, const double *beside)
+static double NAME(bound_of)(size_t n, const double *diagonal, const double *off_diagonal)
 {
     double bound = 0;
     for (size_t i = 0; i < n; i++) {
-        const double sum =
-            fabs(diagonal[i]) + (i ? fabs(beside[i - 1]) : 0) + (i + 1 < n ? fabs(beside[i]) : 0);
+        const double sum = fabs(diagonal[i]) + (i ? fabs(off_diagonal[i - 1]) : 0) +
+                           (i + 1 < n ? fabs(off_diagonal[i]) : 0);
         bound = sum > bound ? sum : bound;
     }
     return bound;
@@ -245,13 +246,13 @@ static double NAME(bound_of)(size_t n, const double *diagonal, const double *bes
 
 /* Computes pivots and ratios of T + shift = L D L^T for every node; false when a pivot is not above
  * 0. */
-static bool NAME(factor_shifted)(size_t n, const double *diagonal, const double *beside,
+static bool NAME(factor_shifted)(size_t n, const double *diagonal, const double *off_diagonal,
                                  const double *shift, double *pivots, double *ratios)
 {
     bool positive = true;
     for (size_t i = 0; i < n; i++) {
         double *pivot = pivots + i * ROOT_NODES, *ratio = ratios + i * ROOT_NODES;
-        const double before = i ? beside[i - 1] : 0, after = i + 1 < n ? beside[i] : 0;
+        const double before = i ? off_diagonal[i - 1] : 0, after = i + 1 < n ? off_diagonal[i] : 0;
         for (size_t k = 0; k < ROOT_NODES; k++) {
             pivot[k] = diagonal[i] + shift[k] - (i ? before * ratio[k - ROOT_NODES] : 0);
             ratio[k] = after / pivot[k];
@@ -264,13 +265,13 @@ static bool NAME(factor_shifted)(size_t n, const double *diagonal, const double 
 
 /* root = T^(1/2) of the tridiagonal T. Row i of the inverse of T + shift is row i + 1 times a
  * number, except on the diagonal. room: 3 n ROOT_NODES numbers. */
-static bool NAME(root)(size_t n, const double *diagonal, const double *beside, double *root,
+static bool NAME(root)(size_t n, const double *diagonal, const double *off_diagonal, double *root,
                        double *room)
 {
     NAME(nodes) nodes;
     double *pivots = room, *ratios = pivots + n * ROOT_NODES, *rows = ratios + n * ROOT_NODES;
-    NAME(make_nodes)(NAME(bound_of)(n, diagonal, beside), &nodes);
-    if (!NAME(factor_shifted)(n, diagonal, beside, nodes.shift, pivots, ratios))
+    NAME(make_nodes)(NAME(bound_of)(n, diagonal, off_diagonal), &nodes);
+    if (!NAME(factor_shifted)(n, diagonal, off_diagonal, nodes.shift, pivots, ratios))
         return false;
     memset(root, 0, n * n * sizeof *root);
     for (size_t i = n; i-- > 0;) {
@@ -312,15 +313,16 @@ static void NAME(divide)(size_t n, double *r, const double *u)
 /* Replaces b by (U^T b U)^(1/2), where a = U U^T. */
 static bool NAME(inner_root)(size_t n, double *a, double *b, double *room)
 {
-    double *inner = room, *sums = inner + n * n, *diagonal = sums + 2 * n, *beside = diagonal + n,
-           *betas = beside + n, *zeros = betas + n, *work = zeros + n;
+    double *inner = room, *sums = inner + n * n, *diagonal = sums + 2 * n,
+           *off_diagonal = diagonal + n, *betas = off_diagonal + n, *zeros = betas + n,
+           *work = zeros + n;
     memset(zeros, 0, n * sizeof *zeros);
     memset(sums, 0, 2 * n * sizeof *sums);
     if (!NAME(factor_from_end)(n, a, work, sums))
         return false;
     NAME(sandwich)(n, a, b, inner, sums, diagonal);
-    NAME(tridiagonalise)(n, inner, diagonal, beside, betas, zeros, sums);
-    if (!NAME(root)(n, diagonal, beside, b, work))
+    NAME(tridiagonalise)(n, inner, diagonal, off_diagonal, betas, zeros, sums);
+    if (!NAME(root)(n, diagonal, off_diagonal, b, work))
         return false;
     NAME(reflect_back)(n, inner, betas, b, zeros, sums);
     return true;

@@ -2,12 +2,12 @@
  * (format.md, "Index").
  *
  * A plane holds codes of 16 vectors in 4 dimensions: byte 4 v + j of a plane is dimension j of
- * vector v. Plane 2 i + h belongs to dimensions 4 i .. 4 i + 3 of vectors 16 h .. 16 h + 15. A
- * chunk of 64 bytes holds 8 / bits planes; the first plane has the low bits of each byte. So a
- * vector of chunks unpacks with shifts and a byte look-up, and every 32-bit lane sums one vector:
- * no sum is ever folded. Codes of any other number of bits lie in parts of 4, 2 and 1 bits. The
- * widest part comes first and holds the lowest bits. Parts alternate every 16 dimensions (8
- * dimensions with 6 bits). */
+ * vector v. Plane 2i + h belongs to the four dimensions from 4i of the 16 vectors from 16h. A chunk
+ * of 64 bytes holds 8 / bits planes; the first plane has the low bits of each byte. So a vector of
+ * chunks unpacks with shifts and a byte look-up, and every 32-bit lane sums one vector: no sum is
+ * ever folded. Codes of any other number of bits lie in parts of 4, 2 and 1 bits. The widest part
+ * comes first and holds the lowest bits. Parts alternate every 16 dimensions (8 dimensions with 6
+ * bits). */
 #pragma once
 
 #include <stdbool.h>
@@ -25,8 +25,8 @@ typedef struct kvant_pack_format {
     uint8_t bias; /* The largest level, so that level + bias is never negative; 128 at 8 bits. */
 } kvant_pack_format;
 
-/* The queries of one call, interleaved: dimensions 4 i .. 4 i + 3 of query j are at x[(i * n + j) *
- * 4]. */
+/* The queries of one call, interleaved: the four dimensions from 4 * i of query j are at x[(i * n +
+ * j) * 4]. */
 typedef struct kvant_pack_queries {
     /* -127 .. 127, aligned to 4; n_quads * n * 4 numbers, with zeros for padding */
     const int8_t *x;

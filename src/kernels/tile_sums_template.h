@@ -21,8 +21,9 @@
  * of a work item. */
 #define TILE_COLUMN_TILES 8u
 
-/* Each pair is columns 2 q and 2 q + 1 (+ 8 h) of column tile ct. Its index is 16 (2 (ct / 4) + h)
- * + 4 q + ct mod 4, which is the order of x. Rows lie in the order of positions. */
+/* Each pair is columns 2q and 2q + 1 of column tile ct, or the columns 8 further (h = 1). Its index
+ * is 16 (2 (ct / 4) + h) + 4 q + ct mod 4, which is the order of x. Rows lie in the order of
+ * positions. */
 typedef struct pair_tile {
     _Alignas(64) int32_t at[8 * TILE_COLUMN_TILES][KVANT_PAGE_TOKENS];
 } pair_tile;

@@ -38,7 +38,7 @@ static void spread_costs(const kvant_trellis *trellis, uint32_t cell, block_cost
 }
 
 /* Computes the new states of a block and of the corresponding states in the upper half. The
- * decisions of new states 2 i go to flags[0], the decisions of states 2 i + 1 to flags[1]. */
+ * decisions of even new states go to flags[0], the decisions of odd new states to flags[1]. */
 static void advance_block(const uint16_t *near, const uint16_t *far, const uint16_t *first,
                           const uint16_t *second, uint16_t *to, uint8_t flags[2][BLOCK])
 {

@@ -1,9 +1,9 @@
 /* trellis_dots_template.h - attention on trellis codes: the codes of a page become a tile of bytes,
  * the levels, and the tile is multiplied by all vectors x.
  *
- * A word holds codes of 4 bits, or the low 2 bits of codes of 2 or 3 bits. The trellis bit of each
- * code is among them. A subset depends on the trellis bits of the preceding steps. These bits lie
- * in the same fields of the preceding words. Before the first word they lie in the neighbouring
+ * A word holds 4-bit codes, or the low 2 bits of shorter codes (2 or 3 bits). The trellis bit of
+ * each code is among them. A subset depends on the trellis bits of the preceding steps. These bits
+ * lie in the same fields of the preceding words. Before the first word they lie in the neighbouring
  * field of the last words, or in another lane. So words are laid out in order, the preceding words
  * first, and subsets are exclusive ors of whole words. The order of pages and steps is in
  * format.md, "Scalar codes" and "Trellis codes". The including file defines NAME, LANES and
@@ -215,7 +215,7 @@ KVANT_INLINE void make_word_levels(const level_job *job, const level_tables *tab
 }
 
 #if LANES > 4
-/* The same for 256 states and circles of blocks of 2, 4 or 8 words: the block and the words before
+/* The same for 256 states and circles of blocks of at most 8 words: the block and the words before
  * it stay in registers. */
 KVANT_INLINE void make_block_levels(const level_job *job, const circle_shape *shape,
                                     uint32_t n_circles, uint32_t block)

@@ -2,8 +2,8 @@
  * after trellis_dots_template.h, which makes levels of codes.
  *
  * 64 bytes of levels are 4 lanes of 4 words. Word t of a lane has levels of row tile t, and its
- * bytes belong to 4 tokens. In a row of the tile, the levels of the 4 words lie next to each other,
- * and the levels of rows r + 1 to r + 3 follow. So the bytes of each lane are transposed, and then
+ * bytes belong to 4 tokens. In a row of the tile, the levels of the 4 words lie next to each other.
+ * The levels of the next three tile rows follow. So the bytes of each lane are transposed, and then
  * the words of 4 rows. The including file also defines vi_low_dwords, vi_high_dwords, vi_low_qwords
  * and vi_high_qwords. */
 

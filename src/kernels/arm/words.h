@@ -1,6 +1,6 @@
 /* words.h - four words of a page as an Advanced SIMD vector: the codes of one row in one column
- * quad, from each of the group's four row tiles. A word has four bytes, which hold columns 2 q, 2 q
- * + 8, 2 q + 1 and 2 q + 9 of a tile. Low nibbles belong to row r < 8, high nibbles to row r +
+ * quad, from each of the group's four row tiles. A word has four bytes. They hold columns 2q and 2q
+ * + 8, then 2q + 1 and 2q + 9 of a tile. Low nibbles belong to row r < 8, high nibbles to row r +
  * 8. */
 #pragma once
 

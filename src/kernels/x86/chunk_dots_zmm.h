@@ -47,8 +47,8 @@ KVANT_INLINE void fetch_rows(const int16_t *entries, vi words, uint32_t odd, vi 
     rows[1] = _mm512_permutex2var_epi32(a, _mm512_or_si512(even, _mm512_set1_epi32(1)), b);
 }
 
-/* Gathers the entries of words 0, 4, 1, 5, 2, 6, 3, 7. After interleaving them with the entries of
- * the second code, the low and the high half have four words each, in order. */
+/* Gathers the entries of the 8 words in the order 0 4 1 5 2 6 3 7. After interleaving them with the
+ * entries of the second code, the low and the high half have four words each, in order. */
 KVANT_INLINE void fetch_pairs(const int16_t *entries, vi words, uint32_t half, vi pairs[2])
 {
     const vi order = _mm512_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15);

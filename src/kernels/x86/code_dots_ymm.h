@@ -82,7 +82,8 @@ KVANT_INLINE void spread_columns(const int16_t *const bands[4], uint32_t first, 
         spread_bands(bands, first, end, out);
 }
 
-/* The sums of the first two row tiles are in sum[0], those of the last two in sum[1]. */
+/* The sums of the first two row tiles are in sum[0], the sums of the last two row tiles in
+ * sum[1]. */
 KVANT_INLINE void add_products(vi low_table, vi high_table, vi codes, const dot_operand *x,
                                uint32_t rows, uint32_t ct, uint32_t side, vi sum[2][DOT_ROWS])
 {

@@ -15,7 +15,7 @@ KVANT_INLINE vi vi_pair_words(vi v)
     return _mm256_shuffle_epi8(v, _mm256_broadcastsi128_si256(order));
 }
 
-/* The fields in the low nibbles: columns c < 8 (index 0) and c + 8 (1). */
+/* The fields in the low nibbles: columns c below 8 have index 0, columns c + 8 have index 1. */
 typedef struct field_pairs {
     vi at[2];
 } field_pairs;
