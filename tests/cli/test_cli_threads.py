@@ -16,7 +16,7 @@ SPIN = "while True: pass"
 
 @contextlib.contextmanager
 def busy_cpus(cpus):
-    """Keeps each of these CPUs busy with a program of its own."""
+    """Starts a program for each of these CPUs that keeps the CPU busy."""
     programs = []
     try:
         for cpu in cpus:

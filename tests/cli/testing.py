@@ -57,7 +57,7 @@ def run(*arguments, stdin=None, stdout=subprocess.PIPE, timeout=300, errors=None
 
 
 def rows_of(done):
-    """What a command that succeeded printed as JSON."""
+    """Parses the JSON that a command which succeeded printed."""
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

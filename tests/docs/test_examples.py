@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Every function of a stable public header has an example: it is called in a program of examples/,
-which the tests compile and run, or in a block of commands or code on a page of docs/."""
+"""Every function of a stable public header has an example. A program of examples/, which the tests
+compile and run, calls it, or a block of commands or code on a page of docs/ does."""
 
 import pathlib
 import re

@@ -7,7 +7,8 @@
  * flash attention. LAYERS is how many layers the device gets, all by default. If LAYERS is
  * negative, a second device, the CPU, gets as many of the last layers. PROBE_MODEL names a model.
  *
- * Exit status: 0 all worked, 3 the plug-in did not load, 4 no context, 5 decoding failed. */
+ * Exit status: 0 when all worked, 3 when the plug-in did not load. It is 4 without a context, 5
+ * when decoding failed. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -114,8 +114,8 @@ static double divergence(const harness_options *options)
  * errs by 0.0095 (Max 1960). The type q4_0 has 16 steps of (largest of 32) / 8 = 2.07 / 8. It errs
  * by a twelfth of their square, 0.0056, which is 1.7 times less.
  *
- * The codec int-8 has 255 steps over the range of 64 numbers, 4.7, and an error of 2.8e-5. The type
- * q8_0 has steps of 2.07 / 127 and errs by 2.2e-5, which is 1.3 times less. Chance makes it 1.6:
+ * The codec int-8 has 255 steps over the range of 64 numbers, 4.7. Its error is 2.8e-5. The type
+ * q8_0 has steps of 2.07 / 127. It errs by 2.2e-5, which is 1.3 times less. Chance makes it 1.6:
  * both errors are near the divergence that llama.cpp's own roundings cause, whose means over 192
  * tokens differ by a tenth. */
 static void errors_are_those_of_the_bits(void **state)

@@ -44,10 +44,10 @@ static void exact_rounds_no_integers(void **state)
  * Weights are then e^score, sum p^2 = e / n, and an output's own size is sqrt(e / n).
  *
  * turboquant-4: a query's integers err by max |q| / 8192 / sqrt(12). With max |q| = 2.6 that is
- * 0.9e-4. Keys and values err by 2.73 / 4095 / sqrt(12) = 1.9e-4 of a number. The page's largest
- * weight is 10 times the mean (e^2.3). So weights err by 10 / 8192 / sqrt(12) of the mean, which is
- * 3.5e-4. Relative to their root mean square that is 3.5e-4 / sqrt(e) = 2.1e-4. Together: sqrt(.9^2
- * + 1.9^2 + 1.9^2 + 2.1^2) e-4 = 3.5e-4.
+ * 0.9e-4. Keys and values err by 2.73 / 4095 / sqrt(12) of a number. This is 1.9e-4. The page's
+ * largest weight is 10 times the mean (e^2.3). So weights err by 10 / 8192 / sqrt(12) of the mean.
+ * This is 3.5e-4. Relative to their root mean square that is 3.5e-4 / sqrt(e) = 2.1e-4. Together:
+ * sqrt(.9^2 + 1.9^2 + 1.9^2 + 2.1^2) e-4 = 3.5e-4.
  *
  * int-8: levels are exact and operands reach 32639. Queries err by 0.23e-4 and weights by 0.53e-4,
  * together 0.6e-4.

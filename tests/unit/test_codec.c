@@ -154,9 +154,9 @@ static void score_and_accumulate_agree_with_decode(void **state)
                 size += fabs((double)q[j] * (fabs(decoded[t * 64 + j]) + fabs(center[j])));
             }
             /* There are 64 products, two rotations of 6 levels and the subtraction here. They round
-             * (64 + 2 x 7 + 2) times by 2^-24 of |q| |y|, which is at most sqrt(64) times the
-             * largest sum of products. Factors are 0.5 to 1.5 for rows and their inverse for
-             * queries, which is a factor of 3. */
+             * (64 + 2 x 7 + 2) times. Each rounding errs by 2^-24 of |q| |y|, which is at most
+             * sqrt(64) times the largest sum of products. Factors are 0.5 to 1.5 for rows and their
+             * inverse for queries, which is a factor of 3. */
             assert_true(fabs(scores[t] - exact) <= 3 * 80 * 8 * pow(2, -24) * size + 1e-6);
             scores[t] = (float)test_uniform(&rng);
             weight_sum += scores[t];

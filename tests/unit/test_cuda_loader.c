@@ -193,7 +193,7 @@ static void tables_are_those_of_the_calibration(void **state)
     kvant_calibration_free(&calibration);
 }
 
-/* The structs of cuda.h are the first parts of those of cuda_kernels.h, member by member. */
+/* Each struct of cuda.h is the first part of a struct of cuda_kernels.h, member by member. */
 #define SAME(type, member)                                                                         \
     _Static_assert(offsetof(kvant_cuda_##type, member) ==                                          \
                            offsetof(kvant_cuda_kernel_##type, member) &&                           \
@@ -297,7 +297,7 @@ static void calls_reach_the_table(void **state)
     kvant_cuda_block_args rows = { .size = sizeof rows };
     kvant_cuda_decode_args decode = { .size = sizeof decode };
     (void)state;
-    answer(KVANT_ERR_FULL, NULL); /* a status that none of these functions has of its own */
+    answer(KVANT_ERR_FULL, NULL); /* a status that only this mock returns */
 #define REACHES(name, call, args)                                                                  \
     assert_int_equal(call, KVANT_ERR_FULL);                                                        \
     assert_string_equal(host->function, "host_" #name);                                            \
@@ -344,7 +344,7 @@ static void short_structs_become_whole_ones(void **state)
     answer(KVANT_OK, NULL);
 }
 
-/* Kept open: what is set stays between the calls of libkvant. */
+/* The library stays open, so its settings stay between the calls of libkvant. */
 static host_control *open_host(void)
 {
     void *handle = dlopen(library, RTLD_NOW);

@@ -117,8 +117,8 @@ static double loss_of(const head *h, const char *spec)
 }
 
 /* The largest gain of feedback, on average over rotations and for fine quantisers. The loss is
- * tr(m^(1/2)) tr(m^(3/4))^2 / d instead of tr(m)^2 (feedback.c). Here m is the spectrum of W^-1 Q
- * W^-1. */
+ * tr(m^(1/2)) tr(m^(3/4))^2 / d. Without feedback it is tr(m)^2 (feedback.c). Here m is the
+ * spectrum of W^-1 Q W^-1. */
 static double expected_gain(const kvant_calibration *c)
 {
     static double w[DIM * DIM], inverse[DIM * DIM], q[DIM * DIM], m[DIM * DIM], scratch[DIM * DIM],

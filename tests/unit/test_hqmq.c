@@ -58,7 +58,7 @@ static void codewords_are_distinct_units(void **state)
             double squares = 0;
             for (uint32_t j = 0; j < 4; j++)
                 squares += (double)sorted[4 * k + j] * sorted[4 * k + j];
-            /* components are rounded by at most 2^-25, which makes 2 x 2^-25 x sum |w_i|, and sum
+            /* Components are rounded by at most 2^-25. This makes 2 x 2^-25 x sum |w_i|, and sum
              * |w_i| <= 2 */
             assert_true(fabs(squares - 1) <= 4 * pow(2, -25) + 1e-14);
             assert_true(k == 0 || compare_codewords(sorted + 4 * k - 4, sorted + 4 * k) < 0);
@@ -191,8 +191,8 @@ static covering book_covering(const char *spec, uint64_t *rng)
  * follows 1.67.
  *
  * Upper bound: a sample is farther than r from independent cosets with probability at most exp(-N
- * cap(r)). At N cap(r) = ln T + 7 any of T samples is with probability exp(-7). From cap(r) > 0.97
- * x 2 r^3 / (3 pi), which holds up to r = 0.4, follows 4.35. */
+ * cap(r)). At N cap(r) = ln T + 7 any of T samples is with probability exp(-7). The bound cap(r) >
+ * 0.97 x 2 r^3 / (3 pi) holds up to r = 0.4. From it follows 4.35. */
 static void covering_radius_falls_with_the_cube_root(void **state)
 {
     static const struct {
@@ -236,8 +236,8 @@ static void spread_books_are_better_than_random_ones(void **state)
 /* --- encoding --- */
 
 /* The closed form finds the same as a search through all codewords: the decoded chunk is as close
- * in angle as the best codeword. Rounding is allowed for 4 products and 3 sums in either order, 7 x
- * 2^-24 of sum |x_i w_i| <= |x|, twice. */
+ * in angle as the best codeword. Rounding is allowed for 4 products and 3 sums in either order.
+ * Each order errs by 7 x 2^-24 of sum |x_i w_i| <= |x|. */
 static void the_search_finds_the_nearest_codeword(void **state)
 {
     static const char *const specs[] = { "hqmq-s24r3", "hqmq-s96r4", "hqmq-s5r2",

@@ -305,8 +305,8 @@ static void unused_directions_stay_within_bounds(void **state)
     weights w;
     assert_int_equal(kvant_make_key_transform(SMALL, q, k, k, w.diagonal, w.triangle), KVANT_OK);
     read_matrix(&w);
-    /* Moments of trace d with a floor of 3 10^-4 have condition numbers below 16 / 3 10^-4 + 1 =
-     * 53334. So has their geometric mean, and W has the root of it. */
+    /* Moments of trace d with a floor of 3e-4 have condition numbers below 16 / 3e-4 + 1 = 53334.
+     * So has their geometric mean, and W has the root of it. */
     assert_true(norm(w.w, SMALL) * norm(w.inverse, SMALL) <= SMALL * sqrt(53334));
     for (uint32_t i = 0; i < SMALL; i++)
         assert_true(w.diagonal[i] > 0.01f && w.diagonal[i] < 100);

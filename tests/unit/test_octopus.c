@@ -128,8 +128,8 @@ static void expect_near(const char *what, const char *spec, double got, double w
 }
 
 /* Table 1: scalar rounding. The test allows 2 % and half a unit of the last printed digit. Its own
- * sampling error is smaller. An mse of 4096 rows errs by sqrt(2 / 128 / 4096) = 0.2 %. A mean
- * product error of 1024 queries, whose length varies by 1 / sqrt(256), errs by as much. */
+ * sampling error is smaller. An mse of 4096 rows errs by sqrt(2 / 128 / 4096). This is 0.2 %. A
+ * mean product error of 1024 queries, whose length varies by 1 / sqrt(256), errs by as much. */
 static void table_1(void **state)
 {
     static const struct {

@@ -22,7 +22,7 @@ static void vectors_are_rotated_back(void **state)
             rotate_by_rope(&layouts()[i], -(double)positions[p], x);
             kvant_rope_rotate_back(&rotation, positions[p], y);
             for (uint32_t j = 0; j < HEAD_DIM;
-                 j++) /* binary32; kvant knows an angle of 2^31 within 2^31 2^-53 */
+                 j++) /* binary32; kvant knows a large angle (2^31) within 2^31 2^-53 */
                 assert_true(fabs(y[j] - x[j]) < 1e-5);
         }
         drop(&f);

@@ -64,8 +64,8 @@ static double distance(const float *got, const double *want)
 }
 
 /* A pair (a, b) of length r is rotated in binary32. Cosine and sine err by 2^-25, and two products
- * and a sum err by 2^-24 of their size each. So a channel errs by less than (|a| + |b|) 2.5 2^-24
- * <= 3.6 2^-24 r. Both channels err by 5.1 2^-24 r. */
+ * and a sum err by 2^-24 of their size each. So a channel errs by less than (|a| + |b|) 2.5 x
+ * 2^-24. This is at most 3.6 x 2^-24 r. Both channels err by 5.1 2^-24 r. */
 #define ROTATION (6 / 16777216.0)
 
 /* Slots hold their former rows, rotated in double precision by the sum of their shifts. */

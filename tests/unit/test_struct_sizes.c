@@ -1,6 +1,6 @@
-/* test_struct_sizes.c - size fields of structs that cross the library's border: a caller
- * compiled against the first released header or against a newer one is served, one that asks for
- * what this version does not know is refused. test_cuda_struct_sizes has the functions for GPUs. */
+/* test_struct_sizes.c - size fields of structs that cross the library's border. A caller compiled
+ * against the first released header or against a newer header is served. A caller that requests a
+ * feature that this version does not know is refused. */
 #include <kvant/block_attention.h>
 #include <kvant/cache.h>
 #include <kvant/calibration.h>
@@ -13,7 +13,8 @@
 
 /* Tensors */
 
-/* What these calls work on: 150 tokens of keys and values, and memory for anything else. */
+/* The memory on which these calls work: 150 tokens of keys and values, and memory for anything
+ * else. */
 static struct {
     fixture k, v;
     void *memory;

@@ -99,7 +99,7 @@ static void inner_products(void **state)
  * decoded rows. 19200 rows measure it ten times as precisely as 19200 products do.
  *
  * An orthonormal projection leaves out the variance along the residual: pi / 2 + 1 - 2 m. Here m is
- * the mean of |z| sqrt(pi / 2) for z = (P r)_i sqrt(d) / |r|. It is 1 + (2 k + 6) / (24 d), where k
+ * the mean of |z| sqrt(pi / 2) for z = (P r)_i sqrt(d) / |r|. It is 1 + (2k + 6) / (24d), where k
  * is the excess kurtosis of the residual's numbers (first term of the Edgeworth series). The
  * residual's number is a normal number minus its nearest level.
  *
@@ -222,10 +222,10 @@ static void head_dims_of_models(void **state)
         for (size_t k = 0; k < COUNT(dims); k++) {
             distortion got = measure(specs[s], dims[k], 4);
             /* With 4 bits and the unbiased scale the mse is D / (1 - D) with D = .0095. The sketch
-             * of 5:qjl makes it pi / 2 - 1 of the mse of 4 bits. The error of 3.5 bits is at most
-             * the error of 3 bits. The margin of 10 % is ten standard errors of 256 rows. It also
-             * covers Hadamard blocks of 16 (head_dim 80), whose marginal distribution is not the
-             * codebook's. */
+             * of 5:qjl makes the variance pi / 2 - 1 of the mse at 4 bits. The error of 3.5 bits is
+             * at most the error of 3 bits. The margin of 10 % is ten standard errors of 256 rows.
+             * It also covers Hadamard blocks of 16 (head_dim 80), whose marginal distribution is
+             * not the codebook's. */
             double want = strstr(specs[s], "3.5")   ? 0.0358
                           : strstr(specs[s], "qjl") ? 0.0095 * 0.5708
                                                     : 0.0096;

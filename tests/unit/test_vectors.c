@@ -8,7 +8,7 @@
  *
  * With a W of the calibration, eigenvalues lie between 2 and 6. Rows of R W^-1 have length 1/2 at
  * most, and y is at most 6 times the row. The 32 channels are summed in 16 partial sums with 6
- * roundings. So the error is 3 times (6 + 1) 2^-24, which stays below 32 2^-24. */
+ * roundings. So the error is 3 times (6 + 1) 2^-24. This stays below 32 x 2^-24. */
 #include "testing.h"
 
 #include <inttypes.h>
