@@ -154,7 +154,8 @@ def cache_options(name):
 
 def without_flash_attention_2():
     """Lets vLLM use FlashAttention 3 for turboquant_* if version 2 is not there. vLLM forces
-    version 2, but 3 works as well. 3's schedule would take layers in bf16 for quantised layers."""
+    version 2, but version 3 works as well. The schedule of version 3 would take layers in bf16 for
+    quantised layers."""
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.attention.backends import fa_utils, flash_attn
 

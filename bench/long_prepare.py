@@ -5,16 +5,17 @@ request a smaller model.
     bench/long_prepare.py -m model.gguf -f judged.txt --calibration calibration.txt -c 8192 \\
         -o FOLDER [--prune 12000]
 
-FOLDER gets NAME.gguf and NAME.npz: contexts of the judged text, tokens to calibrate with, and
-needles. --prune N keeps only rows of the embedding whose tokens are used here, and the first N; the
-rest of the model stays bit for bit. Probabilities are then over the tokens that are left. --round N
-also rounds feed-forward and output matrices to multiples of a row's root mean square / N, as Q8_0,
-which compresses to about log2(N) + 2 bits per weight. Attention stays unchanged.
+FOLDER gets NAME.gguf and NAME.npz with three things: contexts of the judged text, tokens to
+calibrate with, and needles. The option --prune N keeps only rows of the embedding whose tokens are
+used here, and the first N. The rest of the model stays bit for bit. Probabilities are then over the
+tokens that are left. The option --round N also rounds feed-forward and output matrices, as Q8_0
+does, to multiples of a row's root mean square / N. Such a file compresses to about log2(N) + 2 bits
+per weight. Attention stays unchanged.
 
 Needles follow RULER and OCTOPUS (its appendix H): sentences "The special magic value of KEY is
-VALUE." between the judged text's tokens. single: one key, a number of 5 digits. multi: five keys,
-and a question for one of them (RULER). chars: values of 8 random characters (OCTOPUS). The needle
-that the question is about stands at 5 depths, 0 to 1.
+VALUE." between the judged text's tokens. The kind `single` has one key and a number of 5 digits.
+The kind `multi` has five keys and a question for one of them (RULER). The kind `chars` has values
+of 8 random characters (OCTOPUS). The needle that the question is about stands at 5 depths, 0 to 1.
 
 --reading makes another kind in LongBench's form: a part of the text, a question in other words, an
 answer. `without` are the same questions after a part that has no answer.

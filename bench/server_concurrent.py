@@ -5,11 +5,11 @@ requests as alone, compared with the f16 cache.
     server_concurrent.py KVANT LLAMA_SERVER MODEL PLUGIN
 
 It measures a cache per slot and one unified cache, with f16, a codec that learns nothing
-(turboquant-4) and the default preset. 15 greedy requests run alone, twice; then twice in another
-order, four at a time. It prints how many answers of the second pass equal the first pass, and how
-many of the 30 later answers equal the second pass. Answers that differ with f16 are llama.cpp's
-effect: products over larger batches. Without a calibration the default preset learns centres and
-scales from rows, so its answers depend on earlier requests, also alone."""
+(turboquant-4) and the default preset. For each cache, 15 greedy requests run alone, twice. Then
+they run twice in another order, four at a time. It prints how many answers of the second pass equal
+the first pass, and how many of the 30 later answers equal the second pass. Answers that differ with
+f16 are llama.cpp's effect: products over larger batches. Without a calibration the default preset
+learns centres and scales from rows, so its answers depend on earlier requests, also alone."""
 
 import concurrent.futures
 import os

@@ -4,10 +4,11 @@
     bench/sizes.py --commit $(git rev-parse --short HEAD) > bench/results/sizes.csv
 
 `kvant inspect` tells the sizes: one sequence that fills the context, on a CPU, nothing calibrated.
-Each shape is a GGUF file without weights, as in bench/fit.py. pages_bytes has codes, scales and
-fp16 pages: the exact part and room for the rows of a step. transforms_bytes has the transforms that
-a preset learns from the prompt. The plug-in's first line shows llama.cpp's users the sum of both.
-Contexts are multiples of 256, because llama.cpp has cells in steps of 256."""
+Each shape is a GGUF file without weights, as in bench/fit.py. The column pages_bytes has codes,
+scales and fp16 pages, which are the exact part and room for the rows of a step. The column
+transforms_bytes has the transforms that a preset learns from the prompt. The plug-in's first line
+shows llama.cpp's users the sum of both. Contexts are multiples of 256, because llama.cpp has cells
+in steps of 256."""
 
 import argparse
 import csv

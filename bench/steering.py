@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Where should the error of a key go? Compares ways to quantise the keys of single heads at equal
-bits, before any of them is a codec.
+"""Which directions should the error of a key have? Compares ways to quantise the keys of single
+heads at equal bits, before any of them is a codec.
 
     kvant capture -m model.gguf -f text.txt -n 1024 -c 1024 --layers 0,6,12 -o model.safetensors
     kvant calibrate -m model.gguf -f another.txt -o model.kvcal
@@ -9,8 +9,8 @@ bits, before any of them is a codec.
 
 Every way codes the keys with Lloyd-Max codebooks and one scale per token, or more scales where it
 says so. It is judged by the mean KL divergence of the attention probabilities of queries from token
-600 on; the first 64 keys stay exact. 'ratio' is the divergence over the divergence of 'W', the
-calibrated matrix before a rotation, as the geometric mean over heads. Needs NumPy.
+600 on. The first 64 keys stay exact. The column 'ratio' is the divergence over the divergence of
+'W', the calibrated matrix before a rotation, as the geometric mean over heads. Needs NumPy.
 """
 
 import argparse

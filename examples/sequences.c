@@ -19,7 +19,8 @@ static kvant_cache *make_cache(void)
     params.head_dim = DIM, params.max_tokens = 2048, params.max_sequences = 4;
     check(kvant_cache_create(&params, &cache));
 
-    /* How RoPE rotates the keys of layer 0, so that what is learned early fits later positions. */
+    /* How RoPE rotates the keys of layer 0, so that a transform from early positions fits later
+     * positions. */
     float frequencies[DIM / 2];
     for (int i = 0; i < DIM / 2; i++)
         frequencies[i] = powf(10000, -2.0f * (float)i / DIM);

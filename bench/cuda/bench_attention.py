@@ -3,9 +3,10 @@
 
 The rivals are PyTorch's attention (flash and cuDNN, bf16, enable_gqa), FlashAttention-3 (bf16 and
 fp8, with --fa3) and vLLM's Triton kernels (--vllm). Every figure is the median of replays of a CUDA
-graph that holds the one call, with the second-level cache overwritten before each. kvant reads its
-keys and values through a shuffled block table; its time contains the rotation of queries and
-outputs. Before it is timed, its output is compared with softmax in float32 over the decoded pages.
+graph that holds only this call. The second-level cache is overwritten before each replay. kvant
+reads its keys and values through a shuffled block table. Its time contains the rotation of queries
+and outputs. Before it is timed, its output is compared with softmax in float32 over the decoded
+pages.
 
     KVANT_LIBRARY=build/lib/libkvant.so PYTHONPATH=integrations/python \\
         bench/cuda/bench_attention.py --csv bench/results/cuda_attention.csv \\

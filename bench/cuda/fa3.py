@@ -1,5 +1,5 @@
-"""FlashAttention-3 (libfa3_bench.so, made by fa3.sh) as a baseline of bench_attention.py: bf16 and
-e4m3, with keys and values in shuffled pages of 64 tokens or in one run per sequence ("plain").
+"""FlashAttention-3 (libfa3_bench.so, made by fa3.sh) as a baseline of bench_attention.py, in bf16
+and e4m3. Keys and values are in shuffled pages of 64 tokens, or in one run per sequence ("plain").
 head_dim 128, causal.
 
 Each output is compared with softmax in float32 over the numbers that the call read. Wrong results

@@ -2,12 +2,12 @@
  * extension. fa3.sh builds it.
  *
  * It does the work of mha_fwd in hopper/flash_api.cpp for causal attention with head_dim 128, in
- * bf16 and e4m3: the same number of splits, packing of query heads, scheduler and combine kernel.
- * Only the kernels of these calls are instantiated. Keys and values have one of two layouts, both
- * [.., kv head, token, channel]. "Plain" is one run of tokens per sequence, as in a call without
- * lengths. "Paged" is blocks of page_size tokens found through a table, with lengths, as engines
- * call it. The paged scheduler's metadata is made once per plan, because engines make it once per
- * step for all layers. */
+ * bf16 and e4m3. The number of splits, the packing of query heads, the scheduler and the combine
+ * kernel are the same. Only the kernels of these calls are instantiated. Keys and values have one
+ * of two layouts, both [.., kv head, token, channel]. The layout "Plain" is one run of tokens per
+ * sequence, as in a call without lengths. The layout "Paged" is blocks of page_size tokens found
+ * through a table, with lengths, as engines call it. The paged scheduler's metadata is made once
+ * per plan, because engines make it once per step for all layers. */
 #include "flash_fwd_combine_launch_template.h"
 #include "flash_fwd_launch_template.h"
 #include "flash_prepare_scheduler.cu"

@@ -3,8 +3,8 @@
  *
  *     compare LIBRARIES MODEL DEVICE OUT [CACHE_TYPE]      DEVICE "CPU": no device
  *
- * Prompts of 700 tokens, then 100 single tokens, state saved and restored, 20 tokens, a context
- * shift, 20 tokens. */
+ * The program decodes a prompt of 700 tokens and then 100 single tokens. It saves and restores the
+ * state, decodes 20 tokens, shifts the context, and decodes 20 tokens again. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

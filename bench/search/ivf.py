@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Queries per second of CPU time at recall@10 of 0.95 and 0.99, one thread, batches of 100, with
-and without lists.
+"""Queries per second of CPU time at recall@10 of 0.95 and 0.99, with and without lists. The program
+uses one thread and batches of 100.
 
     bench/record.py bench/results/search_ivf.csv -- $(scripts/fetch.py faiss) \\
         bench/search/ivf.py --data minilm --json
@@ -25,8 +25,8 @@ NPROBE, RERANK = (4, 8, 12, 16, 24, 32, 48, 64, 128), (0, 20, 40, 80)
 
 
 class Kvant(compare.Kvant):
-    """rerank= uses the stored rows of rows=int8, or else the original rows; without lists=, only
-    rerank is chosen."""
+    """With rerank=, kvant reads the vectors stored by rows=int8, or else the original vectors.
+    Without lists=, only rerank is chosen."""
 
     rows, rerank, nprobe = None, 0, 0
 

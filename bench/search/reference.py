@@ -12,9 +12,10 @@ products.
     RaBitQ(rows, bits)                Gao et al. 2024: the grid point of largest cosine, found
                                       exactly, and its factor
 
-center="rows" subtracts the mean c of all rows from them: <q, x> = <q, x - c> + <q, c>.
-center="both" subtracts it from queries, too, and keeps <c, x> per vector: <q, x> = <q - c, x - c>
-+ <q, c> + <c, x> - <c, c>. An error grows with the length of the multiplied vectors, so both help.
+center="rows" subtracts the mean c of all rows from them. Then <q, x> = <q, x - c> + <q, c>.
+center="both" subtracts it from queries, too, and keeps <c, x> per vector. Then <q, x> = <q - c, x -
+c> + <q, c> + <c, x> - <c, c>. An error grows with the length of the multiplied vectors, so both
+help.
 """
 
 import functools

@@ -6,11 +6,11 @@
     bench/record.py bench/results/threads.csv -- bench/threads/threads.py decode LIBRARIES PLUGIN \\
         MODEL --build OpenMP --place core --threads 1,2,4,8 --json
 
-Places: core, one core (taskset -c 0); all, all cores; neighbour, all cores next to a busy thread
-for each; quota, all cores with the CPU time of --quota (a control group, which only root may make).
-The caches alternate. tokens_per_s and cpu_ms (CPU time of a token, of all threads) are medians of
-the rounds. On one core cpu_ms shows the cost of waiting threads even if other programs use the
-machine. `load`: how many threads wanted to run."""
+The places are `core`, one core (taskset -c 0), and `all`, all cores. `neighbour` is all cores next
+to a busy thread for each. `quota` is all cores with the CPU time of --quota (a control group, which
+only root may make). The caches alternate. tokens_per_s and cpu_ms (CPU time of a token, of all
+threads) are medians of the rounds. On one core cpu_ms shows the cost of waiting threads even if
+other programs use the machine. `load`: how many threads wanted to run."""
 
 import argparse
 import json

@@ -16,9 +16,10 @@ when all but the least exact part is sealed, and 512 exact rows.
            within the budget, and a query that sees one later ends the phase
   decode   at once; sealed rows are decoded into their place
 
---remap puts a cache with several streams in place, too, with an equal part of the room for each
-stream: all streams together (buffer) or each by itself (stream); a step is served in place when all
-its streams are. Without it (no) such a cache starts in pages.
+The option --remap puts a cache with several streams in place, too, with an equal part of the room
+for each stream. It does so for all streams together (`buffer`) or for each stream by itself
+(`stream`). A step is served in place when all its streams are. Without it (no) such a cache starts
+in pages.
 
 Fill is the share of --max-tokens that is alive: a cell is alive from the step that writes it to the
 last step that sees it. The table has the share of tokens that were served in place while the fill
