@@ -2,9 +2,9 @@
  *
  * One plug-in serves llama.cpp builds with different headers, so it includes none of them. This
  * file declares the memory layouts that both sides share. Functions are looked up at load time
- * (ggml_api.h). ggml_tables.c then finds out whether the layouts are the same as here.
- * tests/integration/test_abi_layout.c compiles this file together with the real headers of a build
- * and compares every offset, size and constant.
+ * (ggml_api.h). At that time ggml_tables.c finds out whether the layouts are the same as here. The
+ * test tests/integration/test_abi_layout.c compiles this file together with the real headers of a
+ * build. It compares every offset, size and constant.
  *
  * Two generations of the interface exist. They differ in the table of the buffer type only:
  *   API 2   ggml 0.10 to 0.25

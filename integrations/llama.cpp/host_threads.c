@@ -188,8 +188,8 @@ static void set_threadpool(abi_backend *cpu, void *threadpool)
 }
 
 /* The look-up function in ggml's registry entry. ggml reads the pointer to this function without a
- * barrier, so another thread may run this function before it sees variables that were stored
- * earlier. */
+ * barrier. So another thread may run this function before the thread sees variables that were
+ * stored earlier. */
 static void *get_proc_address(abi_reg *reg, const char *name)
 {
     set_threadpool_fn *our_pool = set_threadpool;

@@ -61,8 +61,8 @@ typedef struct kvp_host_threads {
 void kvp_host_threads_use(kvp_host_threads *threads);
 
 /* Notes the CPU back end to which llama.cpp has just given a pool on this thread. llama.cpp does so
- * before every graph, right before it sets the number of threads of all back ends. Returns the
- * number of these n threads that kvant should use. */
+ * before every graph, and then sets the number of threads of all back ends. Returns the number of
+ * these n threads that kvant should use. */
 uint32_t kvp_host_threads_update(kvp_host_threads *threads, uint32_t n);
 
 /* Calls compute(user) once, on this thread or on a thread of the lender. Loops of kvant in compute

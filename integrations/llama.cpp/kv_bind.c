@@ -2,8 +2,8 @@
  * kv_tensor.h).
  *
  * Keeps the state that the tensors of a context share, and creates a tensor when head_dim and the
- * number of layers are known. Until then kv_reserve.c decides how many bytes a tensor takes. Lines
- * for the user come from kv_report.c. */
+ * number of layers are known. Before that, kv_reserve.c decides how many bytes a tensor takes.
+ * Lines for the user come from kv_report.c. */
 #include "kv_tensor.h"
 
 #include <pthread.h>

@@ -16,8 +16,8 @@ typedef struct kvp_steps {
 /* Pages without memory, for a tensor that only computes its size. */
 kvant_step_pages *kvp_steps_none(void);
 
-/* Bytes of the pages that the tensors of a cache share when this tensor is the largest of them. 0
- * where the context's codecs keep no exact part, and on a GPU. */
+/* Bytes of the pages that the tensors of a cache share when this tensor is the largest of them. The
+ * result is 0 on a GPU, and where the context's codecs keep no exact part. */
 size_t kvp_steps_bytes(const kvp_kv_shape *shape, const kvp_settings *settings);
 
 /* Makes the tensor share the pages. All tensors that share them must join before one of them is

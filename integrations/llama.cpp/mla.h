@@ -1,9 +1,9 @@
 /* mla.h - caches of multi-head latent attention (MLA): which rows they have, and their codecs.
  *
  * A token has one row: latents, then 64 channels that RoPE rotates. All query heads read the row as
- * a key and its latents as a value. kvant cuts the row into parts of 64 numbers, which are the kv
- * heads of its tensor. So the RoPE channels may have a codec of their own. ops_attention.c computes
- * attention.
+ * a key and its latents as a value. kvant cuts the row into parts of 64 numbers. The parts are the
+ * kv heads of its tensor. So the RoPE channels may have a codec of their own. ops_attention.c
+ * computes attention.
  */
 #ifndef KVP_MLA_H
 #define KVP_MLA_H

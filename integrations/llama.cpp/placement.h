@@ -23,8 +23,8 @@
 
 typedef struct kvp_placement kvp_placement;
 
-/* The cells that each token of a batch sees: fp16 numbers per token and cell, minus infinity where
- * the token does not see the cell. rows NULL: every token sees all cells. */
+/* The cells that each token of a batch sees, as fp16 numbers per token and cell. The number is
+ * minus infinity where the token does not see the cell. rows NULL: every token sees all cells. */
 typedef struct kvp_mask {
     const uint16_t *rows;
     size_t stride;    /* numbers between the rows of two tokens */

@@ -56,8 +56,9 @@ typedef struct kvp_gpu_cache {
     size_t n_first;
     bool learns_key_transform,
         lacks_key_transform; /* keys have transform=first; of which some have no matrix yet */
-    /* Of first matrices (first_matrix.c): threads make them; it was tried since a page was given up
-     * last; queries of the step at hand are kept; its graph begins the lessons. */
+    /* State of the first matrices (first_matrix.c). begun: threads make them. tried: it was tried
+     * since a page was given up last. keeps_queries: queries of the step at hand are kept. teaches:
+     * the graph of the step begins the lessons. */
     bool begun, tried, keeps_queries, teaches;
     uint32_t n_short_steps; /* steps of few tokens since the threads began */
     struct
@@ -95,8 +96,8 @@ typedef struct kvp_gpu_cache {
     struct kvp_gpu_in_place *in_place_state; /* in_place.h; NULL: the tensors were never in place */
     unsigned forms; /* grows when a tensor becomes in place or ceases to be */
     kvp_gpu_memory device_table, slots,
-        /* device_table: the page table; slots: exact-page slots of the batch; moved: numbers of
-         * rows that are encoded or decoded */
+        /* device_table: the page table; slots: exact-page slots of the batch; moved: ids of the
+         * cache rows that are encoded or decoded */
         moved;
 } kvp_gpu_cache;
 

@@ -1,6 +1,6 @@
-/* cells.c - a cache tensor in GPU memory: its codec and its calibration (kvp_remote of
- * kv_tensor.h), and functions that encode and decode its rows. rows.c reads and writes rows without
- * a graph.
+/* cells.c - a cache tensor in GPU memory: its codec, its calibration (kvp_remote of kv_tensor.h),
+ * and functions that encode and decode its rows. The file rows.c reads and writes rows without a
+ * graph.
  *
  * The pages of a tensor lie block after block, and within a block kv head after kv head. Block i
  * has cells 64 i to 64 i + 63 of all streams. */

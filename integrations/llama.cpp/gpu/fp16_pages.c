@@ -221,7 +221,7 @@ static bool are_pair(const kvp_kv *a, const kvp_kv *b)
            y->open_pages.base != NULL;
 }
 
-/* Brings the slots of rows to the GPU. The pages of a tensor follow each other, so the rows of
+/* Copies the rows' slots to the GPU. The pages of a tensor follow each other, so the rows of
  * several pages are rows of one matrix. Each page has 64 rows per kv head in it. The kernel looks
  * slots up at the first 64 of them, the rows of head 0. */
 static bool upload_slots(kvp_gpu_cache *cache, const kvp_open_page *pages, uint32_t n,
@@ -332,8 +332,8 @@ static uint32_t count_rows(const kvp_gpu_cache *cache, const kvant_plan_changes 
     return n;
 }
 
-/* Brings the numbers of the n blocks to the GPU, and behind them the places for their rows, in
- * units of 64 rows: a page has 64 rows per kv head (upload_slots). */
+/* Copies the numbers of the n blocks to the GPU, and behind them the places for their rows. Places
+ * are in units of 64 rows: a page has 64 rows per kv head (upload_slots). */
 static bool upload_blocks(kvp_gpu_cache *cache, const kvant_plan_changes *changes, uint32_t n,
                           uint32_t n_kv_heads, cu_stream stream)
 {

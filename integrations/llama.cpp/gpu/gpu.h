@@ -310,9 +310,9 @@ bool kvp_gpu_attends(const abi_tensor *keys, const abi_tensor *values, const abi
 
 /* attention.c. `kvp_gpu_attention` computes an attention node. new_cells: the cells of the newest
  * rows, one per stream, or NULL. transformed: the queries have already been transformed together
- * with the rows of their tokens, as kvp_gpu_queries_of_pair prepared. That function leaves
- * queries->q NULL when queries need no transform or are transformed separately. False without
- * memory. */
+ * with their tokens' rows. The function `kvp_gpu_queries_of_pair` prepares this. That function
+ * leaves queries->q NULL when queries need no transform or are transformed separately. False
+ * without memory. */
 int32_t kvp_gpu_attention(kvp_gpu_backend *b, abi_tensor *node, const int64_t *new_cells,
                           bool transformed);
 bool kvp_gpu_queries_of_pair(kvp_gpu_backend *b, const abi_tensor *node,

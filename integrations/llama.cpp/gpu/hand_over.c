@@ -123,8 +123,7 @@ static bool store_run(const kvp_kv *kv, const beside *at, size_t first, size_t n
     return true;
 }
 
-/* The number of rows from the first-th on that one launch takes, because they have one
- * transform. */
+/* How many rows, from the first-th row on, one launch takes because they have one transform. */
 static size_t run_of(const kvp_gpu_cells *cells, size_t first, size_t n)
 {
     const uint8_t *of = cells->cache->buckets.of;

@@ -75,7 +75,7 @@ void kvp_gpu_in_place_learn(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_
  * back end whose graphs use the cache, or NULL outside of graphs. */
 void kvp_gpu_in_place_settle(kvp_gpu_backend *b, kvp_gpu_cache *cache, size_t n);
 
-/* Does the part of learn and settle that is due before a graph with n earlier rows, and lets
+/* Does the part of learn and settle that is due before a graph with n earlier rows. It also lets
  * threads learn the transforms of further position buckets. short_step: the graph has few
  * tokens. */
 void kvp_gpu_in_place_prepare_next(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_graph *graph,

@@ -41,9 +41,9 @@ float *kvp_gpu_fetch_learned(const kvp_gpu_cells *cells, const kvp_gpu_page_list
 bool kvp_gpu_rows_are_alike(const float *rows, size_t stride, size_t n, size_t width);
 size_t kvp_gpu_learning_layer(const kvp_gpu_cache *cache, const kvp_gpu_cells *cells);
 
-/* held.c. hold lists the rows of a cache's exact pages, for all of its layers. decode brings a
- * layer's rows to the GPU's room for a batch, and store puts them into their pages with the
- * transform that the layer has by then. False with a message or without memory: the rows are
+/* held.c. hold lists the rows of a cache's exact pages, for all of its layers. decode copies a
+ * layer's rows to the GPU's room for a batch. store puts these rows into their pages with the
+ * transform that the layer has at that time. False with a message or without memory: the rows are
  * unchanged after hold and decode. */
 bool kvp_gpu_hold_rows(kvp_gpu_cache *cache, kvp_gpu_held_rows *held);
 bool kvp_gpu_decode_held(const kvp_gpu_cells *cells, kvp_gpu_held_rows *held);
@@ -93,7 +93,7 @@ void kvp_gpu_learner_set_rope(const kvp_kv *kv, const abi_tensor *rows);
 
 /* A thread makes the first matrix of keys, and of queries that were kept, once. It reads what the
  * work enqueued so far writes. The learner owns the arrays of the lesson, also after an error
- * (false, with a message). finish waits for the thread. drop frees what it made. */
+ * (false, with a message). finish waits for the thread. drop frees the results of the thread. */
 bool kvp_gpu_learner_start(kvp_gpu_cells *cells, const kvp_gpu_learner_input *lesson);
 void kvp_gpu_learner_finish(kvp_gpu_learner *l);
 void kvp_gpu_learner_drop(const kvp_gpu_cells *cells, kvp_gpu_learner *l);

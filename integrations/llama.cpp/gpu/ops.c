@@ -228,8 +228,8 @@ static kvant_status append(kvp_gpu_backend *b, abi_tensor *const *nodes, int n, 
     return status;
 }
 
-/* values: the node with the values of the same tokens, to whose cells llama.cpp gives the same
- * numbers, or NULL. attending: the following attention node of the same layer, or NULL. */
+/* values: the node with the values of the same tokens, or NULL; llama.cpp writes both to the same
+ * cells. attending: the following attention node of the same layer, or NULL. */
 static int32_t set_rows(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values,
                         abi_tensor *attending)
 {

@@ -118,8 +118,8 @@ static bool is_mixed(const plan *p, uint32_t block, int32_t by)
 }
 
 /* The distance of a block. First tokens matter most and stay for ever, so a block with first tokens
- * does not move, and its other keys are rotated until they are dropped. llama.cpp does not
- * distinguish a cell without a token from a cell whose key stays. */
+ * does not move. The other keys of such a block are rotated until they are dropped. llama.cpp does
+ * not distinguish a cell without a token from a cell whose key stays. */
 static int32_t shift_of_block(const plan *p, uint32_t block)
 {
     uint32_t n_moved, n_still = 0;

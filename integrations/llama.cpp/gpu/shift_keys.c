@@ -241,8 +241,8 @@ bool kvp_gpu_shift_mixed(kvp_gpu_cells *cells)
 
 /* All keys that moved, in all layers: some blocks at a time, as layers share the blocks' ids */
 
-/* Blocks of all layers that are encoded again at a time. Their keys are in GPU memory meanwhile: 32
- * MiB for 32 layers of 8 x 128. */
+/* Blocks of all layers that are encoded again at a time. Their keys are in GPU memory meanwhile.
+ * This takes 32 MiB for 32 layers of 8 x 128. */
 #define BLOCKS_OF_ALL 2u
 
 typedef struct resetting {

@@ -41,8 +41,8 @@ typedef struct views {
     uint32_t n;
 } views;
 
-/* The number of rows of a step, from the i-th on, that belong to one sequence: their positions
- * count up. */
+/* How many rows of a step, from the i-th row on, belong to one sequence: their positions count
+ * up. */
 static size_t rows_of_sequence(const kvp_gpu_step *step, size_t i)
 {
     size_t n = 1;

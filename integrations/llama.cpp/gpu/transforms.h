@@ -1,5 +1,5 @@
-/* transforms.h - transforms of rows on a GPU: how centres, scales and key transforms are learned,
- * which blocks use which, and how keys move to other positions. It does not own pages. */
+/* transforms.h - transforms of a cache's rows on a GPU: how centres, scales and key transforms are
+ * learned, which blocks use which, and how keys move to other positions. It does not own pages. */
 #ifndef KVP_GPU_TRANSFORMS_H
 #define KVP_GPU_TRANSFORMS_H
 
@@ -14,8 +14,9 @@ typedef struct kvp_gpu_bucket {
 
 /* The id of a transform stands for all steps that the keys of a block went through before they were
  * coded. Ids below KVP_MOST_BUCKETS are the key transforms of position buckets. All other ids
- * belong to keys that a context shift moved (shift.c): the transform of a bucket, and the number of
- * positions by which these keys moved since they were stored. An id with by = 0 is free. */
+ * belong to keys that a context shift moved (shift.c). Such an id stands for the transform of a
+ * bucket and for a distance: the keys moved by it since they were stored. An id with by = 0 is
+ * free. */
 typedef struct kvp_gpu_lineage {
     uint32_t bucket;
     int32_t by;
@@ -200,8 +201,9 @@ kvp_gpu_bucket kvp_gpu_bucket_at(uint32_t number);
  * `kvp_gpu_block_centers_of` returns the rotating centres of keys, for blocks that are counted from
  * first_block on.
  *
- * `kvp_gpu_center_rows` subtracts (add: adds) the centres of rows in cells of the GPU, where keys
- * have centres. `kvp_gpu_center_blocks` does so for the rows of blocks (open: of exact pages). */
+ * `kvp_gpu_center_rows` subtracts the rows' centres from rows in cells of the GPU (add: adds them),
+ * where keys have centres. `kvp_gpu_center_blocks` does so for the rows of blocks (open: of exact
+ * pages). */
 bool kvp_gpu_centers_set_rope(const kvp_kv *kv, const abi_tensor *rows);
 void kvp_gpu_centers_assign(kvp_gpu_cache *cache, size_t block, int32_t position);
 void kvp_gpu_centers_move(kvp_gpu_cache *cache, size_t block, int32_t by);
@@ -245,9 +247,9 @@ bool kvp_gpu_buckets_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step);
 bool kvp_gpu_buckets_upload(kvp_gpu_cache *cache, cu_stream stream);
 
 /* buckets.c. The lock is held. `kvp_gpu_buckets_prepare_next` comes before rows at positions up to
- * `last` are stored: it puts the key transform that threads have learned in force, and lets threads
- * begin with the next position bucket. `kvp_gpu_buckets_forget` is for a cache whose rows have all
- * become unused. */
+ * `last` are stored. It puts the key transform that threads have learned in force. It also lets
+ * threads begin with the next position bucket. `kvp_gpu_buckets_forget` is for a cache whose rows
+ * have all become unused. */
 void kvp_gpu_buckets_prepare_next(kvp_gpu_cache *cache, int32_t last);
 void kvp_gpu_buckets_forget(kvp_gpu_cache *cache);
 void kvp_gpu_buckets_free(kvp_gpu_cache *cache);
